@@ -1,0 +1,169 @@
+//! What a network looks like: depth, classes, shortcut.
+//!
+//! In: user data. Out: a configuration that is valid by construction. Invariant: `depth = 6n + 2`.
+//! Source: He et al. 2015, arXiv 1512.03385, section 4.2.
+
+use burn::tensor::Device;
+
+use crate::{ModelError, ResNet, init::WeightInit};
+
+/// How a block's input reaches its output where the shape changes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Shortcut {
+    /// Every second pixel, and channels of zeros half in front and half behind; no parameters.
+    #[default]
+    A,
+    /// A 1x1 convolution with stride 2 and a batch normalisation.
+    B,
+}
+
+/// A CIFAR ResNet: three stages of `n` basic blocks with 16, 32 and 64 channels.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct ResNetConfig {
+    depth: usize,
+    num_classes: usize,
+    in_channels: usize,
+    shortcut: Shortcut,
+    zero_gamma: bool,
+}
+
+impl ResNetConfig {
+    /// The network of `depth` layers (20, 32, 44, 56, 110, 1202, …) with 10 classes, RGB images
+    /// and shortcut A.
+    ///
+    /// # Errors
+    /// [`ModelError::Depth`] unless `depth` is `6n + 2` with `n` at least 1.
+    pub fn cifar(depth: usize) -> Result<Self, ModelError> {
+        if depth < 8 || !(depth - 2).is_multiple_of(6) {
+            let lower = (depth.saturating_sub(2) / 6 * 6 + 2).max(8);
+            return Err(ModelError::Depth { depth, lower, upper: lower + 6 });
+        }
+        Ok(Self {
+            depth,
+            num_classes: 10,
+            in_channels: 3,
+            shortcut: Shortcut::A,
+            zero_gamma: false,
+        })
+    }
+
+    /// The configuration a name such as `resnet20` stands for.
+    ///
+    /// # Errors
+    /// [`ModelError::Name`] when the name is not `resnet` and a number, [`ModelError::Depth`] when
+    /// the number is no valid depth.
+    pub fn from_name(name: &str) -> Result<Self, ModelError> {
+        let depth = name
+            .strip_prefix("resnet")
+            .and_then(|digits| digits.parse().ok())
+            .ok_or_else(|| ModelError::Name { name: name.to_owned() })?;
+        Self::cifar(depth)
+    }
+
+    /// Sets the number of classes.
+    ///
+    /// # Panics
+    /// When it is zero.
+    pub fn with_num_classes(mut self, num_classes: usize) -> Self {
+        assert!(num_classes > 0, "num_classes: expected at least 1, got 0");
+        self.num_classes = num_classes;
+        self
+    }
+
+    /// Sets the number of image channels.
+    ///
+    /// # Panics
+    /// When it is zero.
+    pub fn with_in_channels(mut self, in_channels: usize) -> Self {
+        assert!(in_channels > 0, "in_channels: expected at least 1, got 0");
+        self.in_channels = in_channels;
+        self
+    }
+
+    /// Sets the kind of shortcut where the shape changes.
+    pub fn with_shortcut(mut self, shortcut: Shortcut) -> Self {
+        self.shortcut = shortcut;
+        self
+    }
+
+    /// Lets each block start as the identity: the last normalisation's gamma is 0 (Goyal et al.
+    /// 2017, arXiv 1706.02677, section 5.1).
+    pub fn with_zero_gamma(mut self, zero_gamma: bool) -> Self {
+        self.zero_gamma = zero_gamma;
+        self
+    }
+
+    /// The number of weighted layers on the longest path.
+    pub fn depth(&self) -> usize {
+        self.depth
+    }
+
+    /// The number of classes.
+    pub fn num_classes(&self) -> usize {
+        self.num_classes
+    }
+
+    /// The number of image channels.
+    pub fn in_channels(&self) -> usize {
+        self.in_channels
+    }
+
+    /// The kind of shortcut where the shape changes.
+    pub fn shortcut(&self) -> Shortcut {
+        self.shortcut
+    }
+
+    /// The name [`ResNetConfig::from_name`] reads.
+    pub fn name(&self) -> String {
+        format!("resnet{}", self.depth)
+    }
+
+    /// Makes the network with the weights that `seed` stands for: the same bits on every backend
+    /// and thread. burn's global random numbers are not used.
+    pub fn init(&self, seed: u64, device: &Device) -> ResNet {
+        ResNet::new(self, &mut WeightInit::new(seed, device))
+    }
+
+    pub(crate) fn blocks_per_stage(&self) -> usize {
+        (self.depth - 2) / 6
+    }
+
+    pub(crate) fn zero_gamma(&self) -> bool {
+        self.zero_gamma
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn published_depths_are_accepted_by_number_and_by_name() {
+        for depth in [8, 20, 32, 44, 56, 110, 1202] {
+            let config = ResNetConfig::cifar(depth).unwrap();
+            assert_eq!(config.depth(), depth);
+            assert_eq!(ResNetConfig::from_name(&config.name()).unwrap(), config);
+        }
+    }
+
+    #[test]
+    fn a_wrong_depth_is_refused_with_its_two_neighbours() {
+        let text = ResNetConfig::cifar(18).unwrap_err().to_string();
+        assert_eq!(
+            text,
+            "depth: expected 6n + 2 (20, 32, 44, 56, 110, 1202, ...), got 18; the nearest are 14 and 20"
+        );
+        for depth in [0, 1, 2, 7] {
+            let text = ResNetConfig::cifar(depth).unwrap_err().to_string();
+            assert!(text.ends_with("the nearest are 8 and 14"), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_name_that_is_no_resnet_is_refused() {
+        for name in ["vgg16", "resnet", "resnet-20", "resnetx"] {
+            let text = ResNetConfig::from_name(name).unwrap_err().to_string();
+            assert!(text.contains(name) && text.contains("resnet20"), "{text}");
+        }
+    }
+}

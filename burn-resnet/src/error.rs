@@ -1,0 +1,79 @@
+//! What can go wrong: a configuration that names no network, a weights file that does not fit.
+
+use std::path::PathBuf;
+
+/// A configuration that names no network.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ModelError {
+    /// The depth is not `6n + 2`.
+    #[error(
+        "depth: expected 6n + 2 (20, 32, 44, 56, 110, 1202, ...), got {depth}; the nearest are {lower} and {upper}"
+    )]
+    Depth {
+        /// What was asked for.
+        depth: usize,
+        /// The valid depth below, or the smallest one.
+        lower: usize,
+        /// The valid depth above.
+        upper: usize,
+    },
+    /// The name is not `resnet` and a depth.
+    #[error("model `{name}`: expected `resnet` and a depth, such as resnet20 or resnet110")]
+    Name {
+        /// What was asked for.
+        name: String,
+    },
+}
+
+/// A weights file that cannot be read, does not fit the network, or cannot be written.
+#[derive(Debug, thiserror::Error)]
+pub enum WeightsError {
+    /// The file's name does not tell its format.
+    #[error("{}: expected a name ending in .safetensors, .pth, .th or .pt", path.display())]
+    Extension {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The file could not be opened or written.
+    #[error("{}: {source}", path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// The file is not what its name says.
+    #[error("{}: not readable as {format}: {reason}", path.display())]
+    Format {
+        /// The file.
+        path: PathBuf,
+        /// "safetensors" or "a PyTorch checkpoint".
+        format: &'static str,
+        /// What the reader said.
+        reason: String,
+    },
+    /// The file's tensors are not those of the network.
+    #[error(
+        "{}: the tensors do not fit the network: missing [{}]; unexpected [{}]; misshaped [{}]; \
+         check depth, number of classes and shortcut",
+        path.display(), missing.join(", "), unexpected.join(", "), misshaped.join(", ")
+    )]
+    Mismatch {
+        /// The file.
+        path: PathBuf,
+        /// Names the network has and the file lacks.
+        missing: Vec<String>,
+        /// Names the file has and the network lacks.
+        unexpected: Vec<String>,
+        /// Name, expected and found shape (or type) of each tensor that does not fit.
+        misshaped: Vec<String>,
+    },
+    /// The weights could not be written.
+    #[error("{}: writing the weights failed: {reason}", path.display())]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// What the writer said.
+        reason: String,
+    },
+}

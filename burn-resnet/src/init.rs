@@ -1,0 +1,111 @@
+//! The first weights: one stream of normal numbers, drawn in module order.
+//!
+//! In: a seed. Out: layers on a device. Invariant: the bits depend on the seed and the order of
+//! the calls only, never on the backend, the thread or burn's global random numbers.
+//! Source: He et al. 2015, "Delving Deep into Rectifiers", arXiv 1502.01852, equation 10
+//! (`std = sqrt(2 / fan_in)`), which the published CIFAR networks apply to convolutions and to the
+//! linear layer alike (`kaiming_normal_`). The linear bias is 0, as equation 10 has it; the
+//! published code leaves PyTorch's uniform default there.
+
+use burn::module::{Initializer, Param};
+use burn::nn::conv::{Conv2d, Conv2dConfig};
+use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig, PaddingConfig2d};
+use burn::tensor::{Device, Tensor, TensorData};
+use rand_chacha::ChaCha8Rng;
+use rand_chacha::rand_core::{RngCore, SeedableRng};
+
+/// Makes layers, drawing their weights from one stream.
+pub(crate) struct WeightInit<'a> {
+    stream: ChaCha8Rng,
+    device: &'a Device,
+}
+
+impl<'a> WeightInit<'a> {
+    pub(crate) fn new(seed: u64, device: &'a Device) -> Self {
+        Self { stream: ChaCha8Rng::seed_from_u64(seed), device }
+    }
+
+    /// A convolution without bias, padded so that stride 1 keeps the size (odd kernels).
+    pub(crate) fn conv(&mut self, channels: [usize; 2], kernel: usize, stride: usize) -> Conv2d {
+        let pad = kernel / 2;
+        let mut conv = Conv2dConfig::new(channels, [kernel, kernel])
+            .with_stride([stride, stride])
+            .with_padding(PaddingConfig2d::Explicit(pad, pad, pad, pad))
+            .with_bias(false)
+            .with_initializer(Initializer::Zeros)
+            .init(self.device);
+        let [c_in, c_out] = channels;
+        let fan_in = c_in * kernel * kernel;
+        conv.weight = self.kaiming_normal([c_out, c_in, kernel, kernel], fan_in);
+        conv
+    }
+
+    /// A normalisation with `gamma` 1 or 0, `beta` 0, running mean 0 and running variance 1.
+    pub(crate) fn norm(&mut self, channels: usize, zero_gamma: bool) -> BatchNorm {
+        let mut norm = BatchNormConfig::new(channels).init(self.device);
+        if zero_gamma {
+            norm.gamma = Initializer::Zeros.init([channels], self.device);
+        }
+        norm
+    }
+
+    pub(crate) fn linear(&mut self, num_inputs: usize, num_outputs: usize) -> Linear {
+        let mut linear = LinearConfig::new(num_inputs, num_outputs)
+            .with_initializer(Initializer::Zeros)
+            .init(self.device);
+        linear.weight = self.kaiming_normal([num_inputs, num_outputs], num_inputs);
+        linear
+    }
+
+    fn kaiming_normal<const D: usize>(
+        &mut self,
+        shape: [usize; D],
+        fan_in: usize,
+    ) -> Param<Tensor<D>> {
+        let std = (2.0 / fan_in as f64).sqrt();
+        let num_elements = shape.iter().product();
+        let mut values = Vec::with_capacity(num_elements + 1);
+        while values.len() < num_elements {
+            values.extend(self.normal_pair().map(|z| (std * z) as f32));
+        }
+        values.truncate(num_elements);
+        Param::from_tensor(Tensor::from_data(TensorData::new(values, shape), self.device))
+    }
+
+    /// Two independent standard normal numbers (Box and Muller 1958).
+    fn normal_pair(&mut self) -> [f64; 2] {
+        let radius = (-2.0 * self.uniform().ln()).sqrt();
+        let (sin, cos) = (std::f64::consts::TAU * self.uniform()).sin_cos();
+        [radius * cos, radius * sin]
+    }
+
+    /// A multiple of 2^-53 in (0, 1]; zero is left out for the logarithm's sake.
+    fn uniform(&mut self) -> f64 {
+        ((self.stream.next_u64() >> 11) + 1) as f64 / (1_u64 << 53) as f64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn convolution_weights_have_mean_zero_and_variance_two_over_fan_in() {
+        let device = Device::flex();
+        let conv = WeightInit::new(1, &device).conv([64, 64], 3, 1);
+        let values = conv.weight.val().into_data().try_to_vec::<f32>().unwrap();
+        let n = values.len() as f64;
+        let mean = values.iter().map(|&v| f64::from(v)).sum::<f64>() / n;
+        let variance = values.iter().map(|&v| (f64::from(v) - mean).powi(2)).sum::<f64>() / n;
+        let expected = 2.0 / (64.0 * 9.0);
+        assert!(mean.abs() < 4.0 * (expected / n).sqrt(), "mean {mean}");
+        assert!((variance / expected - 1.0).abs() < 0.03, "variance {variance}");
+    }
+
+    #[test]
+    fn an_odd_number_of_weights_is_filled() {
+        let device = Device::flex();
+        let conv = WeightInit::new(1, &device).conv([1, 1], 3, 1);
+        assert_eq!(conv.weight.shape().num_elements(), 9);
+    }
+}

@@ -1,0 +1,26 @@
+//! Residual networks for small images, on burn.
+//!
+//! In: `[N, H, W, C]` images. Out: `[N, num_classes]` logits. Invariant: no communication (but
+//! through a [`StatisticsReducer`] the caller gives), no I/O but in [`load_weights`] and
+//! [`save_safetensors`], no randomness but the seed of [`ResNetConfig::init`].
+//! Source: He, Zhang, Ren, Sun 2015, "Deep Residual Learning for Image Recognition",
+//! arXiv 1512.03385, section 4.2.
+
+mod block;
+mod config;
+mod error;
+mod init;
+mod norm;
+mod ops;
+mod pretrained;
+mod resnet;
+
+pub use block::BasicBlock;
+pub use config::{ResNetConfig, Shortcut};
+pub use error::{ModelError, WeightsError};
+pub use ops::{
+    BatchNormGradients, BatchNormOptions, BatchNormOutput, BatchNormTrain, ResNetOps,
+    StatisticsReducer, batch_norm_train,
+};
+pub use pretrained::{load_weights, save_safetensors};
+pub use resnet::ResNet;

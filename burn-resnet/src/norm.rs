@@ -1,0 +1,46 @@
+//! Batch normalisation with PyTorch's running statistics, on stock burn parameters.
+//!
+//! In: `[N, H, W, C]` and a burn `BatchNorm`. Out: the same shape; in training the running
+//! statistics are updated. Invariant: after the call the stored statistics are current on this
+//! thread (burn's own layer lags by one step).
+//! Source: Ioffe and Szegedy 2015, arXiv 1502.03167.
+
+use std::sync::Arc;
+
+use burn::module::RunningState;
+use burn::nn::BatchNorm;
+use burn::tensor::Tensor;
+
+use crate::ops::{BatchNormOptions, StatisticsReducer, batch_norm_train, stock};
+
+/// Normalises per channel: by the batch's statistics on an autodiff device with the layer's
+/// training flag set, else by the running ones.
+///
+/// # Differs from PyTorch
+/// One value per channel is normalised to `beta` where PyTorch raises an error, and enters the
+/// running variance as 0.
+pub(crate) fn batch_norm(
+    norm: &BatchNorm,
+    input: Tensor<4>,
+    reducer: Option<&Arc<dyn StatisticsReducer>>,
+) -> Tensor<4> {
+    if !(input.device().is_autodiff() && norm.training.is_enabled()) {
+        let scale = norm.gamma.val() / (norm.running_var.value_sync() + norm.epsilon).sqrt();
+        let shift = norm.beta.val() - norm.running_mean.value_sync() * scale.clone();
+        return stock::scale_shift(input, scale, shift);
+    }
+    let options = BatchNormOptions { epsilon: norm.epsilon, reducer: reducer.cloned() };
+    let batch = batch_norm_train(input, norm.gamma.val(), norm.beta.val(), options);
+    let unbiased = batch.num_values / (batch.num_values - 1.0).max(1.0);
+    update(&norm.running_mean, norm.momentum, batch.mean);
+    update(&norm.running_var, norm.momentum, batch.variance * unbiased);
+    batch.output
+}
+
+/// `running = (1 - momentum) * running + momentum * batch`, stored at once: `update` alone leaves
+/// the value pending until the next forward pass, where readers and `map` would miss it.
+fn update(running: &RunningState<Tensor<1>>, momentum: f64, batch: Tensor<1>) {
+    let updated = running.value_sync() * (1.0 - momentum) + batch * momentum;
+    running.update(updated.detach());
+    running.value_sync();
+}

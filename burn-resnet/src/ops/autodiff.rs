@@ -1,0 +1,118 @@
+//! The extension on autodiff tensors: the inner backend's operation and its handwritten backward.
+//!
+//! In: tracked or untracked tensors. Out: a tracked output, untracked statistics. Invariant: the
+//! operation counts as compute-bound, so gradient checkpointing never runs its forward (and the
+//! reducer's sum in it) a second time.
+
+use burn::backend::autodiff::NodeId;
+use burn::backend::autodiff::checkpoint::base::Checkpointer;
+use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
+use burn::backend::autodiff::grads::Gradients;
+use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{Autodiff, AutodiffBackend};
+
+use super::{BatchNormGradients, BatchNormOptions, BatchNormOutput, ResNetOps};
+
+#[derive(Debug)]
+struct BatchNormTrainBackward;
+
+/// The graph's own copies of input and gamma, and the forward pass's statistics.
+#[derive(Debug, Clone)]
+struct State<T> {
+    input: NodeId,
+    gamma: NodeId,
+    mean: T,
+    variance: T,
+    num_values: f64,
+    options: BatchNormOptions,
+}
+
+impl<B: ResNetOps> Backward<B, 3> for BatchNormTrainBackward {
+    type State = State<FloatTensor<B>>;
+
+    fn backward(
+        self,
+        ops: Ops<Self::State, 3>,
+        gradients: &mut Gradients,
+        checkpointer: &mut Checkpointer,
+    ) {
+        let output_gradient = gradients.consume::<B>(&ops.node);
+        let state = ops.state;
+        let computed = <B as ResNetOps>::batch_norm_train_backward(
+            checkpointer.retrieve_node_output(state.input),
+            checkpointer.retrieve_node_output(state.gamma),
+            state.mean,
+            state.variance,
+            output_gradient,
+            state.num_values,
+            state.options,
+        );
+        let computed = [computed.input, computed.gamma, computed.beta];
+        for (parent, gradient) in ops.parents.into_iter().zip(computed) {
+            if let Some(node) = parent {
+                gradients.register::<B>(node.id, gradient);
+            }
+        }
+    }
+}
+
+impl<B: ResNetOps, C: CheckpointStrategy> ResNetOps for Autodiff<B, C> {
+    fn batch_norm_train(
+        input: FloatTensor<Self>,
+        gamma: FloatTensor<Self>,
+        beta: FloatTensor<Self>,
+        options: BatchNormOptions,
+    ) -> BatchNormOutput<Self> {
+        let guards = [input.node(), gamma.node(), beta.node()];
+        let prepared = BatchNormTrainBackward.prepare::<C>(guards).compute_bound().stateful();
+        let inner = |input: FloatTensor<Self>, gamma: FloatTensor<Self>, options| {
+            let primitives = (input.into_primitive(), gamma.into_primitive());
+            let beta = beta.into_primitive();
+            <B as ResNetOps>::batch_norm_train(primitives.0, primitives.1, beta, options)
+        };
+        match prepared {
+            OpsKind::Tracked(mut prepared) => {
+                let nodes = [prepared.checkpoint(&input), prepared.checkpoint(&gamma)];
+                let batch = inner(input, gamma, options.clone());
+                let state = State {
+                    input: nodes[0],
+                    gamma: nodes[1],
+                    mean: batch.mean.clone(),
+                    variance: batch.variance.clone(),
+                    num_values: batch.num_values,
+                    options,
+                };
+                lift(batch, |output| prepared.finish(state, output))
+            }
+            OpsKind::UnTracked(prepared) => {
+                lift(inner(input, gamma, options), |output| prepared.finish(output))
+            }
+        }
+    }
+
+    fn batch_norm_train_backward(
+        _input: FloatTensor<Self>,
+        _gamma: FloatTensor<Self>,
+        _mean: FloatTensor<Self>,
+        _variance: FloatTensor<Self>,
+        _output_gradient: FloatTensor<Self>,
+        _num_values: f64,
+        _options: BatchNormOptions,
+    ) -> BatchNormGradients<Self> {
+        panic!("batch_norm_train_backward: its own derivative is not implemented");
+    }
+}
+
+/// Wraps the inner results: the output as `finish` tracks it, the statistics untracked.
+fn lift<B: ResNetOps, C: CheckpointStrategy>(
+    batch: BatchNormOutput<B>,
+    finish: impl FnOnce(FloatTensor<B>) -> FloatTensor<Autodiff<B, C>>,
+) -> BatchNormOutput<Autodiff<B, C>> {
+    BatchNormOutput {
+        output: finish(batch.output),
+        mean: <Autodiff<B, C> as AutodiffBackend>::from_inner(batch.mean),
+        variance: <Autodiff<B, C> as AutodiffBackend>::from_inner(batch.variance),
+        num_values: batch.num_values,
+    }
+}

@@ -1,0 +1,129 @@
+//! Batch normalisation in training, composed of burn's operations.
+//!
+//! In and out: as the trait says. Invariant: without a reducer nothing leaves the device; with one
+//! the sums of each channel pass through the host in f64.
+
+use burn::backend::tensor::{Device, FloatTensor};
+use burn::backend::{Backend, Scalar, TensorMetadata, read_sync};
+use burn::tensor::{Shape, TensorData};
+
+use super::statistics::{GradientSums, Moments};
+use super::{BatchNormGradients, BatchNormOptions, BatchNormOutput};
+
+/// What the backward pass keeps of the forward pass.
+pub(super) struct Saved<B: Backend> {
+    pub(super) input: FloatTensor<B>,
+    pub(super) gamma: FloatTensor<B>,
+    pub(super) mean: FloatTensor<B>,
+    pub(super) variance: FloatTensor<B>,
+    pub(super) num_values: f64,
+}
+
+pub(super) fn forward<B: Backend>(
+    input: FloatTensor<B>,
+    gamma: FloatTensor<B>,
+    beta: FloatTensor<B>,
+    options: &BatchNormOptions,
+) -> BatchNormOutput<B> {
+    let shape = input.shape();
+    let device = input.device();
+    let [rows, channels] = rows_and_channels(&shape);
+    let table = B::float_reshape(input, Shape::new([rows, channels]));
+
+    // Deviations are squared, not values: E[x^2] - E[x]^2 in f32 loses the variance of a channel
+    // whose mean is large.
+    let mut mean = B::float_mean_dim(table.clone(), 0);
+    let centred = B::float_sub(table.clone(), mean.clone());
+    let mut variance = B::float_mean_dim(B::float_mul(centred.clone(), centred), 0);
+    let mut num_values = rows as f64;
+    if let Some(reducer) = options.reducer.as_deref() {
+        let moments = Moments {
+            count: num_values,
+            mean: to_host::<B>(mean),
+            squares: to_host::<B>(variance).iter().map(|v| v * num_values).collect(),
+        }
+        .reduce(Some(reducer));
+        mean = from_host::<B>(&moments.mean, &device);
+        variance = from_host::<B>(&moments.variance(), &device);
+        num_values = moments.count;
+    }
+
+    let scale = B::float_mul(as_row::<B>(gamma), inverse_std::<B>(variance.clone(), options));
+    let output = B::float_mul(B::float_sub(table, mean.clone()), scale);
+    let output = B::float_add(output, as_row::<B>(beta));
+    BatchNormOutput {
+        output: B::float_reshape(output, shape),
+        mean: B::float_reshape(mean, Shape::new([channels])),
+        variance: B::float_reshape(variance, Shape::new([channels])),
+        num_values,
+    }
+}
+
+pub(super) fn backward<B: Backend>(
+    saved: Saved<B>,
+    output_gradient: FloatTensor<B>,
+    options: &BatchNormOptions,
+) -> BatchNormGradients<B> {
+    let shape = saved.input.shape();
+    let device = saved.input.device();
+    let [rows, channels] = rows_and_channels(&shape);
+    let dy = B::float_reshape(output_gradient, Shape::new([rows, channels]));
+    let table = B::float_reshape(saved.input, Shape::new([rows, channels]));
+    let inverse_std = inverse_std::<B>(as_row::<B>(saved.variance), options);
+    let centred = B::float_sub(table, as_row::<B>(saved.mean));
+    let normalised = B::float_mul(centred, inverse_std.clone());
+
+    let beta = B::float_sum_dim(dy.clone(), 0);
+    let gamma = B::float_sum_dim(B::float_mul(dy.clone(), normalised.clone()), 0);
+    let mut sums = [beta.clone(), gamma.clone()];
+    if let Some(reducer) = options.reducer.as_deref() {
+        let all = GradientSums {
+            plain: to_host::<B>(beta.clone()),
+            with_normalised: to_host::<B>(gamma.clone()),
+        }
+        .reduce(Some(reducer));
+        sums = [&all.plain, &all.with_normalised].map(|values| from_host::<B>(values, &device));
+    }
+
+    let share = Scalar::Float(options.share(saved.num_values));
+    let [plain, with_normalised] = sums.map(|sum| B::float_mul_scalar(sum, share));
+    let projected = B::float_mul(normalised, with_normalised);
+    let dx = B::float_sub(B::float_sub(dy, plain), projected);
+    let dx = B::float_mul(dx, B::float_mul(as_row::<B>(saved.gamma), inverse_std));
+    BatchNormGradients {
+        input: B::float_reshape(dx, shape),
+        gamma: B::float_reshape(gamma, Shape::new([channels])),
+        beta: B::float_reshape(beta, Shape::new([channels])),
+    }
+}
+
+fn rows_and_channels(shape: &Shape) -> [usize; 2] {
+    let [n, h, w, channels] = shape.dims();
+    [n * h * w, channels]
+}
+
+fn as_row<B: Backend>(values: FloatTensor<B>) -> FloatTensor<B> {
+    let channels = values.shape().num_elements();
+    B::float_reshape(values, Shape::new([1, channels]))
+}
+
+fn inverse_std<B: Backend>(
+    variance: FloatTensor<B>,
+    options: &BatchNormOptions,
+) -> FloatTensor<B> {
+    let shifted = B::float_add_scalar(variance, Scalar::Float(options.epsilon));
+    B::float_recip(B::float_sqrt(shifted))
+}
+
+fn to_host<B: Backend>(row: FloatTensor<B>) -> Vec<f64> {
+    read_sync(B::float_into_data(row))
+        .expect("reading [C] statistics back fails only if the device has already failed")
+        .iter::<f64>()
+        .collect()
+}
+
+fn from_host<B: Backend>(values: &[f64], device: &Device<B>) -> FloatTensor<B> {
+    let values: Vec<f32> = values.iter().map(|&v| v as f32).collect();
+    let channels = values.len();
+    B::float_from_data(TensorData::new(values, [1, channels]), device)
+}

@@ -1,0 +1,209 @@
+//! Batch normalisation in training on Flex: two passes over memory forward, two backward.
+//!
+//! In and out: as the trait says. Invariant: sums are added in index order in f64, so the result
+//! does not depend on threads (there are none), and equals the composed body within f32 rounding.
+//! Layout: Flex's convolution reads and writes planes `[N, C, H, W]`, and the network's
+//! `[N, H, W, C]` tensors are views of them; so these loops run over planes and return such views,
+//! and nothing is copied. A tensor that really lies channels-last is copied once.
+
+use burn::backend::flex::FlexTensor;
+use burn::backend::{Flex, TensorMetadata};
+use burn::tensor::{DType, TensorData};
+
+use super::statistics::{GradientSums, Moments};
+use super::{BatchNormGradients, BatchNormOptions, BatchNormOutput, ResNetOps, composed};
+
+impl ResNetOps for Flex {
+    fn batch_norm_train(
+        input: FlexTensor,
+        gamma: FlexTensor,
+        beta: FlexTensor,
+        options: BatchNormOptions,
+    ) -> BatchNormOutput<Self> {
+        if input.dtype() != DType::F32 {
+            return composed::forward::<Self>(input, gamma, beta, &options);
+        }
+        let input = Planes::of(&input);
+        let moments = input.moments().reduce(options.reducer.as_deref());
+        let mean = to_f32(&moments.mean);
+        let variance = to_f32(&moments.variance());
+        let scale = scales(&gamma, &variance, options.epsilon);
+        let (beta, mean) = (channel_values(&beta), mean);
+        let output = input.map(|channel, plane, out| {
+            let (mean, scale, shift) = (mean[channel], scale[channel], beta[channel]);
+            out.extend(plane.iter().map(|x| (x - mean) * scale + shift));
+        });
+        BatchNormOutput {
+            output,
+            mean: from_channel_values(mean),
+            variance: from_channel_values(variance),
+            num_values: moments.count,
+        }
+    }
+
+    fn batch_norm_train_backward(
+        input: FlexTensor,
+        gamma: FlexTensor,
+        mean: FlexTensor,
+        variance: FlexTensor,
+        output_gradient: FlexTensor,
+        num_values: f64,
+        options: BatchNormOptions,
+    ) -> BatchNormGradients<Self> {
+        if input.dtype() != DType::F32 {
+            let saved = composed::Saved { input, gamma, mean, variance, num_values };
+            return composed::backward::<Self>(saved, output_gradient, &options);
+        }
+        let (input, dy) = (Planes::of(&input), Planes::of(&output_gradient));
+        let (mean, variance) = (channel_values(&mean), channel_values(&variance));
+        let inverse_std: Vec<f32> =
+            variance.iter().map(|&v| inverse_std(v, options.epsilon)).collect();
+        let local = input.gradient_sums(&dy, &mean, &inverse_std);
+        let all = local.reduce(options.reducer.as_deref());
+
+        let scale = scales(&gamma, &variance, options.epsilon);
+        let share = options.share(num_values);
+        let dy_planes = dy.values();
+        let len = dy.plane_len;
+        let mut start = 0;
+        let dx = input.map(|channel, plane, out| {
+            let (mean, scale) = (mean[channel], scale[channel]);
+            let offset = (all.plain[channel] * share) as f32;
+            // xhat * S2 / n, with xhat = (x - mean) * inverse_std.
+            let slope =
+                (all.with_normalised[channel] * share) as f32 * inverse_std[channel];
+            let dy = &dy_planes[start..start + len];
+            start += len;
+            out.extend(
+                plane.iter().zip(dy).map(|(x, dy)| scale * (dy - offset - (x - mean) * slope)),
+            );
+        });
+        BatchNormGradients {
+            input: dx,
+            gamma: from_channel_values(to_f32(&local.with_normalised)),
+            beta: from_channel_values(to_f32(&local.plain)),
+        }
+    }
+}
+
+/// A tensor as contiguous planes `[N, C, H, W]`.
+struct Planes {
+    tensor: FlexTensor,
+    shape: [usize; 4],
+    plane_len: usize,
+}
+
+impl Planes {
+    /// Free for a view of such planes, one copy for any other `[N, H, W, C]` tensor.
+    fn of(channels_last: &FlexTensor) -> Self {
+        let tensor = channels_last.permute(&[0, 3, 1, 2]).to_contiguous();
+        let shape: [usize; 4] = tensor.shape().dims();
+        Self { tensor, shape, plane_len: shape[2] * shape[3] }
+    }
+
+    fn values(&self) -> &[f32] {
+        self.tensor.as_slice().expect("contiguous and f32: checked by the callers")
+    }
+
+    /// Each plane with its channel, in memory order.
+    fn iter(&self) -> impl Iterator<Item = (usize, &[f32])> {
+        let num_channels = self.shape[1];
+        let planes = self.values().chunks_exact(self.plane_len.max(1));
+        planes.enumerate().map(move |(i, plane)| (i % num_channels, plane))
+    }
+
+    /// A tensor `[N, H, W, C]` (a view of planes) of what `write` appends for each plane.
+    fn map(&self, mut write: impl FnMut(usize, &[f32], &mut Vec<f32>)) -> FlexTensor {
+        let mut out = Vec::with_capacity(self.values().len());
+        for (channel, plane) in self.iter() {
+            write(channel, plane, &mut out);
+        }
+        FlexTensor::from_data(TensorData::new(out, self.shape)).permute(&[0, 2, 3, 1])
+    }
+
+    /// Moments of each channel. A plane's mean and squared deviations are taken while it is in the
+    /// first cache, then merged by Chan's formula: one pass over memory, and no cancellation.
+    fn moments(&self) -> Moments {
+        let mut all = Moments::empty(self.shape[1]);
+        let len = self.plane_len as f64;
+        for (i, (channel, plane)) in self.iter().enumerate() {
+            let seen = (i / self.shape[1]) as f64 * len;
+            let mean = sum(plane, f64::from) / len;
+            let squares = sum(plane, |x| (f64::from(x) - mean) * (f64::from(x) - mean));
+            let delta = mean - all.mean[channel];
+            let share = len / (seen + len);
+            all.mean[channel] += delta * share;
+            all.squares[channel] += squares + delta * delta * seen * share;
+        }
+        all.count = self.shape[0] as f64 * len;
+        all
+    }
+
+    fn gradient_sums(&self, dy: &Self, mean: &[f32], inverse_std: &[f32]) -> GradientSums {
+        let num_channels = self.shape[1];
+        let mut sums = GradientSums {
+            plain: vec![0.0; num_channels],
+            with_normalised: vec![0.0; num_channels],
+        };
+        for ((channel, x), (_, dy)) in self.iter().zip(dy.iter()) {
+            let (mean, inverse_std) = (f64::from(mean[channel]), f64::from(inverse_std[channel]));
+            sums.plain[channel] += sum(dy, f64::from);
+            let deviations = sum_pairs(x, dy, |x, dy| (f64::from(x) - mean) * f64::from(dy));
+            sums.with_normalised[channel] += deviations * inverse_std;
+        }
+        sums
+    }
+}
+
+/// Eight running sums let the compiler use vector registers; their order is fixed.
+const LANES: usize = 8;
+
+fn sum(values: &[f32], term: impl Fn(f32) -> f64) -> f64 {
+    let mut lanes = [0.0; LANES];
+    let (chunks, rest) = values.as_chunks::<LANES>();
+    for chunk in chunks {
+        for (lane, &x) in lanes.iter_mut().zip(chunk) {
+            *lane += term(x);
+        }
+    }
+    lanes.iter().sum::<f64>() + rest.iter().map(|&x| term(x)).sum::<f64>()
+}
+
+fn sum_pairs(left: &[f32], right: &[f32], term: impl Fn(f32, f32) -> f64) -> f64 {
+    let mut lanes = [0.0; LANES];
+    let (left_chunks, left_rest) = left.as_chunks::<LANES>();
+    let (right_chunks, right_rest) = right.as_chunks::<LANES>();
+    for (left, right) in left_chunks.iter().zip(right_chunks) {
+        for ((lane, &x), &y) in lanes.iter_mut().zip(left).zip(right) {
+            *lane += term(x, y);
+        }
+    }
+    let rest = left_rest.iter().zip(right_rest).map(|(&x, &y)| term(x, y));
+    lanes.iter().sum::<f64>() + rest.sum::<f64>()
+}
+
+fn inverse_std(variance: f32, epsilon: f64) -> f32 {
+    (1.0 / (f64::from(variance) + epsilon).sqrt()) as f32
+}
+
+fn scales(gamma: &FlexTensor, variance: &[f32], epsilon: f64) -> Vec<f32> {
+    let gamma = channel_values(gamma);
+    gamma.iter().zip(variance).map(|(gamma, &v)| gamma * inverse_std(v, epsilon)).collect()
+}
+
+fn channel_values(tensor: &FlexTensor) -> Vec<f32> {
+    tensor
+        .to_contiguous()
+        .as_slice()
+        .expect("gamma, beta and statistics have the input's type, f32")
+        .to_vec()
+}
+
+fn from_channel_values(values: Vec<f32>) -> FlexTensor {
+    let num_channels = values.len();
+    FlexTensor::from_data(TensorData::new(values, [num_channels]))
+}
+
+fn to_f32(values: &[f64]) -> Vec<f32> {
+    values.iter().map(|&v| v as f32).collect()
+}

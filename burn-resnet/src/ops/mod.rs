@@ -1,0 +1,151 @@
+//! The operations burn lacks, as one backend extension, and burn's own on channels-last tensors.
+//!
+//! In: `[N, H, W, C]` tensors. Out: the same. Invariant: each extension operation has a body
+//! composed of burn's operations, which every backend may replace by a faster one that agrees with
+//! it, and one handwritten backward for all.
+
+// burn calls its NdArray backend so; it is the second opinion in our tests.
+#![cfg_attr(feature = "ndarray", allow(deprecated))]
+
+mod autodiff;
+mod composed;
+#[cfg(feature = "flex")]
+mod flex;
+mod statistics;
+pub(crate) mod stock;
+
+use std::sync::Arc;
+
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{Backend, Dispatch, ExtensionType, backend_extension};
+use burn::tensor::Tensor;
+
+pub use statistics::StatisticsReducer;
+
+/// What a batch normalisation needs beside its tensors.
+#[derive(Clone, Debug)]
+pub struct BatchNormOptions {
+    /// Added to the variance before the square root.
+    pub epsilon: f64,
+    /// Sums the statistics over all who compute the batch together; `None`: this batch alone.
+    pub reducer: Option<Arc<dyn StatisticsReducer>>,
+}
+
+impl BatchNormOptions {
+    /// What one of this batch's values is of all the values the statistics were taken over: the
+    /// factor of the sums in the backward pass.
+    fn share(&self, num_values: f64) -> f64 {
+        self.reducer.as_ref().map_or(1.0, |reducer| reducer.weight()) / num_values
+    }
+}
+
+/// Results of [`ResNetOps::batch_norm_train`] on a backend.
+#[derive(ExtensionType)]
+pub struct BatchNormOutput<B: Backend> {
+    /// `[N, H, W, C]`.
+    pub output: FloatTensor<B>,
+    /// `[C]`, over all values of the channel; not tracked.
+    pub mean: FloatTensor<B>,
+    /// `[C]`, biased; not tracked.
+    pub variance: FloatTensor<B>,
+    /// How many values of each channel the statistics were taken over.
+    pub num_values: f64,
+}
+
+/// Results of [`ResNetOps::batch_norm_train_backward`].
+#[derive(ExtensionType)]
+pub struct BatchNormGradients<B: Backend> {
+    /// `[N, H, W, C]`.
+    pub input: FloatTensor<B>,
+    /// `[C]`, summed over this batch only.
+    pub gamma: FloatTensor<B>,
+    /// `[C]`, summed over this batch only.
+    pub beta: FloatTensor<B>,
+}
+
+/// The backend extension.
+#[backend_extension(
+    Flex: cfg(feature = "flex"),
+    NdArray: cfg(feature = "ndarray"),
+    Cube: cfg(feature = "cuda"),
+    Autodiff,
+)]
+pub trait ResNetOps: Backend {
+    /// Normalises each channel by the mean and biased variance over `N * H * W`, scales by
+    /// `gamma`, shifts by `beta` (Ioffe and Szegedy 2015, arXiv 1502.03167, algorithm 1).
+    ///
+    /// # Collective
+    /// With a reducer: one sum of `1 + 2C` values.
+    fn batch_norm_train(
+        input: FloatTensor<Self>,
+        gamma: FloatTensor<Self>,
+        beta: FloatTensor<Self>,
+        options: BatchNormOptions,
+    ) -> BatchNormOutput<Self> {
+        composed::forward::<Self>(input, gamma, beta, &options)
+    }
+
+    /// The gradients of [`ResNetOps::batch_norm_train`], given its input and statistics:
+    /// `dx = gamma / std * (dy - sum(dy) / n - xhat * sum(dy * xhat) / n)`.
+    ///
+    /// # Collective
+    /// With a reducer: one sum of `2C` values.
+    fn batch_norm_train_backward(
+        input: FloatTensor<Self>,
+        gamma: FloatTensor<Self>,
+        mean: FloatTensor<Self>,
+        variance: FloatTensor<Self>,
+        output_gradient: FloatTensor<Self>,
+        num_values: f64,
+        options: BatchNormOptions,
+    ) -> BatchNormGradients<Self> {
+        let saved = composed::Saved { input, gamma, mean, variance, num_values };
+        composed::backward::<Self>(saved, output_gradient, &options)
+    }
+}
+
+#[cfg(feature = "ndarray")]
+impl ResNetOps for burn::backend::NdArray {}
+
+#[cfg(feature = "cuda")]
+impl ResNetOps for burn::backend::Cube {}
+
+/// Results of [`batch_norm_train`].
+#[derive(Debug)]
+pub struct BatchNormTrain {
+    /// `[N, H, W, C]`.
+    pub output: Tensor<4>,
+    /// `[C]`, over all values of the channel; no gradient flows through it.
+    pub mean: Tensor<1>,
+    /// `[C]`, biased; no gradient flows through it.
+    pub variance: Tensor<1>,
+    /// How many values of each channel the statistics were taken over.
+    pub num_values: f64,
+}
+
+/// [`ResNetOps::batch_norm_train`] on tensors of any device, differentiable on autodiff ones.
+///
+/// # Shapes
+/// `input`: `[N, H, W, C]`; `gamma` and `beta`: `[C]`.
+///
+/// # Collective
+/// With a reducer: one sum in the forward and one in the backward pass.
+pub fn batch_norm_train(
+    input: Tensor<4>,
+    gamma: Tensor<1>,
+    beta: Tensor<1>,
+    options: BatchNormOptions,
+) -> BatchNormTrain {
+    let batch = <Dispatch as ResNetOps>::batch_norm_train(
+        input.into_dispatch(),
+        gamma.into_dispatch(),
+        beta.into_dispatch(),
+        options,
+    );
+    BatchNormTrain {
+        output: Tensor::from_dispatch(batch.output),
+        mean: Tensor::from_dispatch(batch.mean),
+        variance: Tensor::from_dispatch(batch.variance),
+        num_values: batch.num_values,
+    }
+}

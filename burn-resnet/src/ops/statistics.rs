@@ -1,0 +1,95 @@
+//! Statistics of a batch over all who compute it together.
+//!
+//! In: one batch's sums per channel. Out: those of all batches. Invariant: the number of values
+//! comes out of the sum, so a rank of weight zero does not count.
+//! Source: Chan, Golub, LeVeque 1983, "Algorithms for Computing the Sample Variance"; the merged
+//! form here is the same in exact arithmetic, and f64 carries f32 data through it.
+
+use std::fmt::Debug;
+
+/// Adds up statistics over all who compute a batch together.
+pub trait StatisticsReducer: Debug + Send + Sync {
+    /// Replaces `values` by the sums over all ranks.
+    ///
+    /// # Panics
+    /// An implementation whose communication fails panics: a forward pass has no error to return.
+    ///
+    /// # Collective
+    /// Every rank calls it equally often, with equal lengths.
+    fn all_reduce_sum(&self, values: &mut [f64]);
+
+    /// How much this rank's batch counts, now: 1, or 0 for a rank that has no samples and
+    /// computes any batch only to take part in the sums. With 0 (and a loss times 0) its parameter
+    /// gradients come out as exact zeros. Without it they would not: its batch would be taken to
+    /// have moved the others' statistics.
+    fn weight(&self) -> f64 {
+        1.0
+    }
+}
+
+/// Count, mean and sum of squared deviations of each channel.
+#[derive(Debug, Clone)]
+pub(super) struct Moments {
+    pub(super) count: f64,
+    pub(super) mean: Vec<f64>,
+    pub(super) squares: Vec<f64>,
+}
+
+impl Moments {
+    #[cfg(feature = "flex")]
+    pub(super) fn empty(num_channels: usize) -> Self {
+        Self { count: 0.0, mean: vec![0.0; num_channels], squares: vec![0.0; num_channels] }
+    }
+
+    /// The moments of the union of all ranks' values.
+    ///
+    /// # Panics
+    /// When no rank counts.
+    pub(super) fn reduce(self, reducer: Option<&dyn StatisticsReducer>) -> Self {
+        let Some(reducer) = reducer else { return self };
+        let num_channels = self.mean.len();
+        let squares = self.squares.iter().zip(&self.mean);
+        let mut sums = vec![self.count];
+        sums.extend(self.mean.iter().map(|mean| self.count * mean));
+        sums.extend(squares.map(|(squares, mean)| squares + self.count * mean * mean));
+        sum_weighted(reducer, &mut sums);
+        let count = sums[0];
+        assert!(count > 0.0, "batch statistics: expected at least one value over all ranks, got none");
+        let (totals, squares) = sums[1..].split_at(num_channels);
+        let mean: Vec<f64> = totals.iter().map(|total| total / count).collect();
+        let squares = squares
+            .iter()
+            .zip(&mean)
+            .map(|(squares, mean)| (squares - count * mean * mean).max(0.0))
+            .collect();
+        Self { count, mean, squares }
+    }
+
+    /// The biased variance.
+    pub(super) fn variance(&self) -> Vec<f64> {
+        self.squares.iter().map(|squares| squares / self.count).collect()
+    }
+}
+
+/// Sums of `dy` and of `dy * xhat` of each channel.
+#[derive(Debug, Clone)]
+pub(super) struct GradientSums {
+    pub(super) plain: Vec<f64>,
+    pub(super) with_normalised: Vec<f64>,
+}
+
+impl GradientSums {
+    pub(super) fn reduce(&self, reducer: Option<&dyn StatisticsReducer>) -> Self {
+        let Some(reducer) = reducer else { return self.clone() };
+        let mut sums = [self.plain.as_slice(), &self.with_normalised].concat();
+        sum_weighted(reducer, &mut sums);
+        let with_normalised = sums.split_off(self.plain.len());
+        Self { plain: sums, with_normalised }
+    }
+}
+
+fn sum_weighted(reducer: &dyn StatisticsReducer, values: &mut [f64]) {
+    let weight = reducer.weight();
+    values.iter_mut().for_each(|value| *value *= weight);
+    reducer.all_reduce_sum(values);
+}

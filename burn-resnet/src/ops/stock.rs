@@ -1,0 +1,56 @@
+//! burn's own operations on channels-last tensors.
+//!
+//! In and out: logical `[N, H, W, C]`. Invariant: every function works on the permuted view
+//! `[N, C, H, W]` and permutes its result back. Flex and NdArray convolve planes, and Flex's
+//! elementwise operations are fast on contiguous tensors only; so the memory stays as planes from
+//! the first convolution to the average, and the permutations cost nothing. (Kept channels-last
+//! in memory, Flex would copy twice around each convolution, forward and backward.)
+
+use burn::nn::conv::Conv2d;
+use burn::tensor::{Slice, Tensor, activation};
+
+/// Convolution.
+pub(crate) fn conv(conv: &Conv2d, input: Tensor<4>) -> Tensor<4> {
+    to_channels_last(conv.forward(to_planes(input)))
+}
+
+/// `max(input, 0)`.
+pub(crate) fn relu(input: Tensor<4>) -> Tensor<4> {
+    to_channels_last(activation::relu(to_planes(input)))
+}
+
+/// `max(left + right, 0)`.
+pub(crate) fn add_relu(left: Tensor<4>, right: Tensor<4>) -> Tensor<4> {
+    to_channels_last(activation::relu(to_planes(left) + to_planes(right)))
+}
+
+/// `input * scale + shift`, per channel.
+pub(crate) fn scale_shift(input: Tensor<4>, scale: Tensor<1>, shift: Tensor<1>) -> Tensor<4> {
+    let [channels] = scale.dims();
+    let per_channel = |values: Tensor<1>| values.reshape([1, channels, 1, 1]);
+    to_channels_last(to_planes(input) * per_channel(scale) + per_channel(shift))
+}
+
+/// Shortcut A: every second row and column, `zero_channels` channels of zeros on either side, as
+/// the published code's `F.pad(x[:, :, ::2, ::2], (0, 0, 0, 0, planes // 4, planes // 4))`.
+pub(crate) fn subsample_and_pad(input: Tensor<4>, zero_channels: usize) -> Tensor<4> {
+    let every_second = Slice::new(0, None, 2);
+    let kept = to_planes(input).slice([Slice::full(), Slice::full(), every_second, every_second]);
+    let [n, _, h, w] = kept.dims();
+    let zeros = Tensor::zeros([n, zero_channels, h, w], &kept.device());
+    to_channels_last(Tensor::cat(vec![zeros.clone(), kept, zeros], 1))
+}
+
+/// The mean over all pixels: `[N, H, W, C]` to `[N, C]`.
+pub(crate) fn global_average(input: Tensor<4>) -> Tensor<2> {
+    let [n, h, w, channels] = input.dims();
+    to_planes(input).reshape([n, channels, h * w]).mean_dim(2).squeeze_dim(2)
+}
+
+fn to_planes(channels_last: Tensor<4>) -> Tensor<4> {
+    channels_last.permute([0, 3, 1, 2])
+}
+
+fn to_channels_last(planes: Tensor<4>) -> Tensor<4> {
+    planes.permute([0, 2, 3, 1])
+}

@@ -1,0 +1,119 @@
+//! The network: stem, three stages, global average, linear layer.
+//!
+//! In: `[N, H, W, C]` images. Out: `[N, num_classes]` logits. Invariant: module paths are the
+//! names of the published PyTorch weights.
+//! Source: He et al. 2015, arXiv 1512.03385, section 4.2.
+
+use std::sync::Arc;
+
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::nn::conv::Conv2d;
+use burn::nn::{BatchNorm, Linear};
+use burn::tensor::{Tensor, assert_shape};
+
+use crate::BasicBlock;
+use crate::config::ResNetConfig;
+use crate::init::WeightInit;
+use crate::norm::batch_norm;
+use crate::ops::{StatisticsReducer, stock};
+
+/// A residual network for small images.
+///
+/// A clone shares the running statistics of its normalisations with the original (burn keeps them
+/// behind an `Arc`), so two training threads need two networks, each from
+/// [`ResNetConfig::init`]; `model.valid()` is an independent snapshot.
+#[derive(Module, Debug)]
+pub struct ResNet {
+    conv1: Conv2d,
+    bn1: BatchNorm,
+    layer1: Vec<BasicBlock>,
+    layer2: Vec<BasicBlock>,
+    layer3: Vec<BasicBlock>,
+    linear: Linear,
+    #[module(skip)]
+    statistics_reducer: Option<Arc<dyn StatisticsReducer>>,
+}
+
+impl ResNet {
+    /// Draws the weights in module order; materialised so that no later access initialises lazily.
+    pub(crate) fn new(config: &ResNetConfig, init: &mut WeightInit) -> Self {
+        let stage = |init: &mut WeightInit, c_in: usize, c_out: usize| {
+            let channels_in = |block| if block == 0 { c_in } else { c_out };
+            (0..config.blocks_per_stage())
+                .map(|block| BasicBlock::new(config, [channels_in(block), c_out], init))
+                .collect()
+        };
+        Self {
+            conv1: init.conv([config.in_channels(), 16], 3, 1),
+            bn1: init.norm(16, false),
+            layer1: stage(init, 16, 16),
+            layer2: stage(init, 16, 32),
+            layer3: stage(init, 32, 64),
+            linear: init.linear(64, config.num_classes()),
+            statistics_reducer: None,
+        }
+        .materialize()
+    }
+
+    /// Maps images to logits. On an autodiff device with training enabled the normalisations use
+    /// the batch's statistics and update the running ones; otherwise (`model.valid()`, a frozen
+    /// layer) they use the running ones.
+    ///
+    /// # Shapes
+    /// `[N, H, W, C]` to `[N, num_classes]`.
+    ///
+    /// # Panics
+    /// When the images' last axis is not the number of channels the network was made for.
+    ///
+    /// # Collective
+    /// With a statistics reducer, in training: every normalisation makes one sum in the forward
+    /// and one in the backward pass, so all ranks must make the same passes.
+    pub fn forward(&self, images: Tensor<4>) -> Tensor<2> {
+        let [_, in_channels, _, _] = self.conv1.weight.shape().dims();
+        assert_shape!(images, [_, _, _, in_channels]);
+        let stem = stock::conv(&self.conv1, images);
+        let stem = stock::relu(batch_norm(&self.bn1, stem, self.statistics_reducer.as_ref()));
+        let features = [&self.layer1, &self.layer2, &self.layer3]
+            .into_iter()
+            .flatten()
+            .fold(stem, |hidden, block| block.forward(hidden));
+        self.linear.forward(stock::global_average(features))
+    }
+
+    /// Lets every normalisation take its batch statistics over all who share `reducer`
+    /// (synchronised batch normalisation), or with `None` over its own batch.
+    pub fn with_statistics_reducer(mut self, reducer: Option<Arc<dyn StatisticsReducer>>) -> Self {
+        for stage in [&mut self.layer1, &mut self.layer2, &mut self.layer3] {
+            *stage = std::mem::take(stage)
+                .into_iter()
+                .map(|block| block.with_statistics_reducer(reducer.clone()))
+                .collect();
+        }
+        self.statistics_reducer = reducer;
+        self
+    }
+
+    /// The number of trainable parameters. burn's `num_params` counts the running statistics too.
+    pub fn num_trainable(&self) -> usize {
+        #[derive(Default)]
+        struct Count {
+            num_trainable: usize,
+            field: String,
+        }
+        impl ModuleVisitor for Count {
+            fn enter_module(&mut self, name: &str, _container_type: &str) {
+                self.field = name.to_owned();
+            }
+
+            fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+                // By name: off an autodiff device nothing requires a gradient.
+                if !self.field.starts_with("running_") {
+                    self.num_trainable += param.shape().num_elements();
+                }
+            }
+        }
+        let mut count = Count::default();
+        self.visit(&mut count);
+        count.num_trainable
+    }
+}

@@ -1,0 +1,114 @@
+//! The network's size, its first weights and its shapes.
+
+mod support;
+
+use burn::module::Module;
+use burn::tensor::{Device, Distribution, Tensor};
+use burn_resnet::{ResNetConfig, Shortcut};
+use support::{tensors, values};
+
+fn config(depth: usize) -> ResNetConfig {
+    ResNetConfig::cifar(depth).unwrap()
+}
+
+#[test]
+fn parameter_counts_are_the_published_ones() {
+    let device = Device::flex();
+    let published = [
+        (20, 269_722, 272_474),
+        (32, 464_154, 466_906),
+        (44, 658_586, 661_338),
+        (56, 853_018, 855_770),
+        (110, 1_727_962, 1_730_714),
+    ];
+    for (depth, a, b) in published {
+        for (shortcut, expected) in [(Shortcut::A, a), (Shortcut::B, b)] {
+            let model = config(depth).with_shortcut(shortcut).init(0, &device);
+            assert_eq!(model.num_trainable(), expected, "resnet{depth} {shortcut:?}");
+        }
+    }
+    assert_eq!(config(1202).init(0, &device).num_trainable(), 19_421_274);
+    let hundred = config(20).with_num_classes(100).init(0, &device.autodiff());
+    assert_eq!(hundred.num_trainable(), 269_722 + 90 * 65);
+}
+
+#[test]
+#[allow(deprecated)] // burn calls its NdArray backend so.
+fn the_seed_alone_decides_the_first_weights() {
+    let flex = tensors(&config(20).init(7, &Device::flex()));
+    assert_eq!(flex, tensors(&config(20).init(7, &Device::flex().autodiff())));
+    assert_eq!(flex, tensors(&config(20).init(7, &Device::ndarray())));
+    let elsewhere = std::thread::spawn(|| tensors(&config(20).init(7, &Device::flex())));
+    assert_eq!(flex, elsewhere.join().unwrap());
+
+    let other = tensors(&config(20).init(8, &Device::flex()));
+    for (name, weights) in &flex {
+        let drawn = name.contains("conv") || name == "linear.weight";
+        assert_eq!(*weights != other[name], drawn, "{name}");
+    }
+}
+
+#[test]
+fn zero_gamma_makes_each_new_block_pass_its_shortcut_only() {
+    let device = Device::flex();
+    let plain = tensors(&config(20).init(1, &device));
+    let zero = tensors(&config(20).with_zero_gamma(true).init(1, &device));
+    for (name, weights) in &zero {
+        if name.starts_with("layer") && name.ends_with("bn2.weight") {
+            assert!(weights.iter().all(|&w| w == 0.0), "{name}");
+        } else {
+            assert_eq!(*weights, plain[name], "{name}");
+        }
+    }
+    // With every block the identity on stage 1, depth makes no difference to the features there.
+    let images = Tensor::random([2, 8, 8, 3], Distribution::Default, &device);
+    let deep = config(32).with_zero_gamma(true).init(1, &device).forward(images.clone());
+    assert!(values(deep).iter().all(|v| v.is_finite()));
+}
+
+#[test]
+fn images_of_any_size_and_channels_give_one_logit_a_class() {
+    let device = Device::flex();
+    for shortcut in [Shortcut::A, Shortcut::B] {
+        let config = config(8).with_shortcut(shortcut).with_num_classes(7).with_in_channels(1);
+        let model = config.init(0, &device);
+        for [h, w] in [[28, 28], [9, 5], [1, 1]] {
+            assert_eq!(model.forward(Tensor::ones([3, h, w, 1], &device)).dims(), [3, 7]);
+        }
+    }
+}
+
+#[test]
+#[should_panic(expected = "axis 3 expected 3, got 1")]
+fn images_with_other_channels_are_refused() {
+    let device = Device::flex();
+    config(8).init(0, &device).forward(Tensor::ones([1, 8, 8, 1], &device));
+}
+
+#[test]
+fn evaluation_is_per_image_and_training_is_per_batch() {
+    let device = Device::flex().autodiff();
+    let model = config(8).init(3, &device);
+    let images = Tensor::<4>::random([4, 8, 8, 3], Distribution::Default, &device);
+    let first = |images: Tensor<4>| images.slice([0..1]);
+    let in_batch = values(model.forward(images.clone()).slice([0..1]));
+    assert_ne!(in_batch, values(model.forward(first(images.clone()))));
+
+    let model = model.valid();
+    let images = images.inner();
+    let in_batch = values(model.forward(images.clone()).slice([0..1]));
+    assert_eq!(in_batch, values(model.forward(first(images))));
+}
+
+#[test]
+fn running_statistics_are_current_after_one_training_step() {
+    let device = Device::flex().autodiff();
+    let model = config(8).init(3, &device);
+    let before = tensors(&model);
+    model.forward(Tensor::random([4, 8, 8, 3], Distribution::Default, &device));
+    let after = tensors(&model);
+    for (name, values) in &after {
+        assert_eq!(*values != before[name], name.contains("running_"), "{name}");
+    }
+    assert_eq!(tensors(&model.valid()), after);
+}

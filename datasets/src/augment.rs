@@ -1,0 +1,83 @@
+//! Random crops and flips of training images.
+//!
+//! In: (seed, epoch, sample index). Out: where in the source image each output pixel comes from.
+//! Invariant: the draw depends on these three only, never on shard, thread or batch.
+//! Source: 4 pixels of padding, random crop, horizontal flip: arXiv 1512.03385, section 4.2.
+
+use crate::random::{Purpose, Stream};
+
+/// How training images are varied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Augment {
+    /// Images as they are.
+    None,
+    /// Pad with black, crop the original size at a random place, flip left to right with probability one half.
+    ///
+    /// As torchvision's `RandomCrop(size, padding=pad)` then `RandomHorizontalFlip()` before `ToTensor` and `Normalize`: the
+    /// padding is black pixels, so its value after normalisation is (0 - mean) / std, not 0.
+    CropFlip {
+        /// The padding on each side, in pixels; 4 in the paper.
+        pad: usize,
+    },
+}
+
+/// Where an image is read: output pixel (y, x) is source pixel (y + dy, x' + dx), x' = W - 1 - x if flipped, else x;
+/// outside the source it is black.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Placement {
+    /// Vertical offset in pixels, in -pad..=pad.
+    pub dy: isize,
+    /// Horizontal offset in pixels, in -pad..=pad.
+    pub dx: isize,
+    /// Whether left and right are exchanged.
+    pub flip: bool,
+}
+
+impl Augment {
+    /// Draws the variation of one sample in one epoch.
+    pub fn draw(self, seed: u64, epoch: u64, index: usize) -> Placement {
+        match self {
+            Self::None => Placement::default(),
+            Self::CropFlip { pad } => {
+                let mut stream = Stream::new(seed, epoch, index as u64, Purpose::Augmentation);
+                let mut offset = || stream.below(2 * pad + 1) as isize - pad as isize;
+                let (dy, dx) = (offset(), offset());
+                Placement { dy, dx, flip: stream.coin() }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashMap;
+
+    #[test]
+    fn the_draw_is_a_pure_function_of_seed_epoch_and_index() {
+        let augment = Augment::CropFlip { pad: 4 };
+        let all = |seed, epoch| (0..64).map(|index| augment.draw(seed, epoch, index)).collect::<Vec<_>>();
+        assert_eq!(all(1, 2), all(1, 2));
+        assert_ne!(all(1, 2), all(1, 3));
+        assert_ne!(all(1, 2), all(2, 2));
+    }
+
+    #[test]
+    fn every_placement_is_drawn_about_equally_often() {
+        let augment = Augment::CropFlip { pad: 1 };
+        let mut counts = HashMap::new();
+        for index in 0..18_000 {
+            let Placement { dy, dx, flip } = augment.draw(0, 0, index);
+            assert!((-1..=1).contains(&dy) && (-1..=1).contains(&dx));
+            *counts.entry((dy, dx, flip)).or_insert(0usize) += 1;
+        }
+        assert_eq!(counts.len(), 18);
+        // Five standard deviations of a binomial with n = 18,000 and p = 1/18 are 154.
+        assert!(counts.values().all(|count| count.abs_diff(1000) < 154), "{counts:?}");
+    }
+
+    #[test]
+    fn none_leaves_images_as_they_are() {
+        assert_eq!(Augment::None.draw(9, 9, 9), Placement::default());
+    }
+}

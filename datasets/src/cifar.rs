@@ -1,0 +1,213 @@
+//! CIFAR-10 and CIFAR-100 from the original binary release.
+//!
+//! In: the folder with the release's files. Out: [`DatasetSplits`] in memory, 32x32 RGB.
+//! Invariant: a file is a whole number of records (label bytes, then 3,072 pixel bytes in planes R, G, B, row-major), or it is
+//! refused.
+//! Source: A. Krizhevsky, "Learning Multiple Layers of Features from Tiny Images" (2009);
+//! <https://www.cs.toronto.edu/~kriz/cifar.html>.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use crate::dataset::{DatasetSplits, ImageDataset, ImageShape, Normalization};
+use crate::error::DatasetError;
+use crate::memory::MemoryDataset;
+
+mod names;
+
+const SHAPE: ImageShape = ImageShape { height: 32, width: 32, channels: 3 };
+const PLANE: usize = 32 * 32;
+
+/// Which of the two data sets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cifar {
+    /// CIFAR-10: 10 classes, 50,000 + 10,000 images.
+    Ten,
+    /// CIFAR-100: 100 (fine) classes, 50,000 + 10,000 images.
+    Hundred,
+}
+
+impl Cifar {
+    /// The name for logs: "cifar-10" or "cifar-100".
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Ten => "cifar-10",
+            Self::Hundred => "cifar-100",
+        }
+    }
+
+    /// The folder that the release's archive unpacks to.
+    pub fn folder(self) -> &'static str {
+        match self {
+            Self::Ten => "cifar-10-batches-bin",
+            Self::Hundred => "cifar-100-binary",
+        }
+    }
+
+    /// The number of classes.
+    pub fn num_classes(self) -> usize {
+        match self {
+            Self::Ten => 10,
+            Self::Hundred => 100,
+        }
+    }
+
+    /// The training files.
+    pub fn train_files(self) -> &'static [&'static str] {
+        match self {
+            Self::Ten => {
+                &["data_batch_1.bin", "data_batch_2.bin", "data_batch_3.bin", "data_batch_4.bin", "data_batch_5.bin"]
+            }
+            Self::Hundred => &["train.bin"],
+        }
+    }
+
+    /// The test file.
+    pub fn test_file(self) -> &'static str {
+        match self {
+            Self::Ten => "test_batch.bin",
+            Self::Hundred => "test.bin",
+        }
+    }
+
+    /// The file with the names of the classes.
+    pub fn names_file(self) -> &'static str {
+        match self {
+            Self::Ten => "batches.meta.txt",
+            Self::Hundred => "fine_label_names.txt",
+        }
+    }
+
+    /// Mean and standard deviation of the training pixels, as commonly published.
+    pub fn normalization(self) -> Normalization {
+        let (mean, std) = match self {
+            Self::Ten => ([0.4914, 0.4822, 0.4465], [0.2470, 0.2435, 0.2616]),
+            Self::Hundred => ([0.5071, 0.4865, 0.4409], [0.2673, 0.2564, 0.2762]),
+        };
+        Normalization { mean: mean.to_vec(), std: std.to_vec() }
+    }
+
+    /// The bytes before the pixels: the class, in CIFAR-100 after its superclass.
+    fn num_label_bytes(self) -> usize {
+        match self {
+            Self::Ten => 1,
+            Self::Hundred => 2,
+        }
+    }
+
+    fn official_names(self) -> &'static [&'static str] {
+        match self {
+            Self::Ten => &names::CIFAR_10,
+            Self::Hundred => &names::CIFAR_100,
+        }
+    }
+
+    /// The number of records of a file of the release.
+    fn official_num_records(self, file: &str) -> usize {
+        if self == Self::Hundred && file != self.test_file() { 50_000 } else { 10_000 }
+    }
+
+    /// Where the files lie: `dir` itself or the release's folder in it.
+    pub(crate) fn find(self, dir: &Path) -> Option<PathBuf> {
+        [dir.to_path_buf(), dir.join(self.folder())].into_iter().find(|folder| folder.join(self.test_file()).is_file())
+    }
+}
+
+/// Reads a data set into memory (180 MB when whole).
+///
+/// `dir` is the folder with the files or its parent. A file with another number of records than the official one is read, with
+/// a note that names both numbers. CIFAR-100 is read with its 100 fine labels.
+///
+/// # Errors
+/// If a file is missing or cannot be read, is empty or no whole number of records, holds a label out of range, or the file of class
+/// names has another number of names than there are classes.
+pub fn open(dir: impl AsRef<Path>, cifar: Cifar) -> Result<DatasetSplits, DatasetError> {
+    let dir = dir.as_ref();
+    let folder = cifar.find(dir).ok_or_else(|| DatasetError::Missing {
+        what: cifar.name().into(),
+        path: dir.to_path_buf(),
+        expected: format!("{} there or in {}", cifar.test_file(), dir.join(cifar.folder()).display()),
+        remedy: "unpack the original binary release there, or download it",
+    })?;
+    let class_names = read_class_names(&folder, cifar)?;
+    Ok(DatasetSplits {
+        train: read_split(&folder, cifar, "train", cifar.train_files(), &class_names)?,
+        test: read_split(&folder, cifar, "test", &[cifar.test_file()], &class_names)?,
+        normalization: cifar.normalization(),
+    })
+}
+
+/// The names beside the data, or the official ones if that file is missing.
+fn read_class_names(folder: &Path, cifar: Cifar) -> Result<Vec<String>, DatasetError> {
+    let path = folder.join(cifar.names_file());
+    if !path.is_file() {
+        return Ok(cifar.official_names().iter().map(ToString::to_string).collect());
+    }
+    let text = fs::read_to_string(&path).map_err(DatasetError::io("read", &path))?;
+    let names: Vec<String> = text.lines().map(str::trim).filter(|line| !line.is_empty()).map(String::from).collect();
+    if names.len() == cifar.num_classes() {
+        Ok(names)
+    } else {
+        Err(DatasetError::ClassNames { path, expected: cifar.num_classes(), got: names.len() })
+    }
+}
+
+fn read_split(
+    folder: &Path,
+    cifar: Cifar,
+    split: &str,
+    files: &[&str],
+    class_names: &[String],
+) -> Result<Arc<dyn ImageDataset>, DatasetError> {
+    let mut dataset = MemoryDataset {
+        name: format!("{} {split}", cifar.name()),
+        shape: SHAPE,
+        pixels: Vec::new(),
+        labels: Vec::new(),
+        class_names: class_names.to_vec(),
+        notes: Vec::new(),
+        checksum: Default::default(),
+    };
+    for file in files {
+        let num_records = read_records(&folder.join(file), cifar, &mut dataset)?;
+        let num_official = cifar.official_num_records(file);
+        if num_records != num_official {
+            dataset.notes.push(format!("{file}: {num_records} records, the official file has {num_official}"));
+        }
+    }
+    Ok(Arc::new(dataset))
+}
+
+/// Appends a file's records and returns their number.
+fn read_records(path: &Path, cifar: Cifar, dataset: &mut MemoryDataset) -> Result<usize, DatasetError> {
+    let bytes = fs::read(path).map_err(DatasetError::io("read", path))?;
+    let num_label_bytes = cifar.num_label_bytes();
+    let record_bytes = num_label_bytes + SHAPE.num_values();
+    if bytes.is_empty() || bytes.len() % record_bytes != 0 {
+        return Err(DatasetError::PartialRecord { path: path.to_path_buf(), len_bytes: bytes.len(), record_bytes });
+    }
+    let num_records = bytes.len() / record_bytes;
+    dataset.pixels.reserve(num_records * SHAPE.num_values());
+    for (record, content) in bytes.chunks_exact(record_bytes).enumerate() {
+        let (labels, planes) = content.split_at(num_label_bytes);
+        let label = usize::from(labels[num_label_bytes - 1]);
+        if label >= cifar.num_classes() {
+            return Err(DatasetError::LabelOutOfRange {
+                path: path.to_path_buf(),
+                record,
+                label,
+                num_classes: cifar.num_classes(),
+            });
+        }
+        dataset.labels.push(label as u16);
+        for position in 0..PLANE {
+            let pixel = [0, 1, 2].map(|channel| planes[channel * PLANE + position]);
+            dataset.pixels.extend(pixel);
+        }
+    }
+    Ok(num_records)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,123 @@
+//! What a data set is to the rest of the program.
+//!
+//! Out: the trait [`ImageDataset`], its two [`DatasetSplits`] and their [`Normalization`].
+//! Invariant: images are u8 `[H, W, C]`, all of one shape; samples are addressed by index and never change.
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::error::DatasetError;
+
+/// The shape of every image of a data set: u8 pixels `[H, W, C]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ImageShape {
+    /// H, in pixels.
+    pub height: usize,
+    /// W, in pixels.
+    pub width: usize,
+    /// C: 3 for RGB, 1 for grey.
+    pub channels: usize,
+}
+
+impl ImageShape {
+    /// The number of values of one image: H * W * C.
+    pub fn num_values(self) -> usize {
+        self.height * self.width * self.channels
+    }
+}
+
+impl fmt::Display for ImageShape {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{}x{}x{}", self.height, self.width, self.channels)
+    }
+}
+
+/// A set of labelled images of one shape, readable from several threads at once.
+pub trait ImageDataset: Send + Sync {
+    /// The name for logs and manifests, with the split: "cifar-10 train".
+    fn name(&self) -> &str;
+
+    /// The number of samples; never 0.
+    fn len(&self) -> usize;
+
+    /// Whether there are no samples: never, since opening an empty data set is an error.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The shape of every image.
+    fn image_shape(&self) -> ImageShape;
+
+    /// The names of the classes in label order; their number is the number of classes.
+    fn class_names(&self) -> &[String];
+
+    /// The class of a sample, an index into `class_names`.
+    ///
+    /// # Panics
+    /// If `index` is not below `len`.
+    fn label(&self, index: usize) -> usize;
+
+    /// Writes a sample's pixels.
+    ///
+    /// # Shapes
+    /// `pixels`: `[H, W, C]` of `image_shape`.
+    ///
+    /// # Errors
+    /// If the sample is decoded on demand and its file cannot be read or decoded; the error names the path.
+    ///
+    /// # Panics
+    /// If `index` is not below `len` or `pixels` has another length than the image.
+    fn read_image(&self, index: usize, pixels: &mut [u8]) -> Result<(), DatasetError>;
+
+    /// The data's identity, a sha256 in hex over shape, labels and pixels, or over labels, names and bytes of image files.
+    ///
+    /// It is computed at the first call and may read the whole data set.
+    fn checksum(&self) -> String;
+
+    /// Warnings and facts for the log, one sentence each.
+    fn notes(&self) -> &[String];
+}
+
+impl fmt::Debug for dyn ImageDataset {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter
+            .debug_struct("ImageDataset")
+            .field("name", &self.name())
+            .field("len", &self.len())
+            .field("image_shape", &self.image_shape())
+            .field("num_classes", &self.class_names().len())
+            .finish()
+    }
+}
+
+/// The two parts of a data set, which share image shape and classes.
+#[derive(Clone, Debug)]
+pub struct DatasetSplits {
+    /// The samples to learn from.
+    pub train: Arc<dyn ImageDataset>,
+    /// The samples to judge by.
+    pub test: Arc<dyn ImageDataset>,
+    /// How pixels become numbers of about zero mean and unit variance.
+    pub normalization: Normalization,
+}
+
+/// Mean and standard deviation of each channel, of pixels scaled to 0..1.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Normalization {
+    /// One mean a channel.
+    pub mean: Vec<f32>,
+    /// One standard deviation a channel, above 0.
+    pub std: Vec<f32>,
+}
+
+impl Normalization {
+    /// The statistics of ImageNet's RGB pixels, which published weights expect.
+    pub fn imagenet() -> Self {
+        Self { mean: vec![0.485, 0.456, 0.406], std: vec![0.229, 0.224, 0.225] }
+    }
+
+    /// Mean and standard deviation of uniformly random pixels: 1/2 and 1/sqrt(12).
+    pub fn uniform(channels: usize) -> Self {
+        Self { mean: vec![0.5; channels], std: vec![0.288_675_13; channels] }
+    }
+}

@@ -1,0 +1,226 @@
+//! Fetches CIFAR-10 or CIFAR-100 from its official address (feature `download`).
+//!
+//! In: which data set, a folder. Out: the release's folder in it, as [`cifar::open`](crate::cifar::open) reads it.
+//! Invariant: nothing appears under the release's name before its archive's sha256 was checked and all of it was unpacked.
+//! Source: <https://www.cs.toronto.edu/~kriz/cifar.html>.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::path::{Component, Path, PathBuf};
+use std::time::Duration;
+
+use flate2::read::GzDecoder;
+use sha2::{Digest, Sha256};
+use ureq::Agent;
+
+use crate::cifar::Cifar;
+use crate::error::DatasetError;
+use crate::memory::to_hex;
+
+/// Where an archive comes from and what it is.
+struct Source {
+    url: String,
+    /// The archive's digest in hex.
+    sha256: String,
+    cifar: Cifar,
+}
+
+impl Source {
+    /// The official archive; both digests are those that other public downloaders (TFDS, MLDatasets.jl) check.
+    fn official(cifar: Cifar) -> Self {
+        let (name, sha256) = match cifar {
+            Cifar::Ten => {
+                ("cifar-10-binary.tar.gz", "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd")
+            }
+            Cifar::Hundred => {
+                ("cifar-100-binary.tar.gz", "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec")
+            }
+        };
+        Self { url: format!("https://www.cs.toronto.edu/~kriz/{name}"), sha256: sha256.into(), cifar }
+    }
+
+    fn error(&self, reason: impl ToString, num_bytes: u64) -> DatasetError {
+        DatasetError::Download {
+            url: self.url.clone(),
+            reason: reason.to_string(),
+            remedy: if num_bytes > 0 {
+                format!("run it again to continue after {num_bytes} bytes")
+            } else {
+                format!(
+                    "check the network, or fetch the archive elsewhere and unpack it so that there is a folder {}",
+                    self.cifar.folder()
+                )
+            },
+        }
+    }
+}
+
+/// Downloads, checks and unpacks a data set into `dir` and returns the release's folder.
+///
+/// Does nothing if it is there already. An interrupted download continues where it stopped. `progress` is told the bytes so far
+/// and, if the server says it, how many there will be. Only one process may do this in a folder at a time.
+///
+/// # Errors
+/// If there is no network, the server does not answer with the archive, the bytes are not the published ones, or the folder cannot
+/// be written.
+pub fn download(
+    cifar: Cifar,
+    dir: impl AsRef<Path>,
+    progress: &mut dyn FnMut(u64, Option<u64>),
+) -> Result<PathBuf, DatasetError> {
+    // A stalled connection ends in an error, a slow one does not.
+    let agent = Agent::config_builder()
+        .http_status_as_error(false)
+        .timeout_connect(Some(Duration::from_secs(30)))
+        .timeout_recv_response(Some(Duration::from_secs(60)))
+        .timeout_per_read(Some(Duration::from_secs(60)))
+        .build()
+        .new_agent();
+    obtain(&agent, &Source::official(cifar), dir.as_ref(), progress)
+}
+
+fn obtain(
+    agent: &Agent,
+    source: &Source,
+    dir: &Path,
+    progress: &mut dyn FnMut(u64, Option<u64>),
+) -> Result<PathBuf, DatasetError> {
+    if let Some(folder) = source.cifar.find(dir) {
+        return Ok(folder);
+    }
+    fs::create_dir_all(dir).map_err(DatasetError::io("create", dir))?;
+    let archive = dir.join(format!("{}.tar.gz.part", source.cifar.folder()));
+    receive(agent, source, &archive, progress)?;
+    check(source, &archive)?;
+    let folder = unpack(source.cifar, &archive, dir)?;
+    fs::remove_file(&archive).map_err(DatasetError::io("remove", &archive))?;
+    Ok(folder)
+}
+
+/// Brings the file at `path` to its full length, after what an earlier try left there.
+fn receive(
+    agent: &Agent,
+    source: &Source,
+    path: &Path,
+    progress: &mut dyn FnMut(u64, Option<u64>),
+) -> Result<(), DatasetError> {
+    let mut done = fs::metadata(path).map_or(0, |metadata| metadata.len());
+    // A server that compresses on the fly would make ranges and digests meaningless.
+    let mut request = agent.get(&source.url).header("Accept-Encoding", "identity");
+    if done > 0 {
+        request = request.header("Range", format!("bytes={done}-"));
+    }
+    let response = request.call().map_err(|error| source.error(error, done))?;
+    let header = |name| response.headers().get(name)?.to_str().ok();
+    let mut options = OpenOptions::new();
+    match response.status().as_u16() {
+        200 => {
+            done = 0;
+            options.write(true).create(true).truncate(true);
+        }
+        206 => {
+            let range = header("content-range").unwrap_or_default();
+            if !range.starts_with(&format!("bytes {done}-")) {
+                let reason = format!("asked for the bytes from {done} on, got the range \"{range}\"");
+                return Err(source.error(reason, done));
+            }
+            options.append(true);
+        }
+        // There is nothing after what we have; its digest will tell whether it is whole.
+        416 if done > 0 => return Ok(()),
+        status => return Err(source.error(format!("the server answered with status {status}"), done)),
+    }
+    let total = header("content-length").and_then(|length| length.parse::<u64>().ok()).map(|length| done + length);
+    let mut file = options.open(path).map_err(DatasetError::io("write", path))?;
+    let mut body = response.into_body().into_reader();
+    let mut buffer = vec![0; 64 << 10];
+    progress(done, total);
+    loop {
+        let len = match body.read(&mut buffer) {
+            Ok(0) => break,
+            Ok(len) => len,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            Err(error) => return Err(source.error(error, done)),
+        };
+        file.write_all(&buffer[..len]).map_err(DatasetError::io("write", path))?;
+        done += len as u64;
+        progress(done, total);
+    }
+    match total {
+        Some(total) if done < total => {
+            let reason = format!("expected {total} bytes, the connection ended after {done}");
+            Err(source.error(reason, done))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Compares the archive's digest with the published one and removes what differs, since continuing it could never succeed.
+fn check(source: &Source, path: &Path) -> Result<(), DatasetError> {
+    let mut file = File::open(path).map_err(DatasetError::io("read", path))?;
+    let mut digest = Sha256::new();
+    io::copy(&mut file, &mut digest).map_err(DatasetError::io("read", path))?;
+    let got = to_hex(&digest.finalize());
+    if got == source.sha256 {
+        return Ok(());
+    }
+    fs::remove_file(path).map_err(DatasetError::io("remove", path))?;
+    Err(DatasetError::Checksum { path: path.to_path_buf(), expected: source.sha256.clone(), got })
+}
+
+/// Unpacks beside the final place, then renames.
+fn unpack(cifar: Cifar, archive: &Path, dir: &Path) -> Result<PathBuf, DatasetError> {
+    let folder = dir.join(cifar.folder());
+    let unfinished = dir.join(format!("{}.unpacking", cifar.folder()));
+    // A try that was interrupted may have left one.
+    if unfinished.exists() {
+        fs::remove_dir_all(&unfinished).map_err(DatasetError::io("remove", &unfinished))?;
+    }
+    fs::create_dir(&unfinished).map_err(DatasetError::io("create", &unfinished))?;
+    let result = unpack_files(cifar, archive, &unfinished)
+        .and_then(|()| fs::rename(&unfinished, &folder).map_err(DatasetError::io("create", &folder)));
+    if let Err(error) = result {
+        // The first error is the one to tell; a folder left behind is removed by the next try.
+        let _ = fs::remove_dir_all(&unfinished);
+        return Err(error);
+    }
+    Ok(folder)
+}
+
+/// Writes the archive's files into `folder`; anything but plain files right in the release's folder is refused.
+fn unpack_files(cifar: Cifar, archive: &Path, folder: &Path) -> Result<(), DatasetError> {
+    let refuse = |reason: String| DatasetError::Archive { path: archive.to_path_buf(), reason };
+    let unreadable = |error: io::Error| refuse(format!("cannot be unpacked: {error}"));
+    let file = File::open(archive).map_err(DatasetError::io("read", archive))?;
+    let mut entries = tar::Archive::new(GzDecoder::new(file));
+    for entry in entries.entries().map_err(unreadable)? {
+        let mut entry = entry.map_err(unreadable)?;
+        let path = entry.path().map_err(unreadable)?.into_owned();
+        if entry.header().entry_type().is_dir() {
+            continue;
+        }
+        let mut parts = path.components().filter(|part| *part != Component::CurDir);
+        let name = match (parts.next(), parts.next(), parts.next()) {
+            (Some(Component::Normal(first)), Some(Component::Normal(name)), None)
+                if first == cifar.folder() && entry.header().entry_type().is_file() =>
+            {
+                name
+            }
+            _ => {
+                return Err(refuse(format!("expected plain files in {}, got {}", cifar.folder(), path.display())));
+            }
+        };
+        let target = folder.join(name);
+        let mut file = File::create_new(&target).map_err(DatasetError::io("create", &target))?;
+        io::copy(&mut entry, &mut file).map_err(unreadable)?;
+    }
+    for name in cifar.train_files().iter().chain([&cifar.test_file()]) {
+        if !folder.join(name).is_file() {
+            return Err(refuse(format!("expected {name} in {}, got none", cifar.folder())));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,122 @@
+//! A data set of image files in a folder for each class.
+//!
+//! In: `root/train/<class>/*.jpg` and `root/test/<class>/*.jpg` (or `val`). Out: [`DatasetSplits`] of square RGB images.
+//! Invariant: classes and files are sorted by name, so that labels and indices are the same on every machine; train and test
+//! have the same classes; no file is dropped without a note that names it.
+
+mod scan;
+mod split;
+
+use std::fmt;
+use std::path::Path;
+use std::sync::Arc;
+use std::thread;
+
+use crate::dataset::{DatasetSplits, ImageDataset, ImageShape, Normalization};
+use crate::error::DatasetError;
+use scan::{ScannedSplit, scan_split};
+use split::FolderDataset;
+
+/// What happens with an image file that cannot be decoded.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OnBadImage {
+    /// Opening (or, if decoded on demand, reading) fails and names the file.
+    #[default]
+    Fail,
+    /// The file is left out; the notes give the count and the paths.
+    Skip,
+}
+
+/// How a folder of images is read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ImageFolderConfig {
+    /// Height and width to which all images are brought, in pixels.
+    pub size: usize,
+    /// Decoded images are kept if both splits together need no more than this; else each read decodes its file.
+    pub memory_limit_bytes: u64,
+    /// What happens with a file that cannot be decoded.
+    pub on_bad_image: OnBadImage,
+    /// The number of threads that decode when the folder is opened.
+    pub num_threads: usize,
+}
+
+impl ImageFolderConfig {
+    /// Images of `size` x `size`, kept in memory up to 4 GiB, failing on bad files, decoded on all processors.
+    pub fn new(size: usize) -> Self {
+        Self {
+            size,
+            memory_limit_bytes: 4 << 30,
+            on_bad_image: OnBadImage::Fail,
+            num_threads: thread::available_parallelism().map_or(1, usize::from),
+        }
+    }
+}
+
+/// Opens a folder of images.
+///
+/// Images are brought to `size` as by [`load_image`](crate::load_image) and normalised with ImageNet's statistics. If they
+/// fit into memory they are decoded now; else with [`OnBadImage::Skip`] every file is decoded once to find the bad ones, and with
+/// [`OnBadImage::Fail`] a bad file is found when it is read. If there is `test` as well as `val`, `test` is used.
+///
+/// # Errors
+/// If a folder is missing, a class has no image, train and test have different classes, a file cannot be read or, with
+/// [`OnBadImage::Fail`], decoded, or a setting is 0.
+///
+/// # Differs from PyTorch
+/// torchvision's `ImageFolder` opens one split, descends into subfolders of a class and leaves the resizing to a transform.
+pub fn open(dir: impl AsRef<Path>, config: &ImageFolderConfig) -> Result<DatasetSplits, DatasetError> {
+    let dir = dir.as_ref();
+    if config.size == 0 {
+        return Err(DatasetError::config("image size", "at least 1 pixel", 0));
+    }
+    if config.num_threads == 0 {
+        return Err(DatasetError::config("num_threads", "at least 1", 0));
+    }
+    let mut train = scan_split(dir, &["train"])?;
+    let mut test = scan_split(dir, &["test", "val"])?;
+    check_classes(dir, &train, &test)?;
+    let shape = ImageShape { height: config.size, width: config.size, channels: 3 };
+    let num_files = (train.files.len() + test.files.len()) as u64;
+    let needed_bytes = num_files.saturating_mul(shape.num_values() as u64);
+    let keep = needed_bytes <= config.memory_limit_bytes;
+    let how = if keep {
+        format!("kept in memory ({} for both splits)", Mebibytes(needed_bytes))
+    } else {
+        format!(
+            "decoded on demand (both splits would need {}, the limit is {})",
+            Mebibytes(needed_bytes),
+            Mebibytes(config.memory_limit_bytes)
+        )
+    };
+    for split in [&mut train, &mut test] {
+        split.notes.push(format!("{} image files, {how}", split.files.len()));
+    }
+    let open_split = |split: ScannedSplit| -> Result<Arc<dyn ImageDataset>, DatasetError> {
+        Ok(Arc::new(FolderDataset::open(split, shape, keep, config)?))
+    };
+    Ok(DatasetSplits { train: open_split(train)?, test: open_split(test)?, normalization: Normalization::imagenet() })
+}
+
+fn check_classes(dir: &Path, train: &ScannedSplit, test: &ScannedSplit) -> Result<(), DatasetError> {
+    let only = |a: &ScannedSplit, b: &ScannedSplit| -> Vec<String> {
+        let missing = a.class_names.iter().filter(|name| !b.class_names.contains(name));
+        missing.cloned().collect()
+    };
+    let (only_train, only_test) = (only(train, test), only(test, train));
+    if only_train.is_empty() && only_test.is_empty() {
+        return Ok(());
+    }
+    Err(DatasetError::ClassMismatch { path: dir.to_path_buf(), only_train, only_test })
+}
+
+/// A number of bytes as text.
+struct Mebibytes(u64);
+
+impl fmt::Display for Mebibytes {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{:.1} MiB", self.0 as f64 / (1 << 20) as f64)
+    }
+}
+
+#[cfg(test)]
+mod tests;

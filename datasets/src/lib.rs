@@ -1,0 +1,50 @@
+//! Image data sets, the order in which shards read them, augmentation and loading.
+//!
+//! In: bytes on disk (CIFAR's binary release, folders of images) or a seed (shapes, synthetic).
+//! Out: [`LoadedStep`]s of normalised `[N, H, W, C]` micro-batches, ready for a device.
+//! Invariant: the samples of a step and their pixels depend on the seed, the epoch and the step, never on how many
+//! shards read them or how many threads load them. The crate knows nothing of ranks but (shard_index, num_shards),
+//! and only [`batch`] knows tensors.
+//!
+//! Imports point down this list of modules.
+
+#[cfg(feature = "download")]
+pub mod download;
+
+pub mod cifar;
+pub mod image_folder;
+pub mod shapes;
+pub mod synthetic;
+
+pub mod limited;
+
+pub mod loader;
+
+pub mod batch;
+pub mod shard;
+
+pub mod augment;
+pub mod normalize;
+
+pub mod decode;
+
+mod memory;
+
+pub mod dataset;
+
+mod random;
+
+pub mod error;
+
+pub use augment::{Augment, Placement};
+pub use batch::{HostBatch, ImageBatch};
+pub use cifar::Cifar;
+pub use dataset::{DatasetSplits, ImageDataset, ImageShape, Normalization};
+pub use decode::load_image;
+pub use error::DatasetError;
+pub use image_folder::{ImageFolderConfig, OnBadImage};
+pub use limited::Subset;
+pub use loader::{LoadedStep, Loader, LoaderConfig};
+pub use shapes::ShapesConfig;
+pub use shard::{ShardConfig, ShardPlan, StepShard};
+pub use synthetic::SyntheticConfig;

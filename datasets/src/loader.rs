@@ -1,0 +1,260 @@
+//! An iterator over the steps of an epoch that reads ahead in threads.
+//!
+//! In: a data set, a [`ShardPlan`], augmentation and normalisation. Out: [`LoadedStep`]s in step order.
+//! Invariant: what comes out does not depend on the number of threads; at most `prefetch_steps` steps are made or held ahead;
+//! a thread that waits for its turn uses no processor time; threads end when the loader is dropped; a failure comes out as
+//! an error after which the loader ends, never as a hang.
+
+use std::any::Any;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::thread::JoinHandle;
+
+use crate::augment::Augment;
+use crate::batch::HostBatch;
+use crate::dataset::{ImageDataset, Normalization};
+use crate::error::DatasetError;
+use crate::normalize::NormalizationTable;
+use crate::shard::{ShardPlan, StepShard};
+
+/// How a shard's samples become batches.
+#[derive(Clone, Debug)]
+pub struct LoaderConfig {
+    /// The largest number of samples of a micro-batch.
+    pub micro_batch_size: usize,
+    /// How images are varied; `None` for testing.
+    pub augment: Augment,
+    /// Mean and standard deviation of each channel.
+    pub normalization: Normalization,
+    /// The seed of the augmentation.
+    pub seed: u64,
+    /// The epoch of the augmentation, from 0.
+    pub epoch: u64,
+    /// The number of threads that load; 0 loads in the calling thread.
+    ///
+    /// One (the default) feeds a CIFAR ResNet many times over; more pay only for images decoded on demand.
+    pub num_threads: usize,
+    /// The number of steps made or held ahead, at least 1; it bounds the threads that can work at once.
+    pub prefetch_steps: usize,
+    /// The step to begin with, for a run that continues inside an epoch.
+    pub first_step: usize,
+}
+
+impl LoaderConfig {
+    /// The defaults: no augmentation, seed and epoch 0, one thread, two steps ahead, from the first step.
+    pub fn new(micro_batch_size: usize, normalization: Normalization) -> Self {
+        Self {
+            micro_batch_size,
+            augment: Augment::None,
+            normalization,
+            seed: 0,
+            epoch: 0,
+            num_threads: 1,
+            prefetch_steps: 2,
+            first_step: 0,
+        }
+    }
+}
+
+/// One shard's part of one step, in host memory.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LoadedStep {
+    /// The step's index in the epoch.
+    pub step_in_epoch: usize,
+    /// The number of samples of the step over all shards.
+    pub global_num_samples: usize,
+    /// The micro-batches: as many on every shard, though in the last step some may be empty on some shards.
+    pub micro_batches: Vec<HostBatch>,
+}
+
+/// The steps of an epoch from `first_step` on; after an error it ends.
+#[derive(Debug)]
+pub struct Loader {
+    maker: Arc<StepMaker>,
+    lanes: Vec<Lane>,
+    next_step: usize,
+    end_step: usize,
+    stop: Arc<AtomicBool>,
+}
+
+/// A thread and the channel by which its steps arrive: lane i of T makes steps first + i, first + i + T, …
+#[derive(Debug)]
+struct Lane {
+    steps: Receiver<Result<LoadedStep, DatasetError>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Loader {
+    /// Starts the threads.
+    ///
+    /// # Panics
+    /// If the plan was made for another number of samples than `dataset` has, the normalisation is for another number of
+    /// channels, `micro_batch_size` is 0, `prefetch_steps` is 0 though there are threads, `first_step` is beyond the
+    /// plan's last step, or the operating system refuses a thread.
+    pub fn start(dataset: Arc<dyn ImageDataset>, plan: ShardPlan, config: LoaderConfig) -> Self {
+        let (first_step, end_step) = (config.first_step, plan.num_steps());
+        assert!(first_step <= end_step, "first_step: expected at most {end_step}, got {first_step}");
+        // A lane holds the step it makes or wants to hand over and those in its channel, so a channel of capacity
+        // c means c + 1 steps ahead; the lanes' shares add up to prefetch_steps.
+        let num_lanes = config.num_threads.min(config.prefetch_steps);
+        assert!(num_lanes > 0 || config.num_threads == 0, "prefetch_steps: expected at least 1 with threads, got 0");
+        let prefetch_steps = config.prefetch_steps;
+        let maker = Arc::new(StepMaker::new(dataset, plan, config));
+        let stop = Arc::new(AtomicBool::new(false));
+        let lanes = (0..num_lanes)
+            .map(|lane| {
+                let share = prefetch_steps / num_lanes + usize::from(lane < prefetch_steps % num_lanes);
+                let (sender, steps) = sync_channel(share - 1);
+                let (maker, stop) = (Arc::clone(&maker), Arc::clone(&stop));
+                let own_steps = (first_step + lane..end_step).step_by(num_lanes);
+                let thread = std::thread::Builder::new()
+                    .name(format!("loader {lane}"))
+                    .spawn(move || run_lane(&maker, &stop, own_steps, &sender))
+                    .expect("the operating system refused a loader thread");
+                Lane { steps, thread: Some(thread) }
+            })
+            .collect();
+        Self { maker, lanes, next_step: first_step, end_step, stop }
+    }
+
+    fn receive(&mut self, step_in_epoch: usize) -> Result<LoadedStep, DatasetError> {
+        if self.lanes.is_empty() {
+            let loaded = self.maker.make(step_in_epoch, &self.stop);
+            return loaded.map(|step| step.expect("only dropping the loader stops a step"));
+        }
+        let num_lanes = self.lanes.len();
+        let lane = &mut self.lanes[(step_in_epoch - self.maker.config.first_step) % num_lanes];
+        if let Ok(loaded) = lane.steps.recv() {
+            return loaded;
+        }
+        // The sender is gone before its last step was sent, so the thread has panicked.
+        let reason = match lane.thread.take().map(JoinHandle::join) {
+            Some(Err(payload)) => panic_text(&*payload),
+            _ => "the thread ended early".into(),
+        };
+        Err(DatasetError::LoaderPanicked { step_in_epoch, reason })
+    }
+}
+
+impl Iterator for Loader {
+    type Item = Result<LoadedStep, DatasetError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.next_step >= self.end_step {
+            return None;
+        }
+        let loaded = self.receive(self.next_step);
+        self.next_step = if loaded.is_ok() { self.next_step + 1 } else { self.end_step };
+        Some(loaded)
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        // An error ends the iteration early, so the number of steps left is an upper bound.
+        let num_left = self.end_step - self.next_step;
+        (num_left.min(1), Some(num_left))
+    }
+}
+
+impl Drop for Loader {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        for Lane { steps, thread } in self.lanes.drain(..) {
+            // Without its receiver a thread that waits to hand over a step wakes up and ends.
+            drop(steps);
+            if let Some(thread) = thread {
+                // A panic of a step that nobody waits for any more has nobody to be told to.
+                let _ = thread.join();
+            }
+        }
+    }
+}
+
+/// Makes a lane's steps until they are done, one fails, or the loader is dropped.
+fn run_lane(
+    maker: &StepMaker,
+    stop: &AtomicBool,
+    steps: impl Iterator<Item = usize>,
+    sender: &SyncSender<Result<LoadedStep, DatasetError>>,
+) {
+    for step_in_epoch in steps {
+        let Some(loaded) = maker.make(step_in_epoch, stop).transpose() else {
+            return;
+        };
+        let failed = loaded.is_err();
+        if sender.send(loaded).is_err() || failed {
+            return;
+        }
+    }
+}
+
+fn panic_text(payload: &(dyn Any + Send)) -> String {
+    payload
+        .downcast_ref::<String>()
+        .cloned()
+        .or_else(|| payload.downcast_ref::<&str>().map(ToString::to_string))
+        .unwrap_or_else(|| "no message".into())
+}
+
+/// Makes any step of the epoch; shared by all threads.
+struct StepMaker {
+    dataset: Arc<dyn ImageDataset>,
+    plan: ShardPlan,
+    table: NormalizationTable,
+    config: LoaderConfig,
+}
+
+impl std::fmt::Debug for StepMaker {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter
+            .debug_struct("StepMaker")
+            .field("dataset", &self.dataset)
+            .field("shard", self.plan.config())
+            .field("config", &self.config)
+            .finish()
+    }
+}
+
+impl StepMaker {
+    fn new(dataset: Arc<dyn ImageDataset>, plan: ShardPlan, config: LoaderConfig) -> Self {
+        let table = NormalizationTable::new(&config.normalization);
+        assert_eq!(plan.config().num_samples, dataset.len(), "num_samples of plan and data set");
+        assert_eq!(table.num_channels(), dataset.image_shape().channels, "channels of normalisation and data set");
+        assert!(config.micro_batch_size > 0, "micro_batch_size: expected at least 1, got 0");
+        Self { dataset, plan, table, config }
+    }
+
+    /// Makes one step; None if it was stopped.
+    fn make(&self, step_in_epoch: usize, stop: &AtomicBool) -> Result<Option<LoadedStep>, DatasetError> {
+        let StepShard { global_num_samples, indices } = self.plan.step(step_in_epoch);
+        // Every shard counts the micro-batches of the fullest shard, so that all make the same number of micro-steps.
+        let num_micro_batches = self.plan.max_shard_samples(global_num_samples).div_ceil(self.config.micro_batch_size);
+        let mut chunks = indices.chunks(self.config.micro_batch_size);
+        let mut micro_batches = Vec::with_capacity(num_micro_batches);
+        for _ in 0..num_micro_batches {
+            match self.make_batch(chunks.next().unwrap_or_default(), stop)? {
+                Some(batch) => micro_batches.push(batch),
+                None => return Ok(None),
+            }
+        }
+        Ok(Some(LoadedStep { step_in_epoch, global_num_samples, micro_batches }))
+    }
+
+    fn make_batch(&self, indices: &[usize], stop: &AtomicBool) -> Result<Option<HostBatch>, DatasetError> {
+        let shape = self.dataset.image_shape();
+        let len = shape.num_values();
+        let mut bytes = vec![0; len];
+        let mut pixels = vec![0.0; indices.len() * len];
+        let mut labels = Vec::with_capacity(indices.len());
+        for (index, output) in indices.iter().zip(pixels.chunks_exact_mut(len)) {
+            if stop.load(Ordering::Relaxed) {
+                return Ok(None);
+            }
+            self.dataset.read_image(*index, &mut bytes)?;
+            let placement = self.config.augment.draw(self.config.seed, self.config.epoch, *index);
+            self.table.apply(&bytes, shape, placement, output);
+            labels.push(self.dataset.label(*index) as u32);
+        }
+        Ok(Some(HostBatch { pixels, labels, indices: indices.to_vec(), shape }))
+    }
+}

@@ -1,0 +1,148 @@
+//! From u8 pixels to normalised f32, cropped and flipped in the same pass.
+//!
+//! In: u8 `[H, W, C]` and a [`Placement`]. Out: f32 `[H, W, C]`, each (p / 255 - mean) / std.
+//! Invariant: every value comes from a table of 256 entries a channel, so it is exact and costs one load.
+
+use crate::augment::Placement;
+use crate::dataset::{ImageShape, Normalization};
+
+/// The normalised value of each pixel value, per channel.
+#[derive(Clone, Debug)]
+pub struct NormalizationTable {
+    channels: Vec<[f32; 256]>,
+}
+
+impl NormalizationTable {
+    /// Computes the table in f32, as torchvision's `ToTensor` and `Normalize` do.
+    ///
+    /// # Panics
+    /// If means and standard deviations differ in number, or a standard deviation is not above 0.
+    pub fn new(normalization: &Normalization) -> Self {
+        let Normalization { mean, std } = normalization;
+        assert_eq!(mean.len(), std.len(), "normalization: one mean and one std a channel");
+        assert!(std.iter().all(|std| *std > 0.0), "normalization: expected std above 0, got {std:?}");
+        let channels = mean
+            .iter()
+            .zip(std)
+            .map(|(mean, std)| std::array::from_fn(|pixel| (pixel as f32 / 255.0 - mean) / std))
+            .collect();
+        Self { channels }
+    }
+
+    /// The number of channels.
+    pub fn num_channels(&self) -> usize {
+        self.channels.len()
+    }
+
+    /// Writes one normalised image.
+    ///
+    /// # Shapes
+    /// `source` and `output`: `[H, W, C]` of `shape`.
+    ///
+    /// # Panics
+    /// If a slice has another length than `shape`, or `shape` another number of channels than the table.
+    pub fn apply(&self, source: &[u8], shape: ImageShape, placement: Placement, output: &mut [f32]) {
+        let ImageShape { height, width, channels } = shape;
+        assert_eq!(channels, self.channels.len(), "channels of the image");
+        assert_eq!(source.len(), shape.num_values(), "source values");
+        assert_eq!(output.len(), shape.num_values(), "output values");
+        // The output columns x' whose source column x' + dx lies inside the image.
+        let clamp = |column: isize| column.clamp(0, width as isize) as usize;
+        let (first, last) = (clamp(-placement.dx), clamp(width as isize - placement.dx));
+        for (y, row) in output.chunks_exact_mut(width * channels).enumerate() {
+            let source_y = y as isize + placement.dy;
+            if source_y < 0 || source_y >= height as isize || first >= last {
+                self.fill_black(row);
+                continue;
+            }
+            self.fill_black(&mut row[..first * channels]);
+            self.fill_black(&mut row[last * channels..]);
+            let start = source_y as usize * width + (first as isize + placement.dx) as usize;
+            let pixels = &source[start * channels..(start + last - first) * channels];
+            let inside = row[first * channels..last * channels].chunks_exact_mut(channels);
+            for (values, pixel) in inside.zip(pixels.chunks_exact(channels)) {
+                for ((value, byte), table) in values.iter_mut().zip(pixel).zip(&self.channels) {
+                    *value = table[usize::from(*byte)];
+                }
+            }
+            if placement.flip {
+                flip_row(row, width, channels);
+            }
+        }
+    }
+
+    fn fill_black(&self, values: &mut [f32]) {
+        for pixel in values.chunks_exact_mut(self.channels.len()) {
+            for (value, table) in pixel.iter_mut().zip(&self.channels) {
+                *value = table[0];
+            }
+        }
+    }
+}
+
+/// Exchanges left and right; the row is in the first-level cache by now.
+fn flip_row(row: &mut [f32], width: usize, channels: usize) {
+    for x in 0..width / 2 {
+        for channel in 0..channels {
+            row.swap(x * channels + channel, (width - 1 - x) * channels + channel);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SHAPE: ImageShape = ImageShape { height: 3, width: 4, channels: 2 };
+
+    fn normalization() -> Normalization {
+        Normalization { mean: vec![0.25, 0.5], std: vec![0.5, 0.125] }
+    }
+
+    /// The definition in [`Placement`], one pixel at a time.
+    fn expected(source: &[u8], placement: Placement) -> Vec<f32> {
+        let Normalization { mean, std } = normalization();
+        let mut output = Vec::new();
+        for y in 0..SHAPE.height {
+            for x in 0..SHAPE.width {
+                let column = if placement.flip { SHAPE.width - 1 - x } else { x };
+                let (sy, sx) = (y as isize + placement.dy, column as isize + placement.dx);
+                let inside = (0..SHAPE.height as isize).contains(&sy) && (0..SHAPE.width as isize).contains(&sx);
+                for channel in 0..SHAPE.channels {
+                    let pixel = if inside {
+                        source[(sy as usize * SHAPE.width + sx as usize) * SHAPE.channels + channel]
+                    } else {
+                        0
+                    };
+                    output.push((f32::from(pixel) / 255.0 - mean[channel]) / std[channel]);
+                }
+            }
+        }
+        output
+    }
+
+    #[test]
+    fn every_placement_gives_the_pixels_of_its_definition() {
+        let table = NormalizationTable::new(&normalization());
+        let source: Vec<u8> = (0..SHAPE.num_values() as u8).map(|i| i * 10 + 1).collect();
+        for dy in -4..=4 {
+            for dx in -5..=5 {
+                for flip in [false, true] {
+                    let placement = Placement { dy, dx, flip };
+                    let mut output = vec![f32::NAN; SHAPE.num_values()];
+                    table.apply(&source, SHAPE, placement, &mut output);
+                    assert_eq!(output, expected(&source, placement), "{placement:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn padding_is_black_before_normalisation() {
+        let table = NormalizationTable::new(&normalization());
+        let mut output = vec![0.0; SHAPE.num_values()];
+        let placement = Placement { dy: 3, ..Placement::default() };
+        table.apply(&[255; 24], SHAPE, placement, &mut output);
+        assert!(output.chunks(2).all(|pixel| pixel == [-0.5, -4.0]));
+    }
+}

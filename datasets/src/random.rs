@@ -1,0 +1,111 @@
+//! Random streams that are pure functions of what they are for.
+//!
+//! In: (seed, epoch or split, index, purpose). Out: an independent ChaCha8 stream.
+//! Invariant: the four words are the cipher's 256-bit key, so two different uses never share a stream, whatever rank,
+//! thread or platform draws.
+//! Source: D. J. Bernstein, "ChaCha, a variant of Salsa20" (2008).
+
+use rand_chacha::ChaCha8Rng;
+use rand_chacha::rand_core::{RngCore, SeedableRng};
+
+/// What a stream is drawn for; part of the key, so that purposes are independent.
+#[derive(Clone, Copy)]
+#[repr(u64)]
+pub(crate) enum Purpose {
+    Permutation = 1,
+    Augmentation = 2,
+    Shape = 3,
+    Synthetic = 4,
+    Subset = 5,
+}
+
+/// A stream of random numbers.
+pub(crate) struct Stream(ChaCha8Rng);
+
+impl Stream {
+    pub(crate) fn new(seed: u64, scope: u64, index: u64, purpose: Purpose) -> Self {
+        let mut key = [0; 32];
+        for (bytes, word) in key.chunks_exact_mut(8).zip([seed, scope, index, purpose as u64]) {
+            bytes.copy_from_slice(&word.to_le_bytes());
+        }
+        Self(ChaCha8Rng::from_seed(key))
+    }
+
+    /// A uniform integer in `0..bound`, without modulo bias (Lemire, arXiv 1805.10941, with 64-bit words).
+    pub(crate) fn below(&mut self, bound: usize) -> usize {
+        assert!(bound > 0, "bound: expected at least 1, got 0");
+        let bound = bound as u64;
+        let threshold = bound.wrapping_neg() % bound;
+        loop {
+            let product = u128::from(self.0.next_u64()) * u128::from(bound);
+            if product as u64 >= threshold {
+                return (product >> 64) as usize;
+            }
+        }
+    }
+
+    /// A uniform number in `[0, 1)` with 24 random bits.
+    pub(crate) fn unit(&mut self) -> f32 {
+        (self.0.next_u32() >> 8) as f32 / (1 << 24) as f32
+    }
+
+    /// A uniform number in `[low, high)`.
+    pub(crate) fn between(&mut self, low: f32, high: f32) -> f32 {
+        low + (high - low) * self.unit()
+    }
+
+    /// True with probability one half.
+    pub(crate) fn coin(&mut self) -> bool {
+        self.0.next_u32() >> 31 == 1
+    }
+
+    /// Fills `bytes` with random bytes.
+    pub(crate) fn fill(&mut self, bytes: &mut [u8]) {
+        self.0.fill_bytes(bytes);
+    }
+
+    /// A uniform permutation of `0..len` (Fisher-Yates; Knuth, TAOCP 2, algorithm 3.4.2 P).
+    pub(crate) fn permutation(&mut self, len: usize) -> Vec<usize> {
+        let mut order: Vec<usize> = (0..len).collect();
+        for last in (1..len).rev() {
+            order.swap(last, self.below(last + 1));
+        }
+        order
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_permutation_holds_every_index_once() {
+        for len in [0, 1, 2, 17, 1000] {
+            let mut order = Stream::new(7, 0, 0, Purpose::Permutation).permutation(len);
+            order.sort_unstable();
+            assert_eq!(order, (0..len).collect::<Vec<_>>());
+        }
+    }
+
+    #[test]
+    fn integers_are_uniform_within_their_bound() {
+        let mut stream = Stream::new(1, 2, 3, Purpose::Shape);
+        let mut counts = [0usize; 7];
+        for _ in 0..70_000 {
+            counts[stream.below(7)] += 1;
+        }
+        // Five standard deviations of a binomial with n = 70,000 and p = 1/7 are 463.
+        assert!(counts.iter().all(|&count| count.abs_diff(10_000) < 463), "{counts:?}");
+    }
+
+    #[test]
+    fn each_word_of_the_key_changes_the_stream() {
+        let draw = |seed, scope, index, purpose| Stream::new(seed, scope, index, purpose).below(usize::MAX);
+        let first = draw(0, 0, 0, Purpose::Shape);
+        assert_eq!(first, draw(0, 0, 0, Purpose::Shape));
+        assert_ne!(first, draw(1, 0, 0, Purpose::Shape));
+        assert_ne!(first, draw(0, 1, 0, Purpose::Shape));
+        assert_ne!(first, draw(0, 0, 1, Purpose::Shape));
+        assert_ne!(first, draw(0, 0, 0, Purpose::Subset));
+    }
+}

@@ -1,0 +1,187 @@
+//! The embedded data set: ten classes of geometric figures, 32x32 RGB, drawn when it is opened.
+//!
+//! In: [`ShapesConfig`]. Out: [`DatasetSplits`] in memory.
+//! Invariant: sample i of a split is a pure function of (seed, split, i); class i mod 10 keeps labels balanced. Position,
+//! size, rotation, colours, background, distractors and noise are drawn alike for all classes, so that only form tells them
+//! apart and no linear function of the pixels does.
+
+mod figure;
+
+use std::sync::Arc;
+use std::thread;
+
+use crate::dataset::{DatasetSplits, ImageDataset, ImageShape, Normalization};
+use crate::error::DatasetError;
+use crate::memory::MemoryDataset;
+use crate::random::{Purpose, Stream};
+use figure::{CLASS_NAMES, Figure};
+
+const SIDE: usize = 32;
+const SHAPE: ImageShape = ImageShape { height: SIDE, width: SIDE, channels: 3 };
+
+/// How many figures to draw.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ShapesConfig {
+    /// The number of training samples.
+    pub num_train: usize,
+    /// The number of test samples.
+    pub num_test: usize,
+    /// The seed of all samples.
+    pub seed: u64,
+}
+
+impl Default for ShapesConfig {
+    /// 10,000 training and 2,000 test samples of seed 0.
+    fn default() -> Self {
+        Self { num_train: 10_000, num_test: 2_000, seed: 0 }
+    }
+}
+
+/// Draws the data set on all processors.
+///
+/// # Errors
+/// If a count is 0.
+pub fn open(config: &ShapesConfig) -> Result<DatasetSplits, DatasetError> {
+    Ok(DatasetSplits {
+        train: draw_split("train", config.seed, 0, config.num_train)?,
+        test: draw_split("test", config.seed, 1, config.num_test)?,
+        // Measured over the default training split, rounded.
+        normalization: Normalization { mean: vec![0.5; 3], std: vec![0.25; 3] },
+    })
+}
+
+fn draw_split(
+    split: &str,
+    seed: u64,
+    split_index: u64,
+    num_samples: usize,
+) -> Result<Arc<dyn ImageDataset>, DatasetError> {
+    if num_samples == 0 {
+        return Err(DatasetError::config("shapes num_samples", "at least 1", 0));
+    }
+    let mut pixels = vec![0; num_samples * SHAPE.num_values()];
+    let num_threads = thread::available_parallelism().map_or(1, usize::from);
+    let per_thread = num_samples.div_ceil(num_threads);
+    thread::scope(|scope| {
+        for (part, images) in pixels.chunks_mut(per_thread * SHAPE.num_values()).enumerate() {
+            scope.spawn(move || {
+                for (offset, image) in images.chunks_exact_mut(SHAPE.num_values()).enumerate() {
+                    let index = part * per_thread + offset;
+                    let stream = Stream::new(seed, split_index, index as u64, Purpose::Shape);
+                    draw_image(stream, index % CLASS_NAMES.len(), image);
+                }
+            });
+        }
+    });
+    Ok(Arc::new(MemoryDataset {
+        name: format!("shapes {split}"),
+        shape: SHAPE,
+        pixels,
+        labels: (0..num_samples).map(|index| (index % CLASS_NAMES.len()) as u16).collect(),
+        class_names: CLASS_NAMES.map(String::from).to_vec(),
+        notes: vec![format!("drawn from seed {seed}")],
+        checksum: Default::default(),
+    }))
+}
+
+/// An RGB colour, 0..1 a channel.
+type Colour = [f32; 3];
+
+fn draw_image(mut stream: Stream, class: usize, image: &mut [u8]) {
+    let colours = [random_colour(&mut stream), random_colour(&mut stream)];
+    let background = Background::random(&mut stream);
+    let mut canvas = [[0.0; 3]; SIDE * SIDE];
+    for (position, pixel) in canvas.iter_mut().enumerate() {
+        let share = background.at((position % SIDE) as f32, (position / SIDE) as f32);
+        *pixel = mix(colours[0], colours[1], share);
+    }
+    for _ in 0..1 + stream.below(4) {
+        draw_distractor(&mut stream, &mut canvas);
+    }
+    let colour = contrasting_colour(&mut stream, colours);
+    let shaded = mix(colour, random_colour(&mut stream), stream.between(0.0, 0.3));
+    Figure::random(class, &mut stream).draw(|position, coverage, across| {
+        canvas[position] = mix(canvas[position], mix(colour, shaded, across), coverage);
+    });
+    // The image's bytes first hold the noise, uniform in -amplitude..amplitude.
+    let amplitude = stream.between(0.02, 0.1);
+    stream.fill(image);
+    for (bytes, pixel) in image.chunks_exact_mut(3).zip(&canvas) {
+        for (byte, value) in bytes.iter_mut().zip(pixel) {
+            let noise = (f32::from(*byte) / 127.5 - 1.0) * amplitude;
+            *byte = ((value + noise).clamp(0.0, 1.0) * 255.0).round() as u8;
+        }
+    }
+}
+
+fn random_colour(stream: &mut Stream) -> Colour {
+    std::array::from_fn(|_| stream.unit())
+}
+
+/// A colour that differs clearly in brightness from the background, else the figure could not be seen.
+fn contrasting_colour(stream: &mut Stream, background: [Colour; 2]) -> Colour {
+    let brightness = |colour: Colour| colour.iter().sum::<f32>() / 3.0;
+    let mut best = (f32::MIN, [0.0; 3]);
+    for _ in 0..16 {
+        let colour = random_colour(stream);
+        let contrast =
+            background.iter().map(|other| (brightness(colour) - brightness(*other)).abs()).fold(f32::MAX, f32::min);
+        if contrast > best.0 {
+            best = (contrast, colour);
+        }
+        if contrast > 0.25 {
+            break;
+        }
+    }
+    best.1
+}
+
+fn mix(from: Colour, to: Colour, share: f32) -> Colour {
+    std::array::from_fn(|channel| from[channel] + (to[channel] - from[channel]) * share)
+}
+
+/// A smooth change between two colours: a product of two waves of random direction, length and phase.
+struct Background {
+    waves: [[f32; 3]; 2],
+    strength: f32,
+}
+
+impl Background {
+    fn random(stream: &mut Stream) -> Self {
+        let waves = std::array::from_fn(|_| {
+            let angle = stream.between(0.0, std::f32::consts::TAU);
+            // From one period over three images, almost a gradient, to one in ten pixels.
+            let frequency = std::f32::consts::TAU / stream.between(10.0, 96.0);
+            let phase = stream.between(0.0, std::f32::consts::TAU);
+            [angle.cos() * frequency, angle.sin() * frequency, phase]
+        });
+        Self { waves, strength: stream.between(0.2, 0.9) }
+    }
+
+    fn at(&self, x: f32, y: f32) -> f32 {
+        let [a, b] = self.waves.map(|[across, down, phase]| (x * across + y * down + phase).sin());
+        (0.5 + 0.5 * a * b) * self.strength
+    }
+}
+
+/// A thin stroke or a dot in any colour.
+fn draw_distractor(stream: &mut Stream, canvas: &mut [Colour; SIDE * SIDE]) {
+    let colour = random_colour(stream);
+    let side = SIDE as f32;
+    let (x, y) = (stream.between(0.0, side), stream.between(0.0, side));
+    let angle = stream.between(0.0, std::f32::consts::TAU);
+    let length = if stream.coin() { stream.between(3.0, 12.0) } else { 0.0 };
+    let half_width = stream.between(0.5, 1.2);
+    let (dx, dy) = (angle.cos(), angle.sin());
+    for (position, pixel) in canvas.iter_mut().enumerate() {
+        let (px, py) = ((position % SIDE) as f32 - x, (position / SIDE) as f32 - y);
+        let along = (px * dx + py * dy).clamp(0.0, length);
+        let distance = (px - along * dx).hypot(py - along * dy) - half_width;
+        if distance < 0.5 {
+            *pixel = mix(*pixel, colour, (0.5 - distance).min(1.0));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

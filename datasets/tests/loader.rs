@@ -1,0 +1,272 @@
+//! The loader: order, equality over threads and shards, bounded memory, and failures that come out as errors.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use datasets::{
+    Augment, DatasetError, ImageDataset, ImageShape, LoadedStep, Loader, LoaderConfig, Normalization, ShardConfig,
+    ShardPlan,
+};
+
+const SHAPE: ImageShape = ImageShape { height: 6, width: 5, channels: 3 };
+
+/// Pixels and label tell the index; reading may fail, panic or be counted.
+struct Numbered {
+    len: usize,
+    class_names: Vec<String>,
+    fails_at: Option<usize>,
+    panics_at: Option<usize>,
+    num_reads: AtomicUsize,
+}
+
+impl Numbered {
+    fn new(len: usize) -> Self {
+        Self {
+            len,
+            class_names: (0..len).map(|class| class.to_string()).collect(),
+            fails_at: None,
+            panics_at: None,
+            num_reads: AtomicUsize::new(0),
+        }
+    }
+}
+
+impl ImageDataset for Numbered {
+    fn name(&self) -> &str {
+        "numbered"
+    }
+
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    fn image_shape(&self) -> ImageShape {
+        SHAPE
+    }
+
+    fn class_names(&self) -> &[String] {
+        &self.class_names
+    }
+
+    fn label(&self, index: usize) -> usize {
+        index
+    }
+
+    fn read_image(&self, index: usize, pixels: &mut [u8]) -> Result<(), DatasetError> {
+        self.num_reads.fetch_add(1, Ordering::SeqCst);
+        assert_ne!(Some(index), self.panics_at, "sample {index} is cursed");
+        if self.fails_at == Some(index) {
+            return Err(DatasetError::BadImage { path: "bad.png".into(), reason: "for the test".into() });
+        }
+        for (position, pixel) in pixels.iter_mut().enumerate() {
+            *pixel = (index * 31 + position * 7) as u8;
+        }
+        Ok(())
+    }
+
+    fn checksum(&self) -> String {
+        String::new()
+    }
+
+    fn notes(&self) -> &[String] {
+        &[]
+    }
+}
+
+fn plan(num_samples: usize, global_batch_size: usize, shard: (usize, usize)) -> ShardPlan {
+    ShardPlan::new(ShardConfig {
+        num_samples,
+        global_batch_size,
+        seed: 5,
+        epoch: 2,
+        shuffle: true,
+        drop_last: false,
+        shard_index: shard.0,
+        num_shards: shard.1,
+    })
+    .unwrap()
+}
+
+fn config(micro_batch_size: usize) -> LoaderConfig {
+    LoaderConfig {
+        augment: Augment::CropFlip { pad: 2 },
+        seed: 5,
+        epoch: 2,
+        ..LoaderConfig::new(micro_batch_size, Normalization::imagenet())
+    }
+}
+
+fn load(dataset: Numbered, plan: ShardPlan, config: LoaderConfig) -> Vec<LoadedStep> {
+    Loader::start(Arc::new(dataset), plan, config).collect::<Result<_, _>>().unwrap()
+}
+
+#[test]
+fn the_number_of_threads_changes_nothing() {
+    let steps = |num_threads, prefetch_steps| {
+        let config = LoaderConfig { num_threads, prefetch_steps, ..config(4) };
+        load(Numbered::new(50), plan(50, 8, (0, 1)), config)
+    };
+    let expected = steps(0, 0);
+    assert_eq!(expected.len(), 7);
+    for num_threads in 1..5 {
+        for prefetch_steps in 1..6 {
+            assert_eq!(steps(num_threads, prefetch_steps), expected);
+        }
+    }
+}
+
+#[test]
+fn steps_come_in_the_order_of_the_plan() {
+    let plan = plan(50, 8, (1, 2));
+    let steps = load(Numbered::new(50), plan.clone(), config(3));
+    for (step_in_epoch, step) in steps.iter().enumerate() {
+        assert_eq!(step.step_in_epoch, step_in_epoch);
+        let shard = plan.step(step_in_epoch);
+        assert_eq!(step.global_num_samples, shard.global_num_samples);
+        let indices: Vec<usize> = step.micro_batches.iter().flat_map(|batch| batch.indices.clone()).collect();
+        assert_eq!(indices, shard.indices);
+        for batch in &step.micro_batches {
+            let labels: Vec<usize> = batch.labels.iter().map(|label| *label as usize).collect();
+            assert_eq!(labels, batch.indices);
+            assert_eq!(batch.num_samples(), batch.indices.len());
+            assert_eq!(batch.pixels.len(), batch.indices.len() * SHAPE.num_values());
+        }
+    }
+}
+
+#[test]
+fn all_shards_make_the_same_number_of_micro_batches() {
+    for num_samples in 1..20 {
+        for num_shards in 1..4 {
+            for micro_batch_size in 1..4 {
+                let counts: Vec<Vec<usize>> = (0..num_shards)
+                    .map(|shard| {
+                        let plan = plan(num_samples, 6, (shard, num_shards));
+                        load(Numbered::new(num_samples), plan, config(micro_batch_size))
+                            .iter()
+                            .map(|step| step.micro_batches.len())
+                            .collect()
+                    })
+                    .collect();
+                assert!(counts.iter().all(|count| *count == counts[0]), "{counts:?}");
+                assert!(counts[0].iter().all(|count| *count >= 1), "{counts:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn the_pixels_of_a_sample_do_not_depend_on_the_number_of_shards() {
+    let by_index = |num_shards| {
+        let mut images = vec![Vec::new(); 30];
+        for shard in 0..num_shards {
+            let steps = load(Numbered::new(30), plan(30, 12, (shard, num_shards)), config(3));
+            for batch in steps.into_iter().flat_map(|step| step.micro_batches) {
+                let pixels = batch.pixels.chunks(SHAPE.num_values());
+                for (index, pixels) in batch.indices.iter().zip(pixels) {
+                    images[*index] = pixels.to_vec();
+                }
+            }
+        }
+        images
+    };
+    let expected = by_index(1);
+    assert!(expected.iter().all(|image| !image.is_empty()));
+    for num_shards in [2, 3, 4] {
+        assert_eq!(by_index(num_shards), expected);
+    }
+}
+
+#[test]
+fn a_loader_that_begins_inside_an_epoch_gives_the_same_rest() {
+    let all = load(Numbered::new(50), plan(50, 8, (0, 1)), config(4));
+    for first_step in 0..=7 {
+        for num_threads in [0, 1, 3] {
+            let config = LoaderConfig { first_step, num_threads, prefetch_steps: 3, ..config(4) };
+            let rest = load(Numbered::new(50), plan(50, 8, (0, 1)), config);
+            assert_eq!(rest, all[first_step..]);
+        }
+    }
+}
+
+#[test]
+fn no_more_than_prefetch_steps_are_made_ahead() {
+    for (num_threads, prefetch_steps) in [(1, 1), (1, 3), (2, 3), (4, 2)] {
+        let dataset = Arc::new(Numbered::new(100));
+        let config = LoaderConfig { num_threads, prefetch_steps, ..config(1) };
+        let mut loader = Loader::start(dataset.clone(), plan(100, 1, (0, 1)), config);
+        for taken in 1..5 {
+            loader.next().unwrap().unwrap();
+            let limit = taken + prefetch_steps;
+            let deadline = Instant::now() + Duration::from_secs(10);
+            while dataset.num_reads.load(Ordering::SeqCst) < limit && Instant::now() < deadline {
+                std::thread::yield_now();
+            }
+            // Time enough for a thread that would go too far.
+            std::thread::sleep(Duration::from_millis(20));
+            assert_eq!(dataset.num_reads.load(Ordering::SeqCst), limit);
+        }
+    }
+}
+
+#[test]
+fn threads_end_when_the_loader_is_dropped() {
+    let dataset = Arc::new(Numbered::new(1000));
+    let config = LoaderConfig { num_threads: 3, prefetch_steps: 6, ..config(4) };
+    let mut loader = Loader::start(dataset.clone(), plan(1000, 8, (0, 1)), config);
+    loader.next().unwrap().unwrap();
+    drop(loader);
+    // The threads held the data set; they are joined, so nobody but this test holds it now.
+    assert_eq!(Arc::strong_count(&dataset), 1);
+}
+
+/// The error of the first step that fails and the number of steps before it.
+fn failure(dataset: Numbered, num_threads: usize) -> (usize, DatasetError) {
+    let config = LoaderConfig { num_threads, prefetch_steps: 4, ..config(4) };
+    let mut loader = Loader::start(Arc::new(dataset), plan(50, 4, (0, 1)), config);
+    let mut num_good = 0;
+    loop {
+        match loader.next().expect("the error comes before the end") {
+            Ok(_) => num_good += 1,
+            Err(error) => {
+                assert!(loader.next().is_none(), "an error ends the loader");
+                return (num_good, error);
+            }
+        }
+    }
+}
+
+fn step_of(index: usize) -> usize {
+    let plan = plan(50, 4, (0, 1));
+    (0..plan.num_steps()).find(|step| plan.step(*step).indices.contains(&index)).unwrap()
+}
+
+#[test]
+fn a_bad_image_comes_out_as_an_error_at_its_step() {
+    for num_threads in 0..4 {
+        let mut dataset = Numbered::new(50);
+        dataset.fails_at = Some(17);
+        let (num_good, error) = failure(dataset, num_threads);
+        assert_eq!(num_good, step_of(17));
+        assert_eq!(error.to_string(), "cannot decode the image bad.png: for the test");
+    }
+}
+
+#[test]
+fn a_panic_in_a_thread_comes_out_as_an_error() {
+    for num_threads in 1..4 {
+        let mut dataset = Numbered::new(50);
+        dataset.panics_at = Some(17);
+        let (num_good, error) = failure(dataset, num_threads);
+        assert_eq!(num_good, step_of(17));
+        let text = error.to_string();
+        assert!(text.contains("sample 17 is cursed"), "{text}");
+    }
+}
+
+#[test]
+#[should_panic(expected = "num_samples of plan and data set")]
+fn a_plan_for_another_data_set_is_refused() {
+    Loader::start(Arc::new(Numbered::new(9)), plan(10, 2, (0, 1)), config(1));
+}

@@ -1,0 +1,79 @@
+//! The readers on real images, where the workplace has them.
+//!
+//! In: `../../shared/data` beside the checkout; the tests say aloud that they are skipped if it is absent.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use datasets::{Cifar, ImageFolderConfig, cifar, image_folder};
+use tempfile::TempDir;
+
+/// Unpacks an archive of the shared data, or says why not.
+fn unpack(archive: &str) -> Option<TempDir> {
+    let path: PathBuf = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/data").join(archive);
+    if !path.is_file() {
+        println!("skipped: {} is not there", path.display());
+        return None;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let status =
+        Command::new("tar").arg("-xzf").arg(&path).arg("-C").arg(folder.path()).status().expect("tar is installed");
+    assert!(status.success(), "tar: {status}");
+    Some(folder)
+}
+
+/// The mean of each channel, 0..1.
+fn mean(dataset: &dyn datasets::ImageDataset) -> [f64; 3] {
+    let mut pixels = vec![0; dataset.image_shape().num_values()];
+    let mut sums = [0u64; 3];
+    for index in 0..dataset.len() {
+        dataset.read_image(index, &mut pixels).unwrap();
+        for pixel in pixels.chunks(3) {
+            for (sum, value) in sums.iter_mut().zip(pixel) {
+                *sum += u64::from(*value);
+            }
+        }
+    }
+    let num_pixels = (dataset.len() * pixels.len() / 3) as f64;
+    sums.map(|sum| sum as f64 / num_pixels / 255.0)
+}
+
+#[test]
+fn the_original_records_are_read() {
+    let Some(folder) = unpack("cifar10-lossless-subset.tar.gz") else {
+        return;
+    };
+    let dir = folder.path().join("cifar-10-lossless-subset");
+    let splits = cifar::open(dir, Cifar::Ten).unwrap();
+    assert_eq!((splits.train.len(), splits.test.len()), (5 * 1017, 1017));
+    assert_eq!(splits.test.notes(), ["test_batch.bin: 1017 records, the official file has 10000"]);
+    // The first labels of the release: frog, truck, truck, deer; cat, ship, ship, airplane.
+    let labels = |dataset: &dyn datasets::ImageDataset| [0, 1, 2, 3].map(|i| dataset.label(i));
+    assert_eq!(labels(&*splits.train), [6, 9, 9, 4]);
+    assert_eq!(labels(&*splits.test), [3, 8, 8, 0]);
+    // The release's first training image begins with these RGB pixels.
+    let mut pixels = vec![0; 3072];
+    splits.train.read_image(0, &mut pixels).unwrap();
+    assert_eq!(pixels[..6], [59, 62, 63, 43, 46, 45]);
+    for (measured, published) in mean(&*splits.train).iter().zip(splits.normalization.mean) {
+        assert!((measured - f64::from(published)).abs() < 0.01, "{measured}");
+    }
+}
+
+#[test]
+fn the_jpeg_files_are_decoded() {
+    let Some(folder) = unpack("cifar10-jpeg.tar.gz") else {
+        return;
+    };
+    let splits = image_folder::open(folder.path(), &ImageFolderConfig::new(32)).unwrap();
+    assert_eq!((splits.train.len(), splits.test.len()), (50_000, 10_000));
+    assert_eq!(splits.train.notes(), ["50000 image files, kept in memory (175.8 MiB for both splits)"]);
+    let names = splits.train.class_names();
+    assert_eq!((names.len(), &names[0][..], &names[9][..]), (10, "airplane", "truck"));
+    assert_eq!((splits.train.label(0), splits.train.label(49_999)), (0, 9));
+    // The re-compression keeps the mean colour of CIFAR-10.
+    let published = Cifar::Ten.normalization().mean;
+    for (measured, published) in mean(&*splits.train).iter().zip(published) {
+        assert!((measured - f64::from(published)).abs() < 0.005, "{measured}");
+    }
+}

@@ -1,0 +1,76 @@
+//! Which parameters' gradients travel together.
+//!
+//! In: a layout and a limit in bytes. Out: contiguous ranges of the flat gradient buffer, last parameters first.
+//! Invariant: pure and equal on all ranks: every parameter lies whole in exactly one bucket.
+//! Source: Li et al. 2020, PyTorch Distributed (2006.15704), section 3.2.3: reverse order follows the backward pass, and a small
+//! first bucket starts communication early.
+
+use std::ops::Range;
+
+use sha2::{Digest, Sha256};
+
+use crate::ParameterLayout;
+use crate::layout::first_u64;
+
+/// Limit of the first bucket, in bytes.
+const FIRST_BUCKET_CAP_BYTES: usize = 1 << 20;
+
+/// Parameters whose gradients are reduced by one collective.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Bucket {
+    /// Its elements' indices in the flat buffer.
+    pub elements: Range<usize>,
+    /// Its parameters' indices in the layout, at least one.
+    pub parameters: Range<usize>,
+}
+
+/// The buckets of a layout; bucket 0 holds the last parameters.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BucketPlan {
+    buckets: Vec<Bucket>,
+    layout_hash: u64,
+}
+
+impl BucketPlan {
+    /// Fills buckets from the last parameter to the first, each up to `bucket_cap_bytes`, the first up to 1 MiB at most.
+    ///
+    /// A parameter larger than the limit is a bucket of its own.
+    ///
+    /// # Units
+    /// `bucket_cap_bytes` counts bytes of `f32`.
+    pub fn new(layout: &ParameterLayout, bucket_cap_bytes: usize) -> Self {
+        let entries = layout.entries();
+        let mut buckets: Vec<Bucket> = Vec::new();
+        let mut end = entries.len();
+        while end > 0 {
+            let cap_bytes = match buckets.len() {
+                0 => bucket_cap_bytes.min(FIRST_BUCKET_CAP_BYTES),
+                _ => bucket_cap_bytes,
+            };
+            let elements_end = entries[end - 1].range().end;
+            let mut start = end - 1;
+            while start > 0 && (elements_end - entries[start - 1].offset) * size_of::<f32>() <= cap_bytes {
+                start -= 1;
+            }
+            buckets.push(Bucket { elements: entries[start].offset..elements_end, parameters: start..end });
+            end = start;
+        }
+        Self { buckets, layout_hash: layout.hash() }
+    }
+
+    /// The buckets, in the order of their reduction.
+    pub fn buckets(&self) -> &[Bucket] {
+        &self.buckets
+    }
+
+    /// A digest of the layout and the buckets, the same in every process.
+    pub fn hash(&self) -> u64 {
+        let mut digest = Sha256::new();
+        digest.update(self.layout_hash.to_le_bytes());
+        for bucket in &self.buckets {
+            digest.update((bucket.elements.start as u64).to_le_bytes());
+            digest.update((bucket.elements.end as u64).to_le_bytes());
+        }
+        first_u64(digest)
+    }
+}

@@ -1,0 +1,178 @@
+//! What can go wrong between ranks.
+//!
+//! In: values known to every rank. Out: one error with the same text on every rank.
+//! Invariant: a verdict is drawn from gathered data, so all ranks fail together; only `Mpi` and `Aborted` may differ by rank.
+
+use thiserror::Error;
+
+/// A collective, or an agreement built on one, failed.
+#[derive(Clone, Debug, PartialEq, Error)]
+#[non_exhaustive]
+pub enum CollectiveError {
+    /// Ranks brought buffers of different lengths to one collective.
+    #[error("{collective}: expected {expected} elements as on rank {ROOT}, got {got} (rank {rank})", ROOT = crate::ROOT)]
+    LengthMismatch {
+        /// Name of the collective.
+        collective: &'static str,
+        /// First rank that differs.
+        rank: usize,
+        /// Length on root.
+        expected: usize,
+        /// Length on `rank`.
+        got: usize,
+    },
+    /// Ranks were in different collectives at once.
+    #[error("rank {rank} called {got} while rank {ROOT} called {expected}; every rank must make the same collectives in the same order", ROOT = crate::ROOT)]
+    OperationMismatch {
+        /// First rank that differs.
+        rank: usize,
+        /// What root called.
+        expected: String,
+        /// What `rank` called.
+        got: String,
+    },
+    /// The root of a collective is no rank of this world.
+    #[error("{collective}: expected a root below the world size {world_size}, got {root}")]
+    NoSuchRoot {
+        /// Name of the collective.
+        collective: &'static str,
+        /// The root asked for.
+        root: usize,
+        /// Number of ranks.
+        world_size: usize,
+    },
+    /// A rank ended the job, panicked, or left while others waited for it.
+    #[error("job aborted by rank {rank}: {reason}")]
+    Aborted {
+        /// The rank that ended it.
+        rank: usize,
+        /// Why.
+        reason: String,
+    },
+    /// Ranks are at different points of the run, or planned differently.
+    #[error("step {step}: ranks diverged: {what} is {got} on rank {rank}, expected {expected} as on rank {ROOT}", ROOT = crate::ROOT)]
+    RanksDiverged {
+        /// Root's step.
+        step: u64,
+        /// First rank that differs.
+        rank: usize,
+        /// What differs.
+        what: &'static str,
+        /// Root's value.
+        expected: String,
+        /// The value of `rank`.
+        got: String,
+    },
+    /// A loss or gradient is NaN or infinite.
+    #[error("step {step}: non-finite loss or gradient on {}; largest gradient there {value} in {parameter} (rank {}); lower the learning rate, or check the data", list(.ranks), .ranks[0])]
+    NonFinite {
+        /// The step that would have been made.
+        step: u64,
+        /// Ranks that met it, ascending, at least one.
+        ranks: Vec<usize>,
+        /// Parameter with the largest gradient on the first of `ranks`.
+        parameter: String,
+        /// That gradient.
+        value: f32,
+    },
+    /// Ranks built different modules or buckets.
+    #[error("{what} differs: expected {expected} as on rank {ROOT}, got {got} (rank {rank}); build the same model with the same options on every rank", ROOT = crate::ROOT)]
+    PlanMismatch {
+        /// What was compared.
+        what: &'static str,
+        /// First rank that differs.
+        rank: usize,
+        /// Root's value.
+        expected: String,
+        /// The value of `rank`.
+        got: String,
+    },
+    /// Replicas no longer hold the same parameters.
+    #[error("epoch {epoch}: parameters drifted apart: fingerprint is {got} on {}, expected {expected} as on rank {ROOT}", list(.ranks), ROOT = crate::ROOT)]
+    FingerprintMismatch {
+        /// The epoch after which it was found.
+        epoch: u64,
+        /// Ranks that differ from root, ascending.
+        ranks: Vec<usize>,
+        /// Root's fingerprint.
+        expected: String,
+        /// The fingerprint of the first of `ranks`.
+        got: String,
+    },
+    /// The launcher started another number of tasks than the communicator has ranks.
+    #[error(
+        "{launcher}: expected a world of {num_tasks} ({variable}={num_tasks}), got a world of {world_size}; {remedy}"
+    )]
+    WorldSizeMismatch {
+        /// Name of the launcher.
+        launcher: &'static str,
+        /// The variable that tells the number of tasks.
+        variable: &'static str,
+        /// The launcher's number of tasks.
+        num_tasks: usize,
+        /// The communicator's number of ranks.
+        world_size: usize,
+        /// What to do.
+        remedy: &'static str,
+    },
+    /// A launcher's variable holds no number.
+    #[error("environment variable {variable}: expected a number, got \"{value}\"")]
+    LauncherVariable {
+        /// Name of the variable.
+        variable: &'static str,
+        /// What it holds.
+        value: String,
+    },
+    /// MPI can be initialized once in a process.
+    #[error("MPI was initialized before in this process; keep one communicator until the end of main")]
+    MpiInitializedBefore,
+    /// MPI gave a thread level under which a second thread may not call it.
+    #[error("MPI thread level: expected at least {expected}, got {got}; use an MPI library built with thread support")]
+    ThreadLevel {
+        /// The least level needed.
+        expected: &'static str,
+        /// The level provided.
+        got: String,
+    },
+    /// An MPI call returned an error code.
+    #[error("{call} failed on rank {rank}: {text} (code {code})")]
+    Mpi {
+        /// Name of the MPI function.
+        call: &'static str,
+        /// The rank that met it.
+        rank: usize,
+        /// MPI's error code.
+        code: i32,
+        /// MPI's text for it.
+        text: String,
+    },
+}
+
+/// `rank 2` or `ranks 1, 3`.
+fn list(ranks: &[usize]) -> String {
+    let numbers: Vec<String> = ranks.iter().map(usize::to_string).collect();
+    let noun = if ranks.len() == 1 { "rank" } else { "ranks" };
+    format!("{noun} {}", numbers.join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn texts_name_ranks_values_and_a_remedy() {
+        let error = CollectiveError::NonFinite {
+            step: 7,
+            ranks: vec![1, 3],
+            parameter: "conv1.weight".into(),
+            value: f32::NAN,
+        };
+        assert_eq!(
+            error.to_string(),
+            "step 7: non-finite loss or gradient on ranks 1, 3; largest gradient there NaN in conv1.weight (rank 1); \
+             lower the learning rate, or check the data"
+        );
+        let error = CollectiveError::LengthMismatch { collective: "barrier", rank: 2, expected: 4, got: 5 };
+        assert_eq!(error.to_string(), "barrier: expected 4 elements as on rank 0, got 5 (rank 2)");
+    }
+}

@@ -1,0 +1,282 @@
+//! Where every parameter of a module lies in one flat buffer.
+//!
+//! In: any burn module. Out: paths, shapes and offsets in module order; flat copies in and out of the module.
+//! Invariant: equal modules have equal layouts on every rank. Parameter ids are random per process and never compared.
+
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
+use burn::tensor::{DType, Tensor, TensorData};
+use sha2::{Digest, Sha256};
+
+/// One parameter, or one running statistic, in the flat buffer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ParameterEntry {
+    /// Names of the fields from the module's root, dotted: `layer1.0.conv1.weight`.
+    pub path: String,
+    /// burn's id in this process.
+    pub id: ParamId,
+    /// Shape of the tensor.
+    pub shape: Vec<usize>,
+    /// Index of its first element in the flat buffer.
+    pub offset: usize,
+    /// Number of its elements.
+    pub len: usize,
+}
+
+impl ParameterEntry {
+    /// Its elements' indices in the flat buffer.
+    pub fn range(&self) -> std::ops::Range<usize> {
+        self.offset..self.offset + self.len
+    }
+}
+
+/// Some float tensors of a module, in module order, end to end in one flat `f32` buffer.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ParameterLayout {
+    entries: Vec<ParameterEntry>,
+    num_elements: usize,
+}
+
+impl ParameterLayout {
+    /// The trainable parameters of `module`, whether it is in training or a [`Module::valid`] copy.
+    ///
+    /// Parameters not initialised yet are initialised by this.
+    pub fn new<M: Module>(module: &M) -> Self {
+        Self::of(module, true)
+    }
+
+    /// The other float tensors: norm statistics, and parameters frozen by `no_grad`.
+    pub fn state<M: Module>(module: &M) -> Self {
+        Self::of(module, false)
+    }
+
+    /// A layout without a module: tensors of these paths and shapes, in this order.
+    pub fn from_shapes(shapes: impl IntoIterator<Item = (String, Vec<usize>)>) -> Self {
+        let mut layout = Self::default();
+        for (path, shape) in shapes {
+            layout.push(path, ParamId::new(), shape);
+        }
+        layout
+    }
+
+    /// The tensors, in module order.
+    pub fn entries(&self) -> &[ParameterEntry] {
+        &self.entries
+    }
+
+    /// Length of the flat buffer.
+    pub fn num_elements(&self) -> usize {
+        self.num_elements
+    }
+
+    /// A digest of paths, shapes and offsets, the same in every process.
+    pub fn hash(&self) -> u64 {
+        let mut digest = Sha256::new();
+        for entry in &self.entries {
+            digest.update((entry.path.len() as u64).to_le_bytes());
+            digest.update(&entry.path);
+            digest.update((entry.shape.len() as u64).to_le_bytes());
+            for size in entry.shape.iter().chain([&entry.offset]) {
+                digest.update((*size as u64).to_le_bytes());
+            }
+        }
+        first_u64(digest)
+    }
+
+    fn of<M: Module>(module: &M, trainable: bool) -> Self {
+        // `train` brings back the gradient requirement that `valid` puts away, and makes tensors of running states without one.
+        let mut lister = Lister { path: Path::default(), trainable, layout: Self::default() };
+        module.clone().train().visit(&mut lister);
+        lister.layout
+    }
+
+    fn push(&mut self, path: String, id: ParamId, shape: Vec<usize>) {
+        let len = shape.iter().product();
+        self.entries.push(ParameterEntry { path, id, shape, offset: self.num_elements, len });
+        self.num_elements += len;
+    }
+}
+
+/// The tensors of `layout` in `module`, flat.
+///
+/// Norm statistics are read with the updates of all forward passes made so far: burn keeps the last one pending.
+///
+/// # Panics
+/// When `layout` is not of this module.
+pub fn read<M: Module>(module: &M, layout: &ParameterLayout) -> Vec<f32> {
+    let mut values = vec![0.0; layout.num_elements()];
+    // `valid` takes pending updates of running states in.
+    let mut reader = Reader { cursor: Cursor::new(layout), values: &mut values };
+    module.valid().visit(&mut reader);
+    reader.cursor.finish();
+    values
+}
+
+/// `module` with the tensors of `layout` replaced by `values`; ids, gradient requirements, types and devices stay.
+///
+/// Norm statistics are written where burn keeps them, so clones of `module` that share its running states see the new values;
+/// parameters of clones stay.
+///
+/// # Panics
+/// When `layout` is not of this module, or `values` has another length than the layout.
+pub fn write<M: Module>(module: M, layout: &ParameterLayout, values: &[f32]) -> M {
+    assert_eq!(values.len(), layout.num_elements(), "values and layout differ in length");
+    // A pending update would overwrite what is written here at the next forward pass; `valid` takes it in first.
+    drop(module.valid());
+    let mut writer = Writer { cursor: Cursor::new(layout), values };
+    let module = module.map(&mut writer);
+    writer.cursor.finish();
+    module
+}
+
+/// Names of the modules entered and not left.
+#[derive(Default)]
+pub(crate) struct Path(Vec<String>);
+
+impl Path {
+    pub(crate) fn enter(&mut self, name: &str) {
+        self.0.push(name.to_owned());
+    }
+
+    pub(crate) fn exit(&mut self) {
+        self.0.pop();
+    }
+
+    fn dotted(&self) -> String {
+        self.0.join(".")
+    }
+
+    /// Whether this is the path `dotted`, without building a string for each tensor of each step.
+    fn is(&self, dotted: &str) -> bool {
+        if self.0.is_empty() {
+            return dotted.is_empty();
+        }
+        dotted.split('.').eq(self.0.iter().flat_map(|name| name.split('.')))
+    }
+}
+
+/// Walks a layout along a visit of its module.
+pub(crate) struct Cursor<'a> {
+    path: Path,
+    layout: &'a ParameterLayout,
+    next: usize,
+}
+
+impl<'a> Cursor<'a> {
+    pub(crate) fn new(layout: &'a ParameterLayout) -> Self {
+        Self { path: Path::default(), layout, next: 0 }
+    }
+
+    pub(crate) fn enter(&mut self, name: &str) {
+        self.path.enter(name);
+    }
+
+    pub(crate) fn exit(&mut self) {
+        self.path.exit();
+    }
+
+    /// The entry of the tensor visited now, when the layout has it.
+    pub(crate) fn take(&mut self) -> Option<&'a ParameterEntry> {
+        let entry = self.layout.entries.get(self.next).filter(|entry| self.path.is(&entry.path))?;
+        self.next += 1;
+        Some(entry)
+    }
+
+    /// # Panics
+    /// When the module had not all tensors of the layout.
+    pub(crate) fn finish(&self) {
+        if let Some(entry) = self.layout.entries.get(self.next) {
+            panic!("the module has no tensor {} at its place, expected the module the layout was made of", entry.path);
+        }
+    }
+}
+
+/// Hands the elements of a tensor to `use_values` as `f32`.
+///
+/// # Panics
+/// When the tensor has not the entry's shape.
+pub(crate) fn with_values<const D: usize, R>(
+    tensor: Tensor<D>,
+    entry: &ParameterEntry,
+    use_values: impl FnOnce(&[f32]) -> R,
+) -> R {
+    let data = tensor.into_data().convert_dtype(DType::F32);
+    assert_eq!(data.shape().as_slice(), entry.shape, "{}: tensor and layout differ in shape", entry.path);
+    use_values(data.as_slice().expect("the data was converted to f32"))
+}
+
+/// The first eight bytes of a digest.
+pub(crate) fn first_u64(digest: Sha256) -> u64 {
+    let bytes = digest.finalize();
+    u64::from_le_bytes(std::array::from_fn(|index| bytes[index]))
+}
+
+struct Lister {
+    path: Path,
+    trainable: bool,
+    layout: ParameterLayout,
+}
+
+impl ModuleVisitor for Lister {
+    fn enter_module(&mut self, name: &str, _container_type: &str) {
+        self.path.enter(name);
+    }
+
+    fn exit_module(&mut self, _name: &str, _container_type: &str) {
+        self.path.exit();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if param.is_require_grad() == self.trainable {
+            self.layout.push(self.path.dotted(), param.id, param.shape().as_slice().to_vec());
+        }
+    }
+}
+
+struct Reader<'a> {
+    cursor: Cursor<'a>,
+    values: &'a mut [f32],
+}
+
+impl ModuleVisitor for Reader<'_> {
+    fn enter_module(&mut self, name: &str, _container_type: &str) {
+        self.cursor.enter(name);
+    }
+
+    fn exit_module(&mut self, _name: &str, _container_type: &str) {
+        self.cursor.exit();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if let Some(entry) = self.cursor.take() {
+            with_values(param.val(), entry, |values| self.values[entry.range()].copy_from_slice(values));
+        }
+    }
+}
+
+struct Writer<'a> {
+    cursor: Cursor<'a>,
+    values: &'a [f32],
+}
+
+impl ModuleMapper for Writer<'_> {
+    fn enter_module(&mut self, name: &str, _container_type: &str) {
+        self.cursor.enter(name);
+    }
+
+    fn exit_module(&mut self, _name: &str, _container_type: &str) {
+        self.cursor.exit();
+    }
+
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let Some(entry) = self.cursor.take() else {
+            return param;
+        };
+        let values = self.values[entry.range()].to_vec();
+        param.map(|tensor| {
+            assert_eq!(tensor.shape().as_slice(), entry.shape, "{}: tensor and layout differ in shape", entry.path);
+            let options = (&tensor.device(), tensor.dtype());
+            Tensor::from_data(TensorData::new(values, tensor.shape()), options)
+                .set_require_grad(tensor.is_require_grad())
+        })
+    }
+}

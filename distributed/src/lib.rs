@@ -1,0 +1,51 @@
+//! Ranks, collectives and gradient synchronisation for any burn module.
+//!
+//! In: a module built on every rank, its gradients, a launcher's environment. Out: the exact global gradient, equal on all ranks.
+//! Invariant: every rank makes the same sequence of collectives; what differs between ranks is found and named, never guessed.
+//! Source: Li et al. 2020, PyTorch Distributed (2006.15704), for buckets; the MPI standard 3.1 for the collectives.
+//!
+//! A communicator is [`SingleCommunicator`] (one rank), [`ThreadCommunicator`] (ranks as threads of one process, for tests) or
+//! `MpiCommunicator` (cargo feature `mpi`); everything above them is one code path:
+//!
+//! ```
+//! use std::sync::Arc;
+//! use burn::{nn::LinearConfig, tensor::{Device, Tensor}};
+//! use distributed::{Communicator, GradientReducer, broadcast_module, run_ranks};
+//!
+//! let norms = run_ranks(2, |communicator| {
+//!     let communicator: Arc<dyn Communicator> = Arc::new(communicator);
+//!     let device = Device::flex().autodiff();
+//!     let model = broadcast_module(LinearConfig::new(3, 2).init(&device), &*communicator, 0)?;
+//!     let mut reducer = GradientReducer::new(&model, communicator, 25 << 20)?;
+//!     let gradients = model.forward(Tensor::<2>::ones([4, 3], &device)).mean().backward();
+//!     reducer.accumulate(&model, gradients, 0.5);
+//!     Ok::<f64, distributed::CollectiveError>(reducer.reduce()?.norm())
+//! });
+//! assert_eq!(norms[0].as_ref().unwrap(), norms[1].as_ref().unwrap());
+//! ```
+
+pub mod bucket;
+pub mod communicator;
+pub mod error;
+pub mod header;
+pub mod layout;
+#[cfg(feature = "mpi")]
+pub mod mpi;
+pub mod reducer;
+pub mod single;
+pub mod sync;
+pub mod threads;
+pub mod topology;
+
+pub use bucket::{Bucket, BucketPlan};
+pub use communicator::{Communicator, ROOT};
+pub use error::CollectiveError;
+pub use header::{StepAgreement, StepHeader, agree};
+pub use layout::{ParameterEntry, ParameterLayout, read, write};
+#[cfg(feature = "mpi")]
+pub use self::mpi::MpiCommunicator;
+pub use reducer::{GradientReducer, LocalGradients, SyncedGradients};
+pub use single::SingleCommunicator;
+pub use sync::{Fingerprint, average_norm_statistics, broadcast_module, check_fingerprint, fingerprint};
+pub use threads::{ThreadCommunicator, run_ranks};
+pub use topology::{Launcher, Topology, check_world_size};

@@ -1,0 +1,120 @@
+//! Making replicas equal, and checking that they still are.
+//!
+//! In: a module on every rank. Out: root's parameters everywhere; fingerprints; averaged norm statistics.
+//! Invariant: with one rank, the module's bits are untouched.
+
+use std::fmt;
+
+use burn::module::Module;
+use sha2::{Digest, Sha256};
+
+use crate::communicator::expect_equal;
+use crate::{CollectiveError, Communicator, ParameterLayout, ROOT, read, write};
+
+/// `module` with the parameters and norm statistics of rank `root`.
+///
+/// # Errors
+/// [`CollectiveError::PlanMismatch`] on all ranks when the modules differ in structure.
+///
+/// # Collective
+/// Must be called by all ranks, with the same root.
+pub fn broadcast_module<M: Module>(
+    module: M,
+    communicator: &dyn Communicator,
+    root: usize,
+) -> Result<M, CollectiveError> {
+    if communicator.world_size() == 1 {
+        return Ok(module);
+    }
+    let parameters = ParameterLayout::new(&module);
+    let state = ParameterLayout::state(&module);
+    let describe = |layout: &ParameterLayout| {
+        format!("{} with {} elements (hash {:016x})", layout.entries().len(), layout.num_elements(), layout.hash())
+    };
+    let description = format!("{} parameters, {} statistics", describe(&parameters), describe(&state));
+    expect_equal(communicator, "module", &description)?;
+    let mut module = module;
+    for layout in [parameters, state] {
+        let mut bytes: Vec<u8> = read(&module, &layout).iter().flat_map(|value| value.to_le_bytes()).collect();
+        communicator.broadcast(root, &mut bytes)?;
+        let values: Vec<f32> = bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
+        module = write(module, &layout, &values);
+    }
+    Ok(module)
+}
+
+/// `module` with norm statistics that are the plain mean over all ranks; parameters frozen by `no_grad` are averaged with them.
+///
+/// Sums are made in double precision, so statistics that are equal on all ranks keep their bits.
+/// The statistics of clones that share burn's running states change too (see [`write`]): pass a [`Module::valid`] copy to average
+/// for an evaluation without touching the model in training.
+///
+/// # Errors
+/// When the collective fails.
+///
+/// # Collective
+/// Must be called by all ranks.
+///
+/// # Differs from PyTorch
+/// `DistributedDataParallel` broadcasts root's buffers at every forward pass; here each rank keeps its own until asked.
+pub fn average_norm_statistics<M: Module>(module: M, communicator: &dyn Communicator) -> Result<M, CollectiveError> {
+    if communicator.world_size() == 1 {
+        return Ok(module);
+    }
+    let layout = ParameterLayout::state(&module);
+    let mut sums: Vec<f64> = read(&module, &layout).into_iter().map(f64::from).collect();
+    communicator.all_reduce_sum_f64(&mut sums)?;
+    let num_ranks = communicator.world_size() as f64;
+    let means: Vec<f32> = sums.into_iter().map(|sum| (sum / num_ranks) as f32).collect();
+    Ok(write(module, &layout, &means))
+}
+
+/// A digest of a module's parameters: equal fingerprints mean equal bits.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Fingerprint(String);
+
+impl Fingerprint {
+    /// The digest in hexadecimal.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for Fingerprint {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(&self.0)
+    }
+}
+
+/// SHA-256 over the bits of all trainable parameters in module order, as little-endian `f32`; norm statistics do not count.
+pub fn fingerprint<M: Module>(module: &M) -> Fingerprint {
+    let mut digest = Sha256::new();
+    for value in read(module, &ParameterLayout::new(module)) {
+        digest.update(value.to_le_bytes());
+    }
+    Fingerprint(digest.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+/// The fingerprint of `module`, which must be the same on all ranks; `epoch` is for the error's text.
+///
+/// # Errors
+/// [`CollectiveError::FingerprintMismatch`] on all ranks, naming every rank that differs from root.
+///
+/// # Collective
+/// Must be called by all ranks.
+pub fn check_fingerprint<M: Module>(
+    module: &M,
+    communicator: &dyn Communicator,
+    epoch: u64,
+) -> Result<Fingerprint, CollectiveError> {
+    let mine = fingerprint(module);
+    let fingerprints = communicator.all_gather(mine.as_str().as_bytes())?;
+    let ranks: Vec<usize> = (0..fingerprints.len()).filter(|&rank| fingerprints[rank] != fingerprints[ROOT]).collect();
+    let text = |rank: usize| String::from_utf8_lossy(&fingerprints[rank]).into_owned();
+    match ranks.first() {
+        None => Ok(mine),
+        Some(&first) => {
+            Err(CollectiveError::FingerprintMismatch { epoch, expected: text(ROOT), got: text(first), ranks })
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! The conformance suite on one rank and on threads, and how a world of threads ends.
+
+mod conformance;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use distributed::{CollectiveError, Communicator, SingleCommunicator, ThreadCommunicator, run_ranks};
+
+#[test]
+fn a_single_rank_conforms() {
+    conformance::check(&SingleCommunicator::new());
+    assert_eq!(SingleCommunicator::new().library(), "none");
+}
+
+#[test]
+fn one_to_four_threads_conform() {
+    for world_size in 1..=4 {
+        let libraries = run_ranks(world_size, |communicator| {
+            conformance::check(&communicator);
+            communicator.library()
+        });
+        assert_eq!(libraries, vec!["threads"; world_size]);
+    }
+}
+
+#[test]
+fn thread_sums_are_added_in_rank_order() {
+    // (1e8 - 1e8) + 1 is 1, 1e8 + (-1e8 + 1) is 0 in f32.
+    let parts = [1e8_f32, -1e8, 1.0];
+    for _ in 0..20 {
+        let sums = run_ranks(3, |communicator| {
+            // The last rank comes first.
+            std::thread::sleep(Duration::from_micros(200 * (2 - communicator.rank() as u64)));
+            let mut values = [parts[communicator.rank()]];
+            communicator.all_reduce_sum(&mut values).unwrap();
+            values[0]
+        });
+        assert_eq!(sums, [1.0; 3]);
+    }
+}
+
+#[test]
+fn different_lengths_fail_on_every_rank() {
+    let outcomes = run_ranks(3, |communicator| {
+        let mut values = vec![1.0; if communicator.rank() == 2 { 5 } else { 4 }];
+        let first = communicator.all_reduce_sum(&mut values).unwrap_err();
+        let mut bytes = vec![0; 3 - communicator.rank()];
+        (first, communicator.broadcast(0, &mut bytes).unwrap_err())
+    });
+    for (first, second) in outcomes {
+        assert_eq!(first.to_string(), "all_reduce_sum: expected 4 elements as on rank 0, got 5 (rank 2)");
+        assert_eq!(second.to_string(), "broadcast: expected 3 elements as on rank 0, got 2 (rank 1)");
+    }
+}
+
+#[test]
+fn different_collectives_and_roots_fail_on_every_rank() {
+    let outcomes = run_ranks(2, |communicator| {
+        let mixed = match communicator.rank() {
+            0 => communicator.barrier(),
+            _ => communicator.all_reduce_sum_u64(&mut []),
+        };
+        (mixed.unwrap_err(), communicator.broadcast(communicator.rank(), &mut []).unwrap_err())
+    });
+    for (mixed, roots) in outcomes {
+        let rule = "every rank must make the same collectives in the same order";
+        assert_eq!(mixed.to_string(), format!("rank 1 called all_reduce_sum_u64 while rank 0 called barrier; {rule}"));
+        let called = "rank 1 called broadcast from root 1 while rank 0 called broadcast from root 0";
+        assert_eq!(roots.to_string(), format!("{called}; {rule}"));
+    }
+}
+
+#[test]
+fn an_abort_ends_pending_and_later_collectives_on_every_rank() {
+    let outcomes = run_ranks(3, |communicator| {
+        if communicator.rank() == 1 {
+            communicator.abort("out of disk", 1);
+        }
+        (communicator.barrier().unwrap_err(), communicator.all_gather(&[1]).unwrap_err())
+    });
+    let aborted = CollectiveError::Aborted { rank: 1, reason: "out of disk".to_owned() };
+    for outcome in outcomes {
+        assert_eq!(outcome, (aborted.clone(), aborted.clone()));
+    }
+}
+
+#[test]
+fn a_rank_that_leaves_early_ends_the_waiting_of_the_others() {
+    let outcomes = run_ranks(3, |communicator| {
+        communicator.barrier().unwrap();
+        if communicator.rank() == 2 { Ok(()) } else { communicator.barrier() }
+    });
+    let left = Err(CollectiveError::Aborted { rank: 2, reason: "the rank has left".to_owned() });
+    assert_eq!(outcomes, [left.clone(), left, Ok(())]);
+}
+
+#[test]
+fn a_rank_may_leave_right_after_the_last_collective() {
+    for _ in 0..200 {
+        let outcomes = run_ranks(4, |communicator| communicator.barrier());
+        assert_eq!(outcomes, [Ok(()), Ok(()), Ok(()), Ok(())]);
+    }
+}
+
+#[test]
+fn a_panicking_rank_ends_the_others_and_goes_on_in_the_caller() {
+    let aborted = AtomicUsize::new(0);
+    let panic = catch_unwind(AssertUnwindSafe(|| {
+        run_ranks(4, |communicator| {
+            // A communicator kept alive by a second owner must not keep the others waiting.
+            let communicator = Arc::new(communicator);
+            std::mem::forget(Arc::clone(&communicator));
+            assert!(communicator.rank() != 1, "rank 1 fails on purpose");
+            let error = communicator.barrier().unwrap_err();
+            assert_eq!(error, CollectiveError::Aborted { rank: 1, reason: "the rank panicked".to_owned() });
+            aborted.fetch_add(1, Ordering::Relaxed);
+        })
+    }))
+    .unwrap_err();
+    assert_eq!(panic.downcast_ref::<&str>(), Some(&"rank 1 fails on purpose"));
+    assert_eq!(aborted.into_inner(), 3);
+}
+
+#[test]
+fn two_threads_of_a_rank_take_turns() {
+    let sums = run_ranks(2, |communicator: ThreadCommunicator| {
+        std::thread::scope(|scope| {
+            let threads = [(); 2].map(|()| {
+                scope.spawn(|| {
+                    let mut total = 0;
+                    for _ in 0..100 {
+                        let mut values = [1];
+                        communicator.all_reduce_sum_u64(&mut values).unwrap();
+                        total += values[0];
+                    }
+                    total
+                })
+            });
+            threads.map(|thread| thread.join().unwrap())
+        })
+    });
+    assert_eq!(sums, [[200, 200], [200, 200]]);
+}

@@ -1,0 +1,247 @@
+//! Layouts of real modules, flat copies in and out, and what keeps replicas equal.
+
+use burn::module::{Module, Param};
+use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
+use burn::tensor::{Device, Tensor};
+use distributed::{
+    CollectiveError, Communicator, ParameterLayout, SingleCommunicator, average_norm_statistics, broadcast_module,
+    check_fingerprint, fingerprint, read, run_ranks, write,
+};
+
+#[derive(Module, Debug)]
+struct Net {
+    blocks: Vec<Linear>,
+    norm: BatchNorm,
+    head: Option<Linear>,
+}
+
+impl Net {
+    fn new(width: usize, device: &Device) -> Self {
+        Self {
+            blocks: vec![
+                LinearConfig::new(3, width).with_bias(false).init(device),
+                LinearConfig::new(width, 4).init(device),
+            ],
+            norm: BatchNormConfig::new(4).init(device),
+            head: Some(LinearConfig::new(4, 2).with_bias(false).init(device)),
+        }
+    }
+
+    fn forward(&self, input: Tensor<2>) -> Tensor<2> {
+        let hidden = self.blocks[1].forward(self.blocks[0].forward(input));
+        self.head.as_ref().unwrap().forward(self.norm.forward(hidden))
+    }
+}
+
+fn paths(layout: &ParameterLayout) -> Vec<&str> {
+    layout.entries().iter().map(|entry| entry.path.as_str()).collect()
+}
+
+fn autodiff() -> Device {
+    Device::flex().autodiff()
+}
+
+const PARAMETERS: [&str; 6] =
+    ["blocks.0.weight", "blocks.1.weight", "blocks.1.bias", "norm.gamma", "norm.beta", "head.weight"];
+const STATISTICS: [&str; 2] = ["norm.running_mean", "norm.running_var"];
+
+#[test]
+fn parameters_and_statistics_are_told_apart_in_training_and_in_validation() {
+    let net = Net::new(5, &autodiff());
+    for net in [net.clone(), net.valid(), net.valid().train(), Net::new(5, &Device::flex())] {
+        assert_eq!(paths(&ParameterLayout::new(&net)), PARAMETERS);
+        assert_eq!(paths(&ParameterLayout::state(&net)), STATISTICS);
+    }
+    let layout = ParameterLayout::new(&net);
+    assert_eq!(layout.entries()[1].shape, [5, 4]);
+    assert_eq!(layout.entries()[1].range(), 15..35);
+    assert_eq!(layout.num_elements(), 15 + 20 + 4 + 4 + 4 + 8);
+}
+
+#[test]
+fn a_frozen_parameter_counts_as_state_and_keeps_its_bits_through_averaging() {
+    let outcomes = run_ranks(3, |communicator| {
+        let mut net = Net::new(5, &autodiff());
+        net.head = net.head.map(Module::no_grad);
+        assert!(!paths(&ParameterLayout::new(&net)).contains(&"head.weight"));
+        let net = broadcast_module(net, &communicator, 0).unwrap();
+        let layout = ParameterLayout::state(&net);
+        let before = read(&net, &layout);
+        let net = average_norm_statistics(net, &communicator).unwrap();
+        (before, read(&net, &layout))
+    });
+    for (before, after) in outcomes {
+        assert_eq!(before, after);
+    }
+}
+
+#[test]
+fn equal_modules_hash_alike_and_different_ones_do_not() {
+    let hash = |width| ParameterLayout::new(&Net::new(width, &autodiff())).hash();
+    assert_eq!(hash(5), hash(5));
+    assert_ne!(hash(5), hash(6));
+}
+
+#[test]
+fn what_is_written_is_read_back_and_ids_and_gradients_stay() {
+    for device in [autodiff(), Device::flex()] {
+        let net = Net::new(5, &device);
+        let layout = ParameterLayout::new(&net);
+        let values: Vec<f32> = (0..layout.num_elements()).map(|index| index as f32 * 0.01 - 0.2).collect();
+        let net = write(net, &layout, &values);
+        assert_eq!(read(&net, &layout), values);
+        assert_eq!(read(&net.valid(), &layout), values);
+        assert_eq!(ParameterLayout::new(&net), layout, "ids, paths and gradient requirements stay");
+        assert_eq!(net.devices(), [device.clone()]);
+        let tracked = net.blocks[0].weight.is_require_grad();
+        assert_eq!(tracked, device.is_autodiff());
+        if tracked {
+            let gradients = net.forward(Tensor::ones([2, 3], &device)).sum().backward();
+            assert!(net.blocks[0].weight.val().grad(&gradients).is_some());
+        }
+    }
+}
+
+#[test]
+fn a_bare_parameter_is_a_module_too() {
+    let bare: Param<Tensor<1>> = Param::from_tensor(Tensor::ones([3], &autodiff()));
+    let layout = ParameterLayout::new(&bare);
+    assert_eq!(read(&write(bare, &layout, &[1.0, 2.0, 3.0]), &layout), [1.0, 2.0, 3.0]);
+}
+
+/// A batch of four rows whose mean over rows is `mean` in each column.
+fn batch(mean: f32, device: &Device) -> Tensor<2> {
+    let spread = [-1.0, 1.0, -2.0, 2.0];
+    let rows: Vec<f32> = spread.into_iter().flat_map(|offset| [mean + offset; 4]).collect();
+    Tensor::<1>::from_floats(rows.as_slice(), device).reshape([4, 4])
+}
+
+#[test]
+fn statistics_are_read_with_the_last_forward_pass() {
+    let device = autodiff();
+    let norm = BatchNormConfig::new(4).init(&device);
+    let layout = ParameterLayout::state(&norm);
+    for (mean, expected) in [(1.0, 0.1), (3.0, 0.39), (0.0, 0.351)] {
+        norm.forward(batch(mean, &device));
+        let running_mean = read(&norm, &layout)[0];
+        assert!((running_mean - expected).abs() < 1e-5, "expected {expected}, got {running_mean}");
+    }
+}
+
+#[test]
+fn written_statistics_survive_the_next_forward_pass() {
+    let device = autodiff();
+    let norm = BatchNormConfig::new(4).init(&device);
+    let layout = ParameterLayout::state(&norm);
+    norm.forward(batch(5.0, &device));
+    let norm = write(norm, &layout, &[2.0; 8]);
+    assert_eq!(read(&norm, &layout), [2.0; 8]);
+    norm.forward(batch(1.0, &device));
+    let running_mean = read(&norm, &layout)[0];
+    assert!((running_mean - 1.9).abs() < 1e-5, "expected 0.9 * 2 + 0.1 * 1, got {running_mean}");
+}
+
+#[test]
+fn writing_parameters_leaves_pending_statistics_in_place() {
+    let device = autodiff();
+    let norm = BatchNormConfig::new(4).init(&device);
+    let (layout, state) = (ParameterLayout::new(&norm), ParameterLayout::state(&norm));
+    norm.forward(batch(1.0, &device));
+    let norm = write(norm, &layout, &[0.5; 8]);
+    assert!((read(&norm, &state)[0] - 0.1).abs() < 1e-6);
+}
+
+#[test]
+fn a_broadcast_gives_roots_parameters_and_statistics_to_all() {
+    for root in 0..3 {
+        let states = run_ranks(3, |communicator| {
+            let device = autodiff();
+            let net = Net::new(5, &device);
+            net.norm.forward(batch(communicator.rank() as f32, &device));
+            let before = fingerprint(&net);
+            let net = broadcast_module(net, &communicator, root).unwrap();
+            assert_eq!(fingerprint(&net) == before, communicator.rank() == root);
+            let agreed = check_fingerprint(&net, &communicator, 0).unwrap();
+            assert_eq!(agreed, fingerprint(&net));
+            (agreed, read(&net, &ParameterLayout::state(&net)))
+        });
+        assert!(states.iter().all(|state| *state == states[0]));
+        assert!((states[0].1[0] - 0.1 * root as f32).abs() < 1e-6);
+    }
+}
+
+#[test]
+fn a_broadcast_between_different_modules_fails_on_all_ranks() {
+    let errors = run_ranks(2, |communicator| {
+        let net = Net::new(5 + communicator.rank(), &autodiff());
+        broadcast_module(net, &communicator, 0).unwrap_err()
+    });
+    assert_eq!(errors[0], errors[1]);
+    assert!(matches!(errors[0], CollectiveError::PlanMismatch { what: "module", rank: 1, .. }), "{}", errors[0]);
+}
+
+#[test]
+fn statistics_are_averaged_plainly_over_ranks() {
+    let means = run_ranks(4, |communicator| {
+        let device = autodiff();
+        let norm = BatchNormConfig::new(4).init(&device);
+        norm.forward(batch(communicator.rank() as f32 * 10.0, &device));
+        let norm = average_norm_statistics(norm, &communicator).unwrap();
+        read(&norm, &ParameterLayout::state(&norm))[0]
+    });
+    for mean in means {
+        assert!((mean - 1.5).abs() < 1e-5, "expected the mean of 0, 1, 2, 3, got {mean}");
+    }
+}
+
+#[test]
+fn averaging_a_validation_copy_leaves_the_model_in_training_alone() {
+    run_ranks(2, |communicator| {
+        let device = autodiff();
+        let norm = BatchNormConfig::new(4).init(&device);
+        norm.forward(batch(communicator.rank() as f32 * 10.0, &device));
+        average_norm_statistics(norm.valid(), &communicator).unwrap();
+        let own = read(&norm, &ParameterLayout::state(&norm))[0];
+        assert!((own - communicator.rank() as f32).abs() < 1e-5);
+    });
+}
+
+#[test]
+fn one_rank_keeps_every_bit() {
+    let communicator = SingleCommunicator::new();
+    let net = Net::new(5, &autodiff());
+    let layout = ParameterLayout::state(&net);
+    let odd = [f32::MIN_POSITIVE / 3.0, -0.0, 0.1, 1.0, 2.0, 3.0, 4.0, 5.0];
+    let net = write(net, &layout, &odd);
+    let before = fingerprint(&net);
+    let net = broadcast_module(net, &communicator, 0).unwrap();
+    let net = average_norm_statistics(net, &communicator).unwrap();
+    assert_eq!(fingerprint(&net), before);
+    let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
+    assert_eq!(bits(&read(&net, &layout)), bits(&odd));
+}
+
+#[test]
+fn a_fingerprint_is_of_parameter_bits_only_and_drifted_ranks_are_named() {
+    let device = autodiff();
+    let net = Net::new(5, &device);
+    let before = fingerprint(&net);
+    assert_eq!(before.as_str().len(), 64);
+    net.norm.forward(batch(3.0, &device));
+    assert_eq!(fingerprint(&net), before);
+    assert_eq!(fingerprint(&net.valid()), before);
+
+    let errors = run_ranks(4, |communicator| {
+        let norm = BatchNormConfig::new(4).init(&autodiff());
+        let layout = ParameterLayout::new(&norm);
+        let mut values = read(&norm, &layout);
+        if communicator.rank() % 2 == 1 {
+            values[5] = f32::from_bits(values[5].to_bits() + 1);
+        }
+        check_fingerprint(&write(norm, &layout, &values), &communicator, 6).unwrap_err()
+    });
+    for error in errors {
+        assert!(matches!(&error, CollectiveError::FingerprintMismatch { epoch: 6, ranks, .. } if *ranks == [1, 3]));
+        assert!(error.to_string().contains("on ranks 1, 3, expected "), "{error}");
+    }
+}

@@ -1,0 +1,90 @@
+//! The conformance suite under MPI: `mpirun -n N mpi_conformance`; without a launcher, a world of one.
+//!
+//! With the arguments `fault panic`, `fault panic-thread` or `fault error` the last rank fails while the others wait in a barrier:
+//! the job must end within seconds, with exit code 101, 101 or 3, and one line `error (rank R): …`.
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a program of its own, without the test harness")]
+
+mod conformance;
+
+use std::process::ExitCode;
+
+use distributed::{Communicator, Launcher, MpiCommunicator, check_world_size};
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let communicator = MpiCommunicator::init().expect("MPI starts");
+    let launcher = Launcher::detect_from_environment().expect("the launcher's variables are numbers");
+    if let Err(error) = check_world_size(launcher.as_ref(), communicator.world_size(), true) {
+        eprintln!("error (rank {}): {error}", communicator.rank());
+        return ExitCode::FAILURE;
+    }
+    if let [command, fault] = arguments.as_slice()
+        && command == "fault"
+    {
+        fail(&communicator, fault);
+    }
+    check_launcher(launcher.as_ref(), &communicator);
+    conformance::check(&communicator);
+    a_reduction_longer_than_one_mpi_call_is_whole(&communicator);
+    the_communicator_works_from_another_thread(&communicator);
+    if communicator.rank() == 0 {
+        let (world_size, level) = (communicator.world_size(), communicator.thread_level());
+        println!("mpi conformance: ok, {world_size} ranks, {}, threads {level}", communicator.library());
+    }
+    ExitCode::SUCCESS
+}
+
+/// Lets the last rank fail and the others wait for it.
+fn fail(communicator: &MpiCommunicator, fault: &str) {
+    communicator.barrier().expect("all ranks are there");
+    if communicator.rank() + 1 == communicator.world_size() {
+        match fault {
+            "panic" => panic!("the last rank fails on purpose"),
+            "panic-thread" => {
+                let thread = std::thread::Builder::new().name("loader".to_owned());
+                let thread = thread.spawn(|| panic!("a thread of the last rank fails on purpose"));
+                // The panic ends the job from its thread: it must not need this one.
+                let _kept = thread.expect("a thread starts");
+                communicator.barrier().expect("the others wait too");
+                std::thread::sleep(std::time::Duration::from_secs(60));
+            }
+            _ => {
+                eprintln!("error (rank {}): the last rank gives up on purpose", communicator.rank());
+                communicator.abort("the last rank gives up on purpose", 3);
+            }
+        }
+    }
+    communicator.barrier().expect("the job ends before this returns an error");
+    communicator.barrier().expect("the job ends before this returns an error");
+}
+
+fn check_launcher(launcher: Option<&Launcher>, communicator: &MpiCommunicator) {
+    let Some(launcher) = launcher else {
+        assert_eq!(communicator.world_size(), 1);
+        return;
+    };
+    assert!(launcher.rank.is_none_or(|rank| rank == communicator.rank()), "{launcher:?}");
+}
+
+fn a_reduction_longer_than_one_mpi_call_is_whole(communicator: &MpiCommunicator) {
+    let length = (1 << 23) + 3;
+    let mut values = vec![1.0_f32; length];
+    values[length - 1] = 2.0;
+    communicator.all_reduce_sum(&mut values).unwrap();
+    let world_size = communicator.world_size() as f32;
+    assert!(values[..length - 1].iter().all(|&value| value == world_size));
+    assert_eq!(values[length - 1], 2.0 * world_size);
+}
+
+fn the_communicator_works_from_another_thread(communicator: &MpiCommunicator) {
+    let sum = std::thread::scope(|scope| {
+        let thread = scope.spawn(|| {
+            let mut values = [communicator.rank() as u64 + 1];
+            communicator.all_reduce_sum_u64(&mut values).unwrap();
+            values[0]
+        });
+        thread.join().unwrap()
+    });
+    let world_size = communicator.world_size() as u64;
+    assert_eq!(sum, world_size * (world_size + 1) / 2);
+}

@@ -1,0 +1,46 @@
+//! Tells the program which commit it was built from.
+//!
+//! In: `.git` of the repository, if there is one. Out: `LOCKSTEP_COMMIT` for `env!`, unless it is set already.
+//! Invariant: never fails and starts no program; a source tree without git builds as "unknown".
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+fn main() {
+    println!("cargo:rerun-if-env-changed=LOCKSTEP_COMMIT");
+    println!("cargo:rerun-if-changed=build.rs");
+    if std::env::var_os("LOCKSTEP_COMMIT").is_none() {
+        println!("cargo:rustc-env=LOCKSTEP_COMMIT={}", commit().unwrap_or_else(|| "unknown".to_owned()));
+    }
+}
+
+fn commit() -> Option<String> {
+    let git = git_directory(Path::new("../.git"))?;
+    let head = watched(&git.join("HEAD"))?;
+    let Some(reference) = head.strip_prefix("ref: ") else {
+        return Some(head);
+    };
+    // A linked work tree keeps its branches in the directory that `commondir` names.
+    let shared = fs::read_to_string(git.join("commondir")).map_or(git.clone(), |path| git.join(path.trim()));
+    watched(&shared.join(reference)).or_else(|| {
+        let packed = watched(&shared.join("packed-refs"))?;
+        let line = packed.lines().find(|line| line.ends_with(reference))?;
+        line.split_whitespace().next().map(str::to_owned)
+    })
+}
+
+/// The directory itself, or where a linked work tree's `.git` file points.
+fn git_directory(path: &Path) -> Option<PathBuf> {
+    if path.is_dir() {
+        return Some(path.to_owned());
+    }
+    let text = fs::read_to_string(path).ok()?;
+    Some(path.parent()?.join(text.strip_prefix("gitdir: ")?.trim()))
+}
+
+/// The text of a file, which cargo then watches. Absent files are not watched: that would rebuild every time.
+fn watched(path: &Path) -> Option<String> {
+    let text = fs::read_to_string(path).ok()?;
+    println!("cargo:rerun-if-changed={}", path.display());
+    Some(text.trim().to_owned())
+}

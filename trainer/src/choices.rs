@@ -1,0 +1,232 @@
+//! The named choices of a run: data set, device, schedule and the like, each with one spelling for flags and files.
+//!
+//! In: text of the command line or of a TOML file. Out: enums.
+//! Invariant: `Display`, `FromStr`, clap and serde agree on the spelling.
+
+use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::path::Path;
+use std::str::FromStr;
+
+/// Where the samples come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum DatasetKind {
+    /// Ten classes of drawn geometric figures, made in memory: needs no files.
+    Shapes,
+    /// CIFAR-10, the original binary release.
+    Cifar10,
+    /// CIFAR-100 with its fine labels, the original binary release.
+    Cifar100,
+    /// A folder `train/<class>/*` and `test/<class>/*` (or `val`) of images.
+    ImageFolder,
+    /// Random pixels and random labels, for measuring speed.
+    Synthetic,
+}
+
+/// Shortcut of a block that changes the shape (He et al. 2015, section 4.2).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ShortcutKind {
+    /// Identity with zero-padded channels, without parameters: the paper's choice for CIFAR.
+    A,
+    /// A 1x1 convolution with normalisation.
+    B,
+}
+
+/// Over which samples the batch statistics of training are computed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum BatchNormKind {
+    /// The micro batch of each rank on its own.
+    Local,
+    /// The micro batches of all ranks together.
+    Sync,
+}
+
+/// Random changes of the training images.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum AugmentKind {
+    /// The images as they are.
+    None,
+    /// Four pixels of padding, a random crop and a random horizontal flip.
+    CropFlip,
+}
+
+/// What to do with an image file that cannot be decoded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum OnBadImageKind {
+    /// Stop and name the file.
+    Fail,
+    /// Leave it out and say so.
+    Skip,
+}
+
+/// How the learning rate moves over the run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ScheduleKind {
+    /// The same rate after warmup.
+    Constant,
+    /// Multiplied by gamma at each milestone.
+    Multistep,
+    /// Half a cosine from the rate to zero.
+    Cosine,
+    /// A cosine rise, then a cosine fall to almost zero.
+    OneCycle,
+}
+
+/// Writes `Display` and `FromStr` of a [`ValueEnum`] in clap's spelling, which is also serde's.
+macro_rules! spelled_as_in_clap {
+    ($($kind:ty),+) => {$(
+        impl fmt::Display for $kind {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                let value = self.to_possible_value().expect("no variant is skipped");
+                f.pad(value.get_name())
+            }
+        }
+
+        impl FromStr for $kind {
+            type Err = String;
+
+            fn from_str(text: &str) -> Result<Self, String> {
+                <Self as ValueEnum>::from_str(text, false)
+            }
+        }
+    )+};
+}
+
+spelled_as_in_clap!(DatasetKind, ShortcutKind, BatchNormKind, AugmentKind, OnBadImageKind, ScheduleKind);
+
+impl DatasetKind {
+    /// Whether the samples are read from `--data-dir`.
+    pub fn is_on_disk(self) -> bool {
+        matches!(self, Self::Cifar10 | Self::Cifar100 | Self::ImageFolder)
+    }
+
+    /// Whether it is one of the two CIFAR sets.
+    pub fn is_cifar(self) -> bool {
+        matches!(self, Self::Cifar10 | Self::Cifar100)
+    }
+}
+
+/// The backend that computes, and on which of its devices.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub enum DeviceChoice {
+    /// burn's Flex backend on the CPU.
+    Flex,
+    /// burn's ndarray backend on the CPU.
+    Ndarray,
+    /// An NVIDIA GPU: the one with this index, or without one that of the rank's `local_rank`.
+    Cuda(Option<usize>),
+}
+
+impl DeviceChoice {
+    /// The backends compiled into this program, best known first.
+    pub fn built_in() -> Vec<&'static str> {
+        let known = [("flex", cfg!(feature = "flex")), ("ndarray", cfg!(feature = "ndarray")), ("cuda", cfg!(feature = "cuda"))];
+        known.into_iter().filter(|(_, is_built)| *is_built).map(|(name, _)| name).collect()
+    }
+
+    /// What to compute on if nobody says: a GPU if there is one and it is built in, else the best processor backend.
+    pub fn preferred() -> Self {
+        if cfg!(feature = "cuda") && nvidia_driver_present() {
+            return Self::Cuda(None);
+        }
+        if cfg!(all(feature = "ndarray", not(feature = "flex"))) { Self::Ndarray } else { Self::Flex }
+    }
+
+    /// The name of the backend, which is also that of its cargo feature.
+    pub fn backend(self) -> &'static str {
+        match self {
+            Self::Flex => "flex",
+            Self::Ndarray => "ndarray",
+            Self::Cuda(_) => "cuda",
+        }
+    }
+}
+
+/// Whether this machine has an NVIDIA driver loaded.
+pub fn nvidia_driver_present() -> bool {
+    ["/proc/driver/nvidia/version", "/dev/nvidiactl"].iter().any(|path| Path::new(path).exists())
+}
+
+impl fmt::Display for DeviceChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Cuda(Some(index)) => write!(f, "cuda:{index}"),
+            other => f.pad(other.backend()),
+        }
+    }
+}
+
+impl FromStr for DeviceChoice {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.split_once(':') {
+            None if text == "flex" => Ok(Self::Flex),
+            None if text == "ndarray" => Ok(Self::Ndarray),
+            None if text == "cuda" => Ok(Self::Cuda(None)),
+            Some(("cuda", index)) if index.parse::<usize>().is_ok() => Ok(Self::Cuda(index.parse().ok())),
+            _ => Err(format!("unknown device `{text}`: expected flex, ndarray, cuda or cuda:<index>")),
+        }
+    }
+}
+
+impl TryFrom<String> for DeviceChoice {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        text.parse()
+    }
+}
+
+impl From<DeviceChoice> for String {
+    fn from(device: DeviceChoice) -> Self {
+        device.to_string()
+    }
+}
+
+/// The number format of parameters, activations and gradients.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub enum Dtype {
+    /// 32-bit floating point.
+    F32,
+}
+
+impl fmt::Display for Dtype {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad("f32")
+    }
+}
+
+impl FromStr for Dtype {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "f32" => Ok(Self::F32),
+            _ => Err(format!("dtype `{text}` does not exist here: f32 is the only one (bf16 and f16 are not implemented)")),
+        }
+    }
+}
+
+impl TryFrom<String> for Dtype {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        text.parse()
+    }
+}
+
+impl From<Dtype> for String {
+    fn from(dtype: Dtype) -> Self {
+        dtype.to_string()
+    }
+}

@@ -1,0 +1,150 @@
+//! The command line as typed: every flag an `Option`, nothing decided yet.
+//!
+//! In: the program's arguments. Out: [`Command`]. Invariant: a flag that was not typed is `None`, so that
+//! [`crate::config`] knows what was asked for and can refuse an option without effect.
+
+mod sections;
+
+pub use sections::{
+    BatchArgs, ComputeArgs, DataArgs, ModelArgs, OptimizerArgs, RunArgs, ScheduleArgs, TrainArgs, TrainSplitArgs,
+};
+
+use crate::choices::BatchNormKind;
+use clap::{Args, Parser, Subcommand};
+use std::path::PathBuf;
+
+/// Trains image classifiers on one process or many.
+#[derive(Debug, Parser)]
+#[command(
+    name = "trainer",
+    version = concat!(env!("CARGO_PKG_VERSION"), " (commit ", env!("LOCKSTEP_COMMIT"), ")"),
+    after_help = "Without a command: `trainer train` with its defaults, ResNet-20 on drawn shapes, no files needed.\n\
+                  On several ranks: start it with mpirun or srun; the world size is the launcher's number of tasks."
+)]
+pub struct Cli {
+    #[command(subcommand)]
+    command: Option<Command>,
+}
+
+impl Cli {
+    /// What to do; `train` with its defaults if nothing was typed.
+    pub fn into_command(self) -> Command {
+        self.command.unwrap_or_else(|| Command::Train(Box::default()))
+    }
+}
+
+/// The commands of the program.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Train a model.
+    Train(Box<TrainArgs>),
+    /// Measure the loss and accuracy of weights or of a checkpoint on a test split.
+    Eval(Box<EvalArgs>),
+    /// Name the classes of image files.
+    Predict(PredictArgs),
+    /// Measure the speed of training steps on random pixels.
+    Bench(Box<BenchArgs>),
+    /// Print the configuration which `train` with the same flags would run, as TOML for --config.
+    Config(Box<TrainArgs>),
+}
+
+/// Flags of `trainer eval`.
+#[derive(Debug, Clone, Default, Args)]
+pub struct EvalArgs {
+    /// Weights to measure: .safetensors, or .pth/.pt/.th of PyTorch (needs --model and --dataset) [default: none; this or --checkpoint]
+    #[arg(long, value_name = "FILE")]
+    pub weights: Option<PathBuf>,
+
+    /// Checkpoint directory to measure; model, data set and normalisation are those of its run [default: none; this or --weights]
+    #[arg(long, value_name = "DIR")]
+    pub checkpoint: Option<PathBuf>,
+
+    /// Samples of one rank in one forward pass [default: 128]
+    #[arg(long, value_name = "SAMPLES")]
+    pub batch_size_per_rank: Option<usize>,
+
+    /// Print one JSON object as the last line: num_samples, top1_correct, top5_correct, loss (mean, nats) [default: off]
+    #[arg(long)]
+    pub json: bool,
+
+    /// Which network.
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// Which images.
+    #[command(flatten)]
+    pub data: DataArgs,
+    /// Device and threads.
+    #[command(flatten)]
+    pub compute: ComputeArgs,
+}
+
+/// Flags of `trainer predict`.
+#[derive(Debug, Clone, Args)]
+pub struct PredictArgs {
+    /// Checkpoint directory of the trained model [required]
+    #[arg(long, value_name = "DIR")]
+    pub checkpoint: PathBuf,
+
+    /// Image files: jpeg, png, bmp or webp.
+    #[arg(required = true, value_name = "IMAGE")]
+    pub images: Vec<PathBuf>,
+
+    /// Classes to print for each image, likeliest first [default: 5]
+    #[arg(long, value_name = "CLASSES")]
+    pub top: Option<usize>,
+
+    /// Print one JSON object as the last line: the classes and probabilities (0..1) of every image [default: off]
+    #[arg(long)]
+    pub json: bool,
+
+    /// Device and threads.
+    #[command(flatten)]
+    pub compute: ComputeArgs,
+}
+
+/// Flags of `trainer bench`.
+#[derive(Debug, Clone, Default, Args)]
+pub struct BenchArgs {
+    /// Samples of one rank in one step [default: 128]
+    #[arg(long, value_name = "SAMPLES")]
+    pub batch_size_per_rank: Option<usize>,
+
+    /// Measured steps [default: 20]
+    #[arg(long, value_name = "STEPS")]
+    pub steps: Option<usize>,
+
+    /// Steps before them, not measured [default: 3]
+    #[arg(long, value_name = "STEPS")]
+    pub warmup_steps: Option<usize>,
+
+    /// Height and width of the images, pixels [default: 32]
+    #[arg(long, value_name = "PIXELS")]
+    pub image_size: Option<usize>,
+
+    /// Number of classes [default: 10]
+    #[arg(long, value_name = "CLASSES")]
+    pub num_classes: Option<usize>,
+
+    /// Batch statistics of each rank alone or of all ranks together [default: local]
+    #[arg(long, value_enum, value_name = "KIND")]
+    pub batch_norm: Option<BatchNormKind>,
+
+    /// Largest gradient bucket that is sent at once, MiB [default: 25]
+    #[arg(long, value_name = "MIB")]
+    pub bucket_mib: Option<f64>,
+
+    /// Seed of the weights and pixels [default: 0]
+    #[arg(long, value_name = "SEED", value_parser = clap::value_parser!(u64).range(..=i64::MAX as u64))]
+    pub seed: Option<u64>,
+
+    /// Print one JSON object as the last line: images_per_second, step_milliseconds_median, peak_memory_bytes and more [default: off]
+    #[arg(long)]
+    pub json: bool,
+
+    /// Which network.
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// Device and threads.
+    #[command(flatten)]
+    pub compute: ComputeArgs,
+}

@@ -1,0 +1,126 @@
+//! The only clock of a training run: time by phase, and the memory high-water mark.
+//!
+//! In: durations. Out: [`Seconds`] of a step and of an epoch. Invariant: a duration is counted in one phase only, and
+//! a rank counts its own time.
+
+use crate::metrics::Seconds;
+use std::fs;
+use std::time::{Duration, Instant};
+
+/// What a rank spends time on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Phase {
+    /// Waiting for the loader and copying to the device.
+    Data,
+    /// Logits and loss.
+    Forward,
+    /// Gradients.
+    Backward,
+    /// Collectives.
+    Communication,
+    /// Update of the parameters.
+    Optimizer,
+    /// Test split.
+    Evaluation,
+    /// Writing checkpoints.
+    Checkpoint,
+}
+
+/// Adds up time by phase, for the current step and for the current epoch.
+#[derive(Debug, Clone, Default)]
+pub struct PhaseClock {
+    step: Seconds,
+    epoch: Seconds,
+}
+
+impl PhaseClock {
+    /// A clock at zero.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Counts `duration` in `phase`.
+    pub fn add(&mut self, phase: Phase, duration: Duration) {
+        for seconds in [&mut self.step, &mut self.epoch] {
+            *seconds.of(phase) += duration.as_secs_f64();
+        }
+    }
+
+    /// Runs `work` and counts its time in `phase`. A device that computes behind the caller's back must be waited
+    /// for inside `work`, else its time lands in a later phase.
+    pub fn time<T>(&mut self, phase: Phase, work: impl FnOnce() -> T) -> T {
+        let start = Instant::now();
+        let result = work();
+        self.add(phase, start.elapsed());
+        result
+    }
+
+    /// The time since the last step was taken; the next step starts from zero.
+    pub fn take_step(&mut self) -> Seconds {
+        std::mem::take(&mut self.step)
+    }
+
+    /// The time since the last epoch was taken; the next epoch, and step, start from zero.
+    pub fn take_epoch(&mut self) -> Seconds {
+        self.step = Seconds::default();
+        std::mem::take(&mut self.epoch)
+    }
+}
+
+impl Seconds {
+    fn of(&mut self, phase: Phase) -> &mut f64 {
+        match phase {
+            Phase::Data => &mut self.data,
+            Phase::Forward => &mut self.forward,
+            Phase::Backward => &mut self.backward,
+            Phase::Communication => &mut self.communication,
+            Phase::Optimizer => &mut self.optimizer,
+            Phase::Evaluation => &mut self.evaluation,
+            Phase::Checkpoint => &mut self.checkpoint,
+        }
+    }
+}
+
+/// Largest resident memory this process has had, bytes; 0 where the system does not tell (`VmHWM` of Linux).
+pub fn peak_memory_bytes() -> u64 {
+    fs::read_to_string("/proc/self/status").ok().and_then(|status| high_water_mark(&status)).unwrap_or(0)
+}
+
+fn high_water_mark(status: &str) -> Option<u64> {
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    let kibibytes: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kibibytes * 1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn time_counts_in_the_step_and_in_the_epoch() {
+        let mut clock = PhaseClock::new();
+        clock.add(Phase::Forward, Duration::from_millis(250));
+        let first = clock.take_step();
+        clock.add(Phase::Forward, Duration::from_millis(500));
+        clock.add(Phase::Evaluation, Duration::from_secs(1));
+        assert_eq!(first.forward, 0.25);
+        assert_eq!(clock.take_step().forward, 0.5);
+        let epoch = clock.take_epoch();
+        assert_eq!((epoch.forward, epoch.evaluation, epoch.step_total()), (0.75, 1.0, 0.75));
+        assert_eq!(clock.take_epoch(), Seconds::default());
+    }
+
+    #[test]
+    fn timed_work_gives_back_its_result() {
+        let mut clock = PhaseClock::new();
+        assert_eq!(clock.time(Phase::Data, || 7), 7);
+        assert!(clock.take_step().data >= 0.0);
+    }
+
+    #[test]
+    fn the_high_water_mark_is_read_in_bytes() {
+        assert_eq!(high_water_mark("VmPeak:\t 9 kB\nVmHWM:\t   2048 kB\n"), Some(2 * 1024 * 1024));
+        assert_eq!(high_water_mark("VmPeak: 9 kB\n"), None);
+        assert!(!cfg!(target_os = "linux") || peak_memory_bytes() > 1024 * 1024);
+    }
+}

@@ -1,0 +1,9 @@
+//! The commands of the program, one a file.
+//!
+//! In: flags as typed and the world this process belongs to. Out: what each command prints or writes.
+
+pub mod bench;
+pub mod config;
+pub mod eval;
+pub mod predict;
+pub mod train;

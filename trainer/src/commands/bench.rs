@@ -1,0 +1,182 @@
+//! `trainer bench`: the speed of the whole training step on random pixels made once.
+//!
+//! In: flags. Out: images/s over all ranks, step times, memory. Invariant: the step is the one `train` makes; only the
+//! input costs nothing but a copy.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use anyhow::{Context, Result};
+use datasets::{LoadedStep, Loader, LoaderConfig, ShardConfig, ShardPlan, SyntheticConfig, synthetic};
+use distributed::{Communicator, ROOT};
+use serde::Serialize;
+
+use crate::cli::BenchArgs;
+use crate::clock::PhaseClock;
+use crate::config::{BatchNormKind, BenchConfig};
+use crate::gather::{RankTimes, peak_memory_bytes, slowest_rank};
+use crate::metrics::{ScoreSums, Seconds, ThroughputStats};
+use crate::network::{ModelRequest, resnet};
+use crate::optimizer::SgdConfig;
+use crate::ranks::{device, set_threads};
+use crate::report::Reporter;
+use crate::step::{StepConfig, StepPosition, Stepper};
+
+/// Different batches in turn, so that no step repeats the one before.
+const NUM_BATCHES: usize = 4;
+
+/// Small, so that random labels do not blow the loss up.
+const LEARNING_RATE: f64 = 0.01;
+
+/// What `--json` prints.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct BenchResult {
+    /// Name of the network.
+    pub model: String,
+    /// Number format of activations and parameters.
+    pub dtype: &'static str,
+    /// Backend and device.
+    pub device: String,
+    /// Ranks.
+    pub ranks: usize,
+    /// Compute threads of each rank.
+    pub threads: usize,
+    /// Samples of one rank in one step.
+    pub batch_size_per_rank: usize,
+    /// Samples of one step over all ranks.
+    pub global_batch_size: usize,
+    /// Measured steps.
+    pub steps: usize,
+    /// Steps before them.
+    pub warmup_steps: usize,
+    /// Global samples over the slowest rank's time.
+    pub images_per_second: f64,
+    /// Median of the slowest rank's steps.
+    pub step_milliseconds_median: f64,
+    /// Fastest of them.
+    pub step_milliseconds_min: f64,
+    /// Slowest of them.
+    pub step_milliseconds_max: f64,
+    /// The slowest rank's seconds by phase over the measured steps.
+    pub seconds: Seconds,
+    /// Largest memory of any rank's process.
+    pub peak_memory_bytes: u64,
+    /// Mean loss of the last step on root, to compare with other programs.
+    pub loss_mean: f64,
+    /// The communication library.
+    pub communication: String,
+}
+
+/// Measures training steps.
+///
+/// # Errors
+/// When flags contradict each other, or a step fails.
+///
+/// # Collective
+/// Must be called by all ranks.
+pub fn bench(args: &BenchArgs, communicator: Arc<dyn Communicator>) -> Result<BenchResult> {
+    let config = BenchConfig::resolve(args)?;
+    let reporter = Reporter::new(communicator.rank() == ROOT, None);
+    let threads = set_threads(config.compute.num_threads(communicator.topology().local_size))?;
+    let device = device(config.compute.device, communicator.topology())?;
+    let batches = batches(&config, &*communicator)?;
+    let training_device = device.clone().autodiff();
+    let request =
+        ModelRequest { num_classes: config.num_classes, in_channels: 3, seed: config.seed, device: &training_device };
+    let model = resnet(&config.model, false, &request)?;
+    let mut stepper = Stepper::new(model, step_config(&config), Arc::clone(&communicator), &device)?;
+
+    let mut clock = PhaseClock::new();
+    let mut own = RankTimes::default();
+    let mut scores = ScoreSums::default();
+    for step in 0..config.warmup_steps + config.steps {
+        if step == config.warmup_steps {
+            communicator.barrier()?;
+            clock = PhaseClock::new();
+        }
+        scores = ScoreSums::default();
+        let loaded = batches[step % batches.len()].clone();
+        let num_samples = loaded.global_num_samples as u64;
+        let at = StepPosition { epoch: 0, step: step as u64 };
+        let start = Instant::now();
+        stepper.step(at, loaded, LEARNING_RATE, false, &mut scores, &mut clock)?;
+        if step >= config.warmup_steps {
+            own.steps.push((num_samples, start.elapsed()));
+        }
+    }
+    own.seconds = clock.take_epoch();
+    let world = own.gather(&*communicator)?;
+    let slowest = &world[slowest_rank(&world)];
+    let stats = ThroughputStats::of(&slowest.steps).context("bench: no step was measured")?;
+    let step_ms = |pick: fn(f64, f64) -> f64, start: f64| {
+        slowest.steps.iter().map(|(_, time)| time.as_secs_f64() * 1e3).fold(start, pick)
+    };
+    let result = BenchResult {
+        model: config.model.name(),
+        dtype: "f32",
+        device: format!("{device:?}"),
+        ranks: communicator.world_size(),
+        threads,
+        batch_size_per_rank: config.batch_size_per_rank,
+        global_batch_size: config.batch_size_per_rank * communicator.world_size(),
+        steps: config.steps,
+        warmup_steps: config.warmup_steps,
+        images_per_second: stats.mean,
+        step_milliseconds_median: stats.step_milliseconds_median,
+        step_milliseconds_min: step_ms(f64::min, f64::INFINITY),
+        step_milliseconds_max: step_ms(f64::max, 0.0),
+        seconds: slowest.seconds,
+        peak_memory_bytes: peak_memory_bytes(&world),
+        loss_mean: scores.loss_mean(),
+        communication: communicator.library(),
+    };
+    reporter.note(&format!(
+        "{} {} on {} ranks x {} threads, batch {} a rank, {} steps after {} of warm-up:",
+        result.model,
+        result.device,
+        result.ranks,
+        result.threads,
+        result.batch_size_per_rank,
+        result.steps,
+        result.warmup_steps
+    ));
+    reporter.speed(&stats, result.peak_memory_bytes);
+    if config.json {
+        reporter.json(&result);
+    }
+    Ok(result)
+}
+
+/// This rank's share of a few global batches.
+fn batches(config: &BenchConfig, communicator: &dyn Communicator) -> Result<Vec<LoadedStep>> {
+    let global_batch_size = config.batch_size_per_rank * communicator.world_size();
+    let data = synthetic::open(&SyntheticConfig {
+        num_train: NUM_BATCHES * global_batch_size,
+        num_test: 1,
+        num_classes: config.num_classes,
+        shape: datasets::ImageShape { height: config.image_size, width: config.image_size, channels: 3 },
+        seed: config.seed,
+    })?;
+    let plan = ShardPlan::new(ShardConfig {
+        num_samples: data.train.len(),
+        global_batch_size,
+        seed: config.seed,
+        epoch: 0,
+        shuffle: false,
+        drop_last: true,
+        shard_index: communicator.rank(),
+        num_shards: communicator.world_size(),
+    })?;
+    let how = LoaderConfig { num_threads: 0, ..LoaderConfig::new(config.batch_size_per_rank, data.normalization) };
+    Ok(Loader::start(data.train, plan, how).collect::<Result<_, _>>()?)
+}
+
+fn step_config(config: &BenchConfig) -> StepConfig {
+    StepConfig {
+        sgd: SgdConfig { momentum: 0.9, nesterov: false, weight_decay: 1e-4, decay_norm_and_bias: true },
+        label_smoothing: 0.0,
+        clip_norm: None,
+        sync_batch_norm: config.batch_norm == BatchNormKind::Sync,
+        bucket_cap_bytes: config.bucket_cap_bytes,
+    }
+}

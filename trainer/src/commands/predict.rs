@@ -1,0 +1,103 @@
+//! `trainer predict`: the classes of image files, by a checkpoint.
+
+use anyhow::{Context, Result, ensure};
+use burn::tensor::activation::softmax;
+use burn_resnet::load_weights;
+use datasets::{HostBatch, ImageShape, Normalization, load_image, normalize::NormalizationTable};
+use distributed::{Communicator, ROOT};
+use serde::Serialize;
+
+use crate::checkpoint;
+use crate::cli::PredictArgs;
+use crate::config::{PredictConfig, TrainConfig};
+use crate::network::{ModelRequest, resnet};
+use crate::ranks::{device, set_threads};
+use crate::report::Reporter;
+
+/// What `--json` prints: one entry an image.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Predictions {
+    /// In the order of the command line.
+    pub images: Vec<Prediction>,
+}
+
+/// The likeliest classes of one image.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Prediction {
+    /// The file as named.
+    pub path: String,
+    /// Likeliest first.
+    pub classes: Vec<ClassProbability>,
+}
+
+/// A class and its softmax probability.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ClassProbability {
+    /// Name as in the data set.
+    pub class: String,
+    /// Position in the data set's label order.
+    pub label: usize,
+    /// 0..1.
+    pub probability: f32,
+}
+
+/// Names the classes of the images, on root alone.
+///
+/// # Errors
+/// When the checkpoint or an image cannot be read, or there is more than one rank.
+pub fn predict(args: &PredictArgs, communicator: &dyn Communicator) -> Result<Predictions> {
+    ensure!(
+        communicator.world_size() == 1,
+        "predict: expected one process, got {}; start it without a launcher",
+        communicator.world_size()
+    );
+    let config = PredictConfig::resolve(args)?;
+    let reporter = Reporter::new(communicator.rank() == ROOT, None);
+    set_threads(config.compute.num_threads(1))?;
+    let device = device(config.compute.device, communicator.topology())?;
+    let found = checkpoint::find(&config.checkpoint)?;
+    let trained: TrainConfig =
+        serde_json::from_value(found.state.config.clone()).context("configuration in the checkpoint")?;
+    let input = &found.state.input;
+    let request = ModelRequest {
+        num_classes: input.class_names.len(),
+        in_channels: input.channels,
+        seed: 0,
+        device: &device,
+    };
+    let model = load_weights(resnet(&trained.model, false, &request)?, &found.model_path())?;
+    let shape = ImageShape { height: input.height, width: input.width, channels: input.channels };
+    let table = NormalizationTable::new(&Normalization { mean: input.mean.clone(), std: input.std.clone() });
+
+    let mut images = Vec::new();
+    for path in &config.images {
+        let bytes = load_image(path, input.height, input.channels)?;
+        let mut pixels = vec![0.0; shape.num_values()];
+        table.apply(&bytes, shape, datasets::Placement::default(), &mut pixels);
+        let batch = HostBatch { pixels, labels: vec![0], indices: vec![0], shape }.to_device(&device);
+        let probabilities = softmax(model.forward(batch.images), 1).into_data().convert::<f32>();
+        let probabilities =
+            probabilities.as_slice::<f32>().map_err(|error| anyhow::anyhow!("probabilities: {error:?}"))?;
+        let mut order: Vec<usize> = (0..probabilities.len()).collect();
+        order.sort_by(|&a, &b| probabilities[b].total_cmp(&probabilities[a]));
+        let classes: Vec<ClassProbability> = order
+            .into_iter()
+            .take(config.top)
+            .map(|label| ClassProbability {
+                class: input.class_names[label].clone(),
+                label,
+                probability: probabilities[label],
+            })
+            .collect();
+        reporter.note(&path.display().to_string());
+        for class in &classes {
+            reporter.note(&format!("  {:6.2} %  {}", 100.0 * class.probability, class.class));
+        }
+        images.push(Prediction { path: path.display().to_string(), classes });
+    }
+    let predictions = Predictions { images };
+    if config.json {
+        reporter.json(&predictions);
+    }
+    Ok(predictions)
+}

@@ -1,0 +1,175 @@
+//! `trainer train`: everything around the training loop.
+//!
+//! In: flags. Out: an output directory with metrics, summary, manifest, configuration and checkpoints.
+//! Invariant: what is wrong with flags or data is said before anything is written.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use burn::tensor::Device;
+use burn_resnet::{ResNet, load_weights};
+use datasets::DatasetSplits;
+use distributed::{Communicator, ROOT};
+
+use crate::cli::TrainArgs;
+use crate::config::TrainConfig;
+use crate::data;
+use crate::gather;
+use crate::identity;
+use crate::manifest::{DatasetFacts, LaunchFacts, Manifest};
+use crate::metrics::{Summary, ThroughputStats};
+use crate::model::ImageClassifier;
+use crate::network::{ModelRequest, resnet};
+use crate::ranks::{device, set_threads};
+use crate::records::Records;
+use crate::report::Reporter;
+use crate::stop::StopFlag;
+use crate::train::{Outcome, Session, fit};
+
+/// Trains the configured ResNet.
+///
+/// # Errors
+/// When the flags contradict each other, or training fails.
+///
+/// # Collective
+/// Must be called by all ranks.
+pub fn train(args: &TrainArgs, communicator: Arc<dyn Communicator>, stop: &StopFlag) -> Result<Outcome<ResNet>> {
+    train_model(args, communicator, stop, |config, request| {
+        let model = resnet(&config.model, config.run.zero_gamma, request)?;
+        match &config.run.weights {
+            Some(path) => Ok(load_weights(model, path)?),
+            None => Ok(model),
+        }
+    })
+}
+
+/// Trains any model with the flags of `trainer train`, of which those that choose a ResNet have no effect.
+///
+/// `build` makes the model on the device of its [`ModelRequest`]; root's parameters are sent to all ranks.
+///
+/// # Errors
+/// When the flags contradict each other, or training fails.
+///
+/// # Collective
+/// Must be called by all ranks.
+pub fn train_model<M: ImageClassifier>(
+    args: &TrainArgs,
+    communicator: Arc<dyn Communicator>,
+    stop: &StopFlag,
+    build: impl FnOnce(&TrainConfig, &ModelRequest<'_>) -> Result<M>,
+) -> Result<Outcome<M>> {
+    let topology = communicator.topology().clone();
+    let is_root = communicator.rank() == ROOT;
+    let config = TrainConfig::resolve(args, communicator.world_size())?;
+    let num_threads = set_threads(config.compute.num_threads(topology.local_size))?;
+    let device = device(config.compute.device, &topology)?;
+    let reporter = Reporter::new(is_root, None);
+    let data = data::open(&config.data, config.train_split.limit_train, &*communicator, &reporter)?;
+    identity::check(&config, &data, &*communicator)?;
+    ensure!(
+        !(config.train_split.drop_last && data.train.len() < config.batch.global_batch_size),
+        "drop-last: expected at least one global batch of {} samples, got a train split of {}; use a smaller --global-batch-size",
+        config.batch.global_batch_size,
+        data.train.len()
+    );
+
+    let records = Records::prepare(&config, is_root)?;
+    if let Some(directory) = records.directory() {
+        reporter.log_to(directory.open_log()?);
+    }
+    let manifest = manifest(&config, &data, &*communicator, num_threads, &device)?;
+    records.begin(&config, &manifest)?;
+    reporter.configuration(&config, &facts(&manifest, &records));
+
+    let training_device = device.clone().autodiff();
+    let request = ModelRequest {
+        num_classes: data.train.class_names().len(),
+        in_channels: data.train.image_shape().channels,
+        seed: config.run.seed,
+        device: &training_device,
+    };
+    let model = build(&config, &request)?;
+    let start = Instant::now();
+    let session = Session {
+        config: &config,
+        data: &data,
+        communicator,
+        device: &device,
+        stop,
+        reporter: &reporter,
+        records: &records,
+    };
+    let outcome = fit(model, &session)?;
+    let summary = summary(&outcome, start.elapsed(), session.data.train.len());
+    records.finish(&summary)?;
+    reporter.finish(&summary);
+    Ok(outcome)
+}
+
+/// What this launch is. # Collective: the ranks' machines are gathered.
+fn manifest(
+    config: &TrainConfig,
+    data: &DatasetSplits,
+    communicator: &dyn Communicator,
+    threads_per_rank: usize,
+    device: &Device,
+) -> Result<Manifest> {
+    let mut nodes: Vec<String> = Vec::new();
+    for node in communicator.all_gather(communicator.topology().node.as_bytes())? {
+        let node = String::from_utf8_lossy(&node).into_owned();
+        if !nodes.contains(&node) {
+            nodes.push(node);
+        }
+    }
+    let launch = LaunchFacts {
+        ranks: communicator.world_size(),
+        threads_per_rank,
+        nodes,
+        mpi_library: communicator.library(),
+        device: format!("{device:?}"),
+    };
+    let dataset = DatasetFacts {
+        name: config.data.source.kind().to_string(),
+        num_train: data.train.len(),
+        num_test: data.test.len(),
+        train_checksum: data.train.checksum(),
+        test_checksum: data.test.checksum(),
+    };
+    Ok(Manifest::new(config.hash(), launch, dataset))
+}
+
+/// The manifest's lines for the head of the log.
+fn facts(manifest: &Manifest, records: &Records) -> Vec<(&'static str, String)> {
+    let output = records.directory().map(|directory| directory.path().display().to_string());
+    vec![
+        ("version", format!("{} ({})", manifest.version, manifest.commit)),
+        ("data", format!("{} train, {} test images", manifest.dataset.num_train, manifest.dataset.num_test)),
+        ("checksum", manifest.dataset.train_checksum.clone()),
+        ("ranks", format!("{} on {}", manifest.launch.ranks, manifest.launch.nodes.join(", "))),
+        ("threads per rank", manifest.launch.threads_per_rank.to_string()),
+        ("communication", manifest.launch.mpi_library.clone()),
+        ("processor", manifest.cpu_model.clone()),
+        ("output", output.unwrap_or_default()),
+    ]
+}
+
+fn summary<M>(outcome: &Outcome<M>, total: Duration, num_train: usize) -> Summary {
+    let slowest = &outcome.world[gather::slowest_rank(&outcome.world)];
+    let progress = &outcome.progress;
+    let full_epochs = progress.epoch * num_train as u64;
+    Summary {
+        epochs: progress.epoch,
+        steps: progress.step,
+        images: full_epochs + progress.epoch_scores.num_samples,
+        final_epoch: progress.last_record.clone(),
+        best_epoch: progress.best.map(|best| best.epoch),
+        best_test_top1: progress.best.map(|best| best.test_top1),
+        parameter_hash: outcome.parameter_hash.clone(),
+        seconds_total: total.as_secs_f64(),
+        images_per_second: ThroughputStats::of(&slowest.steps),
+        slowest_rank: gather::straggler(&outcome.world),
+        peak_memory_bytes: gather::peak_memory_bytes(&outcome.world),
+        stopped_early: outcome.stopped_early,
+    }
+}

@@ -1,0 +1,182 @@
+//! A training run as decided: every value plain, every contradiction refused.
+//!
+//! In: [`TrainArgs`], a TOML file and the world size. Out: [`TrainConfig`].
+//! Invariant: `global_batch_size = micro_batch_size * grad_accum_steps * world_size`, exactly; an option without
+//! effect is an error; what [`TrainConfig::to_toml`] prints resolves to the same configuration.
+
+mod commands;
+mod data;
+mod error;
+mod file;
+mod parts;
+mod resolve;
+mod to_args;
+
+pub use crate::choices::{
+    AugmentKind, BatchNormKind, DatasetKind, DeviceChoice, Dtype, OnBadImageKind, ScheduleKind, ShortcutKind,
+};
+pub use commands::{BenchConfig, EvalConfig, PredictConfig, WeightSource};
+pub use error::ConfigError;
+pub use parts::{
+    BatchConfig, ComputeConfig, Course, DataConfig, DataSource, ModelConfig, NormalizationConfig, OptimizerConfig,
+    RunConfig, ScheduleConfig, TrainSplitConfig,
+};
+
+use crate::cli::TrainArgs;
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+use std::fmt;
+
+/// Keys that may differ between the ranks of one run: each machine has its own disk and processors.
+const RANK_LOCAL_KEYS: [&str; 6] =
+    ["data.data-dir", "data.download", "data.loader-threads", "run.output-dir", "compute.device", "compute.threads"];
+
+/// Keys that may change when a run is resumed, beside the rank-local ones: they do not move the parameters, or, as
+/// accumulation, only trade ranks for time.
+const RESUMABLE_KEYS: [&str; 10] = [
+    "batch.grad-accum-steps",
+    "batch.bucket-mib",
+    "run.weights",
+    "run.zero-gamma",
+    "run.eval-every-epochs",
+    "run.checkpoint-every-epochs",
+    "run.checkpoint-every-steps",
+    "run.keep-checkpoints",
+    "run.log-every-steps",
+    "run.warmup-steps",
+];
+
+/// Everything a training run needs to know.
+///
+/// `Deserialize` is for what this program wrote itself, as in a checkpoint; a user's file goes through
+/// [`TrainConfig::resolve`] or [`TrainConfig::from_toml`], which check it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct TrainConfig {
+    /// Which network.
+    pub model: ModelConfig,
+    /// Which images.
+    pub data: DataConfig,
+    /// What only training does with them.
+    pub train_split: TrainSplitConfig,
+    /// Samples of a step.
+    pub batch: BatchConfig,
+    /// Descent and loss.
+    pub optimizer: OptimizerConfig,
+    /// Epochs and learning rate.
+    pub schedule: ScheduleConfig,
+    /// Start, output and cadence.
+    pub run: RunConfig,
+    /// Device and threads.
+    pub compute: ComputeConfig,
+}
+
+impl TrainConfig {
+    /// Decides what was left open and refuses what contradicts itself.
+    ///
+    /// # Errors
+    /// A [`ConfigError`] that names the option and the remedy; also if the file of `--config` cannot be read.
+    pub fn resolve(args: &TrainArgs, world_size: usize) -> Result<Self, ConfigError> {
+        match &args.config {
+            None => resolve::train(args, world_size),
+            Some(path) => resolve::train(&file::merged(&file::read(path)?, args)?, world_size),
+        }
+    }
+
+    /// The configuration that [`to_toml`](Self::to_toml) printed.
+    ///
+    /// # Errors
+    /// As [`resolve`](Self::resolve).
+    pub fn from_toml(text: &str, world_size: usize) -> Result<Self, ConfigError> {
+        resolve::train(&file::parse(text, "the TOML text")?, world_size)
+    }
+
+    /// The configuration as TOML that `--config` accepts. `--resume` is not part of it.
+    pub fn to_toml(&self) -> String {
+        toml::to_string(&self.to_args()).expect("options are numbers, text, flags and lists, which TOML has")
+    }
+
+    /// The configuration as flags: those without effect are absent.
+    pub fn to_args(&self) -> TrainArgs {
+        to_args::to_args(self)
+    }
+
+    /// Name of the run, such as `resnet20-shapes-seed0`.
+    pub fn run_name(&self) -> String {
+        format!("{}-{}-seed{}", self.model.name(), self.data.source.kind(), self.run.seed)
+    }
+
+    /// Learning rate after warmup: scaled by global batch size / reference batch size if asked for
+    /// (linear scaling rule, Goyal et al. 2017, 1706.02677, section 2.1).
+    pub fn peak_learning_rate(&self) -> f64 {
+        match self.optimizer.reference_batch_size {
+            None => self.optimizer.learning_rate,
+            Some(reference) => self.optimizer.learning_rate * self.batch.global_batch_size as f64 / reference as f64,
+        }
+    }
+
+    /// SHA-256 in hexadecimal of what must be equal on all ranks: version, world size, `--resume` and all options but
+    /// the paths, threads and device of the machine.
+    pub fn hash(&self) -> String {
+        let mut digest = Sha256::new();
+        digest.update(format!(
+            "{}\n{}\n{}\n",
+            env!("CARGO_PKG_VERSION"),
+            self.batch.world_size,
+            self.run.resume
+        ));
+        for (key, value) in self.settings() {
+            if !RANK_LOCAL_KEYS.contains(&key.as_str()) {
+                digest.update(format!("{key}={value}\n"));
+            }
+        }
+        digest.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+
+    /// What keeps this run from being the continuation of one with the configuration `before`: the options that would
+    /// change the course of the parameters. More epochs are no difference under a schedule that does not depend on them.
+    pub fn differences(&self, before: &Self) -> Vec<ConfigDifference> {
+        let (old, new) = (before.settings(), self.settings());
+        let find = |settings: &[(String, String)], key: &str| {
+            settings.iter().find(|(other, _)| other == key).map_or("unset".to_owned(), |(_, value)| value.clone())
+        };
+        let mut keys: Vec<&String> = old.iter().chain(&new).map(|(key, _)| key).collect();
+        keys.sort();
+        keys.dedup();
+        let epochs_are_free = matches!(self.schedule.course, Course::Constant | Course::Multistep { .. });
+        keys.into_iter()
+            .filter(|key| !RANK_LOCAL_KEYS.contains(&key.as_str()) && !RESUMABLE_KEYS.contains(&key.as_str()))
+            .filter(|key| !(epochs_are_free && *key == "schedule.epochs"))
+            .map(|key| ConfigDifference { key: key.clone(), before: find(&old, key), now: find(&new, key) })
+            .filter(|difference| difference.before != difference.now)
+            .collect()
+    }
+
+    /// All options with effect as (`section.key`, value), sorted.
+    pub fn settings(&self) -> Vec<(String, String)> {
+        let table = toml::Table::try_from(self.to_args()).expect("options are plain values, which TOML has");
+        let mut settings = Vec::new();
+        for (section, keys) in table {
+            for (key, value) in keys.as_table().into_iter().flatten() {
+                settings.push((format!("{section}.{key}"), value.to_string()));
+            }
+        }
+        settings
+    }
+}
+
+/// One option that two configurations do not agree on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ConfigDifference {
+    /// `section.key` as in the TOML file.
+    pub key: String,
+    /// Value in the earlier configuration.
+    pub before: String,
+    /// Value now.
+    pub now: String,
+}
+
+impl fmt::Display for ConfigDifference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} was {}, is {}", self.key, self.before, self.now)
+    }
+}

@@ -1,0 +1,205 @@
+//! The configurations of `eval`, `predict` and `bench`.
+//!
+//! In: their flags, and for `eval` the configuration a checkpoint was trained with. Out: plain values.
+//! Invariant: as in [`super`], an option without effect is refused.
+
+use super::error::ConfigError;
+use super::parts::{ComputeConfig, DataConfig, ModelConfig};
+use super::resolve::{at_least, bucket_cap_bytes, compute, model};
+use super::{TrainConfig, data, file};
+use crate::choices::BatchNormKind;
+use crate::cli::{BenchArgs, DataArgs, EvalArgs, ModelArgs, PredictArgs, TrainArgs, TrainSplitArgs};
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+
+/// Where parameters are read from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum WeightSource {
+    /// A weights file of any framework.
+    File(PathBuf),
+    /// A checkpoint directory of this program.
+    Checkpoint(PathBuf),
+}
+
+/// What `trainer eval` measures.
+#[derive(Debug, Clone, PartialEq)]
+pub struct EvalConfig {
+    /// The network.
+    pub model: ModelConfig,
+    /// Its parameters.
+    pub weights: WeightSource,
+    /// The data set, of which the test split is used.
+    pub data: DataConfig,
+    /// Samples of one rank's forward pass.
+    pub batch_size_per_rank: usize,
+    /// Device and threads.
+    pub compute: ComputeConfig,
+    /// End with a JSON line.
+    pub json: bool,
+}
+
+/// The sections that `eval` shares with `train`, for laying its flags over the options of a trained run.
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+struct DataSections {
+    data: DataArgs,
+    #[serde(default)]
+    train_split: TrainSplitArgs,
+}
+
+impl EvalConfig {
+    /// Decides the evaluation. `trained` is the configuration that the checkpoint of `--checkpoint` holds: its model
+    /// is used, and its data set unless flags say otherwise.
+    ///
+    /// # Errors
+    /// A [`ConfigError`] naming the option and the remedy.
+    ///
+    /// # Panics
+    /// If `--checkpoint` was given without `trained`.
+    pub fn resolve(args: &EvalArgs, trained: Option<&TrainConfig>) -> Result<Self, ConfigError> {
+        let batch_size_per_rank = at_least("--batch-size-per-rank", args.batch_size_per_rank.unwrap_or(128), 1)?;
+        let compute = compute(&args.compute)?;
+        let (weights, model, data) = match (&args.weights, &args.checkpoint) {
+            (Some(_), Some(_)) => {
+                return Err(ConfigError::Conflict {
+                    option: "--weights",
+                    other: "--checkpoint".to_owned(),
+                    remedy: "give one of them".to_owned(),
+                });
+            }
+            (None, None) => {
+                return Err(ConfigError::Missing {
+                    option: "--checkpoint",
+                    because: "there is nothing to measure".to_owned(),
+                    remedy: "give a checkpoint directory, or --weights FILE with --model and --dataset".to_owned(),
+                });
+            }
+            (Some(path), None) => {
+                let source = WeightSource::File(path.clone());
+                (source, named_model(args)?, named_data(args)?)
+            }
+            (None, Some(path)) => {
+                let trained = trained.expect("the caller reads the checkpoint's configuration first");
+                if args.model != ModelArgs::default() {
+                    return Err(ConfigError::NoEffect {
+                        option: "--model, --depth or --shortcut",
+                        because: "with --checkpoint, which tells the network".to_owned(),
+                        remedy: "leave it out".to_owned(),
+                    });
+                }
+                (WeightSource::Checkpoint(path.clone()), trained.model, data_like(trained, args)?)
+            }
+        };
+        Ok(Self { model, weights, data, batch_size_per_rank, compute, json: args.json })
+    }
+}
+
+fn named_model(args: &EvalArgs) -> Result<ModelConfig, ConfigError> {
+    if args.model.model.is_none() && args.model.depth.is_none() {
+        return Err(ConfigError::Missing {
+            option: "--model",
+            because: "a weights file does not tell its network".to_owned(),
+            remedy: "give for example --model resnet20".to_owned(),
+        });
+    }
+    model(&args.model)
+}
+
+fn named_data(args: &EvalArgs) -> Result<DataConfig, ConfigError> {
+    if args.data.dataset.is_none() {
+        return Err(ConfigError::Missing {
+            option: "--dataset",
+            because: "a weights file does not tell what it was trained on".to_owned(),
+            remedy: "give for example --dataset cifar10 --data-dir DIR".to_owned(),
+        });
+    }
+    data::data(&args.data, &TrainSplitArgs::default())
+}
+
+fn data_like(trained: &TrainConfig, args: &EvalArgs) -> Result<DataConfig, ConfigError> {
+    let TrainArgs { data, train_split, .. } = trained.to_args();
+    let below = DataSections { data, train_split };
+    let flags = DataSections { data: args.data.clone(), train_split: TrainSplitArgs::default() };
+    let merged: DataSections = file::laid_over(&below, &flags)?;
+    data::data(&merged.data, &merged.train_split)
+}
+
+/// What `trainer predict` names.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PredictConfig {
+    /// The checkpoint directory.
+    pub checkpoint: PathBuf,
+    /// Image files.
+    pub images: Vec<PathBuf>,
+    /// Classes to print for each.
+    pub top: usize,
+    /// Device and threads.
+    pub compute: ComputeConfig,
+    /// End with a JSON line.
+    pub json: bool,
+}
+
+impl PredictConfig {
+    /// Decides the prediction.
+    ///
+    /// # Errors
+    /// A [`ConfigError`] naming the option and the remedy.
+    pub fn resolve(args: &PredictArgs) -> Result<Self, ConfigError> {
+        Ok(Self {
+            checkpoint: args.checkpoint.clone(),
+            images: args.images.clone(),
+            top: at_least("--top", args.top.unwrap_or(5), 1)?,
+            compute: compute(&args.compute)?,
+            json: args.json,
+        })
+    }
+}
+
+/// What `trainer bench` measures.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BenchConfig {
+    /// The network.
+    pub model: ModelConfig,
+    /// Samples of one rank in one step.
+    pub batch_size_per_rank: usize,
+    /// Measured steps.
+    pub steps: usize,
+    /// Steps before them.
+    pub warmup_steps: usize,
+    /// Height and width, pixels.
+    pub image_size: usize,
+    /// Classes.
+    pub num_classes: usize,
+    /// Over which samples batch statistics go.
+    pub batch_norm: BatchNormKind,
+    /// Largest gradient bucket.
+    pub bucket_cap_bytes: usize,
+    /// Seed of weights and pixels.
+    pub seed: u64,
+    /// Device and threads.
+    pub compute: ComputeConfig,
+    /// End with a JSON line.
+    pub json: bool,
+}
+
+impl BenchConfig {
+    /// Decides the measurement.
+    ///
+    /// # Errors
+    /// A [`ConfigError`] naming the option and the remedy.
+    pub fn resolve(args: &BenchArgs) -> Result<Self, ConfigError> {
+        Ok(Self {
+            model: model(&args.model)?,
+            batch_size_per_rank: at_least("--batch-size-per-rank", args.batch_size_per_rank.unwrap_or(128), 1)?,
+            steps: at_least("--steps", args.steps.unwrap_or(20), 1)?,
+            warmup_steps: args.warmup_steps.unwrap_or(3),
+            image_size: at_least("--image-size", args.image_size.unwrap_or(32), 8)?,
+            num_classes: at_least("--num-classes", args.num_classes.unwrap_or(10), 2)?,
+            batch_norm: args.batch_norm.unwrap_or(BatchNormKind::Local),
+            bucket_cap_bytes: bucket_cap_bytes(args.bucket_mib)?,
+            seed: args.seed.unwrap_or(0),
+            compute: compute(&args.compute)?,
+            json: args.json,
+        })
+    }
+}

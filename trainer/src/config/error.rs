@@ -1,0 +1,106 @@
+//! Why a configuration was refused. Every variant says what to do instead; all of them are usage errors (exit code 2).
+
+use std::path::PathBuf;
+use thiserror::Error;
+
+/// A configuration that cannot be run as asked.
+#[derive(Debug, Error)]
+pub enum ConfigError {
+    /// The file of `--config` cannot be read.
+    #[error("cannot read the configuration file {}: {source}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// The file of `--config` is no TOML, or has unknown keys or values.
+    #[error(
+        "{origin}: {}\n`trainer config` prints every key in its section",
+        problem.trim_end()
+    )]
+    Syntax {
+        /// The file or text.
+        origin: String,
+        /// Line, column and what is wrong there.
+        problem: String,
+    },
+    /// An option has a value outside its range.
+    #[error("{option}: expected {expected}, got {got}")]
+    Invalid {
+        /// The flag.
+        option: &'static str,
+        /// What it takes.
+        expected: String,
+        /// What it was given.
+        got: String,
+    },
+    /// An option is needed and absent.
+    #[error("{option} is missing: {because}; {remedy}")]
+    Missing {
+        /// The flag.
+        option: &'static str,
+        /// What needs it.
+        because: String,
+        /// What to type.
+        remedy: String,
+    },
+    /// An option was given that would change nothing.
+    #[error("{option} has no effect {because}: {remedy}")]
+    NoEffect {
+        /// The flag.
+        option: &'static str,
+        /// With, or without, what.
+        because: String,
+        /// What to type.
+        remedy: String,
+    },
+    /// Two options contradict each other.
+    #[error("{option} contradicts {other}: {remedy}")]
+    Conflict {
+        /// The flag.
+        option: &'static str,
+        /// The other flag.
+        other: String,
+        /// What to type.
+        remedy: String,
+    },
+    /// The global batch cannot be divided exactly.
+    #[error(
+        "--global-batch-size {global_batch_size} does not divide among {world_size} rank(s) times {grad_accum_steps} \
+         accumulation step(s) (global = per rank * accumulation * ranks): take {}{} or --batch-size-per-rank",
+        nearest_below.map_or(String::new(), |below| format!("{below}, ")),
+        nearest_above
+    )]
+    IndivisibleBatch {
+        /// Samples of one step.
+        global_batch_size: usize,
+        /// Number of ranks.
+        world_size: usize,
+        /// Passes of one step.
+        grad_accum_steps: usize,
+        /// The nearest smaller size that divides, if there is one.
+        nearest_below: Option<usize>,
+        /// The nearest larger size that divides.
+        nearest_above: usize,
+    },
+    /// The device is not part of this program.
+    #[error(
+        "--device {device}: this program was built without it (built in: {}); rebuild with --features {backend}",
+        built_in.join(", ")
+    )]
+    DeviceNotBuilt {
+        /// The device.
+        device: String,
+        /// The cargo feature that has it.
+        backend: &'static str,
+        /// The devices there are.
+        built_in: Vec<&'static str>,
+    },
+    /// The directory of `--output-dir` belongs to another run.
+    #[error("output directory {} is not empty: give --resume to continue its run, or another --output-dir", path.display())]
+    OutputDirectoryInUse {
+        /// The directory.
+        path: PathBuf,
+    },
+}

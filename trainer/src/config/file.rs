@@ -1,0 +1,104 @@
+//! A run's options in a TOML file, and flags laid over them.
+//!
+//! In: TOML text, flags. Out: one [`TrainArgs`]. Invariant: a flag wins; where a flag changes a choice, the file's
+//! options that only served the old choice go with it, so that the flag can win at all.
+
+use super::error::ConfigError;
+use crate::cli::TrainArgs;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use std::fs;
+use std::path::Path;
+use toml::{Table, Value};
+
+/// A choice (`section.key`) and what only has a meaning together with its value.
+const DEPENDENTS: [(&str, &[&str]); 5] = [
+    (
+        "data.dataset",
+        &[
+            "data.data-dir",
+            "data.download",
+            "data.image-size",
+            "data.on-bad-image",
+            "data.normalize-mean",
+            "data.normalize-std",
+            "data.shapes-test",
+            "data.shapes-seed",
+            "data.synthetic-test",
+            "data.synthetic-classes",
+            "train-split.shapes-train",
+            "train-split.synthetic-train",
+            "train-split.augment",
+        ],
+    ),
+    ("schedule.schedule", &["schedule.milestones", "schedule.gamma"]),
+    ("optimizer.scale-learning-rate", &["optimizer.reference-batch-size"]),
+    ("model.model", &["model.depth"]),
+    ("model.depth", &["model.model"]),
+];
+
+/// Two ways to say one thing: a flag that says it one way replaces the file's other way.
+const ALTERNATIVES: [(&str, &str); 2] = [
+    ("batch.global-batch-size", "batch.batch-size-per-rank"),
+    ("batch.batch-size-per-rank", "batch.global-batch-size"),
+];
+
+/// Reads the options of a file.
+pub(super) fn read(path: &Path) -> Result<TrainArgs, ConfigError> {
+    let text = fs::read_to_string(path).map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
+    parse(&text, &path.display().to_string())
+}
+
+/// Reads the options of a text; `origin` names it in errors.
+pub(super) fn parse(text: &str, origin: &str) -> Result<TrainArgs, ConfigError> {
+    toml::from_str(text)
+        .map_err(|error| ConfigError::Syntax { origin: origin.to_owned(), problem: error.to_string() })
+}
+
+/// The flags laid over the file's options.
+pub(super) fn merged(file: &TrainArgs, flags: &TrainArgs) -> Result<TrainArgs, ConfigError> {
+    let mut args: TrainArgs = laid_over(file, flags)?;
+    args.resume = flags.resume;
+    Ok(args)
+}
+
+/// `flags` over `below`, both made of the same sections, read as `T`.
+pub(super) fn laid_over<T: DeserializeOwned>(below: &impl Serialize, flags: &impl Serialize) -> Result<T, ConfigError> {
+    let syntax = |problem: String| ConfigError::Syntax { origin: "merged options".to_owned(), problem };
+    let mut below = Table::try_from(below).map_err(|error| syntax(error.to_string()))?;
+    let flags = Table::try_from(flags).map_err(|error| syntax(error.to_string()))?;
+    for (choice, dependents) in DEPENDENTS {
+        let typed = get(&flags, choice);
+        if typed.is_some() && typed != get(&below, choice) {
+            dependents.iter().for_each(|key| remove(&mut below, key));
+        }
+    }
+    for (typed, other) in ALTERNATIVES {
+        if get(&flags, typed).is_some() {
+            remove(&mut below, other);
+        }
+    }
+    if get(&flags, "schedule.warmup-epochs").and_then(Value::as_float) == Some(0.0) {
+        remove(&mut below, "schedule.warmup-start-factor");
+    }
+    for (section, keys) in flags {
+        let target = below.entry(section).or_insert_with(|| Value::Table(Table::new()));
+        if let (Value::Table(target), Value::Table(keys)) = (target, keys) {
+            target.extend(keys);
+        }
+    }
+    Value::Table(below).try_into().map_err(|error: toml::de::Error| syntax(error.to_string()))
+}
+
+fn get<'a>(table: &'a Table, path: &str) -> Option<&'a Value> {
+    let (section, key) = path.split_once('.')?;
+    table.get(section)?.get(key)
+}
+
+fn remove(table: &mut Table, path: &str) {
+    if let Some((section, key)) = path.split_once('.')
+        && let Some(Value::Table(keys)) = table.get_mut(section)
+    {
+        keys.remove(key);
+    }
+}

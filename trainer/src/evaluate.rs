@@ -1,0 +1,81 @@
+//! Evaluation: exact counts over a whole split, shared out over the ranks without padding.
+//!
+//! In: a model, a split. Out: global sums, equal on all ranks. Invariant: every sample counts once, whatever the number of ranks.
+
+use std::sync::Arc;
+
+use anyhow::Result;
+use burn::tensor::Device;
+use datasets::{Augment, ImageDataset, Loader, LoaderConfig, Normalization, ShardConfig, ShardPlan};
+use distributed::{Communicator, average_norm_statistics};
+
+use crate::gather::total_scores;
+use crate::metrics::ScoreSums;
+use crate::model::{ImageClassifier, cross_entropy_sum, score};
+
+/// How a split is read for evaluation.
+#[derive(Clone, Debug)]
+pub struct EvaluateConfig {
+    /// Samples of one forward pass on one rank.
+    pub micro_batch_size: usize,
+    /// Threads that load ahead; 0 loads in the calling thread.
+    pub loader_threads: usize,
+}
+
+/// The loss and the right answers of `model` over all of `dataset`, summed over all ranks.
+///
+/// Norm statistics are averaged over the ranks for this; the model in training keeps its own.
+///
+/// # Errors
+/// When an image cannot be read or a collective fails.
+///
+/// # Collective
+/// Must be called by all ranks.
+pub fn evaluate<M: ImageClassifier>(
+    model: &M,
+    dataset: &Arc<dyn ImageDataset>,
+    normalization: &Normalization,
+    config: &EvaluateConfig,
+    communicator: &dyn Communicator,
+    device: &Device,
+) -> Result<ScoreSums> {
+    let model = average_norm_statistics(model.valid(), communicator)?;
+    let plan = ShardPlan::new(ShardConfig {
+        num_samples: dataset.len(),
+        global_batch_size: config.micro_batch_size * communicator.world_size(),
+        seed: 0,
+        epoch: 0,
+        shuffle: false,
+        drop_last: false,
+        shard_index: communicator.rank(),
+        num_shards: communicator.world_size(),
+    })?;
+    let loader = Loader::start(
+        Arc::clone(dataset),
+        plan,
+        LoaderConfig {
+            micro_batch_size: config.micro_batch_size,
+            augment: Augment::None,
+            normalization: normalization.clone(),
+            seed: 0,
+            epoch: 0,
+            num_threads: config.loader_threads,
+            prefetch_steps: 2,
+            first_step: 0,
+        },
+    );
+    let mut sums = ScoreSums::default();
+    for loaded in loader {
+        for batch in loaded?.micro_batches {
+            if batch.labels.is_empty() {
+                continue;
+            }
+            let labels = batch.labels.clone();
+            let batch = batch.to_device(device);
+            let logits = model.forward(batch.images);
+            let loss_sum = cross_entropy_sum(logits.clone(), batch.labels, 0.0);
+            sums += score(logits, loss_sum, &labels)?;
+        }
+    }
+    total_scores(communicator, sums)
+}

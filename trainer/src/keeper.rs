@@ -1,0 +1,151 @@
+//! What a run leaves behind and begins from again: checkpoints, written by root for all ranks.
+//!
+//! In: a [`Stepper`] and its [`Progress`]. Out: checkpoints; a restored stepper.
+//! Invariant: root decides which checkpoint is read and sends it; no other rank looks at the disk. Every rank's own norm
+//! statistics are kept, so that the same number of ranks goes on with the same bits; another number takes their mean.
+
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail};
+use burn_resnet::{load_weights, save_safetensors};
+use distributed::{
+    ParameterLayout, ROOT, average_norm_statistics, broadcast_module, fingerprint, read, write,
+};
+
+use crate::checkpoint::{CheckpointState, CheckpointStore, ModelInput, Progress, TrainingTensors};
+use crate::config::TrainConfig;
+use crate::model::ImageClassifier;
+use crate::output::OutputDirectory;
+use crate::step::Stepper;
+use crate::train::Session;
+
+/// Saves and resumes one session's run; root holds the store.
+#[derive(Debug)]
+pub struct Keeper<'a> {
+    session: &'a Session<'a>,
+    store: Option<CheckpointStore>,
+}
+
+impl<'a> Keeper<'a> {
+    /// A keeper that writes below the session's output directory.
+    pub fn new(session: &'a Session<'a>) -> Self {
+        let store = |directory: &OutputDirectory| {
+            CheckpointStore::new(&directory.checkpoints(), session.config.run.keep_checkpoints)
+        };
+        Self { session, store: session.records.directory().map(store) }
+    }
+
+    /// Saves the run as it stands. Each epoch's sums in `progress` must be global.
+    ///
+    /// # Errors
+    /// When root cannot write, or a collective fails.
+    ///
+    /// # Collective
+    /// Must be called by all ranks.
+    pub fn save<M: ImageClassifier>(&self, stepper: &Stepper<M>, progress: &Progress, is_best: bool) -> Result<()> {
+        let start = Instant::now();
+        let communicator = &*self.session.communicator;
+        // A copy off the tape: its norm statistics are settled and may be averaged without touching those in training.
+        let model = stepper.model().valid();
+        let own_statistics = floats_to_bytes(&read(&model, &ParameterLayout::state(&model)));
+        let all_statistics = communicator.all_gather(&own_statistics)?;
+        let model = average_norm_statistics(model, communicator)?;
+        let Some(store) = &self.store else { return Ok(()) };
+        let tensors = TrainingTensors {
+            velocities: stepper.optimizer().velocities().to_vec(),
+            norm_statistics: all_statistics.iter().map(|bytes| bytes_to_floats(bytes)).collect(),
+        };
+        let state = CheckpointState::new(
+            progress.clone(),
+            communicator.world_size(),
+            fingerprint(&model).to_string(),
+            ModelInput::of(self.session.data),
+            self.session.data.train.checksum(),
+            serde_json::to_value(self.session.config)?,
+        );
+        let directory = store.save(state, &tensors, is_best, |path| Ok(save_safetensors(&model, path)?))?;
+        self.session.reporter.note(&format!(
+            "checkpoint {} ({} steps) written in {:.2} s",
+            directory.display(),
+            progress.step,
+            start.elapsed().as_secs_f64()
+        ));
+        Ok(())
+    }
+
+    /// Puts the stepper where the newest whole checkpoint stands; without one the run starts anew.
+    ///
+    /// # Errors
+    /// When the checkpoint's run trained something else (model, data, batch, optimizer), or no checkpoint is whole.
+    ///
+    /// # Collective
+    /// Must be called by all ranks.
+    pub fn resume<M: ImageClassifier>(&self, stepper: &mut Stepper<M>) -> Result<Progress> {
+        let communicator = &*self.session.communicator;
+        let mut model = stepper.model().clone();
+        let mut state_json = Vec::new();
+        let mut tensors = TrainingTensors::default();
+        if let Some(store) = &self.store {
+            let (checkpoint, warnings) = store.latest()?;
+            for warning in warnings {
+                self.session.reporter.warn(&warning);
+            }
+            if let Some(checkpoint) = checkpoint {
+                self.check_same_run(&checkpoint.state)?;
+                model = load_weights(model, &checkpoint.model_path())?;
+                tensors = checkpoint.training_tensors()?;
+                state_json = serde_json::to_vec(&checkpoint.state)?;
+            }
+        }
+        let from_root = |bytes: Vec<u8>| -> Result<Vec<u8>> { Ok(communicator.all_gather(&bytes)?.swap_remove(ROOT)) };
+        let state_json = from_root(state_json)?;
+        if state_json.is_empty() {
+            self.session.reporter.note("resume: no checkpoint yet, the run starts at its beginning");
+            return Ok(Progress::default());
+        }
+        let state: CheckpointState = serde_json::from_slice(&state_json).context("checkpoint state from root")?;
+        let velocities = bytes_to_floats(&from_root(floats_to_bytes(&tensors.velocities))?);
+        let statistics = bytes_to_floats(&from_root(floats_to_bytes(&tensors.norm_statistics.concat()))?);
+        model = broadcast_module(model, communicator, ROOT)?;
+        if state.world_size == communicator.world_size() {
+            let layout = ParameterLayout::state(&model);
+            let row = communicator.rank() * layout.num_elements();
+            model = write(model, &layout, &statistics[row..row + layout.num_elements()]);
+        }
+        stepper.restore(model, &velocities);
+        self.session.reporter.note(&format!(
+            "resumed at epoch {} step {} (written by {} ranks)",
+            state.progress.epoch, state.progress.step, state.world_size
+        ));
+        Ok(state.progress)
+    }
+
+    fn check_same_run(&self, state: &CheckpointState) -> Result<()> {
+        let before: TrainConfig =
+            serde_json::from_value(state.config.clone()).context("configuration in the checkpoint")?;
+        let differences = self.session.config.differences(&before);
+        if !differences.is_empty() {
+            let list: Vec<String> = differences.iter().map(ToString::to_string).collect();
+            bail!(
+                "resume: the checkpoint's run was configured otherwise: {}; resume with its options, or choose another --output-dir",
+                list.join("; ")
+            );
+        }
+        let got = self.session.data.train.checksum();
+        if got != state.dataset_checksum {
+            bail!(
+                "resume: the train split has changed: expected sha256 {}, got {got}; restore the data, or choose another --output-dir",
+                state.dataset_checksum
+            );
+        }
+        Ok(())
+    }
+}
+
+fn floats_to_bytes(values: &[f32]) -> Vec<u8> {
+    values.iter().flat_map(|value| value.to_le_bytes()).collect()
+}
+
+fn bytes_to_floats(bytes: &[u8]) -> Vec<f32> {
+    bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
+}

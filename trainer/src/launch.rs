@@ -1,0 +1,56 @@
+//! Entering and leaving the world: what every program on this library does around its work.
+//!
+//! In: what to run. Out: an exit code, equal in meaning on all ranks: 0 done, 1 failed, 2 wrong usage.
+//! Invariant: an error of one rank ends the job on all ranks.
+
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use distributed::{Communicator, ROOT};
+
+use crate::config::ConfigError;
+use crate::ranks;
+use crate::report;
+use crate::stop::StopFlag;
+
+const FAILURE: u8 = 1;
+const USAGE: u8 = 2;
+
+/// How long a rank other than root keeps an error to itself: when root fails in the same way, its words suffice.
+const ROOT_SPEAKS_FIRST: Duration = Duration::from_secs(1);
+
+/// Joins the world, runs `work` on this rank, and says what failed if it did.
+///
+/// Call it once, first thing in `main`: signals are caught from here on.
+pub fn launch(work: impl FnOnce(&Arc<dyn Communicator>, &StopFlag) -> Result<()>) -> ExitCode {
+    let stop = match StopFlag::on_signals().context("signals") {
+        Ok(stop) => stop,
+        Err(error) => return leave(None, &error),
+    };
+    let communicator = match ranks::connect() {
+        Ok(communicator) => communicator,
+        Err(error) => return leave(None, &error),
+    };
+    match work(&communicator, &stop) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => leave(Some(&*communicator), &error),
+    }
+}
+
+fn leave(communicator: Option<&dyn Communicator>, error: &anyhow::Error) -> ExitCode {
+    let code = if error.is::<ConfigError>() { USAGE } else { FAILURE };
+    match communicator {
+        Some(communicator) if communicator.world_size() > 1 => {
+            let rank = communicator.rank();
+            if rank != ROOT {
+                std::thread::sleep(ROOT_SPEAKS_FIRST);
+            }
+            report::failure(Some(rank), error);
+            communicator.abort(&format!("{error:#}"), i32::from(code));
+        }
+        _ => report::failure(None, error),
+    }
+    ExitCode::from(code)
+}

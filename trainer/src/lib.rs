@@ -1,0 +1,43 @@
+//! Lockstep's trainer as a library: a researcher's own model trains by the same path as the program's.
+//!
+//! In: flags or a TOML file, images, an [`model::ImageClassifier`]. Out: a trained model, checkpoints, metrics.
+//! Invariant: the model never sees a rank, the data set never sees a tensor before its batch, this crate never sees a byte
+//! of an image format. Imports point down this list of modules.
+
+pub mod launch;
+
+pub mod commands;
+pub mod train;
+
+pub mod keeper;
+pub mod evaluate;
+pub mod step;
+
+pub mod checkpoint;
+pub mod data;
+pub mod identity;
+pub mod network;
+pub mod norm_reducer;
+pub mod optimizer;
+pub mod ranks;
+pub mod schedule;
+pub mod stop;
+
+pub mod records;
+pub mod report;
+
+pub mod output;
+
+pub mod gather;
+pub mod manifest;
+
+pub mod clock;
+pub mod model;
+
+pub mod metrics;
+
+pub mod config;
+
+pub mod cli;
+
+pub mod choices;

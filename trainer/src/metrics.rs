@@ -1,0 +1,242 @@
+//! The numbers of a run: of a step, of an epoch and at the end, as they are printed and written.
+//!
+//! In: sums over all ranks. Out: records for `metrics.jsonl` and `summary.json`.
+//! Invariant: sums travel between ranks, means are made here once; an accuracy is a share 0..1 and its exact count
+//! stands beside it.
+
+mod results;
+
+pub use results::{SlowestRank, Summary, ThroughputStats};
+
+use serde::{Deserialize, Serialize};
+use std::ops::AddAssign;
+use std::time::Duration;
+
+/// Sums over samples: what ranks exchange.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct ScoreSums {
+    /// Sum of the losses, nats.
+    pub loss_sum: f64,
+    /// Samples.
+    pub num_samples: u64,
+    /// Samples whose likeliest class was right.
+    pub top1_correct: u64,
+    /// Samples whose class was among the five likeliest.
+    pub top5_correct: u64,
+}
+
+impl ScoreSums {
+    /// Mean loss, nats; NaN without samples.
+    pub fn loss_mean(&self) -> f64 {
+        self.loss_sum / self.num_samples as f64
+    }
+
+    /// Share of the samples that are right, 0..1; NaN without samples.
+    pub fn top1(&self) -> f64 {
+        self.top1_correct as f64 / self.num_samples as f64
+    }
+
+    /// Share of the samples that are among the five likeliest, 0..1; NaN without samples.
+    pub fn top5(&self) -> f64 {
+        self.top5_correct as f64 / self.num_samples as f64
+    }
+}
+
+impl AddAssign for ScoreSums {
+    fn add_assign(&mut self, other: Self) {
+        self.loss_sum += other.loss_sum;
+        self.num_samples += other.num_samples;
+        self.top1_correct += other.top1_correct;
+        self.top5_correct += other.top5_correct;
+    }
+}
+
+/// Seconds by phase.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Seconds {
+    /// Waiting for data.
+    pub data: f64,
+    /// Logits and loss.
+    pub forward: f64,
+    /// Gradients.
+    pub backward: f64,
+    /// Collectives that the step waited for.
+    pub communication: f64,
+    /// Update.
+    pub optimizer: f64,
+    /// Test split; not part of a step.
+    pub evaluation: f64,
+    /// Checkpoints; not part of a step.
+    pub checkpoint: f64,
+}
+
+impl Seconds {
+    /// The five phases of a step together.
+    pub fn step_total(&self) -> f64 {
+        self.data + self.forward + self.backward + self.communication + self.optimizer
+    }
+}
+
+impl AddAssign for Seconds {
+    fn add_assign(&mut self, other: Self) {
+        self.data += other.data;
+        self.forward += other.forward;
+        self.backward += other.backward;
+        self.communication += other.communication;
+        self.optimizer += other.optimizer;
+        self.evaluation += other.evaluation;
+        self.checkpoint += other.checkpoint;
+    }
+}
+
+/// One step as it is printed.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct StepLine {
+    /// From 0.
+    pub epoch: u64,
+    /// From 0 inside the epoch.
+    pub step_in_epoch: u64,
+    /// Steps of the epoch.
+    pub steps_per_epoch: u64,
+    /// Sums over the samples of the step, or since the last line.
+    pub scores: ScoreSums,
+    /// Learning rate of the step.
+    pub learning_rate: f64,
+    /// Time of the whole step.
+    pub duration: Duration,
+    /// Time of its phases.
+    pub seconds: Seconds,
+    /// Samples of the step over all ranks.
+    pub global_num_samples: u64,
+}
+
+/// One line of `metrics.jsonl`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct EpochRecord {
+    /// From 0.
+    pub epoch: u64,
+    /// Steps done since the start of the run.
+    pub step: u64,
+    /// Mean over the epoch as it was trained, nats.
+    pub train_loss: f64,
+    /// Share 0..1.
+    pub train_top1: f64,
+    /// Share 0..1.
+    pub train_top5: f64,
+    /// Samples trained.
+    pub train_num_samples: u64,
+    /// Exact count.
+    pub train_top1_correct: u64,
+    /// Exact count.
+    pub train_top5_correct: u64,
+    /// Mean over the test split, nats; absent (null) if it was not measured after this epoch, as the next five.
+    pub test_loss: Option<f64>,
+    /// Share 0..1.
+    pub test_top1: Option<f64>,
+    /// Share 0..1.
+    pub test_top5: Option<f64>,
+    /// Samples measured.
+    pub test_num_samples: Option<u64>,
+    /// Exact count.
+    pub test_top1_correct: Option<u64>,
+    /// Exact count.
+    pub test_top5_correct: Option<u64>,
+    /// Global samples over the slowest rank's time in steps; evaluation, checkpoints and the session's warm-up steps excluded.
+    pub images_per_second: f64,
+    /// Rate of the epoch's last step.
+    pub learning_rate: f64,
+    /// Root's time by phase.
+    pub seconds: Seconds,
+    /// Time of the epoch with everything in it.
+    pub seconds_total: f64,
+    /// Largest resident memory of a rank, bytes.
+    pub peak_memory_bytes: u64,
+}
+
+/// What an epoch took, beside its scores.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct EpochCost {
+    /// From 0.
+    pub epoch: u64,
+    /// Steps done since the start of the run.
+    pub step: u64,
+    /// Rate of the last step.
+    pub learning_rate: f64,
+    /// Training speed over all ranks.
+    pub images_per_second: f64,
+    /// Time of the epoch with everything in it.
+    pub total: Duration,
+    /// Root's time by phase.
+    pub seconds: Seconds,
+    /// Largest resident memory of a rank, bytes.
+    pub peak_memory_bytes: u64,
+}
+
+impl EpochRecord {
+    /// Makes the means of an epoch. `test` is `None` if the test split was not measured.
+    pub fn new(cost: EpochCost, train: ScoreSums, test: Option<ScoreSums>) -> Self {
+        Self {
+            epoch: cost.epoch,
+            step: cost.step,
+            train_loss: train.loss_mean(),
+            train_top1: train.top1(),
+            train_top5: train.top5(),
+            train_num_samples: train.num_samples,
+            train_top1_correct: train.top1_correct,
+            train_top5_correct: train.top5_correct,
+            test_loss: test.map(|test| test.loss_mean()),
+            test_top1: test.map(|test| test.top1()),
+            test_top5: test.map(|test| test.top5()),
+            test_num_samples: test.map(|test| test.num_samples),
+            test_top1_correct: test.map(|test| test.top1_correct),
+            test_top5_correct: test.map(|test| test.top5_correct),
+            images_per_second: cost.images_per_second,
+            learning_rate: cost.learning_rate,
+            seconds: cost.seconds,
+            seconds_total: cost.total.as_secs_f64(),
+            peak_memory_bytes: cost.peak_memory_bytes,
+        }
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    pub(crate) fn record(epoch: u64, test_top1_correct: Option<u64>) -> EpochRecord {
+        let sums = |top1_correct| ScoreSums { loss_sum: 5.0, num_samples: 10, top1_correct, top5_correct: 9 };
+        let cost = EpochCost {
+            epoch,
+            step: (epoch + 1) * 5,
+            learning_rate: 0.05,
+            images_per_second: 5.0,
+            total: Duration::from_secs(3),
+            seconds: Seconds { forward: 0.5, backward: 1.0, ..Seconds::default() },
+            peak_memory_bytes: 200 << 20,
+        };
+        EpochRecord::new(cost, sums(6), test_top1_correct.map(sums))
+    }
+
+    #[test]
+    fn an_epoch_has_means_and_exact_counts() {
+        let record = record(3, Some(7));
+        assert_eq!((record.train_loss, record.train_top1, record.images_per_second), (0.5, 0.6, 5.0));
+        assert_eq!((record.test_top1, record.test_top1_correct, record.test_top5), (Some(0.7), Some(7), Some(0.9)));
+    }
+
+    #[test]
+    fn an_epoch_without_evaluation_writes_null() {
+        let line = serde_json::to_string(&record(0, None)).unwrap();
+        assert!(line.contains("\"test_top1\":null"), "{line}");
+        assert_eq!(serde_json::from_str::<EpochRecord>(&line).unwrap(), record(0, None));
+    }
+
+    #[test]
+    fn sums_add_up() {
+        let mut sums = ScoreSums::default();
+        sums += ScoreSums { loss_sum: 1.5, num_samples: 2, top1_correct: 1, top5_correct: 2 };
+        sums += ScoreSums { loss_sum: 0.5, num_samples: 2, top1_correct: 0, top5_correct: 2 };
+        assert_eq!((sums.loss_mean(), sums.top1(), sums.top5()), (0.5, 0.25, 1.0));
+    }
+}

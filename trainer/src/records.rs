@@ -1,0 +1,91 @@
+//! The files of a run beside its checkpoints: configuration, manifest, metrics, summary.
+//!
+//! In: what root knows. Out: `run.toml`, `manifest.json`, `metrics.jsonl`, `summary.json`.
+//! Invariant: root alone writes; on other ranks every call does nothing.
+
+use std::fs;
+use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
+
+use anyhow::{Context, Result};
+
+use crate::config::TrainConfig;
+use crate::manifest::Manifest;
+use crate::metrics::{EpochRecord, Summary};
+use crate::output::{MetricsFile, OutputDirectory, write_json};
+
+/// One run's files, on root.
+#[derive(Debug)]
+pub struct Records {
+    root: Option<RootRecords>,
+}
+
+#[derive(Debug)]
+struct RootRecords {
+    directory: OutputDirectory,
+    metrics: Mutex<Option<MetricsFile>>,
+}
+
+impl Records {
+    /// Makes the output directory, if this is root.
+    ///
+    /// # Errors
+    /// When it cannot be made, or holds another run and resuming was not asked for.
+    pub fn prepare(config: &TrainConfig, is_root: bool) -> Result<Self> {
+        let directory = is_root.then(|| OutputDirectory::prepare(config)).transpose()?;
+        Ok(Self { root: directory.map(|directory| RootRecords { directory, metrics: Mutex::new(None) }) })
+    }
+
+    /// Where the run's files are.
+    pub fn directory(&self) -> Option<&OutputDirectory> {
+        self.root.as_ref().map(|root| &root.directory)
+    }
+
+    /// Writes configuration and manifest; the manifest of an earlier session of this run is kept beside the new one.
+    ///
+    /// # Errors
+    /// When a file cannot be written.
+    pub fn begin(&self, config: &TrainConfig, manifest: &Manifest) -> Result<()> {
+        let Some(root) = &self.root else { return Ok(()) };
+        let path = root.directory.manifest();
+        if path.exists() {
+            let earlier = (1..)
+                .map(|session| PathBuf::from(format!("{}-{session}.json", path.with_extension("").display())))
+                .find(|earlier| !earlier.exists())
+                .context("manifest: no free name")?;
+            fs::rename(&path, &earlier).with_context(|| format!("rename to {}", earlier.display()))?;
+        }
+        write_json(&path, manifest)?;
+        root.directory.write_run_toml(config)
+    }
+
+    /// Opens the metrics to go on with `epoch`.
+    ///
+    /// # Errors
+    /// When the file cannot be read or written.
+    pub fn open_metrics(&self, epoch: u64) -> Result<()> {
+        let Some(root) = &self.root else { return Ok(()) };
+        let (file, _) = MetricsFile::truncate_from(&root.directory.metrics(), epoch)?;
+        *root.metrics.lock().unwrap_or_else(PoisonError::into_inner) = Some(file);
+        Ok(())
+    }
+
+    /// Adds one epoch to the metrics.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn epoch(&self, record: &EpochRecord) -> Result<()> {
+        let Some(root) = &self.root else { return Ok(()) };
+        let mut metrics = root.metrics.lock().unwrap_or_else(PoisonError::into_inner);
+        metrics.as_mut().context("metrics: not opened")?.append(record)
+    }
+
+    /// Writes the summary.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn finish(&self, summary: &Summary) -> Result<()> {
+        let Some(root) = &self.root else { return Ok(()) };
+        write_json(&root.directory.summary(), summary)
+    }
+}

@@ -1,0 +1,65 @@
+//! Numbers as people read them: grouped digits, bytes, seconds.
+
+/// A count with a space between groups of three digits: `12 270`.
+pub fn grouped(count: u64) -> String {
+    let digits = count.to_string();
+    let mut text = String::with_capacity(digits.len() + digits.len() / 3);
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            text.push(' ');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// Bytes in the unit that leaves one to four digits before the point: `412 MiB`, `1.4 GiB`.
+pub fn bytes(count: u64) -> String {
+    const KIB: f64 = 1024.0;
+    let count = count as f64;
+    match count {
+        _ if count < KIB => format!("{count} B"),
+        _ if count < KIB * KIB => format!("{:.0} KiB", count / KIB),
+        _ if count < KIB * KIB * KIB => format!("{:.0} MiB", count / KIB / KIB),
+        _ => format!("{:.1} GiB", count / KIB / KIB / KIB),
+    }
+}
+
+/// Seconds, from an hour on with hours and minutes: `31.2 s`, `2 h 05 min`.
+pub fn seconds(seconds: f64) -> String {
+    if seconds < 3600.0 {
+        return format!("{seconds:.1} s");
+    }
+    let minutes = (seconds / 60.0).round() as u64;
+    format!("{} h {:02} min", minutes / 60, minutes % 60)
+}
+
+/// A learning rate in six characters or so: `0.0921`, `1.0e-5`.
+pub(super) fn rate(rate: f64) -> String {
+    if rate == 0.0 || rate >= 1e-3 { format!("{rate:6.4}") } else { format!("{rate:6.1e}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_grouped_from_the_right() {
+        assert_eq!([0, 999, 1_000, 12_270, 1_234_567].map(grouped), ["0", "999", "1 000", "12 270", "1 234 567"]);
+    }
+
+    #[test]
+    fn bytes_choose_their_unit() {
+        assert_eq!([5, 2_048, 432_013_312, 1_503_238_554].map(bytes), ["5 B", "2 KiB", "412 MiB", "1.4 GiB"]);
+    }
+
+    #[test]
+    fn long_times_are_told_in_hours() {
+        assert_eq!([31.24, 7_500.0].map(seconds), ["31.2 s", "2 h 05 min"]);
+    }
+
+    #[test]
+    fn small_rates_keep_their_digits() {
+        assert_eq!([0.0921, 0.00001, 0.0].map(rate), ["0.0921", "1.0e-5", "0.0000"]);
+    }
+}

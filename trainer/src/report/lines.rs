@@ -1,0 +1,160 @@
+//! The lines of a run as text: fixed columns, every number with its unit.
+//!
+//! In: records. Out: text without line ends. Invariant: pure; nothing is printed here.
+
+use super::format::{bytes, grouped, rate, seconds};
+use crate::config::TrainConfig;
+use crate::metrics::{EpochRecord, ScoreSums, Seconds, SlowestRank, StepLine, Summary, ThroughputStats};
+
+/// Width of the configuration table, columns.
+const TABLE_WIDTH: usize = 110;
+
+/// `epoch 03 step 001172/003900 | loss 1.2046 | acc 56.3 % | lr 0.0921 | 41.7 ms (data 0.4 …) | 12 270 img/s`.
+/// Steps are numbered as done: the last is `003900/003900`.
+pub(super) fn step(step: &StepLine) -> String {
+    format!(
+        "epoch {:02} step {:06}/{:06} | loss {:6.4} | acc {:4.1} % | lr {} | {:6.1} ms ({}) | {:>7} img/s",
+        step.epoch,
+        step.step_in_epoch + 1,
+        step.steps_per_epoch,
+        step.scores.loss_mean(),
+        100.0 * step.scores.top1(),
+        rate(step.learning_rate),
+        step.duration.as_secs_f64() * 1e3,
+        phases(&step.seconds, 1e3),
+        grouped(images_per_second(step)),
+    )
+}
+
+pub(super) fn bar_message(step: &StepLine) -> String {
+    format!(
+        "loss {:6.4} acc {:4.1} % {:.1} ms {} img/s",
+        step.scores.loss_mean(),
+        100.0 * step.scores.top1(),
+        step.duration.as_secs_f64() * 1e3,
+        grouped(images_per_second(step))
+    )
+}
+
+fn images_per_second(step: &StepLine) -> u64 {
+    (step.global_num_samples as f64 / step.duration.as_secs_f64()).round() as u64
+}
+
+/// The five phases of a step, in seconds times `scale`.
+fn phases(times: &Seconds, scale: f64) -> String {
+    format!(
+        "data {:4.1} fwd {:5.1} bwd {:5.1} comm {:4.1} opt {:4.1}",
+        times.data * scale,
+        times.forward * scale,
+        times.backward * scale,
+        times.communication * scale,
+        times.optimizer * scale,
+    )
+}
+
+pub(super) fn epoch(record: &EpochRecord) -> String {
+    let test = match (record.test_loss, record.test_top1, record.test_top5) {
+        (Some(loss), Some(top1), Some(top5)) => scores(loss, top1, top5),
+        _ => "not measured".to_owned(),
+    };
+    format!(
+        "epoch {:02} done | train {} | test {test} | {:>7} img/s | {:>7} ({} eval {:4.1} save {:4.1}) | peak {}",
+        record.epoch,
+        scores(record.train_loss, record.train_top1, record.train_top5),
+        grouped(record.images_per_second.round() as u64),
+        seconds(record.seconds_total),
+        phases(&record.seconds, 1.0),
+        record.seconds.evaluation,
+        record.seconds.checkpoint,
+        bytes(record.peak_memory_bytes),
+    )
+}
+
+fn scores(loss_mean: f64, top1: f64, top5: f64) -> String {
+    format!("loss {loss_mean:6.4} top-1 {:5.2} % top-5 {:5.2} %", 100.0 * top1, 100.0 * top5)
+}
+
+pub(super) fn evaluation(name: &str, sums: &ScoreSums) -> String {
+    format!(
+        "{name} | {} | {} of {} right, {} among five",
+        scores(sums.loss_mean(), sums.top1(), sums.top5()),
+        grouped(sums.top1_correct),
+        grouped(sums.num_samples),
+        grouped(sums.top5_correct),
+    )
+}
+
+pub(super) fn finish(summary: &Summary) -> String {
+    let mut line = format!(
+        "{} | {} epochs, {} steps, {} images in {}",
+        if summary.stopped_early { "stopped" } else { "done" },
+        summary.epochs,
+        grouped(summary.steps),
+        grouped(summary.images),
+        seconds(summary.seconds_total),
+    );
+    if let Some(top1) = summary.final_epoch.as_ref().and_then(|record| record.test_top1) {
+        line.push_str(&format!(" | test top-1 {:5.2} %", 100.0 * top1));
+    }
+    if let (Some(epoch), Some(top1)) = (summary.best_epoch, summary.best_test_top1) {
+        line.push_str(&format!(" | best {:5.2} % after epoch {epoch:02}", 100.0 * top1));
+    }
+    line
+}
+
+pub(super) fn speed(stats: &ThroughputStats, peak_memory_bytes: u64) -> String {
+    format!(
+        "speed | {:.1} +- {:.1} img/s (min {:.1}, max {:.1}, n = {} steps) | median step {:.1} ms | peak {}",
+        stats.mean,
+        stats.sigma,
+        stats.min,
+        stats.max,
+        grouped(stats.num_steps),
+        stats.step_milliseconds_median,
+        bytes(peak_memory_bytes),
+    )
+}
+
+pub(super) fn slowest(slowest: &SlowestRank) -> String {
+    format!(
+        "slowest rank {} on {} | {:.1} ms a step without communication, mean of the ranks {:.1} ms",
+        slowest.rank, slowest.node, slowest.own_milliseconds_per_step, slowest.mean_milliseconds_per_step
+    )
+}
+
+/// One row a section, wrapped; then what follows from the options, then the facts of the launch.
+pub(super) fn configuration(config: &TrainConfig, facts: &[(&str, String)]) -> Vec<String> {
+    let mut rows: Vec<(String, Vec<String>)> = Vec::new();
+    for (path, value) in config.settings() {
+        let (section, key) = path.split_once('.').unwrap_or(("", &path));
+        let cell = format!("{key} {}", value.trim_matches('"'));
+        match rows.last_mut() {
+            Some((last, cells)) if last == section => cells.push(cell),
+            _ => rows.push((section.to_owned(), vec![cell])),
+        }
+    }
+    let batch = &config.batch;
+    let product = format!(
+        "global batch {} = {} a rank * {} accumulated * {} ranks",
+        batch.global_batch_size, batch.micro_batch_size, batch.grad_accum_steps, batch.world_size
+    );
+    let peak = format!("learning rate after warmup {}", config.peak_learning_rate());
+    rows.push(("hence".to_owned(), vec![product, peak]));
+    rows.extend(facts.iter().map(|(name, value)| ((*name).to_owned(), vec![value.clone()])));
+    let width = rows.iter().map(|(name, _)| name.chars().count()).max().unwrap_or(0);
+    rows.iter().flat_map(|(name, cells)| wrapped(name, width, cells)).collect()
+}
+
+fn wrapped(name: &str, width: usize, cells: &[String]) -> Vec<String> {
+    let mut lines = vec![format!("{name:width$}  ")];
+    for (index, cell) in cells.iter().enumerate() {
+        let last = lines.len() - 1;
+        if index > 0 && lines[last].chars().count() + cell.chars().count() + 3 > TABLE_WIDTH {
+            lines.push(format!("{:width$}  {cell}", ""));
+        } else {
+            lines[last].push_str(if index > 0 { " | " } else { "" });
+            lines[last].push_str(cell);
+        }
+    }
+    lines
+}

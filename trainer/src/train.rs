@@ -1,0 +1,236 @@
+//! The story of a run: start or resume, epochs of steps, evaluation, checkpoints.
+//!
+//! In: a model, a resolved configuration, data, the ranks. Out: a trained model, checkpoints, one record an epoch.
+//! Invariant: every rank walks the same path through this file; what only root does contains no collective.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use anyhow::{Context, Result};
+use burn::tensor::Device;
+use datasets::{DatasetSplits, Loader, LoaderConfig, ShardConfig, ShardPlan};
+use distributed::{Communicator, ROOT, check_fingerprint};
+
+use crate::checkpoint::Progress;
+use crate::clock::Phase;
+use crate::config::{BatchNormKind, TrainConfig};
+use crate::data;
+use crate::evaluate::{EvaluateConfig, evaluate};
+use crate::gather::{self, RankTimes, SessionTimes, total_scores};
+use crate::keeper::Keeper;
+use crate::metrics::{EpochCost, EpochRecord, ScoreSums, StepLine};
+use crate::model::ImageClassifier;
+use crate::optimizer::SgdConfig;
+use crate::records::Records;
+use crate::report::Reporter;
+use crate::schedule::LearningRate;
+use crate::step::{StepConfig, StepPosition, Stepper};
+use crate::stop::StopFlag;
+
+/// Everything a run needs beside its model.
+#[derive(Debug)]
+pub struct Session<'a> {
+    /// The resolved configuration, equal on all ranks.
+    pub config: &'a TrainConfig,
+    /// Train and test split.
+    pub data: &'a DatasetSplits,
+    /// The ranks.
+    pub communicator: Arc<dyn Communicator>,
+    /// Where tensors live, without autodiff.
+    pub device: &'a Device,
+    /// Raised when somebody wants the run to stop.
+    pub stop: &'a StopFlag,
+    /// Where root's words go.
+    pub reporter: &'a Reporter,
+    /// Where root writes.
+    pub records: &'a Records,
+}
+
+/// How a run ended, equal on all ranks but for the model's local norm statistics.
+#[derive(Clone, Debug)]
+pub struct Outcome<M> {
+    /// The model as trained.
+    pub model: M,
+    /// Where the run stands.
+    pub progress: Progress,
+    /// Hash of all parameters' bits, in module order.
+    pub parameter_hash: String,
+    /// What every rank measured in this session, warm-up steps excluded.
+    pub world: Vec<RankTimes>,
+    /// Whether it was stopped before its last epoch.
+    pub stopped_early: bool,
+}
+
+/// Trains `model` as `session` says, from the newest checkpoint if asked to.
+///
+/// # Errors
+/// When data cannot be read, output cannot be written, a loss or gradient is not finite, or the ranks drift apart.
+///
+/// # Collective
+/// Must be called by all ranks, with equal configuration and data.
+pub fn fit<M: ImageClassifier>(model: M, session: &Session<'_>) -> Result<Outcome<M>> {
+    let config = session.config;
+    let communicator = &*session.communicator;
+    let mut stepper = Stepper::new(model, step_config(config), Arc::clone(&session.communicator), session.device)?;
+    let keeper = Keeper::new(session);
+    let mut progress = if config.run.resume { keeper.resume(&mut stepper)? } else { Progress::default() };
+    session.records.open_metrics(progress.epoch)?;
+    let schedule = LearningRate::new(config, shard_plan(session, 0)?.num_steps() as u64);
+    let mut times = SessionTimes::starting_at(progress.step + config.run.warmup_steps);
+    let mut stopped = false;
+
+    while progress.epoch < config.schedule.epochs {
+        let epoch_start = Instant::now();
+        stopped = train_epoch(&mut stepper, session, &keeper, &schedule, &mut progress, &mut times)?;
+        if stopped {
+            keeper.save(&stepper, &progress, false)?;
+            break;
+        }
+        check_fingerprint(stepper.model(), communicator, progress.epoch)?;
+        let test = evaluate_if_due(&stepper, session, &progress, &mut times)?;
+        let is_best = progress.note_evaluation(test);
+        let world = times.take_epoch().gather(communicator)?;
+        let record = EpochRecord::new(
+            EpochCost {
+                epoch: progress.epoch,
+                step: progress.step,
+                learning_rate: schedule.at(progress.step.saturating_sub(1)),
+                images_per_second: gather::images_per_second(&world),
+                total: epoch_start.elapsed(),
+                seconds: world[ROOT].seconds,
+                peak_memory_bytes: gather::peak_memory_bytes(&world),
+            },
+            progress.epoch_scores,
+            test,
+        );
+        session.reporter.epoch(&record);
+        session.records.epoch(&record)?;
+        progress.last_record = Some(record);
+        progress.begin_next_epoch();
+        let last = progress.epoch == config.schedule.epochs;
+        if is_best || last || progress.epoch % config.run.checkpoint_every_epochs == 0 {
+            times.clock.time(Phase::Checkpoint, || keeper.save(&stepper, &progress, is_best))?;
+        }
+    }
+    let parameter_hash = check_fingerprint(stepper.model(), communicator, progress.epoch)?.to_string();
+    let world = times.take_session().gather(communicator)?;
+    Ok(Outcome { model: stepper.into_model(), progress, parameter_hash, world, stopped_early: stopped })
+}
+
+/// The rest of the epoch at `progress`; whether the ranks agreed to stop in it.
+fn train_epoch<M: ImageClassifier>(
+    stepper: &mut Stepper<M>,
+    session: &Session<'_>,
+    keeper: &Keeper<'_>,
+    schedule: &LearningRate,
+    progress: &mut Progress,
+    times: &mut SessionTimes,
+) -> Result<bool> {
+    let config = session.config;
+    let communicator = &*session.communicator;
+    let plan = shard_plan(session, progress.epoch)?;
+    let steps_per_epoch = plan.num_steps() as u64;
+    let mut loader = Loader::start(Arc::clone(&session.data.train), plan, loader_config(session, progress));
+    // What an earlier session of this epoch scored is a sum over all ranks already; this session's is one rank's own.
+    let earlier = progress.epoch_scores;
+    let mut own = ScoreSums::default();
+    let mut stopped = false;
+
+    while !stopped && progress.step_in_epoch < steps_per_epoch {
+        let start = Instant::now();
+        let loaded = loader.next().context("loader: ended before the epoch")??;
+        times.clock.add(Phase::Data, start.elapsed());
+        let at = StepPosition { epoch: progress.epoch, step: progress.step };
+        let (learning_rate, global_num_samples) = (schedule.at(progress.step), loaded.global_num_samples as u64);
+        let mut scores = ScoreSums::default();
+        let wants_stop = session.stop.is_raised();
+        stopped = stepper.step(at, loaded, learning_rate, wants_stop, &mut scores, &mut times.clock)?;
+        own += scores;
+        let duration = start.elapsed();
+        session.reporter.step(&StepLine {
+            epoch: progress.epoch,
+            step_in_epoch: progress.step_in_epoch,
+            steps_per_epoch,
+            scores,
+            learning_rate,
+            duration,
+            seconds: times.clock.take_step(),
+            global_num_samples,
+        });
+        times.add_step(progress.step, global_num_samples, duration);
+        progress.step += 1;
+        progress.step_in_epoch += 1;
+
+        let due = config.run.checkpoint_every_steps.is_some_and(|every| progress.step.is_multiple_of(every));
+        if due && !stopped && progress.step_in_epoch < steps_per_epoch {
+            progress.epoch_scores = total_scores(communicator, own)?;
+            progress.epoch_scores += earlier;
+            times.clock.time(Phase::Checkpoint, || keeper.save(stepper, progress, false))?;
+        }
+    }
+    progress.epoch_scores = total_scores(communicator, own)?;
+    progress.epoch_scores += earlier;
+    Ok(stopped)
+}
+
+fn evaluate_if_due<M: ImageClassifier>(
+    stepper: &Stepper<M>,
+    session: &Session<'_>,
+    progress: &Progress,
+    times: &mut SessionTimes,
+) -> Result<Option<ScoreSums>> {
+    let (config, data) = (session.config, session.data);
+    let num_epochs = progress.epoch + 1;
+    if num_epochs != config.schedule.epochs && !num_epochs.is_multiple_of(config.run.eval_every_epochs) {
+        return Ok(None);
+    }
+    let how = EvaluateConfig {
+        micro_batch_size: config.batch.micro_batch_size,
+        loader_threads: config.data.loader_threads,
+    };
+    let communicator = &*session.communicator;
+    times.clock.time(Phase::Evaluation, || {
+        evaluate(stepper.model(), &data.test, &data.normalization, &how, communicator, session.device).map(Some)
+    })
+}
+
+fn shard_plan(session: &Session<'_>, epoch: u64) -> Result<ShardPlan> {
+    let config = session.config;
+    Ok(ShardPlan::new(ShardConfig {
+        num_samples: session.data.train.len(),
+        global_batch_size: config.batch.global_batch_size,
+        seed: config.run.seed,
+        epoch,
+        shuffle: true,
+        drop_last: config.train_split.drop_last,
+        shard_index: session.communicator.rank(),
+        num_shards: session.communicator.world_size(),
+    })?)
+}
+
+fn loader_config(session: &Session<'_>, progress: &Progress) -> LoaderConfig {
+    let config = session.config;
+    LoaderConfig {
+        augment: data::augment(config.train_split.augment),
+        seed: config.run.seed,
+        epoch: progress.epoch,
+        num_threads: config.data.loader_threads,
+        first_step: progress.step_in_epoch as usize,
+        ..LoaderConfig::new(config.batch.micro_batch_size, session.data.normalization.clone())
+    }
+}
+
+fn step_config(config: &TrainConfig) -> StepConfig {
+    StepConfig {
+        sgd: SgdConfig {
+            momentum: config.optimizer.momentum,
+            nesterov: config.optimizer.nesterov,
+            weight_decay: config.optimizer.weight_decay,
+            decay_norm_and_bias: config.optimizer.decay_norm_and_bias,
+        },
+        label_smoothing: config.optimizer.label_smoothing,
+        clip_norm: config.optimizer.clip_grad_norm,
+        sync_batch_norm: config.batch.batch_norm == BatchNormKind::Sync,
+        bucket_cap_bytes: config.batch.bucket_cap_bytes,
+    }
+}

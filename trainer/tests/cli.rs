@@ -1,0 +1,394 @@
+//! What the command line and the configuration file accept, what they refuse, and with which remedy.
+
+use clap::{CommandFactory, Parser};
+use std::fs;
+use std::path::Path;
+use std::process::{Command as Process, Output};
+use trainer::cli::{Cli, Command, EvalArgs, TrainArgs};
+use trainer::config::{
+    AugmentKind, BenchConfig, ConfigError, Course, DataSource, DeviceChoice, EvalConfig, PredictConfig, TrainConfig,
+    WeightSource,
+};
+
+fn command(line: &str) -> Command {
+    match Cli::try_parse_from(line.split_whitespace()) {
+        Ok(cli) => cli.into_command(),
+        Err(error) => panic!("{line}: {error}"),
+    }
+}
+
+fn train_args(flags: &str) -> TrainArgs {
+    match command(&format!("trainer train {flags}")) {
+        Command::Train(args) => *args,
+        other => panic!("expected train, got {other:?}"),
+    }
+}
+
+fn eval_args(flags: &str) -> EvalArgs {
+    match command(&format!("trainer eval {flags}")) {
+        Command::Eval(args) => *args,
+        other => panic!("expected eval, got {other:?}"),
+    }
+}
+
+fn resolved_for(flags: &str, world_size: usize) -> Result<TrainConfig, ConfigError> {
+    TrainConfig::resolve(&train_args(flags), world_size)
+}
+
+fn resolved(flags: &str) -> TrainConfig {
+    resolved_for(flags, 1).unwrap_or_else(|error| panic!("{flags}: {error}"))
+}
+
+fn refusal(flags: &str) -> String {
+    match resolved_for(flags, 2) {
+        Ok(config) => panic!("{flags} was accepted: {config:?}"),
+        Err(error) => error.to_string(),
+    }
+}
+
+/// The flags laid over the file, on one rank.
+fn over_file(text: &str, flags: &str) -> Result<TrainConfig, ConfigError> {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("run.toml");
+    fs::write(&path, text).unwrap();
+    resolved_for(&format!("--config {} {flags}", path.display()), 1)
+}
+
+fn run(arguments: &[&str]) -> Output {
+    Process::new(env!("CARGO_BIN_EXE_trainer")).args(arguments).output().expect("the program starts")
+}
+
+/// Flag sets that between them use every option of `train`.
+const VALID_FLAGS: [&str; 8] = [
+    "",
+    "--model resnet20 --shortcut a --dataset cifar10 --data-dir d --epochs 2 --global-batch-size 256 --learning-rate 0.1 \
+     --schedule cosine --warmup-epochs 1 --momentum 0.9 --weight-decay 1e-4 --seed 0 --dtype f32 --threads 1 \
+     --device flex --limit-train 10000 --limit-test 1000 --output-dir o --resume",
+    "--model resnet --depth 110 --shortcut b --dataset cifar100 --data-dir d --batch-size-per-rank 128 --download \
+     --grad-accum-steps 4 --batch-norm sync --bucket-mib 0.3 --augment none --drop-last --loader-threads 0",
+    "--dataset image-folder --data-dir d --image-size 48 --on-bad-image skip --normalize-mean 0.485,0.456,0.406 \
+     --normalize-std 0.229,0.224,0.225 --schedule one-cycle --warmup-epochs 7.5 --warmup-start-factor 0.2",
+    "--dataset synthetic --synthetic-train 100 --synthetic-test 50 --synthetic-classes 7 --image-size 16 --augment \
+     crop-flip --schedule constant --epochs 1 --weights w.pth",
+    "--shapes-train 500 --shapes-test 100 --shapes-seed 9223372036854775807 --schedule multistep --epochs 9 \
+     --milestones 3,6,8 --gamma 0.5 --zero-gamma --nesterov --decay-norm-and-bias=false",
+    "--scale-learning-rate --reference-batch-size 64 --label-smoothing 0.1 --clip-grad-norm 5 --momentum 0.8 \
+     --weight-decay 5e-4 --eval-every-epochs 2 --checkpoint-every-epochs 3 --checkpoint-every-steps 100",
+    "--keep-checkpoints 4 --log-every-steps 10 --warmup-steps 20 --weight-decay 0 --schedule multistep --epochs 4",
+];
+
+#[test]
+fn every_specified_command_line_parses() {
+    for flags in VALID_FLAGS {
+        resolved(flags);
+    }
+    for dataset in ["shapes", "cifar10", "cifar100", "image-folder", "synthetic"] {
+        let directory = if dataset == "shapes" || dataset == "synthetic" { "" } else { "--data-dir d" };
+        resolved(&format!("--dataset {dataset} {directory}"));
+    }
+    let eval = eval_args(
+        "--model resnet44 --weights w.th --dataset cifar10 --data-dir d --normalize-mean 0.485,0.456,0.406 \
+         --normalize-std 0.229,0.224,0.225 --json",
+    );
+    let eval = EvalConfig::resolve(&eval, None).unwrap();
+    assert_eq!((eval.model.depth, eval.json), (44, true));
+    assert_eq!(eval.weights, WeightSource::File("w.th".into()));
+    assert_eq!(eval.data.normalization.unwrap().std, [0.229, 0.224, 0.225]);
+    let bench = "trainer bench --model resnet44 --batch-size-per-rank 128 --steps 10 --warmup-steps 3 --dtype f32 \
+                 --threads 1 --device flex --json";
+    match command(bench) {
+        Command::Bench(args) => assert_eq!(BenchConfig::resolve(&args).unwrap().steps, 10),
+        other => panic!("expected bench, got {other:?}"),
+    }
+    match command("trainer predict --checkpoint c a.png b.jpg --json") {
+        Command::Predict(args) => {
+            let config = PredictConfig::resolve(&args).unwrap();
+            assert_eq!((config.images.len(), config.top, config.json), (2, 5, true));
+        }
+        other => panic!("expected predict, got {other:?}"),
+    }
+}
+
+#[test]
+fn without_arguments_the_program_trains_resnet20_on_shapes() {
+    let Command::Train(args) = command("trainer") else { panic!("expected train") };
+    assert_eq!(*args, train_args(""));
+    let config = resolved("");
+    assert_eq!(config.run_name(), "resnet20-shapes-seed0");
+    assert_eq!(config.data.source, DataSource::Shapes { num_train: 10_000, num_test: 2_000, seed: 0 });
+}
+
+#[test]
+fn what_config_prints_resolves_to_the_same() {
+    for flags in VALID_FLAGS {
+        for world_size in [1, 4] {
+            let mut config = resolved_for(flags, world_size).unwrap();
+            config.run.resume = false;
+            let text = config.to_toml();
+            let again = TrainConfig::from_toml(&text, world_size).unwrap_or_else(|error| panic!("{error}\n{text}"));
+            assert_eq!(again, config, "{text}");
+            assert_eq!(over_file(&text, "").map(|again| again.to_toml()).ok(), resolved_again(&text), "{text}");
+        }
+    }
+}
+
+fn resolved_again(text: &str) -> Option<String> {
+    TrainConfig::from_toml(text, 1).map(|config| config.to_toml()).ok()
+}
+
+#[test]
+fn a_configuration_survives_json_bit_for_bit() {
+    for flags in VALID_FLAGS {
+        let config = resolved(flags);
+        let text = serde_json::to_string(&config).unwrap();
+        assert_eq!(serde_json::from_str::<TrainConfig>(&text).unwrap(), config, "{text}");
+    }
+}
+
+#[test]
+fn flags_win_over_the_file() {
+    let file = "[optimizer]\nlearning-rate = 0.3\nnesterov = true\n[batch]\nglobal-batch-size = 32\n[run]\nseed = 7\n";
+    let config = over_file(file, "--learning-rate 0.2 --nesterov=false --batch-size-per-rank 8").unwrap();
+    assert_eq!(config.optimizer.learning_rate, 0.2);
+    assert!(!config.optimizer.nesterov);
+    assert_eq!((config.batch.global_batch_size, config.run.seed), (8, 7));
+}
+
+#[test]
+fn a_flag_that_changes_a_choice_drops_the_files_details_of_the_old_one() {
+    let file = resolved("--dataset cifar10 --data-dir d --schedule multistep --epochs 10 --scale-learning-rate").to_toml();
+    let flags = "--dataset shapes --schedule cosine --scale-learning-rate=false --depth 32 --warmup-epochs 0";
+    let config = over_file(&file, flags).unwrap();
+    assert_eq!(config.data.source, DataSource::Shapes { num_train: 10_000, num_test: 2_000, seed: 0 });
+    assert_eq!((config.train_split.augment, config.schedule.course), (AugmentKind::None, Course::Cosine));
+    assert_eq!((config.model.depth, config.schedule.epochs), (32, 10));
+    let same = over_file(&file, "--dataset cifar10").unwrap();
+    assert_eq!(same.data.source, DataSource::Cifar10 { dir: "d".into(), download: false });
+}
+
+#[test]
+fn a_file_takes_whole_numbers_for_fractions() {
+    let config = over_file("[schedule]\nwarmup-epochs = 1\n[optimizer]\nlearning-rate = 1\n", "").unwrap();
+    assert_eq!((config.schedule.warmup_epochs, config.optimizer.learning_rate), (1.0, 1.0));
+}
+
+#[test]
+fn a_file_with_unknown_keys_or_values_is_refused_with_its_line() {
+    let refused = |text: &str| over_file(text, "").unwrap_err().to_string();
+    let unknown = refused("[optimizer]\nlr = 0.1\n");
+    for part in ["run.toml", "line 2", "`lr`", "`learning-rate`", "trainer config"] {
+        assert!(unknown.contains(part), "{part} is not in: {unknown}");
+    }
+    assert!(refused("[optimiser]\n").contains("`optimizer`"));
+    assert!(refused("[compute]\ndtype = \"bf16\"\n").contains("f32 is the only one"));
+    assert!(refused("[data]\ndataset = \"mnist\"\n").contains("`shapes`"));
+    assert!(refused("[run]\nseed = -1\n").contains("line 2"));
+    assert!(resolved_for("--config no-such-file.toml", 1).unwrap_err().to_string().contains("no-such-file.toml"));
+}
+
+#[test]
+fn the_global_batch_is_the_exact_product_or_refused() {
+    for world_size in 1..=5 {
+        for accumulation in 1..=4 {
+            for global in 1..=48 {
+                let flags = format!("--global-batch-size {global} --grad-accum-steps {accumulation}");
+                match resolved_for(&flags, world_size) {
+                    Ok(TrainConfig { batch, .. }) => {
+                        assert_eq!(batch.global_batch_size, global);
+                        assert_eq!(batch.micro_batch_size * batch.grad_accum_steps * batch.world_size, global);
+                    }
+                    Err(ConfigError::IndivisibleBatch { nearest_below, nearest_above, .. }) => {
+                        let parts = world_size * accumulation;
+                        assert_ne!(global % parts, 0);
+                        assert!(nearest_above > global && nearest_above % parts == 0);
+                        assert_eq!(nearest_below, (global > parts).then(|| nearest_above - parts));
+                    }
+                    Err(other) => panic!("{other}"),
+                }
+            }
+        }
+    }
+    let batch = resolved_for("--batch-size-per-rank 12 --grad-accum-steps 2", 3).unwrap().batch;
+    assert_eq!((batch.global_batch_size, batch.micro_batch_size), (72, 12));
+}
+
+#[test]
+fn the_default_batch_divides_among_any_number_of_ranks() {
+    for world_size in 1..=100 {
+        let batch = resolved_for("", world_size).unwrap().batch;
+        assert!(batch.global_batch_size >= 64 && batch.global_batch_size < 64 + world_size);
+        assert_eq!(batch.micro_batch_size * world_size, batch.global_batch_size);
+    }
+}
+
+/// Flags, and what their refusal on two ranks must say.
+const REFUSED: [(&str, &[&str]); 36] = [
+    ("--dataset cifar10", &["--data-dir", "--download", "--dataset shapes"]),
+    ("--dataset image-folder", &["--data-dir", "train/<class>"]),
+    ("--data-dir d", &["--data-dir has no effect with --dataset shapes", "cifar10"]),
+    ("--download", &["--download has no effect", "cifar10, cifar100"]),
+    ("--dataset cifar10 --data-dir d --image-size 64", &["--image-size", "image-folder, synthetic"]),
+    ("--dataset cifar10 --data-dir d --shapes-seed 1", &["--shapes-seed", "shapes"]),
+    ("--dataset cifar10 --data-dir d --shapes-train 10", &["--shapes-train"]),
+    ("--synthetic-classes 5", &["--synthetic-classes", "--dataset synthetic"]),
+    ("--on-bad-image skip", &["--on-bad-image", "image-folder"]),
+    ("--dataset synthetic --image-size 4", &["--image-size", "at least 8", "got 4"]),
+    ("--normalize-mean 0.5,0.5,0.5", &["--normalize-std is missing", "both or neither"]),
+    ("--normalize-mean 0.5,0.5 --normalize-std 1,1", &["--normalize-mean", "three numbers", "got 0.5,0.5"]),
+    ("--normalize-mean 0.5,0.5,0.5 --normalize-std 1,0,1", &["--normalize-std", "above 0"]),
+    ("--global-batch-size 64 --batch-size-per-rank 32", &["contradicts --batch-size-per-rank", "one of them"]),
+    ("--global-batch-size 255", &["254, 256", "2 rank(s)", "--batch-size-per-rank"]),
+    ("--global-batch-size 0", &["--global-batch-size", "at least 1"]),
+    ("--grad-accum-steps 0", &["--grad-accum-steps", "at least 1"]),
+    ("--bucket-mib 0", &["--bucket-mib", "MiB"]),
+    ("--learning-rate 0", &["--learning-rate", "above 0"]),
+    ("--learning-rate NaN", &["--learning-rate", "got NaN"]),
+    ("--reference-batch-size 128", &["no effect without --scale-learning-rate"]),
+    ("--momentum 1", &["--momentum", "but not 1"]),
+    ("--nesterov --momentum 0", &["--nesterov", "--momentum 0", "above 0"]),
+    ("--weight-decay 0 --decay-norm-and-bias=false", &["no effect with --weight-decay 0"]),
+    ("--label-smoothing 1", &["--label-smoothing"]),
+    ("--clip-grad-norm 0", &["--clip-grad-norm", "above 0"]),
+    ("--epochs 0", &["--epochs", "at least 1"]),
+    ("--milestones 2", &["--milestones has no effect with --schedule cosine", "--schedule multistep"]),
+    ("--gamma 0.5 --schedule one-cycle", &["--gamma has no effect with --schedule one-cycle"]),
+    ("--schedule multistep --milestones 3,2", &["ascending"]),
+    ("--schedule multistep --milestones 5", &["below the 5 of the run", "got 5"]),
+    ("--warmup-epochs 5", &["less than the 5 epochs"]),
+    ("--schedule one-cycle --warmup-epochs 0", &["--warmup-epochs", "above 0"]),
+    ("--warmup-epochs 0 --warmup-start-factor 0.5", &["no effect without warmup"]),
+    ("--zero-gamma --weights w.pth", &["--zero-gamma has no effect with --weights"]),
+    ("--threads 0", &["--threads", "at least 1"]),
+];
+
+#[test]
+fn contradictions_are_refused_with_the_remedy() {
+    for (flags, parts) in REFUSED {
+        let error = refusal(flags);
+        for part in parts {
+            assert!(error.contains(part), "{flags}: `{part}` is not in: {error}");
+        }
+    }
+}
+
+#[test]
+fn a_model_that_is_no_cifar_resnet_is_refused_with_the_nearest_depths() {
+    assert!(refusal("--model resnet50").contains("such as 50 or 56") || refusal("--model resnet51").contains("50 or 56"));
+    assert!(refusal("--depth 21").contains("20 or 26"));
+    assert!(refusal("--model resnet2").contains("8 or 14"));
+    assert!(refusal("--model vgg16").contains("resnet20"));
+    assert!(refusal("--model resnet").contains("--depth is missing"));
+    assert!(refusal("--model resnet20 --depth 32").contains("contradicts"));
+    assert_eq!(resolved("--depth 1202").model.name(), "resnet1202");
+}
+
+#[test]
+fn a_device_that_is_not_built_in_is_refused_with_the_feature() {
+    if !DeviceChoice::built_in().contains(&"cuda") {
+        let error = refusal("--device cuda:1");
+        assert!(error.contains("--device cuda:1") && error.contains("--features cuda"), "{error}");
+    }
+    assert_eq!("cuda:3".parse(), Ok(DeviceChoice::Cuda(Some(3))));
+    assert!("cuda:x".parse::<DeviceChoice>().is_err());
+}
+
+#[test]
+fn eval_needs_exactly_one_source_of_weights_and_what_that_source_does_not_tell() {
+    let refused = |flags: &str| EvalConfig::resolve(&eval_args(flags), None).unwrap_err().to_string();
+    assert!(refused("").contains("--weights FILE"));
+    assert!(refused("--weights w --checkpoint c").contains("contradicts --checkpoint"));
+    assert!(refused("--weights w --dataset shapes").contains("--model is missing"));
+    assert!(refused("--weights w --model resnet20").contains("--dataset is missing"));
+    let trained = resolved("");
+    let error = EvalConfig::resolve(&eval_args("--checkpoint c --model resnet20"), Some(&trained)).unwrap_err();
+    assert!(error.to_string().contains("leave it out"), "{error}");
+}
+
+#[test]
+fn eval_of_a_checkpoint_uses_its_model_and_data_unless_told_otherwise() {
+    let trained = resolved("--depth 32 --dataset cifar10 --data-dir d --limit-test 100");
+    let eval = |flags: &str| EvalConfig::resolve(&eval_args(flags), Some(&trained)).unwrap();
+    let like_trained = eval("--checkpoint c");
+    assert_eq!((like_trained.model, &like_trained.data), (trained.model, &trained.data));
+    let elsewhere = eval("--checkpoint c --data-dir e");
+    assert_eq!(elsewhere.data.source, DataSource::Cifar10 { dir: "e".into(), download: false });
+    let other = eval("--checkpoint c --dataset shapes --shapes-seed 5");
+    assert_eq!(other.data.source, DataSource::Shapes { num_train: 10_000, num_test: 2_000, seed: 5 });
+}
+
+#[test]
+fn the_hash_ignores_what_differs_between_machines_and_nothing_else() {
+    let hash = |flags: &str| resolved(flags).hash();
+    let cifar = "--dataset cifar10 --data-dir";
+    assert_eq!(hash(""), hash("--threads 2 --loader-threads 3 --output-dir o"));
+    assert_eq!(hash(&format!("{cifar} a")), hash(&format!("{cifar} b --download")));
+    for flags in ["--seed 1", "--learning-rate 0.2", "--resume", "--epochs 6", "--weights w", "--drop-last"] {
+        assert_ne!(hash(""), hash(flags), "{flags}");
+    }
+    assert_ne!(hash("--batch-size-per-rank 64"), resolved_for("--global-batch-size 64", 2).unwrap().hash());
+    assert_eq!(hash("").len(), 64);
+}
+
+#[test]
+fn differences_name_what_would_change_the_course_of_a_resumed_run() {
+    let differences = |before: &str, now: &str| -> Vec<String> {
+        let found = resolved(now).differences(&resolved(before));
+        found.iter().map(ToString::to_string).collect()
+    };
+    assert_eq!(differences("", "--learning-rate 0.2"), ["optimizer.learning-rate was 0.1, is 0.2"]);
+    assert_eq!(differences("", "--clip-grad-norm 1"), ["optimizer.clip-grad-norm was unset, is 1.0"]);
+    assert_eq!(differences("", "--threads 4 --log-every-steps 1 --keep-checkpoints 9 --output-dir x"), [""; 0]);
+    assert_eq!(differences("--schedule constant", "--schedule constant --epochs 9"), [""; 0]);
+    assert_eq!(differences("", "--epochs 9"), ["schedule.epochs was 5, is 9"]);
+}
+
+#[test]
+fn every_long_flag_tells_its_default_in_the_help() {
+    let root = Cli::command();
+    for sub in root.get_subcommands() {
+        for argument in sub.get_arguments().filter(|argument| argument.get_long().is_some_and(|long| long != "help")) {
+            let help = argument.get_help().map(ToString::to_string).unwrap_or_default();
+            let name = argument.get_long().unwrap_or_default();
+            assert!(help.contains("[default: ") || help.contains("[required]"), "{} --{name}: {help}", sub.get_name());
+        }
+    }
+}
+
+#[test]
+fn the_program_ends_with_code_2_and_a_remedy_on_wrong_usage() {
+    let cases: [(&[&str], &str); 7] = [
+        (&["train", "--bogus"], "--bogus"),
+        (&["train", "--schedule", "linear"], "cosine"),
+        (&["train", "--dtype", "bf16"], "f32 is the only one"),
+        (&["train", "--dataset", "cifar10"], "--data-dir is missing"),
+        (&["config", "--milestones", "2"], "--schedule multistep"),
+        (&["eval", "--weights", "w"], "--model is missing"),
+        (&["predict", "a.png"], "--checkpoint"),
+    ];
+    for (arguments, remedy) in cases {
+        let output = run(arguments);
+        let told = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {told}");
+        assert!(told.contains(remedy), "{arguments:?}: {told}");
+        assert!(output.stdout.is_empty(), "{arguments:?}");
+    }
+}
+
+#[test]
+fn the_program_prints_a_configuration_that_it_takes_back() {
+    let printed = run(&["config", "--epochs", "3"]);
+    assert!(printed.status.success(), "{}", String::from_utf8_lossy(&printed.stderr));
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("run.toml");
+    fs::write(&path, &printed.stdout).unwrap();
+    let again = run(&["config", "--config", &path.to_string_lossy()]);
+    assert_eq!(again.stdout, printed.stdout);
+    assert!(!Path::new("runs").exists(), "printing a configuration makes no directory");
+}
+
+#[test]
+fn the_version_names_the_commit() {
+    let output = run(&["--version"]);
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && text.starts_with("trainer ") && text.contains("commit "), "{text}");
+}

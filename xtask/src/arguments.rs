@@ -1,0 +1,202 @@
+//! The command line: one declaration per command gives both its parser and its help.
+//!
+//! In: the words after the command's name. Out: [`Arguments`].
+//! Invariant: nothing is ignored; an unknown, repeated or incomplete argument is refused with a remedy.
+
+use std::collections::BTreeMap;
+
+use crate::failure::{Failure, Outcome};
+
+/// One command of `cargo xtask`.
+pub(crate) struct Command {
+    pub(crate) name: &'static str,
+    pub(crate) summary: &'static str,
+    /// What the help adds to the summary.
+    pub(crate) details: &'static str,
+    pub(crate) flags: &'static [Flag],
+    /// What the words after `--` are, for commands that pass them on.
+    pub(crate) passed_on: Option<&'static str>,
+    pub(crate) run: fn(Arguments) -> Outcome,
+}
+
+/// One flag of a command.
+pub(crate) struct Flag {
+    pub(crate) name: &'static str,
+    /// What its value is called, for flags that take one.
+    pub(crate) value: Option<&'static str>,
+    pub(crate) help: &'static str,
+}
+
+/// A command line that was understood completely.
+#[derive(Debug, Default)]
+pub(crate) struct Arguments {
+    values: BTreeMap<&'static str, String>,
+    /// The words after `--`.
+    pub(crate) passed_on: Vec<String>,
+}
+
+impl Command {
+    /// Prints the help or runs the command.
+    pub(crate) fn dispatch(&self, words: &[String]) -> Outcome {
+        let own = words.iter().take_while(|word| *word != "--");
+        if own.clone().any(|word| word == "--help" || word == "-h") {
+            print!("{}", self.help());
+            return Ok(());
+        }
+        (self.run)(self.parse(words)?)
+    }
+
+    /// The text of `--help`.
+    pub(crate) fn help(&self) -> String {
+        let mut text = format!("{}\n\nUsage: cargo xtask {}", self.summary, self.name);
+        for flag in self.flags {
+            text.push_str(&format!(" [{}]", flag.form()));
+        }
+        if let Some(what) = self.passed_on {
+            text.push_str(&format!(" [-- {what}]"));
+        }
+        text.push_str("\n\nFlags:\n");
+        for flag in self.flags {
+            text.push_str(&format!("  {:<22}{}\n", flag.form(), flag.help));
+        }
+        text.push_str(&format!("  {:<22}print this text\n", "--help"));
+        if !self.details.is_empty() {
+            text.push_str(&format!("\n{}\n", self.details));
+        }
+        text
+    }
+
+    fn parse(&self, words: &[String]) -> Outcome<Arguments> {
+        let mut arguments = Arguments::default();
+        let mut words = words.iter();
+        while let Some(word) = words.next() {
+            if word == "--" && self.passed_on.is_some() {
+                arguments.passed_on = words.cloned().collect();
+                break;
+            }
+            let (name, attached) = match word.split_once('=') {
+                Some((name, value)) if name.starts_with('-') => (name, Some(value.to_owned())),
+                _ => (word.as_str(), None),
+            };
+            let flag = self.flags.iter().find(|flag| flag.name == name).ok_or_else(|| self.unknown(word))?;
+            let value = match (flag.value, attached) {
+                (None, None) => String::new(),
+                (None, Some(value)) => {
+                    return Err(Failure::Usage(format!("{name} takes no value, got `{value}`: write plain {name}")));
+                }
+                (Some(_), Some(value)) => value,
+                (Some(what), None) => words
+                    .next()
+                    .filter(|value| !value.starts_with('-'))
+                    .cloned()
+                    .ok_or_else(|| Failure::Usage(format!("{name} needs a value: write {name} {what}")))?,
+            };
+            if arguments.values.insert(flag.name, value).is_some() {
+                return Err(Failure::Usage(format!("{name} is given twice: keep one")));
+            }
+        }
+        Ok(arguments)
+    }
+
+    fn unknown(&self, word: &str) -> Failure {
+        let remedy = match self.passed_on {
+            Some(what) => format!("{what} come after `--`, as in: cargo xtask {} -- {word}", self.name),
+            None => format!("`cargo xtask {} --help` lists what is known", self.name),
+        };
+        Failure::Usage(format!("unknown argument `{word}` for `{}`: {remedy}", self.name))
+    }
+}
+
+impl Flag {
+    fn form(&self) -> String {
+        match self.value {
+            Some(what) => format!("{} {what}", self.name),
+            None => self.name.to_owned(),
+        }
+    }
+}
+
+impl Arguments {
+    pub(crate) fn has(&self, name: &str) -> bool {
+        self.values.contains_key(name)
+    }
+
+    pub(crate) fn value(&self, name: &str) -> Option<&str> {
+        self.values.get(name).map(String::as_str)
+    }
+
+    /// A count of at least one.
+    pub(crate) fn count(&self, name: &str) -> Outcome<Option<usize>> {
+        let Some(text) = self.value(name) else { return Ok(None) };
+        match text.parse::<usize>() {
+            Ok(count) if count > 0 => Ok(Some(count)),
+            _ => Err(Failure::Usage(format!("{name}: expected a whole number from 1, got `{text}`"))),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const EXAMPLE: Command = Command {
+        name: "example",
+        summary: "An example.",
+        details: "",
+        flags: &[
+            Flag { name: "--ranks", value: Some("N"), help: "how many" },
+            Flag { name: "--no-install", value: None, help: "install nothing" },
+        ],
+        passed_on: Some("trainer arguments"),
+        run: |_| Ok(()),
+    };
+
+    fn parse(line: &str) -> Outcome<Arguments> {
+        let words: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
+        EXAMPLE.parse(&words)
+    }
+
+    fn refusal(line: &str) -> String {
+        let failure = parse(line).unwrap_err();
+        assert_eq!(failure.exit_code(), 2);
+        failure.to_string()
+    }
+
+    #[test]
+    fn words_after_two_dashes_are_passed_on_untouched() {
+        let arguments = parse("--ranks 3 -- --ranks 5 -- --help").unwrap();
+        assert_eq!(arguments.count("--ranks").unwrap(), Some(3));
+        assert_eq!(arguments.passed_on, ["--ranks", "5", "--", "--help"]);
+    }
+
+    #[test]
+    fn a_value_may_be_attached_by_an_equals_sign() {
+        assert_eq!(parse("--ranks=4").unwrap().count("--ranks").unwrap(), Some(4));
+    }
+
+    #[test]
+    fn an_unknown_argument_is_refused_and_shown_where_it_belongs() {
+        assert!(refusal("--epochs 5").contains("cargo xtask example -- --epochs"));
+    }
+
+    #[test]
+    fn repeated_incomplete_and_superfluous_values_are_refused() {
+        assert!(refusal("--ranks 1 --ranks 2").contains("given twice"));
+        assert!(refusal("--ranks").contains("--ranks N"));
+        assert!(refusal("--ranks --no-install").contains("--ranks N"));
+        assert!(refusal("--no-install=yes").contains("takes no value"));
+    }
+
+    #[test]
+    fn a_count_of_zero_is_refused() {
+        let failure = parse("--ranks 0").unwrap().count("--ranks").unwrap_err();
+        assert!(failure.to_string().contains("got `0`"));
+    }
+
+    #[test]
+    fn the_help_shows_every_flag() {
+        let help = EXAMPLE.help();
+        assert!(help.contains("Usage: cargo xtask example [--ranks N] [--no-install] [-- trainer arguments]"));
+        assert!(help.contains("install nothing"));
+    }
+}

@@ -1,0 +1,120 @@
+//! Cargo, called from here: which features, where the results lie.
+//!
+//! In: whether MPI can be had. Out: prepared commands, paths of what they built.
+//! Invariant: every command over the workspace uses the same features, so that the tensor library is compiled once.
+
+use std::env;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use crate::failure::{Failure, Outcome};
+use crate::json;
+use crate::process;
+
+/// Whether this build speaks MPI.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum Mpi {
+    With,
+    Without,
+}
+
+impl Mpi {
+    /// Features for the trainer that trains.
+    pub(crate) fn trainer_features(self) -> &'static [&'static str] {
+        match self {
+            Mpi::With => &[],
+            Mpi::Without => &["--no-default-features", "--features", "flex,download"],
+        }
+    }
+
+    /// Features for everything that is checked: a second backend confirms the numbers of the first.
+    pub(crate) fn test_features(self) -> &'static [&'static str] {
+        match self {
+            Mpi::With => &["--features", "ndarray"],
+            Mpi::Without => &["--no-default-features", "--features", "flex,download,ndarray"],
+        }
+    }
+}
+
+/// The workspace's folder.
+pub(crate) fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the crate lies inside the workspace")
+}
+
+/// The folder that cargo builds into.
+pub(crate) fn target_folder() -> PathBuf {
+    root().join(env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into()))
+}
+
+/// The cargo of the same toolchain that runs us.
+pub(crate) fn program() -> OsString {
+    env::var_os("CARGO").unwrap_or_else(|| "cargo".into())
+}
+
+/// A cargo command in the workspace's folder.
+pub(crate) fn command(arguments: &[&str]) -> Command {
+    let mut command = Command::new(program());
+    command.args(arguments).current_dir(root());
+    command
+}
+
+/// Runs a building command and finds the executable that it made for a target of this name.
+///
+/// With `is_test` the target's test harness is meant, else the program itself.
+pub(crate) fn executable(mut command: Command, name: &str, is_test: bool) -> Outcome<PathBuf> {
+    command.arg("--message-format=json-render-diagnostics");
+    println!("$ {}", process::shown(&command));
+    let output = command
+        .stdin(Stdio::null())
+        .stderr(Stdio::inherit())
+        .output()
+        .map_err(|error| process::cannot_start(&command, &error))?;
+    if !output.status.success() {
+        return Err(Failure::Failed(format!("the build of `{name}` failed: {}", output.status)));
+    }
+    let messages = String::from_utf8_lossy(&output.stdout);
+    messages.lines().find_map(|line| executable_of(line, name, is_test)).ok_or_else(|| {
+        Failure::Failed(format!("cargo built no executable `{name}`: expected a target of that name in the workspace"))
+    })
+}
+
+fn executable_of(message: &str, name: &str, is_test: bool) -> Option<PathBuf> {
+    let target = &message[message.find("\"target\":")?..];
+    // A target also says whether it may be tested; whether this one was built as a test stands in its profile.
+    let profile = &target[target.find("\"profile\":")?..];
+    let profile = &profile[..profile.find('}')?];
+    let is_meant = json::text(target, "name")? == name && profile.contains(&format!("\"test\":{is_test}"));
+    json::text(message, "executable").filter(|_| is_meant).map(PathBuf::from)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ARTIFACT: &str = r#"{"reason":"compiler-artifact","package_id":"path+file:///w/trainer#0.1.0","target":{"kind":["bin"],"crate_types":["bin"],"name":"trainer","src_path":"/w/trainer/src/main.rs","edition":"2024","doc":true,"doctest":false,"test":true},"profile":{"opt_level":"1","debuginfo":1,"debug_assertions":true,"overflow_checks":true,"test":false},"features":["flex"],"filenames":["/w/target/debug/trainer"],"executable":"/w/target/debug/trainer","fresh":true}"#;
+
+    #[test]
+    fn the_program_is_told_from_its_test_harness() {
+        assert_eq!(executable_of(ARTIFACT, "trainer", false), Some(PathBuf::from("/w/target/debug/trainer")));
+        let harness =
+            ARTIFACT.replace("\"overflow_checks\":true,\"test\":false", "\"overflow_checks\":true,\"test\":true");
+        assert_eq!(executable_of(&harness, "trainer", true), Some(PathBuf::from("/w/target/debug/trainer")));
+        assert_eq!(executable_of(ARTIFACT, "trainer", true), None);
+        assert_eq!(executable_of(&harness, "trainer", false), None);
+    }
+
+    #[test]
+    fn a_library_and_another_name_are_passed_over() {
+        assert_eq!(executable_of(ARTIFACT, "xtask", false), None);
+        let library = ARTIFACT.replace("\"executable\":\"/w/target/debug/trainer\"", "\"executable\":null");
+        assert_eq!(executable_of(&library, "trainer", false), None);
+        assert_eq!(executable_of(r#"{"reason":"build-finished","success":true}"#, "trainer", false), None);
+    }
+
+    #[test]
+    fn the_root_holds_the_workspace_manifest() {
+        let manifest = std::fs::read_to_string(root().join("Cargo.toml")).unwrap();
+        assert!(manifest.contains("[workspace]"));
+    }
+}

@@ -1,0 +1,48 @@
+//! Checks of the MPI communicator through the program `mpi_conformance` of the crate `distributed`.
+//!
+//! In: the program; with the arguments `fault HOW` its last rank fails so. Out: checks.
+
+use std::path::Path;
+
+use super::{Check, Suite};
+
+pub(super) const CHECKS: [Check; 4] = [
+    Check {
+        claim: "every collective is right on 1 to 4 ranks",
+        needs_mpirun: true,
+        run: |suite| (1..=4).try_for_each(|ranks| conforms(suite, ranks)),
+    },
+    Check {
+        claim: "a panic on one rank ends the job within 10 s",
+        needs_mpirun: true,
+        run: |suite| ends_soon(suite, "panic", 101),
+    },
+    Check {
+        claim: "a panic in a thread of one rank ends the job within 10 s",
+        needs_mpirun: true,
+        run: |suite| ends_soon(suite, "panic-thread", 101),
+    },
+    Check {
+        claim: "an error on one rank ends the job within 10 s",
+        needs_mpirun: true,
+        run: |suite| ends_soon(suite, "error", 3),
+    },
+];
+
+fn conforms(suite: &Suite<'_>, ranks: usize) -> Result<(), String> {
+    let command = suite.on_ranks(ranks, program(suite), &[])?;
+    suite.finish(command, &format!("conformance-{ranks}"), 300)?.expect_success()
+}
+
+/// On two ranks the last, which fails, is rank 1.
+fn ends_soon(suite: &Suite<'_>, how: &str, code: i32) -> Result<(), String> {
+    let command = suite.on_ranks(2, program(suite), &["fault".to_owned(), how.to_owned()])?;
+    let ended = suite.finish(command, how, 60)?;
+    let is_soon = ended.finished.elapsed.as_secs() < 10;
+    ended.expect(is_soon && ended.finished.code == Some(code), &format!("exit code {code} within 10 s"))?;
+    ended.expect(ended.finished.text.contains("error (rank 1)"), "a message that begins `error (rank 1)`")
+}
+
+fn program<'a>(suite: &'a Suite<'_>) -> &'a Path {
+    suite.conformance.as_deref().expect("built whenever there is an mpirun")
+}

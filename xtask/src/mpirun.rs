@@ -1,0 +1,228 @@
+//! mpirun's command line: the only place that builds one.
+//!
+//! In: an mpirun of this machine, a [`Placement`], a program. Out: the command.
+//! Invariant: pure, apart from finding mpirun. Options beyond `-n` are Open MPI's own and given to no other.
+
+use std::env;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::failure::{Failure, Outcome};
+use crate::packages;
+use crate::probe;
+use crate::process;
+
+/// An mpirun of this machine.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Mpirun {
+    program: PathBuf,
+    make: Make,
+    /// The line in which it names itself.
+    version: String,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Make {
+    OpenMpi,
+    /// MPICH, Intel MPI and their relatives.
+    Other,
+}
+
+/// Which ranks go where.
+#[derive(Debug, Clone)]
+pub(crate) struct Placement {
+    pub(crate) ranks: usize,
+    /// Host names, each with or without `:slots`; none is this machine alone.
+    pub(crate) hosts: Vec<String>,
+    /// Cores of one machine.
+    pub(crate) cores: usize,
+    /// Computing threads of one rank; unsaid, a rank uses its share of the cores.
+    pub(crate) threads: Option<usize>,
+    /// For tests: shares busy cores politely, whatever else is running.
+    pub(crate) is_polite: bool,
+}
+
+impl Mpirun {
+    /// Finds mpirun and learns whose it is.
+    pub(crate) fn find() -> Option<Self> {
+        let program = probe::program("mpirun").or_else(|| probe::program("mpiexec"))?;
+        let version = process::answer(&program, &["--version"])?.lines().next()?.trim().to_owned();
+        let make =
+            if version.contains("Open MPI") || version.contains("OpenRTE") { Make::OpenMpi } else { Make::Other };
+        Some(Mpirun { program, make, version })
+    }
+
+    /// The command that starts this program on every rank.
+    pub(crate) fn command(&self, placement: &Placement, program: &Path, arguments: &[String]) -> Outcome<Command> {
+        self.command_for(placement, program, arguments, packages::is_root())
+    }
+
+    fn command_for(
+        &self,
+        placement: &Placement,
+        program: &Path,
+        arguments: &[String],
+        is_root: bool,
+    ) -> Outcome<Command> {
+        let mut command = Command::new(&self.program);
+        command.args(["-n", &placement.ranks.to_string()]);
+        match self.make {
+            Make::OpenMpi => {
+                command.args(placement.open_mpi_options()?);
+                if is_root {
+                    // Open MPI refuses root unless both say that it is meant; in containers root is the only user.
+                    command.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
+                }
+            }
+            Make::Other if placement.hosts.is_empty() => {}
+            Make::Other => {
+                command.args(["-hosts", &placement.hosts.join(",")]);
+            }
+        }
+        command.arg(program).args(arguments);
+        Ok(command)
+    }
+
+    /// The variables in which a rank finds its number.
+    pub(crate) fn rank_variable(&self) -> &'static str {
+        match self.make {
+            Make::OpenMpi => "OMPI_COMM_WORLD_RANK",
+            Make::Other => "PMI_RANK",
+        }
+    }
+}
+
+impl fmt::Display for Mpirun {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ({})", self.program.display(), self.version)
+    }
+}
+
+impl Placement {
+    fn open_mpi_options(&self) -> Outcome<Vec<String>> {
+        let mut options = Vec::new();
+        if !self.hosts.is_empty() {
+            options.extend(["--host".to_owned(), self.slots()?.join(",")]);
+        }
+        let ranks_per_machine = self.ranks.div_ceil(self.hosts.len().max(1));
+        if ranks_per_machine > self.cores || self.is_polite {
+            options.push("--oversubscribe".to_owned());
+        }
+        if self.is_polite {
+            options.extend(["--mca", "mpi_yield_when_idle", "1"].map(str::to_owned));
+        }
+        // Unsaid, a rank takes its share of the cores that it is not kept from; binding it to a part would halve that again.
+        let threads = self.threads.unwrap_or(self.cores / ranks_per_machine).max(1);
+        let is_bound = !self.is_polite && ranks_per_machine * threads <= self.cores;
+        let binding = match (is_bound, self.threads) {
+            (true, _) if threads == 1 => "core",
+            (true, Some(_)) => {
+                // By default a bound rank has one core; its threads would all share it.
+                options.extend(["--map-by".to_owned(), format!("slot:PE={threads}")]);
+                "core"
+            }
+            _ => "none",
+        };
+        options.extend(["--bind-to", binding].map(str::to_owned));
+        Ok(options)
+    }
+
+    /// The hosts with their slots: a bare name would mean one rank to Open MPI.
+    fn slots(&self) -> Outcome<Vec<String>> {
+        if self.hosts.iter().any(|host| host.contains(':')) {
+            return Ok(self.hosts.clone());
+        }
+        if !self.ranks.is_multiple_of(self.hosts.len()) {
+            return Err(Failure::Usage(format!(
+                "{} ranks do not spread evenly over {} hosts: say how many go where, as in --hosts {}:{},…",
+                self.ranks,
+                self.hosts.len(),
+                self.hosts[0],
+                self.ranks.div_ceil(self.hosts.len()),
+            )));
+        }
+        let slots = self.ranks / self.hosts.len();
+        Ok(self.hosts.iter().map(|host| format!("{host}:{slots}")).collect())
+    }
+}
+
+/// Removes what a surrounding job would tell a program about ranks that are not its own.
+pub(crate) fn forget_surrounding_job(command: &mut Command) {
+    for (name, _) in env::vars_os() {
+        let text = name.to_string_lossy();
+        if ["OMPI_COMM_WORLD_", "PMIX_", "PMI_", "SLURM_"].iter().any(|start| text.starts_with(start)) {
+            command.env_remove(&name);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn line_of(make: Make, placement: &Placement, is_root: bool) -> String {
+        let mpirun = Mpirun { program: "mpirun".into(), make, version: String::new() };
+        let command = mpirun.command_for(placement, Path::new("trainer"), &["train".to_owned()], is_root);
+        process::shown(&command.unwrap())
+    }
+
+    fn placement(ranks: usize, cores: usize) -> Placement {
+        Placement { ranks, hosts: Vec::new(), cores, threads: None, is_polite: false }
+    }
+
+    #[test]
+    fn ranks_that_fit_are_bound_to_cores() {
+        assert_eq!(line_of(Make::OpenMpi, &placement(2, 2), false), "mpirun -n 2 --bind-to core trainer train");
+    }
+
+    #[test]
+    fn only_more_ranks_than_cores_are_oversubscribed() {
+        let line = line_of(Make::OpenMpi, &placement(3, 2), false);
+        assert_eq!(line, "mpirun -n 3 --oversubscribe --bind-to none trainer train");
+    }
+
+    #[test]
+    fn a_rank_with_several_cores_to_itself_finds_its_share_unbound() {
+        assert!(line_of(Make::OpenMpi, &placement(2, 9), false).contains("-n 2 --bind-to none"));
+        assert!(line_of(Make::OpenMpi, &placement(2, 3), false).contains("-n 2 --bind-to core"));
+    }
+
+    #[test]
+    fn a_rank_with_threads_gets_a_core_for_each() {
+        let roomy = Placement { threads: Some(2), ..placement(2, 8) };
+        assert!(line_of(Make::OpenMpi, &roomy, false).contains("--map-by slot:PE=2 --bind-to core"));
+        let tight = Placement { threads: Some(2), ..placement(2, 3) };
+        assert!(line_of(Make::OpenMpi, &tight, false).contains("-n 2 --bind-to none"));
+    }
+
+    #[test]
+    fn tests_share_busy_cores() {
+        let polite = Placement { is_polite: true, ..placement(1, 8) };
+        let expected = "mpirun -n 1 --oversubscribe --mca mpi_yield_when_idle 1 --bind-to none trainer train";
+        assert_eq!(line_of(Make::OpenMpi, &polite, false), expected);
+    }
+
+    #[test]
+    fn root_is_allowed_by_both_variables_and_nobody_else_sets_them() {
+        let line = line_of(Make::OpenMpi, &placement(1, 1), true);
+        assert!(line.starts_with("OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 mpirun"), "{line}");
+        assert!(!line_of(Make::OpenMpi, &placement(1, 1), false).contains("ROOT"));
+    }
+
+    #[test]
+    fn ranks_spread_evenly_over_hosts_or_as_told() {
+        let even = Placement { hosts: vec!["a".into(), "b".into()], ..placement(4, 2) };
+        assert!(line_of(Make::OpenMpi, &even, false).contains("--host a:2,b:2 --bind-to core"));
+        let told = Placement { hosts: vec!["a:1".into(), "b:2".into()], ..placement(3, 2) };
+        assert!(line_of(Make::OpenMpi, &told, false).contains("--host a:1,b:2"));
+        let uneven = Placement { ranks: 3, ..even };
+        assert_eq!(uneven.open_mpi_options().unwrap_err().exit_code(), 2);
+    }
+
+    #[test]
+    fn another_make_gets_no_option_of_open_mpi() {
+        let hosts = Placement { hosts: vec!["a".into(), "b".into()], ..placement(4, 1) };
+        assert_eq!(line_of(Make::Other, &hosts, true), "mpirun -n 4 -hosts a,b trainer train");
+    }
+}

@@ -1,0 +1,193 @@
+//! `cargo xtask test`: everything that is checked, cheapest first.
+//!
+//! In: the workspace. Out: the tools' own output, a table of stages, a last line `N passed, N failed`.
+//! Invariant: a failing stage does not keep the others from running; what is skipped is said aloud.
+
+use std::time::Instant;
+
+use crate::arguments::{Arguments, Command, Flag};
+use crate::cargo::{self, Mpi};
+use crate::failure::{Failure, Outcome};
+use crate::mpi_suite;
+use crate::probe::Found;
+use crate::process;
+use crate::setup::{self, NO_INSTALL};
+use crate::tidy;
+
+pub(crate) const COMMAND: Command = Command {
+    name: "test",
+    summary: "Set up and run all checks: format, tidy, lints, tests, documentation, MPI.",
+    details: "\
+Stages in order: fmt, tidy, clippy, test, doc, mpi.
+The mpi stage runs on 1 to 4 ranks under mpirun; without mpirun only its launcher checks run, and that is said aloud.
+MPICC=/nonexistent LOCKSTEP_NO_INSTALL=1 checks the workspace as on a machine without MPI.",
+    flags: &[Flag { name: "--only", value: Some("STAGE,…"), help: "only these stages" }, NO_INSTALL],
+    passed_on: None,
+    run: |arguments| run(&arguments),
+};
+
+/// What a stage may need to know.
+struct Context<'a> {
+    arguments: &'a Arguments,
+    found: Found,
+    mpi: Mpi,
+}
+
+struct Stage {
+    name: &'static str,
+    run: fn(&Context<'_>) -> Verdict,
+}
+
+enum Verdict {
+    Passed,
+    Skipped(String),
+    Failed(String),
+}
+
+struct Row {
+    name: &'static str,
+    verdict: Verdict,
+    seconds: f64,
+}
+
+const STAGES: [Stage; 6] = [
+    Stage { name: "fmt", run: format },
+    Stage { name: "tidy", run: |_| tidy::run().into() },
+    Stage { name: "clippy", run: lints },
+    Stage { name: "test", run: |context| over_workspace(context, "test", &[]).into() },
+    Stage { name: "doc", run: documentation },
+    Stage { name: "mpi", run: mpi },
+];
+
+/// Runs all stages, or those of `--only`.
+pub(crate) fn run(arguments: &Arguments) -> Outcome {
+    let stages = chosen(arguments.value("--only"))?;
+    let found = setup::run(arguments)?;
+    let mpi = if found.can_build_mpi() { Mpi::With } else { Mpi::Without };
+    let context = Context { arguments, found, mpi };
+    let rows: Vec<Row> = stages
+        .into_iter()
+        .map(|stage| {
+            println!("\n== {} ==", stage.name);
+            let start = Instant::now();
+            let verdict = (stage.run)(&context);
+            Row { name: stage.name, verdict, seconds: start.elapsed().as_secs_f64() }
+        })
+        .collect();
+    println!("\n{}", table(&rows));
+    let num_failed = rows.iter().filter(|row| matches!(row.verdict, Verdict::Failed(_))).count();
+    let num_passed = rows.iter().filter(|row| matches!(row.verdict, Verdict::Passed)).count();
+    println!("{num_passed} passed, {num_failed} failed");
+    if num_failed == 0 { Ok(()) } else { Err(Failure::Failed(format!("{num_failed} stages failed, see above"))) }
+}
+
+fn chosen(only: Option<&str>) -> Outcome<Vec<&'static Stage>> {
+    let Some(only) = only else { return Ok(STAGES.iter().collect()) };
+    let names: Vec<&str> = only.split(',').collect();
+    if let Some(unknown) = names.iter().find(|name| STAGES.iter().all(|stage| stage.name != **name)) {
+        let known: Vec<&str> = STAGES.iter().map(|stage| stage.name).collect();
+        return Err(Failure::Usage(format!(
+            "--only: unknown stage `{unknown}`, expected some of: {}",
+            known.join(",")
+        )));
+    }
+    Ok(STAGES.iter().filter(|stage| names.contains(&stage.name)).collect())
+}
+
+fn table(rows: &[Row]) -> String {
+    let mut text = format!("{:<8} {:>9}  result\n", "stage", "seconds");
+    for Row { name, verdict, seconds } in rows {
+        let verdict = match verdict {
+            Verdict::Passed => "passed".to_owned(),
+            Verdict::Skipped(reason) => format!("skipped: {reason}"),
+            Verdict::Failed(reason) => format!("FAILED: {reason}"),
+        };
+        text.push_str(&format!("{name:<8} {seconds:>9.1}  {verdict}\n"));
+    }
+    text
+}
+
+fn format(context: &Context<'_>) -> Verdict {
+    if !setup::has_component(context.arguments, "rustfmt", "fmt") {
+        return Verdict::Skipped("no rustfmt, `rustup component add rustfmt` adds it".to_owned());
+    }
+    process::run(cargo::command(&["fmt", "--all", "--", "--check"])).into()
+}
+
+fn lints(context: &Context<'_>) -> Verdict {
+    if !setup::has_component(context.arguments, "clippy", "clippy") {
+        return Verdict::Skipped("no clippy, `rustup component add clippy` adds it".to_owned());
+    }
+    over_workspace(context, "clippy", &["--all-targets", "--", "-D", "warnings"]).into()
+}
+
+fn documentation(context: &Context<'_>) -> Verdict {
+    let mut command = cargo::command(&["doc", "--no-deps", "--workspace"]);
+    command.args(context.mpi.test_features()).env("RUSTDOCFLAGS", "-D warnings");
+    process::run(command).into()
+}
+
+fn over_workspace(context: &Context<'_>, subcommand: &str, further: &[&str]) -> Outcome {
+    let mut command = cargo::command(&[subcommand, "--workspace"]);
+    command.args(context.mpi.test_features()).args(further);
+    process::run(command)
+}
+
+fn mpi(context: &Context<'_>) -> Verdict {
+    let mpirun = context.found.mpirun.as_ref().filter(|_| context.mpi == Mpi::With);
+    match (mpi_suite::run(context.mpi, mpirun), mpirun) {
+        (Err(failure), _) => Verdict::Failed(failure.to_string()),
+        (Ok(()), Some(_)) => Verdict::Passed,
+        (Ok(()), None) => {
+            Verdict::Skipped("no mpirun with an MPI to build with; the launcher checks passed".to_owned())
+        }
+    }
+}
+
+impl From<Outcome> for Verdict {
+    fn from(outcome: Outcome) -> Self {
+        match outcome {
+            Ok(()) => Verdict::Passed,
+            Err(failure) => Verdict::Failed(failure.to_string()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(only: &str) -> Vec<&'static str> {
+        chosen(Some(only)).unwrap().iter().map(|stage| stage.name).collect()
+    }
+
+    #[test]
+    fn chosen_stages_keep_their_order() {
+        assert_eq!(names("doc,fmt"), ["fmt", "doc"]);
+        assert_eq!(chosen(None).unwrap().len(), STAGES.len());
+    }
+
+    #[test]
+    fn an_unknown_stage_is_refused_with_the_known_ones() {
+        let Err(failure) = chosen(Some("fmt,lint")) else { panic!("`lint` is no stage") };
+        assert_eq!(failure.exit_code(), 2);
+        assert!(failure.to_string().contains("`lint`") && failure.to_string().contains("clippy"));
+    }
+
+    #[test]
+    fn the_help_names_the_stages_in_their_order() {
+        let names: Vec<&str> = STAGES.iter().map(|stage| stage.name).collect();
+        assert!(COMMAND.details.contains(&names.join(", ")));
+    }
+
+    #[test]
+    fn the_table_shows_seconds_and_reasons() {
+        let rows = [
+            Row { name: "fmt", verdict: Verdict::Passed, seconds: 1.26 },
+            Row { name: "mpi", verdict: Verdict::Skipped("no mpirun".to_owned()), seconds: 0.0 },
+        ];
+        let text = table(&rows);
+        assert!(text.contains("fmt            1.3  passed\n"), "{text}");
+        assert!(text.contains("skipped: no mpirun"));
+    }
+}

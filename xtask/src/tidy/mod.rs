@@ -1,0 +1,149 @@
+//! `cargo xtask tidy`: the rules of this workspace that no compiler checks.
+//!
+//! In: every `.rs` file and every manifest. Out: `file:line: message` for each broken rule.
+//! Invariant: a rule reads text only, so that this runs in milliseconds and also within `cargo test`.
+
+mod imports;
+mod places;
+mod shape;
+mod source;
+
+use std::fmt;
+use std::fs;
+use std::path::Path;
+
+use crate::arguments::Command;
+use crate::cargo;
+use crate::failure::{Failure, Outcome};
+use source::Source;
+
+pub(crate) const COMMAND: Command = Command {
+    name: "tidy",
+    summary: "Check the rules of this workspace that no compiler checks.",
+    details: "\
+Headers, length of files, names, where printing, environment variables and unsafe may stand, who may import whom.
+A file of more than 400 lines needs a line `// tidy: long file because …` near its top; the reason is printed.",
+    flags: &[],
+    passed_on: None,
+    run: |_| run(),
+};
+
+/// A crate's `Cargo.toml`.
+struct Manifest {
+    path: String,
+    text: String,
+}
+
+/// A rule broken at a place.
+#[derive(Debug, PartialEq)]
+struct Finding {
+    /// Counted from 1.
+    line: usize,
+    message: String,
+}
+
+/// The rules for one source file, each a function of the file alone.
+const RULES: [fn(&Source) -> Vec<Finding>; 9] = [
+    shape::starts_with_a_header,
+    shape::is_short_or_says_why,
+    shape::names_say_something,
+    places::prints_only_where_printing_is_the_job,
+    places::reads_the_environment_in_one_place,
+    places::unsafe_stays_where_it_belongs,
+    places::ignores_no_test,
+    places::names_a_crate_only_in_its_file,
+    imports::imports_follow_the_map,
+];
+
+/// Checks the workspace.
+pub(crate) fn run() -> Outcome {
+    let (sources, manifests) = files(cargo::root())?;
+    for source in &sources {
+        if let Some(reason) = shape::reason_for_length(source) {
+            println!("{}: {} lines, because {reason}", source.path, source.lines.len());
+        }
+    }
+    let findings = broken(&sources, &manifests);
+    if findings.is_empty() {
+        println!("tidy: {} files", sources.len());
+        return Ok(());
+    }
+    Err(Failure::Failed(format!("{} rules broken:\n{}", findings.len(), findings.join("\n"))))
+}
+
+fn broken(sources: &[Source], manifests: &[Manifest]) -> Vec<String> {
+    let mut findings = Vec::new();
+    for source in sources {
+        for finding in RULES.iter().flat_map(|rule| rule(source)) {
+            findings.push(format!("{}:{finding}", source.path));
+        }
+    }
+    for Manifest { path, text } in manifests {
+        for finding in imports::manifest_follows_the_map(path, text) {
+            findings.push(format!("{path}:{finding}"));
+        }
+    }
+    findings
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.line, self.message)
+    }
+}
+
+/// All sources and all manifests below a folder, in a fixed order.
+fn files(root: &Path) -> Outcome<(Vec<Source>, Vec<Manifest>)> {
+    let (mut sources, mut manifests) = (Vec::new(), Vec::new());
+    let mut folders = vec![root.to_owned()];
+    while let Some(folder) = folders.pop() {
+        let failed = |error| Failure::Failed(format!("{}: {error}", folder.display()));
+        for entry in fs::read_dir(&folder).map_err(failed)? {
+            let path = entry.map_err(failed)?.path();
+            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            if path.is_dir() {
+                // Build results, runs and hidden folders hold no sources of ours.
+                let is_output = folder == root && ["target", "runs"].contains(&name.as_str());
+                if !is_output && !name.starts_with('.') {
+                    folders.push(path);
+                }
+                continue;
+            }
+            let is_source = name.ends_with(".rs");
+            if is_source || name == "Cargo.toml" {
+                let text = fs::read_to_string(&path)
+                    .map_err(|error| Failure::Failed(format!("{}: {error}", path.display())))?;
+                let relative = path.strip_prefix(root).unwrap_or(&path).display().to_string();
+                if is_source {
+                    sources.push(Source::new(&relative, &text));
+                } else {
+                    manifests.push(Manifest { path: relative, text });
+                }
+            }
+        }
+    }
+    sources.sort_by(|a, b| a.path.cmp(&b.path));
+    manifests.sort_by(|a, b| a.path.cmp(&b.path));
+    Ok((sources, manifests))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_workspace_is_tidy() {
+        let (sources, manifests) = files(cargo::root()).unwrap();
+        assert!(sources.iter().any(|source| source.path == "xtask/src/tidy/mod.rs"), "the walk finds this file");
+        let findings = broken(&sources, &manifests);
+        assert!(findings.is_empty(), "{} rules broken:\n{}", findings.len(), findings.join("\n"));
+    }
+
+    #[test]
+    fn a_finding_reads_as_editors_expect() {
+        let source = Source::new("datasets/src/decode.rs", "fn decode() {}\n");
+        let findings = broken(&[source], &[]);
+        assert_eq!(findings.len(), 1);
+        assert!(findings[0].starts_with("datasets/src/decode.rs:1: "), "{}", findings[0]);
+    }
+}

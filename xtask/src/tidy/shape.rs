@@ -1,0 +1,126 @@
+//! Rules about a file as a whole: its header, its length, its names.
+
+use super::Finding;
+use super::source::{Source, words};
+
+const MOST_LINES: usize = 400;
+/// The reason must stand where a reader sees it before the length.
+const REASON_WITHIN_LINES: usize = 40;
+const REASON: &str = "// tidy: long file because ";
+
+/// Words that could stand for anything.
+const EMPTY_WORDS: [&str; 9] = ["utils", "helper", "manager", "handler", "base", "common", "misc", "data2", "tmp"];
+const DECLARING: [&str; 6] = ["fn", "struct", "enum", "trait", "type", "mod"];
+
+/// Every file says first what it is.
+pub(super) fn starts_with_a_header(source: &Source) -> Vec<Finding> {
+    let first = source.lines.first().map_or("", String::as_str);
+    if first.starts_with("//! ") && first.len() > "//! ".len() {
+        return Vec::new();
+    }
+    let message = "the file starts without `//!`: say on line 1 what it is".to_owned();
+    vec![Finding { line: 1, message }]
+}
+
+/// A long file has a reason.
+pub(super) fn is_short_or_says_why(source: &Source) -> Vec<Finding> {
+    let num_lines = source.lines.len();
+    if num_lines <= MOST_LINES || reason_for_length(source).is_some() {
+        return Vec::new();
+    }
+    let message =
+        format!("{num_lines} lines, expected at most {MOST_LINES}: split it, or write `{REASON}…` near its top");
+    vec![Finding { line: 1, message }]
+}
+
+/// The reason that a long file gives.
+pub(super) fn reason_for_length(source: &Source) -> Option<&str> {
+    source.lines.iter().take(REASON_WITHIN_LINES).find_map(|line| line.trim().strip_prefix(REASON))
+}
+
+/// Names of files, folders, functions, types and modules say something.
+pub(super) fn names_say_something(source: &Source) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for part in source.path.split('/') {
+        if let Some(word) = empty_word(part.trim_end_matches(".rs")) {
+            let message = format!("`{part}`: `{word}` says nothing, name what is in it");
+            findings.push(Finding { line: 1, message });
+        }
+    }
+    for (index, code) in source.code.iter().enumerate() {
+        let names: Vec<&str> = words(code).map(|(_, word, _)| word).collect();
+        for pair in names.windows(2) {
+            if DECLARING.contains(&pair[0])
+                && let Some(word) = empty_word(pair[1])
+            {
+                let message = format!("`{}`: `{word}` says nothing, name what it is for", pair[1]);
+                findings.push(Finding { line: index + 1, message });
+            }
+        }
+    }
+    findings
+}
+
+/// The first part of a name in any style that stands in the list, also in the plural.
+fn empty_word(name: &str) -> Option<&'static str> {
+    let mut parts = vec![String::new()];
+    for c in name.chars() {
+        if c.is_uppercase() || !(c.is_alphanumeric()) {
+            parts.push(String::new());
+        }
+        if c.is_alphanumeric() {
+            parts.last_mut().expect("one part from the start").extend(c.to_lowercase());
+        }
+    }
+    let matches = |word: &str, part: &str| part == word || part.strip_suffix('s') == Some(word);
+    EMPTY_WORDS.into_iter().find(|word| parts.iter().any(|part| matches(word, part)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lines_of(findings: &[Finding]) -> Vec<usize> {
+        findings.iter().map(|finding| finding.line).collect()
+    }
+
+    #[test]
+    fn a_file_without_a_header_is_found() {
+        assert_eq!(starts_with_a_header(&Source::new("a/src/b.rs", "use std::fs;\n")).len(), 1);
+        assert_eq!(starts_with_a_header(&Source::new("a/src/b.rs", "")).len(), 1);
+        assert!(starts_with_a_header(&Source::new("a/src/b.rs", "//! Bytes on disk.\n")).is_empty());
+    }
+
+    #[test]
+    fn only_a_long_file_without_a_reason_is_found() {
+        let text = "//! Long.\n".to_owned() + &"\n".repeat(MOST_LINES);
+        assert_eq!(is_short_or_says_why(&Source::new("a/src/b.rs", &text)).len(), 1);
+        let excused = text.replacen('\n', "\n// tidy: long file because one table\n", 1);
+        let source = Source::new("a/src/b.rs", &excused);
+        assert!(is_short_or_says_why(&source).is_empty());
+        assert_eq!(reason_for_length(&source), Some("one table"));
+        assert!(is_short_or_says_why(&Source::new("a/src/b.rs", "//! Short.\n")).is_empty());
+    }
+
+    #[test]
+    fn empty_words_are_found_in_every_style_of_name() {
+        assert_eq!(empty_word("signal_handler"), Some("handler"));
+        assert_eq!(empty_word("FileManager"), Some("manager"));
+        assert_eq!(empty_word("helpers"), Some("helper"));
+        assert_eq!(empty_word("data2"), Some("data2"));
+        assert_eq!(empty_word("database"), None);
+        assert_eq!(empty_word("baseline"), None);
+    }
+
+    #[test]
+    fn declarations_are_checked_and_mentions_are_not() {
+        let text = "//! x\nuse other::utils;\nfn helper_of() {}\nlet base = 1;\n// fn tmp()\nstruct Misc;\n";
+        assert_eq!(lines_of(&names_say_something(&Source::new("a/src/b.rs", text))), [3, 6]);
+    }
+
+    #[test]
+    fn names_of_files_and_folders_are_checked() {
+        assert_eq!(names_say_something(&Source::new("a/src/common/mod.rs", "//! x\n")).len(), 1);
+        assert_eq!(names_say_something(&Source::new("a/src/file_utils.rs", "//! x\n")).len(), 1);
+    }
+}
