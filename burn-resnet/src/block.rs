@@ -66,10 +66,7 @@ impl BasicBlock {
         stock::add_relu(hidden, shortcut)
     }
 
-    pub(crate) fn with_statistics_reducer(
-        mut self,
-        reducer: Option<Arc<dyn StatisticsReducer>>,
-    ) -> Self {
+    pub(crate) fn with_statistics_reducer(mut self, reducer: Option<Arc<dyn StatisticsReducer>>) -> Self {
         self.statistics_reducer = reducer;
         self
     }

@@ -38,13 +38,7 @@ impl ResNetConfig {
             let lower = (depth.saturating_sub(2) / 6 * 6 + 2).max(8);
             return Err(ModelError::Depth { depth, lower, upper: lower + 6 });
         }
-        Ok(Self {
-            depth,
-            num_classes: 10,
-            in_channels: 3,
-            shortcut: Shortcut::A,
-            zero_gamma: false,
-        })
+        Ok(Self { depth, num_classes: 10, in_channels: 3, shortcut: Shortcut::A, zero_gamma: false })
     }
 
     /// The configuration a name such as `resnet20` stands for.
@@ -149,10 +143,7 @@ mod tests {
     #[test]
     fn a_wrong_depth_is_refused_with_its_two_neighbours() {
         let text = ResNetConfig::cifar(18).unwrap_err().to_string();
-        assert_eq!(
-            text,
-            "depth: expected 6n + 2 (20, 32, 44, 56, 110, 1202, ...), got 18; the nearest are 14 and 20"
-        );
+        assert_eq!(text, "depth: expected 6n + 2 (20, 32, 44, 56, 110, 1202, ...), got 18; the nearest are 14 and 20");
         for depth in [0, 1, 2, 7] {
             let text = ResNetConfig::cifar(depth).unwrap_err().to_string();
             assert!(text.ends_with("the nearest are 8 and 14"), "{text}");

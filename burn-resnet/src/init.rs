@@ -50,18 +50,13 @@ impl<'a> WeightInit<'a> {
     }
 
     pub(crate) fn linear(&mut self, num_inputs: usize, num_outputs: usize) -> Linear {
-        let mut linear = LinearConfig::new(num_inputs, num_outputs)
-            .with_initializer(Initializer::Zeros)
-            .init(self.device);
+        let mut linear =
+            LinearConfig::new(num_inputs, num_outputs).with_initializer(Initializer::Zeros).init(self.device);
         linear.weight = self.kaiming_normal([num_inputs, num_outputs], num_inputs);
         linear
     }
 
-    fn kaiming_normal<const D: usize>(
-        &mut self,
-        shape: [usize; D],
-        fan_in: usize,
-    ) -> Param<Tensor<D>> {
+    fn kaiming_normal<const D: usize>(&mut self, shape: [usize; D], fan_in: usize) -> Param<Tensor<D>> {
         let std = (2.0 / fan_in as f64).sqrt();
         let num_elements = shape.iter().product();
         let mut values = Vec::with_capacity(num_elements + 1);

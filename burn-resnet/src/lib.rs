@@ -19,8 +19,8 @@ pub use block::BasicBlock;
 pub use config::{ResNetConfig, Shortcut};
 pub use error::{ModelError, WeightsError};
 pub use ops::{
-    BatchNormGradients, BatchNormOptions, BatchNormOutput, BatchNormTrain, ResNetOps,
-    StatisticsReducer, batch_norm_train,
+    BatchNormGradients, BatchNormOptions, BatchNormOutput, BatchNormTrain, ResNetOps, StatisticsReducer,
+    batch_norm_train,
 };
 pub use pretrained::{load_weights, save_safetensors};
 pub use resnet::ResNet;

@@ -10,9 +10,10 @@ use std::path::{Path, PathBuf};
 use burn::module::Module;
 use burn::store::pytorch::PytorchReader;
 use burn::store::{
-    ApplyError, ApplyResult, BurnToPyTorchAdapter, KeyRemapper, ModuleSnapshot, PyTorchToBurnAdapter,
-    PytorchStore, SafetensorsStore,
+    ApplyError, ApplyResult, BurnToPyTorchAdapter, FloatCastAdapter, KeyRemapper, ModuleAdapter, ModuleSnapshot,
+    ModuleStore, PyTorchToBurnAdapter, PytorchStore, SafetensorsStore,
 };
+use burn::tensor::DType;
 
 use crate::WeightsError;
 
@@ -22,7 +23,8 @@ const RENAMES: [(&str, &str); 2] = [(r"^module\.", ""), (r"\.shortcut\.", ".down
 /// PyTorch's count of training batches; without a momentum of `None` nothing reads it.
 const BATCH_COUNTER: &str = "num_batches_tracked";
 
-/// Puts the weights of a file into `model`, a [`crate::ResNet`] or any other module, which keeps its device and what it trains.
+/// Puts the weights of a file into `model`, a [`crate::ResNet`] or any other module, which keeps
+/// its device and what it trains.
 ///
 /// The format is told by the name: `.safetensors`, or `.pth`, `.th`, `.pt`. A checkpoint may be a
 /// dictionary with the key `state_dict`; names may begin with `module.`. A clone of `model` shares
@@ -34,8 +36,11 @@ pub fn load_weights<M: Module>(mut model: M, path: impl AsRef<Path>) -> Result<M
     let path = path.as_ref();
     std::fs::File::open(path).map_err(|source| WeightsError::Io { path: path.into(), source })?;
     let applied = match path.extension().and_then(|extension| extension.to_str()) {
-        Some("safetensors") => apply_safetensors(&mut model, path)?,
-        Some("pth" | "th" | "pt") => apply_pytorch(&mut model, path)?,
+        Some("safetensors") => {
+            let store = SafetensorsStore::from_file(path).remap(renames());
+            apply(&mut model, store, path, "safetensors")?
+        }
+        Some("pth" | "th" | "pt") => apply(&mut model, pytorch_store(path), path, "a PyTorch checkpoint")?,
         _ => return Err(WeightsError::Extension { path: path.into() }),
     };
     check(path, applied)?;
@@ -57,32 +62,35 @@ pub fn save_safetensors<M: Module>(model: &M, path: impl AsRef<Path>) -> Result<
         .clear_metadata()
         .metadata("format", "pt");
     // `valid` flushes the running statistics and takes the parameters off the autodiff device.
-    model.valid().save_into(&mut store).map_err(|error| WeightsError::Write {
+    model
+        .valid()
+        .save_into(&mut store)
+        .map_err(|error| WeightsError::Write { path: path.into(), reason: error.to_string() })
+}
+
+fn apply<M: Module, S: ModuleStore>(
+    model: &mut M,
+    mut store: S,
+    path: &Path,
+    format: &'static str,
+) -> Result<ApplyResult, WeightsError> {
+    let tensors = store.get_all_tensors().map_err(|error| WeightsError::Format {
         path: path.into(),
+        format,
         reason: error.to_string(),
-    })
+    })?;
+    let tensors = tensors.values().cloned().collect();
+    // Without the cast burn-store would give the model the type of a half-precision file.
+    let adapter = PyTorchToBurnAdapter.chain(FloatCastAdapter::to(DType::F32));
+    Ok(model.apply(tensors, None, Some(Box::new(adapter)), false))
 }
 
-fn apply_safetensors<M: Module>(model: &mut M, path: &Path) -> Result<ApplyResult, WeightsError> {
-    let mut store = SafetensorsStore::from_file(path)
-        .with_from_adapter(PyTorchToBurnAdapter)
-        .remap(renames())
-        .validate(false)
-        .allow_partial(true);
-    model.load_from(&mut store).map_err(|error| unreadable(path, "safetensors", error))
-}
-
-fn apply_pytorch<M: Module>(model: &mut M, path: &Path) -> Result<ApplyResult, WeightsError> {
-    let format = "a PyTorch checkpoint";
-    let mut store = PytorchStore::from_file(path)
-        .remap(renames())
-        .map_indices_contiguous(false)
-        .validate(false)
-        .allow_partial(true);
-    if PytorchReader::with_top_level_key(path, "state_dict").is_ok() {
-        store = store.with_top_level_key("state_dict");
+fn pytorch_store(path: &Path) -> PytorchStore {
+    let store = PytorchStore::from_file(path).remap(renames()).map_indices_contiguous(false);
+    match PytorchReader::with_top_level_key(path, "state_dict") {
+        Ok(_) => store.with_top_level_key("state_dict"),
+        Err(_) => store,
     }
-    model.load_from(&mut store).map_err(|error| unreadable(path, format, error))
 }
 
 fn renames() -> KeyRemapper {
@@ -91,15 +99,9 @@ fn renames() -> KeyRemapper {
     })
 }
 
-fn unreadable(path: &Path, format: &'static str, error: impl ToString) -> WeightsError {
-    WeightsError::Format { path: path.into(), format, reason: error.to_string() }
-}
-
 fn check(path: &Path, applied: ApplyResult) -> Result<(), WeightsError> {
-    let missing: Vec<String> =
-        applied.missing.into_iter().map(|(name, _)| pytorch_name(&name)).collect();
-    let unexpected: Vec<String> =
-        applied.unused.into_iter().filter(|name| !name.ends_with(BATCH_COUNTER)).collect();
+    let missing: Vec<String> = applied.missing.into_iter().map(|(name, _)| pytorch_name(&name)).collect();
+    let unexpected: Vec<String> = applied.unused.into_iter().filter(|name| !name.ends_with(BATCH_COUNTER)).collect();
     let misshaped: Vec<String> = applied.errors.iter().map(describe).collect();
     if missing.is_empty() && unexpected.is_empty() && misshaped.is_empty() {
         return Ok(());
@@ -110,6 +112,7 @@ fn check(path: &Path, applied: ApplyResult) -> Result<(), WeightsError> {
 fn describe(error: &ApplyError) -> String {
     match error {
         ApplyError::ShapeMismatch { path, expected, found } => {
+            let (expected, found) = (expected.as_slice(), found.as_slice());
             format!("{}: expected {expected:?}, got {found:?}", pytorch_name(path))
         }
         ApplyError::DTypeMismatch { path, expected, found } => {

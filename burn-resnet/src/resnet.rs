@@ -84,10 +84,8 @@ impl ResNet {
     /// (synchronised batch normalisation), or with `None` over its own batch.
     pub fn with_statistics_reducer(mut self, reducer: Option<Arc<dyn StatisticsReducer>>) -> Self {
         for stage in [&mut self.layer1, &mut self.layer2, &mut self.layer3] {
-            *stage = std::mem::take(stage)
-                .into_iter()
-                .map(|block| block.with_statistics_reducer(reducer.clone()))
-                .collect();
+            *stage =
+                std::mem::take(stage).into_iter().map(|block| block.with_statistics_reducer(reducer.clone())).collect();
         }
         self.statistics_reducer = reducer;
         self

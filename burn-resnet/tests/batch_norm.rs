@@ -122,12 +122,7 @@ fn by_differences(problem: &Problem) -> Answer {
         narrow(&(0..inputs[which].len()).map(slope).collect::<Vec<_>>())
     });
     let [output, mean, variance] = reference(&inputs[0], &inputs[1], &inputs[2]);
-    Answer {
-        output: narrow(&output),
-        mean: narrow(&mean),
-        variance: narrow(&variance),
-        gradients,
-    }
+    Answer { output: narrow(&output), mean: narrow(&mean), variance: narrow(&variance), gradients }
 }
 
 fn assert_agree(found: &Answer, expected: &Answer, tolerance: f64) {

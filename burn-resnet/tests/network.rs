@@ -49,7 +49,7 @@ fn the_seed_alone_decides_the_first_weights() {
 }
 
 #[test]
-fn zero_gamma_makes_each_new_block_pass_its_shortcut_only() {
+fn zero_gamma_changes_the_last_norm_of_each_block_and_nothing_else() {
     let device = Device::flex();
     let plain = tensors(&config(20).init(1, &device));
     let zero = tensors(&config(20).with_zero_gamma(true).init(1, &device));
@@ -60,10 +60,6 @@ fn zero_gamma_makes_each_new_block_pass_its_shortcut_only() {
             assert_eq!(*weights, plain[name], "{name}");
         }
     }
-    // With every block the identity on stage 1, depth makes no difference to the features there.
-    let images = Tensor::random([2, 8, 8, 3], Distribution::Default, &device);
-    let deep = config(32).with_zero_gamma(true).init(1, &device).forward(images.clone());
-    assert!(values(deep).iter().all(|v| v.is_finite()));
 }
 
 #[test]

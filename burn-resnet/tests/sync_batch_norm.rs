@@ -60,11 +60,8 @@ fn images() -> Vec<f32> {
 /// One training step of a rank: the loss is a sum over its samples divided by the global number.
 fn run_rank(device: &Device, part: Part, reducer: Option<Arc<dyn StatisticsReducer>>) -> Outcome {
     let (range, weight) = part;
-    let model = ResNetConfig::cifar(8)
-        .unwrap()
-        .with_shortcut(Shortcut::B)
-        .init(5, device)
-        .with_statistics_reducer(reducer);
+    let model =
+        ResNetConfig::cifar(8).unwrap().with_shortcut(Shortcut::B).init(5, device).with_statistics_reducer(reducer);
     let all = Tensor::<4>::from_data(TensorData::new(images(), [NUM_IMAGES, SIZE, SIZE, 3]), device);
     let batch = all.slice([range]).require_grad();
     let logits = model.forward(batch.clone());
@@ -105,9 +102,7 @@ fn assert_equals_one_rank(device: &Device, parts: &[Part]) {
         let all: Vec<f32> = counting().flat_map(|rank| field(rank).clone()).collect();
         Named::from([("joined".to_owned(), all)])
     };
-    let one = |field: fn(&Outcome) -> &Vec<f32>| {
-        Named::from([("joined".to_owned(), field(&expected).clone())])
-    };
+    let one = |field: fn(&Outcome) -> &Vec<f32>| Named::from([("joined".to_owned(), field(&expected).clone())]);
     assert_close(&joined(|o| &o.logits), &one(|o| &o.logits), TOLERANCE);
     assert_close(&joined(|o| &o.image_gradients), &one(|o| &o.image_gradients), TOLERANCE);
 

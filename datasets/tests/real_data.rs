@@ -2,6 +2,8 @@
 //!
 //! In: `../../shared/data` beside the checkout; the tests say aloud that they are skipped if it is absent.
 
+#![allow(clippy::unwrap_used)] // clippy.toml allows it in tests, but not in the functions that tests share.
+
 use std::path::{Path, PathBuf};
 use std::process::Command;
 

@@ -6,7 +6,6 @@
 //! All of `trainer train`'s flags work; those that choose a ResNet have no effect.
 
 use std::process::ExitCode;
-use std::sync::Arc;
 
 use burn::module::Module;
 use burn::nn::conv::{Conv2d, Conv2dConfig};
@@ -60,10 +59,7 @@ struct Flags {
 fn main() -> ExitCode {
     let flags = Flags::parse();
     // Root's random weights go to all ranks, so the ranks need not draw the same ones.
-    launch(|communicator, stop| {
-        train_model(&flags.train, Arc::clone(communicator), stop, |_, request| {
-            Ok(SmallNet::new(request.num_classes, request.device))
-        })
-        .map(drop)
+    launch(|world| {
+        train_model(&flags.train, world, |_, request| Ok(SmallNet::new(request.num_classes, request.device))).map(drop)
     })
 }

@@ -128,7 +128,11 @@ pub enum DeviceChoice {
 impl DeviceChoice {
     /// The backends compiled into this program, best known first.
     pub fn built_in() -> Vec<&'static str> {
-        let known = [("flex", cfg!(feature = "flex")), ("ndarray", cfg!(feature = "ndarray")), ("cuda", cfg!(feature = "cuda"))];
+        let known = [
+            ("flex", cfg!(feature = "flex")),
+            ("ndarray", cfg!(feature = "ndarray")),
+            ("cuda", cfg!(feature = "cuda")),
+        ];
         known.into_iter().filter(|(_, is_built)| *is_built).map(|(name, _)| name).collect()
     }
 
@@ -212,7 +216,9 @@ impl FromStr for Dtype {
     fn from_str(text: &str) -> Result<Self, String> {
         match text {
             "f32" => Ok(Self::F32),
-            _ => Err(format!("dtype `{text}` does not exist here: f32 is the only one (bf16 and f16 are not implemented)")),
+            _ => Err(format!(
+                "dtype `{text}` does not exist here: f32 is the only one (bf16 and f16 are not implemented)"
+            )),
         }
     }
 }

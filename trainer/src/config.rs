@@ -118,12 +118,7 @@ impl TrainConfig {
     /// the paths, threads and device of the machine.
     pub fn hash(&self) -> String {
         let mut digest = Sha256::new();
-        digest.update(format!(
-            "{}\n{}\n{}\n",
-            env!("CARGO_PKG_VERSION"),
-            self.batch.world_size,
-            self.run.resume
-        ));
+        digest.update(format!("{}\n{}\n{}\n", env!("CARGO_PKG_VERSION"), self.batch.world_size, self.run.resume));
         for (key, value) in self.settings() {
             if !RANK_LOCAL_KEYS.contains(&key.as_str()) {
                 digest.update(format!("{key}={value}\n"));

@@ -4,14 +4,13 @@
 //! Invariant: an error of one rank ends the job on all ranks.
 
 use std::process::ExitCode;
-use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use distributed::{Communicator, ROOT};
 
 use crate::config::ConfigError;
-use crate::ranks;
+use crate::ranks::{self, World};
 use crate::report;
 use crate::stop::StopFlag;
 
@@ -24,7 +23,7 @@ const ROOT_SPEAKS_FIRST: Duration = Duration::from_secs(1);
 /// Joins the world, runs `work` on this rank, and says what failed if it did.
 ///
 /// Call it once, first thing in `main`: signals are caught from here on.
-pub fn launch(work: impl FnOnce(&Arc<dyn Communicator>, &StopFlag) -> Result<()>) -> ExitCode {
+pub fn launch(work: impl FnOnce(&World) -> Result<()>) -> ExitCode {
     let stop = match StopFlag::on_signals().context("signals") {
         Ok(stop) => stop,
         Err(error) => return leave(None, &error),
@@ -33,9 +32,10 @@ pub fn launch(work: impl FnOnce(&Arc<dyn Communicator>, &StopFlag) -> Result<()>
         Ok(communicator) => communicator,
         Err(error) => return leave(None, &error),
     };
-    match work(&communicator, &stop) {
+    let world = World::new(communicator, stop);
+    match work(&world) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => leave(Some(&*communicator), &error),
+        Err(error) => leave(Some(&*world.communicator), &error),
     }
 }
 

@@ -7,11 +7,47 @@ use std::sync::Arc;
 
 use anyhow::{Result, bail};
 use burn::tensor::Device;
-use distributed::{Communicator, Launcher, Topology, check_world_size};
+use distributed::{Communicator, Launcher, ROOT, Topology, check_world_size};
 
 #[cfg(feature = "cuda")]
 use crate::choices::nvidia_driver_present;
-use crate::config::DeviceChoice;
+use crate::config::{ComputeConfig, DeviceChoice};
+use crate::report::Reporter;
+use crate::stop::StopFlag;
+
+/// What a rank is handed at its start.
+#[derive(Debug)]
+pub struct World {
+    /// The ranks.
+    pub communicator: Arc<dyn Communicator>,
+    /// Raised when somebody wants this rank to stop.
+    pub stop: StopFlag,
+    /// Where root's words go.
+    pub reporter: Reporter,
+}
+
+impl World {
+    /// This rank's part of the world of `communicator`; root speaks on the console.
+    pub fn new(communicator: Arc<dyn Communicator>, stop: StopFlag) -> Self {
+        let reporter = Reporter::new(communicator.rank() == ROOT, None);
+        Self { communicator, stop, reporter }
+    }
+
+    /// Whether this rank acts for all.
+    pub fn is_root(&self) -> bool {
+        self.communicator.rank() == ROOT
+    }
+
+    /// The device that `choice` means on this rank, and the threads it computes with, set for this process.
+    ///
+    /// # Errors
+    /// When the backend is not built in, or has no driver here.
+    pub fn prepare_compute(&self, compute: &ComputeConfig) -> Result<(Device, usize)> {
+        let topology = self.communicator.topology();
+        let num_threads = set_threads(compute.num_threads(topology.local_size));
+        Ok((device(compute.device, topology)?, num_threads))
+    }
+}
 
 /// Joins the world this process was started in.
 ///
@@ -27,11 +63,11 @@ pub fn connect() -> Result<Arc<dyn Communicator>> {
     Ok(communicator)
 }
 
-/// The device that `choice` means on this rank. `cuda` without an index takes the rank's index on its node.
+/// The device that `choice` means. `cuda` without an index takes the rank's index on its node.
 ///
 /// # Errors
 /// When the backend is not built in.
-pub fn device(choice: DeviceChoice, topology: &Topology) -> Result<Device> {
+fn device(choice: DeviceChoice, topology: &Topology) -> Result<Device> {
     let missing = |feature: &str| {
         format!("device {feature}: this program was built without it, expected the cargo feature `{feature}`; rebuild with --features {feature}")
     };
@@ -60,14 +96,11 @@ pub fn device(choice: DeviceChoice, topology: &Topology) -> Result<Device> {
     }
 }
 
-/// Sets the number of compute threads of this process; call it before the first tensor. Returns the number in force.
-///
-/// # Errors
-/// When the threads cannot be started.
-pub fn set_threads(num_threads: usize) -> Result<usize> {
-    // The pool can be built once in a process; thread-ranks of a test share the first one's.
-    if rayon::ThreadPoolBuilder::new().num_threads(num_threads).build_global().is_err() {
-        return Ok(rayon::current_num_threads());
+/// Sets the number of compute threads of this process and returns the number in force.
+fn set_threads(num_threads: usize) -> usize {
+    // The pool can be built once in a process; thread-ranks share the first one's.
+    match rayon::ThreadPoolBuilder::new().num_threads(num_threads).build_global() {
+        Ok(()) => num_threads,
+        Err(_) => rayon::current_num_threads(),
     }
-    Ok(num_threads)
 }

@@ -12,20 +12,12 @@ use crate::config::TrainConfig;
 use crate::metrics::{EpochRecord, ScoreSums, StepLine, Summary, ThroughputStats};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
-use std::fmt;
 use std::fs::File;
 use std::io::{self, IsTerminal, Write};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Steps differing by more than this share of the mean speed are worth a warning.
 const UNEVEN_SHARE: f64 = 0.1;
-
-/// Says on stderr why this process ends: `error: …`, or `error (rank 2): …` in a world of several.
-pub fn failure(rank: Option<usize>, error: &anyhow::Error) {
-    let rank = rank.map_or(String::new(), |rank| format!(" (rank {rank})"));
-    // Nothing is left to be done if even this cannot be written.
-    let _ = writeln!(io::stderr(), "error{rank}: {error:#}");
-}
 
 /// Prints for root and is silent on all other ranks.
 pub struct Reporter {
@@ -51,11 +43,8 @@ impl Reporter {
     pub fn new(is_root: bool, log: Option<File>) -> Self {
         let has_bars = io::stderr().is_terminal();
         let has_step_lines = !(has_bars && io::stdout().is_terminal());
-        let output = Output {
-            has_bars,
-            has_step_lines,
-            ..Output::plain(Box::new(io::stdout()), Box::new(io::stderr()), log)
-        };
+        let output =
+            Output { has_bars, has_step_lines, ..Output::plain(Box::new(io::stdout()), Box::new(io::stderr()), log) };
         Self { output: is_root.then(|| Mutex::new(output)) }
     }
 
@@ -105,7 +94,7 @@ impl Reporter {
             bar.set_position(done);
             bar.set_message(lines::bar_message(step));
         }
-        if done % output.log_every_steps == 0 || done == step.steps_per_epoch {
+        if done.is_multiple_of(output.log_every_steps) || done == step.steps_per_epoch {
             let line = lines::step(step);
             if output.has_step_lines {
                 output.line(&line);
@@ -199,12 +188,6 @@ impl Reporter {
     fn lock(&self) -> Option<MutexGuard<'_, Output>> {
         // Lines are whole even if a thread panicked between two of them.
         self.output.as_ref().map(|output| output.lock().unwrap_or_else(PoisonError::into_inner))
-    }
-}
-
-impl fmt::Debug for Reporter {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Reporter").field("speaks", &self.output.is_some()).finish_non_exhaustive()
     }
 }
 

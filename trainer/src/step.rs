@@ -196,9 +196,12 @@ impl<M: ImageClassifier> Stepper<M> {
         clock.add(Phase::Forward, start.elapsed());
 
         let start = Instant::now();
-        let share = if counts { 1.0 / global_num_samples as f64 } else { 0.0 };
-        let gradients = loss_sum.mul_scalar(share).backward();
-        self.reducer.accumulate(&self.model, gradients, 1.0);
+        let gradients = loss_sum.mul_scalar(1.0 / global_num_samples as f64).backward();
+        // A placeholder's backward pass is made for its collectives only: its gradients mean nothing, since the statistics
+        // that they flow through do not contain it.
+        if counts {
+            self.reducer.accumulate(&self.model, gradients, 1.0);
+        }
         clock.add(Phase::Backward, start.elapsed());
         Ok(())
     }

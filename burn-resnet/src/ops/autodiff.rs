@@ -31,12 +31,7 @@ struct State<T> {
 impl<B: ResNetOps> Backward<B, 3> for BatchNormTrainBackward {
     type State = State<FloatTensor<B>>;
 
-    fn backward(
-        self,
-        ops: Ops<Self::State, 3>,
-        gradients: &mut Gradients,
-        checkpointer: &mut Checkpointer,
-    ) {
+    fn backward(self, ops: Ops<Self::State, 3>, gradients: &mut Gradients, checkpointer: &mut Checkpointer) {
         let output_gradient = gradients.consume::<B>(&ops.node);
         let state = ops.state;
         let computed = <B as ResNetOps>::batch_norm_train_backward(
@@ -85,9 +80,7 @@ impl<B: ResNetOps, C: CheckpointStrategy> ResNetOps for Autodiff<B, C> {
                 };
                 lift(batch, |output| prepared.finish(state, output))
             }
-            OpsKind::UnTracked(prepared) => {
-                lift(inner(input, gamma, options), |output| prepared.finish(output))
-            }
+            OpsKind::UnTracked(prepared) => lift(inner(input, gamma, options), |output| prepared.finish(output)),
         }
     }
 

@@ -77,11 +77,8 @@ pub(super) fn backward<B: Backend>(
     let gamma = B::float_sum_dim(B::float_mul(dy.clone(), normalised.clone()), 0);
     let mut sums = [beta.clone(), gamma.clone()];
     if let Some(reducer) = options.reducer.as_deref() {
-        let all = GradientSums {
-            plain: to_host::<B>(beta.clone()),
-            with_normalised: to_host::<B>(gamma.clone()),
-        }
-        .reduce(Some(reducer));
+        let all = GradientSums { plain: to_host::<B>(beta.clone()), with_normalised: to_host::<B>(gamma.clone()) }
+            .reduce(Some(reducer));
         sums = [&all.plain, &all.with_normalised].map(|values| from_host::<B>(values, &device));
     }
 
@@ -107,10 +104,7 @@ fn as_row<B: Backend>(values: FloatTensor<B>) -> FloatTensor<B> {
     B::float_reshape(values, Shape::new([1, channels]))
 }
 
-fn inverse_std<B: Backend>(
-    variance: FloatTensor<B>,
-    options: &BatchNormOptions,
-) -> FloatTensor<B> {
+fn inverse_std<B: Backend>(variance: FloatTensor<B>, options: &BatchNormOptions) -> FloatTensor<B> {
     let shifted = B::float_add_scalar(variance, Scalar::Float(options.epsilon));
     B::float_recip(B::float_sqrt(shifted))
 }

@@ -56,8 +56,7 @@ impl ResNetOps for Flex {
         }
         let (input, dy) = (Planes::of(&input), Planes::of(&output_gradient));
         let (mean, variance) = (channel_values(&mean), channel_values(&variance));
-        let inverse_std: Vec<f32> =
-            variance.iter().map(|&v| inverse_std(v, options.epsilon)).collect();
+        let inverse_std: Vec<f32> = variance.iter().map(|&v| inverse_std(v, options.epsilon)).collect();
         let local = input.gradient_sums(&dy, &mean, &inverse_std);
         let all = local.reduce(options.reducer.as_deref());
 
@@ -70,13 +69,10 @@ impl ResNetOps for Flex {
             let (mean, scale) = (mean[channel], scale[channel]);
             let offset = (all.plain[channel] * share) as f32;
             // xhat * S2 / n, with xhat = (x - mean) * inverse_std.
-            let slope =
-                (all.with_normalised[channel] * share) as f32 * inverse_std[channel];
+            let slope = (all.with_normalised[channel] * share) as f32 * inverse_std[channel];
             let dy = &dy_planes[start..start + len];
             start += len;
-            out.extend(
-                plane.iter().zip(dy).map(|(x, dy)| scale * (dy - offset - (x - mean) * slope)),
-            );
+            out.extend(plane.iter().zip(dy).map(|(x, dy)| scale * (dy - offset - (x - mean) * slope)));
         });
         BatchNormGradients {
             input: dx,
@@ -141,10 +137,7 @@ impl Planes {
 
     fn gradient_sums(&self, dy: &Self, mean: &[f32], inverse_std: &[f32]) -> GradientSums {
         let num_channels = self.shape[1];
-        let mut sums = GradientSums {
-            plain: vec![0.0; num_channels],
-            with_normalised: vec![0.0; num_channels],
-        };
+        let mut sums = GradientSums { plain: vec![0.0; num_channels], with_normalised: vec![0.0; num_channels] };
         for ((channel, x), (_, dy)) in self.iter().zip(dy.iter()) {
             let (mean, inverse_std) = (f64::from(mean[channel]), f64::from(inverse_std[channel]));
             sums.plain[channel] += sum(dy, f64::from);
@@ -192,11 +185,7 @@ fn scales(gamma: &FlexTensor, variance: &[f32], epsilon: f64) -> Vec<f32> {
 }
 
 fn channel_values(tensor: &FlexTensor) -> Vec<f32> {
-    tensor
-        .to_contiguous()
-        .as_slice()
-        .expect("gamma, beta and statistics have the input's type, f32")
-        .to_vec()
+    tensor.to_contiguous().as_slice().expect("gamma, beta and statistics have the input's type, f32").to_vec()
 }
 
 fn from_channel_values(values: Vec<f32>) -> FlexTensor {

@@ -57,11 +57,8 @@ impl Moments {
         assert!(count > 0.0, "batch statistics: expected at least one value over all ranks, got none");
         let (totals, squares) = sums[1..].split_at(num_channels);
         let mean: Vec<f64> = totals.iter().map(|total| total / count).collect();
-        let squares = squares
-            .iter()
-            .zip(&mean)
-            .map(|(squares, mean)| (squares - count * mean * mean).max(0.0))
-            .collect();
+        let squares =
+            squares.iter().zip(&mean).map(|(squares, mean)| (squares - count * mean * mean).max(0.0)).collect();
         Self { count, mean, squares }
     }
 

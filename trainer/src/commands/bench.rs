@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result};
 use datasets::{LoadedStep, Loader, LoaderConfig, ShardConfig, ShardPlan, SyntheticConfig, synthetic};
-use distributed::{Communicator, ROOT};
+use distributed::Communicator;
 use serde::Serialize;
 
 use crate::cli::BenchArgs;
@@ -18,8 +18,7 @@ use crate::gather::{RankTimes, peak_memory_bytes, slowest_rank};
 use crate::metrics::{ScoreSums, Seconds, ThroughputStats};
 use crate::network::{ModelRequest, resnet};
 use crate::optimizer::SgdConfig;
-use crate::ranks::{device, set_threads};
-use crate::report::Reporter;
+use crate::ranks::World;
 use crate::step::{StepConfig, StepPosition, Stepper};
 
 /// Different batches in turn, so that no step repeats the one before.
@@ -74,11 +73,10 @@ pub struct BenchResult {
 ///
 /// # Collective
 /// Must be called by all ranks.
-pub fn bench(args: &BenchArgs, communicator: Arc<dyn Communicator>) -> Result<BenchResult> {
+pub fn bench(args: &BenchArgs, world: &World) -> Result<BenchResult> {
     let config = BenchConfig::resolve(args)?;
-    let reporter = Reporter::new(communicator.rank() == ROOT, None);
-    let threads = set_threads(config.compute.num_threads(communicator.topology().local_size))?;
-    let device = device(config.compute.device, communicator.topology())?;
+    let communicator = Arc::clone(&world.communicator);
+    let (device, threads) = world.prepare_compute(&config.compute)?;
     let batches = batches(&config, &*communicator)?;
     let training_device = device.clone().autodiff();
     let request =
@@ -105,8 +103,8 @@ pub fn bench(args: &BenchArgs, communicator: Arc<dyn Communicator>) -> Result<Be
         }
     }
     own.seconds = clock.take_epoch();
-    let world = own.gather(&*communicator)?;
-    let slowest = &world[slowest_rank(&world)];
+    let times = own.gather(&*communicator)?;
+    let slowest = &times[slowest_rank(&times)];
     let stats = ThroughputStats::of(&slowest.steps).context("bench: no step was measured")?;
     let step_ms = |pick: fn(f64, f64) -> f64, start: f64| {
         slowest.steps.iter().map(|(_, time)| time.as_secs_f64() * 1e3).fold(start, pick)
@@ -126,11 +124,11 @@ pub fn bench(args: &BenchArgs, communicator: Arc<dyn Communicator>) -> Result<Be
         step_milliseconds_min: step_ms(f64::min, f64::INFINITY),
         step_milliseconds_max: step_ms(f64::max, 0.0),
         seconds: slowest.seconds,
-        peak_memory_bytes: peak_memory_bytes(&world),
+        peak_memory_bytes: peak_memory_bytes(&times),
         loss_mean: scores.loss_mean(),
         communication: communicator.library(),
     };
-    reporter.note(&format!(
+    world.reporter.note(&format!(
         "{} {} on {} ranks x {} threads, batch {} a rank, {} steps after {} of warm-up:",
         result.model,
         result.device,
@@ -140,9 +138,9 @@ pub fn bench(args: &BenchArgs, communicator: Arc<dyn Communicator>) -> Result<Be
         result.steps,
         result.warmup_steps
     ));
-    reporter.speed(&stats, result.peak_memory_bytes);
+    world.reporter.speed(&stats, result.peak_memory_bytes);
     if config.json {
-        reporter.json(&result);
+        world.reporter.json(&result);
     }
     Ok(result)
 }

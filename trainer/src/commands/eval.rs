@@ -2,7 +2,6 @@
 
 use anyhow::Result;
 use burn_resnet::load_weights;
-use distributed::{Communicator, ROOT};
 use serde::Serialize;
 
 use crate::checkpoint;
@@ -11,8 +10,7 @@ use crate::config::{EvalConfig, TrainConfig, WeightSource};
 use crate::data;
 use crate::evaluate::{EvaluateConfig, evaluate};
 use crate::network::{ModelRequest, resnet};
-use crate::ranks::{device, set_threads};
-use crate::report::Reporter;
+use crate::ranks::World;
 
 /// What `--json` prints.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -38,15 +36,14 @@ pub struct EvalResult {
 ///
 /// # Collective
 /// Must be called by all ranks.
-pub fn eval(args: &EvalArgs, communicator: &dyn Communicator) -> Result<EvalResult> {
+pub fn eval(args: &EvalArgs, world: &World) -> Result<EvalResult> {
     let found = args.checkpoint.as_deref().map(checkpoint::find).transpose()?;
     let trained: Option<TrainConfig> =
         found.as_ref().map(|found| serde_json::from_value(found.state.config.clone())).transpose()?;
     let config = EvalConfig::resolve(args, trained.as_ref())?;
-    let reporter = Reporter::new(communicator.rank() == ROOT, None);
-    set_threads(config.compute.num_threads(communicator.topology().local_size))?;
-    let device = device(config.compute.device, communicator.topology())?;
-    let data = data::open(&config.data, None, communicator, &reporter)?;
+    let communicator = &*world.communicator;
+    let (device, _) = world.prepare_compute(&config.compute)?;
+    let data = data::open(&config.data, None, communicator, &world.reporter)?;
     let request = ModelRequest {
         num_classes: data.test.class_names().len(),
         in_channels: data.test.image_shape().channels,
@@ -72,9 +69,9 @@ pub fn eval(args: &EvalArgs, communicator: &dyn Communicator) -> Result<EvalResu
         dataset: data.test.name().to_owned(),
         dataset_checksum: data.test.checksum(),
     };
-    reporter.evaluation(&format!("{} on {}", path.display(), data.test.name()), &sums);
+    world.reporter.evaluation(&format!("{} on {}", path.display(), data.test.name()), &sums);
     if config.json {
-        reporter.json(&result);
+        world.reporter.json(&result);
     }
     Ok(result)
 }

@@ -1,18 +1,17 @@
 //! `trainer predict`: the classes of image files, by a checkpoint.
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
+use burn::tensor::Tensor;
 use burn::tensor::activation::softmax;
 use burn_resnet::load_weights;
 use datasets::{HostBatch, ImageShape, Normalization, load_image, normalize::NormalizationTable};
-use distributed::{Communicator, ROOT};
 use serde::Serialize;
 
 use crate::checkpoint;
 use crate::cli::PredictArgs;
 use crate::config::{PredictConfig, TrainConfig};
 use crate::network::{ModelRequest, resnet};
-use crate::ranks::{device, set_threads};
-use crate::report::Reporter;
+use crate::ranks::World;
 
 /// What `--json` prints: one entry an image.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -45,16 +44,14 @@ pub struct ClassProbability {
 ///
 /// # Errors
 /// When the checkpoint or an image cannot be read, or there is more than one rank.
-pub fn predict(args: &PredictArgs, communicator: &dyn Communicator) -> Result<Predictions> {
+pub fn predict(args: &PredictArgs, world: &World) -> Result<Predictions> {
     ensure!(
-        communicator.world_size() == 1,
+        world.communicator.world_size() == 1,
         "predict: expected one process, got {}; start it without a launcher",
-        communicator.world_size()
+        world.communicator.world_size()
     );
     let config = PredictConfig::resolve(args)?;
-    let reporter = Reporter::new(communicator.rank() == ROOT, None);
-    set_threads(config.compute.num_threads(1))?;
-    let device = device(config.compute.device, communicator.topology())?;
+    let (device, _) = world.prepare_compute(&config.compute)?;
     let found = checkpoint::find(&config.checkpoint)?;
     let trained: TrainConfig =
         serde_json::from_value(found.state.config.clone()).context("configuration in the checkpoint")?;
@@ -75,29 +72,33 @@ pub fn predict(args: &PredictArgs, communicator: &dyn Communicator) -> Result<Pr
         let mut pixels = vec![0.0; shape.num_values()];
         table.apply(&bytes, shape, datasets::Placement::default(), &mut pixels);
         let batch = HostBatch { pixels, labels: vec![0], indices: vec![0], shape }.to_device(&device);
-        let probabilities = softmax(model.forward(batch.images), 1).into_data().convert::<f32>();
-        let probabilities =
-            probabilities.as_slice::<f32>().map_err(|error| anyhow::anyhow!("probabilities: {error:?}"))?;
-        let mut order: Vec<usize> = (0..probabilities.len()).collect();
-        order.sort_by(|&a, &b| probabilities[b].total_cmp(&probabilities[a]));
-        let classes: Vec<ClassProbability> = order
-            .into_iter()
-            .take(config.top)
-            .map(|label| ClassProbability {
-                class: input.class_names[label].clone(),
-                label,
-                probability: probabilities[label],
-            })
-            .collect();
-        reporter.note(&path.display().to_string());
+        let classes = likeliest(model.forward(batch.images), &input.class_names, config.top)?;
+        world.reporter.note(&path.display().to_string());
         for class in &classes {
-            reporter.note(&format!("  {:6.2} %  {}", 100.0 * class.probability, class.class));
+            world.reporter.note(&format!("  {:6.2} %  {}", 100.0 * class.probability, class.class));
         }
         images.push(Prediction { path: path.display().to_string(), classes });
     }
     let predictions = Predictions { images };
     if config.json {
-        reporter.json(&predictions);
+        world.reporter.json(&predictions);
     }
     Ok(predictions)
+}
+
+/// The `top` classes of logits `[1, K]`, likeliest first; of equals the lower class comes first.
+fn likeliest(logits: Tensor<2>, class_names: &[String], top: usize) -> Result<Vec<ClassProbability>> {
+    let probabilities = softmax(logits, 1).into_data().convert::<f32>();
+    let probabilities = probabilities.as_slice::<f32>().map_err(|error| anyhow!("probabilities: {error:?}"))?;
+    let mut order: Vec<usize> = (0..probabilities.len()).collect();
+    order.sort_by(|&a, &b| probabilities[b].total_cmp(&probabilities[a]));
+    Ok(order
+        .into_iter()
+        .take(top)
+        .map(|label| ClassProbability {
+            class: class_names[label].clone(),
+            label,
+            probability: probabilities[label],
+        })
+        .collect())
 }

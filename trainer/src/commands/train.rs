@@ -10,7 +10,7 @@ use anyhow::{Result, ensure};
 use burn::tensor::Device;
 use burn_resnet::{ResNet, load_weights};
 use datasets::DatasetSplits;
-use distributed::{Communicator, ROOT};
+use distributed::Communicator;
 
 use crate::cli::TrainArgs;
 use crate::config::TrainConfig;
@@ -21,10 +21,8 @@ use crate::manifest::{DatasetFacts, LaunchFacts, Manifest};
 use crate::metrics::{Summary, ThroughputStats};
 use crate::model::ImageClassifier;
 use crate::network::{ModelRequest, resnet};
-use crate::ranks::{device, set_threads};
+use crate::ranks::World;
 use crate::records::Records;
-use crate::report::Reporter;
-use crate::stop::StopFlag;
 use crate::train::{Outcome, Session, fit};
 
 /// Trains the configured ResNet.
@@ -34,8 +32,8 @@ use crate::train::{Outcome, Session, fit};
 ///
 /// # Collective
 /// Must be called by all ranks.
-pub fn train(args: &TrainArgs, communicator: Arc<dyn Communicator>, stop: &StopFlag) -> Result<Outcome<ResNet>> {
-    train_model(args, communicator, stop, |config, request| {
+pub fn train(args: &TrainArgs, world: &World) -> Result<Outcome<ResNet>> {
+    train_model(args, world, |config, request| {
         let model = resnet(&config.model, config.run.zero_gamma, request)?;
         match &config.run.weights {
             Some(path) => Ok(load_weights(model, path)?),
@@ -55,18 +53,14 @@ pub fn train(args: &TrainArgs, communicator: Arc<dyn Communicator>, stop: &StopF
 /// Must be called by all ranks.
 pub fn train_model<M: ImageClassifier>(
     args: &TrainArgs,
-    communicator: Arc<dyn Communicator>,
-    stop: &StopFlag,
+    world: &World,
     build: impl FnOnce(&TrainConfig, &ModelRequest<'_>) -> Result<M>,
 ) -> Result<Outcome<M>> {
-    let topology = communicator.topology().clone();
-    let is_root = communicator.rank() == ROOT;
+    let (communicator, reporter) = (&*world.communicator, &world.reporter);
     let config = TrainConfig::resolve(args, communicator.world_size())?;
-    let num_threads = set_threads(config.compute.num_threads(topology.local_size))?;
-    let device = device(config.compute.device, &topology)?;
-    let reporter = Reporter::new(is_root, None);
-    let data = data::open(&config.data, config.train_split.limit_train, &*communicator, &reporter)?;
-    identity::check(&config, &data, &*communicator)?;
+    let (device, num_threads) = world.prepare_compute(&config.compute)?;
+    let data = data::open(&config.data, config.train_split.limit_train, communicator, reporter)?;
+    identity::check(&config, &data, communicator)?;
     ensure!(
         !(config.train_split.drop_last && data.train.len() < config.batch.global_batch_size),
         "drop-last: expected at least one global batch of {} samples, got a train split of {}; use a smaller --global-batch-size",
@@ -74,11 +68,11 @@ pub fn train_model<M: ImageClassifier>(
         data.train.len()
     );
 
-    let records = Records::prepare(&config, is_root)?;
+    let records = Records::prepare(&config, world.is_root())?;
     if let Some(directory) = records.directory() {
         reporter.log_to(directory.open_log()?);
     }
-    let manifest = manifest(&config, &data, &*communicator, num_threads, &device)?;
+    let manifest = manifest(&config, &data, communicator, num_threads, &device)?;
     records.begin(&config, &manifest)?;
     reporter.configuration(&config, &facts(&manifest, &records));
 
@@ -94,10 +88,10 @@ pub fn train_model<M: ImageClassifier>(
     let session = Session {
         config: &config,
         data: &data,
-        communicator,
+        communicator: Arc::clone(&world.communicator),
         device: &device,
-        stop,
-        reporter: &reporter,
+        stop: &world.stop,
+        reporter,
         records: &records,
     };
     let outcome = fit(model, &session)?;

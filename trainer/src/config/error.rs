@@ -25,6 +25,9 @@ pub enum ConfigError {
         /// Line, column and what is wrong there.
         problem: String,
     },
+    /// There is no such network.
+    #[error("--model or --depth: {0}")]
+    Model(#[from] burn_resnet::ModelError),
     /// An option has a value outside its range.
     #[error("{option}: expected {expected}, got {got}")]
     Invalid {

@@ -51,8 +51,7 @@ pub(super) fn read(path: &Path) -> Result<TrainArgs, ConfigError> {
 
 /// Reads the options of a text; `origin` names it in errors.
 pub(super) fn parse(text: &str, origin: &str) -> Result<TrainArgs, ConfigError> {
-    toml::from_str(text)
-        .map_err(|error| ConfigError::Syntax { origin: origin.to_owned(), problem: error.to_string() })
+    toml::from_str(text).map_err(|error| ConfigError::Syntax { origin: origin.to_owned(), problem: error.to_string() })
 }
 
 /// The flags laid over the file's options.

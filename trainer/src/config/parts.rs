@@ -257,4 +257,3 @@ impl ComputeConfig {
         self.threads.unwrap_or_else(|| (available() / local_size.max(1)).max(1))
     }
 }
-

@@ -9,9 +9,8 @@ use super::parts::{
     BatchConfig, ComputeConfig, Course, ModelConfig, OptimizerConfig, RunConfig, ScheduleConfig, TrainSplitConfig,
 };
 use crate::choices::{AugmentKind, BatchNormKind, DatasetKind, DeviceChoice, Dtype, ScheduleKind, ShortcutKind};
-use crate::cli::{
-    BatchArgs, ComputeArgs, ModelArgs, OptimizerArgs, RunArgs, ScheduleArgs, TrainArgs, TrainSplitArgs,
-};
+use crate::cli::{BatchArgs, ComputeArgs, ModelArgs, OptimizerArgs, RunArgs, ScheduleArgs, TrainArgs, TrainSplitArgs};
+use burn_resnet::ResNetConfig;
 
 /// Bytes of a MiB.
 pub(super) const MIB: f64 = 1024.0 * 1024.0;
@@ -37,16 +36,7 @@ pub(super) fn train(args: &TrainArgs, world_size: usize) -> Result<TrainConfig, 
 pub(super) fn model(args: &ModelArgs) -> Result<ModelConfig, ConfigError> {
     let named = match args.model.as_deref() {
         None | Some("resnet") => None,
-        Some(name) => match name.strip_prefix("resnet").map(str::parse::<usize>) {
-            Some(Ok(depth)) => Some(depth),
-            _ => {
-                return Err(ConfigError::Invalid {
-                    option: "--model",
-                    expected: "resnet<6n+2> such as resnet20, or resnet with --depth".to_owned(),
-                    got: name.to_owned(),
-                });
-            }
-        },
+        Some(name) => Some(ResNetConfig::from_name(name)?.depth()),
     };
     if args.model.as_deref() == Some("resnet") && args.depth.is_none() {
         return Err(ConfigError::Missing {
@@ -64,23 +54,11 @@ pub(super) fn model(args: &ModelArgs) -> Result<ModelConfig, ConfigError> {
             remedy: "give one of them".to_owned(),
         });
     }
-    let depth = args.depth.or(named).unwrap_or(20);
-    if depth < 8 || depth % 6 != 2 {
-        let below = (depth.max(8) - 2) / 6 * 6 + 2;
-        return Err(ConfigError::Invalid {
-            option: "--model",
-            expected: format!("a depth of 6n+2, such as {below} or {}", below + 6),
-            got: depth.to_string(),
-        });
-    }
+    let depth = ResNetConfig::cifar(args.depth.or(named).unwrap_or(20))?.depth();
     Ok(ModelConfig { depth, shortcut: args.shortcut.unwrap_or(ShortcutKind::A) })
 }
 
-fn train_split(
-    args: &TrainSplitArgs,
-    kind: DatasetKind,
-    image_size: usize,
-) -> Result<TrainSplitConfig, ConfigError> {
+fn train_split(args: &TrainSplitArgs, kind: DatasetKind, image_size: usize) -> Result<TrainSplitConfig, ConfigError> {
     // Shapes are drawn with random pose already, and random pixels have no pose.
     let crops = kind.is_cifar() || (kind == DatasetKind::ImageFolder && image_size <= MAX_AUGMENTED_SIZE);
     let augment = if crops { AugmentKind::CropFlip } else { AugmentKind::None };
@@ -136,7 +114,8 @@ fn batch(args: &BatchArgs, kind: DatasetKind, world_size: usize) -> Result<Batch
 }
 
 pub(super) fn bucket_cap_bytes(mib: Option<f64>) -> Result<usize, ConfigError> {
-    let mib = in_range("--bucket-mib", mib.unwrap_or(25.0), "0.001 to 4096 MiB", |mib| (0.001..=4096.0).contains(&mib))?;
+    let mib =
+        in_range("--bucket-mib", mib.unwrap_or(25.0), "0.001 to 4096 MiB", |mib| (0.001..=4096.0).contains(&mib))?;
     Ok((mib * MIB).round() as usize)
 }
 
@@ -155,7 +134,8 @@ fn optimizer(args: &OptimizerArgs) -> Result<OptimizerConfig, ConfigError> {
             remedy: "give a momentum above 0, or --nesterov=false".to_owned(),
         });
     }
-    let weight_decay = in_range("--weight-decay", args.weight_decay.unwrap_or(1e-4), "0 or more", |decay| decay >= 0.0)?;
+    let weight_decay =
+        in_range("--weight-decay", args.weight_decay.unwrap_or(1e-4), "0 or more", |decay| decay >= 0.0)?;
     let decay_norm_and_bias = args.decay_norm_and_bias.unwrap_or(true);
     if !decay_norm_and_bias && weight_decay == 0.0 {
         return Err(no_effect("--decay-norm-and-bias=false", "with --weight-decay 0", "leave it out"));
@@ -306,10 +286,6 @@ pub(super) fn in_range(
     Ok(value)
 }
 
-pub(super) fn no_effect(
-    option: &'static str,
-    because: impl Into<String>,
-    remedy: impl Into<String>,
-) -> ConfigError {
+pub(super) fn no_effect(option: &'static str, because: impl Into<String>, remedy: impl Into<String>) -> ConfigError {
     ConfigError::NoEffect { option, because: because.into(), remedy: remedy.into() }
 }

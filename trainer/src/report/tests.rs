@@ -107,7 +107,8 @@ fn steps_are_printed_at_the_cadence_and_at_the_epochs_end() {
     reporter.configuration(&TrainConfig::resolve(&args, 1).unwrap(), &[]);
     (0..3900).for_each(|step| reporter.step(&step_line(step)));
     let lines = console.text();
-    let shown: Vec<String> = lines.lines().filter(|line| line.contains(" step ")).map(|line| line[14..20].to_owned()).collect();
+    let shown: Vec<String> =
+        lines.lines().filter(|line| line.contains(" step ")).map(|line| line[14..20].to_owned()).collect();
     assert_eq!(shown, ["001000", "002000", "003000", "003900"]);
 }
 
@@ -152,8 +153,16 @@ fn the_end_warns_of_a_slow_rank_and_only_then() {
     reporter.finish(&summary(41.0));
     assert_eq!(warnings.text(), "");
     let text = console.text();
-    assert!(text.contains("done | 5 epochs, 785 steps, 50 000 images in 83.1 s | test top-1 90.00 % | best 100.00 % after epoch 03"), "{text}");
-    assert!(text.contains("640.0 +- 0.0 img/s (min 640.0, max 640.0, n = 4 steps) | median step 100.0 ms | peak 412 MiB"), "{text}");
+    assert!(
+        text.contains(
+            "done | 5 epochs, 785 steps, 50 000 images in 83.1 s | test top-1 90.00 % | best 100.00 % after epoch 03"
+        ),
+        "{text}"
+    );
+    assert!(
+        text.contains("640.0 +- 0.0 img/s (min 640.0, max 640.0, n = 4 steps) | median step 100.0 ms | peak 412 MiB"),
+        "{text}"
+    );
     assert!(text.ends_with("parameters sha256 ab12\n"), "{text}");
     reporter.finish(&summary(60.0));
     assert!(warnings.text().contains("rank 2 on n3 needs 50 % more time"), "{}", warnings.text());

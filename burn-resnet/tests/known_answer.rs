@@ -1,0 +1,91 @@
+//! A published ResNet-20 classifies real images as it does elsewhere.
+//!
+//! Needs the files of `shared/data` beside the repository; without them the test says so and
+//! passes. Source of the answer: an independent forward pass (shared/data/README.md).
+
+mod support;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use burn::tensor::{Device, Tensor, TensorData};
+use burn_resnet::{ResNet, ResNetConfig, load_weights, save_safetensors};
+use support::{tensors, values};
+
+const NUM_IMAGES: usize = 1017;
+const NUM_CORRECT: usize = 932;
+const MEAN: [f32; 3] = [0.485, 0.456, 0.406];
+const STD: [f32; 3] = [0.229, 0.224, 0.225];
+const PLANE: usize = 32 * 32;
+const RECORD_BYTES: usize = 1 + 3 * PLANE;
+
+fn shared_data() -> Option<PathBuf> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/data");
+    let found = folder.join("resnet20-12fca82f.th").exists();
+    if !found {
+        eprintln!("SKIPPED: the published weights are not at {}", folder.display());
+    }
+    found.then_some(folder)
+}
+
+fn published(folder: &Path, device: &Device) -> ResNet {
+    let model = ResNetConfig::from_name("resnet20").unwrap().init(0, device);
+    load_weights(model, folder.join("resnet20-12fca82f.th")).unwrap()
+}
+
+/// Label byte and planes R, G, B of every test image.
+fn test_records(folder: &Path) -> Vec<u8> {
+    let unpacked = tempfile::tempdir().unwrap();
+    let member = "cifar-10-lossless-subset/test_batch.bin";
+    let status = Command::new("tar")
+        .arg("-xzf")
+        .arg(folder.join("cifar10-lossless-subset.tar.gz"))
+        .arg("-C")
+        .arg(unpacked.path())
+        .arg(member)
+        .status()
+        .unwrap();
+    assert!(status.success());
+    std::fs::read(unpacked.path().join(member)).unwrap()
+}
+
+/// Normalised channels-last pixels of one record.
+fn pixels(record: &[u8]) -> impl Iterator<Item = f32> {
+    (0..PLANE).flat_map(move |pixel| {
+        (0..3).map(move |c| (f32::from(record[1 + c * PLANE + pixel]) / 255.0 - MEAN[c]) / STD[c])
+    })
+}
+
+fn num_correct(model: &ResNet, records: &[&[u8]], device: &Device) -> usize {
+    let images: Vec<f32> = records.iter().flat_map(|record| pixels(record)).collect();
+    let data = TensorData::new(images, [records.len(), 32, 32, 3]);
+    let logits = values(model.forward(Tensor::from_data(data, device)));
+    let best = |row: &[f32]| (0..10).fold(0, |best, k| if row[k] > row[best] { k } else { best });
+    let rows = logits.chunks_exact(10).zip(records);
+    rows.filter(|(row, record)| best(row) == usize::from(record[0])).count()
+}
+
+#[test]
+fn the_published_resnet20_gets_932_of_1017_images_right() {
+    let Some(folder) = shared_data() else { return };
+    let device = Device::flex();
+    let model = published(&folder, &device);
+    let bytes = test_records(&folder);
+    let records: Vec<&[u8]> = bytes.chunks_exact(RECORD_BYTES).collect();
+    assert_eq!((records.len(), bytes.len() % RECORD_BYTES), (NUM_IMAGES, 0));
+    let found: usize = records.chunks(128).map(|records| num_correct(&model, records, &device)).sum();
+    assert_eq!(found, NUM_CORRECT);
+}
+
+#[test]
+fn published_weights_survive_saving_and_loading() {
+    let Some(folder) = shared_data() else { return };
+    let device = Device::flex();
+    let model = published(&folder, &device);
+    let scratch = tempfile::tempdir().unwrap();
+    let path = scratch.path().join("resnet20.safetensors");
+    save_safetensors(&model, &path).unwrap();
+    let config = ResNetConfig::from_name("resnet20").unwrap();
+    let loaded = load_weights(config.init(1, &device), &path).unwrap();
+    assert_eq!(tensors(&loaded), tensors(&model));
+}

@@ -1,0 +1,128 @@
+//! Weights files: what does not fit is named, what is written is whole.
+
+mod support;
+
+use std::path::Path;
+use std::process::Command;
+
+use burn::module::Module;
+use burn::tensor::{Device, Tensor};
+use burn_resnet::{ResNetConfig, Shortcut, WeightsError, load_weights, save_safetensors};
+use support::{gradients, relative_difference, tensors, values};
+
+fn config() -> ResNetConfig {
+    ResNetConfig::cifar(8).unwrap()
+}
+
+fn saved(config: &ResNetConfig, folder: &Path) -> std::path::PathBuf {
+    let path = folder.join("weights.safetensors");
+    save_safetensors(&config.init(1, &Device::flex()), &path).unwrap();
+    path
+}
+
+#[test]
+fn a_training_model_takes_weights_and_still_trains() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = saved(&config(), folder.path());
+    let device = Device::flex().autodiff();
+    let model = load_weights(config().init(2, &device), &path).unwrap();
+    assert_eq!(tensors(&model), tensors(&config().init(1, &device)));
+    let loss = model.forward(Tensor::ones([2, 8, 8, 3], &device)).sum();
+    let num_tensors = gradients(&model, &loss.backward()).len();
+    // Seven convolutions, seven normalisations of two, weight and bias of the linear layer.
+    assert_eq!(num_tensors, 7 + 14 + 2);
+
+    let back = load_weights(model.valid(), &path).unwrap().train();
+    let loss = back.forward(Tensor::ones([2, 8, 8, 3], &device)).sum();
+    assert_eq!(gradients(&back, &loss.backward()).len(), num_tensors);
+}
+
+#[test]
+fn tensors_that_do_not_fit_are_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = saved(&config(), folder.path());
+    let device = Device::flex();
+
+    let deeper = ResNetConfig::cifar(14).unwrap();
+    let Err(WeightsError::Mismatch { missing, unexpected, misshaped, .. }) =
+        load_weights(deeper.init(0, &device), &path)
+    else {
+        panic!("a deeper network took the weights")
+    };
+    assert_eq!(missing.len(), 3 * (2 + 8));
+    assert!(missing.contains(&"layer1.1.bn1.weight".to_owned()), "{missing:?}");
+    assert!(unexpected.is_empty() && misshaped.is_empty());
+
+    let other = config().with_num_classes(7).with_shortcut(Shortcut::B);
+    let text = load_weights(other.init(0, &device), &path).unwrap_err().to_string();
+    assert!(text.contains("linear.bias: expected [7], got [10]"), "{text}");
+    assert!(text.contains("missing [layer2.0.downsample.0.weight, "), "{text}");
+
+    let path = saved(&config().with_shortcut(Shortcut::B), folder.path());
+    let text = load_weights(config().init(0, &device), &path).unwrap_err().to_string();
+    assert!(text.contains("unexpected [layer2.0.downsample.0.weight, "), "{text}");
+}
+
+#[test]
+fn a_file_that_is_no_weights_file_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let device = Device::flex();
+    let load = |name: &str| load_weights(config().init(0, &device), folder.path().join(name)).unwrap_err();
+    assert!(matches!(load("absent.pth"), WeightsError::Io { .. }));
+    for name in ["text.pth", "text.safetensors", "text.onnx"] {
+        std::fs::write(folder.path().join(name), "no weights").unwrap();
+    }
+    assert!(matches!(load("text.onnx"), WeightsError::Extension { .. }));
+    for name in ["text.pth", "text.safetensors"] {
+        let error = load(name);
+        assert!(matches!(error, WeightsError::Format { .. }), "{error}");
+    }
+}
+
+#[test]
+fn saving_replaces_an_older_file_and_leaves_nothing_else() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = saved(&config(), folder.path());
+    save_safetensors(&config().init(5, &Device::flex()), &path).unwrap();
+    let model = load_weights(config().init(0, &Device::flex()), &path).unwrap();
+    assert_eq!(tensors(&model), tensors(&config().init(5, &Device::flex())));
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
+
+    let absent = folder.path().join("absent").join("weights.safetensors");
+    let error = save_safetensors(&model, &absent).unwrap_err();
+    assert!(error.to_string().contains("absent"), "{error}");
+}
+
+#[test]
+fn running_statistics_of_the_last_step_are_saved() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("weights.safetensors");
+    let device = Device::flex().autodiff();
+    let model = config().init(1, &device);
+    model.forward(Tensor::ones([2, 8, 8, 3], &device));
+    save_safetensors(&model, &path).unwrap();
+    let loaded = load_weights(config().init(0, &device), &path).unwrap();
+    assert_eq!(tensors(&loaded), tensors(&model));
+}
+
+/// Needs a Python with torch and safetensors, named by TORCH_PYTHON.
+#[test]
+#[ignore = "needs PyTorch: TORCH_PYTHON=python cargo test -p burn-resnet --test weights -- --ignored"]
+fn pytorch_loads_saved_weights_strictly_and_computes_the_same() {
+    let python = std::env::var("TORCH_PYTHON").unwrap();
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/check_weights.py");
+    let folder = tempfile::tempdir().unwrap();
+    for (shortcut, letter) in [(Shortcut::A, "A"), (Shortcut::B, "B")] {
+        let config = ResNetConfig::cifar(20).unwrap().with_shortcut(shortcut);
+        let path = saved(&config, folder.path());
+        let output = Command::new(&python).arg(&script).arg(&path).args(["20", letter]).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let text = String::from_utf8(output.stdout).unwrap();
+        let expected: Vec<f32> = text.split_whitespace().map(|v| v.parse().unwrap()).collect();
+        let device = Device::flex();
+        let image = Tensor::full([1, 16, 16, 3], 0.5, &device);
+        let found = values(config.init(1, &device).forward(image));
+        let off = relative_difference(&found, &expected);
+        assert!(off < 1e-5, "{off:.2e}");
+    }
+}

@@ -1,0 +1,159 @@
+//! k ranks with N samples each compute what one rank computes with k N samples, for models without batch statistics and with
+//! synchronised ones.
+
+use std::sync::Arc;
+
+use burn::module::Module;
+use burn::nn::conv::{Conv2d, Conv2dConfig};
+use burn::nn::{Linear, LinearConfig, PaddingConfig2d};
+use burn::tensor::activation::gelu;
+use burn::tensor::{Device, Tensor};
+use burn_resnet::ResNetConfig;
+use datasets::{Augment, LoadedStep, Loader, LoaderConfig, ShapesConfig, ShardConfig, ShardPlan, shapes};
+use distributed::{Communicator, run_ranks};
+use trainer::clock::PhaseClock;
+use trainer::metrics::ScoreSums;
+use trainer::model::ImageClassifier;
+use trainer::optimizer::SgdConfig;
+use trainer::step::{StepConfig, StepPosition, Stepper};
+
+/// docs/numerics.md: relative L2 distance of the mean gradients.
+const GRADIENT_TOLERANCE: f64 = 1e-5;
+const GLOBAL_BATCH_SIZE: usize = 24;
+/// One full batch, and 5 samples: 3 ranks get 2, 2, 1 of them, 4 ranks 2, 1, 1, 1.
+const NUM_SAMPLES: usize = 29;
+/// One full batch, and 2 samples: of 3 and 4 ranks some get none.
+const FEW_LEFT: usize = 26;
+
+/// A network without normalisation.
+#[derive(Module, Debug)]
+struct Plain {
+    convolution: Conv2d,
+    linear: Linear,
+}
+
+impl ImageClassifier for Plain {
+    fn forward(&self, images: Tensor<4>) -> Tensor<2> {
+        let features = gelu(self.convolution.forward(images.permute([0, 3, 1, 2])));
+        self.linear.forward(features.mean_dim(3).mean_dim(2).flatten(1, 3))
+    }
+}
+
+fn plain(device: &Device) -> Plain {
+    Plain {
+        convolution: Conv2dConfig::new([3, 8], [3, 3]).with_padding(PaddingConfig2d::Explicit(1, 1, 1, 1)).init(device),
+        linear: LinearConfig::new(8, 10).init(device),
+    }
+}
+
+/// The mean gradient of every step from the same parameters: with momentum and no decay, the first velocity is the gradient.
+fn gradients<M: ImageClassifier + Sync>(
+    model: &M,
+    world_size: usize,
+    num_samples: usize,
+    micro_batch_size: usize,
+    sync_batch_norm: bool,
+) -> Vec<Vec<f32>> {
+    let data = shapes::open(&ShapesConfig { num_train: num_samples, num_test: 10, seed: 1 }).unwrap();
+    let record = model.clone();
+    let mut of_ranks = run_ranks(world_size, |communicator| {
+        let communicator: Arc<dyn Communicator> = Arc::new(communicator);
+        let plan = ShardPlan::new(ShardConfig {
+            num_samples,
+            global_batch_size: GLOBAL_BATCH_SIZE,
+            seed: 5,
+            epoch: 2,
+            shuffle: true,
+            drop_last: false,
+            shard_index: communicator.rank(),
+            num_shards: world_size,
+        })
+        .unwrap();
+        let how = LoaderConfig {
+            augment: Augment::CropFlip { pad: 4 },
+            ..LoaderConfig::new(micro_batch_size, data.normalization.clone())
+        };
+        let steps = Loader::start(Arc::clone(&data.train), plan, how).map(Result::unwrap);
+        steps.map(|loaded| first_velocity(&record, loaded, &communicator, sync_batch_norm)).collect::<Vec<_>>()
+    });
+    let of_root = of_ranks.swap_remove(0);
+    assert!(of_ranks.iter().all(|of_rank| *of_rank == of_root), "ranks differ in the mean gradient");
+    of_root
+}
+
+fn first_velocity<M: ImageClassifier>(
+    model: &M,
+    loaded: LoadedStep,
+    communicator: &Arc<dyn Communicator>,
+    sync_batch_norm: bool,
+) -> Vec<f32> {
+    let config = StepConfig {
+        sgd: SgdConfig { momentum: 0.9, nesterov: false, weight_decay: 0.0, decay_norm_and_bias: true },
+        label_smoothing: 0.1,
+        clip_norm: None,
+        sync_batch_norm,
+        bucket_cap_bytes: 16 << 10,
+    };
+    // Each rank's own: a clone would share norm statistics with the other ranks' models.
+    let model = model.valid().train();
+    let mut stepper = Stepper::new(model, config, Arc::clone(communicator), &Device::flex()).unwrap();
+    let (mut scores, mut clock) = (ScoreSums::default(), PhaseClock::new());
+    let at = StepPosition { epoch: 0, step: 0 };
+    stepper.step(at, loaded, 0.1, false, &mut scores, &mut clock).unwrap();
+    stepper.optimizer().velocities().to_vec()
+}
+
+fn assert_equivalent(one: &[Vec<f32>], many: &[Vec<f32>], what: &str) {
+    assert_eq!(one.len(), many.len());
+    for (step, (one, many)) in one.iter().zip(many).enumerate() {
+        let square = |value: f32| f64::from(value) * f64::from(value);
+        let distance: f64 = one.iter().zip(many).map(|(a, b)| square(a - b)).sum();
+        let norm: f64 = one.iter().map(|a| square(*a)).sum();
+        let relative = (distance / norm).sqrt();
+        assert!(norm > 0.0, "{what}: step {step} has no gradient");
+        assert!(relative <= GRADIENT_TOLERANCE, "{what}: step {step}: relative L2 distance {relative:e}");
+    }
+}
+
+#[test]
+fn ranks_without_norm_give_the_gradient_of_one_rank() {
+    let model = plain(&Device::flex().autodiff());
+    for num_samples in [NUM_SAMPLES, FEW_LEFT] {
+        let one = gradients(&model, 1, num_samples, GLOBAL_BATCH_SIZE, false);
+        assert_eq!(one.len(), 2);
+        for world_size in [2, 3, 4] {
+            let many = gradients(&model, world_size, num_samples, GLOBAL_BATCH_SIZE, false);
+            assert_equivalent(&one, &many, &format!("{world_size} ranks, {num_samples} samples"));
+        }
+    }
+}
+
+#[test]
+fn accumulated_micro_batches_give_the_gradient_of_one_batch() {
+    let model = plain(&Device::flex().autodiff());
+    let whole = gradients(&model, 1, NUM_SAMPLES, GLOBAL_BATCH_SIZE, false);
+    for (world_size, micro_batch_size) in [(1, 7), (2, 5), (3, 1)] {
+        let parts = gradients(&model, world_size, NUM_SAMPLES, micro_batch_size, false);
+        assert_equivalent(&whole, &parts, &format!("{world_size} ranks, micro-batches of {micro_batch_size}"));
+    }
+}
+
+#[test]
+fn ranks_with_synchronised_norm_give_the_gradient_of_one_rank() {
+    let model = ResNetConfig::cifar(8).unwrap().init(3, &Device::flex().autodiff());
+    for num_samples in [NUM_SAMPLES, FEW_LEFT] {
+        let one = gradients(&model, 1, num_samples, GLOBAL_BATCH_SIZE, true);
+        for world_size in [2, 3, 4] {
+            let many = gradients(&model, world_size, num_samples, GLOBAL_BATCH_SIZE, true);
+            assert_equivalent(&one, &many, &format!("{world_size} ranks, {num_samples} samples"));
+        }
+    }
+}
+
+#[test]
+fn local_norm_on_two_ranks_is_another_function_so_the_comparison_can_fail() {
+    let model = ResNetConfig::cifar(8).unwrap().init(3, &Device::flex().autodiff());
+    let one = gradients(&model, 1, NUM_SAMPLES, GLOBAL_BATCH_SIZE, false);
+    let two = gradients(&model, 2, NUM_SAMPLES, GLOBAL_BATCH_SIZE, false);
+    assert!(std::panic::catch_unwind(|| assert_equivalent(&one, &two, "local")).is_err());
+}
