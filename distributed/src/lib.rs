@@ -37,13 +37,13 @@ pub mod sync;
 pub mod threads;
 pub mod topology;
 
+#[cfg(feature = "mpi")]
+pub use self::mpi::MpiCommunicator;
 pub use bucket::{Bucket, BucketPlan};
 pub use communicator::{Communicator, ROOT};
 pub use error::CollectiveError;
 pub use header::{StepAgreement, StepHeader, agree};
 pub use layout::{ParameterEntry, ParameterLayout, read, write};
-#[cfg(feature = "mpi")]
-pub use self::mpi::MpiCommunicator;
 pub use reducer::{GradientReducer, LocalGradients, SyncedGradients};
 pub use single::SingleCommunicator;
 pub use sync::{Fingerprint, average_norm_statistics, broadcast_module, check_fingerprint, fingerprint};

@@ -82,6 +82,15 @@ impl TrainConfig {
         }
     }
 
+    /// As [`resolve`](Self::resolve), with the options of an earlier session, as [`to_toml`](Self::to_toml) printed them, in
+    /// place of the file of `--config`; flags win.
+    ///
+    /// # Errors
+    /// As [`resolve`](Self::resolve).
+    pub fn resolve_over(saved: &str, args: &TrainArgs, world_size: usize) -> Result<Self, ConfigError> {
+        resolve::train(&file::merged(&file::parse(saved, "the saved run.toml")?, args)?, world_size)
+    }
+
     /// The configuration that [`to_toml`](Self::to_toml) printed.
     ///
     /// # Errors

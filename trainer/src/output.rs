@@ -14,6 +14,9 @@ use std::path::{Path, PathBuf};
 /// Where default output directories are made.
 const RUNS: &str = "runs";
 
+/// The file with a run's options, in its output directory.
+pub const RUN_TOML: &str = "run.toml";
+
 /// The directory of one run. Only root makes it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OutputDirectory {
@@ -73,7 +76,7 @@ impl OutputDirectory {
 
     /// The resolved configuration.
     pub fn run_toml(&self) -> PathBuf {
-        self.path.join("run.toml")
+        self.path.join(RUN_TOML)
     }
 
     /// [`crate::manifest::Manifest`].

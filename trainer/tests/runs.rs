@@ -56,6 +56,16 @@ fn a_stop_before_the_first_step_ends_all_ranks_after_it_and_the_rest_can_be_resu
 }
 
 #[test]
+fn a_run_can_be_resumed_without_naming_its_options_again() {
+    let whole = run(1, &flags(TINY, &[]));
+    let stopped = Run::in_new_directory();
+    stopped.stop_flag().raise();
+    let stopped = stopped.go(1, &flags(TINY, &[]));
+    let resumed = stopped.again().go(1, &flags(&[], &["--resume"]));
+    assert_eq!(resumed.parameter_hash(), whole.parameter_hash());
+}
+
+#[test]
 fn a_checkpoint_written_by_two_ranks_goes_on_on_one() {
     let stopped = Run::in_new_directory();
     stopped.stop_flag().raise();

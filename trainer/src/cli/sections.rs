@@ -21,7 +21,7 @@ pub struct TrainArgs {
     #[serde(skip)]
     pub config: Option<PathBuf>,
 
-    /// Continue from the newest checkpoint of the output directory; start anew if there is none [default: off]
+    /// Continue from the newest checkpoint of the output directory, with the options saved in that of --output-dir; start anew if there is none [default: off]
     #[arg(long)]
     #[serde(skip)]
     pub resume: bool,

@@ -3,14 +3,15 @@
 //! In: flags. Out: an output directory with metrics, summary, manifest, configuration and checkpoints.
 //! Invariant: what is wrong with flags or data is said before anything is written.
 
+use std::fs;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use burn::tensor::Device;
 use burn_resnet::{ResNet, load_weights};
 use datasets::DatasetSplits;
-use distributed::Communicator;
+use distributed::{Communicator, ROOT};
 
 use crate::cli::TrainArgs;
 use crate::config::TrainConfig;
@@ -21,6 +22,7 @@ use crate::manifest::{DatasetFacts, LaunchFacts, Manifest};
 use crate::metrics::{Summary, ThroughputStats};
 use crate::model::ImageClassifier;
 use crate::network::{ModelRequest, resnet};
+use crate::output::RUN_TOML;
 use crate::ranks::World;
 use crate::records::Records;
 use crate::train::{Outcome, Session, fit};
@@ -57,7 +59,7 @@ pub fn train_model<M: ImageClassifier>(
     build: impl FnOnce(&TrainConfig, &ModelRequest<'_>) -> Result<M>,
 ) -> Result<Outcome<M>> {
     let (communicator, reporter) = (&*world.communicator, &world.reporter);
-    let config = TrainConfig::resolve(args, communicator.world_size())?;
+    let config = resolve(args, world)?;
     let (device, num_threads) = world.prepare_compute(&config.compute)?;
     let data = data::open(&config.data, config.train_split.limit_train, communicator, reporter)?;
     identity::check(&config, &data, communicator)?;
@@ -99,6 +101,28 @@ pub fn train_model<M: ImageClassifier>(
     records.finish(&summary)?;
     reporter.finish(&summary);
     Ok(outcome)
+}
+
+/// The configuration of the flags; with `--resume --output-dir DIR` over that of the run in DIR, so that these two suffice.
+///
+/// # Collective
+/// Root reads the saved configuration for all.
+fn resolve(args: &TrainArgs, world: &World) -> Result<TrainConfig> {
+    let communicator = &*world.communicator;
+    let mut saved = String::new();
+    if let (true, None, Some(directory)) = (args.resume, &args.config, &args.run.output_dir) {
+        let path = directory.join(RUN_TOML);
+        if world.is_root() && path.exists() {
+            saved = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+        }
+        let from_root = communicator.all_gather(saved.as_bytes())?.swap_remove(ROOT);
+        saved = String::from_utf8_lossy(&from_root).into_owned();
+    }
+    let world_size = communicator.world_size();
+    if saved.is_empty() {
+        return Ok(TrainConfig::resolve(args, world_size)?);
+    }
+    Ok(TrainConfig::resolve_over(&saved, args, world_size)?)
 }
 
 /// What this launch is. # Collective: the ranks' machines are gathered.
