@@ -56,7 +56,7 @@ pub fn open(
     };
     for split in [&splits.train, &splits.test] {
         for note in split.notes() {
-            reporter.note(note);
+            reporter.note(&format!("{}: {note}", split.name()));
         }
     }
     if let Some(limit) = limit_train {

@@ -18,7 +18,7 @@ const FAILURE: u8 = 1;
 const USAGE: u8 = 2;
 
 /// How long a rank other than root keeps an error to itself: when root fails in the same way, its words suffice.
-const ROOT_SPEAKS_FIRST: Duration = Duration::from_secs(1);
+const ROOT_SPEAKS_FIRST: Duration = Duration::from_secs(3);
 
 /// Joins the world, runs `work` on this rank, and says what failed if it did.
 ///
