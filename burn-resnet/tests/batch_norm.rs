@@ -1,5 +1,7 @@
 //! Batch normalisation in training against a plain f64 calculation, on both bodies.
 
+#![allow(clippy::unwrap_used)] // A failed unwrap here is a failed test.
+
 mod support;
 
 use burn::tensor::{Device, Tensor, TensorData};

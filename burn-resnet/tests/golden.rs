@@ -2,6 +2,8 @@
 //!
 //! The expected numbers were computed in f64, so a difference is the rounding of our f32.
 
+#![allow(clippy::unwrap_used)] // A failed unwrap here is a failed test.
+
 mod support;
 
 use std::collections::BTreeMap;

@@ -1,5 +1,7 @@
 //! The network's size, its first weights and its shapes.
 
+#![allow(clippy::unwrap_used)] // A failed unwrap here is a failed test.
+
 mod support;
 
 use burn::module::Module;

@@ -1,5 +1,7 @@
 //! Several ranks with synchronised batch normalisation equal one rank with the joined batch.
 
+#![allow(clippy::unwrap_used)] // A failed unwrap here is a failed test.
+
 mod support;
 
 use std::ops::Range;
@@ -20,6 +22,7 @@ const SIZE: usize = 8;
 #[derive(Debug)]
 struct ThreadReducer {
     rank: usize,
+    /// 0 for a rank without samples of its own.
     weight: f64,
     barrier: Arc<Barrier>,
     slots: Arc<Mutex<Vec<Vec<f64>>>>,
@@ -27,7 +30,7 @@ struct ThreadReducer {
 
 impl StatisticsReducer for ThreadReducer {
     fn all_reduce_sum(&self, values: &mut [f64]) {
-        self.slots.lock().unwrap()[self.rank] = values.to_vec();
+        self.slots.lock().unwrap()[self.rank] = values.iter().map(|v| v * self.weight).collect();
         self.barrier.wait();
         let slots = self.slots.lock().unwrap();
         for (i, value) in values.iter_mut().enumerate() {
@@ -35,10 +38,6 @@ impl StatisticsReducer for ThreadReducer {
         }
         drop(slots);
         self.barrier.wait();
-    }
-
-    fn weight(&self) -> f64 {
-        self.weight
     }
 }
 
@@ -106,11 +105,11 @@ fn assert_equals_one_rank(device: &Device, parts: &[Part]) {
     assert_close(&joined(|o| &o.logits), &one(|o| &o.logits), TOLERANCE);
     assert_close(&joined(|o| &o.image_gradients), &one(|o| &o.image_gradients), TOLERANCE);
 
-    let mut summed = ranks[0].parameter_gradients.clone();
-    for rank in &ranks[1..] {
-        for (name, values) in &mut summed {
-            let others = &rank.parameter_gradients[name];
-            values.iter_mut().zip(others).for_each(|(sum, other)| *sum += other);
+    let mut summed = Named::new();
+    for rank in counting() {
+        for (name, values) in &rank.parameter_gradients {
+            let sum = summed.entry(name.clone()).or_insert_with(|| vec![0.0; values.len()]);
+            sum.iter_mut().zip(values).for_each(|(sum, value)| *sum += value);
         }
     }
     assert_close(&summed, &expected.parameter_gradients, TOLERANCE);
@@ -130,9 +129,6 @@ fn a_rank_of_weight_zero_changes_nothing() {
     let device = Device::flex().autodiff();
     let parts = [(0..4, 1.0), (2..5, 0.0), (4..7, 1.0)];
     assert_equals_one_rank(&device, &parts);
-    for (name, gradient) in &run_ranks(&device, &parts)[1].parameter_gradients {
-        assert!(gradient.iter().all(|&v| v == 0.0), "{name}");
-    }
 }
 
 #[test]

@@ -1,5 +1,7 @@
 //! Weights files: what does not fit is named, what is written is whole.
 
+#![allow(clippy::unwrap_used)] // A failed unwrap here is a failed test.
+
 mod support;
 
 use std::path::Path;

@@ -118,18 +118,22 @@ fn random_colour(stream: &mut Stream) -> Colour {
     std::array::from_fn(|_| stream.unit())
 }
 
-/// A colour that differs clearly in brightness from the background, else the figure could not be seen.
-fn contrasting_colour(stream: &mut Stream, background: [Colour; 2]) -> Colour {
-    let brightness = |colour: Colour| colour.iter().sum::<f32>() / 3.0;
+/// A colour far from every mixture of the two background colours, else the figure could not be seen.
+fn contrasting_colour(stream: &mut Stream, [from, to]: [Colour; 2]) -> Colour {
+    let dot = |a: Colour, b: Colour| a.iter().zip(b).map(|(a, b)| a * b).sum::<f32>();
+    let minus = |a: Colour, b: Colour| -> Colour { std::array::from_fn(|channel| a[channel] - b[channel]) };
+    let line = minus(to, from);
     let mut best = (f32::MIN, [0.0; 3]);
     for _ in 0..16 {
         let colour = random_colour(stream);
-        let contrast =
-            background.iter().map(|other| (brightness(colour) - brightness(*other)).abs()).fold(f32::MAX, f32::min);
+        // Two equal background colours make 0 / 0, which `max` turns into 0.
+        let share = (dot(minus(colour, from), line) / dot(line, line)).max(0.0).min(1.0);
+        let gap = minus(colour, mix(from, to, share));
+        let contrast = dot(gap, gap).sqrt();
         if contrast > best.0 {
             best = (contrast, colour);
         }
-        if contrast > 0.25 {
+        if contrast > 0.45 {
             break;
         }
     }

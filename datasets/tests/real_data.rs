@@ -2,7 +2,7 @@
 //!
 //! In: `../../shared/data` beside the checkout; the tests say aloud that they are skipped if it is absent.
 
-#![allow(clippy::unwrap_used)] // clippy.toml allows it in tests, but not in the functions that tests share.
+#![allow(clippy::unwrap_used, clippy::print_stdout)] // clippy.toml allows them in tests, but not in the functions that tests share.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -46,7 +46,7 @@ pub fn broadcast_module<M: Module>(
 /// `module` with norm statistics that are the plain mean over all ranks; parameters frozen by `no_grad` are averaged with them.
 ///
 /// Sums are made in double precision, so statistics that are equal on all ranks keep their bits.
-/// The statistics of clones that share burn's running states change too (see [`write`]): pass a [`Module::valid`] copy to average
+/// The statistics of clones that share burn's running states change too (see [`write()`]): pass a [`Module::valid`] copy to average
 /// for an evaluation without touching the model in training.
 ///
 /// # Errors

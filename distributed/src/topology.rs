@@ -64,7 +64,7 @@ impl Topology {
 /// The program that started this process as one of several tasks.
 ///
 /// What the launchers set in a task, seen with Open MPI 4.1.4 and Slurm 22.05: `mpirun` sets `OMPI_COMM_WORLD_SIZE`, `_RANK` and
-/// `_LOCAL_RANK` beside `PMIX_RANK` and `PMIX_NAMESPACE`; `srun` sets `SLURM_STEP_NUM_TASKS`, `SLURM_NTASKS`, `SLURM_PROCID` and
+/// `_LOCAL_RANK`, beside `PMIX_RANK` and `PMIX_NAMESPACE`; `srun` sets `SLURM_STEP_NUM_TASKS`, `SLURM_NTASKS`, `SLURM_PROCID` and
 /// `SLURM_LOCALID`, with `--mpi=pmix` also `PMIX_RANK` and `PMIX_NAMESPACE`, with `--mpi=pmi2` also `PMI_SIZE` and `PMI_RANK`.
 /// No `PMIX_*` variable tells a number of tasks, so none is read.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -86,10 +86,11 @@ type Variables = (&'static str, &'static str, Option<&'static str>, Option<&'sta
 
 /// Innermost launcher first.
 ///
-/// `mpirun` inside a Slurm allocation starts its daemons with `srun`, whose `SLURM_STEP_NUM_TASKS` and `SLURM_NTASKS` (the number of
-/// daemons, one a node) stay in the ranks' environment: mpirun's own variable must win. `MPICH`'s and Intel's `mpiexec` do the same.
-/// A batch script has `SLURM_NTASKS` (when tasks were asked for) and no step: a program started there without a launcher is the one
-/// that should have been started by `srun`, so `SLURM_NTASKS` counts too, last.
+/// `mpirun` inside a Slurm allocation starts its daemons with `srun`, one a node, and their `SLURM_NTASKS`, `SLURM_STEP_NUM_TASKS`
+/// and `SLURM_PROCID` stay in the ranks' environment: with four ranks on two nodes a rank saw `SLURM_NTASKS=1`. So mpirun's own
+/// variable must win. `mpiexec` of MPICH and Intel MPI does the same with `PMI_SIZE`.
+/// A batch script has `SLURM_NTASKS` (when tasks were asked for) and no step: a program started there without a launcher is one
+/// that `srun` should have started, so `SLURM_NTASKS` counts too, last; its `SLURM_PROCID` is the script's and tells nothing.
 const LAUNCHERS: [Variables; 4] = [
     ("mpirun", "OMPI_COMM_WORLD_SIZE", Some("OMPI_COMM_WORLD_RANK"), Some("OMPI_COMM_WORLD_LOCAL_RANK")),
     ("mpiexec", "PMI_SIZE", Some("PMI_RANK"), Some("MPI_LOCALRANKID")),

@@ -1,4 +1,5 @@
 //! Layouts of real modules, flat copies in and out, and what keeps replicas equal.
+#![allow(clippy::unwrap_used, reason = "test code")]
 
 use burn::module::{Module, Param};
 use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
@@ -92,7 +93,7 @@ fn what_is_written_is_read_back_and_ids_and_gradients_stay() {
         assert_eq!(read(&net, &layout), values);
         assert_eq!(read(&net.valid(), &layout), values);
         assert_eq!(ParameterLayout::new(&net), layout, "ids, paths and gradient requirements stay");
-        assert_eq!(net.devices(), [device.clone()]);
+        assert_eq!(net.devices(), std::slice::from_ref(&device));
         let tracked = net.blocks[0].weight.is_require_grad();
         assert_eq!(tracked, device.is_autodiff());
         if tracked {

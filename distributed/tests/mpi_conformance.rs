@@ -2,6 +2,7 @@
 //!
 //! With the arguments `fault panic`, `fault panic-thread` or `fault error` the last rank fails while the others wait in a barrier:
 //! the job must end within seconds, with exit code 101, 101 or 3, and one line `error (rank R): …`.
+#![allow(clippy::unwrap_used, reason = "test code")]
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a program of its own, without the test harness")]
 
 mod conformance;

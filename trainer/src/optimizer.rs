@@ -94,3 +94,66 @@ impl Sgd {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use burn::module::{Module, Param};
+    use burn::tensor::{Device, Tensor};
+
+    #[derive(Module, Debug)]
+    struct WeightAndBias {
+        weight: Param<Tensor<2>>,
+        bias: Param<Tensor<1>>,
+    }
+
+    fn sgd(config: SgdConfig) -> Sgd {
+        let device = Device::flex();
+        let module = WeightAndBias {
+            weight: Param::from_tensor(Tensor::from_floats([[0.5, -1.25]], &device)),
+            bias: Param::from_tensor(Tensor::from_floats([2.0], &device)),
+        };
+        Sgd::new(config, &ParameterLayout::new(&module), vec![0.5, -1.25, 2.0])
+    }
+
+    fn after_three_steps(nesterov: bool, decay_norm_and_bias: bool) -> Vec<f32> {
+        let mut sgd = sgd(SgdConfig { momentum: 0.9, nesterov, weight_decay: 0.01, decay_norm_and_bias });
+        for gradients in [[1.0, -2.0, 0.5], [0.25, 0.5, -1.5], [-3.0, 1.0, 0.125]] {
+            sgd.update(0.1, &gradients);
+        }
+        sgd.parameters().to_vec()
+    }
+
+    fn assert_close(got: &[f32], expected: &[f32]) {
+        assert!(got.iter().zip(expected).all(|(a, b)| (a - b).abs() < 1e-6), "{got:?} against {expected:?}");
+    }
+
+    /// Expected values by PyTorch 2.15 in double precision:
+    /// `w = tensor([[0.5, -1.25]]); b = tensor([2.]); SGD([w, b], lr=0.1, momentum=0.9, weight_decay=0.01, nesterov=…)`,
+    /// then three steps with these gradients.
+    #[test]
+    fn three_steps_equal_pytorchs() {
+        assert_close(&after_three_steps(false, true), &[0.479_102_3, -0.896_703_3, 2.125_829_5]);
+        assert_close(&after_three_steps(true, true), &[0.655_451_8, -0.879_533_9, 2.194_702_9]);
+    }
+
+    #[test]
+    fn a_bias_is_spared_decay_if_asked_and_a_weight_is_not() {
+        let (all, spared) = (after_three_steps(false, true), after_three_steps(false, false));
+        assert_eq!(all[..2], spared[..2]);
+        assert!(spared[2] > all[2]);
+    }
+
+    #[test]
+    fn a_restored_optimizer_makes_the_same_next_update() {
+        let config = SgdConfig { momentum: 0.9, nesterov: true, weight_decay: 0.01, decay_norm_and_bias: true };
+        let mut one = sgd(config);
+        one.update(0.1, &[1.0, 2.0, 3.0]);
+        let mut other = sgd(config);
+        other.restore(one.parameters(), one.velocities());
+        for sgd in [&mut one, &mut other] {
+            sgd.update(0.05, &[-1.0, 0.5, 2.0]);
+        }
+        assert_eq!(one.parameters(), other.parameters());
+    }
+}

@@ -82,7 +82,7 @@ pub(super) fn backward<B: Backend>(
         sums = [&all.plain, &all.with_normalised].map(|values| from_host::<B>(values, &device));
     }
 
-    let share = Scalar::Float(options.share(saved.num_values));
+    let share = Scalar::Float(1.0 / saved.num_values);
     let [plain, with_normalised] = sums.map(|sum| B::float_mul_scalar(sum, share));
     let projected = B::float_mul(normalised, with_normalised);
     let dx = B::float_sub(B::float_sub(dy, plain), projected);

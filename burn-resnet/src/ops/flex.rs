@@ -61,15 +61,14 @@ impl ResNetOps for Flex {
         let all = local.reduce(options.reducer.as_deref());
 
         let scale = scales(&gamma, &variance, options.epsilon);
-        let share = options.share(num_values);
         let dy_planes = dy.values();
         let len = dy.plane_len;
         let mut start = 0;
         let dx = input.map(|channel, plane, out| {
             let (mean, scale) = (mean[channel], scale[channel]);
-            let offset = (all.plain[channel] * share) as f32;
+            let offset = (all.plain[channel] / num_values) as f32;
             // xhat * S2 / n, with xhat = (x - mean) * inverse_std.
-            let slope = (all.with_normalised[channel] * share) as f32 * inverse_std[channel];
+            let slope = (all.with_normalised[channel] / num_values) as f32 * inverse_std[channel];
             let dy = &dy_planes[start..start + len];
             start += len;
             out.extend(plane.iter().zip(dy).map(|(x, dy)| scale * (dy - offset - (x - mean) * slope)));

@@ -31,14 +31,6 @@ pub struct BatchNormOptions {
     pub reducer: Option<Arc<dyn StatisticsReducer>>,
 }
 
-impl BatchNormOptions {
-    /// What one of this batch's values is of all the values the statistics were taken over: the
-    /// factor of the sums in the backward pass.
-    fn share(&self, num_values: f64) -> f64 {
-        self.reducer.as_ref().map_or(1.0, |reducer| reducer.weight()) / num_values
-    }
-}
-
 /// Results of [`ResNetOps::batch_norm_train`] on a backend.
 #[derive(ExtensionType)]
 pub struct BatchNormOutput<B: Backend> {

@@ -1,7 +1,7 @@
 //! Statistics of a batch over all who compute it together.
 //!
 //! In: one batch's sums per channel. Out: those of all batches. Invariant: the number of values
-//! comes out of the sum, so a rank of weight zero does not count.
+//! comes out of the sum, so a rank that puts zeros in does not count.
 //! Source: Chan, Golub, LeVeque 1983, "Algorithms for Computing the Sample Variance"; the merged
 //! form here is the same in exact arithmetic, and f64 carries f32 data through it.
 
@@ -11,20 +11,16 @@ use std::fmt::Debug;
 pub trait StatisticsReducer: Debug + Send + Sync {
     /// Replaces `values` by the sums over all ranks.
     ///
+    /// A rank without samples, which computes some batch only to take part in the sums, puts zeros
+    /// in; it must also drop the parameter gradients of that batch, which are meaningless: the
+    /// backward pass takes each batch to have moved the statistics.
+    ///
     /// # Panics
     /// An implementation whose communication fails panics: a forward pass has no error to return.
     ///
     /// # Collective
     /// Every rank calls it equally often, with equal lengths.
     fn all_reduce_sum(&self, values: &mut [f64]);
-
-    /// How much this rank's batch counts, now: 1, or 0 for a rank that has no samples and
-    /// computes any batch only to take part in the sums. With 0 (and a loss times 0) its parameter
-    /// gradients come out as exact zeros. Without it they would not: its batch would be taken to
-    /// have moved the others' statistics.
-    fn weight(&self) -> f64 {
-        1.0
-    }
 }
 
 /// Count, mean and sum of squared deviations of each channel.
@@ -52,7 +48,7 @@ impl Moments {
         let mut sums = vec![self.count];
         sums.extend(self.mean.iter().map(|mean| self.count * mean));
         sums.extend(squares.map(|(squares, mean)| squares + self.count * mean * mean));
-        sum_weighted(reducer, &mut sums);
+        reducer.all_reduce_sum(&mut sums);
         let count = sums[0];
         assert!(count > 0.0, "batch statistics: expected at least one value over all ranks, got none");
         let (totals, squares) = sums[1..].split_at(num_channels);
@@ -79,14 +75,8 @@ impl GradientSums {
     pub(super) fn reduce(&self, reducer: Option<&dyn StatisticsReducer>) -> Self {
         let Some(reducer) = reducer else { return self.clone() };
         let mut sums = [self.plain.as_slice(), &self.with_normalised].concat();
-        sum_weighted(reducer, &mut sums);
+        reducer.all_reduce_sum(&mut sums);
         let with_normalised = sums.split_off(self.plain.len());
         Self { plain: sums, with_normalised }
     }
-}
-
-fn sum_weighted(reducer: &dyn StatisticsReducer, values: &mut [f64]) {
-    let weight = reducer.weight();
-    values.iter_mut().for_each(|value| *value *= weight);
-    reducer.all_reduce_sum(values);
 }

@@ -1,6 +1,7 @@
 //! What every communicator must do, checked from inside one of its ranks.
 //!
 //! In: a communicator. Out: a panic at the first claim that does not hold. Invariant: all ranks run the same checks in the same order.
+#![allow(clippy::unwrap_used, reason = "test code")]
 
 use distributed::{CollectiveError, Communicator};
 

@@ -1,0 +1,157 @@
+//! The program itself, started as a user starts it: a short run's files, signals, evaluation, prediction, refusals.
+
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+const TINY: &str = "train --model resnet8 --shapes-train 96 --shapes-test 40 --global-batch-size 32 --threads 1 --seed 7";
+
+fn trainer(words: &str, more: &[&Path]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_trainer"));
+    command.args(words.split_whitespace()).args(more).stdin(Stdio::null());
+    // The tests themselves may run inside a Slurm job or under mpirun.
+    for (name, _) in std::env::vars() {
+        if ["SLURM_", "OMPI_", "PMI_", "PMIX_"].iter().any(|prefix| name.starts_with(prefix)) {
+            command.env_remove(name);
+        }
+    }
+    command
+}
+
+fn succeed(mut command: Command) -> String {
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{:?}: {}", output.status, String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+fn last_line_as_json(stdout: &str) -> Value {
+    serde_json::from_str(stdout.lines().last().unwrap()).unwrap()
+}
+
+fn json_file(path: &Path) -> Value {
+    serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
+}
+
+fn end_of(mut child: Child, limit: Duration) -> Output {
+    let start = Instant::now();
+    while child.try_wait().unwrap().is_none() {
+        assert!(start.elapsed() < limit, "the program did not end in {limit:?}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    child.wait_with_output().unwrap()
+}
+
+#[test]
+fn a_run_leaves_metrics_summary_configuration_manifest_log_and_checkpoints() {
+    let directory = tempfile::tempdir().unwrap();
+    let run = directory.path().join("run");
+    let stdout = succeed(trainer(&format!("{TINY} --epochs 2 --output-dir"), &[&run]));
+    assert!(stdout.contains("epoch 01 done"), "{stdout}");
+    let metrics = std::fs::read_to_string(run.join("metrics.jsonl")).unwrap();
+    let lines: Vec<Value> = metrics.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(lines.len(), 2);
+    for key in ["train_loss", "train_top1", "test_loss", "test_top1", "images_per_second", "learning_rate"] {
+        assert!(lines[1][key].is_f64(), "{key} in {metrics}");
+    }
+    for key in ["data", "forward", "backward", "communication", "optimizer"] {
+        assert!(lines[1]["seconds"][key].is_f64(), "{key} in {metrics}");
+    }
+    assert_eq!(lines[1]["epoch"], 1);
+    assert!(lines[1]["peak_memory_bytes"].as_u64().unwrap() > 1 << 20);
+    let summary = json_file(&run.join("summary.json"));
+    assert_eq!(summary["parameter_hash"].as_str().unwrap().len(), 64);
+    assert_eq!((&summary["steps"], &summary["images"]), (&Value::from(6), &Value::from(192)));
+    assert_eq!(json_file(&run.join("manifest.json"))["dataset"]["name"], "shapes");
+    assert!(std::fs::read_to_string(run.join("run.toml")).unwrap().contains("resnet8"));
+    assert!(std::fs::read_to_string(run.join("train.log")).unwrap().contains("epoch 01 done"));
+    assert!(run.join("checkpoints/step-00000006/model.safetensors").exists());
+}
+
+#[test]
+fn a_checkpoint_evaluates_to_what_training_measured_and_predicts() {
+    let directory = tempfile::tempdir().unwrap();
+    let run = directory.path().join("run");
+    succeed(trainer(&format!("{TINY} --epochs 1 --output-dir"), &[&run]));
+    let eval = last_line_as_json(&succeed(trainer("eval --json --checkpoint", &[&run])));
+    let metrics: Value =
+        serde_json::from_str(std::fs::read_to_string(run.join("metrics.jsonl")).unwrap().trim()).unwrap();
+    assert_eq!(eval["num_samples"], 40);
+    assert_eq!(eval["top1_correct"], metrics["test_top1_correct"]);
+    assert_eq!(eval["top5_correct"], metrics["test_top5_correct"]);
+    // The two sum the samples in batches of another size.
+    let (eval_loss, test_loss) = (eval["loss"].as_f64().unwrap(), metrics["test_loss"].as_f64().unwrap());
+    assert!((eval_loss - test_loss).abs() < 1e-5 * test_loss, "{eval_loss} {test_loss}");
+
+    // A white square of 2 x 2 pixels, as an uncompressed bitmap.
+    let bitmap = directory.path().join("white.bmp");
+    let header: [u16; 27] =
+        [0x4d42, 70, 0, 0, 0, 54, 0, 40, 0, 2, 0, 2, 0, 1, 24, 0, 0, 16, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    let mut bytes: Vec<u8> = header.iter().flat_map(|word| word.to_le_bytes()).collect();
+    bytes.extend([255, 255, 255, 255, 255, 255, 0, 0].repeat(2));
+    std::fs::write(&bitmap, bytes).unwrap();
+    let predicted = last_line_as_json(&succeed(trainer("predict --json --checkpoint", &[&run, &bitmap])));
+    let classes = predicted["images"][0]["classes"].as_array().unwrap();
+    assert_eq!(classes.len(), 5);
+    assert!(classes.windows(2).all(|pair| pair[0]["probability"].as_f64() >= pair[1]["probability"].as_f64()));
+}
+
+#[test]
+fn bench_ends_with_one_line_of_json() {
+    let words = "bench --model resnet8 --batch-size-per-rank 4 --steps 2 --warmup-steps 1 --threads 1 --device flex --json";
+    let result = last_line_as_json(&succeed(trainer(words, &[])));
+    assert!(result["images_per_second"].as_f64().unwrap() > 0.0);
+    assert!(result["step_milliseconds_median"].as_f64().unwrap() > 0.0);
+    assert!(result["peak_memory_bytes"].as_u64().unwrap() > 1 << 20);
+    assert_eq!((&result["ranks"], &result["threads"]), (&Value::from(1), &Value::from(1)));
+}
+
+#[cfg(unix)]
+#[test]
+fn each_stop_signal_ends_the_run_with_code_0_and_the_rest_gives_the_same_bits() {
+    let directory = tempfile::tempdir().unwrap();
+    let whole = directory.path().join("whole");
+    let epochs = "--epochs 12 --eval-every-epochs 12 --checkpoint-every-epochs 12 --log-every-steps 1";
+    succeed(trainer(&format!("{TINY} {epochs} --output-dir"), &[&whole]));
+    let hash = |run: &Path| json_file(&run.join("summary.json"))["parameter_hash"].clone();
+    let stopped = directory.path().join("stopped");
+    for signal in ["TERM", "INT", "USR1"] {
+        let mut command = trainer(&format!("{TINY} {epochs} --resume --output-dir"), &[&stopped]);
+        let child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        let start = Instant::now();
+        let log = stopped.join("train.log");
+        let num_steps = || std::fs::read_to_string(&log).unwrap_or_default().matches(" step 0").count();
+        let before = num_steps();
+        while num_steps() < before + 2 && start.elapsed() < Duration::from_secs(60) {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        let killed = Command::new("kill").args([&format!("-{signal}"), &child.id().to_string()]).status().unwrap();
+        assert!(killed.success());
+        let output = end_of(child, Duration::from_secs(60));
+        assert!(output.status.success(), "{signal}: {}", String::from_utf8_lossy(&output.stderr));
+        assert_eq!(json_file(&stopped.join("summary.json"))["stopped_early"], true, "{signal}");
+    }
+    succeed(trainer("train --threads 1 --resume --output-dir", &[&stopped]));
+    assert_eq!(hash(&stopped), hash(&whole));
+}
+
+#[test]
+fn a_launcher_of_several_tasks_around_a_world_of_one_is_refused_with_both_numbers() {
+    for variable in ["SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"] {
+        let output = trainer(TINY, &[]).env(variable, "3").output().unwrap();
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success(), "{variable}");
+        assert!(text.contains(&format!("{variable}=3")) && text.contains("world of 1"), "{text}");
+    }
+}
+
+#[test]
+fn an_output_directory_in_use_is_refused_and_left_as_it_was() {
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::write(directory.path().join("precious"), "data").unwrap();
+    let output = trainer(&format!("{TINY} --output-dir"), &[directory.path()]).output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("--resume"));
+    assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 1);
+}
