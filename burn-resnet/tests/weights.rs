@@ -117,7 +117,7 @@ fn pytorch_loads_saved_weights_strictly_and_computes_the_same() {
     for (shortcut, letter) in [(Shortcut::A, "A"), (Shortcut::B, "B")] {
         let config = ResNetConfig::cifar(20).unwrap().with_shortcut(shortcut);
         let path = saved(&config, folder.path());
-        let output = Command::new(&python).arg(&script).arg(&path).args(["20", letter]).output().unwrap();
+        let output = Command::new(&python).arg("-B").arg(&script).arg(&path).args(["20", letter]).output().unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         let text = String::from_utf8(output.stdout).unwrap();
         let expected: Vec<f32> = text.split_whitespace().map(|v| v.parse().unwrap()).collect();

@@ -126,9 +126,9 @@ fn contrasting_colour(stream: &mut Stream, [from, to]: [Colour; 2]) -> Colour {
     let mut best = (f32::MIN, [0.0; 3]);
     for _ in 0..16 {
         let colour = random_colour(stream);
-        // Two equal background colours make 0 / 0, which `max` turns into 0.
-        let share = (dot(minus(colour, from), line) / dot(line, line)).max(0.0).min(1.0);
-        let gap = minus(colour, mix(from, to, share));
+        // Two equal background colours are a line of length 0, which must not divide.
+        let share = dot(minus(colour, from), line) / dot(line, line).max(f32::MIN_POSITIVE);
+        let gap = minus(colour, mix(from, to, share.clamp(0.0, 1.0)));
         let contrast = dot(gap, gap).sqrt();
         if contrast > best.0 {
             best = (contrast, colour);

@@ -121,7 +121,7 @@ pub fn read<M: Module>(module: &M, layout: &ParameterLayout) -> Vec<f32> {
 pub fn write<M: Module>(module: M, layout: &ParameterLayout, values: &[f32]) -> M {
     assert_eq!(values.len(), layout.num_elements(), "values and layout differ in length");
     // A pending update would overwrite what is written here at the next forward pass; `valid` takes it in first.
-
+    drop(module.valid());
     let mut writer = Writer { cursor: Cursor::new(layout), values };
     let module = module.map(&mut writer);
     writer.cursor.finish();

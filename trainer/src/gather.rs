@@ -33,8 +33,10 @@ pub fn total_scores(communicator: &dyn Communicator, own: ScoreSums) -> Result<S
 pub struct RankTimes {
     /// Its machine.
     pub node: String,
-    /// Its time by phase.
+    /// Its time by phase, over all its steps.
     pub seconds: Seconds,
+    /// How many steps that is.
+    pub num_steps: u64,
     /// Global samples and time of each measured step.
     pub steps: Vec<(u64, Duration)>,
     /// Largest memory of its process so far.
@@ -85,6 +87,7 @@ impl SessionTimes {
 
     /// Counts a step.
     pub fn add_step(&mut self, step: u64, global_num_samples: u64, time: Duration) {
+        self.epoch.num_steps += 1;
         let steps = if step < self.first_measured_step { &mut self.warmup } else { &mut self.epoch.steps };
         steps.push((global_num_samples, time));
     }
@@ -95,6 +98,7 @@ impl SessionTimes {
         let mut epoch = std::mem::take(&mut self.epoch);
         epoch.seconds = self.clock.take_epoch();
         self.session.seconds += epoch.seconds;
+        self.session.num_steps += epoch.num_steps;
         self.session.steps.extend(&epoch.steps);
         let warmup = std::mem::take(&mut self.warmup);
         if epoch.steps.is_empty() {
@@ -135,8 +139,9 @@ pub fn straggler(world: &[RankTimes]) -> Option<SlowestRank> {
     if world.len() < 2 {
         return None;
     }
-    let num_steps = world[0].steps.len().max(1) as f64;
-    let own_ms = |times: &RankTimes| (times.seconds.step_total() - times.seconds.communication) * 1e3 / num_steps;
+    let own_ms = |times: &RankTimes| {
+        (times.seconds.step_total() - times.seconds.communication) * 1e3 / times.num_steps.max(1) as f64
+    };
     let rank = (0..world.len()).rev().max_by(|&a, &b| own_ms(&world[a]).total_cmp(&own_ms(&world[b])))?;
     Some(SlowestRank {
         rank,
@@ -153,6 +158,7 @@ mod tests {
     fn rank(seconds: &[u64], communication: f64, total: f64) -> RankTimes {
         RankTimes {
             steps: seconds.iter().map(|&s| (100, Duration::from_secs(s))).collect(),
+            num_steps: seconds.len() as u64,
             seconds: Seconds { forward: total - communication, communication, ..Seconds::default() },
             ..RankTimes::default()
         }
