@@ -28,7 +28,7 @@ impl ResNetOps for Flex {
         let mean = to_f32(&moments.mean);
         let variance = to_f32(&moments.variance());
         let scale = scales(&gamma, &variance, options.epsilon);
-        let (beta, mean) = (channel_values(&beta), mean);
+        let beta = channel_values(&beta);
         let output = input.map(|channel, plane, out| {
             let (mean, scale, shift) = (mean[channel], scale[channel], beta[channel]);
             out.extend(plane.iter().map(|x| (x - mean) * scale + shift));
