@@ -88,13 +88,13 @@ fn evaluation_is_per_image_and_training_is_per_batch() {
     let device = Device::flex().autodiff();
     let model = config(8).init(3, &device);
     let images = Tensor::<4>::random([4, 8, 8, 3], Distribution::Default, &device);
-    let first = |images: Tensor<4>| images.slice([0..1]);
-    let in_batch = values(model.forward(images.clone()).slice([0..1]));
+    let first = |images: Tensor<4>| images.narrow(0, 0, 1);
+    let in_batch = values(model.forward(images.clone()).narrow(0, 0, 1));
     assert_ne!(in_batch, values(model.forward(first(images.clone()))));
 
     let model = model.valid();
     let images = images.inner();
-    let in_batch = values(model.forward(images.clone()).slice([0..1]));
+    let in_batch = values(model.forward(images.clone()).narrow(0, 0, 1));
     assert_eq!(in_batch, values(model.forward(first(images))));
 }
 

@@ -62,7 +62,7 @@ fn run_rank(device: &Device, part: Part, reducer: Option<Arc<dyn StatisticsReduc
     let model =
         ResNetConfig::cifar(8).unwrap().with_shortcut(Shortcut::B).init(5, device).with_statistics_reducer(reducer);
     let all = Tensor::<4>::from_data(TensorData::new(images(), [NUM_IMAGES, SIZE, SIZE, 3]), device);
-    let batch = all.slice([range]).require_grad();
+    let batch = all.narrow(0, range.start, range.len()).require_grad();
     let logits = model.forward(batch.clone());
     let loss = logits.clone().powi_scalar(2).sum() * (weight / NUM_IMAGES as f64);
     let computed = loss.backward();
