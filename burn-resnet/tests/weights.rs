@@ -107,11 +107,12 @@ fn running_statistics_of_the_last_step_are_saved() {
     assert_eq!(tensors(&loaded), tensors(&model));
 }
 
-/// Needs a Python with torch and safetensors, named by TORCH_PYTHON.
 #[test]
-#[ignore = "needs PyTorch: TORCH_PYTHON=python cargo test -p burn-resnet --test weights -- --ignored"]
 fn pytorch_loads_saved_weights_strictly_and_computes_the_same() {
-    let python = std::env::var("TORCH_PYTHON").unwrap();
+    let Ok(python) = std::env::var("TORCH_PYTHON") else {
+        println!("skipped: TORCH_PYTHON does not name a Python with torch and safetensors");
+        return;
+    };
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/check_weights.py");
     let folder = tempfile::tempdir().unwrap();
     for (shortcut, letter) in [(Shortcut::A, "A"), (Shortcut::B, "B")] {

@@ -18,7 +18,6 @@ use sha2::{Digest, Sha256};
 use crate::metrics::{EpochRecord, ScoreSums};
 use crate::output::write_atomically;
 
-
 /// The layout of these files; raised when an older program could not read a newer one's.
 const FORMAT: u32 = 1;
 const MODEL_FILE: &str = "model.safetensors";
@@ -179,7 +178,8 @@ impl Checkpoint {
         );
         for name in [MODEL_FILE, TRAINING_FILE] {
             let path = directory.join(name);
-            let expected = state.files.get(name).with_context(|| format!("{}: no checksum of {name}", path.display()))?;
+            let expected =
+                state.files.get(name).with_context(|| format!("{}: no checksum of {name}", path.display()))?;
             let got = sha256_of_file(&path)?;
             ensure!(&got == expected, "{}: expected sha256 {expected}, got {got}", path.display());
         }
@@ -206,7 +206,12 @@ impl Checkpoint {
         };
         let flat = floats("norm_statistics")?;
         let rows = self.state.world_size;
-        ensure!(rows > 0 && flat.len() % rows == 0, "{}: norm_statistics: {} values for {rows} ranks", path.display(), flat.len());
+        ensure!(
+            rows > 0 && flat.len() % rows == 0,
+            "{}: norm_statistics: {} values for {rows} ranks",
+            path.display(),
+            flat.len()
+        );
         let row_len = flat.len() / rows;
         let norm_statistics = (0..rows).map(|rank| flat[rank * row_len..(rank + 1) * row_len].to_vec()).collect();
         Ok(TrainingTensors { velocities: floats("velocities")?, norm_statistics })

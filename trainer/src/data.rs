@@ -106,6 +106,9 @@ fn open_cifar(
     _communicator: &dyn Communicator,
     _reporter: &Reporter,
 ) -> Result<DatasetSplits> {
-    anyhow::ensure!(!download, "download: this program was built without it, expected the cargo feature `download`; rebuild with --features download");
+    anyhow::ensure!(
+        !download,
+        "download: this program was built without it, expected the cargo feature `download`; rebuild with --features download"
+    );
     Ok(cifar::open(dir, which)?)
 }

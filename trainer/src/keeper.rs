@@ -8,9 +8,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 use burn_resnet::{load_weights, save_safetensors};
-use distributed::{
-    ParameterLayout, ROOT, average_norm_statistics, broadcast_module, fingerprint, read, write,
-};
+use distributed::{ParameterLayout, ROOT, average_norm_statistics, broadcast_module, fingerprint, read, write};
 
 use crate::checkpoint::{CheckpointState, CheckpointStore, ModelInput, Progress, TrainingTensors};
 use crate::config::TrainConfig;

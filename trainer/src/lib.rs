@@ -9,8 +9,8 @@ pub mod launch;
 pub mod commands;
 pub mod train;
 
-pub mod keeper;
 pub mod evaluate;
+pub mod keeper;
 pub mod step;
 
 pub mod checkpoint;

@@ -69,7 +69,9 @@ pub fn connect() -> Result<Arc<dyn Communicator>> {
 /// When the backend is not built in.
 fn device(choice: DeviceChoice, topology: &Topology) -> Result<Device> {
     let missing = |feature: &str| {
-        format!("device {feature}: this program was built without it, expected the cargo feature `{feature}`; rebuild with --features {feature}")
+        format!(
+            "device {feature}: this program was built without it, expected the cargo feature `{feature}`; rebuild with --features {feature}"
+        )
     };
     match choice {
         #[cfg(feature = "flex")]
@@ -84,7 +86,10 @@ fn device(choice: DeviceChoice, topology: &Topology) -> Result<Device> {
         #[cfg(feature = "cuda")]
         DeviceChoice::Cuda(index) => {
             if !nvidia_driver_present() {
-                bail!("device cuda: no NVIDIA driver on node {}, expected /proc/driver/nvidia; use --device flex", topology.node);
+                bail!(
+                    "device cuda: no NVIDIA driver on node {}, expected /proc/driver/nvidia; use --device flex",
+                    topology.node
+                );
             }
             Ok(Device::cuda(index.unwrap_or(topology.local_rank)))
         }

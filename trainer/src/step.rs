@@ -150,7 +150,11 @@ impl<M: ImageClassifier> Stepper<M> {
         let agreement = agree(&*self.communicator, &header, self.reducer.layout())?;
         let mut gradients = self.reducer.reduce()?;
         // Finite parts can overflow in the sum; all ranks see the same sum, so all stop here.
-        ensure!(gradients.is_finite(), "step {}: the mean gradient is not finite though every rank's part is; lower the learning rate", at.step);
+        ensure!(
+            gradients.is_finite(),
+            "step {}: the mean gradient is not finite though every rank's part is; lower the learning rate",
+            at.step
+        );
         clock.add(Phase::Communication, start.elapsed());
 
         let start = Instant::now();

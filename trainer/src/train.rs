@@ -184,10 +184,8 @@ fn evaluate_if_due<M: ImageClassifier>(
     if num_epochs != config.schedule.epochs && !num_epochs.is_multiple_of(config.run.eval_every_epochs) {
         return Ok(None);
     }
-    let how = EvaluateConfig {
-        micro_batch_size: config.batch.micro_batch_size,
-        loader_threads: config.data.loader_threads,
-    };
+    let how =
+        EvaluateConfig { micro_batch_size: config.batch.micro_batch_size, loader_threads: config.data.loader_threads };
     let communicator = &*session.communicator;
     times.clock.time(Phase::Evaluation, || {
         evaluate(stepper.model(), &data.test, &data.normalization, &how, communicator, session.device).map(Some)

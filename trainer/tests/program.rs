@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-const TINY: &str = "train --model resnet8 --shapes-train 96 --shapes-test 40 --global-batch-size 32 --threads 1 --seed 7";
+const TINY: &str =
+    "train --model resnet8 --shapes-train 96 --shapes-test 40 --global-batch-size 32 --threads 1 --seed 7";
 
 fn trainer(words: &str, more: &[&Path]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_trainer"));
@@ -86,8 +87,7 @@ fn a_checkpoint_evaluates_to_what_training_measured_and_predicts() {
 
     // A white square of 2 x 2 pixels, as an uncompressed bitmap.
     let bitmap = directory.path().join("white.bmp");
-    let header: [u16; 27] =
-        [0x4d42, 70, 0, 0, 0, 54, 0, 40, 0, 2, 0, 2, 0, 1, 24, 0, 0, 16, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    let header: [u16; 27] = [0x4d42, 70, 0, 0, 0, 54, 0, 40, 0, 2, 0, 2, 0, 1, 24, 0, 0, 16, 0, 0, 0, 0, 0, 0, 0, 0, 0];
     let mut bytes: Vec<u8> = header.iter().flat_map(|word| word.to_le_bytes()).collect();
     bytes.extend([255, 255, 255, 255, 255, 255, 0, 0].repeat(2));
     std::fs::write(&bitmap, bytes).unwrap();
@@ -99,7 +99,8 @@ fn a_checkpoint_evaluates_to_what_training_measured_and_predicts() {
 
 #[test]
 fn bench_ends_with_one_line_of_json() {
-    let words = "bench --model resnet8 --batch-size-per-rank 4 --steps 2 --warmup-steps 1 --threads 1 --device flex --json";
+    let words =
+        "bench --model resnet8 --batch-size-per-rank 4 --steps 2 --warmup-steps 1 --threads 1 --device flex --json";
     let result = last_line_as_json(&succeed(trainer(words, &[])));
     assert!(result["images_per_second"].as_f64().unwrap() > 0.0);
     assert!(result["step_milliseconds_median"].as_f64().unwrap() > 0.0);

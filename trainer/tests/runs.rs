@@ -10,8 +10,20 @@ use trainer::checkpoint::CheckpointStore;
 use trainer::metrics::EpochRecord;
 
 const TINY: &[&str] = &[
-    "--model", "resnet8", "--shapes-train", "104", "--shapes-test", "40", "--global-batch-size", "24", "--epochs", "2",
-    "--augment", "crop-flip", "--eval-every-epochs", "2",
+    "--model",
+    "resnet8",
+    "--shapes-train",
+    "104",
+    "--shapes-test",
+    "40",
+    "--global-batch-size",
+    "24",
+    "--epochs",
+    "2",
+    "--augment",
+    "crop-flip",
+    "--eval-every-epochs",
+    "2",
 ];
 
 #[test]
@@ -126,7 +138,8 @@ fn a_gradient_that_is_not_finite_stops_all_ranks_and_names_the_step() {
 
 #[test]
 fn one_batch_is_learned_by_heart() {
-    let mut by_heart: Vec<&str> = "--model resnet8 --shapes-train 16 --shapes-test 16 --global-batch-size 16 --epochs 60".split(' ').collect();
+    let mut by_heart: Vec<&str> =
+        "--model resnet8 --shapes-train 16 --shapes-test 16 --global-batch-size 16 --epochs 60".split(' ').collect();
     by_heart.extend("--learning-rate 0.05 --schedule constant --weight-decay 0 --eval-every-epochs 60".split(' '));
     by_heart.extend("--checkpoint-every-epochs 60".split(' '));
     let record = run(1, &flags(&by_heart, &[])).last_record();

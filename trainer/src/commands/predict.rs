@@ -56,12 +56,8 @@ pub fn predict(args: &PredictArgs, world: &World) -> Result<Predictions> {
     let trained: TrainConfig =
         serde_json::from_value(found.state.config.clone()).context("configuration in the checkpoint")?;
     let input = &found.state.input;
-    let request = ModelRequest {
-        num_classes: input.class_names.len(),
-        in_channels: input.channels,
-        seed: 0,
-        device: &device,
-    };
+    let request =
+        ModelRequest { num_classes: input.class_names.len(), in_channels: input.channels, seed: 0, device: &device };
     let model = load_weights(resnet(&trained.model, false, &request)?, &found.model_path())?;
     let shape = ImageShape { height: input.height, width: input.width, channels: input.channels };
     let table = NormalizationTable::new(&Normalization { mean: input.mean.clone(), std: input.std.clone() });
@@ -95,10 +91,6 @@ fn likeliest(logits: Tensor<2>, class_names: &[String], top: usize) -> Result<Ve
     Ok(order
         .into_iter()
         .take(top)
-        .map(|label| ClassProbability {
-            class: class_names[label].clone(),
-            label,
-            probability: probabilities[label],
-        })
+        .map(|label| ClassProbability { class: class_names[label].clone(), label, probability: probabilities[label] })
         .collect())
 }
