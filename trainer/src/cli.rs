@@ -3,6 +3,8 @@
 //! In: the program's arguments. Out: [`Command`]. Invariant: a flag that was not typed is `None`, so that
 //! [`crate::config`] knows what was asked for and can refuse an option without effect.
 
+#![allow(rustdoc::invalid_html_tags, rustdoc::broken_intra_doc_links, reason = "the comments here are texts of --help")]
+
 mod sections;
 
 pub use sections::{

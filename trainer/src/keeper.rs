@@ -90,7 +90,7 @@ impl<'a> Keeper<'a> {
             }
             if let Some(checkpoint) = checkpoint {
                 self.check_same_run(&checkpoint.state)?;
-                model = load_weights(model, &checkpoint.model_path())?;
+                model = load_weights(model, checkpoint.model_path())?;
                 tensors = checkpoint.training_tensors()?;
                 state_json = serde_json::to_vec(&checkpoint.state)?;
             }

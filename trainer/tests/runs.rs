@@ -1,5 +1,7 @@
 //! Whole runs of small networks on ranks that are threads: determinism, resuming, equivalence of world sizes, learning.
 
+#![allow(clippy::unwrap_used, reason = "a failed unwrap here is a failed test")]
+
 mod fixture;
 
 use std::fs;

@@ -58,7 +58,7 @@ pub fn predict(args: &PredictArgs, world: &World) -> Result<Predictions> {
     let input = &found.state.input;
     let request =
         ModelRequest { num_classes: input.class_names.len(), in_channels: input.channels, seed: 0, device: &device };
-    let model = load_weights(resnet(&trained.model, false, &request)?, &found.model_path())?;
+    let model = load_weights(resnet(&trained.model, false, &request)?, found.model_path())?;
     let shape = ImageShape { height: input.height, width: input.width, channels: input.channels };
     let table = NormalizationTable::new(&Normalization { mean: input.mean.clone(), std: input.std.clone() });
 
