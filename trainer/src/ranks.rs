@@ -3,6 +3,8 @@
 //! In: the environment of the launcher, MPI, `--device`. Out: a [`Communicator`] and a burn [`Device`].
 //! Invariant: a process whose launcher started several tasks never trains as a world of one.
 
+use std::fs;
+use std::num::NonZero;
 use std::sync::Arc;
 
 use anyhow::{Result, bail};
@@ -44,7 +46,7 @@ impl World {
     /// When the backend is not built in, or has no driver here.
     pub fn prepare_compute(&self, compute: &ComputeConfig) -> Result<(Device, usize)> {
         let topology = self.communicator.topology();
-        let num_threads = set_threads(compute.num_threads(topology.local_size));
+        let num_threads = set_threads(compute.threads.unwrap_or_else(|| default_threads(topology.local_size)));
         Ok((device(compute.device, topology)?, num_threads))
     }
 }
@@ -101,11 +103,53 @@ fn device(choice: DeviceChoice, topology: &Topology) -> Result<Device> {
     }
 }
 
+/// A rank's share of the processors of its machine, of which `local_size` ranks compute.
+fn default_threads(local_size: usize) -> usize {
+    let available = std::thread::available_parallelism().map_or(1, NonZero::get);
+    let listing = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let on_machine = listing.lines().filter(|line| line.starts_with("processor")).count();
+    share_of_processors(available, on_machine, local_size)
+}
+
+/// The processors this process may use, but no more than its share of the machine: a launcher that bound the rank has
+/// divided them already, one that did not has left them all to everyone. At least one.
+fn share_of_processors(available: usize, on_machine: usize, local_size: usize) -> usize {
+    let share = on_machine.max(available) / local_size.max(1);
+    available.min(share).max(1)
+}
+
 /// Sets the number of compute threads of this process and returns the number in force.
 fn set_threads(num_threads: usize) -> usize {
     // The pool can be built once in a process; thread-ranks share the first one's.
     match rayon::ThreadPoolBuilder::new().num_threads(num_threads).build_global() {
         Ok(()) => num_threads,
         Err(_) => rayon::current_num_threads(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::share_of_processors;
+
+    #[test]
+    fn ranks_left_unbound_share_the_machine() {
+        assert_eq!(share_of_processors(16, 16, 2), 8);
+        assert_eq!(share_of_processors(16, 16, 3), 5);
+    }
+
+    #[test]
+    fn a_bound_rank_uses_all_it_was_given() {
+        assert_eq!(share_of_processors(8, 16, 2), 8);
+        assert_eq!(share_of_processors(1, 2, 2), 1);
+    }
+
+    #[test]
+    fn a_rank_has_one_thread_even_where_ranks_outnumber_processors() {
+        assert_eq!(share_of_processors(2, 2, 4), 1);
+    }
+
+    #[test]
+    fn a_machine_that_tells_nothing_is_what_is_available() {
+        assert_eq!(share_of_processors(4, 0, 2), 2);
     }
 }

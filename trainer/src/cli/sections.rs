@@ -303,7 +303,7 @@ pub struct RunArgs {
 #[command(next_help_heading = "Compute")]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct ComputeArgs {
-    /// flex or ndarray (CPU), cuda (GPU of the rank's place on its machine) or cuda:<index> [default: cuda if built in and present, else flex]
+    /// flex or ndarray (CPU), cuda (GPU of the rank's place on its machine) or cuda:INDEX [default: cuda if built in and present, else flex]
     #[arg(long, value_name = "DEVICE")]
     pub device: Option<DeviceChoice>,
 

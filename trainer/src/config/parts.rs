@@ -7,7 +7,6 @@ use crate::choices::{
     AugmentKind, BatchNormKind, DatasetKind, DeviceChoice, Dtype, OnBadImageKind, ScheduleKind, ShortcutKind,
 };
 use serde::{Deserialize, Serialize};
-use std::num::NonZero;
 use std::path::PathBuf;
 
 /// Which network.
@@ -247,13 +246,4 @@ pub struct ComputeConfig {
     pub dtype: Dtype,
     /// Threads of one rank, if given.
     pub threads: Option<usize>,
-}
-
-impl ComputeConfig {
-    /// Compute threads of a rank on a machine with `local_size` ranks: as given, else its share of the processors
-    /// the system lets this process use, at least one.
-    pub fn num_threads(&self, local_size: usize) -> usize {
-        let available = || std::thread::available_parallelism().map_or(1, NonZero::get);
-        self.threads.unwrap_or_else(|| (available() / local_size.max(1)).max(1))
-    }
 }
