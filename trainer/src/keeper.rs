@@ -14,8 +14,8 @@ use crate::checkpoint::{CheckpointState, CheckpointStore, ModelInput, Progress, 
 use crate::config::TrainConfig;
 use crate::model::ImageClassifier;
 use crate::output::OutputDirectory;
+use crate::session::Session;
 use crate::step::Stepper;
-use crate::train::Session;
 
 /// Saves and resumes one session's run; root holds the store.
 #[derive(Debug)]

@@ -13,6 +13,8 @@ pub mod evaluate;
 pub mod keeper;
 pub mod step;
 
+pub mod session;
+
 pub mod checkpoint;
 pub mod data;
 pub mod identity;

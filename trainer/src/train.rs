@@ -7,9 +7,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
-use burn::tensor::Device;
-use datasets::{DatasetSplits, Loader, LoaderConfig, ShardConfig, ShardPlan};
-use distributed::{Communicator, ROOT, check_fingerprint};
+use datasets::{Loader, LoaderConfig, ShardConfig, ShardPlan};
+use distributed::{ROOT, check_fingerprint};
 
 use crate::checkpoint::Progress;
 use crate::clock::Phase;
@@ -21,30 +20,9 @@ use crate::keeper::Keeper;
 use crate::metrics::{EpochCost, EpochRecord, ScoreSums, StepLine};
 use crate::model::ImageClassifier;
 use crate::optimizer::SgdConfig;
-use crate::records::Records;
-use crate::report::Reporter;
 use crate::schedule::LearningRate;
+use crate::session::Session;
 use crate::step::{StepConfig, StepPosition, Stepper};
-use crate::stop::StopFlag;
-
-/// Everything a run needs beside its model.
-#[derive(Debug)]
-pub struct Session<'a> {
-    /// The resolved configuration, equal on all ranks.
-    pub config: &'a TrainConfig,
-    /// Train and test split.
-    pub data: &'a DatasetSplits,
-    /// The ranks.
-    pub communicator: Arc<dyn Communicator>,
-    /// Where tensors live, without autodiff.
-    pub device: &'a Device,
-    /// Raised when somebody wants the run to stop.
-    pub stop: &'a StopFlag,
-    /// Where root's words go.
-    pub reporter: &'a Reporter,
-    /// Where root writes.
-    pub records: &'a Records,
-}
 
 /// How a run ended, equal on all ranks but for the model's local norm statistics.
 #[derive(Clone, Debug)]

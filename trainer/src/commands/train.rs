@@ -25,7 +25,8 @@ use crate::network::{ModelRequest, resnet};
 use crate::output::RUN_TOML;
 use crate::ranks::World;
 use crate::records::Records;
-use crate::train::{Outcome, Session, fit};
+use crate::session::Session;
+use crate::train::{Outcome, fit};
 
 /// Trains the configured ResNet.
 ///

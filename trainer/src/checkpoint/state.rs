@@ -1,0 +1,127 @@
+//! What a checkpoint's `state.json` says: where the run stands, what the model takes, how it was configured.
+
+use std::collections::BTreeMap;
+
+use datasets::DatasetSplits;
+use serde::{Deserialize, Serialize};
+
+use crate::metrics::{EpochRecord, ScoreSums};
+
+/// The layout of the files; raised when an older program could not read a newer one's.
+pub(super) const FORMAT: u32 = 1;
+
+/// Where a run stands. All randomness is a function of the seed and this position, so it is the random state as well.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Progress {
+    /// The epoch in work, from 0.
+    pub epoch: u64,
+    /// Updates made in the whole run.
+    pub step: u64,
+    /// Updates made in this epoch: the sample cursor is this times the global batch size.
+    pub step_in_epoch: u64,
+    /// This epoch's scores over all ranks so far.
+    pub epoch_scores: ScoreSums,
+    /// The best evaluation so far.
+    pub best: Option<Best>,
+    /// The last epoch done.
+    pub last_record: Option<EpochRecord>,
+}
+
+impl Progress {
+    /// Takes note of this epoch's evaluation; whether it is the best so far.
+    pub fn note_evaluation(&mut self, test: Option<ScoreSums>) -> bool {
+        let Some(test_top1) = test.map(|test| test.top1()) else { return false };
+        let is_best = self.best.is_none_or(|best| test_top1 > best.test_top1);
+        if is_best {
+            self.best = Some(Best { epoch: self.epoch, test_top1 });
+        }
+        is_best
+    }
+
+    /// Goes to the beginning of the next epoch.
+    pub fn begin_next_epoch(&mut self) {
+        self.epoch += 1;
+        self.step_in_epoch = 0;
+        self.epoch_scores = ScoreSums::default();
+    }
+}
+
+/// The evaluation with the highest top-1 accuracy, the earliest of equals.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Best {
+    /// The epoch it followed.
+    pub epoch: u64,
+    /// Share of test samples answered right, in 0..1.
+    pub test_top1: f64,
+}
+
+/// What a trained model takes and what its logits stand for, so that it can be used without its data set.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ModelInput {
+    /// Pixels.
+    pub height: usize,
+    /// Pixels.
+    pub width: usize,
+    /// 3 for RGB.
+    pub channels: usize,
+    /// Mean of each channel of pixels in 0..1, subtracted.
+    pub mean: Vec<f32>,
+    /// Standard deviation of each channel, divided by.
+    pub std: Vec<f32>,
+    /// Class names, in the order of the logits.
+    pub class_names: Vec<String>,
+}
+
+impl ModelInput {
+    /// What models trained on `data` take.
+    pub fn of(data: &DatasetSplits) -> Self {
+        let shape = data.train.image_shape();
+        Self {
+            height: shape.height,
+            width: shape.width,
+            channels: shape.channels,
+            mean: data.normalization.mean.clone(),
+            std: data.normalization.std.clone(),
+            class_names: data.train.class_names().to_vec(),
+        }
+    }
+}
+
+/// What `state.json` holds.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct CheckpointState {
+    /// Layout of the files.
+    pub format: u32,
+    /// Program version that wrote it.
+    pub version: String,
+    /// Position and sums.
+    pub progress: Progress,
+    /// Ranks that wrote it, each with norm statistics of its own.
+    pub world_size: usize,
+    /// Hash of all parameters' bits.
+    pub parameter_hash: String,
+    /// What the model takes and tells.
+    pub input: ModelInput,
+    /// Checksum of the train split.
+    pub dataset_checksum: String,
+    /// The resolved configuration.
+    pub config: serde_json::Value,
+    /// SHA-256 of the files beside it.
+    pub files: BTreeMap<String, String>,
+}
+
+impl CheckpointState {
+    /// A state of the present format, its file checksums still to be filled in by [`CheckpointStore::save`].
+    pub fn new(
+        progress: Progress,
+        world_size: usize,
+        parameter_hash: String,
+        input: ModelInput,
+        dataset_checksum: String,
+        config: serde_json::Value,
+    ) -> Self {
+        let version = env!("CARGO_PKG_VERSION").to_owned();
+        let files = BTreeMap::new();
+        Self { format: FORMAT, version, progress, world_size, parameter_hash, input, dataset_checksum, config, files }
+    }
+}

@@ -1,0 +1,31 @@
+//! What every part of a run is handed: configuration, data, ranks, device, and where root speaks and writes.
+
+use std::sync::Arc;
+
+use burn::tensor::Device;
+use datasets::DatasetSplits;
+use distributed::Communicator;
+
+use crate::config::TrainConfig;
+use crate::records::Records;
+use crate::report::Reporter;
+use crate::stop::StopFlag;
+
+/// Everything a run needs beside its model.
+#[derive(Debug)]
+pub struct Session<'a> {
+    /// The resolved configuration, equal on all ranks.
+    pub config: &'a TrainConfig,
+    /// Train and test split.
+    pub data: &'a DatasetSplits,
+    /// The ranks.
+    pub communicator: Arc<dyn Communicator>,
+    /// Where tensors live, without autodiff.
+    pub device: &'a Device,
+    /// Raised when somebody wants the run to stop.
+    pub stop: &'a StopFlag,
+    /// Where root's words go.
+    pub reporter: &'a Reporter,
+    /// Where root writes.
+    pub records: &'a Records,
+}
