@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use datasets::{Loader, LoaderConfig, ShardConfig, ShardPlan};
 use distributed::{ROOT, check_fingerprint};
 
@@ -66,6 +66,12 @@ pub fn fit<M: ImageClassifier>(model: M, session: &Session<'_>) -> Result<Outcom
         }
         check_fingerprint(stepper.model(), communicator, progress.epoch)?;
         let test = evaluate_if_due(&stepper, session, &progress, &mut times)?;
+        // The sums are global, so all ranks stop here together, before such a model is saved.
+        ensure!(
+            test.is_none_or(|test| test.loss_sum.is_finite()),
+            "epoch {}: the test loss is not finite, expected a number; lower the learning rate or clip the gradient",
+            progress.epoch
+        );
         let is_best = progress.note_evaluation(test);
         let world = times.take_epoch().gather(communicator)?;
         let record = EpochRecord::new(

@@ -139,6 +139,19 @@ fn a_gradient_that_is_not_finite_stops_all_ranks_and_names_the_step() {
 }
 
 #[test]
+fn a_model_that_the_last_step_broke_is_not_saved() {
+    let args = flags(
+        TINY,
+        &["--learning-rate", "1e30", "--warmup-epochs", "0", "--epochs", "1", "--global-batch-size", "104"],
+    );
+    let broken = Run::in_new_directory();
+    let directory = broken.directory();
+    let text = format!("{:#}", broken.try_go(1, &args).unwrap_err());
+    assert!(text.contains("test loss is not finite"), "{text}");
+    assert!(!directory.join("checkpoints").exists());
+}
+
+#[test]
 fn one_batch_is_learned_by_heart() {
     let mut by_heart: Vec<&str> =
         "--model resnet8 --shapes-train 16 --shapes-test 16 --global-batch-size 16 --epochs 60".split(' ').collect();
