@@ -13,8 +13,8 @@ use burn::tensor::Tensor;
 
 use crate::config::{ResNetConfig, Shortcut};
 use crate::init::WeightInit;
-use crate::norm::batch_norm;
-use crate::ops::{StatisticsReducer, stock};
+use crate::layer::{Computation, Skip};
+use crate::ops::StatisticsReducer;
 
 /// Convolution, normalisation, ReLU, convolution, normalisation, plus the shortcut, ReLU.
 #[derive(Module, Debug)]
@@ -25,10 +25,10 @@ pub struct BasicBlock {
     bn2: BatchNorm,
     /// Shortcut B where the shape changes; the tuple gives the paths `downsample.0` and `.1`.
     downsample: Option<(Conv2d, BatchNorm)>,
-    /// Channels of zeros on each side for shortcut A where the shape changes, else 0.
-    zero_channels: usize,
+    /// Whether shortcut A subsamples and pads, because the shape changes.
+    is_padded: bool,
     #[module(skip)]
-    statistics_reducer: Option<Arc<dyn StatisticsReducer>>,
+    computation: Computation,
 }
 
 impl BasicBlock {
@@ -44,8 +44,8 @@ impl BasicBlock {
             bn2: init.norm(c_out, config.zero_gamma()),
             downsample: (reshapes && shortcut == Shortcut::B)
                 .then(|| (init.conv([c_in, c_out], 1, stride), init.norm(c_out, false))),
-            zero_channels: if reshapes && shortcut == Shortcut::A { (c_out - c_in) / 2 } else { 0 },
-            statistics_reducer: None,
+            is_padded: reshapes && shortcut == Shortcut::A,
+            computation: Computation { kernels: config.kernels(), reducer: None },
         }
     }
 
@@ -54,24 +54,18 @@ impl BasicBlock {
     /// # Shapes
     /// `[N, H, W, C_in]` to `[N, ceil(H / stride), ceil(W / stride), C_out]`.
     pub fn forward(&self, input: Tensor<4>) -> Tensor<4> {
-        let hidden = stock::conv(&self.conv1, input.clone());
-        let hidden = stock::relu(self.norm(&self.bn1, hidden));
-        let hidden = stock::conv(&self.conv2, hidden);
-        let hidden = self.norm(&self.bn2, hidden);
-        let shortcut = match &self.downsample {
-            Some((conv, bn)) => self.norm(bn, stock::conv(conv, input)),
-            None if self.zero_channels > 0 => stock::subsample_and_pad(input, self.zero_channels),
-            None => input,
+        let layer = |conv, norm, input, skip, relu| self.computation.forward((conv, norm), input, skip, relu);
+        let hidden = layer(&self.conv1, &self.bn1, input.clone(), Skip::None, true);
+        let skip = match &self.downsample {
+            Some((conv, norm)) => Skip::Identity(layer(conv, norm, input, Skip::None, false)),
+            None if self.is_padded => Skip::A(input),
+            None => Skip::Identity(input),
         };
-        stock::add_relu(hidden, shortcut)
+        layer(&self.conv2, &self.bn2, hidden, skip, true)
     }
 
     pub(crate) fn with_statistics_reducer(mut self, reducer: Option<Arc<dyn StatisticsReducer>>) -> Self {
-        self.statistics_reducer = reducer;
+        self.computation.reducer = reducer;
         self
-    }
-
-    fn norm(&self, norm: &BatchNorm, input: Tensor<4>) -> Tensor<4> {
-        batch_norm(norm, input, self.statistics_reducer.as_ref())
     }
 }

@@ -17,6 +17,16 @@ pub enum Shortcut {
     B,
 }
 
+/// Whose kernels compute the layers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Kernels {
+    /// burn's operations one after the other.
+    Stock,
+    /// One fused operation a layer: our own kernels on Flex, composed of burn's operations elsewhere.
+    #[default]
+    Fused,
+}
+
 /// A CIFAR ResNet: three stages of `n` basic blocks with 16, 32 and 64 channels.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ResNetConfig {
@@ -25,6 +35,7 @@ pub struct ResNetConfig {
     in_channels: usize,
     shortcut: Shortcut,
     zero_gamma: bool,
+    kernels: Kernels,
 }
 
 impl ResNetConfig {
@@ -38,7 +49,14 @@ impl ResNetConfig {
             let lower = (depth.saturating_sub(2) / 6 * 6 + 2).max(8);
             return Err(ModelError::Depth { depth, lower, upper: lower + 6 });
         }
-        Ok(Self { depth, num_classes: 10, in_channels: 3, shortcut: Shortcut::A, zero_gamma: false })
+        Ok(Self {
+            depth,
+            num_classes: 10,
+            in_channels: 3,
+            shortcut: Shortcut::A,
+            zero_gamma: false,
+            kernels: Kernels::Fused,
+        })
     }
 
     /// The configuration a name such as `resnet20` stands for.
@@ -87,6 +105,12 @@ impl ResNetConfig {
         self
     }
 
+    /// Sets whose kernels compute the layers.
+    pub fn with_kernels(mut self, kernels: Kernels) -> Self {
+        self.kernels = kernels;
+        self
+    }
+
     /// The number of weighted layers on the longest path.
     pub fn depth(&self) -> usize {
         self.depth
@@ -120,6 +144,10 @@ impl ResNetConfig {
 
     pub(crate) fn blocks_per_stage(&self) -> usize {
         (self.depth - 2) / 6
+    }
+
+    pub(crate) fn kernels(&self) -> Kernels {
+        self.kernels
     }
 
     pub(crate) fn zero_gamma(&self) -> bool {

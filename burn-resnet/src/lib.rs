@@ -10,17 +10,18 @@ mod block;
 mod config;
 mod error;
 mod init;
+mod layer;
 mod norm;
 mod ops;
 mod pretrained;
 mod resnet;
 
 pub use block::BasicBlock;
-pub use config::{ResNetConfig, Shortcut};
+pub use config::{Kernels, ResNetConfig, Shortcut};
 pub use error::{ModelError, WeightsError};
 pub use ops::{
-    BatchNormGradients, BatchNormOptions, BatchNormOutput, BatchNormTrain, ResNetOps, StatisticsReducer,
-    batch_norm_train,
+    BatchNormGradients, BatchNormOptions, BatchNormOutput, BatchNormTrain, FusedGradients, FusedOptions, FusedOutput,
+    FusedSaved, ResNetOps, Residual, StatisticsReducer, batch_norm_train, fused_inference, fused_train,
 };
 pub use pretrained::{load_weights, save_safetensors};
 pub use resnet::ResNet;

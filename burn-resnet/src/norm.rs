@@ -11,10 +11,9 @@ use burn::module::RunningState;
 use burn::nn::BatchNorm;
 use burn::tensor::Tensor;
 
-use crate::ops::{BatchNormOptions, StatisticsReducer, batch_norm_train, stock};
+use crate::ops::{BatchNormOptions, BatchNormTrain, StatisticsReducer, batch_norm_train, stock};
 
-/// Normalises per channel: by the batch's statistics on an autodiff device with the layer's
-/// training flag set, else by the running ones.
+/// Normalises per channel: by the batch's statistics where [`takes_batch_statistics`], else by the running ones.
 ///
 /// # Differs from PyTorch
 /// One value per channel is normalised to `beta` where PyTorch raises an error, and enters the
@@ -24,13 +23,31 @@ pub(crate) fn batch_norm(
     input: Tensor<4>,
     reducer: Option<&Arc<dyn StatisticsReducer>>,
 ) -> Tensor<4> {
-    if !(input.device().is_autodiff() && norm.training.is_enabled()) {
-        let scale = norm.gamma.val() / (norm.running_var.value_sync() + norm.epsilon).sqrt();
-        let shift = norm.beta.val() - norm.running_mean.value_sync() * scale.clone();
+    if !takes_batch_statistics(norm, &input) {
+        let (scale, shift) = folded(norm);
         return stock::scale_shift(input, scale, shift);
     }
-    let options = BatchNormOptions { epsilon: norm.epsilon, reducer: reducer.cloned() };
-    let batch = batch_norm_train(input, norm.gamma.val(), norm.beta.val(), options);
+    update_running(norm, batch_norm_train(input, norm.gamma.val(), norm.beta.val(), options(norm, reducer)))
+}
+
+/// Whether this is a training pass: on an autodiff device, with the layer's training flag set.
+pub(crate) fn takes_batch_statistics(norm: &BatchNorm, input: &Tensor<4>) -> bool {
+    input.device().is_autodiff() && norm.training.is_enabled()
+}
+
+/// Running statistics and parameters as one scale and one shift per channel.
+pub(crate) fn folded(norm: &BatchNorm) -> (Tensor<1>, Tensor<1>) {
+    let scale = norm.gamma.val() / (norm.running_var.value_sync() + norm.epsilon).sqrt();
+    let shift = norm.beta.val() - norm.running_mean.value_sync() * scale.clone();
+    (scale, shift)
+}
+
+pub(crate) fn options(norm: &BatchNorm, reducer: Option<&Arc<dyn StatisticsReducer>>) -> BatchNormOptions {
+    BatchNormOptions { epsilon: norm.epsilon, reducer: reducer.cloned() }
+}
+
+/// Takes the batch's statistics into the running ones and gives the output back.
+pub(crate) fn update_running(norm: &BatchNorm, batch: BatchNormTrain) -> Tensor<4> {
     let unbiased = batch.num_values / (batch.num_values - 1.0).max(1.0);
     update(&norm.running_mean, norm.momentum, batch.mean);
     update(&norm.running_var, norm.momentum, batch.variance * unbiased);

@@ -14,7 +14,7 @@ use burn::tensor::{Tensor, assert_shape};
 use crate::BasicBlock;
 use crate::config::ResNetConfig;
 use crate::init::WeightInit;
-use crate::norm::batch_norm;
+use crate::layer::{Computation, Skip};
 use crate::ops::{StatisticsReducer, stock};
 
 /// A residual network for small images.
@@ -31,7 +31,7 @@ pub struct ResNet {
     layer3: Vec<BasicBlock>,
     linear: Linear,
     #[module(skip)]
-    statistics_reducer: Option<Arc<dyn StatisticsReducer>>,
+    computation: Computation,
 }
 
 impl ResNet {
@@ -50,7 +50,7 @@ impl ResNet {
             layer2: stage(init, 16, 32),
             layer3: stage(init, 32, 64),
             linear: init.linear(64, config.num_classes()),
-            statistics_reducer: None,
+            computation: Computation { kernels: config.kernels(), reducer: None },
         }
         .materialize()
     }
@@ -71,8 +71,7 @@ impl ResNet {
     pub fn forward(&self, images: Tensor<4>) -> Tensor<2> {
         let [_, in_channels, _, _] = self.conv1.weight.shape().dims();
         assert_shape!(images, [_, _, _, in_channels]);
-        let stem = stock::conv(&self.conv1, images);
-        let stem = stock::relu(batch_norm(&self.bn1, stem, self.statistics_reducer.as_ref()));
+        let stem = self.computation.forward((&self.conv1, &self.bn1), images, Skip::None, true);
         let features = [&self.layer1, &self.layer2, &self.layer3]
             .into_iter()
             .flatten()
@@ -87,7 +86,7 @@ impl ResNet {
             *stage =
                 std::mem::take(stage).into_iter().map(|block| block.with_statistics_reducer(reducer.clone())).collect();
         }
-        self.statistics_reducer = reducer;
+        self.computation.reducer = reducer;
         self
     }
 

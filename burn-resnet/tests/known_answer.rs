@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use burn::tensor::{Device, Tensor, TensorData};
-use burn_resnet::{ResNet, ResNetConfig, load_weights, save_safetensors};
+use burn_resnet::{Kernels, ResNet, ResNetConfig, load_weights, save_safetensors};
 use support::{tensors, values};
 
 const NUM_IMAGES: usize = 1017;
@@ -30,8 +30,8 @@ fn shared_data() -> Option<PathBuf> {
     found.then_some(folder)
 }
 
-fn published(folder: &Path, device: &Device) -> ResNet {
-    let model = ResNetConfig::from_name("resnet20").unwrap().init(0, device);
+fn published(kernels: Kernels, folder: &Path, device: &Device) -> ResNet {
+    let model = ResNetConfig::from_name("resnet20").unwrap().with_kernels(kernels).init(0, device);
     load_weights(model, folder.join("resnet20-12fca82f.th")).unwrap()
 }
 
@@ -71,19 +71,21 @@ fn num_correct(model: &ResNet, records: &[&[u8]], device: &Device) -> usize {
 fn the_published_resnet20_gets_932_of_1017_images_right() {
     let Some(folder) = shared_data() else { return };
     let device = Device::flex();
-    let model = published(&folder, &device);
     let bytes = test_records(&folder);
     let records: Vec<&[u8]> = bytes.chunks_exact(RECORD_BYTES).collect();
     assert_eq!((records.len(), bytes.len() % RECORD_BYTES), (NUM_IMAGES, 0));
-    let found: usize = records.chunks(128).map(|records| num_correct(&model, records, &device)).sum();
-    assert_eq!(found, NUM_CORRECT);
+    for kernels in [Kernels::Fused, Kernels::Stock] {
+        let model = published(kernels, &folder, &device);
+        let found: usize = records.chunks(128).map(|records| num_correct(&model, records, &device)).sum();
+        assert_eq!(found, NUM_CORRECT, "{kernels:?}");
+    }
 }
 
 #[test]
 fn published_weights_survive_saving_and_loading() {
     let Some(folder) = shared_data() else { return };
     let device = Device::flex();
-    let model = published(&folder, &device);
+    let model = published(Kernels::Fused, &folder, &device);
     let scratch = tempfile::tempdir().unwrap();
     let path = scratch.path().join("resnet20.safetensors");
     save_safetensors(&model, &path).unwrap();

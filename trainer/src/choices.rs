@@ -79,6 +79,16 @@ pub enum ScheduleKind {
     OneCycle,
 }
 
+/// Whose kernels compute the layers of a ResNet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum KernelsKind {
+    /// burn's operations one after the other.
+    Stock,
+    /// One fused operation a layer, by our own kernels on flex.
+    Fused,
+}
+
 /// Writes `Display` and `FromStr` of a [`ValueEnum`] in clap's spelling, which is also serde's.
 macro_rules! spelled_as_in_clap {
     ($($kind:ty),+) => {$(
@@ -99,7 +109,7 @@ macro_rules! spelled_as_in_clap {
     )+};
 }
 
-spelled_as_in_clap!(DatasetKind, ShortcutKind, BatchNormKind, AugmentKind, OnBadImageKind, ScheduleKind);
+spelled_as_in_clap!(DatasetKind, ShortcutKind, BatchNormKind, AugmentKind, OnBadImageKind, ScheduleKind, KernelsKind);
 
 impl DatasetKind {
     /// Whether the samples are read from `--data-dir`.

@@ -13,7 +13,8 @@ mod resolve;
 mod to_args;
 
 pub use crate::choices::{
-    AugmentKind, BatchNormKind, DatasetKind, DeviceChoice, Dtype, OnBadImageKind, ScheduleKind, ShortcutKind,
+    AugmentKind, BatchNormKind, DatasetKind, DeviceChoice, Dtype, KernelsKind, OnBadImageKind, ScheduleKind,
+    ShortcutKind,
 };
 pub use commands::{BenchConfig, EvalConfig, PredictConfig, WeightSource};
 pub use error::ConfigError;
@@ -32,8 +33,8 @@ const RANK_LOCAL_KEYS: [&str; 6] =
     ["data.data-dir", "data.download", "data.loader-threads", "run.output-dir", "compute.device", "compute.threads"];
 
 /// Keys that may change when a run is resumed, beside the rank-local ones: they do not move the parameters, or, as
-/// accumulation, only trade ranks for time.
-const RESUMABLE_KEYS: [&str; 10] = [
+/// accumulation and kernels, only in the order of roundings.
+const RESUMABLE_KEYS: [&str; 11] = [
     "batch.grad-accum-steps",
     "batch.bucket-mib",
     "run.weights",
@@ -44,6 +45,7 @@ const RESUMABLE_KEYS: [&str; 10] = [
     "run.keep-checkpoints",
     "run.log-every-steps",
     "run.warmup-steps",
+    "compute.kernels",
 ];
 
 /// Everything a training run needs to know.

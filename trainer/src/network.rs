@@ -4,9 +4,9 @@
 
 use anyhow::{Result, ensure};
 use burn::tensor::Device;
-use burn_resnet::{ResNet, ResNetConfig, Shortcut};
+use burn_resnet::{Kernels, ResNet, ResNetConfig, Shortcut};
 
-use crate::config::{ModelConfig, ShortcutKind};
+use crate::config::{KernelsKind, ModelConfig, ShortcutKind};
 
 /// What a model is made for.
 #[derive(Clone, Debug)]
@@ -17,6 +17,8 @@ pub struct ModelRequest<'a> {
     pub in_channels: usize,
     /// Seed of the weights.
     pub seed: u64,
+    /// Whose kernels compute the layers.
+    pub kernels: KernelsKind,
     /// Where the parameters live: an autodiff device for training.
     pub device: &'a Device,
 }
@@ -31,10 +33,15 @@ pub fn resnet(config: &ModelConfig, zero_gamma: bool, request: &ModelRequest<'_>
         ShortcutKind::A => Shortcut::A,
         ShortcutKind::B => Shortcut::B,
     };
+    let kernels = match request.kernels {
+        KernelsKind::Stock => Kernels::Stock,
+        KernelsKind::Fused => Kernels::Fused,
+    };
     Ok(ResNetConfig::cifar(config.depth)?
         .with_num_classes(request.num_classes)
         .with_in_channels(request.in_channels)
         .with_shortcut(shortcut)
         .with_zero_gamma(zero_gamma)
+        .with_kernels(kernels)
         .init(request.seed, request.device))
 }

@@ -12,7 +12,10 @@ use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Autodiff, AutodiffBackend};
 
-use super::{BatchNormGradients, BatchNormOptions, BatchNormOutput, ResNetOps};
+use super::{
+    BatchNormGradients, BatchNormOptions, BatchNormOutput, FusedGradients, FusedOptions, FusedOutput, FusedSaved,
+    ResNetOps, fused,
+};
 
 #[derive(Debug)]
 struct BatchNormTrainBackward;
@@ -94,6 +97,37 @@ impl<B: ResNetOps, C: CheckpointStrategy> ResNetOps for Autodiff<B, C> {
         _options: BatchNormOptions,
     ) -> BatchNormGradients<Self> {
         panic!("batch_norm_train_backward: its own derivative is not implemented");
+    }
+
+    fn fused_train(
+        input: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        gamma: FloatTensor<Self>,
+        beta: FloatTensor<Self>,
+        residual: FloatTensor<Self>,
+        options: FusedOptions,
+    ) -> FusedOutput<Self> {
+        fused::autodiff::forward(input, weight, gamma, beta, residual, options)
+    }
+
+    fn fused_inference(
+        input: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        scale: FloatTensor<Self>,
+        shift: FloatTensor<Self>,
+        residual: FloatTensor<Self>,
+        options: FusedOptions,
+    ) -> FloatTensor<Self> {
+        // A frozen layer on a training device: burn's own operations carry the gradient.
+        fused::composed::inference::<Self>(input, weight, scale, shift, residual, &options)
+    }
+
+    fn fused_train_backward(
+        _saved: FusedSaved<Self>,
+        _output_gradient: FloatTensor<Self>,
+        _options: FusedOptions,
+    ) -> FusedGradients<Self> {
+        panic!("fused_train_backward: its own derivative is not implemented");
     }
 }
 

@@ -11,7 +11,10 @@ use burn::backend::{Flex, TensorMetadata};
 use burn::tensor::{DType, TensorData};
 
 use super::statistics::{GradientSums, Moments};
-use super::{BatchNormGradients, BatchNormOptions, BatchNormOutput, ResNetOps, composed};
+use super::{
+    BatchNormGradients, BatchNormOptions, BatchNormOutput, FusedGradients, FusedOptions, FusedOutput, FusedSaved,
+    ResNetOps, composed, fused,
+};
 
 impl ResNetOps for Flex {
     fn batch_norm_train(
@@ -78,6 +81,36 @@ impl ResNetOps for Flex {
             gamma: from_channel_values(to_f32(&local.with_normalised)),
             beta: from_channel_values(to_f32(&local.plain)),
         }
+    }
+
+    fn fused_train(
+        input: FlexTensor,
+        weight: FlexTensor,
+        gamma: FlexTensor,
+        beta: FlexTensor,
+        residual: FlexTensor,
+        options: FusedOptions,
+    ) -> FusedOutput<Self> {
+        fused::flex::forward(input, weight, gamma, beta, residual, options)
+    }
+
+    fn fused_inference(
+        input: FlexTensor,
+        weight: FlexTensor,
+        scale: FlexTensor,
+        shift: FlexTensor,
+        residual: FlexTensor,
+        options: FusedOptions,
+    ) -> FlexTensor {
+        fused::flex::inference(input, weight, scale, shift, residual, &options)
+    }
+
+    fn fused_train_backward(
+        saved: FusedSaved<Self>,
+        output_gradient: FlexTensor,
+        options: FusedOptions,
+    ) -> FusedGradients<Self> {
+        fused::flex::backward(saved, output_gradient, options)
     }
 }
 

@@ -11,6 +11,7 @@ mod autodiff;
 mod composed;
 #[cfg(feature = "flex")]
 mod flex;
+mod fused;
 mod statistics;
 pub(crate) mod stock;
 
@@ -20,6 +21,7 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, Dispatch, ExtensionType, backend_extension};
 use burn::tensor::Tensor;
 
+pub use fused::{FusedGradients, FusedOptions, FusedOutput, FusedSaved, Residual, fused_inference, fused_train};
 pub use statistics::StatisticsReducer;
 
 /// What a batch normalisation needs beside its tensors.
@@ -93,6 +95,45 @@ pub trait ResNetOps: Backend {
     ) -> BatchNormGradients<Self> {
         let saved = composed::Saved { input, gamma, mean, variance, num_values };
         composed::backward::<Self>(saved, output_gradient, &options)
+    }
+
+    /// Convolution without bias, normalisation as [`ResNetOps::batch_norm_train`], residual, ReLU.
+    ///
+    /// # Collective
+    /// With a reducer: one sum of `1 + 2C` values.
+    fn fused_train(
+        input: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        gamma: FloatTensor<Self>,
+        beta: FloatTensor<Self>,
+        residual: FloatTensor<Self>,
+        options: FusedOptions,
+    ) -> FusedOutput<Self> {
+        fused::composed::forward::<Self>(input, weight, gamma, beta, residual, options)
+    }
+
+    /// Convolution without bias, scale and shift per channel, residual, ReLU.
+    fn fused_inference(
+        input: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        scale: FloatTensor<Self>,
+        shift: FloatTensor<Self>,
+        residual: FloatTensor<Self>,
+        options: FusedOptions,
+    ) -> FloatTensor<Self> {
+        fused::composed::inference::<Self>(input, weight, scale, shift, residual, &options)
+    }
+
+    /// The gradients of [`ResNetOps::fused_train`].
+    ///
+    /// # Collective
+    /// With a reducer: one sum of `2C` values.
+    fn fused_train_backward(
+        #[extension_type] saved: FusedSaved<Self>,
+        output_gradient: FloatTensor<Self>,
+        options: FusedOptions,
+    ) -> FusedGradients<Self> {
+        fused::composed::backward::<Self>(saved, output_gradient, options)
     }
 }
 

@@ -3,7 +3,8 @@
 //! In: flags, or TOML with the flags' names as keys. Out: options. Invariant: unknown keys are refused.
 
 use crate::choices::{
-    AugmentKind, BatchNormKind, DatasetKind, DeviceChoice, Dtype, OnBadImageKind, ScheduleKind, ShortcutKind,
+    AugmentKind, BatchNormKind, DatasetKind, DeviceChoice, Dtype, KernelsKind, OnBadImageKind, ScheduleKind,
+    ShortcutKind,
 };
 use clap::{Args, value_parser};
 use serde::{Deserialize, Serialize};
@@ -306,6 +307,10 @@ pub struct ComputeArgs {
     /// flex or ndarray (CPU), cuda (GPU of the rank's place on its machine) or cuda:INDEX [default: cuda if built in and present, else flex]
     #[arg(long, value_name = "DEVICE")]
     pub device: Option<DeviceChoice>,
+
+    /// Whose kernels compute the layers: fused (one operation a layer, our own kernels on flex) or stock (burn's) [default: fused]
+    #[arg(long, value_enum, value_name = "KERNELS", hide_possible_values = true)]
+    pub kernels: Option<KernelsKind>,
 
     /// Number format; f32 is the only one [default: f32]
     #[arg(long, value_name = "DTYPE")]

@@ -34,6 +34,8 @@ pub struct BenchResult {
     pub model: String,
     /// Number format of activations and parameters.
     pub dtype: &'static str,
+    /// Whose kernels: fused or stock.
+    pub kernels: String,
     /// Backend and device.
     pub device: String,
     /// Ranks.
@@ -79,8 +81,13 @@ pub fn bench(args: &BenchArgs, world: &World) -> Result<BenchResult> {
     let (device, threads) = world.prepare_compute(&config.compute)?;
     let batches = batches(&config, &*communicator)?;
     let training_device = device.clone().autodiff();
-    let request =
-        ModelRequest { num_classes: config.num_classes, in_channels: 3, seed: config.seed, device: &training_device };
+    let request = ModelRequest {
+        num_classes: config.num_classes,
+        in_channels: 3,
+        seed: config.seed,
+        kernels: config.compute.kernels,
+        device: &training_device,
+    };
     let model = resnet(&config.model, false, &request)?;
     let mut stepper = Stepper::new(model, step_config(&config), Arc::clone(&communicator), &device)?;
 
@@ -112,6 +119,7 @@ pub fn bench(args: &BenchArgs, world: &World) -> Result<BenchResult> {
     let result = BenchResult {
         model: config.model.name(),
         dtype: "f32",
+        kernels: config.compute.kernels.to_string(),
         device: format!("{device:?}"),
         ranks: communicator.world_size(),
         threads,

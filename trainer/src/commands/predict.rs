@@ -56,8 +56,13 @@ pub fn predict(args: &PredictArgs, world: &World) -> Result<Predictions> {
     let trained: TrainConfig =
         serde_json::from_value(found.state.config.clone()).context("configuration in the checkpoint")?;
     let input = &found.state.input;
-    let request =
-        ModelRequest { num_classes: input.class_names.len(), in_channels: input.channels, seed: 0, device: &device };
+    let request = ModelRequest {
+        num_classes: input.class_names.len(),
+        in_channels: input.channels,
+        seed: 0,
+        kernels: config.compute.kernels,
+        device: &device,
+    };
     let model = load_weights(resnet(&trained.model, false, &request)?, found.model_path())?;
     let shape = ImageShape { height: input.height, width: input.width, channels: input.channels };
     let table = NormalizationTable::new(&Normalization { mean: input.mean.clone(), std: input.std.clone() });

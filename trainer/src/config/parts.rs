@@ -4,7 +4,8 @@
 //! milestones to multistep, lives inside that choice.
 
 use crate::choices::{
-    AugmentKind, BatchNormKind, DatasetKind, DeviceChoice, Dtype, OnBadImageKind, ScheduleKind, ShortcutKind,
+    AugmentKind, BatchNormKind, DatasetKind, DeviceChoice, Dtype, KernelsKind, OnBadImageKind, ScheduleKind,
+    ShortcutKind,
 };
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
@@ -242,6 +243,8 @@ pub struct RunConfig {
 pub struct ComputeConfig {
     /// Backend and device.
     pub device: DeviceChoice,
+    /// Whose kernels compute the layers.
+    pub kernels: KernelsKind,
     /// Number format.
     pub dtype: Dtype,
     /// Threads of one rank, if given.

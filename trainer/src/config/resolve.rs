@@ -8,7 +8,9 @@ use super::error::ConfigError;
 use super::parts::{
     BatchConfig, ComputeConfig, Course, ModelConfig, OptimizerConfig, RunConfig, ScheduleConfig, TrainSplitConfig,
 };
-use crate::choices::{AugmentKind, BatchNormKind, DatasetKind, DeviceChoice, Dtype, ScheduleKind, ShortcutKind};
+use crate::choices::{
+    AugmentKind, BatchNormKind, DatasetKind, DeviceChoice, Dtype, KernelsKind, ScheduleKind, ShortcutKind,
+};
 use crate::cli::{BatchArgs, ComputeArgs, ModelArgs, OptimizerArgs, RunArgs, ScheduleArgs, TrainArgs, TrainSplitArgs};
 use burn_resnet::ResNetConfig;
 
@@ -253,6 +255,7 @@ pub(super) fn compute(args: &ComputeArgs) -> Result<ComputeConfig, ConfigError> 
     }
     Ok(ComputeConfig {
         device,
+        kernels: args.kernels.unwrap_or(KernelsKind::Fused),
         dtype: args.dtype.unwrap_or(Dtype::F32),
         threads: args.threads.map(|threads| at_least("--threads", threads, 1)).transpose()?,
     })

@@ -26,6 +26,7 @@ pub(super) fn to_args(config: &TrainConfig) -> TrainArgs {
         run: config.run.to_args(),
         compute: ComputeArgs {
             device: Some(config.compute.device),
+            kernels: Some(config.compute.kernels),
             dtype: Some(config.compute.dtype),
             threads: config.compute.threads,
         },

@@ -42,7 +42,9 @@ pub(crate) fn run(mpi: Mpi, mpirun: Option<&Mpirun>) -> Outcome {
         }
         None => None,
     };
-    let trainer = cargo::executable(test_build(mpi, "build", &["--bins"]), "trainer", false)?;
+    // The program beside its own tests: built alone it would have other features of shared dependencies, and burn be
+    // compiled again for it.
+    let trainer = cargo::executable(test_build(mpi, "test", &["--no-run", "--test", PROGRAM]), "trainer", false)?;
     let folder = cargo::target_folder().join("mpi-suite");
     // The remains of an earlier failure.
     let _ = fs::remove_dir_all(&folder);
@@ -57,6 +59,8 @@ pub(crate) fn run(mpi: Mpi, mpirun: Option<&Mpirun>) -> Outcome {
 }
 
 const CONFORMANCE: &str = "mpi_conformance";
+/// A test of the trainer that starts the program.
+const PROGRAM: &str = "program";
 
 /// The whole workspace with the features of the other stages, so that nothing is compiled anew.
 fn test_build(mpi: Mpi, subcommand: &str, further: &[&str]) -> Command {

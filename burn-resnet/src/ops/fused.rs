@@ -1,0 +1,161 @@
+//! Convolution, batch normalisation, residual and ReLU as one operation.
+//!
+//! In: `[N, H, W, C_in]`. Out: `[N, H_out, W_out, C_out]`. Invariant: the same function as the operations one after the
+//! other; only the order of roundings may differ between bodies.
+
+pub(super) mod autodiff;
+pub(super) mod composed;
+#[cfg(feature = "flex")]
+pub(super) mod flex;
+
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{Backend, Dispatch, ExtensionType};
+use burn::tensor::{Device, Tensor};
+
+use super::{BatchNormOptions, BatchNormTrain, ResNetOps};
+
+/// What is added after the normalisation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Residual {
+    /// Nothing.
+    None,
+    /// A tensor of the output's shape.
+    Identity,
+    /// Shortcut A of a tensor: every second row and column, channels of zeros half in front and half behind.
+    ShortcutA,
+}
+
+/// A fused operation beside its tensors.
+#[derive(Clone, Debug)]
+pub struct FusedOptions {
+    /// Step of the square kernel in both directions: 1 or 2.
+    pub stride: usize,
+    /// Zeros around the image on each side.
+    pub padding: usize,
+    /// What is added after the normalisation.
+    pub residual: Residual,
+    /// Whether a ReLU ends the operation.
+    pub relu: bool,
+    /// The normalisation.
+    pub norm: BatchNormOptions,
+}
+
+/// Results of [`ResNetOps::fused_train`] on a backend.
+#[derive(ExtensionType)]
+pub struct FusedOutput<B: Backend> {
+    /// `[N, H_out, W_out, C_out]`.
+    pub output: FloatTensor<B>,
+    /// The convolution's result, which the backward pass needs; not tracked.
+    pub convolved: FloatTensor<B>,
+    /// `[C_out]`; not tracked.
+    pub mean: FloatTensor<B>,
+    /// `[C_out]`, biased; not tracked.
+    pub variance: FloatTensor<B>,
+    /// How many values of each channel the statistics were taken over.
+    pub num_values: f64,
+}
+
+/// What [`ResNetOps::fused_train_backward`] needs of the forward pass.
+#[derive(ExtensionType, Clone, Debug)]
+pub struct FusedSaved<B: Backend> {
+    /// `[N, H, W, C_in]`.
+    pub input: FloatTensor<B>,
+    /// `[C_out, C_in, K, K]`.
+    pub weight: FloatTensor<B>,
+    /// `[C_out]`.
+    pub gamma: FloatTensor<B>,
+    /// `[C_out]`.
+    pub beta: FloatTensor<B>,
+    /// `[N, H_out, W_out, C_out]`.
+    pub output: FloatTensor<B>,
+    /// `[N, H_out, W_out, C_out]`.
+    pub convolved: FloatTensor<B>,
+    /// `[C_out]`.
+    pub mean: FloatTensor<B>,
+    /// `[C_out]`.
+    pub variance: FloatTensor<B>,
+    /// Over all who computed the batch together.
+    pub num_values: f64,
+    /// Of the residual; of no meaning without one.
+    pub residual_shape: [usize; 4],
+    /// Whether anything wants the input's gradient: not that of the images.
+    pub needs_input: bool,
+}
+
+/// Results of [`ResNetOps::fused_train_backward`].
+#[derive(ExtensionType)]
+pub struct FusedGradients<B: Backend> {
+    /// `[N, H, W, C_in]`, or any tensor if it was not needed.
+    pub input: FloatTensor<B>,
+    /// `[C_out, C_in, K, K]`.
+    pub weight: FloatTensor<B>,
+    /// `[C_out]`, summed over this batch only.
+    pub gamma: FloatTensor<B>,
+    /// `[C_out]`, summed over this batch only.
+    pub beta: FloatTensor<B>,
+    /// Of the residual's shape, or any tensor without one.
+    pub residual: FloatTensor<B>,
+}
+
+/// [`ResNetOps::fused_train`] on tensors of any device, differentiable on autodiff ones.
+///
+/// # Shapes
+/// `input`: `[N, H, W, C_in]`; `weight`: `[C_out, C_in, K, K]`; `gamma`, `beta`: `[C_out]`; `residual`: as
+/// [`FusedOptions::residual`] says, `None` exactly for [`Residual::None`].
+///
+/// # Collective
+/// With a reducer: one sum in the forward and one in the backward pass.
+pub fn fused_train(
+    input: Tensor<4>,
+    weight: Tensor<4>,
+    gamma: Tensor<1>,
+    beta: Tensor<1>,
+    residual: Option<Tensor<4>>,
+    options: FusedOptions,
+) -> BatchNormTrain {
+    let residual = residual_or_nothing(residual, &options, &input.device());
+    let fused = <Dispatch as ResNetOps>::fused_train(
+        input.into_dispatch(),
+        weight.into_dispatch(),
+        gamma.into_dispatch(),
+        beta.into_dispatch(),
+        residual.into_dispatch(),
+        options,
+    );
+    BatchNormTrain {
+        output: Tensor::from_dispatch(fused.output),
+        mean: Tensor::from_dispatch(fused.mean),
+        variance: Tensor::from_dispatch(fused.variance),
+        num_values: fused.num_values,
+    }
+}
+
+/// [`ResNetOps::fused_inference`] on tensors of any device: `convolution * scale + shift`, residual, ReLU. No gradient.
+///
+/// # Shapes
+/// As [`fused_train`], `scale` and `shift`: `[C_out]`.
+pub fn fused_inference(
+    input: Tensor<4>,
+    weight: Tensor<4>,
+    scale: Tensor<1>,
+    shift: Tensor<1>,
+    residual: Option<Tensor<4>>,
+    options: FusedOptions,
+) -> Tensor<4> {
+    let residual = residual_or_nothing(residual, &options, &input.device());
+    Tensor::from_dispatch(<Dispatch as ResNetOps>::fused_inference(
+        input.into_dispatch(),
+        weight.into_dispatch(),
+        scale.into_dispatch(),
+        shift.into_dispatch(),
+        residual.into_dispatch(),
+        options,
+    ))
+}
+
+/// The extension's operations take no optional tensors: one element stands for nothing.
+fn residual_or_nothing(residual: Option<Tensor<4>>, options: &FusedOptions, device: &Device) -> Tensor<4> {
+    let is_given = options.residual != Residual::None;
+    assert_eq!(residual.is_some(), is_given, "fused operation: a residual is given exactly where the options say so");
+    residual.unwrap_or_else(|| Tensor::zeros([1, 1, 1, 1], device))
+}

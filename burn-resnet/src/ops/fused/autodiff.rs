@@ -1,0 +1,96 @@
+//! The fused operation on autodiff tensors: one node with five parents.
+//!
+//! Invariant: it counts as compute-bound, so that checkpointing never runs its forward (and the reducer's sum) a second time.
+
+use burn::backend::autodiff::checkpoint::base::Checkpointer;
+use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
+use burn::backend::autodiff::grads::Gradients;
+use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{Autodiff, AutodiffBackend, TensorMetadata};
+
+use super::{FusedOptions, FusedOutput, FusedSaved, Residual};
+use crate::ops::ResNetOps;
+
+#[derive(Debug)]
+struct FusedTrainBackward;
+
+impl<B: ResNetOps> Backward<B, 5> for FusedTrainBackward {
+    type State = (FusedSaved<B>, FusedOptions);
+
+    fn backward(self, ops: Ops<Self::State, 5>, gradients: &mut Gradients, _checkpointer: &mut Checkpointer) {
+        let output_gradient = gradients.consume::<B>(&ops.node);
+        let (mut saved, options) = ops.state;
+        let has_residual = options.residual != Residual::None;
+        let [input, weight, gamma, beta, residual] = ops.parents;
+        saved.needs_input = input.is_some();
+        let computed = <B as ResNetOps>::fused_train_backward(saved, output_gradient, options);
+        let residual = residual.filter(|_| has_residual);
+        for (parent, gradient) in [
+            (weight, computed.weight),
+            (gamma, computed.gamma),
+            (beta, computed.beta),
+            (residual, computed.residual),
+            (input, computed.input),
+        ] {
+            if let Some(node) = parent {
+                gradients.register::<B>(node.id, gradient);
+            }
+        }
+    }
+}
+
+pub(in crate::ops) fn forward<B: ResNetOps, C: CheckpointStrategy>(
+    input: FloatTensor<Autodiff<B, C>>,
+    weight: FloatTensor<Autodiff<B, C>>,
+    gamma: FloatTensor<Autodiff<B, C>>,
+    beta: FloatTensor<Autodiff<B, C>>,
+    residual: FloatTensor<Autodiff<B, C>>,
+    options: FusedOptions,
+) -> FusedOutput<Autodiff<B, C>> {
+    let guards = [input.node(), weight.node(), gamma.node(), beta.node(), residual.node()];
+    let prepared = FusedTrainBackward.prepare::<C>(guards).compute_bound().stateful();
+    let residual_shape = residual.shape().dims();
+    let [input, weight, gamma, beta, residual] =
+        [input, weight, gamma, beta, residual].map(|tensor| tensor.into_primitive());
+    let run = |input, weight, gamma, beta, options| {
+        <B as ResNetOps>::fused_train(input, weight, gamma, beta, residual, options)
+    };
+    match prepared {
+        OpsKind::Tracked(prepared) => {
+            let fused = run(input.clone(), weight.clone(), gamma.clone(), beta.clone(), options.clone());
+            let saved = FusedSaved {
+                input,
+                weight,
+                gamma,
+                beta,
+                output: fused.output.clone(),
+                convolved: fused.convolved.clone(),
+                mean: fused.mean.clone(),
+                variance: fused.variance.clone(),
+                num_values: fused.num_values,
+                residual_shape,
+                needs_input: true,
+            };
+            lift(fused, |output| prepared.finish((saved, options), output))
+        }
+        OpsKind::UnTracked(prepared) => {
+            lift(run(input, weight, gamma, beta, options), |output| prepared.finish(output))
+        }
+    }
+}
+
+/// Wraps the inner results: the output as `finish` tracks it, the rest untracked.
+fn lift<B: ResNetOps, C: CheckpointStrategy>(
+    fused: FusedOutput<B>,
+    finish: impl FnOnce(FloatTensor<B>) -> FloatTensor<Autodiff<B, C>>,
+) -> FusedOutput<Autodiff<B, C>> {
+    let untracked = <Autodiff<B, C> as AutodiffBackend>::from_inner;
+    FusedOutput {
+        output: finish(fused.output),
+        convolved: untracked(fused.convolved),
+        mean: untracked(fused.mean),
+        variance: untracked(fused.variance),
+        num_values: fused.num_values,
+    }
+}

@@ -1,0 +1,140 @@
+//! Fused layers against burn's own operations: the same network, weights and images, other kernels.
+
+#![allow(clippy::unwrap_used)] // A failed unwrap here is a failed test.
+
+mod support;
+
+use burn::module::Module;
+use burn::tensor::activation::log_softmax;
+use burn::tensor::{Device, Int, Tensor, TensorData};
+use burn_resnet::{Kernels, ResNet, ResNetConfig, Shortcut};
+use support::{Named, assert_close, gradients, relative_difference, tensors, values};
+
+/// docs/numerics.md: relative to the largest, for logits, gradients and running statistics of one step.
+const STEP_TOLERANCE: f64 = 1e-5;
+/// docs/numerics.md: relative, for the loss of each of ten steps.
+const TEN_LOSSES_TOLERANCE: f64 = 1e-4;
+
+const SIZES: [[usize; 4]; 3] = [[4, 16, 16, 3], [3, 9, 14, 3], [2, 7, 8, 1]];
+
+fn model(kernels: Kernels, shortcut: Shortcut, channels: usize, device: &Device) -> ResNet {
+    let config = ResNetConfig::cifar(8).unwrap().with_shortcut(shortcut).with_in_channels(channels);
+    config.with_kernels(kernels).init(11, device)
+}
+
+/// Smooth and without symmetry, so that a mirrored or shifted result differs.
+fn images(shape: [usize; 4], device: &Device) -> Tensor<4> {
+    let len = shape.iter().product::<usize>();
+    let values: Vec<f32> = (0..len).map(|i| ((i * i % 89) as f32 * 0.37).sin() + (i % 7) as f32 * 0.1).collect();
+    Tensor::from_data(TensorData::new(values, shape), device)
+}
+
+fn loss(model: &ResNet, images: Tensor<4>) -> (Tensor<2>, Tensor<1>) {
+    let [n, ..] = images.dims();
+    let device = images.device();
+    let labels: Vec<i32> = (0..n as i32).map(|i| (3 * i + 1) % 10).collect();
+    let labels = Tensor::<1, Int>::from_data(TensorData::new(labels, [n]), &device);
+    let logits = model.forward(images);
+    let loss = log_softmax(logits.clone(), 1).gather(1, labels.unsqueeze_dim(1)).mean().neg();
+    (logits, loss)
+}
+
+struct Step {
+    logits: Vec<f32>,
+    gradients: Named,
+    image_gradient: Vec<f32>,
+    after: Named,
+    evaluated: Vec<f32>,
+}
+
+fn step(kernels: Kernels, shortcut: Shortcut, shape: [usize; 4], device: &Device) -> Step {
+    let device = device.clone().autodiff();
+    let model = model(kernels, shortcut, shape[3], &device);
+    let images = images(shape, &device).require_grad();
+    let (logits, loss) = loss(&model, images.clone());
+    let backward = loss.backward();
+    let evaluated = model.valid().forward(images.clone().inner());
+    Step {
+        logits: values(logits),
+        gradients: gradients(&model, &backward),
+        image_gradient: values(images.grad(&backward).unwrap()),
+        after: tensors(&model),
+        evaluated: values(evaluated),
+    }
+}
+
+fn assert_same_step(found: &Step, expected: &Step) {
+    for (found, expected) in [
+        (&found.logits, &expected.logits),
+        (&found.image_gradient, &expected.image_gradient),
+        (&found.evaluated, &expected.evaluated),
+    ] {
+        let off = relative_difference(found, expected);
+        assert!(off <= STEP_TOLERANCE, "{off:.2e}");
+    }
+    assert_close(&found.gradients, &expected.gradients, STEP_TOLERANCE);
+    assert_close(&found.after, &expected.after, STEP_TOLERANCE);
+}
+
+#[test]
+fn our_kernels_compute_what_burns_operations_do() {
+    let device = Device::flex();
+    for shortcut in [Shortcut::A, Shortcut::B] {
+        for shape in SIZES {
+            let stock = step(Kernels::Stock, shortcut, shape, &device);
+            assert_same_step(&step(Kernels::Fused, shortcut, shape, &device), &stock);
+        }
+    }
+}
+
+#[test]
+#[allow(deprecated)] // burn calls its NdArray backend so.
+fn the_composed_body_computes_what_burns_operations_do() {
+    let device = Device::ndarray();
+    for shortcut in [Shortcut::A, Shortcut::B] {
+        for shape in SIZES {
+            let stock = step(Kernels::Stock, shortcut, shape, &device);
+            assert_same_step(&step(Kernels::Fused, shortcut, shape, &device), &stock);
+        }
+    }
+}
+
+#[test]
+fn ten_steps_lose_as_with_burns_operations() {
+    let losses = |kernels| {
+        let device = Device::flex().autodiff();
+        let mut model = model(kernels, Shortcut::A, 3, &device);
+        let config = burn::optim::SgdConfig::new();
+        let mut optimizer = config.init();
+        (0..10)
+            .map(|_| {
+                let (_, loss) = loss(&model, images([6, 16, 16, 3], &device));
+                let gradients = burn::optim::GradientsParams::from_grads(loss.backward(), &model);
+                model = optimizer.step(0.02, model.clone(), gradients);
+                loss.into_scalar::<f32>()
+            })
+            .collect::<Vec<f32>>()
+    };
+    let (fused, stock) = (losses(Kernels::Fused), losses(Kernels::Stock));
+    assert!(stock[9] < 0.9 * stock[0], "the losses fall: {stock:?}");
+    for (fused, stock) in fused.iter().zip(&stock) {
+        let off = f64::from((fused - stock).abs() / stock);
+        assert!(off <= TEN_LOSSES_TOLERANCE, "{fused} against {stock}");
+    }
+}
+
+#[test]
+fn the_number_of_threads_changes_no_bit() {
+    let with_threads = |num_threads| {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(num_threads).build().unwrap();
+        pool.install(|| step(Kernels::Fused, Shortcut::A, [5, 16, 16, 3], &Device::flex()))
+    };
+    let one = with_threads(1);
+    for num_threads in [2, 3] {
+        let many = with_threads(num_threads);
+        assert_eq!(many.logits, one.logits);
+        assert_eq!(many.gradients, one.gradients);
+        assert_eq!(many.image_gradient, one.image_gradient);
+        assert_eq!(many.after, one.after);
+    }
+}

@@ -1,0 +1,111 @@
+//! Batch normalisation of `[rows, C]` with a residual and a ReLU in the same pass, forward and backward.
+//!
+//! Forward: [`statistics`] (per channel: sum and centred sum of squares), [`finish`] (mean, 1 / std), [`normalize()`]:
+//! y = relu(gamma · (x - mean) · invstd + beta + residual). Inference: [`normalize()`] with the running mean, or
+//! [`scale_shift`] with folded parameters.
+//! Backward: [`backward_sums`] (S1 = Σ g, S2 = Σ g·x̂, with g = dy where the ReLU was open), which are also the gradients of
+//! beta and gamma; then [`backward`]: dx = gamma · invstd · (g - S1/n - x̂ · S2/n), and g for the residual.
+//! Invariant: bits depend on neither threads nor instruction set. n, S1 and S2 are arguments, so that a synchronised norm
+//! adds them over the ranks between the two passes ([`merge_moments`] in rank order for the statistics).
+//!
+//! What the backward pass needs: x, the convolution's output, from which x̂ is recomputed (y has lost it where the ReLU shut,
+//! and dx needs it there too; gamma may be 0). The gate of the ReLU is read from y where a residual was added
+//! ([`Gate::Output`]) and else recomputed from x by the forward's own expression ([`Gate::Recomputed`]): one stream
+//! less in both passes, and y need not be kept for it.
+//! Source: Ioffe and Szegedy, arXiv 1502.03167; option A shortcut: He et al., arXiv 1512.03385, section 3.3.
+
+mod gradient;
+mod moments;
+mod normalize;
+mod shortcut;
+mod sums;
+
+#[cfg(test)]
+mod reference;
+#[cfg(test)]
+mod tests;
+
+pub use gradient::{Gradients, ResidualGradient, backward};
+pub use moments::{finish, merge_moments, moments_of_shifted, statistics, update_running};
+pub use normalize::{Residual, normalize, normalize_in_place, scale_shift, scale_shift_in_place};
+pub use shortcut::ShortcutA;
+pub use sums::{backward_sums, workspace_len};
+
+/// The parameters of a normalisation, each `[C]`.
+///
+/// # Differs from PyTorch
+/// Computes (x - mean) · (gamma · invstd) + beta, PyTorch x · (gamma · invstd) + (beta - mean · gamma · invstd), which loses
+/// digits where the mean is large against the standard deviation.
+#[derive(Clone, Copy, Debug)]
+pub struct Affine<'a> {
+    /// Mean of each channel, of the batch or running.
+    pub mean: &'a [f32],
+    /// 1 / sqrt(variance + epsilon) of each channel.
+    pub invstd: &'a [f32],
+    /// Scale of each channel.
+    pub gamma: &'a [f32],
+    /// Shift of each channel.
+    pub beta: &'a [f32],
+}
+
+impl Affine<'_> {
+    /// The number of channels.
+    pub fn num_channels(&self) -> usize {
+        self.mean.len()
+    }
+
+    fn check(&self) {
+        let channels = self.num_channels();
+        assert!(channels > 0, "batch_norm: expected at least one channel");
+        assert_len("invstd", self.invstd.len(), channels);
+        assert_len("gamma", self.gamma.len(), channels);
+        assert_len("beta", self.beta.len(), channels);
+    }
+}
+
+/// Where a gradient passes: what follows the normalisation in the forward pass.
+#[derive(Clone, Copy, Debug)]
+pub enum Gate<'a> {
+    /// No ReLU: everywhere.
+    Open,
+    /// A ReLU whose output this is, `[rows, C]`: where it is above 0.
+    Output(&'a [f32]),
+    /// A ReLU right after the normalisation, without a residual: where gamma · (x - mean) · invstd + beta is above 0.
+    Recomputed,
+}
+
+/// The inputs that both backward passes share.
+#[derive(Clone, Copy, Debug)]
+pub struct Saved<'a> {
+    /// The parameters of the forward pass.
+    pub affine: Affine<'a>,
+    /// The input of the normalisation, `[rows, C]`.
+    pub x: &'a [f32],
+    /// What followed it.
+    pub gate: Gate<'a>,
+}
+
+impl<'a> Saved<'a> {
+    /// Checks all lengths and returns (rows, channels).
+    fn check(&self) -> (usize, usize) {
+        self.affine.check();
+        if let Gate::Output(y) = self.gate {
+            assert_len("gate", y.len(), self.x.len());
+        }
+        (num_rows(self.x.len(), self.affine.num_channels()), self.affine.num_channels())
+    }
+
+    fn gate_values(&self) -> Option<&'a [f32]> {
+        if let Gate::Output(y) = self.gate { Some(y) } else { None }
+    }
+}
+
+fn num_rows(len: usize, channels: usize) -> usize {
+    assert!(channels > 0, "batch_norm: expected at least one channel");
+    assert!(len.is_multiple_of(channels), "batch_norm: {len} values are no whole rows of {channels} channels");
+    len / channels
+}
+
+fn assert_len(what: &str, got: usize, expected: usize) {
+    assert!(got == expected, "batch_norm: {what}: expected {expected} values, got {got}");
+}

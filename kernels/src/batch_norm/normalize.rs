@@ -1,0 +1,211 @@
+//! Normalisation, residual and ReLU in one pass.
+//!
+//! In: `[rows, C]`, four parameters a channel, a residual. Out: `[rows, C]`.
+//! Invariant: y = relu((x - mean) · (gamma · invstd) + beta + residual), added in this order.
+//! Source: arXiv 1502.03167, algorithms 1 and 2.
+
+use super::sums::fill_scale;
+use super::{Affine, ShortcutA, assert_len, num_rows};
+use crate::simd::{Isa, Task, vectorized};
+use crate::tiles::{Columns, PerChannel, Read, Streams, TILE_MAX, Write, piece_rows, walk};
+
+/// What is added before the ReLU.
+#[derive(Clone, Copy, Debug)]
+pub enum Residual<'a> {
+    /// Nothing.
+    None,
+    /// Values of the same shape, `[rows, C]`.
+    Identity(&'a [f32]),
+    /// The block's input `[N, H, W, C_in]`, subsampled and padded with zero channels as it is read.
+    OptionA(ShortcutA, &'a [f32]),
+}
+
+/// y = relu(gamma · (x - mean) · invstd + beta + residual).
+///
+/// # Shapes
+/// `x`, `y`: `[rows, C]`.
+///
+/// # Panics
+/// If a length differs, or the processor lacks `isa`.
+pub fn normalize(isa: Isa, affine: &Affine<'_>, x: &[f32], residual: Residual<'_>, relu: bool, y: &mut [f32]) {
+    affine.check();
+    assert_len("y", y.len(), x.len());
+    run(isa, Coefficients::of(affine), Some(x), residual, relu, y);
+}
+
+/// [`normalize()`] with x in `y`: for inference and wherever x is not needed again.
+///
+/// # Panics
+/// As [`normalize()`], and with an option A residual, which needs x elsewhere.
+pub fn normalize_in_place(isa: Isa, affine: &Affine<'_>, residual: Residual<'_>, relu: bool, y: &mut [f32]) {
+    affine.check();
+    run(isa, Coefficients::of(affine), None, residual, relu, y);
+}
+
+/// y = relu(scale · x + shift + residual): inference with folded parameters, each `[C]`.
+///
+/// # Shapes
+/// `x`, `y`: `[rows, C]`.
+///
+/// # Panics
+/// If a length differs, or the processor lacks `isa`.
+pub fn scale_shift(
+    isa: Isa,
+    scale: &[f32],
+    shift: &[f32],
+    x: &[f32],
+    residual: Residual<'_>,
+    relu: bool,
+    y: &mut [f32],
+) {
+    assert_len("shift", shift.len(), scale.len());
+    assert_len("y", y.len(), x.len());
+    run(isa, Coefficients { mean: None, scale, invstd: None, shift }, Some(x), residual, relu, y);
+}
+
+/// [`scale_shift`] with x in `y`.
+///
+/// # Panics
+/// As [`scale_shift`], and with an option A residual, which needs x elsewhere.
+pub fn scale_shift_in_place(isa: Isa, scale: &[f32], shift: &[f32], residual: Residual<'_>, relu: bool, y: &mut [f32]) {
+    assert_len("shift", shift.len(), scale.len());
+    run(isa, Coefficients { mean: None, scale, invstd: None, shift }, None, residual, relu, y);
+}
+
+/// y = (x - mean) · (scale · invstd) + shift; an absent mean is 0, an absent invstd 1.
+#[derive(Clone, Copy)]
+struct Coefficients<'a> {
+    mean: Option<&'a [f32]>,
+    scale: &'a [f32],
+    invstd: Option<&'a [f32]>,
+    shift: &'a [f32],
+}
+
+impl<'a> Coefficients<'a> {
+    fn of(affine: &Affine<'a>) -> Self {
+        Self { mean: Some(affine.mean), scale: affine.gamma, invstd: Some(affine.invstd), shift: affine.beta }
+    }
+}
+
+fn run(isa: Isa, coefficients: Coefficients<'_>, x: Option<&[f32]>, residual: Residual<'_>, relu: bool, y: &mut [f32]) {
+    let channels = coefficients.scale.len();
+    let rows = num_rows(y.len(), channels);
+    let read = |values| Read { values, stride: channels };
+    let mut streams = Streams {
+        units: rows,
+        reads: [x.map_or(Read::ABSENT, read), Read::ABSENT, Read::ABSENT],
+        writes: [Write { values: y, stride: channels }, Write::absent()],
+    };
+    let mut piece = piece_rows(channels);
+    let mut shortcut = None;
+    match residual {
+        Residual::None => {}
+        Residual::Identity(values) => {
+            assert_len("residual", values.len(), rows * channels);
+            streams.reads[1] = read(values);
+        }
+        Residual::OptionA(shape, values) => {
+            assert!(x.is_some(), "batch_norm: an option A residual needs x apart from y");
+            shape.check(values.len(), rows * channels, channels);
+            streams.units = shape.num_images;
+            streams.reads[0].stride = shape.image_out();
+            streams.reads[1] = Read { values, stride: shape.image_in() };
+            streams.writes[0].stride = shape.image_out();
+            piece = (piece / shape.pixels_out().max(1)).max(1);
+            shortcut = Some(shape);
+        }
+    }
+    streams.for_each_piece(piece, &|Streams { reads: [x, residual, _], writes: [y, _], .. }| {
+        let mut residual = residual.values;
+        if let Some(shortcut) = shortcut {
+            shortcut.write(residual, y.values);
+            residual = &[];
+        }
+        let part = Part { coefficients, x: x.values, residual, y: y.values };
+        match (part.x.is_empty(), shortcut.is_some(), part.residual.is_empty()) {
+            (false, false, true) => gated::<false, NONE>(isa, part, relu),
+            (false, false, false) => gated::<false, SEPARATE>(isa, part, relu),
+            (false, true, _) => gated::<false, IN_OUTPUT>(isa, part, relu),
+            (true, _, true) => gated::<true, NONE>(isa, part, relu),
+            (true, _, false) => gated::<true, SEPARATE>(isa, part, relu),
+        }
+    });
+}
+
+fn gated<const IN_PLACE: bool, const RESIDUAL: u8>(isa: Isa, part: Part<'_>, relu: bool) {
+    if relu {
+        vectorized(isa, PartOf::<IN_PLACE, RESIDUAL, true>(part));
+    } else {
+        vectorized(isa, PartOf::<IN_PLACE, RESIDUAL, false>(part));
+    }
+}
+
+/// Where the residual is.
+const NONE: u8 = 0;
+const SEPARATE: u8 = 1;
+const IN_OUTPUT: u8 = 2;
+
+struct Part<'a> {
+    coefficients: Coefficients<'a>,
+    x: &'a [f32],
+    residual: &'a [f32],
+    y: &'a mut [f32],
+}
+
+struct PartOf<'a, const IN_PLACE: bool, const RESIDUAL: u8, const RELU: bool>(Part<'a>);
+
+impl<const IN_PLACE: bool, const RESIDUAL: u8, const RELU: bool> Task for PartOf<'_, IN_PLACE, RESIDUAL, RELU> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let channels = self.0.coefficients.scale.len();
+        let rows = self.0.y.len() / channels;
+        let (mean, scale, shift) = ([0.0; TILE_MAX], [0.0; TILE_MAX], [0.0; TILE_MAX]);
+        let mut kernel = Kernel::<IN_PLACE, RESIDUAL, RELU> { part: self.0, mean, scale, shift };
+        walk(&mut kernel, rows, channels);
+    }
+}
+
+struct Kernel<'a, const IN_PLACE: bool, const RESIDUAL: u8, const RELU: bool> {
+    part: Part<'a>,
+    mean: [f32; TILE_MAX],
+    scale: [f32; TILE_MAX],
+    shift: [f32; TILE_MAX],
+}
+
+impl<const IN_PLACE: bool, const RESIDUAL: u8, const RELU: bool> PerChannel for Kernel<'_, IN_PLACE, RESIDUAL, RELU> {
+    #[inline(always)]
+    fn enter(&mut self, columns: Columns) {
+        let Coefficients { mean, scale, invstd, shift } = self.part.coefficients;
+        if let Some(mean) = mean {
+            columns.fill(&mut self.mean, mean);
+        }
+        match invstd {
+            Some(invstd) => fill_scale(columns, &mut self.scale, scale, invstd),
+            None => columns.fill(&mut self.scale, scale),
+        }
+        columns.fill(&mut self.shift, shift);
+    }
+
+    #[inline(always)]
+    fn tile(&mut self, at: usize, width: usize) {
+        let range = at..at + width;
+        let x = if IN_PLACE { &[] } else { &self.part.x[range.clone()] };
+        let residual = if RESIDUAL == SEPARATE { &self.part.residual[range.clone()] } else { &[] };
+        let y = &mut self.part.y[range];
+        let (mean, scale, shift) = (&self.mean[..width], &self.scale[..width], &self.shift[..width]);
+        for i in 0..width {
+            let x = if IN_PLACE { y[i] } else { x[i] };
+            let mut value = (x - mean[i]) * scale[i] + shift[i];
+            if RESIDUAL == SEPARATE {
+                value += residual[i];
+            }
+            if RESIDUAL == IN_OUTPUT {
+                value += y[i];
+            }
+            // Not `max`: a NaN stays one, so that a diverged run is seen.
+            y[i] = if RELU && value < 0.0 { 0.0 } else { value };
+        }
+    }
+}

@@ -1,0 +1,239 @@
+//! Two sums for each channel over all rows; the first backward pass.
+//!
+//! In: `[rows, C]`, cut into pieces. Out: `[2, C]` in f64. Invariant: at most 32 values of a lane are added in f32, the
+//! rest in f64, and pieces in index order: the same bits for any number of threads.
+
+use rayon::prelude::*;
+
+use super::{Gate, Saved, assert_len};
+use crate::simd::{Isa, Task, vectorized};
+use crate::tiles::{Columns, PerChannel, TILE_MAX, summed_piece_rows, walk};
+
+/// The f64 values that [`super::statistics`] and [`backward_sums`] need as a workspace for `rows` of `channels`.
+pub fn workspace_len(rows: usize, channels: usize) -> usize {
+    rows.div_ceil(summed_piece_rows(rows, channels)) * 2 * channels
+}
+
+/// First backward pass: S1 = Σ g and S2 = Σ g · x̂ of every channel, with g = dy where the gate is open, else 0.
+///
+/// On one rank S1 is the gradient of beta and S2 that of gamma.
+///
+/// # Shapes
+/// `dy`: `[rows, C]`. `sums`: `[2, C]`, S1 then S2. `workspace`: [`workspace_len`] values.
+///
+/// # Panics
+/// If a length differs, or the processor lacks `isa`.
+pub fn backward_sums(isa: Isa, saved: &Saved<'_>, dy: &[f32], sums: &mut [f64], workspace: &mut [f64]) {
+    let (rows, channels) = saved.check();
+    assert_len("dy", dy.len(), saved.x.len());
+    let y = saved.gate_values();
+    sum_pieces(rows, channels, sums, workspace, |range, sums| {
+        let part = GateSums {
+            x: &saved.x[range.clone()],
+            y: y.map_or(&[], |y| &y[range.clone()]),
+            dy: &dy[range],
+            saved,
+            mean: [0.0; TILE_MAX],
+            scale: [0.0; TILE_MAX],
+            beta: [0.0; TILE_MAX],
+        };
+        match saved.gate {
+            Gate::Open => vectorized(isa, Summed { of: GateOf::<OPEN>(part), channels, sums }),
+            Gate::Output(_) => vectorized(isa, Summed { of: GateOf::<OUTPUT>(part), channels, sums }),
+            Gate::Recomputed => vectorized(isa, Summed { of: GateOf::<RECOMPUTED>(part), channels, sums }),
+        }
+    });
+    // The kernel summed g · (x - mean).
+    for (sum, invstd) in sums[channels..].iter_mut().zip(saved.affine.invstd) {
+        *sum *= f64::from(*invstd);
+    }
+}
+
+/// [`Gate`] as a constant.
+pub(super) const OPEN: u8 = 0;
+pub(super) const OUTPUT: u8 = 1;
+pub(super) const RECOMPUTED: u8 = 2;
+
+struct GateSums<'a> {
+    saved: &'a Saved<'a>,
+    x: &'a [f32],
+    y: &'a [f32],
+    dy: &'a [f32],
+    mean: [f32; TILE_MAX],
+    scale: [f32; TILE_MAX],
+    beta: [f32; TILE_MAX],
+}
+
+struct GateOf<'a, const GATE: u8>(GateSums<'a>);
+
+impl<const GATE: u8> PairOfSums for GateOf<'_, GATE> {
+    #[inline(always)]
+    fn len(&self) -> usize {
+        self.0.x.len()
+    }
+
+    #[inline(always)]
+    fn enter(&mut self, columns: Columns) {
+        let part = &mut self.0;
+        let affine = part.saved.affine;
+        columns.fill(&mut part.mean, affine.mean);
+        if GATE == RECOMPUTED {
+            fill_scale(columns, &mut part.scale, affine.gamma, affine.invstd);
+            columns.fill(&mut part.beta, affine.beta);
+        }
+    }
+
+    #[inline(always)]
+    fn tiles<const T: usize>(&self, at: usize, stride: usize, first: &mut [f32], second: &mut [f32]) {
+        let width = first.len();
+        let part = &self.0;
+        let x: [&[f32]; T] = tiles(part.x, at, stride, width);
+        let dy: [&[f32]; T] = tiles(part.dy, at, stride, width);
+        let y: [&[f32]; T] = if GATE == OUTPUT { tiles(part.y, at, stride, width) } else { [&[]; T] };
+        let (mean, scale, beta) = (&part.mean[..width], &part.scale[..width], &part.beta[..width]);
+        let second = &mut second[..width];
+        for i in 0..width {
+            let (mut first_sum, mut second_sum) = (0.0, 0.0);
+            for t in 0..T {
+                let centred = x[t][i] - mean[i];
+                let open = match GATE {
+                    OPEN => true,
+                    OUTPUT => y[t][i] > 0.0,
+                    _ => centred * scale[i] + beta[i] > 0.0,
+                };
+                // Loaded whatever the gate says, or the compiler makes a jump of it.
+                let dy = dy[t][i];
+                let gradient = if open { dy } else { 0.0 };
+                first_sum += gradient;
+                second_sum += gradient * centred;
+            }
+            first[i] += first_sum;
+            second[i] += second_sum;
+        }
+    }
+}
+
+/// `T` runs of `width` values, each `stride` after the one before.
+#[inline(always)]
+pub(super) fn tiles<const T: usize>(values: &[f32], at: usize, stride: usize, width: usize) -> [&[f32]; T] {
+    let mut tiles: [&[f32]; T] = [&[]; T];
+    let mut t = 0;
+    while t < T {
+        tiles[t] = &values[at + t * stride..][..width];
+        t += 1;
+    }
+    tiles
+}
+
+/// gamma · invstd of each lane; one expression for all passes, so that a recomputed gate is the forward's.
+#[inline(always)]
+pub(super) fn fill_scale(columns: Columns, tile: &mut [f32; TILE_MAX], gamma: &[f32], invstd: &[f32]) {
+    columns.fill(tile, gamma);
+    let invstd = &invstd[columns.first..columns.first + columns.period];
+    for lanes in tile[..columns.width].chunks_mut(columns.period) {
+        for (lane, invstd) in lanes.iter_mut().zip(invstd) {
+            *lane *= invstd;
+        }
+    }
+}
+
+/// What is added up, two values for each value of `[rows, C]`.
+pub(super) trait PairOfSums {
+    /// The number of values.
+    fn len(&self) -> usize;
+    /// Loads the parameters of these channels.
+    fn enter(&mut self, columns: Columns);
+    /// Adds what belongs to `T` runs of values from `at` on, `stride` apart, to the accumulators, one for each lane.
+    fn tiles<const T: usize>(&self, at: usize, stride: usize, first: &mut [f32], second: &mut [f32]);
+    /// Called when the sums of these channels are complete.
+    #[inline(always)]
+    fn leave(&self, _columns: Columns, _first_sums: &mut [f64], _second_sums: &mut [f64]) {}
+}
+
+/// Sets `sums` (`[2, C]`) to the sums of one piece.
+pub(super) struct Summed<'a, P> {
+    pub(super) of: P,
+    pub(super) channels: usize,
+    pub(super) sums: &'a mut [f64],
+}
+
+impl<P: PairOfSums> Task for Summed<'_, P> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        self.sums.fill(0.0);
+        let rows = self.of.len() / self.channels;
+        let (first_sums, second_sums) = self.sums.split_at_mut(self.channels);
+        let (first, second) = ([0.0; TILE_MAX], [0.0; TILE_MAX]);
+        let mut kernel = Accumulators { of: self.of, first, second, first_sums, second_sums };
+        walk(&mut kernel, rows, self.channels);
+    }
+}
+
+struct Accumulators<'a, P> {
+    of: P,
+    first: [f32; TILE_MAX],
+    second: [f32; TILE_MAX],
+    first_sums: &'a mut [f64],
+    second_sums: &'a mut [f64],
+}
+
+impl<P: PairOfSums> PerChannel for Accumulators<'_, P> {
+    #[inline(always)]
+    fn enter(&mut self, columns: Columns) {
+        self.of.enter(columns);
+    }
+
+    #[inline(always)]
+    fn tile(&mut self, at: usize, width: usize) {
+        self.of.tiles::<1>(at, 0, &mut self.first[..width], &mut self.second[..width]);
+    }
+
+    #[inline(always)]
+    fn four_tiles(&mut self, at: usize, stride: usize, width: usize) {
+        self.of.tiles::<4>(at, stride, &mut self.first[..width], &mut self.second[..width]);
+    }
+
+    #[inline(always)]
+    fn flush(&mut self, columns: Columns) {
+        columns.drain(&mut self.first, self.first_sums);
+        columns.drain(&mut self.second, self.second_sums);
+    }
+
+    #[inline(always)]
+    fn leave(&mut self, columns: Columns) {
+        self.of.leave(columns, self.first_sums, self.second_sums);
+    }
+}
+
+/// Calls `sum` for each piece with its range of values and its `[2, C]`, then adds these up in index order.
+fn sum_pieces(
+    rows: usize,
+    channels: usize,
+    sums: &mut [f64],
+    workspace: &mut [f64],
+    sum: impl Fn(std::ops::Range<usize>, &mut [f64]) + Sync,
+) {
+    let workspace = check_sums(rows, channels, sums, workspace);
+    let len = rows * channels;
+    let piece = summed_piece_rows(rows, channels) * channels;
+    workspace.par_chunks_mut(2 * channels).enumerate().for_each(|(index, sums)| {
+        sum(index * piece..len.min((index + 1) * piece), sums);
+    });
+    sums.fill(0.0);
+    for piece in workspace.chunks_exact(2 * channels) {
+        for (total, part) in sums.iter_mut().zip(piece) {
+            *total += part;
+        }
+    }
+}
+
+/// Checks both lengths and returns the part of the workspace in use.
+pub(super) fn check_sums<'a>(rows: usize, channels: usize, sums: &[f64], workspace: &'a mut [f64]) -> &'a mut [f64] {
+    assert_len("sums", sums.len(), 2 * channels);
+    let needed = workspace_len(rows, channels);
+    let got = workspace.len();
+    assert!(got >= needed, "batch_norm: workspace: expected at least {needed} values, got {got}");
+    &mut workspace[..needed]
+}

@@ -1,0 +1,251 @@
+//! Two-dimensional convolution in channels-last: forward, data gradient, weight gradient.
+//!
+//! In: activations `[N, H, W, C]`, weights `[C_out, C_in, K, K]` packed by [`Conv2d::pack_forward`] and
+//! [`Conv2d::pack_data_gradient`] (again after each change of the weights), a workspace of the stated length.
+//! Out: the result in the caller's slice, every element written.
+//! Invariant: bit-equal for any number of threads; a workspace for fewer threads only uses fewer.
+
+mod direct;
+mod pack;
+mod padded;
+mod pass;
+mod plan;
+pub mod reference;
+mod row_kernel;
+mod shape;
+mod statistics;
+#[cfg(test)]
+mod tests;
+mod weight_gradient;
+mod weight_kernel;
+mod winograd;
+mod winograd_finish;
+mod winograd_pack;
+mod winograd_plan;
+mod winograd_tiles;
+mod winograd_transform;
+mod winograd_weight;
+
+pub use shape::Conv2dShape;
+
+use crate::simd::Isa;
+use pass::{Operands, Pass, WeightPass};
+use plan::Plan;
+use statistics::{Statistics, reduce_partials};
+use weight_gradient::WeightGradient;
+use winograd_pack::PackKernels;
+use winograd_weight::WinogradWeight;
+
+/// How a convolution is computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Algorithm {
+    /// Winograd where it exists and wins, direct elsewhere.
+    Auto,
+    /// Register blocks over padded rows, for every shape.
+    Direct,
+    /// F(4x4, 3x3): a quarter of the multiplications, and a few times direct's rounding error. 3x3 with stride 1 only.
+    Winograd,
+}
+
+/// What the forward pass does beside writing the output.
+#[derive(Debug)]
+pub enum Epilogue<'a> {
+    /// Nothing.
+    None,
+    /// Per output channel the sum of `y - shift` and of its square over all pixels, taken while the output is in the
+    /// cache. `shift` near the mean (the running mean) keeps the variance exact where the mean is large; `None` is zero.
+    Statistics {
+        /// `[C_out]`.
+        shift: Option<&'a [f32]>,
+        /// `[C_out]`, overwritten.
+        sum: &'a mut [f64],
+        /// `[C_out]`, overwritten.
+        sum_of_squares: &'a mut [f64],
+    },
+}
+
+/// A convolution of one shape, planned: cheap to make, holds no buffers.
+#[derive(Clone, Copy, Debug)]
+pub struct Conv2d {
+    shape: Conv2dShape,
+    isa: Isa,
+    forward: Pass,
+    data_gradient: Pass,
+    weight_gradient: WeightPass,
+}
+
+impl Conv2d {
+    /// Plans `shape` for this processor, with the fastest algorithm.
+    ///
+    /// # Panics
+    /// If an extent is zero, the stride is not 1 or 2, the padding reaches the kernel's side, or the kernel is larger
+    /// than the padded image.
+    #[must_use]
+    pub fn new(shape: Conv2dShape) -> Self {
+        Self::with(shape, Algorithm::Auto, Isa::detect())
+    }
+
+    /// As [`Conv2d::new`], for a given algorithm and instruction set. Results of different ones differ by rounding.
+    ///
+    /// # Panics
+    /// As [`Conv2d::new`], and if `Winograd` is asked for another shape than 3x3 with stride 1.
+    #[must_use]
+    pub fn with(shape: Conv2dShape, algorithm: Algorithm, isa: Isa) -> Self {
+        shape.assert_valid();
+        let supported = winograd_plan::Plan::supports(&shape);
+        assert!(algorithm != Algorithm::Winograd || supported, "winograd: expected 3x3 with stride 1, got {shape:?}");
+        let [of_forward, of_data] = [winograd_plan::Plan::forward, winograd_plan::Plan::data_gradient];
+        let wins = |plan: fn(&Conv2dShape) -> winograd_plan::Plan| match algorithm {
+            Algorithm::Auto => supported && plan(&shape).wins(),
+            Algorithm::Direct => false,
+            Algorithm::Winograd => true,
+        };
+        let (forward, data_gradient) = (wins(of_forward), wins(of_data));
+        let weight_gradient = forward && data_gradient;
+        Self {
+            shape,
+            isa,
+            forward: if forward { Pass::Winograd(of_forward(&shape)) } else { Pass::Direct(Plan::forward(&shape)) },
+            data_gradient: if data_gradient {
+                Pass::Winograd(of_data(&shape))
+            } else {
+                Pass::Direct(Plan::data_gradient(&shape))
+            },
+            weight_gradient: if weight_gradient {
+                WeightPass::Winograd(winograd_weight::Plan::new(&shape))
+            } else {
+                WeightPass::Direct(weight_gradient::Plan::new(&shape))
+            },
+        }
+    }
+
+    /// The shape it was planned for.
+    #[must_use]
+    pub fn shape(&self) -> &Conv2dShape {
+        &self.shape
+    }
+
+    /// Elements of the weights packed for the forward pass.
+    #[must_use]
+    pub fn packed_forward_len(&self) -> usize {
+        self.forward.packed_len()
+    }
+
+    /// Elements of the weights packed for the data gradient.
+    #[must_use]
+    pub fn packed_data_gradient_len(&self) -> usize {
+        self.data_gradient.packed_len()
+    }
+
+    /// Packs `weights` (`[C_out, C_in, K, K]`) for [`Conv2d::forward`].
+    ///
+    /// # Panics
+    /// If a length is not the one stated.
+    pub fn pack_forward(&self, weights: &[f32], packed: &mut [f32]) {
+        assert_eq!(weights.len(), self.shape.weight_len(), "convolution: length of the weights");
+        assert_eq!(packed.len(), self.packed_forward_len(), "convolution: length of the packed weights");
+        match &self.forward {
+            Pass::Direct(plan) => pack::pack_forward(&self.shape, plan, weights, packed),
+            Pass::Winograd(_) => self.isa.run(PackKernels {
+                weights,
+                packed,
+                in_channels: self.shape.in_channels,
+                out_channels: self.shape.out_channels,
+                in_stride: 9,
+                out_stride: 9 * self.shape.in_channels,
+                mirrored: false,
+            }),
+        }
+    }
+
+    /// Packs `weights` (`[C_out, C_in, K, K]`) for [`Conv2d::data_gradient`].
+    ///
+    /// # Panics
+    /// If a length is not the one stated.
+    pub fn pack_data_gradient(&self, weights: &[f32], packed: &mut [f32]) {
+        assert_eq!(weights.len(), self.shape.weight_len(), "convolution: length of the weights");
+        assert_eq!(packed.len(), self.packed_data_gradient_len(), "convolution: length of the packed weights");
+        match &self.data_gradient {
+            Pass::Direct(plan) => pack::pack_data_gradient(&self.shape, plan, weights, packed),
+            Pass::Winograd(_) => self.isa.run(PackKernels {
+                weights,
+                packed,
+                in_channels: self.shape.out_channels,
+                out_channels: self.shape.in_channels,
+                in_stride: 9 * self.shape.in_channels,
+                out_stride: 9,
+                mirrored: true,
+            }),
+        }
+    }
+
+    /// Elements of workspace with which [`Conv2d::forward`] uses every thread of the current rayon pool. With the
+    /// statistics epilogue and without it.
+    #[must_use]
+    pub fn forward_workspace_len(&self) -> usize {
+        self.forward_partials_len() + rayon::current_num_threads() * self.forward.slot_len()
+    }
+
+    /// Elements of workspace with which [`Conv2d::data_gradient`] uses every thread of the current rayon pool.
+    #[must_use]
+    pub fn data_gradient_workspace_len(&self) -> usize {
+        rayon::current_num_threads() * self.data_gradient.slot_len()
+    }
+
+    /// Elements of workspace with which [`Conv2d::weight_gradient`] uses every thread of the current rayon pool.
+    #[must_use]
+    pub fn weight_gradient_workspace_len(&self) -> usize {
+        let num_threads = rayon::current_num_threads();
+        match &self.weight_gradient {
+            WeightPass::Direct(plan) => plan.workspace_len(num_threads),
+            WeightPass::Winograd(plan) => plan.workspace_len(num_threads),
+        }
+    }
+
+    /// The output `y` (`[N, H_out, W_out, C_out]`) of `x` (`[N, H, W, C_in]`).
+    ///
+    /// # Panics
+    /// If a length is not the one stated.
+    pub fn forward(&self, x: &[f32], packed: &[f32], y: &mut [f32], workspace: &mut [f32], epilogue: Epilogue<'_>) {
+        match epilogue {
+            Epilogue::None => {
+                let operands = Operands { input: x, packed, output: y, workspace };
+                self.forward.run(self.isa, operands, |_, _| ());
+            }
+            Epilogue::Statistics { shift, sum, sum_of_squares } => {
+                let channels = self.shape.out_channels;
+                let lengths = [sum.len(), sum_of_squares.len(), shift.map_or(channels, <[f32]>::len)];
+                assert_eq!(lengths, [channels; 3], "convolution: lengths of the statistics and their shift");
+                let (partials, workspace) = workspace.split_at_mut(self.forward_partials_len());
+                let statistics = Statistics::new(self.isa, partials, channels, shift);
+                let operands = Operands { input: x, packed, output: y, workspace };
+                self.forward.run(self.isa, operands, |piece, rows| statistics.of_piece(piece, rows));
+                reduce_partials(partials, sum, sum_of_squares);
+            }
+        }
+    }
+
+    /// The gradient `dx` (`[N, H, W, C_in]`) of the input from `dy` (`[N, H_out, W_out, C_out]`).
+    ///
+    /// # Panics
+    /// If a length is not the one stated.
+    pub fn data_gradient(&self, dy: &[f32], packed: &[f32], dx: &mut [f32], workspace: &mut [f32]) {
+        let operands = Operands { input: dy, packed, output: dx, workspace };
+        self.data_gradient.run(self.isa, operands, |_, _| ());
+    }
+
+    /// The gradient `dw` (`[C_out, C_in, K, K]`) of the weights, overwritten, from `x` and `dy`.
+    ///
+    /// # Panics
+    /// If a length is not the one stated.
+    pub fn weight_gradient(&self, x: &[f32], dy: &[f32], dw: &mut [f32], workspace: &mut [f32]) {
+        match &self.weight_gradient {
+            WeightPass::Direct(plan) => self.isa.run(WeightGradient { plan, x, dy, dw, workspace }),
+            WeightPass::Winograd(plan) => self.isa.run(WinogradWeight { plan, x, dy, dw, workspace }),
+        }
+    }
+
+    fn forward_partials_len(&self) -> usize {
+        self.forward.num_pieces() * 2 * self.shape.out_channels
+    }
+}

@@ -1,0 +1,32 @@
+//! Copies a band of an image into a buffer with zeros around it.
+
+/// Where a band comes from and how it is padded; extents in pixels.
+#[derive(Clone, Copy)]
+pub(super) struct Band {
+    pub(super) in_h: usize,
+    pub(super) in_w: usize,
+    pub(super) channels: usize,
+    /// The image row of the first padded row; rows outside the image are zero.
+    pub(super) first_row: isize,
+    pub(super) rows: usize,
+    pub(super) pad_left: usize,
+    pub(super) padded_w: usize,
+}
+
+/// Fills `padded` (`[rows, padded_w, channels]`) from `image` (`[in_h, in_w, channels]`).
+pub(super) fn copy_band(image: &[f32], band: &Band, padded: &mut [f32]) {
+    let row_len = band.padded_w * band.channels;
+    let left = band.pad_left * band.channels;
+    let copied = (band.in_w * band.channels).min(row_len - left);
+    for (index, row) in padded.chunks_exact_mut(row_len).take(band.rows).enumerate() {
+        let from = band.first_row + index as isize;
+        if from < 0 || from >= band.in_h as isize {
+            row.fill(0.0);
+            continue;
+        }
+        let source = from as usize * band.in_w * band.channels;
+        row[..left].fill(0.0);
+        row[left..left + copied].copy_from_slice(&image[source..source + copied]);
+        row[left + copied..].fill(0.0);
+    }
+}

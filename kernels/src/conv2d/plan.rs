@@ -1,0 +1,193 @@
+//! A convolution or its data gradient as a list of correlations over padded bands of rows.
+//!
+//! In: [`Conv2dShape`]. Out: [`Plan`]: every stride and offset the direct algorithm needs, in elements.
+//! The data gradient is a correlation of dy with mirrored taps; with stride s it falls into s x s parity classes, one for
+//! each remainder of the pixel's coordinates, each a dense correlation with every s-th tap.
+//! Invariant: bands and images are the pieces of work; their number depends on the shape only.
+
+use super::Conv2dShape;
+use crate::simd::PANEL;
+
+/// One correlation: `out[a, b] = sum over (i, j) of in[a * step + i - pad_top, b * step + j - pad_left] * w[i, j]`.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Class {
+    pub(super) taps_h: usize,
+    pub(super) taps_w: usize,
+    /// The original kernel's tap that the first one here is, if mirrored.
+    pub(super) last_tap_h: usize,
+    pub(super) last_tap_w: usize,
+    pub(super) out_h: usize,
+    pub(super) out_w: usize,
+    /// Where this class's first pixel stands in the output image.
+    pub(super) out_offset: usize,
+    /// Where its window starts in the padded band.
+    pub(super) in_offset: usize,
+    /// Where its weights start among the packed ones.
+    pub(super) packed_offset: usize,
+}
+
+/// What the direct algorithm does for each image and band of rows.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Plan {
+    pub(super) images: usize,
+    pub(super) in_h: usize,
+    pub(super) in_w: usize,
+    pub(super) in_c: usize,
+    pub(super) out_c: usize,
+    /// Whether taps run backwards from `last_tap`, stride by stride: the data gradient.
+    pub(super) mirrored: bool,
+    /// Input pixels from one output pixel of a class to the next.
+    pub(super) step: usize,
+    classes: [Class; 4],
+    num_classes: usize,
+    /// Elements between rows and between pixels of one class's output.
+    pub(super) out_row_stride: usize,
+    pub(super) out_pixel_stride: usize,
+    pub(super) out_image_len: usize,
+    /// Rows of a class in one band.
+    pub(super) band_rows: usize,
+    pub(super) num_bands: usize,
+    /// Zeros above and left of the padded band, and its extents.
+    pub(super) pad_top: usize,
+    pub(super) pad_left: usize,
+    pub(super) padded_w: usize,
+    pub(super) padded_rows: usize,
+    /// Whether the window never leaves the input, so that its rows are read in place.
+    pub(super) borrows_input: bool,
+    pub(super) packed_len: usize,
+}
+
+/// Input elements of a band: with its share of weights and output it stays in L2, and a few of its rows in L1.
+const BAND_ELEMENTS: usize = 24 * 1024;
+
+impl Plan {
+    pub(super) fn classes(&self) -> &[Class] {
+        &self.classes[..self.num_classes]
+    }
+
+    /// Scratch elements of one worker: the padded band.
+    pub(super) fn slot_len(&self) -> usize {
+        if self.borrows_input { 0 } else { self.padded_rows * self.padded_w * self.in_c }
+    }
+
+    pub(super) fn forward(s: &Conv2dShape) -> Self {
+        let s = if s.kernel == 1 && s.stride == 1 { flat_rows(s) } else { *s };
+        let class = Class {
+            taps_h: s.kernel,
+            taps_w: s.kernel,
+            out_h: s.out_height(),
+            out_w: s.out_width(),
+            ..Class::default()
+        };
+        let mut plan = Self::empty(s.batch, [s.height, s.width], s.in_channels, s.out_channels, s.stride);
+        plan.out_image_len = s.out_height() * s.out_width() * s.out_channels;
+        plan.out_row_stride = s.out_width() * s.out_channels;
+        plan.out_pixel_stride = s.out_channels;
+        plan.finish(&[(class, s.padding as isize, s.padding as isize)])
+    }
+
+    pub(super) fn data_gradient(s: &Conv2dShape) -> Self {
+        let s = if s.kernel == 1 && s.stride == 1 { flat_rows(s) } else { *s };
+        let mut plan = Self::empty(s.batch, [s.out_height(), s.out_width()], s.out_channels, s.in_channels, 1);
+        plan.mirrored = true;
+        plan.out_image_len = s.height * s.width * s.in_channels;
+        plan.out_row_stride = s.stride * s.width * s.in_channels;
+        plan.out_pixel_stride = s.stride * s.in_channels;
+        let mut classes = [(Class::default(), 0, 0); 4];
+        for (index, slot) in classes.iter_mut().enumerate().take(s.stride * s.stride) {
+            let (ph, pw) = (index / s.stride, index % s.stride);
+            let (h, w) = (Parity::new(&s, ph), Parity::new(&s, pw));
+            let class = Class {
+                taps_h: h.taps,
+                taps_w: w.taps,
+                last_tap_h: h.last_tap,
+                last_tap_w: w.last_tap,
+                out_h: (s.height - ph).div_ceil(s.stride),
+                out_w: (s.width - pw).div_ceil(s.stride),
+                out_offset: (ph * s.width + pw) * s.in_channels,
+                ..Class::default()
+            };
+            *slot = (class, h.pad, w.pad);
+        }
+        plan.finish(&classes[..s.stride * s.stride])
+    }
+
+    fn empty(images: usize, in_extent: [usize; 2], in_c: usize, out_c: usize, step: usize) -> Self {
+        Self {
+            images,
+            in_h: in_extent[0],
+            in_w: in_extent[1],
+            in_c,
+            out_c,
+            mirrored: false,
+            step,
+            classes: [Class::default(); 4],
+            num_classes: 0,
+            out_row_stride: 0,
+            out_pixel_stride: 0,
+            out_image_len: 0,
+            band_rows: 0,
+            num_bands: 0,
+            pad_top: 0,
+            pad_left: 0,
+            padded_w: 0,
+            padded_rows: 0,
+            borrows_input: false,
+            packed_len: 0,
+        }
+    }
+
+    /// Places the classes (each with its padding above and left) in one padded band and sizes the band.
+    fn finish(mut self, classes: &[(Class, isize, isize)]) -> Self {
+        let pad_top = classes.iter().map(|c| c.1).max().unwrap_or(0).max(0);
+        let pad_left = classes.iter().map(|c| c.2).max().unwrap_or(0).max(0);
+        (self.pad_top, self.pad_left) = (pad_top as usize, pad_left as usize);
+        let (mut rows_of_one, mut max_h, mut reach_h) = (0, 0, 0);
+        for (class, top, left) in classes {
+            let (down, right) = ((pad_top - top) as usize, (pad_left - left) as usize);
+            rows_of_one = rows_of_one.max(down + class.taps_h);
+            max_h = max_h.max(class.out_h);
+            reach_h = reach_h.max((class.out_h.max(1) - 1) * self.step + down + class.taps_h);
+            self.padded_w = self.padded_w.max((class.out_w.max(1) - 1) * self.step + right + class.taps_w);
+        }
+        self.borrows_input = pad_top == 0 && pad_left == 0 && self.padded_w <= self.in_w && reach_h <= self.in_h;
+        let row_len = self.padded_w * self.in_c;
+        let fitting = (BAND_ELEMENTS / row_len).saturating_sub(rows_of_one) / self.step + 1;
+        self.num_bands = max_h.div_ceil(fitting);
+        self.band_rows = max_h.div_ceil(self.num_bands);
+        self.num_bands = max_h.div_ceil(self.band_rows);
+        self.padded_rows = (self.band_rows - 1) * self.step + rows_of_one;
+        let width = if self.borrows_input { self.in_w } else { self.padded_w };
+        for (slot, (class, top, left)) in self.classes.iter_mut().zip(classes) {
+            let (down, right) = ((pad_top - top) as usize, (pad_left - left) as usize);
+            *slot = Class { in_offset: (down * width + right) * self.in_c, packed_offset: self.packed_len, ..*class };
+            self.packed_len += class.taps_h * class.taps_w * self.in_c * self.out_c.next_multiple_of(PANEL);
+        }
+        self.num_classes = classes.len();
+        self
+    }
+}
+
+/// The taps of the data gradient that meet pixels with coordinate `parity` modulo the stride, in one direction.
+struct Parity {
+    taps: usize,
+    last_tap: usize,
+    pad: isize,
+}
+
+impl Parity {
+    fn new(s: &Conv2dShape, parity: usize) -> Self {
+        let first_tap = (parity + s.padding) % s.stride;
+        let taps = if first_tap < s.kernel { (s.kernel - first_tap).div_ceil(s.stride) } else { 0 };
+        let shift = (parity + s.padding - first_tap) / s.stride;
+        let last_tap = first_tap + s.stride * taps.saturating_sub(1);
+        Self { taps, last_tap, pad: if taps == 0 { 0 } else { taps as isize - 1 - shift as isize } }
+    }
+}
+
+/// A 1x1 convolution with stride 1 does not care for rows: all pixels as rows of up to 64.
+pub(super) fn flat_rows(s: &Conv2dShape) -> Conv2dShape {
+    let pixels = s.batch * s.height * s.width;
+    let width = (1..=64usize.min(pixels)).rev().find(|w| pixels.is_multiple_of(*w)).unwrap_or(1);
+    Conv2dShape { batch: 1, height: pixels / width, width, ..*s }
+}

@@ -1,0 +1,97 @@
+//! The micro-kernel of the direct convolution: P pixels of a row times NV vectors of output channels in registers.
+//!
+//! In channels-last the taps of one kernel row and their channels are one contiguous run of `taps * channels` values, so
+//! one output pixel is, for each kernel row, the product of a run of the input with a run of weight vectors. For each
+//! value of the run the kernel loads NV weight vectors and multiplies them by P broadcast values.
+
+use crate::simd::{Kernel, PANEL, Simd};
+
+/// What one block computes; addresses in elements.
+#[derive(Clone, Copy)]
+pub(super) struct Block {
+    /// The first pixel's run in the first kernel row.
+    pub(super) x: *const f32,
+    pub(super) x_pixel_stride: usize,
+    pub(super) x_row_stride: usize,
+    pub(super) rows: usize,
+    pub(super) run: usize,
+    /// The first vector of weights: `[rows * run]` vectors of [`PANEL`].
+    pub(super) weights: *const f32,
+    /// From one panel of weights to the next.
+    pub(super) panel_stride: usize,
+    pub(super) y: *mut f32,
+    pub(super) y_pixel_stride: usize,
+    /// Output channels to store, at most NV vectors.
+    pub(super) channels: usize,
+}
+
+struct Pixels<'a, const P: usize, const NV: usize>(&'a Block);
+
+impl<S: Simd, const P: usize, const NV: usize> Kernel<S> for Pixels<'_, P, NV> {
+    #[inline(always)]
+    unsafe fn run(self) {
+        let b = self.0;
+        // SAFETY: the driver's plan keeps every run, weight vector and output pixel inside its slice.
+        unsafe {
+            let mut sums = [[S::zero(); NV]; P];
+            let mut weights = b.weights;
+            let mut row = b.x;
+            for _ in 0..b.rows {
+                let mut x = row;
+                for _ in 0..b.run {
+                    let mut w = [S::zero(); NV];
+                    for (v, w) in w.iter_mut().enumerate() {
+                        let lane = v * S::LANES;
+                        *w = S::load(weights.add(lane / PANEL * b.panel_stride + lane % PANEL));
+                    }
+                    for (p, sums) in sums.iter_mut().enumerate() {
+                        let value = S::splat(*x.add(p * b.x_pixel_stride));
+                        for (sum, w) in sums.iter_mut().zip(w) {
+                            *sum = S::fma(value, w, *sum);
+                        }
+                    }
+                    x = x.add(1);
+                    weights = weights.add(PANEL);
+                }
+                row = row.add(b.x_row_stride);
+            }
+            for (p, sums) in sums.iter().enumerate() {
+                let y = b.y.add(p * b.y_pixel_stride);
+                for (v, sum) in sums.iter().enumerate() {
+                    let lane = v * S::LANES;
+                    if b.channels >= lane + S::LANES {
+                        S::store(y.add(lane), *sum);
+                    } else {
+                        S::store_masked(y.add(lane), S::mask(b.channels - lane), *sum);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Pixels of the largest block with `num_vectors` vectors of channels.
+pub(super) fn max_pixels<S: Simd>(num_vectors: usize) -> usize {
+    S::ACCUMULATORS / num_vectors
+}
+
+unsafe fn launch<S: Simd, const P: usize, const NV: usize>(block: &Block) {
+    if const { P * NV > S::ACCUMULATORS } {
+        unreachable!("blocks are cut to fit the registers");
+    }
+    // SAFETY: passed on to the caller.
+    unsafe { S::vectorize(Pixels::<P, NV>(block)) }
+}
+
+/// The kernel for `pixels` pixels and NV vectors.
+pub(super) fn select<S: Simd, const NV: usize>(pixels: usize) -> unsafe fn(&Block) {
+    macro_rules! among {
+        ($($count:literal)*) => {
+            match pixels {
+                $($count => launch::<S, $count, NV>,)*
+                _ => unreachable!("blocks are cut to fit the registers"),
+            }
+        };
+    }
+    among!(1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24)
+}

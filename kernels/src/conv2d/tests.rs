@@ -1,0 +1,233 @@
+//! Fast equals reference: random shapes, every instruction set, unaligned slices, 1..=3 threads bit-equal.
+
+use super::{Algorithm, Conv2d, Conv2dShape, Epilogue, reference};
+use crate::simd::Isa;
+
+/// SplitMix64: values in -1..1 from a seed.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    fn pick<T: Copy>(&mut self, from: &[T]) -> T {
+        from[(self.next() % from.len() as u64) as usize]
+    }
+
+    /// `len` values behind one unused element, so that the slice is not aligned to a vector.
+    fn values(&mut self, len: usize) -> Vec<f32> {
+        (0..=len).map(|_| (self.next() >> 40) as f32 / (1u64 << 23) as f32 - 1.0).collect()
+    }
+}
+
+/// A random shape of at most `limit` multiply-adds.
+fn random_shape(random: &mut Random, limit: f64) -> Conv2dShape {
+    loop {
+        let (kernel, stride, padding) =
+            random.pick(&[(3, 1, 1), (3, 1, 1), (3, 2, 1), (1, 1, 0), (1, 2, 0), (7, 2, 3), (5, 1, 2), (3, 1, 0)]);
+        let extents = [1, 2, 3, 4, 5, 6, 7, 8, 9, 14, 19, 32];
+        let channels = [1, 2, 3, 5, 8, 16, 17, 24, 32, 33, 48, 64];
+        let shape = Conv2dShape {
+            batch: random.pick(&[1, 2, 3, 5]),
+            height: random.pick(&extents),
+            width: random.pick(&extents),
+            in_channels: random.pick(&channels),
+            out_channels: random.pick(&channels),
+            kernel,
+            stride,
+            padding,
+        };
+        let fits = kernel <= shape.height.min(shape.width) + 2 * padding;
+        if fits && shape.flops() / 2.0 <= limit {
+            return shape;
+        }
+    }
+}
+
+/// Largest difference relative to the root of the mean square of `expected`, of which each is a sum of `terms`.
+fn assert_close(what: &str, shape: &Conv2dShape, isa: Isa, got: &[f32], expected: &[f64]) {
+    let scale = (expected.iter().map(|e| e * e).sum::<f64>() / expected.len() as f64).sqrt().max(1e-3);
+    for (index, (&got, &expected)) in got.iter().zip(expected).enumerate() {
+        let difference = (f64::from(got) - expected).abs() / scale;
+        assert!(difference < 2e-5, "{what} {shape:?} {isa:?}: element {index} is {got}, expected {expected}");
+    }
+}
+
+struct Results {
+    y: Vec<f32>,
+    dx: Vec<f32>,
+    dw: Vec<f32>,
+    sum: Vec<f64>,
+    sum_of_squares: Vec<f64>,
+}
+
+/// All passes; `x`, `w`, `dy` skip their first element. Results and workspaces are dirty before.
+fn run_all(conv: &Conv2d, x: &[f32], w: &[f32], dy: &[f32], shift: Option<&[f32]>) -> Results {
+    let s = conv.shape();
+    let (x, w, dy) = (&x[1..], &w[1..], &dy[1..]);
+    let dirty = |len: usize| vec![f32::NAN; len];
+    let mut results = Results {
+        y: dirty(s.output_len()),
+        dx: dirty(s.input_len()),
+        dw: dirty(s.weight_len()),
+        sum: vec![0.5; s.out_channels],
+        sum_of_squares: vec![0.5; s.out_channels],
+    };
+    let mut packed = dirty(conv.packed_forward_len());
+    conv.pack_forward(w, &mut packed);
+    let (sum, sum_of_squares) = (&mut results.sum[..], &mut results.sum_of_squares[..]);
+    let epilogue = Epilogue::Statistics { shift, sum, sum_of_squares };
+    conv.forward(x, &packed, &mut results.y, &mut dirty(conv.forward_workspace_len()), epilogue);
+    let mut plain = dirty(s.output_len());
+    conv.forward(x, &packed, &mut plain, &mut dirty(conv.forward_workspace_len()), Epilogue::None);
+    assert_eq!(plain, results.y, "{s:?}: the epilogue changes the output");
+    let mut packed = dirty(conv.packed_data_gradient_len());
+    conv.pack_data_gradient(w, &mut packed);
+    conv.data_gradient(dy, &packed, &mut results.dx, &mut dirty(conv.data_gradient_workspace_len()));
+    conv.weight_gradient(x, dy, &mut results.dw, &mut dirty(conv.weight_gradient_workspace_len()));
+    results
+}
+
+fn pool(num_threads: usize) -> rayon::ThreadPool {
+    rayon::ThreadPoolBuilder::new().num_threads(num_threads).build().unwrap()
+}
+
+fn check_shape(shape: &Conv2dShape, random: &mut Random, pools: &[rayon::ThreadPool]) {
+    let (x, w) = (random.values(shape.input_len()), random.values(shape.weight_len()));
+    let dy = random.values(shape.output_len());
+    let shift = random.values(shape.out_channels);
+    let shift = random.pick(&[None, Some(&shift[1..])]);
+    let expected_y = reference::forward(shape, &x[1..], &w[1..]);
+    let expected_dx = reference::data_gradient(shape, &dy[1..], &w[1..]);
+    let expected_dw = reference::weight_gradient(shape, &x[1..], &dy[1..]);
+    let algorithms = if shape.kernel == 3 && shape.stride == 1 { 2 } else { 1 };
+    let algorithms = &[Algorithm::Direct, Algorithm::Winograd][..algorithms];
+    for (isa, &algorithm) in Isa::available().flat_map(|isa| algorithms.iter().map(move |a| (isa, a))) {
+        let conv = Conv2d::with(*shape, algorithm, isa);
+        let results: Vec<Results> = pools.iter().map(|p| p.install(|| run_all(&conv, &x, &w, &dy, shift))).collect();
+        let first = &results[0];
+        assert_close("forward", shape, isa, &first.y, &expected_y);
+        assert_close("data gradient", shape, isa, &first.dx, &expected_dx);
+        assert_close("weight gradient", shape, isa, &first.dw, &expected_dw);
+        check_statistics(shape, first, shift);
+        for other in &results[1..] {
+            assert_eq!(first.y, other.y, "{shape:?} {isa:?}: forward depends on the threads");
+            assert_eq!(first.dx, other.dx, "{shape:?} {isa:?}: data gradient depends on the threads");
+            assert_eq!(first.dw, other.dw, "{shape:?} {isa:?}: weight gradient depends on the threads");
+            assert_eq!(first.sum, other.sum, "{shape:?} {isa:?}: sums depend on the threads");
+            assert_eq!(first.sum_of_squares, other.sum_of_squares, "{shape:?} {isa:?}: sums depend on the threads");
+        }
+    }
+}
+
+fn check_statistics(shape: &Conv2dShape, results: &Results, shift: Option<&[f32]>) {
+    let channels = shape.out_channels;
+    for c in 0..channels {
+        let shift = shift.map_or(0.0, |shift| f64::from(shift[c]));
+        let of_channel = || results.y.iter().skip(c).step_by(channels).map(|&y| f64::from(y) - shift);
+        let (sum, squares): (f64, f64) = (of_channel().sum(), of_channel().map(|y| y * y).sum());
+        let magnitude: f64 = of_channel().map(f64::abs).sum();
+        assert!((results.sum[c] - sum).abs() <= 1e-6 * magnitude + 1e-9, "{shape:?}: sum {c}");
+        assert!((results.sum_of_squares[c] - squares).abs() <= 2e-6 * squares + 1e-9, "{shape:?}: squares {c}");
+    }
+}
+
+#[test]
+fn random_shapes_equal_the_reference_for_any_number_of_threads() {
+    let pools = [pool(1), pool(2), pool(3)];
+    let mut random = Random(7);
+    for _ in 0..150 {
+        let shape = random_shape(&mut random, 1.5e6);
+        check_shape(&shape, &mut random, &pools);
+    }
+}
+
+#[test]
+fn the_layers_of_resnets_equal_the_reference() {
+    let pools = [pool(1), pool(2)];
+    let layers = [
+        (9, 32, 3, 16, 3, 1),
+        (3, 32, 16, 16, 3, 1),
+        (3, 32, 16, 32, 3, 2),
+        (3, 8, 64, 64, 3, 1),
+        (1, 56, 3, 64, 7, 2),
+        (2, 14, 64, 128, 1, 2),
+        (2, 14, 128, 64, 1, 1),
+        (2, 7, 70, 131, 3, 1),
+    ];
+    for (batch, extent, in_channels, out_channels, kernel, stride) in layers {
+        let (height, width, padding) = (extent, extent, kernel / 2);
+        let shape = Conv2dShape { batch, height, width, in_channels, out_channels, kernel, stride, padding };
+        check_shape(&shape, &mut Random(3), &pools);
+    }
+}
+
+#[test]
+fn the_reference_gradients_are_adjoint_to_its_forward_pass() {
+    let mut random = Random(11);
+    for _ in 0..40 {
+        let s = random_shape(&mut random, 2e5);
+        let (x, w) = (random.values(s.input_len()), random.values(s.weight_len()));
+        let dy = random.values(s.output_len());
+        let (x, w, dy) = (&x[1..], &w[1..], &dy[1..]);
+        let dot = |a: &[f64], b: &[f32]| a.iter().zip(b).map(|(a, &b)| a * f64::from(b)).sum::<f64>();
+        let by_y = dot(&reference::forward(&s, x, w), dy);
+        let by_x = dot(&reference::data_gradient(&s, dy, w), x);
+        let by_w = dot(&reference::weight_gradient(&s, x, dy), w);
+        let tolerance = 1e-9 * (1.0 + by_y.abs() + s.output_len() as f64);
+        assert!((by_y - by_x).abs() < tolerance && (by_y - by_w).abs() < tolerance, "{s:?}: {by_y} {by_x} {by_w}");
+    }
+}
+
+#[test]
+#[should_panic(expected = "convolution: input length")]
+fn a_short_input_is_refused() {
+    let shape = Conv2dShape {
+        batch: 1,
+        height: 4,
+        width: 4,
+        in_channels: 2,
+        out_channels: 2,
+        kernel: 3,
+        stride: 1,
+        padding: 1,
+    };
+    let conv = Conv2d::new(shape);
+    let (packed, mut y) = (vec![0.0; conv.packed_forward_len()], vec![0.0; shape.output_len()]);
+    let mut workspace = vec![0.0; conv.forward_workspace_len()];
+    conv.forward(&[0.0; 31], &packed, &mut y, &mut workspace, Epilogue::None);
+}
+
+/// Root of the mean square difference over that of `expected`.
+fn relative_error(got: &[f32], expected: &[f64]) -> f64 {
+    let difference: f64 = got.iter().zip(expected).map(|(&g, e)| (f64::from(g) - e).powi(2)).sum();
+    (difference / expected.iter().map(|e| e * e).sum::<f64>()).sqrt()
+}
+
+#[test]
+fn the_error_of_winograd_stays_within_its_bound() {
+    for channels in [16, 32, 64, 256] {
+        let (batch, in_channels, out_channels) = (1, channels, 16);
+        let shape =
+            Conv2dShape { batch, height: 16, width: 16, in_channels, out_channels, kernel: 3, stride: 1, padding: 1 };
+        let mut random = Random(5);
+        let (x, w) = (random.values(shape.input_len()), random.values(shape.weight_len()));
+        let dy = random.values(shape.output_len());
+        let expected = reference::forward(&shape, &x[1..], &w[1..]);
+        let expected_dx = reference::data_gradient(&shape, &dy[1..], &w[1..]);
+        let expected_dw = reference::weight_gradient(&shape, &x[1..], &dy[1..]);
+        let [direct, winograd] = [Algorithm::Direct, Algorithm::Winograd].map(|algorithm| {
+            let results = run_all(&Conv2d::with(shape, algorithm, Isa::detect()), &x, &w, &dy, None);
+            let (y, dx, dw) = (&results.y, &results.dx, &results.dw);
+            [(y, &expected), (dx, &expected_dx), (dw, &expected_dw)].map(|(got, want)| relative_error(got, want))
+        });
+        println!("{channels} channels: forward, data and weight gradient: direct {direct:?}, winograd {winograd:?}");
+        assert!(direct.iter().all(|&error| error < 1e-6), "{channels} channels: {direct:?}");
+        assert!(winograd.iter().all(|&error| error < 3e-6), "{channels} channels: {winograd:?}");
+    }
+}

@@ -1,0 +1,103 @@
+//! The micro-kernel of the weight gradient: R values of a run times NV vectors of output channels in registers.
+//!
+//! For one kernel row, `dw[run, channel] += x[pixel, run] * dy[pixel, channel]` summed over all pixels of a unit: NV loads
+//! of dy and R broadcasts of x for R * NV multiply-adds; the R values lie side by side.
+
+use crate::simd::{Kernel, PANEL, Simd};
+
+/// What one block computes; strides in elements.
+#[derive(Clone, Copy)]
+pub(super) struct Block {
+    pub(super) x: *const f32,
+    /// From one image, row, pixel of the unit to the next.
+    pub(super) x_strides: [usize; 3],
+    pub(super) dy: *const f32,
+    pub(super) dy_strides: [usize; 3],
+    /// Images, rows and pixels of the unit.
+    pub(super) extents: [usize; 3],
+    /// Output channels that exist, at most NV vectors.
+    pub(super) channels: usize,
+    /// R vectors, [`PANEL`] apart.
+    pub(super) dw: *mut f32,
+    pub(super) panel_stride: usize,
+    /// Whether to add to what stands in `dw`.
+    pub(super) accumulate: bool,
+}
+
+struct Products<'a, const R: usize, const NV: usize, const FULL: bool>(&'a Block);
+
+impl<S: Simd, const R: usize, const NV: usize, const FULL: bool> Kernel<S> for Products<'_, R, NV, FULL> {
+    #[inline(always)]
+    unsafe fn run(self) {
+        let b = self.0;
+        // SAFETY: the driver's plan keeps every pixel inside its slice; lanes beyond `channels` are masked.
+        unsafe {
+            let mut masks = [S::mask(0); NV];
+            for (v, mask) in masks.iter_mut().enumerate() {
+                *mask = S::mask(b.channels.saturating_sub(v * S::LANES));
+            }
+            let mut sums = [[S::zero(); NV]; R];
+            for image in 0..b.extents[0] {
+                for row in 0..b.extents[1] {
+                    let mut x = b.x.add(image * b.x_strides[0] + row * b.x_strides[1]);
+                    let mut dy = b.dy.add(image * b.dy_strides[0] + row * b.dy_strides[1]);
+                    for _ in 0..b.extents[2] {
+                        let mut d = [S::zero(); NV];
+                        for (v, d) in d.iter_mut().enumerate() {
+                            let p = dy.wrapping_add(v * S::LANES);
+                            *d = if FULL { S::load(p) } else { S::load_masked(p, masks[v]) };
+                        }
+                        for (r, sums) in sums.iter_mut().enumerate() {
+                            let value = S::splat(*x.add(r));
+                            for (sum, d) in sums.iter_mut().zip(d) {
+                                *sum = S::fma(value, d, *sum);
+                            }
+                        }
+                        x = x.wrapping_add(b.x_strides[2]);
+                        dy = dy.wrapping_add(b.dy_strides[2]);
+                    }
+                }
+            }
+            for (r, sums) in sums.iter().enumerate() {
+                for (v, sum) in sums.iter().enumerate() {
+                    let lane = v * S::LANES;
+                    let dw = b.dw.add(lane / PANEL * b.panel_stride + lane % PANEL + r * PANEL);
+                    let before = if b.accumulate { S::load(dw) } else { S::zero() };
+                    S::store(dw, S::add(before, *sum));
+                }
+            }
+        }
+    }
+}
+
+/// Values of a run in the largest block with `num_vectors` vectors of channels.
+pub(super) fn max_run<S: Simd>(num_vectors: usize) -> usize {
+    S::ACCUMULATORS / num_vectors
+}
+
+unsafe fn launch<S: Simd, const R: usize, const NV: usize>(block: &Block) {
+    if const { R * NV > S::ACCUMULATORS } {
+        unreachable!("blocks are cut to fit the registers");
+    }
+    // SAFETY: passed on to the caller.
+    unsafe {
+        if block.channels == NV * S::LANES {
+            S::vectorize(Products::<R, NV, true>(block));
+        } else {
+            S::vectorize(Products::<R, NV, false>(block));
+        }
+    }
+}
+
+/// The kernel for `values` values of a run and NV vectors.
+pub(super) fn select<S: Simd, const NV: usize>(values: usize) -> unsafe fn(&Block) {
+    macro_rules! among {
+        ($($count:literal)*) => {
+            match values {
+                $($count => launch::<S, $count, NV>,)*
+                _ => unreachable!("blocks are cut to fit the registers"),
+            }
+        };
+    }
+    among!(1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24)
+}

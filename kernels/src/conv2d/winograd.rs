@@ -1,0 +1,138 @@
+//! Winograd's F(4x4, 3x3) for the forward pass and the data gradient of 3x3 convolutions with stride 1.
+//!
+//! In: pixels, and weights as `[position][panel][channel][16]`. Out: the output; every element written once.
+//! A quarter of direct convolution's multiplications: blocks of tiles are transformed to 36 positions, multiplied by the
+//! transformed weights position by position, and transformed back, all while the block is in L1 and L2.
+//! Invariant: a piece is a band of tile rows of one image or a few whole images; it writes only its own rows.
+
+use super::row_kernel::{Block, max_pixels, select};
+use super::winograd_plan::{Plan, TileBlock};
+use super::winograd_tiles::{InputTile, OutputTile};
+use super::winograd_transform::POSITIONS;
+use crate::pieces::{SharedMut, for_each_piece};
+use crate::simd::{GenericWork, PANEL, Simd};
+
+/// Tiles of a register block: fewer than fit, so that the stores of one block overlap with the products of the next.
+const REGISTER_TILES: usize = 8;
+
+/// The whole correlation; `after_piece(piece, elements)` is called on each finished piece of the output.
+pub(super) struct Winograd<'a, F> {
+    pub(super) plan: &'a Plan,
+    pub(super) input: &'a [f32],
+    pub(super) packed: &'a [f32],
+    pub(super) output: &'a mut [f32],
+    pub(super) workspace: &'a mut [f32],
+    pub(super) after_piece: F,
+}
+
+impl<F: Fn(usize, &[f32]) + Sync> GenericWork for Winograd<'_, F> {
+    type Output = ();
+
+    fn run<S: Simd>(self) {
+        let plan = self.plan;
+        assert_eq!(self.input.len(), plan.images * plan.input.image_len(), "convolution: input length");
+        assert_eq!(self.output.len(), plan.images * plan.output.image_len(), "convolution: output length");
+        assert_eq!(self.packed.len(), plan.packed_len(), "convolution: length of the packed weights");
+        let output = SharedMut::new(self.output);
+        let (input, packed, after_piece) = (self.input, self.packed, &self.after_piece);
+        for_each_piece(plan.num_pieces(), self.workspace, plan.slot_len(), |piece, slot| {
+            for block in plan.blocks(piece) {
+                run_block::<S>(plan, &block, input, packed, output, slot);
+            }
+            let (start, len) = plan.output_range(piece);
+            // SAFETY: the rows of this piece, which no other touches.
+            let rows = unsafe { core::slice::from_raw_parts(output.at(start, len), len) };
+            after_piece(piece, rows);
+        });
+    }
+}
+
+fn run_block<S: Simd>(plan: &Plan, block: &TileBlock, x: &[f32], packed: &[f32], y: SharedMut, slot: &mut [f32]) {
+    let [in_stride, out_stride] = plan.position_strides();
+    let in_lanes = plan.input.channels.next_multiple_of(PANEL);
+    let out_lanes = plan.output.channels.next_multiple_of(PANEL);
+    let (v, m) = slot.split_at_mut(POSITIONS * in_stride);
+    assert!(m.len() >= POSITIONS * out_stride, "winograd: workspace");
+    // SAFETY: tiles lie inside the image or are masked; a block's tiles fit into the slot by its plan; the output's rows
+    // belong to this piece; features asserted by `Isa::run`.
+    unsafe {
+        for index in 0..block.tiles {
+            S::vectorize(InputTile {
+                x,
+                grid: plan.input.grid(plan.padding),
+                tile: block.tile(plan, index, plan.input.image_len()),
+                out: v.as_mut_ptr().add(index * in_lanes),
+                position_stride: in_stride,
+            });
+        }
+        multiply::<S>(plan, block.tiles, v, packed, m);
+        for index in 0..block.tiles {
+            let tile = block.tile(plan, index, plan.output.image_len());
+            S::vectorize(OutputTile {
+                m: m.as_ptr().add(index * out_lanes),
+                position_stride: out_stride,
+                y: y.at(tile.image, plan.output.image_len()),
+                grid: plan.output.grid(0),
+                tile,
+            });
+        }
+    }
+}
+
+/// `m[position] = v[position] * weights[position]`: tiles x in channels by in channels x out channels, 36 times.
+fn multiply<S: Simd>(plan: &Plan, tiles: usize, v: &[f32], packed: &[f32], m: &mut [f32]) {
+    let channels = plan.output.channels;
+    let mut channel = 0;
+    while channel < channels {
+        if channels - channel > S::LANES {
+            multiply_channels::<S, 2>(plan, tiles, v, packed, m, channel);
+        } else {
+            multiply_channels::<S, 1>(plan, tiles, v, packed, m, channel);
+        }
+        channel += 2 * S::LANES;
+    }
+}
+
+fn multiply_channels<S: Simd, const NV: usize>(
+    plan: &Plan,
+    tiles: usize,
+    v: &[f32],
+    packed: &[f32],
+    m: &mut [f32],
+    channel: usize,
+) {
+    let [in_stride, out_stride] = plan.position_strides();
+    let (in_c, out_c) = (plan.input.channels, plan.output.channels);
+    let (in_lanes, out_lanes) = (in_c.next_multiple_of(PANEL), out_c.next_multiple_of(PANEL));
+    let panel_stride = in_c * PANEL;
+    let position_len = packed.len() / POSITIONS;
+    let num_blocks = tiles.div_ceil(max_pixels::<S>(NV).min(REGISTER_TILES));
+    let (pixels, longer) = (tiles / num_blocks, tiles % num_blocks);
+    let kernels = [select::<S, NV>(pixels), select::<S, NV>(pixels + usize::from(longer > 0))];
+    for position in 0..POSITIONS {
+        let mut tile = 0;
+        for index in 0..num_blocks {
+            let is_longer = usize::from(index < longer);
+            // SAFETY: `tiles` tiles of each position lie in `v` and `m`, and the panels of `channel` in `packed`, by the
+            // plan whose lengths the entry asserted. Whole vectors are stored: `out_lanes` leaves room for them.
+            unsafe {
+                let block = Block {
+                    x: v.as_ptr().add(position * in_stride + tile * in_lanes),
+                    x_pixel_stride: in_lanes,
+                    x_row_stride: 0,
+                    rows: 1,
+                    run: in_c,
+                    weights: packed
+                        .as_ptr()
+                        .add(position * position_len + channel / PANEL * panel_stride + channel % PANEL),
+                    panel_stride,
+                    y: m.as_mut_ptr().add(position * out_stride + tile * out_lanes + channel),
+                    y_pixel_stride: out_lanes,
+                    channels: NV * S::LANES,
+                };
+                kernels[is_longer](&block);
+            }
+            tile += pixels + is_longer;
+        }
+    }
+}

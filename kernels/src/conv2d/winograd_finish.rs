@@ -1,0 +1,74 @@
+//! The end of Winograd's weight gradient: the inverse transform of a task's sums, and the sum over pieces.
+
+use super::winograd_transform::{TILE, kernel_gradient_1d};
+use crate::simd::{Kernel, PANEL, Simd};
+
+/// `G^T m G` of a task's sums, scattered to PyTorch's order.
+pub(super) struct Finish {
+    pub(super) sums: *const f32,
+    pub(super) in_count: usize,
+    pub(super) out_count: usize,
+    /// The task's first channel of its first filter.
+    pub(super) dw: *mut f32,
+    pub(super) filter_len: usize,
+}
+
+impl<S: Simd> Kernel<S> for Finish {
+    #[inline(always)]
+    unsafe fn run(self) {
+        let position_len = self.in_count * self.out_count.next_multiple_of(PANEL);
+        // SAFETY: the caller's addresses hold the task's sums and filters.
+        unsafe {
+            for first in (0..self.out_count).step_by(S::LANES) {
+                for ci in 0..self.in_count {
+                    let sums = self.sums.add((first / PANEL * self.in_count + ci) * PANEL + first % PANEL);
+                    let mut columns = [[S::zero(); 3]; TILE];
+                    for (j, column) in columns.iter_mut().enumerate() {
+                        let at = |i: usize| S::load(sums.add((i * TILE + j) * position_len));
+                        *column = kernel_gradient_1d::<S>([at(0), at(1), at(2), at(3), at(4), at(5)]);
+                    }
+                    let mut taps = [0.0f32; 9 * PANEL];
+                    for i in 0..3 {
+                        let c = &columns;
+                        let row = kernel_gradient_1d::<S>([c[0][i], c[1][i], c[2][i], c[3][i], c[4][i], c[5][i]]);
+                        for (j, value) in row.into_iter().enumerate() {
+                            S::store(taps.as_mut_ptr().add((i * 3 + j) * PANEL), value);
+                        }
+                    }
+                    for co in first..(first + S::LANES).min(self.out_count) {
+                        let dw = self.dw.add(co * self.filter_len + ci * 9);
+                        for tap in 0..9 {
+                            *dw.add(tap) = taps[tap * PANEL + co - first];
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// `dw = the sum of the pieces' gradients`, in their order.
+pub(super) struct AddPieces {
+    pub(super) parts: *const f32,
+    pub(super) pieces: usize,
+    pub(super) weight_len: usize,
+    pub(super) dw: *mut f32,
+    pub(super) len: usize,
+}
+
+impl<S: Simd> Kernel<S> for AddPieces {
+    #[inline(always)]
+    unsafe fn run(self) {
+        // SAFETY: the caller's addresses hold `len` elements of each piece and of `dw`.
+        unsafe {
+            for first in (0..self.len).step_by(S::LANES) {
+                let mask = S::mask(self.len - first);
+                let mut sum = S::zero();
+                for piece in 0..self.pieces {
+                    sum = S::add(sum, S::load_masked(self.parts.add(piece * self.weight_len + first), mask));
+                }
+                S::store_masked(self.dw.add(first), mask, sum);
+            }
+        }
+    }
+}

@@ -1,0 +1,194 @@
+//! How Winograd's tiles are cut into pieces and blocks.
+//!
+//! In: [`Conv2dShape`]. Out: [`Plan`]; a piece is a band of tile rows of one image or a few whole images, a block is a
+//! run of a piece's tiles whose transformed values stay in L2.
+//! Invariant: the cut depends on the shape only.
+
+use super::Conv2dShape;
+use super::winograd_tiles::{Grid, Tile};
+use super::winograd_transform::{OUT_TILE, POSITIONS};
+use crate::simd::PANEL;
+
+/// Tiles of a piece, where the image has enough.
+const PIECE_TILES: usize = 64;
+/// Elements of a block's transformed tiles, input and output: with the weights they stay in L2.
+const BLOCK_ELEMENTS: usize = 160 * 1024;
+const MAX_BLOCK_TILES: usize = 24;
+
+/// How tiles are cut into pieces and blocks.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Plan {
+    pub(super) images: usize,
+    pub(super) input: GridPlan,
+    pub(super) output: GridPlan,
+    pub(super) padding: usize,
+    tile_columns: usize,
+    tile_rows: usize,
+    images_of_piece: usize,
+    band_tile_rows: usize,
+    num_bands: usize,
+    block_tiles: usize,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct GridPlan {
+    pub(super) height: usize,
+    pub(super) width: usize,
+    /// Channels of a block, and of a pixel.
+    pub(super) channels: usize,
+    pub(super) pixel_stride: usize,
+}
+
+impl GridPlan {
+    pub(super) fn image_len(&self) -> usize {
+        self.height * self.width * self.pixel_stride
+    }
+
+    fn new(height: usize, width: usize, channels: usize) -> Self {
+        Self { height, width, channels, pixel_stride: channels }
+    }
+
+    pub(super) fn grid(&self, padding: usize) -> Grid {
+        Grid {
+            height: self.height,
+            width: self.width,
+            channels: self.channels,
+            pixel_stride: self.pixel_stride,
+            padding,
+        }
+    }
+}
+
+impl Plan {
+    /// Whether the algorithm exists for the shape.
+    pub(super) fn supports(s: &Conv2dShape) -> bool {
+        s.kernel == 3 && s.stride == 1
+    }
+
+    /// Whether it is faster than direct convolution, by a rough count of multiply-adds with measured prices: 40 for the 36
+    /// of a tile, 300 and 200 for the transforms of a channel of input and output. Counted for one image, so that an
+    /// image's result does not depend on how many lie beside it.
+    pub(super) fn wins(&self) -> bool {
+        let (in_c, out_c) = (self.input.pixel_stride, self.output.pixel_stride);
+        let lanes = |channels: usize| channels.next_multiple_of(PANEL);
+        let products = in_c * lanes(out_c);
+        let of_tile = 40 * products + 300 * lanes(in_c) + 200 * lanes(out_c);
+        let tiles = self.num_tiles() / self.images;
+        tiles * of_tile < 9 * products * self.output.height * self.output.width
+    }
+
+    pub(super) fn forward(s: &Conv2dShape) -> Self {
+        let input = GridPlan::new(s.height, s.width, s.in_channels);
+        let output = GridPlan::new(s.out_height(), s.out_width(), s.out_channels);
+        Self::new(s.batch, input, output, s.padding, MAX_BLOCK_TILES)
+    }
+
+    pub(super) fn data_gradient(s: &Conv2dShape) -> Self {
+        let input = GridPlan::new(s.out_height(), s.out_width(), s.out_channels);
+        let output = GridPlan::new(s.height, s.width, s.in_channels);
+        Self::new(s.batch, input, output, 2 - s.padding, MAX_BLOCK_TILES)
+    }
+
+    /// The weight gradient's tiles: those of x and of dy, at most `task_channels` of each at a time.
+    pub(super) fn weight_gradient(s: &Conv2dShape, task_channels: usize) -> Self {
+        let mut input = GridPlan::new(s.height, s.width, s.in_channels);
+        let mut output = GridPlan::new(s.out_height(), s.out_width(), s.out_channels);
+        input.channels = input.channels.min(task_channels);
+        output.channels = output.channels.min(task_channels);
+        Self::new(s.batch, input, output, s.padding, PIECE_TILES)
+    }
+
+    fn new(images: usize, input: GridPlan, output: GridPlan, padding: usize, max_block: usize) -> Self {
+        let (tile_rows, tile_columns) = (output.height.div_ceil(OUT_TILE), output.width.div_ceil(OUT_TILE));
+        let band_tile_rows = (PIECE_TILES / tile_columns).clamp(1, tile_rows);
+        let num_bands = tile_rows.div_ceil(band_tile_rows);
+        let band_tile_rows = tile_rows.div_ceil(num_bands);
+        let num_bands = tile_rows.div_ceil(band_tile_rows);
+        let whole = PIECE_TILES / (tile_rows * tile_columns);
+        let images_of_piece = if num_bands > 1 { 1 } else { whole.clamp(1, images) };
+        let lanes = input.channels.next_multiple_of(PANEL) + output.channels.next_multiple_of(PANEL);
+        let fitting = (BLOCK_ELEMENTS / (POSITIONS * lanes)).clamp(8, max_block);
+        let tiles = images_of_piece * band_tile_rows * tile_columns;
+        let block_tiles = tiles.div_ceil(tiles.div_ceil(fitting));
+        Self {
+            images,
+            input,
+            output,
+            padding,
+            tile_columns,
+            tile_rows,
+            images_of_piece,
+            band_tile_rows,
+            num_bands,
+            block_tiles,
+        }
+    }
+
+    pub(super) fn num_pieces(&self) -> usize {
+        self.images.div_ceil(self.images_of_piece) * self.num_bands
+    }
+
+    pub(super) fn num_tiles(&self) -> usize {
+        self.images * self.tile_rows * self.tile_columns
+    }
+
+    /// The blocks of a piece, in order.
+    pub(super) fn blocks(&self, piece: usize) -> impl Iterator<Item = TileBlock> {
+        let image = piece / self.num_bands * self.images_of_piece;
+        let tile_row = piece % self.num_bands * self.band_tile_rows;
+        let tile_rows = self.band_tile_rows.min(self.tile_rows - tile_row);
+        let num_tiles = self.images_of_piece.min(self.images - image) * tile_rows * self.tile_columns;
+        let block_tiles = self.block_tiles;
+        (0..num_tiles).step_by(block_tiles).map(move |first| {
+            let tiles = block_tiles.min(num_tiles - first);
+            TileBlock { image, tile_row, tile_rows, first, tiles }
+        })
+    }
+
+    /// Where the output of a piece starts, and its elements.
+    pub(super) fn output_range(&self, piece: usize) -> (usize, usize) {
+        let image = piece / self.num_bands * self.images_of_piece;
+        let images = self.images_of_piece.min(self.images - image);
+        let first_row = piece % self.num_bands * self.band_tile_rows * OUT_TILE;
+        let end_row = (first_row + self.band_tile_rows * OUT_TILE).min(self.output.height);
+        let row_len = self.output.width * self.output.channels;
+        let rows = (images - 1) * self.output.height + end_row - first_row;
+        (image * self.output.image_len() + first_row * row_len, rows * row_len)
+    }
+
+    /// Elements of the transformed weights; positions 64 bytes apart, against cache set conflicts while packing.
+    pub(super) fn packed_len(&self) -> usize {
+        POSITIONS * (self.input.channels * self.output.channels.next_multiple_of(PANEL) + PANEL)
+    }
+
+    /// Elements from one position of a block to the next; 64 bytes more than the tiles, against cache set conflicts.
+    pub(super) fn position_strides(&self) -> [usize; 2] {
+        [&self.input, &self.output].map(|grid| self.block_tiles * grid.channels.next_multiple_of(PANEL) + PANEL)
+    }
+
+    pub(super) fn slot_len(&self) -> usize {
+        POSITIONS * self.position_strides().iter().sum::<usize>()
+    }
+}
+
+/// Consecutive tiles of a piece.
+pub(super) struct TileBlock {
+    image: usize,
+    tile_row: usize,
+    tile_rows: usize,
+    first: usize,
+    pub(super) tiles: usize,
+}
+
+impl TileBlock {
+    /// The `index`-th tile of the block in a grid of images with `image_len` elements.
+    pub(super) fn tile(&self, plan: &Plan, index: usize, image_len: usize) -> Tile {
+        let index = self.first + index;
+        let (row, column) = (index / plan.tile_columns, index % plan.tile_columns);
+        Tile {
+            image: (self.image + row / self.tile_rows) * image_len,
+            row: (self.tile_row + row % self.tile_rows) * OUT_TILE,
+            column: column * OUT_TILE,
+        }
+    }
+}

@@ -1,0 +1,245 @@
+//! Tiles of an image into transformed positions and back: the memory side of Winograd's transforms.
+//!
+//! In: pixels channels-last, read and written in place; what lies outside the image is zero and not stored.
+//! Out: `[position][tile][channel]`, positions a padded stride apart so that they do not fall into one cache set.
+
+use super::winograd_transform::{OUT_TILE, TILE, gradient_1d, input_1d, input_half, output_1d};
+use crate::simd::{Kernel, PANEL, Simd};
+
+/// The extents of an image.
+#[derive(Clone, Copy)]
+pub(super) struct Grid {
+    pub(super) height: usize,
+    pub(super) width: usize,
+    /// Channels to transform, and elements from one pixel to the next.
+    pub(super) channels: usize,
+    pub(super) pixel_stride: usize,
+    /// Zeros above and left of the image: tile (0, 0) starts there.
+    pub(super) padding: usize,
+}
+
+/// Where a tile lies.
+#[derive(Clone, Copy)]
+pub(super) struct Tile {
+    /// Elements before the image's first pixel and channel in the whole slice.
+    pub(super) image: usize,
+    /// In units of output pixels.
+    pub(super) row: usize,
+    pub(super) column: usize,
+}
+
+const ZEROS: [f32; PANEL] = [0.0; PANEL];
+
+/// `B^T d B` of one tile, all channels.
+pub(super) struct InputTile<'a> {
+    pub(super) x: &'a [f32],
+    pub(super) grid: Grid,
+    pub(super) tile: Tile,
+    /// The tile's first element in position 0.
+    pub(super) out: *mut f32,
+    pub(super) position_stride: usize,
+}
+
+impl<S: Simd> Kernel<S> for InputTile<'_> {
+    #[inline(always)]
+    unsafe fn run(self) {
+        let g = self.grid;
+        let (row, column) =
+            (self.tile.row as isize - g.padding as isize, self.tile.column as isize - g.padding as isize);
+        let inside = |first: isize, extent: usize| first >= 0 && first as usize + TILE <= extent;
+        // SAFETY: passed on.
+        unsafe {
+            if inside(row, g.height) && inside(column, g.width) {
+                transform_input::<S, false>(&self, row, column);
+            } else {
+                transform_input::<S, true>(&self, row, column);
+            }
+        }
+    }
+}
+
+/// `EDGE`: some pixels lie outside and are zero.
+#[inline(always)]
+unsafe fn transform_input<S: Simd, const EDGE: bool>(t: &InputTile<'_>, row: isize, column: isize) {
+    // SAFETY: passed on; vectors start below the channels.
+    unsafe {
+        let mut channel = 0;
+        while channel < t.grid.channels {
+            transform_input_half::<S, EDGE, false>(t, row, column, channel);
+            transform_input_half::<S, EDGE, true>(t, row, column, channel);
+            let below = (row + TILE as isize) * t.grid.width as isize + column + 1;
+            let image = t.x.as_ptr().wrapping_add(t.tile.image + channel);
+            prefetch_tile::<S>(image.wrapping_offset(below * t.grid.pixel_stride as isize), t.grid);
+            channel += S::LANES;
+        }
+    }
+}
+
+/// Asks for 4x4 pixels of the tile below, which comes thousands of cycles later: rows of a tile are too short for the
+/// processor's own prefetcher.
+#[inline(always)]
+unsafe fn prefetch_tile<S: Simd>(first: *const f32, g: Grid) {
+    for pixel in 0..OUT_TILE * OUT_TILE {
+        let (i, j) = (pixel / OUT_TILE, pixel % OUT_TILE);
+        // SAFETY: a prefetch may name any address.
+        unsafe { S::prefetch(first.wrapping_add((i * g.width + j) * g.pixel_stride)) };
+    }
+}
+
+/// The first or the last three rows of positions, for one vector of channels.
+#[inline(always)]
+unsafe fn transform_input_half<S: Simd, const EDGE: bool, const LAST: bool>(
+    t: &InputTile<'_>,
+    row: isize,
+    column: isize,
+    channel: usize,
+) {
+    let g = t.grid;
+    let row_stride = g.width * g.pixel_stride;
+    let start = t.x.as_ptr().wrapping_add(t.tile.image);
+    let start = start.wrapping_offset((row * g.width as isize + column) * g.pixel_stride as isize);
+    let exists = |i: isize, extent: usize| i >= 0 && (i as usize) < extent;
+    // SAFETY: pixels outside the image are replaced by `ZEROS`, lanes beyond the channels are masked.
+    unsafe {
+        let full = channel + S::LANES <= g.channels;
+        let mask = S::mask(g.channels - channel);
+        let mut columns = [[S::zero(); 3]; TILE];
+        for (j, transformed) in columns.iter_mut().enumerate() {
+            let mut d = [S::zero(); TILE];
+            for (i, d) in d.iter_mut().enumerate() {
+                let mut p = start.wrapping_add(i * row_stride + j * g.pixel_stride + channel);
+                if EDGE && !(exists(row + i as isize, g.height) && exists(column + j as isize, g.width)) {
+                    p = ZEROS.as_ptr();
+                }
+                *d = if EDGE || !full { S::load_masked(p, mask) } else { S::load(p) };
+            }
+            *transformed = input_half::<S, LAST>(d);
+        }
+        for i in 0..3 {
+            let c = &columns;
+            let row = input_1d::<S>([c[0][i], c[1][i], c[2][i], c[3][i], c[4][i], c[5][i]]);
+            let first = (i + 3 * usize::from(LAST)) * TILE;
+            for (j, value) in row.into_iter().enumerate() {
+                S::store(t.out.wrapping_add((first + j) * t.position_stride + channel), value);
+            }
+        }
+    }
+}
+
+/// `A^T m A` of one tile, all channels, into the pixels that exist.
+pub(super) struct OutputTile {
+    /// The tile's first element in position 0.
+    pub(super) m: *const f32,
+    pub(super) position_stride: usize,
+    /// The image's first pixel.
+    pub(super) y: *mut f32,
+    pub(super) grid: Grid,
+    pub(super) tile: Tile,
+}
+
+impl<S: Simd> Kernel<S> for OutputTile {
+    #[inline(always)]
+    unsafe fn run(self) {
+        let g = self.grid;
+        let (rows, columns) = (g.height - self.tile.row, g.width - self.tile.column);
+        // SAFETY: only pixels of the image are stored, lanes beyond the channels are masked.
+        unsafe {
+            if rows >= OUT_TILE && columns >= OUT_TILE && g.channels.is_multiple_of(S::LANES) {
+                transform_output::<S, false>(&self, OUT_TILE, OUT_TILE);
+            } else {
+                transform_output::<S, true>(&self, rows.min(OUT_TILE), columns.min(OUT_TILE));
+            }
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn transform_output<S: Simd, const EDGE: bool>(t: &OutputTile, num_rows: usize, num_columns: usize) {
+    let g = t.grid;
+    // SAFETY: passed on; vectors start below the channels.
+    unsafe {
+        let mut channel = 0;
+        while channel < g.channels {
+            let first = t.y.wrapping_add((t.tile.row * g.width + t.tile.column) * g.pixel_stride + channel);
+            let mask = S::mask(g.channels - channel);
+            let mut columns = [[S::zero(); OUT_TILE]; TILE];
+            for (j, column) in columns.iter_mut().enumerate() {
+                let at = |i: usize| S::load(t.m.wrapping_add((i * TILE + j) * t.position_stride + channel));
+                *column = output_1d::<S>([at(0), at(1), at(2), at(3), at(4), at(5)]);
+            }
+            for i in 0..OUT_TILE {
+                let c = &columns;
+                let row = output_1d::<S>([c[0][i], c[1][i], c[2][i], c[3][i], c[4][i], c[5][i]]);
+                for (j, value) in row.into_iter().enumerate() {
+                    let y = first.wrapping_add((i * g.width + j) * g.pixel_stride);
+                    if !EDGE {
+                        S::store(y, value);
+                    } else if i < num_rows && j < num_columns {
+                        S::store_masked(y, mask, value);
+                    }
+                }
+            }
+            channel += S::LANES;
+        }
+    }
+}
+
+/// `A dy A^T` of one tile of the output's gradient, all channels; pixels outside the image are zero.
+pub(super) struct GradientTile<'a> {
+    pub(super) dy: &'a [f32],
+    pub(super) grid: Grid,
+    pub(super) tile: Tile,
+    /// The tile's first element in position 0.
+    pub(super) out: *mut f32,
+    pub(super) position_stride: usize,
+}
+
+impl<S: Simd> Kernel<S> for GradientTile<'_> {
+    #[inline(always)]
+    unsafe fn run(self) {
+        let g = self.grid;
+        // SAFETY: passed on.
+        unsafe {
+            if self.tile.row + OUT_TILE <= g.height && self.tile.column + OUT_TILE <= g.width {
+                transform_gradient::<S, false>(&self);
+            } else {
+                transform_gradient::<S, true>(&self);
+            }
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn transform_gradient<S: Simd, const EDGE: bool>(t: &GradientTile<'_>) {
+    let g = t.grid;
+    let first = t.dy.as_ptr().wrapping_add(t.tile.image + (t.tile.row * g.width + t.tile.column) * g.pixel_stride);
+    // SAFETY: pixels outside the image are replaced by `ZEROS`, lanes beyond the channels are masked.
+    unsafe {
+        let mut channel = 0;
+        while channel < g.channels {
+            let full = channel + S::LANES <= g.channels;
+            let mask = S::mask(g.channels - channel);
+            let mut rows = [[S::zero(); TILE]; OUT_TILE];
+            for (i, transformed) in rows.iter_mut().enumerate() {
+                let mut d = [S::zero(); OUT_TILE];
+                for (j, d) in d.iter_mut().enumerate() {
+                    let mut p = first.wrapping_add((i * g.width + j) * g.pixel_stride + channel);
+                    if EDGE && !(t.tile.row + i < g.height && t.tile.column + j < g.width) {
+                        p = ZEROS.as_ptr();
+                    }
+                    *d = if full { S::load(p) } else { S::load_masked(p, mask) };
+                }
+                *transformed = gradient_1d::<S>(d);
+            }
+            for j in 0..TILE {
+                let r = &rows;
+                let column = gradient_1d::<S>([r[0][j], r[1][j], r[2][j], r[3][j]]);
+                for (i, value) in column.into_iter().enumerate() {
+                    S::store(t.out.wrapping_add((i * TILE + j) * t.position_stride + channel), value);
+                }
+            }
+            prefetch_tile::<S>(first.wrapping_add(OUT_TILE * g.width * g.pixel_stride + channel), g);
+            channel += S::LANES;
+        }
+    }
+}

@@ -1,0 +1,238 @@
+//! The weight gradient of 3x3 convolutions with stride 1 by Winograd's F(4x4, 3x3).
+//!
+//! In: x and dy. Out: dw = G^T [ sum over tiles of (B^T x B) * (A dy A^T) ] G: at each of 36 positions a product of
+//! C_in x tiles by tiles x C_out, then one inverse transform of the sums.
+//! A task is a piece of the tiles and a block of C_in x C_out, so that its 36 sums stay in L2 whatever the channels.
+//! Invariant: a piece's gradient is complete before pieces are added, in their order.
+
+use super::Conv2dShape;
+use super::weight_kernel::{Block, max_run, select};
+use super::winograd_finish::{AddPieces, Finish};
+use super::winograd_plan::{Plan as TilePlan, TileBlock};
+use super::winograd_tiles::{GradientTile, Grid, InputTile};
+use super::winograd_transform::POSITIONS;
+use crate::pieces::{SharedMut, for_each_piece};
+use crate::simd::{GenericWork, PANEL, Simd};
+
+/// Channels of a task on either side: 36 sums of 64 x 64 are 590 kB.
+const TASK_CHANNELS: usize = 64;
+/// A piece has at least so many tiles, else the inverse transforms would cost too much.
+const PIECE_TILES: usize = 128;
+/// Gradients of all pieces: 4 MB.
+const PARTIAL_ELEMENTS: usize = 1024 * 1024;
+const MAX_PIECES: usize = 64;
+/// Elements that one worker adds at a time.
+const REDUCE_ELEMENTS: usize = 4096;
+
+/// How tiles are cut: a piece is a run of the tile plan's units.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Plan {
+    shape: Conv2dShape,
+    tiles: TilePlan,
+    units_of_piece: usize,
+    num_pieces: usize,
+}
+
+impl Plan {
+    pub(super) fn new(s: &Conv2dShape) -> Self {
+        let tiles = TilePlan::weight_gradient(s, TASK_CHANNELS);
+        let most = (tiles.num_tiles() / PIECE_TILES).min(PARTIAL_ELEMENTS / s.weight_len()).clamp(1, MAX_PIECES);
+        let units_of_piece = tiles.num_pieces().div_ceil(most);
+        Self { shape: *s, tiles, units_of_piece, num_pieces: tiles.num_pieces().div_ceil(units_of_piece) }
+    }
+
+    /// Sums of one task: `[position][panel][channel][16]`.
+    fn sums_len(&self) -> usize {
+        POSITIONS * self.tiles.input.channels * self.tiles.output.channels.next_multiple_of(PANEL)
+    }
+
+    fn slot_len(&self) -> usize {
+        self.tiles.slot_len() + self.sums_len()
+    }
+
+    /// Gradients of pieces, if there is more than one.
+    fn partials_len(&self) -> usize {
+        if self.num_pieces > 1 { self.num_pieces * self.shape.weight_len() } else { 0 }
+    }
+
+    pub(super) fn workspace_len(&self, num_threads: usize) -> usize {
+        self.partials_len() + num_threads * self.slot_len()
+    }
+}
+
+/// The whole weight gradient.
+pub(super) struct WinogradWeight<'a> {
+    pub(super) plan: &'a Plan,
+    pub(super) x: &'a [f32],
+    pub(super) dy: &'a [f32],
+    pub(super) dw: &'a mut [f32],
+    pub(super) workspace: &'a mut [f32],
+}
+
+impl GenericWork for WinogradWeight<'_> {
+    type Output = ();
+
+    fn run<S: Simd>(self) {
+        let (plan, s) = (self.plan, &self.plan.shape);
+        assert_eq!(self.x.len(), s.input_len(), "weight gradient: length of x");
+        assert_eq!(self.dy.len(), s.output_len(), "weight gradient: length of dy");
+        assert_eq!(self.dw.len(), s.weight_len(), "weight gradient: length of dw");
+        let (partials, slots) = self.workspace.split_at_mut(plan.partials_len());
+        let weight_len = s.weight_len();
+        let target = SharedMut::new(if plan.num_pieces > 1 { &mut *partials } else { &mut *self.dw });
+        let (in_blocks, out_blocks) = (s.in_channels.div_ceil(TASK_CHANNELS), s.out_channels.div_ceil(TASK_CHANNELS));
+        let num_tasks = in_blocks * out_blocks;
+        for_each_piece(plan.num_pieces * num_tasks, slots, plan.slot_len(), |index, slot| {
+            let (piece, task) = (index / num_tasks, index % num_tasks);
+            let (in_c, out_c) = (task % in_blocks * TASK_CHANNELS, task / in_blocks * TASK_CHANNELS);
+            let task = Task {
+                x: self.x,
+                dy: self.dy,
+                in_c,
+                out_c,
+                in_count: TASK_CHANNELS.min(s.in_channels - in_c),
+                out_count: TASK_CHANNELS.min(s.out_channels - out_c),
+            };
+            // SAFETY: piece and channels own their part of `target`, which outlives the pass.
+            let dw = unsafe { target.at(piece * weight_len, weight_len) };
+            run_task::<S>(plan, &task, piece, slot, dw);
+        });
+        if plan.num_pieces > 1 {
+            let dw = SharedMut::new(self.dw);
+            for_each_piece(weight_len.div_ceil(REDUCE_ELEMENTS), &mut [], 0, |index, _| {
+                let first = index * REDUCE_ELEMENTS;
+                let len = REDUCE_ELEMENTS.min(weight_len - first);
+                // SAFETY: each index has its own elements; `num_pieces` gradients lie `weight_len` apart.
+                unsafe {
+                    let parts = target.at(first, (plan.num_pieces - 1) * weight_len + len);
+                    let (pieces, dw) = (plan.num_pieces, dw.at(first, len));
+                    S::vectorize(AddPieces { parts, pieces, weight_len, dw, len });
+                }
+            });
+        }
+    }
+}
+
+/// A block of channels of x and dy.
+struct Task<'a> {
+    x: &'a [f32],
+    dy: &'a [f32],
+    in_c: usize,
+    out_c: usize,
+    in_count: usize,
+    out_count: usize,
+}
+
+/// Sums over a piece's tiles and writes their inverse transform to the task's elements of `dw`.
+fn run_task<S: Simd>(plan: &Plan, task: &Task<'_>, piece: usize, slot: &mut [f32], dw: *mut f32) {
+    let (sums, slot) = slot.split_at_mut(plan.sums_len());
+    let first = piece * plan.units_of_piece;
+    let units = first..(first + plan.units_of_piece).min(plan.tiles.num_pieces());
+    for (index, block) in units.flat_map(|unit| plan.tiles.blocks(unit)).enumerate() {
+        run_block::<S>(&plan.tiles, &block, task, sums, index > 0, slot);
+    }
+    let filter_len = plan.shape.in_channels * 9;
+    // SAFETY: the sums of this task were all written above; `dw` holds `out_count` filters from `out_c` on.
+    unsafe {
+        S::vectorize(Finish {
+            sums: sums.as_ptr(),
+            in_count: task.in_count,
+            out_count: task.out_count,
+            dw: dw.add(task.out_c * filter_len + task.in_c * 9),
+            filter_len,
+        });
+    }
+}
+
+/// Transforms a block's tiles of x and dy and adds their products to the sums.
+fn run_block<S: Simd>(
+    plan: &TilePlan,
+    block: &TileBlock,
+    task: &Task<'_>,
+    sums: &mut [f32],
+    accumulate: bool,
+    slot: &mut [f32],
+) {
+    let [in_stride, out_stride] = plan.position_strides();
+    let in_lanes = plan.input.channels.next_multiple_of(PANEL);
+    let out_lanes = plan.output.channels.next_multiple_of(PANEL);
+    let (v, d) = slot.split_at_mut(POSITIONS * in_stride);
+    assert!(d.len() >= POSITIONS * out_stride, "winograd: workspace");
+    let in_grid = Grid { channels: task.in_count, ..plan.input.grid(plan.padding) };
+    let out_grid = Grid { channels: task.out_count, ..plan.output.grid(0) };
+    // SAFETY: tiles lie inside the image or are masked; a block's tiles fit into the slot by its plan; features asserted
+    // by `Isa::run`.
+    unsafe {
+        for index in 0..block.tiles {
+            let mut tile = block.tile(plan, index, plan.input.image_len());
+            tile.image += task.in_c;
+            let out = v.as_mut_ptr().add(index * in_lanes);
+            S::vectorize(InputTile { x: task.x, grid: in_grid, tile, out, position_stride: in_stride });
+            let mut tile = block.tile(plan, index, plan.output.image_len());
+            tile.image += task.out_c;
+            let out = d.as_mut_ptr().add(index * out_lanes);
+            S::vectorize(GradientTile { dy: task.dy, grid: out_grid, tile, out, position_stride: out_stride });
+        }
+    }
+    let position_len = task.in_count * task.out_count.next_multiple_of(PANEL);
+    for position in 0..POSITIONS {
+        let product = Product {
+            v: &v[position * in_stride..],
+            d: &d[position * out_stride..],
+            lanes: [in_lanes, out_lanes],
+            tiles: block.tiles,
+            in_count: task.in_count,
+            accumulate,
+        };
+        let sums = &mut sums[position * position_len..][..position_len];
+        let mut channel = 0;
+        while channel < task.out_count {
+            if task.out_count - channel > S::LANES {
+                multiply::<S, 2>(&product, sums, channel);
+            } else {
+                multiply::<S, 1>(&product, sums, channel);
+            }
+            channel += 2 * S::LANES;
+        }
+    }
+}
+
+/// One position's factors: `[tile][lane]` each.
+struct Product<'a> {
+    v: &'a [f32],
+    d: &'a [f32],
+    lanes: [usize; 2],
+    tiles: usize,
+    in_count: usize,
+    accumulate: bool,
+}
+
+/// One position's product over the block's tiles, for NV vectors of output channels.
+fn multiply<S: Simd, const NV: usize>(product: &Product<'_>, sums: &mut [f32], channel: usize) {
+    let in_count = product.in_count;
+    let panel_stride = in_count * PANEL;
+    let num_blocks = in_count.div_ceil(max_run::<S>(NV));
+    let (values, longer) = (in_count / num_blocks, in_count % num_blocks);
+    let kernels = [select::<S, NV>(values), select::<S, NV>(values + usize::from(longer > 0))];
+    let mut first = 0;
+    for index in 0..num_blocks {
+        let is_longer = usize::from(index < longer);
+        // SAFETY: `tiles` tiles of the position lie in `v` and `d`, and its panels in `sums`, by the plan whose lengths
+        // the entry asserted. Whole vectors of `d` are read: the padded lanes leave room for them.
+        unsafe {
+            let block = Block {
+                x: product.v.as_ptr().add(first),
+                x_strides: [0, 0, product.lanes[0]],
+                dy: product.d.as_ptr().add(channel),
+                dy_strides: [0, 0, product.lanes[1]],
+                extents: [1, 1, product.tiles],
+                channels: NV * S::LANES,
+                dw: sums.as_mut_ptr().add(channel / PANEL * panel_stride + channel % PANEL + first * PANEL),
+                panel_stride,
+                accumulate: product.accumulate,
+            };
+            kernels[is_longer](&block);
+        }
+        first += values + is_longer;
+    }
+}

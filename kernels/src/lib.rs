@@ -1,0 +1,25 @@
+//! The CPU kernels of a training step: slices in, slices out; knows no tensor library.
+//!
+//! In: contiguous f32 slices, activations channels-last `[N, H, W, C]` (or `[rows, C]`), any extents, PyTorch's weights, and a
+//! workspace from the caller. Out: the caller's slices; nothing is allocated in a hot path.
+//! Invariant: work is cut into pieces of fixed size and partial sums are added in piece order, so no result depends on the number of
+//! threads. Convolutions differ between instruction sets by rounding, everything else does not.
+//!
+//! Beside `distributed/src/mpi.rs` the only code that opens `unsafe`: vector instructions and unchecked addresses. Lengths are
+//! checked once at each public entry.
+#![allow(unsafe_code, reason = "vector instructions; each block says why it is sound")]
+
+pub mod batch_norm;
+pub mod conv2d;
+pub mod input;
+pub mod linear;
+pub mod pool;
+pub mod sgd;
+
+mod pieces;
+mod tiles;
+
+pub mod simd;
+
+#[cfg(test)]
+mod testing;

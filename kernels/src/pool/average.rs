@@ -1,0 +1,101 @@
+//! The mean over all pixels.
+//!
+//! In: `[N, pixels, C]`. Out: `[N, C]`, and the gradient back. Invariant: pixels are added in order, in f32, at most 64 at a
+//! time (a 7x7 or 8x8 map whole); then these sums.
+
+use rayon::prelude::*;
+
+use super::assert_len;
+use crate::simd::{Isa, Task, vectorized};
+
+/// Pixels added before their sum is added to the others.
+const BLOCK: usize = 64;
+/// Channels whose sums stay in registers or the first-level cache.
+const COLUMNS: usize = 64;
+
+/// Means over all pixels of each image and channel.
+///
+/// # Shapes
+/// `x`: `[N, pixels, channels]`. `y`: `[N, channels]`.
+///
+/// # Panics
+/// If a length differs, `pixels` or `channels` is 0, or the processor lacks `isa`.
+pub fn global_average(isa: Isa, x: &[f32], pixels: usize, channels: usize, y: &mut [f32]) {
+    check(x.len(), pixels, channels, y.len());
+    let images = y.par_chunks_exact_mut(channels).zip(x.par_chunks_exact(pixels * channels));
+    images.for_each(|(y, x)| vectorized(isa, Mean { x, y }));
+}
+
+/// dx = dy / pixels for every pixel.
+///
+/// # Shapes
+/// `dy`: `[N, channels]`. `dx`: `[N, pixels, channels]`.
+///
+/// # Panics
+/// If a length differs, `pixels` or `channels` is 0, or the processor lacks `isa`.
+pub fn global_average_backward(isa: Isa, dy: &[f32], pixels: usize, channels: usize, dx: &mut [f32]) {
+    check(dx.len(), pixels, channels, dy.len());
+    let images = dx.par_chunks_exact_mut(pixels * channels).zip(dy.par_chunks_exact(channels));
+    images.for_each(|(dx, dy)| vectorized(isa, Spread { dy, dx }));
+}
+
+fn check(all: usize, pixels: usize, channels: usize, means: usize) {
+    assert!(pixels > 0 && channels > 0, "pool: average over {pixels} pixels of {channels} channels");
+    assert!(means.is_multiple_of(channels), "pool: {means} means are no whole rows of {channels} channels");
+    assert_len("pixels", all, means * pixels);
+}
+
+struct Mean<'a> {
+    x: &'a [f32],
+    y: &'a mut [f32],
+}
+
+impl Task for Mean<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let channels = self.y.len();
+        let pixels = self.x.len() / channels;
+        for (index, y) in self.y.chunks_mut(COLUMNS).enumerate() {
+            let first = index * COLUMNS;
+            y.fill(0.0);
+            for block in self.x.chunks(BLOCK * channels) {
+                let mut sums = [0.0; COLUMNS];
+                let sums = &mut sums[..y.len()];
+                for pixel in block.chunks_exact(channels) {
+                    for (sum, x) in sums.iter_mut().zip(&pixel[first..first + y.len()]) {
+                        *sum += x;
+                    }
+                }
+                for (y, sum) in y.iter_mut().zip(sums) {
+                    *y += *sum;
+                }
+            }
+            for y in y {
+                *y /= pixels as f32;
+            }
+        }
+    }
+}
+
+struct Spread<'a> {
+    dy: &'a [f32],
+    dx: &'a mut [f32],
+}
+
+impl Task for Spread<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let pixels = self.dx.len() / self.dy.len();
+        let (first, rest) = self.dx.split_at_mut(self.dy.len());
+        for (dx, dy) in first.iter_mut().zip(self.dy) {
+            *dx = dy / pixels as f32;
+        }
+        for pixel in rest.chunks_exact_mut(self.dy.len()) {
+            pixel.copy_from_slice(first);
+        }
+    }
+}

@@ -1,0 +1,173 @@
+//! The maximum of 3x3 windows, stride 2, padding 1.
+//!
+//! In: `[N, H, W, C]`. Out: `[N, (H+1)/2, (W+1)/2, C]` and the tap (0..9, row by row) of each maximum.
+//! Invariant: the first of equal values is chosen, and a NaN over all: as PyTorch does.
+
+use rayon::prelude::*;
+
+use super::assert_len;
+use crate::simd::{Isa, Task, vectorized};
+
+/// Shape of the input `[N, H, W, C]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MaxPoolShape {
+    /// Images.
+    pub num_images: usize,
+    /// Height of the input.
+    pub height: usize,
+    /// Width of the input.
+    pub width: usize,
+    /// Channels.
+    pub channels: usize,
+}
+
+impl MaxPoolShape {
+    /// Height of the output.
+    pub fn height_out(&self) -> usize {
+        self.height.div_ceil(2)
+    }
+
+    /// Width of the output.
+    pub fn width_out(&self) -> usize {
+        self.width.div_ceil(2)
+    }
+
+    /// Values of the input.
+    pub fn input_len(&self) -> usize {
+        self.num_images * self.height * self.width * self.channels
+    }
+
+    /// Values of the output.
+    pub fn output_len(&self) -> usize {
+        self.num_images * self.height_out() * self.width_out() * self.channels
+    }
+}
+
+/// Maxima, and the tap 3·row + column of each for the backward pass.
+///
+/// # Shapes
+/// `x`: `[N, H, W, C]`. `y`, `taps`: `[N, (H+1)/2, (W+1)/2, C]`.
+///
+/// # Panics
+/// If a length differs, or the processor lacks `isa`.
+pub fn max_pool(isa: Isa, shape: MaxPoolShape, x: &[f32], y: &mut [f32], taps: &mut [u8]) {
+    assert_len("x", x.len(), shape.input_len());
+    assert_len("y", y.len(), shape.output_len());
+    assert_len("taps", taps.len(), shape.output_len());
+    if y.is_empty() {
+        return;
+    }
+    let row = shape.width_out() * shape.channels;
+    let rows = y.par_chunks_exact_mut(row).zip(taps.par_chunks_exact_mut(row)).enumerate();
+    rows.for_each(|(index, (y, taps))| {
+        let (image, row) = (index / shape.height_out(), index % shape.height_out());
+        let image_len = shape.height * shape.width * shape.channels;
+        let x = &x[image * image_len..][..image_len];
+        vectorized(isa, OutputRow { shape, x, row, y, taps });
+    });
+}
+
+/// Gradient of the input: each window's goes to the value it chose.
+///
+/// # Shapes
+/// `dy`, `taps`: `[N, (H+1)/2, (W+1)/2, C]`. `dx`: `[N, H, W, C]`, every value written.
+///
+/// # Panics
+/// If a length differs, or the processor lacks `isa`.
+pub fn max_pool_backward(isa: Isa, shape: MaxPoolShape, dy: &[f32], taps: &[u8], dx: &mut [f32]) {
+    assert_len("dx", dx.len(), shape.input_len());
+    assert_len("dy", dy.len(), shape.output_len());
+    assert_len("taps", taps.len(), shape.output_len());
+    if dx.is_empty() {
+        return;
+    }
+    dx.par_chunks_exact_mut(shape.width * shape.channels).enumerate().for_each(|(index, dx)| {
+        let (image, row) = (index / shape.height, index % shape.height);
+        let image_len = shape.height_out() * shape.width_out() * shape.channels;
+        let image = image * image_len..(image + 1) * image_len;
+        vectorized(isa, InputRow { shape, dy: &dy[image.clone()], taps: &taps[image], row, dx });
+    });
+}
+
+/// One row of the output, and the image it is made of.
+struct OutputRow<'a> {
+    shape: MaxPoolShape,
+    x: &'a [f32],
+    row: usize,
+    y: &'a mut [f32],
+    taps: &'a mut [u8],
+}
+
+impl Task for OutputRow<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let MaxPoolShape { height, width, channels, .. } = self.shape;
+        let pixels = self.y.chunks_exact_mut(channels).zip(self.taps.chunks_exact_mut(channels)).enumerate();
+        for (column, (y, taps)) in pixels {
+            y.fill(f32::NEG_INFINITY);
+            // The middle of a window always lies inside; it stands until something above minus infinity comes.
+            taps.fill(4);
+            for tap in 0..9 {
+                let (source_row, source_column) = (2 * self.row + tap / 3, 2 * column + tap % 3);
+                if (1..=height).contains(&source_row) && (1..=width).contains(&source_column) {
+                    let at = ((source_row - 1) * width + source_column - 1) * channels;
+                    keep_maximum(&self.x[at..at + channels], tap as u8, y, taps);
+                }
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn keep_maximum(x: &[f32], tap: u8, y: &mut [f32], taps: &mut [u8]) {
+    for ((x, y), kept) in x.iter().zip(y).zip(taps) {
+        let larger = (*x > *y) | x.is_nan();
+        *y = if larger { *x } else { *y };
+        *kept = if larger { tap } else { *kept };
+    }
+}
+
+/// One row of the input's gradient, and its image's windows.
+struct InputRow<'a> {
+    shape: MaxPoolShape,
+    dy: &'a [f32],
+    taps: &'a [u8],
+    row: usize,
+    dx: &'a mut [f32],
+}
+
+impl Task for InputRow<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let channels = self.shape.channels;
+        for (column, dx) in self.dx.chunks_exact_mut(channels).enumerate() {
+            dx.fill(0.0);
+            for (window_row, tap_row) in windows(self.row, self.shape.height_out()).into_iter().flatten() {
+                for (window_column, tap_column) in windows(column, self.shape.width_out()).into_iter().flatten() {
+                    let at = (window_row * self.shape.width_out() + window_column) * channels;
+                    let (dy, taps) = (&self.dy[at..at + channels], &self.taps[at..at + channels]);
+                    let tap = (3 * tap_row + tap_column) as u8;
+                    for ((dx, dy), kept) in dx.iter_mut().zip(dy).zip(taps) {
+                        let dy = *dy;
+                        *dx += if *kept == tap { dy } else { 0.0 };
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The windows that contain `position`, each with the tap at which it does.
+#[inline(always)]
+fn windows(position: usize, count: usize) -> [Option<(usize, usize)>; 2] {
+    let window = position / 2;
+    if position.is_multiple_of(2) {
+        [Some((window, 1)), None]
+    } else {
+        [Some((window, 2)), (window + 1 < count).then_some((window + 1, 0))]
+    }
+}

@@ -1,0 +1,130 @@
+//! What the processor offers, chosen once at run time, and the vector type that the kernels are generic over.
+//!
+//! In: nothing; [`Isa::detect`] asks the processor once.
+//! Out: [`Isa`], a plain value that every operation takes; tests force one.
+//! Invariant: code for an instruction set is only reached through `Isa::run`, which asserts that the processor has it.
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+mod peak;
+mod portable;
+mod task;
+
+pub use peak::measure_fma_gflops;
+pub(crate) use task::{Task, vectorized};
+
+/// An instruction set the kernels are compiled for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Isa {
+    /// 16 lanes and 32 registers: AVX-512 F, VL, BW and DQ.
+    Avx512,
+    /// 8 lanes and 16 registers: AVX2 with FMA.
+    Avx2Fma,
+    /// Plain arrays of four, for every processor.
+    Portable,
+}
+
+impl Isa {
+    /// The best instruction set of this processor.
+    #[must_use]
+    pub fn detect() -> Self {
+        let all = [Self::Avx512, Self::Avx2Fma, Self::Portable];
+        *all.iter().find(|isa| isa.is_available()).expect("portable code runs everywhere")
+    }
+
+    /// Every instruction set of this processor, the best first.
+    pub fn available() -> impl Iterator<Item = Self> {
+        [Self::Avx512, Self::Avx2Fma, Self::Portable].into_iter().filter(|isa| isa.is_available())
+    }
+
+    /// Whether this processor (and operating system) can run it. The standard library asks once and remembers.
+    #[must_use]
+    pub fn is_available(self) -> bool {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512 => {
+                is_x86_feature_detected!("avx512f")
+                    && is_x86_feature_detected!("avx512vl")
+                    && is_x86_feature_detected!("avx512bw")
+                    && is_x86_feature_detected!("avx512dq")
+                    && is_x86_feature_detected!("fma")
+            }
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2Fma => is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma"),
+            #[cfg(not(target_arch = "x86_64"))]
+            Self::Avx512 | Self::Avx2Fma => false,
+            Self::Portable => true,
+        }
+    }
+
+    /// Runs `work` with this instruction set's vectors.
+    ///
+    /// # Panics
+    /// If the processor lacks the instruction set.
+    pub(crate) fn run<T: GenericWork>(self, work: T) -> T::Output {
+        assert!(self.is_available(), "instruction set {self:?}: not offered by this processor");
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512 => work.run::<avx512::Avx512>(),
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2Fma => work.run::<avx2::Avx2Fma>(),
+            #[cfg(not(target_arch = "x86_64"))]
+            Self::Avx512 | Self::Avx2Fma => unreachable!("asserted above"),
+            Self::Portable => work.run::<portable::Portable>(),
+        }
+    }
+}
+
+/// A driver, compiled once for each instruction set but without its features; it hands hot loops to [`Simd::vectorize`].
+pub(crate) trait GenericWork {
+    type Output;
+    fn run<S: Simd>(self) -> Self::Output;
+}
+
+/// A hot loop, compiled with the features of `S` switched on. Implementations mark `run` as `#[inline(always)]`:
+/// only what is inlined into [`Simd::vectorize`] gets the features.
+pub(crate) trait Kernel<S: Simd> {
+    /// # Safety
+    /// The processor has the features of `S`, and whatever the kernel's own addresses demand.
+    unsafe fn run(self);
+}
+
+/// One instruction set's vector of `f32`.
+///
+/// # Safety
+/// Every method demands that the processor has the features of the implementor (`Isa::run` asserts it), and those with
+/// a pointer that the lanes they touch lie inside one allocation; no alignment is demanded.
+pub(crate) trait Simd: Copy + Send + Sync + 'static {
+    /// Lanes of a vector: a divisor of [`PANEL`].
+    const LANES: usize;
+    /// Sums that fit into registers beside the operands.
+    const ACCUMULATORS: usize;
+    type V: Copy;
+    type Mask: Copy;
+
+    /// Runs `kernel` in a function of its own with the features switched on.
+    unsafe fn vectorize<K: Kernel<Self>>(kernel: K);
+
+    unsafe fn zero() -> Self::V;
+    unsafe fn splat(value: f32) -> Self::V;
+    unsafe fn load(p: *const f32) -> Self::V;
+    unsafe fn store(p: *mut f32, v: Self::V);
+    /// The first `n` lanes, all if `n >= LANES`.
+    unsafe fn mask(n: usize) -> Self::Mask;
+    /// The masked lanes; zero elsewhere, without touching memory there.
+    unsafe fn load_masked(p: *const f32, mask: Self::Mask) -> Self::V;
+    unsafe fn store_masked(p: *mut f32, mask: Self::Mask, v: Self::V);
+    unsafe fn add(a: Self::V, b: Self::V) -> Self::V;
+    unsafe fn sub(a: Self::V, b: Self::V) -> Self::V;
+    unsafe fn mul(a: Self::V, b: Self::V) -> Self::V;
+    /// Asks for the cache line at `p`, which need not exist.
+    #[inline(always)]
+    unsafe fn prefetch(_p: *const f32) {}
+    /// `a * b + c`, in one rounding where the instruction set has it.
+    unsafe fn fma(a: Self::V, b: Self::V, c: Self::V) -> Self::V;
+}
+
+/// Output channels of a weight panel: the widest vector. Packed weights are the same for every instruction set.
+pub(crate) const PANEL: usize = 16;

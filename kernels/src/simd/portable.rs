@@ -1,0 +1,101 @@
+//! Arrays of four that the compiler turns into NEON or SSE; no instruction is named.
+
+use super::{Kernel, Simd};
+
+#[derive(Clone, Copy)]
+pub(crate) struct Portable;
+
+type V4 = [f32; 4];
+
+#[inline(never)]
+unsafe fn entry<K: Kernel<Portable>>(kernel: K) {
+    // SAFETY: passed on to our caller.
+    unsafe { kernel.run() }
+}
+
+/// One rounding where the target has the instruction; elsewhere two, since a library call for each would be 50 x slower.
+#[inline(always)]
+fn multiply_add(a: f32, b: f32, c: f32) -> f32 {
+    if cfg!(any(target_arch = "aarch64", target_feature = "fma")) { a.mul_add(b, c) } else { a * b + c }
+}
+
+// SAFETY of all methods: the trait's contract about addresses is passed on to the caller; no features are needed.
+impl Simd for Portable {
+    const LANES: usize = 4;
+    const ACCUMULATORS: usize = if cfg!(target_arch = "aarch64") { 24 } else { 8 };
+    type V = V4;
+    type Mask = usize;
+
+    #[inline(always)]
+    unsafe fn vectorize<K: Kernel<Self>>(kernel: K) {
+        // SAFETY: the trait's contract, which the caller keeps.
+        unsafe { entry(kernel) }
+    }
+    #[inline(always)]
+    unsafe fn zero() -> V4 {
+        [0.0; 4]
+    }
+    #[inline(always)]
+    unsafe fn splat(value: f32) -> V4 {
+        [value; 4]
+    }
+    #[inline(always)]
+    unsafe fn load(p: *const f32) -> V4 {
+        // SAFETY: the trait's contract, which the caller keeps.
+        unsafe { p.cast::<V4>().read_unaligned() }
+    }
+    #[inline(always)]
+    unsafe fn store(p: *mut f32, v: V4) {
+        // SAFETY: the trait's contract, which the caller keeps.
+        unsafe { p.cast::<V4>().write_unaligned(v) }
+    }
+    #[inline(always)]
+    unsafe fn mask(n: usize) -> usize {
+        n.min(4)
+    }
+    #[inline(always)]
+    unsafe fn load_masked(p: *const f32, mask: usize) -> V4 {
+        if mask == 4 {
+            // SAFETY: the trait's contract, which the caller keeps.
+            return unsafe { Self::load(p) };
+        }
+        let mut v = [0.0; 4];
+        for (i, lane) in v.iter_mut().enumerate().take(mask) {
+            // SAFETY: the trait's contract, which the caller keeps.
+            *lane = unsafe { *p.add(i) };
+        }
+        v
+    }
+    #[inline(always)]
+    unsafe fn store_masked(p: *mut f32, mask: usize, v: V4) {
+        if mask == 4 {
+            // SAFETY: the trait's contract, which the caller keeps.
+            return unsafe { Self::store(p, v) };
+        }
+        for (i, lane) in v.iter().enumerate().take(mask) {
+            // SAFETY: the trait's contract, which the caller keeps.
+            unsafe { *p.add(i) = *lane };
+        }
+    }
+    #[inline(always)]
+    unsafe fn add(a: V4, b: V4) -> V4 {
+        [a[0] + b[0], a[1] + b[1], a[2] + b[2], a[3] + b[3]]
+    }
+    #[inline(always)]
+    unsafe fn sub(a: V4, b: V4) -> V4 {
+        [a[0] - b[0], a[1] - b[1], a[2] - b[2], a[3] - b[3]]
+    }
+    #[inline(always)]
+    unsafe fn mul(a: V4, b: V4) -> V4 {
+        [a[0] * b[0], a[1] * b[1], a[2] * b[2], a[3] * b[3]]
+    }
+    #[inline(always)]
+    unsafe fn fma(a: V4, b: V4, c: V4) -> V4 {
+        [
+            multiply_add(a[0], b[0], c[0]),
+            multiply_add(a[1], b[1], c[1]),
+            multiply_add(a[2], b[2], c[2]),
+            multiply_add(a[3], b[3], c[3]),
+        ]
+    }
+}

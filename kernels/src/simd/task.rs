@@ -1,0 +1,46 @@
+//! Plain safe loops, compiled once for each instruction set; the compiler finds the vectors.
+//!
+//! In: a [`Task`]. Out: its result. Invariant: the same bits for every instruction set, since rustc never contracts
+//! `a * b + c` and never reorders additions.
+//! For work that moves memory: there it is as fast as intrinsics, and safe (`examples/bench_pointwise.rs`).
+
+use super::Isa;
+
+/// Work to be compiled once for each instruction set.
+pub(crate) trait Task {
+    /// What the work returns.
+    type Output;
+
+    /// The work; implementations say `#[inline(always)]`, as does all they call in a loop, or it is compiled portably.
+    fn run(self) -> Self::Output;
+}
+
+/// Runs `task` compiled for `isa`.
+///
+/// # Panics
+/// If the processor lacks `isa`.
+#[allow(unsafe_code)]
+pub(crate) fn vectorized<T: Task>(isa: Isa, task: T) -> T::Output {
+    assert!(isa.is_available(), "instruction set {isa:?}: not offered by this processor");
+    match isa {
+        // SAFETY: the assertion above asked the processor for these features.
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512 => unsafe { with_avx512(task) },
+        // SAFETY: the assertion above asked the processor for these features.
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2Fma => unsafe { with_avx2_fma(task) },
+        _ => task.run(),
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512dq,avx2,fma")]
+fn with_avx512<T: Task>(task: T) -> T::Output {
+    task.run()
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma")]
+fn with_avx2_fma<T: Task>(task: T) -> T::Output {
+    task.run()
+}
