@@ -111,7 +111,7 @@ pub struct CheckpointState {
 }
 
 impl CheckpointState {
-    /// A state of the present format, its file checksums still to be filled in by [`CheckpointStore::save`].
+    /// A state of the present format, its file checksums still to be filled in by [`super::CheckpointStore::save`].
     pub fn new(
         progress: Progress,
         world_size: usize,
