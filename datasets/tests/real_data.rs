@@ -1,4 +1,4 @@
-//! The readers on real images, where the workplace has them.
+//! The readers on real images, where these are at hand.
 //!
 //! In: `../../shared/data` beside the checkout; the tests say aloud that they are skipped if it is absent.
 
