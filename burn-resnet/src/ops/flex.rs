@@ -207,7 +207,7 @@ fn sum_pairs(left: &[f32], right: &[f32], term: impl Fn(f32, f32) -> f64) -> f64
     lanes.iter().sum::<f64>() + rest.sum::<f64>()
 }
 
-fn inverse_std(variance: f32, epsilon: f64) -> f32 {
+pub(super) fn inverse_std(variance: f32, epsilon: f64) -> f32 {
     (1.0 / (f64::from(variance) + epsilon).sqrt()) as f32
 }
 
@@ -225,6 +225,6 @@ fn from_channel_values(values: Vec<f32>) -> FlexTensor {
     FlexTensor::from_data(TensorData::new(values, [num_channels]))
 }
 
-fn to_f32(values: &[f64]) -> Vec<f32> {
+pub(super) fn to_f32(values: &[f64]) -> Vec<f32> {
     values.iter().map(|&v| v as f32).collect()
 }

@@ -13,6 +13,7 @@ use kernels::conv2d::{Conv2d, Conv2dShape, Epilogue};
 use kernels::simd::Isa;
 
 use super::{FusedGradients, FusedOptions, FusedOutput, FusedSaved, Residual, composed};
+use crate::ops::flex::{inverse_std, to_f32};
 use crate::ops::statistics::{GradientSums, Moments};
 
 thread_local! {
@@ -233,7 +234,7 @@ fn shortcut_a([num_images, height, width, channels_in]: [usize; 4], channels: us
 }
 
 fn invstd(variance: &[f32], epsilon: f64) -> Vec<f32> {
-    variance.iter().map(|&variance| (1.0 / (f64::from(variance) + epsilon).sqrt()) as f32).collect()
+    variance.iter().map(|&variance| inverse_std(variance, epsilon)).collect()
 }
 
 /// The first `len` elements of a buffer that only grows.
@@ -254,8 +255,4 @@ fn floats(contiguous: &FlexTensor) -> &[f32] {
 
 fn tensor<const D: usize>(values: Vec<f32>, shape: [usize; D]) -> FlexTensor {
     FlexTensor::from_data(TensorData::new(values, shape))
-}
-
-fn to_f32(values: &[f64]) -> Vec<f32> {
-    values.iter().map(|&value| value as f32).collect()
 }
