@@ -74,7 +74,7 @@ impl Checkpoint {
         let floats = |name: &str| -> Result<Vec<f32>> {
             let view = tensors.tensor(name).with_context(|| format!("{}: {name}", path.display()))?;
             ensure!(view.dtype() == Dtype::F32, "{}: {name}: expected f32, got {:?}", path.display(), view.dtype());
-            Ok(view.data().chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect())
+            Ok(bytes_to_floats(view.data()))
         };
         let flat = floats("norm_statistics")?;
         let rows = self.state.world_size;
@@ -101,9 +101,8 @@ pub struct TrainingTensors {
 
 impl TrainingTensors {
     fn to_bytes(&self) -> Result<Vec<u8>> {
-        let bytes_of = |values: &mut dyn Iterator<Item = f32>| values.flat_map(f32::to_le_bytes).collect::<Vec<u8>>();
-        let velocities = bytes_of(&mut self.velocities.iter().copied());
-        let statistics = bytes_of(&mut self.norm_statistics.iter().flatten().copied());
+        let velocities = floats_to_bytes(&self.velocities);
+        let statistics = floats_to_bytes(&self.norm_statistics.concat());
         let row_len = self.norm_statistics.first().map_or(0, Vec::len);
         let views = [
             ("velocities", TensorView::new(Dtype::F32, vec![self.velocities.len()], &velocities)?),
@@ -116,4 +115,14 @@ impl TrainingTensors {
 fn sha256_of_file(path: &Path) -> Result<String> {
     let bytes = fs::read(path).with_context(|| path.display().to_string())?;
     Ok(Sha256::digest(&bytes).iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+/// Little endian, as in safetensors and between ranks.
+pub(crate) fn floats_to_bytes(values: &[f32]) -> Vec<u8> {
+    values.iter().flat_map(|value| value.to_le_bytes()).collect()
+}
+
+/// The inverse of [`floats_to_bytes`].
+pub(crate) fn bytes_to_floats(bytes: &[u8]) -> Vec<f32> {
+    bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
 }

@@ -10,7 +10,9 @@ use anyhow::{Context, Result, bail};
 use burn_resnet::{load_weights, save_safetensors};
 use distributed::{ParameterLayout, ROOT, average_norm_statistics, broadcast_module, fingerprint, read, write};
 
-use crate::checkpoint::{CheckpointState, CheckpointStore, ModelInput, Progress, TrainingTensors};
+use crate::checkpoint::{
+    CheckpointState, CheckpointStore, ModelInput, Progress, TrainingTensors, bytes_to_floats, floats_to_bytes,
+};
 use crate::config::TrainConfig;
 use crate::model::ImageClassifier;
 use crate::output::OutputDirectory;
@@ -138,12 +140,4 @@ impl<'a> Keeper<'a> {
         }
         Ok(())
     }
-}
-
-fn floats_to_bytes(values: &[f32]) -> Vec<u8> {
-    values.iter().flat_map(|value| value.to_le_bytes()).collect()
-}
-
-fn bytes_to_floats(bytes: &[u8]) -> Vec<f32> {
-    bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
 }
