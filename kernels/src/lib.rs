@@ -9,6 +9,7 @@
 //! checked once at each public entry.
 #![allow(unsafe_code, reason = "vector instructions; each block says why it is sound")]
 
+pub mod arena;
 pub mod batch_norm;
 pub mod conv2d;
 pub mod input;

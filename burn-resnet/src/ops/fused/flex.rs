@@ -4,10 +4,12 @@
 //! Invariant: bit-equal for any number of threads.
 
 use std::cell::RefCell;
+use std::sync::LazyLock;
 
 use burn::backend::flex::FlexTensor;
 use burn::backend::{Flex, TensorMetadata};
-use burn::tensor::{DType, TensorData};
+use burn::tensor::{AllocationProperty, Bytes, DType, Shape, TensorData};
+use kernels::arena::{Arena, Block};
 use kernels::batch_norm::{self, Affine, Gate, Gradients, ResidualGradient, Saved, ShortcutA};
 use kernels::conv2d::{Conv2d, Conv2dShape, Epilogue};
 use kernels::simd::Isa;
@@ -15,6 +17,9 @@ use kernels::simd::Isa;
 use super::{FusedGradients, FusedOptions, FusedOutput, FusedSaved, Residual, composed};
 use crate::ops::flex::{inverse_std, to_f32};
 use crate::ops::statistics::{GradientSums, Moments};
+
+/// Where the operations' results live: one arena for all ranks of the process, filled by the first step.
+static ARENA: LazyLock<Arena> = LazyLock::new(Arena::new);
 
 thread_local! {
     /// Buffers that no operation keeps, used again by the next.
@@ -48,14 +53,14 @@ pub(in crate::ops) fn forward(
     let invstd = invstd(&variance, options.norm.epsilon);
     let (gamma, beta) = (contiguous(gamma), contiguous(beta));
     let affine = Affine { mean: &mean, invstd: &invstd, gamma: floats(&gamma), beta: floats(&beta) };
-    let mut output = vec![0.0; convolved.len()];
+    let mut output = ARENA.take(convolved.len());
     with_residual(&residual, &options, channels, |residual| {
         batch_norm::normalize(Isa::detect(), &affine, &convolved, residual, options.relu, &mut output);
     });
     let shape = output_shape(&conv);
     FusedOutput {
-        output: tensor(output, shape),
-        convolved: tensor(convolved, shape),
+        output: activation(output, shape),
+        convolved: activation(convolved, shape),
         mean: tensor(mean, [channels]),
         variance: tensor(variance, [channels]),
         num_values: moments.count,
@@ -75,13 +80,13 @@ pub(in crate::ops) fn inference(
     }
     let conv = plan(&input, &weight, options);
     let convolved = convolve(&conv, &input, &weight);
-    let mut output = vec![0.0; convolved.len()];
+    let mut output = ARENA.take(convolved.len());
     let (scale, shift) = (contiguous(scale), contiguous(shift));
     with_residual(&residual, options, conv.shape().out_channels, |residual| {
         let (scale, shift) = (floats(&scale), floats(&shift));
         batch_norm::scale_shift(Isa::detect(), scale, shift, &convolved, residual, options.relu, &mut output);
     });
-    tensor(output, output_shape(&conv))
+    activation(output, output_shape(&conv))
 }
 
 pub(in crate::ops) fn backward(
@@ -118,9 +123,9 @@ pub(in crate::ops) fn backward(
     let all = local.reduce(options.norm.reducer.as_deref());
     let sums = [all.plain.as_slice(), &all.with_normalised].concat();
 
-    let mut d_convolved = vec![0.0; conv.shape().output_len()];
+    let mut d_convolved = ARENA.take(conv.shape().output_len());
     let mut d_residual =
-        vec![0.0; if options.residual == Residual::None { 0 } else { saved.residual_shape.iter().product() }];
+        ARENA.take(if options.residual == Residual::None { 0 } else { saved.residual_shape.iter().product() });
     let residual_gradient = match options.residual {
         Residual::None => ResidualGradient::None,
         Residual::Identity => ResidualGradient::Write(&mut d_residual),
@@ -134,11 +139,11 @@ pub(in crate::ops) fn backward(
     let (d_input, d_weight) = conv_gradients(&conv, &input, &weight, &d_convolved, saved.needs_input);
     let nothing = || tensor(vec![0.0], [1, 1, 1, 1]);
     FusedGradients {
-        input: d_input.map_or_else(nothing, |values| tensor(values, input.shape().dims::<4>())),
+        input: d_input.map_or_else(nothing, |values| activation(values, input.shape().dims())),
         weight: tensor(d_weight, weight.shape().dims::<4>()),
         gamma: tensor(to_f32(&local.with_normalised), [channels]),
         beta: tensor(to_f32(&local.plain), [channels]),
-        residual: if d_residual.is_empty() { nothing() } else { tensor(d_residual, saved.residual_shape) },
+        residual: if d_residual.is_empty() { nothing() } else { activation(d_residual, saved.residual_shape) },
     }
 }
 
@@ -154,9 +159,9 @@ fn output_shape(conv: &Conv2d) -> [usize; 4] {
     [shape.batch, shape.out_height(), shape.out_width(), shape.out_channels]
 }
 
-fn convolve(conv: &Conv2d, input: &FlexTensor, weight: &FlexTensor) -> Vec<f32> {
+fn convolve(conv: &Conv2d, input: &FlexTensor, weight: &FlexTensor) -> Block {
     let (input, weight) = (contiguous(input.clone()), contiguous(weight.clone()));
-    let mut output = vec![0.0; conv.shape().output_len()];
+    let mut output = ARENA.take(conv.shape().output_len());
     SCRATCH.with_borrow_mut(|scratch| {
         let packed = part(&mut scratch.packed, conv.packed_forward_len());
         conv.pack_forward(floats(&weight), packed);
@@ -173,7 +178,7 @@ fn conv_gradients(
     weight: &FlexTensor,
     d_output: &[f32],
     needs_input: bool,
-) -> (Option<Vec<f32>>, Vec<f32>) {
+) -> (Option<Block>, Vec<f32>) {
     SCRATCH.with_borrow_mut(|scratch| {
         let mut d_weight = vec![0.0; conv.shape().weight_len()];
         let workspace = part(&mut scratch.floats, conv.weight_gradient_workspace_len());
@@ -182,7 +187,7 @@ fn conv_gradients(
             let packed = part(&mut scratch.packed, conv.packed_data_gradient_len());
             conv.pack_data_gradient(floats(weight), packed);
             let workspace = part(&mut scratch.floats, conv.data_gradient_workspace_len());
-            let mut d_input = vec![0.0; conv.shape().input_len()];
+            let mut d_input = ARENA.take(conv.shape().input_len());
             conv.data_gradient(d_output, packed, &mut d_input, workspace);
             d_input
         });
@@ -255,4 +260,17 @@ fn floats(contiguous: &FlexTensor) -> &[f32] {
 
 fn tensor<const D: usize>(values: Vec<f32>, shape: [usize; D]) -> FlexTensor {
     FlexTensor::from_data(TensorData::new(values, shape))
+}
+
+/// A tensor over a block of the arena, which gets it back when the last clone of the tensor is dropped. burn copies such a
+/// tensor before it writes in place.
+fn activation(block: Block, shape: [usize; 4]) -> FlexTensor {
+    struct Owner(Block);
+    impl AsRef<[u8]> for Owner {
+        fn as_ref(&self) -> &[u8] {
+            self.0.as_bytes()
+        }
+    }
+    let bytes = Bytes::from_shared(bytes::Bytes::from_owner(Owner(block)), AllocationProperty::Native);
+    FlexTensor::from_data(TensorData::from_bytes(bytes, Shape::new(shape), DType::F32))
 }
