@@ -14,7 +14,7 @@ use burn::tensor::Tensor;
 use crate::config::{ResNetConfig, Shortcut};
 use crate::init::WeightInit;
 use crate::layer::{Computation, Skip};
-use crate::ops::StatisticsReducer;
+use crate::ops::{Branch, Residual, StatisticsReducer};
 
 /// Convolution, normalisation, ReLU, convolution, normalisation, plus the shortcut, ReLU.
 #[derive(Module, Debug)]
@@ -55,13 +55,22 @@ impl BasicBlock {
     /// `[N, H, W, C_in]` to `[N, ceil(H / stride), ceil(W / stride), C_out]`.
     pub fn forward(&self, input: Tensor<4>) -> Tensor<4> {
         let layer = |conv, norm, input, skip, relu| self.computation.forward((conv, norm), input, skip, relu);
-        let hidden = layer(&self.conv1, &self.bn1, input.clone(), Skip::None, true);
-        let skip = match &self.downsample {
-            Some((conv, norm)) => Skip::Identity(layer(conv, norm, input, Skip::None, false)),
-            None if self.is_padded => Skip::A(input),
-            None => Skip::Identity(input),
+        let residual = if self.is_padded { Residual::ShortcutA } else { Residual::Identity };
+        if let Some((conv, norm)) = &self.downsample {
+            let hidden = layer(&self.conv1, &self.bn1, input.clone(), Skip::NONE, true);
+            let shortcut = layer(conv, norm, input, Skip::NONE, false);
+            let skip = Skip { residual, branch: Branch::None, tensor: Some(shortcut) };
+            return layer(&self.conv2, &self.bn2, hidden, skip, true);
+        }
+        let (first, shortcut, branch) = if self.computation.can_branch([&self.bn1, &self.bn2], &input) {
+            let shortcut = input.clone().detach();
+            let opens = Skip { residual: Residual::None, branch: Branch::Opens, tensor: Some(shortcut.clone()) };
+            (opens, shortcut, Branch::Ends)
+        } else {
+            (Skip::NONE, input.clone(), Branch::None)
         };
-        layer(&self.conv2, &self.bn2, hidden, skip, true)
+        let hidden = layer(&self.conv1, &self.bn1, input, first, true);
+        layer(&self.conv2, &self.bn2, hidden, Skip { residual, branch, tensor: Some(shortcut) }, true)
     }
 
     pub(crate) fn with_statistics_reducer(mut self, reducer: Option<Arc<dyn StatisticsReducer>>) -> Self {

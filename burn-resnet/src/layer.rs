@@ -11,14 +11,18 @@ use burn::tensor::Tensor;
 
 use crate::config::Kernels;
 use crate::norm::{self, batch_norm};
-use crate::ops::{FusedOptions, Residual, StatisticsReducer, fused_inference, fused_train, stock};
+use crate::ops::{Branch, FusedOptions, Residual, StatisticsReducer, fused_inference, fused_train, global_average, stock};
 
-/// What is added before the ReLU.
-pub(crate) enum Skip {
-    None,
-    Identity(Tensor<4>),
-    /// Subsampled and padded with channels of zeros.
-    A(Tensor<4>),
+/// What is added before the ReLU, and where its gradient goes.
+pub(crate) struct Skip {
+    pub(crate) residual: Residual,
+    pub(crate) branch: Branch,
+    /// Given unless both are `None`.
+    pub(crate) tensor: Option<Tensor<4>>,
+}
+
+impl Skip {
+    pub(crate) const NONE: Self = Self { residual: Residual::None, branch: Branch::None, tensor: None };
 }
 
 /// How a network computes its layers.
@@ -29,6 +33,11 @@ pub(crate) struct Computation {
 }
 
 impl Computation {
+    /// Whether an input of these layers may feed the second one off the tape: both are fused and in training.
+    pub(crate) fn can_branch(&self, norms: [&BatchNorm; 2], input: &Tensor<4>) -> bool {
+        self.kernels == Kernels::Fused && norms.iter().all(|norm| norm::takes_batch_statistics(norm, input))
+    }
+
     pub(crate) fn forward(
         &self,
         (conv, norm): (&Conv2d, &BatchNorm),
@@ -42,26 +51,29 @@ impl Computation {
         }
     }
 
+    /// `[N, H, W, C]` to `[N, C]`.
+    pub(crate) fn global_average(&self, features: Tensor<4>) -> Tensor<2> {
+        match self.kernels {
+            Kernels::Stock => stock::global_average(features),
+            Kernels::Fused => global_average(features),
+        }
+    }
+
     fn stock(&self, conv: &Conv2d, norm: &BatchNorm, input: Tensor<4>, skip: Skip, relu: bool) -> Tensor<4> {
         let normalised = batch_norm(norm, stock::conv(conv, input), self.reducer.as_ref());
         let [.., channels] = normalised.dims();
-        match (skip, relu) {
-            (Skip::None, false) => normalised,
-            (Skip::None, true) => stock::relu(normalised),
-            (Skip::Identity(residual), _) => stock::add_relu(normalised, residual),
-            (Skip::A(residual), _) => {
+        match (skip.residual, skip.tensor) {
+            (Residual::Identity, Some(residual)) => stock::add_relu(normalised, residual),
+            (Residual::ShortcutA, Some(residual)) => {
                 let zero_channels = (channels - residual.dims()[3]) / 2;
                 stock::add_relu(normalised, stock::subsample_and_pad(residual, zero_channels))
             }
+            _ if relu => stock::relu(normalised),
+            _ => normalised,
         }
     }
 
     fn fused(&self, conv: &Conv2d, norm: &BatchNorm, input: Tensor<4>, skip: Skip, relu: bool) -> Tensor<4> {
-        let (residual, tensor) = match skip {
-            Skip::None => (Residual::None, None),
-            Skip::Identity(tensor) => (Residual::Identity, Some(tensor)),
-            Skip::A(tensor) => (Residual::ShortcutA, Some(tensor)),
-        };
         let padding = match conv.padding {
             PaddingConfig2d::Explicit(top, ..) => top,
             _ => 0,
@@ -69,16 +81,17 @@ impl Computation {
         let options = FusedOptions {
             stride: conv.stride[0],
             padding,
-            residual,
+            residual: skip.residual,
+            branch: skip.branch,
             relu,
             norm: norm::options(norm, self.reducer.as_ref()),
         };
         let weight = conv.weight.val();
         if norm::takes_batch_statistics(norm, &input) {
-            let batch = fused_train(input, weight, norm.gamma.val(), norm.beta.val(), tensor, options);
+            let batch = fused_train(input, weight, norm.gamma.val(), norm.beta.val(), skip.tensor, options);
             return norm::update_running(norm, batch);
         }
         let (scale, shift) = norm::folded(norm);
-        fused_inference(input, weight, scale, shift, tensor, options)
+        fused_inference(input, weight, scale, shift, skip.tensor, options)
     }
 }

@@ -20,8 +20,9 @@ pub use block::BasicBlock;
 pub use config::{Kernels, ResNetConfig, Shortcut};
 pub use error::{ModelError, WeightsError};
 pub use ops::{
-    BatchNormGradients, BatchNormOptions, BatchNormOutput, BatchNormTrain, FusedGradients, FusedOptions, FusedOutput,
-    FusedSaved, ResNetOps, Residual, StatisticsReducer, batch_norm_train, fused_inference, fused_train,
+    BatchNormGradients, Branch, BatchNormOptions, BatchNormOutput, BatchNormTrain, FusedGradients, FusedOptions, FusedOutput,
+    FusedSaved, KernelTime, ResNetOps, Residual, StatisticsReducer, batch_norm_train, fused_inference, fused_train,
+    global_average, kernel_times,
 };
 pub use pretrained::{load_weights, save_safetensors};
 pub use resnet::ResNet;

@@ -15,7 +15,7 @@ use crate::BasicBlock;
 use crate::config::ResNetConfig;
 use crate::init::WeightInit;
 use crate::layer::{Computation, Skip};
-use crate::ops::{StatisticsReducer, stock};
+use crate::ops::StatisticsReducer;
 
 /// A residual network for small images.
 ///
@@ -71,12 +71,12 @@ impl ResNet {
     pub fn forward(&self, images: Tensor<4>) -> Tensor<2> {
         let [_, in_channels, _, _] = self.conv1.weight.shape().dims();
         assert_shape!(images, [_, _, _, in_channels]);
-        let stem = self.computation.forward((&self.conv1, &self.bn1), images, Skip::None, true);
+        let stem = self.computation.forward((&self.conv1, &self.bn1), images, Skip::NONE, true);
         let features = [&self.layer1, &self.layer2, &self.layer3]
             .into_iter()
             .flatten()
             .fold(stem, |hidden, block| block.forward(hidden));
-        self.linear.forward(stock::global_average(features))
+        self.linear.forward(self.computation.global_average(features))
     }
 
     /// Lets every normalisation take its batch statistics over all who share `reducer`

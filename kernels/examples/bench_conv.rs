@@ -70,7 +70,7 @@ fn rates(conv: Conv2d) -> ([f64; 4], f64) {
         let epilogue = Epilogue::Statistics { shift: None, sum: &mut sum, sum_of_squares: &mut squares };
         conv.forward(&x, &packed_forward, &mut y, &mut workspace_forward, epilogue);
     });
-    let data = best(|| conv.data_gradient(&dy, &packed, &mut dx, &mut workspace));
+    let data = best(|| conv.data_gradient(&dy, &packed, None, &mut dx, &mut workspace));
     let mut workspace = values(conv.weight_gradient_workspace_len());
     let weight = best(|| conv.weight_gradient(&x, &dy, &mut dw, &mut workspace));
     ([forward, statistics, data, weight].map(|seconds| shape.flops() / seconds / 1e9), pack * 1e6)

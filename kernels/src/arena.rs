@@ -119,7 +119,11 @@ mod tests {
         let arena = Arena::new();
         let step = || {
             let blocks = [1000, 17, 1000, 64].map(|len| arena.take(len));
-            blocks.each_ref().map(|block| block.as_ptr() as usize).into_iter().collect::<std::collections::BTreeSet<_>>()
+            blocks
+                .each_ref()
+                .map(|block| block.as_ptr() as usize)
+                .into_iter()
+                .collect::<std::collections::BTreeSet<_>>()
         };
         let first = step();
         let bytes = arena.free_bytes();

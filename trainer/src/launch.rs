@@ -32,7 +32,7 @@ pub fn launch(work: impl FnOnce(&World) -> Result<()>) -> ExitCode {
         Ok(communicator) => communicator,
         Err(error) => return leave(None, &error),
     };
-    let world = World::new(communicator, stop);
+    let world = World { is_only_rank: true, ..World::new(communicator, stop) };
     match work(&world) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => leave(Some(&*world.communicator), &error),

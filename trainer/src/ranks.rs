@@ -26,13 +26,16 @@ pub struct World {
     pub stop: StopFlag,
     /// Where root's words go.
     pub reporter: Reporter,
+    /// Whether this thread is the process's only rank, and so computes as one of its compute threads. Ranks that are threads
+    /// of one process must not: a rank that waits for the others would keep work that they wait for.
+    pub is_only_rank: bool,
 }
 
 impl World {
     /// This rank's part of the world of `communicator`; root speaks on the console.
     pub fn new(communicator: Arc<dyn Communicator>, stop: StopFlag) -> Self {
         let reporter = Reporter::new(communicator.rank() == ROOT, None);
-        Self { communicator, stop, reporter }
+        Self { communicator, stop, reporter, is_only_rank: false }
     }
 
     /// Whether this rank acts for all.
@@ -46,7 +49,8 @@ impl World {
     /// When the backend is not built in, or has no driver here.
     pub fn prepare_compute(&self, compute: &ComputeConfig) -> Result<(Device, usize)> {
         let topology = self.communicator.topology();
-        let num_threads = set_threads(compute.threads.unwrap_or_else(|| default_threads(topology.local_size)));
+        let num_threads = compute.threads.unwrap_or_else(|| default_threads(topology.local_size));
+        let num_threads = set_threads(num_threads, self.is_only_rank);
         Ok((device(compute.device, topology)?, num_threads))
     }
 }
@@ -118,10 +122,13 @@ fn share_of_processors(available: usize, on_machine: usize, local_size: usize) -
     available.min(share).max(1)
 }
 
-/// Sets the number of compute threads of this process and returns the number in force.
-fn set_threads(num_threads: usize) -> usize {
+/// Sets the number of compute threads of this process, the calling one among them if so wished, and returns the number in
+/// force. A caller outside its pool would hand every operation over to other threads and caches.
+fn set_threads(num_threads: usize, caller_included: bool) -> usize {
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(num_threads);
+    let pool = if caller_included { pool.use_current_thread() } else { pool };
     // The pool can be built once in a process; thread-ranks share the first one's.
-    match rayon::ThreadPoolBuilder::new().num_threads(num_threads).build_global() {
+    match pool.build_global() {
         Ok(()) => num_threads,
         Err(_) => rayon::current_num_threads(),
     }

@@ -14,7 +14,7 @@ use burn::backend::{Autodiff, AutodiffBackend};
 
 use super::{
     BatchNormGradients, BatchNormOptions, BatchNormOutput, FusedGradients, FusedOptions, FusedOutput, FusedSaved,
-    ResNetOps, fused,
+    ResNetOps, average, fused,
 };
 
 #[derive(Debug)]
@@ -128,6 +128,14 @@ impl<B: ResNetOps, C: CheckpointStrategy> ResNetOps for Autodiff<B, C> {
         _options: FusedOptions,
     ) -> FusedGradients<Self> {
         panic!("fused_train_backward: its own derivative is not implemented");
+    }
+
+    fn global_average(input: FloatTensor<Self>) -> FloatTensor<Self> {
+        average::tracked::<B, C>(input)
+    }
+
+    fn global_average_backward(_output_gradient: FloatTensor<Self>, _shape: [usize; 4]) -> FloatTensor<Self> {
+        panic!("global_average_backward: its own derivative is not implemented");
     }
 }
 

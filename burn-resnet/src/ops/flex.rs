@@ -112,6 +112,14 @@ impl ResNetOps for Flex {
     ) -> FusedGradients<Self> {
         fused::flex::backward(saved, output_gradient, options)
     }
+
+    fn global_average(input: FlexTensor) -> FlexTensor {
+        fused::flex::global_average(input)
+    }
+
+    fn global_average_backward(output_gradient: FlexTensor, shape: [usize; 4]) -> FlexTensor {
+        fused::flex::global_average_backward(output_gradient, shape)
+    }
 }
 
 /// A tensor as contiguous planes `[N, C, H, W]`.

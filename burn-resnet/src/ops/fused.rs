@@ -25,6 +25,21 @@ pub enum Residual {
     ShortcutA,
 }
 
+/// Whether the operation stands at one end of a branch: a tensor that feeds both this operation and a later residual.
+///
+/// The tape would add the two gradients in a pass of its own. Here the residual is off the tape: the operation at the far end
+/// leaves its gradient under the branch's tensor, and the one at the near end adds it as it writes its input's gradient.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Branch {
+    /// No branch.
+    None,
+    /// The input feeds this operation and a later residual; the `residual` argument is that residual, off the tape, and not
+    /// added here. Only with [`Residual::None`].
+    Opens,
+    /// The residual is off the tape and the same tensor that an earlier operation opened a branch with.
+    Ends,
+}
+
 /// A fused operation beside its tensors.
 #[derive(Clone, Debug)]
 pub struct FusedOptions {
@@ -34,6 +49,8 @@ pub struct FusedOptions {
     pub padding: usize,
     /// What is added after the normalisation.
     pub residual: Residual,
+    /// Where the residual's gradient goes.
+    pub branch: Branch,
     /// Whether a ReLU ends the operation.
     pub relu: bool,
     /// The normalisation.
@@ -78,6 +95,10 @@ pub struct FusedSaved<B: Backend> {
     pub num_values: f64,
     /// Of the residual; of no meaning without one.
     pub residual_shape: [usize; 4],
+    /// Added to the input's gradient, `[N, H, W, C_in]`; any tensor where `has_addend` is false.
+    pub addend: FloatTensor<B>,
+    /// Whether there is such a gradient.
+    pub has_addend: bool,
     /// Whether anything wants the input's gradient: not that of the images.
     pub needs_input: bool,
 }
@@ -101,7 +122,7 @@ pub struct FusedGradients<B: Backend> {
 ///
 /// # Shapes
 /// `input`: `[N, H, W, C_in]`; `weight`: `[C_out, C_in, K, K]`; `gamma`, `beta`: `[C_out]`; `residual`: as
-/// [`FusedOptions::residual`] says, `None` exactly for [`Residual::None`].
+/// [`FusedOptions::residual`] says; `None` without one, unless a [`Branch`] opens.
 ///
 /// # Collective
 /// With a reducer: one sum in the forward and one in the backward pass.
@@ -155,7 +176,7 @@ pub fn fused_inference(
 
 /// The extension's operations take no optional tensors: one element stands for nothing.
 fn residual_or_nothing(residual: Option<Tensor<4>>, options: &FusedOptions, device: &Device) -> Tensor<4> {
-    let is_given = options.residual != Residual::None;
+    let is_given = options.residual != Residual::None || options.branch == Branch::Opens;
     assert_eq!(residual.is_some(), is_given, "fused operation: a residual is given exactly where the options say so");
     residual.unwrap_or_else(|| Tensor::zeros([1, 1, 1, 1], device))
 }

@@ -8,6 +8,8 @@
 #![cfg_attr(feature = "ndarray", allow(deprecated))]
 
 mod autodiff;
+mod average;
+mod clock;
 mod composed;
 #[cfg(feature = "flex")]
 mod flex;
@@ -21,7 +23,9 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, Dispatch, ExtensionType, backend_extension};
 use burn::tensor::Tensor;
 
-pub use fused::{FusedGradients, FusedOptions, FusedOutput, FusedSaved, Residual, fused_inference, fused_train};
+pub use average::global_average;
+pub use clock::{KernelTime, kernel_times};
+pub use fused::{Branch, FusedGradients, FusedOptions, FusedOutput, FusedSaved, Residual, fused_inference, fused_train};
 pub use statistics::StatisticsReducer;
 
 /// What a batch normalisation needs beside its tensors.
@@ -134,6 +138,16 @@ pub trait ResNetOps: Backend {
         options: FusedOptions,
     ) -> FusedGradients<Self> {
         fused::composed::backward::<Self>(saved, output_gradient, options)
+    }
+
+    /// The mean over all pixels: `[N, H, W, C]` to `[N, C]`.
+    fn global_average(input: FloatTensor<Self>) -> FloatTensor<Self> {
+        average::composed::<Self>(input)
+    }
+
+    /// The gradient of [`ResNetOps::global_average`] for an input of `shape`.
+    fn global_average_backward(output_gradient: FloatTensor<Self>, shape: [usize; 4]) -> FloatTensor<Self> {
+        average::composed_backward::<Self>(output_gradient, shape)
     }
 }
 

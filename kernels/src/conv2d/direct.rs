@@ -9,7 +9,7 @@ use super::row_kernel::{Block, max_pixels, select};
 use crate::pieces::{SharedMut, for_each_piece};
 use crate::simd::{GenericWork, PANEL, Simd};
 
-/// The whole correlation; `after_piece(piece, first element, number of elements)` is called on each finished band.
+/// The whole correlation; `after_piece(piece, first element, elements)` is called on each finished band.
 pub(super) struct Direct<'a, F> {
     pub(super) plan: &'a Plan,
     pub(super) input: &'a [f32],
@@ -19,7 +19,7 @@ pub(super) struct Direct<'a, F> {
     pub(super) after_piece: F,
 }
 
-impl<F: Fn(usize, &[f32]) + Sync> GenericWork for Direct<'_, F> {
+impl<F: Fn(usize, usize, &mut [f32]) + Sync> GenericWork for Direct<'_, F> {
     type Output = ();
 
     fn run<S: Simd>(self) {
@@ -42,7 +42,7 @@ impl<F: Fn(usize, &[f32]) + Sync> GenericWork for Direct<'_, F> {
                 core::slice::from_raw_parts_mut(first, len)
             };
             run_band::<S>(plan, source, packed, first_row, rows, slot);
-            after_piece(piece, rows);
+            after_piece(piece, image * plan.out_image_len + start, rows);
         });
     }
 }

@@ -28,7 +28,7 @@ mod winograd_weight;
 
 pub use shape::Conv2dShape;
 
-use crate::simd::Isa;
+use crate::simd::{Isa, Task, vectorized};
 use pass::{Operands, Pass, WeightPass};
 use plan::Plan;
 use statistics::{Statistics, reduce_partials};
@@ -210,7 +210,7 @@ impl Conv2d {
         match epilogue {
             Epilogue::None => {
                 let operands = Operands { input: x, packed, output: y, workspace };
-                self.forward.run(self.isa, operands, |_, _| ());
+                self.forward.run(self.isa, operands, |_, _, _| ());
             }
             Epilogue::Statistics { shift, sum, sum_of_squares } => {
                 let channels = self.shape.out_channels;
@@ -219,19 +219,33 @@ impl Conv2d {
                 let (partials, workspace) = workspace.split_at_mut(self.forward_partials_len());
                 let statistics = Statistics::new(self.isa, partials, channels, shift);
                 let operands = Operands { input: x, packed, output: y, workspace };
-                self.forward.run(self.isa, operands, |piece, rows| statistics.of_piece(piece, rows));
+                self.forward.run(self.isa, operands, |piece, _, rows| statistics.of_piece(piece, rows));
                 reduce_partials(partials, sum, sum_of_squares);
             }
         }
     }
 
-    /// The gradient `dx` (`[N, H, W, C_in]`) of the input from `dy` (`[N, H_out, W_out, C_out]`).
+    /// The gradient `dx` (`[N, H, W, C_in]`) of the input from `dy` (`[N, H_out, W_out, C_out]`), plus `addend` (like `dx`)
+    /// where the input has another use whose gradient is known already: added while `dx` is in the cache.
     ///
     /// # Panics
     /// If a length is not the one stated.
-    pub fn data_gradient(&self, dy: &[f32], packed: &[f32], dx: &mut [f32], workspace: &mut [f32]) {
+    pub fn data_gradient(
+        &self,
+        dy: &[f32],
+        packed: &[f32],
+        addend: Option<&[f32]>,
+        dx: &mut [f32],
+        workspace: &mut [f32],
+    ) {
         let operands = Operands { input: dy, packed, output: dx, workspace };
-        self.data_gradient.run(self.isa, operands, |_, _| ());
+        let Some(addend) = addend else {
+            return self.data_gradient.run(self.isa, operands, |_, _, _| ());
+        };
+        assert_eq!(addend.len(), self.shape.input_len(), "convolution: length of the addend");
+        self.data_gradient.run(self.isa, operands, |_, start, dx| {
+            vectorized(self.isa, Add { addend: &addend[start..start + dx.len()], dx });
+        });
     }
 
     /// The gradient `dw` (`[C_out, C_in, K, K]`) of the weights, overwritten, from `x` and `dy`.
@@ -247,5 +261,22 @@ impl Conv2d {
 
     fn forward_partials_len(&self) -> usize {
         self.forward.num_pieces() * 2 * self.shape.out_channels
+    }
+}
+
+/// `dx += addend`.
+struct Add<'a> {
+    addend: &'a [f32],
+    dx: &'a mut [f32],
+}
+
+impl Task for Add<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        for (dx, addend) in self.dx.iter_mut().zip(self.addend) {
+            *dx += addend;
+        }
     }
 }

@@ -38,7 +38,7 @@ impl Pass {
 
     pub(super) fn run<F>(&self, isa: Isa, operands: Operands<'_>, after_piece: F)
     where
-        F: Fn(usize, &[f32]) + Sync,
+        F: Fn(usize, usize, &mut [f32]) + Sync,
     {
         let Operands { input, packed, output, workspace } = operands;
         match self {

@@ -88,7 +88,7 @@ fn run_all(conv: &Conv2d, x: &[f32], w: &[f32], dy: &[f32], shift: Option<&[f32]
     assert_eq!(plain, results.y, "{s:?}: the epilogue changes the output");
     let mut packed = dirty(conv.packed_data_gradient_len());
     conv.pack_data_gradient(w, &mut packed);
-    conv.data_gradient(dy, &packed, &mut results.dx, &mut dirty(conv.data_gradient_workspace_len()));
+    conv.data_gradient(dy, &packed, None, &mut results.dx, &mut dirty(conv.data_gradient_workspace_len()));
     conv.weight_gradient(x, dy, &mut results.dw, &mut dirty(conv.weight_gradient_workspace_len()));
     results
 }

@@ -15,7 +15,7 @@ use crate::simd::{GenericWork, PANEL, Simd};
 /// Tiles of a register block: fewer than fit, so that the stores of one block overlap with the products of the next.
 const REGISTER_TILES: usize = 8;
 
-/// The whole correlation; `after_piece(piece, elements)` is called on each finished piece of the output.
+/// The whole correlation; `after_piece(piece, first element, elements)` is called on each finished piece of the output.
 pub(super) struct Winograd<'a, F> {
     pub(super) plan: &'a Plan,
     pub(super) input: &'a [f32],
@@ -25,7 +25,7 @@ pub(super) struct Winograd<'a, F> {
     pub(super) after_piece: F,
 }
 
-impl<F: Fn(usize, &[f32]) + Sync> GenericWork for Winograd<'_, F> {
+impl<F: Fn(usize, usize, &mut [f32]) + Sync> GenericWork for Winograd<'_, F> {
     type Output = ();
 
     fn run<S: Simd>(self) {
@@ -41,8 +41,8 @@ impl<F: Fn(usize, &[f32]) + Sync> GenericWork for Winograd<'_, F> {
             }
             let (start, len) = plan.output_range(piece);
             // SAFETY: the rows of this piece, which no other touches.
-            let rows = unsafe { core::slice::from_raw_parts(output.at(start, len), len) };
-            after_piece(piece, rows);
+            let rows = unsafe { core::slice::from_raw_parts_mut(output.at(start, len), len) };
+            after_piece(piece, start, rows);
         });
     }
 }

@@ -3,10 +3,12 @@
 //! In: flags. Out: images/s over all ranks, step times, memory. Invariant: the step is the one `train` makes; only the
 //! input costs nothing but a copy.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
+use burn_resnet::{KernelTime, kernel_times};
 use datasets::{LoadedStep, Loader, LoaderConfig, ShardConfig, ShardPlan, SyntheticConfig, synthetic};
 use distributed::Communicator;
 use serde::Serialize;
@@ -60,6 +62,9 @@ pub struct BenchResult {
     pub step_milliseconds_max: f64,
     /// The slowest rank's seconds by phase over the measured steps.
     pub seconds: Seconds,
+    /// Root's seconds in our own kernels over the measured steps, by kind; the rest of a step is tape, dispatch, burn's own
+    /// operations and communication.
+    pub kernel_seconds: BTreeMap<&'static str, f64>,
     /// Largest memory of any rank's process.
     pub peak_memory_bytes: u64,
     /// Mean loss of the last step on root, to compare with other programs.
@@ -92,12 +97,14 @@ pub fn bench(args: &BenchArgs, world: &World) -> Result<BenchResult> {
     let mut stepper = Stepper::new(model, step_config(&config), Arc::clone(&communicator), &device)?;
 
     let mut clock = PhaseClock::new();
+    let mut kernels_before = kernel_times();
     let mut own = RankTimes::default();
     let mut scores = ScoreSums::default();
     for step in 0..config.warmup_steps + config.steps {
         if step == config.warmup_steps {
             communicator.barrier()?;
             clock = PhaseClock::new();
+            kernels_before = kernel_times();
         }
         scores = ScoreSums::default();
         let loaded = batches[step % batches.len()].clone();
@@ -109,6 +116,7 @@ pub fn bench(args: &BenchArgs, world: &World) -> Result<BenchResult> {
             own.steps.push((num_samples, start.elapsed()));
         }
     }
+    let kernel_seconds = kernel_seconds(&kernels_before, &kernel_times());
     own.seconds = clock.take_epoch();
     let times = own.gather(&*communicator)?;
     let slowest = &times[slowest_rank(&times)];
@@ -132,6 +140,7 @@ pub fn bench(args: &BenchArgs, world: &World) -> Result<BenchResult> {
         step_milliseconds_min: step_ms(f64::min, f64::INFINITY),
         step_milliseconds_max: step_ms(f64::max, 0.0),
         seconds: slowest.seconds,
+        kernel_seconds,
         peak_memory_bytes: peak_memory_bytes(&times),
         loss_mean: scores.loss_mean(),
         communication: communicator.library(),
@@ -151,6 +160,10 @@ pub fn bench(args: &BenchArgs, world: &World) -> Result<BenchResult> {
         world.reporter.json(&result);
     }
     Ok(result)
+}
+
+fn kernel_seconds(before: &[KernelTime], after: &[KernelTime]) -> BTreeMap<&'static str, f64> {
+    before.iter().zip(after).map(|(before, after)| (after.name, after.seconds - before.seconds)).collect()
 }
 
 /// This rank's share of a few global batches.

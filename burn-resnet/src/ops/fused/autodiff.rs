@@ -7,34 +7,51 @@ use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn::backend::autodiff::grads::Gradients;
 use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
 use burn::backend::tensor::FloatTensor;
-use burn::backend::{Autodiff, AutodiffBackend, TensorMetadata};
+use burn::backend::autodiff::NodeId;
+use burn::backend::{Autodiff, AutodiffBackend, Backend, TensorMetadata};
 
-use super::{FusedOptions, FusedOutput, FusedSaved, Residual};
+use super::{Branch, FusedOptions, FusedOutput, FusedSaved, Residual};
 use crate::ops::ResNetOps;
 
 #[derive(Debug)]
 struct FusedTrainBackward;
 
+/// [`Branch`] on the tape: the tensor under whose identifier the residual's gradient waits.
+#[derive(Clone, Debug)]
+enum BranchEnd<B: Backend> {
+    None,
+    Near(FloatTensor<Autodiff<B>>),
+    Far(NodeId),
+}
+
 impl<B: ResNetOps> Backward<B, 5> for FusedTrainBackward {
-    type State = (FusedSaved<B>, FusedOptions);
+    type State = (FusedSaved<B>, FusedOptions, BranchEnd<B>);
 
     fn backward(self, ops: Ops<Self::State, 5>, gradients: &mut Gradients, _checkpointer: &mut Checkpointer) {
         let output_gradient = gradients.consume::<B>(&ops.node);
-        let (mut saved, options) = ops.state;
+        let (mut saved, options, branch) = ops.state;
         let has_residual = options.residual != Residual::None;
         let [input, weight, gamma, beta, residual] = ops.parents;
         saved.needs_input = input.is_some();
+        if let BranchEnd::Near(tensor) = &branch
+            && let Some(gradient) = gradients.remove::<B>(tensor)
+        {
+            (saved.addend, saved.has_addend) = (gradient, true);
+        }
         let computed = <B as ResNetOps>::fused_train_backward(saved, output_gradient, options);
-        let residual = residual.filter(|_| has_residual);
+        let residual = match branch {
+            BranchEnd::Far(id) => Some(id),
+            _ => residual.filter(|_| has_residual).map(|node| node.id),
+        };
         for (parent, gradient) in [
-            (weight, computed.weight),
-            (gamma, computed.gamma),
-            (beta, computed.beta),
+            (weight.map(|node| node.id), computed.weight),
+            (gamma.map(|node| node.id), computed.gamma),
+            (beta.map(|node| node.id), computed.beta),
             (residual, computed.residual),
-            (input, computed.input),
+            (input.map(|node| node.id), computed.input),
         ] {
-            if let Some(node) = parent {
-                gradients.register::<B>(node.id, gradient);
+            if let Some(id) = parent {
+                gradients.register::<B>(id, gradient);
             }
         }
     }
@@ -51,6 +68,11 @@ pub(in crate::ops) fn forward<B: ResNetOps, C: CheckpointStrategy>(
     let guards = [input.node(), weight.node(), gamma.node(), beta.node(), residual.node()];
     let prepared = FusedTrainBackward.prepare::<C>(guards).compute_bound().stateful();
     let residual_shape = residual.shape().dims();
+    let branch = match options.branch {
+        Branch::None => BranchEnd::None,
+        Branch::Opens => BranchEnd::Near(residual.clone()),
+        Branch::Ends => BranchEnd::Far(residual.id()),
+    };
     let [input, weight, gamma, beta, residual] =
         [input, weight, gamma, beta, residual].map(|tensor| tensor.into_primitive());
     let run = |input, weight, gamma, beta, options| {
@@ -70,9 +92,11 @@ pub(in crate::ops) fn forward<B: ResNetOps, C: CheckpointStrategy>(
                 variance: fused.variance.clone(),
                 num_values: fused.num_values,
                 residual_shape,
+                addend: fused.mean.clone(),
+                has_addend: false,
                 needs_input: true,
             };
-            lift(fused, |output| prepared.finish((saved, options), output))
+            lift(fused, |output| prepared.finish((saved, options, branch), output))
         }
         OpsKind::UnTracked(prepared) => {
             lift(run(input, weight, gamma, beta, options), |output| prepared.finish(output))

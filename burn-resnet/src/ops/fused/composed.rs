@@ -70,7 +70,8 @@ pub(in crate::ops) fn backward<B: ResNetOps>(
     let (input, dy) = (to_planes::<B>(saved.input), to_planes::<B>(norm.input));
     let weight = B::conv2d_weight_backward(input.clone(), saved.weight.clone(), dy.clone(), conv_options(&options));
     let input = if saved.needs_input {
-        from_planes::<B>(B::conv2d_x_backward(input, saved.weight, dy, conv_options(&options)))
+        let gradient = from_planes::<B>(B::conv2d_x_backward(input, saved.weight, dy, conv_options(&options)));
+        if saved.has_addend { B::float_add(gradient, saved.addend) } else { gradient }
     } else {
         saved.gamma
     };

@@ -12,9 +12,12 @@ use burn::tensor::{AllocationProperty, Bytes, DType, Shape, TensorData};
 use kernels::arena::{Arena, Block};
 use kernels::batch_norm::{self, Affine, Gate, Gradients, ResidualGradient, Saved, ShortcutA};
 use kernels::conv2d::{Conv2d, Conv2dShape, Epilogue};
+use kernels::pool;
 use kernels::simd::Isa;
 
 use super::{FusedGradients, FusedOptions, FusedOutput, FusedSaved, Residual, composed};
+use crate::ops::average;
+use crate::ops::clock::{Kernel, time};
 use crate::ops::flex::{inverse_std, to_f32};
 use crate::ops::statistics::{GradientSums, Moments};
 
@@ -46,8 +49,11 @@ pub(in crate::ops) fn forward(
     }
     let conv = plan(&input, &weight, &options);
     let channels = conv.shape().out_channels;
-    let convolved = convolve(&conv, &input, &weight);
-    let moments = moments(&convolved, channels).reduce(options.norm.reducer.as_deref());
+    let (mut sum, mut sum_of_squares) = (vec![0.0; channels], vec![0.0; channels]);
+    let epilogue = Epilogue::Statistics { shift: None, sum: &mut sum, sum_of_squares: &mut sum_of_squares };
+    let convolved = convolve(&conv, &input, &weight, epilogue);
+    let moments = moments((convolved.len() / channels) as f64, &sum, &sum_of_squares);
+    let moments = moments.reduce(options.norm.reducer.as_deref());
     let mean = to_f32(&moments.mean);
     let variance = to_f32(&moments.variance());
     let invstd = invstd(&variance, options.norm.epsilon);
@@ -55,7 +61,9 @@ pub(in crate::ops) fn forward(
     let affine = Affine { mean: &mean, invstd: &invstd, gamma: floats(&gamma), beta: floats(&beta) };
     let mut output = ARENA.take(convolved.len());
     with_residual(&residual, &options, channels, |residual| {
-        batch_norm::normalize(Isa::detect(), &affine, &convolved, residual, options.relu, &mut output);
+        time(Kernel::Normalisation, || {
+            batch_norm::normalize(Isa::detect(), &affine, &convolved, residual, options.relu, &mut output);
+        });
     });
     let shape = output_shape(&conv);
     FusedOutput {
@@ -79,7 +87,7 @@ pub(in crate::ops) fn inference(
         return composed::inference::<Flex>(input, weight, scale, shift, residual, options);
     }
     let conv = plan(&input, &weight, options);
-    let convolved = convolve(&conv, &input, &weight);
+    let convolved = convolve(&conv, &input, &weight, Epilogue::None);
     let mut output = ARENA.take(convolved.len());
     let (scale, shift) = (contiguous(scale), contiguous(shift));
     with_residual(&residual, options, conv.shape().out_channels, |residual| {
@@ -134,9 +142,13 @@ pub(in crate::ops) fn backward(
         }
     };
     let gradients = Gradients::Separate { dy: floats(&dy), dx: &mut d_convolved };
-    batch_norm::backward(Isa::detect(), &norm, &sums, saved.num_values, gradients, residual_gradient);
+    time(Kernel::NormGradient, || {
+        batch_norm::backward(Isa::detect(), &norm, &sums, saved.num_values, gradients, residual_gradient);
+    });
 
-    let (d_input, d_weight) = conv_gradients(&conv, &input, &weight, &d_convolved, saved.needs_input);
+    let addend = saved.has_addend.then(|| contiguous(saved.addend));
+    let addend = addend.as_ref().map(floats);
+    let (d_input, d_weight) = conv_gradients(&conv, &input, &weight, &d_convolved, saved.needs_input, addend);
     let nothing = || tensor(vec![0.0], [1, 1, 1, 1]);
     FusedGradients {
         input: d_input.map_or_else(nothing, |values| activation(values, input.shape().dims())),
@@ -145,6 +157,32 @@ pub(in crate::ops) fn backward(
         beta: tensor(to_f32(&local.plain), [channels]),
         residual: if d_residual.is_empty() { nothing() } else { activation(d_residual, saved.residual_shape) },
     }
+}
+
+pub(in crate::ops) fn global_average(input: FlexTensor) -> FlexTensor {
+    if input.dtype() != DType::F32 {
+        return average::composed::<Flex>(input);
+    }
+    let [images, height, width, channels] = input.shape().dims();
+    let mut means = vec![0.0; images * channels];
+    let input = contiguous(input);
+    time(Kernel::Average, || {
+        pool::global_average(Isa::detect(), floats(&input), height * width, channels, &mut means);
+    });
+    tensor(means, [images, channels])
+}
+
+pub(in crate::ops) fn global_average_backward(gradient: FlexTensor, shape: [usize; 4]) -> FlexTensor {
+    if gradient.dtype() != DType::F32 {
+        return average::composed_backward::<Flex>(gradient, shape);
+    }
+    let [_, height, width, channels] = shape;
+    let mut d_input = ARENA.take(shape.iter().product());
+    let gradient = contiguous(gradient);
+    time(Kernel::Average, || {
+        pool::global_average_backward(Isa::detect(), floats(&gradient), height * width, channels, &mut d_input);
+    });
+    activation(d_input, shape)
 }
 
 fn plan(input: &FlexTensor, weight: &FlexTensor, options: &FusedOptions) -> Conv2d {
@@ -159,14 +197,14 @@ fn output_shape(conv: &Conv2d) -> [usize; 4] {
     [shape.batch, shape.out_height(), shape.out_width(), shape.out_channels]
 }
 
-fn convolve(conv: &Conv2d, input: &FlexTensor, weight: &FlexTensor) -> Block {
+fn convolve(conv: &Conv2d, input: &FlexTensor, weight: &FlexTensor, epilogue: Epilogue<'_>) -> Block {
     let (input, weight) = (contiguous(input.clone()), contiguous(weight.clone()));
     let mut output = ARENA.take(conv.shape().output_len());
     SCRATCH.with_borrow_mut(|scratch| {
         let packed = part(&mut scratch.packed, conv.packed_forward_len());
-        conv.pack_forward(floats(&weight), packed);
+        time(Kernel::Pack, || conv.pack_forward(floats(&weight), packed));
         let workspace = part(&mut scratch.floats, conv.forward_workspace_len());
-        conv.forward(floats(&input), packed, &mut output, workspace, Epilogue::None);
+        time(Kernel::Convolution, || conv.forward(floats(&input), packed, &mut output, workspace, epilogue));
     });
     output
 }
@@ -178,32 +216,28 @@ fn conv_gradients(
     weight: &FlexTensor,
     d_output: &[f32],
     needs_input: bool,
+    addend: Option<&[f32]>,
 ) -> (Option<Block>, Vec<f32>) {
     SCRATCH.with_borrow_mut(|scratch| {
         let mut d_weight = vec![0.0; conv.shape().weight_len()];
         let workspace = part(&mut scratch.floats, conv.weight_gradient_workspace_len());
-        conv.weight_gradient(floats(input), d_output, &mut d_weight, workspace);
+        time(Kernel::WeightGradient, || conv.weight_gradient(floats(input), d_output, &mut d_weight, workspace));
         let d_input = needs_input.then(|| {
             let packed = part(&mut scratch.packed, conv.packed_data_gradient_len());
-            conv.pack_data_gradient(floats(weight), packed);
+            time(Kernel::Pack, || conv.pack_data_gradient(floats(weight), packed));
             let workspace = part(&mut scratch.floats, conv.data_gradient_workspace_len());
             let mut d_input = ARENA.take(conv.shape().input_len());
-            conv.data_gradient(d_output, packed, &mut d_input, workspace);
+            time(Kernel::DataGradient, || conv.data_gradient(d_output, packed, addend, &mut d_input, workspace));
             d_input
         });
         (d_input, d_weight)
     })
 }
 
-fn moments(values: &[f32], channels: usize) -> Moments {
-    let rows = values.len() / channels;
-    let count = rows as f64;
-    let mut moments = vec![0.0; 2 * channels];
-    SCRATCH.with_borrow_mut(|scratch| {
-        let workspace = part(&mut scratch.doubles, batch_norm::workspace_len(rows, channels));
-        batch_norm::statistics(Isa::detect(), values, channels, &mut moments, workspace);
-    });
-    let squares = moments.split_off(channels);
+fn moments(count: f64, sum: &[f64], sum_of_squares: &[f64]) -> Moments {
+    let mut moments = vec![0.0; 2 * sum.len()];
+    batch_norm::moments_of_shifted(None, sum, sum_of_squares, count, &mut moments);
+    let squares = moments.split_off(sum.len());
     Moments { count, mean: moments.iter().map(|sum| sum / count).collect(), squares }
 }
 
@@ -211,7 +245,7 @@ fn gradient_sums(saved: &Saved<'_>, dy: &[f32], channels: usize) -> GradientSums
     let mut sums = vec![0.0; 2 * channels];
     SCRATCH.with_borrow_mut(|scratch| {
         let workspace = part(&mut scratch.doubles, batch_norm::workspace_len(dy.len() / channels, channels));
-        batch_norm::backward_sums(Isa::detect(), saved, dy, &mut sums, workspace);
+        time(Kernel::NormSums, || batch_norm::backward_sums(Isa::detect(), saved, dy, &mut sums, workspace));
     });
     let with_normalised = sums.split_off(channels);
     GradientSums { plain: sums, with_normalised }
