@@ -4,8 +4,6 @@
 //! field names are PyTorch's, so module paths are the names of the published weights.
 //! Source: He et al. 2015, arXiv 1512.03385, figure 2 and section 4.2.
 
-use std::sync::Arc;
-
 use burn::module::Module;
 use burn::nn::BatchNorm;
 use burn::nn::conv::Conv2d;
@@ -14,7 +12,7 @@ use burn::tensor::Tensor;
 use crate::config::{ResNetConfig, Shortcut};
 use crate::init::WeightInit;
 use crate::layer::{Computation, Skip};
-use crate::ops::{Branch, Residual, StatisticsReducer};
+use crate::ops::{Branch, Residual};
 
 /// Convolution, normalisation, ReLU, convolution, normalisation, plus the shortcut, ReLU.
 #[derive(Module, Debug)]
@@ -45,7 +43,7 @@ impl BasicBlock {
             downsample: (reshapes && shortcut == Shortcut::B)
                 .then(|| (init.conv([c_in, c_out], 1, stride), init.norm(c_out, false))),
             is_padded: reshapes && shortcut == Shortcut::A,
-            computation: Computation { kernels: config.kernels(), reducer: None },
+            computation: config.computation(),
         }
     }
 
@@ -73,8 +71,8 @@ impl BasicBlock {
         layer(&self.conv2, &self.bn2, hidden, Skip { residual, branch, tensor: Some(shortcut) }, true)
     }
 
-    pub(crate) fn with_statistics_reducer(mut self, reducer: Option<Arc<dyn StatisticsReducer>>) -> Self {
-        self.computation.reducer = reducer;
+    pub(crate) fn with_computation(mut self, computation: &Computation) -> Self {
+        self.computation = computation.clone();
         self
     }
 }

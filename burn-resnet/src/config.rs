@@ -5,6 +5,7 @@
 
 use burn::tensor::Device;
 
+use crate::layer::Computation;
 use crate::{ModelError, ResNet, init::WeightInit};
 
 /// How a block's input reaches its output where the shape changes.
@@ -27,6 +28,26 @@ pub enum Kernels {
     Fused,
 }
 
+/// How our own kernels convolve.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Convolution {
+    /// Winograd's F(4x4, 3x3) (Lavin and Gray 2015, arXiv 1509.09308) where it is faster, direct elsewhere.
+    #[default]
+    Auto,
+    /// Direct everywhere: slower, with a few times less rounding error.
+    Direct,
+}
+
+/// The number format of activations and their gradients; parameters, norm statistics, sums and the optimizer are f32.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Activations {
+    /// 32 bits.
+    #[default]
+    F32,
+    /// bfloat16: 8 bits of exponent, 8 of precision. Needs [`Kernels::Fused`].
+    Bf16,
+}
+
 /// A CIFAR ResNet: three stages of `n` basic blocks with 16, 32 and 64 channels.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ResNetConfig {
@@ -36,6 +57,8 @@ pub struct ResNetConfig {
     shortcut: Shortcut,
     zero_gamma: bool,
     kernels: Kernels,
+    convolution: Convolution,
+    activations: Activations,
 }
 
 impl ResNetConfig {
@@ -56,6 +79,8 @@ impl ResNetConfig {
             shortcut: Shortcut::A,
             zero_gamma: false,
             kernels: Kernels::Fused,
+            convolution: Convolution::Auto,
+            activations: Activations::F32,
         })
     }
 
@@ -111,6 +136,21 @@ impl ResNetConfig {
         self
     }
 
+    /// Sets how our own kernels convolve.
+    pub fn with_convolution(mut self, convolution: Convolution) -> Self {
+        self.convolution = convolution;
+        self
+    }
+
+    /// Sets the number format of activations.
+    ///
+    /// # Panics
+    /// [`ResNetConfig::init`] does for bf16 with [`Kernels::Stock`].
+    pub fn with_activations(mut self, activations: Activations) -> Self {
+        self.activations = activations;
+        self
+    }
+
     /// The number of weighted layers on the longest path.
     pub fn depth(&self) -> usize {
         self.depth
@@ -138,7 +178,12 @@ impl ResNetConfig {
 
     /// Makes the network with the weights that `seed` stands for: the same bits on every backend
     /// and thread. burn's global random numbers are not used.
+    ///
+    /// # Panics
+    /// For bf16 with [`Kernels::Stock`]: burn's operations would keep parameters and statistics in bf16 too.
     pub fn init(&self, seed: u64, device: &Device) -> ResNet {
+        let mixed = self.activations == Activations::F32 || self.kernels == Kernels::Fused;
+        assert!(mixed, "activations in bf16: expected Kernels::Fused, got Kernels::Stock");
         ResNet::new(self, &mut WeightInit::new(seed, device))
     }
 
@@ -146,8 +191,9 @@ impl ResNetConfig {
         (self.depth - 2) / 6
     }
 
-    pub(crate) fn kernels(&self) -> Kernels {
-        self.kernels
+    pub(crate) fn computation(&self) -> Computation {
+        let Self { kernels, convolution, activations, .. } = *self;
+        Computation { kernels, convolution, activations, reducer: None, sink: None }
     }
 
     pub(crate) fn zero_gamma(&self) -> bool {

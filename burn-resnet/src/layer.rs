@@ -7,11 +7,14 @@ use std::sync::Arc;
 
 use burn::nn::conv::Conv2d;
 use burn::nn::{BatchNorm, PaddingConfig2d};
-use burn::tensor::Tensor;
+use burn::tensor::{FloatDType, Tensor};
 
-use crate::config::Kernels;
+use crate::config::{Activations, Convolution, Kernels};
 use crate::norm::{self, batch_norm};
-use crate::ops::{Branch, FusedOptions, Residual, StatisticsReducer, fused_inference, fused_train, global_average, stock};
+use crate::ops::{
+    Branch, FusedOptions, GradientSink, Handover, Residual, StatisticsReducer, fused_inference, fused_train,
+    global_average, stock,
+};
 
 /// What is added before the ReLU, and where its gradient goes.
 pub(crate) struct Skip {
@@ -29,7 +32,10 @@ impl Skip {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Computation {
     pub(crate) kernels: Kernels,
+    pub(crate) convolution: Convolution,
+    pub(crate) activations: Activations,
     pub(crate) reducer: Option<Arc<dyn StatisticsReducer>>,
+    pub(crate) sink: Option<Arc<dyn GradientSink>>,
 }
 
 impl Computation {
@@ -51,7 +57,15 @@ impl Computation {
         }
     }
 
-    /// `[N, H, W, C]` to `[N, C]`.
+    /// Images in the number format of activations.
+    pub(crate) fn activations(&self, images: Tensor<4>) -> Tensor<4> {
+        match self.activations {
+            Activations::F32 => images,
+            Activations::Bf16 => images.cast(FloatDType::BF16),
+        }
+    }
+
+    /// `[N, H, W, C]` to `[N, C]` in f32.
     pub(crate) fn global_average(&self, features: Tensor<4>) -> Tensor<2> {
         match self.kernels {
             Kernels::Stock => stock::global_average(features),
@@ -84,7 +98,14 @@ impl Computation {
             residual: skip.residual,
             branch: skip.branch,
             relu,
+            convolution: self.convolution,
             norm: norm::options(norm, self.reducer.as_ref()),
+            handover: self.sink.clone().map(|sink| Handover {
+                sink,
+                weight: conv.weight.id,
+                gamma: norm.gamma.id,
+                beta: norm.beta.id,
+            }),
         };
         let weight = conv.weight.val();
         if norm::takes_batch_statistics(norm, &input) {

@@ -17,12 +17,13 @@ mod pretrained;
 mod resnet;
 
 pub use block::BasicBlock;
-pub use config::{Kernels, ResNetConfig, Shortcut};
+pub use config::{Activations, Convolution, Kernels, ResNetConfig, Shortcut};
 pub use error::{ModelError, WeightsError};
+pub use kernels::simd::Isa;
 pub use ops::{
-    BatchNormGradients, Branch, BatchNormOptions, BatchNormOutput, BatchNormTrain, FusedGradients, FusedOptions, FusedOutput,
-    FusedSaved, KernelTime, ResNetOps, Residual, StatisticsReducer, batch_norm_train, fused_inference, fused_train,
-    global_average, kernel_times,
+    BatchNormGradients, BatchNormOptions, BatchNormOutput, BatchNormTrain, Branch, FusedGradients, FusedOptions,
+    FusedOutput, FusedSaved, GradientSink, Handover, KernelTime, ResNetOps, Residual, StatisticsReducer,
+    batch_norm_train, fused_inference, fused_train, global_average, kernel_times,
 };
 pub use pretrained::{load_weights, save_safetensors};
 pub use resnet::ResNet;

@@ -15,7 +15,7 @@ use crate::BasicBlock;
 use crate::config::ResNetConfig;
 use crate::init::WeightInit;
 use crate::layer::{Computation, Skip};
-use crate::ops::StatisticsReducer;
+use crate::ops::{GradientSink, StatisticsReducer};
 
 /// A residual network for small images.
 ///
@@ -50,7 +50,7 @@ impl ResNet {
             layer2: stage(init, 16, 32),
             layer3: stage(init, 32, 64),
             linear: init.linear(64, config.num_classes()),
-            computation: Computation { kernels: config.kernels(), reducer: None },
+            computation: config.computation(),
         }
         .materialize()
     }
@@ -71,6 +71,7 @@ impl ResNet {
     pub fn forward(&self, images: Tensor<4>) -> Tensor<2> {
         let [_, in_channels, _, _] = self.conv1.weight.shape().dims();
         assert_shape!(images, [_, _, _, in_channels]);
+        let images = self.computation.activations(images);
         let stem = self.computation.forward((&self.conv1, &self.bn1), images, Skip::NONE, true);
         let features = [&self.layer1, &self.layer2, &self.layer3]
             .into_iter()
@@ -82,11 +83,22 @@ impl ResNet {
     /// Lets every normalisation take its batch statistics over all who share `reducer`
     /// (synchronised batch normalisation), or with `None` over its own batch.
     pub fn with_statistics_reducer(mut self, reducer: Option<Arc<dyn StatisticsReducer>>) -> Self {
-        for stage in [&mut self.layer1, &mut self.layer2, &mut self.layer3] {
-            *stage =
-                std::mem::take(stage).into_iter().map(|block| block.with_statistics_reducer(reducer.clone())).collect();
-        }
         self.computation.reducer = reducer;
+        self.with_computation()
+    }
+
+    /// Lets every fused layer hand its parameters' gradients to `sink` as soon as they are final in a backward pass, instead
+    /// of leaving them with the tape; the linear layer's, and those of [`Kernels::Stock`](crate::Kernels::Stock), stay there.
+    pub fn with_gradient_sink(mut self, sink: Option<Arc<dyn GradientSink>>) -> Self {
+        self.computation.sink = sink;
+        self.with_computation()
+    }
+
+    fn with_computation(mut self) -> Self {
+        for stage in [&mut self.layer1, &mut self.layer2, &mut self.layer3] {
+            let blocks = std::mem::take(stage).into_iter();
+            *stage = blocks.map(|block| block.with_computation(&self.computation)).collect();
+        }
         self
     }
 

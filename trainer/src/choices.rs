@@ -89,6 +89,40 @@ pub enum KernelsKind {
     Fused,
 }
 
+/// How our own kernels convolve.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ConvolutionKind {
+    /// Winograd's algorithm where it is faster, direct elsewhere.
+    Auto,
+    /// Direct everywhere.
+    Direct,
+}
+
+/// The instruction set of our own kernels.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum CpuKind {
+    /// The best one that the processor has.
+    Auto,
+    /// AVX-512 without its bf16 instructions.
+    Avx512,
+    /// AVX2 with FMA.
+    Avx2,
+    /// Nothing beyond the target's baseline.
+    Portable,
+}
+
+/// The number format of activations and their gradients; parameters, norm statistics and the optimizer are always f32.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Dtype {
+    /// 32-bit floating point.
+    F32,
+    /// bfloat16: half the memory, 8 bits of precision.
+    Bf16,
+}
+
 /// Writes `Display` and `FromStr` of a [`ValueEnum`] in clap's spelling, which is also serde's.
 macro_rules! spelled_as_in_clap {
     ($($kind:ty),+) => {$(
@@ -109,7 +143,18 @@ macro_rules! spelled_as_in_clap {
     )+};
 }
 
-spelled_as_in_clap!(DatasetKind, ShortcutKind, BatchNormKind, AugmentKind, OnBadImageKind, ScheduleKind, KernelsKind);
+spelled_as_in_clap!(
+    DatasetKind,
+    ShortcutKind,
+    BatchNormKind,
+    AugmentKind,
+    OnBadImageKind,
+    ScheduleKind,
+    KernelsKind,
+    ConvolutionKind,
+    CpuKind,
+    Dtype
+);
 
 impl DatasetKind {
     /// Whether the samples are read from `--data-dir`.
@@ -203,46 +248,5 @@ impl TryFrom<String> for DeviceChoice {
 impl From<DeviceChoice> for String {
     fn from(device: DeviceChoice) -> Self {
         device.to_string()
-    }
-}
-
-/// The number format of parameters, activations and gradients.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
-pub enum Dtype {
-    /// 32-bit floating point.
-    F32,
-}
-
-impl fmt::Display for Dtype {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad("f32")
-    }
-}
-
-impl FromStr for Dtype {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "f32" => Ok(Self::F32),
-            _ => Err(format!(
-                "dtype `{text}` does not exist here: f32 is the only one (bf16 and f16 are not implemented)"
-            )),
-        }
-    }
-}
-
-impl TryFrom<String> for Dtype {
-    type Error = String;
-
-    fn try_from(text: String) -> Result<Self, String> {
-        text.parse()
-    }
-}
-
-impl From<Dtype> for String {
-    fn from(dtype: Dtype) -> Self {
-        dtype.to_string()
     }
 }

@@ -13,8 +13,8 @@ mod resolve;
 mod to_args;
 
 pub use crate::choices::{
-    AugmentKind, BatchNormKind, DatasetKind, DeviceChoice, Dtype, KernelsKind, OnBadImageKind, ScheduleKind,
-    ShortcutKind,
+    AugmentKind, BatchNormKind, ConvolutionKind, CpuKind, DatasetKind, DeviceChoice, Dtype, KernelsKind,
+    OnBadImageKind, ScheduleKind, ShortcutKind,
 };
 pub use commands::{BenchConfig, EvalConfig, PredictConfig, WeightSource};
 pub use error::ConfigError;
@@ -22,6 +22,7 @@ pub use parts::{
     BatchConfig, ComputeConfig, Course, DataConfig, DataSource, ModelConfig, NormalizationConfig, OptimizerConfig,
     RunConfig, ScheduleConfig, TrainSplitConfig,
 };
+pub(crate) use resolve::instruction_set;
 
 use crate::cli::TrainArgs;
 use serde::{Deserialize, Serialize};
@@ -29,12 +30,19 @@ use sha2::{Digest, Sha256};
 use std::fmt;
 
 /// Keys that may differ between the ranks of one run: each machine has its own disk and processors.
-const RANK_LOCAL_KEYS: [&str; 6] =
-    ["data.data-dir", "data.download", "data.loader-threads", "run.output-dir", "compute.device", "compute.threads"];
+const RANK_LOCAL_KEYS: [&str; 7] = [
+    "data.data-dir",
+    "data.download",
+    "data.loader-threads",
+    "run.output-dir",
+    "compute.device",
+    "compute.cpu",
+    "compute.threads",
+];
 
 /// Keys that may change when a run is resumed, beside the rank-local ones: they do not move the parameters, or, as
 /// accumulation and kernels, only in the order of roundings.
-const RESUMABLE_KEYS: [&str; 11] = [
+const RESUMABLE_KEYS: [&str; 12] = [
     "batch.grad-accum-steps",
     "batch.bucket-mib",
     "run.weights",
@@ -46,6 +54,7 @@ const RESUMABLE_KEYS: [&str; 11] = [
     "run.log-every-steps",
     "run.warmup-steps",
     "compute.kernels",
+    "compute.convolution",
 ];
 
 /// Everything a training run needs to know.

@@ -4,9 +4,9 @@
 
 use anyhow::{Result, ensure};
 use burn::tensor::Device;
-use burn_resnet::{Kernels, ResNet, ResNetConfig, Shortcut};
+use burn_resnet::{Activations, Convolution, Kernels, ResNet, ResNetConfig, Shortcut};
 
-use crate::config::{KernelsKind, ModelConfig, ShortcutKind};
+use crate::config::{ComputeConfig, ConvolutionKind, Dtype, KernelsKind, ModelConfig, ShortcutKind};
 
 /// What a model is made for.
 #[derive(Clone, Debug)]
@@ -17,8 +17,8 @@ pub struct ModelRequest<'a> {
     pub in_channels: usize,
     /// Seed of the weights.
     pub seed: u64,
-    /// Whose kernels compute the layers.
-    pub kernels: KernelsKind,
+    /// How the layers are computed.
+    pub compute: &'a ComputeConfig,
     /// Where the parameters live: an autodiff device for training.
     pub device: &'a Device,
 }
@@ -33,7 +33,15 @@ pub fn resnet(config: &ModelConfig, zero_gamma: bool, request: &ModelRequest<'_>
         ShortcutKind::A => Shortcut::A,
         ShortcutKind::B => Shortcut::B,
     };
-    let kernels = match request.kernels {
+    let convolution = match request.compute.convolution {
+        ConvolutionKind::Auto => Convolution::Auto,
+        ConvolutionKind::Direct => Convolution::Direct,
+    };
+    let activations = match request.compute.dtype {
+        Dtype::F32 => Activations::F32,
+        Dtype::Bf16 => Activations::Bf16,
+    };
+    let kernels = match request.compute.kernels {
         KernelsKind::Stock => Kernels::Stock,
         KernelsKind::Fused => Kernels::Fused,
     };
@@ -43,5 +51,7 @@ pub fn resnet(config: &ModelConfig, zero_gamma: bool, request: &ModelRequest<'_>
         .with_shortcut(shortcut)
         .with_zero_gamma(zero_gamma)
         .with_kernels(kernels)
+        .with_convolution(convolution)
+        .with_activations(activations)
         .init(request.seed, request.device))
 }

@@ -62,8 +62,8 @@ fn run(arguments: &[&str]) -> Output {
 const VALID_FLAGS: [&str; 8] = [
     "",
     "--model resnet20 --shortcut a --dataset cifar10 --data-dir d --epochs 2 --global-batch-size 256 --learning-rate 0.1 \
-     --schedule cosine --warmup-epochs 1 --momentum 0.9 --weight-decay 1e-4 --seed 0 --dtype f32 --threads 1 \
-     --device flex --limit-train 10000 --limit-test 1000 --output-dir o --resume",
+     --schedule cosine --warmup-epochs 1 --momentum 0.9 --weight-decay 1e-4 --seed 0 --dtype bf16 --threads 1 --cpu portable \
+     --convolution direct --device flex --limit-train 10000 --limit-test 1000 --output-dir o --resume",
     "--model resnet --depth 110 --shortcut b --dataset cifar100 --data-dir d --batch-size-per-rank 128 --download \
      --grad-accum-steps 4 --batch-norm sync --bucket-mib 0.3 --augment none --drop-last --loader-threads 0",
     "--dataset image-folder --data-dir d --image-size 48 --on-bad-image skip --normalize-mean 0.485,0.456,0.406 \
@@ -181,7 +181,7 @@ fn a_file_with_unknown_keys_or_values_is_refused_with_its_line() {
         assert!(unknown.contains(part), "{part} is not in: {unknown}");
     }
     assert!(refused("[optimiser]\n").contains("`optimizer`"));
-    assert!(refused("[compute]\ndtype = \"bf16\"\n").contains("f32 is the only one"));
+    assert!(refused("[compute]\ndtype = \"f16\"\n").contains("`bf16`"));
     assert!(refused("[data]\ndataset = \"mnist\"\n").contains("`shapes`"));
     assert!(refused("[run]\nseed = -1\n").contains("line 2"));
     assert!(resolved_for("--config no-such-file.toml", 1).unwrap_err().to_string().contains("no-such-file.toml"));
@@ -357,10 +357,11 @@ fn every_long_flag_tells_its_default_in_the_help() {
 
 #[test]
 fn the_program_ends_with_code_2_and_a_remedy_on_wrong_usage() {
-    let cases: [(&[&str], &str); 7] = [
+    let cases: [(&[&str], &str); 8] = [
         (&["train", "--bogus"], "--bogus"),
         (&["train", "--schedule", "linear"], "cosine"),
-        (&["train", "--dtype", "bf16"], "f32 is the only one"),
+        (&["train", "--dtype", "f16"], "bf16"),
+        (&["train", "--dtype", "bf16", "--kernels", "stock"], "--kernels fused"),
         (&["train", "--dataset", "cifar10"], "--data-dir is missing"),
         (&["config", "--milestones", "2"], "--schedule multistep"),
         (&["eval", "--weights", "w"], "--model is missing"),

@@ -11,6 +11,7 @@ use burn::backend::autodiff::grads::Gradients;
 use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Autodiff, AutodiffBackend};
+use burn::tensor::FloatDType;
 
 use super::{
     BatchNormGradients, BatchNormOptions, BatchNormOutput, FusedGradients, FusedOptions, FusedOutput, FusedSaved,
@@ -134,7 +135,11 @@ impl<B: ResNetOps, C: CheckpointStrategy> ResNetOps for Autodiff<B, C> {
         average::tracked::<B, C>(input)
     }
 
-    fn global_average_backward(_output_gradient: FloatTensor<Self>, _shape: [usize; 4]) -> FloatTensor<Self> {
+    fn global_average_backward(
+        _output_gradient: FloatTensor<Self>,
+        _shape: [usize; 4],
+        _dtype: FloatDType,
+    ) -> FloatTensor<Self> {
         panic!("global_average_backward: its own derivative is not implemented");
     }
 }

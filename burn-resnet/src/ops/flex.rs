@@ -8,7 +8,7 @@
 
 use burn::backend::flex::FlexTensor;
 use burn::backend::{Flex, TensorMetadata};
-use burn::tensor::{DType, TensorData};
+use burn::tensor::{DType, FloatDType, TensorData};
 
 use super::statistics::{GradientSums, Moments};
 use super::{
@@ -117,8 +117,8 @@ impl ResNetOps for Flex {
         fused::flex::global_average(input)
     }
 
-    fn global_average_backward(output_gradient: FlexTensor, shape: [usize; 4]) -> FlexTensor {
-        fused::flex::global_average_backward(output_gradient, shape)
+    fn global_average_backward(output_gradient: FlexTensor, shape: [usize; 4], dtype: FloatDType) -> FlexTensor {
+        fused::flex::global_average_backward(output_gradient, shape, dtype)
     }
 }
 

@@ -12,7 +12,8 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, Dispatch, ExtensionType};
 use burn::tensor::{Device, Tensor};
 
-use super::{BatchNormOptions, BatchNormTrain, ResNetOps};
+use super::{BatchNormOptions, BatchNormTrain, Handover, ResNetOps};
+use crate::config::Convolution;
 
 /// What is added after the normalisation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,8 +54,12 @@ pub struct FusedOptions {
     pub branch: Branch,
     /// Whether a ReLU ends the operation.
     pub relu: bool,
+    /// How our own kernels convolve; other bodies choose for themselves.
+    pub convolution: Convolution,
     /// The normalisation.
     pub norm: BatchNormOptions,
+    /// Where the parameters' gradients go, `None`: to the tape.
+    pub handover: Option<Handover>,
 }
 
 /// Results of [`ResNetOps::fused_train`] on a backend.

@@ -14,6 +14,7 @@ mod composed;
 #[cfg(feature = "flex")]
 mod flex;
 mod fused;
+mod handover;
 mod statistics;
 pub(crate) mod stock;
 
@@ -21,11 +22,14 @@ use std::sync::Arc;
 
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, Dispatch, ExtensionType, backend_extension};
-use burn::tensor::Tensor;
+use burn::tensor::{FloatDType, Tensor};
 
 pub use average::global_average;
 pub use clock::{KernelTime, kernel_times};
-pub use fused::{Branch, FusedGradients, FusedOptions, FusedOutput, FusedSaved, Residual, fused_inference, fused_train};
+pub use fused::{
+    Branch, FusedGradients, FusedOptions, FusedOutput, FusedSaved, Residual, fused_inference, fused_train,
+};
+pub use handover::{GradientSink, Handover};
 pub use statistics::StatisticsReducer;
 
 /// What a batch normalisation needs beside its tensors.
@@ -140,14 +144,18 @@ pub trait ResNetOps: Backend {
         fused::composed::backward::<Self>(saved, output_gradient, options)
     }
 
-    /// The mean over all pixels: `[N, H, W, C]` to `[N, C]`.
+    /// The mean over all pixels in f32: `[N, H, W, C]` to `[N, C]`.
     fn global_average(input: FloatTensor<Self>) -> FloatTensor<Self> {
         average::composed::<Self>(input)
     }
 
-    /// The gradient of [`ResNetOps::global_average`] for an input of `shape`.
-    fn global_average_backward(output_gradient: FloatTensor<Self>, shape: [usize; 4]) -> FloatTensor<Self> {
-        average::composed_backward::<Self>(output_gradient, shape)
+    /// The gradient of [`ResNetOps::global_average`] for an input of `shape` and `dtype`.
+    fn global_average_backward(
+        output_gradient: FloatTensor<Self>,
+        shape: [usize; 4],
+        dtype: FloatDType,
+    ) -> FloatTensor<Self> {
+        average::composed_backward::<Self>(output_gradient, shape, dtype)
     }
 }
 

@@ -3,8 +3,8 @@
 //! In: flags, or TOML with the flags' names as keys. Out: options. Invariant: unknown keys are refused.
 
 use crate::choices::{
-    AugmentKind, BatchNormKind, DatasetKind, DeviceChoice, Dtype, KernelsKind, OnBadImageKind, ScheduleKind,
-    ShortcutKind,
+    AugmentKind, BatchNormKind, ConvolutionKind, CpuKind, DatasetKind, DeviceChoice, Dtype, KernelsKind,
+    OnBadImageKind, ScheduleKind, ShortcutKind,
 };
 use clap::{Args, value_parser};
 use serde::{Deserialize, Serialize};
@@ -312,9 +312,17 @@ pub struct ComputeArgs {
     #[arg(long, value_enum, value_name = "KERNELS", hide_possible_values = true)]
     pub kernels: Option<KernelsKind>,
 
-    /// Number format; f32 is the only one [default: f32]
-    #[arg(long, value_name = "DTYPE")]
+    /// Number format of activations and their gradients: f32 or bf16 (flex, fused kernels); all else stays f32 [default: f32]
+    #[arg(long, value_enum, value_name = "DTYPE", hide_possible_values = true)]
     pub dtype: Option<Dtype>,
+
+    /// How our own kernels convolve: auto (Winograd where it is faster) or direct [default: auto]
+    #[arg(long, value_enum, value_name = "ALGORITHM", hide_possible_values = true)]
+    pub convolution: Option<ConvolutionKind>,
+
+    /// Instruction set of our own kernels: auto, avx512, avx2 or portable [default: auto, the best of the processor]
+    #[arg(long, value_enum, value_name = "SET", hide_possible_values = true, env = "LOCKSTEP_CPU")]
+    pub cpu: Option<CpuKind>,
 
     /// Compute threads of one rank [default: the rank's share of the machine's cores]
     #[arg(long, value_name = "THREADS")]

@@ -35,7 +35,7 @@ pub struct BenchResult {
     /// Name of the network.
     pub model: String,
     /// Number format of activations and parameters.
-    pub dtype: &'static str,
+    pub dtype: String,
     /// Whose kernels: fused or stock.
     pub kernels: String,
     /// Backend and device.
@@ -90,7 +90,7 @@ pub fn bench(args: &BenchArgs, world: &World) -> Result<BenchResult> {
         num_classes: config.num_classes,
         in_channels: 3,
         seed: config.seed,
-        kernels: config.compute.kernels,
+        compute: &config.compute,
         device: &training_device,
     };
     let model = resnet(&config.model, false, &request)?;
@@ -126,7 +126,7 @@ pub fn bench(args: &BenchArgs, world: &World) -> Result<BenchResult> {
     };
     let result = BenchResult {
         model: config.model.name(),
-        dtype: "f32",
+        dtype: config.compute.dtype.to_string(),
         kernels: config.compute.kernels.to_string(),
         device: format!("{device:?}"),
         ranks: communicator.world_size(),

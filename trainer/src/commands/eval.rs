@@ -48,7 +48,7 @@ pub fn eval(args: &EvalArgs, world: &World) -> Result<EvalResult> {
         num_classes: data.test.class_names().len(),
         in_channels: data.test.image_shape().channels,
         seed: 0,
-        kernels: config.compute.kernels,
+        compute: &config.compute,
         device: &device,
     };
     let path = match (&config.weights, &found) {

@@ -60,7 +60,7 @@ pub fn predict(args: &PredictArgs, world: &World) -> Result<Predictions> {
         num_classes: input.class_names.len(),
         in_channels: input.channels,
         seed: 0,
-        kernels: config.compute.kernels,
+        compute: &config.compute,
         device: &device,
     };
     let model = load_weights(resnet(&trained.model, false, &request)?, found.model_path())?;

@@ -84,7 +84,7 @@ pub fn train_model<M: ImageClassifier>(
         num_classes: data.train.class_names().len(),
         in_channels: data.train.image_shape().channels,
         seed: config.run.seed,
-        kernels: config.compute.kernels,
+        compute: &config.compute,
         device: &training_device,
     };
     let model = build(&config, &request)?;

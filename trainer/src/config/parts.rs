@@ -4,8 +4,8 @@
 //! milestones to multistep, lives inside that choice.
 
 use crate::choices::{
-    AugmentKind, BatchNormKind, DatasetKind, DeviceChoice, Dtype, KernelsKind, OnBadImageKind, ScheduleKind,
-    ShortcutKind,
+    AugmentKind, BatchNormKind, ConvolutionKind, CpuKind, DatasetKind, DeviceChoice, Dtype, KernelsKind,
+    OnBadImageKind, ScheduleKind, ShortcutKind,
 };
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
@@ -245,8 +245,12 @@ pub struct ComputeConfig {
     pub device: DeviceChoice,
     /// Whose kernels compute the layers.
     pub kernels: KernelsKind,
-    /// Number format.
+    /// Number format of activations.
     pub dtype: Dtype,
+    /// How our own kernels convolve.
+    pub convolution: ConvolutionKind,
+    /// Their instruction set.
+    pub cpu: CpuKind,
     /// Threads of one rank, if given.
     pub threads: Option<usize>,
 }

@@ -9,10 +9,11 @@ use super::parts::{
     BatchConfig, ComputeConfig, Course, ModelConfig, OptimizerConfig, RunConfig, ScheduleConfig, TrainSplitConfig,
 };
 use crate::choices::{
-    AugmentKind, BatchNormKind, DatasetKind, DeviceChoice, Dtype, KernelsKind, ScheduleKind, ShortcutKind,
+    AugmentKind, BatchNormKind, ConvolutionKind, CpuKind, DatasetKind, DeviceChoice, Dtype, KernelsKind, ScheduleKind,
+    ShortcutKind,
 };
 use crate::cli::{BatchArgs, ComputeArgs, ModelArgs, OptimizerArgs, RunArgs, ScheduleArgs, TrainArgs, TrainSplitArgs};
-use burn_resnet::ResNetConfig;
+use burn_resnet::{Isa, ResNetConfig};
 
 /// Bytes of a MiB.
 pub(super) const MIB: f64 = 1024.0 * 1024.0;
@@ -253,11 +254,44 @@ pub(super) fn compute(args: &ComputeArgs) -> Result<ComputeConfig, ConfigError> 
     if !built_in.contains(&device.backend()) {
         return Err(ConfigError::DeviceNotBuilt { device: device.to_string(), backend: device.backend(), built_in });
     }
-    Ok(ComputeConfig {
+    let config = ComputeConfig {
         device,
         kernels: args.kernels.unwrap_or(KernelsKind::Fused),
         dtype: args.dtype.unwrap_or(Dtype::F32),
+        convolution: args.convolution.unwrap_or(ConvolutionKind::Auto),
+        cpu: args.cpu.unwrap_or(CpuKind::Auto),
         threads: args.threads.map(|threads| at_least("--threads", threads, 1)).transpose()?,
+    };
+    if config.dtype == Dtype::Bf16 && (config.kernels != KernelsKind::Fused || device != DeviceChoice::Flex) {
+        return Err(ConfigError::Conflict {
+            option: "--dtype bf16",
+            other: format!("--device {device} --kernels {}", config.kernels),
+            remedy: "it is implemented for --device flex --kernels fused".to_owned(),
+        });
+    }
+    instruction_set(config.cpu)?;
+    Ok(config)
+}
+
+/// The instruction set that `--cpu` names, `None` for the best.
+///
+/// # Errors
+/// When this processor does not offer it.
+pub(crate) fn instruction_set(cpu: CpuKind) -> Result<Option<Isa>, ConfigError> {
+    let isa = match cpu {
+        CpuKind::Auto => return Ok(None),
+        CpuKind::Avx512 => Isa::Avx512,
+        CpuKind::Avx2 => Isa::Avx2Fma,
+        CpuKind::Portable => Isa::Portable,
+    };
+    if isa.is_available() {
+        return Ok(Some(isa));
+    }
+    let offered: Vec<String> = Isa::available().map(|isa| format!("{isa:?}").to_lowercase()).collect();
+    Err(ConfigError::Invalid {
+        option: "--cpu",
+        expected: format!("an instruction set of this processor ({})", offered.join(", ")),
+        got: cpu.to_string(),
     })
 }
 

@@ -28,6 +28,8 @@ pub(super) fn to_args(config: &TrainConfig) -> TrainArgs {
             device: Some(config.compute.device),
             kernels: Some(config.compute.kernels),
             dtype: Some(config.compute.dtype),
+            convolution: Some(config.compute.convolution),
+            cpu: Some(config.compute.cpu),
             threads: config.compute.threads,
         },
     }

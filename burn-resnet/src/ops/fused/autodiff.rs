@@ -2,12 +2,12 @@
 //!
 //! Invariant: it counts as compute-bound, so that checkpointing never runs its forward (and the reducer's sum) a second time.
 
+use burn::backend::autodiff::NodeId;
 use burn::backend::autodiff::checkpoint::base::Checkpointer;
 use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn::backend::autodiff::grads::Gradients;
 use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
 use burn::backend::tensor::FloatTensor;
-use burn::backend::autodiff::NodeId;
 use burn::backend::{Autodiff, AutodiffBackend, Backend, TensorMetadata};
 
 use super::{Branch, FusedOptions, FusedOutput, FusedSaved, Residual};
@@ -38,22 +38,35 @@ impl<B: ResNetOps> Backward<B, 5> for FusedTrainBackward {
         {
             (saved.addend, saved.has_addend) = (gradient, true);
         }
+        let handover = options.handover.clone();
         let computed = <B as ResNetOps>::fused_train_backward(saved, output_gradient, options);
         let residual = match branch {
             BranchEnd::Far(id) => Some(id),
             _ => residual.filter(|_| has_residual).map(|node| node.id),
         };
-        for (parent, gradient) in [
-            (weight.map(|node| node.id), computed.weight),
-            (gamma.map(|node| node.id), computed.gamma),
-            (beta.map(|node| node.id), computed.beta),
-            (residual, computed.residual),
-            (input.map(|node| node.id), computed.input),
-        ] {
-            if let Some(id) = parent {
-                gradients.register::<B>(id, gradient);
+        let parameters = [(weight, computed.weight), (gamma, computed.gamma), (beta, computed.beta)];
+        match handover {
+            Some(to) => {
+                for ((node, gradient), parameter) in parameters.into_iter().zip([to.weight, to.gamma, to.beta]) {
+                    if node.is_some() {
+                        to.give::<B>(parameter, gradient);
+                    }
+                }
+            }
+            None => {
+                for (node, gradient) in parameters {
+                    register::<B>(gradients, node.map(|node| node.id), gradient);
+                }
             }
         }
+        register::<B>(gradients, residual, computed.residual);
+        register::<B>(gradients, input.map(|node| node.id), computed.input);
+    }
+}
+
+fn register<B: Backend>(gradients: &mut Gradients, node: Option<NodeId>, gradient: FloatTensor<B>) {
+    if let Some(node) = node {
+        gradients.register::<B>(node, gradient);
     }
 }
 

@@ -1,12 +1,13 @@
 //! The fused operations composed of burn's own.
 //!
-//! In and out: as the trait says. Invariant: burn convolves planes, so tensors pass through permuted views.
+//! In and out: as the trait says. Invariant: burn convolves planes, so tensors pass through permuted views. Activations of
+//! fewer bits than the weights are widened to compute, and the results rounded back.
 
 use burn::backend::Backend;
 use burn::backend::TensorMetadata;
 use burn::backend::ops::ConvOptions;
 use burn::backend::tensor::FloatTensor;
-use burn::tensor::{Shape, Slice};
+use burn::tensor::{DType, FloatDType, Shape, Slice};
 
 use super::{FusedGradients, FusedOptions, FusedOutput, FusedSaved, Residual};
 use crate::ops::ResNetOps;
@@ -19,10 +20,12 @@ pub(in crate::ops) fn forward<B: ResNetOps>(
     residual: FloatTensor<B>,
     options: FusedOptions,
 ) -> FusedOutput<B> {
+    let stored = FloatDType::from(input.dtype());
+    let (input, residual) = (widen::<B>(input), widen::<B>(residual));
     let convolved = convolve::<B>(input, weight, &options);
     let batch = <B as ResNetOps>::batch_norm_train(convolved.clone(), gamma, beta, options.norm.clone());
     FusedOutput {
-        output: end::<B>(batch.output, residual, &options),
+        output: B::float_cast(end::<B>(batch.output, residual, &options), stored),
         convolved,
         mean: batch.mean,
         variance: batch.variance,
@@ -38,13 +41,15 @@ pub(in crate::ops) fn inference<B: ResNetOps>(
     residual: FloatTensor<B>,
     options: &FusedOptions,
 ) -> FloatTensor<B> {
+    let stored = FloatDType::from(input.dtype());
+    let (input, residual) = (widen::<B>(input), widen::<B>(residual));
     let convolved = convolve::<B>(input, weight, options);
     let per_channel = |values: FloatTensor<B>| {
         let channels = values.shape().num_elements();
         B::float_reshape(values, Shape::new([1, 1, 1, channels]))
     };
     let scaled = B::float_add(B::float_mul(convolved, per_channel(scale)), per_channel(shift));
-    end::<B>(scaled, residual, options)
+    B::float_cast(end::<B>(scaled, residual, options), stored)
 }
 
 pub(in crate::ops) fn backward<B: ResNetOps>(
@@ -52,7 +57,10 @@ pub(in crate::ops) fn backward<B: ResNetOps>(
     output_gradient: FloatTensor<B>,
     options: FusedOptions,
 ) -> FusedGradients<B> {
-    let gated = if options.relu { B::relu_backward(saved.output, output_gradient) } else { output_gradient };
+    let stored = FloatDType::from(saved.input.dtype());
+    let output_gradient = widen::<B>(output_gradient);
+    let gated =
+        if options.relu { B::relu_backward(widen::<B>(saved.output), output_gradient) } else { output_gradient };
     let residual = match options.residual {
         Residual::None => saved.beta,
         Residual::Identity => gated.clone(),
@@ -67,19 +75,28 @@ pub(in crate::ops) fn backward<B: ResNetOps>(
         saved.num_values,
         options.norm.clone(),
     );
-    let (input, dy) = (to_planes::<B>(saved.input), to_planes::<B>(norm.input));
+    let (input, dy) = (to_planes::<B>(widen::<B>(saved.input)), to_planes::<B>(norm.input));
     let weight = B::conv2d_weight_backward(input.clone(), saved.weight.clone(), dy.clone(), conv_options(&options));
     let input = if saved.needs_input {
         let gradient = from_planes::<B>(B::conv2d_x_backward(input, saved.weight, dy, conv_options(&options)));
-        if saved.has_addend { B::float_add(gradient, saved.addend) } else { gradient }
+        if saved.has_addend { B::float_add(gradient, widen::<B>(saved.addend)) } else { gradient }
     } else {
         saved.gamma
     };
+    let [input, residual] = [input, residual].map(|gradient| B::float_cast(gradient, stored));
     FusedGradients { input, weight, gamma: norm.gamma, beta: norm.beta, residual }
 }
 
 fn convolve<B: Backend>(input: FloatTensor<B>, weight: FloatTensor<B>, options: &FusedOptions) -> FloatTensor<B> {
     from_planes::<B>(B::conv2d(to_planes::<B>(input), weight, None, conv_options(options)))
+}
+
+/// What is narrower than f32 as f32.
+fn widen<B: Backend>(tensor: FloatTensor<B>) -> FloatTensor<B> {
+    match tensor.dtype() {
+        DType::BF16 | DType::F16 => B::float_cast(tensor, FloatDType::F32),
+        _ => tensor,
+    }
 }
 
 fn conv_options(options: &FusedOptions) -> ConvOptions<2> {

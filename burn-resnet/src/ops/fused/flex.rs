@@ -8,14 +8,15 @@ use std::sync::LazyLock;
 
 use burn::backend::flex::FlexTensor;
 use burn::backend::{Flex, TensorMetadata};
-use burn::tensor::{AllocationProperty, Bytes, DType, Shape, TensorData};
+use burn::tensor::{AllocationProperty, Bytes, DType, FloatDType, Shape, TensorData};
 use kernels::arena::{Arena, Block};
 use kernels::batch_norm::{self, Affine, Gate, Gradients, ResidualGradient, Saved, ShortcutA};
-use kernels::conv2d::{Conv2d, Conv2dShape, Epilogue};
+use kernels::conv2d::{Algorithm, Conv2d, Conv2dShape, Epilogue};
 use kernels::pool;
 use kernels::simd::Isa;
 
 use super::{FusedGradients, FusedOptions, FusedOutput, FusedSaved, Residual, composed};
+use crate::config::Convolution;
 use crate::ops::average;
 use crate::ops::clock::{Kernel, time};
 use crate::ops::flex::{inverse_std, to_f32};
@@ -62,7 +63,7 @@ pub(in crate::ops) fn forward(
     let mut output = ARENA.take(convolved.len());
     with_residual(&residual, &options, channels, |residual| {
         time(Kernel::Normalisation, || {
-            batch_norm::normalize(Isa::detect(), &affine, &convolved, residual, options.relu, &mut output);
+            batch_norm::normalize(Isa::chosen(), &affine, &convolved, residual, options.relu, &mut output);
         });
     });
     let shape = output_shape(&conv);
@@ -92,7 +93,7 @@ pub(in crate::ops) fn inference(
     let (scale, shift) = (contiguous(scale), contiguous(shift));
     with_residual(&residual, options, conv.shape().out_channels, |residual| {
         let (scale, shift) = (floats(&scale), floats(&shift));
-        batch_norm::scale_shift(Isa::detect(), scale, shift, &convolved, residual, options.relu, &mut output);
+        batch_norm::scale_shift(Isa::chosen(), scale, shift, &convolved, residual, options.relu, &mut output);
     });
     activation(output, output_shape(&conv))
 }
@@ -143,7 +144,7 @@ pub(in crate::ops) fn backward(
     };
     let gradients = Gradients::Separate { dy: floats(&dy), dx: &mut d_convolved };
     time(Kernel::NormGradient, || {
-        batch_norm::backward(Isa::detect(), &norm, &sums, saved.num_values, gradients, residual_gradient);
+        batch_norm::backward(Isa::chosen(), &norm, &sums, saved.num_values, gradients, residual_gradient);
     });
 
     let addend = saved.has_addend.then(|| contiguous(saved.addend));
@@ -167,20 +168,24 @@ pub(in crate::ops) fn global_average(input: FlexTensor) -> FlexTensor {
     let mut means = vec![0.0; images * channels];
     let input = contiguous(input);
     time(Kernel::Average, || {
-        pool::global_average(Isa::detect(), floats(&input), height * width, channels, &mut means);
+        pool::global_average(Isa::chosen(), floats(&input), height * width, channels, &mut means);
     });
     tensor(means, [images, channels])
 }
 
-pub(in crate::ops) fn global_average_backward(gradient: FlexTensor, shape: [usize; 4]) -> FlexTensor {
-    if gradient.dtype() != DType::F32 {
-        return average::composed_backward::<Flex>(gradient, shape);
+pub(in crate::ops) fn global_average_backward(
+    gradient: FlexTensor,
+    shape: [usize; 4],
+    dtype: FloatDType,
+) -> FlexTensor {
+    if dtype != FloatDType::F32 || gradient.dtype() != DType::F32 {
+        return average::composed_backward::<Flex>(gradient, shape, dtype);
     }
     let [_, height, width, channels] = shape;
     let mut d_input = ARENA.take(shape.iter().product());
     let gradient = contiguous(gradient);
     time(Kernel::Average, || {
-        pool::global_average_backward(Isa::detect(), floats(&gradient), height * width, channels, &mut d_input);
+        pool::global_average_backward(Isa::chosen(), floats(&gradient), height * width, channels, &mut d_input);
     });
     activation(d_input, shape)
 }
@@ -189,7 +194,12 @@ fn plan(input: &FlexTensor, weight: &FlexTensor, options: &FusedOptions) -> Conv
     let [batch, height, width, in_channels] = input.shape().dims();
     let [out_channels, _, kernel, _] = weight.shape().dims();
     let (stride, padding) = (options.stride, options.padding);
-    Conv2d::new(Conv2dShape { batch, height, width, in_channels, out_channels, kernel, stride, padding })
+    let algorithm = match options.convolution {
+        Convolution::Auto => Algorithm::Auto,
+        Convolution::Direct => Algorithm::Direct,
+    };
+    let shape = Conv2dShape { batch, height, width, in_channels, out_channels, kernel, stride, padding };
+    Conv2d::with(shape, algorithm, Isa::chosen())
 }
 
 fn output_shape(conv: &Conv2d) -> [usize; 4] {
@@ -245,7 +255,7 @@ fn gradient_sums(saved: &Saved<'_>, dy: &[f32], channels: usize) -> GradientSums
     let mut sums = vec![0.0; 2 * channels];
     SCRATCH.with_borrow_mut(|scratch| {
         let workspace = part(&mut scratch.doubles, batch_norm::workspace_len(dy.len() / channels, channels));
-        time(Kernel::NormSums, || batch_norm::backward_sums(Isa::detect(), saved, dy, &mut sums, workspace));
+        time(Kernel::NormSums, || batch_norm::backward_sums(Isa::chosen(), saved, dy, &mut sums, workspace));
     });
     let with_normalised = sums.split_off(channels);
     GradientSums { plain: sums, with_normalised }

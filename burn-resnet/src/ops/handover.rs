@@ -1,0 +1,44 @@
+//! Gradients handed over the moment they are final, while earlier layers are still computed.
+//!
+//! In: a [`GradientSink`] and the parameters of a layer. Out: calls in backward order, the last layer's first.
+//! Invariant: a gradient goes to the sink or to the tape's gradients, never to both; a frozen parameter's goes to neither.
+//! Why: Li et al. 2020, PyTorch Distributed, arXiv 2006.15704, section 3.2.3: communication hides behind the backward pass.
+
+use std::fmt::Debug;
+use std::sync::Arc;
+
+use burn::backend::Backend;
+use burn::backend::tensor::FloatTensor;
+use burn::module::ParamId;
+use burn::tensor::read_sync;
+
+/// Takes gradients out of a backward pass.
+pub trait GradientSink: Debug + Send + Sync {
+    /// `gradient` is what this backward pass contributes to `parameter`, in PyTorch's layout and memory order, and it will
+    /// not change. Called once for each parameter and backward pass, on the thread that computes it.
+    fn take(&self, parameter: ParamId, gradient: &[f32]);
+}
+
+/// Where a layer's gradients go.
+#[derive(Clone, Debug)]
+pub struct Handover {
+    /// Who takes them.
+    pub sink: Arc<dyn GradientSink>,
+    /// The convolution's weight.
+    pub weight: ParamId,
+    /// The normalisation's scale.
+    pub gamma: ParamId,
+    /// The normalisation's shift.
+    pub beta: ParamId,
+}
+
+impl Handover {
+    /// Hands one gradient over, read back from its device.
+    ///
+    /// # Panics
+    /// When the device fails: a backward pass has no error to return.
+    pub(super) fn give<B: Backend>(&self, parameter: ParamId, gradient: FloatTensor<B>) {
+        let data = read_sync(B::float_into_data(gradient)).expect("a gradient just computed can be read");
+        self.sink.take(parameter, data.as_slice().expect("gradients of parameters are f32"));
+    }
+}

@@ -1,0 +1,101 @@
+//! Gradients handed to a sink during the backward pass: the same numbers, in backward order, each once.
+
+#![allow(clippy::unwrap_used)] // A failed unwrap here is a failed test.
+
+mod support;
+
+use std::sync::{Arc, Mutex};
+
+use burn::module::{Module, ModuleVisitor, Param, ParamId};
+use burn::tensor::{Device, Tensor};
+use burn_resnet::{GradientSink, ResNet, ResNetConfig};
+use support::{Named, gradients};
+
+#[derive(Debug, Default)]
+struct Collector(Mutex<Vec<(ParamId, Vec<f32>)>>);
+
+impl GradientSink for Collector {
+    fn take(&self, parameter: ParamId, gradient: &[f32]) {
+        self.0.lock().unwrap().push((parameter, gradient.to_vec()));
+    }
+}
+
+/// Every parameter's PyTorch name, in module order.
+fn names(model: &ResNet) -> Vec<(ParamId, String)> {
+    #[derive(Default)]
+    struct Names(Vec<String>, Vec<(ParamId, String)>);
+    impl ModuleVisitor for Names {
+        fn enter_module(&mut self, name: &str, _container_type: &str) {
+            self.0.push(name.to_owned());
+        }
+        fn exit_module(&mut self, _name: &str, _container_type: &str) {
+            self.0.pop();
+        }
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            self.1.push((param.id, self.0.join(".").replace("gamma", "weight").replace("beta", "bias")));
+        }
+    }
+    let mut names = Names::default();
+    model.visit(&mut names);
+    names.1
+}
+
+fn model(device: &Device) -> ResNet {
+    ResNetConfig::cifar(8).unwrap().init(5, device)
+}
+
+/// What the tape keeps, and what the sink got in its order.
+fn backward(model: ResNet, device: &Device) -> (Named, Vec<(String, Vec<f32>)>) {
+    let sink = Arc::new(Collector::default());
+    let model = model.with_gradient_sink(Some(sink.clone()));
+    let images = Tensor::<4>::ones([2, 8, 8, 3], device) * 0.5;
+    let on_tape = gradients(&model, &model.forward(images).powf_scalar(2.0).sum().backward());
+    let names = names(&model);
+    let name = |id: ParamId| names.iter().find(|(known, _)| *known == id).unwrap().1.clone();
+    let taken = sink.0.lock().unwrap().drain(..).map(|(id, gradient)| (name(id), gradient)).collect();
+    (on_tape, taken)
+}
+
+#[test]
+fn a_sink_gets_each_layers_gradients_once_and_the_tape_keeps_the_rest() {
+    let device = Device::flex().autodiff();
+    let images = Tensor::<4>::ones([2, 8, 8, 3], &device) * 0.5;
+    let plain = model(&device);
+    let expected = gradients(&plain, &plain.forward(images).powf_scalar(2.0).sum().backward());
+    let (on_tape, taken) = backward(model(&device), &device);
+    assert_eq!(on_tape.keys().collect::<Vec<_>>(), ["linear.bias", "linear.weight"]);
+    let mut all = on_tape;
+    for (name, gradient) in taken {
+        assert_eq!(all.insert(name.clone(), gradient), None, "{name} came twice");
+    }
+    assert_eq!(all, expected);
+}
+
+#[test]
+fn gradients_come_in_backward_order() {
+    let device = Device::flex().autodiff();
+    let (_, taken) = backward(model(&device), &device);
+    let weights: Vec<&str> = taken.iter().map(|(name, _)| name.as_str()).filter(|name| name.contains("conv")).collect();
+    let expected = [
+        "layer3.0.conv2.weight",
+        "layer3.0.conv1.weight",
+        "layer2.0.conv2.weight",
+        "layer2.0.conv1.weight",
+        "layer1.0.conv2.weight",
+        "layer1.0.conv1.weight",
+        "conv1.weight",
+    ];
+    assert_eq!(weights, expected);
+}
+
+#[test]
+fn a_frozen_model_hands_nothing_over() {
+    let device = Device::flex().autodiff();
+    let frozen = model(&device).no_grad();
+    let sink = Arc::new(Collector::default());
+    let frozen = frozen.with_gradient_sink(Some(sink.clone()));
+    let images = Tensor::<4>::ones([2, 8, 8, 3], &device).require_grad();
+    let gradients = frozen.forward(images.clone()).sum().backward();
+    assert!(images.grad(&gradients).is_some());
+    assert!(sink.0.lock().unwrap().is_empty());
+}
