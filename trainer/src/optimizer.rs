@@ -5,6 +5,8 @@
 //! Source: Sutskever et al. 2013; Nesterov's form and the order of operations as in PyTorch's `torch.optim.SGD`.
 
 use distributed::{ParameterLayout, SyncedGradients};
+use kernels::sgd::{SgdUpdate, step};
+use kernels::simd::Isa;
 use serde::{Deserialize, Serialize};
 
 /// What [`Sgd`] does with a gradient.
@@ -79,18 +81,13 @@ impl Sgd {
     }
 
     fn update(&mut self, learning_rate: f32, gradients: &[f32]) {
-        let momentum = self.config.momentum as f32;
-        // With v = m*v + g the direction is g + m*v for Nesterov's form and v otherwise.
-        let (of_gradient, of_velocity) = if self.config.nesterov { (1.0, momentum) } else { (0.0, 1.0) };
+        let SgdConfig { momentum, nesterov, .. } = self.config;
         for &(offset, len, weight_decay) in &self.spans {
             let range = offset..offset + len;
+            let update = SgdUpdate { learning_rate, momentum: momentum as f32, weight_decay, nesterov };
             let parameters = &mut self.parameters[range.clone()];
             let velocities = &mut self.velocities[range.clone()];
-            for ((parameter, velocity), &gradient) in parameters.iter_mut().zip(velocities).zip(&gradients[range]) {
-                let gradient = gradient + weight_decay * *parameter;
-                *velocity = momentum * *velocity + gradient;
-                *parameter -= learning_rate * (of_gradient * gradient + of_velocity * *velocity);
-            }
+            step(Isa::chosen(), &update, parameters, velocities, &gradients[range]);
         }
     }
 }

@@ -12,6 +12,7 @@ use crate::config::TrainConfig;
 use crate::metrics::{EpochRecord, ScoreSums, StepLine, Summary, ThroughputStats};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, IsTerminal, Write};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -148,6 +149,13 @@ impl Reporter {
                  (mpirun --bind-to core) or lower --threads",
                 100.0 * stats.sigma / stats.mean
             ));
+        }
+    }
+
+    /// Prints where the time of root's measured steps went.
+    pub fn step_parts(&self, seconds: f64, kernels: &BTreeMap<&str, f64>, num_steps: usize, faults_per_step: f64) {
+        for line in lines::step_parts(seconds, kernels, num_steps, faults_per_step) {
+            self.note(&line);
         }
     }
 

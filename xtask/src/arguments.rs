@@ -13,6 +13,8 @@ pub(crate) struct Command {
     pub(crate) summary: &'static str,
     /// What the help adds to the summary.
     pub(crate) details: &'static str,
+    /// What the command is about: the first word must be one of these; empty for commands without a subject.
+    pub(crate) subjects: &'static [&'static str],
     pub(crate) flags: &'static [Flag],
     /// What the words after `--` are, for commands that pass them on.
     pub(crate) passed_on: Option<&'static str>,
@@ -49,6 +51,9 @@ impl Command {
     /// The text of `--help`.
     pub(crate) fn help(&self) -> String {
         let mut text = format!("{}\n\nUsage: cargo xtask {}", self.summary, self.name);
+        if !self.subjects.is_empty() {
+            text.push_str(&format!(" {}", self.subjects.join("|")));
+        }
         for flag in self.flags {
             text.push_str(&format!(" [{}]", flag.form()));
         }
@@ -69,6 +74,12 @@ impl Command {
     fn parse(&self, words: &[String]) -> Outcome<Arguments> {
         let mut arguments = Arguments::default();
         let mut words = words.iter();
+        if !self.subjects.is_empty() {
+            let is_known = words.next().is_some_and(|word| self.subjects.contains(&word.as_str()));
+            if !is_known {
+                return Err(self.without_subject());
+            }
+        }
         while let Some(word) = words.next() {
             if word == "--" && self.passed_on.is_some() {
                 arguments.passed_on = words.cloned().collect();
@@ -96,6 +107,11 @@ impl Command {
             }
         }
         Ok(arguments)
+    }
+
+    fn without_subject(&self) -> Failure {
+        let known = self.subjects.join(", ");
+        Failure::Usage(format!("`{}` needs a subject as its first word, expected one of: {known}", self.name))
     }
 
     fn unknown(&self, word: &str) -> Failure {
@@ -143,6 +159,7 @@ mod tests {
         name: "example",
         summary: "An example.",
         details: "",
+        subjects: &[],
         flags: &[
             Flag { name: "--ranks", value: Some("N"), help: "how many" },
             Flag { name: "--no-install", value: None, help: "install nothing" },
@@ -167,6 +184,17 @@ mod tests {
         let arguments = parse("--ranks 3 -- --ranks 5 -- --help").unwrap();
         assert_eq!(arguments.count("--ranks").unwrap(), Some(3));
         assert_eq!(arguments.passed_on, ["--ranks", "5", "--", "--help"]);
+    }
+
+    #[test]
+    fn a_subject_comes_first_and_is_one_of_the_commands() {
+        let command = Command { subjects: &["this", "that"], ..EXAMPLE };
+        let parse = |words: &[&str]| command.parse(&words.iter().map(|&word| word.to_owned()).collect::<Vec<_>>());
+        assert_eq!(parse(&["that", "--ranks", "2"]).unwrap().value("--ranks"), Some("2"));
+        for words in [&[][..], &["other"], &["--ranks", "2"]] {
+            assert!(parse(words).unwrap_err().to_string().contains("this, that"));
+        }
+        assert!(command.help().contains("example this|that [--ranks N]"));
     }
 
     #[test]

@@ -15,6 +15,7 @@ pub(crate) const COMMAND: Command = Command {
 --cuda builds the trainer with burn's CUDA backend and without LLVM, which needs no network beyond the crates, into
 target/cuda-offline (about 20 minutes on 2 cores), and starts it: with a GPU it must compute, without one it must
 say so in a clear error.",
+    subjects: &[],
     flags: &[Flag { name: "--cuda", value: None, help: "check the CUDA build instead" }, NO_INSTALL],
     passed_on: None,
     run,

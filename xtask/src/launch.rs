@@ -24,6 +24,7 @@ Example: cargo xtask launch -n 4 -- train --dataset cifar10 --epochs 10
 A rank is bound to one core where it has just one, or to as many as the trainer's --threads says, while there are
 enough; two jobs at once on one machine would be bound to the same cores.
 With --hosts the built program must have the same path on every host, as on a shared file system.",
+    subjects: &[],
     flags: &[
         Flag { name: "-n", value: Some("N"), help: "number of ranks" },
         Flag { name: "--hosts", value: Some("A,B:2"), help: "machines, each with or without its number of ranks" },

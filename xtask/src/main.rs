@@ -5,6 +5,7 @@
 #![allow(clippy::print_stdout, clippy::print_stderr)] // Talking to the developer is what this program is for.
 
 mod arguments;
+mod bench;
 mod cargo;
 mod ci;
 mod cores;
@@ -27,8 +28,8 @@ use std::process::ExitCode;
 use arguments::Command;
 use failure::{Failure, Outcome};
 
-const COMMANDS: [Command; 6] =
-    [setup::COMMAND, train::COMMAND, launch::COMMAND, test_stages::COMMAND, tidy::COMMAND, ci::COMMAND];
+const COMMANDS: [Command; 7] =
+    [setup::COMMAND, train::COMMAND, launch::COMMAND, bench::COMMAND, test_stages::COMMAND, tidy::COMMAND, ci::COMMAND];
 
 fn main() -> ExitCode {
     match run() {

@@ -24,6 +24,7 @@ On Debian and Ubuntu the missing packages are installed with apt-get, as root or
 elsewhere the exact command is printed. Without MPI training works on one process.
 LOCKSTEP_NO_INSTALL=1 does the same as --no-install, also for the other commands.
 MPICC, MPI_PKG_CONFIG and LIBCLANG_PATH point to an MPI or a libclang in unusual places.",
+    subjects: &[],
     flags: &[NO_INSTALL],
     passed_on: None,
     run: |arguments| run(&arguments).map(|_| ()),

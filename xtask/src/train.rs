@@ -16,6 +16,7 @@ pub(crate) const COMMAND: Command = Command {
 Without arguments this trains the trainer's default model on its embedded data set, on 2 ranks where MPI can be had.
 Example: cargo xtask train --ranks 4 -- --dataset cifar10 --epochs 10
 `cargo xtask train -- --help` tells the trainer's own arguments.",
+    subjects: &[],
     flags: &[
         Flag { name: "--ranks", value: Some("N"), help: "number of ranks (default 2; 1 on one core or without MPI)" },
         NO_INSTALL,

@@ -3,7 +3,7 @@
 //! In: parameters, velocities, gradients, three flat slices. Out: parameters and velocities, updated.
 //! Invariant: the same bits as the plain loop (`reference::step`), for any instruction set and number of threads.
 //! Source: Sutskever et al. 2013, "On the importance of initialization and momentum in deep learning"; the order of
-//! operations is that of PyTorch's `torch.optim.SGD` and of `trainer/src/optimizer.rs`.
+//! operations is that of PyTorch's `torch.optim.SGD`.
 
 use rayon::prelude::*;
 

@@ -14,7 +14,7 @@ use distributed::Communicator;
 use serde::Serialize;
 
 use crate::cli::BenchArgs;
-use crate::clock::PhaseClock;
+use crate::clock::{PhaseClock, minor_page_faults};
 use crate::config::{BatchNormKind, BenchConfig};
 use crate::gather::{RankTimes, peak_memory_bytes, slowest_rank};
 use crate::metrics::{ScoreSums, Seconds, ThroughputStats};
@@ -65,6 +65,8 @@ pub struct BenchResult {
     /// Root's seconds in our own kernels over the measured steps, by kind; the rest of a step is tape, dispatch, burn's own
     /// operations and communication.
     pub kernel_seconds: BTreeMap<&'static str, f64>,
+    /// Fresh pages a step on root, from the system.
+    pub minor_faults_per_step: f64,
     /// Largest memory of any rank's process.
     pub peak_memory_bytes: u64,
     /// Mean loss of the last step on root, to compare with other programs.
@@ -97,14 +99,14 @@ pub fn bench(args: &BenchArgs, world: &World) -> Result<BenchResult> {
     let mut stepper = Stepper::new(model, step_config(&config), Arc::clone(&communicator), &device)?;
 
     let mut clock = PhaseClock::new();
-    let mut kernels_before = kernel_times();
+    let (mut kernels_before, mut faults_before) = (kernel_times(), 0);
     let mut own = RankTimes::default();
     let mut scores = ScoreSums::default();
     for step in 0..config.warmup_steps + config.steps {
         if step == config.warmup_steps {
             communicator.barrier()?;
             clock = PhaseClock::new();
-            kernels_before = kernel_times();
+            (kernels_before, faults_before) = (kernel_times(), minor_page_faults());
         }
         scores = ScoreSums::default();
         let loaded = batches[step % batches.len()].clone();
@@ -117,7 +119,9 @@ pub fn bench(args: &BenchArgs, world: &World) -> Result<BenchResult> {
         }
     }
     let kernel_seconds = kernel_seconds(&kernels_before, &kernel_times());
+    let faults = minor_page_faults() - faults_before;
     own.seconds = clock.take_epoch();
+    let own_seconds = own.seconds.step_total();
     let times = own.gather(&*communicator)?;
     let slowest = &times[slowest_rank(&times)];
     let stats = ThroughputStats::of(&slowest.steps).context("bench: no step was measured")?;
@@ -141,6 +145,7 @@ pub fn bench(args: &BenchArgs, world: &World) -> Result<BenchResult> {
         step_milliseconds_max: step_ms(f64::max, 0.0),
         seconds: slowest.seconds,
         kernel_seconds,
+        minor_faults_per_step: faults as f64 / config.steps as f64,
         peak_memory_bytes: peak_memory_bytes(&times),
         loss_mean: scores.loss_mean(),
         communication: communicator.library(),
@@ -156,6 +161,7 @@ pub fn bench(args: &BenchArgs, world: &World) -> Result<BenchResult> {
         result.warmup_steps
     ));
     world.reporter.speed(&stats, result.peak_memory_bytes);
+    world.reporter.step_parts(own_seconds, &result.kernel_seconds, result.steps, result.minor_faults_per_step);
     if config.json {
         world.reporter.json(&result);
     }

@@ -13,7 +13,8 @@ use crate::choices::{
     ShortcutKind,
 };
 use crate::cli::{BatchArgs, ComputeArgs, ModelArgs, OptimizerArgs, RunArgs, ScheduleArgs, TrainArgs, TrainSplitArgs};
-use burn_resnet::{Isa, ResNetConfig};
+use burn_resnet::ResNetConfig;
+use kernels::simd::Isa;
 
 /// Bytes of a MiB.
 pub(super) const MIB: f64 = 1024.0 * 1024.0;

@@ -5,6 +5,7 @@
 use super::format::{bytes, grouped, rate, seconds};
 use crate::config::TrainConfig;
 use crate::metrics::{EpochRecord, ScoreSums, Seconds, SlowestRank, StepLine, Summary, ThroughputStats};
+use std::collections::BTreeMap;
 
 /// Width of the configuration table, columns.
 const TABLE_WIDTH: usize = 110;
@@ -113,6 +114,25 @@ pub(super) fn speed(stats: &ThroughputStats, peak_memory_bytes: u64) -> String {
         stats.step_milliseconds_median,
         bytes(peak_memory_bytes),
     )
+}
+
+/// A row for each kind of kernel with its share of the step, the largest first, and what is left over.
+pub(super) fn step_parts(
+    seconds: f64,
+    kernels: &BTreeMap<&str, f64>,
+    num_steps: usize,
+    faults_per_step: f64,
+) -> Vec<String> {
+    let in_kernels: f64 = kernels.values().sum();
+    let mut parts: Vec<(&str, f64)> = kernels.iter().map(|(name, seconds)| (*name, *seconds)).collect();
+    parts.sort_by(|a, b| b.1.total_cmp(&a.1));
+    parts.push(("outside our kernels", seconds - in_kernels));
+    let row = |(name, part): (&str, f64)| {
+        format!("  {name:30} {:9.2} ms a step {:5.1} %", 1e3 * part / num_steps as f64, 100.0 * part / seconds)
+    };
+    let mut rows: Vec<String> = parts.into_iter().map(row).collect();
+    rows.push(format!("  {:30} {faults_per_step:9.1} a step", "fresh pages"));
+    rows
 }
 
 pub(super) fn slowest(slowest: &SlowestRank) -> String {
