@@ -12,6 +12,7 @@ mod cores;
 mod cuda;
 mod failure;
 mod json;
+mod kernel_stages;
 mod launch;
 mod mpi_suite;
 mod mpirun;

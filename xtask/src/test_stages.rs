@@ -8,6 +8,7 @@ use std::time::Instant;
 use crate::arguments::{Arguments, Command, Flag};
 use crate::cargo::{self, Mpi};
 use crate::failure::{Failure, Outcome};
+use crate::kernel_stages;
 use crate::mpi_suite;
 use crate::probe::Found;
 use crate::process;
@@ -16,9 +17,11 @@ use crate::tidy;
 
 pub(crate) const COMMAND: Command = Command {
     name: "test",
-    summary: "Set up and run all checks: format, tidy, lints, tests, documentation, MPI.",
+    summary: "Set up and run all checks: format, tidy, lints, tests, documentation, addresses, aarch64, MPI.",
     details: "\
-Stages in order: fmt, tidy, clippy, test, doc, mpi.
+Stages in order: fmt, tidy, clippy, test, doc, memory, arm, mpi.
+The memory stage runs the kernels' tests under AddressSanitizer; arm compiles them for aarch64, and runs them where
+qemu-user and a cross linker are installed.
 The mpi stage runs on 1 to 4 ranks under mpirun; without mpirun only its launcher checks run, and that is said aloud.
 MPICC=/nonexistent LOCKSTEP_NO_INSTALL=1 checks the workspace as on a machine without MPI.",
     subjects: &[],
@@ -51,12 +54,14 @@ struct Row {
     seconds: f64,
 }
 
-const STAGES: [Stage; 6] = [
+const STAGES: [Stage; 8] = [
     Stage { name: "fmt", run: format },
     Stage { name: "tidy", run: |_| tidy::run().into() },
     Stage { name: "clippy", run: lints },
     Stage { name: "test", run: |context| over_workspace(context, "test", &[]).into() },
     Stage { name: "doc", run: documentation },
+    Stage { name: "memory", run: |_| or_skipped(kernel_stages::sanitized()) },
+    Stage { name: "arm", run: |_| or_skipped(kernel_stages::on_arm()) },
     Stage { name: "mpi", run: mpi },
 ];
 
@@ -132,6 +137,10 @@ fn over_workspace(context: &Context<'_>, subcommand: &str, further: &[&str]) -> 
     let mut command = cargo::command(&[subcommand, "--workspace"]);
     command.args(context.mpi.test_features()).args(further);
     process::run(command)
+}
+
+fn or_skipped(outcome: Result<Outcome, kernel_stages::Reason>) -> Verdict {
+    outcome.map_or_else(Verdict::Skipped, Verdict::from)
 }
 
 fn mpi(context: &Context<'_>) -> Verdict {
