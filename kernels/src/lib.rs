@@ -1,7 +1,8 @@
 //! The CPU kernels of a training step: slices in, slices out; knows no tensor library.
 //!
-//! In: contiguous f32 slices, activations channels-last `[N, H, W, C]` (or `[rows, C]`), any extents, PyTorch's weights, and a
+//! In: contiguous slices, activations channels-last `[N, H, W, C]` (or `[rows, C]`), any extents, PyTorch's weights, and a
 //! workspace from the caller. Out: the caller's slices; nothing is allocated in a hot path.
+//! Activations and their gradients are stored as f32 or bf16 ([`Element`]); all else, and all arithmetic, is f32.
 //! Invariant: work is cut into pieces of fixed size and partial sums are added in piece order, so no result depends on the number of
 //! threads. Convolutions differ between instruction sets by rounding, everything else does not.
 //!
@@ -17,10 +18,13 @@ pub mod linear;
 pub mod pool;
 pub mod sgd;
 
+mod element;
 mod pieces;
 mod tiles;
 
 pub mod simd;
+
+pub use element::Element;
 
 #[cfg(test)]
 mod testing;

@@ -45,18 +45,18 @@ where
 
 /// A mutable slice that several pieces write, each its own elements.
 #[derive(Clone, Copy)]
-pub(crate) struct SharedMut {
-    start: *mut f32,
+pub(crate) struct SharedMut<T = f32> {
+    start: *mut T,
     len: usize,
 }
 
 // SAFETY: access goes through `range`, whose contract forbids overlapping use.
-unsafe impl Send for SharedMut {}
+unsafe impl<T: Send> Send for SharedMut<T> {}
 // SAFETY: as above.
-unsafe impl Sync for SharedMut {}
+unsafe impl<T: Send> Sync for SharedMut<T> {}
 
-impl SharedMut {
-    pub(crate) fn new(slice: &mut [f32]) -> Self {
+impl<T> SharedMut<T> {
+    pub(crate) fn new(slice: &mut [T]) -> Self {
         Self { start: slice.as_mut_ptr(), len: slice.len() }
     }
 
@@ -64,7 +64,7 @@ impl SharedMut {
     ///
     /// # Safety
     /// No other piece touches what is accessed through it, and the slice outlives the access.
-    pub(crate) unsafe fn at(self, offset: usize, len: usize) -> *mut f32 {
+    pub(crate) unsafe fn at(self, offset: usize, len: usize) -> *mut T {
         assert!(offset + len <= self.len, "range {offset}+{len} of {}", self.len);
         // SAFETY: inside the slice, as just asserted.
         unsafe { self.start.add(offset) }

@@ -145,18 +145,18 @@ pub(crate) fn summed_piece_rows(rows: usize, channels: usize) -> usize {
 
 /// A slice read along with others: `stride` values belong to each unit (a row, an image); none where it is absent.
 #[derive(Clone, Copy)]
-pub(crate) struct Read<'a> {
-    pub(crate) values: &'a [f32],
+pub(crate) struct Read<'a, E> {
+    pub(crate) values: &'a [E],
     pub(crate) stride: usize,
 }
 
 /// A slice written along with others.
-pub(crate) struct Write<'a> {
-    pub(crate) values: &'a mut [f32],
+pub(crate) struct Write<'a, E> {
+    pub(crate) values: &'a mut [E],
     pub(crate) stride: usize,
 }
 
-impl<'a> Read<'a> {
+impl<'a, E: Copy> Read<'a, E> {
     /// A stream that is not there.
     pub(crate) const ABSENT: Self = Self { values: &[], stride: 0 };
 
@@ -166,7 +166,7 @@ impl<'a> Read<'a> {
     }
 }
 
-impl<'a> Write<'a> {
+impl<'a, E> Write<'a, E> {
     /// A stream that is not there.
     pub(crate) fn absent() -> Self {
         Self { values: &mut [], stride: 0 }
@@ -179,13 +179,13 @@ impl<'a> Write<'a> {
 }
 
 /// What an operation reads and writes for each of `units` rows or images.
-pub(crate) struct Streams<'a> {
+pub(crate) struct Streams<'a, E> {
     pub(crate) units: usize,
-    pub(crate) reads: [Read<'a>; 3],
-    pub(crate) writes: [Write<'a>; 2],
+    pub(crate) reads: [Read<'a, E>; 3],
+    pub(crate) writes: [Write<'a, E>; 2],
 }
 
-impl Streams<'_> {
+impl<E: Copy + Send + Sync> Streams<'_, E> {
     /// Calls `work` for every piece of `piece_units`, on the threads of the current rayon pool; allocates nothing.
     pub(crate) fn for_each_piece(self, piece_units: usize, work: &(impl Fn(Self) + Sync)) {
         if self.units <= piece_units {

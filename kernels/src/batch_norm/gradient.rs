@@ -7,36 +7,37 @@
 use super::shortcut::Scatter;
 use super::sums::{OPEN, OUTPUT, RECOMPUTED, fill_scale};
 use super::{Gate, Saved, ShortcutA, assert_len};
+use crate::Element;
 use crate::simd::{Isa, Task, vectorized};
 use crate::tiles::{Columns, PerChannel, Read, Streams, TILE_MAX, Write, piece_rows, walk};
 
 /// Where dy is and where dx goes, each `[rows, C]`.
 #[derive(Debug)]
-pub enum Gradients<'a> {
+pub enum Gradients<'a, E = f32> {
     /// dy is read and dx written elsewhere.
     Separate {
         /// Gradient of the output.
-        dy: &'a [f32],
+        dy: &'a [E],
         /// Gradient of the normalisation's input.
-        dx: &'a mut [f32],
+        dx: &'a mut [E],
     },
     /// dx replaces dy: one buffer and one stream less.
-    InPlace(&'a mut [f32]),
+    InPlace(&'a mut [E]),
 }
 
 /// What becomes of the residual's gradient, g = dy where the gate is open, else 0.
 #[derive(Debug)]
-pub enum ResidualGradient<'a> {
+pub enum ResidualGradient<'a, E = f32> {
     /// No residual.
     None,
     /// Written, `[rows, C]`.
-    Write(&'a mut [f32]),
+    Write(&'a mut [E]),
     /// Added, `[rows, C]`.
-    Add(&'a mut [f32]),
+    Add(&'a mut [E]),
     /// Written to every second pixel of `[N, H, W, C_in]`, the others becoming 0.
-    WriteOptionA(ShortcutA, &'a mut [f32]),
+    WriteOptionA(ShortcutA, &'a mut [E]),
     /// Added to every second pixel of `[N, H, W, C_in]`.
-    AddOptionA(ShortcutA, &'a mut [f32]),
+    AddOptionA(ShortcutA, &'a mut [E]),
 }
 
 /// Second backward pass: dx = gamma · invstd · (g - S1/n - x̂ · S2/n), and the residual's gradient g.
@@ -47,13 +48,13 @@ pub enum ResidualGradient<'a> {
 /// # Panics
 /// If a length differs, `count` is not above 0, an option A residual meets [`Gate::Recomputed`], or the processor lacks
 /// `isa`.
-pub fn backward(
+pub fn backward<E: Element>(
     isa: Isa,
-    saved: &Saved<'_>,
+    saved: &Saved<'_, E>,
     sums: &[f64],
     count: f64,
-    gradients: Gradients<'_>,
-    residual: ResidualGradient<'_>,
+    gradients: Gradients<'_, E>,
+    residual: ResidualGradient<'_, E>,
 ) {
     let (rows, channels) = saved.check();
     assert_len("sums", sums.len(), 2 * channels);
@@ -62,7 +63,7 @@ pub fn backward(
         Gradients::Separate { dy, dx } => (Some(dy), dx),
         Gradients::InPlace(dx) => (None, dx),
     };
-    assert_len("dy", dy.map_or(dx.len(), <[f32]>::len), saved.x.len());
+    assert_len("dy", dy.map_or(dx.len(), <[E]>::len), saved.x.len());
     assert_len("dx", dx.len(), saved.x.len());
     let (mode, option_a, values) = match residual {
         ResidualGradient::None => (NONE, None, &mut [][..]),
@@ -99,7 +100,7 @@ pub fn backward(
         let (x, y, dy, dx, residual) = (x.values, y.values, dy.values, dx.values, residual.values);
         if let Some((shortcut, clear)) = option_a {
             if clear {
-                residual.fill(0.0);
+                residual.fill(E::default());
             }
             let dy = if dy.is_empty() { &*dx } else { dy };
             vectorized(isa, Scatter { shortcut, dy, y, gradient: &mut *residual });
@@ -118,19 +119,19 @@ const NONE: u8 = 0;
 const WRITE: u8 = 1;
 const ADD: u8 = 2;
 
-struct Part<'a> {
-    saved: &'a Saved<'a>,
+struct Part<'a, E> {
+    saved: &'a Saved<'a, E>,
     sums: &'a [f64],
     count: f64,
-    x: &'a [f32],
-    y: &'a [f32],
+    x: &'a [E],
+    y: &'a [E],
     /// Empty where dx holds it.
-    dy: &'a [f32],
-    dx: &'a mut [f32],
-    residual: &'a mut [f32],
+    dy: &'a [E],
+    dx: &'a mut [E],
+    residual: &'a mut [E],
 }
 
-impl Part<'_> {
+impl<E: Element> Part<'_, E> {
     fn gated<const GATE: u8>(self, isa: Isa, mode: u8) {
         match mode {
             WRITE => self.placed::<GATE, WRITE>(isa),
@@ -141,16 +142,18 @@ impl Part<'_> {
 
     fn placed<const GATE: u8, const RESIDUAL: u8>(self, isa: Isa) {
         if self.dy.is_empty() {
-            vectorized(isa, PartOf::<GATE, RESIDUAL, true>(self));
+            vectorized(isa, PartOf::<E, GATE, RESIDUAL, true>(self));
         } else {
-            vectorized(isa, PartOf::<GATE, RESIDUAL, false>(self));
+            vectorized(isa, PartOf::<E, GATE, RESIDUAL, false>(self));
         }
     }
 }
 
-struct PartOf<'a, const GATE: u8, const RESIDUAL: u8, const IN_PLACE: bool>(Part<'a>);
+struct PartOf<'a, E, const GATE: u8, const RESIDUAL: u8, const IN_PLACE: bool>(Part<'a, E>);
 
-impl<const GATE: u8, const RESIDUAL: u8, const IN_PLACE: bool> Task for PartOf<'_, GATE, RESIDUAL, IN_PLACE> {
+impl<E: Element, const GATE: u8, const RESIDUAL: u8, const IN_PLACE: bool> Task
+    for PartOf<'_, E, GATE, RESIDUAL, IN_PLACE>
+{
     type Output = ();
 
     #[inline(always)]
@@ -159,14 +162,14 @@ impl<const GATE: u8, const RESIDUAL: u8, const IN_PLACE: bool> Task for PartOf<'
         let rows = self.0.x.len() / channels;
         let zeros = [0.0; TILE_MAX];
         let (mean, scale, slope, offset, beta) = (zeros, zeros, zeros, zeros, zeros);
-        let mut kernel = Kernel::<GATE, RESIDUAL, IN_PLACE> { part: self.0, mean, scale, slope, offset, beta };
+        let mut kernel = Kernel::<E, GATE, RESIDUAL, IN_PLACE> { part: self.0, mean, scale, slope, offset, beta };
         walk(&mut kernel, rows, channels);
     }
 }
 
 /// dx = scale · g - slope · (x - mean) - offset.
-struct Kernel<'a, const GATE: u8, const RESIDUAL: u8, const IN_PLACE: bool> {
-    part: Part<'a>,
+struct Kernel<'a, E, const GATE: u8, const RESIDUAL: u8, const IN_PLACE: bool> {
+    part: Part<'a, E>,
     mean: [f32; TILE_MAX],
     /// gamma · invstd.
     scale: [f32; TILE_MAX],
@@ -177,7 +180,9 @@ struct Kernel<'a, const GATE: u8, const RESIDUAL: u8, const IN_PLACE: bool> {
     beta: [f32; TILE_MAX],
 }
 
-impl<const GATE: u8, const RESIDUAL: u8, const IN_PLACE: bool> PerChannel for Kernel<'_, GATE, RESIDUAL, IN_PLACE> {
+impl<E: Element, const GATE: u8, const RESIDUAL: u8, const IN_PLACE: bool> PerChannel
+    for Kernel<'_, E, GATE, RESIDUAL, IN_PLACE>
+{
     #[inline(always)]
     fn enter(&mut self, columns: Columns) {
         let Part { saved, sums, count, .. } = &self.part;
@@ -203,26 +208,26 @@ impl<const GATE: u8, const RESIDUAL: u8, const IN_PLACE: bool> PerChannel for Ke
         let x = &part.x[range.clone()];
         let y = if GATE == OUTPUT { &part.y[range.clone()] } else { &[] };
         let dy = if IN_PLACE { &[] } else { &part.dy[range.clone()] };
-        let residual = if RESIDUAL == NONE { &mut [] } else { &mut part.residual[range.clone()] };
+        let residual: &mut [E] = if RESIDUAL == NONE { &mut [] } else { &mut part.residual[range.clone()] };
         let dx = &mut part.dx[range];
         let (mean, scale, slope) = (&self.mean[..width], &self.scale[..width], &self.slope[..width]);
         let (offset, beta) = (&self.offset[..width], &self.beta[..width]);
         for i in 0..width {
-            let centred = x[i] - mean[i];
+            let centred = x[i].to_f32() - mean[i];
             let open = match GATE {
                 OPEN => true,
-                OUTPUT => y[i] > 0.0,
+                OUTPUT => y[i].to_f32() > 0.0,
                 _ => centred * scale[i] + beta[i] > 0.0,
             };
             // Loaded whatever the gate says, or the compiler makes a jump of it.
-            let dy = if IN_PLACE { dx[i] } else { dy[i] };
+            let dy = if IN_PLACE { dx[i] } else { dy[i] }.to_f32();
             let gradient = if open { dy } else { 0.0 };
             match RESIDUAL {
-                WRITE => residual[i] = gradient,
-                ADD => residual[i] += gradient,
+                WRITE => residual[i] = E::from_f32(gradient),
+                ADD => residual[i] = E::from_f32(residual[i].to_f32() + gradient),
                 _ => {}
             }
-            dx[i] = scale[i] * gradient - centred * slope[i] - offset[i];
+            dx[i] = E::from_f32(scale[i] * gradient - centred * slope[i] - offset[i]);
         }
     }
 }

@@ -65,27 +65,27 @@ impl Affine<'_> {
 
 /// Where a gradient passes: what follows the normalisation in the forward pass.
 #[derive(Clone, Copy, Debug)]
-pub enum Gate<'a> {
+pub enum Gate<'a, E = f32> {
     /// No ReLU: everywhere.
     Open,
     /// A ReLU whose output this is, `[rows, C]`: where it is above 0.
-    Output(&'a [f32]),
+    Output(&'a [E]),
     /// A ReLU right after the normalisation, without a residual: where gamma · (x - mean) · invstd + beta is above 0.
     Recomputed,
 }
 
 /// The inputs that both backward passes share.
 #[derive(Clone, Copy, Debug)]
-pub struct Saved<'a> {
+pub struct Saved<'a, E = f32> {
     /// The parameters of the forward pass.
     pub affine: Affine<'a>,
     /// The input of the normalisation, `[rows, C]`.
-    pub x: &'a [f32],
+    pub x: &'a [E],
     /// What followed it.
-    pub gate: Gate<'a>,
+    pub gate: Gate<'a, E>,
 }
 
-impl<'a> Saved<'a> {
+impl<'a, E> Saved<'a, E> {
     /// Checks all lengths and returns (rows, channels).
     fn check(&self) -> (usize, usize) {
         self.affine.check();
@@ -95,7 +95,7 @@ impl<'a> Saved<'a> {
         (num_rows(self.x.len(), self.affine.num_channels()), self.affine.num_channels())
     }
 
-    fn gate_values(&self) -> Option<&'a [f32]> {
+    fn gate_values(&self) -> Option<&'a [E]> {
         if let Gate::Output(y) = self.gate { Some(y) } else { None }
     }
 }

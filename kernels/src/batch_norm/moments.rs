@@ -8,6 +8,7 @@ use rayon::prelude::*;
 
 use super::sums::{PairOfSums, Summed, check_sums, tiles};
 use super::{assert_len, num_rows};
+use crate::Element;
 use crate::simd::{Isa, vectorized};
 use crate::tiles::{Columns, TILE_MAX, summed_piece_rows};
 
@@ -25,7 +26,7 @@ const SHIFT_ROWS: usize = 4;
 ///
 /// # Panics
 /// If a length differs, or the processor lacks `isa`.
-pub fn statistics(isa: Isa, x: &[f32], channels: usize, moments: &mut [f64], workspace: &mut [f64]) {
+pub fn statistics<E: Element>(isa: Isa, x: &[E], channels: usize, moments: &mut [f64], workspace: &mut [f64]) {
     let rows = num_rows(x.len(), channels);
     let workspace = check_sums(rows, channels, moments, workspace);
     let piece_rows = summed_piece_rows(rows, channels);
@@ -129,13 +130,13 @@ pub fn update_running(moments: &[f64], count: f64, momentum: f64, mean: &mut [f3
 }
 
 /// Sums of x - shift and its square, shift being about the mean of the piece.
-struct Shifted<'a> {
-    x: &'a [f32],
+struct Shifted<'a, E> {
+    x: &'a [E],
     channels: usize,
     shift: [f32; TILE_MAX],
 }
 
-impl PairOfSums for Shifted<'_> {
+impl<E: Element> PairOfSums for Shifted<'_, E> {
     #[inline(always)]
     fn len(&self) -> usize {
         self.x.len()
@@ -149,7 +150,7 @@ impl PairOfSums for Shifted<'_> {
         let mut rows = 0;
         for row in self.x.chunks_exact(self.channels).take(SHIFT_ROWS) {
             for (shift, x) in shift[..period].iter_mut().zip(&row[first..first + period]) {
-                *shift += x;
+                *shift += x.to_f32();
             }
             rows += 1;
         }
@@ -165,12 +166,12 @@ impl PairOfSums for Shifted<'_> {
     #[inline(always)]
     fn tiles<const T: usize>(&self, at: usize, stride: usize, sums: &mut [f32], squares: &mut [f32]) {
         let width = sums.len();
-        let x: [&[f32]; T] = tiles(self.x, at, stride, width);
+        let x: [&[E]; T] = tiles(self.x, at, stride, width);
         let (shift, squares) = (&self.shift[..width], &mut squares[..width]);
         for i in 0..width {
             let (mut sum, mut square) = (0.0, 0.0);
             for x in x {
-                let shifted = x[i] - shift[i];
+                let shifted = x[i].to_f32() - shift[i];
                 sum += shifted;
                 square += shifted * shifted;
             }

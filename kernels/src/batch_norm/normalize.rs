@@ -6,18 +6,19 @@
 
 use super::sums::fill_scale;
 use super::{Affine, ShortcutA, assert_len, num_rows};
+use crate::Element;
 use crate::simd::{Isa, Task, vectorized};
 use crate::tiles::{Columns, PerChannel, Read, Streams, TILE_MAX, Write, piece_rows, walk};
 
 /// What is added before the ReLU.
 #[derive(Clone, Copy, Debug)]
-pub enum Residual<'a> {
+pub enum Residual<'a, E = f32> {
     /// Nothing.
     None,
     /// Values of the same shape, `[rows, C]`.
-    Identity(&'a [f32]),
+    Identity(&'a [E]),
     /// The block's input `[N, H, W, C_in]`, subsampled and padded with zero channels as it is read.
-    OptionA(ShortcutA, &'a [f32]),
+    OptionA(ShortcutA, &'a [E]),
 }
 
 /// y = relu(gamma · (x - mean) · invstd + beta + residual).
@@ -27,7 +28,14 @@ pub enum Residual<'a> {
 ///
 /// # Panics
 /// If a length differs, or the processor lacks `isa`.
-pub fn normalize(isa: Isa, affine: &Affine<'_>, x: &[f32], residual: Residual<'_>, relu: bool, y: &mut [f32]) {
+pub fn normalize<E: Element>(
+    isa: Isa,
+    affine: &Affine<'_>,
+    x: &[E],
+    residual: Residual<'_, E>,
+    relu: bool,
+    y: &mut [E],
+) {
     affine.check();
     assert_len("y", y.len(), x.len());
     run(isa, Coefficients::of(affine), Some(x), residual, relu, y);
@@ -37,7 +45,13 @@ pub fn normalize(isa: Isa, affine: &Affine<'_>, x: &[f32], residual: Residual<'_
 ///
 /// # Panics
 /// As [`normalize()`], and with an option A residual, which needs x elsewhere.
-pub fn normalize_in_place(isa: Isa, affine: &Affine<'_>, residual: Residual<'_>, relu: bool, y: &mut [f32]) {
+pub fn normalize_in_place<E: Element>(
+    isa: Isa,
+    affine: &Affine<'_>,
+    residual: Residual<'_, E>,
+    relu: bool,
+    y: &mut [E],
+) {
     affine.check();
     run(isa, Coefficients::of(affine), None, residual, relu, y);
 }
@@ -49,14 +63,14 @@ pub fn normalize_in_place(isa: Isa, affine: &Affine<'_>, residual: Residual<'_>,
 ///
 /// # Panics
 /// If a length differs, or the processor lacks `isa`.
-pub fn scale_shift(
+pub fn scale_shift<E: Element>(
     isa: Isa,
     scale: &[f32],
     shift: &[f32],
-    x: &[f32],
-    residual: Residual<'_>,
+    x: &[E],
+    residual: Residual<'_, E>,
     relu: bool,
-    y: &mut [f32],
+    y: &mut [E],
 ) {
     assert_len("shift", shift.len(), scale.len());
     assert_len("y", y.len(), x.len());
@@ -67,7 +81,14 @@ pub fn scale_shift(
 ///
 /// # Panics
 /// As [`scale_shift`], and with an option A residual, which needs x elsewhere.
-pub fn scale_shift_in_place(isa: Isa, scale: &[f32], shift: &[f32], residual: Residual<'_>, relu: bool, y: &mut [f32]) {
+pub fn scale_shift_in_place<E: Element>(
+    isa: Isa,
+    scale: &[f32],
+    shift: &[f32],
+    residual: Residual<'_, E>,
+    relu: bool,
+    y: &mut [E],
+) {
     assert_len("shift", shift.len(), scale.len());
     run(isa, Coefficients { mean: None, scale, invstd: None, shift }, None, residual, relu, y);
 }
@@ -87,7 +108,14 @@ impl<'a> Coefficients<'a> {
     }
 }
 
-fn run(isa: Isa, coefficients: Coefficients<'_>, x: Option<&[f32]>, residual: Residual<'_>, relu: bool, y: &mut [f32]) {
+fn run<E: Element>(
+    isa: Isa,
+    coefficients: Coefficients<'_>,
+    x: Option<&[E]>,
+    residual: Residual<'_, E>,
+    relu: bool,
+    y: &mut [E],
+) {
     let channels = coefficients.scale.len();
     let rows = num_rows(y.len(), channels);
     let read = |values| Read { values, stride: channels };
@@ -123,20 +151,20 @@ fn run(isa: Isa, coefficients: Coefficients<'_>, x: Option<&[f32]>, residual: Re
         }
         let part = Part { coefficients, x: x.values, residual, y: y.values };
         match (part.x.is_empty(), shortcut.is_some(), part.residual.is_empty()) {
-            (false, false, true) => gated::<false, NONE>(isa, part, relu),
-            (false, false, false) => gated::<false, SEPARATE>(isa, part, relu),
-            (false, true, _) => gated::<false, IN_OUTPUT>(isa, part, relu),
-            (true, _, true) => gated::<true, NONE>(isa, part, relu),
-            (true, _, false) => gated::<true, SEPARATE>(isa, part, relu),
+            (false, false, true) => gated::<E, false, NONE>(isa, part, relu),
+            (false, false, false) => gated::<E, false, SEPARATE>(isa, part, relu),
+            (false, true, _) => gated::<E, false, IN_OUTPUT>(isa, part, relu),
+            (true, _, true) => gated::<E, true, NONE>(isa, part, relu),
+            (true, _, false) => gated::<E, true, SEPARATE>(isa, part, relu),
         }
     });
 }
 
-fn gated<const IN_PLACE: bool, const RESIDUAL: u8>(isa: Isa, part: Part<'_>, relu: bool) {
+fn gated<E: Element, const IN_PLACE: bool, const RESIDUAL: u8>(isa: Isa, part: Part<'_, E>, relu: bool) {
     if relu {
-        vectorized(isa, PartOf::<IN_PLACE, RESIDUAL, true>(part));
+        vectorized(isa, PartOf::<E, IN_PLACE, RESIDUAL, true>(part));
     } else {
-        vectorized(isa, PartOf::<IN_PLACE, RESIDUAL, false>(part));
+        vectorized(isa, PartOf::<E, IN_PLACE, RESIDUAL, false>(part));
     }
 }
 
@@ -145,16 +173,18 @@ const NONE: u8 = 0;
 const SEPARATE: u8 = 1;
 const IN_OUTPUT: u8 = 2;
 
-struct Part<'a> {
+struct Part<'a, E> {
     coefficients: Coefficients<'a>,
-    x: &'a [f32],
-    residual: &'a [f32],
-    y: &'a mut [f32],
+    x: &'a [E],
+    residual: &'a [E],
+    y: &'a mut [E],
 }
 
-struct PartOf<'a, const IN_PLACE: bool, const RESIDUAL: u8, const RELU: bool>(Part<'a>);
+struct PartOf<'a, E, const IN_PLACE: bool, const RESIDUAL: u8, const RELU: bool>(Part<'a, E>);
 
-impl<const IN_PLACE: bool, const RESIDUAL: u8, const RELU: bool> Task for PartOf<'_, IN_PLACE, RESIDUAL, RELU> {
+impl<E: Element, const IN_PLACE: bool, const RESIDUAL: u8, const RELU: bool> Task
+    for PartOf<'_, E, IN_PLACE, RESIDUAL, RELU>
+{
     type Output = ();
 
     #[inline(always)]
@@ -162,19 +192,21 @@ impl<const IN_PLACE: bool, const RESIDUAL: u8, const RELU: bool> Task for PartOf
         let channels = self.0.coefficients.scale.len();
         let rows = self.0.y.len() / channels;
         let (mean, scale, shift) = ([0.0; TILE_MAX], [0.0; TILE_MAX], [0.0; TILE_MAX]);
-        let mut kernel = Kernel::<IN_PLACE, RESIDUAL, RELU> { part: self.0, mean, scale, shift };
+        let mut kernel = Kernel::<E, IN_PLACE, RESIDUAL, RELU> { part: self.0, mean, scale, shift };
         walk(&mut kernel, rows, channels);
     }
 }
 
-struct Kernel<'a, const IN_PLACE: bool, const RESIDUAL: u8, const RELU: bool> {
-    part: Part<'a>,
+struct Kernel<'a, E, const IN_PLACE: bool, const RESIDUAL: u8, const RELU: bool> {
+    part: Part<'a, E>,
     mean: [f32; TILE_MAX],
     scale: [f32; TILE_MAX],
     shift: [f32; TILE_MAX],
 }
 
-impl<const IN_PLACE: bool, const RESIDUAL: u8, const RELU: bool> PerChannel for Kernel<'_, IN_PLACE, RESIDUAL, RELU> {
+impl<E: Element, const IN_PLACE: bool, const RESIDUAL: u8, const RELU: bool> PerChannel
+    for Kernel<'_, E, IN_PLACE, RESIDUAL, RELU>
+{
     #[inline(always)]
     fn enter(&mut self, columns: Columns) {
         let Coefficients { mean, scale, invstd, shift } = self.part.coefficients;
@@ -196,16 +228,16 @@ impl<const IN_PLACE: bool, const RESIDUAL: u8, const RELU: bool> PerChannel for 
         let y = &mut self.part.y[range];
         let (mean, scale, shift) = (&self.mean[..width], &self.scale[..width], &self.shift[..width]);
         for i in 0..width {
-            let x = if IN_PLACE { y[i] } else { x[i] };
+            let x = if IN_PLACE { y[i] } else { x[i] }.to_f32();
             let mut value = (x - mean[i]) * scale[i] + shift[i];
             if RESIDUAL == SEPARATE {
-                value += residual[i];
+                value += residual[i].to_f32();
             }
             if RESIDUAL == IN_OUTPUT {
-                value += y[i];
+                value += y[i].to_f32();
             }
             // Not `max`: a NaN stays one, so that a diverged run is seen.
-            y[i] = if RELU && value < 0.0 { 0.0 } else { value };
+            y[i] = E::from_f32(if RELU && value < 0.0 { 0.0 } else { value });
         }
     }
 }

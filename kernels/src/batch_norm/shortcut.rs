@@ -4,6 +4,7 @@
 //! Source: He et al., arXiv 1512.03385, section 3.3 (A).
 
 use super::assert_len;
+use crate::Element;
 use crate::simd::Task;
 
 /// The shapes of an option A shortcut.
@@ -50,14 +51,14 @@ impl ShortcutA {
     }
 
     /// Writes the shortcut of whole images to `output`, where the normalisation adds to it while it is in the cache.
-    pub(super) fn write(&self, input: &[f32], output: &mut [f32]) {
+    pub(super) fn write<E: Element>(&self, input: &[E], output: &mut [E]) {
         let (offset, channels_in) = (self.offset(), self.channels_in);
         let width_out = self.width.div_ceil(2);
         let rows = input.chunks(self.width * channels_in).enumerate();
         // Input rows of odd index within their image have no output row.
         let rows = rows.filter(|(row, _)| (row % self.height).is_multiple_of(2)).map(|(_, row)| row);
         for (input, output) in rows.zip(output.chunks_exact_mut(width_out * self.channels)) {
-            output.fill(0.0);
+            output.fill(E::default());
             for (pixel, output) in input.chunks(2 * channels_in).zip(output.chunks_exact_mut(self.channels)) {
                 copy(&pixel[..channels_in], &mut output[offset..offset + channels_in]);
             }
@@ -67,7 +68,7 @@ impl ShortcutA {
 
 /// Copies a few values without a call.
 #[inline(always)]
-fn copy(from: &[f32], to: &mut [f32]) {
+fn copy<E: Copy>(from: &[E], to: &mut [E]) {
     let ((from, from_tail), (to, to_tail)) = (from.as_chunks::<8>(), to.as_chunks_mut::<8>());
     for (from, to) in from.iter().zip(to) {
         *to = *from;
@@ -78,14 +79,14 @@ fn copy(from: &[f32], to: &mut [f32]) {
 }
 
 /// Adds g, the gradient behind the ReLU whose output is `y` (no ReLU if empty), to the input pixels of whole images.
-pub(super) struct Scatter<'a> {
+pub(super) struct Scatter<'a, E> {
     pub(super) shortcut: ShortcutA,
-    pub(super) dy: &'a [f32],
-    pub(super) y: &'a [f32],
-    pub(super) gradient: &'a mut [f32],
+    pub(super) dy: &'a [E],
+    pub(super) y: &'a [E],
+    pub(super) gradient: &'a mut [E],
 }
 
-impl Task for Scatter<'_> {
+impl<E: Element> Task for Scatter<'_, E> {
     type Output = ();
 
     #[inline(always)]
@@ -102,9 +103,9 @@ impl Task for Scatter<'_> {
                 let from = at + pixel * channels + offset;
                 let (dy, gradient) = (&dy[from..from + channels_in], &mut gradient[..channels_in]);
                 if y.is_empty() {
-                    add::<false>(dy, dy, gradient);
+                    add::<E, false>(dy, dy, gradient);
                 } else {
-                    add::<true>(dy, &y[from..from + channels_in], gradient);
+                    add::<E, true>(dy, &y[from..from + channels_in], gradient);
                 }
             }
             at += row_out;
@@ -114,18 +115,22 @@ impl Task for Scatter<'_> {
 
 /// Adds `dy`, where `y` is above 0 if `GATED`.
 #[inline(always)]
-fn add<const GATED: bool>(dy: &[f32], y: &[f32], gradient: &mut [f32]) {
+fn add<E: Element, const GATED: bool>(dy: &[E], y: &[E], gradient: &mut [E]) {
     let ((dy, dy_tail), (y, y_tail)) = (dy.as_chunks::<8>(), y.as_chunks::<8>());
     let (gradient, gradient_tail) = gradient.as_chunks_mut::<8>();
     for ((dy, y), gradient) in dy.iter().zip(y).zip(gradient) {
         for i in 0..8 {
-            // Loaded whatever the gate says, or the compiler makes a jump of it.
-            let dy = dy[i];
-            gradient[i] += if !GATED || y[i] > 0.0 { dy } else { 0.0 };
+            add_one::<E, GATED>(dy[i], y[i], &mut gradient[i]);
         }
     }
     for ((dy, y), gradient) in dy_tail.iter().zip(y_tail).zip(gradient_tail) {
-        let dy = *dy;
-        *gradient += if !GATED || *y > 0.0 { dy } else { 0.0 };
+        add_one::<E, GATED>(*dy, *y, gradient);
     }
+}
+
+#[inline(always)]
+fn add_one<E: Element, const GATED: bool>(dy: E, y: E, gradient: &mut E) {
+    let dy = dy.to_f32();
+    let open = !GATED || y.to_f32() > 0.0;
+    *gradient = E::from_f32(gradient.to_f32() + if open { dy } else { 0.0 });
 }

@@ -6,6 +6,7 @@
 use rayon::prelude::*;
 
 use super::{Gate, Saved, assert_len};
+use crate::Element;
 use crate::simd::{Isa, Task, vectorized};
 use crate::tiles::{Columns, PerChannel, TILE_MAX, summed_piece_rows, walk};
 
@@ -23,7 +24,7 @@ pub fn workspace_len(rows: usize, channels: usize) -> usize {
 ///
 /// # Panics
 /// If a length differs, or the processor lacks `isa`.
-pub fn backward_sums(isa: Isa, saved: &Saved<'_>, dy: &[f32], sums: &mut [f64], workspace: &mut [f64]) {
+pub fn backward_sums<E: Element>(isa: Isa, saved: &Saved<'_, E>, dy: &[E], sums: &mut [f64], workspace: &mut [f64]) {
     let (rows, channels) = saved.check();
     assert_len("dy", dy.len(), saved.x.len());
     let y = saved.gate_values();
@@ -38,9 +39,9 @@ pub fn backward_sums(isa: Isa, saved: &Saved<'_>, dy: &[f32], sums: &mut [f64], 
             beta: [0.0; TILE_MAX],
         };
         match saved.gate {
-            Gate::Open => vectorized(isa, Summed { of: GateOf::<OPEN>(part), channels, sums }),
-            Gate::Output(_) => vectorized(isa, Summed { of: GateOf::<OUTPUT>(part), channels, sums }),
-            Gate::Recomputed => vectorized(isa, Summed { of: GateOf::<RECOMPUTED>(part), channels, sums }),
+            Gate::Open => vectorized(isa, Summed { of: GateOf::<E, OPEN>(part), channels, sums }),
+            Gate::Output(_) => vectorized(isa, Summed { of: GateOf::<E, OUTPUT>(part), channels, sums }),
+            Gate::Recomputed => vectorized(isa, Summed { of: GateOf::<E, RECOMPUTED>(part), channels, sums }),
         }
     });
     // The kernel summed g · (x - mean).
@@ -54,19 +55,19 @@ pub(super) const OPEN: u8 = 0;
 pub(super) const OUTPUT: u8 = 1;
 pub(super) const RECOMPUTED: u8 = 2;
 
-struct GateSums<'a> {
-    saved: &'a Saved<'a>,
-    x: &'a [f32],
-    y: &'a [f32],
-    dy: &'a [f32],
+struct GateSums<'a, E> {
+    saved: &'a Saved<'a, E>,
+    x: &'a [E],
+    y: &'a [E],
+    dy: &'a [E],
     mean: [f32; TILE_MAX],
     scale: [f32; TILE_MAX],
     beta: [f32; TILE_MAX],
 }
 
-struct GateOf<'a, const GATE: u8>(GateSums<'a>);
+struct GateOf<'a, E, const GATE: u8>(GateSums<'a, E>);
 
-impl<const GATE: u8> PairOfSums for GateOf<'_, GATE> {
+impl<E: Element, const GATE: u8> PairOfSums for GateOf<'_, E, GATE> {
     #[inline(always)]
     fn len(&self) -> usize {
         self.0.x.len()
@@ -87,22 +88,22 @@ impl<const GATE: u8> PairOfSums for GateOf<'_, GATE> {
     fn tiles<const T: usize>(&self, at: usize, stride: usize, first: &mut [f32], second: &mut [f32]) {
         let width = first.len();
         let part = &self.0;
-        let x: [&[f32]; T] = tiles(part.x, at, stride, width);
-        let dy: [&[f32]; T] = tiles(part.dy, at, stride, width);
-        let y: [&[f32]; T] = if GATE == OUTPUT { tiles(part.y, at, stride, width) } else { [&[]; T] };
+        let x: [&[E]; T] = tiles(part.x, at, stride, width);
+        let dy: [&[E]; T] = tiles(part.dy, at, stride, width);
+        let y: [&[E]; T] = if GATE == OUTPUT { tiles(part.y, at, stride, width) } else { [&[]; T] };
         let (mean, scale, beta) = (&part.mean[..width], &part.scale[..width], &part.beta[..width]);
         let second = &mut second[..width];
         for i in 0..width {
             let (mut first_sum, mut second_sum) = (0.0, 0.0);
             for t in 0..T {
-                let centred = x[t][i] - mean[i];
+                let centred = x[t][i].to_f32() - mean[i];
                 let open = match GATE {
                     OPEN => true,
-                    OUTPUT => y[t][i] > 0.0,
+                    OUTPUT => y[t][i].to_f32() > 0.0,
                     _ => centred * scale[i] + beta[i] > 0.0,
                 };
                 // Loaded whatever the gate says, or the compiler makes a jump of it.
-                let dy = dy[t][i];
+                let dy = dy[t][i].to_f32();
                 let gradient = if open { dy } else { 0.0 };
                 first_sum += gradient;
                 second_sum += gradient * centred;
@@ -115,8 +116,8 @@ impl<const GATE: u8> PairOfSums for GateOf<'_, GATE> {
 
 /// `T` runs of `width` values, each `stride` after the one before.
 #[inline(always)]
-pub(super) fn tiles<const T: usize>(values: &[f32], at: usize, stride: usize, width: usize) -> [&[f32]; T] {
-    let mut tiles: [&[f32]; T] = [&[]; T];
+pub(super) fn tiles<E, const T: usize>(values: &[E], at: usize, stride: usize, width: usize) -> [&[E]; T] {
+    let mut tiles: [&[E]; T] = [&[]; T];
     let mut t = 0;
     while t < T {
         tiles[t] = &values[at + t * stride..][..width];

@@ -1,11 +1,13 @@
-//! From u8 pixels to normalised f32, cropped and flipped in the same pass.
+//! From u8 pixels to normalised f32 or bf16, cropped and flipped in the same pass.
 //!
-//! In: u8 `[N, H, W, C]` and a [`Placement`] for each image. Out: f32 `[N, H, W, C]`, each (p / 255 - mean) / std.
-//! Invariant: every value comes from a table of 256 entries a channel, so it has the bits of the formula, of
+//! In: u8 `[N, H, W, C]` and a [`Placement`] for each image. Out: `[N, H, W, C]`, each (p / 255 - mean) / std.
+//! Invariant: every value comes from a table of 256 entries a channel, so it has the bits of the formula (rounded to bf16 where that is stored), of
 //! `datasets/src/normalize.rs` and of torchvision's `ToTensor` and `Normalize`.
 //! The work is a load from the table for each value; wider instructions would not make it faster, so it takes no `Isa`.
 
 use rayon::prelude::*;
+
+use crate::Element;
 
 #[cfg(test)]
 mod reference;
@@ -47,8 +49,8 @@ impl<const C: usize> PixelTable<C> {
     }
 
     #[inline(always)]
-    fn look_up(&self, pixel: [u8; C]) -> [f32; C] {
-        std::array::from_fn(|channel| self.channels[channel][usize::from(pixel[channel])])
+    fn look_up<E: Element>(&self, pixel: [u8; C]) -> [E; C] {
+        std::array::from_fn(|channel| E::from_f32(self.channels[channel][usize::from(pixel[channel])]))
     }
 
     /// Writes a batch of normalised images.
@@ -58,7 +60,13 @@ impl<const C: usize> PixelTable<C> {
     ///
     /// # Panics
     /// If a length differs.
-    pub fn apply(&self, source: &[u8], (height, width): (usize, usize), placements: &[Placement], output: &mut [f32]) {
+    pub fn apply<E: Element>(
+        &self,
+        source: &[u8],
+        (height, width): (usize, usize),
+        placements: &[Placement],
+        output: &mut [E],
+    ) {
         let image = height * width * C;
         let expected = placements.len() * image;
         assert!(source.len() == expected, "input: expected {expected} source values, got {}", source.len());
@@ -70,11 +78,11 @@ impl<const C: usize> PixelTable<C> {
         images.for_each(|((output, source), placement)| self.apply_one(source, width, *placement, output));
     }
 
-    fn apply_one(&self, source: &[u8], width: usize, placement: Placement, output: &mut [f32]) {
+    fn apply_one<E: Element>(&self, source: &[u8], width: usize, placement: Placement, output: &mut [E]) {
         let Placement { dy, dx, flip } = placement;
         let (source, _) = source.as_chunks::<C>();
         let (output, _) = output.as_chunks_mut::<C>();
-        let black = self.black();
+        let black = self.black().map(E::from_f32);
         // Unflipped output columns x' in first..last have their source column x' + dx inside the image.
         let clamp = |column: isize| column.clamp(0, width as isize) as usize;
         let (first, last) = (clamp(dx.saturating_neg()), clamp((width as isize).saturating_sub(dx)));

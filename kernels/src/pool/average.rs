@@ -1,11 +1,12 @@
 //! The mean over all pixels.
 //!
-//! In: `[N, pixels, C]`. Out: `[N, C]`, and the gradient back. Invariant: pixels are added in order, in f32, at most 64 at a
+//! In: `[N, pixels, C]`. Out: `[N, C]` in f32, and the gradient back. Invariant: pixels are added in order, in f32, at most 64 at a
 //! time (a 7x7 or 8x8 map whole); then these sums.
 
 use rayon::prelude::*;
 
 use super::assert_len;
+use crate::Element;
 use crate::simd::{Isa, Task, vectorized};
 
 /// Pixels added before their sum is added to the others.
@@ -20,7 +21,7 @@ const COLUMNS: usize = 64;
 ///
 /// # Panics
 /// If a length differs, `pixels` or `channels` is 0, or the processor lacks `isa`.
-pub fn global_average(isa: Isa, x: &[f32], pixels: usize, channels: usize, y: &mut [f32]) {
+pub fn global_average<E: Element>(isa: Isa, x: &[E], pixels: usize, channels: usize, y: &mut [f32]) {
     check(x.len(), pixels, channels, y.len());
     let images = y.par_chunks_exact_mut(channels).zip(x.par_chunks_exact(pixels * channels));
     images.for_each(|(y, x)| vectorized(isa, Mean { x, y }));
@@ -33,7 +34,7 @@ pub fn global_average(isa: Isa, x: &[f32], pixels: usize, channels: usize, y: &m
 ///
 /// # Panics
 /// If a length differs, `pixels` or `channels` is 0, or the processor lacks `isa`.
-pub fn global_average_backward(isa: Isa, dy: &[f32], pixels: usize, channels: usize, dx: &mut [f32]) {
+pub fn global_average_backward<E: Element>(isa: Isa, dy: &[f32], pixels: usize, channels: usize, dx: &mut [E]) {
     check(dx.len(), pixels, channels, dy.len());
     let images = dx.par_chunks_exact_mut(pixels * channels).zip(dy.par_chunks_exact(channels));
     images.for_each(|(dx, dy)| vectorized(isa, Spread { dy, dx }));
@@ -45,12 +46,12 @@ fn check(all: usize, pixels: usize, channels: usize, means: usize) {
     assert_len("pixels", all, means * pixels);
 }
 
-struct Mean<'a> {
-    x: &'a [f32],
+struct Mean<'a, E> {
+    x: &'a [E],
     y: &'a mut [f32],
 }
 
-impl Task for Mean<'_> {
+impl<E: Element> Task for Mean<'_, E> {
     type Output = ();
 
     #[inline(always)]
@@ -65,7 +66,7 @@ impl Task for Mean<'_> {
                 let sums = &mut sums[..y.len()];
                 for pixel in block.chunks_exact(channels) {
                     for (sum, x) in sums.iter_mut().zip(&pixel[first..first + y.len()]) {
-                        *sum += x;
+                        *sum += x.to_f32();
                     }
                 }
                 for (y, sum) in y.iter_mut().zip(sums) {
@@ -79,12 +80,12 @@ impl Task for Mean<'_> {
     }
 }
 
-struct Spread<'a> {
+struct Spread<'a, E> {
     dy: &'a [f32],
-    dx: &'a mut [f32],
+    dx: &'a mut [E],
 }
 
-impl Task for Spread<'_> {
+impl<E: Element> Task for Spread<'_, E> {
     type Output = ();
 
     #[inline(always)]
@@ -92,7 +93,7 @@ impl Task for Spread<'_> {
         let pixels = self.dx.len() / self.dy.len();
         let (first, rest) = self.dx.split_at_mut(self.dy.len());
         for (dx, dy) in first.iter_mut().zip(self.dy) {
-            *dx = dy / pixels as f32;
+            *dx = E::from_f32(dy / pixels as f32);
         }
         for pixel in rest.chunks_exact_mut(self.dy.len()) {
             pixel.copy_from_slice(first);

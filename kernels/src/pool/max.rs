@@ -6,7 +6,11 @@
 use rayon::prelude::*;
 
 use super::assert_len;
+use crate::Element;
 use crate::simd::{Isa, Task, vectorized};
+
+/// Channels whose sums stay in registers or the first-level cache.
+const COLUMNS: usize = 64;
 
 /// Shape of the input `[N, H, W, C]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,7 +54,7 @@ impl MaxPoolShape {
 ///
 /// # Panics
 /// If a length differs, or the processor lacks `isa`.
-pub fn max_pool(isa: Isa, shape: MaxPoolShape, x: &[f32], y: &mut [f32], taps: &mut [u8]) {
+pub fn max_pool<E: Element>(isa: Isa, shape: MaxPoolShape, x: &[E], y: &mut [E], taps: &mut [u8]) {
     assert_len("x", x.len(), shape.input_len());
     assert_len("y", y.len(), shape.output_len());
     assert_len("taps", taps.len(), shape.output_len());
@@ -74,7 +78,7 @@ pub fn max_pool(isa: Isa, shape: MaxPoolShape, x: &[f32], y: &mut [f32], taps: &
 ///
 /// # Panics
 /// If a length differs, or the processor lacks `isa`.
-pub fn max_pool_backward(isa: Isa, shape: MaxPoolShape, dy: &[f32], taps: &[u8], dx: &mut [f32]) {
+pub fn max_pool_backward<E: Element>(isa: Isa, shape: MaxPoolShape, dy: &[E], taps: &[u8], dx: &mut [E]) {
     assert_len("dx", dx.len(), shape.input_len());
     assert_len("dy", dy.len(), shape.output_len());
     assert_len("taps", taps.len(), shape.output_len());
@@ -90,15 +94,15 @@ pub fn max_pool_backward(isa: Isa, shape: MaxPoolShape, dy: &[f32], taps: &[u8],
 }
 
 /// One row of the output, and the image it is made of.
-struct OutputRow<'a> {
+struct OutputRow<'a, E> {
     shape: MaxPoolShape,
-    x: &'a [f32],
+    x: &'a [E],
     row: usize,
-    y: &'a mut [f32],
+    y: &'a mut [E],
     taps: &'a mut [u8],
 }
 
-impl Task for OutputRow<'_> {
+impl<E: Element> Task for OutputRow<'_, E> {
     type Output = ();
 
     #[inline(always)]
@@ -106,7 +110,7 @@ impl Task for OutputRow<'_> {
         let MaxPoolShape { height, width, channels, .. } = self.shape;
         let pixels = self.y.chunks_exact_mut(channels).zip(self.taps.chunks_exact_mut(channels)).enumerate();
         for (column, (y, taps)) in pixels {
-            y.fill(f32::NEG_INFINITY);
+            y.fill(E::from_f32(f32::NEG_INFINITY));
             // The middle of a window always lies inside; it stands until something above minus infinity comes.
             taps.fill(4);
             for tap in 0..9 {
@@ -121,40 +125,47 @@ impl Task for OutputRow<'_> {
 }
 
 #[inline(always)]
-fn keep_maximum(x: &[f32], tap: u8, y: &mut [f32], taps: &mut [u8]) {
+fn keep_maximum<E: Element>(x: &[E], tap: u8, y: &mut [E], taps: &mut [u8]) {
     for ((x, y), kept) in x.iter().zip(y).zip(taps) {
-        let larger = (*x > *y) | x.is_nan();
+        let larger = (x.to_f32() > y.to_f32()) | x.to_f32().is_nan();
         *y = if larger { *x } else { *y };
         *kept = if larger { tap } else { *kept };
     }
 }
 
 /// One row of the input's gradient, and its image's windows.
-struct InputRow<'a> {
+struct InputRow<'a, E> {
     shape: MaxPoolShape,
-    dy: &'a [f32],
+    dy: &'a [E],
     taps: &'a [u8],
     row: usize,
-    dx: &'a mut [f32],
+    dx: &'a mut [E],
 }
 
-impl Task for InputRow<'_> {
+impl<E: Element> Task for InputRow<'_, E> {
     type Output = ();
 
     #[inline(always)]
     fn run(self) {
         let channels = self.shape.channels;
         for (column, dx) in self.dx.chunks_exact_mut(channels).enumerate() {
-            dx.fill(0.0);
-            for (window_row, tap_row) in windows(self.row, self.shape.height_out()).into_iter().flatten() {
-                for (window_column, tap_column) in windows(column, self.shape.width_out()).into_iter().flatten() {
-                    let at = (window_row * self.shape.width_out() + window_column) * channels;
-                    let (dy, taps) = (&self.dy[at..at + channels], &self.taps[at..at + channels]);
-                    let tap = (3 * tap_row + tap_column) as u8;
-                    for ((dx, dy), kept) in dx.iter_mut().zip(dy).zip(taps) {
-                        let dy = *dy;
-                        *dx += if *kept == tap { dy } else { 0.0 };
+            for (index, dx) in dx.chunks_mut(COLUMNS).enumerate() {
+                let mut sums = [0.0; COLUMNS];
+                let sums = &mut sums[..dx.len()];
+                for (window_row, tap_row) in windows(self.row, self.shape.height_out()).into_iter().flatten() {
+                    for (window_column, tap_column) in windows(column, self.shape.width_out()).into_iter().flatten() {
+                        let window = window_row * self.shape.width_out() + window_column;
+                        let range = window * channels + index * COLUMNS..;
+                        let (dy, taps) = (&self.dy[range.clone()][..dx.len()], &self.taps[range][..dx.len()]);
+                        let tap = (3 * tap_row + tap_column) as u8;
+                        for ((sum, dy), kept) in sums.iter_mut().zip(dy).zip(taps) {
+                            let dy = dy.to_f32();
+                            *sum += if *kept == tap { dy } else { 0.0 };
+                        }
                     }
+                }
+                for (dx, sum) in dx.iter_mut().zip(sums) {
+                    *dx = E::from_f32(*sum);
                 }
             }
         }

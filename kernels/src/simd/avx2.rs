@@ -13,6 +13,35 @@ unsafe fn entry<K: Kernel<Avx2Fma>>(kernel: K) {
     unsafe { kernel.run() }
 }
 
+/// Rounds to the nearest, ties to even; a NaN stays one, made quiet.
+#[inline(always)]
+unsafe fn round(v: __m256) -> __m128i {
+    // SAFETY: features by the caller's contract.
+    unsafe {
+        let bits = _mm256_castps_si256(v);
+        let high = _mm256_srli_epi32::<16>(bits);
+        let half = _mm256_add_epi32(_mm256_set1_epi32(0x7fff), _mm256_and_si256(high, _mm256_set1_epi32(1)));
+        let rounded = _mm256_srli_epi32::<16>(_mm256_add_epi32(bits, half));
+        let quiet = _mm256_or_si256(high, _mm256_set1_epi32(0x40));
+        let is_nan = _mm256_castps_si256(_mm256_cmp_ps::<_CMP_UNORD_Q>(v, v));
+        let lanes = _mm256_blendv_epi8(rounded, quiet, is_nan);
+        _mm_packus_epi32(_mm256_castsi256_si128(lanes), _mm256_extracti128_si256::<1>(lanes))
+    }
+}
+
+#[inline(always)]
+unsafe fn widen(bits: __m128i) -> __m256 {
+    // SAFETY: features by the caller's contract.
+    unsafe { _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(bits))) }
+}
+
+/// The number of lanes of a mask, which are the first ones.
+#[inline(always)]
+unsafe fn count(mask: __m256i) -> usize {
+    // SAFETY: features by the caller's contract.
+    unsafe { _mm256_movemask_ps(_mm256_castsi256_ps(mask)).count_ones() as usize }
+}
+
 // SAFETY of all methods: the trait's contract, features and addresses, is passed on to the caller.
 impl Simd for Avx2Fma {
     const LANES: usize = 8;
@@ -67,6 +96,46 @@ impl Simd for Avx2Fma {
     unsafe fn store_masked(p: *mut f32, mask: __m256i, v: __m256) {
         // SAFETY: the trait's contract, which the caller keeps.
         unsafe { _mm256_maskstore_ps(p, mask, v) }
+    }
+    #[inline(always)]
+    unsafe fn load_bf16(p: *const u16) -> __m256 {
+        // SAFETY: the trait's contract, which the caller keeps.
+        unsafe { widen(_mm_loadu_si128(p.cast())) }
+    }
+    #[inline(always)]
+    unsafe fn load_bf16_masked(p: *const u16, mask: __m256i) -> __m256 {
+        // SAFETY: the trait's contract, which the caller keeps; only the mask's lanes are touched.
+        unsafe {
+            let count = count(mask);
+            if count == 8 {
+                return Self::load_bf16(p);
+            }
+            let mut lanes = [0u16; 8];
+            for (i, lane) in lanes.iter_mut().enumerate().take(count) {
+                *lane = *p.add(i);
+            }
+            Self::load_bf16(lanes.as_ptr())
+        }
+    }
+    #[inline(always)]
+    unsafe fn store_bf16(p: *mut u16, v: __m256) {
+        // SAFETY: the trait's contract, which the caller keeps.
+        unsafe { _mm_storeu_si128(p.cast(), round(v)) }
+    }
+    #[inline(always)]
+    unsafe fn store_bf16_masked(p: *mut u16, mask: __m256i, v: __m256) {
+        // SAFETY: the trait's contract, which the caller keeps; only the mask's lanes are touched.
+        unsafe {
+            let count = count(mask);
+            if count == 8 {
+                return Self::store_bf16(p, v);
+            }
+            let mut lanes = [0u16; 8];
+            Self::store_bf16(lanes.as_mut_ptr(), v);
+            for (i, lane) in lanes.iter().enumerate().take(count) {
+                *p.add(i) = *lane;
+            }
+        }
     }
     #[inline(always)]
     unsafe fn add(a: __m256, b: __m256) -> __m256 {

@@ -1,20 +1,51 @@
-//! AVX-512: 16 lanes, 32 registers, masked loads and stores for tails.
+//! AVX-512: 16 lanes, 32 registers, masked loads and stores for tails; with AVX512-BF16 or without.
 
 use super::{Kernel, Simd};
 use core::arch::x86_64::*;
 
+/// `BF16`: one instruction rounds a vector to bf16, else a few of integers do.
 #[derive(Clone, Copy)]
-pub(crate) struct Avx512;
+pub(crate) struct Avx512<const BF16: bool>;
 
 #[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512dq,avx2,fma")]
 #[inline(never)]
-unsafe fn entry<K: Kernel<Avx512>>(kernel: K) {
+unsafe fn entry<const BF16: bool, K: Kernel<Avx512<BF16>>>(kernel: K) {
     // SAFETY: passed on to our caller.
     unsafe { kernel.run() }
 }
 
+#[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512dq,avx512bf16,avx2,fma")]
+#[inline(never)]
+unsafe fn entry_bf16<const BF16: bool, K: Kernel<Avx512<BF16>>>(kernel: K) {
+    // SAFETY: passed on to our caller.
+    unsafe { kernel.run() }
+}
+
+/// Rounds to the nearest, ties to even; a NaN stays one, made quiet. The instruction takes subnormals for zero.
+#[inline(always)]
+unsafe fn round<const BF16: bool>(v: __m512) -> __m256i {
+    // SAFETY: features by the caller's contract; the vector of bf16 is one of bits.
+    unsafe {
+        if BF16 {
+            return core::mem::transmute::<__m256bh, __m256i>(_mm512_cvtneps_pbh(v));
+        }
+        let bits = _mm512_castps_si512(v);
+        let high = _mm512_srli_epi32::<16>(bits);
+        let half = _mm512_add_epi32(_mm512_set1_epi32(0x7fff), _mm512_and_si512(high, _mm512_set1_epi32(1)));
+        let rounded = _mm512_srli_epi32::<16>(_mm512_add_epi32(bits, half));
+        let is_nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(v, v);
+        _mm512_cvtepi32_epi16(_mm512_mask_or_epi32(rounded, is_nan, high, _mm512_set1_epi32(0x40)))
+    }
+}
+
+#[inline(always)]
+unsafe fn widen(bits: __m256i) -> __m512 {
+    // SAFETY: features by the caller's contract.
+    unsafe { _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(bits))) }
+}
+
 // SAFETY of all methods: the trait's contract, features and addresses, is passed on to the caller.
-impl Simd for Avx512 {
+impl<const BF16: bool> Simd for Avx512<BF16> {
     const LANES: usize = 16;
     const ACCUMULATORS: usize = 24;
     type V = __m512;
@@ -23,7 +54,7 @@ impl Simd for Avx512 {
     #[inline(always)]
     unsafe fn vectorize<K: Kernel<Self>>(kernel: K) {
         // SAFETY: the trait's contract, which the caller keeps.
-        unsafe { entry(kernel) }
+        unsafe { if BF16 { entry_bf16(kernel) } else { entry(kernel) } }
     }
     #[inline(always)]
     unsafe fn prefetch(p: *const f32) {
@@ -63,6 +94,26 @@ impl Simd for Avx512 {
     unsafe fn store_masked(p: *mut f32, mask: __mmask16, v: __m512) {
         // SAFETY: the trait's contract, which the caller keeps.
         unsafe { _mm512_mask_storeu_ps(p, mask, v) }
+    }
+    #[inline(always)]
+    unsafe fn load_bf16(p: *const u16) -> __m512 {
+        // SAFETY: the trait's contract, which the caller keeps.
+        unsafe { widen(_mm256_loadu_si256(p.cast())) }
+    }
+    #[inline(always)]
+    unsafe fn load_bf16_masked(p: *const u16, mask: __mmask16) -> __m512 {
+        // SAFETY: the trait's contract, which the caller keeps.
+        unsafe { widen(_mm256_maskz_loadu_epi16(mask, p.cast())) }
+    }
+    #[inline(always)]
+    unsafe fn store_bf16(p: *mut u16, v: __m512) {
+        // SAFETY: the trait's contract, which the caller keeps.
+        unsafe { _mm256_storeu_si256(p.cast(), round::<BF16>(v)) }
+    }
+    #[inline(always)]
+    unsafe fn store_bf16_masked(p: *mut u16, mask: __mmask16, v: __m512) {
+        // SAFETY: the trait's contract, which the caller keeps.
+        unsafe { _mm256_mask_storeu_epi16(p.cast(), mask, round::<BF16>(v)) }
     }
     #[inline(always)]
     unsafe fn add(a: __m512, b: __m512) -> __m512 {

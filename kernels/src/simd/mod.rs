@@ -22,6 +22,8 @@ static CHOSEN: OnceLock<Isa> = OnceLock::new();
 /// An instruction set the kernels are compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Isa {
+    /// [`Isa::Avx512`] and AVX512-BF16, which rounds to bf16 in one instruction; arithmetic in f32 is the same.
+    Avx512Bf16,
     /// 16 lanes and 32 registers: AVX-512 F, VL, BW and DQ.
     Avx512,
     /// 8 lanes and 16 registers: AVX2 with FMA.
@@ -31,11 +33,12 @@ pub enum Isa {
 }
 
 impl Isa {
+    const ALL: [Self; 4] = [Self::Avx512Bf16, Self::Avx512, Self::Avx2Fma, Self::Portable];
+
     /// The best instruction set of this processor.
     #[must_use]
     pub fn detect() -> Self {
-        let all = [Self::Avx512, Self::Avx2Fma, Self::Portable];
-        *all.iter().find(|isa| isa.is_available()).expect("portable code runs everywhere")
+        Self::available().next().expect("portable code runs everywhere")
     }
 
     /// The instruction set that [`Isa::choose`] named for this process, else the best one.
@@ -59,13 +62,15 @@ impl Isa {
 
     /// Every instruction set of this processor, the best first.
     pub fn available() -> impl Iterator<Item = Self> {
-        [Self::Avx512, Self::Avx2Fma, Self::Portable].into_iter().filter(|isa| isa.is_available())
+        Self::ALL.into_iter().filter(|isa| isa.is_available())
     }
 
     /// Whether this processor (and operating system) can run it. The standard library asks once and remembers.
     #[must_use]
     pub fn is_available(self) -> bool {
         match self {
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512Bf16 => Self::Avx512.is_available() && is_x86_feature_detected!("avx512bf16"),
             #[cfg(target_arch = "x86_64")]
             Self::Avx512 => {
                 is_x86_feature_detected!("avx512f")
@@ -77,26 +82,45 @@ impl Isa {
             #[cfg(target_arch = "x86_64")]
             Self::Avx2Fma => is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma"),
             #[cfg(not(target_arch = "x86_64"))]
-            Self::Avx512 | Self::Avx2Fma => false,
+            Self::Avx512Bf16 | Self::Avx512 | Self::Avx2Fma => false,
             Self::Portable => true,
         }
     }
 
-    /// Runs `work` with this instruction set's vectors.
+    /// Runs `work` with this instruction set's vectors; without AVX512-BF16, of which work that stores f32 only has nothing.
     ///
     /// # Panics
     /// If the processor lacks the instruction set.
     pub(crate) fn run<T: GenericWork>(self, work: T) -> T::Output {
-        assert!(self.is_available(), "instruction set {self:?}: not offered by this processor");
+        self.assert_available();
         match self {
             #[cfg(target_arch = "x86_64")]
-            Self::Avx512 => work.run::<avx512::Avx512>(),
+            Self::Avx512Bf16 | Self::Avx512 => work.run::<avx512::Avx512<false>>(),
             #[cfg(target_arch = "x86_64")]
             Self::Avx2Fma => work.run::<avx2::Avx2Fma>(),
             #[cfg(not(target_arch = "x86_64"))]
-            Self::Avx512 | Self::Avx2Fma => unreachable!("asserted above"),
+            Self::Avx512Bf16 | Self::Avx512 | Self::Avx2Fma => unreachable!("asserted above"),
             Self::Portable => work.run::<portable::Portable>(),
         }
+    }
+
+    /// [`Isa::run`] for work that stores bf16: with AVX512-BF16 where it is there.
+    ///
+    /// # Panics
+    /// If the processor lacks the instruction set.
+    pub(crate) fn run_bf16<T: GenericWork>(self, work: T) -> T::Output {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512Bf16 => {
+                self.assert_available();
+                work.run::<avx512::Avx512<true>>()
+            }
+            _ => self.run(work),
+        }
+    }
+
+    fn assert_available(self) {
+        assert!(self.is_available(), "instruction set {self:?}: not offered by this processor");
     }
 }
 
@@ -139,6 +163,13 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// The masked lanes; zero elsewhere, without touching memory there.
     unsafe fn load_masked(p: *const f32, mask: Self::Mask) -> Self::V;
     unsafe fn store_masked(p: *mut f32, mask: Self::Mask, v: Self::V);
+    /// Widens bf16, given as bits.
+    unsafe fn load_bf16(p: *const u16) -> Self::V;
+    /// As [`Simd::load_masked`].
+    unsafe fn load_bf16_masked(p: *const u16, mask: Self::Mask) -> Self::V;
+    /// Rounds to the nearest bf16, ties to even; a NaN stays one. What is subnormal may become zero.
+    unsafe fn store_bf16(p: *mut u16, v: Self::V);
+    unsafe fn store_bf16_masked(p: *mut u16, mask: Self::Mask, v: Self::V);
     unsafe fn add(a: Self::V, b: Self::V) -> Self::V;
     unsafe fn sub(a: Self::V, b: Self::V) -> Self::V;
     unsafe fn mul(a: Self::V, b: Self::V) -> Self::V;

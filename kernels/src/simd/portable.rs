@@ -1,6 +1,7 @@
 //! Arrays of four that the compiler turns into NEON or SSE; no instruction is named.
 
 use super::{Kernel, Simd};
+use crate::element::{bits_of, value_of};
 
 #[derive(Clone, Copy)]
 pub(crate) struct Portable;
@@ -75,6 +76,40 @@ impl Simd for Portable {
         for (i, lane) in v.iter().enumerate().take(mask) {
             // SAFETY: the trait's contract, which the caller keeps.
             unsafe { *p.add(i) = *lane };
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_bf16(p: *const u16) -> V4 {
+        // SAFETY: the trait's contract, which the caller keeps.
+        unsafe { p.cast::<[u16; 4]>().read_unaligned().map(value_of) }
+    }
+    #[inline(always)]
+    unsafe fn load_bf16_masked(p: *const u16, mask: usize) -> V4 {
+        if mask == 4 {
+            // SAFETY: the trait's contract, which the caller keeps.
+            return unsafe { Self::load_bf16(p) };
+        }
+        let mut v = [0.0; 4];
+        for (i, lane) in v.iter_mut().enumerate().take(mask) {
+            // SAFETY: the trait's contract, which the caller keeps.
+            *lane = value_of(unsafe { *p.add(i) });
+        }
+        v
+    }
+    #[inline(always)]
+    unsafe fn store_bf16(p: *mut u16, v: V4) {
+        // SAFETY: the trait's contract, which the caller keeps.
+        unsafe { p.cast::<[u16; 4]>().write_unaligned(v.map(bits_of)) }
+    }
+    #[inline(always)]
+    unsafe fn store_bf16_masked(p: *mut u16, mask: usize, v: V4) {
+        if mask == 4 {
+            // SAFETY: the trait's contract, which the caller keeps.
+            return unsafe { Self::store_bf16(p, v) };
+        }
+        for (i, lane) in v.iter().enumerate().take(mask) {
+            // SAFETY: the trait's contract, which the caller keeps.
+            unsafe { *p.add(i) = bits_of(*lane) };
         }
     }
     #[inline(always)]

@@ -1,0 +1,192 @@
+//! What activations and their gradients are stored as: f32, or bf16 for half the memory traffic.
+//!
+//! In: stored values. Out: f32, in which all arithmetic is done, and back by rounding to the nearest, ties to even.
+//! Invariant: f32 goes through unchanged and compiles to plain loads and stores. For bf16 widening is exact, and all
+//! instruction sets round alike but for subnormals, which AVX512-BF16 stores as zero.
+
+#![allow(private_bounds, private_interfaces, reason = "`Stored` can only be named and called inside the crate")]
+
+use half::bf16;
+use std::fmt::Debug;
+
+use crate::simd::{GenericWork, Isa, Kernel, PANEL, Simd};
+
+/// A stored value: `f32` or [`half::bf16`]. Sealed.
+pub trait Element: Copy + Debug + Default + PartialEq + Send + Sync + Stored + 'static {
+    /// Rounds to the nearest, ties to even; a NaN stays one.
+    fn from_f32(value: f32) -> Self;
+
+    /// The same value.
+    fn to_f32(self) -> f32;
+}
+
+/// Vectors of stored values; not nameable outside, which seals [`Element`].
+///
+/// # Safety
+/// The methods with pointers demand what those of [`Simd`] do.
+pub trait Stored: Sized + 'static {
+    /// What is read instead of pixels outside an image.
+    const ZEROS: &'static [Self; PANEL];
+
+    /// Runs work that stores these elements.
+    fn run<T: GenericWork>(isa: Isa, work: T) -> T::Output;
+
+    /// The values in place, if they are f32.
+    fn as_f32(values: &[Self]) -> Option<&[f32]>;
+
+    /// Copies values of one number.
+    fn widen<S: Simd>(from: &[Self], to: &mut [f32]);
+
+    unsafe fn load<S: Simd>(p: *const Self) -> S::V;
+    unsafe fn load_masked<S: Simd>(p: *const Self, mask: S::Mask) -> S::V;
+    unsafe fn store<S: Simd>(p: *mut Self, v: S::V);
+    unsafe fn store_masked<S: Simd>(p: *mut Self, mask: S::Mask, v: S::V);
+}
+
+impl Element for f32 {
+    #[inline(always)]
+    fn from_f32(value: f32) -> Self {
+        value
+    }
+
+    #[inline(always)]
+    fn to_f32(self) -> f32 {
+        self
+    }
+}
+
+// SAFETY of all methods: the trait's contract is that of the methods called.
+impl Stored for f32 {
+    const ZEROS: &'static [Self; PANEL] = &[0.0; PANEL];
+
+    fn run<T: GenericWork>(isa: Isa, work: T) -> T::Output {
+        isa.run(work)
+    }
+
+    #[inline(always)]
+    fn as_f32(values: &[Self]) -> Option<&[f32]> {
+        Some(values)
+    }
+
+    #[inline(always)]
+    fn widen<S: Simd>(from: &[Self], to: &mut [f32]) {
+        to.copy_from_slice(from);
+    }
+
+    #[inline(always)]
+    unsafe fn load<S: Simd>(p: *const Self) -> S::V {
+        // SAFETY: the trait's contract, which the caller keeps.
+        unsafe { S::load(p) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_masked<S: Simd>(p: *const Self, mask: S::Mask) -> S::V {
+        // SAFETY: the trait's contract, which the caller keeps.
+        unsafe { S::load_masked(p, mask) }
+    }
+
+    #[inline(always)]
+    unsafe fn store<S: Simd>(p: *mut Self, v: S::V) {
+        // SAFETY: the trait's contract, which the caller keeps.
+        unsafe { S::store(p, v) }
+    }
+
+    #[inline(always)]
+    unsafe fn store_masked<S: Simd>(p: *mut Self, mask: S::Mask, v: S::V) {
+        // SAFETY: the trait's contract, which the caller keeps.
+        unsafe { S::store_masked(p, mask, v) }
+    }
+}
+
+impl Element for bf16 {
+    #[inline(always)]
+    fn from_f32(value: f32) -> Self {
+        Self::from_bits(bits_of(value))
+    }
+
+    #[inline(always)]
+    fn to_f32(self) -> f32 {
+        value_of(self.to_bits())
+    }
+}
+
+// SAFETY of all methods: the trait's contract is that of the methods called; bf16 has the layout of its bits.
+impl Stored for bf16 {
+    const ZEROS: &'static [Self; PANEL] = &[Self::ZERO; PANEL];
+
+    fn run<T: GenericWork>(isa: Isa, work: T) -> T::Output {
+        isa.run_bf16(work)
+    }
+
+    #[inline(always)]
+    fn as_f32(_values: &[Self]) -> Option<&[f32]> {
+        None
+    }
+
+    fn widen<S: Simd>(from: &[Self], to: &mut [f32]) {
+        // SAFETY: `S` was reached through `Isa::run`, which asserted the features; the kernel stays inside the slices.
+        unsafe { S::vectorize(Widen { from, to }) }
+    }
+
+    #[inline(always)]
+    unsafe fn load<S: Simd>(p: *const Self) -> S::V {
+        // SAFETY: the trait's contract, which the caller keeps.
+        unsafe { S::load_bf16(p.cast()) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_masked<S: Simd>(p: *const Self, mask: S::Mask) -> S::V {
+        // SAFETY: the trait's contract, which the caller keeps.
+        unsafe { S::load_bf16_masked(p.cast(), mask) }
+    }
+
+    #[inline(always)]
+    unsafe fn store<S: Simd>(p: *mut Self, v: S::V) {
+        // SAFETY: the trait's contract, which the caller keeps.
+        unsafe { S::store_bf16(p.cast(), v) }
+    }
+
+    #[inline(always)]
+    unsafe fn store_masked<S: Simd>(p: *mut Self, mask: S::Mask, v: S::V) {
+        // SAFETY: the trait's contract, which the caller keeps.
+        unsafe { S::store_bf16_masked(p.cast(), mask, v) }
+    }
+}
+
+struct Widen<'a> {
+    from: &'a [bf16],
+    to: &'a mut [f32],
+}
+
+impl<S: Simd> Kernel<S> for Widen<'_> {
+    #[inline(always)]
+    unsafe fn run(self) {
+        let len = self.from.len().min(self.to.len());
+        let (from, to) = (self.from.as_ptr(), self.to.as_mut_ptr());
+        // SAFETY: vectors start below `len`, and the last is masked there; features by contract.
+        unsafe {
+            let whole = len - len % S::LANES;
+            for first in (0..whole).step_by(S::LANES) {
+                S::store(to.add(first), bf16::load::<S>(from.add(first)));
+            }
+            let mask = S::mask(len - whole);
+            S::store_masked(to.add(whole), mask, bf16::load_masked::<S>(from.add(whole), mask));
+        }
+    }
+}
+
+/// The value of a bf16, given as bits: the upper half of an f32.
+#[inline(always)]
+pub(crate) fn value_of(bits: u16) -> f32 {
+    f32::from_bits(u32::from(bits) << 16)
+}
+
+/// The bits of the nearest bf16, ties to even. Without a jump, so that the compiler finds vectors.
+#[inline(always)]
+pub(crate) fn bits_of(value: f32) -> u16 {
+    let bits = value.to_bits();
+    let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;
+    // Rounding up could make an infinity of a NaN.
+    let quiet = bits >> 16 | 0x40;
+    (if value.is_nan() { quiet } else { rounded }) as u16
+}
