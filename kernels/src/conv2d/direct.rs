@@ -6,20 +6,21 @@
 use super::padded::{Band, copy_band};
 use super::plan::{Class, Plan};
 use super::row_kernel::{Block, max_pixels, select};
+use crate::Element;
 use crate::pieces::{SharedMut, for_each_piece};
 use crate::simd::{GenericWork, PANEL, Simd};
 
 /// The whole correlation; `after_piece(piece, first element, elements)` is called on each finished band.
-pub(super) struct Direct<'a, F> {
+pub(super) struct Direct<'a, E, F> {
     pub(super) plan: &'a Plan,
-    pub(super) input: &'a [f32],
+    pub(super) input: &'a [E],
     pub(super) packed: &'a [f32],
-    pub(super) output: &'a mut [f32],
+    pub(super) output: &'a mut [E],
     pub(super) workspace: &'a mut [f32],
     pub(super) after_piece: F,
 }
 
-impl<F: Fn(usize, usize, &mut [f32]) + Sync> GenericWork for Direct<'_, F> {
+impl<E: Element, F: Fn(usize, usize, &mut [E]) + Sync> GenericWork for Direct<'_, E, F> {
     type Output = ();
 
     fn run<S: Simd>(self) {
@@ -41,17 +42,25 @@ impl<F: Fn(usize, usize, &mut [f32]) + Sync> GenericWork for Direct<'_, F> {
                 let first = output.at(image * plan.out_image_len + start, len);
                 core::slice::from_raw_parts_mut(first, len)
             };
-            run_band::<S>(plan, source, packed, first_row, rows, slot);
+            run_band::<S, E>(plan, source, packed, first_row, rows, slot);
             after_piece(piece, image * plan.out_image_len + start, rows);
         });
     }
 }
 
 /// One band: `out` is the part of the output image that starts with class row `first_row`.
-fn run_band<S: Simd>(plan: &Plan, image: &[f32], packed: &[f32], first_row: usize, out: &mut [f32], slot: &mut [f32]) {
+fn run_band<S: Simd, E: Element>(
+    plan: &Plan,
+    image: &[E],
+    packed: &[f32],
+    first_row: usize,
+    out: &mut [E],
+    slot: &mut [f32],
+) {
     let top = (first_row * plan.step) as isize - plan.pad_top as isize;
-    let (x, row_stride): (&[f32], usize) = if plan.borrows_input {
-        (&image[top as usize * plan.in_w * plan.in_c..], plan.in_w * plan.in_c)
+    let row_stride = plan.band_width() * plan.in_c;
+    let x = if let Some(image) = E::as_f32(image).filter(|_| plan.borrows_input) {
+        &image[top as usize * row_stride..]
     } else {
         let band = Band {
             in_h: plan.in_h,
@@ -60,10 +69,10 @@ fn run_band<S: Simd>(plan: &Plan, image: &[f32], packed: &[f32], first_row: usiz
             first_row: top,
             rows: plan.padded_rows,
             pad_left: plan.pad_left,
-            padded_w: plan.padded_w,
+            padded_w: plan.band_width(),
         };
-        copy_band(image, &band, slot);
-        (slot, plan.padded_w * plan.in_c)
+        copy_band::<S, E>(image, &band, slot);
+        slot
     };
     for class in plan.classes() {
         let rows = plan.band_rows.min(class.out_h.saturating_sub(first_row));
@@ -74,9 +83,9 @@ fn run_band<S: Simd>(plan: &Plan, image: &[f32], packed: &[f32], first_row: usiz
         while channel < plan.out_c {
             let channels = (2 * S::LANES).min(plan.out_c - channel);
             if channels > S::LANES {
-                run_channels::<S, 2>(plan, class, (x, row_stride), packed, (channel, channels), rows, out);
+                run_channels::<S, E, 2>(plan, class, (x, row_stride), packed, (channel, channels), rows, out);
             } else {
-                run_channels::<S, 1>(plan, class, (x, row_stride), packed, (channel, channels), rows, out);
+                run_channels::<S, E, 1>(plan, class, (x, row_stride), packed, (channel, channels), rows, out);
             }
             channel += 2 * S::LANES;
         }
@@ -84,14 +93,14 @@ fn run_band<S: Simd>(plan: &Plan, image: &[f32], packed: &[f32], first_row: usiz
 }
 
 /// All pixels of one class in a band, for NV vectors of output channels; their weights stay in L1 or stream from L2.
-fn run_channels<S: Simd, const NV: usize>(
+fn run_channels<S: Simd, E: Element, const NV: usize>(
     plan: &Plan,
     class: &Class,
     (x, row_stride): (&[f32], usize),
     packed: &[f32],
     (channel, channels): (usize, usize),
     rows: usize,
-    out: &mut [f32],
+    out: &mut [E],
 ) {
     let run = class.taps_w * plan.in_c;
     let panel_stride = class.taps_h * run * PANEL;
@@ -108,7 +117,7 @@ fn run_channels<S: Simd, const NV: usize>(
     assert!(last_y <= out.len(), "convolution: band of {} output elements, {last_y} needed", out.len());
     let num_blocks = class.out_w.div_ceil(max_pixels::<S>(NV));
     let (pixels, longer) = (class.out_w / num_blocks, class.out_w % num_blocks);
-    let kernels = [select::<S, NV>(pixels), select::<S, NV>(pixels + usize::from(longer > 0))];
+    let kernels = [select::<S, E, NV>(pixels), select::<S, E, NV>(pixels + usize::from(longer > 0))];
     for row in 0..rows {
         let mut pixel = 0;
         for index in 0..num_blocks {

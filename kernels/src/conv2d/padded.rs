@@ -1,4 +1,7 @@
-//! Copies a band of an image into a buffer with zeros around it.
+//! Copies a band of an image into a buffer of f32 with zeros around it.
+
+use crate::Element;
+use crate::simd::Simd;
 
 /// Where a band comes from and how it is padded; extents in pixels.
 #[derive(Clone, Copy)]
@@ -14,7 +17,7 @@ pub(super) struct Band {
 }
 
 /// Fills `padded` (`[rows, padded_w, channels]`) from `image` (`[in_h, in_w, channels]`).
-pub(super) fn copy_band(image: &[f32], band: &Band, padded: &mut [f32]) {
+pub(super) fn copy_band<S: Simd, E: Element>(image: &[E], band: &Band, padded: &mut [f32]) {
     let row_len = band.padded_w * band.channels;
     let left = band.pad_left * band.channels;
     let copied = (band.in_w * band.channels).min(row_len - left);
@@ -26,7 +29,7 @@ pub(super) fn copy_band(image: &[f32], band: &Band, padded: &mut [f32]) {
         }
         let source = from as usize * band.in_w * band.channels;
         row[..left].fill(0.0);
-        row[left..left + copied].copy_from_slice(&image[source..source + copied]);
+        E::widen::<S>(&image[source..source + copied], &mut row[left..left + copied]);
         row[left + copied..].fill(0.0);
     }
 }

@@ -65,9 +65,14 @@ impl Plan {
         &self.classes[..self.num_classes]
     }
 
-    /// Scratch elements of one worker: the padded band.
+    /// Scratch elements of one worker: the padded band. Borrowed rows use it where they have to be widened.
     pub(super) fn slot_len(&self) -> usize {
-        if self.borrows_input { 0 } else { self.padded_rows * self.padded_w * self.in_c }
+        self.padded_rows * self.band_width() * self.in_c
+    }
+
+    /// Pixels of a row as the kernel reads it.
+    pub(super) fn band_width(&self) -> usize {
+        if self.borrows_input { self.in_w } else { self.padded_w }
     }
 
     pub(super) fn forward(s: &Conv2dShape) -> Self {
@@ -157,7 +162,7 @@ impl Plan {
         self.band_rows = max_h.div_ceil(self.num_bands);
         self.num_bands = max_h.div_ceil(self.band_rows);
         self.padded_rows = (self.band_rows - 1) * self.step + rows_of_one;
-        let width = if self.borrows_input { self.in_w } else { self.padded_w };
+        let width = self.band_width();
         for (slot, (class, top, left)) in self.classes.iter_mut().zip(classes) {
             let (down, right) = ((pad_top - top) as usize, (pad_left - left) as usize);
             *slot = Class { in_offset: (down * width + right) * self.in_c, packed_offset: self.packed_len, ..*class };

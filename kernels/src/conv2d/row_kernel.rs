@@ -4,11 +4,12 @@
 //! one output pixel is, for each kernel row, the product of a run of the input with a run of weight vectors. For each
 //! value of the run the kernel loads NV weight vectors and multiplies them by P broadcast values.
 
+use crate::Element;
 use crate::simd::{Kernel, PANEL, Simd};
 
 /// What one block computes; addresses in elements.
 #[derive(Clone, Copy)]
-pub(super) struct Block {
+pub(super) struct Block<E> {
     /// The first pixel's run in the first kernel row.
     pub(super) x: *const f32,
     pub(super) x_pixel_stride: usize,
@@ -19,15 +20,15 @@ pub(super) struct Block {
     pub(super) weights: *const f32,
     /// From one panel of weights to the next.
     pub(super) panel_stride: usize,
-    pub(super) y: *mut f32,
+    pub(super) y: *mut E,
     pub(super) y_pixel_stride: usize,
     /// Output channels to store, at most NV vectors.
     pub(super) channels: usize,
 }
 
-struct Pixels<'a, const P: usize, const NV: usize>(&'a Block);
+struct Pixels<'a, E, const P: usize, const NV: usize>(&'a Block<E>);
 
-impl<S: Simd, const P: usize, const NV: usize> Kernel<S> for Pixels<'_, P, NV> {
+impl<S: Simd, E: Element, const P: usize, const NV: usize> Kernel<S> for Pixels<'_, E, P, NV> {
     #[inline(always)]
     unsafe fn run(self) {
         let b = self.0;
@@ -60,9 +61,9 @@ impl<S: Simd, const P: usize, const NV: usize> Kernel<S> for Pixels<'_, P, NV> {
                 for (v, sum) in sums.iter().enumerate() {
                     let lane = v * S::LANES;
                     if b.channels >= lane + S::LANES {
-                        S::store(y.add(lane), *sum);
+                        E::store::<S>(y.add(lane), *sum);
                     } else {
-                        S::store_masked(y.add(lane), S::mask(b.channels - lane), *sum);
+                        E::store_masked::<S>(y.add(lane), S::mask(b.channels - lane), *sum);
                     }
                 }
             }
@@ -75,20 +76,20 @@ pub(super) fn max_pixels<S: Simd>(num_vectors: usize) -> usize {
     S::ACCUMULATORS / num_vectors
 }
 
-unsafe fn launch<S: Simd, const P: usize, const NV: usize>(block: &Block) {
+unsafe fn launch<S: Simd, E: Element, const P: usize, const NV: usize>(block: &Block<E>) {
     if const { P * NV > S::ACCUMULATORS } {
         unreachable!("blocks are cut to fit the registers");
     }
     // SAFETY: passed on to the caller.
-    unsafe { S::vectorize(Pixels::<P, NV>(block)) }
+    unsafe { S::vectorize(Pixels::<E, P, NV>(block)) }
 }
 
 /// The kernel for `pixels` pixels and NV vectors.
-pub(super) fn select<S: Simd, const NV: usize>(pixels: usize) -> unsafe fn(&Block) {
+pub(super) fn select<S: Simd, E: Element, const NV: usize>(pixels: usize) -> unsafe fn(&Block<E>) {
     macro_rules! among {
         ($($count:literal)*) => {
             match pixels {
-                $($count => launch::<S, $count, NV>,)*
+                $($count => launch::<S, E, $count, NV>,)*
                 _ => unreachable!("blocks are cut to fit the registers"),
             }
         };

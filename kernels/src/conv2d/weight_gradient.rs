@@ -7,6 +7,7 @@ use super::Conv2dShape;
 use super::padded::{Band, copy_band};
 use super::plan::flat_rows;
 use super::weight_kernel::{Block, max_run, select};
+use crate::Element;
 use crate::pieces::{SharedMut, for_each_piece};
 use crate::simd::{GenericWork, Kernel, PANEL, Simd};
 
@@ -75,8 +76,17 @@ impl Plan {
     }
 
     fn slot_len(&self) -> usize {
-        let image = self.padded_rows * self.padded_w * self.shape.in_channels;
-        if self.borrows_input { 0 } else { self.images_of_unit * image }
+        self.images_of_unit * (self.padded_rows * self.row_len() + self.dy_rows_len())
+    }
+
+    /// Elements of a row of x as the kernel reads it.
+    fn row_len(&self) -> usize {
+        (if self.borrows_input { self.shape.width } else { self.padded_w }) * self.shape.in_channels
+    }
+
+    /// Elements of an image's rows of dy in a unit.
+    fn dy_rows_len(&self) -> usize {
+        self.band_rows * self.shape.out_width() * self.shape.out_channels.min(self.task_channels)
     }
 
     pub(super) fn workspace_len(&self, num_threads: usize) -> usize {
@@ -90,15 +100,15 @@ impl Plan {
 }
 
 /// The whole weight gradient.
-pub(super) struct WeightGradient<'a> {
+pub(super) struct WeightGradient<'a, E> {
     pub(super) plan: &'a Plan,
-    pub(super) x: &'a [f32],
-    pub(super) dy: &'a [f32],
+    pub(super) x: &'a [E],
+    pub(super) dy: &'a [E],
     pub(super) dw: &'a mut [f32],
     pub(super) workspace: &'a mut [f32],
 }
 
-impl GenericWork for WeightGradient<'_> {
+impl<E: Element> GenericWork for WeightGradient<'_, E> {
     type Output = ();
 
     fn run<S: Simd>(self) {
@@ -122,7 +132,7 @@ impl GenericWork for WeightGradient<'_> {
             let part = unsafe { core::slice::from_raw_parts_mut(shared.at(start, len), len) };
             let first = piece * plan.units_of_piece;
             for unit in first..(first + plan.units_of_piece).min(plan.num_units) {
-                run_unit::<S>(plan, x, dy, (channel, channels), unit, part, unit > first, slot);
+                run_unit::<S, E>(plan, x, dy, (channel, channels), unit, part, unit > first, slot);
             }
         });
         let dw = SharedMut::new(self.dw);
@@ -134,10 +144,10 @@ impl GenericWork for WeightGradient<'_> {
 
 /// Adds one unit's products to the partial sums of its piece.
 #[allow(clippy::too_many_arguments)] // Private, called once; a struct would only repeat the names.
-fn run_unit<S: Simd>(
+fn run_unit<S: Simd, E: Element>(
     plan: &Plan,
-    x: &[f32],
-    dy: &[f32],
+    x: &[E],
+    dy: &[E],
     (channel, channels): (usize, usize),
     unit: usize,
     part: &mut [f32],
@@ -150,9 +160,10 @@ fn run_unit<S: Simd>(
     let images = plan.images_of_unit.min(s.batch - image);
     let row = band * plan.band_rows;
     let rows = plan.band_rows.min(s.out_height() - row);
-    let (in_image, row_len) = (s.height * s.width * s.in_channels, plan.padded_w * s.in_channels);
-    let (x, x_image, x_row) = if plan.borrows_input {
-        (&x[image * in_image + row * s.stride * s.width * s.in_channels..], in_image, s.width * s.in_channels)
+    let (in_image, x_row) = (s.height * s.width * s.in_channels, plan.row_len());
+    let (x_slot, dy_slot) = slot.split_at_mut(plan.images_of_unit * plan.padded_rows * x_row);
+    let (x, x_image) = if let Some(x) = E::as_f32(x).filter(|_| plan.borrows_input) {
+        (&x[image * in_image + row * s.stride * x_row..], in_image)
     } else {
         let band = Band {
             in_h: s.height,
@@ -161,36 +172,53 @@ fn run_unit<S: Simd>(
             first_row: (row * s.stride) as isize - s.padding as isize,
             rows: (rows - 1) * s.stride + s.kernel,
             pad_left: s.padding,
-            padded_w: plan.padded_w,
+            padded_w: x_row / s.in_channels,
         };
-        for (index, padded) in slot.chunks_exact_mut(plan.padded_rows * row_len).take(images).enumerate() {
-            copy_band(&x[(image + index) * in_image..][..in_image], &band, padded);
+        for (index, padded) in x_slot.chunks_exact_mut(plan.padded_rows * x_row).take(images).enumerate() {
+            copy_band::<S, E>(&x[(image + index) * in_image..][..in_image], &band, padded);
         }
-        (&*slot, plan.padded_rows * row_len, row_len)
+        (&*x_slot, plan.padded_rows * x_row)
     };
     let out_row = s.out_width() * s.out_channels;
     let out_image = s.out_height() * out_row;
+    let dy = &dy[image * out_image + row * out_row + channel..];
+    let (dy, dy_strides) = if let Some(dy) = E::as_f32(dy) {
+        (dy, [out_image, out_row, s.out_channels])
+    } else {
+        let pixels = rows * s.out_width();
+        for (index, widened) in dy_slot.chunks_exact_mut(plan.dy_rows_len()).take(images).enumerate() {
+            let dy = &dy[index * out_image..];
+            if channels == s.out_channels {
+                E::widen::<S>(&dy[..pixels * channels], &mut widened[..pixels * channels]);
+                continue;
+            }
+            for (pixel, widened) in widened.chunks_exact_mut(channels).take(pixels).enumerate() {
+                E::widen::<S>(&dy[pixel * s.out_channels..][..channels], widened);
+            }
+        }
+        (&*dy_slot, [plan.dy_rows_len(), s.out_width() * channels, channels])
+    };
     let view = UnitView {
         x,
         x_strides: [x_image, s.stride * x_row, s.stride * s.in_channels],
         x_row,
-        dy: &dy[image * out_image + row * out_row..],
-        dy_strides: [out_image, out_row, s.out_channels],
+        dy,
+        dy_strides,
         extents: [images, rows, s.out_width()],
     };
     let mut done = 0;
     while done < channels {
         let some = (2 * S::LANES).min(channels - done);
         if some > S::LANES {
-            run_channels::<S, 2>(plan, &view, channel, (done, some), part, accumulate);
+            run_channels::<S, 2>(plan, &view, (done, some), part, accumulate);
         } else {
-            run_channels::<S, 1>(plan, &view, channel, (done, some), part, accumulate);
+            run_channels::<S, 1>(plan, &view, (done, some), part, accumulate);
         }
         done += 2 * S::LANES;
     }
 }
 
-/// A unit's x and dy, in place or padded.
+/// A unit's x and dy, in place, or padded and widened; dy from the task's first channel on.
 struct UnitView<'a> {
     x: &'a [f32],
     x_strides: [usize; 3],
@@ -200,11 +228,10 @@ struct UnitView<'a> {
     extents: [usize; 3],
 }
 
-/// All kernel rows and runs for NV vectors of output channels, `done` after the task's first `channel`.
+/// All kernel rows and runs for NV vectors of output channels, `done` after the task's first one.
 fn run_channels<S: Simd, const NV: usize>(
     plan: &Plan,
     view: &UnitView<'_>,
-    channel: usize,
     (done, channels): (usize, usize),
     part: &mut [f32],
     accumulate: bool,
@@ -213,7 +240,7 @@ fn run_channels<S: Simd, const NV: usize>(
     let panel_stride = taps * run * PANEL;
     let last = |strides: [usize; 3]| (0..3).map(|axis| (view.extents[axis] - 1) * strides[axis]).sum::<usize>();
     assert!(last(view.x_strides) + (taps - 1) * view.x_row + run <= view.x.len(), "weight gradient: x of a unit");
-    assert!(last(view.dy_strides) + channel + done + channels <= view.dy.len(), "weight gradient: dy of a unit");
+    assert!(last(view.dy_strides) + done + channels <= view.dy.len(), "weight gradient: dy of a unit");
     assert!((done + channels).div_ceil(PANEL) * panel_stride <= part.len(), "weight gradient: partial sums");
     let num_blocks = run.div_ceil(max_run::<S>(NV));
     let (values, longer) = (run / num_blocks, run % num_blocks);
@@ -228,7 +255,7 @@ fn run_channels<S: Simd, const NV: usize>(
                 let block = Block {
                     x: view.x.as_ptr().add(tap * view.x_row + first),
                     x_strides: view.x_strides,
-                    dy: view.dy.as_ptr().add(channel + done),
+                    dy: view.dy.as_ptr().add(done),
                     dy_strides: view.dy_strides,
                     extents: view.extents,
                     channels,
