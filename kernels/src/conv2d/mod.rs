@@ -3,6 +3,8 @@
 //! In: activations `[N, H, W, C]`, weights `[C_out, C_in, K, K]` packed by [`Conv2d::pack_forward`] and
 //! [`Conv2d::pack_data_gradient`] (again after each change of the weights), a workspace of the stated length.
 //! Out: the result in the caller's slice, every element written.
+//! Activations and their gradients are f32 or bf16 ([`Element`]), widened as they are read and rounded as they are stored;
+//! weights, workspaces and all arithmetic are f32.
 //! Invariant: bit-equal for any number of threads; a workspace for fewer threads only uses fewer.
 
 mod direct;
@@ -28,6 +30,7 @@ mod winograd_weight;
 
 pub use shape::Conv2dShape;
 
+use crate::Element;
 use crate::simd::{Isa, Task, vectorized};
 use pass::{Operands, Pass, WeightPass};
 use plan::Plan;
@@ -52,8 +55,8 @@ pub enum Algorithm {
 pub enum Epilogue<'a> {
     /// Nothing.
     None,
-    /// Per output channel the sum of `y - shift` and of its square over all pixels, taken while the output is in the
-    /// cache. `shift` near the mean (the running mean) keeps the variance exact where the mean is large; `None` is zero.
+    /// Per output channel the sum of `y - shift` and of its square over all pixels, of `y` as stored, taken while it is
+    /// in the cache. `shift` near the mean (the running mean) keeps the variance exact where the mean is large; `None` is zero.
     Statistics {
         /// `[C_out]`.
         shift: Option<&'a [f32]>,
@@ -206,7 +209,14 @@ impl Conv2d {
     ///
     /// # Panics
     /// If a length is not the one stated.
-    pub fn forward(&self, x: &[f32], packed: &[f32], y: &mut [f32], workspace: &mut [f32], epilogue: Epilogue<'_>) {
+    pub fn forward<E: Element>(
+        &self,
+        x: &[E],
+        packed: &[f32],
+        y: &mut [E],
+        workspace: &mut [f32],
+        epilogue: Epilogue<'_>,
+    ) {
         match epilogue {
             Epilogue::None => {
                 let operands = Operands { input: x, packed, output: y, workspace };
@@ -230,12 +240,12 @@ impl Conv2d {
     ///
     /// # Panics
     /// If a length is not the one stated.
-    pub fn data_gradient(
+    pub fn data_gradient<E: Element>(
         &self,
-        dy: &[f32],
+        dy: &[E],
         packed: &[f32],
-        addend: Option<&[f32]>,
-        dx: &mut [f32],
+        addend: Option<&[E]>,
+        dx: &mut [E],
         workspace: &mut [f32],
     ) {
         let operands = Operands { input: dy, packed, output: dx, workspace };
@@ -252,7 +262,7 @@ impl Conv2d {
     ///
     /// # Panics
     /// If a length is not the one stated.
-    pub fn weight_gradient(&self, x: &[f32], dy: &[f32], dw: &mut [f32], workspace: &mut [f32]) {
+    pub fn weight_gradient<E: Element>(&self, x: &[E], dy: &[E], dw: &mut [f32], workspace: &mut [f32]) {
         match &self.weight_gradient {
             WeightPass::Direct(plan) => self.isa.run(WeightGradient { plan, x, dy, dw, workspace }),
             WeightPass::Winograd(plan) => self.isa.run(WinogradWeight { plan, x, dy, dw, workspace }),
@@ -265,18 +275,18 @@ impl Conv2d {
 }
 
 /// `dx += addend`.
-struct Add<'a> {
-    addend: &'a [f32],
-    dx: &'a mut [f32],
+struct Add<'a, E> {
+    addend: &'a [E],
+    dx: &'a mut [E],
 }
 
-impl Task for Add<'_> {
+impl<E: Element> Task for Add<'_, E> {
     type Output = ();
 
     #[inline(always)]
     fn run(self) {
         for (dx, addend) in self.dx.iter_mut().zip(self.addend) {
-            *dx += addend;
+            *dx = E::from_f32(dx.to_f32() + addend.to_f32());
         }
     }
 }

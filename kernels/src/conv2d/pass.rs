@@ -4,6 +4,7 @@ use super::direct::Direct;
 use super::plan::Plan;
 use super::winograd::Winograd;
 use super::{weight_gradient, winograd_plan, winograd_weight};
+use crate::Element;
 use crate::simd::Isa;
 
 /// One pass's algorithm with its plan.
@@ -36,14 +37,15 @@ impl Pass {
         }
     }
 
-    pub(super) fn run<F>(&self, isa: Isa, operands: Operands<'_>, after_piece: F)
+    pub(super) fn run<E, F>(&self, isa: Isa, operands: Operands<'_, E>, after_piece: F)
     where
-        F: Fn(usize, usize, &mut [f32]) + Sync,
+        E: Element,
+        F: Fn(usize, usize, &mut [E]) + Sync,
     {
         let Operands { input, packed, output, workspace } = operands;
         match self {
-            Self::Direct(plan) => isa.run(Direct { plan, input, packed, output, workspace, after_piece }),
-            Self::Winograd(plan) => isa.run(Winograd { plan, input, packed, output, workspace, after_piece }),
+            Self::Direct(plan) => E::run(isa, Direct { plan, input, packed, output, workspace, after_piece }),
+            Self::Winograd(plan) => E::run(isa, Winograd { plan, input, packed, output, workspace, after_piece }),
         }
     }
 }
@@ -56,9 +58,9 @@ pub(super) enum WeightPass {
 }
 
 /// The slices of one pass.
-pub(super) struct Operands<'a> {
-    pub(super) input: &'a [f32],
+pub(super) struct Operands<'a, E> {
+    pub(super) input: &'a [E],
     pub(super) packed: &'a [f32],
-    pub(super) output: &'a mut [f32],
+    pub(super) output: &'a mut [E],
     pub(super) workspace: &'a mut [f32],
 }

@@ -3,6 +3,7 @@
 //! Sums of 64 pixels in f32, their sums in f32 within a piece (at most a band of one image), pieces in f64 in index order.
 //! Source: Ioffe and Szegedy 2015, arXiv 1502.03167, for what they are used for.
 
+use crate::Element;
 use crate::pieces::SharedMut;
 use crate::simd::{GenericWork, Isa, Kernel, Simd};
 
@@ -23,7 +24,7 @@ impl<'a> Statistics<'a> {
     }
 
     /// Sums over the pixels of one finished piece.
-    pub(super) fn of_piece(&self, piece: usize, pixels: &[f32]) {
+    pub(super) fn of_piece<E: Element>(&self, piece: usize, pixels: &[E]) {
         let len = 2 * self.channels;
         // SAFETY: each piece has its own partial sums, and the slice outlives the pass.
         let sums = unsafe { core::slice::from_raw_parts_mut(self.partials.at(piece * len, len), len) };
@@ -47,14 +48,14 @@ pub(super) fn reduce_partials(partials: &[f32], sum: &mut [f64], sum_of_squares:
     }
 }
 
-struct PieceSums<'a> {
-    pixels: &'a [f32],
+struct PieceSums<'a, E> {
+    pixels: &'a [E],
     shift: Option<&'a [f32]>,
     channels: usize,
     sums: &'a mut [f32],
 }
 
-impl GenericWork for PieceSums<'_> {
+impl<E: Element> GenericWork for PieceSums<'_, E> {
     type Output = ();
     fn run<S: Simd>(self) {
         debug_assert!(self.pixels.len().is_multiple_of(self.channels) && self.sums.len() == 2 * self.channels);
@@ -63,7 +64,7 @@ impl GenericWork for PieceSums<'_> {
     }
 }
 
-impl<S: Simd> Kernel<S> for PieceSums<'_> {
+impl<E: Element, S: Simd> Kernel<S> for PieceSums<'_, E> {
     #[inline(always)]
     unsafe fn run(self) {
         let num_pixels = self.pixels.len() / self.channels;
@@ -85,7 +86,7 @@ impl<S: Simd> Kernel<S> for PieceSums<'_> {
                     let mut squares = [S::zero(); 2];
                     let mut p = self.pixels.as_ptr().add(first * self.channels + channel);
                     for pixel in first..end {
-                        let value = S::sub(S::load_masked(p, mask), shift);
+                        let value = S::sub(E::load_masked::<S>(p, mask), shift);
                         let chain = (pixel - first) % 2;
                         if chain == 0 {
                             sums[0] = S::add(sums[0], value);

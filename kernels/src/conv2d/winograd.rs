@@ -9,6 +9,7 @@ use super::row_kernel::{Block, max_pixels, select};
 use super::winograd_plan::{Plan, TileBlock};
 use super::winograd_tiles::{InputTile, OutputTile};
 use super::winograd_transform::POSITIONS;
+use crate::Element;
 use crate::pieces::{SharedMut, for_each_piece};
 use crate::simd::{GenericWork, PANEL, Simd};
 
@@ -16,16 +17,16 @@ use crate::simd::{GenericWork, PANEL, Simd};
 const REGISTER_TILES: usize = 8;
 
 /// The whole correlation; `after_piece(piece, first element, elements)` is called on each finished piece of the output.
-pub(super) struct Winograd<'a, F> {
+pub(super) struct Winograd<'a, E, F> {
     pub(super) plan: &'a Plan,
-    pub(super) input: &'a [f32],
+    pub(super) input: &'a [E],
     pub(super) packed: &'a [f32],
-    pub(super) output: &'a mut [f32],
+    pub(super) output: &'a mut [E],
     pub(super) workspace: &'a mut [f32],
     pub(super) after_piece: F,
 }
 
-impl<F: Fn(usize, usize, &mut [f32]) + Sync> GenericWork for Winograd<'_, F> {
+impl<E: Element, F: Fn(usize, usize, &mut [E]) + Sync> GenericWork for Winograd<'_, E, F> {
     type Output = ();
 
     fn run<S: Simd>(self) {
@@ -37,7 +38,7 @@ impl<F: Fn(usize, usize, &mut [f32]) + Sync> GenericWork for Winograd<'_, F> {
         let (input, packed, after_piece) = (self.input, self.packed, &self.after_piece);
         for_each_piece(plan.num_pieces(), self.workspace, plan.slot_len(), |piece, slot| {
             for block in plan.blocks(piece) {
-                run_block::<S>(plan, &block, input, packed, output, slot);
+                run_block::<S, E>(plan, &block, input, packed, output, slot);
             }
             let (start, len) = plan.output_range(piece);
             // SAFETY: the rows of this piece, which no other touches.
@@ -47,7 +48,14 @@ impl<F: Fn(usize, usize, &mut [f32]) + Sync> GenericWork for Winograd<'_, F> {
     }
 }
 
-fn run_block<S: Simd>(plan: &Plan, block: &TileBlock, x: &[f32], packed: &[f32], y: SharedMut, slot: &mut [f32]) {
+fn run_block<S: Simd, E: Element>(
+    plan: &Plan,
+    block: &TileBlock,
+    x: &[E],
+    packed: &[f32],
+    y: SharedMut<E>,
+    slot: &mut [f32],
+) {
     let [in_stride, out_stride] = plan.position_strides();
     let in_lanes = plan.input.channels.next_multiple_of(PANEL);
     let out_lanes = plan.output.channels.next_multiple_of(PANEL);
@@ -108,7 +116,7 @@ fn multiply_channels<S: Simd, const NV: usize>(
     let position_len = packed.len() / POSITIONS;
     let num_blocks = tiles.div_ceil(max_pixels::<S>(NV).min(REGISTER_TILES));
     let (pixels, longer) = (tiles / num_blocks, tiles % num_blocks);
-    let kernels = [select::<S, NV>(pixels), select::<S, NV>(pixels + usize::from(longer > 0))];
+    let kernels = [select::<S, f32, NV>(pixels), select::<S, f32, NV>(pixels + usize::from(longer > 0))];
     for position in 0..POSITIONS {
         let mut tile = 0;
         for index in 0..num_blocks {

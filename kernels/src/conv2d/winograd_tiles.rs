@@ -4,7 +4,8 @@
 //! Out: `[position][tile][channel]`, positions a padded stride apart so that they do not fall into one cache set.
 
 use super::winograd_transform::{OUT_TILE, TILE, gradient_1d, input_1d, input_half, output_1d};
-use crate::simd::{Kernel, PANEL, Simd};
+use crate::Element;
+use crate::simd::{Kernel, Simd};
 
 /// The extents of an image.
 #[derive(Clone, Copy)]
@@ -28,11 +29,9 @@ pub(super) struct Tile {
     pub(super) column: usize,
 }
 
-const ZEROS: [f32; PANEL] = [0.0; PANEL];
-
 /// `B^T d B` of one tile, all channels.
-pub(super) struct InputTile<'a> {
-    pub(super) x: &'a [f32],
+pub(super) struct InputTile<'a, E> {
+    pub(super) x: &'a [E],
     pub(super) grid: Grid,
     pub(super) tile: Tile,
     /// The tile's first element in position 0.
@@ -40,7 +39,7 @@ pub(super) struct InputTile<'a> {
     pub(super) position_stride: usize,
 }
 
-impl<S: Simd> Kernel<S> for InputTile<'_> {
+impl<E: Element, S: Simd> Kernel<S> for InputTile<'_, E> {
     #[inline(always)]
     unsafe fn run(self) {
         let g = self.grid;
@@ -50,9 +49,9 @@ impl<S: Simd> Kernel<S> for InputTile<'_> {
         // SAFETY: passed on.
         unsafe {
             if inside(row, g.height) && inside(column, g.width) {
-                transform_input::<S, false>(&self, row, column);
+                transform_input::<S, E, false>(&self, row, column);
             } else {
-                transform_input::<S, true>(&self, row, column);
+                transform_input::<S, E, true>(&self, row, column);
             }
         }
     }
@@ -60,16 +59,16 @@ impl<S: Simd> Kernel<S> for InputTile<'_> {
 
 /// `EDGE`: some pixels lie outside and are zero.
 #[inline(always)]
-unsafe fn transform_input<S: Simd, const EDGE: bool>(t: &InputTile<'_>, row: isize, column: isize) {
+unsafe fn transform_input<S: Simd, E: Element, const EDGE: bool>(t: &InputTile<'_, E>, row: isize, column: isize) {
     // SAFETY: passed on; vectors start below the channels.
     unsafe {
         let mut channel = 0;
         while channel < t.grid.channels {
-            transform_input_half::<S, EDGE, false>(t, row, column, channel);
-            transform_input_half::<S, EDGE, true>(t, row, column, channel);
+            transform_input_half::<S, E, EDGE, false>(t, row, column, channel);
+            transform_input_half::<S, E, EDGE, true>(t, row, column, channel);
             let below = (row + TILE as isize) * t.grid.width as isize + column + 1;
             let image = t.x.as_ptr().wrapping_add(t.tile.image + channel);
-            prefetch_tile::<S>(image.wrapping_offset(below * t.grid.pixel_stride as isize), t.grid);
+            prefetch_tile::<S, E>(image.wrapping_offset(below * t.grid.pixel_stride as isize), t.grid);
             channel += S::LANES;
         }
     }
@@ -78,18 +77,18 @@ unsafe fn transform_input<S: Simd, const EDGE: bool>(t: &InputTile<'_>, row: isi
 /// Asks for 4x4 pixels of the tile below, which comes thousands of cycles later: rows of a tile are too short for the
 /// processor's own prefetcher.
 #[inline(always)]
-unsafe fn prefetch_tile<S: Simd>(first: *const f32, g: Grid) {
+unsafe fn prefetch_tile<S: Simd, E>(first: *const E, g: Grid) {
     for pixel in 0..OUT_TILE * OUT_TILE {
         let (i, j) = (pixel / OUT_TILE, pixel % OUT_TILE);
         // SAFETY: a prefetch may name any address.
-        unsafe { S::prefetch(first.wrapping_add((i * g.width + j) * g.pixel_stride)) };
+        unsafe { S::prefetch(first.wrapping_add((i * g.width + j) * g.pixel_stride).cast()) };
     }
 }
 
 /// The first or the last three rows of positions, for one vector of channels.
 #[inline(always)]
-unsafe fn transform_input_half<S: Simd, const EDGE: bool, const LAST: bool>(
-    t: &InputTile<'_>,
+unsafe fn transform_input_half<S: Simd, E: Element, const EDGE: bool, const LAST: bool>(
+    t: &InputTile<'_, E>,
     row: isize,
     column: isize,
     channel: usize,
@@ -99,7 +98,7 @@ unsafe fn transform_input_half<S: Simd, const EDGE: bool, const LAST: bool>(
     let start = t.x.as_ptr().wrapping_add(t.tile.image);
     let start = start.wrapping_offset((row * g.width as isize + column) * g.pixel_stride as isize);
     let exists = |i: isize, extent: usize| i >= 0 && (i as usize) < extent;
-    // SAFETY: pixels outside the image are replaced by `ZEROS`, lanes beyond the channels are masked.
+    // SAFETY: pixels outside the image are replaced by zeros, lanes beyond the channels are masked.
     unsafe {
         let full = channel + S::LANES <= g.channels;
         let mask = S::mask(g.channels - channel);
@@ -109,9 +108,9 @@ unsafe fn transform_input_half<S: Simd, const EDGE: bool, const LAST: bool>(
             for (i, d) in d.iter_mut().enumerate() {
                 let mut p = start.wrapping_add(i * row_stride + j * g.pixel_stride + channel);
                 if EDGE && !(exists(row + i as isize, g.height) && exists(column + j as isize, g.width)) {
-                    p = ZEROS.as_ptr();
+                    p = E::ZEROS.as_ptr();
                 }
-                *d = if EDGE || !full { S::load_masked(p, mask) } else { S::load(p) };
+                *d = if EDGE || !full { E::load_masked::<S>(p, mask) } else { E::load::<S>(p) };
             }
             *transformed = input_half::<S, LAST>(d);
         }
@@ -127,17 +126,17 @@ unsafe fn transform_input_half<S: Simd, const EDGE: bool, const LAST: bool>(
 }
 
 /// `A^T m A` of one tile, all channels, into the pixels that exist.
-pub(super) struct OutputTile {
+pub(super) struct OutputTile<E> {
     /// The tile's first element in position 0.
     pub(super) m: *const f32,
     pub(super) position_stride: usize,
     /// The image's first pixel.
-    pub(super) y: *mut f32,
+    pub(super) y: *mut E,
     pub(super) grid: Grid,
     pub(super) tile: Tile,
 }
 
-impl<S: Simd> Kernel<S> for OutputTile {
+impl<E: Element, S: Simd> Kernel<S> for OutputTile<E> {
     #[inline(always)]
     unsafe fn run(self) {
         let g = self.grid;
@@ -145,16 +144,20 @@ impl<S: Simd> Kernel<S> for OutputTile {
         // SAFETY: only pixels of the image are stored, lanes beyond the channels are masked.
         unsafe {
             if rows >= OUT_TILE && columns >= OUT_TILE && g.channels.is_multiple_of(S::LANES) {
-                transform_output::<S, false>(&self, OUT_TILE, OUT_TILE);
+                transform_output::<S, E, false>(&self, OUT_TILE, OUT_TILE);
             } else {
-                transform_output::<S, true>(&self, rows.min(OUT_TILE), columns.min(OUT_TILE));
+                transform_output::<S, E, true>(&self, rows.min(OUT_TILE), columns.min(OUT_TILE));
             }
         }
     }
 }
 
 #[inline(always)]
-unsafe fn transform_output<S: Simd, const EDGE: bool>(t: &OutputTile, num_rows: usize, num_columns: usize) {
+unsafe fn transform_output<S: Simd, E: Element, const EDGE: bool>(
+    t: &OutputTile<E>,
+    num_rows: usize,
+    num_columns: usize,
+) {
     let g = t.grid;
     // SAFETY: passed on; vectors start below the channels.
     unsafe {
@@ -173,9 +176,9 @@ unsafe fn transform_output<S: Simd, const EDGE: bool>(t: &OutputTile, num_rows: 
                 for (j, value) in row.into_iter().enumerate() {
                     let y = first.wrapping_add((i * g.width + j) * g.pixel_stride);
                     if !EDGE {
-                        S::store(y, value);
+                        E::store::<S>(y, value);
                     } else if i < num_rows && j < num_columns {
-                        S::store_masked(y, mask, value);
+                        E::store_masked::<S>(y, mask, value);
                     }
                 }
             }
@@ -185,8 +188,8 @@ unsafe fn transform_output<S: Simd, const EDGE: bool>(t: &OutputTile, num_rows: 
 }
 
 /// `A dy A^T` of one tile of the output's gradient, all channels; pixels outside the image are zero.
-pub(super) struct GradientTile<'a> {
-    pub(super) dy: &'a [f32],
+pub(super) struct GradientTile<'a, E> {
+    pub(super) dy: &'a [E],
     pub(super) grid: Grid,
     pub(super) tile: Tile,
     /// The tile's first element in position 0.
@@ -194,26 +197,26 @@ pub(super) struct GradientTile<'a> {
     pub(super) position_stride: usize,
 }
 
-impl<S: Simd> Kernel<S> for GradientTile<'_> {
+impl<E: Element, S: Simd> Kernel<S> for GradientTile<'_, E> {
     #[inline(always)]
     unsafe fn run(self) {
         let g = self.grid;
         // SAFETY: passed on.
         unsafe {
             if self.tile.row + OUT_TILE <= g.height && self.tile.column + OUT_TILE <= g.width {
-                transform_gradient::<S, false>(&self);
+                transform_gradient::<S, E, false>(&self);
             } else {
-                transform_gradient::<S, true>(&self);
+                transform_gradient::<S, E, true>(&self);
             }
         }
     }
 }
 
 #[inline(always)]
-unsafe fn transform_gradient<S: Simd, const EDGE: bool>(t: &GradientTile<'_>) {
+unsafe fn transform_gradient<S: Simd, E: Element, const EDGE: bool>(t: &GradientTile<'_, E>) {
     let g = t.grid;
     let first = t.dy.as_ptr().wrapping_add(t.tile.image + (t.tile.row * g.width + t.tile.column) * g.pixel_stride);
-    // SAFETY: pixels outside the image are replaced by `ZEROS`, lanes beyond the channels are masked.
+    // SAFETY: pixels outside the image are replaced by zeros, lanes beyond the channels are masked.
     unsafe {
         let mut channel = 0;
         while channel < g.channels {
@@ -225,9 +228,9 @@ unsafe fn transform_gradient<S: Simd, const EDGE: bool>(t: &GradientTile<'_>) {
                 for (j, d) in d.iter_mut().enumerate() {
                     let mut p = first.wrapping_add((i * g.width + j) * g.pixel_stride + channel);
                     if EDGE && !(t.tile.row + i < g.height && t.tile.column + j < g.width) {
-                        p = ZEROS.as_ptr();
+                        p = E::ZEROS.as_ptr();
                     }
-                    *d = if full { S::load(p) } else { S::load_masked(p, mask) };
+                    *d = if full { E::load::<S>(p) } else { E::load_masked::<S>(p, mask) };
                 }
                 *transformed = gradient_1d::<S>(d);
             }
@@ -238,7 +241,7 @@ unsafe fn transform_gradient<S: Simd, const EDGE: bool>(t: &GradientTile<'_>) {
                     S::store(t.out.wrapping_add((i * TILE + j) * t.position_stride + channel), value);
                 }
             }
-            prefetch_tile::<S>(first.wrapping_add(OUT_TILE * g.width * g.pixel_stride + channel), g);
+            prefetch_tile::<S, E>(first.wrapping_add(OUT_TILE * g.width * g.pixel_stride + channel), g);
             channel += S::LANES;
         }
     }

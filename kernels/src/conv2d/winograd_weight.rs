@@ -11,6 +11,7 @@ use super::winograd_finish::{AddPieces, Finish};
 use super::winograd_plan::{Plan as TilePlan, TileBlock};
 use super::winograd_tiles::{GradientTile, Grid, InputTile};
 use super::winograd_transform::POSITIONS;
+use crate::Element;
 use crate::pieces::{SharedMut, for_each_piece};
 use crate::simd::{GenericWork, PANEL, Simd};
 
@@ -61,15 +62,15 @@ impl Plan {
 }
 
 /// The whole weight gradient.
-pub(super) struct WinogradWeight<'a> {
+pub(super) struct WinogradWeight<'a, E> {
     pub(super) plan: &'a Plan,
-    pub(super) x: &'a [f32],
-    pub(super) dy: &'a [f32],
+    pub(super) x: &'a [E],
+    pub(super) dy: &'a [E],
     pub(super) dw: &'a mut [f32],
     pub(super) workspace: &'a mut [f32],
 }
 
-impl GenericWork for WinogradWeight<'_> {
+impl<E: Element> GenericWork for WinogradWeight<'_, E> {
     type Output = ();
 
     fn run<S: Simd>(self) {
@@ -95,7 +96,7 @@ impl GenericWork for WinogradWeight<'_> {
             };
             // SAFETY: piece and channels own their part of `target`, which outlives the pass.
             let dw = unsafe { target.at(piece * weight_len, weight_len) };
-            run_task::<S>(plan, &task, piece, slot, dw);
+            run_task::<S, E>(plan, &task, piece, slot, dw);
         });
         if plan.num_pieces > 1 {
             let dw = SharedMut::new(self.dw);
@@ -114,9 +115,9 @@ impl GenericWork for WinogradWeight<'_> {
 }
 
 /// A block of channels of x and dy.
-struct Task<'a> {
-    x: &'a [f32],
-    dy: &'a [f32],
+struct Task<'a, E> {
+    x: &'a [E],
+    dy: &'a [E],
     in_c: usize,
     out_c: usize,
     in_count: usize,
@@ -124,12 +125,12 @@ struct Task<'a> {
 }
 
 /// Sums over a piece's tiles and writes their inverse transform to the task's elements of `dw`.
-fn run_task<S: Simd>(plan: &Plan, task: &Task<'_>, piece: usize, slot: &mut [f32], dw: *mut f32) {
+fn run_task<S: Simd, E: Element>(plan: &Plan, task: &Task<'_, E>, piece: usize, slot: &mut [f32], dw: *mut f32) {
     let (sums, slot) = slot.split_at_mut(plan.sums_len());
     let first = piece * plan.units_of_piece;
     let units = first..(first + plan.units_of_piece).min(plan.tiles.num_pieces());
     for (index, block) in units.flat_map(|unit| plan.tiles.blocks(unit)).enumerate() {
-        run_block::<S>(&plan.tiles, &block, task, sums, index > 0, slot);
+        run_block::<S, E>(&plan.tiles, &block, task, sums, index > 0, slot);
     }
     let filter_len = plan.shape.in_channels * 9;
     // SAFETY: the sums of this task were all written above; `dw` holds `out_count` filters from `out_c` on.
@@ -145,10 +146,10 @@ fn run_task<S: Simd>(plan: &Plan, task: &Task<'_>, piece: usize, slot: &mut [f32
 }
 
 /// Transforms a block's tiles of x and dy and adds their products to the sums.
-fn run_block<S: Simd>(
+fn run_block<S: Simd, E: Element>(
     plan: &TilePlan,
     block: &TileBlock,
-    task: &Task<'_>,
+    task: &Task<'_, E>,
     sums: &mut [f32],
     accumulate: bool,
     slot: &mut [f32],
