@@ -1,8 +1,11 @@
 //! Prints time, GFLOP/s and share of the measured FMA peak of each convolution of the CIFAR nets, on one core.
 //!
-//! `taskset -c 1 cargo run --release --example bench_conv [avx512|avx2|portable] [direct] [batch]`
+//! `taskset -c 1 cargo run --release --example bench_conv [avx512bf16|avx512|avx2|portable] [direct] [bf16] [batch]`
+//! `bf16`: activations and their gradients are stored as bf16 instead of f32.
 #![allow(clippy::print_stdout)] // Printing is its job.
 
+use half::bf16;
+use kernels::Element;
 use kernels::conv2d::{Algorithm, Conv2d, Conv2dShape, Epilogue};
 use kernels::simd::{Isa, measure_fma_gflops};
 use std::time::Instant;
@@ -11,6 +14,7 @@ const REPETITIONS: usize = 15;
 
 fn main() {
     let isa = match std::env::args().nth(1).as_deref() {
+        Some("avx512bf16") => Isa::Avx512Bf16,
         Some("avx512") => Isa::Avx512,
         Some("avx2") => Isa::Avx2Fma,
         Some("portable") => Isa::Portable,
@@ -19,12 +23,18 @@ fn main() {
     let algorithm = if std::env::args().any(|word| word == "direct") { Algorithm::Direct } else { Algorithm::Auto };
     let batch = std::env::args().find_map(|word| word.parse().ok()).unwrap_or(128);
     let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build().expect("one thread can be had");
-    pool.install(|| bench(isa, algorithm, batch));
+    let bf16_storage = std::env::args().any(|word| word == "bf16");
+    pool.install(
+        || if bf16_storage { bench::<bf16>(isa, algorithm, batch) } else { bench::<f32>(isa, algorithm, batch) },
+    );
 }
 
-fn bench(isa: Isa, algorithm: Algorithm, batch: usize) {
+fn bench<E: Element>(isa: Isa, algorithm: Algorithm, batch: usize) {
     let peak = measure_fma_gflops(isa, 200);
-    println!("{isa:?}: peak {peak:.1} GFLOP/s; GFLOP/s and share of it; minimum of {REPETITIONS}");
+    println!(
+        "{isa:?}, {} storage: peak {peak:.1} GFLOP/s; GFLOP/s and share of it; minimum of {REPETITIONS}",
+        std::any::type_name::<E>()
+    );
     let heads = ["forward", "with statistics", "data gradient", "weight gradient"].map(|head| format!("{head:>16}"));
     println!("{:24} {:>8} {}   pack (us)", format!("layer, batch {batch}"), "MFLOP", heads.join(" "));
     let layers = [
@@ -45,17 +55,18 @@ fn bench(isa: Isa, algorithm: Algorithm, batch: usize) {
         let batch = if matches!(extent, 56 | 14 | 7) { 8 } else { batch };
         let (height, width, padding) = (extent, extent, kernel / 2);
         let shape = Conv2dShape { batch, height, width, in_channels, out_channels, kernel, stride, padding };
-        let (rates, pack_us) = rates(Conv2d::with(shape, algorithm, isa));
+        let (rates, pack_us) = rates::<E>(Conv2d::with(shape, algorithm, isa));
         let name = format!("{in_channels}->{out_channels} {extent}x{extent} k{kernel} s{stride}");
         let columns = rates.map(|rate| format!("{rate:8.1} ({:3.0} %)", 100.0 * rate / peak));
         println!("{name:24} {:8.0} {} {pack_us:9.1}", shape.flops() / 1e6, columns.join(" "));
     }
 }
 
-fn rates(conv: Conv2d) -> ([f64; 4], f64) {
+fn rates<E: Element>(conv: Conv2d) -> ([f64; 4], f64) {
     let shape = *conv.shape();
     let values = |len: usize| (0..len).map(|i| ((i * 7919 + 13) % 1024) as f32 / 512.0 - 1.0).collect::<Vec<f32>>();
-    let (x, w, dy) = (values(shape.input_len()), values(shape.weight_len()), values(shape.output_len()));
+    let stored = |len: usize| values(len).into_iter().map(E::from_f32).collect::<Vec<E>>();
+    let (x, w, dy) = (stored(shape.input_len()), values(shape.weight_len()), stored(shape.output_len()));
     let (mut y, mut dx, mut dw) = (dy.clone(), x.clone(), w.clone());
     let mut packed_forward = values(conv.packed_forward_len());
     conv.pack_forward(&w, &mut packed_forward);

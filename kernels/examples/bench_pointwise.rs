@@ -1,14 +1,20 @@
 //! Measures the operations that move memory against a copy of the same size; run with `--release`.
 //!
-//! In: `ISA=avx512|avx2|portable` and `RAYON_NUM_THREADS`. Out: GB/s counting each value read or written once, best of many.
+//! In: words `[avx512bf16|avx512|avx2|portable] [bf16]`, the second for storage as bf16, and `RAYON_NUM_THREADS`. Out: GB/s counting each value read or written once, best of many.
 
 #![allow(clippy::print_stdout)]
 
 use std::hint::black_box;
 use std::time::Instant;
 
+use half::bf16;
+use kernels::Element;
 use kernels::batch_norm::{self, Affine, Gate, Gradients, Residual, ResidualGradient, Saved, ShortcutA};
 use kernels::simd::Isa;
+
+fn stored<E: Element>(len: usize, seed: u32) -> Vec<E> {
+    values(len, seed).into_iter().map(E::from_f32).collect()
+}
 
 fn values(len: usize, seed: u32) -> Vec<f32> {
     let mut state = seed;
@@ -32,27 +38,32 @@ fn measure(name: &str, num_bytes: usize, mut work: impl FnMut()) {
 
 fn main() {
     let isa = match std::env::args().nth(1).as_deref() {
+        Some("avx512bf16") => Isa::Avx512Bf16,
         Some("avx512") => Isa::Avx512,
         Some("avx2") => Isa::Avx2Fma,
         Some("portable") => Isa::Portable,
         _ => Isa::detect(),
     };
-    println!("{isa:?}, {} threads", rayon::current_num_threads());
+    if std::env::args().any(|word| word == "bf16") { bench::<bf16>(isa) } else { bench::<f32>(isa) }
+}
+
+fn bench<E: Element>(isa: Isa) {
+    println!("{isa:?}, {} threads, {} storage", rayon::current_num_threads(), std::any::type_name::<E>());
     for (side, images, channels) in
         [(32, 128, 16), (16, 128, 32), (8, 128, 64), (32, 128, 3), (14, 64, 256), (7, 32, 2048), (14, 64, 100)]
     {
-        bench_norm(isa, side, images, channels);
+        bench_norm::<E>(isa, side, images, channels);
     }
-    bench_rest(isa);
+    bench_rest::<E>(isa);
 }
 
-fn bench_norm(isa: Isa, side: usize, images: usize, channels: usize) {
+fn bench_norm<E: Element>(isa: Isa, side: usize, images: usize, channels: usize) {
     let rows = images * side * side;
     let len = rows * channels;
-    let bytes = 4 * len;
+    let bytes = size_of::<E>() * len;
     println!("batch_norm [{images}, {side}, {side}, {channels}], {:.1} MB", bytes as f64 / 1e6);
-    let (x, r, dy) = (values(len, 1), values(len, 2), values(len, 3));
-    let (mut y, mut dx, mut dr) = (vec![0.0f32; len], vec![0.0f32; len], vec![0.0f32; len]);
+    let (x, r, dy) = (stored::<E>(len, 1), stored::<E>(len, 2), stored::<E>(len, 3));
+    let (mut y, mut dx, mut dr) = (x.clone(), x.clone(), x.clone());
     let parameters: Vec<_> = (4..8).map(|seed| values(channels, seed)).collect();
     let affine = Affine { mean: &parameters[0], invstd: &parameters[1], gamma: &parameters[2], beta: &parameters[3] };
     let mut sums = vec![0.0; 2 * channels];
@@ -71,7 +82,7 @@ fn bench_norm(isa: Isa, side: usize, images: usize, channels: usize) {
     if channels.is_multiple_of(2) && channels < 128 {
         let shape =
             ShortcutA { num_images: images, height: 2 * side, width: 2 * side, channels_in: channels / 2, channels };
-        let input = values(2 * len, 9);
+        let input = stored::<E>(2 * len, 9);
         measure("  normalize option A relu", 2 * bytes + bytes / 2, || {
             batch_norm::normalize(isa, &affine, &x, Residual::OptionA(shape, &input), true, &mut y);
         });
@@ -103,41 +114,41 @@ fn bench_norm(isa: Isa, side: usize, images: usize, channels: usize) {
     });
 }
 
-fn bench_rest(isa: Isa) {
+fn bench_rest<E: Element>(isa: Isa) {
     let len = 1 << 22;
     let (mut parameters, mut velocities, gradients) = (values(len, 1), values(len, 2), values(len, 3));
     let update = kernels::sgd::SgdUpdate { learning_rate: 1e-9, momentum: 0.9, weight_decay: 1e-4, nesterov: true };
     measure("sgd, 4 M parameters", 20 * len, || {
         kernels::sgd::step(isa, &update, &mut parameters, &mut velocities, &gradients);
     });
-    bench_pool(isa);
+    bench_pool::<E>(isa);
     bench_linear(isa);
     let table = kernels::input::PixelTable::new([0.5; 3], [0.25; 3]);
     let placements: Vec<_> =
         (0..128).map(|i| kernels::input::Placement { dy: i % 9 - 4, dx: i % 7 - 3, flip: i % 2 == 0 }).collect();
     let source: Vec<u8> = (0..128 * 3072).map(|i| (i * 7 % 251) as u8).collect();
-    let mut output = vec![0.0; source.len()];
-    measure("input, 128 CIFAR images", 5 * source.len(), || {
+    let mut output = vec![E::default(); source.len()];
+    measure("input, 128 CIFAR images", (1 + size_of::<E>()) * source.len(), || {
         table.apply(&source, (32, 32), &placements, &mut output);
     });
 }
 
-fn bench_pool(isa: Isa) {
+fn bench_pool<E: Element>(isa: Isa) {
     for (name, images, pixels, channels) in [("CIFAR", 128, 64, 64), ("ImageNet", 32, 49, 2048)] {
-        let x = values(images * pixels * channels, 1);
-        let (mut y, mut dx) = (vec![0.0; images * channels], vec![0.0; x.len()]);
-        measure(&format!("global average, {name}"), 4 * x.len(), || {
+        let x = stored::<E>(images * pixels * channels, 1);
+        let (mut y, mut dx) = (vec![0.0; images * channels], vec![E::default(); x.len()]);
+        measure(&format!("global average, {name}"), size_of::<E>() * x.len(), || {
             kernels::pool::global_average(isa, &x, pixels, channels, &mut y);
         });
-        measure(&format!("global average backward, {name}"), 4 * x.len(), || {
+        measure(&format!("global average backward, {name}"), size_of::<E>() * x.len(), || {
             kernels::pool::global_average_backward(isa, &y, pixels, channels, &mut dx);
         });
     }
     let shape = kernels::pool::MaxPoolShape { num_images: 4, height: 112, width: 112, channels: 64 };
-    let x = values(shape.input_len(), 1);
-    let (mut y, mut taps) = (vec![0.0; shape.output_len()], vec![0; shape.output_len()]);
-    let mut dx = vec![0.0; x.len()];
-    let num_bytes = 4 * x.len() + 5 * y.len();
+    let x = stored::<E>(shape.input_len(), 1);
+    let (mut y, mut taps) = (vec![E::default(); shape.output_len()], vec![0; shape.output_len()]);
+    let mut dx = vec![E::default(); x.len()];
+    let num_bytes = size_of::<E>() * (x.len() + y.len()) + y.len();
     measure("max pool, 4 ImageNet images", num_bytes, || kernels::pool::max_pool(isa, shape, &x, &mut y, &mut taps));
     measure("max pool backward", num_bytes, || {
         kernels::pool::max_pool_backward(isa, shape, &y, &taps, &mut dx);
