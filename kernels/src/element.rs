@@ -6,6 +6,9 @@
 
 #![allow(private_bounds, private_interfaces, reason = "`Stored` can only be named and called inside the crate")]
 
+#[cfg(test)]
+mod tests;
+
 use half::bf16;
 use std::fmt::Debug;
 

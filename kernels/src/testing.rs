@@ -1,6 +1,7 @@
 //! What the tests of several operations share: values, and every way to run a kernel.
 
 use crate::simd::Isa;
+use half::bf16;
 
 /// Values in -1..1 that depend on the seed only.
 pub(crate) fn values(len: usize, seed: u64) -> Vec<f32> {
@@ -44,6 +45,19 @@ pub(crate) fn assert_close<A: Copy + Into<f64>, B: Copy + Into<f64>>(
         let error = (got - expected).abs() / expected.abs().max(1.0);
         assert!(error <= tolerance, "{what}: value {index}: {got} against {expected}");
     }
+}
+
+/// [`values`] rounded to bf16.
+pub(crate) fn stored(len: usize, seed: u64) -> Vec<bf16> {
+    rounded(&values(len, seed))
+}
+
+pub(crate) fn rounded(values: &[f32]) -> Vec<bf16> {
+    values.iter().map(|value| bf16::from_f32(*value)).collect()
+}
+
+pub(crate) fn widened(values: &[bf16]) -> Vec<f32> {
+    values.iter().map(|value| value.to_f32()).collect()
 }
 
 pub(crate) fn doubles(values: &[f32]) -> Vec<f64> {

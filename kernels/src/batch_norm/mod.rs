@@ -21,6 +21,8 @@ mod shortcut;
 mod sums;
 
 #[cfg(test)]
+mod bf16_tests;
+#[cfg(test)]
 mod reference;
 #[cfg(test)]
 mod tests;

@@ -70,6 +70,8 @@ fn run_band<S: Simd, E: Element>(
             rows: plan.padded_rows,
             pad_left: plan.pad_left,
             padded_w: plan.band_width(),
+            step: plan.step,
+            taps: plan.max_taps_h(),
         };
         copy_band::<S, E>(image, &band, slot);
         slot

@@ -14,6 +14,9 @@ pub(super) struct Band {
     pub(super) rows: usize,
     pub(super) pad_left: usize,
     pub(super) padded_w: usize,
+    /// Of every `step` rows the first `taps` are read; others are not copied.
+    pub(super) step: usize,
+    pub(super) taps: usize,
 }
 
 /// Fills `padded` (`[rows, padded_w, channels]`) from `image` (`[in_h, in_w, channels]`).
@@ -22,6 +25,9 @@ pub(super) fn copy_band<S: Simd, E: Element>(image: &[E], band: &Band, padded: &
     let left = band.pad_left * band.channels;
     let copied = (band.in_w * band.channels).min(row_len - left);
     for (index, row) in padded.chunks_exact_mut(row_len).take(band.rows).enumerate() {
+        if index % band.step >= band.taps {
+            continue;
+        }
         let from = band.first_row + index as isize;
         if from < 0 || from >= band.in_h as isize {
             row.fill(0.0);

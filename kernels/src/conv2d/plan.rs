@@ -70,6 +70,11 @@ impl Plan {
         self.padded_rows * self.band_width() * self.in_c
     }
 
+    /// Kernel rows of the tallest class.
+    pub(super) fn max_taps_h(&self) -> usize {
+        self.classes().iter().map(|class| class.taps_h).max().unwrap_or(0)
+    }
+
     /// Pixels of a row as the kernel reads it.
     pub(super) fn band_width(&self) -> usize {
         if self.borrows_input { self.in_w } else { self.padded_w }

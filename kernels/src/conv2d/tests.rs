@@ -1,7 +1,9 @@
-//! Fast equals reference: random shapes, every instruction set, unaligned slices, 1..=3 threads bit-equal.
+//! Fast equals reference: random shapes, every instruction set, unaligned slices, 1..=3 threads bit-equal; bf16 equals f32.
 
 use super::{Algorithm, Conv2d, Conv2dShape, Epilogue, reference};
+use crate::Element;
 use crate::simd::Isa;
+use half::bf16;
 
 /// SplitMix64: values in -1..1 from a seed.
 struct Random(u64);
@@ -58,22 +60,22 @@ fn assert_close(what: &str, shape: &Conv2dShape, isa: Isa, got: &[f32], expected
     }
 }
 
-struct Results {
-    y: Vec<f32>,
-    dx: Vec<f32>,
+struct Results<E = f32> {
+    y: Vec<E>,
+    dx: Vec<E>,
     dw: Vec<f32>,
     sum: Vec<f64>,
     sum_of_squares: Vec<f64>,
 }
 
 /// All passes; `x`, `w`, `dy` skip their first element. Results and workspaces are dirty before.
-fn run_all(conv: &Conv2d, x: &[f32], w: &[f32], dy: &[f32], shift: Option<&[f32]>) -> Results {
+fn run_all<E: Element>(conv: &Conv2d, x: &[E], w: &[f32], dy: &[E], shift: Option<&[f32]>) -> Results<E> {
     let s = conv.shape();
     let (x, w, dy) = (&x[1..], &w[1..], &dy[1..]);
     let dirty = |len: usize| vec![f32::NAN; len];
     let mut results = Results {
-        y: dirty(s.output_len()),
-        dx: dirty(s.input_len()),
+        y: vec![E::from_f32(f32::NAN); s.output_len()],
+        dx: vec![E::from_f32(f32::NAN); s.input_len()],
         dw: dirty(s.weight_len()),
         sum: vec![0.5; s.out_channels],
         sum_of_squares: vec![0.5; s.out_channels],
@@ -83,7 +85,7 @@ fn run_all(conv: &Conv2d, x: &[f32], w: &[f32], dy: &[f32], shift: Option<&[f32]
     let (sum, sum_of_squares) = (&mut results.sum[..], &mut results.sum_of_squares[..]);
     let epilogue = Epilogue::Statistics { shift, sum, sum_of_squares };
     conv.forward(x, &packed, &mut results.y, &mut dirty(conv.forward_workspace_len()), epilogue);
-    let mut plain = dirty(s.output_len());
+    let mut plain = vec![E::from_f32(f32::NAN); s.output_len()];
     conv.forward(x, &packed, &mut plain, &mut dirty(conv.forward_workspace_len()), Epilogue::None);
     assert_eq!(plain, results.y, "{s:?}: the epilogue changes the output");
     let mut packed = dirty(conv.packed_data_gradient_len());
@@ -125,11 +127,11 @@ fn check_shape(shape: &Conv2dShape, random: &mut Random, pools: &[rayon::ThreadP
     }
 }
 
-fn check_statistics(shape: &Conv2dShape, results: &Results, shift: Option<&[f32]>) {
+fn check_statistics<E: Element>(shape: &Conv2dShape, results: &Results<E>, shift: Option<&[f32]>) {
     let channels = shape.out_channels;
     for c in 0..channels {
         let shift = shift.map_or(0.0, |shift| f64::from(shift[c]));
-        let of_channel = || results.y.iter().skip(c).step_by(channels).map(|&y| f64::from(y) - shift);
+        let of_channel = || results.y.iter().skip(c).step_by(channels).map(|&y| f64::from(y.to_f32()) - shift);
         let (sum, squares): (f64, f64) = (of_channel().sum(), of_channel().map(|y| y * y).sum());
         let magnitude: f64 = of_channel().map(f64::abs).sum();
         assert!((results.sum[c] - sum).abs() <= 1e-6 * magnitude + 1e-9, "{shape:?}: sum {c}");
@@ -144,6 +146,33 @@ fn random_shapes_equal_the_reference_for_any_number_of_threads() {
     for _ in 0..150 {
         let shape = random_shape(&mut random, 1.5e6);
         check_shape(&shape, &mut random, &pools);
+    }
+}
+
+#[test]
+fn bf16_storage_gives_the_f32_results_of_the_widened_inputs_rounded_to_bf16() {
+    let pools = [pool(1), pool(2), pool(3)];
+    let mut random = Random(13);
+    for _ in 0..100 {
+        let shape = random_shape(&mut random, 8e5);
+        let stored = |values: Vec<f32>| values.into_iter().map(bf16::from_f32).collect::<Vec<bf16>>();
+        let widened = |stored: &[bf16]| stored.iter().map(|value| value.to_f32()).collect::<Vec<f32>>();
+        let (x, dy) = (stored(random.values(shape.input_len())), stored(random.values(shape.output_len())));
+        let (w, shift) = (random.values(shape.weight_len()), random.values(shape.out_channels));
+        let shift = random.pick(&[None, Some(&shift[1..])]);
+        let algorithms = if shape.kernel == 3 && shape.stride == 1 { 2 } else { 1 };
+        let algorithms = &[Algorithm::Direct, Algorithm::Winograd][..algorithms];
+        for (isa, &algorithm) in Isa::available().flat_map(|isa| algorithms.iter().map(move |a| (isa, a))) {
+            let conv = Conv2d::with(shape, algorithm, isa);
+            let expected = run_all(&conv, &widened(&x), &w, &widened(&dy), shift);
+            for pool in &pools {
+                let got = pool.install(|| run_all(&conv, &x, &w, &dy, shift));
+                assert_eq!(got.y, stored(expected.y.clone()), "{shape:?} {isa:?} {algorithm:?}: forward");
+                assert_eq!(got.dx, stored(expected.dx.clone()), "{shape:?} {isa:?} {algorithm:?}: data gradient");
+                assert_eq!(got.dw, expected.dw, "{shape:?} {isa:?} {algorithm:?}: weight gradient");
+                check_statistics(&shape, &got, shift);
+            }
+        }
     }
 }
 

@@ -173,6 +173,8 @@ fn run_unit<S: Simd, E: Element>(
             rows: (rows - 1) * s.stride + s.kernel,
             pad_left: s.padding,
             padded_w: x_row / s.in_channels,
+            step: s.stride,
+            taps: s.kernel,
         };
         for (index, padded) in x_slot.chunks_exact_mut(plan.padded_rows * x_row).take(images).enumerate() {
             copy_band::<S, E>(&x[(image + index) * in_image..][..in_image], &band, padded);

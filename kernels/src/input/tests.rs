@@ -1,7 +1,8 @@
 //! Every placement against the definition, bit by bit.
 
 use super::*;
-use crate::testing::same_everywhere;
+use crate::testing::{rounded, same_everywhere};
+use half::bf16;
 
 const MEAN: [f32; 3] = [0.4914, 0.4822, 0.4465];
 const STD: [f32; 3] = [0.2470, 0.2435, 0.2616];
@@ -15,7 +16,8 @@ fn every_placement_has_the_bits_of_the_formula() {
             placements.extend([false, true].map(|flip| Placement { dy, dx, flip }));
         }
     }
-    placements.push(Placement { dy: isize::MAX, dx: isize::MIN, flip: true });
+    let extreme = Placement { dy: isize::MAX, dx: isize::MIN, flip: true };
+    placements.push(extreme);
     let source: Vec<u8> = (0..placements.len() * height * width * 3).map(|i| (i * 37 % 256) as u8).collect();
     let table = PixelTable::new(MEAN, STD);
     let output = same_everywhere(|_| {
@@ -27,6 +29,9 @@ fn every_placement_has_the_bits_of_the_formula() {
     let inside = source.len() - last;
     let expected = reference::apply(MEAN, STD, &source[..inside], (height, width), &placements);
     assert_eq!(output[..inside], expected);
+    let mut stored = vec![bf16::NAN; source.len()];
+    table.apply(&source, (height, width), &[&placements[..], &[extreme]].concat(), &mut stored);
+    assert_eq!(stored, rounded(&output), "bf16 is the rounded formula");
     assert!(output[inside..].chunks(3).all(|pixel| pixel == table.black()));
 }
 

@@ -3,8 +3,10 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::Element;
 use crate::simd::Isa;
-use crate::testing::{assert_close, same_everywhere, values};
+use crate::testing::{assert_close, rounded, same_everywhere, stored, values, widened};
+use half::bf16;
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
@@ -53,11 +55,47 @@ proptest! {
 }
 
 #[test]
+fn pooling_bf16_equals_pooling_the_widened_values_and_rounding() {
+    for (num_images, height, width, channels) in [(2, 7, 8, 5), (1, 3, 3, 131), (3, 8, 1, 16)] {
+        let shape = MaxPoolShape { num_images, height, width, channels };
+        let (x, dy) = (stored(shape.input_len() + 1, 1), stored(shape.output_len() + 1, 2));
+        let (x, dy) = (&x[1..], &dy[1..]);
+        let (y, taps, dx) = same_everywhere(|isa| max_pool_both(isa, shape, x, dy));
+        let expected = max_pool_both(Isa::Portable, shape, &widened(x), &widened(dy));
+        assert_eq!((y, taps, dx), (rounded(&expected.0), expected.1, rounded(&expected.2)));
+        let pixels = height * width;
+        let means = values(num_images * channels, 3);
+        let (mean, dx) = same_everywhere(|isa| average_both(isa, x, pixels, channels, &means));
+        let expected = average_both(Isa::Portable, &widened(x), pixels, channels, &means);
+        assert_eq!((mean, dx), (expected.0, rounded(&expected.1)));
+    }
+}
+
+fn max_pool_both<E: Element>(isa: Isa, shape: MaxPoolShape, x: &[E], dy: &[E]) -> (Vec<E>, Vec<u8>, Vec<E>) {
+    let dirty = E::from_f32(f32::NAN);
+    let (mut y, mut taps, mut dx) = (vec![dirty; dy.len()], vec![99; dy.len()], vec![dirty; x.len()]);
+    max_pool(isa, shape, x, &mut y, &mut taps);
+    max_pool_backward(isa, shape, dy, &taps, &mut dx);
+    (y, taps, dx)
+}
+
+fn average_both<E: Element>(isa: Isa, x: &[E], pixels: usize, channels: usize, dy: &[f32]) -> (Vec<f32>, Vec<E>) {
+    let (mut y, mut dx) = (vec![f32::NAN; dy.len()], vec![E::from_f32(f32::NAN); x.len()]);
+    global_average(isa, x, pixels, channels, &mut y);
+    global_average_backward(isa, dy, pixels, channels, &mut dx);
+    (y, dx)
+}
+
+#[test]
 fn a_nan_is_the_maximum_of_its_windows() {
     let shape = MaxPoolShape { num_images: 1, height: 4, width: 4, channels: 1 };
     let mut x = vec![1.0; 16];
     x[5] = f32::NAN;
     let (mut y, mut taps) = ([0.0; 4], [0; 4]);
+    max_pool(Isa::detect(), shape, &x, &mut y, &mut taps);
+    assert!(y.iter().all(|y| y.is_nan()));
+    assert_eq!(taps, [8, 6, 2, 0]);
+    let (x, mut y) = (rounded(&x), [bf16::ZERO; 4]);
     max_pool(Isa::detect(), shape, &x, &mut y, &mut taps);
     assert!(y.iter().all(|y| y.is_nan()));
     assert_eq!(taps, [8, 6, 2, 0]);

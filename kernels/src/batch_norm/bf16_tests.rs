@@ -1,0 +1,118 @@
+//! bf16 storage against f32 storage of the same values: the same arithmetic, rounded where it is stored.
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::Element;
+use crate::simd::Isa;
+use crate::testing::{rounded, same_everywhere, stored, values, widened};
+use half::bf16;
+
+/// Everything that is stored, `[rows, C]` behind one unused element, so that it is not aligned to a vector.
+struct Stored<E> {
+    x: Vec<E>,
+    dy: Vec<E>,
+    residual: Vec<E>,
+    /// The option A shortcut's input.
+    input: Vec<E>,
+}
+
+impl Stored<bf16> {
+    fn widened(&self) -> Stored<f32> {
+        let [x, dy, residual, input] = [&self.x, &self.dy, &self.residual, &self.input].map(|values| widened(values));
+        Stored { x, dy, residual, input }
+    }
+}
+
+/// What is computed of it: f64 and f32 results, and stored ones.
+#[derive(Debug, PartialEq)]
+struct Computed<E> {
+    moments: Vec<f64>,
+    sums: Vec<Vec<f64>>,
+    stored: Vec<Vec<E>>,
+}
+
+/// Every pass with every gate and residual.
+fn compute<E: Element>(isa: Isa, stored: &Stored<E>, shape: ShortcutA, parameters: &[Vec<f32>; 4]) -> Computed<E> {
+    let (x, dy, residual, input) = (&stored.x[1..], &stored.dy[1..], &stored.residual[1..], &stored.input[1..]);
+    let channels = shape.channels;
+    let rows = x.len() / channels;
+    let [mean, invstd, gamma, beta] = parameters;
+    let affine = Affine { mean, invstd, gamma, beta };
+    let mut workspace = vec![f64::NAN; workspace_len(rows, channels)];
+    let mut moments = vec![f64::NAN; 2 * channels];
+    statistics(isa, x, channels, &mut moments, &mut workspace);
+    let (mut results, mut all_sums) = (Vec::new(), Vec::new());
+    let dirty = || vec![E::from_f32(f32::NAN); x.len()];
+    for relu in [false, true] {
+        for residual in [Residual::None, Residual::Identity(residual), Residual::OptionA(shape, input)] {
+            let (mut y, mut scaled) = (dirty(), dirty());
+            normalize(isa, &affine, x, residual, relu, &mut y);
+            scale_shift(isa, gamma, beta, x, residual, relu, &mut scaled);
+            if !matches!(residual, Residual::OptionA(..)) {
+                let (mut in_place, mut scaled_in_place) = (x.to_vec(), x.to_vec());
+                normalize_in_place(isa, &affine, residual, relu, &mut in_place);
+                scale_shift_in_place(isa, gamma, beta, residual, relu, &mut scaled_in_place);
+                assert_eq!((&y, &scaled), (&in_place, &scaled_in_place), "in place");
+            }
+            results.extend([y, scaled]);
+        }
+    }
+    for gate in [Gate::Open, Gate::Recomputed, Gate::Output(residual)] {
+        let saved = Saved { affine, x, gate };
+        let mut sums = vec![f64::NAN; 2 * channels];
+        backward_sums(isa, &saved, dy, &mut sums, &mut workspace);
+        for kind in 0..if matches!(gate, Gate::Recomputed) { 1 } else { 5 } {
+            let (mut dx, mut in_place) = (dirty(), dy.to_vec());
+            let (mut of_residual, mut of_input) = (residual.to_vec(), input.to_vec());
+            for gradients in [Gradients::Separate { dy, dx: &mut dx }, Gradients::InPlace(&mut in_place)] {
+                let residual = match kind {
+                    0 => ResidualGradient::None,
+                    1 => ResidualGradient::Write(&mut of_residual),
+                    2 => ResidualGradient::Add(&mut of_residual),
+                    3 => ResidualGradient::WriteOptionA(shape, &mut of_input),
+                    _ => ResidualGradient::AddOptionA(shape, &mut of_input),
+                };
+                backward(isa, &saved, &sums, rows as f64, gradients, residual);
+                results.extend([of_residual.clone(), of_input.clone()]);
+                (of_residual, of_input) = (residual_of(stored), input.to_vec());
+            }
+            assert_eq!(dx, in_place, "in place");
+            results.push(dx);
+        }
+        all_sums.push(sums);
+    }
+    Computed { moments, sums: all_sums, stored: results }
+}
+
+fn residual_of<E: Element>(stored: &Stored<E>) -> Vec<E> {
+    stored.residual[1..].to_vec()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    #[test]
+    fn every_pass_over_bf16_equals_that_over_the_widened_values_rounded(
+        (num_images, height, width) in (1..4usize, 1..12usize, 1..12usize),
+        (channels_in, channels) in prop_oneof![Just((1, 1)), Just((3, 7)), Just((5, 12)), Just((16, 32)), Just((65, 131))],
+        seed in 0..1000u64,
+    ) {
+        let shape = ShortcutA { num_images, height, width, channels_in, channels };
+        let len = 1 + num_images * shape.image_out();
+        let of_bf16 = Stored {
+            x: stored(len, seed),
+            dy: stored(len, seed + 1),
+            residual: stored(len, seed + 2),
+            input: stored(1 + num_images * shape.image_in(), seed + 3),
+        };
+        let parameters = [4, 5, 6, 7].map(|more| values(channels, seed + more));
+        let got = same_everywhere(|isa| compute(isa, &of_bf16, shape, &parameters));
+        let expected = compute(Isa::Portable, &of_bf16.widened(), shape, &parameters);
+        prop_assert_eq!(got.moments, expected.moments);
+        prop_assert_eq!(got.sums, expected.sums);
+        for (got, expected) in got.stored.iter().zip(&expected.stored) {
+            prop_assert_eq!(got, &rounded(expected));
+        }
+    }
+}
