@@ -7,7 +7,10 @@
 //! Why: a fresh page costs the system 0.1 to 0.25 µs, of which a step of ResNet-20 with 128 images would take 50,000: a third
 //! of its time (`docs/benchmarks.md`). Aligned, a vector's load never crosses two cache lines.
 
+use std::marker::PhantomData;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::Element;
 
 /// One cache line, the unit of every buffer.
 #[derive(Clone, Copy, Debug)]
@@ -37,10 +40,10 @@ impl Arena {
     /// The smallest free buffer that is long enough and not far too long, else a new one; the largest free buffer that was
     /// too short is then freed in exchange, so that a change of the batch size does not keep both sizes.
     #[must_use]
-    pub fn take(&self, len: usize) -> Block {
-        let num_lines = (len * size_of::<f32>()).div_ceil(LINE);
+    pub fn take<E: Element>(&self, len: usize) -> Block<E> {
+        let num_lines = (len * size_of::<E>()).div_ceil(LINE);
         let lines = self.reuse(num_lines).unwrap_or_else(|| vec![Line([0; LINE]); num_lines]);
-        Block { lines, len, arena: self.clone() }
+        Block { lines, len, arena: self.clone(), element: PhantomData }
     }
 
     fn reuse(&self, num_lines: usize) -> Option<Vec<Line>> {
@@ -68,40 +71,42 @@ impl Arena {
     }
 }
 
-/// A buffer of f32 that goes back to its arena when dropped.
+/// A buffer of activations that goes back to its arena when dropped.
 #[derive(Debug)]
-pub struct Block {
+pub struct Block<E: Element> {
     lines: Vec<Line>,
     len: usize,
     arena: Arena,
+    element: PhantomData<E>,
 }
 
-impl Block {
+impl<E: Element> Block<E> {
     /// The values as bytes, in the machine's order.
     #[must_use]
     pub fn as_bytes(&self) -> &[u8] {
         // SAFETY: the buffer has at least `len` values, all initialised, and any byte is a u8.
-        unsafe { core::slice::from_raw_parts(self.lines.as_ptr().cast(), self.len * size_of::<f32>()) }
+        unsafe { core::slice::from_raw_parts(self.lines.as_ptr().cast(), self.len * size_of::<E>()) }
     }
 }
 
-impl core::ops::Deref for Block {
-    type Target = [f32];
+impl<E: Element> core::ops::Deref for Block<E> {
+    type Target = [E];
 
-    fn deref(&self) -> &[f32] {
-        // SAFETY: the buffer has at least `len` values, aligned to 64 bytes and initialised; any bits are an f32.
+    fn deref(&self) -> &[E] {
+        // SAFETY: the buffer has at least `len` values, aligned to 64 bytes and initialised; any bits are an
+        // element, since `Element` is sealed: f32 and bf16.
         unsafe { core::slice::from_raw_parts(self.lines.as_ptr().cast(), self.len) }
     }
 }
 
-impl core::ops::DerefMut for Block {
-    fn deref_mut(&mut self) -> &mut [f32] {
-        // SAFETY: as in `deref`, and `self` is borrowed mutably; any f32 is a valid line.
+impl<E: Element> core::ops::DerefMut for Block<E> {
+    fn deref_mut(&mut self) -> &mut [E] {
+        // SAFETY: as in `deref`, and `self` is borrowed mutably; any elements are a valid line.
         unsafe { core::slice::from_raw_parts_mut(self.lines.as_mut_ptr().cast(), self.len) }
     }
 }
 
-impl Drop for Block {
+impl<E: Element> Drop for Block<E> {
     fn drop(&mut self) {
         let lines = core::mem::take(&mut self.lines);
         if !lines.is_empty() {
@@ -118,7 +123,7 @@ mod tests {
     fn a_second_equal_step_takes_the_buffers_of_the_first() {
         let arena = Arena::new();
         let step = || {
-            let blocks = [1000, 17, 1000, 64].map(|len| arena.take(len));
+            let blocks = [1000, 17, 1000, 64].map(|len| arena.take::<f32>(len));
             blocks
                 .each_ref()
                 .map(|block| block.as_ptr() as usize)
@@ -134,7 +139,7 @@ mod tests {
     #[test]
     fn blocks_are_aligned_distinct_and_of_the_length_asked_for() {
         let arena = Arena::new();
-        let mut blocks = [0, 1, 15, 16, 17, 4099].map(|len| (len, arena.take(len)));
+        let mut blocks = [0, 1, 15, 16, 17, 4099].map(|len| (len, arena.take::<f32>(len)));
         for (index, (len, block)) in blocks.iter_mut().enumerate() {
             assert_eq!((block.len(), block.as_bytes().len()), (*len, 4 * *len));
             assert!((block.as_ptr() as usize).is_multiple_of(LINE));
@@ -148,12 +153,13 @@ mod tests {
     #[test]
     fn a_shorter_batch_reuses_and_a_longer_one_replaces() {
         let arena = Arena::new();
-        drop((arena.take(1 << 12), arena.take(1 << 12)));
-        drop((arena.take(3000), arena.take(3000)));
+        let take = |len| arena.take::<f32>(len);
+        drop((take(1 << 12), take(1 << 12)));
+        drop((take(3000), take(3000)));
         assert_eq!(arena.free_bytes(), 2 * 4 << 12);
-        drop((arena.take(1 << 13), arena.take(1 << 13)));
+        drop((take(1 << 13), take(1 << 13)));
         assert_eq!(arena.free_bytes(), 2 * 4 << 13);
-        drop(arena.take(16));
+        drop(take(16));
         assert_eq!(arena.free_bytes(), (2 * 4 << 13) + 64, "a small block does not occupy a large buffer");
     }
 }

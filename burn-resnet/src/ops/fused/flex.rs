@@ -1,14 +1,17 @@
 //! The fused operations on Flex by our own kernels.
 //!
-//! In and out: contiguous channels-last tensors of f32; others are copied once or take the composed body.
+//! In and out: contiguous channels-last activations of f32 or bf16, the rest f32; other layouts are copied once, other types
+//! take the composed body.
 //! Invariant: bit-equal for any number of threads.
 
 use std::cell::RefCell;
 use std::sync::LazyLock;
 
 use burn::backend::flex::FlexTensor;
+use burn::backend::ops::FloatTensorOps;
 use burn::backend::{Flex, TensorMetadata};
-use burn::tensor::{AllocationProperty, Bytes, DType, FloatDType, Shape, TensorData};
+use burn::tensor::{AllocationProperty, Bytes, DType, FloatDType, Shape, TensorData, bf16};
+use kernels::Element;
 use kernels::arena::{Arena, Block};
 use kernels::batch_norm::{self, Affine, Gate, Gradients, ResidualGradient, Saved, ShortcutA};
 use kernels::conv2d::{Algorithm, Conv2d, Conv2dShape, Epilogue};
@@ -45,14 +48,26 @@ pub(in crate::ops) fn forward(
     residual: FlexTensor,
     options: FusedOptions,
 ) -> FusedOutput<Flex> {
-    if input.dtype() != DType::F32 {
-        return composed::forward::<Flex>(input, weight, gamma, beta, residual, options);
+    match input.dtype() {
+        DType::F32 => forward_of::<f32>(input, weight, gamma, beta, residual, options),
+        DType::BF16 => forward_of::<bf16>(input, weight, gamma, beta, residual, options),
+        _ => composed::forward::<Flex>(input, weight, gamma, beta, residual, options),
     }
+}
+
+fn forward_of<E: Activation>(
+    input: FlexTensor,
+    weight: FlexTensor,
+    gamma: FlexTensor,
+    beta: FlexTensor,
+    residual: FlexTensor,
+    options: FusedOptions,
+) -> FusedOutput<Flex> {
     let conv = plan(&input, &weight, &options);
     let channels = conv.shape().out_channels;
     let (mut sum, mut sum_of_squares) = (vec![0.0; channels], vec![0.0; channels]);
     let epilogue = Epilogue::Statistics { shift: None, sum: &mut sum, sum_of_squares: &mut sum_of_squares };
-    let convolved = convolve(&conv, &input, &weight, epilogue);
+    let convolved = convolve::<E>(&conv, &input, &weight, epilogue);
     let moments = moments((convolved.len() / channels) as f64, &sum, &sum_of_squares);
     let moments = moments.reduce(options.norm.reducer.as_deref());
     let mean = to_f32(&moments.mean);
@@ -60,8 +75,8 @@ pub(in crate::ops) fn forward(
     let invstd = invstd(&variance, options.norm.epsilon);
     let (gamma, beta) = (contiguous(gamma), contiguous(beta));
     let affine = Affine { mean: &mean, invstd: &invstd, gamma: floats(&gamma), beta: floats(&beta) };
-    let mut output = ARENA.take(convolved.len());
-    with_residual(&residual, &options, channels, |residual| {
+    let mut output = ARENA.take::<E>(convolved.len());
+    with_residual::<E, _>(&residual, &options, channels, |residual| {
         time(Kernel::Normalisation, || {
             batch_norm::normalize(Isa::chosen(), &affine, &convolved, residual, options.relu, &mut output);
         });
@@ -84,14 +99,26 @@ pub(in crate::ops) fn inference(
     residual: FlexTensor,
     options: &FusedOptions,
 ) -> FlexTensor {
-    if input.dtype() != DType::F32 {
-        return composed::inference::<Flex>(input, weight, scale, shift, residual, options);
+    match input.dtype() {
+        DType::F32 => inference_of::<f32>(input, weight, scale, shift, residual, options),
+        DType::BF16 => inference_of::<bf16>(input, weight, scale, shift, residual, options),
+        _ => composed::inference::<Flex>(input, weight, scale, shift, residual, options),
     }
+}
+
+fn inference_of<E: Activation>(
+    input: FlexTensor,
+    weight: FlexTensor,
+    scale: FlexTensor,
+    shift: FlexTensor,
+    residual: FlexTensor,
+    options: &FusedOptions,
+) -> FlexTensor {
     let conv = plan(&input, &weight, options);
-    let convolved = convolve(&conv, &input, &weight, Epilogue::None);
-    let mut output = ARENA.take(convolved.len());
+    let convolved = convolve::<E>(&conv, &input, &weight, Epilogue::None);
+    let mut output = ARENA.take::<E>(convolved.len());
     let (scale, shift) = (contiguous(scale), contiguous(shift));
-    with_residual(&residual, options, conv.shape().out_channels, |residual| {
+    with_residual::<E, _>(&residual, options, conv.shape().out_channels, |residual| {
         let (scale, shift) = (floats(&scale), floats(&shift));
         batch_norm::scale_shift(Isa::chosen(), scale, shift, &convolved, residual, options.relu, &mut output);
     });
@@ -103,38 +130,39 @@ pub(in crate::ops) fn backward(
     output_gradient: FlexTensor,
     options: FusedOptions,
 ) -> FusedGradients<Flex> {
-    if saved.input.dtype() != DType::F32 {
-        return composed::backward::<Flex>(saved, output_gradient, options);
+    match saved.input.dtype() {
+        DType::F32 => backward_of::<f32>(saved, output_gradient, options),
+        DType::BF16 => backward_of::<bf16>(saved, output_gradient, options),
+        _ => composed::backward::<Flex>(saved, output_gradient, options),
     }
+}
+
+fn backward_of<E: Activation>(
+    saved: FusedSaved<Flex>,
+    output_gradient: FlexTensor,
+    options: FusedOptions,
+) -> FusedGradients<Flex> {
     let conv = plan(&saved.input, &saved.weight, &options);
     let channels = conv.shape().out_channels;
-    let [mean, variance, gamma, beta, output, convolved, dy, input, weight] = [
-        saved.mean,
-        saved.variance,
-        saved.gamma,
-        saved.beta,
-        saved.output,
-        saved.convolved,
-        output_gradient,
-        saved.input,
-        saved.weight,
-    ]
-    .map(contiguous);
+    let [mean, variance, gamma, beta, weight] =
+        [saved.mean, saved.variance, saved.gamma, saved.beta, saved.weight].map(contiguous);
+    let [output, convolved, dy, input] =
+        [saved.output, saved.convolved, output_gradient, saved.input].map(E::activations);
     let invstd = invstd(floats(&variance), options.norm.epsilon);
     let affine = Affine { mean: floats(&mean), invstd: &invstd, gamma: floats(&gamma), beta: floats(&beta) };
     let gate = match (options.relu, options.residual) {
         (false, _) => Gate::Open,
         (true, Residual::None) => Gate::Recomputed,
-        (true, _) => Gate::Output(floats(&output)),
+        (true, _) => Gate::Output(E::values(&output)),
     };
-    let norm = Saved { affine, x: floats(&convolved), gate };
-    let local = gradient_sums(&norm, floats(&dy), channels);
+    let norm = Saved { affine, x: E::values(&convolved), gate };
+    let local = gradient_sums(&norm, E::values(&dy), channels);
     let all = local.reduce(options.norm.reducer.as_deref());
     let sums = [all.plain.as_slice(), &all.with_normalised].concat();
 
-    let mut d_convolved = ARENA.take(conv.shape().output_len());
+    let mut d_convolved = ARENA.take::<E>(conv.shape().output_len());
     let mut d_residual =
-        ARENA.take(if options.residual == Residual::None { 0 } else { saved.residual_shape.iter().product() });
+        ARENA.take::<E>(if options.residual == Residual::None { 0 } else { saved.residual_shape.iter().product() });
     let residual_gradient = match options.residual {
         Residual::None => ResidualGradient::None,
         Residual::Identity => ResidualGradient::Write(&mut d_residual),
@@ -142,14 +170,15 @@ pub(in crate::ops) fn backward(
             ResidualGradient::WriteOptionA(shortcut_a(saved.residual_shape, channels), &mut d_residual)
         }
     };
-    let gradients = Gradients::Separate { dy: floats(&dy), dx: &mut d_convolved };
+    let gradients = Gradients::Separate { dy: E::values(&dy), dx: &mut d_convolved };
     time(Kernel::NormGradient, || {
         batch_norm::backward(Isa::chosen(), &norm, &sums, saved.num_values, gradients, residual_gradient);
     });
 
-    let addend = saved.has_addend.then(|| contiguous(saved.addend));
-    let addend = addend.as_ref().map(floats);
-    let (d_input, d_weight) = conv_gradients(&conv, &input, &weight, &d_convolved, saved.needs_input, addend);
+    let addend = saved.has_addend.then(|| E::activations(saved.addend));
+    let addend = addend.as_ref().map(E::values);
+    let (d_input, d_weight) =
+        conv_gradients(&conv, E::values(&input), &weight, &d_convolved, saved.needs_input, addend);
     let nothing = || tensor(vec![0.0], [1, 1, 1, 1]);
     FusedGradients {
         input: d_input.map_or_else(nothing, |values| activation(values, input.shape().dims())),
@@ -161,14 +190,19 @@ pub(in crate::ops) fn backward(
 }
 
 pub(in crate::ops) fn global_average(input: FlexTensor) -> FlexTensor {
-    if input.dtype() != DType::F32 {
-        return average::composed::<Flex>(input);
+    match input.dtype() {
+        DType::F32 => global_average_of::<f32>(input),
+        DType::BF16 => global_average_of::<bf16>(input),
+        _ => average::composed::<Flex>(input),
     }
+}
+
+fn global_average_of<E: Activation>(input: FlexTensor) -> FlexTensor {
     let [images, height, width, channels] = input.shape().dims();
     let mut means = vec![0.0; images * channels];
-    let input = contiguous(input);
+    let input = E::activations(input);
     time(Kernel::Average, || {
-        pool::global_average(Isa::chosen(), floats(&input), height * width, channels, &mut means);
+        pool::global_average(Isa::chosen(), E::values(&input), height * width, channels, &mut means);
     });
     tensor(means, [images, channels])
 }
@@ -178,11 +212,16 @@ pub(in crate::ops) fn global_average_backward(
     shape: [usize; 4],
     dtype: FloatDType,
 ) -> FlexTensor {
-    if dtype != FloatDType::F32 || gradient.dtype() != DType::F32 {
-        return average::composed_backward::<Flex>(gradient, shape, dtype);
+    match (gradient.dtype(), dtype) {
+        (DType::F32, FloatDType::F32) => global_average_backward_of::<f32>(gradient, shape),
+        (DType::F32, FloatDType::BF16) => global_average_backward_of::<bf16>(gradient, shape),
+        _ => average::composed_backward::<Flex>(gradient, shape, dtype),
     }
+}
+
+fn global_average_backward_of<E: Activation>(gradient: FlexTensor, shape: [usize; 4]) -> FlexTensor {
     let [_, height, width, channels] = shape;
-    let mut d_input = ARENA.take(shape.iter().product());
+    let mut d_input = ARENA.take::<E>(shape.iter().product());
     let gradient = contiguous(gradient);
     time(Kernel::Average, || {
         pool::global_average_backward(Isa::chosen(), floats(&gradient), height * width, channels, &mut d_input);
@@ -207,31 +246,31 @@ fn output_shape(conv: &Conv2d) -> [usize; 4] {
     [shape.batch, shape.out_height(), shape.out_width(), shape.out_channels]
 }
 
-fn convolve(conv: &Conv2d, input: &FlexTensor, weight: &FlexTensor, epilogue: Epilogue<'_>) -> Block {
-    let (input, weight) = (contiguous(input.clone()), contiguous(weight.clone()));
+fn convolve<E: Activation>(conv: &Conv2d, input: &FlexTensor, weight: &FlexTensor, epilogue: Epilogue<'_>) -> Block<E> {
+    let (input, weight) = (E::activations(input.clone()), contiguous(weight.clone()));
     let mut output = ARENA.take(conv.shape().output_len());
     SCRATCH.with_borrow_mut(|scratch| {
         let packed = part(&mut scratch.packed, conv.packed_forward_len());
         time(Kernel::Pack, || conv.pack_forward(floats(&weight), packed));
         let workspace = part(&mut scratch.floats, conv.forward_workspace_len());
-        time(Kernel::Convolution, || conv.forward(floats(&input), packed, &mut output, workspace, epilogue));
+        time(Kernel::Convolution, || conv.forward(E::values(&input), packed, &mut output, workspace, epilogue));
     });
     output
 }
 
 /// The gradient of the input, if it is needed, and of the weights.
-fn conv_gradients(
+fn conv_gradients<E: Activation>(
     conv: &Conv2d,
-    input: &FlexTensor,
+    input: &[E],
     weight: &FlexTensor,
-    d_output: &[f32],
+    d_output: &[E],
     needs_input: bool,
-    addend: Option<&[f32]>,
-) -> (Option<Block>, Vec<f32>) {
+    addend: Option<&[E]>,
+) -> (Option<Block<E>>, Vec<f32>) {
     SCRATCH.with_borrow_mut(|scratch| {
         let mut d_weight = vec![0.0; conv.shape().weight_len()];
         let workspace = part(&mut scratch.floats, conv.weight_gradient_workspace_len());
-        time(Kernel::WeightGradient, || conv.weight_gradient(floats(input), d_output, &mut d_weight, workspace));
+        time(Kernel::WeightGradient, || conv.weight_gradient(input, d_output, &mut d_weight, workspace));
         let d_input = needs_input.then(|| {
             let packed = part(&mut scratch.packed, conv.packed_data_gradient_len());
             time(Kernel::Pack, || conv.pack_data_gradient(floats(weight), packed));
@@ -251,7 +290,7 @@ fn moments(count: f64, sum: &[f64], sum_of_squares: &[f64]) -> Moments {
     Moments { count, mean: moments.iter().map(|sum| sum / count).collect(), squares }
 }
 
-fn gradient_sums(saved: &Saved<'_>, dy: &[f32], channels: usize) -> GradientSums {
+fn gradient_sums<E: Activation>(saved: &Saved<'_, E>, dy: &[E], channels: usize) -> GradientSums {
     let mut sums = vec![0.0; 2 * channels];
     SCRATCH.with_borrow_mut(|scratch| {
         let workspace = part(&mut scratch.doubles, batch_norm::workspace_len(dy.len() / channels, channels));
@@ -261,20 +300,20 @@ fn gradient_sums(saved: &Saved<'_>, dy: &[f32], channels: usize) -> GradientSums
     GradientSums { plain: sums, with_normalised }
 }
 
-fn with_residual<T>(
+fn with_residual<E: Activation, T>(
     residual: &FlexTensor,
     options: &FusedOptions,
     channels: usize,
-    work: impl FnOnce(batch_norm::Residual<'_>) -> T,
+    work: impl FnOnce(batch_norm::Residual<'_, E>) -> T,
 ) -> T {
-    let residual = contiguous(residual.clone());
+    if options.residual == Residual::None {
+        return work(batch_norm::Residual::None);
+    }
+    let shape = residual.shape().dims();
+    let residual = E::activations(residual.clone());
     work(match options.residual {
-        Residual::None => batch_norm::Residual::None,
-        Residual::Identity => batch_norm::Residual::Identity(floats(&residual)),
-        Residual::ShortcutA => {
-            let shape = shortcut_a(residual.shape().dims(), channels);
-            batch_norm::Residual::OptionA(shape, floats(&residual))
-        }
+        Residual::ShortcutA => batch_norm::Residual::OptionA(shortcut_a(shape, channels), E::values(&residual)),
+        _ => batch_norm::Residual::Identity(E::values(&residual)),
     })
 }
 
@@ -306,15 +345,39 @@ fn tensor<const D: usize>(values: Vec<f32>, shape: [usize; D]) -> FlexTensor {
     FlexTensor::from_data(TensorData::new(values, shape))
 }
 
+/// A type that our kernels store activations in.
+trait Activation: Element + burn::tensor::Element + bytemuck::Pod {
+    const DTYPE: FloatDType;
+
+    /// The tensor contiguous and of this type.
+    fn activations(tensor: FlexTensor) -> FlexTensor {
+        let tensor = if tensor.dtype() == Self::DTYPE.into() { tensor } else { Flex::float_cast(tensor, Self::DTYPE) };
+        tensor.to_contiguous()
+    }
+
+    /// The values of what [`Activation::activations`] returned.
+    fn values(activations: &FlexTensor) -> &[Self] {
+        activations.as_slice().expect("contiguous and of this type")
+    }
+}
+
+impl Activation for f32 {
+    const DTYPE: FloatDType = FloatDType::F32;
+}
+
+impl Activation for bf16 {
+    const DTYPE: FloatDType = FloatDType::BF16;
+}
+
 /// A tensor over a block of the arena, which gets it back when the last clone of the tensor is dropped. burn copies such a
 /// tensor before it writes in place.
-fn activation(block: Block, shape: [usize; 4]) -> FlexTensor {
-    struct Owner(Block);
-    impl AsRef<[u8]> for Owner {
+fn activation<E: Activation>(block: Block<E>, shape: [usize; 4]) -> FlexTensor {
+    struct Owner<E: Element>(Block<E>);
+    impl<E: Element> AsRef<[u8]> for Owner<E> {
         fn as_ref(&self) -> &[u8] {
             self.0.as_bytes()
         }
     }
     let bytes = Bytes::from_shared(bytes::Bytes::from_owner(Owner(block)), AllocationProperty::Native);
-    FlexTensor::from_data(TensorData::from_bytes(bytes, Shape::new(shape), DType::F32))
+    FlexTensor::from_data(TensorData::from_bytes(bytes, Shape::new(shape), E::DTYPE.into()))
 }
