@@ -1,6 +1,7 @@
 //! Measures the operations that move memory against a copy of the same size; run with `--release`.
 //!
-//! In: words `[avx512bf16|avx512|avx2|portable] [bf16]`, the second for storage as bf16, and `RAYON_NUM_THREADS`. Out: GB/s counting each value read or written once, best of many.
+//! In: words `[avx512bf16|avx512|avx2|portable] [bf16]`, the second for storage as bf16, and `RAYON_NUM_THREADS`.
+//! Out: GB/s counting each value read or written once, best of many.
 
 #![allow(clippy::print_stdout)]
 

@@ -4,7 +4,8 @@
 //! workspace from the caller. Out: the caller's slices; nothing is allocated in a hot path.
 //! Activations and their gradients are stored as f32 or bf16 ([`Element`]); all else, and all arithmetic, is f32.
 //! Invariant: work is cut into pieces of fixed size and partial sums are added in piece order, so no result depends on the number of
-//! threads. Convolutions differ between instruction sets by rounding, everything else does not.
+//! threads. Convolutions differ between instruction sets by rounding, everything else does not
+//! (but AVX512-BF16 stores what is subnormal in bf16 as zero).
 //!
 //! Beside `distributed/src/mpi.rs` the only code that opens `unsafe`: vector instructions and unchecked addresses. Lengths are
 //! checked once at each public entry.

@@ -4,11 +4,13 @@
 //! the residual, written, added, or scattered to every second pixel. Invariant: no two pieces write the same value.
 //! Source: arXiv 1502.03167, section 3, the gradients after algorithm 1.
 
+use std::marker::PhantomData;
+
 use super::shortcut::Scatter;
 use super::sums::{OPEN, OUTPUT, RECOMPUTED, fill_scale};
 use super::{Gate, Saved, ShortcutA, assert_len};
 use crate::Element;
-use crate::simd::{Isa, Task, vectorized};
+use crate::simd::{GenericWork, Isa, Kernel, Lanes, PerVector, Simd, each_vector};
 use crate::tiles::{Columns, PerChannel, Read, Streams, TILE_MAX, Write, piece_rows, walk};
 
 /// Where dy is and where dx goes, each `[rows, C]`.
@@ -103,7 +105,7 @@ pub fn backward<E: Element>(
                 residual.fill(E::default());
             }
             let dy = if dy.is_empty() { &*dx } else { dy };
-            vectorized(isa, Scatter { shortcut, dy, y, gradient: &mut *residual });
+            E::run(isa, Scatter { shortcut, dy, y, gradient: &mut *residual });
         }
         let part = Part { saved, sums, count, x, y, dy, dx, residual };
         match saved.gate {
@@ -142,34 +144,46 @@ impl<E: Element> Part<'_, E> {
 
     fn placed<const GATE: u8, const RESIDUAL: u8>(self, isa: Isa) {
         if self.dy.is_empty() {
-            vectorized(isa, PartOf::<E, GATE, RESIDUAL, true>(self));
+            E::run(isa, PartOf::<E, GATE, RESIDUAL, true>(self));
         } else {
-            vectorized(isa, PartOf::<E, GATE, RESIDUAL, false>(self));
+            E::run(isa, PartOf::<E, GATE, RESIDUAL, false>(self));
         }
     }
 }
 
 struct PartOf<'a, E, const GATE: u8, const RESIDUAL: u8, const IN_PLACE: bool>(Part<'a, E>);
 
-impl<E: Element, const GATE: u8, const RESIDUAL: u8, const IN_PLACE: bool> Task
+impl<E: Element, const GATE: u8, const RESIDUAL: u8, const IN_PLACE: bool> GenericWork
     for PartOf<'_, E, GATE, RESIDUAL, IN_PLACE>
 {
     type Output = ();
 
+    fn run<S: Simd>(self) {
+        // SAFETY: `Isa::run` asserted the features; the kernel's vectors lie inside slices that it takes with checks.
+        unsafe { S::vectorize(self) }
+    }
+}
+
+impl<S: Simd, E: Element, const GATE: u8, const RESIDUAL: u8, const IN_PLACE: bool> Kernel<S>
+    for PartOf<'_, E, GATE, RESIDUAL, IN_PLACE>
+{
     #[inline(always)]
-    fn run(self) {
+    unsafe fn run(self) {
         let channels = self.0.saved.affine.num_channels();
         let rows = self.0.x.len() / channels;
         let zeros = [0.0; TILE_MAX];
         let (mean, scale, slope, offset, beta) = (zeros, zeros, zeros, zeros, zeros);
-        let mut kernel = Kernel::<E, GATE, RESIDUAL, IN_PLACE> { part: self.0, mean, scale, slope, offset, beta };
-        walk(&mut kernel, rows, channels);
+        let simd = PhantomData;
+        let mut tiles =
+            Tiles::<S, E, GATE, RESIDUAL, IN_PLACE> { part: self.0, mean, scale, slope, offset, beta, simd };
+        walk(&mut tiles, rows, channels);
     }
 }
 
-/// dx = scale · g - slope · (x - mean) - offset.
-struct Kernel<'a, E, const GATE: u8, const RESIDUAL: u8, const IN_PLACE: bool> {
-    part: Part<'a, E>,
+/// dx = scale · g - slope · (x - mean) - offset. Only made where the features of `S` are switched on. Parameters start
+/// where a cache line does.
+#[repr(C, align(64))]
+struct Tiles<'a, S, E, const GATE: u8, const RESIDUAL: u8, const IN_PLACE: bool> {
     mean: [f32; TILE_MAX],
     /// gamma · invstd.
     scale: [f32; TILE_MAX],
@@ -178,10 +192,12 @@ struct Kernel<'a, E, const GATE: u8, const RESIDUAL: u8, const IN_PLACE: bool> {
     /// gamma · invstd · S1 / n.
     offset: [f32; TILE_MAX],
     beta: [f32; TILE_MAX],
+    part: Part<'a, E>,
+    simd: PhantomData<S>,
 }
 
-impl<E: Element, const GATE: u8, const RESIDUAL: u8, const IN_PLACE: bool> PerChannel
-    for Kernel<'_, E, GATE, RESIDUAL, IN_PLACE>
+impl<S: Simd, E: Element, const GATE: u8, const RESIDUAL: u8, const IN_PLACE: bool> PerChannel
+    for Tiles<'_, S, E, GATE, RESIDUAL, IN_PLACE>
 {
     #[inline(always)]
     fn enter(&mut self, columns: Columns) {
@@ -205,29 +221,54 @@ impl<E: Element, const GATE: u8, const RESIDUAL: u8, const IN_PLACE: bool> PerCh
     fn tile(&mut self, at: usize, width: usize) {
         let range = at..at + width;
         let part = &mut self.part;
-        let x = &part.x[range.clone()];
-        let y = if GATE == OUTPUT { &part.y[range.clone()] } else { &[] };
-        let dy = if IN_PLACE { &[] } else { &part.dy[range.clone()] };
-        let residual: &mut [E] = if RESIDUAL == NONE { &mut [] } else { &mut part.residual[range.clone()] };
-        let dx = &mut part.dx[range];
-        let (mean, scale, slope) = (&self.mean[..width], &self.scale[..width], &self.slope[..width]);
-        let (offset, beta) = (&self.offset[..width], &self.beta[..width]);
-        for i in 0..width {
-            let centred = x[i].to_f32() - mean[i];
-            let open = match GATE {
-                OPEN => true,
-                OUTPUT => y[i].to_f32() > 0.0,
-                _ => centred * scale[i] + beta[i] > 0.0,
+        let dx = part.dx[range.clone()].as_mut_ptr();
+        let x = part.x[range.clone()].as_ptr();
+        let y = if GATE == OUTPUT { part.y[range.clone()].as_ptr() } else { x };
+        let dy = if IN_PLACE { dx.cast_const() } else { part.dy[range.clone()].as_ptr() };
+        let residual = if RESIDUAL == NONE { dx } else { part.residual[range].as_mut_ptr() };
+        let mean = self.mean[..width].as_ptr();
+        let (scale, slope) = (self.scale[..width].as_ptr(), self.slope[..width].as_ptr());
+        let (offset, beta) = (self.offset[..width].as_ptr(), self.beta[..width].as_ptr());
+        let run = Run::<E, GATE, RESIDUAL> { x, y, dy, dx, residual, mean, scale, slope, offset, beta };
+        // SAFETY: features as of `S::vectorize`, in which alone this type is made; `width` values lie at each address.
+        unsafe { each_vector::<S>(width, &run) }
+    }
+}
+
+/// The addresses of one tile.
+struct Run<E, const GATE: u8, const RESIDUAL: u8> {
+    x: *const E,
+    y: *const E,
+    dy: *const E,
+    dx: *mut E,
+    residual: *mut E,
+    mean: *const f32,
+    scale: *const f32,
+    slope: *const f32,
+    offset: *const f32,
+    beta: *const f32,
+}
+
+impl<S: Simd, E: Element, const GATE: u8, const RESIDUAL: u8> PerVector<S> for Run<E, GATE, RESIDUAL> {
+    #[inline(always)]
+    unsafe fn vector(&self, lanes: Lanes<S>) {
+        // SAFETY: passed on.
+        unsafe {
+            let centred = S::sub(lanes.load(self.x), lanes.load(self.mean));
+            let scale = lanes.load(self.scale);
+            let dy = lanes.load(self.dy);
+            let gradient = match GATE {
+                OPEN => dy,
+                OUTPUT => S::where_positive(lanes.load(self.y), dy),
+                _ => S::where_positive(S::add(S::mul(centred, scale), lanes.load(self.beta)), dy),
             };
-            // Loaded whatever the gate says, or the compiler makes a jump of it.
-            let dy = if IN_PLACE { dx[i] } else { dy[i] }.to_f32();
-            let gradient = if open { dy } else { 0.0 };
             match RESIDUAL {
-                WRITE => residual[i] = E::from_f32(gradient),
-                ADD => residual[i] = E::from_f32(residual[i].to_f32() + gradient),
+                WRITE => lanes.store(self.residual, gradient),
+                ADD => lanes.store(self.residual, S::add(lanes.load(self.residual), gradient)),
                 _ => {}
             }
-            dx[i] = E::from_f32(scale[i] * gradient - centred * slope[i] - offset[i]);
+            let sloped = S::sub(S::mul(scale, gradient), S::mul(centred, lanes.load(self.slope)));
+            lanes.store(self.dx, S::sub(sloped, lanes.load(self.offset)));
         }
     }
 }

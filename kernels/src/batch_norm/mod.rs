@@ -5,6 +5,7 @@
 //! [`scale_shift`] with folded parameters.
 //! Backward: [`backward_sums`] (S1 = Σ g, S2 = Σ g·x̂, with g = dy where the ReLU was open), which are also the gradients of
 //! beta and gamma; then [`backward`]: dx = gamma · invstd · (g - S1/n - x̂ · S2/n), and g for the residual.
+//! Everything of shape `[rows, C]` is stored as f32 or bf16 ([`crate::Element`]); parameters and sums are f32 and f64.
 //! Invariant: bits depend on neither threads nor instruction set. n, S1 and S2 are arguments, so that a synchronised norm
 //! adds them over the ranks between the two passes ([`merge_moments`] in rank order for the statistics).
 //!

@@ -4,10 +4,12 @@
 //! Invariant: y = relu((x - mean) · (gamma · invstd) + beta + residual), added in this order.
 //! Source: arXiv 1502.03167, algorithms 1 and 2.
 
+use std::marker::PhantomData;
+
 use super::sums::fill_scale;
 use super::{Affine, ShortcutA, assert_len, num_rows};
 use crate::Element;
-use crate::simd::{Isa, Task, vectorized};
+use crate::simd::{GenericWork, Isa, Kernel, Lanes, PerVector, Simd, each_vector};
 use crate::tiles::{Columns, PerChannel, Read, Streams, TILE_MAX, Write, piece_rows, walk};
 
 /// What is added before the ReLU.
@@ -162,9 +164,9 @@ fn run<E: Element>(
 
 fn gated<E: Element, const IN_PLACE: bool, const RESIDUAL: u8>(isa: Isa, part: Part<'_, E>, relu: bool) {
     if relu {
-        vectorized(isa, PartOf::<E, IN_PLACE, RESIDUAL, true>(part));
+        E::run(isa, PartOf::<E, IN_PLACE, RESIDUAL, true>(part));
     } else {
-        vectorized(isa, PartOf::<E, IN_PLACE, RESIDUAL, false>(part));
+        E::run(isa, PartOf::<E, IN_PLACE, RESIDUAL, false>(part));
     }
 }
 
@@ -182,30 +184,42 @@ struct Part<'a, E> {
 
 struct PartOf<'a, E, const IN_PLACE: bool, const RESIDUAL: u8, const RELU: bool>(Part<'a, E>);
 
-impl<E: Element, const IN_PLACE: bool, const RESIDUAL: u8, const RELU: bool> Task
+impl<E: Element, const IN_PLACE: bool, const RESIDUAL: u8, const RELU: bool> GenericWork
     for PartOf<'_, E, IN_PLACE, RESIDUAL, RELU>
 {
     type Output = ();
 
-    #[inline(always)]
-    fn run(self) {
-        let channels = self.0.coefficients.scale.len();
-        let rows = self.0.y.len() / channels;
-        let (mean, scale, shift) = ([0.0; TILE_MAX], [0.0; TILE_MAX], [0.0; TILE_MAX]);
-        let mut kernel = Kernel::<E, IN_PLACE, RESIDUAL, RELU> { part: self.0, mean, scale, shift };
-        walk(&mut kernel, rows, channels);
+    fn run<S: Simd>(self) {
+        // SAFETY: `Isa::run` asserted the features; the kernel's vectors lie inside slices that it takes with checks.
+        unsafe { S::vectorize(self) }
     }
 }
 
-struct Kernel<'a, E, const IN_PLACE: bool, const RESIDUAL: u8, const RELU: bool> {
-    part: Part<'a, E>,
+impl<S: Simd, E: Element, const IN_PLACE: bool, const RESIDUAL: u8, const RELU: bool> Kernel<S>
+    for PartOf<'_, E, IN_PLACE, RESIDUAL, RELU>
+{
+    #[inline(always)]
+    unsafe fn run(self) {
+        let channels = self.0.coefficients.scale.len();
+        let rows = self.0.y.len() / channels;
+        let (mean, scale, shift) = ([0.0; TILE_MAX], [0.0; TILE_MAX], [0.0; TILE_MAX]);
+        let mut tiles = Tiles::<S, E, IN_PLACE, RESIDUAL, RELU> { part: self.0, mean, scale, shift, simd: PhantomData };
+        walk(&mut tiles, rows, channels);
+    }
+}
+
+/// Only made where the features of `S` are switched on. Parameters start where a cache line does.
+#[repr(C, align(64))]
+struct Tiles<'a, S, E, const IN_PLACE: bool, const RESIDUAL: u8, const RELU: bool> {
     mean: [f32; TILE_MAX],
     scale: [f32; TILE_MAX],
     shift: [f32; TILE_MAX],
+    part: Part<'a, E>,
+    simd: PhantomData<S>,
 }
 
-impl<E: Element, const IN_PLACE: bool, const RESIDUAL: u8, const RELU: bool> PerChannel
-    for Kernel<'_, E, IN_PLACE, RESIDUAL, RELU>
+impl<S: Simd, E: Element, const IN_PLACE: bool, const RESIDUAL: u8, const RELU: bool> PerChannel
+    for Tiles<'_, S, E, IN_PLACE, RESIDUAL, RELU>
 {
     #[inline(always)]
     fn enter(&mut self, columns: Columns) {
@@ -223,21 +237,41 @@ impl<E: Element, const IN_PLACE: bool, const RESIDUAL: u8, const RELU: bool> Per
     #[inline(always)]
     fn tile(&mut self, at: usize, width: usize) {
         let range = at..at + width;
-        let x = if IN_PLACE { &[] } else { &self.part.x[range.clone()] };
-        let residual = if RESIDUAL == SEPARATE { &self.part.residual[range.clone()] } else { &[] };
-        let y = &mut self.part.y[range];
+        let y = self.part.y[range.clone()].as_mut_ptr();
+        let x = if IN_PLACE { y.cast_const() } else { self.part.x[range.clone()].as_ptr() };
+        let residual = match RESIDUAL {
+            SEPARATE => self.part.residual[range].as_ptr(),
+            _ => y.cast_const(),
+        };
         let (mean, scale, shift) = (&self.mean[..width], &self.scale[..width], &self.shift[..width]);
-        for i in 0..width {
-            let x = if IN_PLACE { y[i] } else { x[i] }.to_f32();
-            let mut value = (x - mean[i]) * scale[i] + shift[i];
-            if RESIDUAL == SEPARATE {
-                value += residual[i].to_f32();
+        let [mean, scale, shift] = [mean, scale, shift].map(<[f32]>::as_ptr);
+        let run = Run::<E, RESIDUAL, RELU> { x, residual, y, mean, scale, shift };
+        // SAFETY: features as of `S::vectorize`, in which alone this type is made; `width` values lie at each address.
+        unsafe { each_vector::<S>(width, &run) }
+    }
+}
+
+/// The addresses of one tile.
+struct Run<E, const RESIDUAL: u8, const RELU: bool> {
+    x: *const E,
+    residual: *const E,
+    y: *mut E,
+    mean: *const f32,
+    scale: *const f32,
+    shift: *const f32,
+}
+
+impl<S: Simd, E: Element, const RESIDUAL: u8, const RELU: bool> PerVector<S> for Run<E, RESIDUAL, RELU> {
+    #[inline(always)]
+    unsafe fn vector(&self, lanes: Lanes<S>) {
+        // SAFETY: passed on.
+        unsafe {
+            let centred = S::sub(lanes.load(self.x), lanes.load(self.mean));
+            let mut value = S::add(S::mul(centred, lanes.load(self.scale)), lanes.load(self.shift));
+            if RESIDUAL != NONE {
+                value = S::add(value, lanes.load(self.residual));
             }
-            if RESIDUAL == IN_OUTPUT {
-                value += y[i].to_f32();
-            }
-            // Not `max`: a NaN stays one, so that a diverged run is seen.
-            y[i] = E::from_f32(if RELU && value < 0.0 { 0.0 } else { value });
+            lanes.store(self.y, if RELU { S::relu(value) } else { value });
         }
     }
 }

@@ -5,7 +5,7 @@
 
 use super::assert_len;
 use crate::Element;
-use crate::simd::Task;
+use crate::simd::{GenericWork, Kernel, Lanes, PerVector, Simd, each_vector};
 
 /// The shapes of an option A shortcut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,11 +86,18 @@ pub(super) struct Scatter<'a, E> {
     pub(super) gradient: &'a mut [E],
 }
 
-impl<E: Element> Task for Scatter<'_, E> {
+impl<E: Element> GenericWork for Scatter<'_, E> {
     type Output = ();
 
+    fn run<S: Simd>(self) {
+        // SAFETY: `Isa::run` asserted the features; the kernel's vectors lie inside slices that it takes with checks.
+        unsafe { S::vectorize(self) }
+    }
+}
+
+impl<S: Simd, E: Element> Kernel<S> for Scatter<'_, E> {
     #[inline(always)]
-    fn run(self) {
+    unsafe fn run(self) {
         let Self { shortcut, dy, y, gradient } = self;
         let (offset, channels, channels_in) = (shortcut.offset(), shortcut.channels, shortcut.channels_in);
         let row_out = shortcut.width.div_ceil(2) * channels;
@@ -101,36 +108,34 @@ impl<E: Element> Task for Scatter<'_, E> {
             }
             for (pixel, gradient) in gradient.chunks_mut(2 * channels_in).enumerate() {
                 let from = at + pixel * channels + offset;
-                let (dy, gradient) = (&dy[from..from + channels_in], &mut gradient[..channels_in]);
-                if y.is_empty() {
-                    add::<E, false>(dy, dy, gradient);
-                } else {
-                    add::<E, true>(dy, &y[from..from + channels_in], gradient);
-                }
+                let range = from..from + channels_in;
+                let (dy, gradient) = (dy[range.clone()].as_ptr(), gradient[..channels_in].as_mut_ptr());
+                let y = if y.is_empty() { None } else { Some(y[range].as_ptr()) };
+                // SAFETY: features by contract; `channels_in` values lie at each address.
+                unsafe { each_vector::<S>(channels_in, &Pixel { dy, y, gradient }) };
             }
             at += row_out;
         }
     }
 }
 
-/// Adds `dy`, where `y` is above 0 if `GATED`.
-#[inline(always)]
-fn add<E: Element, const GATED: bool>(dy: &[E], y: &[E], gradient: &mut [E]) {
-    let ((dy, dy_tail), (y, y_tail)) = (dy.as_chunks::<8>(), y.as_chunks::<8>());
-    let (gradient, gradient_tail) = gradient.as_chunks_mut::<8>();
-    for ((dy, y), gradient) in dy.iter().zip(y).zip(gradient) {
-        for i in 0..8 {
-            add_one::<E, GATED>(dy[i], y[i], &mut gradient[i]);
-        }
-    }
-    for ((dy, y), gradient) in dy_tail.iter().zip(y_tail).zip(gradient_tail) {
-        add_one::<E, GATED>(*dy, *y, gradient);
-    }
+/// The addresses of one pixel.
+struct Pixel<E> {
+    dy: *const E,
+    y: Option<*const E>,
+    gradient: *mut E,
 }
 
-#[inline(always)]
-fn add_one<E: Element, const GATED: bool>(dy: E, y: E, gradient: &mut E) {
-    let dy = dy.to_f32();
-    let open = !GATED || y.to_f32() > 0.0;
-    *gradient = E::from_f32(gradient.to_f32() + if open { dy } else { 0.0 });
+impl<S: Simd, E: Element> PerVector<S> for Pixel<E> {
+    #[inline(always)]
+    unsafe fn vector(&self, lanes: Lanes<S>) {
+        // SAFETY: passed on.
+        unsafe {
+            let mut value = lanes.load(self.dy);
+            if let Some(y) = self.y {
+                value = S::where_positive(lanes.load(y), value);
+            }
+            lanes.store(self.gradient, S::add(lanes.load(self.gradient), value));
+        }
+    }
 }

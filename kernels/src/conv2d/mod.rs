@@ -3,8 +3,8 @@
 //! In: activations `[N, H, W, C]`, weights `[C_out, C_in, K, K]` packed by [`Conv2d::pack_forward`] and
 //! [`Conv2d::pack_data_gradient`] (again after each change of the weights), a workspace of the stated length.
 //! Out: the result in the caller's slice, every element written.
-//! Activations and their gradients are f32 or bf16 ([`Element`]), widened as they are read and rounded as they are stored;
-//! weights, workspaces and all arithmetic are f32.
+//! Activations and their gradients are f32 or bf16 ([`Element`]), widened as they are read and rounded as they are
+//! stored; weights, workspaces and all arithmetic are f32.
 //! Invariant: bit-equal for any number of threads; a workspace for fewer threads only uses fewer.
 
 mod direct;

@@ -1,4 +1,5 @@
-//! Fast equals reference: random shapes, every instruction set, unaligned slices, 1..=3 threads bit-equal; bf16 equals f32.
+//! Fast equals reference: random shapes, every instruction set, unaligned slices, 1..=3 threads bit-equal;
+//! bf16 equals f32 of the widened inputs, rounded.
 
 use super::{Algorithm, Conv2d, Conv2dShape, Epilogue, reference};
 use crate::Element;

@@ -1,7 +1,8 @@
 //! From u8 pixels to normalised f32 or bf16, cropped and flipped in the same pass.
 //!
 //! In: u8 `[N, H, W, C]` and a [`Placement`] for each image. Out: `[N, H, W, C]`, each (p / 255 - mean) / std.
-//! Invariant: every value comes from a table of 256 entries a channel, so it has the bits of the formula (rounded to bf16 where that is stored), of
+//! Invariant: every value comes from a table of 256 entries a channel, so it has the bits of the formula (rounded where bf16 is
+//! stored), of
 //! `datasets/src/normalize.rs` and of torchvision's `ToTensor` and `Normalize`.
 //! The work is a load from the table for each value; wider instructions would not make it faster, so it takes no `Isa`.
 
@@ -48,11 +49,6 @@ impl<const C: usize> PixelTable<C> {
         std::array::from_fn(|channel| self.channels[channel][0])
     }
 
-    #[inline(always)]
-    fn look_up<E: Element>(&self, pixel: [u8; C]) -> [E; C] {
-        std::array::from_fn(|channel| E::from_f32(self.channels[channel][usize::from(pixel[channel])]))
-    }
-
     /// Writes a batch of normalised images.
     ///
     /// # Shapes
@@ -74,15 +70,29 @@ impl<const C: usize> PixelTable<C> {
         if image == 0 {
             return;
         }
+        // Rounded once, not value by value.
+        let stored = Stored { channels: self.channels.each_ref().map(|values| values.map(E::from_f32)) };
         let images = output.par_chunks_exact_mut(image).zip(source.par_chunks_exact(image)).zip(placements);
-        images.for_each(|((output, source), placement)| self.apply_one(source, width, *placement, output));
+        images.for_each(|((output, source), placement)| stored.apply_one(source, width, *placement, output));
+    }
+}
+
+/// The table as it is stored.
+struct Stored<E, const C: usize> {
+    channels: [[E; 256]; C],
+}
+
+impl<E: Element, const C: usize> Stored<E, C> {
+    #[inline(always)]
+    fn look_up(&self, pixel: [u8; C]) -> [E; C] {
+        std::array::from_fn(|channel| self.channels[channel][usize::from(pixel[channel])])
     }
 
-    fn apply_one<E: Element>(&self, source: &[u8], width: usize, placement: Placement, output: &mut [E]) {
+    fn apply_one(&self, source: &[u8], width: usize, placement: Placement, output: &mut [E]) {
         let Placement { dy, dx, flip } = placement;
         let (source, _) = source.as_chunks::<C>();
         let (output, _) = output.as_chunks_mut::<C>();
-        let black = self.black().map(E::from_f32);
+        let black = self.look_up([0; C]);
         // Unflipped output columns x' in first..last have their source column x' + dx inside the image.
         let clamp = |column: isize| column.clamp(0, width as isize) as usize;
         let (first, last) = (clamp(dx.saturating_neg()), clamp((width as isize).saturating_sub(dx)));

@@ -1,6 +1,7 @@
 //! The mean over all pixels.
 //!
-//! In: `[N, pixels, C]`. Out: `[N, C]` in f32, and the gradient back. Invariant: pixels are added in order, in f32, at most 64 at a
+//! In: `[N, pixels, C]`. Out: `[N, C]` in f32, and the gradient back.
+//! Invariant: pixels are added in order, in f32, at most 64 at a
 //! time (a 7x7 or 8x8 map whole); then these sums.
 
 use rayon::prelude::*;

@@ -9,8 +9,8 @@ use super::assert_len;
 use crate::Element;
 use crate::simd::{Isa, Task, vectorized};
 
-/// Channels whose sums stay in registers or the first-level cache.
-const COLUMNS: usize = 64;
+/// Channels whose sums stay in registers.
+const BLOCK: usize = 16;
 
 /// Shape of the input `[N, H, W, C]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -149,26 +149,46 @@ impl<E: Element> Task for InputRow<'_, E> {
     fn run(self) {
         let channels = self.shape.channels;
         for (column, dx) in self.dx.chunks_exact_mut(channels).enumerate() {
-            for (index, dx) in dx.chunks_mut(COLUMNS).enumerate() {
-                let mut sums = [0.0; COLUMNS];
-                let sums = &mut sums[..dx.len()];
-                for (window_row, tap_row) in windows(self.row, self.shape.height_out()).into_iter().flatten() {
-                    for (window_column, tap_column) in windows(column, self.shape.width_out()).into_iter().flatten() {
-                        let window = window_row * self.shape.width_out() + window_column;
-                        let range = window * channels + index * COLUMNS..;
-                        let (dy, taps) = (&self.dy[range.clone()][..dx.len()], &self.taps[range][..dx.len()]);
-                        let tap = (3 * tap_row + tap_column) as u8;
-                        for ((sum, dy), kept) in sums.iter_mut().zip(dy).zip(taps) {
-                            let dy = dy.to_f32();
-                            *sum += if *kept == tap { dy } else { 0.0 };
-                        }
-                    }
-                }
-                for (dx, sum) in dx.iter_mut().zip(sums) {
-                    *dx = E::from_f32(*sum);
+            let mut chosen: [Window<'_, E>; 4] = [(&[], &[], 0); 4];
+            let mut count = 0;
+            for (window_row, tap_row) in windows(self.row, self.shape.height_out()).into_iter().flatten() {
+                for (window_column, tap_column) in windows(column, self.shape.width_out()).into_iter().flatten() {
+                    let at = (window_row * self.shape.width_out() + window_column) * channels;
+                    let range = at..at + channels;
+                    chosen[count] = (&self.dy[range.clone()], &self.taps[range], (3 * tap_row + tap_column) as u8);
+                    count += 1;
                 }
             }
+            let windows = &chosen[..count];
+            let (blocks, tail) = dx.as_chunks_mut::<BLOCK>();
+            let first_of_tail = blocks.len() * BLOCK;
+            for (index, dx) in blocks.iter_mut().enumerate() {
+                gather(windows, index * BLOCK, dx);
+            }
+            for (index, dx) in tail.as_chunks_mut::<1>().0.iter_mut().enumerate() {
+                gather(windows, first_of_tail + index, dx);
+            }
         }
+    }
+}
+
+/// A window's gradients and taps, and the tap at which it has the pixel in question.
+type Window<'a, E> = (&'a [E], &'a [u8], u8);
+
+/// Adds, for `N` channels from `first` on, the gradients of the windows that chose the pixel.
+#[inline(always)]
+fn gather<E: Element, const N: usize>(windows: &[Window<'_, E>], first: usize, dx: &mut [E; N]) {
+    let mut sums = [0.0; N];
+    for (dy, taps, tap) in windows {
+        let (dy, taps) = (&dy[first..first + N], &taps[first..first + N]);
+        for i in 0..N {
+            // Loaded whatever the tap says, or the compiler makes a jump of it.
+            let dy = dy[i].to_f32();
+            sums[i] += if taps[i] == *tap { dy } else { 0.0 };
+        }
+    }
+    for i in 0..N {
+        dx[i] = E::from_f32(sums[i]);
     }
 }
 

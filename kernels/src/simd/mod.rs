@@ -10,10 +10,12 @@ use std::sync::OnceLock;
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+mod lanes;
 mod peak;
 mod portable;
 mod task;
 
+pub(crate) use lanes::{Lanes, PerVector, each_vector};
 pub use peak::measure_fma_gflops;
 pub(crate) use task::{Task, vectorized};
 
@@ -87,7 +89,7 @@ impl Isa {
         }
     }
 
-    /// Runs `work` with this instruction set's vectors; without AVX512-BF16, of which work that stores f32 only has nothing.
+    /// Runs `work` with this instruction set's vectors; without AVX512-BF16, which work that stores only f32 has no use for.
     ///
     /// # Panics
     /// If the processor lacks the instruction set.
@@ -173,6 +175,10 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     unsafe fn add(a: Self::V, b: Self::V) -> Self::V;
     unsafe fn sub(a: Self::V, b: Self::V) -> Self::V;
     unsafe fn mul(a: Self::V, b: Self::V) -> Self::V;
+    /// 0 where `v` is below 0; a NaN stays one, so that a diverged run is seen.
+    unsafe fn relu(v: Self::V) -> Self::V;
+    /// `v` where `gate` is above 0, else 0.
+    unsafe fn where_positive(gate: Self::V, v: Self::V) -> Self::V;
     /// Asks for the cache line at `p`, which need not exist.
     #[inline(always)]
     unsafe fn prefetch(_p: *const f32) {}

@@ -125,6 +125,15 @@ impl Simd for Portable {
         [a[0] * b[0], a[1] * b[1], a[2] * b[2], a[3] * b[3]]
     }
     #[inline(always)]
+    unsafe fn relu(v: V4) -> V4 {
+        v.map(|value| if value < 0.0 { 0.0 } else { value })
+    }
+    #[inline(always)]
+    unsafe fn where_positive(gate: V4, v: V4) -> V4 {
+        let lane = |i: usize| if gate[i] > 0.0 { v[i] } else { 0.0 };
+        [lane(0), lane(1), lane(2), lane(3)]
+    }
+    #[inline(always)]
     unsafe fn fma(a: V4, b: V4, c: V4) -> V4 {
         [
             multiply_add(a[0], b[0], c[0]),
