@@ -6,7 +6,7 @@
 
 use half::bf16;
 use kernels::Element;
-use kernels::conv2d::{Algorithm, Conv2d, Conv2dShape, Epilogue};
+use kernels::conv2d::{Algorithm, Conv2d, Conv2dShape};
 use kernels::simd::{Isa, measure_fma_gflops};
 use std::time::Instant;
 
@@ -72,15 +72,12 @@ fn rates<E: Element>(conv: Conv2d) -> ([f64; 4], f64) {
     conv.pack_forward(&w, &mut packed_forward);
     let pack = best(|| conv.pack_forward(&w, &mut packed_forward));
     let mut workspace_forward = values(conv.forward_workspace_len());
-    let forward = best(|| conv.forward(&x, &packed_forward, &mut y, &mut workspace_forward, Epilogue::None));
+    let forward = best(|| conv.forward(&x, &packed_forward, &mut y, &mut workspace_forward, None));
     let mut packed = values(conv.packed_data_gradient_len());
     conv.pack_data_gradient(&w, &mut packed);
     let mut workspace = values(conv.data_gradient_workspace_len());
-    let (mut sum, mut squares) = (vec![0.0; shape.out_channels], vec![0.0; shape.out_channels]);
-    let statistics = best(|| {
-        let epilogue = Epilogue::Statistics { shift: None, sum: &mut sum, sum_of_squares: &mut squares };
-        conv.forward(&x, &packed_forward, &mut y, &mut workspace_forward, epilogue);
-    });
+    let mut moments = vec![0.0; 2 * shape.out_channels];
+    let statistics = best(|| conv.forward(&x, &packed_forward, &mut y, &mut workspace_forward, Some(&mut moments)));
     let data = best(|| conv.data_gradient(&dy, &packed, None, &mut dx, &mut workspace));
     let mut workspace = values(conv.weight_gradient_workspace_len());
     let weight = best(|| conv.weight_gradient(&x, &dy, &mut dw, &mut workspace));

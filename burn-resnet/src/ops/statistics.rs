@@ -37,6 +37,13 @@ impl Moments {
         Self { count: 0.0, mean: vec![0.0; num_channels], squares: vec![0.0; num_channels] }
     }
 
+    /// From sums and centred sums of squares, `[2, C]`, over `count` values of each channel.
+    #[cfg(feature = "flex")]
+    pub(super) fn of_sums(count: f64, mut sums: Vec<f64>) -> Self {
+        let squares = sums.split_off(sums.len() / 2);
+        Self { count, mean: sums.iter().map(|sum| sum / count).collect(), squares }
+    }
+
     /// The moments of the union of all ranks' values.
     ///
     /// # Panics

@@ -29,7 +29,7 @@ mod reference;
 mod tests;
 
 pub use gradient::{Gradients, ResidualGradient, backward};
-pub use moments::{finish, merge_moments, moments_of_shifted, statistics, update_running};
+pub use moments::{finish, merge_moments, statistics, update_running};
 pub use normalize::{Residual, normalize, normalize_in_place, scale_shift, scale_shift_in_place};
 pub use shortcut::ShortcutA;
 pub use sums::{backward_sums, workspace_len};

@@ -42,26 +42,6 @@ pub fn statistics<E: Element>(isa: Isa, x: &[E], channels: usize, moments: &mut 
     }
 }
 
-/// Moments from Σ (x - shift) and Σ (x - shift)², as a convolution's epilogue gives them.
-///
-/// # Shapes
-/// `shift`: `[C]`, absent for 0. `sum`, `sum_of_squares`: `[C]`. `moments`: `[2, C]`.
-///
-/// # Panics
-/// If a length differs.
-pub fn moments_of_shifted(shift: Option<&[f32]>, sum: &[f64], sum_of_squares: &[f64], count: f64, moments: &mut [f64]) {
-    let channels = sum.len();
-    assert_len("sum_of_squares", sum_of_squares.len(), channels);
-    assert_len("moments", moments.len(), 2 * channels);
-    assert_len("shift", shift.map_or(channels, <[f32]>::len), channels);
-    let (sums, squares) = moments.split_at_mut(channels);
-    for channel in 0..channels {
-        let shift = shift.map_or(0.0, |shift| f64::from(shift[channel]));
-        squares[channel] = (sum_of_squares[channel] - sum[channel] * sum[channel] / count).max(0.0);
-        sums[channel] = sum[channel] + count * shift;
-    }
-}
-
 /// Merges the moments of `other_count` rows into those of `count` rows.
 ///
 /// # Shapes

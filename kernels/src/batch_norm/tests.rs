@@ -216,15 +216,6 @@ fn moments_of_parts_merge_to_those_of_the_whole() {
         count += rows as f64;
     }
     assert_close("merged", &merged, &whole, 1e-6);
-    let shift = [2.0, 1.0, 0.0, -1.0, 3.0];
-    let (mut sums, mut squares) = ([0.0; 5], [0.0; 5]);
-    for (i, x) in case.x.iter().enumerate() {
-        let shifted = f64::from(*x) - f64::from(shift[i % 5]);
-        sums[i % 5] += shifted;
-        squares[i % 5] += shifted * shifted;
-    }
-    moments_of_shifted(Some(&shift), &sums, &squares, 700.0, &mut merged);
-    assert_close("shifted", &merged, &whole, 1e-6);
 }
 
 #[test]

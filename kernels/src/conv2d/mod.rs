@@ -34,7 +34,7 @@ use crate::Element;
 use crate::simd::{Isa, Task, vectorized};
 use pass::{Operands, Pass, WeightPass};
 use plan::Plan;
-use statistics::{Statistics, reduce_partials};
+use statistics::{Statistics, partials_len, reduce_partials};
 use weight_gradient::WeightGradient;
 use winograd_pack::PackKernels;
 use winograd_weight::WinogradWeight;
@@ -48,23 +48,6 @@ pub enum Algorithm {
     Direct,
     /// F(4x4, 3x3): a quarter of the multiplications, and a few times direct's rounding error. 3x3 with stride 1 only.
     Winograd,
-}
-
-/// What the forward pass does beside writing the output.
-#[derive(Debug)]
-pub enum Epilogue<'a> {
-    /// Nothing.
-    None,
-    /// Per output channel the sum of `y - shift` and of its square over all pixels, of `y` as stored, taken while it is
-    /// in the cache. `shift` near the mean (the running mean) keeps the variance exact where the mean is large; `None` is zero.
-    Statistics {
-        /// `[C_out]`.
-        shift: Option<&'a [f32]>,
-        /// `[C_out]`, overwritten.
-        sum: &'a mut [f64],
-        /// `[C_out]`, overwritten.
-        sum_of_squares: &'a mut [f64],
-    },
 }
 
 /// A convolution of one shape, planned: cheap to make, holds no buffers.
@@ -205,7 +188,8 @@ impl Conv2d {
         }
     }
 
-    /// The output `y` (`[N, H_out, W_out, C_out]`) of `x` (`[N, H, W, C_in]`).
+    /// The output `y` (`[N, H_out, W_out, C_out]`) of `x` (`[N, H, W, C_in]`), and where asked for the moments of each
+    /// channel of `y` as stored, `[2, C_out]`: sums, then centred sums of squares, taken while `y` is in the cache.
     ///
     /// # Panics
     /// If a length is not the one stated.
@@ -215,24 +199,19 @@ impl Conv2d {
         packed: &[f32],
         y: &mut [E],
         workspace: &mut [f32],
-        epilogue: Epilogue<'_>,
+        moments: Option<&mut [f64]>,
     ) {
-        match epilogue {
-            Epilogue::None => {
-                let operands = Operands { input: x, packed, output: y, workspace };
-                self.forward.run(self.isa, operands, |_, _, _| ());
-            }
-            Epilogue::Statistics { shift, sum, sum_of_squares } => {
-                let channels = self.shape.out_channels;
-                let lengths = [sum.len(), sum_of_squares.len(), shift.map_or(channels, <[f32]>::len)];
-                assert_eq!(lengths, [channels; 3], "convolution: lengths of the statistics and their shift");
-                let (partials, workspace) = workspace.split_at_mut(self.forward_partials_len());
-                let statistics = Statistics::new(self.isa, partials, channels, shift);
-                let operands = Operands { input: x, packed, output: y, workspace };
-                self.forward.run(self.isa, operands, |piece, _, rows| statistics.of_piece(piece, rows));
-                reduce_partials(partials, sum, sum_of_squares);
-            }
-        }
+        let Some(moments) = moments else {
+            let operands = Operands { input: x, packed, output: y, workspace };
+            return self.forward.run(self.isa, operands, |_, _, _| ());
+        };
+        let (channels, num_pieces) = (self.shape.out_channels, self.forward.num_pieces());
+        assert_eq!(moments.len(), 2 * channels, "convolution: length of the moments");
+        let (partials, workspace) = workspace.split_at_mut(self.forward_partials_len());
+        let statistics = Statistics::new(self.isa, partials, num_pieces, channels);
+        let operands = Operands { input: x, packed, output: y, workspace };
+        self.forward.run(self.isa, operands, |piece, _, rows| statistics.of_piece(piece, rows));
+        reduce_partials(partials, num_pieces, moments);
     }
 
     /// The gradient `dx` (`[N, H, W, C_in]`) of the input from `dy` (`[N, H_out, W_out, C_out]`), plus `addend` (like `dx`)
@@ -270,7 +249,7 @@ impl Conv2d {
     }
 
     fn forward_partials_len(&self) -> usize {
-        self.forward.num_pieces() * 2 * self.shape.out_channels
+        partials_len(self.forward.num_pieces(), self.shape.out_channels)
     }
 }
 

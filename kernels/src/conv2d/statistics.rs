@@ -1,56 +1,75 @@
-//! Per-channel sums of a convolution's output for batch normalisation, taken band by band while it is in the cache.
+//! Moments of a convolution's output per channel for batch normalisation, taken piece by piece while it is in the cache.
 //!
-//! Sums of 64 pixels in f32, their sums in f32 within a piece (at most a band of one image), pieces in f64 in index order.
-//! Source: Ioffe and Szegedy 2015, arXiv 1502.03167, for what they are used for.
+//! In: the finished pieces of the output, as stored. Out: `[sum, centred sum of squares][C]` in f64.
+//! Invariant: within a piece (at most a band of one image) sums are taken in f32 of the differences from a value near the
+//! piece's mean, at most 64 in one chain; pieces are merged in f64 in index order. So a mean far from zero costs no digits
+//! of the variance, and the result does not depend on threads.
+//! Source: Chan, Golub, LeVeque 1983, "Algorithms for Computing the Sample Variance", for the merge and the shift.
 
 use crate::Element;
+use crate::batch_norm::merge_moments;
 use crate::pieces::SharedMut;
 use crate::simd::{GenericWork, Isa, Kernel, Simd};
 
 /// Pixels whose sum is kept in one register.
 const RUN_PIXELS: usize = 64;
+/// Pixels, spread over the piece, whose mean is the shift.
+const SAMPLES: usize = 8;
+/// Sums of differences, sums of their squares, and the shift.
+const PARTS: usize = 3;
 
-/// Where the partial sums go: `[piece][sum, square][C]`.
-pub(super) struct Statistics<'a> {
+/// Where the partial sums go: `[piece][part][C]`, then the number of pixels of each piece.
+pub(super) struct Statistics {
     isa: Isa,
     partials: SharedMut,
     channels: usize,
-    shift: Option<&'a [f32]>,
+    counts: usize,
 }
 
-impl<'a> Statistics<'a> {
-    pub(super) fn new(isa: Isa, partials: &mut [f32], channels: usize, shift: Option<&'a [f32]>) -> Self {
-        Self { isa, partials: SharedMut::new(partials), channels, shift }
+/// Elements of the partial sums of `num_pieces`.
+pub(super) fn partials_len(num_pieces: usize, channels: usize) -> usize {
+    num_pieces * (PARTS * channels + 1)
+}
+
+impl Statistics {
+    pub(super) fn new(isa: Isa, partials: &mut [f32], num_pieces: usize, channels: usize) -> Self {
+        assert_eq!(partials.len(), partials_len(num_pieces, channels), "statistics: length of the partial sums");
+        Self { isa, partials: SharedMut::new(partials), channels, counts: num_pieces * PARTS * channels }
     }
 
     /// Sums over the pixels of one finished piece.
     pub(super) fn of_piece<E: Element>(&self, piece: usize, pixels: &[E]) {
-        let len = 2 * self.channels;
-        // SAFETY: each piece has its own partial sums, and the slice outlives the pass.
-        let sums = unsafe { core::slice::from_raw_parts_mut(self.partials.at(piece * len, len), len) };
-        self.isa.run(PieceSums { pixels, shift: self.shift, channels: self.channels, sums });
+        let len = PARTS * self.channels;
+        // SAFETY: each piece has its own partial sums and count, and the slice outlives the pass.
+        let sums = unsafe {
+            *self.partials.at(self.counts + piece, 1) = (pixels.len() / self.channels) as f32;
+            core::slice::from_raw_parts_mut(self.partials.at(piece * len, len), len)
+        };
+        self.isa.run(PieceSums { pixels, channels: self.channels, sums });
     }
 }
 
-/// Adds the partial sums of all pieces in their order.
-pub(super) fn reduce_partials(partials: &[f32], sum: &mut [f64], sum_of_squares: &mut [f64]) {
-    let channels = sum.len();
-    sum.fill(0.0);
-    sum_of_squares.fill(0.0);
-    for piece in partials.chunks_exact(2 * channels) {
-        let (sums, squares) = piece.split_at(channels);
-        for (total, &part) in sum.iter_mut().zip(sums) {
-            *total += f64::from(part);
+/// Merges the partial sums of all pieces in their order.
+pub(super) fn reduce_partials(partials: &[f32], num_pieces: usize, moments: &mut [f64]) {
+    let channels = moments.len() / 2;
+    moments.fill(0.0);
+    let (pieces, counts) = partials.split_at(num_pieces * PARTS * channels);
+    let mut total_count = 0.0;
+    for (piece, &count) in pieces.chunks_exact(PARTS * channels).zip(counts) {
+        let count = f64::from(count);
+        for channel in 0..channels {
+            let [sum, square, shift] = [0, 1, 2].map(|part| f64::from(piece[part * channels + channel]));
+            let own = [sum + count * shift, square - sum * sum / count];
+            let mut merged = [moments[channel], moments[channels + channel]];
+            merge_moments(&mut merged, total_count, &own, count);
+            [moments[channel], moments[channels + channel]] = merged;
         }
-        for (total, &part) in sum_of_squares.iter_mut().zip(squares) {
-            *total += f64::from(part);
-        }
+        total_count += count;
     }
 }
 
 struct PieceSums<'a, E> {
     pixels: &'a [E],
-    shift: Option<&'a [f32]>,
     channels: usize,
     sums: &'a mut [f32],
 }
@@ -58,7 +77,7 @@ struct PieceSums<'a, E> {
 impl<E: Element> GenericWork for PieceSums<'_, E> {
     type Output = ();
     fn run<S: Simd>(self) {
-        debug_assert!(self.pixels.len().is_multiple_of(self.channels) && self.sums.len() == 2 * self.channels);
+        debug_assert!(self.pixels.len().is_multiple_of(self.channels) && self.sums.len() == PARTS * self.channels);
         // SAFETY: features asserted by `Isa::run`; the kernel stays inside the slices.
         unsafe { S::vectorize(self) }
     }
@@ -73,10 +92,14 @@ impl<E: Element, S: Simd> Kernel<S> for PieceSums<'_, E> {
             let mut channel = 0;
             while channel < self.channels {
                 let mask = S::mask(self.channels - channel);
-                let shift = match self.shift {
-                    Some(shift) => S::load_masked(shift.as_ptr().add(channel), mask),
-                    None => S::zero(),
-                };
+                let pixel =
+                    |index: usize| E::load_masked::<S>(self.pixels.as_ptr().add(index * self.channels + channel), mask);
+                let mut shift = S::zero();
+                for sample in 0..SAMPLES {
+                    // Odd sixteenths: not in the first column, where padding changes the mean, for any usual width.
+                    shift = S::add(shift, pixel((2 * sample + 1) * num_pixels / (2 * SAMPLES)));
+                }
+                let shift = S::mul(shift, S::splat(1.0 / SAMPLES as f32));
                 let (mut total, mut total_squares) = (S::zero(), S::zero());
                 let mut first = 0;
                 while first < num_pixels {
@@ -84,25 +107,20 @@ impl<E: Element, S: Simd> Kernel<S> for PieceSums<'_, E> {
                     // Two chains each, so that an addition need not wait for the one before.
                     let mut sums = [S::zero(); 2];
                     let mut squares = [S::zero(); 2];
-                    let mut p = self.pixels.as_ptr().add(first * self.channels + channel);
-                    for pixel in first..end {
-                        let value = S::sub(E::load_masked::<S>(p, mask), shift);
-                        let chain = (pixel - first) % 2;
-                        if chain == 0 {
-                            sums[0] = S::add(sums[0], value);
-                            squares[0] = S::fma(value, value, squares[0]);
-                        } else {
-                            sums[1] = S::add(sums[1], value);
-                            squares[1] = S::fma(value, value, squares[1]);
-                        }
-                        p = p.wrapping_add(self.channels);
+                    for index in first..end {
+                        let value = S::sub(pixel(index), shift);
+                        let chain = (index - first) % 2;
+                        sums[chain] = S::add(sums[chain], value);
+                        squares[chain] = S::fma(value, value, squares[chain]);
                     }
                     total = S::add(total, S::add(sums[0], sums[1]));
                     total_squares = S::add(total_squares, S::add(squares[0], squares[1]));
                     first = end;
                 }
-                S::store_masked(self.sums.as_mut_ptr().add(channel), mask, total);
-                S::store_masked(self.sums.as_mut_ptr().add(self.channels + channel), mask, total_squares);
+                let sums = self.sums.as_mut_ptr().add(channel);
+                S::store_masked(sums, mask, total);
+                S::store_masked(sums.add(self.channels), mask, total_squares);
+                S::store_masked(sums.add(2 * self.channels), mask, shift);
                 channel += S::LANES;
             }
         }

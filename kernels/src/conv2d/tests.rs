@@ -1,7 +1,7 @@
 //! Fast equals reference: random shapes, every instruction set, unaligned slices, 1..=3 threads bit-equal;
 //! bf16 equals f32 of the widened inputs, rounded.
 
-use super::{Algorithm, Conv2d, Conv2dShape, Epilogue, reference};
+use super::{Algorithm, Conv2d, Conv2dShape, reference};
 use crate::Element;
 use crate::simd::Isa;
 use half::bf16;
@@ -65,12 +65,11 @@ struct Results<E = f32> {
     y: Vec<E>,
     dx: Vec<E>,
     dw: Vec<f32>,
-    sum: Vec<f64>,
-    sum_of_squares: Vec<f64>,
+    moments: Vec<f64>,
 }
 
 /// All passes; `x`, `w`, `dy` skip their first element. Results and workspaces are dirty before.
-fn run_all<E: Element>(conv: &Conv2d, x: &[E], w: &[f32], dy: &[E], shift: Option<&[f32]>) -> Results<E> {
+fn run_all<E: Element>(conv: &Conv2d, x: &[E], w: &[f32], dy: &[E]) -> Results<E> {
     let s = conv.shape();
     let (x, w, dy) = (&x[1..], &w[1..], &dy[1..]);
     let dirty = |len: usize| vec![f32::NAN; len];
@@ -78,17 +77,15 @@ fn run_all<E: Element>(conv: &Conv2d, x: &[E], w: &[f32], dy: &[E], shift: Optio
         y: vec![E::from_f32(f32::NAN); s.output_len()],
         dx: vec![E::from_f32(f32::NAN); s.input_len()],
         dw: dirty(s.weight_len()),
-        sum: vec![0.5; s.out_channels],
-        sum_of_squares: vec![0.5; s.out_channels],
+        moments: vec![0.5; 2 * s.out_channels],
     };
     let mut packed = dirty(conv.packed_forward_len());
     conv.pack_forward(w, &mut packed);
-    let (sum, sum_of_squares) = (&mut results.sum[..], &mut results.sum_of_squares[..]);
-    let epilogue = Epilogue::Statistics { shift, sum, sum_of_squares };
-    conv.forward(x, &packed, &mut results.y, &mut dirty(conv.forward_workspace_len()), epilogue);
+    let mut workspace = dirty(conv.forward_workspace_len());
+    conv.forward(x, &packed, &mut results.y, &mut workspace, Some(&mut results.moments));
     let mut plain = vec![E::from_f32(f32::NAN); s.output_len()];
-    conv.forward(x, &packed, &mut plain, &mut dirty(conv.forward_workspace_len()), Epilogue::None);
-    assert_eq!(plain, results.y, "{s:?}: the epilogue changes the output");
+    conv.forward(x, &packed, &mut plain, &mut dirty(conv.forward_workspace_len()), None);
+    assert_eq!(plain, results.y, "{s:?}: the moments change the output");
     let mut packed = dirty(conv.packed_data_gradient_len());
     conv.pack_data_gradient(w, &mut packed);
     conv.data_gradient(dy, &packed, None, &mut results.dx, &mut dirty(conv.data_gradient_workspace_len()));
@@ -103,8 +100,6 @@ fn pool(num_threads: usize) -> rayon::ThreadPool {
 fn check_shape(shape: &Conv2dShape, random: &mut Random, pools: &[rayon::ThreadPool]) {
     let (x, w) = (random.values(shape.input_len()), random.values(shape.weight_len()));
     let dy = random.values(shape.output_len());
-    let shift = random.values(shape.out_channels);
-    let shift = random.pick(&[None, Some(&shift[1..])]);
     let expected_y = reference::forward(shape, &x[1..], &w[1..]);
     let expected_dx = reference::data_gradient(shape, &dy[1..], &w[1..]);
     let expected_dw = reference::weight_gradient(shape, &x[1..], &dy[1..]);
@@ -112,32 +107,50 @@ fn check_shape(shape: &Conv2dShape, random: &mut Random, pools: &[rayon::ThreadP
     let algorithms = &[Algorithm::Direct, Algorithm::Winograd][..algorithms];
     for (isa, &algorithm) in Isa::available().flat_map(|isa| algorithms.iter().map(move |a| (isa, a))) {
         let conv = Conv2d::with(*shape, algorithm, isa);
-        let results: Vec<Results> = pools.iter().map(|p| p.install(|| run_all(&conv, &x, &w, &dy, shift))).collect();
+        let results: Vec<Results> = pools.iter().map(|p| p.install(|| run_all(&conv, &x, &w, &dy))).collect();
         let first = &results[0];
         assert_close("forward", shape, isa, &first.y, &expected_y);
         assert_close("data gradient", shape, isa, &first.dx, &expected_dx);
         assert_close("weight gradient", shape, isa, &first.dw, &expected_dw);
-        check_statistics(shape, first, shift);
+        check_statistics(shape, first);
         for other in &results[1..] {
             assert_eq!(first.y, other.y, "{shape:?} {isa:?}: forward depends on the threads");
             assert_eq!(first.dx, other.dx, "{shape:?} {isa:?}: data gradient depends on the threads");
             assert_eq!(first.dw, other.dw, "{shape:?} {isa:?}: weight gradient depends on the threads");
-            assert_eq!(first.sum, other.sum, "{shape:?} {isa:?}: sums depend on the threads");
-            assert_eq!(first.sum_of_squares, other.sum_of_squares, "{shape:?} {isa:?}: sums depend on the threads");
+            assert_eq!(first.moments, other.moments, "{shape:?} {isa:?}: moments depend on the threads");
         }
     }
 }
 
-fn check_statistics<E: Element>(shape: &Conv2dShape, results: &Results<E>, shift: Option<&[f32]>) {
+fn check_statistics<E: Element>(shape: &Conv2dShape, results: &Results<E>) {
     let channels = shape.out_channels;
+    let count = (results.y.len() / channels) as f64;
+    let (sums, squares) = results.moments.split_at(channels);
     for c in 0..channels {
-        let shift = shift.map_or(0.0, |shift| f64::from(shift[c]));
-        let of_channel = || results.y.iter().skip(c).step_by(channels).map(|&y| f64::from(y.to_f32()) - shift);
-        let (sum, squares): (f64, f64) = (of_channel().sum(), of_channel().map(|y| y * y).sum());
-        let magnitude: f64 = of_channel().map(f64::abs).sum();
-        assert!((results.sum[c] - sum).abs() <= 1e-6 * magnitude + 1e-9, "{shape:?}: sum {c}");
-        assert!((results.sum_of_squares[c] - squares).abs() <= 2e-6 * squares + 1e-9, "{shape:?}: squares {c}");
+        let of_channel = || results.y.iter().skip(c).step_by(channels).map(|&y| f64::from(y.to_f32()));
+        let (sum, magnitude): (f64, f64) = (of_channel().sum(), of_channel().map(f64::abs).sum());
+        let square: f64 = of_channel().map(|y| (y - sum / count) * (y - sum / count)).sum();
+        assert!((sums[c] - sum).abs() <= 1e-6 * magnitude + 1e-9, "{shape:?}: sum {c}");
+        assert!((squares[c] - square).abs() <= 3e-6 * square + 1e-9, "{shape:?}: squares {c}");
     }
+}
+
+#[test]
+fn a_mean_of_a_hundred_standard_deviations_costs_the_moments_no_digits() {
+    let shape = Conv2dShape {
+        batch: 3,
+        height: 32,
+        width: 32,
+        in_channels: 1,
+        out_channels: 5,
+        kernel: 1,
+        stride: 1,
+        padding: 0,
+    };
+    let x: Vec<f32> = Random(3).values(shape.input_len()).iter().map(|x| 100.0 + x).collect();
+    let results =
+        run_all(&Conv2d::new(shape), &x, &vec![1.0; shape.weight_len() + 1], &vec![0.0; shape.output_len() + 1]);
+    check_statistics(&shape, &results);
 }
 
 #[test]
@@ -159,19 +172,18 @@ fn bf16_storage_gives_the_f32_results_of_the_widened_inputs_rounded_to_bf16() {
         let stored = |values: Vec<f32>| values.into_iter().map(bf16::from_f32).collect::<Vec<bf16>>();
         let widened = |stored: &[bf16]| stored.iter().map(|value| value.to_f32()).collect::<Vec<f32>>();
         let (x, dy) = (stored(random.values(shape.input_len())), stored(random.values(shape.output_len())));
-        let (w, shift) = (random.values(shape.weight_len()), random.values(shape.out_channels));
-        let shift = random.pick(&[None, Some(&shift[1..])]);
+        let w = random.values(shape.weight_len());
         let algorithms = if shape.kernel == 3 && shape.stride == 1 { 2 } else { 1 };
         let algorithms = &[Algorithm::Direct, Algorithm::Winograd][..algorithms];
         for (isa, &algorithm) in Isa::available().flat_map(|isa| algorithms.iter().map(move |a| (isa, a))) {
             let conv = Conv2d::with(shape, algorithm, isa);
-            let expected = run_all(&conv, &widened(&x), &w, &widened(&dy), shift);
+            let expected = run_all(&conv, &widened(&x), &w, &widened(&dy));
             for pool in &pools {
-                let got = pool.install(|| run_all(&conv, &x, &w, &dy, shift));
+                let got = pool.install(|| run_all(&conv, &x, &w, &dy));
                 assert_eq!(got.y, stored(expected.y.clone()), "{shape:?} {isa:?} {algorithm:?}: forward");
                 assert_eq!(got.dx, stored(expected.dx.clone()), "{shape:?} {isa:?} {algorithm:?}: data gradient");
                 assert_eq!(got.dw, expected.dw, "{shape:?} {isa:?} {algorithm:?}: weight gradient");
-                check_statistics(&shape, &got, shift);
+                check_statistics(&shape, &got);
             }
         }
     }
@@ -230,7 +242,7 @@ fn a_short_input_is_refused() {
     let conv = Conv2d::new(shape);
     let (packed, mut y) = (vec![0.0; conv.packed_forward_len()], vec![0.0; shape.output_len()]);
     let mut workspace = vec![0.0; conv.forward_workspace_len()];
-    conv.forward(&[0.0; 31], &packed, &mut y, &mut workspace, Epilogue::None);
+    conv.forward(&[0.0; 31], &packed, &mut y, &mut workspace, None);
 }
 
 /// Root of the mean square difference over that of `expected`.
@@ -252,7 +264,7 @@ fn the_error_of_winograd_stays_within_its_bound() {
         let expected_dx = reference::data_gradient(&shape, &dy[1..], &w[1..]);
         let expected_dw = reference::weight_gradient(&shape, &x[1..], &dy[1..]);
         let [direct, winograd] = [Algorithm::Direct, Algorithm::Winograd].map(|algorithm| {
-            let results = run_all(&Conv2d::with(shape, algorithm, Isa::detect()), &x, &w, &dy, None);
+            let results = run_all(&Conv2d::with(shape, algorithm, Isa::detect()), &x, &w, &dy);
             let (y, dx, dw) = (&results.y, &results.dx, &results.dw);
             [(y, &expected), (dx, &expected_dx), (dw, &expected_dw)].map(|(got, want)| relative_error(got, want))
         });

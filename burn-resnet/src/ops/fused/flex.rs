@@ -14,7 +14,7 @@ use burn::tensor::{AllocationProperty, Bytes, DType, FloatDType, Shape, TensorDa
 use kernels::Element;
 use kernels::arena::{Arena, Block};
 use kernels::batch_norm::{self, Affine, Gate, Gradients, ResidualGradient, Saved, ShortcutA};
-use kernels::conv2d::{Algorithm, Conv2d, Conv2dShape, Epilogue};
+use kernels::conv2d::{Algorithm, Conv2d, Conv2dShape};
 use kernels::pool;
 use kernels::simd::Isa;
 
@@ -65,10 +65,9 @@ fn forward_of<E: Activation>(
 ) -> FusedOutput<Flex> {
     let conv = plan(&input, &weight, &options);
     let channels = conv.shape().out_channels;
-    let (mut sum, mut sum_of_squares) = (vec![0.0; channels], vec![0.0; channels]);
-    let epilogue = Epilogue::Statistics { shift: None, sum: &mut sum, sum_of_squares: &mut sum_of_squares };
-    let convolved = convolve::<E>(&conv, &input, &weight, epilogue);
-    let moments = moments((convolved.len() / channels) as f64, &sum, &sum_of_squares);
+    let mut moments = vec![0.0; 2 * channels];
+    let convolved = convolve::<E>(&conv, &input, &weight, Some(&mut moments));
+    let moments = Moments::of_sums((convolved.len() / channels) as f64, moments);
     let moments = moments.reduce(options.norm.reducer.as_deref());
     let mean = to_f32(&moments.mean);
     let variance = to_f32(&moments.variance());
@@ -115,7 +114,7 @@ fn inference_of<E: Activation>(
     options: &FusedOptions,
 ) -> FlexTensor {
     let conv = plan(&input, &weight, options);
-    let convolved = convolve::<E>(&conv, &input, &weight, Epilogue::None);
+    let convolved = convolve::<E>(&conv, &input, &weight, None);
     let mut output = ARENA.take::<E>(convolved.len());
     let (scale, shift) = (contiguous(scale), contiguous(shift));
     with_residual::<E, _>(&residual, options, conv.shape().out_channels, |residual| {
@@ -246,14 +245,19 @@ fn output_shape(conv: &Conv2d) -> [usize; 4] {
     [shape.batch, shape.out_height(), shape.out_width(), shape.out_channels]
 }
 
-fn convolve<E: Activation>(conv: &Conv2d, input: &FlexTensor, weight: &FlexTensor, epilogue: Epilogue<'_>) -> Block<E> {
+fn convolve<E: Activation>(
+    conv: &Conv2d,
+    input: &FlexTensor,
+    weight: &FlexTensor,
+    moments: Option<&mut [f64]>,
+) -> Block<E> {
     let (input, weight) = (E::activations(input.clone()), contiguous(weight.clone()));
     let mut output = ARENA.take(conv.shape().output_len());
     SCRATCH.with_borrow_mut(|scratch| {
         let packed = part(&mut scratch.packed, conv.packed_forward_len());
         time(Kernel::Pack, || conv.pack_forward(floats(&weight), packed));
         let workspace = part(&mut scratch.floats, conv.forward_workspace_len());
-        time(Kernel::Convolution, || conv.forward(E::values(&input), packed, &mut output, workspace, epilogue));
+        time(Kernel::Convolution, || conv.forward(E::values(&input), packed, &mut output, workspace, moments));
     });
     output
 }
@@ -281,13 +285,6 @@ fn conv_gradients<E: Activation>(
         });
         (d_input, d_weight)
     })
-}
-
-fn moments(count: f64, sum: &[f64], sum_of_squares: &[f64]) -> Moments {
-    let mut moments = vec![0.0; 2 * sum.len()];
-    batch_norm::moments_of_shifted(None, sum, sum_of_squares, count, &mut moments);
-    let squares = moments.split_off(sum.len());
-    Moments { count, mean: moments.iter().map(|sum| sum / count).collect(), squares }
 }
 
 fn gradient_sums<E: Activation>(saved: &Saved<'_, E>, dy: &[E], channels: usize) -> GradientSums {
