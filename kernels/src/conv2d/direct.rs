@@ -10,6 +10,9 @@ use crate::Element;
 use crate::pieces::{SharedMut, for_each_piece};
 use crate::simd::{GenericWork, PANEL, Simd};
 
+/// Elements after which addresses fall into the same set of an L1 with 64 sets.
+const L1_STRIDE: usize = 1024;
+
 /// The whole correlation; `after_piece(piece, first element, elements)` is called on each finished band.
 pub(super) struct Direct<'a, E, F> {
     pub(super) plan: &'a Plan,
@@ -66,6 +69,7 @@ fn run_band<S: Simd, E: Element>(
             in_h: plan.in_h,
             in_w: plan.in_w,
             channels: plan.in_c,
+            pixel_stride: plan.in_c,
             first_row: top,
             rows: plan.padded_rows,
             pad_left: plan.pad_left,
@@ -81,15 +85,21 @@ fn run_band<S: Simd, E: Element>(
         if rows == 0 || class.out_w == 0 {
             continue;
         }
+        // Pixels a multiple of 4 KB apart share one set of L1, which holds fewer of them than a tall block reads; a row of few
+        // pixels makes no full block of the other kind.
+        let is_wide = (plan.step * plan.in_c).is_multiple_of(L1_STRIDE) && class.out_w >= 4 * max_pixels::<S>(4);
         let mut channel = 0;
         while channel < plan.out_c {
-            let channels = (2 * S::LANES).min(plan.out_c - channel);
-            if channels > S::LANES {
-                run_channels::<S, E, 2>(plan, class, (x, row_stride), packed, (channel, channels), rows, out);
-            } else {
-                run_channels::<S, E, 1>(plan, class, (x, row_stride), packed, (channel, channels), rows, out);
+            let rest = plan.out_c - channel;
+            let vectors = if is_wide && rest > 3 * S::LANES { 4 } else { 2 };
+            let channels = rest.min(vectors * S::LANES);
+            let at = (channel, channels);
+            match channels.div_ceil(S::LANES) {
+                4 => run_channels::<S, E, 4>(plan, class, (x, row_stride), packed, at, rows, out),
+                2 => run_channels::<S, E, 2>(plan, class, (x, row_stride), packed, at, rows, out),
+                _ => run_channels::<S, E, 1>(plan, class, (x, row_stride), packed, at, rows, out),
             }
-            channel += 2 * S::LANES;
+            channel += channels;
         }
     }
 }
@@ -119,7 +129,9 @@ fn run_channels<S: Simd, E: Element, const NV: usize>(
     assert!(last_y <= out.len(), "convolution: band of {} output elements, {last_y} needed", out.len());
     let num_blocks = class.out_w.div_ceil(max_pixels::<S>(NV));
     let (pixels, longer) = (class.out_w / num_blocks, class.out_w % num_blocks);
-    let kernels = [select::<S, E, NV>(pixels), select::<S, E, NV>(pixels + usize::from(longer > 0))];
+    let asks_ahead = channel == 0 && plan.borrows_input && pixel_stride == run;
+    let select = if asks_ahead { select::<S, E, NV, true> } else { select::<S, E, NV, false> };
+    let kernels = [select(pixels), select(pixels + usize::from(longer > 0))];
     for row in 0..rows {
         let mut pixel = 0;
         for index in 0..num_blocks {

@@ -8,6 +8,7 @@
 //! Invariant: bit-equal for any number of threads; a workspace for fewer threads only uses fewer.
 
 mod direct;
+mod gradient_pieces;
 mod pack;
 mod padded;
 mod pass;
@@ -18,6 +19,7 @@ mod shape;
 mod statistics;
 #[cfg(test)]
 mod tests;
+mod transpose;
 mod weight_gradient;
 mod weight_kernel;
 mod winograd;
@@ -32,6 +34,7 @@ pub use shape::Conv2dShape;
 
 use crate::Element;
 use crate::simd::{Isa, Task, vectorized};
+use pack::Pack;
 use pass::{Operands, Pass, WeightPass};
 use plan::Plan;
 use statistics::{Statistics, partials_len, reduce_partials};
@@ -131,7 +134,7 @@ impl Conv2d {
         assert_eq!(weights.len(), self.shape.weight_len(), "convolution: length of the weights");
         assert_eq!(packed.len(), self.packed_forward_len(), "convolution: length of the packed weights");
         match &self.forward {
-            Pass::Direct(plan) => pack::pack_forward(&self.shape, plan, weights, packed),
+            Pass::Direct(plan) => self.isa.run(Pack { shape: &self.shape, plan, weights, packed }),
             Pass::Winograd(_) => self.isa.run(PackKernels {
                 weights,
                 packed,
@@ -152,7 +155,7 @@ impl Conv2d {
         assert_eq!(weights.len(), self.shape.weight_len(), "convolution: length of the weights");
         assert_eq!(packed.len(), self.packed_data_gradient_len(), "convolution: length of the packed weights");
         match &self.data_gradient {
-            Pass::Direct(plan) => pack::pack_data_gradient(&self.shape, plan, weights, packed),
+            Pass::Direct(plan) => self.isa.run(Pack { shape: &self.shape, plan, weights, packed }),
             Pass::Winograd(_) => self.isa.run(PackKernels {
                 weights,
                 packed,

@@ -1,36 +1,74 @@
 //! Weights `[C_out, C_in, K, K]` into panels of 16 output channels: `[class][panel][tap row][tap][channel][16]`.
 //!
 //! In: PyTorch's weights. Out: the order in which the direct kernels read them; lanes beyond the last channel are zero.
+//! For the forward pass output channels are in lanes, for the data gradient input channels, and taps are mirrored and dealt
+//! out to the classes.
 
 use super::Conv2dShape;
 use super::plan::Plan;
-use crate::simd::PANEL;
+use super::transpose::Rows;
+use crate::simd::{GenericWork, Kernel, PANEL, Simd};
 
-/// For the forward pass: output channels in lanes.
-pub(super) fn pack_forward(s: &Conv2dShape, plan: &Plan, weights: &[f32], packed: &mut [f32]) {
-    let k = s.kernel;
-    pack(plan, packed, 1, |co, ci, kh, kw| weights[((co * s.in_channels + ci) * k + kh) * k + kw]);
+/// Packs all weights; the lengths were asserted by the caller.
+pub(super) struct Pack<'a> {
+    pub(super) shape: &'a Conv2dShape,
+    pub(super) plan: &'a Plan,
+    pub(super) weights: &'a [f32],
+    pub(super) packed: &'a mut [f32],
 }
 
-/// For the data gradient: input channels in lanes, taps mirrored, every stride-th tap in a class.
-pub(super) fn pack_data_gradient(s: &Conv2dShape, plan: &Plan, weights: &[f32], packed: &mut [f32]) {
-    let k = s.kernel;
-    pack(plan, packed, s.stride, |ci, co, kh, kw| weights[((co * s.in_channels + ci) * k + kh) * k + kw]);
+impl GenericWork for Pack<'_> {
+    type Output = ();
+    fn run<S: Simd>(self) {
+        // SAFETY: features asserted by `Isa::run`; the kernel stays inside the slices, whose lengths were asserted.
+        unsafe { S::vectorize(self) }
+    }
 }
 
-/// `value(out channel, in channel, tap row, tap)` into panels.
-fn pack(plan: &Plan, packed: &mut [f32], stride: usize, value: impl Fn(usize, usize, usize, usize) -> f32) {
-    let mut lanes = packed.chunks_exact_mut(PANEL);
-    for class in plan.classes() {
-        let tap = |index: usize, last: usize| if plan.mirrored { last - stride * index } else { index };
-        for panel in (0..plan.out_c).step_by(PANEL) {
-            let channels = PANEL.min(plan.out_c - panel);
-            for (i, j) in (0..class.taps_h).flat_map(|i| (0..class.taps_w).map(move |j| (i, j))) {
-                let (kh, kw) = (tap(i, class.last_tap_h), tap(j, class.last_tap_w));
-                for c in 0..plan.in_c {
-                    let vector = lanes.next().expect("the packed length was checked");
-                    for (lane, slot) in vector.iter_mut().enumerate() {
-                        *slot = if lane < channels { value(panel + lane, c, kh, kw) } else { 0.0 };
+impl<S: Simd> Kernel<S> for Pack<'_> {
+    #[inline(always)]
+    unsafe fn run(self) {
+        let (plan, side) = (self.plan, self.shape.kernel);
+        let taps = side * side;
+        let weights = self.weights.as_ptr().cast_mut();
+        let packed = self.packed.as_mut_ptr();
+        for first in (0..plan.out_c.next_multiple_of(PANEL)).step_by(S::LANES) {
+            let rows = S::LANES.min(plan.out_c.saturating_sub(first));
+            // Where the panel's vectors of a tap start, one for each channel.
+            let place = |tap| packed.wrapping_add(plan.packed_tap(self.shape, first / PANEL, tap) + first % PANEL);
+            let next = |(kh, kw): (usize, usize)| if kw + 1 == side { (kh + 1, 0) } else { (kh, kw + 1) };
+            // SAFETY: `rows` filters (or channels of them) from `first` on exist, and the plan has a place for each tap.
+            unsafe {
+                if !plan.mirrored {
+                    let (stride, columns) = (plan.in_c * taps, plan.in_c * taps);
+                    let filters = Rows { first: weights.wrapping_add(first * stride), stride, rows, columns };
+                    let (mut channel, mut tap) = (0, (0, 0));
+                    filters.each_column::<S>(|_, vector| {
+                        S::store(place(tap).add(channel * PANEL), vector);
+                        tap = next(tap);
+                        if tap.0 == side {
+                            (channel, tap) = (channel + 1, (0, 0));
+                        }
+                    });
+                } else if side == 1 {
+                    let to = place((0, 0));
+                    for channel in 0..plan.in_c {
+                        let from = weights.wrapping_add(channel * plan.out_c + first);
+                        S::store(to.add(channel * PANEL), S::load_masked(from, S::mask(rows)));
+                    }
+                } else {
+                    for channel in 0..plan.in_c {
+                        let filters = Rows {
+                            first: weights.wrapping_add((channel * plan.out_c + first) * taps),
+                            stride: taps,
+                            rows,
+                            columns: taps,
+                        };
+                        let mut tap = (0, 0);
+                        filters.each_column::<S>(|_, vector| {
+                            S::store(place(tap).add(channel * PANEL), vector);
+                            tap = next(tap);
+                        });
                     }
                 }
             }

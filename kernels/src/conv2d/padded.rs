@@ -8,7 +8,9 @@ use crate::simd::Simd;
 pub(super) struct Band {
     pub(super) in_h: usize,
     pub(super) in_w: usize,
+    /// Channels to copy, and elements from one pixel of the image to the next.
     pub(super) channels: usize,
+    pub(super) pixel_stride: usize,
     /// The image row of the first padded row; rows outside the image are zero.
     pub(super) first_row: isize,
     pub(super) rows: usize,
@@ -19,11 +21,12 @@ pub(super) struct Band {
     pub(super) taps: usize,
 }
 
-/// Fills `padded` (`[rows, padded_w, channels]`) from `image` (`[in_h, in_w, channels]`).
+/// Fills `padded` (`[rows, padded_w, channels]`) from `image`, which starts with the first channel to copy.
 pub(super) fn copy_band<S: Simd, E: Element>(image: &[E], band: &Band, padded: &mut [f32]) {
-    let row_len = band.padded_w * band.channels;
-    let left = band.pad_left * band.channels;
-    let copied = (band.in_w * band.channels).min(row_len - left);
+    let Band { channels, pixel_stride, .. } = *band;
+    let row_len = band.padded_w * channels;
+    let left = band.pad_left * channels;
+    let copied = (band.in_w * channels).min(row_len - left);
     for (index, row) in padded.chunks_exact_mut(row_len).take(band.rows).enumerate() {
         if index % band.step >= band.taps {
             continue;
@@ -33,9 +36,16 @@ pub(super) fn copy_band<S: Simd, E: Element>(image: &[E], band: &Band, padded: &
             row.fill(0.0);
             continue;
         }
-        let source = from as usize * band.in_w * band.channels;
+        let source = &image[from as usize * band.in_w * pixel_stride..];
         row[..left].fill(0.0);
-        E::widen::<S>(&image[source..source + copied], &mut row[left..left + copied]);
+        if channels == pixel_stride {
+            E::widen::<S>(&source[..copied], &mut row[left..left + copied]);
+        } else {
+            let pixels = row[left..left + copied].chunks_exact_mut(channels);
+            for (pixel, source) in pixels.zip(source.chunks(pixel_stride)) {
+                E::widen::<S>(&source[..channels], pixel);
+            }
+        }
         row[left + copied..].fill(0.0);
     }
 }

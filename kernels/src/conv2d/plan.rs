@@ -80,6 +80,24 @@ impl Plan {
         if self.borrows_input { self.in_w } else { self.padded_w }
     }
 
+    /// Where the packed weights of a panel and one of the kernel's taps start.
+    #[inline(always)]
+    pub(super) fn packed_tap(&self, s: &Conv2dShape, panel: usize, (kh, kw): (usize, usize)) -> usize {
+        let (index, i, j) = if self.mirrored {
+            // The pixels that meet a tap have coordinates of one parity, and later taps come first. Both by bits, since a
+            // division would cost more than packing a vector.
+            let shift = s.stride - 1;
+            let parity = |tap: usize| (tap + s.padding) & shift;
+            let index = (parity(kh) << shift) + parity(kw);
+            let class = &self.classes[index];
+            (index, (class.last_tap_h - kh) >> shift, (class.last_tap_w - kw) >> shift)
+        } else {
+            (0, kh, kw)
+        };
+        let class = &self.classes[index];
+        class.packed_offset + ((panel * class.taps_h + i) * class.taps_w + j) * self.in_c * PANEL
+    }
+
     pub(super) fn forward(s: &Conv2dShape) -> Self {
         let s = if s.kernel == 1 && s.stride == 1 { flat_rows(s) } else { *s };
         let class = Class {

@@ -26,9 +26,11 @@ pub(super) struct Block<E> {
     pub(super) channels: usize,
 }
 
-struct Pixels<'a, E, const P: usize, const NV: usize>(&'a Block<E>);
+struct Pixels<'a, E, const P: usize, const NV: usize, const AHEAD: bool>(&'a Block<E>);
 
-impl<S: Simd, E: Element, const P: usize, const NV: usize> Kernel<S> for Pixels<'_, E, P, NV> {
+impl<S: Simd, E: Element, const P: usize, const NV: usize, const AHEAD: bool> Kernel<S>
+    for Pixels<'_, E, P, NV, AHEAD>
+{
     #[inline(always)]
     unsafe fn run(self) {
         let b = self.0;
@@ -37,6 +39,7 @@ impl<S: Simd, E: Element, const P: usize, const NV: usize> Kernel<S> for Pixels<
             let mut sums = [[S::zero(); NV]; P];
             let mut weights = b.weights;
             let mut row = b.x;
+            let mut ahead = b.x.wrapping_add(P * b.x_pixel_stride);
             for _ in 0..b.rows {
                 let mut x = row;
                 for _ in 0..b.run {
@@ -50,6 +53,11 @@ impl<S: Simd, E: Element, const P: usize, const NV: usize> Kernel<S> for Pixels<
                         for (sum, w) in sums.iter_mut().zip(w) {
                             *sum = S::fma(value, w, *sum);
                         }
+                    }
+                    if AHEAD {
+                        // P elements for each of the run: no line of the next P runs is left out.
+                        S::prefetch(ahead);
+                        ahead = ahead.wrapping_add(P);
                     }
                     x = x.add(1);
                     weights = weights.add(PANEL);
@@ -76,20 +84,21 @@ pub(super) fn max_pixels<S: Simd>(num_vectors: usize) -> usize {
     S::ACCUMULATORS / num_vectors
 }
 
-unsafe fn launch<S: Simd, E: Element, const P: usize, const NV: usize>(block: &Block<E>) {
+unsafe fn launch<S: Simd, E: Element, const P: usize, const NV: usize, const AHEAD: bool>(block: &Block<E>) {
     if const { P * NV > S::ACCUMULATORS } {
         unreachable!("blocks are cut to fit the registers");
     }
     // SAFETY: passed on to the caller.
-    unsafe { S::vectorize(Pixels::<E, P, NV>(block)) }
+    unsafe { S::vectorize(Pixels::<E, P, NV, AHEAD>(block)) }
 }
 
-/// The kernel for `pixels` pixels and NV vectors.
-pub(super) fn select<S: Simd, E: Element, const NV: usize>(pixels: usize) -> unsafe fn(&Block<E>) {
+/// The kernel for `pixels` pixels and NV vectors. `AHEAD`: it asks for the next P runs on the way, which is right where a
+/// run is a whole pixel and seldom in a cache.
+pub(super) fn select<S: Simd, E: Element, const NV: usize, const AHEAD: bool>(pixels: usize) -> unsafe fn(&Block<E>) {
     macro_rules! among {
         ($($count:literal)*) => {
             match pixels {
-                $($count => launch::<S, E, $count, NV>,)*
+                $($count => launch::<S, E, $count, NV, AHEAD>,)*
                 _ => unreachable!("blocks are cut to fit the registers"),
             }
         };

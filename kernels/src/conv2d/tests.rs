@@ -210,6 +210,34 @@ fn the_layers_of_resnets_equal_the_reference() {
 }
 
 #[test]
+fn channels_of_several_blocks_equal_the_reference() {
+    let pools = [pool(1), pool(2), pool(3)];
+    // More channels than a task of the weight gradient has, in blocks of unequal size with odd tails.
+    let layers = [
+        (5, 7, 300, 150, 1, 1),
+        (3, 9, 270, 131, 1, 2),
+        (5, 9, 90, 140, 3, 2),
+        (2, 9, 40, 17, 7, 2),
+        (2, 6, 100, 133, 3, 1),
+        // Pixels 4 KB apart, in rows of 50.
+        (2, 5, 1024, 85, 1, 1),
+        // Transformed weights that no cache holds.
+        (2, 5, 345, 350, 3, 1),
+    ];
+    for (batch, extent, in_channels, out_channels, kernel, stride) in layers {
+        let (height, width, padding) = (extent, extent, kernel / 2);
+        let shape = Conv2dShape { batch, height, width, in_channels, out_channels, kernel, stride, padding };
+        check_shape(&shape, &mut Random(5), &pools);
+    }
+    // Without padding x is read in place where a task has all its channels, and copied where it has not.
+    for in_channels in [20, 200] {
+        let (batch, height, width, out_channels) = (2, 7, 9, 33);
+        let shape = Conv2dShape { batch, height, width, in_channels, out_channels, kernel: 3, stride: 2, padding: 0 };
+        check_shape(&shape, &mut Random(5), &pools);
+    }
+}
+
+#[test]
 fn the_reference_gradients_are_adjoint_to_its_forward_pass() {
     let mut random = Random(11);
     for _ in 0..40 {

@@ -1,25 +1,29 @@
 //! The gradient of the weights: for each kernel row a product of runs of x with vectors of dy, summed over pixels.
 //!
-//! In: x and dy. Out: dw, through partial sums `[piece][panel][kernel row][run][16]` that are added in piece order.
+//! In: x and dy. Out: dw, through sums `[panel][kernel row][tap][channel][16]` of one task at a time.
+//! A task is a piece of the pixels and a block of C_in x C_out, so that its sums, and a unit of pixels of its x and dy, stay
+//! in L2 whatever the channels; a unit has so many pixels that adding its products to the sums costs little.
 //! Invariant: pieces and the order of sums inside one depend on the shape only.
 
 use super::Conv2dShape;
+use super::gradient_pieces::Pieces;
 use super::padded::{Band, copy_band};
 use super::plan::flat_rows;
+use super::transpose::Rows;
 use super::weight_kernel::{Block, max_run, select};
 use crate::Element;
-use crate::pieces::{SharedMut, for_each_piece};
 use crate::simd::{GenericWork, Kernel, PANEL, Simd};
 
-/// Input elements of a unit: with its share of dy it stays in L1 while all blocks of sums pass over it.
+/// Input elements of a unit that stay in L1 while all blocks of sums pass over them.
 const UNIT_ELEMENTS: usize = 6 * 1024;
-/// Partial sums of all pieces: 4 MB.
-const PARTIAL_ELEMENTS: usize = 1024 * 1024;
-/// A piece has at least so many pixels: below, adding the partial sums would cost too much.
+/// A unit has at least about so many pixels, as far as its input stays in L2.
+const UNIT_PIXELS: usize = 192;
+const MAX_UNIT_ELEMENTS: usize = 48 * 1024;
+/// Most values of a kernel row's run, and most output channels, of a task.
+const TASK_RUN: usize = 256;
+const TASK_CHANNELS: usize = 128;
+/// A piece has at least so many pixels: below, adding the pieces' gradients would cost too much.
 const PIECE_PIXELS: usize = 1024;
-const MAX_PIECES: usize = 64;
-/// Output channels of a task where there are too few pieces to keep many threads busy.
-const TASK_CHANNELS: usize = 64;
 
 /// How the pixels are cut: a unit is a band of rows of one image, or several small images; a piece is a run of units.
 #[derive(Clone, Copy, Debug)]
@@ -28,13 +32,19 @@ pub(super) struct Plan {
     images_of_unit: usize,
     band_rows: usize,
     num_bands: usize,
-    num_units: usize,
-    units_of_piece: usize,
-    num_pieces: usize,
-    task_channels: usize,
+    pieces: Pieces,
+    /// Channels of a task on either side.
+    in_block: usize,
+    out_block: usize,
     padded_w: usize,
     padded_rows: usize,
+    /// Whether x is read in place, if it is f32.
     borrows_input: bool,
+}
+
+/// The size of a block that cuts `channels` into equal ones of whole panels and about `most`.
+fn block_of(channels: usize, most: usize) -> usize {
+    channels.div_ceil(channels.div_ceil(most)).next_multiple_of(PANEL).min(channels)
 }
 
 impl Plan {
@@ -42,60 +52,61 @@ impl Plan {
         let shape = if s.kernel == 1 && s.stride == 1 { flat_rows(s) } else { *s };
         let s = &shape;
         let (out_h, out_w) = (s.out_height(), s.out_width());
+        let in_block = block_of(s.in_channels, (TASK_RUN / s.kernel).max(PANEL));
+        let borrows_input = s.padding == 0 && (s.kernel == 1 || in_block == s.in_channels);
         let padded_w = (out_w - 1) * s.stride + s.kernel;
-        let row_len = padded_w * s.in_channels;
-        let fitting = (UNIT_ELEMENTS / row_len).saturating_sub(s.kernel) / s.stride + 1;
-        let num_bands = out_h.div_ceil(fitting);
+        let row_len = padded_w * in_block;
+        let fitting = |elements: usize| (elements / row_len).saturating_sub(s.kernel) / s.stride + 1;
+        let rows = fitting(UNIT_ELEMENTS).max(UNIT_PIXELS.div_ceil(out_w).min(fitting(MAX_UNIT_ELEMENTS)));
+        let num_bands = out_h.div_ceil(rows);
         let band_rows = out_h.div_ceil(num_bands);
         let num_bands = out_h.div_ceil(band_rows);
         let padded_rows = (band_rows - 1) * s.stride + s.kernel;
-        let images_of_unit =
-            if num_bands > 1 { 1 } else { (UNIT_ELEMENTS / (padded_rows * row_len)).clamp(1, s.batch) };
+        let image = padded_rows * row_len;
+        let images = (UNIT_ELEMENTS / image).max((UNIT_PIXELS / (out_h * out_w)).min(MAX_UNIT_ELEMENTS / image));
+        let images_of_unit = if num_bands > 1 { 1 } else { images.clamp(1, s.batch) };
         let num_units = s.batch.div_ceil(images_of_unit) * num_bands;
-        let partial_len = Self::partial_len_of(s);
-        let most = (s.batch * out_h * out_w / PIECE_PIXELS).min(PARTIAL_ELEMENTS / partial_len);
-        let units_of_piece = num_units.div_ceil(most.clamp(1, MAX_PIECES));
-        let num_pieces = num_units.div_ceil(units_of_piece);
         Self {
             shape,
             images_of_unit,
             band_rows,
             num_bands,
-            num_units,
-            units_of_piece,
-            num_pieces,
-            task_channels: if num_pieces >= 16 { s.out_channels } else { TASK_CHANNELS },
+            pieces: Pieces::new(s.weight_len(), num_units, s.batch * out_h * out_w / PIECE_PIXELS),
+            in_block,
+            out_block: block_of(s.out_channels, TASK_CHANNELS),
             padded_w,
             padded_rows,
-            borrows_input: s.padding == 0,
+            borrows_input,
         }
     }
 
-    fn partial_len_of(s: &Conv2dShape) -> usize {
-        s.out_channels.next_multiple_of(PANEL) * s.in_channels * s.kernel * s.kernel
+    /// Elements of a task's sums, the first part of a slot.
+    fn sums_len(&self) -> usize {
+        self.out_block.next_multiple_of(PANEL) * self.in_block * self.shape.kernel * self.shape.kernel
     }
 
+    /// Beside the sums there is room for the unit's x and dy as f32.
     fn slot_len(&self) -> usize {
-        self.images_of_unit * (self.padded_rows * self.row_len() + self.dy_rows_len())
+        self.sums_len() + self.images_of_unit * (self.x_rows_len() + self.dy_rows_len())
     }
 
-    /// Elements of a row of x as the kernel reads it.
-    fn row_len(&self) -> usize {
-        (if self.borrows_input { self.shape.width } else { self.padded_w }) * self.shape.in_channels
+    /// Pixels of a row of x as the kernel reads it.
+    fn row_pixels(&self) -> usize {
+        if self.borrows_input { self.shape.width } else { self.padded_w }
+    }
+
+    /// Elements of an image's rows of x in a unit.
+    fn x_rows_len(&self) -> usize {
+        self.padded_rows * self.row_pixels() * self.in_block
     }
 
     /// Elements of an image's rows of dy in a unit.
     fn dy_rows_len(&self) -> usize {
-        self.band_rows * self.shape.out_width() * self.shape.out_channels.min(self.task_channels)
+        self.band_rows * self.shape.out_width() * self.out_block
     }
 
     pub(super) fn workspace_len(&self, num_threads: usize) -> usize {
-        self.num_pieces * Self::partial_len_of(&self.shape) + num_threads * self.slot_len()
-    }
-
-    /// Values of x that one pixel of dy meets in one kernel row.
-    fn run(&self) -> usize {
-        self.shape.kernel * self.shape.in_channels
+        self.pieces.workspace_len(num_threads, self.slot_len())
     }
 }
 
@@ -112,45 +123,57 @@ impl<E: Element> GenericWork for WeightGradient<'_, E> {
     type Output = ();
 
     fn run<S: Simd>(self) {
-        let (plan, x, dy) = (self.plan, self.x, self.dy);
-        let s = &plan.shape;
-        assert_eq!(x.len(), s.input_len(), "weight gradient: length of x");
-        assert_eq!(dy.len(), s.output_len(), "weight gradient: length of dy");
-        assert_eq!(self.dw.len(), s.weight_len(), "weight gradient: length of dw");
-        let partial_len = Plan::partial_len_of(s);
-        let (partials, slots) = self.workspace.split_at_mut(plan.num_pieces * partial_len);
-        let shared = SharedMut::new(partials);
-        let num_tasks = s.out_channels.div_ceil(plan.task_channels);
-        let panel_stride = s.kernel * plan.run() * PANEL;
-        for_each_piece(plan.num_pieces * num_tasks, slots, plan.slot_len(), |index, slot| {
-            let (piece, task) = (index / num_tasks, index % num_tasks);
-            let channel = task * plan.task_channels;
-            let channels = plan.task_channels.min(s.out_channels - channel);
-            let len = channels.div_ceil(PANEL) * panel_stride;
-            let start = piece * partial_len + channel / PANEL * panel_stride;
-            // SAFETY: piece and channels own this part of the partial sums, which outlives the pass.
-            let part = unsafe { core::slice::from_raw_parts_mut(shared.at(start, len), len) };
-            let first = piece * plan.units_of_piece;
-            for unit in first..(first + plan.units_of_piece).min(plan.num_units) {
-                run_unit::<S, E>(plan, x, dy, (channel, channels), unit, part, unit > first, slot);
+        let (plan, s) = (self.plan, &self.plan.shape);
+        assert_eq!(self.x.len(), s.input_len(), "weight gradient: length of x");
+        assert_eq!(self.dy.len(), s.output_len(), "weight gradient: length of dy");
+        let in_blocks = s.in_channels.div_ceil(plan.in_block);
+        let tasks = (in_blocks * s.out_channels.div_ceil(plan.out_block), plan.slot_len());
+        plan.pieces.run::<S>(self.dw, self.workspace, tasks, |piece, task, slot, dw| {
+            let (in_c, out_c) = (task % in_blocks * plan.in_block, task / in_blocks * plan.out_block);
+            let task = Task {
+                x: self.x,
+                dy: self.dy,
+                in_c,
+                out_c,
+                in_count: plan.in_block.min(s.in_channels - in_c),
+                out_count: plan.out_block.min(s.out_channels - out_c),
+            };
+            let (sums, slot) = slot.split_at_mut(plan.sums_len());
+            let units = plan.pieces.units(piece);
+            for unit in units.clone() {
+                run_unit::<S, E>(plan, &task, unit, sums, unit > units.start, slot);
             }
-        });
-        let dw = SharedMut::new(self.dw);
-        for_each_piece(s.out_channels.div_ceil(PANEL), &mut [], 0, |panel, _| {
-            reduce_panel::<S>(plan, shared, panel, dw);
+            let (taps, filter_len) = (s.kernel * s.kernel, s.in_channels * s.kernel * s.kernel);
+            let finish = Finish {
+                sums,
+                taps,
+                in_count: task.in_count,
+                out_count: task.out_count,
+                dw: dw.wrapping_add(out_c * filter_len + in_c * taps),
+                filter_len,
+            };
+            // SAFETY: `dw` holds all filters; this task's channels of its filters are written by no other.
+            unsafe { S::vectorize(finish) };
         });
     }
 }
 
-/// Adds one unit's products to the partial sums of its piece.
-#[allow(clippy::too_many_arguments)] // Private, called once; a struct would only repeat the names.
+/// A block of channels of x and dy.
+struct Task<'a, E> {
+    x: &'a [E],
+    dy: &'a [E],
+    in_c: usize,
+    out_c: usize,
+    in_count: usize,
+    out_count: usize,
+}
+
+/// Adds one unit's products to the sums of its task, or sets them.
 fn run_unit<S: Simd, E: Element>(
     plan: &Plan,
-    x: &[E],
-    dy: &[E],
-    (channel, channels): (usize, usize),
+    task: &Task<'_, E>,
     unit: usize,
-    part: &mut [f32],
+    sums: &mut [f32],
     accumulate: bool,
     slot: &mut [f32],
 ) {
@@ -160,90 +183,115 @@ fn run_unit<S: Simd, E: Element>(
     let images = plan.images_of_unit.min(s.batch - image);
     let row = band * plan.band_rows;
     let rows = plan.band_rows.min(s.out_height() - row);
-    let (in_image, x_row) = (s.height * s.width * s.in_channels, plan.row_len());
-    let (x_slot, dy_slot) = slot.split_at_mut(plan.images_of_unit * plan.padded_rows * x_row);
-    let (x, x_image) = if let Some(x) = E::as_f32(x).filter(|_| plan.borrows_input) {
-        (&x[image * in_image + row * s.stride * x_row..], in_image)
+    let (x_slot, dy_slot) = slot.split_at_mut(plan.images_of_unit * plan.x_rows_len());
+    let in_row = s.width * s.in_channels;
+    let in_image = s.height * in_row;
+    let in_place = E::as_f32(task.x).filter(|_| plan.borrows_input);
+    let (x, x_image, x_row, x_pixel) = if let Some(x) = in_place {
+        (&x[image * in_image + row * s.stride * in_row + task.in_c..], in_image, in_row, s.in_channels)
     } else {
+        let row_len = plan.row_pixels() * task.in_count;
         let band = Band {
             in_h: s.height,
             in_w: s.width,
-            channels: s.in_channels,
+            channels: task.in_count,
+            pixel_stride: s.in_channels,
             first_row: (row * s.stride) as isize - s.padding as isize,
             rows: (rows - 1) * s.stride + s.kernel,
             pad_left: s.padding,
-            padded_w: x_row / s.in_channels,
+            padded_w: plan.row_pixels(),
             step: s.stride,
             taps: s.kernel,
         };
-        for (index, padded) in x_slot.chunks_exact_mut(plan.padded_rows * x_row).take(images).enumerate() {
-            copy_band::<S, E>(&x[(image + index) * in_image..][..in_image], &band, padded);
+        for (index, padded) in x_slot.chunks_exact_mut(plan.padded_rows * row_len).take(images).enumerate() {
+            copy_band::<S, E>(&task.x[(image + index) * in_image + task.in_c..], &band, padded);
         }
-        (&*x_slot, plan.padded_rows * x_row)
+        (&*x_slot, plan.padded_rows * row_len, row_len, task.in_count)
     };
     let out_row = s.out_width() * s.out_channels;
     let out_image = s.out_height() * out_row;
-    let dy = &dy[image * out_image + row * out_row + channel..];
+    let dy = &task.dy[image * out_image + row * out_row + task.out_c..];
     let (dy, dy_strides) = if let Some(dy) = E::as_f32(dy) {
         (dy, [out_image, out_row, s.out_channels])
     } else {
-        let pixels = rows * s.out_width();
-        for (index, widened) in dy_slot.chunks_exact_mut(plan.dy_rows_len()).take(images).enumerate() {
-            let dy = &dy[index * out_image..];
-            if channels == s.out_channels {
-                E::widen::<S>(&dy[..pixels * channels], &mut widened[..pixels * channels]);
-                continue;
-            }
-            for (pixel, widened) in widened.chunks_exact_mut(channels).take(pixels).enumerate() {
-                E::widen::<S>(&dy[pixel * s.out_channels..][..channels], widened);
-            }
-        }
-        (&*dy_slot, [plan.dy_rows_len(), s.out_width() * channels, channels])
+        widen_rows::<S, E>(dy, [images, rows * s.out_width()], [out_image, s.out_channels], task.out_count, dy_slot);
+        let row_len = s.out_width() * task.out_count;
+        (&*dy_slot, [rows * row_len, row_len, task.out_count])
     };
+    let ahead = |whole: usize, band: usize| if plan.num_bands > 1 { band } else { images * whole };
     let view = UnitView {
         x,
-        x_strides: [x_image, s.stride * x_row, s.stride * s.in_channels],
+        x_strides: [x_image, s.stride * x_row, s.stride * x_pixel],
         x_row,
+        taps: s.kernel,
+        run: s.kernel * task.in_count,
         dy,
         dy_strides,
         extents: [images, rows, s.out_width()],
+        ahead: [
+            if in_place.is_some() { ahead(in_image, rows * s.stride * in_row) } else { 0 },
+            if E::as_f32(task.dy).is_some() { ahead(out_image, rows * out_row) } else { 0 },
+        ],
     };
-    let mut done = 0;
-    while done < channels {
-        let some = (2 * S::LANES).min(channels - done);
+    let mut channel = 0;
+    while channel < task.out_count {
+        let some = (2 * S::LANES).min(task.out_count - channel);
         if some > S::LANES {
-            run_channels::<S, 2>(plan, &view, (done, some), part, accumulate);
+            run_channels::<S, 2>(&view, (channel, some), sums, accumulate);
         } else {
-            run_channels::<S, 1>(plan, &view, (done, some), part, accumulate);
+            run_channels::<S, 1>(&view, (channel, some), sums, accumulate);
         }
-        done += 2 * S::LANES;
+        channel += 2 * S::LANES;
     }
 }
 
-/// A unit's x and dy, in place, or padded and widened; dy from the task's first channel on.
+/// `[images, pixels]` of `count` channels as f32, side by side; from one image and one pixel to the next in `from`: `strides`.
+fn widen_rows<S: Simd, E: Element>(
+    from: &[E],
+    [images, pixels]: [usize; 2],
+    [image_stride, pixel_stride]: [usize; 2],
+    count: usize,
+    to: &mut [f32],
+) {
+    for (image, to) in to.chunks_exact_mut(pixels * count).take(images).enumerate() {
+        let from = &from[image * image_stride..];
+        if count == pixel_stride {
+            E::widen::<S>(&from[..pixels * count], to);
+            continue;
+        }
+        for (pixel, to) in to.chunks_exact_mut(count).enumerate() {
+            E::widen::<S>(&from[pixel * pixel_stride..][..count], to);
+        }
+    }
+}
+
+/// A unit's x and dy from the task's first channel on, in place, or padded and widened.
 struct UnitView<'a> {
     x: &'a [f32],
     x_strides: [usize; 3],
     x_row: usize,
+    taps: usize,
+    /// Values of x that one pixel of dy meets in one kernel row.
+    run: usize,
     dy: &'a [f32],
     dy_strides: [usize; 3],
     extents: [usize; 3],
+    ahead: [usize; 2],
 }
 
-/// All kernel rows and runs for NV vectors of output channels, `done` after the task's first one.
+/// All kernel rows and runs for NV vectors of output channels from `channel` on.
 fn run_channels<S: Simd, const NV: usize>(
-    plan: &Plan,
     view: &UnitView<'_>,
-    (done, channels): (usize, usize),
-    part: &mut [f32],
+    (channel, channels): (usize, usize),
+    sums: &mut [f32],
     accumulate: bool,
 ) {
-    let (taps, run) = (plan.shape.kernel, plan.run());
+    let (taps, run) = (view.taps, view.run);
     let panel_stride = taps * run * PANEL;
     let last = |strides: [usize; 3]| (0..3).map(|axis| (view.extents[axis] - 1) * strides[axis]).sum::<usize>();
     assert!(last(view.x_strides) + (taps - 1) * view.x_row + run <= view.x.len(), "weight gradient: x of a unit");
-    assert!(last(view.dy_strides) + done + channels <= view.dy.len(), "weight gradient: dy of a unit");
-    assert!((done + channels).div_ceil(PANEL) * panel_stride <= part.len(), "weight gradient: partial sums");
+    assert!(last(view.dy_strides) + channel + channels <= view.dy.len(), "weight gradient: dy of a unit");
+    assert!((channel + channels).div_ceil(PANEL) * panel_stride <= sums.len(), "weight gradient: sums of a task");
     let num_blocks = run.div_ceil(max_run::<S>(NV));
     let (values, longer) = (run / num_blocks, run % num_blocks);
     let kernels = [select::<S, NV>(values), select::<S, NV>(values + usize::from(longer > 0))];
@@ -251,17 +299,22 @@ fn run_channels<S: Simd, const NV: usize>(
         let mut first = 0;
         for index in 0..num_blocks {
             let is_longer = usize::from(index < longer);
-            // SAFETY: inside `x`, `dy` and `part` as asserted above; features asserted by `Isa::run`.
+            // SAFETY: inside `x`, `dy` and `sums` as asserted above; features asserted by `Isa::run`.
             unsafe {
-                let vector = done / PANEL * panel_stride + done % PANEL + (tap * run + first) * PANEL;
+                let vector = channel / PANEL * panel_stride + channel % PANEL + (tap * run + first) * PANEL;
                 let block = Block {
                     x: view.x.as_ptr().add(tap * view.x_row + first),
                     x_strides: view.x_strides,
-                    dy: view.dy.as_ptr().add(done),
+                    dy: view.dy.as_ptr().add(channel),
                     dy_strides: view.dy_strides,
                     extents: view.extents,
+                    // The first pass over x and the first over these vectors of dy ask for those of the next unit.
+                    ahead: [
+                        if channel == 0 { view.ahead[0] } else { 0 },
+                        if tap + first == 0 { view.ahead[1] } else { 0 },
+                    ],
                     channels,
-                    dw: part.as_mut_ptr().add(vector),
+                    dw: sums.as_mut_ptr().add(vector),
                     panel_stride,
                     accumulate,
                 };
@@ -272,48 +325,41 @@ fn run_channels<S: Simd, const NV: usize>(
     }
 }
 
-/// Adds one panel's partial sums in piece order and scatters them to PyTorch's order.
-fn reduce_panel<S: Simd>(plan: &Plan, partials: SharedMut, panel: usize, dw: SharedMut) {
-    let s = &plan.shape;
-    let (taps, len) = (s.kernel, s.kernel * plan.run() * PANEL);
-    let partial_len = Plan::partial_len_of(s);
-    // SAFETY: panels are disjoint in the partial sums and in `dw`; each is one piece.
-    unsafe {
-        let total = partials.at(panel * len, len);
-        for piece in 1..plan.num_pieces {
-            let part = partials.at(piece * partial_len + panel * len, len);
-            S::vectorize(AddTo { total, part, len });
-        }
-        let total = core::slice::from_raw_parts(total, len);
-        let channels = PANEL.min(s.out_channels - panel * PANEL);
-        let filter_len = s.in_channels * taps * taps;
-        let dw = dw.at(panel * PANEL * filter_len, channels * filter_len);
-        let dw = core::slice::from_raw_parts_mut(dw, channels * filter_len);
-        for (lane, filter) in dw.chunks_exact_mut(filter_len).enumerate() {
-            for (ci, taps_of_channel) in filter.chunks_exact_mut(taps * taps).enumerate() {
-                for (tap, value) in taps_of_channel.iter_mut().enumerate() {
-                    *value = total[(tap * s.in_channels + ci) * PANEL + lane];
-                }
-            }
-        }
-    }
+/// Writes a task's sums in PyTorch's order.
+struct Finish<'a> {
+    sums: &'a [f32],
+    taps: usize,
+    in_count: usize,
+    out_count: usize,
+    /// The task's first channel of its first filter.
+    dw: *mut f32,
+    filter_len: usize,
 }
 
-/// `total += part`; `len` is a multiple of [`PANEL`].
-struct AddTo {
-    total: *mut f32,
-    part: *const f32,
-    len: usize,
-}
-
-impl<S: Simd> Kernel<S> for AddTo {
+impl<S: Simd> Kernel<S> for Finish<'_> {
     #[inline(always)]
     unsafe fn run(self) {
-        // SAFETY: `len` elements from both addresses are the caller's contract.
-        unsafe {
-            for first in (0..self.len).step_by(S::LANES) {
-                let sum = S::add(S::load(self.total.add(first)), S::load(self.part.add(first)));
-                S::store(self.total.add(first), sum);
+        let columns = self.in_count * self.taps;
+        assert!(self.out_count.next_multiple_of(PANEL) * columns <= self.sums.len(), "weight gradient: sums of a task");
+        for first in (0..self.out_count).step_by(S::LANES) {
+            let sums = self.sums.as_ptr().wrapping_add(first / PANEL * columns * PANEL + first % PANEL);
+            let filters = Rows {
+                first: self.dw.wrapping_add(first * self.filter_len),
+                stride: self.filter_len,
+                rows: S::LANES.min(self.out_count - first),
+                columns,
+            };
+            let (mut channel, mut tap) = (0, 0);
+            // SAFETY: the sums lie in the slice as just asserted, the filters are the caller's contract.
+            unsafe {
+                filters.fill_columns::<S>(|_| {
+                    let vector = S::load(sums.wrapping_add((tap * self.in_count + channel) * PANEL));
+                    tap += 1;
+                    if tap == self.taps {
+                        (channel, tap) = (channel + 1, 0);
+                    }
+                    vector
+                });
             }
         }
     }

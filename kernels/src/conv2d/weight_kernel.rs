@@ -15,6 +15,8 @@ pub(super) struct Block {
     pub(super) dy_strides: [usize; 3],
     /// Images, rows and pixels of the unit.
     pub(super) extents: [usize; 3],
+    /// From x and dy of this unit to those of the next, which are asked for on the way.
+    pub(super) ahead: [usize; 2],
     /// Output channels that exist, at most NV vectors.
     pub(super) channels: usize,
     /// R vectors, [`PANEL`] apart.
@@ -47,6 +49,8 @@ impl<S: Simd, const R: usize, const NV: usize, const FULL: bool> Kernel<S> for P
                             let p = dy.wrapping_add(v * S::LANES);
                             *d = if FULL { S::load(p) } else { S::load_masked(p, masks[v]) };
                         }
+                        S::prefetch(x.wrapping_add(b.ahead[0]));
+                        S::prefetch(dy.wrapping_add(b.ahead[1]));
                         for (r, sums) in sums.iter_mut().enumerate() {
                             let value = S::splat(*x.add(r));
                             for (sum, d) in sums.iter_mut().zip(d) {

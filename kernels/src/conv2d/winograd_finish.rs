@@ -1,4 +1,4 @@
-//! The end of Winograd's weight gradient: the inverse transform of a task's sums, and the sum over pieces.
+//! The end of Winograd's weight gradient: the inverse transform of a task's sums.
 
 use super::winograd_transform::{TILE, kernel_gradient_1d};
 use crate::simd::{Kernel, PANEL, Simd};
@@ -42,32 +42,6 @@ impl<S: Simd> Kernel<S> for Finish {
                         }
                     }
                 }
-            }
-        }
-    }
-}
-
-/// `dw = the sum of the pieces' gradients`, in their order.
-pub(super) struct AddPieces {
-    pub(super) parts: *const f32,
-    pub(super) pieces: usize,
-    pub(super) weight_len: usize,
-    pub(super) dw: *mut f32,
-    pub(super) len: usize,
-}
-
-impl<S: Simd> Kernel<S> for AddPieces {
-    #[inline(always)]
-    unsafe fn run(self) {
-        // SAFETY: the caller's addresses hold `len` elements of each piece and of `dw`.
-        unsafe {
-            for first in (0..self.len).step_by(S::LANES) {
-                let mask = S::mask(self.len - first);
-                let mut sum = S::zero();
-                for piece in 0..self.pieces {
-                    sum = S::add(sum, S::load_masked(self.parts.add(piece * self.weight_len + first), mask));
-                }
-                S::store_masked(self.dw.add(first), mask, sum);
             }
         }
     }

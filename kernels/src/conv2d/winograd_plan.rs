@@ -1,7 +1,7 @@
 //! How Winograd's tiles are cut into pieces and blocks.
 //!
 //! In: [`Conv2dShape`]. Out: [`Plan`]; a piece is a band of tile rows of one image or a few whole images, a block is a
-//! run of a piece's tiles whose transformed values stay in L2.
+//! run of a piece's tiles whose transformed values stay in L2 where the weights stay in a cache.
 //! Invariant: the cut depends on the shape only.
 
 use super::Conv2dShape;
@@ -14,6 +14,9 @@ const PIECE_TILES: usize = 64;
 /// Elements of a block's transformed tiles, input and output: with the weights they stay in L2.
 const BLOCK_ELEMENTS: usize = 160 * 1024;
 const MAX_BLOCK_TILES: usize = 24;
+/// Transformed weights beyond these 16 MB come from memory for every block: then a block is a whole piece, and it is its
+/// tiles that leave L2.
+const CACHED_WEIGHTS: usize = 4 * 1024 * 1024;
 
 /// How tiles are cut into pieces and blocks.
 #[derive(Clone, Copy, Debug)]
@@ -107,7 +110,8 @@ impl Plan {
         let whole = PIECE_TILES / (tile_rows * tile_columns);
         let images_of_piece = if num_bands > 1 { 1 } else { whole.clamp(1, images) };
         let lanes = input.channels.next_multiple_of(PANEL) + output.channels.next_multiple_of(PANEL);
-        let fitting = (BLOCK_ELEMENTS / (POSITIONS * lanes)).clamp(8, max_block);
+        let is_cached = POSITIONS * input.channels * output.channels <= CACHED_WEIGHTS;
+        let fitting = if is_cached { (BLOCK_ELEMENTS / (POSITIONS * lanes)).clamp(8, max_block) } else { PIECE_TILES };
         let tiles = images_of_piece * band_tile_rows * tile_columns;
         let block_tiles = tiles.div_ceil(tiles.div_ceil(fitting));
         Self {

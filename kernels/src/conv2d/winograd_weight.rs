@@ -3,43 +3,36 @@
 //! In: x and dy. Out: dw = G^T [ sum over tiles of (B^T x B) * (A dy A^T) ] G: at each of 36 positions a product of
 //! C_in x tiles by tiles x C_out, then one inverse transform of the sums.
 //! A task is a piece of the tiles and a block of C_in x C_out, so that its 36 sums stay in L2 whatever the channels.
-//! Invariant: a piece's gradient is complete before pieces are added, in their order.
+//! Invariant: pieces and the order of sums inside one depend on the shape only.
 
 use super::Conv2dShape;
+use super::gradient_pieces::Pieces;
 use super::weight_kernel::{Block, max_run, select};
-use super::winograd_finish::{AddPieces, Finish};
+use super::winograd_finish::Finish;
 use super::winograd_plan::{Plan as TilePlan, TileBlock};
 use super::winograd_tiles::{GradientTile, Grid, InputTile};
 use super::winograd_transform::POSITIONS;
 use crate::Element;
-use crate::pieces::{SharedMut, for_each_piece};
 use crate::simd::{GenericWork, PANEL, Simd};
 
 /// Channels of a task on either side: 36 sums of 64 x 64 are 590 kB.
 const TASK_CHANNELS: usize = 64;
 /// A piece has at least so many tiles, else the inverse transforms would cost too much.
 const PIECE_TILES: usize = 128;
-/// Gradients of all pieces: 4 MB.
-const PARTIAL_ELEMENTS: usize = 1024 * 1024;
-const MAX_PIECES: usize = 64;
-/// Elements that one worker adds at a time.
-const REDUCE_ELEMENTS: usize = 4096;
 
 /// How tiles are cut: a piece is a run of the tile plan's units.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Plan {
     shape: Conv2dShape,
     tiles: TilePlan,
-    units_of_piece: usize,
-    num_pieces: usize,
+    pieces: Pieces,
 }
 
 impl Plan {
     pub(super) fn new(s: &Conv2dShape) -> Self {
         let tiles = TilePlan::weight_gradient(s, TASK_CHANNELS);
-        let most = (tiles.num_tiles() / PIECE_TILES).min(PARTIAL_ELEMENTS / s.weight_len()).clamp(1, MAX_PIECES);
-        let units_of_piece = tiles.num_pieces().div_ceil(most);
-        Self { shape: *s, tiles, units_of_piece, num_pieces: tiles.num_pieces().div_ceil(units_of_piece) }
+        let pieces = Pieces::new(s.weight_len(), tiles.num_pieces(), tiles.num_tiles() / PIECE_TILES);
+        Self { shape: *s, tiles, pieces }
     }
 
     /// Sums of one task: `[position][panel][channel][16]`.
@@ -51,13 +44,8 @@ impl Plan {
         self.tiles.slot_len() + self.sums_len()
     }
 
-    /// Gradients of pieces, if there is more than one.
-    fn partials_len(&self) -> usize {
-        if self.num_pieces > 1 { self.num_pieces * self.shape.weight_len() } else { 0 }
-    }
-
     pub(super) fn workspace_len(&self, num_threads: usize) -> usize {
-        self.partials_len() + num_threads * self.slot_len()
+        self.pieces.workspace_len(num_threads, self.slot_len())
     }
 }
 
@@ -77,14 +65,9 @@ impl<E: Element> GenericWork for WinogradWeight<'_, E> {
         let (plan, s) = (self.plan, &self.plan.shape);
         assert_eq!(self.x.len(), s.input_len(), "weight gradient: length of x");
         assert_eq!(self.dy.len(), s.output_len(), "weight gradient: length of dy");
-        assert_eq!(self.dw.len(), s.weight_len(), "weight gradient: length of dw");
-        let (partials, slots) = self.workspace.split_at_mut(plan.partials_len());
-        let weight_len = s.weight_len();
-        let target = SharedMut::new(if plan.num_pieces > 1 { &mut *partials } else { &mut *self.dw });
         let (in_blocks, out_blocks) = (s.in_channels.div_ceil(TASK_CHANNELS), s.out_channels.div_ceil(TASK_CHANNELS));
-        let num_tasks = in_blocks * out_blocks;
-        for_each_piece(plan.num_pieces * num_tasks, slots, plan.slot_len(), |index, slot| {
-            let (piece, task) = (index / num_tasks, index % num_tasks);
+        let tasks = (in_blocks * out_blocks, plan.slot_len());
+        plan.pieces.run::<S>(self.dw, self.workspace, tasks, |piece, task, slot, dw| {
             let (in_c, out_c) = (task % in_blocks * TASK_CHANNELS, task / in_blocks * TASK_CHANNELS);
             let task = Task {
                 x: self.x,
@@ -94,23 +77,8 @@ impl<E: Element> GenericWork for WinogradWeight<'_, E> {
                 in_count: TASK_CHANNELS.min(s.in_channels - in_c),
                 out_count: TASK_CHANNELS.min(s.out_channels - out_c),
             };
-            // SAFETY: piece and channels own their part of `target`, which outlives the pass.
-            let dw = unsafe { target.at(piece * weight_len, weight_len) };
             run_task::<S, E>(plan, &task, piece, slot, dw);
         });
-        if plan.num_pieces > 1 {
-            let dw = SharedMut::new(self.dw);
-            for_each_piece(weight_len.div_ceil(REDUCE_ELEMENTS), &mut [], 0, |index, _| {
-                let first = index * REDUCE_ELEMENTS;
-                let len = REDUCE_ELEMENTS.min(weight_len - first);
-                // SAFETY: each index has its own elements; `num_pieces` gradients lie `weight_len` apart.
-                unsafe {
-                    let parts = target.at(first, (plan.num_pieces - 1) * weight_len + len);
-                    let (pieces, dw) = (plan.num_pieces, dw.at(first, len));
-                    S::vectorize(AddPieces { parts, pieces, weight_len, dw, len });
-                }
-            });
-        }
     }
 }
 
@@ -127,9 +95,8 @@ struct Task<'a, E> {
 /// Sums over a piece's tiles and writes their inverse transform to the task's elements of `dw`.
 fn run_task<S: Simd, E: Element>(plan: &Plan, task: &Task<'_, E>, piece: usize, slot: &mut [f32], dw: *mut f32) {
     let (sums, slot) = slot.split_at_mut(plan.sums_len());
-    let first = piece * plan.units_of_piece;
-    let units = first..(first + plan.units_of_piece).min(plan.tiles.num_pieces());
-    for (index, block) in units.flat_map(|unit| plan.tiles.blocks(unit)).enumerate() {
+    let blocks = plan.pieces.units(piece).flat_map(|unit| plan.tiles.blocks(unit));
+    for (index, block) in blocks.enumerate() {
         run_block::<S, E>(&plan.tiles, &block, task, sums, index > 0, slot);
     }
     let filter_len = plan.shape.in_channels * 9;
@@ -227,6 +194,7 @@ fn multiply<S: Simd, const NV: usize>(product: &Product<'_>, sums: &mut [f32], c
                 dy: product.d.as_ptr().add(channel),
                 dy_strides: [0, 0, product.lanes[1]],
                 extents: [1, 1, product.tiles],
+                ahead: [0, 0],
                 channels: NV * S::LANES,
                 dw: sums.as_mut_ptr().add(channel / PANEL * panel_stride + channel % PANEL + first * PANEL),
                 panel_stride,

@@ -1,6 +1,6 @@
 //! AVX2 with FMA: 8 lanes, 16 registers; tails by `vmaskmov`.
 
-use super::{Kernel, Simd};
+use super::{Kernel, PANEL, Simd};
 use core::arch::x86_64::*;
 
 #[derive(Clone, Copy)]
@@ -166,5 +166,25 @@ impl Simd for Avx2Fma {
     unsafe fn fma(a: __m256, b: __m256, c: __m256) -> __m256 {
         // SAFETY: the trait's contract, which the caller keeps.
         unsafe { _mm256_fmadd_ps(a, b, c) }
+    }
+    #[inline(always)]
+    unsafe fn transpose(rows: &mut [__m256; PANEL]) {
+        // SAFETY: the trait's contract, which the caller keeps.
+        unsafe {
+            let quads = |a: __m256, b: __m256| {
+                let (a, b) = (_mm256_castps_pd(a), _mm256_castps_pd(b));
+                [_mm256_unpacklo_pd(a, b), _mm256_unpackhi_pd(a, b)].map(|v| _mm256_castpd_ps(v))
+            };
+            let mut fours = *rows;
+            for first in [0, 4] {
+                let [a, b, c, d] = [rows[first], rows[first + 1], rows[first + 2], rows[first + 3]];
+                [fours[first], fours[first + 1]] = quads(_mm256_unpacklo_ps(a, b), _mm256_unpacklo_ps(c, d));
+                [fours[first + 2], fours[first + 3]] = quads(_mm256_unpackhi_ps(a, b), _mm256_unpackhi_ps(c, d));
+            }
+            for i in 0..4 {
+                rows[i] = _mm256_permute2f128_ps::<0x20>(fours[i], fours[i + 4]);
+                rows[i + 4] = _mm256_permute2f128_ps::<0x31>(fours[i], fours[i + 4]);
+            }
+        }
     }
 }

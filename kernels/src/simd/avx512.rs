@@ -1,6 +1,6 @@
 //! AVX-512: 16 lanes, 32 registers, masked loads and stores for tails; with AVX512-BF16 or without.
 
-use super::{Kernel, Simd};
+use super::{Kernel, PANEL, Simd};
 use core::arch::x86_64::*;
 
 /// `BF16`: one instruction rounds a vector to bf16, else a few of integers do.
@@ -144,5 +144,32 @@ impl<const BF16: bool> Simd for Avx512<BF16> {
     unsafe fn fma(a: __m512, b: __m512, c: __m512) -> __m512 {
         // SAFETY: the trait's contract, which the caller keeps.
         unsafe { _mm512_fmadd_ps(a, b, c) }
+    }
+    #[inline(always)]
+    unsafe fn transpose(rows: &mut [__m512; PANEL]) {
+        // SAFETY: the trait's contract, which the caller keeps.
+        unsafe {
+            let pairs = |v: &[__m512; PANEL], i: usize, j: usize| {
+                [_mm512_unpacklo_ps(v[i], v[j]), _mm512_unpackhi_ps(v[i], v[j])]
+            };
+            let quads = |a: __m512, b: __m512| {
+                let (a, b) = (_mm512_castps_pd(a), _mm512_castps_pd(b));
+                [_mm512_unpacklo_pd(a, b), _mm512_unpackhi_pd(a, b)].map(|v| _mm512_castpd_ps(v))
+            };
+            let mut fours = *rows;
+            for first in (0..PANEL).step_by(4) {
+                let ([a, b], [c, d]) = (pairs(rows, first, first + 1), pairs(rows, first + 2, first + 3));
+                [fours[first], fours[first + 1]] = quads(a, c);
+                [fours[first + 2], fours[first + 3]] = quads(b, d);
+            }
+            // Vector i + 4 j holds column i of each 4 x 4 square of rows 4 j..4 j + 4: now squares change places.
+            let even = |a, b| _mm512_shuffle_f32x4::<0x88>(a, b);
+            let odd = |a, b| _mm512_shuffle_f32x4::<0xdd>(a, b);
+            for i in 0..4 {
+                let (a, b) = (even(fours[i], fours[i + 4]), even(fours[i + 8], fours[i + 12]));
+                let (c, d) = (odd(fours[i], fours[i + 4]), odd(fours[i + 8], fours[i + 12]));
+                [rows[i], rows[i + 4], rows[i + 8], rows[i + 12]] = [even(a, b), even(c, d), odd(a, b), odd(c, d)];
+            }
+        }
     }
 }

@@ -179,6 +179,8 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     unsafe fn relu(v: Self::V) -> Self::V;
     /// `v` where `gate` is above 0, else 0.
     unsafe fn where_positive(gate: Self::V, v: Self::V) -> Self::V;
+    /// Transposes the square of the first [`Self::LANES`] vectors, in registers where the instruction set can.
+    unsafe fn transpose(rows: &mut [Self::V; PANEL]);
     /// Asks for the cache line at `p`, which need not exist.
     #[inline(always)]
     unsafe fn prefetch(_p: *const f32) {}

@@ -1,6 +1,6 @@
 //! Arrays of four that the compiler turns into NEON or SSE; no instruction is named.
 
-use super::{Kernel, Simd};
+use super::{Kernel, PANEL, Simd};
 use crate::element::{bits_of, value_of};
 
 #[derive(Clone, Copy)]
@@ -141,5 +141,12 @@ impl Simd for Portable {
             multiply_add(a[2], b[2], c[2]),
             multiply_add(a[3], b[3], c[3]),
         ]
+    }
+    #[inline(always)]
+    unsafe fn transpose(rows: &mut [V4; PANEL]) {
+        let [a, b, c, d] = [rows[0], rows[1], rows[2], rows[3]];
+        for (i, row) in rows.iter_mut().enumerate().take(4) {
+            *row = [a[i], b[i], c[i], d[i]];
+        }
     }
 }
