@@ -5,6 +5,8 @@
 
 use burn::tensor::Device;
 
+use kernels::simd::Isa;
+
 use crate::layer::Computation;
 use crate::{ModelError, ResNet, init::WeightInit};
 
@@ -58,6 +60,7 @@ pub struct ResNetConfig {
     zero_gamma: bool,
     kernels: Kernels,
     convolution: Convolution,
+    isa: Isa,
     activations: Activations,
 }
 
@@ -80,6 +83,7 @@ impl ResNetConfig {
             zero_gamma: false,
             kernels: Kernels::Fused,
             convolution: Convolution::Auto,
+            isa: Isa::detect(),
             activations: Activations::F32,
         })
     }
@@ -142,6 +146,15 @@ impl ResNetConfig {
         self
     }
 
+    /// Sets the instruction set of our own kernels instead of the processor's best. Results differ by rounding.
+    ///
+    /// # Panics
+    /// The first layer does if the processor lacks it.
+    pub fn with_instruction_set(mut self, isa: Isa) -> Self {
+        self.isa = isa;
+        self
+    }
+
     /// Sets the number format of activations.
     ///
     /// # Panics
@@ -192,8 +205,8 @@ impl ResNetConfig {
     }
 
     pub(crate) fn computation(&self) -> Computation {
-        let Self { kernels, convolution, activations, .. } = *self;
-        Computation { kernels, convolution, activations, reducer: None, sink: None }
+        let Self { kernels, convolution, isa, activations, .. } = *self;
+        Computation { kernels, convolution, isa, activations, reducer: None, sink: None }
     }
 
     pub(crate) fn zero_gamma(&self) -> bool {

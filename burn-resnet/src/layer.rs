@@ -8,6 +8,7 @@ use std::sync::Arc;
 use burn::nn::conv::Conv2d;
 use burn::nn::{BatchNorm, PaddingConfig2d};
 use burn::tensor::{FloatDType, Tensor};
+use kernels::simd::Isa;
 
 use crate::config::{Activations, Convolution, Kernels};
 use crate::norm::{self, batch_norm};
@@ -29,10 +30,11 @@ impl Skip {
 }
 
 /// How a network computes its layers.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub(crate) struct Computation {
     pub(crate) kernels: Kernels,
     pub(crate) convolution: Convolution,
+    pub(crate) isa: Isa,
     pub(crate) activations: Activations,
     pub(crate) reducer: Option<Arc<dyn StatisticsReducer>>,
     pub(crate) sink: Option<Arc<dyn GradientSink>>,
@@ -99,6 +101,7 @@ impl Computation {
             branch: skip.branch,
             relu,
             convolution: self.convolution,
+            isa: self.isa,
             norm: norm::options(norm, self.reducer.as_ref()),
             handover: self.sink.clone().map(|sink| Handover {
                 sink,

@@ -19,6 +19,7 @@ mod resnet;
 pub use block::BasicBlock;
 pub use config::{Activations, Convolution, Kernels, ResNetConfig, Shortcut};
 pub use error::{ModelError, WeightsError};
+pub use kernels::simd::Isa;
 pub use ops::{
     BatchNormGradients, BatchNormOptions, BatchNormOutput, BatchNormTrain, Branch, FusedGradients, FusedOptions,
     FusedOutput, FusedSaved, GradientSink, Handover, KernelTime, ResNetOps, Residual, StatisticsReducer,

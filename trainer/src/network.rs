@@ -6,7 +6,7 @@ use anyhow::{Result, ensure};
 use burn::tensor::Device;
 use burn_resnet::{Activations, Convolution, Kernels, ResNet, ResNetConfig, Shortcut};
 
-use crate::config::{ComputeConfig, ConvolutionKind, Dtype, KernelsKind, ModelConfig, ShortcutKind};
+use crate::config::{ComputeConfig, ConvolutionKind, Dtype, KernelsKind, ModelConfig, ShortcutKind, instruction_set};
 
 /// What a model is made for.
 #[derive(Clone, Debug)]
@@ -52,6 +52,7 @@ pub fn resnet(config: &ModelConfig, zero_gamma: bool, request: &ModelRequest<'_>
         .with_zero_gamma(zero_gamma)
         .with_kernels(kernels)
         .with_convolution(convolution)
+        .with_instruction_set(instruction_set(request.compute.cpu)?)
         .with_activations(activations)
         .init(request.seed, request.device))
 }

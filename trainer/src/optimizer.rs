@@ -87,7 +87,7 @@ impl Sgd {
             let update = SgdUpdate { learning_rate, momentum: momentum as f32, weight_decay, nesterov };
             let parameters = &mut self.parameters[range.clone()];
             let velocities = &mut self.velocities[range.clone()];
-            step(Isa::chosen(), &update, parameters, velocities, &gradients[range]);
+            step(Isa::detect(), &update, parameters, velocities, &gradients[range]);
         }
     }
 }

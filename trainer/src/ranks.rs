@@ -7,13 +7,13 @@ use std::fs;
 use std::num::NonZero;
 use std::sync::Arc;
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Result, bail};
 use burn::tensor::Device;
 use distributed::{Communicator, Launcher, ROOT, Topology, check_world_size};
 
 #[cfg(feature = "cuda")]
 use crate::choices::nvidia_driver_present;
-use crate::config::{ComputeConfig, DeviceChoice, instruction_set};
+use crate::config::{ComputeConfig, DeviceChoice};
 use crate::report::Reporter;
 use crate::stop::StopFlag;
 
@@ -51,10 +51,6 @@ impl World {
         let topology = self.communicator.topology();
         let num_threads = compute.threads.unwrap_or_else(|| default_threads(topology.local_size));
         let num_threads = set_threads(num_threads, self.is_only_rank);
-        if let Some(isa) = instruction_set(compute.cpu)? {
-            let chosen = isa.choose();
-            ensure!(chosen.is_ok(), "--cpu {}: this process computes with another already: {chosen:?}", compute.cpu);
-        }
         Ok((device(compute.device, topology)?, num_threads))
     }
 }

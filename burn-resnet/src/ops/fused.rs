@@ -13,6 +13,8 @@ use burn::backend::{Backend, Dispatch, ExtensionType};
 use burn::tensor::{Device, Tensor};
 
 use super::{BatchNormOptions, BatchNormTrain, Handover, ResNetOps};
+use kernels::simd::Isa;
+
 use crate::config::Convolution;
 
 /// What is added after the normalisation.
@@ -56,6 +58,8 @@ pub struct FusedOptions {
     pub relu: bool,
     /// How our own kernels convolve; other bodies choose for themselves.
     pub convolution: Convolution,
+    /// Their instruction set.
+    pub isa: Isa,
     /// The normalisation.
     pub norm: BatchNormOptions,
     /// Where the parameters' gradients go, `None`: to the tape.

@@ -1,10 +1,8 @@
 //! What the processor offers, chosen once at run time, and the vector type that the kernels are generic over.
 //!
 //! In: nothing; [`Isa::detect`] asks the processor once.
-//! Out: [`Isa`], a plain value that every operation takes; [`Isa::choose`] lets a program force one.
+//! Out: [`Isa`], a plain value that every operation takes; programs and tests may force one.
 //! Invariant: code for an instruction set is only reached through `Isa::run`, which asserts that the processor has it.
-
-use std::sync::OnceLock;
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -19,10 +17,8 @@ pub(crate) use lanes::{Lanes, PerVector, each_vector};
 pub use peak::measure_fma_gflops;
 pub(crate) use task::{Task, vectorized};
 
-static CHOSEN: OnceLock<Isa> = OnceLock::new();
-
 /// An instruction set the kernels are compiled for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Isa {
     /// [`Isa::Avx512`] and AVX512-BF16, which rounds to bf16 in one instruction; arithmetic in f32 is the same.
     Avx512Bf16,
@@ -41,25 +37,6 @@ impl Isa {
     #[must_use]
     pub fn detect() -> Self {
         Self::available().next().expect("portable code runs everywhere")
-    }
-
-    /// The instruction set that [`Isa::choose`] named for this process, else the best one.
-    #[must_use]
-    pub fn chosen() -> Self {
-        CHOSEN.get().copied().unwrap_or_else(Self::detect)
-    }
-
-    /// Names the instruction set that [`Isa::chosen`] returns from now on; the first call decides.
-    ///
-    /// # Errors
-    /// The one in force, when that is another.
-    ///
-    /// # Panics
-    /// If the processor lacks it.
-    pub fn choose(self) -> Result<(), Self> {
-        assert!(self.is_available(), "instruction set {self:?}: not offered by this processor");
-        let chosen = *CHOSEN.get_or_init(|| self);
-        if chosen == self { Ok(()) } else { Err(chosen) }
     }
 
     /// Every instruction set of this processor, the best first.

@@ -274,19 +274,19 @@ pub(super) fn compute(args: &ComputeArgs) -> Result<ComputeConfig, ConfigError> 
     Ok(config)
 }
 
-/// The instruction set that `--cpu` names, `None` for the best.
+/// The instruction set that `--cpu` names.
 ///
 /// # Errors
 /// When this processor does not offer it.
-pub(crate) fn instruction_set(cpu: CpuKind) -> Result<Option<Isa>, ConfigError> {
+pub(crate) fn instruction_set(cpu: CpuKind) -> Result<Isa, ConfigError> {
     let isa = match cpu {
-        CpuKind::Auto => return Ok(None),
+        CpuKind::Auto => Isa::detect(),
         CpuKind::Avx512 => Isa::Avx512,
         CpuKind::Avx2 => Isa::Avx2Fma,
         CpuKind::Portable => Isa::Portable,
     };
     if isa.is_available() {
-        return Ok(Some(isa));
+        return Ok(isa);
     }
     let offered: Vec<String> = Isa::available().map(|isa| format!("{isa:?}").to_lowercase()).collect();
     Err(ConfigError::Invalid {

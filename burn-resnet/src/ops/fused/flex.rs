@@ -77,7 +77,7 @@ fn forward_of<E: Activation>(
     let mut output = ARENA.take::<E>(convolved.len());
     with_residual::<E, _>(&residual, &options, channels, |residual| {
         time(Kernel::Normalisation, || {
-            batch_norm::normalize(Isa::chosen(), &affine, &convolved, residual, options.relu, &mut output);
+            batch_norm::normalize(options.isa, &affine, &convolved, residual, options.relu, &mut output);
         });
     });
     let shape = output_shape(&conv);
@@ -119,7 +119,7 @@ fn inference_of<E: Activation>(
     let (scale, shift) = (contiguous(scale), contiguous(shift));
     with_residual::<E, _>(&residual, options, conv.shape().out_channels, |residual| {
         let (scale, shift) = (floats(&scale), floats(&shift));
-        batch_norm::scale_shift(Isa::chosen(), scale, shift, &convolved, residual, options.relu, &mut output);
+        batch_norm::scale_shift(options.isa, scale, shift, &convolved, residual, options.relu, &mut output);
     });
     activation(output, output_shape(&conv))
 }
@@ -155,7 +155,7 @@ fn backward_of<E: Activation>(
         (true, _) => Gate::Output(E::values(&output)),
     };
     let norm = Saved { affine, x: E::values(&convolved), gate };
-    let local = gradient_sums(&norm, E::values(&dy), channels);
+    let local = gradient_sums(options.isa, &norm, E::values(&dy), channels);
     let all = local.reduce(options.norm.reducer.as_deref());
     let sums = [all.plain.as_slice(), &all.with_normalised].concat();
 
@@ -171,7 +171,7 @@ fn backward_of<E: Activation>(
     };
     let gradients = Gradients::Separate { dy: E::values(&dy), dx: &mut d_convolved };
     time(Kernel::NormGradient, || {
-        batch_norm::backward(Isa::chosen(), &norm, &sums, saved.num_values, gradients, residual_gradient);
+        batch_norm::backward(options.isa, &norm, &sums, saved.num_values, gradients, residual_gradient);
     });
 
     let addend = saved.has_addend.then(|| E::activations(saved.addend));
@@ -201,7 +201,7 @@ fn global_average_of<E: Activation>(input: FlexTensor) -> FlexTensor {
     let mut means = vec![0.0; images * channels];
     let input = E::activations(input);
     time(Kernel::Average, || {
-        pool::global_average(Isa::chosen(), E::values(&input), height * width, channels, &mut means);
+        pool::global_average(Isa::detect(), E::values(&input), height * width, channels, &mut means);
     });
     tensor(means, [images, channels])
 }
@@ -223,7 +223,7 @@ fn global_average_backward_of<E: Activation>(gradient: FlexTensor, shape: [usize
     let mut d_input = ARENA.take::<E>(shape.iter().product());
     let gradient = contiguous(gradient);
     time(Kernel::Average, || {
-        pool::global_average_backward(Isa::chosen(), floats(&gradient), height * width, channels, &mut d_input);
+        pool::global_average_backward(Isa::detect(), floats(&gradient), height * width, channels, &mut d_input);
     });
     activation(d_input, shape)
 }
@@ -237,7 +237,7 @@ fn plan(input: &FlexTensor, weight: &FlexTensor, options: &FusedOptions) -> Conv
         Convolution::Direct => Algorithm::Direct,
     };
     let shape = Conv2dShape { batch, height, width, in_channels, out_channels, kernel, stride, padding };
-    Conv2d::with(shape, algorithm, Isa::chosen())
+    Conv2d::with(shape, algorithm, options.isa)
 }
 
 fn output_shape(conv: &Conv2d) -> [usize; 4] {
@@ -287,11 +287,11 @@ fn conv_gradients<E: Activation>(
     })
 }
 
-fn gradient_sums<E: Activation>(saved: &Saved<'_, E>, dy: &[E], channels: usize) -> GradientSums {
+fn gradient_sums<E: Activation>(isa: Isa, saved: &Saved<'_, E>, dy: &[E], channels: usize) -> GradientSums {
     let mut sums = vec![0.0; 2 * channels];
     SCRATCH.with_borrow_mut(|scratch| {
         let workspace = part(&mut scratch.doubles, batch_norm::workspace_len(dy.len() / channels, channels));
-        time(Kernel::NormSums, || batch_norm::backward_sums(Isa::chosen(), saved, dy, &mut sums, workspace));
+        time(Kernel::NormSums, || batch_norm::backward_sums(isa, saved, dy, &mut sums, workspace));
     });
     let with_normalised = sums.split_off(channels);
     GradientSums { plain: sums, with_normalised }

@@ -1,0 +1,100 @@
+//! bf16 activations against f32: the same network, weights and images, half the bits between the layers.
+
+#![allow(clippy::unwrap_used)] // A failed unwrap here is a failed test.
+
+mod support;
+
+use burn::tensor::activation::log_softmax;
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use burn_resnet::{Activations, Isa, Kernels, ResNet, ResNetConfig, Shortcut};
+use support::{Named, gradients, tensors, values};
+
+/// docs/numerics.md: relative L2 distance of bf16's logits, and of its running statistics after one step, from f32's.
+const FORWARD_TOLERANCE: f64 = 0.02;
+/// docs/numerics.md: the same of all gradients as one vector.
+const GRADIENT_TOLERANCE: f64 = 0.05;
+
+fn config(activations: Activations) -> ResNetConfig {
+    ResNetConfig::cifar(8).unwrap().with_activations(activations)
+}
+
+fn images(device: &Device) -> Tensor<4> {
+    let shape = [6, 16, 16, 3];
+    let len = shape.iter().product::<usize>();
+    let values: Vec<f32> = (0..len).map(|i| ((i * i % 89) as f32 * 0.37).sin() + (i % 7) as f32 * 0.1).collect();
+    Tensor::from_data(TensorData::new(values, shape), device)
+}
+
+struct Step {
+    logits: Vec<f32>,
+    gradients: Named,
+    statistics: Vec<f32>,
+}
+
+fn step(config: &ResNetConfig) -> Step {
+    let device = Device::flex().autodiff();
+    let model: ResNet = config.init(11, &device);
+    let logits = model.forward(images(&device));
+    assert_eq!(logits.dtype(), DType::F32);
+    let labels = Tensor::<1, Int>::from_ints([1, 4, 7, 0, 3, 6], &device);
+    let loss = log_softmax(logits.clone(), 1).gather(1, labels.unsqueeze_dim(1)).mean().neg();
+    let gradients = gradients(&model, &loss.backward());
+    let running = tensors(&model).into_iter().filter(|(name, _)| name.contains("running_"));
+    Step { logits: values(logits), gradients, statistics: running.flat_map(|(_, values)| values).collect() }
+}
+
+/// L2 distance over the L2 norm of what is expected.
+fn distance<'a>(found: impl IntoIterator<Item = &'a f32>, expected: impl IntoIterator<Item = &'a f32>) -> f64 {
+    let (mut difference, mut norm) = (0.0, 0.0);
+    for (found, expected) in found.into_iter().zip(expected) {
+        difference += (f64::from(*found) - f64::from(*expected)).powi(2);
+        norm += f64::from(*expected).powi(2);
+    }
+    (difference / norm).sqrt()
+}
+
+#[test]
+fn a_step_in_bf16_stays_near_the_step_in_f32() {
+    for shortcut in [Shortcut::A, Shortcut::B] {
+        let expected = step(&config(Activations::F32).with_shortcut(shortcut));
+        let found = step(&config(Activations::Bf16).with_shortcut(shortcut));
+        let logits = distance(&found.logits, &expected.logits);
+        let statistics = distance(&found.statistics, &expected.statistics);
+        let gradients = distance(found.gradients.values().flatten(), expected.gradients.values().flatten());
+        println!("{shortcut:?}: logits {logits:.4}, running statistics {statistics:.4}, gradients {gradients:.4}");
+        assert!(logits > 1e-5, "{shortcut:?}: the activations are not rounded");
+        assert!(logits < FORWARD_TOLERANCE && statistics < FORWARD_TOLERANCE, "{shortcut:?}: {logits}, {statistics}");
+        assert!(gradients < GRADIENT_TOLERANCE, "{shortcut:?}: {gradients}");
+    }
+}
+
+#[test]
+fn the_number_of_threads_changes_no_bit_of_a_bf16_step() {
+    let with_threads = |num_threads| {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(num_threads).build().unwrap();
+        pool.install(|| step(&config(Activations::Bf16)))
+    };
+    let one = with_threads(1);
+    for num_threads in [2, 3] {
+        let many = with_threads(num_threads);
+        assert_eq!(
+            (many.logits, many.gradients, many.statistics),
+            (one.logits.clone(), one.gradients.clone(), one.statistics.clone())
+        );
+    }
+}
+
+#[test]
+fn every_instruction_set_makes_the_same_bf16_step_within_bf16s_precision() {
+    let expected = step(&config(Activations::Bf16).with_instruction_set(Isa::Portable));
+    for isa in Isa::available() {
+        let found = step(&config(Activations::Bf16).with_instruction_set(isa));
+        assert!(distance(&found.logits, &expected.logits) < FORWARD_TOLERANCE, "{isa:?}");
+    }
+}
+
+#[test]
+#[should_panic(expected = "expected Kernels::Fused, got Kernels::Stock")]
+fn burns_own_operations_refuse_bf16_activations() {
+    config(Activations::Bf16).with_kernels(Kernels::Stock).init(0, &Device::flex());
+}
