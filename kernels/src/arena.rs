@@ -156,10 +156,10 @@ mod tests {
         let take = |len| arena.take::<f32>(len);
         drop((take(1 << 12), take(1 << 12)));
         drop((take(3000), take(3000)));
-        assert_eq!(arena.free_bytes(), 2 * 4 << 12);
+        assert_eq!(arena.free_bytes(), (2 * 4) << 12);
         drop((take(1 << 13), take(1 << 13)));
-        assert_eq!(arena.free_bytes(), 2 * 4 << 13);
+        assert_eq!(arena.free_bytes(), (2 * 4) << 13);
         drop(take(16));
-        assert_eq!(arena.free_bytes(), (2 * 4 << 13) + 64, "a small block does not occupy a large buffer");
+        assert_eq!(arena.free_bytes(), ((2 * 4) << 13) + 64, "a small block does not occupy a large buffer");
     }
 }

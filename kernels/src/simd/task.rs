@@ -2,7 +2,7 @@
 //!
 //! In: a [`Task`]. Out: its result. Invariant: the same bits for every instruction set, since rustc never contracts
 //! `a * b + c` and never reorders additions.
-//! For work that moves memory: there it is as fast as intrinsics, and safe (`examples/bench_pointwise.rs`).
+//! For work that moves memory: there it is as fast as intrinsics, and safe (`examples/kernels`).
 
 use super::Isa;
 
