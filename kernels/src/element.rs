@@ -14,6 +14,23 @@ use std::fmt::Debug;
 
 use crate::simd::{GenericWork, Isa, Kernel, PANEL, Simd};
 
+/// What activations and their gradients are stored as.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Storage {
+    /// `f32`.
+    F32,
+    /// [`half::bf16`].
+    Bf16,
+}
+
+impl Storage {
+    /// That of these elements.
+    #[must_use]
+    pub const fn of<E: Element>() -> Self {
+        E::STORAGE
+    }
+}
+
 /// A stored value: `f32` or [`half::bf16`]. Sealed.
 pub trait Element: Copy + Debug + Default + PartialEq + Send + Sync + Stored + 'static {
     /// Rounds to the nearest, ties to even; a NaN stays one.
@@ -31,11 +48,17 @@ pub trait Stored: Sized + 'static {
     /// What is read instead of pixels outside an image.
     const ZEROS: &'static [Self; PANEL];
 
+    /// Its name.
+    const STORAGE: Storage;
+
     /// Runs work that stores these elements.
     fn run<T: GenericWork>(isa: Isa, work: T) -> T::Output;
 
     /// The values in place, if they are f32.
     fn as_f32(values: &[Self]) -> Option<&[f32]>;
+
+    /// The values in place, if they are bf16.
+    fn as_bf16(values: &[Self]) -> Option<&[bf16]>;
 
     /// Copies values of one number.
     fn widen<S: Simd>(from: &[Self], to: &mut [f32]);
@@ -61,6 +84,7 @@ impl Element for f32 {
 // SAFETY of all methods: the trait's contract is that of the methods called.
 impl Stored for f32 {
     const ZEROS: &'static [Self; PANEL] = &[0.0; PANEL];
+    const STORAGE: Storage = Storage::F32;
 
     fn run<T: GenericWork>(isa: Isa, work: T) -> T::Output {
         isa.run(work)
@@ -69,6 +93,11 @@ impl Stored for f32 {
     #[inline(always)]
     fn as_f32(values: &[Self]) -> Option<&[f32]> {
         Some(values)
+    }
+
+    #[inline(always)]
+    fn as_bf16(_values: &[Self]) -> Option<&[bf16]> {
+        None
     }
 
     #[inline(always)]
@@ -116,6 +145,7 @@ impl Element for bf16 {
 // SAFETY of all methods: the trait's contract is that of the methods called; bf16 has the layout of its bits.
 impl Stored for bf16 {
     const ZEROS: &'static [Self; PANEL] = &[Self::ZERO; PANEL];
+    const STORAGE: Storage = Storage::Bf16;
 
     fn run<T: GenericWork>(isa: Isa, work: T) -> T::Output {
         isa.run_bf16(work)
@@ -124,6 +154,11 @@ impl Stored for bf16 {
     #[inline(always)]
     fn as_f32(_values: &[Self]) -> Option<&[f32]> {
         None
+    }
+
+    #[inline(always)]
+    fn as_bf16(values: &[Self]) -> Option<&[bf16]> {
+        Some(values)
     }
 
     fn widen<S: Simd>(from: &[Self], to: &mut [f32]) {

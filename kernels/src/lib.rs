@@ -2,7 +2,8 @@
 //!
 //! In: contiguous slices, activations channels-last `[N, H, W, C]` (or `[rows, C]`), any extents, PyTorch's weights, and a
 //! workspace from the caller. Out: the caller's slices; nothing is allocated in a hot path.
-//! Activations and their gradients are stored as f32 or bf16 ([`Element`]); all else, and all arithmetic, is f32.
+//! Activations and their gradients are stored as f32 or bf16 ([`Element`]); all else, and all arithmetic, is f32, but for
+//! convolutions planned for bf16, which multiply pairs of bf16 where the processor can ([`conv2d::Conv2d::with_storage`]).
 //! Invariant: work is cut into pieces of fixed size and partial sums are added in piece order, so no result depends on the number of
 //! threads. Convolutions differ between instruction sets by rounding, everything else does not
 //! (but AVX512-BF16 stores what is subnormal in bf16 as zero).
@@ -25,7 +26,7 @@ mod tiles;
 
 pub mod simd;
 
-pub use element::Element;
+pub use element::{Element, Storage};
 
 #[cfg(test)]
 mod testing;

@@ -3,37 +3,72 @@
 //! In: [`Plan`], input image by image, packed weights. Out: the output; every element written once.
 //! Invariant: a piece is one band of one image; it writes only its own rows.
 
-use super::padded::{Band, copy_band};
+use core::marker::PhantomData;
+
+use super::factor::Factor;
+use super::padded::{Band, copy_band_as};
+use super::pass::Operands;
 use super::plan::{Class, Plan};
 use super::row_kernel::{Block, max_pixels, select};
 use crate::Element;
 use crate::pieces::{SharedMut, for_each_piece};
 use crate::simd::{GenericWork, PANEL, Simd};
 
-/// Elements after which addresses fall into the same set of an L1 with 64 sets.
-const L1_STRIDE: usize = 1024;
+/// Bytes after which addresses fall into the same set of an L1 with 64 sets.
+const L1_STRIDE: usize = 4096;
 
 /// The whole correlation; `after_piece(piece, first element, elements)` is called on each finished band.
-pub(super) struct Direct<'a, E, F> {
+pub(super) struct Direct<'a, E, F, K> {
     pub(super) plan: &'a Plan,
-    pub(super) input: &'a [E],
-    pub(super) packed: &'a [f32],
-    pub(super) output: &'a mut [E],
-    pub(super) workspace: &'a mut [f32],
+    pub(super) operands: Operands<'a, E>,
     pub(super) after_piece: F,
+    pub(super) products: PhantomData<K>,
 }
 
-impl<E: Element, F: Fn(usize, usize, &mut [E]) + Sync> GenericWork for Direct<'_, E, F> {
+/// How the products of a class are added up.
+pub(super) trait Products {
+    /// What bands are made of.
+    type X: Factor;
+
+    /// Vectors of weights for a run of a kernel row.
+    fn vectors(run: usize) -> usize;
+
+    /// Writes a class's pixels in a band.
+    fn run<S: Simd, E: Element>(band: &ClassBand<'_, Self::X>, out: &mut [E]);
+
+    /// Elements of a worker's slot.
+    fn slot_len(plan: &Plan) -> usize {
+        (plan.slot_len() * size_of::<Self::X>()).div_ceil(size_of::<f32>())
+    }
+}
+
+/// Register blocks.
+pub(super) struct Blocks<X>(PhantomData<X>);
+
+/// One class in one band.
+pub(super) struct ClassBand<'a, X> {
+    pub(super) plan: &'a Plan,
+    pub(super) class: &'a Class,
+    /// The band from the class's first window on.
+    pub(super) x: &'a [X],
+    pub(super) row_stride: usize,
+    /// All panels of the class.
+    pub(super) weights: &'a [f32],
+    pub(super) rows: usize,
+}
+
+impl<E: Element, F: Fn(usize, usize, &mut [E]) + Sync, K: Products> GenericWork for Direct<'_, E, F, K> {
     type Output = ();
 
     fn run<S: Simd>(self) {
-        let plan = self.plan;
-        assert_eq!(self.input.len(), plan.images * plan.in_h * plan.in_w * plan.in_c, "convolution: input length");
-        assert_eq!(self.output.len(), plan.images * plan.out_image_len, "convolution: output length");
-        assert_eq!(self.packed.len(), plan.packed_len, "convolution: length of the packed weights");
-        let output = SharedMut::new(self.output);
-        let (input, packed, after_piece) = (self.input, self.packed, &self.after_piece);
-        for_each_piece(plan.images * plan.num_bands, self.workspace, plan.slot_len(), |piece, slot| {
+        let (plan, after_piece) = (self.plan, &self.after_piece);
+        let Operands { input, packed, output, workspace } = self.operands;
+        assert!(K::X::accepts(E::STORAGE), "convolution: planned for another storage than {:?}", E::STORAGE);
+        assert_eq!(input.len(), plan.images * plan.in_h * plan.in_w * plan.in_c, "convolution: input length");
+        assert_eq!(output.len(), plan.images * plan.out_image_len, "convolution: output length");
+        assert_eq!(packed.len(), plan.packed_len, "convolution: length of the packed weights");
+        let output = SharedMut::new(output);
+        for_each_piece(plan.num_pieces(), workspace, K::slot_len(plan), |piece, slot| {
             let (image, band) = (piece / plan.num_bands, piece % plan.num_bands);
             let in_image_len = plan.in_h * plan.in_w * plan.in_c;
             let source = &input[image * in_image_len..][..in_image_len];
@@ -45,14 +80,14 @@ impl<E: Element, F: Fn(usize, usize, &mut [E]) + Sync> GenericWork for Direct<'_
                 let first = output.at(image * plan.out_image_len + start, len);
                 core::slice::from_raw_parts_mut(first, len)
             };
-            run_band::<S, E>(plan, source, packed, first_row, rows, slot);
+            run_band::<S, E, K>(plan, source, packed, first_row, rows, slot);
             after_piece(piece, image * plan.out_image_len + start, rows);
         });
     }
 }
 
 /// One band: `out` is the part of the output image that starts with class row `first_row`.
-fn run_band<S: Simd, E: Element>(
+fn run_band<S: Simd, E: Element, K: Products>(
     plan: &Plan,
     image: &[E],
     packed: &[f32],
@@ -62,7 +97,7 @@ fn run_band<S: Simd, E: Element>(
 ) {
     let top = (first_row * plan.step) as isize - plan.pad_top as isize;
     let row_stride = plan.band_width() * plan.in_c;
-    let x = if let Some(image) = E::as_f32(image).filter(|_| plan.borrows_input) {
+    let x = if let Some(image) = K::X::in_place(image).filter(|_| plan.borrows_input) {
         &image[top as usize * row_stride..]
     } else {
         let band = Band {
@@ -77,7 +112,8 @@ fn run_band<S: Simd, E: Element>(
             step: plan.step,
             taps: plan.max_taps_h(),
         };
-        copy_band::<S, E>(image, &band, slot);
+        let slot = K::X::of_slot(slot);
+        copy_band_as::<S, E, K::X>(image, &band, slot);
         slot
     };
     for class in plan.classes() {
@@ -85,19 +121,71 @@ fn run_band<S: Simd, E: Element>(
         if rows == 0 || class.out_w == 0 {
             continue;
         }
+        let panel_stride = class.taps_h * K::vectors(class.taps_w * plan.in_c) * PANEL;
+        let band = ClassBand {
+            plan,
+            class,
+            x: &x[class.in_offset.min(x.len())..],
+            row_stride,
+            weights: &packed[class.packed_offset..][..plan.out_c.div_ceil(PANEL) * panel_stride],
+            rows,
+        };
+        band.check(out.len());
+        K::run::<S, E>(&band, out);
+    }
+}
+
+impl<X> ClassBand<'_, X> {
+    /// Values of a window in one kernel row.
+    pub(super) fn run(&self) -> usize {
+        self.class.taps_w * self.plan.in_c
+    }
+
+    /// Elements from one pixel's window to the next one's.
+    pub(super) fn pixel_stride(&self) -> usize {
+        self.plan.step * self.plan.in_c
+    }
+
+    pub(super) fn panel_stride(&self) -> usize {
+        self.weights.len() / self.plan.out_c.div_ceil(PANEL)
+    }
+
+    /// Asserts that the farthest elements that windows read and pixels write are there.
+    fn check(&self, out_len: usize) {
+        let (plan, class, rows) = (self.plan, self.class, self.rows);
+        if class.taps_h * class.taps_w > 0 {
+            let last_row = ((rows - 1) * plan.step + class.taps_h - 1) * self.row_stride;
+            let last_x = last_row + (class.out_w - 1) * self.pixel_stride() + self.run();
+            assert!(last_x <= self.x.len(), "convolution: band of {} elements, {last_x} needed", self.x.len());
+        }
+        let last_row = class.out_offset + (rows - 1) * plan.out_row_stride;
+        let last_y = last_row + (class.out_w - 1) * plan.out_pixel_stride + plan.out_c;
+        assert!(last_y <= out_len, "convolution: band of {out_len} output elements, {last_y} needed");
+    }
+}
+
+impl<X: Factor> Products for Blocks<X> {
+    type X = X;
+
+    fn vectors(run: usize) -> usize {
+        run.div_ceil(X::VALUES)
+    }
+
+    fn run<S: Simd, E: Element>(band: &ClassBand<'_, X>, out: &mut [E]) {
+        let ClassBand { plan, class, .. } = *band;
         // Pixels a multiple of 4 KB apart share one set of L1, which holds fewer of them than a tall block reads; a row of few
         // pixels makes no full block of the other kind.
-        let is_wide = (plan.step * plan.in_c).is_multiple_of(L1_STRIDE) && class.out_w >= 4 * max_pixels::<S>(4);
+        let stride = band.pixel_stride() * size_of::<X>();
+        let is_wide = stride.is_multiple_of(L1_STRIDE) && class.out_w >= 4 * max_pixels::<S>(4);
         let mut channel = 0;
         while channel < plan.out_c {
             let rest = plan.out_c - channel;
             let vectors = if is_wide && rest > 3 * S::LANES { 4 } else { 2 };
             let channels = rest.min(vectors * S::LANES);
-            let at = (channel, channels);
             match channels.div_ceil(S::LANES) {
-                4 => run_channels::<S, E, 4>(plan, class, (x, row_stride), packed, at, rows, out),
-                2 => run_channels::<S, E, 2>(plan, class, (x, row_stride), packed, at, rows, out),
-                _ => run_channels::<S, E, 1>(plan, class, (x, row_stride), packed, at, rows, out),
+                4 => run_channels::<S, X, E, 4>(band, (channel, channels), out),
+                2 => run_channels::<S, X, E, 2>(band, (channel, channels), out),
+                _ => run_channels::<S, X, E, 1>(band, (channel, channels), out),
             }
             channel += channels;
         }
@@ -105,46 +193,32 @@ fn run_band<S: Simd, E: Element>(
 }
 
 /// All pixels of one class in a band, for NV vectors of output channels; their weights stay in L1 or stream from L2.
-fn run_channels<S: Simd, E: Element, const NV: usize>(
-    plan: &Plan,
-    class: &Class,
-    (x, row_stride): (&[f32], usize),
-    packed: &[f32],
+fn run_channels<S: Simd, X: Factor, E: Element, const NV: usize>(
+    band: &ClassBand<'_, X>,
     (channel, channels): (usize, usize),
-    rows: usize,
     out: &mut [E],
 ) {
-    let run = class.taps_w * plan.in_c;
-    let panel_stride = class.taps_h * run * PANEL;
-    let weights = &packed[class.packed_offset..][..plan.out_c.div_ceil(PANEL) * panel_stride];
-    let pixel_stride = plan.step * plan.in_c;
-    let x = &x[class.in_offset.min(x.len())..];
-    // The farthest elements that the blocks below read and write.
-    if class.taps_h * class.taps_w > 0 {
-        let last_x = ((rows - 1) * plan.step + class.taps_h - 1) * row_stride + (class.out_w - 1) * pixel_stride + run;
-        assert!(last_x <= x.len(), "convolution: band of {} elements, {last_x} needed", x.len());
-    }
+    let ClassBand { plan, class, .. } = *band;
+    let (pixel_stride, panel_stride) = (band.pixel_stride(), band.panel_stride());
     let first_y = class.out_offset + channel;
-    let last_y = first_y + (rows - 1) * plan.out_row_stride + (class.out_w - 1) * plan.out_pixel_stride + channels;
-    assert!(last_y <= out.len(), "convolution: band of {} output elements, {last_y} needed", out.len());
     let num_blocks = class.out_w.div_ceil(max_pixels::<S>(NV));
     let (pixels, longer) = (class.out_w / num_blocks, class.out_w % num_blocks);
-    let asks_ahead = channel == 0 && plan.borrows_input && pixel_stride == run;
-    let select = if asks_ahead { select::<S, E, NV, true> } else { select::<S, E, NV, false> };
+    let asks_ahead = channel == 0 && plan.borrows_input && pixel_stride == band.run();
+    let select = if asks_ahead { select::<S, X, E, NV, true> } else { select::<S, X, E, NV, false> };
     let kernels = [select(pixels), select(pixels + usize::from(longer > 0))];
-    for row in 0..rows {
+    for row in 0..band.rows {
         let mut pixel = 0;
         for index in 0..num_blocks {
             let is_longer = index < longer;
-            // SAFETY: inside `x`, `weights` and `out` as asserted above; features asserted by `Isa::run`.
+            // SAFETY: inside `x`, `weights` and `out` as `ClassBand::check` asserted; features asserted by `Isa::run`.
             unsafe {
                 let block = Block {
-                    x: x.as_ptr().wrapping_add(row * plan.step * row_stride + pixel * pixel_stride),
+                    x: band.x.as_ptr().wrapping_add(row * plan.step * band.row_stride + pixel * pixel_stride),
                     x_pixel_stride: pixel_stride,
-                    x_row_stride: row_stride,
+                    x_row_stride: band.row_stride,
                     rows: class.taps_h,
-                    run,
-                    weights: weights.as_ptr().wrapping_add(channel / PANEL * panel_stride + channel % PANEL),
+                    run: band.run(),
+                    weights: band.weights.as_ptr().wrapping_add(channel / PANEL * panel_stride + channel % PANEL),
                     panel_stride,
                     y: out.as_mut_ptr().add(first_y + row * plan.out_row_stride + pixel * plan.out_pixel_stride),
                     y_pixel_stride: plan.out_pixel_stride,

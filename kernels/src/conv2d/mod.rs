@@ -4,10 +4,16 @@
 //! [`Conv2d::pack_data_gradient`] (again after each change of the weights), a workspace of the stated length.
 //! Out: the result in the caller's slice, every element written.
 //! Activations and their gradients are f32 or bf16 ([`Element`]), widened as they are read and rounded as they are
-//! stored; weights, workspaces and all arithmetic are f32.
+//! stored; weights, workspaces and all arithmetic are f32, but for dot products of bf16 ([`Conv2d::with_storage`]), whose
+//! sums are f32.
 //! Invariant: bit-equal for any number of threads; a workspace for fewer threads only uses fewer.
 
 mod direct;
+mod dot;
+mod dot_pack;
+#[cfg(test)]
+mod dot_tests;
+mod factor;
 mod gradient_pieces;
 mod pack;
 mod padded;
@@ -19,6 +25,8 @@ mod shape;
 mod statistics;
 #[cfg(test)]
 mod tests;
+#[cfg(any(test, all(target_arch = "x86_64", target_os = "linux")))]
+mod tile_products;
 mod transpose;
 mod weight_gradient;
 mod weight_kernel;
@@ -32,8 +40,8 @@ mod winograd_weight;
 
 pub use shape::Conv2dShape;
 
-use crate::Element;
 use crate::simd::{Isa, Task, vectorized};
+use crate::{Element, Storage};
 use pack::Pack;
 use pass::{Operands, Pass, WeightPass};
 use plan::Plan;
@@ -75,37 +83,60 @@ impl Conv2d {
     }
 
     /// As [`Conv2d::new`], for a given algorithm and instruction set. Results of different ones differ by rounding.
+    /// Takes activations of any storage; what is stored as bf16 is multiplied as f32.
     ///
     /// # Panics
     /// As [`Conv2d::new`], and if `Winograd` is asked for another shape than 3x3 with stride 1.
     #[must_use]
     pub fn with(shape: Conv2dShape, algorithm: Algorithm, isa: Isa) -> Self {
+        Self::with_storage(shape, algorithm, isa, Storage::F32)
+    }
+
+    /// As [`Conv2d::with`], for activations of this storage. With bf16 the passes without Winograd multiply by dot products
+    /// of bf16 where the instruction set has them ([`Isa::Avx512Bf16`], [`Isa::Amx`]): the weights are then rounded to bf16
+    /// as they are packed, sums are f32, and what is subnormal counts as zero; where a window has an infinity, the result
+    /// may be a NaN. The gradient of the weights is that of [`Conv2d::with`].
+    ///
+    /// # Panics
+    /// As [`Conv2d::with`]. A plan for bf16 may panic on activations of f32.
+    #[must_use]
+    pub fn with_storage(shape: Conv2dShape, algorithm: Algorithm, isa: Isa, storage: Storage) -> Self {
         shape.assert_valid();
         let supported = winograd_plan::Plan::supports(&shape);
         assert!(algorithm != Algorithm::Winograd || supported, "winograd: expected 3x3 with stride 1, got {shape:?}");
-        let [of_forward, of_data] = [winograd_plan::Plan::forward, winograd_plan::Plan::data_gradient];
-        let wins = |plan: fn(&Conv2dShape) -> winograd_plan::Plan| match algorithm {
-            Algorithm::Auto => supported && plan(&shape).wins(),
+        let [of_forward, of_data] = [winograd_plan::Plan::forward, winograd_plan::Plan::data_gradient]
+            .map(|plan| supported.then(|| plan(&shape)));
+        let wins = |plan: Option<winograd_plan::Plan>, per_instruction| match algorithm {
+            Algorithm::Auto => plan.is_some_and(|plan| plan.wins(per_instruction)),
             Algorithm::Direct => false,
             Algorithm::Winograd => true,
         };
-        let (forward, data_gradient) = (wins(of_forward), wins(of_data));
-        let weight_gradient = forward && data_gradient;
+        let pass = |winograd: Option<winograd_plan::Plan>, plan| {
+            let direct = Pass::direct(plan, isa, storage);
+            winograd.filter(|_| wins(winograd, direct.per_instruction())).map_or(direct, Pass::Winograd)
+        };
         Self {
             shape,
             isa,
-            forward: if forward { Pass::Winograd(of_forward(&shape)) } else { Pass::Direct(Plan::forward(&shape)) },
-            data_gradient: if data_gradient {
-                Pass::Winograd(of_data(&shape))
-            } else {
-                Pass::Direct(Plan::data_gradient(&shape))
-            },
-            weight_gradient: if weight_gradient {
+            forward: pass(of_forward, Plan::forward(&shape)),
+            data_gradient: pass(of_data, Plan::data_gradient(&shape)),
+            weight_gradient: if wins(of_forward, 1) && wins(of_data, 1) {
                 WeightPass::Winograd(winograd_weight::Plan::new(&shape))
             } else {
                 WeightPass::Direct(weight_gradient::Plan::new(&shape))
             },
         }
+    }
+
+    /// Direct convolution of bf16 by the emulation of tiles where they can be filled, else as [`Conv2d::with_storage`];
+    /// None if a pass would be without dot products.
+    #[cfg(test)]
+    fn with_emulated_tiles(shape: Conv2dShape, isa: Isa) -> Option<Self> {
+        let mut conv = Self::with_storage(shape, Algorithm::Direct, isa, Storage::Bf16);
+        let pass = |plan, otherwise| dot::Dot::emulated(plan).map_or(otherwise, Pass::Dot);
+        conv.forward = pass(Plan::forward(&shape), conv.forward);
+        conv.data_gradient = pass(Plan::data_gradient(&shape), conv.data_gradient);
+        [&conv.forward, &conv.data_gradient].iter().all(|pass| matches!(pass, Pass::Dot(_))).then_some(conv)
     }
 
     /// The shape it was planned for.
@@ -135,6 +166,7 @@ impl Conv2d {
         assert_eq!(packed.len(), self.packed_forward_len(), "convolution: length of the packed weights");
         match &self.forward {
             Pass::Direct(plan) => self.isa.run(Pack { shape: &self.shape, plan, weights, packed }),
+            Pass::Dot(dot) => dot.pack(&self.shape, weights, packed),
             Pass::Winograd(_) => self.isa.run(PackKernels {
                 weights,
                 packed,
@@ -156,6 +188,7 @@ impl Conv2d {
         assert_eq!(packed.len(), self.packed_data_gradient_len(), "convolution: length of the packed weights");
         match &self.data_gradient {
             Pass::Direct(plan) => self.isa.run(Pack { shape: &self.shape, plan, weights, packed }),
+            Pass::Dot(dot) => dot.pack(&self.shape, weights, packed),
             Pass::Winograd(_) => self.isa.run(PackKernels {
                 weights,
                 packed,

@@ -1,5 +1,6 @@
-//! Copies a band of an image into a buffer of f32 with zeros around it.
+//! Copies a band of an image into a buffer with zeros around it.
 
+use super::factor::Factor;
 use crate::Element;
 use crate::simd::Simd;
 
@@ -21,8 +22,13 @@ pub(super) struct Band {
     pub(super) taps: usize,
 }
 
-/// Fills `padded` (`[rows, padded_w, channels]`) from `image`, which starts with the first channel to copy.
+/// Fills `padded` (`[rows, padded_w, channels]`) from `image`, which starts with the first channel to copy, widened.
 pub(super) fn copy_band<S: Simd, E: Element>(image: &[E], band: &Band, padded: &mut [f32]) {
+    copy_band_as::<S, E, f32>(image, band, padded);
+}
+
+/// The same for any factor.
+pub(super) fn copy_band_as<S: Simd, E: Element, X: Factor>(image: &[E], band: &Band, padded: &mut [X]) {
     let Band { channels, pixel_stride, .. } = *band;
     let row_len = band.padded_w * channels;
     let left = band.pad_left * channels;
@@ -33,19 +39,19 @@ pub(super) fn copy_band<S: Simd, E: Element>(image: &[E], band: &Band, padded: &
         }
         let from = band.first_row + index as isize;
         if from < 0 || from >= band.in_h as isize {
-            row.fill(0.0);
+            row.fill(X::default());
             continue;
         }
         let source = &image[from as usize * band.in_w * pixel_stride..];
-        row[..left].fill(0.0);
+        row[..left].fill(X::default());
         if channels == pixel_stride {
-            E::widen::<S>(&source[..copied], &mut row[left..left + copied]);
+            X::convert::<S, E>(&source[..copied], &mut row[left..left + copied]);
         } else {
             let pixels = row[left..left + copied].chunks_exact_mut(channels);
             for (pixel, source) in pixels.zip(source.chunks(pixel_stride)) {
-                E::widen::<S>(&source[..channels], pixel);
+                X::convert::<S, E>(&source[..channels], pixel);
             }
         }
-        row[left + copied..].fill(0.0);
+        row[left + copied..].fill(X::default());
     }
 }

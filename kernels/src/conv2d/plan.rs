@@ -70,6 +70,21 @@ impl Plan {
         self.padded_rows * self.band_width() * self.in_c
     }
 
+    pub(super) fn num_pieces(&self) -> usize {
+        self.images * self.num_bands
+    }
+
+    /// The same plan for weights of which each run of a kernel row makes `vectors(run)` vectors.
+    pub(super) fn repacked(mut self, vectors: fn(usize) -> usize) -> Self {
+        self.packed_len = 0;
+        for class in &mut self.classes[..self.num_classes] {
+            class.packed_offset = self.packed_len;
+            let of_panel = class.taps_h * vectors(class.taps_w * self.in_c) * PANEL;
+            self.packed_len += of_panel * self.out_c.div_ceil(PANEL);
+        }
+        self
+    }
+
     /// Kernel rows of the tallest class.
     pub(super) fn max_taps_h(&self) -> usize {
         self.classes().iter().map(|class| class.taps_h).max().unwrap_or(0)

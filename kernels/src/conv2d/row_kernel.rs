@@ -2,21 +2,23 @@
 //!
 //! In channels-last the taps of one kernel row and their channels are one contiguous run of `taps * channels` values, so
 //! one output pixel is, for each kernel row, the product of a run of the input with a run of weight vectors. For each
-//! value of the run the kernel loads NV weight vectors and multiplies them by P broadcast values.
+//! value of the run the kernel loads NV weight vectors and multiplies them by P broadcast values ([`Factor`]: pairs of them
+//! where there are dot products).
 
+use super::factor::Factor;
 use crate::Element;
 use crate::simd::{Kernel, PANEL, Simd};
 
 /// What one block computes; addresses in elements.
 #[derive(Clone, Copy)]
-pub(super) struct Block<E> {
+pub(super) struct Block<X, E> {
     /// The first pixel's run in the first kernel row.
-    pub(super) x: *const f32,
+    pub(super) x: *const X,
     pub(super) x_pixel_stride: usize,
     pub(super) x_row_stride: usize,
     pub(super) rows: usize,
     pub(super) run: usize,
-    /// The first vector of weights: `[rows * run]` vectors of [`PANEL`].
+    /// The first vector of weights: for each row one for each factor of the run, [`PANEL`] lanes each.
     pub(super) weights: *const f32,
     /// From one panel of weights to the next.
     pub(super) panel_stride: usize,
@@ -26,10 +28,10 @@ pub(super) struct Block<E> {
     pub(super) channels: usize,
 }
 
-struct Pixels<'a, E, const P: usize, const NV: usize, const AHEAD: bool>(&'a Block<E>);
+struct Pixels<'a, X, E, const P: usize, const NV: usize, const AHEAD: bool>(&'a Block<X, E>);
 
-impl<S: Simd, E: Element, const P: usize, const NV: usize, const AHEAD: bool> Kernel<S>
-    for Pixels<'_, E, P, NV, AHEAD>
+impl<S: Simd, X: Factor, E: Element, const P: usize, const NV: usize, const AHEAD: bool> Kernel<S>
+    for Pixels<'_, X, E, P, NV, AHEAD>
 {
     #[inline(always)]
     unsafe fn run(self) {
@@ -42,24 +44,18 @@ impl<S: Simd, E: Element, const P: usize, const NV: usize, const AHEAD: bool> Ke
             let mut ahead = b.x.wrapping_add(P * b.x_pixel_stride);
             for _ in 0..b.rows {
                 let mut x = row;
-                for _ in 0..b.run {
-                    let mut w = [S::zero(); NV];
-                    for (v, w) in w.iter_mut().enumerate() {
-                        let lane = v * S::LANES;
-                        *w = S::load(weights.add(lane / PANEL * b.panel_stride + lane % PANEL));
-                    }
-                    for (p, sums) in sums.iter_mut().enumerate() {
-                        let value = S::splat(*x.add(p * b.x_pixel_stride));
-                        for (sum, w) in sums.iter_mut().zip(w) {
-                            *sum = S::fma(value, w, *sum);
-                        }
-                    }
+                for _ in 0..b.run / X::VALUES {
+                    accumulate::<S, X, E, P, NV, false>(b, x, weights, &mut sums);
                     if AHEAD {
                         // P elements for each of the run: no line of the next P runs is left out.
-                        S::prefetch(ahead);
-                        ahead = ahead.wrapping_add(P);
+                        S::prefetch(ahead.cast());
+                        ahead = ahead.wrapping_add(P * X::VALUES);
                     }
-                    x = x.add(1);
+                    x = x.add(X::VALUES);
+                    weights = weights.add(PANEL);
+                }
+                if !b.run.is_multiple_of(X::VALUES) {
+                    accumulate::<S, X, E, P, NV, true>(b, x, weights, &mut sums);
                     weights = weights.add(PANEL);
                 }
                 row = row.add(b.x_row_stride);
@@ -79,26 +75,58 @@ impl<S: Simd, E: Element, const P: usize, const NV: usize, const AHEAD: bool> Ke
     }
 }
 
+/// Adds the products of one factor of each pixel and one weight of each channel; the last of a run, if `SINGLE`, is one value.
+///
+/// # Safety
+/// The processor has the features of `S`; the factors and weights exist.
+#[inline(always)]
+unsafe fn accumulate<S: Simd, X: Factor, E: Element, const P: usize, const NV: usize, const SINGLE: bool>(
+    b: &Block<X, E>,
+    x: *const X,
+    weights: *const f32,
+    sums: &mut [[S::V; NV]; P],
+) {
+    // SAFETY: passed on to the caller.
+    unsafe {
+        let mut w = [S::zero(); NV];
+        for (v, w) in w.iter_mut().enumerate() {
+            let lane = v * S::LANES;
+            *w = S::load(weights.add(lane / PANEL * b.panel_stride + lane % PANEL));
+        }
+        for (p, sums) in sums.iter_mut().enumerate() {
+            let x = x.add(p * b.x_pixel_stride);
+            let factor = if SINGLE { X::splat_single::<S>(x) } else { X::splat::<S>(x) };
+            for (sum, w) in sums.iter_mut().zip(w) {
+                *sum = X::multiply_add::<S>(factor, w, *sum);
+            }
+        }
+    }
+}
+
 /// Pixels of the largest block with `num_vectors` vectors of channels.
 pub(super) fn max_pixels<S: Simd>(num_vectors: usize) -> usize {
     S::ACCUMULATORS / num_vectors
 }
 
-unsafe fn launch<S: Simd, E: Element, const P: usize, const NV: usize, const AHEAD: bool>(block: &Block<E>) {
+unsafe fn launch<S: Simd, X: Factor, E: Element, const P: usize, const NV: usize, const AHEAD: bool>(
+    block: &Block<X, E>,
+) {
     if const { P * NV > S::ACCUMULATORS } {
         unreachable!("blocks are cut to fit the registers");
     }
     // SAFETY: passed on to the caller.
-    unsafe { S::vectorize(Pixels::<E, P, NV, AHEAD>(block)) }
+    unsafe { S::vectorize(Pixels::<X, E, P, NV, AHEAD>(block)) }
 }
 
 /// The kernel for `pixels` pixels and NV vectors. `AHEAD`: it asks for the next P runs on the way, which is right where a
 /// run is a whole pixel and seldom in a cache.
-pub(super) fn select<S: Simd, E: Element, const NV: usize, const AHEAD: bool>(pixels: usize) -> unsafe fn(&Block<E>) {
+pub(super) fn select<S: Simd, X: Factor, E: Element, const NV: usize, const AHEAD: bool>(
+    pixels: usize,
+) -> unsafe fn(&Block<X, E>) {
     macro_rules! among {
         ($($count:literal)*) => {
             match pixels {
-                $($count => launch::<S, E, $count, NV, AHEAD>,)*
+                $($count => launch::<S, X, E, $count, NV, AHEAD>,)*
                 _ => unreachable!("blocks are cut to fit the registers"),
             }
         };

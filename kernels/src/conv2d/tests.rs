@@ -7,10 +7,10 @@ use crate::simd::Isa;
 use half::bf16;
 
 /// SplitMix64: values in -1..1 from a seed.
-struct Random(u64);
+pub(super) struct Random(pub(super) u64);
 
 impl Random {
-    fn next(&mut self) -> u64 {
+    pub(super) fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -18,18 +18,18 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    fn pick<T: Copy>(&mut self, from: &[T]) -> T {
+    pub(super) fn pick<T: Copy>(&mut self, from: &[T]) -> T {
         from[(self.next() % from.len() as u64) as usize]
     }
 
     /// `len` values behind one unused element, so that the slice is not aligned to a vector.
-    fn values(&mut self, len: usize) -> Vec<f32> {
+    pub(super) fn values(&mut self, len: usize) -> Vec<f32> {
         (0..=len).map(|_| (self.next() >> 40) as f32 / (1u64 << 23) as f32 - 1.0).collect()
     }
 }
 
 /// A random shape of at most `limit` multiply-adds.
-fn random_shape(random: &mut Random, limit: f64) -> Conv2dShape {
+pub(super) fn random_shape(random: &mut Random, limit: f64) -> Conv2dShape {
     loop {
         let (kernel, stride, padding) =
             random.pick(&[(3, 1, 1), (3, 1, 1), (3, 2, 1), (1, 1, 0), (1, 2, 0), (7, 2, 3), (5, 1, 2), (3, 1, 0)]);
@@ -61,15 +61,15 @@ fn assert_close(what: &str, shape: &Conv2dShape, isa: Isa, got: &[f32], expected
     }
 }
 
-struct Results<E = f32> {
-    y: Vec<E>,
-    dx: Vec<E>,
-    dw: Vec<f32>,
-    moments: Vec<f64>,
+pub(super) struct Results<E = f32> {
+    pub(super) y: Vec<E>,
+    pub(super) dx: Vec<E>,
+    pub(super) dw: Vec<f32>,
+    pub(super) moments: Vec<f64>,
 }
 
 /// All passes; `x`, `w`, `dy` skip their first element. Results and workspaces are dirty before.
-fn run_all<E: Element>(conv: &Conv2d, x: &[E], w: &[f32], dy: &[E]) -> Results<E> {
+pub(super) fn run_all<E: Element>(conv: &Conv2d, x: &[E], w: &[f32], dy: &[E]) -> Results<E> {
     let s = conv.shape();
     let (x, w, dy) = (&x[1..], &w[1..], &dy[1..]);
     let dirty = |len: usize| vec![f32::NAN; len];
@@ -93,7 +93,7 @@ fn run_all<E: Element>(conv: &Conv2d, x: &[E], w: &[f32], dy: &[E]) -> Results<E
     results
 }
 
-fn pool(num_threads: usize) -> rayon::ThreadPool {
+pub(super) fn pool(num_threads: usize) -> rayon::ThreadPool {
     rayon::ThreadPoolBuilder::new().num_threads(num_threads).build().unwrap()
 }
 
@@ -122,7 +122,7 @@ fn check_shape(shape: &Conv2dShape, random: &mut Random, pools: &[rayon::ThreadP
     }
 }
 
-fn check_statistics<E: Element>(shape: &Conv2dShape, results: &Results<E>) {
+pub(super) fn check_statistics<E: Element>(shape: &Conv2dShape, results: &Results<E>) {
     let channels = shape.out_channels;
     let count = (results.y.len() / channels) as f64;
     let (sums, squares) = results.moments.split_at(channels);

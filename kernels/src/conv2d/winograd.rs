@@ -116,7 +116,8 @@ fn multiply_channels<S: Simd, const NV: usize>(
     let position_len = packed.len() / POSITIONS;
     let num_blocks = tiles.div_ceil(max_pixels::<S>(NV).min(REGISTER_TILES));
     let (pixels, longer) = (tiles / num_blocks, tiles % num_blocks);
-    let kernels = [select::<S, f32, NV, false>(pixels), select::<S, f32, NV, false>(pixels + usize::from(longer > 0))];
+    let kernels =
+        [select::<S, f32, f32, NV, false>(pixels), select::<S, f32, f32, NV, false>(pixels + usize::from(longer > 0))];
     for position in 0..POSITIONS {
         let mut tile = 0;
         for index in 0..num_blocks {

@@ -70,14 +70,15 @@ impl Plan {
 
     /// Whether it is faster than direct convolution, by a rough count of multiply-adds with measured prices: 40 for the 36
     /// of a tile, 300 and 200 for the transforms of a channel of input and output. Counted for one image, so that an
-    /// image's result does not depend on how many lie beside it.
-    pub(super) fn wins(&self) -> bool {
+    /// image's result does not depend on how many lie beside it. Direct convolution does `per_instruction` multiply-adds
+    /// of a lane in the time of one of f32.
+    pub(super) fn wins(&self, per_instruction: usize) -> bool {
         let (in_c, out_c) = (self.input.pixel_stride, self.output.pixel_stride);
         let lanes = |channels: usize| channels.next_multiple_of(PANEL);
         let products = in_c * lanes(out_c);
         let of_tile = 40 * products + 300 * lanes(in_c) + 200 * lanes(out_c);
         let tiles = self.num_tiles() / self.images;
-        tiles * of_tile < 9 * products * self.output.height * self.output.width
+        per_instruction * tiles * of_tile < 9 * products * self.output.height * self.output.width
     }
 
     pub(super) fn forward(s: &Conv2dShape) -> Self {

@@ -172,4 +172,14 @@ impl<const BF16: bool> Simd for Avx512<BF16> {
             }
         }
     }
+    #[inline(always)]
+    unsafe fn dot_bf16(a: __m512, b: __m512, c: __m512) -> __m512 {
+        assert!(const { BF16 }, "only planned where `Isa::has_dot_products`");
+        // Only the last operand can be broadcast by the instruction itself, a quarter faster where it is used once.
+        // SAFETY: the trait's contract, which the caller keeps; vectors of bf16 are ones of bits.
+        unsafe {
+            let [a, b] = [a, b].map(|v| core::mem::transmute::<__m512, __m512bh>(v));
+            _mm512_dpbf16_ps(c, b, a)
+        }
+    }
 }

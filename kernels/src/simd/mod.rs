@@ -4,6 +4,7 @@
 //! Out: [`Isa`], a plain value that every operation takes; programs and tests may force one.
 //! Invariant: code for an instruction set is only reached through `Isa::run`, which asserts that the processor has it.
 
+mod amx;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
@@ -13,6 +14,13 @@ mod peak;
 mod portable;
 mod task;
 
+#[cfg(test)]
+pub(crate) use amx::Emulated as EmulatedTiles;
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+pub(crate) use amx::Hardware as TileRegisters;
+#[cfg(any(test, all(target_arch = "x86_64", target_os = "linux")))]
+pub(crate) use amx::Tiles;
+pub(crate) use amx::{TILE_ROWS, TILE_VALUES};
 pub(crate) use lanes::{Lanes, PerVector, each_vector};
 pub use peak::measure_fma_gflops;
 pub(crate) use task::{Task, vectorized};
@@ -20,7 +28,11 @@ pub(crate) use task::{Task, vectorized};
 /// An instruction set the kernels are compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Isa {
-    /// [`Isa::Avx512`] and AVX512-BF16, which rounds to bf16 in one instruction; arithmetic in f32 is the same.
+    /// [`Isa::Avx512Bf16`] and AMX-BF16, products of tiles of bf16. Assembled and emulated, but not yet run on hardware:
+    /// counts as absent unless a first product equals the emulation's.
+    Amx,
+    /// [`Isa::Avx512`] and AVX512-BF16, which rounds to bf16 and multiplies pairs of bf16 in one instruction; arithmetic in f32 is the
+    /// same.
     Avx512Bf16,
     /// 16 lanes and 32 registers: AVX-512 F, VL, BW and DQ.
     Avx512,
@@ -31,7 +43,7 @@ pub enum Isa {
 }
 
 impl Isa {
-    const ALL: [Self; 4] = [Self::Avx512Bf16, Self::Avx512, Self::Avx2Fma, Self::Portable];
+    const ALL: [Self; 5] = [Self::Amx, Self::Avx512Bf16, Self::Avx512, Self::Avx2Fma, Self::Portable];
 
     /// The best instruction set of this processor.
     #[must_use]
@@ -49,6 +61,8 @@ impl Isa {
     pub fn is_available(self) -> bool {
         match self {
             #[cfg(target_arch = "x86_64")]
+            Self::Amx => Self::Avx512Bf16.is_available() && amx::is_available(),
+            #[cfg(target_arch = "x86_64")]
             Self::Avx512Bf16 => Self::Avx512.is_available() && is_x86_feature_detected!("avx512bf16"),
             #[cfg(target_arch = "x86_64")]
             Self::Avx512 => {
@@ -61,9 +75,19 @@ impl Isa {
             #[cfg(target_arch = "x86_64")]
             Self::Avx2Fma => is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma"),
             #[cfg(not(target_arch = "x86_64"))]
-            Self::Avx512Bf16 | Self::Avx512 | Self::Avx2Fma => false,
+            Self::Amx | Self::Avx512Bf16 | Self::Avx512 | Self::Avx2Fma => amx::is_available(),
             Self::Portable => true,
         }
+    }
+
+    /// Whether [`Simd::dot_bf16`] exists in work run by [`Isa::run_bf16`].
+    pub(crate) fn has_dot_products(self) -> bool {
+        matches!(self, Self::Amx | Self::Avx512Bf16)
+    }
+
+    /// Whether there are tile registers where it is available.
+    pub(crate) fn has_tiles(self) -> bool {
+        self == Self::Amx
     }
 
     /// Runs `work` with this instruction set's vectors; without AVX512-BF16, which work that stores only f32 has no use for.
@@ -74,11 +98,11 @@ impl Isa {
         self.assert_available();
         match self {
             #[cfg(target_arch = "x86_64")]
-            Self::Avx512Bf16 | Self::Avx512 => work.run::<avx512::Avx512<false>>(),
+            Self::Amx | Self::Avx512Bf16 | Self::Avx512 => work.run::<avx512::Avx512<false>>(),
             #[cfg(target_arch = "x86_64")]
             Self::Avx2Fma => work.run::<avx2::Avx2Fma>(),
             #[cfg(not(target_arch = "x86_64"))]
-            Self::Avx512Bf16 | Self::Avx512 | Self::Avx2Fma => unreachable!("asserted above"),
+            Self::Amx | Self::Avx512Bf16 | Self::Avx512 | Self::Avx2Fma => unreachable!("asserted above"),
             Self::Portable => work.run::<portable::Portable>(),
         }
     }
@@ -90,7 +114,7 @@ impl Isa {
     pub(crate) fn run_bf16<T: GenericWork>(self, work: T) -> T::Output {
         match self {
             #[cfg(target_arch = "x86_64")]
-            Self::Avx512Bf16 => {
+            Self::Amx | Self::Avx512Bf16 => {
                 self.assert_available();
                 work.run::<avx512::Avx512<true>>()
             }
@@ -163,6 +187,12 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     unsafe fn prefetch(_p: *const f32) {}
     /// `a * b + c`, in one rounding where the instruction set has it.
     unsafe fn fma(a: Self::V, b: Self::V, c: Self::V) -> Self::V;
+    /// In each lane `c` plus the products of two pairs of bf16, rounded to f32 in between; what is subnormal is zero.
+    /// `a` should be the broadcast one.
+    #[inline(always)]
+    unsafe fn dot_bf16(_a: Self::V, _b: Self::V, _c: Self::V) -> Self::V {
+        unreachable!("only planned where `Isa::has_dot_products`")
+    }
 }
 
 /// Output channels of a weight panel: the widest vector. Packed weights are the same for every instruction set.

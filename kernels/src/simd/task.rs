@@ -25,7 +25,7 @@ pub(crate) fn vectorized<T: Task>(isa: Isa, task: T) -> T::Output {
     match isa {
         // SAFETY: the assertion above asked the processor for these features.
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512Bf16 | Isa::Avx512 => unsafe { with_avx512(task) },
+        Isa::Amx | Isa::Avx512Bf16 | Isa::Avx512 => unsafe { with_avx512(task) },
         // SAFETY: the assertion above asked the processor for these features.
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2Fma => unsafe { with_avx2_fma(task) },

@@ -11,12 +11,12 @@ use burn::backend::flex::FlexTensor;
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::{Flex, TensorMetadata};
 use burn::tensor::{AllocationProperty, Bytes, DType, FloatDType, Shape, TensorData, bf16};
-use kernels::Element;
 use kernels::arena::{Arena, Block};
 use kernels::batch_norm::{self, Affine, Gate, Gradients, ResidualGradient, Saved, ShortcutA};
 use kernels::conv2d::{Algorithm, Conv2d, Conv2dShape};
 use kernels::pool;
 use kernels::simd::Isa;
+use kernels::{Element, Storage};
 
 use super::{FusedGradients, FusedOptions, FusedOutput, FusedSaved, Residual, composed};
 use crate::config::Convolution;
@@ -63,7 +63,7 @@ fn forward_of<E: Activation>(
     residual: FlexTensor,
     options: FusedOptions,
 ) -> FusedOutput<Flex> {
-    let conv = plan(&input, &weight, &options);
+    let conv = plan::<E>(&input, &weight, &options);
     let channels = conv.shape().out_channels;
     let mut moments = vec![0.0; 2 * channels];
     let convolved = convolve::<E>(&conv, &input, &weight, Some(&mut moments));
@@ -113,7 +113,7 @@ fn inference_of<E: Activation>(
     residual: FlexTensor,
     options: &FusedOptions,
 ) -> FlexTensor {
-    let conv = plan(&input, &weight, options);
+    let conv = plan::<E>(&input, &weight, options);
     let convolved = convolve::<E>(&conv, &input, &weight, None);
     let mut output = ARENA.take::<E>(convolved.len());
     let (scale, shift) = (contiguous(scale), contiguous(shift));
@@ -141,7 +141,7 @@ fn backward_of<E: Activation>(
     output_gradient: FlexTensor,
     options: FusedOptions,
 ) -> FusedGradients<Flex> {
-    let conv = plan(&saved.input, &saved.weight, &options);
+    let conv = plan::<E>(&saved.input, &saved.weight, &options);
     let channels = conv.shape().out_channels;
     let [mean, variance, gamma, beta, weight] =
         [saved.mean, saved.variance, saved.gamma, saved.beta, saved.weight].map(contiguous);
@@ -228,7 +228,7 @@ fn global_average_backward_of<E: Activation>(gradient: FlexTensor, shape: [usize
     activation(d_input, shape)
 }
 
-fn plan(input: &FlexTensor, weight: &FlexTensor, options: &FusedOptions) -> Conv2d {
+fn plan<E: Activation>(input: &FlexTensor, weight: &FlexTensor, options: &FusedOptions) -> Conv2d {
     let [batch, height, width, in_channels] = input.shape().dims();
     let [out_channels, _, kernel, _] = weight.shape().dims();
     let (stride, padding) = (options.stride, options.padding);
@@ -237,7 +237,7 @@ fn plan(input: &FlexTensor, weight: &FlexTensor, options: &FusedOptions) -> Conv
         Convolution::Direct => Algorithm::Direct,
     };
     let shape = Conv2dShape { batch, height, width, in_channels, out_channels, kernel, stride, padding };
-    Conv2d::with(shape, algorithm, options.isa)
+    Conv2d::with_storage(shape, algorithm, options.isa, Storage::of::<E>())
 }
 
 fn output_shape(conv: &Conv2d) -> [usize; 4] {

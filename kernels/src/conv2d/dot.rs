@@ -1,0 +1,112 @@
+//! Direct convolution of activations stored as bf16 by the processor's dot products of pairs of bf16.
+//!
+//! In: a direct plan, activations as bf16, weights rounded to bf16. Out: as the direct convolution; sums are f32.
+//! Invariant: a pixel's sum is added up in the same order whatever block it lies in. What is subnormal counts as zero.
+//! Source: Intel, Software Developer's Manual, VDPBF16PS and TDPBF16PS.
+
+use core::marker::PhantomData;
+use half::bf16;
+
+use super::Conv2dShape;
+use super::direct::{Blocks, Direct, Products};
+use super::dot_pack::{self, Layout, PAIRS, TILES};
+use super::pass::Operands;
+use super::plan::Plan;
+#[cfg(any(test, all(target_arch = "x86_64", target_os = "linux")))]
+use super::tile_products::TileProducts;
+use crate::Element;
+use crate::simd::{Isa, TILE_VALUES};
+
+/// A plan with weights in pairs, and what multiplies them.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Dot {
+    plan: Plan,
+    unit: Unit,
+}
+
+/// What multiplies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Unit {
+    Vectors,
+    Tiles,
+    #[cfg(test)]
+    EmulatedTiles,
+}
+
+impl Dot {
+    /// By tiles where `isa` has them and they can be filled, else by vectors; None if `isa` has no dot products.
+    pub(super) fn new(plan: Plan, isa: Isa) -> Option<Self> {
+        if isa.has_tiles() && fills_tiles(&plan) {
+            return Some(Self::with(plan, Unit::Tiles));
+        }
+        isa.has_dot_products().then(|| Self::with(plan, Unit::Vectors))
+    }
+
+    /// By the emulation of tiles, on any processor; None for plans that tiles do not take.
+    #[cfg(test)]
+    pub(super) fn emulated(plan: Plan) -> Option<Self> {
+        fills_tiles(&plan).then(|| Self::with(plan, Unit::EmulatedTiles))
+    }
+
+    fn with(plan: Plan, unit: Unit) -> Self {
+        Self { plan: plan.repacked(unit.layout().vectors), unit }
+    }
+
+    pub(super) fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// Multiply-adds of a lane in the time of one of f32, roughly.
+    pub(super) fn per_instruction(&self) -> usize {
+        if self.unit == Unit::Vectors { 2 } else { 16 }
+    }
+
+    pub(super) fn slot_len(&self) -> usize {
+        Blocks::<bf16>::slot_len(&self.plan)
+    }
+
+    pub(super) fn pack(&self, s: &Conv2dShape, weights: &[f32], packed: &mut [f32]) {
+        dot_pack::pack(&self.unit.layout(), s, &self.plan, weights, packed);
+    }
+
+    pub(super) fn run<E, F>(&self, isa: Isa, operands: Operands<'_, E>, after_piece: F)
+    where
+        E: Element,
+        F: Fn(usize, usize, &mut [E]) + Sync,
+    {
+        match self.unit {
+            Unit::Vectors => self.run_with::<Blocks<bf16>, E, F>(isa, operands, after_piece),
+            #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+            Unit::Tiles => {
+                assert!(isa.has_tiles() && isa.is_available(), "instruction set {isa:?}: no tiles");
+                self.run_with::<TileProducts<crate::simd::TileRegisters>, E, F>(isa, operands, after_piece);
+            }
+            #[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
+            Unit::Tiles => unreachable!("planned where there are tiles"),
+            #[cfg(test)]
+            Unit::EmulatedTiles => {
+                self.run_with::<TileProducts<crate::simd::EmulatedTiles>, E, F>(isa, operands, after_piece);
+            }
+        }
+    }
+
+    fn run_with<K: Products, E, F>(&self, isa: Isa, operands: Operands<'_, E>, after_piece: F)
+    where
+        E: Element,
+        F: Fn(usize, usize, &mut [E]) + Sync,
+    {
+        E::run(isa, Direct { plan: &self.plan, operands, after_piece, products: PhantomData::<K> });
+    }
+}
+
+impl Unit {
+    fn layout(self) -> Layout {
+        if self == Self::Vectors { PAIRS } else { TILES }
+    }
+}
+
+/// Whether every run of a kernel row fills a tile's row.
+fn fills_tiles(plan: &Plan) -> bool {
+    let mut classes = plan.classes().iter().filter(|class| class.taps_h * class.taps_w > 0);
+    classes.all(|class| class.taps_w * plan.in_c >= TILE_VALUES)
+}

@@ -1,0 +1,177 @@
+//! bf16 dot products against the reference, with every instruction set that has them.
+
+use super::tests::{Random, check_statistics, pool, random_shape, run_all};
+use super::{Algorithm, Conv2d, Conv2dShape, reference};
+use crate::Storage;
+use crate::simd::Isa;
+use crate::testing::{rounded, widened};
+use half::bf16;
+
+const EMULATED: &str = "with emulated tiles";
+
+/// Every way to multiply pairs of bf16 on this machine, planned for `shape`, and the emulation of tiles.
+fn every_way(shape: Conv2dShape) -> Vec<(String, Conv2d)> {
+    let of_isa = |isa| (format!("{shape:?} {isa:?}"), dot(shape, isa));
+    let emulated = |isa| Some((format!("{shape:?} {isa:?} {EMULATED}"), Conv2d::with_emulated_tiles(shape, isa)?));
+    let ways = Isa::available().filter(|isa| isa.has_dot_products()).map(of_isa);
+    ways.chain([Isa::detect(), Isa::Portable].into_iter().filter_map(emulated)).collect()
+}
+
+fn dot(shape: Conv2dShape, isa: Isa) -> Conv2d {
+    Conv2d::with_storage(shape, Algorithm::Direct, isa, Storage::Bf16)
+}
+
+/// Asserts |got - expected| <= 2^-8 |expected| + `terms` 2^-23 `magnitude`: the rounding to bf16, and twice that of each
+/// addition in f32, relative to the sum of the products' magnitudes.
+#[track_caller]
+fn assert_within_bound(what: &str, terms: usize, got: &[bf16], expected: &[f64], magnitude: &[f64]) {
+    for (index, ((got, expected), magnitude)) in got.iter().zip(expected).zip(magnitude).enumerate() {
+        let error = (f64::from(got.to_f32()) - expected).abs();
+        let bound = expected.abs() / 256.0 + terms as f64 * magnitude / f64::from(1 << 23) + 1e-30;
+        assert!(error <= bound, "{what}: element {index} is {got}, expected {expected} within {bound:e}");
+    }
+}
+
+fn check(shape: Conv2dShape, random: &mut Random, pools: &[rayon::ThreadPool]) {
+    let (x, dy) = (rounded(&random.values(shape.input_len())), rounded(&random.values(shape.output_len())));
+    let w = random.values(shape.weight_len());
+    let operands = [widened(&x), widened(&rounded(&w)), widened(&dy)];
+    let magnitudes = operands.clone().map(|values| values.into_iter().map(f32::abs).collect::<Vec<f32>>());
+    let [y, y_magnitude] = [&operands, &magnitudes].map(|[x, w, _]| reference::forward(&shape, &x[1..], &w[1..]));
+    let [dx, dx_magnitude] =
+        [&operands, &magnitudes].map(|[_, w, dy]| reference::data_gradient(&shape, &dy[1..], &w[1..]));
+    let taps = shape.kernel * shape.kernel;
+    for (name, conv) in every_way(shape) {
+        let run = |pool: &rayon::ThreadPool| pool.install(|| run_all(&conv, &x, &w, &dy));
+        let first = run(&pools[0]);
+        assert_within_bound(&format!("{name} forward"), taps * shape.in_channels, &first.y, &y, &y_magnitude);
+        assert_within_bound(&format!("{name} data gradient"), taps * shape.out_channels, &first.dx, &dx, &dx_magnitude);
+        check_statistics(&shape, &first);
+        for other in pools[1..].iter().map(run) {
+            assert_eq!(first.y, other.y, "{name}: forward depends on the threads");
+            assert_eq!(first.dx, other.dx, "{name}: data gradient depends on the threads");
+            assert_eq!(first.dw, other.dw, "{name}: weight gradient depends on the threads");
+            assert_eq!(first.moments, other.moments, "{name}: sums depend on the threads");
+        }
+    }
+}
+
+#[test]
+fn dot_products_equal_the_reference_on_inputs_and_weights_rounded_to_bf16_for_any_number_of_threads() {
+    let pools = [pool(1), pool(2), pool(3)];
+    let mut random = Random(17);
+    let mut num_emulated = 0;
+    for _ in 0..150 {
+        let shape = random_shape(&mut random, 8e5);
+        num_emulated += usize::from(every_way(shape).iter().any(|(name, _)| name.ends_with(EMULATED)));
+        check(shape, &mut random, &pools);
+    }
+    assert!(num_emulated > 20, "{num_emulated} shapes by tiles");
+}
+
+#[test]
+fn the_layers_of_resnets_by_dot_products_equal_the_reference() {
+    let layers = [
+        (3, 32, 3, 16, 3, 1),
+        (2, 32, 16, 32, 3, 2),
+        (2, 16, 32, 33, 3, 1),
+        (1, 56, 3, 64, 7, 2),
+        (2, 14, 64, 128, 1, 2),
+        (2, 14, 130, 64, 1, 1),
+        (2, 7, 70, 131, 3, 1),
+        (1, 9, 131, 31, 3, 2),
+    ];
+    for (batch, extent, in_channels, out_channels, kernel, stride) in layers {
+        let (height, width, padding) = (extent, extent, kernel / 2);
+        let shape = Conv2dShape { batch, height, width, in_channels, out_channels, kernel, stride, padding };
+        check(shape, &mut Random(3), &[pool(1), pool(2)]);
+    }
+}
+
+#[test]
+fn an_image_gives_the_same_bits_in_any_batch() {
+    let mut random = Random(23);
+    for _ in 0..40 {
+        let shape = Conv2dShape { batch: 3, ..random_shape(&mut random, 2e5) };
+        let single = Conv2dShape { batch: 1, ..shape };
+        let (x, dy) = (rounded(&random.values(shape.input_len())), rounded(&random.values(shape.output_len())));
+        let w = random.values(shape.weight_len());
+        for ((name, conv), (_, conv_of_one)) in every_way(shape).into_iter().zip(every_way(single)) {
+            let all = run_all(&conv, &x, &w, &dy);
+            for image in 0..shape.batch {
+                let [x, dy] = [(&x, single.input_len()), (&dy, single.output_len())]
+                    .map(|(values, len)| &values[image * len..][..len + 1]);
+                let one = run_all(&conv_of_one, x, &w, dy);
+                assert_eq!(one.y, all.y[image * single.output_len()..][..single.output_len()], "{name}: forward");
+                assert_eq!(one.dx, all.dx[image * single.input_len()..][..single.input_len()], "{name}: data gradient");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_value_that_is_not_finite_reaches_the_windows_that_contain_it_and_no_other() {
+    let mut random = Random(29);
+    for _ in 0..60 {
+        let shape = random_shape(&mut random, 2e5);
+        let mut x = random.values(shape.input_len());
+        let poisoned = 1 + random.next() as usize % shape.input_len();
+        x[poisoned] = f32::NAN;
+        let w = vec![1.0; shape.weight_len() + 1];
+        let expected = reference::forward(&shape, &x[1..], &w[1..]);
+        let x = rounded(&x);
+        for (name, conv) in every_way(shape) {
+            let (mut packed, mut y) = (vec![f32::NAN; conv.packed_forward_len()], vec![bf16::ZERO; shape.output_len()]);
+            conv.pack_forward(&w[1..], &mut packed);
+            let mut workspace = vec![f32::NAN; conv.forward_workspace_len()];
+            conv.forward(&x[1..], &packed, &mut y, &mut workspace, None);
+            let same = y.iter().zip(&expected).all(|(y, expected)| y.is_nan() == expected.is_nan());
+            assert!(same, "{name}: NaN at {poisoned}");
+        }
+    }
+}
+
+#[test]
+fn without_dot_products_a_plan_for_bf16_is_that_of_f32() {
+    let mut random = Random(31);
+    for isa in Isa::available().filter(|isa| !isa.has_dot_products()) {
+        let shape = random_shape(&mut random, 2e5);
+        let (x, dy) = (rounded(&random.values(shape.input_len())), rounded(&random.values(shape.output_len())));
+        let w = random.values(shape.weight_len());
+        let [of_bf16, of_f32] =
+            [dot(shape, isa), Conv2d::with(shape, Algorithm::Direct, isa)].map(|conv| run_all(&conv, &x, &w, &dy));
+        assert_eq!((of_bf16.y, of_bf16.dx), (of_f32.y, of_f32.dx), "{shape:?} {isa:?}");
+    }
+}
+
+#[test]
+fn a_plan_with_dot_products_refuses_f32() {
+    let (batch, height, width, in_channels, out_channels) = (1, 4, 4, 32, 32);
+    let shape = Conv2dShape { batch, height, width, in_channels, out_channels, kernel: 3, stride: 1, padding: 1 };
+    for (name, conv) in every_way(shape) {
+        let (packed, mut y) = (vec![0.0; conv.packed_forward_len()], vec![0.0; shape.output_len()]);
+        let mut workspace = vec![0.0; conv.forward_workspace_len()];
+        let forward = || conv.forward(&[0.0; 512], &packed, &mut y, &mut workspace, None);
+        let refused = std::panic::catch_unwind(std::panic::AssertUnwindSafe(forward)).unwrap_err();
+        let message = refused.downcast_ref::<String>().map_or("", String::as_str);
+        assert!(message.starts_with("convolution: planned for another storage"), "{name}: {message}");
+    }
+}
+
+#[test]
+fn with_tiles_auto_is_direct_wherever_a_run_fills_a_tile() {
+    let planned = |channels, algorithm| {
+        let (batch, height, width, in_channels, out_channels) = (1, 14, 14, channels, channels);
+        let shape = Conv2dShape { batch, height, width, in_channels, out_channels, kernel: 3, stride: 1, padding: 1 };
+        Conv2d::with_storage(shape, algorithm, Isa::Amx, Storage::Bf16).packed_forward_len()
+    };
+    for channels in [11usize, 16, 64, 131] {
+        let tiles = (3 * channels).div_ceil(32) * 16;
+        assert_eq!(
+            planned(channels, Algorithm::Auto),
+            3 * tiles * channels.next_multiple_of(16),
+            "{channels} channels"
+        );
+        assert_eq!(planned(channels, Algorithm::Auto), planned(channels, Algorithm::Direct), "{channels} channels");
+    }
+}

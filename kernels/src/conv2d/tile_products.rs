@@ -1,0 +1,202 @@
+//! Direct convolution by products of tiles: 16 or 32 pixels times 16 or 32 output channels in tile registers.
+//!
+//! In: a padded band of bf16, weights in tiles of pairs. Out: the class's pixels.
+//! In channels-last the taps of one kernel row and their channels are one run, so a left factor is a plain strided load: 16
+//! pixels of 32 values. The last factor of a run ends where the run ends: the values it shares with the one before meet
+//! weights of zero. The last tile of pixels likewise ends with the last pixel and repeats some: nothing outside is read.
+//! Invariant: a pixel's sum does not depend on the tile it lies in.
+//! Source: Intel, 64 and IA-32 Architectures Optimization Reference Manual, chapter on AMX, for 2 x 2 tiles of sums.
+
+use core::marker::PhantomData;
+use half::bf16;
+
+use super::direct::{ClassBand, Products};
+use super::dot_pack::TILES;
+use crate::Element;
+use crate::simd::{Kernel, PANEL, Simd, TILE_ROWS, TILE_VALUES, Tiles};
+
+/// Floats of a row of sums: two panels.
+const SUM_STRIDE: usize = 2 * PANEL;
+/// Floats of a tile of weights.
+const WEIGHT_TILE: usize = TILE_ROWS * PANEL;
+
+/// Products by one implementation of tiles.
+pub(super) struct TileProducts<T>(PhantomData<T>);
+
+/// Pixels as positions: one for each place of a window's start in a row, `pitch` to a row.
+struct Strips {
+    /// Runs of positions: the rows, or all rows in one with the positions between their last windows and the next row.
+    count: usize,
+    positions: usize,
+    pitch: usize,
+    /// Positions of a tile.
+    tile: usize,
+}
+
+impl Strips {
+    fn new(band: &ClassBand<'_, bf16>) -> Self {
+        let (pitch, out_w) = (band.row_stride / band.plan.in_c, band.class.out_w);
+        let joined = (band.rows - 1) * pitch + out_w;
+        let joins = joined.div_ceil(TILE_ROWS) < band.rows * out_w.div_ceil(TILE_ROWS);
+        let (count, positions) = if joins { (1, joined) } else { (band.rows, out_w) };
+        Self { count, positions, pitch, tile: positions.min(TILE_ROWS) }
+    }
+
+    /// First positions of the tiles, two at a time; the last may stand alone.
+    fn tiles(&self) -> impl Iterator<Item = (usize, Option<usize>)> {
+        let num_tiles = self.positions.div_ceil(self.tile);
+        let last = self.positions - self.tile;
+        let first = move |tile: usize, strip: usize| strip * self.pitch + (tile * self.tile).min(last);
+        (0..self.count).flat_map(move |strip| {
+            (0..num_tiles).step_by(2).map(move |tile| {
+                let second = (tile + 1 < num_tiles).then(|| first(tile + 1, strip));
+                (first(tile, strip), second)
+            })
+        })
+    }
+}
+
+impl<T: Tiles> Products for TileProducts<T> {
+    type X = bf16;
+
+    fn vectors(run: usize) -> usize {
+        (TILES.vectors)(run)
+    }
+
+    fn run<S: Simd, E: Element>(band: &ClassBand<'_, bf16>, out: &mut [E]) {
+        let ClassBand { plan, class, .. } = *band;
+        assert!(class.taps_h * band.run() == 0 || band.run() >= TILE_VALUES, "tiles: runs of {} values", band.run());
+        let strips = Strips::new(band);
+        let mut sums = [0.0f32; 2 * TILE_ROWS * SUM_STRIDE];
+        let num_panels = plan.out_c.div_ceil(PANEL);
+        // SAFETY: `T` exists, as the plan for it says. `ClassBand::check` asserted that the windows of all positions up to
+        // the last pixel's, and the weights, exist; sums have room for four tiles. Only pixels of the class are stored,
+        // which the check included; features asserted by `Isa::run`.
+        unsafe {
+            let mut tiles = T::configure(strips.tile);
+            for panel in (0..num_panels).step_by(2) {
+                for (first, second) in strips.tiles() {
+                    let block = Block { band, positions: [first, second.unwrap_or(first)], panel };
+                    match (second.is_some(), panel + 1 < num_panels) {
+                        (true, true) => block.multiply::<T, 2, 2>(&mut tiles, &mut sums),
+                        (true, false) => block.multiply::<T, 2, 1>(&mut tiles, &mut sums),
+                        (false, true) => block.multiply::<T, 1, 2>(&mut tiles, &mut sums),
+                        (false, false) => block.multiply::<T, 1, 1>(&mut tiles, &mut sums),
+                    }
+                    for (half, position) in [Some(first), second].into_iter().flatten().enumerate() {
+                        S::vectorize(StoreTile {
+                            sums: sums[half * TILE_ROWS * SUM_STRIDE..].as_ptr(),
+                            y: out.as_mut_ptr().add(class.out_offset + panel * PANEL),
+                            strides: [plan.out_row_stride, plan.out_pixel_stride],
+                            start: [position / strips.pitch, position % strips.pitch],
+                            positions: strips.tile,
+                            pitch: strips.pitch,
+                            out_w: class.out_w,
+                            channels: SUM_STRIDE.min(plan.out_c - panel * PANEL),
+                        });
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Up to two tiles of positions and two panels.
+struct Block<'a> {
+    band: &'a ClassBand<'a, bf16>,
+    positions: [usize; 2],
+    panel: usize,
+}
+
+impl Block<'_> {
+    /// L tiles of positions times R panels.
+    ///
+    /// # Safety
+    /// The instructions of `T` exist, as do the windows and weights; `tiles` was configured last.
+    #[inline(always)]
+    unsafe fn multiply<T: Tiles, const L: usize, const R: usize>(&self, tiles: &mut T, sums: &mut [f32]) {
+        let band = self.band;
+        let (run, panel_stride) = (band.run(), band.panel_stride());
+        let stride = band.pixel_stride() * size_of::<bf16>();
+        let row_bytes = TILE_VALUES * size_of::<bf16>();
+        let out = sums.as_mut_ptr();
+        // SAFETY: passed on to the caller.
+        unsafe {
+            tiles.zero::<0>();
+            tiles.zero::<1>();
+            tiles.zero::<2>();
+            tiles.zero::<3>();
+            let [x0, x1] = self.positions.map(|position| band.x.as_ptr().wrapping_add(position * band.pixel_stride()));
+            let mut weights = band.weights.as_ptr().wrapping_add(self.panel * panel_stride);
+            for row in 0..band.class.taps_h {
+                for first in (0..run).step_by(TILE_VALUES) {
+                    let at = row * band.row_stride + first.min(run - TILE_VALUES);
+                    tiles.load::<4>(x0.add(at).cast(), stride);
+                    tiles.load::<6>(weights.cast(), row_bytes);
+                    tiles.multiply::<0, 4, 6>();
+                    if L > 1 {
+                        tiles.load::<5>(x1.add(at).cast(), stride);
+                        tiles.multiply::<2, 5, 6>();
+                    }
+                    if R > 1 {
+                        tiles.load::<7>(weights.add(panel_stride).cast(), row_bytes);
+                        tiles.multiply::<1, 4, 7>();
+                        if L > 1 {
+                            tiles.multiply::<3, 5, 7>();
+                        }
+                    }
+                    weights = weights.add(WEIGHT_TILE);
+                }
+            }
+            let (second, stride) = (TILE_ROWS * SUM_STRIDE, SUM_STRIDE * size_of::<f32>());
+            tiles.store::<0>(out.cast(), stride);
+            if R > 1 {
+                tiles.store::<1>(out.add(PANEL).cast(), stride);
+            }
+            if L > 1 {
+                tiles.store::<2>(out.add(second).cast(), stride);
+                if R > 1 {
+                    tiles.store::<3>(out.add(second + PANEL).cast(), stride);
+                }
+            }
+        }
+    }
+}
+
+/// Rounds a tile's sums to the class's pixels among its positions.
+struct StoreTile<E> {
+    sums: *const f32,
+    y: *mut E,
+    /// From one row of pixels to the next, and from one pixel.
+    strides: [usize; 2],
+    /// Row and column of the first position.
+    start: [usize; 2],
+    positions: usize,
+    pitch: usize,
+    out_w: usize,
+    channels: usize,
+}
+
+impl<S: Simd, E: Element> Kernel<S> for StoreTile<E> {
+    #[inline(always)]
+    unsafe fn run(self) {
+        let [mut row, mut column] = self.start;
+        // SAFETY: the driver's positions with a column below `out_w` are pixels of `y`; vectors are masked at `channels`,
+        // and sums have a whole number of them.
+        unsafe {
+            for position in 0..self.positions {
+                if column < self.out_w {
+                    let y = self.y.add(row * self.strides[0] + column * self.strides[1]);
+                    let sums = self.sums.add(position * SUM_STRIDE);
+                    for lane in (0..self.channels).step_by(S::LANES) {
+                        E::store_masked::<S>(y.add(lane), S::mask(self.channels - lane), S::load(sums.add(lane)));
+                    }
+                }
+                column += 1;
+                if column == self.pitch {
+                    (row, column) = (row + 1, 0);
+                }
+            }
+        }
+    }
+}
