@@ -3,6 +3,7 @@
 //! In: the crate `kernels`. Out: the verdicts of two stages. Invariant: own target folders, so that nothing of the
 //! workspace is compiled anew by another compiler flag.
 
+use std::fs;
 use std::process::Command;
 
 use crate::cargo;
@@ -24,9 +25,19 @@ pub(crate) fn sanitized() -> Result<Outcome, Reason> {
     if !cfg!(all(target_arch = "x86_64", target_os = "linux", target_env = "gnu")) {
         return Err(format!("AddressSanitizer is run on {HOST} only"));
     }
+    if !has_runtime() {
+        return Err("this Rust comes without AddressSanitizer's runtime, rustup's has it".to_owned());
+    }
     let mut command = kernel_tests(HOST, "sanitized");
     command.env("RUSTC_BOOTSTRAP", "1").env("RUSTFLAGS", "-Zsanitizer=address");
     Ok(process::run(command))
+}
+
+/// Whether the compiler's libraries have AddressSanitizer's part.
+fn has_runtime() -> bool {
+    let folder = process::answer("rustc", &["--print", "target-libdir"]).unwrap_or_default();
+    let files = fs::read_dir(folder.trim()).into_iter().flatten().flatten();
+    files.map(|file| file.file_name()).any(|name| name.to_string_lossy().contains("_rt.asan"))
 }
 
 /// The portable kernels on aarch64: compiled, and tested under qemu where it and a linker are there.

@@ -34,7 +34,7 @@ const LEARNING_RATE: f64 = 0.01;
 pub struct BenchResult {
     /// Name of the network.
     pub model: String,
-    /// Number format of activations and parameters.
+    /// Number format of activations and their gradients.
     pub dtype: String,
     /// Whose kernels: fused or stock.
     pub kernels: String,
