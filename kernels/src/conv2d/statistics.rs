@@ -59,7 +59,7 @@ pub(super) fn reduce_partials(partials: &[f32], num_pieces: usize, moments: &mut
         let count = f64::from(count);
         for channel in 0..channels {
             let [sum, square, shift] = [0, 1, 2].map(|part| f64::from(piece[part * channels + channel]));
-            let own = [sum + count * shift, square - sum * sum / count];
+            let own = [sum + count * shift, (square - sum * sum / count).max(0.0)];
             let mut merged = [moments[channel], moments[channels + channel]];
             merge_moments(&mut merged, total_count, &own, count);
             [moments[channel], moments[channels + channel]] = merged;
