@@ -4,7 +4,6 @@
 //! Source: He et al. 2015, arXiv 1512.03385, section 4.2.
 
 use burn::tensor::Device;
-
 use kernels::simd::Isa;
 
 use crate::layer::Computation;

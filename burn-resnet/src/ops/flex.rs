@@ -8,12 +8,12 @@
 
 use burn::backend::flex::FlexTensor;
 use burn::backend::{Flex, TensorMetadata};
-use burn::tensor::{DType, FloatDType, TensorData};
+use burn::tensor::{DType, FloatDType, TensorData, bf16};
 
 use super::statistics::{GradientSums, Moments};
 use super::{
     BatchNormGradients, BatchNormOptions, BatchNormOutput, FusedGradients, FusedOptions, FusedOutput, FusedSaved,
-    ResNetOps, composed, fused,
+    ResNetOps, average, composed, fused,
 };
 
 impl ResNetOps for Flex {
@@ -91,7 +91,11 @@ impl ResNetOps for Flex {
         residual: FlexTensor,
         options: FusedOptions,
     ) -> FusedOutput<Self> {
-        fused::flex::forward(input, weight, gamma, beta, residual, options)
+        match input.dtype() {
+            DType::F32 => fused::flex::forward::<f32>(input, weight, gamma, beta, residual, options),
+            DType::BF16 => fused::flex::forward::<bf16>(input, weight, gamma, beta, residual, options),
+            _ => fused::composed::forward::<Self>(input, weight, gamma, beta, residual, options),
+        }
     }
 
     fn fused_inference(
@@ -102,7 +106,11 @@ impl ResNetOps for Flex {
         residual: FlexTensor,
         options: FusedOptions,
     ) -> FlexTensor {
-        fused::flex::inference(input, weight, scale, shift, residual, &options)
+        match input.dtype() {
+            DType::F32 => fused::flex::inference::<f32>(input, weight, scale, shift, residual, &options),
+            DType::BF16 => fused::flex::inference::<bf16>(input, weight, scale, shift, residual, &options),
+            _ => fused::composed::inference::<Self>(input, weight, scale, shift, residual, &options),
+        }
     }
 
     fn fused_train_backward(
@@ -110,15 +118,27 @@ impl ResNetOps for Flex {
         output_gradient: FlexTensor,
         options: FusedOptions,
     ) -> FusedGradients<Self> {
-        fused::flex::backward(saved, output_gradient, options)
+        match saved.input.dtype() {
+            DType::F32 => fused::flex::backward::<f32>(saved, output_gradient, options),
+            DType::BF16 => fused::flex::backward::<bf16>(saved, output_gradient, options),
+            _ => fused::composed::backward::<Self>(saved, output_gradient, options),
+        }
     }
 
     fn global_average(input: FlexTensor) -> FlexTensor {
-        fused::flex::global_average(input)
+        match input.dtype() {
+            DType::F32 => fused::flex::global_average::<f32>(input),
+            DType::BF16 => fused::flex::global_average::<bf16>(input),
+            _ => average::composed::<Self>(input),
+        }
     }
 
     fn global_average_backward(output_gradient: FlexTensor, shape: [usize; 4], dtype: FloatDType) -> FlexTensor {
-        fused::flex::global_average_backward(output_gradient, shape, dtype)
+        match (output_gradient.dtype(), dtype) {
+            (DType::F32, FloatDType::F32) => fused::flex::global_average_backward::<f32>(output_gradient, shape),
+            (DType::F32, FloatDType::BF16) => fused::flex::global_average_backward::<bf16>(output_gradient, shape),
+            _ => average::composed_backward::<Self>(output_gradient, shape, dtype),
+        }
     }
 }
 

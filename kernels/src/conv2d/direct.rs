@@ -6,7 +6,7 @@
 use core::marker::PhantomData;
 
 use super::factor::Factor;
-use super::padded::{Band, copy_band_as};
+use super::padded::{Band, copy_band};
 use super::pass::Operands;
 use super::plan::{Class, Plan};
 use super::row_kernel::{Block, max_pixels, select};
@@ -113,7 +113,7 @@ fn run_band<S: Simd, E: Element, K: Products>(
             taps: plan.max_taps_h(),
         };
         let slot = K::X::of_slot(slot);
-        copy_band_as::<S, E, K::X>(image, &band, slot);
+        copy_band::<S, E, K::X>(image, &band, slot);
         slot
     };
     for class in plan.classes() {

@@ -3,6 +3,7 @@
 //! In: a number of pieces and of tasks that depend on the shape only. Out: dw in PyTorch's order.
 //! Invariant: a piece's gradient is complete before pieces are added, in their order.
 
+use super::Conv2dShape;
 use crate::pieces::{SharedMut, for_each_piece};
 use crate::simd::{Kernel, Simd};
 
@@ -16,9 +17,9 @@ const REDUCE_ELEMENTS: usize = 4096;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pieces {
     weight_len: usize,
-    pub(super) num_units: usize,
-    pub(super) units_of_piece: usize,
-    pub(super) num_pieces: usize,
+    num_units: usize,
+    units_of_piece: usize,
+    num_pieces: usize,
 }
 
 impl Pieces {
@@ -75,6 +76,56 @@ impl Pieces {
                 }
             });
         }
+    }
+}
+
+/// x and dy cut into tasks: every pair of a block of input channels and one of output channels.
+pub(super) struct Tasks<'a, E> {
+    shape: &'a Conv2dShape,
+    x: &'a [E],
+    dy: &'a [E],
+    /// Channels of a block, input and output.
+    blocks: [usize; 2],
+}
+
+/// x and dy, and a block of channels of either.
+pub(super) struct Task<'a, E> {
+    pub(super) x: &'a [E],
+    pub(super) dy: &'a [E],
+    pub(super) in_c: usize,
+    pub(super) out_c: usize,
+    pub(super) in_count: usize,
+    pub(super) out_count: usize,
+}
+
+impl<'a, E> Tasks<'a, E> {
+    /// # Panics
+    /// If x or dy has another length than the shape says.
+    pub(super) fn new(shape: &'a Conv2dShape, x: &'a [E], dy: &'a [E], blocks: [usize; 2]) -> Self {
+        assert_eq!(x.len(), shape.input_len(), "weight gradient: length of x");
+        assert_eq!(dy.len(), shape.output_len(), "weight gradient: length of dy");
+        Self { shape, x, dy, blocks }
+    }
+
+    /// How many there are.
+    pub(super) fn len(&self) -> usize {
+        let [in_block, out_block] = self.blocks;
+        self.shape.in_channels.div_ceil(in_block) * self.shape.out_channels.div_ceil(out_block)
+    }
+
+    pub(super) fn get(&self, index: usize) -> Task<'a, E> {
+        let (s, [in_block, out_block]) = (self.shape, self.blocks);
+        let in_blocks = s.in_channels.div_ceil(in_block);
+        let (in_c, out_c) = (index % in_blocks * in_block, index / in_blocks * out_block);
+        let (in_count, out_count) = (in_block.min(s.in_channels - in_c), out_block.min(s.out_channels - out_c));
+        Task { x: self.x, dy: self.dy, in_c, out_c, in_count, out_count }
+    }
+}
+
+impl<E> Task<'_, E> {
+    /// The elements before the task's first one in filters of `taps` weights a channel.
+    pub(super) fn first_weight(&self, s: &Conv2dShape, taps: usize) -> usize {
+        (self.out_c * s.in_channels + self.in_c) * taps
     }
 }
 

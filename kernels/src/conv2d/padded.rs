@@ -22,13 +22,8 @@ pub(super) struct Band {
     pub(super) taps: usize,
 }
 
-/// Fills `padded` (`[rows, padded_w, channels]`) from `image`, which starts with the first channel to copy, widened.
-pub(super) fn copy_band<S: Simd, E: Element>(image: &[E], band: &Band, padded: &mut [f32]) {
-    copy_band_as::<S, E, f32>(image, band, padded);
-}
-
-/// The same for any factor.
-pub(super) fn copy_band_as<S: Simd, E: Element, X: Factor>(image: &[E], band: &Band, padded: &mut [X]) {
+/// Fills `padded` (`[rows, padded_w, channels]`) from `image`, which starts with the first channel to copy, converted.
+pub(super) fn copy_band<S: Simd, E: Element, X: Factor>(image: &[E], band: &Band, padded: &mut [X]) {
     let Band { channels, pixel_stride, .. } = *band;
     let row_len = band.padded_w * channels;
     let left = band.pad_left * channels;

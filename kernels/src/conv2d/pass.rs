@@ -64,10 +64,7 @@ impl Pass {
                 E::run(isa, Direct { plan, operands, after_piece, products: PhantomData::<Blocks<f32>> });
             }
             Self::Dot(dot) => dot.run(isa, operands, after_piece),
-            Self::Winograd(plan) => {
-                let Operands { input, packed, output, workspace } = operands;
-                E::run(isa, Winograd { plan, input, packed, output, workspace, after_piece });
-            }
+            Self::Winograd(plan) => E::run(isa, Winograd { plan, operands, after_piece }),
         }
     }
 }

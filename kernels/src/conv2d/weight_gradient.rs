@@ -6,7 +6,7 @@
 //! Invariant: pieces and the order of sums inside one depend on the shape only.
 
 use super::Conv2dShape;
-use super::gradient_pieces::Pieces;
+use super::gradient_pieces::{Pieces, Task, Tasks};
 use super::padded::{Band, copy_band};
 use super::plan::flat_rows;
 use super::transpose::Rows;
@@ -124,48 +124,28 @@ impl<E: Element> GenericWork for WeightGradient<'_, E> {
 
     fn run<S: Simd>(self) {
         let (plan, s) = (self.plan, &self.plan.shape);
-        assert_eq!(self.x.len(), s.input_len(), "weight gradient: length of x");
-        assert_eq!(self.dy.len(), s.output_len(), "weight gradient: length of dy");
-        let in_blocks = s.in_channels.div_ceil(plan.in_block);
-        let tasks = (in_blocks * s.out_channels.div_ceil(plan.out_block), plan.slot_len());
-        plan.pieces.run::<S>(self.dw, self.workspace, tasks, |piece, task, slot, dw| {
-            let (in_c, out_c) = (task % in_blocks * plan.in_block, task / in_blocks * plan.out_block);
-            let task = Task {
-                x: self.x,
-                dy: self.dy,
-                in_c,
-                out_c,
-                in_count: plan.in_block.min(s.in_channels - in_c),
-                out_count: plan.out_block.min(s.out_channels - out_c),
-            };
+        let tasks = Tasks::new(s, self.x, self.dy, [plan.in_block, plan.out_block]);
+        let cut = (tasks.len(), plan.slot_len());
+        plan.pieces.run::<S>(self.dw, self.workspace, cut, |piece, task, slot, dw| {
+            let task = tasks.get(task);
             let (sums, slot) = slot.split_at_mut(plan.sums_len());
             let units = plan.pieces.units(piece);
             for unit in units.clone() {
                 run_unit::<S, E>(plan, &task, unit, sums, unit > units.start, slot);
             }
-            let (taps, filter_len) = (s.kernel * s.kernel, s.in_channels * s.kernel * s.kernel);
+            let taps = s.kernel * s.kernel;
             let finish = Finish {
                 sums,
                 taps,
                 in_count: task.in_count,
                 out_count: task.out_count,
-                dw: dw.wrapping_add(out_c * filter_len + in_c * taps),
-                filter_len,
+                dw: dw.wrapping_add(task.first_weight(s, taps)),
+                filter_len: s.in_channels * taps,
             };
             // SAFETY: `dw` holds all filters; this task's channels of its filters are written by no other.
             unsafe { S::vectorize(finish) };
         });
     }
-}
-
-/// A block of channels of x and dy.
-struct Task<'a, E> {
-    x: &'a [E],
-    dy: &'a [E],
-    in_c: usize,
-    out_c: usize,
-    in_count: usize,
-    out_count: usize,
 }
 
 /// Adds one unit's products to the sums of its task, or sets them.
@@ -204,7 +184,7 @@ fn run_unit<S: Simd, E: Element>(
             taps: s.kernel,
         };
         for (index, padded) in x_slot.chunks_exact_mut(plan.padded_rows * row_len).take(images).enumerate() {
-            copy_band::<S, E>(&task.x[(image + index) * in_image + task.in_c..], &band, padded);
+            copy_band::<S, E, f32>(&task.x[(image + index) * in_image + task.in_c..], &band, padded);
         }
         (&*x_slot, plan.padded_rows * row_len, row_len, task.in_count)
     };

@@ -5,6 +5,7 @@
 //! transformed weights position by position, and transformed back, all while the block is in L1 and L2.
 //! Invariant: a piece is a band of tile rows of one image or a few whole images; it writes only its own rows.
 
+use super::pass::Operands;
 use super::row_kernel::{Block, max_pixels, select};
 use super::winograd_plan::{Plan, TileBlock};
 use super::winograd_tiles::{InputTile, OutputTile};
@@ -19,10 +20,7 @@ const REGISTER_TILES: usize = 8;
 /// The whole correlation; `after_piece(piece, first element, elements)` is called on each finished piece of the output.
 pub(super) struct Winograd<'a, E, F> {
     pub(super) plan: &'a Plan,
-    pub(super) input: &'a [E],
-    pub(super) packed: &'a [f32],
-    pub(super) output: &'a mut [E],
-    pub(super) workspace: &'a mut [f32],
+    pub(super) operands: Operands<'a, E>,
     pub(super) after_piece: F,
 }
 
@@ -30,13 +28,13 @@ impl<E: Element, F: Fn(usize, usize, &mut [E]) + Sync> GenericWork for Winograd<
     type Output = ();
 
     fn run<S: Simd>(self) {
-        let plan = self.plan;
-        assert_eq!(self.input.len(), plan.images * plan.input.image_len(), "convolution: input length");
-        assert_eq!(self.output.len(), plan.images * plan.output.image_len(), "convolution: output length");
-        assert_eq!(self.packed.len(), plan.packed_len(), "convolution: length of the packed weights");
-        let output = SharedMut::new(self.output);
-        let (input, packed, after_piece) = (self.input, self.packed, &self.after_piece);
-        for_each_piece(plan.num_pieces(), self.workspace, plan.slot_len(), |piece, slot| {
+        let (plan, after_piece) = (self.plan, &self.after_piece);
+        let Operands { input, packed, output, workspace } = self.operands;
+        assert_eq!(input.len(), plan.images * plan.input.image_len(), "convolution: input length");
+        assert_eq!(output.len(), plan.images * plan.output.image_len(), "convolution: output length");
+        assert_eq!(packed.len(), plan.packed_len(), "convolution: length of the packed weights");
+        let output = SharedMut::new(output);
+        for_each_piece(plan.num_pieces(), workspace, plan.slot_len(), |piece, slot| {
             for block in plan.blocks(piece) {
                 run_block::<S, E>(plan, &block, input, packed, output, slot);
             }

@@ -6,7 +6,7 @@
 //! Invariant: pieces and the order of sums inside one depend on the shape only.
 
 use super::Conv2dShape;
-use super::gradient_pieces::Pieces;
+use super::gradient_pieces::{Pieces, Task, Tasks};
 use super::weight_kernel::{Block, max_run, select};
 use super::winograd_finish::Finish;
 use super::winograd_plan::{Plan as TilePlan, TileBlock};
@@ -63,33 +63,13 @@ impl<E: Element> GenericWork for WinogradWeight<'_, E> {
 
     fn run<S: Simd>(self) {
         let (plan, s) = (self.plan, &self.plan.shape);
-        assert_eq!(self.x.len(), s.input_len(), "weight gradient: length of x");
-        assert_eq!(self.dy.len(), s.output_len(), "weight gradient: length of dy");
-        let (in_blocks, out_blocks) = (s.in_channels.div_ceil(TASK_CHANNELS), s.out_channels.div_ceil(TASK_CHANNELS));
-        let tasks = (in_blocks * out_blocks, plan.slot_len());
-        plan.pieces.run::<S>(self.dw, self.workspace, tasks, |piece, task, slot, dw| {
-            let (in_c, out_c) = (task % in_blocks * TASK_CHANNELS, task / in_blocks * TASK_CHANNELS);
-            let task = Task {
-                x: self.x,
-                dy: self.dy,
-                in_c,
-                out_c,
-                in_count: TASK_CHANNELS.min(s.in_channels - in_c),
-                out_count: TASK_CHANNELS.min(s.out_channels - out_c),
-            };
+        let tasks = Tasks::new(s, self.x, self.dy, [TASK_CHANNELS; 2]);
+        let cut = (tasks.len(), plan.slot_len());
+        plan.pieces.run::<S>(self.dw, self.workspace, cut, |piece, task, slot, dw| {
+            let task = tasks.get(task);
             run_task::<S, E>(plan, &task, piece, slot, dw);
         });
     }
-}
-
-/// A block of channels of x and dy.
-struct Task<'a, E> {
-    x: &'a [E],
-    dy: &'a [E],
-    in_c: usize,
-    out_c: usize,
-    in_count: usize,
-    out_count: usize,
 }
 
 /// Sums over a piece's tiles and writes their inverse transform to the task's elements of `dw`.
@@ -99,15 +79,14 @@ fn run_task<S: Simd, E: Element>(plan: &Plan, task: &Task<'_, E>, piece: usize, 
     for (index, block) in blocks.enumerate() {
         run_block::<S, E>(&plan.tiles, &block, task, sums, index > 0, slot);
     }
-    let filter_len = plan.shape.in_channels * 9;
     // SAFETY: the sums of this task were all written above; `dw` holds `out_count` filters from `out_c` on.
     unsafe {
         S::vectorize(Finish {
             sums: sums.as_ptr(),
             in_count: task.in_count,
             out_count: task.out_count,
-            dw: dw.add(task.out_c * filter_len + task.in_c * 9),
-            filter_len,
+            dw: dw.add(task.first_weight(&plan.shape, 9)),
+            filter_len: plan.shape.in_channels * 9,
         });
     }
 }

@@ -1,7 +1,6 @@
 //! The fused operations on Flex by our own kernels.
 //!
-//! In and out: contiguous channels-last activations of f32 or bf16, the rest f32; other layouts are copied once, other types
-//! take the composed body.
+//! In and out: contiguous channels-last activations of f32 or bf16, the rest f32; other layouts are copied once.
 //! Invariant: bit-equal for any number of threads.
 
 use std::cell::RefCell;
@@ -10,7 +9,7 @@ use std::sync::LazyLock;
 use burn::backend::flex::FlexTensor;
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::{Flex, TensorMetadata};
-use burn::tensor::{AllocationProperty, Bytes, DType, FloatDType, Shape, TensorData, bf16};
+use burn::tensor::{AllocationProperty, Bytes, Shape, TensorData};
 use kernels::arena::{Arena, Block};
 use kernels::batch_norm::{self, Affine, Gate, Gradients, ResidualGradient, Saved, ShortcutA};
 use kernels::conv2d::{Algorithm, Conv2d, Conv2dShape};
@@ -18,9 +17,8 @@ use kernels::pool;
 use kernels::simd::Isa;
 use kernels::{Element, Storage};
 
-use super::{FusedGradients, FusedOptions, FusedOutput, FusedSaved, Residual, composed};
+use super::{FusedGradients, FusedOptions, FusedOutput, FusedSaved, Residual};
 use crate::config::Convolution;
-use crate::ops::average;
 use crate::ops::clock::{Kernel, time};
 use crate::ops::flex::{inverse_std, to_f32};
 use crate::ops::statistics::{GradientSums, Moments};
@@ -40,22 +38,7 @@ struct Scratch {
     doubles: Vec<f64>,
 }
 
-pub(in crate::ops) fn forward(
-    input: FlexTensor,
-    weight: FlexTensor,
-    gamma: FlexTensor,
-    beta: FlexTensor,
-    residual: FlexTensor,
-    options: FusedOptions,
-) -> FusedOutput<Flex> {
-    match input.dtype() {
-        DType::F32 => forward_of::<f32>(input, weight, gamma, beta, residual, options),
-        DType::BF16 => forward_of::<bf16>(input, weight, gamma, beta, residual, options),
-        _ => composed::forward::<Flex>(input, weight, gamma, beta, residual, options),
-    }
-}
-
-fn forward_of<E: Activation>(
+pub(in crate::ops) fn forward<E: Activation>(
     input: FlexTensor,
     weight: FlexTensor,
     gamma: FlexTensor,
@@ -90,22 +73,7 @@ fn forward_of<E: Activation>(
     }
 }
 
-pub(in crate::ops) fn inference(
-    input: FlexTensor,
-    weight: FlexTensor,
-    scale: FlexTensor,
-    shift: FlexTensor,
-    residual: FlexTensor,
-    options: &FusedOptions,
-) -> FlexTensor {
-    match input.dtype() {
-        DType::F32 => inference_of::<f32>(input, weight, scale, shift, residual, options),
-        DType::BF16 => inference_of::<bf16>(input, weight, scale, shift, residual, options),
-        _ => composed::inference::<Flex>(input, weight, scale, shift, residual, options),
-    }
-}
-
-fn inference_of<E: Activation>(
+pub(in crate::ops) fn inference<E: Activation>(
     input: FlexTensor,
     weight: FlexTensor,
     scale: FlexTensor,
@@ -124,19 +92,7 @@ fn inference_of<E: Activation>(
     activation(output, output_shape(&conv))
 }
 
-pub(in crate::ops) fn backward(
-    saved: FusedSaved<Flex>,
-    output_gradient: FlexTensor,
-    options: FusedOptions,
-) -> FusedGradients<Flex> {
-    match saved.input.dtype() {
-        DType::F32 => backward_of::<f32>(saved, output_gradient, options),
-        DType::BF16 => backward_of::<bf16>(saved, output_gradient, options),
-        _ => composed::backward::<Flex>(saved, output_gradient, options),
-    }
-}
-
-fn backward_of<E: Activation>(
+pub(in crate::ops) fn backward<E: Activation>(
     saved: FusedSaved<Flex>,
     output_gradient: FlexTensor,
     options: FusedOptions,
@@ -188,15 +144,7 @@ fn backward_of<E: Activation>(
     }
 }
 
-pub(in crate::ops) fn global_average(input: FlexTensor) -> FlexTensor {
-    match input.dtype() {
-        DType::F32 => global_average_of::<f32>(input),
-        DType::BF16 => global_average_of::<bf16>(input),
-        _ => average::composed::<Flex>(input),
-    }
-}
-
-fn global_average_of<E: Activation>(input: FlexTensor) -> FlexTensor {
+pub(in crate::ops) fn global_average<E: Activation>(input: FlexTensor) -> FlexTensor {
     let [images, height, width, channels] = input.shape().dims();
     let mut means = vec![0.0; images * channels];
     let input = E::activations(input);
@@ -206,19 +154,7 @@ fn global_average_of<E: Activation>(input: FlexTensor) -> FlexTensor {
     tensor(means, [images, channels])
 }
 
-pub(in crate::ops) fn global_average_backward(
-    gradient: FlexTensor,
-    shape: [usize; 4],
-    dtype: FloatDType,
-) -> FlexTensor {
-    match (gradient.dtype(), dtype) {
-        (DType::F32, FloatDType::F32) => global_average_backward_of::<f32>(gradient, shape),
-        (DType::F32, FloatDType::BF16) => global_average_backward_of::<bf16>(gradient, shape),
-        _ => average::composed_backward::<Flex>(gradient, shape, dtype),
-    }
-}
-
-fn global_average_backward_of<E: Activation>(gradient: FlexTensor, shape: [usize; 4]) -> FlexTensor {
+pub(in crate::ops) fn global_average_backward<E: Activation>(gradient: FlexTensor, shape: [usize; 4]) -> FlexTensor {
     let [_, height, width, channels] = shape;
     let mut d_input = ARENA.take::<E>(shape.iter().product());
     let gradient = contiguous(gradient);
@@ -343,12 +279,11 @@ fn tensor<const D: usize>(values: Vec<f32>, shape: [usize; D]) -> FlexTensor {
 }
 
 /// A type that our kernels store activations in.
-trait Activation: Element + burn::tensor::Element + bytemuck::Pod {
-    const DTYPE: FloatDType;
-
+pub(in crate::ops) trait Activation: Element + burn::tensor::Element + bytemuck::Pod {
     /// The tensor contiguous and of this type.
     fn activations(tensor: FlexTensor) -> FlexTensor {
-        let tensor = if tensor.dtype() == Self::DTYPE.into() { tensor } else { Flex::float_cast(tensor, Self::DTYPE) };
+        let dtype = <Self as burn::tensor::Element>::dtype();
+        let tensor = if tensor.dtype() == dtype { tensor } else { Flex::float_cast(tensor, dtype.into()) };
         tensor.to_contiguous()
     }
 
@@ -358,13 +293,7 @@ trait Activation: Element + burn::tensor::Element + bytemuck::Pod {
     }
 }
 
-impl Activation for f32 {
-    const DTYPE: FloatDType = FloatDType::F32;
-}
-
-impl Activation for bf16 {
-    const DTYPE: FloatDType = FloatDType::BF16;
-}
+impl<E: Element + burn::tensor::Element + bytemuck::Pod> Activation for E {}
 
 /// A tensor over a block of the arena, which gets it back when the last clone of the tensor is dropped. burn copies such a
 /// tensor before it writes in place.
@@ -376,5 +305,5 @@ fn activation<E: Activation>(block: Block<E>, shape: [usize; 4]) -> FlexTensor {
         }
     }
     let bytes = Bytes::from_shared(bytes::Bytes::from_owner(Owner(block)), AllocationProperty::Native);
-    FlexTensor::from_data(TensorData::from_bytes(bytes, Shape::new(shape), E::DTYPE.into()))
+    FlexTensor::from_data(TensorData::from_bytes(bytes, Shape::new(shape), <E as burn::tensor::Element>::dtype()))
 }
