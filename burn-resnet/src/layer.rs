@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use burn::nn::conv::Conv2d;
-use burn::nn::{BatchNorm, PaddingConfig2d};
+use burn::nn::{BatchNorm, Linear, PaddingConfig2d};
 use burn::tensor::{FloatDType, Tensor};
 use kernels::simd::Isa;
 
@@ -75,8 +75,15 @@ impl Computation {
         }
     }
 
+    /// `[N, C]` to `[N, K]`, by burn's own operations.
+    pub(crate) fn linear(&self, linear: &Linear, features: Tensor<2>) -> Tensor<2> {
+        stock::linear(linear, features, self.sink.as_ref())
+    }
+
     fn stock(&self, conv: &Conv2d, norm: &BatchNorm, input: Tensor<4>, skip: Skip, relu: bool) -> Tensor<4> {
-        let normalised = batch_norm(norm, stock::conv(conv, input), self.reducer.as_ref());
+        let sink = self.sink.as_ref();
+        let convolved = stock::conv(conv, padding(conv), input, sink);
+        let normalised = batch_norm(norm, convolved, self.reducer.as_ref(), sink);
         let [.., channels] = normalised.dims();
         match (skip.residual, skip.tensor) {
             (Residual::Identity, Some(residual)) => stock::add_relu(normalised, residual),
@@ -90,13 +97,9 @@ impl Computation {
     }
 
     fn fused(&self, conv: &Conv2d, norm: &BatchNorm, input: Tensor<4>, skip: Skip, relu: bool) -> Tensor<4> {
-        let padding = match conv.padding {
-            PaddingConfig2d::Explicit(top, ..) => top,
-            _ => 0,
-        };
         let options = FusedOptions {
             stride: conv.stride[0],
-            padding,
+            padding: padding(conv),
             residual: skip.residual,
             branch: skip.branch,
             relu,
@@ -117,5 +120,13 @@ impl Computation {
         }
         let (scale, shift) = norm::folded(norm);
         fused_inference(input, weight, scale, shift, skip.tensor, options)
+    }
+}
+
+/// The same on all sides.
+fn padding(conv: &Conv2d) -> usize {
+    match conv.padding {
+        PaddingConfig2d::Explicit(top, ..) => top,
+        _ => 0,
     }
 }

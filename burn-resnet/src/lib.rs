@@ -22,8 +22,8 @@ pub use error::{ModelError, WeightsError};
 pub use kernels::simd::Isa;
 pub use ops::{
     BatchNormGradients, BatchNormOptions, BatchNormOutput, BatchNormTrain, Branch, FusedGradients, FusedOptions,
-    FusedOutput, FusedSaved, GradientSink, Handover, KernelTime, ResNetOps, Residual, StatisticsReducer,
-    batch_norm_train, fused_inference, fused_train, global_average, kernel_times,
+    FusedOutput, FusedSaved, Gate, GradientSink, Handover, KernelTime, ResNetOps, Residual, StatisticsReducer,
+    batch_norm_train, fused_inference, fused_train, gated, global_average, kernel_times,
 };
 pub use pretrained::{load_weights, save_safetensors};
 pub use resnet::ResNet;

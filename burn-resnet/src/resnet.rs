@@ -77,7 +77,7 @@ impl ResNet {
             .into_iter()
             .flatten()
             .fold(stem, |hidden, block| block.forward(hidden));
-        self.linear.forward(self.computation.global_average(features))
+        self.computation.linear(&self.linear, self.computation.global_average(features))
     }
 
     /// Lets every normalisation take its batch statistics over all who share `reducer`
@@ -87,8 +87,8 @@ impl ResNet {
         self.with_computation()
     }
 
-    /// Lets every fused layer hand its parameters' gradients to `sink` as soon as they are final in a backward pass, instead
-    /// of leaving them with the tape; the linear layer's, and those of [`Kernels::Stock`](crate::Kernels::Stock), stay there.
+    /// Lets every layer hand its parameters' gradients to `sink` as soon as they are final in a backward pass, instead of
+    /// leaving them with the tape.
     pub fn with_gradient_sink(mut self, sink: Option<Arc<dyn GradientSink>>) -> Self {
         self.computation.sink = sink;
         self.with_computation()

@@ -64,7 +64,7 @@ pub struct LoadedStep {
     pub step_in_epoch: usize,
     /// The number of samples of the step over all shards.
     pub global_num_samples: usize,
-    /// The micro-batches: as many on every shard, though in the last step some may be empty on some shards.
+    /// The micro-batches of the reader's shards, one shard's after the other's: as many of every shard, though in the last step some may be empty on some shards.
     pub micro_batches: Vec<HostBatch>,
 }
 
@@ -226,18 +226,22 @@ impl StepMaker {
 
     /// Makes one step; None if it was stopped.
     fn make(&self, step_in_epoch: usize, stop: &AtomicBool) -> Result<Option<LoadedStep>, DatasetError> {
-        let StepShard { global_num_samples, indices } = self.plan.step(step_in_epoch);
-        // Every shard counts the micro-batches of the fullest shard, so that all make the same number of micro-steps.
-        let num_micro_batches = self.plan.max_shard_samples(global_num_samples).div_ceil(self.config.micro_batch_size);
-        let mut chunks = indices.chunks(self.config.micro_batch_size);
-        let mut micro_batches = Vec::with_capacity(num_micro_batches);
-        for _ in 0..num_micro_batches {
-            match self.make_batch(chunks.next().unwrap_or_default(), stop)? {
-                Some(batch) => micro_batches.push(batch),
-                None => return Ok(None),
+        let mut micro_batches = Vec::new();
+        let mut num_global = 0;
+        for shard in self.plan.own_shards() {
+            let StepShard { global_num_samples, indices } = self.plan.step_of(shard, step_in_epoch);
+            num_global = global_num_samples;
+            // Every shard counts the micro-batches of the fullest shard, so that all make the same number of micro-steps.
+            let fullest = self.plan.max_shard_samples(global_num_samples);
+            let mut chunks = indices.chunks(self.config.micro_batch_size);
+            for _ in 0..fullest.div_ceil(self.config.micro_batch_size) {
+                match self.make_batch(chunks.next().unwrap_or_default(), stop)? {
+                    Some(batch) => micro_batches.push(batch),
+                    None => return Ok(None),
+                }
             }
         }
-        Ok(Some(LoadedStep { step_in_epoch, global_num_samples, micro_batches }))
+        Ok(Some(LoadedStep { step_in_epoch, global_num_samples: num_global, micro_batches }))
     }
 
     fn make_batch(&self, indices: &[usize], stop: &AtomicBool) -> Result<Option<HostBatch>, DatasetError> {

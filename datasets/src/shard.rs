@@ -5,6 +5,8 @@
 //! shards; in an epoch no sample is read twice and none is lost, unless `drop_last` drops the partial batch.
 //! Source: one shuffle an epoch, split over the workers, as in arXiv 1706.02677, section 2.3.
 
+use std::ops::Range;
+
 use crate::error::DatasetError;
 use crate::random::{Purpose, Stream};
 
@@ -27,6 +29,9 @@ pub struct ShardConfig {
     pub shard_index: usize,
     /// The number of shards.
     pub num_shards: usize,
+    /// How many consecutive shards from `shard_index` on this plan's reader takes, at least 1: each is a batch of its own, so
+    /// that what is computed of a shard does not depend on who else's shards the reader has.
+    pub num_own_shards: usize,
 }
 
 /// The samples of one shard in one epoch, step by step.
@@ -64,6 +69,10 @@ impl ShardPlan {
         if shard_index >= num_shards {
             return refuse("shard_index", format!("below num_shards {num_shards}"), shard_index);
         }
+        if !(1..=num_shards - shard_index).contains(&config.num_own_shards) {
+            let expected = format!("1 to {} from shard {shard_index} of {num_shards}", num_shards - shard_index);
+            return refuse("num_own_shards", expected, config.num_own_shards);
+        }
         if global_batch_size == 0 || global_batch_size % num_shards != 0 {
             let expected = format!("a positive multiple of num_shards {num_shards}");
             return refuse("global_batch_size", expected, global_batch_size);
@@ -92,11 +101,24 @@ impl ShardPlan {
         }
     }
 
-    /// This shard's samples of a step: positions r, r + N, r + 2N … of the global batch for shard r of N.
+    /// The plan's first shard's samples of a step.
     ///
     /// # Panics
     /// If `step_in_epoch` is not below `num_steps`.
     pub fn step(&self, step_in_epoch: usize) -> StepShard {
+        self.step_of(self.config.shard_index, step_in_epoch)
+    }
+
+    /// The shards of this plan's reader.
+    pub fn own_shards(&self) -> Range<usize> {
+        self.config.shard_index..self.config.shard_index + self.config.num_own_shards
+    }
+
+    /// A shard's samples of a step: positions r, r + N, r + 2N … of the global batch for shard r of N.
+    ///
+    /// # Panics
+    /// If `step_in_epoch` is not below `num_steps`.
+    pub fn step_of(&self, shard_index: usize, step_in_epoch: usize) -> StepShard {
         assert!(
             step_in_epoch < self.num_steps(),
             "step_in_epoch: expected below {}, got {step_in_epoch}",
@@ -106,7 +128,7 @@ impl ShardPlan {
         let end = (start + self.config.global_batch_size).min(self.config.num_samples);
         StepShard {
             global_num_samples: end - start,
-            indices: (start + self.config.shard_index..end)
+            indices: (start + shard_index..end)
                 .step_by(self.config.num_shards)
                 .map(|position| self.permutation.as_ref().map_or(position, |order| order[position]))
                 .collect(),

@@ -86,6 +86,7 @@ fn plan(num_samples: usize, global_batch_size: usize, shard: (usize, usize)) -> 
         drop_last: false,
         shard_index: shard.0,
         num_shards: shard.1,
+        num_own_shards: 1,
     })
     .unwrap()
 }

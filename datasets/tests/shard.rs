@@ -27,6 +27,7 @@ fn config(num_samples: usize, global_batch_size: usize) -> ShardConfig {
         drop_last: false,
         shard_index: 0,
         num_shards: 1,
+        num_own_shards: 1,
     }
 }
 

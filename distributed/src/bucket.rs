@@ -32,6 +32,9 @@ pub struct BucketPlan {
 }
 
 impl BucketPlan {
+    /// The limit that suits a network nobody knows.
+    pub const DEFAULT_CAP_BYTES: usize = 25 << 20;
+
     /// Fills buckets from the last parameter to the first, each up to `bucket_cap_bytes`, the first up to 1 MiB at most.
     ///
     /// A parameter larger than the limit is a bucket of its own.

@@ -9,17 +9,31 @@ use thiserror::Error;
 #[derive(Clone, Debug, PartialEq, Error)]
 #[non_exhaustive]
 pub enum CollectiveError {
-    /// Ranks brought buffers of different lengths to one collective.
-    #[error("{collective}: expected {expected} elements as on rank {ROOT}, got {got} (rank {rank})", ROOT = crate::ROOT)]
+    /// Ranks brought buffers of different lengths to one collective, or a message has another length than its receiver expects.
+    #[error("{collective}: expected {expected} {}, got {got} (rank {rank})", unit(.collective))]
     LengthMismatch {
-        /// Name of the collective.
+        /// Name of the collective, or `receive` or `exchange`.
         collective: &'static str,
-        /// First rank that differs.
+        /// First rank that differs, or the sender.
         rank: usize,
-        /// Length on root.
+        /// Length on root, or the receiver's.
         expected: usize,
         /// Length on `rank`.
         got: usize,
+    },
+    /// A message to or from a rank that is not there, or is the rank itself.
+    #[error(
+        "{call}: expected a rank below the world size {world_size} and not {rank} itself, got {peer} (rank {rank})"
+    )]
+    NoSuchPeer {
+        /// Name of the call.
+        call: &'static str,
+        /// The rank asked for.
+        peer: usize,
+        /// The rank that asked.
+        rank: usize,
+        /// Number of ranks.
+        world_size: usize,
     },
     /// Ranks were in different collectives at once.
     #[error("rank {rank} called {got} while rank {ROOT} called {expected}; every rank must make the same collectives in the same order", ROOT = crate::ROOT)]
@@ -64,16 +78,22 @@ pub enum CollectiveError {
         got: String,
     },
     /// A loss or gradient is NaN or infinite.
-    #[error("step {step}: non-finite loss or gradient on {}; largest gradient there {value} in {parameter} (rank {}); lower the learning rate, or check the data", list(.ranks), .ranks[0])]
+    #[error("step {step}: non-finite loss or gradient on {}; {what} there {value}; lower the learning rate, or check the data", list(.ranks))]
     NonFinite {
         /// The step that would have been made.
         step: u64,
         /// Ranks that met it, ascending, at least one.
         ranks: Vec<usize>,
-        /// Parameter with the largest gradient on the first of `ranks`.
-        parameter: String,
-        /// That gradient.
+        /// What was found on the first of `ranks`.
+        what: String,
+        /// Its value.
         value: f32,
+    },
+    /// The system gave no thread for communication.
+    #[error("communication thread: {text}; raise the limit of processes (ulimit -u), or train with --overlap off")]
+    Thread {
+        /// The system's words.
+        text: String,
     },
     /// Ranks built different modules or buckets.
     #[error("{what} differs: expected {expected} as on rank {ROOT}, got {got} (rank {rank}); build the same model with the same options on every rank", ROOT = crate::ROOT)]
@@ -148,6 +168,14 @@ pub enum CollectiveError {
     },
 }
 
+/// What a length counts, and where the expected one comes from.
+fn unit(collective: &str) -> String {
+    match collective {
+        "receive" | "exchange" => "bytes in the message".to_owned(),
+        _ => format!("elements as on rank {}", crate::ROOT),
+    }
+}
+
 /// `rank 2` or `ranks 1, 3`.
 fn list(ranks: &[usize]) -> String {
     let numbers: Vec<String> = ranks.iter().map(usize::to_string).collect();
@@ -164,15 +192,17 @@ mod tests {
         let error = CollectiveError::NonFinite {
             step: 7,
             ranks: vec![1, 3],
-            parameter: "conv1.weight".into(),
+            what: "largest gradient, in conv1.weight,".into(),
             value: f32::NAN,
         };
         assert_eq!(
             error.to_string(),
-            "step 7: non-finite loss or gradient on ranks 1, 3; largest gradient there NaN in conv1.weight (rank 1); \
+            "step 7: non-finite loss or gradient on ranks 1, 3; largest gradient, in conv1.weight, there NaN; \
              lower the learning rate, or check the data"
         );
         let error = CollectiveError::LengthMismatch { collective: "barrier", rank: 2, expected: 4, got: 5 };
         assert_eq!(error.to_string(), "barrier: expected 4 elements as on rank 0, got 5 (rank 2)");
+        let error = CollectiveError::LengthMismatch { collective: "receive", rank: 2, expected: 4, got: 5 };
+        assert_eq!(error.to_string(), "receive: expected 4 bytes in the message, got 5 (rank 2)");
     }
 }

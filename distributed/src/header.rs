@@ -6,10 +6,10 @@
 use crate::{CollectiveError, Communicator, ParameterLayout, ROOT};
 
 /// Length of a header in bytes.
-const NUM_BYTES: usize = 42;
+const NUM_BYTES: usize = 34;
 
-/// One rank's account of the step it has computed.
-#[derive(Clone, Copy, Debug, PartialEq)]
+/// One rank's account of a step whose loss it has computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StepHeader {
     /// Pass over the train split, from 0.
     pub epoch: u64,
@@ -19,14 +19,10 @@ pub struct StepHeader {
     pub plan_hash: u64,
     /// Whether this rank wants the run to end after this step.
     pub stop: bool,
-    /// Samples in this rank's gradient.
+    /// Samples of this rank.
     pub num_samples: u64,
-    /// Whether loss and gradient are free of NaN and infinity.
+    /// Whether the loss is free of NaN and infinity.
     pub finite: bool,
-    /// Largest magnitude in the gradient.
-    pub largest: f32,
-    /// Index in the layout of the parameter that has it.
-    pub largest_parameter: u32,
 }
 
 impl StepHeader {
@@ -36,26 +32,21 @@ impl StepHeader {
         for (slot, number) in [self.epoch, self.step, self.plan_hash, self.num_samples].into_iter().enumerate() {
             bytes[slot * 8..][..8].copy_from_slice(&number.to_le_bytes());
         }
-        bytes[32..36].copy_from_slice(&self.largest.to_le_bytes());
-        bytes[36..40].copy_from_slice(&self.largest_parameter.to_le_bytes());
-        bytes[40] = self.stop.into();
-        bytes[41] = self.finite.into();
+        bytes[32] = self.stop.into();
+        bytes[33] = self.finite.into();
         bytes
     }
 
     /// The header in `bytes`.
     pub fn from_bytes(bytes: &[u8; NUM_BYTES]) -> Self {
-        let long = |slot: usize| u64::from_le_bytes(std::array::from_fn(|index| bytes[slot * 8 + index]));
-        let short = |start: usize| std::array::from_fn(|index| bytes[start + index]);
+        let number = |slot: usize| u64::from_le_bytes(std::array::from_fn(|index| bytes[slot * 8 + index]));
         Self {
-            epoch: long(0),
-            step: long(1),
-            plan_hash: long(2),
-            num_samples: long(3),
-            largest: f32::from_le_bytes(short(32)),
-            largest_parameter: u32::from_le_bytes(short(36)),
-            stop: bytes[40] != 0,
-            finite: bytes[41] != 0,
+            epoch: number(0),
+            step: number(1),
+            plan_hash: number(2),
+            num_samples: number(3),
+            stop: bytes[32] != 0,
+            finite: bytes[33] != 0,
         }
     }
 }
@@ -69,7 +60,7 @@ pub struct StepAgreement {
     pub num_samples: u64,
 }
 
-/// Compares the headers of all ranks; to be called before the gradients are reduced.
+/// Compares the headers of all ranks.
 ///
 /// # Errors
 /// [`CollectiveError::RanksDiverged`] when epoch, step or plan differ, else [`CollectiveError::NonFinite`] when a rank met a NaN or
@@ -77,12 +68,12 @@ pub struct StepAgreement {
 ///
 /// # Collective
 /// Must be called by all ranks.
-pub fn agree(
-    communicator: &dyn Communicator,
-    header: &StepHeader,
-    layout: &ParameterLayout,
-) -> Result<StepAgreement, CollectiveError> {
-    let gathered = communicator.all_gather(&header.to_bytes())?;
+pub fn agree(communicator: &dyn Communicator, header: &StepHeader) -> Result<StepAgreement, CollectiveError> {
+    verdict(&communicator.all_gather(&header.to_bytes())?)
+}
+
+/// The same verdict wherever it is drawn from the same headers.
+pub(crate) fn verdict(gathered: &[Vec<u8>]) -> Result<StepAgreement, CollectiveError> {
     let mut headers = Vec::with_capacity(gathered.len());
     for (rank, bytes) in gathered.iter().enumerate() {
         let bytes: &[u8; NUM_BYTES] = bytes.as_slice().try_into().map_err(|_| CollectiveError::LengthMismatch {
@@ -93,41 +84,69 @@ pub fn agree(
         })?;
         headers.push(StepHeader::from_bytes(bytes));
     }
-    verdict(&headers, layout)
-}
-
-/// The same verdict wherever it is drawn from the same headers.
-fn verdict(headers: &[StepHeader], layout: &ParameterLayout) -> Result<StepAgreement, CollectiveError> {
-    let root = &headers[ROOT];
+    let root = headers[ROOT];
     let step = root.step;
     for (rank, header) in headers.iter().enumerate() {
-        let diverged = |what, expected: u64, got: u64| CollectiveError::RanksDiverged {
-            step,
-            rank,
-            what,
-            expected: expected.to_string(),
-            got: got.to_string(),
-        };
-        if header.epoch != root.epoch {
-            return Err(diverged("epoch", root.epoch, header.epoch));
-        }
-        if header.step != root.step {
-            return Err(diverged("step", root.step, header.step));
-        }
-        if header.plan_hash != root.plan_hash {
-            return Err(diverged("bucket plan hash", root.plan_hash, header.plan_hash));
+        let pairs = [
+            ("epoch", root.epoch, header.epoch),
+            ("step", root.step, header.step),
+            ("bucket plan hash", root.plan_hash, header.plan_hash),
+        ];
+        for (what, expected, got) in pairs {
+            if expected != got {
+                let (expected, got) = (expected.to_string(), got.to_string());
+                return Err(CollectiveError::RanksDiverged { step, rank, what, expected, got });
+            }
         }
     }
     let ranks: Vec<usize> = (0..headers.len()).filter(|&rank| !headers[rank].finite).collect();
-    if let Some(&first) = ranks.first() {
-        let entry = layout.entries().get(headers[first].largest_parameter as usize);
-        let parameter = entry.map_or_else(|| "no parameter".to_owned(), |entry| entry.path.clone());
-        return Err(CollectiveError::NonFinite { step, ranks, parameter, value: headers[first].largest });
+    if !ranks.is_empty() {
+        return Err(CollectiveError::NonFinite { step, ranks, what: "loss".to_owned(), value: f32::NAN });
     }
     Ok(StepAgreement {
         stop: headers.iter().any(|header| header.stop),
         num_samples: headers.iter().map(|header| header.num_samples).sum(),
     })
+}
+
+/// A rank's largest gradient in a bucket whose sum is not finite.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Largest {
+    /// Index in the layout.
+    pub(crate) parameter: u32,
+    /// Magnitude.
+    pub(crate) value: f32,
+}
+
+/// Whose gradient made the sum non-finite.
+///
+/// # Collective
+/// Must be called by all ranks.
+pub(crate) fn diagnose(
+    communicator: &dyn Communicator,
+    step: u64,
+    own: Largest,
+    layout: &ParameterLayout,
+) -> Result<CollectiveError, CollectiveError> {
+    let mut bytes = own.parameter.to_le_bytes().to_vec();
+    bytes.extend(own.value.to_le_bytes());
+    let all: Vec<Largest> = communicator
+        .all_gather(&bytes)?
+        .iter()
+        .map(|bytes| {
+            let word = |start: usize| std::array::from_fn(|index| bytes[start + index]);
+            Largest { parameter: u32::from_le_bytes(word(0)), value: f32::from_le_bytes(word(4)) }
+        })
+        .collect();
+    let mut ranks: Vec<usize> = (0..all.len()).filter(|&rank| !all[rank].value.is_finite()).collect();
+    if ranks.is_empty() {
+        // Finite parts that overflowed in the sum.
+        ranks = (0..all.len()).collect();
+    }
+    let Largest { parameter, value } = all[ranks[0]];
+    let entry = layout.entries().get(parameter as usize);
+    let name = entry.map_or("no parameter", |entry| entry.path.as_str());
+    Ok(CollectiveError::NonFinite { step, ranks, what: format!("largest gradient, in {name},"), value })
 }
 
 #[cfg(test)]
@@ -136,33 +155,20 @@ mod tests {
     use crate::run_ranks;
 
     fn header() -> StepHeader {
-        StepHeader {
-            epoch: 2,
-            step: 40,
-            plan_hash: u64::MAX - 1,
-            stop: false,
-            num_samples: 16,
-            finite: true,
-            largest: 0.25,
-            largest_parameter: 1,
-        }
-    }
-
-    fn layout() -> ParameterLayout {
-        ParameterLayout::from_shapes([("fc.weight".to_owned(), vec![2, 3]), ("fc.bias".to_owned(), vec![3])])
+        StepHeader { epoch: 2, step: 40, plan_hash: u64::MAX - 1, stop: false, num_samples: 16, finite: true }
     }
 
     /// The agreement on three ranks where rank 1 has `other`.
     fn agree_with(other: StepHeader) -> Vec<Result<StepAgreement, CollectiveError>> {
         run_ranks(3, |communicator| {
             let mine = if communicator.rank() == 1 { other } else { header() };
-            agree(&communicator, &mine, &layout())
+            agree(&communicator, &mine)
         })
     }
 
     #[test]
     fn a_header_survives_its_bytes() {
-        let header = StepHeader { stop: true, finite: false, largest: f32::INFINITY, ..header() };
+        let header = StepHeader { stop: true, finite: false, ..header() };
         assert_eq!(StepHeader::from_bytes(&header.to_bytes()), header);
     }
 
@@ -192,16 +198,27 @@ mod tests {
     }
 
     #[test]
-    fn a_non_finite_gradient_stops_all_ranks_naming_step_rank_and_parameter() {
-        let other = StepHeader { finite: false, largest: f32::INFINITY, ..header() };
-        for agreed in agree_with(other) {
-            let expected = CollectiveError::NonFinite {
-                step: 40,
-                ranks: vec![1],
-                parameter: "fc.bias".to_owned(),
-                value: f32::INFINITY,
-            };
-            assert_eq!(agreed, Err(expected));
+    fn a_non_finite_loss_stops_all_ranks_naming_step_and_rank() {
+        for agreed in agree_with(StepHeader { finite: false, ..header() }) {
+            assert_eq!(
+                agreed.unwrap_err().to_string(),
+                "step 40: non-finite loss or gradient on rank 1; loss there NaN; lower the learning rate, or check the data"
+            );
+        }
+    }
+
+    #[test]
+    fn the_ranks_with_non_finite_gradients_are_named_or_all_where_only_their_sum_overflowed() {
+        let layout = ParameterLayout::from_shapes([("fc.weight".to_owned(), vec![2]), ("fc.bias".to_owned(), vec![3])]);
+        for (value, expected) in
+            [(f32::INFINITY, "on rank 1; largest gradient, in fc.bias, there inf"), (3e38, "on ranks 0, 1")]
+        {
+            let errors = run_ranks(2, |communicator| {
+                let own = if communicator.rank() == 1 { value } else { 3e38 };
+                diagnose(&communicator, 7, Largest { parameter: 1, value: own }, &layout).unwrap()
+            });
+            assert_eq!(errors[0], errors[1]);
+            assert!(errors[0].to_string().contains(expected), "{}", errors[0]);
         }
     }
 }

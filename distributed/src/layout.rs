@@ -176,9 +176,14 @@ impl<'a> Cursor<'a> {
 
     /// The entry of the tensor visited now, when the layout has it.
     pub(crate) fn take(&mut self) -> Option<&'a ParameterEntry> {
+        self.take_indexed().map(|(_, entry)| entry)
+    }
+
+    /// As [`take`](Self::take), with the entry's index.
+    pub(crate) fn take_indexed(&mut self) -> Option<(usize, &'a ParameterEntry)> {
         let entry = self.layout.entries.get(self.next).filter(|entry| self.path.is(&entry.path))?;
         self.next += 1;
-        Some(entry)
+        Some((self.next - 1, entry))
     }
 
     /// # Panics

@@ -10,13 +10,13 @@
 //! ```
 //! use std::sync::Arc;
 //! use burn::{nn::LinearConfig, tensor::{Device, Tensor}};
-//! use distributed::{Communicator, GradientReducer, broadcast_module, run_ranks};
+//! use distributed::{Communicator, GradientReducer, ReducerConfig, broadcast_module, run_ranks};
 //!
 //! let norms = run_ranks(2, |communicator| {
 //!     let communicator: Arc<dyn Communicator> = Arc::new(communicator);
 //!     let device = Device::flex().autodiff();
 //!     let model = broadcast_module(LinearConfig::new(3, 2).init(&device), &*communicator, 0)?;
-//!     let mut reducer = GradientReducer::new(&model, communicator, 25 << 20)?;
+//!     let mut reducer = GradientReducer::new(&model, communicator, &ReducerConfig::default())?;
 //!     let gradients = model.forward(Tensor::<2>::ones([4, 3], &device)).mean().backward();
 //!     reducer.accumulate(&model, gradients, 0.5);
 //!     Ok::<f64, distributed::CollectiveError>(reducer.reduce()?.norm())
@@ -24,14 +24,18 @@
 //! assert_eq!(norms[0].as_ref().unwrap(), norms[1].as_ref().unwrap());
 //! ```
 
+pub mod algorithms;
 pub mod bucket;
 pub mod communicator;
+pub mod compress;
 pub mod error;
 pub mod header;
 pub mod layout;
 #[cfg(feature = "mpi")]
 pub mod mpi;
+pub mod parameter_server;
 pub mod reducer;
+pub mod reduction;
 pub mod single;
 pub mod sync;
 pub mod threads;
@@ -39,12 +43,21 @@ pub mod topology;
 
 #[cfg(feature = "mpi")]
 pub use self::mpi::MpiCommunicator;
+pub use algorithms::{AllReducer, ExactReducer, HierarchicalReducer, ReductionKind};
 pub use bucket::{Bucket, BucketPlan};
-pub use communicator::{Communicator, ROOT};
+pub use communicator::{Communicator, NodeMemory, Patience, ROOT};
+pub use compress::{
+    BucketCompressor, CompressionKind, CompressionReport, ParseCompressionError, PowerSgdLimits, TensorSpan,
+};
 pub use error::CollectiveError;
 pub use header::{StepAgreement, StepHeader, agree};
 pub use layout::{ParameterEntry, ParameterLayout, read, write};
-pub use reducer::{GradientReducer, LocalGradients, SyncedGradients};
+pub use parameter_server::{Consistency, Server, ServerClient, ServerPlan, Shard, ShardUpdate};
+pub use reducer::{
+    GradientCollector, GradientReducer, LocalBucket, MicroStepConfig, ReducerConfig, StepReport, SyncedBucket,
+    SyncedGradients,
+};
+pub use reduction::{BucketReduction, CompressedReduction, ExactReduction, SumReduction, Traffic, Yields};
 pub use single::SingleCommunicator;
 pub use sync::{Fingerprint, average_norm_statistics, broadcast_module, check_fingerprint, fingerprint};
 pub use threads::{ThreadCommunicator, run_ranks};

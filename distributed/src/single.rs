@@ -2,7 +2,10 @@
 //!
 //! In, out: the caller's buffers, untouched. Invariant: no copy and no system call, so one rank pays nothing for being able to be many.
 
-use crate::{CollectiveError, Communicator, Topology};
+use std::sync::Arc;
+
+use crate::communicator::expect_peer;
+use crate::{CollectiveError, Communicator, Patience, Topology};
 
 /// The communicator of a process that trains alone.
 #[derive(Clone, Debug)]
@@ -44,6 +47,10 @@ impl Communicator for SingleCommunicator {
         Ok(())
     }
 
+    fn all_reduce_max_u64(&self, _values: &mut [u64]) -> Result<(), CollectiveError> {
+        Ok(())
+    }
+
     fn broadcast(&self, root: usize, _bytes: &mut [u8]) -> Result<(), CollectiveError> {
         if root == 0 {
             return Ok(());
@@ -58,6 +65,36 @@ impl Communicator for SingleCommunicator {
     fn barrier(&self) -> Result<(), CollectiveError> {
         Ok(())
     }
+
+    fn send(&self, to: usize, _tag: u16, _bytes: &[u8]) -> Result<(), CollectiveError> {
+        expect_peer(&self.topology, "send", to)
+    }
+
+    fn receive(&self, from: usize, _tag: u16, _bytes: &mut [u8]) -> Result<(), CollectiveError> {
+        expect_peer(&self.topology, "receive", from)
+    }
+
+    fn exchange(&self, to: usize, _outgoing: &[u8], from: usize, _incoming: &mut [u8]) -> Result<(), CollectiveError> {
+        expect_peer(&self.topology, "exchange", to).and_then(|()| expect_peer(&self.topology, "exchange", from))
+    }
+
+    fn receive_any(&self, _tag: u16) -> Result<(usize, Vec<u8>), CollectiveError> {
+        Err(CollectiveError::NoSuchPeer { call: "receive_any", peer: 0, rank: 0, world_size: 1 })
+    }
+
+    fn try_receive_any(&self, _tag: u16) -> Result<Option<(usize, Vec<u8>)>, CollectiveError> {
+        Ok(None)
+    }
+
+    fn duplicate(&self) -> Result<Arc<dyn Communicator>, CollectiveError> {
+        Ok(Arc::new(self.clone()))
+    }
+
+    fn supports_threads(&self) -> bool {
+        true
+    }
+
+    fn set_patience(&self, _patience: Patience) {}
 
     fn abort(&self, _reason: &str, _exit_code: i32) {}
 

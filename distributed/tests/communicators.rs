@@ -98,6 +98,52 @@ fn a_rank_that_leaves_early_ends_the_waiting_of_the_others() {
 }
 
 #[test]
+fn an_abort_ends_messages_and_duplicates_too() {
+    let outcomes = run_ranks(3, |communicator| {
+        let duplicate = communicator.duplicate().unwrap();
+        match communicator.rank() {
+            0 => duplicate.abort("out of disk", 1),
+            1 => return (communicator.receive(2, 1, &mut [0]), communicator.send(2, 1, &[0])),
+            _ => {}
+        }
+        (communicator.receive_any(1).map(|_| ()), duplicate.barrier())
+    });
+    let aborted = Err(CollectiveError::Aborted { rank: 0, reason: "out of disk".to_owned() });
+    for outcome in outcomes {
+        assert_eq!(outcome, (aborted.clone(), aborted.clone()));
+    }
+}
+
+#[test]
+fn messages_of_a_rank_that_has_left_arrive_and_then_an_error() {
+    let outcomes = run_ranks(3, |communicator| match communicator.rank() {
+        0 => {
+            communicator.receive(1, 1, &mut [0; 2]).unwrap();
+            communicator.receive(1, 1, &mut [0; 2])
+        }
+        1 => communicator.send(0, 1, &[1, 2]),
+        // A world with one rank left hears nobody.
+        _ => communicator.receive_any(1).map(|_| ()),
+    });
+    let left = |rank| Err(CollectiveError::Aborted { rank, reason: "the rank has left".to_owned() });
+    assert_eq!(outcomes, [left(1), Ok(()), left(1)]);
+}
+
+#[test]
+fn ranks_that_still_exchange_do_not_mind_one_that_has_left() {
+    for _ in 0..50 {
+        let outcomes = run_ranks(4, |communicator| {
+            if communicator.rank() == 3 {
+                return Ok(());
+            }
+            let (next, previous) = ((communicator.rank() + 1) % 3, (communicator.rank() + 2) % 3);
+            communicator.exchange(next, &[1; 100], previous, &mut [0; 100])
+        });
+        assert_eq!(outcomes, [Ok(()), Ok(()), Ok(()), Ok(())]);
+    }
+}
+
+#[test]
 fn a_rank_may_leave_right_after_the_last_collective() {
     for _ in 0..200 {
         let outcomes = run_ranks(4, |communicator| communicator.barrier());

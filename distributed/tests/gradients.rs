@@ -12,8 +12,8 @@ use burn::nn::{Linear, LinearConfig};
 use burn::tensor::activation::{log_softmax, relu};
 use burn::tensor::{Device, Gradients, Tensor, TensorData};
 use distributed::{
-    CollectiveError, Communicator, GradientReducer, ParameterLayout, SingleCommunicator, StepHeader, agree, run_ranks,
-    write,
+    CollectiveError, Communicator, GradientReducer, MicroStepConfig, ParameterLayout, ReducerConfig,
+    SingleCommunicator, StepHeader, run_ranks, write,
 };
 
 const CHANNELS: usize = 2;
@@ -63,6 +63,10 @@ impl Net {
     }
 }
 
+fn capped(bucket_cap_bytes: usize) -> ReducerConfig {
+    ReducerConfig { bucket_cap_bytes, ..ReducerConfig::default() }
+}
+
 /// A smooth sequence without structure, in -1..1.
 fn wave(index: usize) -> f32 {
     ((index * 37 + 11) as f32 * 0.7).sin()
@@ -79,12 +83,12 @@ fn gradient(world_size: usize, global_batch_size: usize, micro_batch_size: usize
         let device = Device::flex().autodiff();
         let net = Net::new(&device);
         let samples = shard(&communicator, global_batch_size);
-        let mut reducer = GradientReducer::new(&net, Arc::new(communicator), cap_bytes).unwrap();
+        let mut reducer = GradientReducer::new(&net, Arc::new(communicator), &capped(cap_bytes)).unwrap();
         for samples in samples.chunks(micro_batch_size) {
             let gradients = net.gradients(samples, global_batch_size, &device);
             reducer.accumulate(&net, gradients, 1.0);
         }
-        reducer.reduce().unwrap().as_slice().to_vec()
+        reducer.reduce().unwrap().to_flat()
     });
     assert!(gradients.iter().all(|others| bits(others) == bits(&gradients[0])), "ranks hold different bits");
     gradients.into_iter().next().unwrap()
@@ -129,10 +133,10 @@ fn local_means_weighted_by_the_share_of_samples_give_the_global_mean() {
         let device = Device::flex().autodiff();
         let net = Net::new(&device);
         let samples = shard(&communicator, 7);
-        let mut reducer = GradientReducer::new(&net, Arc::new(communicator), 1 << 20).unwrap();
+        let mut reducer = GradientReducer::new(&net, Arc::new(communicator), &capped(1 << 20)).unwrap();
         let local_mean = net.gradients(&samples, samples.len(), &device);
         reducer.accumulate(&net, local_mean, samples.len() as f32 / 7.0);
-        reducer.reduce().unwrap().as_slice().to_vec()
+        reducer.reduce().unwrap().to_flat()
     });
     assert!(relative_l2(&gradients[0], &expected) <= 1e-5);
 }
@@ -149,7 +153,7 @@ fn the_bucket_size_does_not_change_a_bit() {
 fn every_gradient_lies_where_the_layout_says_and_an_unused_parameter_has_zeros() {
     let device = Device::flex().autodiff();
     let net = Net::new(&device);
-    let mut reducer = GradientReducer::new(&net, Arc::new(SingleCommunicator::new()), 64).unwrap();
+    let mut reducer = GradientReducer::new(&net, Arc::new(SingleCommunicator::new()), &capped(64)).unwrap();
     assert!(reducer.plan().buckets().len() > 2);
     let paths: Vec<&str> = reducer.layout().entries().iter().map(|entry| entry.path.as_str()).collect();
     assert_eq!(paths, ["conv.weight", "conv.bias", "unused", "head.weight", "head.bias"]);
@@ -160,55 +164,30 @@ fn every_gradient_lies_where_the_layout_says_and_an_unused_parameter_has_zeros()
     reducer.accumulate(&net, gradients, 1.0);
     let layout = reducer.layout().clone();
     let range = |path: &str| layout.entries().iter().find(|entry| entry.path == path).unwrap().range();
-    let reduced = reducer.reduce().unwrap();
-    assert_eq!(reduced.as_slice()[range("conv.weight")], conv);
-    assert_eq!(reduced.as_slice()[range("head.weight")], head);
-    assert_eq!(reduced.as_slice()[range("unused")], [0.0; 5]);
+    let reduced = reducer.reduce().unwrap().to_flat();
+    assert_eq!(reduced[range("conv.weight")], conv);
+    assert_eq!(reduced[range("head.weight")], head);
+    assert_eq!(reduced[range("unused")], [0.0; 5]);
 }
 
 #[test]
 fn a_step_starts_from_zero_after_a_reduction_whatever_was_done_to_the_result() {
     let device = Device::flex().autodiff();
     let net = Net::new(&device);
-    let mut reducer = GradientReducer::new(&net, Arc::new(SingleCommunicator::new()), 1 << 20).unwrap();
-    assert_eq!(reducer.local().largest(), (0, 0.0));
+    let mut reducer = GradientReducer::new(&net, Arc::new(SingleCommunicator::new()), &capped(1 << 20)).unwrap();
     let mut runs = Vec::new();
     for _ in 0..2 {
         reducer.accumulate(&net, net.gradients(&[3, 4], 2, &device), 1.0);
         let mut reduced = reducer.reduce().unwrap();
-        runs.push(reduced.as_slice().to_vec());
+        runs.push(reduced.to_flat());
         let norm = reduced.norm();
         let expected: f64 = runs[0].iter().map(|&value| f64::from(value).powi(2)).sum::<f64>().sqrt();
         assert!((norm - expected).abs() <= 1e-9 * expected);
         reduced.scale(f32::NAN);
         assert!(!reduced.is_finite());
-        assert!(reducer.local().is_finite(), "a consumed buffer is no local gradient");
     }
     assert_eq!(bits(&runs[0]), bits(&runs[1]));
-    assert!(reducer.reduce().unwrap().as_slice().iter().all(|&value| value == 0.0), "nothing accumulated is zero");
-}
-
-#[test]
-fn the_largest_gradient_is_named_and_nan_wins_over_infinity() {
-    let device = Device::flex().autodiff();
-    let net = Net::new(&device);
-    let mut reducer = GradientReducer::new(&net, Arc::new(SingleCommunicator::new()), 1 << 20).unwrap();
-    let of = |net: &Net, unused: f64, bias: f64| {
-        let loss =
-            net.unused.val().mul_scalar(unused).sum() + net.head.bias.as_ref().unwrap().val().mul_scalar(bias).sum();
-        loss.backward()
-    };
-    let mut largest = |unused, bias| {
-        reducer.accumulate(&net, of(&net, unused, bias), 1.0);
-        let largest = reducer.local().largest();
-        assert_eq!(reducer.local().is_finite(), largest.1.is_finite());
-        reducer.reduce().unwrap();
-        largest
-    };
-    assert_eq!(largest(-3.0, 2.0), (2, 3.0));
-    assert_eq!(largest(3.0, f64::NEG_INFINITY), (4, f32::INFINITY));
-    let (parameter, value) = largest(f64::NAN, f64::INFINITY);
-    assert!(parameter == 2 && value.is_nan());
+    assert!(reducer.reduce().unwrap().to_flat().iter().all(|&value| value == 0.0), "nothing accumulated is zero");
 }
 
 #[test]
@@ -216,7 +195,7 @@ fn a_rank_with_another_plan_is_named_on_all_ranks() {
     let errors = run_ranks(3, |communicator| {
         let cap_bytes = if communicator.rank() == 2 { 64 } else { 1 << 20 };
         let net = Net::new(&Device::flex().autodiff());
-        GradientReducer::new(&net, Arc::new(communicator), cap_bytes).unwrap_err()
+        GradientReducer::new(&net, Arc::new(communicator), &capped(cap_bytes)).unwrap_err()
     });
     for error in &errors {
         assert!(matches!(error, CollectiveError::PlanMismatch { what: "bucket plan", rank: 2, .. }), "{error}");
@@ -225,43 +204,141 @@ fn a_rank_with_another_plan_is_named_on_all_ranks() {
     }
 }
 
+fn header(reducer: &GradientReducer) -> StepHeader {
+    StepHeader { epoch: 0, step: 12, plan_hash: reducer.plan().hash(), stop: false, num_samples: 4, finite: true }
+}
+
 #[test]
-fn a_nan_on_one_rank_stops_all_before_the_reduction_naming_the_parameter() {
-    let errors = run_ranks(3, |communicator| {
+fn a_non_finite_gradient_of_one_rank_stops_all_naming_rank_and_parameter_and_the_next_step_is_whole() {
+    for overlap in [false, true] {
+        let errors = run_ranks(3, |communicator| {
+            let communicator: Arc<dyn Communicator> = Arc::new(communicator);
+            let device = Device::flex().autodiff();
+            let net = Net::new(&device);
+            let config = ReducerConfig { bucket_cap_bytes: 64, overlap };
+            let mut reducer = GradientReducer::new(&net, Arc::clone(&communicator), &config).unwrap();
+            assert_eq!(reducer.overlaps(), overlap);
+            let factor = if communicator.rank() == 1 { f64::INFINITY } else { 1.0 };
+            reducer.announce(header(&reducer));
+            reducer.accumulate(&net, net.unused.val().mul_scalar(factor).sum().backward(), 1.0);
+            let mut used = 0;
+            let error = reducer.finish(|bucket| used += bucket.values().len()).unwrap_err();
+            // Buckets before the broken one were used; what was done with them is the caller's to undo.
+            assert!(used > 0 && used < reducer.layout().num_elements());
+            reducer.announce(header(&reducer));
+            reducer.accumulate(&net, net.unused.val().sum().backward(), 1.0);
+            assert_eq!(reducer.finish(|_| {}).unwrap().unwrap().num_samples, 12);
+            assert!(reducer.synced().is_finite());
+            error
+        });
+        for error in errors {
+            let expected =
+                "step 12: non-finite loss or gradient on rank 1; largest gradient, in unused, there inf; lower";
+            assert!(error.to_string().starts_with(expected), "{error}");
+        }
+    }
+}
+
+#[test]
+fn a_rank_at_another_step_stops_all_before_a_bucket_is_used() {
+    for overlap in [false, true] {
+        let errors = run_ranks(2, |communicator| {
+            let communicator: Arc<dyn Communicator> = Arc::new(communicator);
+            let net = Net::new(&Device::flex().autodiff());
+            let config = ReducerConfig { bucket_cap_bytes: 64, overlap };
+            let mut reducer = GradientReducer::new(&net, Arc::clone(&communicator), &config).unwrap();
+            let step = if communicator.rank() == 1 { 13 } else { 12 };
+            reducer.announce(StepHeader { step, ..header(&reducer) });
+            reducer.finish(|_| panic!("a bucket was used")).unwrap_err()
+        });
+        for error in errors {
+            assert_eq!(error.to_string(), "step 12: ranks diverged: step is 13 on rank 1, expected 12 as on rank 0");
+        }
+    }
+}
+
+/// The reduced gradients of three steps, given by hooks in backward order or from the tape, beside the pass or after it.
+fn of_three_steps(streams: bool, overlap: bool) -> Vec<Vec<u32>> {
+    let mut of_ranks = run_ranks(3, |communicator| {
         let communicator: Arc<dyn Communicator> = Arc::new(communicator);
         let device = Device::flex().autodiff();
         let net = Net::new(&device);
-        let mut reducer = GradientReducer::new(&net, Arc::clone(&communicator), 1 << 20).unwrap();
-        let factor = if communicator.rank() == 1 { f64::INFINITY } else { 1.0 };
-        reducer.accumulate(&net, net.unused.val().mul_scalar(factor).sum().backward(), 1.0);
-        let (largest_parameter, largest) = reducer.local().largest();
-        let header = StepHeader {
-            epoch: 0,
-            step: 12,
-            plan_hash: reducer.plan().hash(),
-            stop: false,
-            num_samples: 4,
-            finite: reducer.local().is_finite(),
-            largest,
-            largest_parameter,
-        };
-        agree(&*communicator, &header, reducer.layout()).unwrap_err()
+        let config = ReducerConfig { bucket_cap_bytes: 700, overlap };
+        let mut reducer = GradientReducer::new(&net, Arc::clone(&communicator), &config).unwrap();
+        let collector = reducer.collector();
+        let mut steps = Vec::new();
+        for global_batch_size in [7, 2, 12] {
+            let samples = shard(&*communicator, global_batch_size);
+            let micro_batches: Vec<&[usize]> = samples.chunks(2).collect();
+            reducer.begin_step();
+            for (index, samples) in micro_batches.iter().enumerate() {
+                let is_last = index + 1 == micro_batches.len();
+                if is_last {
+                    reducer.announce(header(&reducer));
+                }
+                reducer.begin_micro_step(MicroStepConfig { is_last, ..MicroStepConfig::default() });
+                let mut gradients = net.gradients(samples, global_batch_size, &device);
+                if streams {
+                    let values = |tensor: Tensor<1>| tensor.into_data().try_into_vec::<f32>().unwrap();
+                    let head = net.head.weight.val().grad_remove(&mut gradients).unwrap();
+                    collector.take(net.head.weight.id, &values(head.reshape([-1])));
+                    let conv = net.conv.weight.val().grad_remove(&mut gradients).unwrap();
+                    collector.take(net.conv.weight.id, &values(conv.reshape([-1])));
+                }
+                reducer.accumulate(&net, gradients, 1.0);
+            }
+            if micro_batches.is_empty() {
+                reducer.announce(header(&reducer));
+            }
+            assert!(reducer.finish(|_| {}).unwrap().is_some());
+            steps.push(bits(&reducer.synced().to_flat()));
+        }
+        steps
     });
-    for error in errors {
-        assert!(
-            error.to_string().starts_with(
-                "step 12: non-finite loss or gradient on rank 1; largest gradient there inf in unused (rank 1)"
-            ),
-            "{error}"
-        );
+    let of_root = of_ranks.swap_remove(0);
+    assert!(of_ranks.iter().all(|steps| *steps == of_root), "ranks hold different bits");
+    of_root
+}
+
+#[test]
+fn hooks_and_a_communication_thread_do_not_change_a_bit() {
+    let expected = of_three_steps(false, false);
+    for (streams, overlap) in [(true, false), (false, true), (true, true)] {
+        assert_eq!(of_three_steps(streams, overlap), expected, "streams {streams}, overlap {overlap}");
     }
+}
+
+#[test]
+fn a_step_taken_alone_gives_this_ranks_own_gradient_and_sends_nothing() {
+    let sums = run_ranks(2, |communicator| {
+        let communicator: Arc<dyn Communicator> = Arc::new(communicator);
+        let device = Device::flex().autodiff();
+        let net = Net::new(&device);
+        let mut reducer = GradientReducer::new(&net, Arc::clone(&communicator), &capped(700)).unwrap();
+        let samples = shard(&*communicator, 8);
+        let mut own = vec![0.0; reducer.layout().num_elements()];
+        if communicator.rank() == 0 {
+            for _ in 0..2 {
+                // The other rank makes no step: were anything sent, this one would wait.
+                reducer.accumulate(&net, net.gradients(&samples, 8, &device), 1.0);
+                assert!(reducer.finish_alone(|bucket| own[bucket.elements()].copy_from_slice(bucket.values())));
+            }
+        } else {
+            reducer.accumulate(&net, net.gradients(&samples, 8, &device), 1.0);
+            reducer.finish_alone(|bucket| own[bucket.elements()].copy_from_slice(bucket.values()));
+        }
+        communicator.all_reduce_sum(&mut own).unwrap();
+        own
+    });
+    assert!(relative_l2(&sums[0], &gradient(1, 8, usize::MAX, 1 << 20)) <= 1e-5);
 }
 
 #[test]
 #[should_panic(expected = "the module has no tensor conv.weight at its place")]
 fn gradients_of_another_module_are_refused() {
     let device = Device::flex().autodiff();
-    let mut reducer = GradientReducer::new(&Net::new(&device), Arc::new(SingleCommunicator::new()), 1 << 20).unwrap();
+    let mut reducer =
+        GradientReducer::new(&Net::new(&device), Arc::new(SingleCommunicator::new()), &capped(1 << 20)).unwrap();
     let other = LinearConfig::new(2, 2).init(&device);
     let gradients = other.forward(Tensor::<2>::ones([1, 2], &device)).sum().backward();
     reducer.accumulate(&other, gradients, 1.0);

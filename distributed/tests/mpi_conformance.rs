@@ -9,7 +9,7 @@ mod conformance;
 
 use std::process::ExitCode;
 
-use distributed::{Communicator, Launcher, MpiCommunicator, check_world_size};
+use distributed::{Communicator, HierarchicalReducer, Launcher, MpiCommunicator, check_world_size};
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -28,6 +28,7 @@ fn main() -> ExitCode {
     conformance::check(&communicator);
     a_reduction_longer_than_one_mpi_call_is_whole(&communicator);
     the_communicator_works_from_another_thread(&communicator);
+    ranks_of_one_node_share_memory(&communicator);
     if communicator.rank() == 0 {
         let (world_size, level) = (communicator.world_size(), communicator.thread_level());
         println!("mpi conformance: ok, {world_size} ranks, {}, threads {level}", communicator.library());
@@ -88,4 +89,11 @@ fn the_communicator_works_from_another_thread(communicator: &MpiCommunicator) {
     });
     let world_size = communicator.world_size() as u64;
     assert_eq!(sum, world_size * (world_size + 1) / 2);
+}
+
+fn ranks_of_one_node_share_memory(communicator: &MpiCommunicator) {
+    if communicator.topology().num_nodes == 1 {
+        let reducer = HierarchicalReducer::new(communicator.duplicate().unwrap()).unwrap();
+        assert!(reducer.shares_memory(), "{reducer:?}");
+    }
 }

@@ -4,6 +4,7 @@
 //! Invariant: `Display`, `FromStr`, clap and serde agree on the spelling.
 
 use clap::ValueEnum;
+use distributed::{CompressionKind, ParseCompressionError};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::path::Path;
@@ -123,6 +124,109 @@ pub enum Dtype {
     Bf16,
 }
 
+/// What the ranks bring together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum SyncKind {
+    /// Every step sums all gradients.
+    Allreduce,
+    /// Servers take the gradients of all ranks, update the parameters and send them back.
+    ParameterServer,
+    /// Servers update the parameters with each rank's gradients as they come.
+    AsyncParameterServer,
+    /// Ranks update alone and average their parameters now and then.
+    LocalSgd,
+    /// Sums all gradients at first, then local SGD.
+    PostLocalSgd,
+}
+
+/// How gradients are summed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ReductionChoice {
+    /// The collective of the communication library.
+    Mpi,
+    /// Around a ring of ranks.
+    Ring,
+    /// Recursive halving and doubling.
+    HalvingDoubling,
+    /// Inside each machine, then between machines.
+    Hierarchical,
+    /// The same bits on any number of ranks.
+    Exact,
+}
+
+/// Where parameter servers are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum PlacementKind {
+    /// On the first ranks, which train as well.
+    Beside,
+    /// On the last ranks, which do nothing else.
+    Own,
+}
+
+/// A switch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum OnOff {
+    /// In use.
+    On,
+    /// Not in use.
+    Off,
+}
+
+/// What gradients are on the wire.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct Compression(pub CompressionKind);
+
+impl Compression {
+    /// Whether anything is compressed.
+    pub fn is_some(self) -> bool {
+        self.0 != CompressionKind::None
+    }
+
+    /// Whether its first steps may go uncompressed.
+    pub fn has_warmup(self) -> bool {
+        matches!(self.0, CompressionKind::PowerSgd { .. } | CompressionKind::TopK { .. })
+    }
+}
+
+impl Default for Compression {
+    fn default() -> Self {
+        Self(CompressionKind::None)
+    }
+}
+
+impl fmt::Display for Compression {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl FromStr for Compression {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        text.parse().map(Self).map_err(|error: ParseCompressionError| error.to_string())
+    }
+}
+
+impl TryFrom<String> for Compression {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        text.parse()
+    }
+}
+
+impl From<Compression> for String {
+    fn from(compression: Compression) -> Self {
+        compression.to_string()
+    }
+}
+
 /// Writes `Display` and `FromStr` of a [`ValueEnum`] in clap's spelling, which is also serde's.
 macro_rules! spelled_as_in_clap {
     ($($kind:ty),+) => {$(
@@ -153,7 +257,11 @@ spelled_as_in_clap!(
     KernelsKind,
     ConvolutionKind,
     CpuKind,
-    Dtype
+    Dtype,
+    SyncKind,
+    ReductionChoice,
+    PlacementKind,
+    OnOff
 );
 
 impl DatasetKind {

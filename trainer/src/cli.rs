@@ -6,10 +6,12 @@
 #![allow(rustdoc::invalid_html_tags, rustdoc::broken_intra_doc_links, reason = "the comments here are texts of --help")]
 
 mod sections;
+mod sync;
 
 pub use sections::{
     BatchArgs, ComputeArgs, DataArgs, ModelArgs, OptimizerArgs, RunArgs, ScheduleArgs, TrainArgs, TrainSplitArgs,
 };
+pub use sync::SyncArgs;
 
 use crate::choices::BatchNormKind;
 use clap::{Args, Parser, Subcommand};
@@ -131,10 +133,6 @@ pub struct BenchArgs {
     #[arg(long, value_enum, value_name = "KIND")]
     pub batch_norm: Option<BatchNormKind>,
 
-    /// Largest gradient bucket that is sent at once, MiB [default: 25]
-    #[arg(long, value_name = "MIB")]
-    pub bucket_mib: Option<f64>,
-
     /// Seed of the weights and pixels [default: 0]
     #[arg(long, value_name = "SEED", value_parser = clap::value_parser!(u64).range(..=i64::MAX as u64))]
     pub seed: Option<u64>,
@@ -146,6 +144,9 @@ pub struct BenchArgs {
     /// Which network.
     #[command(flatten)]
     pub model: ModelArgs,
+    /// How the ranks' gradients or parameters become one.
+    #[command(flatten)]
+    pub sync: SyncArgs,
     /// Device and threads.
     #[command(flatten)]
     pub compute: ComputeArgs,

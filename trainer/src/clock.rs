@@ -7,6 +7,9 @@ use crate::metrics::Seconds;
 use std::fs;
 use std::time::{Duration, Instant};
 
+/// Most stretches kept: 40 MiB.
+const MAX_SPANS: usize = 1 << 20;
+
 /// What a rank spends time on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Phase {
@@ -16,7 +19,7 @@ pub enum Phase {
     Forward,
     /// Gradients.
     Backward,
-    /// Collectives.
+    /// Waiting for collectives.
     Communication,
     /// Update of the parameters.
     Optimizer,
@@ -26,11 +29,32 @@ pub enum Phase {
     Checkpoint,
 }
 
-/// Adds up time by phase, for the current step and for the current epoch.
+/// Adds up time by phase, for the current step and for the current epoch; keeps what happened when, if asked to.
 #[derive(Debug, Clone, Default)]
 pub struct PhaseClock {
     step: Seconds,
     epoch: Seconds,
+    spans: Option<Vec<Span>>,
+}
+
+/// One stretch of time on one rank.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Span {
+    /// What it was.
+    pub what: Activity,
+    /// When it began.
+    pub start: Instant,
+    /// How long it took.
+    pub duration: Duration,
+}
+
+/// What a rank, or its communication thread, was at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Activity {
+    /// A phase of the step.
+    Phase(Phase),
+    /// The reduction of this bucket.
+    Bucket(usize),
 }
 
 impl PhaseClock {
@@ -39,11 +63,27 @@ impl PhaseClock {
         Self::default()
     }
 
-    /// Counts `duration` in `phase`.
-    pub fn add(&mut self, phase: Phase, duration: Duration) {
+    /// A clock at zero that keeps every stretch of time.
+    pub fn keeping_spans() -> Self {
+        Self { spans: Some(Vec::new()), ..Self::default() }
+    }
+
+    /// Counts the time since `start` in `phase`.
+    pub fn add_since(&mut self, phase: Phase, start: Instant) {
+        let duration = start.elapsed();
         for seconds in [&mut self.step, &mut self.epoch] {
             *seconds.of(phase) += duration.as_secs_f64();
         }
+        self.keep(Activity::Phase(phase), start, duration);
+    }
+
+    /// Counts a bucket's reduction, which went on beside the phases.
+    pub fn add_bucket(&mut self, bucket: usize, start: Instant, end: Instant) {
+        let duration = end - start;
+        for seconds in [&mut self.step, &mut self.epoch] {
+            seconds.reduction += duration.as_secs_f64();
+        }
+        self.keep(Activity::Bucket(bucket), start, duration);
     }
 
     /// Runs `work` and counts its time in `phase`. A device that computes behind the caller's back must be waited
@@ -51,8 +91,19 @@ impl PhaseClock {
     pub fn time<T>(&mut self, phase: Phase, work: impl FnOnce() -> T) -> T {
         let start = Instant::now();
         let result = work();
-        self.add(phase, start.elapsed());
+        self.add_since(phase, start);
         result
+    }
+
+    /// The stretches kept since the last call.
+    pub fn take_spans(&mut self) -> Vec<Span> {
+        self.spans.as_mut().map(std::mem::take).unwrap_or_default()
+    }
+
+    fn keep(&mut self, what: Activity, start: Instant, duration: Duration) {
+        if let Some(spans) = self.spans.as_mut().filter(|spans| spans.len() < MAX_SPANS) {
+            spans.push(Span { what, start, duration });
+        }
     }
 
     /// The time since the last step was taken; the next step starts from zero.
@@ -107,18 +158,43 @@ fn high_water_mark(status: &str) -> Option<u64> {
 mod tests {
     use super::*;
 
+    /// A moment that long ago.
+    fn ago(milliseconds: u64) -> Instant {
+        Instant::now() - Duration::from_millis(milliseconds)
+    }
+
+    fn is_about(seconds: f64, expected: f64) -> bool {
+        (expected..expected + 0.1).contains(&seconds)
+    }
+
     #[test]
     fn time_counts_in_the_step_and_in_the_epoch() {
         let mut clock = PhaseClock::new();
-        clock.add(Phase::Forward, Duration::from_millis(250));
-        let first = clock.take_step();
-        clock.add(Phase::Forward, Duration::from_millis(500));
-        clock.add(Phase::Evaluation, Duration::from_secs(1));
-        assert_eq!(first.forward, 0.25);
-        assert_eq!(clock.take_step().forward, 0.5);
+        clock.add_since(Phase::Forward, ago(250));
+        assert!(is_about(clock.take_step().forward, 0.25));
+        clock.add_since(Phase::Forward, ago(500));
+        clock.add_since(Phase::Evaluation, ago(1000));
+        assert!(is_about(clock.take_step().forward, 0.5));
         let epoch = clock.take_epoch();
-        assert_eq!((epoch.forward, epoch.evaluation, epoch.step_total()), (0.75, 1.0, 0.75));
+        assert!(is_about(epoch.forward, 0.75) && is_about(epoch.evaluation, 1.0));
+        assert_eq!(epoch.step_total(), epoch.forward);
         assert_eq!(clock.take_epoch(), Seconds::default());
+        assert!(clock.take_spans().is_empty());
+    }
+
+    #[test]
+    fn a_keeping_clock_tells_what_happened_when_also_beside_the_phases() {
+        let mut clock = PhaseClock::keeping_spans();
+        let start = ago(30);
+        clock.add_since(Phase::Backward, start);
+        clock.add_bucket(3, start, start + Duration::from_millis(20));
+        let spans = clock.take_spans();
+        assert_eq!((spans[0].what, spans[0].start), (Activity::Phase(Phase::Backward), start));
+        let bucket = Span { what: Activity::Bucket(3), start, duration: Duration::from_millis(20) };
+        assert_eq!(spans[1..], [bucket]);
+        let step = clock.take_step();
+        assert_eq!((step.reduction, step.step_total()), (0.02, step.backward));
+        assert!(clock.take_spans().is_empty());
     }
 
     #[test]

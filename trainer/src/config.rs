@@ -10,11 +10,12 @@ mod error;
 mod file;
 mod parts;
 mod resolve;
+mod sync;
 mod to_args;
 
 pub use crate::choices::{
-    AugmentKind, BatchNormKind, ConvolutionKind, CpuKind, DatasetKind, DeviceChoice, Dtype, KernelsKind,
-    OnBadImageKind, ScheduleKind, ShortcutKind,
+    AugmentKind, BatchNormKind, Compression, ConvolutionKind, CpuKind, DatasetKind, DeviceChoice, Dtype, KernelsKind,
+    OnBadImageKind, OnOff, PlacementKind, ReductionChoice, ScheduleKind, ShortcutKind, SyncKind,
 };
 pub use commands::{BenchConfig, EvalConfig, PredictConfig, WeightSource};
 pub use error::ConfigError;
@@ -23,6 +24,7 @@ pub use parts::{
     RunConfig, ScheduleConfig, TrainSplitConfig,
 };
 pub(crate) use resolve::instruction_set;
+pub use sync::{Staleness, SyncConfig, SyncMethod};
 
 use crate::cli::TrainArgs;
 use serde::{Deserialize, Serialize};
@@ -30,7 +32,7 @@ use sha2::{Digest, Sha256};
 use std::fmt;
 
 /// Keys that may differ between the ranks of one run: each machine has its own disk and processors.
-const RANK_LOCAL_KEYS: [&str; 7] = [
+const RANK_LOCAL_KEYS: [&str; 8] = [
     "data.data-dir",
     "data.download",
     "data.loader-threads",
@@ -38,13 +40,16 @@ const RANK_LOCAL_KEYS: [&str; 7] = [
     "compute.device",
     "compute.cpu",
     "compute.threads",
+    "sync.trace",
 ];
 
 /// Keys that may change when a run is resumed, beside the rank-local ones: they do not move the parameters, or, as
 /// accumulation and kernels, only in the order of roundings.
-const RESUMABLE_KEYS: [&str; 12] = [
+const RESUMABLE_KEYS: [&str; 14] = [
     "batch.grad-accum-steps",
-    "batch.bucket-mib",
+    "sync.bucket-mib",
+    "sync.overlap",
+    "sync.timeout",
     "run.weights",
     "run.zero-gamma",
     "run.eval-every-epochs",
@@ -71,6 +76,8 @@ pub struct TrainConfig {
     pub train_split: TrainSplitConfig,
     /// Samples of a step.
     pub batch: BatchConfig,
+    /// How the ranks' gradients or parameters become one.
+    pub sync: SyncConfig,
     /// Descent and loss.
     pub optimizer: OptimizerConfig,
     /// Epochs and learning rate.

@@ -49,6 +49,7 @@ pub fn evaluate<M: ImageClassifier>(
         drop_last: false,
         shard_index: communicator.rank(),
         num_shards: communicator.world_size(),
+        num_own_shards: 1,
     })?;
     let loader = Loader::start(
         Arc::clone(dataset),

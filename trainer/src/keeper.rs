@@ -112,7 +112,7 @@ impl<'a> Keeper<'a> {
             let row = communicator.rank() * layout.num_elements();
             model = write(model, &layout, &statistics[row..row + layout.num_elements()]);
         }
-        stepper.restore(model, &velocities);
+        stepper.restore(model, &velocities)?;
         self.session.reporter.note(&format!(
             "resumed at epoch {} step {} (written by {} ranks)",
             state.progress.epoch, state.progress.step, state.world_size

@@ -15,6 +15,9 @@ pub mod step;
 
 pub mod session;
 
+pub mod shard_statistics;
+pub mod synchronizer;
+
 pub mod checkpoint;
 pub mod data;
 pub mod identity;

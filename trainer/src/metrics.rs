@@ -61,8 +61,10 @@ pub struct Seconds {
     pub forward: f64,
     /// Gradients.
     pub backward: f64,
-    /// Collectives that the step waited for.
+    /// Collectives that the step waited for: the exposed communication.
     pub communication: f64,
+    /// Reduction of gradients on the communication thread, hidden or not; not part of a step.
+    pub reduction: f64,
     /// Update.
     pub optimizer: f64,
     /// Test split; not part of a step.
@@ -84,6 +86,7 @@ impl AddAssign for Seconds {
         self.forward += other.forward;
         self.backward += other.backward;
         self.communication += other.communication;
+        self.reduction += other.reduction;
         self.optimizer += other.optimizer;
         self.evaluation += other.evaluation;
         self.checkpoint += other.checkpoint;

@@ -9,7 +9,7 @@ use anyhow::{Result, anyhow};
 use burn::module::Module;
 use burn::tensor::activation::log_softmax;
 use burn::tensor::{Int, Tensor};
-use burn_resnet::{ResNet, StatisticsReducer};
+use burn_resnet::{GradientSink, ResNet, StatisticsReducer};
 
 use crate::metrics::ScoreSums;
 
@@ -25,6 +25,13 @@ pub trait ImageClassifier: Module {
     fn with_statistics_reducer(self, _reducer: Arc<dyn StatisticsReducer>) -> Option<Self> {
         None
     }
+
+    /// This model with its gradients handed to `sink` as its backward pass makes them, so that they travel while earlier layers
+    /// are still computed; or `None` where it cannot (the default): then they are taken after the pass. Of layers made of burn's
+    /// own operations, [`burn_resnet::gated`] streams each parameter.
+    fn with_gradient_sink(self, _sink: Arc<dyn GradientSink>) -> Option<Self> {
+        None
+    }
 }
 
 impl ImageClassifier for ResNet {
@@ -34,6 +41,10 @@ impl ImageClassifier for ResNet {
 
     fn with_statistics_reducer(self, reducer: Arc<dyn StatisticsReducer>) -> Option<Self> {
         Some(ResNet::with_statistics_reducer(self, Some(reducer)))
+    }
+
+    fn with_gradient_sink(self, sink: Arc<dyn GradientSink>) -> Option<Self> {
+        Some(ResNet::with_gradient_sink(self, Some(sink)))
     }
 }
 

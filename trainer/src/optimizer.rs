@@ -4,7 +4,9 @@
 //! Invariant: equal inputs give equal bits on every rank, so replicas never drift apart.
 //! Source: Sutskever et al. 2013; Nesterov's form and the order of operations as in PyTorch's `torch.optim.SGD`.
 
-use distributed::{ParameterLayout, SyncedGradients};
+use std::ops::Range;
+
+use distributed::{CollectiveError, Communicator, LocalBucket, ParameterLayout, SyncedBucket};
 use kernels::sgd::{SgdUpdate, step};
 use kernels::simd::Isa;
 use serde::{Deserialize, Serialize};
@@ -25,14 +27,23 @@ pub struct SgdConfig {
     pub decay_norm_and_bias: bool,
 }
 
-/// The parameters of a model and their velocities, updated in one pass.
+/// The parameters of a model and their velocities, updated bucket by bucket in one pass each.
+///
+/// An update is made beside the present values and takes effect with [`commit`](Self::commit): until then it can be dropped,
+/// though its first buckets were computed while later ones were still on their way.
 #[derive(Clone, Debug)]
 pub struct Sgd {
     config: SgdConfig,
-    parameters: Vec<f32>,
-    velocities: Vec<f32>,
+    present: State,
+    next: State,
     /// `(offset, len, weight_decay)` of every parameter, in module order.
     spans: Vec<(usize, usize, f32)>,
+}
+
+#[derive(Clone, Debug)]
+struct State {
+    parameters: Vec<f32>,
+    velocities: Vec<f32>,
 }
 
 impl Sgd {
@@ -50,18 +61,18 @@ impl Sgd {
                 (entry.offset, entry.len, if decays { config.weight_decay as f32 } else { 0.0 })
             })
             .collect();
-        let velocities = vec![0.0; parameters.len()];
-        Self { config, parameters, velocities, spans }
+        let present = State { velocities: vec![0.0; parameters.len()], parameters };
+        Self { config, next: present.clone(), present, spans }
     }
 
     /// The parameters, flat in module order.
     pub fn parameters(&self) -> &[f32] {
-        &self.parameters
+        &self.present.parameters
     }
 
     /// The velocities, flat in module order: the state to save.
     pub fn velocities(&self) -> &[f32] {
-        &self.velocities
+        &self.present.velocities
     }
 
     /// Replaces parameters and velocities by saved ones.
@@ -69,25 +80,77 @@ impl Sgd {
     /// # Panics
     /// When a length differs.
     pub fn restore(&mut self, parameters: &[f32], velocities: &[f32]) {
-        self.parameters.copy_from_slice(parameters);
-        self.velocities.copy_from_slice(velocities);
+        self.present.parameters.copy_from_slice(parameters);
+        self.present.velocities.copy_from_slice(velocities);
     }
 
-    /// One update `w -= learning_rate * direction`.
+    /// Prepares the update `w -= learning_rate * direction` of one bucket.
     ///
     /// Only synchronised gradients have the type this takes.
-    pub fn step(&mut self, learning_rate: f64, gradients: &SyncedGradients<'_>) {
-        self.update(learning_rate as f32, gradients.as_slice());
+    pub fn update(&mut self, learning_rate: f64, bucket: &SyncedBucket) {
+        self.prepare(learning_rate as f32, bucket.elements(), bucket.values());
     }
 
-    fn update(&mut self, learning_rate: f32, gradients: &[f32]) {
+    /// As [`update`](Self::update), from this rank's own gradients: replicas drift apart until they are averaged.
+    pub fn update_alone(&mut self, learning_rate: f64, bucket: &LocalBucket<'_>) {
+        self.prepare(learning_rate as f32, bucket.elements(), bucket.values());
+    }
+
+    /// Prepares parameters that a server has updated; velocities are the server's affair.
+    pub fn take_parameters(&mut self, bucket: &SyncedBucket) {
+        self.next.parameters[bucket.elements()].copy_from_slice(bucket.values());
+    }
+
+    /// Makes an update of some elements at once: on a server, where no step can be dropped.
+    pub fn update_in_place(&mut self, learning_rate: f64, elements: Range<usize>, gradients: &[f32]) {
+        self.prepare(learning_rate as f32, elements.clone(), gradients);
+        let State { parameters, velocities } = &self.next;
+        self.present.parameters[elements.clone()].copy_from_slice(&parameters[elements.clone()]);
+        self.present.velocities[elements.clone()].copy_from_slice(&velocities[elements]);
+    }
+
+    /// Replaces parameters and velocities of some elements.
+    pub fn restore_elements(&mut self, elements: Range<usize>, parameters: &[f32], velocities: &[f32]) {
+        self.present.parameters[elements.clone()].copy_from_slice(parameters);
+        self.present.velocities[elements].copy_from_slice(velocities);
+    }
+
+    /// Replaces parameters and velocities by their mean over all ranks.
+    ///
+    /// # Errors
+    /// When a collective fails.
+    ///
+    /// # Collective
+    /// Must be called by all ranks.
+    pub fn average(&mut self, communicator: &dyn Communicator) -> Result<(), CollectiveError> {
+        let num_ranks = communicator.world_size() as f32;
+        for values in [&mut self.present.parameters, &mut self.present.velocities] {
+            communicator.all_reduce_sum(values)?;
+            values.iter_mut().for_each(|value| *value /= num_ranks);
+        }
+        Ok(())
+    }
+
+    /// Makes the prepared updates, of which there must be one for every bucket, the present values.
+    pub fn commit(&mut self) {
+        std::mem::swap(&mut self.present, &mut self.next);
+    }
+
+    fn prepare(&mut self, learning_rate: f32, elements: Range<usize>, gradients: &[f32]) {
         let SgdConfig { momentum, nesterov, .. } = self.config;
-        for &(offset, len, weight_decay) in &self.spans {
+        let first = self.spans.partition_point(|(offset, ..)| *offset < elements.start);
+        for &(offset, len, weight_decay) in &self.spans[first..] {
+            if offset >= elements.end {
+                break;
+            }
             let range = offset..offset + len;
             let update = SgdUpdate { learning_rate, momentum: momentum as f32, weight_decay, nesterov };
-            let parameters = &mut self.parameters[range.clone()];
-            let velocities = &mut self.velocities[range.clone()];
-            step(Isa::detect(), &update, parameters, velocities, &gradients[range]);
+            let parameters = &mut self.next.parameters[range.clone()];
+            let velocities = &mut self.next.velocities[range.clone()];
+            parameters.copy_from_slice(&self.present.parameters[range.clone()]);
+            velocities.copy_from_slice(&self.present.velocities[range]);
+            let own = offset - elements.start;
+            step(Isa::detect(), &update, parameters, velocities, &gradients[own..own + len]);
         }
     }
 }
@@ -113,10 +176,17 @@ mod tests {
         Sgd::new(config, &ParameterLayout::new(&module), vec![0.5, -1.25, 2.0])
     }
 
+    /// One step in two buckets, the last parameter first.
+    fn update(sgd: &mut Sgd, learning_rate: f32, gradients: &[f32]) {
+        sgd.prepare(learning_rate, 2..3, &gradients[2..]);
+        sgd.prepare(learning_rate, 0..2, &gradients[..2]);
+        sgd.commit();
+    }
+
     fn after_three_steps(nesterov: bool, decay_norm_and_bias: bool) -> Vec<f32> {
         let mut sgd = sgd(SgdConfig { momentum: 0.9, nesterov, weight_decay: 0.01, decay_norm_and_bias });
         for gradients in [[1.0, -2.0, 0.5], [0.25, 0.5, -1.5], [-3.0, 1.0, 0.125]] {
-            sgd.update(0.1, &gradients);
+            update(&mut sgd, 0.1, &gradients);
         }
         sgd.parameters().to_vec()
     }
@@ -145,12 +215,24 @@ mod tests {
     fn a_restored_optimizer_makes_the_same_next_update() {
         let config = SgdConfig { momentum: 0.9, nesterov: true, weight_decay: 0.01, decay_norm_and_bias: true };
         let mut one = sgd(config);
-        one.update(0.1, &[1.0, 2.0, 3.0]);
+        update(&mut one, 0.1, &[1.0, 2.0, 3.0]);
         let mut other = sgd(config);
         other.restore(one.parameters(), one.velocities());
         for sgd in [&mut one, &mut other] {
-            sgd.update(0.05, &[-1.0, 0.5, 2.0]);
+            update(sgd, 0.05, &[-1.0, 0.5, 2.0]);
         }
         assert_eq!(one.parameters(), other.parameters());
+    }
+
+    #[test]
+    fn an_update_that_is_not_committed_leaves_no_trace() {
+        let config = SgdConfig { momentum: 0.9, nesterov: false, weight_decay: 0.01, decay_norm_and_bias: true };
+        let (mut plain, mut disturbed) = (sgd(config), sgd(config));
+        disturbed.prepare(0.1, 2..3, &[f32::NAN]);
+        for sgd in [&mut plain, &mut disturbed] {
+            update(sgd, 0.1, &[1.0, 2.0, 3.0]);
+        }
+        assert_eq!(plain.parameters(), disturbed.parameters());
+        assert_eq!(plain.velocities(), disturbed.velocities());
     }
 }

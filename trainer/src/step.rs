@@ -6,18 +6,26 @@
 //! Source: Li et al. 2020, PyTorch Distributed (2006.15704), for buckets; Goyal et al. 2017 (1706.02677), section 3, for the mean.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
-use burn::tensor::Device;
+use anyhow::{Context, Result};
+use burn::module::ParamId;
+use burn::tensor::{Device, Tensor};
+use burn_resnet::GradientSink;
 use datasets::{HostBatch, ImageShape, LoadedStep};
-use distributed::{Communicator, GradientReducer, StepHeader, agree, broadcast_module, read, write};
+use distributed::{
+    Communicator, GradientCollector, GradientReducer, MicroStepConfig, ROOT, StepAgreement, StepHeader, agree,
+    broadcast_module, read, write,
+};
 
 use crate::clock::{Phase, PhaseClock};
+use crate::config::SyncConfig;
 use crate::metrics::ScoreSums;
 use crate::model::{ImageClassifier, cross_entropy_sum, score};
 use crate::norm_reducer::NormReducer;
 use crate::optimizer::{Sgd, SgdConfig};
+use crate::shard_statistics::ShardStatistics;
+use crate::synchronizer::{Synchronizer, Togetherness};
 
 /// How a step is made, apart from model and data.
 #[derive(Clone, Debug)]
@@ -30,8 +38,8 @@ pub struct StepConfig {
     pub clip_norm: Option<f64>,
     /// Norm statistics over all ranks instead of each rank's own.
     pub sync_batch_norm: bool,
-    /// Largest size of a gradient bucket, in bytes.
-    pub bucket_cap_bytes: usize,
+    /// How the ranks' gradients or parameters become one.
+    pub sync: SyncConfig,
 }
 
 /// Where a step stands in its run.
@@ -41,6 +49,8 @@ pub struct StepPosition {
     pub epoch: u64,
     /// Optimizer update, from 0 over the whole run.
     pub step: u64,
+    /// Whether all replicas must be equal after it, whatever the method: the epoch ends, or a checkpoint is due.
+    pub must_meet: bool,
 }
 
 /// A model in training on one rank.
@@ -49,7 +59,11 @@ pub struct Stepper<M> {
     model: M,
     optimizer: Sgd,
     reducer: GradientReducer,
+    synchronizer: Synchronizer,
+    shard_statistics: Option<ShardStatistics>,
     norm_reducer: Option<Arc<NormReducer>>,
+    streams: bool,
+    has_met_non_finite: bool,
     communicator: Arc<dyn Communicator>,
     device: Device,
     config: StepConfig,
@@ -66,16 +80,30 @@ impl<M: ImageClassifier> Stepper<M> {
     /// # Collective
     /// Must be called by all ranks.
     pub fn new(model: M, config: StepConfig, communicator: Arc<dyn Communicator>, device: &Device) -> Result<Self> {
-        let reducer = GradientReducer::new(&model, Arc::clone(&communicator), config.bucket_cap_bytes)?;
-        let mut model = broadcast_module(model, &*communicator, 0)?;
+        let model = broadcast_module(model, &*communicator, 0)?;
+        let (synchronizer, reducer) = Synchronizer::start(&config.sync, config.sgd, &model, &communicator)?;
         let norm_reducer = config.sync_batch_norm.then(|| Arc::new(NormReducer::new(Arc::clone(&communicator))));
-        if let Some(norm_reducer) = &norm_reducer {
-            model = model
-                .with_statistics_reducer(Arc::clone(norm_reducer) as _)
-                .context("batch norm sync: this model has no synchronised norm, expected one that overrides with_statistics_reducer; use --batch-norm local")?;
-        }
+        let shard_statistics = match synchronizer.virtual_shards() {
+            Some(_) => Some(ShardStatistics::new(&model, Arc::clone(&communicator))?),
+            None => None,
+        };
         let optimizer = Sgd::new(config.sgd, reducer.layout(), read(&model, reducer.layout()));
-        Ok(Self { model, optimizer, reducer, norm_reducer, communicator, device: device.clone().autodiff(), config })
+        let device = device.clone().autodiff();
+        let mut stepper = Self {
+            model,
+            optimizer,
+            reducer,
+            synchronizer,
+            shard_statistics,
+            norm_reducer,
+            streams: false,
+            has_met_non_finite: false,
+            communicator,
+            device,
+            config,
+        };
+        stepper.connect()?;
+        Ok(stepper)
     }
 
     /// The model as it stands.
@@ -83,9 +111,16 @@ impl<M: ImageClassifier> Stepper<M> {
         &self.model
     }
 
-    /// The model, its training over.
-    pub fn into_model(self) -> M {
-        self.model
+    /// The model, its training over, and how many updates asynchronous servers made, by their staleness.
+    ///
+    /// # Errors
+    /// When a collective fails.
+    ///
+    /// # Collective
+    /// Must be called by all ranks.
+    pub fn finish(self) -> Result<(M, Option<Vec<u64>>)> {
+        let histogram = self.synchronizer.finish(&*self.communicator)?;
+        Ok((self.model, histogram))
     }
 
     /// The optimizer with parameters and velocities.
@@ -98,22 +133,43 @@ impl<M: ImageClassifier> Stepper<M> {
         &self.reducer
     }
 
-    /// Continues from a saved model (parameters and norm statistics) and saved velocities.
-    pub fn restore(&mut self, model: M, velocities: &[f32]) {
-        self.optimizer.restore(&read(&model, self.reducer.layout()), velocities);
-        self.model = model;
-        if let Some(norm_reducer) = &self.norm_reducer {
-            let model = self.model.clone();
-            if let Some(model) = model.with_statistics_reducer(Arc::clone(norm_reducer) as _) {
-                self.model = model;
+    /// How gradients reach the buckets and these the other ranks, in words.
+    pub fn gradient_route(&self) -> &'static str {
+        match (self.communicator.world_size() > 1, self.streams, self.reducer.overlaps()) {
+            (false, ..) => "none, one rank",
+            (true, true, true) => "layer by layer, reduced beside the backward pass",
+            (true, false, true) => {
+                "after the backward pass (this model hands no gradients over), reduced by a thread of its own"
             }
+            (true, _, false) => "after the backward pass",
         }
     }
 
-    /// Makes one step and says whether any rank wants to stop after it.
+    /// Continues from a saved model (parameters and norm statistics) and saved velocities.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn restore(&mut self, model: M, velocities: &[f32]) -> Result<()> {
+        self.optimizer.restore(&read(&model, self.reducer.layout()), velocities);
+        self.model = model;
+        if let Some(client) = self.synchronizer.client()
+            && self.communicator.rank() == ROOT
+        {
+            for (index, bucket) in self.reducer.plan().buckets().iter().enumerate() {
+                let elements = bucket.elements.clone();
+                client.restore(index, &self.optimizer.parameters()[elements.clone()], &velocities[elements])?;
+            }
+        }
+        // No rank asks a server before root has told it.
+        self.communicator.barrier()?;
+        self.connect()
+    }
+
+    /// Makes one step and says whether the ranks agreed to stop after it.
     ///
     /// The gradient is the exact mean over the step's samples, whichever rank holds how many: each rank's loss is the sum over
-    /// its samples divided by the global number of samples, and gradients are summed.
+    /// its samples divided by the global number of samples, and gradients are summed. A rank that updates alone, or a server by
+    /// itself, takes the mean over its own samples.
     ///
     /// # Errors
     /// A non-finite loss or gradient on any rank (before the update, on all ranks), or ranks that drifted apart.
@@ -129,66 +185,177 @@ impl<M: ImageClassifier> Stepper<M> {
         sums: &mut ScoreSums,
         clock: &mut PhaseClock,
     ) -> Result<bool> {
-        let global_num_samples = loaded.global_num_samples;
-        let mut local = ScoreSums::default();
-        for batch in loaded.micro_batches {
-            self.micro_step(batch, global_num_samples, &mut local, clock)?;
-        }
-
-        let start = Instant::now();
-        let (largest_parameter, largest) = self.reducer.local().largest();
-        let header = StepHeader {
+        let num_own: usize = loaded.micro_batches.iter().map(|batch| batch.labels.len()).sum();
+        let mut header = StepHeader {
             epoch: at.epoch,
             step: at.step,
             plan_hash: self.reducer.plan().hash(),
             stop,
-            num_samples: local.num_samples,
-            finite: local.loss_sum.is_finite() && self.reducer.local().is_finite(),
-            largest,
-            largest_parameter,
+            num_samples: num_own as u64,
+            finite: true,
         };
-        let agreement = agree(&*self.communicator, &header, self.reducer.layout())?;
-        let mut gradients = self.reducer.reduce()?;
-        // Finite parts can overflow in the sum; all ranks see the same sum, so all stop here.
-        ensure!(
-            gradients.is_finite(),
-            "step {}: the mean gradient is not finite though every rank's part is; lower the learning rate",
-            at.step
-        );
-        clock.add(Phase::Communication, start.elapsed());
+        let togetherness = self.synchronizer.togetherness(at.step, at.must_meet);
+        let (is_together, is_asynchronous) =
+            (togetherness == Togetherness::Together, self.synchronizer.is_asynchronous());
+        if let Some(client) = self.synchronizer.client() {
+            client.begin_step(learning_rate, num_own > 0);
+        }
+        let announces = is_together && !is_asynchronous;
+        let divisor = if announces { loaded.global_num_samples } else { num_own.max(1) };
+        if let Some(statistics) = &mut self.shard_statistics {
+            statistics.begin_step(&self.model);
+        }
+        let mut local = ScoreSums::default();
+        let last = loaded.micro_batches.len() - 1;
+        for (index, batch) in loaded.micro_batches.into_iter().enumerate() {
+            let is_last = index == last && is_together;
+            let slab = self.synchronizer.virtual_shards().map_or(0, |_| index);
+            let micro = MicroStep { divisor, slab, is_last, announces: is_last && announces };
+            self.micro_step(batch, micro, &mut header, &mut local, clock)?;
+        }
+        header.finite = local.loss_sum.is_finite();
+
+        let mut agreement = match is_together {
+            true => self.finish_together(learning_rate, clock)?,
+            false => self.finish_alone(learning_rate, num_own > 0, &mut header, clock),
+        };
+        let meets = togetherness == Togetherness::ThenAverage || (at.must_meet && self.synchronizer.client().is_some());
+        if meets {
+            let start = Instant::now();
+            agreement = Some(agree(&*self.communicator, &header)?);
+            self.meet(togetherness)?;
+            clock.add_since(Phase::Communication, start);
+        }
+        if let Some(statistics) = &mut self.shard_statistics {
+            let start = Instant::now();
+            let num_shards = self.synchronizer.virtual_shards().unwrap_or(1).min(loaded.global_num_samples);
+            self.model = statistics.end_step(self.model.clone(), num_shards)?;
+            clock.add_since(Phase::Communication, start);
+        }
+        let start = Instant::now();
+        self.model = write(self.model.clone(), self.reducer.layout(), self.optimizer.parameters());
+        clock.add_since(Phase::Optimizer, start);
+
+        *sums += local;
+        Ok(agreement.is_some_and(|agreement| agreement.stop))
+    }
+
+    /// Takes every bucket's sum, or parameters, as it comes.
+    fn finish_together(&mut self, learning_rate: f64, clock: &mut PhaseClock) -> Result<Option<StepAgreement>> {
+        let start = Instant::now();
+        let clips = self.config.clip_norm.is_some();
+        let yields_parameters = self.synchronizer.client().is_some();
+        let mut updating = Duration::ZERO;
+        let agreement = self.reducer.finish(|bucket| {
+            let start = Instant::now();
+            match (yields_parameters, clips) {
+                (true, _) => self.optimizer.take_parameters(bucket),
+                (false, false) => self.optimizer.update(learning_rate, bucket),
+                (false, true) => {}
+            }
+            updating += start.elapsed();
+        })?;
+        clock.add_since(Phase::Communication, start + updating);
+        for (bucket, &(start, end)) in self.reducer.report().buckets.iter().enumerate() {
+            clock.add_bucket(bucket, start, end);
+        }
 
         let start = Instant::now();
         if let Some(clip_norm) = self.config.clip_norm {
+            let mut gradients = self.reducer.synced();
             let norm = gradients.norm();
             if norm > clip_norm {
                 gradients.scale((clip_norm / norm) as f32);
             }
+            gradients.buckets().iter().for_each(|bucket| self.optimizer.update(learning_rate, bucket));
         }
-        self.optimizer.step(learning_rate, &gradients);
-        self.model = write(self.model.clone(), self.reducer.layout(), self.optimizer.parameters());
-        clock.add(Phase::Optimizer, start.elapsed());
-
-        *sums += local;
-        Ok(agreement.stop)
+        self.optimizer.commit();
+        clock.add_since(Phase::Optimizer, start - updating);
+        Ok(agreement)
     }
 
-    /// Forward and backward of one micro-batch, its gradients added to the buckets.
+    /// Updates with this rank's own gradients, unless it had no sample or one of them is not finite, which all learn when they
+    /// meet.
+    fn finish_alone(
+        &mut self,
+        learning_rate: f64,
+        has_samples: bool,
+        header: &mut StepHeader,
+        clock: &mut PhaseClock,
+    ) -> Option<StepAgreement> {
+        let start = Instant::now();
+        let is_finite = self.reducer.finish_alone(|bucket| self.optimizer.update_alone(learning_rate, bucket));
+        header.finite &= is_finite;
+        self.has_met_non_finite |= !header.finite;
+        header.finite = !self.has_met_non_finite;
+        if has_samples && is_finite {
+            self.optimizer.commit();
+        }
+        clock.add_since(Phase::Optimizer, start);
+        None
+    }
+
+    /// Makes the replicas equal.
+    fn meet(&mut self, togetherness: Togetherness) -> Result<()> {
+        if togetherness == Togetherness::ThenAverage {
+            self.optimizer.average(&*self.communicator)?;
+        }
+        if let Some(client) = self.synchronizer.client() {
+            for (index, bucket) in self.reducer.plan().buckets().iter().enumerate() {
+                let (parameters, velocities) = client.fetch(index, bucket.elements.len())?;
+                self.optimizer.restore_elements(bucket.elements.clone(), &parameters, &velocities);
+            }
+            // No rank goes on before all have fetched.
+            self.communicator.barrier()?;
+        }
+        Ok(())
+    }
+
+    /// Forward and backward of one micro-batch, its gradients on their way to the buckets.
     fn micro_step(
         &mut self,
         batch: HostBatch,
-        global_num_samples: usize,
+        micro: MicroStep,
+        header: &mut StepHeader,
         local: &mut ScoreSums,
         clock: &mut PhaseClock,
     ) -> Result<()> {
         let counts = !batch.labels.is_empty();
         if let Some(norm_reducer) = &self.norm_reducer {
             norm_reducer.set_counts(counts);
-        } else if !counts {
-            return Ok(());
         }
+        // Without samples there is a pass only where others wait for this rank's norm statistics.
+        let computes = counts || self.norm_reducer.is_some();
         let batch = if counts { batch } else { placeholder(batch.shape) };
 
         let start = Instant::now();
+        let loss = match computes {
+            true => Some(self.forward(batch, counts, local)?),
+            false => None,
+        };
+        if let (Some(statistics), true) = (&mut self.shard_statistics, counts) {
+            self.model = statistics.end_shard(self.model.clone());
+        }
+        clock.add_since(Phase::Forward, start);
+
+        let start = Instant::now();
+        if micro.announces {
+            header.finite = local.loss_sum.is_finite();
+            self.reducer.announce(*header);
+        }
+        if let Some(loss_sum) = loss {
+            // A placeholder's gradients mean nothing, since the statistics that they flow through do not contain it.
+            let how = MicroStepConfig { weight: 1.0, slab: micro.slab, is_last: micro.is_last, is_void: !counts };
+            self.reducer.begin_micro_step(how);
+            let gradients = loss_sum.mul_scalar(1.0 / micro.divisor as f64).backward();
+            self.reducer.accumulate(&self.model, gradients, 1.0);
+        }
+        clock.add_since(Phase::Backward, start);
+        Ok(())
+    }
+
+    /// The summed loss of one micro-batch, on the tape.
+    fn forward(&self, batch: HostBatch, counts: bool, local: &mut ScoreSums) -> Result<Tensor<1>> {
         let labels = batch.labels.clone();
         let batch = batch.to_device(&self.device);
         let logits = self.model.forward(batch.images);
@@ -197,17 +364,46 @@ impl<M: ImageClassifier> Stepper<M> {
         if counts {
             *local += scored;
         }
-        clock.add(Phase::Forward, start.elapsed());
+        Ok(loss_sum)
+    }
 
-        let start = Instant::now();
-        let gradients = loss_sum.mul_scalar(1.0 / global_num_samples as f64).backward();
-        // A placeholder's backward pass is made for its collectives only: its gradients mean nothing, since the statistics
-        // that they flow through do not contain it.
-        if counts {
-            self.reducer.accumulate(&self.model, gradients, 1.0);
+    /// Ties the model to what it shares with the other ranks: norm statistics, and buckets for its gradients.
+    fn connect(&mut self) -> Result<()> {
+        let model = self.model.clone();
+        self.model = match &self.norm_reducer {
+            None => model,
+            Some(norm_reducer) => model
+                .with_statistics_reducer(Arc::clone(norm_reducer) as _)
+                .context("batch norm sync: this model has no synchronised norm, expected one that overrides with_statistics_reducer; use --batch-norm local")?,
+        };
+        self.reducer.rename(&self.model);
+        let sink = Arc::new(BucketSink(self.reducer.collector()));
+        let streaming = self.model.clone().with_gradient_sink(sink);
+        self.streams = streaming.is_some();
+        if let Some(model) = streaming {
+            self.model = model;
         }
-        clock.add(Phase::Backward, start.elapsed());
         Ok(())
+    }
+}
+
+/// One micro-batch's place in its step.
+#[derive(Clone, Copy, Debug)]
+struct MicroStep {
+    /// The loss is divided by it.
+    divisor: usize,
+    slab: usize,
+    is_last: bool,
+    announces: bool,
+}
+
+/// The buckets as a model's hooks see them.
+#[derive(Debug)]
+struct BucketSink(Arc<GradientCollector>);
+
+impl GradientSink for BucketSink {
+    fn take(&self, parameter: ParamId, gradient: &[f32]) {
+        self.0.take(parameter, gradient);
     }
 }
 

@@ -23,6 +23,7 @@ use crate::optimizer::SgdConfig;
 use crate::schedule::LearningRate;
 use crate::session::Session;
 use crate::step::{StepConfig, StepPosition, Stepper};
+use crate::synchronizer::own_shards;
 
 /// How a run ended, equal on all ranks but for the model's local norm statistics.
 #[derive(Clone, Debug)]
@@ -35,6 +36,8 @@ pub struct Outcome<M> {
     pub parameter_hash: String,
     /// What every rank measured in this session, warm-up steps excluded.
     pub world: Vec<RankTimes>,
+    /// How many updates asynchronous servers made with gradients of parameters that so many updates had made stale.
+    pub staleness: Option<Vec<u64>>,
     /// Whether it was stopped before its last epoch.
     pub stopped_early: bool,
 }
@@ -98,7 +101,8 @@ pub fn fit<M: ImageClassifier>(model: M, session: &Session<'_>) -> Result<Outcom
     }
     let parameter_hash = check_fingerprint(stepper.model(), communicator, progress.epoch)?.to_string();
     let world = times.take_session().gather(communicator)?;
-    Ok(Outcome { model: stepper.into_model(), progress, parameter_hash, world, stopped_early: stopped })
+    let (model, staleness) = stepper.finish()?;
+    Ok(Outcome { model, progress, parameter_hash, world, staleness, stopped_early: stopped })
 }
 
 /// The rest of the epoch at `progress`; whether the ranks agreed to stop in it.
@@ -123,8 +127,10 @@ fn train_epoch<M: ImageClassifier>(
     while !stopped && progress.step_in_epoch < steps_per_epoch {
         let start = Instant::now();
         let loaded = loader.next().context("loader: ended before the epoch")??;
-        times.clock.add(Phase::Data, start.elapsed());
-        let at = StepPosition { epoch: progress.epoch, step: progress.step };
+        times.clock.add_since(Phase::Data, start);
+        let saves = config.run.checkpoint_every_steps.is_some_and(|every| (progress.step + 1).is_multiple_of(every));
+        let ends_epoch = progress.step_in_epoch + 1 == steps_per_epoch;
+        let at = StepPosition { epoch: progress.epoch, step: progress.step, must_meet: saves || ends_epoch };
         let (learning_rate, global_num_samples) = (schedule.at(progress.step), loaded.global_num_samples as u64);
         let mut scores = ScoreSums::default();
         let wants_stop = session.stop.is_raised();
@@ -145,8 +151,7 @@ fn train_epoch<M: ImageClassifier>(
         progress.step += 1;
         progress.step_in_epoch += 1;
 
-        let due = config.run.checkpoint_every_steps.is_some_and(|every| progress.step.is_multiple_of(every));
-        if due && !stopped && progress.step_in_epoch < steps_per_epoch {
+        if saves && !stopped && !ends_epoch {
             progress.epoch_scores = total_scores(communicator, own)?;
             progress.epoch_scores += earlier;
             times.clock.time(Phase::Checkpoint, || keeper.save(stepper, progress, false))?;
@@ -178,6 +183,9 @@ fn evaluate_if_due<M: ImageClassifier>(
 
 fn shard_plan(session: &Session<'_>, epoch: u64) -> Result<ShardPlan> {
     let config = session.config;
+    let (rank, world_size) = (session.communicator.rank(), session.communicator.world_size());
+    let num_shards = config.sync.method.virtual_shards().unwrap_or(world_size);
+    let own_shards = own_shards(num_shards, rank, world_size);
     Ok(ShardPlan::new(ShardConfig {
         num_samples: session.data.train.len(),
         global_batch_size: config.batch.global_batch_size,
@@ -185,8 +193,9 @@ fn shard_plan(session: &Session<'_>, epoch: u64) -> Result<ShardPlan> {
         epoch,
         shuffle: true,
         drop_last: config.train_split.drop_last,
-        shard_index: session.communicator.rank(),
-        num_shards: session.communicator.world_size(),
+        shard_index: own_shards.start,
+        num_shards,
+        num_own_shards: own_shards.len(),
     })?)
 }
 
@@ -213,6 +222,6 @@ fn step_config(config: &TrainConfig) -> StepConfig {
         label_smoothing: config.optimizer.label_smoothing,
         clip_norm: config.optimizer.clip_grad_norm,
         sync_batch_norm: config.batch.batch_norm == BatchNormKind::Sync,
-        bucket_cap_bytes: config.batch.bucket_cap_bytes,
+        sync: config.sync.clone(),
     }
 }

@@ -97,7 +97,7 @@ fn every_specified_command_line_parses() {
     let bench = "trainer bench --model resnet44 --batch-size-per-rank 128 --steps 10 --warmup-steps 3 --dtype f32 \
                  --threads 1 --device flex --json";
     match command(bench) {
-        Command::Bench(args) => assert_eq!(BenchConfig::resolve(&args).unwrap().steps, 10),
+        Command::Bench(args) => assert_eq!(BenchConfig::resolve(&args, 1).unwrap().steps, 10),
         other => panic!("expected bench, got {other:?}"),
     }
     match command("trainer predict --checkpoint c a.png b.jpg --json") {

@@ -14,6 +14,7 @@ use burn_resnet::ResNetConfig;
 use datasets::{Augment, LoadedStep, Loader, LoaderConfig, ShapesConfig, ShardConfig, ShardPlan, shapes};
 use distributed::{Communicator, run_ranks};
 use trainer::clock::PhaseClock;
+use trainer::config::SyncConfig;
 use trainer::metrics::ScoreSums;
 use trainer::model::ImageClassifier;
 use trainer::optimizer::SgdConfig;
@@ -69,6 +70,7 @@ fn gradients<M: ImageClassifier + Sync>(
             drop_last: false,
             shard_index: communicator.rank(),
             num_shards: world_size,
+            num_own_shards: 1,
         })
         .unwrap();
         let how = LoaderConfig {
@@ -94,13 +96,13 @@ fn first_velocity<M: ImageClassifier>(
         label_smoothing: 0.1,
         clip_norm: None,
         sync_batch_norm,
-        bucket_cap_bytes: 16 << 10,
+        sync: SyncConfig { bucket_cap_bytes: 16 << 10, ..SyncConfig::default() },
     };
     // Each rank's own: a clone would share norm statistics with the other ranks' models.
     let model = model.valid().train();
     let mut stepper = Stepper::new(model, config, Arc::clone(communicator), &Device::flex()).unwrap();
     let (mut scores, mut clock) = (ScoreSums::default(), PhaseClock::new());
-    let at = StepPosition { epoch: 0, step: 0 };
+    let at = StepPosition { epoch: 0, step: 0, must_meet: false };
     stepper.step(at, loaded, 0.1, false, &mut scores, &mut clock).unwrap();
     stepper.optimizer().velocities().to_vec()
 }

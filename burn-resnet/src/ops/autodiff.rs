@@ -14,8 +14,8 @@ use burn::backend::{Autodiff, AutodiffBackend};
 use burn::tensor::FloatDType;
 
 use super::{
-    BatchNormGradients, BatchNormOptions, BatchNormOutput, FusedGradients, FusedOptions, FusedOutput, FusedSaved,
-    ResNetOps, average, fused,
+    BatchNormGradients, BatchNormOptions, BatchNormOutput, FusedGradients, FusedOptions, FusedOutput, FusedSaved, Gate,
+    ResNetOps, average, fused, gate,
 };
 
 #[derive(Debug)]
@@ -129,6 +129,10 @@ impl<B: ResNetOps, C: CheckpointStrategy> ResNetOps for Autodiff<B, C> {
         _options: FusedOptions,
     ) -> FusedGradients<Self> {
         panic!("fused_train_backward: its own derivative is not implemented");
+    }
+
+    fn gate(parameter: FloatTensor<Self>, input: FloatTensor<Self>, gate: Gate) -> FloatTensor<Self> {
+        gate::tracked::<B, C>(parameter, input, gate)
     }
 
     fn global_average(input: FloatTensor<Self>) -> FloatTensor<Self> {

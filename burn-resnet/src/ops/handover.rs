@@ -32,13 +32,11 @@ pub struct Handover {
     pub beta: ParamId,
 }
 
-impl Handover {
-    /// Hands one gradient over, read back from its device.
-    ///
-    /// # Panics
-    /// When the device fails: a backward pass has no error to return.
-    pub(super) fn give<B: Backend>(&self, parameter: ParamId, gradient: FloatTensor<B>) {
-        let data = read_sync(B::float_into_data(gradient)).expect("a gradient just computed can be read");
-        self.sink.take(parameter, data.as_slice().expect("gradients of parameters are f32"));
-    }
+/// Hands one gradient over, read back from its device, contiguous.
+///
+/// # Panics
+/// When the device fails: a backward pass has no error to return.
+pub(super) fn give<B: Backend>(sink: &dyn GradientSink, parameter: ParamId, gradient: FloatTensor<B>) {
+    let data = read_sync(B::float_into_data(gradient)).expect("a gradient just computed can be read");
+    sink.take(parameter, data.as_slice().expect("gradients of parameters are f32"));
 }

@@ -14,6 +14,7 @@ mod composed;
 #[cfg(feature = "flex")]
 mod flex;
 mod fused;
+mod gate;
 mod handover;
 mod statistics;
 pub(crate) mod stock;
@@ -29,6 +30,7 @@ pub use clock::{KernelTime, kernel_times};
 pub use fused::{
     Branch, FusedGradients, FusedOptions, FusedOutput, FusedSaved, Residual, fused_inference, fused_train,
 };
+pub use gate::{Gate, gated};
 pub use handover::{GradientSink, Handover};
 pub use statistics::StatisticsReducer;
 
@@ -142,6 +144,11 @@ pub trait ResNetOps: Backend {
         options: FusedOptions,
     ) -> FusedGradients<Self> {
         fused::composed::backward::<Self>(saved, output_gradient, options)
+    }
+
+    /// The parameter, unchanged; on autodiff tensors its gradient goes through the gate, and none to the tape.
+    fn gate(parameter: FloatTensor<Self>, _input: FloatTensor<Self>, _gate: Gate) -> FloatTensor<Self> {
+        parameter
     }
 
     /// The mean over all pixels in f32: `[N, H, W, C]` to `[N, C]`.

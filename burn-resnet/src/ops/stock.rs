@@ -6,12 +6,28 @@
 //! the first convolution to the average, and the permutations cost nothing. (Kept channels-last
 //! in memory, Flex would copy twice around each convolution, forward and backward.)
 
+use std::sync::Arc;
+
+use burn::nn::Linear;
 use burn::nn::conv::Conv2d;
+use burn::tensor::module::{conv2d, linear as multiply_add};
+use burn::tensor::ops::ConvOptions;
 use burn::tensor::{Slice, Tensor, activation};
 
-/// Convolution.
-pub(crate) fn conv(conv: &Conv2d, input: Tensor<4>) -> Tensor<4> {
-    to_channels_last(conv.forward(to_planes(input)))
+use super::{GradientSink, gated};
+
+/// Convolution without bias, by `padding` pixels on each side.
+pub(crate) fn conv(conv: &Conv2d, padding: usize, input: Tensor<4>, sink: Option<&Arc<dyn GradientSink>>) -> Tensor<4> {
+    let weight = gated(&conv.weight, &input, sink);
+    let options = ConvOptions::new(conv.stride, [padding; 2], [1; 2], 1);
+    to_channels_last(conv2d(to_planes(input), weight, None, options))
+}
+
+/// Linear layer: `[N, C]` to `[N, K]`.
+pub(crate) fn linear(linear: &Linear, input: Tensor<2>, sink: Option<&Arc<dyn GradientSink>>) -> Tensor<2> {
+    let weight = gated(&linear.weight, &input, sink);
+    let bias = linear.bias.as_ref().map(|bias| gated(bias, &input, sink));
+    multiply_add(input, weight, bias)
 }
 
 /// `max(input, 0)`.

@@ -2,6 +2,10 @@
 //!
 //! In: a communicator. Out: a panic at the first claim that does not hold. Invariant: all ranks run the same checks in the same order.
 #![allow(clippy::unwrap_used, reason = "test code")]
+#![allow(dead_code, reason = "not every test binary runs every check")]
+
+pub(crate) mod messages;
+pub(crate) mod reductions;
 
 use distributed::{CollectiveError, Communicator};
 
@@ -11,6 +15,13 @@ const LENGTHS: [usize; 4] = [0, 1, 10_007, (1 << 18) + 3];
 /// Runs all checks; must be called by all ranks.
 pub(crate) fn check(communicator: &dyn Communicator) {
     ranks_agree_with_their_topology(communicator);
+    collectives(communicator);
+    messages::check(communicator);
+    reductions::check(communicator);
+}
+
+/// The checks of collectives.
+fn collectives(communicator: &dyn Communicator) {
     for length in LENGTHS {
         sums_are_right_and_equal_on_all_ranks(communicator, length);
         integers_are_summed_exactly(communicator, length);

@@ -2,6 +2,7 @@
 //!
 //! In: flags, or TOML with the flags' names as keys. Out: options. Invariant: unknown keys are refused.
 
+use super::sync::SyncArgs;
 use crate::choices::{
     AugmentKind, BatchNormKind, ConvolutionKind, CpuKind, DatasetKind, DeviceChoice, Dtype, KernelsKind,
     OnBadImageKind, ScheduleKind, ShortcutKind,
@@ -39,6 +40,9 @@ pub struct TrainArgs {
     /// Samples of a step.
     #[command(flatten)]
     pub batch: BatchArgs,
+    /// How the ranks' gradients or parameters become one.
+    #[command(flatten)]
+    pub sync: SyncArgs,
     /// Descent and loss.
     #[command(flatten)]
     pub optimizer: OptimizerArgs,
@@ -175,10 +179,6 @@ pub struct BatchArgs {
     /// Batch statistics of each rank alone (local) or of all ranks together (sync) [default: local]
     #[arg(long, value_enum, value_name = "KIND", hide_possible_values = true)]
     pub batch_norm: Option<BatchNormKind>,
-
-    /// Largest gradient bucket that is sent at once, MiB [default: 25]
-    #[arg(long, value_name = "MIB")]
-    pub bucket_mib: Option<f64>,
 }
 
 /// Stochastic gradient descent and its loss.

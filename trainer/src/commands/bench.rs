@@ -83,7 +83,7 @@ pub struct BenchResult {
 /// # Collective
 /// Must be called by all ranks.
 pub fn bench(args: &BenchArgs, world: &World) -> Result<BenchResult> {
-    let config = BenchConfig::resolve(args)?;
+    let config = BenchConfig::resolve(args, world.communicator.world_size())?;
     let communicator = Arc::clone(&world.communicator);
     let (device, threads) = world.prepare_compute(&config.compute)?;
     let batches = batches(&config, &*communicator)?;
@@ -111,7 +111,7 @@ pub fn bench(args: &BenchArgs, world: &World) -> Result<BenchResult> {
         scores = ScoreSums::default();
         let loaded = batches[step % batches.len()].clone();
         let num_samples = loaded.global_num_samples as u64;
-        let at = StepPosition { epoch: 0, step: step as u64 };
+        let at = StepPosition { epoch: 0, step: step as u64, must_meet: false };
         let start = Instant::now();
         stepper.step(at, loaded, LEARNING_RATE, false, &mut scores, &mut clock)?;
         if step >= config.warmup_steps {
@@ -191,6 +191,7 @@ fn batches(config: &BenchConfig, communicator: &dyn Communicator) -> Result<Vec<
         drop_last: true,
         shard_index: communicator.rank(),
         num_shards: communicator.world_size(),
+        num_own_shards: 1,
     })?;
     let how = LoaderConfig { num_threads: 0, ..LoaderConfig::new(config.batch_size_per_rank, data.normalization) };
     Ok(Loader::start(data.train, plan, how).collect::<Result<_, _>>()?)
@@ -202,6 +203,6 @@ fn step_config(config: &BenchConfig) -> StepConfig {
         label_smoothing: 0.0,
         clip_norm: None,
         sync_batch_norm: config.batch_norm == BatchNormKind::Sync,
-        bucket_cap_bytes: config.bucket_cap_bytes,
+        sync: config.sync.clone(),
     }
 }

@@ -5,7 +5,8 @@
 
 use super::error::ConfigError;
 use super::parts::{ComputeConfig, DataConfig, ModelConfig};
-use super::resolve::{at_least, bucket_cap_bytes, compute, model};
+use super::resolve::{at_least, compute, model};
+use super::sync::{self, SyncConfig};
 use super::{TrainConfig, data, file};
 use crate::choices::BatchNormKind;
 use crate::cli::{BenchArgs, DataArgs, EvalArgs, ModelArgs, PredictArgs, TrainArgs, TrainSplitArgs};
@@ -156,7 +157,7 @@ impl PredictConfig {
 }
 
 /// What `trainer bench` measures.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct BenchConfig {
     /// The network.
     pub model: ModelConfig,
@@ -172,8 +173,8 @@ pub struct BenchConfig {
     pub num_classes: usize,
     /// Over which samples batch statistics go.
     pub batch_norm: BatchNormKind,
-    /// Largest gradient bucket.
-    pub bucket_cap_bytes: usize,
+    /// How the ranks' gradients or parameters become one.
+    pub sync: SyncConfig,
     /// Seed of weights and pixels.
     pub seed: u64,
     /// Device and threads.
@@ -187,7 +188,7 @@ impl BenchConfig {
     ///
     /// # Errors
     /// A [`ConfigError`] naming the option and the remedy.
-    pub fn resolve(args: &BenchArgs) -> Result<Self, ConfigError> {
+    pub fn resolve(args: &BenchArgs, world_size: usize) -> Result<Self, ConfigError> {
         Ok(Self {
             model: model(&args.model)?,
             batch_size_per_rank: at_least("--batch-size-per-rank", args.batch_size_per_rank.unwrap_or(128), 1)?,
@@ -196,7 +197,7 @@ impl BenchConfig {
             image_size: at_least("--image-size", args.image_size.unwrap_or(32), 8)?,
             num_classes: at_least("--num-classes", args.num_classes.unwrap_or(10), 2)?,
             batch_norm: args.batch_norm.unwrap_or(BatchNormKind::Local),
-            bucket_cap_bytes: bucket_cap_bytes(args.bucket_mib)?,
+            sync: sync::sync(&args.sync, world_size)?,
             seed: args.seed.unwrap_or(0),
             compute: compute(&args.compute)?,
             json: args.json,

@@ -12,7 +12,7 @@ use std::path::Path;
 use toml::{Table, Value};
 
 /// A choice (`section.key`) and what only has a meaning together with its value.
-const DEPENDENTS: [(&str, &[&str]); 5] = [
+const DEPENDENTS: [(&str, &[&str]); 8] = [
     (
         "data.dataset",
         &[
@@ -31,6 +31,22 @@ const DEPENDENTS: [(&str, &[&str]); 5] = [
             "train-split.augment",
         ],
     ),
+    (
+        "sync.sync",
+        &[
+            "sync.reduction",
+            "sync.virtual-shards",
+            "sync.compress",
+            "sync.compress-warmup-steps",
+            "sync.servers",
+            "sync.server-placement",
+            "sync.staleness",
+            "sync.every",
+            "sync.from-step",
+        ],
+    ),
+    ("sync.reduction", &["sync.virtual-shards", "sync.compress", "sync.compress-warmup-steps"]),
+    ("sync.compress", &["sync.compress-warmup-steps", "sync.reduction", "sync.virtual-shards"]),
     ("schedule.schedule", &["schedule.milestones", "schedule.gamma"]),
     ("optimizer.scale-learning-rate", &["optimizer.reference-batch-size"]),
     ("model.model", &["model.depth"]),

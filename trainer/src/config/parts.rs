@@ -138,12 +138,10 @@ pub struct BatchConfig {
     pub micro_batch_size: usize,
     /// Forward and backward passes of a step.
     pub grad_accum_steps: usize,
-    /// Number of ranks.
+    /// Number of ranks that train.
     pub world_size: usize,
     /// Over which samples batch statistics go.
     pub batch_norm: BatchNormKind,
-    /// Largest gradient bucket.
-    pub bucket_cap_bytes: usize,
 }
 
 /// Descent and loss.

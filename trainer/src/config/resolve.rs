@@ -25,10 +25,14 @@ const MAX_AUGMENTED_SIZE: usize = 64;
 pub(super) fn train(args: &TrainArgs, world_size: usize) -> Result<TrainConfig, ConfigError> {
     let data = super::data::data(&args.data, &args.train_split)?;
     let kind = data.source.kind();
+    let sync = super::sync::sync(&args.sync, world_size)?;
+    let batch = batch(&args.batch, kind, sync.method.num_workers(world_size), sync.method.virtual_shards())?;
+    super::sync::fits_batch(&sync, &batch, &args.batch)?;
     Ok(TrainConfig {
         model: model(&args.model)?,
         train_split: train_split(&args.train_split, kind, data.source.image_size())?,
-        batch: batch(&args.batch, kind, world_size)?,
+        batch,
+        sync,
         optimizer: optimizer(&args.optimizer)?,
         schedule: schedule(&args.schedule, kind)?,
         run: run(&args.run, args.resume)?,
@@ -73,10 +77,16 @@ fn train_split(args: &TrainSplitArgs, kind: DatasetKind, image_size: usize) -> R
     })
 }
 
-fn batch(args: &BatchArgs, kind: DatasetKind, world_size: usize) -> Result<BatchConfig, ConfigError> {
+/// `virtual_shards`: the parts a global batch is computed in, where that is not accumulation times ranks.
+fn batch(
+    args: &BatchArgs,
+    kind: DatasetKind,
+    world_size: usize,
+    virtual_shards: Option<usize>,
+) -> Result<BatchConfig, ConfigError> {
     assert!(world_size > 0, "world_size: expected at least 1, got 0");
     let grad_accum_steps = at_least("--grad-accum-steps", args.grad_accum_steps.unwrap_or(1), 1)?;
-    let parts = at_least("--grad-accum-steps", grad_accum_steps.saturating_mul(world_size), 1)?;
+    let parts = virtual_shards.unwrap_or_else(|| grad_accum_steps.saturating_mul(world_size));
     let default = if matches!(kind, DatasetKind::Shapes | DatasetKind::Synthetic) { 64 } else { 128 };
     let micro_batch_size = match (args.global_batch_size, args.batch_size_per_rank) {
         (Some(_), Some(_)) => {
@@ -113,14 +123,7 @@ fn batch(args: &BatchArgs, kind: DatasetKind, world_size: usize) -> Result<Batch
         grad_accum_steps,
         world_size,
         batch_norm: args.batch_norm.unwrap_or(BatchNormKind::Local),
-        bucket_cap_bytes: bucket_cap_bytes(args.bucket_mib)?,
     })
-}
-
-pub(super) fn bucket_cap_bytes(mib: Option<f64>) -> Result<usize, ConfigError> {
-    let mib =
-        in_range("--bucket-mib", mib.unwrap_or(25.0), "0.001 to 4096 MiB", |mib| (0.001..=4096.0).contains(&mib))?;
-    Ok((mib * MIB).round() as usize)
 }
 
 fn optimizer(args: &OptimizerArgs) -> Result<OptimizerConfig, ConfigError> {

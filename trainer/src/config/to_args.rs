@@ -7,7 +7,6 @@ use super::TrainConfig;
 use super::parts::{
     BatchConfig, Course, DataConfig, DataSource, ModelConfig, OptimizerConfig, RunConfig, ScheduleConfig,
 };
-use super::resolve::MIB;
 use crate::cli::{
     BatchArgs, ComputeArgs, DataArgs, ModelArgs, OptimizerArgs, RunArgs, ScheduleArgs, TrainArgs, TrainSplitArgs,
 };
@@ -20,7 +19,8 @@ pub(super) fn to_args(config: &TrainConfig) -> TrainArgs {
         model: config.model.to_args(),
         data: config.data.to_args(),
         train_split: train_split_args(config),
-        batch: config.batch.to_args(),
+        batch: config.batch.to_args(config.sync.method.virtual_shards().is_some()),
+        sync: config.sync.to_args(),
         optimizer: config.optimizer.to_args(),
         schedule: config.schedule.to_args(),
         run: config.run.to_args(),
@@ -92,13 +92,12 @@ impl DataConfig {
 }
 
 impl BatchConfig {
-    fn to_args(&self) -> BatchArgs {
+    fn to_args(&self, has_virtual_shards: bool) -> BatchArgs {
         BatchArgs {
             global_batch_size: Some(self.global_batch_size),
             batch_size_per_rank: None,
-            grad_accum_steps: Some(self.grad_accum_steps),
+            grad_accum_steps: (!has_virtual_shards).then_some(self.grad_accum_steps),
             batch_norm: Some(self.batch_norm),
-            bucket_mib: Some(self.bucket_cap_bytes as f64 / MIB),
         }
     }
 }

@@ -12,6 +12,7 @@ use burn::backend::{Autodiff, AutodiffBackend, Backend, TensorMetadata};
 
 use super::{Branch, FusedOptions, FusedOutput, FusedSaved, Residual};
 use crate::ops::ResNetOps;
+use crate::ops::handover::give;
 
 #[derive(Debug)]
 struct FusedTrainBackward;
@@ -49,7 +50,7 @@ impl<B: ResNetOps> Backward<B, 5> for FusedTrainBackward {
             Some(to) => {
                 for ((node, gradient), parameter) in parameters.into_iter().zip([to.weight, to.gamma, to.beta]) {
                     if node.is_some() {
-                        to.give::<B>(parameter, gradient);
+                        give::<B>(&*to.sink, parameter, gradient);
                     }
                 }
             }

@@ -1,0 +1,74 @@
+//! A parameter's way into a layer of burn's own, which hands its gradient over as soon as that layer's backward ran.
+//!
+//! In: a parameter and the layer's input. Out: the parameter as the layer is to use it. Invariant: the layer's input is a parent
+//! on the tape only to set the time: burn runs backward by depth, and a node over the parameter alone would come last of all.
+
+use burn::backend::autodiff::checkpoint::base::Checkpointer;
+use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
+use burn::backend::autodiff::grads::Gradients;
+use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{Autodiff, Backend, Dispatch};
+use burn::module::{Param, ParamId};
+use burn::tensor::Tensor;
+
+use super::handover::give;
+use super::{GradientSink, ResNetOps};
+use std::sync::Arc;
+
+/// Where a gated parameter's gradient goes.
+#[derive(Clone, Debug)]
+pub struct Gate {
+    /// Who takes it.
+    pub sink: Arc<dyn GradientSink>,
+    /// Whose it is.
+    pub parameter: ParamId,
+}
+
+/// `parameter` for one use together with `input`, its gradient going to `sink`. Without a sink, or for a frozen parameter, it is
+/// the parameter itself.
+///
+/// With it every layer made of burn's own operations can stream its gradients: gate each parameter where it is used.
+///
+/// # Shapes
+/// Any; returns the parameter's.
+pub fn gated<const D: usize, const E: usize>(
+    parameter: &Param<Tensor<D>>,
+    input: &Tensor<E>,
+    sink: Option<&Arc<dyn GradientSink>>,
+) -> Tensor<D> {
+    let tensor = parameter.val();
+    match sink {
+        Some(sink) if tensor.is_require_grad() => {
+            let gate = Gate { sink: Arc::clone(sink), parameter: parameter.id };
+            let input = input.clone().into_dispatch();
+            Tensor::from_dispatch(<Dispatch as ResNetOps>::gate(tensor.into_dispatch(), input, gate))
+        }
+        _ => tensor,
+    }
+}
+
+#[derive(Debug)]
+struct GateBackward;
+
+impl<B: Backend> Backward<B, 2> for GateBackward {
+    type State = Gate;
+
+    fn backward(self, ops: Ops<Self::State, 2>, gradients: &mut Gradients, _checkpointer: &mut Checkpointer) {
+        let gradient = gradients.consume::<B>(&ops.node);
+        give::<B>(&*ops.state.sink, ops.state.parameter, gradient);
+    }
+}
+
+pub(super) fn tracked<B: ResNetOps, C: CheckpointStrategy>(
+    parameter: FloatTensor<Autodiff<B, C>>,
+    input: FloatTensor<Autodiff<B, C>>,
+    gate: Gate,
+) -> FloatTensor<Autodiff<B, C>> {
+    let prepared = GateBackward.prepare::<C>([parameter.node(), input.node()]).compute_bound().stateful();
+    let output = parameter.into_primitive();
+    match prepared {
+        OpsKind::Tracked(prepared) => prepared.finish(gate, output),
+        OpsKind::UnTracked(prepared) => prepared.finish(output),
+    }
+}

@@ -1,0 +1,176 @@
+//! A sum whose bits do not depend on which rank holds which shard.
+//!
+//! In: any number of equally long shards a rank. Out: their sum, the same bits for every distribution of the same shards.
+//! Invariant: shards become integers by one scale, drawn from the largest magnitude anywhere; integers add up in any order.
+//!
+//! The largest magnitude takes 51 bits and the sum of up to 2^11 shards 62, so a number keeps all of its 24 bits unless it is more
+//! than 2^27 times smaller than the largest; below that the error is at most 2^-52 of the largest, far under that of an f32 sum.
+
+use std::sync::Arc;
+
+use super::HierarchicalReducer;
+use crate::{CollectiveError, Communicator};
+
+/// Bits of the largest magnitude, as an integer.
+const MAGNITUDE_BITS: i32 = 51;
+
+/// Logarithm of the number of shards above which each gets fewer bits.
+const SHARDS_BITS: i32 = 62 - MAGNITUDE_BITS;
+
+/// Numbers that go through shared memory at once.
+const SHARED_PIECE: usize = 1 << 16;
+
+/// Numbers that go through messages at once.
+const MESSAGE_PIECE: usize = 1 << 20;
+
+/// Adding it to an f64 below 2^51 in magnitude rounds that to an integer, in the low bits of the sum.
+const ROUNDER: f64 = 1.5 * (1_u64 << 52) as f64;
+
+/// Bits of the smallest f32 that is not finite.
+const INFINITE: u32 = f32::INFINITY.to_bits();
+
+/// All-reduce as integers.
+#[derive(Debug)]
+pub struct ExactReducer {
+    communicator: Arc<dyn Communicator>,
+    /// Sums through shared memory, where there is some.
+    nodes: Option<HierarchicalReducer>,
+    fixed: Vec<u64>,
+}
+
+impl ExactReducer {
+    /// A reducer on `communicator`.
+    ///
+    /// # Errors
+    /// When the job ends.
+    ///
+    /// # Collective
+    /// Must be called by all ranks.
+    pub fn new(communicator: Arc<dyn Communicator>) -> Result<Self, CollectiveError> {
+        let nodes = HierarchicalReducer::new(Arc::clone(&communicator))?;
+        let nodes = Some(nodes).filter(HierarchicalReducer::shares_memory);
+        Ok(Self { communicator, nodes, fixed: Vec::new() })
+    }
+
+    /// Replaces `values`, one shard, by the sum over all ranks.
+    ///
+    /// # Errors
+    /// As for [`sum_shards`](ExactReducer::sum_shards).
+    ///
+    /// # Collective
+    /// Must be called by all ranks, with equal lengths.
+    pub fn sum(&mut self, values: &mut [f32]) -> Result<(), CollectiveError> {
+        let Some(scale) = self.scale(&[values])? else {
+            values.fill(f32::NAN);
+            return Ok(());
+        };
+        values.chunks_mut(self.piece()).try_for_each(|piece| {
+            self.set(piece, scale);
+            self.finish(scale, piece)
+        })
+    }
+
+    /// Fills `sums` with the sum of all `shards` of all ranks; a rank may bring any number of them, also none.
+    ///
+    /// If any number is NaN or infinite, all sums are NaN, on every rank. Zeros lose their sign.
+    ///
+    /// # Errors
+    /// When lengths differ between ranks (where the communicator can tell), or the job ends.
+    ///
+    /// # Panics
+    /// When a shard is not as long as `sums`.
+    ///
+    /// # Collective
+    /// Must be called by all ranks, with equal lengths.
+    pub fn sum_shards(&mut self, shards: &[&[f32]], sums: &mut [f32]) -> Result<(), CollectiveError> {
+        assert!(shards.iter().all(|shard| shard.len() == sums.len()), "shards are as long as their sum");
+        let Some(scale) = self.scale(shards)? else {
+            sums.fill(f32::NAN);
+            return Ok(());
+        };
+        let mut start = 0;
+        for sums in sums.chunks_mut(self.piece()) {
+            let range = start..start + sums.len();
+            start = range.end;
+            match shards {
+                [] => {
+                    self.fixed.clear();
+                    self.fixed.resize(sums.len(), 0);
+                }
+                [first, others @ ..] => {
+                    self.set(&first[range.clone()], scale);
+                    others.iter().for_each(|shard| self.add(&shard[range.clone()], scale));
+                }
+            }
+            self.finish(scale, sums)?;
+        }
+        Ok(())
+    }
+
+    /// Numbers that are summed at once: those that stay in the cache of a core, or that are worth a message.
+    fn piece(&self) -> usize {
+        if self.nodes.is_some() { SHARED_PIECE } else { MESSAGE_PIECE }
+    }
+
+    /// The power of two by which numbers become integers, the same on every rank; none when a number is not finite.
+    fn scale(&self, shards: &[&[f32]]) -> Result<Option<f64>, CollectiveError> {
+        let largest = shards.iter().map(|shard| largest_magnitude(shard)).max().unwrap_or(0);
+        let mut largest = [u64::from(largest)];
+        let mut num_shards = [shards.len() as u64];
+        self.communicator.all_reduce_max_u64(&mut largest)?;
+        self.communicator.all_reduce_sum_u64(&mut num_shards)?;
+        let largest = u32::try_from(largest[0]).expect("a maximum of 32-bit numbers");
+        if largest >= INFINITE {
+            return Ok(None);
+        }
+        // 2^exponent is above the largest magnitude; subnormals have the exponent of the smallest normal number.
+        let exponent = (largest >> 23).max(1) as i32 - 126;
+        let headroom = (num_shards[0].max(1).next_power_of_two().ilog2() as i32 - SHARDS_BITS).max(0);
+        Ok(Some(2.0_f64.powi(MAGNITUDE_BITS - exponent - headroom)))
+    }
+
+    fn set(&mut self, values: &[f32], scale: f64) {
+        self.fixed.clear();
+        self.fixed.extend(values.iter().map(|&value| to_fixed(value, scale)));
+    }
+
+    fn add(&mut self, values: &[f32], scale: f64) {
+        let pairs = self.fixed.iter_mut().zip(values);
+        pairs.for_each(|(sum, &value)| *sum = sum.wrapping_add(to_fixed(value, scale)));
+    }
+
+    /// Sums `fixed` over all ranks.
+    fn finish(&mut self, scale: f64, sums: &mut [f32]) -> Result<(), CollectiveError> {
+        match &mut self.nodes {
+            Some(nodes) => nodes.reduce(&mut self.fixed)?,
+            None => self.communicator.all_reduce_sum_u64(&mut self.fixed)?,
+        }
+        let unit = scale.recip();
+        sums.iter_mut().zip(&self.fixed).for_each(|(sum, &fixed)| *sum = (fixed.cast_signed() as f64 * unit) as f32);
+        Ok(())
+    }
+}
+
+/// The bits of the largest magnitude; those of infinities and NaNs are above all others.
+fn largest_magnitude(values: &[f32]) -> u32 {
+    values.iter().fold(0, |largest, value| largest.max(value.abs().to_bits()))
+}
+
+/// `value * scale`, rounded to an integer in two's complement.
+fn to_fixed(value: f32, scale: f64) -> u64 {
+    (f64::from(value) * scale + ROUNDER).to_bits().wrapping_sub(ROUNDER.to_bits())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn integers_are_rounded_to_even_and_signed() {
+        let fixed = |value| to_fixed(value, 1.0).cast_signed();
+        assert_eq!([0.0, -0.0, 0.5, 1.5, -2.5, -3.0, 8_388_607.0].map(fixed), [0, 0, 0, 2, -2, -3, 8_388_607]);
+        let largest = 2.0_f64.powi(MAGNITUDE_BITS);
+        assert_eq!(to_fixed(1.0, largest).cast_signed(), 1 << MAGNITUDE_BITS);
+        assert_eq!(to_fixed(-1.0, largest).cast_signed(), -(1 << MAGNITUDE_BITS));
+    }
+}

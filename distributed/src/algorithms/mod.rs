@@ -1,0 +1,130 @@
+//! All-reduce algorithms of our own, over the messages of a communicator.
+//!
+//! In: a buffer on every rank. Out: the sum over all ranks, the same bits on every rank.
+//! Invariant: each element is summed on one rank in an order that depends on ranks alone, and copied to the others.
+//! Source: Patarasuk & Yuan 2009 (ring); Thakur, Rabenseifner & Gropp 2005 (halving and doubling).
+
+use std::sync::Arc;
+
+use crate::{CollectiveError, Communicator};
+
+pub use self::exact::ExactReducer;
+pub use self::hierarchical::HierarchicalReducer;
+
+mod exact;
+mod group;
+mod halving_doubling;
+mod hierarchical;
+mod ring;
+
+use self::group::{Group, Scratch};
+#[cfg(feature = "mpi")]
+pub(crate) use self::group::{Number, add};
+
+/// How gradients are summed over ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ReductionKind {
+    /// As the communicator's own `all_reduce_sum` does.
+    Library,
+    /// In slices that go round all ranks.
+    Ring,
+    /// By recursive halving, then doubling: fewer and larger messages than a ring.
+    HalvingDoubling,
+    /// Inside each node, then between the first ranks of the nodes, then inside each node again.
+    Hierarchical,
+    /// As integers: the same bits for any distribution of the same shards over ranks.
+    Exact,
+}
+
+/// Sums buffers over all ranks by one algorithm; keeps its second buffers.
+#[derive(Debug)]
+pub struct AllReducer {
+    communicator: Arc<dyn Communicator>,
+    kind: ReductionKind,
+    algorithm: Algorithm,
+}
+
+#[derive(Debug)]
+enum Algorithm {
+    Library,
+    Ring(Group, Scratch),
+    HalvingDoubling(Group, Scratch),
+    Hierarchical(HierarchicalReducer),
+    Exact(ExactReducer),
+}
+
+impl AllReducer {
+    /// A reducer on `communicator`, on which no other thread may make calls while this one sums.
+    ///
+    /// # Errors
+    /// When the job ends.
+    ///
+    /// # Collective
+    /// Must be called by all ranks, with the same kind.
+    pub fn new(kind: ReductionKind, communicator: Arc<dyn Communicator>) -> Result<Self, CollectiveError> {
+        let world = Group::world(&*communicator);
+        let algorithm = match kind {
+            ReductionKind::Library => Algorithm::Library,
+            ReductionKind::Ring => Algorithm::Ring(world, Scratch::default()),
+            ReductionKind::HalvingDoubling => Algorithm::HalvingDoubling(world, Scratch::default()),
+            ReductionKind::Hierarchical => {
+                Algorithm::Hierarchical(HierarchicalReducer::new(Arc::clone(&communicator))?)
+            }
+            ReductionKind::Exact => Algorithm::Exact(ExactReducer::new(Arc::clone(&communicator))?),
+        };
+        Ok(Self { communicator, kind, algorithm })
+    }
+
+    /// The algorithm.
+    pub fn kind(&self) -> ReductionKind {
+        self.kind
+    }
+
+    /// Replaces `values` by their sum over all ranks.
+    ///
+    /// Allocates nothing once it has seen its longest buffer. [`ReductionKind::Exact`] takes `values` as one shard.
+    ///
+    /// # Errors
+    /// When lengths differ between ranks (where the communicator can tell), or the job ends.
+    ///
+    /// # Collective
+    /// Must be called by all ranks, with equal lengths.
+    pub fn sum(&mut self, values: &mut [f32]) -> Result<(), CollectiveError> {
+        match &mut self.algorithm {
+            Algorithm::Library => self.communicator.all_reduce_sum(values),
+            Algorithm::Ring(group, scratch) => ring::sum(&*self.communicator, group, scratch, values),
+            Algorithm::HalvingDoubling(group, scratch) => {
+                halving_doubling::sum(&*self.communicator, group, scratch, values)
+            }
+            Algorithm::Hierarchical(reducer) => reducer.sum(values),
+            Algorithm::Exact(reducer) => reducer.sum(values),
+        }
+    }
+
+    /// Fills `sums` with the sum of all `shards` of all ranks; a rank may bring any number of them, also none.
+    ///
+    /// All but [`ReductionKind::Exact`] first add the shards of this rank, in their order.
+    ///
+    /// # Errors
+    /// As for [`sum`](AllReducer::sum).
+    ///
+    /// # Panics
+    /// When a shard is not as long as `sums`.
+    ///
+    /// # Collective
+    /// Must be called by all ranks, with equal lengths.
+    pub fn sum_shards(&mut self, shards: &[&[f32]], sums: &mut [f32]) -> Result<(), CollectiveError> {
+        if let Algorithm::Exact(reducer) = &mut self.algorithm {
+            return reducer.sum_shards(shards, sums);
+        }
+        match shards {
+            [] => sums.fill(0.0),
+            [first, others @ ..] => {
+                sums.copy_from_slice(first);
+                others.iter().for_each(|shard| group::add(sums, shard));
+            }
+        }
+        self.sum(sums)
+    }
+}

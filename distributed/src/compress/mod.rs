@@ -1,0 +1,290 @@
+//! Gradient compression: the sum of one flat bucket over all ranks, with fewer bytes on the wire.
+//!
+//! In: this rank's gradients, weighted by the caller. Out: about their sum, the same bits on every rank, and what it cost.
+//! Invariant: what a step leaves out is kept and put into the next one (error feedback): Σ residuals + result = Σ inputs, where an
+//! input is a gradient plus the residual before; NaN and infinity of any rank end as non-finite values in the result of all.
+//! Source: Karimireddy et al. 2019, Error Feedback Fixes SignSGD (1901.09847); each method names its own.
+
+mod half_wire;
+mod kind;
+mod matrix;
+mod power_sgd;
+mod random;
+mod top_k;
+
+use std::ops::{AddAssign, Range};
+
+use half::{bf16, f16};
+
+use self::half_wire::HalfWire;
+pub use self::kind::{CompressionKind, ParseCompressionError};
+use self::matrix::norm_squared;
+use self::power_sgd::PowerSgd;
+use self::top_k::TopK;
+use crate::communicator::expect_equal;
+use crate::{CollectiveError, Communicator};
+
+/// A gradient tensor within a bucket, seen as a matrix.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TensorSpan {
+    /// Its elements within the bucket.
+    pub range: Range<usize>,
+    /// Rows of the matrix: for a weight the output channels, for a vector its length or 1.
+    pub rows: usize,
+    /// Columns of the matrix, neighbours in memory: for a convolution input channels times height times width.
+    pub columns: usize,
+}
+
+/// Which tensors PowerSGD compresses; the others travel as they are.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct PowerSgdLimits {
+    /// Least number of elements.
+    pub min_elements: usize,
+    /// Least factor by which both factors together are smaller than the matrix; it must be exceeded.
+    pub min_rate: f64,
+}
+
+impl Default for PowerSgdLimits {
+    fn default() -> Self {
+        Self { min_elements: 1000, min_rate: 2.0 }
+    }
+}
+
+impl PowerSgdLimits {
+    /// Whether a tensor is a matrix that rank `rank` makes small enough.
+    fn compress(&self, rank: usize, span: &TensorSpan) -> bool {
+        let (rows, columns) = (span.rows, span.columns);
+        let factors = rank as f64 * (rows as f64 + columns as f64);
+        rows.min(columns) > 1
+            && rows * columns >= self.min_elements
+            && factors * self.min_rate < (rows * columns) as f64
+    }
+}
+
+/// What one sum cost and lost; reports of several buckets, steps and ranks are added up.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct CompressionReport {
+    /// Bytes this rank sent, for `L` elements on `N` ranks. An all-reduce counts as a ring, 8 L (N−1) / N, rounded down; an
+    /// all-gather of B bytes a rank as B (N−1).
+    ///
+    /// | kind | bytes |
+    /// | --- | --- |
+    /// | none, warm-up | an all-reduce of L |
+    /// | bf16 | 2 (L − S) + 2 S (N−1), S = elements of this rank's segment, about L / N: half of an all-reduce |
+    /// | f16 | the same and an all-gather of 4 |
+    /// | powersgd | an all-reduce of the plain elements with all P, one of all Q: R (rows + columns) a matrix |
+    /// | topk | an all-gather of 8 ⌈L P / 100⌉: less than an all-reduce for P below 100 / N |
+    pub bytes_sent: u64,
+    /// What an all-reduce of the same elements as 32-bit floats sends: 8 L (N−1) / N, rounded down.
+    pub uncompressed_bytes: u64,
+    /// Squared norm of the part of this rank's input that the result misses; with 16-bit wires, of all roundings this rank made.
+    pub error_squared: f64,
+    /// Squared norm of this rank's input, its gradients plus what was kept back before.
+    pub input_squared: f64,
+}
+
+impl CompressionReport {
+    /// `sqrt(Σ error² / Σ input²)`; 0 where the input is 0.
+    pub fn relative_error(&self) -> f64 {
+        if self.input_squared == 0.0 { 0.0 } else { (self.error_squared / self.input_squared).sqrt() }
+    }
+}
+
+impl AddAssign for CompressionReport {
+    fn add_assign(&mut self, other: Self) {
+        self.bytes_sent += other.bytes_sent;
+        self.uncompressed_bytes += other.uncompressed_bytes;
+        self.error_squared += other.error_squared;
+        self.input_squared += other.input_squared;
+    }
+}
+
+/// Elements that are worked on at once where a bucket is passed over: a few such blocks fit the first-level cache together.
+const BLOCK: usize = 2048;
+
+/// What a method reports of one sum.
+#[derive(Debug)]
+struct Outcome {
+    bytes_sent: u64,
+    error_squared: f64,
+}
+
+/// The state of each kind.
+#[derive(Debug)]
+enum Method {
+    None,
+    Bf16(HalfWire<bf16>),
+    F16(HalfWire<f16>),
+    PowerSgd(PowerSgd),
+    TopK(TopK),
+}
+
+/// Sums one bucket of gradients over all ranks, compressed; keeps what was left out for the next step.
+///
+/// Top-k and the 16-bit wires work on the bucket as a whole, vectors and small tensors included. A world of one rank compresses too,
+/// so that the effect on the training can be seen without a second rank; it sends nothing.
+#[derive(Debug)]
+pub struct BucketCompressor {
+    kind: CompressionKind,
+    spans: Vec<TensorSpan>,
+    seed: u64,
+    limits: PowerSgdLimits,
+    error_feedback: bool,
+    warmup_steps: u64,
+    num_steps: u64,
+    /// What this rank has kept back, one element for each of the bucket; empty for [`CompressionKind::None`].
+    residual: Vec<f32>,
+    method: Method,
+}
+
+impl BucketCompressor {
+    /// A compressor for a bucket that consists of `spans`, one after the other from element 0 on.
+    ///
+    /// All ranks must give equal arguments; see [`expect_equal_plans`](Self::expect_equal_plans). `seed` starts the factors of
+    /// PowerSGD, the other kinds draw nothing; buckets should have different seeds.
+    ///
+    /// # Panics
+    /// When the spans leave a gap, overlap, or do not have rows times columns elements, or `kind` has a rank of 0 or a percentage
+    /// that is not above 0 and at most 100.
+    pub fn new(kind: CompressionKind, spans: Vec<TensorSpan>, seed: u64) -> Self {
+        let mut length = 0;
+        for TensorSpan { range, rows, columns } in &spans {
+            assert_eq!(range.start, length, "spans: expected one after the other from element 0 on, got {range:?}");
+            assert_eq!(range.len(), rows * columns, "spans: expected {rows} x {columns} elements, got {range:?}");
+            length = range.end;
+        }
+        let limits = PowerSgdLimits::default();
+        let method = match kind {
+            CompressionKind::None => Method::None,
+            CompressionKind::Bf16 => Method::Bf16(HalfWire::new(length)),
+            CompressionKind::F16 => Method::F16(HalfWire::new(length)),
+            CompressionKind::PowerSgd { rank } => Method::PowerSgd(PowerSgd::new(rank, &spans, limits, seed)),
+            CompressionKind::TopK { percent } => Method::TopK(TopK::new(percent, length)),
+        };
+        let residual = vec![0.0; if kind == CompressionKind::None { 0 } else { length }];
+        let (error_feedback, warmup_steps, num_steps) = (true, 0, 0);
+        Self { kind, spans, seed, limits, error_feedback, warmup_steps, num_steps, residual, method }
+    }
+
+    /// Sums the first `steps` buckets uncompressed, 0 by default: gradients change fast at the start of a training.
+    #[must_use]
+    pub fn with_warmup_steps(mut self, steps: u64) -> Self {
+        self.warmup_steps = steps;
+        self
+    }
+
+    /// Whether what a step leaves out is put into the next one, by default it is; without, it is lost.
+    #[must_use]
+    pub fn with_error_feedback(mut self, error_feedback: bool) -> Self {
+        self.error_feedback = error_feedback;
+        self
+    }
+
+    /// Which tensors PowerSGD compresses; the other kinds ignore it.
+    #[must_use]
+    pub fn with_limits(mut self, limits: PowerSgdLimits) -> Self {
+        self.limits = limits;
+        if let CompressionKind::PowerSgd { rank } = self.kind {
+            self.method = Method::PowerSgd(PowerSgd::new(rank, &self.spans, limits, self.seed));
+        }
+        self
+    }
+
+    /// The kind of compression.
+    pub fn kind(&self) -> CompressionKind {
+        self.kind
+    }
+
+    /// What this rank has kept back, one element for each of the bucket; empty for [`CompressionKind::None`].
+    pub fn residual(&self) -> &[f32] {
+        &self.residual
+    }
+
+    /// Forgets what was kept back and starts the factors anew, for instance after a step that was skipped because its sum was not
+    /// finite; the residual is not finite then either. Steps made so far count on for the warm-up. All ranks must do it together.
+    pub fn reset(&mut self) {
+        self.residual.fill(0.0);
+        if let Method::PowerSgd(power_sgd) = &mut self.method {
+            power_sgd.reset();
+        }
+    }
+
+    /// Checks that all ranks compress alike.
+    ///
+    /// # Errors
+    /// [`CollectiveError::PlanMismatch`] with the first rank that differs from root, on all ranks.
+    ///
+    /// # Collective
+    /// Must be called by all ranks.
+    pub fn expect_equal_plans(&self, communicator: &dyn Communicator) -> Result<(), CollectiveError> {
+        let Self { kind, spans, seed, limits, error_feedback, warmup_steps, num_steps, .. } = self;
+        let shapes: Vec<String> = spans.iter().map(|span| format!("{}x{}", span.rows, span.columns)).collect();
+        let plan = format!(
+            "{kind} of {} (seed {seed}, at least {} elements, at least {} times smaller, error feedback {error_feedback}, \
+             warm-up {warmup_steps} steps, step {num_steps})",
+            shapes.join(" + "),
+            limits.min_elements,
+            limits.min_rate
+        );
+        expect_equal(communicator, "compression", &plan)
+    }
+
+    /// Replaces `values`, the elements of the bucket, by about their sum over all ranks, the same bits on every rank.
+    ///
+    /// # Errors
+    /// When lengths differ between ranks (where the communicator can tell), or the job ends. The state is undefined then.
+    ///
+    /// # Panics
+    /// When `values` does not have one element for each of the bucket.
+    ///
+    /// # Collective
+    /// Must be called by all ranks, at the same step.
+    pub fn sum(
+        &mut self,
+        values: &mut [f32],
+        communicator: &dyn Communicator,
+    ) -> Result<CompressionReport, CollectiveError> {
+        let length = self.spans.last().map_or(0, |span| span.range.end);
+        assert_eq!(values.len(), length, "compressed sum: expected one value for each of {length} elements");
+        let uncompressed_bytes = reduce_bytes_sent(communicator.world_size(), length);
+        self.num_steps += 1;
+        let warming_up = self.num_steps <= self.warmup_steps;
+        let mut input_squared = 0.0;
+        // The residual is 0 up to the end of the warm-up, and empty for `none`.
+        for (index, values) in values.chunks_mut(BLOCK).enumerate() {
+            let residual = self.residual.iter().skip(index * BLOCK);
+            values.iter_mut().zip(residual).for_each(|(value, residual)| *value += residual);
+            input_squared += norm_squared(values);
+        }
+        let residual = self.residual.as_mut_slice();
+        let outcome = match &mut self.method {
+            _ if warming_up => sum_plain(values, communicator),
+            Method::None => sum_plain(values, communicator),
+            Method::Bf16(wire) => wire.sum(values, residual, communicator),
+            Method::F16(wire) => wire.sum(values, residual, communicator),
+            Method::PowerSgd(power_sgd) => power_sgd.sum(values, residual, communicator),
+            Method::TopK(top_k) => top_k.sum(values, residual, communicator),
+        }?;
+        if !self.error_feedback {
+            self.residual.fill(0.0);
+        }
+        let Outcome { bytes_sent, error_squared } = outcome;
+        Ok(CompressionReport { bytes_sent, uncompressed_bytes, error_squared, input_squared })
+    }
+}
+
+/// The exact sum.
+fn sum_plain(values: &mut [f32], communicator: &dyn Communicator) -> Result<Outcome, CollectiveError> {
+    communicator.all_reduce_sum(values)?;
+    Ok(Outcome { bytes_sent: reduce_bytes_sent(communicator.world_size(), values.len()), error_squared: 0.0 })
+}
+
+/// Bytes a rank sends in a ring all-reduce of `length` 32-bit floats: 2 (N−1) / N of them, rounded down.
+fn reduce_bytes_sent(world_size: usize, length: usize) -> u64 {
+    (2 * (world_size - 1) * size_of::<f32>() * length / world_size) as u64
+}
+
+/// Bytes a rank sends in an all-gather to which each rank brings `bytes`: N−1 times these.
+fn gather_bytes_sent(world_size: usize, bytes: usize) -> u64 {
+    ((world_size - 1) * bytes) as u64
+}

@@ -1,0 +1,203 @@
+//! Sums of matrices as products of two narrow factors, found by one step of power iteration.
+//!
+//! In: matrices M_r of the ranks, with what earlier steps kept back. Out: M̂ = P Qᵀ with P an orthonormal basis of Σ M_r Q and then
+//! Q = Σ M_rᵀ P: the projection of Σ M_r on P.
+//! Invariant: each rank keeps e_r = M_r − P Pᵀ M_r, so Σ e_r + M̂ = Σ M_r; both factors have the same bits on every rank.
+//! Source: Vogels et al. 2019, PowerSGD (1905.13727), algorithms 1 and 2, for sums in place of means.
+//!
+//! All P of a bucket travel in one message, and before them the elements that are not compressed; all Q travel in a second one.
+//!
+//! Differs from the paper in what it takes for zero. A column of P that depends on the others up to rounding becomes zero, whatever
+//! the scale of the gradients, in place of an addend of 1e-8; and a column of Q is drawn anew when it has become zero, so that no
+//! part of the rank is lost for good. Q is orthonormal at the start of a step, so that P has the scale of the gradients.
+//!
+//! The paper keeps M_r less the mean M̂ / N. The sum of the residuals is the same, but those of two ranks then differ by all that
+//! their gradients have ever differed, without bound where ranks differ for good; here P also takes from each what it can.
+
+use std::ops::Range;
+
+use super::matrix::{add_product, norm_squared, orthogonalise, times_factor, transposed_times_factor};
+use super::random::Random;
+use super::{Outcome, PowerSgdLimits, TensorSpan, reduce_bytes_sent};
+use crate::{CollectiveError, Communicator};
+
+/// A matrix of the bucket, and its factors in the messages.
+#[derive(Debug)]
+struct Factored {
+    /// Place in the bucket.
+    range: Range<usize>,
+    columns: usize,
+    /// Place of P, transposed, in the first message.
+    p: Range<usize>,
+    rows: usize,
+    /// Place of Q, transposed, in the second message.
+    q: Range<usize>,
+}
+
+/// State of one bucket.
+#[derive(Debug)]
+pub(super) struct PowerSgd {
+    factored: Vec<Factored>,
+    /// Elements that are sent as they are.
+    plain: Vec<Range<usize>>,
+    /// The plain elements, then P of every matrix.
+    first: Vec<f32>,
+    /// Q of every matrix; between steps that of the last step, orthonormal.
+    second: Vec<f32>,
+    seed: u64,
+    /// Columns drawn so far, so that no two are alike.
+    drawn: u64,
+}
+
+impl PowerSgd {
+    /// For a bucket that consists of `spans`.
+    ///
+    /// # Panics
+    /// When `rank` is 0.
+    pub(super) fn new(rank: usize, spans: &[TensorSpan], limits: PowerSgdLimits, seed: u64) -> Self {
+        assert!(rank > 0, "powersgd: expected a rank of at least 1, got 0");
+        let (factored, plain): (Vec<_>, Vec<_>) = spans.iter().partition(|span| limits.compress(rank, span));
+        let plain: Vec<_> = plain.into_iter().map(|span| span.range.clone()).collect();
+        let mut first = plain.iter().map(Range::len).sum();
+        let mut second = 0;
+        let place = |end: &mut usize, length: usize| {
+            *end += length;
+            *end - length..*end
+        };
+        let factored = factored
+            .into_iter()
+            .map(|span| {
+                let rank = rank.min(span.rows).min(span.columns);
+                Factored {
+                    range: span.range.clone(),
+                    columns: span.columns,
+                    p: place(&mut first, rank * span.rows),
+                    rows: span.rows,
+                    q: place(&mut second, rank * span.columns),
+                }
+            })
+            .collect();
+        let mut state = Self { factored, plain, first: vec![0.0; first], second: vec![0.0; second], seed, drawn: 0 };
+        state.reset();
+        state
+    }
+
+    /// Draws all factors anew, as at the start.
+    pub(super) fn reset(&mut self) {
+        self.drawn = 0;
+        self.second.fill(0.0);
+        self.prepare_factors();
+    }
+
+    /// Replaces `values` by the sum of low rank, and `residual` by this rank's part of what it misses.
+    pub(super) fn sum(
+        &mut self,
+        values: &mut [f32],
+        residual: &mut [f32],
+        communicator: &dyn Communicator,
+    ) -> Result<Outcome, CollectiveError> {
+        let Self { factored, plain, first, second, .. } = self;
+        let mut end = 0;
+        for range in &*plain {
+            first[end..end + range.len()].copy_from_slice(&values[range.clone()]);
+            end += range.len();
+        }
+        for tensor in &*factored {
+            let matrix = &values[tensor.range.clone()];
+            times_factor(matrix, tensor.columns, &second[tensor.q.clone()], &mut first[tensor.p.clone()]);
+        }
+        communicator.all_reduce_sum(first)?;
+
+        let mut error_squared = 0.0;
+        for tensor in &*factored {
+            let (matrix, p) = (&values[tensor.range.clone()], &mut first[tensor.p.clone()]);
+            let q = &mut second[tensor.q.clone()];
+            orthogonalise(p, tensor.rows);
+            transposed_times_factor(matrix, tensor.columns, p, q);
+            let residual = &mut residual[tensor.range.clone()];
+            residual.copy_from_slice(matrix);
+            add_product(p, q, tensor.columns, -1.0, residual);
+            error_squared += norm_squared(residual);
+        }
+        if !second.is_empty() {
+            communicator.all_reduce_sum(second)?;
+        }
+
+        let mut start = 0;
+        for range in &*plain {
+            values[range.clone()].copy_from_slice(&first[start..start + range.len()]);
+            residual[range.clone()].fill(0.0);
+            start += range.len();
+        }
+        for tensor in &*factored {
+            let values = &mut values[tensor.range.clone()];
+            values.fill(0.0);
+            add_product(&first[tensor.p.clone()], &second[tensor.q.clone()], tensor.columns, 1.0, values);
+        }
+        let bytes_sent = [&*first, &*second].map(|message| reduce_bytes_sent(communicator.world_size(), message.len()));
+        self.prepare_factors();
+        Ok(Outcome { bytes_sent: bytes_sent.iter().sum(), error_squared })
+    }
+
+    /// Makes every Q orthonormal and draws the columns anew that are zero.
+    fn prepare_factors(&mut self) {
+        for tensor in &self.factored {
+            let q = &mut self.second[tensor.q.clone()];
+            orthogonalise(q, tensor.columns);
+            for column in q.chunks_exact_mut(tensor.columns) {
+                if column.iter().all(|value| *value == 0.0) {
+                    Random::new(self.seed, self.drawn).fill(column);
+                    self.drawn += 1;
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::SingleCommunicator;
+
+    fn span(start: usize, rows: usize, columns: usize) -> TensorSpan {
+        TensorSpan { range: start..start + rows * columns, rows, columns }
+    }
+
+    #[test]
+    fn small_tensors_and_vectors_travel_as_they_are() {
+        let limits = PowerSgdLimits::default();
+        let compressed = |rank, rows, columns| limits.compress(rank, &span(0, rows, columns));
+        assert!(!compressed(1, 1, 5000) && !compressed(1, 5000, 1), "vectors");
+        assert!(!compressed(1, 10, 99) && compressed(1, 10, 100), "1000 elements");
+        // 2 R (64 + 576) < 64 * 576 holds up to R = 28.
+        assert!(compressed(28, 64, 576) && !compressed(29, 64, 576), "least saving");
+        let state = PowerSgd::new(2, &[span(0, 1, 64), span(64, 64, 576), span(36928, 8, 8)], limits, 0);
+        assert_eq!((state.first.len(), state.second.len()), (64 + 64 + 2 * 64, 2 * 576));
+    }
+
+    #[test]
+    fn a_vanished_column_is_drawn_anew() {
+        let limits = PowerSgdLimits { min_elements: 0, min_rate: 0.0 };
+        let mut state = PowerSgd::new(2, &[span(0, 3, 4)], limits, 9);
+        let communicator = SingleCommunicator::new();
+        let mut residual = [0.0; 12];
+        state.sum(&mut [0.0; 12], &mut residual, &communicator).unwrap();
+        assert_eq!(state.drawn, 4);
+        let matrix: [f32; 12] = std::array::from_fn(|index| if index < 4 { 1.0 } else { (index as f32).sin() });
+        let mut values = matrix;
+        for _ in 0..30 {
+            values = matrix;
+            state.sum(&mut values, &mut residual, &communicator).unwrap();
+        }
+        assert_eq!(state.drawn, 4);
+        // The best matrix of rank 2 keeps more than that of rank 1, which leaves at least one singular value more.
+        let mut alone = PowerSgd::new(1, &[span(0, 3, 4)], limits, 9);
+        let mut best = matrix;
+        for _ in 0..30 {
+            best = matrix;
+            alone.sum(&mut best, &mut residual, &communicator).unwrap();
+        }
+        let missed = |sum: &[f32]| sum.iter().zip(matrix).map(|(sum, value)| (sum - value).powi(2)).sum::<f32>();
+        assert!(missed(&values) < 0.5 * missed(&best), "{} {}", missed(&values), missed(&best));
+    }
+}

@@ -1,0 +1,78 @@
+//! How a job ends: MPI's errors, panics and aborts.
+//!
+//! In: MPI's return codes, panics on any thread. Out: errors with MPI's text; the end of all processes.
+//! Invariant: no rank ends quietly while others wait for it.
+//! Source: MPI standard 3.1, sections 8.3 (error handlers) and 8.7 (`MPI_Abort`).
+
+use std::backtrace::{Backtrace, BacktraceStatus};
+use std::io::Write;
+use std::os::raw::c_int;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use ::mpi::environment::is_finalized;
+use ::mpi::ffi;
+
+use crate::CollectiveError;
+
+/// Exit code of a job that a panic ends, as of a Rust program that panics.
+const PANIC_EXIT_CODE: c_int = 101;
+
+/// The error of an MPI call that did not return `MPI_SUCCESS`.
+pub(super) fn check(call: &'static str, rank: usize, code: c_int) -> Result<(), CollectiveError> {
+    if code == ffi::MPI_SUCCESS as c_int {
+        return Ok(());
+    }
+    let mut text = vec![0_u8; ffi::MPI_MAX_ERROR_STRING as usize];
+    let mut length: c_int = 0;
+    // SAFETY: `text` has the length MPI asks for, and both outlive the call.
+    unsafe { ffi::MPI_Error_string(code, text.as_mut_ptr().cast(), &mut length) };
+    text.truncate(usize::try_from(length).unwrap_or(0));
+    Err(CollectiveError::Mpi { call, rank, code, text: String::from_utf8_lossy(&text).into_owned() })
+}
+
+/// Without this, unwinding would drop the universe, and `MPI_Finalize` would wait forever for ranks that wait for this one.
+pub(super) fn end_job_on_panic(rank: usize) {
+    static ENDING: AtomicBool = AtomicBool::new(false);
+    std::panic::set_hook(Box::new(move |panic| {
+        if is_finalized() {
+            report_panic(rank, panic);
+            return;
+        }
+        if ENDING.swap(true, Ordering::SeqCst) {
+            // Another thread is ending the job. Returning would unwind into `MPI_Finalize`.
+            loop {
+                std::thread::park();
+            }
+        }
+        report_panic(rank, panic);
+        end_job(PANIC_EXIT_CODE);
+    }));
+}
+
+/// Prints the panic in one piece, so that lines of several ranks do not mix.
+fn report_panic(rank: usize, panic: &std::panic::PanicHookInfo<'_>) {
+    let place = panic.location().map_or_else(String::new, |location| format!(" at {location}"));
+    let thread = std::thread::current();
+    let thread = thread.name().unwrap_or("unnamed");
+    let message = panic.payload_as_str().unwrap_or("no message");
+    let mut text = format!("error (rank {rank}): panicked{place} (thread {thread}): {message}\n");
+    let backtrace = Backtrace::capture();
+    if backtrace.status() == BacktraceStatus::Captured {
+        text.push_str(&format!("{backtrace}\n"));
+    }
+    write_line(&text);
+}
+
+/// Prints a line of an error.
+pub(super) fn write_line(text: &str) {
+    // A closed stderr is no reason to keep the other ranks waiting.
+    let _ = std::io::stderr().write_all(text.as_bytes());
+}
+
+/// Ends all processes of the job.
+pub(super) fn end_job(exit_code: c_int) -> ! {
+    let _ = std::io::stderr().flush();
+    // SAFETY: MPI is initialized and not finalized: callers hold the communicator, or have asked.
+    unsafe { ffi::MPI_Abort(ffi::RSMPI_COMM_WORLD, exit_code) };
+    std::process::abort()
+}

@@ -1,0 +1,268 @@
+//! Ranks as processes joined by MPI; the only module that names the mpi crate and has `unsafe` code.
+//!
+//! In: the buffers of this process. Out: MPI's collectives and messages on `MPI_COMM_WORLD` or a duplicate of it.
+//! Invariant: no rank ends quietly: a panic on any thread and [`Communicator::abort`] end the job everywhere.
+//! Source: MPI standard 3.1, chapter 5 (collectives), 6.4 (duplicates), 8.3 (error handlers), 8.7 (`MPI_Abort`), 12.4 (threads).
+//!
+//! The calls go through `mpi::ffi`, because the crate's own calls ignore return codes and do not compare buffer lengths.
+#![allow(unsafe_code, reason = "calls into the MPI library")]
+
+use std::os::raw::c_int;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use ::mpi::environment::{Threading, Universe, initialize_with_threading, library_version, processor_name};
+use ::mpi::ffi;
+
+use self::element::{Operation, Scratch};
+use self::end::{check, end_job, end_job_on_panic};
+use self::patience::SharedPatience;
+use self::request::Request;
+use crate::communicator::expect_peer;
+use crate::{CollectiveError, Communicator, NodeMemory, Patience, Topology};
+
+mod collectives;
+mod element;
+mod end;
+mod messages;
+mod node_memory;
+mod patience;
+mod request;
+
+/// Most elements of one reduction; larger ones are cut. It also bounds the second buffer, to 64 MiB.
+const REDUCE_MAX_ELEMENTS: usize = 1 << 23;
+
+/// Most bytes of one broadcast or gather; larger ones are cut. Counts are C `int`s.
+const COPY_MAX_BYTES: usize = 1 << 30;
+
+/// The communicator of all processes that `mpirun` or `srun` started together; a world of one without them.
+///
+/// Dropping it and its duplicates finalizes MPI, which waits for the other ranks: after an error call [`Communicator::abort`] first. Drop the last
+/// owner at the end of `main`, on the thread that called [`init`](MpiCommunicator::init): a process that ends without finalizing
+/// counts as failed.
+pub struct MpiCommunicator {
+    /// `None` is the world itself.
+    duplicate: Option<Handle>,
+    topology: Topology,
+    thread_level: Threading,
+    patience: Arc<SharedPatience>,
+    /// MPI allows one collective at a time on a communicator; the lock also guards the second buffers.
+    scratch: Mutex<Scratch>,
+    /// Finalizes MPI when its last owner is dropped.
+    universe: Arc<Universe>,
+}
+
+/// A communicator that MPI made.
+///
+/// It is never freed before MPI is finalized: that would be one more collective, hidden in a drop.
+#[derive(Clone, Copy)]
+struct Handle(ffi::MPI_Comm);
+
+// SAFETY: a handle is a name that any thread may use as far as the thread level allows, which `lock` and `message_turn` see to.
+unsafe impl Send for Handle {}
+// SAFETY: as for `Send`.
+unsafe impl Sync for Handle {}
+
+impl MpiCommunicator {
+    /// Initializes MPI, asking for `MPI_THREAD_MULTIPLE`, and replaces the panic hook by one that ends the job.
+    ///
+    /// From now on a panic on any thread of this process prints `error (rank R): panicked …` and calls `MPI_Abort` with exit
+    /// code 101, also where the panic would have been caught.
+    ///
+    /// # Errors
+    /// When MPI was initialized before, allows calls from one thread only, or a first collective fails.
+    ///
+    /// # Collective
+    /// Must be called by all processes of the job.
+    pub fn init() -> Result<Self, CollectiveError> {
+        let (universe, thread_level) =
+            initialize_with_threading(Threading::Multiple).ok_or(CollectiveError::MpiInitializedBefore)?;
+        let world = |call, query: unsafe extern "C" fn(ffi::MPI_Comm, *mut c_int) -> c_int| {
+            let mut value: c_int = 0;
+            // SAFETY: MPI is initialized, and `value` outlives the call that writes it.
+            check(call, 0, unsafe { query(ffi::RSMPI_COMM_WORLD, &mut value) })?;
+            Ok(usize::try_from(value).expect("ranks and sizes are not negative"))
+        };
+        let rank = world("MPI_Comm_rank", ffi::MPI_Comm_rank)?;
+        let world_size = world("MPI_Comm_size", ffi::MPI_Comm_size)?;
+        end_job_on_panic(rank);
+        // The lock makes calls one after the other, so less than `Multiple` will do as long as any thread may call.
+        if thread_level < Threading::Serialized {
+            return Err(CollectiveError::ThreadLevel {
+                expected: "MPI_THREAD_SERIALIZED",
+                got: format!("{thread_level:?}"),
+            });
+        }
+        // SAFETY: MPI is initialized; the error handler is one of MPI's own.
+        let code = unsafe { ffi::MPI_Comm_set_errhandler(ffi::RSMPI_COMM_WORLD, ffi::RSMPI_ERRORS_RETURN) };
+        check("MPI_Comm_set_errhandler", rank, code)?;
+
+        let node = processor_name().unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned());
+        let topology = Topology::from_nodes(0, &vec![node.clone(); world_size]);
+        let mut communicator = Self {
+            duplicate: None,
+            topology: Topology { rank, ..topology },
+            thread_level,
+            patience: Arc::default(),
+            scratch: Mutex::new(Scratch::default()),
+            universe: Arc::new(universe),
+        };
+        let nodes: Vec<String> = communicator
+            .all_gather(node.as_bytes())?
+            .iter()
+            .map(|name| String::from_utf8_lossy(name).into_owned())
+            .collect();
+        communicator.topology = Topology::from_nodes(rank, &nodes);
+        Ok(communicator)
+    }
+
+    /// The thread level MPI gave: `Serialized` or `Multiple`.
+    pub fn thread_level(&self) -> String {
+        format!("{:?}", self.thread_level)
+    }
+
+    fn check(&self, call: &'static str, code: c_int) -> Result<(), CollectiveError> {
+        check(call, self.topology.rank, code)
+    }
+
+    fn is_world(&self) -> bool {
+        self.duplicate.is_none()
+    }
+
+    fn raw(&self) -> ffi::MPI_Comm {
+        // SAFETY: the mpi crate's C shim initializes this constant before `main`; nobody writes it.
+        self.duplicate.map_or_else(|| unsafe { ffi::RSMPI_COMM_WORLD }, |Handle(communicator)| communicator)
+    }
+
+    /// Waits for a call as patiently as this communicator is.
+    fn finish(&self, request: Request<'_>) -> Result<(), CollectiveError> {
+        request.wait(&self.patience)
+    }
+
+    /// Messages need no turns, except where MPI allows one call at a time.
+    fn message_turn(&self) -> Option<MutexGuard<'_, Scratch>> {
+        (self.thread_level < Threading::Multiple).then(|| self.lock())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Scratch> {
+        self.scratch.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl std::fmt::Debug for MpiCommunicator {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut fields = formatter.debug_struct("MpiCommunicator");
+        fields.field("topology", &self.topology).field("thread_level", &self.thread_level).finish_non_exhaustive()
+    }
+}
+
+impl Communicator for MpiCommunicator {
+    fn rank(&self) -> usize {
+        self.topology.rank
+    }
+
+    fn world_size(&self) -> usize {
+        self.topology.world_size
+    }
+
+    fn all_reduce_sum(&self, values: &mut [f32]) -> Result<(), CollectiveError> {
+        self.reduce(values, Operation::Sum)
+    }
+
+    fn all_reduce_sum_f64(&self, values: &mut [f64]) -> Result<(), CollectiveError> {
+        self.reduce(values, Operation::Sum)
+    }
+
+    fn all_reduce_sum_u64(&self, values: &mut [u64]) -> Result<(), CollectiveError> {
+        self.reduce(values, Operation::Sum)
+    }
+
+    fn all_reduce_max_u64(&self, values: &mut [u64]) -> Result<(), CollectiveError> {
+        self.reduce(values, Operation::Max)
+    }
+
+    fn broadcast(&self, root: usize, bytes: &mut [u8]) -> Result<(), CollectiveError> {
+        let world_size = self.topology.world_size;
+        if root >= world_size {
+            return Err(CollectiveError::NoSuchRoot { collective: "broadcast", root, world_size });
+        }
+        self.broadcast_bytes(root, bytes)
+    }
+
+    fn all_gather(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>, CollectiveError> {
+        self.gather_bytes(bytes)
+    }
+
+    fn barrier(&self) -> Result<(), CollectiveError> {
+        self.meet()
+    }
+
+    fn send(&self, to: usize, tag: u16, bytes: &[u8]) -> Result<(), CollectiveError> {
+        expect_peer(&self.topology, "send", to)?;
+        self.send_bytes(to, c_int::from(tag), bytes)
+    }
+
+    fn receive(&self, from: usize, tag: u16, bytes: &mut [u8]) -> Result<(), CollectiveError> {
+        expect_peer(&self.topology, "receive", from)?;
+        self.receive_bytes(from, c_int::from(tag), bytes)
+    }
+
+    fn exchange(&self, to: usize, outgoing: &[u8], from: usize, incoming: &mut [u8]) -> Result<(), CollectiveError> {
+        expect_peer(&self.topology, "exchange", to)?;
+        expect_peer(&self.topology, "exchange", from)?;
+        self.exchange_bytes(to, outgoing, from, incoming)
+    }
+
+    fn receive_any(&self, tag: u16) -> Result<(usize, Vec<u8>), CollectiveError> {
+        if self.world_size() == 1 {
+            expect_peer(&self.topology, "receive_any", self.topology.rank)?;
+        }
+        self.receive_message(c_int::from(tag))
+    }
+
+    fn try_receive_any(&self, tag: u16) -> Result<Option<(usize, Vec<u8>)>, CollectiveError> {
+        self.try_receive_message(c_int::from(tag))
+    }
+
+    fn duplicate(&self) -> Result<Arc<dyn Communicator>, CollectiveError> {
+        let _turn = self.lock();
+        let mut duplicate = self.raw();
+        // SAFETY: the communicator is live, and `duplicate` outlives the call that writes it.
+        self.check("MPI_Comm_dup", unsafe { ffi::MPI_Comm_dup(self.raw(), &mut duplicate) })?;
+        // SAFETY: the communicator is live; the error handler is one of MPI's own.
+        let code = unsafe { ffi::MPI_Comm_set_errhandler(duplicate, ffi::RSMPI_ERRORS_RETURN) };
+        self.check("MPI_Comm_set_errhandler", code)?;
+        Ok(Arc::new(Self {
+            duplicate: Some(Handle(duplicate)),
+            topology: self.topology.clone(),
+            thread_level: self.thread_level,
+            patience: Arc::default(),
+            scratch: Mutex::new(Scratch::default()),
+            universe: Arc::clone(&self.universe),
+        }))
+    }
+
+    fn supports_threads(&self) -> bool {
+        self.thread_level == Threading::Multiple
+    }
+
+    fn set_patience(&self, patience: Patience) {
+        self.patience.set(patience);
+    }
+
+    fn node_memory(&self, members: &[usize], bytes: usize) -> Result<Option<Box<dyn NodeMemory>>, CollectiveError> {
+        Ok(self.share_memory(members, bytes)?.map(|memory| -> Box<dyn NodeMemory> { Box::new(memory) }))
+    }
+
+    fn abort(&self, _reason: &str, exit_code: i32) {
+        end_job(exit_code);
+    }
+
+    fn library(&self) -> String {
+        let text = library_version().unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned());
+        text.lines().next().unwrap_or("MPI").trim_matches(['\0', ' ']).to_owned()
+    }
+
+    fn topology(&self) -> &Topology {
+        &self.topology
+    }
+}

@@ -1,0 +1,274 @@
+//! Reductions through memory that the processes of one node share.
+//!
+//! In: the buffers of a node's processes. Out: their sum, added in rank order by slices, one a process.
+//! Invariant: a place is read only after the flag of its writer, and written again only after the flags of its readers.
+//! Source: MPI standard 3.1, section 11.2.3 (`MPI_Win_allocate_shared`).
+//!
+//! The memory holds one line of flags, one part a process, and one result. Piece by piece, a process copies what others reduce into
+//! its part (`arrived`), reduces its slice over all parts into its buffer and the result (`reduced`), and copies the other slices
+//! out. Two flags suffice: who sees all `reduced` may overwrite its part, as nobody reads it any more; who sees all `arrived` of the
+//! next piece may overwrite the result, as each has copied it out before it came.
+
+use std::ops::Range;
+use std::os::raw::{c_int, c_void};
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use ::mpi::environment::Universe;
+use ::mpi::ffi;
+
+use super::MpiCommunicator;
+use super::element::count;
+use super::patience::SharedPatience;
+use crate::CollectiveError;
+use crate::algorithms::{Number, add};
+use crate::communicator::{Between, NodeMemory};
+
+/// Bytes between the flags of two processes, so that they do not share a cache line or a pair of them.
+const FLAGS_BYTES: usize = 128;
+
+/// Shared memory of a node's processes.
+pub(super) struct SharedMemory {
+    base: NonNull<u8>,
+    /// Number of processes, and this one's index.
+    size: usize,
+    index: usize,
+    /// Bytes of a part, and of the result.
+    bytes: usize,
+    /// Pieces reduced so far.
+    round: u64,
+    patience: Arc<SharedPatience>,
+    /// The memory is MPI's, until it is finalized.
+    _universe: Arc<Universe>,
+}
+
+// SAFETY: the memory is mapped for the whole process; `base` may be used on any thread, and only through `&mut self`.
+unsafe impl Send for SharedMemory {}
+
+/// How far a process is; counts pieces.
+#[repr(C)]
+struct Flags {
+    arrived: AtomicU64,
+    reduced: AtomicU64,
+    /// The first process alone: the result is complete for all nodes.
+    released: AtomicU64,
+}
+
+impl MpiCommunicator {
+    /// Memory shared by `members`, or `None` on all ranks.
+    pub(super) fn share_memory(
+        &self,
+        members: &[usize],
+        bytes: usize,
+    ) -> Result<Option<SharedMemory>, CollectiveError> {
+        let bytes = bytes.next_multiple_of(FLAGS_BYTES);
+        let total = members.len() * (FLAGS_BYTES + bytes) + bytes;
+        let node = self.split_by_node(members)?;
+        let mut failed = [u64::from(self.group_size(node)? != members.len())];
+        self.reduce(&mut failed, super::Operation::Max)?;
+        if failed[0] > 0 {
+            return Ok(None);
+        }
+        let leads = members.first() == Some(&self.topology.rank);
+        let base = self.allocate(node, if leads { total } else { 0 });
+        let mut failed = [u64::from(base.is_err())];
+        self.reduce(&mut failed, super::Operation::Max)?;
+        let (Ok(base), 0) = (base, failed[0]) else { return Ok(None) };
+        let index = members.iter().position(|&member| member == self.topology.rank);
+        let memory = SharedMemory {
+            base,
+            size: members.len(),
+            index: index.expect("a rank is a member of its node"),
+            bytes,
+            round: 0,
+            patience: Arc::clone(&self.patience),
+            _universe: Arc::clone(&self.universe),
+        };
+        let flags = memory.flags(memory.index);
+        for flag in [&flags.arrived, &flags.reduced, &flags.released] {
+            flag.store(0, Ordering::Release);
+        }
+        // Nobody looks at flags before all are zero.
+        self.meet()?;
+        Ok(Some(memory))
+    }
+
+    /// The processes that can share memory with this one and have the same first member.
+    fn split_by_node(&self, members: &[usize]) -> Result<ffi::MPI_Comm, CollectiveError> {
+        let (mut machine, mut node) = (self.raw(), self.raw());
+        let key = count(self.topology.rank);
+        let colour = count(members.first().copied().unwrap_or(0));
+        // SAFETY: the communicator is live, and `machine` outlives the call that writes it.
+        let code = unsafe {
+            ffi::MPI_Comm_split_type(self.raw(), ffi::RSMPI_COMM_TYPE_SHARED, key, ffi::RSMPI_INFO_NULL, &mut machine)
+        };
+        self.check("MPI_Comm_split_type", code)?;
+        // SAFETY: as above.
+        self.check("MPI_Comm_split", unsafe { ffi::MPI_Comm_split(machine, colour, key, &mut node) })?;
+        // SAFETY: the communicator is live; the error handler is one of MPI's own.
+        let code = unsafe { ffi::MPI_Comm_set_errhandler(node, ffi::RSMPI_ERRORS_RETURN) };
+        self.check("MPI_Comm_set_errhandler", code)?;
+        Ok(node)
+    }
+
+    fn group_size(&self, communicator: ffi::MPI_Comm) -> Result<usize, CollectiveError> {
+        let mut size: c_int = 0;
+        // SAFETY: the communicator is live, and `size` outlives the call that writes it.
+        self.check("MPI_Comm_size", unsafe { ffi::MPI_Comm_size(communicator, &mut size) })?;
+        Ok(usize::try_from(size).expect("sizes are not negative"))
+    }
+
+    /// Shared memory, of which each process gives `bytes`; where that of the first process lies.
+    fn allocate(&self, node: ffi::MPI_Comm, bytes: usize) -> Result<NonNull<u8>, CollectiveError> {
+        let bytes = ffi::MPI_Aint::try_from(bytes).expect("shared memory is far smaller than memory");
+        let mut mine: *mut c_void = std::ptr::null_mut();
+        // SAFETY: the mpi crate's C shim initializes these constants before `main`; nobody writes them.
+        let (mut window, info) = unsafe { (ffi::RSMPI_WIN_NULL, ffi::RSMPI_INFO_NULL) };
+        // SAFETY: MPI writes the address of the memory to `mine` and the window to `window`; both outlive the call.
+        let code = unsafe {
+            let address = (&raw mut mine).cast::<c_void>();
+            ffi::MPI_Win_allocate_shared(bytes, 1, info, node, address, &mut window)
+        };
+        self.check("MPI_Win_allocate_shared", code)?;
+        let (mut size, mut unit, mut base): (ffi::MPI_Aint, c_int, *mut c_void) = (0, 0, std::ptr::null_mut());
+        // SAFETY: the window is live; MPI writes the address of the first process's memory to `base`; all outlive the call.
+        let code = unsafe {
+            let address = (&raw mut base).cast::<c_void>();
+            ffi::MPI_Win_shared_query(window, 0, &mut size, &mut unit, address)
+        };
+        self.check("MPI_Win_shared_query", code)?;
+        NonNull::new(base.cast::<u8>()).ok_or_else(|| CollectiveError::Mpi {
+            call: "MPI_Win_shared_query",
+            rank: self.topology.rank,
+            code: 0,
+            text: "no memory".to_owned(),
+        })
+    }
+}
+
+impl SharedMemory {
+    fn flags(&self, index: usize) -> &Flags {
+        assert!(index < self.size, "every process has its flags");
+        // SAFETY: the first `size * FLAGS_BYTES` bytes of the memory are flags, aligned as MPI aligns memory, and atomic: any
+        // process may write them at any time.
+        unsafe { self.base.add(index * FLAGS_BYTES).cast::<Flags>().as_ref() }
+    }
+
+    /// Where the part of a process begins; that of index `size` is the result.
+    fn part<T: Number>(&self, index: usize) -> NonNull<T> {
+        assert!(index <= self.size, "every process has its part");
+        // SAFETY: it lies within the memory, which is as long as all flags, parts and the result.
+        unsafe { self.base.add(self.size * FLAGS_BYTES + index * self.bytes) }.cast::<T>()
+    }
+
+    /// Elements of a part.
+    ///
+    /// # Safety
+    /// Nobody writes them while the slice lives.
+    unsafe fn read<T: Number>(&self, part: usize, range: Range<usize>) -> &[T] {
+        assert!(range.start <= range.end && range.end * size_of::<T>() <= self.bytes, "pieces fit into a part");
+        // SAFETY: the range lies within the part, whose start is aligned to FLAGS_BYTES; any bits are a number.
+        unsafe { std::slice::from_raw_parts(self.part::<T>(part).add(range.start).as_ptr(), range.len()) }
+    }
+
+    /// Elements of a part, to be written.
+    ///
+    /// # Safety
+    /// Nobody else reads or writes them while the slice lives.
+    #[expect(clippy::mut_from_ref, reason = "the caller promises that nobody else uses them")]
+    unsafe fn write<T: Number>(&self, part: usize, range: Range<usize>) -> &mut [T] {
+        assert!(range.start <= range.end && range.end * size_of::<T>() <= self.bytes, "pieces fit into a part");
+        // SAFETY: as for `read`.
+        unsafe { std::slice::from_raw_parts_mut(self.part::<T>(part).add(range.start).as_ptr(), range.len()) }
+    }
+
+    /// Waits until `flag` of all processes in `who` has reached `round`.
+    fn wait(&self, who: Range<usize>, round: u64, flag: impl Fn(&Flags) -> &AtomicU64) {
+        for index in who {
+            let flag = flag(self.flags(index));
+            self.patience.wait(|| (flag.load(Ordering::Acquire) >= round).then_some(()));
+        }
+    }
+
+    fn sum<T: Number>(&mut self, values: &mut [T], mut between: Option<Between<'_, T>>) -> Result<(), CollectiveError> {
+        for piece in values.chunks_mut(self.bytes / size_of::<T>()) {
+            self.round += 1;
+            self.sum_piece(piece, &mut between)?;
+        }
+        Ok(())
+    }
+
+    fn sum_piece<T: Number>(
+        &self,
+        values: &mut [T],
+        between: &mut Option<Between<'_, T>>,
+    ) -> Result<(), CollectiveError> {
+        let (size, index, round, length) = (self.size, self.index, self.round, values.len());
+        let cut = |slice: usize| length * slice / size;
+        let mine = cut(index)..cut(index + 1);
+        let others = [0..mine.start, mine.end..length];
+        for range in others.clone() {
+            // SAFETY: this process alone writes its part; the others have read its last piece, as they all had `reduced` it.
+            unsafe { self.write(index, range.clone()) }.copy_from_slice(&values[range]);
+        }
+        self.flags(index).arrived.store(round, Ordering::Release);
+
+        self.wait(0..size, round, |flags| &flags.arrived);
+        // SAFETY: this process alone writes its slice of the result, and nobody reads it before `reduced`; all have copied the last
+        // piece out, as they have `arrived` with this one.
+        let result = unsafe { self.write::<T>(size, mine.clone()) };
+        for part in 0..size {
+            let values: &[T] = if part == index {
+                &values[mine.clone()]
+            } else {
+                // SAFETY: its process wrote it before `arrived`, and does not write it again before this one has `reduced`.
+                unsafe { self.read(part, mine.clone()) }
+            };
+            if part == 0 { result.copy_from_slice(values) } else { add(result, values) }
+        }
+        self.flags(index).reduced.store(round, Ordering::Release);
+
+        let whole = [0..length, length..length];
+        let outside = match between {
+            None => {
+                values[mine].copy_from_slice(result);
+                self.wait(0..size, round, |flags| &flags.reduced);
+                others
+            }
+            Some(between) if index == 0 => {
+                self.wait(0..size, round, |flags| &flags.reduced);
+                // SAFETY: all slices are reduced, and nobody reads them before `released`.
+                between(unsafe { self.write(size, 0..length) })?;
+                self.flags(0).released.store(round, Ordering::Release);
+                whole
+            }
+            Some(_) => {
+                self.wait(0..1, round, |flags| &flags.released);
+                whole
+            }
+        };
+        for range in outside {
+            // SAFETY: the result is complete, and is not written again before this process arrives with the next piece.
+            values[range.clone()].copy_from_slice(unsafe { self.read(size, range) });
+        }
+        Ok(())
+    }
+}
+
+impl std::fmt::Debug for SharedMemory {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut fields = formatter.debug_struct("SharedMemory");
+        fields.field("size", &self.size).field("bytes", &self.bytes).finish_non_exhaustive()
+    }
+}
+
+impl NodeMemory for SharedMemory {
+    fn sum_f32(&mut self, values: &mut [f32], between: Option<Between<'_, f32>>) -> Result<(), CollectiveError> {
+        self.sum(values, between)
+    }
+
+    fn sum_u64(&mut self, values: &mut [u64], between: Option<Between<'_, u64>>) -> Result<(), CollectiveError> {
+        self.sum(values, between)
+    }
+}

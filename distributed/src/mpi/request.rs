@@ -1,0 +1,90 @@
+//! Calls that MPI has begun and not yet finished.
+//!
+//! In: a call that fills an `MPI_Request`. Out: its outcome, after looking at it as patiently as the communicator is.
+//! Invariant: a buffer stays borrowed until MPI is done with it; a call that can no longer be waited for ends the job.
+//! Source: MPI standard 3.1, sections 3.7 (`MPI_Test`) and 5.12 (non-blocking collectives).
+
+use std::marker::PhantomData;
+use std::mem::MaybeUninit;
+use std::os::raw::c_int;
+
+use ::mpi::ffi;
+
+use super::end::{check, end_job, write_line};
+use super::patience::SharedPatience;
+use crate::CollectiveError;
+
+/// A call under way on buffers of lifetime `'buffers`.
+pub(super) struct Request<'buffers> {
+    call: &'static str,
+    rank: usize,
+    /// `None` when MPI is done with it.
+    raw: Option<ffi::MPI_Request>,
+    buffers: PhantomData<&'buffers mut [u8]>,
+}
+
+impl<'buffers> Request<'buffers> {
+    /// Begins `call`; `rank` is this rank, for its errors.
+    ///
+    /// # Safety
+    /// `start` makes one MPI call that writes the request, and all buffers MPI then uses live and stay untouched through `'buffers`.
+    pub(super) unsafe fn start(
+        call: &'static str,
+        rank: usize,
+        start: impl FnOnce(*mut ffi::MPI_Request) -> c_int,
+    ) -> Result<Self, CollectiveError> {
+        // SAFETY: the mpi crate's C shim initializes this constant before `main`; nobody writes it.
+        let mut raw = unsafe { ffi::RSMPI_REQUEST_NULL };
+        check(call, rank, start(&mut raw))?;
+        Ok(Self { call, rank, raw: Some(raw), buffers: PhantomData })
+    }
+
+    /// Waits until MPI is done with the call and its buffers.
+    pub(super) fn wait(mut self, patience: &SharedPatience) -> Result<(), CollectiveError> {
+        let Some(mut raw) = self.raw else { return Ok(()) };
+        let code = patience.wait(|| {
+            let mut done: c_int = 0;
+            let mut status = Status::empty();
+            // SAFETY: `raw` is a request under way; all three outlive the call.
+            let code = unsafe { ffi::MPI_Test(&mut raw, &mut done, &mut status.0) };
+            (done != 0 || code != ffi::MPI_SUCCESS as c_int).then_some(code)
+        });
+        // MPI tells of the failure of a request when it is done with it.
+        self.raw = None;
+        check(self.call, self.rank, code)
+    }
+}
+
+impl Drop for Request<'_> {
+    fn drop(&mut self) {
+        if self.raw.is_some() {
+            write_line(&format!("error (rank {}): {} was begun and cannot be finished\n", self.rank, self.call));
+            end_job(1);
+        }
+    }
+}
+
+/// What MPI tells of a message.
+pub(super) struct Status(pub(super) ffi::MPI_Status);
+
+impl Status {
+    /// A status to be filled.
+    pub(super) fn empty() -> Self {
+        // SAFETY: `MPI_Status` is a C struct of integers in every library, so all zeros are a value of it.
+        Self(unsafe { MaybeUninit::zeroed().assume_init() })
+    }
+
+    /// The sender.
+    pub(super) fn source(&self) -> usize {
+        usize::try_from(self.0.MPI_SOURCE).expect("a message that has come has a rank as its source")
+    }
+
+    /// Number of bytes of the message.
+    pub(super) fn bytes(&self, rank: usize) -> Result<usize, CollectiveError> {
+        let mut bytes: c_int = 0;
+        // SAFETY: MPI filled the status; both outlive the call.
+        let code = unsafe { ffi::MPI_Get_count(&self.0, ffi::RSMPI_UINT8_T, &mut bytes) };
+        check("MPI_Get_count", rank, code)?;
+        Ok(usize::try_from(bytes).unwrap_or(0))
+    }
+}

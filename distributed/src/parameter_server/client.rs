@@ -1,0 +1,143 @@
+//! A worker's side of parameter servers.
+//!
+//! In: gradients of buckets. Out: parameters. Invariant: one request is on its way at a time, and its answer is taken before the
+//! next.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::message::{Request, TO_SERVER, TO_WORKER, bytes_to_floats};
+use super::server::{Server, ServerPlan};
+use crate::reduction::{BucketReduction, Traffic, Yields};
+use crate::{CollectiveError, Communicator};
+
+/// A worker's connection to all servers.
+#[derive(Debug)]
+pub struct ServerClient {
+    plan: ServerPlan,
+    communicator: Arc<dyn Communicator>,
+    /// The server of this rank.
+    beside: Option<Arc<Server>>,
+    learning_rate_bits: AtomicU64,
+    has_samples: AtomicBool,
+    /// One request at a time.
+    turn: Mutex<()>,
+}
+
+impl ServerClient {
+    /// A connection; `beside` is this rank's own server, if it has one.
+    pub fn new(plan: ServerPlan, communicator: Arc<dyn Communicator>, beside: Option<Arc<Server>>) -> Self {
+        Self {
+            plan,
+            communicator,
+            beside,
+            learning_rate_bits: AtomicU64::new(0),
+            has_samples: AtomicBool::new(true),
+            turn: Mutex::new(()),
+        }
+    }
+
+    /// Says what the coming pushes are: the step's learning rate, and whether this worker has samples in it.
+    pub fn begin_step(&self, learning_rate: f64, has_samples: bool) {
+        self.learning_rate_bits.store(learning_rate.to_bits(), Ordering::Relaxed);
+        self.has_samples.store(has_samples, Ordering::Relaxed);
+    }
+
+    /// A bucket's parameters and optimizer state, of `len` elements each, as the server has them now.
+    ///
+    /// # Errors
+    /// When the job ends.
+    pub fn fetch(&self, bucket: usize, len: usize) -> Result<(Vec<f32>, Vec<f32>), CollectiveError> {
+        let bytes = self.ask(self.plan.rank_of(bucket), &Request::Fetch { bucket }, 8 * len)?;
+        let mut parameters = bytes_to_floats(&bytes);
+        let velocities = parameters.split_off(len);
+        Ok((parameters, velocities))
+    }
+
+    /// Replaces a bucket's parameters and optimizer state on its server.
+    ///
+    /// # Errors
+    /// When the job ends.
+    pub fn restore(&self, bucket: usize, parameters: &[f32], velocities: &[f32]) -> Result<(), CollectiveError> {
+        let request = Request::Restore { bucket, parameters: parameters.to_vec(), velocities: velocities.to_vec() };
+        self.tell(self.plan.rank_of(bucket), &request)
+    }
+
+    /// How many updates all servers made, by their staleness.
+    ///
+    /// # Errors
+    /// When the job ends.
+    pub fn histogram(&self) -> Result<Vec<u64>, CollectiveError> {
+        let mut total = Vec::new();
+        for &server in &self.plan.servers {
+            let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+            self.tell(server, &Request::Histogram)?;
+            let bytes = match self.own(server) {
+                Some(own) => own.own_answer(),
+                // Its length is not known here.
+                None => self.communicator.receive_any(TO_WORKER)?.1,
+            };
+            for (staleness, count) in bytes.as_chunks().0.iter().map(|bytes| u64::from_le_bytes(*bytes)).enumerate() {
+                if total.len() <= staleness {
+                    total.resize(staleness + 1, 0);
+                }
+                total[staleness] += count;
+            }
+        }
+        Ok(total)
+    }
+
+    /// Says to all servers that this worker will push no more.
+    ///
+    /// # Errors
+    /// When the job ends.
+    pub fn leave(&self) -> Result<(), CollectiveError> {
+        self.plan.servers.iter().try_for_each(|&server| self.tell(server, &Request::Leave))
+    }
+
+    fn own(&self, server: usize) -> Option<&Server> {
+        self.beside.as_deref().filter(|_| server == self.communicator.rank())
+    }
+
+    fn tell(&self, server: usize, request: &Request) -> Result<(), CollectiveError> {
+        match self.own(server) {
+            Some(own) => own.handle(server, request.clone()),
+            None => self.communicator.send(server, TO_SERVER, &request.to_bytes()),
+        }
+    }
+
+    fn ask(&self, server: usize, request: &Request, answer_bytes: usize) -> Result<Vec<u8>, CollectiveError> {
+        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        self.tell(server, request)?;
+        match self.own(server) {
+            Some(own) => Ok(own.own_answer()),
+            None => {
+                let mut bytes = vec![0; answer_bytes];
+                self.communicator.receive(server, TO_WORKER, &mut bytes)?;
+                Ok(bytes)
+            }
+        }
+    }
+}
+
+impl BucketReduction for Arc<ServerClient> {
+    fn reduce(&mut self, bucket: usize, values: &mut Vec<f32>) -> Result<Traffic, CollectiveError> {
+        let len = values.len();
+        let gradient = if self.has_samples.load(Ordering::Relaxed) { std::mem::take(values) } else { Vec::new() };
+        let learning_rate = f64::from_bits(self.learning_rate_bits.load(Ordering::Relaxed));
+        let server = self.plan.rank_of(bucket);
+        let answer = self.ask(server, &Request::Push { bucket, learning_rate, gradient }, 4 * len)?;
+        *values = bytes_to_floats(&answer);
+        let sent = if self.own(server).is_some() { 0 } else { 4 * len as u64 };
+        let ring = Traffic::of_sum(len, size_of::<f32>(), self.plan.num_workers);
+        Ok(Traffic { bytes_sent: sent, ..ring })
+    }
+
+    fn yields(&self) -> Yields {
+        Yields::Parameters
+    }
+
+    fn is_needed_alone(&self) -> bool {
+        true
+    }
+}

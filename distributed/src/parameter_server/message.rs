@@ -1,0 +1,102 @@
+//! What workers and servers send each other.
+//!
+//! In, out: bytes, little endian. Invariant: a message's first byte says what follows.
+
+/// Tag of what workers send.
+pub(super) const TO_SERVER: u16 = 1;
+
+/// Tag of what servers send.
+pub(super) const TO_WORKER: u16 = 2;
+
+/// What a worker asks of a server.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Request {
+    /// Update this bucket and send it; an empty gradient is of no samples.
+    Push { bucket: usize, learning_rate: f64, gradient: Vec<f32> },
+    /// Send this bucket's parameters and optimizer state.
+    Fetch { bucket: usize },
+    /// Hold these parameters and optimizer state from now on.
+    Restore { bucket: usize, parameters: Vec<f32>, velocities: Vec<f32> },
+    /// Send the staleness histogram.
+    Histogram,
+    /// Expect no more of this worker.
+    Leave,
+}
+
+impl Request {
+    pub(super) fn to_bytes(&self) -> Vec<u8> {
+        let head = |kind: u8, bucket: usize| {
+            let mut bytes = vec![kind];
+            bytes.extend((bucket as u64).to_le_bytes());
+            bytes
+        };
+        match self {
+            Self::Push { bucket, learning_rate, gradient } => {
+                let mut bytes = head(0, *bucket);
+                bytes.extend(learning_rate.to_le_bytes());
+                bytes.extend(floats_to_bytes(gradient));
+                bytes
+            }
+            Self::Fetch { bucket } => head(1, *bucket),
+            Self::Restore { bucket, parameters, velocities } => {
+                let mut bytes = head(2, *bucket);
+                bytes.extend(floats_to_bytes(parameters));
+                bytes.extend(floats_to_bytes(velocities));
+                bytes
+            }
+            Self::Histogram => head(3, 0),
+            Self::Leave => head(4, 0),
+        }
+    }
+
+    /// # Panics
+    /// When `bytes` are none of [`to_bytes`](Self::to_bytes): ranks run the same program.
+    pub(super) fn from_bytes(bytes: &[u8]) -> Self {
+        let (head, rest) = bytes.split_at(9);
+        let bucket = u64::from_le_bytes(std::array::from_fn(|index| head[index + 1])) as usize;
+        match head[0] {
+            0 => {
+                let (rate, gradient) = rest.split_at(8);
+                let learning_rate = f64::from_le_bytes(std::array::from_fn(|index| rate[index]));
+                Self::Push { bucket, learning_rate, gradient: bytes_to_floats(gradient) }
+            }
+            1 => Self::Fetch { bucket },
+            2 => {
+                let (parameters, velocities) = rest.split_at(rest.len() / 2);
+                let (parameters, velocities) = (bytes_to_floats(parameters), bytes_to_floats(velocities));
+                Self::Restore { bucket, parameters, velocities }
+            }
+            3 => Self::Histogram,
+            4 => Self::Leave,
+            kind => panic!("parameter server: expected a request of kind 0 to 4, got {kind}"),
+        }
+    }
+}
+
+pub(super) fn floats_to_bytes(values: &[f32]) -> Vec<u8> {
+    values.iter().flat_map(|value| value.to_le_bytes()).collect()
+}
+
+pub(super) fn bytes_to_floats(bytes: &[u8]) -> Vec<f32> {
+    bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_request_survives_its_bytes() {
+        let requests = [
+            Request::Push { bucket: 3, learning_rate: 0.1, gradient: vec![1.5, -2.0, f32::MIN_POSITIVE] },
+            Request::Push { bucket: 0, learning_rate: 0.0, gradient: Vec::new() },
+            Request::Fetch { bucket: 70_000 },
+            Request::Restore { bucket: 1, parameters: vec![1.0, 2.0], velocities: vec![3.0, 4.0] },
+            Request::Histogram,
+            Request::Leave,
+        ];
+        for request in requests {
+            assert_eq!(Request::from_bytes(&request.to_bytes()), request);
+        }
+    }
+}

@@ -1,0 +1,133 @@
+//! A server at work.
+//!
+//! In: requests, by message from other ranks, by call from the worker beside it. Out: answers. Invariant: the shard is locked while
+//! answers to a request are sent, so that a worker gets them in the order in which they were made.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use super::message::{Request, TO_SERVER, TO_WORKER, floats_to_bytes};
+use super::shard::{Consistency, Shard, ShardUpdate, assign};
+use crate::{BucketPlan, CollectiveError, Communicator};
+
+/// How long a server sleeps when it has nothing to do: a worker may compute on the same core.
+const NAP: Duration = Duration::from_micros(100);
+
+/// Which rank serves which buckets.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServerPlan {
+    /// Ranks `0..num_workers` compute gradients.
+    pub num_workers: usize,
+    /// Rank of each server.
+    pub servers: Vec<usize>,
+    /// Index in `servers`, of each bucket.
+    server_of: Vec<usize>,
+    /// When updates are made.
+    pub consistency: Consistency,
+}
+
+impl ServerPlan {
+    /// Buckets shared over `servers` by size.
+    pub fn new(plan: &BucketPlan, num_workers: usize, servers: Vec<usize>, consistency: Consistency) -> Self {
+        let sizes: Vec<usize> = plan.buckets().iter().map(|bucket| bucket.elements.len()).collect();
+        Self { num_workers, server_of: assign(&sizes, servers.len()), servers, consistency }
+    }
+
+    /// The rank that serves a bucket.
+    pub fn rank_of(&self, bucket: usize) -> usize {
+        self.servers[self.server_of[bucket]]
+    }
+
+    /// The buckets that a rank serves.
+    pub fn buckets_of(&self, rank: usize) -> impl Iterator<Item = usize> {
+        (0..self.server_of.len()).filter(move |&bucket| self.rank_of(bucket) == rank)
+    }
+}
+
+/// One server: the buckets of one rank.
+#[derive(Debug)]
+pub struct Server {
+    communicator: Arc<dyn Communicator>,
+    shard: Mutex<Shard>,
+    /// Answers for the worker of this rank.
+    own_answers: Mutex<VecDeque<Vec<u8>>>,
+    answered: Condvar,
+}
+
+impl Server {
+    /// The server of this rank; `update` holds the buckets that the plan gives it.
+    pub fn new(plan: &ServerPlan, communicator: Arc<dyn Communicator>, update: Box<dyn ShardUpdate>) -> Self {
+        let buckets: Vec<usize> = plan.buckets_of(communicator.rank()).collect();
+        let shard = Mutex::new(Shard::new(update, plan.consistency, plan.num_workers, buckets));
+        Self { communicator, shard, own_answers: Mutex::new(VecDeque::new()), answered: Condvar::new() }
+    }
+
+    /// Serves the workers of other ranks until all workers have left.
+    ///
+    /// # Errors
+    /// When the job ends.
+    pub fn serve(&self) -> Result<(), CollectiveError> {
+        while !lock(&self.shard).is_abandoned() {
+            match self.communicator.world_size() > 1 {
+                true => match self.communicator.try_receive_any(TO_SERVER)? {
+                    Some((worker, bytes)) => self.handle(worker, Request::from_bytes(&bytes))?,
+                    None => std::thread::sleep(NAP),
+                },
+                false => std::thread::sleep(NAP),
+            }
+        }
+        Ok(())
+    }
+
+    /// Does what a worker asks for.
+    pub(super) fn handle(&self, worker: usize, request: Request) -> Result<(), CollectiveError> {
+        let mut shard = lock(&self.shard);
+        match request {
+            Request::Push { bucket, learning_rate, gradient } => {
+                for to in shard.push(worker, bucket, learning_rate, gradient) {
+                    self.answer(to, floats_to_bytes(shard.state(bucket).0))?;
+                }
+            }
+            Request::Fetch { bucket } => {
+                let (parameters, velocities) = shard.state(bucket);
+                self.answer(worker, [floats_to_bytes(parameters), floats_to_bytes(velocities)].concat())?;
+            }
+            Request::Restore { bucket, parameters, velocities } => shard.restore(bucket, &parameters, &velocities),
+            Request::Histogram => {
+                let counts = shard.histogram().iter().flat_map(|count| count.to_le_bytes()).collect();
+                self.answer(worker, counts)?;
+            }
+            Request::Leave => {
+                for (bucket, to) in shard.leave(worker) {
+                    self.answer(to, floats_to_bytes(shard.state(bucket).0))?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The next answer for the worker of this rank.
+    pub(super) fn own_answer(&self) -> Vec<u8> {
+        let mut answers = lock(&self.own_answers);
+        loop {
+            match answers.pop_front() {
+                Some(answer) => return answer,
+                None => answers = self.answered.wait(answers).unwrap_or_else(PoisonError::into_inner),
+            }
+        }
+    }
+
+    fn answer(&self, worker: usize, bytes: Vec<u8>) -> Result<(), CollectiveError> {
+        if worker == self.communicator.rank() {
+            lock(&self.own_answers).push_back(bytes);
+            self.answered.notify_one();
+            return Ok(());
+        }
+        self.communicator.send(worker, TO_WORKER, &bytes)
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

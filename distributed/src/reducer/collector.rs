@@ -1,0 +1,267 @@
+//! Gradients on their way into buckets.
+//!
+//! In: gradients, one parameter at a time, from any thread. Out: full buckets, in bucket order.
+//! Invariant: a bucket leaves once a step, after the last micro-step gave all its parameters.
+
+use std::collections::HashMap;
+use std::mem;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use burn::module::ParamId;
+
+use super::engine::{Job, Outlet};
+use super::synced::LocalBucket;
+use crate::{BucketPlan, ParameterLayout};
+
+/// Where the backward pass puts gradients; shared by a reducer and the hooks of a model.
+#[derive(Debug)]
+pub struct GradientCollector {
+    layout: ParameterLayout,
+    plan: BucketPlan,
+    /// Of every parameter of the layout.
+    bucket_of: Vec<usize>,
+    num_slabs: usize,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    /// Index in the layout by burn's id in this process.
+    entries: HashMap<ParamId, usize>,
+    /// Of every bucket; empty while it travels.
+    buffers: Vec<Vec<f32>>,
+    /// Of every parameter: whether this micro-step has its gradient.
+    has_arrived: Vec<bool>,
+    /// Of every bucket: parameters without a gradient in this micro-step.
+    num_missing: Vec<usize>,
+    micro_step: MicroStepConfig,
+    /// Of every slab: whether a micro-step of this step has written it.
+    is_written: Vec<bool>,
+    /// Whether the present micro-step is its slab's first, and overwrites what the last step left.
+    overwrites: bool,
+    /// The next bucket to leave.
+    next: usize,
+    outlet: Outlet,
+    /// Of every bucket that left: index in the layout, and magnitude, of its largest gradient.
+    largest: Vec<(u32, f32)>,
+}
+
+/// What is done with the gradients of a micro-step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct MicroStepConfig {
+    /// They are multiplied by it.
+    pub weight: f32,
+    /// To which partial gradient they are added, below [`BucketReduction::num_slabs`](crate::BucketReduction::num_slabs).
+    pub slab: usize,
+    /// Whether none follows in this step: buckets leave as soon as they are full.
+    pub is_last: bool,
+    /// Whether they are dropped: those of a pass that only took part in collectives.
+    pub is_void: bool,
+}
+
+impl Default for MicroStepConfig {
+    fn default() -> Self {
+        Self { weight: 1.0, slab: 0, is_last: false, is_void: false }
+    }
+}
+
+impl GradientCollector {
+    pub(super) fn new(layout: ParameterLayout, plan: BucketPlan, num_slabs: usize, outlet: Outlet) -> Self {
+        let mut bucket_of = vec![0; layout.entries().len()];
+        for (index, bucket) in plan.buckets().iter().enumerate() {
+            bucket_of[bucket.parameters.clone()].fill(index);
+        }
+        let buckets = plan.buckets();
+        let state = State {
+            entries: layout.entries().iter().enumerate().map(|(index, entry)| (entry.id, index)).collect(),
+            buffers: buckets.iter().map(|bucket| vec![0.0; num_slabs * bucket.elements.len()]).collect(),
+            has_arrived: vec![false; layout.entries().len()],
+            num_missing: buckets.iter().map(|bucket| bucket.parameters.len()).collect(),
+            micro_step: MicroStepConfig::default(),
+            is_written: vec![false; num_slabs],
+            overwrites: true,
+            next: 0,
+            outlet,
+            largest: vec![(0, 0.0); buckets.len()],
+        };
+        Self { layout, plan, bucket_of, num_slabs, state: Mutex::new(state) }
+    }
+
+    /// Takes one parameter's gradient of the pass in progress; parameters it does not know are passed over.
+    ///
+    /// # Panics
+    /// When the gradient has another length than the parameter, or is a second one of the same pass.
+    pub fn take(&self, parameter: ParamId, gradient: &[f32]) {
+        let mut state = self.lock();
+        if let Some(&entry) = state.entries.get(&parameter) {
+            self.put(&mut state, entry, Some(gradient));
+        }
+    }
+
+    pub(super) fn layout(&self) -> &ParameterLayout {
+        &self.layout
+    }
+
+    pub(super) fn plan(&self) -> &BucketPlan {
+        &self.plan
+    }
+
+    /// Sends the step's header ahead of its buckets.
+    pub(super) fn send_header(&self, bytes: Vec<u8>) {
+        self.lock().outlet.send(Job::Header(bytes));
+    }
+
+    /// Knows the parameters by the ids of this layout of the same module, rebuilt or loaded.
+    pub(super) fn rename(&self, layout: &ParameterLayout) {
+        let entries = layout.entries().iter().enumerate().map(|(index, entry)| (entry.id, index)).collect();
+        self.lock().entries = entries;
+    }
+
+    /// Opens the next micro-step of this step.
+    pub(super) fn begin_micro_step(&self, how: MicroStepConfig) {
+        assert!(how.slab < self.num_slabs, "slab {}: expected below {}", how.slab, self.num_slabs);
+        let mut state = self.lock();
+        state.micro_step = how;
+        if !how.is_void {
+            state.overwrites = !mem::replace(&mut state.is_written[how.slab], true);
+        }
+        state.has_arrived.fill(false);
+        for (missing, bucket) in state.num_missing.iter_mut().zip(self.plan.buckets()) {
+            *missing = bucket.parameters.len();
+        }
+    }
+
+    /// One gradient of the micro-step, by its index in the layout.
+    pub(super) fn put_entry(&self, entry: usize, gradient: &[f32]) {
+        self.put(&mut self.lock(), entry, Some(gradient));
+    }
+
+    /// Closes the micro-step: what has not arrived is zero.
+    pub(super) fn end_micro_step(&self) {
+        let mut state = self.lock();
+        for entry in (0..self.bucket_of.len()).rev() {
+            if !state.has_arrived[entry] {
+                self.put(&mut state, entry, None);
+            }
+        }
+    }
+
+    /// Closes the step, whatever was accumulated: the buckets that have not left do now.
+    pub(super) fn complete(&self) {
+        let mut state = self.lock();
+        self.clear_unwritten(&mut state);
+        state.num_missing.fill(0);
+        self.release(&mut state);
+    }
+
+    /// Closes the step without letting a bucket leave. Whether all values are finite.
+    pub(super) fn finish_alone(&self, mut use_bucket: impl FnMut(&LocalBucket<'_>)) -> bool {
+        let mut state = self.lock();
+        self.clear_unwritten(&mut state);
+        state.is_written.fill(false);
+        let mut is_finite = true;
+        for (bucket, values) in self.plan.buckets().iter().zip(&state.buffers) {
+            is_finite &= values.iter().all(|value| value.is_finite());
+            use_bucket(&LocalBucket { elements: bucket.elements.clone(), values });
+        }
+        is_finite
+    }
+
+    /// Takes a bucket's buffer back; with the last one the next step may begin.
+    pub(super) fn give_back(&self, index: usize, mut buffer: Vec<f32>) {
+        let mut state = self.lock();
+        buffer.resize(self.num_slabs * self.plan.buckets()[index].elements.len(), 0.0);
+        state.buffers[index] = buffer;
+        state.next -= 1;
+        if state.next == 0 {
+            state.is_written.fill(false);
+        }
+    }
+
+    /// No bucket will be sent any more.
+    pub(super) fn close(&self) {
+        self.lock().outlet.send(Job::End);
+    }
+
+    /// Index in the layout, and magnitude, of the largest gradient of a bucket when it left; NaN counts as largest.
+    pub(super) fn largest(&self, bucket: usize) -> (u32, f32) {
+        self.lock().largest[bucket]
+    }
+
+    fn put(&self, state: &mut State, entry: usize, gradient: Option<&[f32]>) {
+        let MicroStepConfig { weight, slab, is_last, is_void } = state.micro_step;
+        if is_void {
+            return;
+        }
+        let bucket = self.bucket_of[entry];
+        let description = &self.layout.entries()[entry];
+        assert!(
+            !mem::replace(&mut state.has_arrived[entry], true),
+            "{}: a second gradient in one backward pass, expected one; hand over a parameter that is used twice after the pass",
+            description.path
+        );
+        let elements = &self.plan.buckets()[bucket].elements;
+        let start = slab * elements.len() + description.offset - elements.start;
+        let sums = &mut state.buffers[bucket][start..start + description.len];
+        match gradient {
+            Some(gradient) => {
+                assert_eq!(gradient.len(), sums.len(), "{}: gradient and parameter differ in length", description.path);
+                match state.overwrites {
+                    true => sums.iter_mut().zip(gradient).for_each(|(sum, value)| *sum = weight * value),
+                    false => sums.iter_mut().zip(gradient).for_each(|(sum, value)| *sum += weight * value),
+                }
+            }
+            None if state.overwrites => sums.fill(0.0),
+            None => {}
+        }
+        state.num_missing[bucket] -= 1;
+        if is_last {
+            self.release(state);
+        }
+    }
+
+    /// Slabs without a sample are zero.
+    fn clear_unwritten(&self, state: &mut State) {
+        for slab in (0..self.num_slabs).filter(|&slab| !state.is_written[slab]) {
+            for (buffer, bucket) in state.buffers.iter_mut().zip(self.plan.buckets()) {
+                let len = bucket.elements.len();
+                buffer[slab * len..(slab + 1) * len].fill(0.0);
+            }
+        }
+    }
+
+    /// Lets full buckets leave, in order.
+    fn release(&self, state: &mut State) {
+        while state.next < state.num_missing.len() && state.num_missing[state.next] == 0 {
+            let index = state.next;
+            let values = mem::take(&mut state.buffers[index]);
+            state.largest[index] = self.largest_of(index, &values);
+            state.next += 1;
+            state.outlet.send(Job::Bucket { index, values });
+        }
+    }
+
+    fn largest_of(&self, index: usize, values: &[f32]) -> (u32, f32) {
+        let bucket = &self.plan.buckets()[index];
+        let mut largest = (0, 0);
+        for slab in values.chunks_exact(bucket.elements.len().max(1)) {
+            for (entry, description) in bucket.parameters.clone().zip(&self.layout.entries()[bucket.parameters.clone()])
+            {
+                let start = description.offset - bucket.elements.start;
+                // Without the sign bit, the bits of floats are ordered like their magnitudes, NaN above infinity.
+                let magnitudes =
+                    slab[start..start + description.len].iter().map(|value| value.to_bits() & (u32::MAX >> 1));
+                let bits = magnitudes.max().unwrap_or(0);
+                if bits > largest.1 {
+                    largest = (entry as u32, bits);
+                }
+            }
+        }
+        (largest.0, f32::from_bits(largest.1))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // A poisoned lock means that a pass panicked; the job ends with that panic.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,177 @@
+//! Who reduces buckets, and when: a communication thread beside the backward pass, or the caller after it.
+//!
+//! In: jobs in the order in which every rank sends them. Out: their results, in the same order.
+//! Invariant: after a failed job no further one touches the communicator.
+//! Source: Li et al. 2020, PyTorch Distributed (2006.15704), section 3.2.3.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::{Builder, JoinHandle};
+use std::time::Instant;
+
+use crate::reduction::{BucketReduction, Traffic};
+use crate::{CollectiveError, Communicator, Patience};
+
+/// What is to be brought together over the ranks.
+#[derive(Debug)]
+pub(super) enum Job {
+    /// A step header.
+    Header(Vec<u8>),
+    /// A bucket's gradients.
+    Bucket { index: usize, values: Vec<f32> },
+    /// None; no other will follow.
+    End,
+}
+
+/// Where jobs go in.
+#[derive(Debug)]
+pub(super) struct Outlet {
+    jobs: Sender<Job>,
+    num_pending: Arc<AtomicUsize>,
+}
+
+impl Outlet {
+    pub(super) fn send(&self, job: Job) {
+        if !matches!(job, Job::End) {
+            self.num_pending.fetch_add(1, Ordering::SeqCst);
+        }
+        // Nobody receives after the communication thread ended; what ended it is told when the step ends.
+        let _ = self.jobs.send(job);
+    }
+}
+
+/// A job done.
+#[derive(Debug)]
+pub(super) enum Finished {
+    Headers(Vec<Vec<u8>>),
+    Bucket { index: usize, values: Vec<f32>, traffic: Traffic, time: (Instant, Instant) },
+}
+
+/// Does jobs one after the other.
+#[derive(Debug)]
+pub(super) struct Worker {
+    jobs: Receiver<Job>,
+    communicator: Arc<dyn Communicator>,
+    reduction: Box<dyn BucketReduction>,
+    /// Whether there is anything to do beside handing buckets back.
+    is_needed: bool,
+    num_pending: Arc<AtomicUsize>,
+    failure: Option<CollectiveError>,
+}
+
+/// The worker, on a thread of its own or not.
+#[derive(Debug)]
+pub(super) enum Engine {
+    Here(Worker),
+    Beside {
+        finished: Receiver<Result<Finished, CollectiveError>>,
+        communicator: Arc<dyn Communicator>,
+        thread: Option<JoinHandle<()>>,
+        num_pending: Arc<AtomicUsize>,
+    },
+}
+
+impl Worker {
+    pub(super) fn new(communicator: Arc<dyn Communicator>, reduction: Box<dyn BucketReduction>) -> (Self, Outlet) {
+        let (outlet, jobs) = channel();
+        let is_needed = communicator.world_size() > 1 || reduction.is_needed_alone();
+        let num_pending = Arc::new(AtomicUsize::new(0));
+        let outlet = Outlet { jobs: outlet, num_pending: Arc::clone(&num_pending) };
+        (Self { jobs, communicator, reduction, is_needed, num_pending, failure: None }, outlet)
+    }
+
+    fn work(&mut self, job: Job) -> Result<Finished, CollectiveError> {
+        if let Some(failure) = &self.failure {
+            return Err(failure.clone());
+        }
+        let result = match job {
+            Job::Header(bytes) => self.communicator.all_gather(&bytes).map(Finished::Headers),
+            Job::Bucket { index, mut values } => {
+                let start = Instant::now();
+                let traffic = match self.is_needed {
+                    true => self.reduction.reduce(index, &mut values),
+                    false => Ok(Traffic::default()),
+                };
+                traffic.map(|traffic| Finished::Bucket { index, values, traffic, time: (start, Instant::now()) })
+            }
+            Job::End => unreachable!("it ends the loop that asks for jobs"),
+        };
+        self.num_pending.fetch_sub(1, Ordering::SeqCst);
+        if let Err(error) = &result {
+            self.failure = Some(error.clone());
+        }
+        result
+    }
+}
+
+impl Engine {
+    /// Puts the worker on a thread of its own.
+    ///
+    /// # Errors
+    /// When the system gives no thread.
+    pub(super) fn beside(mut worker: Worker) -> std::io::Result<Self> {
+        let communicator = Arc::clone(&worker.communicator);
+        let num_pending = Arc::clone(&worker.num_pending);
+        let (results, finished) = channel();
+        let thread = Builder::new().name("communication".to_owned()).spawn(move || {
+            while let Ok(job) = worker.jobs.recv() {
+                if matches!(job, Job::End) {
+                    return;
+                }
+                let result = worker.work(job);
+                if results.send(result).is_err() {
+                    return;
+                }
+            }
+        })?;
+        Ok(Self::Beside { finished, communicator, thread: Some(thread), num_pending })
+    }
+
+    pub(super) fn is_beside(&self) -> bool {
+        matches!(self, Self::Beside { .. })
+    }
+
+    /// The caller begins to compute: the thread leaves it the core.
+    pub(super) fn begin(&self) {
+        if let Self::Beside { communicator, .. } = self {
+            communicator.set_patience(Patience::Sleeping);
+        }
+    }
+
+    /// The caller has nothing left but to wait.
+    pub(super) fn hurry(&self) {
+        if let Self::Beside { communicator, .. } = self {
+            communicator.set_patience(Patience::Busy);
+        }
+    }
+
+    /// The next result, in the order of the jobs.
+    pub(super) fn next(&mut self) -> Result<Finished, CollectiveError> {
+        match self {
+            Self::Here(worker) => {
+                let job = worker.jobs.try_recv().expect("as many jobs were sent as results are asked for");
+                worker.work(job)
+            }
+            Self::Beside { finished, .. } => {
+                // A panic of the thread has been told by the panic hook.
+                finished.recv().unwrap_or_else(|_| {
+                    let reason = "the communication thread panicked".to_owned();
+                    Err(CollectiveError::Aborted { rank: usize::MAX, reason })
+                })
+            }
+        }
+    }
+}
+
+impl Engine {
+    /// Waits for the thread's end after [`Job::End`], unless it may be waiting for ranks that will never come.
+    pub(super) fn join(&mut self) {
+        if let Self::Beside { thread, num_pending, .. } = self
+            && num_pending.load(Ordering::SeqCst) == 0
+            && let Some(thread) = thread.take()
+        {
+            let _ = thread.join();
+        }
+    }
+}

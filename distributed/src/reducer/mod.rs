@@ -1,0 +1,312 @@
+//! From every rank's gradients to their sum over all ranks.
+//!
+//! In: gradients as a backward pass makes them, or all at its end; micro-step after micro-step. Out: buckets of sums, the same
+//! bits on every rank. Invariant: one reduction a bucket, in bucket order, on every rank, also on one that had no sample.
+//! Source: Li et al. 2020, PyTorch Distributed (2006.15704), section 3.2.
+
+mod collector;
+mod engine;
+mod synced;
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::tensor::{Gradients, Tensor};
+
+pub use collector::{GradientCollector, MicroStepConfig};
+use engine::{Engine, Finished, Worker};
+pub use synced::{LocalBucket, SyncedBucket, SyncedGradients};
+
+use crate::communicator::expect_equal;
+use crate::header::{Largest, StepHeader, diagnose, verdict};
+use crate::layout::{Cursor, with_values};
+use crate::reduction::{BucketReduction, SumReduction, Traffic};
+use crate::{BucketPlan, CollectiveError, Communicator, ParameterLayout, ReductionKind, StepAgreement};
+
+/// How gradients travel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReducerConfig {
+    /// Largest size of a bucket, bytes of `f32`.
+    pub bucket_cap_bytes: usize,
+    /// Whether buckets travel while the backward pass goes on, where the communicator allows a second thread.
+    pub overlap: bool,
+}
+
+impl Default for ReducerConfig {
+    fn default() -> Self {
+        Self { bucket_cap_bytes: BucketPlan::DEFAULT_CAP_BYTES, overlap: true }
+    }
+}
+
+/// Adds up gradients over micro-steps, then over ranks.
+///
+/// The global mean is exact because the caller weights: either a rank's loss is the sum over its samples divided by the global
+/// number of samples (weight 1), or its mean loss is weighted by its share of the samples.
+///
+/// A step is: [`begin_step`](Self::begin_step); for each micro-batch [`begin_micro_step`](Self::begin_micro_step), a backward
+/// pass, and [`accumulate`](Self::accumulate); [`reduce`](Self::reduce). In short, `accumulate` and `reduce` suffice.
+///
+/// # Differs from PyTorch
+/// `DistributedDataParallel` takes the plain mean over ranks, which over-weights the samples of a rank that has fewer.
+#[derive(Debug)]
+pub struct GradientReducer {
+    collector: Arc<GradientCollector>,
+    communicator: Arc<dyn Communicator>,
+    engine: Engine,
+    /// Whether a micro-step was opened and not closed.
+    is_open: bool,
+    /// The step under way, where one was announced.
+    header: Option<StepHeader>,
+    synced: Vec<SyncedBucket>,
+    report: StepReport,
+}
+
+/// What the reduction of a step was.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct StepReport {
+    /// What was sent.
+    pub traffic: Traffic,
+    /// Start and end of each bucket's reduction.
+    pub buckets: Vec<(Instant, Instant)>,
+}
+
+impl GradientReducer {
+    /// Plans the buckets of `module`'s trainable parameters, to be summed by the communicator's own collective.
+    ///
+    /// # Errors
+    /// [`CollectiveError::PlanMismatch`] on all ranks when the plans differ, naming the first rank that does.
+    ///
+    /// # Collective
+    /// Must be called by all ranks.
+    pub fn new<M: Module>(
+        module: &M,
+        communicator: Arc<dyn Communicator>,
+        config: &ReducerConfig,
+    ) -> Result<Self, CollectiveError> {
+        Self::with_reduction(module, communicator, config, |_, own| {
+            Ok(Box::new(SumReduction::new(ReductionKind::Library, own)?))
+        })
+    }
+
+    /// As [`new`](Self::new), with the reduction that `reduction` makes of the plan and a communicator of its own.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new), and those of `reduction`.
+    ///
+    /// # Collective
+    /// Must be called by all ranks.
+    pub fn with_reduction<M: Module>(
+        module: &M,
+        communicator: Arc<dyn Communicator>,
+        config: &ReducerConfig,
+        reduction: impl FnOnce(
+            (&ParameterLayout, &BucketPlan),
+            Arc<dyn Communicator>,
+        ) -> Result<Box<dyn BucketReduction>, CollectiveError>,
+    ) -> Result<Self, CollectiveError> {
+        let layout = ParameterLayout::new(module);
+        let plan = BucketPlan::new(&layout, config.bucket_cap_bytes);
+        let description = format!(
+            "{} parameters with {} elements in {} buckets (hash {:016x})",
+            layout.entries().len(),
+            layout.num_elements(),
+            plan.buckets().len(),
+            plan.hash()
+        );
+        expect_equal(&*communicator, "bucket plan", &description)?;
+        let overlaps = config.overlap && communicator.world_size() > 1 && communicator.supports_threads();
+        let own = if overlaps { communicator.duplicate()? } else { Arc::clone(&communicator) };
+        let reduction = reduction((&layout, &plan), Arc::clone(&own))?;
+        let num_slabs = reduction.num_slabs();
+        let (worker, outlet) = Worker::new(own, reduction);
+        let engine = match overlaps {
+            true => Engine::beside(worker).map_err(|error| CollectiveError::Thread { text: error.to_string() })?,
+            false => Engine::Here(worker),
+        };
+        let collector = Arc::new(GradientCollector::new(layout, plan, num_slabs, outlet));
+        let (synced, report) = (Vec::new(), StepReport::default());
+        Ok(Self { collector, communicator, engine, is_open: false, header: None, synced, report })
+    }
+
+    /// Where a model's hooks put gradients: [`GradientCollector::take`].
+    pub fn collector(&self) -> Arc<GradientCollector> {
+        Arc::clone(&self.collector)
+    }
+
+    /// Whether buckets travel beside the backward pass.
+    pub fn overlaps(&self) -> bool {
+        self.engine.is_beside()
+    }
+
+    /// Takes back the buffers of the last step. Needed only where hooks give gradients before the first
+    /// [`begin_micro_step`](Self::begin_micro_step).
+    pub fn begin_step(&mut self) {
+        for bucket in self.synced.drain(..) {
+            self.collector.give_back(bucket.index, bucket.values);
+        }
+        self.report = StepReport::default();
+    }
+
+    /// Opens the next micro-step: what arrives from now on is multiplied by `weight` and added up.
+    pub fn begin_micro_step(&mut self, how: MicroStepConfig) {
+        self.begin_step();
+        self.is_open = true;
+        self.engine.begin();
+        self.collector.begin_micro_step(how);
+    }
+
+    /// Tells the other ranks of this step; buckets follow. To be called once a step, before the last backward pass.
+    ///
+    /// Then [`reduce`](Self::reduce) agrees with all ranks on the header first.
+    pub fn announce(&mut self, header: StepHeader) {
+        self.begin_step();
+        self.header = Some(header);
+        self.engine.begin();
+        self.collector.send_header(header.to_bytes().to_vec());
+    }
+
+    /// Closes the micro-step with what its backward pass left on the tape: what hooks have given is not there any more.
+    ///
+    /// Without [`begin_micro_step`](Self::begin_micro_step) it opens one, of weight `weight`, that may be followed by others.
+    /// A parameter without a gradient adds zero.
+    ///
+    /// # Panics
+    /// When `module` is not built like the one the reducer was made for.
+    pub fn accumulate<M: Module>(&mut self, module: &M, gradients: Gradients, weight: f32) {
+        if !self.is_open {
+            self.begin_micro_step(MicroStepConfig { weight, ..MicroStepConfig::default() });
+        }
+        self.is_open = false;
+        let cursor = Cursor::new(self.collector.layout());
+        let mut taker = Taker { cursor, gradients, collector: &self.collector };
+        module.visit(&mut taker);
+        taker.cursor.finish();
+        self.collector.end_micro_step();
+    }
+
+    /// Sums the accumulated gradients over all ranks, bucket by bucket; the next accumulation starts from zero.
+    ///
+    /// A rank that accumulated nothing contributes zeros.
+    ///
+    /// # Errors
+    /// When a collective fails.
+    ///
+    /// # Collective
+    /// Must be called by all ranks.
+    pub fn reduce(&mut self) -> Result<SyncedGradients<'_>, CollectiveError> {
+        self.finish(|_| {})?;
+        Ok(SyncedGradients::new(self.collector.layout(), &mut self.synced))
+    }
+
+    /// As [`reduce`](Self::reduce), with agreement on an announced header and a look at finiteness; `use_bucket` is given each
+    /// bucket as soon as it is there. What it did is to be undone when this fails.
+    ///
+    /// # Errors
+    /// [`CollectiveError::RanksDiverged`] and [`CollectiveError::NonFinite`], the same on all ranks; or a collective failed.
+    ///
+    /// # Collective
+    /// Must be called by all ranks.
+    pub fn finish(
+        &mut self,
+        mut use_bucket: impl FnMut(&SyncedBucket),
+    ) -> Result<Option<StepAgreement>, CollectiveError> {
+        self.begin_step();
+        self.collector.complete();
+        self.engine.hurry();
+        let header = self.header.take();
+        let mut agreement = None;
+        if header.is_some()
+            && let Finished::Headers(headers) = self.engine.next()?
+        {
+            agreement = Some(verdict(&headers)?);
+        }
+        let mut broken = None;
+        for _ in 0..self.plan().buckets().len() {
+            let Finished::Bucket { index, values, traffic, time } = self.engine.next()? else { continue };
+            let elements = self.plan().buckets()[index].elements.clone();
+            let bucket = SyncedBucket { index, elements, values };
+            self.report.traffic += traffic;
+            self.report.buckets.push(time);
+            if header.is_some() && broken.is_none() && !bucket.is_finite() {
+                broken = Some(index);
+            }
+            if broken.is_none() {
+                use_bucket(&bucket);
+            }
+            self.synced.push(bucket);
+        }
+        match (broken, header) {
+            (Some(bucket), Some(header)) => {
+                let (parameter, value) = self.collector.largest(bucket);
+                let own = Largest { parameter, value };
+                Err(diagnose(&*self.communicator, header.step, own, self.layout())?)
+            }
+            _ => Ok(agreement),
+        }
+    }
+
+    /// Ends a step that this rank takes alone: its own sums go to `use_bucket`, and nothing to the others. Neither
+    /// [`announce`](Self::announce) nor a last micro-step may have been part of it. Whether all values are finite.
+    pub fn finish_alone(&mut self, use_bucket: impl FnMut(&LocalBucket<'_>)) -> bool {
+        self.begin_step();
+        self.collector.finish_alone(use_bucket)
+    }
+
+    /// The buckets of the last reduction, summed over all ranks, until the next step begins.
+    pub fn synced(&mut self) -> SyncedGradients<'_> {
+        SyncedGradients::new(self.collector.layout(), &mut self.synced)
+    }
+
+    /// What the last reduction was.
+    pub fn report(&self) -> &StepReport {
+        &self.report
+    }
+
+    /// Takes note that `module` was rebuilt: burn's parameter ids may be others.
+    pub fn rename<M: Module>(&mut self, module: &M) {
+        self.collector.rename(&ParameterLayout::new(module));
+    }
+
+    /// Where each parameter's gradient lies.
+    pub fn layout(&self) -> &ParameterLayout {
+        self.collector.layout()
+    }
+
+    /// The buckets.
+    pub fn plan(&self) -> &BucketPlan {
+        self.collector.plan()
+    }
+}
+
+impl Drop for GradientReducer {
+    fn drop(&mut self) {
+        self.collector.close();
+        self.engine.join();
+    }
+}
+
+/// Takes what the tape has.
+struct Taker<'a> {
+    cursor: Cursor<'a>,
+    gradients: Gradients,
+    collector: &'a GradientCollector,
+}
+
+impl ModuleVisitor for Taker<'_> {
+    fn enter_module(&mut self, name: &str, _container_type: &str) {
+        self.cursor.enter(name);
+    }
+
+    fn exit_module(&mut self, _name: &str, _container_type: &str) {
+        self.cursor.exit();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if let Some((index, entry)) = self.cursor.take_indexed()
+            && let Some(gradient) = param.val().grad_remove(&mut self.gradients)
+        {
+            with_values(gradient, entry, |values| self.collector.put_entry(index, values));
+        }
+    }
+}

@@ -1,0 +1,179 @@
+//! What the threads of a world share: the collective in progress, the messages under way, and who has left.
+//!
+//! In: deposits and messages. Out: results, messages, or why the world ended.
+//! Invariant: what was finished or sent before a rank left is still delivered; an abort ends all duplicates of a world too.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
+
+use super::deposit::{Deposit, combine};
+use super::lock;
+use crate::CollectiveError;
+
+/// What all ranks of a world share.
+#[derive(Debug)]
+pub(super) struct World {
+    state: Mutex<State>,
+    changed: Condvar,
+    /// This world and its duplicates.
+    family: Arc<Mutex<Vec<Weak<World>>>>,
+}
+
+/// The collective in progress and the last one finished, and the messages.
+///
+/// One result is enough: the next one needs a deposit of every rank, and a rank deposits only after it took the last result.
+#[derive(Debug)]
+struct State {
+    deposits: Vec<Option<Deposit>>,
+    result: Option<(u64, Result<Arc<Deposit>, CollectiveError>)>,
+    /// Messages on their way, by receiver.
+    mailboxes: Vec<VecDeque<Message>>,
+    /// Ends collectives: the first rank that left or aborted.
+    ended: Option<CollectiveError>,
+    /// Ends messages too.
+    aborted: Option<CollectiveError>,
+    /// Ranks that have left.
+    left: Vec<bool>,
+}
+
+/// A message on its way.
+#[derive(Debug)]
+pub(super) struct Message {
+    pub(super) from: usize,
+    pub(super) tag: Tag,
+    pub(super) bytes: Vec<u8>,
+}
+
+/// What kind of message a receiver waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Tag {
+    User(u16),
+    Exchange,
+}
+
+impl World {
+    pub(super) fn new(world_size: usize) -> Arc<Self> {
+        Self::in_family(world_size, Arc::default())
+    }
+
+    /// Another world of the same ranks.
+    pub(super) fn duplicate(&self) -> Arc<Self> {
+        Self::in_family(lock(&self.state).left.len(), Arc::clone(&self.family))
+    }
+
+    fn in_family(world_size: usize, family: Arc<Mutex<Vec<Weak<Self>>>>) -> Arc<Self> {
+        let state = State {
+            deposits: vec![None; world_size],
+            result: None,
+            mailboxes: (0..world_size).map(|_| VecDeque::new()).collect(),
+            ended: None,
+            aborted: None,
+            left: vec![false; world_size],
+        };
+        let world = Arc::new(Self { state: Mutex::new(state), changed: Condvar::new(), family });
+        let mut family = lock(&world.family);
+        family.retain(|world| world.strong_count() > 0);
+        family.push(Arc::downgrade(&world));
+        drop(family);
+        world
+    }
+
+    /// Ends this world and its duplicates.
+    pub(super) fn abort(&self, rank: usize, reason: &str) {
+        let error = CollectiveError::Aborted { rank, reason: reason.to_owned() };
+        let family = lock(&self.family).clone();
+        for world in family.iter().filter_map(Weak::upgrade) {
+            let mut state = lock(&world.state);
+            let ended = state.ended.get_or_insert_with(|| error.clone()).clone();
+            state.aborted.get_or_insert(ended);
+            world.changed.notify_all();
+        }
+    }
+
+    /// Ends the collectives of this world: `rank` will make none any more.
+    pub(super) fn leave(&self, rank: usize) {
+        let mut state = lock(&self.state);
+        state.left[rank] = true;
+        state.ended.get_or_insert_with(|| has_left(rank));
+        self.changed.notify_all();
+    }
+
+    /// Brings the `deposit` of `rank`, waits for every rank's, and returns the common result.
+    pub(super) fn combine(&self, rank: usize, round: u64, deposit: Deposit) -> Result<Arc<Deposit>, CollectiveError> {
+        let mut state = lock(&self.state);
+        if let Some(ended) = &state.ended {
+            return Err(ended.clone());
+        }
+        state.deposits[rank] = Some(deposit);
+        if state.deposits.iter().all(Option::is_some) {
+            let deposits: Vec<Deposit> = state.deposits.iter_mut().filter_map(Option::take).collect();
+            state.result = Some((round, combine(deposits).map(Arc::new)));
+            self.changed.notify_all();
+        }
+        loop {
+            // A finished result comes before the end of the world: a rank may leave right after its last collective.
+            if let Some((finished, result)) = &state.result
+                && *finished == round
+            {
+                return result.clone();
+            }
+            if let Some(ended) = &state.ended {
+                return Err(ended.clone());
+            }
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Puts a message into the mailbox of rank `to`.
+    pub(super) fn send(&self, to: usize, message: Message) -> Result<(), CollectiveError> {
+        let mut state = lock(&self.state);
+        match &state.aborted {
+            Some(aborted) => return Err(aborted.clone()),
+            None if state.left[to] => return Err(has_left(to)),
+            None => state.mailboxes[to].push_back(message),
+        }
+        self.changed.notify_all();
+        Ok(())
+    }
+
+    /// Takes the oldest message for `rank` with this tag, from rank `from` or from any, and waits for it if need be.
+    pub(super) fn receive(&self, rank: usize, from: Option<usize>, tag: Tag) -> Result<Message, CollectiveError> {
+        let mut state = lock(&self.state);
+        loop {
+            if let Some(message) = state.take(rank, from, tag)? {
+                return Ok(message);
+            }
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Takes the oldest message for `rank` with this tag, if there is one.
+    pub(super) fn try_receive(&self, rank: usize, tag: Tag) -> Result<Option<Message>, CollectiveError> {
+        lock(&self.state).take(rank, None, tag)
+    }
+}
+
+impl State {
+    /// A message that was sent before the end of the world comes before it.
+    fn take(&mut self, rank: usize, from: Option<usize>, tag: Tag) -> Result<Option<Message>, CollectiveError> {
+        let wanted = |message: &Message| message.tag == tag && from.is_none_or(|from| message.from == from);
+        if let Some(index) = self.mailboxes[rank].iter().position(wanted) {
+            return Ok(self.mailboxes[rank].remove(index));
+        }
+        if let Some(aborted) = &self.aborted {
+            return Err(aborted.clone());
+        }
+        let gone = |&peer: &usize| peer == rank || self.left[peer];
+        match from {
+            Some(from) if gone(&from) => Err(has_left(from)),
+            None if (0..self.left.len()).all(|peer| gone(&peer)) => {
+                Err(self.ended.clone().unwrap_or_else(|| has_left(rank)))
+            }
+            _ => Ok(None),
+        }
+    }
+}
+
+fn has_left(rank: usize) -> CollectiveError {
+    CollectiveError::Aborted { rank, reason: "the rank has left".to_owned() }
+}

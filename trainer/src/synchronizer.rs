@@ -1,0 +1,199 @@
+//! When and how the replicas of a model become one again: what `--sync` chooses.
+//!
+//! In: the method, the bucket plan, the ranks. Out: the reduction of gradients, and what surrounds a step.
+//! Invariant: all ranks make the same choice for the same step.
+//! Source: Lin et al. 2020, "Don't use large mini-batches, use local SGD" (1808.07217); Li et al. 2014 for parameter servers.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use anyhow::{Result, anyhow};
+use burn::module::Module;
+use distributed::{
+    BucketPlan, BucketReduction, CollectiveError, Communicator, CompressedReduction, Consistency, ExactReduction,
+    GradientReducer, ParameterLayout, ReducerConfig, ReductionKind, Server, ServerClient, ServerPlan, ShardUpdate,
+    SumReduction, read,
+};
+
+use crate::config::{PlacementKind, ReductionChoice, SyncConfig, SyncMethod};
+use crate::optimizer::{Sgd, SgdConfig};
+
+/// What a step does about the other ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Togetherness {
+    /// All gradients are summed before the update.
+    Together,
+    /// The rank updates alone.
+    Alone,
+    /// The rank updates alone; then parameters and velocities are averaged.
+    ThenAverage,
+}
+
+/// The method at work on one rank.
+#[derive(Debug)]
+pub struct Synchronizer {
+    method: SyncMethod,
+    client: Option<Arc<ServerClient>>,
+    server: Option<JoinHandle<Result<(), CollectiveError>>>,
+}
+
+impl Synchronizer {
+    /// Starts the method: plans buckets, connects to servers, starts this rank's own.
+    ///
+    /// # Errors
+    /// When the ranks' plans differ, or a collective fails.
+    ///
+    /// # Collective
+    /// Must be called by all ranks.
+    pub fn start<M: Module>(
+        config: &SyncConfig,
+        sgd: SgdConfig,
+        model: &M,
+        communicator: &Arc<dyn Communicator>,
+    ) -> Result<(Self, GradientReducer)> {
+        let mut reducer_config = ReducerConfig { bucket_cap_bytes: config.bucket_cap_bytes, overlap: config.overlap };
+        let mut synchronizer = Self { method: config.method.clone(), client: None, server: None };
+        if let SyncMethod::ParameterServer { servers, .. } = config.method {
+            // Buckets are what servers share: there are at least two for each.
+            let bytes = ParameterLayout::new(model).num_elements() * size_of::<f32>();
+            reducer_config.bucket_cap_bytes = config.bucket_cap_bytes.min(bytes.div_ceil(2 * servers));
+        }
+        let parameters = || read(model, &ParameterLayout::new(model));
+        let reducer =
+            GradientReducer::with_reduction(model, Arc::clone(communicator), &reducer_config, |plans, own| {
+                synchronizer.reduction(plans, own, sgd, parameters)
+            })?;
+        Ok((synchronizer, reducer))
+    }
+
+    /// What step number `step` does about the other ranks; `must_meet`: the replicas must be equal after it.
+    pub fn togetherness(&self, step: u64, must_meet: bool) -> Togetherness {
+        match self.method {
+            SyncMethod::LocalSgd { every, from_step } if step >= from_step => {
+                match must_meet || (step + 1).is_multiple_of(every) {
+                    true => Togetherness::ThenAverage,
+                    false => Togetherness::Alone,
+                }
+            }
+            _ => Togetherness::Together,
+        }
+    }
+
+    /// Whether ranks run apart inside a step that sums nothing: an asynchronous server updates with each rank's gradient.
+    pub fn is_asynchronous(&self) -> bool {
+        matches!(self.method, SyncMethod::ParameterServer { asynchronous: Some(staleness), .. } if staleness.bound != Some(0))
+    }
+
+    /// The servers, if there are any.
+    pub fn client(&self) -> Option<&ServerClient> {
+        self.client.as_deref()
+    }
+
+    /// Parts of a global batch that are kept apart, if there are any.
+    pub fn virtual_shards(&self) -> Option<usize> {
+        self.method.virtual_shards()
+    }
+
+    /// Ends the servers; how many updates they made, by their staleness, if they are asynchronous.
+    ///
+    /// # Errors
+    /// When the job ends.
+    ///
+    /// # Collective
+    /// Must be called by all ranks that train.
+    pub fn finish(mut self, communicator: &dyn Communicator) -> Result<Option<Vec<u64>>> {
+        let Some(client) = self.client.take() else { return Ok(None) };
+        communicator.barrier()?;
+        let histogram = client.histogram()?;
+        communicator.barrier()?;
+        client.leave()?;
+        if let Some(server) = self.server.take() {
+            server.join().map_err(|_| anyhow!("parameter server: its thread panicked"))??;
+        }
+        Ok(self.is_asynchronous().then_some(histogram))
+    }
+
+    fn reduction(
+        &mut self,
+        (layout, plan): (&ParameterLayout, &BucketPlan),
+        communicator: Arc<dyn Communicator>,
+        sgd: SgdConfig,
+        parameters: impl FnOnce() -> Vec<f32>,
+    ) -> Result<Box<dyn BucketReduction>, CollectiveError> {
+        match self.method {
+            SyncMethod::Allreduce { compression, compress_warmup_steps, .. } if compression.is_some() => {
+                let warmup = compress_warmup_steps;
+                Ok(Box::new(CompressedReduction::new(compression.0, warmup, (layout, plan), communicator)?))
+            }
+            SyncMethod::Allreduce { reduction, .. } => {
+                let kind = match reduction {
+                    ReductionChoice::Mpi => ReductionKind::Library,
+                    ReductionChoice::Ring => ReductionKind::Ring,
+                    ReductionChoice::HalvingDoubling => ReductionKind::HalvingDoubling,
+                    ReductionChoice::Hierarchical => ReductionKind::Hierarchical,
+                    ReductionChoice::Exact => ReductionKind::Exact,
+                };
+                Ok(Box::new(SumReduction::new(kind, communicator)?))
+            }
+            SyncMethod::Exact { virtual_shards } => {
+                let num_own = own_shards(virtual_shards, communicator.rank(), communicator.world_size()).len();
+                Ok(Box::new(ExactReduction::new(communicator, num_own)?))
+            }
+            SyncMethod::LocalSgd { .. } => Ok(Box::new(SumReduction::new(ReductionKind::Library, communicator)?)),
+            SyncMethod::ParameterServer { servers, placement, asynchronous } => {
+                let world_size = communicator.world_size();
+                let consistency = match asynchronous {
+                    None => Consistency::Synchronous,
+                    Some(staleness) if staleness.bound == Some(0) => Consistency::Synchronous,
+                    Some(staleness) => Consistency::Asynchronous { bound: staleness.bound },
+                };
+                let ranks = match placement {
+                    PlacementKind::Beside => (0..servers).collect(),
+                    PlacementKind::Own => (world_size - servers..world_size).collect(),
+                };
+                let servers = ServerPlan::new(plan, self.method.num_workers(world_size), ranks, consistency);
+                let beside = servers.servers.contains(&communicator.rank()).then(|| {
+                    let update = ServerSgd { plan: plan.clone(), sgd: Sgd::new(sgd, layout, parameters()) };
+                    Arc::new(Server::new(&servers, Arc::clone(&communicator), Box::new(update)))
+                });
+                if let Some(server) = beside.clone() {
+                    let thread = std::thread::Builder::new().name("parameter server".to_owned());
+                    let thread = thread.spawn(move || server.serve());
+                    let thread = thread.map_err(|error| CollectiveError::Thread { text: error.to_string() })?;
+                    self.server = Some(thread);
+                }
+                let client = Arc::new(ServerClient::new(servers, communicator, beside));
+                self.client = Some(Arc::clone(&client));
+                Ok(Box::new(client))
+            }
+        }
+    }
+}
+
+/// The virtual shards of a rank: consecutive ones, as many on each rank as can be.
+pub fn own_shards(num_shards: usize, rank: usize, world_size: usize) -> Range<usize> {
+    num_shards * rank / world_size..num_shards * (rank + 1) / world_size
+}
+
+/// The optimizer on a server.
+#[derive(Debug)]
+struct ServerSgd {
+    plan: BucketPlan,
+    sgd: Sgd,
+}
+
+impl ShardUpdate for ServerSgd {
+    fn update(&mut self, bucket: usize, learning_rate: f64, gradient: &[f32]) {
+        self.sgd.update_in_place(learning_rate, self.plan.buckets()[bucket].elements.clone(), gradient);
+    }
+
+    fn state(&self, bucket: usize) -> (&[f32], &[f32]) {
+        let elements = self.plan.buckets()[bucket].elements.clone();
+        (&self.sgd.parameters()[elements.clone()], &self.sgd.velocities()[elements])
+    }
+
+    fn restore(&mut self, bucket: usize, parameters: &[f32], velocities: &[f32]) {
+        self.sgd.restore_elements(self.plan.buckets()[bucket].elements.clone(), parameters, velocities);
+    }
+}
