@@ -1,7 +1,8 @@
 //! The conformance suite under MPI: `mpirun -n N mpi_conformance`; without a launcher, a world of one.
 //!
-//! With the arguments `fault panic`, `fault panic-thread` or `fault error` the last rank fails while the others wait in a barrier:
-//! the job must end within seconds, with exit code 101, 101 or 3, and one line `error (rank R): …`.
+//! With the arguments `fault panic`, `fault panic-thread` or `fault error` the last rank fails while the others wait in a barrier,
+//! with `fault panic-memory` while they wait in shared memory: the job must end within seconds, with exit code 101, 101, 3 or 101, and
+//! one line `error (rank R): …`.
 #![allow(clippy::unwrap_used, reason = "test code")]
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a program of its own, without the test harness")]
 
@@ -38,10 +39,12 @@ fn main() -> ExitCode {
 
 /// Lets the last rank fail and the others wait for it.
 fn fail(communicator: &MpiCommunicator, fault: &str) {
+    let mut reducer =
+        HierarchicalReducer::new(communicator.duplicate().expect("all ranks are there")).expect("all ranks are there");
     communicator.barrier().expect("all ranks are there");
     if communicator.rank() + 1 == communicator.world_size() {
         match fault {
-            "panic" => panic!("the last rank fails on purpose"),
+            "panic" | "panic-memory" => panic!("the last rank fails on purpose"),
             "panic-thread" => {
                 let thread = std::thread::Builder::new().name("loader".to_owned());
                 let thread = thread.spawn(|| panic!("a thread of the last rank fails on purpose"));
@@ -55,6 +58,9 @@ fn fail(communicator: &MpiCommunicator, fault: &str) {
                 communicator.abort("the last rank gives up on purpose", 3);
             }
         }
+    }
+    if fault == "panic-memory" {
+        reducer.sum(&mut [1.0; 1000]).expect("the job ends before this returns an error");
     }
     communicator.barrier().expect("the job ends before this returns an error");
     communicator.barrier().expect("the job ends before this returns an error");

@@ -58,7 +58,9 @@ impl World {
 
     /// Another world of the same ranks.
     pub(super) fn duplicate(&self) -> Arc<Self> {
-        Self::in_family(lock(&self.state).left.len(), Arc::clone(&self.family))
+        // The state is unlocked before the family is locked, as an abort locks them in the other order.
+        let world_size = lock(&self.state).left.len();
+        Self::in_family(world_size, Arc::clone(&self.family))
     }
 
     fn in_family(world_size: usize, family: Arc<Mutex<Vec<Weak<Self>>>>) -> Arc<Self> {
@@ -78,16 +80,18 @@ impl World {
         world
     }
 
-    /// Ends this world and its duplicates.
+    /// Ends this world and its duplicates, all at once: a rank that learns of it and leaves must not be named as the cause elsewhere.
     pub(super) fn abort(&self, rank: usize, reason: &str) {
         let error = CollectiveError::Aborted { rank, reason: reason.to_owned() };
-        let family = lock(&self.family).clone();
-        for world in family.iter().filter_map(Weak::upgrade) {
-            let mut state = lock(&world.state);
+        // The family stays locked, so that no other abort takes the worlds in another order.
+        let family = lock(&self.family);
+        let worlds: Vec<Arc<Self>> = family.iter().filter_map(Weak::upgrade).collect();
+        let mut states: Vec<_> = worlds.iter().map(|world| lock(&world.state)).collect();
+        for state in &mut states {
             let ended = state.ended.get_or_insert_with(|| error.clone()).clone();
             state.aborted.get_or_insert(ended);
-            world.changed.notify_all();
         }
+        worlds.iter().for_each(|world| world.changed.notify_all());
     }
 
     /// Ends the collectives of this world: `rank` will make none any more.

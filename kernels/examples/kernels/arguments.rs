@@ -18,7 +18,7 @@ Known flags, with their defaults:
   --threads 1           threads of the one pool that everything runs in
   --dtype f32           what activations are stored as: f32, bf16
   --convolution auto    algorithm: auto, direct
-  --cpu auto            instruction set: auto, avx512, avx2, portable
+  --cpu auto            instruction set: auto, amx, avx512bf16, avx512, avx2, portable
   --batch 128           images; layers of ResNet-50 take at most 8 of them
   --layers all          cifar, resnet50, all: their convolutions and what moves memory in them;
                         or convolutions by name and at --batch, as '64->64@56k3s1,256->512@56k1s2':
@@ -107,8 +107,14 @@ fn choice<T: Copy>(flag: &str, value: &str, choices: &[(&str, T)]) -> Result<T, 
 }
 
 fn instruction_set(flag: &str, value: &str) -> Result<Isa, String> {
-    let choices =
-        [("auto", Isa::detect()), ("avx512", Isa::Avx512), ("avx2", Isa::Avx2Fma), ("portable", Isa::Portable)];
+    let choices = [
+        ("auto", Isa::detect()),
+        ("amx", Isa::Amx),
+        ("avx512bf16", Isa::Avx512Bf16),
+        ("avx512", Isa::Avx512),
+        ("avx2", Isa::Avx2Fma),
+        ("portable", Isa::Portable),
+    ];
     let isa = choice(flag, value, &choices)?;
     if isa.is_available() {
         return Ok(isa);

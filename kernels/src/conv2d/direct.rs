@@ -17,6 +17,9 @@ use crate::simd::{GenericWork, PANEL, Simd};
 /// Bytes after which addresses fall into the same set of an L1 with 64 sets.
 const L1_STRIDE: usize = 4096;
 
+/// Floats of a cache line.
+const LINE_FLOATS: usize = 16;
+
 /// The whole correlation; `after_piece(piece, first element, elements)` is called on each finished band.
 pub(super) struct Direct<'a, E, F, K> {
     pub(super) plan: &'a Plan,
@@ -38,7 +41,8 @@ pub(super) trait Products {
 
     /// Elements of a worker's slot.
     fn slot_len(plan: &Plan) -> usize {
-        (plan.slot_len() * size_of::<Self::X>()).div_ceil(size_of::<f32>())
+        // With room to start at a cache line.
+        (plan.slot_len() * size_of::<Self::X>()).div_ceil(size_of::<f32>()) + LINE_FLOATS
     }
 }
 
@@ -112,7 +116,9 @@ fn run_band<S: Simd, E: Element, K: Products>(
             step: plan.step,
             taps: plan.max_taps_h(),
         };
-        let slot = K::X::of_slot(slot);
+        // A vector, or a tile's row, that lies across two lines takes longer to load.
+        let start = slot.as_ptr().align_offset(LINE_FLOATS * size_of::<f32>()).min(LINE_FLOATS);
+        let slot = K::X::of_slot(&mut slot[start..]);
         copy_band::<S, E, K::X>(image, &band, slot);
         slot
     };

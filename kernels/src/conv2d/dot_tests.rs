@@ -1,10 +1,11 @@
 //! bf16 dot products against the reference, with every instruction set that has them.
 
+use super::pass::Pass;
 use super::tests::{Random, check_statistics, pool, random_shape, run_all};
 use super::{Algorithm, Conv2d, Conv2dShape, reference};
-use crate::Storage;
 use crate::simd::Isa;
 use crate::testing::{rounded, widened};
+use crate::{Element, Storage};
 use half::bf16;
 
 const EMULATED: &str = "with emulated tiles";
@@ -13,7 +14,9 @@ const EMULATED: &str = "with emulated tiles";
 fn every_way(shape: Conv2dShape) -> Vec<(String, Conv2d)> {
     let of_isa = |isa| (format!("{shape:?} {isa:?}"), dot(shape, isa));
     let emulated = |isa| Some((format!("{shape:?} {isa:?} {EMULATED}"), Conv2d::with_emulated_tiles(shape, isa)?));
+    let multiplies_pairs = |conv: &Conv2d| [conv.forward, conv.data_gradient].iter().all(|p| matches!(p, Pass::Dot(_)));
     let ways = Isa::available().filter(|isa| isa.has_dot_products()).map(of_isa);
+    let ways = ways.filter(|(_, conv)| multiplies_pairs(conv));
     ways.chain([Isa::detect(), Isa::Portable].into_iter().filter_map(emulated)).collect()
 }
 
@@ -21,13 +24,15 @@ fn dot(shape: Conv2dShape, isa: Isa) -> Conv2d {
     Conv2d::with_storage(shape, Algorithm::Direct, isa, Storage::Bf16)
 }
 
-/// Asserts |got - expected| <= 2^-8 |expected| + `terms` 2^-23 `magnitude`: the rounding to bf16, and twice that of each
-/// addition in f32, relative to the sum of the products' magnitudes.
+/// Asserts |got - expected| <= 2^-8 |expected| + `terms` 2^-23 `magnitude`: the rounding to bf16 if it is stored so, and twice
+/// that of each addition in f32, relative to the sum of the products' magnitudes.
 #[track_caller]
-fn assert_within_bound(what: &str, terms: usize, got: &[bf16], expected: &[f64], magnitude: &[f64]) {
+fn assert_within_bound<E: Element>(what: &str, terms: usize, got: &[E], expected: &[f64], magnitude: &[f64]) {
     for (index, ((got, expected), magnitude)) in got.iter().zip(expected).zip(magnitude).enumerate() {
-        let error = (f64::from(got.to_f32()) - expected).abs();
-        let bound = expected.abs() / 256.0 + terms as f64 * magnitude / f64::from(1 << 23) + 1e-30;
+        let got = got.to_f32();
+        let error = (f64::from(got) - expected).abs();
+        let rounding = if E::STORAGE == Storage::Bf16 { expected.abs() / 256.0 } else { 0.0 };
+        let bound = rounding + terms as f64 * magnitude / f64::from(1 << 23) + 1e-30;
         assert!(error <= bound, "{what}: element {index} is {got}, expected {expected} within {bound:e}");
     }
 }
@@ -40,12 +45,16 @@ fn check(shape: Conv2dShape, random: &mut Random, pools: &[rayon::ThreadPool]) {
     let [y, y_magnitude] = [&operands, &magnitudes].map(|[x, w, _]| reference::forward(&shape, &x[1..], &w[1..]));
     let [dx, dx_magnitude] =
         [&operands, &magnitudes].map(|[_, w, dy]| reference::data_gradient(&shape, &dy[1..], &w[1..]));
+    let [dw, dw_magnitude] =
+        [&operands, &magnitudes].map(|[x, _, dy]| reference::weight_gradient(&shape, &x[1..], &dy[1..]));
     let taps = shape.kernel * shape.kernel;
+    let pixels = shape.output_len() / shape.out_channels;
     for (name, conv) in every_way(shape) {
         let run = |pool: &rayon::ThreadPool| pool.install(|| run_all(&conv, &x, &w, &dy));
         let first = run(&pools[0]);
         assert_within_bound(&format!("{name} forward"), taps * shape.in_channels, &first.y, &y, &y_magnitude);
         assert_within_bound(&format!("{name} data gradient"), taps * shape.out_channels, &first.dx, &dx, &dx_magnitude);
+        assert_within_bound(&format!("{name} weight gradient"), pixels.max(16), &first.dw, &dw, &dw_magnitude);
         check_statistics(&shape, &first);
         for other in pools[1..].iter().map(run) {
             assert_eq!(first.y, other.y, "{name}: forward depends on the threads");
@@ -67,6 +76,24 @@ fn dot_products_equal_the_reference_on_inputs_and_weights_rounded_to_bf16_for_an
         check(shape, &mut random, &pools);
     }
     assert!(num_emulated > 20, "{num_emulated} shapes by tiles");
+}
+
+#[test]
+fn tiles_and_their_emulation_give_the_same_bits_where_this_machine_has_tiles() {
+    println!("instruction sets covered by these tests: {:?}", Isa::available().collect::<Vec<_>>());
+    let mut random = Random(37);
+    for _ in 0..40 {
+        let shape = random_shape(&mut random, 4e5);
+        let (Some(emulated), true) = (Conv2d::with_emulated_tiles(shape, Isa::detect()), Isa::Amx.is_available())
+        else {
+            continue;
+        };
+        let (x, dy) = (rounded(&random.values(shape.input_len())), rounded(&random.values(shape.output_len())));
+        let w = random.values(shape.weight_len());
+        let [by_tiles, expected] = [dot(shape, Isa::Amx), emulated].map(|conv| run_all(&conv, &x, &w, &dy));
+        assert_eq!(by_tiles.dw, expected.dw, "{shape:?}: weight gradient");
+        assert_eq!((by_tiles.y, by_tiles.dx), (expected.y, expected.dx), "{shape:?}");
+    }
 }
 
 #[test]

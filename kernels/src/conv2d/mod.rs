@@ -26,6 +26,10 @@ mod statistics;
 #[cfg(test)]
 mod tests;
 #[cfg(any(test, all(target_arch = "x86_64", target_os = "linux")))]
+mod tile_gradient;
+#[cfg(any(test, all(target_arch = "x86_64", target_os = "linux")))]
+mod tile_grid;
+#[cfg(any(test, all(target_arch = "x86_64", target_os = "linux")))]
 mod tile_products;
 mod transpose;
 mod weight_gradient;
@@ -43,12 +47,10 @@ pub use shape::Conv2dShape;
 use crate::simd::{Isa, Task, vectorized};
 use crate::{Element, Storage};
 use pack::Pack;
-use pass::{Operands, Pass, WeightPass};
+use pass::{Operands, Pass, WeightOperands, WeightPass};
 use plan::Plan;
 use statistics::{Statistics, partials_len, reduce_partials};
-use weight_gradient::WeightGradient;
 use winograd_pack::PackKernels;
-use winograd_weight::WinogradWeight;
 
 /// How a convolution is computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,9 +95,10 @@ impl Conv2d {
     }
 
     /// As [`Conv2d::with`], for activations of this storage. With bf16 the passes without Winograd multiply by dot products
-    /// of bf16 where the instruction set has them ([`Isa::Avx512Bf16`], [`Isa::Amx`]): the weights are then rounded to bf16
-    /// as they are packed, sums are f32, and what is subnormal counts as zero; where a window has an infinity, the result
-    /// may be a NaN. The gradient of the weights is that of [`Conv2d::with`].
+    /// of bf16 where the instruction set has them ([`Isa::Avx512Bf16`], [`Isa::Amx`]) and gains by them: the weights are then
+    /// rounded to bf16 as they are packed, sums are f32, and what is subnormal counts as zero; where a window has an
+    /// infinity, the result may be a NaN. The gradient of the weights is likewise by products of bf16 with [`Isa::Amx`]: a
+    /// value that is not finite may then spoil all gradients of its channel; otherwise it is that of [`Conv2d::with`].
     ///
     /// # Panics
     /// As [`Conv2d::with`]. A plan for bf16 may panic on activations of f32.
@@ -120,10 +123,12 @@ impl Conv2d {
             isa,
             forward: pass(of_forward, Plan::forward(&shape)),
             data_gradient: pass(of_data, Plan::data_gradient(&shape)),
-            weight_gradient: if wins(of_forward, 1) && wins(of_data, 1) {
-                WeightPass::Winograd(winograd_weight::Plan::new(&shape))
-            } else {
-                WeightPass::Direct(weight_gradient::Plan::new(&shape))
+            weight_gradient: match WeightPass::tiles(&shape, isa, storage) {
+                Some(tiles) if algorithm != Algorithm::Winograd => tiles,
+                _ if wins(of_forward, 1) && wins(of_data, 1) => {
+                    WeightPass::Winograd(winograd_weight::Plan::new(&shape))
+                }
+                _ => WeightPass::Direct(weight_gradient::Plan::new(&shape)),
             },
         }
     }
@@ -136,6 +141,7 @@ impl Conv2d {
         let pass = |plan, otherwise| dot::Dot::emulated(plan).map_or(otherwise, Pass::Dot);
         conv.forward = pass(Plan::forward(&shape), conv.forward);
         conv.data_gradient = pass(Plan::data_gradient(&shape), conv.data_gradient);
+        conv.weight_gradient = WeightPass::EmulatedTiles(tile_gradient::Plan::new(&shape));
         [&conv.forward, &conv.data_gradient].iter().all(|pass| matches!(pass, Pass::Dot(_))).then_some(conv)
     }
 
@@ -217,11 +223,7 @@ impl Conv2d {
     /// Elements of workspace with which [`Conv2d::weight_gradient`] uses every thread of the current rayon pool.
     #[must_use]
     pub fn weight_gradient_workspace_len(&self) -> usize {
-        let num_threads = rayon::current_num_threads();
-        match &self.weight_gradient {
-            WeightPass::Direct(plan) => plan.workspace_len(num_threads),
-            WeightPass::Winograd(plan) => plan.workspace_len(num_threads),
-        }
+        self.weight_gradient.workspace_len(rayon::current_num_threads())
     }
 
     /// The output `y` (`[N, H_out, W_out, C_out]`) of `x` (`[N, H, W, C_in]`), and where asked for the moments of each
@@ -278,10 +280,7 @@ impl Conv2d {
     /// # Panics
     /// If a length is not the one stated.
     pub fn weight_gradient<E: Element>(&self, x: &[E], dy: &[E], dw: &mut [f32], workspace: &mut [f32]) {
-        match &self.weight_gradient {
-            WeightPass::Direct(plan) => self.isa.run(WeightGradient { plan, x, dy, dw, workspace }),
-            WeightPass::Winograd(plan) => self.isa.run(WinogradWeight { plan, x, dy, dw, workspace }),
-        }
+        self.weight_gradient.run(self.isa, WeightOperands { x, dy, dw, workspace });
     }
 
     fn forward_partials_len(&self) -> usize {

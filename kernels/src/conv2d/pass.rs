@@ -3,9 +3,17 @@
 use super::direct::{Blocks, Direct, Products};
 use super::dot::Dot;
 use super::plan::Plan;
+#[cfg(any(test, all(target_arch = "x86_64", target_os = "linux")))]
+use super::tile_gradient::{self, TileGradient};
+use super::weight_gradient::{self, WeightGradient};
 use super::winograd::Winograd;
-use super::{weight_gradient, winograd_plan, winograd_weight};
+use super::winograd_weight::{self, WinogradWeight};
+use super::{Conv2dShape, winograd_plan};
 use crate::simd::Isa;
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+use crate::simd::TileRegisters;
+#[cfg(any(test, all(target_arch = "x86_64", target_os = "linux")))]
+use crate::simd::Tiles;
 use crate::{Element, Storage};
 use core::marker::PhantomData;
 
@@ -73,7 +81,68 @@ impl Pass {
 #[derive(Clone, Copy, Debug)]
 pub(super) enum WeightPass {
     Direct(weight_gradient::Plan),
+    #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+    Tiles(tile_gradient::Plan),
+    #[cfg(test)]
+    EmulatedTiles(tile_gradient::Plan),
     Winograd(winograd_weight::Plan),
+}
+
+impl WeightPass {
+    /// By tiles, of activations stored as bf16 where `isa` has them.
+    pub(super) fn tiles(shape: &Conv2dShape, isa: Isa, storage: Storage) -> Option<Self> {
+        #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+        if storage == Storage::Bf16 && isa.has_tiles() {
+            return Some(Self::Tiles(tile_gradient::Plan::new(shape)));
+        }
+        let _ = (shape, isa, storage);
+        None
+    }
+
+    pub(super) fn workspace_len(&self, num_threads: usize) -> usize {
+        match self {
+            Self::Direct(plan) => plan.workspace_len(num_threads),
+            #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+            Self::Tiles(plan) => plan.workspace_len(num_threads),
+            #[cfg(test)]
+            Self::EmulatedTiles(plan) => plan.workspace_len(num_threads),
+            Self::Winograd(plan) => plan.workspace_len(num_threads),
+        }
+    }
+
+    pub(super) fn run<E: Element>(&self, isa: Isa, operands: WeightOperands<'_, E>) {
+        let WeightOperands { x, dy, dw, workspace } = operands;
+        match self {
+            Self::Direct(plan) => isa.run(WeightGradient { plan, x, dy, dw, workspace }),
+            #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+            Self::Tiles(plan) => {
+                assert!(isa.has_tiles() && isa.is_available(), "instruction set {isa:?}: no tiles");
+                run_tiles::<TileRegisters, E>(plan, isa, WeightOperands { x, dy, dw, workspace });
+            }
+            #[cfg(test)]
+            Self::EmulatedTiles(plan) => {
+                run_tiles::<crate::simd::EmulatedTiles, E>(plan, isa, WeightOperands { x, dy, dw, workspace });
+            }
+            Self::Winograd(plan) => isa.run(WinogradWeight { plan, x, dy, dw, workspace }),
+        }
+    }
+}
+
+#[cfg(any(test, all(target_arch = "x86_64", target_os = "linux")))]
+fn run_tiles<T: Tiles, E: Element>(plan: &tile_gradient::Plan, isa: Isa, operands: WeightOperands<'_, E>) {
+    let WeightOperands { x, dy, dw, workspace } = operands;
+    let (Some(x), Some(dy)) = (E::as_bf16(x), E::as_bf16(dy)) else {
+        panic!("convolution: planned for another storage than {:?}", E::STORAGE);
+    };
+    isa.run_bf16(TileGradient::<T> { plan, x, dy, dw, workspace, tiles: PhantomData });
+}
+
+/// The slices of the weight gradient.
+pub(super) struct WeightOperands<'a, E> {
+    pub(super) x: &'a [E],
+    pub(super) dy: &'a [E],
+    pub(super) dw: &'a mut [f32],
+    pub(super) workspace: &'a mut [f32],
 }
 
 /// The slices of one pass.

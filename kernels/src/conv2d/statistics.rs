@@ -107,11 +107,20 @@ impl<E: Element, S: Simd> Kernel<S> for PieceSums<'_, E> {
                     // Two chains each, so that an addition need not wait for the one before.
                     let mut sums = [S::zero(); 2];
                     let mut squares = [S::zero(); 2];
-                    for index in first..end {
-                        let value = S::sub(pixel(index), shift);
-                        let chain = (index - first) % 2;
-                        sums[chain] = S::add(sums[chain], value);
-                        squares[chain] = S::fma(value, value, squares[chain]);
+                    // Both in one round: a chain named by a variable would live in memory.
+                    let pairs = (end - first) / 2;
+                    for pair in 0..pairs {
+                        let value = S::sub(pixel(first + 2 * pair), shift);
+                        sums[0] = S::add(sums[0], value);
+                        squares[0] = S::fma(value, value, squares[0]);
+                        let value = S::sub(pixel(first + 2 * pair + 1), shift);
+                        sums[1] = S::add(sums[1], value);
+                        squares[1] = S::fma(value, value, squares[1]);
+                    }
+                    if first + 2 * pairs < end {
+                        let value = S::sub(pixel(end - 1), shift);
+                        sums[0] = S::add(sums[0], value);
+                        squares[0] = S::fma(value, value, squares[0]);
                     }
                     total = S::add(total, S::add(sums[0], sums[1]));
                     total_squares = S::add(total_squares, S::add(squares[0], squares[1]));

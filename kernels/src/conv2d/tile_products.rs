@@ -17,6 +17,8 @@ use crate::simd::{Kernel, PANEL, Simd, TILE_ROWS, TILE_VALUES, Tiles};
 
 /// Floats of a row of sums: two panels.
 const SUM_STRIDE: usize = 2 * PANEL;
+/// Tiles of positions at a time.
+const MOST_TILES: usize = 4;
 /// Floats of a tile of weights.
 const WEIGHT_TILE: usize = TILE_ROWS * PANEL;
 
@@ -42,17 +44,13 @@ impl Strips {
         Self { count, positions, pitch, tile: positions.min(TILE_ROWS) }
     }
 
-    /// First positions of the tiles, two at a time; the last may stand alone.
-    fn tiles(&self) -> impl Iterator<Item = (usize, Option<usize>)> {
-        let num_tiles = self.positions.div_ceil(self.tile);
-        let last = self.positions - self.tile;
-        let first = move |tile: usize, strip: usize| strip * self.pitch + (tile * self.tile).min(last);
-        (0..self.count).flat_map(move |strip| {
-            (0..num_tiles).step_by(2).map(move |tile| {
-                let second = (tile + 1 < num_tiles).then(|| first(tile + 1, strip));
-                (first(tile, strip), second)
-            })
-        })
+    fn num_tiles(&self) -> usize {
+        self.positions.div_ceil(self.tile)
+    }
+
+    /// The first position of a tile.
+    fn first(&self, strip: usize, tile: usize) -> usize {
+        strip * self.pitch + (tile * self.tile).min(self.positions - self.tile)
     }
 }
 
@@ -67,25 +65,37 @@ impl<T: Tiles> Products for TileProducts<T> {
         let ClassBand { plan, class, .. } = *band;
         assert!(class.taps_h * band.run() == 0 || band.run() >= TILE_VALUES, "tiles: runs of {} values", band.run());
         let strips = Strips::new(band);
-        let mut sums = [0.0f32; 2 * TILE_ROWS * SUM_STRIDE];
+        let mut sums = [0.0f32; MOST_TILES * TILE_ROWS * SUM_STRIDE];
         let num_panels = plan.out_c.div_ceil(PANEL);
         // SAFETY: `T` exists, as the plan for it says. `ClassBand::check` asserted that the windows of all positions up to
-        // the last pixel's, and the weights, exist; sums have room for four tiles. Only pixels of the class are stored,
+        // the last pixel's, and the weights, exist; sums have room for four tiles of two panels. Only pixels of the class are stored,
         // which the check included; features asserted by `Isa::run`.
         unsafe {
             let mut tiles = T::configure(strips.tile);
             for panel in (0..num_panels).step_by(2) {
-                for (first, second) in strips.tiles() {
-                    let block = Block { band, positions: [first, second.unwrap_or(first)], panel };
-                    match (second.is_some(), panel + 1 < num_panels) {
-                        (true, true) => block.multiply::<T, 2, 2>(&mut tiles, &mut sums),
-                        (true, false) => block.multiply::<T, 2, 1>(&mut tiles, &mut sums),
-                        (false, true) => block.multiply::<T, 1, 2>(&mut tiles, &mut sums),
-                        (false, false) => block.multiply::<T, 1, 1>(&mut tiles, &mut sums),
+                let is_pair = panel + 1 < num_panels;
+                // Four sums either way: a product waits for the one before in the same sum.
+                let most = if is_pair { 2 } else { MOST_TILES };
+                for (strip, tile) in (0..strips.count)
+                    .flat_map(|strip| (0..strips.num_tiles()).step_by(most).map(move |tile| (strip, tile)))
+                {
+                    let some = most.min(strips.num_tiles() - tile);
+                    let mut positions = [strips.first(strip, tile); MOST_TILES];
+                    for (index, position) in positions.iter_mut().enumerate().take(some) {
+                        *position = strips.first(strip, tile + index);
                     }
-                    for (half, position) in [Some(first), second].into_iter().flatten().enumerate() {
+                    let block = Block { band, positions, panel };
+                    match (some, is_pair) {
+                        (1, true) => block.multiply::<T, 1, 2>(&mut tiles, &mut sums),
+                        (_, true) => block.multiply::<T, 2, 2>(&mut tiles, &mut sums),
+                        (1, false) => block.multiply::<T, 1, 1>(&mut tiles, &mut sums),
+                        (2, false) => block.multiply::<T, 2, 1>(&mut tiles, &mut sums),
+                        (3, false) => block.multiply::<T, 3, 1>(&mut tiles, &mut sums),
+                        (_, false) => block.multiply::<T, 4, 1>(&mut tiles, &mut sums),
+                    }
+                    for (index, position) in positions.into_iter().enumerate().take(some) {
                         S::vectorize(StoreTile {
-                            sums: sums[half * TILE_ROWS * SUM_STRIDE..].as_ptr(),
+                            sums: sums[index * TILE_ROWS * SUM_STRIDE..].as_ptr(),
                             y: out.as_mut_ptr().add(class.out_offset + panel * PANEL),
                             strides: [plan.out_row_stride, plan.out_pixel_stride],
                             start: [position / strips.pitch, position % strips.pitch],
@@ -101,15 +111,15 @@ impl<T: Tiles> Products for TileProducts<T> {
     }
 }
 
-/// Up to two tiles of positions and two panels.
+/// Up to two tiles of positions and two panels, or four and one.
 struct Block<'a> {
     band: &'a ClassBand<'a, bf16>,
-    positions: [usize; 2],
+    positions: [usize; MOST_TILES],
     panel: usize,
 }
 
 impl Block<'_> {
-    /// L tiles of positions times R panels.
+    /// L tiles of positions times R panels: four sums at most.
     ///
     /// # Safety
     /// The instructions of `T` exist, as do the windows and weights; `tiles` was configured last.
@@ -126,37 +136,56 @@ impl Block<'_> {
             tiles.zero::<1>();
             tiles.zero::<2>();
             tiles.zero::<3>();
-            let [x0, x1] = self.positions.map(|position| band.x.as_ptr().wrapping_add(position * band.pixel_stride()));
+            let x = self.positions.map(|position| band.x.as_ptr().wrapping_add(position * band.pixel_stride()));
             let mut weights = band.weights.as_ptr().wrapping_add(self.panel * panel_stride);
             for row in 0..band.class.taps_h {
                 for first in (0..run).step_by(TILE_VALUES) {
                     let at = row * band.row_stride + first.min(run - TILE_VALUES);
-                    tiles.load::<4>(x0.add(at).cast(), stride);
                     tiles.load::<6>(weights.cast(), row_bytes);
+                    tiles.load::<4>(x[0].add(at).cast(), stride);
                     tiles.multiply::<0, 4, 6>();
-                    if L > 1 {
-                        tiles.load::<5>(x1.add(at).cast(), stride);
-                        tiles.multiply::<2, 5, 6>();
-                    }
-                    if R > 1 {
+                    if R == 2 {
                         tiles.load::<7>(weights.add(panel_stride).cast(), row_bytes);
                         tiles.multiply::<1, 4, 7>();
                         if L > 1 {
+                            tiles.load::<5>(x[1].add(at).cast(), stride);
+                            tiles.multiply::<2, 5, 6>();
                             tiles.multiply::<3, 5, 7>();
+                        }
+                    } else {
+                        if L > 1 {
+                            tiles.load::<5>(x[1].add(at).cast(), stride);
+                            tiles.multiply::<1, 5, 6>();
+                        }
+                        if L > 2 {
+                            tiles.load::<4>(x[2].add(at).cast(), stride);
+                            tiles.multiply::<2, 4, 6>();
+                        }
+                        if L > 3 {
+                            tiles.load::<5>(x[3].add(at).cast(), stride);
+                            tiles.multiply::<3, 5, 6>();
                         }
                     }
                     weights = weights.add(WEIGHT_TILE);
                 }
             }
-            let (second, stride) = (TILE_ROWS * SUM_STRIDE, SUM_STRIDE * size_of::<f32>());
+            let (tile, stride) = (TILE_ROWS * SUM_STRIDE, SUM_STRIDE * size_of::<f32>());
             tiles.store::<0>(out.cast(), stride);
-            if R > 1 {
+            if R == 2 {
                 tiles.store::<1>(out.add(PANEL).cast(), stride);
-            }
-            if L > 1 {
-                tiles.store::<2>(out.add(second).cast(), stride);
-                if R > 1 {
-                    tiles.store::<3>(out.add(second + PANEL).cast(), stride);
+                if L > 1 {
+                    tiles.store::<2>(out.add(tile).cast(), stride);
+                    tiles.store::<3>(out.add(tile + PANEL).cast(), stride);
+                }
+            } else {
+                if L > 1 {
+                    tiles.store::<1>(out.add(tile).cast(), stride);
+                }
+                if L > 2 {
+                    tiles.store::<2>(out.add(2 * tile).cast(), stride);
+                }
+                if L > 3 {
+                    tiles.store::<3>(out.add(3 * tile).cast(), stride);
                 }
             }
         }
@@ -180,6 +209,24 @@ struct StoreTile<E> {
 impl<S: Simd, E: Element> Kernel<S> for StoreTile<E> {
     #[inline(always)]
     unsafe fn run(self) {
+        // SAFETY: passed on.
+        unsafe {
+            match self.channels {
+                SUM_STRIDE => self.store::<S, SUM_STRIDE>(),
+                PANEL => self.store::<S, PANEL>(),
+                _ => self.store::<S, 0>(),
+            }
+        }
+    }
+}
+
+impl<E: Element> StoreTile<E> {
+    /// `WHOLE` is the number of channels, if it is known: then no store is masked.
+    ///
+    /// # Safety
+    /// As [`Kernel::run`].
+    #[inline(always)]
+    unsafe fn store<S: Simd, const WHOLE: usize>(&self) {
         let [mut row, mut column] = self.start;
         // SAFETY: the driver's positions with a column below `out_w` are pixels of `y`; vectors are masked at `channels`,
         // and sums have a whole number of them.
@@ -188,8 +235,13 @@ impl<S: Simd, E: Element> Kernel<S> for StoreTile<E> {
                 if column < self.out_w {
                     let y = self.y.add(row * self.strides[0] + column * self.strides[1]);
                     let sums = self.sums.add(position * SUM_STRIDE);
-                    for lane in (0..self.channels).step_by(S::LANES) {
-                        E::store_masked::<S>(y.add(lane), S::mask(self.channels - lane), S::load(sums.add(lane)));
+                    for lane in (0..WHOLE).step_by(S::LANES) {
+                        E::store::<S>(y.add(lane), S::load(sums.add(lane)));
+                    }
+                    if WHOLE == 0 {
+                        for lane in (0..self.channels).step_by(S::LANES) {
+                            E::store_masked::<S>(y.add(lane), S::mask(self.channels - lane), S::load(sums.add(lane)));
+                        }
                     }
                 }
                 column += 1;

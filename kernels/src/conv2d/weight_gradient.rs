@@ -43,7 +43,7 @@ pub(super) struct Plan {
 }
 
 /// The size of a block that cuts `channels` into equal ones of whole panels and about `most`.
-fn block_of(channels: usize, most: usize) -> usize {
+pub(super) fn block_of(channels: usize, most: usize) -> usize {
     channels.div_ceil(channels.div_ceil(most)).next_multiple_of(PANEL).min(channels)
 }
 
@@ -138,6 +138,7 @@ impl<E: Element> GenericWork for WeightGradient<'_, E> {
                 sums,
                 taps,
                 in_count: task.in_count,
+                in_stride: task.in_count,
                 out_count: task.out_count,
                 dw: dw.wrapping_add(task.first_weight(s, taps)),
                 filter_len: s.in_channels * taps,
@@ -306,23 +307,26 @@ fn run_channels<S: Simd, const NV: usize>(
 }
 
 /// Writes a task's sums in PyTorch's order.
-struct Finish<'a> {
-    sums: &'a [f32],
-    taps: usize,
-    in_count: usize,
-    out_count: usize,
+pub(super) struct Finish<'a> {
+    pub(super) sums: &'a [f32],
+    pub(super) taps: usize,
+    pub(super) in_count: usize,
+    /// Vectors of sums from one tap to the next.
+    pub(super) in_stride: usize,
+    pub(super) out_count: usize,
     /// The task's first channel of its first filter.
-    dw: *mut f32,
-    filter_len: usize,
+    pub(super) dw: *mut f32,
+    pub(super) filter_len: usize,
 }
 
 impl<S: Simd> Kernel<S> for Finish<'_> {
     #[inline(always)]
     unsafe fn run(self) {
         let columns = self.in_count * self.taps;
-        assert!(self.out_count.next_multiple_of(PANEL) * columns <= self.sums.len(), "weight gradient: sums of a task");
+        let panel_stride = self.in_stride * self.taps * PANEL;
+        assert!(self.out_count.div_ceil(PANEL) * panel_stride <= self.sums.len(), "weight gradient: sums of a task");
         for first in (0..self.out_count).step_by(S::LANES) {
-            let sums = self.sums.as_ptr().wrapping_add(first / PANEL * columns * PANEL + first % PANEL);
+            let sums = self.sums.as_ptr().wrapping_add(first / PANEL * panel_stride + first % PANEL);
             let filters = Rows {
                 first: self.dw.wrapping_add(first * self.filter_len),
                 stride: self.filter_len,
@@ -333,7 +337,7 @@ impl<S: Simd> Kernel<S> for Finish<'_> {
             // SAFETY: the sums lie in the slice as just asserted, the filters are the caller's contract.
             unsafe {
                 filters.fill_columns::<S>(|_| {
-                    let vector = S::load(sums.wrapping_add((tap * self.in_count + channel) * PANEL));
+                    let vector = S::load(sums.wrapping_add((tap * self.in_stride + channel) * PANEL));
                     tap += 1;
                     if tap == self.taps {
                         (channel, tap) = (channel + 1, 0);

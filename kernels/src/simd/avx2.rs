@@ -138,6 +138,14 @@ impl Simd for Avx2Fma {
         }
     }
     #[inline(always)]
+    unsafe fn pair_bf16(low: __m256, high: __m256) -> __m256 {
+        // SAFETY: the trait's contract, which the caller keeps.
+        unsafe {
+            let low = _mm256_srli_epi32::<16>(_mm256_castps_si256(low));
+            _mm256_castsi256_ps(_mm256_or_si256(low, _mm256_castps_si256(high)))
+        }
+    }
+    #[inline(always)]
     unsafe fn add(a: __m256, b: __m256) -> __m256 {
         // SAFETY: the trait's contract, which the caller keeps.
         unsafe { _mm256_add_ps(a, b) }

@@ -116,6 +116,14 @@ impl<const BF16: bool> Simd for Avx512<BF16> {
         unsafe { _mm256_mask_storeu_epi16(p.cast(), mask, round::<BF16>(v)) }
     }
     #[inline(always)]
+    unsafe fn pair_bf16(low: __m512, high: __m512) -> __m512 {
+        // SAFETY: the trait's contract, which the caller keeps.
+        unsafe {
+            let low = _mm512_srli_epi32::<16>(_mm512_castps_si512(low));
+            _mm512_castsi512_ps(_mm512_or_si512(low, _mm512_castps_si512(high)))
+        }
+    }
+    #[inline(always)]
     unsafe fn add(a: __m512, b: __m512) -> __m512 {
         // SAFETY: the trait's contract, which the caller keeps.
         unsafe { _mm512_add_ps(a, b) }

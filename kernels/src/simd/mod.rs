@@ -28,8 +28,8 @@ pub(crate) use task::{Task, vectorized};
 /// An instruction set the kernels are compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Isa {
-    /// [`Isa::Avx512Bf16`] and AMX-BF16, products of tiles of bf16. Assembled and emulated, but not yet run on hardware:
-    /// counts as absent unless a first product equals the emulation's.
+    /// [`Isa::Avx512Bf16`] and AMX-BF16, products of tiles of bf16. Counts as absent unless the system permits tiles and a
+    /// first product equals the emulation's.
     Amx,
     /// [`Isa::Avx512`] and AVX512-BF16, which rounds to bf16 and multiplies pairs of bf16 in one instruction; arithmetic in f32 is the
     /// same.
@@ -173,6 +173,8 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// Rounds to the nearest bf16, ties to even; a NaN stays one. What is subnormal may become zero.
     unsafe fn store_bf16(p: *mut u16, v: Self::V);
     unsafe fn store_bf16_masked(p: *mut u16, mask: Self::Mask, v: Self::V);
+    /// The bits of two vectors of widened bf16 in one: those of `low` in the low half of each lane, of `high` in the high.
+    unsafe fn pair_bf16(low: Self::V, high: Self::V) -> Self::V;
     unsafe fn add(a: Self::V, b: Self::V) -> Self::V;
     unsafe fn sub(a: Self::V, b: Self::V) -> Self::V;
     unsafe fn mul(a: Self::V, b: Self::V) -> Self::V;

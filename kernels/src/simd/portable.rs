@@ -113,6 +113,11 @@ impl Simd for Portable {
         }
     }
     #[inline(always)]
+    unsafe fn pair_bf16(low: V4, high: V4) -> V4 {
+        let lane = |i: usize| f32::from_bits(low[i].to_bits() >> 16 | high[i].to_bits());
+        [lane(0), lane(1), lane(2), lane(3)]
+    }
+    #[inline(always)]
     unsafe fn add(a: V4, b: V4) -> V4 {
         [a[0] + b[0], a[1] + b[1], a[2] + b[2], a[3] + b[3]]
     }

@@ -3,7 +3,7 @@
 //! In: a processor that has them; elsewhere, and to check it, an emulation in plain Rust. Out: [`Tiles`].
 //! Invariant: [`is_available`] only if a product by instructions has equalled the emulation's in this process, so that no
 //! wrong encoding or layout can spoil a result.
-//! The instructions have been assembled and the emulation tested; they have not yet run on hardware.
+//! Tested on hardware: bit-equal to the emulation also where products and sums are rounded or subnormal.
 //! Source: Intel, Software Developer's Manual, volume 2, LDTILECFG, TILELOADD, TDPBF16PS; Linux, `arch/x86/xstate.rst`.
 
 #[cfg(any(test, all(target_arch = "x86_64", target_os = "linux")))]
@@ -23,7 +23,7 @@ pub(crate) const TILE_ROWS: usize = 16;
 /// Values of bf16 in a row of a factor's tile.
 pub(crate) const TILE_VALUES: usize = 32;
 
-/// Eight tiles: 0 to 3 are sums (`[rows, 16]` of f32), 4 and 5 left factors (`[rows, 32]` of bf16), 6 and 7 right factors
+/// Eight tiles, given up on drop: 0 to 3 are sums (`[rows, 16]` of f32), 4 and 5 left factors (`[rows, 32]` of bf16), 6 and 7 right factors
 /// (`[16, 16, 2]` of bf16: pairs of a row).
 ///
 /// # Safety

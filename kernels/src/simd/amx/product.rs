@@ -15,7 +15,15 @@ const COLUMNS: usize = 16;
 /// # Safety
 /// The implementation's instructions exist.
 pub(super) unsafe fn of_whole_numbers<T: Tiles>(rows: usize) -> [f32; 2 * TILE_ROWS * 2 * COLUMNS] {
-    let value = |index: usize| bits_of(((index * index + 5 * index) % 31) as f32 - 15.0);
+    // SAFETY: passed on to the caller.
+    unsafe { of::<T>(rows, |index| bits_of(((index * index + 5 * index) % 31) as f32 - 15.0)) }
+}
+
+/// As [`of_whole_numbers`], of any values, given as bits of bf16.
+///
+/// # Safety
+/// The implementation's instructions exist.
+pub(super) unsafe fn of<T: Tiles>(rows: usize, value: impl Fn(usize) -> u16) -> [f32; 2 * TILE_ROWS * 2 * COLUMNS] {
     let mut left = [0u16; 2 * TILE_ROWS * STRIDE_VALUES];
     let mut right = [0u16; 2 * TILE_ROWS * TILE_VALUES];
     left.iter_mut().chain(&mut right).enumerate().for_each(|(index, slot)| *slot = value(index));

@@ -1,0 +1,347 @@
+//! The gradient of the weights for activations stored as bf16, by products of tiles.
+//!
+//! In: x and dy. Out: dw, through sums `[panel][kernel row][tap][channel][16]` of one task at a time.
+//! A sum over pixels takes x with a run of pixels for each channel and dy in pairs of pixels, so both are packed, a unit of
+//! pixels at a time; x then serves all taps by shifts.
+//! Invariant: units, pieces and the order of sums depend on the shape only. What is not finite may spoil all gradients of
+//! its channel, also those of taps that it never meets.
+//! Source: Intel, 64 and IA-32 Architectures Optimization Reference Manual, chapter on AMX, for 2 x 2 tiles of sums.
+
+use core::marker::PhantomData;
+use half::bf16;
+
+use super::Conv2dShape;
+use super::gradient_pieces::{Pieces, Task, Tasks};
+use super::plan::flat_rows;
+use super::tile_grid::{Grid, PackSteps, STEP_PAIRS};
+use super::weight_gradient::{Finish, block_of};
+use crate::simd::{GenericWork, PANEL, Simd, TILE_ROWS, TILE_VALUES, Tiles};
+
+/// Positions of a unit: a panel of x and two of dy stay in L1 while all taps pass over them.
+const UNIT_POSITIONS: usize = 512;
+/// Most values of a kernel row's run, and most output channels, of a task: its sums stay in L2.
+const TASK_RUN: usize = 256;
+const TASK_CHANNELS: usize = 256;
+/// A piece has at least so many pixels: below, adding the pieces' gradients would cost too much.
+const PIECE_PIXELS: usize = 1024;
+/// Floats of a tile of sums.
+const SUM_TILE: usize = TILE_ROWS * PANEL;
+
+/// How the pixels are cut: a unit is a band of rows of one image, or several small images; a piece is a run of units.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Plan {
+    shape: Conv2dShape,
+    images_of_unit: usize,
+    band_rows: usize,
+    num_bands: usize,
+    pieces: Pieces,
+    /// Channels of a task on either side.
+    in_block: usize,
+    out_block: usize,
+    /// Positions of a row, and rows of an image, in every plane of a unit.
+    pitch: usize,
+    image_rows: usize,
+}
+
+impl Plan {
+    pub(super) fn new(s: &Conv2dShape) -> Self {
+        let shape = if s.kernel == 1 && s.stride == 1 { flat_rows(s) } else { *s };
+        let s = &shape;
+        let (out_h, out_w) = (s.out_height(), s.out_width());
+        let halo = (s.kernel - 1) / s.stride;
+        // The zeros behind a row serve as those before the next one, and likewise those between images.
+        let shared = if s.stride == 1 { s.padding } else { 0 };
+        let pitch = out_w + halo - shared;
+        let num_bands = out_h.div_ceil((UNIT_POSITIONS / pitch).clamp(1, out_h));
+        let band_rows = out_h.div_ceil(num_bands);
+        let num_bands = out_h.div_ceil(band_rows);
+        let image_rows = band_rows + halo - if num_bands == 1 { shared } else { 0 };
+        let images = UNIT_POSITIONS / (image_rows * pitch);
+        let images_of_unit = if num_bands > 1 { 1 } else { images.clamp(1, s.batch) };
+        let num_units = s.batch.div_ceil(images_of_unit) * num_bands;
+        Self {
+            shape,
+            images_of_unit,
+            band_rows,
+            num_bands,
+            pieces: Pieces::new(s.weight_len(), num_units, s.batch * out_h * out_w / PIECE_PIXELS),
+            in_block: block_of(s.in_channels, (TASK_RUN / s.kernel).max(PANEL)),
+            out_block: block_of(s.out_channels, TASK_CHANNELS),
+            pitch,
+            image_rows,
+        }
+    }
+
+    /// Steps of products over `images` with `rows` each.
+    fn steps(&self, images: usize, rows: usize) -> usize {
+        (((images - 1) * self.image_rows + rows - 1) * self.pitch + self.shape.out_width()).div_ceil(TILE_VALUES)
+    }
+
+    /// Steps of a plane of x: with the farthest tap's positions.
+    fn plane_steps(&self, steps: usize) -> usize {
+        steps + ((self.shape.kernel - 1) / self.shape.stride * (self.pitch + 1)).div_ceil(TILE_VALUES)
+    }
+
+    /// Pairs from one channel of a plane to the next: an odd number of cache lines, against set conflicts.
+    fn channel_stride(&self) -> usize {
+        (self.plane_steps(self.steps(self.images_of_unit, self.band_rows)) | 1) * STEP_PAIRS
+    }
+
+    fn panel_stride(&self) -> usize {
+        self.steps(self.images_of_unit, self.band_rows) * STEP_PAIRS * PANEL
+    }
+
+    fn plane_len(&self) -> usize {
+        self.in_block.next_multiple_of(PANEL) * self.channel_stride()
+    }
+
+    /// Planes in one direction.
+    fn parities(&self) -> usize {
+        self.shape.stride.min(self.shape.kernel)
+    }
+
+    fn sums_len(&self) -> usize {
+        let taps = self.shape.kernel * self.shape.kernel;
+        self.out_block.next_multiple_of(PANEL) * self.in_block.next_multiple_of(PANEL) * taps
+    }
+
+    fn slot_len(&self) -> usize {
+        let planes = self.parities() * self.parities();
+        self.sums_len() + planes * self.plane_len() + self.out_block.div_ceil(PANEL) * self.panel_stride()
+    }
+
+    pub(super) fn workspace_len(&self, num_threads: usize) -> usize {
+        self.pieces.workspace_len(num_threads, self.slot_len())
+    }
+}
+
+/// The whole weight gradient, by tiles of one implementation, which exists.
+pub(super) struct TileGradient<'a, T> {
+    pub(super) plan: &'a Plan,
+    pub(super) x: &'a [bf16],
+    pub(super) dy: &'a [bf16],
+    pub(super) dw: &'a mut [f32],
+    pub(super) workspace: &'a mut [f32],
+    pub(super) tiles: PhantomData<fn() -> T>,
+}
+
+impl<T: Tiles> GenericWork for TileGradient<'_, T> {
+    type Output = ();
+
+    fn run<S: Simd>(self) {
+        let (plan, s) = (self.plan, &self.plan.shape);
+        let tasks = Tasks::new(s, self.x, self.dy, [plan.in_block, plan.out_block]);
+        let cut = (tasks.len(), plan.slot_len());
+        plan.pieces.run::<S>(self.dw, self.workspace, cut, |piece, task, slot, dw| {
+            let task = tasks.get(task);
+            let (sums, slot) = slot.split_at_mut(plan.sums_len());
+            let units = plan.pieces.units(piece);
+            for unit in units.clone() {
+                run_unit::<S, T>(plan, &task, unit, sums, unit > units.start, slot);
+            }
+            let taps = s.kernel * s.kernel;
+            let finish = Finish {
+                sums,
+                taps,
+                in_count: task.in_count,
+                in_stride: task.in_count.next_multiple_of(PANEL),
+                out_count: task.out_count,
+                dw: dw.wrapping_add(task.first_weight(s, taps)),
+                filter_len: s.in_channels * taps,
+            };
+            // SAFETY: `dw` holds all filters; this task's channels of its filters are written by no other.
+            unsafe { S::vectorize(finish) };
+        });
+    }
+}
+
+/// Packs one unit and adds its products to the sums of its task, or sets them.
+fn run_unit<S: Simd, T: Tiles>(
+    plan: &Plan,
+    task: &Task<'_, bf16>,
+    unit: usize,
+    sums: &mut [f32],
+    accumulate: bool,
+    slot: &mut [f32],
+) {
+    let s = &plan.shape;
+    let (group, band) = (unit / plan.num_bands, unit % plan.num_bands);
+    let image = group * plan.images_of_unit;
+    let images = plan.images_of_unit.min(s.batch - image);
+    let row = band * plan.band_rows;
+    let rows = plan.band_rows.min(s.out_height() - row);
+    let steps = plan.steps(images, rows);
+    let (planes, dy) = slot.split_at_mut(plan.parities() * plan.parities() * plan.plane_len());
+    let in_image = s.height * s.width * s.in_channels;
+    let offset = |parity: usize| parity as isize - s.padding as isize;
+    let of_unit = Grid {
+        images,
+        image_rows: plan.image_rows,
+        pitch: plan.pitch,
+        rows: [0, rows],
+        columns: [0, s.out_width()],
+        strides: [s.out_height() * s.out_width() * s.out_channels, s.out_width() * s.out_channels, s.out_channels],
+        origin: ((image * s.out_height() + row) * s.out_width() * s.out_channels) as isize,
+    };
+    let source = &task.dy[task.out_c..];
+    let (channels, stride) = (task.out_count, plan.panel_stride());
+    let right = PackSteps::<false> { source, grid: of_unit, channels, steps, out: dy, stride };
+    // SAFETY: features asserted by `Isa::run`; the kernel stays inside its slices.
+    unsafe { S::vectorize(right) };
+    for (index, plane) in planes.chunks_exact_mut(plan.plane_len()).enumerate() {
+        let parities = [index / plan.parities(), index % plan.parities()];
+        let [first_row, first_column] = [(row * s.stride) as isize + offset(parities[0]), offset(parities[1])];
+        let grid = Grid {
+            rows: Grid::inside(first_row, s.stride, s.height).map(|row| row.min(plan.image_rows)),
+            columns: Grid::inside(first_column, s.stride, s.width).map(|column| column.min(plan.pitch)),
+            strides: [in_image, s.stride * s.width * s.in_channels, s.stride * s.in_channels],
+            origin: (image * in_image) as isize
+                + (first_row * s.width as isize + first_column) * s.in_channels as isize,
+            ..of_unit
+        };
+        let (source, steps, stride) = (&task.x[task.in_c..], plan.plane_steps(steps), plan.channel_stride());
+        let left = PackSteps::<true> { source, grid, channels: task.in_count, steps, out: plane, stride };
+        // SAFETY: as above.
+        unsafe { S::vectorize(left) };
+    }
+    let products = Products { plan, planes, dy, steps, in_count: task.in_count, accumulate };
+    products.run::<T>(task.out_count, sums);
+}
+
+/// A packed unit.
+struct Products<'a> {
+    plan: &'a Plan,
+    planes: &'a [f32],
+    dy: &'a [f32],
+    steps: usize,
+    in_count: usize,
+    accumulate: bool,
+}
+
+impl Products<'_> {
+    /// All tiles of sums: those of a pair of output panels, then channel by channel panel all taps.
+    fn run<T: Tiles>(&self, out_count: usize, sums: &mut [f32]) {
+        let (plan, taps) = (self.plan, self.plan.shape.kernel * self.plan.shape.kernel);
+        let in_panels = self.in_count.div_ceil(PANEL);
+        let out_panels = out_count.div_ceil(PANEL);
+        assert!(out_panels * taps * in_panels * SUM_TILE <= sums.len(), "weight gradient: sums of a task");
+        assert!(out_panels * plan.panel_stride() <= self.dy.len(), "weight gradient: packed dy");
+        let count = taps * in_panels;
+        // SAFETY: `T` exists, as the pass that runs it asserted. Tiles of sums below `count` and panels below `out_panels`
+        // were just asserted to exist; `left` asserts the same of its factor.
+        unsafe {
+            let mut tiles = T::configure(self.in_count.min(TILE_ROWS));
+            for panel in (0..out_panels).step_by(2) {
+                if panel + 1 < out_panels {
+                    for first in (0..count).step_by(2) {
+                        match count - first {
+                            1 => self.multiply::<T, 1, 2>(&mut tiles, first, panel, sums),
+                            _ => self.multiply::<T, 2, 2>(&mut tiles, first, panel, sums),
+                        }
+                    }
+                } else {
+                    // Of even size: a product waits for the one before in the same sum, so that one sum alone takes as
+                    // long as three.
+                    let blocks = count.div_ceil(4);
+                    for block in 0..blocks {
+                        let first = block * count / blocks;
+                        match (block + 1) * count / blocks - first {
+                            1 => self.multiply::<T, 1, 1>(&mut tiles, first, panel, sums),
+                            2 => self.multiply::<T, 2, 1>(&mut tiles, first, panel, sums),
+                            3 => self.multiply::<T, 3, 1>(&mut tiles, first, panel, sums),
+                            _ => self.multiply::<T, 4, 1>(&mut tiles, first, panel, sums),
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// The left factor of the tile of sums `index`, which counts the taps of one channel panel after the other, and where
+    /// these sums start in a panel's.
+    #[inline(always)]
+    fn left(&self, index: usize) -> (*const f32, usize) {
+        let (plan, side, stride) = (self.plan, self.plan.shape.kernel, self.plan.shape.stride);
+        let (channels, tap) = (index / (side * side), index % (side * side));
+        let (row, column) = (tap / side, tap % side);
+        let plane = row % stride * plan.parities() + column % stride;
+        let shift = row / stride * plan.pitch + column / stride;
+        let channel = plane * plan.plane_len() + channels * PANEL * plan.channel_stride();
+        let last = channel + (PANEL - 1) * plan.channel_stride() + self.steps * STEP_PAIRS + shift.div_ceil(2);
+        assert!(last <= self.planes.len(), "weight gradient: packed x");
+        // Two positions to a float.
+        let first = self.planes[channel..].as_ptr().cast::<bf16>().wrapping_add(shift);
+        (first.cast(), (tap * self.in_count.div_ceil(PANEL) + channels) * SUM_TILE)
+    }
+
+    /// L tiles of sums from `first` on, of R output panels: all steps.
+    ///
+    /// # Safety
+    /// The instructions of `T` exist, as do the tiles of sums and panels; `tiles` was configured last.
+    #[inline(always)]
+    unsafe fn multiply<T: Tiles, const L: usize, const R: usize>(
+        &self,
+        tiles: &mut T,
+        first: usize,
+        panel: usize,
+        sums: &mut [f32],
+    ) {
+        let count = self.plan.shape.kernel * self.plan.shape.kernel * self.in_count.div_ceil(PANEL);
+        let lefts = [0, 1, 2, 3].map(|index| self.left(if index < L { first + index } else { first }));
+        let left_stride = self.plan.channel_stride() * size_of::<f32>();
+        let row = PANEL * size_of::<f32>();
+        // Sums 0 to 3: two panels of two lefts, or one panel of four.
+        let place = |sum: usize| {
+            let (left, right) = if R == 2 { (sum / 2, sum % 2) } else { (sum, 0) };
+            ((panel + right) * count * SUM_TILE + lefts[left].1, left < L)
+        };
+        let out = sums.as_mut_ptr();
+        macro_rules! each_sum {
+            ($method:ident, $($sum:literal)*) => {
+                $(if let (at, true) = place($sum) { tiles.$method::<$sum>(out.add(at).cast(), row); })*
+            };
+        }
+        // SAFETY: passed on to the caller; `left` asserted that its factors exist.
+        unsafe {
+            if self.accumulate {
+                each_sum!(load, 0 1 2 3);
+            } else {
+                tiles.zero::<0>();
+                tiles.zero::<1>();
+                tiles.zero::<2>();
+                tiles.zero::<3>();
+            }
+            let mut right = self.dy.as_ptr().add(panel * self.plan.panel_stride());
+            for step in 0..self.steps {
+                let left = |index: usize| lefts[index].0.wrapping_add(step * STEP_PAIRS).cast();
+                tiles.load::<6>(right.cast(), row);
+                tiles.load::<4>(left(0), left_stride);
+                tiles.multiply::<0, 4, 6>();
+                if R == 2 {
+                    tiles.load::<7>(right.add(self.plan.panel_stride()).cast(), row);
+                    tiles.multiply::<1, 4, 7>();
+                    if L > 1 {
+                        tiles.load::<5>(left(1), left_stride);
+                        tiles.multiply::<2, 5, 6>();
+                        tiles.multiply::<3, 5, 7>();
+                    }
+                } else {
+                    if L > 1 {
+                        tiles.load::<5>(left(1), left_stride);
+                        tiles.multiply::<1, 5, 6>();
+                    }
+                    if L > 2 {
+                        tiles.load::<4>(left(2), left_stride);
+                        tiles.multiply::<2, 4, 6>();
+                    }
+                    if L > 3 {
+                        tiles.load::<5>(left(3), left_stride);
+                        tiles.multiply::<3, 5, 6>();
+                    }
+                }
+                right = right.add(STEP_PAIRS * PANEL);
+            }
+            each_sum!(store, 0 1 2 3);
+        }
+    }
+}
