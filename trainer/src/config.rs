@@ -32,7 +32,7 @@ use sha2::{Digest, Sha256};
 use std::fmt;
 
 /// Keys that may differ between the ranks of one run: each machine has its own disk and processors.
-const RANK_LOCAL_KEYS: [&str; 8] = [
+const RANK_LOCAL_KEYS: [&str; 7] = [
     "data.data-dir",
     "data.download",
     "data.loader-threads",
@@ -40,16 +40,16 @@ const RANK_LOCAL_KEYS: [&str; 8] = [
     "compute.device",
     "compute.cpu",
     "compute.threads",
-    "sync.trace",
 ];
 
 /// Keys that may change when a run is resumed, beside the rank-local ones: they do not move the parameters, or, as
 /// accumulation and kernels, only in the order of roundings.
-const RESUMABLE_KEYS: [&str; 14] = [
+const RESUMABLE_KEYS: [&str; 15] = [
     "batch.grad-accum-steps",
     "sync.bucket-mib",
     "sync.overlap",
     "sync.timeout",
+    "sync.trace",
     "run.weights",
     "run.zero-gamma",
     "run.eval-every-epochs",

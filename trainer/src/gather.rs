@@ -79,10 +79,10 @@ pub struct SessionTimes {
 }
 
 impl SessionTimes {
-    /// Times of a session whose steps before `first_measured_step` are warm-up.
-    pub fn starting_at(first_measured_step: u64) -> Self {
+    /// Times of a session whose steps before `first_measured_step` are warm-up, counted on `clock`.
+    pub fn starting_at(first_measured_step: u64, clock: PhaseClock) -> Self {
         let (warmup, epoch, session) = Default::default();
-        Self { clock: PhaseClock::new(), first_measured_step, warmup, epoch, session }
+        Self { clock, first_measured_step, warmup, epoch, session }
     }
 
     /// Counts a step.

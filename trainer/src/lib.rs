@@ -27,6 +27,7 @@ pub mod optimizer;
 pub mod ranks;
 pub mod schedule;
 pub mod stop;
+pub mod trace;
 
 pub mod records;
 pub mod report;

@@ -8,6 +8,7 @@ mod results;
 
 pub use results::{SlowestRank, Summary, ThroughputStats};
 
+use distributed::Traffic;
 use serde::{Deserialize, Serialize};
 use std::ops::AddAssign;
 use std::time::Duration;
@@ -93,6 +94,15 @@ impl AddAssign for Seconds {
     }
 }
 
+/// What a rank sent for gradients over some steps.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct StepTraffic {
+    /// Steps.
+    pub num_steps: u64,
+    /// Bytes and what compression left out, altogether.
+    pub total: Traffic,
+}
+
 /// One step as it is printed.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct StepLine {
@@ -155,6 +165,18 @@ pub struct EpochRecord {
     pub seconds_total: f64,
     /// Largest resident memory of a rank, bytes.
     pub peak_memory_bytes: u64,
+    /// Share of root's steps that was waiting for the other ranks, 0..1: communication that nothing hid.
+    #[serde(default)]
+    pub exposed_communication_share: f64,
+    /// Bytes of gradients that root sent in a step.
+    #[serde(default)]
+    pub bytes_sent_per_step: u64,
+    /// What compression left out, as a share of the gradient's L2 norm, 0 without one.
+    #[serde(default)]
+    pub compression_error: f64,
+    /// Ranks that trained.
+    #[serde(default)]
+    pub num_ranks: usize,
 }
 
 /// What an epoch took, beside its scores.
@@ -174,6 +196,10 @@ pub struct EpochCost {
     pub seconds: Seconds,
     /// Largest resident memory of a rank, bytes.
     pub peak_memory_bytes: u64,
+    /// What root sent.
+    pub traffic: StepTraffic,
+    /// Ranks that trained.
+    pub num_ranks: usize,
 }
 
 impl EpochRecord {
@@ -199,6 +225,10 @@ impl EpochRecord {
             seconds: cost.seconds,
             seconds_total: cost.total.as_secs_f64(),
             peak_memory_bytes: cost.peak_memory_bytes,
+            exposed_communication_share: cost.seconds.communication / cost.seconds.step_total().max(f64::MIN_POSITIVE),
+            bytes_sent_per_step: cost.traffic.total.bytes_sent / cost.traffic.num_steps.max(1),
+            compression_error: cost.traffic.total.relative_error(),
+            num_ranks: cost.num_ranks,
         }
     }
 }
@@ -217,6 +247,8 @@ pub(crate) mod tests {
             total: Duration::from_secs(3),
             seconds: Seconds { forward: 0.5, backward: 1.0, ..Seconds::default() },
             peak_memory_bytes: 200 << 20,
+            traffic: StepTraffic::default(),
+            num_ranks: 1,
         };
         EpochRecord::new(cost, sums(6), test_top1_correct.map(sums))
     }

@@ -20,7 +20,7 @@ use distributed::{
 
 use crate::clock::{Phase, PhaseClock};
 use crate::config::SyncConfig;
-use crate::metrics::ScoreSums;
+use crate::metrics::{ScoreSums, StepTraffic};
 use crate::model::{ImageClassifier, cross_entropy_sum, score};
 use crate::norm_reducer::NormReducer;
 use crate::optimizer::{Sgd, SgdConfig};
@@ -64,6 +64,7 @@ pub struct Stepper<M> {
     norm_reducer: Option<Arc<NormReducer>>,
     streams: bool,
     has_met_non_finite: bool,
+    traffic: StepTraffic,
     communicator: Arc<dyn Communicator>,
     device: Device,
     config: StepConfig,
@@ -98,6 +99,7 @@ impl<M: ImageClassifier> Stepper<M> {
             norm_reducer,
             streams: false,
             has_met_non_finite: false,
+            traffic: StepTraffic::default(),
             communicator,
             device,
             config,
@@ -131,6 +133,11 @@ impl<M: ImageClassifier> Stepper<M> {
     /// The bucket plan and parameter layout in use.
     pub fn reducer(&self) -> &GradientReducer {
         &self.reducer
+    }
+
+    /// What this rank sent for gradients since the last call.
+    pub fn take_traffic(&mut self) -> StepTraffic {
+        std::mem::take(&mut self.traffic)
     }
 
     /// How gradients reach the buckets and these the other ranks, in words.
@@ -215,11 +222,14 @@ impl<M: ImageClassifier> Stepper<M> {
         }
         header.finite = local.loss_sum.is_finite();
 
+        self.traffic.num_steps += 1;
         let mut agreement = match is_together {
             true => self.finish_together(learning_rate, clock)?,
             false => self.finish_alone(learning_rate, num_own > 0, &mut header, clock),
         };
-        let meets = togetherness == Togetherness::ThenAverage || (at.must_meet && self.synchronizer.client().is_some());
+        // What a stopped run saves is on the servers.
+        let must_meet = at.must_meet || agreement.is_some_and(|agreement| agreement.stop);
+        let meets = togetherness == Togetherness::ThenAverage || (must_meet && self.synchronizer.client().is_some());
         if meets {
             let start = Instant::now();
             agreement = Some(agree(&*self.communicator, &header)?);
@@ -256,6 +266,7 @@ impl<M: ImageClassifier> Stepper<M> {
             updating += start.elapsed();
         })?;
         clock.add_since(Phase::Communication, start + updating);
+        self.traffic.total += self.reducer.report().traffic;
         for (bucket, &(start, end)) in self.reducer.report().buckets.iter().enumerate() {
             clock.add_bucket(bucket, start, end);
         }

@@ -11,7 +11,7 @@ use datasets::{Loader, LoaderConfig, ShardConfig, ShardPlan};
 use distributed::{ROOT, check_fingerprint};
 
 use crate::checkpoint::Progress;
-use crate::clock::Phase;
+use crate::clock::{Phase, PhaseClock};
 use crate::config::{BatchNormKind, TrainConfig};
 use crate::data;
 use crate::evaluate::{EvaluateConfig, evaluate};
@@ -24,6 +24,7 @@ use crate::schedule::LearningRate;
 use crate::session::Session;
 use crate::step::{StepConfig, StepPosition, Stepper};
 use crate::synchronizer::own_shards;
+use crate::trace::TraceClock;
 
 /// How a run ended, equal on all ranks but for the model's local norm statistics.
 #[derive(Clone, Debug)]
@@ -55,9 +56,15 @@ pub fn fit<M: ImageClassifier>(model: M, session: &Session<'_>) -> Result<Outcom
     let mut stepper = Stepper::new(model, step_config(config), Arc::clone(&session.communicator), session.device)?;
     let keeper = Keeper::new(session);
     let mut progress = if config.run.resume { keeper.resume(&mut stepper)? } else { Progress::default() };
+    session.reporter.note(&format!("gradients {}", stepper.gradient_route()));
     session.records.open_metrics(progress.epoch)?;
     let schedule = LearningRate::new(config, shard_plan(session, 0)?.num_steps() as u64);
-    let mut times = SessionTimes::starting_at(progress.step + config.run.warmup_steps);
+    let trace = match &config.sync.trace {
+        Some(path) => Some((path, TraceClock::start(communicator)?)),
+        None => None,
+    };
+    let clock = if trace.is_some() { PhaseClock::keeping_spans() } else { PhaseClock::new() };
+    let mut times = SessionTimes::starting_at(progress.step + config.run.warmup_steps, clock);
     let mut stopped = false;
 
     while progress.epoch < config.schedule.epochs {
@@ -86,6 +93,8 @@ pub fn fit<M: ImageClassifier>(model: M, session: &Session<'_>) -> Result<Outcom
                 total: epoch_start.elapsed(),
                 seconds: world[ROOT].seconds,
                 peak_memory_bytes: gather::peak_memory_bytes(&world),
+                traffic: stepper.take_traffic(),
+                num_ranks: world.len(),
             },
             progress.epoch_scores,
             test,
@@ -100,6 +109,10 @@ pub fn fit<M: ImageClassifier>(model: M, session: &Session<'_>) -> Result<Outcom
         }
     }
     let parameter_hash = check_fingerprint(stepper.model(), communicator, progress.epoch)?.to_string();
+    if let Some((path, clock)) = trace {
+        clock.write(path, &times.clock.take_spans(), communicator)?;
+        session.reporter.note(&format!("trace of all ranks written to {}", path.display()));
+    }
     let world = times.take_session().gather(communicator)?;
     let (model, staleness) = stepper.finish()?;
     Ok(Outcome { model, progress, parameter_hash, world, staleness, stopped_early: stopped })

@@ -68,8 +68,15 @@ impl Server {
     /// # Errors
     /// When the job ends.
     pub fn serve(&self) -> Result<(), CollectiveError> {
-        while !lock(&self.shard).is_abandoned() {
-            match self.communicator.world_size() > 1 {
+        loop {
+            let shard = lock(&self.shard);
+            if shard.is_abandoned() {
+                break;
+            }
+            // Ranks that have left cannot be listened to.
+            let listens = !shard.is_abandoned_but_by(self.communicator.rank());
+            drop(shard);
+            match listens {
                 true => match self.communicator.try_receive_any(TO_SERVER)? {
                     Some((worker, bytes)) => self.handle(worker, Request::from_bytes(&bytes))?,
                     None => std::thread::sleep(NAP),

@@ -118,6 +118,11 @@ impl Shard {
         self.has_left.iter().all(|&left| left)
     }
 
+    /// Whether all workers but `worker` have left.
+    pub fn is_abandoned_but_by(&self, worker: usize) -> bool {
+        self.has_left.iter().enumerate().all(|(other, &left)| left || other == worker)
+    }
+
     /// The buckets of this shard.
     pub fn buckets(&self) -> impl Iterator<Item = usize> {
         self.buckets.keys().copied()

@@ -186,7 +186,7 @@ fn refuse_strangers(args: &SyncArgs, kind: SyncKind) -> Result<(), ConfigError> 
 }
 
 fn allreduce(args: &SyncArgs, world_size: usize) -> Result<SyncMethod, ConfigError> {
-    let reduction = args.reduction.unwrap_or(ReductionChoice::Mpi);
+    let reduction = args.reduction.unwrap_or(ReductionChoice::Hierarchical);
     let compression = args.compress.unwrap_or_default();
     if compression.is_some() && args.reduction.is_some() {
         return Err(ConfigError::Conflict {

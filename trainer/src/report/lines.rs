@@ -58,7 +58,7 @@ pub(super) fn epoch(record: &EpochRecord) -> String {
         (Some(loss), Some(top1), Some(top5)) => scores(loss, top1, top5),
         _ => "not measured".to_owned(),
     };
-    format!(
+    let mut line = format!(
         "epoch {:02} done | train {} | test {test} | {:>7} img/s | {:>7} ({} eval {:4.1} save {:4.1}) | peak {}",
         record.epoch,
         scores(record.train_loss, record.train_top1, record.train_top5),
@@ -68,7 +68,18 @@ pub(super) fn epoch(record: &EpochRecord) -> String {
         record.seconds.evaluation,
         record.seconds.checkpoint,
         bytes(record.peak_memory_bytes),
-    )
+    );
+    if record.num_ranks > 1 {
+        line.push_str(&format!(
+            " | exposed comm {:4.1} % | sent {} a step",
+            100.0 * record.exposed_communication_share,
+            bytes(record.bytes_sent_per_step)
+        ));
+    }
+    if record.compression_error > 0.0 {
+        line.push_str(&format!(" | compression leaves out {:.2} %", 100.0 * record.compression_error));
+    }
+    line
 }
 
 fn scores(loss_mean: f64, top1: f64, top5: f64) -> String {

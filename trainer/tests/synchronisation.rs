@@ -1,0 +1,193 @@
+//! What `--sync`, `--reduction`, `--compress` and `--overlap` promise, on ranks that are threads.
+
+#![allow(clippy::unwrap_used, reason = "a failed unwrap here is a failed test")]
+
+mod fixture;
+
+use std::fs;
+
+use distributed::{ParameterLayout, ROOT, fingerprint, read};
+use fixture::{Run, flags, run};
+
+/// Five steps an epoch; the last has 8 samples, fewer than some runs have ranks times shards.
+const TINY: &[&str] = &[
+    "--model",
+    "resnet8",
+    "--shapes-train",
+    "104",
+    "--shapes-test",
+    "24",
+    "--global-batch-size",
+    "24",
+    "--epochs",
+    "2",
+    "--augment",
+    "crop-flip",
+    "--eval-every-epochs",
+    "2",
+    "--bucket-mib",
+    "0.05",
+];
+
+const EXACT: &[&str] = &["--reduction", "exact", "--virtual-shards", "4"];
+
+fn parameters(run: &Run) -> Vec<f32> {
+    let model = &run.outcomes()[ROOT].model;
+    read(model, &ParameterLayout::new(model))
+}
+
+fn relative_l2(got: &[f32], expected: &[f32]) -> f64 {
+    let square = |value: f32| f64::from(value) * f64::from(value);
+    let distance: f64 = got.iter().zip(expected).map(|(a, b)| square(a - b)).sum();
+    (distance / expected.iter().map(|a| square(*a)).sum::<f64>()).sqrt()
+}
+
+fn hash(world_size: usize, options: &[&str]) -> String {
+    run(world_size, &flags(TINY, options)).parameter_hash()
+}
+
+#[test]
+fn exact_reduction_gives_the_same_bits_on_any_number_of_ranks_also_in_the_norm_statistics() {
+    let one = run(1, &flags(TINY, EXACT));
+    for world_size in 2..=4 {
+        let many = run(world_size, &flags(TINY, EXACT));
+        assert_eq!(many.parameter_hash(), one.parameter_hash(), "{world_size} ranks");
+        let statistics =
+            |run: &Run| read(&run.outcomes()[ROOT].model, &ParameterLayout::state(&run.outcomes()[ROOT].model));
+        assert_eq!(statistics(&many), statistics(&one), "{world_size} ranks");
+        assert_eq!(many.last_record().test_top1_correct, one.last_record().test_top1_correct);
+    }
+}
+
+#[test]
+fn an_exact_run_of_four_ranks_resumed_on_one_ends_with_the_bits_of_an_undisturbed_one() {
+    let options = [EXACT, &["--checkpoint-every-steps", "3", "--keep-checkpoints", "99"]].concat();
+    let whole = run(4, &flags(TINY, &options));
+    let resumed = Run::in_new_directory();
+    let from = whole.directory().join("checkpoints/step-00000003");
+    let to = resumed.directory().join("checkpoints/step-00000003");
+    fs::create_dir_all(&to).unwrap();
+    for file in fs::read_dir(&from).unwrap() {
+        let file = file.unwrap();
+        fs::copy(file.path(), to.join(file.file_name())).unwrap();
+    }
+    let resumed = resumed.go(1, &flags(TINY, &[EXACT, &["--resume"]].concat()));
+    assert_eq!(resumed.parameter_hash(), whole.parameter_hash());
+    assert_eq!(resumed.last_record().test_top1_correct, whole.last_record().test_top1_correct);
+}
+
+#[test]
+fn the_order_of_sums_is_all_that_distinguishes_the_reductions() {
+    let expected = run(3, &flags(TINY, &["--reduction", "mpi"]));
+    for reduction in ["ring", "halving-doubling", "hierarchical"] {
+        let other = run(3, &flags(TINY, &["--reduction", reduction]));
+        let error = relative_l2(&parameters(&other), &parameters(&expected));
+        assert!(error <= 1e-3, "{reduction}: {error}");
+    }
+}
+
+#[test]
+fn overlap_does_not_change_a_bit() {
+    for options in [&[][..], &["--grad-accum-steps", "2"], &["--batch-norm", "sync"], &["--clip-grad-norm", "0.5"]] {
+        let on = hash(3, &[options, &["--overlap", "on"]].concat());
+        let off = hash(3, &[options, &["--overlap", "off"]].concat());
+        assert_eq!(on, off, "{options:?}");
+    }
+}
+
+#[test]
+fn a_synchronous_parameter_server_gives_the_bits_of_an_allreduce_in_rank_order() {
+    // Its buckets are smaller, which does not matter to a sum in rank order.
+    let expected = hash(3, &["--reduction", "mpi"]);
+    for servers in ["1", "2", "3"] {
+        assert_eq!(hash(3, &["--sync", "parameter-server", "--servers", servers]), expected, "{servers} servers");
+    }
+    assert_eq!(hash(3, &["--sync", "async-parameter-server", "--staleness", "0"]), expected, "staleness 0");
+}
+
+#[test]
+fn one_worker_of_an_asynchronous_server_is_sequential_descent() {
+    let run = run(1, &flags(TINY, &["--sync", "async-parameter-server"]));
+    assert_eq!(run.parameter_hash(), hash(1, &[]));
+    let staleness = run.outcomes()[ROOT].staleness.clone().unwrap();
+    assert_eq!(staleness.len(), 1, "an update was stale: {staleness:?}");
+}
+
+#[test]
+fn asynchronous_workers_count_every_update_and_end_with_equal_replicas() {
+    for bound in [&[][..], &["--staleness", "1"]] {
+        let run =
+            run(3, &flags(TINY, &[&["--sync", "async-parameter-server", "--learning-rate", "0.01"], bound].concat()));
+        let hashes: Vec<_> = run.outcomes().iter().map(|outcome| fingerprint(&outcome.model)).collect();
+        assert!(hashes.windows(2).all(|pair| pair[0] == pair[1]), "{hashes:?}");
+        let staleness = run.outcomes()[ROOT].staleness.clone().unwrap();
+        // Three workers, ten steps, and in every step each bucket once.
+        let num_updates: u64 = staleness.iter().sum();
+        assert!(num_updates > 0 && num_updates.is_multiple_of(30), "{staleness:?}");
+    }
+}
+
+#[test]
+fn a_parameter_server_run_resumed_inside_an_epoch_ends_with_the_bits_of_an_undisturbed_one() {
+    let options = ["--sync", "parameter-server", "--servers", "2"];
+    let whole = run(2, &flags(TINY, &options));
+    let stopped = Run::in_new_directory();
+    stopped.stop_flag().raise();
+    let stopped = stopped.go(2, &flags(TINY, &options));
+    let resumed = stopped.again().go(2, &flags(TINY, &[&options[..], &["--resume"]].concat()));
+    assert_eq!(resumed.parameter_hash(), whole.parameter_hash());
+}
+
+#[test]
+fn local_sgd_that_averages_every_step_without_momentum_is_synchronous_descent() {
+    // 96 samples: every rank has as many as the others in every step.
+    let plain = ["--momentum", "0", "--limit-train", "96"];
+    let expected = run(2, &flags(TINY, &plain));
+    let local = run(2, &flags(TINY, &[&plain[..], &["--sync", "local-sgd", "--every", "1"]].concat()));
+    let error = relative_l2(&parameters(&local), &parameters(&expected));
+    assert!(error <= 1e-4, "{error}");
+}
+
+#[test]
+fn local_sgd_ends_with_equal_replicas_and_learns() {
+    let args = flags(TINY, &["--sync", "local-sgd", "--every", "3", "--epochs", "4"]);
+    let run = run(3, &args);
+    let hashes: Vec<_> = run.outcomes().iter().map(|outcome| fingerprint(&outcome.model)).collect();
+    assert!(hashes.windows(2).all(|pair| pair[0] == pair[1]), "{hashes:?}");
+    assert!(run.last_record().train_loss < 2.3, "{}", run.last_record().train_loss);
+}
+
+#[test]
+fn post_local_sgd_is_allreduce_until_its_first_local_step() {
+    assert_eq!(hash(2, &["--sync", "post-local-sgd", "--from-step", "99"]), hash(2, &["--reduction", "mpi"]));
+}
+
+#[test]
+fn every_compression_trains_and_a_sixteen_bit_wire_stays_near_the_plain_sum() {
+    let plain = run(2, &flags(TINY, &[]));
+    for compress in ["bf16", "f16", "powersgd:2", "topk:10"] {
+        let mut options = vec!["--compress", compress];
+        if compress.contains(':') {
+            options.extend(["--compress-warmup-steps", "2"]);
+        }
+        let run = run(2, &flags(TINY, &options));
+        let hashes: Vec<_> = run.outcomes().iter().map(|outcome| fingerprint(&outcome.model)).collect();
+        assert_eq!(hashes[0], hashes[1], "{compress}");
+        let (record, expected) = (run.last_record(), plain.last_record());
+        assert!(record.compression_error > 0.0 && expected.compression_error == 0.0, "{compress}");
+        assert!(record.bytes_sent_per_step < expected.bytes_sent_per_step, "{compress}");
+        let error = relative_l2(&parameters(&run), &parameters(&plain));
+        assert!(error <= if compress.contains("16") { 0.02 } else { 0.5 }, "{compress}: {error}");
+    }
+}
+
+#[test]
+fn a_trace_tells_of_every_rank() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("trace.json");
+    run(2, &flags(TINY, &["--epochs", "1", "--trace", path.to_str().unwrap()]));
+    let events: Vec<serde_json::Value> = serde_json::from_str(&fs::read_to_string(&path).unwrap()).unwrap();
+    for (rank, name) in [(0, "forward"), (1, "backward"), (1, "bucket 0"), (0, "exposed communication"), (1, "input")] {
+        assert!(events.iter().any(|event| event["pid"] == rank && event["name"] == name), "rank {rank}: {name}");
+    }
+}
