@@ -143,6 +143,19 @@ pub trait Communicator: Send + Sync + Debug {
     /// Must be called by all ranks.
     fn duplicate(&self) -> Result<Arc<dyn Communicator>, CollectiveError>;
 
+    /// A communicator of ranks `0..count` alone, for these ranks; the others get `None`. As for a
+    /// [`duplicate`](Communicator::duplicate), its calls never mix with those of this one.
+    ///
+    /// # Errors
+    /// When the job ends.
+    ///
+    /// # Panics
+    /// When `count` is 0 or above the world size.
+    ///
+    /// # Collective
+    /// Must be called by all ranks, with the same count.
+    fn first_ranks(&self, count: usize) -> Result<Option<Arc<dyn Communicator>>, CollectiveError>;
+
     /// Whether one thread may use this communicator while another uses a duplicate.
     fn supports_threads(&self) -> bool;
 

@@ -90,6 +90,11 @@ impl Communicator for SingleCommunicator {
         Ok(Arc::new(self.clone()))
     }
 
+    fn first_ranks(&self, count: usize) -> Result<Option<Arc<dyn Communicator>>, CollectiveError> {
+        assert_eq!(count, 1, "first ranks: expected 1 of a world of one");
+        self.duplicate().map(Some)
+    }
+
     fn supports_threads(&self) -> bool {
         true
     }

@@ -25,6 +25,7 @@ pub mod network;
 pub mod norm_reducer;
 pub mod optimizer;
 pub mod ranks;
+pub mod roles;
 pub mod schedule;
 pub mod stop;
 pub mod trace;

@@ -13,7 +13,7 @@ fn main() -> ExitCode {
         Command::Train(args) => train(&args, world).map(drop),
         Command::Eval(args) => eval(&args, world).map(drop),
         Command::Predict(args) => predict(&args, world).map(drop),
-        Command::Bench(args) => bench(&args, world).map(drop),
+        Command::Bench(args) => bench(&args, world),
         Command::Config(args) => config(&args, world),
     })
 }

@@ -18,8 +18,10 @@ pub struct Session<'a> {
     pub config: &'a TrainConfig,
     /// Train and test split.
     pub data: &'a DatasetSplits,
-    /// The ranks.
+    /// The ranks that train.
     pub communicator: Arc<dyn Communicator>,
+    /// Joins them with those that only serve parameters, where there are such.
+    pub server_link: Option<Arc<dyn Communicator>>,
     /// Where tensors live, without autodiff.
     pub device: &'a Device,
     /// Raised when somebody wants the run to stop.

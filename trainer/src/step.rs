@@ -40,6 +40,8 @@ pub struct StepConfig {
     pub sync_batch_norm: bool,
     /// How the ranks' gradients or parameters become one.
     pub sync: SyncConfig,
+    /// Joins the ranks that train with those that only serve parameters, where there are such.
+    pub server_link: Option<Arc<dyn Communicator>>,
 }
 
 /// Where a step stands in its run.
@@ -82,7 +84,8 @@ impl<M: ImageClassifier> Stepper<M> {
     /// Must be called by all ranks.
     pub fn new(model: M, config: StepConfig, communicator: Arc<dyn Communicator>, device: &Device) -> Result<Self> {
         let model = broadcast_module(model, &*communicator, 0)?;
-        let (synchronizer, reducer) = Synchronizer::start(&config.sync, config.sgd, &model, &communicator)?;
+        let (synchronizer, reducer) =
+            Synchronizer::start(&config.sync, config.sgd, &model, &communicator, config.server_link.clone())?;
         let norm_reducer = config.sync_batch_norm.then(|| Arc::new(NormReducer::new(Arc::clone(&communicator))));
         let shard_statistics = match synchronizer.virtual_shards() {
             Some(_) => Some(ShardStatistics::new(&model, Arc::clone(&communicator))?),
@@ -104,6 +107,7 @@ impl<M: ImageClassifier> Stepper<M> {
             device,
             config,
         };
+        stepper.tell_servers()?;
         stepper.connect()?;
         Ok(stepper)
     }
@@ -159,16 +163,7 @@ impl<M: ImageClassifier> Stepper<M> {
     pub fn restore(&mut self, model: M, velocities: &[f32]) -> Result<()> {
         self.optimizer.restore(&read(&model, self.reducer.layout()), velocities);
         self.model = model;
-        if let Some(client) = self.synchronizer.client()
-            && self.communicator.rank() == ROOT
-        {
-            for (index, bucket) in self.reducer.plan().buckets().iter().enumerate() {
-                let elements = bucket.elements.clone();
-                client.restore(index, &self.optimizer.parameters()[elements.clone()], &velocities[elements])?;
-            }
-        }
-        // No rank asks a server before root has told it.
-        self.communicator.barrier()?;
+        self.tell_servers()?;
         self.connect()
     }
 
@@ -376,6 +371,22 @@ impl<M: ImageClassifier> Stepper<M> {
             *local += scored;
         }
         Ok(loss_sum)
+    }
+
+    /// Root gives the servers, where there are any, its parameters and velocities.
+    fn tell_servers(&self) -> Result<()> {
+        let Some(client) = self.synchronizer.client() else { return Ok(()) };
+        if self.communicator.rank() == ROOT {
+            for (index, bucket) in self.reducer.plan().buckets().iter().enumerate() {
+                let elements = bucket.elements.clone();
+                let (parameters, velocities) = (self.optimizer.parameters(), self.optimizer.velocities());
+                client.restore(index, &parameters[elements.clone()], &velocities[elements])?;
+                // Its answer comes after the server has taken them in.
+                client.fetch(index, bucket.elements.len())?;
+            }
+        }
+        // No rank asks a server before root has told it.
+        Ok(self.communicator.barrier()?)
     }
 
     /// Ties the model to what it shares with the other ranks: norm statistics, and buckets for its gradients.

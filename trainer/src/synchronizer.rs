@@ -13,7 +13,7 @@ use burn::module::Module;
 use distributed::{
     BucketPlan, BucketReduction, CollectiveError, Communicator, CompressedReduction, Consistency, ExactReduction,
     GradientReducer, ParameterLayout, ReducerConfig, ReductionKind, Server, ServerClient, ServerPlan, ShardUpdate,
-    SumReduction, read,
+    SumReduction,
 };
 
 use crate::config::{PlacementKind, ReductionChoice, SyncConfig, SyncMethod};
@@ -51,18 +51,13 @@ impl Synchronizer {
         sgd: SgdConfig,
         model: &M,
         communicator: &Arc<dyn Communicator>,
+        server_link: Option<Arc<dyn Communicator>>,
     ) -> Result<(Self, GradientReducer)> {
-        let mut reducer_config = ReducerConfig { bucket_cap_bytes: config.bucket_cap_bytes, overlap: config.overlap };
+        let reducer_config = reducer_config(config, &ParameterLayout::new(model));
         let mut synchronizer = Self { method: config.method.clone(), client: None, server: None };
-        if let SyncMethod::ParameterServer { servers, .. } = config.method {
-            // Buckets are what servers share: there are at least two for each.
-            let bytes = ParameterLayout::new(model).num_elements() * size_of::<f32>();
-            reducer_config.bucket_cap_bytes = config.bucket_cap_bytes.min(bytes.div_ceil(2 * servers));
-        }
-        let parameters = || read(model, &ParameterLayout::new(model));
         let reducer =
             GradientReducer::with_reduction(model, Arc::clone(communicator), &reducer_config, |plans, own| {
-                synchronizer.reduction(plans, own, sgd, parameters)
+                synchronizer.reduction(plans, own, sgd, server_link)
             })?;
         Ok((synchronizer, reducer))
     }
@@ -119,7 +114,7 @@ impl Synchronizer {
         (layout, plan): (&ParameterLayout, &BucketPlan),
         communicator: Arc<dyn Communicator>,
         sgd: SgdConfig,
-        parameters: impl FnOnce() -> Vec<f32>,
+        server_link: Option<Arc<dyn Communicator>>,
     ) -> Result<Box<dyn BucketReduction>, CollectiveError> {
         match self.method {
             SyncMethod::Allreduce { compression, compress_warmup_steps, .. } if compression.is_some() => {
@@ -141,21 +136,15 @@ impl Synchronizer {
                 Ok(Box::new(ExactReduction::new(communicator, num_own)?))
             }
             SyncMethod::LocalSgd { .. } => Ok(Box::new(SumReduction::new(ReductionKind::Library, communicator)?)),
-            SyncMethod::ParameterServer { servers, placement, asynchronous } => {
-                let world_size = communicator.world_size();
-                let consistency = match asynchronous {
-                    None => Consistency::Synchronous,
-                    Some(staleness) if staleness.bound == Some(0) => Consistency::Synchronous,
-                    Some(staleness) => Consistency::Asynchronous { bound: staleness.bound },
+            SyncMethod::ParameterServer { .. } => {
+                let link = match server_link {
+                    Some(link) => link,
+                    None => communicator.duplicate()?,
                 };
-                let ranks = match placement {
-                    PlacementKind::Beside => (0..servers).collect(),
-                    PlacementKind::Own => (world_size - servers..world_size).collect(),
-                };
-                let servers = ServerPlan::new(plan, self.method.num_workers(world_size), ranks, consistency);
-                let beside = servers.servers.contains(&communicator.rank()).then(|| {
-                    let update = ServerSgd { plan: plan.clone(), sgd: Sgd::new(sgd, layout, parameters()) };
-                    Arc::new(Server::new(&servers, Arc::clone(&communicator), Box::new(update)))
+                let servers = server_plan(&self.method, plan, link.world_size());
+                let beside = servers.servers.contains(&link.rank()).then(|| {
+                    let update = ServerSgd::new(sgd, layout, plan);
+                    Arc::new(Server::new(&servers, Arc::clone(&link), Box::new(update)))
                 });
                 if let Some(server) = beside.clone() {
                     let thread = std::thread::Builder::new().name("parameter server".to_owned());
@@ -163,12 +152,57 @@ impl Synchronizer {
                     let thread = thread.map_err(|error| CollectiveError::Thread { text: error.to_string() })?;
                     self.server = Some(thread);
                 }
-                let client = Arc::new(ServerClient::new(servers, communicator, beside));
+                let client = Arc::new(ServerClient::new(servers, link, beside));
                 self.client = Some(Arc::clone(&client));
                 Ok(Box::new(client))
             }
         }
     }
+}
+
+/// Serves on a rank that does nothing else, until the workers have left.
+///
+/// # Errors
+/// When the job ends.
+pub fn serve<M: Module>(
+    config: &SyncConfig,
+    sgd: SgdConfig,
+    model: &M,
+    server_link: Arc<dyn Communicator>,
+) -> Result<(), CollectiveError> {
+    let layout = ParameterLayout::new(model);
+    let plan = BucketPlan::new(&layout, reducer_config(config, &layout).bucket_cap_bytes);
+    let servers = server_plan(&config.method, &plan, server_link.world_size());
+    let update = ServerSgd::new(sgd, &layout, &plan);
+    Server::new(&servers, server_link, Box::new(update)).serve()
+}
+
+fn reducer_config(config: &SyncConfig, layout: &ParameterLayout) -> ReducerConfig {
+    let cap_bytes = match config.method {
+        // Buckets are what servers share: there are at least two for each.
+        SyncMethod::ParameterServer { servers, .. } => {
+            config.bucket_cap_bytes.min((layout.num_elements() * size_of::<f32>()).div_ceil(2 * servers))
+        }
+        _ => config.bucket_cap_bytes,
+    };
+    ReducerConfig { bucket_cap_bytes: cap_bytes, overlap: config.overlap }
+}
+
+/// Which rank of the `world_size` ranks that include the servers serves what.
+fn server_plan(method: &SyncMethod, plan: &BucketPlan, world_size: usize) -> ServerPlan {
+    let SyncMethod::ParameterServer { servers, placement, asynchronous } = *method else {
+        unreachable!("only this method has servers");
+    };
+    let consistency = match asynchronous {
+        None => Consistency::Synchronous,
+        Some(staleness) if staleness.bound == Some(0) => Consistency::Synchronous,
+        Some(staleness) => Consistency::Asynchronous { bound: staleness.bound },
+    };
+    let ranks = match placement {
+        PlacementKind::Beside => (0..servers).collect(),
+        PlacementKind::Own => (world_size - servers..world_size).collect(),
+    };
+    ServerPlan::new(plan, method.num_workers(world_size), ranks, consistency)
 }
 
 /// The virtual shards of a rank: consecutive ones, as many on each rank as can be.
@@ -181,6 +215,13 @@ pub fn own_shards(num_shards: usize, rank: usize, world_size: usize) -> Range<us
 struct ServerSgd {
     plan: BucketPlan,
     sgd: Sgd,
+}
+
+impl ServerSgd {
+    /// At zero: root sends the parameters before any worker asks for them.
+    fn new(sgd: SgdConfig, layout: &ParameterLayout, plan: &BucketPlan) -> Self {
+        Self { plan: plan.clone(), sgd: Sgd::new(sgd, layout, vec![0.0; layout.num_elements()]) }
+    }
 }
 
 impl ShardUpdate for ServerSgd {

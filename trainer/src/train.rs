@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 use datasets::{Loader, LoaderConfig, ShardConfig, ShardPlan};
-use distributed::{ROOT, check_fingerprint};
+use distributed::{Communicator, ROOT, check_fingerprint};
 
 use crate::checkpoint::Progress;
 use crate::clock::{Phase, PhaseClock};
@@ -35,12 +35,20 @@ pub struct Outcome<M> {
     pub progress: Progress,
     /// Hash of all parameters' bits, in module order.
     pub parameter_hash: String,
-    /// What every rank measured in this session, warm-up steps excluded.
+    /// What every rank that trains measured in this session, warm-up steps excluded; empty on a rank that only serves.
     pub world: Vec<RankTimes>,
     /// How many updates asynchronous servers made with gradients of parameters that so many updates had made stale.
     pub staleness: Option<Vec<u64>>,
     /// Whether it was stopped before its last epoch.
     pub stopped_early: bool,
+}
+
+impl<M> Outcome<M> {
+    /// Of a rank that only served parameters.
+    pub(crate) fn of_server(model: M) -> Self {
+        let (progress, parameter_hash, world) = (Progress::default(), String::new(), Vec::new());
+        Self { model, progress, parameter_hash, world, staleness: None, stopped_early: false }
+    }
 }
 
 /// Trains `model` as `session` says, from the newest checkpoint if asked to.
@@ -53,7 +61,12 @@ pub struct Outcome<M> {
 pub fn fit<M: ImageClassifier>(model: M, session: &Session<'_>) -> Result<Outcome<M>> {
     let config = session.config;
     let communicator = &*session.communicator;
-    let mut stepper = Stepper::new(model, step_config(config), Arc::clone(&session.communicator), session.device)?;
+    let mut stepper = Stepper::new(
+        model,
+        step_config(config, session.server_link.clone()),
+        Arc::clone(&session.communicator),
+        session.device,
+    )?;
     let keeper = Keeper::new(session);
     let mut progress = if config.run.resume { keeper.resume(&mut stepper)? } else { Progress::default() };
     session.reporter.note(&format!("gradients {}", stepper.gradient_route()));
@@ -224,7 +237,7 @@ fn loader_config(session: &Session<'_>, progress: &Progress) -> LoaderConfig {
     }
 }
 
-fn step_config(config: &TrainConfig) -> StepConfig {
+pub(crate) fn step_config(config: &TrainConfig, server_link: Option<Arc<dyn Communicator>>) -> StepConfig {
     StepConfig {
         sgd: SgdConfig {
             momentum: config.optimizer.momentum,
@@ -236,5 +249,6 @@ fn step_config(config: &TrainConfig) -> StepConfig {
         clip_norm: config.optimizer.clip_grad_norm,
         sync_batch_norm: config.batch.batch_norm == BatchNormKind::Sync,
         sync: config.sync.clone(),
+        server_link,
     }
 }

@@ -103,6 +103,9 @@ fn a_synchronous_parameter_server_gives_the_bits_of_an_allreduce_in_rank_order()
         assert_eq!(hash(3, &["--sync", "parameter-server", "--servers", servers]), expected, "{servers} servers");
     }
     assert_eq!(hash(3, &["--sync", "async-parameter-server", "--staleness", "0"]), expected, "staleness 0");
+    // Three workers, the other two ranks only serve.
+    let own = ["--sync", "parameter-server", "--servers", "2", "--server-placement", "own"];
+    assert_eq!(hash(5, &own), expected, "servers on ranks of their own");
 }
 
 #[test]

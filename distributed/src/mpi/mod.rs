@@ -138,6 +138,21 @@ impl MpiCommunicator {
         request.wait(&self.patience)
     }
 
+    /// Wraps a communicator that MPI made of this one.
+    fn relative(&self, communicator: ffi::MPI_Comm, topology: Topology) -> Result<Self, CollectiveError> {
+        // SAFETY: the communicator is live; the error handler is one of MPI's own.
+        let code = unsafe { ffi::MPI_Comm_set_errhandler(communicator, ffi::RSMPI_ERRORS_RETURN) };
+        self.check("MPI_Comm_set_errhandler", code)?;
+        Ok(Self {
+            duplicate: Some(Handle(communicator)),
+            topology,
+            thread_level: self.thread_level,
+            patience: Arc::default(),
+            scratch: Mutex::new(Scratch::default()),
+            universe: Arc::clone(&self.universe),
+        })
+    }
+
     /// Messages need no turns, except where MPI allows one call at a time.
     fn message_turn(&self) -> Option<MutexGuard<'_, Scratch>> {
         (self.thread_level < Threading::Multiple).then(|| self.lock())
@@ -228,17 +243,25 @@ impl Communicator for MpiCommunicator {
         let mut duplicate = self.raw();
         // SAFETY: the communicator is live, and `duplicate` outlives the call that writes it.
         self.check("MPI_Comm_dup", unsafe { ffi::MPI_Comm_dup(self.raw(), &mut duplicate) })?;
-        // SAFETY: the communicator is live; the error handler is one of MPI's own.
-        let code = unsafe { ffi::MPI_Comm_set_errhandler(duplicate, ffi::RSMPI_ERRORS_RETURN) };
-        self.check("MPI_Comm_set_errhandler", code)?;
-        Ok(Arc::new(Self {
-            duplicate: Some(Handle(duplicate)),
-            topology: self.topology.clone(),
-            thread_level: self.thread_level,
-            patience: Arc::default(),
-            scratch: Mutex::new(Scratch::default()),
-            universe: Arc::clone(&self.universe),
-        }))
+        Ok(Arc::new(self.relative(duplicate, self.topology.clone())?))
+    }
+
+    fn first_ranks(&self, count: usize) -> Result<Option<Arc<dyn Communicator>>, CollectiveError> {
+        let Topology { rank, world_size, .. } = self.topology;
+        assert!((1..=world_size).contains(&count), "first ranks: {count} of {world_size}");
+        let nodes = self.all_gather(self.topology.node.as_bytes())?;
+        let _turn = self.lock();
+        let mut part = self.raw();
+        // The others make up a communicator too, which nobody uses.
+        let color = c_int::from(rank >= count);
+        // SAFETY: the communicator is live, and `part` outlives the call that writes it.
+        let code = unsafe { ffi::MPI_Comm_split(self.raw(), color, element::count(rank), &mut part) };
+        self.check("MPI_Comm_split", code)?;
+        if rank >= count {
+            return Ok(None);
+        }
+        let nodes: Vec<String> = nodes[..count].iter().map(|name| String::from_utf8_lossy(name).into_owned()).collect();
+        Ok(Some(Arc::new(self.relative(part, Topology::from_nodes(rank, &nodes))?)))
     }
 
     fn supports_threads(&self) -> bool {

@@ -165,6 +165,17 @@ impl Communicator for ThreadCommunicator {
         }
     }
 
+    fn first_ranks(&self, count: usize) -> Result<Option<Arc<dyn Communicator>>, CollectiveError> {
+        assert!((1..=self.world_size()).contains(&count), "first ranks: {count} of {}", self.world_size());
+        match &*self.combine(Deposit::Duplicate(self.world.relative(count)))? {
+            Deposit::Duplicate(world) if self.topology.rank < count => {
+                let topology = Topology::on_one_node(self.topology.rank, count);
+                Ok(Some(Arc::new(Self::in_world(Arc::clone(world), topology))))
+            }
+            _ => Ok(None),
+        }
+    }
+
     fn supports_threads(&self) -> bool {
         true
     }

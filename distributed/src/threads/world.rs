@@ -63,6 +63,11 @@ impl World {
         Self::in_family(world_size, Arc::clone(&self.family))
     }
 
+    /// A world of some of these ranks, which an abort ends too.
+    pub(super) fn relative(&self, world_size: usize) -> Arc<Self> {
+        Self::in_family(world_size, Arc::clone(&self.family))
+    }
+
     fn in_family(world_size: usize, family: Arc<Mutex<Vec<Weak<Self>>>>) -> Arc<Self> {
         let state = State {
             deposits: vec![None; world_size],

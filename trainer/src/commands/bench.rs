@@ -21,7 +21,10 @@ use crate::metrics::{ScoreSums, Seconds, ThroughputStats};
 use crate::network::{ModelRequest, resnet};
 use crate::optimizer::SgdConfig;
 use crate::ranks::World;
+use crate::roles::Role;
 use crate::step::{StepConfig, StepPosition, Stepper};
+use crate::synchronizer::{self, own_shards};
+use crate::trace::TraceClock;
 
 /// Different batches in turn, so that no step repeats the one before.
 const NUM_BATCHES: usize = 4;
@@ -71,6 +74,12 @@ pub struct BenchResult {
     pub peak_memory_bytes: u64,
     /// Mean loss of the last step on root, to compare with other programs.
     pub loss_mean: f64,
+    /// Bytes of gradients that root sent in a step.
+    pub bytes_sent_per_step: u64,
+    /// What compression left out, as a share of the gradient's L2 norm.
+    pub compression_error: f64,
+    /// How gradients reach the other ranks.
+    pub gradients: String,
     /// The communication library.
     pub communication: String,
 }
@@ -82,11 +91,9 @@ pub struct BenchResult {
 ///
 /// # Collective
 /// Must be called by all ranks.
-pub fn bench(args: &BenchArgs, world: &World) -> Result<BenchResult> {
+pub fn bench(args: &BenchArgs, world: &World) -> Result<()> {
     let config = BenchConfig::resolve(args, world.communicator.world_size())?;
-    let communicator = Arc::clone(&world.communicator);
     let (device, threads) = world.prepare_compute(&config.compute)?;
-    let batches = batches(&config, &*communicator)?;
     let training_device = device.clone().autodiff();
     let request = ModelRequest {
         num_classes: config.num_classes,
@@ -96,16 +103,29 @@ pub fn bench(args: &BenchArgs, world: &World) -> Result<BenchResult> {
         device: &training_device,
     };
     let model = resnet(&config.model, false, &request)?;
-    let mut stepper = Stepper::new(model, step_config(&config), Arc::clone(&communicator), &device)?;
+    let step_config = step_config(&config);
+    let (communicator, server_link) = match Role::of(&config.sync, &world.communicator)? {
+        Role::Worker { communicator, server_link } => (communicator, server_link),
+        Role::Server(link) => return Ok(synchronizer::serve(&config.sync, step_config.sgd, &model, link)?),
+    };
+    let batches = batches(&config, &*communicator)?;
+    let step_config = StepConfig { server_link, ..step_config };
+    let mut stepper = Stepper::new(model, step_config, Arc::clone(&communicator), &device)?;
 
-    let mut clock = PhaseClock::new();
+    let trace = match &config.sync.trace {
+        Some(path) => Some((path, TraceClock::start(&*communicator)?)),
+        None => None,
+    };
+    let new_clock = || if trace.is_some() { PhaseClock::keeping_spans() } else { PhaseClock::new() };
+    let mut clock = new_clock();
     let (mut kernels_before, mut faults_before) = (kernel_times(), 0);
     let mut own = RankTimes::default();
     let mut scores = ScoreSums::default();
     for step in 0..config.warmup_steps + config.steps {
         if step == config.warmup_steps {
             communicator.barrier()?;
-            clock = PhaseClock::new();
+            clock = new_clock();
+            stepper.take_traffic();
             (kernels_before, faults_before) = (kernel_times(), minor_page_faults());
         }
         scores = ScoreSums::default();
@@ -121,6 +141,10 @@ pub fn bench(args: &BenchArgs, world: &World) -> Result<BenchResult> {
     let kernel_seconds = kernel_seconds(&kernels_before, &kernel_times());
     let faults = minor_page_faults() - faults_before;
     own.seconds = clock.take_epoch();
+    let traffic = stepper.take_traffic();
+    if let Some((path, trace)) = &trace {
+        trace.write(path, &clock.take_spans(), &*communicator)?;
+    }
     let own_seconds = own.seconds.step_total();
     let times = own.gather(&*communicator)?;
     let slowest = &times[slowest_rank(&times)];
@@ -148,6 +172,9 @@ pub fn bench(args: &BenchArgs, world: &World) -> Result<BenchResult> {
         minor_faults_per_step: faults as f64 / config.steps as f64,
         peak_memory_bytes: peak_memory_bytes(&times),
         loss_mean: scores.loss_mean(),
+        bytes_sent_per_step: traffic.total.bytes_sent / traffic.num_steps.max(1),
+        compression_error: traffic.total.relative_error(),
+        gradients: stepper.gradient_route().to_owned(),
         communication: communicator.library(),
     };
     world.reporter.note(&format!(
@@ -165,7 +192,8 @@ pub fn bench(args: &BenchArgs, world: &World) -> Result<BenchResult> {
     if config.json {
         world.reporter.json(&result);
     }
-    Ok(result)
+    stepper.finish()?;
+    Ok(())
 }
 
 fn kernel_seconds(before: &[KernelTime], after: &[KernelTime]) -> BTreeMap<&'static str, f64> {
@@ -182,6 +210,8 @@ fn batches(config: &BenchConfig, communicator: &dyn Communicator) -> Result<Vec<
         shape: datasets::ImageShape { height: config.image_size, width: config.image_size, channels: 3 },
         seed: config.seed,
     })?;
+    let num_shards = config.sync.method.virtual_shards().unwrap_or(communicator.world_size());
+    let own_shards = own_shards(num_shards, communicator.rank(), communicator.world_size());
     let plan = ShardPlan::new(ShardConfig {
         num_samples: data.train.len(),
         global_batch_size,
@@ -189,11 +219,12 @@ fn batches(config: &BenchConfig, communicator: &dyn Communicator) -> Result<Vec<
         epoch: 0,
         shuffle: false,
         drop_last: true,
-        shard_index: communicator.rank(),
-        num_shards: communicator.world_size(),
-        num_own_shards: 1,
+        shard_index: own_shards.start,
+        num_shards,
+        num_own_shards: own_shards.len(),
     })?;
-    let how = LoaderConfig { num_threads: 0, ..LoaderConfig::new(config.batch_size_per_rank, data.normalization) };
+    let micro_batch_size = global_batch_size.div_ceil(num_shards);
+    let how = LoaderConfig { num_threads: 0, ..LoaderConfig::new(micro_batch_size, data.normalization) };
     Ok(Loader::start(data.train, plan, how).collect::<Result<_, _>>()?)
 }
 
@@ -204,5 +235,6 @@ fn step_config(config: &BenchConfig) -> StepConfig {
         clip_norm: None,
         sync_batch_norm: config.batch_norm == BatchNormKind::Sync,
         sync: config.sync.clone(),
+        server_link: None,
     }
 }

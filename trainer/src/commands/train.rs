@@ -4,7 +4,6 @@
 //! Invariant: what is wrong with flags or data is said before anything is written.
 
 use std::fs;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -25,8 +24,10 @@ use crate::network::{ModelRequest, resnet};
 use crate::output::RUN_TOML;
 use crate::ranks::World;
 use crate::records::Records;
+use crate::roles::Role;
 use crate::session::Session;
-use crate::train::{Outcome, fit};
+use crate::synchronizer;
+use crate::train::{Outcome, fit, step_config};
 
 /// Trains the configured ResNet.
 ///
@@ -89,10 +90,19 @@ pub fn train_model<M: ImageClassifier>(
     };
     let model = build(&config, &request)?;
     let start = Instant::now();
+    let (workers, server_link) = match Role::of(&config.sync, &world.communicator)? {
+        Role::Worker { communicator, server_link } => (communicator, server_link),
+        Role::Server(link) => {
+            let sgd = step_config(&config, None).sgd;
+            synchronizer::serve(&config.sync, sgd, &model, link)?;
+            return Ok(Outcome::of_server(model));
+        }
+    };
     let session = Session {
         config: &config,
         data: &data,
-        communicator: Arc::clone(&world.communicator),
+        communicator: workers,
+        server_link,
         device: &device,
         stop: &world.stop,
         reporter,
