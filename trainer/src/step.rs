@@ -5,18 +5,15 @@
 //! finiteness, and all ranks draw the same conclusion from it.
 //! Source: Li et al. 2020, PyTorch Distributed (2006.15704), for buckets; Goyal et al. 2017 (1706.02677), section 3, for the mean.
 
-use std::sync::Arc;
-use std::time::{Duration, Instant};
+mod meeting;
 
-use anyhow::{Context, Result};
-use burn::module::ParamId;
+use std::sync::Arc;
+use std::time::Instant;
+
+use anyhow::Result;
 use burn::tensor::{Device, Tensor};
-use burn_resnet::GradientSink;
 use datasets::{HostBatch, ImageShape, LoadedStep};
-use distributed::{
-    Communicator, GradientCollector, GradientReducer, MicroStepConfig, ROOT, StepAgreement, StepHeader, agree,
-    broadcast_module, read, write,
-};
+use distributed::{Communicator, GradientReducer, MicroStepConfig, StepHeader, agree, broadcast_module, read, write};
 
 use crate::clock::{Phase, PhaseClock};
 use crate::config::SyncConfig;
@@ -245,78 +242,6 @@ impl<M: ImageClassifier> Stepper<M> {
         Ok(agreement.is_some_and(|agreement| agreement.stop))
     }
 
-    /// Takes every bucket's sum, or parameters, as it comes.
-    fn finish_together(&mut self, learning_rate: f64, clock: &mut PhaseClock) -> Result<Option<StepAgreement>> {
-        let start = Instant::now();
-        let clips = self.config.clip_norm.is_some();
-        let yields_parameters = self.synchronizer.client().is_some();
-        let mut updating = Duration::ZERO;
-        let agreement = self.reducer.finish(|bucket| {
-            let start = Instant::now();
-            match (yields_parameters, clips) {
-                (true, _) => self.optimizer.take_parameters(bucket),
-                (false, false) => self.optimizer.update(learning_rate, bucket),
-                (false, true) => {}
-            }
-            updating += start.elapsed();
-        })?;
-        clock.add_since(Phase::Communication, start + updating);
-        self.traffic.total += self.reducer.report().traffic;
-        for (bucket, &(start, end)) in self.reducer.report().buckets.iter().enumerate() {
-            clock.add_bucket(bucket, start, end);
-        }
-
-        let start = Instant::now();
-        if let Some(clip_norm) = self.config.clip_norm {
-            let mut gradients = self.reducer.synced();
-            let norm = gradients.norm();
-            if norm > clip_norm {
-                gradients.scale((clip_norm / norm) as f32);
-            }
-            gradients.buckets().iter().for_each(|bucket| self.optimizer.update(learning_rate, bucket));
-        }
-        self.optimizer.commit();
-        clock.add_since(Phase::Optimizer, start - updating);
-        Ok(agreement)
-    }
-
-    /// Updates with this rank's own gradients, unless it had no sample or one of them is not finite, which all learn when they
-    /// meet.
-    fn finish_alone(
-        &mut self,
-        learning_rate: f64,
-        has_samples: bool,
-        header: &mut StepHeader,
-        clock: &mut PhaseClock,
-    ) -> Option<StepAgreement> {
-        let start = Instant::now();
-        let is_finite = self.reducer.finish_alone(|bucket| self.optimizer.update_alone(learning_rate, bucket));
-        header.finite &= is_finite;
-        self.has_met_non_finite |= !header.finite;
-        header.finite = !self.has_met_non_finite;
-        if has_samples && is_finite {
-            self.optimizer.commit();
-        }
-        clock.add_since(Phase::Optimizer, start);
-        None
-    }
-
-    /// Makes the replicas equal.
-    fn meet(&mut self, togetherness: Togetherness) -> Result<()> {
-        if togetherness == Togetherness::ThenAverage {
-            self.optimizer.average(&*self.communicator)?;
-        }
-        if let Some(client) = self.synchronizer.client() {
-            for (index, bucket) in self.reducer.plan().buckets().iter().enumerate() {
-                let (parameters, velocities) = client.fetch(index, bucket.elements.len())?;
-                self.optimizer.restore_elements(bucket.elements.clone(), &parameters, &velocities);
-            }
-            // No rank goes on before all have fetched.
-            self.communicator.barrier()?;
-        }
-        Ok(())
-    }
-
     /// Forward and backward of one micro-batch, its gradients on their way to the buckets.
     fn micro_step(
         &mut self,
@@ -372,41 +297,6 @@ impl<M: ImageClassifier> Stepper<M> {
         }
         Ok(loss_sum)
     }
-
-    /// Root gives the servers, where there are any, its parameters and velocities.
-    fn tell_servers(&self) -> Result<()> {
-        let Some(client) = self.synchronizer.client() else { return Ok(()) };
-        if self.communicator.rank() == ROOT {
-            for (index, bucket) in self.reducer.plan().buckets().iter().enumerate() {
-                let elements = bucket.elements.clone();
-                let (parameters, velocities) = (self.optimizer.parameters(), self.optimizer.velocities());
-                client.restore(index, &parameters[elements.clone()], &velocities[elements])?;
-                // Its answer comes after the server has taken them in.
-                client.fetch(index, bucket.elements.len())?;
-            }
-        }
-        // No rank asks a server before root has told it.
-        Ok(self.communicator.barrier()?)
-    }
-
-    /// Ties the model to what it shares with the other ranks: norm statistics, and buckets for its gradients.
-    fn connect(&mut self) -> Result<()> {
-        let model = self.model.clone();
-        self.model = match &self.norm_reducer {
-            None => model,
-            Some(norm_reducer) => model
-                .with_statistics_reducer(Arc::clone(norm_reducer) as _)
-                .context("batch norm sync: this model has no synchronised norm, expected one that overrides with_statistics_reducer; use --batch-norm local")?,
-        };
-        self.reducer.rename(&self.model);
-        let sink = Arc::new(BucketSink(self.reducer.collector()));
-        let streaming = self.model.clone().with_gradient_sink(sink);
-        self.streams = streaming.is_some();
-        if let Some(model) = streaming {
-            self.model = model;
-        }
-        Ok(())
-    }
 }
 
 /// One micro-batch's place in its step.
@@ -417,16 +307,6 @@ struct MicroStep {
     slab: usize,
     is_last: bool,
     announces: bool,
-}
-
-/// The buckets as a model's hooks see them.
-#[derive(Debug)]
-struct BucketSink(Arc<GradientCollector>);
-
-impl GradientSink for BucketSink {
-    fn take(&self, parameter: ParamId, gradient: &[f32]) {
-        self.0.take(parameter, gradient);
-    }
 }
 
 /// One black image, for a rank that has no sample but takes part in the collectives of a synchronised norm.

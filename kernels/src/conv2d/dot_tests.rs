@@ -80,7 +80,6 @@ fn dot_products_equal_the_reference_on_inputs_and_weights_rounded_to_bf16_for_an
 
 #[test]
 fn tiles_and_their_emulation_give_the_same_bits_where_this_machine_has_tiles() {
-    println!("instruction sets covered by these tests: {:?}", Isa::available().collect::<Vec<_>>());
     let mut random = Random(37);
     for _ in 0..40 {
         let shape = random_shape(&mut random, 4e5);

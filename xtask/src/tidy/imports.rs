@@ -22,7 +22,7 @@ pub(super) fn imports_follow_the_map(source: &Source) -> Vec<Finding> {
     let member = source.member();
     let names: Vec<String> = forbidden(member)
         .iter()
-        // Its own rule speaks of the crate mpi, which one file may name.
+        // Its own rule speaks of the crate mpi, which one folder may name.
         .filter(|name| **name != "mpi")
         .map(|name| name.replace('-', "_"))
         .collect();

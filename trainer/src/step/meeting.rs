@@ -1,0 +1,139 @@
+//! Where a step meets the other ranks: sums of gradients, averages of parameters, servers.
+//!
+//! In: this rank's buckets. Out: new parameters. Invariant: what was prepared from some buckets takes effect only when all are there.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use burn::module::ParamId;
+use burn_resnet::GradientSink;
+use distributed::{GradientCollector, ROOT, StepAgreement, StepHeader};
+
+use super::Stepper;
+use crate::clock::{Phase, PhaseClock};
+use crate::model::ImageClassifier;
+use crate::synchronizer::Togetherness;
+
+impl<M: ImageClassifier> Stepper<M> {
+    /// Takes every bucket's sum, or parameters, as it comes.
+    pub(super) fn finish_together(
+        &mut self,
+        learning_rate: f64,
+        clock: &mut PhaseClock,
+    ) -> Result<Option<StepAgreement>> {
+        let start = Instant::now();
+        let clips = self.config.clip_norm.is_some();
+        let yields_parameters = self.synchronizer.client().is_some();
+        let mut updating = Duration::ZERO;
+        let agreement = self.reducer.finish(|bucket| {
+            let start = Instant::now();
+            match (yields_parameters, clips) {
+                (true, _) => self.optimizer.take_parameters(bucket),
+                (false, false) => self.optimizer.update(learning_rate, bucket),
+                (false, true) => {}
+            }
+            updating += start.elapsed();
+        })?;
+        clock.add_since(Phase::Communication, start + updating);
+        self.traffic.total += self.reducer.report().traffic;
+        for (bucket, &(start, end)) in self.reducer.report().buckets.iter().enumerate() {
+            clock.add_bucket(bucket, start, end);
+        }
+
+        let start = Instant::now();
+        if let Some(clip_norm) = self.config.clip_norm {
+            let mut gradients = self.reducer.synced();
+            let norm = gradients.norm();
+            if norm > clip_norm {
+                gradients.scale((clip_norm / norm) as f32);
+            }
+            gradients.buckets().iter().for_each(|bucket| self.optimizer.update(learning_rate, bucket));
+        }
+        self.optimizer.commit();
+        clock.add_since(Phase::Optimizer, start - updating);
+        Ok(agreement)
+    }
+
+    /// Updates with this rank's own gradients, unless it had no sample or one of them is not finite, which all learn when they
+    /// meet.
+    pub(super) fn finish_alone(
+        &mut self,
+        learning_rate: f64,
+        has_samples: bool,
+        header: &mut StepHeader,
+        clock: &mut PhaseClock,
+    ) -> Option<StepAgreement> {
+        let start = Instant::now();
+        let is_finite = self.reducer.finish_alone(|bucket| self.optimizer.update_alone(learning_rate, bucket));
+        header.finite &= is_finite;
+        self.has_met_non_finite |= !header.finite;
+        header.finite = !self.has_met_non_finite;
+        if has_samples && is_finite {
+            self.optimizer.commit();
+        }
+        clock.add_since(Phase::Optimizer, start);
+        None
+    }
+
+    /// Makes the replicas equal.
+    pub(super) fn meet(&mut self, togetherness: Togetherness) -> Result<()> {
+        if togetherness == Togetherness::ThenAverage {
+            self.optimizer.average(&*self.communicator)?;
+        }
+        if let Some(client) = self.synchronizer.client() {
+            for (index, bucket) in self.reducer.plan().buckets().iter().enumerate() {
+                let (parameters, velocities) = client.fetch(index, bucket.elements.len())?;
+                self.optimizer.restore_elements(bucket.elements.clone(), &parameters, &velocities);
+            }
+            // No rank goes on before all have fetched.
+            self.communicator.barrier()?;
+        }
+        Ok(())
+    }
+
+    /// Root gives the servers, where there are any, its parameters and velocities.
+    pub(super) fn tell_servers(&self) -> Result<()> {
+        let Some(client) = self.synchronizer.client() else { return Ok(()) };
+        if self.communicator.rank() == ROOT {
+            for (index, bucket) in self.reducer.plan().buckets().iter().enumerate() {
+                let elements = bucket.elements.clone();
+                let (parameters, velocities) = (self.optimizer.parameters(), self.optimizer.velocities());
+                client.restore(index, &parameters[elements.clone()], &velocities[elements])?;
+                // Its answer comes after the server has taken them in.
+                client.fetch(index, bucket.elements.len())?;
+            }
+        }
+        // No rank asks a server before root has told it.
+        Ok(self.communicator.barrier()?)
+    }
+
+    /// Ties the model to what it shares with the other ranks: norm statistics, and buckets for its gradients.
+    pub(super) fn connect(&mut self) -> Result<()> {
+        let model = self.model.clone();
+        self.model = match &self.norm_reducer {
+            None => model,
+            Some(norm_reducer) => model
+                .with_statistics_reducer(Arc::clone(norm_reducer) as _)
+                .context("batch norm sync: this model has no synchronised norm, expected one that overrides with_statistics_reducer; use --batch-norm local")?,
+        };
+        self.reducer.rename(&self.model);
+        let sink = Arc::new(BucketSink(self.reducer.collector()));
+        let streaming = self.model.clone().with_gradient_sink(sink);
+        self.streams = streaming.is_some();
+        if let Some(model) = streaming {
+            self.model = model;
+        }
+        Ok(())
+    }
+}
+
+/// The buckets as a model's hooks see them.
+#[derive(Debug)]
+struct BucketSink(Arc<GradientCollector>);
+
+impl GradientSink for BucketSink {
+    fn take(&self, parameter: ParamId, gradient: &[f32]) {
+        self.0.take(parameter, gradient);
+    }
+}
