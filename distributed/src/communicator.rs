@@ -180,6 +180,13 @@ pub trait Communicator: Send + Sync + Debug {
         Ok(None)
     }
 
+    /// How many elements of a real buffer each element of a buffer stands for: 1, but in a [simulation](crate::simulate).
+    ///
+    /// What cuts buffers to pieces of a fixed length divides that length by it.
+    fn magnification(&self) -> f64 {
+        1.0
+    }
+
     /// Ends the job on all ranks, so that none waits for this one.
     ///
     /// MPI: `MPI_Abort` with `exit_code`, does not return. Threads: every pending and later collective returns

@@ -36,6 +36,7 @@ pub mod mpi;
 pub mod parameter_server;
 pub mod reducer;
 pub mod reduction;
+pub mod simulate;
 pub mod single;
 pub mod sync;
 pub mod threads;
@@ -54,8 +55,8 @@ pub use header::{StepAgreement, StepHeader, agree};
 pub use layout::{ParameterEntry, ParameterLayout, read, write};
 pub use parameter_server::{Consistency, Server, ServerClient, ServerPlan, Shard, ShardUpdate};
 pub use reducer::{
-    GradientCollector, GradientReducer, LocalBucket, MicroStepConfig, ReducerConfig, StepReport, SyncedBucket,
-    SyncedGradients,
+    BucketTimes, GradientCollector, GradientReducer, LocalBucket, MicroStepConfig, ReducerConfig, StepReport,
+    SyncedBucket, SyncedGradients,
 };
 pub use reduction::{BucketReduction, CompressedReduction, ExactReduction, SumReduction, Traffic, Yields};
 pub use single::SingleCommunicator;

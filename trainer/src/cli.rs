@@ -133,6 +133,14 @@ pub struct BenchArgs {
     #[arg(long, value_enum, value_name = "KIND")]
     pub batch_norm: Option<BatchNormKind>,
 
+    /// Then predict, with these steps, the speed of more ranks over a network: ib-edr, 10gbe, 1gbe, or latency and bandwidth such as 50us,113MB/s; with @8:shared eight ranks share a node [default: none]
+    #[arg(long, value_name = "NETWORK")]
+    pub simulate_network: Option<String>,
+
+    /// Numbers of ranks to simulate, comma-separated [default: 2,4,8,16,32,64,128,256,512,1024]
+    #[arg(long, value_name = "RANKS", value_delimiter = ',')]
+    pub simulate_ranks: Option<Vec<usize>>,
+
     /// Seed of the weights and pixels [default: 0]
     #[arg(long, value_name = "SEED", value_parser = clap::value_parser!(u64).range(..=i64::MAX as u64))]
     pub seed: Option<u64>,

@@ -17,7 +17,7 @@ pub use crate::choices::{
     AugmentKind, BatchNormKind, Compression, ConvolutionKind, CpuKind, DatasetKind, DeviceChoice, Dtype, KernelsKind,
     OnBadImageKind, OnOff, PlacementKind, ReductionChoice, ScheduleKind, ShortcutKind, SyncKind,
 };
-pub use commands::{BenchConfig, EvalConfig, PredictConfig, WeightSource};
+pub use commands::{BenchConfig, EvalConfig, PredictConfig, SimulationConfig, WeightSource};
 pub use error::ConfigError;
 pub use parts::{
     BatchConfig, ComputeConfig, Course, DataConfig, DataSource, ModelConfig, NormalizationConfig, OptimizerConfig,

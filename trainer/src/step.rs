@@ -64,6 +64,8 @@ pub struct Stepper<M> {
     streams: bool,
     has_met_non_finite: bool,
     traffic: StepTraffic,
+    /// When the last backward pass of the present step began.
+    backward_start: Instant,
     communicator: Arc<dyn Communicator>,
     device: Device,
     config: StepConfig,
@@ -100,6 +102,7 @@ impl<M: ImageClassifier> Stepper<M> {
             streams: false,
             has_met_non_finite: false,
             traffic: StepTraffic::default(),
+            backward_start: Instant::now(),
             communicator,
             device,
             config,
@@ -134,6 +137,12 @@ impl<M: ImageClassifier> Stepper<M> {
     /// The bucket plan and parameter layout in use.
     pub fn reducer(&self) -> &GradientReducer {
         &self.reducer
+    }
+
+    /// How long after the beginning of the last backward pass each bucket was complete, seconds, in the last step.
+    pub fn bucket_ready_s(&self) -> Vec<f64> {
+        let buckets = self.reducer.report().buckets.iter();
+        buckets.map(|times| times.ready.saturating_duration_since(self.backward_start).as_secs_f64()).collect()
     }
 
     /// What this rank sent for gradients since the last call.
@@ -270,6 +279,7 @@ impl<M: ImageClassifier> Stepper<M> {
         clock.add_since(Phase::Forward, start);
 
         let start = Instant::now();
+        self.backward_start = start;
         if micro.announces {
             header.finite = local.loss_sum.is_finite();
             self.reducer.announce(*header);

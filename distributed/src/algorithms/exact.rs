@@ -8,6 +8,7 @@
 
 use std::sync::Arc;
 
+use super::group::piece;
 use super::hierarchical::{HierarchicalReducer, SHARED_BYTES};
 use crate::{CollectiveError, Communicator};
 
@@ -109,7 +110,7 @@ impl ExactReducer {
 
     /// Numbers that are summed at once: those that stay in the cache of a core, or that are worth a message.
     fn piece(&self) -> usize {
-        if self.nodes.is_some() { SHARED_PIECE } else { MESSAGE_PIECE }
+        piece(&*self.communicator, if self.nodes.is_some() { SHARED_PIECE } else { MESSAGE_PIECE })
     }
 
     /// The power of two by which numbers become integers, the same on every rank; none when a number is not finite.

@@ -18,8 +18,7 @@ mod hierarchical;
 mod ring;
 
 use self::group::{Group, Scratch};
-#[cfg(feature = "mpi")]
-pub(crate) use self::group::{Number, add};
+pub(crate) use self::group::{Number, add, magnified};
 
 /// How gradients are summed over ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use super::group::{Group, Number, Scratch, add, exchange};
+use super::group::{Group, Number, Scratch, add, exchange, piece};
 use crate::{CollectiveError, Communicator};
 
 /// Most bytes of one message: what has come is added while it is in the cache of the core.
@@ -24,7 +24,7 @@ pub(super) fn sum<T: Number>(
         return Ok(());
     }
     let (next, previous) = (group.ranks[(index + 1) % size], group.ranks[(index + size - 1) % size]);
-    let segment = SEGMENT_BYTES / size_of::<T>();
+    let segment = piece(communicator, SEGMENT_BYTES / size_of::<T>());
     // All slices have as many segments as the longest, so that both ends of a message agree on their number.
     let segments = length.div_ceil(size).div_ceil(segment);
     let range = |step: usize, number: usize| -> Range<usize> {

@@ -6,6 +6,7 @@
 use std::collections::HashMap;
 use std::mem;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use burn::module::ParamId;
 
@@ -237,7 +238,7 @@ impl GradientCollector {
             let values = mem::take(&mut state.buffers[index]);
             state.largest[index] = self.largest_of(index, &values);
             state.next += 1;
-            state.outlet.send(Job::Bucket { index, values });
+            state.outlet.send(Job::Bucket { index, values, ready: Instant::now() });
         }
     }
 

@@ -18,8 +18,8 @@ use crate::{CollectiveError, Communicator, Patience};
 pub(super) enum Job {
     /// A step header.
     Header(Vec<u8>),
-    /// A bucket's gradients.
-    Bucket { index: usize, values: Vec<f32> },
+    /// A bucket's gradients, complete since `ready`.
+    Bucket { index: usize, values: Vec<f32>, ready: Instant },
     /// None; no other will follow.
     End,
 }
@@ -41,11 +41,22 @@ impl Outlet {
     }
 }
 
+/// When a bucket was complete, and when it was reduced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BucketTimes {
+    /// When this rank had all its gradients.
+    pub ready: Instant,
+    /// When its reduction began.
+    pub start: Instant,
+    /// When its reduction ended.
+    pub end: Instant,
+}
+
 /// A job done.
 #[derive(Debug)]
 pub(super) enum Finished {
     Headers(Vec<Vec<u8>>),
-    Bucket { index: usize, values: Vec<f32>, traffic: Traffic, time: (Instant, Instant) },
+    Bucket { index: usize, values: Vec<f32>, traffic: Traffic, times: BucketTimes },
 }
 
 /// Does jobs one after the other.
@@ -87,13 +98,16 @@ impl Worker {
         }
         let result = match job {
             Job::Header(bytes) => self.communicator.all_gather(&bytes).map(Finished::Headers),
-            Job::Bucket { index, mut values } => {
+            Job::Bucket { index, mut values, ready } => {
                 let start = Instant::now();
                 let traffic = match self.is_needed {
                     true => self.reduction.reduce(index, &mut values),
                     false => Ok(Traffic::default()),
                 };
-                traffic.map(|traffic| Finished::Bucket { index, values, traffic, time: (start, Instant::now()) })
+                traffic.map(|traffic| {
+                    let times = BucketTimes { ready, start, end: Instant::now() };
+                    Finished::Bucket { index, values, traffic, times }
+                })
             }
             Job::End => unreachable!("it ends the loop that asks for jobs"),
         };

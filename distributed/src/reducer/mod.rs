@@ -9,12 +9,12 @@ mod engine;
 mod synced;
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{Gradients, Tensor};
 
 pub use collector::{GradientCollector, MicroStepConfig};
+pub use engine::BucketTimes;
 use engine::{Engine, Finished, Worker};
 pub use synced::{LocalBucket, SyncedBucket, SyncedGradients};
 
@@ -67,8 +67,8 @@ pub struct GradientReducer {
 pub struct StepReport {
     /// What was sent.
     pub traffic: Traffic,
-    /// Start and end of each bucket's reduction.
-    pub buckets: Vec<(Instant, Instant)>,
+    /// When each bucket was complete and reduced.
+    pub buckets: Vec<BucketTimes>,
 }
 
 impl GradientReducer {
@@ -223,11 +223,11 @@ impl GradientReducer {
         }
         let mut broken = None;
         for _ in 0..self.plan().buckets().len() {
-            let Finished::Bucket { index, values, traffic, time } = self.engine.next()? else { continue };
+            let Finished::Bucket { index, values, traffic, times } = self.engine.next()? else { continue };
             let elements = self.plan().buckets()[index].elements.clone();
             let bucket = SyncedBucket { index, elements, values };
             self.report.traffic += traffic;
-            self.report.buckets.push(time);
+            self.report.buckets.push(times);
             if header.is_some() && broken.is_none() && !bucket.is_finite() {
                 broken = Some(index);
             }

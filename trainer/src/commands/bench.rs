@@ -10,7 +10,8 @@ use std::time::Instant;
 use anyhow::{Context, Result};
 use burn_resnet::{KernelTime, kernel_times};
 use datasets::{LoadedStep, Loader, LoaderConfig, ShardConfig, ShardPlan, SyntheticConfig, synthetic};
-use distributed::Communicator;
+use distributed::simulate::{BucketProfile, StepProfile};
+use distributed::{BucketPlan, Communicator};
 use serde::Serialize;
 
 use crate::cli::BenchArgs;
@@ -22,6 +23,7 @@ use crate::network::{ModelRequest, resnet};
 use crate::optimizer::SgdConfig;
 use crate::ranks::World;
 use crate::roles::Role;
+use crate::simulation;
 use crate::step::{StepConfig, StepPosition, Stepper};
 use crate::synchronizer::{self, own_shards};
 use crate::trace::TraceClock;
@@ -121,6 +123,7 @@ pub fn bench(args: &BenchArgs, world: &World) -> Result<()> {
     let (mut kernels_before, mut faults_before) = (kernel_times(), 0);
     let mut own = RankTimes::default();
     let mut scores = ScoreSums::default();
+    let mut ready_s = vec![0.0; stepper.reducer().plan().buckets().len()];
     for step in 0..config.warmup_steps + config.steps {
         if step == config.warmup_steps {
             communicator.barrier()?;
@@ -136,6 +139,8 @@ pub fn bench(args: &BenchArgs, world: &World) -> Result<()> {
         stepper.step(at, loaded, LEARNING_RATE, false, &mut scores, &mut clock)?;
         if step >= config.warmup_steps {
             own.steps.push((num_samples, start.elapsed()));
+            let ready = ready_s.iter_mut().zip(stepper.bucket_ready_s());
+            ready.for_each(|(sum, ready)| *sum += ready / config.steps as f64);
         }
     }
     let kernel_seconds = kernel_seconds(&kernels_before, &kernel_times());
@@ -189,11 +194,40 @@ pub fn bench(args: &BenchArgs, world: &World) -> Result<()> {
     ));
     world.reporter.speed(&stats, result.peak_memory_bytes);
     world.reporter.step_parts(own_seconds, &result.kernel_seconds, result.steps, result.minor_faults_per_step);
+    if let Some(simulation) = &config.simulation {
+        let profile = profile(&config, &result, &ready_s, stepper.reducer().plan());
+        for line in simulation::lines(&profile, &config.sync, simulation)? {
+            world.reporter.note(&line);
+        }
+    }
     if config.json {
         world.reporter.json(&result);
     }
     stepper.finish()?;
     Ok(())
+}
+
+/// The measured step without its waiting, as a simulation takes it.
+fn profile(config: &BenchConfig, result: &BenchResult, ready_s: &[f64], plan: &BucketPlan) -> StepProfile {
+    let of_step = |seconds: f64| seconds / config.steps as f64;
+    let buckets = plan
+        .buckets()
+        .iter()
+        .zip(ready_s)
+        .map(|(bucket, &ready_s)| BucketProfile { ready_s, bytes: (bucket.elements.len() * size_of::<f32>()) as u64 });
+    let measured = result.step_milliseconds_median / 1e3;
+    let backward_s = of_step(result.seconds.backward);
+    let [forward_s, optimizer_s, waiting_s] =
+        [result.seconds.forward, result.seconds.optimizer, result.seconds.communication].map(of_step);
+    StepProfile {
+        forward_s,
+        backward_s,
+        buckets: buckets.collect(),
+        optimizer_s,
+        other_s: (measured - waiting_s - forward_s - backward_s - optimizer_s).max(0.0),
+        batch_size_per_rank: config.batch_size_per_rank,
+        straggler_spread_s: 0.0,
+    }
 }
 
 fn kernel_seconds(before: &[KernelTime], after: &[KernelTime]) -> BTreeMap<&'static str, f64> {

@@ -5,11 +5,12 @@
 
 use super::error::ConfigError;
 use super::parts::{ComputeConfig, DataConfig, ModelConfig};
-use super::resolve::{at_least, compute, model};
+use super::resolve::{at_least, compute, model, no_effect};
 use super::sync::{self, SyncConfig};
 use super::{TrainConfig, data, file};
 use crate::choices::BatchNormKind;
 use crate::cli::{BenchArgs, DataArgs, EvalArgs, ModelArgs, PredictArgs, TrainArgs, TrainSplitArgs};
+use distributed::simulate::{NetworkError, NetworkModel};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
@@ -156,6 +157,9 @@ impl PredictConfig {
     }
 }
 
+/// Most ranks that are simulated.
+const MOST_SIMULATED: usize = 4096;
+
 /// What `trainer bench` measures.
 #[derive(Debug, Clone, PartialEq)]
 pub struct BenchConfig {
@@ -175,6 +179,8 @@ pub struct BenchConfig {
     pub batch_norm: BatchNormKind,
     /// How the ranks' gradients or parameters become one.
     pub sync: SyncConfig,
+    /// Networks and numbers of ranks to predict the speed for.
+    pub simulation: Option<SimulationConfig>,
     /// Seed of weights and pixels.
     pub seed: u64,
     /// Device and threads.
@@ -198,9 +204,42 @@ impl BenchConfig {
             num_classes: at_least("--num-classes", args.num_classes.unwrap_or(10), 2)?,
             batch_norm: args.batch_norm.unwrap_or(BatchNormKind::Local),
             sync: sync::sync(&args.sync, world_size)?,
+            simulation: simulation(args)?,
             seed: args.seed.unwrap_or(0),
             compute: compute(&args.compute)?,
             json: args.json,
         })
     }
+}
+
+/// What is simulated after a measurement.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SimulationConfig {
+    /// The network.
+    pub network: NetworkModel,
+    /// Numbers of ranks.
+    pub ranks: Vec<usize>,
+}
+
+fn simulation(args: &BenchArgs) -> Result<Option<SimulationConfig>, ConfigError> {
+    let Some(network) = &args.simulate_network else {
+        return match args.simulate_ranks {
+            None => Ok(None),
+            Some(_) => Err(no_effect("--simulate-ranks", "without --simulate-network", "add that or leave this out")),
+        };
+    };
+    let network = network.parse().map_err(|error: NetworkError| ConfigError::Invalid {
+        option: "--simulate-network",
+        expected: error.to_string(),
+        got: network.clone(),
+    })?;
+    let ranks = args.simulate_ranks.clone().unwrap_or_else(|| (1..=10).map(|power| 1 << power).collect());
+    for &ranks in &ranks {
+        let in_range = |ranks: usize| (1..=MOST_SIMULATED).contains(&ranks);
+        if !in_range(ranks) {
+            let expected = format!("1 to {MOST_SIMULATED} ranks");
+            return Err(ConfigError::Invalid { option: "--simulate-ranks", expected, got: ranks.to_string() });
+        }
+    }
+    Ok(Some(SimulationConfig { network, ranks }))
 }

@@ -37,8 +37,8 @@ impl<M: ImageClassifier> Stepper<M> {
         })?;
         clock.add_since(Phase::Communication, start + updating);
         self.traffic.total += self.reducer.report().traffic;
-        for (bucket, &(start, end)) in self.reducer.report().buckets.iter().enumerate() {
-            clock.add_bucket(bucket, start, end);
+        for (bucket, times) in self.reducer.report().buckets.iter().enumerate() {
+            clock.add_bucket(bucket, times.start, times.end);
         }
 
         let start = Instant::now();

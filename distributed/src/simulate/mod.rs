@@ -1,0 +1,68 @@
+//! How fast N ranks would train: the real all-reduce algorithms in virtual time.
+//!
+//! In: a model of a network, how long one rank's step takes without communication. Out: seconds a step, images a second, efficiency.
+//! Invariant: the time of a reduction follows from the messages of the real algorithm alone, never from how threads are scheduled.
+//! Source: Hockney 1994, The communication challenge for MPP (latency and bandwidth); Thakur, Rabenseifner & Gropp 2005 (one message
+//! at a time in each direction); Li et al. 2020, PyTorch Distributed (2006.15704), for reductions that hide behind the backward pass.
+//!
+//! [`VirtualCommunicator`]s run any code of a rank on a thread, with its real sums, and tell the time it would take. For up to
+//! thousands of ranks [`reduction_seconds`] lets one rank after the other run the algorithm on a communicator that writes down its
+//! messages, and then follows these through the network: the same times, without threads and sums.
+
+use crate::CollectiveError;
+
+pub use self::communicator::{VirtualCommunicator, run_virtual_ranks};
+pub use self::network::{Link, NetworkError, NetworkModel, Node};
+pub use self::predict::{Prediction, Synchronisation, best_bucket_bytes, predict};
+pub use self::profile::{BucketProfile, StepProfile};
+pub use self::reduction::reduction_seconds;
+
+mod clock;
+mod communicator;
+mod library;
+mod memory;
+mod network;
+mod predict;
+mod profile;
+mod record;
+mod reduction;
+mod schedule;
+
+/// A simulation cannot be made.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum SimulationError {
+    /// A world without ranks, or parameter servers without a server.
+    #[error("simulation: expected at least one {what}, got none")]
+    Nobody {
+        /// `rank` or `server`.
+        what: &'static str,
+    },
+    /// A time or size of the profile.
+    #[error("step profile: expected {what}, got {got}")]
+    Profile {
+        /// The number and how it should be.
+        what: String,
+        /// Its value.
+        got: f64,
+    },
+    /// A link that would carry messages back in time.
+    #[error(
+        "network: expected alpha and beta of each link finite and not negative, got {} and {}",
+        .link.alpha,
+        .link.beta
+    )]
+    Network {
+        /// The link.
+        link: Link,
+    },
+    /// Every rank waits for a message that none sends.
+    #[error("simulation: rank {rank} waits for a message or a collective that never comes")]
+    Deadlock {
+        /// The first rank that waits.
+        rank: usize,
+    },
+    /// A collective failed.
+    #[error(transparent)]
+    Collective(#[from] CollectiveError),
+}

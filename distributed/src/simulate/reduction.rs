@@ -1,0 +1,108 @@
+//! How long all-reduces of N ranks take.
+//!
+//! In: an algorithm, a network, a number of bytes. Out: seconds from the common start until the last rank has the sum.
+//! Invariant: the messages are those that the algorithm itself asks for on each rank.
+//!
+//! Large buffers are stood for by shorter ones, each element for several. Their length is a multiple of the number of ranks.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use super::SimulationError;
+use super::network::NetworkModel;
+use super::record::{Gathered, Recorder};
+use super::schedule::finish;
+use crate::{AllReducer, Communicator, ReductionKind};
+
+/// Elements of the buffers of all ranks up to which each element stands for itself.
+const MOST_ELEMENTS: usize = 1 << 24;
+
+/// Elements a rank of a buffer that stands for a longer one.
+const LEAST_ELEMENTS: usize = 16;
+
+/// The all-reduce algorithm of all ranks of a world, which run one after the other.
+#[derive(Debug)]
+pub(super) struct Reductions {
+    network: NetworkModel,
+    ranks: Vec<(Arc<Recorder>, AllReducer)>,
+    /// Seconds of buffers by their bytes.
+    seconds: HashMap<u64, f64>,
+}
+
+impl Reductions {
+    /// # Errors
+    /// When there are no ranks, or a time of the network is negative or not finite.
+    pub(super) fn new(kind: ReductionKind, network: &NetworkModel, ranks: usize) -> Result<Self, SimulationError> {
+        network.check()?;
+        if ranks == 0 {
+            return Err(SimulationError::Nobody { what: "rank" });
+        }
+        let mut known: Vec<Gathered> = Vec::new();
+        loop {
+            let gathers = Arc::new(known.clone());
+            let recorders: Vec<_> =
+                (0..ranks).map(|rank| Arc::new(Recorder::new(network, rank, ranks, Arc::clone(&gathers)))).collect();
+            let reducers: Vec<_> = recorders
+                .iter()
+                .map(|recorder| AllReducer::new(kind, Arc::clone(recorder) as Arc<dyn Communicator>))
+                .collect();
+            // All ranks stop at the same gather, or none does.
+            match recorders.iter().map(|recorder| recorder.brought()).collect::<Option<Gathered>>() {
+                Some(gathered) => known.push(gathered),
+                None => {
+                    let reducers = reducers.into_iter().collect::<Result<Vec<_>, _>>()?;
+                    let ranks = recorders.into_iter().zip(reducers).collect();
+                    return Ok(Self { network: *network, ranks, seconds: HashMap::new() });
+                }
+            }
+        }
+    }
+
+    /// Seconds of one reduction.
+    ///
+    /// # Errors
+    /// When the algorithm fails, or uses what a rank cannot do alone.
+    pub(super) fn seconds(&mut self, bytes: u64) -> Result<f64, SimulationError> {
+        if let Some(&seconds) = self.seconds.get(&bytes) {
+            return Ok(seconds);
+        }
+        let length = length(bytes.div_ceil(size_of::<f32>() as u64), self.ranks.len());
+        let magnification = if length == 0 { 1.0 } else { bytes as f64 / (length * size_of::<f32>()) as f64 };
+        // Nothing is received, so zeros they stay.
+        let mut buffer = vec![0.0; length];
+        let mut operations = Vec::with_capacity(self.ranks.len());
+        for (recorder, reducer) in &mut self.ranks {
+            recorder.begin(magnification);
+            reducer.sum(&mut buffer)?;
+            operations.push(recorder.take());
+        }
+        let seconds = finish(&self.network, magnification, &operations)?.into_iter().fold(0.0, f64::max);
+        self.seconds.insert(bytes, seconds);
+        Ok(seconds)
+    }
+}
+
+/// The length of the buffer that stands for one of `elements`.
+fn length(elements: u64, ranks: usize) -> usize {
+    let most = (MOST_ELEMENTS / ranks).max(LEAST_ELEMENTS * ranks);
+    match usize::try_from(elements) {
+        Ok(elements) if elements <= most => elements,
+        _ => most / ranks * ranks,
+    }
+}
+
+/// How long an all-reduce of `bytes` (of `f32`) takes when all `ranks` begin at once.
+///
+/// # Units
+/// Seconds.
+///
+/// # Errors
+/// When there are no ranks, or a time of the network is negative or not finite.
+pub fn reduction_seconds(
+    kind: ReductionKind,
+    network: &NetworkModel,
+    ranks: usize,
+    bytes: u64,
+) -> Result<f64, SimulationError> {
+    Reductions::new(kind, network, ranks)?.seconds(bytes)
+}
