@@ -1,7 +1,7 @@
 //! What can go wrong between ranks.
 //!
 //! In: values known to every rank. Out: one error with the same text on every rank.
-//! Invariant: a verdict is drawn from gathered data, so all ranks fail together; only `Mpi` and `Aborted` may differ by rank.
+//! Invariant: a verdict is drawn from gathered data, so all ranks fail together; only `Mpi`, `WatchdogThread` and `Aborted` may differ by rank.
 
 use thiserror::Error;
 
@@ -154,6 +154,22 @@ pub enum CollectiveError {
         /// The level provided.
         got: String,
     },
+    /// A watchdog needs a thread of its own on a duplicate, which the communicator does not allow.
+    #[error(
+        "the watchdog needs a communicator that two threads may use at once, which {library} does not offer here; a rank that stops will keep the others waiting"
+    )]
+    WatchdogNeedsThreads {
+        /// The communicator's library.
+        library: String,
+    },
+    /// The watchdog's thread did not start.
+    #[error("the watchdog's thread did not start on rank {rank}: {text}")]
+    WatchdogThread {
+        /// The rank that met it.
+        rank: usize,
+        /// The system's reason.
+        text: String,
+    },
     /// An MPI call returned an error code.
     #[error("{call} failed on rank {rank}: {text} (code {code})")]
     Mpi {
@@ -177,7 +193,7 @@ fn unit(collective: &str) -> String {
 }
 
 /// `rank 2` or `ranks 1, 3`.
-fn list(ranks: &[usize]) -> String {
+pub(crate) fn list(ranks: &[usize]) -> String {
     let numbers: Vec<String> = ranks.iter().map(usize::to_string).collect();
     let noun = if ranks.len() == 1 { "rank" } else { "ranks" };
     format!("{noun} {}", numbers.join(", "))

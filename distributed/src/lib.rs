@@ -41,6 +41,7 @@ pub mod single;
 pub mod sync;
 pub mod threads;
 pub mod topology;
+pub mod watchdog;
 
 #[cfg(feature = "mpi")]
 pub use self::mpi::MpiCommunicator;
@@ -63,3 +64,4 @@ pub use single::SingleCommunicator;
 pub use sync::{Fingerprint, average_norm_statistics, broadcast_module, check_fingerprint, fingerprint};
 pub use threads::{ThreadCommunicator, run_ranks};
 pub use topology::{Launcher, Topology, check_world_size};
+pub use watchdog::{Alarm, Phase, Watchdog, WatchedCommunicator, Whereabouts};

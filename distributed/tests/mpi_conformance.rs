@@ -9,8 +9,13 @@
 mod conformance;
 
 use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
 
-use distributed::{Communicator, HierarchicalReducer, Launcher, MpiCommunicator, check_world_size};
+use distributed::{
+    Alarm, Communicator, HierarchicalReducer, Launcher, MpiCommunicator, Watchdog, WatchedCommunicator, Whereabouts,
+    check_world_size,
+};
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -27,6 +32,7 @@ fn main() -> ExitCode {
     }
     check_launcher(launcher.as_ref(), &communicator);
     conformance::check(&communicator);
+    a_watched_communicator_conforms(&communicator);
     a_reduction_longer_than_one_mpi_call_is_whole(&communicator);
     the_communicator_works_from_another_thread(&communicator);
     ranks_of_one_node_share_memory(&communicator);
@@ -51,7 +57,7 @@ fn fail(communicator: &MpiCommunicator, fault: &str) {
                 // The panic ends the job from its thread: it must not need this one.
                 let _kept = thread.expect("a thread starts");
                 communicator.barrier().expect("the others wait too");
-                std::thread::sleep(std::time::Duration::from_secs(60));
+                std::thread::sleep(Duration::from_secs(60));
             }
             _ => {
                 eprintln!("error (rank {}): the last rank gives up on purpose", communicator.rank());
@@ -72,6 +78,17 @@ fn check_launcher(launcher: Option<&Launcher>, communicator: &MpiCommunicator) {
         return;
     };
     assert!(launcher.rank.is_none_or(|rank| rank == communicator.rank()), "{launcher:?}");
+}
+
+fn a_watched_communicator_conforms(communicator: &MpiCommunicator) {
+    let whereabouts = Arc::new(Whereabouts::new());
+    let (watched, timeout) = (communicator.duplicate().unwrap(), Duration::from_secs(60));
+    let on_alarm = Box::new(|alarm: &Alarm| eprintln!("{alarm}"));
+    let watchdog = Watchdog::start(communicator, Arc::clone(&whereabouts), timeout, on_alarm).unwrap();
+    conformance::check(&WatchedCommunicator::new(watched, Arc::clone(&whereabouts)));
+    communicator.barrier().unwrap();
+    drop(watchdog);
+    assert_eq!(whereabouts.report().call, None);
 }
 
 fn a_reduction_longer_than_one_mpi_call_is_whole(communicator: &MpiCommunicator) {

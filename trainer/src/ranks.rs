@@ -6,15 +6,19 @@
 use std::fs;
 use std::num::NonZero;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Result, bail};
 use burn::tensor::Device;
-use distributed::{Communicator, Launcher, ROOT, Topology, check_world_size};
+use distributed::{
+    Alarm, CollectiveError, Communicator, Launcher, ROOT, Topology, Watchdog, WatchedCommunicator, Whereabouts,
+    check_world_size,
+};
 
 #[cfg(feature = "cuda")]
 use crate::choices::nvidia_driver_present;
 use crate::config::{ComputeConfig, DeviceChoice};
-use crate::report::Reporter;
+use crate::report::{self, Reporter};
 use crate::stop::StopFlag;
 
 /// What a rank is handed at its start.
@@ -22,6 +26,8 @@ use crate::stop::StopFlag;
 pub struct World {
     /// The ranks.
     pub communicator: Arc<dyn Communicator>,
+    /// What this rank is doing, for the others' sake.
+    pub whereabouts: Arc<Whereabouts>,
     /// Raised when somebody wants this rank to stop.
     pub stop: StopFlag,
     /// Where root's words go.
@@ -35,7 +41,33 @@ impl World {
     /// This rank's part of the world of `communicator`; root speaks on the console.
     pub fn new(communicator: Arc<dyn Communicator>, stop: StopFlag) -> Self {
         let reporter = Reporter::new(communicator.rank() == ROOT, None);
-        Self { communicator, stop, reporter, is_only_rank: false }
+        Self::reporting(communicator, stop, reporter)
+    }
+
+    /// As [`new`](Self::new), with root's words going to `reporter`.
+    pub fn reporting(communicator: Arc<dyn Communicator>, stop: StopFlag, reporter: Reporter) -> Self {
+        let whereabouts = Arc::new(Whereabouts::new());
+        let communicator = Arc::new(WatchedCommunicator::new(communicator, Arc::clone(&whereabouts)));
+        Self { communicator, whereabouts, stop, reporter, is_only_rank: false }
+    }
+
+    /// Ends the job when a rank waits for longer than `timeout` for another, saying which. To be dropped after a last barrier.
+    ///
+    /// # Errors
+    /// When a collective fails. Without support for threads there is a warning instead, and no watch.
+    ///
+    /// # Collective
+    /// Must be called by all ranks.
+    pub fn watch(&self, timeout: Duration) -> Result<Option<Watchdog>> {
+        let say = Box::new(|alarm: &Alarm| report::alarm(&alarm.to_string()));
+        match Watchdog::start(&*self.communicator, Arc::clone(&self.whereabouts), timeout, say) {
+            Ok(watchdog) => Ok(Some(watchdog)),
+            Err(error @ CollectiveError::WatchdogNeedsThreads { .. }) => {
+                self.reporter.warn(&error.to_string());
+                Ok(None)
+            }
+            Err(error) => Err(error.into()),
+        }
     }
 
     /// Whether this rank acts for all.

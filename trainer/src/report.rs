@@ -258,6 +258,11 @@ impl Output {
     }
 }
 
+/// Prints why this rank ends the job, on stderr, in one piece.
+pub fn alarm(message: &str) {
+    let _ = writeln!(io::stderr().lock(), "{}", message.trim_end());
+}
+
 /// Says on stderr what ended the program, whoever says it: root may be the one that is gone.
 #[expect(clippy::print_stderr, reason = "the last words of a program whose reporter may be gone")]
 pub fn failure(rank: Option<usize>, error: &anyhow::Error) {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use burn::tensor::Device;
 use datasets::DatasetSplits;
-use distributed::Communicator;
+use distributed::{Communicator, Whereabouts};
 
 use crate::config::TrainConfig;
 use crate::records::Records;
@@ -22,6 +22,8 @@ pub struct Session<'a> {
     pub communicator: Arc<dyn Communicator>,
     /// Joins them with those that only serve parameters, where there are such.
     pub server_link: Option<Arc<dyn Communicator>>,
+    /// What this rank is doing, for the others' sake.
+    pub whereabouts: Arc<Whereabouts>,
     /// Where tensors live, without autodiff.
     pub device: &'a Device,
     /// Raised when somebody wants the run to stop.

@@ -13,7 +13,10 @@ use std::time::Instant;
 use anyhow::Result;
 use burn::tensor::{Device, Tensor};
 use datasets::{HostBatch, ImageShape, LoadedStep};
-use distributed::{Communicator, GradientReducer, MicroStepConfig, StepHeader, agree, broadcast_module, read, write};
+use distributed::{
+    Communicator, GradientReducer, MicroStepConfig, StepHeader, Whereabouts, agree, broadcast_module, read, watchdog,
+    write,
+};
 
 use crate::clock::{Phase, PhaseClock};
 use crate::config::SyncConfig;
@@ -39,6 +42,8 @@ pub struct StepConfig {
     pub sync: SyncConfig,
     /// Joins the ranks that train with those that only serve parameters, where there are such.
     pub server_link: Option<Arc<dyn Communicator>>,
+    /// Where the step says what it is doing.
+    pub whereabouts: Arc<Whereabouts>,
 }
 
 /// Where a step stands in its run.
@@ -83,8 +88,14 @@ impl<M: ImageClassifier> Stepper<M> {
     /// Must be called by all ranks.
     pub fn new(model: M, config: StepConfig, communicator: Arc<dyn Communicator>, device: &Device) -> Result<Self> {
         let model = broadcast_module(model, &*communicator, 0)?;
-        let (synchronizer, reducer) =
-            Synchronizer::start(&config.sync, config.sgd, &model, &communicator, config.server_link.clone())?;
+        let (synchronizer, reducer) = Synchronizer::start(
+            &config.sync,
+            config.sgd,
+            &model,
+            &communicator,
+            config.server_link.clone(),
+            &config.whereabouts,
+        )?;
         let norm_reducer = config.sync_batch_norm.then(|| Arc::new(NormReducer::new(Arc::clone(&communicator))));
         let shard_statistics = match synchronizer.virtual_shards() {
             Some(_) => Some(ShardStatistics::new(&model, Arc::clone(&communicator))?),
@@ -193,6 +204,7 @@ impl<M: ImageClassifier> Stepper<M> {
         sums: &mut ScoreSums,
         clock: &mut PhaseClock,
     ) -> Result<bool> {
+        self.config.whereabouts.at(at.epoch, at.step);
         let num_own: usize = loaded.micro_batches.iter().map(|batch| batch.labels.len()).sum();
         let mut header = StepHeader {
             epoch: at.epoch,
@@ -224,6 +236,7 @@ impl<M: ImageClassifier> Stepper<M> {
         header.finite = local.loss_sum.is_finite();
 
         self.traffic.num_steps += 1;
+        self.config.whereabouts.enter(watchdog::Phase::Waiting);
         let mut agreement = match is_together {
             true => self.finish_together(learning_rate, clock)?,
             false => self.finish_alone(learning_rate, num_own > 0, &mut header, clock),
@@ -243,6 +256,7 @@ impl<M: ImageClassifier> Stepper<M> {
             self.model = statistics.end_step(self.model.clone(), num_shards)?;
             clock.add_since(Phase::Communication, start);
         }
+        self.config.whereabouts.enter(watchdog::Phase::Optimizer);
         let start = Instant::now();
         self.model = write(self.model.clone(), self.reducer.layout(), self.optimizer.parameters());
         clock.add_since(Phase::Optimizer, start);
@@ -268,6 +282,7 @@ impl<M: ImageClassifier> Stepper<M> {
         let computes = counts || self.norm_reducer.is_some();
         let batch = if counts { batch } else { placeholder(batch.shape) };
 
+        self.config.whereabouts.enter(watchdog::Phase::Forward);
         let start = Instant::now();
         let loss = match computes {
             true => Some(self.forward(batch, counts, local)?),
@@ -278,6 +293,7 @@ impl<M: ImageClassifier> Stepper<M> {
         }
         clock.add_since(Phase::Forward, start);
 
+        self.config.whereabouts.enter(watchdog::Phase::Backward);
         let start = Instant::now();
         self.backward_start = start;
         if micro.announces {

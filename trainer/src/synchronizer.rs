@@ -13,7 +13,7 @@ use burn::module::Module;
 use distributed::{
     BucketPlan, BucketReduction, CollectiveError, Communicator, CompressedReduction, Consistency, ExactReduction,
     GradientReducer, ParameterLayout, ReducerConfig, ReductionKind, Server, ServerClient, ServerPlan, ShardUpdate,
-    SumReduction,
+    SumReduction, Traffic, Whereabouts, Yields,
 };
 
 use crate::config::{PlacementKind, ReductionChoice, SyncConfig, SyncMethod};
@@ -52,12 +52,14 @@ impl Synchronizer {
         model: &M,
         communicator: &Arc<dyn Communicator>,
         server_link: Option<Arc<dyn Communicator>>,
+        whereabouts: &Arc<Whereabouts>,
     ) -> Result<(Self, GradientReducer)> {
         let reducer_config = reducer_config(config, &ParameterLayout::new(model));
         let mut synchronizer = Self { method: config.method.clone(), client: None, server: None };
         let reducer =
             GradientReducer::with_reduction(model, Arc::clone(communicator), &reducer_config, |plans, own| {
-                synchronizer.reduction(plans, own, sgd, server_link)
+                let inner = synchronizer.reduction(plans, own, sgd, server_link)?;
+                Ok(Box::new(Noted { inner, whereabouts: Arc::clone(whereabouts) }))
             })?;
         Ok((synchronizer, reducer))
     }
@@ -203,6 +205,34 @@ fn server_plan(method: &SyncMethod, plan: &BucketPlan, world_size: usize) -> Ser
         PlacementKind::Own => (world_size - servers..world_size).collect(),
     };
     ServerPlan::new(plan, method.num_workers(world_size), ranks, consistency)
+}
+
+/// Says which bucket is being reduced.
+#[derive(Debug)]
+struct Noted {
+    inner: Box<dyn BucketReduction>,
+    whereabouts: Arc<Whereabouts>,
+}
+
+impl BucketReduction for Noted {
+    fn reduce(&mut self, bucket: usize, values: &mut Vec<f32>) -> Result<Traffic, CollectiveError> {
+        self.whereabouts.bucket(Some(bucket));
+        let traffic = self.inner.reduce(bucket, values);
+        self.whereabouts.bucket(None);
+        traffic
+    }
+
+    fn yields(&self) -> Yields {
+        self.inner.yields()
+    }
+
+    fn num_slabs(&self) -> usize {
+        self.inner.num_slabs()
+    }
+
+    fn is_needed_alone(&self) -> bool {
+        self.inner.is_needed_alone()
+    }
 }
 
 /// The virtual shards of a rank: consecutive ones, as many on each rank as can be.

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 use datasets::{Loader, LoaderConfig, ShardConfig, ShardPlan};
-use distributed::{Communicator, ROOT, check_fingerprint};
+use distributed::{ROOT, check_fingerprint, watchdog};
 
 use crate::checkpoint::Progress;
 use crate::clock::{Phase, PhaseClock};
@@ -61,12 +61,7 @@ impl<M> Outcome<M> {
 pub fn fit<M: ImageClassifier>(model: M, session: &Session<'_>) -> Result<Outcome<M>> {
     let config = session.config;
     let communicator = &*session.communicator;
-    let mut stepper = Stepper::new(
-        model,
-        step_config(config, session.server_link.clone()),
-        Arc::clone(&session.communicator),
-        session.device,
-    )?;
+    let mut stepper = Stepper::new(model, step_config(session), Arc::clone(&session.communicator), session.device)?;
     let keeper = Keeper::new(session);
     let mut progress = if config.run.resume { keeper.resume(&mut stepper)? } else { Progress::default() };
     session.reporter.note(&format!("gradients {}", stepper.gradient_route()));
@@ -118,9 +113,11 @@ pub fn fit<M: ImageClassifier>(model: M, session: &Session<'_>) -> Result<Outcom
         progress.begin_next_epoch();
         let last = progress.epoch == config.schedule.epochs;
         if is_best || last || progress.epoch % config.run.checkpoint_every_epochs == 0 {
+            session.whereabouts.enter(watchdog::Phase::Checkpoint);
             times.clock.time(Phase::Checkpoint, || keeper.save(&stepper, &progress, is_best))?;
         }
     }
+    session.whereabouts.enter(watchdog::Phase::Ending);
     let parameter_hash = check_fingerprint(stepper.model(), communicator, progress.epoch)?.to_string();
     if let Some((path, clock)) = trace {
         clock.write(path, &times.clock.take_spans(), communicator)?;
@@ -151,6 +148,7 @@ fn train_epoch<M: ImageClassifier>(
     let mut stopped = false;
 
     while !stopped && progress.step_in_epoch < steps_per_epoch {
+        session.whereabouts.enter(watchdog::Phase::Data);
         let start = Instant::now();
         let loaded = loader.next().context("loader: ended before the epoch")??;
         times.clock.add_since(Phase::Data, start);
@@ -180,6 +178,7 @@ fn train_epoch<M: ImageClassifier>(
         if saves && !stopped && !ends_epoch {
             progress.epoch_scores = total_scores(communicator, own)?;
             progress.epoch_scores += earlier;
+            session.whereabouts.enter(watchdog::Phase::Checkpoint);
             times.clock.time(Phase::Checkpoint, || keeper.save(stepper, progress, false))?;
         }
     }
@@ -202,6 +201,7 @@ fn evaluate_if_due<M: ImageClassifier>(
     let how =
         EvaluateConfig { micro_batch_size: config.batch.micro_batch_size, loader_threads: config.data.loader_threads };
     let communicator = &*session.communicator;
+    session.whereabouts.enter(watchdog::Phase::Evaluation);
     times.clock.time(Phase::Evaluation, || {
         evaluate(stepper.model(), &data.test, &data.normalization, &how, communicator, session.device).map(Some)
     })
@@ -237,18 +237,25 @@ fn loader_config(session: &Session<'_>, progress: &Progress) -> LoaderConfig {
     }
 }
 
-pub(crate) fn step_config(config: &TrainConfig, server_link: Option<Arc<dyn Communicator>>) -> StepConfig {
+fn step_config(session: &Session<'_>) -> StepConfig {
+    let config = session.config;
     StepConfig {
-        sgd: SgdConfig {
-            momentum: config.optimizer.momentum,
-            nesterov: config.optimizer.nesterov,
-            weight_decay: config.optimizer.weight_decay,
-            decay_norm_and_bias: config.optimizer.decay_norm_and_bias,
-        },
+        sgd: sgd_config(config),
         label_smoothing: config.optimizer.label_smoothing,
         clip_norm: config.optimizer.clip_grad_norm,
         sync_batch_norm: config.batch.batch_norm == BatchNormKind::Sync,
         sync: config.sync.clone(),
-        server_link,
+        server_link: session.server_link.clone(),
+        whereabouts: Arc::clone(&session.whereabouts),
+    }
+}
+
+/// The optimizer of a run.
+pub(crate) fn sgd_config(config: &TrainConfig) -> SgdConfig {
+    SgdConfig {
+        momentum: config.optimizer.momentum,
+        nesterov: config.optimizer.nesterov,
+        weight_decay: config.optimizer.weight_decay,
+        decay_norm_and_bias: config.optimizer.decay_norm_and_bias,
     }
 }

@@ -11,7 +11,7 @@ use anyhow::{Context, Result};
 use burn_resnet::{KernelTime, kernel_times};
 use datasets::{LoadedStep, Loader, LoaderConfig, ShardConfig, ShardPlan, SyntheticConfig, synthetic};
 use distributed::simulate::{BucketProfile, StepProfile};
-use distributed::{BucketPlan, Communicator};
+use distributed::{BucketPlan, Communicator, Whereabouts};
 use serde::Serialize;
 
 use crate::cli::BenchArgs;
@@ -95,6 +95,7 @@ pub struct BenchResult {
 /// Must be called by all ranks.
 pub fn bench(args: &BenchArgs, world: &World) -> Result<()> {
     let config = BenchConfig::resolve(args, world.communicator.world_size())?;
+    let watchdog = world.watch(config.sync.timeout)?;
     let (device, threads) = world.prepare_compute(&config.compute)?;
     let training_device = device.clone().autodiff();
     let request = ModelRequest {
@@ -105,10 +106,15 @@ pub fn bench(args: &BenchArgs, world: &World) -> Result<()> {
         device: &training_device,
     };
     let model = resnet(&config.model, false, &request)?;
-    let step_config = step_config(&config);
+    let step_config = step_config(&config, &world.whereabouts);
     let (communicator, server_link) = match Role::of(&config.sync, &world.communicator)? {
         Role::Worker { communicator, server_link } => (communicator, server_link),
-        Role::Server(link) => return Ok(synchronizer::serve(&config.sync, step_config.sgd, &model, link)?),
+        Role::Server(link) => {
+            synchronizer::serve(&config.sync, step_config.sgd, &model, link)?;
+            world.communicator.barrier()?;
+            drop(watchdog);
+            return Ok(());
+        }
     };
     let batches = batches(&config, &*communicator)?;
     let step_config = StepConfig { server_link, ..step_config };
@@ -204,6 +210,8 @@ pub fn bench(args: &BenchArgs, world: &World) -> Result<()> {
         world.reporter.json(&result);
     }
     stepper.finish()?;
+    world.communicator.barrier()?;
+    drop(watchdog);
     Ok(())
 }
 
@@ -262,7 +270,7 @@ fn batches(config: &BenchConfig, communicator: &dyn Communicator) -> Result<Vec<
     Ok(Loader::start(data.train, plan, how).collect::<Result<_, _>>()?)
 }
 
-fn step_config(config: &BenchConfig) -> StepConfig {
+fn step_config(config: &BenchConfig, whereabouts: &Arc<Whereabouts>) -> StepConfig {
     StepConfig {
         sgd: SgdConfig { momentum: 0.9, nesterov: false, weight_decay: 1e-4, decay_norm_and_bias: true },
         label_smoothing: 0.0,
@@ -270,5 +278,6 @@ fn step_config(config: &BenchConfig) -> StepConfig {
         sync_batch_norm: config.batch_norm == BatchNormKind::Sync,
         sync: config.sync.clone(),
         server_link: None,
+        whereabouts: Arc::clone(whereabouts),
     }
 }

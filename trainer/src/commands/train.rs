@@ -4,6 +4,7 @@
 //! Invariant: what is wrong with flags or data is said before anything is written.
 
 use std::fs;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -27,7 +28,7 @@ use crate::records::Records;
 use crate::roles::Role;
 use crate::session::Session;
 use crate::synchronizer;
-use crate::train::{Outcome, fit, step_config};
+use crate::train::{Outcome, fit, sgd_config};
 
 /// Trains the configured ResNet.
 ///
@@ -62,6 +63,7 @@ pub fn train_model<M: ImageClassifier>(
 ) -> Result<Outcome<M>> {
     let (communicator, reporter) = (&*world.communicator, &world.reporter);
     let config = resolve(args, world)?;
+    let watchdog = world.watch(config.sync.timeout)?;
     let (device, num_threads) = world.prepare_compute(&config.compute)?;
     let data = data::open(&config.data, config.train_split.limit_train, communicator, reporter)?;
     identity::check(&config, &data, communicator)?;
@@ -93,8 +95,10 @@ pub fn train_model<M: ImageClassifier>(
     let (workers, server_link) = match Role::of(&config.sync, &world.communicator)? {
         Role::Worker { communicator, server_link } => (communicator, server_link),
         Role::Server(link) => {
-            let sgd = step_config(&config, None).sgd;
+            let sgd = sgd_config(&config);
             synchronizer::serve(&config.sync, sgd, &model, link)?;
+            communicator.barrier()?;
+            drop(watchdog);
             return Ok(Outcome::of_server(model));
         }
     };
@@ -103,12 +107,16 @@ pub fn train_model<M: ImageClassifier>(
         data: &data,
         communicator: workers,
         server_link,
+        whereabouts: Arc::clone(&world.whereabouts),
         device: &device,
         stop: &world.stop,
         reporter,
         records: &records,
     };
     let outcome = fit(model, &session)?;
+    // After it no rank waits for another.
+    communicator.barrier()?;
+    drop(watchdog);
     let summary = summary(&outcome, start.elapsed(), session.data.train.len());
     records.finish(&summary)?;
     reporter.finish(&summary);

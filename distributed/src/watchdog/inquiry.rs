@@ -1,0 +1,96 @@
+//! Questions to all other ranks, and their answers.
+//!
+//! In: messages on the watchdog's communicator. Out: what each rank told.
+//! Invariant: no message is waited for, and none is sent on a thread that others depend on: a rank that has stopped may keep a
+//! sender waiting.
+
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use super::report::Report;
+use super::whereabouts::Underway;
+use crate::{CollectiveError, Communicator};
+
+/// "Where are you?": the number of the inquiry.
+const QUESTION: u16 = 0;
+
+/// The number of the inquiry, and a report.
+const ANSWER: u16 = 1;
+
+/// How long messages that nobody takes are waited for at the end.
+const LAST_POSTS: Duration = Duration::from_millis(500);
+
+/// The watchdog's messages.
+pub(super) struct Post {
+    communicator: Arc<dyn Communicator>,
+    /// Messages on their way.
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Post {
+    pub(super) fn new(communicator: Arc<dyn Communicator>) -> Self {
+        Self { communicator, threads: Vec::new() }
+    }
+
+    /// Sends a message on a thread of its own; messages are rare, and to one rank go few at a time.
+    fn send(&mut self, to: usize, tag: u16, bytes: Vec<u8>) {
+        self.threads.retain(|thread| !thread.is_finished());
+        let communicator = Arc::clone(&self.communicator);
+        let thread = std::thread::Builder::new().name("watchdog-post".to_owned());
+        // What cannot be sent is an answer that does not come.
+        let thread = thread.spawn(move || drop(communicator.send(to, tag, &bytes)));
+        self.threads.extend(thread);
+    }
+
+    /// Answers the questions that have come.
+    pub(super) fn answer(&mut self, report: impl Fn() -> Report) -> Result<(), CollectiveError> {
+        while let Some((from, mut message)) = self.communicator.try_receive_any(QUESTION)? {
+            message.extend_from_slice(&report().to_bytes());
+            self.send(from, ANSWER, message);
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Post {
+    fn drop(&mut self) {
+        let start = Instant::now();
+        while self.threads.iter().any(|thread| !thread.is_finished()) && start.elapsed() < LAST_POSTS {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+/// One round of questions, because of one call.
+pub(super) struct Inquiry {
+    number: u64,
+    pub(super) call: Underway,
+    pub(super) started: Instant,
+    /// In rank order.
+    pub(super) answers: Vec<Option<Report>>,
+}
+
+impl Inquiry {
+    /// Asks all other ranks; `report` counts as the answer of this one.
+    pub(super) fn start(post: &mut Post, number: u64, call: Underway, report: Report) -> Self {
+        let (rank, world_size) = (post.communicator.rank(), post.communicator.world_size());
+        let mut answers = vec![None; world_size];
+        answers[rank] = Some(report);
+        for to in (0..world_size).filter(|&to| to != rank) {
+            post.send(to, QUESTION, number.to_le_bytes().to_vec());
+        }
+        Self { number, call, started: Instant::now(), answers }
+    }
+
+    /// Takes the answers that have come; whether all have.
+    pub(super) fn collect(&mut self, post: &Post) -> Result<bool, CollectiveError> {
+        while let Some((from, message)) = post.communicator.try_receive_any(ANSWER)? {
+            // An answer to an earlier inquiry tells of a moment that is over.
+            if let Some(report) = message.strip_prefix(&self.number.to_le_bytes()) {
+                self.answers[from] = Report::from_bytes(report);
+            }
+        }
+        Ok(self.answers.iter().all(Option::is_some))
+    }
+}

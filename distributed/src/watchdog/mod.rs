@@ -1,0 +1,132 @@
+//! No rank waits forever, and the one that others wait for is named.
+//!
+//! In: the calls of a [`WatchedCommunicator`] and the notes of a training loop. Out: an [`Alarm`], then the end of the job.
+//! Invariant: only a call that waits for longer than the timeout raises an alarm, however long ranks compute; one rank speaks.
+//!
+//! Every rank has a thread with a communicator of its own, which answers other ranks also while this rank computes or waits. See
+//! [`Watchdog`].
+
+use std::sync::Arc;
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use self::watch::Watch;
+use crate::{CollectiveError, Communicator, Patience};
+
+mod alarm;
+mod inquiry;
+mod report;
+mod watch;
+mod watched;
+mod whereabouts;
+
+pub use self::alarm::{Alarm, Verdict};
+pub use self::report::Report;
+pub use self::watched::WatchedCommunicator;
+pub use self::whereabouts::{Phase, Whereabouts};
+
+/// What is done with an alarm before the job ends; it prints.
+pub type OnAlarm = Box<dyn Fn(&Alarm) + Send>;
+
+/// Later ranks give earlier ones this long to speak first where nobody can be asked; times their rank, up to [`MAX_STAGGERED`].
+const STAGGER: Duration = Duration::from_secs(1);
+
+/// Ranks from which on the wait for earlier ones grows no further.
+const MAX_STAGGERED: u32 = 3;
+
+/// A thread that ends the job when a call of this rank has waited for too long.
+///
+/// It then asks all other ranks where they are, for at most 3 s, and names those at fault. Of several ranks that wait, the first one
+/// speaks. It watches from [`start`](Watchdog::start) to its drop, which ends the thread within a fraction of a second: ranks should
+/// make a last barrier before, as a rank that ends earlier no longer answers.
+#[derive(Debug)]
+pub struct Watchdog {
+    /// Nothing is ever sent: its drop ends the thread.
+    stop: Option<Sender<()>>,
+    /// `None` in a world of one.
+    thread: Option<JoinHandle<()>>,
+    /// Kept so that the last owner of what MPI needs is not the thread.
+    _communicator: Option<Arc<dyn Communicator>>,
+}
+
+impl Watchdog {
+    /// Starts the thread, on a duplicate of `communicator`, which need not be the watched one; in a world of one does nothing.
+    ///
+    /// When a call noted in `whereabouts` has waited for longer than `timeout`, the thread calls `on_alarm` and then
+    /// [`abort`](Communicator::abort) with exit code 1. Where not all ranks have called this within the timeout, it does so too.
+    ///
+    /// # Errors
+    /// [`CollectiveError::WatchdogNeedsThreads`], on all ranks, when the communicator does not
+    /// [support threads](Communicator::supports_threads); then the job goes on unwatched. Others when the job ends.
+    ///
+    /// # Collective
+    /// Must be called by all ranks, with the same timeout.
+    pub fn start(
+        communicator: &dyn Communicator,
+        whereabouts: Arc<Whereabouts>,
+        timeout: Duration,
+        on_alarm: OnAlarm,
+    ) -> Result<Self, CollectiveError> {
+        if communicator.world_size() == 1 {
+            return Ok(Self { stop: None, thread: None, _communicator: None });
+        }
+        if !communicator.supports_threads() {
+            return Err(CollectiveError::WatchdogNeedsThreads { library: communicator.library() });
+        }
+        let (duplicate, on_alarm) = duplicate_in_time(communicator, timeout, on_alarm)?;
+        duplicate.set_patience(Patience::Sleeping);
+        let (stop, stopped) = channel();
+        let watch = Watch::new(Arc::clone(&duplicate), whereabouts, timeout, on_alarm);
+        let rank = communicator.rank();
+        let thread = std::thread::Builder::new().name("watchdog".to_owned()).spawn(move || watch.run(&stopped));
+        let thread = thread.map_err(|error| CollectiveError::WatchdogThread { rank, text: error.to_string() })?;
+        Ok(Self { stop: Some(stop), thread: Some(thread), _communicator: Some(duplicate) })
+    }
+}
+
+impl Drop for Watchdog {
+    fn drop(&mut self) {
+        self.stop = None;
+        if let Some(thread) = self.thread.take() {
+            // A panic of the thread has been told by the panic hook.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// A duplicate, or the end of the job when not all ranks make it within `timeout`.
+fn duplicate_in_time(
+    communicator: &dyn Communicator,
+    timeout: Duration,
+    on_alarm: OnAlarm,
+) -> Result<(Arc<dyn Communicator>, OnAlarm), CollectiveError> {
+    let rank = communicator.rank();
+    let start = Instant::now();
+    let limit = timeout + STAGGER * u32::try_from(rank).unwrap_or(u32::MAX).min(MAX_STAGGERED);
+    let (done, waits) = channel::<()>();
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().name("watchdog-start".to_owned());
+        let thread = thread.spawn_scoped(scope, move || {
+            if waits.recv_timeout(limit) == Err(RecvTimeoutError::Timeout) {
+                let waited = start.elapsed();
+                let alarm = Alarm {
+                    rank,
+                    waited,
+                    asked_for: Duration::ZERO,
+                    answers: Vec::new(),
+                    verdict: Verdict::NotStarted,
+                };
+                on_alarm(&alarm);
+                communicator.abort(&alarm.reason(), 1);
+            }
+            on_alarm
+        });
+        let failed = |text: String| CollectiveError::WatchdogThread { rank, text };
+        let thread = thread.map_err(|error| failed(error.to_string()))?;
+        let duplicate = communicator.duplicate();
+        drop(done);
+        let on_alarm = thread.join().map_err(|_| failed("it panicked".to_owned()))?;
+        Ok((duplicate?, on_alarm))
+    })
+}

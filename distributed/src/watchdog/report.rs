@@ -1,0 +1,120 @@
+//! What a rank tells of itself.
+//!
+//! In: its whereabouts. Out: a line of text, or bytes for another rank.
+//! Invariant: times are told as durations, as ranks have no common clock.
+
+use std::fmt::{Display, Formatter};
+use std::time::Duration;
+
+use super::whereabouts::{Phase, call_code, call_name};
+
+/// Bytes of a report on its way.
+pub(super) const REPORT_BYTES: usize = 7 * size_of::<u64>();
+
+/// Where a rank was when it was asked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Report {
+    /// Its epoch.
+    pub epoch: u64,
+    /// Its step.
+    pub step: u64,
+    /// Its phase.
+    pub phase: Phase,
+    /// For how long it has been in this phase.
+    pub phase_for: Duration,
+    /// The bucket of gradients it reduces.
+    pub bucket: Option<usize>,
+    /// The call in which it waits for other ranks, and for how long; of several, the one that has waited for longest.
+    pub call: Option<(&'static str, Duration)>,
+}
+
+impl Report {
+    /// How long it has been waiting for other ranks; zero if it is not.
+    pub fn waited(&self) -> Duration {
+        self.call.map_or(Duration::ZERO, |(_, waited)| waited)
+    }
+
+    pub(super) fn to_bytes(&self) -> [u8; REPORT_BYTES] {
+        let millis = |duration: Duration| u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
+        let (call, waited) = self.call.map_or((0, 0), |(name, waited)| (call_code(name), millis(waited)));
+        let bucket = self.bucket.map_or(0, |bucket| bucket as u64 + 1);
+        let numbers = [self.epoch, self.step, self.phase as u64, millis(self.phase_for), bucket, call, waited];
+        let mut bytes = [0; REPORT_BYTES];
+        bytes.as_chunks_mut().0.iter_mut().zip(numbers).for_each(|(place, number)| *place = number.to_le_bytes());
+        bytes
+    }
+
+    /// `None` if the bytes are no report.
+    pub(super) fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        let (numbers, []) = bytes.as_chunks() else { return None };
+        let numbers: Vec<u64> = numbers.iter().map(|&number| u64::from_le_bytes(number)).collect();
+        let [epoch, step, phase, phase_for, bucket, call, waited] = *numbers.as_slice() else { return None };
+        Some(Self {
+            epoch,
+            step,
+            phase: Phase::from_code(phase)?,
+            phase_for: Duration::from_millis(phase_for),
+            bucket: bucket.checked_sub(1).and_then(|bucket| usize::try_from(bucket).ok()),
+            call: call_name(call).map(|name| (name, Duration::from_millis(waited))),
+        })
+    }
+
+    /// Epoch, step and bucket.
+    pub(super) fn place(&self) -> String {
+        let Self { epoch, step, .. } = self;
+        let bucket = self.bucket.map_or_else(String::new, |bucket| format!(", bucket {bucket}"));
+        format!("epoch {epoch}, step {step}{bucket}")
+    }
+}
+
+impl Display for Report {
+    fn fmt(&self, formatter: &mut Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "{}, {} for {}", self.place(), self.phase, seconds(self.phase_for))?;
+        match self.call {
+            Some((name, waited)) => write!(formatter, "; waits in {name} for {}", seconds(waited)),
+            None => formatter.write_str("; waits for nobody"),
+        }
+    }
+}
+
+/// `2.5 s` or, from 10 s on, `12 s`.
+pub(super) fn seconds(duration: Duration) -> String {
+    let seconds = duration.as_secs_f64();
+    if seconds < 9.95 { format!("{seconds:.1} s") } else { format!("{seconds:.0} s") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_report_survives_its_way() {
+        let report = Report {
+            epoch: 3,
+            step: u64::MAX,
+            phase: Phase::Ending,
+            phase_for: Duration::from_millis(12_345),
+            bucket: Some(0),
+            call: Some(("barrier", Duration::from_millis(1_500))),
+        };
+        assert_eq!(Report::from_bytes(&report.to_bytes()), Some(report.clone()));
+        let idle = Report { bucket: None, call: None, ..report };
+        assert_eq!(Report::from_bytes(&idle.to_bytes()), Some(idle));
+        assert_eq!(Report::from_bytes(&[0; 5]), None);
+        assert_eq!(Report::from_bytes(&[255; REPORT_BYTES]), None);
+    }
+
+    #[test]
+    fn a_report_reads_as_a_line() {
+        let report = Report {
+            epoch: 1,
+            step: 7,
+            phase: Phase::Waiting,
+            phase_for: Duration::from_secs(12),
+            bucket: Some(2),
+            call: Some(("all_reduce_sum", Duration::from_millis(9_500))),
+        };
+        let text = "epoch 1, step 7, bucket 2, waiting for 12 s; waits in all_reduce_sum for 9.5 s";
+        assert_eq!(report.to_string(), text);
+    }
+}

@@ -1,0 +1,291 @@
+//! Where a rank is in its run, as its other threads may ask at any time.
+//!
+//! In: notes of the training loop and of watched calls. Out: a [`Report`] of the moment.
+//! Invariant: writing never waits; a reader may see a new step with an old phase, never a value that was not written.
+
+use std::fmt::{Display, Formatter};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use super::report::Report;
+
+/// Calls that can be noted at once; further ones, of more threads, are made all the same.
+const SLOTS: usize = 8;
+
+/// What a rank is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Phase {
+    /// Before the first step.
+    Starting,
+    /// Waiting for, or preparing, a batch.
+    Data,
+    /// Forward pass.
+    Forward,
+    /// Backward pass.
+    Backward,
+    /// Waiting for gradients of the other ranks.
+    Waiting,
+    /// Update of the parameters.
+    Optimizer,
+    /// Evaluation.
+    Evaluation,
+    /// Writing or reading a checkpoint.
+    Checkpoint,
+    /// After the last step.
+    Ending,
+}
+
+impl Phase {
+    const ALL: [Self; 9] = [
+        Self::Starting,
+        Self::Data,
+        Self::Forward,
+        Self::Backward,
+        Self::Waiting,
+        Self::Optimizer,
+        Self::Evaluation,
+        Self::Checkpoint,
+        Self::Ending,
+    ];
+
+    pub(super) fn from_code(code: u64) -> Option<Self> {
+        usize::try_from(code).ok().and_then(|code| Self::ALL.get(code)).copied()
+    }
+}
+
+impl Display for Phase {
+    fn fmt(&self, formatter: &mut Formatter<'_>) -> std::fmt::Result {
+        formatter.pad(match self {
+            Self::Starting => "starting",
+            Self::Data => "data",
+            Self::Forward => "forward",
+            Self::Backward => "backward",
+            Self::Waiting => "waiting",
+            Self::Optimizer => "optimizer",
+            Self::Evaluation => "evaluation",
+            Self::Checkpoint => "checkpoint",
+            Self::Ending => "ending",
+        })
+    }
+}
+
+/// A call that can wait for other ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Call {
+    SumF32 = 1,
+    SumF64,
+    SumU64,
+    MaxU64,
+    Broadcast,
+    AllGather,
+    Barrier,
+    Send,
+    Receive,
+    Exchange,
+    ReceiveAny,
+    Duplicate,
+    NodeMemory,
+    NodeSumF32,
+    NodeSumU64,
+}
+
+/// Names of the calls, by code; none has the code 0.
+const CALLS: [&str; 16] = [
+    "",
+    "all_reduce_sum",
+    "all_reduce_sum_f64",
+    "all_reduce_sum_u64",
+    "all_reduce_max_u64",
+    "broadcast",
+    "all_gather",
+    "barrier",
+    "send",
+    "receive",
+    "exchange",
+    "receive_any",
+    "duplicate",
+    "node_memory",
+    "node_memory.sum_f32",
+    "node_memory.sum_u64",
+];
+
+/// The name of a call from its code; `None` for the code 0 and for unknown ones.
+pub(super) fn call_name(code: u64) -> Option<&'static str> {
+    let name = usize::try_from(code).ok().and_then(|code| CALLS.get(code)).copied();
+    name.filter(|name| !name.is_empty())
+}
+
+/// The code of a call, 0 for no call.
+pub(super) fn call_code(name: &str) -> u64 {
+    CALLS.iter().position(|&call| call == name).unwrap_or(0) as u64
+}
+
+/// Where this rank is; shared by the threads of a rank, written without locks.
+#[derive(Debug)]
+pub struct Whereabouts {
+    /// Times are told as microseconds since then.
+    base: Instant,
+    epoch: AtomicU64,
+    step: AtomicU64,
+    /// The bucket plus one; 0 is none.
+    bucket: AtomicU64,
+    phase: AtomicU64,
+    /// Calls under way; 0 is none.
+    calls: [AtomicU64; SLOTS],
+}
+
+impl Default for Whereabouts {
+    fn default() -> Self {
+        Self {
+            base: Instant::now(),
+            epoch: AtomicU64::new(0),
+            step: AtomicU64::new(0),
+            bucket: AtomicU64::new(0),
+            phase: AtomicU64::new(Phase::Starting as u64),
+            calls: std::array::from_fn(|_| AtomicU64::new(0)),
+        }
+    }
+}
+
+impl Whereabouts {
+    /// At the start of epoch 0 and step 0.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Begins a phase, also if it is the one before.
+    pub fn enter(&self, phase: Phase) {
+        self.phase.store(self.stamp(phase as u64), Ordering::Relaxed);
+    }
+
+    /// Begins a step.
+    pub fn at(&self, epoch: u64, step: u64) {
+        self.epoch.store(epoch, Ordering::Relaxed);
+        self.step.store(step, Ordering::Relaxed);
+    }
+
+    /// Tells which bucket of gradients is being reduced.
+    pub fn bucket(&self, bucket: Option<usize>) {
+        self.bucket.store(bucket.map_or(0, |bucket| bucket as u64 + 1), Ordering::Relaxed);
+    }
+
+    /// Where this rank is now.
+    pub fn report(&self) -> Report {
+        let [phase, bucket] = [&self.phase, &self.bucket].map(|place| place.load(Ordering::Relaxed));
+        let oldest = self.oldest_call();
+        Report {
+            epoch: self.epoch.load(Ordering::Relaxed),
+            step: self.step.load(Ordering::Relaxed),
+            phase: Phase::from_code(code(phase)).unwrap_or(Phase::Starting),
+            phase_for: self.since(phase),
+            bucket: bucket.checked_sub(1).and_then(|bucket| usize::try_from(bucket).ok()),
+            call: oldest.and_then(|call| call_name(code(call.0)).map(|name| (name, self.since(call.0)))),
+        }
+    }
+
+    /// Notes `call` until the result is dropped.
+    pub(super) fn note(&self, call: Call) -> Noted<'_> {
+        let stamp = self.stamp(call as u64);
+        let free = |slot: &&AtomicU64| {
+            slot.load(Ordering::Relaxed) == 0
+                && slot.compare_exchange(0, stamp, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+        };
+        Noted { slot: self.calls.iter().find(free) }
+    }
+
+    /// The call that has been under way for longest.
+    pub(super) fn oldest_call(&self) -> Option<Underway> {
+        // The start is in the upper bits.
+        let calls = self.calls.iter().map(|slot| slot.load(Ordering::Relaxed));
+        calls.filter(|&call| call != 0).min().map(Underway)
+    }
+
+    /// For how long `call` has been under way.
+    pub(super) fn waited(&self, call: Underway) -> Duration {
+        self.since(call.0)
+    }
+
+    /// Now, with a code in the lowest byte.
+    fn stamp(&self, code: u64) -> u64 {
+        let elapsed = self.base.elapsed();
+        (elapsed.as_secs() * 1_000_000 + u64::from(elapsed.subsec_micros())) << 8 | code
+    }
+
+    /// The time since a stamp.
+    fn since(&self, stamp: u64) -> Duration {
+        self.base.elapsed().saturating_sub(Duration::from_micros(stamp >> 8))
+    }
+}
+
+/// The code of a stamp.
+fn code(stamp: u64) -> u64 {
+    stamp & 0xff
+}
+
+/// One call under way, told from all others by its start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Underway(u64);
+
+/// A call that is noted until this is dropped.
+pub(super) struct Noted<'whereabouts> {
+    /// `None` where all slots were taken.
+    slot: Option<&'whereabouts AtomicU64>,
+}
+
+impl Drop for Noted<'_> {
+    fn drop(&mut self) {
+        if let Some(slot) = self.slot {
+            slot.store(0, Ordering::Relaxed);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_report_tells_the_oldest_call() {
+        let whereabouts = Whereabouts::new();
+        whereabouts.at(2, 7);
+        whereabouts.enter(Phase::Backward);
+        whereabouts.bucket(Some(0));
+        assert_eq!(whereabouts.report().call, None);
+        let outer = whereabouts.note(Call::NodeSumF32);
+        std::thread::sleep(Duration::from_millis(2));
+        let inner = whereabouts.note(Call::Exchange);
+        let report = whereabouts.report();
+        assert_eq!((report.epoch, report.step, report.phase, report.bucket), (2, 7, Phase::Backward, Some(0)));
+        assert!(
+            report
+                .call
+                .is_some_and(|(name, waited)| name == "node_memory.sum_f32" && waited >= Duration::from_millis(2))
+        );
+        drop(outer);
+        assert!(whereabouts.report().call.is_some_and(|(name, _)| name == "exchange"));
+        drop(inner);
+        whereabouts.bucket(None);
+        assert_eq!((whereabouts.report().call, whereabouts.report().bucket), (None, None));
+    }
+
+    #[test]
+    fn more_calls_than_slots_are_not_noted_and_do_no_harm() {
+        let whereabouts = Whereabouts::new();
+        let noted: Vec<_> = (0..SLOTS + 2).map(|_| whereabouts.note(Call::Barrier)).collect();
+        assert_eq!(noted.iter().filter(|noted| noted.slot.is_none()).count(), 2);
+        drop(noted);
+        assert_eq!(whereabouts.oldest_call(), None);
+    }
+
+    #[test]
+    fn every_phase_and_call_has_its_name() {
+        for (code, phase) in Phase::ALL.into_iter().enumerate() {
+            assert_eq!(Phase::from_code(code as u64), Some(phase));
+            assert_eq!(phase.to_string(), format!("{phase:?}").to_lowercase());
+        }
+        assert_eq!(Call::NodeSumU64 as usize + 1, CALLS.len());
+        assert_eq!((call_name(Call::Barrier as u64), call_name(0), call_name(99)), (Some("barrier"), None, None));
+        assert_eq!(call_code("barrier"), Call::Barrier as u64);
+    }
+}

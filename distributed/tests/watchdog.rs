@@ -1,0 +1,222 @@
+//! The watchdog on threads: who is named, who speaks, and when nobody does.
+#![allow(clippy::unwrap_used, reason = "test code")]
+
+mod conformance;
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use distributed::watchdog::Verdict;
+use distributed::{
+    Alarm, CollectiveError, Communicator, HierarchicalReducer, Phase, SingleCommunicator, ThreadCommunicator, Watchdog,
+    WatchedCommunicator, Whereabouts, run_ranks,
+};
+
+const TIMEOUT: Duration = Duration::from_secs(1);
+
+/// A rank with its watchdog, which keeps its alarms in `alarms`.
+struct Rank {
+    communicator: Arc<dyn Communicator>,
+    whereabouts: Arc<Whereabouts>,
+    watchdog: Watchdog,
+}
+
+fn watched(communicator: ThreadCommunicator, timeout: Duration, alarms: &Arc<Mutex<Vec<Alarm>>>) -> Rank {
+    let whereabouts = Arc::new(Whereabouts::new());
+    let kept = Arc::clone(alarms);
+    let on_alarm = Box::new(move |alarm: &Alarm| kept.lock().unwrap().push(alarm.clone()));
+    let watchdog = Watchdog::start(&communicator, Arc::clone(&whereabouts), timeout, on_alarm).unwrap();
+    let communicator = Arc::new(WatchedCommunicator::new(Arc::new(communicator), Arc::clone(&whereabouts)));
+    Rank { communicator, whereabouts, watchdog }
+}
+
+/// Runs three ranks until one alarm; what they return, and the alarm.
+fn one_alarm<T: Send>(rank_main: impl Fn(usize, &Rank) -> T + Sync) -> (Vec<T>, Alarm) {
+    let alarms = Arc::default();
+    let results = run_ranks(3, |communicator| {
+        let rank = watched(communicator, TIMEOUT, &alarms);
+        rank_main(rank.communicator.rank(), &rank)
+    });
+    let mut alarms = alarms.lock().unwrap();
+    assert_eq!(alarms.len(), 1, "{alarms:?}");
+    (results, alarms.pop().unwrap())
+}
+
+/// Waits, without a call that is watched, until the job has ended.
+fn sleep_until_the_end(rank: &Rank) {
+    let start = Instant::now();
+    while rank.communicator.try_receive_any(9).is_ok() {
+        assert!(start.elapsed() < 20 * TIMEOUT, "nobody ended the job");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn a_watched_communicator_conforms() {
+    let whereabouts = Arc::new(Whereabouts::new());
+    run_ranks(3, |communicator| {
+        let watched = WatchedCommunicator::new(Arc::new(communicator), Arc::clone(&whereabouts));
+        conformance::check(&watched);
+    });
+    assert_eq!(whereabouts.report().call, None);
+}
+
+#[test]
+fn a_rank_that_does_not_answer_is_named() {
+    let alarms: Arc<Mutex<Vec<Alarm>>> = Arc::default();
+    let ends = run_ranks(3, |communicator| {
+        if communicator.rank() == 2 {
+            // It takes part in the start, but has no thread that answers.
+            let unwatched = communicator.duplicate().unwrap();
+            return unwatched.receive(0, 9, &mut []).unwrap_err();
+        }
+        watched(communicator, TIMEOUT, &alarms).communicator.barrier().unwrap_err()
+    });
+    let alarms = alarms.lock().unwrap();
+    let [alarm] = alarms.as_slice() else { panic!("{alarms:?}") };
+    assert_eq!((alarm.rank, &alarm.verdict), (0, &Verdict::Silent(vec![2])));
+    assert!(alarm.answers[1].as_ref().is_some_and(|report| report.call.is_some_and(|(name, _)| name == "barrier")));
+    let text = alarm.to_string();
+    assert!(
+        text.starts_with("error (rank 0): no progress for 1.") && text.contains(": rank 2 does not answer"),
+        "{text}"
+    );
+    assert!(text.contains("\n  rank 2: no answer within 0.5 s"), "{text}");
+    let aborted = CollectiveError::Aborted { rank: 0, reason: alarm.reason() };
+    assert_eq!(ends[..2], [aborted.clone(), aborted]);
+}
+
+#[test]
+fn a_busy_rank_is_named_with_what_it_does() {
+    let (_, alarm) = one_alarm(|index, rank| {
+        rank.whereabouts.at(1, 41);
+        rank.communicator.barrier().unwrap();
+        rank.whereabouts.at(1, 42);
+        rank.whereabouts.enter(if index == 0 { Phase::Checkpoint } else { Phase::Waiting });
+        match index {
+            0 => sleep_until_the_end(rank),
+            _ => drop(rank.communicator.all_reduce_sum(&mut [1.0]).unwrap_err()),
+        }
+    });
+    assert_eq!((alarm.rank, &alarm.verdict), (1, &Verdict::Busy(vec![0])));
+    let text = alarm.to_string();
+    let told = "rank 0 waits for nobody, busy in checkpoint of epoch 1, step 42 for ";
+    assert!(text.starts_with("error (rank 1): no progress for 1.") && text.contains(told), "{text}");
+    assert!(text.contains("\n  rank 2: epoch 1, step 42, waiting for "), "{text}");
+    assert!(text.contains("; waits in all_reduce_sum for "), "{text}");
+}
+
+#[test]
+fn a_rank_in_another_call_is_named() {
+    let (_, alarm) = one_alarm(|index, rank| match index {
+        2 => rank.communicator.receive(0, 5, &mut [0]).unwrap_err(),
+        _ => rank.communicator.barrier().unwrap_err(),
+    });
+    assert_eq!((alarm.rank, &alarm.verdict), (0, &Verdict::Apart(vec![2])));
+    let told = "rank 2 waits in receive of epoch 0, step 0, most in barrier of epoch 0, step 0";
+    assert!(alarm.reason().contains(told), "{alarm}");
+}
+
+#[test]
+fn a_call_on_a_duplicate_by_another_thread_is_watched() {
+    let (_, alarm) = one_alarm(|index, rank| {
+        let duplicate = rank.communicator.duplicate().unwrap();
+        std::thread::scope(|scope| {
+            if index != 1 {
+                scope.spawn(|| duplicate.all_reduce_sum_u64(&mut [1]).unwrap_err());
+            }
+            sleep_until_the_end(rank);
+        });
+    });
+    assert_eq!((alarm.rank, &alarm.verdict), (0, &Verdict::Busy(vec![1])));
+    assert!(alarm.answers[2].as_ref().unwrap().call.unwrap().0 == "all_reduce_sum_u64");
+}
+
+#[test]
+fn a_missing_start_is_told() {
+    let alarms: Arc<Mutex<Vec<Alarm>>> = Arc::default();
+    run_ranks(3, |communicator| {
+        let kept = Arc::clone(&alarms);
+        let on_alarm = Box::new(move |alarm: &Alarm| kept.lock().unwrap().push(alarm.clone()));
+        if communicator.rank() != 1 {
+            let timeout = Duration::from_millis(200);
+            let error = Watchdog::start(&communicator, Arc::default(), timeout, on_alarm).unwrap_err();
+            assert!(matches!(error, CollectiveError::Aborted { rank: 0, .. }), "{error}");
+        } else {
+            communicator.receive(0, 0, &mut []).unwrap_err();
+        }
+    });
+    let alarms = alarms.lock().unwrap();
+    let [alarm] = alarms.as_slice() else { panic!("{alarms:?}") };
+    assert_eq!((alarm.rank, &alarm.verdict), (0, &Verdict::NotStarted));
+    assert!(alarm.to_string().ends_with(" s: not all ranks have started their watchdogs"), "{alarm}");
+}
+
+#[test]
+fn ranks_that_compute_for_long_raise_no_alarm() {
+    let alarms: Arc<Mutex<Vec<Alarm>>> = Arc::default();
+    run_ranks(3, |communicator| {
+        let timeout = Duration::from_millis(600);
+        let rank = watched(communicator, timeout, &alarms);
+        std::thread::sleep(3 * timeout);
+        rank.communicator.barrier().unwrap();
+        // One is late, again and again, but never for as long as the timeout.
+        for _ in 0..8 {
+            if rank.communicator.rank() == 1 {
+                std::thread::sleep(timeout / 4);
+            }
+            rank.communicator.barrier().unwrap();
+        }
+        drop(rank.watchdog);
+    });
+    assert_eq!(*alarms.lock().unwrap(), []);
+}
+
+#[test]
+fn quick_worlds_raise_no_alarm() {
+    let alarms: Arc<Mutex<Vec<Alarm>>> = Arc::default();
+    for world_size in [1, 2, 4] {
+        run_ranks(world_size, |communicator| {
+            let rank = watched(communicator, TIMEOUT, &alarms);
+            let mut reducer = HierarchicalReducer::new(rank.communicator.duplicate().unwrap()).unwrap();
+            for step in 0..100 {
+                rank.whereabouts.at(0, step);
+                let mut values = [1.0; 10];
+                reducer.sum(&mut values).unwrap();
+                assert_eq!(values, [world_size as f32; 10]);
+            }
+        });
+    }
+    assert_eq!(*alarms.lock().unwrap(), []);
+}
+
+#[test]
+fn a_drop_ends_the_thread_at_once() {
+    let longest = run_ranks(2, |communicator| {
+        let watchdog =
+            Watchdog::start(&communicator, Arc::default(), Duration::from_secs(3600), Box::new(|_| {})).unwrap();
+        communicator.barrier().unwrap();
+        let start = Instant::now();
+        drop(watchdog);
+        let taken = start.elapsed();
+        communicator.barrier().unwrap();
+        taken
+    });
+    assert!(longest.iter().all(|&taken| taken < Duration::from_millis(500)), "{longest:?}");
+}
+
+#[test]
+fn a_world_of_one_is_not_watched() {
+    let alarms = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&alarms);
+    let whereabouts = Arc::new(Whereabouts::new());
+    let on_alarm = Box::new(move |_: &Alarm| {
+        counted.fetch_add(1, Ordering::Relaxed);
+    });
+    let communicator = SingleCommunicator::new();
+    let watchdog = Watchdog::start(&communicator, whereabouts, Duration::ZERO, on_alarm).unwrap();
+    assert!(format!("{watchdog:?}").contains("thread: None"));
+    drop(watchdog);
+    assert_eq!(alarms.load(Ordering::Relaxed), 0);
+}

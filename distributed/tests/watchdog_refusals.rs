@@ -1,0 +1,76 @@
+//! A communicator that one thread alone may use is not watched, and says so.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use distributed::{CollectiveError, Communicator, Patience, Topology, Watchdog};
+
+/// One of two ranks under an MPI library without support for threads; nothing else of it may be used.
+#[derive(Debug)]
+struct Unthreaded;
+
+type Outcome<T> = Result<T, CollectiveError>;
+
+impl Communicator for Unthreaded {
+    fn rank(&self) -> usize {
+        0
+    }
+
+    fn world_size(&self) -> usize {
+        2
+    }
+
+    fn first_ranks(&self, count: usize) -> Result<Option<Arc<dyn Communicator>>, CollectiveError> {
+        self.0.first_ranks(count)
+    }
+
+    fn supports_threads(&self) -> bool {
+        false
+    }
+
+    fn library(&self) -> String {
+        "MPI without threads".to_owned()
+    }
+
+    #[rustfmt::skip]
+    fn all_reduce_sum(&self, _: &mut [f32]) -> Outcome<()> { unreachable!() }
+    #[rustfmt::skip]
+    fn all_reduce_sum_f64(&self, _: &mut [f64]) -> Outcome<()> { unreachable!() }
+    #[rustfmt::skip]
+    fn all_reduce_sum_u64(&self, _: &mut [u64]) -> Outcome<()> { unreachable!() }
+    #[rustfmt::skip]
+    fn all_reduce_max_u64(&self, _: &mut [u64]) -> Outcome<()> { unreachable!() }
+    #[rustfmt::skip]
+    fn broadcast(&self, _: usize, _: &mut [u8]) -> Outcome<()> { unreachable!() }
+    #[rustfmt::skip]
+    fn all_gather(&self, _: &[u8]) -> Outcome<Vec<Vec<u8>>> { unreachable!() }
+    #[rustfmt::skip]
+    fn barrier(&self) -> Outcome<()> { unreachable!() }
+    #[rustfmt::skip]
+    fn send(&self, _: usize, _: u16, _: &[u8]) -> Outcome<()> { unreachable!() }
+    #[rustfmt::skip]
+    fn receive(&self, _: usize, _: u16, _: &mut [u8]) -> Outcome<()> { unreachable!() }
+    #[rustfmt::skip]
+    fn exchange(&self, _: usize, _: &[u8], _: usize, _: &mut [u8]) -> Outcome<()> { unreachable!() }
+    #[rustfmt::skip]
+    fn receive_any(&self, _: u16) -> Outcome<(usize, Vec<u8>)> { unreachable!() }
+    #[rustfmt::skip]
+    fn try_receive_any(&self, _: u16) -> Outcome<Option<(usize, Vec<u8>)>> { unreachable!() }
+    #[rustfmt::skip]
+    fn duplicate(&self) -> Outcome<Arc<dyn Communicator>> { unreachable!() }
+    #[rustfmt::skip]
+    fn set_patience(&self, _: Patience) { unreachable!() }
+    #[rustfmt::skip]
+    fn abort(&self, _: &str, _: i32) { unreachable!() }
+    #[rustfmt::skip]
+    fn topology(&self) -> &Topology { unreachable!() }
+}
+
+#[test]
+fn a_communicator_without_threads_is_refused_and_named() {
+    let error = Watchdog::start(&Unthreaded, Arc::default(), Duration::from_secs(1), Box::new(|_| {})).unwrap_err();
+    assert_eq!(error, CollectiveError::WatchdogNeedsThreads { library: "MPI without threads".to_owned() });
+    let text = "the watchdog needs a communicator that two threads may use at once, which MPI without threads does not offer here; \
+                a rank that stops will keep the others waiting";
+    assert_eq!(error.to_string(), text);
+}
