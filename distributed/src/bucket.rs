@@ -13,7 +13,7 @@ use crate::ParameterLayout;
 use crate::layout::first_u64;
 
 /// Limit of the first bucket, in bytes.
-const FIRST_BUCKET_CAP_BYTES: usize = 1 << 20;
+const FIRST_BUCKET_CAP_BYTES: usize = 1 << 18;
 
 /// Parameters whose gradients are reduced by one collective.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,10 +32,10 @@ pub struct BucketPlan {
 }
 
 impl BucketPlan {
-    /// The limit that suits a network nobody knows.
-    pub const DEFAULT_CAP_BYTES: usize = 25 << 20;
+    /// Measured on two hosts joined by 1 Gbit/s: small enough that only the last bucket's way is seen, large enough for bandwidth.
+    pub const DEFAULT_CAP_BYTES: usize = 1 << 19;
 
-    /// Fills buckets from the last parameter to the first, each up to `bucket_cap_bytes`, the first up to 1 MiB at most.
+    /// Fills buckets from the last parameter to the first, each up to `bucket_cap_bytes`, the first up to 256 KiB at most.
     ///
     /// A parameter larger than the limit is a bucket of its own.
     ///

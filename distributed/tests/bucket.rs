@@ -22,7 +22,7 @@ fn check(sizes: &[usize], cap_bytes: usize) {
         assert_eq!(bucket.parameters.end, parameters_end, "gap or overlap: {context}");
         let num_elements: usize = sizes[bucket.parameters.clone()].iter().sum();
         assert_eq!(bucket.elements.len(), num_elements, "a parameter is cut: {context}");
-        let cap_bytes = if index == 0 { cap_bytes.min(1 << 20) } else { cap_bytes };
+        let cap_bytes = if index == 0 { cap_bytes.min(1 << 18) } else { cap_bytes };
         let alone = bucket.parameters.len() == 1;
         assert!(alone || num_elements * F32_BYTES <= cap_bytes, "over the limit: {context}");
         if bucket.parameters.start > 0 {
@@ -49,14 +49,14 @@ fn all_small_layouts_are_covered_once_in_reverse_order() {
 }
 
 #[test]
-fn the_first_bucket_holds_the_last_parameters_and_at_most_one_mebibyte() {
-    let quarter = (1 << 20) / F32_BYTES / 4;
+fn the_first_bucket_holds_the_last_parameters_and_at_most_a_quarter_of_a_mebibyte() {
+    let quarter = (1 << 18) / F32_BYTES / 4;
     let layout = layout(&[quarter; 12]);
-    let plan = BucketPlan::new(&layout, 2 << 20);
+    let plan = BucketPlan::new(&layout, 2 << 18);
     let parameters: Vec<_> = plan.buckets().iter().map(|bucket| bucket.parameters.clone()).collect();
     assert_eq!(parameters, [8..12, 0..8]);
-    check(&[quarter; 12], 2 << 20);
-    check(&[quarter, 4 * quarter, 4 * quarter + 1, quarter, 9 * quarter, 1], 2 << 20);
+    check(&[quarter; 12], 2 << 18);
+    check(&[quarter, 4 * quarter, 4 * quarter + 1, quarter, 9 * quarter, 1], 2 << 18);
 }
 
 #[test]

@@ -5,6 +5,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use distributed::BucketPlan;
 use serde::{Deserialize, Serialize};
 
 use super::error::ConfigError;
@@ -117,7 +118,7 @@ pub(super) fn sync(args: &SyncArgs, world_size: usize) -> Result<SyncConfig, Con
         SyncKind::LocalSgd => SyncMethod::LocalSgd { every: every(args)?, from_step: 0 },
         SyncKind::PostLocalSgd => SyncMethod::LocalSgd { every: every(args)?, from_step: from_step(args)? },
     };
-    let mib = args.bucket_mib.unwrap_or(25.0);
+    let mib = args.bucket_mib.unwrap_or(BucketPlan::DEFAULT_CAP_BYTES as f64 / MIB);
     let mib = in_range("--bucket-mib", mib, "0.001 to 4096 MiB", |mib| (0.001..=4096.0).contains(&mib))?;
     Ok(SyncConfig {
         method,

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use super::{Check, Suite};
 
-pub(super) const CHECKS: [Check; 4] = [
+pub(super) const CHECKS: [Check; 5] = [
     Check {
         claim: "every collective is right on 1 to 4 ranks",
         needs_mpirun: true,
@@ -21,6 +21,11 @@ pub(super) const CHECKS: [Check; 4] = [
         claim: "a panic in a thread of one rank ends the job within 10 s",
         needs_mpirun: true,
         run: |suite| ends_soon(suite, "panic-thread", 101),
+    },
+    Check {
+        claim: "a panic on one rank ends the job within 10 s also while others wait in shared memory",
+        needs_mpirun: true,
+        run: |suite| ends_soon(suite, "panic-memory", 101),
     },
     Check {
         claim: "an error on one rank ends the job within 10 s",

@@ -35,7 +35,7 @@ pub(super) const CHECKS: [Check; 4] = [
 ];
 
 /// Longer than any of these runs takes on a busy machine.
-const LIMIT_S: u64 = 600;
+pub(super) const LIMIT_S: u64 = 600;
 /// Losses of different world sizes differ by the order of the sums alone.
 const LOSS_TOLERANCE: f64 = 1e-3;
 
@@ -96,7 +96,7 @@ fn stops_and_resumes(suite: &Suite<'_>, signal: &str, rank: usize) -> Result<(),
 }
 
 /// Five steps an epoch, the last with 10 samples: uneven on 3 and 4 ranks.
-fn arguments(folder: &Path, epochs: usize) -> Vec<String> {
+pub(super) fn arguments(folder: &Path, epochs: usize) -> Vec<String> {
     let line = format!(
         "train --model resnet8 --dataset shapes --shapes-train 202 --shapes-test 130 --global-batch-size 48 --batch-norm sync \
          --epochs {epochs} --warmup-epochs 0 --learning-rate 0.05 --seed 0 --threads 1 --device flex"
@@ -107,9 +107,9 @@ fn arguments(folder: &Path, epochs: usize) -> Vec<String> {
 }
 
 /// A training run and the folder it writes to.
-struct Run {
-    name: String,
-    folder: PathBuf,
+pub(super) struct Run {
+    pub(super) name: String,
+    pub(super) folder: PathBuf,
 }
 
 struct Metrics {
@@ -118,11 +118,17 @@ struct Metrics {
 }
 
 impl Run {
-    fn new(suite: &Suite<'_>, name: &str) -> Self {
+    pub(super) fn new(suite: &Suite<'_>, name: &str) -> Self {
         Run { name: name.to_owned(), folder: suite.folder.join(name) }
     }
 
-    fn train(&self, suite: &Suite<'_>, ranks: usize, epochs: usize, further: &[&str]) -> Result<Ended, String> {
+    pub(super) fn train(
+        &self,
+        suite: &Suite<'_>,
+        ranks: usize,
+        epochs: usize,
+        further: &[&str],
+    ) -> Result<Ended, String> {
         let mut words = arguments(&self.folder, epochs);
         words.extend(further.iter().map(|word| (*word).to_owned()));
         let command = suite.on_ranks(ranks, &suite.trainer, &words)?;
@@ -146,7 +152,7 @@ impl Run {
         read(&self.folder.join("summary.json"))
     }
 
-    fn parameter_hash(&self) -> Result<String, String> {
+    pub(super) fn parameter_hash(&self) -> Result<String, String> {
         json::text(&self.summary()?, "parameter_hash")
             .ok_or_else(|| format!("{}: no parameter_hash in its summary", self.name))
     }
@@ -156,7 +162,7 @@ fn read(file: &Path) -> Result<String, String> {
     fs::read_to_string(file).map_err(|error| format!("{}: {error}", file.display()))
 }
 
-fn wait_for_first_line(run: &Run, running: &mut Running<'_>) -> Result<(), String> {
+pub(super) fn wait_for_first_line(run: &Run, running: &mut Running<'_>) -> Result<(), String> {
     let start = Instant::now();
     while fs::metadata(run.metrics_file()).map_or(0, |file| file.len()) == 0 {
         if running.has_ended() || start.elapsed().as_secs() > LIMIT_S {
@@ -168,7 +174,7 @@ fn wait_for_first_line(run: &Run, running: &mut Running<'_>) -> Result<(), Strin
 }
 
 /// Finds a rank's process by its arguments and its environment, as Linux shows them.
-fn process_of_rank(suite: &Suite<'_>, run: &Run, rank: usize) -> Result<u32, String> {
+pub(super) fn process_of_rank(suite: &Suite<'_>, run: &Run, rank: usize) -> Result<u32, String> {
     let variable = suite.mpirun.map_or("", |mpirun| mpirun.rank_variable());
     let mark = format!("{variable}={rank}");
     let folder = run.folder.display().to_string();

@@ -1,0 +1,121 @@
+//! Checks of synchronisation on several processes through the program `trainer`: equal bits, and ends that name who is at fault.
+//!
+//! In: the program, a tiny training run. Out: checks.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use super::trainer::{LIMIT_S, Run, arguments, process_of_rank, wait_for_first_line};
+use super::{Check, Ended, Suite};
+use crate::process::{self, Running};
+
+pub(super) const CHECKS: [Check; 5] = [
+    Check {
+        claim: "exact reduction gives the same parameter hash on 1, 2, 3 and 4 ranks",
+        needs_mpirun: true,
+        run: exact_on_any_number_of_ranks,
+    },
+    Check {
+        claim: "overlap, reductions and parameter servers on ranks of their own give the bits they promise",
+        needs_mpirun: true,
+        run: methods_agree,
+    },
+    Check {
+        claim: "a rank with another seed, model or data ends all, named in one message",
+        needs_mpirun: true,
+        run: strangers_are_named,
+    },
+    Check {
+        claim: "a rank that is stopped (SIGSTOP) ends all within the timeout, named in one message",
+        needs_mpirun: true,
+        run: |suite| lost_rank_is_named(suite, "STOP", "rank 1 does not answer"),
+    },
+    Check {
+        claim: "a rank that is killed (SIGKILL) ends all, named",
+        needs_mpirun: true,
+        run: |suite| lost_rank_is_named(suite, "KILL", "rank 1"),
+    },
+];
+
+/// Seconds that a rank of these runs may wait for another.
+const TIMEOUT_S: &str = "4";
+
+/// A run's parameter hash.
+fn hash(suite: &Suite<'_>, name: &str, ranks: usize, further: &[&str]) -> Result<String, String> {
+    let run = Run::new(suite, name);
+    run.train(suite, ranks, 1, further)?;
+    run.parameter_hash()
+}
+
+fn exact_on_any_number_of_ranks(suite: &Suite<'_>) -> Result<(), String> {
+    // Later flags win over the tiny run's.
+    let exact = ["--reduction", "exact", "--virtual-shards", "4", "--batch-norm", "local", "--augment", "crop-flip"];
+    let expected = hash(suite, "exact-1", 1, &exact)?;
+    for ranks in 2..=4 {
+        let got = hash(suite, &format!("exact-{ranks}"), ranks, &exact)?;
+        same(&format!("{ranks} ranks"), &expected, &got)?;
+    }
+    Ok(())
+}
+
+fn methods_agree(suite: &Suite<'_>) -> Result<(), String> {
+    let local = ["--batch-norm", "local"];
+    let with = |further: &[&'static str]| [&local[..], further].concat();
+    // Two terms have one order: all sums are equal.
+    let expected = hash(suite, "overlap-on", 2, &with(&[]))?;
+    for (name, ranks, further) in [
+        ("overlap-off", 2, with(&["--overlap", "off"])),
+        ("ring", 2, with(&["--reduction", "ring"])),
+        ("halving", 2, with(&["--reduction", "halving-doubling"])),
+        ("library", 2, with(&["--reduction", "mpi"])),
+        ("server", 2, with(&["--sync", "parameter-server"])),
+        ("own-server", 3, with(&["--sync", "parameter-server", "--server-placement", "own"])),
+        ("stale-0", 2, with(&["--sync", "async-parameter-server", "--staleness", "0"])),
+    ] {
+        same(name, &expected, &hash(suite, name, ranks, &further)?)?;
+    }
+    hash(suite, "async", 3, &with(&["--sync", "async-parameter-server", "--servers", "2"]))?;
+    hash(suite, "local-sgd", 3, &with(&["--sync", "local-sgd", "--every", "2"]))?;
+    Ok(())
+}
+
+fn strangers_are_named(suite: &Suite<'_>) -> Result<(), String> {
+    let variable = suite.mpirun.map_or("", |mpirun| mpirun.rank_variable());
+    for (name, differing, named) in [
+        ("seed", format!("--seed ${variable}"), "configuration of rank 1"),
+        ("model", format!("--model resnet$((8 + 6 * {variable}))"), "configuration of rank 1"),
+        ("images", format!("--shapes-train $((202 + {variable}))"), "configuration of rank 1"),
+    ] {
+        let run = Run::new(suite, &format!("stranger-{name}"));
+        let words = arguments(&run.folder, 1).join(" ");
+        let line = format!("exec {} {words} {differing} --timeout {TIMEOUT_S}", suite.trainer.display());
+        let command = suite.on_ranks(2, Path::new("/bin/sh"), &["-c".to_owned(), line])?;
+        let ended = suite.finish(command, &run.name, 120)?;
+        ended.expect(ended.finished.code != Some(0), "an exit code that is not 0")?;
+        ended.expect(ended.finished.text.contains(named), named)?;
+        ended.expect(ended.finished.text.matches("error (rank").count() == 1, "one message")?;
+    }
+    Ok(())
+}
+
+fn lost_rank_is_named(suite: &Suite<'_>, signal: &str, named: &str) -> Result<(), String> {
+    let run = Run::new(suite, &format!("lost-{signal}"));
+    let mut words = arguments(&run.folder, 200);
+    words.extend(["--timeout".to_owned(), TIMEOUT_S.to_owned()]);
+    let command = suite.on_ranks(2, &suite.trainer, &words)?;
+    let line = process::shown(&command);
+    let log = suite.folder.join(format!("lost-{signal}.log"));
+    let mut running = Running::start(command, &log)?;
+    let target = wait_for_first_line(&run, &mut running).and_then(|()| process_of_rank(suite, &run, 1));
+    let sent = target.and_then(|process| process::send_signal(process, signal));
+    let start = Instant::now();
+    let ended = Ended { line, finished: running.finish(Duration::from_secs(LIMIT_S))? };
+    sent?;
+    ended.expect(start.elapsed().as_secs() < 40, "an end within 40 s of the signal")?;
+    ended.expect(ended.finished.code != Some(0), "an exit code that is not 0")?;
+    ended.expect(ended.finished.text.contains(named), named)
+}
+
+fn same(what: &str, expected: &str, got: &str) -> Result<(), String> {
+    if expected == got { Ok(()) } else { Err(format!("{what}: expected parameter hash {expected}, got {got}")) }
+}
