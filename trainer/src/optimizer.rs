@@ -7,7 +7,7 @@
 use std::ops::Range;
 
 use distributed::{CollectiveError, Communicator, LocalBucket, ParameterLayout, SyncedBucket};
-use kernels::sgd::{SgdUpdate, step};
+use kernels::sgd::{SgdUpdate, step, step_alone};
 use kernels::simd::Isa;
 use serde::{Deserialize, Serialize};
 
@@ -39,6 +39,9 @@ pub struct Sgd {
     /// `(offset, len, weight_decay)` of every parameter, in module order.
     spans: Vec<(usize, usize, f32)>,
 }
+
+/// One of the kernel's ways to make an update.
+type Step = fn(Isa, &SgdUpdate, &mut [f32], &mut [f32], &[f32]);
 
 #[derive(Clone, Debug)]
 struct State {
@@ -88,12 +91,12 @@ impl Sgd {
     ///
     /// Only synchronised gradients have the type this takes.
     pub fn update(&mut self, learning_rate: f64, bucket: &SyncedBucket) {
-        self.prepare(learning_rate as f32, bucket.elements(), bucket.values());
+        self.prepare(learning_rate as f32, bucket.elements(), bucket.values(), step);
     }
 
     /// As [`update`](Self::update), from this rank's own gradients: replicas drift apart until they are averaged.
     pub fn update_alone(&mut self, learning_rate: f64, bucket: &LocalBucket<'_>) {
-        self.prepare(learning_rate as f32, bucket.elements(), bucket.values());
+        self.prepare(learning_rate as f32, bucket.elements(), bucket.values(), step);
     }
 
     /// Prepares parameters that a server has updated; velocities are the server's affair.
@@ -101,9 +104,10 @@ impl Sgd {
         self.next.parameters[bucket.elements()].copy_from_slice(bucket.values());
     }
 
-    /// Makes an update of some elements at once: on a server, where no step can be dropped.
+    /// Makes an update of some elements at once, on the calling thread: on a server, where no step can be dropped, and whose thread may
+    /// be beside a compute pool that waits for it.
     pub fn update_in_place(&mut self, learning_rate: f64, elements: Range<usize>, gradients: &[f32]) {
-        self.prepare(learning_rate as f32, elements.clone(), gradients);
+        self.prepare(learning_rate as f32, elements.clone(), gradients, step_alone);
         let State { parameters, velocities } = &self.next;
         self.present.parameters[elements.clone()].copy_from_slice(&parameters[elements.clone()]);
         self.present.velocities[elements.clone()].copy_from_slice(&velocities[elements]);
@@ -136,7 +140,7 @@ impl Sgd {
         std::mem::swap(&mut self.present, &mut self.next);
     }
 
-    fn prepare(&mut self, learning_rate: f32, elements: Range<usize>, gradients: &[f32]) {
+    fn prepare(&mut self, learning_rate: f32, elements: Range<usize>, gradients: &[f32], step: Step) {
         let SgdConfig { momentum, nesterov, .. } = self.config;
         let first = self.spans.partition_point(|(offset, ..)| *offset < elements.start);
         for &(offset, len, weight_decay) in &self.spans[first..] {
@@ -178,8 +182,8 @@ mod tests {
 
     /// One step in two buckets, the last parameter first.
     fn update(sgd: &mut Sgd, learning_rate: f32, gradients: &[f32]) {
-        sgd.prepare(learning_rate, 2..3, &gradients[2..]);
-        sgd.prepare(learning_rate, 0..2, &gradients[..2]);
+        sgd.prepare(learning_rate, 2..3, &gradients[2..], step);
+        sgd.prepare(learning_rate, 0..2, &gradients[..2], step_alone);
         sgd.commit();
     }
 
@@ -228,7 +232,7 @@ mod tests {
     fn an_update_that_is_not_committed_leaves_no_trace() {
         let config = SgdConfig { momentum: 0.9, nesterov: false, weight_decay: 0.01, decay_norm_and_bias: true };
         let (mut plain, mut disturbed) = (sgd(config), sgd(config));
-        disturbed.prepare(0.1, 2..3, &[f32::NAN]);
+        disturbed.prepare(0.1, 2..3, &[f32::NAN], step);
         for sgd in [&mut plain, &mut disturbed] {
             update(sgd, 0.1, &[1.0, 2.0, 3.0]);
         }

@@ -168,6 +168,9 @@ impl Reporter {
         if let Some(stats) = &summary.images_per_second {
             self.speed(stats, summary.peak_memory_bytes);
         }
+        if let Some(histogram) = &summary.staleness {
+            self.note(&lines::staleness(histogram));
+        }
         if let Some(slowest) = &summary.slowest_rank {
             self.note(&lines::slowest(slowest));
             let excess = slowest.own_milliseconds_per_step / slowest.mean_milliseconds_per_step - 1.0;

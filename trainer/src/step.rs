@@ -163,13 +163,15 @@ impl<M: ImageClassifier> Stepper<M> {
 
     /// How gradients reach the buckets and these the other ranks, in words.
     pub fn gradient_route(&self) -> &'static str {
-        match (self.communicator.world_size() > 1, self.streams, self.reducer.overlaps()) {
+        let is_possible = self.communicator.supports_threads();
+        match (self.communicator.world_size() > 1, self.reducer.overlaps(), self.streams) {
             (false, ..) => "none, one rank",
             (true, true, true) => "layer by layer, reduced beside the backward pass",
-            (true, false, true) => {
-                "after the backward pass (this model hands no gradients over), reduced by a thread of its own"
+            (true, true, false) => "after the backward pass, as this model hands none over, reduced by a thread",
+            (true, false, _) if self.config.sync.overlap && !is_possible => {
+                "after the backward pass, as this MPI library lets one thread call it (MPI_THREAD_MULTIPLE is needed for overlap)"
             }
-            (true, _, false) => "after the backward pass",
+            (true, false, _) => "after the backward pass",
         }
     }
 

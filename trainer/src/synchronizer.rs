@@ -150,7 +150,7 @@ impl Synchronizer {
                 });
                 if let Some(server) = beside.clone() {
                     let thread = std::thread::Builder::new().name("parameter server".to_owned());
-                    let thread = thread.spawn(move || server.serve());
+                    let thread = thread.spawn(move || server.serve_or_end_the_job());
                     let thread = thread.map_err(|error| CollectiveError::Thread { text: error.to_string() })?;
                     self.server = Some(thread);
                 }

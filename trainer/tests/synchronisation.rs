@@ -29,7 +29,23 @@ const TINY: &[&str] = &[
     "0.05",
 ];
 
-const EXACT: &[&str] = &["--reduction", "exact", "--virtual-shards", "4"];
+/// Twenty steps of ResNet-20, the last of one sample.
+const EXACT: &[&str] = &[
+    "--reduction",
+    "exact",
+    "--virtual-shards",
+    "4",
+    "--model",
+    "resnet20",
+    "--shapes-train",
+    "153",
+    "--global-batch-size",
+    "8",
+    "--epochs",
+    "1",
+    "--eval-every-epochs",
+    "1",
+];
 
 fn parameters(run: &Run) -> Vec<f32> {
     let model = &run.outcomes()[ROOT].model;
@@ -61,11 +77,11 @@ fn exact_reduction_gives_the_same_bits_on_any_number_of_ranks_also_in_the_norm_s
 
 #[test]
 fn an_exact_run_of_four_ranks_resumed_on_one_ends_with_the_bits_of_an_undisturbed_one() {
-    let options = [EXACT, &["--checkpoint-every-steps", "3", "--keep-checkpoints", "99"]].concat();
+    let options = [EXACT, &["--checkpoint-every-steps", "10", "--keep-checkpoints", "99"]].concat();
     let whole = run(4, &flags(TINY, &options));
     let resumed = Run::in_new_directory();
-    let from = whole.directory().join("checkpoints/step-00000003");
-    let to = resumed.directory().join("checkpoints/step-00000003");
+    let from = whole.directory().join("checkpoints/step-00000010");
+    let to = resumed.directory().join("checkpoints/step-00000010");
     fs::create_dir_all(&to).unwrap();
     for file in fs::read_dir(&from).unwrap() {
         let file = file.unwrap();

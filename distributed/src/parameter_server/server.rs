@@ -87,6 +87,14 @@ impl Server {
         Ok(())
     }
 
+    /// As [`serve`](Self::serve), for a thread that nobody waits for: an error ends the job at once.
+    ///
+    /// # Errors
+    /// As [`serve`](Self::serve), where the communicator's abort returns.
+    pub fn serve_or_end_the_job(&self) -> Result<(), CollectiveError> {
+        self.serve().inspect_err(|error| self.communicator.abort(&format!("parameter server: {error}"), 1))
+    }
+
     /// Does what a worker asks for.
     pub(super) fn handle(&self, worker: usize, request: Request) -> Result<(), CollectiveError> {
         let mut shard = lock(&self.shard);

@@ -41,9 +41,7 @@ pub struct SgdUpdate {
 /// # Differs from PyTorch
 /// Not with `dampening = 0`.
 pub fn step(isa: Isa, update: &SgdUpdate, parameters: &mut [f32], velocities: &mut [f32], gradients: &[f32]) {
-    let len = parameters.len();
-    assert!(velocities.len() == len, "sgd: {len} parameters but {} velocities", velocities.len());
-    assert!(gradients.len() == len, "sgd: {len} parameters but {} gradients", gradients.len());
+    check_lengths(parameters, velocities, gradients);
     let pieces = parameters
         .par_chunks_mut(PIECE_VALUES)
         .zip(velocities.par_chunks_mut(PIECE_VALUES))
@@ -51,6 +49,18 @@ pub fn step(isa: Isa, update: &SgdUpdate, parameters: &mut [f32], velocities: &m
     pieces.for_each(|((parameters, velocities), gradients)| {
         vectorized(isa, Piece { update: *update, parameters, velocities, gradients });
     });
+}
+
+/// As [`step`], to the same bits, on the calling thread: for a thread beside a pool whose only thread waits for it.
+pub fn step_alone(isa: Isa, update: &SgdUpdate, parameters: &mut [f32], velocities: &mut [f32], gradients: &[f32]) {
+    check_lengths(parameters, velocities, gradients);
+    vectorized(isa, Piece { update: *update, parameters, velocities, gradients });
+}
+
+fn check_lengths(parameters: &[f32], velocities: &[f32], gradients: &[f32]) {
+    let len = parameters.len();
+    assert!(velocities.len() == len, "sgd: {len} parameters but {} velocities", velocities.len());
+    assert!(gradients.len() == len, "sgd: {len} parameters but {} gradients", gradients.len());
 }
 
 struct Piece<'a> {

@@ -208,6 +208,7 @@ fn summary<M>(outcome: &Outcome<M>, total: Duration, num_train: usize) -> Summar
         images_per_second: ThroughputStats::of(&slowest.steps),
         slowest_rank: gather::straggler(&outcome.world),
         peak_memory_bytes: gather::peak_memory_bytes(&outcome.world),
+        staleness: outcome.staleness.clone(),
         stopped_early: outcome.stopped_early,
     }
 }

@@ -88,6 +88,9 @@ pub struct Summary {
     pub slowest_rank: Option<SlowestRank>,
     /// Largest resident memory of a rank, bytes.
     pub peak_memory_bytes: u64,
+    /// Updates that asynchronous parameter servers made, by how many others had made their parameters stale; absent elsewhere.
+    #[serde(default)]
+    pub staleness: Option<Vec<u64>>,
     /// Whether the run was stopped before its last epoch.
     pub stopped_early: bool,
 }

@@ -153,6 +153,16 @@ pub(super) fn slowest(slowest: &SlowestRank) -> String {
     )
 }
 
+/// How many updates were made with gradients of parameters that so many updates had made stale.
+pub(super) fn staleness(histogram: &[u64]) -> String {
+    let total: u64 = histogram.iter().sum();
+    let sum: u64 = histogram.iter().zip(0..).map(|(count, staleness)| count * staleness).sum();
+    let cells: Vec<String> =
+        histogram.iter().enumerate().map(|(staleness, count)| format!("{staleness}: {count}")).collect();
+    let mean = sum as f64 / total.max(1) as f64;
+    format!("staleness | {} | mean {mean:.2} updates, n = {}", cells.join(" | "), grouped(total))
+}
+
 /// One row a section, wrapped; then what follows from the options, then the facts of the launch.
 pub(super) fn configuration(config: &TrainConfig, facts: &[(&str, String)]) -> Vec<String> {
     let mut rows: Vec<(String, Vec<String>)> = Vec::new();

@@ -72,6 +72,7 @@ fn summary(own_milliseconds_per_step: f64) -> Summary {
             mean_milliseconds_per_step: 40.0,
         }),
         peak_memory_bytes: 412 << 20,
+        staleness: None,
         stopped_early: false,
     }
 }
@@ -174,4 +175,9 @@ fn a_download_is_told_in_tenths() {
     (0..=1000).for_each(|done| reporter.download("cifar-10", done << 20, Some(1000 << 20)));
     assert_eq!(console.text().lines().count(), 10);
     assert!(console.text().starts_with("cifar-10: 100 MiB of 1000 MiB\n"), "{}", console.text());
+}
+
+#[test]
+fn staleness_is_told_as_a_histogram_with_its_mean() {
+    assert_eq!(lines::staleness(&[3, 0, 1]), "staleness | 0: 3 | 1: 0 | 2: 1 | mean 0.50 updates, n = 4");
 }

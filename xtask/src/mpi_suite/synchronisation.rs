@@ -5,7 +5,7 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use super::trainer::{LIMIT_S, Run, arguments, process_of_rank, wait_for_first_line};
+use super::trainer::{LIMIT_S, Run, arguments, instead, process_of_rank, wait_for_first_line};
 use super::{Check, Ended, Suite};
 use crate::process::{self, Running};
 
@@ -48,7 +48,6 @@ fn hash(suite: &Suite<'_>, name: &str, ranks: usize, further: &[&str]) -> Result
 }
 
 fn exact_on_any_number_of_ranks(suite: &Suite<'_>) -> Result<(), String> {
-    // Later flags win over the tiny run's.
     let exact = ["--reduction", "exact", "--virtual-shards", "4", "--batch-norm", "local", "--augment", "crop-flip"];
     let expected = hash(suite, "exact-1", 1, &exact)?;
     for ranks in 2..=4 {
@@ -87,8 +86,9 @@ fn strangers_are_named(suite: &Suite<'_>) -> Result<(), String> {
         ("images", format!("--shapes-train $((202 + {variable}))"), "configuration of rank 1"),
     ] {
         let run = Run::new(suite, &format!("stranger-{name}"));
-        let words = arguments(&run.folder, 1).join(" ");
-        let line = format!("exec {} {words} {differing} --timeout {TIMEOUT_S}", suite.trainer.display());
+        let differing: Vec<&str> = differing.splitn(2, ' ').collect();
+        let words = instead(arguments(&run.folder, 1), &[&differing[..], &["--timeout", TIMEOUT_S]].concat()).join(" ");
+        let line = format!("exec {} {words}", suite.trainer.display());
         let command = suite.on_ranks(2, Path::new("/bin/sh"), &["-c".to_owned(), line])?;
         let ended = suite.finish(command, &run.name, 120)?;
         ended.expect(ended.finished.code != Some(0), "an exit code that is not 0")?;

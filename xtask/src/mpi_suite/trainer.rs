@@ -106,6 +106,17 @@ pub(super) fn arguments(folder: &Path, epochs: usize) -> Vec<String> {
     words
 }
 
+/// The words with the flags of `further` in place of the same ones among them.
+pub(super) fn instead(mut words: Vec<String>, further: &[&str]) -> Vec<String> {
+    for flag in further.iter().filter(|word| word.starts_with("--")) {
+        if let Some(place) = words.iter().position(|word| word == flag) {
+            words.drain(place..place + 2);
+        }
+    }
+    words.extend(further.iter().map(|word| (*word).to_owned()));
+    words
+}
+
 /// A training run and the folder it writes to.
 pub(super) struct Run {
     pub(super) name: String,
@@ -129,8 +140,7 @@ impl Run {
         epochs: usize,
         further: &[&str],
     ) -> Result<Ended, String> {
-        let mut words = arguments(&self.folder, epochs);
-        words.extend(further.iter().map(|word| (*word).to_owned()));
+        let words = instead(arguments(&self.folder, epochs), further);
         let command = suite.on_ranks(ranks, &suite.trainer, &words)?;
         let ended = suite.finish(command, &format!("{}{}", self.name, further.concat()), LIMIT_S)?;
         ended.expect_success()?;
@@ -202,6 +212,12 @@ mod tests {
     fn a_number_inside_a_longer_one_does_not_count() {
         assert!(has_number("SLURM_NTASKS says 3 tasks, the world has 1", "3"));
         assert!(!has_number("step 31, 13 ranks", "3"));
+    }
+
+    #[test]
+    fn a_flag_given_again_replaces_the_first() {
+        let words = ["train", "--seed", "0", "--epochs", "2"].map(str::to_owned).to_vec();
+        assert_eq!(instead(words, &["--seed", "7", "--resume"]).join(" "), "train --epochs 2 --seed 7 --resume");
     }
 
     #[test]
