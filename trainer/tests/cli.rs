@@ -59,7 +59,7 @@ fn run(arguments: &[&str]) -> Output {
 }
 
 /// Flag sets that between them use every option of `train`.
-const VALID_FLAGS: [&str; 8] = [
+const VALID_FLAGS: [&str; 14] = [
     "",
     "--model resnet20 --shortcut a --dataset cifar10 --data-dir d --epochs 2 --global-batch-size 256 --learning-rate 0.1 \
      --schedule cosine --warmup-epochs 1 --momentum 0.9 --weight-decay 1e-4 --seed 0 --dtype bf16 --threads 1 --cpu portable \
@@ -75,6 +75,12 @@ const VALID_FLAGS: [&str; 8] = [
     "--scale-learning-rate --reference-batch-size 64 --label-smoothing 0.1 --clip-grad-norm 5 --momentum 0.8 \
      --weight-decay 5e-4 --eval-every-epochs 2 --checkpoint-every-epochs 3 --checkpoint-every-steps 100",
     "--keep-checkpoints 4 --log-every-steps 10 --warmup-steps 20 --weight-decay 0 --schedule multistep --epochs 4",
+    "--sync allreduce --reduction ring --overlap off --timeout 7 --trace t.json",
+    "--reduction exact --virtual-shards 16",
+    "--compress powersgd:4 --compress-warmup-steps 3",
+    "--sync parameter-server --servers 2 --server-placement beside",
+    "--sync async-parameter-server --staleness 3",
+    "--sync post-local-sgd --every 4 --from-step 100",
 ];
 
 #[test]
@@ -223,7 +229,7 @@ fn the_default_batch_divides_among_any_number_of_ranks() {
 }
 
 /// Flags, and what their refusal on two ranks must say.
-const REFUSED: [(&str, &[&str]); 36] = [
+const REFUSED: [(&str, &[&str]); 50] = [
     ("--dataset cifar10", &["--data-dir", "--download", "--dataset shapes"]),
     ("--dataset image-folder", &["--data-dir", "train/<class>"]),
     ("--data-dir d", &["--data-dir has no effect with --dataset shapes", "cifar10"]),
@@ -260,6 +266,20 @@ const REFUSED: [(&str, &[&str]); 36] = [
     ("--warmup-epochs 0 --warmup-start-factor 0.5", &["no effect without warmup"]),
     ("--zero-gamma --weights w.pth", &["--zero-gamma has no effect with --weights"]),
     ("--threads 0", &["--threads", "at least 1"]),
+    ("--virtual-shards 4", &["--virtual-shards has no effect without --reduction exact"]),
+    ("--reduction exact --virtual-shards 1", &["--virtual-shards", "at least 2"]),
+    ("--reduction exact --grad-accum-steps 2", &["--grad-accum-steps contradicts --reduction exact"]),
+    ("--reduction exact --batch-norm sync", &["--batch-norm sync contradicts --reduction exact"]),
+    ("--reduction ring --compress bf16", &["--compress contradicts --reduction ring"]),
+    ("--compress bf16 --compress-warmup-steps 3", &["no effect without --compress powersgd or topk"]),
+    ("--sync local-sgd --compress bf16", &["--compress has no effect without --sync allreduce"]),
+    ("--sync local-sgd --batch-norm sync", &["--batch-norm sync contradicts --sync local-sgd"]),
+    ("--sync local-sgd --clip-grad-norm 1", &["--clip-grad-norm contradicts --sync local-sgd"]),
+    ("--sync post-local-sgd", &["--from-step is missing"]),
+    ("--staleness 2", &["--staleness has no effect without --sync async-parameter-server"]),
+    ("--sync parameter-server --servers 3", &["--servers", "at most 2 of 2 ranks"]),
+    ("--sync parameter-server --server-placement own --servers 2", &["--servers", "at most 1 of 2 ranks"]),
+    ("--every 4", &["--every has no effect without --sync local-sgd"]),
 ];
 
 #[test]

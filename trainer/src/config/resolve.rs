@@ -27,13 +27,15 @@ pub(super) fn train(args: &TrainArgs, world_size: usize) -> Result<TrainConfig, 
     let kind = data.source.kind();
     let sync = super::sync::sync(&args.sync, world_size)?;
     let batch = batch(&args.batch, kind, sync.method.num_workers(world_size), sync.method.virtual_shards())?;
+    let optimizer = optimizer(&args.optimizer)?;
     super::sync::fits_batch(&sync, &batch, &args.batch)?;
+    super::sync::fits_optimizer(&sync, &optimizer)?;
     Ok(TrainConfig {
         model: model(&args.model)?,
         train_split: train_split(&args.train_split, kind, data.source.image_size())?,
         batch,
         sync,
-        optimizer: optimizer(&args.optimizer)?,
+        optimizer,
         schedule: schedule(&args.schedule, kind)?,
         run: run(&args.run, args.resume)?,
         compute: compute(&args.compute)?,

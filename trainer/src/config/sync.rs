@@ -9,7 +9,7 @@ use distributed::BucketPlan;
 use serde::{Deserialize, Serialize};
 
 use super::error::ConfigError;
-use super::parts::BatchConfig;
+use super::parts::{BatchConfig, OptimizerConfig};
 use super::resolve::{MIB, at_least, in_range, no_effect};
 use crate::choices::{BatchNormKind, Compression, OnOff, PlacementKind, ReductionChoice, SyncKind};
 use crate::cli::{BatchArgs, SyncArgs};
@@ -156,6 +156,20 @@ pub(super) fn fits_batch(sync: &SyncConfig, batch: &BatchConfig, args: &BatchArg
                 format!("--sync {}", sync.method.kind()),
                 "ranks that run apart cannot sum their statistics; use --batch-norm local",
             )
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Refuses what the method cannot do with the optimizer.
+pub(super) fn fits_optimizer(sync: &SyncConfig, optimizer: &OptimizerConfig) -> Result<(), ConfigError> {
+    match sync.method {
+        SyncMethod::LocalSgd { .. } | SyncMethod::ParameterServer { .. } if optimizer.clip_grad_norm.is_some() => {
+            Err(ConfigError::Conflict {
+                option: "--clip-grad-norm",
+                other: format!("--sync {}", sync.method.kind()),
+                remedy: "only --sync allreduce has the norm of the whole mean gradient before the update".to_owned(),
+            })
         }
         _ => Ok(()),
     }
