@@ -1,5 +1,7 @@
 //! What the command line and the configuration file accept, what they refuse, and with which remedy.
 
+// tidy: long file because the flags that are accepted and those that are refused are two tables to be read whole.
+
 use clap::{CommandFactory, Parser};
 use std::fs;
 use std::path::Path;
@@ -78,7 +80,7 @@ const VALID_FLAGS: [&str; 14] = [
     "--sync allreduce --reduction ring --overlap off --timeout 7 --trace t.json",
     "--reduction exact --virtual-shards 16",
     "--compress powersgd:4 --compress-warmup-steps 3",
-    "--sync parameter-server --servers 2 --server-placement beside",
+    "--sync parameter-server --servers 1 --server-placement beside",
     "--sync async-parameter-server --staleness 3",
     "--sync post-local-sgd --every 4 --from-step 100",
 ];

@@ -80,7 +80,7 @@ impl Shard {
     }
 
     /// Takes a worker's gradient of a bucket; an empty one counts as a push without samples. The workers to be answered now, with
-    /// the bucket's [`parameters`](Self::parameters).
+    /// the parameters of its [`state`](Self::state).
     ///
     /// # Panics
     /// When the bucket is not of this shard, or the worker pushes before it was answered.
