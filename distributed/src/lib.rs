@@ -26,6 +26,7 @@
 
 pub mod algorithms;
 pub mod bucket;
+pub mod bytes;
 pub mod communicator;
 pub mod compress;
 pub mod error;
@@ -47,6 +48,7 @@ pub mod watchdog;
 pub use self::mpi::MpiCommunicator;
 pub use algorithms::{AllReducer, ExactReducer, HierarchicalReducer, ReductionKind};
 pub use bucket::{Bucket, BucketPlan};
+pub use bytes::{bytes_to_floats, floats_to_bytes};
 pub use communicator::{Communicator, NodeMemory, Patience, ROOT};
 pub use compress::{
     BucketCompressor, CompressionKind, CompressionReport, ParseCompressionError, PowerSgdLimits, TensorSpan,

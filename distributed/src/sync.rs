@@ -9,7 +9,7 @@ use burn::module::Module;
 use sha2::{Digest, Sha256};
 
 use crate::communicator::expect_equal;
-use crate::{CollectiveError, Communicator, ParameterLayout, ROOT, read, write};
+use crate::{CollectiveError, Communicator, ParameterLayout, ROOT, bytes_to_floats, floats_to_bytes, read, write};
 
 /// `module` with the parameters and norm statistics of rank `root`.
 ///
@@ -35,10 +35,9 @@ pub fn broadcast_module<M: Module>(
     expect_equal(communicator, "module", &description)?;
     let mut module = module;
     for layout in [parameters, state] {
-        let mut bytes: Vec<u8> = read(&module, &layout).iter().flat_map(|value| value.to_le_bytes()).collect();
+        let mut bytes = floats_to_bytes(&read(&module, &layout));
         communicator.broadcast(root, &mut bytes)?;
-        let values: Vec<f32> = bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
-        module = write(module, &layout, &values);
+        module = write(module, &layout, &bytes_to_floats(&bytes));
     }
     Ok(module)
 }

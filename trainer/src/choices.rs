@@ -4,7 +4,7 @@
 //! Invariant: `Display`, `FromStr`, clap and serde agree on the spelling.
 
 use clap::ValueEnum;
-use distributed::{CompressionKind, ParseCompressionError};
+use distributed::{CompressionKind, ParseCompressionError, ReductionKind};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::path::Path;
@@ -154,6 +154,18 @@ pub enum ReductionChoice {
     Hierarchical,
     /// The same bits on any number of ranks.
     Exact,
+}
+
+impl From<ReductionChoice> for ReductionKind {
+    fn from(choice: ReductionChoice) -> Self {
+        match choice {
+            ReductionChoice::Mpi => Self::Library,
+            ReductionChoice::Ring => Self::Ring,
+            ReductionChoice::HalvingDoubling => Self::HalvingDoubling,
+            ReductionChoice::Hierarchical => Self::Hierarchical,
+            ReductionChoice::Exact => Self::Exact,
+        }
+    }
 }
 
 /// Where parameter servers are.

@@ -8,11 +8,12 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 use burn_resnet::{load_weights, save_safetensors};
-use distributed::{ParameterLayout, ROOT, average_norm_statistics, broadcast_module, fingerprint, read, write};
-
-use crate::checkpoint::{
-    CheckpointState, CheckpointStore, ModelInput, Progress, TrainingTensors, bytes_to_floats, floats_to_bytes,
+use distributed::{
+    ParameterLayout, ROOT, average_norm_statistics, broadcast_module, bytes_to_floats, fingerprint, floats_to_bytes,
+    read, write,
 };
+
+use crate::checkpoint::{CheckpointState, CheckpointStore, ModelInput, Progress, TrainingTensors};
 use crate::config::TrainConfig;
 use crate::model::ImageClassifier;
 use crate::output::OutputDirectory;

@@ -70,6 +70,19 @@ impl World {
         }
     }
 
+    /// Ends a watch after a barrier: after it no rank waits for another.
+    ///
+    /// # Errors
+    /// When the barrier fails.
+    ///
+    /// # Collective
+    /// Must be called by all ranks.
+    pub fn end_watch(&self, watchdog: Option<Watchdog>) -> Result<()> {
+        self.communicator.barrier()?;
+        drop(watchdog);
+        Ok(())
+    }
+
     /// Whether this rank acts for all.
     pub fn is_root(&self) -> bool {
         self.communicator.rank() == ROOT

@@ -6,7 +6,7 @@ use anyhow::{Result, bail};
 use distributed::ReductionKind;
 use distributed::simulate::{StepProfile, Synchronisation, predict};
 
-use crate::config::{ReductionChoice, SimulationConfig, SyncConfig, SyncMethod};
+use crate::config::{SimulationConfig, SyncConfig, SyncMethod};
 
 /// One line a number of ranks.
 ///
@@ -43,13 +43,7 @@ fn synchronisation(sync: &SyncConfig) -> Result<Synchronisation> {
         SyncMethod::Allreduce { compression, .. } if compression.is_some() => {
             bail!("simulate-network: --compress {compression} is not simulated; leave it out")
         }
-        SyncMethod::Allreduce { reduction, .. } => Synchronisation::AllReduce(match reduction {
-            ReductionChoice::Mpi => ReductionKind::Library,
-            ReductionChoice::Ring => ReductionKind::Ring,
-            ReductionChoice::HalvingDoubling => ReductionKind::HalvingDoubling,
-            ReductionChoice::Hierarchical => ReductionKind::Hierarchical,
-            ReductionChoice::Exact => ReductionKind::Exact,
-        }),
+        SyncMethod::Allreduce { reduction, .. } => Synchronisation::AllReduce(reduction.into()),
         SyncMethod::Exact { .. } => Synchronisation::AllReduce(ReductionKind::Exact),
         SyncMethod::ParameterServer { servers, asynchronous: None, .. } => Synchronisation::ParameterServer { servers },
         SyncMethod::ParameterServer { .. } | SyncMethod::LocalSgd { .. } => {

@@ -241,7 +241,10 @@ impl<M: ImageClassifier> Stepper<M> {
         self.config.whereabouts.enter(watchdog::Phase::Waiting);
         let mut agreement = match is_together {
             true => self.finish_together(learning_rate, clock)?,
-            false => self.finish_alone(learning_rate, num_own > 0, &mut header, clock),
+            false => {
+                self.finish_alone(learning_rate, num_own > 0, &mut header, clock);
+                None
+            }
         };
         // What a stopped run saves is on the servers.
         let must_meet = at.must_meet || agreement.is_some_and(|agreement| agreement.stop);

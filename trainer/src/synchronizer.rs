@@ -16,7 +16,7 @@ use distributed::{
     SumReduction, Traffic, Whereabouts, Yields,
 };
 
-use crate::config::{PlacementKind, ReductionChoice, SyncConfig, SyncMethod};
+use crate::config::{PlacementKind, Staleness, SyncConfig, SyncMethod};
 use crate::optimizer::{Sgd, SgdConfig};
 
 /// What a step does about the other ranks.
@@ -79,7 +79,7 @@ impl Synchronizer {
 
     /// Whether ranks run apart inside a step that sums nothing: an asynchronous server updates with each rank's gradient.
     pub fn is_asynchronous(&self) -> bool {
-        matches!(self.method, SyncMethod::ParameterServer { asynchronous: Some(staleness), .. } if staleness.bound != Some(0))
+        matches!(self.method, SyncMethod::ParameterServer { asynchronous, .. } if consistency(asynchronous) != Consistency::Synchronous)
     }
 
     /// The servers, if there are any.
@@ -123,16 +123,7 @@ impl Synchronizer {
                 let warmup = compress_warmup_steps;
                 Ok(Box::new(CompressedReduction::new(compression.0, warmup, (layout, plan), communicator)?))
             }
-            SyncMethod::Allreduce { reduction, .. } => {
-                let kind = match reduction {
-                    ReductionChoice::Mpi => ReductionKind::Library,
-                    ReductionChoice::Ring => ReductionKind::Ring,
-                    ReductionChoice::HalvingDoubling => ReductionKind::HalvingDoubling,
-                    ReductionChoice::Hierarchical => ReductionKind::Hierarchical,
-                    ReductionChoice::Exact => ReductionKind::Exact,
-                };
-                Ok(Box::new(SumReduction::new(kind, communicator)?))
-            }
+            SyncMethod::Allreduce { reduction, .. } => Ok(Box::new(SumReduction::new(reduction.into(), communicator)?)),
             SyncMethod::Exact { virtual_shards } => {
                 let num_own = own_shards(virtual_shards, communicator.rank(), communicator.world_size()).len();
                 Ok(Box::new(ExactReduction::new(communicator, num_own)?))
@@ -190,21 +181,24 @@ fn reducer_config(config: &SyncConfig, layout: &ParameterLayout) -> ReducerConfi
     ReducerConfig { bucket_cap_bytes: cap_bytes, overlap: config.overlap }
 }
 
+/// When servers update: a bound of 0 leaves no room for asynchrony.
+fn consistency(asynchronous: Option<Staleness>) -> Consistency {
+    match asynchronous {
+        None | Some(Staleness { bound: Some(0) }) => Consistency::Synchronous,
+        Some(Staleness { bound }) => Consistency::Asynchronous { bound },
+    }
+}
+
 /// Which rank of the `world_size` ranks that include the servers serves what.
 fn server_plan(method: &SyncMethod, plan: &BucketPlan, world_size: usize) -> ServerPlan {
     let SyncMethod::ParameterServer { servers, placement, asynchronous } = *method else {
         unreachable!("only this method has servers");
     };
-    let consistency = match asynchronous {
-        None => Consistency::Synchronous,
-        Some(staleness) if staleness.bound == Some(0) => Consistency::Synchronous,
-        Some(staleness) => Consistency::Asynchronous { bound: staleness.bound },
-    };
     let ranks = match placement {
         PlacementKind::Beside => (0..servers).collect(),
         PlacementKind::Own => (world_size - servers..world_size).collect(),
     };
-    ServerPlan::new(plan, method.num_workers(world_size), ranks, consistency)
+    ServerPlan::new(plan, method.num_workers(world_size), ranks, consistency(asynchronous))
 }
 
 /// Says which bucket is being reduced.

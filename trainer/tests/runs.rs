@@ -40,15 +40,7 @@ fn a_run_resumed_inside_an_epoch_ends_with_the_bits_of_an_undisturbed_one() {
     for world_size in [1, 2] {
         let whole = run(world_size, &flags(TINY, &["--checkpoint-every-steps", "3", "--keep-checkpoints", "99"]));
         // The checkpoint of step 3 of 5 in the first epoch is all that the second run gets.
-        let resumed = Run::in_new_directory();
-        let from = whole.directory().join("checkpoints/step-00000003");
-        let to = resumed.directory().join("checkpoints/step-00000003");
-        fs::create_dir_all(&to).unwrap();
-        for file in fs::read_dir(&from).unwrap() {
-            let file = file.unwrap();
-            fs::copy(file.path(), to.join(file.file_name())).unwrap();
-        }
-        let resumed = resumed.go(world_size, &flags(TINY, &["--resume"]));
+        let resumed = whole.with_checkpoint_alone(3).go(world_size, &flags(TINY, &["--resume"]));
         assert_eq!(resumed.parameter_hash(), whole.parameter_hash(), "{world_size} ranks");
         let (resumed, whole) = (resumed.last_record(), whole.last_record());
         assert_eq!(resumed.test_top1_correct, whole.test_top1_correct);

@@ -79,15 +79,7 @@ fn exact_reduction_gives_the_same_bits_on_any_number_of_ranks_also_in_the_norm_s
 fn an_exact_run_of_four_ranks_resumed_on_one_ends_with_the_bits_of_an_undisturbed_one() {
     let options = [EXACT, &["--checkpoint-every-steps", "10", "--keep-checkpoints", "99"]].concat();
     let whole = run(4, &flags(TINY, &options));
-    let resumed = Run::in_new_directory();
-    let from = whole.directory().join("checkpoints/step-00000010");
-    let to = resumed.directory().join("checkpoints/step-00000010");
-    fs::create_dir_all(&to).unwrap();
-    for file in fs::read_dir(&from).unwrap() {
-        let file = file.unwrap();
-        fs::copy(file.path(), to.join(file.file_name())).unwrap();
-    }
-    let resumed = resumed.go(1, &flags(TINY, &[EXACT, &["--resume"]].concat()));
+    let resumed = whole.with_checkpoint_alone(10).go(1, &flags(TINY, &[EXACT, &["--resume"]].concat()));
     assert_eq!(resumed.parameter_hash(), whole.parameter_hash());
     assert_eq!(resumed.last_record().test_top1_correct, whole.last_record().test_top1_correct);
 }

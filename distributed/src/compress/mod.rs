@@ -22,7 +22,7 @@ use self::matrix::norm_squared;
 use self::power_sgd::PowerSgd;
 use self::top_k::TopK;
 use crate::communicator::expect_equal;
-use crate::{CollectiveError, Communicator};
+use crate::{CollectiveError, Communicator, Traffic};
 
 /// A gradient tensor within a bucket, seen as a matrix.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -281,7 +281,7 @@ fn sum_plain(values: &mut [f32], communicator: &dyn Communicator) -> Result<Outc
 
 /// Bytes a rank sends in a ring all-reduce of `length` 32-bit floats: 2 (N−1) / N of them, rounded down.
 fn reduce_bytes_sent(world_size: usize, length: usize) -> u64 {
-    (2 * (world_size - 1) * size_of::<f32>() * length / world_size) as u64
+    Traffic::of_sum(length, size_of::<f32>(), world_size).bytes_sent
 }
 
 /// Bytes a rank sends in an all-gather to which each rank brings `bytes`: N−1 times these.

@@ -6,10 +6,10 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::message::{Request, TO_SERVER, TO_WORKER, bytes_to_floats};
+use super::message::{Request, TO_SERVER, TO_WORKER};
 use super::server::{Server, ServerPlan};
 use crate::reduction::{BucketReduction, Traffic, Yields};
-use crate::{CollectiveError, Communicator};
+use crate::{CollectiveError, Communicator, bytes_to_floats};
 
 /// A worker's connection to all servers.
 #[derive(Debug)]
@@ -48,7 +48,7 @@ impl ServerClient {
     /// # Errors
     /// When the job ends.
     pub fn fetch(&self, bucket: usize, len: usize) -> Result<(Vec<f32>, Vec<f32>), CollectiveError> {
-        let bytes = self.ask(self.plan.rank_of(bucket), &Request::Fetch { bucket }, 8 * len)?;
+        let bytes = self.ask(self.plan.rank_of(bucket), Request::Fetch { bucket }, 8 * len)?;
         let mut parameters = bytes_to_floats(&bytes);
         let velocities = parameters.split_off(len);
         Ok((parameters, velocities))
@@ -60,7 +60,7 @@ impl ServerClient {
     /// When the job ends.
     pub fn restore(&self, bucket: usize, parameters: &[f32], velocities: &[f32]) -> Result<(), CollectiveError> {
         let request = Request::Restore { bucket, parameters: parameters.to_vec(), velocities: velocities.to_vec() };
-        self.tell(self.plan.rank_of(bucket), &request)
+        self.tell(self.plan.rank_of(bucket), request)
     }
 
     /// How many updates all servers made, by their staleness.
@@ -71,7 +71,7 @@ impl ServerClient {
         let mut total = Vec::new();
         for &server in &self.plan.servers {
             let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
-            self.tell(server, &Request::Histogram)?;
+            self.tell(server, Request::Histogram)?;
             let bytes = match self.own(server) {
                 Some(own) => own.own_answer(),
                 // Its length is not known here.
@@ -92,21 +92,21 @@ impl ServerClient {
     /// # Errors
     /// When the job ends.
     pub fn leave(&self) -> Result<(), CollectiveError> {
-        self.plan.servers.iter().try_for_each(|&server| self.tell(server, &Request::Leave))
+        self.plan.servers.iter().try_for_each(|&server| self.tell(server, Request::Leave))
     }
 
     fn own(&self, server: usize) -> Option<&Server> {
         self.beside.as_deref().filter(|_| server == self.communicator.rank())
     }
 
-    fn tell(&self, server: usize, request: &Request) -> Result<(), CollectiveError> {
+    fn tell(&self, server: usize, request: Request) -> Result<(), CollectiveError> {
         match self.own(server) {
-            Some(own) => own.handle(server, request.clone()),
+            Some(own) => own.handle(server, request),
             None => self.communicator.send(server, TO_SERVER, &request.to_bytes()),
         }
     }
 
-    fn ask(&self, server: usize, request: &Request, answer_bytes: usize) -> Result<Vec<u8>, CollectiveError> {
+    fn ask(&self, server: usize, request: Request, answer_bytes: usize) -> Result<Vec<u8>, CollectiveError> {
         let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         self.tell(server, request)?;
         match self.own(server) {
@@ -126,7 +126,7 @@ impl BucketReduction for Arc<ServerClient> {
         let gradient = if self.has_samples.load(Ordering::Relaxed) { std::mem::take(values) } else { Vec::new() };
         let learning_rate = f64::from_bits(self.learning_rate_bits.load(Ordering::Relaxed));
         let server = self.plan.rank_of(bucket);
-        let answer = self.ask(server, &Request::Push { bucket, learning_rate, gradient }, 4 * len)?;
+        let answer = self.ask(server, Request::Push { bucket, learning_rate, gradient }, 4 * len)?;
         *values = bytes_to_floats(&answer);
         let sent = if self.own(server).is_some() { 0 } else { 4 * len as u64 };
         let ring = Traffic::of_sum(len, size_of::<f32>(), self.plan.num_workers);

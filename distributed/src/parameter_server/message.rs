@@ -2,6 +2,8 @@
 //!
 //! In, out: bytes, little endian. Invariant: a message's first byte says what follows.
 
+use crate::{bytes_to_floats, floats_to_bytes};
+
 /// Tag of what workers send.
 pub(super) const TO_SERVER: u16 = 1;
 
@@ -71,14 +73,6 @@ impl Request {
             kind => panic!("parameter server: expected a request of kind 0 to 4, got {kind}"),
         }
     }
-}
-
-pub(super) fn floats_to_bytes(values: &[f32]) -> Vec<u8> {
-    values.iter().flat_map(|value| value.to_le_bytes()).collect()
-}
-
-pub(super) fn bytes_to_floats(bytes: &[u8]) -> Vec<f32> {
-    bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
 }
 
 #[cfg(test)]

@@ -7,9 +7,9 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use super::message::{Request, TO_SERVER, TO_WORKER, floats_to_bytes};
+use super::message::{Request, TO_SERVER, TO_WORKER};
 use super::shard::{Consistency, Shard, ShardUpdate, assign};
-use crate::{BucketPlan, CollectiveError, Communicator};
+use crate::{BucketPlan, CollectiveError, Communicator, floats_to_bytes};
 
 /// How long a server sleeps when it has nothing to do: a worker may compute on the same core.
 const NAP: Duration = Duration::from_micros(100);

@@ -8,6 +8,8 @@
 use std::collections::BTreeMap;
 use std::fmt::Debug;
 
+use crate::algorithms::add;
+
 /// Makes the updates of the buckets a server holds.
 pub trait ShardUpdate: Send + Debug {
     /// One update of a bucket's parameters.
@@ -183,7 +185,7 @@ fn sum(gradients: Vec<Vec<f32>>) -> Vec<f32> {
     let mut gradients = gradients.into_iter().filter(|gradient| !gradient.is_empty());
     let mut total = gradients.next().unwrap_or_default();
     for gradient in gradients {
-        total.iter_mut().zip(gradient).for_each(|(total, value)| *total += value);
+        add(&mut total, &gradient);
     }
     total
 }

@@ -74,7 +74,7 @@ impl GradientCollector {
         }
         let buckets = plan.buckets();
         let state = State {
-            entries: layout.entries().iter().enumerate().map(|(index, entry)| (entry.id, index)).collect(),
+            entries: by_id(&layout),
             buffers: buckets.iter().map(|bucket| vec![0.0; num_slabs * bucket.elements.len()]).collect(),
             has_arrived: vec![false; layout.entries().len()],
             num_missing: buckets.iter().map(|bucket| bucket.parameters.len()).collect(),
@@ -114,8 +114,7 @@ impl GradientCollector {
 
     /// Knows the parameters by the ids of this layout of the same module, rebuilt or loaded.
     pub(super) fn rename(&self, layout: &ParameterLayout) {
-        let entries = layout.entries().iter().enumerate().map(|(index, entry)| (entry.id, index)).collect();
-        self.lock().entries = entries;
+        self.lock().entries = by_id(layout);
     }
 
     /// Opens the next micro-step of this step.
@@ -265,4 +264,9 @@ impl GradientCollector {
         // A poisoned lock means that a pass panicked; the job ends with that panic.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// The index in the layout of every parameter's id.
+fn by_id(layout: &ParameterLayout) -> HashMap<ParamId, usize> {
+    layout.entries().iter().enumerate().map(|(index, entry)| (entry.id, index)).collect()
 }

@@ -111,9 +111,7 @@ pub fn bench(args: &BenchArgs, world: &World) -> Result<()> {
         Role::Worker { communicator, server_link } => (communicator, server_link),
         Role::Server(link) => {
             synchronizer::serve(&config.sync, step_config.sgd, &model, link)?;
-            world.communicator.barrier()?;
-            drop(watchdog);
-            return Ok(());
+            return world.end_watch(watchdog);
         }
     };
     let batches = batches(&config, &*communicator)?;
@@ -210,9 +208,7 @@ pub fn bench(args: &BenchArgs, world: &World) -> Result<()> {
         world.reporter.json(&result);
     }
     stepper.finish()?;
-    world.communicator.barrier()?;
-    drop(watchdog);
-    Ok(())
+    world.end_watch(watchdog)
 }
 
 /// The measured step without its waiting, as a simulation takes it.

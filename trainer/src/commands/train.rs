@@ -97,8 +97,7 @@ pub fn train_model<M: ImageClassifier>(
         Role::Server(link) => {
             let sgd = sgd_config(&config);
             synchronizer::serve(&config.sync, sgd, &model, link)?;
-            communicator.barrier()?;
-            drop(watchdog);
+            world.end_watch(watchdog)?;
             return Ok(Outcome::of_server(model));
         }
     };
@@ -114,9 +113,7 @@ pub fn train_model<M: ImageClassifier>(
         records: &records,
     };
     let outcome = fit(model, &session)?;
-    // After it no rank waits for another.
-    communicator.barrier()?;
-    drop(watchdog);
+    world.end_watch(watchdog)?;
     let summary = summary(&outcome, start.elapsed(), session.data.train.len());
     records.finish(&summary)?;
     reporter.finish(&summary);

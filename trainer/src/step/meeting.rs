@@ -63,7 +63,7 @@ impl<M: ImageClassifier> Stepper<M> {
         has_samples: bool,
         header: &mut StepHeader,
         clock: &mut PhaseClock,
-    ) -> Option<StepAgreement> {
+    ) {
         let start = Instant::now();
         let is_finite = self.reducer.finish_alone(|bucket| self.optimizer.update_alone(learning_rate, bucket));
         header.finite &= is_finite;
@@ -73,7 +73,6 @@ impl<M: ImageClassifier> Stepper<M> {
             self.optimizer.commit();
         }
         clock.add_since(Phase::Optimizer, start);
-        None
     }
 
     /// Makes the replicas equal.

@@ -3,11 +3,9 @@
 //! In: the program, a tiny training run. Out: checks.
 
 use std::path::Path;
-use std::time::{Duration, Instant};
 
-use super::trainer::{LIMIT_S, Run, arguments, instead, process_of_rank, wait_for_first_line};
-use super::{Check, Ended, Suite};
-use crate::process::{self, Running};
+use super::trainer::{Run, arguments, instead};
+use super::{Check, Suite};
 
 pub(super) const CHECKS: [Check; 5] = [
     Check {
@@ -102,16 +100,8 @@ fn lost_rank_is_named(suite: &Suite<'_>, signal: &str, named: &str) -> Result<()
     let run = Run::new(suite, &format!("lost-{signal}"));
     let mut words = arguments(&run.folder, 200);
     words.extend(["--timeout".to_owned(), TIMEOUT_S.to_owned()]);
-    let command = suite.on_ranks(2, &suite.trainer, &words)?;
-    let line = process::shown(&command);
-    let log = suite.folder.join(format!("lost-{signal}.log"));
-    let mut running = Running::start(command, &log)?;
-    let target = wait_for_first_line(&run, &mut running).and_then(|()| process_of_rank(suite, &run, 1));
-    let sent = target.and_then(|process| process::send_signal(process, signal));
-    let start = Instant::now();
-    let ended = Ended { line, finished: running.finish(Duration::from_secs(LIMIT_S))? };
-    sent?;
-    ended.expect(start.elapsed().as_secs() < 40, "an end within 40 s of the signal")?;
+    let (ended, elapsed) = run.signalled(suite, 2, &words, signal, 1)?;
+    ended.expect(elapsed.as_secs() < 40, "an end within 40 s of the signal")?;
     ended.expect(ended.finished.code != Some(0), "an exit code that is not 0")?;
     ended.expect(ended.finished.text.contains(named), named)
 }

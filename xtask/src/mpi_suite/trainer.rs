@@ -35,7 +35,7 @@ pub(super) const CHECKS: [Check; 4] = [
 ];
 
 /// Longer than any of these runs takes on a busy machine.
-pub(super) const LIMIT_S: u64 = 600;
+const LIMIT_S: u64 = 600;
 /// Losses of different world sizes differ by the order of the sums alone.
 const LOSS_TOLERANCE: f64 = 1e-3;
 
@@ -79,15 +79,7 @@ fn stops_and_resumes(suite: &Suite<'_>, signal: &str, rank: usize) -> Result<(),
     let undisturbed = Run::new(suite, &format!("undisturbed-{signal}"));
     undisturbed.train(suite, RANKS, EPOCHS, &[])?;
     let stopped = Run::new(suite, &format!("stopped-{signal}"));
-    let command = suite.on_ranks(RANKS, &suite.trainer, &arguments(&stopped.folder, EPOCHS))?;
-    let line = process::shown(&command);
-    let log = suite.folder.join(format!("stopped-{signal}.log"));
-    let mut running = Running::start(command, &log)?;
-    let target = wait_for_first_line(&stopped, &mut running).and_then(|()| process_of_rank(suite, &stopped, rank));
-    // The program is waited for in any case; a run left behind would disturb the checks after it.
-    let sent = target.and_then(|process| process::send_signal(process, signal));
-    let ended = Ended { line, finished: running.finish(Duration::from_secs(LIMIT_S))? };
-    sent?;
+    let ended = stopped.signalled(suite, RANKS, &arguments(&stopped.folder, EPOCHS), signal, rank)?.0;
     ended.expect_success()?;
     ended.expect(json::is_true(&stopped.summary()?, "stopped_early"), "stopped_early in summary.json")?;
     let resumed = stopped.train(suite, RANKS, EPOCHS, &["--resume"])?;
@@ -147,6 +139,29 @@ impl Run {
         Ok(ended)
     }
 
+    /// Starts it, sends `signal` to one rank once it has written a line, and waits for its end: how it ended, and how long after the
+    /// signal.
+    pub(super) fn signalled(
+        &self,
+        suite: &Suite<'_>,
+        ranks: usize,
+        words: &[String],
+        signal: &str,
+        rank: usize,
+    ) -> Result<(Ended, Duration), String> {
+        let command = suite.on_ranks(ranks, &suite.trainer, words)?;
+        let line = process::shown(&command);
+        let log = suite.folder.join(format!("{}.log", self.name));
+        let mut running = Running::start(command, &log)?;
+        let target = wait_for_first_line(self, &mut running).and_then(|()| process_of_rank(suite, self, rank));
+        // The program is waited for in any case; a run left behind would disturb the checks after it.
+        let sent = target.and_then(|process| process::send_signal(process, signal));
+        let start = Instant::now();
+        let ended = Ended { line, finished: running.finish(Duration::from_secs(LIMIT_S))? };
+        sent?;
+        Ok((ended, start.elapsed()))
+    }
+
     fn metrics_file(&self) -> PathBuf {
         self.folder.join("metrics.jsonl")
     }
@@ -172,7 +187,7 @@ fn read(file: &Path) -> Result<String, String> {
     fs::read_to_string(file).map_err(|error| format!("{}: {error}", file.display()))
 }
 
-pub(super) fn wait_for_first_line(run: &Run, running: &mut Running<'_>) -> Result<(), String> {
+fn wait_for_first_line(run: &Run, running: &mut Running<'_>) -> Result<(), String> {
     let start = Instant::now();
     while fs::metadata(run.metrics_file()).map_or(0, |file| file.len()) == 0 {
         if running.has_ended() || start.elapsed().as_secs() > LIMIT_S {
@@ -184,7 +199,7 @@ pub(super) fn wait_for_first_line(run: &Run, running: &mut Running<'_>) -> Resul
 }
 
 /// Finds a rank's process by its arguments and its environment, as Linux shows them.
-pub(super) fn process_of_rank(suite: &Suite<'_>, run: &Run, rank: usize) -> Result<u32, String> {
+fn process_of_rank(suite: &Suite<'_>, run: &Run, rank: usize) -> Result<u32, String> {
     let variable = suite.mpirun.map_or("", |mpirun| mpirun.rank_variable());
     let mark = format!("{variable}={rank}");
     let folder = run.folder.display().to_string();
