@@ -143,6 +143,22 @@ pub enum CollectiveError {
         /// What it holds.
         value: String,
     },
+    /// MPI and the launcher give this process different places.
+    #[error("{launcher}: expected {what} {expected}, got {got} on node {node}; {remedy}")]
+    PlaceMismatch {
+        /// The launcher.
+        launcher: &'static str,
+        /// `rank` or `local rank`.
+        what: &'static str,
+        /// What the launcher says.
+        expected: usize,
+        /// What MPI says.
+        got: usize,
+        /// This node.
+        node: String,
+        /// What to do.
+        remedy: &'static str,
+    },
     /// MPI can be initialized once in a process.
     #[error("MPI was initialized before in this process; keep one communicator until the end of main")]
     MpiInitializedBefore,

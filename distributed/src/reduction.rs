@@ -135,7 +135,7 @@ impl BucketReduction for ExactReduction {
     }
 }
 
-/// The compressed sum; what a step leaves out goes into the next one.
+/// The compressed sum; what a step leaves out goes into the next one, unless its sum is not finite.
 #[derive(Debug)]
 pub struct CompressedReduction {
     communicator: Arc<dyn Communicator>,
@@ -175,7 +175,13 @@ impl CompressedReduction {
 
 impl BucketReduction for CompressedReduction {
     fn reduce(&mut self, bucket: usize, values: &mut Vec<f32>) -> Result<Traffic, CollectiveError> {
-        self.compressors[bucket].sum(values, &*self.communicator)
+        let compressor = &mut self.compressors[bucket];
+        let traffic = compressor.sum(values, &*self.communicator)?;
+        // The same bits on every rank, so all forget together; the step that this sum is of is not made.
+        if values.iter().any(|value| !value.is_finite()) {
+            compressor.reset();
+        }
+        Ok(traffic)
     }
 
     fn is_needed_alone(&self) -> bool {

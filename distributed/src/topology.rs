@@ -79,10 +79,12 @@ pub struct Launcher {
     pub rank: Option<usize>,
     /// This task's index on its node, where the launcher tells it.
     pub local_rank: Option<usize>,
+    /// The processors it was given, where the launcher tells it.
+    pub num_processors: Option<usize>,
 }
 
-/// The variables of one launcher: name, number of tasks, rank, local rank.
-type Variables = (&'static str, &'static str, Option<&'static str>, Option<&'static str>);
+/// The variables of one launcher: name, number of tasks, rank, local rank, processors of a task.
+type Variables = (&'static str, &'static str, Option<&'static str>, Option<&'static str>, Option<&'static str>);
 
 /// Innermost launcher first.
 ///
@@ -91,11 +93,14 @@ type Variables = (&'static str, &'static str, Option<&'static str>, Option<&'sta
 /// variable must win. `mpiexec` of MPICH and Intel MPI does the same with `PMI_SIZE`.
 /// A batch script has `SLURM_NTASKS` (when tasks were asked for) and no step: a program started there without a launcher is one
 /// that `srun` should have started, so `SLURM_NTASKS` counts too, last; its `SLURM_PROCID` is the script's and tells nothing.
+///
+/// `srun` tells a task's processors only where a number was asked for; mpirun's ranks may have Slurm's variable too, but it is
+/// mpirun that placed them.
 const LAUNCHERS: [Variables; 4] = [
-    ("mpirun", "OMPI_COMM_WORLD_SIZE", Some("OMPI_COMM_WORLD_RANK"), Some("OMPI_COMM_WORLD_LOCAL_RANK")),
-    ("mpiexec", "PMI_SIZE", Some("PMI_RANK"), Some("MPI_LOCALRANKID")),
-    ("srun", "SLURM_STEP_NUM_TASKS", Some("SLURM_PROCID"), Some("SLURM_LOCALID")),
-    ("sbatch", "SLURM_NTASKS", None, None),
+    ("mpirun", "OMPI_COMM_WORLD_SIZE", Some("OMPI_COMM_WORLD_RANK"), Some("OMPI_COMM_WORLD_LOCAL_RANK"), None),
+    ("mpiexec", "PMI_SIZE", Some("PMI_RANK"), Some("MPI_LOCALRANKID"), None),
+    ("srun", "SLURM_STEP_NUM_TASKS", Some("SLURM_PROCID"), Some("SLURM_LOCALID"), Some("SLURM_CPUS_PER_TASK")),
+    ("sbatch", "SLURM_NTASKS", None, None, None),
 ];
 
 impl Launcher {
@@ -111,14 +116,16 @@ impl Launcher {
                 Err(_) => Err(CollectiveError::LauncherVariable { variable, value }),
             },
         };
-        for (name, variable, rank, local_rank) in LAUNCHERS {
+        for (name, variable, rank, local_rank, num_processors) in LAUNCHERS {
             if let Some(num_tasks) = number(variable)? {
+                let further = |variable: Option<&'static str>| Ok(variable.map(number).transpose()?.flatten());
                 return Ok(Some(Self {
                     name,
                     num_tasks,
                     variable,
-                    rank: rank.map(number).transpose()?.flatten(),
-                    local_rank: local_rank.map(number).transpose()?.flatten(),
+                    rank: further(rank)?,
+                    local_rank: further(local_rank)?,
+                    num_processors: further(num_processors)?,
                 }));
             }
         }
@@ -132,6 +139,11 @@ impl Launcher {
     pub fn detect_from_environment() -> Result<Option<Self>, CollectiveError> {
         Self::detect(|variable| std::env::var(variable).ok())
     }
+}
+
+/// The scheduler's name for the job that this process belongs to, if there is one.
+pub fn scheduler_job() -> Option<String> {
+    std::env::var("SLURM_JOB_ID").ok().map(|id| format!("Slurm job {id}"))
 }
 
 /// Refuses a world that is not the one the launcher started.
@@ -163,6 +175,30 @@ pub fn check_world_size(
         world_size,
         remedy,
     })
+}
+
+/// Refuses a place among the ranks, or on the node, that is not the one the launcher gave.
+///
+/// # Errors
+/// When the launcher tells another rank, or another index on the node.
+pub fn check_place(launcher: Option<&Launcher>, topology: &Topology) -> Result<(), CollectiveError> {
+    let Some(launcher) = launcher else { return Ok(()) };
+    let pairs = [
+        ("rank", launcher.rank, topology.rank, "start all ranks by one launcher"),
+        (
+            "local rank",
+            launcher.local_rank,
+            topology.local_rank,
+            "do two nodes have the same host name? ranks would share memory, or a GPU, that is not theirs",
+        ),
+    ];
+    for (what, expected, got, remedy) in pairs {
+        if let Some(expected) = expected.filter(|&expected| expected != got) {
+            let (launcher, node) = (launcher.name, topology.node.clone());
+            return Err(CollectiveError::PlaceMismatch { launcher, what, expected, got, node, remedy });
+        }
+    }
+    Ok(())
 }
 
 /// This machine's name as the kernel tells it, else `localhost`.
@@ -253,6 +289,35 @@ mod tests {
     fn a_variable_without_a_number_is_named() {
         let error = detect(&[("PMI_SIZE", "many")]).unwrap_err();
         assert_eq!(error.to_string(), "environment variable PMI_SIZE: expected a number, got \"many\"");
+    }
+
+    #[test]
+    fn a_place_that_the_launcher_did_not_give_is_refused() {
+        let nodes = ["a", "a", "b"].map(String::from);
+        let launcher = |rank, local_rank| Launcher {
+            name: "srun",
+            num_tasks: 3,
+            variable: "SLURM_STEP_NUM_TASKS",
+            rank: Some(rank),
+            local_rank,
+            num_processors: None,
+        };
+        let topology = Topology::from_nodes(2, &nodes);
+        assert_eq!(check_place(None, &topology), Ok(()));
+        for local_rank in [None, Some(0)] {
+            assert_eq!(check_place(Some(&launcher(2, local_rank)), &topology), Ok(()));
+        }
+        let text = check_place(Some(&launcher(1, Some(0))), &topology).unwrap_err().to_string();
+        assert!(text.starts_with("srun: expected rank 1, got 2 on node b; "), "{text}");
+        let text = check_place(Some(&launcher(2, Some(1))), &topology).unwrap_err().to_string();
+        assert!(text.contains("local rank 1, got 0") && text.contains("host name"), "{text}");
+    }
+
+    #[test]
+    fn the_processors_of_a_task_are_sruns_to_tell() {
+        let slurm = [("SLURM_STEP_NUM_TASKS", "2"), ("SLURM_PROCID", "0"), ("SLURM_CPUS_PER_TASK", "4")];
+        assert_eq!(launcher(&slurm).num_processors, Some(4));
+        assert_eq!(launcher(&[&slurm[..], &[("OMPI_COMM_WORLD_SIZE", "2")]].concat()).num_processors, None);
     }
 
     #[test]

@@ -66,6 +66,16 @@ pub enum OnBadImageKind {
     Skip,
 }
 
+/// What to do with a step whose loss or gradient is not finite.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum OnNonFiniteKind {
+    /// End the run on all ranks, naming step, rank and parameter.
+    Stop,
+    /// Leave the step out on all ranks, and count it.
+    Skip,
+}
+
 /// How the learning rate moves over the run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -265,6 +275,7 @@ spelled_as_in_clap!(
     BatchNormKind,
     AugmentKind,
     OnBadImageKind,
+    OnNonFiniteKind,
     ScheduleKind,
     KernelsKind,
     ConvolutionKind,

@@ -15,13 +15,13 @@ mod to_args;
 
 pub use crate::choices::{
     AugmentKind, BatchNormKind, Compression, ConvolutionKind, CpuKind, DatasetKind, DeviceChoice, Dtype, KernelsKind,
-    OnBadImageKind, OnOff, PlacementKind, ReductionChoice, ScheduleKind, ShortcutKind, SyncKind,
+    OnBadImageKind, OnNonFiniteKind, OnOff, PlacementKind, ReductionChoice, ScheduleKind, ShortcutKind, SyncKind,
 };
 pub use commands::{BenchConfig, EvalConfig, PredictConfig, SimulationConfig, WeightSource};
 pub use error::ConfigError;
 pub use parts::{
-    BatchConfig, ComputeConfig, Course, DataConfig, DataSource, ModelConfig, NormalizationConfig, OptimizerConfig,
-    RunConfig, ScheduleConfig, TrainSplitConfig,
+    BatchConfig, ComputeConfig, Course, DataConfig, DataSource, ModelConfig, NormalizationConfig, OnNonFinite,
+    OptimizerConfig, RunConfig, ScheduleConfig, TrainSplitConfig,
 };
 pub(crate) use resolve::instruction_set;
 pub use sync::{Staleness, SyncConfig, SyncMethod};
@@ -44,7 +44,7 @@ const RANK_LOCAL_KEYS: [&str; 7] = [
 
 /// Keys that may change when a run is resumed, beside the rank-local ones: they do not move the parameters, or, as
 /// accumulation and kernels, only in the order of roundings.
-const RESUMABLE_KEYS: [&str; 15] = [
+const RESUMABLE_KEYS: [&str; 17] = [
     "batch.grad-accum-steps",
     "sync.bucket-mib",
     "sync.overlap",
@@ -52,6 +52,8 @@ const RESUMABLE_KEYS: [&str; 15] = [
     "sync.trace",
     "run.weights",
     "run.zero-gamma",
+    "run.on-non-finite",
+    "run.max-skipped-steps",
     "run.eval-every-epochs",
     "run.checkpoint-every-epochs",
     "run.checkpoint-every-steps",

@@ -12,6 +12,7 @@ use distributed::{Communicator, average_norm_statistics};
 use crate::gather::total_scores;
 use crate::metrics::ScoreSums;
 use crate::model::{ImageClassifier, cross_entropy_sum, score};
+use crate::stop::StopFlag;
 
 /// How a split is read for evaluation.
 #[derive(Clone, Debug)]
@@ -22,7 +23,16 @@ pub struct EvaluateConfig {
     pub loader_threads: usize,
 }
 
-/// The loss and the right answers of `model` over all of `dataset`, summed over all ranks.
+/// What an evaluation came to, equal on all ranks.
+#[derive(Clone, Copy, Debug)]
+pub struct Evaluation {
+    /// Sums over the whole split; `None` if a rank broke off.
+    pub scores: Option<ScoreSums>,
+    /// Whether a stop was asked for on any rank.
+    pub stop: bool,
+}
+
+/// The loss and the right answers of `model` over all of `dataset`, summed over all ranks. A rank whose `stop` is raised breaks off.
 ///
 /// Norm statistics are averaged over the ranks for this; the model in training keeps its own.
 ///
@@ -38,7 +48,8 @@ pub fn evaluate<M: ImageClassifier>(
     config: &EvaluateConfig,
     communicator: &dyn Communicator,
     device: &Device,
-) -> Result<ScoreSums> {
+    stop: &StopFlag,
+) -> Result<Evaluation> {
     let model = average_norm_statistics(model.valid(), communicator)?;
     let plan = ShardPlan::new(ShardConfig {
         num_samples: dataset.len(),
@@ -66,7 +77,12 @@ pub fn evaluate<M: ImageClassifier>(
         },
     );
     let mut sums = ScoreSums::default();
+    let mut broken_off = false;
     for loaded in loader {
+        broken_off = stop.is_raised();
+        if broken_off {
+            break;
+        }
         for batch in loaded?.micro_batches {
             if batch.labels.is_empty() {
                 continue;
@@ -78,5 +94,9 @@ pub fn evaluate<M: ImageClassifier>(
             sums += score(logits, loss_sum, &labels)?;
         }
     }
-    total_scores(communicator, sums)
+    let mut wishes = [u64::from(stop.is_raised()), u64::from(broken_off)];
+    communicator.all_reduce_sum_u64(&mut wishes)?;
+    let [num_stops, num_broken_off] = wishes;
+    let scores = total_scores(communicator, sums)?;
+    Ok(Evaluation { scores: (num_broken_off == 0).then_some(scores), stop: num_stops > 0 })
 }

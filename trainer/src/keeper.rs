@@ -61,7 +61,7 @@ impl<'a> Keeper<'a> {
             communicator.world_size(),
             fingerprint(&model).to_string(),
             ModelInput::of(self.session.data),
-            self.session.data.train.checksum(),
+            (self.session.data.train.checksum(), self.session.data.test.checksum()),
             serde_json::to_value(self.session.config)?,
         );
         let directory = store.save(state, &tensors, is_best, |path| Ok(save_safetensors(&model, path)?))?;
@@ -87,7 +87,7 @@ impl<'a> Keeper<'a> {
         let mut state_json = Vec::new();
         let mut tensors = TrainingTensors::default();
         if let Some(store) = &self.store {
-            let (checkpoint, warnings) = store.latest()?;
+            let (checkpoint, warnings) = store.resume()?;
             for warning in warnings {
                 self.session.reporter.warn(&warning);
             }
@@ -132,12 +132,17 @@ impl<'a> Keeper<'a> {
                 list.join("; ")
             );
         }
-        let got = self.session.data.train.checksum();
-        if got != state.dataset_checksum {
-            bail!(
-                "resume: the train split has changed: expected sha256 {}, got {got}; restore the data, or choose another --output-dir",
-                state.dataset_checksum
-            );
+        let data = self.session.data;
+        for (split, before, got) in [
+            ("train", Some(&state.dataset_checksum), data.train.checksum()),
+            ("test", state.test_checksum.as_ref(), data.test.checksum()),
+        ] {
+            let Some(before) = before.filter(|&before| *before != got) else { continue };
+            let change = format!("resume: the {split} split has changed: expected sha256 {before}, got {got}");
+            if !self.session.allow_changed_data {
+                bail!("{change}; restore the data, choose another --output-dir, or go on with --allow-changed-data");
+            }
+            self.session.reporter.warn(&format!("{change}; going on, as --allow-changed-data says"));
         }
         Ok(())
     }

@@ -36,6 +36,8 @@ pub mod report;
 
 pub mod output;
 
+pub mod lock;
+
 pub mod gather;
 pub mod manifest;
 

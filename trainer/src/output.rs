@@ -4,6 +4,7 @@
 //! reader never sees half a file.
 
 use crate::config::{ConfigError, TrainConfig};
+use crate::lock::{DirectoryLock, LOCK_FILE};
 use crate::metrics::EpochRecord;
 use anyhow::{Context, Result};
 use serde::Serialize;
@@ -37,8 +38,7 @@ impl OutputDirectory {
         let path = match &config.run.output_dir {
             Some(path) => {
                 fs::create_dir_all(path).with_context(|| format!("cannot make {}", path.display()))?;
-                let mut files = fs::read_dir(path).with_context(|| format!("cannot read {}", path.display()))?;
-                if !config.run.resume && files.next().is_some() {
+                if !config.run.resume && has_files(path)? {
                     return Err(ConfigError::OutputDirectoryInUse { path: path.clone() }.into());
                 }
                 path.clone()
@@ -67,6 +67,21 @@ impl OutputDirectory {
                 Err(error) => return Err(error).with_context(|| format!("cannot make {}", nth(number).display())),
             }
         }
+    }
+
+    /// Takes the directory for this process, which must end before another may write to it.
+    ///
+    /// `None` where the file system has no locks.
+    ///
+    /// # Errors
+    /// [`ConfigError::OutputDirectoryBusy`] while another process has it, [`ConfigError::OutputDirectoryInUse`] when one has
+    /// begun a run in it since [`prepare`](Self::prepare); I/O errors.
+    pub fn lock(&self, config: &TrainConfig, holder: &str) -> Result<Option<DirectoryLock>> {
+        let lock = DirectoryLock::take(&self.path, holder)?;
+        if !config.run.resume && has_files(&self.path)? {
+            return Err(ConfigError::OutputDirectoryInUse { path: self.path.clone() }.into());
+        }
+        Ok(lock)
     }
 
     /// The directory itself.
@@ -126,6 +141,17 @@ impl OutputDirectory {
         config.run.output_dir = Some(self.path.clone());
         write_atomically(&self.run_toml(), config.to_toml().as_bytes())
     }
+}
+
+/// Whether a directory has anything in it beside the file that is locked.
+fn has_files(directory: &Path) -> Result<bool> {
+    let context = || format!("cannot read {}", directory.display());
+    for entry in fs::read_dir(directory).with_context(context)? {
+        if entry.with_context(context)?.file_name() != LOCK_FILE {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 /// Writes `value` as indented JSON, at once or not at all.

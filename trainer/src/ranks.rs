@@ -12,7 +12,7 @@ use anyhow::{Result, bail};
 use burn::tensor::Device;
 use distributed::{
     Alarm, CollectiveError, Communicator, Launcher, ROOT, Topology, Watchdog, WatchedCommunicator, Whereabouts,
-    check_world_size,
+    check_place, check_world_size,
 };
 
 #[cfg(feature = "cuda")]
@@ -91,10 +91,11 @@ impl World {
     /// The device that `choice` means on this rank, and the threads it computes with, set for this process.
     ///
     /// # Errors
-    /// When the backend is not built in, or has no driver here.
+    /// When the backend is not built in, or has no driver here, or the launcher's words are not numbers.
     pub fn prepare_compute(&self, compute: &ComputeConfig) -> Result<(Device, usize)> {
         let topology = self.communicator.topology();
-        let num_threads = compute.threads.unwrap_or_else(|| default_threads(topology.local_size));
+        let allotted = Launcher::detect_from_environment()?.and_then(|launcher| launcher.num_processors);
+        let num_threads = compute.threads.unwrap_or_else(|| default_threads(topology.local_size, allotted));
         let num_threads = set_threads(num_threads, self.is_only_rank);
         Ok((device(compute.device, topology)?, num_threads))
     }
@@ -103,7 +104,7 @@ impl World {
 /// Joins the world this process was started in.
 ///
 /// # Errors
-/// When the launcher's number of tasks is not the world's size, or MPI refuses.
+/// When MPI and the launcher do not agree on the number of ranks or on this one's place, or MPI refuses.
 pub fn connect() -> Result<Arc<dyn Communicator>> {
     let launcher = Launcher::detect_from_environment()?;
     #[cfg(feature = "mpi")]
@@ -111,6 +112,7 @@ pub fn connect() -> Result<Arc<dyn Communicator>> {
     #[cfg(not(feature = "mpi"))]
     let communicator: Arc<dyn Communicator> = Arc::new(distributed::SingleCommunicator::new());
     check_world_size(launcher.as_ref(), communicator.world_size(), cfg!(feature = "mpi"))?;
+    check_place(launcher.as_ref(), communicator.topology())?;
     Ok(communicator)
 }
 
@@ -152,9 +154,12 @@ fn device(choice: DeviceChoice, topology: &Topology) -> Result<Device> {
     }
 }
 
-/// A rank's share of the processors of its machine, of which `local_size` ranks compute.
-fn default_threads(local_size: usize) -> usize {
+/// A rank's share of the processors of its machine, of which `local_size` ranks compute; `allotted` is what the launcher says
+/// that it gave the rank.
+fn default_threads(local_size: usize, allotted: Option<usize>) -> usize {
     let available = std::thread::available_parallelism().map_or(1, NonZero::get);
+    // A scheduler that binds nothing leaves a rank on all processors of a node, also on those of other jobs.
+    let available = available.min(allotted.unwrap_or(usize::MAX));
     let listing = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let on_machine = listing.lines().filter(|line| line.starts_with("processor")).count();
     share_of_processors(available, on_machine, local_size)

@@ -10,6 +10,7 @@ use std::sync::{Mutex, PoisonError};
 use anyhow::{Context, Result};
 
 use crate::config::TrainConfig;
+use crate::lock::DirectoryLock;
 use crate::manifest::Manifest;
 use crate::metrics::{EpochRecord, Summary};
 use crate::output::{MetricsFile, OutputDirectory, write_json};
@@ -23,17 +24,28 @@ pub struct Records {
 #[derive(Debug)]
 struct RootRecords {
     directory: OutputDirectory,
+    /// Kept until the run ends; absent where the file system has no locks.
+    lock: Option<DirectoryLock>,
     metrics: Mutex<Option<MetricsFile>>,
 }
 
 impl Records {
-    /// Makes the output directory, if this is root.
+    /// Makes the output directory and locks it for `holder`, if this is root.
     ///
     /// # Errors
-    /// When it cannot be made, or holds another run and resuming was not asked for.
-    pub fn prepare(config: &TrainConfig, is_root: bool) -> Result<Self> {
-        let directory = is_root.then(|| OutputDirectory::prepare(config)).transpose()?;
-        Ok(Self { root: directory.map(|directory| RootRecords { directory, metrics: Mutex::new(None) }) })
+    /// When it cannot be made, another run is writing to it, or it holds another run and resuming was not asked for.
+    pub fn prepare(config: &TrainConfig, is_root: bool, holder: &str) -> Result<Self> {
+        if !is_root {
+            return Ok(Self { root: None });
+        }
+        let directory = OutputDirectory::prepare(config)?;
+        let lock = directory.lock(config, holder)?;
+        Ok(Self { root: Some(RootRecords { directory, lock, metrics: Mutex::new(None) }) })
+    }
+
+    /// Whether another run could write to the same directory unnoticed, on root.
+    pub fn is_unlocked(&self) -> bool {
+        self.root.as_ref().is_some_and(|root| root.lock.is_none())
     }
 
     /// Where the run's files are.

@@ -28,6 +28,8 @@ pub struct Session<'a> {
     pub device: &'a Device,
     /// Raised when somebody wants the run to stop.
     pub stop: &'a StopFlag,
+    /// Whether a run may be resumed on other data than it began with.
+    pub allow_changed_data: bool,
     /// Where root's words go.
     pub reporter: &'a Reporter,
     /// Where root writes.

@@ -14,8 +14,8 @@ use anyhow::Result;
 use burn::tensor::{Device, Tensor};
 use datasets::{HostBatch, ImageShape, LoadedStep};
 use distributed::{
-    Communicator, GradientReducer, MicroStepConfig, StepHeader, Whereabouts, agree, broadcast_module, read, watchdog,
-    write,
+    CollectiveError, Communicator, GradientReducer, MicroStepConfig, ParameterLayout, StepHeader, Whereabouts, agree,
+    broadcast_module, read, watchdog, write,
 };
 
 use crate::clock::{Phase, PhaseClock};
@@ -38,6 +38,9 @@ pub struct StepConfig {
     pub clip_norm: Option<f64>,
     /// Norm statistics over all ranks instead of each rank's own.
     pub sync_batch_norm: bool,
+    /// Whether a step with a loss or gradient that is not finite is left out, instead of ending in an error. Only where all ranks
+    /// sum the gradients of every step.
+    pub skips_non_finite: bool,
     /// How the ranks' gradients or parameters become one.
     pub sync: SyncConfig,
     /// Joins the ranks that train with those that only serve parameters, where there are such.
@@ -57,6 +60,15 @@ pub struct StepPosition {
     pub must_meet: bool,
 }
 
+/// How a step ended, equal on all ranks.
+#[derive(Clone, Debug, Default)]
+pub struct StepEnd {
+    /// Whether the ranks agreed to stop after it.
+    pub stop: bool,
+    /// Why it was left out, if it was.
+    pub skipped: Option<String>,
+}
+
 /// A model in training on one rank.
 #[derive(Debug)]
 pub struct Stepper<M> {
@@ -66,6 +78,8 @@ pub struct Stepper<M> {
     synchronizer: Synchronizer,
     shard_statistics: Option<ShardStatistics>,
     norm_reducer: Option<Arc<NormReducer>>,
+    /// Of the norm statistics.
+    state_layout: ParameterLayout,
     streams: bool,
     has_met_non_finite: bool,
     traffic: StepTraffic,
@@ -103,8 +117,10 @@ impl<M: ImageClassifier> Stepper<M> {
         };
         let optimizer = Sgd::new(config.sgd, reducer.layout(), read(&model, reducer.layout()));
         let device = device.clone().autodiff();
+        let state_layout = ParameterLayout::state(&model);
         let mut stepper = Self {
             model,
+            state_layout,
             optimizer,
             reducer,
             synchronizer,
@@ -186,14 +202,15 @@ impl<M: ImageClassifier> Stepper<M> {
         self.connect()
     }
 
-    /// Makes one step and says whether the ranks agreed to stop after it.
+    /// Makes one step.
     ///
     /// The gradient is the exact mean over the step's samples, whichever rank holds how many: each rank's loss is the sum over
     /// its samples divided by the global number of samples, and gradients are summed. A rank that updates alone, or a server by
     /// itself, takes the mean over its own samples.
     ///
     /// # Errors
-    /// A non-finite loss or gradient on any rank (before the update, on all ranks), or ranks that drifted apart.
+    /// A non-finite loss or gradient on any rank (before the update, on all ranks) unless such steps are skipped, or ranks that
+    /// drifted apart.
     ///
     /// # Collective
     /// Must be called by all ranks, with the same position.
@@ -205,8 +222,9 @@ impl<M: ImageClassifier> Stepper<M> {
         stop: bool,
         sums: &mut ScoreSums,
         clock: &mut PhaseClock,
-    ) -> Result<bool> {
+    ) -> Result<StepEnd> {
         self.config.whereabouts.at(at.epoch, at.step);
+        let norm_statistics = self.config.skips_non_finite.then(|| read(&self.model, &self.state_layout));
         let num_own: usize = loaded.micro_batches.iter().map(|batch| batch.labels.len()).sum();
         let mut header = StepHeader {
             epoch: at.epoch,
@@ -240,7 +258,13 @@ impl<M: ImageClassifier> Stepper<M> {
         self.traffic.num_steps += 1;
         self.config.whereabouts.enter(watchdog::Phase::Waiting);
         let mut agreement = match is_together {
-            true => self.finish_together(learning_rate, clock)?,
+            true => match (self.finish_together(learning_rate, clock), norm_statistics) {
+                (Err(error), Some(norm_statistics)) if is_non_finite(&error) => {
+                    self.model = write(self.model.clone(), &self.state_layout, &norm_statistics);
+                    return Ok(StepEnd { stop: false, skipped: Some(error.to_string()) });
+                }
+                (agreement, _) => agreement?,
+            },
             false => {
                 self.finish_alone(learning_rate, num_own > 0, &mut header, clock);
                 None
@@ -267,7 +291,7 @@ impl<M: ImageClassifier> Stepper<M> {
         clock.add_since(Phase::Optimizer, start);
 
         *sums += local;
-        Ok(agreement.is_some_and(|agreement| agreement.stop))
+        Ok(StepEnd { stop: agreement.is_some_and(|agreement| agreement.stop), skipped: None })
     }
 
     /// Forward and backward of one micro-batch, its gradients on their way to the buckets.
@@ -328,6 +352,10 @@ impl<M: ImageClassifier> Stepper<M> {
         }
         Ok(loss_sum)
     }
+}
+
+fn is_non_finite(error: &anyhow::Error) -> bool {
+    matches!(error.downcast_ref(), Some(CollectiveError::NonFinite { .. }))
 }
 
 /// One micro-batch's place in its step.

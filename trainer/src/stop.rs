@@ -1,22 +1,33 @@
 //! The wish to stop, as raised by a signal.
 //!
-//! In: SIGTERM, SIGINT, SIGUSR1. Out: a flag that the training loop reads once a step and all ranks agree upon.
+//! In: SIGTERM, SIGINT, SIGUSR1. Out: a flag that is read once a step, or a batch of an evaluation, and that all ranks agree upon.
 //! Invariant: a signal only sets a flag; nothing is written or freed inside a signal's delivery.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use distributed::{CollectiveError, Communicator};
 use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::flag;
 
 /// Set once somebody wants this run to stop at the next step's end.
 #[derive(Clone, Debug, Default)]
-pub struct StopFlag(Arc<AtomicBool>);
+pub struct StopFlag {
+    raised: Arc<AtomicBool>,
+    /// Looks that are left until it raises itself, for a flag that does.
+    looks_left: Option<Arc<AtomicU64>>,
+}
 
 impl StopFlag {
     /// A flag that nothing but [`StopFlag::raise`] sets.
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// A flag that raises itself at the look after `num_looks` others, to try a stop at a known place: a run looks once at its
+    /// start, once a step, once a batch of an evaluation and once at its end.
+    pub fn after_looks(num_looks: u64) -> Self {
+        Self { looks_left: Some(Arc::new(AtomicU64::new(num_looks))), ..Self::default() }
     }
 
     /// A flag set by SIGTERM, SIGINT and SIGUSR1; a second SIGINT ends the process at once with code 130.
@@ -26,20 +37,38 @@ impl StopFlag {
     pub fn on_signals() -> std::io::Result<Self> {
         let stop = Self::new();
         // Registered before the setter below, so that the first SIGINT finds the flag still down.
-        flag::register_conditional_shutdown(SIGINT, 130, Arc::clone(&stop.0))?;
+        flag::register_conditional_shutdown(SIGINT, 130, Arc::clone(&stop.raised))?;
         for signal in [SIGTERM, SIGINT, SIGUSR1] {
-            flag::register(signal, Arc::clone(&stop.0))?;
+            flag::register(signal, Arc::clone(&stop.raised))?;
         }
         Ok(stop)
     }
 
     /// Asks for a stop.
     pub fn raise(&self) {
-        self.0.store(true, Ordering::Relaxed);
+        self.raised.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether a stop was asked for on any rank.
+    ///
+    /// # Errors
+    /// When the collective fails.
+    ///
+    /// # Collective
+    /// Must be called by all ranks.
+    pub fn is_raised_anywhere(&self, communicator: &dyn Communicator) -> Result<bool, CollectiveError> {
+        let mut wishes = [u64::from(self.is_raised())];
+        communicator.all_reduce_sum_u64(&mut wishes)?;
+        Ok(wishes[0] > 0)
     }
 
     /// Whether a stop was asked for.
     pub fn is_raised(&self) -> bool {
-        self.0.load(Ordering::Relaxed)
+        if let Some(looks_left) = &self.looks_left
+            && looks_left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |looks| looks.checked_sub(1)).is_err()
+        {
+            self.raise();
+        }
+        self.raised.load(Ordering::Relaxed)
     }
 }

@@ -6,7 +6,7 @@
 
 use std::fs;
 use std::io::{BufWriter, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
@@ -21,23 +21,32 @@ const NUM_ROUNDS: usize = 20;
 /// Tag of the messages that compare clocks.
 const CLOCK_TAG: u16 = 100;
 
-/// This rank's clock beside root's.
-#[derive(Clone, Copy, Debug)]
+/// This rank's clock beside root's, and where the trace goes.
+#[derive(Clone, Debug)]
 pub struct TraceClock {
+    path: PathBuf,
     origin: Instant,
     /// Root's time at this rank's origin, seconds; negative if root's clock began later.
     offset_s: f64,
 }
 
 impl TraceClock {
-    /// Compares clocks by messages to root and back.
+    /// Compares clocks by messages to root and back, for a trace at `path`, which root begins; nothing without a path.
     ///
     /// # Errors
-    /// When a message fails.
+    /// When a message fails, or the file cannot be made: now, not when the run is over.
     ///
     /// # Collective
     /// Must be called by all ranks.
-    pub fn start(communicator: &dyn Communicator) -> Result<Self> {
+    pub fn start(path: Option<&Path>, communicator: &dyn Communicator) -> Result<Option<Self>> {
+        let Some(path) = path.map(Path::to_owned) else { return Ok(None) };
+        if communicator.rank() == ROOT {
+            create(&path).with_context(|| format!("trace {}", path.display()))?;
+        }
+        Self::compare(path, communicator).map(Some)
+    }
+
+    fn compare(path: PathBuf, communicator: &dyn Communicator) -> Result<Self> {
         communicator.barrier()?;
         let origin = Instant::now();
         let mut now = [0; 8];
@@ -48,7 +57,7 @@ impl TraceClock {
                     communicator.send(rank, CLOCK_TAG, &origin.elapsed().as_secs_f64().to_le_bytes())?;
                 }
             }
-            return Ok(Self { origin, offset_s: 0.0 });
+            return Ok(Self { path, origin, offset_s: 0.0 });
         }
         let (mut shortest, mut offset_s) = (f64::INFINITY, 0.0);
         for _ in 0..NUM_ROUNDS {
@@ -61,7 +70,7 @@ impl TraceClock {
                 offset_s = f64::from_le_bytes(now) - (sent + received) / 2.0;
             }
         }
-        Ok(Self { origin, offset_s })
+        Ok(Self { path, origin, offset_s })
     }
 
     fn microseconds(&self, moment: Instant) -> f64 {
@@ -79,7 +88,7 @@ impl TraceClock {
     ///
     /// # Collective
     /// Must be called by all ranks.
-    pub fn write(&self, path: &Path, spans: &[Span], communicator: &dyn Communicator) -> Result<()> {
+    pub fn write(&self, spans: &[Span], communicator: &dyn Communicator) -> Result<()> {
         let events: Vec<Event> = spans.iter().map(|span| self.event(span, communicator.rank())).collect();
         let name = format!("rank {} on {}", communicator.rank(), communicator.topology().node);
         let mut own = metadata("process_name", communicator.rank(), 0, &name);
@@ -93,12 +102,8 @@ impl TraceClock {
         if communicator.rank() != ROOT {
             return Ok(());
         }
-        let unfinished = path.with_extension("unfinished");
         let write = || -> std::io::Result<()> {
-            if let Some(parent) = path.parent().filter(|parent| !parent.as_os_str().is_empty()) {
-                fs::create_dir_all(parent)?;
-            }
-            let mut file = BufWriter::new(fs::File::create(&unfinished)?);
+            let mut file = BufWriter::new(create(&self.path)?);
             file.write_all(b"[\n")?;
             for text in &all {
                 file.write_all(text)?;
@@ -106,9 +111,14 @@ impl TraceClock {
             // The format has no trailing comma.
             file.write_all(b"{\"name\":\"end\",\"ph\":\"M\",\"pid\":0,\"tid\":0}\n]\n")?;
             file.into_inner()?.sync_all()?;
-            fs::rename(&unfinished, path)
+            fs::rename(unfinished(&self.path), &self.path)
         };
-        write().with_context(|| format!("trace {}", path.display()))
+        write().with_context(|| format!("trace {}", self.path.display()))
+    }
+
+    /// Where the trace will be.
+    pub fn path(&self) -> &Path {
+        &self.path
     }
 
     fn event(&self, span: &Span, rank: usize) -> Event {
@@ -119,6 +129,18 @@ impl TraceClock {
         let microseconds = |duration: Duration| duration.as_secs_f64() * 1e6;
         Event { name, ph: "X", ts: self.microseconds(span.start), dur: microseconds(span.duration), pid: rank, tid }
     }
+}
+
+/// The name of a trace that is not whole yet.
+fn unfinished(path: &Path) -> PathBuf {
+    path.with_extension("unfinished")
+}
+
+fn create(path: &Path) -> std::io::Result<fs::File> {
+    if let Some(parent) = path.parent().filter(|parent| !parent.as_os_str().is_empty()) {
+        fs::create_dir_all(parent)?;
+    }
+    fs::File::create(unfinished(path))
 }
 
 /// A complete event; times in microseconds.
@@ -155,17 +177,27 @@ mod tests {
     use distributed::run_ranks;
 
     #[test]
+    fn a_trace_that_cannot_be_written_is_refused_at_the_start() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("file");
+        fs::write(&file, "").unwrap();
+        let path = file.join("trace.json");
+        let error = run_ranks(1, |communicator| TraceClock::start(Some(&path), &communicator).unwrap_err()).remove(0);
+        assert!(format!("{error:#}").starts_with(&format!("trace {}: ", path.display())), "{error:#}");
+    }
+
+    #[test]
     fn a_trace_of_three_ranks_is_one_json_array_on_one_clock() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("new/trace.json");
         run_ranks(3, |communicator| {
-            let clock = TraceClock::start(&communicator).unwrap();
+            let clock = TraceClock::start(Some(&path), &communicator).unwrap().unwrap();
             communicator.barrier().unwrap();
             let start = Instant::now();
             let duration = Duration::from_millis(5);
             let what = [Activity::Phase(Phase::Backward), Activity::Bucket(2)];
             let spans = what.map(|what| Span { what, start, duration });
-            clock.write(&path, &spans, &communicator).unwrap();
+            clock.write(&spans, &communicator).unwrap();
             communicator.barrier().unwrap();
         });
         let events: Vec<serde_json::Value> = serde_json::from_str(&fs::read_to_string(&path).unwrap()).unwrap();

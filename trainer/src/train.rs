@@ -12,9 +12,9 @@ use distributed::{ROOT, check_fingerprint, watchdog};
 
 use crate::checkpoint::Progress;
 use crate::clock::{Phase, PhaseClock};
-use crate::config::{BatchNormKind, TrainConfig};
+use crate::config::{BatchNormKind, OnNonFinite, TrainConfig};
 use crate::data;
-use crate::evaluate::{EvaluateConfig, evaluate};
+use crate::evaluate::{EvaluateConfig, Evaluation, evaluate};
 use crate::gather::{self, RankTimes, SessionTimes, total_scores};
 use crate::keeper::Keeper;
 use crate::metrics::{EpochCost, EpochRecord, ScoreSums, StepLine};
@@ -67,15 +67,13 @@ pub fn fit<M: ImageClassifier>(model: M, session: &Session<'_>) -> Result<Outcom
     session.reporter.note(&format!("gradients {}", stepper.gradient_route()));
     session.records.open_metrics(progress.epoch)?;
     let schedule = LearningRate::new(config, shard_plan(session, 0)?.num_steps() as u64);
-    let trace = match &config.sync.trace {
-        Some(path) => Some((path, TraceClock::start(communicator)?)),
-        None => None,
-    };
+    let trace = TraceClock::start(config.sync.trace.as_deref(), communicator)?;
     let clock = if trace.is_some() { PhaseClock::keeping_spans() } else { PhaseClock::new() };
     let mut times = SessionTimes::starting_at(progress.step + config.run.warmup_steps, clock);
-    let mut stopped = false;
+    // A signal that came during the start: there is nothing new to keep.
+    let mut stopped = session.stop.is_raised_anywhere(communicator)?;
 
-    while progress.epoch < config.schedule.epochs {
+    while !stopped && progress.epoch < config.schedule.epochs {
         let epoch_start = Instant::now();
         stopped = train_epoch(&mut stepper, session, &keeper, &schedule, &mut progress, &mut times)?;
         if stopped {
@@ -83,7 +81,14 @@ pub fn fit<M: ImageClassifier>(model: M, session: &Session<'_>) -> Result<Outcom
             break;
         }
         check_fingerprint(stepper.model(), communicator, progress.epoch)?;
-        let test = evaluate_if_due(&stepper, session, &progress, &mut times)?;
+        let evaluation = evaluate_if_due(&stepper, session, &progress, &mut times)?;
+        if evaluation.is_some_and(|evaluation| evaluation.scores.is_none()) {
+            // The epoch is trained; a resumed run begins with its evaluation.
+            keeper.save(&stepper, &progress, false)?;
+            stopped = true;
+            break;
+        }
+        let test = evaluation.and_then(|evaluation| evaluation.scores);
         // The sums are global, so all ranks stop here together, before such a model is saved.
         ensure!(
             test.is_none_or(|test| test.loss_sum.is_finite()),
@@ -112,16 +117,17 @@ pub fn fit<M: ImageClassifier>(model: M, session: &Session<'_>) -> Result<Outcom
         progress.last_record = Some(record);
         progress.begin_next_epoch();
         let last = progress.epoch == config.schedule.epochs;
-        if is_best || last || progress.epoch % config.run.checkpoint_every_epochs == 0 {
+        stopped = !last && evaluation.is_some_and(|evaluation| evaluation.stop);
+        if is_best || last || stopped || progress.epoch % config.run.checkpoint_every_epochs == 0 {
             session.whereabouts.enter(watchdog::Phase::Checkpoint);
             times.clock.time(Phase::Checkpoint, || keeper.save(&stepper, &progress, is_best))?;
         }
     }
     session.whereabouts.enter(watchdog::Phase::Ending);
     let parameter_hash = check_fingerprint(stepper.model(), communicator, progress.epoch)?.to_string();
-    if let Some((path, clock)) = trace {
-        clock.write(path, &times.clock.take_spans(), communicator)?;
-        session.reporter.note(&format!("trace of all ranks written to {}", path.display()));
+    if let Some(trace) = trace {
+        trace.write(&times.clock.take_spans(), communicator)?;
+        session.reporter.note(&format!("trace of all ranks written to {}", trace.path().display()));
     }
     let world = times.take_session().gather(communicator)?;
     let (model, staleness) = stepper.finish()?;
@@ -158,7 +164,11 @@ fn train_epoch<M: ImageClassifier>(
         let (learning_rate, global_num_samples) = (schedule.at(progress.step), loaded.global_num_samples as u64);
         let mut scores = ScoreSums::default();
         let wants_stop = session.stop.is_raised();
-        stopped = stepper.step(at, loaded, learning_rate, wants_stop, &mut scores, &mut times.clock)?;
+        let end = stepper.step(at, loaded, learning_rate, wants_stop, &mut scores, &mut times.clock)?;
+        stopped = end.stop;
+        if let Some(reason) = end.skipped {
+            note_skipped_step(session, progress, &reason)?;
+        }
         own += scores;
         let duration = start.elapsed();
         session.reporter.step(&StepLine {
@@ -187,12 +197,26 @@ fn train_epoch<M: ImageClassifier>(
     Ok(stopped)
 }
 
+/// Counts a step that all ranks left out, and gives up when there are too many.
+fn note_skipped_step(session: &Session<'_>, progress: &mut Progress, reason: &str) -> Result<()> {
+    let OnNonFinite::Skip { limit } = session.config.run.on_non_finite else { return Ok(()) };
+    progress.skipped_steps += 1;
+    ensure!(
+        progress.skipped_steps <= limit,
+        "{reason}: skipped steps: expected at most {limit}, this is one more; go back to an older checkpoint with a lower learning rate, or raise --max-skipped-steps"
+    );
+    session
+        .reporter
+        .warn(&format!("{reason}: step skipped on all ranks, {} of at most {limit}", progress.skipped_steps));
+    Ok(())
+}
+
 fn evaluate_if_due<M: ImageClassifier>(
     stepper: &Stepper<M>,
     session: &Session<'_>,
     progress: &Progress,
     times: &mut SessionTimes,
-) -> Result<Option<ScoreSums>> {
+) -> Result<Option<Evaluation>> {
     let (config, data) = (session.config, session.data);
     let num_epochs = progress.epoch + 1;
     if num_epochs != config.schedule.epochs && !num_epochs.is_multiple_of(config.run.eval_every_epochs) {
@@ -203,7 +227,8 @@ fn evaluate_if_due<M: ImageClassifier>(
     let communicator = &*session.communicator;
     session.whereabouts.enter(watchdog::Phase::Evaluation);
     times.clock.time(Phase::Evaluation, || {
-        evaluate(stepper.model(), &data.test, &data.normalization, &how, communicator, session.device).map(Some)
+        let stop = session.stop;
+        evaluate(stepper.model(), &data.test, &data.normalization, &how, communicator, session.device, stop).map(Some)
     })
 }
 
@@ -244,6 +269,7 @@ fn step_config(session: &Session<'_>) -> StepConfig {
         label_smoothing: config.optimizer.label_smoothing,
         clip_norm: config.optimizer.clip_grad_norm,
         sync_batch_norm: config.batch.batch_norm == BatchNormKind::Sync,
+        skips_non_finite: config.run.on_non_finite != OnNonFinite::Stop,
         sync: config.sync.clone(),
         server_link: session.server_link.clone(),
         whereabouts: Arc::clone(&session.whereabouts),

@@ -96,6 +96,7 @@ fn first_velocity<M: ImageClassifier>(
         label_smoothing: 0.1,
         clip_norm: None,
         sync_batch_norm,
+        skips_non_finite: false,
         sync: SyncConfig { bucket_cap_bytes: 16 << 10, ..SyncConfig::default() },
         server_link: None,
         whereabouts: Arc::default(),

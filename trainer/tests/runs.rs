@@ -4,11 +4,8 @@
 
 mod fixture;
 
-use std::fs;
-
-use distributed::{ROOT, fingerprint};
+use distributed::fingerprint;
 use fixture::{Run, flags, run, runs_of};
-use trainer::checkpoint::CheckpointStore;
 use trainer::metrics::EpochRecord;
 
 const TINY: &[&str] = &[
@@ -47,51 +44,6 @@ fn a_run_resumed_inside_an_epoch_ends_with_the_bits_of_an_undisturbed_one() {
         assert_eq!(resumed.test_loss, whole.test_loss, "norm statistics of {world_size} ranks differ");
         assert_eq!(resumed.train_top1_correct, whole.train_top1_correct);
     }
-}
-
-#[test]
-fn a_stop_before_the_first_step_ends_all_ranks_after_it_and_the_rest_can_be_resumed() {
-    let whole = run(2, &flags(TINY, &[]));
-    let stopped = Run::in_new_directory();
-    stopped.stop_flag().raise();
-    let stopped = stopped.go(2, &flags(TINY, &[]));
-    assert!(stopped.outcomes().iter().all(|outcome| outcome.stopped_early && outcome.progress.step == 1));
-    let resumed = stopped.again().go(2, &flags(TINY, &["--resume"]));
-    assert!(!resumed.outcomes()[ROOT].stopped_early);
-    assert_eq!(resumed.parameter_hash(), whole.parameter_hash());
-}
-
-#[test]
-fn a_run_can_be_resumed_without_naming_its_options_again() {
-    let whole = run(1, &flags(TINY, &[]));
-    let stopped = Run::in_new_directory();
-    stopped.stop_flag().raise();
-    let stopped = stopped.go(1, &flags(TINY, &[]));
-    let resumed = stopped.again().go(1, &flags(&[], &["--resume"]));
-    assert_eq!(resumed.parameter_hash(), whole.parameter_hash());
-}
-
-#[test]
-fn a_checkpoint_written_by_two_ranks_goes_on_on_one() {
-    let stopped = Run::in_new_directory();
-    stopped.stop_flag().raise();
-    let stopped = stopped.go(2, &flags(TINY, &[]));
-    let resumed = stopped.again().go(1, &flags(TINY, &["--resume"]));
-    assert_eq!(resumed.outcomes()[ROOT].progress.epoch, 2);
-}
-
-#[test]
-fn a_broken_checkpoint_is_passed_over_for_the_one_before() {
-    let run = run(1, &flags(TINY, &[]));
-    let store = CheckpointStore::new(&run.directory().join("checkpoints"), 2);
-    let newest = store.latest().unwrap().0.unwrap();
-    let mut bytes = fs::read(newest.model_path()).unwrap();
-    let middle = bytes.len() / 2;
-    bytes[middle] ^= 1;
-    fs::write(newest.model_path(), bytes).unwrap();
-    let (found, warnings) = store.latest().unwrap();
-    assert!(found.unwrap().state.progress.step < newest.state.progress.step);
-    assert!(warnings[0].contains("sha256"), "{warnings:?}");
 }
 
 #[test]

@@ -142,9 +142,7 @@ fn asynchronous_workers_count_every_update_and_end_with_equal_replicas() {
 fn a_parameter_server_run_resumed_inside_an_epoch_ends_with_the_bits_of_an_undisturbed_one() {
     let options = ["--sync", "parameter-server", "--servers", "2"];
     let whole = run(2, &flags(TINY, &options));
-    let stopped = Run::in_new_directory();
-    stopped.stop_flag().raise();
-    let stopped = stopped.go(2, &flags(TINY, &options));
+    let stopped = Run::in_new_directory().stopping_after(1).go(2, &flags(TINY, &options));
     let resumed = stopped.again().go(2, &flags(TINY, &[&options[..], &["--resume"]].concat()));
     assert_eq!(resumed.parameter_hash(), whole.parameter_hash());
 }

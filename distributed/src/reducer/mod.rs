@@ -203,7 +203,8 @@ impl GradientReducer {
     /// bucket as soon as it is there. What it did is to be undone when this fails.
     ///
     /// # Errors
-    /// [`CollectiveError::RanksDiverged`] and [`CollectiveError::NonFinite`], the same on all ranks; or a collective failed.
+    /// [`CollectiveError::RanksDiverged`] and [`CollectiveError::NonFinite`], the same on all ranks; or a collective failed. After
+    /// [`CollectiveError::NonFinite`] alone the next step may begin: all buckets have come back.
     ///
     /// # Collective
     /// Must be called by all ranks.
@@ -215,11 +216,15 @@ impl GradientReducer {
         self.collector.complete();
         self.engine.hurry();
         let header = self.header.take();
-        let mut agreement = None;
+        let mut agreement = Ok(None);
         if header.is_some()
             && let Finished::Headers(headers) = self.engine.next()?
         {
-            agreement = Some(verdict(&headers)?);
+            agreement = match verdict(&headers) {
+                // This step's buckets are on their way all the same.
+                Err(error @ CollectiveError::NonFinite { .. }) => Err(error),
+                verdict => Ok(Some(verdict?)),
+            };
         }
         let mut broken = None;
         for _ in 0..self.plan().buckets().len() {
@@ -231,18 +236,18 @@ impl GradientReducer {
             if header.is_some() && broken.is_none() && !bucket.is_finite() {
                 broken = Some(index);
             }
-            if broken.is_none() {
+            if broken.is_none() && agreement.is_ok() {
                 use_bucket(&bucket);
             }
             self.synced.push(bucket);
         }
-        match (broken, header) {
-            (Some(bucket), Some(header)) => {
+        match (agreement?, broken, header) {
+            (_, Some(bucket), Some(header)) => {
                 let (parameter, value) = self.collector.largest(bucket);
                 let own = Largest { parameter, value };
                 Err(diagnose(&*self.communicator, header.step, own, self.layout())?)
             }
-            _ => Ok(agreement),
+            (agreement, ..) => Ok(agreement),
         }
     }
 

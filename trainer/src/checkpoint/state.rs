@@ -19,6 +19,9 @@ pub struct Progress {
     pub step: u64,
     /// Updates made in this epoch: the sample cursor is this times the global batch size.
     pub step_in_epoch: u64,
+    /// Steps of the whole run that were skipped because a loss or gradient was not finite.
+    #[serde(default)]
+    pub skipped_steps: u64,
     /// This epoch's scores over all ranks so far.
     pub epoch_scores: ScoreSums,
     /// The best evaluation so far.
@@ -104,6 +107,9 @@ pub struct CheckpointState {
     pub input: ModelInput,
     /// Checksum of the train split.
     pub dataset_checksum: String,
+    /// Checksum of the test split; older versions did not write it.
+    #[serde(default)]
+    pub test_checksum: Option<String>,
     /// The resolved configuration.
     pub config: serde_json::Value,
     /// SHA-256 of the files beside it.
@@ -117,11 +123,22 @@ impl CheckpointState {
         world_size: usize,
         parameter_hash: String,
         input: ModelInput,
-        dataset_checksum: String,
+        (dataset_checksum, test_checksum): (String, String),
         config: serde_json::Value,
     ) -> Self {
         let version = env!("CARGO_PKG_VERSION").to_owned();
         let files = BTreeMap::new();
-        Self { format: FORMAT, version, progress, world_size, parameter_hash, input, dataset_checksum, config, files }
+        Self {
+            format: FORMAT,
+            version,
+            progress,
+            world_size,
+            parameter_hash,
+            input,
+            dataset_checksum,
+            test_checksum: Some(test_checksum),
+            config,
+            files,
+        }
     }
 }

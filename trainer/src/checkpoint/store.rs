@@ -11,6 +11,15 @@ use crate::output::write_atomically;
 
 const BEST_FILE: &str = "best";
 
+/// Ending of a checkpoint that is being written.
+const UNFINISHED: &str = ".unfinished";
+/// Ending of a checkpoint whose place another of the same step takes.
+const REPLACED: &str = ".replaced";
+/// Ending of a checkpoint that was found not to be whole.
+const DAMAGED: &str = ".damaged";
+/// Ending of a checkpoint that is being removed: under its own name it is whole or not there.
+const REMOVED: &str = ".removed";
+
 /// The checkpoints of one run's output directory.
 #[derive(Clone, Debug)]
 pub struct CheckpointStore {
@@ -37,30 +46,28 @@ impl CheckpointStore {
     ) -> Result<PathBuf> {
         let name = format!("step-{:08}", state.progress.step);
         let directory = self.directory.join(&name);
-        let unfinished = self.directory.join(format!("{name}.unfinished"));
-        if unfinished.exists() {
-            fs::remove_dir_all(&unfinished).with_context(|| unfinished.display().to_string())?;
-        }
+        let unfinished = self.directory.join(format!("{name}{UNFINISHED}"));
+        self.sweep()?;
         fs::create_dir_all(&unfinished).with_context(|| format!("create {}", unfinished.display()))?;
-
-        let model_path = unfinished.join(MODEL_FILE);
-        write_model(&model_path)?;
-        File::open(&model_path)
-            .and_then(|file| file.sync_all())
-            .with_context(|| format!("sync {}", model_path.display()))?;
-        write_synced(&unfinished.join(TRAINING_FILE), &tensors.to_bytes()?)?;
-        for file in [MODEL_FILE, TRAINING_FILE] {
-            state.files.insert(file.to_owned(), sha256_of_file(&unfinished.join(file))?);
+        let write = || {
+            let model_path = unfinished.join(MODEL_FILE);
+            write_model(&model_path)?;
+            File::open(&model_path)
+                .and_then(|file| file.sync_all())
+                .with_context(|| format!("sync {}", model_path.display()))?;
+            write_synced(&unfinished.join(TRAINING_FILE), &tensors.to_bytes()?)?;
+            for file in [MODEL_FILE, TRAINING_FILE] {
+                state.files.insert(file.to_owned(), sha256_of_file(&unfinished.join(file))?);
+            }
+            write_synced(&unfinished.join(STATE_FILE), &serde_json::to_vec_pretty(&state)?)?;
+            sync_directory(&unfinished)
+        };
+        if let Err(error) = write() {
+            // What is there of it would only fill a disk that may be full; the first error is the one to tell.
+            let _ = fs::remove_dir_all(&unfinished);
+            return Err(error.context(format!("checkpoint of step {}", state.progress.step)));
         }
-        write_synced(&unfinished.join(STATE_FILE), &serde_json::to_vec_pretty(&state)?)?;
-        sync_directory(&unfinished)?;
-
-        // A checkpoint of this step may be there from before a resume: it holds the same, but the renaming needs its place.
-        if directory.exists() {
-            fs::remove_dir_all(&directory).with_context(|| directory.display().to_string())?;
-        }
-        fs::rename(&unfinished, &directory).with_context(|| format!("rename to {}", directory.display()))?;
-        sync_directory(&self.directory)?;
+        self.put_in_place(&unfinished, &directory)?;
         if is_best {
             write_atomically(&self.directory.join(BEST_FILE), name.as_bytes())?;
         }
@@ -68,22 +75,90 @@ impl CheckpointStore {
         Ok(directory)
     }
 
+    /// Gives a finished checkpoint its name. One of that step may be there, written before its epoch was evaluated; whoever is
+    /// killed between the two renamings leaves it to `recover`.
+    fn put_in_place(&self, unfinished: &Path, directory: &Path) -> Result<()> {
+        let rename =
+            |from: &Path, to: &Path| fs::rename(from, to).with_context(|| format!("rename to {}", to.display()));
+        let replaced = with_ending(directory, REPLACED);
+        if directory.exists() {
+            rename(directory, &replaced)?;
+        }
+        rename(unfinished, directory)?;
+        sync_directory(&self.directory)?;
+        remove_if_there(&replaced)
+    }
+
+    /// Gives a checkpoint its name back that was about to be replaced when its run was killed.
+    fn recover(&self) -> Result<()> {
+        for replaced in self.entries_with(&[REPLACED])? {
+            let directory = replaced.with_extension("");
+            if !directory.exists() {
+                fs::rename(&replaced, &directory).with_context(|| format!("rename to {}", directory.display()))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes what a killed run left half-written or half-removed.
+    fn sweep(&self) -> Result<()> {
+        self.recover()?;
+        self.entries_with(&[UNFINISHED, REPLACED, REMOVED])?.iter().try_for_each(|path| remove_if_there(path))
+    }
+
+    fn entries_with(&self, endings: &[&str]) -> Result<Vec<PathBuf>> {
+        let names = self.entries()?.into_iter();
+        Ok(names
+            .filter(|name| endings.iter().any(|ending| name.ends_with(ending)))
+            .map(|name| self.directory.join(name))
+            .collect())
+    }
+
     /// The newest checkpoint that is whole, and a warning for each newer one that is not.
     ///
     /// # Errors
     /// When there are checkpoints and none is whole.
     pub fn latest(&self) -> Result<(Option<Checkpoint>, Vec<String>)> {
+        let (checkpoint, passed_over) = self.newest_whole()?;
+        Ok((checkpoint, passed_over.into_iter().map(|(_, warning)| warning).collect()))
+    }
+
+    /// As [`latest`](Self::latest), for the run to go on with: newer checkpoints that are not whole are set aside as `step-…damaged`,
+    /// for they would count among those to keep.
+    ///
+    /// # Errors
+    /// As [`latest`](Self::latest); when a directory cannot be renamed.
+    pub fn resume(&self) -> Result<(Option<Checkpoint>, Vec<String>)> {
+        self.recover()?;
+        let (checkpoint, passed_over) = self.newest_whole()?;
         let mut warnings = Vec::new();
-        for name in self.names()?.iter().rev() {
-            match Checkpoint::open(&self.directory.join(name)) {
-                Ok(checkpoint) => return Ok((Some(checkpoint), warnings)),
-                Err(error) => warnings.push(format!("checkpoint {name} passed over: {error:#}")),
+        for (name, warning) in passed_over {
+            let directory = self.directory.join(name);
+            let damaged = with_ending(&directory, DAMAGED);
+            remove_if_there(&damaged)?;
+            fs::rename(&directory, &damaged).with_context(|| format!("rename to {}", damaged.display()))?;
+            warnings.push(format!("{warning}; it is kept as {}", damaged.display()));
+        }
+        Ok((checkpoint, warnings))
+    }
+
+    /// The newest whole checkpoint, and names and warnings of the newer ones.
+    fn newest_whole(&self) -> Result<(Option<Checkpoint>, Vec<(String, String)>)> {
+        let mut passed_over = Vec::new();
+        for name in self.names()?.into_iter().rev() {
+            match Checkpoint::open(&self.directory.join(&name)) {
+                Ok(checkpoint) => return Ok((Some(checkpoint), passed_over)),
+                Err(error) => {
+                    let warning = format!("checkpoint {name} passed over: {error:#}");
+                    passed_over.push((name, warning));
+                }
             }
         }
-        if !warnings.is_empty() {
+        if !passed_over.is_empty() {
+            let warnings: Vec<String> = passed_over.into_iter().map(|(_, warning)| warning).collect();
             bail!("no checkpoint in {} is whole: {}", self.directory.display(), warnings.join("; "));
         }
-        Ok((None, warnings))
+        Ok((None, passed_over))
     }
 
     /// The checkpoint with the best evaluation, if one was marked.
@@ -103,19 +178,20 @@ impl CheckpointStore {
 
     /// Names of the finished checkpoints, oldest first.
     fn names(&self) -> Result<Vec<String>> {
-        if !self.directory.exists() {
-            return Ok(Vec::new());
-        }
-        let mut names = Vec::new();
-        for entry in fs::read_dir(&self.directory).with_context(|| self.directory.display().to_string())? {
-            let name = entry?.file_name().to_string_lossy().into_owned();
-            if name.strip_prefix("step-").is_some_and(|step| step.bytes().all(|byte| byte.is_ascii_digit())) {
-                names.push(name);
-            }
-        }
+        let is_step =
+            |name: &str| name.strip_prefix("step-").is_some_and(|step| step.bytes().all(|byte| byte.is_ascii_digit()));
+        let mut names: Vec<String> = self.entries()?.into_iter().filter(|name| is_step(name)).collect();
         // Steps have eight digits or more: the shorter name is the older one.
         names.sort_by_key(|name| (name.len(), name.clone()));
         Ok(names)
+    }
+
+    fn entries(&self) -> Result<Vec<String>> {
+        if !self.directory.exists() {
+            return Ok(Vec::new());
+        }
+        let entries = fs::read_dir(&self.directory).with_context(|| self.directory.display().to_string())?;
+        entries.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned())).collect()
     }
 
     fn prune(&self) -> Result<()> {
@@ -123,7 +199,9 @@ impl CheckpointStore {
         let best = self.best_name();
         for name in names.iter().rev().skip(self.keep).filter(|name| Some(*name) != best.as_ref()) {
             let directory = self.directory.join(name);
-            fs::remove_dir_all(&directory).with_context(|| format!("remove {}", directory.display()))?;
+            let removed = with_ending(&directory, REMOVED);
+            fs::rename(&directory, &removed).with_context(|| format!("rename to {}", removed.display()))?;
+            remove_if_there(&removed)?;
         }
         Ok(())
     }
@@ -145,6 +223,19 @@ pub fn find(path: &Path) -> Result<Checkpoint> {
     latest.with_context(|| {
         format!("no checkpoint in {}: expected a checkpoint's directory or a run's output directory", path.display())
     })
+}
+
+fn with_ending(path: &Path, ending: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(ending);
+    PathBuf::from(name)
+}
+
+fn remove_if_there(directory: &Path) -> Result<()> {
+    if directory.exists() {
+        fs::remove_dir_all(directory).with_context(|| format!("remove {}", directory.display()))?;
+    }
+    Ok(())
 }
 
 fn write_synced(path: &Path, bytes: &[u8]) -> Result<()> {

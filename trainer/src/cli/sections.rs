@@ -5,7 +5,7 @@
 use super::sync::SyncArgs;
 use crate::choices::{
     AugmentKind, BatchNormKind, ConvolutionKind, CpuKind, DatasetKind, DeviceChoice, Dtype, KernelsKind,
-    OnBadImageKind, ScheduleKind, ShortcutKind,
+    OnBadImageKind, OnNonFiniteKind, ScheduleKind, ShortcutKind,
 };
 use clap::{Args, value_parser};
 use serde::{Deserialize, Serialize};
@@ -27,6 +27,11 @@ pub struct TrainArgs {
     #[arg(long)]
     #[serde(skip)]
     pub resume: bool,
+
+    /// With --resume: go on though the data are not those that the run began with [default: off]
+    #[arg(long, requires = "resume")]
+    #[serde(skip)]
+    pub allow_changed_data: bool,
 
     /// Which network.
     #[command(flatten)]
@@ -258,6 +263,14 @@ pub struct ScheduleArgs {
 #[command(next_help_heading = "Run")]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct RunArgs {
+    /// Loss or gradient that is not finite, on any rank: stop all, or skip the step on all (sync allreduce) [default: stop]
+    #[arg(long, value_enum, value_name = "WHAT", hide_possible_values = true)]
+    pub on_non_finite: Option<OnNonFiniteKind>,
+
+    /// Steps of the run that may be skipped; one more ends it (with --on-non-finite skip) [default: 10]
+    #[arg(long, value_name = "STEPS")]
+    pub max_skipped_steps: Option<u64>,
+
     /// Seed of the weights, the order of the samples and the augmentation [default: 0]
     #[arg(long, value_name = "SEED", value_parser = value_parser!(u64).range(..=MAX_SEED))]
     pub seed: Option<u64>,

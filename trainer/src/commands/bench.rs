@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use burn_resnet::{KernelTime, kernel_times};
 use datasets::{LoadedStep, Loader, LoaderConfig, ShardConfig, ShardPlan, SyntheticConfig, synthetic};
 use distributed::simulate::{BucketProfile, StepProfile};
@@ -118,10 +118,7 @@ pub fn bench(args: &BenchArgs, world: &World) -> Result<()> {
     let step_config = StepConfig { server_link, ..step_config };
     let mut stepper = Stepper::new(model, step_config, Arc::clone(&communicator), &device)?;
 
-    let trace = match &config.sync.trace {
-        Some(path) => Some((path, TraceClock::start(&*communicator)?)),
-        None => None,
-    };
+    let trace = TraceClock::start(config.sync.trace.as_deref(), &*communicator)?;
     let new_clock = || if trace.is_some() { PhaseClock::keeping_spans() } else { PhaseClock::new() };
     let mut clock = new_clock();
     let (mut kernels_before, mut faults_before) = (kernel_times(), 0);
@@ -135,6 +132,7 @@ pub fn bench(args: &BenchArgs, world: &World) -> Result<()> {
             stepper.take_traffic();
             (kernels_before, faults_before) = (kernel_times(), minor_page_faults());
         }
+        ensure!(!world.stop.is_raised(), "bench: stopped by a signal in step {step}");
         scores = ScoreSums::default();
         let loaded = batches[step % batches.len()].clone();
         let num_samples = loaded.global_num_samples as u64;
@@ -151,8 +149,8 @@ pub fn bench(args: &BenchArgs, world: &World) -> Result<()> {
     let faults = minor_page_faults() - faults_before;
     own.seconds = clock.take_epoch();
     let traffic = stepper.take_traffic();
-    if let Some((path, trace)) = &trace {
-        trace.write(path, &clock.take_spans(), &*communicator)?;
+    if let Some(trace) = &trace {
+        trace.write(&clock.take_spans(), &*communicator)?;
     }
     let own_seconds = own.seconds.step_total();
     let times = own.gather(&*communicator)?;
@@ -272,6 +270,7 @@ fn step_config(config: &BenchConfig, whereabouts: &Arc<Whereabouts>) -> StepConf
         label_smoothing: 0.0,
         clip_norm: None,
         sync_batch_norm: config.batch_norm == BatchNormKind::Sync,
+        skips_non_finite: false,
         sync: config.sync.clone(),
         server_link: None,
         whereabouts: Arc::clone(whereabouts),

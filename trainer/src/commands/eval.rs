@@ -1,6 +1,6 @@
 //! `trainer eval`: loss and accuracy of saved weights on a test split.
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use burn_resnet::load_weights;
 use serde::Serialize;
 
@@ -59,7 +59,8 @@ pub fn eval(args: &EvalArgs, world: &World) -> Result<EvalResult> {
     let model = load_weights(resnet(&config.model, false, &request)?, &path)?;
     let how =
         EvaluateConfig { micro_batch_size: config.batch_size_per_rank, loader_threads: config.data.loader_threads };
-    let sums = evaluate(&model, &data.test, &data.normalization, &how, communicator, &device)?;
+    let evaluation = evaluate(&model, &data.test, &data.normalization, &how, communicator, &device, &world.stop)?;
+    let sums = evaluation.scores.context("eval: stopped by a signal before all images were measured")?;
     let result = EvalResult {
         num_samples: sums.num_samples,
         top1_correct: sums.top1_correct,

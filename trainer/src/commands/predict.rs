@@ -69,6 +69,7 @@ pub fn predict(args: &PredictArgs, world: &World) -> Result<Predictions> {
 
     let mut images = Vec::new();
     for path in &config.images {
+        ensure!(!world.stop.is_raised(), "predict: stopped by a signal before {}", path.display());
         let bytes = load_image(path, input.height, input.channels)?;
         let mut pixels = vec![0.0; shape.num_values()];
         table.apply(&bytes, shape, datasets::Placement::default(), &mut pixels);

@@ -11,7 +11,7 @@ use anyhow::{Context, Result, ensure};
 use burn::tensor::Device;
 use burn_resnet::{ResNet, load_weights};
 use datasets::DatasetSplits;
-use distributed::{Communicator, ROOT};
+use distributed::{Communicator, ROOT, scheduler_job};
 
 use crate::cli::TrainArgs;
 use crate::config::TrainConfig;
@@ -74,7 +74,11 @@ pub fn train_model<M: ImageClassifier>(
         data.train.len()
     );
 
-    let records = Records::prepare(&config, world.is_root())?;
+    let records = Records::prepare(&config, world.is_root(), &holder(communicator))?;
+    if records.is_unlocked() {
+        reporter
+            .warn("the file system of the output directory has no locks: two runs in it would not notice each other");
+    }
     if let Some(directory) = records.directory() {
         reporter.log_to(directory.open_log()?);
     }
@@ -109,6 +113,7 @@ pub fn train_model<M: ImageClassifier>(
         whereabouts: Arc::clone(&world.whereabouts),
         device: &device,
         stop: &world.stop,
+        allow_changed_data: args.allow_changed_data,
         reporter,
         records: &records,
     };
@@ -118,6 +123,12 @@ pub fn train_model<M: ImageClassifier>(
     records.finish(&summary)?;
     reporter.finish(&summary);
     Ok(outcome)
+}
+
+/// Who this process is, for another that wants its output directory.
+fn holder(communicator: &dyn Communicator) -> String {
+    let job = scheduler_job().map_or(String::new(), |job| format!(" ({job})"));
+    format!("process {} on {}{job}", std::process::id(), communicator.topology().node)
 }
 
 /// The configuration of the flags; with `--resume --output-dir DIR` over that of the run in DIR, so that these two suffice.
@@ -206,6 +217,7 @@ fn summary<M>(outcome: &Outcome<M>, total: Duration, num_train: usize) -> Summar
         slowest_rank: gather::straggler(&outcome.world),
         peak_memory_bytes: gather::peak_memory_bytes(&outcome.world),
         staleness: outcome.staleness.clone(),
+        skipped_steps: progress.skipped_steps,
         stopped_early: outcome.stopped_early,
     }
 }

@@ -100,6 +100,17 @@ pub enum ConfigError {
         /// The devices there are.
         built_in: Vec<&'static str>,
     },
+    /// Another run is writing to the output directory.
+    #[error(
+        "output directory {} is in use by {}: wait until that run has ended, or give another --output-dir",
+        path.display(), if holder.is_empty() { "another process" } else { holder }
+    )]
+    OutputDirectoryBusy {
+        /// The directory.
+        path: PathBuf,
+        /// Who, since when.
+        holder: String,
+    },
     /// The directory of `--output-dir` belongs to another run.
     #[error("output directory {} is not empty: give --resume to continue its run, or another --output-dir", path.display())]
     OutputDirectoryInUse {

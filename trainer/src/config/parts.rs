@@ -5,7 +5,7 @@
 
 use crate::choices::{
     AugmentKind, BatchNormKind, ConvolutionKind, CpuKind, DatasetKind, DeviceChoice, Dtype, KernelsKind,
-    OnBadImageKind, ScheduleKind, ShortcutKind,
+    OnBadImageKind, OnNonFiniteKind, ScheduleKind, ShortcutKind,
 };
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
@@ -209,6 +209,30 @@ pub struct ScheduleConfig {
     pub course: Course,
 }
 
+/// What is done about a step whose loss or gradient is not finite.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum OnNonFinite {
+    /// All ranks stop before the update.
+    #[default]
+    Stop,
+    /// All ranks leave the step out: parameters, velocities and norm statistics stay as they were before it.
+    Skip {
+        /// Steps of the whole run that may be; one more ends it.
+        limit: u64,
+    },
+}
+
+impl OnNonFinite {
+    /// The choice without its details.
+    pub fn kind(self) -> OnNonFiniteKind {
+        match self {
+            Self::Stop => OnNonFiniteKind::Stop,
+            Self::Skip { .. } => OnNonFiniteKind::Skip,
+        }
+    }
+}
+
 /// Start, output and cadence.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RunConfig {
@@ -222,6 +246,9 @@ pub struct RunConfig {
     pub output_dir: Option<PathBuf>,
     /// Continue from the newest checkpoint. Not part of the TOML: it belongs to one start, not to the run.
     pub resume: bool,
+    /// Steps whose loss or gradient is not finite.
+    #[serde(default)]
+    pub on_non_finite: OnNonFinite,
     /// Evaluate every so many epochs and after the last.
     pub eval_every_epochs: u64,
     /// Save every so many epochs and after the last.

@@ -6,11 +6,12 @@
 use super::TrainConfig;
 use super::error::ConfigError;
 use super::parts::{
-    BatchConfig, ComputeConfig, Course, ModelConfig, OptimizerConfig, RunConfig, ScheduleConfig, TrainSplitConfig,
+    BatchConfig, ComputeConfig, Course, ModelConfig, OnNonFinite, OptimizerConfig, RunConfig, ScheduleConfig,
+    TrainSplitConfig,
 };
 use crate::choices::{
-    AugmentKind, BatchNormKind, ConvolutionKind, CpuKind, DatasetKind, DeviceChoice, Dtype, KernelsKind, ScheduleKind,
-    ShortcutKind,
+    AugmentKind, BatchNormKind, ConvolutionKind, CpuKind, DatasetKind, DeviceChoice, Dtype, KernelsKind,
+    OnNonFiniteKind, ScheduleKind, ShortcutKind,
 };
 use crate::cli::{BatchArgs, ComputeArgs, ModelArgs, OptimizerArgs, RunArgs, ScheduleArgs, TrainArgs, TrainSplitArgs};
 use burn_resnet::ResNetConfig;
@@ -18,6 +19,9 @@ use kernels::simd::Isa;
 
 /// Bytes of a MiB.
 pub(super) const MIB: f64 = 1024.0 * 1024.0;
+
+/// Steps that are skipped by default before a run is given up: as many as a bad file may spoil, fewer than a run that has diverged.
+const MAX_SKIPPED_STEPS: u64 = 10;
 
 /// Largest image side that is still augmented by default: a crop of four pixels means nothing to larger ones.
 const MAX_AUGMENTED_SIZE: usize = 64;
@@ -30,6 +34,8 @@ pub(super) fn train(args: &TrainArgs, world_size: usize) -> Result<TrainConfig, 
     let optimizer = optimizer(&args.optimizer)?;
     super::sync::fits_batch(&sync, &batch, &args.batch)?;
     super::sync::fits_optimizer(&sync, &optimizer)?;
+    let run = run(&args.run, args.resume)?;
+    super::sync::fits_skipping(&sync, run.on_non_finite)?;
     Ok(TrainConfig {
         model: model(&args.model)?,
         train_split: train_split(&args.train_split, kind, data.source.image_size())?,
@@ -37,7 +43,7 @@ pub(super) fn train(args: &TrainArgs, world_size: usize) -> Result<TrainConfig, 
         sync,
         optimizer,
         schedule: schedule(&args.schedule, kind)?,
-        run: run(&args.run, args.resume)?,
+        run,
         compute: compute(&args.compute)?,
         data,
     })
@@ -235,6 +241,13 @@ fn run(args: &RunArgs, resume: bool) -> Result<RunConfig, ConfigError> {
     if zero_gamma && args.weights.is_some() {
         return Err(no_effect("--zero-gamma", "with --weights, which bring their own", "leave one of them out"));
     }
+    let on_non_finite = match args.on_non_finite.unwrap_or(OnNonFiniteKind::Stop) {
+        OnNonFiniteKind::Skip => OnNonFinite::Skip { limit: args.max_skipped_steps.unwrap_or(MAX_SKIPPED_STEPS) },
+        OnNonFiniteKind::Stop if args.max_skipped_steps.is_some() => {
+            return Err(no_effect("--max-skipped-steps", "without --on-non-finite skip", "add it, or leave this out"));
+        }
+        OnNonFiniteKind::Stop => OnNonFinite::Stop,
+    };
     let cadence = |option, given: Option<u64>, default| at_least(option, given.unwrap_or(default), 1);
     Ok(RunConfig {
         seed: args.seed.unwrap_or(0),
@@ -242,6 +255,7 @@ fn run(args: &RunArgs, resume: bool) -> Result<RunConfig, ConfigError> {
         weights: args.weights.clone(),
         output_dir: args.output_dir.clone(),
         resume,
+        on_non_finite,
         eval_every_epochs: cadence("--eval-every-epochs", args.eval_every_epochs, 1)?,
         checkpoint_every_epochs: cadence("--checkpoint-every-epochs", args.checkpoint_every_epochs, 1)?,
         checkpoint_every_steps: args

@@ -9,7 +9,7 @@ use distributed::BucketPlan;
 use serde::{Deserialize, Serialize};
 
 use super::error::ConfigError;
-use super::parts::{BatchConfig, OptimizerConfig};
+use super::parts::{BatchConfig, OnNonFinite, OptimizerConfig};
 use super::resolve::{MIB, at_least, in_range, no_effect};
 use crate::choices::{BatchNormKind, Compression, OnOff, PlacementKind, ReductionChoice, SyncKind};
 use crate::cli::{BatchArgs, SyncArgs};
@@ -172,6 +172,18 @@ pub(super) fn fits_optimizer(sync: &SyncConfig, optimizer: &OptimizerConfig) -> 
             })
         }
         _ => Ok(()),
+    }
+}
+
+/// Refuses to skip steps where ranks do not make them together.
+pub(super) fn fits_skipping(sync: &SyncConfig, on_non_finite: OnNonFinite) -> Result<(), ConfigError> {
+    match (sync.method.kind(), on_non_finite) {
+        (SyncKind::Allreduce, _) | (_, OnNonFinite::Stop) => Ok(()),
+        (kind, OnNonFinite::Skip { .. }) => Err(ConfigError::Conflict {
+            option: "--on-non-finite skip",
+            other: format!("--sync {kind}"),
+            remedy: "only with --sync allreduce do all ranks know of a step before it is made".to_owned(),
+        }),
     }
 }
 

@@ -5,7 +5,7 @@
 
 use super::TrainConfig;
 use super::parts::{
-    BatchConfig, Course, DataConfig, DataSource, ModelConfig, OptimizerConfig, RunConfig, ScheduleConfig,
+    BatchConfig, Course, DataConfig, DataSource, ModelConfig, OnNonFinite, OptimizerConfig, RunConfig, ScheduleConfig,
 };
 use crate::cli::{
     BatchArgs, ComputeArgs, DataArgs, ModelArgs, OptimizerArgs, RunArgs, ScheduleArgs, TrainArgs, TrainSplitArgs,
@@ -16,6 +16,7 @@ pub(super) fn to_args(config: &TrainConfig) -> TrainArgs {
     TrainArgs {
         config: None,
         resume: config.run.resume,
+        allow_changed_data: false,
         model: config.model.to_args(),
         data: config.data.to_args(),
         train_split: train_split_args(config),
@@ -142,6 +143,11 @@ impl RunConfig {
             zero_gamma: Some(self.zero_gamma),
             weights: self.weights.clone(),
             output_dir: self.output_dir.clone(),
+            on_non_finite: Some(self.on_non_finite.kind()),
+            max_skipped_steps: match self.on_non_finite {
+                OnNonFinite::Stop => None,
+                OnNonFinite::Skip { limit } => Some(limit),
+            },
             eval_every_epochs: Some(self.eval_every_epochs),
             checkpoint_every_epochs: Some(self.checkpoint_every_epochs),
             checkpoint_every_steps: self.checkpoint_every_steps,

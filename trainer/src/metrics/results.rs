@@ -91,6 +91,9 @@ pub struct Summary {
     /// Updates that asynchronous parameter servers made, by how many others had made their parameters stale; absent elsewhere.
     #[serde(default)]
     pub staleness: Option<Vec<u64>>,
+    /// Steps that were skipped because a loss or gradient was not finite.
+    #[serde(default)]
+    pub skipped_steps: u64,
     /// Whether the run was stopped before its last epoch.
     pub stopped_early: bool,
 }

@@ -105,6 +105,9 @@ pub(super) fn finish(summary: &Summary) -> String {
         grouped(summary.images),
         seconds(summary.seconds_total),
     );
+    if summary.skipped_steps > 0 {
+        line.push_str(&format!(" | {} steps skipped", grouped(summary.skipped_steps)));
+    }
     if let Some(top1) = summary.final_epoch.as_ref().and_then(|record| record.test_top1) {
         line.push_str(&format!(" | test top-1 {:5.2} %", 100.0 * top1));
     }

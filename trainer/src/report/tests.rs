@@ -56,6 +56,7 @@ fn step_line(step_in_epoch: u64) -> StepLine {
 
 fn summary(own_milliseconds_per_step: f64) -> Summary {
     Summary {
+        skipped_steps: 0,
         epochs: 5,
         steps: 785,
         images: 50_000,

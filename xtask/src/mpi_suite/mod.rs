@@ -5,6 +5,7 @@
 //! `target/mpi-suite` to be read; otherwise nothing is left.
 
 mod communicator;
+mod storage;
 mod synchronisation;
 mod trainer;
 
@@ -52,7 +53,9 @@ pub(crate) fn run(mpi: Mpi, mpirun: Option<&Mpirun>) -> Outcome {
     let in_folder = |error| Failure::Failed(format!("{}: {error}", folder.display()));
     fs::create_dir_all(&folder).map_err(in_folder)?;
     let suite = Suite { mpirun, conformance, trainer, folder: folder.clone() };
-    let failed = suite.run_all(communicator::CHECKS.iter().chain(&trainer::CHECKS).chain(&synchronisation::CHECKS));
+    let checks =
+        communicator::CHECKS.iter().chain(&trainer::CHECKS).chain(&synchronisation::CHECKS).chain(&storage::CHECKS);
+    let failed = suite.run_all(checks);
     if failed.is_empty() {
         return fs::remove_dir_all(&folder).map_err(in_folder);
     }

@@ -1,0 +1,87 @@
+//! One run at a time in an output directory.
+//!
+//! In: the directory. Out: a lock that the system takes back when this process ends, however it ends.
+//! Invariant: a run that was killed leaves nothing that keeps the next one out.
+//! Source: flock(2); over NFS the server keeps it for all machines.
+
+use std::fs::{File, OpenOptions, TryLockError};
+use std::io::{self, Write};
+use std::path::Path;
+use std::thread::sleep;
+use std::time::{Duration, Instant, SystemTime};
+
+use anyhow::{Context, Result};
+
+use crate::config::ConfigError;
+
+/// The file that is locked; it stays, and says who had it last.
+pub const LOCK_FILE: &str = ".lock";
+
+/// How long a start waits for the one before it, which may have been killed and be leaving yet.
+const PATIENCE: Duration = Duration::from_secs(3);
+
+/// A directory that no other process writes to while this lives.
+#[derive(Debug)]
+pub struct DirectoryLock {
+    _file: File,
+}
+
+impl DirectoryLock {
+    /// Takes the lock of `directory` for `holder`, which is told to whoever wants it too; `None` where the file system has no locks.
+    ///
+    /// # Errors
+    /// [`ConfigError::OutputDirectoryBusy`] when another process has it; I/O errors.
+    pub fn take(directory: &Path, holder: &str) -> Result<Option<Self>> {
+        let path = directory.join(LOCK_FILE);
+        let context = || format!("cannot lock {}", path.display());
+        let mut options = OpenOptions::new();
+        let mut file = options.read(true).write(true).create(true).truncate(false).open(&path).with_context(context)?;
+        let start = Instant::now();
+        loop {
+            match file.try_lock() {
+                Ok(()) => break,
+                Err(TryLockError::WouldBlock) if start.elapsed() < PATIENCE => sleep(Duration::from_millis(50)),
+                Err(TryLockError::WouldBlock) => {
+                    let holder = io::read_to_string(&file).unwrap_or_default();
+                    return Err(ConfigError::OutputDirectoryBusy { path: directory.to_owned(), holder }.into());
+                }
+                Err(TryLockError::Error(error)) if has_no_locks(&error) => return Ok(None),
+                Err(TryLockError::Error(error)) => return Err(error).with_context(context),
+            }
+        }
+        let since = humantime::format_rfc3339_seconds(SystemTime::now());
+        file.set_len(0).and_then(|()| write!(file, "{holder} since {since}")).with_context(context)?;
+        Ok(Some(Self { _file: file }))
+    }
+}
+
+/// Lustre without `flock`, NFS without its lock service.
+fn has_no_locks(error: &io::Error) -> bool {
+    const ENOLCK: i32 = 37;
+    error.kind() == io::ErrorKind::Unsupported || error.raw_os_error() == Some(ENOLCK)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_second_taker_is_refused_and_told_of_the_first_until_it_leaves() {
+        let directory = tempfile::tempdir().unwrap();
+        let first = DirectoryLock::take(directory.path(), "process 7 on n1").unwrap();
+        assert!(first.is_some());
+        let error = DirectoryLock::take(directory.path(), "process 8 on n2").unwrap_err();
+        assert!(error.is::<ConfigError>());
+        assert!(error.to_string().contains("in use by process 7 on n1 since "), "{error}");
+        drop(first);
+        DirectoryLock::take(directory.path(), "process 8 on n2").unwrap();
+        let text = std::fs::read_to_string(directory.path().join(LOCK_FILE)).unwrap();
+        assert!(text.starts_with("process 8 on n2 since ") && text.matches("since").count() == 1, "{text}");
+    }
+
+    #[test]
+    fn a_directory_that_is_not_there_is_named() {
+        let error = format!("{:#}", DirectoryLock::take(Path::new("/no/such"), "nobody").unwrap_err());
+        assert!(error.starts_with("cannot lock /no/such/.lock: "), "{error}");
+    }
+}
