@@ -61,7 +61,7 @@ fn run(arguments: &[&str]) -> Output {
 }
 
 /// Flag sets that between them use every option of `train`.
-const VALID_FLAGS: [&str; 14] = [
+const VALID_FLAGS: [&str; 15] = [
     "",
     "--model resnet20 --shortcut a --dataset cifar10 --data-dir d --epochs 2 --global-batch-size 256 --learning-rate 0.1 \
      --schedule cosine --warmup-epochs 1 --momentum 0.9 --weight-decay 1e-4 --seed 0 --dtype bf16 --threads 1 --cpu portable \
@@ -83,6 +83,7 @@ const VALID_FLAGS: [&str; 14] = [
     "--sync parameter-server --servers 1 --server-placement beside",
     "--sync async-parameter-server --staleness 3",
     "--sync post-local-sgd --every 4 --from-step 100",
+    "--on-non-finite skip --max-skipped-steps 3 --resume --allow-changed-data",
 ];
 
 #[test]
@@ -231,7 +232,7 @@ fn the_default_batch_divides_among_any_number_of_ranks() {
 }
 
 /// Flags, and what their refusal on two ranks must say.
-const REFUSED: [(&str, &[&str]); 50] = [
+const REFUSED: [(&str, &[&str]); 52] = [
     ("--dataset cifar10", &["--data-dir", "--download", "--dataset shapes"]),
     ("--dataset image-folder", &["--data-dir", "train/<class>"]),
     ("--data-dir d", &["--data-dir has no effect with --dataset shapes", "cifar10"]),
@@ -281,6 +282,8 @@ const REFUSED: [(&str, &[&str]); 50] = [
     ("--staleness 2", &["--staleness has no effect without --sync async-parameter-server"]),
     ("--sync parameter-server --servers 3", &["--servers", "at most 2 of 2 ranks"]),
     ("--sync parameter-server --server-placement own --servers 2", &["--servers", "at most 1 of 2 ranks"]),
+    ("--max-skipped-steps 3", &["--max-skipped-steps has no effect without --on-non-finite skip"]),
+    ("--sync local-sgd --on-non-finite skip", &["--on-non-finite skip contradicts --sync local-sgd"]),
     ("--every 4", &["--every has no effect without --sync local-sgd"]),
 ];
 

@@ -12,7 +12,7 @@ use std::path::Path;
 use toml::{Table, Value};
 
 /// A choice (`section.key`) and what only has a meaning together with its value.
-const DEPENDENTS: [(&str, &[&str]); 8] = [
+const DEPENDENTS: [(&str, &[&str]); 9] = [
     (
         "data.dataset",
         &[
@@ -49,6 +49,7 @@ const DEPENDENTS: [(&str, &[&str]); 8] = [
     ("sync.compress", &["sync.compress-warmup-steps", "sync.reduction", "sync.virtual-shards"]),
     ("schedule.schedule", &["schedule.milestones", "schedule.gamma"]),
     ("optimizer.scale-learning-rate", &["optimizer.reference-batch-size"]),
+    ("run.on-non-finite", &["run.max-skipped-steps"]),
     ("model.model", &["model.depth"]),
     ("model.depth", &["model.model"]),
 ];
