@@ -69,7 +69,8 @@ fn a_run_leaves_metrics_summary_configuration_manifest_log_and_checkpoints() {
     assert_eq!(json_file(&run.join("manifest.json"))["dataset"]["name"], "shapes");
     assert!(std::fs::read_to_string(run.join("run.toml")).unwrap().contains("resnet8"));
     assert!(std::fs::read_to_string(run.join("train.log")).unwrap().contains("epoch 01 done"));
-    assert!(run.join("checkpoints/step-00000006/model.safetensors").exists());
+    let mode = |file: &str| std::fs::metadata(run.join("checkpoints/step-00000006").join(file)).unwrap().permissions();
+    assert_eq!(mode("model.safetensors"), mode("state.json"), "who may read one may read the other");
 }
 
 #[test]

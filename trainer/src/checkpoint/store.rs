@@ -55,7 +55,12 @@ impl CheckpointStore {
             File::open(&model_path)
                 .and_then(|file| file.sync_all())
                 .with_context(|| format!("sync {}", model_path.display()))?;
-            write_synced(&unfinished.join(TRAINING_FILE), &tensors.to_bytes()?)?;
+            let training_path = unfinished.join(TRAINING_FILE);
+            write_synced(&training_path, &tensors.to_bytes()?)?;
+            // The model was written as a temporary file, which nobody else may read; the other has what the user's mask allows.
+            fs::metadata(&training_path)
+                .and_then(|file| fs::set_permissions(&model_path, file.permissions()))
+                .with_context(|| format!("permissions of {}", model_path.display()))?;
             for file in [MODEL_FILE, TRAINING_FILE] {
                 state.files.insert(file.to_owned(), sha256_of_file(&unfinished.join(file))?);
             }

@@ -32,8 +32,8 @@ fn full_disk(suite: &Suite<'_>) -> Result<(), String> {
     let undisturbed = Run::new(suite, "disk-undisturbed");
     undisturbed.train(suite, 2, 1, &[])?;
     let run = Run::new(suite, "disk-full");
-    // A checkpoint takes about 1 MiB, so that the third or fourth does not fit.
-    let Some(disk) = Disk::new(suite, "disk", "size=3m")? else { return Ok(()) };
+    // A checkpoint takes 600 KiB, so that the third does not fit.
+    let Some(disk) = Disk::new(suite, "disk", "size=1500k")? else { return Ok(()) };
     let every_step = ["--checkpoint-every-steps", "1", "--keep-checkpoints", "99"];
     let words = instead(arguments(&disk.folder, 1), &every_step);
     let ended = suite.finish(disk.command(suite, &words, &run.folder)?, &run.name, LIMIT_S)?;
