@@ -172,6 +172,11 @@ impl<M: ImageClassifier> Stepper<M> {
         buckets.map(|times| times.ready.saturating_duration_since(self.backward_start).as_secs_f64()).collect()
     }
 
+    /// [`Synchronizer::staleness`].
+    pub fn staleness(&self) -> Option<Option<u64>> {
+        self.synchronizer.staleness()
+    }
+
     /// What this rank sent for gradients since the last call.
     pub fn take_traffic(&mut self) -> StepTraffic {
         std::mem::take(&mut self.traffic)

@@ -3,12 +3,16 @@
 //! In: SIGTERM, SIGINT, SIGUSR1. Out: a flag that is read once a step, or a batch of an evaluation, and that all ranks agree upon.
 //! Invariant: a signal only sets a flag; nothing is written or freed inside a signal's delivery.
 
+mod vote;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use distributed::{CollectiveError, Communicator};
 use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::flag;
+
+pub use vote::StopVote;
 
 /// Set once somebody wants this run to stop at the next step's end.
 #[derive(Clone, Debug, Default)]

@@ -79,7 +79,19 @@ impl Synchronizer {
 
     /// Whether ranks run apart inside a step that sums nothing: an asynchronous server updates with each rank's gradient.
     pub fn is_asynchronous(&self) -> bool {
-        matches!(self.method, SyncMethod::ParameterServer { asynchronous, .. } if consistency(asynchronous) != Consistency::Synchronous)
+        self.staleness().is_some()
+    }
+
+    /// How many updates old the parameters may be that a rank computes with, if the ranks run apart at all; unbounded if within
+    /// it there is none.
+    pub fn staleness(&self) -> Option<Option<u64>> {
+        match self.method {
+            SyncMethod::ParameterServer { asynchronous, .. } => match consistency(asynchronous) {
+                Consistency::Synchronous => None,
+                Consistency::Asynchronous { bound } => Some(bound),
+            },
+            _ => None,
+        }
     }
 
     /// The servers, if there are any.

@@ -23,6 +23,7 @@ use crate::optimizer::SgdConfig;
 use crate::schedule::LearningRate;
 use crate::session::Session;
 use crate::step::{StepConfig, StepPosition, Stepper};
+use crate::stop::StopVote;
 use crate::synchronizer::own_shards;
 use crate::trace::TraceClock;
 
@@ -152,6 +153,7 @@ fn train_epoch<M: ImageClassifier>(
     let earlier = progress.epoch_scores;
     let mut own = ScoreSums::default();
     let mut stopped = false;
+    let mut vote = stepper.staleness().map(|staleness| StopVote::new(communicator, staleness, progress.step));
 
     while !stopped && progress.step_in_epoch < steps_per_epoch {
         session.whereabouts.enter(watchdog::Phase::Data);
@@ -160,10 +162,15 @@ fn train_epoch<M: ImageClassifier>(
         times.clock.add_since(Phase::Data, start);
         let saves = config.run.checkpoint_every_steps.is_some_and(|every| (progress.step + 1).is_multiple_of(every));
         let ends_epoch = progress.step_in_epoch + 1 == steps_per_epoch;
-        let at = StepPosition { epoch: progress.epoch, step: progress.step, must_meet: saves || ends_epoch };
+        let wants_stop = session.stop.is_raised();
+        let meets_anyway = saves || ends_epoch;
+        let must_meet = match &mut vote {
+            Some(vote) => vote.meets_after(progress.step, wants_stop, meets_anyway)?,
+            None => meets_anyway,
+        };
+        let at = StepPosition { epoch: progress.epoch, step: progress.step, must_meet };
         let (learning_rate, global_num_samples) = (schedule.at(progress.step), loaded.global_num_samples as u64);
         let mut scores = ScoreSums::default();
-        let wants_stop = session.stop.is_raised();
         let end = stepper.step(at, loaded, learning_rate, wants_stop, &mut scores, &mut times.clock)?;
         stopped = end.stop;
         if let Some(reason) = end.skipped {

@@ -148,6 +148,20 @@ fn a_parameter_server_run_resumed_inside_an_epoch_ends_with_the_bits_of_an_undis
 }
 
 #[test]
+fn ranks_that_run_apart_stop_together_when_one_of_them_is_asked_to() {
+    for staleness in [&["--staleness", "2"][..], &[]] {
+        let options = [&["--sync", "async-parameter-server", "--epochs", "40"], staleness].concat();
+        let stopped = Run::in_new_directory().stopping_on(1, 4).go(3, &flags(TINY, &options));
+        let steps: Vec<u64> = stopped.outcomes().iter().map(|outcome| outcome.progress.step).collect();
+        assert!(steps.iter().all(|&step| step == steps[0] && (4..200).contains(&step)), "{steps:?}");
+        assert!(stopped.outcomes().iter().all(|outcome| outcome.stopped_early));
+        let names = std::fs::read_dir(stopped.directory().join("checkpoints")).unwrap();
+        let last = format!("step-{:08}", steps[0]);
+        assert!(names.map(|name| name.unwrap().file_name()).any(|name| *name == *last), "{last}");
+    }
+}
+
+#[test]
 fn local_sgd_that_averages_every_step_without_momentum_is_synchronous_descent() {
     // 96 samples: every rank has as many as the others in every step.
     let plain = ["--momentum", "0", "--limit-train", "96"];
