@@ -15,6 +15,10 @@ pub(crate) struct Command {
     pub(crate) details: &'static str,
     /// What the command is about: the first word must be one of these; empty for commands without a subject.
     pub(crate) subjects: &'static [&'static str],
+    /// Commands of its own: the first word must be the last word of one's name; empty for most.
+    pub(crate) parts: &'static [Command],
+    /// What a word that belongs to no flag is, for commands that take one.
+    pub(crate) object: Option<&'static str>,
     pub(crate) flags: &'static [Flag],
     /// What the words after `--` are, for commands that pass them on.
     pub(crate) passed_on: Option<&'static str>,
@@ -33,6 +37,8 @@ pub(crate) struct Flag {
 #[derive(Debug, Default)]
 pub(crate) struct Arguments {
     values: BTreeMap<&'static str, String>,
+    /// The word that belongs to no flag.
+    pub(crate) object: Option<String>,
     /// The words after `--`.
     pub(crate) passed_on: Vec<String>,
 }
@@ -40,12 +46,27 @@ pub(crate) struct Arguments {
 impl Command {
     /// Prints the help or runs the command.
     pub(crate) fn dispatch(&self, words: &[String]) -> Outcome {
+        let part = |word: &String| self.parts.iter().find(|part| part.own_name() == word);
+        if let Some((first, rest)) = words.split_first()
+            && let Some(part) = part(first)
+        {
+            return part.dispatch(rest);
+        }
         let own = words.iter().take_while(|word| *word != "--");
         if own.clone().any(|word| word == "--help" || word == "-h") {
             print!("{}", self.help());
             return Ok(());
         }
+        if !self.parts.is_empty() {
+            let names: Vec<&str> = self.parts.iter().map(Command::own_name).collect();
+            return Err(self.without_subject(&names));
+        }
         (self.run)(self.parse(words)?)
+    }
+
+    /// The name without that of the command it is a part of.
+    fn own_name(&self) -> &'static str {
+        self.name.rsplit(' ').next().unwrap_or(self.name)
     }
 
     /// The text of `--help`.
@@ -54,8 +75,19 @@ impl Command {
         if !self.subjects.is_empty() {
             text.push_str(&format!(" {}", self.subjects.join("|")));
         }
+        if !self.parts.is_empty() {
+            text.push_str(" COMMAND [arguments]\n\nCommands:\n");
+            for part in self.parts {
+                text.push_str(&format!("  {:<8}{}\n", part.own_name(), part.summary));
+            }
+            text.push_str(&format!("\n{}\n", self.details));
+            return text;
+        }
         for flag in self.flags {
             text.push_str(&format!(" [{}]", flag.form()));
+        }
+        if let Some(what) = self.object {
+            text.push_str(&format!(" {what}"));
         }
         if let Some(what) = self.passed_on {
             text.push_str(&format!(" [-- {what}]"));
@@ -77,13 +109,17 @@ impl Command {
         if !self.subjects.is_empty() {
             let is_known = words.next().is_some_and(|word| self.subjects.contains(&word.as_str()));
             if !is_known {
-                return Err(self.without_subject());
+                return Err(self.without_subject(self.subjects));
             }
         }
         while let Some(word) = words.next() {
             if word == "--" && self.passed_on.is_some() {
                 arguments.passed_on = words.cloned().collect();
                 break;
+            }
+            if self.object.is_some() && arguments.object.is_none() && !word.starts_with('-') {
+                arguments.object = Some(word.clone());
+                continue;
             }
             let (name, attached) = match word.split_once('=') {
                 Some((name, value)) if name.starts_with('-') => (name, Some(value.to_owned())),
@@ -109,8 +145,8 @@ impl Command {
         Ok(arguments)
     }
 
-    fn without_subject(&self) -> Failure {
-        let known = self.subjects.join(", ");
+    fn without_subject(&self, known: &[&str]) -> Failure {
+        let known = known.join(", ");
         Failure::Usage(format!("`{}` needs a subject as its first word, expected one of: {known}", self.name))
     }
 
@@ -160,6 +196,8 @@ mod tests {
         summary: "An example.",
         details: "",
         subjects: &[],
+        parts: &[],
+        object: None,
         flags: &[
             Flag { name: "--ranks", value: Some("N"), help: "how many" },
             Flag { name: "--no-install", value: None, help: "install nothing" },
@@ -195,6 +233,32 @@ mod tests {
             assert!(parse(words).unwrap_err().to_string().contains("this, that"));
         }
         assert!(command.help().contains("example this|that [--ranks N]"));
+    }
+
+    #[test]
+    fn a_command_with_parts_leads_to_one_of_them() {
+        const PART: Command =
+            Command { name: "example part", run: |_| Err(Failure::Failed("ran".to_owned())), ..EXAMPLE };
+        const WHOLE: Command = Command { parts: &[PART], flags: &[], ..EXAMPLE };
+        let dispatch = |line: &str| {
+            let words: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
+            WHOLE.dispatch(&words).map_err(|failure| failure.to_string())
+        };
+        assert_eq!(dispatch("part --ranks 2"), Err("ran".to_owned()));
+        assert!(dispatch("part --rank 2").unwrap_err().contains("`example part`"));
+        assert!(dispatch("other").unwrap_err().contains("expected one of: part"));
+        assert!(WHOLE.help().contains("example COMMAND") && WHOLE.help().contains("  part    An example."));
+    }
+
+    #[test]
+    fn one_word_without_a_flag_is_taken_where_the_command_has_a_use_for_it() {
+        let command = Command { object: Some("JOB"), ..EXAMPLE };
+        let parse = |words: &[&str]| command.parse(&words.iter().map(|&word| word.to_owned()).collect::<Vec<_>>());
+        assert_eq!(parse(&["--no-install", "12"]).unwrap().object.as_deref(), Some("12"));
+        assert_eq!(parse(&["12", "--ranks", "2"]).unwrap().object.as_deref(), Some("12"));
+        assert!(parse(&["12", "13"]).unwrap_err().to_string().contains("`13`"));
+        assert!(command.help().contains("[--no-install] JOB"));
+        assert!(refusal("12").contains("`12`"));
     }
 
     #[test]

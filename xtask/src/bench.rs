@@ -17,6 +17,8 @@ Every kernel and shape with its time, GFLOP/s (direct convolution's operations),
 the same run, and GB/s; then `trainer bench` with the share of each kind of kernel in the step and what is outside them.
 Run it on an idle machine. Example: cargo xtask bench kernels --threads 1 --dtype bf16",
     subjects: &["kernels"],
+    parts: &[],
+    object: None,
     flags: &[
         Flag { name: "--model", value: Some("NAME"), help: "network of the step (default resnet20)" },
         Flag { name: "--batch", value: Some("N"), help: "images of a step (default 128)" },

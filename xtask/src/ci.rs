@@ -16,6 +16,8 @@ pub(crate) const COMMAND: Command = Command {
 target/cuda-offline (about 20 minutes on 2 cores), and starts it: with a GPU it must compute, without one it must
 say so in a clear error.",
     subjects: &[],
+    parts: &[],
+    object: None,
     flags: &[Flag { name: "--cuda", value: None, help: "check the CUDA build instead" }, NO_INSTALL],
     passed_on: None,
     run,

@@ -1,10 +1,12 @@
 //! `cargo xtask launch`: builds the trainer and starts any of its commands on any number of ranks.
 //!
 //! In: ranks, hosts, the trainer's own arguments. Out: the trainer, in our place.
-//! Invariant: several ranks are started by mpirun or not at all; a world of one needs no launcher.
+//! Invariant: several ranks are started by mpirun or not at all; a world of one needs no launcher. Whoever is asked to
+//! stop, by Ctrl-C, a scheduler or a service, has the time to write a checkpoint: mpirun alone would not give it.
 
+use std::env;
 use std::os::unix::process::CommandExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command as Process;
 
 use crate::arguments::{Arguments, Command, Flag};
@@ -14,6 +16,8 @@ use crate::failure::{Failure, Outcome};
 use crate::mpirun::Placement;
 use crate::probe::Found;
 use crate::process;
+use crate::restart::{Launcher, Start};
+use crate::run_directory::{self, Job};
 use crate::setup::{self, NO_INSTALL};
 
 pub(crate) const COMMAND: Command = Command {
@@ -23,16 +27,36 @@ pub(crate) const COMMAND: Command = Command {
 Example: cargo xtask launch -n 4 -- train --dataset cifar10 --epochs 10
 A rank is bound to one core where it has just one, or to as many as the trainer's --threads says, while there are
 enough; two jobs at once on one machine would be bound to the same cores.
-With --hosts the built program must have the same path on every host, as on a shared file system.",
+With --hosts the built program must have the same path on every host, as on a shared file system.
+SIGTERM and SIGINT (Ctrl-C) stop all ranks at the same step with a checkpoint; a second one ends at once.
+With --restarts `train` goes on from its last checkpoint when it fails; its directory is --output-dir, else runs/NAME, and
+has the script that does so, launch.sh.",
     subjects: &[],
+    parts: &[],
+    object: None,
     flags: &[
         Flag { name: "-n", value: Some("N"), help: "number of ranks" },
         Flag { name: "--hosts", value: Some("A,B:2"), help: "machines, each with or without its number of ranks" },
+        Flag { name: "--restarts", value: Some("R"), help: "start again when it fails, at most R times" },
+        Flag { name: "--name", value: Some("NAME"), help: "with --restarts: of the run's directory, runs/NAME" },
+        Flag { name: "--dry-run", value: None, help: "print the script that would be run; build and start nothing" },
         NO_INSTALL,
     ],
     passed_on: Some("trainer arguments"),
     run,
 };
+
+/// The script of a run that is started again, in its directory.
+const FILE: &str = "launch.sh";
+
+/// Ranks to be started.
+struct Launch<'a> {
+    ranks: usize,
+    hosts: Vec<String>,
+    words: &'a [String],
+    /// How often to start again, and where; else the trainer's words are passed on as they are.
+    again: Option<(usize, Job)>,
+}
 
 fn run(arguments: Arguments) -> Outcome {
     let ranks = arguments.count("-n")?.ok_or_else(|| {
@@ -46,42 +70,142 @@ fn run(arguments: Arguments) -> Outcome {
         let text = "nothing to start: the trainer's command comes after `--`, as in `cargo xtask launch -n 2 -- train`";
         return Err(Failure::Usage(text.to_owned()));
     }
-    let found = setup::run(&arguments)?;
-    start(&found, ranks, hosts, &arguments.passed_on)
+    let again = again(arguments.count("--restarts")?, arguments.value("--name"), &arguments.passed_on)?;
+    let launch = Launch { ranks, hosts, words: &arguments.passed_on, again };
+    if arguments.has("--dry-run") {
+        let command = launch.command(&Found::look(), &cargo::target_folder().join("release/trainer"))?;
+        print!("{}", launch.script(&command)?);
+        return Ok(());
+    }
+    launch.start(&setup::run(&arguments)?)
+}
+
+/// What a run that is started again needs to know.
+fn again(restarts: Option<usize>, name: Option<&str>, words: &[String]) -> Outcome<Option<(usize, Job)>> {
+    let Some(restarts) = restarts else {
+        return match name {
+            None => Ok(None),
+            Some(_) => Err(Failure::Usage(
+                "--name has no effect without --restarts: the trainer names its own runs".to_owned(),
+            )),
+        };
+    };
+    let job = Job::read(words, name)?;
+    job.check_only_for_training("--restarts", true)?;
+    Ok(Some((restarts, job)))
 }
 
 /// Builds the trainer for what was found and becomes it, or the mpirun that starts it.
 pub(crate) fn start(found: &Found, ranks: usize, hosts: Vec<String>, arguments: &[String]) -> Outcome {
+    Launch { ranks, hosts, words: arguments, again: None }.start(found)
+}
+
+/// Builds the trainer for what was found; several ranks need MPI.
+pub(crate) fn build_for_ranks(found: &Found, needs_mpi: bool) -> Outcome<PathBuf> {
     let mpi = if found.can_build_mpi() { Mpi::With } else { Mpi::Without };
-    let needs_launcher = ranks > 1 || !hosts.is_empty();
-    if needs_launcher && (mpi == Mpi::Without || found.mpirun.is_none()) {
-        return Err(Failure::Failed(format!(
-            "{ranks} ranks need MPI and mpirun, and this machine lacks one of them: install what `cargo xtask setup` names, or start 1 rank"
-        )));
+    if needs_mpi && mpi == Mpi::Without {
+        let text =
+            "several ranks need MPI, and it is missing here: install what `cargo xtask setup` names, or start 1 rank";
+        return Err(Failure::Failed(text.to_owned()));
     }
     let mut build = cargo::command(&["build", "--release", "-p", "trainer"]);
     build.args(mpi.trainer_features());
-    let trainer = cargo::executable(build, "trainer", false)?;
-    let command = match &found.mpirun {
-        Some(mpirun) if needs_launcher => {
-            let threads = threads(arguments);
-            let placement = Placement { ranks, hosts, cores: cores::available(), threads, is_polite: false };
-            mpirun.command(&placement, &trainer, arguments)?
+    cargo::executable(build, "trainer", false)
+}
+
+impl Launch<'_> {
+    fn start(&self, found: &Found) -> Outcome {
+        self.check(found)?;
+        let trainer = build_for_ranks(found, self.launcher() == Launcher::Mpirun)?;
+        let command = self.command(found, &trainer)?;
+        println!("$ {}", process::shown(&command));
+        if let Some((_, job)) = &self.again {
+            let file = job.directory.join(FILE);
+            run_directory::write(&file, &self.script(&command)?)?;
+            println!("script: {}", file.display());
+            let mut bash = Process::new("bash");
+            bash.arg(file);
+            return replace_this_process(bash);
         }
-        _ => plain(&trainer, arguments),
-    };
-    replace_this_process(command)
+        match self.launcher() {
+            Launcher::Mpirun => {
+                let mut bash = Process::new("bash");
+                bash.args(["-c", &self.script(&command)?, "launch"]);
+                replace_this_process(bash)
+            }
+            // The trainer alone does on signals what is wanted.
+            Launcher::None | Launcher::Srun => replace_this_process(command),
+        }
+    }
+
+    fn launcher(&self) -> Launcher {
+        if self.ranks > 1 || !self.hosts.is_empty() { Launcher::Mpirun } else { Launcher::None }
+    }
+
+    fn check(&self, found: &Found) -> Outcome {
+        if self.launcher() == Launcher::Mpirun && (!found.can_build_mpi() || found.mpirun.is_none()) {
+            return Err(Failure::Failed(format!(
+                "{} ranks need MPI and mpirun, and this machine lacks one of them: install what `cargo xtask setup` names, or start 1 rank",
+                self.ranks
+            )));
+        }
+        Ok(())
+    }
+
+    /// The trainer, or the mpirun that starts it.
+    fn command(&self, found: &Found, trainer: &Path) -> Outcome<Process> {
+        self.check(found)?;
+        let words = match &self.again {
+            None => self.words.to_owned(),
+            Some((_, job)) => {
+                let directory = job.directory.to_string_lossy().into_owned();
+                let own = ["--output-dir".to_owned(), directory, "--resume".to_owned()];
+                std::iter::once(&job.command).chain(&job.words).chain(&own).cloned().collect()
+            }
+        };
+        match &found.mpirun {
+            Some(mpirun) if self.launcher() == Launcher::Mpirun => {
+                let placement = Placement {
+                    ranks: self.ranks,
+                    hosts: self.hosts.clone(),
+                    cores: cores::available(),
+                    threads: threads(&words),
+                    is_polite: false,
+                };
+                mpirun.command(&placement, trainer, &words)
+            }
+            _ => {
+                let mut command = Process::new(trainer);
+                command.args(words);
+                Ok(command)
+            }
+        }
+    }
+
+    /// What bash does with the command.
+    fn script(&self, command: &Process) -> Outcome<String> {
+        let line = process::shown(command);
+        let restarts = self.again.as_ref().map_or(0, |(restarts, _)| *restarts);
+        let start = Start { command: &line, restarts, launcher: self.launcher() };
+        let head = match &self.again {
+            None => String::new(),
+            Some((_, job)) => {
+                let folder = env::current_dir()
+                    .map_err(|error| Failure::Failed(format!("the working directory cannot be read: {error}")))?;
+                format!(
+                    "#!/bin/bash\n\
+                     # Written by `cargo xtask launch`. To go on with the same run later: bash {}\n\
+                     cd {} || exit 1\n",
+                    process::quoted(job.directory.join(FILE)),
+                    process::quoted(folder),
+                )
+            }
+        };
+        Ok(format!("{head}say() {{ echo \"launch: $*\" >&2; }}\n{}\nexit \"$code\"\n", start.text()))
+    }
 }
 
-fn plain(program: &Path, arguments: &[String]) -> Process {
-    let mut command = Process::new(program);
-    command.args(arguments);
-    command
-}
-
-/// A signal for us, such as Ctrl-C or a scheduler's warning, then reaches mpirun itself.
 fn replace_this_process(mut command: Process) -> Outcome {
-    println!("$ {}", process::shown(&command));
     let error = command.exec();
     Err(process::cannot_start(&command, &error))
 }

@@ -19,7 +19,10 @@ mod mpirun;
 mod packages;
 mod probe;
 mod process;
+mod restart;
+mod run_directory;
 mod setup;
+mod slurm;
 mod test_stages;
 mod tidy;
 mod train;
@@ -29,8 +32,16 @@ use std::process::ExitCode;
 use arguments::Command;
 use failure::{Failure, Outcome};
 
-const COMMANDS: [Command; 7] =
-    [setup::COMMAND, train::COMMAND, launch::COMMAND, bench::COMMAND, test_stages::COMMAND, tidy::COMMAND, ci::COMMAND];
+const COMMANDS: [Command; 8] = [
+    setup::COMMAND,
+    train::COMMAND,
+    launch::COMMAND,
+    slurm::COMMAND,
+    bench::COMMAND,
+    test_stages::COMMAND,
+    tidy::COMMAND,
+    ci::COMMAND,
+];
 
 fn main() -> ExitCode {
     match run() {

@@ -20,8 +20,9 @@ pub(crate) fn shown(command: &Command) -> String {
     variables.chain(words).collect::<Vec<_>>().join(" ")
 }
 
-fn quoted(word: &OsStr) -> String {
-    let word = word.to_string_lossy();
+/// A word as a shell would read it back.
+pub(crate) fn quoted(word: impl AsRef<OsStr>) -> String {
+    let word = word.as_ref().to_string_lossy();
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:,+@%".contains(c);
     if !word.is_empty() && word.chars().all(is_plain) {
         word.into_owned()

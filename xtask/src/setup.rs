@@ -25,6 +25,8 @@ elsewhere the exact command is printed. Without MPI training works on one proces
 LOCKSTEP_NO_INSTALL=1 does the same as --no-install, also for the other commands.
 MPICC, MPI_PKG_CONFIG and LIBCLANG_PATH point to an MPI or a libclang in unusual places.",
     subjects: &[],
+    parts: &[],
+    object: None,
     flags: &[NO_INSTALL],
     passed_on: None,
     run: |arguments| run(&arguments).map(|_| ()),

@@ -25,6 +25,8 @@ qemu-user and a cross linker are installed.
 The mpi stage runs on 1 to 4 ranks under mpirun; without mpirun only its launcher checks run, and that is said aloud.
 MPICC=/nonexistent LOCKSTEP_NO_INSTALL=1 checks the workspace as on a machine without MPI.",
     subjects: &[],
+    parts: &[],
+    object: None,
     flags: &[Flag { name: "--only", value: Some("STAGE,…"), help: "only these stages" }, NO_INSTALL],
     passed_on: None,
     run: |arguments| run(&arguments),

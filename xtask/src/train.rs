@@ -17,6 +17,8 @@ Without arguments this trains the trainer's default model on its embedded data s
 Example: cargo xtask train --ranks 4 -- --dataset cifar10 --epochs 10
 `cargo xtask train -- --help` tells the trainer's own arguments.",
     subjects: &[],
+    parts: &[],
+    object: None,
     flags: &[
         Flag { name: "--ranks", value: Some("N"), help: "number of ranks (default 2; 1 on one core or without MPI)" },
         NO_INSTALL,

@@ -24,6 +24,8 @@ pub(crate) const COMMAND: Command = Command {
 Headers, length of files, names, where printing, environment variables and unsafe may stand, who may import whom.
 A file of more than 400 lines needs a line `// tidy: long file because …` near its top; the reason is printed.",
     subjects: &[],
+    parts: &[],
+    object: None,
     flags: &[],
     passed_on: None,
     run: |_| run(),

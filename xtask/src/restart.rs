@@ -1,0 +1,149 @@
+//! The part that generated scripts share: starting the program, passing signals on, starting it again when it fails.
+//!
+//! In: the command as shell text, how often it may fail. Out: bash text that leaves the program's exit code in `$code`.
+//! Invariant: bash outlives the signals that ask for a stop, so that the ranks can write their checkpoint; wrong usage
+//! and stopped runs are never started again.
+//!
+//! Why USR1 whatever came in: mpirun (seen with Open MPI 4.1.4) answers SIGTERM and SIGINT by killing its ranks after a
+//! second, and `odls_base_sigkill_timeout` delays both of its signals instead of leaving time between them; SIGUSR1 it
+//! forwards to all ranks. srun answers SIGTERM by aborting the step and forwards SIGUSR1 as well.
+
+/// What a script starts, and what makes it go on.
+pub(crate) struct Start<'a> {
+    /// The command as bash reads it; continued lines are indented by the writer.
+    pub(crate) command: &'a str,
+    /// How often it may be started again.
+    pub(crate) restarts: usize,
+    pub(crate) launcher: Launcher,
+}
+
+/// Who starts the ranks; it decides who else is signalled, and what a second signal does.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum Launcher {
+    /// Inside a batch job: the scheduler alone ends things by force.
+    Srun,
+    /// In a terminal or a service: a second SIGINT or SIGTERM ends at once.
+    Mpirun,
+    /// As with mpirun, for a world of one that is started without it.
+    None,
+}
+
+impl Start<'_> {
+    /// The text; a script defines `say` before it, and for [`Launcher::Srun`] also `job_runs` and `usage_was_wrong`.
+    pub(crate) fn text(&self) -> String {
+        let run = RUN.replace("COMMAND", self.command);
+        let course = match self.restarts {
+            0 => ONCE.to_owned(),
+            restarts => AGAIN
+                .replace("RESTARTS", &restarts.to_string())
+                .replace("USAGE", self.launcher.usage_was_wrong())
+                .replace("STOPPED", self.launcher.was_stopped()),
+        };
+        [SIGNALS, &self.launcher.traps(), &run, &course].concat()
+    }
+}
+
+impl Launcher {
+    fn traps(self) -> String {
+        match self {
+            Launcher::Srun => "trap ask_to_stop TERM INT HUP USR1\n".to_owned(),
+            // Killed outright, mpirun would leave its ranks behind.
+            Launcher::Mpirun => SECOND_SIGNAL.replace("ENDING", "TERM"),
+            Launcher::None => SECOND_SIGNAL.replace("ENDING", "KILL"),
+        }
+    }
+
+    fn usage_was_wrong(self) -> &'static str {
+        match self {
+            Launcher::Srun => "usage_was_wrong",
+            Launcher::Mpirun | Launcher::None => "[ \"$code\" = 2 ]",
+        }
+    }
+
+    fn was_stopped(self) -> &'static str {
+        match self {
+            Launcher::Srun => "[ \"$stop_asked\" = yes ] || ! job_runs",
+            Launcher::Mpirun | Launcher::None => "[ \"$stop_asked\" = yes ]",
+        }
+    }
+}
+
+const SIGNALS: &str = r#"
+# ---- Signals -------------------------------------------------------------------------------------
+# TERM, INT, HUP and USR1 ask for a stop. For each of them the ranks get USR1: all stop after the same
+# step, one checkpoint is written, and the exit code is 0. This script must live until then.
+program=           # the process that was started
+stop_asked=no
+interrupted=no     # whether a signal came while the script waited
+
+ask_to_stop() {
+    stop_asked=yes
+    interrupted=yes
+    [ -z "$program" ] || kill -USR1 "$program" 2>/dev/null
+}
+"#;
+
+const SECOND_SIGNAL: &str = r#"
+# A second TERM or INT ends at once, without a checkpoint.
+end_asked=no
+ask_to_end() {
+    if [ "$end_asked" = yes ]; then
+        say "asked again: ending at once"
+        [ -z "$program" ] || kill -ENDING "$program" 2>/dev/null
+        interrupted=yes
+        return
+    fi
+    end_asked=yes
+    say "stopping after this step, with a checkpoint; a second signal ends at once"
+    ask_to_stop
+}
+trap ask_to_stop HUP USR1
+trap ask_to_end TERM INT
+"#;
+
+const RUN: &str = r#"
+# ---- The program ---------------------------------------------------------------------------------
+run_program() {
+    # A process group of its own: a terminal's Ctrl-C then comes to this script alone, which passes it on.
+    set -m
+    COMMAND </dev/null &
+    program=$!
+    set +m
+    # A signal ends `wait` early; the program's own exit code is that of a wait which nothing interrupted.
+    interrupted=yes
+    while [ "$interrupted" = yes ]; do
+        interrupted=no
+        wait "$program"
+        code=$?
+    done
+}
+"#;
+
+const ONCE: &str = r#"
+code=0
+[ "$stop_asked" = yes ] || run_program
+"#;
+
+const AGAIN: &str = r#"
+# A program that fails goes on from its last checkpoint, at most so often. Not after a stop that somebody
+# asked for, and not when its command line is wrong: that would be wrong again.
+restarts_left=RESTARTS
+while true; do
+    code=0
+    [ "$stop_asked" = no ] || break
+    run_program
+    [ "$code" != 0 ] || break
+    if USAGE; then
+        say "exit code $code: the command line is wrong; not started again"
+        break
+    elif STOPPED; then
+        say "exit code $code after a signal; not started again"
+        break
+    elif [ "$restarts_left" = 0 ]; then
+        say "exit code $code, and no restart is left"
+        break
+    fi
+    restarts_left=$((restarts_left - 1))
+    say "exit code $code: starting again from the last checkpoint, $restarts_left more restarts after this"
+done
+"#;

@@ -1,0 +1,165 @@
+//! Where a run that is started again keeps its script, its output and its checkpoints.
+//!
+//! In: the trainer's words, perhaps a name. Out: [`Job`]: its directory, and the words without what decided it.
+//! Invariant: `train` is always given its directory and `--resume`, so that a second start goes on where the first ended;
+//! the other commands of the trainer get nothing but their own words.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::failure::{Failure, Outcome};
+use crate::process;
+
+/// One command of the trainer, with its place.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Job {
+    /// `train`, `bench`, …
+    pub(crate) command: String,
+    /// The words after it, without `--output-dir` and `--resume` where the script adds them.
+    pub(crate) words: Vec<String>,
+    pub(crate) name: String,
+    /// Absolute.
+    pub(crate) directory: PathBuf,
+}
+
+impl Job {
+    /// Reads the trainer's words; without a name the job is called by its command and the time.
+    pub(crate) fn read(words: &[String], name: Option<&str>) -> Outcome<Self> {
+        let Some((command, rest)) = words.split_first().filter(|(command, _)| !command.starts_with('-')) else {
+            return Err(Failure::Usage(
+                "nothing to start: the trainer's command comes first after `--`, as in `-- train --epochs 10`"
+                    .to_owned(),
+            ));
+        };
+        let (chosen, words) = if command == "train" { without_directory(rest)? } else { (None, rest.to_owned()) };
+        let name = match name {
+            Some(name) => checked_name(name)?.to_owned(),
+            None => format!("{command}-{}", now()?),
+        };
+        let directory = chosen.map_or_else(|| Path::new("runs").join(&name), PathBuf::from);
+        let directory = std::path::absolute(&directory)
+            .map_err(|error| Failure::Failed(format!("{}: {error}", directory.display())))?;
+        Ok(Job { command: command.clone(), words, name, directory })
+    }
+
+    pub(crate) fn trains(&self) -> bool {
+        self.command == "train"
+    }
+
+    /// Refuses what only has an effect on training.
+    pub(crate) fn check_only_for_training(&self, flag: &str, is_given: bool) -> Outcome {
+        if is_given && !self.trains() {
+            return Err(Failure::Usage(format!(
+                "{flag} is for `train`, which goes on from its checkpoint; `{}` has none: leave {flag} out",
+                self.command
+            )));
+        }
+        Ok(())
+    }
+}
+
+/// Writes a file of a run, and its directory.
+pub(crate) fn write(file: &Path, text: &str) -> Outcome {
+    let failed = |error| Failure::Failed(format!("cannot write {}: {error}", file.display()));
+    fs::create_dir_all(file.parent().unwrap_or(Path::new("/"))).map_err(failed)?;
+    fs::write(file, text).map_err(failed)
+}
+
+/// Takes `--output-dir` and `--resume` out of the words of `train`.
+fn without_directory(words: &[String]) -> Outcome<(Option<String>, Vec<String>)> {
+    let (mut chosen, mut others) = (None, Vec::new());
+    let mut words = words.iter();
+    while let Some(word) = words.next() {
+        let value = match word.split_once('=') {
+            Some(("--output-dir", value)) => Some(value.to_owned()),
+            _ if word == "--output-dir" => Some(words.next().cloned().unwrap_or_default()),
+            _ => None,
+        };
+        match value {
+            Some(value) if value.is_empty() => {
+                return Err(Failure::Usage("--output-dir names no directory: write --output-dir DIR".to_owned()));
+            }
+            Some(value) if chosen.is_none() => chosen = Some(value),
+            Some(_) => return Err(Failure::Usage("--output-dir is given twice: keep one".to_owned())),
+            None if word == "--resume" => {}
+            None => others.push(word.clone()),
+        }
+    }
+    Ok((chosen, others))
+}
+
+/// A name goes into file names, scripts and tables.
+fn checked_name(name: &str) -> Outcome<&str> {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+    if name.starts_with(|c: char| c.is_ascii_alphanumeric()) && name.chars().all(is_plain) {
+        return Ok(name);
+    }
+    Err(Failure::Usage(format!(
+        "--name: expected letters, digits, `-`, `_` and `.`, a letter or digit first, got `{name}`"
+    )))
+}
+
+/// The time as part of a name.
+fn now() -> Outcome<String> {
+    let answer = process::answer("date", &["+%Y%m%d-%H%M%S"]).map(|text| text.trim().to_owned());
+    answer
+        .filter(|time| !time.is_empty())
+        .ok_or_else(|| Failure::Failed("the program `date` does not tell the time: name the run by --name".to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(line: &str, name: Option<&str>) -> Outcome<Job> {
+        let words: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
+        Job::read(&words, name)
+    }
+
+    #[test]
+    fn the_trainers_own_directory_wins_in_both_notations() {
+        for line in ["train --output-dir /d/x --epochs 3", "train --epochs 3 --output-dir=/d/x --resume"] {
+            let job = read(line, Some("night")).unwrap();
+            assert_eq!((job.directory.as_path(), job.name.as_str()), (Path::new("/d/x"), "night"));
+            assert_eq!(job.words, ["--epochs", "3"]);
+        }
+    }
+
+    #[test]
+    fn a_run_without_a_directory_is_placed_by_its_name() {
+        let job = read("train", Some("night")).unwrap();
+        assert_eq!(job.directory, std::env::current_dir().unwrap().join("runs/night"));
+    }
+
+    #[test]
+    fn a_run_without_a_name_is_called_by_its_command_and_the_time() {
+        let job = read("bench --steps 3", None).unwrap();
+        let time = job.name.strip_prefix("bench-").unwrap();
+        assert!(time.len() == 15 && time.chars().all(|c| c.is_ascii_digit() || c == '-'), "{time}");
+        assert!(job.directory.ends_with(Path::new("runs").join(&job.name)));
+    }
+
+    #[test]
+    fn words_of_other_commands_are_left_alone() {
+        let job = read("eval --resume --output-dir x", Some("e")).unwrap();
+        assert_eq!(job.words, ["--resume", "--output-dir", "x"]);
+        assert!(job.check_only_for_training("--restarts", true).unwrap_err().to_string().contains("`eval` has none"));
+        job.check_only_for_training("--restarts", false).unwrap();
+    }
+
+    #[test]
+    fn what_names_no_run_is_refused() {
+        for (line, name, expected) in [
+            ("", None, "nothing to start"),
+            ("--epochs 3", None, "comes first"),
+            ("train --output-dir", None, "names no directory"),
+            ("train --output-dir a --output-dir=b", None, "given twice"),
+            ("train", Some("a b"), "got `a b`"),
+            ("train", Some("../x"), "got `../x`"),
+        ] {
+            let failure = read(line, name).unwrap_err();
+            assert_eq!(failure.exit_code(), 2);
+            assert!(failure.to_string().contains(expected), "{failure}");
+        }
+    }
+}

@@ -1,0 +1,122 @@
+//! `cargo xtask slurm cancel`: ends a job, with a checkpoint where it can be had.
+//!
+//! In: a job's id or a run's directory. Out: the job, gone from the queue; each step said.
+//! Invariant: requeueing is turned off before anything else, so that the job does not come back.
+
+use std::fs;
+use std::path::Path;
+use std::thread::sleep;
+use std::time::{Duration, Instant, SystemTime};
+
+use super::queue::Row;
+use super::target::Target;
+use super::{answer, queue, require};
+use crate::arguments::{Arguments, Command, Flag};
+use crate::failure::{Failure, Outcome};
+use crate::json;
+
+const DEFAULT_WAIT_S: usize = 120;
+/// After plain scancel Slurm waits for its KillWait (by default 30 s) before it kills.
+const END_WAIT: Duration = Duration::from_secs(90);
+const PAUSE: Duration = Duration::from_secs(1);
+
+pub(super) const COMMAND: Command = Command {
+    name: "slurm cancel",
+    summary: "End a job: with a checkpoint, or at once.",
+    details: "\
+A running job is asked to stop at its next step, writes a checkpoint and ends; one that has not ended after so many
+seconds, one that has not begun, and any with --now is cancelled by plain scancel.",
+    subjects: &[],
+    parts: &[],
+    object: Some("JOB|DIR"),
+    flags: &[
+        Flag { name: "--now", value: None, help: "do not ask, cancel" },
+        Flag { name: "--wait", value: Some("SECONDS"), help: "how long to wait for the checkpoint (default 120)" },
+    ],
+    passed_on: None,
+    run,
+};
+
+fn run(arguments: Arguments) -> Outcome {
+    let target = Target::read(arguments.object.as_deref())?;
+    let wait = arguments.count("--wait")?;
+    if arguments.has("--now") && wait.is_some() {
+        return Err(Failure::Usage("--wait has no effect with --now: keep one".to_owned()));
+    }
+    require()?;
+    let rows = queue::of_job(&target.job)?;
+    if rows.is_empty() && target.directory.is_none() {
+        return Err(target.unknown());
+    }
+    let (running, waiting): (Vec<Row>, Vec<Row>) =
+        rows.into_iter().filter(Row::is_in_queue).partition(|row| row.is_running() && !arguments.has("--now"));
+    if running.is_empty() && waiting.is_empty() {
+        println!("job {} has left the queue: nothing to cancel", target.job);
+        return Ok(());
+    }
+    for row in &waiting {
+        cancel(row)?;
+    }
+    let asked_at = SystemTime::now();
+    for row in &running {
+        answer("scontrol", &["update", &format!("JobId={}", row.job), "Requeue=0"])?;
+        answer("scancel", &["--signal=USR1", &row.job])?;
+        println!("job {}: asked to stop with a checkpoint", row.job);
+    }
+    let deadline = Instant::now() + Duration::from_secs(wait.unwrap_or(DEFAULT_WAIT_S) as u64);
+    for row in &running {
+        await_stop(row, asked_at, deadline)?;
+    }
+    Ok(())
+}
+
+/// Plain scancel.
+fn cancel(row: &Row) -> Outcome {
+    answer("scancel", &[&row.job])?;
+    println!("job {}: cancelled ({} before)", row.job, row.state);
+    Ok(())
+}
+
+/// Waits for a job that was asked; past the deadline it is cancelled.
+fn await_stop(row: &Row, asked_at: SystemTime, deadline: Instant) -> Outcome {
+    while Instant::now() < deadline {
+        match queue::of_job(&row.job)?.first() {
+            // Its script had asked to be queued again just before that was turned off.
+            Some(now) if now.state == "PENDING" => return cancel(now),
+            Some(now) if now.is_in_queue() => sleep(PAUSE),
+            now => {
+                let state = now.map_or("gone", |now| now.state.as_str());
+                let stopped = row.directory.as_deref().is_some_and(|directory| stopped_since(directory, asked_at));
+                let result = if stopped { "its checkpoint is written" } else { "without a stop: see its output" };
+                println!("job {}: {state}, {result}", row.job);
+                return Ok(());
+            }
+        }
+    }
+    println!("job {}: still there; cancelling it without waiting any longer", row.job);
+    answer("scancel", &[&row.job])?;
+    let end = Instant::now() + END_WAIT;
+    while Instant::now() < end {
+        if !queue::of_job(&row.job)?.iter().any(Row::is_in_queue) {
+            println!("job {}: cancelled", row.job);
+            return Ok(());
+        }
+        sleep(PAUSE);
+    }
+    Err(Failure::Failed(format!(
+        "job {} is still in the queue {} s after scancel: expected Slurm to kill it after its KillWait; `scontrol show job {}` \
+         tells its state",
+        row.job,
+        END_WAIT.as_secs(),
+        row.job
+    )))
+}
+
+/// Whether the run has said, after that time, that it was stopped before its end.
+fn stopped_since(directory: &Path, time: SystemTime) -> bool {
+    let file = directory.join("summary.json");
+    // A file server's clock may be a little behind ours.
+    let is_new = |written: SystemTime| written + Duration::from_secs(5) > time;
+    fs::metadata(&file).and_then(|found| found.modified()).is_ok_and(is_new)
+        && fs::read_to_string(&file).is_ok_and(|summary| json::is_true(&summary, "stopped_early"))
+}

@@ -1,0 +1,211 @@
+//! `cargo xtask slurm logs`: what a job wrote, to its end or while it runs.
+//!
+//! In: a job's id or a run's directory. Out: the output file as it is, on standard output; remarks on standard error.
+//! Invariant: following ends when the job has left the queue, and not before: a job that is queued again goes on in the
+//! same file.
+
+use std::fs::{self, File};
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+use std::thread::sleep;
+use std::time::Duration;
+
+use super::target::Target;
+use super::{queue, require, script};
+use crate::arguments::{Arguments, Command, Flag};
+use crate::failure::{Failure, Outcome};
+
+pub(super) const COMMAND: Command = Command {
+    name: "slurm logs",
+    summary: "Print a job's output, or follow it to the job's end.",
+    details: "",
+    subjects: &[],
+    parts: &[],
+    object: Some("JOB|DIR"),
+    flags: &[Flag {
+        name: "--follow",
+        value: None,
+        help: "until the job has left the queue, also when it is queued again",
+    }],
+    passed_on: None,
+    run,
+};
+
+/// Between two looks at the file.
+const PAUSE: Duration = Duration::from_millis(500);
+/// Looks at the file for one at the queue: the queue serves everybody.
+const LOOKS: usize = 6;
+/// Looks at the queue in which it may fail, or show an end that turns out to be a new beginning.
+const NUM_FAILURES: usize = 20;
+const NUM_ENDS: usize = 2;
+
+/// A job's output.
+#[derive(Debug, PartialEq)]
+struct Output {
+    job: String,
+    file: PathBuf,
+}
+
+fn run(arguments: Arguments) -> Outcome {
+    let target = Target::read(arguments.object.as_deref())?;
+    let outputs = outputs(&target)?;
+    if !arguments.has("--follow") {
+        for output in &outputs {
+            if outputs.len() > 1 {
+                println!("==> {} <==", output.file.display());
+            }
+            if output.file.exists() {
+                print_from(&output.file, 0)?;
+            } else if outputs.len() == 1 {
+                return Err(Failure::Failed(format!(
+                    "job {} has written nothing yet: {} does not exist; `cargo xtask slurm status {}` tells why",
+                    output.job,
+                    output.file.display(),
+                    output.job
+                )));
+            }
+        }
+        return Ok(());
+    }
+    require()?;
+    match &outputs[..] {
+        [output] => follow(output),
+        several => {
+            let jobs: Vec<&str> = several.iter().map(|output| output.job.as_str()).collect();
+            Err(Failure::Usage(format!("job {} has several tasks, follow one of: {}", target.job, jobs.join(", "))))
+        }
+    }
+}
+
+/// The output of the job, or of every task of an array.
+fn outputs(target: &Target) -> Outcome<Vec<Output>> {
+    if let Some(directory) = &target.directory {
+        let tasks = outputs_of_tasks(directory, &target.job);
+        if !tasks.is_empty() {
+            return Ok(tasks);
+        }
+        return Ok(vec![Output { job: target.job.clone(), file: directory.join(script::output_name(&target.job)) }]);
+    }
+    require()?;
+    let rows = queue::of_job(&target.job)?;
+    if rows.is_empty() {
+        return Err(target.unknown());
+    }
+    rows.into_iter()
+        .map(|row| match row.directory {
+            Some(directory) => Ok(Output { file: directory.join(script::output_name(&row.job)), job: row.job }),
+            None => Err(Failure::Failed(format!(
+                "job {} was not submitted by `cargo xtask slurm submit`: `scontrol show job {}` tells its StdOut",
+                row.job, row.job
+            ))),
+        })
+        .collect()
+}
+
+/// The files of an array's tasks, which lie in directories beside the array's.
+fn outputs_of_tasks(directory: &Path, job: &str) -> Vec<Output> {
+    let Ok(directory) = std::path::absolute(directory) else { return Vec::new() };
+    let (Some(parent), Some(name)) = (directory.parent(), directory.file_name()) else { return Vec::new() };
+    let prefix = format!("{}-", name.to_string_lossy());
+    let entries = fs::read_dir(parent).into_iter().flatten().flatten();
+    let mut tasks: Vec<(usize, PathBuf)> = entries
+        .filter_map(|entry| {
+            Some((entry.file_name().to_string_lossy().strip_prefix(&prefix)?.parse().ok()?, entry.path()))
+        })
+        .collect();
+    tasks.sort();
+    tasks
+        .into_iter()
+        .map(|(task, folder)| {
+            let job = format!("{job}_{task}");
+            Output { file: folder.join(script::output_name(&job)), job }
+        })
+        .filter(|output| output.file.exists())
+        .collect()
+}
+
+fn follow(output: &Output) -> Outcome {
+    let (mut position, mut shown) = (0, String::new());
+    let (mut failures, mut ends) = (0, 0);
+    loop {
+        match queue::of_job(&output.job) {
+            Ok(rows) => {
+                failures = 0;
+                let row = rows.first();
+                let state =
+                    row.map_or("has left the queue".to_owned(), |row| format!("{} ({})", row.state, row.reason));
+                let is_over = row.is_none_or(|row| !row.is_in_queue());
+                ends = if is_over { ends + 1 } else { 0 };
+                if state != shown && (ends == 0 || ends == NUM_ENDS) {
+                    eprintln!("[job {}: {state}]", output.job);
+                    shown = state;
+                }
+            }
+            // A busy controller is no reason to stop.
+            Err(failure) => {
+                failures += 1;
+                if failures == NUM_FAILURES {
+                    return Err(failure);
+                }
+            }
+        }
+        for _ in 0..LOOKS {
+            if output.file.exists() {
+                position = print_from(&output.file, position)?;
+            }
+            if ends == NUM_ENDS {
+                return Ok(());
+            }
+            sleep(PAUSE);
+        }
+    }
+}
+
+/// Prints the file from there on and returns its end.
+fn print_from(file: &Path, position: u64) -> Outcome<u64> {
+    let failed = |error: io::Error| Failure::Failed(format!("cannot read {}: {error}", file.display()));
+    let mut source = File::open(file).map_err(failed)?;
+    source.seek(SeekFrom::Start(position)).map_err(failed)?;
+    let mut bytes = Vec::new();
+    source.read_to_end(&mut bytes).map_err(failed)?;
+    let mut out = io::stdout().lock();
+    out.write_all(&bytes)
+        .and_then(|()| out.flush())
+        .map_err(|error| Failure::Failed(format!("cannot print {}: {error}", file.display())))?;
+    Ok(position + bytes.len() as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_arrays_directory_leads_to_the_files_of_its_tasks() {
+        let folder = std::env::temp_dir().join(format!("lockstep-xtask-{}-logs", std::process::id()));
+        let run = folder.join("night");
+        for name in ["night", "night-0", "night-10", "night-2", "night-x"] {
+            fs::create_dir_all(folder.join(name)).unwrap();
+        }
+        for (name, file) in
+            [("night-10", "slurm-12_10.out"), ("night-2", "slurm-12_2.out"), ("night-0", "slurm-11_0.out")]
+        {
+            fs::write(folder.join(name).join(file), "x").unwrap();
+        }
+        let target = |job: &str| Target { job: job.to_owned(), directory: Some(run.clone()) };
+        let jobs = |job| outputs(&target(job)).unwrap().into_iter().map(|output| output.job).collect::<Vec<_>>();
+        assert_eq!(jobs("12"), ["12_2", "12_10"]);
+        let single = outputs(&target("13")).unwrap();
+        assert_eq!(single, [Output { job: "13".to_owned(), file: run.join("slurm-13.out") }]);
+        fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn printing_goes_on_where_it_ended() {
+        let file = std::env::temp_dir().join(format!("lockstep-xtask-{}-output", std::process::id()));
+        fs::write(&file, "ab").unwrap();
+        assert_eq!(print_from(&file, 0).unwrap(), 2);
+        fs::write(&file, "abcd").unwrap();
+        assert_eq!(print_from(&file, 2).unwrap(), 4);
+        fs::remove_file(file).unwrap();
+    }
+}

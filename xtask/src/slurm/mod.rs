@@ -1,0 +1,64 @@
+//! `cargo xtask slurm`: the trainer as a job of a cluster: submitted, watched, stopped.
+//!
+//! In: the command line, Slurm's own programs. Out: a script in the run's directory, and what Slurm says.
+//! Invariant: what Slurm refuses is shown in its own words; nothing is assumed about a cluster but `sbatch`, `squeue`,
+//! `scancel` and `scontrol`.
+
+mod array;
+mod cancel;
+mod logs;
+mod queue;
+mod request;
+mod script;
+mod status;
+mod submit;
+mod target;
+
+use std::process::{Command as Process, Stdio};
+
+use crate::arguments::Command;
+use crate::failure::{Failure, Outcome};
+use crate::probe;
+use crate::process;
+
+pub(crate) const COMMAND: Command = Command {
+    name: "slurm",
+    summary: "Submit the trainer to a Slurm cluster, and follow, read or stop its jobs.",
+    details: "\
+A job is named by its id or by its run's directory.
+`cargo xtask slurm COMMAND --help` tells the arguments of a command.",
+    subjects: &[],
+    parts: &[submit::COMMAND, status::COMMAND, logs::COMMAND, cancel::COMMAND],
+    object: None,
+    flags: &[],
+    passed_on: None,
+    run: |_| Ok(()),
+};
+
+/// Refuses to go on where there is no Slurm.
+fn require() -> Outcome {
+    if probe::program("sbatch").is_some() {
+        return Ok(());
+    }
+    Err(Failure::Failed(
+        "no Slurm here: `sbatch` is not in PATH; log in to a cluster's submit host or load its Slurm module, or start \
+         ranks without it by `cargo xtask launch`"
+            .to_owned(),
+    ))
+}
+
+/// What a program of Slurm answers, or what it complains about.
+fn ask(command: &mut Process) -> Outcome<Result<String, String>> {
+    let output = command.stdin(Stdio::null()).output().map_err(|error| process::cannot_start(command, &error))?;
+    if output.status.success() {
+        return Ok(Ok(String::from_utf8_lossy(&output.stdout).into_owned()));
+    }
+    Ok(Err(String::from_utf8_lossy(&output.stderr).trim().to_owned()))
+}
+
+/// The answer of a program of Slurm that is expected to have one.
+fn answer(program: &str, arguments: &[&str]) -> Outcome<String> {
+    let mut command = Process::new(program);
+    command.args(arguments);
+    ask(&mut command)?.map_err(|complaint| Failure::Failed(format!("`{}`: {complaint}", process::shown(&command))))
+}

@@ -1,0 +1,138 @@
+//! What Slurm's queue says of jobs.
+//!
+//! In: a job, or nobody in particular. Out: one [`Row`] for each job or task of an array.
+//! Invariant: read-only; a job that Slurm does not know gives no row, anything else that fails is an error.
+
+use std::path::{Path, PathBuf};
+use std::process::Command as Process;
+
+use super::request::of_task;
+use super::{ask, script};
+use crate::failure::{Failure, Outcome};
+use crate::process;
+
+/// Separated by a character that no name of ours has; the path, which could have it, comes last.
+const FORMAT: &str = "%i|%T|%r|%M|%l|%D|%N|%j|%o";
+const NUM_FIELDS: usize = 9;
+
+/// States that a job does not leave.
+const ENDED: [&str; 10] = [
+    "BOOT_FAIL",
+    "CANCELLED",
+    "COMPLETED",
+    "DEADLINE",
+    "FAILED",
+    "NODE_FAIL",
+    "OUT_OF_MEMORY",
+    "PREEMPTED",
+    "REVOKED",
+    "TIMEOUT",
+];
+
+/// A job as squeue shows it.
+#[derive(Debug, PartialEq)]
+pub(super) struct Row {
+    /// `12`, or `12_3` for a task of an array.
+    pub(super) job: String,
+    pub(super) state: String,
+    pub(super) reason: String,
+    pub(super) elapsed: String,
+    pub(super) limit: String,
+    pub(super) num_nodes: String,
+    pub(super) nodes: String,
+    pub(super) name: String,
+    /// The run's directory, for jobs that were submitted from here.
+    pub(super) directory: Option<PathBuf>,
+}
+
+/// The caller's jobs in the queue.
+pub(super) fn of_user() -> Outcome<Vec<Row>> {
+    rows(&["--me"])
+}
+
+/// The rows of one job, also if it has ended and Slurm still remembers it.
+pub(super) fn of_job(job: &str) -> Outcome<Vec<Row>> {
+    rows(&["--states=all", &format!("--jobs={job}")])
+}
+
+fn rows(which: &[&str]) -> Outcome<Vec<Row>> {
+    let mut command = Process::new("squeue");
+    command.args(["--noheader", "--array", &format!("--format={FORMAT}")]).args(which);
+    match ask(&mut command)? {
+        Ok(text) => text.lines().filter(|line| !line.trim().is_empty()).map(row).collect(),
+        Err(complaint) if complaint.contains("Invalid job id") => Ok(Vec::new()),
+        Err(complaint) => Err(Failure::Failed(format!("`{}`: {complaint}", process::shown(&command)))),
+    }
+}
+
+fn row(line: &str) -> Outcome<Row> {
+    let fields: Vec<&str> = line.splitn(NUM_FIELDS, '|').map(str::trim).collect();
+    let [job, state, reason, elapsed, limit, num_nodes, nodes, name, script] = fields[..] else {
+        return Err(Failure::Failed(format!("squeue: expected {NUM_FIELDS} fields separated by `|`, got `{line}`")));
+    };
+    let own = |text: &str| text.to_owned();
+    Ok(Row {
+        job: own(job),
+        state: own(state),
+        reason: own(reason),
+        elapsed: own(elapsed),
+        limit: own(limit),
+        num_nodes: own(num_nodes),
+        nodes: own(nodes),
+        name: own(name),
+        directory: directory(job, Path::new(script)),
+    })
+}
+
+fn directory(job: &str, file: &Path) -> Option<PathBuf> {
+    let directory = file.parent().filter(|_| file.file_name().is_some_and(|name| name == script::FILE))?;
+    Some(match job.split_once('_') {
+        Some((_, task)) => of_task(directory, task),
+        None => directory.to_owned(),
+    })
+}
+
+impl Row {
+    pub(super) fn is_in_queue(&self) -> bool {
+        !ENDED.contains(&self.state.as_str())
+    }
+
+    pub(super) fn is_running(&self) -> bool {
+        self.state == "RUNNING"
+    }
+
+    /// State, its reason, time and place, in one line.
+    pub(super) fn line(&self) -> String {
+        let Row { job, name, state, reason, elapsed, limit, num_nodes, nodes, .. } = self;
+        let reason = if reason == "None" { String::new() } else { format!(" ({reason})") };
+        let place = if nodes.is_empty() { String::new() } else { format!(": {nodes}") };
+        format!("job {job} {name}: {state}{reason}, {elapsed} of {limit}, {num_nodes} nodes{place}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_row_knows_its_runs_directory() {
+        let of = |line: &str| row(line).unwrap();
+        let job = of("12|RUNNING|None|1:02|10:00|2|n[1-2]|night|/d/a b|c/job.sbatch");
+        assert_eq!(job.directory, Some(PathBuf::from("/d/a b|c")));
+        assert_eq!(job.line(), "job 12 night: RUNNING, 1:02 of 10:00, 2 nodes: n[1-2]");
+        assert_eq!(of("12_3|PENDING|Resources|0:00|10:00|2||n|/d/n/job.sbatch").directory, Some("/d/n-3".into()));
+        assert_eq!(of("13|RUNNING|None|0:01|UNLIMITED|1|n1|other|/d/n/other.sh").directory, None);
+    }
+
+    #[test]
+    fn only_states_that_last_are_out_of_the_queue() {
+        let of = |state: &str| row(&format!("1|{state}|r|0:0|0:0|1|n|n|x")).unwrap().is_in_queue();
+        assert!(["PENDING", "RUNNING", "COMPLETING", "REQUEUED", "SUSPENDED"].into_iter().all(of));
+        assert!(!["COMPLETED", "CANCELLED", "FAILED", "TIMEOUT"].into_iter().any(of));
+    }
+
+    #[test]
+    fn a_line_in_another_form_is_an_error() {
+        assert!(row("12 RUNNING").unwrap_err().to_string().contains("got `12 RUNNING`"));
+    }
+}

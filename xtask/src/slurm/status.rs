@@ -1,0 +1,122 @@
+//! `cargo xtask slurm status`: where jobs stand, in the queue and in their training.
+//!
+//! In: nothing, a job's id, or a run's directory. Out: a line from the queue and a line from `metrics.jsonl` for each.
+//! Invariant: read-only.
+
+use std::fs;
+use std::path::Path;
+
+use super::target::Target;
+use super::{queue, require};
+use crate::arguments::{Arguments, Command};
+use crate::failure::{Failure, Outcome};
+use crate::json;
+
+pub(super) const COMMAND: Command = Command {
+    name: "slurm status",
+    summary: "Tell where jobs stand: state, time, nodes, last epoch.",
+    details: "Without a job: all of yours in the queue.",
+    subjects: &[],
+    parts: &[],
+    object: Some("JOB|DIR"),
+    flags: &[],
+    passed_on: None,
+    run,
+};
+
+fn run(arguments: Arguments) -> Outcome {
+    let target = arguments.object.as_deref().map(|word| Target::read(Some(word))).transpose()?;
+    require()?;
+    let Some(target) = target else {
+        let rows = queue::of_user()?;
+        if rows.is_empty() {
+            println!("no job of yours is in the queue");
+        }
+        rows.iter().for_each(show);
+        return Ok(());
+    };
+    let rows = queue::of_job(&target.job)?;
+    if rows.is_empty() {
+        let Some(directory) = &target.directory else { return Err(target.unknown()) };
+        println!("job {} has left the queue", target.job);
+        show_progress(directory, false)?;
+    }
+    rows.iter().for_each(show);
+    Ok(())
+}
+
+fn show(row: &queue::Row) {
+    println!("{}", row.line());
+    if let Some(directory) = &row.directory {
+        // A run whose files cannot be read from here still has a state.
+        if let Err(failure) = show_progress(directory, row.is_in_queue()) {
+            println!("    {failure}");
+        }
+    }
+}
+
+/// The last epoch; and how the run ended, unless it goes on: then its summary is of an earlier start.
+fn show_progress(directory: &Path, goes_on: bool) -> Outcome {
+    println!("    {}", directory.display());
+    let read = |name: &str| {
+        let file = directory.join(name);
+        if !file.exists() {
+            return Ok(None);
+        }
+        let failed = |error| Failure::Failed(format!("cannot read {}: {error}", file.display()));
+        fs::read_to_string(&file).map(Some).map_err(failed)
+    };
+    match read("metrics.jsonl")?.as_deref().and_then(last_epoch) {
+        Some(line) => println!("    {line}"),
+        None => println!("    no epoch yet"),
+    }
+    if !goes_on && let Some(summary) = read("summary.json")? {
+        println!("    {}", end(&summary));
+    }
+    Ok(())
+}
+
+/// The last whole line of the metrics, for reading.
+fn last_epoch(metrics: &str) -> Option<String> {
+    let record = metrics.lines().rfind(|line| line.ends_with('}'))?;
+    let number = |key| json::number(record, key);
+    let percent = |key| number(key).map_or("-".to_owned(), |share| format!("{:.1} %", 100.0 * share));
+    Some(format!(
+        "epoch {} step {} | loss {:.4} | acc {} train, {} test | {:.0} img/s",
+        number("epoch")?,
+        number("step")?,
+        number("train_loss").unwrap_or(f64::NAN),
+        percent("train_top1"),
+        percent("test_top1"),
+        number("images_per_second").unwrap_or(f64::NAN),
+    ))
+}
+
+fn end(summary: &str) -> &'static str {
+    if json::is_true(summary, "stopped_early") {
+        "stopped before its end, with a checkpoint"
+    } else {
+        "trained to its end"
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RECORD: &str = r#"{"epoch":3,"step":160,"train_loss":1.20461,"train_top1":0.5634,"test_top1":null,"images_per_second":12270.4}"#;
+
+    #[test]
+    fn the_last_whole_line_is_shown() {
+        let shown = last_epoch(&format!("{{\"epoch\":2}}\n{RECORD}\n{{\"epoch\":4,")).unwrap();
+        assert_eq!(shown, "epoch 3 step 160 | loss 1.2046 | acc 56.3 % train, - test | 12270 img/s");
+        let tested = last_epoch(&RECORD.replace("null", "0.5")).unwrap();
+        assert!(tested.contains("56.3 % train, 50.0 % test"), "{tested}");
+    }
+
+    #[test]
+    fn a_run_without_an_epoch_has_no_line() {
+        assert_eq!(last_epoch(""), None);
+        assert_eq!(last_epoch("{\"epoch\":"), None);
+    }
+}

@@ -1,0 +1,103 @@
+//! Which job is meant: by its id, or by its run's directory.
+//!
+//! In: a word. Out: [`Target`].
+//! Invariant: of a run that was submitted several times the last job is meant.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::failure::{Failure, Outcome};
+
+/// The file with the ids of a run's jobs, a line each, in the run's directory.
+pub(super) const JOBS: &str = "job-id";
+
+/// A job, or an array's task.
+#[derive(Debug, PartialEq)]
+pub(super) struct Target {
+    /// `12` or `12_3`.
+    pub(super) job: String,
+    /// Known where the run was named by it.
+    pub(super) directory: Option<PathBuf>,
+}
+
+impl Target {
+    /// Reads the word that a command was given.
+    pub(super) fn read(word: Option<&str>) -> Outcome<Self> {
+        let Some(word) = word else {
+            return Err(Failure::Usage("name the job: its id, such as 12 or 12_3, or its run's directory".to_owned()));
+        };
+        if is_job(word) {
+            return Ok(Target { job: word.to_owned(), directory: None });
+        }
+        let directory = Path::new(word);
+        if !directory.is_dir() {
+            return Err(Failure::Usage(format!("`{word}` is neither a job's id, such as 12 or 12_3, nor a directory")));
+        }
+        let job = recorded_job(directory)?.ok_or_else(|| {
+            Failure::Failed(format!(
+                "{word} has no file `{JOBS}`: expected a directory that `cargo xtask slurm submit` was given or made"
+            ))
+        })?;
+        Ok(Target { job, directory: Some(directory.to_owned()) })
+    }
+
+    pub(super) fn unknown(&self) -> Failure {
+        let remedy = match self.directory {
+            Some(_) => "it has left Slurm's memory",
+            None => "expected one that `squeue` shows; a job that ended long ago is named by its run's directory",
+        };
+        Failure::Failed(format!("job {} is unknown to Slurm: {remedy}", self.job))
+    }
+}
+
+/// The last job of a run, if it has any.
+pub(super) fn recorded_job(directory: &Path) -> Outcome<Option<String>> {
+    let file = directory.join(JOBS);
+    if !file.exists() {
+        return Ok(None);
+    }
+    let text = fs::read_to_string(&file)
+        .map_err(|error| Failure::Failed(format!("cannot read {}: {error}", file.display())))?;
+    match text.lines().map(str::trim).rfind(|line| !line.is_empty()) {
+        Some(job) if is_job(job) => Ok(Some(job.to_owned())),
+        other => Err(Failure::Failed(format!(
+            "{}: expected a job's id in its last line, got `{}`",
+            file.display(),
+            other.unwrap_or_default()
+        ))),
+    }
+}
+
+fn is_job(word: &str) -> bool {
+    let is_number = |text: &str| !text.is_empty() && text.chars().all(|c| c.is_ascii_digit());
+    match word.split_once('_') {
+        Some((job, task)) => is_number(job) && is_number(task),
+        None => is_number(word),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_number_is_a_job_and_a_directory_has_its_last_one() {
+        assert_eq!(Target::read(Some("12_3")).unwrap().job, "12_3");
+        let directory = std::env::temp_dir().join(format!("lockstep-xtask-{}-target", std::process::id()));
+        fs::create_dir_all(&directory).unwrap();
+        let word = directory.to_str().unwrap();
+        assert!(Target::read(Some(word)).unwrap_err().to_string().contains("no file `job-id`"));
+        fs::write(directory.join(JOBS), "7\n12\n").unwrap();
+        assert_eq!(Target::read(Some(word)).unwrap(), Target { job: "12".into(), directory: Some(directory.clone()) });
+        fs::write(directory.join(JOBS), "twelve\n").unwrap();
+        assert!(Target::read(Some(word)).unwrap_err().to_string().contains("got `twelve`"));
+        fs::remove_dir_all(directory).unwrap();
+    }
+
+    #[test]
+    fn a_word_that_is_neither_is_wrong_usage() {
+        for word in [None, Some("12_"), Some("no-such-directory"), Some("")] {
+            assert_eq!(Target::read(word).unwrap_err().exit_code(), 2, "{word:?}");
+        }
+    }
+}
