@@ -103,7 +103,7 @@ impl Command {
         text
     }
 
-    fn parse(&self, words: &[String]) -> Outcome<Arguments> {
+    pub(crate) fn parse(&self, words: &[String]) -> Outcome<Arguments> {
         let mut arguments = Arguments::default();
         let mut words = words.iter();
         if !self.subjects.is_empty() {

@@ -135,6 +135,7 @@ while true; do
     [ "$code" != 0 ] || break
     if USAGE; then
         say "exit code $code: the command line is wrong; not started again"
+        code=2
         break
     elif STOPPED; then
         say "exit code $code after a signal; not started again"
@@ -147,3 +148,6 @@ while true; do
     say "exit code $code: starting again from the last checkpoint, $restarts_left more restarts after this"
 done
 "#;
+
+#[cfg(test)]
+pub(crate) mod tests;

@@ -5,7 +5,7 @@
 //! same file.
 
 use std::fs::{self, File};
-use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::io::{self, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::thread::sleep;
 use std::time::Duration;
@@ -55,7 +55,7 @@ fn run(arguments: Arguments) -> Outcome {
                 println!("==> {} <==", output.file.display());
             }
             if output.file.exists() {
-                print_from(&output.file, 0)?;
+                copy_from(&output.file, 0, &mut io::stdout())?;
             } else if outputs.len() == 1 {
                 return Err(Failure::Failed(format!(
                     "job {} has written nothing yet: {} does not exist; `cargo xtask slurm status {}` tells why",
@@ -132,8 +132,7 @@ fn follow(output: &Output) -> Outcome {
             Ok(rows) => {
                 failures = 0;
                 let row = rows.first();
-                let state =
-                    row.map_or("has left the queue".to_owned(), |row| format!("{} ({})", row.state, row.reason));
+                let state = row.map_or("has left the queue".to_owned(), queue::Row::explained_state);
                 let is_over = row.is_none_or(|row| !row.is_in_queue());
                 ends = if is_over { ends + 1 } else { 0 };
                 if state != shown && (ends == 0 || ends == NUM_ENDS) {
@@ -151,7 +150,7 @@ fn follow(output: &Output) -> Outcome {
         }
         for _ in 0..LOOKS {
             if output.file.exists() {
-                position = print_from(&output.file, position)?;
+                position = copy_from(&output.file, position, &mut io::stdout())?;
             }
             if ends == NUM_ENDS {
                 return Ok(());
@@ -161,18 +160,13 @@ fn follow(output: &Output) -> Outcome {
     }
 }
 
-/// Prints the file from there on and returns its end.
-fn print_from(file: &Path, position: u64) -> Outcome<u64> {
+/// Copies the file from there on and returns its end.
+fn copy_from(file: &Path, position: u64, out: &mut impl Write) -> Outcome<u64> {
     let failed = |error: io::Error| Failure::Failed(format!("cannot read {}: {error}", file.display()));
     let mut source = File::open(file).map_err(failed)?;
     source.seek(SeekFrom::Start(position)).map_err(failed)?;
-    let mut bytes = Vec::new();
-    source.read_to_end(&mut bytes).map_err(failed)?;
-    let mut out = io::stdout().lock();
-    out.write_all(&bytes)
-        .and_then(|()| out.flush())
-        .map_err(|error| Failure::Failed(format!("cannot print {}: {error}", file.display())))?;
-    Ok(position + bytes.len() as u64)
+    let length = io::copy(&mut source, out).and_then(|length| out.flush().map(|()| length));
+    length.map(|length| position + length).map_err(|error| Failure::Failed(format!("{}: {error}", file.display())))
 }
 
 #[cfg(test)]
@@ -200,12 +194,14 @@ mod tests {
     }
 
     #[test]
-    fn printing_goes_on_where_it_ended() {
+    fn copying_goes_on_where_it_ended() {
         let file = std::env::temp_dir().join(format!("lockstep-xtask-{}-output", std::process::id()));
         fs::write(&file, "ab").unwrap();
-        assert_eq!(print_from(&file, 0).unwrap(), 2);
+        let mut seen = Vec::new();
+        assert_eq!(copy_from(&file, 0, &mut seen).unwrap(), 2);
         fs::write(&file, "abcd").unwrap();
-        assert_eq!(print_from(&file, 2).unwrap(), 4);
+        assert_eq!(copy_from(&file, 2, &mut seen).unwrap(), 4);
+        assert_eq!(seen, b"abcd");
         fs::remove_file(file).unwrap();
     }
 }

@@ -101,12 +101,17 @@ impl Row {
         self.state == "RUNNING"
     }
 
+    /// The state, with its reason if it has one.
+    pub(super) fn explained_state(&self) -> String {
+        if self.reason == "None" { self.state.clone() } else { format!("{} ({})", self.state, self.reason) }
+    }
+
     /// State, its reason, time and place, in one line.
     pub(super) fn line(&self) -> String {
-        let Row { job, name, state, reason, elapsed, limit, num_nodes, nodes, .. } = self;
-        let reason = if reason == "None" { String::new() } else { format!(" ({reason})") };
+        let Row { job, name, elapsed, limit, num_nodes, nodes, .. } = self;
+        let state = self.explained_state();
         let place = if nodes.is_empty() { String::new() } else { format!(": {nodes}") };
-        format!("job {job} {name}: {state}{reason}, {elapsed} of {limit}, {num_nodes} nodes{place}")
+        format!("job {job} {name}: {state}, {elapsed} of {limit}, {num_nodes} nodes{place}")
     }
 }
 

@@ -120,7 +120,7 @@ fn surroundings(request: &Request) -> String {
     );
     if request.restarts > 0 {
         text.push_str(&format!(
-            "\n# A cancelled, preempted or timed-out job does not run any more, whatever srun's exit code is.\n\
+            "\n# A job that was cancelled, queued again by hand or timed out does not run any more, though this script does.\n\
              job_runs() {{ slurm_says JobState=RUNNING; }}\n\
              \n\
              # The first rank to leave with code 2 makes Slurm end the others, and srun tells the larger code of those;\n\
@@ -187,7 +187,7 @@ if [ \"$code\" = 0 ] && was_stopped; then
         trap - TERM INT HUP USR1
         exec sleep 600
     fi
-    say \"stopped before its end, and not queued again: cancelled, or its requeueing was turned off\"
+    say \"stopped before its end; not queued again from here: cancelled, or not to be queued again, or Slurm does it\"
 fi
 "
     } else {
@@ -199,3 +199,6 @@ fi
     };
     format!("{head}{stopped}exit \"$code\"\n")
 }
+
+#[cfg(test)]
+mod tests;

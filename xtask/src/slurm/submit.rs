@@ -131,16 +131,19 @@ fn report(request: &Request, job: &str, file: &Path) -> String {
         Some(array) => format!("{job}_{}", array.tasks.first().copied().unwrap_or_default()),
         None => job.to_owned(),
     };
-    let ranks = request.nodes * request.ntasks_per_node;
-    let tasks = request.array.as_ref().map_or(String::new(), |array| format!(", {} tasks", array.tasks.len()));
+    let counted = |count: usize, what: &str| format!("{count} {what}{}", if count == 1 { "" } else { "s" });
+    let mut size =
+        format!("{} on {}", counted(request.nodes * request.ntasks_per_node, "rank"), counted(request.nodes, "node"));
+    if let Some(array) = &request.array {
+        size.push_str(&format!(" for each of {}", counted(array.tasks.len(), "task")));
+    }
     format!(
-        "job {job} submitted: {} ({ranks} ranks on {} nodes{tasks})\n\
+        "job {job} submitted: {}, {size}\n\
          script     {}\n\
          status     cargo xtask slurm status {job}\n\
          output     cargo xtask slurm logs --follow {task}\n\
          stop       cargo xtask slurm cancel {job}",
         request.job.name,
-        request.nodes,
         file.display(),
     )
 }
