@@ -248,6 +248,43 @@ mod tests {
         assert_eq!(hosts(",", true).unwrap_err().exit_code(), 2);
     }
 
+    fn script_of(line: &str, restarts: Option<usize>) -> String {
+        let words = words(line);
+        let launch =
+            Launch { ranks: 1, hosts: Vec::new(), words: &words, again: again(restarts, None, &words).unwrap() };
+        let found = Found { c_compiler: None, mpi: None, mpirun: None, libclang: None };
+        launch.script(&launch.command(&found, Path::new("/opt/trainer")).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn a_run_that_is_started_again_has_its_directory_and_resumes() {
+        let text = script_of("train --epochs 3 --output-dir /d/x", Some(2));
+        assert!(text.starts_with("#!/bin/bash\n"), "{text}");
+        assert!(text.contains("later: bash /d/x/launch.sh\n"), "{text}");
+        assert!(text.contains("    /opt/trainer train --epochs 3 --output-dir /d/x --resume </dev/null &\n"), "{text}");
+        assert!(text.contains("restarts_left=2\n") && text.ends_with("exit \"$code\"\n"), "{text}");
+    }
+
+    #[test]
+    fn without_restarts_the_trainers_words_are_passed_on_as_they_are() {
+        let text = script_of("eval --json", None);
+        assert!(text.contains("    /opt/trainer eval --json </dev/null &\n"), "{text}");
+        assert!(!text.contains("restarts_left") && !text.contains("cd "), "{text}");
+    }
+
+    #[test]
+    fn restarts_and_names_are_refused_where_they_have_no_effect() {
+        for (line, restarts, name, expected) in [
+            ("eval", Some(1), None, "`eval` has none"),
+            ("train", None, Some("x"), "--name has no effect without --restarts"),
+            ("--epochs 3", Some(1), None, "comes first"),
+        ] {
+            let failure = again(restarts, name, &words(line)).unwrap_err();
+            assert_eq!(failure.exit_code(), 2);
+            assert!(failure.to_string().contains(expected), "{failure}");
+        }
+    }
+
     #[test]
     fn several_ranks_without_mpi_are_refused_before_anything_is_built() {
         let found = Found { c_compiler: None, mpi: None, mpirun: None, libclang: None };

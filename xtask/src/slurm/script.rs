@@ -187,7 +187,7 @@ if [ \"$code\" = 0 ] && was_stopped; then
         trap - TERM INT HUP USR1
         exec sleep 600
     fi
-    say \"stopped before its end; not queued again from here: cancelled, or not to be queued again, or Slurm does it\"
+    say \"stopped before its end and not queued again from here: Requeue is off, or the job was cancelled or requeued by hand\"
 fi
 "
     } else {
