@@ -111,7 +111,8 @@ impl Row {
         let Row { job, name, elapsed, limit, num_nodes, nodes, .. } = self;
         let state = self.explained_state();
         let place = if nodes.is_empty() { String::new() } else { format!(": {nodes}") };
-        format!("job {job} {name}: {state}, {elapsed} of {limit}, {num_nodes} nodes{place}")
+        let plural = if num_nodes == "1" { "" } else { "s" };
+        format!("job {job} {name}: {state}, {elapsed} of {limit}, {num_nodes} node{plural}{place}")
     }
 }
 
