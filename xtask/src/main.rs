@@ -8,6 +8,8 @@ mod arguments;
 mod bench;
 mod cargo;
 mod ci;
+#[cfg(test)]
+mod containers;
 mod cores;
 mod cuda;
 mod failure;
