@@ -177,6 +177,9 @@ pub struct EpochRecord {
     /// Ranks that trained.
     #[serde(default)]
     pub num_ranks: usize,
+    /// Steps of the run so far that were skipped because a loss or gradient was not finite.
+    #[serde(default)]
+    pub skipped_steps: u64,
 }
 
 /// What an epoch took, beside its scores.
@@ -200,6 +203,8 @@ pub struct EpochCost {
     pub traffic: StepTraffic,
     /// Ranks that trained.
     pub num_ranks: usize,
+    /// Steps of the run so far that were skipped because a loss or gradient was not finite.
+    pub skipped_steps: u64,
 }
 
 impl EpochRecord {
@@ -229,6 +234,7 @@ impl EpochRecord {
             bytes_sent_per_step: cost.traffic.total.bytes_sent / cost.traffic.num_steps.max(1),
             compression_error: cost.traffic.total.relative_error(),
             num_ranks: cost.num_ranks,
+            skipped_steps: cost.skipped_steps,
         }
     }
 }
@@ -249,6 +255,7 @@ pub(crate) mod tests {
             peak_memory_bytes: 200 << 20,
             traffic: StepTraffic::default(),
             num_ranks: 1,
+            skipped_steps: 0,
         };
         EpochRecord::new(cost, sums(6), test_top1_correct.map(sums))
     }

@@ -109,6 +109,7 @@ pub fn fit<M: ImageClassifier>(model: M, session: &Session<'_>) -> Result<Outcom
                 peak_memory_bytes: gather::peak_memory_bytes(&world),
                 traffic: stepper.take_traffic(),
                 num_ranks: world.len(),
+                skipped_steps: progress.skipped_steps,
             },
             progress.epoch_scores,
             test,
