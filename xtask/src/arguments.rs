@@ -37,6 +37,8 @@ pub(crate) struct Flag {
 #[derive(Debug, Default)]
 pub(crate) struct Arguments {
     values: BTreeMap<&'static str, String>,
+    /// What the command is about, for commands with a subject.
+    pub(crate) subject: String,
     /// The word that belongs to no flag.
     pub(crate) object: Option<String>,
     /// The words after `--`.
@@ -107,10 +109,8 @@ impl Command {
         let mut arguments = Arguments::default();
         let mut words = words.iter();
         if !self.subjects.is_empty() {
-            let is_known = words.next().is_some_and(|word| self.subjects.contains(&word.as_str()));
-            if !is_known {
-                return Err(self.without_subject(self.subjects));
-            }
+            let subject = words.next().filter(|word| self.subjects.contains(&word.as_str()));
+            arguments.subject = subject.ok_or_else(|| self.without_subject(self.subjects))?.clone();
         }
         while let Some(word) = words.next() {
             if word == "--" && self.passed_on.is_some() {
@@ -228,7 +228,8 @@ mod tests {
     fn a_subject_comes_first_and_is_one_of_the_commands() {
         let command = Command { subjects: &["this", "that"], ..EXAMPLE };
         let parse = |words: &[&str]| command.parse(&words.iter().map(|&word| word.to_owned()).collect::<Vec<_>>());
-        assert_eq!(parse(&["that", "--ranks", "2"]).unwrap().value("--ranks"), Some("2"));
+        let arguments = parse(&["that", "--ranks", "2"]).unwrap();
+        assert_eq!((arguments.subject.as_str(), arguments.value("--ranks")), ("that", Some("2")));
         for words in [&[][..], &["other"], &["--ranks", "2"]] {
             assert!(parse(words).unwrap_err().to_string().contains("this, that"));
         }

@@ -7,6 +7,7 @@
 mod arguments;
 mod bench;
 mod cargo;
+mod chaos;
 mod ci;
 #[cfg(test)]
 mod containers;
@@ -25,6 +26,9 @@ mod restart;
 mod run_directory;
 mod setup;
 mod slurm;
+mod slurm_cluster;
+mod slurm_suite;
+mod suite;
 mod test_stages;
 mod tidy;
 mod train;
@@ -34,13 +38,15 @@ use std::process::ExitCode;
 use arguments::Command;
 use failure::{Failure, Outcome};
 
-const COMMANDS: [Command; 8] = [
+const COMMANDS: [Command; 10] = [
     setup::COMMAND,
     train::COMMAND,
     launch::COMMAND,
     slurm::COMMAND,
     bench::COMMAND,
     test_stages::COMMAND,
+    slurm_cluster::COMMAND,
+    chaos::COMMAND,
     tidy::COMMAND,
     ci::COMMAND,
 ];

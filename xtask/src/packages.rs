@@ -17,6 +17,8 @@ pub(crate) enum Need {
     MpiDevelopment,
     Mpirun,
     Libclang,
+    /// Controller, node daemons and clients of a small cluster, with the PMIx by which it starts MPI programs.
+    Slurm,
 }
 
 /// A package manager of this machine.
@@ -59,10 +61,16 @@ impl Installer {
             (Installer::AptGet, Need::MpiDevelopment) => &["libopenmpi-dev"],
             (Installer::AptGet, Need::Mpirun) => &["openmpi-bin"],
             (Installer::AptGet, Need::Libclang) => &["libclang-dev"],
+            // Slurm opens libpmix.so by the name that only the development package has.
+            (Installer::AptGet, Need::Slurm) => &["slurm-wlm", "munge", "libpmix-dev"],
             (Installer::Dnf | Installer::Zypper | Installer::Pacman, Need::CCompiler) => &["gcc"],
             (Installer::Dnf, Need::MpiDevelopment) => &["openmpi-devel"],
             (Installer::Dnf, Need::Mpirun) => &["openmpi"],
             (Installer::Dnf | Installer::Zypper, Need::Libclang) => &["clang-devel"],
+            (Installer::Dnf, Need::Slurm) => &["slurm-slurmctld", "slurm-slurmd", "munge", "pmix-devel"],
+            (Installer::Zypper, Need::Slurm) => &["slurm", "slurm-node", "munge", "pmix-devel"],
+            (Installer::Pacman, Need::Slurm) => &["slurm-llnl", "munge", "openpmix"],
+            (Installer::Brew, Need::Slurm) => &[],
             (Installer::Zypper, Need::MpiDevelopment) => &["openmpi4-devel"],
             (Installer::Zypper, Need::Mpirun) => &["openmpi4"],
             (Installer::Pacman, Need::MpiDevelopment | Need::Mpirun) => &["openmpi"],
@@ -116,7 +124,7 @@ pub(crate) fn install(needs: &[Need], privilege: Privilege) -> Outcome {
     let install = || {
         let mut command = apt_get(privilege);
         command.args(["install", "--yes", "--no-install-recommends"]).args(&packages);
-        process::run(command)
+        process::run(if needs.contains(&Need::Slurm) { without_daemons(&command, privilege) } else { command })
     };
     let update = || {
         let mut command = apt_get(privilege);
@@ -147,6 +155,31 @@ fn apt_get(privilege: Privilege) -> Command {
     command
 }
 
+/// The command, while packages may start no daemon: what they start by themselves would outlive us, and has no configuration.
+fn without_daemons(command: &Command, privilege: Privilege) -> Command {
+    // The file is Debian's own question whether a daemon may start; somebody else's answer is left as it is.
+    const SCRIPT: &str = "policy=/usr/sbin/policy-rc.d
+        if [ -e $policy ]; then exec \"$@\"; fi
+        trap 'rm -f $policy' EXIT
+        printf '#!/bin/sh\\nexit 101\\n' >$policy && chmod 755 $policy && \"$@\"";
+    let mut outer = as_root("sh", privilege);
+    outer.args(["-c", SCRIPT, "sh"]).arg(command.get_program()).args(command.get_args());
+    for (name, value) in command.get_envs() {
+        outer.env(name, value.unwrap_or_default());
+    }
+    outer
+}
+
+/// A program started as root.
+pub(crate) fn as_root(program: &str, privilege: Privilege) -> Command {
+    if privilege != Privilege::Sudo {
+        return Command::new(program);
+    }
+    let mut command = Command::new("sudo");
+    command.args(["-n", program]);
+    command
+}
+
 fn has_candidate(package: &str) -> bool {
     Path::new("/var/lib/apt/lists").is_dir()
         && process::answer("apt-cache", &["show", "--no-all-versions", package]).is_some_and(|text| !text.is_empty())
@@ -170,6 +203,15 @@ mod tests {
     fn a_package_that_meets_two_needs_is_named_once() {
         assert_eq!(Installer::Pacman.packages(&ALL), ["gcc", "openmpi", "clang"]);
         assert_eq!(Installer::Brew.packages(&ALL[1..]), ["open-mpi", "llvm"]);
+    }
+
+    #[test]
+    fn slurm_is_installed_with_the_answer_that_no_daemon_may_start() {
+        let mut command = apt_get(Privilege::Root);
+        command.args(["install", "slurm-wlm"]);
+        let line = process::shown(&without_daemons(&command, Privilege::Root));
+        assert!(line.starts_with("DEBIAN_FRONTEND=noninteractive sh -c 'policy=/usr/sbin/policy-rc.d"), "{line}");
+        assert!(line.ends_with("install slurm-wlm"), "{line}");
     }
 
     #[test]

@@ -78,6 +78,10 @@ impl<'a> Running<'a> {
         Ok(Running { child, log, started: Instant::now() })
     }
 
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     pub(crate) fn has_ended(&mut self) -> bool {
         !matches!(self.child.try_wait(), Ok(None))
     }
@@ -103,6 +107,22 @@ impl<'a> Running<'a> {
         let bytes = fs::read(self.log).map_err(|error| format!("{}: {error}", self.log.display()))?;
         let code = if was_asked { None } else { status.code() };
         Ok(Finished { code, text: String::from_utf8_lossy(&bytes).into_owned(), elapsed })
+    }
+}
+
+impl Drop for Running<'_> {
+    /// One that was not waited for, as in a panic, is not left behind.
+    fn drop(&mut self) {
+        if self.has_ended() {
+            return;
+        }
+        let _ = send_signal(self.child.id(), "TERM");
+        let start = Instant::now();
+        while !self.has_ended() && start.elapsed() < Duration::from_secs(10) {
+            sleep(Duration::from_millis(10));
+        }
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 }
 

@@ -73,7 +73,8 @@ fn missing(found: &Found) -> Vec<Need> {
     candidates.into_iter().filter(|(is_missing, _)| *is_missing).map(|(_, need)| need).collect()
 }
 
-fn may_install(arguments: &Arguments) -> bool {
+/// Whether the command line and the environment let us install packages.
+pub(crate) fn may_install(arguments: &Arguments) -> bool {
     !arguments.has(NO_INSTALL.name) && !is_forbidden(env::var_os("LOCKSTEP_NO_INSTALL"))
 }
 
@@ -81,7 +82,8 @@ fn is_forbidden(variable: Option<std::ffi::OsString>) -> bool {
     variable.is_some_and(|value| !value.is_empty() && value != "0")
 }
 
-fn provide(needs: &[Need], may_install: bool) {
+/// Installs these where that is allowed; what stands in the way is said.
+pub(crate) fn provide(needs: &[Need], may_install: bool) {
     let Some(installer) = Installer::find() else {
         println!(
             "missing: {needs:?}, and no package manager known to us: ask for an MPI with its headers and libclang"

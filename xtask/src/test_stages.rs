@@ -13,24 +13,36 @@ use crate::mpi_suite;
 use crate::probe::Found;
 use crate::process;
 use crate::setup::{self, NO_INSTALL};
+use crate::slurm_cluster;
+use crate::slurm_suite;
 use crate::tidy;
 
 pub(crate) const COMMAND: Command = Command {
     name: "test",
-    summary: "Set up and run all checks: format, tidy, lints, tests, documentation, addresses, aarch64, MPI.",
+    summary: "Set up and run all checks: format, tidy, lints, tests, documentation, addresses, aarch64, MPI, Slurm.",
     details: "\
-Stages in order: fmt, tidy, clippy, test, doc, memory, arm, mpi.
+Stages in order: fmt, tidy, clippy, test, doc, memory, arm, mpi, slurm.
 The memory stage runs the kernels' tests under AddressSanitizer; arm compiles them for aarch64, and runs them where
 qemu-user and a cross linker are installed.
 The mpi stage runs on 1 to 4 ranks under mpirun; without mpirun only its launcher checks run, and that is said aloud.
+The slurm stage starts a small Slurm cluster of two nodes on this machine, trains, stops, preempts and kills jobs there, and
+stops it again, within ten minutes. It runs with --slurm or --only slurm, and needs root or sudo without a password.
 MPICC=/nonexistent LOCKSTEP_NO_INSTALL=1 checks the workspace as on a machine without MPI.",
     subjects: &[],
     parts: &[],
     object: None,
-    flags: &[Flag { name: "--only", value: Some("STAGE,…"), help: "only these stages" }, NO_INSTALL],
+    flags: &[
+        Flag { name: "--only", value: Some("STAGE,…"), help: "only these stages" },
+        Flag { name: CLAIM, value: Some("TEXT"), help: "of mpi and slurm only the checks that claim this" },
+        Flag { name: SLURM, value: None, help: "also the stage slurm" },
+        NO_INSTALL,
+    ],
     passed_on: None,
     run: |arguments| run(&arguments),
 };
+
+const CLAIM: &str = "--claim";
+const SLURM: &str = "--slurm";
 
 /// What a stage may need to know.
 struct Context<'a> {
@@ -56,7 +68,7 @@ struct Row {
     seconds: f64,
 }
 
-const STAGES: [Stage; 8] = [
+const STAGES: [Stage; 9] = [
     Stage { name: "fmt", run: format },
     Stage { name: "tidy", run: |_| tidy::run().into() },
     Stage { name: "clippy", run: lints },
@@ -65,11 +77,15 @@ const STAGES: [Stage; 8] = [
     Stage { name: "memory", run: |_| or_skipped(kernel_stages::sanitized()) },
     Stage { name: "arm", run: |_| or_skipped(kernel_stages::on_arm()) },
     Stage { name: "mpi", run: mpi },
+    Stage { name: "slurm", run: slurm },
 ];
 
-/// Runs all stages, or those of `--only`.
+/// The stages that run only when asked for, with the flag that does so beside `--only`.
+const ASKED_FOR: [(&str, &str); 1] = [("slurm", SLURM)];
+
+/// Runs all stages but those to be asked for, or those of `--only`.
 pub(crate) fn run(arguments: &Arguments) -> Outcome {
-    let stages = chosen(arguments.value("--only"))?;
+    let stages = chosen(arguments.value("--only"), |flag| arguments.has(flag))?;
     let found = setup::run(arguments)?;
     let mpi = if found.can_build_mpi() { Mpi::With } else { Mpi::Without };
     let context = Context { arguments, found, mpi };
@@ -89,9 +105,10 @@ pub(crate) fn run(arguments: &Arguments) -> Outcome {
     if num_failed == 0 { Ok(()) } else { Err(Failure::Failed(format!("{num_failed} stages failed, see above"))) }
 }
 
-fn chosen(only: Option<&str>) -> Outcome<Vec<&'static Stage>> {
-    let Some(only) = only else { return Ok(STAGES.iter().collect()) };
-    let names: Vec<&str> = only.split(',').collect();
+fn chosen(only: Option<&str>, has: impl Fn(&str) -> bool) -> Outcome<Vec<&'static Stage>> {
+    let is_wanted = |stage: &Stage| ASKED_FOR.iter().all(|(name, flag)| stage.name != *name || has(flag));
+    let Some(only) = only else { return Ok(STAGES.iter().filter(|stage| is_wanted(stage)).collect()) };
+    let mut names: Vec<&str> = only.split(',').collect();
     if let Some(unknown) = names.iter().find(|name| STAGES.iter().all(|stage| stage.name != **name)) {
         let known: Vec<&str> = STAGES.iter().map(|stage| stage.name).collect();
         return Err(Failure::Usage(format!(
@@ -99,6 +116,7 @@ fn chosen(only: Option<&str>) -> Outcome<Vec<&'static Stage>> {
             known.join(",")
         )));
     }
+    names.extend(ASKED_FOR.iter().filter(|(_, flag)| has(flag)).map(|(name, _)| *name));
     Ok(STAGES.iter().filter(|stage| names.contains(&stage.name)).collect())
 }
 
@@ -147,12 +165,22 @@ fn or_skipped(outcome: Result<Outcome, kernel_stages::Reason>) -> Verdict {
 
 fn mpi(context: &Context<'_>) -> Verdict {
     let mpirun = context.found.mpirun.as_ref().filter(|_| context.mpi == Mpi::With);
-    match (mpi_suite::run(context.mpi, mpirun), mpirun) {
+    match (mpi_suite::run(context.mpi, mpirun, context.arguments.value(CLAIM)), mpirun) {
         (Err(failure), _) => Verdict::Failed(failure.to_string()),
         (Ok(()), Some(_)) => Verdict::Passed,
         (Ok(()), None) => {
             Verdict::Skipped("no mpirun with an MPI to build with; the launcher checks passed".to_owned())
         }
+    }
+}
+
+fn slurm(context: &Context<'_>) -> Verdict {
+    let Some(mpirun) = context.found.mpirun.as_ref().filter(|_| context.mpi == Mpi::With) else {
+        return Verdict::Skipped("no mpirun with an MPI to build with".to_owned());
+    };
+    match slurm_cluster::lacking(context.arguments) {
+        Some(reason) => Verdict::Skipped(reason),
+        None => slurm_suite::run(context.mpi, mpirun, context.arguments.value(CLAIM)).into(),
     }
 }
 
@@ -170,18 +198,25 @@ mod tests {
     use super::*;
 
     fn names(only: &str) -> Vec<&'static str> {
-        chosen(Some(only)).unwrap().iter().map(|stage| stage.name).collect()
+        chosen(Some(only), |_| false).unwrap().iter().map(|stage| stage.name).collect()
     }
 
     #[test]
     fn chosen_stages_keep_their_order() {
         assert_eq!(names("doc,fmt"), ["fmt", "doc"]);
-        assert_eq!(chosen(None).unwrap().len(), STAGES.len());
+    }
+
+    #[test]
+    fn the_cluster_is_started_only_when_asked_for() {
+        let has_slurm = |only, has: bool| chosen(only, |_| has).unwrap().iter().any(|stage| stage.name == "slurm");
+        assert!(!has_slurm(None, false) && !has_slurm(Some("mpi"), false));
+        assert!(has_slurm(None, true) && has_slurm(Some("mpi"), true) && has_slurm(Some("slurm"), false));
+        assert_eq!(chosen(None, |_| true).unwrap().len(), STAGES.len());
     }
 
     #[test]
     fn an_unknown_stage_is_refused_with_the_known_ones() {
-        let Err(failure) = chosen(Some("fmt,lint")) else { panic!("`lint` is no stage") };
+        let Err(failure) = chosen(Some("fmt,lint"), |_| false) else { panic!("`lint` is no stage") };
         assert_eq!(failure.exit_code(), 2);
         assert!(failure.to_string().contains("`lint`") && failure.to_string().contains("clippy"));
     }

@@ -4,9 +4,11 @@
 
 use std::path::Path;
 
-use super::{Check, Suite};
+use super::Suite;
+use crate::suite::Check;
+use crate::suite::launcher::Launcher;
 
-pub(super) const CHECKS: [Check; 5] = [
+pub(super) const CHECKS: [Check<Suite>; 5] = [
     Check {
         claim: "every collective is right on 1 to 4 ranks",
         needs_mpirun: true,
@@ -34,13 +36,13 @@ pub(super) const CHECKS: [Check; 5] = [
     },
 ];
 
-fn conforms(suite: &Suite<'_>, ranks: usize) -> Result<(), String> {
+fn conforms(suite: &Suite, ranks: usize) -> Result<(), String> {
     let command = suite.on_ranks(ranks, program(suite), &[])?;
     suite.finish(command, &format!("conformance-{ranks}"), 300)?.expect_success()
 }
 
 /// On two ranks the last, which fails, is rank 1.
-fn ends_soon(suite: &Suite<'_>, how: &str, code: i32) -> Result<(), String> {
+fn ends_soon(suite: &Suite, how: &str, code: i32) -> Result<(), String> {
     let command = suite.on_ranks(2, program(suite), &["fault".to_owned(), how.to_owned()])?;
     let ended = suite.finish(command, how, 60)?;
     let is_soon = ended.finished.elapsed.as_secs() < 10;
@@ -48,6 +50,6 @@ fn ends_soon(suite: &Suite<'_>, how: &str, code: i32) -> Result<(), String> {
     ended.expect(ended.finished.text.contains("error (rank 1)"), "a message that begins `error (rank 1)`")
 }
 
-fn program<'a>(suite: &'a Suite<'_>) -> &'a Path {
+fn program(suite: &Suite) -> &Path {
     suite.conformance.as_deref().expect("built whenever there is an mpirun")
 }

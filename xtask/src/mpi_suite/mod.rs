@@ -5,6 +5,8 @@
 //! `target/mpi-suite` to be read; otherwise nothing is left.
 
 mod communicator;
+mod memory;
+mod signals;
 mod storage;
 mod synchronisation;
 mod trainer;
@@ -12,98 +14,68 @@ mod trainer;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::{Duration, Instant};
 
 use crate::cargo::{self, Mpi};
 use crate::cores;
-use crate::failure::{Failure, Outcome};
+use crate::failure::Outcome;
 use crate::mpirun::{self, Mpirun, Placement};
-use crate::process::{self, Finished, Running};
+use crate::suite::launcher::Launcher;
+use crate::suite::{self, Ended, conclude, empty_folder, test_build};
 
-/// What the checks work with.
-struct Suite<'a> {
-    mpirun: Option<&'a Mpirun>,
+/// What the checks work with; also the way to start ranks with mpirun.
+pub(crate) struct Suite {
+    mpirun: Option<Mpirun>,
     /// The conformance program of the crate `distributed`.
     conformance: Option<PathBuf>,
     trainer: PathBuf,
     folder: PathBuf,
-}
-
-/// One check: its name is what it claims.
-struct Check {
-    claim: &'static str,
-    needs_mpirun: bool,
-    run: fn(&Suite<'_>) -> Result<(), String>,
+    shared_memory: Option<SharedMemory>,
 }
 
 /// Builds the programs and runs all checks that can be run here.
-pub(crate) fn run(mpi: Mpi, mpirun: Option<&Mpirun>) -> Outcome {
+pub(crate) fn run(mpi: Mpi, mpirun: Option<&Mpirun>, only: Option<&str>) -> Outcome {
     let conformance = match mpirun {
         Some(_) => {
             Some(cargo::executable(test_build(mpi, "test", &["--no-run", "--test", CONFORMANCE]), CONFORMANCE, true)?)
         }
         None => None,
     };
-    // The program beside its own tests: built alone it would have other features of shared dependencies, and burn be
-    // compiled again for it.
-    let trainer = cargo::executable(test_build(mpi, "test", &["--no-run", "--test", PROGRAM]), "trainer", false)?;
-    let folder = cargo::target_folder().join("mpi-suite");
-    // The remains of an earlier failure.
-    let _ = fs::remove_dir_all(&folder);
-    let in_folder = |error| Failure::Failed(format!("{}: {error}", folder.display()));
-    fs::create_dir_all(&folder).map_err(in_folder)?;
-    let suite = Suite { mpirun, conformance, trainer, folder: folder.clone() };
-    let checks =
-        communicator::CHECKS.iter().chain(&trainer::CHECKS).chain(&synchronisation::CHECKS).chain(&storage::CHECKS);
-    let failed = suite.run_all(checks);
-    if failed.is_empty() {
-        return fs::remove_dir_all(&folder).map_err(in_folder);
+    let trainer = suite::trainer_program(mpi)?;
+    let folder = empty_folder("mpi-suite")?;
+    let suite = Suite { conformance, ..Suite::new(mpirun.cloned(), trainer, folder) };
+    let checks = communicator::CHECKS
+        .iter()
+        .chain(&trainer::CHECKS)
+        .chain(&synchronisation::CHECKS)
+        .chain(&storage::CHECKS)
+        .chain(&signals::CHECKS)
+        .chain(&memory::CHECKS);
+    let failed = suite::run_all(&suite, mpirun.is_some(), only, checks);
+    conclude(&suite.folder, &failed)
+}
+
+/// A place for Open MPI's shared memory: where a rank is killed it stays behind, and with it the machine's memory.
+struct SharedMemory(PathBuf);
+
+impl SharedMemory {
+    fn make() -> Option<Self> {
+        let folder = PathBuf::from(format!("/dev/shm/lockstep-{}", std::process::id()));
+        fs::create_dir(&folder).is_ok().then_some(SharedMemory(folder))
     }
-    Err(Failure::Failed(format!("{}; what they wrote is in {}", failed.join("; "), folder.display())))
+}
+
+impl Drop for SharedMemory {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
 }
 
 const CONFORMANCE: &str = "mpi_conformance";
-/// A test of the trainer that starts the program.
-const PROGRAM: &str = "program";
 
-/// The whole workspace with the features of the other stages, so that nothing is compiled anew.
-fn test_build(mpi: Mpi, subcommand: &str, further: &[&str]) -> Command {
-    let mut command = cargo::command(&[subcommand, "--workspace"]);
-    command.args(mpi.test_features()).args(further);
-    command
-}
-
-impl Suite<'_> {
-    /// Runs the checks and returns the claims that do not hold.
-    fn run_all<'c>(&self, checks: impl Iterator<Item = &'c Check>) -> Vec<&'c str> {
-        let mut failed = Vec::new();
-        for check in checks {
-            if check.needs_mpirun && self.mpirun.is_none() {
-                println!("skipped: no mpirun: {}", check.claim);
-                continue;
-            }
-            let start = Instant::now();
-            let result = (check.run)(self);
-            let seconds = start.elapsed().as_secs_f64();
-            match result {
-                Ok(()) => println!("ok      {seconds:>6.1} s  {}", check.claim),
-                Err(text) => {
-                    println!("FAILED  {seconds:>6.1} s  {}\n{text}", check.claim);
-                    failed.push(check.claim);
-                }
-            }
-        }
-        failed
-    }
-
-    /// The program on this many ranks; the machine's cores may be fewer, or busy.
-    fn on_ranks(&self, ranks: usize, program: &Path, arguments: &[String]) -> Result<Command, String> {
-        let mpirun = self.mpirun.expect("a check that starts ranks says that it needs mpirun");
-        let cores = cores::available();
-        let placement = Placement { ranks, hosts: Vec::new(), cores, threads: Some(1), is_polite: true };
-        let mut command = mpirun.command(&placement, program, arguments).map_err(|failure| failure.to_string())?;
-        mpirun::forget_surrounding_job(&mut command);
-        Ok(command)
+impl Suite {
+    /// One that starts the trainer only.
+    pub(crate) fn new(mpirun: Option<Mpirun>, trainer: PathBuf, folder: PathBuf) -> Self {
+        Suite { mpirun, conformance: None, trainer, folder, shared_memory: SharedMemory::make() }
     }
 
     /// The program alone, without a launcher.
@@ -116,34 +88,34 @@ impl Suite<'_> {
 
     /// Runs the command to its end, at most this long; `name` is its log's.
     fn finish(&self, command: Command, name: &str, limit_s: u64) -> Result<Ended, String> {
-        let line = process::shown(&command);
-        let log = self.folder.join(format!("{name}.log"));
-        let finished = Running::start(command, &log)?.finish(Duration::from_secs(limit_s))?;
-        Ok(Ended { line, finished })
+        Ended::of(command, &self.folder.join(format!("{name}.log")), limit_s)
     }
 }
 
-/// A command that ended, with the line that started it for the messages.
-struct Ended {
-    line: String,
-    finished: Finished,
-}
-
-impl Ended {
-    fn expect(&self, is_expected: bool, expected: &str) -> Result<(), String> {
-        if is_expected {
-            return Ok(());
+impl Launcher for Suite {
+    fn on_ranks(&self, ranks: usize, program: &Path, arguments: &[String]) -> Result<Command, String> {
+        let mpirun = self.mpirun.as_ref().expect("a check that starts ranks says that it needs mpirun");
+        let cores = cores::available();
+        let placement = Placement { ranks, hosts: Vec::new(), cores, threads: Some(1), is_polite: true };
+        let mut command = mpirun.command(&placement, program, arguments).map_err(|failure| failure.to_string())?;
+        mpirun::forget_surrounding_job(&mut command);
+        if let Some(SharedMemory(folder)) = &self.shared_memory {
+            command.env("OMPI_MCA_btl_vader_backing_directory", folder);
         }
-        let Finished { code, text, elapsed } = &self.finished;
-        let got = code.map_or("ended by a signal or at its deadline".to_owned(), |code| format!("exit code {code}"));
-        Err(format!(
-            "$ {}\nexpected {expected}, got {got} after {:.1} s; it wrote:\n{text}",
-            self.line,
-            elapsed.as_secs_f64()
-        ))
+        // What a crash leaves is left there.
+        command.current_dir(&self.folder);
+        Ok(command)
     }
 
-    fn expect_success(&self) -> Result<(), String> {
-        self.expect(self.finished.code == Some(0), "exit code 0")
+    fn rank_variable(&self) -> &'static str {
+        self.mpirun.as_ref().map_or("", |mpirun| mpirun.rank_variable())
+    }
+
+    fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    fn trainer(&self) -> &Path {
+        &self.trainer
     }
 }

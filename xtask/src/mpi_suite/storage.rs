@@ -7,13 +7,15 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::trainer::{Run, arguments, instead};
-use super::{Check, Suite};
+use super::Suite;
 use crate::mpirun;
 use crate::packages;
 use crate::process;
+use crate::suite::Check;
+use crate::suite::launcher::Launcher;
+use crate::suite::run::{Run, arguments, instead};
 
-pub(super) const CHECKS: [Check; 2] = [
+pub(super) const CHECKS: [Check<Suite>; 2] = [
     Check {
         claim: "a full disk ends all ranks with one message that names the file, and the checkpoints before it go on",
         needs_mpirun: true,
@@ -28,7 +30,7 @@ pub(super) const CHECKS: [Check; 2] = [
 
 const LIMIT_S: u64 = 300;
 
-fn full_disk(suite: &Suite<'_>) -> Result<(), String> {
+fn full_disk(suite: &Suite) -> Result<(), String> {
     let undisturbed = Run::new(suite, "disk-undisturbed");
     undisturbed.train(suite, 2, 1, &[])?;
     let run = Run::new(suite, "disk-full");
@@ -53,7 +55,7 @@ fn full_disk(suite: &Suite<'_>) -> Result<(), String> {
     resumed.expect(expected == got, &format!("parameter hash {expected}, not {got}"))
 }
 
-fn read_only_disk(suite: &Suite<'_>) -> Result<(), String> {
+fn read_only_disk(suite: &Suite) -> Result<(), String> {
     let Some(disk) = Disk::new(suite, "read-only-disk", "ro")? else { return Ok(()) };
     let copy = suite.folder.join("read-only-copy");
     let ended = suite.finish(disk.command(suite, &arguments(&disk.folder, 1), &copy)?, "read-only", LIMIT_S)?;
@@ -72,7 +74,7 @@ struct Disk {
 
 impl Disk {
     /// `None` where this user may not mount, which is said.
-    fn new(suite: &Suite<'_>, name: &str, options: &'static str) -> Result<Option<Self>, String> {
+    fn new(suite: &Suite, name: &str, options: &'static str) -> Result<Option<Self>, String> {
         let folder = suite.folder.join(name);
         fs::create_dir_all(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
         let can_mount = process::answer("unshare", &[namespace(), &["true"]].concat()).is_some();
@@ -83,7 +85,7 @@ impl Disk {
     }
 
     /// Two ranks on the disk, whose files are copied to `copy` when they have ended.
-    fn command(&self, suite: &Suite<'_>, words: &[String], copy: &Path) -> Result<Command, String> {
+    fn command(&self, suite: &Suite, words: &[String], copy: &Path) -> Result<Command, String> {
         let ranks = suite.on_ranks(2, &suite.trainer, words)?;
         let (folder, copy) = (self.folder.display(), copy.display());
         let script = format!(

@@ -4,10 +4,12 @@
 
 use std::path::Path;
 
-use super::trainer::{Run, arguments, instead};
-use super::{Check, Suite};
+use super::Suite;
+use crate::suite::launcher::Launcher;
+use crate::suite::run::{EXACT, Run, arguments, instead};
+use crate::suite::{Check, same};
 
-pub(super) const CHECKS: [Check; 5] = [
+pub(super) const CHECKS: [Check<Suite>; 5] = [
     Check {
         claim: "exact reduction gives the same parameter hash on 1, 2, 3 and 4 ranks",
         needs_mpirun: true,
@@ -39,14 +41,14 @@ pub(super) const CHECKS: [Check; 5] = [
 const TIMEOUT_S: &str = "4";
 
 /// A run's parameter hash.
-fn hash(suite: &Suite<'_>, name: &str, ranks: usize, further: &[&str]) -> Result<String, String> {
+fn hash(suite: &Suite, name: &str, ranks: usize, further: &[&str]) -> Result<String, String> {
     let run = Run::new(suite, name);
     run.train(suite, ranks, 1, further)?;
     run.parameter_hash()
 }
 
-fn exact_on_any_number_of_ranks(suite: &Suite<'_>) -> Result<(), String> {
-    let exact = ["--reduction", "exact", "--virtual-shards", "4", "--batch-norm", "local", "--augment", "crop-flip"];
+fn exact_on_any_number_of_ranks(suite: &Suite) -> Result<(), String> {
+    let exact = [&EXACT[..], &["--augment", "crop-flip"]].concat();
     let expected = hash(suite, "exact-1", 1, &exact)?;
     for ranks in 2..=4 {
         let got = hash(suite, &format!("exact-{ranks}"), ranks, &exact)?;
@@ -55,7 +57,7 @@ fn exact_on_any_number_of_ranks(suite: &Suite<'_>) -> Result<(), String> {
     Ok(())
 }
 
-fn methods_agree(suite: &Suite<'_>) -> Result<(), String> {
+fn methods_agree(suite: &Suite) -> Result<(), String> {
     let local = ["--batch-norm", "local"];
     let with = |further: &[&'static str]| [&local[..], further].concat();
     // Two terms have one order: all sums are equal.
@@ -76,8 +78,8 @@ fn methods_agree(suite: &Suite<'_>) -> Result<(), String> {
     Ok(())
 }
 
-fn strangers_are_named(suite: &Suite<'_>) -> Result<(), String> {
-    let variable = suite.mpirun.map_or("", |mpirun| mpirun.rank_variable());
+fn strangers_are_named(suite: &Suite) -> Result<(), String> {
+    let variable = suite.rank_variable();
     for (name, differing, named) in [
         ("seed", format!("--seed ${variable}"), "configuration of rank 1"),
         ("model", format!("--model resnet$((8 + 6 * {variable}))"), "configuration of rank 1"),
@@ -96,16 +98,12 @@ fn strangers_are_named(suite: &Suite<'_>) -> Result<(), String> {
     Ok(())
 }
 
-fn lost_rank_is_named(suite: &Suite<'_>, signal: &str, named: &str) -> Result<(), String> {
+fn lost_rank_is_named(suite: &Suite, signal: &str, named: &str) -> Result<(), String> {
     let run = Run::new(suite, &format!("lost-{signal}"));
     let mut words = arguments(&run.folder, 200);
     words.extend(["--timeout".to_owned(), TIMEOUT_S.to_owned()]);
-    let (ended, elapsed) = run.signalled(suite, 2, &words, signal, 1)?;
+    let (ended, elapsed) = run.signalled(suite, 2, &words, || run.has_line(), &[(signal, 1)])?;
     ended.expect(elapsed.as_secs() < 40, "an end within 40 s of the signal")?;
     ended.expect(ended.finished.code != Some(0), "an exit code that is not 0")?;
     ended.expect(ended.finished.text.contains(named), named)
-}
-
-fn same(what: &str, expected: &str, got: &str) -> Result<(), String> {
-    if expected == got { Ok(()) } else { Err(format!("{what}: expected parameter hash {expected}, got {got}")) }
 }

@@ -1,0 +1,46 @@
+//! Checks of ranks that are killed under srun: the step ends, and the run goes on to the same parameters.
+
+use super::{EPOCHS, NODES, Suite};
+use crate::chaos;
+use crate::suite::launcher::Launcher;
+use crate::suite::run::{QUICK, Run, arguments, instead};
+use crate::suite::{Check, checkpoints, same};
+
+pub(super) const CHECKS: [Check<Suite>; 2] = [
+    Check {
+        claim: "SIGKILL to one task of two nodes ends the step, and a restart ends with the undisturbed parameters",
+        needs_mpirun: true,
+        run: killed_task,
+    },
+    Check {
+        claim: "a run whose ranks are killed at random, under mpirun and under srun, ends with the undisturbed parameters",
+        needs_mpirun: true,
+        run: storms,
+    },
+];
+
+/// As many as there is time for in a suite; `cargo xtask chaos` takes more.
+const KILLS: usize = 12;
+const SEED: u64 = 7;
+
+/// Here with the time between SIGTERM and SIGKILL that other jobs have, after which Slurm kills the survivors; the storm, which
+/// kills root as well, shortens it.
+fn killed_task(suite: &Suite) -> Result<(), String> {
+    let run = Run::new(suite, "killed");
+    let words = instead(arguments(&run.folder, EPOCHS), &QUICK);
+    let (ended, elapsed) = run.signalled(suite, NODES, &words, || run.has_line(), &[("KILL", 1)])?;
+    ended.expect(elapsed.as_secs() < 90, "an end within 90 s of the kill")?;
+    ended.expect(ended.finished.code != Some(0), "an exit code that is not 0")?;
+    checkpoints::whole(&run.folder)?;
+    suite.settle()?;
+    run.train(suite, NODES, EPOCHS, &[&QUICK[..], &["--resume"]].concat())?;
+    same(&run.name, suite.undisturbed()?, &run.parameter_hash()?)
+}
+
+fn storms(suite: &Suite) -> Result<(), String> {
+    let undisturbed = suite.undisturbed_long()?;
+    println!("        mpirun: {}", chaos::storm(&suite.mpi, "storm-mpirun", undisturbed, KILLS, SEED)?);
+    suite.quicken_kills()?;
+    println!("        srun: {}", chaos::storm(suite, "storm-srun", undisturbed, KILLS, SEED)?);
+    Ok(())
+}

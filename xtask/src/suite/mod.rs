@@ -1,0 +1,120 @@
+//! What the suites of real processes share: checks that say what they claim, and programs that end or are ended.
+//!
+//! In: checks, a folder for what they write. Out: one line for each check, the claims that do not hold.
+//! Invariant: what a failed check wrote stays in the folder to be read; otherwise nothing is left.
+
+pub(crate) mod checkpoints;
+pub(crate) mod launcher;
+pub(crate) mod run;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use crate::cargo::{self, Mpi};
+use crate::failure::{Failure, Outcome};
+use crate::process::{self, Finished, Running};
+
+/// One check: its name is what it claims.
+pub(crate) struct Check<S> {
+    pub(crate) claim: &'static str,
+    pub(crate) needs_mpirun: bool,
+    pub(crate) run: fn(&S) -> Result<(), String>,
+}
+
+/// Runs the checks, those whose claim has the text of `only` if one is given, and returns the claims that do not hold.
+pub(crate) fn run_all<'c, S: 'c>(
+    suite: &S,
+    has_mpirun: bool,
+    only: Option<&str>,
+    checks: impl Iterator<Item = &'c Check<S>>,
+) -> Vec<&'c str> {
+    let mut failed = Vec::new();
+    for check in checks.filter(|check| only.is_none_or(|text| check.claim.contains(text))) {
+        if check.needs_mpirun && !has_mpirun {
+            println!("skipped: no mpirun: {}", check.claim);
+            continue;
+        }
+        let start = Instant::now();
+        let result = (check.run)(suite);
+        let seconds = start.elapsed().as_secs_f64();
+        match result {
+            Ok(()) => println!("ok      {seconds:>6.1} s  {}", check.claim),
+            Err(text) => {
+                println!("FAILED  {seconds:>6.1} s  {}\n{text}", check.claim);
+                failed.push(check.claim);
+            }
+        }
+    }
+    failed
+}
+
+/// Makes the folder anew; what lies there are the remains of an earlier failure.
+pub(crate) fn empty_folder(name: &str) -> Outcome<PathBuf> {
+    let folder = cargo::target_folder().join(name);
+    let _ = fs::remove_dir_all(&folder);
+    fs::create_dir_all(&folder).map_err(|error| Failure::Failed(format!("{}: {error}", folder.display())))?;
+    Ok(folder)
+}
+
+/// Removes the folder if every claim held.
+pub(crate) fn conclude(folder: &Path, failed: &[&str]) -> Outcome {
+    if failed.is_empty() {
+        return fs::remove_dir_all(folder).map_err(|error| Failure::Failed(format!("{}: {error}", folder.display())));
+    }
+    Err(Failure::Failed(format!("{}; what they wrote is in {}", failed.join("; "), folder.display())))
+}
+
+/// A test of the trainer that starts the program.
+const PROGRAM: &str = "program";
+
+/// The trainer, beside its own tests: built alone it would have other features of shared dependencies, and burn be compiled
+/// again for it.
+pub(crate) fn trainer_program(mpi: Mpi) -> Outcome<PathBuf> {
+    cargo::executable(test_build(mpi, "test", &["--no-run", "--test", PROGRAM]), "trainer", false)
+}
+
+/// The whole workspace with the features of the other stages, so that nothing is compiled anew.
+pub(crate) fn test_build(mpi: Mpi, subcommand: &str, further: &[&str]) -> Command {
+    let mut command = cargo::command(&[subcommand, "--workspace"]);
+    command.args(mpi.test_features()).args(further);
+    command
+}
+
+/// A command that ended, with the line that started it for the messages.
+pub(crate) struct Ended {
+    pub(crate) line: String,
+    pub(crate) finished: Finished,
+}
+
+impl Ended {
+    /// Runs the command to its end, at most this long.
+    pub(crate) fn of(command: Command, log: &Path, limit_s: u64) -> Result<Self, String> {
+        let line = process::shown(&command);
+        let finished = Running::start(command, log)?.finish(Duration::from_secs(limit_s))?;
+        Ok(Ended { line, finished })
+    }
+
+    pub(crate) fn expect(&self, is_expected: bool, expected: &str) -> Result<(), String> {
+        if is_expected {
+            return Ok(());
+        }
+        let Finished { code, text, elapsed } = &self.finished;
+        let got = code.map_or("ended by a signal or at its deadline".to_owned(), |code| format!("exit code {code}"));
+        Err(format!(
+            "$ {}\nexpected {expected}, got {got} after {:.1} s; it wrote:\n{text}",
+            self.line,
+            elapsed.as_secs_f64()
+        ))
+    }
+
+    pub(crate) fn expect_success(&self) -> Result<(), String> {
+        self.expect(self.finished.code == Some(0), "exit code 0")
+    }
+}
+
+/// Compares the hashes of two runs.
+pub(crate) fn same(what: &str, expected: &str, got: &str) -> Result<(), String> {
+    if expected == got { Ok(()) } else { Err(format!("{what}: expected parameter hash {expected}, got {got}")) }
+}
