@@ -5,9 +5,11 @@
 
 #![allow(rustdoc::invalid_html_tags, rustdoc::broken_intra_doc_links, reason = "the comments here are texts of --help")]
 
+mod doctor;
 mod sections;
 mod sync;
 
+pub use doctor::DoctorArgs;
 pub use sections::{
     BatchArgs, ComputeArgs, DataArgs, ModelArgs, OptimizerArgs, RunArgs, ScheduleArgs, TrainArgs, TrainSplitArgs,
 };
@@ -50,6 +52,8 @@ pub enum Command {
     Bench(Box<BenchArgs>),
     /// Print the configuration which `train` with the same flags would run, as TOML for --config.
     Config(Box<TrainArgs>),
+    /// Check whether a job with these resources would train well: ranks, network, data, disk; collective, exit code 1 if not.
+    Doctor(Box<DoctorArgs>),
 }
 
 /// Flags of `trainer eval`.

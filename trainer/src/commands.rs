@@ -4,6 +4,7 @@
 
 pub mod bench;
 pub mod config;
+pub mod doctor;
 pub mod eval;
 pub mod predict;
 pub mod train;

@@ -6,6 +6,7 @@
 
 mod commands;
 mod data;
+mod doctor;
 mod error;
 mod file;
 mod parts;
@@ -18,6 +19,7 @@ pub use crate::choices::{
     OnBadImageKind, OnNonFiniteKind, OnOff, PlacementKind, ReductionChoice, ScheduleKind, ShortcutKind, SyncKind,
 };
 pub use commands::{BenchConfig, EvalConfig, PredictConfig, SimulationConfig, WeightSource};
+pub use doctor::DoctorConfig;
 pub use error::ConfigError;
 pub use parts::{
     BatchConfig, ComputeConfig, Course, DataConfig, DataSource, ModelConfig, NormalizationConfig, OnNonFinite,

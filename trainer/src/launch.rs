@@ -3,7 +3,8 @@
 //! In: what to run. Out: an exit code, equal in meaning on all ranks: 0 done, 1 failed, 2 wrong usage.
 //! Invariant: an error of one rank ends the job on all ranks.
 
-use std::process::ExitCode;
+use std::process::{ExitCode, Termination};
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -23,18 +24,30 @@ const ROOT_SPEAKS_FIRST: Duration = Duration::from_secs(3);
 /// Joins the world, runs `work` on this rank, and says what failed if it did.
 ///
 /// Call it once, first thing in `main`: signals are caught from here on.
-pub fn launch(work: impl FnOnce(&World) -> Result<()>) -> ExitCode {
+pub fn launch<T: Termination>(work: impl FnOnce(&World) -> Result<T>) -> ExitCode {
+    enter(ranks::connect, work)
+}
+
+/// As [`launch`], also in a world that is not the launcher's, for work that tells what is wrong with it.
+pub fn launch_in_any_world<T: Termination>(work: impl FnOnce(&World) -> Result<T>) -> ExitCode {
+    enter(ranks::join, work)
+}
+
+fn enter<T: Termination>(
+    join: impl FnOnce() -> Result<Arc<dyn Communicator>>,
+    work: impl FnOnce(&World) -> Result<T>,
+) -> ExitCode {
     let stop = match StopFlag::on_signals().context("signals") {
         Ok(stop) => stop,
         Err(error) => return leave(None, &error),
     };
-    let communicator = match ranks::connect() {
+    let communicator = match join() {
         Ok(communicator) => communicator,
         Err(error) => return leave(None, &error),
     };
     let world = World { is_only_rank: true, ..World::new(communicator, stop) };
     match work(&world) {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(done) => done.report(),
         Err(error) => leave(Some(&*world.communicator), &error),
     }
 }

@@ -15,6 +15,7 @@ pub mod step;
 
 pub mod session;
 
+pub mod doctor;
 pub mod shard_statistics;
 pub mod simulation;
 pub mod synchronizer;
@@ -42,6 +43,7 @@ pub mod gather;
 pub mod manifest;
 
 pub mod clock;
+pub mod clock_offset;
 pub mod model;
 
 pub mod metrics;

@@ -4,16 +4,16 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use trainer::cli::{Cli, Command};
-use trainer::commands::{bench::bench, config::config, eval::eval, predict::predict, train::train};
-use trainer::launch::launch;
+use trainer::commands::{bench::bench, config::config, doctor::doctor, eval::eval, predict::predict, train::train};
+use trainer::launch::{launch, launch_in_any_world};
 
 fn main() -> ExitCode {
-    let command = Cli::parse().into_command();
-    launch(|world| match command {
-        Command::Train(args) => train(&args, world).map(drop),
-        Command::Eval(args) => eval(&args, world).map(drop),
-        Command::Predict(args) => predict(&args, world).map(drop),
-        Command::Bench(args) => bench(&args, world),
-        Command::Config(args) => config(&args, world),
-    })
+    match Cli::parse().into_command() {
+        Command::Train(args) => launch(|world| train(&args, world).map(drop)),
+        Command::Eval(args) => launch(|world| eval(&args, world).map(drop)),
+        Command::Predict(args) => launch(|world| predict(&args, world).map(drop)),
+        Command::Bench(args) => launch(|world| bench(&args, world)),
+        Command::Config(args) => launch(|world| config(&args, world)),
+        Command::Doctor(args) => launch_in_any_world(|world| doctor(&args, world)),
+    }
 }

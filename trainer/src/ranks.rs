@@ -107,13 +107,22 @@ impl World {
 /// When MPI and the launcher do not agree on the number of ranks or on this one's place, or MPI refuses.
 pub fn connect() -> Result<Arc<dyn Communicator>> {
     let launcher = Launcher::detect_from_environment()?;
-    #[cfg(feature = "mpi")]
-    let communicator: Arc<dyn Communicator> = Arc::new(distributed::MpiCommunicator::init()?);
-    #[cfg(not(feature = "mpi"))]
-    let communicator: Arc<dyn Communicator> = Arc::new(distributed::SingleCommunicator::new());
+    let communicator = join()?;
     check_world_size(launcher.as_ref(), communicator.world_size(), cfg!(feature = "mpi"))?;
     check_place(launcher.as_ref(), communicator.topology())?;
     Ok(communicator)
+}
+
+/// As [`connect`], whatever the launcher says of the world.
+///
+/// # Errors
+/// When MPI refuses.
+pub fn join() -> Result<Arc<dyn Communicator>> {
+    #[cfg(feature = "mpi")]
+    let communicator = distributed::MpiCommunicator::init()?;
+    #[cfg(not(feature = "mpi"))]
+    let communicator = distributed::SingleCommunicator::new();
+    Ok(Arc::new(communicator))
 }
 
 /// The device that `choice` means. `cuda` without an index takes the rank's index on its node.

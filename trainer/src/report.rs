@@ -5,8 +5,10 @@
 
 mod format;
 mod lines;
+mod look;
 
 pub use format::{bytes, grouped, seconds};
+pub use look::ConsoleLook;
 
 use crate::config::TrainConfig;
 use crate::metrics::{EpochRecord, ScoreSums, StepLine, Summary, ThroughputStats};

@@ -2,7 +2,7 @@
 //!
 //! In: every rank's stretches of time. Out: Chrome's trace events, a process a rank, on root's clock.
 //! Invariant: the file is whole or not there; times of different ranks are comparable to about half a message's round trip.
-//! Source: "Trace Event Format" of the Chromium project; Cristian 1989 for the clocks' offset.
+//! Source: "Trace Event Format" of the Chromium project.
 
 use std::fs;
 use std::io::{BufWriter, Write};
@@ -14,12 +14,7 @@ use distributed::{Communicator, ROOT};
 use serde::Serialize;
 
 use crate::clock::{Activity, Phase, Span};
-
-/// Round trips of which the shortest tells the offset.
-const NUM_ROUNDS: usize = 20;
-
-/// Tag of the messages that compare clocks.
-const CLOCK_TAG: u16 = 100;
+use crate::clock_offset::ClockOffset;
 
 /// This rank's clock beside root's, and where the trace goes.
 #[derive(Clone, Debug)]
@@ -49,27 +44,7 @@ impl TraceClock {
     fn compare(path: PathBuf, communicator: &dyn Communicator) -> Result<Self> {
         communicator.barrier()?;
         let origin = Instant::now();
-        let mut now = [0; 8];
-        if communicator.rank() == ROOT {
-            for rank in 1..communicator.world_size() {
-                for _ in 0..NUM_ROUNDS {
-                    communicator.receive(rank, CLOCK_TAG, &mut now)?;
-                    communicator.send(rank, CLOCK_TAG, &origin.elapsed().as_secs_f64().to_le_bytes())?;
-                }
-            }
-            return Ok(Self { path, origin, offset_s: 0.0 });
-        }
-        let (mut shortest, mut offset_s) = (f64::INFINITY, 0.0);
-        for _ in 0..NUM_ROUNDS {
-            let sent = origin.elapsed().as_secs_f64();
-            communicator.send(ROOT, CLOCK_TAG, &now)?;
-            communicator.receive(ROOT, CLOCK_TAG, &mut now)?;
-            let received = origin.elapsed().as_secs_f64();
-            if received - sent < shortest {
-                shortest = received - sent;
-                offset_s = f64::from_le_bytes(now) - (sent + received) / 2.0;
-            }
-        }
+        let ClockOffset { offset_s, .. } = ClockOffset::measure(communicator, || origin.elapsed().as_secs_f64())?;
         Ok(Self { path, origin, offset_s })
     }
 

@@ -1,0 +1,36 @@
+//! `trainer doctor`: whether a job with these resources would train well, told in one table.
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+
+use crate::cli::DoctorArgs;
+use crate::config::DoctorConfig;
+use crate::doctor::{self, Verdict};
+use crate::ranks::World;
+use crate::report::ConsoleLook;
+
+/// Examines the world, the machines, the data and the output directory. The code is 1 on all ranks if a check failed, else 0.
+///
+/// # Errors
+/// When flags contradict each other, or a collective fails.
+///
+/// # Collective
+/// Must be called by all ranks.
+pub fn doctor(args: &DoctorArgs, world: &World) -> Result<ExitCode> {
+    let config = DoctorConfig::resolve(args)?;
+    if doctor::stands_alone_beside_others(&*world.communicator) {
+        // It could only repeat what the first task says.
+        return Ok(ExitCode::FAILURE);
+    }
+    let watchdog = world.watch(config.timeout)?;
+    let diagnosis = doctor::diagnose(doctor::examine(&config, world)?);
+    for line in doctor::lines(&diagnosis, ConsoleLook::of_stdout()) {
+        world.reporter.note(&line);
+    }
+    if config.json {
+        world.reporter.json(&diagnosis);
+    }
+    world.end_watch(watchdog)?;
+    Ok(if diagnosis.verdict == Verdict::Fail { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}

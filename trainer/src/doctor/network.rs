@@ -1,0 +1,176 @@
+//! Whether the ranks sum right, and how fast.
+//!
+//! In: a communicator. Out: [`SumFacts`] of the library's own all-reduce and of the trainer's default one.
+//! Invariant: every rank makes the same number of sums, which root's slowest peer decides.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use distributed::{AllReducer, CollectiveError, Communicator, ReductionKind};
+use serde::{Deserialize, Serialize};
+
+/// Lengths whose sums are compared with the known answer: one, a prime, and more than a piece of any algorithm.
+const LENGTHS: [usize; 3] = [1, 1009, 200_003];
+
+/// Sizes that are timed, bytes.
+const SIZES: [usize; 3] = [1 << 10, 1 << 20, 16 << 20];
+
+/// Time for the repetitions of a size, nanoseconds, and how many there may be.
+const TIME_NANOS: u64 = 200_000_000;
+const REPETITIONS: std::ops::RangeInclusive<u64> = 3..=40;
+
+/// A network that takes longer for one sum, nanoseconds, is slow enough to be judged by it; larger sums are left out.
+const SLOW_NANOS: u64 = 150_000_000;
+
+/// One way to sum, as one rank saw it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SumFacts {
+    /// Which way.
+    pub way: String,
+    /// The first value that was not the known answer.
+    pub wrong: Option<String>,
+    /// Times by size, smallest first; none in a world of one.
+    pub speeds: Vec<SpeedFacts>,
+}
+
+/// The time of one all-reduce.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SpeedFacts {
+    /// Size of the buffer.
+    pub bytes: u64,
+    /// Median time.
+    pub seconds: f64,
+}
+
+impl SpeedFacts {
+    /// Bytes/s over a rank's link: an all-reduce moves `2 (N - 1) / N` times its buffer in and out of every rank.
+    pub fn bus_bytes_per_s(&self, world_size: usize) -> f64 {
+        2.0 * (world_size as f64 - 1.0) / world_size as f64 * self.bytes as f64 / self.seconds
+    }
+}
+
+/// Sums known numbers, then measures.
+///
+/// # Errors
+/// When a collective fails.
+///
+/// # Collective
+/// Must be called by all ranks.
+pub(super) fn sums(communicator: &Arc<dyn Communicator>) -> Result<Vec<SumFacts>, CollectiveError> {
+    let mut found = Vec::new();
+    for (way, kind) in [("library", ReductionKind::Library), ("hierarchical", ReductionKind::Hierarchical)] {
+        let mut reducer = AllReducer::new(kind, Arc::clone(communicator))?;
+        let mut wrong = None;
+        for length in LENGTHS {
+            let mut values: Vec<f32> = (0..length).map(|index| own_float(communicator.rank(), index)).collect();
+            reducer.sum(&mut values)?;
+            wrong = wrong.or(first_wrong(&values, |index| float_sum(communicator.world_size(), index)));
+        }
+        let mut speeds = Vec::new();
+        for bytes in SIZES {
+            let (seconds, is_slow) = median_seconds(&**communicator, &mut reducer, bytes)?;
+            speeds.push(SpeedFacts { bytes: bytes as u64, seconds });
+            if is_slow {
+                break;
+            }
+        }
+        if communicator.world_size() == 1 {
+            speeds.clear();
+        }
+        found.push(SumFacts { way: way.to_owned(), wrong, speeds });
+    }
+    let mut values: Vec<u64> = (0..LENGTHS[1]).map(|index| own_integer(communicator.rank(), index)).collect();
+    communicator.all_reduce_sum_u64(&mut values)?;
+    let wrong = first_wrong(&values, |index| integer_sum(communicator.world_size(), index));
+    found.push(SumFacts { way: "library, integers".to_owned(), wrong, speeds: Vec::new() });
+    Ok(found)
+}
+
+// Whole numbers so small that f32 holds the sum of 30 000 ranks exactly, in any order of additions.
+
+fn own_float(rank: usize, index: usize) -> f32 {
+    ((rank % 8 + 1) * (index % 61 + 1)) as f32
+}
+
+fn float_sum(world_size: usize, index: usize) -> f32 {
+    (0..world_size).map(|rank| own_float(rank, index)).sum()
+}
+
+/// Uses all 64 bits.
+fn own_integer(rank: usize, index: usize) -> u64 {
+    (rank as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_mul(index as u64 + 1)
+}
+
+fn integer_sum(world_size: usize, index: usize) -> u64 {
+    (0..world_size).fold(0, |sum: u64, rank| sum.wrapping_add(own_integer(rank, index)))
+}
+
+fn first_wrong<T: PartialEq + Copy + std::fmt::Display>(values: &[T], expected: impl Fn(usize) -> T) -> Option<String> {
+    let (index, got) = values.iter().enumerate().find(|&(index, &value)| value != expected(index))?;
+    Some(format!("element {index} of {}: expected {}, got {got}", values.len(), expected(index)))
+}
+
+/// The median time of this rank, and whether this size was slow on some rank.
+fn median_seconds(
+    communicator: &dyn Communicator,
+    reducer: &mut AllReducer,
+    bytes: usize,
+) -> Result<(f64, bool), CollectiveError> {
+    let mut values = vec![0.0; bytes / size_of::<f32>()];
+    let mut time_one = || -> Result<u64, CollectiveError> {
+        communicator.barrier()?;
+        let start = Instant::now();
+        reducer.sum(&mut values)?;
+        Ok(u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX))
+    };
+    // The first one touches memory and opens connections.
+    time_one()?;
+    let mut slowest = [time_one()?];
+    communicator.all_reduce_max_u64(&mut slowest)?;
+    let repetitions = (TIME_NANOS / slowest[0].max(1)).clamp(*REPETITIONS.start(), *REPETITIONS.end());
+    let mut times = (0..repetitions).map(|_| time_one()).collect::<Result<Vec<_>, _>>()?;
+    times.sort_unstable();
+    Ok((times[times.len() / 2] as f64 / 1e9, slowest[0] > SLOW_NANOS))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use distributed::run_ranks;
+
+    #[test]
+    fn known_sums_are_exact_on_any_number_of_ranks() {
+        for world_size in 1..=3 {
+            let found = run_ranks(world_size, |communicator| {
+                let communicator: Arc<dyn Communicator> = Arc::new(communicator);
+                sums(&communicator).unwrap()
+            });
+            for facts in found.iter().flatten() {
+                assert_eq!(facts.wrong, None, "{} of {world_size} ranks", facts.way);
+                let num_speeds = if facts.way.ends_with("integers") || world_size == 1 { 0 } else { 1 };
+                assert!(facts.speeds.len() >= num_speeds, "{facts:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_wrong_value_is_named_with_what_was_expected() {
+        let mut values: Vec<f32> = (0..100).map(|index| float_sum(2, index)).collect();
+        assert_eq!(first_wrong(&values, |index| float_sum(2, index)), None);
+        values[7] = 1.0;
+        let text = first_wrong(&values, |index| float_sum(2, index)).unwrap();
+        assert_eq!(text, "element 7 of 100: expected 24, got 1");
+    }
+
+    #[test]
+    fn sums_of_many_ranks_stay_below_what_f32_counts() {
+        assert!(float_sum(30_000, 60) < 16_777_216.0);
+    }
+
+    #[test]
+    fn bus_bandwidth_counts_what_a_rank_sends_and_receives() {
+        let speed = SpeedFacts { bytes: 1000, seconds: 0.5 };
+        assert_eq!(speed.bus_bytes_per_s(2), 2000.0);
+        assert_eq!(speed.bus_bytes_per_s(4), 3000.0);
+    }
+}

@@ -1,0 +1,174 @@
+//! Whether a run could be written where it is meant to be.
+//!
+//! In: the directory of `--output-dir`, or the nearest one above it. Out: [`OutputFacts`].
+//! Invariant: no directory is made, and no file of ours is left, also after an error.
+
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use serde::{Deserialize, Serialize};
+
+use super::machine::free_bytes;
+
+/// What is written, bytes.
+const WRITTEN: usize = 1 << 20;
+
+/// Between two looks for root's file.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+
+/// What root found out about the output directory.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct OutputFacts {
+    /// As given.
+    pub directory: String,
+    /// Itself, or the nearest directory above it that exists; absolute.
+    pub examined: String,
+    /// Bytes that may still be written there.
+    pub free_bytes: Result<u64, String>,
+    /// Bytes/s of a file that was written, synchronised, renamed and read back.
+    pub write_bytes_per_s: Result<f64, String>,
+    /// Whether a second owner of a lock is refused.
+    pub locks: Result<(), String>,
+}
+
+/// A file of ours, gone when this is dropped.
+#[derive(Debug)]
+pub(super) struct OwnFile(PathBuf);
+
+impl OwnFile {
+    /// A name in `directory` that nobody else takes; the file is not made yet.
+    fn named(directory: &Path, what: &str) -> Self {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
+        Self(directory.join(format!(".doctor-{what}-{}-{now}", std::process::id())))
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for OwnFile {
+    fn drop(&mut self) {
+        // It may never have been made.
+        let _ = fs::remove_file(&self.0);
+    }
+}
+
+/// Examines the directory; the file returned is there for other nodes to look for.
+pub(super) fn examine(directory: &Path) -> (OutputFacts, Option<OwnFile>) {
+    let mut facts = OutputFacts {
+        directory: directory.display().to_string(),
+        examined: directory.display().to_string(),
+        free_bytes: Err(String::new()),
+        write_bytes_per_s: Err(String::new()),
+        locks: Err(String::new()),
+    };
+    let examined = match nearest_directory(directory) {
+        Ok(examined) => examined,
+        Err(error) => {
+            facts.write_bytes_per_s = Err(error);
+            return (facts, None);
+        }
+    };
+    facts.examined = examined.display().to_string();
+    facts.free_bytes = free_bytes(&examined);
+    facts.write_bytes_per_s = write(&examined).map_err(|error| format!("{}: {error}", examined.display()));
+    facts.locks = lock_twice(&examined);
+    let token = OwnFile::named(&examined, "token");
+    let is_there = File::create_new(token.path()).is_ok();
+    (facts, is_there.then_some(token))
+}
+
+/// The directory itself, or the nearest one above it, as an absolute path.
+fn nearest_directory(directory: &Path) -> Result<PathBuf, String> {
+    let absolute = std::path::absolute(directory).map_err(|error| format!("{}: {error}", directory.display()))?;
+    for above in absolute.ancestors() {
+        match fs::metadata(above) {
+            Ok(found) if found.is_dir() => return Ok(above.to_owned()),
+            Ok(_) => return Err(format!("{} is a file, expected a directory", above.display())),
+            // A file further up is found there.
+            Err(_) => {}
+        }
+    }
+    Err(format!("{}: no directory above it", absolute.display()))
+}
+
+/// Writes a file as a checkpoint is written, and reads it back.
+fn write(directory: &Path) -> std::io::Result<f64> {
+    let bytes: Vec<u8> = (0..WRITTEN).map(|index| (index % 251) as u8).collect();
+    let (partial, whole) = (OwnFile::named(directory, "partial"), OwnFile::named(directory, "whole"));
+    let start = Instant::now();
+    let mut file = File::create_new(partial.path())?;
+    file.write_all(&bytes)?;
+    file.sync_all()?;
+    fs::rename(partial.path(), whole.path())?;
+    let seconds = start.elapsed().as_secs_f64();
+    if fs::read(whole.path())? != bytes {
+        return Err(std::io::Error::other("what was read back is not what was written"));
+    }
+    Ok(WRITTEN as f64 / seconds)
+}
+
+fn lock_twice(directory: &Path) -> Result<(), String> {
+    let own = OwnFile::named(directory, "lock");
+    let open = || OpenOptions::new().create(true).truncate(false).write(true).open(own.path());
+    let first = open().map_err(|error| error.to_string())?;
+    first.try_lock().map_err(|error| error.to_string())?;
+    let second = open().map_err(|error| error.to_string())?;
+    match second.try_lock() {
+        Err(TryLockError::WouldBlock) => Ok(()),
+        Err(TryLockError::Error(error)) => Err(error.to_string()),
+        Ok(()) => Err("a lock was given to two owners".to_owned()),
+    }
+}
+
+/// Whether a file of root's is seen here within `limit`: some file systems tell other nodes late.
+pub(super) fn sees(path: &Path, limit: Duration) -> bool {
+    let start = Instant::now();
+    loop {
+        // Listing the directory makes NFS ask its server.
+        let listed = path.parent().map(fs::read_dir);
+        if path.exists() && listed.is_some_and(|listed| listed.is_ok()) {
+            return true;
+        }
+        if start.elapsed() > limit {
+            return false;
+        }
+        std::thread::sleep(LOOK_EVERY);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_absent_directory_is_examined_above_and_nothing_is_left() {
+        let directory = tempfile::tempdir().unwrap();
+        let (facts, token) = examine(&directory.path().join("not/yet"));
+        assert!(facts.write_bytes_per_s.clone().is_ok_and(|speed| speed > 0.0), "{facts:?}");
+        assert!(facts.free_bytes.clone().is_ok_and(|bytes| bytes > 0));
+        assert_eq!(facts.locks, Ok(()));
+        assert_eq!(Path::new(&facts.examined), directory.path());
+        let token = token.unwrap();
+        assert!(sees(token.path(), Duration::ZERO));
+        let path = token.path().to_owned();
+        drop(token);
+        assert!(!sees(&path, Duration::ZERO));
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn a_path_below_a_file_cannot_be_written_to() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("file");
+        fs::write(&file, "precious").unwrap();
+        let (facts, token) = examine(&file.join("runs"));
+        assert!(token.is_none());
+        let error = facts.write_bytes_per_s.unwrap_err();
+        assert!(error.contains("is a file, expected a directory"), "{error}");
+        assert_eq!(fs::read_to_string(&file).unwrap(), "precious");
+    }
+}

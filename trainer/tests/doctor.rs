@@ -1,0 +1,147 @@
+//! `trainer doctor` as a user starts it, and on thread-ranks.
+
+#![allow(clippy::unwrap_used, reason = "a failed unwrap here is a failed test")]
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command as Process, ExitCode, Output, Stdio};
+use std::sync::Arc;
+
+use clap::Parser;
+use distributed::{Communicator, run_ranks};
+use serde_json::Value;
+use trainer::cli::{Cli, Command, DoctorArgs};
+use trainer::commands::doctor::doctor;
+use trainer::config::DoctorConfig;
+use trainer::doctor::{RankFacts, Verdict, diagnose, examine};
+use trainer::ranks::World;
+use trainer::report::Reporter;
+use trainer::stop::StopFlag;
+
+fn run(words: &[&str], output_dir: &Path, environment: &[(&str, &str)]) -> Output {
+    let mut command = Process::new(env!("CARGO_BIN_EXE_trainer"));
+    command.args(["doctor", "--threads", "1", "--output-dir"]).arg(output_dir).args(words);
+    // The tests themselves may run inside a Slurm job or under mpirun.
+    for (name, _) in std::env::vars() {
+        if ["SLURM_", "OMPI_", "PMI_", "PMIX_"].iter().any(|prefix| name.starts_with(prefix)) {
+            command.env_remove(name);
+        }
+    }
+    command.envs(environment.iter().copied()).stdin(Stdio::null()).output().unwrap()
+}
+
+fn text(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// The row of the table that starts with `name`, and its verdict.
+fn verdict(table: &str, name: &str) -> String {
+    let line = table.lines().find(|line| line.starts_with(name)).unwrap_or_else(|| panic!("{name} in {table}"));
+    line[name.len()..].split_whitespace().next().unwrap().to_owned()
+}
+
+#[test]
+fn a_plain_start_is_examined_and_leaves_nothing_behind() {
+    let directory = tempfile::tempdir().unwrap();
+    let output = run(&["--json"], &directory.path().join("runs"), &[]);
+    let table = text(&output);
+    assert!(output.status.success(), "{table}{}", String::from_utf8_lossy(&output.stderr));
+    assert!(table.contains("kernels for") || table.contains("portable kernels"), "{table}");
+    assert!(table.contains("shapes, 10 000 train and 2 000 test images"), "{table}");
+    assert!(table.contains("1 rank on 1 node") && table.contains("one rank, nothing to reduce"), "{table}");
+    let json: Value = serde_json::from_str(table.lines().last().unwrap()).unwrap();
+    assert_eq!((json["ranks"].as_u64(), json["facts"].as_array().unwrap().len()), (Some(1), 1));
+    for row in json["rows"].as_array().unwrap() {
+        assert_ne!(row["verdict"], "FAIL", "{row}");
+        assert_eq!(row["verdict"] == "ok", row["remedy"].is_null(), "{row}");
+    }
+    assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn a_missing_data_set_fails_with_code_1_and_the_other_rows_are_told() {
+    let directory = tempfile::tempdir().unwrap();
+    let absent = directory.path().join("absent");
+    let output = run(&["--dataset", "cifar10", "--data-dir", absent.to_str().unwrap()], directory.path(), &[]);
+    let table = text(&output);
+    assert_eq!(output.status.code(), Some(1), "{table}");
+    assert_eq!(verdict(&table, "data set"), "FAIL");
+    assert_eq!(verdict(&table, "output"), "ok");
+    assert!(table.contains("-> put the data") && table.contains("doctor: FAIL"), "{table}");
+}
+
+#[test]
+fn an_output_directory_below_a_file_fails_with_code_1() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("file");
+    fs::write(&file, "").unwrap();
+    let output = run(&[], &file.join("runs"), &[]);
+    let table = text(&output);
+    assert_eq!(output.status.code(), Some(1), "{table}");
+    assert_eq!(verdict(&table, "output"), "FAIL");
+}
+
+#[test]
+fn separate_worlds_fail_and_the_first_task_speaks_for_all() {
+    let directory = tempfile::tempdir().unwrap();
+    let task = |rank| run(&[], directory.path(), &[("SLURM_STEP_NUM_TASKS", "2"), ("SLURM_PROCID", rank)]);
+    let (first, second) = (task("0"), task("1"));
+    let table = text(&first);
+    assert_eq!((first.status.code(), second.status.code()), (Some(1), Some(1)), "{table}");
+    assert_eq!(verdict(&table, "world"), "FAIL");
+    assert!(table.contains("world of 1") && table.contains("SLURM_STEP_NUM_TASKS=2"), "{table}");
+    assert_eq!(text(&second), "");
+}
+
+#[test]
+fn doctor_fetches_nothing() {
+    let directory = tempfile::tempdir().unwrap();
+    let data_dir = directory.path().to_str().unwrap();
+    let output = run(&["--dataset", "cifar10", "--download", "--data-dir", data_dir], directory.path(), &[]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("--download has no effect with doctor"));
+}
+
+fn arguments(output_dir: &Path, more: &[&str]) -> DoctorArgs {
+    let mut words = vec!["trainer", "doctor", "--threads", "1", "--output-dir"];
+    words.push(output_dir.to_str().unwrap());
+    words.extend(more);
+    match Cli::try_parse_from(words).unwrap().into_command() {
+        Command::Doctor(args) => *args,
+        other => panic!("expected doctor, got {other:?}"),
+    }
+}
+
+fn world(communicator: impl Communicator + 'static) -> World {
+    World::reporting(Arc::new(communicator), StopFlag::new(), Reporter::new(false, None))
+}
+
+#[test]
+fn all_ranks_find_the_same_and_sum_exactly() {
+    let directory = tempfile::tempdir().unwrap();
+    for world_size in [2, 3] {
+        let config = DoctorConfig::resolve(&arguments(directory.path(), &[])).unwrap();
+        let found: Vec<Vec<RankFacts>> =
+            run_ranks(world_size, |communicator| examine(&config, &world(communicator)).unwrap());
+        assert!(found.windows(2).all(|pair| pair[0] == pair[1]), "{found:#?}");
+        let diagnosis = diagnose(found[0].clone());
+        assert_eq!((diagnosis.ranks, diagnosis.nodes), (world_size, 1));
+        for name in ["program", "world", "sums", "clocks", "data set", "output", "file locks"] {
+            let row = diagnosis.rows.iter().find(|row| row.name == name).unwrap();
+            assert_eq!(row.verdict, Verdict::Ok, "{row:?}");
+        }
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
+    }
+}
+
+#[test]
+fn data_that_one_rank_lacks_ends_all_ranks_alike_and_hangs_none() {
+    let directory = tempfile::tempdir().unwrap();
+    let codes = run_ranks(3, |communicator| {
+        let lacks = communicator.rank() == 1;
+        let more: &[&str] =
+            if lacks { &["--dataset", "cifar10", "--data-dir", "/absent"] } else { &["--shapes-test", "8"] };
+        doctor(&arguments(directory.path(), more), &world(communicator)).unwrap()
+    });
+    assert_eq!(codes, [ExitCode::FAILURE; 3]);
+}
