@@ -65,5 +65,5 @@ pub use reduction::{BucketReduction, CompressedReduction, ExactReduction, SumRed
 pub use single::SingleCommunicator;
 pub use sync::{Fingerprint, average_norm_statistics, broadcast_module, check_fingerprint, fingerprint};
 pub use threads::{ThreadCommunicator, run_ranks};
-pub use topology::{Launcher, Topology, check_place, check_world_size, scheduler_job};
+pub use topology::{Launcher, Topology, check_place, check_world_size, scheduler_job, srun_left_no_address};
 pub use watchdog::{Alarm, Phase, Watchdog, WatchedCommunicator, Whereabouts};

@@ -146,6 +146,20 @@ pub fn scheduler_job() -> Option<String> {
     std::env::var("SLURM_JOB_ID").ok().map(|id| format!("Slurm job {id}"))
 }
 
+/// Whether `srun` started this process as one of several and left it no address of the others, as `srun --mpi=none` does.
+///
+/// Open MPI ends such a process in `MPI_Init`, other libraries make it a world of one.
+pub fn srun_left_no_address() -> bool {
+    left_no_address(|variable| std::env::var(variable).ok())
+}
+
+fn left_no_address(lookup: impl Fn(&str) -> Option<String>) -> bool {
+    const ADDRESSES: [&str; 4] = ["PMIX_NAMESPACE", "PMIX_RANK", "PMI_RANK", "PMI_FD"];
+    let launcher = Launcher::detect(&lookup).ok().flatten();
+    launcher.is_some_and(|launcher| launcher.name == "srun" && launcher.num_tasks > 1)
+        && ADDRESSES.iter().all(|variable| lookup(variable).is_none())
+}
+
 /// Refuses a world that is not the one the launcher started.
 ///
 /// Without its launcher's help MPI starts a world of one in every task and tells nobody: the tasks would train side by side and
@@ -318,6 +332,21 @@ mod tests {
         let slurm = [("SLURM_STEP_NUM_TASKS", "2"), ("SLURM_PROCID", "0"), ("SLURM_CPUS_PER_TASK", "4")];
         assert_eq!(launcher(&slurm).num_processors, Some(4));
         assert_eq!(launcher(&[&slurm[..], &[("OMPI_COMM_WORLD_SIZE", "2")]].concat()).num_processors, None);
+    }
+
+    #[test]
+    fn several_tasks_of_srun_need_an_address_of_the_others() {
+        let is_left = |environment: &[(&str, &str)]| {
+            left_no_address(|wanted| {
+                environment.iter().find(|(name, _)| *name == wanted).map(|(_, value)| (*value).to_owned())
+            })
+        };
+        let several = ("SLURM_STEP_NUM_TASKS", "2");
+        assert!(is_left(&[several, ("SLURM_PROCID", "0")]));
+        for contact in ["PMIX_RANK", "PMI_FD", "OMPI_COMM_WORLD_SIZE"] {
+            assert!(!is_left(&[several, (contact, "2")]), "{contact}");
+        }
+        assert!(!is_left(&[("SLURM_STEP_NUM_TASKS", "1")]) && !is_left(&[]));
     }
 
     #[test]

@@ -113,11 +113,16 @@ pub fn connect() -> Result<Arc<dyn Communicator>> {
     Ok(communicator)
 }
 
-/// As [`connect`], whatever the launcher says of the world.
+/// As [`connect`], whatever the launcher says of the world. Where MPI would end this process because its launcher left no
+/// address of the others, this is a world of one, which disagrees with the launcher.
 ///
 /// # Errors
 /// When MPI refuses.
 pub fn join() -> Result<Arc<dyn Communicator>> {
+    #[cfg(feature = "mpi")]
+    if distributed::srun_left_no_address() && distributed::MpiCommunicator::library_name().starts_with("Open MPI") {
+        return Ok(Arc::new(distributed::SingleCommunicator::new()));
+    }
     #[cfg(feature = "mpi")]
     let communicator = distributed::MpiCommunicator::init()?;
     #[cfg(not(feature = "mpi"))]

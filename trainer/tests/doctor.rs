@@ -84,13 +84,16 @@ fn an_output_directory_below_a_file_fails_with_code_1() {
 #[test]
 fn separate_worlds_fail_and_the_first_task_speaks_for_all() {
     let directory = tempfile::tempdir().unwrap();
-    let task = |rank| run(&[], directory.path(), &[("SLURM_STEP_NUM_TASKS", "2"), ("SLURM_PROCID", rank)]);
-    let (first, second) = (task("0"), task("1"));
-    let table = text(&first);
-    assert_eq!((first.status.code(), second.status.code()), (Some(1), Some(1)), "{table}");
-    assert_eq!(verdict(&table, "world"), "FAIL");
-    assert!(table.contains("world of 1") && table.contains("SLURM_STEP_NUM_TASKS=2"), "{table}");
-    assert_eq!(text(&second), "");
+    // As of srun --mpi=none, and of another MPI's mpiexec.
+    for (tasks, rank) in [("SLURM_STEP_NUM_TASKS", "SLURM_PROCID"), ("PMI_SIZE", "PMI_RANK")] {
+        let task = |index| run(&[], directory.path(), &[(tasks, "2"), (rank, index)]);
+        let (first, second) = (task("0"), task("1"));
+        let table = text(&first);
+        assert_eq!((first.status.code(), second.status.code()), (Some(1), Some(1)), "{table}");
+        assert_eq!(verdict(&table, "world"), "FAIL");
+        assert!(table.contains("world of 1") && table.contains(&format!("{tasks}=2")), "{table}");
+        assert_eq!(text(&second), "");
+    }
 }
 
 #[test]

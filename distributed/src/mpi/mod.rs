@@ -115,6 +115,12 @@ impl MpiCommunicator {
         Ok(communicator)
     }
 
+    /// What the library tells first of itself; it may be asked before [`init`](MpiCommunicator::init).
+    pub fn library_name() -> String {
+        let text = library_version().unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned());
+        text.lines().next().unwrap_or("MPI").trim_matches(['\0', ' ']).to_owned()
+    }
+
     /// The thread level MPI gave: `Serialized` or `Multiple`.
     pub fn thread_level(&self) -> String {
         format!("{:?}", self.thread_level)
@@ -281,8 +287,7 @@ impl Communicator for MpiCommunicator {
     }
 
     fn library(&self) -> String {
-        let text = library_version().unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned());
-        text.lines().next().unwrap_or("MPI").trim_matches(['\0', ' ']).to_owned()
+        Self::library_name()
     }
 
     fn topology(&self) -> &Topology {

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result};
-use distributed::{Communicator, Launcher, ROOT, Topology, check_world_size};
+use distributed::{Communicator, Launcher, ROOT, Topology, check_place, check_world_size};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
@@ -102,7 +102,7 @@ pub struct ProgramFacts {
 /// What a rank computes on.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ComputeFacts {
-    /// Backend and device.
+    /// The backend, with the index of a device that was asked for.
     pub device: String,
     /// Whether it is a GPU.
     pub is_gpu: bool,
@@ -189,7 +189,9 @@ fn place(communicator: &dyn Communicator) -> PlaceFacts {
     let Topology { rank, world_size, local_rank, local_size, node, .. } = communicator.topology().clone();
     let launcher = Launcher::detect_from_environment();
     let refusal = match &launcher {
-        Ok(launcher) => check_world_size(launcher.as_ref(), world_size, cfg!(feature = "mpi")).err(),
+        Ok(launcher) => check_world_size(launcher.as_ref(), world_size, cfg!(feature = "mpi"))
+            .and_then(|()| check_place(launcher.as_ref(), communicator.topology()))
+            .err(),
         Err(error) => Some(error.clone()),
     };
     let complaint = refusal.map(|refusal| {
@@ -225,10 +227,10 @@ fn executable_sha256() -> io::Result<String> {
 }
 
 fn compute(config: &ComputeConfig, world: &World) -> Result<ComputeFacts, String> {
-    let (device, threads) = world.prepare_compute(config).map_err(|error| format!("{error:#}"))?;
+    let (_, threads) = world.prepare_compute(config).map_err(|error| format!("{error:#}"))?;
     let instruction_set = instruction_set(config.cpu).map_err(|error| error.to_string())?;
     Ok(ComputeFacts {
-        device: format!("{device:?}"),
+        device: config.device.to_string(),
         is_gpu: config.device.backend() == "cuda",
         threads,
         instruction_set: format!("{instruction_set:?}"),
@@ -239,7 +241,7 @@ fn data(config: &DataConfig, communicator: &dyn Communicator) -> Result<DataFact
     let quiet = Reporter::new(false, None);
     let splits = data::open(config, None, communicator, &quiet).map_err(|error| format!("{error:#}"))?;
     Ok(DataFacts {
-        name: splits.train.name().to_owned(),
+        name: splits.train.name().trim_end_matches(" train").to_owned(),
         num_train: splits.train.len(),
         num_test: splits.test.len(),
         train_checksum: splits.train.checksum(),

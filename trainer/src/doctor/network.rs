@@ -58,7 +58,7 @@ impl SpeedFacts {
 /// Must be called by all ranks.
 pub(super) fn sums(communicator: &Arc<dyn Communicator>) -> Result<Vec<SumFacts>, CollectiveError> {
     let mut found = Vec::new();
-    for (way, kind) in [("library", ReductionKind::Library), ("hierarchical", ReductionKind::Hierarchical)] {
+    for (way, kind) in [("hierarchical", ReductionKind::Hierarchical), ("library", ReductionKind::Library)] {
         let mut reducer = AllReducer::new(kind, Arc::clone(communicator))?;
         let mut wrong = None;
         for length in LENGTHS {

@@ -72,7 +72,12 @@ pub(super) fn library(ranks: &[RankFacts]) -> Row {
             "use an MPI built with support for threads (MPICH: --enable-threads=multiple; Open MPI 3 and later have it)",
         );
     }
-    Row::ok(NAME, format!("{}, one thread may communicate while others compute", root.program.library))
+    // What follows is the library's package and revision.
+    let library = root.program.library.split(',').next().unwrap_or_default();
+    match library {
+        "none" => Row::ok(NAME, "built in, not started"),
+        _ => Row::ok(NAME, format!("{library}, one thread may communicate while others compute")),
+    }
 }
 
 /// The world that the launcher started.

@@ -73,9 +73,9 @@ fn unlike_root<'a, T: PartialEq>(ranks: &'a [RankFacts], of: impl Fn(&'a RankFac
     ranks.iter().filter(|rank| Some(of(rank)) != root).collect()
 }
 
-/// ` on all 4 ranks`, and nothing for one.
+/// `, the same on 4 ranks`, and nothing for one.
 fn on_all(ranks: &[RankFacts]) -> String {
-    if ranks.len() == 1 { String::new() } else { format!(" on all {} ranks", ranks.len()) }
+    if ranks.len() == 1 { String::new() } else { format!(", the same on {} ranks", ranks.len()) }
 }
 
 #[cfg(test)]

@@ -9,6 +9,9 @@ use crate::doctor::network::{SpeedFacts, SumFacts};
 /// Least bandwidth between nodes, bytes/s: somewhat more than a gigabit of Ethernet carries.
 const SLOW_BYTES_PER_S: f64 = 0.15e9;
 
+/// Below it the time is the latency's, not the bandwidth's.
+const LARGE_BYTES: u64 = 1 << 20;
+
 /// Differences of the clocks, seconds: files seem to be from the future; certificates and Slurm's messages are refused.
 const SKEWED_S: f64 = 1.0;
 const BROKEN_S: f64 = 60.0;
@@ -51,8 +54,11 @@ pub(super) fn bandwidth(ranks: &[RankFacts], num_nodes: usize) -> Row {
     for (way, sum) in root.sums.iter().enumerate().filter(|(_, sum)| !sum.speeds.is_empty()) {
         let speeds: Vec<SpeedFacts> = (0..sum.speeds.len()).filter_map(|size| slowest(way, size)).collect();
         let words = speeds.iter().map(|speed| {
-            let gigabytes = speed.bus_bytes_per_s(ranks.len()) / 1e9;
-            format!("{} in {} ({gigabytes:.2} GB/s)", crate::report::bytes(speed.bytes), time(speed.seconds))
+            let text = format!("{} in {}", crate::report::bytes(speed.bytes), time(speed.seconds));
+            match speed.bytes {
+                ..LARGE_BYTES => text,
+                _ => format!("{text} ({:.2} GB/s)", speed.bus_bytes_per_s(ranks.len()) / 1e9),
+            }
         });
         texts.push(format!("{}: {}", sum.way, words.collect::<Vec<_>>().join(", ")));
         best = best.max(speeds.last().map_or(0.0, |speed| speed.bus_bytes_per_s(ranks.len())));
@@ -91,7 +97,7 @@ pub(super) fn clocks(ranks: &[RankFacts]) -> Row {
     match sure {
         _ if sure > BROKEN_S => Row::fail(NAME, found, remedy),
         _ if sure > SKEWED_S => Row::warn(NAME, found, remedy),
-        _ => Row::ok(NAME, found),
+        _ => Row::ok(NAME, format!("within {} of root's, give or take {}", long_time(skew), long_time(uncertainty))),
     }
 }
 
