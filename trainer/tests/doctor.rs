@@ -89,7 +89,7 @@ fn separate_worlds_fail_and_the_first_task_speaks_for_all() {
         let task = |index| run(&[], directory.path(), &[(tasks, "2"), (rank, index)]);
         let (first, second) = (task("0"), task("1"));
         let table = text(&first);
-        assert_eq!((first.status.code(), second.status.code()), (Some(1), Some(1)), "{table}");
+        assert_eq!((first.status.code(), second.status.code()), (Some(1), Some(0)), "{table}");
         assert_eq!(verdict(&table, "world"), "FAIL");
         assert!(table.contains("world of 1") && table.contains(&format!("{tasks}=2")), "{table}");
         assert_eq!(text(&second), "");

@@ -19,6 +19,8 @@ const CGROUPS: &str = "/sys/fs/cgroup";
 pub struct ProcessorFacts {
     /// Name of the processor.
     pub model: String,
+    /// What tells machines apart whose nodes' names do not: the number of this start of the system. Containers share it.
+    pub boot: String,
     /// Processors of the machine.
     pub machine: CpuSet,
     /// Those that this rank may use.
@@ -90,7 +92,8 @@ pub(super) fn processors() -> ProcessorFacts {
             siblings.push(core);
         }
     }
-    ProcessorFacts { model: cpu_model(), machine, allowed, siblings }
+    let boot = text("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    ProcessorFacts { model: cpu_model(), boot, machine, allowed, siblings }
 }
 
 pub(super) fn memory() -> MemoryFacts {

@@ -37,11 +37,16 @@ pub fn lines(diagnosis: &Diagnosis, look: ConsoleLook) -> Vec<String> {
         }
     }
     lines.push(String::new());
-    lines.push(conclusion(diagnosis, look));
+    let conclusion = wrapped(&conclusion(diagnosis), look.width.saturating_sub(1).max(TEXT_COLUMNS));
+    // The word is in the first line.
+    let word = diagnosis.verdict.word();
+    let paint = |line: &String| line.replacen(word, &painted(word, diagnosis.verdict, look), 1);
+    lines.extend(conclusion.first().map(paint));
+    lines.extend(conclusion.into_iter().skip(1));
     lines
 }
 
-fn conclusion(diagnosis: &Diagnosis, look: ConsoleLook) -> String {
+fn conclusion(diagnosis: &Diagnosis) -> String {
     let count = |verdict| diagnosis.rows.iter().filter(|row| row.verdict == verdict).count();
     let (warnings, failures) = (count(Verdict::Warn), count(Verdict::Fail));
     let meaning = match diagnosis.verdict {
@@ -50,7 +55,7 @@ fn conclusion(diagnosis: &Diagnosis, look: ConsoleLook) -> String {
         Verdict::Fail => "do not train here before the remedies",
     };
     let plural = |count: usize, noun: &str| if count == 1 { format!("1 {noun}") } else { format!("{count} {noun}s") };
-    let word = painted(diagnosis.verdict.word(), diagnosis.verdict, look);
+    let word = diagnosis.verdict.word();
     format!(
         "doctor: {word}: {} on {}, {}, {warnings} warn, {failures} FAIL: {meaning}",
         plural(diagnosis.ranks, "rank"),
@@ -146,7 +151,7 @@ mod tests {
     fn no_line_is_wider_than_the_console_and_remedies_hang_below_their_row() {
         for width in [60, 80, 120] {
             let lines = lines(&diagnosis(), ConsoleLook { width, is_colored: false });
-            let widest = lines[..lines.len() - 1].iter().map(|line| line.chars().count()).max().unwrap();
+            let widest = lines.iter().map(|line| line.chars().count()).max().unwrap();
             assert!(widest < width, "{widest} of {width}: {lines:#?}");
             let warning = lines.iter().position(|line| line.starts_with("bandwidth      warn  slow")).unwrap();
             let remedy =
@@ -167,7 +172,7 @@ mod tests {
 
     #[test]
     fn the_last_line_tells_the_verdict_and_counts() {
-        let last = lines(&diagnosis(), ConsoleLook::plain()).pop().unwrap();
+        let last = lines(&diagnosis(), ConsoleLook { width: 120, is_colored: false }).pop().unwrap();
         assert_eq!(
             last,
             "doctor: FAIL: 4 ranks on 2 nodes, 3 checks, 1 warn, 1 FAIL: do not train here before the remedies"

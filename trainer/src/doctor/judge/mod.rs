@@ -15,15 +15,20 @@ use super::facts::RankFacts;
 
 /// Judges what the ranks found.
 pub fn diagnose(ranks: Vec<RankFacts>) -> Diagnosis {
-    let nodes = by_node(&ranks);
+    let nodes = grouped(&ranks, |rank| rank.place.node.clone());
+    // Nodes may be containers of one machine.
+    let machines = grouped(&ranks, |rank| match rank.processors.boot.as_str() {
+        "" => rank.place.node.clone(),
+        boot => boot.to_owned(),
+    });
     let rows = vec![
         launch::program(&ranks),
         launch::library(&ranks),
         launch::world(&ranks),
-        cores::cores(&nodes),
+        cores::cores(&machines),
         machine::processor(&ranks),
         machine::device(&nodes),
-        machine::memory(&nodes),
+        machine::memory(&machines),
         machine::shared_memory(&nodes),
         machine::open_files(&ranks),
         network::sums(&ranks),
@@ -40,19 +45,25 @@ pub fn diagnose(ranks: Vec<RankFacts>) -> Diagnosis {
     Diagnosis { verdict, ranks: ranks.len(), nodes: num_nodes, rows, map, facts: ranks }
 }
 
-/// The ranks of one node.
+/// The ranks of one node, or of one machine.
 struct Node<'a> {
+    /// Its name, that of its first rank.
     name: &'a str,
     ranks: Vec<&'a RankFacts>,
 }
 
-/// The nodes in the order of their first ranks.
-fn by_node(ranks: &[RankFacts]) -> Vec<Node<'_>> {
+/// Ranks with the same key, in the order of their first ones.
+fn grouped(ranks: &[RankFacts], key: impl Fn(&RankFacts) -> String) -> Vec<Node<'_>> {
+    let mut keys = Vec::new();
     let mut nodes: Vec<Node<'_>> = Vec::new();
     for rank in ranks {
-        match nodes.iter_mut().find(|node| node.name == rank.place.node) {
-            Some(node) => node.ranks.push(rank),
-            None => nodes.push(Node { name: &rank.place.node, ranks: vec![rank] }),
+        let own = key(rank);
+        match keys.iter().position(|known| *known == own) {
+            Some(index) => nodes[index].ranks.push(rank),
+            None => {
+                keys.push(own);
+                nodes.push(Node { name: &rank.place.node, ranks: vec![rank] });
+            }
         }
     }
     nodes

@@ -35,7 +35,7 @@ pub(super) fn sums(ranks: &[RankFacts]) -> Row {
 }
 
 fn ways(sums: &[SumFacts]) -> String {
-    sums.iter().map(|sum| sum.way.as_str()).collect::<Vec<_>>().join("; ")
+    sums.iter().map(|sum| sum.way.as_str()).collect::<Vec<_>>().join(", ")
 }
 
 /// Sums are fast.

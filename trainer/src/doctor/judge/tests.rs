@@ -40,6 +40,7 @@ fn healthy_rank(rank: usize, world_size: usize) -> RankFacts {
         },
         processors: ProcessorFacts {
             model: "Xeon".to_owned(),
+            boot: format!("boot {}", rank / 2),
             machine: CpuSet::parse("0-3"),
             allowed: CpuSet::parse(allowed),
             siblings: Vec::new(),
@@ -233,11 +234,20 @@ fn more_threads_than_cores_is_a_warning() {
 }
 
 #[test]
+fn nodes_that_are_containers_of_one_machine_share_its_cores_and_memory() {
+    let contained =
+        |ranks: &mut Vec<RankFacts>| ranks.iter_mut().for_each(|rank| rank.processors.boot = "one".to_owned());
+    let cores = row_after("cores", contained);
+    says(&cores, Verdict::Warn, &["n1: ranks 0,2 have 4 threads on the 2 cores 0-1"], "--threads 1");
+    assert!(row_after("memory", contained).found.starts_with("2.0 GiB"));
+}
+
+#[test]
 fn chains_of_overlapping_bindings_are_one_group() {
     let row = row_after("cores", |ranks| {
         ranks.push(healthy_rank(4, 5));
         for (rank, allowed) in ranks.iter_mut().zip(["0-1", "1-2", "2-3", "2-3", "9"]) {
-            rank.place.node = "n1".to_owned();
+            rank.processors.boot = "one".to_owned();
             rank.processors.machine = CpuSet::parse("0-9");
             rank.processors.allowed = CpuSet::parse(allowed);
         }
