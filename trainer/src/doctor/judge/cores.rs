@@ -97,7 +97,7 @@ fn of_group(node: &Node<'_>, group: &Group<'_>) -> Option<Row> {
         return Some(Row::fail(
             NAME,
             format!(
-                "{name}: ranks {ranks} are bound to the same cores {processors} of {machine}, {num_threads} threads on \
+                "{name}: ranks {ranks} are bound to the same cores, {processors} of {machine}, with {num_threads} threads on \
                  {num_processors}: double binding"
             ),
             format!("bind each rank to cores of its own: mpirun --bind-to core, srun --cpu-bind=cores{instead}"),
@@ -108,8 +108,9 @@ fn of_group(node: &Node<'_>, group: &Group<'_>) -> Option<Row> {
         0 => format!("start at most {num_processors} ranks a node"),
         _ => format!("give --threads {each}, or fewer ranks a node"),
     };
+    let cores = if num_processors == 1 { "core" } else { "cores" };
     let found =
-        format!("{name}: {who} {num_threads} threads on the {num_processors} cores {processors}: oversubscribed");
+        format!("{name}: {who} {num_threads} threads on {num_processors} {cores} ({processors}): oversubscribed");
     Some(Row::warn(NAME, found, remedy))
 }
 

@@ -206,7 +206,12 @@ fn ranks_bound_to_the_same_cores_while_others_idle_fail() {
             }
         })
     };
-    says(&bind("1", 1), Verdict::Fail, &["n2: ranks 2-3", "same cores 1 of 4", "2 threads on 1"], "at most 1 of these");
+    says(
+        &bind("1", 1),
+        Verdict::Fail,
+        &["n2: ranks 2-3", "same cores, 1 of 4", "2 threads on 1:"],
+        "at most 1 of these",
+    );
     says(&bind("0-1", 2), Verdict::Fail, &["4 threads on 2"], "--bind-to core");
     says(&bind("0-1", 2), Verdict::Fail, &["double binding"], "--threads 1");
     assert_eq!(bind("0-1", 1).verdict, Verdict::Ok, "one thread for each core of the two");
@@ -226,11 +231,11 @@ fn more_threads_than_cores_is_a_warning() {
     says(
         &unbound(4),
         Verdict::Warn,
-        &["n1: ranks 0-1 have 8 threads on the 4 cores 0-3", "oversubscribed"],
+        &["n1: ranks 0-1 have 8 threads on 4 cores (0-3)", "oversubscribed"],
         "--threads 2",
     );
     let bound = row_after("cores", |ranks| compute(&mut ranks[1]).threads = 3);
-    says(&bound, Verdict::Warn, &["rank 1 has 3 threads on the 2 cores 2-3"], "--threads 2");
+    says(&bound, Verdict::Warn, &["rank 1 has 3 threads on 2 cores (2-3)"], "--threads 2");
 }
 
 #[test]
@@ -238,7 +243,7 @@ fn nodes_that_are_containers_of_one_machine_share_its_cores_and_memory() {
     let contained =
         |ranks: &mut Vec<RankFacts>| ranks.iter_mut().for_each(|rank| rank.processors.boot = "one".to_owned());
     let cores = row_after("cores", contained);
-    says(&cores, Verdict::Warn, &["n1: ranks 0,2 have 4 threads on the 2 cores 0-1"], "--threads 1");
+    says(&cores, Verdict::Warn, &["n1: ranks 0,2 have 4 threads on 2 cores (0-1)"], "--threads 1");
     assert!(row_after("memory", contained).found.starts_with("2.0 GiB"));
 }
 
