@@ -243,7 +243,7 @@ fn nodes_that_are_containers_of_one_machine_share_its_cores_and_memory() {
     let contained =
         |ranks: &mut Vec<RankFacts>| ranks.iter_mut().for_each(|rank| rank.processors.boot = "one".to_owned());
     let cores = row_after("cores", contained);
-    says(&cores, Verdict::Warn, &["n1: ranks 0,2 have 4 threads on 2 cores (0-1)"], "--threads 1");
+    says(&cores, Verdict::Fail, &["n1: ranks 1,3", "4 threads on 2: double binding"], "--threads 1");
     assert!(row_after("memory", contained).found.starts_with("2.0 GiB"));
 }
 
