@@ -1,5 +1,7 @@
 //! Every verdict from made-up facts.
 
+// tidy: long file because every verdict is tried on the same made-up ranks.
+
 use super::super::diagnosis::Row;
 use super::super::facts::{Complaint, ComputeFacts, DataFacts, PlaceFacts, ProgramFacts};
 use super::super::machine::{GpuFacts, InterfaceFacts, MemoryFacts, ProcessorFacts};
