@@ -20,6 +20,12 @@ const DAMAGED: &str = ".damaged";
 /// Ending of a checkpoint that is being removed: under its own name it is whole or not there.
 const REMOVED: &str = ".removed";
 
+/// A checkpoint that is not whole.
+struct Damaged {
+    name: String,
+    warning: String,
+}
+
 /// The checkpoints of one run's output directory.
 #[derive(Clone, Debug)]
 pub struct CheckpointStore {
@@ -125,7 +131,7 @@ impl CheckpointStore {
     /// When there are checkpoints and none is whole.
     pub fn latest(&self) -> Result<(Option<Checkpoint>, Vec<String>)> {
         let (checkpoint, passed_over) = self.newest_whole()?;
-        Ok((checkpoint, passed_over.into_iter().map(|(_, warning)| warning).collect()))
+        Ok((checkpoint, passed_over.into_iter().map(|damaged| damaged.warning).collect()))
     }
 
     /// As [`latest`](Self::latest), for the run to go on with: newer checkpoints that are not whole are set aside as `step-…damaged`,
@@ -137,7 +143,7 @@ impl CheckpointStore {
         self.recover()?;
         let (checkpoint, passed_over) = self.newest_whole()?;
         let mut warnings = Vec::new();
-        for (name, warning) in passed_over {
+        for Damaged { name, warning } in passed_over {
             let directory = self.directory.join(name);
             let damaged = with_ending(&directory, DAMAGED);
             remove_if_there(&damaged)?;
@@ -147,20 +153,20 @@ impl CheckpointStore {
         Ok((checkpoint, warnings))
     }
 
-    /// The newest whole checkpoint, and names and warnings of the newer ones.
-    fn newest_whole(&self) -> Result<(Option<Checkpoint>, Vec<(String, String)>)> {
+    /// The newest whole checkpoint, and the newer ones.
+    fn newest_whole(&self) -> Result<(Option<Checkpoint>, Vec<Damaged>)> {
         let mut passed_over = Vec::new();
         for name in self.names()?.into_iter().rev() {
             match Checkpoint::open(&self.directory.join(&name)) {
                 Ok(checkpoint) => return Ok((Some(checkpoint), passed_over)),
                 Err(error) => {
                     let warning = format!("checkpoint {name} passed over: {error:#}");
-                    passed_over.push((name, warning));
+                    passed_over.push(Damaged { name, warning });
                 }
             }
         }
         if !passed_over.is_empty() {
-            let warnings: Vec<String> = passed_over.into_iter().map(|(_, warning)| warning).collect();
+            let warnings: Vec<String> = passed_over.into_iter().map(|damaged| damaged.warning).collect();
             bail!("no checkpoint in {} is whole: {}", self.directory.display(), warnings.join("; "));
         }
         Ok((None, passed_over))

@@ -154,9 +154,8 @@ mod tests {
 
     #[test]
     fn one_rank_stops_at_once() {
-        let ends = run_ranks(1, |communicator| {
-            StopVote::new(&communicator, None, 3).meets_after(3, true, false).unwrap()
-        });
+        let ends =
+            run_ranks(1, |communicator| StopVote::new(&communicator, None, 3).meets_after(3, true, false).unwrap());
         assert_eq!(ends, [true]);
     }
 }
