@@ -1,4 +1,4 @@
-//! Batch jobs of the suite: a script that goes on by itself after a stop, its submission, and its states.
+//! Batch jobs of the suite: the script that `cargo xtask slurm submit` writes, its submission, and its states.
 //!
 //! In: a [`Suite`], a run. Out: [`Job`].
 //! Invariant: a job is waited for with a deadline, and cancelled when it is dropped.
@@ -35,39 +35,25 @@ pub(super) struct Job<'a> {
     log: std::path::PathBuf,
 }
 
-/// The script of a job: trains, and queues itself again when the training stopped before its end.
-fn script(suite: &Suite, run: &Run, request: &Request<'_>) -> String {
+/// The script that `cargo xtask slurm submit` writes for the training: it goes on when it was stopped before its end.
+fn script(suite: &Suite, run: &Run, request: &Request<'_>) -> Result<String, String> {
+    let tasks = (request.ranks / NODES).to_string();
+    let own = ["--requeue", "--dry-run"];
     let words = instead(arguments(&run.folder, request.epochs), &[&QUICK[..], request.further, &["--resume"]].concat());
-    let quoted = |words: &[String]| words.iter().map(|word| format!("'{word}'")).collect::<Vec<_>>().join(" ");
-    format!(
-        "#!/bin/bash\n\
-         # The signals of Slurm are for the ranks; the script goes on after them.\n\
-         trap : TERM USR1\n\
-         export OMPI_MCA_mpi_yield_when_idle=1\n\
-         srun --mpi=pmix --kill-on-bad-exit=1 {trainer} {words}\n\
-         code=$?\n\
-         echo \"srun ended with $code in life ${{SLURM_RESTART_COUNT:-0}}\"\n\
-         # A job that was cancelled would be brought back to life.\n\
-         if [ $code = 0 ] && grep -q '\"stopped_early\": true' {summary} && [ ${{SLURM_RESTART_COUNT:-0}} -lt 9 ] &&\n\
-             scontrol show job $SLURM_JOB_ID | grep -q JobState=RUNNING; then\n\
-             scontrol requeue $SLURM_JOB_ID\n\
-         fi\n\
-         exit $code\n",
-        trainer = quoted(&[suite.trainer().display().to_string()]),
-        words = quoted(&words),
-        summary = quoted(&[run.folder.join("summary.json").display().to_string()]),
-    )
+    let output = suite.xtask(&[&["submit", "--ntasks-per-node", &tasks][..], &own].concat(), &words)?.output();
+    let output = output.map_err(|error| format!("xtask: {error}"))?;
+    match output.status.success() {
+        true => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
+        false => Err(String::from_utf8_lossy(&output.stderr).into_owned()),
+    }
 }
 
 impl<'a> Job<'a> {
-    /// Submits the training as a job of the partition `main`.
+    /// Submits the training; `options` win over those in the script.
     pub(super) fn submit(suite: &'a Suite, run: &Run, request: Request<'_>) -> Result<Self, String> {
         let file = suite.folder().join(format!("{}.sbatch", run.name));
-        fs::write(&file, script(suite, run, &request)).map_err(|error| format!("{}: {error}", file.display()))?;
-        let nodes = format!("--nodes={NODES}");
-        let tasks = format!("--ntasks={}", request.ranks);
-        let options = [&["--partition=main", "--requeue", &nodes, &tasks], request.options].concat();
-        Self::submit_script(suite, &run.name, &options, &[&file.display().to_string()])
+        fs::write(&file, script(suite, run, &request)?).map_err(|error| format!("{}: {error}", file.display()))?;
+        Self::submit_script(suite, &run.name, request.options, &[&file.display().to_string()])
     }
 
     /// Submits what `words` say, a script's path or `--wrap` with a command.
@@ -84,6 +70,11 @@ impl<'a> Job<'a> {
         let answer = suite.cluster.ask("sbatch", &[&own, options, words].concat())?;
         let id = answer.trim().split(';').next().unwrap_or_default().to_owned();
         Ok(Job { suite, id, log })
+    }
+
+    /// A job that was submitted otherwise, and writes to `log`.
+    pub(super) fn noted(suite: &'a Suite, id: &str, log: std::path::PathBuf) -> Self {
+        Job { suite, id: id.to_owned(), log }
     }
 
     /// Runs a command of Slurm about this job; `NAME` at the end of the words stands for `NAME=id`.

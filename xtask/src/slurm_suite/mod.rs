@@ -8,6 +8,7 @@ mod job;
 mod killing;
 mod starting;
 mod stopping;
+mod submitting;
 
 use std::cell::OnceCell;
 use std::path::Path;
@@ -39,7 +40,7 @@ pub(crate) fn run(mpi: Mpi, mpirun: &Mpirun, only: Option<&str>) -> Outcome {
     let folder = empty_folder("slurm-suite")?;
     let mpi = mpi_suite::Suite::new(Some(mpirun.clone()), trainer, folder.clone());
     let suite = Suite::start(mpi).map_err(Failure::Failed)?;
-    let checks = starting::CHECKS.iter().chain(&stopping::CHECKS).chain(&killing::CHECKS);
+    let checks = starting::CHECKS.iter().chain(&stopping::CHECKS).chain(&submitting::CHECKS).chain(&killing::CHECKS);
     let failed = suite::run_all(&suite, true, only, checks);
     if failed.is_empty() {
         suite.stop().map_err(Failure::Failed)?;
@@ -96,6 +97,20 @@ impl Suite {
             let _ = self.undisturbed_long.set(chaos::undisturbed(&self.mpi)?);
         }
         Ok(self.undisturbed_long.get().expect("set above"))
+    }
+
+    /// `cargo xtask slurm` with these words, for jobs on both nodes if it submits; `passed_on` are the trainer's.
+    fn xtask(&self, words: &[&str], passed_on: &[String]) -> Result<Command, String> {
+        let program = std::env::current_exe().map_err(|error| format!("this program: {error}"))?;
+        let mut command = self.cluster.command(program);
+        command.arg("slurm").args(words);
+        if !passed_on.is_empty() {
+            command.args(["--nodes", &NODES.to_string(), "--partition", "main"]);
+            // More ranks than cores: a waiting one lets the others compute.
+            command.args(["--env", "OMPI_MCA_mpi_yield_when_idle=1", "--trainer"]).arg(self.trainer());
+            command.arg("--").args(passed_on);
+        }
+        Ok(command)
     }
 
     /// A step of its own allocation: `--mpi` as given, on both nodes where there are ranks for both.

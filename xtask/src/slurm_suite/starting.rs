@@ -9,7 +9,7 @@ use crate::suite::launcher::Launcher;
 use crate::suite::run::{LIMIT_S, QUICK, Run, arguments, instead, wait_until};
 use crate::suite::{Check, Ended, checkpoints, same};
 
-pub(super) const CHECKS: [Check<Suite>; 3] = [
+pub(super) const CHECKS: [Check<Suite>; 4] = [
     Check {
         claim: "srun --mpi=pmix trains on 2 nodes with 2 and 4 ranks to the parameters of mpirun",
         needs_mpirun: true,
@@ -19,6 +19,11 @@ pub(super) const CHECKS: [Check<Suite>; 3] = [
         claim: "tasks that srun starts as worlds of their own are refused with both numbers, and nothing is trained",
         needs_mpirun: false,
         run: separate_worlds_are_refused,
+    },
+    Check {
+        claim: "trainer doctor finds nothing red under srun on 2 nodes, and says what is when the tasks are worlds of their own",
+        needs_mpirun: false,
+        run: doctor_is_right,
     },
     Check {
         claim: "a second job for an output directory in use is refused, and the first is not disturbed",
@@ -57,6 +62,21 @@ fn separate_worlds_are_refused(suite: &Suite) -> Result<(), String> {
             ended.expect(ended.finished.text.contains(part), &format!("a message with `{part}`"))?;
         }
         ended.expect(!run.folder.join("metrics.jsonl").exists(), "no training")?;
+    }
+    Ok(())
+}
+
+fn doctor_is_right(suite: &Suite) -> Result<(), String> {
+    for (mpi, code, said) in [("pmix", 0, "2 ranks on 2 nodes"), ("none", 1, "FAIL")] {
+        let output = suite.folder().join("doctored").display().to_string();
+        let words = ["doctor", "--threads", "1", "--output-dir", &output].map(str::to_owned);
+        let command = suite.srun(mpi, NODES, suite.trainer(), &words);
+        let ended = Ended::of(command, &suite.folder().join(format!("doctor-{mpi}.log")), 120)?;
+        ended.expect(ended.finished.code == Some(code), &format!("exit code {code}"))?;
+        for part in [said, "world", "data set"] {
+            ended.expect(ended.finished.text.contains(part), &format!("`{part}` in the table"))?;
+        }
+        ended.expect(!Path::new(&output).exists(), "nothing left behind")?;
     }
     Ok(())
 }

@@ -1,0 +1,53 @@
+//! A check of `cargo xtask slurm` as a user would use it: submit, status, cancel, submit again, logs.
+//!
+//! Out: checks. Invariant: everything goes through the commands, nothing through their modules.
+
+use std::fs;
+
+use super::job::Job;
+use super::{EPOCHS, Suite};
+use crate::suite::launcher::Launcher;
+use crate::suite::run::{QUICK, Run, arguments, instead};
+use crate::suite::{Check, Ended, checkpoints, same};
+
+pub(super) const CHECKS: [Check<Suite>; 1] = [Check {
+    claim: "slurm submit, status, cancel and logs: a job that is cancelled keeps a checkpoint, and submitted again it goes on",
+    needs_mpirun: true,
+    run: submitted_and_cancelled,
+}];
+
+fn submitted_and_cancelled(suite: &Suite) -> Result<(), String> {
+    let run = Run::new(suite, "submitted");
+    let folder = run.folder.display().to_string();
+    let words = instead(arguments(&run.folder, EPOCHS), &QUICK);
+    let command = |name: &str, words: &[&str], passed_on: &[String]| -> Result<Ended, String> {
+        let log = suite.folder().join(format!("xtask-{name}.log"));
+        let ended = Ended::of(suite.xtask(words, passed_on)?, &log, 200)?;
+        ended.expect_success()?;
+        Ok(ended)
+    };
+    let submit = ["submit", "--ntasks-per-node", "1", "--requeue", "--restarts", "1"];
+    command("submit", &submit, &words)?;
+    let job = submitted(suite, &run)?;
+    job.wait_for("the first epoch's end", || Ok(run.has_line()))?;
+    let status = command("status", &["status", &folder], &[])?;
+    status.expect(status.finished.text.contains("RUNNING"), "RUNNING and the last epoch")?;
+    command("cancel", &["cancel", &folder], &[])?;
+    job.ends("COMPLETED")?;
+    if job.restarts()? > 0 || !run.has_stopped_early()? || checkpoints::whole(&run.folder)?.is_empty() {
+        return Err(job.but("expected an early stop with a checkpoint, and no further life"));
+    }
+    command("submit-again", &submit, &words)?;
+    submitted(suite, &run)?.ends("COMPLETED")?;
+    same(&run.name, suite.undisturbed()?, &run.parameter_hash()?)?;
+    let logs = command("logs", &["logs", &folder], &[])?;
+    logs.expect(logs.finished.text.contains("resumed at epoch"), "the output of the last job")
+}
+
+/// The last job that `slurm submit` noted for the run.
+fn submitted<'a>(suite: &'a Suite, run: &Run) -> Result<Job<'a>, String> {
+    let file = run.folder.join("job-id");
+    let text = fs::read_to_string(&file).map_err(|error| format!("{}: {error}", file.display()))?;
+    let id = text.split_whitespace().next_back().ok_or_else(|| format!("{}: expected a job", file.display()))?;
+    Ok(Job::noted(suite, id, run.folder.join(format!("slurm-{id}.out"))))
+}
