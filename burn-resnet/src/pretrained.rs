@@ -5,6 +5,8 @@
 //! Invariant: all of the network's tensors are read, and nothing but them, or the error names what
 //! differs; a file is written whole or not at all.
 
+mod claims;
+
 use std::path::{Path, PathBuf};
 
 use burn::module::Module;
@@ -23,6 +25,12 @@ const RENAMES: [(&str, &str); 2] = [(r"^module\.", ""), (r"\.shortcut\.", ".down
 /// PyTorch's count of training batches; without a momentum of `None` nothing reads it.
 const BATCH_COUNTER: &str = "num_batches_tracked";
 
+/// The format in errors.
+const PYTORCH: &str = "a PyTorch checkpoint";
+
+/// The most that is told of why a file cannot be read.
+const MAX_REASON_BYTES: usize = 500;
+
 /// Puts the weights of a file into `model`, a [`crate::ResNet`] or any other module, which keeps
 /// its device and what it trains.
 ///
@@ -31,16 +39,23 @@ const BATCH_COUNTER: &str = "num_batches_tracked";
 /// its running statistics and so receives those of the file.
 ///
 /// # Errors
-/// [`WeightsError`]: an unknown extension, an unreadable file, or tensors that do not fit.
+/// [`WeightsError`]: an unknown extension, an unreadable file, one that claims more than it can hold, or tensors that do not fit.
 pub fn load_weights<M: Module>(mut model: M, path: impl AsRef<Path>) -> Result<M, WeightsError> {
     let path = path.as_ref();
-    std::fs::File::open(path).map_err(|source| WeightsError::Io { path: path.into(), source })?;
+    let file_len = claims::file_len(path)?;
     let applied = match path.extension().and_then(|extension| extension.to_str()) {
         Some("safetensors") => {
             let store = SafetensorsStore::from_file(path).remap(renames());
-            apply(&mut model, store, path, "safetensors")?
+            apply(&mut model, store, path, file_len, "safetensors")?
         }
-        Some("pth" | "th" | "pt") => apply(&mut model, pytorch_store(path), path, "a PyTorch checkpoint")?,
+        Some("pth" | "th" | "pt") => {
+            let refusal = claims::refusal_of_container(path, file_len)
+                .map_err(|source| WeightsError::Io { path: path.into(), source })?;
+            if let Some(reason) = refusal {
+                return Err(WeightsError::Format { path: path.into(), format: PYTORCH, reason });
+            }
+            apply(&mut model, pytorch_store(path), path, file_len, PYTORCH)?
+        }
         _ => return Err(WeightsError::Extension { path: path.into() }),
     };
     check(path, applied)?;
@@ -72,17 +87,28 @@ fn apply<M: Module, S: ModuleStore>(
     model: &mut M,
     mut store: S,
     path: &Path,
+    file_len: u64,
     format: &'static str,
 ) -> Result<ApplyResult, WeightsError> {
-    let tensors = store.get_all_tensors().map_err(|error| WeightsError::Format {
-        path: path.into(),
-        format,
-        reason: error.to_string(),
-    })?;
+    let unreadable = |reason| WeightsError::Format { path: path.into(), format, reason };
+    let tensors = store.get_all_tensors().map_err(|error| unreadable(shortened(error.to_string())))?;
+    // burn reads a tensor before it compares its shape with the model's.
+    if let Some(reason) = tensors.values().find_map(|tensor| claims::refusal_of_tensor(tensor, file_len)) {
+        return Err(unreadable(reason));
+    }
     let tensors = tensors.values().cloned().collect();
     // Without the cast burn-store would give the model the type of a half-precision file.
     let adapter = PyTorchToBurnAdapter.chain(FloatCastAdapter::to(DType::F32));
     Ok(model.apply(tensors, None, Some(Box::new(adapter)), false))
+}
+
+/// The beginning of a reason: some readers print the object that they did not expect, however large.
+fn shortened(mut reason: String) -> String {
+    if reason.len() > MAX_REASON_BYTES {
+        reason.truncate(reason.floor_char_boundary(MAX_REASON_BYTES));
+        reason.push('…');
+    }
+    reason
 }
 
 fn pytorch_store(path: &Path) -> PytorchStore {

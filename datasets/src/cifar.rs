@@ -6,18 +6,24 @@
 //! Source: A. Krizhevsky, "Learning Multiple Layers of Features from Tiny Images" (2009);
 //! <https://www.cs.toronto.edu/~kriz/cifar.html>.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::dataset::{DatasetSplits, ImageDataset, ImageShape, Normalization};
 use crate::error::DatasetError;
+use crate::file::read_whole;
 use crate::memory::MemoryDataset;
 
 mod names;
 
 const SHAPE: ImageShape = ImageShape { height: 32, width: 32, channels: 3 };
 const PLANE: usize = 32 * 32;
+
+/// The most bytes of a file of records: the largest official one has 154 MB.
+const MAX_RECORD_FILE_BYTES: u64 = 4 << 30;
+
+/// The most bytes of a file of class names: the larger official one has 1 kB.
+const MAX_NAMES_FILE_BYTES: u64 = 1 << 20;
 
 /// Which of the two data sets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -144,7 +150,10 @@ fn read_class_names(folder: &Path, cifar: Cifar) -> Result<Vec<String>, DatasetE
     if !path.is_file() {
         return Ok(cifar.official_names().iter().map(ToString::to_string).collect());
     }
-    let text = fs::read_to_string(&path).map_err(DatasetError::io("read", &path))?;
+    let bytes = read_whole(&path, MAX_NAMES_FILE_BYTES)?;
+    let text = String::from_utf8(bytes).map_err(|_| DatasetError::NotText { path: path.clone() })?;
+    // Some editors put a byte order mark first, which `trim` does not count as white space.
+    let text = text.trim_start_matches('\u{feff}');
     let names: Vec<String> = text.lines().map(str::trim).filter(|line| !line.is_empty()).map(String::from).collect();
     if names.len() == cifar.num_classes() {
         Ok(names)
@@ -181,7 +190,7 @@ fn read_split(
 
 /// Appends a file's records and returns their number.
 fn read_records(path: &Path, cifar: Cifar, dataset: &mut MemoryDataset) -> Result<usize, DatasetError> {
-    let bytes = fs::read(path).map_err(DatasetError::io("read", path))?;
+    let bytes = read_whole(path, MAX_RECORD_FILE_BYTES)?;
     let num_label_bytes = cifar.num_label_bytes();
     let record_bytes = num_label_bytes + SHAPE.num_values();
     if bytes.is_empty() || bytes.len() % record_bytes != 0 {

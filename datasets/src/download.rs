@@ -6,16 +6,22 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
-use std::path::{Component, Path, PathBuf};
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use flate2::read::GzDecoder;
 use sha2::{Digest, Sha256};
 use ureq::Agent;
 
 use crate::cifar::Cifar;
 use crate::error::DatasetError;
 use crate::memory::to_hex;
+
+mod unpack;
+
+pub use unpack::unpack;
+
+/// The most bytes of an archive: the larger official one has 170 MB.
+const MAX_ARCHIVE_BYTES: u64 = 200_000_000;
 
 /// Where an archive comes from and what it is.
 struct Source {
@@ -131,6 +137,13 @@ fn receive(
         status => return Err(source.error(format!("the server answered with status {status}"), done)),
     }
     let total = header("content-length").and_then(|length| length.parse::<u64>().ok()).map(|length| done + length);
+    let refuse_long = |len| {
+        (len > MAX_ARCHIVE_BYTES)
+            .then(|| source.error(format!("expected at most {MAX_ARCHIVE_BYTES} bytes, got {len}"), 0))
+    };
+    if let Some(error) = total.and_then(refuse_long) {
+        return Err(error);
+    }
     let mut file = options.open(path).map_err(DatasetError::io("write", path))?;
     let mut body = response.into_body().into_reader();
     let mut buffer = vec![0; 64 << 10];
@@ -142,6 +155,11 @@ fn receive(
             Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
             Err(error) => return Err(source.error(error, done)),
         };
+        // A server that does not say the length could go on until the disk is full.
+        if let Some(error) = refuse_long(done + len as u64) {
+            fs::remove_file(path).map_err(DatasetError::io("remove", path))?;
+            return Err(error);
+        }
         file.write_all(&buffer[..len]).map_err(DatasetError::io("write", path))?;
         done += len as u64;
         progress(done, total);
@@ -166,60 +184,6 @@ fn check(source: &Source, path: &Path) -> Result<(), DatasetError> {
     }
     fs::remove_file(path).map_err(DatasetError::io("remove", path))?;
     Err(DatasetError::Checksum { path: path.to_path_buf(), expected: source.sha256.clone(), got })
-}
-
-/// Unpacks beside the final place, then renames.
-fn unpack(cifar: Cifar, archive: &Path, dir: &Path) -> Result<PathBuf, DatasetError> {
-    let folder = dir.join(cifar.folder());
-    let unfinished = dir.join(format!("{}.unpacking", cifar.folder()));
-    // A try that was interrupted may have left one.
-    if unfinished.exists() {
-        fs::remove_dir_all(&unfinished).map_err(DatasetError::io("remove", &unfinished))?;
-    }
-    fs::create_dir(&unfinished).map_err(DatasetError::io("create", &unfinished))?;
-    let result = unpack_files(cifar, archive, &unfinished)
-        .and_then(|()| fs::rename(&unfinished, &folder).map_err(DatasetError::io("create", &folder)));
-    if let Err(error) = result {
-        // The first error is the one to tell; a folder left behind is removed by the next try.
-        let _ = fs::remove_dir_all(&unfinished);
-        return Err(error);
-    }
-    Ok(folder)
-}
-
-/// Writes the archive's files into `folder`; anything but plain files right in the release's folder is refused.
-fn unpack_files(cifar: Cifar, archive: &Path, folder: &Path) -> Result<(), DatasetError> {
-    let refuse = |reason: String| DatasetError::Archive { path: archive.to_path_buf(), reason };
-    let unreadable = |error: io::Error| refuse(format!("cannot be unpacked: {error}"));
-    let file = File::open(archive).map_err(DatasetError::io("read", archive))?;
-    let mut entries = tar::Archive::new(GzDecoder::new(file));
-    for entry in entries.entries().map_err(unreadable)? {
-        let mut entry = entry.map_err(unreadable)?;
-        let path = entry.path().map_err(unreadable)?.into_owned();
-        if entry.header().entry_type().is_dir() {
-            continue;
-        }
-        let mut parts = path.components().filter(|part| *part != Component::CurDir);
-        let name = match (parts.next(), parts.next(), parts.next()) {
-            (Some(Component::Normal(first)), Some(Component::Normal(name)), None)
-                if first == cifar.folder() && entry.header().entry_type().is_file() =>
-            {
-                name
-            }
-            _ => {
-                return Err(refuse(format!("expected plain files in {}, got {}", cifar.folder(), path.display())));
-            }
-        };
-        let target = folder.join(name);
-        let mut file = File::create_new(&target).map_err(DatasetError::io("create", &target))?;
-        io::copy(&mut entry, &mut file).map_err(unreadable)?;
-    }
-    for name in cifar.train_files().iter().chain([&cifar.test_file()]) {
-        if !folder.join(name).is_file() {
-            return Err(refuse(format!("expected {name} in {}, got none", cifar.folder())));
-        }
-    }
-    Ok(())
 }
 
 #[cfg(test)]

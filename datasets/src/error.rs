@@ -19,6 +19,26 @@ pub enum DatasetError {
         source: std::io::Error,
     },
 
+    /// A file is no file, so that reading it could wait or go on for ever.
+    #[error("{}: expected a regular file, got {got}; put the file itself there", path.display())]
+    NotAFile {
+        /// The path.
+        path: PathBuf,
+        /// What is there: "a folder", "a named pipe".
+        got: &'static str,
+    },
+
+    /// A file is larger than any of its kind.
+    #[error("{}: expected at most {max_bytes} bytes, got {got_bytes} or more; check that it is the right file", path.display())]
+    FileTooLarge {
+        /// The file.
+        path: PathBuf,
+        /// The most bytes accepted.
+        max_bytes: u64,
+        /// The bytes found, or as many as were read.
+        got_bytes: u64,
+    },
+
     /// A file or folder of a data set is not where it should be.
     #[error("{what} not found in {}: expected {expected}; {remedy}", path.display())]
     Missing {
@@ -71,6 +91,13 @@ pub enum DatasetError {
         got: usize,
     },
 
+    /// A file of text is none.
+    #[error("{}: expected text in UTF-8, got other bytes; save it as UTF-8", path.display())]
+    NotText {
+        /// The file.
+        path: PathBuf,
+    },
+
     /// An image file could not be decoded.
     #[error("cannot decode the image {}: {reason}", path.display())]
     BadImage {
@@ -93,6 +120,26 @@ pub enum DatasetError {
         extensions: String,
         /// How many of its files were skipped because they do not decode.
         num_skipped: usize,
+    },
+
+    /// There is a single class, of which there is nothing to learn.
+    #[error(
+        "{}: expected at least 2 class folders, got 1 ({class_name}): a classifier of one class is always right; \
+         put the images of each class into a folder of its own",
+        path.display()
+    )]
+    OneClass {
+        /// The data set's root folder.
+        path: PathBuf,
+        /// The only class.
+        class_name: String,
+    },
+
+    /// The name of a class folder is no text, as checkpoints and tables need it.
+    #[error("class folder {}: expected a name in UTF-8, got other bytes; rename the folder", path.display())]
+    ClassFolderName {
+        /// The class folder.
+        path: PathBuf,
     },
 
     /// Train and test folders hold different classes.

@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::thread;
 
 use crate::dataset::{DatasetSplits, ImageDataset, ImageShape, Normalization};
+use crate::decode::check_size;
 use crate::error::DatasetError;
 use scan::{ScannedSplit, scan_split};
 use split::FolderDataset;
@@ -59,16 +60,14 @@ impl ImageFolderConfig {
 /// [`OnBadImage::Fail`] a bad file is found when it is read. If there is `test` as well as `val`, `test` is used.
 ///
 /// # Errors
-/// If a folder is missing, a class has no image, train and test have different classes, a file cannot be read or, with
-/// [`OnBadImage::Fail`], decoded, or a setting is 0.
+/// If a folder is missing, a class has no image, train and test have different classes or only one, a file cannot be read or,
+/// with [`OnBadImage::Fail`], decoded, or a setting is 0 or the size above 16,384.
 ///
 /// # Differs from PyTorch
 /// torchvision's `ImageFolder` opens one split, descends into subfolders of a class and leaves the resizing to a transform.
 pub fn open(dir: impl AsRef<Path>, config: &ImageFolderConfig) -> Result<DatasetSplits, DatasetError> {
     let dir = dir.as_ref();
-    if config.size == 0 {
-        return Err(DatasetError::config("image size", "at least 1 pixel", 0));
-    }
+    check_size(config.size)?;
     if config.num_threads == 0 {
         return Err(DatasetError::config("num_threads", "at least 1", 0));
     }
@@ -103,10 +102,13 @@ fn check_classes(dir: &Path, train: &ScannedSplit, test: &ScannedSplit) -> Resul
         missing.cloned().collect()
     };
     let (only_train, only_test) = (only(train, test), only(test, train));
-    if only_train.is_empty() && only_test.is_empty() {
-        return Ok(());
+    if !only_train.is_empty() || !only_test.is_empty() {
+        return Err(DatasetError::ClassMismatch { path: dir.to_path_buf(), only_train, only_test });
     }
-    Err(DatasetError::ClassMismatch { path: dir.to_path_buf(), only_train, only_test })
+    match &train.class_names[..] {
+        [class_name] => Err(DatasetError::OneClass { path: dir.to_path_buf(), class_name: class_name.clone() }),
+        _ => Ok(()),
+    }
 }
 
 /// A number of bytes as text.

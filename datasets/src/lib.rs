@@ -34,6 +34,8 @@ pub mod dataset;
 
 mod random;
 
+mod file;
+
 pub mod error;
 
 pub use augment::{Augment, Placement};

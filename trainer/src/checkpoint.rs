@@ -7,7 +7,8 @@
 mod state;
 mod store;
 
-use std::fs;
+use std::fs::{self, File};
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
@@ -23,6 +24,9 @@ const MODEL_FILE: &str = "model.safetensors";
 const TRAINING_FILE: &str = "training.safetensors";
 const STATE_FILE: &str = "state.json";
 
+/// The most bytes of a state: 65,536 class names of 255 bytes, and as much again.
+const MAX_STATE_BYTES: u64 = 32 << 20;
+
 /// A checkpoint found whole.
 #[derive(Clone, Debug)]
 pub struct Checkpoint {
@@ -36,10 +40,10 @@ impl Checkpoint {
     /// Reads and checks the checkpoint in `directory`.
     ///
     /// # Errors
-    /// When a file is missing, unreadable, of another format, or fails its checksum.
+    /// When a file is missing, unreadable, of another format, or fails its checksum, or the state says what cannot be.
     pub fn open(directory: &Path) -> Result<Self> {
         let path = directory.join(STATE_FILE);
-        let text = fs::read_to_string(&path).with_context(|| format!("checkpoint state {}", path.display()))?;
+        let text = read_state(&path).with_context(|| format!("checkpoint state {}", path.display()))?;
         let state: CheckpointState =
             serde_json::from_str(&text).with_context(|| format!("checkpoint state {}", path.display()))?;
         ensure!(
@@ -49,6 +53,7 @@ impl Checkpoint {
             state.format,
             state.version
         );
+        state.check().with_context(|| format!("checkpoint state {}", path.display()))?;
         for name in [MODEL_FILE, TRAINING_FILE] {
             let path = directory.join(name);
             let expected =
@@ -70,7 +75,10 @@ impl Checkpoint {
     /// When the file does not hold them as f32.
     pub fn training_tensors(&self) -> Result<TrainingTensors> {
         let path = self.directory.join(TRAINING_FILE);
-        let bytes = fs::read(&path).with_context(|| path.display().to_string())?;
+        let mut bytes = Vec::new();
+        open_file(&path)
+            .and_then(|mut file| Ok(file.read_to_end(&mut bytes)?))
+            .with_context(|| path.display().to_string())?;
         let tensors = SafeTensors::deserialize(&bytes).with_context(|| path.display().to_string())?;
         let floats = |name: &str| -> Result<Vec<f32>> {
             let view = tensors.tensor(name).with_context(|| format!("{}: {name}", path.display()))?;
@@ -113,7 +121,26 @@ impl TrainingTensors {
     }
 }
 
+/// Opens a file that is a file: opening a named pipe would wait for its writer.
+fn open_file(path: &Path) -> Result<File> {
+    ensure!(fs::metadata(path)?.is_file(), "expected a regular file, got a folder, pipe or device");
+    Ok(File::open(path)?)
+}
+
+fn read_state(path: &Path) -> Result<String> {
+    let mut text = String::new();
+    let len = open_file(path)?.take(MAX_STATE_BYTES + 1).read_to_string(&mut text)?;
+    ensure!(
+        len as u64 <= MAX_STATE_BYTES,
+        "expected at most {MAX_STATE_BYTES} bytes, got more; take another checkpoint"
+    );
+    Ok(text)
+}
+
 fn sha256_of_file(path: &Path) -> Result<String> {
-    let bytes = fs::read(path).with_context(|| path.display().to_string())?;
-    Ok(Sha256::digest(&bytes).iter().map(|byte| format!("{byte:02x}")).collect())
+    let mut digest = Sha256::new();
+    open_file(path)
+        .and_then(|mut file| Ok(io::copy(&mut file, &mut digest)?))
+        .with_context(|| path.display().to_string())?;
+    Ok(digest.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
 }

@@ -1,5 +1,7 @@
 //! The binary reader on files written here.
 
+use std::fs;
+
 use super::*;
 use tempfile::TempDir;
 
@@ -131,4 +133,41 @@ fn the_checksum_depends_on_labels_and_pixels() {
     let other_pixel = checksum();
     assert_ne!(other_label, first);
     assert_ne!(other_pixel, other_label);
+}
+
+#[test]
+fn a_byte_order_mark_and_other_line_ends_are_no_part_of_class_names() {
+    let dir = cifar_10();
+    let path = dir.path().join("batches.meta.txt");
+    fs::write(&path, "\u{feff}a\r\nb\r\nc\r\nd\r\ne\r\nf\r\ng\r\nh\r\ni\r\nj\r\n\r\n").unwrap();
+    let splits = open(dir.path(), Cifar::Ten).unwrap();
+    assert_eq!(splits.train.class_names(), ["a", "b", "c", "d", "e", "f", "g", "h", "i", "j"]);
+}
+
+#[test]
+fn class_names_that_are_no_text_are_refused() {
+    let dir = cifar_10();
+    let path = dir.path().join("batches.meta.txt");
+    // UTF-16, as an editor may save it.
+    fs::write(&path, b"\xFF\xFEa\0\n\0").unwrap();
+    assert!(message(&dir, Cifar::Ten).ends_with("expected text in UTF-8, got other bytes; save it as UTF-8"));
+    fs::File::create(&path).unwrap().set_len(1 << 40).unwrap();
+    let text = message(&dir, Cifar::Ten);
+    assert!(text.contains("batches.meta.txt: expected at most 1048576 bytes"), "{text}");
+}
+
+#[test]
+fn a_folder_or_pipe_in_place_of_records_is_refused_and_not_waited_for() {
+    let dir = cifar_10();
+    let path = dir.path().join("data_batch_2.bin");
+    fs::remove_file(&path).unwrap();
+    fs::create_dir(&path).unwrap();
+    let text = message(&dir, Cifar::Ten);
+    assert!(text.contains("data_batch_2.bin: expected a regular file, got a folder"), "{text}");
+    fs::remove_dir(&path).unwrap();
+    if cfg!(unix) {
+        assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());
+        let text = message(&dir, Cifar::Ten);
+        assert!(text.contains("data_batch_2.bin: expected a regular file, got a named pipe"), "{text}");
+    }
 }

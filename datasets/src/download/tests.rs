@@ -241,3 +241,25 @@ fn failures_of_the_network_name_the_address_and_a_remedy() {
     let text = run(&source(&url, b""), &dir).unwrap_err().to_string();
     assert!(text.contains(&url) && text.contains("check the network"), "{text}");
 }
+
+#[test]
+fn more_bytes_than_an_archive_has_are_not_fetched() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}/archive.tar.gz", listener.local_addr().unwrap());
+    let thread = thread::spawn(move || {
+        for head in ["Content-Length: 1000000000000\r\n", ""] {
+            let (mut stream, _) = listener.accept().unwrap();
+            stream.write_all(format!("HTTP/1.1 200 OK\r\n{head}Connection: close\r\n\r\n").as_bytes()).unwrap();
+            // Without a length the body goes on until the reader hangs up.
+            while head.is_empty() && stream.write_all(&[0; 1 << 16]).is_ok() {}
+        }
+    });
+    let dir = tempfile::tempdir().unwrap();
+    let source = source(&url, b"");
+    let text = run(&source, &dir).unwrap_err().to_string();
+    assert!(text.contains("expected at most 200000000 bytes, got 1000000000000"), "{text}");
+    let text = run(&source, &dir).unwrap_err().to_string();
+    assert!(text.contains("expected at most 200000000 bytes, got 2000"), "{text}");
+    assert!(names(dir.path()).is_empty());
+    thread.join().unwrap();
+}

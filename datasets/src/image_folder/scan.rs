@@ -62,7 +62,10 @@ pub(super) fn scan_split(root: &Path, names: &[&str]) -> Result<ScannedSplit, Da
             return Err(empty_class(class_dir, 0));
         }
         let label = label as u16;
-        split.class_names.push(name_of(class_dir));
+        let Some(name) = class_dir.file_name().and_then(OsStr::to_str) else {
+            return Err(DatasetError::ClassFolderName { path: class_dir.clone() });
+        };
+        split.class_names.push(name.to_owned());
         split.files.extend(images.into_iter().map(|path| ImageFile { path, label }));
     }
     if !ignored.is_empty() {

@@ -3,7 +3,6 @@
 //! In: the scanned files. Out: an [`ImageDataset`].
 //! Invariant: order, notes and checksum do not depend on the number of threads, nor the checksum on what is kept in memory.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::thread;
@@ -13,7 +12,7 @@ use sha2::{Digest, Sha256};
 use super::scan::{ImageFile, ScannedSplit, empty_class, list};
 use super::{ImageFolderConfig, OnBadImage};
 use crate::dataset::{ImageDataset, ImageShape};
-use crate::decode::decode_into;
+use crate::decode::{decode_into, read_image_file};
 use crate::error::DatasetError;
 use crate::memory::{digest_shape, to_hex};
 
@@ -75,7 +74,9 @@ impl FolderDataset {
                     good.push(self.files[index].clone());
                     digests.push(digest);
                 }
-                Err(error @ DatasetError::BadImage { .. }) if on_bad_image == OnBadImage::Skip => {
+                Err(error @ (DatasetError::BadImage { .. } | DatasetError::FileTooLarge { .. }))
+                    if on_bad_image == OnBadImage::Skip =>
+                {
                     bad.push((self.files[index].label, error.to_string()));
                 }
                 Err(error) => return Err(error),
@@ -172,7 +173,7 @@ fn decode_part(
     let mut results = Vec::with_capacity(files.len());
     for (position, file) in files.iter().enumerate() {
         let pixels = output.get_mut(position * len..(position + 1) * len).unwrap_or(&mut scratch);
-        let result = fs::read(&file.path).map_err(DatasetError::io("read", &file.path)).and_then(|bytes| {
+        let result = read_image_file(&file.path).and_then(|bytes| {
             decode_into(&bytes, &file.path, shape, pixels)?;
             Ok(Sha256::digest(&bytes).into())
         });
@@ -214,7 +215,7 @@ impl ImageDataset for FolderDataset {
             pixels.copy_from_slice(&all[index * len..(index + 1) * len]);
             return Ok(());
         }
-        let bytes = fs::read(&file.path).map_err(DatasetError::io("read", &file.path))?;
+        let bytes = read_image_file(&file.path)?;
         decode_into(&bytes, &file.path, self.shape, pixels)
     }
 
@@ -226,7 +227,7 @@ impl ImageDataset for FolderDataset {
             .get_or_init(|| {
                 let per_thread = self.files.len().div_ceil(self.num_threads).max(1);
                 let digest_file = |file: &ImageFile| -> FileDigest {
-                    Sha256::digest(fs::read(&file.path).unwrap_or_default()).into()
+                    Sha256::digest(read_image_file(&file.path).unwrap_or_default()).into()
                 };
                 let digests: Vec<FileDigest> = thread::scope(|scope| {
                     let parts: Vec<_> = self

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use anyhow::{Result, ensure};
 use datasets::DatasetSplits;
 use serde::{Deserialize, Serialize};
 
@@ -9,6 +10,11 @@ use crate::metrics::{EpochRecord, ScoreSums};
 
 /// The layout of the files; raised when an older program could not read a newer one's.
 pub(super) const FORMAT: u32 = 1;
+
+/// The most ranks, width or height in pixels, and classes of a checkpoint that is opened.
+const MAX_RANKS: usize = 1 << 20;
+const MAX_SIDE: usize = 1 << 16;
+const MAX_CLASSES: usize = 1 << 16;
 
 /// Where a run stands. All randomness is a function of the seed and this position, so it is the random state as well.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -140,5 +146,31 @@ impl CheckpointState {
             config,
             files,
         }
+    }
+
+    /// Whether a run could have written this: sizes that memory is asked for by are those of real jobs and images.
+    pub(super) fn check(&self) -> Result<()> {
+        let ModelInput { height, width, channels, mean, std, class_names } = &self.input;
+        let (world_size, num_classes) = (self.world_size, class_names.len());
+        ensure!((1..=MAX_RANKS).contains(&world_size), "world_size: expected 1 to {MAX_RANKS}, got {world_size}");
+        for side in [*height, *width] {
+            ensure!((1..=MAX_SIDE).contains(&side), "input: expected sides of 1 to {MAX_SIDE} pixels, got {side}");
+        }
+        ensure!(*channels > 0, "input: expected at least 1 channel, got 0");
+        ensure!(
+            mean.len() == *channels && std.len() == *channels,
+            "input: expected mean and std of {channels} channels, got {} and {}",
+            mean.len(),
+            std.len()
+        );
+        ensure!(
+            mean.iter().all(|value| value.is_finite()) && std.iter().all(|value| value.is_finite() && *value > 0.0),
+            "input: expected finite means and positive std, got {mean:?} and {std:?}"
+        );
+        ensure!(
+            (1..=MAX_CLASSES).contains(&num_classes),
+            "input: expected 1 to {MAX_CLASSES} classes, got {num_classes}"
+        );
+        Ok(())
     }
 }

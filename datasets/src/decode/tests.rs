@@ -1,0 +1,123 @@
+//! What decoding promises, on images written here.
+
+use std::fs;
+
+use image::{GrayImage, ImageBuffer, Luma, Rgb, RgbImage, Rgba, RgbaImage};
+use tempfile::TempDir;
+
+use super::*;
+
+fn folder() -> TempDir {
+    tempfile::tempdir().unwrap()
+}
+
+#[test]
+fn pixels_of_the_right_size_are_kept_exactly() {
+    let folder = folder();
+    let image = RgbImage::from_fn(4, 4, |x, y| Rgb([x as u8 * 60, y as u8 * 60, 7]));
+    for name in ["image.png", "image.bmp", "image.webp"] {
+        let path = folder.path().join(name);
+        image.save(&path).unwrap();
+        assert_eq!(load_image(&path, 4, 3).unwrap(), *image.as_raw(), "{name}");
+    }
+}
+
+#[test]
+fn odd_colour_types_become_rgb() {
+    let folder = folder();
+    let save = |image: DynamicImage, name: &str| {
+        let path = folder.path().join(name);
+        image.save(&path).unwrap();
+        load_image(path, 2, 3).unwrap()
+    };
+    let grey = GrayImage::from_pixel(2, 2, Luma([9]));
+    assert_eq!(save(grey.into(), "grey.png"), [9; 12]);
+    let alpha = RgbaImage::from_pixel(2, 2, Rgba([1, 2, 3, 0]));
+    assert_eq!(save(alpha.into(), "alpha.png"), [1, 2, 3].repeat(4));
+    let deep: ImageBuffer<Rgb<u16>, _> = ImageBuffer::from_pixel(2, 2, Rgb([0x0505; 3]));
+    assert_eq!(save(deep.into(), "deep.png"), [5; 12]);
+}
+
+#[test]
+fn rgb_becomes_grey_when_asked_for() {
+    let path = folder();
+    let path = path.path().join("image.png");
+    RgbImage::from_pixel(3, 3, Rgb([8; 3])).save(&path).unwrap();
+    assert_eq!(load_image(&path, 3, 1).unwrap(), [8; 9]);
+    assert_eq!(load_image(&path, 3, 2).unwrap_err().to_string(), "image channels: expected 1 (grey) or 3 (RGB), got 2");
+}
+
+#[test]
+fn the_centre_square_is_resized() {
+    let folder = folder();
+    let path = folder.path().join("wide.png");
+    // The middle third is white.
+    let image = RgbImage::from_fn(24, 8, |x, _| Rgb([if x / 8 == 1 { 255 } else { 0 }; 3]));
+    image.save(&path).unwrap();
+    for size in [4, 8, 16] {
+        let pixels = load_image(&path, size, 3).unwrap();
+        assert_eq!(pixels, vec![255; size * size * 3]);
+    }
+}
+
+#[test]
+fn a_wrong_extension_does_not_matter() {
+    let folder = folder();
+    let path = folder.path().join("image.jpg");
+    let image = RgbImage::from_pixel(2, 2, Rgb([5; 3]));
+    image.save_with_format(&path, ImageFormat::Png).unwrap();
+    assert_eq!(load_image(path, 2, 3).unwrap(), [5; 12]);
+}
+
+#[test]
+fn a_file_cut_at_any_place_is_an_error_that_names_it() {
+    let folder = folder();
+    let image = RgbImage::from_fn(16, 16, |x, y| Rgb([(x * y) as u8, x as u8, y as u8]));
+    for name in ["image.jpg", "image.png", "image.bmp", "image.webp"] {
+        let path = folder.path().join(name);
+        image.save(&path).unwrap();
+        let whole = fs::read(&path).unwrap();
+        assert!(load_image(&path, 16, 3).is_ok(), "{name}");
+        for len in [0, 1, 2, 10, whole.len() / 2, whole.len() * 9 / 10] {
+            fs::write(&path, &whole[..len]).unwrap();
+            let error = load_image(&path, 16, 3).unwrap_err().to_string();
+            assert!(error.contains(name), "{len} bytes: {error}");
+        }
+    }
+}
+
+#[test]
+fn bytes_after_the_end_of_a_jpeg_are_ignored() {
+    let folder = folder();
+    let path = folder.path().join("image.jpg");
+    RgbImage::from_pixel(8, 8, Rgb([100; 3])).save(&path).unwrap();
+    let pixels = load_image(&path, 8, 3).unwrap();
+    let mut bytes = fs::read(&path).unwrap();
+    bytes.extend([0; 100]);
+    fs::write(&path, bytes).unwrap();
+    assert_eq!(load_image(&path, 8, 3).unwrap(), pixels);
+}
+
+#[test]
+fn a_decompression_bomb_is_refused() {
+    let folder = folder();
+    let path = folder.path().join("bomb.bmp");
+    // A header of 54 bytes that claims 60,000 x 60,000 pixels.
+    let mut bytes = vec![0; 54];
+    bytes[..2].copy_from_slice(b"BM");
+    bytes[10] = 54;
+    bytes[14] = 40;
+    bytes[18..22].copy_from_slice(&60_000u32.to_le_bytes());
+    bytes[22..26].copy_from_slice(&60_000u32.to_le_bytes());
+    bytes[26] = 1;
+    bytes[28] = 24;
+    fs::write(&path, bytes).unwrap();
+    let error = load_image(&path, 32, 3).unwrap_err().to_string();
+    assert!(error.contains("bomb.bmp"), "{error}");
+}
+
+#[test]
+fn a_missing_file_is_named() {
+    let error = load_image("no/such.png", 8, 3).unwrap_err().to_string();
+    assert!(error.starts_with("cannot read no/such.png: "), "{error}");
+}

@@ -1,0 +1,112 @@
+//! Unpacks the archive of a release.
+//!
+//! In: a `.tar.gz` file, the folder for the release's folder. Out: the release's files in it.
+//! Invariant: the release's folder appears whole or not at all; nothing is written beside it, whatever the archive's names say;
+//! an archive cannot unpack to more than a release could.
+
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::path::{Component, Path, PathBuf};
+
+use flate2::read::GzDecoder;
+use tar::{Archive, Entry};
+
+use crate::cifar::Cifar;
+use crate::error::DatasetError;
+
+/// The most bytes of an archive when unpacked, headers included: either release has 185 MB.
+const MAX_UNPACKED_BYTES: u64 = 200_000_000;
+
+/// The most files of an archive: the larger release has 8.
+const MAX_FILES: usize = 32;
+
+/// Unpacks an archive of the original release, fetched in whatever way, into `dir` and returns the release's folder.
+///
+/// # Errors
+/// If the archive cannot be read, is damaged, holds anything but plain files in the release's folder, more bytes than the
+/// release or not all of its files, or `dir` cannot be written. Then the release's folder is not there.
+pub fn unpack(cifar: Cifar, archive: impl AsRef<Path>, dir: impl AsRef<Path>) -> Result<PathBuf, DatasetError> {
+    let (archive, dir) = (archive.as_ref(), dir.as_ref());
+    let folder = dir.join(cifar.folder());
+    // The files are written beside the final place, then renamed; a try that was interrupted may have left some.
+    let unfinished = dir.join(format!("{}.unpacking", cifar.folder()));
+    if unfinished.exists() {
+        fs::remove_dir_all(&unfinished).map_err(DatasetError::io("remove", &unfinished))?;
+    }
+    fs::create_dir(&unfinished).map_err(DatasetError::io("create", &unfinished))?;
+    let result = unpack_files(cifar, archive, &unfinished)
+        .and_then(|()| fs::rename(&unfinished, &folder).map_err(DatasetError::io("create", &folder)));
+    if let Err(error) = result {
+        // The first error is the one to tell; a folder left behind is removed by the next try.
+        let _ = fs::remove_dir_all(&unfinished);
+        return Err(error);
+    }
+    Ok(folder)
+}
+
+/// Writes the archive's files into `folder`; anything but plain files right in the release's folder is refused.
+fn unpack_files(cifar: Cifar, archive: &Path, folder: &Path) -> Result<(), DatasetError> {
+    let refuse = |reason: String| DatasetError::Archive { path: archive.to_path_buf(), reason };
+    let unreadable = |error: io::Error| refuse(format!("cannot be unpacked: {error}"));
+    let file = File::open(archive).map_err(DatasetError::io("read", archive))?;
+    let mut entries = Archive::new(Bounded { inner: GzDecoder::new(file), num_left: MAX_UNPACKED_BYTES });
+    let mut names = BTreeSet::new();
+    for entry in entries.entries().map_err(unreadable)? {
+        let mut entry = entry.map_err(unreadable)?;
+        if entry.header().entry_type().is_dir() {
+            continue;
+        }
+        let name = plain_name(cifar, &entry).map_err(unreadable)?.map_err(refuse)?;
+        let target = folder.join(&name);
+        if !names.insert(name) {
+            return Err(refuse(format!("expected each file once, got {} twice", target.display())));
+        }
+        if names.len() > MAX_FILES {
+            return Err(refuse(format!("expected at most {MAX_FILES} files, got more")));
+        }
+        let mut file = File::create_new(&target).map_err(DatasetError::io("create", &target))?;
+        let len = io::copy(&mut entry, &mut file).map_err(unreadable)?;
+        if len != entry.size() {
+            return Err(refuse(format!("expected {} bytes of {}, got {len}", entry.size(), target.display())));
+        }
+    }
+    for name in cifar.train_files().iter().chain([&cifar.test_file()]) {
+        if !folder.join(name).is_file() {
+            return Err(refuse(format!("expected {name} in {}, got none", cifar.folder())));
+        }
+    }
+    Ok(())
+}
+
+/// The entry's name in the release's folder if it is a plain file right there, else what is wrong with it.
+fn plain_name<R: Read>(cifar: Cifar, entry: &Entry<'_, R>) -> io::Result<Result<PathBuf, String>> {
+    let path = entry.path()?;
+    let mut parts = path.components().filter(|part| *part != Component::CurDir);
+    Ok(match (parts.next(), parts.next(), parts.next()) {
+        (Some(Component::Normal(first)), Some(Component::Normal(name)), None)
+            if first == cifar.folder() && entry.header().entry_type().is_file() =>
+        {
+            Ok(PathBuf::from(name))
+        }
+        _ => Err(format!("expected plain files in {}, got {}", cifar.folder(), path.display())),
+    })
+}
+
+/// A reader that fails rather than give more than a number of bytes.
+struct Bounded<R> {
+    inner: R,
+    num_left: u64,
+}
+
+impl<R: Read> Read for Bounded<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let len = self.inner.read(buffer)?;
+        let too_long = || io::Error::other(format!("expected at most {MAX_UNPACKED_BYTES} bytes, got more"));
+        self.num_left = self.num_left.checked_sub(len as u64).ok_or_else(too_long)?;
+        Ok(len)
+    }
+}
+
+#[cfg(test)]
+mod tests;

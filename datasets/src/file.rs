@@ -1,0 +1,90 @@
+//! Reads a whole file, if it is one and not larger than it could be.
+//!
+//! In: a path and the most bytes that make sense there. Out: the bytes.
+//! Invariant: never waits for the writer of a named pipe and never reads on without end, as from a device.
+
+use std::fs::{self, File, FileType};
+use std::io::Read;
+use std::path::Path;
+
+use crate::error::DatasetError;
+
+/// The bytes of the file at `path`, of which there may be up to `max_bytes`.
+pub(crate) fn read_whole(path: &Path, max_bytes: u64) -> Result<Vec<u8>, DatasetError> {
+    // Asked before the file is opened, since opening a named pipe already waits.
+    let metadata = fs::metadata(path).map_err(DatasetError::io("read", path))?;
+    if !metadata.is_file() {
+        return Err(DatasetError::NotAFile { path: path.to_path_buf(), got: kind(metadata.file_type()) });
+    }
+    let too_large = |got_bytes| DatasetError::FileTooLarge { path: path.to_path_buf(), max_bytes, got_bytes };
+    if metadata.len() > max_bytes {
+        return Err(too_large(metadata.len()));
+    }
+    let mut bytes = Vec::with_capacity(metadata.len() as usize + 1);
+    let file = File::open(path).map_err(DatasetError::io("read", path))?;
+    // It may grow while it is read, and some files of the system have no length.
+    file.take(max_bytes + 1).read_to_end(&mut bytes).map_err(DatasetError::io("read", path))?;
+    if bytes.len() as u64 > max_bytes {
+        return Err(too_large(bytes.len() as u64));
+    }
+    Ok(bytes)
+}
+
+fn kind(file_type: FileType) -> &'static str {
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::FileTypeExt;
+        if file_type.is_fifo() {
+            return "a named pipe";
+        }
+        if file_type.is_socket() {
+            return "a socket";
+        }
+        if file_type.is_block_device() || file_type.is_char_device() {
+            return "a device";
+        }
+    }
+    if file_type.is_dir() { "a folder" } else { "something else" }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn message(path: &Path, max_bytes: u64) -> String {
+        read_whole(path, max_bytes).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn a_file_up_to_the_limit_is_read_and_a_larger_one_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        fs::write(&path, [7; 100]).unwrap();
+        assert_eq!(read_whole(&path, 100).unwrap(), [7; 100]);
+        let text = message(&path, 99);
+        assert!(text.contains("file: expected at most 99 bytes, got 100"), "{text}");
+    }
+
+    #[test]
+    fn a_sparse_file_of_terabytes_is_refused_by_its_length() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        File::create(&path).unwrap().set_len(1 << 42).unwrap();
+        let text = message(&path, 1 << 20);
+        assert!(text.contains("got 4398046511104"), "{text}");
+    }
+
+    #[test]
+    fn what_is_no_file_is_named_and_not_waited_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let text = message(folder.path(), 100);
+        assert!(text.contains("expected a regular file, got a folder"), "{text}");
+        if cfg!(unix) {
+            let text = message(Path::new("/dev/zero"), 100);
+            assert!(text.contains("/dev/zero: expected a regular file, got a device"), "{text}");
+            let pipe = folder.path().join("pipe");
+            assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+            assert!(message(&pipe, 100).contains("got a named pipe"));
+        }
+    }
+}

@@ -1,0 +1,206 @@
+//! Folders of images with odd entries: each is used, ignored with a note, or refused with its path; nothing is waited for.
+
+#![allow(clippy::unwrap_used)] // A failed unwrap here is a failed test.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use datasets::image_folder::open;
+use datasets::{DatasetSplits, ImageFolderConfig, OnBadImage};
+use image::{Rgb, RgbImage};
+use tempfile::TempDir;
+
+fn write_image(path: PathBuf) -> PathBuf {
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    let bytes = encoded();
+    fs::write(&path, bytes).unwrap();
+    path
+}
+
+/// A PNG of 2x2 pixels, whatever its file will be called.
+fn encoded() -> Vec<u8> {
+    let mut bytes = std::io::Cursor::new(Vec::new());
+    RgbImage::from_pixel(2, 2, Rgb([9; 3])).write_to(&mut bytes, image::ImageFormat::Png).unwrap();
+    bytes.into_inner()
+}
+
+/// Two classes, one image each for training and testing.
+fn folder() -> TempDir {
+    let root = tempfile::tempdir().unwrap();
+    for class in ["train/cat", "train/dog", "test/cat", "test/dog"] {
+        write_image(root.path().join(class).join("a.png"));
+    }
+    root
+}
+
+/// Opened with images in memory and with images decoded on demand: both must see the same.
+fn opened(root: &TempDir) -> DatasetSplits {
+    let config = ImageFolderConfig { num_threads: 2, ..ImageFolderConfig::new(2) };
+    let on_demand = open(root.path(), &ImageFolderConfig { memory_limit_bytes: 0, ..config.clone() }).unwrap();
+    let splits = open(root.path(), &config).unwrap();
+    assert_eq!(on_demand.train.checksum(), splits.train.checksum());
+    for index in 0..splits.train.len() {
+        on_demand.train.read_image(index, &mut [0; 12]).unwrap();
+    }
+    splits
+}
+
+fn message(root: &TempDir) -> String {
+    open(root.path(), &ImageFolderConfig::new(2)).unwrap_err().to_string()
+}
+
+/// The first note says what was ignored.
+fn assert_ignored(splits: &DatasetSplits, name: &str) {
+    assert_eq!(splits.train.len(), 2);
+    let note = &splits.train.notes()[0];
+    assert!(note.starts_with("1 entries that are no image files") && note.ends_with(name), "{note}");
+}
+
+#[test]
+fn a_folder_named_as_an_image_is_ignored_with_a_note() {
+    let root = folder();
+    fs::create_dir(root.path().join("train/cat/x.jpg")).unwrap();
+    assert_ignored(&opened(&root), "x.jpg");
+}
+
+#[test]
+fn an_empty_file_is_refused_or_skipped_as_any_that_does_not_decode() {
+    let root = folder();
+    fs::write(root.path().join("train/cat/b.png"), "").unwrap();
+    assert!(message(&root).contains("b.png"));
+    let config = ImageFolderConfig { on_bad_image: OnBadImage::Skip, ..ImageFolderConfig::new(2) };
+    let splits = open(root.path(), &config).unwrap();
+    assert_eq!(splits.train.len(), 2);
+    assert!(splits.train.notes().last().unwrap().starts_with("1 of 3 image files were skipped"));
+}
+
+#[test]
+fn a_file_larger_than_any_image_is_refused_without_reading_it() {
+    let root = folder();
+    let path = root.path().join("train/cat/b.png");
+    fs::File::create(&path).unwrap().set_len(10 << 30).unwrap();
+    let text = message(&root);
+    assert!(text.contains("b.png: expected at most 536870912 bytes, got 10737418240"), "{text}");
+}
+
+#[test]
+fn a_single_class_is_refused_since_there_is_nothing_to_learn() {
+    let root = folder();
+    fs::remove_dir_all(root.path().join("train/dog")).unwrap();
+    fs::remove_dir_all(root.path().join("test/dog")).unwrap();
+    let text = message(&root);
+    assert!(text.contains("expected at least 2 class folders, got 1 (cat)"), "{text}");
+}
+
+#[test]
+fn folders_without_any_image_are_refused_and_named() {
+    let root = folder();
+    for class in ["train/cat", "train/dog"] {
+        fs::remove_file(root.path().join(class).join("a.png")).unwrap();
+    }
+    let text = message(&root);
+    assert!(text.contains("train/cat: expected at least one image"), "{text}");
+}
+
+#[test]
+fn an_image_size_out_of_range_is_refused() {
+    let root = folder();
+    for size in [0, 16_385, usize::MAX] {
+        let text = open(root.path(), &ImageFolderConfig::new(size)).unwrap_err().to_string();
+        assert_eq!(text, format!("image size: expected 1 to 16384 pixels, got {size}"));
+    }
+}
+
+#[cfg(unix)]
+mod unix {
+    use super::*;
+    use std::ffi::OsStr;
+    use std::os::unix::ffi::OsStrExt;
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    #[test]
+    fn a_named_pipe_called_as_an_image_is_ignored_and_not_waited_for() {
+        let root = folder();
+        let pipe = root.path().join("train/cat/x.png");
+        assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+        assert_ignored(&opened(&root), "x.png");
+    }
+
+    #[test]
+    fn a_pipe_that_takes_the_place_of_an_image_later_is_refused_when_read() {
+        let root = folder();
+        let config = ImageFolderConfig { memory_limit_bytes: 0, ..ImageFolderConfig::new(2) };
+        let splits = open(root.path(), &config).unwrap();
+        let path = root.path().join("train/cat/a.png");
+        fs::remove_file(&path).unwrap();
+        assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());
+        let text = splits.train.read_image(0, &mut [0; 12]).unwrap_err().to_string();
+        assert!(text.contains("a.png: expected a regular file, got a named pipe"), "{text}");
+        assert!(!splits.train.checksum().is_empty());
+    }
+
+    #[test]
+    fn loops_of_links_end() {
+        let root = folder();
+        let class = root.path().join("train/cat");
+        // A loop below a class is not entered, and one that never arrives is no file.
+        symlink(&class, class.join("again")).unwrap();
+        symlink(class.join("self.png"), class.join("self.png")).unwrap();
+        let splits = opened(&root);
+        assert_eq!(splits.train.len(), 2);
+        let note = &splits.train.notes()[0];
+        assert!(note.starts_with("2 entries") && note.contains("again") && note.contains("self.png"), "{note}");
+        // A loop beside the classes is a class folder that holds folders only.
+        symlink(root.path().join("train"), root.path().join("train/loop")).unwrap();
+        let text = message(&root);
+        assert!(text.contains("loop: expected at least one image"), "{text}");
+    }
+
+    #[test]
+    fn a_link_to_an_image_is_an_image() {
+        let root = folder();
+        symlink(root.path().join("test/cat/a.png"), root.path().join("train/cat/b.png")).unwrap();
+        assert_eq!(opened(&root).train.len(), 3);
+    }
+
+    #[test]
+    fn an_unreadable_file_is_refused_and_named_even_where_bad_images_are_skipped() {
+        let root = folder();
+        let path = write_image(root.path().join("train/cat/b.png"));
+        fs::set_permissions(&path, fs::Permissions::from_mode(0)).unwrap();
+        if fs::read(&path).is_ok() {
+            // For root every file is readable, but for the memory of address 0.
+            if !Path::new("/proc/self/mem").exists() {
+                println!("skipped: this user reads every file");
+                return;
+            }
+            fs::remove_file(&path).unwrap();
+            symlink("/proc/self/mem", &path).unwrap();
+        }
+        for on_bad_image in [OnBadImage::Fail, OnBadImage::Skip] {
+            let config = ImageFolderConfig { on_bad_image, ..ImageFolderConfig::new(2) };
+            let text = open(root.path(), &config).unwrap_err().to_string();
+            assert!(text.starts_with("cannot read ") && text.contains("b.png: "), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_file_name_that_is_not_utf_8_is_as_good_as_any() {
+        let root = folder();
+        let name = OsStr::from_bytes(b"caf\xE9.png");
+        write_image(root.path().join("train/cat").join(name));
+        assert_eq!(opened(&root).train.len(), 3);
+        fs::write(root.path().join("train/cat").join(name), "no image").unwrap();
+        assert!(message(&root).contains("caf\u{FFFD}.png"));
+    }
+
+    #[test]
+    fn a_class_name_that_is_not_utf_8_is_refused() {
+        let root = folder();
+        for split in ["train", "test"] {
+            write_image(root.path().join(split).join(OsStr::from_bytes(b"caf\xE9")).join("a.png"));
+        }
+        let text = message(&root);
+        assert!(text.contains("caf\u{FFFD}: expected a name in UTF-8"), "{text}");
+    }
+}

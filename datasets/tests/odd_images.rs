@@ -1,0 +1,176 @@
+//! Image files of rare kinds become the pixels that Pillow makes of them; hostile ones are refused in no time.
+
+#![allow(clippy::unwrap_used)] // A failed unwrap here is a failed test.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use datasets::load_image;
+
+fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/images").join(name)
+}
+
+fn message(path: &Path) -> String {
+    load_image(path, 16, 3).unwrap_err().to_string()
+}
+
+/// Writes a file of these bytes and returns the error of loading it.
+fn refused(name: &str, bytes: &[u8]) -> String {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join(name);
+    fs::write(&path, bytes).unwrap();
+    let start = Instant::now();
+    let text = message(&path);
+    assert!(start.elapsed() < Duration::from_secs(1), "{name}: {:?}", start.elapsed());
+    assert!(text.contains(name), "{text}");
+    text
+}
+
+/// What `make.py` wrote: CMYK, progressive and grey JPEG, JPEG under another name, PNG of 1 and 16 bits, with palette and
+/// with alpha, an EXIF orientation, and the first frame of animations.
+#[test]
+fn rare_kinds_of_images_have_the_pixels_that_pillow_finds() {
+    let expected = fs::read_to_string(fixture("expected.txt")).unwrap();
+    let mut num_images = 0;
+    for line in expected.lines().filter(|line| !line.starts_with("gif")) {
+        let (name, colours) = line.split_once(' ').unwrap();
+        let colours: Vec<i32> = colours.split(' ').map(|value| value.parse().unwrap()).collect();
+        let pixels = load_image(fixture(name), 16, 3).unwrap();
+        let at = |x: usize| pixels[(8 * 16 + x) * 3..][..3].iter().map(|value| i32::from(*value));
+        for (got, expected) in at(3).chain(at(12)).zip(&colours) {
+            // Two decoders of JPEG may differ in the last bits; the others are exact.
+            let tolerance = if name.ends_with(".jpg") || name.starts_with("jpeg") { 3 } else { 0 };
+            assert!((got - expected).abs() <= tolerance, "{name}: got {got}, expected {expected}");
+        }
+        num_images += 1;
+    }
+    assert_eq!(num_images, 11);
+}
+
+#[test]
+fn a_format_we_do_not_read_is_named_whatever_the_file_is_called() {
+    let text = message(&fixture("gif_named.png"));
+    assert!(text.contains("gif_named.png") && text.to_lowercase().contains("gif"), "{text}");
+}
+
+#[test]
+fn an_image_of_one_pixel_fills_the_square() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("pixel.png");
+    image::RgbImage::from_pixel(1, 1, image::Rgb([3, 5, 7])).save(&path).unwrap();
+    assert_eq!(load_image(&path, 16, 3).unwrap(), [3, 5, 7].repeat(256));
+}
+
+#[test]
+fn a_progressive_jpeg_cut_anywhere_is_refused() {
+    let whole = fs::read(fixture("progressive.jpg")).unwrap();
+    for len in 0..whole.len() - 1 {
+        refused("progressive.jpg", &whole[..len]);
+    }
+}
+
+#[test]
+fn an_empty_file_is_refused() {
+    for name in ["empty.png", "empty.jpg", "empty.bmp", "empty.webp"] {
+        refused(name, b"");
+    }
+}
+
+/// A PNG of these sides whose only data is the start of a compressed stream.
+fn png(width: u32, height: u32) -> Vec<u8> {
+    let mut bytes = b"\x89PNG\r\n\x1a\n".to_vec();
+    let chunk = |bytes: &mut Vec<u8>, kind: &[u8; 4], data: &[u8]| {
+        bytes.extend((data.len() as u32).to_be_bytes());
+        let start = bytes.len();
+        bytes.extend(kind);
+        bytes.extend(data);
+        bytes.extend(crc32(&bytes[start..]).to_be_bytes());
+    };
+    let header = [&width.to_be_bytes()[..], &height.to_be_bytes(), &[8, 2, 0, 0, 0]].concat();
+    chunk(&mut bytes, b"IHDR", &header);
+    chunk(&mut bytes, b"IDAT", &[0x78, 0x9C]);
+    chunk(&mut bytes, b"IEND", &[]);
+    bytes
+}
+
+fn crc32(bytes: &[u8]) -> u32 {
+    let step = |crc: u32, bit| if (crc ^ bit) & 1 == 1 { (crc >> 1) ^ 0xEDB8_8320 } else { crc >> 1 };
+    !bytes.iter().flat_map(|byte| (0..8).map(move |shift| u32::from(byte >> shift))).fold(!0, step)
+}
+
+/// A JPEG with a frame header of these sides.
+fn jpeg(width: u16, height: u16) -> Vec<u8> {
+    let mut bytes = fs::read(fixture("cmyk.jpg")).unwrap();
+    let frame = bytes.windows(2).position(|pair| pair == [0xFF, 0xC0]).unwrap();
+    bytes[frame + 5..frame + 7].copy_from_slice(&height.to_be_bytes());
+    bytes[frame + 7..frame + 9].copy_from_slice(&width.to_be_bytes());
+    bytes
+}
+
+fn bmp(width: u32, height: u32) -> Vec<u8> {
+    let mut bytes = vec![0; 54];
+    bytes[..2].copy_from_slice(b"BM");
+    bytes[10] = 54;
+    bytes[14] = 40;
+    bytes[18..22].copy_from_slice(&width.to_le_bytes());
+    bytes[22..26].copy_from_slice(&height.to_le_bytes());
+    bytes[26] = 1;
+    bytes[28] = 24;
+    bytes
+}
+
+/// A lossless WebP of up to 16,384 pixels a side and no data.
+fn webp(width: u32, height: u32) -> Vec<u8> {
+    let sides = (width - 1) | (height - 1) << 14;
+    let data = [&[0x2F][..], &sides.to_le_bytes(), &[0; 3]].concat();
+    let mut bytes = b"RIFF".to_vec();
+    bytes.extend((data.len() as u32 + 12).to_le_bytes());
+    bytes.extend(b"WEBPVP8L");
+    bytes.extend((data.len() as u32).to_le_bytes());
+    bytes.extend(data);
+    bytes
+}
+
+#[test]
+fn a_header_that_claims_a_huge_image_is_refused_at_once_and_says_what_is_accepted() {
+    for (name, bytes) in [
+        ("huge.png", png(60_000, 60_000)),
+        ("long.png", png(u32::MAX >> 1, 1)),
+        ("large.png", png(12_000, 12_000)),
+        ("huge.jpg", jpeg(65_500, 65_500)),
+        ("large.jpg", jpeg(12_000, 12_000)),
+        ("huge.bmp", bmp(60_000, 60_000)),
+        ("large.bmp", bmp(12_000, 12_000)),
+        ("large.webp", webp(12_000, 12_000)),
+        ("largest.webp", webp(16_384, 16_384)),
+    ] {
+        let text = refused(name, &bytes);
+        assert!(text.contains("16384 pixels a side and 64 MiB from a file of"), "{text}");
+    }
+}
+
+#[test]
+fn a_size_out_of_range_is_refused() {
+    for size in [0, 16_385, usize::MAX] {
+        let error = load_image(fixture("grey.jpg"), size, 3).unwrap_err().to_string();
+        assert_eq!(error, format!("image size: expected 1 to 16384 pixels, got {size}"));
+    }
+}
+
+#[test]
+fn what_is_no_regular_file_is_refused_and_not_waited_for() {
+    let folder = tempfile::tempdir().unwrap();
+    assert!(message(folder.path()).contains("expected a regular file, got a folder"));
+    #[cfg(unix)]
+    {
+        let pipe = folder.path().join("pipe.png");
+        assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+        assert!(message(&pipe).contains("pipe.png: expected a regular file, got a named pipe"));
+        assert!(message(Path::new("/dev/zero")).contains("got a device"));
+        let cycle = folder.path().join("cycle.png");
+        std::os::unix::fs::symlink(&cycle, &cycle).unwrap();
+        assert!(message(&cycle).starts_with("cannot read "));
+    }
+}

@@ -1,0 +1,183 @@
+//! What each fuzz target does with its bytes; the test of the corpus does the same.
+//!
+//! In: any bytes. Out: nothing.
+//! Invariant: a body panics only where the program is wrong. Whatever the bytes, a reader ends soon, takes memory in proportion
+//! to them, and gives what it promises or an error that names the file.
+
+#![allow(dead_code, reason = "each target uses one of these")]
+
+use std::fs;
+use std::io::Write;
+use std::path::Path;
+
+use burn::nn::LinearConfig;
+use burn::tensor::Device;
+use datasets::cifar::{self, Cifar};
+use datasets::{download, load_image};
+use flate2::Compression;
+use flate2::write::GzEncoder;
+use sha2::{Digest, Sha256};
+use tempfile::TempDir;
+use trainer::checkpoint;
+use trainer::config::TrainConfig;
+
+/// The targets by the names of their folders in the corpus.
+pub const TARGETS: [(&str, fn(&[u8])); 7] = [
+    ("cifar", cifar),
+    ("image", image),
+    ("archive", archive),
+    ("checkpoint", checkpoint),
+    ("config", config),
+    ("pytorch", pytorch),
+    ("safetensors", safetensors),
+];
+
+fn folder() -> TempDir {
+    tempfile::tempdir().expect("a folder for temporary files")
+}
+
+fn write(path: &Path, bytes: &[u8]) {
+    fs::write(path, bytes).expect("a file in a folder of our own");
+}
+
+fn names(error: &str, path: &Path) {
+    assert!(error.contains(&path.display().to_string()), "the error does not name {}: {error}", path.display());
+}
+
+/// The reader of CIFAR's binary release. The first byte tells which one and whether there are class names: 64 bytes of them.
+pub fn cifar(bytes: &[u8]) {
+    let Some((flags, bytes)) = bytes.split_first() else { return };
+    let kind = if flags & 1 == 0 { Cifar::Ten } else { Cifar::Hundred };
+    let folder = folder();
+    let bytes = match bytes.split_at_checked(64) {
+        Some((class_names, bytes)) if flags & 2 != 0 => {
+            write(&folder.path().join(kind.names_file()), class_names);
+            bytes
+        }
+        _ => bytes,
+    };
+    for name in kind.train_files().iter().chain([&kind.test_file()]) {
+        write(&folder.path().join(name), bytes);
+    }
+    match cifar::open(folder.path(), kind) {
+        Err(error) => names(&error.to_string(), folder.path()),
+        Ok(splits) => {
+            let mut pixels = vec![0; splits.train.image_shape().num_values()];
+            for index in 0..splits.train.len() {
+                assert!(splits.train.label(index) < splits.train.class_names().len());
+                splits.train.read_image(index, &mut pixels).expect("a sample in memory");
+            }
+            assert_eq!(splits.train.len(), splits.test.len() * kind.train_files().len());
+        }
+    }
+}
+
+/// The decoder of images.
+pub fn image(bytes: &[u8]) {
+    let folder = folder();
+    let path = folder.path().join("image");
+    write(&path, bytes);
+    let channels = if bytes.len() % 2 == 0 { 3 } else { 1 };
+    match load_image(&path, 8, channels) {
+        Err(error) => names(&error.to_string(), &path),
+        Ok(pixels) => assert_eq!(pixels.len(), 64 * channels),
+    }
+}
+
+/// The unpacking of a release's archive; bytes that are not compressed are compressed first, so that a fuzzer can change them.
+pub fn archive(bytes: &[u8]) {
+    let folder = folder();
+    let (path, dir) = (folder.path().join("archive.tar.gz"), folder.path().join("data"));
+    fs::create_dir(&dir).expect("a folder in a folder of our own");
+    if bytes.starts_with(&[0x1F, 0x8B]) {
+        write(&path, bytes);
+    } else {
+        let mut encoder = GzEncoder::new(Vec::new(), Compression::none());
+        encoder.write_all(bytes).expect("memory");
+        write(&path, &encoder.finish().expect("memory"));
+    }
+    let result = download::unpack(Cifar::Hundred, &path, &dir);
+    let found = |dir: &Path| fs::read_dir(dir).expect("a folder of our own").count();
+    assert_eq!(found(folder.path()), 2, "something was written beside the folder");
+    match result {
+        Err(error) => {
+            names(&error.to_string(), folder.path());
+            assert_eq!(found(&dir), 0, "a refused archive left something");
+        }
+        Ok(release) => {
+            assert_eq!(found(&dir), 1);
+            if let Err(error) = cifar::open(&release, Cifar::Hundred) {
+                names(&error.to_string(), &release);
+            }
+        }
+    }
+}
+
+/// What stands between the files of a checkpoint in one input.
+const SEPARATOR: &[u8] = b"\n====\n";
+
+/// The reader of checkpoints. The input is the state, the model and the training tensors; `@MODEL@` and `@TRAINING@` in the
+/// state stand for the other files' checksums, which a fuzzer could not guess.
+pub fn checkpoint(bytes: &[u8]) {
+    let (state, rest) = split(bytes);
+    let (model, training) = split(rest);
+    let folder = folder();
+    let sha256 = |bytes| -> String { Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect() };
+    let state = match std::str::from_utf8(state) {
+        Err(_) => state.to_vec(),
+        Ok(text) => text.replace("@MODEL@", &sha256(model)).replace("@TRAINING@", &sha256(training)).into_bytes(),
+    };
+    write(&folder.path().join("state.json"), &state);
+    write(&folder.path().join("model.safetensors"), model);
+    write(&folder.path().join("training.safetensors"), training);
+    match checkpoint::find(folder.path()) {
+        Err(error) => names(&format!("{error:#}"), folder.path()),
+        Ok(found) => match found.training_tensors() {
+            Err(error) => names(&format!("{error:#}"), folder.path()),
+            Ok(tensors) => assert_eq!(tensors.norm_statistics.len(), found.state.world_size),
+        },
+    }
+}
+
+/// The bytes before and after the first separator; all of them and none if there is none.
+fn split(bytes: &[u8]) -> (&[u8], &[u8]) {
+    match bytes.windows(SEPARATOR.len()).position(|window| window == SEPARATOR) {
+        Some(at) => (&bytes[..at], &bytes[at + SEPARATOR.len()..]),
+        None => (bytes, &[]),
+    }
+}
+
+/// The configuration: what resolves is printed as what resolves to the same.
+pub fn config(bytes: &[u8]) {
+    let Ok(text) = std::str::from_utf8(bytes) else { return };
+    for world_size in [1, 4] {
+        let Ok(config) = TrainConfig::from_toml(text, world_size) else { continue };
+        let printed = config.to_toml();
+        let again = TrainConfig::from_toml(&printed, world_size);
+        let again = again.unwrap_or_else(|error| panic!("what was printed is refused: {error}\n{printed}"));
+        assert_eq!(again, config, "{printed}");
+        assert_eq!(again.hash(), config.hash());
+    }
+}
+
+/// The reader of PyTorch's files: zip archives and pickles.
+pub fn pytorch(bytes: &[u8]) {
+    load_weights("weights.pth", bytes);
+}
+
+/// The reader of safetensors.
+pub fn safetensors(bytes: &[u8]) {
+    load_weights("weights.safetensors", bytes);
+}
+
+/// Loads the bytes into a layer of 2 x 2 weights and 2 biases.
+fn load_weights(name: &str, bytes: &[u8]) {
+    let folder = folder();
+    let path = folder.path().join(name);
+    write(&path, bytes);
+    let layer = LinearConfig::new(2, 2).init(&Device::flex());
+    match burn_resnet::load_weights(layer, &path) {
+        Err(error) => names(&error.to_string(), &path),
+        Ok(layer) => assert_eq!(layer.weight.val().into_data().shape().as_slice(), [2, 2]),
+    }
+}

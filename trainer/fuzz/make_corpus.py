@@ -1,0 +1,269 @@
+"""Writes the seeds of the fuzz targets: small files that are right, and hostile ones that are refused.
+
+Needs nothing but Python 3.11. Run: python3 make_corpus.py
+Files named `crash-*` and `slow-*` beside them were found by fuzzing and come from no program.
+"""
+
+import gzip
+import io
+import json
+import pickle
+import shutil
+import struct
+import sys
+import tarfile
+import types
+import zipfile
+import zlib
+from pathlib import Path
+
+fuzz = Path(__file__).parent
+images = fuzz.parent.parent / "datasets" / "tests" / "images"
+
+
+def write(target, name, content):
+    path = fuzz / "corpus" / target / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    assert len(content) <= 4096, (name, len(content))
+    path.write_bytes(content)
+
+
+# CIFAR: a byte of flags (1: CIFAR-100, 2: class names of 64 bytes follow), then records.
+pixels = bytes(i * 7 % 256 for i in range(3072))
+write("cifar", "ten", b"\0" + bytes([3]) + pixels)
+write("cifar", "hundred", b"\1" + bytes([9, 70]) + pixels)
+write("cifar", "names", b"\2" + "\ufeff".encode() + b"a\r\nb\nc\nd\ne\nf\ng\nh\ni\nj".ljust(61) + bytes([9]) + pixels)
+write("cifar", "label_out_of_range", b"\0" + bytes([10]) + pixels)
+write("cifar", "cut", b"\1" + bytes([9, 70]) + pixels[:-1])
+write("cifar", "empty", b"\0")
+
+# Images: those of the tests, and headers that claim more than there is.
+for path in images.iterdir():
+    if path.suffix in (".jpg", ".png", ".webp"):
+        write("image", path.name, path.read_bytes())
+
+
+def png_chunk(kind, data):
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+def png(width, height, depth, color, data):
+    header = struct.pack(">IIBBBBB", width, height, depth, color, 0, 0, 0)
+    chunks = png_chunk(b"IHDR", header) + png_chunk(b"IDAT", zlib.compress(data)) + png_chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + chunks
+
+
+def bmp(width, height, data):
+    header = struct.pack("<IiiHHIIiiII", 40, width, height, 1, 24, 0, len(data), 0, 0, 0, 0)
+    return struct.pack("<2sIHHI", b"BM", 54 + len(data), 0, 0, 54) + header + data
+
+
+write("image", "pixel.png", png(1, 1, 8, 2, b"\0\1\2\3"))
+write("image", "huge.png", png(60000, 60000, 8, 2, b"\0" * 1000))
+write("image", "expands.png", png(4000, 4000, 8, 0, b"\0" * 2_000_000))
+write("image", "pixel.bmp", bmp(1, 1, b"\1\2\3\0"))
+write("image", "upside_down.bmp", bmp(2, -2, bytes(16)))
+write("image", "huge.bmp", bmp(60000, 60000, b""))
+lossless = b"\x2f" + struct.pack("<I", 16383 | 16383 << 14) + bytes(3)
+chunk = b"WEBPVP8L" + struct.pack("<I", len(lossless)) + lossless
+write("image", "huge.webp", b"RIFF" + struct.pack("<I", len(chunk)) + chunk)
+write("image", "empty", b"")
+
+
+# Archives.
+def tar(*entries):
+    with io.BytesIO() as file:
+        with tarfile.open(fileobj=file, mode="w", format=tarfile.GNU_FORMAT) as archive:
+            for name, kind, content in entries:
+                info = tarfile.TarInfo(name)
+                info.type = kind
+                info.size = len(content) if kind == tarfile.REGTYPE else 0
+                info.linkname = content.decode() if kind in (tarfile.SYMTYPE, tarfile.LNKTYPE) else ""
+                archive.addfile(info, io.BytesIO(content) if kind == tarfile.REGTYPE else None)
+        return file.getvalue()
+
+
+def gz(content):
+    return gzip.compress(content, mtime=0)
+
+
+def small(content):
+    return content.rstrip(b"\0").ljust((len(content.rstrip(b"\0")) + 511) // 512 * 512, b"\0")
+
+
+release = "cifar-100-binary"
+train = (f"{release}/train.bin", tarfile.REGTYPE, bytes([9, 70]) + bytes(3072))
+test = (f"{release}/test.bin", tarfile.REGTYPE, bytes([9, 70]) + bytes(3072))
+one = (f"{release}/train.bin", tarfile.REGTYPE, b"1")
+two = (f"{release}/test.bin", tarfile.REGTYPE, b"2")
+write("archive", "whole.tar.gz", gz(tar((release, tarfile.DIRTYPE, b""), train, test)))
+write("archive", "small.tar", small(tar((release, tarfile.DIRTYPE, b""), one, two)))
+for name, odd in {
+    "symlink": (f"{release}/a", tarfile.SYMTYPE, b"/etc/passwd"),
+    "hard_link": (f"{release}/a", tarfile.LNKTYPE, b"../../a"),
+    "device": (f"{release}/a", tarfile.CHRTYPE, b""),
+    "pipe": (f"{release}/a", tarfile.FIFOTYPE, b""),
+    "twice": two,
+    "escape": (f"{release}/../../a", tarfile.REGTYPE, b"3"),
+    "absolute": ("/a", tarfile.REGTYPE, b"3"),
+    "long_name": (f"{release}/" + "a" * 150, tarfile.REGTYPE, b"3"),
+}.items():
+    write("archive", f"{name}.tar", small(tar(one, two, odd)))
+write("archive", "expands.tar.gz", gz(tar((f"{release}/train.bin", tarfile.REGTYPE, bytes(3_000_000)))))
+write("archive", "empty.tar.gz", gz(b""))
+
+
+# Weights of a linear layer of 2 x 2.
+def safetensors(tensors, data, length=None):
+    header = json.dumps(tensors, separators=(",", ":")).encode()
+    return struct.pack("<Q", len(header) if length is None else length) + header + data
+
+
+def entry(shape, start, end, dtype="F32"):
+    return {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
+
+
+floats = struct.pack("<6f", 1, 2, 3, 4, 5, 6)
+good = {"weight": entry([2, 2], 0, 16), "bias": entry([2], 16, 24)}
+write("safetensors", "good", safetensors(good, floats))
+write("safetensors", "half", safetensors({"weight": entry([2, 2], 0, 8, "F16"), "bias": entry([2], 8, 12, "BF16")}, floats[:12]))
+write("safetensors", "metadata", safetensors({"__metadata__": {"format": "pt"}, **good}, floats))
+write("safetensors", "header_of_10_gb", safetensors(good, floats, length=10 << 30))
+write("safetensors", "header_of_all_bits", safetensors(good, floats, length=2**64 - 1))
+write("safetensors", "overlapping", safetensors({"weight": entry([2, 2], 0, 16), "bias": entry([2], 8, 16)}, floats[:16]))
+write("safetensors", "huge_offsets", safetensors({"weight": entry([2, 2], 2**63, 2**63 + 16)}, floats))
+write("safetensors", "huge_shape", safetensors({"weight": entry([2**32, 2**32], 0, 0)}, b""))
+write("safetensors", "no_elements", safetensors({"weight": entry([0, 2**62], 0, 0), "bias": entry([2], 0, 8)}, floats[:8]))
+write("safetensors", "empty", b"")
+
+
+# PyTorch's own classes, as far as a pickle names them.
+torch, utilities = types.ModuleType("torch"), types.ModuleType("torch._utils")
+FloatStorage = type("FloatStorage", (), {"__module__": "torch"})
+
+
+def _rebuild_tensor_v2():
+    raise NotImplementedError
+
+
+_rebuild_tensor_v2.__module__ = "torch._utils"
+torch.FloatStorage, torch._utils, utilities._rebuild_tensor_v2 = FloatStorage, utilities, _rebuild_tensor_v2
+sys.modules.update({"torch": torch, "torch._utils": utilities})
+
+
+class Storage:
+    def __init__(self, key, num_elements):
+        self.key, self.num_elements = key, num_elements
+
+
+class Tensor:
+    def __init__(self, storage, shape, stride, offset=0):
+        self.arguments = (storage, offset, shape, stride, False, {})
+
+    def __reduce__(self):
+        return _rebuild_tensor_v2, self.arguments
+
+
+def pickled(value, protocol=2, legacy=False):
+    class Pickler(pickle.Pickler):
+        def persistent_id(self, found):
+            if isinstance(found, Storage):
+                more = (None,) if legacy else ()
+                return ("storage", FloatStorage, found.key, "cpu", found.num_elements, *more)
+            return None
+
+    with io.BytesIO() as file:
+        Pickler(file, protocol=protocol).dump(value)
+        return file.getvalue()
+
+
+def archive(pickle_bytes, storages, compression=zipfile.ZIP_STORED):
+    """A zip archive without checksums, which PyTorch takes as well and a fuzzer can change."""
+    with io.BytesIO() as file:
+        with zipfile.ZipFile(file, "w", compression) as out:
+            entries = {"data.pkl": pickle_bytes, "version": b"3\n", "byteorder": b"little"}
+            for name, content in {**entries, **{f"data/{key}": value for key, value in storages.items()}}.items():
+                out.writestr(zipfile.ZipInfo(f"archive/{name}"), content, compress_type=compression)
+        content = bytearray(file.getvalue())
+    for magic, at in ((b"PK\3\4", 14), (b"PK\1\2", 16)):
+        start = content.find(magic)
+        while start >= 0:
+            content[start + at : start + at + 4] = bytes(4)
+            start = content.find(magic, start + 4)
+    return bytes(content)
+
+
+weights = {"weight": Tensor(Storage("0", 4), (2, 2), (2, 1)), "bias": Tensor(Storage("1", 2), (2,), (1,))}
+storages = {"0": floats[:16], "1": floats[16:]}
+write("pytorch", "good", archive(pickled(weights), storages))
+write("pytorch", "state_dict", archive(pickled({"epoch": 3, "state_dict": weights}), storages))
+write("pytorch", "deflated", archive(pickled(weights), storages, zipfile.ZIP_DEFLATED))
+write("pytorch", "transposed", archive(pickled({**weights, "weight": Tensor(Storage("0", 4), (2, 2), (1, 2))}), storages))
+write("pytorch", "stride_0_of_10_gb", archive(pickled({**weights, "weight": Tensor(Storage("0", 1), (50000, 50000), (0, 0))}), storages))
+write("pytorch", "shape_beyond_storage", archive(pickled({**weights, "weight": Tensor(Storage("0", 2**40), (2**20, 2**20), (2**20, 1))}), storages))
+write("pytorch", "pickle_expands", archive(pickled(weights)[:-1] + b"0" * 0 + b"]" * 3_000_000 + b".", {}, zipfile.ZIP_DEFLATED))
+write("pytorch", "plain_pickle", pickled({"a": [1, 2.5, None, True], "b": ("c", b"d")}))
+write("pytorch", "plain_pickle_protocol_0", pickled({"a": [1, 2.5, None], "b": ("c", 2**70)}, protocol=0))
+write("pytorch", "plain_pickle_protocol_4", pickled({"a": {1, 2}, "b": "c" * 300}, protocol=4))
+write("pytorch", "string_of_4_gb", b"\x80\x02\x8d" + struct.pack("<Q", 4 << 30) + b"a")
+write("pytorch", "nested", b"\x80\x02" + b"]" * 2000 + b"a" * 1999 + b".")
+write("pytorch", "empty", b"")
+write("pytorch", "empty.zip", b"PK\5\6" + bytes(18))
+write("pytorch", "zip_of_many_entries", b"PK\5\6" + bytes(4) + b"\xff\xff\xff\xff" + b"\xff" * 8 + bytes(2))
+
+magic = pickle.dumps(0x1950A86A20F9469CFC6C, protocol=2)
+system = pickle.dumps({"protocol_version": 1001, "little_endian": True, "type_sizes": {}}, protocol=2)
+head = magic + pickle.dumps(1001, protocol=2) + system
+counted = struct.pack("<q", 4) + floats[:16] + struct.pack("<q", 2) + floats[16:]
+write("pytorch", "legacy", head + pickled(weights, legacy=True) + pickle.dumps(["0", "1"], protocol=2) + counted)
+sparse = bytearray(tar(("storages", tarfile.REGTYPE, b"")))[:512]
+sparse[156:157] = tarfile.GNUTYPE_SPARSE
+sparse[386:410] = b"%011o\0%011o\0" % (7 << 30, 0)
+sparse[483:495] = b"%011o\0" % (7 << 30)
+sparse[257:265] = b"ustar  \0"
+sparse[148:156] = b" " * 8
+sparse[148:156] = b"%06o\0 " % sum(sparse)
+write("pytorch", "sparse.tar", bytes(sparse))
+
+
+# Checkpoints: state, model and training tensors.
+def checkpoint(training=None, **changes):
+    state = {
+        "format": 1,
+        "version": "0.1.0",
+        "progress": {
+            "epoch": 1,
+            "step": 5,
+            "step_in_epoch": 2,
+            "epoch_scores": {"loss_sum": 1.5, "num_samples": 4, "top1_correct": 2, "top5_correct": 3},
+            "best": {"epoch": 0, "test_top1": 0.5},
+            "last_record": None,
+        },
+        "world_size": 2,
+        "parameter_hash": "0",
+        "input": {"height": 8, "width": 8, "channels": 1, "mean": [0.5], "std": [0.25], "class_names": ["a", "b"]},
+        "dataset_checksum": "0",
+        "config": {},
+        "files": {"model.safetensors": "@MODEL@", "training.safetensors": "@TRAINING@"},
+        **changes,
+    }
+    if training is None:
+        training = safetensors({"velocities": entry([2], 0, 8), "norm_statistics": entry([2, 2], 8, 24)}, floats)
+    return b"\n====\n".join([json.dumps(state).encode(), safetensors(good, floats), training])
+
+
+none = safetensors({"velocities": entry([0], 0, 0), "norm_statistics": entry([2**62, 0], 0, 0)}, b"")
+write("checkpoint", "good", checkpoint())
+write("checkpoint", "no_norms", checkpoint(safetensors({"velocities": entry([2], 0, 8), "norm_statistics": entry([2, 0], 8, 8)}, floats[:8])))
+write("checkpoint", "many_ranks_without_norms", checkpoint(none, world_size=2**62))
+write("checkpoint", "no_ranks", checkpoint(world_size=0))
+write("checkpoint", "other_format", checkpoint(format=2))
+write("checkpoint", "huge_image", checkpoint(input={"height": 2**62, "width": 2**62, "channels": 3, "mean": [0, 0, 0], "std": [1, 1, 1], "class_names": ["a"]}))
+write("checkpoint", "nested", checkpoint(config="@").replace(b'"@"', b"[" * 500 + b"]" * 500))
+write("checkpoint", "other_type", checkpoint(safetensors({"velocities": entry([2], 0, 8), "norm_statistics": entry([2, 4], 8, 24, "F16")}, floats)))
+write("checkpoint", "wrong_checksum", checkpoint(files={"model.safetensors": "0", "training.safetensors": "0"}))
+
+# Configurations, as the program prints them and as they are typed.
+write("config", "empty", b"")
+for path in sorted((fuzz / "configurations").glob("*.toml")) if (fuzz / "configurations").exists() else []:
+    shutil.copy(path, fuzz / "corpus" / "config" / path.name)
