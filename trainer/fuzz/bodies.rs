@@ -119,17 +119,8 @@ const SEPARATOR: &[u8] = b"\n====\n";
 /// The reader of checkpoints. The input is the state, the model and the training tensors; `@MODEL@` and `@TRAINING@` in the
 /// state stand for the other files' checksums, which a fuzzer could not guess.
 pub fn checkpoint(bytes: &[u8]) {
-    let (state, rest) = split(bytes);
-    let (model, training) = split(rest);
     let folder = folder();
-    let sha256 = |bytes| -> String { Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect() };
-    let state = match std::str::from_utf8(state) {
-        Err(_) => state.to_vec(),
-        Ok(text) => text.replace("@MODEL@", &sha256(model)).replace("@TRAINING@", &sha256(training)).into_bytes(),
-    };
-    write(&folder.path().join("state.json"), &state);
-    write(&folder.path().join("model.safetensors"), model);
-    write(&folder.path().join("training.safetensors"), training);
+    write_checkpoint(bytes, folder.path());
     match checkpoint::find(folder.path()) {
         Err(error) => names(&format!("{error:#}"), folder.path()),
         Ok(found) => match found.training_tensors() {
@@ -137,6 +128,20 @@ pub fn checkpoint(bytes: &[u8]) {
             Ok(tensors) => assert_eq!(tensors.norm_statistics.len(), found.state.world_size),
         },
     }
+}
+
+/// Writes the three files of a checkpoint into a folder.
+pub fn write_checkpoint(bytes: &[u8], folder: &Path) {
+    let (state, rest) = split(bytes);
+    let (model, training) = split(rest);
+    let sha256 = |bytes| -> String { Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect() };
+    let state = match std::str::from_utf8(state) {
+        Err(_) => state.to_vec(),
+        Ok(text) => text.replace("@MODEL@", &sha256(model)).replace("@TRAINING@", &sha256(training)).into_bytes(),
+    };
+    write(&folder.join("state.json"), &state);
+    write(&folder.join("model.safetensors"), model);
+    write(&folder.join("training.safetensors"), training);
 }
 
 /// The bytes before and after the first separator; all of them and none if there is none.

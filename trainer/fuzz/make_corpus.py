@@ -8,7 +8,6 @@ import gzip
 import io
 import json
 import pickle
-import shutil
 import struct
 import sys
 import tarfile
@@ -263,7 +262,5 @@ write("checkpoint", "nested", checkpoint(config="@").replace(b'"@"', b"[" * 500 
 write("checkpoint", "other_type", checkpoint(safetensors({"velocities": entry([2], 0, 8), "norm_statistics": entry([2, 4], 8, 24, "F16")}, floats)))
 write("checkpoint", "wrong_checksum", checkpoint(files={"model.safetensors": "0", "training.safetensors": "0"}))
 
-# Configurations, as the program prints them and as they are typed.
+# Configurations: those beside it were printed by `trainer config`, with the flags in their first line.
 write("config", "empty", b"")
-for path in sorted((fuzz / "configurations").glob("*.toml")) if (fuzz / "configurations").exists() else []:
-    shutil.copy(path, fuzz / "corpus" / "config" / path.name)

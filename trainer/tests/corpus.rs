@@ -7,8 +7,12 @@
 mod bodies;
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
+
+use burn::nn::LinearConfig;
+use burn::tensor::Device;
+use trainer::checkpoint;
 
 /// An input that needs longer is a reader that does not end soon; a fuzzer allows it ten seconds.
 const MAX_TIME: Duration = Duration::from_secs(10);
@@ -18,9 +22,13 @@ const MAX_PEAK_KIB: u64 = 1 << 20;
 
 const MAX_INPUT_BYTES: u64 = 4096;
 
+fn corpus() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus")
+}
+
 #[test]
 fn every_input_of_the_corpus_is_read_or_refused_in_time_and_in_little_memory() {
-    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus");
+    let corpus = corpus();
     assert_eq!(fs::read_dir(&corpus).unwrap().count(), bodies::TARGETS.len(), "folders are targets");
     for (name, body) in bodies::TARGETS {
         let mut paths: Vec<_> = fs::read_dir(corpus.join(name)).unwrap().map(|entry| entry.unwrap().path()).collect();
@@ -45,4 +53,105 @@ fn peak_kib() -> Option<u64> {
     let status = fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
     line.trim().strip_suffix(" kB")?.parse().ok()
+}
+
+/// The error of loading an input of the corpus as weights under this name.
+fn refused_weights(input: &str, name: &str) -> String {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join(name);
+    fs::copy(corpus().join(input), &path).unwrap();
+    let layer = LinearConfig::new(2, 2).init(&Device::flex());
+    let text = burn_resnet::load_weights(layer, &path).unwrap_err().to_string();
+    assert!(text.contains(name), "{text}");
+    text
+}
+
+#[test]
+fn weights_that_claim_more_than_their_file_holds_are_refused_with_the_claim() {
+    for (input, name, expected) in [
+        ("pytorch/stride_0_of_10_gb", "a.pth", "got [50000, 50000] of 10000000000 bytes; save it again with `contiguous()`"),
+        ("pytorch/pickle_expands", "a.pth", "got one that unpacks to 3000"),
+        ("pytorch/sparse.tar", "a.pt", "got the tar archive of PyTorch before 0.1.10; load it and save it again"),
+        ("pytorch/shape_beyond_storage", "a.th", "not readable as a PyTorch checkpoint: "),
+        ("safetensors/header_of_10_gb", "a.safetensors", "not readable as safetensors: "),
+        ("safetensors/overlapping", "a.safetensors", "not readable as safetensors: "),
+        ("safetensors/huge_offsets", "a.safetensors", "not readable as safetensors: "),
+        ("safetensors/huge_shape", "a.safetensors", "not readable as safetensors: "),
+    ] {
+        let text = refused_weights(input, name);
+        assert!(text.contains(expected), "{input}: {text}");
+    }
+}
+
+#[test]
+fn weights_in_a_folder_or_pipe_are_refused_and_not_waited_for() {
+    let folder = tempfile::tempdir().unwrap();
+    for name in ["a.pth", "a.safetensors"] {
+        let path = folder.path().join(name);
+        let refused = || {
+            let layer = LinearConfig::new(2, 2).init(&Device::flex());
+            burn_resnet::load_weights(layer, &path).unwrap_err().to_string()
+        };
+        fs::create_dir(&path).unwrap();
+        assert!(refused().ends_with("expected a regular file, got a folder, pipe or device"));
+        fs::remove_dir(&path).unwrap();
+        if cfg!(unix) {
+            assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());
+            assert!(refused().ends_with("expected a regular file, got a folder, pipe or device"));
+        }
+    }
+}
+
+/// An input of the corpus as the folder of a checkpoint.
+fn checkpoint_folder(input: &str) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    bodies::write_checkpoint(&fs::read(corpus().join("checkpoint").join(input)).unwrap(), folder.path());
+    folder
+}
+
+#[test]
+fn a_state_that_no_run_could_have_written_is_refused_with_the_field() {
+    let folder = checkpoint_folder("good");
+    let found = checkpoint::find(folder.path()).unwrap();
+    assert_eq!(found.training_tensors().unwrap().norm_statistics, [[3.0, 4.0], [5.0, 6.0]]);
+    for (input, expected) in [
+        ("no_ranks", "world_size: expected 1 to 1048576, got 0"),
+        ("many_ranks_without_norms", "world_size: expected 1 to 1048576, got 4611686018427387904"),
+        ("huge_image", "expected sides of 1 to 65536 pixels, got 4611686018427387904"),
+        ("other_format", "expected format 1, got 2"),
+        ("nested", "recursion limit exceeded"),
+        ("wrong_checksum", "expected sha256 0, got "),
+    ] {
+        let folder = checkpoint_folder(input);
+        let text = format!("{:#}", checkpoint::find(folder.path()).unwrap_err());
+        assert!(text.contains(expected), "{input}: {text}");
+    }
+}
+
+#[test]
+fn a_state_of_gigabytes_is_refused_without_reading_it() {
+    let folder = checkpoint_folder("good");
+    let state = folder.path().join("state.json");
+    fs::File::options().write(true).open(&state).unwrap().set_len(4 << 30).unwrap();
+    let start = Instant::now();
+    let text = format!("{:#}", checkpoint::find(folder.path()).unwrap_err());
+    assert!(text.contains("state.json: expected at most 33554432 bytes, got more"), "{text}");
+    assert!(start.elapsed() < MAX_TIME, "{:?}", start.elapsed());
+}
+
+#[test]
+fn a_checkpoint_with_a_folder_or_pipe_for_a_file_is_refused_and_not_waited_for() {
+    for name in ["state.json", "model.safetensors", "training.safetensors"] {
+        let folder = checkpoint_folder("good");
+        let path = folder.path().join(name);
+        let refused = || format!("{:#}", checkpoint::find(folder.path()).unwrap_err());
+        fs::remove_file(&path).unwrap();
+        fs::create_dir(&path).unwrap();
+        assert!(refused().contains("expected a regular file"), "{}", refused());
+        fs::remove_dir(&path).unwrap();
+        if cfg!(unix) {
+            assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());
+            assert!(refused().contains("expected a regular file"), "{}", refused());
+        }
+    }
 }

@@ -106,7 +106,8 @@ fn files(root: &Path) -> Outcome<(Vec<Source>, Vec<Manifest>)> {
             let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
             if path.is_dir() {
                 // Build results, runs and hidden folders hold no sources of ours.
-                let is_output = folder == root && ["target", "runs"].contains(&name.as_str());
+                let is_root = folder == root || folder.ends_with("trainer/fuzz");
+                let is_output = is_root && ["target", "runs"].contains(&name.as_str());
                 if !is_output && !name.starts_with('.') {
                     folders.push(path);
                 }
