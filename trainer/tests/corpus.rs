@@ -26,16 +26,21 @@ fn corpus() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus")
 }
 
+/// The inputs of a target, sorted by name.
+fn inputs(target: &str) -> Vec<(PathBuf, Vec<u8>)> {
+    let entries = fs::read_dir(corpus().join(target)).unwrap();
+    let mut paths: Vec<PathBuf> = entries.map(|entry| entry.unwrap().path()).collect();
+    paths.sort();
+    assert!(!paths.is_empty(), "{target} has no inputs");
+    paths.into_iter().map(|path| (path.clone(), fs::read(path).unwrap())).collect()
+}
+
 #[test]
 fn every_input_of_the_corpus_is_read_or_refused_in_time_and_in_little_memory() {
     let corpus = corpus();
     assert_eq!(fs::read_dir(&corpus).unwrap().count(), bodies::TARGETS.len(), "folders are targets");
     for (name, body) in bodies::TARGETS {
-        let mut paths: Vec<_> = fs::read_dir(corpus.join(name)).unwrap().map(|entry| entry.unwrap().path()).collect();
-        paths.sort();
-        assert!(!paths.is_empty(), "{name} has no inputs");
-        for path in paths {
-            let bytes = fs::read(&path).unwrap();
+        for (path, bytes) in inputs(name) {
             assert!(bytes.len() as u64 <= MAX_INPUT_BYTES, "{}: {} bytes", path.display(), bytes.len());
             println!("{}", path.display());
             let start = Instant::now();
@@ -55,6 +60,73 @@ fn peak_kib() -> Option<u64> {
     line.trim().strip_suffix(" kB")?.parse().ok()
 }
 
+/// How often each input is changed, unless the environment asks for more.
+const NUM_CHANGES: u64 = 20;
+
+#[test]
+fn inputs_near_those_of_the_corpus_are_read_or_refused_too() {
+    let num_changes = std::env::var("LOCKSTEP_FUZZ_CHANGES").map_or(NUM_CHANGES, |number| number.parse().unwrap());
+    for (name, body) in bodies::TARGETS {
+        let inputs = inputs(name);
+        let mut random = Random(1);
+        for round in 0..num_changes {
+            for (path, bytes) in &inputs {
+                let changed = changed(bytes, &inputs, &mut random);
+                let start = Instant::now();
+                let outcome = std::panic::catch_unwind(|| body(&changed));
+                if outcome.is_err() || start.elapsed() > MAX_TIME {
+                    let kept = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-failed"));
+                    fs::write(&kept, &changed).unwrap();
+                    panic!("{}, changed in round {round}, fails; it is {}", path.display(), kept.display());
+                }
+            }
+        }
+    }
+}
+
+/// Xorshift64: any numbers will do.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, limit: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 11) as usize % limit.max(1)
+    }
+}
+
+/// The bytes with up to four changes: of a bit, to a byte that is often a limit, of a number of eight bytes, or by taking a
+/// piece out, twice, or from another input.
+fn changed(bytes: &[u8], inputs: &[(PathBuf, Vec<u8>)], random: &mut Random) -> Vec<u8> {
+    let mut bytes = bytes.to_vec();
+    for _ in 0..=random.below(4) {
+        let at = random.below(bytes.len());
+        let end = (at + random.below(64)).min(bytes.len());
+        match random.below(6) {
+            _ if bytes.is_empty() => bytes.push(random.below(256) as u8),
+            0 => bytes[at] ^= 1 << random.below(8),
+            1 => bytes[at] = [0, 1, 0x7F, 0x80, 0xFF, b'0', b'9', b'-'][random.below(8)],
+            2 => {
+                let number = [0, 1, i64::MAX as u64, u64::MAX, 1 << 32, u64::from(u32::MAX)][random.below(6)];
+                bytes.iter_mut().skip(at).zip(number.to_le_bytes()).for_each(|(byte, new)| *byte = new);
+            }
+            3 => drop(bytes.drain(at..end)),
+            4 => {
+                let piece = bytes[at..end].to_vec();
+                bytes.splice(at..at, piece);
+            }
+            _ => {
+                let other = &inputs[random.below(inputs.len())].1;
+                let from = random.below(other.len());
+                let piece = other[from..(from + random.below(64)).min(other.len())].to_vec();
+                bytes.splice(at..end, piece);
+            }
+        }
+    }
+    bytes
+}
+
 /// The error of loading an input of the corpus as weights under this name.
 fn refused_weights(input: &str, name: &str) -> String {
     let folder = tempfile::tempdir().unwrap();
@@ -69,7 +141,11 @@ fn refused_weights(input: &str, name: &str) -> String {
 #[test]
 fn weights_that_claim_more_than_their_file_holds_are_refused_with_the_claim() {
     for (input, name, expected) in [
-        ("pytorch/stride_0_of_10_gb", "a.pth", "got [50000, 50000] of 10000000000 bytes; save it again with `contiguous()`"),
+        (
+            "pytorch/stride_0_of_10_gb",
+            "a.pth",
+            "got [50000, 50000] of 10000000000 bytes; save it again with `contiguous()`",
+        ),
         ("pytorch/pickle_expands", "a.pth", "got one that unpacks to 3000"),
         ("pytorch/sparse.tar", "a.pt", "got the tar archive of PyTorch before 0.1.10; load it and save it again"),
         ("pytorch/shape_beyond_storage", "a.th", "not readable as a PyTorch checkpoint: "),
