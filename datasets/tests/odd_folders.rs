@@ -167,7 +167,7 @@ mod unix {
     fn an_unreadable_file_is_refused_and_named_even_where_bad_images_are_skipped() {
         let root = folder();
         let path = write_image(root.path().join("train/cat/b.png"));
-        fs::set_permissions(&path, fs::Permissions::from_mode(0)).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o000)).unwrap();
         if fs::read(&path).is_ok() {
             // For root every file is readable, but for the memory of address 0.
             if !Path::new("/proc/self/mem").exists() {

@@ -4,7 +4,7 @@
 //! Invariant: a body panics only where the program is wrong. Whatever the bytes, a reader ends soon, takes memory in proportion
 //! to them, and gives what it promises or an error that names the file.
 
-#![allow(dead_code, reason = "each target uses one of these")]
+#![allow(dead_code, unreachable_pub, reason = "each target uses one of these")]
 
 use std::fs;
 use std::io::Write;
