@@ -61,7 +61,7 @@ fn peak_kib() -> Option<u64> {
 }
 
 /// How often each input is changed, unless the environment asks for more.
-const NUM_CHANGES: u64 = 200;
+const NUM_CHANGES: u64 = 20;
 
 #[test]
 fn inputs_near_those_of_the_corpus_are_read_or_refused_too() {
