@@ -197,6 +197,14 @@ fn a_file_with_unknown_keys_or_values_is_refused_with_its_line() {
 }
 
 #[test]
+fn a_number_that_toml_cannot_hold_is_refused() {
+    for text in ["[data]\nshapes-seed = 9223372036854775808", "[run]\nmax-skipped-steps = 18446744073709551615"] {
+        let error = over_file(text, "").unwrap_err().to_string();
+        assert!(error.contains("up to 9223372036854775807"), "{error}");
+    }
+}
+
+#[test]
 fn the_global_batch_is_the_exact_product_or_refused() {
     for world_size in 1..=5 {
         for accumulation in 1..=4 {

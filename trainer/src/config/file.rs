@@ -71,6 +71,17 @@ pub(super) fn parse(text: &str, origin: &str) -> Result<TrainArgs, ConfigError> 
     toml::from_str(text).map_err(|error| ConfigError::Syntax { origin: origin.to_owned(), problem: error.to_string() })
 }
 
+/// Refuses numbers that a file could not hold: those from 2^63 on, since integers of TOML are signed.
+pub(super) fn expect_writable(args: &TrainArgs) -> Result<(), ConfigError> {
+    match Table::try_from(args) {
+        Ok(_) => Ok(()),
+        Err(error) => {
+            let problem = format!("expected numbers up to {}: {error}", i64::MAX);
+            Err(ConfigError::Syntax { origin: "options".to_owned(), problem })
+        }
+    }
+}
+
 /// The flags laid over the file's options.
 pub(super) fn merged(file: &TrainArgs, flags: &TrainArgs) -> Result<TrainArgs, ConfigError> {
     let mut args: TrainArgs = laid_over(file, flags)?;

@@ -27,6 +27,7 @@ const MAX_SKIPPED_STEPS: u64 = 10;
 const MAX_AUGMENTED_SIZE: usize = 64;
 
 pub(super) fn train(args: &TrainArgs, world_size: usize) -> Result<TrainConfig, ConfigError> {
+    super::file::expect_writable(args)?;
     let data = super::data::data(&args.data, &args.train_split)?;
     let kind = data.source.kind();
     let sync = super::sync::sync(&args.sync, world_size)?;
