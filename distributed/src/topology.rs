@@ -141,6 +141,16 @@ impl Launcher {
     }
 }
 
+/// Whether the launcher started this process as one of several nodes' tasks, as far as it tells.
+pub(crate) fn spans_nodes() -> bool {
+    let number = |variable: &str| std::env::var(variable).ok().and_then(|value| value.trim().parse::<usize>().ok());
+    let (world, local) = (number("OMPI_COMM_WORLD_SIZE"), number("OMPI_COMM_WORLD_LOCAL_SIZE"));
+    match (world, local) {
+        (Some(world), Some(local)) => world > local,
+        _ => number("SLURM_STEP_NUM_NODES").is_some_and(|nodes| nodes > 1),
+    }
+}
+
 /// The scheduler's name for the job that this process belongs to, if there is one.
 pub fn scheduler_job() -> Option<String> {
     std::env::var("SLURM_JOB_ID").ok().map(|id| format!("Slurm job {id}"))

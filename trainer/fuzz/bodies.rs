@@ -21,8 +21,11 @@ use tempfile::TempDir;
 use trainer::checkpoint;
 use trainer::config::TrainConfig;
 
-/// The targets by the names of their folders in the corpus.
-pub const TARGETS: [(&str, fn(&[u8])); 7] = [
+/// A target: the name of its folder in the corpus, and what it does with an input.
+pub type Target = (&'static str, fn(&[u8]));
+
+/// All targets.
+pub const TARGETS: [Target; 7] = [
     ("cifar", cifar),
     ("image", image),
     ("archive", archive),
@@ -77,7 +80,7 @@ pub fn image(bytes: &[u8]) {
     let folder = folder();
     let path = folder.path().join("image");
     write(&path, bytes);
-    let channels = if bytes.len() % 2 == 0 { 3 } else { 1 };
+    let channels = if bytes.len().is_multiple_of(2) { 3 } else { 1 };
     match load_image(&path, 8, channels) {
         Err(error) => names(&error.to_string(), &path),
         Ok(pixels) => assert_eq!(pixels.len(), 64 * channels),

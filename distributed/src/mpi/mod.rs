@@ -9,6 +9,8 @@
 
 use std::os::raw::c_int;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::sleep;
+use std::time::Duration;
 
 use ::mpi::environment::{Threading, Universe, initialize_with_threading, library_version, processor_name};
 use ::mpi::ffi;
@@ -18,6 +20,7 @@ use self::end::{check, end_job, end_job_on_panic};
 use self::patience::SharedPatience;
 use self::request::Request;
 use crate::communicator::expect_peer;
+use crate::topology::spans_nodes;
 use crate::{CollectiveError, Communicator, NodeMemory, Patience, Topology};
 
 mod collectives;
@@ -27,6 +30,10 @@ mod messages;
 mod node_memory;
 mod patience;
 mod request;
+
+/// How long a rank of several nodes keeps its first message back: over TCP, Open MPI (seen with 4.1.4) crashes in its start where a message
+/// comes before it is ready for any, and the ranks of one node may leave `MPI_Init` before those of another (open-mpi/ompi#12495, #13559).
+const STARTING: Duration = Duration::from_millis(200);
 
 /// Most elements of one reduction; larger ones are cut. It also bounds the second buffer, to 64 MiB.
 const REDUCE_MAX_ELEMENTS: usize = 1 << 23;
@@ -76,6 +83,9 @@ impl MpiCommunicator {
     pub fn init() -> Result<Self, CollectiveError> {
         let (universe, thread_level) =
             initialize_with_threading(Threading::Multiple).ok_or(CollectiveError::MpiInitializedBefore)?;
+        if spans_nodes() {
+            sleep(STARTING);
+        }
         let world = |call, query: unsafe extern "C" fn(ffi::MPI_Comm, *mut c_int) -> c_int| {
             let mut value: c_int = 0;
             // SAFETY: MPI is initialized, and `value` outlives the call that writes it.

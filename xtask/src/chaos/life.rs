@@ -76,20 +76,12 @@ pub(super) fn live(launcher: &impl Launcher, run: &Run, life: &Life) -> Result<E
     }
     let left = (0..life.ranks).find(|rank| outlives(launcher, run, *rank));
     ended.expect(left.is_none(), &format!("no rank left, not rank {left:?}"))?;
-    if !has_killed && is_crash_in_start(&ended.finished.text) {
+    if !has_killed && ended.has_crashed_in_start() {
         return Ok(End::CrashedInStart);
     }
     // Nobody else than the victim may be the reason.
     ended.expect(has_killed, "exit code 0")?;
     Ok(End::Killed)
-}
-
-/// Open MPI 4.1.4 under srun, on a busy machine, was seen to call a null pointer in `MPI_Init` when a peer's first message came
-/// before it was ready for any (`mca_btl_tcp`, a message of the tag 0x41). There is nothing that a program could do about it but
-/// to be started again. It is told from a crash of ours by nobody having said anything but srun.
-fn is_crash_in_start(text: &str) -> bool {
-    text.contains("Segmentation fault")
-        && text.lines().all(|line| ["srun: ", "slurmstepd"].iter().any(|by| line.starts_with(by)))
 }
 
 /// Whether a rank is still there a while after its job's end.
@@ -102,17 +94,4 @@ fn outlives(launcher: &impl Launcher, run: &Run, rank: usize) -> bool {
         sleep(Duration::from_millis(50));
     }
     false
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_a_crash_before_any_words_of_ours_is_one_of_the_start() {
-        let crash = "srun: error: n1: task 0: Segmentation fault (core dumped)\nsrun: error: n2: task 1: Killed\n";
-        assert!(is_crash_in_start(crash));
-        assert!(!is_crash_in_start(&format!("model resnet8\n{crash}")));
-        assert!(!is_crash_in_start("srun: error: n1: task 0: Aborted\n"));
-    }
 }

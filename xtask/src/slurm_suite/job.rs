@@ -38,7 +38,8 @@ pub(super) struct Job<'a> {
 /// The script that `cargo xtask slurm submit` writes for the training: it goes on when it was stopped before its end.
 fn script(suite: &Suite, run: &Run, request: &Request<'_>) -> Result<String, String> {
     let tasks = (request.ranks / NODES).to_string();
-    let own = ["--requeue", "--dry-run"];
+    // The restarts are for crashes inside MPI's own start.
+    let own = ["--requeue", "--restarts", "2", "--dry-run"];
     let words = instead(arguments(&run.folder, request.epochs), &[&QUICK[..], request.further, &["--resume"]].concat());
     let output = suite.xtask(&[&["submit", "--ntasks-per-node", &tasks][..], &own].concat(), &words)?.output();
     let output = output.map_err(|error| format!("xtask: {error}"))?;

@@ -5,6 +5,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -76,9 +77,10 @@ impl Run {
         further: &[&str],
     ) -> Result<Ended, String> {
         let words = instead(arguments(&self.folder, epochs), further);
-        let command = launcher.on_ranks(ranks, launcher.trainer(), &words)?;
         let name = format!("{}{}", self.name, further.concat().replace('/', "-"));
-        let ended = Ended::of(command, &launcher.folder().join(format!("{name}.log")), LIMIT_S)?;
+        let log = launcher.folder().join(format!("{name}.log"));
+        let once = || Ended::of(launcher.on_ranks(ranks, launcher.trainer(), &words)?, &log, LIMIT_S);
+        let ended = again_if_mpi_crashed(once, |ended| ended)?;
         ended.expect_success()?;
         Ok(ended)
     }
@@ -93,11 +95,26 @@ impl Run {
         is_time: impl Fn() -> bool,
         signals: &[(&str, usize)],
     ) -> Result<(Ended, Duration), String> {
-        let command = launcher.on_ranks(ranks, launcher.trainer(), words)?;
+        let once =
+            || self.signalled_once(launcher.on_ranks(ranks, launcher.trainer(), words)?, launcher, &is_time, signals);
+        let (ended, elapsed, sent) = again_if_mpi_crashed(once, |(ended, ..)| ended)?;
+        if let Err(text) = sent {
+            ended.expect(false, &format!("a run that can be signalled ({text})"))?;
+        }
+        Ok((ended, elapsed))
+    }
+
+    fn signalled_once(
+        &self,
+        command: Command,
+        launcher: &impl Launcher,
+        is_time: &impl Fn() -> bool,
+        signals: &[(&str, usize)],
+    ) -> Result<(Ended, Duration, Result<(), String>), String> {
         let line = process::shown(&command);
         let log = launcher.folder().join(format!("{}.log", self.name));
         let mut running = Running::start(command, &log)?;
-        let waited = wait_until(&mut running, &is_time, &format!("the time to signal {}", self.name));
+        let waited = wait_until(&mut running, is_time, &format!("the time to signal {}", self.name));
         let start = Instant::now();
         // The program is waited for in any case; a run left behind would disturb the checks after it.
         let sent = waited.and_then(|()| {
@@ -108,10 +125,7 @@ impl Run {
             })
         });
         let ended = Ended { line, finished: running.finish(Duration::from_secs(LIMIT_S))? };
-        if let Err(text) = sent {
-            ended.expect(false, &format!("a run that can be signalled ({text})"))?;
-        }
-        Ok((ended, start.elapsed()))
+        Ok((ended, start.elapsed(), sent))
     }
 
     /// Whether an epoch is done.
@@ -143,6 +157,16 @@ impl Run {
         let summary = self.file("summary.json")?;
         json::text(&summary, "parameter_hash").ok_or_else(|| format!("{}: no parameter_hash in its summary", self.name))
     }
+}
+
+/// What `once` ends with the second time if MPI crashed in its own start the first time; that is said.
+fn again_if_mpi_crashed<T>(once: impl Fn() -> Result<T, String>, ended: impl Fn(&T) -> &Ended) -> Result<T, String> {
+    let result = once()?;
+    if !ended(&result).has_crashed_in_start() {
+        return Ok(result);
+    }
+    println!("        MPI crashed in its own start; once more");
+    once()
 }
 
 /// Waits for something that a running command brings about.
