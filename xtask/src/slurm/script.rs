@@ -3,12 +3,12 @@
 //! In: a [`Request`], the trainer's path. Out: what sbatch reads and a person can read, too.
 //! Invariant: what the script does on a signal was seen on a real cluster; the comments say what Slurm does by itself.
 //!
-//! What was seen with Slurm 22.05 (state of the job in brackets, who gets what signal):
-//! - a limit's warning without `B:`, `scancel --signal=USR1`: the ranks USR1; neither srun nor this script [RUNNING];
+//! What was seen with Slurm 22.05 (state of the job in parentheses, who gets what signal):
+//! - a limit's warning without `B:`, `scancel --signal=USR1`: the ranks USR1; neither srun nor this script (`RUNNING`);
 //! - preemption with a time of grace: the ranks CONT and TERM, this script nothing; if it ends within that time the job
-//!   is complete and Slurm does not queue it again by itself [RUNNING];
+//!   is complete and Slurm does not queue it again by itself (`RUNNING`);
 //! - plain scancel, `scontrol requeue`, end of the time limit: ranks, srun and this script CONT and TERM, after
-//!   KillWait KILL [COMPLETING];
+//!   KillWait KILL (`COMPLETING`);
 //! - a rank that dies: with `--kill-on-bad-exit` the others TERM, so that srun tells 143 where one rank ended with 2.
 
 use std::path::Path;

@@ -81,7 +81,7 @@ impl Suite {
         self.cluster.set_kill_wait(2)
     }
 
-    /// The hash that every run of [`job::words`] ends with, learned under mpirun once.
+    /// The hash that every job's run ends with, learned under mpirun once.
     fn undisturbed(&self) -> Result<&str, String> {
         if self.undisturbed.get().is_none() {
             let run = Run::new(&self.mpi, "undisturbed");

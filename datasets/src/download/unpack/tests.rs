@@ -90,11 +90,16 @@ fn links_devices_and_pipes_are_refused() {
         entry("cifar-100-binary/c", EntryType::Char, &[]),
         entry("cifar-100-binary/d", EntryType::Block, &[]),
         entry("cifar-100-binary/e", EntryType::Fifo, &[]),
-        entry("cifar-100-binary/f", EntryType::GNUSparse, &[]),
     ] {
         let text = refused(&tar(&[whole.clone(), odd]));
         assert!(text.contains("expected plain files in cifar-100-binary, got cifar-100-binary/"), "{text}");
     }
+}
+
+#[test]
+fn a_sparse_file_is_refused() {
+    let text = refused(&tar(&[file(TRAIN), file(TEST), entry("cifar-100-binary/f", EntryType::GNUSparse, &[])]));
+    assert!(text.contains("cannot be unpacked"), "{text}");
 }
 
 #[test]
