@@ -84,6 +84,7 @@ pub(super) fn expect_writable(args: &TrainArgs) -> Result<(), ConfigError> {
 
 /// The flags laid over the file's options.
 pub(super) fn merged(file: &TrainArgs, flags: &TrainArgs) -> Result<TrainArgs, ConfigError> {
+    [file, flags].into_iter().try_for_each(expect_writable)?;
     let mut args: TrainArgs = laid_over(file, flags)?;
     args.resume = flags.resume;
     Ok(args)

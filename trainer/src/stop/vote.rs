@@ -117,6 +117,8 @@ mod tests {
                 std::thread::yield_now();
                 step += 1;
             }
+            // The meeting.
+            communicator.barrier().unwrap();
             step
         })
     }
@@ -149,6 +151,7 @@ mod tests {
             communicator.barrier().unwrap();
             assert!(!vote.meets_after(4, false, false).unwrap());
             assert_eq!(vote.told, [None, None]);
+            communicator.barrier().unwrap();
         });
     }
 
