@@ -12,6 +12,7 @@
 use crate::CollectiveError;
 
 pub use self::communicator::{VirtualCommunicator, run_virtual_ranks};
+pub use self::fit::LinkFit;
 pub use self::network::{Link, NetworkError, NetworkModel, Node};
 pub use self::predict::{Prediction, Synchronisation, best_bucket_bytes, predict};
 pub use self::profile::{BucketProfile, StepProfile};
@@ -19,6 +20,7 @@ pub use self::reduction::reduction_seconds;
 
 mod clock;
 mod communicator;
+mod fit;
 mod library;
 mod memory;
 mod network;

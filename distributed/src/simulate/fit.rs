@@ -1,0 +1,182 @@
+//! The link that measured messages tell of.
+//!
+//! In: sizes of messages and the times they took. Out: latency and time a byte, and how well they tell the times.
+//! Invariant: every size counts alike, whether it takes microseconds or seconds; single sizes that behave otherwise count less.
+//! Source: Hockney 1994 (alpha + beta n); Huber 1964, Robust Estimation of a Location Parameter; Levenberg 1944 for the descent.
+//!
+//! The residual of a size is `ln(measured / told)`, to first order the relative error, and equally large for half and for twice the
+//! time; least squares of it weight each size by its own time. MPI libraries change their protocol with the size (eager, then rendezvous)
+//! and networks may let short bursts pass faster than long streams, so times are no straight line: sizes beyond 1.345 standard
+//! deviations, which come from the median residual, count by the first power of their residual instead of the second. They bend the
+//! line less, and are still seen in the residuals that are told.
+
+use super::network::Link;
+
+/// Huber's constant: 95 % as efficient as least squares where errors are normal.
+const HUBER: f64 = 1.345;
+
+/// The standard deviation of normal errors over their median size.
+const NORMAL_SCALE: f64 = 1.4826;
+
+/// Residuals below this share are measurement noise, however well the other sizes fit.
+const LEAST_SCALE: f64 = 0.01;
+
+const MOST_STEPS: usize = 500;
+
+/// The share of its time that the bytes of some size must take, for the times to tell how long a byte takes.
+const TELLING_SHARE: f64 = 0.2;
+
+/// A link fitted to measured messages.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LinkFit {
+    /// The link.
+    pub link: Link,
+    /// Root mean square of the relative errors; 0.05 is 5 %.
+    pub residual: f64,
+    /// Most that a size's time differs from the link's, as a share of the latter; positive for slower.
+    pub worst_residual: f64,
+    /// Bytes of that size.
+    pub worst_bytes: f64,
+    /// Number of measured sizes.
+    pub num_points: usize,
+}
+
+impl LinkFit {
+    /// Fits to `points`: bytes, and the seconds that a message of so many took one way.
+    ///
+    /// `None` where they cannot tell both latency and bandwidth: times that are no positive numbers, fewer than two sizes, or only
+    /// sizes so small that their bytes take no time.
+    pub fn of(points: &[(f64, f64)]) -> Option<Self> {
+        let is_sound = |&(bytes, seconds): &(f64, f64)| bytes >= 0.0 && seconds > 0.0 && (bytes + seconds).is_finite();
+        let smallest = *points.iter().min_by(|a, b| a.0.total_cmp(&b.0))?;
+        let largest = *points.iter().max_by(|a, b| a.0.total_cmp(&b.0))?;
+        if !points.iter().all(is_sound) || smallest.0 == largest.0 {
+            return None;
+        }
+        // Latency from the smallest, time a byte from the largest; in logarithms, so that neither becomes negative.
+        let per_byte = (largest.1 - smallest.1).max(0.1 * largest.1) / largest.0;
+        let link = descend([smallest.1.ln(), per_byte.ln()], points);
+        let is_told = link.beta * largest.0 >= TELLING_SHARE * link.seconds(largest.0);
+        if !(is_told && link.alpha.is_finite() && link.beta.is_finite()) {
+            return None;
+        }
+        let residuals = points.iter().map(|&(bytes, seconds)| (bytes, seconds / link.seconds(bytes) - 1.0));
+        let square_sum: f64 = residuals.clone().map(|(_, residual)| residual * residual).sum();
+        let (worst_bytes, worst_residual) = residuals.max_by(|a, b| a.1.abs().total_cmp(&b.1.abs()))?;
+        let residual = (square_sum / points.len() as f64).sqrt();
+        Some(Self { link, residual, worst_residual, worst_bytes, num_points: points.len() })
+    }
+}
+
+/// Least robust squares of the logarithms of latency and time a byte.
+fn descend(mut logarithms: [f64; 2], points: &[(f64, f64)]) -> Link {
+    let link_of = |[alpha, beta]: [f64; 2]| Link { alpha: alpha.exp(), beta: beta.exp() };
+    for _ in 0..MOST_STEPS {
+        let link = link_of(logarithms);
+        let residuals: Vec<f64> = points.iter().map(|&(bytes, seconds)| (seconds / link.seconds(bytes)).ln()).collect();
+        let mut sizes: Vec<f64> = residuals.iter().map(|residual| residual.abs()).collect();
+        sizes.sort_by(f64::total_cmp);
+        let bound = HUBER * (NORMAL_SCALE * sizes[sizes.len() / 2]).max(LEAST_SCALE);
+        // The normal equations; a size's derivatives are the shares of its time that latency and bytes take.
+        let (mut matrix, mut right) = ([0.0; 3], [0.0; 2]);
+        for (&(bytes, _), residual) in points.iter().zip(&residuals) {
+            let weight = if residual.abs() <= bound { 1.0 } else { bound / residual.abs() };
+            let by_bytes = link.beta * bytes / link.seconds(bytes);
+            let shares = [1.0 - by_bytes, by_bytes];
+            matrix[0] += weight * shares[0] * shares[0];
+            matrix[1] += weight * shares[0] * shares[1];
+            matrix[2] += weight * shares[1] * shares[1];
+            right[0] += weight * shares[0] * residual;
+            right[1] += weight * shares[1] * residual;
+        }
+        // Damped, so that what the points say nothing of stays where it is.
+        let damping = 1e-6 * points.len() as f64;
+        let (a, b, c) = (matrix[0] + damping, matrix[1], matrix[2] + damping);
+        let determinant = a * c - b * b;
+        let step = [(c * right[0] - b * right[1]) / determinant, (a * right[1] - b * right[0]) / determinant];
+        logarithms = [logarithms[0] + step[0].clamp(-1.0, 1.0), logarithms[1] + step[1].clamp(-1.0, 1.0)];
+        if step.iter().all(|step| step.abs() < 1e-12) {
+            break;
+        }
+    }
+    link_of(logarithms)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Powers of four from 1 B to 64 MiB.
+    fn sizes() -> impl Iterator<Item = f64> {
+        (0..14).map(|power| f64::from(1 << (2 * power)))
+    }
+
+    fn measured(link: Link, disturb: impl Fn(usize) -> f64) -> Vec<(f64, f64)> {
+        sizes().enumerate().map(|(index, bytes)| (bytes, link.seconds(bytes) * disturb(index))).collect()
+    }
+
+    fn assert_close(got: f64, expected: f64, share: f64) {
+        assert!((got / expected - 1.0).abs() <= share, "expected {expected} to {share}, got {got}");
+    }
+
+    #[test]
+    fn exact_times_give_back_their_link() {
+        for link in [Link::new(1.5e-6, 12.5e9), Link::new(50e-6, 113e6), Link::new(0.3e-6, 4e9), Link::new(20e-3, 1e6)] {
+            let fit = LinkFit::of(&measured(link, |_| 1.0)).unwrap();
+            assert_close(fit.link.alpha, link.alpha, 1e-6);
+            assert_close(fit.link.beta, link.beta, 1e-6);
+            assert!(fit.residual < 1e-6, "{fit:?}");
+            assert_eq!(fit.num_points, 14);
+        }
+    }
+
+    #[test]
+    fn five_percent_of_noise_moves_the_link_by_a_few_percent() {
+        let link = Link::new(50e-6, 113e6);
+        // The fractional parts of multiples of the golden ratio, spread over -1..1.
+        let noise = |index: usize| 2.0 * ((index as f64 + 1.0) * 0.618_033_988_75).fract() - 1.0;
+        let fit = LinkFit::of(&measured(link, |index| 1.0 + 0.05 * noise(index))).unwrap();
+        assert_close(fit.link.alpha, link.alpha, 0.03);
+        assert_close(fit.link.beta, link.beta, 0.03);
+        assert!(fit.residual > 0.01 && fit.residual < 0.05, "{fit:?}");
+    }
+
+    #[test]
+    fn a_few_sizes_off_the_line_hardly_move_it_and_are_told() {
+        let link = Link::new(30e-6, 113e6);
+        // 64 KiB pass in a burst, ten times as fast; 256 KiB wait for a rendezvous.
+        let disturb = |index| match index {
+            8 => 0.1,
+            9 => 1.3,
+            _ => 1.0,
+        };
+        let fit = LinkFit::of(&measured(link, disturb)).unwrap();
+        assert_close(fit.link.alpha, link.alpha, 0.02);
+        assert_close(fit.link.beta, link.beta, 0.02);
+        assert_eq!(fit.worst_bytes, 65_536.0);
+        assert_close(fit.worst_residual, -0.9, 0.02);
+    }
+
+    #[test]
+    fn sizes_that_cannot_tell_both_numbers_give_none() {
+        let link = Link::new(50e-6, 1e9);
+        let of = |sizes: &[f64]| LinkFit::of(&sizes.iter().map(|&bytes| (bytes, link.seconds(bytes))).collect::<Vec<_>>());
+        assert_eq!(of(&[]), None);
+        assert_eq!(of(&[1024.0]), None);
+        assert_eq!(of(&[1024.0, 1024.0]), None);
+        assert_eq!(of(&[1.0, 4.0, 16.0]), None);
+        assert!(of(&[1.0, 1e6]).is_some());
+        assert_eq!(LinkFit::of(&[(1.0, 0.0), (1e6, 1.0)]), None);
+        assert_eq!(LinkFit::of(&[(1.0, f64::NAN), (1e6, 1.0)]), None);
+    }
+
+    #[test]
+    fn the_unit_of_time_does_not_matter() {
+        let link = Link::new(50e-6, 113e6);
+        let points = measured(link, |index| 1.0 + 0.1 * (index % 3) as f64);
+        let slower: Vec<_> = points.iter().map(|&(bytes, seconds)| (bytes, 1000.0 * seconds)).collect();
+        let (fit, slow) = (LinkFit::of(&points).unwrap(), LinkFit::of(&slower).unwrap());
+        assert_close(slow.link.alpha, 1000.0 * fit.link.alpha, 1e-6);
+        assert_close(slow.residual, fit.residual, 1e-6);
+    }
+}

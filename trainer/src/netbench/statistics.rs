@@ -1,0 +1,142 @@
+//! Medians, percentiles and how sure a median is.
+//!
+//! In: times of repetitions. Out: [`Spread`]. Invariant: nothing is assumed of the times' distribution.
+//! Source: Hoefler & Belli 2015, Scientific Benchmarking of Parallel Computing Systems, rules 5 to 8 and section 3.1.3 (the interval
+//! between two order statistics); Hyndman & Fan 1996, Sample Quantiles, definition 7.
+
+/// The confidence of the interval around a median.
+pub const CONFIDENCE: f64 = 0.95;
+
+/// The normal distribution's 97.5 % quantile.
+const NORMAL_QUANTILE: f64 = 1.959_963_985;
+
+/// Up to this number the binomial distribution is summed; 2^-n is a number.
+const MOST_SUMMED: usize = 1000;
+
+/// Times of one point, in the unit of the times.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Spread {
+    /// Half of the times are shorter.
+    pub median: f64,
+    /// A tenth of the times are shorter.
+    pub p10: f64,
+    /// Nine tenths of the times are shorter.
+    pub p90: f64,
+    /// Half the width of the interval that holds the true median with 95 % confidence, as a share of the median; `None` for fewer
+    /// than six times, which have no such interval.
+    pub relative_half_width: Option<f64>,
+}
+
+impl Spread {
+    /// The spread of `sorted`, ascending; `None` of nothing.
+    pub fn of(sorted: &[u64]) -> Option<Self> {
+        if sorted.is_empty() {
+            return None;
+        }
+        let median = percentile(sorted, 0.5);
+        let half_width = median_interval(sorted.len()).map(|(low, high)| (sorted[high] - sorted[low]) as f64 / 2.0);
+        Some(Self {
+            median,
+            p10: percentile(sorted, 0.1),
+            p90: percentile(sorted, 0.9),
+            relative_half_width: half_width.map(|width| if width == 0.0 { 0.0 } else { width / median }),
+        })
+    }
+}
+
+/// The value below which `share` of `sorted` lies, by linear interpolation between two neighbours.
+///
+/// # Panics
+/// When there is no value.
+pub fn percentile(sorted: &[u64], share: f64) -> f64 {
+    assert!(!sorted.is_empty(), "a percentile of nothing");
+    let position = share * (sorted.len() - 1) as f64;
+    let below = sorted[position as usize] as f64;
+    let above = sorted[(position as usize + 1).min(sorted.len() - 1)] as f64;
+    below + (above - below) * position.fract()
+}
+
+/// The positions, from 0, of the two of `number` ascending values between which the true median lies with at least 95 % confidence.
+///
+/// The number of values below the median is binomial with probability 1/2, whatever their distribution. `None` below six values.
+pub fn median_interval(number: usize) -> Option<(usize, usize)> {
+    let outside = (1.0 - CONFIDENCE) / 2.0;
+    let from_one = if number <= MOST_SUMMED {
+        let mut term = 0.5_f64.powi(i32::try_from(number).expect("at most a thousand"));
+        let (mut sum, mut rank) = (0.0, 0);
+        while sum + term <= outside {
+            sum += term;
+            term *= (number - rank) as f64 / (rank + 1) as f64;
+            rank += 1;
+        }
+        rank
+    } else {
+        ((number as f64 - NORMAL_QUANTILE * (number as f64).sqrt()) / 2.0) as usize
+    };
+    (from_one > 0).then(|| (from_one - 1, number - from_one))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn percentiles_are_those_computed_by_hand() {
+        let values = [10, 20, 30, 40, 50];
+        assert_eq!(percentile(&values, 0.5), 30.0);
+        // Position 0.1 * 4 = 0.4: 10 + 0.4 * 10.
+        assert!((percentile(&values, 0.1) - 14.0).abs() < 1e-12);
+        assert!((percentile(&values, 0.9) - 46.0).abs() < 1e-12);
+        assert_eq!(percentile(&[1, 2, 3, 10], 0.5), 2.5);
+        assert_eq!([0.0, 0.1, 0.5, 1.0].map(|share| percentile(&[7], share)), [7.0; 4]);
+        assert_eq!((percentile(&values, 0.0), percentile(&values, 1.0)), (10.0, 50.0));
+    }
+
+    #[test]
+    fn the_interval_of_the_median_is_that_of_published_tables() {
+        // Number of values, and the rank from 1 of the lower end: tables of the sign test at 5 %, two-sided, such as Conover 1999, A3.
+        let table =
+            [(6, 1), (7, 1), (8, 1), (9, 2), (10, 2), (12, 3), (15, 4), (20, 6), (25, 8), (30, 10), (50, 18), (100, 40)];
+        for (number, rank) in table {
+            assert_eq!(median_interval(number), Some((rank - 1, number - rank)), "{number} values");
+        }
+        for number in 0..6 {
+            assert_eq!(median_interval(number), None, "{number} values");
+        }
+    }
+
+    #[test]
+    fn the_interval_holds_the_median_with_at_least_95_percent_and_is_no_wider_than_that_needs() {
+        for number in 6..200_usize {
+            let (low, high) = median_interval(number).unwrap();
+            assert_eq!(low, number - 1 - high, "symmetric");
+            // The chance that at most `count` of the values lie below the median.
+            let at_most = |count: usize| {
+                let (mut term, mut sum) = (0.5_f64.powi(number as i32), 0.0);
+                for below in 0..=count {
+                    sum += term;
+                    term *= (number - below) as f64 / (below + 1) as f64;
+                }
+                sum
+            };
+            assert!(1.0 - 2.0 * at_most(low) >= 0.95, "{number} values");
+            assert!(1.0 - 2.0 * at_most(low + 1) < 0.95, "{number} values");
+        }
+    }
+
+    #[test]
+    fn the_interval_of_many_values_goes_on_where_the_exact_one_ends() {
+        let (exact, normal) = (median_interval(1000).unwrap(), median_interval(1001).unwrap());
+        assert_eq!(exact, (468, 531));
+        assert!(normal.0.abs_diff(exact.0) <= 1 && normal.1.abs_diff(exact.1) <= 2, "{normal:?}");
+    }
+
+    #[test]
+    fn a_spread_tells_how_sure_its_median_is() {
+        assert_eq!(Spread::of(&[]), None);
+        assert_eq!(Spread::of(&[5, 5, 5]).unwrap().relative_half_width, None);
+        let spread = Spread::of(&[90, 100, 100, 100, 100, 110]).unwrap();
+        assert_eq!((spread.median, spread.relative_half_width), (100.0, Some(0.1)));
+        assert_eq!(Spread::of(&[0; 8]).unwrap().relative_half_width, Some(0.0));
+    }
+}
