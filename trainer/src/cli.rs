@@ -6,10 +6,12 @@
 #![allow(rustdoc::invalid_html_tags, rustdoc::broken_intra_doc_links, reason = "the comments here are texts of --help")]
 
 mod doctor;
+mod netbench;
 mod sections;
 mod sync;
 
 pub use doctor::DoctorArgs;
+pub use netbench::NetbenchArgs;
 pub use sections::{
     BatchArgs, ComputeArgs, DataArgs, ModelArgs, OptimizerArgs, RunArgs, ScheduleArgs, TrainArgs, TrainSplitArgs,
 };
@@ -54,6 +56,8 @@ pub enum Command {
     Config(Box<TrainArgs>),
     /// Check whether a job with these resources would train well: ranks, network, data, disk; collective, exit code 1 if not.
     Doctor(Box<DoctorArgs>),
+    /// Measure latency and bandwidth between ranks and the speed of collectives by size; collective.
+    Netbench(NetbenchArgs),
 }
 
 /// Flags of `trainer eval`.
@@ -137,7 +141,7 @@ pub struct BenchArgs {
     #[arg(long, value_enum, value_name = "KIND")]
     pub batch_norm: Option<BatchNormKind>,
 
-    /// Then predict, with these steps, the speed of more ranks over a network: ib-edr, 10gbe, 1gbe, or latency and bandwidth such as 50us,113MB/s; with @8:shared eight ranks share a node [default: none]
+    /// Then predict, with these steps, the speed of more ranks over a network: ib-edr, 10gbe, 1gbe, or latency and bandwidth such as 50us,113MB/s; with @8:shared eight ranks share a node; or a .json file of netbench --output [default: none]
     #[arg(long, value_name = "NETWORK")]
     pub simulate_network: Option<String>,
 

@@ -6,5 +6,6 @@ pub mod bench;
 pub mod config;
 pub mod doctor;
 pub mod eval;
+pub mod netbench;
 pub mod predict;
 pub mod train;

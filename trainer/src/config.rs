@@ -9,6 +9,7 @@ mod data;
 mod doctor;
 mod error;
 mod file;
+mod netbench;
 mod parts;
 mod resolve;
 mod sync;
@@ -21,6 +22,7 @@ pub use crate::choices::{
 pub use commands::{BenchConfig, EvalConfig, PredictConfig, SimulationConfig, WeightSource};
 pub use doctor::DoctorConfig;
 pub use error::ConfigError;
+pub use netbench::NetbenchConfig;
 pub use parts::{
     BatchConfig, ComputeConfig, Course, DataConfig, DataSource, ModelConfig, NormalizationConfig, OnNonFinite,
     OptimizerConfig, RunConfig, ScheduleConfig, TrainSplitConfig,

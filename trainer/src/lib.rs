@@ -16,6 +16,7 @@ pub mod step;
 pub mod session;
 
 pub mod doctor;
+pub mod netbench;
 pub mod shard_statistics;
 pub mod simulation;
 pub mod synchronizer;

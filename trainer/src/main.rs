@@ -4,7 +4,9 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use trainer::cli::{Cli, Command};
-use trainer::commands::{bench::bench, config::config, doctor::doctor, eval::eval, predict::predict, train::train};
+use trainer::commands::{
+    bench::bench, config::config, doctor::doctor, eval::eval, netbench::netbench, predict::predict, train::train,
+};
 use trainer::launch::{launch, launch_in_any_world};
 
 fn main() -> ExitCode {
@@ -14,6 +16,7 @@ fn main() -> ExitCode {
         Command::Predict(args) => launch(|world| predict(&args, world).map(drop)),
         Command::Bench(args) => launch(|world| bench(&args, world)),
         Command::Config(args) => launch(|world| config(&args, world)),
+        Command::Netbench(args) => launch(|world| netbench(&args, world)),
         Command::Doctor(args) => launch_in_any_world(|world| doctor(&args, world)),
     }
 }

@@ -154,6 +154,19 @@ fn has_files(directory: &Path) -> Result<bool> {
     Ok(false)
 }
 
+/// Tries whether [`write_atomically`] could write a file, which stays as it is.
+///
+/// # Errors
+/// I/O errors.
+///
+/// # Panics
+/// If `path` names no file.
+pub fn check_writable(path: &Path) -> Result<()> {
+    let partial = partial_beside(path);
+    let attempt = File::create(&partial).and_then(|_| fs::remove_file(&partial));
+    attempt.with_context(|| format!("cannot write {}", path.display()))
+}
+
 /// Writes `value` as indented JSON, at once or not at all.
 ///
 /// # Errors
@@ -172,8 +185,7 @@ pub fn write_json(path: &Path, value: &impl Serialize) -> Result<()> {
 /// # Panics
 /// If `path` names no file.
 pub fn write_atomically(path: &Path, bytes: &[u8]) -> Result<()> {
-    let name = path.file_name().expect("the path of a file ends in its name").to_string_lossy();
-    let partial = path.with_file_name(format!(".{name}.partial"));
+    let partial = partial_beside(path);
     let write = || -> std::io::Result<()> {
         let mut file = File::create(&partial)?;
         file.write_all(bytes)?;
@@ -181,6 +193,11 @@ pub fn write_atomically(path: &Path, bytes: &[u8]) -> Result<()> {
         fs::rename(&partial, path)
     };
     write().with_context(|| format!("cannot write {}", path.display()))
+}
+
+fn partial_beside(path: &Path) -> PathBuf {
+    let name = path.file_name().expect("the path of a file ends in its name").to_string_lossy();
+    path.with_file_name(format!(".{name}.partial"))
 }
 
 /// `metrics.jsonl`: one [`EpochRecord`] a line, on disk when [`append`](Self::append) returns.

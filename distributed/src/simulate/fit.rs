@@ -121,7 +121,8 @@ mod tests {
 
     #[test]
     fn exact_times_give_back_their_link() {
-        for link in [Link::new(1.5e-6, 12.5e9), Link::new(50e-6, 113e6), Link::new(0.3e-6, 4e9), Link::new(20e-3, 1e6)] {
+        for link in [Link::new(1.5e-6, 12.5e9), Link::new(50e-6, 113e6), Link::new(0.3e-6, 4e9), Link::new(20e-3, 1e6)]
+        {
             let fit = LinkFit::of(&measured(link, |_| 1.0)).unwrap();
             assert_close(fit.link.alpha, link.alpha, 1e-6);
             assert_close(fit.link.beta, link.beta, 1e-6);
@@ -160,7 +161,8 @@ mod tests {
     #[test]
     fn sizes_that_cannot_tell_both_numbers_give_none() {
         let link = Link::new(50e-6, 1e9);
-        let of = |sizes: &[f64]| LinkFit::of(&sizes.iter().map(|&bytes| (bytes, link.seconds(bytes))).collect::<Vec<_>>());
+        let of =
+            |sizes: &[f64]| LinkFit::of(&sizes.iter().map(|&bytes| (bytes, link.seconds(bytes))).collect::<Vec<_>>());
         assert_eq!(of(&[]), None);
         assert_eq!(of(&[1024.0]), None);
         assert_eq!(of(&[1024.0, 1024.0]), None);

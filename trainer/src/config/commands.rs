@@ -7,12 +7,12 @@ use super::error::ConfigError;
 use super::parts::{ComputeConfig, DataConfig, ModelConfig};
 use super::resolve::{at_least, compute, model, no_effect};
 use super::sync::{self, SyncConfig};
-use super::{TrainConfig, data, file};
+use super::{TrainConfig, data, file, netbench};
 use crate::choices::BatchNormKind;
 use crate::cli::{BenchArgs, DataArgs, EvalArgs, ModelArgs, PredictArgs, TrainArgs, TrainSplitArgs};
 use distributed::simulate::{NetworkError, NetworkModel};
 use serde::{Deserialize, Serialize};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Where parameters are read from.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -228,11 +228,15 @@ fn simulation(args: &BenchArgs) -> Result<Option<SimulationConfig>, ConfigError>
             Some(_) => Err(no_effect("--simulate-ranks", "without --simulate-network", "add that or leave this out")),
         };
     };
-    let network = network.parse().map_err(|error: NetworkError| ConfigError::Invalid {
-        option: "--simulate-network",
-        expected: error.to_string(),
-        got: network.clone(),
-    })?;
+    let network = if netbench::names_a_measurement(network) {
+        netbench::measured_network("--simulate-network", Path::new(network.trim()))?
+    } else {
+        network.parse().map_err(|error: NetworkError| ConfigError::Invalid {
+            option: "--simulate-network",
+            expected: error.to_string(),
+            got: network.clone(),
+        })?
+    };
     let ranks = args.simulate_ranks.clone().unwrap_or_else(|| (1..=10).map(|power| 1 << power).collect());
     for &ranks in &ranks {
         let in_range = |ranks: usize| (1..=MOST_SIMULATED).contains(&ranks);

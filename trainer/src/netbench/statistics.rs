@@ -95,8 +95,20 @@ mod tests {
     #[test]
     fn the_interval_of_the_median_is_that_of_published_tables() {
         // Number of values, and the rank from 1 of the lower end: tables of the sign test at 5 %, two-sided, such as Conover 1999, A3.
-        let table =
-            [(6, 1), (7, 1), (8, 1), (9, 2), (10, 2), (12, 3), (15, 4), (20, 6), (25, 8), (30, 10), (50, 18), (100, 40)];
+        let table = [
+            (6, 1),
+            (7, 1),
+            (8, 1),
+            (9, 2),
+            (10, 2),
+            (12, 3),
+            (15, 4),
+            (20, 6),
+            (25, 8),
+            (30, 10),
+            (50, 18),
+            (100, 40),
+        ];
         for (number, rank) in table {
             assert_eq!(median_interval(number), Some((rank - 1, number - rank)), "{number} values");
         }

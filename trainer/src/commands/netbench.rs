@@ -1,0 +1,99 @@
+//! `trainer netbench`: how fast the ranks reach each other, one by one and together, and the network that a simulation takes from it.
+//!
+//! In: flags. Out: tables, a JSON file. Invariant: an output that cannot be written is refused before anything is measured.
+
+use std::path::Path;
+
+use anyhow::{Result, ensure};
+use distributed::Patience;
+use distributed::simulate::NetworkModel;
+
+use crate::cli::NetbenchArgs;
+use crate::config::NetbenchConfig;
+use crate::netbench::{
+    CONFIDENCE, Environment, Links, MOST_REPETITIONS, Method, NetbenchResult, PRECISION, PairPlan, collective_lines,
+    collectives, conclusion_lines, heading_lines, pair_lines, point_to_point,
+};
+use crate::output;
+use crate::ranks::World;
+
+/// Measures messages between pairs of ranks, then collectives; prints each table when it is measured.
+///
+/// # Errors
+/// When flags contradict each other, the output cannot be written, or a message or collective fails.
+///
+/// # Collective
+/// Must be called by all ranks.
+pub fn netbench(args: &NetbenchArgs, world: &World) -> Result<()> {
+    let config = NetbenchConfig::resolve(args, world.communicator.world_size())?;
+    let watchdog = world.watch(config.timeout)?;
+    if let Some(path) = config.output.as_deref().filter(|_| world.is_root()) {
+        output::check_writable(path)?;
+    }
+    let environment = Environment::gather(&*world.communicator)?;
+    tell(world, &heading_lines(&environment));
+    let result = measure(&config, world, environment)?;
+    if let Some(path) = config.output.as_deref().filter(|_| world.is_root()) {
+        output::write_json(path, &result)?;
+        world.reporter.note(&format!("written to {}{}", path.display(), hint(path)));
+    }
+    if config.json {
+        world.reporter.json(&result);
+    }
+    world.end_watch(watchdog)
+}
+
+fn hint(path: &Path) -> &'static str {
+    let is_json = path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("json"));
+    if is_json { ", which `trainer bench --simulate-network` takes too" } else { "" }
+}
+
+fn measure(config: &NetbenchConfig, world: &World, environment: Environment) -> Result<NetbenchResult> {
+    let communicator = &world.communicator;
+    let nodes = &environment.node_of_rank;
+    let plan = PairPlan::new(nodes, config.most_pairs);
+    let pairs = point_to_point::measure(config, &**communicator, nodes, &plan, &world.stop)?;
+    let links = Links::of(&pairs);
+    tell(world, &pair_lines(&pairs, plan.num_possible, &links));
+    let is_shared = point_to_point::nodes_share_memory(&**communicator, nodes)?;
+    let network = links.network(environment.ranks_per_node(), is_shared);
+
+    let idle = communicator.duplicate()?;
+    idle.set_patience(Patience::Sleeping);
+    let mut all = Vec::new();
+    for &ranks in &config.ranks {
+        ensure!(!world.stop.is_raised(), "netbench: stopped by a signal");
+        if let Some(part) = communicator.first_ranks(ranks)? {
+            let times = collectives::measure(config, &part)?;
+            tell(world, &collective_lines(&times));
+            all.extend(times);
+        }
+        // The others must not take the cores of those that are measured.
+        idle.barrier()?;
+    }
+    if let Some(network) = network.as_ref().filter(|_| world.is_root()) {
+        collectives::simulate(&mut all, &config.reductions, network);
+    }
+    let network = network.as_ref().map(NetworkModel::to_string);
+    tell(world, &conclusion_lines(network.as_deref(), environment.nodes == 1, &all));
+    Ok(NetbenchResult {
+        method: Method {
+            confidence: CONFIDENCE,
+            precision: PRECISION,
+            seconds_per_point: config.time_per_point.as_secs_f64(),
+            most_repetitions: MOST_REPETITIONS,
+        },
+        possible_pairs: plan.num_possible,
+        point_to_point: pairs,
+        links,
+        network,
+        collectives: all,
+        environment,
+    })
+}
+
+fn tell(world: &World, lines: &[String]) {
+    for line in lines {
+        world.reporter.note(line);
+    }
+}

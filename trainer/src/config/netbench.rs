@@ -1,0 +1,243 @@
+//! The configuration of `netbench`, and the networks that it has measured.
+//!
+//! In: its flags; a file of an earlier measurement. Out: plain values. Invariant: sizes ascend and differ.
+
+use super::error::ConfigError;
+use super::resolve::{at_least, in_range, no_effect};
+use crate::choices::ReductionChoice;
+use crate::cli::NetbenchArgs;
+use clap::ValueEnum;
+use distributed::simulate::NetworkModel;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// The largest message.
+const MOST_BYTES: usize = 1 << 30;
+
+/// The largest of the sizes that are measured by default.
+const DEFAULT_MOST_BYTES: usize = 64 << 20;
+
+/// The longest time of a point, seconds.
+const MOST_SECONDS: f64 = 3600.0;
+
+/// What `trainer netbench` measures.
+#[derive(Debug, Clone, PartialEq)]
+pub struct NetbenchConfig {
+    /// Bytes, ascending.
+    pub sizes: Vec<usize>,
+    /// Time of a point whose median stays unsure.
+    pub time_per_point: Duration,
+    /// Most pairs that send to each other.
+    pub most_pairs: usize,
+    /// Numbers of ranks of the collectives, ascending; none in a world of one.
+    pub ranks: Vec<usize>,
+    /// Algorithms of all-reduce, each once.
+    pub reductions: Vec<ReductionChoice>,
+    /// Where the result is written.
+    pub output: Option<PathBuf>,
+    /// Longest wait for another rank.
+    pub timeout: Duration,
+    /// End with a JSON line.
+    pub json: bool,
+}
+
+impl NetbenchConfig {
+    /// Decides the measurement.
+    ///
+    /// # Errors
+    /// A [`ConfigError`] naming the option and the remedy.
+    pub fn resolve(args: &NetbenchArgs, world_size: usize) -> Result<Self, ConfigError> {
+        let expected = format!("above 0 and at most {MOST_SECONDS}");
+        let seconds = args.seconds_per_point.unwrap_or(1.0);
+        let seconds =
+            in_range("--seconds-per-point", seconds, expected, |seconds| seconds > 0.0 && seconds <= MOST_SECONDS)?;
+        let timeout = at_least("--timeout", args.timeout.unwrap_or(120), 1)?;
+        if timeout as f64 <= 2.0 * seconds {
+            return Err(ConfigError::Invalid {
+                option: "--timeout",
+                expected: format!("more than twice --seconds-per-point, {seconds} s, as other ranks wait for a pair"),
+                got: format!("{timeout} s"),
+            });
+        }
+        if let Some(output) = args.output.as_ref().filter(|path| path.file_name().is_none() || path.is_dir()) {
+            let (expected, got) = ("the name of a file".to_owned(), output.display().to_string());
+            return Err(ConfigError::Invalid { option: "--output", expected, got });
+        }
+        let mut reductions = args.reductions.clone().unwrap_or_else(|| ReductionChoice::value_variants().to_vec());
+        let mut seen = Vec::new();
+        reductions.retain(|choice| {
+            !seen.contains(choice) && {
+                seen.push(*choice);
+                true
+            }
+        });
+        Ok(Self {
+            sizes: sizes(args)?,
+            time_per_point: Duration::from_secs_f64(seconds),
+            most_pairs: at_least("--pairs", args.pairs.unwrap_or(28), 1)?,
+            ranks: ranks(args, world_size)?,
+            reductions,
+            output: args.output.clone(),
+            timeout: Duration::from_secs(timeout),
+            json: args.json,
+        })
+    }
+}
+
+fn sizes(args: &NetbenchArgs) -> Result<Vec<usize>, ConfigError> {
+    let most = args.max_bytes.as_ref().map(|text| size("--max-bytes", text)).transpose()?;
+    let Some(given) = &args.sizes else {
+        let most = most.unwrap_or(DEFAULT_MOST_BYTES);
+        return Ok((0..).map(|power| 1 << (2 * power)).take_while(|&bytes| bytes <= most).collect());
+    };
+    if most.is_some() {
+        return Err(no_effect("--max-bytes", "with --sizes, which tells every size", "leave one of them out"));
+    }
+    let mut sizes = given.iter().map(|text| size("--sizes", text)).collect::<Result<Vec<_>, _>>()?;
+    sizes.sort_unstable();
+    sizes.dedup();
+    Ok(sizes)
+}
+
+/// Reads `4096`, `4096B`, `4KiB`, `1MiB` or `1GiB`.
+fn size(option: &'static str, text: &str) -> Result<usize, ConfigError> {
+    const UNITS: [(&str, usize); 4] = [("KiB", 1 << 10), ("MiB", 1 << 20), ("GiB", 1 << 30), ("B", 1)];
+    let text = text.trim();
+    let (digits, unit) =
+        UNITS.iter().find_map(|&(unit, bytes)| Some((text.strip_suffix(unit)?, bytes))).unwrap_or((text, 1));
+    let bytes = digits.trim().parse::<usize>().ok().and_then(|number| number.checked_mul(unit));
+    bytes.filter(|bytes| (1..=MOST_BYTES).contains(bytes)).ok_or_else(|| ConfigError::Invalid {
+        option,
+        expected: "1 to 1GiB, such as 4096, 64KiB or 16MiB".to_owned(),
+        got: format!("\"{text}\""),
+    })
+}
+
+fn ranks(args: &NetbenchArgs, world_size: usize) -> Result<Vec<usize>, ConfigError> {
+    match &args.ranks {
+        Some(_) if world_size == 1 => {
+            Err(no_effect("--ranks", "in a world of one rank", "start it with mpirun or srun, or leave it out"))
+        }
+        None if world_size == 1 => Ok(Vec::new()),
+        None => Ok(vec![world_size]),
+        Some(given) => {
+            let mut ranks = given.clone();
+            ranks.sort_unstable();
+            ranks.dedup();
+            match ranks.iter().find(|&&ranks| !(2..=world_size).contains(&ranks)) {
+                None => Ok(ranks),
+                Some(&wrong) => Err(ConfigError::Invalid {
+                    option: "--ranks",
+                    expected: format!("numbers from 2 to {world_size}, the world size"),
+                    got: wrong.to_string(),
+                }),
+            }
+        }
+    }
+}
+
+/// Whether the text of `--simulate-network` names a file of `trainer netbench`.
+pub(super) fn names_a_measurement(text: &str) -> bool {
+    text.trim().to_ascii_lowercase().ends_with(".json")
+}
+
+/// The network in a file that `trainer netbench --output` wrote.
+pub(super) fn measured_network(option: &'static str, path: &Path) -> Result<NetworkModel, ConfigError> {
+    let refuse = |got: String| ConfigError::Invalid {
+        option,
+        expected: "a file that `trainer netbench --output` wrote".to_owned(),
+        got: format!("{}: {got}", path.display()),
+    };
+    let text = std::fs::read(path).map_err(|error| refuse(error.to_string()))?;
+    let record: serde_json::Value = serde_json::from_slice(&text).map_err(|error| refuse(error.to_string()))?;
+    match record.get("network") {
+        Some(serde_json::Value::String(network)) => network.parse().map_err(|error| refuse(format!("{error}"))),
+        Some(serde_json::Value::Null) => {
+            Err(refuse("its sizes or its one rank tell no network; measure larger ones on several ranks".to_owned()))
+        }
+        _ => Err(refuse("no network in it".to_owned())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn resolve(args: NetbenchArgs, world_size: usize) -> Result<NetbenchConfig, String> {
+        NetbenchConfig::resolve(&args, world_size).map_err(|error| error.to_string())
+    }
+
+    fn with_sizes(sizes: &[&str]) -> NetbenchArgs {
+        let sizes = Some(sizes.iter().map(|&size| size.to_owned()).collect());
+        NetbenchArgs { sizes, ..NetbenchArgs::default() }
+    }
+
+    #[test]
+    fn sizes_are_powers_of_four_up_to_64_mib_unless_bounded_or_told() {
+        let sizes = |args| resolve(args, 2).unwrap().sizes;
+        let all = sizes(NetbenchArgs::default());
+        assert_eq!((all[0], all[1], all.len(), all[13]), (1, 4, 14, 64 << 20));
+        let bounded = NetbenchArgs { max_bytes: Some("20KiB".to_owned()), ..NetbenchArgs::default() };
+        assert_eq!(sizes(bounded).last(), Some(&16_384));
+        assert_eq!(sizes(with_sizes(&["1MiB", " 100 ", "4 KiB", "100B"])), [100, 4096, 1 << 20]);
+    }
+
+    #[test]
+    fn what_is_no_size_is_refused_with_what_was_given() {
+        for text in ["0", "-1", "", "many", "1.5MiB", "2GiB", "99999999999999999999MiB", "1MB"] {
+            let error = resolve(with_sizes(&[text]), 2).unwrap_err();
+            assert!(error.contains("--sizes: expected 1 to 1GiB") && error.contains(&format!("\"{text}\"")), "{error}");
+        }
+        let both = NetbenchArgs { max_bytes: Some("1".to_owned()), ..with_sizes(&["1"]) };
+        assert!(resolve(both, 2).unwrap_err().contains("--max-bytes has no effect"));
+    }
+
+    #[test]
+    fn ranks_are_all_or_those_told_and_within_the_world() {
+        let given = |ranks: &[usize]| NetbenchArgs { ranks: Some(ranks.to_vec()), ..NetbenchArgs::default() };
+        assert_eq!(resolve(NetbenchArgs::default(), 4).unwrap().ranks, [4]);
+        assert!(resolve(NetbenchArgs::default(), 1).unwrap().ranks.is_empty());
+        assert_eq!(resolve(given(&[4, 2, 4]), 4).unwrap().ranks, [2, 4]);
+        assert!(resolve(given(&[1]), 4).unwrap_err().contains("expected numbers from 2 to 4, the world size, got 1"));
+        assert!(resolve(given(&[8]), 4).unwrap_err().contains("got 8"));
+        assert!(resolve(given(&[2]), 1).unwrap_err().contains("--ranks has no effect in a world of one rank"));
+    }
+
+    #[test]
+    fn times_and_outputs_that_cannot_be_are_refused() {
+        for seconds in [0.0, -1.0, f64::NAN, f64::INFINITY, 4000.0] {
+            let args = NetbenchArgs { seconds_per_point: Some(seconds), ..NetbenchArgs::default() };
+            assert!(resolve(args, 2).unwrap_err().contains("--seconds-per-point"), "{seconds}");
+        }
+        let args = NetbenchArgs { seconds_per_point: Some(10.0), timeout: Some(20), ..NetbenchArgs::default() };
+        assert!(resolve(args, 2).unwrap_err().contains("--timeout: expected more than twice"));
+        for path in ["/", "..", "."] {
+            let args = NetbenchArgs { output: Some(path.into()), ..NetbenchArgs::default() };
+            assert!(resolve(args, 2).unwrap_err().contains("--output: expected the name of a file"), "{path}");
+        }
+        assert!(
+            resolve(NetbenchArgs { pairs: Some(0), ..NetbenchArgs::default() }, 2).unwrap_err().contains("--pairs")
+        );
+    }
+
+    #[test]
+    fn a_measured_network_is_read_from_its_file_and_other_files_are_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        let read = |text: &str| {
+            let path = directory.path().join("network.json");
+            std::fs::write(&path, text).unwrap();
+            measured_network("--simulate-network", &path).map_err(|error| error.to_string())
+        };
+        assert_eq!(read("{\"network\": \"30us,113MB/s@2:shared:1us,5000MB/s\"}").unwrap().ranks_per_node(), 2);
+        assert!(read("{\"network\": null}").unwrap_err().contains("tell no network"));
+        assert!(read("{\"network\": \"token-ring\"}").unwrap_err().contains("token-ring"));
+        for text in ["", "[]", "{}", "{\"network\": 3}", "\u{0}"] {
+            let error = read(text).unwrap_err();
+            assert!(
+                error.contains("--simulate-network: expected a file that `trainer netbench --output` wrote"),
+                "{error}"
+            );
+        }
+        assert!(names_a_measurement("runs/Net.JSON") && !names_a_measurement("1gbe"));
+    }
+}

@@ -1,0 +1,159 @@
+//! The collectives that are timed.
+//!
+//! In: ranks, sizes. Out: a [`CollectiveTimes`] for each algorithm of all-reduce, for broadcast and all-gather, with root's points.
+//! Invariant: what is summed does not grow with the repetitions, and each begins with the same values.
+
+use super::points::{Point, Work, repeat_together};
+use crate::config::{NetbenchConfig, ReductionChoice};
+use distributed::simulate::{NetworkModel, reduction_seconds};
+use distributed::{AllReducer, CollectiveError, Communicator, ROOT};
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+
+/// Ranks up to which all-reduces are simulated too, in little time.
+const MOST_SIMULATED: usize = 64;
+
+/// What all ranks do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Operation {
+    /// The sum of `f32` over all ranks, on all ranks.
+    AllReduce,
+    /// Root's bytes, on all ranks.
+    Broadcast,
+    /// The bytes of all ranks, on all ranks.
+    AllGather,
+}
+
+/// One collective on so many ranks, by size.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct CollectiveTimes {
+    /// What is done.
+    pub operation: Operation,
+    /// How, as `--reduction` names it; `mpi` is the communication library.
+    pub algorithm: String,
+    /// Ranks, from 0.
+    pub ranks: usize,
+    /// Smallest size first; root's.
+    pub points: Vec<Point>,
+}
+
+/// The sizes that ranks really use of those that are asked for: whole `f32`, and equal parts of what is gathered.
+fn usable_sizes(operation: Operation, sizes: &[usize], ranks: usize) -> Vec<usize> {
+    let mut usable: Vec<usize> = sizes
+        .iter()
+        .map(|&bytes| match operation {
+            Operation::AllReduce => bytes.next_multiple_of(size_of::<f32>()),
+            Operation::Broadcast => bytes,
+            Operation::AllGather => (bytes / ranks).max(1) * ranks,
+        })
+        .collect();
+    usable.dedup();
+    usable
+}
+
+/// Times all collectives on the ranks of `communicator`.
+///
+/// # Errors
+/// When a collective fails.
+///
+/// # Collective
+/// Must be called by all ranks of the communicator, with the same configuration.
+pub fn measure(
+    config: &NetbenchConfig,
+    communicator: &Arc<dyn Communicator>,
+) -> Result<Vec<CollectiveTimes>, CollectiveError> {
+    let mut all = Vec::new();
+    for &choice in &config.reductions {
+        let reducer = AllReducer::new(choice.into(), Arc::clone(communicator))?;
+        let mut work = Summing { reducer, values: Vec::new() };
+        let resize = |work: &mut Summing, bytes: usize| work.values.resize(bytes / size_of::<f32>(), 0.0);
+        all.push(by_size(config, &**communicator, (Operation::AllReduce, choice), &mut work, resize)?);
+    }
+    let library = ReductionChoice::Mpi;
+    let resize = |work: &mut Broadcasting, bytes| work.0.resize(bytes, 1);
+    let mut work = Broadcasting(Vec::new());
+    all.push(by_size(config, &**communicator, (Operation::Broadcast, library), &mut work, resize)?);
+    let ranks = communicator.world_size();
+    let resize = |work: &mut Gathering, bytes| work.0.resize(bytes / ranks, 1);
+    let mut work = Gathering(Vec::new());
+    all.push(by_size(config, &**communicator, (Operation::AllGather, library), &mut work, resize)?);
+    Ok(all)
+}
+
+fn by_size<W: Work>(
+    config: &NetbenchConfig,
+    communicator: &dyn Communicator,
+    (operation, choice): (Operation, ReductionChoice),
+    work: &mut W,
+    resize: impl Fn(&mut W, usize),
+) -> Result<CollectiveTimes, CollectiveError> {
+    let ranks = communicator.world_size();
+    let mut points = Vec::new();
+    for bytes in usable_sizes(operation, &config.sizes, ranks) {
+        resize(work, bytes);
+        points.extend(repeat_together(communicator, bytes, config.time_per_point, work)?);
+    }
+    Ok(CollectiveTimes { operation, algorithm: choice.to_string(), ranks, points })
+}
+
+/// Adds to all-reduces what a simulation with `network` takes for them, where there are few ranks.
+pub fn simulate(all: &mut [CollectiveTimes], reductions: &[ReductionChoice], network: &NetworkModel) {
+    let sums = all.iter_mut().filter(|times| times.operation == Operation::AllReduce && times.ranks <= MOST_SIMULATED);
+    for times in sums {
+        let Some(&choice) = reductions.iter().find(|choice| choice.to_string() == times.algorithm) else { continue };
+        for point in &mut times.points {
+            // A network that cannot be simulated leaves the measurement as it is.
+            point.simulated_seconds = reduction_seconds(choice.into(), network, times.ranks, point.bytes).ok();
+        }
+    }
+}
+
+struct Summing {
+    reducer: AllReducer,
+    values: Vec<f32>,
+}
+
+impl Work for Summing {
+    fn prepare(&mut self) {
+        self.values.fill(1.0);
+    }
+
+    fn run(&mut self, _communicator: &dyn Communicator) -> Result<(), CollectiveError> {
+        self.reducer.sum(&mut self.values)
+    }
+}
+
+struct Broadcasting(Vec<u8>);
+
+impl Work for Broadcasting {
+    fn prepare(&mut self) {}
+
+    fn run(&mut self, communicator: &dyn Communicator) -> Result<(), CollectiveError> {
+        communicator.broadcast(ROOT, &mut self.0)
+    }
+}
+
+struct Gathering(Vec<u8>);
+
+impl Work for Gathering {
+    fn prepare(&mut self) {}
+
+    fn run(&mut self, communicator: &dyn Communicator) -> Result<(), CollectiveError> {
+        communicator.all_gather(&self.0).map(drop)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_those_that_ranks_can_use() {
+        let sizes = [1, 4, 16, 1024];
+        assert_eq!(usable_sizes(Operation::AllReduce, &sizes, 3), [4, 16, 1024]);
+        assert_eq!(usable_sizes(Operation::Broadcast, &sizes, 3), sizes);
+        assert_eq!(usable_sizes(Operation::AllGather, &sizes, 3), [3, 15, 1023]);
+        assert_eq!(usable_sizes(Operation::AllGather, &sizes, 1000), [1000]);
+    }
+}

@@ -1,0 +1,213 @@
+//! Messages between two ranks, by size and pair, and the network that they tell of.
+//!
+//! In: the ranks' nodes, sizes. Out: [`PairTimes`] on all ranks; [`Links`], the fit over all pairs, and the network of a simulation.
+//! Invariant: one pair at a time sends; the other ranks sleep.
+
+use super::pairs::{Pair, PairPlan};
+use super::points::{Point, ping_pong};
+use crate::config::NetbenchConfig;
+use anyhow::{Context, Result, ensure};
+use distributed::simulate::{Link, LinkFit, NetworkModel, Node};
+use distributed::{Communicator, Patience};
+use serde::{Deserialize, Serialize};
+
+use crate::stop::StopFlag;
+
+/// Bytes that tell whether a node's ranks share memory.
+const SHARED_BYTES: usize = 4096;
+
+/// Messages between two ranks.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PairTimes {
+    /// The ranks.
+    pub ranks: [usize; 2],
+    /// Their nodes.
+    pub nodes: [String; 2],
+    /// Whether that is one node.
+    pub is_inside_node: bool,
+    /// Times one way, smallest size first.
+    pub points: Vec<Point>,
+    /// The link of this pair alone, if they tell it.
+    pub fit: Option<FitFacts>,
+}
+
+/// A fitted link, as a record.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct FitFacts {
+    /// Latency: seconds a message.
+    pub alpha_s: f64,
+    /// Seconds a byte.
+    pub beta_s_per_byte: f64,
+    /// One over that.
+    pub bandwidth_bytes_per_s: f64,
+    /// Root mean square of the relative errors.
+    pub residual: f64,
+    /// The largest relative error; positive where the measured time is longer.
+    pub worst_residual: f64,
+    /// Size of the message with that error.
+    pub worst_bytes: u64,
+    /// Number of measured sizes, over all pairs.
+    pub num_points: usize,
+}
+
+impl FitFacts {
+    /// The link of these pairs' messages together; `None` if they cannot tell it.
+    pub fn of<'a>(pairs: impl IntoIterator<Item = &'a [Point]>) -> Option<Self> {
+        let points: Vec<(f64, f64)> =
+            pairs.into_iter().flatten().map(|point| (point.bytes as f64, point.seconds_median)).collect();
+        let fit = LinkFit::of(&points)?;
+        Some(Self {
+            alpha_s: fit.link.alpha,
+            beta_s_per_byte: fit.link.beta,
+            bandwidth_bytes_per_s: fit.link.beta.recip(),
+            residual: fit.residual,
+            worst_residual: fit.worst_residual,
+            worst_bytes: fit.worst_bytes as u64,
+            num_points: fit.num_points,
+        })
+    }
+
+    fn link(&self) -> Link {
+        Link { alpha: self.alpha_s, beta: self.beta_s_per_byte }
+    }
+}
+
+/// Times messages of all pairs, one pair after the other.
+///
+/// # Errors
+/// When a message or a collective fails, or a signal stops this rank.
+///
+/// # Collective
+/// Must be called by all ranks, with the same plan and configuration.
+pub fn measure(
+    config: &NetbenchConfig,
+    communicator: &dyn Communicator,
+    nodes: &[String],
+    plan: &PairPlan,
+    stop: &StopFlag,
+) -> Result<Vec<PairTimes>> {
+    // A rank that waits for its turn must not take the core of one that is measured.
+    let idle = communicator.duplicate()?;
+    idle.set_patience(Patience::Sleeping);
+    let mut all = Vec::new();
+    for &pair in &plan.pairs {
+        let is_member = [pair.first, pair.second].contains(&communicator.rank());
+        let mut own = Vec::new();
+        for &bytes in &config.sizes {
+            ensure!(!stop.is_raised(), "netbench: stopped by a signal");
+            if is_member {
+                own.extend(ping_pong(communicator, pair, bytes, config.time_per_point)?);
+            }
+            idle.barrier()?;
+        }
+        let gathered = idle.all_gather(&serde_json::to_vec(&own)?)?;
+        let points: Vec<Point> = serde_json::from_slice(&gathered[pair.first])
+            .with_context(|| format!("netbench: the times of rank {}", pair.first))?;
+        all.push(pair_times(pair, nodes, points));
+    }
+    Ok(all)
+}
+
+fn pair_times(pair: Pair, nodes: &[String], points: Vec<Point>) -> PairTimes {
+    let fit = FitFacts::of([&points[..]]);
+    PairTimes {
+        ranks: [pair.first, pair.second],
+        nodes: [nodes[pair.first].clone(), nodes[pair.second].clone()],
+        is_inside_node: pair.is_inside,
+        points,
+        fit,
+    }
+}
+
+/// What all pairs tell together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Links {
+    /// Between nodes, if there are several and their messages tell it.
+    pub between_nodes: Option<FitFacts>,
+    /// Inside a node.
+    pub inside_node: Option<FitFacts>,
+}
+
+impl Links {
+    /// Fits over the pairs between nodes and over those inside.
+    pub fn of(pairs: &[PairTimes]) -> Self {
+        let fit = |is_inside| {
+            let wanted = pairs.iter().filter(|pair| pair.is_inside_node == is_inside);
+            FitFacts::of(wanted.map(|pair| &pair.points[..]))
+        };
+        Self { between_nodes: fit(false), inside_node: fit(true) }
+    }
+
+    /// The network of a simulation, for nodes of `ranks_per_node` ranks that may share memory.
+    ///
+    /// Measured on one node, messages between nodes are taken to be like those inside; `None` if no fit tells a link.
+    pub fn network(&self, ranks_per_node: usize, is_shared: bool) -> Option<NetworkModel> {
+        let inside = self.inside_node.as_ref().map(FitFacts::link);
+        let link = self.between_nodes.as_ref().map(FitFacts::link).or(inside)?;
+        let node = Node { ranks: ranks_per_node, link: inside.unwrap_or(Link::MEMORY), shared: is_shared };
+        Some(NetworkModel { link, node: (ranks_per_node > 1).then_some(node) })
+    }
+}
+
+/// Whether the ranks of each node share memory.
+///
+/// # Errors
+/// When a collective fails.
+///
+/// # Collective
+/// Must be called by all ranks.
+pub fn nodes_share_memory(communicator: &dyn Communicator, nodes: &[String]) -> Result<bool> {
+    let own = &communicator.topology().node;
+    let members: Vec<usize> = (0..nodes.len()).filter(|&rank| nodes[rank] == *own).collect();
+    Ok(communicator.node_memory(&members, SHARED_BYTES)?.is_some())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::repetitions::StoppedBy;
+    use super::*;
+
+    fn pair(is_inside_node: bool, link: Link) -> PairTimes {
+        let point = |bytes: u64| Point {
+            bytes,
+            seconds_median: link.seconds(bytes as f64),
+            seconds_p10: 0.0,
+            seconds_p90: 0.0,
+            relative_half_width: None,
+            repetitions: 3,
+            stopped_by: StoppedBy::Time,
+            simulated_seconds: None,
+        };
+        let points = (0..12).map(|power| point(1 << (2 * power))).collect();
+        let second = if is_inside_node { 1 } else { 2 };
+        pair_times(Pair { first: 0, second, is_inside: is_inside_node }, &["a", "a", "b"].map(str::to_owned), points)
+    }
+
+    #[test]
+    fn the_network_has_the_links_that_were_measured_and_reads_as_text_again() {
+        let (fast, slow) = (Link::new(0.5e-6, 5e9), Link::new(50e-6, 113e6));
+        let links = Links::of(&[pair(false, slow), pair(true, fast)]);
+        let network = links.network(2, true).unwrap();
+        assert!((network.link.alpha / slow.alpha - 1.0).abs() < 1e-6, "{network:?}");
+        let node = network.node.unwrap();
+        assert!((node.link.beta / fast.beta - 1.0).abs() < 1e-6 && node.ranks == 2 && node.shared, "{node:?}");
+        let read: NetworkModel = network.to_string().parse().unwrap();
+        assert_eq!(read.to_string(), network.to_string());
+        assert_eq!(links.network(1, true).unwrap().node, None);
+    }
+
+    #[test]
+    fn one_node_stands_for_several_and_nothing_measured_is_no_network() {
+        let fast = Link::new(0.5e-6, 5e9);
+        let network = Links::of(&[pair(true, fast)]).network(4, false).unwrap();
+        assert_eq!(network.link, network.node.unwrap().link);
+        assert_eq!(Links::of(&[]).network(4, true), None);
+    }
+
+    #[test]
+    fn a_pair_names_its_nodes_and_its_own_fit() {
+        let pair = pair(false, Link::new(50e-6, 113e6));
+        assert_eq!(pair.nodes, ["a", "b"]);
+        assert!((pair.fit.unwrap().bandwidth_bytes_per_s / 113e6 - 1.0).abs() < 1e-6);
+    }
+}

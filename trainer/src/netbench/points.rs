@@ -1,0 +1,206 @@
+//! Times of one size: a message and its answer, or a collective of all ranks.
+//!
+//! In: a communicator, a size, the time that may be spent. Out: [`Point`], on the rank that decided.
+//! Invariant: one rank decides how often and tells the others, so that all make the same calls.
+//! Source: Snell, Mikler & Gustafson 1996, NetPIPE (half of a round trip); Hoefler & Belli 2015, rules 9 and 10 (the slowest of the ranks).
+
+use super::pairs::Pair;
+use super::repetitions::{Next, StoppedBy, next};
+use super::statistics::Spread;
+use distributed::{CollectiveError, Communicator, ROOT};
+use serde::{Deserialize, Serialize};
+use std::time::{Duration, Instant};
+
+/// Tags of messages that are timed, and of those that say how many come.
+const TIMED_TAG: u16 = 101;
+const ORDER_TAG: u16 = 102;
+
+/// What the bytes are.
+const CONTENT: u8 = 1;
+
+/// The times of one size.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Point {
+    /// Size of the message, of the buffer that is summed or broadcast, or of all that is gathered.
+    pub bytes: u64,
+    /// Median time.
+    pub seconds_median: f64,
+    /// A tenth of the repetitions were faster.
+    pub seconds_p10: f64,
+    /// A tenth of the repetitions were slower.
+    pub seconds_p90: f64,
+    /// Half the width of the median's 95 % confidence interval, as a share of the median; none below six repetitions.
+    pub relative_half_width: Option<f64>,
+    /// How many there were.
+    pub repetitions: u64,
+    /// Why no more.
+    pub stopped_by: StoppedBy,
+    /// What a simulation with the fitted network takes for it; all-reduces of a few ranks only.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub simulated_seconds: Option<f64>,
+}
+
+impl Point {
+    /// Of `sorted` nanoseconds, ascending, each of which is `parts` times what is told.
+    fn of(bytes: usize, sorted: &[u64], parts: f64, stopped_by: StoppedBy) -> Self {
+        let spread = Spread::of(sorted).expect("every point has its repetitions");
+        let seconds = |nanos: f64| nanos / parts / 1e9;
+        Self {
+            bytes: bytes as u64,
+            seconds_median: seconds(spread.median),
+            seconds_p10: seconds(spread.p10),
+            seconds_p90: seconds(spread.p90),
+            relative_half_width: spread.relative_half_width,
+            repetitions: sorted.len() as u64,
+            stopped_by,
+            simulated_seconds: None,
+        }
+    }
+}
+
+/// Times messages of `bytes` from one rank of the pair to the other, as half of a round trip; the first of the pair gets the point.
+///
+/// The first round trip, which opens the connection and touches memory, is not counted.
+///
+/// # Errors
+/// When a message fails.
+///
+/// # Collective
+/// Must be called by both ranks of the pair, and by no other.
+pub(super) fn ping_pong(
+    communicator: &dyn Communicator,
+    pair: Pair,
+    bytes: usize,
+    budget: Duration,
+) -> Result<Option<Point>, CollectiveError> {
+    let mut buffer = vec![CONTENT; bytes];
+    if communicator.rank() == pair.second {
+        answer(communicator, pair.first, &mut buffer)?;
+        return Ok(None);
+    }
+    let other = pair.second;
+    let mut order = |number: usize| {
+        let mut heard = (number as u64).to_le_bytes();
+        communicator.send(other, ORDER_TAG, &heard)?;
+        // Its echo keeps the order out of the first round trip.
+        communicator.receive(other, ORDER_TAG, &mut heard)
+    };
+    let mut round_trip = || {
+        let start = Instant::now();
+        communicator.send(other, TIMED_TAG, &buffer)?;
+        communicator.receive(other, TIMED_TAG, &mut buffer)?;
+        Ok(nanos_since(start))
+    };
+    order(1)?;
+    round_trip()?;
+    let (start, mut times) = (Instant::now(), Vec::new());
+    loop {
+        times.sort_unstable();
+        match next(&times, start.elapsed(), budget) {
+            Next::Repeat(number) => {
+                order(number)?;
+                for _ in 0..number {
+                    times.push(round_trip()?);
+                }
+            }
+            Next::Stop(why) => {
+                order(0)?;
+                return Ok(Some(Point::of(bytes, &times, 2.0, why)));
+            }
+        }
+    }
+}
+
+/// Sends back what `first` sends, as often as it says, until it says that nothing more comes.
+fn answer(communicator: &dyn Communicator, first: usize, buffer: &mut [u8]) -> Result<(), CollectiveError> {
+    loop {
+        let mut order = [0; 8];
+        communicator.receive(first, ORDER_TAG, &mut order)?;
+        communicator.send(first, ORDER_TAG, &order)?;
+        let number = u64::from_le_bytes(order);
+        if number == 0 {
+            return Ok(());
+        }
+        for _ in 0..number {
+            communicator.receive(first, TIMED_TAG, buffer)?;
+            communicator.send(first, TIMED_TAG, buffer)?;
+        }
+    }
+}
+
+/// Something that all ranks do together.
+pub(super) trait Work {
+    /// Makes ready for another repetition; not timed.
+    fn prepare(&mut self);
+
+    /// Does it.
+    ///
+    /// # Errors
+    /// When a collective fails.
+    ///
+    /// # Collective
+    /// Must be called by all ranks.
+    fn run(&mut self, communicator: &dyn Communicator) -> Result<(), CollectiveError>;
+}
+
+/// Times `work` on `bytes`: each repetition begins after a barrier and takes as long as on the slowest rank; root gets the point.
+///
+/// Ranks leave a barrier at slightly different times, which is part of what is told. The first repetition is not counted.
+///
+/// # Errors
+/// When a collective fails.
+///
+/// # Collective
+/// Must be called by all ranks.
+pub(super) fn repeat_together(
+    communicator: &dyn Communicator,
+    bytes: usize,
+    budget: Duration,
+    work: &mut dyn Work,
+) -> Result<Option<Point>, CollectiveError> {
+    let mut once = || {
+        work.prepare();
+        communicator.barrier()?;
+        let start = Instant::now();
+        work.run(communicator)?;
+        Ok(nanos_since(start))
+    };
+    once()?;
+    let (start, mut times) = (Instant::now(), Vec::new());
+    loop {
+        times.sort_unstable();
+        let (mut order, mut point) = ([0; 8], None);
+        if communicator.rank() == ROOT {
+            match next(&times, start.elapsed(), budget) {
+                Next::Repeat(number) => order = (number as u64).to_le_bytes(),
+                Next::Stop(why) => point = Some(Point::of(bytes, &times, 1.0, why)),
+            }
+        }
+        communicator.broadcast(ROOT, &mut order)?;
+        let number = u64::from_le_bytes(order);
+        if number == 0 {
+            return Ok(point);
+        }
+        let mut more = (0..number).map(|_| once()).collect::<Result<Vec<u64>, CollectiveError>>()?;
+        communicator.all_reduce_max_u64(&mut more)?;
+        times.extend(more);
+    }
+}
+
+fn nanos_since(start: Instant) -> u64 {
+    u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_takes_half_of_its_round_trip() {
+        let times = [1_000, 2_000, 2_000, 2_000, 2_000, 2_000, 2_000, 3_000];
+        let point = Point::of(4, &times, 2.0, StoppedBy::Time);
+        assert_eq!((point.bytes, point.repetitions, point.seconds_median), (4, 8, 1e-6));
+        // The interval of eight values is from the first to the last.
+        assert_eq!(point.relative_half_width, Some(0.5));
+    }
+}

@@ -1,0 +1,312 @@
+//! The tables of a measurement.
+//!
+//! In: times. Out: lines of at most 100 columns but for the names of nodes; units stand in the headings.
+
+use super::collectives::{CollectiveTimes, Operation};
+use super::environment::Environment;
+use super::point_to_point::{FitFacts, Links, PairTimes};
+use super::points::Point;
+use super::repetitions::PRECISION;
+use super::statistics::percentile;
+use crate::report::bytes;
+
+/// Pairs whose fits are shown.
+const MOST_PAIRS: usize = 24;
+
+/// Where and with what is measured.
+pub fn heading_lines(environment: &Environment) -> Vec<String> {
+    let Environment { ranks, nodes, library, processor, processor_count, .. } = environment;
+    let library = library.split(',').next().unwrap_or_default();
+    let mut lines = vec![
+        format!("netbench: {} on {}, {library}", counted(*ranks, "rank"), counted(*nodes, "node")),
+        format!("processor of rank 0: {processor}, {processor_count} to use"),
+    ];
+    if *ranks == 1 {
+        lines.push("one rank: there is nothing to measure; start it with mpirun or srun".to_owned());
+    }
+    lines
+}
+
+/// Messages between nodes and inside one, with the fit of both.
+pub fn pair_lines(pairs: &[PairTimes], possible: usize, links: &Links) -> Vec<String> {
+    let mut lines = Vec::new();
+    for (is_inside, fit) in [(false, &links.between_nodes), (true, &links.inside_node)] {
+        let group: Vec<&PairTimes> = pairs.iter().filter(|pair| pair.is_inside_node == is_inside).collect();
+        let Some(first) = group.first() else { continue };
+        let place = if is_inside { "inside a node" } else { "between nodes" };
+        // Beside pairs of nodes, one inside is an example and no choice.
+        let is_all = (is_inside && pairs.len() > group.len()) || group.len() == possible;
+        let choice = if is_all { String::new() } else { format!(", chosen at random of {possible}") };
+        lines.push(String::new());
+        lines.push(format!("point to point {place}, half of a round trip, {}{choice}", counted(group.len(), "pair")));
+        match group[..] {
+            [pair] => lines.extend(single_pair(pair)),
+            _ => lines.extend(several_pairs(&group)),
+        }
+        match fit {
+            Some(fit) => lines.push(format!("fit {place}: {}", fit_text(fit))),
+            None => lines.push(format!("fit {place}: none, as sizes up to {} do not tell it", largest(first))),
+        }
+        if group.len() > 1 {
+            lines.extend(group.iter().take(MOST_PAIRS).map(|pair| fit_of_pair(pair)));
+            if group.len() > MOST_PAIRS {
+                lines.push(format!("  and {} more pairs, in --output and --json", group.len() - MOST_PAIRS));
+            }
+        }
+    }
+    lines
+}
+
+fn largest(pair: &PairTimes) -> String {
+    bytes(pair.points.iter().map(|point| point.bytes).max().unwrap_or(0))
+}
+
+fn single_pair(pair: &PairTimes) -> Vec<String> {
+    let mut lines =
+        vec![format!("ranks {} and {}, {} and {}", pair.ranks[0], pair.ranks[1], pair.nodes[0], pair.nodes[1])];
+    lines.push(format!(
+        "{:>8} {:>11} {:>11} {:>11} {:>9} {:>7} {:>6}  {}",
+        "size", "median us", "p10 us", "p90 us", "MB/s", "times", "+- %", "until"
+    ));
+    for point in &pair.points {
+        let width = point.relative_half_width.map_or("-".to_owned(), |width| format!("{:.1}", 100.0 * width));
+        lines.push(format!(
+            "{:>8} {:>11} {:>11} {:>11} {:>9} {:>7} {width:>6}  {}",
+            bytes(point.bytes),
+            microseconds(point.seconds_median),
+            microseconds(point.seconds_p10),
+            microseconds(point.seconds_p90),
+            megabytes_per_s(point.bytes as f64 / point.seconds_median),
+            point.repetitions,
+            format!("{:?}", point.stopped_by).to_lowercase(),
+        ));
+    }
+    lines
+}
+
+/// The medians of several pairs, by size: the fastest pair, the middle and the slowest.
+fn several_pairs(group: &[&PairTimes]) -> Vec<String> {
+    let mut lines = vec![format!(
+        "{:>8} {:>11} {:>11} {:>11} {:>9}  {}",
+        "size", "fastest us", "middle us", "slowest us", "MB/s", "slowest pair"
+    )];
+    for (index, point) in group[0].points.iter().enumerate() {
+        let mut medians: Vec<(f64, &PairTimes)> =
+            group.iter().map(|pair| (pair.points[index].seconds_median, *pair)).collect();
+        medians.sort_by(|a, b| a.0.total_cmp(&b.0));
+        let nanos: Vec<u64> = medians.iter().map(|(seconds, _)| (seconds * 1e9) as u64).collect();
+        let middle = percentile(&nanos, 0.5) / 1e9;
+        let (slowest, pair) = medians[medians.len() - 1];
+        lines.push(format!(
+            "{:>8} {:>11} {:>11} {:>11} {:>9}  {}",
+            bytes(point.bytes),
+            microseconds(medians[0].0),
+            microseconds(middle),
+            microseconds(slowest),
+            megabytes_per_s(point.bytes as f64 / middle),
+            name(pair),
+        ));
+    }
+    lines
+}
+
+fn name(pair: &PairTimes) -> String {
+    match pair.is_inside_node {
+        true => format!("{}-{}", pair.ranks[0], pair.ranks[1]),
+        false => format!("{}-{}", pair.nodes[0], pair.nodes[1]),
+    }
+}
+
+fn fit_of_pair(pair: &PairTimes) -> String {
+    format!("  {}: {}", name(pair), pair.fit.as_ref().map_or("none".to_owned(), fit_text))
+}
+
+fn fit_text(fit: &FitFacts) -> String {
+    format!(
+        "latency {} us, bandwidth {} MB/s, residual {:.0} % (worst {:+.0} % at {})",
+        microseconds(fit.alpha_s),
+        megabytes_per_s(fit.bandwidth_bytes_per_s),
+        100.0 * fit.residual,
+        100.0 * fit.worst_residual,
+        bytes(fit.worst_bytes)
+    )
+}
+
+/// The collectives of one number of ranks: a line a size, a column an algorithm.
+pub fn collective_lines(all: &[CollectiveTimes]) -> Vec<String> {
+    let Some(first) = all.first() else { return Vec::new() };
+    let heading = |times: &CollectiveTimes| match times.operation {
+        Operation::AllReduce => times.algorithm.chars().take(10).collect(),
+        Operation::Broadcast => "broadcast".to_owned(),
+        Operation::AllGather => "all-gather".to_owned(),
+    };
+    let row = |name: &str, cells: &mut dyn Iterator<Item = String>| {
+        cells.fold(format!("{name:>8}"), |line, cell| line + &format!(" {cell:>11}"))
+    };
+    let mut sizes: Vec<u64> = all.iter().flat_map(|times| &times.points).map(|point| point.bytes).collect();
+    sizes.sort_unstable();
+    sizes.dedup();
+    let mut lines = vec![
+        String::new(),
+        format!(
+            "collectives over {} ranks, median us of the slowest rank; the first columns are all-reduces",
+            first.ranks
+        ),
+        row("size", &mut all.iter().map(heading)),
+    ];
+    let mut is_any_unsure = false;
+    for size in sizes {
+        let mut cells = all.iter().map(|times| {
+            let point = times.points.iter().find(|point| point.bytes == size);
+            is_any_unsure |= point.is_some_and(is_unsure);
+            point.map_or("-".to_owned(), cell)
+        });
+        lines.push(row(&bytes(size), &mut cells));
+    }
+    if is_any_unsure {
+        lines.push(format!(
+            "~ the median is known to less than {:.0} %; --seconds-per-point is its time",
+            100.0 * PRECISION
+        ));
+    }
+    lines
+}
+
+fn is_unsure(point: &Point) -> bool {
+    point.relative_half_width.is_none_or(|width| width >= PRECISION)
+}
+
+fn cell(point: &Point) -> String {
+    format!("{}{}", if is_unsure(point) { "~" } else { "" }, microseconds(point.seconds_median))
+}
+
+/// What a simulation makes of the fit, and how to have more of it.
+pub fn conclusion_lines(network: Option<&str>, is_one_node: bool, all: &[CollectiveTimes]) -> Vec<String> {
+    let Some(network) = network else { return Vec::new() };
+    let mut lines = vec![String::new()];
+    let simulated = all.iter().filter_map(|times| {
+        let point = times.points.last()?;
+        let share = point.simulated_seconds? / point.seconds_median;
+        Some(format!("{} {:.0} %", times.algorithm, 100.0 * share))
+    });
+    let simulated: Vec<String> = simulated.collect();
+    if let (Some(first), false) = (all.first().and_then(|times| times.points.last()), simulated.is_empty()) {
+        let size = bytes(first.bytes);
+        lines.push(format!("all-reduce of {size} simulated with the fit, of the measured: {}", simulated.join(", ")));
+    }
+    if is_one_node {
+        lines.push("measured on one node: a simulation takes messages between nodes to be as fast".to_owned());
+    }
+    lines.push(format!("network: --simulate-network {network}"));
+    lines
+}
+
+fn counted(count: usize, noun: &str) -> String {
+    if count == 1 { format!("1 {noun}") } else { format!("{count} {noun}s") }
+}
+
+/// Microseconds with about four digits.
+fn microseconds(seconds: f64) -> String {
+    digits(seconds * 1e6)
+}
+
+/// 10^6 bytes a second.
+fn megabytes_per_s(bytes_per_s: f64) -> String {
+    digits(bytes_per_s / 1e6)
+}
+
+fn digits(value: f64) -> String {
+    match value {
+        _ if value < 100.0 => format!("{value:.2}"),
+        _ if value < 1000.0 => format!("{value:.1}"),
+        _ => format!("{value:.0}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::repetitions::StoppedBy;
+    use super::*;
+
+    fn point(bytes: u64, seconds: f64, width: f64) -> Point {
+        Point {
+            bytes,
+            seconds_median: seconds,
+            seconds_p10: 0.9 * seconds,
+            seconds_p90: 1.1 * seconds,
+            relative_half_width: Some(width),
+            repetitions: 10,
+            stopped_by: StoppedBy::Precision,
+            simulated_seconds: Some(seconds / 2.0),
+        }
+    }
+
+    fn pair(second: usize) -> PairTimes {
+        let points = vec![point(1, 20e-6, 0.01), point(1 << 20, 0.01 * second as f64, 0.01)];
+        let fit = FitFacts::of([&points[..]]);
+        PairTimes { ranks: [0, second], nodes: ["n0".into(), format!("n{second}")], is_inside_node: false, points, fit }
+    }
+
+    #[test]
+    fn one_pair_is_shown_with_all_its_percentiles() {
+        let pairs = [pair(1)];
+        let text = pair_lines(&pairs, 1, &Links::of(&pairs)).join("\n");
+        assert!(text.contains("between nodes, half of a round trip, 1 pair\nranks 0 and 1, n0 and n1"), "{text}");
+        assert!(
+            text.contains("\n   1 MiB       10000        9000       11000     104.9      10    1.0  precision"),
+            "{text}"
+        );
+        assert!(text.contains("fit between nodes: latency 20.00 us, bandwidth 105.1 MB/s, residual 0 %"), "{text}");
+    }
+
+    #[test]
+    fn several_pairs_name_the_slowest_and_say_how_they_were_chosen() {
+        let pairs: Vec<PairTimes> = (1..=30).map(pair).collect();
+        let lines = pair_lines(&pairs, 400, &Links::of(&pairs));
+        let text = lines.join("\n");
+        assert!(text.contains("30 pairs, chosen at random of 400"), "{text}");
+        assert!(text.contains("\n   1 MiB       10000      155000      300000      6.77  n0-n30"), "{text}");
+        assert!(text.contains("and 6 more pairs"), "{text}");
+    }
+
+    #[test]
+    fn algorithms_stand_beside_each_other_and_unsure_medians_are_marked() {
+        let times = |operation, algorithm: &str, points| CollectiveTimes {
+            operation,
+            algorithm: algorithm.to_owned(),
+            ranks: 4,
+            points,
+        };
+        let all = [
+            times(Operation::AllReduce, "halving-doubling", vec![point(4, 1e-3, 0.2)]),
+            times(Operation::Broadcast, "mpi", vec![point(1, 5e-6, 0.01), point(4, 6e-6, 0.01)]),
+        ];
+        let lines = collective_lines(&all);
+        assert_eq!(lines[2], "    size  halving-do   broadcast");
+        assert_eq!(lines[3], "     1 B           -        5.00");
+        assert_eq!(lines[4], "     4 B       ~1000        6.00");
+        assert!(lines[5].starts_with('~'));
+        let text = conclusion_lines(Some("1gbe"), true, &all).join("\n");
+        assert!(
+            text.contains("all-reduce of 4 B simulated with the fit, of the measured: halving-doubling 50 %"),
+            "{text}"
+        );
+        assert!(text.contains("measured on one node") && text.ends_with("--simulate-network 1gbe"), "{text}");
+        assert!(conclusion_lines(None, true, &all).is_empty());
+    }
+
+    #[test]
+    fn no_line_is_wider_than_100_columns() {
+        let all: Vec<CollectiveTimes> = (0..7)
+            .map(|index| CollectiveTimes {
+                operation: Operation::AllReduce,
+                algorithm: format!("algorithm-{index}"),
+                ranks: 1024,
+                points: vec![point(64 << 20, 1.0, 0.2)],
+            })
+            .collect();
+        let pairs = [pair(1), pair(2)];
+        let lines = [collective_lines(&all), pair_lines(&pairs, 3, &Links::of(&pairs))].concat();
+        assert!(lines.iter().all(|line| line.chars().count() <= 100), "{lines:#?}");
+    }
+}
