@@ -38,18 +38,16 @@ pub struct CollectiveTimes {
     pub points: Vec<Point>,
 }
 
-/// The sizes that ranks really use of those that are asked for: whole `f32`, and equal parts of what is gathered.
-fn usable_sizes(operation: Operation, sizes: &[usize], ranks: usize) -> Vec<usize> {
-    let mut usable: Vec<usize> = sizes
-        .iter()
-        .map(|&bytes| match operation {
-            Operation::AllReduce => bytes.next_multiple_of(size_of::<f32>()),
-            Operation::Broadcast => bytes,
-            Operation::AllGather => (bytes / ranks).max(1) * ranks,
-        })
-        .collect();
-    usable.dedup();
-    usable
+/// The sizes of whole `f32` that come next to `sizes`, ascending.
+fn whole_sizes(sizes: &[usize]) -> Vec<usize> {
+    let mut whole: Vec<usize> = sizes.iter().map(|bytes| bytes.next_multiple_of(size_of::<f32>())).collect();
+    whole.dedup();
+    whole
+}
+
+/// How many of the gathered bytes are this rank's: parts differ by one at most.
+fn own_part(bytes: usize, rank: usize, ranks: usize) -> usize {
+    bytes / ranks + usize::from(rank < bytes % ranks)
 }
 
 /// Times all collectives on the ranks of `communicator`.
@@ -75,7 +73,7 @@ pub fn measure(
     let mut work = Broadcasting(Vec::new());
     all.push(by_size(config, &**communicator, (Operation::Broadcast, library), &mut work, resize)?);
     let ranks = communicator.world_size();
-    let resize = |work: &mut Gathering, bytes| work.0.resize(bytes / ranks, 1);
+    let resize = |work: &mut Gathering, bytes| work.0.resize(own_part(bytes, communicator.rank(), ranks), 1);
     let mut work = Gathering(Vec::new());
     all.push(by_size(config, &**communicator, (Operation::AllGather, library), &mut work, resize)?);
     Ok(all)
@@ -90,7 +88,7 @@ fn by_size<W: Work>(
 ) -> Result<CollectiveTimes, CollectiveError> {
     let ranks = communicator.world_size();
     let mut points = Vec::new();
-    for bytes in usable_sizes(operation, &config.sizes, ranks) {
+    for bytes in whole_sizes(&config.sizes) {
         resize(work, bytes);
         points.extend(repeat_together(communicator, bytes, config.time_per_point, work)?);
     }
@@ -149,11 +147,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_are_those_that_ranks_can_use() {
-        let sizes = [1, 4, 16, 1024];
-        assert_eq!(usable_sizes(Operation::AllReduce, &sizes, 3), [4, 16, 1024]);
-        assert_eq!(usable_sizes(Operation::Broadcast, &sizes, 3), sizes);
-        assert_eq!(usable_sizes(Operation::AllGather, &sizes, 3), [3, 15, 1023]);
-        assert_eq!(usable_sizes(Operation::AllGather, &sizes, 1000), [1000]);
+    fn sizes_are_whole_floats_each_once() {
+        assert_eq!(whole_sizes(&[1, 4, 16, 1023, 1024]), [4, 16, 1024]);
+    }
+
+    #[test]
+    fn parts_add_up_to_what_is_gathered() {
+        for (bytes, ranks) in [(4, 3), (16, 5), (4, 1000), (1 << 20, 7)] {
+            let parts: Vec<usize> = (0..ranks).map(|rank| own_part(bytes, rank, ranks)).collect();
+            assert_eq!(parts.iter().sum::<usize>(), bytes);
+            assert!(parts[0] - parts[ranks - 1] <= 1);
+        }
     }
 }

@@ -79,7 +79,7 @@ pub(super) fn ping_pong(
         return Ok(None);
     }
     let other = pair.second;
-    let mut order = |number: usize| {
+    let order = |number: usize| {
         let mut heard = (number as u64).to_le_bytes();
         communicator.send(other, ORDER_TAG, &heard)?;
         // Its echo keeps the order out of the first round trip.

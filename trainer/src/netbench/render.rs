@@ -62,8 +62,11 @@ fn largest(pair: &PairTimes) -> String {
 }
 
 fn single_pair(pair: &PairTimes) -> Vec<String> {
-    let mut lines =
-        vec![format!("ranks {} and {}, {} and {}", pair.ranks[0], pair.ranks[1], pair.nodes[0], pair.nodes[1])];
+    let ([first, second], [node, other]) = (pair.ranks, &pair.nodes);
+    let mut lines = vec![match pair.is_inside_node {
+        true => format!("ranks {first} and {second} on {node}"),
+        false => format!("rank {first} on {node}, rank {second} on {other}"),
+    }];
     lines.push(format!(
         "{:>8} {:>11} {:>11} {:>11} {:>9} {:>7} {:>6}  {}",
         "size", "median us", "p10 us", "p90 us", "MB/s", "times", "+- %", "until"
@@ -136,7 +139,7 @@ fn fit_text(fit: &FitFacts) -> String {
 pub fn collective_lines(all: &[CollectiveTimes]) -> Vec<String> {
     let Some(first) = all.first() else { return Vec::new() };
     let heading = |times: &CollectiveTimes| match times.operation {
-        Operation::AllReduce => times.algorithm.chars().take(10).collect(),
+        Operation::AllReduce => shortened(&times.algorithm),
         Operation::Broadcast => "broadcast".to_owned(),
         Operation::AllGather => "all-gather".to_owned(),
     };
@@ -170,6 +173,14 @@ pub fn collective_lines(all: &[CollectiveTimes]) -> Vec<String> {
         ));
     }
     lines
+}
+
+/// An algorithm's name in a column.
+fn shortened(algorithm: &str) -> String {
+    match algorithm.char_indices().nth(9) {
+        Some((end, _)) if algorithm.chars().count() > 10 => format!("{}.", &algorithm[..end]),
+        _ => algorithm.to_owned(),
+    }
 }
 
 fn is_unsure(point: &Point) -> bool {
@@ -251,7 +262,7 @@ mod tests {
     fn one_pair_is_shown_with_all_its_percentiles() {
         let pairs = [pair(1)];
         let text = pair_lines(&pairs, 1, &Links::of(&pairs)).join("\n");
-        assert!(text.contains("between nodes, half of a round trip, 1 pair\nranks 0 and 1, n0 and n1"), "{text}");
+        assert!(text.contains("between nodes, half of a round trip, 1 pair\nrank 0 on n0, rank 1 on n1"), "{text}");
         assert!(
             text.contains("\n   1 MiB       10000        9000       11000     104.9      10    1.0  precision"),
             "{text}"
@@ -282,7 +293,7 @@ mod tests {
             times(Operation::Broadcast, "mpi", vec![point(1, 5e-6, 0.01), point(4, 6e-6, 0.01)]),
         ];
         let lines = collective_lines(&all);
-        assert_eq!(lines[2], "    size  halving-do   broadcast");
+        assert_eq!(lines[2], "    size  halving-d.   broadcast");
         assert_eq!(lines[3], "     1 B           -        5.00");
         assert_eq!(lines[4], "     4 B       ~1000        6.00");
         assert!(lines[5].starts_with('~'));

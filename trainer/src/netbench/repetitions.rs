@@ -11,9 +11,11 @@ use std::time::Duration;
 /// Half the width of the median's interval, as a share of the median, that is narrow enough.
 pub const PRECISION: f64 = 0.05;
 
-/// Repetitions of a point at least; before the median's precision counts; and at most.
+/// Repetitions of a point at least, and before the median's precision counts.
 const LEAST: usize = 3;
 const LEAST_PRECISE: usize = 10;
+
+/// Repetitions of a point at most.
 pub const MOST: usize = 10_000;
 
 /// Why a point has no more repetitions.

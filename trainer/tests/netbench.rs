@@ -1,0 +1,135 @@
+//! `trainer netbench` on thread-ranks, and as a user starts it.
+
+#![allow(clippy::unwrap_used, reason = "a failed unwrap here is a failed test")]
+
+use std::path::Path;
+use std::process::{Command as Process, Output, Stdio};
+use std::sync::Arc;
+
+use clap::Parser;
+use distributed::run_ranks;
+use serde_json::Value;
+use trainer::cli::{Cli, Command, NetbenchArgs};
+use trainer::commands::netbench::netbench;
+use trainer::config::BenchConfig;
+use trainer::netbench::{NetbenchResult, Operation};
+use trainer::ranks::World;
+use trainer::report::Reporter;
+use trainer::stop::StopFlag;
+
+fn parsed(words: &str) -> Command {
+    Cli::try_parse_from(words.split_whitespace()).unwrap().into_command()
+}
+
+fn arguments(words: &str) -> NetbenchArgs {
+    match parsed(&format!("trainer netbench {words}")) {
+        Command::Netbench(args) => args,
+        other => panic!("expected netbench, got {other:?}"),
+    }
+}
+
+/// What so many thread-ranks measure with these words and write.
+fn measured(world_size: usize, words: &str, path: &Path) -> NetbenchResult {
+    let args = arguments(&format!("{words} --output {}", path.display()));
+    run_ranks(world_size, |communicator| {
+        let world = World::reporting(Arc::new(communicator), StopFlag::new(), Reporter::new(false, None));
+        netbench(&args, &world).unwrap();
+    });
+    serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
+}
+
+const BRIEF: &str = "--sizes 1,1KiB,1MiB --seconds-per-point 0.02";
+
+#[test]
+fn all_pairs_and_collectives_are_measured_at_every_size() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("network.json");
+    let result = measured(3, &format!("{BRIEF} --ranks 2,3"), &path);
+    let pairs: Vec<[usize; 2]> = result.point_to_point.iter().map(|pair| pair.ranks).collect();
+    assert_eq!((pairs, result.possible_pairs), (vec![[0, 1], [0, 2], [1, 2]], 3));
+    assert_eq!(result.collectives.len(), 2 * 7);
+    for operation in [Operation::AllReduce, Operation::Broadcast, Operation::AllGather] {
+        assert!(result.collectives.iter().any(|times| times.operation == operation && times.ranks == 3));
+    }
+    let of_pairs = result.point_to_point.iter().map(|pair| &pair.points);
+    for points in of_pairs.chain(result.collectives.iter().map(|times| &times.points)) {
+        assert_eq!(points.len(), 3);
+        for point in points {
+            assert!(point.repetitions >= 3 && point.seconds_median > 0.0, "{point:?}");
+            assert!(
+                point.seconds_p10 <= point.seconds_median && point.seconds_median <= point.seconds_p90,
+                "{point:?}"
+            );
+        }
+    }
+    assert_eq!((result.environment.ranks, result.environment.nodes), (3, 1));
+    assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 1, "nothing else is left");
+}
+
+#[test]
+fn bench_simulates_the_network_that_was_measured() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("network.json");
+    let result = measured(2, &format!("{BRIEF} --reductions ring,mpi"), &path);
+    let names: Vec<&str> = result.collectives.iter().map(|times| times.algorithm.as_str()).collect();
+    assert_eq!(names, ["ring", "mpi", "mpi", "mpi"]);
+    let network = result.network.unwrap();
+    let links = result.links.inside_node.unwrap();
+    assert!(links.alpha_s > 0.0 && links.bandwidth_bytes_per_s > 1e6, "{links:?}");
+    assert!(result.collectives[0].points[2].simulated_seconds.is_some_and(|seconds| seconds > 0.0));
+    let Command::Bench(args) = parsed(&format!("trainer bench --simulate-network {}", path.display())) else {
+        panic!("expected bench");
+    };
+    let simulated = BenchConfig::resolve(&args, 1).unwrap().simulation.unwrap();
+    assert_eq!(simulated.network.to_string(), network);
+}
+
+#[test]
+fn few_pairs_of_many_are_chosen_and_told() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("network.json");
+    let words = "--sizes 8,4KiB --seconds-per-point 0.005 --pairs 2 --reductions mpi";
+    let result = measured(4, words, &path);
+    assert_eq!((result.point_to_point.len(), result.possible_pairs), (2, 6));
+}
+
+fn run(words: &str) -> Output {
+    let mut command = Process::new(env!("CARGO_BIN_EXE_trainer"));
+    command.arg("netbench").args(words.split_whitespace()).stdin(Stdio::null());
+    // The tests themselves may run inside a Slurm job or under mpirun.
+    for (name, _) in std::env::vars() {
+        if ["SLURM_", "OMPI_", "PMI_", "PMIX_"].iter().any(|prefix| name.starts_with(prefix)) {
+            command.env_remove(name);
+        }
+    }
+    command.output().unwrap()
+}
+
+#[test]
+fn one_rank_tells_its_circumstances_and_that_there_is_nothing_to_measure() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("alone.json");
+    let output = run(&format!("--json --output {}", path.display()));
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
+    assert!(text.contains("1 rank on 1 node") && text.contains("there is nothing to measure"), "{text}");
+    let json: Value = serde_json::from_str(text.lines().last().unwrap()).unwrap();
+    assert_eq!((&json["network"], &json["environment"]["ranks"]), (&Value::Null, &Value::from(1)));
+    assert_eq!(json, serde_json::from_slice::<Value>(&std::fs::read(&path).unwrap()).unwrap());
+}
+
+#[test]
+fn wrong_usage_has_code_2_and_a_file_that_cannot_be_written_code_1_at_once() {
+    for words in ["--sizes 0", "--sizes 1MB", "--max-bytes 4 --sizes 4", "--ranks 2", "--output /", "--pairs 0"] {
+        let output = run(words);
+        let flag = words.split_whitespace().next().unwrap();
+        let error = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(2), "{words}: {error}");
+        assert!(error.contains(flag), "{words}: {error}");
+    }
+    let output = run("--output /absent/folder/network.json");
+    let error = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{error}");
+    assert!(error.contains("cannot write /absent/folder/network.json"), "{error}");
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "", "refused before anything is told");
+}
