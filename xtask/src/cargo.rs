@@ -8,8 +8,9 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use serde_json::Value;
+
 use crate::failure::{Failure, Outcome};
-use crate::json;
 use crate::process;
 
 /// Whether this build speaks MPI.
@@ -80,12 +81,10 @@ pub(crate) fn executable(mut command: Command, name: &str, is_test: bool) -> Out
 }
 
 fn executable_of(message: &str, name: &str, is_test: bool) -> Option<PathBuf> {
-    let target = &message[message.find("\"target\":")?..];
+    let message: Value = serde_json::from_str(message).ok()?;
     // A target also says whether it may be tested; whether this one was built as a test stands in its profile.
-    let profile = &target[target.find("\"profile\":")?..];
-    let profile = &profile[..profile.find('}')?];
-    let is_meant = json::text(target, "name")? == name && profile.contains(&format!("\"test\":{is_test}"));
-    json::text(message, "executable").filter(|_| is_meant).map(PathBuf::from)
+    let is_meant = message["target"]["name"] == name && message["profile"]["test"] == is_test;
+    message["executable"].as_str().filter(|_| is_meant).map(PathBuf::from)
 }
 
 #[cfg(test)]

@@ -1,52 +1,36 @@
-//! Just enough JSON: the value of one key in one line or file that a program of ours wrote.
+//! The value of one key in a JSON document that a program of ours or cargo wrote.
 //!
-//! In: text, a key. Out: its first string, number or truth.
-//! Invariant: keys are looked up by name at any depth, so this is only for documents where the name is unique.
+//! In: text, a key. Out: its first string, number or truth. Invariant: keys are looked up by name at any depth, so this is only for
+//! documents where the name is unique.
 
-/// The first string under this key, unescaped.
+use serde_json::Value;
+
+/// The first string under this key.
 pub(crate) fn text(document: &str, key: &str) -> Option<String> {
-    let mut characters = value(document, key)?.strip_prefix('"')?.chars();
-    let mut text = String::new();
-    loop {
-        match characters.next()? {
-            '"' => return Some(text),
-            '\\' => match characters.next()? {
-                'n' => text.push('\n'),
-                't' => text.push('\t'),
-                'u' => {
-                    let digits: String = characters.by_ref().take(4).collect();
-                    text.push(char::from_u32(u32::from_str_radix(&digits, 16).ok()?)?);
-                }
-                other => text.push(other),
-            },
-            plain => text.push(plain),
-        }
-    }
+    find(document, key, |value| value.as_str().map(str::to_owned))
 }
 
 /// The first number under this key.
 pub(crate) fn number(document: &str, key: &str) -> Option<f64> {
-    let value = value(document, key)?;
-    let end = value.find(|c: char| !(c.is_ascii_digit() || "+-.eE".contains(c))).unwrap_or(value.len());
-    value[..end].parse().ok()
+    find(document, key, Value::as_f64)
 }
 
-/// Whether the first value under this key is `true`.
+/// Whether a value under this key is `true`.
 pub(crate) fn is_true(document: &str, key: &str) -> bool {
-    value(document, key).is_some_and(|value| value.starts_with("true"))
+    find(document, key, |value| value.as_bool().filter(|is_true| *is_true)).is_some()
 }
 
-/// What stands after `"key":`.
-fn value<'a>(document: &'a str, key: &str) -> Option<&'a str> {
-    let quoted = format!("\"{key}\"");
-    let mut rest = document;
-    loop {
-        rest = &rest[rest.find(&quoted)? + quoted.len()..];
-        // The same word may also occur as a value; a key is followed by a colon.
-        if let Some(value) = rest.trim_start().strip_prefix(':') {
-            return Some(value.trim_start());
-        }
+fn find<T>(document: &str, key: &str, read: impl Fn(&Value) -> Option<T> + Copy) -> Option<T> {
+    fn within<T>(value: &Value, key: &str, read: impl Fn(&Value) -> Option<T> + Copy) -> Option<T> {
+        let below: Vec<&Value> = match value {
+            Value::Object(entries) => entries.values().collect(),
+            Value::Array(elements) => elements.iter().collect(),
+            _ => return None,
+        };
+        let own = value.get(key).and_then(read);
+        own.or_else(|| below.into_iter().find_map(|value| within(value, key, read)))
     }
+    within(&serde_json::from_str(document).ok()?, key, read)
 }
 
 #[cfg(test)]
@@ -54,28 +38,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_string_is_found_and_unescaped() {
-        let line = r#"{"reason":"executable","executable":"/a \"b\"\\c\u0041","fresh":true}"#;
+    fn a_value_is_found_at_any_depth_and_unescaped() {
+        let line = r#"{"reason":"executable","built":[{"executable":"/a \"b\"\\c\u0041","fresh":true}]}"#;
         assert_eq!(text(line, "executable").as_deref(), Some(r#"/a "b"\cA"#));
+        assert!(is_true(line, "fresh"));
+        assert_eq!(number(r#"{ "end": {"loss" : -1.5e-3}, "n": 7}"#, "loss"), Some(-1.5e-3));
     }
 
     #[test]
-    fn null_and_absent_values_are_none() {
+    fn values_of_another_kind_absent_ones_and_broken_documents_are_none() {
         assert_eq!(text(r#"{"executable":null}"#, "executable"), None);
-        assert_eq!(text("{}", "executable"), None);
         assert_eq!(number(r#"{"loss":"high"}"#, "loss"), None);
-    }
-
-    #[test]
-    fn only_true_is_true() {
-        assert!(is_true("{\"stopped\": true}", "stopped"));
-        assert!(!is_true("{\"stopped\": false}", "stopped"));
-        assert!(!is_true("{}", "stopped"));
-    }
-
-    #[test]
-    fn numbers_are_read_in_every_notation() {
-        assert_eq!(number(r#"{ "loss" : -1.5e-3, "n": 7}"#, "loss"), Some(-1.5e-3));
-        assert_eq!(number(r#"{"n":7}"#, "n"), Some(7.0));
+        assert_eq!(text("{}", "executable"), None);
+        assert_eq!(number(r#"{"loss": 1, "#, "loss"), None);
+        assert!(!is_true(r#"{"stopped": false}"#, "stopped"));
     }
 }

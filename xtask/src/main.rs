@@ -1,7 +1,8 @@
 //! `cargo xtask`: the automation of this workspace. This file is the table of contents.
 //!
 //! In: the command line. Out: exit code 0, 1 (something failed) or 2 (the command line is wrong).
-//! Invariant: standard library only, so that the first command of a fresh clone starts within seconds.
+//! Invariant: beside the standard library only readers of TOML and JSON, so that the first command of a fresh clone starts within
+//! seconds.
 #![allow(clippy::print_stdout, clippy::print_stderr)] // Talking to the developer is what this program is for.
 
 mod arguments;
@@ -22,6 +23,7 @@ mod mpirun;
 mod packages;
 mod probe;
 mod process;
+mod quiet;
 mod restart;
 mod run_directory;
 mod setup;

@@ -1,0 +1,171 @@
+//! Linux's accounts of processor time.
+//!
+//! In: /proc/stat, /proc/PID/stat, /proc/PID/environ, /proc/cpuinfo. Out: [`Accounts`].
+//! Invariant: the time of a process that has ended stays what it was at the last look. Times are in the kernel's 1/100 s.
+//! Source: proc(5).
+
+use std::collections::HashMap;
+use std::fs;
+use std::time::Instant;
+
+use super::MARK;
+
+/// USER_HZ, which Linux has fixed for all programs.
+const TICKS_PER_SECOND: f64 = 100.0;
+
+/// Processor seconds since some time long ago.
+#[derive(Clone, Debug)]
+pub(super) struct Accounts {
+    pub(super) at: Instant,
+    /// In user and kernel mode, without interrupts.
+    pub(super) busy_s: f64,
+    pub(super) steal_s: f64,
+    /// Of it by processes of ours, also ended ones.
+    pub(super) own_s: f64,
+    /// How many processes of ours there are, this one left out.
+    pub(super) num_own: usize,
+    pub(super) mhz: Option<(f64, f64)>,
+}
+
+/// Tells our processes from others.
+pub(super) struct Own {
+    mark: Vec<u8>,
+    /// Whether the process is ours, and its seconds; processes are told apart by number and start time.
+    known: HashMap<(u32, u64), (bool, f64)>,
+}
+
+impl Own {
+    pub(super) fn new(mark: &str) -> Self {
+        Own { mark: format!("{MARK}={mark}").into_bytes(), known: HashMap::new() }
+    }
+
+    pub(super) fn look(&mut self) -> Accounts {
+        let (busy_s, steal_s) = machine_seconds(&fs::read_to_string("/proc/stat").unwrap_or_default());
+        let at = Instant::now();
+        let processes: Vec<Process> = processes();
+        let mut num_own = 0;
+        let this = std::process::id();
+        for process in &processes {
+            let key = (process.id, process.start);
+            let was_ours = self.known.get(&key).is_some_and(|known| known.0);
+            let is_ours = was_ours || is_descendant(process, &processes, this) || self.is_marked(process.id);
+            if is_ours && process.id != this && !process.has_ended {
+                num_own += 1;
+            }
+            self.known.insert(key, (is_ours, process.seconds));
+        }
+        // In a fixed order, so that a sum of the same times is the same number.
+        let mut own: Vec<f64> = self.known.values().filter(|known| known.0).map(|known| known.1).collect();
+        own.sort_by(f64::total_cmp);
+        let mhz = megahertz(&fs::read_to_string("/proc/cpuinfo").unwrap_or_default());
+        Accounts { at, busy_s, steal_s, own_s: own.iter().sum(), num_own, mhz }
+    }
+
+    fn is_marked(&self, process: u32) -> bool {
+        let environment = fs::read(format!("/proc/{process}/environ")).unwrap_or_default();
+        environment.split(|byte| *byte == 0).any(|entry| entry == self.mark)
+    }
+}
+
+/// What one process says of itself.
+#[derive(Clone, Debug, PartialEq)]
+struct Process {
+    id: u32,
+    parent: u32,
+    /// Ticks from the machine's start to that of the process.
+    start: u64,
+    seconds: f64,
+    /// Ended, not yet waited for.
+    has_ended: bool,
+}
+
+fn processes() -> Vec<Process> {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let ids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    ids.filter_map(|id| process(&fs::read_to_string(format!("/proc/{id}/stat")).ok()?)).collect()
+}
+
+/// Reads /proc/PID/stat.
+fn process(stat: &str) -> Option<Process> {
+    let id = stat.split(' ').next()?.parse().ok()?;
+    // The name is in parentheses and may hold any character.
+    let (_, rest) = stat.rsplit_once(") ")?;
+    let fields: Vec<&str> = rest.split(' ').collect();
+    // Numbered from the third of the manual's fields.
+    let number = |field: usize| fields.get(field - 3)?.parse::<u64>().ok();
+    Some(Process {
+        id,
+        parent: number(4)? as u32,
+        start: number(22)?,
+        seconds: (number(14)? + number(15)?) as f64 / TICKS_PER_SECOND,
+        has_ended: fields.first() == Some(&"Z"),
+    })
+}
+
+fn is_descendant(process: &Process, all: &[Process], of: u32) -> bool {
+    let mut id = process.id;
+    // Bounded, as the list is no picture of one moment.
+    for _ in 0..all.len() {
+        if id == of {
+            return true;
+        }
+        match all.iter().find(|process| process.id == id) {
+            Some(process) if process.parent != 0 => id = process.parent,
+            _ => return false,
+        }
+    }
+    false
+}
+
+/// Busy and stolen seconds of all processors.
+fn machine_seconds(stat: &str) -> (f64, f64) {
+    let line = stat.lines().next().unwrap_or_default();
+    let ticks: Vec<f64> = line.split_whitespace().skip(1).map(|word| word.parse().unwrap_or(0.0)).collect();
+    let of = |place: usize| ticks.get(place).copied().unwrap_or(0.0) / TICKS_PER_SECOND;
+    // user, nice, system, idle, iowait, irq, softirq, steal
+    (of(0) + of(1) + of(2), of(7))
+}
+
+/// Lowest and highest clock rate of the processors.
+fn megahertz(cpuinfo: &str) -> Option<(f64, f64)> {
+    let lines = cpuinfo.lines().filter(|line| line.starts_with("cpu MHz"));
+    let rates: Vec<f64> = lines.filter_map(|line| line.split_once(':')?.1.trim().parse().ok()).collect();
+    let first = *rates.first()?;
+    Some(rates.iter().fold((first, first), |(low, high), rate| (rate.min(low), rate.max(high))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_machines_line_is_read_without_interrupts() {
+        let stat = "cpu  1000 50 250 90000 10 7 33 20 0 0\ncpu0 500 0 0 0 0 0 0 0 0 0\n";
+        assert_eq!(machine_seconds(stat), (13.0, 0.2));
+        assert_eq!(machine_seconds(""), (0.0, 0.0));
+    }
+
+    #[test]
+    fn a_process_with_an_odd_name_is_read() {
+        let stat = "4242 (a) b (c) S 17 4242 4242 0 -1 4194560 1 2 3 4 250 50 7 8 20 0 1 0 987654 1000 10";
+        let expected = Process { id: 4242, parent: 17, start: 987_654, seconds: 3.0, has_ended: false };
+        assert_eq!(process(stat), Some(expected));
+        assert_eq!(process("4242 (a"), None);
+    }
+
+    #[test]
+    fn descent_goes_over_several_parents_and_ends() {
+        let of = |id, parent| Process { id, parent, start: 0, seconds: 0.0, has_ended: false };
+        let all = [of(1, 0), of(5, 1), of(6, 5), of(7, 6), of(8, 8)];
+        assert!(is_descendant(&all[3], &all, 5));
+        assert!(!is_descendant(&all[1], &all, 6));
+        assert!(!is_descendant(&all[4], &all, 5));
+    }
+
+    #[test]
+    fn clock_rates_are_the_lowest_and_the_highest() {
+        let cpuinfo = "processor: 0\ncpu MHz\t\t: 2500.5\nprocessor: 1\ncpu MHz\t\t: 3100.0\n";
+        assert_eq!(megahertz(cpuinfo), Some((2500.5, 3100.0)));
+        assert_eq!(megahertz("model name: x"), None);
+    }
+}

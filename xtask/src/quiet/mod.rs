@@ -1,0 +1,188 @@
+//! Whether a machine is quiet enough to measure on: who else uses its processors.
+//!
+//! In: Linux's accounts below /proc. Out: [`Quiet`] of a moment and of a run, [`Watch`].
+//! Invariant: looking costs a few milliseconds every half second. Time that the kernel takes for interrupts, as for an emulated
+//! network, is nobody's; where there is no /proc nothing is known and nothing counts as disturbed.
+//! Source: Hoefler & Belli 2015, Scientific benchmarking of parallel computing systems, rule 9 (document the environment).
+
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use self::accounts::{Accounts, Own};
+
+mod accounts;
+
+/// The variable by which a process says whose run it belongs to, where it is no descendant: on another emulated host, under Slurm.
+pub(crate) const MARK: &str = "LOCKSTEP_WATCH";
+
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+
+/// How long a look at a machine on which nothing of ours runs takes.
+const FIRST_LOOK: Duration = Duration::from_secs(1);
+
+/// What others took of the processors, in cores.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Quiet {
+    /// Processor time of all processes that are not ours, by wall-clock time.
+    pub(crate) other_cores: f64,
+    /// Time that a hypervisor gave to other machines.
+    pub(crate) steal_cores: f64,
+}
+
+impl Quiet {
+    fn between(first: &Accounts, last: &Accounts) -> Self {
+        let seconds = last.at.duration_since(first.at).as_secs_f64();
+        if seconds <= 0.0 {
+            return Quiet::default();
+        }
+        let others = (last.busy_s - first.busy_s) - (last.own_s - first.own_s);
+        Quiet { other_cores: others.max(0.0) / seconds, steal_cores: (last.steal_s - first.steal_s).max(0.0) / seconds }
+    }
+
+    /// What all others together took.
+    pub(crate) fn cores(&self) -> f64 {
+        self.other_cores + self.steal_cores
+    }
+
+    pub(crate) fn to_json(self) -> Value {
+        let rounded = |cores: f64| (cores * 1e4).round() / 1e4;
+        json!({ "other_cores": rounded(self.other_cores), "steal_cores": rounded(self.steal_cores) })
+    }
+}
+
+/// Waits until others take at most `limit_cores`, for at most `patience`: what they took in the last second of it.
+pub(crate) fn wait(limit_cores: f64, patience: Duration) -> Quiet {
+    let (start, mut own) = (Instant::now(), Own::new("-"));
+    loop {
+        let first = own.look();
+        thread::sleep(FIRST_LOOK);
+        let quiet = Quiet::between(&first, &own.look());
+        if quiet.cores() <= limit_cores || start.elapsed() >= patience {
+            return quiet;
+        }
+    }
+}
+
+/// What was seen while a run went on.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Seen {
+    pub(crate) quiet: Quiet,
+    /// Lowest and highest clock rate of any processor, megahertz; absent where Linux does not tell.
+    pub(crate) mhz: Option<(f64, f64)>,
+}
+
+/// Looks at the machine beside a run.
+pub(crate) struct Watch {
+    stop: Sender<()>,
+    looks: JoinHandle<Vec<Accounts>>,
+}
+
+impl Watch {
+    /// Begins to look. Descendants of this process are ours, and processes whose environment has [`MARK`] with the value `mark`.
+    pub(crate) fn start(mark: &str) -> Self {
+        let mut own = Own::new(mark);
+        let (stop, stopped) = mpsc::channel();
+        let mut looks = vec![own.look()];
+        let looks = thread::spawn(move || {
+            while stopped.recv_timeout(LOOK_EVERY) == Err(RecvTimeoutError::Timeout) {
+                looks.push(own.look());
+            }
+            looks
+        });
+        Watch { stop, looks }
+    }
+
+    /// Ends looking. The last look counts at which processes of ours ran: what a process does after a look before it ends is not known.
+    pub(crate) fn finish(self) -> Seen {
+        let _ = self.stop.send(());
+        let looks = self.looks.join().unwrap_or_default();
+        let last = looks.iter().rposition(|look| look.num_own > 0).unwrap_or(0);
+        let mut seen = Seen::default();
+        if let (Some(first), Some(last)) = (looks.first(), looks.get(last)) {
+            seen.quiet = Quiet::between(first, last);
+        }
+        for (low, high) in looks.iter().filter_map(|look| look.mhz) {
+            let so_far = seen.mhz.unwrap_or((low, high));
+            seen.mhz = Some((so_far.0.min(low), so_far.1.max(high)));
+        }
+        seen
+    }
+}
+
+/// The object `quiet` of a record.
+pub(crate) fn record(before: Quiet, during: &Seen, limit_cores: f64) -> Value {
+    json!({
+        "before": before.to_json(),
+        "during": during.quiet.to_json(),
+        "mhz_min": during.mhz.map(|mhz| mhz.0),
+        "mhz_max": during.mhz.map(|mhz| mhz.1),
+        "limit_cores": limit_cores,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::Command;
+
+    /// Takes the processor until it has used 1 s of it.
+    const BURN: &str =
+        "while [ $(cut -d' ' -f14 /proc/$$/stat) -lt 100 ]; do i=0; while [ $i -lt 20000 ]; do i=$((i+1)); done; done";
+
+    fn accounts(seconds: u64, busy_s: f64, steal_s: f64, own_s: f64) -> Accounts {
+        let at = Instant::now() + Duration::from_secs(seconds);
+        Accounts { at, busy_s, steal_s, own_s, num_own: 1, mhz: None }
+    }
+
+    #[test]
+    fn others_are_what_is_busy_and_not_ours() {
+        let quiet = Quiet::between(&accounts(0, 100.0, 5.0, 10.0), &accounts(10, 118.0, 6.0, 25.0));
+        assert!((quiet.other_cores - 0.3).abs() < 1e-3 && (quiet.steal_cores - 0.1).abs() < 1e-3, "{quiet:?}");
+        assert!((quiet.cores() - 0.4).abs() < 1e-3);
+        let ours_alone = Quiet::between(&accounts(0, 0.0, 0.0, 0.0), &accounts(10, 9.9, 0.0, 10.0));
+        assert_eq!(ours_alone.other_cores, 0.0);
+    }
+
+    #[test]
+    fn work_of_a_child_and_of_a_marked_process_elsewhere_is_ours() {
+        let mark = format!("test-{}", std::process::id());
+        let mut own = Own::new(&mark);
+        let first = own.look();
+        // The second one's parent ends at once, as a daemon's does.
+        let mut child = Command::new("sh").args(["-c", BURN]).spawn().unwrap();
+        let daemon = format!("({BURN}) & echo $!");
+        let daemon = format!("exec setsid sh -c '{}' >/dev/null 2>&1", daemon.replace('\'', r"'\''"));
+        let started = Command::new("sh").args(["-c", &daemon]).env(MARK, &mark).status().unwrap();
+        assert!(started.success());
+        let (start, mut last) = (Instant::now(), own.look());
+        while last.own_s - first.own_s < 1.2 {
+            assert!(start.elapsed() < Duration::from_secs(60), "{last:?} after {first:?}");
+            thread::sleep(Duration::from_millis(20));
+            last = own.look();
+        }
+        child.wait().unwrap();
+        assert!(last.busy_s - first.busy_s >= 1.1, "{last:?} after {first:?}");
+    }
+
+    #[test]
+    fn a_watch_ends_and_tells_no_negative_numbers() {
+        let watch = Watch::start("-");
+        assert!(Command::new("sh").args(["-c", "sleep 0.7"]).status().unwrap().success());
+        let seen = watch.finish();
+        assert!(seen.quiet.other_cores >= 0.0 && seen.quiet.steal_cores >= 0.0);
+        let record = record(Quiet::default(), &seen, 0.2);
+        assert_eq!(record["limit_cores"], 0.2);
+        assert!(record["during"]["other_cores"].is_number());
+    }
+
+    #[test]
+    fn no_wait_outlasts_its_patience() {
+        let start = Instant::now();
+        let quiet = wait(-1.0, Duration::from_millis(100));
+        assert!(quiet.cores() >= 0.0);
+        assert!(start.elapsed() < Duration::from_secs(30));
+    }
+}
