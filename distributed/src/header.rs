@@ -6,7 +6,7 @@
 use crate::{CollectiveError, Communicator, ParameterLayout, ROOT};
 
 /// Length of a header in bytes.
-const NUM_BYTES: usize = 34;
+pub(crate) const NUM_BYTES: usize = 34;
 
 /// One rank's account of a step whose loss it has computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

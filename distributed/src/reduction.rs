@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use crate::{
     AllReducer, BucketCompressor, BucketPlan, CollectiveError, Communicator, CompressionKind, CompressionReport,
-    ExactReducer, ParameterLayout, ReductionKind, TensorSpan,
+    ExactReducer, ParameterEntry, ParameterLayout, ReductionKind, TensorSpan,
 };
 
 /// One way to sum buckets; it runs on the communication thread where there is one.
@@ -159,18 +159,24 @@ impl CompressedReduction {
     ) -> Result<Self, CollectiveError> {
         let mut compressors = Vec::new();
         for (index, bucket) in plan.buckets().iter().enumerate() {
-            let span = |entry: &crate::ParameterEntry| {
-                let rows = entry.shape.first().copied().unwrap_or(1);
-                let start = entry.offset - bucket.elements.start;
-                TensorSpan { range: start..start + entry.len, rows, columns: entry.len / rows.max(1) }
-            };
-            let spans = layout.entries()[bucket.parameters.clone()].iter().map(span).collect();
+            let spans = tensor_spans(&layout.entries()[bucket.parameters.clone()]);
             let compressor = BucketCompressor::new(kind, spans, index as u64).with_warmup_steps(warmup_steps);
             compressor.expect_equal_plans(&*communicator)?;
             compressors.push(compressor);
         }
         Ok(Self { communicator, compressors })
     }
+}
+
+/// The parameters of a bucket, seen as matrices: a row for each index of the first axis.
+pub(crate) fn tensor_spans(entries: &[ParameterEntry]) -> Vec<TensorSpan> {
+    let begin = entries.first().map_or(0, |entry| entry.offset);
+    let span = |entry: &ParameterEntry| {
+        let rows = entry.shape.first().copied().unwrap_or(1);
+        let start = entry.offset - begin;
+        TensorSpan { range: start..start + entry.len, rows, columns: entry.len / rows.max(1) }
+    };
+    entries.iter().map(span).collect()
 }
 
 impl BucketReduction for CompressedReduction {

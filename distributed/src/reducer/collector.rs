@@ -33,6 +33,8 @@ struct State {
     buffers: Vec<Vec<f32>>,
     /// Of every parameter: whether this micro-step has its gradient.
     has_arrived: Vec<bool>,
+    /// Of every parameter: when its last gradient came.
+    arrivals: Vec<Option<Instant>>,
     /// Of every bucket: parameters without a gradient in this micro-step.
     num_missing: Vec<usize>,
     micro_step: MicroStepConfig,
@@ -77,6 +79,7 @@ impl GradientCollector {
             entries: by_id(&layout),
             buffers: buckets.iter().map(|bucket| vec![0.0; num_slabs * bucket.elements.len()]).collect(),
             has_arrived: vec![false; layout.entries().len()],
+            arrivals: vec![None; layout.entries().len()],
             num_missing: buckets.iter().map(|bucket| bucket.parameters.len()).collect(),
             micro_step: MicroStepConfig::default(),
             is_written: vec![false; num_slabs],
@@ -183,6 +186,11 @@ impl GradientCollector {
         self.lock().outlet.send(Job::End);
     }
 
+    /// When each parameter of the layout got its last gradient, or learned that there is none.
+    pub(super) fn arrivals(&self) -> Vec<Option<Instant>> {
+        self.lock().arrivals.clone()
+    }
+
     /// Index in the layout, and magnitude, of the largest gradient of a bucket when it left; NaN counts as largest.
     pub(super) fn largest(&self, bucket: usize) -> (u32, f32) {
         self.lock().largest[bucket]
@@ -200,6 +208,7 @@ impl GradientCollector {
             "{}: a second gradient in one backward pass, expected one; hand over a parameter that is used twice after the pass",
             description.path
         );
+        state.arrivals[entry] = Some(Instant::now());
         let elements = &self.plan.buckets()[bucket].elements;
         let start = slab * elements.len() + description.offset - elements.start;
         let sums = &mut state.buffers[bucket][start..start + description.len];

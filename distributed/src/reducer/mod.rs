@@ -9,6 +9,7 @@ mod engine;
 mod synced;
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{Gradients, Tensor};
@@ -266,6 +267,11 @@ impl GradientReducer {
     /// What the last reduction was.
     pub fn report(&self) -> &StepReport {
         &self.report
+    }
+
+    /// When each parameter of the layout got its last gradient, or was found to get none; `None` before the first.
+    pub fn arrivals(&self) -> Vec<Option<Instant>> {
+        self.collector.arrivals()
     }
 
     /// Takes note that `module` was rebuilt: burn's parameter ids may be others.

@@ -14,21 +14,26 @@ use crate::CollectiveError;
 pub use self::communicator::{VirtualCommunicator, run_virtual_ranks};
 pub use self::fit::LinkFit;
 pub use self::network::{Link, NetworkError, NetworkModel, Node};
-pub use self::predict::{Prediction, Synchronisation, best_bucket_bytes, predict};
-pub use self::profile::{BucketProfile, StepProfile};
+pub use self::predict::{Prediction, Predictor, Synchronisation, best_bucket_bytes, predict};
+pub use self::profile::{BucketProfile, ParameterProfile, StepProfile};
 pub use self::reduction::reduction_seconds;
+pub use self::servers::ServerPlacement;
 
 mod clock;
 mod communicator;
+mod compressed;
+mod event;
 mod fit;
 mod library;
 mod memory;
 mod network;
+mod normal;
 mod predict;
 mod profile;
 mod record;
 mod reduction;
 mod schedule;
+mod servers;
 
 /// A simulation cannot be made.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -39,6 +44,16 @@ pub enum SimulationError {
     Nobody {
         /// `rank` or `server`.
         what: &'static str,
+    },
+    /// Servers are beside ranks of which there are fewer.
+    #[error(
+        "simulation: expected at most one server beside each rank, got {servers} servers beside {ranks} ranks; give them ranks of their own"
+    )]
+    Servers {
+        /// Servers.
+        servers: usize,
+        /// Ranks that train.
+        ranks: usize,
     },
     /// A time or size of the profile.
     #[error("step profile: expected {what}, got {got}")]

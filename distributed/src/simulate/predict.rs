@@ -1,32 +1,49 @@
 //! The training speed of N ranks.
 //!
-//! In: the step of one rank, how gradients are synchronised, a network. Out: the step of N ranks, images a second, efficiency.
-//! Invariant: one rank is as fast as its profile.
-//! Source: Li et al. 2020, PyTorch Distributed (2006.15704), figure 6; Li et al. 2014, Scaling distributed machine learning with the
-//! parameter server.
+//! In: the step of one rank, how gradients or parameters are synchronised, a network. Out: the step of N ranks, images a second,
+//! efficiency. Invariant: one rank is as fast as its profile.
+//! Source: Li et al. 2020, PyTorch Distributed (2006.15704), figure 6; Lin et al. 2020 (1808.07217) for local SGD.
 
 use super::SimulationError;
-use super::network::{Link, NetworkModel};
+use super::compressed::CompressedSums;
+use super::library::Library;
+use super::network::NetworkModel;
 use super::profile::StepProfile;
 use super::reduction::Reductions;
-use crate::ReductionKind;
+use super::servers::{ServedStep, ServerPlacement, ServerWorld};
+use crate::header::NUM_BYTES;
+use crate::reduction::tensor_spans;
+use crate::{CompressionKind, Consistency, ReductionKind, TensorSpan};
 
 /// The smallest buckets that are tried.
 const LEAST_BUCKET: u64 = 1 << 16;
 
-/// How ranks get the sum of their gradients.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+/// How the replicas of N ranks become one.
+#[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Synchronisation {
     /// By an all-reduce of each bucket.
     AllReduce(ReductionKind),
-    /// Each rank pushes its part of each bucket to every server and pulls the sum.
-    ///
-    /// Servers are alone on their nodes and begin to answer when they have heard of all ranks; a bucket of B bytes takes
-    /// 2 max(ranks, servers) (alpha + beta B / servers), as a server's link carries a message a rank, and a rank's one a server.
+    /// By a compressed sum of each bucket.
+    Compressed {
+        /// How.
+        kind: CompressionKind,
+        /// What encoding and decoding take on a rank, seconds a byte of gradients.
+        encoding_s_per_byte: f64,
+    },
+    /// Each rank pushes its buckets to servers and gets parameters.
     ParameterServer {
-        /// Number of servers, at least 1.
+        /// Number of servers, at least 1; beside the ranks, at most as many as these.
         servers: usize,
+        /// Where they are.
+        placement: ServerPlacement,
+        /// When they update and answer.
+        consistency: Consistency,
+    },
+    /// Ranks update alone; after some steps they average parameters and velocities, by the communication library.
+    LocalSgd {
+        /// Steps between two averagings, at least 1.
+        every: u64,
     },
 }
 
@@ -55,12 +72,13 @@ pub struct Prediction {
 
 /// Predicts the training speed of `ranks` ranks, each with a batch of its own.
 ///
-/// The reduction of a bucket begins when the bucket is full on the slowest rank and the one before has been reduced: with `overlap`
-/// during the backward pass, else after it. The optimizer follows the last reduction. Computing and reducing do not slow each other
-/// down.
+/// The ranks' agreement on the step comes first; then the reduction of a bucket begins when the bucket is full on the slowest rank and
+/// the one before has been reduced: with `overlap` during the backward pass, else after it. The optimizer follows the last reduction.
+/// Computing and reducing do not slow each other down. Asynchronous servers and local SGD wait for stragglers seldom or never.
 ///
 /// # Errors
-/// When there is no rank or server, or a time of the profile or the network is negative or not finite.
+/// When there is no rank or server, more servers beside ranks than ranks, a compression needs shapes that the profile lacks, or a time
+/// of the profile or the network is negative or not finite.
 pub fn predict(
     profile: &StepProfile,
     synchronisation: impl Into<Synchronisation>,
@@ -68,9 +86,7 @@ pub fn predict(
     ranks: usize,
     overlap: bool,
 ) -> Result<Prediction, SimulationError> {
-    profile.check()?;
-    let mut costs = Costs::new(synchronisation.into(), network, ranks)?;
-    predict_with(profile, &mut costs, ranks, overlap)
+    Predictor::new(profile, synchronisation, network, ranks)?.predict(profile, overlap)
 }
 
 /// The length of buckets, a power of two, with which `ranks` ranks train fastest, and how fast that is with overlap.
@@ -86,82 +102,175 @@ pub fn best_bucket_bytes(
     network: &NetworkModel,
     ranks: usize,
 ) -> Result<(u64, Prediction), SimulationError> {
-    profile.check()?;
-    let mut costs = Costs::new(synchronisation.into(), network, ranks)?;
-    let total: u64 = profile.buckets.iter().map(|bucket| bucket.bytes).sum();
-    let largest = total.max(LEAST_BUCKET).next_power_of_two();
-    let mut best = (largest, predict_with(&profile.with_bucket_bytes(largest), &mut costs, ranks, true)?);
-    let mut bytes = largest / 2;
-    while bytes >= LEAST_BUCKET {
-        let prediction = predict_with(&profile.with_bucket_bytes(bytes), &mut costs, ranks, true)?;
-        if prediction.step_s < best.1.step_s {
-            best = (bytes, prediction);
-        }
-        bytes /= 2;
-    }
-    Ok(best)
+    Predictor::new(profile, synchronisation, network, ranks)?.best_bucket_bytes(profile)
 }
 
-fn predict_with(
-    profile: &StepProfile,
-    costs: &mut Costs,
+/// Predictions for one number of ranks, which remembers what messages took.
+#[derive(Debug)]
+pub struct Predictor {
+    network: NetworkModel,
     ranks: usize,
-    overlap: bool,
-) -> Result<Prediction, SimulationError> {
-    let mut end = if overlap { 0.0 } else { profile.backward_s };
-    let mut communication_s = 0.0;
-    for bucket in &profile.buckets {
-        let seconds = costs.seconds(bucket.bytes)?;
-        let ready = if overlap { bucket.ready_s } else { 0.0 };
-        end = f64::max(end, ready) + seconds;
-        communication_s += seconds;
-    }
-    let exposed_s = if ranks == 1 { 0.0 } else { (end - profile.backward_s).max(0.0) };
-    let step_s = profile.compute_s() + profile.straggler_s(ranks) + exposed_s;
-    let images = (ranks * profile.batch_size_per_rank) as f64;
-    let efficiency = profile.compute_s() / step_s;
-    Ok(Prediction {
-        step_s,
-        communication_s,
-        exposed_s,
-        images_per_second: images / step_s,
-        speedup: ranks as f64 * efficiency,
-        efficiency,
-    })
+    library: Library,
+    costs: Costs,
 }
 
 /// How long the synchronisation of a bucket takes.
+#[derive(Debug)]
 enum Costs {
     Nothing,
     AllReduce(Reductions),
-    /// As many messages one after the other, each of this part of the bucket.
-    Messages {
-        link: Link,
-        number: f64,
-        part: f64,
-    },
+    Compressed { sums: CompressedSums, encoding_s_per_byte: f64 },
+    Servers { servers: usize, placement: ServerPlacement, consistency: Consistency },
+    Averages { every: f64 },
+}
+
+impl Predictor {
+    /// # Errors
+    /// As for [`predict`].
+    pub fn new(
+        profile: &StepProfile,
+        synchronisation: impl Into<Synchronisation>,
+        network: &NetworkModel,
+        ranks: usize,
+    ) -> Result<Self, SimulationError> {
+        profile.check()?;
+        network.check()?;
+        let costs = match synchronisation.into() {
+            _ if ranks == 0 => return Err(SimulationError::Nobody { what: "rank" }),
+            Synchronisation::ParameterServer { servers: 0, .. } => {
+                return Err(SimulationError::Nobody { what: "server" });
+            }
+            Synchronisation::LocalSgd { every: 0 } => {
+                return Err(SimulationError::Nobody { what: "step between averages" });
+            }
+            _ if ranks == 1 => Costs::Nothing,
+            Synchronisation::ParameterServer { servers, placement: ServerPlacement::Beside, .. } if servers > ranks => {
+                return Err(SimulationError::Servers { servers, ranks });
+            }
+            Synchronisation::AllReduce(kind) => Costs::AllReduce(Reductions::new(kind, network, ranks)?),
+            Synchronisation::Compressed { kind, encoding_s_per_byte } => {
+                Costs::Compressed { sums: CompressedSums::new(kind, network, ranks)?, encoding_s_per_byte }
+            }
+            Synchronisation::ParameterServer { servers, placement, consistency } => {
+                Costs::Servers { servers, placement, consistency }
+            }
+            Synchronisation::LocalSgd { every } => Costs::Averages { every: every as f64 },
+        };
+        Ok(Self { network: *network, ranks, library: Library::new(network, ranks), costs })
+    }
+
+    /// As [`predict`](predict()), for a step of the same parameters in any buckets.
+    ///
+    /// # Errors
+    /// As for [`predict`](predict()).
+    pub fn predict(&mut self, profile: &StepProfile, overlap: bool) -> Result<Prediction, SimulationError> {
+        profile.check()?;
+        // The header of every rank, gathered ahead of the first bucket.
+        let header_s = self.library.gather((self.ranks * NUM_BYTES) as f64);
+        let straggler_s = profile.straggler_s(self.ranks);
+        let (communication_s, exposed_s, straggler_s) = match &mut self.costs {
+            Costs::Nothing => (0.0, 0.0, 0.0),
+            Costs::Servers { servers, placement, consistency } => {
+                let (workers, servers, placement, consistency) = (self.ranks, *servers, *placement, *consistency);
+                let network = &self.network;
+                let world =
+                    ServerWorld { profile, network, workers, servers, placement, consistency, overlap, header_s };
+                let ServedStep { step_s, communication_s } = world.step();
+                let is_together = consistency == Consistency::Synchronous;
+                let exposed_s = (step_s - profile.compute_s()).max(0.0);
+                (communication_s, exposed_s, if is_together { straggler_s } else { 0.0 })
+            }
+            Costs::Averages { every } => {
+                let bytes: u64 = profile.buckets.iter().map(|bucket| bucket.bytes).sum();
+                let seconds = (header_s + 2.0 * self.library.reduce(bytes as f64)) / *every;
+                // The delays of so many steps add up before ranks wait for each other.
+                (seconds, seconds, straggler_s / every.sqrt())
+            }
+            costs => {
+                let (communication_s, end) = costs.reduce(profile, overlap, header_s)?;
+                (communication_s, (end - profile.backward_s).max(0.0), straggler_s)
+            }
+        };
+        let step_s = profile.compute_s() + straggler_s + exposed_s;
+        let efficiency = profile.compute_s() / step_s;
+        Ok(Prediction {
+            step_s,
+            communication_s,
+            exposed_s,
+            images_per_second: (self.ranks * profile.batch_size_per_rank) as f64 / step_s,
+            speedup: self.ranks as f64 * efficiency,
+            efficiency,
+        })
+    }
+
+    /// As [`best_bucket_bytes`](best_bucket_bytes()).
+    ///
+    /// # Errors
+    /// As for [`predict`](predict()).
+    pub fn best_bucket_bytes(&mut self, profile: &StepProfile) -> Result<(u64, Prediction), SimulationError> {
+        let total: u64 = profile.buckets.iter().map(|bucket| bucket.bytes).sum();
+        let largest = total.max(LEAST_BUCKET).next_power_of_two();
+        let mut best = (largest, self.predict(&profile.with_bucket_cap(largest), true)?);
+        let mut bytes = largest / 2;
+        while bytes >= LEAST_BUCKET {
+            let prediction = self.predict(&profile.with_bucket_cap(bytes), true)?;
+            if prediction.step_s < best.1.step_s {
+                best = (bytes, prediction);
+            }
+            bytes /= 2;
+        }
+        Ok(best)
+    }
 }
 
 impl Costs {
-    fn new(synchronisation: Synchronisation, network: &NetworkModel, ranks: usize) -> Result<Self, SimulationError> {
-        network.check()?;
-        match synchronisation {
-            _ if ranks == 0 => Err(SimulationError::Nobody { what: "rank" }),
-            Synchronisation::ParameterServer { servers: 0 } => Err(SimulationError::Nobody { what: "server" }),
-            _ if ranks == 1 => Ok(Self::Nothing),
-            Synchronisation::AllReduce(kind) => Ok(Self::AllReduce(Reductions::new(kind, network, ranks)?)),
-            Synchronisation::ParameterServer { servers } => {
-                let number = 2.0 * ranks.max(servers) as f64;
-                Ok(Self::Messages { link: network.link, number, part: 1.0 / servers as f64 })
-            }
+    /// Seconds in which all buckets travel, and when after the start of the backward pass the last one has.
+    fn reduce(&mut self, profile: &StepProfile, overlap: bool, header_s: f64) -> Result<(f64, f64), SimulationError> {
+        let spans = match self {
+            Self::Compressed { .. } => spans_of_buckets(profile)?,
+            _ => Vec::new(),
+        };
+        let (mut communication_s, mut end) = (header_s, header_s + if overlap { 0.0 } else { profile.backward_s });
+        for (index, bucket) in profile.buckets.iter().enumerate() {
+            let seconds = match self {
+                Self::AllReduce(reductions) => reductions.seconds(bucket.bytes)?,
+                Self::Compressed { sums, encoding_s_per_byte } => {
+                    sums.seconds(&spans[index])? + *encoding_s_per_byte * bucket.bytes as f64
+                }
+                _ => 0.0,
+            };
+            let ready = if overlap { bucket.ready_s } else { 0.0 };
+            end = f64::max(end, ready) + seconds;
+            communication_s += seconds;
         }
+        Ok((communication_s, end))
     }
+}
 
-    fn seconds(&mut self, bytes: u64) -> Result<f64, SimulationError> {
-        match self {
-            Self::Nothing => Ok(0.0),
-            Self::AllReduce(reductions) => reductions.seconds(bytes),
-            Self::Messages { link, number, part } => Ok(*number * link.seconds(bytes as f64 * *part)),
+/// The tensors of each bucket: as many parameters, from the last one, as its bytes hold; without parameters one row.
+fn spans_of_buckets(profile: &StepProfile) -> Result<Vec<Vec<TensorSpan>>, SimulationError> {
+    let row = |bytes: u64| {
+        let columns = bytes as usize / size_of::<f32>();
+        vec![TensorSpan { range: 0..columns, rows: 1, columns }]
+    };
+    let Some(layout) = profile.layout() else {
+        return Ok(profile.buckets.iter().map(|bucket| row(bucket.bytes)).collect());
+    };
+    let mut entries = layout.entries();
+    let mut all = Vec::new();
+    for bucket in &profile.buckets {
+        let mut start = entries.len();
+        let mut bytes = 0;
+        while bytes < bucket.bytes && start > 0 {
+            start -= 1;
+            bytes += (entries[start].len * size_of::<f32>()) as u64;
         }
+        if bytes != bucket.bytes {
+            let what = format!("buckets of whole parameters, {bytes} bytes");
+            return Err(SimulationError::Profile { what, got: bucket.bytes as f64 });
+        }
+        all.push(tensor_spans(&entries[start..]));
+        entries = &entries[..start];
     }
+    Ok(all)
 }

@@ -1,9 +1,11 @@
 //! What one rank's training step takes without communication.
 //!
-//! In: measured times and the sizes of gradient buckets. Out: the same, checked.
+//! In: measured times, the sizes of gradient buckets, and where known the parameters. Out: the same, checked, with other buckets.
 //! Invariant: buckets are in the order in which they are reduced.
 
 use super::SimulationError;
+use super::normal::expected_largest;
+use crate::{BucketPlan, ParameterLayout};
 
 /// Gradients that are reduced together.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -12,6 +14,17 @@ pub struct BucketProfile {
     pub ready_s: f64,
     /// Bytes of its gradients.
     pub bytes: u64,
+}
+
+/// A parameter, and when its gradient is there.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ParameterProfile {
+    /// Its name.
+    pub path: String,
+    /// Its shape.
+    pub shape: Vec<usize>,
+    /// Seconds after the start of the backward pass when its gradient is final.
+    pub ready_s: f64,
 }
 
 /// The step of one rank.
@@ -26,6 +39,8 @@ pub struct StepProfile {
     pub backward_s: f64,
     /// In the order of their reduction.
     pub buckets: Vec<BucketProfile>,
+    /// In module order; empty where they are not known.
+    pub parameters: Vec<ParameterProfile>,
     /// The optimizer, after the last reduction.
     pub optimizer_s: f64,
     /// Everything else that is not hidden: waiting for data, copies, bookkeeping.
@@ -45,15 +60,37 @@ impl StepProfile {
         self.forward_s + self.backward_s + self.optimizer_s + self.other_s
     }
 
-    /// How much later than the average the slowest of `ranks` has its gradients.
-    ///
-    /// The largest of N normal numbers with standard deviation s is on average at most s sqrt(2 ln N); for 2 to 1,024 ranks the bound
-    /// is 0.4 s to 0.7 s above the average.
+    /// How much later than the average the slowest of `ranks` has its gradients, for times that vary normally.
     ///
     /// # Units
     /// Seconds.
     pub fn straggler_s(&self, ranks: usize) -> f64 {
-        self.straggler_spread_s * (2.0 * (ranks as f64).ln()).sqrt()
+        self.straggler_spread_s * expected_largest(ranks)
+    }
+
+    /// Where the parameters lie in the flat buffer; `None` where they are not known.
+    pub fn layout(&self) -> Option<ParameterLayout> {
+        let shape = |parameter: &ParameterProfile| (parameter.path.clone(), parameter.shape.clone());
+        (!self.parameters.is_empty()).then(|| ParameterLayout::from_shapes(self.parameters.iter().map(shape)))
+    }
+
+    /// This step with the buckets that training with this limit has: [`BucketPlan`]'s where the parameters are known, else those of
+    /// [`with_bucket_bytes`](Self::with_bucket_bytes).
+    ///
+    /// # Panics
+    /// When `bytes` is 0.
+    pub fn with_bucket_cap(&self, bytes: u64) -> Self {
+        let Some(layout) = self.layout() else { return self.with_bucket_bytes(bytes) };
+        assert!(bytes > 0, "buckets hold something");
+        let plan = BucketPlan::new(&layout, usize::try_from(bytes).unwrap_or(usize::MAX));
+        let buckets = plan.buckets().iter().map(|bucket| {
+            let ready = self.parameters[bucket.parameters.clone()].iter().map(|parameter| parameter.ready_s);
+            BucketProfile {
+                ready_s: ready.fold(0.0, f64::max),
+                bytes: (bucket.elements.len() * size_of::<f32>()) as u64,
+            }
+        });
+        Self { buckets: buckets.collect(), ..self.clone() }
     }
 
     /// This step with buckets of `bytes`, the last one shorter; gradients come evenly between the times at which the old buckets were
@@ -93,8 +130,9 @@ impl StepProfile {
             ("other_s", self.other_s),
             ("straggler_spread_s", self.straggler_spread_s),
         ];
-        let ready = self.buckets.iter().map(|bucket| ("ready_s", bucket.ready_s));
-        for (name, got) in times.into_iter().chain(ready) {
+        let ready = self.buckets.iter().map(|bucket| bucket.ready_s);
+        let ready = ready.chain(self.parameters.iter().map(|parameter| parameter.ready_s));
+        for (name, got) in times.into_iter().chain(ready.map(|ready_s| ("ready_s", ready_s))) {
             if !(got.is_finite() && got >= 0.0) {
                 return Err(SimulationError::Profile { what: format!("{name} finite and not negative"), got });
             }

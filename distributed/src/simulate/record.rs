@@ -3,8 +3,9 @@
 //! In: the calls of one rank. Out: its operations, in their order.
 //! Invariant: nothing is computed: what a rank receives or sums keeps its value, so operations must not depend on values.
 //!
-//! Only gathered bytes are the true ones, as algorithms plan by them: a gather fails until the bytes of all ranks are known, which the
-//! caller finds out by letting all ranks run into it and start again.
+//! Only bytes gathered at the start are the true ones, as algorithms plan by them: a gather fails until the bytes of all ranks are known,
+//! which the caller finds out by letting all ranks run into it and start again. Later a rank gathers its own bytes alone, for as long as
+//! if all had brought as many.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -61,6 +62,8 @@ pub(super) struct Recorder {
 pub(super) struct State {
     pub(super) operations: Vec<Operation>,
     pub(super) magnification: f64,
+    /// Whether the start is over.
+    has_begun: bool,
     /// Gathers that this rank has come to.
     gathers: usize,
     /// What it brought to the first one that is not known.
@@ -69,7 +72,7 @@ pub(super) struct State {
 
 impl Default for State {
     fn default() -> Self {
-        Self { operations: Vec::new(), magnification: 1.0, gathers: 0, brought: None }
+        Self { operations: Vec::new(), magnification: 1.0, has_begun: false, gathers: 0, brought: None }
     }
 }
 
@@ -89,6 +92,7 @@ impl Recorder {
         let mut state = self.state();
         state.operations.clear();
         state.magnification = magnification;
+        state.has_begun = true;
     }
 
     /// What the rank has done since the beginning.
@@ -157,6 +161,11 @@ impl Communicator for Recorder {
 
     fn all_gather(&self, bytes: &[u8]) -> Result<Gathered, CollectiveError> {
         let mut state = self.state();
+        if state.has_begun {
+            drop(state);
+            self.collective(self.topology.world_size * bytes.len(), |bytes| self.library.gather(bytes))?;
+            return Ok(vec![bytes.to_vec()]);
+        }
         let Some(gathered) = self.known.get(state.gathers) else {
             state.brought = Some(bytes.to_vec());
             return self.refuse("the bytes of the other ranks are not known yet");

@@ -3,7 +3,8 @@
 //! In: an algorithm, a network, a number of bytes. Out: seconds from the common start until the last rank has the sum.
 //! Invariant: the messages are those that the algorithm itself asks for on each rank.
 //!
-//! Large buffers are stood for by shorter ones, each element for several. Their length is a multiple of the number of ranks.
+//! Large buffers are stood for by shorter ones, each element for several. Their length is a multiple of the number of ranks. From
+//! [`MANY_RANKS`] on, lengths between two powers of four are interpolated: the messages are the same, only longer.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -16,6 +17,12 @@ use crate::{AllReducer, Communicator, ReductionKind};
 
 /// Elements of the buffers of all ranks up to which each element stands for itself.
 const MOST_ELEMENTS: usize = 1 << 24;
+
+/// Ranks from which not every length is followed through the network.
+const MANY_RANKS: usize = 64;
+
+/// The least power of four of bytes that lengths are interpolated from.
+const LEAST_BYTES: u64 = 1 << 14;
 
 /// Elements a rank of a buffer that stands for a longer one.
 const LEAST_ELEMENTS: usize = 16;
@@ -63,11 +70,14 @@ impl Reductions {
     /// # Errors
     /// When the algorithm fails, or uses what a rank cannot do alone.
     pub(super) fn seconds(&mut self, bytes: u64) -> Result<f64, SimulationError> {
+        interpolated(self.ranks.len(), bytes, |bytes| self.exact_seconds(bytes))
+    }
+
+    fn exact_seconds(&mut self, bytes: u64) -> Result<f64, SimulationError> {
         if let Some(&seconds) = self.seconds.get(&bytes) {
             return Ok(seconds);
         }
-        let length = length(bytes.div_ceil(size_of::<f32>() as u64), self.ranks.len());
-        let magnification = if length == 0 { 1.0 } else { bytes as f64 / (length * size_of::<f32>()) as f64 };
+        let (length, magnification) = stand_in(bytes, self.ranks.len());
         // Nothing is received, so zeros they stay.
         let mut buffer = vec![0.0; length];
         let mut operations = Vec::with_capacity(self.ranks.len());
@@ -80,6 +90,26 @@ impl Reductions {
         self.seconds.insert(bytes, seconds);
         Ok(seconds)
     }
+}
+
+/// The time of `bytes`, from `seconds` itself or, where there are many ranks, between those of two powers of four.
+pub(super) fn interpolated(
+    ranks: usize,
+    bytes: u64,
+    mut seconds: impl FnMut(u64) -> Result<f64, SimulationError>,
+) -> Result<f64, SimulationError> {
+    if ranks < MANY_RANKS || bytes < LEAST_BYTES {
+        return seconds(bytes);
+    }
+    let below = 1 << (bytes.ilog2() / 2 * 2);
+    let (least, most) = (seconds(below)?, seconds(4 * below)?);
+    Ok(least + (most - least) * (bytes - below) as f64 / (3 * below) as f64)
+}
+
+/// The length of the buffer that stands for one of `bytes`, and how many bytes each of its bytes stands for.
+pub(super) fn stand_in(bytes: u64, ranks: usize) -> (usize, f64) {
+    let length = length(bytes.div_ceil(size_of::<f32>() as u64), ranks);
+    (length, if length == 0 { 1.0 } else { bytes as f64 / (length * size_of::<f32>()) as f64 })
 }
 
 /// The length of the buffer that stands for one of `elements`.

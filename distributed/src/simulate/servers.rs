@@ -1,0 +1,318 @@
+//! Steps of workers and their parameter servers, in virtual time.
+//!
+//! In: the step of one rank, servers, a network. Out: seconds a step once all have run into each other's rhythm.
+//! Invariant: whom a server answers, and when, is decided by the [`Shard`] that serves real workers.
+//! Source: Li et al. 2014, Scaling distributed machine learning with the parameter server; for the closed system of workers that queue
+//! at a server, Lazowska et al. 1984, Quantitative System Performance, chapter 6 (here simulated, not solved).
+//!
+//! As the trainer does it: a worker has one bucket under way, a push and then its answer, in the order of the buckets; a server does one
+//! thing at a time, and receives, adds, updates and sends. Messages between ranks of a node take the node's link. A server beside a
+//! worker takes that one's pushes by a call, and its computing is taken from that worker's, whose cores it shares.
+
+use std::collections::{BinaryHeap, VecDeque};
+
+use super::event::{Event, Timed};
+use super::network::{Link, NetworkModel};
+use super::profile::StepProfile;
+use crate::parameter_server::assign;
+use crate::{Consistency, Shard, ShardUpdate};
+
+/// Bytes of a push that are no gradient: what it is, the bucket, the learning rate.
+const PUSH_BYTES: f64 = 17.0;
+
+/// How long an idle server sleeps on average before it sees a push: half of 100 us, and the 50 us by which Linux wakes late.
+const NAP_S: f64 = 75e-6;
+
+/// Steps of each worker: those before all have found their rhythm, and those that count.
+const NUM_WARMUP_STEPS: usize = 4;
+const NUM_STEPS: usize = 8;
+
+/// Where the servers are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ServerPlacement {
+    /// On threads of the first ranks, which train as well.
+    Beside,
+    /// On ranks of their own, after those that train.
+    Own,
+}
+
+/// Who takes part.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ServerWorld<'a> {
+    pub(super) profile: &'a StepProfile,
+    pub(super) network: &'a NetworkModel,
+    pub(super) workers: usize,
+    pub(super) servers: usize,
+    pub(super) placement: ServerPlacement,
+    pub(super) consistency: Consistency,
+    pub(super) overlap: bool,
+    /// Seconds from the last worker's header until all have all.
+    pub(super) header_s: f64,
+}
+
+/// What a step is on average over workers and steps.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct ServedStep {
+    pub(super) step_s: f64,
+    /// In which a worker waits for an answer, hidden or not.
+    pub(super) communication_s: f64,
+}
+
+/// A server's values do not matter here.
+#[derive(Debug)]
+struct Nothing;
+
+impl ShardUpdate for Nothing {
+    fn update(&mut self, _bucket: usize, _learning_rate: f64, _gradient: &[f32]) {}
+
+    fn state(&self, _bucket: usize) -> (&[f32], &[f32]) {
+        (&[], &[])
+    }
+
+    fn restore(&mut self, _bucket: usize, _parameters: &[f32], _velocities: &[f32]) {}
+}
+
+#[derive(Clone, Debug, Default)]
+struct Worker {
+    /// Buckets that are full, that have left, and whose answer is there.
+    full: usize,
+    pushed: usize,
+    answered: usize,
+    /// A push waits for its answer since then.
+    waits_since: Option<f64>,
+    may_push: bool,
+    has_computed: bool,
+    /// Seconds of its core that a server has taken.
+    taken_s: f64,
+    waited_s: f64,
+    num_steps: usize,
+    /// When the warm-up and when the last step ended.
+    ends: [f64; 2],
+}
+
+#[derive(Debug)]
+struct Server {
+    shard: Shard,
+    pushes: VecDeque<(usize, usize)>,
+    is_busy: bool,
+}
+
+struct Simulation<'a> {
+    world: ServerWorld<'a>,
+    /// Seconds after the start of a step: backward pass begins, each bucket is full, backward pass ends.
+    milestones: Vec<f64>,
+    server_of: Vec<usize>,
+    workers: Vec<Worker>,
+    servers: Vec<Server>,
+    /// When the links of each rank are free, inside the node and between nodes: outgoing, incoming.
+    links: Vec<[[f64; 2]; 2]>,
+    num_headers: usize,
+    num_done: usize,
+    num_planned: u64,
+    events: BinaryHeap<Timed>,
+}
+
+impl ServerWorld<'_> {
+    /// Lets all workers make some steps.
+    pub(super) fn step(&self) -> ServedStep {
+        let mut simulation = Simulation::new(*self);
+        (0..self.workers).for_each(|worker| simulation.begin_step(worker, 0.0));
+        while simulation.num_done < self.workers {
+            let Some(Timed { time, event, .. }) = simulation.events.pop() else { break };
+            simulation.happen(time, event);
+        }
+        let number = (self.workers * NUM_STEPS) as f64;
+        let sum = |of: fn(&Worker) -> f64| simulation.workers.iter().map(of).sum::<f64>();
+        ServedStep {
+            step_s: sum(|worker| worker.ends[1] - worker.ends[0]) / number,
+            communication_s: sum(|worker| worker.waited_s) / number,
+        }
+    }
+
+    fn rank_of_server(&self, server: usize) -> usize {
+        match self.placement {
+            ServerPlacement::Beside => server,
+            ServerPlacement::Own => self.workers + server,
+        }
+    }
+}
+
+impl<'a> Simulation<'a> {
+    fn new(world: ServerWorld<'a>) -> Self {
+        let profile = world.profile;
+        let sizes: Vec<usize> = profile.buckets.iter().map(|bucket| bucket.bytes as usize).collect();
+        let server_of = assign(&sizes, world.servers);
+        let start = profile.other_s + profile.forward_s;
+        let mut milestones = vec![start];
+        let mut latest = 0.0;
+        for bucket in &profile.buckets {
+            latest = f64::max(latest, bucket.ready_s).min(profile.backward_s);
+            milestones.push(start + if world.overlap { latest } else { profile.backward_s });
+        }
+        milestones.push(start + profile.backward_s);
+        let servers = (0..world.servers).map(|server| {
+            let buckets = (0..sizes.len()).filter(|&bucket| server_of[bucket] == server);
+            let shard = Shard::new(Box::new(Nothing), world.consistency, world.workers, buckets);
+            Server { shard, pushes: VecDeque::new(), is_busy: false }
+        });
+        Self {
+            servers: servers.collect(),
+            milestones,
+            server_of,
+            workers: vec![Worker::default(); world.workers],
+            links: vec![[[0.0; 2]; 2]; world.workers + world.servers],
+            num_headers: 0,
+            num_done: 0,
+            num_planned: 0,
+            events: BinaryHeap::new(),
+            world,
+        }
+    }
+
+    fn at(&mut self, time: f64, event: Event) {
+        self.num_planned += 1;
+        self.events.push(Timed { time, order: self.num_planned, event });
+    }
+
+    fn begin_step(&mut self, worker: usize, now: f64) {
+        let state = &mut self.workers[worker];
+        (state.full, state.pushed, state.answered, state.has_computed) = (0, 0, 0, false);
+        state.may_push = self.world.consistency != Consistency::Synchronous;
+        let taken_s = state.taken_s;
+        self.at(now + self.milestones[0], Event::Milestone { worker, index: 0, taken_s });
+    }
+
+    fn happen(&mut self, now: f64, event: Event) {
+        match event {
+            Event::Milestone { worker, index, taken_s } => self.milestone(worker, index, taken_s, now),
+            Event::Header { worker } => {
+                self.workers[worker].may_push = true;
+                self.push(worker, now);
+            }
+            Event::Answer { worker } => {
+                let state = &mut self.workers[worker];
+                if let Some(since) = state.waits_since.take()
+                    && (NUM_WARMUP_STEPS..NUM_WARMUP_STEPS + NUM_STEPS).contains(&state.num_steps)
+                {
+                    state.waited_s += now - since;
+                }
+                state.answered += 1;
+                self.push(worker, now);
+                self.end_step_if_done(worker, now);
+            }
+            Event::Serve { server } => self.serve(server, now),
+            Event::StepEnd { worker } => {
+                let state = &mut self.workers[worker];
+                state.num_steps += 1;
+                match state.num_steps {
+                    NUM_WARMUP_STEPS => state.ends[0] = now,
+                    number if number == NUM_WARMUP_STEPS + NUM_STEPS => {
+                        state.ends[1] = now;
+                        self.num_done += 1;
+                    }
+                    _ => {}
+                }
+                // Those that are done go on, so that the last ones are not alone with the servers.
+                self.begin_step(worker, now);
+            }
+        }
+    }
+
+    fn milestone(&mut self, worker: usize, index: usize, taken_s: f64, now: f64) {
+        let lost_s = self.workers[worker].taken_s - taken_s;
+        if lost_s > 0.0 {
+            let taken_s = self.workers[worker].taken_s;
+            return self.at(now + lost_s, Event::Milestone { worker, index, taken_s });
+        }
+        let last = self.milestones.len() - 1;
+        if index == 0 && self.world.consistency == Consistency::Synchronous {
+            self.num_headers += 1;
+            if self.num_headers == self.world.workers {
+                self.num_headers = 0;
+                (0..self.world.workers).for_each(|worker| self.at(now + self.world.header_s, Event::Header { worker }));
+            }
+        } else if index == last {
+            self.workers[worker].has_computed = true;
+            self.end_step_if_done(worker, now);
+        } else if index > 0 {
+            self.workers[worker].full += 1;
+            self.push(worker, now);
+        }
+        if index < last {
+            let until = self.milestones[index + 1] - self.milestones[index];
+            self.at(now + until, Event::Milestone { worker, index: index + 1, taken_s });
+        }
+    }
+
+    fn end_step_if_done(&mut self, worker: usize, now: f64) {
+        let state = &self.workers[worker];
+        if state.has_computed && state.answered == self.server_of.len() {
+            self.at(now + self.world.profile.optimizer_s, Event::StepEnd { worker });
+        }
+    }
+
+    /// Sends the next bucket if it is full and the one before has been answered.
+    fn push(&mut self, worker: usize, now: f64) {
+        let state = &mut self.workers[worker];
+        if !state.may_push || state.waits_since.is_some() || state.pushed == state.full {
+            return;
+        }
+        let bucket = state.pushed;
+        state.pushed += 1;
+        state.waits_since = Some(now);
+        let index = self.server_of[bucket];
+        let server = &mut self.servers[index];
+        server.pushes.push_back((worker, bucket));
+        if !std::mem::replace(&mut server.is_busy, true) {
+            let nap_s = if self.world.rank_of_server(index) == worker { 0.0 } else { NAP_S };
+            self.at(now + nap_s, Event::Serve { server: index });
+        }
+    }
+
+    /// Does what the next push asks for, with all its answers.
+    fn serve(&mut self, server: usize, now: f64) {
+        let Some((worker, bucket)) = self.servers[server].pushes.pop_front() else {
+            self.servers[server].is_busy = false;
+            return;
+        };
+        let profile = self.world.profile;
+        let own = self.world.rank_of_server(server);
+        let bytes = profile.buckets[bucket].bytes as f64;
+        let total: u64 = profile.buckets.iter().map(|bucket| bucket.bytes).sum();
+        let update_s = profile.optimizer_s * bytes / (total as f64).max(1.0);
+        // Each pass over values is one at the speed of memory.
+        let pass_s = Link::MEMORY.beta * bytes;
+        let mut time = self.transfer(worker, own, bytes + PUSH_BYTES, now) + pass_s;
+        let mut computing_s = pass_s;
+        let answered = self.servers[server].shard.push(worker, bucket, 0.0, Vec::new());
+        let updates_s = match self.world.consistency {
+            Consistency::Synchronous if answered.is_empty() => 0.0,
+            Consistency::Synchronous => update_s + pass_s * (self.world.workers - 1) as f64,
+            Consistency::Asynchronous { .. } => update_s,
+        };
+        time += updates_s;
+        computing_s += updates_s;
+        for to in answered {
+            time = self.transfer(own, to, bytes, time + pass_s);
+            computing_s += pass_s;
+            self.at(time, Event::Answer { worker: to });
+        }
+        if self.world.placement == ServerPlacement::Beside {
+            self.workers[own].taken_s += computing_s;
+        }
+        self.at(time, Event::Serve { server });
+    }
+
+    /// When a message that could leave now has come.
+    fn transfer(&mut self, from: usize, to: usize, bytes: f64, now: f64) -> f64 {
+        if from == to {
+            return now;
+        }
+        let is_inside = self.world.network.is_inside(from, to);
+        let (out, incoming) = (self.links[from][0][usize::from(is_inside)], self.links[to][1][usize::from(is_inside)]);
+        let end = now.max(out).max(incoming) + self.world.network.link(is_inside).seconds(bytes);
+        self.links[from][0][usize::from(is_inside)] = end;
+        self.links[to][1][usize::from(is_inside)] = end;
+        end
+    }
+}
