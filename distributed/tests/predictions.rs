@@ -178,6 +178,7 @@ fn asynchronous_workers_go_step_after_step_until_their_server_is_never_idle() {
     let network = NetworkModel::new(Link::new(1e-4, 1e9));
     let mut small = profile();
     small.buckets.iter_mut().for_each(|bucket| bucket.bytes /= 16);
+    (small.optimizer_s, small.other_s) = (0.0001, 0.0199);
     let step = |workers: usize| {
         predict(&small, servers(1, ServerPlacement::Own, ASYNCHRONOUS), &network, workers, false).unwrap()
     };
