@@ -178,6 +178,17 @@ impl From<ReductionChoice> for ReductionKind {
     }
 }
 
+/// What stays as ranks are added.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ScalingKind {
+    /// The batch of each rank.
+    #[default]
+    Weak,
+    /// The global batch.
+    Strong,
+}
+
 /// Where parameter servers are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]

@@ -7,11 +7,13 @@
 
 mod doctor;
 mod netbench;
+mod predict_scaling;
 mod sections;
 mod sync;
 
 pub use doctor::DoctorArgs;
 pub use netbench::NetbenchArgs;
+pub use predict_scaling::PredictScalingArgs;
 pub use sections::{
     BatchArgs, ComputeArgs, DataArgs, ModelArgs, OptimizerArgs, RunArgs, ScheduleArgs, TrainArgs, TrainSplitArgs,
 };
@@ -58,6 +60,8 @@ pub enum Command {
     Doctor(Box<DoctorArgs>),
     /// Measure latency and bandwidth between ranks and the speed of collectives by size; collective.
     Netbench(NetbenchArgs),
+    /// Predict speed and efficiency on up to thousands of ranks from one step and a network; compare measured runs. One rank.
+    PredictScaling(Box<PredictScalingArgs>),
 }
 
 /// Flags of `trainer eval`.
@@ -148,6 +152,10 @@ pub struct BenchArgs {
     /// Numbers of ranks to simulate, comma-separated [default: 2,4,8,16,32,64,128,256,512,1024]
     #[arg(long, value_name = "RANKS", value_delimiter = ',')]
     pub simulate_ranks: Option<Vec<usize>>,
+
+    /// Write this step, its parts and when each parameter's gradient is there, into this file, which predict-scaling --profile takes [default: none]
+    #[arg(long, value_name = "FILE")]
+    pub profile_output: Option<PathBuf>,
 
     /// Seed of the weights and pixels [default: 0]
     #[arg(long, value_name = "SEED", value_parser = clap::value_parser!(u64).range(..=i64::MAX as u64))]

@@ -8,4 +8,5 @@ pub mod doctor;
 pub mod eval;
 pub mod netbench;
 pub mod predict;
+pub mod predict_scaling;
 pub mod train;

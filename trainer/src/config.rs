@@ -11,13 +11,16 @@ mod error;
 mod file;
 mod netbench;
 mod parts;
+mod predict_scaling;
 mod resolve;
+mod scaling_method;
 mod sync;
 mod to_args;
 
 pub use crate::choices::{
     AugmentKind, BatchNormKind, Compression, ConvolutionKind, CpuKind, DatasetKind, DeviceChoice, Dtype, KernelsKind,
-    OnBadImageKind, OnNonFiniteKind, OnOff, PlacementKind, ReductionChoice, ScheduleKind, ShortcutKind, SyncKind,
+    OnBadImageKind, OnNonFiniteKind, OnOff, PlacementKind, ReductionChoice, ScalingKind, ScheduleKind, ShortcutKind,
+    SyncKind,
 };
 pub use commands::{BenchConfig, EvalConfig, PredictConfig, SimulationConfig, WeightSource};
 pub use doctor::DoctorConfig;
@@ -27,7 +30,9 @@ pub use parts::{
     BatchConfig, ComputeConfig, Course, DataConfig, DataSource, ModelConfig, NormalizationConfig, OnNonFinite,
     OptimizerConfig, RunConfig, ScheduleConfig, TrainSplitConfig,
 };
+pub use predict_scaling::{NamedNetwork, NetworkSource, PredictScalingConfig, ProfileSource, ScalingConfig};
 pub(crate) use resolve::instruction_set;
+pub use scaling_method::scaling_method_name;
 pub use sync::{Staleness, SyncConfig, SyncMethod};
 
 use crate::cli::TrainArgs;

@@ -9,6 +9,7 @@ pub mod launch;
 pub mod commands;
 pub mod train;
 
+pub mod bench;
 pub mod evaluate;
 pub mod keeper;
 pub mod step;
@@ -17,6 +18,7 @@ pub mod session;
 
 pub mod doctor;
 pub mod netbench;
+pub mod predict_scaling;
 pub mod shard_statistics;
 pub mod simulation;
 pub mod synchronizer;

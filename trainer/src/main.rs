@@ -5,7 +5,8 @@ use std::process::ExitCode;
 use clap::Parser;
 use trainer::cli::{Cli, Command};
 use trainer::commands::{
-    bench::bench, config::config, doctor::doctor, eval::eval, netbench::netbench, predict::predict, train::train,
+    bench::bench, config::config, doctor::doctor, eval::eval, netbench::netbench, predict::predict,
+    predict_scaling::predict_scaling, train::train,
 };
 use trainer::launch::{launch, launch_in_any_world};
 
@@ -17,6 +18,7 @@ fn main() -> ExitCode {
         Command::Bench(args) => launch(|world| bench(&args, world)),
         Command::Config(args) => launch(|world| config(&args, world)),
         Command::Netbench(args) => launch(|world| netbench(&args, world)),
+        Command::PredictScaling(args) => launch(|world| predict_scaling(&args, world)),
         Command::Doctor(args) => launch_in_any_world(|world| doctor(&args, world)),
     }
 }

@@ -3,7 +3,7 @@
 //! In: records of [`crate::metrics`]. Out: lines on stdout, progress bars and warnings on stderr, `train.log`.
 //! Invariant: only root prints, but for the error that ends the program; a console or log that cannot be written never stops a run.
 
-mod format;
+pub(crate) mod format;
 mod lines;
 mod look;
 

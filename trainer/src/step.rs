@@ -166,10 +166,12 @@ impl<M: ImageClassifier> Stepper<M> {
         &self.reducer
     }
 
-    /// How long after the beginning of the last backward pass each bucket was complete, seconds, in the last step.
-    pub fn bucket_ready_s(&self) -> Vec<f64> {
-        let buckets = self.reducer.report().buckets.iter();
-        buckets.map(|times| times.ready.saturating_duration_since(self.backward_start).as_secs_f64()).collect()
+    /// How long after the beginning of the last backward pass each parameter's gradient was there, seconds, in the last step; 0 where
+    /// there was none.
+    pub fn parameter_ready_s(&self) -> Vec<f64> {
+        let since =
+            |at: Option<Instant>| at.map_or(0.0, |at| at.saturating_duration_since(self.backward_start).as_secs_f64());
+        self.reducer.arrivals().into_iter().map(since).collect()
     }
 
     /// [`Synchronizer::staleness`].

@@ -183,18 +183,21 @@ pub fn serve<M: Module>(
 }
 
 fn reducer_config(config: &SyncConfig, layout: &ParameterLayout) -> ReducerConfig {
-    let cap_bytes = match config.method {
+    let total_bytes = layout.num_elements() * size_of::<f32>();
+    ReducerConfig { bucket_cap_bytes: bucket_cap_bytes(config, total_bytes), overlap: config.overlap }
+}
+
+/// The largest bucket of a model with `total_bytes` of gradients.
+pub fn bucket_cap_bytes(config: &SyncConfig, total_bytes: usize) -> usize {
+    match config.method {
         // Buckets are what servers share: there are at least two for each.
-        SyncMethod::ParameterServer { servers, .. } => {
-            config.bucket_cap_bytes.min((layout.num_elements() * size_of::<f32>()).div_ceil(2 * servers))
-        }
+        SyncMethod::ParameterServer { servers, .. } => config.bucket_cap_bytes.min(total_bytes.div_ceil(2 * servers)),
         _ => config.bucket_cap_bytes,
-    };
-    ReducerConfig { bucket_cap_bytes: cap_bytes, overlap: config.overlap }
+    }
 }
 
 /// When servers update: a bound of 0 leaves no room for asynchrony.
-fn consistency(asynchronous: Option<Staleness>) -> Consistency {
+pub(crate) fn consistency(asynchronous: Option<Staleness>) -> Consistency {
     match asynchronous {
         None | Some(Staleness { bound: Some(0) }) => Consistency::Synchronous,
         Some(Staleness { bound }) => Consistency::Asynchronous { bound },

@@ -158,7 +158,7 @@ impl PredictConfig {
 }
 
 /// Most ranks that are simulated.
-const MOST_SIMULATED: usize = 4096;
+pub(super) const MOST_SIMULATED: usize = 4096;
 
 /// What `trainer bench` measures.
 #[derive(Debug, Clone, PartialEq)]
@@ -181,6 +181,8 @@ pub struct BenchConfig {
     pub sync: SyncConfig,
     /// Networks and numbers of ranks to predict the speed for.
     pub simulation: Option<SimulationConfig>,
+    /// File of the measured step.
+    pub profile_output: Option<PathBuf>,
     /// Seed of weights and pixels.
     pub seed: u64,
     /// Device and threads.
@@ -205,6 +207,7 @@ impl BenchConfig {
             batch_norm: args.batch_norm.unwrap_or(BatchNormKind::Local),
             sync: sync::sync(&args.sync, world_size)?,
             simulation: simulation(args)?,
+            profile_output: args.profile_output.clone().map(|path| file_name("--profile-output", path)).transpose()?,
             seed: args.seed.unwrap_or(0),
             compute: compute(&args.compute)?,
             json: args.json,
@@ -228,22 +231,38 @@ fn simulation(args: &BenchArgs) -> Result<Option<SimulationConfig>, ConfigError>
             Some(_) => Err(no_effect("--simulate-ranks", "without --simulate-network", "add that or leave this out")),
         };
     };
-    let network = if netbench::names_a_measurement(network) {
-        netbench::measured_network("--simulate-network", Path::new(network.trim()))?
-    } else {
-        network.parse().map_err(|error: NetworkError| ConfigError::Invalid {
-            option: "--simulate-network",
-            expected: error.to_string(),
-            got: network.clone(),
-        })?
-    };
+    let network = network_model("--simulate-network", network)?;
     let ranks = args.simulate_ranks.clone().unwrap_or_else(|| (1..=10).map(|power| 1 << power).collect());
-    for &ranks in &ranks {
-        let in_range = |ranks: usize| (1..=MOST_SIMULATED).contains(&ranks);
-        if !in_range(ranks) {
+    simulated_ranks("--simulate-ranks", &ranks)?;
+    Ok(Some(SimulationConfig { network, ranks }))
+}
+
+/// The network that `text` names, describes, or is the file of.
+pub(super) fn network_model(option: &'static str, text: &str) -> Result<NetworkModel, ConfigError> {
+    if netbench::names_a_measurement(text) {
+        return netbench::measured_network(option, Path::new(text.trim()));
+    }
+    let refuse =
+        |error: NetworkError| ConfigError::Invalid { option, expected: error.to_string(), got: text.to_owned() };
+    text.parse().map_err(refuse)
+}
+
+/// Refuses numbers of ranks that take too long.
+pub(super) fn simulated_ranks(option: &'static str, ranks: &[usize]) -> Result<(), ConfigError> {
+    match ranks.iter().find(|ranks| !(1..=MOST_SIMULATED).contains(*ranks)) {
+        None => Ok(()),
+        Some(ranks) => {
             let expected = format!("1 to {MOST_SIMULATED} ranks");
-            return Err(ConfigError::Invalid { option: "--simulate-ranks", expected, got: ranks.to_string() });
+            Err(ConfigError::Invalid { option, expected, got: ranks.to_string() })
         }
     }
-    Ok(Some(SimulationConfig { network, ranks }))
+}
+
+/// The path of a file to be written.
+pub(super) fn file_name(option: &'static str, path: PathBuf) -> Result<PathBuf, ConfigError> {
+    if path.file_name().is_none() || path.is_dir() {
+        let (expected, got) = ("the name of a file".to_owned(), path.display().to_string());
+        return Err(ConfigError::Invalid { option, expected, got });
+    }
+    Ok(path)
 }

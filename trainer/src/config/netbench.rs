@@ -2,6 +2,7 @@
 //!
 //! In: its flags; a file of an earlier measurement. Out: plain values. Invariant: sizes ascend and differ.
 
+use super::commands::file_name;
 use super::error::ConfigError;
 use super::resolve::{at_least, in_range, no_effect};
 use crate::choices::ReductionChoice;
@@ -59,10 +60,6 @@ impl NetbenchConfig {
                 got: format!("{timeout} s"),
             });
         }
-        if let Some(output) = args.output.as_ref().filter(|path| path.file_name().is_none() || path.is_dir()) {
-            let (expected, got) = ("the name of a file".to_owned(), output.display().to_string());
-            return Err(ConfigError::Invalid { option: "--output", expected, got });
-        }
         let mut reductions = args.reductions.clone().unwrap_or_else(|| ReductionChoice::value_variants().to_vec());
         let mut seen = Vec::new();
         reductions.retain(|choice| {
@@ -77,7 +74,7 @@ impl NetbenchConfig {
             most_pairs: at_least("--pairs", args.pairs.unwrap_or(28), 1)?,
             ranks: ranks(args, world_size)?,
             reductions,
-            output: args.output.clone(),
+            output: args.output.clone().map(|path| file_name("--output", path)).transpose()?,
             timeout: Duration::from_secs(timeout),
             json: args.json,
         })

@@ -1,0 +1,312 @@
+//! The speed of the whole training step on random pixels made once.
+//!
+//! In: what to measure, the ranks. Out: [`BenchResult`], and the step without its waiting for a prediction.
+//! Invariant: the step is the one `train` makes; only the input costs nothing but a copy.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Instant, SystemTime};
+
+use anyhow::{Context, Result, ensure};
+use burn_resnet::{KernelTime, kernel_times};
+use datasets::{LoadedStep, Loader, LoaderConfig, ShardConfig, ShardPlan, SyntheticConfig, synthetic};
+use distributed::{Communicator, ParameterLayout, Whereabouts};
+use serde::Serialize;
+
+use crate::clock::{PhaseClock, minor_page_faults};
+use crate::config::{BatchNormKind, BenchConfig, scaling_method_name};
+use crate::gather::{RankTimes, peak_memory_bytes, slowest_rank};
+use crate::manifest::cpu_model;
+use crate::metrics::{ScoreSums, Seconds, ThroughputStats};
+use crate::network::{ModelRequest, resnet};
+use crate::optimizer::SgdConfig;
+use crate::predict_scaling::{BucketRecord, PROFILE_SCHEMA, ParameterRecord, ProfileFile, median};
+use crate::ranks::World;
+use crate::roles::Role;
+use crate::step::{StepConfig, StepPosition, Stepper};
+use crate::synchronizer::{self, own_shards};
+use crate::trace::TraceClock;
+
+/// Different batches in turn, so that no step repeats the one before.
+const NUM_BATCHES: usize = 4;
+
+/// Median absolute deviation of a normal distribution, in standard deviations, inverted.
+const NORMAL_SPREAD: f64 = 1.4826;
+
+/// Small, so that random labels do not blow the loss up.
+const LEARNING_RATE: f64 = 0.01;
+
+/// What `--json` prints.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct BenchResult {
+    /// Name of the network.
+    pub model: String,
+    /// Number format of activations and their gradients.
+    pub dtype: String,
+    /// Whose kernels: fused or stock.
+    pub kernels: String,
+    /// Backend and device.
+    pub device: String,
+    /// Ranks.
+    pub ranks: usize,
+    /// Compute threads of each rank.
+    pub threads: usize,
+    /// Samples of one rank in one step.
+    pub batch_size_per_rank: usize,
+    /// Samples of one step over all ranks.
+    pub global_batch_size: usize,
+    /// Measured steps.
+    pub steps: usize,
+    /// Steps before them.
+    pub warmup_steps: usize,
+    /// Global samples over the slowest rank's time.
+    pub images_per_second: f64,
+    /// Median of the slowest rank's steps.
+    pub step_milliseconds_median: f64,
+    /// Fastest of them.
+    pub step_milliseconds_min: f64,
+    /// Slowest of them.
+    pub step_milliseconds_max: f64,
+    /// The slowest rank's seconds by phase over the measured steps.
+    pub seconds: Seconds,
+    /// Root's seconds in our own kernels over the measured steps, by kind; the rest of a step is tape, dispatch, burn's own
+    /// operations and communication.
+    pub kernel_seconds: BTreeMap<&'static str, f64>,
+    /// Fresh pages a step on root, from the system.
+    pub minor_faults_per_step: f64,
+    /// Largest memory of any rank's process.
+    pub peak_memory_bytes: u64,
+    /// Mean loss of the last step on root, to compare with other programs.
+    pub loss_mean: f64,
+    /// Bytes of gradients that root sent in a step.
+    pub bytes_sent_per_step: u64,
+    /// What compression left out, as a share of the gradient's L2 norm.
+    pub compression_error: f64,
+    /// How the ranks' gradients or parameters become one, as `predict-scaling --methods` names it.
+    pub method: String,
+    /// How gradients reach the other ranks.
+    pub gradients: String,
+    /// The communication library.
+    pub communication: String,
+}
+
+/// What was measured on a rank that trains.
+#[derive(Clone, Debug)]
+pub struct Measurement {
+    /// As it is printed.
+    pub result: BenchResult,
+    /// Speed over the slowest rank's steps.
+    pub stats: ThroughputStats,
+    /// This rank's seconds in steps.
+    pub own_seconds: f64,
+    /// The step of the slowest rank without its waiting.
+    pub profile: ProfileFile,
+}
+
+/// Measures training steps; `None` on a rank that only served parameters.
+///
+/// # Errors
+/// When a step fails.
+///
+/// # Collective
+/// Must be called by all ranks.
+pub fn measure(config: &BenchConfig, world: &World) -> Result<Option<Measurement>> {
+    let (device, threads) = world.prepare_compute(&config.compute)?;
+    let training_device = device.clone().autodiff();
+    let request = ModelRequest {
+        num_classes: config.num_classes,
+        in_channels: 3,
+        seed: config.seed,
+        compute: &config.compute,
+        device: &training_device,
+    };
+    let model = resnet(&config.model, false, &request)?;
+    let step_config = step_config(config, &world.whereabouts);
+    let (communicator, server_link) = match Role::of(&config.sync, &world.communicator)? {
+        Role::Worker { communicator, server_link } => (communicator, server_link),
+        Role::Server(link) => {
+            synchronizer::serve(&config.sync, step_config.sgd, &model, link)?;
+            return Ok(None);
+        }
+    };
+    let batches = batches(config, &*communicator)?;
+    let step_config = StepConfig { server_link, ..step_config };
+    let mut stepper = Stepper::new(model, step_config, Arc::clone(&communicator), &device)?;
+
+    let trace = TraceClock::start(config.sync.trace.as_deref(), &*communicator)?;
+    let new_clock = || if trace.is_some() { PhaseClock::keeping_spans() } else { PhaseClock::new() };
+    let mut clock = new_clock();
+    let (mut kernels_before, mut faults_before) = (kernel_times(), 0);
+    let mut own = RankTimes::default();
+    let mut scores = ScoreSums::default();
+    let mut ready_s = vec![0.0; stepper.reducer().layout().entries().len()];
+    for step in 0..config.warmup_steps + config.steps {
+        if step == config.warmup_steps {
+            communicator.barrier()?;
+            clock = new_clock();
+            stepper.take_traffic();
+            (kernels_before, faults_before) = (kernel_times(), minor_page_faults());
+        }
+        ensure!(!world.stop.is_raised(), "bench: stopped by a signal in step {step}");
+        scores = ScoreSums::default();
+        let loaded = batches[step % batches.len()].clone();
+        let num_samples = loaded.global_num_samples as u64;
+        let at = StepPosition { epoch: 0, step: step as u64, must_meet: false };
+        let start = Instant::now();
+        stepper.step(at, loaded, LEARNING_RATE, false, &mut scores, &mut clock)?;
+        if step >= config.warmup_steps {
+            own.steps.push((num_samples, start.elapsed()));
+            let ready = ready_s.iter_mut().zip(stepper.parameter_ready_s());
+            ready.for_each(|(sum, ready)| *sum += ready / config.steps as f64);
+        }
+    }
+    let kernel_seconds = kernel_seconds(&kernels_before, &kernel_times());
+    let faults = minor_page_faults() - faults_before;
+    own.seconds = clock.take_epoch();
+    let traffic = stepper.take_traffic();
+    if let Some(trace) = &trace {
+        trace.write(&clock.take_spans(), &*communicator)?;
+    }
+    let own_seconds = own.seconds.step_total();
+    let times = own.gather(&*communicator)?;
+    let slowest = &times[slowest_rank(&times)];
+    let stats = ThroughputStats::of(&slowest.steps).context("bench: no step was measured")?;
+    let step_ms = |pick: fn(f64, f64) -> f64, start: f64| {
+        slowest.steps.iter().map(|(_, time)| time.as_secs_f64() * 1e3).fold(start, pick)
+    };
+    let result = BenchResult {
+        model: config.model.name(),
+        dtype: config.compute.dtype.to_string(),
+        kernels: config.compute.kernels.to_string(),
+        device: format!("{device:?}"),
+        ranks: communicator.world_size(),
+        threads,
+        batch_size_per_rank: config.batch_size_per_rank,
+        global_batch_size: config.batch_size_per_rank * communicator.world_size(),
+        steps: config.steps,
+        warmup_steps: config.warmup_steps,
+        images_per_second: stats.mean,
+        step_milliseconds_median: stats.step_milliseconds_median,
+        step_milliseconds_min: step_ms(f64::min, f64::INFINITY),
+        step_milliseconds_max: step_ms(f64::max, 0.0),
+        seconds: slowest.seconds,
+        kernel_seconds,
+        minor_faults_per_step: faults as f64 / config.steps as f64,
+        peak_memory_bytes: peak_memory_bytes(&times),
+        loss_mean: scores.loss_mean(),
+        bytes_sent_per_step: traffic.total.bytes_sent / traffic.num_steps.max(1),
+        compression_error: traffic.total.relative_error(),
+        method: scaling_method_name(&config.sync.method),
+        gradients: stepper.gradient_route().to_owned(),
+        communication: communicator.library(),
+    };
+    let profile = profile(&result, slowest, &ready_s, stepper.reducer().layout(), config);
+    stepper.finish()?;
+    Ok(Some(Measurement { result, stats, own_seconds, profile }))
+}
+
+/// The step of the slowest rank; `ready_s` of each parameter of `layout`.
+fn profile(
+    result: &BenchResult,
+    slowest: &RankTimes,
+    ready_s: &[f64],
+    layout: &ParameterLayout,
+    config: &BenchConfig,
+) -> ProfileFile {
+    let steps = config.steps as f64;
+    let mut times: Vec<f64> = slowest.steps.iter().map(|(_, time)| time.as_secs_f64()).collect();
+    let mean_s = times.iter().sum::<f64>() / steps;
+    let median_s = median(&mut times);
+    let mut deviations: Vec<f64> = times.iter().map(|time| (time - median_s).abs()).collect();
+    // Means of the parts, made to add up to the median, which disturbed steps do not move.
+    let part = |seconds: f64| seconds / steps * median_s / mean_s;
+    let seconds = &slowest.seconds;
+    // What one rank alone spends there is no waiting.
+    let waiting_s = if result.ranks > 1 { part(seconds.communication) } else { 0.0 };
+    let (forward_s, backward_s) = (part(seconds.forward), part(seconds.backward));
+    let (optimizer_s, input_s) = (part(seconds.optimizer), part(seconds.data));
+    let step_s = median_s - waiting_s;
+    let parameters = layout.entries().iter().zip(ready_s).map(|(entry, ready_s)| ParameterRecord {
+        name: entry.path.clone(),
+        shape: entry.shape.clone(),
+        ready_s: (ready_s * median_s / mean_s).min(backward_s),
+    });
+    let mut file = ProfileFile {
+        schema: PROFILE_SCHEMA.to_owned(),
+        created: humantime::format_rfc3339_seconds(SystemTime::now()).to_string(),
+        commit: env!("LOCKSTEP_COMMIT").to_owned(),
+        cpu_model: cpu_model(),
+        cpu_count: std::thread::available_parallelism().map_or(1, usize::from),
+        model: result.model.clone(),
+        dtype: result.dtype.clone(),
+        kernels: result.kernels.clone(),
+        device: result.device.clone(),
+        ranks: result.ranks,
+        threads: result.threads,
+        batch_size_per_rank: result.batch_size_per_rank,
+        steps: config.steps,
+        step_s,
+        step_spread_s: NORMAL_SPREAD * median(&mut deviations),
+        forward_s,
+        backward_s,
+        optimizer_s,
+        input_s,
+        other_s: (step_s - forward_s - backward_s - optimizer_s - input_s).max(0.0),
+        bucket_cap_bytes: config.sync.bucket_cap_bytes as u64,
+        buckets: Vec::new(),
+        parameters: parameters.collect(),
+        kernel_seconds: result
+            .kernel_seconds
+            .iter()
+            .map(|(name, seconds)| ((*name).to_owned(), part(*seconds)))
+            .collect(),
+    };
+    let buckets = file.step().with_bucket_cap(file.bucket_cap_bytes).buckets;
+    file.buckets = buckets.iter().map(|bucket| BucketRecord { ready_s: bucket.ready_s, bytes: bucket.bytes }).collect();
+    file
+}
+
+fn kernel_seconds(before: &[KernelTime], after: &[KernelTime]) -> BTreeMap<&'static str, f64> {
+    before.iter().zip(after).map(|(before, after)| (after.name, after.seconds - before.seconds)).collect()
+}
+
+/// This rank's share of a few global batches.
+fn batches(config: &BenchConfig, communicator: &dyn Communicator) -> Result<Vec<LoadedStep>> {
+    let global_batch_size = config.batch_size_per_rank * communicator.world_size();
+    let data = synthetic::open(&SyntheticConfig {
+        num_train: NUM_BATCHES * global_batch_size,
+        num_test: 1,
+        num_classes: config.num_classes,
+        shape: datasets::ImageShape { height: config.image_size, width: config.image_size, channels: 3 },
+        seed: config.seed,
+    })?;
+    let num_shards = config.sync.method.virtual_shards().unwrap_or(communicator.world_size());
+    let own_shards = own_shards(num_shards, communicator.rank(), communicator.world_size());
+    let plan = ShardPlan::new(ShardConfig {
+        num_samples: data.train.len(),
+        global_batch_size,
+        seed: config.seed,
+        epoch: 0,
+        shuffle: false,
+        drop_last: true,
+        shard_index: own_shards.start,
+        num_shards,
+        num_own_shards: own_shards.len(),
+    })?;
+    let micro_batch_size = global_batch_size.div_ceil(num_shards);
+    let how = LoaderConfig { num_threads: 0, ..LoaderConfig::new(micro_batch_size, data.normalization) };
+    Ok(Loader::start(data.train, plan, how).collect::<Result<_, _>>()?)
+}
+
+fn step_config(config: &BenchConfig, whereabouts: &Arc<Whereabouts>) -> StepConfig {
+    StepConfig {
+        sgd: SgdConfig { momentum: 0.9, nesterov: false, weight_decay: 1e-4, decay_norm_and_bias: true },
+        label_smoothing: 0.0,
+        clip_norm: None,
+        sync_batch_norm: config.batch_norm == BatchNormKind::Sync,
+        skips_non_finite: false,
+        sync: config.sync.clone(),
+        server_link: None,
+        whereabouts: Arc::clone(whereabouts),
+    }
+}

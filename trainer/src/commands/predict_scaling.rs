@@ -1,0 +1,128 @@
+//! `trainer predict-scaling`: the speed of more ranks from the step of one; measured and published figures beside it.
+//!
+//! In: flags. Out: tables, a JSON file a network. Invariant: an output that cannot be written is refused before anything is measured.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, ensure};
+use serde::Serialize;
+
+use super::bench::tell;
+use crate::bench::measure;
+use crate::cli::PredictScalingArgs;
+use crate::config::{BenchConfig, NamedNetwork, PredictScalingConfig, ProfileSource, ScalingConfig, ScalingKind};
+use crate::output;
+use crate::predict_scaling::{
+    Answer, Measured, PredictionFile, ProfileFile, answers, forecast, forecast_lines, measured_lines, published_lines,
+    read_measured,
+};
+use crate::ranks::World;
+
+/// Strong scaling measures a second step with so much smaller a batch.
+const SECOND_BATCH: usize = 8;
+
+/// What `--json` prints.
+#[derive(Debug, Serialize)]
+struct All {
+    predictions: Vec<PredictionFile>,
+    measured: Vec<Measured>,
+    published: Vec<Answer>,
+}
+
+/// Predicts, compares, prints.
+///
+/// # Errors
+/// When flags contradict each other, there are several ranks, a file cannot be read or written, or a step fails.
+pub fn predict_scaling(args: &PredictScalingArgs, world: &World) -> Result<()> {
+    let config = PredictScalingConfig::resolve(args, world.communicator.world_size())?;
+    let say = |lines: &[String]| lines.iter().for_each(|line| world.reporter.note(line));
+    let published = if config.published { answers()? } else { Vec::new() };
+    let predictions = match &config.scaling {
+        Some(scaling) => predict(scaling, &published, world)?,
+        None => Vec::new(),
+    };
+    let measured = match config.measured.is_empty() {
+        true => Vec::new(),
+        false => read_measured(&config.measured, &predictions)?,
+    };
+    say(&measured_lines(&measured));
+    if config.published {
+        say(&published_lines(&published));
+    }
+    if config.json {
+        world.reporter.json(&All { predictions, measured, published });
+    }
+    Ok(())
+}
+
+/// Predicts for every network, and writes what `--output` asks for.
+fn predict(config: &ScalingConfig, published: &[Answer], world: &World) -> Result<Vec<PredictionFile>> {
+    let outputs: Vec<Option<PathBuf>> = config.networks.iter().map(|network| output_path(config, network)).collect();
+    outputs.iter().flatten().try_for_each(|path| output::check_writable(path))?;
+    let profiles = profiles(config, world)?;
+    let mut files = Vec::new();
+    for (network, path) in config.networks.iter().zip(outputs) {
+        let forecast = forecast(&profiles, network, config, published.to_vec())?;
+        forecast_lines(&forecast).iter().for_each(|line| world.reporter.note(line));
+        if let Some(path) = path {
+            output::write_json(&path, &forecast.file)?;
+            world.reporter.note(&format!("predictions written to {}", path.display()));
+        }
+        files.push(forecast.file);
+    }
+    Ok(files)
+}
+
+/// The file of `--output`, or one for each network: `scaling-10gbe.json` for `scaling.json`.
+fn output_path(config: &ScalingConfig, network: &NamedNetwork) -> Option<PathBuf> {
+    let path = config.output.as_deref()?;
+    if config.networks.len() == 1 {
+        return Some(path.to_owned());
+    }
+    let is_plain = |letter: char| letter.is_ascii_alphanumeric() || "-_.".contains(letter);
+    let name: String = network.name.chars().map(|letter| if is_plain(letter) { letter } else { '_' }).collect();
+    let stem = path.file_stem().unwrap_or(Path::new("predictions").as_os_str()).to_string_lossy();
+    let ending = path.extension().map_or(String::new(), |ending| format!(".{}", ending.to_string_lossy()));
+    Some(path.with_file_name(format!("{stem}-{name}{ending}")))
+}
+
+fn profiles(config: &ScalingConfig, world: &World) -> Result<Vec<ProfileFile>> {
+    match &config.profile {
+        ProfileSource::Files(paths) => {
+            let profiles = paths.iter().map(|path| ProfileFile::read(path)).collect::<Result<Vec<_>>>()?;
+            if let [first, second] = profiles.as_slice() {
+                let work = |profile: &ProfileFile| {
+                    (profile.model.clone(), profile.dtype.clone(), profile.threads, profile.kernels.clone())
+                };
+                ensure!(
+                    work(first) == work(second) && first.batch_size_per_rank != second.batch_size_per_rank,
+                    "{}: expected the step of {} {} with {} threads and another batch than {}, got {} {} with {} threads and batch {}",
+                    paths[1].display(),
+                    first.model,
+                    first.dtype,
+                    first.threads,
+                    first.batch_size_per_rank,
+                    second.model,
+                    second.dtype,
+                    second.threads,
+                    second.batch_size_per_rank
+                );
+            }
+            Ok(profiles)
+        }
+        ProfileSource::Measured(bench) => {
+            let mut profiles = vec![measured(bench, world)?];
+            if config.scaling == ScalingKind::Strong && bench.batch_size_per_rank > 1 {
+                let batch_size_per_rank = bench.batch_size_per_rank.div_ceil(SECOND_BATCH);
+                profiles.push(measured(&BenchConfig { batch_size_per_rank, ..(**bench).clone() }, world)?);
+            }
+            Ok(profiles)
+        }
+    }
+}
+
+fn measured(bench: &BenchConfig, world: &World) -> Result<ProfileFile> {
+    let measurement = measure(bench, world)?.context("predict-scaling: the only rank measured nothing")?;
+    tell(&measurement, world);
+    Ok(measurement.profile)
+}

@@ -1,0 +1,313 @@
+//! The configuration of `predict-scaling`.
+//!
+//! In: its flags. Out: plain values. Invariant: numbers of ranks ascend and differ; networks have names of their own.
+
+use std::path::{Path, PathBuf};
+
+use distributed::simulate::{Link, NetworkModel};
+
+use super::commands::{BenchConfig, MOST_SIMULATED, file_name, network_model, simulated_ranks};
+use super::error::ConfigError;
+use super::netbench::names_a_measurement;
+use super::resolve::{at_least, no_effect};
+use super::scaling_method::scaling_method;
+use super::sync::SyncConfig;
+use crate::choices::ScalingKind;
+use crate::cli::{BenchArgs, ComputeArgs, ModelArgs, PredictScalingArgs, SyncArgs};
+
+/// The networks without any flag.
+const NETWORKS: [&str; 3] = ["ib-edr", "10gbe", "1gbe"];
+
+/// The methods without any flag: each of them, and compression of either sort.
+const METHODS: [&str; 9] = [
+    "allreduce:hierarchical",
+    "allreduce:ring",
+    "allreduce:halving-doubling",
+    "allreduce+bf16",
+    "allreduce+powersgd:4",
+    "exact",
+    "parameter-server:1",
+    "async-parameter-server:1",
+    "local-sgd:8",
+];
+
+/// Where the step comes from.
+#[derive(Debug, Clone, PartialEq)]
+pub enum ProfileSource {
+    /// Files, of which the second tells what does not depend on the batch.
+    Files(Vec<PathBuf>),
+    /// It is measured now; strong scaling measures a second one with fewer samples.
+    Measured(Box<BenchConfig>),
+}
+
+/// Where a network comes from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum NetworkSource {
+    /// A name that is built in.
+    Named,
+    /// Numbers of the flag.
+    Flags,
+    /// A file of `trainer netbench`.
+    Measured(PathBuf),
+}
+
+/// A network with a name.
+#[derive(Debug, Clone, PartialEq)]
+pub struct NamedNetwork {
+    /// As typed, or the file's name.
+    pub name: String,
+    /// Where it comes from.
+    pub source: NetworkSource,
+    /// Its links and nodes.
+    pub model: NetworkModel,
+}
+
+/// What is predicted.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ScalingConfig {
+    /// The step.
+    pub profile: ProfileSource,
+    /// The networks, at least one.
+    pub networks: Vec<NamedNetwork>,
+    /// Numbers of ranks that train, ascending.
+    pub ranks: Vec<usize>,
+    /// Methods with their buckets.
+    pub methods: Vec<SyncConfig>,
+    /// What stays.
+    pub scaling: ScalingKind,
+    /// Where it is written.
+    pub output: Option<PathBuf>,
+}
+
+/// What `trainer predict-scaling` does.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PredictScalingConfig {
+    /// What is predicted; none where only measured or published figures are looked at.
+    pub scaling: Option<ScalingConfig>,
+    /// Measured runs.
+    pub measured: Vec<PathBuf>,
+    /// Whether published figures are compared.
+    pub published: bool,
+    /// End with a JSON line.
+    pub json: bool,
+}
+
+impl PredictScalingConfig {
+    /// Decides the predictions.
+    ///
+    /// # Errors
+    /// A [`ConfigError`] naming the option and the remedy.
+    pub fn resolve(args: &PredictScalingArgs, world_size: usize) -> Result<Self, ConfigError> {
+        if world_size > 1 {
+            return Err(ConfigError::Invalid {
+                option: "predict-scaling",
+                expected: "one rank, which predicts the others; start it without mpirun or srun".to_owned(),
+                got: format!("{world_size} ranks"),
+            });
+        }
+        let measured = args.measured.clone().unwrap_or_default();
+        let predicts = args.profile.is_some() || (measured.is_empty() && !args.published);
+        let scaling = if predicts { Some(scaling(args)?) } else { None };
+        if !predicts {
+            refuse_strangers(args)?;
+        }
+        Ok(Self { scaling, measured, published: args.published, json: args.json })
+    }
+}
+
+/// What only predictions take.
+fn refuse_strangers(args: &PredictScalingArgs) -> Result<(), ConfigError> {
+    let given = [
+        ("--network", args.network.is_some()),
+        ("--ranks", args.ranks.is_some()),
+        ("--ranks-per-node", args.ranks_per_node.is_some()),
+        ("--methods", args.methods.is_some()),
+        ("--scaling", args.scaling.is_some()),
+        ("--bucket-mib", args.bucket_mib.is_some()),
+        ("--overlap", args.overlap.is_some()),
+        ("--output", args.output.is_some()),
+    ];
+    match given.into_iter().chain(measuring(args)).find(|(_, is_given)| *is_given) {
+        None => Ok(()),
+        Some((option, _)) => Err(no_effect(
+            option,
+            "with --measured or --published alone, which predict nothing more",
+            "add --profile FILE or leave it out",
+        )),
+    }
+}
+
+/// What only a measurement takes.
+fn measuring(args: &PredictScalingArgs) -> [(&'static str, bool); 5] {
+    [
+        ("--batch-size-per-rank", args.batch_size_per_rank.is_some()),
+        ("--steps", args.steps.is_some()),
+        ("--warmup-steps", args.warmup_steps.is_some()),
+        ("--model, --depth or --shortcut", args.model != ModelArgs::default()),
+        ("a flag of device and threads", args.compute != ComputeArgs::default()),
+    ]
+}
+
+fn scaling(args: &PredictScalingArgs) -> Result<ScalingConfig, ConfigError> {
+    let mut ranks = args.ranks.clone().unwrap_or_else(|| (0..=10).map(|power| 1 << power).collect());
+    simulated_ranks("--ranks", &ranks)?;
+    ranks.sort_unstable();
+    ranks.dedup();
+    let sync = SyncArgs { bucket_mib: args.bucket_mib, overlap: args.overlap, ..SyncArgs::default() };
+    let all = METHODS.map(str::to_owned).to_vec();
+    let methods = args.methods.as_ref().unwrap_or(&all);
+    let methods = methods.iter().map(|text| scaling_method(text, &sync, MOST_SIMULATED)).collect::<Result<_, _>>()?;
+    Ok(ScalingConfig {
+        profile: profile(args)?,
+        networks: networks(args)?,
+        ranks,
+        methods,
+        scaling: args.scaling.unwrap_or_default(),
+        output: args.output.clone().map(|path| file_name("--output", path)).transpose()?,
+    })
+}
+
+fn profile(args: &PredictScalingArgs) -> Result<ProfileSource, ConfigError> {
+    let Some(files) = &args.profile else {
+        return Ok(ProfileSource::Measured(Box::new(BenchConfig::resolve(
+            &BenchArgs {
+                batch_size_per_rank: args.batch_size_per_rank,
+                steps: args.steps,
+                warmup_steps: args.warmup_steps,
+                model: args.model.clone(),
+                compute: args.compute.clone(),
+                ..BenchArgs::default()
+            },
+            1,
+        )?)));
+    };
+    if let Some((option, _)) = measuring(args).into_iter().find(|(_, is_given)| *is_given) {
+        return Err(no_effect(option, "with --profile, whose step was measured", "leave it out"));
+    }
+    let is_strong = args.scaling == Some(ScalingKind::Strong);
+    match files.len() {
+        1 => Ok(ProfileSource::Files(files.clone())),
+        2 if is_strong => Ok(ProfileSource::Files(files.clone())),
+        2 => Err(no_effect("a second --profile", "without --scaling strong", "add that or leave it out")),
+        number => Err(ConfigError::Invalid {
+            option: "--profile",
+            expected: "one file, or two with --scaling strong".to_owned(),
+            got: format!("{number} files"),
+        }),
+    }
+}
+
+fn networks(args: &PredictScalingArgs) -> Result<Vec<NamedNetwork>, ConfigError> {
+    let ranks_per_node = args.ranks_per_node.map(|ranks| at_least("--ranks-per-node", ranks, 1)).transpose()?;
+    let given = args.network.clone().unwrap_or_else(|| NETWORKS.map(str::to_owned).to_vec());
+    let mut networks: Vec<NamedNetwork> = Vec::new();
+    for text in &given {
+        // Latency and bandwidth have a comma between them, as names of a list have.
+        let is_whole = text.parse::<NetworkModel>().is_ok() || names_a_measurement(text) && !text.contains(',');
+        let texts: Vec<&str> = if is_whole { vec![text] } else { text.split(',').collect() };
+        for text in texts.into_iter().map(str::trim) {
+            let mut network = named(text)?;
+            if let Some(ranks) = ranks_per_node {
+                let link = network.model.node.map_or(Link::MEMORY, |node| node.link);
+                network.model.node = None;
+                if ranks > 1 {
+                    network.model = network.model.with_nodes(ranks, link).with_shared_memory();
+                }
+            }
+            match networks.iter().any(|other| other.name == network.name) {
+                false => networks.push(network),
+                true => {
+                    let expected = "networks with names of their own".to_owned();
+                    return Err(ConfigError::Invalid { option: "--network", expected, got: format!("{text} twice") });
+                }
+            }
+        }
+    }
+    Ok(networks)
+}
+
+fn named(text: &str) -> Result<NamedNetwork, ConfigError> {
+    let model = network_model("--network", text)?;
+    if names_a_measurement(text) {
+        let path = PathBuf::from(text);
+        let name = path.file_stem().unwrap_or(Path::new(text).as_os_str()).to_string_lossy().into_owned();
+        return Ok(NamedNetwork { name, source: NetworkSource::Measured(path), model });
+    }
+    let is_named = NETWORKS.iter().any(|name| text.to_ascii_lowercase().split('@').next() == Some(*name));
+    let source = if is_named { NetworkSource::Named } else { NetworkSource::Flags };
+    Ok(NamedNetwork { name: text.to_owned(), source, model })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn resolve(args: PredictScalingArgs) -> Result<PredictScalingConfig, String> {
+        PredictScalingConfig::resolve(&args, 1).map_err(|error| error.to_string())
+    }
+
+    fn with_networks(networks: &[&str]) -> PredictScalingArgs {
+        let network = Some(networks.iter().map(|&text| text.to_owned()).collect());
+        PredictScalingArgs { network, ..PredictScalingArgs::default() }
+    }
+
+    #[test]
+    fn without_flags_every_method_is_predicted_on_every_named_network() {
+        let scaling = resolve(PredictScalingArgs::default()).unwrap().scaling.unwrap();
+        assert_eq!((scaling.methods.len(), scaling.networks.len(), scaling.ranks.len()), (9, 3, 11));
+        assert_eq!((scaling.ranks[0], scaling.ranks[10]), (1, 1024));
+        assert!(scaling.networks.iter().all(|network| network.source == NetworkSource::Named));
+    }
+
+    #[test]
+    fn networks_are_names_numbers_or_lists_of_names() {
+        let names = |networks: &[&str]| -> Vec<String> {
+            let scaling = resolve(with_networks(networks)).unwrap().scaling.unwrap();
+            scaling.networks.into_iter().map(|network| network.name).collect()
+        };
+        assert_eq!(names(&["ib-edr, 1gbe", "50us,113MB/s@2"]), ["ib-edr", "1gbe", "50us,113MB/s@2"]);
+        for (networks, expected) in [
+            (["token-ring"], "--network"),
+            (["1gbe,1gbe"], "1gbe twice"),
+            (["absent.json"], "--network: expected a file"),
+        ] {
+            let error = resolve(with_networks(&networks)).unwrap_err();
+            assert!(error.contains(expected), "{error}");
+        }
+        let args = PredictScalingArgs { ranks_per_node: Some(4), ..with_networks(&["10gbe"]) };
+        let network = resolve(args).unwrap().scaling.unwrap().networks[0].model;
+        assert_eq!(network.to_string(), "10gbe@4:shared");
+    }
+
+    #[test]
+    fn options_without_effect_are_refused() {
+        let profile = Some(vec![PathBuf::from("step.json")]);
+        let measured = Some(vec![PathBuf::from("study")]);
+        let default = PredictScalingArgs::default;
+        for (args, expected) in [
+            (
+                PredictScalingArgs { profile: profile.clone(), steps: Some(3), ..default() },
+                "--steps has no effect with --profile",
+            ),
+            (
+                PredictScalingArgs { measured: measured.clone(), ranks: Some(vec![2]), ..default() },
+                "--ranks has no effect",
+            ),
+            (
+                PredictScalingArgs { published: true, batch_size_per_rank: Some(2), ..default() },
+                "--batch-size-per-rank has",
+            ),
+            (PredictScalingArgs { ranks: Some(vec![0]), ..default() }, "--ranks: expected 1 to 4096 ranks, got 0"),
+            (
+                PredictScalingArgs { profile: Some(vec!["a".into(), "b".into()]), ..default() },
+                "without --scaling strong",
+            ),
+        ] {
+            let error = resolve(args).unwrap_err();
+            assert!(error.contains(expected), "expected {expected} in {error}");
+        }
+        assert!(resolve(PredictScalingArgs { measured, ..default() }).unwrap().scaling.is_none());
+        let error = PredictScalingConfig::resolve(&default(), 2).unwrap_err().to_string();
+        assert!(error.contains("without mpirun or srun, got 2 ranks"), "{error}");
+    }
+}

@@ -1,0 +1,366 @@
+//! Runs that were measured, grouped by what they have in common.
+//!
+//! In: files of `bench --json`, directories of studies; predictions. Out: [`Measured`] groups with speedups.
+//! Invariant: a speed is compared with that of one rank of the same work only.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use super::forecast::{PredictionFile, PredictionRecord};
+use super::profile_file::median;
+use super::speedup::{Scaled, scaled};
+
+/// What differs within a group, and what only says how it was started.
+const NO_PART_OF_A_GROUP: [&str; 6] =
+    ["ranks", "launcher", "communication", "global_batch_size", "batch_size_per_rank", "network"];
+
+/// What a rank alone has in common with many: its work.
+const WORK: [&str; 5] = ["model", "dtype", "kernels", "device", "threads"];
+
+/// Runs that differ in their ranks only.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Measured {
+    /// What they have in common.
+    pub settings: BTreeMap<String, String>,
+    /// By ranks.
+    pub runs: Vec<Run>,
+}
+
+/// The measurements of one number of ranks.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Run {
+    /// Ranks that trained.
+    pub ranks: usize,
+    /// Samples of one rank's step.
+    pub batch_size_per_rank: usize,
+    /// Median over the repetitions.
+    pub images_per_second: f64,
+    /// How many there are.
+    pub repetitions: usize,
+    /// Whether any was disturbed.
+    pub disturbed: bool,
+    /// Next to one rank, if that was measured.
+    pub scaled: Option<Scaled>,
+    /// Predicted over measured images a second, less 1, if there is a prediction.
+    pub gap: Option<f64>,
+}
+
+/// One configuration as it was measured.
+#[derive(Clone, Debug, Default)]
+struct Cell {
+    id: Option<String>,
+    settings: BTreeMap<String, String>,
+    /// By repetition.
+    speeds: BTreeMap<u64, (f64, bool)>,
+}
+
+impl Cell {
+    fn number(&self, key: &str) -> usize {
+        self.settings.get(key).and_then(|text| text.parse().ok()).unwrap_or(0)
+    }
+
+    fn is_strong(&self) -> bool {
+        self.settings.get("scaling").is_some_and(|scaling| scaling == "strong")
+    }
+
+    /// The batch that stays as ranks are added.
+    fn fixed_batch(&self) -> usize {
+        if self.is_strong() { self.number("global_batch_size") } else { self.number("batch_size_per_rank") }
+    }
+
+    fn network(&self) -> Option<&String> {
+        self.settings.get("network").filter(|_| self.number("ranks") > 1)
+    }
+
+    fn work(&self) -> Vec<Option<&String>> {
+        WORK.iter().map(|key| self.settings.get(*key)).collect()
+    }
+
+    fn median(&self) -> f64 {
+        median(&mut self.speeds.values().map(|(speed, _)| *speed).collect::<Vec<_>>())
+    }
+}
+
+/// Reads measured runs, and compares them with `predictions` and with those that lie in a study.
+///
+/// # Errors
+/// When a file cannot be read, or there is no run in it.
+pub fn read(paths: &[impl AsRef<Path>], predictions: &[PredictionFile]) -> Result<Vec<Measured>> {
+    let (mut cells, mut predictions) = (Vec::new(), predictions.to_vec());
+    for path in paths {
+        let path = path.as_ref();
+        let found = if path.is_dir() { study(path)? } else { bench_lines(path)? };
+        ensure!(
+            !found.is_empty(),
+            "{}: expected lines of `trainer bench --json` or a study with runs that counted, got none",
+            path.display()
+        );
+        cells.extend(found);
+        if path.is_dir() {
+            predictions.extend(study_predictions(path)?);
+        }
+    }
+    Ok(groups(&cells, &predictions))
+}
+
+/// Settings as text.
+fn settings(object: &Map<String, Value>) -> BTreeMap<String, String> {
+    let text = |value: &Value| match value {
+        Value::String(text) => Some(text.clone()),
+        Value::Number(number) => Some(number.to_string()),
+        Value::Bool(truth) => Some(truth.to_string()),
+        _ => None,
+    };
+    object.iter().filter_map(|(key, value)| Some((key.clone(), text(value)?))).collect()
+}
+
+/// Every line that is a result of `bench`.
+fn bench_lines(path: &Path) -> Result<Vec<Cell>> {
+    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+    let mut cells: Vec<Cell> = Vec::new();
+    for line in text.lines().filter(|line| line.starts_with('{')) {
+        let Ok(Value::Object(object)) = serde_json::from_str(line) else { continue };
+        let Some(speed) = object.get("images_per_second").and_then(Value::as_f64) else { continue };
+        let keys = WORK.iter().chain(&["method", "ranks", "batch_size_per_rank", "global_batch_size"]);
+        let all = settings(&object);
+        let settings: BTreeMap<_, _> =
+            keys.filter_map(|key| Some(((*key).to_owned(), all.get(*key)?.clone()))).collect();
+        let index = cells.iter().position(|cell| cell.settings == settings).unwrap_or(cells.len());
+        if index == cells.len() {
+            cells.push(Cell { settings, ..Cell::default() });
+        }
+        let number = cells[index].speeds.len() as u64;
+        cells[index].speeds.insert(number, (speed, false));
+    }
+    Ok(cells)
+}
+
+/// The cells of a study with their runs that counted.
+fn study(directory: &Path) -> Result<Vec<Cell>> {
+    let path = directory.join("study.json");
+    let context = || format!("cannot read {}, expected the directory of a study", path.display());
+    let study: Value = serde_json::from_slice(&std::fs::read(&path).with_context(context)?).with_context(context)?;
+    let mut cells = Vec::new();
+    for cell in study.get("cells").and_then(Value::as_array).into_iter().flatten() {
+        let Some(settings) = cell.get("settings").and_then(Value::as_object).map(settings) else { continue };
+        let id = cell.get("id").and_then(Value::as_str).map(str::to_owned);
+        cells.push(Cell { id, settings, speeds: BTreeMap::new() });
+    }
+    let path = directory.join("records.jsonl");
+    let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+    for line in text.lines() {
+        // A line that a crash tore is no record.
+        let Ok(record) = serde_json::from_str::<Value>(line) else { continue };
+        let (id, status) = (record.get("cell").and_then(Value::as_str), record.get("status").and_then(Value::as_str));
+        let is_disturbed = status == Some("disturbed");
+        if !(is_disturbed || status == Some("ok")) {
+            continue;
+        }
+        let Some(speed) = record.get("result").and_then(speed) else { continue };
+        let Some(cell) = cells.iter_mut().find(|cell| cell.id.as_deref() == id) else { continue };
+        let repetition = record.get("repetition").and_then(Value::as_u64).unwrap_or(0);
+        let known = cell.speeds.get(&repetition);
+        // A disturbed attempt counts as long as none was quiet.
+        if known.is_none_or(|(_, disturbed)| *disturbed) {
+            cell.speeds.insert(repetition, (speed, is_disturbed));
+        }
+    }
+    cells.retain(|cell| !cell.speeds.is_empty() && cell.number("ranks") > 0);
+    Ok(cells)
+}
+
+/// Of `bench` a number, of `train` a mean among others.
+fn speed(result: &Value) -> Option<f64> {
+    let speed = result.get("images_per_second")?;
+    speed.as_f64().or_else(|| speed.get("mean")?.as_f64())
+}
+
+fn study_predictions(directory: &Path) -> Result<Vec<PredictionFile>> {
+    let folder = directory.join("predictions");
+    let mut files = Vec::new();
+    let Ok(entries) = std::fs::read_dir(&folder) else { return Ok(files) };
+    for entry in entries {
+        let path = entry.with_context(|| format!("cannot read {}", folder.display()))?.path();
+        if path.extension().is_some_and(|extension| extension == "json") {
+            let context = || format!("cannot read {}, expected a file of predict-scaling --output", path.display());
+            let text = std::fs::read(&path).with_context(context)?;
+            files.push(serde_json::from_slice(&text).with_context(context)?);
+        }
+    }
+    Ok(files)
+}
+
+fn groups(cells: &[Cell], predictions: &[PredictionFile]) -> Vec<Measured> {
+    type Key = (BTreeMap<String, String>, usize, Option<String>);
+    let mut groups: Vec<(Key, Vec<&Cell>)> = Vec::new();
+    for cell in cells {
+        let mut common = cell.settings.clone();
+        common.retain(|key, _| !NO_PART_OF_A_GROUP.contains(&key.as_str()));
+        let key = (common, cell.fixed_batch(), cell.settings.get("network").cloned());
+        match groups.iter_mut().find(|(other, _)| *other == key) {
+            Some((_, members)) => members.push(cell),
+            None => groups.push((key, vec![cell])),
+        }
+    }
+    groups
+        .into_iter()
+        .map(|((mut settings, batch, network), mut members)| {
+            members.sort_by_key(|cell| cell.number("ranks"));
+            let runs = members.iter().map(|cell| run(cell, &members, cells, predictions)).collect();
+            let name = if members[0].is_strong() { "global_batch_size" } else { "batch_size_per_rank" };
+            settings.insert(name.to_owned(), batch.to_string());
+            settings.extend(network.map(|network| ("network".to_owned(), network)));
+            Measured { settings, runs }
+        })
+        .collect()
+}
+
+fn run(cell: &Cell, group: &[&Cell], all: &[Cell], predictions: &[PredictionFile]) -> Run {
+    let (ranks, speed) = (cell.number("ranks"), cell.median());
+    let is_base = |other: &&Cell| {
+        other.number("ranks") == 1
+            && other.work() == cell.work()
+            && other.number("batch_size_per_rank") == cell.fixed_batch()
+    };
+    // One rank alone sends nothing, so that one of another network or method will do.
+    let base = group.iter().copied().find(is_base).or_else(|| all.iter().find(is_base));
+    let prediction = predictions.iter().find_map(|file| predicted(cell, file));
+    Run {
+        ranks,
+        batch_size_per_rank: cell.number("batch_size_per_rank"),
+        images_per_second: speed,
+        repetitions: cell.speeds.len(),
+        disturbed: cell.speeds.values().any(|(_, disturbed)| *disturbed),
+        scaled: base.map(|base| scaled(speed, base.median(), ranks)),
+        gap: prediction.map(|record| record.images_per_second / speed - 1.0),
+    }
+}
+
+/// The prediction for a cell: the one that names it, else one of the same configuration.
+fn predicted<'a>(cell: &Cell, file: &'a PredictionFile) -> Option<&'a PredictionRecord> {
+    let named = file.predictions.iter().enumerate().find(|(index, record)| {
+        let id = record.cell.as_ref().or_else(|| file.cells.get(*index).and_then(Option::as_ref));
+        id.is_some() && id == cell.id.as_ref()
+    });
+    if let Some((_, record)) = named {
+        return Some(record);
+    }
+    let is = |key: &str, value: &str| cell.settings.get(key).is_none_or(|text| text == value);
+    if !(is("model", &file.model)
+        && is("dtype", &file.dtype)
+        && is("threads", &file.threads.to_string())
+        && cell.network().is_none_or(|network| *network == file.network.name))
+    {
+        return None;
+    }
+    let method = method(&cell.settings);
+    file.predictions.iter().find(|record| {
+        record.cell.is_none()
+            && record.ranks == cell.number("ranks")
+            && record.batch_size_per_rank == cell.number("batch_size_per_rank")
+            && (record.ranks == 1 || method.as_ref() == Some(&record.method))
+    })
+}
+
+/// The method in one word, from flags by their names.
+fn method(settings: &BTreeMap<String, String>) -> Option<String> {
+    if let Some(method) = settings.get("method") {
+        return Some(method.clone());
+    }
+    let get = |keys: [&str; 2], default: &str| {
+        keys.iter().find_map(|key| settings.get(*key)).map_or(default, String::as_str).to_owned()
+    };
+    let own = if get(["server-placement", "server_placement"], "beside") == "own" { "@own" } else { "" };
+    Some(match settings.get("sync").map_or("allreduce", String::as_str) {
+        "allreduce" => match (get(["compress", "compress"], "none"), get(["reduction", "reduction"], "hierarchical")) {
+            (_, reduction) if reduction == "exact" => reduction,
+            (compress, reduction) if compress == "none" => format!("allreduce:{reduction}"),
+            (compress, _) => format!("allreduce+{compress}"),
+        },
+        "local-sgd" => format!("local-sgd:{}", get(["every", "local_steps"], "8")),
+        sync @ ("parameter-server" | "async-parameter-server") => {
+            let bound = settings.get("staleness").map_or(String::new(), |bound| format!(":{bound}"));
+            format!("{sync}:{}{bound}{own}", get(["servers", "servers"], "1"))
+        }
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn line(ranks: usize, speed: f64) -> String {
+        format!(
+            "{{\"model\":\"resnet20\",\"dtype\":\"f32\",\"threads\":1,\"ranks\":{ranks},\"batch_size_per_rank\":32,\
+             \"global_batch_size\":{},\"method\":\"allreduce:ring\",\"images_per_second\":{speed}}}",
+            32 * ranks
+        )
+    }
+
+    #[test]
+    fn results_of_bench_are_grouped_over_ranks_and_repetitions() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("runs.txt");
+        let lines = [line(2, 180.0), "some words".to_owned(), line(1, 100.0), line(2, 200.0), line(2, 190.0)];
+        std::fs::write(&path, lines.join("\n")).unwrap();
+        let groups = read(&[&path], &[]).unwrap();
+        assert_eq!((groups.len(), groups[0].runs.len()), (1, 2));
+        let two = &groups[0].runs[1];
+        assert_eq!((two.ranks, two.images_per_second, two.repetitions, two.gap), (2, 190.0, 3, None));
+        let scaled = two.scaled.unwrap();
+        assert!((scaled.speedup - 1.9).abs() < 1e-12 && (scaled.serial_fraction.unwrap() - 0.1 / 1.9).abs() < 1e-9);
+        std::fs::write(&path, "nothing").unwrap();
+        assert!(read(&[&path], &[]).unwrap_err().to_string().contains("expected lines of `trainer bench --json`"));
+    }
+
+    #[test]
+    fn a_study_counts_its_last_attempts_and_a_rank_alone_is_the_base_of_every_network() {
+        let directory = tempfile::tempdir().unwrap();
+        let cell = |id: &str, ranks: usize, network: &str| {
+            let batch = 32 * ranks;
+            format!(
+                "{{\"id\":\"{id}\",\"kind\":\"bench\",\"settings\":{{\"model\":\"resnet20\",\"dtype\":\"f32\",\"ranks\":{ranks},\
+                 \"threads\":1,\"batch_size_per_rank\":32,\"global_batch_size\":{batch},\"sync\":\"allreduce\",\
+                 \"compress\":\"none\",\"network\":\"{network}\",\"scaling\":\"weak\"}}}}"
+            )
+        };
+        let cells = [cell("one", 1, "none"), cell("two", 2, "1gbit"), cell("failed", 2, "10gbit")].join(",");
+        std::fs::write(directory.path().join("study.json"), format!("{{\"cells\":[{cells}]}}")).unwrap();
+        let record = |cell: &str, attempt: usize, status: &str, speed: f64| {
+            format!(
+                "{{\"cell\":\"{cell}\",\"repetition\":1,\"attempt\":{attempt},\"status\":\"{status}\",\
+                 \"result\":{{\"images_per_second\":{speed}}}}}\n"
+            )
+        };
+        let records = record("one", 1, "ok", 100.0)
+            + &record("two", 1, "disturbed", 100.0)
+            + &record("two", 2, "ok", 160.0)
+            + &record("failed", 1, "failed", 1.0)
+            + "{\"cell\":\"tw";
+        std::fs::write(directory.path().join("records.jsonl"), records).unwrap();
+        let groups = read(&[directory.path()], &[]).unwrap();
+        assert_eq!(groups.len(), 2);
+        let two = &groups[1].runs[0];
+        assert_eq!((two.images_per_second, two.disturbed), (160.0, false));
+        assert!((two.scaled.unwrap().efficiency - 0.8).abs() < 1e-12);
+        assert_eq!(groups[1].settings["network"], "1gbit");
+    }
+
+    #[test]
+    fn flags_of_a_study_name_their_method() {
+        let method = |pairs: &[(&str, &str)]| {
+            method(&pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()).unwrap()
+        };
+        assert_eq!(method(&[]), "allreduce:hierarchical");
+        assert_eq!(method(&[("sync", "allreduce"), ("compress", "bf16")]), "allreduce+bf16");
+        assert_eq!(method(&[("reduction", "exact")]), "exact");
+        assert_eq!(method(&[("sync", "local-sgd"), ("every", "4")]), "local-sgd:4");
+        let servers = [("sync", "async-parameter-server"), ("staleness", "2"), ("server-placement", "own")];
+        assert_eq!(method(&servers), "async-parameter-server:1:2@own");
+    }
+}

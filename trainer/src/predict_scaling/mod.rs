@@ -1,0 +1,24 @@
+//! How fast more ranks would train, from the step of one: what `trainer predict-scaling` tells.
+//!
+//! In: a measured step, networks, methods of synchronisation; measured runs. Out: [`PredictionFile`]s, tables.
+//! Invariant: a prediction says that it is one; a figure of somebody else's says whose.
+//! Source: Li et al. 2020, PyTorch Distributed (2006.15704), section 5; Karp & Flatt 1990, Measuring parallel processor performance.
+//!
+//! Strong scaling keeps the global batch: each rank has its share. Forward and backward pass are taken to be a part that grows with
+//! the samples and one that does not, told by two profiles of different batches; with one profile all of it grows. The optimizer and
+//! the rest do not depend on the batch.
+
+mod forecast;
+mod measured;
+mod profile_file;
+mod published;
+mod render;
+mod speedup;
+
+pub use forecast::{Forecast, PredictionFile, PredictionRecord, forecast};
+pub use measured::{Measured, read as read_measured};
+pub use profile_file::{BucketRecord, LayerSeconds, ParameterRecord, ProfileFile, at_batch};
+pub(crate) use profile_file::{SCHEMA as PROFILE_SCHEMA, median};
+pub use published::{Answer, Point, answers};
+pub use render::{forecast_lines, measured_lines, published_lines};
+pub use speedup::{Scaled, amdahl_speedup, karp_flatt, scaled};

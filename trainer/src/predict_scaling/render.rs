@@ -1,0 +1,112 @@
+//! Predictions and measurements as tables.
+//!
+//! In: forecasts, measured groups, published figures. Out: lines. Invariant: each line of a prediction says that it is one.
+
+use super::forecast::{Forecast, compute_s};
+use super::measured::Measured;
+use super::published::Answer;
+use crate::report::format::bytes;
+
+/// One line a method and number of ranks.
+pub fn forecast_lines(forecast: &Forecast) -> Vec<String> {
+    let file = &forecast.file;
+    let mut lines = vec![
+        format!(
+            "predicted over {} ({}, {:.4} ms a message, {:.4} GB/s, {} rank{} a node): {} {}, batch {}, {:.2} ms of computing a step",
+            file.network.name,
+            file.network.source,
+            file.network.alpha_s * 1e3,
+            file.network.bytes_per_second / 1e9,
+            file.network.ranks_per_node,
+            if file.network.ranks_per_node == 1 { "" } else { "s" },
+            file.model,
+            file.dtype,
+            file.batch_size_per_rank,
+            compute_s(&file.profile) * 1e3,
+        ),
+        format!(
+            "predicted {:<26} {:>5} {:>6} {:>10} {:>10} {:>10} {:>11} {:>8} {:>6}  {}",
+            "method",
+            "ranks",
+            "batch",
+            "step ms",
+            "comm ms",
+            "exposed ms",
+            "images/s",
+            "speedup",
+            "eff %",
+            "best bucket"
+        ),
+    ];
+    for record in &file.predictions {
+        let best = match (record.best_bucket_bytes, record.best_images_per_second) {
+            (Some(size), Some(speed)) => {
+                format!("{} ({:+.1} %)", bytes(size), 100.0 * (speed / record.images_per_second - 1.0))
+            }
+            _ => "-".to_owned(),
+        };
+        lines.push(format!(
+            "predicted {:<26} {:>5} {:>6} {:>10.2} {:>10.2} {:>10.2} {:>11.1} {:>8.2} {:>6.1}  {best}",
+            record.method,
+            record.ranks,
+            record.batch_size_per_rank,
+            record.step_ms,
+            record.communication_ms,
+            record.exposed_ms,
+            record.images_per_second,
+            record.speedup,
+            100.0 * record.efficiency,
+        ));
+    }
+    lines.extend(forecast.left_out.iter().map(|why| format!("not predicted: {why}")));
+    lines
+}
+
+/// One line a group, and one for each of its numbers of ranks.
+pub fn measured_lines(groups: &[Measured]) -> Vec<String> {
+    let mut lines = Vec::new();
+    for group in groups {
+        let settings: Vec<String> = group.settings.iter().map(|(key, value)| format!("{key} {value}")).collect();
+        lines.push(format!("measured {}", settings.join(", ")));
+        lines.push(format!(
+            "measured {:>5} {:>6} {:>11} {:>4} {:>8} {:>6} {:>14} {:>15}",
+            "ranks", "batch", "images/s", "n", "speedup", "eff %", "serial share %", "predicted vs. %"
+        ));
+        for run in &group.runs {
+            let share = |value: Option<f64>| value.map_or("-".to_owned(), |value| format!("{:.2}", 100.0 * value));
+            lines.push(format!(
+                "measured {:>5} {:>6} {:>11.1} {:>4} {:>8} {:>6} {:>14} {:>15}{}",
+                run.ranks,
+                run.batch_size_per_rank,
+                run.images_per_second,
+                run.repetitions,
+                run.scaled.map_or("-".to_owned(), |scaled| format!("{:.3}", scaled.speedup)),
+                run.scaled.map_or("-".to_owned(), |scaled| format!("{:.1}", 100.0 * scaled.efficiency)),
+                share(run.scaled.and_then(|scaled| scaled.serial_fraction)),
+                run.gap.map_or("-".to_owned(), |gap| format!("{:+.1}", 100.0 * gap)),
+                if run.disturbed { "  disturbed" } else { "" },
+            ));
+        }
+    }
+    lines
+}
+
+/// A few lines a figure.
+pub fn published_lines(answers: &[Answer]) -> Vec<String> {
+    let mut lines =
+        vec!["published figures, and what the simulation says of the same ranks, gradients and networks:".to_owned()];
+    for answer in answers {
+        lines.push(format!("published {}: {}", answer.source, answer.what));
+        lines.push(format!(
+            "          {} ranks: published efficiency {:.1} % (serial share {}), predicted {:.1} %, gap {:+.1} points",
+            answer.ranks,
+            100.0 * answer.published_efficiency,
+            answer.published_serial_fraction.map_or("-".to_owned(), |share| format!("{:.2} %", 100.0 * share)),
+            100.0 * answer.predicted_efficiency,
+            100.0 * (answer.predicted_efficiency - answer.published_efficiency),
+        ));
+        lines.push(format!("          {}", answer.explanation));
+        lines.push(format!("          assumed: {}", answer.assumed));
+    }
+    lines
+}
