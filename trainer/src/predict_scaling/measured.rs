@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn a_study_counts_its_last_attempts_and_a_rank_alone_is_the_base_of_every_network() {
+    fn a_study_counts_its_last_attempts_and_one_rank_alone_stands_for_every_network() {
         let directory = tempfile::tempdir().unwrap();
         let cell = |id: &str, ranks: usize, network: &str| {
             let batch = 32 * ranks;

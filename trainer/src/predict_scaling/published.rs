@@ -53,8 +53,8 @@ const POINTS: [Point; 5] = [
         bucket_bytes: 25 << 20,
         network: "ib-edr@4:10us,10GB/s",
         assumed: "EDR InfiniBand, 4 GPUs a node, batch 128 a GPU, and the rate of one GPU, derived from its rate on ResNet-50",
-        explanation: "2.6 MB of gradients cost a tenth of a millisecond on such a network, so what was lost is not bandwidth: launching small \
-                      kernels, decoding input, and waiting for the slowest of 12 are not in the model.",
+        explanation: "All gradients fit one bucket, which leaves when the backward pass is over, and that is all the model charges; launching \
+                      small kernels, decoding input and waiting for the slowest of 12, which it leaves out, are the rest.",
     },
     Point {
         source: "Wang (WASET), over InfiniBand",
@@ -81,8 +81,8 @@ const POINTS: [Point; 5] = [
         bucket_bytes: 25 << 20,
         network: "10gbe",
         assumed: "a card for each GPU, V100 in f32 at NVIDIA's 367 images/s, batch 64 a GPU, buckets of 25 MiB",
-        explanation: "Bandwidth alone, 201 MB a rank and step, accounts for most of the loss; what is left is what the same job loses over \
-                      InfiniBand, and that one flow of TCP seldom fills a 10 Gbit/s link.",
+        explanation: "Bandwidth alone, 201 MB a rank and step, accounts for the loss; what the model leaves out is as large as what the assumed \
+                      batch and GPU are off, as a larger batch or a slower GPU hides more.",
     },
     Point {
         source: "Horovod's documentation",

@@ -1,0 +1,137 @@
+//! `trainer predict-scaling` and `trainer bench --profile-output`, as a user starts them.
+
+#![allow(clippy::unwrap_used, reason = "a failed unwrap here is a failed test")]
+
+use std::path::Path;
+use std::process::{Command as Process, Output, Stdio};
+
+use serde_json::Value;
+use trainer::predict_scaling::{PredictionFile, ProfileFile};
+
+fn run(words: &[&str]) -> Output {
+    let mut command = Process::new(env!("CARGO_BIN_EXE_trainer"));
+    command.args(words).stdin(Stdio::null());
+    // The tests themselves may run inside a Slurm job or under mpirun.
+    for (name, _) in std::env::vars() {
+        if ["SLURM_", "OMPI_", "PMI_", "PMIX_"].iter().any(|prefix| name.starts_with(prefix)) {
+            command.env_remove(name);
+        }
+    }
+    command.output().unwrap()
+}
+
+#[track_caller]
+fn succeeded(words: &[&str]) -> String {
+    let output = run(words);
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{words:?}: {text}{}", String::from_utf8_lossy(&output.stderr));
+    text
+}
+
+const BRIEF: [&str; 8] = ["--batch-size-per-rank", "4", "--steps", "3", "--warmup-steps", "1", "--threads", "1"];
+
+fn profile(path: &Path) -> String {
+    let output = ["bench", "--profile-output", path.to_str().unwrap(), "--json"];
+    succeeded(&[&output[..], &BRIEF[..]].concat())
+}
+
+#[test]
+fn a_measured_step_is_written_and_predicted_from() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();
+    let text = profile(Path::new(&path("step.json")));
+    let file = ProfileFile::read(Path::new(&path("step.json"))).unwrap();
+    assert_eq!((file.model.as_str(), file.batch_size_per_rank, file.threads), ("resnet20", 4, 1));
+    let parts = file.forward_s + file.backward_s + file.optimizer_s + file.input_s + file.other_s;
+    assert!((parts / file.step_s - 1.0).abs() < 0.02, "{parts} of {}", file.step_s);
+    let elements: usize = file.parameters.iter().map(|parameter| parameter.shape.iter().product::<usize>()).sum();
+    assert_eq!((elements, file.buckets.iter().map(|bucket| bucket.bytes).sum()), (269_722, 4 * 269_722));
+    // The classifier's gradient is there long before the first convolution's.
+    let ready = |name: &str| file.parameters.iter().find(|parameter| parameter.name == name).unwrap().ready_s;
+    assert!(ready("linear.weight") < ready("conv1.weight") && ready("conv1.weight") <= file.backward_s);
+    assert!(!file.kernel_seconds.is_empty());
+
+    // What bench prints is what --measured reads.
+    std::fs::write(path("runs.txt"), &text).unwrap();
+    let words = ["predict-scaling", "--profile", &path("step.json"), "--network", "ib-edr,1gbe", "--ranks", "1,8"];
+    let more = ["--output", &path("scaling.json"), "--measured", &path("runs.txt"), "--json"];
+    let text = succeeded(&[&words[..], &more[..]].concat());
+    assert!(text.contains("predicted over 1gbe (named"), "{text}");
+    let json: Value = serde_json::from_str(text.lines().last().unwrap()).unwrap();
+    let run = &json["measured"][0]["runs"][0];
+    assert_eq!((run["ranks"].as_u64(), run["scaled"]["speedup"].as_f64()), (Some(1), Some(1.0)));
+    assert!(run["gap"].as_f64().is_some_and(|gap| gap.abs() < 1.0), "{run}");
+    for name in ["ib-edr", "1gbe"] {
+        let text = std::fs::read_to_string(path(&format!("scaling-{name}.json"))).unwrap();
+        let file: PredictionFile = serde_json::from_str(&text).unwrap();
+        assert_eq!((file.schema.as_str(), file.network.name.as_str()), ("lockstep.prediction/1", name));
+        assert_eq!(file.predictions.len(), 2 * 9);
+        assert!(file.predictions.iter().all(|record| record.efficiency > 0.0 && record.efficiency <= 1.0 + 1e-9));
+    }
+    assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 4, "nothing else is left");
+}
+
+#[test]
+fn strong_scaling_measures_two_batches_by_itself() {
+    let words = [
+        "predict-scaling",
+        "--scaling",
+        "strong",
+        "--network",
+        "10gbe",
+        "--ranks",
+        "1,2,3",
+        "--methods",
+        "allreduce:ring",
+    ];
+    let text = succeeded(&[&words[..], &BRIEF[..]].concat());
+    assert!(text.contains("batch 4 a rank") && text.contains("batch 1 a rank"), "{text}");
+    assert!(
+        text.contains("not predicted: allreduce:ring on 3 ranks: they do not divide a global batch of 4"),
+        "{text}"
+    );
+}
+
+#[test]
+fn published_figures_stand_beside_what_is_simulated_of_them() {
+    let text = succeeded(&["predict-scaling", "--published"]);
+    assert!(text.contains("published efficiency 84.2 % (serial share 1.70 %)"), "{text}");
+    assert_eq!(text.matches("assumed: ").count(), 5);
+    assert!(!text.contains("img/s"), "nothing is measured");
+}
+
+#[test]
+fn bench_simulates_methods_of_every_kind() {
+    let words = ["bench", "--simulate-network", "1gbe", "--simulate-ranks", "2,4"];
+    for method in [&["--compress", "bf16"][..], &["--sync", "local-sgd"], &["--sync", "async-parameter-server"]] {
+        let text = succeeded(&[&words[..], &BRIEF[..], method].concat());
+        assert_eq!(text.lines().filter(|line| line.starts_with("simulated ")).count(), 3, "{text}");
+    }
+}
+
+#[test]
+fn wrong_usage_has_code_2_and_names_the_flag_and_bad_files_have_code_1() {
+    for (words, flag) in [
+        (&["--methods", "ring"][..], "--methods: expected allreduce"),
+        (&["--network", "token-ring"], "--network"),
+        (&["--ranks", "0"], "--ranks: expected 1 to 4096 ranks"),
+        (&["--output", "/"], "--output: expected the name of a file"),
+        (&["--profile", "a.json", "--steps", "3"], "--steps has no effect"),
+        (&["--published", "--ranks", "2"], "--ranks has no effect"),
+        (&["--ranks-per-node", "0"], "--ranks-per-node"),
+    ] {
+        let output = run(&[&["predict-scaling"], words].concat());
+        let error = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(2), "{words:?}: {error}");
+        assert!(error.contains(flag), "{words:?}: {error}");
+        assert_eq!(String::from_utf8_lossy(&output.stdout), "", "{words:?}: refused before anything is told");
+    }
+    for words in
+        [["--profile", "/absent/step.json"], ["--measured", "/absent/runs.txt"], ["--output", "/absent/scaling.json"]]
+    {
+        let output = run(&[&["predict-scaling"], &words[..]].concat());
+        let error = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(1), "{words:?}: {error}");
+        assert!(error.contains("/absent/"), "{words:?}: {error}");
+    }
+}
