@@ -227,6 +227,18 @@ fn half_of_the_bytes_take_half_of_the_time_and_encoding_takes_its_own() {
     assert!((compressed(1e-9) - compressed(0.0) - 1e-9 * f64::from(25 << 20)).abs() < 1e-9);
 }
 
+#[test]
+fn a_burst_hides_the_end_of_what_a_limited_network_sends() {
+    let exposed = |text: &str| predict(&profile(), RING, &network(text), 2, false).unwrap().exposed_s;
+    let (limited, bursts) = (exposed("10us,500MB/s"), exposed("10us,500MB/s,1MB"));
+    // Buckets of 5 MiB take 10.5 ms, one after the other without a pause: one burst passes in the step.
+    assert!((limited - bursts - 1e6 / 500e6).abs() < 1e-9, "{limited} and {bursts}");
+    let served = |text: &str| {
+        predict(&profile(), servers(1, ServerPlacement::Own, ASYNCHRONOUS), &network(text), 2, true).unwrap().step_s
+    };
+    assert!(served("10us,50MB/s,1MB") < served("10us,50MB/s"));
+}
+
 /// Matrices of 64 by 576, whose gradients come from the last to the first.
 fn with_parameters() -> StepProfile {
     let parameter = |index: u32| ParameterProfile {

@@ -10,6 +10,10 @@
 //! the smallest size and the bandwidth of the largest; a size counts the less, the farther it lies from the line, and no more from 4.685
 //! standard deviations on, which come from the residual that two fifths of the sizes keep. So a step between the ends does not bend the
 //! line, where nearly half of the sizes lie on it, but is seen in the residuals that are told.
+//!
+//! A rate limit by a bucket of tokens lets a burst pass at once. In a ping-pong a bucket fills while the answer comes, so that a message of
+//! up to two bursts takes the time of half its bytes, and a longer one that of its bytes less the burst. Bursts are tried where the line
+//! alone tells the times badly, and believed where they tell them much better.
 
 use super::network::Link;
 
@@ -28,11 +32,21 @@ const MOST_STEPS: usize = 500;
 /// The share of its time that the bytes of some size must take, for the times to tell how long a byte takes.
 const TELLING_SHARE: f64 = 0.2;
 
+/// The mean error, each at most [`MOST_ERROR`], above which bursts are tried, and the share of it that is left by one to be believed.
+const TELLING_ERROR: f64 = 0.1;
+const BELIEVED_SHARE: f64 = 0.65;
+const MOST_ERROR: f64 = 0.5;
+
+/// The least burst that is tried, bytes; each next one is larger by the square root of two.
+const LEAST_BURST: f64 = 8192.0;
+
 /// A link fitted to measured messages.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LinkFit {
     /// The link.
     pub link: Link,
+    /// Bytes that pass at once after a pause, before the link's bandwidth counts; 0 where the times tell of none.
+    pub burst_bytes: f64,
     /// Root mean square of the relative errors; 0.05 is 5 %.
     pub residual: f64,
     /// Most that a size's time differs from the link's, as a share of the latter; positive for slower.
@@ -55,19 +69,48 @@ impl LinkFit {
         if !points.iter().all(is_sound) || smallest.0 == largest.0 {
             return None;
         }
-        // Latency from the smallest, time a byte from the largest; in logarithms, so that neither becomes negative.
-        let per_byte = (largest.1 - smallest.1).max(0.1 * largest.1) / largest.0;
-        let link = descend([smallest.1.ln(), per_byte.ln()], points);
+        let (mut link, mut error) = with_burst(points, 0.0);
+        let (plain_error, mut burst_bytes) = (error, 0.0);
+        let mut candidate = LEAST_BURST;
+        while plain_error > TELLING_ERROR && 4.0 * candidate <= largest.0 {
+            let (other, other_error) = with_burst(points, candidate);
+            if other_error < error.min(BELIEVED_SHARE * plain_error) {
+                (link, error, burst_bytes) = (other, other_error, candidate);
+            }
+            candidate *= std::f64::consts::SQRT_2;
+        }
         let is_told = link.beta * largest.0 >= TELLING_SHARE * link.seconds(largest.0);
         if !(is_told && link.alpha.is_finite() && link.beta.is_finite()) {
             return None;
         }
-        let residuals = points.iter().map(|&(bytes, seconds)| (bytes, seconds / link.seconds(bytes) - 1.0));
+        let told = |bytes| link.seconds(limited_bytes(bytes, burst_bytes));
+        let residuals = points.iter().map(|&(bytes, seconds)| (bytes, seconds / told(bytes) - 1.0));
         let square_sum: f64 = residuals.clone().map(|(_, residual)| residual * residual).sum();
         let (worst_bytes, worst_residual) = residuals.max_by(|a, b| a.1.abs().total_cmp(&b.1.abs()))?;
         let residual = (square_sum / points.len() as f64).sqrt();
-        Some(Self { link, residual, worst_residual, worst_bytes, num_points: points.len() })
+        Some(Self { link, burst_bytes, residual, worst_residual, worst_bytes, num_points: points.len() })
     }
+}
+
+/// The bytes of a ping-pong's message that wait for the link's bandwidth.
+fn limited_bytes(bytes: f64, burst_bytes: f64) -> f64 {
+    match burst_bytes {
+        0.0 => bytes,
+        burst_bytes => (0.5 * bytes).max(bytes - burst_bytes),
+    }
+}
+
+/// The link of messages with such a burst, and how badly it tells their times.
+fn with_burst(points: &[(f64, f64)], burst_bytes: f64) -> (Link, f64) {
+    let mut limited: Vec<_> =
+        points.iter().map(|&(bytes, seconds)| (limited_bytes(bytes, burst_bytes), seconds)).collect();
+    limited.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let (smallest, largest) = (limited[0], limited[limited.len() - 1]);
+    // Latency from the smallest, time a byte from the largest; in logarithms, so that neither becomes negative.
+    let per_byte = (largest.1 - smallest.1).max(0.1 * largest.1) / largest.0;
+    let link = descend([smallest.1.ln(), per_byte.ln()], &limited);
+    let error = |&(bytes, seconds): &(f64, f64)| (seconds / link.seconds(bytes)).ln().abs().min(MOST_ERROR);
+    (link, limited.iter().map(error).sum::<f64>() / limited.len() as f64)
 }
 
 /// Least robust squares of the logarithms of latency and time a byte.
@@ -128,7 +171,7 @@ mod tests {
             let fit = LinkFit::of(&measured(link, |_| 1.0)).unwrap();
             assert_close(fit.link.alpha, link.alpha, 1e-6);
             assert_close(fit.link.beta, link.beta, 1e-6);
-            assert!(fit.residual < 1e-6, "{fit:?}");
+            assert!(fit.residual < 1e-6 && fit.burst_bytes == 0.0, "{fit:?}");
             assert_eq!(fit.num_points, 14);
         }
     }
@@ -172,6 +215,18 @@ mod tests {
         assert_close(fit.link.alpha, 23.7e-6, 0.05);
         assert_close(fit.link.beta, 1.0 / 119.5e6, 0.05);
         assert_eq!(fit.worst_bytes, 16_384.0);
+        assert!((130_000.0..270_000.0).contains(&fit.burst_bytes), "{fit:?}");
+    }
+
+    #[test]
+    fn a_rate_limit_is_told_with_its_burst_where_the_line_alone_would_be_half_as_slow_again() {
+        // As measured through a rate limit of 200 Mbit/s that lets bursts of 262,144 bytes pass, microseconds.
+        let micros =
+            [17.6, 17.6, 17.4, 18.1, 13.8, 17.9, 19.74, 93.63, 1_374.0, 5_517.0, 33_780.0, 166_007.0, 691_322.0];
+        let points: Vec<_> = sizes().zip(micros.map(|micros| micros * 1e-6)).collect();
+        let fit = LinkFit::of(&points).unwrap();
+        assert_close(fit.link.beta, 1.0 / 24.1e6, 0.03);
+        assert_close(fit.burst_bytes, 262_144.0, 0.01);
     }
 
     #[test]

@@ -19,6 +19,7 @@ pub use self::profile::{BucketProfile, ParameterProfile, StepProfile};
 pub use self::reduction::reduction_seconds;
 pub use self::servers::ServerPlacement;
 
+mod burst;
 mod clock;
 mod communicator;
 mod compressed;
@@ -72,6 +73,12 @@ pub enum SimulationError {
     Network {
         /// The link.
         link: Link,
+    },
+    /// Bursts of an impossible length.
+    #[error("network: expected bursts of a finite length that is not negative, got {bytes} bytes")]
+    Burst {
+        /// Their length.
+        bytes: f64,
     },
     /// Every rank waits for a message that none sends.
     #[error("simulation: rank {rank} waits for a message or a collective that never comes")]

@@ -43,7 +43,8 @@ pub struct Node {
 ///
 /// # Text
 /// `ib-edr` (1.5 us, 100 Gbit/s), `10gbe` (25 us, 1.17 GB/s), `1gbe` (50 us, 113 MB/s), or `LATENCY,BANDWIDTH` such as `50us,113MB/s`:
-/// the latency in `us` or `ms`, the bandwidth in `MB/s`, `GB/s` (10^6 and 10^9 bytes) or `Gbit/s` (10^9 bits). With `@RANKS` after it,
+/// the latency in `us` or `ms`, the bandwidth in `MB/s`, `GB/s` (10^6 and 10^9 bytes) or `Gbit/s` (10^9 bits), and after another comma,
+/// where a limit lets bursts pass at once, their length in `KB` or `MB`: `50us,113MB/s,256KB`. With `@RANKS` after it,
 /// so many ranks run on each node. `:shared` after that lets them reduce in [shared](Node::shared) memory, and `:LATENCY,BANDWIDTH` at
 /// the end is the memory between them, 1 us and 5 GB/s without: `10gbe@8`, `ib-edr@4:2us,10GB/s`, `1gbe@8:shared:2us,10GB/s`.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -52,6 +53,8 @@ pub struct NetworkModel {
     pub link: Link,
     /// The nodes; without, each rank has its own.
     pub node: Option<Node>,
+    /// Bytes that pass between nodes at once after a pause, before the bandwidth counts, as through a bucket of tokens; 0 for none.
+    pub burst_bytes: f64,
 }
 
 /// A text that is no network.
@@ -90,7 +93,7 @@ impl Link {
 impl NetworkModel {
     /// A network of such links, with one rank a node.
     pub fn new(link: Link) -> Self {
-        Self { link, node: None }
+        Self { link, node: None, burst_bytes: 0.0 }
     }
 
     /// This network with `ranks` ranks on each node.
@@ -111,6 +114,9 @@ impl NetworkModel {
     pub(super) fn check(&self) -> Result<(), SimulationError> {
         let is_time = |seconds: f64| seconds.is_finite() && seconds >= 0.0;
         let links = [Some(self.link), self.node.map(|node| node.link)];
+        if !is_time(self.burst_bytes) {
+            return Err(SimulationError::Burst { bytes: self.burst_bytes });
+        }
         match links.into_iter().flatten().find(|link| !(is_time(link.alpha) && is_time(link.beta))) {
             None => Ok(()),
             Some(link) => Err(SimulationError::Network { link }),
@@ -128,19 +134,25 @@ impl NetworkModel {
     }
 }
 
+/// Nine digits hide that seconds a byte are rounded.
+fn rounded(value: f64) -> f64 {
+    format!("{value:.8e}").parse().unwrap_or(value)
+}
+
 impl fmt::Display for Link {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Nine digits hide that seconds a byte are rounded.
-        let rounded = |value: f64| format!("{value:.8e}").parse::<f64>().unwrap_or(value);
         write!(f, "{}us,{}MB/s", rounded(self.alpha * 1e6), rounded(1e-6 / self.beta))
     }
 }
 
 impl fmt::Display for NetworkModel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match PRESETS.iter().find(|(_, link)| *link == self.link) {
+        match PRESETS.iter().find(|(_, link)| *link == self.link && self.burst_bytes == 0.0) {
             Some((name, _)) => f.write_str(name)?,
             None => self.link.fmt(f)?,
+        }
+        if self.burst_bytes > 0.0 {
+            write!(f, ",{}KB", rounded(self.burst_bytes / 1e3))?;
         }
         let Some(node) = self.node else { return Ok(()) };
         write!(f, "@{}{}", node.ranks, if node.shared { ":shared" } else { "" })?;
@@ -154,13 +166,22 @@ impl FromStr for NetworkModel {
     fn from_str(text: &str) -> Result<Self, NetworkError> {
         let refuse = |(expected, got): Refusal| NetworkError { text: text.to_owned(), expected, got };
         let (network, node) = text.split_once('@').map_or((text, None), |(network, node)| (network, Some(node)));
+        let (network, burst) = match network.match_indices(',').nth(1) {
+            None => (network, None),
+            Some((comma, _)) => (&network[..comma], Some(&network[comma + 1..])),
+        };
         let preset = PRESETS.iter().find(|(name, _)| network.trim().eq_ignore_ascii_case(name));
         let link = match preset {
             Some((_, link)) => *link,
             None => link(network).map_err(refuse)?,
         };
+        let burst = burst.map(|text| {
+            let burst = quantity(text, &[("KB", 1e3), ("MB", 1e6)]).map(|(number, unit)| number * unit);
+            burst.filter(|&bytes| bytes >= 0.0).ok_or_else(|| ("the length of bursts such as 256KB", text.to_owned()))
+        });
+        let burst_bytes = burst.transpose().map_err(refuse)?.unwrap_or(0.0);
         let node = node.map(self::node);
-        Ok(Self { link, node: node.transpose().map_err(refuse)? })
+        Ok(Self { link, node: node.transpose().map_err(refuse)?, burst_bytes })
     }
 }
 
@@ -223,6 +244,8 @@ mod tests {
             "1gbe",
             "1gbe@8",
             "50us,125MB/s",
+            "50us,113MB/s,256KB",
+            "7us,25MB/s,262.144KB@2:shared",
             "0.3us,12100MB/s",
             "10gbe@2:2us,10000MB/s",
         ] {
@@ -251,6 +274,9 @@ mod tests {
         );
         for text in ["50us,113", "50us,0MB/s", "50us,-1MB/s", "50us,infGB/s", "50us,NaNGB/s", "50us,"] {
             assert!(refused(text).contains("expected a bandwidth such as"), "{text}");
+        }
+        for text in ["50us,113MB/s,", "50us,113MB/s,-1KB", "50us,113MB/s,256", "50us,113MB/s,1KB,1KB"] {
+            assert!(refused(text).contains("expected the length of bursts"), "{text}");
         }
         for text in ["-1us,1GB/s", "NaNus,1GB/s", "us,1GB/s", ",1GB/s"] {
             assert!(refused(text).contains("expected a latency such as"), "{text}");

@@ -5,6 +5,7 @@
 //! Source: Li et al. 2020, PyTorch Distributed (2006.15704), figure 6; Lin et al. 2020 (1808.07217) for local SGD.
 
 use super::SimulationError;
+use super::burst::Tokens;
 use super::compressed::CompressedSums;
 use super::library::Library;
 use super::network::NetworkModel;
@@ -187,7 +188,8 @@ impl Predictor {
                 (seconds, seconds, straggler_s / every.sqrt())
             }
             costs => {
-                let (communication_s, end) = costs.reduce(profile, overlap, header_s)?;
+                let tokens = Tokens::full(&self.network);
+                let (communication_s, end) = costs.reduce(profile, overlap, header_s, (tokens, self.ranks))?;
                 (communication_s, (end - profile.backward_s).max(0.0), straggler_s)
             }
         };
@@ -225,7 +227,16 @@ impl Predictor {
 
 impl Costs {
     /// Seconds in which all buckets travel, and when after the start of the backward pass the last one has.
-    fn reduce(&mut self, profile: &StepProfile, overlap: bool, header_s: f64) -> Result<(f64, f64), SimulationError> {
+    ///
+    /// A link that is limited has its whole burst at the start of the step, and again what it gathers in pauses. No rank sends less than
+    /// 2 (N-1) / N of an uncompressed bucket; of a compressed one what passes at once is bounded by its time.
+    fn reduce(
+        &mut self,
+        profile: &StepProfile,
+        overlap: bool,
+        header_s: f64,
+        (mut tokens, ranks): (Tokens, usize),
+    ) -> Result<(f64, f64), SimulationError> {
         let spans = match self {
             Self::Compressed { .. } => spans_of_buckets(profile)?,
             _ => Vec::new(),
@@ -240,7 +251,10 @@ impl Costs {
                 _ => 0.0,
             };
             let ready = if overlap { bucket.ready_s } else { 0.0 };
-            end = f64::max(end, ready) + seconds;
+            let sent_bytes = 2.0 * (ranks - 1) as f64 / ranks as f64 * bucket.bytes as f64;
+            end = f64::max(end, ready);
+            let seconds = tokens.send(end, sent_bytes, seconds);
+            end += seconds;
             communication_s += seconds;
         }
         Ok((communication_s, end))

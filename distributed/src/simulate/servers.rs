@@ -11,6 +11,7 @@
 
 use std::collections::{BinaryHeap, VecDeque};
 
+use super::burst::Tokens;
 use super::event::{Event, Timed};
 use super::network::{Link, NetworkModel};
 use super::profile::StepProfile;
@@ -106,6 +107,8 @@ struct Simulation<'a> {
     servers: Vec<Server>,
     /// When the links of each rank are free, inside the node and between nodes: outgoing, incoming.
     links: Vec<[[f64; 2]; 2]>,
+    /// Of each rank's link to other nodes.
+    tokens: Vec<Tokens>,
     num_headers: usize,
     num_done: usize,
     num_planned: u64,
@@ -161,6 +164,7 @@ impl<'a> Simulation<'a> {
             server_of,
             workers: vec![Worker::default(); world.workers],
             links: vec![[[0.0; 2]; 2]; world.workers + world.servers],
+            tokens: vec![Tokens::full(world.network); world.workers + world.servers],
             num_headers: 0,
             num_done: 0,
             num_planned: 0,
@@ -310,7 +314,8 @@ impl<'a> Simulation<'a> {
         }
         let is_inside = self.world.network.is_inside(from, to);
         let (out, incoming) = (self.links[from][0][usize::from(is_inside)], self.links[to][1][usize::from(is_inside)]);
-        let end = now.max(out).max(incoming) + self.world.network.link(is_inside).seconds(bytes);
+        let (start, seconds) = (now.max(out).max(incoming), self.world.network.link(is_inside).seconds(bytes));
+        let end = start + if is_inside { seconds } else { self.tokens[from].send(start, bytes, seconds) };
         self.links[from][0][usize::from(is_inside)] = end;
         self.links[to][1][usize::from(is_inside)] = end;
         end

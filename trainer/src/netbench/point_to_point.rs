@@ -40,6 +40,9 @@ pub struct FitFacts {
     pub beta_s_per_byte: f64,
     /// One over that.
     pub bandwidth_bytes_per_s: f64,
+    /// Bytes that pass at once after a pause, as a rate limit may let them; 0 where the times tell of none.
+    #[serde(default)]
+    pub burst_bytes: f64,
     /// Root mean square of the relative errors.
     pub residual: f64,
     /// The largest relative error; positive where the measured time is longer.
@@ -60,6 +63,7 @@ impl FitFacts {
             alpha_s: fit.link.alpha,
             beta_s_per_byte: fit.link.beta,
             bandwidth_bytes_per_s: fit.link.beta.recip(),
+            burst_bytes: fit.burst_bytes,
             residual: fit.residual,
             worst_residual: fit.worst_residual,
             worst_bytes: fit.worst_bytes as u64,
@@ -148,7 +152,8 @@ impl Links {
         let inside = self.inside_node.as_ref().map(FitFacts::link);
         let link = self.between_nodes.as_ref().map(FitFacts::link).or(inside)?;
         let node = Node { ranks: ranks_per_node, link: inside.unwrap_or(Link::MEMORY), shared: is_shared };
-        Some(NetworkModel { link, node: (ranks_per_node > 1).then_some(node) })
+        let burst_bytes = self.between_nodes.map_or(0.0, |fit| fit.burst_bytes.round());
+        Some(NetworkModel { link, node: (ranks_per_node > 1).then_some(node), burst_bytes })
     }
 }
 

@@ -125,8 +125,10 @@ fn fit_of_pair(pair: &PairTimes) -> String {
 }
 
 fn fit_text(fit: &FitFacts) -> String {
+    let burst =
+        if fit.burst_bytes > 0.0 { format!(", bursts of {}", bytes(fit.burst_bytes as u64)) } else { String::new() };
     format!(
-        "latency {} us, bandwidth {} MB/s, residual {:.0} % (worst {:+.0} % at {})",
+        "latency {} us, bandwidth {} MB/s{burst}, residual {:.0} % (worst {:+.0} % at {})",
         microseconds(fit.alpha_s),
         megabytes_per_s(fit.bandwidth_bytes_per_s),
         100.0 * fit.residual,
