@@ -84,6 +84,36 @@ impl Mpirun {
         Ok(command)
     }
 
+    /// The command that starts this program on emulated hosts, whose agent stands in for ssh; mpirun itself runs on the first of them,
+    /// where the others reach it.
+    pub(crate) fn over_emulated_hosts(
+        &self,
+        hosts: &[String],
+        ranks: usize,
+        agent: &Path,
+        network: &str,
+        program: &Path,
+        arguments: &[String],
+    ) -> Outcome<Command> {
+        if self.make != Make::OpenMpi {
+            return Err(Failure::Failed(format!("emulated hosts need Open MPI's mpirun, got {self}: install Open MPI")));
+        }
+        let first = hosts.first().map_or("", String::as_str);
+        let slots = ranks.div_ceil(hosts.len().max(1));
+        let list: Vec<String> = hosts.iter().map(|host| format!("{host}:{slots}")).collect();
+        let mut command = Command::new(agent);
+        command.args([first, "--exec"]).arg(&self.program).args(["-n", &ranks.to_string(), "--host", &list.join(",")]);
+        // Every daemon believes that it has the whole machine; the agent has bound it to its part.
+        command.args(["--map-by", "node", "--bind-to", "none", "--oversubscribe"]);
+        command.args(["--mca", "plm", "rsh", "--mca", "plm_rsh_agent"]).arg(agent).args(["--mca", "ras", "^slurm"]);
+        command.args(["--mca", "btl", "tcp,self,vader"]);
+        command.args(["--mca", "btl_tcp_if_include", network, "--mca", "oob_tcp_if_include", network]);
+        command.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
+        command.arg(program).args(arguments);
+        forget_surrounding_job(&mut command);
+        Ok(command)
+    }
+
     /// The variables in which a rank finds its number.
     pub(crate) fn rank_variable(&self) -> &'static str {
         match self.make {
@@ -218,6 +248,19 @@ mod tests {
         assert!(line_of(Make::OpenMpi, &told, false).contains("--host a:1,b:2"));
         let uneven = Placement { ranks: 3, ..even };
         assert_eq!(uneven.open_mpi_options().unwrap_err().exit_code(), 2);
+    }
+
+    #[test]
+    fn emulated_hosts_are_reached_by_their_agent_and_only_by_open_mpi() {
+        let of = |make| {
+            let mpirun = Mpirun { program: "mpirun".into(), make, version: "X".into() };
+            let hosts = ["h1".to_owned(), "h2".to_owned()];
+            mpirun.over_emulated_hosts(&hosts, 3, Path::new("/agent"), "10.0.0.0/24", Path::new("t"), &[])
+        };
+        let line = process::shown(&of(Make::OpenMpi).unwrap());
+        assert!(line.contains("/agent h1 --exec mpirun -n 3 --host h1:2,h2:2 --map-by node"), "{line}");
+        assert!(line.contains("plm_rsh_agent /agent") && line.ends_with(" t"), "{line}");
+        assert!(of(Make::Other).unwrap_err().to_string().contains("need Open MPI"));
     }
 
     #[test]

@@ -1,0 +1,165 @@
+//! Programs that end when we end, however that comes about: by their end, an error, a panic, Ctrl-C or a kill.
+//!
+//! In: a prepared command. Out: [`Guarded`], and a shell command that is run when this program is gone.
+//! Invariant: the shell between us and the program holds the reading end of a pipe of which only we have the other, so that no
+//! signal has to be caught here. It sleeps until then and costs a measured program nothing.
+
+use std::fs::File;
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use crate::failure::{Failure, Outcome};
+use crate::process;
+
+/// What bash does: the program as a child, and beside it one who waits for the pipe's end.
+const SCRIPT: &str = r#"
+trap : INT HUP TERM
+exec 3<&0
+"$@" </dev/null 3<&- &
+child=$!
+( trap '' INT HUP TERM; read -r _ <&3; kill -TERM "$child"; sleep 10; kill -KILL "$child" ) 2>/dev/null &
+watcher=$!
+disown "$watcher"
+while :; do
+    wait "$child"
+    code=$?
+    kill -0 "$child" 2>/dev/null || break
+done
+kill -KILL "$watcher"
+exit "$code"
+"#;
+
+/// How often we look whether the program has ended; it is not disturbed by that.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+
+/// A program that is asked to end (SIGTERM, after 10 s SIGKILL) when this value is dropped or this process is gone.
+pub(crate) struct Guarded {
+    shell: Child,
+    started: Instant,
+}
+
+impl Guarded {
+    /// Starts the command with its environment; both its streams go to the file.
+    pub(crate) fn start(command: &Command, log: &Path) -> Outcome<Self> {
+        let failed = |error: std::io::Error| Failure::Failed(format!("{}: {error}", log.display()));
+        let file = File::create(log).map_err(failed)?;
+        let copy = file.try_clone().map_err(failed)?;
+        let mut shell = Command::new("bash");
+        shell.args(["-c", SCRIPT, "guard"]).arg(command.get_program()).args(command.get_args());
+        for (name, value) in command.get_envs() {
+            match value {
+                Some(value) => shell.env(name, value),
+                None => shell.env_remove(name),
+            };
+        }
+        if let Some(folder) = command.get_current_dir() {
+            shell.current_dir(folder);
+        }
+        shell.stdin(Stdio::piped()).stdout(file).stderr(copy);
+        let child = shell.spawn().map_err(|error| process::cannot_start(&shell, &error))?;
+        Ok(Guarded { shell: child, started: Instant::now() })
+    }
+
+    /// Waits for the end, at most this long: the exit code, absent where a signal or the limit ended the program.
+    pub(crate) fn finish(mut self, limit: Duration) -> Outcome<Option<i32>> {
+        let mut was_asked = false;
+        loop {
+            let status: Option<ExitStatus> = self
+                .shell
+                .try_wait()
+                .map_err(|error| Failure::Failed(format!("a program's end cannot be waited for: {error}")))?;
+            match status {
+                Some(_) if was_asked => return Ok(None),
+                // The shell tells a signal as 128 and more.
+                Some(status) => return Ok(status.code().filter(|code| *code < 128)),
+                None => {}
+            }
+            if !was_asked && self.started.elapsed() > limit {
+                drop(self.shell.stdin.take());
+                was_asked = true;
+            }
+            sleep(LOOK_EVERY);
+        }
+    }
+}
+
+impl Drop for Guarded {
+    fn drop(&mut self) {
+        drop(self.shell.stdin.take());
+        let _ = self.shell.wait();
+    }
+}
+
+/// A command that is run once this value is dropped or this process is gone.
+pub(crate) struct Afterwards {
+    shell: Child,
+}
+
+impl Afterwards {
+    /// Prepares the command; its words must outlive us, as a path does.
+    pub(crate) fn run(program: &Path, arguments: &[&str]) -> Outcome<Self> {
+        let mut shell = Command::new("bash");
+        shell.args(["-c", "trap '' INT HUP TERM; read -r _; exec \"$@\" </dev/null >/dev/null", "afterwards"]);
+        shell.arg(program).args(arguments).stdin(Stdio::piped());
+        let shell = shell.spawn().map_err(|error| process::cannot_start(&shell, &error))?;
+        Ok(Afterwards { shell })
+    }
+}
+
+impl Drop for Afterwards {
+    fn drop(&mut self) {
+        drop(self.shell.stdin.take());
+        let _ = self.shell.wait();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+    use std::path::PathBuf;
+
+    fn file(name: &str) -> PathBuf {
+        std::env::temp_dir().join(format!("lockstep-xtask-{}-guard-{name}", std::process::id()))
+    }
+
+    fn shell(script: &str) -> Command {
+        let mut command = Command::new("sh");
+        command.args(["-c", script]);
+        command
+    }
+
+    #[test]
+    fn a_program_gets_its_environment_and_its_code_is_told() {
+        let log = file("code");
+        let mut command = shell("echo $WORD; echo err >&2; exit 3");
+        command.env("WORD", "a b");
+        let code = Guarded::start(&command, &log).unwrap().finish(Duration::from_secs(20)).unwrap();
+        assert_eq!((code, fs::read_to_string(&log).unwrap().as_str()), (Some(3), "a b\nerr\n"));
+        fs::remove_file(log).unwrap();
+    }
+
+    #[test]
+    fn a_program_past_its_limit_has_no_code_and_a_dropped_one_is_ended() {
+        let log = file("limit");
+        let start = Instant::now();
+        let code = Guarded::start(&shell("exec sleep 30"), &log).unwrap().finish(Duration::from_millis(50)).unwrap();
+        assert_eq!(code, None);
+        drop(Guarded::start(&shell("exec sleep 30"), &log).unwrap());
+        assert!(start.elapsed() < Duration::from_secs(20));
+        fs::remove_file(log).unwrap();
+    }
+
+    #[test]
+    fn what_is_to_be_done_afterwards_is_not_done_before() {
+        let made = file("made");
+        let afterwards = Afterwards::run(Path::new("touch"), &[made.to_str().unwrap()]).unwrap();
+        sleep(Duration::from_millis(50));
+        assert!(!made.exists());
+        drop(afterwards);
+        assert!(made.exists());
+        fs::remove_file(made).unwrap();
+    }
+}

@@ -1,0 +1,150 @@
+//! The commands that make emulated hosts, and the files that programs on them see.
+//!
+//! In: numbers of hosts, from 1. Out: command lines; files below /etc/netns and /run.
+//! Invariant: apart from writing those files, pure.
+//! Source: ip-netns(8), which binds /etc/netns/NAME/* over /etc/*.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use crate::failure::{Failure, Outcome};
+use crate::process;
+
+const PREFIX: &str = "lockstep-";
+pub(super) const SWITCH: &str = "lockstep-switch";
+pub(super) const DEVICE: &str = "eth0";
+pub(super) const NETWORK: &str = "10.98.0.0/24";
+
+/// What a host calls itself.
+pub(super) fn name(host: usize) -> String {
+    format!("h{host}")
+}
+
+fn space(host: usize) -> String {
+    format!("{PREFIX}{}", name(host))
+}
+
+fn address(host: usize) -> String {
+    format!("10.98.0.{host}")
+}
+
+/// Names of all our namespaces that are there.
+pub(super) fn spaces() -> Vec<String> {
+    let list = process::answer("ip", &["netns", "list"]).unwrap_or_default();
+    let names = list.lines().filter_map(|line| line.split_whitespace().next());
+    names.filter(|name| name.starts_with(PREFIX)).map(str::to_owned).collect()
+}
+
+/// A command inside a host.
+pub(super) fn within(host: usize, words: &[&str]) -> Vec<String> {
+    let space = space(host);
+    ["ip", "netns", "exec", &space].iter().chain(words).map(|&word| word.to_owned()).collect()
+}
+
+/// A switch in a namespace of its own, and hosts joined to it; nothing is connected to the machine's own network.
+pub(super) fn making(count: usize) -> Vec<Vec<String>> {
+    let mut lines = vec![
+        format!("ip netns add {SWITCH}"),
+        format!("ip -n {SWITCH} link set lo up"),
+        format!("ip -n {SWITCH} link add br0 type bridge"),
+        format!("ip -n {SWITCH} link set br0 up"),
+    ];
+    for host in 1..=count {
+        let (space, address) = (space(host), address(host));
+        lines.extend([
+            format!("ip netns add {space}"),
+            format!("ip -n {space} link set lo up"),
+            format!("ip -n {space} link add {DEVICE} type veth peer name p{host} netns {SWITCH}"),
+            format!("ip -n {SWITCH} link set p{host} master br0 up"),
+            format!("ip -n {space} addr add {address}/24 dev {DEVICE}"),
+            format!("ip -n {space} link set {DEVICE} up"),
+        ]);
+    }
+    lines.iter().map(|line| line.split(' ').map(str::to_owned).collect()).collect()
+}
+
+/// The files that a host sees below /etc.
+pub(super) fn names_folder(space: &str) -> PathBuf {
+    Path::new("/etc/netns").join(space)
+}
+
+/// Writes /etc/hosts of a host, so that all know each other by name.
+pub(super) fn write_names(host: usize, count: usize) -> Outcome {
+    let lines = (1..=count).map(|other| format!("{} {}\n", address(other), name(other)));
+    let text = format!("127.0.0.1 localhost\n{}", lines.collect::<String>());
+    write(&names_folder(&space(host)).join("hosts"), &text)
+}
+
+/// Where the agent lies while hosts are up.
+pub(super) fn folder() -> PathBuf {
+    PathBuf::from("/run/lockstep-hosts")
+}
+
+pub(super) fn agent() -> PathBuf {
+    folder().join("agent")
+}
+
+/// What mpirun calls instead of ssh: it runs a command on a host, with the host's name and shared memory of its own.
+fn agent_text(cores: &[String]) -> String {
+    let cases: String = cores
+        .iter()
+        .enumerate()
+        .map(|(index, list)| format!("    {}) cores='taskset -c {list}' ;;\n", name(index + 1)))
+        .collect();
+    format!(
+        r#"#!/bin/sh
+# Written by `cargo xtask hosts`. agent [-x …] HOST COMMAND…: as ssh would, the words are one line for a shell;
+# agent HOST --exec PROGRAM WORDS…: as they are.
+while [ "${{1#-}}" != "$1" ]; do shift; done
+host=$1
+shift
+run='exec sh -c "$*"'
+[ "${{1:-}}" = --exec ] && {{ run='exec "$@"'; shift; }}
+# Hosts have cores of their own while there are enough.
+cores=
+case $host in
+{cases}esac
+exec $cores ip netns exec "{PREFIX}$host" unshare --uts --mount --propagation private \
+    sh -c 'hostname "$1"; mount -t tmpfs -o mode=1777 shm /dev/shm; shift; '"$run" sh "$host" "$@"
+"#
+    )
+}
+
+/// Writes the agent; `cores` has a list of processors for each host, or nothing.
+pub(super) fn write_agent(cores: &[String]) -> Outcome {
+    let file = agent();
+    write(&file, &agent_text(cores))?;
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o755))
+        .map_err(|error| Failure::Failed(format!("{}: {error}", file.display())))
+}
+
+fn write(file: &Path, text: &str) -> Outcome {
+    crate::run_directory::write(file, text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_host_is_joined_to_the_switch_and_has_an_address() {
+        let lines: Vec<String> = making(3).iter().map(|words| words.join(" ")).collect();
+        for host in 1..=3 {
+            assert!(lines.contains(&format!("ip -n lockstep-switch link set p{host} master br0 up")), "{lines:?}");
+            assert!(lines.contains(&format!("ip -n lockstep-h{host} addr add 10.98.0.{host}/24 dev eth0")));
+        }
+        let has_namespace = |line: &String| line.contains("netns add lockstep-") || line.contains("-n lockstep-");
+        assert!(lines.iter().all(has_namespace), "only our own namespaces are touched: {lines:?}");
+    }
+
+    #[test]
+    fn the_agent_is_a_shell_script_that_gives_hosts_their_cores() {
+        let text = agent_text(&["0".to_owned(), "1".to_owned()]);
+        assert!(text.contains("    h2) cores='taskset -c 1' ;;\n"), "{text}");
+        for text in [text, agent_text(&[])] {
+            let output = std::process::Command::new("sh").args(["-n", "-c", &text]).output().unwrap();
+            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        }
+    }
+}

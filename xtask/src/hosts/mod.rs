@@ -1,0 +1,223 @@
+//! Emulated hosts on this machine: network namespaces with names and addresses of their own, joined by a switch, each with a
+//! limited rate. `cargo xtask hosts up|run|down` for use by hand.
+//!
+//! In: a [`Rate`], a number of hosts, root. Out: [`Hosts`], and programs on them by mpirun.
+//! Invariant: everything made here begins with our prefix and nothing else is touched; hosts in which a program runs are never
+//! taken away from it without being asked to. What is not emulated: latency (beyond the kernel's own), several processors, disks.
+//! Source: ip-netns(8), veth(4), tc-tbf(8).
+
+mod commands;
+mod rate;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command as Process;
+
+use crate::arguments::{Arguments, Command, Flag};
+use crate::cores;
+use crate::failure::{Failure, Outcome};
+use crate::guard::Afterwards;
+use crate::mpirun::Mpirun;
+use crate::packages;
+use crate::probe;
+use crate::process;
+
+pub(crate) use self::rate::Rate;
+
+pub(crate) const COMMAND: Command = Command {
+    name: "hosts",
+    summary: "Make emulated hosts on this machine, joined by a network of a limited rate, and run ranks on them.",
+    details: "\
+`up` makes them, or changes their rate; `run` starts a program on them by Open MPI's mpirun; `down` removes them and ends
+what runs there. Example, as root:
+    cargo xtask hosts up 1gbit
+    cargo xtask hosts run -n 2 -- target/release/trainer bench --threads 1
+    cargo xtask hosts down
+RATE is such as 200mbit or 1gbit, for each direction of each host's link, or unlimited. The hosts share this machine's
+processors, memory and disks, and their network has hardly any latency: only rates are emulated.",
+    subjects: &["up", "run", "down"],
+    parts: &[],
+    object: Some("RATE"),
+    flags: &[
+        Flag { name: "--hosts", value: Some("N"), help: "with up: how many (default 2)" },
+        Flag { name: "-n", value: Some("N"), help: "with run: number of ranks, spread over the hosts in turn" },
+    ],
+    passed_on: Some("program and arguments"),
+    run,
+};
+
+const DEFAULT_COUNT: usize = 2;
+/// Addresses are 10.98.0.1 to .254.
+const MOST_HOSTS: usize = 254;
+const PROGRAMS: [&str; 4] = ["ip", "tc", "sysctl", "unshare"];
+
+fn run(arguments: Arguments) -> Outcome {
+    let refused = |name: &str, is_given: bool| match is_given {
+        true => Err(Failure::Usage(format!("{name} has no effect on `hosts {}`: leave it out", arguments.subject))),
+        false => Ok(()),
+    };
+    let subject = arguments.subject.as_str();
+    refused("-n", subject != "run" && arguments.has("-n"))?;
+    refused("--hosts", subject != "up" && arguments.has("--hosts"))?;
+    refused("RATE", subject != "up" && arguments.object.is_some())?;
+    refused("a program", subject != "run" && !arguments.passed_on.is_empty())?;
+    match subject {
+        "up" => {
+            let rate = Rate::read(arguments.object.as_deref().unwrap_or("unlimited")).map_err(Failure::Usage)?;
+            let count = arguments.count("--hosts")?.unwrap_or(DEFAULT_COUNT);
+            require()?;
+            let hosts = match standing().len() {
+                there if there == count && commands::agent().exists() => Hosts { count, afterwards: None },
+                _ => Hosts::make(count)?,
+            };
+            hosts.set_rate(rate)?;
+            println!("{count} emulated hosts are up, {rate}; `cargo xtask hosts down` removes them");
+            Ok(())
+        }
+        "run" => {
+            require()?;
+            let count = standing().len();
+            if count == 0 {
+                return Err(Failure::Failed("no emulated hosts: make them by `cargo xtask hosts up 1gbit`".to_owned()));
+            }
+            let (program, words) = arguments.passed_on.split_first().ok_or_else(|| {
+                Failure::Usage("nothing to start: the program comes after `--`, as in `hosts run -n 2 -- trainer`".to_owned())
+            })?;
+            let ranks = arguments.count("-n")?.unwrap_or(count);
+            let mpirun = Mpirun::find().ok_or_else(|| {
+                Failure::Failed("no mpirun here: install Open MPI as `cargo xtask setup` says".to_owned())
+            })?;
+            let program = std::path::absolute(program).map_err(|error| Failure::Failed(format!("{program}: {error}")))?;
+            process::run(Hosts { count, afterwards: None }.command(&mpirun, ranks, &program, words)?)
+        }
+        _ => {
+            require()?;
+            down(true)
+        }
+    }
+}
+
+/// Refuses to go on where no hosts can be made.
+pub(crate) fn require() -> Outcome {
+    if !packages::is_root() {
+        let text = "emulated hosts need root: run this as root, or leave networks `hosts:…` out";
+        return Err(Failure::Failed(text.to_owned()));
+    }
+    let missing: Vec<&str> = PROGRAMS.into_iter().filter(|name| probe::program(name).is_none()).collect();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    Err(Failure::Failed(format!(
+        "emulated hosts need {}, not found in PATH: install iproute2, procps and util-linux",
+        missing.join(", ")
+    )))
+}
+
+/// Emulated hosts that are up.
+pub(crate) struct Hosts {
+    count: usize,
+    /// What removes them when this value or this process is gone.
+    #[expect(dead_code, reason = "its drop does the work")]
+    afterwards: Option<Afterwards>,
+}
+
+impl Hosts {
+    /// Makes hosts that are removed when the value is dropped, or this process ends in any way.
+    pub(crate) fn up(count: usize) -> Outcome<Self> {
+        require()?;
+        let program = std::env::current_exe().map_err(|error| Failure::Failed(format!("this program: {error}")))?;
+        let afterwards = Afterwards::run(&program, &["hosts", "down"])?;
+        Ok(Hosts { afterwards: Some(afterwards), ..Self::make(count)? })
+    }
+
+    fn make(count: usize) -> Outcome<Self> {
+        if count > MOST_HOSTS {
+            return Err(Failure::Usage(format!("hosts: expected at most {MOST_HOSTS}, got {count}")));
+        }
+        // Those of an interrupted run, or another number of them.
+        down(false)?;
+        for command in commands::making(count) {
+            asked(&command)?;
+        }
+        let cores = cores::per_part(count);
+        for host in 1..=count {
+            commands::write_names(host, count)?;
+            // A namespace takes only what the machine allows; reno is always allowed.
+            let set = |setting: &str| asked(&commands::within(host, &["sysctl", "-qw", setting]));
+            set("net.ipv4.tcp_congestion_control=cubic")
+                .or_else(|_| set("net.ipv4.tcp_congestion_control=reno"))?;
+            set("net.ipv4.tcp_slow_start_after_idle=0")?;
+        }
+        commands::write_agent(&cores)?;
+        Ok(Hosts { count, afterwards: None })
+    }
+
+    pub(crate) fn count(&self) -> usize {
+        self.count
+    }
+
+    /// Limits what every host sends.
+    pub(crate) fn set_rate(&self, rate: Rate) -> Outcome {
+        for host in 1..=self.count {
+            // Without a limit there is nothing to remove, which is as well.
+            let _ = asked(&commands::within(host, &["tc", "qdisc", "del", "dev", commands::DEVICE, "root"]));
+            if let Some(words) = rate.discipline() {
+                asked(&commands::within(host, &words.iter().map(String::as_str).collect::<Vec<_>>()))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The command that starts this program on ranks spread over the hosts in turn.
+    pub(crate) fn command(&self, mpirun: &Mpirun, ranks: usize, program: &Path, words: &[String]) -> Outcome<Process> {
+        let names: Vec<String> = (1..=self.count).map(commands::name).collect();
+        mpirun.over_emulated_hosts(&names, ranks, &commands::agent(), commands::NETWORK, program, words)
+    }
+}
+
+/// Our namespaces, those of hosts only.
+fn standing() -> Vec<String> {
+    commands::spaces().into_iter().filter(|space| space != commands::SWITCH).collect()
+}
+
+/// Removes all hosts; processes in them are ended where that is asked for, else they are a reason to refuse.
+fn down(ends_processes: bool) -> Outcome {
+    for space in commands::spaces() {
+        let pids = process::answer("ip", &["netns", "pids", &space]).unwrap_or_default();
+        let pids: Vec<u32> = pids.split_whitespace().filter_map(|pid| pid.parse().ok()).collect();
+        if !pids.is_empty() && !ends_processes {
+            return Err(Failure::Failed(format!(
+                "emulated hosts are in use: {} processes run in {space}, such as {}: wait for their end, or end them by \
+                 `cargo xtask hosts down`",
+                pids.len(),
+                pids[0]
+            )));
+        }
+        for pid in pids {
+            // One that has just ended is as well.
+            let _ = process::send_signal(pid, "KILL");
+        }
+        asked(&["ip", "netns", "del", &space].map(str::to_owned))?;
+        let folder = commands::names_folder(&space);
+        if folder.exists() {
+            fs::remove_dir_all(&folder).map_err(|error| Failure::Failed(format!("{}: {error}", folder.display())))?;
+        }
+    }
+    let folder: PathBuf = commands::folder();
+    if folder.exists() {
+        fs::remove_dir_all(&folder).map_err(|error| Failure::Failed(format!("{}: {error}", folder.display())))?;
+    }
+    Ok(())
+}
+
+/// Runs a command; what it complains about is the error.
+fn asked(words: &[String]) -> Outcome {
+    let Some((program, arguments)) = words.split_first() else { return Ok(()) };
+    let mut command = Process::new(program);
+    let output = command.args(arguments).output().map_err(|error| process::cannot_start(&command, &error))?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let complaint = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+    Err(Failure::Failed(format!("`{}`: {complaint}", process::shown(&command))))
+}
