@@ -15,6 +15,8 @@ mod containers;
 mod cores;
 mod cuda;
 mod failure;
+mod guard;
+mod hosts;
 mod json;
 mod kernel_stages;
 mod launch;
@@ -30,6 +32,7 @@ mod setup;
 mod slurm;
 mod slurm_cluster;
 mod slurm_suite;
+mod study;
 mod suite;
 mod test_stages;
 mod tidy;
@@ -40,12 +43,14 @@ use std::process::ExitCode;
 use arguments::Command;
 use failure::{Failure, Outcome};
 
-const COMMANDS: [Command; 10] = [
+const COMMANDS: [Command; 12] = [
     setup::COMMAND,
     train::COMMAND,
     launch::COMMAND,
     slurm::COMMAND,
     bench::COMMAND,
+    study::COMMAND,
+    hosts::COMMAND,
     test_stages::COMMAND,
     slurm_cluster::COMMAND,
     chaos::COMMAND,

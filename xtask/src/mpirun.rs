@@ -104,7 +104,7 @@ impl Mpirun {
         let mut command = Command::new(agent);
         command.args([first, "--exec"]).arg(&self.program).args(["-n", &ranks.to_string(), "--host", &list.join(",")]);
         // Every daemon believes that it has the whole machine; the agent has bound it to its part.
-        command.args(["--map-by", "node", "--bind-to", "none", "--oversubscribe"]);
+        command.args(["--map-by", "node", "--bind-to", "none"]);
         command.args(["--mca", "plm", "rsh", "--mca", "plm_rsh_agent"]).arg(agent).args(["--mca", "ras", "^slurm"]);
         command.args(["--mca", "btl", "tcp,self,vader"]);
         command.args(["--mca", "btl_tcp_if_include", network, "--mca", "oob_tcp_if_include", network]);

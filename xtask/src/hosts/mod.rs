@@ -126,8 +126,9 @@ impl Hosts {
     pub(crate) fn up(count: usize) -> Outcome<Self> {
         require()?;
         let program = std::env::current_exe().map_err(|error| Failure::Failed(format!("this program: {error}")))?;
+        let made = Self::make(count)?;
         let afterwards = Afterwards::run(&program, &["hosts", "down"])?;
-        Ok(Hosts { afterwards: Some(afterwards), ..Self::make(count)? })
+        Ok(Hosts { afterwards: Some(afterwards), ..made })
     }
 
     fn make(count: usize) -> Outcome<Self> {

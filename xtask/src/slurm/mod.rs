@@ -21,6 +21,8 @@ use crate::failure::{Failure, Outcome};
 use crate::probe;
 use crate::process;
 
+pub(crate) use self::submit::submit_into;
+
 pub(crate) const COMMAND: Command = Command {
     name: "slurm",
     summary: "Submit the trainer to a Slurm cluster, and follow, read or stop its jobs.",
@@ -35,8 +37,43 @@ A job is named by its id or by its run's directory.
     run: |_| Ok(()),
 };
 
+/// Where a job stands.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Stage {
+    Waiting,
+    Running,
+    Ended,
+    /// Slurm has forgotten it, or never knew it.
+    Unknown,
+}
+
+/// Where a job stands, from its queue.
+pub(crate) fn stage(job: &str) -> Outcome<Stage> {
+    Ok(match queue::of_job(job)?.first() {
+        None => Stage::Unknown,
+        Some(row) if row.is_running() => Stage::Running,
+        Some(row) if row.is_in_queue() => Stage::Waiting,
+        Some(_) => Stage::Ended,
+    })
+}
+
+/// A field of `scontrol show job`, while Slurm remembers the job.
+pub(crate) fn field(job: &str, name: &str) -> Option<String> {
+    let text = process::answer("scontrol", &["show", "job", "--oneliner", job])?;
+    let start = format!("{name}=");
+    text.split_whitespace().find_map(|word| word.strip_prefix(&start)).map(str::to_owned)
+}
+
+/// Whether every node is this machine, so that what runs on them can be seen from here.
+pub(crate) fn nodes_are_this_machine() -> bool {
+    let Some(list) = process::answer("sinfo", &["--noheader", "--Node", "--format=%o"]) else { return false };
+    let own = process::answer("hostname", &[]).unwrap_or_default();
+    let is_own = |address: &str| address.starts_with("127.") || address == "localhost" || address == own.trim();
+    !list.trim().is_empty() && list.lines().all(|address| is_own(address.trim()))
+}
+
 /// Refuses to go on where there is no Slurm.
-fn require() -> Outcome {
+pub(crate) fn require() -> Outcome {
     if probe::program("sbatch").is_some() {
         return Ok(());
     }

@@ -124,6 +124,13 @@ impl Request {
         Ok(request)
     }
 
+    /// The same with another directory for the script, its output and the list of jobs.
+    pub(super) fn in_directory(mut self, directory: PathBuf) -> Outcome<Self> {
+        self.job.directory = directory;
+        self.check_paths()?;
+        Ok(self)
+    }
+
     /// The run's directory of every task, or the only one.
     pub(super) fn directories(&self) -> Vec<(Option<usize>, PathBuf)> {
         match &self.array {

@@ -70,6 +70,20 @@ fn run(arguments: Arguments) -> Outcome {
     Ok(())
 }
 
+/// Submits a job with these flags of `slurm submit`, which name the trainer; its files go to the directory. Its id.
+pub(crate) fn submit_into(directory: &Path, flags: &[String], trainers_words: &[String]) -> Outcome<String> {
+    let words: Vec<String> = [flags, &["--".to_owned()], trainers_words].concat();
+    let arguments = COMMAND.parse(&words)?;
+    require()?;
+    let request = Request::read(&arguments)?.in_directory(directory.to_owned())?;
+    let trainer = program(&arguments)?.ok_or_else(|| Failure::Usage("--trainer is missing".to_owned()))?;
+    let file = directory.join(script::FILE);
+    run_directory::write(&file, &script::text(&request, &trainer))?;
+    let job = submit(&file)?;
+    record(directory, &job)?;
+    Ok(job)
+}
+
 /// The program that is not to be built, if one is named.
 fn program(arguments: &Arguments) -> Outcome<Option<PathBuf>> {
     let Some(path) = arguments.value("--trainer") else {

@@ -1,0 +1,182 @@
+//! One attempt at one repetition of a cell: where its files are, what it came to, its record.
+//!
+//! In: a [`Cell`], numbers, files that the trainer wrote. Out: the line of `records.jsonl`.
+//! Invariant: a result is what the trainer wrote itself; nothing is computed from it here.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde_json::{Value, json};
+
+use super::cell::Cell;
+use super::file::Kind;
+use super::records::{SCHEMA, Status};
+use crate::failure::{Failure, Outcome};
+
+/// Which attempt.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Attempt<'a> {
+    pub(super) cell: &'a Cell,
+    pub(super) repetition: usize,
+    pub(super) number: usize,
+}
+
+/// What came of it.
+#[derive(Debug)]
+pub(super) struct Came {
+    pub(super) status: Status,
+    /// Why it is not ok.
+    pub(super) why: Option<String>,
+    pub(super) started: Option<String>,
+    pub(super) seconds: Option<f64>,
+    pub(super) command: String,
+    pub(super) quiet: Value,
+    pub(super) result: Value,
+}
+
+impl Attempt<'_> {
+    /// Relative to the study's directory.
+    pub(super) fn directory(&self) -> PathBuf {
+        Path::new("runs").join(&self.cell.id).join(format!("r{}a{}", self.repetition, self.number))
+    }
+
+    /// The mark of its processes for the watch over the machine.
+    pub(super) fn mark(&self, study: &str) -> String {
+        format!("{study}/{}", self.directory().display())
+    }
+
+    /// Makes its directory anew; what lies there is of an attempt that was interrupted.
+    pub(super) fn make_directory(&self, study: &Path) -> Outcome<PathBuf> {
+        let directory = study.join(self.directory());
+        let failed = |error: std::io::Error| Failure::Failed(format!("{}: {error}", directory.display()));
+        if directory.exists() {
+            fs::remove_dir_all(&directory).map_err(failed)?;
+        }
+        fs::create_dir_all(&directory).map_err(failed)?;
+        Ok(directory)
+    }
+
+    /// The trainer's words with the files that it writes.
+    pub(super) fn words(&self, directory: &Path) -> Vec<String> {
+        let mut words = self.cell.arguments.clone();
+        let (flag, name) = match self.cell.kind {
+            Kind::Bench => return words,
+            Kind::Train => ("--output-dir", "run"),
+            Kind::Netbench => ("--output", "network.json"),
+        };
+        words.extend([flag.to_owned(), directory.join(name).display().to_string()]);
+        words
+    }
+
+    /// What the trainer wrote at its end; `output` is both its streams.
+    pub(super) fn result(&self, directory: &Path, output: &str) -> Result<Value, String> {
+        let read = |name: &str| -> Result<Value, String> {
+            let text = fs::read_to_string(directory.join(name)).map_err(|error| format!("{name}: {error}"))?;
+            serde_json::from_str(&text).map_err(|error| format!("{name}: expected JSON: {error}"))
+        };
+        match self.cell.kind {
+            Kind::Bench => output
+                .lines()
+                .rev()
+                .filter(|line| line.starts_with('{'))
+                .filter_map(|line| serde_json::from_str::<Value>(line).ok())
+                .find(|value| value["images_per_second"].is_number())
+                .ok_or_else(|| "expected a JSON object with images_per_second as the last line, got none".to_owned()),
+            Kind::Train => {
+                let summary = read("run/summary.json")?;
+                if summary["stopped_early"] == true {
+                    return Err("the training was stopped before its end".to_owned());
+                }
+                Ok(summary)
+            }
+            Kind::Netbench => read("network.json").map(|_| Value::Null),
+        }
+    }
+
+    /// The line of `records.jsonl`.
+    pub(super) fn record(&self, came: Came) -> Value {
+        json!({
+            "schema": SCHEMA,
+            "cell": self.cell.id,
+            "repetition": self.repetition,
+            "attempt": self.number,
+            "status": came.status.name(),
+            "why": came.why,
+            "started": came.started,
+            "seconds": came.seconds.map(|seconds| (seconds * 1e3).round() / 1e3),
+            "command": came.command,
+            "directory": self.directory().display().to_string(),
+            "quiet": came.quiet,
+            "result": came.result,
+        })
+    }
+}
+
+/// The last words of a program, for a message.
+pub(super) fn last_words(output: &str) -> String {
+    let lines: Vec<&str> = output.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+    // An error is often followed by what a launcher says about it.
+    let error = lines.iter().rev().find(|line| line.contains("error"));
+    error.or(lines.last()).map_or("it wrote nothing".to_owned(), |line| line.chars().take(400).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::study::file::StudyFile;
+    use crate::study::plan;
+    use toml::Table;
+
+    fn cell(kind: &str) -> Cell {
+        let text = format!(
+            "name = \"a\"\ntitle = \"A\"\nabout = \"a\"\n[[matrix]]\nkind = \"{kind}\"\nranks = 2\n{}",
+            if kind == "netbench" { "" } else { "batch_size_per_rank = 8\n" }
+        );
+        plan::cells(&StudyFile::read("s.toml", &text, &Table::new()).unwrap()).unwrap().remove(0)
+    }
+
+    #[test]
+    fn a_benchs_result_is_its_last_object_with_a_speed() {
+        let cell = cell("bench");
+        let attempt = Attempt { cell: &cell, repetition: 1, number: 2 };
+        let output = "start\n{\"images_per_second\": 1.0}\n{\"images_per_second\": 2.5}\n{\"other\": 1}\n--- end\n";
+        assert_eq!(attempt.result(Path::new("/nonexistent"), output).unwrap()["images_per_second"], 2.5);
+        assert!(attempt.result(Path::new("/nonexistent"), "{broken\n").unwrap_err().contains("got none"));
+        assert!(attempt.directory().ends_with(format!("{}/r1a2", cell.id)));
+    }
+
+    #[test]
+    fn a_training_that_stopped_early_has_no_result() {
+        let cell = cell("train");
+        let attempt = Attempt { cell: &cell, repetition: 1, number: 1 };
+        let directory = std::env::temp_dir().join(format!("lockstep-xtask-{}-attempt", std::process::id()));
+        assert!(attempt.words(&directory).join(" ").ends_with("/run"));
+        fs::create_dir_all(directory.join("run")).unwrap();
+        assert!(attempt.result(&directory, "").unwrap_err().contains("run/summary.json"));
+        for (stopped, is_result) in [(true, false), (false, true)] {
+            fs::write(directory.join("run/summary.json"), json!({ "stopped_early": stopped }).to_string()).unwrap();
+            assert_eq!(attempt.result(&directory, "").is_ok(), is_result);
+        }
+        fs::remove_dir_all(directory).unwrap();
+    }
+
+    #[test]
+    fn a_record_has_everything_that_is_known() {
+        let cell = cell("netbench");
+        let attempt = Attempt { cell: &cell, repetition: 2, number: 1 };
+        let came = Came {
+            status: Status::Failed,
+            why: Some("no".into()),
+            started: None,
+            seconds: Some(1.23456),
+            command: "a b".into(),
+            quiet: Value::Null,
+            result: Value::Null,
+        };
+        let record = attempt.record(came);
+        assert_eq!((record["schema"].as_str(), record["status"].as_str()), (Some(SCHEMA), Some("failed")));
+        assert_eq!((record["seconds"].as_f64(), record["repetition"].as_u64()), (Some(1.235), Some(2)));
+        assert_eq!(last_words("x\nerror: y\nmpirun ended\n\n"), "error: y");
+        assert_eq!(last_words(""), "it wrote nothing");
+    }
+}

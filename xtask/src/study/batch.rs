@@ -1,0 +1,209 @@
+//! Runs as jobs of Slurm: all submitted, each after the one before it, then waited for.
+//!
+//! In: [`Attempt`]s. Out: job ids in `slurm-jobs.jsonl`, [`Came`].
+//! Invariant: a job is noted before it is waited for, so that a study that was stopped finds its jobs again and submits none twice;
+//! our jobs never run beside each other.
+
+use std::fs::{self, OpenOptions};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use toml::Value as Toml;
+
+use super::attempt::{Attempt, Came, last_words};
+use super::cell::Place;
+use super::file::{Kind, StudyFile};
+use super::keys::word;
+use super::local::Local;
+use super::records::Status;
+use crate::failure::{Failure, Outcome};
+use crate::process;
+use crate::quiet::{self, MARK, Quiet, Seen, Watch};
+use crate::slurm::{self, Stage};
+
+const FILE: &str = "slurm-jobs.jsonl";
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+/// Files of a job that ran elsewhere come a while after its end.
+const FILE_PATIENCE: Duration = Duration::from_secs(15);
+
+/// Flags that a study decides itself.
+const OUR_FLAGS: [&str; 8] =
+    ["--nodes", "--ntasks-per-node", "--trainer", "--name", "--dependency", "--array", "--dry-run", "--restarts"];
+
+/// The jobs of a study that were submitted.
+pub(super) struct Jobs {
+    path: PathBuf,
+    noted: Vec<(PathBuf, String)>,
+}
+
+impl Jobs {
+    pub(super) fn open(study: &Path) -> Outcome<Self> {
+        let path = study.join(FILE);
+        let text = if path.exists() {
+            fs::read_to_string(&path).map_err(|error| Failure::Failed(format!("{}: {error}", path.display())))?
+        } else {
+            String::new()
+        };
+        let read = |line: &str| {
+            let line: Value = serde_json::from_str(line).ok()?;
+            Some((PathBuf::from(line["directory"].as_str()?), line["job"].as_str()?.to_owned()))
+        };
+        Ok(Jobs { path, noted: text.lines().filter_map(read).collect() })
+    }
+
+    pub(super) fn of(&self, attempt: &Attempt<'_>) -> Option<&str> {
+        let directory = attempt.directory();
+        self.noted.iter().rev().find(|(noted, _)| *noted == directory).map(|(_, job)| job.as_str())
+    }
+
+    fn note(&mut self, attempt: &Attempt<'_>, job: &str) -> Outcome {
+        let directory = attempt.directory();
+        let line = json!({ "directory": directory, "job": job });
+        // A line feed first: what a crash has torn stays a line of its own.
+        let text = if self.noted.is_empty() { format!("{line}\n") } else { format!("\n{line}\n") };
+        let file = OpenOptions::new().create(true).append(true).open(&self.path);
+        let written = file.and_then(|mut file| file.write_all(text.as_bytes()).and_then(|()| file.sync_data()));
+        written.map_err(|error| Failure::Failed(format!("job {job} is submitted, but {}: {error}", self.path.display())))?;
+        self.noted.push((directory, job.to_owned()));
+        Ok(())
+    }
+}
+
+/// Submits an attempt's job to come after another one; one that was submitted before is found again. The job's id.
+pub(super) fn submit(
+    jobs: &mut Jobs,
+    file: &StudyFile,
+    trainer: &Path,
+    attempt: &Attempt<'_>,
+    study: &Path,
+    after: Option<&str>,
+) -> Outcome<String> {
+    if let Some(job) = jobs.of(attempt) {
+        let job = job.to_owned();
+        let directory = study.join(attempt.directory());
+        if slurm::stage(&job)? != Stage::Unknown || output_file(attempt, &directory, &job).exists() {
+            return Ok(job);
+        }
+    }
+    let directory = attempt.make_directory(study)?;
+    let mut flags = flags(file, attempt)?;
+    flags.extend(["--trainer".to_owned(), trainer.display().to_string()]);
+    if let Some(after) = after {
+        flags.extend(["--dependency".to_owned(), format!("afterany:{after}")]);
+    }
+    let job = slurm::submit_into(&job_directory(attempt, &directory), &flags, &attempt.words(&directory))?;
+    jobs.note(attempt, &job)?;
+    Ok(job)
+}
+
+/// The flags of `slurm submit` for a cell.
+fn flags(file: &StudyFile, attempt: &Attempt<'_>) -> Outcome<Vec<String>> {
+    let Place::Slurm { hosts } = attempt.cell.place else {
+        return Err(Failure::Failed(format!("{}: this cell is no job of Slurm", attempt.cell.id)));
+    };
+    let nodes = hosts.min(attempt.cell.world_size);
+    let tasks = attempt.cell.world_size / nodes;
+    let mut flags = vec![format!("--nodes={nodes}"), format!("--ntasks-per-node={tasks}"), format!("--name={}", file.name)];
+    let mut env = format!("{MARK}={}", attempt.mark(&file.name));
+    let mut is_exclusive = true;
+    let mut has_cores = attempt.cell.threads == 1;
+    for (key, value) in &file.slurm {
+        let flag = format!("--{}", key.replace('_', "-"));
+        let refused = |text: String| Failure::Usage(format!("{}: [slurm]: {key}: {text}", file.path));
+        if OUR_FLAGS.contains(&flag.as_str()) {
+            return Err(refused("the study decides it: remove it".to_owned()));
+        }
+        match (flag.as_str(), value) {
+            ("--exclusive", Toml::Boolean(truth)) => is_exclusive = *truth,
+            ("--env", Toml::String(more)) => env = format!("{env},{more}"),
+            (_, Toml::Boolean(truth)) => flags.extend(truth.then(|| flag.clone())),
+            (_, value) => {
+                let value = word(value).ok_or_else(|| refused("expected one value: write it as for `slurm submit`".to_owned()))?;
+                has_cores |= flag == "--cpus-per-task";
+                flags.push(format!("{flag}={value}"));
+            }
+        }
+    }
+    flags.push(format!("--env={env}"));
+    if is_exclusive {
+        flags.push("--exclusive".to_owned());
+    }
+    if !has_cores {
+        flags.push(format!("--cpus-per-task={}", attempt.cell.threads));
+    }
+    Ok(flags)
+}
+
+/// Where the job's script and output lie: a training's in its own directory.
+fn job_directory(attempt: &Attempt<'_>, directory: &Path) -> PathBuf {
+    if attempt.cell.kind == Kind::Train { directory.join("run") } else { directory.to_owned() }
+}
+
+fn output_file(attempt: &Attempt<'_>, directory: &Path, job: &str) -> PathBuf {
+    job_directory(attempt, directory).join(format!("slurm-{job}.out"))
+}
+
+/// Waits for a job's end, watching this machine where the nodes are on it.
+pub(super) fn wait(attempt: &Attempt<'_>, job: &str, study: &Path, local: &Local<'_>, is_here: bool) -> Outcome<Came> {
+    let mark = attempt.mark(local.study_name());
+    let (mut watch, mut was_waiting) = (None, false);
+    let stage = loop {
+        match slurm::stage(job)? {
+            Stage::Waiting => was_waiting = true,
+            // What was before we looked is not known.
+            Stage::Running if is_here && was_waiting && watch.is_none() => watch = Some(Watch::start(&mark)),
+            Stage::Running => {}
+            stage @ (Stage::Ended | Stage::Unknown) => break stage,
+        }
+        sleep(LOOK_EVERY);
+    };
+    let seen = watch.map(Watch::finish);
+    let directory = study.join(attempt.directory());
+    let file = output_file(attempt, &directory, job);
+    let start = Instant::now();
+    while !file.exists() && start.elapsed() < FILE_PATIENCE {
+        sleep(LOOK_EVERY);
+    }
+    let output = String::from_utf8_lossy(&fs::read(&file).unwrap_or_default()).into_owned();
+    let state = slurm::field(job, "JobState");
+    let (status, why, result) = match attempt.result(&directory, &output) {
+        // A job that Slurm has forgotten is judged by what it left.
+        Ok(result) if stage == Stage::Unknown || state.as_deref().is_none_or(|state| state == "COMPLETED") => {
+            let why = seen.as_ref().and_then(|seen| local.disturbance(&seen.quiet));
+            (if why.is_some() { Status::Disturbed } else { Status::Ok }, why, result)
+        }
+        other => {
+            let state = state.unwrap_or_else(|| "unknown to Slurm".to_owned());
+            let text = other.err().unwrap_or_else(|| "it has a result all the same".to_owned());
+            (Status::Failed, Some(format!("job {job} {state}: {text}: {}", last_words(&output))), Value::Null)
+        }
+    };
+    let (started, seconds) = times(job);
+    let command = format!("sbatch {}", process::quoted(job_directory(attempt, &directory).join("job.sbatch")));
+    let quiet = seen.map_or(Value::Null, |seen| quiet_record(&seen, local));
+    Ok(Came { status, why, started, seconds, command, quiet, result })
+}
+
+/// Before such a run nobody looked: its job starts when the one before has ended.
+fn quiet_record(seen: &Seen, local: &Local<'_>) -> Value {
+    let mut record = quiet::record(Quiet::default(), seen, local.limit_cores());
+    record["before"] = Value::Null;
+    record
+}
+
+/// When the job started, in UTC, and how long it ran, while Slurm remembers.
+fn times(job: &str) -> (Option<String>, Option<f64>) {
+    // Slurm tells the time of its own zone; `date -u` would read it as UTC.
+    let seconds_of = |name: &str| {
+        let time = slurm::field(job, name)?;
+        process::answer("date", &["-d", &time, "+%s"])?.trim().parse::<f64>().ok()
+    };
+    let (start, end) = (seconds_of("StartTime"), seconds_of("EndTime"));
+    let started = start.and_then(|start| {
+        process::answer("date", &["-u", "-d", &format!("@{start}"), "+%Y-%m-%dT%H:%M:%SZ"]).map(|text| text.trim().to_owned())
+    });
+    (started, start.zip(end).map(|(start, end)| end - start))
+}

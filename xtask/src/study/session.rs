@@ -1,0 +1,269 @@
+//! The runs of a study that are not done yet, one after the other, and what is said of them.
+//!
+//! In: cells, earlier records. Out: further records; the ids of cells whose last attempts failed.
+//! Invariant: repetitions come in rounds over all cells, so that what drifts meets all cells alike; local runs before jobs of Slurm,
+//! which might use the same machine.
+
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use serde_json::Value;
+
+use super::attempt::{Attempt, Came};
+use super::batch::{self, Jobs};
+use super::cell::{Cell, Place};
+use super::file::{Kind, StudyFile};
+use super::local::{self, Local};
+use super::records::{Need, Records, Status};
+use crate::failure::{Failure, Outcome};
+use crate::guard::Guarded;
+use crate::json;
+use crate::mpirun::{self, Mpirun};
+use crate::slurm;
+
+/// How the command line wants it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Options {
+    pub(super) checks_quiet: bool,
+    pub(super) again_disturbed: bool,
+}
+
+/// One start of a study.
+pub(super) struct Session<'a> {
+    file: &'a StudyFile,
+    directory: &'a Path,
+    trainer: &'a Path,
+    options: Options,
+    records: Records,
+    local: Local<'a>,
+}
+
+/// A repetition of a cell that is not done, with its place in the count.
+#[derive(Clone, Copy)]
+struct Task<'a> {
+    cell: &'a Cell,
+    repetition: usize,
+}
+
+impl<'a> Session<'a> {
+    /// Reads the records, and refuses to mix them with those of other arguments.
+    pub(super) fn open(
+        file: &'a StudyFile,
+        cells: &[Cell],
+        directory: &'a Path,
+        trainer: &'a Path,
+        mpirun: Option<&'a Mpirun>,
+        options: Options,
+    ) -> Outcome<Self> {
+        let (records, is_torn) = Records::open(directory)?;
+        if is_torn {
+            println!("note: the last line of records.jsonl was torn and is dropped");
+        }
+        let study = directory.join("study.json");
+        if let Some(study) = fs::read_to_string(&study).ok().and_then(|text| serde_json::from_str(&text).ok()) {
+            check_same(&study, cells, &records, directory)?;
+        }
+        let local = Local::new(file, trainer, mpirun, options.checks_quiet);
+        Ok(Session { file, directory, trainer, options, records, local })
+    }
+
+    /// Runs what is not done; the ids of cells that have a failed repetition.
+    pub(super) fn run(&mut self, cells: &[&Cell]) -> Outcome<Vec<String>> {
+        let tasks = self.tasks(cells);
+        let num_all: usize = cells.iter().map(|cell| cell.repetitions).sum();
+        if tasks.len() < num_all {
+            println!("{} of {num_all} runs are done already", num_all - tasks.len());
+        }
+        let is_job = |task: &Task<'_>| matches!(task.cell.place, Place::Slurm { .. });
+        let (jobs, here): (Vec<Task<'_>>, Vec<Task<'_>>) = tasks.into_iter().partition(is_job);
+        if let Some(task) = here.first() {
+            self.warm_up(task.cell)?;
+        }
+        for (index, task) in here.iter().enumerate() {
+            let left = here[index + 1..].iter().chain(&jobs);
+            self.repeat(task, &format!("[{}/{}]", num_all - here.len() - jobs.len() + index + 1, num_all), left)?;
+        }
+        if !jobs.is_empty() {
+            self.run_jobs(&jobs)?;
+        }
+        let is_failed = |cell: &&&Cell| {
+            (1..=cell.repetitions).any(|repetition| {
+                let status = self.records.status(&cell.id, repetition);
+                status == Some(Status::Failed)
+            })
+        };
+        Ok(cells.iter().filter(is_failed).map(|cell| cell.id.clone()).collect())
+    }
+
+    /// First repetitions of all cells, then the second ones.
+    fn tasks<'c>(&self, cells: &[&'c Cell]) -> Vec<Task<'c>> {
+        let most = cells.iter().map(|cell| cell.repetitions).max().unwrap_or(0);
+        let all = (1..=most).flat_map(|repetition| cells.iter().map(move |&cell| Task { cell, repetition }));
+        all.filter(|task| task.repetition <= task.cell.repetitions)
+            .filter(|task| self.need(task) != Need::Nothing)
+            .collect()
+    }
+
+    fn need(&self, task: &Task<'_>) -> Need {
+        self.records.need(&task.cell.id, task.repetition, self.file.attempts, self.options.again_disturbed)
+    }
+
+    /// Brings the program and the network into the caches; its time counts nowhere.
+    fn warm_up(&self, cell: &Cell) -> Outcome {
+        let words: Vec<String> = if cell.kind == Kind::Netbench {
+            vec!["--version".to_owned()]
+        } else {
+            let line = "bench --steps 2 --warmup-steps 0 --threads 1 --batch-size-per-rank 8 --model";
+            line.split(' ').map(str::to_owned).chain([cell.setting("model")]).collect()
+        };
+        let mut command = local::alone(self.trainer, &words, 0, 1);
+        mpirun::forget_surrounding_job(&mut command);
+        let code = Guarded::start(&command, &self.directory.join("warm-up.log"))?.finish(Duration::from_secs(120))?;
+        match code {
+            Some(0) => Ok(()),
+            _ => Err(Failure::Failed(format!(
+                "the warm-up run failed: see {}/warm-up.log",
+                self.directory.display()
+            ))),
+        }
+    }
+
+    /// Attempts at one repetition until one counts.
+    fn repeat<'t>(&mut self, task: &Task<'_>, place: &str, left: impl Iterator<Item = &'t Task<'t>>) -> Outcome {
+        let left: Vec<&str> = left.map(|task| task.cell.id.as_str()).collect();
+        for _ in 0..self.file.attempts {
+            let Need::Attempt(number) = self.need(task) else { break };
+            let attempt = Attempt { cell: task.cell, repetition: task.repetition, number };
+            let (came, code) = self.local.run(&attempt, self.directory)?;
+            let status = came.status;
+            self.keep(&attempt, came, place, &left)?;
+            // Wrong usage stays wrong.
+            if status == Status::Ok || (status == Status::Failed && code == Some(2)) {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Records an attempt and says a line.
+    fn keep(&mut self, attempt: &Attempt<'_>, came: Came, place: &str, left: &[&str]) -> Outcome {
+        let line = line(attempt, &came);
+        self.records.append(&attempt.record(came))?;
+        let left_s: f64 = left.iter().filter_map(|id| self.records.expected_seconds(id)).sum();
+        println!("{place} {line}{}", if left.is_empty() { String::new() } else { format!("; about {} left", span(left_s)) });
+        Ok(())
+    }
+
+    /// Submits all jobs, waits for them in their order; then once more those that were disturbed or failed.
+    fn run_jobs(&mut self, tasks: &[Task<'_>]) -> Outcome {
+        let is_here = slurm::nodes_are_this_machine();
+        let mut jobs = Jobs::open(self.directory)?;
+        let mut tasks = tasks.to_vec();
+        for round in 1..=self.file.attempts {
+            if is_here && self.options.checks_quiet {
+                self.local.wait_for_quiet();
+            }
+            let mut submitted: Vec<(Attempt<'_>, String)> = Vec::new();
+            for task in &tasks {
+                let number = self.records.next_attempt(&task.cell.id, task.repetition);
+                let attempt = Attempt { cell: task.cell, repetition: task.repetition, number };
+                let after = submitted.last().map(|(_, job)| job.clone());
+                let job =
+                    batch::submit(&mut jobs, self.file, self.trainer, &attempt, self.directory, after.as_deref())?;
+                submitted.push((attempt, job));
+            }
+            let ids: Vec<&str> = submitted.iter().map(|(_, job)| job.as_str()).collect();
+            println!("round {round}: {} jobs of Slurm, one after the other: {}", ids.len(), ids.join(", "));
+            for (index, (attempt, job)) in submitted.iter().enumerate() {
+                let came = batch::wait(attempt, job, self.directory, &self.local, is_here)?;
+                let left: Vec<&str> = submitted[index + 1..].iter().map(|(next, _)| next.cell.id.as_str()).collect();
+                self.keep(attempt, came, &format!("[job {job}, {}/{}]", index + 1, submitted.len()), &left)?;
+            }
+            tasks.retain(|task| self.need(task) != Need::Nothing);
+            if tasks.is_empty() {
+                break;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What is said of an attempt.
+fn line(attempt: &Attempt<'_>, came: &Came) -> String {
+    let Attempt { cell, repetition, number } = attempt;
+    let again = if *number > 1 { format!(", attempt {number}") } else { String::new() };
+    let mut line = format!("{}, repetition {repetition} of {}{again}", cell.id, cell.repetitions);
+    if let Some(rate) = json::number(&came.result.to_string(), "images_per_second") {
+        line.push_str(&format!(" | {rate:.0} images/s"));
+    }
+    if let Some(seconds) = came.seconds {
+        line.push_str(&format!(" | {seconds:.1} s"));
+    }
+    let during = &came.quiet["during"];
+    if let (Some(others), Some(steal)) = (during["other_cores"].as_f64(), during["steal_cores"].as_f64()) {
+        line.push_str(&format!(" | others {:.2} cores", others + steal));
+    }
+    match (came.status, &came.why) {
+        (Status::Ok, _) => {}
+        (status, why) => line.push_str(&format!(" | {}: {}", status.name(), why.as_deref().unwrap_or("?"))),
+    }
+    line
+}
+
+fn span(seconds: f64) -> String {
+    if seconds < 90.0 { format!("{seconds:.0} s") } else { format!("{:.0} min", seconds / 60.0) }
+}
+
+/// Refuses to go on with another study's records: a cell of the same id must have been run with the same arguments.
+fn check_same(study: &Value, cells: &[Cell], records: &Records, directory: &Path) -> Outcome {
+    for earlier in study["cells"].as_array().into_iter().flatten() {
+        let id = earlier["id"].as_str().unwrap_or_default();
+        let Some(cell) = cells.iter().find(|cell| cell.id == id && records.has_cell(id)) else { continue };
+        let now = cell.to_json();
+        if earlier["arguments"] != now["arguments"] || earlier["settings"] != now["settings"] {
+            let words = |value: &Value| {
+                let words = value["arguments"].as_array().into_iter().flatten().filter_map(Value::as_str);
+                words.collect::<Vec<_>>().join(" ")
+            };
+            return Err(Failure::Failed(format!(
+                "{}: cell {id} has records of `{}`, expected `{}`: choose another --output, or remove the directory",
+                directory.display(),
+                words(earlier),
+                words(&now)
+            )));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn spans_of_time_are_told_in_their_unit() {
+        assert_eq!((span(12.3).as_str(), span(600.0).as_str()), ("12 s", "10 min"));
+    }
+
+    #[test]
+    fn records_of_other_arguments_are_not_gone_on_with() {
+        let directory = std::env::temp_dir().join(format!("lockstep-xtask-{}-session", std::process::id()));
+        fs::create_dir_all(&directory).unwrap();
+        let cells = |steps: usize| {
+            let text = format!(
+                "name = \"a\"\ntitle = \"A\"\nabout = \"a\"\n[base]\nsteps = {steps}\n[[matrix]]\nbatch_size_per_rank = 8\n"
+            );
+            super::super::plan::cells(&StudyFile::read("s.toml", &text, &toml::Table::new()).unwrap()).unwrap()
+        };
+        let study = serde_json::json!({ "cells": cells(5).iter().map(Cell::to_json).collect::<Vec<_>>() });
+        let (mut records, _) = Records::open(&directory).unwrap();
+        check_same(&study, &cells(6), &records, &directory).unwrap();
+        let record = serde_json::json!({ "cell": cells(5)[0].id, "repetition": 1, "attempt": 1, "status": "ok" });
+        records.append(&record).unwrap();
+        check_same(&study, &cells(5), &records, &directory).unwrap();
+        let text = check_same(&study, &cells(6), &records, &directory).unwrap_err().to_string();
+        assert!(text.contains("--steps 5") && text.contains("--steps 6"), "{text}");
+        fs::remove_dir_all(directory).unwrap();
+    }
+}
