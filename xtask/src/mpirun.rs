@@ -96,7 +96,9 @@ impl Mpirun {
         arguments: &[String],
     ) -> Outcome<Command> {
         if self.make != Make::OpenMpi {
-            return Err(Failure::Failed(format!("emulated hosts need Open MPI's mpirun, got {self}: install Open MPI")));
+            return Err(Failure::Failed(format!(
+                "emulated hosts need Open MPI's mpirun, got {self}: install Open MPI"
+            )));
         }
         let first = hosts.first().map_or("", String::as_str);
         let slots = ranks.div_ceil(hosts.len().max(1));

@@ -81,13 +81,16 @@ fn run(arguments: Arguments) -> Outcome {
                 return Err(Failure::Failed("no emulated hosts: make them by `cargo xtask hosts up 1gbit`".to_owned()));
             }
             let (program, words) = arguments.passed_on.split_first().ok_or_else(|| {
-                Failure::Usage("nothing to start: the program comes after `--`, as in `hosts run -n 2 -- trainer`".to_owned())
+                Failure::Usage(
+                    "nothing to start: the program comes after `--`, as in `hosts run -n 2 -- trainer`".to_owned(),
+                )
             })?;
             let ranks = arguments.count("-n")?.unwrap_or(count);
             let mpirun = Mpirun::find().ok_or_else(|| {
                 Failure::Failed("no mpirun here: install Open MPI as `cargo xtask setup` says".to_owned())
             })?;
-            let program = std::path::absolute(program).map_err(|error| Failure::Failed(format!("{program}: {error}")))?;
+            let program =
+                std::path::absolute(program).map_err(|error| Failure::Failed(format!("{program}: {error}")))?;
             process::run(Hosts { count, afterwards: None }.command(&mpirun, ranks, &program, words)?)
         }
         _ => {
@@ -145,8 +148,7 @@ impl Hosts {
             commands::write_names(host, count)?;
             // A namespace takes only what the machine allows; reno is always allowed.
             let set = |setting: &str| asked(&commands::within(host, &["sysctl", "-qw", setting]));
-            set("net.ipv4.tcp_congestion_control=cubic")
-                .or_else(|_| set("net.ipv4.tcp_congestion_control=reno"))?;
+            set("net.ipv4.tcp_congestion_control=cubic").or_else(|_| set("net.ipv4.tcp_congestion_control=reno"))?;
             set("net.ipv4.tcp_slow_start_after_idle=0")?;
         }
         commands::write_agent(&cores)?;

@@ -34,7 +34,8 @@ impl Rate {
         if self == Rate::Unlimited {
             return None;
         }
-        let line = format!("tc qdisc add dev {} root tbf rate {self} burst 256kb latency 50ms", super::commands::DEVICE);
+        let line =
+            format!("tc qdisc add dev {} root tbf rate {self} burst 256kb latency 50ms", super::commands::DEVICE);
         Some(line.split(' ').map(str::to_owned).collect())
     }
 }

@@ -8,6 +8,7 @@ mod communicator;
 mod memory;
 mod signals;
 mod storage;
+mod study;
 mod synchronisation;
 mod trainer;
 
@@ -49,7 +50,8 @@ pub(crate) fn run(mpi: Mpi, mpirun: Option<&Mpirun>, only: Option<&str>) -> Outc
         .chain(&synchronisation::CHECKS)
         .chain(&storage::CHECKS)
         .chain(&signals::CHECKS)
-        .chain(&memory::CHECKS);
+        .chain(&memory::CHECKS)
+        .chain(&study::CHECKS);
     let failed = suite::run_all(&suite, mpirun.is_some(), only, checks);
     conclude(&suite.folder, &failed)
 }

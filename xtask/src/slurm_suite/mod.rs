@@ -8,6 +8,7 @@ mod job;
 mod killing;
 mod starting;
 mod stopping;
+mod studying;
 mod submitting;
 
 use std::cell::OnceCell;
@@ -40,7 +41,12 @@ pub(crate) fn run(mpi: Mpi, mpirun: &Mpirun, only: Option<&str>) -> Outcome {
     let folder = empty_folder("slurm-suite")?;
     let mpi = mpi_suite::Suite::new(Some(mpirun.clone()), trainer, folder.clone());
     let suite = Suite::start(mpi).map_err(Failure::Failed)?;
-    let checks = starting::CHECKS.iter().chain(&stopping::CHECKS).chain(&submitting::CHECKS).chain(&killing::CHECKS);
+    let checks = starting::CHECKS
+        .iter()
+        .chain(&stopping::CHECKS)
+        .chain(&submitting::CHECKS)
+        .chain(&studying::CHECKS)
+        .chain(&killing::CHECKS);
     let failed = suite::run_all(&suite, true, only, checks);
     if failed.is_empty() {
         suite.stop().map_err(Failure::Failed)?;

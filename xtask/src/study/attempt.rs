@@ -115,8 +115,8 @@ impl Attempt<'_> {
 /// The last words of a program, for a message.
 pub(super) fn last_words(output: &str) -> String {
     let lines: Vec<&str> = output.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
-    // An error is often followed by what a launcher says about it.
-    let error = lines.iter().rev().find(|line| line.contains("error"));
+    // An error is often followed by what a launcher says about it, and said by several ranks.
+    let error = lines.iter().find(|line| line.starts_with("error"));
     error.or(lines.last()).map_or("it wrote nothing".to_owned(), |line| line.chars().take(400).collect())
 }
 

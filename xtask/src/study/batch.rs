@@ -66,13 +66,21 @@ impl Jobs {
         let text = if self.noted.is_empty() { format!("{line}\n") } else { format!("\n{line}\n") };
         let file = OpenOptions::new().create(true).append(true).open(&self.path);
         let written = file.and_then(|mut file| file.write_all(text.as_bytes()).and_then(|()| file.sync_data()));
-        written.map_err(|error| Failure::Failed(format!("job {job} is submitted, but {}: {error}", self.path.display())))?;
+        written.map_err(|error| {
+            Failure::Failed(format!("job {job} is submitted, but {}: {error}", self.path.display()))
+        })?;
         self.noted.push((directory, job.to_owned()));
         Ok(())
     }
 }
 
-/// Submits an attempt's job to come after another one; one that was submitted before is found again. The job's id.
+/// A job, and whether it was yet to start when we began to wait.
+pub(super) struct Submitted {
+    pub(super) job: String,
+    has_started: bool,
+}
+
+/// Submits an attempt's job to come after another one; one that was submitted before is found again.
 pub(super) fn submit(
     jobs: &mut Jobs,
     file: &StudyFile,
@@ -80,12 +88,13 @@ pub(super) fn submit(
     attempt: &Attempt<'_>,
     study: &Path,
     after: Option<&str>,
-) -> Outcome<String> {
+) -> Outcome<Submitted> {
     if let Some(job) = jobs.of(attempt) {
         let job = job.to_owned();
         let directory = study.join(attempt.directory());
-        if slurm::stage(&job)? != Stage::Unknown || output_file(attempt, &directory, &job).exists() {
-            return Ok(job);
+        let stage = slurm::stage(&job)?;
+        if stage != Stage::Unknown || output_file(attempt, &directory, &job).exists() {
+            return Ok(Submitted { job, has_started: stage != Stage::Waiting });
         }
     }
     let directory = attempt.make_directory(study)?;
@@ -96,7 +105,7 @@ pub(super) fn submit(
     }
     let job = slurm::submit_into(&job_directory(attempt, &directory), &flags, &attempt.words(&directory))?;
     jobs.note(attempt, &job)?;
-    Ok(job)
+    Ok(Submitted { job, has_started: false })
 }
 
 /// The flags of `slurm submit` for a cell.
@@ -106,7 +115,8 @@ fn flags(file: &StudyFile, attempt: &Attempt<'_>) -> Outcome<Vec<String>> {
     };
     let nodes = hosts.min(attempt.cell.world_size);
     let tasks = attempt.cell.world_size / nodes;
-    let mut flags = vec![format!("--nodes={nodes}"), format!("--ntasks-per-node={tasks}"), format!("--name={}", file.name)];
+    let mut flags =
+        vec![format!("--nodes={nodes}"), format!("--ntasks-per-node={tasks}"), format!("--name={}", file.name)];
     let mut env = format!("{MARK}={}", attempt.mark(&file.name));
     let mut is_exclusive = true;
     let mut has_cores = attempt.cell.threads == 1;
@@ -121,7 +131,8 @@ fn flags(file: &StudyFile, attempt: &Attempt<'_>) -> Outcome<Vec<String>> {
             ("--env", Toml::String(more)) => env = format!("{env},{more}"),
             (_, Toml::Boolean(truth)) => flags.extend(truth.then(|| flag.clone())),
             (_, value) => {
-                let value = word(value).ok_or_else(|| refused("expected one value: write it as for `slurm submit`".to_owned()))?;
+                let value = word(value)
+                    .ok_or_else(|| refused("expected one value: write it as for `slurm submit`".to_owned()))?;
                 has_cores |= flag == "--cpus-per-task";
                 flags.push(format!("{flag}={value}"));
             }
@@ -147,15 +158,20 @@ fn output_file(attempt: &Attempt<'_>, directory: &Path, job: &str) -> PathBuf {
 }
 
 /// Waits for a job's end, watching this machine where the nodes are on it.
-pub(super) fn wait(attempt: &Attempt<'_>, job: &str, study: &Path, local: &Local<'_>, is_here: bool) -> Outcome<Came> {
-    let mark = attempt.mark(local.study_name());
-    let (mut watch, mut was_waiting) = (None, false);
+pub(super) fn wait(
+    attempt: &Attempt<'_>,
+    submitted: &Submitted,
+    study: &Path,
+    local: &Local<'_>,
+    is_here: bool,
+) -> Outcome<Came> {
+    let (job, mark) = (submitted.job.as_str(), attempt.mark(local.study_name()));
+    let mut watch = None;
     let stage = loop {
         match slurm::stage(job)? {
-            Stage::Waiting => was_waiting = true,
-            // What was before we looked is not known.
-            Stage::Running if is_here && was_waiting && watch.is_none() => watch = Some(Watch::start(&mark)),
-            Stage::Running => {}
+            // What a job of an earlier session met before we looked is not known.
+            Stage::Running if is_here && !submitted.has_started && watch.is_none() => watch = Some(Watch::start(&mark)),
+            Stage::Waiting | Stage::Running => {}
             stage @ (Stage::Ended | Stage::Unknown) => break stage,
         }
         sleep(LOOK_EVERY);
@@ -203,7 +219,8 @@ fn times(job: &str) -> (Option<String>, Option<f64>) {
     };
     let (start, end) = (seconds_of("StartTime"), seconds_of("EndTime"));
     let started = start.and_then(|start| {
-        process::answer("date", &["-u", "-d", &format!("@{start}"), "+%Y-%m-%dT%H:%M:%SZ"]).map(|text| text.trim().to_owned())
+        process::answer("date", &["-u", "-d", &format!("@{start}"), "+%Y-%m-%dT%H:%M:%SZ"])
+            .map(|text| text.trim().to_owned())
     });
     (started, start.zip(end).map(|(start, end)| end - start))
 }

@@ -231,9 +231,12 @@ impl Point<'_> {
     fn arguments(&self, batch: Option<(usize, usize)>) -> Outcome<Vec<String>> {
         let mut arguments = vec![self.matrix.kind.name().to_owned()];
         let own = |key: &str| OWN_KEYS.contains(&key) || key == "global_batch_size" || key == "batch_size_per_rank";
-        for (key, value) in self.values.iter().filter(|(key, _)| !own(key)) {
+        // The trainer refuses to be told of no compression where a method knows none.
+        let says_nothing = |key: &str, value: &Value| key == "compress" && value.as_str() == Some("none");
+        for (key, value) in self.values.iter().filter(|(key, value)| !own(key) && !says_nothing(key, value)) {
             let flag = format!("--{}", key.replace('_', "-"));
-            let value = word(value).ok_or_else(|| self.refusal(key, &format!("expected one value, got {}", shown(value))))?;
+            let value =
+                word(value).ok_or_else(|| self.refusal(key, &format!("expected one value, got {}", shown(value))))?;
             if value == "true" || value == "false" {
                 arguments.push(format!("{flag}={value}"));
             } else {

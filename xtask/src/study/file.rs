@@ -174,7 +174,11 @@ fn profile(path: &str, table: Option<Table>) -> Outcome<Option<Profile>> {
 }
 
 fn matrices(path: &str, tables: Vec<Table>) -> Outcome<Vec<Matrix>> {
-    tables.into_iter().enumerate().map(|(index, table)| matrix(format!("{path}: [[matrix]] {}", index + 1), table)).collect()
+    tables
+        .into_iter()
+        .enumerate()
+        .map(|(index, table)| matrix(format!("{path}: [[matrix]] {}", index + 1), table))
+        .collect()
 }
 
 fn matrix(place: String, table: Table) -> Outcome<Matrix> {

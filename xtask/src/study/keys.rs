@@ -26,12 +26,7 @@ impl Keys {
         Failure::Usage(format!("{}: {key}: {text}", self.place))
     }
 
-    fn take<T>(
-        &mut self,
-        key: &'static str,
-        expected: &str,
-        read: impl Fn(&Value) -> Option<T>,
-    ) -> Outcome<Option<T>> {
+    fn take<T>(&mut self, key: &'static str, expected: &str, read: impl Fn(&Value) -> Option<T>) -> Outcome<Option<T>> {
         self.known.push(key);
         let Some(value) = self.table.remove(key) else { return Ok(None) };
         match read(&value) {
@@ -124,7 +119,10 @@ mod tests {
         assert_eq!((all.count("n").unwrap(), all.count("m").unwrap()), (Some(3), None));
         assert_eq!((all.number("limit").unwrap(), all.number("limits").unwrap()), (Some(0.5), Some(2.0)));
         let text = all.end().unwrap_err().to_string();
-        assert!(text.contains("study.toml: other: unknown key") && text.contains("name, n, m, limit, limits"), "{text}");
+        assert!(
+            text.contains("study.toml: other: unknown key") && text.contains("name, n, m, limit, limits"),
+            "{text}"
+        );
     }
 
     #[test]

@@ -35,12 +35,7 @@ pub(super) struct Local<'a> {
 }
 
 impl<'a> Local<'a> {
-    pub(super) fn new(
-        file: &'a StudyFile,
-        trainer: &'a Path,
-        mpirun: Option<&'a Mpirun>,
-        checks_quiet: bool,
-    ) -> Self {
+    pub(super) fn new(file: &'a StudyFile, trainer: &'a Path, mpirun: Option<&'a Mpirun>, checks_quiet: bool) -> Self {
         Local { file, trainer, mpirun, checks_quiet, hosts: None }
     }
 
@@ -63,7 +58,9 @@ impl<'a> Local<'a> {
                 (if why.is_some() { Status::Disturbed } else { Status::Ok }, why, result)
             }
             (Some(0), Err(text)) => (Status::Failed, Some(text), Value::Null),
-            (Some(code), _) => (Status::Failed, Some(format!("exit code {code}: {}", last_words(&output))), Value::Null),
+            (Some(code), _) => {
+                (Status::Failed, Some(format!("exit code {code}: {}", last_words(&output))), Value::Null)
+            }
             (None, _) => {
                 let how = format!("ended by a signal or after the limit of {} s", self.file.limit_s);
                 (Status::Failed, Some(format!("{how}: {}", last_words(&output))), Value::Null)

@@ -66,7 +66,8 @@ docs/study.md tells the keys of a study file.",
 };
 
 pub(super) const SCHEMA: &str = "lockstep.study/1";
-const WARM_UP: &str = "one short run before the first cell, not recorded; in every run the first steps, by --warmup-steps";
+const WARM_UP: &str =
+    "one short run before the first cell, not recorded; in every run the first steps, by --warmup-steps";
 const IMAGES_PER_SECOND_MEANS: &str =
     "global samples of all ranks / the slowest rank's wall time over the measured steps, warm-up left out";
 
@@ -86,7 +87,10 @@ fn run(arguments: Arguments) -> Outcome {
     let chosen: Vec<&Cell> = cells.iter().filter(|cell| cell.id.contains(only)).collect();
     if chosen.is_empty() {
         let ids: Vec<&str> = cells.iter().map(|cell| cell.id.as_str()).collect();
-        return Err(Failure::Usage(format!("--only: no cell has `{only}` in its id, expected one of: {}", ids.join(", "))));
+        return Err(Failure::Usage(format!(
+            "--only: no cell has `{only}` in its id, expected one of: {}",
+            ids.join(", ")
+        )));
     }
     if arguments.has("--dry-run") {
         print!("{}", listed(&chosen));
@@ -187,7 +191,11 @@ fn check_flags(file: &StudyFile, trainer: &Path, cells: &[&Cell]) -> Outcome {
                     file.path,
                     unknown.trim_start_matches('-').replace('-', "_"),
                     kind.name(),
-                    known.iter().map(|flag| flag.trim_start_matches('-').replace('-', "_")).collect::<Vec<_>>().join(", ")
+                    known
+                        .iter()
+                        .map(|flag| flag.trim_start_matches('-').replace('-', "_"))
+                        .collect::<Vec<_>>()
+                        .join(", ")
                 )));
             }
         }
@@ -272,7 +280,8 @@ mod tests {
 
     #[test]
     fn the_flags_of_a_help_text_are_found() {
-        let help = "Options:\n      --steps <STEPS>\n          Steps, see --other\n      --download[=<BOOL>]\n  -h, --help\n";
+        let help =
+            "Options:\n      --steps <STEPS>\n          Steps, see --other\n      --download[=<BOOL>]\n  -h, --help\n";
         assert_eq!(flags_in(help), ["--steps", "--download", "--help"]);
     }
 

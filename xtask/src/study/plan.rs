@@ -11,17 +11,8 @@ use super::keys::shown;
 use crate::failure::{Failure, Outcome};
 
 /// Keys that every id has, so that they need no part of their own.
-const IN_EVERY_ID: [&str; 9] = [
-    "model",
-    "dtype",
-    "batch_size_per_rank",
-    "global_batch_size",
-    "ranks",
-    "threads",
-    "sync",
-    "compress",
-    "network",
-];
+const IN_EVERY_ID: [&str; 9] =
+    ["model", "dtype", "batch_size_per_rank", "global_batch_size", "ranks", "threads", "sync", "compress", "network"];
 
 /// More are a mistake in a list.
 const MOST_CELLS: usize = 10_000;

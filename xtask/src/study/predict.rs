@@ -93,7 +93,8 @@ fn profile(file: &StudyFile, cells: &[Cell], cell: &Cell, directory: &Path, trai
     let mut slowest: Option<(f64, Value)> = None;
     for (guarded, output) in running {
         let code = guarded.finish(Duration::from_secs(file.limit_s as u64))?;
-        let failed = |what: &str| Failure::Failed(format!("the profile {}: {what}: see its log beside it", output.display()));
+        let failed =
+            |what: &str| Failure::Failed(format!("the profile {}: {what}: see its log beside it", output.display()));
         if code != Some(0) {
             return Err(failed("the run failed"));
         }
@@ -187,7 +188,9 @@ mod tests {
     use toml::Table;
 
     fn cells(lines: &str) -> Vec<Cell> {
-        let text = format!("name = \"a\"\ntitle = \"A\"\nabout = \"a\"\n[[matrix]]\nbatch_size_per_rank = 8\nranks = 2\n{lines}");
+        let text = format!(
+            "name = \"a\"\ntitle = \"A\"\nabout = \"a\"\n[[matrix]]\nbatch_size_per_rank = 8\nranks = 2\n{lines}"
+        );
         plan::cells(&StudyFile::read("s.toml", &text, &Table::new()).unwrap()).unwrap()
     }
 
@@ -208,7 +211,8 @@ mod tests {
 
     #[test]
     fn cells_that_differ_in_what_concerns_other_ranks_share_a_profile() {
-        let cells = cells("sync = [\"allreduce\", { sync = \"local-sgd\", every = 4 }]\ncompress = [\"none\", \"bf16\"]\n");
+        let cells =
+            cells("sync = [\"allreduce\", { sync = \"local-sgd\", every = 4 }]\ncompress = [\"none\", \"bf16\"]\n");
         assert_eq!(cells.len(), 4);
         assert!(cells.iter().all(|cell| key(cell) == key(&cells[0])));
         let words = of_one_rank(&cells[0].arguments).join(" ");

@@ -11,7 +11,7 @@ use std::time::Duration;
 use serde_json::Value;
 
 use super::attempt::{Attempt, Came};
-use super::batch::{self, Jobs};
+use super::batch::{self, Jobs, Submitted};
 use super::cell::{Cell, Place};
 use super::file::{Kind, StudyFile};
 use super::local::{self, Local};
@@ -122,10 +122,7 @@ impl<'a> Session<'a> {
         let code = Guarded::start(&command, &self.directory.join("warm-up.log"))?.finish(Duration::from_secs(120))?;
         match code {
             Some(0) => Ok(()),
-            _ => Err(Failure::Failed(format!(
-                "the warm-up run failed: see {}/warm-up.log",
-                self.directory.display()
-            ))),
+            _ => Err(Failure::Failed(format!("the warm-up run failed: see {}/warm-up.log", self.directory.display()))),
         }
     }
 
@@ -151,7 +148,10 @@ impl<'a> Session<'a> {
         let line = line(attempt, &came);
         self.records.append(&attempt.record(came))?;
         let left_s: f64 = left.iter().filter_map(|id| self.records.expected_seconds(id)).sum();
-        println!("{place} {line}{}", if left.is_empty() { String::new() } else { format!("; about {} left", span(left_s)) });
+        println!(
+            "{place} {line}{}",
+            if left.is_empty() { String::new() } else { format!("; about {} left", span(left_s)) }
+        );
         Ok(())
     }
 
@@ -164,21 +164,20 @@ impl<'a> Session<'a> {
             if is_here && self.options.checks_quiet {
                 self.local.wait_for_quiet();
             }
-            let mut submitted: Vec<(Attempt<'_>, String)> = Vec::new();
+            let mut submitted: Vec<(Attempt<'_>, Submitted)> = Vec::new();
             for task in &tasks {
                 let number = self.records.next_attempt(&task.cell.id, task.repetition);
                 let attempt = Attempt { cell: task.cell, repetition: task.repetition, number };
-                let after = submitted.last().map(|(_, job)| job.clone());
-                let job =
-                    batch::submit(&mut jobs, self.file, self.trainer, &attempt, self.directory, after.as_deref())?;
+                let after = submitted.last().map(|(_, last)| last.job.as_str());
+                let job = batch::submit(&mut jobs, self.file, self.trainer, &attempt, self.directory, after)?;
                 submitted.push((attempt, job));
             }
-            let ids: Vec<&str> = submitted.iter().map(|(_, job)| job.as_str()).collect();
+            let ids: Vec<&str> = submitted.iter().map(|(_, submitted)| submitted.job.as_str()).collect();
             println!("round {round}: {} jobs of Slurm, one after the other: {}", ids.len(), ids.join(", "));
             for (index, (attempt, job)) in submitted.iter().enumerate() {
                 let came = batch::wait(attempt, job, self.directory, &self.local, is_here)?;
                 let left: Vec<&str> = submitted[index + 1..].iter().map(|(next, _)| next.cell.id.as_str()).collect();
-                self.keep(attempt, came, &format!("[job {job}, {}/{}]", index + 1, submitted.len()), &left)?;
+                self.keep(attempt, came, &format!("[job {}, {}/{}]", job.job, index + 1, submitted.len()), &left)?;
             }
             tasks.retain(|task| self.need(task) != Need::Nothing);
             if tasks.is_empty() {

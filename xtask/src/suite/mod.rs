@@ -6,6 +6,7 @@
 pub(crate) mod checkpoints;
 pub(crate) mod launcher;
 pub(crate) mod run;
+pub(crate) mod study;
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -42,12 +42,18 @@ fn settings_and_arguments_say_the_same() {
          network = \"hosts:200mbit\"\n",
     )
     .unwrap()[0];
-    let expected = "bench --compress none --device flex --dtype f32 --model resnet20 --steps 5 --sync allreduce --threads 1 \
+    let expected = "bench --device flex --dtype f32 --model resnet20 --steps 5 --sync allreduce --threads 1 \
                     --batch-size-per-rank 32 --json";
     assert_eq!(cell.arguments.join(" "), expected);
     let of = |name: &str| cell.setting(name);
-    assert_eq!((of("global_batch_size"), of("network"), of("launcher")), ("64".into(), "200mbit".into(), "hosts".into()));
-    assert_eq!((of("ranks"), of("hosts"), of("scaling"), of("steps")), ("2".into(), "2".into(), "weak".into(), "5".into()));
+    assert_eq!(
+        (of("global_batch_size"), of("network"), of("launcher")),
+        ("64".into(), "200mbit".into(), "hosts".into())
+    );
+    assert_eq!(
+        (of("ranks"), of("hosts"), of("scaling"), of("steps")),
+        ("2".into(), "2".into(), "weak".into(), "5".into())
+    );
     let json = cell.to_json();
     assert_eq!((json["kind"].as_str(), json["repetitions"].as_u64()), (Some("bench"), Some(3)));
 }
@@ -77,7 +83,8 @@ fn batches_that_contradict_the_scaling_are_refused() {
     assert!(refusal("[[matrix]]\nbatch_size_per_rank = 8\nglobal_batch_size = 8\n").contains("keep one"));
     assert!(refusal("[[matrix]]\nranks = 2\n").contains("expected batch_size_per_rank"));
     // A matrix's own word on the batch wins over that of all cells.
-    let strong = "[base]\nbatch_size_per_rank = 8\n[[matrix]]\nscaling = \"strong\"\nglobal_batch_size = 8\nranks = 2\n";
+    let strong =
+        "[base]\nbatch_size_per_rank = 8\n[[matrix]]\nscaling = \"strong\"\nglobal_batch_size = 8\nranks = 2\n";
     assert_eq!(planned(strong).unwrap()[0].setting("batch_size_per_rank"), "4");
 }
 
@@ -115,7 +122,9 @@ fn skipped_points_and_overrides_must_exist() {
 fn an_id_is_a_files_name_and_stays_when_lists_grow() {
     let few = ids("[[matrix]]\nbatch_size_per_rank = 8\ncompress = [\"powersgd:4\", \"none\"]\nbucket_mib = [1]\n");
     assert_eq!(few[0], "resnet20-f32-b8-r1-allreduce+powersgd_4-machine-bucket_mib1");
-    let more = ids("[[matrix]]\nbatch_size_per_rank = 8\ncompress = [\"powersgd:4\", \"none\", \"bf16\"]\nbucket_mib = [1, 0.5]\n");
+    let more = ids(
+        "[[matrix]]\nbatch_size_per_rank = 8\ncompress = [\"powersgd:4\", \"none\", \"bf16\"]\nbucket_mib = [1, 0.5]\n",
+    );
     assert!(few.iter().all(|id| more.contains(id)), "{few:?} in {more:?}");
     let all = ids("[[matrix]]\nbatch_size_per_rank = 8\nlearning_rate = 0.1\nmodel = [\"a/../b c\"]\nthreads = 2\n");
     assert_eq!(all, ["a_.._b_c-f32-b8-r1-t2-allreduce-machine"]);

@@ -1,0 +1,72 @@
+//! A check of `cargo xtask study` as a user would use it: started, killed in the middle, started again.
+//!
+//! Out: checks. Invariant: everything goes through the command, nothing through its modules.
+
+use std::fs;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use super::Suite;
+use crate::process::{self, Running};
+use crate::suite::launcher::Launcher;
+use crate::suite::run::{LIMIT_S, wait_until};
+use crate::suite::study::Study;
+use crate::suite::{Check, Ended};
+
+pub(super) const CHECKS: [Check<Suite>; 1] = [Check {
+    claim: "study: killed in the middle it ends its ranks, and started again it runs every repetition once",
+    needs_mpirun: true,
+    run: killed_and_resumed,
+}];
+
+/// Ranks have 10 s to end before they are killed.
+const END_LIMIT: Duration = Duration::from_secs(30);
+
+fn killed_and_resumed(suite: &Suite) -> Result<(), String> {
+    let study = Study::write(suite.folder(), "study", "machine", 2)?;
+    let program = std::env::current_exe().map_err(|error| format!("this program: {error}"))?;
+    let command = || study.command(Command::new(&program), suite.trainer());
+    let log = suite.folder().join("study.log");
+    let mut running = Running::start(command(), &log)?;
+    // The first record is of one rank: what runs next are two.
+    let is_time = || study.records().lines().count() == 1 && num_ranks(suite) == 2;
+    let waited = wait_until(&mut running, &is_time, "the second run");
+    let sent = waited.and_then(|()| process::send_signal(running.id(), "KILL"));
+    let ended = Ended { line: "xtask study".to_owned(), finished: running.finish(Duration::from_secs(LIMIT_S))? };
+    if let Err(text) = sent {
+        return ended.expect(false, &text);
+    }
+    let start = Instant::now();
+    while num_ranks(suite) > 0 {
+        if start.elapsed() > END_LIMIT {
+            return Err(format!(
+                "{} ranks are left {} s after the study was killed",
+                num_ranks(suite),
+                END_LIMIT.as_secs()
+            ));
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let before = study.records();
+    let ended = Ended::of(command(), &log, LIMIT_S)?;
+    ended.expect_success()?;
+    ended.expect(study.records().starts_with(&before), "earlier records kept as they were")?;
+    study.expect_each_once("machine")?;
+    let again = Ended::of(command(), &log, LIMIT_S)?;
+    again.expect_success()?;
+    again.expect(again.finished.text.contains("4 of 4 runs are done already"), "nothing to be run any more")?;
+    study.expect_each_once("machine")
+}
+
+/// How many processes of the trainer, started by mpirun, measure.
+fn num_ranks(suite: &Suite) -> usize {
+    let read = |process: u32, file: &str| fs::read(format!("/proc/{process}/{file}")).unwrap_or_default();
+    let variable = suite.rank_variable().as_bytes();
+    let is_rank = |process: &u32| {
+        read(*process, "cmdline").split(|byte| *byte == 0).next()
+            == Some(suite.trainer().as_os_str().as_encoded_bytes())
+            && read(*process, "environ").split(|byte| *byte == 0).any(|part| part.starts_with(variable))
+    };
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok()).filter(is_rank).count()
+}
