@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 
 use toml::{Table, Value};
 
+use super::changes;
 use super::keys::{Keys, shown};
 use crate::failure::{Failure, Outcome};
 
@@ -108,7 +109,7 @@ impl StudyFile {
         let mut table: Table =
             text.parse().map_err(|error| Failure::Usage(format!("{path}: not TOML: {}", in_one_line(&error))))?;
         for (key, value) in changes {
-            change(&mut table, key, value);
+            changes::apply(&mut table, key, value);
         }
         let mut keys = Keys::new(path, table);
         let name = keys.required_text("name")?;
@@ -227,84 +228,6 @@ pub(super) fn with_underscores(table: Table) -> Table {
         value => value,
     };
     table.into_iter().map(|(key, value)| (key.replace('-', "_"), renamed(value))).collect()
-}
-
-/// Keys of the file itself, which `--set` changes there.
-const OF_THE_FILE: [&str; 9] = [
-    "name",
-    "title",
-    "about",
-    "repetitions",
-    "attempts",
-    "quiet_cores",
-    "quiet_patience_s",
-    "limit_s",
-    "target_accuracy",
-];
-
-/// Puts the value wherever the key stands, or among the flags of all cells.
-fn change(table: &mut Table, key: &str, value: &Value) {
-    let is_key = |candidate: &str| candidate.replace('-', "_") == key.replace('-', "_");
-    let place = |table: &mut Table| -> bool {
-        let found = table.keys().find(|candidate| is_key(candidate)).cloned();
-        found.is_some_and(|found| table.insert(found, value.clone()).is_some())
-    };
-    if OF_THE_FILE.iter().any(|own| is_key(own)) {
-        table.insert(key.replace('-', "_"), value.clone());
-        return;
-    }
-    let mut has_placed = false;
-    for (name, below) in table.iter_mut() {
-        match below {
-            Value::Table(below) if ["base", "bench", "train", "netbench", "slurm"].contains(&name.as_str()) => {
-                has_placed |= place(below);
-            }
-            Value::Array(all) if name == "matrix" => {
-                for matrix in all.iter_mut().filter_map(Value::as_table_mut) {
-                    has_placed |= place(matrix);
-                }
-            }
-            _ => {}
-        }
-    }
-    if !has_placed && let Value::Table(shared) = table.entry("base").or_insert_with(|| Value::Table(Table::new())) {
-        shared.insert(key.to_owned(), value.clone());
-    }
-}
-
-/// Reads `key=value,key=value`; a value that is no TOML is a text, a comma inside brackets or quotes does not separate.
-pub(super) fn changes(text: Option<&str>) -> Outcome<Table> {
-    let mut table = Table::new();
-    for pair in text.map(separated).unwrap_or_default() {
-        let (key, value) = pair.split_once('=').filter(|(key, _)| !key.trim().is_empty()).ok_or_else(|| {
-            Failure::Usage(format!("--set: expected KEY=VALUE, several by commas, got `{pair}`: write --set steps=5"))
-        })?;
-        let read: Option<Value> =
-            format!("value = {value}").parse::<Table>().ok().and_then(|mut table| table.remove("value"));
-        let value = read.unwrap_or_else(|| Value::String(value.to_owned()));
-        if table.insert(key.trim().to_owned(), value).is_some() {
-            return Err(Failure::Usage(format!("--set: {key} is given twice: keep one")));
-        }
-    }
-    Ok(table)
-}
-
-fn separated(text: &str) -> Vec<String> {
-    let (mut parts, mut depth, mut is_quoted) = (vec![String::new()], 0, false);
-    for c in text.chars() {
-        match c {
-            '"' => is_quoted = !is_quoted,
-            '[' | '{' if !is_quoted => depth += 1,
-            ']' | '}' if !is_quoted => depth -= 1,
-            _ => {}
-        }
-        if c == ',' && depth == 0 && !is_quoted {
-            parts.push(String::new());
-        } else if let Some(part) = parts.last_mut() {
-            part.push(c);
-        }
-    }
-    parts
 }
 
 #[cfg(test)]

@@ -7,7 +7,9 @@
 mod attempt;
 mod batch;
 mod cell;
+mod changes;
 mod file;
+mod flags;
 mod keys;
 mod local;
 mod machine;
@@ -23,7 +25,7 @@ use std::process::Command as Process;
 use serde_json::{Value, json};
 
 use self::cell::{Cell, Place};
-use self::file::{Kind, StudyFile};
+use self::file::StudyFile;
 use self::session::Session;
 use crate::arguments::{Arguments, Command, Flag};
 use crate::failure::{Failure, Outcome};
@@ -76,7 +78,7 @@ fn run(arguments: Arguments) -> Outcome {
         Failure::Usage("no study file: name one, as in `cargo xtask study studies/two-hosts.toml`".to_owned())
     })?;
     let text = fs::read_to_string(path).map_err(|error| Failure::Usage(format!("cannot read {path}: {error}")))?;
-    let mut file = StudyFile::read(path, &text, &file::changes(arguments.value("--set"))?)?;
+    let mut file = StudyFile::read(path, &text, &changes::read(arguments.value("--set"))?)?;
     let repetitions = arguments.count("--repetitions")?;
     file.repetitions = repetitions.unwrap_or(file.repetitions);
     for matrix in &mut file.matrices {
@@ -98,7 +100,7 @@ fn run(arguments: Arguments) -> Outcome {
     }
     check_places(&chosen)?;
     let trainer = trainer(&arguments, &chosen)?;
-    check_flags(&file, &trainer, &chosen)?;
+    flags::check(&file, &trainer, &chosen)?;
     let directory = match arguments.value("--output") {
         Some(directory) => PathBuf::from(directory),
         None => Path::new("runs/studies").join(&file.name),
@@ -172,47 +174,6 @@ fn trainer(arguments: &Arguments, cells: &[&Cell]) -> Outcome<PathBuf> {
         .ok_or_else(|| Failure::Usage(format!("--trainer: {} is no program that can be run", path.display())))
 }
 
-/// Refuses flags that the trainer does not know, before the first run.
-fn check_flags(file: &StudyFile, trainer: &Path, cells: &[&Cell]) -> Outcome {
-    for kind in [Kind::Bench, Kind::Train, Kind::Netbench] {
-        let mut of_kind = cells.iter().filter(|cell| cell.kind == kind).peekable();
-        if of_kind.peek().is_none() {
-            continue;
-        }
-        let asked = process::answer(trainer, &[kind.name(), "--help"]);
-        let text = asked.ok_or_else(|| {
-            Failure::Failed(format!("`{} {} --help` failed: rebuild the trainer", trainer.display(), kind.name()))
-        })?;
-        let known = flags_in(&text);
-        for cell in of_kind {
-            if let Some(unknown) = plan::flags_of(cell).find(|flag| !known.iter().any(|known| known == flag)) {
-                return Err(Failure::Usage(format!(
-                    "{}: {}: unknown key for {}: expected one of {}",
-                    file.path,
-                    unknown.trim_start_matches('-').replace('-', "_"),
-                    kind.name(),
-                    known
-                        .iter()
-                        .map(|flag| flag.trim_start_matches('-').replace('-', "_"))
-                        .collect::<Vec<_>>()
-                        .join(", ")
-                )));
-            }
-        }
-    }
-    Ok(())
-}
-
-/// The long flags that a help text explains, each on a line of its own.
-fn flags_in(help: &str) -> Vec<String> {
-    let flag = |line: &str| {
-        let word = line.split_whitespace().find(|word| word.starts_with("--"))?;
-        let name: String = word.chars().take_while(|c| c.is_ascii_alphanumeric() || *c == '-').collect();
-        line.trim_start().starts_with('-').then_some(name)
-    };
-    help.lines().filter_map(flag).collect()
-}
-
 /// Keeps a second study out of the directory; the system releases it with this process, however it ends.
 fn lock(directory: &Path) -> Outcome<File> {
     let path = directory.join("lock");
@@ -258,14 +219,8 @@ pub(super) fn write_json(path: &Path, value: &Value) -> Outcome {
     fs::rename(&unfinished, path).map_err(|error| Failure::Failed(format!("{}: {error}", path.display())))
 }
 
-/// Whether the trainer has this command.
-pub(super) fn has_command(trainer: &Path, name: &str) -> bool {
-    let help = process::answer(trainer, &["--help"]).unwrap_or_default();
-    help.lines().any(|line| line.starts_with("  ") && line.split_whitespace().next() == Some(name))
-}
-
 fn report(trainer: &Path, directory: &Path) -> Outcome {
-    if !has_command(trainer, "report") {
+    if !flags::has_command(trainer, "report") {
         println!("note: this trainer has no `report` command: no report was written");
         return Ok(());
     }
@@ -277,13 +232,6 @@ fn report(trainer: &Path, directory: &Path) -> Outcome {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_flags_of_a_help_text_are_found() {
-        let help =
-            "Options:\n      --steps <STEPS>\n          Steps, see --other\n      --download[=<BOOL>]\n  -h, --help\n";
-        assert_eq!(flags_in(help), ["--steps", "--download", "--help"]);
-    }
 
     #[test]
     fn a_second_study_is_kept_out_of_a_directory() {

@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use super::cell::Cell;
 use super::file::{Profile, StudyFile};
-use super::{local, plan, write_json};
+use super::{flags, local, plan, write_json};
 use crate::cores;
 use crate::failure::{Failure, Outcome};
 use crate::guard::Guarded;
@@ -39,7 +39,7 @@ const OF_SYNCHRONISATION: [&str; 13] = [
 pub(super) fn run(file: &StudyFile, cells: &[Cell], directory: &Path, trainer: &Path) -> Outcome {
     let knows_profiles =
         process::answer(trainer, &["bench", "--help"]).is_some_and(|help| help.contains("--profile-output"));
-    if !knows_profiles || !super::has_command(trainer, "predict-scaling") {
+    if !knows_profiles || !flags::has_command(trainer, "predict-scaling") {
         println!("note: this trainer has no `predict-scaling` or `bench --profile-output`: nothing is predicted");
         return Ok(());
     }
@@ -146,13 +146,17 @@ fn method(cell: &Cell) -> Result<String, String> {
         empty if empty.is_empty() => default.to_owned(),
         value => value,
     };
+    let place = if cell.setting("server_placement") == "own" { "@own" } else { "" };
+    let staleness = cell.setting("staleness");
+    let staleness = if staleness.is_empty() { staleness } else { format!(":{staleness}") };
     let method = match cell.setting("sync").as_str() {
-        "allreduce" => match or("reduction", "hierarchical").as_str() {
+        "allreduce" => match cell.setting("reduction").as_str() {
+            "" => "allreduce".to_owned(),
             "exact" => "exact".to_owned(),
             reduction => format!("allreduce:{reduction}"),
         },
-        "parameter-server" => format!("parameter-server:{}", or("servers", "1")),
-        "async-parameter-server" => format!("parameter-server-async:{}", or("servers", "1")),
+        "parameter-server" => format!("parameter-server:{}{place}", or("servers", "1")),
+        "async-parameter-server" => format!("async-parameter-server:{}{staleness}{place}", or("servers", "1")),
         "local-sgd" => format!("local-sgd:{}", or("every", "8")),
         other => return Err(format!("no prediction is known for sync {other}")),
     };
@@ -167,6 +171,12 @@ fn predict(cell: &Cell, profile: &Path, network: &Path, directory: &Path, traine
     let mut command = std::process::Command::new(trainer);
     command.arg("predict-scaling").arg("--profile").arg(profile).arg("--network").arg(network);
     command.args(["--ranks", &cell.ranks.to_string(), "--methods", &method(cell)?]).arg("--output").arg(&path);
+    for flag in ["bucket_mib", "overlap"] {
+        let value = cell.setting(flag);
+        if !value.is_empty() {
+            command.arg(format!("--{}", flag.replace('_', "-"))).arg(value);
+        }
+    }
     mpirun::forget_surrounding_job(&mut command);
     let output = command.output().map_err(|error| error.to_string())?;
     if !output.status.success() {
@@ -197,11 +207,16 @@ mod tests {
     #[test]
     fn methods_are_called_as_the_prediction_calls_them() {
         for (lines, expected) in [
-            ("", "allreduce:hierarchical"),
-            ("reduction = \"ring\"\ncompress = \"bf16\"", "allreduce:ring+bf16"),
+            ("", "allreduce"),
+            ("reduction = \"ring\"", "allreduce:ring"),
+            ("compress = \"bf16\"", "allreduce+bf16"),
             ("reduction = \"exact\"", "exact"),
             ("sync = \"parameter-server\"\nservers = 2", "parameter-server:2"),
-            ("sync = \"async-parameter-server\"", "parameter-server-async:1"),
+            ("sync = \"async-parameter-server\"", "async-parameter-server:1"),
+            (
+                "sync = \"async-parameter-server\"\nstaleness = 2\nserver_placement = \"own\"",
+                "async-parameter-server:1:2@own",
+            ),
             ("sync = \"local-sgd\"\ncompress = \"powersgd:4\"", "local-sgd:8+powersgd:4"),
         ] {
             assert_eq!(method(&cells(lines)[0]).unwrap(), expected);

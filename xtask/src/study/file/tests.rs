@@ -38,19 +38,8 @@ fn wrong_files_are_refused_with_their_key() {
 }
 
 #[test]
-fn changes_are_read_with_lists_and_bare_words() {
-    let table = changes(Some("data_dir=/d/x,ranks=[1,2],rate=0.1,title=\"a, b\"")).unwrap();
-    assert_eq!(table["data_dir"].as_str(), Some("/d/x"));
-    assert_eq!(table["ranks"].as_array().map(Vec::len), Some(2));
-    assert_eq!((table["rate"].as_float(), table["title"].as_str()), (Some(0.1), Some("a, b")));
-    assert_eq!(changes(Some("steps")).unwrap_err().exit_code(), 2);
-    assert!(changes(Some("a=1,a=2")).unwrap_err().to_string().contains("given twice"));
-    assert!(changes(None).unwrap().is_empty());
-}
-
-#[test]
 fn a_change_lands_where_its_key_stands_and_else_among_all_cells_flags() {
-    let table = changes(Some("ranks=4,steps=2,data-dir=/d,repetitions=1")).unwrap();
+    let table = changes::read(Some("ranks=4,steps=2,data-dir=/d,repetitions=1")).unwrap();
     let file = StudyFile::read("s.toml", SMALL, &table).unwrap();
     assert_eq!(file.matrices[0].axes["ranks"].as_integer(), Some(4));
     assert_eq!(file.flags[&Kind::Bench]["steps"].as_integer(), Some(2));

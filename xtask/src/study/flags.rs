@@ -1,0 +1,71 @@
+//! What the trainer can do, from its own help.
+//!
+//! In: a trainer. Out: refusals of flags that it does not know; whether it has a command.
+//! Invariant: asked before the first run, so that a misspelt key costs no time.
+
+use std::path::Path;
+
+use super::cell::Cell;
+use super::file::{Kind, StudyFile};
+use super::plan;
+use crate::failure::{Failure, Outcome};
+use crate::process;
+
+/// Refuses flags that the trainer does not know, before the first run.
+pub(super) fn check(file: &StudyFile, trainer: &Path, cells: &[&Cell]) -> Outcome {
+    for kind in [Kind::Bench, Kind::Train, Kind::Netbench] {
+        let mut of_kind = cells.iter().filter(|cell| cell.kind == kind).peekable();
+        if of_kind.peek().is_none() {
+            continue;
+        }
+        let asked = process::answer(trainer, &[kind.name(), "--help"]);
+        let text = asked.ok_or_else(|| {
+            Failure::Failed(format!("`{} {} --help` failed: rebuild the trainer", trainer.display(), kind.name()))
+        })?;
+        let known = flags_in(&text);
+        for cell in of_kind {
+            if let Some(unknown) = plan::flags_of(cell).find(|flag| !known.iter().any(|known| known == flag)) {
+                return Err(Failure::Usage(format!(
+                    "{}: {}: unknown key for {}: expected one of {}",
+                    file.path,
+                    unknown.trim_start_matches('-').replace('-', "_"),
+                    kind.name(),
+                    known
+                        .iter()
+                        .map(|flag| flag.trim_start_matches('-').replace('-', "_"))
+                        .collect::<Vec<_>>()
+                        .join(", ")
+                )));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The long flags that a help text explains, each on a line of its own.
+fn flags_in(help: &str) -> Vec<String> {
+    let flag = |line: &str| {
+        let word = line.split_whitespace().find(|word| word.starts_with("--"))?;
+        let name: String = word.chars().take_while(|c| c.is_ascii_alphanumeric() || *c == '-').collect();
+        line.trim_start().starts_with('-').then_some(name)
+    };
+    help.lines().filter_map(flag).collect()
+}
+
+/// Whether the trainer has this command.
+pub(super) fn has_command(trainer: &Path, name: &str) -> bool {
+    let help = process::answer(trainer, &["--help"]).unwrap_or_default();
+    help.lines().any(|line| line.starts_with("  ") && line.split_whitespace().next() == Some(name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_flags_of_a_help_text_are_found() {
+        let help =
+            "Options:\n      --steps <STEPS>\n          Steps, see --other\n      --download[=<BOOL>]\n  -h, --help\n";
+        assert_eq!(flags_in(help), ["--steps", "--download", "--help"]);
+    }
+}
