@@ -225,7 +225,7 @@ fn report(trainer: &Path, directory: &Path) -> Outcome {
         return Ok(());
     }
     let mut command = Process::new(trainer);
-    command.arg("report").arg(directory);
+    command.arg("report").arg(directory).arg("--output").arg(directory.join("report"));
     process::run(command)
 }
 
