@@ -16,6 +16,7 @@ use serde::Serialize;
 use crate::clock::{PhaseClock, minor_page_faults};
 use crate::config::{BatchNormKind, BenchConfig, scaling_method_name};
 use crate::gather::{RankTimes, peak_memory_bytes, slowest_rank};
+use crate::job::{self, Job};
 use crate::manifest::cpu_model;
 use crate::metrics::{ScoreSums, Seconds, ThroughputStats};
 use crate::network::{ModelRequest, resnet};
@@ -76,8 +77,12 @@ pub struct BenchResult {
     pub minor_faults_per_step: f64,
     /// Largest memory of any rank's process.
     pub peak_memory_bytes: u64,
+    /// Memory of all ranks' processes together, each at its largest.
+    pub peak_memory_bytes_total: u64,
     /// Mean loss of the last step on root, to compare with other programs.
     pub loss_mean: f64,
+    /// Mean loss over all ranks of every step, those of the warm-up first.
+    pub losses: Vec<f64>,
     /// Bytes of gradients that root sent in a step.
     pub bytes_sent_per_step: u64,
     /// What compression left out, as a share of the gradient's L2 norm.
@@ -130,6 +135,10 @@ pub fn measure(config: &BenchConfig, world: &World) -> Result<Option<Measurement
         }
     };
     let batches = batches(config, &*communicator)?;
+    if let Some(directory) = &config.export_job {
+        let job = Job::of(config, communicator.world_size(), batches.len(), LEARNING_RATE, &step_config.sgd);
+        job::export(directory, &job, &model, &batches, &*communicator)?;
+    }
     let step_config = StepConfig { server_link, ..step_config };
     let mut stepper = Stepper::new(model, step_config, Arc::clone(&communicator), &device)?;
 
@@ -138,7 +147,7 @@ pub fn measure(config: &BenchConfig, world: &World) -> Result<Option<Measurement
     let mut clock = new_clock();
     let (mut kernels_before, mut faults_before) = (kernel_times(), 0);
     let mut own = RankTimes::default();
-    let mut scores = ScoreSums::default();
+    let (mut scores, mut scores_of_steps) = (ScoreSums::default(), Vec::new());
     let mut ready_s = vec![0.0; stepper.reducer().layout().entries().len()];
     for step in 0..config.warmup_steps + config.steps {
         if step == config.warmup_steps {
@@ -154,6 +163,7 @@ pub fn measure(config: &BenchConfig, world: &World) -> Result<Option<Measurement
         let at = StepPosition { epoch: 0, step: step as u64, must_meet: false };
         let start = Instant::now();
         stepper.step(at, loaded, LEARNING_RATE, false, &mut scores, &mut clock)?;
+        scores_of_steps.push(scores);
         if step >= config.warmup_steps {
             own.steps.push((num_samples, start.elapsed()));
             let ready = ready_s.iter_mut().zip(stepper.parameter_ready_s());
@@ -193,7 +203,9 @@ pub fn measure(config: &BenchConfig, world: &World) -> Result<Option<Measurement
         kernel_seconds,
         minor_faults_per_step: faults as f64 / config.steps as f64,
         peak_memory_bytes: peak_memory_bytes(&times),
+        peak_memory_bytes_total: times.iter().map(|rank| rank.peak_memory_bytes).sum(),
         loss_mean: scores.loss_mean(),
+        losses: global_losses(&*communicator, &scores_of_steps)?,
         bytes_sent_per_step: traffic.total.bytes_sent / traffic.num_steps.max(1),
         compression_error: traffic.total.relative_error(),
         method: scaling_method_name(&config.sync.method),
@@ -264,6 +276,15 @@ fn profile(
     let buckets = file.step().with_bucket_cap(file.bucket_cap_bytes).buckets;
     file.buckets = buckets.iter().map(|bucket| BucketRecord { ready_s: bucket.ready_s, bytes: bucket.bytes }).collect();
     file
+}
+
+/// The mean loss of each step over the samples of all ranks.
+fn global_losses(communicator: &dyn Communicator, own: &[ScoreSums]) -> Result<Vec<f64>> {
+    let mut sums: Vec<f64> = own.iter().map(|scores| scores.loss_sum).collect();
+    let mut counts: Vec<u64> = own.iter().map(|scores| scores.num_samples).collect();
+    communicator.all_reduce_sum_f64(&mut sums)?;
+    communicator.all_reduce_sum_u64(&mut counts)?;
+    Ok(sums.iter().zip(counts).map(|(sum, count)| sum / count as f64).collect())
 }
 
 fn kernel_seconds(before: &[KernelTime], after: &[KernelTime]) -> BTreeMap<&'static str, f64> {

@@ -165,6 +165,10 @@ pub struct BenchArgs {
     #[arg(long)]
     pub json: bool,
 
+    /// Write the job into this directory for other programs to do: job.json, the initial weights and each rank's batches (safetensors) [default: none]
+    #[arg(long, value_name = "DIR")]
+    pub export_job: Option<PathBuf>,
+
     /// Which network.
     #[command(flatten)]
     pub model: ModelArgs,

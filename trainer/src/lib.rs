@@ -17,6 +17,7 @@ pub mod step;
 pub mod session;
 
 pub mod doctor;
+pub mod job;
 pub mod netbench;
 pub mod predict_scaling;
 pub mod shard_statistics;

@@ -189,6 +189,8 @@ pub struct BenchConfig {
     pub compute: ComputeConfig,
     /// End with a JSON line.
     pub json: bool,
+    /// Where the measured job is written for other programs.
+    pub export_job: Option<PathBuf>,
 }
 
 impl BenchConfig {
@@ -211,6 +213,7 @@ impl BenchConfig {
             seed: args.seed.unwrap_or(0),
             compute: compute(&args.compute)?,
             json: args.json,
+            export_job: args.export_job.clone(),
         })
     }
 }

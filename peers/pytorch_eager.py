@@ -1,0 +1,142 @@
+"""PyTorch: eager, channels-last; several ranks by DistributedDataParallel over gloo, or by Horovod over MPI.
+
+In: the job. Out: [`Framework`]. Invariant: under Horovod only activations are channels-last: it refuses gradients that are not
+contiguous.
+"""
+
+import contextlib
+
+import architecture
+import torch
+import torch.nn.functional as F
+
+
+class Block(torch.nn.Module):
+    """Two convolutions and the shortcut around them; the names are those of the weights."""
+
+    def __init__(self, block):
+        super().__init__()
+        self.conv1, self.bn1 = layer(block.first)
+        self.conv2, self.bn2 = layer(block.second)
+        self.stride, self.padding = block.stride, block.padding
+
+    def forward(self, x):
+        y = F.relu(self.bn1(self.conv1(x)), inplace=True)
+        y = self.bn2(self.conv2(y))
+        if self.padding:
+            x = F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, self.padding, self.padding))
+        return F.relu(y + x, inplace=True)
+
+
+class ResNet(torch.nn.Module):
+    """Logits [N, K] of images [N, C, H, W]."""
+
+    def __init__(self, depth, num_classes):
+        super().__init__()
+        self.conv1, self.bn1 = layer(architecture.STEM)
+        blocks = [Block(block) for block in architecture.blocks(depth)]
+        per_stage = len(blocks) // 3
+        self.layer1, self.layer2, self.layer3 = (
+            torch.nn.Sequential(*blocks[stage * per_stage : (stage + 1) * per_stage]) for stage in range(3)
+        )
+        self.linear = torch.nn.Linear(architecture.WIDTHS[-1], num_classes)
+
+    def forward(self, x):
+        x = F.relu(self.bn1(self.conv1(x)), inplace=True)
+        x = self.layer3(self.layer2(self.layer1(x)))
+        return self.linear(x.mean((2, 3)))
+
+
+def layer(of):
+    """A convolution and its normalisation."""
+    convolution = torch.nn.Conv2d(of.c_in, of.c_out, 3, of.stride, 1, bias=False)
+    norm = torch.nn.BatchNorm2d(of.c_out, architecture.EPSILON, 1 - architecture.KEPT_STATISTICS)
+    return convolution, norm
+
+
+class Framework:
+    """Trains the job's network on this rank."""
+
+    def __init__(self, job, place, dtype, wanted):
+        torch.set_num_threads(place.threads)
+        torch.set_num_interop_threads(1)
+        self.name, self.version, self.variant = "PyTorch DDP", torch.__version__, "eager, channels-last"
+        self.communication, self.horovod, self.is_gloo = "none", None, False
+        model = ResNet(job.depth, job.num_classes)
+        weights = {name: torch.from_numpy(array) for name, array in job.weights.items()}
+        missing, unexpected = model.load_state_dict(weights, strict=False)
+        if unexpected or any(not name.endswith("num_batches_tracked") for name in missing):
+            raise ValueError(f"weights: expected the network's, missing {missing}, unexpected {unexpected}")
+        self.model, self.dtype = model.train(), dtype
+        if wanted == "horovod":
+            self._use_horovod(model, job)
+        else:
+            self.model = model.to(memory_format=torch.channels_last)
+            self.optimizer = sgd(model, job)
+            if place.ranks > 1:
+                torch.distributed.init_process_group("gloo", rank=place.rank, world_size=place.ranks)
+                self.is_gloo, self.communication = True, "DistributedDataParallel, gloo"
+                self.model = torch.nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
+
+    def _use_horovod(self, model, job):
+        import horovod
+        import horovod.torch as hvd
+
+        hvd.init()
+        self.horovod = hvd
+        self.name, self.version = "Horovod", f"{horovod.__version__} (PyTorch {torch.__version__})"
+        self.variant, self.communication = "eager, channels-last activations", "Horovod, MPI"
+        self.optimizer = hvd.DistributedOptimizer(sgd(model, job), named_parameters=model.named_parameters())
+
+    def place(self, images, labels):
+        """A batch as the network takes it: [N, C, H, W], channels last in memory."""
+        # NHWC memory seen as NCHW is PyTorch's channels-last.
+        return torch.from_numpy(images).permute(0, 3, 1, 2), torch.from_numpy(labels).long()
+
+    def step(self, batch, learning_rate):
+        """One update; the mean loss of this rank's samples."""
+        images, labels = batch
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate
+        self.optimizer.zero_grad()
+        with self._precision():
+            logits = self.model(images)
+        loss = F.cross_entropy(logits.float(), labels)
+        loss.backward()
+        self.optimizer.step()
+        return loss.item()
+
+    def logits(self, images):
+        """Logits [N, K] with running statistics."""
+        self.model.eval()
+        with torch.inference_mode(), self._precision():
+            logits = self.model(torch.from_numpy(images).permute(0, 3, 1, 2)).float().numpy()
+        self.model.train()
+        return logits
+
+    def _precision(self):
+        if self.dtype == "bf16":
+            return torch.autocast("cpu", dtype=torch.bfloat16)
+        return contextlib.nullcontext()
+
+    def barrier(self):
+        """Waits for all ranks."""
+        if self.is_gloo:
+            torch.distributed.barrier()
+        elif self.horovod:
+            self.horovod.allreduce(torch.zeros(1), name="barrier")
+
+    def finish(self):
+        """Leaves together with the others."""
+        self.barrier()
+        if self.is_gloo:
+            torch.distributed.destroy_process_group()
+        elif self.horovod:
+            self.horovod.shutdown()
+
+
+def sgd(model, job):
+    """Plain SGD on all parameters."""
+    return torch.optim.SGD(
+        model.parameters(), lr=job.learning_rate, momentum=job.momentum, weight_decay=job.weight_decay
+    )

@@ -1,0 +1,60 @@
+"""Which rank this process is, and what the frameworks want to be told of the others.
+
+In: the command line and the launcher's variables. Out: [`Place`], the environment that each framework reads.
+Invariant: nothing of a framework is imported here: threads and roles must be set before. Processes are bound to cores by
+whoever starts them.
+"""
+
+import json
+import os
+from typing import NamedTuple
+
+# Open MPI, MPICH and relatives, Slurm; the first is set by a launcher that has no variable of its own.
+RANK_VARIABLES = ("LOCKSTEP_PEER_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
+
+
+class Place(NamedTuple):
+    """A process of the job. `addresses` has one `host:port` of each rank; the first is also where all meet."""
+
+    rank: int
+    ranks: int
+    threads: int
+    addresses: list
+    role: str
+
+    @property
+    def root(self):
+        """Host and port of the first address."""
+        host, port = self.addresses[0].rsplit(":", 1)
+        return host, int(port)
+
+
+def own_rank(ranks):
+    """This process's number, from the launcher."""
+    for name in RANK_VARIABLES:
+        if name in os.environ:
+            return int(os.environ[name])
+    if ranks == 1:
+        return 0
+    raise SystemExit(f"ranks: expected one of {', '.join(RANK_VARIABLES)} to be set among {ranks} ranks, found none")
+
+
+def set_environment(place):
+    """Tells every framework, in its own words, how many threads and which rank. Must come before their import."""
+    threads = str(place.threads)
+    # MXNet's engine runs one operation at a time; inside it OpenMP has its threads.
+    counts = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), threads)
+    variables = dict(counts, MXNET_CPU_WORKER_NTHREADS="1", TF_CPP_MIN_LOG_LEVEL="2")
+    if place.ranks > 1:
+        host, port = place.root
+        # PyTorch.
+        variables.update(MASTER_ADDR=host, MASTER_PORT=str(port), RANK=str(place.rank), WORLD_SIZE=str(place.ranks))
+        if host == "127.0.0.1":
+            variables.update(GLOO_SOCKET_IFNAME="lo", DMLC_NODE_HOST=host)
+        # TensorFlow.
+        task = {"type": "worker", "index": place.rank}
+        variables["TF_CONFIG"] = json.dumps({"cluster": {"worker": place.addresses}, "task": task})
+        # MXNet: a scheduler and one server beside the workers.
+        variables.update(DMLC_PS_ROOT_URI=host, DMLC_PS_ROOT_PORT=str(port), DMLC_ROLE=place.role)
+        variables.update(DMLC_NUM_WORKER=str(place.ranks), DMLC_NUM_SERVER="1")
+    os.environ.update(variables)
