@@ -13,6 +13,7 @@ import json
 import os
 import pathlib
 
+import measure
 import ranks
 
 MODULES = {
@@ -50,6 +51,15 @@ def write(path, result):
     partial.rename(path)
 
 
+def serve(options, output):
+    """MXNet serves inside its import and ends the process there; no other framework has such a role."""
+    try:
+        importlib.import_module(MODULES[options.framework])
+        raise ValueError(f"{options.framework} has no role {options.role}")
+    except SystemExit:
+        write(output / f"{options.role}.json", {"peak_memory_bytes": measure.peak_memory_bytes()})
+
+
 def main():
     """Does the work of this rank."""
     options = arguments()
@@ -57,24 +67,25 @@ def main():
     rank = ranks.own_rank(options.ranks) if is_worker else 0
     place = ranks.Place(rank, options.ranks, options.threads, options.rendezvous.split(","), options.role)
     ranks.set_environment(place)
+    output = pathlib.Path(options.output)
     # Only now: frameworks read the environment when they are imported.
-    module = importlib.import_module(MODULES[options.framework])
     if not is_worker:
-        # MXNet serves inside its import and leaves the process there; other frameworks have no such role.
-        raise SystemExit(f"{options.framework} has no role {options.role}")
-    import accuracy
+        serve(options, output)
+        return
+    module = importlib.import_module(MODULES[options.framework])
     import job
-    import measure
 
     task = job.read(options.job, rank)
     framework = module.Framework(task, place, options.dtype, options.framework)
     if options.epochs:
+        import accuracy
+
         result = accuracy.train(framework, task, options)
     else:
         result = measure.measure(framework, task, options.warmup_steps, options.steps)
     result.update(framework=framework.name, version=framework.version, variant=framework.variant)
     result.update(communication=framework.communication, rank=rank)
-    write(pathlib.Path(options.output) / f"rank-{rank}.json", result)
+    write(output / f"rank-{rank}.json", result)
     framework.finish()
 
 

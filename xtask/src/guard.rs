@@ -62,6 +62,11 @@ impl Guarded {
         Ok(Guarded { shell: child, started: Instant::now() })
     }
 
+    /// Whether the program is no longer there.
+    pub(crate) fn has_ended(&mut self) -> bool {
+        !matches!(self.shell.try_wait(), Ok(None))
+    }
+
     /// Waits for the end, at most this long: the exit code, absent where a signal or the limit ended the program.
     pub(crate) fn finish(mut self, limit: Duration) -> Outcome<Option<i32>> {
         let mut was_asked = false;

@@ -10,6 +10,7 @@ mod bench;
 mod cargo;
 mod chaos;
 mod ci;
+mod compare;
 #[cfg(test)]
 mod containers;
 mod cores;
@@ -43,7 +44,7 @@ use std::process::ExitCode;
 use arguments::Command;
 use failure::{Failure, Outcome};
 
-const COMMANDS: [Command; 12] = [
+const COMMANDS: [Command; 13] = [
     setup::COMMAND,
     train::COMMAND,
     launch::COMMAND,
@@ -51,6 +52,7 @@ const COMMANDS: [Command; 12] = [
     bench::COMMAND,
     study::COMMAND,
     hosts::COMMAND,
+    compare::COMMAND,
     test_stages::COMMAND,
     slurm_cluster::COMMAND,
     chaos::COMMAND,

@@ -1,0 +1,183 @@
+//! The test accuracy after the same epochs on the same images.
+//!
+//! In: a folder of images, initial weights. Out: the records `accuracy` of `comparison.json`.
+//! Invariant: one rank with all cores; the same weights at the start, the same recipe: batches of the job's size, crop and flip, SGD
+//! from 0.1 along half a cosine. Order, crops and rounding of decoded pixels are each framework's own, so accuracies agree as those of
+//! two seeds do.
+
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use super::block::{about_peer, read};
+use super::measure::{Bench, Contender, fresh};
+use super::run::Processes;
+use super::settings::{Accuracy, Launcher};
+use super::start::Program;
+use crate::cores;
+
+/// The most that an epoch may take.
+const EPOCH_LIMIT: Duration = Duration::from_secs(3600);
+
+/// Of the training images of CIFAR-10; `peers/images.py` has the same.
+const NORMALIZATION: [&str; 4] =
+    ["--normalize-mean", "0.4914,0.4822,0.4465", "--normalize-std", "0.2470,0.2435,0.2616"];
+
+/// Trains on images: the record, with a gap where it did not succeed.
+pub(super) fn record(bench: &Bench<'_>, contender: Contender, model: &str, dtype: &str, accuracy: &Accuracy) -> Value {
+    let title = contender.title();
+    let mut record = json!({
+        "framework": title,
+        "model": model,
+        "dtype": dtype,
+        "threads": cores::available(),
+        "num_epochs": accuracy.epochs,
+        "epochs": [],
+        "gap": null,
+    });
+    match trained(bench, contender, model, dtype, accuracy) {
+        Ok((version, epochs)) => {
+            record["version"] = json!(version);
+            record["epochs"] = json!(epochs);
+        }
+        Err(reason) => record["gap"] = json!(reason),
+    }
+    record
+}
+
+/// Whether there is a record of this already.
+pub(super) fn is_there(records: &[Value], contender: Contender, model: &str, dtype: &str, accuracy: &Accuracy) -> bool {
+    let title = contender.title();
+    records.iter().any(|record| {
+        record["framework"] == title
+            && record["model"] == model
+            && record["dtype"] == dtype
+            && record["num_epochs"] == accuracy.epochs
+    })
+}
+
+fn trained(
+    bench: &Bench<'_>,
+    contender: Contender,
+    model: &str,
+    dtype: &str,
+    accuracy: &Accuracy,
+) -> Result<(String, Vec<Value>), String> {
+    let job = bench.job(model, 1)?;
+    let folder = bench.settings.output.join(format!("runs/{model}-{dtype}-accuracy-{}", contender.word()));
+    fresh(&folder)?;
+    let threads = cores::available();
+    let program = match contender {
+        Contender::Ours => Program {
+            file: bench.trainer.clone(),
+            words: our_words(bench, model, dtype, accuracy, &job, &folder),
+            ranks: 1,
+            threads,
+            needs_mpi: true,
+        },
+        Contender::Peer(framework) => {
+            if let Some(refusal) = framework.refusal(dtype, 1) {
+                return Err(refusal.to_owned());
+            }
+            let mut program = Program::peer(framework, bench.python(framework)?, 1, threads)
+                .map_err(|failure| failure.to_string())?;
+            let paths = [("--job", job.as_path()), ("--output", &folder), ("--data-dir", &accuracy.data_dir)];
+            program
+                .words
+                .extend(paths.iter().flat_map(|(flag, path)| [(*flag).to_owned(), path.display().to_string()]));
+            program.words.extend([
+                "--dtype".to_owned(),
+                dtype.to_owned(),
+                "--epochs".to_owned(),
+                accuracy.epochs.to_string(),
+            ]);
+            program
+        }
+    };
+    let ranks = program.commands(Launcher::Plain, None).map_err(|failure| failure.to_string())?;
+    let limit = EPOCH_LIMIT * accuracy.epochs as u32;
+    Processes { ranks, beside: Vec::new() }.run(&folder, limit, &format!("compare-{}", std::process::id()))?;
+    match contender {
+        Contender::Ours => Ok((env!("CARGO_PKG_VERSION").to_owned(), our_epochs(&folder.join("run/metrics.jsonl"))?)),
+        Contender::Peer(_) => {
+            let told = read(&folder.join("rank-0.json"))?;
+            Ok((about_peer(&told).version, told["epochs"].as_array().cloned().unwrap_or_default()))
+        }
+    }
+}
+
+fn our_words(
+    bench: &Bench<'_>,
+    model: &str,
+    dtype: &str,
+    accuracy: &Accuracy,
+    job: &Path,
+    folder: &Path,
+) -> Vec<String> {
+    let batch = bench.settings.batch_size_per_rank.to_string();
+    let (epochs, threads) = (accuracy.epochs.to_string(), cores::available().to_string());
+    let paths = [
+        ("--data-dir", accuracy.data_dir.clone()),
+        ("--weights", job.join("weights.safetensors")),
+        ("--output-dir", folder.join("run")),
+    ];
+    let mut words: Vec<String> = ["train", "--device", "flex", "--dataset", "image-folder", "--augment", "crop-flip"]
+        .into_iter()
+        .chain(["--model", model, "--dtype", dtype, "--epochs", &epochs, "--threads", &threads])
+        .chain(["--global-batch-size", &batch, "--learning-rate", "0.1", "--momentum", "0.9", "--weight-decay", "1e-4"])
+        .chain(["--schedule", "cosine", "--warmup-epochs", "0"])
+        .chain(NORMALIZATION)
+        .map(str::to_owned)
+        .collect();
+    words.extend(paths.iter().flat_map(|(flag, path)| [(*flag).to_owned(), path.display().to_string()]));
+    words
+}
+
+/// Our epochs in the form of the peers'.
+fn our_epochs(metrics: &Path) -> Result<Vec<Value>, String> {
+    let text = fs::read_to_string(metrics).map_err(|error| format!("{}: {error}", metrics.display()))?;
+    let mut epochs = Vec::new();
+    for line in text.lines() {
+        let told: Value = serde_json::from_str(line).map_err(|error| format!("{}: {error}", metrics.display()))?;
+        epochs.push(json!({
+            "epoch": told["epoch"].as_u64().map(|epoch| epoch + 1),
+            "train_loss": told["train_loss"],
+            "test_top1": told["test_top1"],
+            "elapsed_s": told["seconds_total"],
+            "images_per_second": told["images_per_second"],
+        }));
+    }
+    Ok(epochs)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::framework::OURS;
+    use super::*;
+
+    #[test]
+    fn our_epochs_are_numbered_from_one() {
+        let file = std::env::temp_dir().join(format!("lockstep-xtask-{}-metrics.jsonl", std::process::id()));
+        fs::write(
+            &file,
+            "{\"epoch\":0,\"train_loss\":1.5,\"test_top1\":0.25,\"seconds_total\":9.5,\"images_per_second\":700.0}\n",
+        )
+        .unwrap();
+        let epochs = our_epochs(&file).unwrap();
+        fs::remove_file(&file).unwrap();
+        let expected =
+            json!({ "epoch": 1, "train_loss": 1.5, "test_top1": 0.25, "elapsed_s": 9.5, "images_per_second": 700.0 });
+        assert_eq!(epochs, [expected]);
+        assert!(our_epochs(&file).is_err());
+    }
+
+    #[test]
+    fn a_record_of_other_epochs_is_another() {
+        let accuracy = Accuracy { epochs: 5, data_dir: "x".into() };
+        let records = [json!({ "framework": OURS, "model": "resnet20", "dtype": "f32", "num_epochs": 5 })];
+        assert!(is_there(&records, Contender::Ours, "resnet20", "f32", &accuracy));
+        assert!(!is_there(&records, Contender::Ours, "resnet20", "f32", &Accuracy { epochs: 6, ..accuracy }));
+    }
+}

@@ -1,0 +1,72 @@
+//! What a comparison was made on and with.
+//!
+//! Out: the machine's object of `comparison.json`, the commit, the time. Invariant: what cannot be learned is null, never a failure.
+
+use std::fs;
+use std::num::NonZero;
+use std::thread;
+
+use serde_json::{Value, json};
+
+use crate::cargo;
+use crate::mpirun::Mpirun;
+use crate::process;
+
+/// Processor, memory, system and MPI.
+pub(super) fn machine() -> Value {
+    let of = |file: &str, key: &str| value_of(&fs::read_to_string(file).unwrap_or_default(), key);
+    let memory = of("/proc/meminfo", "MemTotal").and_then(|text| text.split(' ').next()?.parse::<u64>().ok());
+    json!({
+        "cpu_model": of("/proc/cpuinfo", "model name"),
+        "cpu_count": thread::available_parallelism().map_or(1, NonZero::get),
+        "memory_bytes": memory.map(|kib| kib * 1024),
+        "platform": format!("{}-{}", std::env::consts::OS, std::env::consts::ARCH),
+        "kernel": fs::read_to_string("/proc/sys/kernel/osrelease").ok().map(|text| text.trim().to_owned()),
+        "mpi": Mpirun::find().map(|mpirun| mpirun.to_string()),
+    })
+}
+
+/// The value of a line `key: value`.
+fn value_of(text: &str, key: &str) -> Option<String> {
+    let lines = text.lines().filter_map(|line| line.split_once(':'));
+    lines.filter(|(name, _)| name.trim() == key).map(|(_, value)| value.trim().to_owned()).next()
+}
+
+/// The commit of this workspace, with a plus sign if there are changes on top of it.
+pub(super) fn commit() -> String {
+    let root = cargo::root().display().to_string();
+    let ask = |words: &[&str]| process::answer("git", &[&["-C", root.as_str()], words].concat());
+    let commit = ask(&["rev-parse", "--short", "HEAD"]).unwrap_or_default().trim().to_owned();
+    let is_changed = ask(&["status", "--porcelain"]).is_some_and(|text| !text.trim().is_empty());
+    if is_changed { commit + "+" } else { commit }
+}
+
+/// The time as RFC 3339 has it.
+pub(super) fn now() -> String {
+    process::answer("date", &["-u", "+%Y-%m-%dT%H:%M:%SZ"]).unwrap_or_default().trim().to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_of_the_system_are_read_by_their_key() {
+        let text = "processor\t: 0\nmodel name\t: A: 3 GHz\nmodel name\t: B\n";
+        assert_eq!(value_of(text, "model name").as_deref(), Some("A: 3 GHz"));
+        assert_eq!(value_of(text, "model"), None);
+    }
+
+    #[test]
+    fn the_machine_has_processors_and_a_name() {
+        let machine = machine();
+        assert!(machine["cpu_count"].as_u64().is_some_and(|count| count > 0), "{machine}");
+        assert!(machine["platform"].as_str().is_some_and(|text| text.contains('-')), "{machine}");
+    }
+
+    #[test]
+    fn a_time_has_date_and_zone() {
+        let now = now();
+        assert!(now.len() == 20 && now.ends_with('Z') && now.contains('T'), "{now}");
+    }
+}

@@ -1,0 +1,183 @@
+//! `cargo xtask compare`: the same job in other frameworks, in turn with ours.
+//!
+//! In: frameworks, networks, ranks. Out: `comparison.json` in the output directory, a table on standard output.
+//! Invariant: all have the same network, initial weights, batches, optimizer and steps, written once by our trainer; a framework's k-th
+//! block lies beside our k-th; what cannot be had is a named gap. The scripts of the other frameworks are in `peers/`.
+//! Source: Hoefler & Belli 2015, Scientific benchmarking of parallel computing systems, rules 1, 2 and 4.
+
+mod accuracy;
+mod block;
+mod document;
+mod framework;
+mod install;
+mod machine;
+mod measure;
+mod row;
+mod run;
+mod settings;
+mod start;
+mod table;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::PathBuf;
+
+use self::document::Document;
+use self::install::Installer;
+use self::measure::{Bench, Contender};
+use self::row::Key;
+use self::settings::{Launcher, Settings};
+use crate::arguments::{Arguments, Command, Flag};
+use crate::failure::{Failure, Outcome};
+use crate::launch;
+use crate::probe::Found;
+use crate::setup::{self, NO_INSTALL};
+
+pub(crate) const COMMAND: Command = Command {
+    name: "compare",
+    summary: "Do the same job in other frameworks, in turn with ours.",
+    details: "\
+Example: cargo xtask compare --with pytorch,jax --models resnet20,resnet44 --ranks 1,2
+The other frameworks live in virtual environments below --peers-dir, which are made where they are missing (PyTorch takes
+5.5 GB, TensorFlow 1.5 GB, JAX 0.6 GB, MXNet 0.3 GB; Horovod is built, with mpicxx). A throughput counts only if the losses
+after 2 and 5 steps are ours. Several ranks of ours and of Horovod are always started by mpirun or srun.
+The same --output goes on with a half-done comparison; a framework that is added later is measured then, not beside ours.",
+    subjects: &[],
+    parts: &[],
+    object: None,
+    flags: &[
+        Flag { name: "--with", value: Some("LIST"), help: "pytorch,horovod,tensorflow,mxnet,jax or some (default all)" },
+        Flag { name: "--models", value: Some("LIST"), help: "networks (default resnet20)" },
+        Flag { name: "--ranks", value: Some("LIST"), help: "numbers of ranks (default 1,2)" },
+        Flag { name: "--threads", value: Some("N"), help: "compute threads of a rank (default 1)" },
+        Flag { name: "--batch-size-per-rank", value: Some("N"), help: "images of a rank's step (default 128)" },
+        Flag { name: "--dtype", value: Some("LIST"), help: "f32, bf16 or both (default f32)" },
+        Flag { name: "--steps", value: Some("N"), help: "measured steps of a block (default 8)" },
+        Flag { name: "--warmup-steps", value: Some("N"), help: "steps before them (default 2)" },
+        Flag { name: "--blocks", value: Some("N"), help: "rounds over all frameworks (default 3)" },
+        Flag { name: "--launcher", value: Some("NAME"), help: "plain, mpirun or srun (default plain)" },
+        Flag { name: "--epochs", value: Some("N"), help: "train on images too, for accuracy (default not)" },
+        Flag { name: "--data-dir", value: Some("DIR"), help: "with --epochs: train/<class>/* and test/<class>/*" },
+        Flag { name: "--output", value: Some("DIR"), help: "of the results (default runs/comparison)" },
+        Flag { name: "--again", value: None, help: "measure all anew, also what --output has" },
+        Flag { name: "--peers-dir", value: Some("DIR"), help: "of the environments (default ~/.cache/lockstep/peers)" },
+        Flag { name: "--trainer", value: Some("FILE"), help: "a built trainer (default: it is built)" },
+        Flag { name: "--timeout", value: Some("SECONDS"), help: "most that a measurement may take (default 300)" },
+        Flag { name: "--quiet-cores", value: Some("CORES"), help: "what others may use during a run (default 0.2)" },
+        Flag { name: "--attempts", value: Some("N"), help: "runs of a disturbed measurement at most (default 3)" },
+        NO_INSTALL,
+    ],
+    passed_on: None,
+    run,
+};
+
+fn run(arguments: Arguments) -> Outcome {
+    let settings = Settings::read(&arguments)?;
+    let (found, trainer) = trainer(&settings, &arguments)?;
+    let output = &settings.output;
+    fs::create_dir_all(output).map_err(|error| Failure::Failed(format!("{}: {error}", output.display())))?;
+    // Absolute, as peers and ranks may start elsewhere.
+    let output = output.canonicalize().map_err(|error| Failure::Failed(format!("{}: {error}", output.display())))?;
+    let settings = Settings { output, ..settings };
+    let installer = Installer { folder: &settings.peers_dir, may_install: setup::may_install(&arguments) };
+    let pythons: BTreeMap<_, _> =
+        settings.frameworks.iter().map(|&framework| (framework, installer.python(framework))).collect();
+    let bench = Bench { settings: &settings, mpirun: found.mpirun, trainer, pythons };
+    let mut document = Document::open(&settings.output, machine::machine(), settings.job(), settings.is_again)?;
+    measure_speed(&bench, &mut document)?;
+    measure_accuracy(&bench, &mut document)?;
+    print!("\n{}", table::table(&document.rows));
+    if !document.accuracy.is_empty() {
+        print!("\n{}", table::accuracy(&document.accuracy));
+    }
+    println!("\nwritten: {}", settings.output.join("comparison.json").display());
+    Ok(())
+}
+
+/// The trainer to measure: a built one, or one that is built now.
+fn trainer(settings: &Settings, arguments: &Arguments) -> Outcome<(Found, PathBuf)> {
+    let Some(file) = &settings.trainer else {
+        let found = setup::run(arguments)?;
+        let needs_mpi = settings.ranks.iter().any(|&ranks| ranks > 1) || settings.launcher != Launcher::Plain;
+        let trainer = launch::build_for_ranks(&found, needs_mpi)?;
+        return Ok((found, trainer));
+    };
+    let file = file.canonicalize().map_err(|error| {
+        Failure::Usage(format!("--trainer: {}: {error}: name a built trainer, or leave it out", file.display()))
+    })?;
+    Ok((Found::look(), file))
+}
+
+/// All blocks that are not there yet, ours and theirs in turn.
+fn measure_speed(bench: &Bench<'_>, document: &mut Document) -> Outcome {
+    let settings = bench.settings;
+    for index in 0..settings.blocks {
+        for (model, dtype, ranks) in jobs(settings) {
+            let peers = settings.frameworks.iter().map(|&framework| Contender::Peer(framework));
+            for contender in std::iter::once(Contender::Ours).chain(peers) {
+                let key =
+                    Key { framework: contender.title().to_owned(), model: model.clone(), dtype: dtype.clone(), ranks };
+                measure_block(bench, document, contender, &key, index)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// One block of a row, unless it is there, or the row has none.
+fn measure_block(bench: &Bench<'_>, document: &mut Document, contender: Contender, key: &Key, index: usize) -> Outcome {
+    let row = document.row(key, bench.settings.threads);
+    if row.blocks.len() > index || row.gap.is_some() {
+        return Ok(());
+    }
+    let place = format!("block {} {} {} r{} {}", index + 1, key.model, key.dtype, key.ranks, key.framework);
+    let refusal = match contender {
+        Contender::Peer(framework) => framework.refusal(&key.dtype, key.ranks).map(str::to_owned),
+        Contender::Ours => None,
+    };
+    match refusal.map_or_else(|| bench.block(contender, key, index), Err) {
+        Ok((launcher, about, block)) => {
+            let disturbed = if block.is_disturbed { ", disturbed" } else { "" };
+            println!("{place}: {:.0} images/s{disturbed}", block.images_per_second);
+            row.launcher = launcher.word().to_owned();
+            row.about = about;
+            row.blocks.push(block);
+        }
+        Err(reason) => {
+            println!("{place}: gap: {reason}");
+            row.gap = Some(reason);
+        }
+    }
+    document.save()
+}
+
+/// Every combination of network, number format and ranks.
+fn jobs(settings: &Settings) -> Vec<(String, String, usize)> {
+    let mut jobs = Vec::new();
+    for model in &settings.models {
+        for dtype in &settings.dtypes {
+            jobs.extend(settings.ranks.iter().map(|&ranks| (model.clone(), dtype.clone(), ranks)));
+        }
+    }
+    jobs
+}
+
+/// Training on images, where that is asked for.
+fn measure_accuracy(bench: &Bench<'_>, document: &mut Document) -> Outcome {
+    let settings = bench.settings;
+    let Some(wanted) = &settings.accuracy else { return Ok(()) };
+    for model in &settings.models {
+        for dtype in &settings.dtypes {
+            let peers = settings.frameworks.iter().map(|&framework| Contender::Peer(framework));
+            for contender in std::iter::once(Contender::Ours).chain(peers) {
+                if accuracy::is_there(&document.accuracy, contender, model, dtype, wanted) {
+                    continue;
+                }
+                println!("accuracy {model} {dtype} {}: {} epochs", contender.title(), wanted.epochs);
+                document.accuracy.push(accuracy::record(bench, contender, model, dtype, wanted));
+                document.save()?;
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,260 @@
+//! What is compared: the command line of `cargo xtask compare`, understood.
+//!
+//! In: [`Arguments`], the environment's cache folder. Out: [`Settings`].
+//! Invariant: every list has something in it and nothing twice; what cannot be measured is refused before anything is built.
+
+use std::env;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use super::framework::{self, Framework};
+use crate::arguments::Arguments;
+use crate::cargo;
+use crate::failure::{Failure, Outcome};
+
+/// The last loss that is compared is that after this many updates.
+pub(super) const LAST_COMPARED_STEP: usize = 5;
+
+/// How ranks are started.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Launcher {
+    Plain,
+    Mpirun,
+    Srun,
+}
+
+impl Launcher {
+    pub(super) fn word(self) -> &'static str {
+        match self {
+            Launcher::Plain => "plain",
+            Launcher::Mpirun => "mpirun",
+            Launcher::Srun => "srun",
+        }
+    }
+}
+
+/// Training on images for some epochs.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Accuracy {
+    pub(super) epochs: usize,
+    pub(super) data_dir: PathBuf,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Settings {
+    pub(super) frameworks: Vec<Framework>,
+    pub(super) models: Vec<String>,
+    pub(super) ranks: Vec<usize>,
+    pub(super) dtypes: Vec<String>,
+    pub(super) threads: usize,
+    pub(super) batch_size_per_rank: usize,
+    pub(super) steps: usize,
+    pub(super) warmup_steps: usize,
+    pub(super) blocks: usize,
+    pub(super) launcher: Launcher,
+    pub(super) accuracy: Option<Accuracy>,
+    pub(super) output: PathBuf,
+    pub(super) peers_dir: PathBuf,
+    pub(super) trainer: Option<PathBuf>,
+    /// Of one run.
+    pub(super) timeout: Duration,
+    /// What others may take of the processors during a run that counts as undisturbed.
+    pub(super) quiet_cores: f64,
+    /// How often a disturbed run is made at most.
+    pub(super) attempts: usize,
+    /// Measure all anew.
+    pub(super) is_again: bool,
+}
+
+impl Settings {
+    pub(super) fn read(arguments: &Arguments) -> Outcome<Self> {
+        let settings = Settings {
+            frameworks: framework::named(arguments.value("--with").unwrap_or("pytorch,horovod,tensorflow,mxnet,jax"))?,
+            models: models(arguments.value("--models").unwrap_or("resnet20"))?,
+            ranks: ranks(arguments.value("--ranks").unwrap_or("1,2"))?,
+            dtypes: dtypes(arguments.value("--dtype").unwrap_or("f32"))?,
+            threads: arguments.count("--threads")?.unwrap_or(1),
+            batch_size_per_rank: arguments.count("--batch-size-per-rank")?.unwrap_or(128),
+            steps: arguments.count("--steps")?.unwrap_or(8),
+            warmup_steps: arguments.count("--warmup-steps")?.unwrap_or(2),
+            blocks: arguments.count("--blocks")?.unwrap_or(3),
+            launcher: launcher(arguments.value("--launcher").unwrap_or("plain"))?,
+            accuracy: accuracy(arguments)?,
+            output: arguments.value("--output").map_or_else(|| cargo::root().join("runs/comparison"), PathBuf::from),
+            peers_dir: match arguments.value("--peers-dir") {
+                Some(folder) => PathBuf::from(folder),
+                None => cache_folder()?,
+            },
+            trainer: arguments.value("--trainer").map(PathBuf::from),
+            timeout: Duration::from_secs(arguments.count("--timeout")?.unwrap_or(300) as u64),
+            quiet_cores: quiet_cores(arguments.value("--quiet-cores").unwrap_or("0.2"))?,
+            attempts: arguments.count("--attempts")?.unwrap_or(3),
+            is_again: arguments.has("--again"),
+        };
+        if settings.warmup_steps + settings.steps <= LAST_COMPARED_STEP {
+            return Err(Failure::Usage(format!(
+                "--warmup-steps and --steps: expected at least {} together, as the loss after {LAST_COMPARED_STEP} steps is compared, got {}",
+                LAST_COMPARED_STEP + 1,
+                settings.warmup_steps + settings.steps
+            )));
+        }
+        Ok(settings)
+    }
+
+    /// What must be the same for measurements to stand in one table.
+    pub(super) fn job(&self) -> Value {
+        json!({
+            "batch_size_per_rank": self.batch_size_per_rank,
+            "optimizer": "SGD lr 0.01 momentum 0.9 weight decay 1e-4 on all parameters",
+            "steps": self.steps,
+            "warmup_steps": self.warmup_steps,
+            "threads": self.threads,
+            "launcher": self.launcher.word(),
+            "initial_weights": "the same file for all",
+            "batches": "the same files for all: 4 a rank in turn, random pixels and labels",
+            "images_per_second_means": "global samples of all ranks / the slowest rank's wall time over the measured steps, warm-up left out",
+        })
+    }
+}
+
+/// The words of a comma-separated list, each once.
+fn words(flag: &str, list: &str) -> Outcome<Vec<String>> {
+    let words: Vec<String> = list.split(',').map(|word| word.trim().to_owned()).collect();
+    for (index, word) in words.iter().enumerate() {
+        if word.is_empty() {
+            return Err(Failure::Usage(format!("{flag}: expected words between the commas, got `{list}`")));
+        }
+        if words[..index].contains(word) {
+            return Err(Failure::Usage(format!("{flag}: `{word}` is given twice: keep one")));
+        }
+    }
+    Ok(words)
+}
+
+fn models(list: &str) -> Outcome<Vec<String>> {
+    let models = words("--models", list)?;
+    for model in &models {
+        let depth = model.strip_prefix("resnet").and_then(|depth| depth.parse::<usize>().ok());
+        if !depth.is_some_and(|depth| depth >= 8 && depth % 6 == 2) {
+            return Err(Failure::Usage(format!(
+                "--models: expected resnet<6n+2> as in resnet20,resnet44, got `{model}`"
+            )));
+        }
+    }
+    Ok(models)
+}
+
+fn ranks(list: &str) -> Outcome<Vec<usize>> {
+    let mut ranks = Vec::new();
+    for word in words("--ranks", list)? {
+        match word.parse::<usize>() {
+            Ok(count) if count > 0 => ranks.push(count),
+            _ => return Err(Failure::Usage(format!("--ranks: expected whole numbers from 1, got `{word}`"))),
+        }
+    }
+    // One rank comes first: speedups are measured by it.
+    ranks.sort_unstable();
+    Ok(ranks)
+}
+
+fn dtypes(list: &str) -> Outcome<Vec<String>> {
+    let dtypes = words("--dtype", list)?;
+    match dtypes.iter().find(|dtype| !["f32", "bf16"].contains(&dtype.as_str())) {
+        None => Ok(dtypes),
+        Some(other) => Err(Failure::Usage(format!("--dtype: expected f32 or bf16, or both, got `{other}`"))),
+    }
+}
+
+fn launcher(word: &str) -> Outcome<Launcher> {
+    let all = [Launcher::Plain, Launcher::Mpirun, Launcher::Srun];
+    all.into_iter()
+        .find(|launcher| launcher.word() == word)
+        .ok_or_else(|| Failure::Usage(format!("--launcher: expected plain, mpirun or srun, got `{word}`")))
+}
+
+fn quiet_cores(text: &str) -> Outcome<f64> {
+    match text.parse::<f64>() {
+        Ok(cores) if cores >= 0.0 && cores.is_finite() => Ok(cores),
+        _ => Err(Failure::Usage(format!("--quiet-cores: expected a number of cores from 0, got `{text}`"))),
+    }
+}
+
+fn accuracy(arguments: &Arguments) -> Outcome<Option<Accuracy>> {
+    match (arguments.count("--epochs")?, arguments.value("--data-dir")) {
+        (None, None) => Ok(None),
+        (Some(epochs), Some(folder)) => {
+            let data_dir = PathBuf::from(folder);
+            for split in ["train", "test"] {
+                if !data_dir.join(split).is_dir() {
+                    return Err(Failure::Usage(format!(
+                        "--data-dir: expected a folder with train/<class>/* and test/<class>/*, found no {split} in {folder}"
+                    )));
+                }
+            }
+            Ok(Some(Accuracy { epochs, data_dir }))
+        }
+        (Some(_), None) => Err(Failure::Usage("--epochs needs --data-dir: say where the images are".to_owned())),
+        (None, Some(_)) => Err(Failure::Usage("--data-dir has no effect without --epochs: add that".to_owned())),
+    }
+}
+
+/// The virtual environments outlive a `cargo clean`: they are large, and serve every clone.
+fn cache_folder() -> Outcome<PathBuf> {
+    let cache = env::var_os("XDG_CACHE_HOME").filter(|value| !value.is_empty()).map(PathBuf::from);
+    let cache = cache.or_else(|| Some(PathBuf::from(env::var_os("HOME")?).join(".cache")));
+    let cache = cache.ok_or_else(|| {
+        Failure::Usage("neither XDG_CACHE_HOME nor HOME is set: say where the peers live, with --peers-dir".to_owned())
+    })?;
+    Ok(cache.join("lockstep/peers"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::COMMAND;
+    use super::*;
+
+    fn read(line: &str) -> Outcome<Settings> {
+        let words: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
+        Settings::read(&COMMAND.parse(&words)?)
+    }
+
+    #[test]
+    fn unsaid_the_cpu_table_of_one_network_is_meant() {
+        let settings = read("").unwrap();
+        assert_eq!((settings.frameworks.len(), settings.models.as_slice()), (5, &["resnet20".to_owned()][..]));
+        assert_eq!((settings.ranks.as_slice(), settings.threads, settings.blocks), (&[1, 2][..], 1, 3));
+        assert_eq!((settings.launcher, settings.accuracy), (Launcher::Plain, None));
+    }
+
+    #[test]
+    fn lists_are_read_and_one_rank_comes_first() {
+        let settings = read("--ranks 4,1 --models resnet20,resnet44 --dtype bf16,f32 --with jax").unwrap();
+        assert_eq!(settings.ranks, [1, 4]);
+        assert_eq!(settings.dtypes, ["bf16", "f32"]);
+        assert_eq!(settings.models.len(), 2);
+    }
+
+    #[test]
+    fn what_cannot_be_measured_is_refused_with_its_flag() {
+        let refusals = [
+            ("--models resnet21", "--models"),
+            ("--models resnet20,resnet20", "twice"),
+            ("--ranks 0", "--ranks"),
+            ("--ranks 1,,2", "--ranks"),
+            ("--dtype f16", "--dtype"),
+            ("--launcher ssh", "--launcher"),
+            ("--quiet-cores=-1", "--quiet-cores"),
+            ("--epochs 2", "--data-dir"),
+            ("--data-dir /tmp", "--epochs"),
+            ("--epochs 2 --data-dir /nowhere", "no train"),
+            ("--steps 3 --warmup-steps 2", "at least 6"),
+        ];
+        for (line, part) in refusals {
+            let refusal = read(line).unwrap_err();
+            assert_eq!(refusal.exit_code(), 2, "{line}");
+            assert!(refusal.to_string().contains(part), "{line}: {refusal}");
+        }
+    }
+}

@@ -1,0 +1,167 @@
+//! The commands that start one run: ours or another framework's, on any number of ranks.
+//!
+//! In: a program with its words, a [`Launcher`]. Out: prepared commands, one for all ranks or one a rank.
+//! Invariant: pure, apart from free ports. Under each launcher a rank has its own cores where there are enough: mpirun and srun bind
+//! it, for plain processes taskset does. Several ranks of ours need an MPI launcher, so their plain way is mpirun.
+
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use super::framework::Framework;
+use super::install;
+use super::settings::Launcher;
+use crate::cores;
+use crate::failure::{Failure, Outcome};
+use crate::mpirun::{Mpirun, Placement, forget_surrounding_job};
+use crate::probe;
+
+/// By which a rank that no launcher numbers learns its number; `peers/ranks.py` reads it.
+const RANK: &str = "LOCKSTEP_PEER_RANK";
+
+/// What is to be started.
+pub(super) struct Program {
+    pub(super) file: PathBuf,
+    pub(super) words: Vec<String>,
+    pub(super) ranks: usize,
+    pub(super) threads: usize,
+    pub(super) needs_mpi: bool,
+}
+
+impl Program {
+    /// A peer's script with the words that all of its processes get.
+    pub(super) fn peer(framework: Framework, python: &Path, ranks: usize, threads: usize) -> Outcome<Self> {
+        let mut words = vec![install::peers().join("run.py").display().to_string(), framework.word().to_owned()];
+        words.extend(["--ranks".to_owned(), ranks.to_string(), "--threads".to_owned(), threads.to_string()]);
+        words.extend(["--rendezvous".to_owned(), free_addresses(ranks)?.join(",")]);
+        Ok(Program { file: python.to_owned(), words, ranks, threads, needs_mpi: framework.needs_mpi() })
+    }
+
+    /// The launcher that is really used.
+    pub(super) fn launcher(&self, wanted: Launcher) -> Launcher {
+        match wanted {
+            Launcher::Plain if self.needs_mpi && self.ranks > 1 => Launcher::Mpirun,
+            other => other,
+        }
+    }
+
+    /// The commands whose processes are the ranks.
+    pub(super) fn commands(&self, wanted: Launcher, mpirun: Option<&Mpirun>) -> Outcome<Vec<Command>> {
+        let mut commands = match self.launcher(wanted) {
+            Launcher::Plain => (0..self.ranks).map(|rank| self.plain(rank)).collect(),
+            Launcher::Mpirun => vec![self.by_mpirun(mpirun)?],
+            Launcher::Srun => vec![self.by_srun()],
+        };
+        if self.launcher(wanted) != Launcher::Srun {
+            commands.iter_mut().for_each(forget_surrounding_job);
+        }
+        Ok(commands)
+    }
+
+    /// A process beside the ranks, such as a server; it is bound to no core.
+    pub(super) fn beside(&self, role: &str) -> Command {
+        let mut command = Command::new(&self.file);
+        command.args(&self.words).args(["--role", role]);
+        command
+    }
+
+    fn plain(&self, rank: usize) -> Command {
+        let mut command = match self.cpus_of(rank).zip(probe::program("taskset")) {
+            Some((cpus, taskset)) => {
+                let mut command = Command::new(taskset);
+                command.args(["-c", &cpus]).arg(&self.file);
+                command
+            }
+            None => Command::new(&self.file),
+        };
+        command.args(&self.words).env(RANK, rank.to_string());
+        command
+    }
+
+    /// The hardware threads of a rank, one of each of its cores; none where there are fewer cores than threads.
+    fn cpus_of(&self, rank: usize) -> Option<String> {
+        let cpus = cores::one_of_each();
+        if self.ranks * self.threads > cpus.len() {
+            return None;
+        }
+        let own = &cpus[rank * self.threads..(rank + 1) * self.threads];
+        Some(own.iter().map(ToString::to_string).collect::<Vec<_>>().join(","))
+    }
+
+    fn by_mpirun(&self, mpirun: Option<&Mpirun>) -> Outcome<Command> {
+        let mpirun = mpirun.ok_or_else(|| {
+            Failure::Failed(format!(
+                "{} ranks need mpirun, and it is missing: install what `cargo xtask setup` names",
+                self.ranks
+            ))
+        })?;
+        let placement = Placement {
+            ranks: self.ranks,
+            hosts: Vec::new(),
+            cores: cores::available(),
+            threads: Some(self.threads),
+            is_polite: false,
+        };
+        mpirun.command(&placement, &self.file, &self.words)
+    }
+
+    fn by_srun(&self) -> Command {
+        let mut command = Command::new("srun");
+        // All on one machine: the ranks of other frameworks meet at its own address.
+        command.args(["--mpi=pmix", "--input=none", "--kill-on-bad-exit=1", "--nodes=1"]);
+        command.args([format!("--ntasks={}", self.ranks), format!("--cpus-per-task={}", self.threads)]);
+        command.arg("--cpu-bind=cores").arg(&self.file).args(&self.words);
+        command
+    }
+}
+
+/// As many addresses of this machine as nobody listens at.
+fn free_addresses(count: usize) -> Outcome<Vec<String>> {
+    let failed = |error: std::io::Error| Failure::Failed(format!("no free port on 127.0.0.1: {error}"));
+    // All are held until all are found, so that none is found twice.
+    let held: Vec<TcpListener> =
+        (0..count).map(|_| TcpListener::bind("127.0.0.1:0")).collect::<Result<_, _>>().map_err(failed)?;
+    held.iter().map(|listener| Ok(listener.local_addr().map_err(failed)?.to_string())).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::process::shown;
+
+    fn program(ranks: usize, threads: usize, needs_mpi: bool) -> Program {
+        Program { file: "program".into(), words: vec!["word".to_owned()], ranks, threads, needs_mpi }
+    }
+
+    #[test]
+    fn a_plain_rank_is_a_process_that_knows_its_number() {
+        let commands = program(2, 1000, false).commands(Launcher::Plain, None).unwrap();
+        let lines: Vec<String> = commands.iter().map(shown).collect();
+        assert_eq!(lines, ["LOCKSTEP_PEER_RANK=0 program word", "LOCKSTEP_PEER_RANK=1 program word"]);
+    }
+
+    #[test]
+    fn what_needs_mpi_is_plain_only_on_one_rank() {
+        assert_eq!(program(1, 1, true).launcher(Launcher::Plain), Launcher::Plain);
+        assert_eq!(program(2, 1, true).launcher(Launcher::Plain), Launcher::Mpirun);
+        assert_eq!(program(2, 1, false).launcher(Launcher::Plain), Launcher::Plain);
+        let refusal = program(2, 1, true).commands(Launcher::Plain, None).unwrap_err().to_string();
+        assert!(refusal.contains("mpirun"), "{refusal}");
+    }
+
+    #[test]
+    fn srun_starts_all_ranks_by_one_command() {
+        let commands = program(2, 3, true).commands(Launcher::Srun, None).unwrap();
+        let line = shown(&commands[0]);
+        assert!(line.contains("srun --mpi=pmix") && line.contains("--ntasks=2 --cpus-per-task=3"), "{line}");
+        assert!(line.ends_with("program word") && commands.len() == 1, "{line}");
+    }
+
+    #[test]
+    fn addresses_are_different() {
+        let mut addresses = free_addresses(5).unwrap();
+        addresses.sort();
+        addresses.dedup();
+        assert_eq!(addresses.len(), 5);
+    }
+}
