@@ -4,6 +4,8 @@ In: the job. Out: [`Framework`]. Invariant: a process whose role is that of a sc
 workers are done.
 """
 
+import gc
+
 import architecture
 import mxnet as mx
 import numpy as np
@@ -106,4 +108,6 @@ class Framework:
     def finish(self):
         """Leaves together with the others; the store's end tells the server that this worker is done."""
         self.barrier()
-        self.store = self.trainer = None
+        # The network's parameters know the trainer, which knows the store.
+        self.net = self.trainer = self.store = None
+        gc.collect()

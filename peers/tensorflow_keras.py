@@ -76,7 +76,7 @@ class Framework:
             keras.mixed_precision.set_global_policy("mixed_bfloat16")
         self.name, self.variant, self.communication = "TensorFlow", "Keras, tf.function", "none"
         self.version = f"{tf.__version__} (Keras {keras.__version__})"
-        self.ranks, self.weight_decay = place.ranks, job.weight_decay
+        self.ranks, self.weight_decay, self.learning_rate = place.ranks, job.weight_decay, job.learning_rate
         self.strategy = tf.distribute.get_strategy()
         if place.ranks > 1:
             ring = tf.distribute.experimental.CommunicationImplementation.RING
@@ -117,8 +117,10 @@ class Framework:
 
     def step(self, batch, learning_rate):
         """One update; the mean loss of this rank's samples."""
-        if float(self.optimizer.learning_rate) != np.float32(learning_rate):
-            self.optimizer.learning_rate.assign(learning_rate)
+        if self.learning_rate != learning_rate:
+            with self.strategy.scope():
+                self.optimizer.learning_rate.assign(learning_rate)
+            self.learning_rate = learning_rate
         return float(self.strategy.experimental_local_results(self.traced_step(*batch))[0])
 
     def logits(self, images):
