@@ -72,7 +72,11 @@ pub(super) fn of_ours(log: &str) -> Result<(About, Block), String> {
         peak_memory_bytes_total: told["peak_memory_bytes_total"].as_u64().unwrap_or(0),
         ..Block::default()
     };
-    let communication = if told["ranks"].as_u64() == Some(1) { "none".to_owned() } else { text("gradients") };
+    let communication = if told["ranks"].as_u64() == Some(1) {
+        "none".to_owned()
+    } else {
+        format!("{}, {}", text("gradients"), text("communication"))
+    };
     let about = About {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         variant: format!("{} kernels", text("kernels")),

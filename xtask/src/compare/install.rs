@@ -180,4 +180,20 @@ mod tests {
         assert!(!reason.is_empty() && reason.lines().count() == 1, "{reason}");
         fs::remove_dir_all(folder).unwrap();
     }
+
+    #[test]
+    fn the_scripts_are_valid_for_the_python_that_is_here() {
+        let Some(python) = probe::program("python3") else {
+            println!("skipped: no python3");
+            return;
+        };
+        let files = fs::read_dir(peers()).unwrap().map(|entry| entry.unwrap().path());
+        let files: Vec<PathBuf> =
+            files.filter(|file| file.extension().is_some_and(|extension| extension == "py")).collect();
+        assert!(files.len() > 5, "{files:?}");
+        // Parsed only: compiling would leave files behind.
+        let script = "import ast, sys; [ast.parse(open(name).read(), name) for name in sys.argv[1:]]";
+        let output = command(&python, &["-c", script], &[]).args(files).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    }
 }

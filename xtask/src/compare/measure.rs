@@ -60,6 +60,9 @@ impl Bench<'_> {
         key: &Key,
         index: usize,
     ) -> Result<(Launcher, About, Block), String> {
+        if let Contender::Peer(framework) = contender {
+            self.python(framework)?;
+        }
         let job = self.job(&key.model, key.ranks)?;
         let mark = format!("compare-{}", std::process::id());
         let name = format!("{}-{}-r{}-{}-b{}", key.model, key.dtype, key.ranks, contender.word(), index + 1);

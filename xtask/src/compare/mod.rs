@@ -91,7 +91,11 @@ fn run(arguments: Arguments) -> Outcome {
         print!("\n{}", table::accuracy(&document.accuracy));
     }
     println!("\nwritten: {}", settings.output.join("comparison.json").display());
-    Ok(())
+    // A framework that cannot be had is a gap; that we cannot do the job ourselves is a failure.
+    match document.rows.iter().filter(|row| row.is_ours()).find_map(|row| row.gap.as_ref()) {
+        None => Ok(()),
+        Some(reason) => Err(Failure::Failed(format!("our own measurement failed: {reason}"))),
+    }
 }
 
 /// The trainer to measure: a built one, or one that is built now.
@@ -180,4 +184,33 @@ fn measure_accuracy(bench: &Bench<'_>, document: &mut Document) -> Outcome {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_cannot_be_had_is_a_named_gap_of_the_table() {
+        let folder = std::env::temp_dir().join(format!("lockstep-xtask-{}-gaps", std::process::id()));
+        let line = format!(
+            "--with jax,horovod --ranks 1 --no-install --peers-dir {0}/peers --output {0}/out --trainer /bin/true --quiet-cores 1e9 --blocks 1",
+            folder.display()
+        );
+        let words: Vec<String> = line.split(' ').map(str::to_owned).collect();
+        let failure = COMMAND.dispatch(&words).unwrap_err();
+        let found = block::read(&folder.join("out/comparison.json")).unwrap();
+        fs::remove_dir_all(&folder).unwrap();
+        // This trainer measures nothing, which is no gap but a failure.
+        assert!(failure.to_string().contains("our own measurement failed"), "{failure}");
+        let gap = |framework: &str| {
+            let rows = found["rows"].as_array().unwrap();
+            let row = rows.iter().find(|row| row["framework"] == framework).unwrap();
+            assert_eq!((&row["counts"], row["images_per_second"].as_array().unwrap().len()), (&false.into(), 0));
+            row["gap"].as_str().unwrap().to_owned()
+        };
+        assert!(gap("JAX").contains("not installed"), "{}", gap("JAX"));
+        assert!(gap("Horovod").contains("it is PyTorch"), "{}", gap("Horovod"));
+        assert!(gap(framework::OURS).contains("JSON"), "{}", gap(framework::OURS));
+    }
 }
