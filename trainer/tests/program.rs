@@ -113,6 +113,28 @@ fn bench_ends_with_one_line_of_json() {
 
 #[cfg(unix)]
 #[test]
+fn bench_writes_its_job_for_other_programs() {
+    let directory = tempfile::tempdir().unwrap();
+    let job = directory.path().join("job");
+    let words = "bench --model resnet8 --batch-size-per-rank 4 --steps 2 --warmup-steps 1 --threads 1 --device flex --json --export-job";
+    let result = last_line_as_json(&succeed(trainer(words, &[&job])));
+    let losses: Vec<f64> = result["losses"].as_array().unwrap().iter().map(|loss| loss.as_f64().unwrap()).collect();
+    assert_eq!((losses.len(), result["loss_mean"].as_f64()), (3, losses.last().copied()));
+    let told = json_file(&job.join("job.json"));
+    assert_eq!(
+        (&told["schema"], &told["depth"], &told["shortcut"]),
+        (&"lockstep.job/1".into(), &8.into(), &"a".into())
+    );
+    assert_eq!(told["sgd"]["momentum"], 0.9);
+    let bytes = std::fs::read(job.join("batches-rank0.safetensors")).unwrap();
+    let batches = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    assert_eq!(batches.tensor("images").unwrap().shape(), [4, 4, 32, 32, 3]);
+    let bytes = std::fs::read(job.join("weights.safetensors")).unwrap();
+    let weights = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    assert_eq!(weights.tensor("linear.weight").unwrap().shape(), [10, 64]);
+}
+
+#[test]
 fn each_stop_signal_ends_the_run_with_code_0_and_the_rest_gives_the_same_bits() {
     let directory = tempfile::tempdir().unwrap();
     let whole = directory.path().join("whole");
