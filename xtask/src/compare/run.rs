@@ -61,8 +61,15 @@ impl Processes {
                 Some(index) => ended_well(ranks.remove(index), limit)?,
             }
         }
-        for server in servers {
-            ended_well(server, LEAVING)?;
+        let all_done = Instant::now();
+        for mut server in servers {
+            while !server.0.has_ended() {
+                if all_done.elapsed() > LEAVING {
+                    return Err(format!("a server did not end within {} s of the ranks", LEAVING.as_secs()));
+                }
+                sleep(LOOK_EVERY);
+            }
+            ended_well(server, limit)?;
         }
         Ok(())
     }
