@@ -1,0 +1,147 @@
+//! The files of a report.
+//!
+//! In: a [`Document`], a directory. Out: `index.html`, `report.json`, `figures/`, `tables/`.
+//! Invariant: the directory is an earlier report, empty or absent, else nothing is written; a reader sees a whole report, old or new.
+
+use super::chart::{Sheet, draw};
+use super::document::{Block, Document, Section, Table};
+use super::{html, tables};
+use crate::config::ConfigError;
+use anyhow::{Context, Result};
+use serde_json::{Value, json};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// What `report.json` is.
+pub const SCHEMA: &str = "lockstep.report/1";
+
+const INDEX: &str = "report.json";
+
+/// Whether a report may be written there.
+///
+/// # Errors
+/// [`ConfigError::Invalid`] if something else is there.
+pub fn check_free(directory: &Path) -> Result<()> {
+    let invalid = |got: String| ConfigError::Invalid {
+        option: "--output",
+        expected: "a directory that is absent, empty or an earlier report".to_owned(),
+        got,
+    };
+    if directory.file_name().is_none() {
+        return Err(invalid(directory.display().to_string()).into());
+    }
+    if !directory.exists() {
+        return Ok(());
+    }
+    let Ok(mut entries) = fs::read_dir(directory) else {
+        return Err(invalid(format!("{}, which is no directory", directory.display())).into());
+    };
+    let is_empty = entries.next().is_none();
+    let is_report = || {
+        let text = fs::read_to_string(directory.join(INDEX)).ok()?;
+        let value: Value = serde_json::from_str(&text).ok()?;
+        Some(value["schema"].as_str()?.starts_with("lockstep.report/"))
+    };
+    if is_empty || is_report().unwrap_or(false) {
+        return Ok(());
+    }
+    Err(invalid(format!("{}, which holds other files", directory.display())).into())
+}
+
+/// Writes the report, in place of an earlier one; how many figures and tables it has.
+///
+/// # Errors
+/// When something else is there, a chart cannot be drawn, or a file cannot be written.
+pub fn write(document: &Document, directory: &Path) -> Result<(usize, usize)> {
+    check_free(directory)?;
+    let fresh = beside(directory, "partial");
+    if fresh.exists() {
+        fs::remove_dir_all(&fresh).with_context(|| format!("cannot remove {}", fresh.display()))?;
+    }
+    let written = write_files(document, &fresh);
+    if written.is_err() {
+        // What is there of it is of no use, and the error that matters is known.
+        let _ = fs::remove_dir_all(&fresh);
+    }
+    let counts = written?;
+    let context = || format!("cannot write {}", directory.display());
+    let earlier = beside(directory, "earlier");
+    if directory.exists() {
+        fs::rename(directory, &earlier).with_context(context)?;
+    }
+    fs::rename(&fresh, directory).with_context(context)?;
+    if earlier.exists() {
+        fs::remove_dir_all(&earlier).with_context(|| format!("cannot remove {}", earlier.display()))?;
+    }
+    Ok(counts)
+}
+
+/// A name of this process's own in the same folder.
+fn beside(directory: &Path, what: &str) -> PathBuf {
+    let name = directory.file_name().unwrap_or_default().to_string_lossy();
+    directory.with_file_name(format!(".{name}.{what}-{}", std::process::id()))
+}
+
+fn write_files(document: &Document, directory: &Path) -> Result<(usize, usize)> {
+    let (figures, tables_folder) = (directory.join("figures"), directory.join("tables"));
+    for folder in [&figures, &tables_folder] {
+        fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    }
+    let put = |path: PathBuf, text: String| {
+        fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))
+    };
+    let (mut num_figures, mut num_tables) = (0, 0);
+    for block in document.sections.iter().flat_map(|section| &section.blocks) {
+        match block {
+            Block::Figure(figure) => {
+                num_figures += 1;
+                put(figures.join(format!("{}.svg", figure.id)), draw(figure, Sheet::Alone)?)?;
+                put(figures.join(format!("{}.csv", figure.id)), tables::csv(&figure.data)?)?;
+            }
+            Block::Table(table) | Block::FoldedTable(_, table) => {
+                num_tables += 1;
+                let path = |extension: &str| tables_folder.join(format!("{}.{extension}", table.id));
+                put(path("csv"), tables::csv(table)?)?;
+                put(path("tex"), tables::latex(table))?;
+                put(path("json"), pretty(&table_json(table))?)?;
+            }
+            Block::Paragraph(_) | Block::Warning(_) | Block::FoldedText(..) => {}
+        }
+    }
+    put(directory.join(INDEX), pretty(&index(document))?)?;
+    put(directory.join("index.html"), html::page(document)?)?;
+    Ok((num_figures, num_tables))
+}
+
+fn pretty(value: &Value) -> Result<String> {
+    Ok(serde_json::to_string_pretty(value)? + "\n")
+}
+
+fn table_json(table: &Table) -> Value {
+    json!({ "id": table.id, "title": table.title, "columns": table.columns, "rows": table.to_json() })
+}
+
+fn index(document: &Document) -> Value {
+    let section = |section: &Section| {
+        let (mut figures, mut tables, mut words) = (Vec::new(), Vec::new(), Vec::new());
+        for block in &section.blocks {
+            match block {
+                Block::Paragraph(text) | Block::Warning(text) => words.push(text.clone()),
+                Block::Figure(figure) => {
+                    let data = figure.data.to_json();
+                    figures.push(json!({ "id": figure.id, "title": figure.title, "caption": figure.caption, "data": data }));
+                }
+                Block::Table(table) | Block::FoldedTable(_, table) => tables.push(table_json(table)),
+                Block::FoldedText(..) => {}
+            }
+        }
+        json!({ "id": section.id, "heading": section.heading, "words": words, "figures": figures, "tables": tables })
+    };
+    json!({
+        "schema": SCHEMA,
+        "title": document.title,
+        "created": document.created,
+        "inputs": document.inputs,
+        "sections": document.sections.iter().map(section).collect::<Vec<_>>(),
+    })
+}

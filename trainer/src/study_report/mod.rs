@@ -1,0 +1,3 @@
+//! dev
+pub mod chart;
+pub mod document;
