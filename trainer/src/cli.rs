@@ -8,12 +8,14 @@
 mod doctor;
 mod netbench;
 mod predict_scaling;
+mod report;
 mod sections;
 mod sync;
 
 pub use doctor::DoctorArgs;
 pub use netbench::NetbenchArgs;
 pub use predict_scaling::PredictScalingArgs;
+pub use report::ReportArgs;
 pub use sections::{
     BatchArgs, ComputeArgs, DataArgs, ModelArgs, OptimizerArgs, RunArgs, ScheduleArgs, TrainArgs, TrainSplitArgs,
 };
@@ -62,6 +64,8 @@ pub enum Command {
     Netbench(NetbenchArgs),
     /// Predict speed and efficiency on up to thousands of ranks from one step and a network; compare measured runs. One rank.
     PredictScaling(Box<PredictScalingArgs>),
+    /// Make a page, figures and tables of runs, studies, comparisons, predictions and networks; one process.
+    Report(ReportArgs),
 }
 
 /// Flags of `trainer eval`.

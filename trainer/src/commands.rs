@@ -9,4 +9,5 @@ pub mod eval;
 pub mod netbench;
 pub mod predict;
 pub mod predict_scaling;
+pub mod report;
 pub mod train;

@@ -12,6 +12,7 @@ mod file;
 mod netbench;
 mod parts;
 mod predict_scaling;
+mod report;
 mod resolve;
 mod scaling_method;
 mod sync;
@@ -31,6 +32,7 @@ pub use parts::{
     OptimizerConfig, RunConfig, ScheduleConfig, TrainSplitConfig,
 };
 pub use predict_scaling::{NamedNetwork, NetworkSource, PredictScalingConfig, ProfileSource, ScalingConfig};
+pub use report::ReportConfig;
 pub(crate) use resolve::instruction_set;
 pub use scaling_method::scaling_method_name;
 pub use sync::{Staleness, SyncConfig, SyncMethod};

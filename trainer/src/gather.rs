@@ -10,7 +10,7 @@ use distributed::Communicator;
 use serde::{Deserialize, Serialize};
 
 use crate::clock::PhaseClock;
-use crate::metrics::{ScoreSums, Seconds, SlowestRank};
+use crate::metrics::{RankSeconds, ScoreSums, Seconds, SlowestRank};
 
 /// The scores of all ranks together, on all ranks.
 ///
@@ -37,6 +37,8 @@ pub struct RankTimes {
     pub seconds: Seconds,
     /// How many steps that is.
     pub num_steps: u64,
+    /// The time of those steps with everything in it.
+    pub steps_total: Duration,
     /// Global samples and time of each measured step.
     pub steps: Vec<(u64, Duration)>,
     /// Largest memory of its process so far.
@@ -88,6 +90,7 @@ impl SessionTimes {
     /// Counts a step.
     pub fn add_step(&mut self, step: u64, global_num_samples: u64, time: Duration) {
         self.epoch.num_steps += 1;
+        self.epoch.steps_total += time;
         let steps = if step < self.first_measured_step { &mut self.warmup } else { &mut self.epoch.steps };
         steps.push((global_num_samples, time));
     }
@@ -99,6 +102,7 @@ impl SessionTimes {
         epoch.seconds = self.clock.take_epoch();
         self.session.seconds += epoch.seconds;
         self.session.num_steps += epoch.num_steps;
+        self.session.steps_total += epoch.steps_total;
         self.session.steps.extend(&epoch.steps);
         let warmup = std::mem::take(&mut self.warmup);
         if epoch.steps.is_empty() {
@@ -151,6 +155,17 @@ pub fn straggler(world: &[RankTimes]) -> Option<SlowestRank> {
     })
 }
 
+/// Where every rank's time went, in rank order.
+pub fn rank_seconds(world: &[RankTimes]) -> Vec<RankSeconds> {
+    let of_rank = |(rank, times): (usize, &RankTimes)| {
+        let Seconds { data, forward, backward, communication, optimizer, .. } = times.seconds;
+        let other = (times.steps_total.as_secs_f64() - times.seconds.step_total()).max(0.0);
+        let (node, num_steps) = (times.node.clone(), times.num_steps);
+        RankSeconds { rank, node, num_steps, data, forward, backward, communication, optimizer, other }
+    };
+    world.iter().enumerate().map(of_rank).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -177,6 +192,14 @@ mod tests {
         let straggler = straggler(&world).unwrap();
         assert_eq!((straggler.rank, straggler.own_milliseconds_per_step), (1, 4000.0));
         assert_eq!(straggler.mean_milliseconds_per_step, 2500.0);
+    }
+
+    #[test]
+    fn what_no_phase_counted_of_a_ranks_steps_is_other() {
+        let world = [RankTimes { steps_total: Duration::from_secs(6), ..rank(&[5], 4.0, 5.0) }, rank(&[5], 1.0, 5.0)];
+        let seconds = rank_seconds(&world);
+        assert_eq!((seconds[0].forward, seconds[0].communication, seconds[0].other), (1.0, 4.0, 1.0));
+        assert_eq!((seconds[1].rank, seconds[1].num_steps, seconds[1].other), (1, 1, 0.0));
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use distributed::{Communicator, ROOT};
+use distributed::{Communicator, ROOT, SingleCommunicator};
 
 use crate::config::ConfigError;
 use crate::ranks::{self, World};
@@ -31,6 +31,11 @@ pub fn launch<T: Termination>(work: impl FnOnce(&World) -> Result<T>) -> ExitCod
 /// As [`launch`], also in a world that is not the launcher's, for work that tells what is wrong with it.
 pub fn launch_in_any_world<T: Termination>(work: impl FnOnce(&World) -> Result<T>) -> ExitCode {
     enter(ranks::join, work)
+}
+
+/// As [`launch`], in a world of this process alone, whatever started it: for work that needs no other rank.
+pub fn launch_alone<T: Termination>(work: impl FnOnce(&World) -> Result<T>) -> ExitCode {
+    enter(|| Ok(Arc::new(SingleCommunicator::new())), work)
 }
 
 fn enter<T: Termination>(

@@ -16,6 +16,8 @@ pub mod step;
 
 pub mod session;
 
+pub mod study_report;
+
 pub mod doctor;
 pub mod job;
 pub mod netbench;

@@ -215,6 +215,7 @@ fn summary<M>(outcome: &Outcome<M>, total: Duration, num_train: usize) -> Summar
         seconds_total: total.as_secs_f64(),
         images_per_second: ThroughputStats::of(&slowest.steps),
         slowest_rank: gather::straggler(&outcome.world),
+        rank_seconds: gather::rank_seconds(&outcome.world),
         peak_memory_bytes: gather::peak_memory_bytes(&outcome.world),
         staleness: outcome.staleness.clone(),
         skipped_steps: progress.skipped_steps,

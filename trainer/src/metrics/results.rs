@@ -63,6 +63,30 @@ pub struct SlowestRank {
     pub mean_milliseconds_per_step: f64,
 }
 
+/// Where the time of one rank's steps went, in seconds over all of them.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct RankSeconds {
+    /// Its rank.
+    pub rank: usize,
+    /// Its machine.
+    pub node: String,
+    /// Steps, warm-up included.
+    pub num_steps: u64,
+    /// Waiting for data.
+    pub data: f64,
+    /// Logits and loss.
+    pub forward: f64,
+    /// Gradients.
+    pub backward: f64,
+    /// Collectives that the step waited for.
+    pub communication: f64,
+    /// Update.
+    pub optimizer: f64,
+    /// What is left of the steps.
+    pub other: f64,
+}
+
 /// The whole run, as `summary.json`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Summary {
@@ -86,6 +110,9 @@ pub struct Summary {
     pub images_per_second: Option<ThroughputStats>,
     /// The slowest rank, if there are several.
     pub slowest_rank: Option<SlowestRank>,
+    /// Where every rank's time went in this start of the run; absent in files of earlier versions.
+    #[serde(default)]
+    pub rank_seconds: Vec<RankSeconds>,
     /// Largest resident memory of a rank, bytes.
     pub peak_memory_bytes: u64,
     /// Updates that asynchronous parameter servers made, by how many others had made their parameters stale; absent elsewhere.

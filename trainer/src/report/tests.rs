@@ -72,6 +72,7 @@ fn summary(own_milliseconds_per_step: f64) -> Summary {
             own_milliseconds_per_step,
             mean_milliseconds_per_step: 40.0,
         }),
+        rank_seconds: Vec::new(),
         peak_memory_bytes: 412 << 20,
         staleness: None,
         stopped_early: false,

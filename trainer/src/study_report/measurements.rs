@@ -1,0 +1,218 @@
+//! Speeds and memory by setting, from studies and from single runs alike.
+//!
+//! In: [`Sources`]. Out: [`Measurement`]s, speedups, medians and ranges. Invariant: repetitions stay apart until they are shown; a
+//! speedup is against one rank of the same setting, or says against how many.
+
+use super::sources::{Cell, Record, Run, Sources, Study};
+use std::collections::BTreeMap;
+
+/// One setting at one number of ranks, measured once or several times.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Measurement {
+    /// The cell, or the run's label.
+    pub id: String,
+    /// By name: model, dtype, sync and whatever the study varies.
+    pub settings: BTreeMap<String, String>,
+    /// How many.
+    pub ranks: usize,
+    /// `weak`, `strong` or `none`.
+    pub scaling: String,
+    /// Images/s of every repetition that counts.
+    pub speeds: Vec<f64>,
+    /// Largest memory of a rank in every repetition, bytes.
+    pub memory_bytes: Vec<f64>,
+    /// The slowest rank's milliseconds of a step by phase, in the order of [`PHASES`], one list a repetition.
+    pub phases_ms: Vec<[f64; PHASES.len()]>,
+    /// Repetitions that count though the machine was not quiet.
+    pub num_disturbed: usize,
+}
+
+/// Where a step's time goes.
+pub const PHASES: [&str; 6] = ["data", "forward", "backward", "communication", "optimizer", "other"];
+
+/// Settings that say how much was computed, not how.
+const SIZES: [&str; 3] = ["ranks", "global_batch_size", "scaling"];
+
+/// The middle of the values; of an even number, the mean of the two in the middle.
+pub fn median(values: &[f64]) -> Option<f64> {
+    let mut sorted: Vec<f64> = values.iter().copied().filter(|value| value.is_finite()).collect();
+    sorted.sort_by(f64::total_cmp);
+    let last = sorted.len().checked_sub(1)?;
+    Some((sorted[last / 2] + sorted[last.div_ceil(2)]) / 2.0)
+}
+
+/// Least and most, of several values.
+pub fn range(values: &[f64]) -> Option<(f64, f64)> {
+    let finite = || values.iter().copied().filter(|value| value.is_finite());
+    (finite().count() > 1).then(|| (finite().fold(f64::INFINITY, f64::min), finite().fold(f64::NEG_INFINITY, f64::max)))
+}
+
+impl Measurement {
+    /// The middle of the speeds, images/s.
+    pub fn speed(&self) -> Option<f64> {
+        median(&self.speeds)
+    }
+
+    /// A setting; empty without it.
+    pub fn setting(&self, key: &str) -> &str {
+        self.settings.get(key).map_or("", String::as_str)
+    }
+
+    /// What must be equal for two measurements to lie on one line.
+    pub fn line(&self) -> BTreeMap<&str, &str> {
+        let is_size = |key: &str| SIZES.contains(&key) || (key == "batch_size_per_rank" && self.scaling == "strong");
+        self.settings.iter().map(|(key, value)| (key.as_str(), value.as_str())).filter(|(key, _)| !is_size(key)).collect()
+    }
+
+    /// Whether a single rank did the same work as this: a base for its speedup.
+    fn is_base_of(&self, other: &Self) -> bool {
+        const WORK: [&str; 5] = ["model", "dtype", "threads", "device", "kernels"];
+        let batch = if other.scaling == "strong" { "global_batch_size" } else { "batch_size_per_rank" };
+        self.ranks == 1 && WORK.iter().chain([&batch]).all(|key| self.setting(key) == other.setting(key))
+    }
+
+    /// Ranks and speed of what this is compared with for its speedup: one rank on the same line, else one rank of the same work,
+    /// else the fewest ranks on the line.
+    pub fn base(&self, all: &[Self]) -> Option<(usize, f64)> {
+        let line = self.line();
+        let on_line = || all.iter().filter(|one| one.line() == line && one.scaling == self.scaling);
+        let alone = on_line().find(|one| one.ranks == 1 && one.is_base_of(self));
+        let base = alone.or_else(|| all.iter().find(|one| one.is_base_of(self))).or_else(|| on_line().min_by_key(|one| one.ranks));
+        base.and_then(|base| Some((base.ranks, base.speed()?))).filter(|(_, speed)| *speed > 0.0)
+    }
+
+    /// How many times as fast as one rank, and that by rank: where the base has several ranks, they count as equally efficient.
+    pub fn speedup_and_efficiency(&self, all: &[Self]) -> Option<(f64, f64)> {
+        let (ranks, speed) = self.base(all)?;
+        let speedup = self.speed()? / speed * ranks as f64;
+        Some((speedup, speedup / self.ranks.max(1) as f64))
+    }
+}
+
+/// All measurements of the sources that have a speed, in their order.
+pub fn all(sources: &Sources) -> Vec<Measurement> {
+    let of_studies = sources.studies.iter().flat_map(of_study);
+    of_studies.chain(of_runs(&sources.runs)).collect()
+}
+
+fn of_study(study: &Study) -> Vec<Measurement> {
+    let mut measurements: Vec<Measurement> = Vec::new();
+    for (cell, record) in study.counted() {
+        let Some(speed) = speed_of(record) else { continue };
+        if measurements.last().is_none_or(|last| last.id != cell.id) {
+            measurements.push(Measurement { id: cell.id.clone(), ..of_cell(cell) });
+        }
+        let Some(measurement) = measurements.last_mut() else { continue };
+        measurement.speeds.push(speed);
+        measurement.memory_bytes.extend(record.result["peak_memory_bytes"].as_f64());
+        measurement.phases_ms.extend(phases_of(record, speed));
+        measurement.num_disturbed += usize::from(record.status == "disturbed");
+    }
+    measurements
+}
+
+fn of_cell(cell: &Cell) -> Measurement {
+    let settings: BTreeMap<String, String> =
+        cell.settings.keys().map(|key| (key.clone(), cell.setting(key))).filter(|(_, value)| !value.is_empty()).collect();
+    let ranks = settings.get("ranks").and_then(|ranks| ranks.parse().ok()).unwrap_or(1);
+    let scaling = settings.get("scaling").cloned().unwrap_or_else(|| "none".to_owned());
+    Measurement { settings, ranks, scaling, ..Measurement::default() }
+}
+
+/// What `bench` says, or the summary of a run.
+fn speed_of(record: &Record) -> Option<f64> {
+    let speed = &record.result["images_per_second"];
+    speed.as_f64().or_else(|| speed["mean"].as_f64()).filter(|speed| *speed > 0.0)
+}
+
+/// Of `bench`, whose seconds are those of the measured steps.
+fn phases_of(record: &Record, speed: f64) -> Option<[f64; PHASES.len()]> {
+    let result = &record.result;
+    let steps = result["steps"].as_f64().filter(|steps| *steps > 0.0 && result["seconds"].is_object())?;
+    let mut phases = [0.0; PHASES.len()];
+    for (phase, name) in phases.iter_mut().zip(PHASES).take(PHASES.len() - 1) {
+        *phase = result["seconds"][name].as_f64()? / steps * 1e3;
+    }
+    let whole = result["global_batch_size"].as_f64()? / speed * 1e3;
+    phases[PHASES.len() - 1] = (whole - phases.iter().sum::<f64>()).max(0.0);
+    Some(phases)
+}
+
+/// Runs that belong to no study. Those that differ in their ranks tell by their batches how they scale.
+fn of_runs(runs: &[Run]) -> Vec<Measurement> {
+    let mut measurements: Vec<Measurement> = runs.iter().filter(|run| run.group.is_none()).filter_map(of_run).collect();
+    let facts: Vec<(usize, BTreeMap<String, String>)> =
+        measurements.iter().map(|one| (one.ranks, one.settings.clone())).collect();
+    for measurement in &mut measurements {
+        let has_partner = |key: &str| {
+            facts.iter().any(|(ranks, settings)| {
+                let same = |key: &str| settings.get(key) == measurement.settings.get(key);
+                *ranks != measurement.ranks && same(key) && ["model", "dtype", "threads"].iter().all(|key| same(key))
+            })
+        };
+        measurement.scaling = match () {
+            () if has_partner("global_batch_size") => "strong",
+            () if has_partner("batch_size_per_rank") => "weak",
+            () => "none",
+        }
+        .to_owned();
+    }
+    measurements
+}
+
+fn of_run(run: &Run) -> Option<Measurement> {
+    let ranks = run.ranks()?;
+    let mut settings = BTreeMap::new();
+    let keys = [("model", "model.model"), ("dtype", "compute.dtype"), ("compress", "sync.compress"), ("global_batch_size", "batch.global-batch-size")];
+    for (name, key) in keys {
+        settings.extend(run.setting(key).map(|value| (name.to_owned(), value.to_owned())));
+    }
+    if let Some(sync) = run.setting("sync.sync").filter(|_| ranks > 1) {
+        settings.insert("sync".to_owned(), sync.to_owned());
+    }
+    let global: Option<usize> = run.setting("batch.global-batch-size").and_then(|batch| batch.parse().ok());
+    let per_rank = global.map(|global| (global / ranks.max(1)).to_string());
+    settings.extend(per_rank.map(|batch| ("batch_size_per_rank".to_owned(), batch)));
+    settings.extend(run.manifest().map(|manifest| ("threads".to_owned(), manifest.launch.threads_per_rank.to_string())));
+    Some(Measurement {
+        id: run.label.clone(),
+        settings,
+        ranks,
+        speeds: vec![run.images_per_second()?],
+        memory_bytes: run.peak_memory_bytes().map(|bytes| bytes as f64).into_iter().collect(),
+        ..Measurement::default()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn measurement(ranks: usize, speed: f64, sync: &str) -> Measurement {
+        let settings = [("model", "resnet20"), ("sync", sync), ("batch_size_per_rank", "32")];
+        let settings = settings.map(|(key, value)| (key.to_owned(), value.to_owned())).into();
+        Measurement { ranks, speeds: vec![speed], scaling: "weak".to_owned(), settings, ..Measurement::default() }
+    }
+
+    #[test]
+    fn medians_and_ranges_leave_out_what_is_no_number() {
+        assert_eq!((median(&[3.0, 1.0, 2.0]), median(&[1.0, 2.0]), median(&[])), (Some(2.0), Some(1.5), None));
+        assert_eq!(median(&[f64::NAN, 4.0]), Some(4.0));
+        assert_eq!((range(&[3.0, 1.0, f64::NAN]), range(&[3.0])), (Some((1.0, 3.0)), None));
+    }
+
+    #[test]
+    fn speedup_is_against_one_rank_of_the_same_work() {
+        let all = [measurement(1, 100.0, "none"), measurement(2, 180.0, "ring"), measurement(4, 320.0, "ring")];
+        assert_eq!(all[2].speedup_and_efficiency(&all), Some((3.2, 0.8)));
+        assert_eq!(all[0].speedup_and_efficiency(&all), Some((1.0, 1.0)));
+    }
+
+    #[test]
+    fn without_one_rank_the_fewest_ranks_of_the_line_are_the_base() {
+        let all = [measurement(2, 180.0, "ring"), measurement(4, 324.0, "ring"), measurement(3, 999.0, "mpi")];
+        assert_eq!(all[1].base(&all), Some((2, 180.0)));
+        let (speedup, efficiency) = all[1].speedup_and_efficiency(&all).unwrap();
+        assert!((speedup - 3.6).abs() < 1e-12 && (efficiency - 0.9).abs() < 1e-12);
+    }
+}

@@ -1,0 +1,74 @@
+//! Loss and accuracy against epochs, images and wall time.
+//!
+//! In: the metrics of runs. Out: six figures for every seven runs. Invariant: repetitions of a cell share a name and look.
+
+use super::{Facts, MOST_SERIES};
+use crate::metrics::EpochRecord;
+use crate::study_report::chart::{Axis, Kind, LinePlot, Plot, Point, Series, Unit};
+use crate::study_report::document::{Block, Cell, Figure, Table};
+use crate::study_report::sources::Run;
+
+/// What goes to the right: file's name, title, axis.
+const COURSES: [(&str, &str, &str); 3] =
+    [("epochs", "epochs", "epochs trained"), ("images", "images", "images trained"), ("time", "wall time", "seconds, with evaluation and checkpoints")];
+
+/// What goes up: file's name, title, axis.
+const SCORES: [(&str, &str, &str); 2] =
+    [("loss", "Training loss", "mean loss of the epoch, nats"), ("accuracy", "Test accuracy", "top-1 accuracy")];
+
+pub(super) fn blocks(facts: &Facts<'_>) -> Vec<Block> {
+    let groups: Vec<(String, Vec<&Run>)> =
+        facts.run_groups().into_iter().filter(|(_, runs)| runs.iter().any(|run| !run.epochs.is_empty())).collect();
+    let parts: Vec<&[(String, Vec<&Run>)]> = groups.chunks(MOST_SERIES).collect();
+    let mut blocks = Vec::new();
+    for (number, part) in parts.iter().enumerate() {
+        let suffix = if parts.len() > 1 { format!("-{}", number + 1) } else { String::new() };
+        for course in 0..COURSES.len() {
+            for score in 0..SCORES.len() {
+                blocks.extend(figure(part, course, score, &suffix).map(|figure| Block::Figure(Box::new(figure))));
+            }
+        }
+    }
+    blocks
+}
+
+fn figure(groups: &[(String, Vec<&Run>)], course: usize, score: usize, suffix: &str) -> Option<Figure> {
+    let (course_id, course_title, x) = COURSES[course];
+    let (score_id, score_title, y) = SCORES[score];
+    let id = format!("{score_id}-by-{course_id}{suffix}");
+    let title = format!("{score_title} by {course_title}");
+    let mut data = Table::new(id.clone(), title.clone(), &["run", x, y]);
+    let mut series = Vec::new();
+    for (style, (name, runs)) in groups.iter().enumerate() {
+        let lines: Vec<Vec<Point>> = runs.iter().map(|run| points(run, course, score)).filter(|line| !line.is_empty()).collect();
+        for point in lines.iter().flatten() {
+            data.push(vec![Cell::text(name.clone()), Cell::number(point.x, 3), Cell::number(point.y, 5)]);
+        }
+        if !lines.is_empty() {
+            series.push(Series { name: name.clone(), style, kind: Kind::Measured, lines });
+        }
+    }
+    let has_repetitions = series.iter().any(|series| series.lines.len() > 1);
+    let repetitions = if has_repetitions { " Repetitions have a line each." } else { "" };
+    let what = match score_id {
+        "loss" => "Mean over the samples of an epoch while it was trained.",
+        _ => "Share of the whole test split whose likeliest class is right, where it was measured.",
+    };
+    let (x, y) = (Axis::from_zero(x), if score_id == "accuracy" { Axis::from_zero(y).in_unit(Unit::Share) } else { Axis::linear(y) });
+    (!series.is_empty()).then(|| Figure {
+        id,
+        title,
+        caption: format!("{what}{repetitions} No warm-up is left out."),
+        plot: Plot::Lines(LinePlot { x, y, series, band: None }),
+        data,
+    })
+}
+
+fn points(run: &Run, course: usize, score: usize) -> Vec<Point> {
+    let at = |(epoch, (images, seconds)): (&EpochRecord, (f64, f64))| {
+        let x = [(epoch.epoch + 1) as f64, images, seconds][course];
+        let y = if score == 0 { Some(epoch.train_loss) } else { epoch.test_top1 };
+        y.filter(|y| y.is_finite()).map(|y| Point::new(x, y))
+    };
+    run.epochs.iter().zip(run.progress()).filter_map(at).collect()
+}

@@ -1,0 +1,45 @@
+//! The memory of a rank.
+//!
+//! In: runs and measurements. Out: bars and their table. Invariant: the largest resident memory of any rank's process.
+
+use super::Facts;
+use crate::study_report::chart::{Axis, Bar, BarPlot, Plot};
+use crate::study_report::document::{Block, Cell, Figure, Table};
+use crate::study_report::measurements::{median, range};
+
+/// Bars in one figure.
+const MOST_BARS: usize = 24;
+
+const MIB: f64 = (1 << 20) as f64;
+
+pub(super) fn blocks(facts: &Facts<'_>) -> Vec<Block> {
+    let mut rows: Vec<(String, Vec<f64>)> = facts.measurements.iter().map(|one| (one.id.clone(), one.memory_bytes.clone())).collect();
+    for run in facts.sources.runs.iter().filter(|run| !rows.iter().any(|(id, _)| Some(id) == run.group.as_ref() || *id == run.label)).collect::<Vec<_>>() {
+        rows.push((run.label.clone(), run.peak_memory_bytes().map(|bytes| bytes as f64).into_iter().collect()));
+    }
+    rows.retain(|(_, values)| !values.is_empty());
+    let parts: Vec<&[(String, Vec<f64>)]> = rows.chunks(MOST_BARS).collect();
+    let part = |(number, part): (usize, &&[(String, Vec<f64>)])| Block::Figure(Box::new(figure(part, number + 1)));
+    parts.iter().enumerate().map(part).collect()
+}
+
+fn figure(rows: &[(String, Vec<f64>)], number: usize) -> Figure {
+    let id = format!("memory-{number}");
+    let title = "Largest memory of a rank".to_owned();
+    let mut data = Table::new(id.clone(), title.clone(), &["measurement", "MiB, median", "least", "most"]);
+    let mut bars = Vec::new();
+    for (label, bytes) in rows {
+        let mebibytes: Vec<f64> = bytes.iter().map(|bytes| bytes / MIB).collect();
+        let range = range(&mebibytes);
+        let middle = median(&mebibytes);
+        data.push(vec![
+            Cell::text(label.clone()),
+            Cell::number(middle, 1),
+            Cell::number(range.map(|range| range.0), 1),
+            Cell::number(range.map(|range| range.1), 1),
+        ]);
+        bars.push(Bar { label: label.clone(), values: middle.into_iter().collect(), range, is_ours: true, ..Bar::default() });
+    }
+    let caption = "Peak resident memory of the rank that needed most, as the operating system tells it, program and data included; medians of the repetitions, whiskers their least and most.".to_owned();
+    Figure { id, title, caption, plot: Plot::Bars(BarPlot { x: Axis::from_zero("MiB"), parts: Vec::new(), rows: bars }), data }
+}

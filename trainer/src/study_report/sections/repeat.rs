@@ -1,0 +1,150 @@
+//! What runs differ in, and how each is repeated.
+//!
+//! In: options and manifests. Out: a table of the options that differ, a table of manifests, command and options of every run.
+//! Invariant: an option on which all runs agree is not among the differences.
+
+use super::Facts;
+use crate::study_report::document::{Block, Cell, Table};
+use crate::study_report::sources::Run;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Options of no interest to a comparison: where a run was written to.
+const PLACES: [&str; 2] = ["run.output-dir", "sync.trace"];
+
+/// Most columns of runs before the table is turned over.
+const MOST_COLUMNS: usize = 6;
+
+pub(super) fn differences(facts: &Facts<'_>) -> Vec<Block> {
+    let runs: Vec<(String, BTreeMap<String, String>)> =
+        facts.sources.runs.iter().map(|run| (run.label.clone(), options(run))).filter(|(_, options)| !options.is_empty()).collect();
+    let keys = differing(&runs);
+    if runs.len() < 2 || keys.is_empty() {
+        return Vec::new();
+    }
+    let value = |options: &BTreeMap<String, String>, key: &str| options.get(key).map_or(Cell::Missing, |value| Cell::text(value.trim_matches('"')));
+    let title = "Options and launches that differ";
+    let mut table = if runs.len() <= MOST_COLUMNS {
+        let mut columns = vec!["option"];
+        columns.extend(runs.iter().map(|(label, _)| label.as_str()));
+        Table::new("differences", title, &columns)
+    } else {
+        let mut columns = vec!["run"];
+        columns.extend(keys.iter().map(String::as_str));
+        Table::new("differences", title, &columns)
+    };
+    if runs.len() <= MOST_COLUMNS {
+        for key in &keys {
+            table.push([Cell::text(key.clone())].into_iter().chain(runs.iter().map(|(_, options)| value(options, key))).collect());
+        }
+    } else {
+        for (label, options) in &runs {
+            table.push([Cell::text(label.clone())].into_iter().chain(keys.iter().map(|key| value(options, key))).collect());
+        }
+    }
+    vec![Block::Paragraph("All other options are equal. Where a run was written to is left out.".to_owned()), Block::Table(table)]
+}
+
+/// Options, and the facts of the launch that count as such.
+fn options(run: &Run) -> BTreeMap<String, String> {
+    let mut options: BTreeMap<String, String> =
+        run.settings.iter().filter(|(key, _)| !PLACES.contains(&key.as_str())).map(|(key, value)| (key.clone(), value.clone())).collect();
+    if let Some(manifest) = run.manifest() {
+        let launch = &manifest.launch;
+        options.extend([
+            ("launch.ranks".to_owned(), launch.ranks.to_string()),
+            ("launch.threads-per-rank".to_owned(), launch.threads_per_rank.to_string()),
+            ("launch.nodes".to_owned(), launch.nodes.join(" ")),
+            ("program.commit".to_owned(), manifest.commit.clone()),
+            ("data.train-checksum".to_owned(), manifest.dataset.train_checksum.clone()),
+        ]);
+    }
+    options
+}
+
+fn differing(runs: &[(String, BTreeMap<String, String>)]) -> Vec<String> {
+    let keys: BTreeSet<&String> = runs.iter().flat_map(|(_, options)| options.keys()).collect();
+    let differs = |key: &&String| runs.windows(2).any(|pair| pair[0].1.get(*key) != pair[1].1.get(*key));
+    keys.into_iter().filter(differs).cloned().collect()
+}
+
+pub(super) fn blocks(facts: &Facts<'_>) -> Vec<Block> {
+    let columns = [
+        "run", "session", "started", "version", "commit", "configuration", "ranks", "threads", "nodes", "processor", "platform", "communication", "device",
+        "data", "train checksum", "test checksum", "parameters",
+    ];
+    let mut table = Table::new("manifests", "Manifests", &columns);
+    let mut blocks = Vec::new();
+    for run in &facts.sources.runs {
+        let num_sessions = run.manifests.len();
+        for (age, manifest) in run.manifests.iter().enumerate() {
+            let (launch, data) = (&manifest.launch, &manifest.dataset);
+            let hash = run.summary.as_ref().filter(|_| age == 0).map(|summary| summary.parameter_hash.clone());
+            table.push(vec![
+                Cell::text(run.label.clone()),
+                Cell::count((num_sessions - age) as u64),
+                Cell::text(manifest.started.clone()),
+                Cell::text(manifest.version.clone()),
+                Cell::text(manifest.commit.clone()),
+                Cell::text(manifest.config_hash.clone()),
+                Cell::count(launch.ranks as u64),
+                Cell::count(launch.threads_per_rank as u64),
+                Cell::text(launch.nodes.join(" ")),
+                Cell::text(format!("{} ({} to use)", manifest.cpu_model, manifest.cpu_count)),
+                Cell::text(manifest.platform.clone()),
+                Cell::text(launch.mpi_library.clone()),
+                Cell::text(launch.device.clone()),
+                Cell::text(format!("{}, {} train, {} test", data.name, data.num_train, data.num_test)),
+                Cell::text(data.train_checksum.clone()),
+                Cell::text(data.test_checksum.clone()),
+                hash.map_or(Cell::Missing, Cell::Text),
+            ]);
+        }
+    }
+    if !table.rows.is_empty() {
+        blocks.push(Block::Paragraph(
+            "With the commit checked out and the data of the same checksum, the command gives the run again; so does `trainer train --config run.toml --output-dir NEW` on as many ranks.".to_owned(),
+        ));
+        blocks.push(Block::Table(table));
+    }
+    blocks.extend(facts.sources.runs.iter().filter_map(recipe));
+    blocks
+}
+
+/// Commands of all sessions and the options as resolved.
+fn recipe(run: &Run) -> Option<Block> {
+    let mut text = String::new();
+    for manifest in run.manifests.iter().rev() {
+        let ranks = manifest.launch.ranks;
+        text.push_str(&format!("# commit {}, {ranks} {}, {}\n", manifest.commit, if ranks == 1 { "rank" } else { "ranks" }, manifest.started));
+        let words: Vec<String> = manifest.command_line.iter().map(|word| quoted(word)).collect();
+        let launcher = if ranks > 1 { format!("mpirun -n {ranks} ") } else { String::new() };
+        text.push_str(&format!("{launcher}{}\n\n", words.join(" ")));
+    }
+    if !run.toml.is_empty() {
+        text.push_str(&format!("# run.toml\n{}", run.toml));
+    }
+    (!text.is_empty()).then(|| Block::FoldedText(format!("{}: command and options", run.label), text))
+}
+
+/// A word as a shell reads it.
+fn quoted(word: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./=,:@%+".contains(c);
+    if !word.is_empty() && word.chars().all(is_plain) { word.to_owned() } else { format!("'{}'", word.replace('\'', "'\\''")) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_options_that_differ_are_told() {
+        let options = |pairs: &[(&str, &str)]| pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
+        let runs = [("a".to_owned(), options(&[("x", "1"), ("y", "2")])), ("b".to_owned(), options(&[("x", "1"), ("y", "3"), ("z", "4")]))];
+        assert_eq!(differing(&runs), ["y", "z"]);
+    }
+
+    #[test]
+    fn words_are_quoted_as_a_shell_needs_it() {
+        assert_eq!([quoted("--model"), quoted("a b"), quoted("it's"), quoted("")], ["--model", "'a b'", "'it'\\''s'", "''"]);
+    }
+}

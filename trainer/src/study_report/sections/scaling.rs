@@ -1,0 +1,238 @@
+//! Throughput and efficiency against the number of ranks.
+//!
+//! In: measurements, predictions. Out: two figures for each network, number format and kind of scaling, and one table of everything.
+//! Invariant: points are medians, bars the least and the most of the repetitions; what is predicted is hollow and dashed.
+//! Source: Hoefler & Belli 2015, Scientific Benchmarking of Parallel Computing Systems, rules 1 (the base of a speedup) and 5.
+
+use super::{Facts, MOST_SERIES};
+use crate::study_report::chart::{Axis, Kind, LinePlot, Plot, Point, Series, Unit};
+use crate::study_report::document::{Block, Cell, Figure, Table};
+use crate::study_report::measurements::{Measurement, range};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Settings by which a crowded figure is divided, first to last.
+const DIVIDING: [&str; 7] = ["network", "batch_size_per_rank", "sync", "compress", "launcher", "threads", "reduction"];
+
+pub(super) fn blocks(facts: &Facts<'_>) -> Vec<Block> {
+    if facts.measurements.is_empty() {
+        return Vec::new();
+    }
+    let mut blocks = Vec::new();
+    for (index, facet) in facets(&facts.measurements).iter().enumerate() {
+        let figures = figures(facts, facet, index + 1);
+        blocks.extend(figures.into_iter().map(|figure| Block::Figure(Box::new(figure))));
+    }
+    blocks.push(Block::Table(table(&facts.measurements)));
+    blocks
+}
+
+/// Measurements that belong into one figure: same network, format and scaling, at two numbers of ranks at least.
+fn facets(all: &[Measurement]) -> Vec<Vec<&Measurement>> {
+    let mut groups: BTreeMap<Vec<&str>, Vec<&Measurement>> = BTreeMap::new();
+    for one in all.iter().filter(|one| one.scaling != "none") {
+        groups.entry(vec![one.setting("model"), one.setting("dtype"), &one.scaling]).or_default().push(one);
+    }
+    groups.into_values().flat_map(|group| divided(group, &DIVIDING)).filter(|group| numbers_of_ranks(group).len() > 1).collect()
+}
+
+fn divided<'a>(group: Vec<&'a Measurement>, keys: &[&str]) -> Vec<Vec<&'a Measurement>> {
+    let lines: BTreeSet<_> = group.iter().map(|one| one.line()).collect();
+    let Some((key, rest)) = keys.split_first().filter(|_| lines.len() > MOST_SERIES) else { return vec![group] };
+    let mut parts: BTreeMap<&str, Vec<&Measurement>> = BTreeMap::new();
+    for one in group {
+        parts.entry(one.setting(key)).or_default().push(one);
+    }
+    parts.into_values().flat_map(|part| divided(part, rest)).collect()
+}
+
+fn numbers_of_ranks(group: &[&Measurement]) -> BTreeSet<usize> {
+    group.iter().map(|one| one.ranks).collect()
+}
+
+/// A line's name: what it has unlike the others.
+fn name(line: &BTreeMap<&str, &str>, lines: &[BTreeMap<&str, &str>]) -> String {
+    let differs = |key: &str| lines.iter().any(|other| other.get(key) != line.get(key));
+    let words: Vec<String> = line
+        .iter()
+        .filter(|(key, _)| differs(key))
+        .map(|(key, value)| match *key {
+            "sync" | "network" | "launcher" | "model" | "dtype" | "reduction" => (*value).to_owned(),
+            key => format!("{} {value}", key.replace('_', " ")),
+        })
+        .collect();
+    if words.is_empty() { "measured".to_owned() } else { words.join(", ") }
+}
+
+fn figures(facts: &Facts<'_>, facet: &[&Measurement], number: usize) -> Vec<Figure> {
+    let first = facet[0];
+    let mut lines: Vec<BTreeMap<&str, &str>> = facet.iter().map(|one| one.line()).collect();
+    lines.sort();
+    lines.dedup();
+    let words = shared_words(facet);
+    let columns = ["series", "kind", "ranks", "value", "least", "most", "repetitions"];
+    let (mut speed_data, mut efficiency_data) = (Table::new("", "", &columns), Table::new("", "", &columns));
+    let (mut speeds, mut efficiencies) = (Vec::new(), Vec::new());
+    for (style, line) in lines.iter().enumerate() {
+        let name = name(line, &lines);
+        let mut members: Vec<&Measurement> = facet.iter().copied().filter(|one| one.line() == *line).collect();
+        // A single rank needs no synchronisation, so that it may stand beside the line that it is the base of.
+        if members.iter().all(|one| one.ranks > 1) {
+            members.extend(facts.measurements.iter().find(|one| one.ranks == 1 && members[0].base(&facts.measurements) == one.speed().map(|speed| (1, speed))));
+        }
+        members.sort_by_key(|one| one.ranks);
+        let speed = |one: &&Measurement| Some(Point { x: one.ranks as f64, y: one.speed()?, range: range(&one.speeds) });
+        let efficiency = |one: &&Measurement| {
+            let (ranks, base) = one.base(&facts.measurements)?;
+            let factor = ranks as f64 / (base * one.ranks as f64);
+            let range = range(&one.speeds).map(|(low, high)| (low * factor, high * factor));
+            Some(Point { x: one.ranks as f64, y: one.speed()? * factor, range })
+        };
+        let speed: Vec<Point> = members.iter().filter_map(speed).collect();
+        let efficiency: Vec<Point> = members.iter().filter_map(efficiency).collect();
+        let repetitions = |point: &Point| members.iter().find(|one| one.ranks as f64 == point.x).map_or(0, |one| one.speeds.len());
+        record(&mut speed_data, &name, "measured", &speed, repetitions);
+        record(&mut efficiency_data, &name, "measured", &efficiency, repetitions);
+        let series = |points, kind, name: String| Series { name, style, kind, lines: vec![points] };
+        speeds.push(series(speed, Kind::Measured, name.clone()));
+        efficiencies.push(series(efficiency, Kind::Measured, name.clone()));
+        let (predicted, predicted_efficiency) = predicted(facts, &members);
+        if !predicted.is_empty() {
+            let name = format!("{name}, predicted");
+            record(&mut speed_data, &name, "predicted", &predicted, |_| 0);
+            record(&mut efficiency_data, &name, "predicted", &predicted_efficiency, |_| 0);
+            speeds.push(series(predicted, Kind::Predicted, name.clone()));
+            efficiencies.push(series(predicted_efficiency, Kind::Predicted, name));
+        }
+    }
+    let ranks: Vec<f64> = speeds.iter().flat_map(|series| &series.lines[0]).map(|point| point.x).collect();
+    let (fewest, most) = ranks.iter().fold((f64::INFINITY, 1.0_f64), |(low, high), ranks| (low.min(*ranks), high.max(*ranks)));
+    let base = facet.iter().filter_map(|one| one.base(&facts.measurements)).map(|(ranks, speed)| speed / ranks as f64).fold(0.0, f64::max);
+    let ideal = |at: &dyn Fn(f64) -> f64| Series {
+        name: "ideal".to_owned(),
+        style: 0,
+        kind: Kind::Reference,
+        lines: vec![[fewest, most].map(|ranks| Point::new(ranks, at(ranks))).to_vec()],
+    };
+    speeds.push(ideal(&|ranks| base * ranks));
+    efficiencies.push(ideal(&|_| 1.0));
+    for (data, series) in [(&mut speed_data, &speeds), (&mut efficiency_data, &efficiencies)] {
+        record(data, "ideal", "ideal", &series[series.len() - 1].lines[0], |_| 0);
+    }
+    let x = Axis::of_counts("ranks", &ranks);
+    let speed_axis = match x.scale {
+        crate::study_report::chart::Scale::Linear => Axis::from_zero("images/s, all ranks"),
+        _ => Axis::logarithmic("images/s, all ranks"),
+    };
+    let has_predicted = speeds.iter().any(|series| series.kind == Kind::Predicted);
+    let note = if has_predicted { " Hollow markers on dashed lines are predictions." } else { "" };
+    let caption = |what: &str| {
+        format!(
+            "{what} Scaling: {}. Points are medians of the repetitions, bars their least and most.{note} {}",
+            scaling_words(first),
+            facts.speed_words()
+        )
+    };
+    let figure = |id: &str, title: String, what: &str, plot: LinePlot, data: Table| {
+        let id = format!("{id}-{number}");
+        Figure { data: Table { id: id.clone(), title: title.clone(), ..data }, id, title, caption: caption(what), plot: Plot::Lines(plot) }
+    };
+    vec![
+        figure(
+            "throughput",
+            format!("Throughput: {words}"),
+            "The grey line is the base's speed times the ranks.",
+            LinePlot { x: x.clone(), y: speed_axis, series: speeds, band: None },
+            speed_data,
+        ),
+        figure(
+            "efficiency",
+            format!("Efficiency: {words}"),
+            "Efficiency is the speed by rank over that of one rank; where no single rank was measured, over that of the fewest ranks.",
+            LinePlot { x, y: Axis::from_zero("efficiency").in_unit(Unit::Share), series: efficiencies, band: None },
+            efficiency_data,
+        ),
+    ]
+}
+
+fn scaling_words(one: &Measurement) -> String {
+    match one.scaling.as_str() {
+        "weak" => "weak, every rank has a batch of its own of fixed size".to_owned(),
+        "strong" => "strong, a global batch of fixed size is divided among the ranks".to_owned(),
+        other => other.to_owned(),
+    }
+}
+
+/// What all measurements of a figure have in common, for its title.
+fn shared_words(facet: &[&Measurement]) -> String {
+    let first = facet[0];
+    let shared = |key: &str| {
+        let value = first.setting(key);
+        let of_several = || facet.iter().filter(|one| one.ranks > 1 || !["sync", "network", "launcher"].contains(&key));
+        let value = if value.is_empty() { of_several().next().map_or("", |one| one.setting(key)) } else { value };
+        (!value.is_empty() && of_several().all(|one| one.setting(key) == value)).then(|| value.to_owned())
+    };
+    let mut words: Vec<String> = ["model", "dtype", "sync", "network"].iter().filter_map(|key| shared(key)).filter(|word| word != "none").collect();
+    words.push(format!("{} scaling", first.scaling));
+    let (key, what) = if first.scaling == "strong" { ("global_batch_size", "global batch") } else { ("batch_size_per_rank", "batch per rank") };
+    words.extend(shared(key).map(|batch| format!("{what} {batch}")));
+    words.join(", ")
+}
+
+/// Speeds and efficiencies that were predicted for the cells of a line.
+fn predicted(facts: &Facts<'_>, members: &[&Measurement]) -> (Vec<Point>, Vec<Point>) {
+    let mut points: Vec<(Point, Option<Point>)> = Vec::new();
+    for (_, prediction) in super::predictions::all(facts) {
+        let Some(cell) = &prediction.cell else { continue };
+        let Some(speed) = prediction.images_per_second.filter(|_| members.iter().any(|one| one.id == *cell)) else { continue };
+        let ranks = prediction.ranks as f64;
+        points.push((Point::new(ranks, speed), prediction.efficiency.map(|efficiency| Point::new(ranks, efficiency))));
+    }
+    points.sort_by(|a, b| a.0.x.total_cmp(&b.0.x));
+    (points.iter().map(|point| point.0).collect(), points.iter().filter_map(|point| point.1).collect())
+}
+
+fn record(table: &mut Table, series: &str, kind: &str, points: &[Point], repetitions: impl Fn(&Point) -> usize) {
+    for point in points {
+        let (low, high) = point.range.unwrap_or((point.y, point.y));
+        table.push(vec![
+            Cell::text(series),
+            Cell::text(kind),
+            Cell::number(point.x, 0),
+            Cell::number(point.y, 4),
+            Cell::number(low, 4),
+            Cell::number(high, 4),
+            Cell::count(repetitions(point) as u64),
+        ]);
+    }
+}
+
+fn table(all: &[Measurement]) -> Table {
+    let has_disturbed = all.iter().any(|one| one.num_disturbed > 0);
+    let mut columns = vec!["measurement", "scaling", "batch per rank", "ranks", "images/s, median", "least", "most", "repetitions", "speedup", "efficiency, %", "base, ranks"];
+    if has_disturbed {
+        columns.push("of them disturbed");
+    }
+    let mut table = Table::new("throughput", "Throughput of all measurements", &columns);
+    for one in all {
+        let (low, high) = range(&one.speeds).map_or((None, None), |(low, high)| (Some(low), Some(high)));
+        let relative = one.speedup_and_efficiency(all);
+        let mut row = vec![
+            Cell::text(one.id.clone()),
+            Cell::text(one.scaling.clone()),
+            Cell::number(one.setting("batch_size_per_rank").parse::<f64>().ok(), 0),
+            Cell::count(one.ranks as u64),
+            Cell::number(one.speed(), 1),
+            Cell::number(low, 1),
+            Cell::number(high, 1),
+            Cell::count(one.speeds.len() as u64),
+            Cell::number(relative.map(|relative| relative.0), 2),
+            Cell::number(relative.map(|relative| 100.0 * relative.1), 1),
+            Cell::count(one.base(all).map(|base| base.0 as u64)),
+        ];
+        if has_disturbed {
+            row.push(Cell::count(one.num_disturbed as u64));
+        }
+        table.push(row);
+    }
+    table
+}

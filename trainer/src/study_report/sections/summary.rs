@@ -1,0 +1,148 @@
+//! What was run, on what, and what came out, in one table each; and what a reader should know first.
+//!
+//! In: everything. Out: tables of studies, runs, comparisons and predictions, warnings.
+//! Invariant: whatever was left out of the report is named here.
+
+use super::Facts;
+use crate::study_report::document::{Block, Cell, Table};
+use crate::study_report::sources::{Run, Study};
+
+pub(super) fn blocks(facts: &Facts<'_>) -> Vec<Block> {
+    let sources = facts.sources;
+    let mut blocks = Vec::new();
+    for study in &sources.studies {
+        let title = if study.title.is_empty() { &study.name } else { &study.title };
+        blocks.push(Block::Paragraph(format!("{title}. {}", study.about).trim().to_owned()));
+    }
+    let mut remarks: Vec<String> = sources.remarks.clone();
+    for run in &sources.runs {
+        remarks.extend(run.remarks.iter().map(|remark| format!("{}: {remark}", run.label)));
+    }
+    for study in &sources.studies {
+        remarks.extend(disturbances(study));
+    }
+    blocks.extend(remarks.into_iter().map(Block::Warning));
+    let tables = [studies(facts), runs(facts), comparisons(facts), predictions(facts)];
+    blocks.extend(tables.into_iter().filter(|table| !table.rows.is_empty()).map(Block::Table));
+    blocks
+}
+
+fn disturbances(study: &Study) -> Vec<String> {
+    let counted = study.counted();
+    let disturbed = counted.iter().filter(|(_, record)| record.status == "disturbed").count();
+    let missing: Vec<&str> = study
+        .cells
+        .iter()
+        .filter(|cell| !counted.iter().any(|(other, _)| other.id == cell.id))
+        .map(|cell| cell.id.as_str())
+        .collect();
+    let mut remarks = Vec::new();
+    if disturbed > 0 {
+        remarks.push(format!("{}: {disturbed} of {} measurements count although the machine was not quiet; they are marked", study.name, counted.len()));
+    }
+    if !missing.is_empty() {
+        remarks.push(format!("{}: {} of {} cells have no measurement: {}", study.name, missing.len(), study.cells.len(), missing.join(", ")));
+    }
+    remarks
+}
+
+fn studies(facts: &Facts<'_>) -> Table {
+    let columns = ["study", "made", "commit", "processor", "processors", "memory, MiB", "platform", "MPI", "cells", "attempts", "fastest, images/s", "its cell"];
+    let mut table = Table::new("studies", "Studies", &columns);
+    for study in &facts.sources.studies {
+        let of_study = facts.measurements.iter().filter(|one| study.cells.iter().any(|cell| cell.id == one.id));
+        let fastest = of_study.filter_map(|one| Some((one.speed()?, &one.id))).max_by(|a, b| a.0.total_cmp(&b.0));
+        table.push(vec![
+            Cell::text(study.name.clone()),
+            Cell::text(study.created.clone()),
+            Cell::text(short(&study.commit)),
+            Cell::text(study.machine.cpu_model.clone()),
+            Cell::count(study.machine.cpu_count),
+            Cell::mebibytes(study.machine.memory_bytes as f64),
+            Cell::text(format!("{} {}", study.machine.platform, study.machine.kernel).trim().to_owned()),
+            Cell::text(study.machine.mpi.clone()),
+            Cell::count(study.cells.len() as u64),
+            Cell::count(study.records.len() as u64),
+            Cell::number(fastest.map(|fastest| fastest.0), 1),
+            fastest.map_or(Cell::Missing, |fastest| Cell::text(fastest.1.clone())),
+        ]);
+    }
+    table
+}
+
+fn runs(facts: &Facts<'_>) -> Table {
+    let columns = ["run", "model", "format", "data", "ranks", "global batch", "epochs", "images/s", "last test accuracy, %", "best, %", "last training loss", "seconds", "processor", "commit"];
+    let mut table = Table::new("runs", "Training runs", &columns);
+    for run in &facts.sources.runs {
+        table.push(run_row(run));
+    }
+    table
+}
+
+fn run_row(run: &Run) -> Vec<Cell> {
+    let text = |text: Option<&str>| text.map_or(Cell::Missing, Cell::text);
+    let tested = || run.epochs.iter().filter_map(|epoch| epoch.test_top1);
+    let best = tested().fold(None, |best: Option<f64>, top1| Some(best.map_or(top1, |best| best.max(top1))));
+    let manifest = run.manifest();
+    vec![
+        Cell::text(run.label.clone()),
+        text(run.setting("model.model").or(run.setting("model.depth"))),
+        text(run.setting("compute.dtype")),
+        text(manifest.map(|manifest| manifest.dataset.name.as_str())),
+        Cell::count(run.ranks().map(|ranks| ranks as u64)),
+        Cell::number(run.setting("batch.global-batch-size").and_then(|batch| batch.parse::<f64>().ok()), 0),
+        Cell::count(run.epochs.len() as u64),
+        Cell::number(run.images_per_second(), 1),
+        Cell::number(tested().last().map(|top1| 100.0 * top1), 2),
+        Cell::number(best.map(|top1| 100.0 * top1), 2),
+        Cell::number(run.epochs.last().map(|epoch| epoch.train_loss), 4),
+        Cell::number(run.progress().last().map(|progress| progress.1), 1),
+        text(manifest.map(|manifest| manifest.cpu_model.as_str())),
+        manifest.map_or(Cell::Missing, |manifest| Cell::text(short(&manifest.commit))),
+    ]
+}
+
+fn comparisons(facts: &Facts<'_>) -> Table {
+    let columns = ["comparison made", "commit", "processor", "frameworks", "rows", "rows without a number"];
+    let mut table = Table::new("comparisons", "Comparisons", &columns);
+    for comparison in &facts.sources.comparisons {
+        let mut frameworks: Vec<&str> = comparison.rows.iter().map(|row| row.framework.as_str()).collect();
+        frameworks.sort_unstable();
+        frameworks.dedup();
+        table.push(vec![
+            Cell::text(comparison.created.clone()),
+            Cell::text(short(&comparison.commit)),
+            Cell::text(comparison.machine.cpu_model.clone()),
+            Cell::text(frameworks.join(", ")),
+            Cell::count(comparison.rows.len() as u64),
+            Cell::count(comparison.rows.iter().filter(|row| row.gap.is_some()).count() as u64),
+        ]);
+    }
+    table
+}
+
+fn predictions(facts: &Facts<'_>) -> Table {
+    let columns = ["prediction", "made", "commit", "model", "format", "network", "its source", "latency, us", "bandwidth, MB/s", "predictions"];
+    let mut table = Table::new("prediction-files", "Predictions", &columns);
+    for file in &facts.sources.predictions {
+        table.push(vec![
+            Cell::text(file.label.clone()),
+            Cell::text(file.created.clone()),
+            Cell::text(short(&file.commit)),
+            Cell::text(file.model.clone()),
+            Cell::text(file.dtype.clone()),
+            Cell::text(file.network.name.clone()),
+            Cell::text(file.network.source.clone()),
+            Cell::number(file.network.alpha_s * 1e6, 2),
+            Cell::number(file.network.bytes_per_second / 1e6, 1),
+            Cell::count(file.predictions.len() as u64),
+        ]);
+    }
+    table
+}
+
+/// A commit as people quote it.
+fn short(commit: &str) -> String {
+    let is_hash = commit.len() > 12 && commit.chars().take(40).all(|c| c.is_ascii_hexdigit());
+    if is_hash { commit.chars().take(12).collect() } else { commit.to_owned() }
+}

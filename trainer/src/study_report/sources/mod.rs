@@ -1,0 +1,180 @@
+//! What a report is made of, read from disk.
+//!
+//! In: paths, recognised by what they hold. Out: [`Sources`]. Invariant: nothing is taken for what it is not; what is torn or missing
+//! is left out and said, and unknown fields are passed over.
+
+mod comparison;
+mod prediction;
+mod run;
+mod study;
+mod trace;
+
+pub use comparison::{Comparison, ComparisonRow, EpochPoint};
+pub use prediction::{Predicted, PredictionFile, Published};
+pub use run::Run;
+pub use study::{Cell, Machine, Record, Study};
+pub use trace::Trace;
+
+use crate::config::ConfigError;
+use crate::netbench::NetbenchResult;
+use anyhow::{Context, Result, ensure};
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use std::fs;
+use std::path::Path;
+
+/// All inputs of a report.
+#[derive(Debug, Default)]
+pub struct Sources {
+    /// Training runs, those of studies among them.
+    pub runs: Vec<Run>,
+    /// Studies.
+    pub studies: Vec<Study>,
+    /// Comparisons with other frameworks.
+    pub comparisons: Vec<Comparison>,
+    /// Predictions, those of studies among them.
+    pub predictions: Vec<PredictionFile>,
+    /// Measurements of a network, by name.
+    pub networks: Vec<(String, NetbenchResult)>,
+    /// Traces, by name.
+    pub traces: Vec<(String, Trace)>,
+    /// What was left out and why.
+    pub remarks: Vec<String>,
+}
+
+const EXPECTED: &str = "a run's, study's or comparison's directory, a prediction, a file of netbench or a trace";
+
+impl Sources {
+    /// Reads all paths, each of any kind.
+    ///
+    /// # Errors
+    /// [`ConfigError::Invalid`] if a path is none of these; when it cannot be read or is not what it says it is.
+    pub fn read(paths: &[impl AsRef<Path>]) -> Result<Self> {
+        let mut sources = Self::default();
+        for path in paths {
+            sources.add(path.as_ref())?;
+        }
+        Ok(sources)
+    }
+
+    fn add(&mut self, path: &Path) -> Result<()> {
+        let unknown = |what: &str| -> anyhow::Error {
+            let got = format!("{}, {what}", path.display());
+            ConfigError::Invalid { option: "DIR", expected: EXPECTED.to_owned(), got }.into()
+        };
+        if !path.exists() {
+            return Err(unknown("which does not exist"));
+        }
+        if path.is_dir() {
+            return match () {
+                () if path.join("study.json").is_file() => self.add_study(path),
+                () if path.join("comparison.json").is_file() => {
+                    self.comparisons.push(Comparison::read(&path.join("comparison.json"), &mut self.remarks)?);
+                    Ok(())
+                }
+                () if Run::is_in(path) => {
+                    self.runs.push(Run::read(path)?);
+                    Ok(())
+                }
+                () => Err(unknown("which has no study.json, comparison.json, run.toml, manifest.json or metrics.jsonl")),
+            };
+        }
+        let text = fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+        let value: Value = serde_json::from_str(&text).map_err(|error| unknown(&format!("which is no JSON: {error}")))?;
+        let schema = value["schema"].as_str().unwrap_or_default().to_owned();
+        let folder = path.parent().unwrap_or(Path::new("."));
+        match () {
+            () if schema.starts_with("lockstep.prediction/") => {
+                self.predictions.push(PredictionFile::from_value(path, value, &mut self.remarks)?);
+            }
+            () if schema.starts_with("lockstep.study/") => self.add_study(folder)?,
+            () if schema.starts_with("lockstep.comparison/") => {
+                self.comparisons.push(Comparison::read(path, &mut self.remarks)?);
+            }
+            () if value["point_to_point"].is_array() => self.networks.push((name(path), parsed(path, value)?)),
+            () if Trace::is_one(&value) => self.traces.push((name(path), Trace::from_value(&value))),
+            () => return Err(unknown("which is JSON of another kind")),
+        }
+        Ok(())
+    }
+
+    /// A study with the runs, network measurements and predictions below it.
+    fn add_study(&mut self, directory: &Path) -> Result<()> {
+        let study = Study::read(directory, &mut self.remarks)?;
+        for (cell, record) in study.counted() {
+            let place = directory.join(&record.directory);
+            let label = match cell.repetitions {
+                0 | 1 => cell.id.clone(),
+                _ => format!("{} #{}", cell.id, record.repetition),
+            };
+            match cell.kind.as_str() {
+                "train" if Run::is_in(&place.join("run")) => match Run::read(&place.join("run")) {
+                    Ok(run) => self.runs.push(Run { label, group: Some(cell.id.clone()), ..run }),
+                    Err(error) => self.remarks.push(format!("{label}: {error:#}")),
+                },
+                "train" => self.remarks.push(format!("{label}: the run's directory {} is absent, its curves are left out", place.join("run").display())),
+                "netbench" => match read_json(&place.join("network.json")) {
+                    Ok(network) => self.networks.push((label, network)),
+                    Err(error) => self.remarks.push(format!("{label}: {error:#}")),
+                },
+                _ => {}
+            }
+        }
+        let mut files: Vec<_> = fs::read_dir(directory.join("predictions")).into_iter().flatten().flatten().map(|entry| entry.path()).collect();
+        files.sort();
+        for path in files.iter().filter(|path| path.extension().is_some_and(|extension| extension == "json")) {
+            let value: Value = read_json(path)?;
+            self.predictions.push(PredictionFile::from_value(path, value, &mut self.remarks)?);
+        }
+        self.studies.push(study);
+        Ok(())
+    }
+}
+
+/// The last part of a path, or all of it where that says nothing.
+fn name(path: &Path) -> String {
+    let whole = || path.display().to_string();
+    path.file_name().map_or_else(whole, |name| name.to_string_lossy().into_owned())
+}
+
+/// A file of JSON.
+fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T> {
+    let text = fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+    serde_json::from_str(&text).with_context(|| path.display().to_string())
+}
+
+fn parsed<T: DeserializeOwned>(path: &Path, value: Value) -> Result<T> {
+    serde_json::from_value(value).with_context(|| path.display().to_string())
+}
+
+/// The lines of a file that are what they should be; others are counted in a remark.
+fn read_lines<T: DeserializeOwned>(path: &Path, remarks: &mut Vec<String>) -> Result<Vec<T>> {
+    let bytes = fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
+    let text = String::from_utf8_lossy(&bytes);
+    let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
+    let records: Vec<T> = lines.iter().filter_map(|line| serde_json::from_str(line).ok()).collect();
+    let num_lost = lines.len() - records.len();
+    if num_lost > 0 {
+        remarks.push(format!("{}: {num_lost} of {} lines cannot be read and are left out", path.display(), lines.len()));
+    }
+    Ok(records)
+}
+
+/// Compares a schema such as `lockstep.study/1` with the one this program knows; a newer one is read as far as it is known.
+fn check_schema(path: &Path, value: &Value, known: &str, remarks: &mut Vec<String>) -> Result<()> {
+    let schema = value["schema"].as_str().unwrap_or_default();
+    let (kind, _) = known.split_once('/').unwrap_or((known, ""));
+    ensure!(
+        schema.split_once('/').is_some_and(|(found, _)| found == kind),
+        "{}: schema: expected {known}, got {}",
+        path.display(),
+        if schema.is_empty() { "none" } else { schema }
+    );
+    if schema != known {
+        remarks.push(format!(
+            "{}: its schema {schema} is not {known}, which this program was written for: what it adds is left out",
+            path.display()
+        ));
+    }
+    Ok(())
+}

@@ -1,0 +1,141 @@
+//! Predictions of speeds: what `trainer predict-scaling` writes.
+//!
+//! In: JSON. Out: [`PredictionFile`]. Invariant: a prediction's cell is the one it names, else the file's at its place.
+
+use super::{check_schema, name, parsed};
+use anyhow::Result;
+use serde::Deserialize;
+use serde_json::Value;
+use std::path::Path;
+
+const SCHEMA: &str = "lockstep.prediction/1";
+
+/// A profile of one rank, a network, and what follows of them.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct PredictionFile {
+    /// What it is called in the report.
+    #[serde(skip)]
+    pub label: String,
+    /// RFC 3339.
+    pub created: String,
+    /// Of the program.
+    pub commit: String,
+    /// Network of layers.
+    pub model: String,
+    /// Number format.
+    pub dtype: String,
+    /// Compute threads of a rank.
+    pub threads: Option<u64>,
+    /// Between ranks.
+    pub network: PredictedNetwork,
+    /// One a setting.
+    pub predictions: Vec<Predicted>,
+    /// Against what others published.
+    pub published: Vec<Published>,
+    cells: Vec<Option<String>>,
+}
+
+/// The network that was assumed.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct PredictedNetwork {
+    /// Its name.
+    pub name: String,
+    /// Where its numbers come from.
+    pub source: String,
+    /// Latency.
+    pub alpha_s: f64,
+    /// Bandwidth.
+    pub bytes_per_second: f64,
+    /// That share a node.
+    pub ranks_per_node: Option<u64>,
+}
+
+/// One prediction.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Predicted {
+    /// Method.
+    pub sync: String,
+    /// Algorithm.
+    pub reduction: Option<String>,
+    /// Compression.
+    pub compress: Option<String>,
+    /// How many.
+    pub ranks: usize,
+    /// Samples.
+    pub batch_size_per_rank: u64,
+    /// `weak` or `strong`.
+    pub scaling: String,
+    /// Of a step.
+    pub step_ms: Option<f64>,
+    /// Of all ranks.
+    pub images_per_second: Option<f64>,
+    /// Against one rank.
+    pub speedup: Option<f64>,
+    /// Speedup by rank.
+    pub efficiency: Option<f64>,
+    /// Hidden or not.
+    pub communication_ms: Option<f64>,
+    /// Not hidden.
+    pub exposed_ms: Option<f64>,
+    /// Assumed.
+    pub bucket_bytes: Option<f64>,
+    /// Best for this setting.
+    pub best_bucket_bytes: Option<f64>,
+    /// With the best buckets.
+    pub best_images_per_second: Option<f64>,
+    /// The cell of a study for which it stands.
+    pub cell: Option<String>,
+}
+
+/// A published figure and ours.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Published {
+    /// Who.
+    pub source: String,
+    /// Of what.
+    pub what: String,
+    /// How many.
+    pub ranks: u64,
+    /// Theirs.
+    pub published_efficiency: Option<f64>,
+    /// Ours.
+    pub predicted_efficiency: Option<f64>,
+    /// Why they differ.
+    pub explanation: String,
+}
+
+impl PredictionFile {
+    /// Reads a prediction.
+    ///
+    /// # Errors
+    /// When it is not a prediction.
+    pub fn from_value(path: &Path, value: Value, remarks: &mut Vec<String>) -> Result<Self> {
+        check_schema(path, &value, SCHEMA, remarks)?;
+        let mut file: Self = parsed(path, value)?;
+        file.label = name(path);
+        for (prediction, cell) in file.predictions.iter_mut().zip(file.cells.drain(..)) {
+            prediction.cell = prediction.cell.take().or(cell);
+        }
+        Ok(file)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_predictions_own_cell_wins_over_the_files() {
+        let value = serde_json::json!({
+            "schema": "lockstep.prediction/1", "cells": ["a", "b"],
+            "predictions": [{ "ranks": 2 }, { "ranks": 4, "cell": "c" }, { "ranks": 8 }],
+        });
+        let file = PredictionFile::from_value(Path::new("p.json"), value, &mut Vec::new()).unwrap();
+        let cells: Vec<Option<&str>> = file.predictions.iter().map(|prediction| prediction.cell.as_deref()).collect();
+        assert_eq!(cells, [Some("a"), Some("c"), None]);
+    }
+}

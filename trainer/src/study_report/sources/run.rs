@@ -1,0 +1,140 @@
+//! The directory of a training run, finished or not.
+//!
+//! In: `run.toml`, `manifest.json` and those of earlier sessions, `metrics.jsonl`, `summary.json`. Out: [`Run`].
+//! Invariant: each file may be absent or torn; then what it would have told is absent, and a remark says so.
+
+use super::{name, read_json, read_lines};
+use crate::manifest::Manifest;
+use crate::metrics::{EpochRecord, Summary};
+use anyhow::Result;
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// A training run.
+#[derive(Clone, Debug, Default)]
+pub struct Run {
+    /// What it is called in the report.
+    pub label: String,
+    /// The cell of a study that it repeats, if it does.
+    pub group: Option<String>,
+    /// Where it is.
+    pub directory: PathBuf,
+    /// The text of `run.toml`.
+    pub toml: String,
+    /// Its options as (`section.key`, value).
+    pub settings: BTreeMap<String, String>,
+    /// The newest session first.
+    pub manifests: Vec<Manifest>,
+    /// Ascending; without repetitions.
+    pub epochs: Vec<EpochRecord>,
+    /// Absent while it runs, or if it was killed.
+    pub summary: Option<Summary>,
+    /// What a reader should know.
+    pub remarks: Vec<String>,
+}
+
+impl Run {
+    /// Whether a directory looks like one of a run.
+    pub fn is_in(directory: &Path) -> bool {
+        ["run.toml", "manifest.json", "metrics.jsonl"].iter().any(|file| directory.join(file).is_file())
+    }
+
+    /// Reads what is there.
+    ///
+    /// # Errors
+    /// When the metrics are there and cannot be read.
+    pub fn read(directory: &Path) -> Result<Self> {
+        let mut run = Self { label: name(directory), directory: directory.to_owned(), ..Self::default() };
+        run.toml = fs::read_to_string(directory.join("run.toml")).unwrap_or_default();
+        match run.toml.parse::<toml::Table>() {
+            Ok(table) => run.settings = flat(&table),
+            Err(error) => run.remarks.push(format!("run.toml cannot be read: {}", error.message())),
+        }
+        let earlier = (1..).map(|session| directory.join(format!("manifest-{session}.json"))).take_while(|path| path.exists());
+        let mut paths: Vec<PathBuf> = earlier.collect();
+        paths.push(directory.join("manifest.json"));
+        for path in paths.iter().rev() {
+            match read_json(path) {
+                Ok(manifest) => run.manifests.push(manifest),
+                Err(error) => run.remarks.push(format!("{error:#}")),
+            }
+        }
+        let metrics = directory.join("metrics.jsonl");
+        let epochs: Vec<EpochRecord> = match metrics.exists() {
+            true => read_lines(&metrics, &mut run.remarks)?,
+            false => Vec::new(),
+        };
+        let by_epoch: BTreeMap<u64, EpochRecord> = epochs.into_iter().map(|record| (record.epoch, record)).collect();
+        run.epochs = by_epoch.into_values().collect();
+        let summary = directory.join("summary.json");
+        if summary.exists() {
+            match read_json(&summary) {
+                Ok(summary) => run.summary = Some(summary),
+                Err(error) => run.remarks.push(format!("{error:#}")),
+            }
+        } else {
+            run.remarks.push("it has no summary.json: it still runs, or was killed; this is what it has written".to_owned());
+        }
+        if run.epochs.is_empty() {
+            run.remarks.push("no epoch is in its metrics.jsonl".to_owned());
+        }
+        if run.summary.as_ref().is_some_and(|summary| summary.stopped_early) {
+            run.remarks.push("it was stopped before its last epoch".to_owned());
+        }
+        Ok(run)
+    }
+
+    /// The newest session.
+    pub fn manifest(&self) -> Option<&Manifest> {
+        self.manifests.first()
+    }
+
+    /// An option's value, without the quotes of a text.
+    pub fn setting(&self, key: &str) -> Option<&str> {
+        self.settings.get(key).map(|value| value.trim_matches('"'))
+    }
+
+    /// Ranks of the newest session.
+    pub fn ranks(&self) -> Option<usize> {
+        let recorded = || self.epochs.last().map(|epoch| epoch.num_ranks).filter(|ranks| *ranks > 0);
+        self.manifest().map(|manifest| manifest.launch.ranks).or_else(recorded)
+    }
+
+    /// Training speed of the last session, images/s; of its last epoch if it has not ended.
+    pub fn images_per_second(&self) -> Option<f64> {
+        let of_session = self.summary.as_ref().and_then(|summary| summary.images_per_second).map(|stats| stats.mean);
+        of_session.or_else(|| self.epochs.last().map(|epoch| epoch.images_per_second)).filter(|speed| *speed > 0.0)
+    }
+
+    /// Largest memory of a rank, bytes.
+    pub fn peak_memory_bytes(&self) -> Option<u64> {
+        let of_epochs = self.epochs.iter().map(|epoch| epoch.peak_memory_bytes).max();
+        self.summary.as_ref().map(|summary| summary.peak_memory_bytes).max(of_epochs).filter(|bytes| *bytes > 0)
+    }
+
+    /// Images trained and seconds gone at the end of every epoch.
+    pub fn progress(&self) -> Vec<(f64, f64)> {
+        let mut at = (0.0, 0.0);
+        let step = |epoch: &EpochRecord| {
+            at = (at.0 + epoch.train_num_samples as f64, at.1 + epoch.seconds_total);
+            at
+        };
+        self.epochs.iter().map(step).collect()
+    }
+}
+
+fn flat(table: &toml::Table) -> BTreeMap<String, String> {
+    let mut settings = BTreeMap::new();
+    for (section, keys) in table {
+        match keys {
+            toml::Value::Table(keys) => {
+                settings.extend(keys.iter().map(|(key, value)| (format!("{section}.{key}"), value.to_string())));
+            }
+            value => {
+                settings.insert(section.clone(), value.to_string());
+            }
+        }
+    }
+    settings
+}

@@ -1,0 +1,71 @@
+//! A trace of all ranks, of `--trace`.
+//!
+//! In: Chrome's trace events. Out: [`Trace`], the time by phase of every rank. Invariant: only the thread that trains is counted,
+//! since its stretches do not overlap.
+
+use serde_json::Value;
+use std::collections::BTreeMap;
+
+/// Where the time of every rank went.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Trace {
+    /// By rank: what the trace calls it.
+    pub names: BTreeMap<u64, String>,
+    /// By rank and phase, in seconds altogether.
+    pub seconds: BTreeMap<u64, BTreeMap<String, f64>>,
+    /// By rank: how many forward passes.
+    pub num_passes: BTreeMap<u64, u64>,
+}
+
+impl Trace {
+    /// Whether JSON looks like a trace.
+    pub fn is_one(value: &Value) -> bool {
+        events(value).is_some_and(|events| events.iter().any(|event| event["ph"].is_string() && event["pid"].is_number()))
+    }
+
+    /// Sums up the events.
+    pub fn from_value(value: &Value) -> Self {
+        let mut trace = Self::default();
+        for event in events(value).into_iter().flatten() {
+            let (Some(rank), Some(name)) = (event["pid"].as_u64(), event["name"].as_str()) else { continue };
+            if event["ph"] == "M" && name == "process_name" {
+                let called = event["args"]["name"].as_str().map_or(format!("rank {rank}"), str::to_owned);
+                trace.names.insert(rank, called);
+            }
+            let (Some(duration), "X", Some(0)) =
+                (event["dur"].as_f64(), event["ph"].as_str().unwrap_or_default(), event["tid"].as_u64())
+            else {
+                continue;
+            };
+            *trace.seconds.entry(rank).or_default().entry(name.to_owned()).or_default() += duration / 1e6;
+            if name == "forward" {
+                *trace.num_passes.entry(rank).or_default() += 1;
+            }
+        }
+        trace
+    }
+}
+
+fn events(value: &Value) -> Option<&Vec<Value>> {
+    value.as_array().or_else(|| value["traceEvents"].as_array())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_training_threads_time_is_summed_by_rank_and_phase() {
+        let event = |name: &str, pid, tid, dur: f64| serde_json::json!({"name": name, "ph": "X", "ts": 0.0, "dur": dur, "pid": pid, "tid": tid});
+        let value = Value::Array(vec![
+            event("forward", 0, 0, 2e6),
+            event("forward", 0, 0, 1e6),
+            event("bucket 0", 0, 1, 9e6),
+            event("backward", 1, 0, 4e6),
+        ]);
+        assert!(Trace::is_one(&value) && !Trace::is_one(&Value::Array(Vec::new())));
+        let trace = Trace::from_value(&value);
+        assert_eq!((trace.seconds[&0]["forward"], trace.num_passes[&0], trace.seconds[&1]["backward"]), (3.0, 2, 4.0));
+        assert!(!trace.seconds[&0].contains_key("bucket 0"));
+    }
+}
