@@ -96,12 +96,12 @@ fn write_files(document: &Document, directory: &Path) -> Result<(usize, usize)> 
             Block::Figure(figure) => {
                 num_figures += 1;
                 put(figures.join(format!("{}.svg", figure.id)), draw(figure, Sheet::Alone)?)?;
-                put(figures.join(format!("{}.csv", figure.id)), tables::csv(&figure.data)?)?;
+                put(figures.join(format!("{}.csv", figure.id)), tables::csv(&figure.data))?;
             }
             Block::Table(table) | Block::FoldedTable(_, table) => {
                 num_tables += 1;
                 let path = |extension: &str| tables_folder.join(format!("{}.{extension}", table.id));
-                put(path("csv"), tables::csv(table)?)?;
+                put(path("csv"), tables::csv(table))?;
                 put(path("tex"), tables::latex(table))?;
                 put(path("json"), pretty(&table_json(table))?)?;
             }

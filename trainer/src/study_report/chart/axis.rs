@@ -18,6 +18,8 @@ pub struct Axis {
     pub unit: Unit,
     /// Whether it begins at zero; linear ones only.
     pub from_zero: bool,
+    /// Whether ticks stand at whole numbers only.
+    pub is_whole: bool,
     /// Where ticks stand, if the values themselves are the best places.
     pub ticks: Option<Vec<f64>>,
 }
@@ -57,12 +59,17 @@ pub(super) struct Placed {
 impl Axis {
     /// A linear axis of plain numbers.
     pub fn linear(label: &str) -> Self {
-        Self { label: label.to_owned(), scale: Scale::Linear, unit: Unit::Plain, from_zero: false, ticks: None }
+        Self { label: label.to_owned(), scale: Scale::Linear, unit: Unit::Plain, from_zero: false, is_whole: false, ticks: None }
     }
 
     /// As [`linear`](Self::linear), from zero.
     pub fn from_zero(label: &str) -> Self {
         Self { from_zero: true, ..Self::linear(label) }
+    }
+
+    /// Of things that are counted, from zero.
+    pub fn whole(label: &str) -> Self {
+        Self { from_zero: true, is_whole: true, ..Self::linear(label) }
     }
 
     /// By ratio.
@@ -109,10 +116,10 @@ impl Axis {
             (low, high) = (if self.from_zero { low } else { low - around }, high + around);
         }
         let own = self.ticks.as_ref().map(|ticks| thinned(ticks, most_ticks));
-        let step = nice_step((high - low) / most_ticks.max(2) as f64);
+        let step = nice_step((high - low) / most_ticks.max(2) as f64).max(if self.is_whole { 1.0 } else { 0.0 });
         let is_own = own.is_some();
         let ticks = own.unwrap_or_else(|| {
-            let (first, last) = ((low / step - 1e-9).floor() as i64, (high / step + 1e-9).ceil() as i64);
+            let (first, last) = ((low / step + 1e-9).floor() as i64, (high / step - 1e-9).ceil() as i64);
             (first..=last).map(|index| index as f64 * step).collect()
         });
         if is_own {
@@ -234,6 +241,7 @@ mod tests {
         let axis = Axis::from_zero("x");
         assert_eq!(texts(&axis, &[3.0, 9.7], 5), ["0", "2", "4", "6", "8", "10"]);
         assert_eq!(texts(&axis, &[0.3], 3), ["0.0", "0.1", "0.2", "0.3"]);
+        assert_eq!(texts(&Axis::whole("epochs"), &[2.0], 6), ["0", "1", "2"]);
         assert_eq!(texts(&axis.clone().in_unit(Unit::Share), &[1.0], 4), ["0 %", "50 %", "100 %"]);
     }
 

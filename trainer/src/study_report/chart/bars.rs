@@ -21,8 +21,14 @@ fn labels(bar: &Bar, width: i32) -> Vec<String> {
     wrapped(&bar.label, TEXT, width - 2 * SIDE)
 }
 
+/// Words in the place of a bar.
+fn gap_lines(bar: &Bar, width: i32) -> Vec<String> {
+    bar.gap.as_deref().map_or(Vec::new(), |gap| wrapped(gap, TEXT - 1.0, width - 2 * SIDE - 8))
+}
+
 fn row_height(bar: &Bar, width: i32) -> i32 {
-    labels(bar, width).len() as i32 * LINE_HEIGHT + BAR + GAP
+    let further = gap_lines(bar, width).len().saturating_sub(1);
+    (labels(bar, width).len() + further) as i32 * LINE_HEIGHT + BAR + GAP
 }
 
 /// Pixels that the bars with their axis take.
@@ -55,16 +61,18 @@ pub(super) fn draw(plot: &BarPlot, area: &Area<'_>, width: i32) -> Result<()> {
             write_text(area, &line, (SIDE, top + 2), &text_style(TEXT, INK, HPos::Left))?;
             top += LINE_HEIGHT;
         }
-        if let Some(gap) = &bar.gap {
-            let words = wrapped(gap, TEXT - 1.0, width - 2 * SIDE - 8).into_iter().next().unwrap_or_default();
-            write_text(area, &words, (SIDE + 4, top + 1), &text_style(TEXT - 1.0, MUTED, HPos::Left))?;
-        } else {
+        let gap = gap_lines(bar, width);
+        for (index, words) in gap.iter().enumerate() {
+            let y = top + 1 + index as i32 * LINE_HEIGHT;
+            write_text(area, words, (SIDE + 4, y), &text_style(TEXT - 1.0, MUTED, HPos::Left))?;
+        }
+        if gap.is_empty() {
             draw_bar(area, bar, plot.parts.len(), top, &at)?;
             let end = bar.values.iter().sum::<f64>();
             let x = at(bar.range.map_or(end, |range| range.1.max(end))) + 6;
             write_text(area, &grouped(end, decimals), (x, top + 1), &text_style(TEXT, INK, HPos::Left))?;
         }
-        top += BAR + GAP;
+        top += BAR + GAP + gap.len().saturating_sub(1) as i32 * LINE_HEIGHT;
     }
     Ok(())
 }
@@ -72,9 +80,9 @@ pub(super) fn draw(plot: &BarPlot, area: &Area<'_>, width: i32) -> Result<()> {
 fn draw_bar(area: &Area<'_>, bar: &Bar, num_parts: usize, top: i32, at: &dyn Fn(f64) -> i32) -> Result<()> {
     let mut from = 0.0;
     for (part, value) in bar.values.iter().enumerate() {
-        let style = if num_parts <= 1 && !bar.is_ours { look::NUM_SERIES - 2 } else { part };
+        let colour = if num_parts <= 1 && !bar.is_ours { look::QUIET } else { look::colour(part) };
         let corners = [(at(from), top), (at(from + value), top + BAR)];
-        drawn(area.draw(&Rectangle::new(corners, look::colour(style).filled())))?;
+        drawn(area.draw(&Rectangle::new(corners, colour.filled())))?;
         from += value;
     }
     if let Some((low, high)) = bar.range.filter(|(low, high)| low < high) {

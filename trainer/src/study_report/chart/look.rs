@@ -6,7 +6,7 @@
 
 use plotters::style::RGBColor;
 
-/// A colour on white, its counterpart on black, and the name of the property that the page's style gives it.
+/// A colour on white and its counterpart on black.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Colour {
     /// On white.
@@ -15,8 +15,8 @@ pub struct Colour {
     pub dark: [u8; 3],
 }
 
-/// Colours of the series, then of everything else: [`INK`], [`MUTED`], [`GRID`], [`SURFACE`], [`BAND`].
-pub const COLOURS: [Colour; 12] = [
+/// Colours of the series, then of everything else: [`INK`], [`MUTED`], [`GRID`], [`SURFACE`], [`BAND`], [`QUIET`].
+pub const COLOURS: [Colour; 13] = [
     Colour { light: [0x00, 0x72, 0xb2], dark: [0x4d, 0xb0, 0xf0] },
     Colour { light: [0xd5, 0x5e, 0x00], dark: [0xff, 0x8c, 0x42] },
     Colour { light: [0x00, 0x9e, 0x73], dark: [0x2e, 0xd1, 0xa2] },
@@ -29,6 +29,7 @@ pub const COLOURS: [Colour; 12] = [
     Colour { light: [0xe3, 0xe5, 0xe9], dark: [0x34, 0x38, 0x40] },
     Colour { light: [0xff, 0xff, 0xff], dark: [0x17, 0x19, 0x1d] },
     Colour { light: [0xee, 0xf1, 0xf4], dark: [0x24, 0x28, 0x2f] },
+    Colour { light: [0xb4, 0xba, 0xc2], dark: [0x58, 0x5f, 0x6b] },
 ];
 
 /// How many series look different from each other.
@@ -39,6 +40,7 @@ pub(super) const MUTED: RGBColor = of(NUM_SERIES + 1);
 pub(super) const GRID: RGBColor = of(NUM_SERIES + 2);
 pub(super) const SURFACE: RGBColor = of(NUM_SERIES + 3);
 pub(super) const BAND: RGBColor = of(NUM_SERIES + 4);
+pub(super) const QUIET: RGBColor = of(NUM_SERIES + 5);
 
 /// Size of ordinary text, pixels.
 pub(super) const TEXT: f64 = 13.0;

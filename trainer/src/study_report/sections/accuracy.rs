@@ -29,7 +29,8 @@ pub(super) fn reached(run: &Run, target: f64) -> Option<Reached> {
 
 pub(super) fn blocks(facts: &Facts<'_>) -> Vec<Block> {
     let Some(target) = facts.target_accuracy else { return Vec::new() };
-    let percent = 100.0 * target;
+    // Two decimals at most: 0.14 times 100 has sixteen.
+    let percent = (1e4 * target).round() / 1e2;
     let columns = ["run", "global batch", "ranks", "reached", "seconds", "epochs", "images", "best accuracy, %"];
     let mut table = Table::new("time-to-accuracy", format!("Time to a test accuracy of {percent} %"), &columns);
     let mut by_batch: Vec<(f64, Vec<f64>)> = Vec::new();

@@ -35,7 +35,9 @@ fn one(comparison: &Comparison, index: usize, num_comparisons: usize) -> Vec<Blo
         blocks.extend(figure.map(|figure| Block::Figure(Box::new(figure))));
     }
     blocks.push(Block::Table(table(&prefix, &comparison.rows)));
-    let differing: Vec<String> = comparison.rows.iter().filter(|row| row.loss_agrees == Some(false)).map(ComparisonRow::name).collect();
+    let mut differing: Vec<String> = comparison.rows.iter().filter(|row| row.loss_agrees == Some(false)).map(ComparisonRow::name).collect();
+    differing.sort();
+    differing.dedup();
     if !differing.is_empty() {
         blocks.push(Block::Warning(format!("Losses that are not ours within rounding, so that the job was not quite the same: {}.", differing.join(", "))));
     }
@@ -145,7 +147,7 @@ fn courses(comparison: &Comparison, prefix: &str) -> Vec<Figure> {
             id: format!("{prefix}-accuracy-{label}"),
             title: title.to_owned(),
             caption: "Share of the test images whose likeliest class is right, after each epoch of every framework's own training.".to_owned(),
-            plot: Plot::Lines(LinePlot { x: Axis::linear(label), y: Axis::from_zero("top-1 accuracy").in_unit(Unit::Share), series, band: None }),
+            plot: Plot::Lines(LinePlot { x: if label == "epoch" { Axis::whole(label) } else { Axis::from_zero(label) }, y: Axis::from_zero("top-1 accuracy").in_unit(Unit::Share), series, band: None }),
             data: Table { id: format!("{prefix}-accuracy-{label}"), title: title.to_owned(), ..data.clone() },
         })
         .collect()

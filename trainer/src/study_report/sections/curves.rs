@@ -54,7 +54,7 @@ fn figure(groups: &[(String, Vec<&Run>)], course: usize, score: usize, suffix: &
         "loss" => "Mean over the samples of an epoch while it was trained.",
         _ => "Share of the whole test split whose likeliest class is right, where it was measured.",
     };
-    let (x, y) = (Axis::from_zero(x), if score_id == "accuracy" { Axis::from_zero(y).in_unit(Unit::Share) } else { Axis::linear(y) });
+    let (x, y) = (if course_id == "time" { Axis::from_zero(x) } else { Axis::whole(x) }, if score_id == "accuracy" { Axis::from_zero(y).in_unit(Unit::Share) } else { Axis::linear(y) });
     (!series.is_empty()).then(|| Figure {
         id,
         title,

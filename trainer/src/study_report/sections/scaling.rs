@@ -68,6 +68,11 @@ fn figures(facts: &Facts<'_>, facet: &[&Measurement], number: usize) -> Vec<Figu
     let mut lines: Vec<BTreeMap<&str, &str>> = facet.iter().map(|one| one.line()).collect();
     lines.sort();
     lines.dedup();
+    // Single ranks are drawn as the beginning of the lines whose base they are.
+    let goes_on = |line: &BTreeMap<&str, &str>| facet.iter().any(|one| one.ranks > 1 && one.line() == *line);
+    if lines.iter().any(goes_on) {
+        lines.retain(goes_on);
+    }
     let words = shared_words(facet);
     let columns = ["series", "kind", "ranks", "value", "least", "most", "repetitions"];
     let (mut speed_data, mut efficiency_data) = (Table::new("", "", &columns), Table::new("", "", &columns));

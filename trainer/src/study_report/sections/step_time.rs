@@ -111,7 +111,7 @@ pub(super) fn staleness(facts: &Facts<'_>) -> Vec<Block> {
         let ticks: Vec<f64> = (0..counts.len()).map(|at| at as f64).collect();
         let x = Axis { ticks: Some(ticks), ..Axis::linear("updates in between") };
         let series = vec![Series { name: "updates".to_owned(), style: 0, kind: Kind::Columns, lines: vec![points] }];
-        let plot = Plot::Lines(LinePlot { x, y: Axis::from_zero("updates"), series, band: None });
+        let plot = Plot::Lines(LinePlot { x, y: Axis::whole("updates"), series, band: None });
         Some(Block::Figure(Box::new(Figure { id, title, caption, plot, data })))
     };
     facts.sources.runs.iter().enumerate().filter_map(histogram).collect()
