@@ -27,6 +27,7 @@ mod packages;
 mod probe;
 mod process;
 mod quiet;
+mod report_suite;
 mod restart;
 mod run_directory;
 mod setup;

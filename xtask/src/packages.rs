@@ -19,6 +19,8 @@ pub(crate) enum Need {
     Libclang,
     /// Controller, node daemons and clients of a small cluster, with the PMIx by which it starts MPI programs.
     Slurm,
+    /// A Chromium that runs headless.
+    Browser,
 }
 
 /// A package manager of this machine.
@@ -63,6 +65,9 @@ impl Installer {
             (Installer::AptGet, Need::Libclang) => &["libclang-dev"],
             // Slurm opens libpmix.so by the name that only the development package has.
             (Installer::AptGet, Need::Slurm) => &["slurm-wlm", "munge", "libpmix-dev"],
+            (Installer::AptGet | Installer::Dnf | Installer::Zypper | Installer::Pacman | Installer::Brew, Need::Browser) => {
+                &["chromium"]
+            }
             (Installer::Dnf | Installer::Zypper | Installer::Pacman, Need::CCompiler) => &["gcc"],
             (Installer::Dnf, Need::MpiDevelopment) => &["openmpi-devel"],
             (Installer::Dnf, Need::Mpirun) => &["openmpi"],

@@ -12,6 +12,7 @@ use crate::kernel_stages;
 use crate::mpi_suite;
 use crate::probe::Found;
 use crate::process;
+use crate::report_suite;
 use crate::setup::{self, NO_INSTALL};
 use crate::slurm_cluster;
 use crate::slurm_suite;
@@ -19,12 +20,14 @@ use crate::tidy;
 
 pub(crate) const COMMAND: Command = Command {
     name: "test",
-    summary: "Set up and run all checks: format, tidy, lints, tests, documentation, addresses, aarch64, MPI, Slurm.",
+    summary: "Set up and run all checks: format, tidy, lints, tests, documentation, addresses, aarch64, MPI, a browser, Slurm.",
     details: "\
-Stages in order: fmt, tidy, clippy, test, doc, memory, arm, mpi, slurm.
+Stages in order: fmt, tidy, clippy, test, doc, memory, arm, mpi, report, slurm.
 The memory stage runs the kernels' tests under AddressSanitizer; arm compiles them for aarch64, and runs them where
 qemu-user and a cross linker are installed.
 The mpi stage runs on 1 to 4 ranks under mpirun; without mpirun only its launcher checks run, and that is said aloud.
+The report stage opens the page of `trainer report` in a headless Chromium; with --report or --only report a missing one is
+installed.
 The slurm stage starts a small Slurm cluster of two nodes on this machine, trains, stops, preempts and kills jobs there, and
 stops it again, within ten minutes. It runs with --slurm or --only slurm, and needs root or sudo without a password.
 MPICC=/nonexistent LOCKSTEP_NO_INSTALL=1 checks the workspace as on a machine without MPI.",
@@ -33,7 +36,8 @@ MPICC=/nonexistent LOCKSTEP_NO_INSTALL=1 checks the workspace as on a machine wi
     object: None,
     flags: &[
         Flag { name: "--only", value: Some("STAGE,…"), help: "only these stages" },
-        Flag { name: CLAIM, value: Some("TEXT"), help: "of mpi and slurm only the checks that claim this" },
+        Flag { name: CLAIM, value: Some("TEXT"), help: "of mpi, report and slurm only the checks that claim this" },
+        Flag { name: REPORT, value: None, help: "install what the stage report needs" },
         Flag { name: SLURM, value: None, help: "also the stage slurm" },
         NO_INSTALL,
     ],
@@ -42,6 +46,7 @@ MPICC=/nonexistent LOCKSTEP_NO_INSTALL=1 checks the workspace as on a machine wi
 };
 
 const CLAIM: &str = "--claim";
+const REPORT: &str = "--report";
 const SLURM: &str = "--slurm";
 
 /// What a stage may need to know.
@@ -68,7 +73,7 @@ struct Row {
     seconds: f64,
 }
 
-const STAGES: [Stage; 9] = [
+const STAGES: [Stage; 10] = [
     Stage { name: "fmt", run: format },
     Stage { name: "tidy", run: |_| tidy::run().into() },
     Stage { name: "clippy", run: lints },
@@ -77,6 +82,7 @@ const STAGES: [Stage; 9] = [
     Stage { name: "memory", run: |_| or_skipped(kernel_stages::sanitized()) },
     Stage { name: "arm", run: |_| or_skipped(kernel_stages::on_arm()) },
     Stage { name: "mpi", run: mpi },
+    Stage { name: "report", run: report },
     Stage { name: "slurm", run: slurm },
 ];
 
@@ -171,6 +177,15 @@ fn mpi(context: &Context<'_>) -> Verdict {
         (Ok(()), None) => {
             Verdict::Skipped("no mpirun with an MPI to build with; the launcher checks passed".to_owned())
         }
+    }
+}
+
+fn report(context: &Context<'_>) -> Verdict {
+    let arguments = context.arguments;
+    let is_named = arguments.value("--only").is_some_and(|only| only.split(',').any(|name| name == "report"));
+    match report_suite::lacking(arguments, is_named || arguments.has(REPORT)) {
+        Some(reason) => Verdict::Skipped(reason),
+        None => report_suite::run(context.mpi, arguments.value(CLAIM)).into(),
     }
 }
 

@@ -110,9 +110,8 @@ impl Table {
 
     /// An object a row, under the columns' names.
     pub fn to_json(&self) -> Value {
-        let row = |row: &Vec<Cell>| {
-            Value::Object(self.columns.iter().cloned().zip(row.iter().map(Cell::to_json)).collect())
-        };
+        let row =
+            |row: &Vec<Cell>| Value::Object(self.columns.iter().cloned().zip(row.iter().map(Cell::to_json)).collect());
         Value::Array(self.rows.iter().map(row).collect())
     }
 }

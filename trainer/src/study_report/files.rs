@@ -129,7 +129,9 @@ fn index(document: &Document) -> Value {
                 Block::Paragraph(text) | Block::Warning(text) => words.push(text.clone()),
                 Block::Figure(figure) => {
                     let data = figure.data.to_json();
-                    figures.push(json!({ "id": figure.id, "title": figure.title, "caption": figure.caption, "data": data }));
+                    figures.push(
+                        json!({ "id": figure.id, "title": figure.title, "caption": figure.caption, "data": data }),
+                    );
                 }
                 Block::Table(table) | Block::FoldedTable(_, table) => tables.push(table_json(table)),
                 Block::FoldedText(..) => {}

@@ -15,7 +15,7 @@ const LONG: usize = 40;
 ///
 /// # Errors
 /// When a chart cannot be drawn.
-pub fn page(document: &Document) -> Result<String> {
+pub(super) fn page(document: &Document) -> Result<String> {
     let sections: Vec<Markup> = document.sections.iter().map(section).collect::<Result<_>>()?;
     let page = html! {
         (DOCTYPE)

@@ -61,11 +61,15 @@ impl Measurement {
     /// What must be equal for two measurements to lie on one line.
     pub fn line(&self) -> BTreeMap<&str, &str> {
         let is_size = |key: &str| SIZES.contains(&key) || (key == "batch_size_per_rank" && self.scaling == "strong");
-        self.settings.iter().map(|(key, value)| (key.as_str(), value.as_str())).filter(|(key, _)| !is_size(key)).collect()
+        self.settings
+            .iter()
+            .map(|(key, value)| (key.as_str(), value.as_str()))
+            .filter(|(key, _)| !is_size(key))
+            .collect()
     }
 
-    /// Whether a single rank did the same work as this: a base for its speedup.
-    fn is_base_of(&self, other: &Self) -> bool {
+    /// Whether a single rank did the same work as this: a reference for its speedup.
+    fn is_reference_of(&self, other: &Self) -> bool {
         const WORK: [&str; 5] = ["model", "dtype", "threads", "device", "kernels"];
         let batch = if other.scaling == "strong" { "global_batch_size" } else { "batch_size_per_rank" };
         self.ranks == 1 && WORK.iter().chain([&batch]).all(|key| self.setting(key) == other.setting(key))
@@ -73,17 +77,19 @@ impl Measurement {
 
     /// Ranks and speed of what this is compared with for its speedup: one rank on the same line, else one rank of the same work,
     /// else the fewest ranks on the line.
-    pub fn base(&self, all: &[Self]) -> Option<(usize, f64)> {
+    pub fn reference(&self, all: &[Self]) -> Option<(usize, f64)> {
         let line = self.line();
         let on_line = || all.iter().filter(|one| one.line() == line && one.scaling == self.scaling);
-        let alone = on_line().find(|one| one.ranks == 1 && one.is_base_of(self));
-        let base = alone.or_else(|| all.iter().find(|one| one.is_base_of(self))).or_else(|| on_line().min_by_key(|one| one.ranks));
+        let alone = on_line().find(|one| one.ranks == 1 && one.is_reference_of(self));
+        let base = alone
+            .or_else(|| all.iter().find(|one| one.is_reference_of(self)))
+            .or_else(|| on_line().min_by_key(|one| one.ranks));
         base.and_then(|base| Some((base.ranks, base.speed()?))).filter(|(_, speed)| *speed > 0.0)
     }
 
-    /// How many times as fast as one rank, and that by rank: where the base has several ranks, they count as equally efficient.
+    /// How many times as fast as one rank, and that by rank: where the reference has several ranks, they count as equally efficient.
     pub fn speedup_and_efficiency(&self, all: &[Self]) -> Option<(f64, f64)> {
-        let (ranks, speed) = self.base(all)?;
+        let (ranks, speed) = self.reference(all)?;
         let speedup = self.speed()? / speed * ranks as f64;
         Some((speedup, speedup / self.ranks.max(1) as f64))
     }
@@ -112,8 +118,12 @@ fn of_study(study: &Study) -> Vec<Measurement> {
 }
 
 fn of_cell(cell: &Cell) -> Measurement {
-    let settings: BTreeMap<String, String> =
-        cell.settings.keys().map(|key| (key.clone(), cell.setting(key))).filter(|(_, value)| !value.is_empty()).collect();
+    let settings: BTreeMap<String, String> = cell
+        .settings
+        .keys()
+        .map(|key| (key.clone(), cell.setting(key)))
+        .filter(|(_, value)| !value.is_empty())
+        .collect();
     let ranks = settings.get("ranks").and_then(|ranks| ranks.parse().ok()).unwrap_or(1);
     let scaling = settings.get("scaling").cloned().unwrap_or_else(|| "none".to_owned());
     Measurement { settings, ranks, scaling, ..Measurement::default() }
@@ -163,7 +173,12 @@ fn of_runs(runs: &[Run]) -> Vec<Measurement> {
 fn of_run(run: &Run) -> Option<Measurement> {
     let ranks = run.ranks()?;
     let mut settings = BTreeMap::new();
-    let keys = [("model", "model.model"), ("dtype", "compute.dtype"), ("compress", "sync.compress"), ("global_batch_size", "batch.global-batch-size")];
+    let keys = [
+        ("model", "model.model"),
+        ("dtype", "compute.dtype"),
+        ("compress", "sync.compress"),
+        ("global_batch_size", "batch.global-batch-size"),
+    ];
     for (name, key) in keys {
         settings.extend(run.setting(key).map(|value| (name.to_owned(), value.to_owned())));
     }
@@ -173,7 +188,8 @@ fn of_run(run: &Run) -> Option<Measurement> {
     let global: Option<usize> = run.setting("batch.global-batch-size").and_then(|batch| batch.parse().ok());
     let per_rank = global.map(|global| (global / ranks.max(1)).to_string());
     settings.extend(per_rank.map(|batch| ("batch_size_per_rank".to_owned(), batch)));
-    settings.extend(run.manifest().map(|manifest| ("threads".to_owned(), manifest.launch.threads_per_rank.to_string())));
+    settings
+        .extend(run.manifest().map(|manifest| ("threads".to_owned(), manifest.launch.threads_per_rank.to_string())));
     Some(Measurement {
         id: run.label.clone(),
         settings,
@@ -209,9 +225,9 @@ mod tests {
     }
 
     #[test]
-    fn without_one_rank_the_fewest_ranks_of_the_line_are_the_base() {
+    fn without_one_rank_the_fewest_ranks_of_the_line_are_the_reference() {
         let all = [measurement(2, 180.0, "ring"), measurement(4, 324.0, "ring"), measurement(3, 999.0, "mpi")];
-        assert_eq!(all[1].base(&all), Some((2, 180.0)));
+        assert_eq!(all[1].reference(&all), Some((2, 180.0)));
         let (speedup, efficiency) = all[1].speedup_and_efficiency(&all).unwrap();
         assert!((speedup - 3.6).abs() < 1e-12 && (efficiency - 0.9).abs() < 1e-12);
     }

@@ -8,7 +8,7 @@ use super::document::Table;
 /// The table as CSV: a heading, then a line a row; an empty field where there is nothing.
 ///
 /// Ours, since the crate csv would turn on a default feature of serde's core, with which burn is compiled anew.
-pub fn csv(table: &Table) -> String {
+pub(super) fn csv(table: &Table) -> String {
     let line = |fields: Vec<String>| fields.join(",") + "\n";
     let heading = line(table.columns.iter().map(|name| field(name)).collect());
     let rows = table.rows.iter().map(|row| line(row.iter().map(|cell| field(&cell.raw())).collect()));
@@ -22,10 +22,12 @@ fn field(text: &str) -> String {
 }
 
 /// The table as a LaTeX `table` with the rules of booktabs.
-pub fn latex(table: &Table) -> String {
-    let columns: String = (0..table.columns.len()).map(|column| if table.is_numeric(column) { 'r' } else { 'l' }).collect();
+pub(super) fn latex(table: &Table) -> String {
+    let columns: String =
+        (0..table.columns.len()).map(|column| if table.is_numeric(column) { 'r' } else { 'l' }).collect();
     let line = |cells: Vec<String>| format!("    {} \\\\\n", cells.join(" & "));
-    let mut text = String::from("% Needs \\usepackage{booktabs}; wide ones fit with \\usepackage{graphicx} and \\resizebox.\n");
+    let mut text =
+        String::from("% Needs \\usepackage{booktabs}; wide ones fit with \\usepackage{graphicx} and \\resizebox.\n");
     text.push_str("\\begin{table}\n  \\centering\n");
     text.push_str(&format!("  \\caption{{{}}}\n  \\label{{tab:{}}}\n", escaped(&table.title), table.id));
     text.push_str(&format!("  \\begin{{tabular}}{{{columns}}}\n    \\toprule\n"));
@@ -39,7 +41,7 @@ pub fn latex(table: &Table) -> String {
 }
 
 /// Text in which LaTeX sees no commands.
-pub fn escaped(text: &str) -> String {
+pub(super) fn escaped(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for c in text.chars() {
         match c {
@@ -88,6 +90,9 @@ mod tests {
         assert!(text.contains("\\caption{A \\& B}") && text.contains("{lr}"), "{text}");
         assert!(text.contains("x\\_1 100 \\% & -- \\\\"), "{text}");
         assert!(text.contains("1\\,234.6"), "{text}");
-        assert_eq!(escaped("\\a{b}^~#$<>|\""), "\\textbackslash{}a\\{b\\}\\textasciicircum{}\\textasciitilde{}\\#\\$\\textless{}\\textgreater{}\\textbar{}\\textquotedbl{}");
+        assert_eq!(
+            escaped("\\a{b}^~#$<>|\""),
+            "\\textbackslash{}a\\{b\\}\\textasciicircum{}\\textasciitilde{}\\#\\$\\textless{}\\textgreater{}\\textbar{}\\textquotedbl{}"
+        );
     }
 }

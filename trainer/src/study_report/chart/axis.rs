@@ -59,7 +59,14 @@ pub(super) struct Placed {
 impl Axis {
     /// A linear axis of plain numbers.
     pub fn linear(label: &str) -> Self {
-        Self { label: label.to_owned(), scale: Scale::Linear, unit: Unit::Plain, from_zero: false, is_whole: false, ticks: None }
+        Self {
+            label: label.to_owned(),
+            scale: Scale::Linear,
+            unit: Unit::Plain,
+            from_zero: false,
+            is_whole: false,
+            ticks: None,
+        }
     }
 
     /// As [`linear`](Self::linear), from zero.
@@ -141,8 +148,11 @@ impl Axis {
             (Some(ticks), _) => thinned(ticks, most_ticks),
             (None, Scale::Binary) => {
                 let powers = |value: f64| value / 2f64.log10();
-                let (first, last) = (powers(low).ceil() as i32, powers(high).floor() as i32);
-                thinned(&(first..=last).map(|power| 2f64.powi(power)).collect::<Vec<_>>(), most_ticks)
+                // Nothing has half a byte or half a rank.
+                let (first, last) = (powers(low).ceil().max(0.0) as i32, powers(high).floor() as i32);
+                let few = |every: &i32| (first..=last).filter(|power| power % every == 0).count() <= most_ticks;
+                let every = [1, 2, 5, 10].into_iter().find(few).unwrap_or(20);
+                (first..=last).filter(|power| power % every == 0).map(|power| 2f64.powi(power)).collect()
             }
             (None, _) => decimal_ticks(low, high, most_ticks),
         };
@@ -248,7 +258,8 @@ mod tests {
     #[test]
     fn an_axis_of_one_value_or_none_still_has_ticks() {
         for values in [&[][..], &[5.0], &[0.0], &[f64::NAN], &[-3.0]] {
-            for axis in [Axis::linear("x"), Axis::from_zero("x"), Axis::logarithmic("x"), Axis::of_counts("x", values)] {
+            for axis in [Axis::linear("x"), Axis::from_zero("x"), Axis::logarithmic("x"), Axis::of_counts("x", values)]
+            {
                 let placed = axis.place(values.iter().copied(), 5);
                 assert!(placed.low < placed.high, "{axis:?} {values:?} {placed:?}");
                 assert!(axis.ticks.is_some() || placed.ticks.len() >= 2, "{axis:?} {values:?} {placed:?}");

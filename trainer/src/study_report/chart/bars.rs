@@ -41,7 +41,13 @@ pub(super) fn draw(plot: &BarPlot, area: &Area<'_>, width: i32) -> Result<()> {
     let largest = ends().chain(plot.rows.iter().filter_map(|bar| bar.range.map(|range| range.1)));
     let axis = plot.x.place(largest, if width < 500 { 4 } else { 7 });
     let step = axis.ticks.get(1).map_or(1.0, |tick| tick.0 - axis.ticks[0].0);
-    let decimals = if step >= 10.0 { 0 } else if step >= 1.0 { 1 } else { 2 };
+    let decimals = if step >= 10.0 {
+        0
+    } else if step >= 1.0 {
+        1
+    } else {
+        2
+    };
     let room = ends().map(|end| text_width(&grouped(end, decimals), TEXT)).max().unwrap_or(0) + 12;
     let pixels = f64::from(width - 2 * SIDE - room) / (axis.high - axis.low);
     let at = |value: f64| SIDE + ((value - axis.low) * pixels).round() as i32;

@@ -27,7 +27,9 @@ pub(super) fn draw(plot: &LinePlot, area: &Area<'_>, sheet: Sheet) -> Result<()>
     let points = || plot.series.iter().flat_map(|series| series.lines.iter().flatten());
     let column = if plot.series.iter().any(|series| series.kind == Kind::Columns) { 0.5 } else { 0.0 };
     let x = plot.x.place(points().flat_map(|point| [point.x - column, point.x + column]), most_x);
-    let values = |point: &Point| [point.y, point.range.map_or(point.y, |range| range.0), point.range.map_or(point.y, |range| range.1)];
+    let values = |point: &Point| {
+        [point.y, point.range.map_or(point.y, |range| range.0), point.range.map_or(point.y, |range| range.1)]
+    };
     let y = plot.y.place(points().flat_map(values), most_y);
 
     write_text(area, &plot.y.label, (MARGIN, 0), &text_style(TEXT - 1.0, MUTED, HPos::Left))?;
@@ -73,11 +75,7 @@ pub(super) fn draw(plot: &LinePlot, area: &Area<'_>, sheet: Sheet) -> Result<()>
 type Chart<'a, 'b> = ChartContext<'a, SVGBackend<'b>, Cartesian2d<Placed, Placed>>;
 
 /// Where y is within a share of x.
-fn draw_band(
-    chart: &mut Chart<'_, '_>,
-    (x, y): (&Placed, &Placed),
-    share: f64,
-) -> Result<()> {
+fn draw_band(chart: &mut Chart<'_, '_>, (x, y): (&Placed, &Placed), share: f64) -> Result<()> {
     // Many corners, since the band is cut off where it leaves the axes.
     const NUM_CORNERS: usize = 64;
     let value = |index: usize| x.low + (x.high - x.low) * index as f64 / NUM_CORNERS as f64;
@@ -93,21 +91,19 @@ fn draw_band(
     drawn(chart.draw_series([Polygon::new(outline, BAND.filled())])).map(drop)
 }
 
-fn draw_series(
-    chart: &mut Chart<'_, '_>,
-    series: &Series,
-    (x, y): (&Placed, &Placed),
-) -> Result<()> {
+fn draw_series(chart: &mut Chart<'_, '_>, series: &Series, (x, y): (&Placed, &Placed)) -> Result<()> {
     let colour = look::colour(series.style);
     for line in &series.lines {
-        let placed: Vec<(f64, f64)> =
-            line.iter().filter_map(|point| Some((x.at(point.x)?, y.at(point.y)?))).collect();
+        let placed: Vec<(f64, f64)> = line.iter().filter_map(|point| Some((x.at(point.x)?, y.at(point.y)?))).collect();
         let thin: ShapeStyle = MUTED.stroke_width(1);
         match series.kind {
-            Kind::Measured => drawn(chart.draw_series([PathElement::new(placed.clone(), colour.stroke_width(2))])).map(drop)?,
+            Kind::Measured => {
+                drawn(chart.draw_series([PathElement::new(placed.clone(), colour.stroke_width(2))])).map(drop)?
+            }
             Kind::Reference => drawn(chart.draw_series([PathElement::new(placed.clone(), thin)])).map(drop)?,
             Kind::Predicted | Kind::Fitted => {
-                drawn(chart.draw_series([DashedPathElement::new(placed.clone(), 6, 5, colour.stroke_width(2))])).map(drop)?;
+                drawn(chart.draw_series([DashedPathElement::new(placed.clone(), 6, 5, colour.stroke_width(2))]))
+                    .map(drop)?;
             }
             Kind::Columns => {
                 let column = |(x, y): &(f64, f64)| Rectangle::new([(x - 0.4, 0.0), (x + 0.4, *y)], colour.filled());
@@ -123,7 +119,8 @@ fn draw_series(
                 if style.filled {
                     drawn(chart.draw_series([EmptyElement::at(*at) + Polygon::new(outline, style)])).map(drop)?;
                 } else {
-                    drawn(chart.draw_series([EmptyElement::at(*at) + PathElement::new(closed(outline), style)])).map(drop)?;
+                    drawn(chart.draw_series([EmptyElement::at(*at) + PathElement::new(closed(outline), style)]))
+                        .map(drop)?;
                 }
             }
         }
@@ -131,12 +128,7 @@ fn draw_series(
     Ok(())
 }
 
-fn draw_ranges(
-    chart: &mut Chart<'_, '_>,
-    line: &[Point],
-    (x, y): (&Placed, &Placed),
-    style: ShapeStyle,
-) -> Result<()> {
+fn draw_ranges(chart: &mut Chart<'_, '_>, line: &[Point], (x, y): (&Placed, &Placed), style: ShapeStyle) -> Result<()> {
     for point in line {
         let Some((low, high)) = point.range.filter(|(low, high)| low < high) else { continue };
         let (Some(at), Some(low), Some(high)) = (x.at(point.x), y.at(low), y.at(high)) else { continue };

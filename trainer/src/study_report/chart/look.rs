@@ -88,7 +88,9 @@ fn circle(radius: i32) -> Vec<(i32, i32)> {
 /// The width that a text is likely to take, pixels; rather too much than too little.
 pub(super) fn text_width(text: &str, size: f64) -> i32 {
     let width = |c: char| match c {
-        'i' | 'l' | 'j' | '.' | ',' | ':' | ';' | '\'' | '|' | '!' | ' ' | '\u{202f}' | '(' | ')' | 't' | 'f' | 'I' => 0.36,
+        'i' | 'l' | 'j' | '.' | ',' | ':' | ';' | '\'' | '|' | '!' | ' ' | '\u{202f}' | '(' | ')' | 't' | 'f' | 'I' => {
+            0.36
+        }
         'm' | 'w' | 'M' | 'W' | '%' => 0.92,
         c if c.is_uppercase() => 0.70,
         c if (c as u32) > 0x2e80 => 1.0,

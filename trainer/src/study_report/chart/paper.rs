@@ -70,7 +70,7 @@ const SAMPLE_WIDTH: i32 = 30;
 /// When plotters does not draw.
 pub fn draw(figure: &Figure, sheet: Sheet) -> Result<String> {
     let width = sheet.width();
-    let title = wrapped(&figure.title, HEADING * 1.06, width - 2 * SIDE);
+    let title = wrapped(&figure.title, HEADING * 1.16, width - 2 * SIDE);
     let legend = legend_rows(entries(&figure.plot), width);
     let caption = match sheet {
         Sheet::Alone => wrapped(&figure.caption, TEXT - 1.0, width - 2 * SIDE),

@@ -22,7 +22,8 @@ pub(super) struct Reached {
 
 /// The first epoch after which the test accuracy was at least `target`.
 pub(super) fn reached(run: &Run, target: f64) -> Option<Reached> {
-    let at = run.epochs.iter().zip(run.progress()).find(|(epoch, _)| epoch.test_top1.is_some_and(|top1| top1 >= target))?;
+    let at =
+        run.epochs.iter().zip(run.progress()).find(|(epoch, _)| epoch.test_top1.is_some_and(|top1| top1 >= target))?;
     let (epoch, (images, seconds)) = at;
     Some(Reached { epochs: epoch.epoch + 1, images, seconds })
 }
@@ -62,8 +63,10 @@ pub(super) fn blocks(facts: &Facts<'_>) -> Vec<Block> {
     by_batch.sort_by(|a, b| a.0.total_cmp(&b.0));
     let mut blocks = Vec::new();
     if by_batch.len() > 1 {
-        let points: Vec<Point> =
-            by_batch.iter().filter_map(|(batch, seconds)| Some(Point { x: *batch, y: median(seconds)?, range: range(seconds) })).collect();
+        let points: Vec<Point> = by_batch
+            .iter()
+            .filter_map(|(batch, seconds)| Some(Point { x: *batch, y: median(seconds)?, range: range(seconds) }))
+            .collect();
         let mut data = Table::new("time-to-accuracy-by-batch", "", &["global batch", "seconds, median", "runs"]);
         for (point, (_, seconds)) in points.iter().zip(&by_batch) {
             data.push(vec![Cell::number(point.x, 0), Cell::number(point.y, 2), Cell::count(seconds.len() as u64)]);

@@ -17,7 +17,8 @@ pub(super) fn blocks(facts: &Facts<'_>) -> Vec<Block> {
 
 fn one(comparison: &Comparison, index: usize, num_comparisons: usize) -> Vec<Block> {
     let prefix = if num_comparisons > 1 { format!("comparison-{}", index + 1) } else { "comparison".to_owned() };
-    let job: Vec<String> = comparison.job.iter().map(|(key, value)| format!("{} {}", key.replace('_', " "), plain(value))).collect();
+    let job: Vec<String> =
+        comparison.job.iter().map(|(key, value)| format!("{} {}", key.replace('_', " "), plain(value))).collect();
     let machine = &comparison.machine;
     let mut blocks = vec![Block::Paragraph(format!(
         "Every framework did the same job on {} ({} processors): {}.",
@@ -35,11 +36,15 @@ fn one(comparison: &Comparison, index: usize, num_comparisons: usize) -> Vec<Blo
         blocks.extend(figure.map(|figure| Block::Figure(Box::new(figure))));
     }
     blocks.push(Block::Table(table(&prefix, &comparison.rows)));
-    let mut differing: Vec<String> = comparison.rows.iter().filter(|row| row.loss_agrees == Some(false)).map(ComparisonRow::name).collect();
+    let mut differing: Vec<String> =
+        comparison.rows.iter().filter(|row| row.loss_agrees == Some(false)).map(ComparisonRow::name).collect();
     differing.sort();
     differing.dedup();
     if !differing.is_empty() {
-        blocks.push(Block::Warning(format!("Losses that are not ours within rounding, so that the job was not quite the same: {}.", differing.join(", "))));
+        blocks.push(Block::Warning(format!(
+            "Losses that are not ours within rounding, so that the job was not quite the same: {}.",
+            differing.join(", ")
+        )));
     }
     blocks.extend(courses(comparison, &prefix).into_iter().map(|figure| Block::Figure(Box::new(figure))));
     blocks
@@ -63,7 +68,12 @@ fn bars(id: &str, title: &str, rows: &[&ComparisonRow], job: &[String]) -> Optio
     let mut data = Table::new(id, title, &["framework", "images/s, median", "least", "most", "gap"]);
     let mut plotted = Vec::new();
     for row in sorted {
-        let how = [row.launcher.as_str(), row.communication.as_str()].iter().filter(|word| !word.is_empty()).copied().collect::<Vec<_>>().join(", ");
+        let how = [row.launcher.as_str(), row.communication.as_str()]
+            .iter()
+            .filter(|word| !word.is_empty())
+            .copied()
+            .collect::<Vec<_>>()
+            .join(", ");
         let label = if how.is_empty() { row.name() } else { format!("{} ({how})", row.name()) };
         let (speed, range) = (speed(row), range(&speeds(row)));
         let gap = match speed {
@@ -77,7 +87,13 @@ fn bars(id: &str, title: &str, rows: &[&ComparisonRow], job: &[String]) -> Optio
             Cell::number(range.map(|range| range.1), 1),
             gap.clone().map_or(Cell::Missing, Cell::Text),
         ]);
-        plotted.push(Bar { label, values: speed.into_iter().collect(), range, gap, is_ours: row.framework == "Lockstep" });
+        plotted.push(Bar {
+            label,
+            values: speed.into_iter().collect(),
+            range,
+            gap,
+            is_ours: row.framework == "Lockstep",
+        });
     }
     plotted.iter().any(|bar| bar.gap.is_none()).then(|| Figure {
         id: id.to_owned(),
@@ -93,8 +109,24 @@ fn bars(id: &str, title: &str, rows: &[&ComparisonRow], job: &[String]) -> Optio
 
 fn table(id: &str, rows: &[ComparisonRow]) -> Table {
     let columns = [
-        "framework", "model", "format", "launcher", "communication", "ranks", "threads", "images/s, median", "least", "most", "ratio to Lockstep", "speedup", "efficiency, %",
-        "memory of a rank, MiB", "loss after 2", "loss after 5", "losses agree", "why there is no number",
+        "framework",
+        "model",
+        "format",
+        "launcher",
+        "communication",
+        "ranks",
+        "threads",
+        "images/s, median",
+        "least",
+        "most",
+        "ratio to Lockstep",
+        "speedup",
+        "efficiency, %",
+        "memory of a rank, MiB",
+        "loss after 2",
+        "loss after 5",
+        "losses agree",
+        "why there is no number",
     ];
     let mut table = Table::new(id, "Frameworks on the same job", &columns);
     for row in rows {
@@ -129,14 +161,25 @@ fn courses(comparison: &Comparison, prefix: &str) -> Vec<Figure> {
     let mut series = [Vec::new(), Vec::new()];
     for (style, course) in comparison.accuracy.iter().take(MOST_SERIES).enumerate() {
         let points = |x: fn(&crate::study_report::sources::EpochPoint) -> Option<f64>| {
-            course.epochs.iter().filter_map(|epoch| Some(Point::new(x(epoch)?, epoch.test_top1?))).collect::<Vec<Point>>()
+            course
+                .epochs
+                .iter()
+                .filter_map(|epoch| Some(Point::new(x(epoch)?, epoch.test_top1?)))
+                .collect::<Vec<Point>>()
         };
         let name = format!("{} {}", course.framework, course.model);
-        for (series, points) in series.iter_mut().zip([points(|epoch| Some(epoch.epoch)), points(|epoch| epoch.elapsed_s)]) {
+        for (series, points) in
+            series.iter_mut().zip([points(|epoch| Some(epoch.epoch)), points(|epoch| epoch.elapsed_s)])
+        {
             series.push(Series { name: name.clone(), style, kind: Kind::Measured, lines: vec![points] });
         }
         for epoch in &course.epochs {
-            data.push(vec![Cell::text(name.clone()), Cell::number(epoch.epoch, 0), Cell::number(epoch.elapsed_s, 1), Cell::number(epoch.test_top1, 4)]);
+            data.push(vec![
+                Cell::text(name.clone()),
+                Cell::number(epoch.epoch, 0),
+                Cell::number(epoch.elapsed_s, 1),
+                Cell::number(epoch.test_top1, 4),
+            ]);
         }
     }
     let [by_epoch, by_time] = series;

@@ -9,8 +9,11 @@ use crate::study_report::document::{Block, Cell, Figure, Table};
 use crate::study_report::sources::Run;
 
 /// What goes to the right: file's name, title, axis.
-const COURSES: [(&str, &str, &str); 3] =
-    [("epochs", "epochs", "epochs trained"), ("images", "images", "images trained"), ("time", "wall time", "seconds, with evaluation and checkpoints")];
+const COURSES: [(&str, &str, &str); 3] = [
+    ("epochs", "epochs", "epochs trained"),
+    ("images", "images", "images trained"),
+    ("time", "wall time", "seconds, with evaluation and checkpoints"),
+];
 
 /// What goes up: file's name, title, axis.
 const SCORES: [(&str, &str, &str); 2] =
@@ -40,7 +43,8 @@ fn figure(groups: &[(String, Vec<&Run>)], course: usize, score: usize, suffix: &
     let mut data = Table::new(id.clone(), title.clone(), &["run", x, y]);
     let mut series = Vec::new();
     for (style, (name, runs)) in groups.iter().enumerate() {
-        let lines: Vec<Vec<Point>> = runs.iter().map(|run| points(run, course, score)).filter(|line| !line.is_empty()).collect();
+        let lines: Vec<Vec<Point>> =
+            runs.iter().map(|run| points(run, course, score)).filter(|line| !line.is_empty()).collect();
         for point in lines.iter().flatten() {
             data.push(vec![Cell::text(name.clone()), Cell::number(point.x, 3), Cell::number(point.y, 5)]);
         }
@@ -54,7 +58,10 @@ fn figure(groups: &[(String, Vec<&Run>)], course: usize, score: usize, suffix: &
         "loss" => "Mean over the samples of an epoch while it was trained.",
         _ => "Share of the whole test split whose likeliest class is right, where it was measured.",
     };
-    let (x, y) = (if course_id == "time" { Axis::from_zero(x) } else { Axis::whole(x) }, if score_id == "accuracy" { Axis::from_zero(y).in_unit(Unit::Share) } else { Axis::linear(y) });
+    let (x, y) = (
+        if course_id == "time" { Axis::from_zero(x) } else { Axis::whole(x) },
+        if score_id == "accuracy" { Axis::from_zero(y).in_unit(Unit::Share) } else { Axis::linear(y) },
+    );
     (!series.is_empty()).then(|| Figure {
         id,
         title,

@@ -13,8 +13,15 @@ const MOST_BARS: usize = 24;
 const MIB: f64 = (1 << 20) as f64;
 
 pub(super) fn blocks(facts: &Facts<'_>) -> Vec<Block> {
-    let mut rows: Vec<(String, Vec<f64>)> = facts.measurements.iter().map(|one| (one.id.clone(), one.memory_bytes.clone())).collect();
-    for run in facts.sources.runs.iter().filter(|run| !rows.iter().any(|(id, _)| Some(id) == run.group.as_ref() || *id == run.label)).collect::<Vec<_>>() {
+    let mut rows: Vec<(String, Vec<f64>)> =
+        facts.measurements.iter().map(|one| (one.id.clone(), one.memory_bytes.clone())).collect();
+    for run in facts
+        .sources
+        .runs
+        .iter()
+        .filter(|run| !rows.iter().any(|(id, _)| Some(id) == run.group.as_ref() || *id == run.label))
+        .collect::<Vec<_>>()
+    {
         rows.push((run.label.clone(), run.peak_memory_bytes().map(|bytes| bytes as f64).into_iter().collect()));
     }
     rows.retain(|(_, values)| !values.is_empty());
@@ -38,8 +45,20 @@ fn figure(rows: &[(String, Vec<f64>)], number: usize) -> Figure {
             Cell::number(range.map(|range| range.0), 1),
             Cell::number(range.map(|range| range.1), 1),
         ]);
-        bars.push(Bar { label: label.clone(), values: middle.into_iter().collect(), range, is_ours: true, ..Bar::default() });
+        bars.push(Bar {
+            label: label.clone(),
+            values: middle.into_iter().collect(),
+            range,
+            is_ours: true,
+            ..Bar::default()
+        });
     }
     let caption = "Peak resident memory of the rank that needed most, as the operating system tells it, program and data included; medians of the repetitions, whiskers their least and most.".to_owned();
-    Figure { id, title, caption, plot: Plot::Bars(BarPlot { x: Axis::from_zero("MiB"), parts: Vec::new(), rows: bars }), data }
+    Figure {
+        id,
+        title,
+        caption,
+        plot: Plot::Bars(BarPlot { x: Axis::from_zero("MiB"), parts: Vec::new(), rows: bars }),
+        data,
+    }
 }

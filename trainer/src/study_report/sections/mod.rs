@@ -29,7 +29,8 @@ pub struct Facts<'a> {
 }
 
 /// What a run's speed means, unless a study says it.
-const RUN_SPEED: &str = "images/s: global samples of all ranks over the slowest rank's time in steps; evaluation and checkpoints left out.";
+const RUN_SPEED: &str =
+    "images/s: global samples of all ranks over the slowest rank's time in steps; evaluation and checkpoints left out.";
 
 /// What a run's warm-up is, unless a study says it.
 const RUN_WARM_UP: &str = "Warm-up: the steps of --warmup-steps are left out.";
@@ -48,7 +49,11 @@ impl<'a> Facts<'a> {
     fn speed_words(&self) -> String {
         let mut words: Vec<String> = Vec::new();
         for study in &self.sources.studies {
-            let text = format!("Warm-up: {}. images/s: {}.", study.warmup.trim_end_matches('.'), study.images_per_second_means.trim_end_matches('.'));
+            let text = format!(
+                "Warm-up: {}. images/s: {}.",
+                study.warmup.trim_end_matches('.'),
+                study.images_per_second_means.trim_end_matches('.')
+            );
             if !words.contains(&text) && !(study.warmup.is_empty() && study.images_per_second_means.is_empty()) {
                 words.push(text);
             }
@@ -61,7 +66,9 @@ impl<'a> Facts<'a> {
         let mut groups: Vec<(String, Vec<&Run>)> = Vec::new();
         for run in &self.sources.runs {
             let name = run.group.as_ref().unwrap_or(&run.label);
-            match groups.iter_mut().find(|(other, members)| other == name && members.iter().all(|member| member.group == run.group && run.group.is_some())) {
+            match groups.iter_mut().find(|(other, members)| {
+                other == name && members.iter().all(|member| member.group == run.group && run.group.is_some())
+            }) {
                 Some((_, members)) => members.push(run),
                 None => groups.push((name.clone(), vec![run])),
             }

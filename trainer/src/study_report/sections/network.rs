@@ -22,7 +22,9 @@ pub(super) fn blocks(facts: &Facts<'_>) -> Vec<Block> {
     for (index, (name, network)) in facts.sources.networks.iter().enumerate() {
         let figures = of_pairs(name, network, index + 1).into_iter().chain(of_collectives(name, network, index + 1));
         blocks.extend(figures.map(|figure| Block::Figure(Box::new(figure))));
-        for (place, fit) in [("between nodes", &network.links.between_nodes), ("inside a node", &network.links.inside_node)] {
+        for (place, fit) in
+            [("between nodes", &network.links.between_nodes), ("inside a node", &network.links.inside_node)]
+        {
             let Some(fit) = fit else { continue };
             fits.push(vec![
                 Cell::text(name.clone()),
@@ -44,14 +46,18 @@ pub(super) fn blocks(facts: &Facts<'_>) -> Vec<Block> {
 fn circumstances(network: &NetbenchResult) -> String {
     let environment = &network.environment;
     format!(
-        "{} ranks on {} nodes, {}, {}. Every point was repeated until its median was sure to {:.0} % or {} s were gone; its first repetition, the warm-up, is left out. Points are medians, bars the 10th and 90th percentile.",
-        environment.ranks,
-        environment.nodes,
+        "{}, {}, {}. Every point was repeated until its median was sure to {:.0} % or {} s were gone; its first repetition, the warm-up, is left out. Points are medians, bars the 10th and 90th percentile.",
+        place(environment.ranks, environment.nodes),
         environment.processor,
         environment.library.split(',').next().unwrap_or_default(),
         100.0 * network.method.precision,
         network.method.seconds_per_point
     )
+}
+
+fn place(ranks: usize, nodes: usize) -> String {
+    let counted = |count: usize, what: &str| if count == 1 { format!("1 {what}") } else { format!("{count} {what}s") };
+    format!("{} on {}", counted(ranks, "rank"), counted(nodes, "node"))
 }
 
 fn sizes() -> Axis {
@@ -60,10 +66,12 @@ fn sizes() -> Axis {
 
 fn of_pairs(name: &str, network: &NetbenchResult, number: usize) -> Vec<Figure> {
     let mut series: [Vec<Series>; 2] = [Vec::new(), Vec::new()];
-    let columns = ["pair", "bytes", "seconds, median", "10th percentile", "90th percentile", "bytes/s", "fitted seconds"];
+    let columns =
+        ["pair", "bytes", "seconds, median", "10th percentile", "90th percentile", "bytes/s", "fitted seconds"];
     let mut data = Table::new("", "", &columns);
     for (is_inside, fit) in [(false, &network.links.between_nodes), (true, &network.links.inside_node)] {
-        let pairs: Vec<&PairTimes> = network.point_to_point.iter().filter(|pair| pair.is_inside_node == is_inside).collect();
+        let pairs: Vec<&PairTimes> =
+            network.point_to_point.iter().filter(|pair| pair.is_inside_node == is_inside).collect();
         for pair in pairs.iter().take(MOST_PAIRS) {
             let place = if is_inside { "inside a node" } else { "between nodes" };
             let name = format!("ranks {} and {}, {place}", pair.ranks[0], pair.ranks[1]);
@@ -71,7 +79,11 @@ fn of_pairs(name: &str, network: &NetbenchResult, number: usize) -> Vec<Figure> 
             let with_bytes = || pair.points.iter().filter(|point| point.bytes > 0);
             let bandwidth = with_bytes().map(|point| {
                 let of = |seconds: f64| point.bytes as f64 / seconds / 1e6;
-                Point { x: point.bytes as f64, y: of(point.seconds_median), range: Some((of(point.seconds_p90), of(point.seconds_p10))) }
+                Point {
+                    x: point.bytes as f64,
+                    y: of(point.seconds_median),
+                    range: Some((of(point.seconds_p90), of(point.seconds_p10))),
+                }
             });
             let time = with_bytes().map(|point| {
                 let range = Some((point.seconds_p10 * 1e6, point.seconds_p90 * 1e6));
@@ -93,15 +105,28 @@ fn of_pairs(name: &str, network: &NetbenchResult, number: usize) -> Vec<Figure> 
                 ]);
             }
         }
-        let sizes: Vec<f64> = pairs.iter().flat_map(|pair| &pair.points).map(|point| point.bytes as f64).filter(|bytes| *bytes > 0.0).collect();
+        let sizes: Vec<f64> = pairs
+            .iter()
+            .flat_map(|pair| &pair.points)
+            .map(|point| point.bytes as f64)
+            .filter(|bytes| *bytes > 0.0)
+            .collect();
         if let (Some(fit), false) = (fit, sizes.is_empty()) {
-            let (low, high) = sizes.iter().fold((f64::INFINITY, 0.0_f64), |(low, high), size| (low.min(*size), high.max(*size)));
+            let (low, high) =
+                sizes.iter().fold((f64::INFINITY, 0.0_f64), |(low, high), size| (low.min(*size), high.max(*size)));
             let size = |index: u32| low * (high / low).powf(f64::from(index) / 48.0);
-            let line = |y: &dyn Fn(f64) -> f64| (0..=48).map(|index| Point::new(size(index), y(size(index)))).collect::<Vec<_>>();
+            let line = |y: &dyn Fn(f64) -> f64| {
+                (0..=48).map(|index| Point::new(size(index), y(size(index)))).collect::<Vec<_>>()
+            };
             let lines = [line(&|bytes| bytes / fitted(fit, bytes) / 1e6), line(&|bytes| fitted(fit, bytes) * 1e6)];
             let words = format!("fit: {:.1} us, {:.0} MB/s", fit.alpha_s * 1e6, fit.bandwidth_bytes_per_s / 1e6);
             for (series, line) in series.iter_mut().zip(lines) {
-                series.push(Series { name: words.clone(), style: 6 - usize::from(is_inside), kind: Kind::Fitted, lines: vec![line] });
+                series.push(Series {
+                    name: words.clone(),
+                    style: 6 - usize::from(is_inside),
+                    kind: Kind::Fitted,
+                    lines: vec![line],
+                });
             }
         }
     }
@@ -111,9 +136,18 @@ fn of_pairs(name: &str, network: &NetbenchResult, number: usize) -> Vec<Figure> 
     }
     let figure = |what: &str, id: &str, axis: &str, series| {
         let (id, title) = (format!("{id}-{number}"), format!("{what} by message size: {name}"));
-        let caption = format!("Half of a round trip between two ranks; dashed, latency and bandwidth fitted to all of them. {}", circumstances(network));
+        let caption = format!(
+            "Half of a round trip between two ranks; dashed, latency and bandwidth fitted to all of them. {}",
+            circumstances(network)
+        );
         let plot = LinePlot { x: sizes(), y: Axis::logarithmic(axis), series, band: None };
-        Figure { data: Table { id: id.clone(), title: title.clone(), ..data.clone() }, id, title, caption, plot: Plot::Lines(plot) }
+        Figure {
+            data: Table { id: id.clone(), title: title.clone(), ..data.clone() },
+            id,
+            title,
+            caption,
+            plot: Plot::Lines(plot),
+        }
     };
     vec![figure("Bandwidth", "bandwidth", "MB/s", bandwidths), figure("Time", "latency", "microseconds", times)]
 }
@@ -129,18 +163,38 @@ fn of_collectives(name: &str, network: &NetbenchResult, number: usize) -> Vec<Fi
         groups.entry((format!("{:?}", times.operation), times.ranks)).or_default().push(times);
     }
     let figure = |((operation, ranks), all): (&(String, usize), &Vec<&CollectiveTimes>)| {
-        let operation = spaced(operation);
-        let id = format!("{}-{ranks}-ranks-{number}", operation.replace(' ', "-"));
+        let operation = hyphenated(operation);
+        let id = format!("{operation}-{ranks}-ranks-{number}");
         let title = format!("Time of {operation}, {ranks} ranks: {name}");
-        let mut data = Table::new(id.clone(), title.clone(), &["algorithm", "bytes", "seconds, median", "10th percentile", "90th percentile", "simulated seconds"]);
+        let mut data = Table::new(
+            id.clone(),
+            title.clone(),
+            &["algorithm", "bytes", "seconds, median", "10th percentile", "90th percentile", "simulated seconds"],
+        );
         let mut series = Vec::new();
         for (style, times) in all.iter().take(MOST_SERIES).enumerate() {
             let points = || times.points.iter().filter(|point| point.bytes > 0);
-            let measured = points().map(|point| Point { x: point.bytes as f64, y: point.seconds_median * 1e6, range: Some((point.seconds_p10 * 1e6, point.seconds_p90 * 1e6)) });
-            let simulated: Vec<Point> = points().filter_map(|point| Some(Point::new(point.bytes as f64, point.simulated_seconds? * 1e6))).collect();
-            series.push(Series { name: times.algorithm.clone(), style, kind: Kind::Measured, lines: vec![measured.collect()] });
+            let measured = points().map(|point| Point {
+                x: point.bytes as f64,
+                y: point.seconds_median * 1e6,
+                range: Some((point.seconds_p10 * 1e6, point.seconds_p90 * 1e6)),
+            });
+            let simulated: Vec<Point> = points()
+                .filter_map(|point| Some(Point::new(point.bytes as f64, point.simulated_seconds? * 1e6)))
+                .collect();
+            series.push(Series {
+                name: times.algorithm.clone(),
+                style,
+                kind: Kind::Measured,
+                lines: vec![measured.collect()],
+            });
             if !simulated.is_empty() {
-                series.push(Series { name: format!("{}, simulated", times.algorithm), style, kind: Kind::Predicted, lines: vec![simulated] });
+                series.push(Series {
+                    name: format!("{}, simulated", times.algorithm),
+                    style,
+                    kind: Kind::Predicted,
+                    lines: vec![simulated],
+                });
             }
             for point in points() {
                 data.push(vec![
@@ -153,19 +207,22 @@ fn of_collectives(name: &str, network: &NetbenchResult, number: usize) -> Vec<Fi
                 ]);
             }
         }
-        let caption = format!("Time of the slowest rank after a barrier. Hollow, on dashed lines: simulated with the fitted links. {}", circumstances(network));
+        let caption = format!(
+            "Time of the slowest rank after a barrier. Hollow, on dashed lines: simulated with the fitted links. {}",
+            circumstances(network)
+        );
         let plot = LinePlot { x: sizes(), y: Axis::logarithmic("microseconds"), series, band: None };
         Figure { id, title, caption, plot: Plot::Lines(plot), data }
     };
     groups.iter().map(figure).collect()
 }
 
-/// `AllReduce` as `all reduce`.
-fn spaced(name: &str) -> String {
+/// `AllReduce` as `all-reduce`.
+fn hyphenated(name: &str) -> String {
     let mut words = String::new();
     for c in name.chars() {
         if c.is_uppercase() && !words.is_empty() {
-            words.push(' ');
+            words.push('-');
         }
         words.extend(c.to_lowercase());
     }

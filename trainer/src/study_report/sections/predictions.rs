@@ -24,7 +24,8 @@ pub(super) fn all<'a>(facts: &Facts<'a>) -> Vec<(&'a PredictionFile, Predicted)>
 /// The measurement whose settings are those of a prediction, if there is exactly one.
 fn only_match<'a>(facts: &'a Facts<'_>, file: &PredictionFile, prediction: &Predicted) -> Option<&'a Measurement> {
     let agrees = |one: &&Measurement| {
-        let same = |key: &str, value: &str| one.setting(key) == value || (one.setting(key).is_empty() && value == "none");
+        let same =
+            |key: &str, value: &str| one.setting(key) == value || (one.setting(key).is_empty() && value == "none");
         one.ranks == prediction.ranks
             && same("model", &file.model)
             && same("dtype", &file.dtype)
@@ -84,7 +85,12 @@ fn compared(facts: &Facts<'_>, pairs: &[(&PredictionFile, &Predicted, &Measureme
             Cell::number(range.map(|range| range.1), 1),
             Cell::number(gap, 1),
         ]);
-        let name = [prediction.sync.as_str(), file.network.name.as_str()].iter().filter(|word| !word.is_empty()).copied().collect::<Vec<_>>().join(", ");
+        let name = [prediction.sync.as_str(), file.network.name.as_str()]
+            .iter()
+            .filter(|word| !word.is_empty())
+            .copied()
+            .collect::<Vec<_>>()
+            .join(", ");
         let point = Point { x: predicted, y: speed, range };
         match groups.iter_mut().find(|group| group.name == name) {
             Some(group) => group.lines[0].push(point),
@@ -93,14 +99,20 @@ fn compared(facts: &Facts<'_>, pairs: &[(&PredictionFile, &Predicted, &Measureme
     }
     let within = gaps.iter().filter(|gap| **gap <= 100.0 * BAND).count();
     let line = [ends.0 * 0.9, ends.1 * 1.1].map(|at| Point::new(at, at)).to_vec();
-    groups.insert(0, Series { name: "predicted = measured".to_owned(), style: 0, kind: Kind::Reference, lines: vec![line] });
+    groups.insert(
+        0,
+        Series { name: "predicted = measured".to_owned(), style: 0, kind: Kind::Reference, lines: vec![line] },
+    );
     let caption = format!(
         "{within} of {} predictions are within 10 % of the measured speed, the shaded band. Points are medians of the repetitions, bars their least and most. {}",
         gaps.len(),
         facts.speed_words()
     );
-    let axis = |label: &str| if ends.1 / ends.0.max(f64::MIN_POSITIVE) > 8.0 { Axis::logarithmic(label) } else { Axis::linear(label) };
-    let plot = LinePlot { x: axis("predicted, images/s"), y: axis("measured, images/s"), series: groups, band: Some(BAND) };
+    let axis = |label: &str| {
+        if ends.1 / ends.0.max(f64::MIN_POSITIVE) > 8.0 { Axis::logarithmic(label) } else { Axis::linear(label) }
+    };
+    let plot =
+        LinePlot { x: axis("predicted, images/s"), y: axis("measured, images/s"), series: groups, band: Some(BAND) };
     let figure = Figure {
         id: "predicted-and-measured".to_owned(),
         title: "Predicted and measured throughput".to_owned(),
@@ -113,15 +125,31 @@ fn compared(facts: &Facts<'_>, pairs: &[(&PredictionFile, &Predicted, &Measureme
 
 fn predicted_table(all: &[(&PredictionFile, Predicted)]) -> Table {
     let columns = [
-        "prediction", "network", "sync", "compress", "scaling", "batch per rank", "ranks", "images/s", "step, ms", "speedup", "efficiency, %",
-        "communication, ms", "exposed, ms", "bucket, MiB", "best bucket, MiB", "images/s with it",
+        "prediction",
+        "network",
+        "sync",
+        "compress",
+        "scaling",
+        "batch per rank",
+        "ranks",
+        "images/s",
+        "step, ms",
+        "speedup",
+        "efficiency, %",
+        "communication, ms",
+        "exposed, ms",
+        "bucket, MiB",
+        "best bucket, MiB",
+        "images/s with it",
     ];
     let mut table = Table::new("predictions", "Predictions (none of these figures is measured)", &columns);
     for (file, one) in all {
         table.push(vec![
             Cell::text(file.label.clone()),
             Cell::text(file.network.name.clone()),
-            Cell::text([Some(one.sync.clone()), one.reduction.clone()].into_iter().flatten().collect::<Vec<_>>().join(" ")),
+            Cell::text(
+                [Some(one.sync.clone()), one.reduction.clone()].into_iter().flatten().collect::<Vec<_>>().join(" "),
+            ),
             Cell::text(one.compress.clone().unwrap_or_default()),
             Cell::text(one.scaling.clone()),
             Cell::count(one.batch_size_per_rank),

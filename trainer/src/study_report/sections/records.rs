@@ -15,8 +15,22 @@ pub(super) fn blocks(facts: &Facts<'_>) -> Vec<Block> {
 fn of_study(study: &Study, index: usize, num_studies: usize) -> Vec<Block> {
     let suffix = if num_studies > 1 { format!("-{}", index + 1) } else { String::new() };
     let columns = [
-        "cell", "repetition", "attempt", "status", "counts", "why", "started", "seconds", "images/s", "others' cores before", "others' cores during", "stolen cores",
-        "limit, cores", "least MHz", "most MHz", "command",
+        "cell",
+        "repetition",
+        "attempt",
+        "status",
+        "counts",
+        "why",
+        "started",
+        "seconds",
+        "images/s",
+        "others' cores before",
+        "others' cores during",
+        "stolen cores",
+        "limit, cores",
+        "least MHz",
+        "most MHz",
+        "command",
     ];
     let mut table = Table::new(format!("records{suffix}"), format!("Every attempt of {}", study.name), &columns);
     let counted = study.counted();
@@ -24,9 +38,18 @@ fn of_study(study: &Study, index: usize, num_studies: usize) -> Vec<Block> {
         let counts = counted.iter().any(|(_, other)| std::ptr::eq(*other, record));
         table.push(row(record, counts));
     }
-    let mut cells = Table::new(format!("cells{suffix}"), format!("Cells of {}", study.name), &["cell", "kind", "repetitions", "arguments"]);
+    let mut cells = Table::new(
+        format!("cells{suffix}"),
+        format!("Cells of {}", study.name),
+        &["cell", "kind", "repetitions", "arguments"],
+    );
     for cell in &study.cells {
-        cells.push(vec![Cell::text(cell.id.clone()), Cell::text(cell.kind.clone()), Cell::count(cell.repetitions), Cell::text(cell.arguments.join(" "))]);
+        cells.push(vec![
+            Cell::text(cell.id.clone()),
+            Cell::text(cell.kind.clone()),
+            Cell::count(cell.repetitions),
+            Cell::text(cell.arguments.join(" ")),
+        ]);
     }
     let disturbed = study.records.iter().filter(|record| record.status == "disturbed").count();
     let failed = study.records.iter().filter(|record| record.status == "failed").count();

@@ -15,13 +15,20 @@ const PLACES: [&str; 2] = ["run.output-dir", "sync.trace"];
 const MOST_COLUMNS: usize = 6;
 
 pub(super) fn differences(facts: &Facts<'_>) -> Vec<Block> {
-    let runs: Vec<(String, BTreeMap<String, String>)> =
-        facts.sources.runs.iter().map(|run| (run.label.clone(), options(run))).filter(|(_, options)| !options.is_empty()).collect();
+    let runs: Vec<(String, BTreeMap<String, String>)> = facts
+        .sources
+        .runs
+        .iter()
+        .map(|run| (run.label.clone(), options(run)))
+        .filter(|(_, options)| !options.is_empty())
+        .collect();
     let keys = differing(&runs);
     if runs.len() < 2 || keys.is_empty() {
         return Vec::new();
     }
-    let value = |options: &BTreeMap<String, String>, key: &str| options.get(key).map_or(Cell::Missing, |value| Cell::text(value.trim_matches('"')));
+    let value = |options: &BTreeMap<String, String>, key: &str| {
+        options.get(key).map_or(Cell::Missing, |value| Cell::text(value.trim_matches('"')))
+    };
     let title = "Options and launches that differ";
     let mut table = if runs.len() <= MOST_COLUMNS {
         let mut columns = vec!["option"];
@@ -34,20 +41,34 @@ pub(super) fn differences(facts: &Facts<'_>) -> Vec<Block> {
     };
     if runs.len() <= MOST_COLUMNS {
         for key in &keys {
-            table.push([Cell::text(key.clone())].into_iter().chain(runs.iter().map(|(_, options)| value(options, key))).collect());
+            table.push(
+                [Cell::text(key.clone())]
+                    .into_iter()
+                    .chain(runs.iter().map(|(_, options)| value(options, key)))
+                    .collect(),
+            );
         }
     } else {
         for (label, options) in &runs {
-            table.push([Cell::text(label.clone())].into_iter().chain(keys.iter().map(|key| value(options, key))).collect());
+            table.push(
+                [Cell::text(label.clone())].into_iter().chain(keys.iter().map(|key| value(options, key))).collect(),
+            );
         }
     }
-    vec![Block::Paragraph("All other options are equal. Where a run was written to is left out.".to_owned()), Block::Table(table)]
+    vec![
+        Block::Paragraph("All other options are equal. Where a run was written to is left out.".to_owned()),
+        Block::Table(table),
+    ]
 }
 
 /// Options, and the facts of the launch that count as such.
 fn options(run: &Run) -> BTreeMap<String, String> {
-    let mut options: BTreeMap<String, String> =
-        run.settings.iter().filter(|(key, _)| !PLACES.contains(&key.as_str())).map(|(key, value)| (key.clone(), value.clone())).collect();
+    let mut options: BTreeMap<String, String> = run
+        .settings
+        .iter()
+        .filter(|(key, _)| !PLACES.contains(&key.as_str()))
+        .map(|(key, value)| (key.clone(), value.clone()))
+        .collect();
     if let Some(manifest) = run.manifest() {
         let launch = &manifest.launch;
         options.extend([
@@ -69,8 +90,23 @@ fn differing(runs: &[(String, BTreeMap<String, String>)]) -> Vec<String> {
 
 pub(super) fn blocks(facts: &Facts<'_>) -> Vec<Block> {
     let columns = [
-        "run", "session", "started", "version", "commit", "configuration", "ranks", "threads", "nodes", "processor", "platform", "communication", "device",
-        "data", "train checksum", "test checksum", "parameters",
+        "run",
+        "session",
+        "started",
+        "version",
+        "commit",
+        "configuration",
+        "ranks",
+        "threads",
+        "nodes",
+        "processor",
+        "platform",
+        "communication",
+        "device",
+        "data",
+        "train checksum",
+        "test checksum",
+        "parameters",
     ];
     let mut table = Table::new("manifests", "Manifests", &columns);
     let mut blocks = Vec::new();
@@ -115,7 +151,12 @@ fn recipe(run: &Run) -> Option<Block> {
     let mut text = String::new();
     for manifest in run.manifests.iter().rev() {
         let ranks = manifest.launch.ranks;
-        text.push_str(&format!("# commit {}, {ranks} {}, {}\n", manifest.commit, if ranks == 1 { "rank" } else { "ranks" }, manifest.started));
+        text.push_str(&format!(
+            "# commit {}, {ranks} {}, {}\n",
+            manifest.commit,
+            if ranks == 1 { "rank" } else { "ranks" },
+            manifest.started
+        ));
         let words: Vec<String> = manifest.command_line.iter().map(|word| quoted(word)).collect();
         let launcher = if ranks > 1 { format!("mpirun -n {ranks} ") } else { String::new() };
         text.push_str(&format!("{launcher}{}\n\n", words.join(" ")));
@@ -129,7 +170,11 @@ fn recipe(run: &Run) -> Option<Block> {
 /// A word as a shell reads it.
 fn quoted(word: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./=,:@%+".contains(c);
-    if !word.is_empty() && word.chars().all(is_plain) { word.to_owned() } else { format!("'{}'", word.replace('\'', "'\\''")) }
+    if !word.is_empty() && word.chars().all(is_plain) {
+        word.to_owned()
+    } else {
+        format!("'{}'", word.replace('\'', "'\\''"))
+    }
 }
 
 #[cfg(test)]
@@ -138,13 +183,21 @@ mod tests {
 
     #[test]
     fn only_options_that_differ_are_told() {
-        let options = |pairs: &[(&str, &str)]| pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
-        let runs = [("a".to_owned(), options(&[("x", "1"), ("y", "2")])), ("b".to_owned(), options(&[("x", "1"), ("y", "3"), ("z", "4")]))];
+        let options = |pairs: &[(&str, &str)]| {
+            pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
+        };
+        let runs = [
+            ("a".to_owned(), options(&[("x", "1"), ("y", "2")])),
+            ("b".to_owned(), options(&[("x", "1"), ("y", "3"), ("z", "4")])),
+        ];
         assert_eq!(differing(&runs), ["y", "z"]);
     }
 
     #[test]
     fn words_are_quoted_as_a_shell_needs_it() {
-        assert_eq!([quoted("--model"), quoted("a b"), quoted("it's"), quoted("")], ["--model", "'a b'", "'it'\\''s'", "''"]);
+        assert_eq!(
+            [quoted("--model"), quoted("a b"), quoted("it's"), quoted("")],
+            ["--model", "'a b'", "'it'\\''s'", "''"]
+        );
     }
 }

@@ -32,7 +32,11 @@ fn facets(all: &[Measurement]) -> Vec<Vec<&Measurement>> {
     for one in all.iter().filter(|one| one.scaling != "none") {
         groups.entry(vec![one.setting("model"), one.setting("dtype"), &one.scaling]).or_default().push(one);
     }
-    groups.into_values().flat_map(|group| divided(group, &DIVIDING)).filter(|group| numbers_of_ranks(group).len() > 1).collect()
+    groups
+        .into_values()
+        .flat_map(|group| divided(group, &DIVIDING))
+        .filter(|group| numbers_of_ranks(group).len() > 1)
+        .collect()
 }
 
 fn divided<'a>(group: Vec<&'a Measurement>, keys: &[&str]) -> Vec<Vec<&'a Measurement>> {
@@ -82,19 +86,23 @@ fn figures(facts: &Facts<'_>, facet: &[&Measurement], number: usize) -> Vec<Figu
         let mut members: Vec<&Measurement> = facet.iter().copied().filter(|one| one.line() == *line).collect();
         // A single rank needs no synchronisation, so that it may stand beside the line that it is the base of.
         if members.iter().all(|one| one.ranks > 1) {
-            members.extend(facts.measurements.iter().find(|one| one.ranks == 1 && members[0].base(&facts.measurements) == one.speed().map(|speed| (1, speed))));
+            members.extend(facts.measurements.iter().find(|one| {
+                one.ranks == 1 && members[0].reference(&facts.measurements) == one.speed().map(|speed| (1, speed))
+            }));
         }
         members.sort_by_key(|one| one.ranks);
-        let speed = |one: &&Measurement| Some(Point { x: one.ranks as f64, y: one.speed()?, range: range(&one.speeds) });
+        let speed =
+            |one: &&Measurement| Some(Point { x: one.ranks as f64, y: one.speed()?, range: range(&one.speeds) });
         let efficiency = |one: &&Measurement| {
-            let (ranks, base) = one.base(&facts.measurements)?;
+            let (ranks, base) = one.reference(&facts.measurements)?;
             let factor = ranks as f64 / (base * one.ranks as f64);
             let range = range(&one.speeds).map(|(low, high)| (low * factor, high * factor));
             Some(Point { x: one.ranks as f64, y: one.speed()? * factor, range })
         };
         let speed: Vec<Point> = members.iter().filter_map(speed).collect();
         let efficiency: Vec<Point> = members.iter().filter_map(efficiency).collect();
-        let repetitions = |point: &Point| members.iter().find(|one| one.ranks as f64 == point.x).map_or(0, |one| one.speeds.len());
+        let repetitions =
+            |point: &Point| members.iter().find(|one| one.ranks as f64 == point.x).map_or(0, |one| one.speeds.len());
         record(&mut speed_data, &name, "measured", &speed, repetitions);
         record(&mut efficiency_data, &name, "measured", &efficiency, repetitions);
         let series = |points, kind, name: String| Series { name, style, kind, lines: vec![points] };
@@ -110,8 +118,13 @@ fn figures(facts: &Facts<'_>, facet: &[&Measurement], number: usize) -> Vec<Figu
         }
     }
     let ranks: Vec<f64> = speeds.iter().flat_map(|series| &series.lines[0]).map(|point| point.x).collect();
-    let (fewest, most) = ranks.iter().fold((f64::INFINITY, 1.0_f64), |(low, high), ranks| (low.min(*ranks), high.max(*ranks)));
-    let base = facet.iter().filter_map(|one| one.base(&facts.measurements)).map(|(ranks, speed)| speed / ranks as f64).fold(0.0, f64::max);
+    let (fewest, most) =
+        ranks.iter().fold((f64::INFINITY, 1.0_f64), |(low, high), ranks| (low.min(*ranks), high.max(*ranks)));
+    let base = facet
+        .iter()
+        .filter_map(|one| one.reference(&facts.measurements))
+        .map(|(ranks, speed)| speed / ranks as f64)
+        .fold(0.0, f64::max);
     let ideal = |at: &dyn Fn(f64) -> f64| Series {
         name: "ideal".to_owned(),
         style: 0,
@@ -139,7 +152,13 @@ fn figures(facts: &Facts<'_>, facet: &[&Measurement], number: usize) -> Vec<Figu
     };
     let figure = |id: &str, title: String, what: &str, plot: LinePlot, data: Table| {
         let id = format!("{id}-{number}");
-        Figure { data: Table { id: id.clone(), title: title.clone(), ..data }, id, title, caption: caption(what), plot: Plot::Lines(plot) }
+        Figure {
+            data: Table { id: id.clone(), title: title.clone(), ..data },
+            id,
+            title,
+            caption: caption(what),
+            plot: Plot::Lines(plot),
+        }
     };
     vec![
         figure(
@@ -176,9 +195,17 @@ fn shared_words(facet: &[&Measurement]) -> String {
         let value = if value.is_empty() { of_several().next().map_or("", |one| one.setting(key)) } else { value };
         (!value.is_empty() && of_several().all(|one| one.setting(key) == value)).then(|| value.to_owned())
     };
-    let mut words: Vec<String> = ["model", "dtype", "sync", "network"].iter().filter_map(|key| shared(key)).filter(|word| word != "none").collect();
+    let mut words: Vec<String> = ["model", "dtype", "sync", "network"]
+        .iter()
+        .filter_map(|key| shared(key))
+        .filter(|word| word != "none")
+        .collect();
     words.push(format!("{} scaling", first.scaling));
-    let (key, what) = if first.scaling == "strong" { ("global_batch_size", "global batch") } else { ("batch_size_per_rank", "batch per rank") };
+    let (key, what) = if first.scaling == "strong" {
+        ("global_batch_size", "global batch")
+    } else {
+        ("batch_size_per_rank", "batch per rank")
+    };
     words.extend(shared(key).map(|batch| format!("{what} {batch}")));
     words.join(", ")
 }
@@ -188,7 +215,9 @@ fn predicted(facts: &Facts<'_>, members: &[&Measurement]) -> (Vec<Point>, Vec<Po
     let mut points: Vec<(Point, Option<Point>)> = Vec::new();
     for (_, prediction) in super::predictions::all(facts) {
         let Some(cell) = &prediction.cell else { continue };
-        let Some(speed) = prediction.images_per_second.filter(|_| members.iter().any(|one| one.id == *cell)) else { continue };
+        let Some(speed) = prediction.images_per_second.filter(|_| members.iter().any(|one| one.id == *cell)) else {
+            continue;
+        };
         let ranks = prediction.ranks as f64;
         points.push((Point::new(ranks, speed), prediction.efficiency.map(|efficiency| Point::new(ranks, efficiency))));
     }
@@ -213,7 +242,19 @@ fn record(table: &mut Table, series: &str, kind: &str, points: &[Point], repetit
 
 fn table(all: &[Measurement]) -> Table {
     let has_disturbed = all.iter().any(|one| one.num_disturbed > 0);
-    let mut columns = vec!["measurement", "scaling", "batch per rank", "ranks", "images/s, median", "least", "most", "repetitions", "speedup", "efficiency, %", "base, ranks"];
+    let mut columns = vec![
+        "measurement",
+        "scaling",
+        "batch per rank",
+        "ranks",
+        "images/s, median",
+        "least",
+        "most",
+        "repetitions",
+        "speedup",
+        "efficiency, %",
+        "base, ranks",
+    ];
     if has_disturbed {
         columns.push("of them disturbed");
     }
@@ -232,7 +273,7 @@ fn table(all: &[Measurement]) -> Table {
             Cell::count(one.speeds.len() as u64),
             Cell::number(relative.map(|relative| relative.0), 2),
             Cell::number(relative.map(|relative| 100.0 * relative.1), 1),
-            Cell::count(one.base(all).map(|base| base.0 as u64)),
+            Cell::count(one.reference(all).map(|base| base.0 as u64)),
         ];
         if has_disturbed {
             row.push(Cell::count(one.num_disturbed as u64));

@@ -14,7 +14,8 @@ use std::collections::BTreeMap;
 /// Bars in one figure.
 const MOST_BARS: usize = 16;
 
-const COMMUNICATION: &str = "Communication is what the step waited for; what is hidden beside the backward pass is not in it.";
+const COMMUNICATION: &str =
+    "Communication is what the step waited for; what is hidden beside the backward pass is not in it.";
 
 /// Names of a trace's stretches in the order of [`PHASES`].
 const TRACED: [&str; PHASES.len() - 1] = ["input", "forward", "backward", "exposed communication", "optimizer"];
@@ -42,9 +43,16 @@ fn figure(id: String, title: String, caption: String, bars: Vec<(String, [f64; P
         row.extend(phases.map(|phase| Cell::number(phase, 3)));
         data.push(row);
     }
-    let rows = bars.into_iter().map(|(label, phases)| Bar { label, values: phases.to_vec(), ..Bar::default() }).collect();
+    let rows =
+        bars.into_iter().map(|(label, phases)| Bar { label, values: phases.to_vec(), ..Bar::default() }).collect();
     let parts = PHASES.map(str::to_owned).to_vec();
-    Figure { id, title, caption, plot: Plot::Bars(BarPlot { x: Axis::from_zero("milliseconds a step"), parts, rows }), data }
+    Figure {
+        id,
+        title,
+        caption,
+        plot: Plot::Bars(BarPlot { x: Axis::from_zero("milliseconds a step"), parts, rows }),
+        data,
+    }
 }
 
 /// Of every rank, as the summary tells; else of root alone, from the epochs.
@@ -54,21 +62,31 @@ fn of_run(run: &Run, number: usize) -> Option<Figure> {
     let all = run.summary.as_ref().map(|summary| summary.rank_seconds.as_slice()).filter(|ranks| !ranks.is_empty());
     if let Some(ranks) = all {
         let bars: Vec<_> = ranks.iter().take(4 * MOST_BARS).map(of_rank).collect();
-        let more = if ranks.len() > bars.len() { format!(" The first {} of {} ranks.", bars.len(), ranks.len()) } else { String::new() };
+        let more = if ranks.len() > bars.len() {
+            format!(" The first {} of {} ranks.", bars.len(), ranks.len())
+        } else {
+            String::new()
+        };
         let caption = format!("Mean over all steps of the last session, warm-up included.{more} {COMMUNICATION}");
         return Some(figure(id, title, caption, bars));
     }
     let num_steps = run.epochs.last()?.step as f64;
     let mut total = crate::metrics::Seconds::default();
     run.epochs.iter().for_each(|epoch| total += epoch.seconds);
-    let phases = [total.data, total.forward, total.backward, total.communication, total.optimizer, 0.0].map(|seconds| seconds / num_steps.max(1.0) * 1e3);
-    let caption = format!("Mean over all steps of its epochs, warm-up included; the run's files tell of rank 0 only. {COMMUNICATION}");
+    let phases = [total.data, total.forward, total.backward, total.communication, total.optimizer, 0.0]
+        .map(|seconds| seconds / num_steps.max(1.0) * 1e3);
+    let caption = format!(
+        "Mean over all steps of its epochs, warm-up included; the run's files tell of rank 0 only. {COMMUNICATION}"
+    );
     Some(figure(id, title, caption, vec![("rank 0".to_owned(), phases)]))
 }
 
 fn of_rank(rank: &RankSeconds) -> (String, [f64; PHASES.len()]) {
     let seconds = [rank.data, rank.forward, rank.backward, rank.communication, rank.optimizer, rank.other];
-    (format!("rank {} on {}", rank.rank, rank.node), seconds.map(|seconds| seconds / rank.num_steps.max(1) as f64 * 1e3))
+    (
+        format!("rank {} on {}", rank.rank, rank.node),
+        seconds.map(|seconds| seconds / rank.num_steps.max(1) as f64 * 1e3),
+    )
 }
 
 fn of_trace(name: &str, trace: &Trace, number: usize) -> Option<Figure> {
@@ -81,17 +99,29 @@ fn of_trace(name: &str, trace: &Trace, number: usize) -> Option<Figure> {
         Some((trace.names.get(rank).cloned().unwrap_or(format!("rank {rank}")), phases))
     };
     let bars: Vec<_> = trace.seconds.iter().filter_map(bar).take(4 * MOST_BARS).collect();
-    let caption = format!("Mean over the forward passes in the trace; what is between its stretches is left out. {COMMUNICATION}");
-    (!bars.is_empty()).then(|| figure(format!("step-time-trace-{number}"), format!("Step time in {name}"), caption, bars))
+    let caption = format!(
+        "Mean over the forward passes in the trace; what is between its stretches is left out. {COMMUNICATION}"
+    );
+    (!bars.is_empty())
+        .then(|| figure(format!("step-time-trace-{number}"), format!("Step time in {name}"), caption, bars))
 }
 
 fn of_measurements(facts: &Facts<'_>, part: &[&Measurement], number: usize) -> Figure {
     let bar = |one: &&Measurement| {
-        let middle = |phase: usize| median(&one.phases_ms.iter().map(|phases| phases[phase]).collect::<Vec<_>>()).unwrap_or(0.0);
+        let middle =
+            |phase: usize| median(&one.phases_ms.iter().map(|phases| phases[phase]).collect::<Vec<_>>()).unwrap_or(0.0);
         (one.id.clone(), std::array::from_fn(middle))
     };
-    let caption = format!("The slowest rank of every cell; of each phase, the median of the repetitions. {COMMUNICATION} {}", facts.speed_words());
-    figure(format!("step-time-cells-{number}"), "Step time of the slowest rank".to_owned(), caption, part.iter().map(bar).collect())
+    let caption = format!(
+        "The slowest rank of every cell; of each phase, the median of the repetitions. {COMMUNICATION} {}",
+        facts.speed_words()
+    );
+    figure(
+        format!("step-time-cells-{number}"),
+        "Step time of the slowest rank".to_owned(),
+        caption,
+        part.iter().map(bar).collect(),
+    )
 }
 
 /// How many updates were made with gradients of parameters that so many others had changed.
@@ -101,13 +131,17 @@ pub(super) fn staleness(facts: &Facts<'_>) -> Vec<Block> {
         let id = format!("staleness-{}", number + 1);
         let title = format!("Staleness of {}", run.label);
         let mut data = Table::new(id.clone(), title.clone(), &["staleness", "updates"]);
-        let points: Vec<Point> = counts.iter().enumerate().map(|(at, count)| Point::new(at as f64, *count as f64)).collect();
+        let points: Vec<Point> =
+            counts.iter().enumerate().map(|(at, count)| Point::new(at as f64, *count as f64)).collect();
         for (at, count) in counts.iter().enumerate() {
             data.push(vec![Cell::count(at as u64), Cell::count(*count)]);
         }
         let total: u64 = counts.iter().sum();
         let weighted: f64 = points.iter().map(|point| point.x * point.y).sum();
-        let caption = format!("{total} updates of the servers by how many others had changed the parameters since the gradient's were read; mean {:.2}. All steps of the last session, warm-up included.", weighted / total as f64);
+        let caption = format!(
+            "{total} updates of the servers by how many others had changed the parameters since the gradient's were read; mean {:.2}. All steps of the last session, warm-up included.",
+            weighted / total as f64
+        );
         let ticks: Vec<f64> = (0..counts.len()).map(|at| at as f64).collect();
         let x = Axis { ticks: Some(ticks), ..Axis::linear("updates in between") };
         let series = vec![Series { name: "updates".to_owned(), style: 0, kind: Kind::Columns, lines: vec![points] }];

@@ -38,16 +38,39 @@ fn disturbances(study: &Study) -> Vec<String> {
         .collect();
     let mut remarks = Vec::new();
     if disturbed > 0 {
-        remarks.push(format!("{}: {disturbed} of {} measurements count although the machine was not quiet; they are marked", study.name, counted.len()));
+        remarks.push(format!(
+            "{}: {disturbed} of {} measurements count although the machine was not quiet; they are marked",
+            study.name,
+            counted.len()
+        ));
     }
     if !missing.is_empty() {
-        remarks.push(format!("{}: {} of {} cells have no measurement: {}", study.name, missing.len(), study.cells.len(), missing.join(", ")));
+        remarks.push(format!(
+            "{}: {} of {} cells have no measurement: {}",
+            study.name,
+            missing.len(),
+            study.cells.len(),
+            missing.join(", ")
+        ));
     }
     remarks
 }
 
 fn studies(facts: &Facts<'_>) -> Table {
-    let columns = ["study", "made", "commit", "processor", "processors", "memory, MiB", "platform", "MPI", "cells", "attempts", "fastest, images/s", "its cell"];
+    let columns = [
+        "study",
+        "made",
+        "commit",
+        "processor",
+        "processors",
+        "memory, MiB",
+        "platform",
+        "MPI",
+        "cells",
+        "attempts",
+        "fastest, images/s",
+        "its cell",
+    ];
     let mut table = Table::new("studies", "Studies", &columns);
     for study in &facts.sources.studies {
         let of_study = facts.measurements.iter().filter(|one| study.cells.iter().any(|cell| cell.id == one.id));
@@ -71,7 +94,22 @@ fn studies(facts: &Facts<'_>) -> Table {
 }
 
 fn runs(facts: &Facts<'_>) -> Table {
-    let columns = ["run", "model", "format", "data", "ranks", "global batch", "epochs", "images/s", "last test accuracy, %", "best, %", "last training loss", "seconds", "processor", "commit"];
+    let columns = [
+        "run",
+        "model",
+        "format",
+        "data",
+        "ranks",
+        "global batch",
+        "epochs",
+        "images/s",
+        "last test accuracy, %",
+        "best, %",
+        "last training loss",
+        "seconds",
+        "processor",
+        "commit",
+    ];
     let mut table = Table::new("runs", "Training runs", &columns);
     for run in &facts.sources.runs {
         table.push(run_row(run));
@@ -122,7 +160,18 @@ fn comparisons(facts: &Facts<'_>) -> Table {
 }
 
 fn predictions(facts: &Facts<'_>) -> Table {
-    let columns = ["prediction", "made", "commit", "model", "format", "network", "its source", "latency, us", "bandwidth, MB/s", "predictions"];
+    let columns = [
+        "prediction",
+        "made",
+        "commit",
+        "model",
+        "format",
+        "network",
+        "its source",
+        "latency, us",
+        "bandwidth, MB/s",
+        "predictions",
+    ];
     let mut table = Table::new("prediction-files", "Predictions", &columns);
     for file in &facts.sources.predictions {
         table.push(vec![

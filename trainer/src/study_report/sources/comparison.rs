@@ -119,6 +119,11 @@ impl Comparison {
 impl ComparisonRow {
     /// Framework with its way, for a reader.
     pub fn name(&self) -> String {
-        [self.framework.as_str(), &self.version, &self.variant].iter().filter(|part| !part.is_empty()).copied().collect::<Vec<_>>().join(" ")
+        [self.framework.as_str(), &self.version, &self.variant]
+            .iter()
+            .filter(|part| !part.is_empty())
+            .copied()
+            .collect::<Vec<_>>()
+            .join(" ")
     }
 }

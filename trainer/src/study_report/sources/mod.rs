@@ -76,11 +76,14 @@ impl Sources {
                     self.runs.push(Run::read(path)?);
                     Ok(())
                 }
-                () => Err(unknown("which has no study.json, comparison.json, run.toml, manifest.json or metrics.jsonl")),
+                () => {
+                    Err(unknown("which has no study.json, comparison.json, run.toml, manifest.json or metrics.jsonl"))
+                }
             };
         }
         let text = fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-        let value: Value = serde_json::from_str(&text).map_err(|error| unknown(&format!("which is no JSON: {error}")))?;
+        let value: Value =
+            serde_json::from_str(&text).map_err(|error| unknown(&format!("which is no JSON: {error}")))?;
         let schema = value["schema"].as_str().unwrap_or_default().to_owned();
         let folder = path.parent().unwrap_or(Path::new("."));
         match () {
@@ -112,7 +115,10 @@ impl Sources {
                     Ok(run) => self.runs.push(Run { label, group: Some(cell.id.clone()), ..run }),
                     Err(error) => self.remarks.push(format!("{label}: {error:#}")),
                 },
-                "train" => self.remarks.push(format!("{label}: the run's directory {} is absent, its curves are left out", place.join("run").display())),
+                "train" => self.remarks.push(format!(
+                    "{label}: the run's directory {} is absent, its curves are left out",
+                    place.join("run").display()
+                )),
                 "netbench" => match read_json(&place.join("network.json")) {
                     Ok(network) => self.networks.push((label, network)),
                     Err(error) => self.remarks.push(format!("{label}: {error:#}")),
@@ -120,7 +126,12 @@ impl Sources {
                 _ => {}
             }
         }
-        let mut files: Vec<_> = fs::read_dir(directory.join("predictions")).into_iter().flatten().flatten().map(|entry| entry.path()).collect();
+        let mut files: Vec<_> = fs::read_dir(directory.join("predictions"))
+            .into_iter()
+            .flatten()
+            .flatten()
+            .map(|entry| entry.path())
+            .collect();
         files.sort();
         for path in files.iter().filter(|path| path.extension().is_some_and(|extension| extension == "json")) {
             let value: Value = read_json(path)?;
@@ -155,7 +166,11 @@ fn read_lines<T: DeserializeOwned>(path: &Path, remarks: &mut Vec<String>) -> Re
     let records: Vec<T> = lines.iter().filter_map(|line| serde_json::from_str(line).ok()).collect();
     let num_lost = lines.len() - records.len();
     if num_lost > 0 {
-        remarks.push(format!("{}: {num_lost} of {} lines cannot be read and are left out", path.display(), lines.len()));
+        remarks.push(format!(
+            "{}: {num_lost} of {} lines cannot be read and are left out",
+            path.display(),
+            lines.len()
+        ));
     }
     Ok(records)
 }

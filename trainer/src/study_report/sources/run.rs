@@ -51,7 +51,8 @@ impl Run {
             Ok(table) => run.settings = flat(&table),
             Err(error) => run.remarks.push(format!("run.toml cannot be read: {}", error.message())),
         }
-        let earlier = (1..).map(|session| directory.join(format!("manifest-{session}.json"))).take_while(|path| path.exists());
+        let earlier =
+            (1..).map(|session| directory.join(format!("manifest-{session}.json"))).take_while(|path| path.exists());
         let mut paths: Vec<PathBuf> = earlier.collect();
         paths.push(directory.join("manifest.json"));
         for path in paths.iter().rev() {
@@ -74,7 +75,8 @@ impl Run {
                 Err(error) => run.remarks.push(format!("{error:#}")),
             }
         } else {
-            run.remarks.push("it has no summary.json: it still runs, or was killed; this is what it has written".to_owned());
+            run.remarks
+                .push("it has no summary.json: it still runs, or was killed; this is what it has written".to_owned());
         }
         if run.epochs.is_empty() {
             run.remarks.push("no epoch is in its metrics.jsonl".to_owned());

@@ -148,11 +148,11 @@ impl Study {
             repetitions.sort_unstable();
             repetitions.dedup();
             for repetition in repetitions {
-                let attempts = || {
-                    self.records.iter().filter(|record| record.cell == cell.id && record.repetition == repetition)
-                };
+                let attempts =
+                    || self.records.iter().filter(|record| record.cell == cell.id && record.repetition == repetition);
                 let best = attempts().filter(|record| record.status == "ok").max_by_key(|record| record.attempt);
-                let last = || attempts().filter(|record| record.status == "disturbed").max_by_key(|record| record.attempt);
+                let last =
+                    || attempts().filter(|record| record.status == "disturbed").max_by_key(|record| record.attempt);
                 counted.extend(best.or_else(last).map(|record| (cell, record)));
             }
         }
@@ -182,7 +182,8 @@ mod tests {
         ];
         let cells = vec![Cell { id: "a".to_owned(), ..Cell::default() }];
         let study = Study { cells, records, ..Study::default() };
-        let counted: Vec<(u64, u64)> = study.counted().iter().map(|(_, record)| (record.repetition, record.attempt)).collect();
+        let counted: Vec<(u64, u64)> =
+            study.counted().iter().map(|(_, record)| (record.repetition, record.attempt)).collect();
         assert_eq!(counted, [(1, 2), (2, 2)]);
     }
 }

@@ -20,7 +20,8 @@ pub struct Trace {
 impl Trace {
     /// Whether JSON looks like a trace.
     pub fn is_one(value: &Value) -> bool {
-        events(value).is_some_and(|events| events.iter().any(|event| event["ph"].is_string() && event["pid"].is_number()))
+        events(value)
+            .is_some_and(|events| events.iter().any(|event| event["ph"].is_string() && event["pid"].is_number()))
     }
 
     /// Sums up the events.

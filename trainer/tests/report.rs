@@ -1,0 +1,184 @@
+//! `trainer report` on real runs, on a study of them, and on what is torn, hostile or something else.
+
+#![allow(clippy::unwrap_used, reason = "a failed unwrap here is a failed test")]
+
+mod fixture;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use fixture::{Run, flags, run};
+use serde_json::{Value, json};
+
+const TINY: [&str; 10] =
+    ["--model", "resnet8", "--shapes-train", "64", "--shapes-test", "20", "--global-batch-size", "32", "--epochs", "2"];
+
+fn report(inputs: &[&Path], output: &Path, more: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_trainer"));
+    command.arg("report").args(inputs).arg("--output").arg(output).args(more).stdin(Stdio::null());
+    command.output().unwrap()
+}
+
+fn words(output: &Output) -> String {
+    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+}
+
+/// Writes a report that must succeed; its page.
+fn page(inputs: &[&Path], output: &Path, more: &[&str]) -> String {
+    let result = report(inputs, output, more);
+    assert!(result.status.success(), "{}", words(&result));
+    fs::read_to_string(output.join("index.html")).unwrap()
+}
+
+/// A study with two cells of speeds, a cell that is the run, a prediction and a line that a crash tore.
+fn study(folder: &Path, run: &Run) -> PathBuf {
+    let study = folder.join("study");
+    let of_run = study.join("runs/train/r1a1/run");
+    fs::create_dir_all(&of_run).unwrap();
+    for file in ["run.toml", "manifest.json", "metrics.jsonl", "summary.json"] {
+        fs::copy(run.directory().join(file), of_run.join(file)).unwrap();
+    }
+    let cell = |id: &str, kind: &str, ranks: usize| {
+        json!({ "id": id, "kind": kind, "repetitions": 2, "arguments": [kind], "settings": {
+            "model": "resnet20", "dtype": "f32", "ranks": ranks, "batch_size_per_rank": 32, "sync": "allreduce", "scaling": "weak" } })
+    };
+    let cells = [cell("one", "bench", 1), cell("two", "bench", 2), cell("train", "train", 1)];
+    let text = json!({ "schema": "lockstep.study/1", "name": "tiny", "title": "A <tiny> study & more", "cells": cells,
+        "warmup": "3 steps", "images_per_second_means": "global samples over time", "machine": { "cpu_count": 2 }, "unknown": [1] });
+    fs::write(study.join("study.json"), text.to_string()).unwrap();
+    let record = |cell: &str, repetition: u64, status: &str, speed: f64| {
+        json!({ "cell": cell, "repetition": repetition, "attempt": 1, "status": status, "directory": format!("runs/{cell}/r1a1"),
+            "result": { "images_per_second": speed, "peak_memory_bytes": 1 << 28 } })
+        .to_string()
+    };
+    let records = [
+        record("one", 1, "ok", 100.0),
+        record("one", 2, "ok", 102.0),
+        record("two", 1, "ok", 150.0),
+        record("two", 2, "disturbed", 140.0),
+        record("train", 1, "ok", 50.0),
+        "{\"cell\": \"one\", \"repet".to_owned(),
+    ];
+    fs::write(study.join("records.jsonl"), records.join("\n")).unwrap();
+    fs::create_dir(study.join("predictions")).unwrap();
+    let prediction = json!({ "schema": "lockstep.prediction/1", "network": { "name": "shared" }, "cells": ["two"],
+        "predictions": [{ "sync": "allreduce", "ranks": 2, "images_per_second": 160.0, "efficiency": 0.79 }] });
+    fs::write(study.join("predictions/shared.json"), prediction.to_string()).unwrap();
+    study
+}
+
+fn csv_lines(path: &Path) -> Vec<String> {
+    fs::read_to_string(path).unwrap().lines().map(str::to_owned).collect()
+}
+
+#[test]
+fn a_study_and_its_runs_become_one_page_with_every_number_in_files_beside_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let (one, two) = (run(1, &flags(&TINY, &[])), run(2, &flags(&TINY, &["--seed", "5"])));
+    let study = study(folder.path(), &one);
+    let output = folder.path().join("report");
+    let page = page(&[&study, &two.directory()], &output, &["--target-accuracy", "0.01"]);
+
+    for section in [
+        "summary",
+        "scaling",
+        "time-to-accuracy",
+        "curves",
+        "step-time",
+        "predictions",
+        "memory",
+        "differences",
+        "runs",
+        "records",
+    ] {
+        assert!(page.contains(&format!("<section id=\"{section}\">")), "{section}");
+    }
+    for absent in ["comparison", "network", "staleness"] {
+        assert!(!page.contains(&format!("<section id=\"{absent}\">")), "{absent}");
+    }
+    assert!(page.contains("<h1>A &lt;tiny&gt; study &amp; more</h1>") && !page.contains("<tiny>"));
+    assert!(page.contains("1 of 6 lines cannot be read") && page.contains("the machine was not quiet"));
+    // Nothing is fetched: the only addresses are names of XML.
+    assert!(!page.replace("http://www.w3.org/2000/svg", "").contains("://"));
+    assert!(!page.contains("<script"));
+    for (open, close) in [
+        ("<svg", "</svg>"),
+        ("<table", "</table>"),
+        ("<figure", "</figure>"),
+        ("<details", "</details>"),
+        ("<section", "</section>"),
+    ] {
+        assert_eq!(page.matches(open).count(), page.matches(close).count(), "{open}");
+    }
+
+    let throughput = csv_lines(&output.join("tables/throughput.csv"));
+    assert!(throughput[1].starts_with("one,weak,32,1,101,100,102,2,1,100,1,0"), "{throughput:?}");
+    assert!(throughput[2].starts_with("two,weak,32,2,145,140,150,2,"), "{throughput:?}");
+    let compared = csv_lines(&output.join("tables/predicted-and-measured.csv"));
+    assert!(compared[1].starts_with("two,shared.json,2,160,145,140,150,10.34"), "{compared:?}");
+    let drawn = csv_lines(&output.join("figures/throughput-1.csv"));
+    assert!(drawn.iter().any(|line| line.contains("predicted,2,160")), "{drawn:?}");
+    let svg = fs::read_to_string(output.join("figures/throughput-1.svg")).unwrap();
+    assert!(svg.contains("Scaling: weak") && svg.contains("Warm-up: 3 steps"), "the caption goes with the figure");
+    assert!(fs::read_to_string(output.join("tables/throughput.tex")).unwrap().contains("efficiency, \\%"));
+    let index: Value = serde_json::from_str(&fs::read_to_string(output.join("report.json")).unwrap()).unwrap();
+    assert_eq!(index["schema"], "lockstep.report/1");
+    // Of a run on two ranks, every rank has its bar.
+    assert_eq!(csv_lines(&output.join("figures/step-time-2.csv")).len(), 3);
+    assert!(page.contains("run.seed"), "the seeds differ");
+    let entries = fs::read_dir(folder.path()).unwrap().count();
+    assert_eq!(entries, 2, "study and report alone are left");
+}
+
+#[test]
+fn a_run_without_an_end_and_with_torn_metrics_is_told_as_far_as_it_went() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = run(1, &flags(&TINY, &[]));
+    let metrics = run.directory().join("metrics.jsonl");
+    let text = fs::read_to_string(&metrics).unwrap();
+    fs::write(&metrics, format!("{text}{{\"epoch\": 2, \"train_loss\": NaN}}\n\u{0}\n{{\"epo")).unwrap();
+    fs::remove_file(run.directory().join("summary.json")).unwrap();
+    fs::write(run.directory().join("manifest-1.json"), "[]").unwrap();
+    let page = page(&[&run.directory()], &folder.path().join("report"), &[]);
+    assert!(page.contains("still runs, or was killed") && page.contains("3 of 5 lines cannot be read"), "{page}");
+    assert!(csv_lines(&folder.path().join("report/figures/loss-by-epochs.csv")).len() == 3);
+
+    fs::write(&metrics, "").unwrap();
+    let empty = self::page(&[&run.directory()], &folder.path().join("report"), &["--title", "\"a\" <b>"]);
+    assert!(empty.contains("no epoch is in its metrics.jsonl") && empty.contains("<h1>&quot;a&quot; &lt;b&gt;</h1>"));
+}
+
+#[test]
+fn what_is_no_input_and_what_is_no_place_is_refused_with_code_2_and_left_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    fs::create_dir_all(path("empty")).unwrap();
+    fs::write(path("other.json"), "{\"schema\": \"else/1\"}").unwrap();
+    fs::write(path("text"), "words").unwrap();
+    for (input, said) in [
+        ("absent", "does not exist"),
+        ("empty", "no study.json"),
+        ("other.json", "of another kind"),
+        ("text", "no JSON"),
+    ] {
+        let output = report(&[&path(input)], &path("report"), &[]);
+        assert_eq!(output.status.code(), Some(2), "{input}: {}", words(&output));
+        assert!(
+            words(&output).contains(said) && words(&output).contains("expected a run's"),
+            "{input}: {}",
+            words(&output)
+        );
+    }
+    fs::write(path("p.json"), "{\"schema\": \"lockstep.prediction/9\", \"predictions\": []}").unwrap();
+    let page = page(&[&path("p.json")], &path("report"), &[]);
+    assert!(page.contains("lockstep.prediction/9 is not lockstep.prediction/1"), "{page}");
+    for (place, said) in [(path("text"), "no directory"), (folder.path().to_owned(), "holds other files")] {
+        let output = report(&[&path("p.json")], &place, &[]);
+        assert_eq!(output.status.code(), Some(2), "{}", words(&output));
+        assert!(words(&output).contains("--output") && words(&output).contains(said), "{}", words(&output));
+    }
+    let output = report(&[&path("p.json")], &path("report"), &["--target-accuracy", "80"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert_eq!(fs::read_to_string(path("text")).unwrap(), "words");
+}
