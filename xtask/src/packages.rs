@@ -65,9 +65,10 @@ impl Installer {
             (Installer::AptGet, Need::Libclang) => &["libclang-dev"],
             // Slurm opens libpmix.so by the name that only the development package has.
             (Installer::AptGet, Need::Slurm) => &["slurm-wlm", "munge", "libpmix-dev"],
-            (Installer::AptGet | Installer::Dnf | Installer::Zypper | Installer::Pacman | Installer::Brew, Need::Browser) => {
-                &["chromium"]
-            }
+            (
+                Installer::AptGet | Installer::Dnf | Installer::Zypper | Installer::Pacman | Installer::Brew,
+                Need::Browser,
+            ) => &["chromium"],
             (Installer::Dnf | Installer::Zypper | Installer::Pacman, Need::CCompiler) => &["gcc"],
             (Installer::Dnf, Need::MpiDevelopment) => &["openmpi-devel"],
             (Installer::Dnf, Need::Mpirun) => &["openmpi"],

@@ -92,7 +92,8 @@ impl Suite {
     fn make(&self, trainer: &Path) -> Result<(), String> {
         let run = self.folder.join("run");
         let mut train = Command::new(trainer);
-        let flags = "train --model resnet8 --shapes-train 64 --shapes-test 20 --global-batch-size 32 --epochs 2 --threads 1";
+        let flags =
+            "train --model resnet8 --shapes-train 64 --shapes-test 20 --global-batch-size 32 --epochs 2 --threads 1";
         train.args(flags.split(' ')).arg("--output-dir").arg(&run);
         Ended::of(train, &self.folder.join("train.txt"), LIMIT_S)?.expect_success()?;
         let mut report = Command::new(trainer);
@@ -136,7 +137,10 @@ impl Suite {
         let name = format!("frame-{width}");
         let ended = self.open(&name, &frame, &["--window-size=1400,1000".to_owned(), "--dump-dom".to_owned()])?;
         let found = width_in(&ended.finished.text);
-        ended.expect(found.is_some_and(|found| found <= width), &format!("content of at most {width} pixels, not {found:?}"))
+        ended.expect(
+            found.is_some_and(|found| found <= width),
+            &format!("content of at most {width} pixels, not {found:?}"),
+        )
     }
 
     fn prints(&self) -> Result<(), String> {
@@ -159,7 +163,11 @@ fn width_in(text: &str) -> Option<u32> {
 
 fn at_least(file: &Path, bytes: u64) -> Result<(), String> {
     let length = fs::metadata(file).map_err(|error| format!("{}: {error}", file.display()))?.len();
-    if length >= bytes { Ok(()) } else { Err(format!("{}: expected at least {bytes} bytes, got {length}", file.display())) }
+    if length >= bytes {
+        Ok(())
+    } else {
+        Err(format!("{}: expected at least {bytes} bytes, got {length}", file.display()))
+    }
 }
 
 #[cfg(test)]
@@ -168,7 +176,8 @@ mod tests {
 
     #[test]
     fn what_a_page_says_on_the_console_is_found() {
-        let text = "[1:2:1121/1:ERROR:dbus/bus.cc:406] no bus\n[1:2:1121/2:INFO:CONSOLE(1)] \"x is not defined\", source: y\n";
+        let text =
+            "[1:2:1121/1:ERROR:dbus/bus.cc:406] no bus\n[1:2:1121/2:INFO:CONSOLE(1)] \"x is not defined\", source: y\n";
         assert_eq!(console(text).len(), 1);
         assert!(console("12 bytes written to file a.png\n").is_empty());
     }

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 /// One setting at one number of ranks, measured once or several times.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Measurement {
+pub(super) struct Measurement {
     /// The cell, or the run's label.
     pub id: String,
     /// By name: model, dtype, sync and whatever the study varies.
@@ -28,13 +28,13 @@ pub struct Measurement {
 }
 
 /// Where a step's time goes.
-pub const PHASES: [&str; 6] = ["data", "forward", "backward", "communication", "optimizer", "other"];
+pub(super) const PHASES: [&str; 6] = ["data", "forward", "backward", "communication", "optimizer", "other"];
 
 /// Settings that say how much was computed, not how.
 const SIZES: [&str; 3] = ["ranks", "global_batch_size", "scaling"];
 
 /// The middle of the values; of an even number, the mean of the two in the middle.
-pub fn median(values: &[f64]) -> Option<f64> {
+pub(super) fn median(values: &[f64]) -> Option<f64> {
     let mut sorted: Vec<f64> = values.iter().copied().filter(|value| value.is_finite()).collect();
     sorted.sort_by(f64::total_cmp);
     let last = sorted.len().checked_sub(1)?;
@@ -42,24 +42,24 @@ pub fn median(values: &[f64]) -> Option<f64> {
 }
 
 /// Least and most, of several values.
-pub fn range(values: &[f64]) -> Option<(f64, f64)> {
+pub(super) fn range(values: &[f64]) -> Option<(f64, f64)> {
     let finite = || values.iter().copied().filter(|value| value.is_finite());
     (finite().count() > 1).then(|| (finite().fold(f64::INFINITY, f64::min), finite().fold(f64::NEG_INFINITY, f64::max)))
 }
 
 impl Measurement {
     /// The middle of the speeds, images/s.
-    pub fn speed(&self) -> Option<f64> {
+    pub(super) fn speed(&self) -> Option<f64> {
         median(&self.speeds)
     }
 
     /// A setting; empty without it.
-    pub fn setting(&self, key: &str) -> &str {
+    pub(super) fn setting(&self, key: &str) -> &str {
         self.settings.get(key).map_or("", String::as_str)
     }
 
     /// What must be equal for two measurements to lie on one line.
-    pub fn line(&self) -> BTreeMap<&str, &str> {
+    pub(super) fn line(&self) -> BTreeMap<&str, &str> {
         let is_size = |key: &str| SIZES.contains(&key) || (key == "batch_size_per_rank" && self.scaling == "strong");
         self.settings
             .iter()
@@ -77,7 +77,7 @@ impl Measurement {
 
     /// Ranks and speed of what this is compared with for its speedup: one rank on the same line, else one rank of the same work,
     /// else the fewest ranks on the line.
-    pub fn reference(&self, all: &[Self]) -> Option<(usize, f64)> {
+    pub(super) fn reference(&self, all: &[Self]) -> Option<(usize, f64)> {
         let line = self.line();
         let on_line = || all.iter().filter(|one| one.line() == line && one.scaling == self.scaling);
         let alone = on_line().find(|one| one.ranks == 1 && one.is_reference_of(self));
@@ -88,7 +88,7 @@ impl Measurement {
     }
 
     /// How many times as fast as one rank, and that by rank: where the reference has several ranks, they count as equally efficient.
-    pub fn speedup_and_efficiency(&self, all: &[Self]) -> Option<(f64, f64)> {
+    pub(super) fn speedup_and_efficiency(&self, all: &[Self]) -> Option<(f64, f64)> {
         let (ranks, speed) = self.reference(all)?;
         let speedup = self.speed()? / speed * ranks as f64;
         Some((speedup, speedup / self.ranks.max(1) as f64))
@@ -96,7 +96,7 @@ impl Measurement {
 }
 
 /// All measurements of the sources that have a speed, in their order.
-pub fn all(sources: &Sources) -> Vec<Measurement> {
+pub(super) fn all(sources: &Sources) -> Vec<Measurement> {
     let of_studies = sources.studies.iter().flat_map(of_study);
     of_studies.chain(of_runs(&sources.runs)).collect()
 }

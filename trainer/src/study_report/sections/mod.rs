@@ -54,7 +54,8 @@ impl<'a> Facts<'a> {
                 study.warmup.trim_end_matches('.'),
                 study.images_per_second_means.trim_end_matches('.')
             );
-            if !words.contains(&text) && !(study.warmup.is_empty() && study.images_per_second_means.is_empty()) {
+            let says_it = !study.warmup.is_empty() || !study.images_per_second_means.is_empty();
+            if says_it && !words.contains(&text) {
                 words.push(text);
             }
         }
@@ -78,7 +79,7 @@ impl<'a> Facts<'a> {
 }
 
 /// All parts that have something to tell, in reading order.
-pub fn sections(facts: &Facts<'_>) -> Vec<Section> {
+pub(super) fn sections(facts: &Facts<'_>) -> Vec<Section> {
     let part = |id, heading, blocks: Vec<Block>| Section { id, heading, blocks };
     let sections = vec![
         part("summary", "Summary", summary::blocks(facts)),

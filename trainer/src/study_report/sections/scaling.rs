@@ -2,10 +2,10 @@
 //!
 //! In: measurements, predictions. Out: two figures for each network, number format and kind of scaling, and one table of everything.
 //! Invariant: points are medians, bars the least and the most of the repetitions; what is predicted is hollow and dashed.
-//! Source: Hoefler & Belli 2015, Scientific Benchmarking of Parallel Computing Systems, rules 1 (the base of a speedup) and 5.
+//! Source: Hoefler & Belli 2015, Scientific Benchmarking of Parallel Computing Systems, rules 1 (what a speedup is against) and 5.
 
 use super::{Facts, MOST_SERIES};
-use crate::study_report::chart::{Axis, Kind, LinePlot, Plot, Point, Series, Unit};
+use crate::study_report::chart::{Axis, Kind, LinePlot, Plot, Point, Scale, Series, Unit};
 use crate::study_report::document::{Block, Cell, Figure, Table};
 use crate::study_report::measurements::{Measurement, range};
 use std::collections::{BTreeMap, BTreeSet};
@@ -67,115 +67,160 @@ fn name(line: &BTreeMap<&str, &str>, lines: &[BTreeMap<&str, &str>]) -> String {
     if words.is_empty() { "measured".to_owned() } else { words.join(", ") }
 }
 
-fn figures(facts: &Facts<'_>, facet: &[&Measurement], number: usize) -> Vec<Figure> {
-    let first = facet[0];
-    let mut lines: Vec<BTreeMap<&str, &str>> = facet.iter().map(|one| one.line()).collect();
-    lines.sort();
-    lines.dedup();
-    // Single ranks are drawn as the beginning of the lines whose base they are.
-    let goes_on = |line: &BTreeMap<&str, &str>| facet.iter().any(|one| one.ranks > 1 && one.line() == *line);
-    if lines.iter().any(goes_on) {
-        lines.retain(goes_on);
+/// The two figures of a facet while they grow.
+struct Drawing {
+    speeds: Vec<Series>,
+    efficiencies: Vec<Series>,
+    speed_data: Table,
+    efficiency_data: Table,
+}
+
+impl Drawing {
+    fn new() -> Self {
+        let columns = ["series", "kind", "ranks", "value", "least", "most", "repetitions"];
+        let (speed_data, efficiency_data) = (Table::new("", "", &columns), Table::new("", "", &columns));
+        Self { speeds: Vec::new(), efficiencies: Vec::new(), speed_data, efficiency_data }
     }
-    let words = shared_words(facet);
-    let columns = ["series", "kind", "ranks", "value", "least", "most", "repetitions"];
-    let (mut speed_data, mut efficiency_data) = (Table::new("", "", &columns), Table::new("", "", &columns));
-    let (mut speeds, mut efficiencies) = (Vec::new(), Vec::new());
-    for (style, line) in lines.iter().enumerate() {
-        let name = name(line, &lines);
-        let mut members: Vec<&Measurement> = facet.iter().copied().filter(|one| one.line() == *line).collect();
-        // A single rank needs no synchronisation, so that it may stand beside the line that it is the base of.
-        if members.iter().all(|one| one.ranks > 1) {
-            members.extend(facts.measurements.iter().find(|one| {
-                one.ranks == 1 && members[0].reference(&facts.measurements) == one.speed().map(|speed| (1, speed))
-            }));
-        }
-        members.sort_by_key(|one| one.ranks);
+
+    /// Adds a series to both figures; `repetitions` are those behind a point.
+    fn add(
+        &mut self,
+        (name, style, kind): (&str, usize, Kind),
+        [speed, efficiency]: [Vec<Point>; 2],
+        repetitions: impl Fn(&Point) -> usize,
+    ) {
+        let word = match kind {
+            Kind::Predicted => "predicted",
+            Kind::Reference => "ideal",
+            _ => "measured",
+        };
+        record(&mut self.speed_data, name, word, &speed, &repetitions);
+        record(&mut self.efficiency_data, name, word, &efficiency, &repetitions);
+        let series = |points| Series { name: name.to_owned(), style, kind, lines: vec![points] };
+        self.speeds.push(series(speed));
+        self.efficiencies.push(series(efficiency));
+    }
+
+    /// Adds a line as measured, and as predicted where it was.
+    fn add_line(&mut self, facts: &Facts<'_>, name: &str, style: usize, members: &[&Measurement]) {
         let speed =
             |one: &&Measurement| Some(Point { x: one.ranks as f64, y: one.speed()?, range: range(&one.speeds) });
         let efficiency = |one: &&Measurement| {
-            let (ranks, base) = one.reference(&facts.measurements)?;
-            let factor = ranks as f64 / (base * one.ranks as f64);
+            let (ranks, speed) = one.reference(&facts.measurements)?;
+            let factor = ranks as f64 / (speed * one.ranks as f64);
             let range = range(&one.speeds).map(|(low, high)| (low * factor, high * factor));
             Some(Point { x: one.ranks as f64, y: one.speed()? * factor, range })
         };
-        let speed: Vec<Point> = members.iter().filter_map(speed).collect();
-        let efficiency: Vec<Point> = members.iter().filter_map(efficiency).collect();
-        let repetitions =
-            |point: &Point| members.iter().find(|one| one.ranks as f64 == point.x).map_or(0, |one| one.speeds.len());
-        record(&mut speed_data, &name, "measured", &speed, repetitions);
-        record(&mut efficiency_data, &name, "measured", &efficiency, repetitions);
-        let series = |points, kind, name: String| Series { name, style, kind, lines: vec![points] };
-        speeds.push(series(speed, Kind::Measured, name.clone()));
-        efficiencies.push(series(efficiency, Kind::Measured, name.clone()));
-        let (predicted, predicted_efficiency) = predicted(facts, &members);
-        if !predicted.is_empty() {
+        let points = [members.iter().filter_map(speed).collect(), members.iter().filter_map(efficiency).collect()];
+        self.add((name, style, Kind::Measured), points, |point| {
+            members.iter().find(|one| one.ranks as f64 == point.x).map_or(0, |one| one.speeds.len())
+        });
+        let (speed, efficiency) = predicted(facts, members);
+        if !speed.is_empty() {
             let name = format!("{name}, predicted");
-            record(&mut speed_data, &name, "predicted", &predicted, |_| 0);
-            record(&mut efficiency_data, &name, "predicted", &predicted_efficiency, |_| 0);
-            speeds.push(series(predicted, Kind::Predicted, name.clone()));
-            efficiencies.push(series(predicted_efficiency, Kind::Predicted, name));
+            self.add((&name, style, Kind::Predicted), [speed, efficiency], |_| 0);
         }
     }
-    let ranks: Vec<f64> = speeds.iter().flat_map(|series| &series.lines[0]).map(|point| point.x).collect();
-    let (fewest, most) =
-        ranks.iter().fold((f64::INFINITY, 1.0_f64), |(low, high), ranks| (low.min(*ranks), high.max(*ranks)));
-    let base = facet
-        .iter()
-        .filter_map(|one| one.reference(&facts.measurements))
-        .map(|(ranks, speed)| speed / ranks as f64)
-        .fold(0.0, f64::max);
-    let ideal = |at: &dyn Fn(f64) -> f64| Series {
-        name: "ideal".to_owned(),
-        style: 0,
-        kind: Kind::Reference,
-        lines: vec![[fewest, most].map(|ranks| Point::new(ranks, at(ranks))).to_vec()],
-    };
-    speeds.push(ideal(&|ranks| base * ranks));
-    efficiencies.push(ideal(&|_| 1.0));
-    for (data, series) in [(&mut speed_data, &speeds), (&mut efficiency_data, &efficiencies)] {
-        record(data, "ideal", "ideal", &series[series.len() - 1].lines[0], |_| 0);
+
+    fn ranks(&self) -> Vec<f64> {
+        self.speeds.iter().flat_map(|series| &series.lines[0]).map(|point| point.x).collect()
     }
-    let x = Axis::of_counts("ranks", &ranks);
+
+    /// Adds what as many ranks would do that cost each other nothing.
+    fn add_ideal(&mut self, facts: &Facts<'_>, facet: &[&Measurement]) {
+        let ends = self
+            .ranks()
+            .into_iter()
+            .fold([f64::INFINITY, 1.0], |[low, high]: [f64; 2], ranks| [low.min(ranks), high.max(ranks)]);
+        let by_rank = facet.iter().filter_map(|one| one.reference(&facts.measurements));
+        let best = by_rank.map(|(ranks, speed)| speed / ranks as f64).fold(0.0, f64::max);
+        let line = |at: &dyn Fn(f64) -> f64| ends.map(|ranks| Point::new(ranks, at(ranks))).to_vec();
+        self.add(("ideal", 0, Kind::Reference), [line(&|ranks| best * ranks), line(&|_| 1.0)], |_| 0);
+    }
+}
+
+fn figures(facts: &Facts<'_>, facet: &[&Measurement], number: usize) -> Vec<Figure> {
+    let mut drawing = Drawing::new();
+    let lines = lines(facet);
+    for (style, line) in lines.iter().enumerate() {
+        drawing.add_line(facts, &name(line, &lines), style, &members(facts, facet, line));
+    }
+    drawing.add_ideal(facts, facet);
+    let x = Axis::of_counts("ranks", &drawing.ranks());
     let speed_axis = match x.scale {
-        crate::study_report::chart::Scale::Linear => Axis::from_zero("images/s, all ranks"),
-        _ => Axis::logarithmic("images/s, all ranks"),
+        Scale::Linear => Axis::from_zero("images/s, all ranks"),
+        Scale::Decimal | Scale::Binary => Axis::logarithmic("images/s, all ranks"),
     };
-    let has_predicted = speeds.iter().any(|series| series.kind == Kind::Predicted);
-    let note = if has_predicted { " Hollow markers on dashed lines are predictions." } else { "" };
-    let caption = |what: &str| {
-        format!(
-            "{what} Scaling: {}. Points are medians of the repetitions, bars their least and most.{note} {}",
-            scaling_words(first),
-            facts.speed_words()
-        )
-    };
+    let words = shared_words(facet);
+    let notes = notes(facts, facet, drawing.speeds.iter().any(|series| series.kind == Kind::Predicted));
     let figure = |id: &str, title: String, what: &str, plot: LinePlot, data: Table| {
         let id = format!("{id}-{number}");
-        Figure {
-            data: Table { id: id.clone(), title: title.clone(), ..data },
-            id,
-            title,
-            caption: caption(what),
-            plot: Plot::Lines(plot),
-        }
+        let data = Table { id: id.clone(), title: title.clone(), ..data };
+        Figure { data, id, title, caption: format!("{what} {notes}"), plot: Plot::Lines(plot) }
     };
     vec![
         figure(
             "throughput",
             format!("Throughput: {words}"),
-            "The grey line is the base's speed times the ranks.",
-            LinePlot { x: x.clone(), y: speed_axis, series: speeds, band: None },
-            speed_data,
+            "The grey line is the speed of one rank times the ranks.",
+            LinePlot { x: x.clone(), y: speed_axis, series: drawing.speeds, band: None },
+            drawing.speed_data,
         ),
         figure(
             "efficiency",
             format!("Efficiency: {words}"),
             "Efficiency is the speed by rank over that of one rank; where no single rank was measured, over that of the fewest ranks.",
-            LinePlot { x, y: Axis::from_zero("efficiency").in_unit(Unit::Share), series: efficiencies, band: None },
-            efficiency_data,
+            LinePlot {
+                x,
+                y: Axis::from_zero("efficiency").in_unit(Unit::Share),
+                series: drawing.efficiencies,
+                band: None,
+            },
+            drawing.efficiency_data,
         ),
     ]
+}
+
+/// What distinguishes the lines of a figure, each once.
+fn lines<'a>(facet: &[&'a Measurement]) -> Vec<BTreeMap<&'a str, &'a str>> {
+    let mut lines: Vec<BTreeMap<&str, &str>> = facet.iter().map(|one| one.line()).collect();
+    lines.sort();
+    lines.dedup();
+    // Single ranks are drawn as the beginning of the lines that are compared with them.
+    let goes_on = |line: &BTreeMap<&str, &str>| facet.iter().any(|one| one.ranks > 1 && one.line() == *line);
+    if lines.iter().any(goes_on) {
+        lines.retain(goes_on);
+    }
+    lines
+}
+
+/// The measurements on a line, fewest ranks first.
+fn members<'a>(facts: &'a Facts<'_>, facet: &[&'a Measurement], line: &BTreeMap<&str, &str>) -> Vec<&'a Measurement> {
+    let mut members: Vec<&Measurement> = facet.iter().copied().filter(|one| one.line() == *line).collect();
+    // A single rank needs no synchronisation, so that its own line is another one.
+    if members.iter().all(|one| one.ranks > 1) {
+        let reference = members[0].reference(&facts.measurements);
+        let is_it = |one: &&Measurement| one.ranks == 1 && one.speed().map(|speed| (1, speed)) == reference;
+        members.extend(facts.measurements.iter().find(is_it));
+    }
+    members.sort_by_key(|one| one.ranks);
+    members
+}
+
+/// How to read both figures.
+fn notes(facts: &Facts<'_>, facet: &[&Measurement], has_predicted: bool) -> String {
+    let mut notes = format!(
+        "Scaling: {}. Points are medians of the repetitions, bars their least and most.",
+        scaling_words(facet[0])
+    );
+    if has_predicted {
+        notes.push_str(" Hollow markers on dashed lines are predictions.");
+    }
+    let num_disturbed: usize = facet.iter().map(|one| one.num_disturbed).sum();
+    if num_disturbed > 0 {
+        notes.push_str(&format!(" {num_disturbed} of the repetitions count although the machine was not quiet."));
+    }
+    format!("{notes} {}", facts.speed_words())
 }
 
 fn scaling_words(one: &Measurement) -> String {
@@ -253,7 +298,7 @@ fn table(all: &[Measurement]) -> Table {
         "repetitions",
         "speedup",
         "efficiency, %",
-        "base, ranks",
+        "compared with, ranks",
     ];
     if has_disturbed {
         columns.push("of them disturbed");
@@ -273,7 +318,7 @@ fn table(all: &[Measurement]) -> Table {
             Cell::count(one.speeds.len() as u64),
             Cell::number(relative.map(|relative| relative.0), 2),
             Cell::number(relative.map(|relative| 100.0 * relative.1), 1),
-            Cell::count(one.reference(all).map(|base| base.0 as u64)),
+            Cell::count(one.reference(all).map(|(ranks, _)| ranks as u64)),
         ];
         if has_disturbed {
             row.push(Cell::count(one.num_disturbed as u64));

@@ -131,7 +131,7 @@ fn run_row(run: &Run) -> Vec<Cell> {
         Cell::number(run.setting("batch.global-batch-size").and_then(|batch| batch.parse::<f64>().ok()), 0),
         Cell::count(run.epochs.len() as u64),
         Cell::number(run.images_per_second(), 1),
-        Cell::number(tested().last().map(|top1| 100.0 * top1), 2),
+        Cell::number(tested().next_back().map(|top1| 100.0 * top1), 2),
         Cell::number(best.map(|top1| 100.0 * top1), 2),
         Cell::number(run.epochs.last().map(|epoch| epoch.train_loss), 4),
         Cell::number(run.progress().last().map(|progress| progress.1), 1),
