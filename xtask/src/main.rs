@@ -21,6 +21,7 @@ mod hosts;
 mod json;
 mod kernel_stages;
 mod launch;
+mod machine;
 mod mpi_suite;
 mod mpirun;
 mod packages;

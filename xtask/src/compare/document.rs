@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 use super::block::read;
 use super::row::{Key, Row};
 use crate::failure::{Failure, Outcome};
+use crate::machine;
 
 const SCHEMA: &str = "lockstep.comparison/1";
 
@@ -31,7 +32,7 @@ impl Document {
     /// A new one, or that of a directory if it has one of the same job and `is_again` does not ask for a new one.
     pub(super) fn open(directory: &Path, machine: Value, job: Value, is_again: bool) -> Outcome<Self> {
         let path = directory.join("comparison.json");
-        let (created, commit) = (super::machine::now(), super::machine::commit());
+        let (created, commit) = (machine::now().unwrap_or_default(), machine::commit().unwrap_or_default());
         let new = Document { path, created, commit, machine, job, rows: Vec::new(), accuracy: Vec::new() };
         if is_again || !new.path.exists() {
             return Ok(new);

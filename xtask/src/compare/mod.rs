@@ -10,7 +10,6 @@ mod block;
 mod document;
 mod framework;
 mod install;
-mod machine;
 mod measure;
 mod row;
 mod run;
@@ -30,6 +29,7 @@ use self::settings::{Launcher, Settings};
 use crate::arguments::{Arguments, Command, Flag};
 use crate::failure::{Failure, Outcome};
 use crate::launch;
+use crate::machine;
 use crate::probe::Found;
 use crate::setup::{self, NO_INSTALL};
 

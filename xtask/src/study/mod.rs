@@ -12,7 +12,6 @@ mod file;
 mod flags;
 mod keys;
 mod local;
-mod machine;
 mod plan;
 mod predict;
 mod records;
@@ -31,6 +30,7 @@ use crate::arguments::{Arguments, Command, Flag};
 use crate::failure::{Failure, Outcome};
 use crate::hosts;
 use crate::launch;
+use crate::machine;
 use crate::mpirun::Mpirun;
 use crate::probe;
 use crate::process;
@@ -114,7 +114,7 @@ fn run(arguments: Arguments) -> Outcome {
         again_disturbed: arguments.has("--again-disturbed"),
     };
     let mut session = Session::open(&file, &cells, &directory, &trainer, mpirun.as_ref(), options)?;
-    write_study(&file, &cells, &directory, mpirun.as_ref())?;
+    write_study(&file, &cells, &directory)?;
     println!("study {}: {} cells, {}", file.name, chosen.len(), directory.display());
     let failed = session.run(&chosen)?;
     if file.profile.is_some() {
@@ -191,7 +191,7 @@ fn lock(directory: &Path) -> Outcome<File> {
 }
 
 /// Writes study.json; a resumed study keeps the time of its beginning.
-fn write_study(file: &StudyFile, cells: &[Cell], directory: &Path, mpirun: Option<&Mpirun>) -> Outcome {
+fn write_study(file: &StudyFile, cells: &[Cell], directory: &Path) -> Outcome {
     let path = directory.join("study.json");
     let earlier: Option<Value> = fs::read_to_string(&path).ok().and_then(|text| serde_json::from_str(&text).ok());
     let created = earlier.as_ref().and_then(|study| study["created"].as_str().map(str::to_owned)).or_else(machine::now);
@@ -202,7 +202,7 @@ fn write_study(file: &StudyFile, cells: &[Cell], directory: &Path, mpirun: Optio
         "about": file.about,
         "created": created,
         "commit": machine::commit(),
-        "machine": machine::machine(mpirun),
+        "machine": machine::machine(),
         "toml": file.text,
         "warmup": WARM_UP,
         "images_per_second_means": IMAGES_PER_SECOND_MEANS,

@@ -1,6 +1,6 @@
-//! What a comparison was made on and with.
+//! What something was measured on and with, and when.
 //!
-//! Out: the machine's object of `comparison.json`, the commit, the time. Invariant: what cannot be learned is null, never a failure.
+//! Out: the object `machine` of studies and comparisons, the commit, the time. Invariant: what cannot be learned is null, never a failure.
 
 use std::fs;
 use std::num::NonZero;
@@ -13,7 +13,7 @@ use crate::mpirun::Mpirun;
 use crate::process;
 
 /// Processor, memory, system and MPI.
-pub(super) fn machine() -> Value {
+pub(crate) fn machine() -> Value {
     let of = |file: &str, key: &str| value_of(&fs::read_to_string(file).unwrap_or_default(), key);
     let memory = of("/proc/meminfo", "MemTotal").and_then(|text| text.split(' ').next()?.parse::<u64>().ok());
     json!({
@@ -32,18 +32,17 @@ fn value_of(text: &str, key: &str) -> Option<String> {
     lines.filter(|(name, _)| name.trim() == key).map(|(_, value)| value.trim().to_owned()).next()
 }
 
-/// The commit of this workspace, with a plus sign if there are changes on top of it.
-pub(super) fn commit() -> String {
+/// The commit of this workspace, with `-dirty` where files differ from it.
+pub(crate) fn commit() -> Option<String> {
     let root = cargo::root().display().to_string();
-    let ask = |words: &[&str]| process::answer("git", &[&["-C", root.as_str()], words].concat());
-    let commit = ask(&["rev-parse", "--short", "HEAD"]).unwrap_or_default().trim().to_owned();
-    let is_changed = ask(&["status", "--porcelain"]).is_some_and(|text| !text.trim().is_empty());
-    if is_changed { commit + "+" } else { commit }
+    let answer = process::answer("git", &["-C", &root, "describe", "--always", "--dirty", "--abbrev=9", "--exclude=*"]);
+    answer.map(|text| text.trim().to_owned())
 }
 
-/// The time as RFC 3339 has it.
-pub(super) fn now() -> String {
-    process::answer("date", &["-u", "+%Y-%m-%dT%H:%M:%SZ"]).unwrap_or_default().trim().to_owned()
+/// Now, such as `2026-01-31T12:00:00Z`.
+pub(crate) fn now() -> Option<String> {
+    let answer = process::answer("date", &["-u", "+%Y-%m-%dT%H:%M:%SZ"]);
+    answer.map(|text| text.trim().to_owned())
 }
 
 #[cfg(test)]
@@ -66,7 +65,7 @@ mod tests {
 
     #[test]
     fn a_time_has_date_and_zone() {
-        let now = now();
+        let now = now().unwrap();
         assert!(now.len() == 20 && now.ends_with('Z') && now.contains('T'), "{now}");
     }
 }
