@@ -9,7 +9,7 @@
 mod commands;
 mod rate;
 
-use std::fs;
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::Command as Process;
 
@@ -21,6 +21,7 @@ use crate::mpirun::Mpirun;
 use crate::packages;
 use crate::probe;
 use crate::process;
+use crate::run_directory;
 
 pub(crate) use self::rate::Rate;
 
@@ -95,6 +96,7 @@ fn run(arguments: Arguments) -> Outcome {
         }
         _ => {
             require()?;
+            let _lock = lock()?;
             down(true)
         }
     }
@@ -116,6 +118,16 @@ pub(crate) fn require() -> Outcome {
     )))
 }
 
+/// Whether emulated hosts can be made here: root in a container may lack the rights.
+pub(crate) fn can_be_made() -> bool {
+    require().is_ok() && process::answer("unshare", &["--net", "--uts", "--mount", "true"]).is_some()
+}
+
+/// Whether any are there.
+pub(crate) fn are_there() -> bool {
+    !commands::spaces().is_empty()
+}
+
 /// Emulated hosts that are up.
 pub(crate) struct Hosts {
     count: usize,
@@ -130,7 +142,13 @@ impl Hosts {
         require()?;
         let program = std::env::current_exe().map_err(|error| Failure::Failed(format!("this program: {error}")))?;
         let made = Self::make(count)?;
-        let afterwards = Afterwards::run(&program, &["hosts", "down"])?;
+        // Only while the hosts are ours: whoever ended us may have started the next one already.
+        let owner = std::process::id().to_string();
+        let file = commands::folder().join("owner");
+        run_directory::write(&file, &owner)?;
+        let script = "[ \"$(cat \"$1\" 2>/dev/null)\" = \"$2\" ] && exec \"$0\" hosts down";
+        let words = ["-c", script, &program.to_string_lossy(), &file.to_string_lossy(), &owner];
+        let afterwards = Afterwards::run(Path::new("sh"), &words)?;
         Ok(Hosts { afterwards: Some(afterwards), ..made })
     }
 
@@ -138,6 +156,7 @@ impl Hosts {
         if count > MOST_HOSTS {
             return Err(Failure::Usage(format!("hosts: expected at most {MOST_HOSTS}, got {count}")));
         }
+        let _lock = lock()?;
         // Those of an interrupted run, or another number of them.
         down(false)?;
         for command in commands::making(count) {
@@ -181,6 +200,13 @@ impl Hosts {
 /// Our namespaces, those of hosts only.
 fn standing() -> Vec<String> {
     commands::spaces().into_iter().filter(|space| space != commands::SWITCH).collect()
+}
+
+/// Waits until nobody else makes or removes hosts; the system releases the lock with the file.
+fn lock() -> Outcome<File> {
+    let path = Path::new("/run/lockstep-hosts.lock");
+    let locked = File::create(path).and_then(|file| file.lock().map(|()| file));
+    locked.map_err(|error| Failure::Failed(format!("{}: {error}", path.display())))
 }
 
 /// Removes all hosts; processes in them are ended where that is asked for, else they are a reason to refuse.

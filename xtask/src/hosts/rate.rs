@@ -29,13 +29,13 @@ impl Rate {
         })
     }
 
-    /// The words that limit what a host sends: a bucket that lets 256 KiB pass at once, as a switch's buffer does.
+    /// The words that limit what a host sends: at most 80 KiB pass at once. The kernel hands over 64 KiB in one piece; more would let
+    /// whole gradient buckets through at the speed of memory, which no real link does.
     pub(super) fn discipline(self) -> Option<Vec<String>> {
         if self == Rate::Unlimited {
             return None;
         }
-        let line =
-            format!("tc qdisc add dev {} root tbf rate {self} burst 256kb latency 50ms", super::commands::DEVICE);
+        let line = format!("tc qdisc add dev {} root tbf rate {self} burst 80kb latency 50ms", super::commands::DEVICE);
         Some(line.split(' ').map(str::to_owned).collect())
     }
 }

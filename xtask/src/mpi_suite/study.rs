@@ -7,17 +7,25 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use super::Suite;
+use crate::hosts;
 use crate::process::{self, Running};
 use crate::suite::launcher::Launcher;
 use crate::suite::run::{LIMIT_S, wait_until};
 use crate::suite::study::Study;
 use crate::suite::{Check, Ended};
 
-pub(super) const CHECKS: [Check<Suite>; 1] = [Check {
-    claim: "study: killed in the middle it ends its ranks, and started again it runs every repetition once",
-    needs_mpirun: true,
-    run: killed_and_resumed,
-}];
+pub(super) const CHECKS: [Check<Suite>; 2] = [
+    Check {
+        claim: "study: killed in the middle it ends its ranks, and started again it runs every repetition once",
+        needs_mpirun: true,
+        run: killed_and_resumed,
+    },
+    Check {
+        claim: "study: ranks on emulated hosts train, and no host is left, neither after the end nor after a kill",
+        needs_mpirun: true,
+        run: on_emulated_hosts,
+    },
+];
 
 /// Ranks have 10 s to end before they are killed.
 const END_LIMIT: Duration = Duration::from_secs(30);
@@ -56,6 +64,29 @@ fn killed_and_resumed(suite: &Suite) -> Result<(), String> {
     again.expect_success()?;
     again.expect(again.finished.text.contains("4 of 4 runs are done already"), "nothing to be run any more")?;
     study.expect_each_once("machine")
+}
+
+fn on_emulated_hosts(suite: &Suite) -> Result<(), String> {
+    if !hosts::can_be_made() {
+        println!("        skipped: no emulated hosts can be made here, they need root");
+        return Ok(());
+    }
+    let study = Study::write(suite.folder(), "study-hosts", "hosts:1gbit", 1)?;
+    let program = std::env::current_exe().map_err(|error| format!("this program: {error}"))?;
+    let command = || study.command(Command::new(&program), suite.trainer());
+    let log = suite.folder().join("study-hosts.log");
+    let mut running = Running::start(command(), &log)?;
+    let waited = wait_until(&mut running, &hosts::are_there, "the hosts");
+    let sent = waited.and_then(|()| process::send_signal(running.id(), "TERM"));
+    let ended = Ended { line: "xtask study".to_owned(), finished: running.finish(Duration::from_secs(LIMIT_S))? };
+    if let Err(text) = sent {
+        return ended.expect(false, &text);
+    }
+    // One that was killed while it made them leaves them to the next.
+    let ended = Ended::of(command(), &log, LIMIT_S)?;
+    ended.expect_success()?;
+    ended.expect(!hosts::are_there(), "no host left")?;
+    study.expect_each_once("1gbit")
 }
 
 /// How many processes of the trainer, started by mpirun, measure.
