@@ -90,8 +90,11 @@ fn run(arguments: Arguments) -> Outcome {
             let mpirun = Mpirun::find().ok_or_else(|| {
                 Failure::Failed("no mpirun here: install Open MPI as `cargo xtask setup` says".to_owned())
             })?;
-            let program =
-                std::path::absolute(program).map_err(|error| Failure::Failed(format!("{program}: {error}")))?;
+            let program = probe::program(program).ok_or_else(|| {
+                Failure::Usage(format!("`{program}` is no program that can be run: write its path, or one in PATH"))
+            })?;
+            let program = std::path::absolute(&program)
+                .map_err(|error| Failure::Failed(format!("{}: {error}", program.display())))?;
             process::run(Hosts { count, afterwards: None }.command(&mpirun, ranks, &program, words)?)
         }
         _ => {
