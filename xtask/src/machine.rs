@@ -9,7 +9,6 @@ use std::thread;
 use serde_json::{Value, json};
 
 use crate::cargo;
-use crate::mpirun::Mpirun;
 use crate::process;
 
 /// Processor, memory, system and MPI.
@@ -22,8 +21,13 @@ pub(crate) fn machine() -> Value {
         "memory_bytes": memory.map(|kib| kib * 1024),
         "platform": format!("{}-{}", std::env::consts::OS, std::env::consts::ARCH),
         "kernel": fs::read_to_string("/proc/sys/kernel/osrelease").ok().map(|text| text.trim().to_owned()),
-        "mpi": Mpirun::find().map(|mpirun| mpirun.to_string()),
+        "mpi": process::answer("mpirun", &["--version"]).and_then(|text| text.lines().next().map(mpi_name)),
     })
+}
+
+/// `Open MPI 4.1.4` of `mpirun (Open MPI) 4.1.4`; other makes name themselves otherwise.
+fn mpi_name(line: &str) -> String {
+    line.replace("mpirun ", "").replace(['(', ')'], "").trim().to_owned()
 }
 
 /// The value of a line `key: value`.
@@ -54,6 +58,11 @@ mod tests {
         let text = "processor\t: 0\nmodel name\t: A: 3 GHz\nmodel name\t: B\n";
         assert_eq!(value_of(text, "model name").as_deref(), Some("A: 3 GHz"));
         assert_eq!(value_of(text, "model"), None);
+    }
+
+    #[test]
+    fn an_mpi_is_told_by_its_name_and_version() {
+        assert_eq!(mpi_name("mpirun (Open MPI) 4.1.4"), "Open MPI 4.1.4");
     }
 
     #[test]

@@ -138,14 +138,15 @@ fn our_words(
 /// Our epochs in the form of the peers'.
 fn our_epochs(metrics: &Path) -> Result<Vec<Value>, String> {
     let text = fs::read_to_string(metrics).map_err(|error| format!("{}: {error}", metrics.display()))?;
-    let mut epochs = Vec::new();
+    let (mut epochs, mut elapsed_s) = (Vec::new(), 0.0);
     for line in text.lines() {
         let told: Value = serde_json::from_str(line).map_err(|error| format!("{}: {error}", metrics.display()))?;
+        elapsed_s += told["seconds_total"].as_f64().unwrap_or(f64::NAN);
         epochs.push(json!({
             "epoch": told["epoch"].as_u64().map(|epoch| epoch + 1),
             "train_loss": told["train_loss"],
             "test_top1": told["test_top1"],
-            "elapsed_s": told["seconds_total"],
+            "elapsed_s": elapsed_s,
             "images_per_second": told["images_per_second"],
         }));
     }
@@ -158,18 +159,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn our_epochs_are_numbered_from_one() {
+    fn our_epochs_are_numbered_from_one_and_their_seconds_add_up() {
         let file = std::env::temp_dir().join(format!("lockstep-xtask-{}-metrics.jsonl", std::process::id()));
-        fs::write(
-            &file,
-            "{\"epoch\":0,\"train_loss\":1.5,\"test_top1\":0.25,\"seconds_total\":9.5,\"images_per_second\":700.0}\n",
-        )
-        .unwrap();
+        let line = r#"{"epoch":0,"train_loss":1.5,"test_top1":0.25,"seconds_total":9.5,"images_per_second":700.0}"#;
+        fs::write(&file, format!("{line}\n{}\n", line.replace("\"epoch\":0", "\"epoch\":1"))).unwrap();
         let epochs = our_epochs(&file).unwrap();
         fs::remove_file(&file).unwrap();
-        let expected =
-            json!({ "epoch": 1, "train_loss": 1.5, "test_top1": 0.25, "elapsed_s": 9.5, "images_per_second": 700.0 });
-        assert_eq!(epochs, [expected]);
+        let expected = |epoch: u64, elapsed_s: f64| json!({ "epoch": epoch, "train_loss": 1.5, "test_top1": 0.25, "elapsed_s": elapsed_s, "images_per_second": 700.0 });
+        assert_eq!(epochs, [expected(1, 9.5), expected(2, 19.0)]);
         assert!(our_epochs(&file).is_err());
     }
 

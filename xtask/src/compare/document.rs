@@ -50,9 +50,16 @@ impl Document {
                 found["schema"]
             )));
         }
+        // More blocks of the same job may be measured.
+        let without_blocks = |job: &Value| {
+            let mut job = job.clone();
+            job.as_object_mut().map(|entries| entries.remove("blocks"));
+            job
+        };
+        let cpu_model = |machine: &Value| machine["cpu_model"].clone();
         for (what, own, theirs) in [
-            ("job", &self.job, &found["job"]),
-            ("cpu_model", &self.machine["cpu_model"], &found["machine"]["cpu_model"]),
+            ("job", without_blocks(&self.job), without_blocks(&found["job"])),
+            ("cpu_model", cpu_model(&self.machine), cpu_model(&found["machine"])),
         ] {
             if own != theirs {
                 return Err(Failure::Failed(format!("{path}: {what}: expected {own}, got {theirs}: {remedy}")));
@@ -121,7 +128,7 @@ mod tests {
         document.rows.push(Row { gap: Some("not installed".into()), ..row("JAX", 1, &[], (0.0, 0.0)) });
         document.accuracy.push(json!({ "framework": "Lockstep", "epochs": [] }));
         document.save().unwrap();
-        let resumed = open(&folder, json!({ "steps": 8 }), false).unwrap();
+        let resumed = open(&folder, json!({ "steps": 8, "blocks": 9 }), false).unwrap();
         let anew = open(&folder, json!({ "steps": 9 }), true).unwrap();
         let other = open(&folder, json!({ "steps": 9 }), false);
         fs::remove_dir_all(folder).unwrap();

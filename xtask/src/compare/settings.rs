@@ -103,13 +103,14 @@ impl Settings {
         Ok(settings)
     }
 
-    /// What must be the same for measurements to stand in one table.
+    /// What must be the same for measurements to stand in one table, and how many blocks there are of each.
     pub(super) fn job(&self) -> Value {
         json!({
             "batch_size_per_rank": self.batch_size_per_rank,
             "optimizer": "SGD lr 0.01 momentum 0.9 weight decay 1e-4 on all parameters",
             "steps": self.steps,
             "warmup_steps": self.warmup_steps,
+            "blocks": self.blocks,
             "threads": self.threads,
             "launcher": self.launcher.word(),
             "initial_weights": "the same file for all",

@@ -31,7 +31,9 @@ pub(super) struct Program {
 impl Program {
     /// A peer's script with the words that all of its processes get.
     pub(super) fn peer(framework: Framework, python: &Path, ranks: usize, threads: usize) -> Outcome<Self> {
-        let mut words = vec![install::peers().join("run.py").display().to_string(), framework.word().to_owned()];
+        // Nothing is written beside the scripts.
+        let mut words = vec!["-B".to_owned(), install::peers().join("run.py").display().to_string()];
+        words.push(framework.word().to_owned());
         words.extend(["--ranks".to_owned(), ranks.to_string(), "--threads".to_owned(), threads.to_string()]);
         words.extend(["--rendezvous".to_owned(), free_addresses(ranks)?.join(",")]);
         Ok(Program { file: python.to_owned(), words, ranks, threads, needs_mpi: framework.needs_mpi() })
