@@ -72,11 +72,10 @@ pub(super) fn of_ours(log: &str) -> Result<(About, Block), String> {
         peak_memory_bytes_total: told["peak_memory_bytes_total"].as_u64().unwrap_or(0),
         ..Block::default()
     };
-    let communication = if told["ranks"].as_u64() == Some(1) {
-        "none".to_owned()
-    } else {
-        format!("{}, {}", text("gradients"), text("communication"))
-    };
+    // The library says much of itself after its name and version.
+    let library = text("communication").split(',').next().unwrap_or_default().to_owned();
+    let is_alone = told["ranks"].as_u64() == Some(1);
+    let communication = if is_alone { "none".to_owned() } else { format!("{}, {library}", text("gradients")) };
     let about = About {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         variant: format!("{} kernels", text("kernels")),
