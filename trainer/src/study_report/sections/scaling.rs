@@ -13,6 +13,9 @@ use std::collections::{BTreeMap, BTreeSet};
 /// Settings by which a crowded figure is divided, first to last.
 const DIVIDING: [&str; 7] = ["network", "batch_size_per_rank", "sync", "compress", "launcher", "threads", "reduction"];
 
+/// The name of a line without others.
+const MEASURED: &str = "measured";
+
 pub(super) fn blocks(facts: &Facts<'_>) -> Vec<Block> {
     if facts.measurements.is_empty() {
         return Vec::new();
@@ -64,7 +67,7 @@ fn name(line: &BTreeMap<&str, &str>, lines: &[BTreeMap<&str, &str>]) -> String {
             key => format!("{} {value}", key.replace('_', " ")),
         })
         .collect();
-    if words.is_empty() { "measured".to_owned() } else { words.join(", ") }
+    if words.is_empty() { MEASURED.to_owned() } else { words.join(", ") }
 }
 
 /// The two figures of a facet while they grow.
@@ -117,7 +120,8 @@ impl Drawing {
         });
         let (speed, efficiency) = predicted(facts, members);
         if !speed.is_empty() {
-            let name = format!("{name}, predicted");
+            // A line alone is called measured.
+            let name = if name == MEASURED { "predicted".to_owned() } else { format!("{name}, predicted") };
             self.add((&name, style, Kind::Predicted), [speed, efficiency], |_| 0);
         }
     }
