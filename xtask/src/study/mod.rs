@@ -1,6 +1,6 @@
 //! `cargo xtask study`: a matrix of runs, repeated, on a quiet machine, recorded, resumed.
 //!
-//! In: a study file (docs/study.md). Out: a directory with study.json, records.jsonl, every run's own files, predictions, a report.
+//! In: a study file (studies/README.md). Out: a directory with study.json, records.jsonl, every run's own files, predictions, a report.
 //! Invariant: every attempt is kept; a repetition that is done is never run again; a study that is stopped in any way goes on
 //! where it was.
 
@@ -47,7 +47,7 @@ The same command again goes on where the study stopped. Ctrl-C ends the run in p
 A run that others disturb (more than quiet_cores of the processors) is repeated, at most `attempts` times; --again-disturbed
 tries once more those for which that did not help. --set changes keys of the file: --set data_dir=/data,steps=5,ranks=[1,2]
 Networks hosts:RATE need root (`cargo xtask hosts --help`); network slurm needs a cluster (`cargo xtask cluster up`).
-docs/study.md tells the keys of a study file.",
+studies/README.md tells the keys of a study file.",
     subjects: &[],
     parts: &[],
     object: Some("FILE"),
