@@ -11,9 +11,10 @@ use super::framework::{self, OURS};
 use super::settings::LAST_COMPARED_STEP;
 
 /// After how many updates losses are compared, and by how much they may differ, relatively. Sums in another order, or a
-/// convolution by another algorithm, differ in the last bits of each step; wrong work differs by a hundredth at once.
-/// In bf16 each framework rounds elsewhere.
-const F32_TOLERANCES: [(usize, f64); 2] = [(2, 2e-4), (LAST_COMPARED_STEP, 2e-3)];
+/// convolution by another algorithm, differ in the last bits of each step: resnet44's losses were found to differ by up to 8e-5
+/// after 2 and 5e-4 after 5 updates. Other samples, weights, rates or momentum differ by hundredths; a weight decay that is
+/// missing would not be seen, so small is its part in five steps. In bf16 each framework rounds elsewhere.
+const F32_TOLERANCES: [(usize, f64); 2] = [(2, 5e-4), (LAST_COMPARED_STEP, 3e-3)];
 const BF16_TOLERANCES: [(usize, f64); 2] = [(2, 5e-3), (LAST_COMPARED_STEP, 2e-2)];
 
 /// Which measurement: one row of the table.
