@@ -118,7 +118,7 @@ fn run(arguments: Arguments) -> Outcome {
     println!("study {}: {} cells, {}", file.name, chosen.len(), directory.display());
     let failed = session.run(&chosen)?;
     if file.profile.is_some() {
-        predict::run(&file, &cells, &directory, &trainer)?;
+        predict::run(&file, &cells, &directory, &trainer, !arguments.has("--no-quiet-check"))?;
     }
     if !arguments.has("--no-report") {
         report(&trainer, &directory)?;
@@ -247,8 +247,8 @@ mod tests {
     fn every_study_of_the_workspace_is_a_right_one() {
         let folder = crate::cargo::root().join("studies");
         let mut num_studies = 0;
-        for entry in fs::read_dir(folder).unwrap() {
-            let path = entry.unwrap().path();
+        let paths = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+        for path in paths.filter(|path| path.extension().is_some_and(|extension| extension == "toml")) {
             let text = fs::read_to_string(&path).unwrap();
             let file = StudyFile::read(&path.display().to_string(), &text, &toml::Table::new()).unwrap();
             assert_eq!(path.file_stem().unwrap().to_str().unwrap(), file.name);

@@ -11,6 +11,7 @@ use serde_json::Value;
 
 use super::cell::Cell;
 use super::file::{Profile, StudyFile};
+use super::local::Local;
 use super::{flags, local, plan, write_json};
 use crate::cores;
 use crate::failure::{Failure, Outcome};
@@ -36,7 +37,7 @@ const OF_SYNCHRONISATION: [&str; 13] = [
 ];
 
 /// Makes the predictions of all cells that have what they need.
-pub(super) fn run(file: &StudyFile, cells: &[Cell], directory: &Path, trainer: &Path) -> Outcome {
+pub(super) fn run(file: &StudyFile, cells: &[Cell], directory: &Path, trainer: &Path, checks_quiet: bool) -> Outcome {
     let knows_profiles =
         process::answer(trainer, &["bench", "--help"]).is_some_and(|help| help.contains("--profile-output"));
     if !knows_profiles || !flags::has_command(trainer, "predict-scaling") {
@@ -49,7 +50,7 @@ pub(super) fn run(file: &StudyFile, cells: &[Cell], directory: &Path, trainer: &
             println!("note: {}: its network has not been measured: not predicted", cell.id);
             continue;
         };
-        let profile = profile(file, cells, cell, directory, trainer)?;
+        let profile = profile(file, cells, cell, directory, trainer, checks_quiet)?;
         match predict(cell, &profile, &network, directory, trainer) {
             Ok(()) => {}
             // What cannot be predicted, as a method that the simulation does not know, is no reason to lose the rest.
@@ -67,7 +68,14 @@ fn measured(cell: &Cell, directory: &Path) -> Option<PathBuf> {
 }
 
 /// The profile of a cell's step on one rank, taken now if it is not there.
-fn profile(file: &StudyFile, cells: &[Cell], cell: &Cell, directory: &Path, trainer: &Path) -> Outcome<PathBuf> {
+fn profile(
+    file: &StudyFile,
+    cells: &[Cell],
+    cell: &Cell,
+    directory: &Path,
+    trainer: &Path,
+    checks_quiet: bool,
+) -> Outcome<PathBuf> {
     let key = key(cell);
     let path = directory.join("profiles").join(format!("{key}.json"));
     if path.exists() {
@@ -81,14 +89,29 @@ fn profile(file: &StudyFile, cells: &[Cell], cell: &Cell, directory: &Path, trai
     };
     let folder = directory.join("profiles").join(&key);
     fs::create_dir_all(&folder).map_err(|error| Failure::Failed(format!("{}: {error}", folder.display())))?;
+    let machine = Local::new(file, trainer, None, checks_quiet);
+    let mut taken = Vec::new();
+    for repetition in 1..=file.repetitions.max(1) {
+        machine.wait_for_quiet();
+        let copies = (0..num_copies).map(|copy| (copy, folder.join(format!("r{repetition}c{copy}.json")))).collect();
+        taken.push(slowest_copy(file, cell, trainer, copies)?);
+    }
+    taken.sort_by(|a: &(f64, Value), b| a.0.total_cmp(&b.0));
+    let (_, value) = taken.swap_remove(taken.len() / 2);
+    write_json(&path, &value)?;
+    println!("profile {key}: {num_copies} at once, the median of {} times", file.repetitions.max(1));
+    Ok(path)
+}
+
+/// Steps of as many ranks alone as there are `copies`, at the same time: the slowest, as all ranks wait for it.
+fn slowest_copy(file: &StudyFile, cell: &Cell, trainer: &Path, copies: Vec<(usize, PathBuf)>) -> Outcome<(f64, Value)> {
     let mut running = Vec::new();
-    for copy in 0..num_copies {
-        let output = folder.join(format!("copy{copy}.json"));
+    for (copy, output) in copies {
         let mut words = of_one_rank(&cell.arguments);
         words.extend(["--profile-output".to_owned(), output.display().to_string()]);
         let mut command = local::alone(trainer, &words, copy, cell.threads);
         mpirun::forget_surrounding_job(&mut command);
-        running.push((Guarded::start(&command, &folder.join(format!("copy{copy}.log")))?, output));
+        running.push((Guarded::start(&command, &output.with_extension("log"))?, output));
     }
     let mut slowest: Option<(f64, Value)> = None;
     for (guarded, output) in running {
@@ -105,11 +128,7 @@ fn profile(file: &StudyFile, cells: &[Cell], cell: &Cell, directory: &Path, trai
             slowest = Some((seconds, value));
         }
     }
-    // All ranks wait for the slowest.
-    let (_, value) = slowest.ok_or_else(|| Failure::Failed("no profile was taken".to_owned()))?;
-    write_json(&path, &value)?;
-    println!("profile {key}: {num_copies} at once");
-    Ok(path)
+    slowest.ok_or_else(|| Failure::Failed("no profile was taken".to_owned()))
 }
 
 /// Cells with the same step on one rank have the same key.
