@@ -45,7 +45,7 @@ fn study(folder: &Path, run: &Run) -> PathBuf {
     };
     let cells = [cell("one", "bench", 1), cell("two", "bench", 2), cell("train", "train", 1)];
     let text = json!({ "schema": "lockstep.study/1", "name": "tiny", "title": "A <tiny> study & more", "cells": cells,
-        "warmup": "3 steps", "images_per_second_means": "global samples over time", "machine": { "cpu_count": 2 }, "unknown": [1] });
+        "warmup": "3 steps", "images_per_second_means": "global samples over time", "machine": { "cpu_count": 2, "mpi": null }, "unknown": [1] });
     fs::write(study.join("study.json"), text.to_string()).unwrap();
     let record = |cell: &str, repetition: u64, status: &str, speed: f64| {
         json!({ "cell": cell, "repetition": repetition, "attempt": 1, "status": status, "directory": format!("runs/{cell}/r1a1"),
@@ -65,6 +65,7 @@ fn study(folder: &Path, run: &Run) -> PathBuf {
     let prediction = json!({ "schema": "lockstep.prediction/1", "network": { "name": "shared" }, "cells": ["two"],
         "predictions": [{ "sync": "allreduce", "ranks": 2, "images_per_second": 160.0, "efficiency": 0.79 }] });
     fs::write(study.join("predictions/shared.json"), prediction.to_string()).unwrap();
+    fs::write(study.join("predictions/torn.json"), "{\"schema\": \"lockstep.pred").unwrap();
     study
 }
 
@@ -98,6 +99,7 @@ fn a_study_and_its_runs_become_one_page_with_every_number_in_files_beside_it() {
         assert!(!page.contains(&format!("<section id=\"{absent}\">")), "{absent}");
     }
     assert!(page.contains("<h1>A &lt;tiny&gt; study &amp; more</h1>") && !page.contains("<tiny>"));
+    assert!(page.contains("torn.json") && page.contains("so that it is left out"));
     assert!(page.contains("1 of 6 lines cannot be read") && page.contains("the machine was not quiet"));
     // Nothing is fetched: the only addresses are names of XML.
     assert!(!page.replace("http://www.w3.org/2000/svg", "").contains("://"));
@@ -173,7 +175,11 @@ fn what_is_no_input_and_what_is_no_place_is_refused_with_code_2_and_left_alone()
     fs::write(path("p.json"), "{\"schema\": \"lockstep.prediction/9\", \"predictions\": []}").unwrap();
     let page = page(&[&path("p.json")], &path("report"), &[]);
     assert!(page.contains("lockstep.prediction/9 is not lockstep.prediction/1"), "{page}");
-    for (place, said) in [(path("text"), "no directory"), (folder.path().to_owned(), "holds other files")] {
+    for (place, said) in [
+        (path("text"), "no directory"),
+        (folder.path().to_owned(), "holds other files"),
+        (PathBuf::from("."), "ends in no name"),
+    ] {
         let output = report(&[&path("p.json")], &place, &[]);
         assert_eq!(output.status.code(), Some(2), "{}", words(&output));
         assert!(words(&output).contains("--output") && words(&output).contains(said), "{}", words(&output));

@@ -83,27 +83,28 @@ impl LinkFit {
         if !(is_told && link.alpha.is_finite() && link.beta.is_finite()) {
             return None;
         }
-        let told = |bytes| link.seconds(limited_bytes(bytes, burst_bytes));
+        let told = |bytes| link.seconds(Self::limited_bytes(bytes, burst_bytes));
         let residuals = points.iter().map(|&(bytes, seconds)| (bytes, seconds / told(bytes) - 1.0));
         let square_sum: f64 = residuals.clone().map(|(_, residual)| residual * residual).sum();
         let (worst_bytes, worst_residual) = residuals.max_by(|a, b| a.1.abs().total_cmp(&b.1.abs()))?;
         let residual = (square_sum / points.len() as f64).sqrt();
         Some(Self { link, burst_bytes, residual, worst_residual, worst_bytes, num_points: points.len() })
     }
-}
 
-/// The bytes of a ping-pong's message that wait for the link's bandwidth.
-fn limited_bytes(bytes: f64, burst_bytes: f64) -> f64 {
-    match burst_bytes {
-        0.0 => bytes,
-        burst_bytes => (0.5 * bytes).max(bytes - burst_bytes),
+    /// The bytes of a ping-pong's message of `bytes` that wait for the link's bandwidth where bursts of `burst_bytes` pass at once; all
+    /// of them where none do, which is a burst of 0.
+    pub fn limited_bytes(bytes: f64, burst_bytes: f64) -> f64 {
+        match burst_bytes {
+            0.0 => bytes,
+            burst_bytes => (0.5 * bytes).max(bytes - burst_bytes),
+        }
     }
 }
 
 /// The link of messages with such a burst, and how badly it tells their times.
 fn with_burst(points: &[(f64, f64)], burst_bytes: f64) -> (Link, f64) {
     let mut limited: Vec<_> =
-        points.iter().map(|&(bytes, seconds)| (limited_bytes(bytes, burst_bytes), seconds)).collect();
+        points.iter().map(|&(bytes, seconds)| (LinkFit::limited_bytes(bytes, burst_bytes), seconds)).collect();
     limited.sort_by(|a, b| a.0.total_cmp(&b.0));
     let (smallest, largest) = (limited[0], limited[limited.len() - 1]);
     // Latency from the smallest, time a byte from the largest; in logarithms, so that neither becomes negative.

@@ -19,7 +19,10 @@ const NO_PART_OF_A_GROUP: [&str; 6] =
     ["ranks", "launcher", "communication", "global_batch_size", "batch_size_per_rank", "network"];
 
 /// What a rank alone has in common with many: its work.
-const WORK: [&str; 5] = ["model", "dtype", "kernels", "device", "threads"];
+pub(crate) const WORK: [&str; 7] = ["model", "dtype", "kernels", "device", "threads", "image_size", "grad_accum_steps"];
+
+/// How and where it was measured, by which its speed differs as well.
+pub(crate) const ORIGIN: [&str; 2] = ["kind", "study"];
 
 /// Runs that differ in their ranks only.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -53,6 +56,7 @@ pub struct Run {
 #[derive(Clone, Debug, Default)]
 struct Cell {
     id: Option<String>,
+    /// Of a study's cell with its [`ORIGIN`]; files of `bench` belong together.
     settings: BTreeMap<String, String>,
     /// By repetition.
     speeds: BTreeMap<u64, (f64, bool)>,
@@ -77,7 +81,7 @@ impl Cell {
     }
 
     fn work(&self) -> Vec<Option<&String>> {
-        WORK.iter().map(|key| self.settings.get(*key)).collect()
+        WORK.iter().chain(&ORIGIN).map(|key| self.settings.get(*key)).collect()
     }
 
     fn median(&self) -> f64 {
@@ -90,7 +94,9 @@ impl Cell {
 /// # Errors
 /// When a file cannot be read, or there is no run in it.
 pub fn read(paths: &[impl AsRef<Path>], predictions: &[PredictionFile]) -> Result<Vec<Measured>> {
-    let (mut cells, mut predictions) = (Vec::new(), predictions.to_vec());
+    let mut cells = Vec::new();
+    let mut predictions: Vec<(Option<String>, PredictionFile)> =
+        predictions.iter().map(|file| (None, file.clone())).collect();
     for path in paths {
         let path = path.as_ref();
         let found = if path.is_dir() { study(path)? } else { bench_lines(path)? };
@@ -101,10 +107,15 @@ pub fn read(paths: &[impl AsRef<Path>], predictions: &[PredictionFile]) -> Resul
         );
         cells.extend(found);
         if path.is_dir() {
-            predictions.extend(study_predictions(path)?);
+            predictions.extend(study_predictions(path)?.into_iter().map(|file| (Some(study_name(path)), file)));
         }
     }
     Ok(groups(&cells, &predictions))
+}
+
+/// A study as [`ORIGIN`] names it.
+fn study_name(directory: &Path) -> String {
+    directory.display().to_string()
 }
 
 /// Settings as text.
@@ -146,7 +157,9 @@ fn study(directory: &Path) -> Result<Vec<Cell>> {
     let study: Value = serde_json::from_slice(&std::fs::read(&path).with_context(context)?).with_context(context)?;
     let mut cells = Vec::new();
     for cell in study.get("cells").and_then(Value::as_array).into_iter().flatten() {
-        let Some(settings) = cell.get("settings").and_then(Value::as_object).map(settings) else { continue };
+        let Some(mut settings) = cell.get("settings").and_then(Value::as_object).map(settings) else { continue };
+        settings.extend(cell.get("kind").and_then(Value::as_str).map(|kind| ("kind".to_owned(), kind.to_owned())));
+        settings.insert("study".to_owned(), study_name(directory));
         let id = cell.get("id").and_then(Value::as_str).map(str::to_owned);
         cells.push(Cell { id, settings, speeds: BTreeMap::new() });
     }
@@ -194,7 +207,7 @@ fn study_predictions(directory: &Path) -> Result<Vec<PredictionFile>> {
     Ok(files)
 }
 
-fn groups(cells: &[Cell], predictions: &[PredictionFile]) -> Vec<Measured> {
+fn groups(cells: &[Cell], predictions: &[(Option<String>, PredictionFile)]) -> Vec<Measured> {
     type Key = (BTreeMap<String, String>, usize, Option<String>);
     let mut groups: Vec<(Key, Vec<&Cell>)> = Vec::new();
     for cell in cells {
@@ -219,7 +232,7 @@ fn groups(cells: &[Cell], predictions: &[PredictionFile]) -> Vec<Measured> {
         .collect()
 }
 
-fn run(cell: &Cell, group: &[&Cell], all: &[Cell], predictions: &[PredictionFile]) -> Run {
+fn run(cell: &Cell, group: &[&Cell], all: &[Cell], predictions: &[(Option<String>, PredictionFile)]) -> Run {
     let (ranks, speed) = (cell.number("ranks"), cell.median());
     let is_base = |other: &&Cell| {
         other.number("ranks") == 1
@@ -228,7 +241,9 @@ fn run(cell: &Cell, group: &[&Cell], all: &[Cell], predictions: &[PredictionFile
     };
     // One rank alone sends nothing, so that one of another network or method will do.
     let base = group.iter().copied().find(is_base).or_else(|| all.iter().find(is_base));
-    let prediction = predictions.iter().find_map(|file| predicted(cell, file));
+    // What lies in a study stands for the study's own cells.
+    let is_its = |study: &Option<String>| study.is_none() || study.as_ref() == cell.settings.get("study");
+    let prediction = predictions.iter().filter(|(study, _)| is_its(study)).find_map(|(_, file)| predicted(cell, file));
     Run {
         ranks,
         batch_size_per_rank: cell.number("batch_size_per_rank"),
@@ -267,7 +282,7 @@ fn predicted<'a>(cell: &Cell, file: &'a PredictionFile) -> Option<&'a Prediction
 }
 
 /// The method in one word, from flags by their names.
-fn method(settings: &BTreeMap<String, String>) -> Option<String> {
+pub(crate) fn method(settings: &BTreeMap<String, String>) -> Option<String> {
     if let Some(method) = settings.get("method") {
         return Some(method.clone());
     }
@@ -349,6 +364,24 @@ mod tests {
         assert_eq!((two.images_per_second, two.disturbed), (160.0, false));
         assert!((two.scaled.unwrap().efficiency - 0.8).abs() < 1e-12);
         assert_eq!(groups[1].settings["network"], "1gbit");
+    }
+
+    #[test]
+    fn a_speed_is_not_compared_with_one_rank_of_another_study_or_kind() {
+        let cell = |study: &str, kind: &str, ranks: usize, speed: f64| {
+            let settings = [("model", "resnet20"), ("batch_size_per_rank", "32"), ("study", study), ("kind", kind)];
+            let settings = settings.map(|(key, value)| (key.to_owned(), value.to_owned())).into_iter();
+            let settings = settings.chain([("ranks".to_owned(), ranks.to_string())]).collect();
+            Cell { id: Some("same".to_owned()), settings, speeds: BTreeMap::from([(1, (speed, false))]) }
+        };
+        let others = [cell("a", "bench", 1, 100.0), cell("b", "train", 1, 50.0)];
+        let groups_with = |base: Option<Cell>| {
+            let cells: Vec<Cell> = others.iter().cloned().chain(base).chain([cell("b", "bench", 2, 150.0)]).collect();
+            groups(&cells, &[])
+        };
+        let last = |groups: &[Measured]| groups.last().unwrap().runs.last().unwrap().scaled;
+        assert_eq!(last(&groups_with(None)), None);
+        assert_eq!(last(&groups_with(Some(cell("b", "bench", 1, 100.0)))).unwrap().speedup, 1.5);
     }
 
     #[test]

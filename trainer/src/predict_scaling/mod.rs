@@ -17,8 +17,9 @@ mod speedup;
 
 pub use forecast::{Forecast, PredictionFile, PredictionRecord, forecast};
 pub use measured::{Measured, read as read_measured};
+pub(crate) use measured::{ORIGIN, WORK, method as measured_method};
 pub use profile_file::{BucketRecord, LayerSeconds, ParameterRecord, ProfileFile, at_batch};
 pub(crate) use profile_file::{SCHEMA as PROFILE_SCHEMA, median};
 pub use published::{Answer, Point, answers};
 pub use render::{forecast_lines, measured_lines, published_lines};
-pub use speedup::{Scaled, amdahl_speedup, karp_flatt, scaled};
+pub use speedup::{Scaled, karp_flatt, scaled};

@@ -28,11 +28,6 @@ pub fn karp_flatt(speedup: f64, ranks: usize) -> Option<f64> {
     Some((1.0 / speedup - share) / (1.0 - share))
 }
 
-/// The speedup on `ranks` ranks of work of which `serial_fraction` is not shared.
-pub fn amdahl_speedup(serial_fraction: f64, ranks: usize) -> f64 {
-    1.0 / (serial_fraction + (1.0 - serial_fraction) / ranks as f64)
-}
-
 /// Compares the speed of `ranks` ranks with that of one.
 pub fn scaled(images_per_second: f64, of_one: f64, ranks: usize) -> Scaled {
     let speedup = images_per_second / of_one;
@@ -42,6 +37,11 @@ pub fn scaled(images_per_second: f64, of_one: f64, ranks: usize) -> Scaled {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The speedup on `ranks` ranks of work of which `serial_fraction` is not shared.
+    fn amdahl_speedup(serial_fraction: f64, ranks: usize) -> f64 {
+        1.0 / (serial_fraction + (1.0 - serial_fraction) / ranks as f64)
+    }
 
     #[test]
     fn ten_times_as_fast_on_twelve_is_a_serial_share_of_less_than_two_percent() {

@@ -28,7 +28,8 @@ pub fn check_free(directory: &Path) -> Result<()> {
         got,
     };
     if directory.file_name().is_none() {
-        return Err(invalid(directory.display().to_string()).into());
+        let got = format!("{}, which ends in no name; give one such as ./report", directory.display());
+        return Err(invalid(got).into());
     }
     if !directory.exists() {
         return Ok(());
@@ -66,10 +67,19 @@ pub fn write(document: &Document, directory: &Path) -> Result<(usize, usize)> {
     let counts = written?;
     let context = || format!("cannot write {}", directory.display());
     let earlier = beside(directory, "earlier");
-    if directory.exists() {
+    let has_earlier = directory.exists();
+    if has_earlier {
         fs::rename(directory, &earlier).with_context(context)?;
     }
-    fs::rename(&fresh, directory).with_context(context)?;
+    let placed = fs::rename(&fresh, directory);
+    if placed.is_err() {
+        if has_earlier {
+            // An earlier report is better than none, and the error that matters is known.
+            let _ = fs::rename(&earlier, directory);
+        }
+        let _ = fs::remove_dir_all(&fresh);
+    }
+    placed.with_context(context)?;
     if earlier.exists() {
         fs::remove_dir_all(&earlier).with_context(|| format!("cannot remove {}", earlier.display()))?;
     }

@@ -4,6 +4,7 @@
 //! speedup is against one rank of the same setting, or says against how many.
 
 use super::sources::{Cell, Record, Run, Sources, Study};
+use crate::predict_scaling::{self, ORIGIN, WORK};
 use std::collections::BTreeMap;
 
 /// One setting at one number of ranks, measured once or several times.
@@ -11,7 +12,7 @@ use std::collections::BTreeMap;
 pub(super) struct Measurement {
     /// The cell, or the run's label.
     pub id: String,
-    /// By name: model, dtype, sync and whatever the study varies.
+    /// By name: model, dtype, sync and whatever the study varies; its `kind`, and of a study's cell the `study` by its number from 1.
     pub settings: BTreeMap<String, String>,
     /// How many.
     pub ranks: usize,
@@ -35,10 +36,8 @@ const SIZES: [&str; 3] = ["ranks", "global_batch_size", "scaling"];
 
 /// The middle of the values; of an even number, the mean of the two in the middle.
 pub(super) fn median(values: &[f64]) -> Option<f64> {
-    let mut sorted: Vec<f64> = values.iter().copied().filter(|value| value.is_finite()).collect();
-    sorted.sort_by(f64::total_cmp);
-    let last = sorted.len().checked_sub(1)?;
-    Some((sorted[last / 2] + sorted[last.div_ceil(2)]) / 2.0)
+    let mut finite: Vec<f64> = values.iter().copied().filter(|value| value.is_finite()).collect();
+    (!finite.is_empty()).then(|| predict_scaling::median(&mut finite))
 }
 
 /// Least and most, of several values.
@@ -58,6 +57,11 @@ impl Measurement {
         self.settings.get(key).map_or("", String::as_str)
     }
 
+    /// Whether it is of the study with this number, from 1.
+    pub(super) fn is_of_study(&self, number: usize) -> bool {
+        self.setting("study") == number.to_string()
+    }
+
     /// What must be equal for two measurements to lie on one line.
     pub(super) fn line(&self) -> BTreeMap<&str, &str> {
         let is_size = |key: &str| SIZES.contains(&key) || (key == "batch_size_per_rank" && self.scaling == "strong");
@@ -68,11 +72,11 @@ impl Measurement {
             .collect()
     }
 
-    /// Whether a single rank did the same work as this: a reference for its speedup.
+    /// Whether a single rank did the same work as this in the same study: a reference for its speedup.
     fn is_reference_of(&self, other: &Self) -> bool {
-        const WORK: [&str; 5] = ["model", "dtype", "threads", "device", "kernels"];
         let batch = if other.scaling == "strong" { "global_batch_size" } else { "batch_size_per_rank" };
-        self.ranks == 1 && WORK.iter().chain([&batch]).all(|key| self.setting(key) == other.setting(key))
+        let same = |key: &&str| self.setting(key) == other.setting(key);
+        self.ranks == 1 && WORK.iter().chain(&ORIGIN).chain([&batch]).all(same)
     }
 
     /// Ranks and speed of what this is compared with for its speedup: one rank on the same line, else one rank of the same work,
@@ -97,16 +101,16 @@ impl Measurement {
 
 /// All measurements of the sources that have a speed, in their order.
 pub(super) fn all(sources: &Sources) -> Vec<Measurement> {
-    let of_studies = sources.studies.iter().flat_map(of_study);
+    let of_studies = sources.studies.iter().enumerate().flat_map(|(index, study)| of_study(study, index + 1));
     of_studies.chain(of_runs(&sources.runs)).collect()
 }
 
-fn of_study(study: &Study) -> Vec<Measurement> {
+fn of_study(study: &Study, number: usize) -> Vec<Measurement> {
     let mut measurements: Vec<Measurement> = Vec::new();
     for (cell, record) in study.counted() {
         let Some(speed) = speed_of(record) else { continue };
         if measurements.last().is_none_or(|last| last.id != cell.id) {
-            measurements.push(Measurement { id: cell.id.clone(), ..of_cell(cell) });
+            measurements.push(of_cell(cell, number));
         }
         let Some(measurement) = measurements.last_mut() else { continue };
         measurement.speeds.push(speed);
@@ -117,8 +121,8 @@ fn of_study(study: &Study) -> Vec<Measurement> {
     measurements
 }
 
-fn of_cell(cell: &Cell) -> Measurement {
-    let settings: BTreeMap<String, String> = cell
+fn of_cell(cell: &Cell, study: usize) -> Measurement {
+    let mut settings: BTreeMap<String, String> = cell
         .settings
         .keys()
         .map(|key| (key.clone(), cell.setting(key)))
@@ -126,7 +130,9 @@ fn of_cell(cell: &Cell) -> Measurement {
         .collect();
     let ranks = settings.get("ranks").and_then(|ranks| ranks.parse().ok()).unwrap_or(1);
     let scaling = settings.get("scaling").cloned().unwrap_or_else(|| "none".to_owned());
-    Measurement { settings, ranks, scaling, ..Measurement::default() }
+    settings.insert("kind".to_owned(), cell.kind.clone());
+    settings.insert("study".to_owned(), study.to_string());
+    Measurement { id: cell.id.clone(), settings, ranks, scaling, ..Measurement::default() }
 }
 
 /// What `bench` says, or the summary of a run.
@@ -172,7 +178,7 @@ fn of_runs(runs: &[Run]) -> Vec<Measurement> {
 
 fn of_run(run: &Run) -> Option<Measurement> {
     let ranks = run.ranks()?;
-    let mut settings = BTreeMap::new();
+    let mut settings = BTreeMap::from([("kind".to_owned(), "train".to_owned())]);
     let keys = [
         ("model", "model.model"),
         ("dtype", "compute.dtype"),
@@ -222,6 +228,20 @@ mod tests {
         let all = [measurement(1, 100.0, "none"), measurement(2, 180.0, "ring"), measurement(4, 320.0, "ring")];
         assert_eq!(all[2].speedup_and_efficiency(&all), Some((3.2, 0.8)));
         assert_eq!(all[0].speedup_and_efficiency(&all), Some((1.0, 1.0)));
+    }
+
+    #[test]
+    fn a_single_rank_of_another_kind_study_or_work_is_no_reference() {
+        for (key, value) in [("kind", "train"), ("study", "2"), ("image_size", "64"), ("grad_accum_steps", "2")] {
+            let mut other = measurement(1, 100.0, "none");
+            other.settings.insert(key.to_owned(), value.to_owned());
+            let two = measurement(2, 180.0, "ring");
+            assert_eq!(two.reference(&[other.clone(), two.clone()]), Some((2, 180.0)), "{key}");
+            let mut same = two.clone();
+            same.settings.insert(key.to_owned(), value.to_owned());
+            assert_ne!(same.line(), two.line(), "{key}");
+            assert_eq!(same.reference(&[two, other, same.clone()]), Some((1, 100.0)), "{key}");
+        }
     }
 
     #[test]

@@ -6,7 +6,7 @@ use super::{Facts, MOST_SERIES};
 use crate::study_report::chart::{Axis, Bar, BarPlot, Kind, LinePlot, Plot, Point, Series, Unit};
 use crate::study_report::document::{Block, Cell, Figure, Table};
 use crate::study_report::measurements::{median, range};
-use crate::study_report::sources::{Comparison, ComparisonRow};
+use crate::study_report::sources::{Comparison, ComparisonRow, Course, EpochPoint};
 use serde_json::Value;
 use std::collections::BTreeMap;
 
@@ -46,7 +46,7 @@ fn one(comparison: &Comparison, index: usize, num_comparisons: usize) -> Vec<Blo
             differing.join(", ")
         )));
     }
-    blocks.extend(courses(comparison, &prefix).into_iter().map(|figure| Block::Figure(Box::new(figure))));
+    blocks.extend(courses(comparison, &prefix));
     blocks
 }
 
@@ -64,7 +64,11 @@ fn speed(row: &ComparisonRow) -> Option<f64> {
 
 fn bars(id: &str, title: &str, rows: &[&ComparisonRow], job: &[String]) -> Option<Figure> {
     let mut sorted: Vec<&ComparisonRow> = rows.to_vec();
-    sorted.sort_by(|a, b| speed(b).unwrap_or(0.0).total_cmp(&speed(a).unwrap_or(0.0)));
+    let is_uncounted = |row: &ComparisonRow| row.counts == Some(false);
+    sorted.sort_by(|a, b| {
+        let by_speed = speed(b).unwrap_or(0.0).total_cmp(&speed(a).unwrap_or(0.0));
+        is_uncounted(a).cmp(&is_uncounted(b)).then(by_speed)
+    });
     let mut data = Table::new(id, title, &["framework", "images/s, median", "least", "most", "gap"]);
     let mut plotted = Vec::new();
     for row in sorted {
@@ -74,8 +78,11 @@ fn bars(id: &str, title: &str, rows: &[&ComparisonRow], job: &[String]) -> Optio
             .copied()
             .collect::<Vec<_>>()
             .join(", ");
-        let label = if how.is_empty() { row.name() } else { format!("{} ({how})", row.name()) };
+        let mut label = if how.is_empty() { row.name() } else { format!("{} ({how})", row.name()) };
         let (speed, range) = (speed(row), range(&speeds(row)));
+        if is_uncounted(row) && speed.is_some() {
+            label.push_str(" – does not count: losses differ or are unknown");
+        }
         let gap = match speed {
             None => Some(format!("no number: {}", row.gap.as_deref().unwrap_or("not said why"))),
             Some(_) => None,
@@ -126,12 +133,16 @@ fn table(id: &str, rows: &[ComparisonRow]) -> Table {
         "loss after 2",
         "loss after 5",
         "losses agree",
-        "why there is no number",
+        "counts",
+        "disturbed blocks",
+        "what failed",
     ];
     let mut table = Table::new(id, "Frameworks on the same job", &columns);
     for row in rows {
         let range = range(&speeds(row));
         let text = |text: &str| if text.is_empty() { Cell::Missing } else { Cell::text(text) };
+        let truth =
+            |truth: Option<bool>| truth.map_or(Cell::Missing, |truth| Cell::text(if truth { "yes" } else { "no" }));
         table.push(vec![
             Cell::text(row.name()),
             text(&row.model),
@@ -149,25 +160,44 @@ fn table(id: &str, rows: &[ComparisonRow]) -> Table {
             Cell::mebibytes(row.peak_memory_bytes_rank),
             Cell::number(row.loss_after_2, 4),
             Cell::number(row.loss_after_5, 4),
-            row.loss_agrees.map_or(Cell::Missing, |agrees| Cell::text(if agrees { "yes" } else { "no" })),
+            truth(row.loss_agrees),
+            truth(row.counts),
+            Cell::count(row.disturbed_blocks),
             row.gap.as_deref().map_or(Cell::Missing, Cell::text),
         ]);
     }
     table
 }
 
-fn courses(comparison: &Comparison, prefix: &str) -> Vec<Figure> {
+/// Test accuracies by epoch and by time, in as many figures as they need; a framework without any is named with the reason.
+fn courses(comparison: &Comparison, prefix: &str) -> Vec<Block> {
+    let is_drawn = |course: &&Course| course.epochs.iter().any(|epoch| epoch.test_top1.is_some());
+    let (drawn, empty): (Vec<&Course>, Vec<&Course>) = comparison.accuracy.iter().partition(is_drawn);
+    let parts: Vec<&[&Course]> = drawn.chunks(MOST_SERIES).collect();
+    let mut blocks = Vec::new();
+    for (number, part) in parts.iter().enumerate() {
+        let suffix = if parts.len() > 1 { format!("-{}", number + 1) } else { String::new() };
+        blocks.extend(course_figures(part, prefix, &suffix).into_iter().map(|figure| Block::Figure(Box::new(figure))));
+    }
+    blocks.extend(empty.into_iter().map(|course| {
+        let gap = course.gap.as_deref().unwrap_or("not said why");
+        Block::Warning(format!("{}: no accuracy: {gap}", course.name()))
+    }));
+    blocks
+}
+
+fn course_figures(courses: &[&Course], prefix: &str, suffix: &str) -> Vec<Figure> {
     let mut data = Table::new("", "", &["framework", "epoch", "elapsed, s", "test accuracy"]);
     let mut series = [Vec::new(), Vec::new()];
-    for (style, course) in comparison.accuracy.iter().take(MOST_SERIES).enumerate() {
-        let points = |x: fn(&crate::study_report::sources::EpochPoint) -> Option<f64>| {
+    for (style, course) in courses.iter().enumerate() {
+        let points = |x: fn(&EpochPoint) -> Option<f64>| {
             course
                 .epochs
                 .iter()
                 .filter_map(|epoch| Some(Point::new(x(epoch)?, epoch.test_top1?)))
                 .collect::<Vec<Point>>()
         };
-        let name = format!("{} {}", course.framework, course.model);
+        let name = course.name();
         for (series, points) in
             series.iter_mut().zip([points(|epoch| Some(epoch.epoch)), points(|epoch| epoch.elapsed_s)])
         {
@@ -187,11 +217,71 @@ fn courses(comparison: &Comparison, prefix: &str) -> Vec<Figure> {
         .into_iter()
         .filter(|(_, _, series)| series.iter().any(|series| series.lines.iter().any(|line| !line.is_empty())))
         .map(|(label, title, series)| Figure {
-            id: format!("{prefix}-accuracy-{label}"),
+            id: format!("{prefix}-accuracy-{label}{suffix}"),
             title: title.to_owned(),
             caption: "Share of the test images whose likeliest class is right, after each epoch of every framework's own training.".to_owned(),
             plot: Plot::Lines(LinePlot { x: if label == "epoch" { Axis::whole(label) } else { Axis::from_zero(label) }, y: Axis::from_zero("top-1 accuracy").in_unit(Unit::Share), series, band: None }),
-            data: Table { id: format!("{prefix}-accuracy-{label}"), title: title.to_owned(), ..data.clone() },
+            data: Table { id: format!("{prefix}-accuracy-{label}{suffix}"), title: title.to_owned(), ..data.clone() },
         })
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(framework: &str, speed: Option<f64>, counts: bool) -> ComparisonRow {
+        ComparisonRow {
+            framework: framework.to_owned(),
+            images_per_second_median: speed,
+            counts: Some(counts),
+            gap: speed.is_none().then(|| "not installed".to_owned()),
+            ..ComparisonRow::default()
+        }
+    }
+
+    #[test]
+    fn what_does_not_count_stands_last_and_is_marked() {
+        let rows = [row("fast", Some(900.0), false), row("none", None, false), row("Lockstep", Some(100.0), true)];
+        let figure = bars("id", "title", &rows.iter().collect::<Vec<_>>(), &[]).unwrap();
+        let labels: Vec<String> = figure.data.rows.iter().map(|row| row[0].shown()).collect();
+        assert_eq!(labels, ["Lockstep", "fast – does not count: losses differ or are unknown", "none"]);
+        let table = table("id", &rows);
+        let counts = table.columns.iter().position(|column| column == "counts").unwrap();
+        let shown: Vec<String> = table.rows.iter().map(|row| row[counts].shown()).collect();
+        assert_eq!(shown, ["no", "no", "yes"]);
+    }
+
+    #[test]
+    fn every_course_is_drawn_or_named_with_the_reason() {
+        let epoch = EpochPoint { epoch: 1.0, test_top1: Some(0.5), elapsed_s: Some(2.0), train_loss: None };
+        let course = |framework: String| Course {
+            framework,
+            model: "resnet20".to_owned(),
+            dtype: "bf16".to_owned(),
+            epochs: vec![epoch],
+            gap: None,
+        };
+        let mut accuracy: Vec<Course> = (0..MOST_SERIES + 1).map(|number| course(number.to_string())).collect();
+        accuracy.push(Course { epochs: Vec::new(), gap: Some("no bf16".to_owned()), ..course("MXNet".to_owned()) });
+        let blocks = courses(&Comparison { accuracy, ..Comparison::default() }, "comparison");
+        let (mut ids, mut names, mut warnings) = (Vec::new(), Vec::new(), Vec::new());
+        for block in &blocks {
+            match block {
+                Block::Figure(figure) => {
+                    ids.push(figure.id.as_str());
+                    names.extend(figure.data.rows.iter().map(|row| row[0].shown()));
+                }
+                Block::Warning(text) => warnings.push(text.as_str()),
+                _ => {}
+            }
+        }
+        assert_eq!(
+            ids,
+            ["epoch-1", "seconds-1", "epoch-2", "seconds-2"].map(|part| format!("comparison-accuracy-{part}"))
+        );
+        assert_eq!(names.len(), 2 * (MOST_SERIES + 1));
+        assert!(names.contains(&format!("{MOST_SERIES} resnet20 bf16")), "{names:?}");
+        assert_eq!(warnings, ["MXNet resnet20 bf16: no accuracy: no bf16"]);
+    }
 }

@@ -7,6 +7,7 @@ use super::{Facts, MOST_SERIES};
 use crate::netbench::{CollectiveTimes, FitFacts, NetbenchResult, PairTimes};
 use crate::study_report::chart::{Axis, Kind, LinePlot, Plot, Point, Scale, Series, Unit};
 use crate::study_report::document::{Block, Cell, Figure, Table};
+use distributed::simulate::LinkFit;
 use std::collections::BTreeMap;
 
 /// Pairs that are drawn; a fit is of all.
@@ -17,7 +18,16 @@ pub(super) fn blocks(facts: &Facts<'_>) -> Vec<Block> {
     let mut fits = Table::new(
         "network-fits",
         "Latency and bandwidth, fitted to all sizes",
-        &["measurement", "pairs", "latency, us", "bandwidth, MB/s", "residual, %", "worst residual, %", "at bytes"],
+        &[
+            "measurement",
+            "pairs",
+            "latency, us",
+            "bandwidth, MB/s",
+            "burst, KiB",
+            "residual, %",
+            "worst residual, %",
+            "at bytes",
+        ],
     );
     for (index, (name, network)) in facts.sources.networks.iter().enumerate() {
         let figures = of_pairs(name, network, index + 1).into_iter().chain(of_collectives(name, network, index + 1));
@@ -31,6 +41,7 @@ pub(super) fn blocks(facts: &Facts<'_>) -> Vec<Block> {
                 Cell::text(place),
                 Cell::number(fit.alpha_s * 1e6, 2),
                 Cell::number(fit.bandwidth_bytes_per_s / 1e6, 1),
+                Cell::number(fit.burst_bytes / 1024.0, 0),
                 Cell::number(100.0 * fit.residual, 0),
                 Cell::number(100.0 * fit.worst_residual, 0),
                 Cell::count(fit.worst_bytes),
@@ -137,7 +148,7 @@ fn of_pairs(name: &str, network: &NetbenchResult, number: usize) -> Vec<Figure> 
     let figure = |what: &str, id: &str, axis: &str, series| {
         let (id, title) = (format!("{id}-{number}"), format!("{what} by message size: {name}"));
         let caption = format!(
-            "Half of a round trip between two ranks; dashed, latency and bandwidth fitted to all of them. {}",
+            "Half of a round trip between two ranks; dashed, latency and bandwidth fitted to all of them. Where the fit has a burst, which passes at once, half of a message of up to two bursts waits for the bandwidth, and all but the burst of a longer one. {}",
             circumstances(network)
         );
         let plot = LinePlot { x: sizes(), y: Axis::logarithmic(axis), series, band: None };
@@ -153,7 +164,7 @@ fn of_pairs(name: &str, network: &NetbenchResult, number: usize) -> Vec<Figure> 
 }
 
 fn fitted(fit: &FitFacts, bytes: f64) -> f64 {
-    fit.alpha_s + bytes / fit.bandwidth_bytes_per_s
+    fit.alpha_s + LinkFit::limited_bytes(bytes, fit.burst_bytes) / fit.bandwidth_bytes_per_s
 }
 
 /// Times of a collective of so many ranks, a line an algorithm, with what a simulation takes for it.
@@ -227,4 +238,27 @@ fn hyphenated(name: &str) -> String {
         words.extend(c.to_lowercase());
     }
     words
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fitted_line_lets_the_burst_pass_at_once() {
+        let fit = FitFacts {
+            alpha_s: 1e-3,
+            beta_s_per_byte: 1e-6,
+            bandwidth_bytes_per_s: 1e6,
+            burst_bytes: 1000.0,
+            residual: 0.0,
+            worst_residual: 0.0,
+            worst_bytes: 1,
+            num_points: 2,
+        };
+        for (bytes, expected) in [(1000.0, 1.5e-3), (5000.0, 5e-3)] {
+            assert!((fitted(&fit, bytes) - expected).abs() < 1e-12, "{bytes}");
+        }
+        assert!((fitted(&FitFacts { burst_bytes: 0.0, ..fit }, 5000.0) - 6e-3).abs() < 1e-12);
+    }
 }

@@ -4,6 +4,7 @@
 //! Invariant: a prediction is compared with the cell it names, or with the only one of its setting; a gap is in percent of the measured.
 
 use super::Facts;
+use crate::predict_scaling::measured_method;
 use crate::study_report::chart::{Axis, Kind, LinePlot, Plot, Point, Series};
 use crate::study_report::document::{Block, Cell, Figure, Table};
 use crate::study_report::measurements::{Measurement, range};
@@ -11,40 +12,54 @@ use crate::study_report::sources::{Predicted, PredictionFile};
 
 const BAND: f64 = 0.1;
 
-/// All predictions, each with the cell it stands for, as far as that is known.
-pub(super) fn all<'a>(facts: &Facts<'a>) -> Vec<(&'a PredictionFile, Predicted)> {
-    let with_cell = |file: &'a PredictionFile, prediction: &Predicted| {
-        let cell = prediction.cell.clone().or_else(|| only_match(facts, file, prediction).map(|one| one.id.clone()));
-        (file, Predicted { cell, ..prediction.clone() })
+/// A prediction, its file, and the measurement it stands for, as far as that is known.
+pub(super) type Matched<'f> = (&'f PredictionFile, &'f Predicted, Option<&'f Measurement>);
+
+/// All predictions.
+pub(super) fn all<'f>(facts: &'f Facts<'_>) -> Vec<Matched<'f>> {
+    let of_file = |file: &'f PredictionFile| {
+        file.predictions.iter().map(move |prediction| (file, prediction, only_match(facts, file, prediction)))
     };
-    let files = facts.sources.predictions.iter();
-    files.flat_map(|file| file.predictions.iter().map(move |prediction| with_cell(file, prediction))).collect()
+    facts.sources.predictions.iter().flat_map(of_file).collect()
 }
 
-/// The measurement whose settings are those of a prediction, if there is exactly one.
-fn only_match<'a>(facts: &'a Facts<'_>, file: &PredictionFile, prediction: &Predicted) -> Option<&'a Measurement> {
-    let agrees = |one: &&Measurement| {
-        let same =
-            |key: &str, value: &str| one.setting(key) == value || (one.setting(key).is_empty() && value == "none");
-        one.ranks == prediction.ranks
-            && same("model", &file.model)
-            && same("dtype", &file.dtype)
-            && same("network", &file.network.name)
-            && same("sync", &prediction.sync)
-            && same("compress", prediction.compress.as_deref().unwrap_or("none"))
-            && same("batch_size_per_rank", &prediction.batch_size_per_rank.to_string())
+/// The measurement of the cell that a prediction names, else the one whose settings are its own, if there is exactly one. What lies in a
+/// study stands for the study's own cells.
+fn only_match<'f>(facts: &'f Facts<'_>, file: &PredictionFile, prediction: &Predicted) -> Option<&'f Measurement> {
+    let is_it = |one: &&Measurement| {
+        let is_of_cell = match &prediction.cell {
+            Some(cell) => one.id == *cell,
+            None => agrees(one, file, prediction),
+        };
+        is_of_cell && file.study.is_none_or(|number| one.is_of_study(number))
     };
-    let mut matches = facts.measurements.iter().filter(agrees);
+    let mut matches = facts.measurements.iter().filter(is_it);
     matches.next().filter(|_| matches.next().is_none())
+}
+
+fn agrees(one: &Measurement, file: &PredictionFile, prediction: &Predicted) -> bool {
+    let same = |key: &str, value: &str| one.setting(key) == value || (one.setting(key).is_empty() && value == "none");
+    // Where a study leaves the threads out they are unknown.
+    let same_threads = |threads: u64| one.setting("threads").is_empty() || same("threads", &threads.to_string());
+    // One rank alone sends nothing, whatever the method.
+    let same_method = prediction.ranks == 1
+        || prediction.method.is_empty()
+        || measured_method(&one.settings).as_ref() == Some(&prediction.method);
+    one.ranks == prediction.ranks
+        && same("model", &file.model)
+        && same("dtype", &file.dtype)
+        && file.threads.is_none_or(same_threads)
+        && same("network", &file.network.name)
+        && same("sync", &prediction.sync)
+        && same("compress", prediction.compress.as_deref().unwrap_or("none"))
+        && same("batch_size_per_rank", &prediction.batch_size_per_rank.to_string())
+        && same_method
 }
 
 pub(super) fn blocks(facts: &Facts<'_>) -> Vec<Block> {
     let all = all(facts);
-    let mut pairs: Vec<(&PredictionFile, &Predicted, &Measurement)> = Vec::new();
-    for (file, prediction) in &all {
-        let measured = facts.measurements.iter().find(|one| Some(&one.id) == prediction.cell.as_ref());
-        pairs.extend(measured.map(|measured| (*file, prediction, measured)));
-    }
+    let pairs: Vec<(&PredictionFile, &Predicted, &Measurement)> =
+        all.iter().filter_map(|(file, prediction, measured)| Some((*file, *prediction, (*measured)?))).collect();
     let mut blocks = Vec::new();
     if !pairs.is_empty() {
         let (figure, table) = compared(facts, &pairs);
@@ -123,7 +138,7 @@ fn compared(facts: &Facts<'_>, pairs: &[(&PredictionFile, &Predicted, &Measureme
     (figure, table)
 }
 
-fn predicted_table(all: &[(&PredictionFile, Predicted)]) -> Table {
+fn predicted_table(all: &[Matched<'_>]) -> Table {
     let columns = [
         "prediction",
         "network",
@@ -143,7 +158,7 @@ fn predicted_table(all: &[(&PredictionFile, Predicted)]) -> Table {
         "images/s with it",
     ];
     let mut table = Table::new("predictions", "Predictions (none of these figures is measured)", &columns);
-    for (file, one) in all {
+    for (file, one, _) in all {
         table.push(vec![
             Cell::text(file.label.clone()),
             Cell::text(file.network.name.clone()),
@@ -183,4 +198,54 @@ fn published(facts: &Facts<'_>) -> Option<Table> {
         ]);
     }
     (!table.rows.is_empty()).then_some(table)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::study_report::sources::Sources;
+
+    fn measured(id: &str, settings: &[(&str, &str)]) -> Measurement {
+        let settings = settings.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
+        Measurement { id: id.to_owned(), settings, ranks: 2, speeds: vec![1.0], ..Measurement::default() }
+    }
+
+    /// The numbers of the measurements that one prediction of such a file stands for.
+    fn found(measurements: Vec<Measurement>, study: Option<usize>, prediction: Predicted) -> Option<usize> {
+        let file =
+            PredictionFile { study, threads: Some(1), predictions: vec![prediction], ..PredictionFile::default() };
+        let sources = Sources { predictions: vec![file], ..Sources::default() };
+        let facts = Facts { sources: &sources, measurements, target_accuracy: None };
+        let measured = all(&facts)[0].2?;
+        facts.measurements.iter().position(|one| std::ptr::eq(one, measured))
+    }
+
+    #[test]
+    fn a_studys_prediction_stands_for_its_own_cell() {
+        let cells = || vec![measured("same", &[("study", "1")]), measured("same", &[("study", "2")])];
+        let prediction = || Predicted { cell: Some("same".to_owned()), ..Predicted::default() };
+        assert_eq!(found(cells(), Some(1), prediction()), Some(0));
+        assert_eq!(found(cells(), Some(2), prediction()), Some(1));
+        assert_eq!(found(cells(), None, prediction()), None, "it may be either");
+    }
+
+    #[test]
+    fn without_a_cell_method_and_threads_decide() {
+        let cells = |threads: &str| {
+            let common = [("sync", "allreduce"), ("batch_size_per_rank", "32"), ("threads", threads)];
+            let with = |id, reduction| measured(id, &[&common[..], &[("reduction", reduction)]].concat());
+            vec![with("a", "ring"), with("b", "halving-doubling")]
+        };
+        let prediction = |method: &str| Predicted {
+            method: method.to_owned(),
+            sync: "allreduce".to_owned(),
+            ranks: 2,
+            batch_size_per_rank: 32,
+            ..Predicted::default()
+        };
+        assert_eq!(found(cells("1"), None, prediction("allreduce:halving-doubling")), Some(1));
+        assert_eq!(found(cells("1"), None, prediction("allreduce:hierarchical")), None);
+        assert_eq!(found(cells("1"), None, prediction("")), None, "there are two");
+        assert_eq!(found(cells("2"), None, prediction("allreduce:ring")), None);
+    }
 }

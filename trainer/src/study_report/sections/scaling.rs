@@ -262,13 +262,16 @@ fn shared_words(facet: &[&Measurement]) -> String {
 /// Speeds and efficiencies that were predicted for the cells of a line.
 fn predicted(facts: &Facts<'_>, members: &[&Measurement]) -> (Vec<Point>, Vec<Point>) {
     let mut points: Vec<(Point, Option<Point>)> = Vec::new();
-    for (_, prediction) in super::predictions::all(facts) {
-        let Some(cell) = &prediction.cell else { continue };
-        let Some(speed) = prediction.images_per_second.filter(|_| members.iter().any(|one| one.id == *cell)) else {
+    for (_, prediction, measured) in super::predictions::all(facts) {
+        let is_member = |measured: &&Measurement| members.iter().any(|one| std::ptr::eq(*one, *measured));
+        let (Some(measured), Some(speed)) = (measured.filter(is_member), prediction.images_per_second) else {
             continue;
         };
         let ranks = prediction.ranks as f64;
-        points.push((Point::new(ranks, speed), prediction.efficiency.map(|efficiency| Point::new(ranks, efficiency))));
+        let scaling = if prediction.scaling.is_empty() { "weak" } else { &prediction.scaling };
+        // That of another kind of scaling is against another batch of the single rank.
+        let efficiency = prediction.efficiency.filter(|_| measured.scaling == scaling);
+        points.push((Point::new(ranks, speed), efficiency.map(|efficiency| Point::new(ranks, efficiency))));
     }
     points.sort_by(|a, b| a.0.x.total_cmp(&b.0.x));
     (points.iter().map(|point| point.0).collect(), points.iter().filter_map(|point| point.1).collect())

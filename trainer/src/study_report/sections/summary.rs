@@ -72,8 +72,8 @@ fn studies(facts: &Facts<'_>) -> Table {
         "its cell",
     ];
     let mut table = Table::new("studies", "Studies", &columns);
-    for study in &facts.sources.studies {
-        let of_study = facts.measurements.iter().filter(|one| study.cells.iter().any(|cell| cell.id == one.id));
+    for (index, study) in facts.sources.studies.iter().enumerate() {
+        let of_study = facts.measurements.iter().filter(|one| one.is_of_study(index + 1));
         let fastest = of_study.filter_map(|one| Some((one.speed()?, &one.id))).max_by(|a, b| a.0.total_cmp(&b.0));
         table.push(vec![
             Cell::text(study.name.clone()),
@@ -81,7 +81,7 @@ fn studies(facts: &Facts<'_>) -> Table {
             Cell::text(short(&study.commit)),
             Cell::text(study.machine.cpu_model.clone()),
             Cell::count(study.machine.cpu_count),
-            Cell::mebibytes(study.machine.memory_bytes as f64),
+            Cell::mebibytes((study.machine.memory_bytes > 0).then_some(study.machine.memory_bytes as f64)),
             Cell::text(format!("{} {}", study.machine.platform, study.machine.kernel).trim().to_owned()),
             Cell::text(study.machine.mpi.clone()),
             Cell::count(study.cells.len() as u64),
@@ -153,7 +153,7 @@ fn comparisons(facts: &Facts<'_>) -> Table {
             Cell::text(comparison.machine.cpu_model.clone()),
             Cell::text(frameworks.join(", ")),
             Cell::count(comparison.rows.len() as u64),
-            Cell::count(comparison.rows.iter().filter(|row| row.gap.is_some()).count() as u64),
+            Cell::count(comparison.rows.iter().filter(|row| row.images_per_second_median.is_none()).count() as u64),
         ]);
     }
     table

@@ -72,9 +72,11 @@ pub struct ComparisonRow {
     pub loss_agrees: Option<bool>,
     /// Whether the number may be compared.
     pub counts: Option<bool>,
+    /// Blocks that were measured although the machine was not quiet.
+    pub disturbed_blocks: Option<u64>,
     /// As a shell reads it.
     pub command: String,
-    /// Why there is no number.
+    /// What failed: why there is no number, or fewer blocks.
     pub gap: Option<String>,
 }
 
@@ -86,8 +88,12 @@ pub struct Course {
     pub framework: String,
     /// Network.
     pub model: String,
+    /// Number format.
+    pub dtype: String,
     /// Ascending.
     pub epochs: Vec<EpochPoint>,
+    /// Why there are none.
+    pub gap: Option<String>,
 }
 
 /// The end of an epoch.
@@ -119,11 +125,40 @@ impl Comparison {
 impl ComparisonRow {
     /// Framework with its way, for a reader.
     pub fn name(&self) -> String {
-        [self.framework.as_str(), &self.version, &self.variant]
-            .iter()
-            .filter(|part| !part.is_empty())
-            .copied()
-            .collect::<Vec<_>>()
-            .join(" ")
+        in_words([&self.framework, &self.version, &self.variant])
+    }
+}
+
+impl Course {
+    /// Framework with what it trained, for a reader.
+    pub fn name(&self) -> String {
+        in_words([&self.framework, &self.model, &self.dtype])
+    }
+}
+
+fn in_words(parts: [&str; 3]) -> String {
+    let known: Vec<&str> = parts.into_iter().filter(|part| !part.is_empty()).collect();
+    known.join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+    use std::fs;
+
+    #[test]
+    fn a_row_that_was_never_measured_and_a_machine_without_mpi_are_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("comparison.json");
+        let row = json!({ "framework": "MXNet", "command": null, "quiet": null, "images_per_second": [], "gap": "not installed",
+            "blocks": [] });
+        let machine = json!({ "cpu_model": null, "cpu_count": 2, "memory_bytes": null, "kernel": null, "mpi": null });
+        let value = json!({ "schema": SCHEMA, "created": null, "commit": null, "machine": machine, "rows": [row] });
+        fs::write(&path, value.to_string()).unwrap();
+        let comparison = Comparison::read(&path, &mut Vec::new()).unwrap();
+        let row = &comparison.rows[0];
+        assert_eq!((row.command.as_str(), row.gap.as_deref()), ("", Some("not installed")));
+        assert_eq!(comparison.machine, Machine { cpu_count: 2, ..Machine::default() });
     }
 }

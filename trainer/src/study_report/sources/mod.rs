@@ -9,7 +9,7 @@ mod run;
 mod study;
 mod trace;
 
-pub use comparison::{Comparison, ComparisonRow, EpochPoint};
+pub use comparison::{Comparison, ComparisonRow, Course, EpochPoint};
 pub use prediction::{Predicted, PredictionFile, Published};
 pub use run::Run;
 pub use study::{Cell, Machine, Record, Study};
@@ -54,7 +54,18 @@ impl Sources {
         for path in paths {
             sources.add(path.as_ref())?;
         }
+        sources.tell_runs_apart();
         Ok(sources)
+    }
+
+    /// Runs of one name are called by their directories.
+    fn tell_runs_apart(&mut self) {
+        let labels: Vec<String> = self.runs.iter().map(|run| run.label.clone()).collect();
+        for run in &mut self.runs {
+            if labels.iter().filter(|label| **label == run.label).count() > 1 {
+                run.label = run.directory.display().to_string();
+            }
+        }
     }
 
     fn add(&mut self, path: &Path) -> Result<()> {
@@ -104,6 +115,7 @@ impl Sources {
     /// A study with the runs, network measurements and predictions below it.
     fn add_study(&mut self, directory: &Path) -> Result<()> {
         let study = Study::read(directory, &mut self.remarks)?;
+        let number = self.studies.len() + 1;
         for (cell, record) in study.counted() {
             let place = directory.join(&record.directory);
             let label = match cell.repetitions {
@@ -134,8 +146,11 @@ impl Sources {
             .collect();
         files.sort();
         for path in files.iter().filter(|path| path.extension().is_some_and(|extension| extension == "json")) {
-            let value: Value = read_json(path)?;
-            self.predictions.push(PredictionFile::from_value(path, value, &mut self.remarks)?);
+            let file = read_json(path).and_then(|value| PredictionFile::from_value(path, value, &mut self.remarks));
+            match file {
+                Ok(file) => self.predictions.push(PredictionFile { study: Some(number), ..file }),
+                Err(error) => self.remarks.push(format!("{error:#}, so that it is left out")),
+            }
         }
         self.studies.push(study);
         Ok(())
@@ -155,7 +170,19 @@ fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T> {
 }
 
 fn parsed<T: DeserializeOwned>(path: &Path, value: Value) -> Result<T> {
-    serde_json::from_value(value).with_context(|| path.display().to_string())
+    serde_json::from_value(without_nulls(value)).with_context(|| path.display().to_string())
+}
+
+/// What is unknown is null in some files and absent in others: members that are null become absent.
+fn without_nulls(value: Value) -> Value {
+    match value {
+        Value::Object(members) => {
+            let known = members.into_iter().filter(|(_, member)| !member.is_null());
+            Value::Object(known.map(|(key, member)| (key, without_nulls(member))).collect())
+        }
+        Value::Array(values) => Value::Array(values.into_iter().map(without_nulls).collect()),
+        value => value,
+    }
 }
 
 /// The lines of a file that are what they should be; others are counted in a remark.
@@ -163,7 +190,8 @@ fn read_lines<T: DeserializeOwned>(path: &Path, remarks: &mut Vec<String>) -> Re
     let bytes = fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
     let text = String::from_utf8_lossy(&bytes);
     let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
-    let records: Vec<T> = lines.iter().filter_map(|line| serde_json::from_str(line).ok()).collect();
+    let record = |line: &&str| serde_json::from_value(without_nulls(serde_json::from_str(line).ok()?)).ok();
+    let records: Vec<T> = lines.iter().filter_map(record).collect();
     let num_lost = lines.len() - records.len();
     if num_lost > 0 {
         remarks.push(format!(
@@ -192,4 +220,23 @@ fn check_schema(path: &Path, value: &Value, known: &str, remarks: &mut Vec<Strin
         ));
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_of_one_name_are_called_by_their_directories() {
+        let folder = tempfile::tempdir().unwrap();
+        let paths = ["a/run", "b/run", "b/other"].map(|path| folder.path().join(path));
+        for path in &paths {
+            fs::create_dir_all(path).unwrap();
+            fs::write(path.join("run.toml"), "").unwrap();
+        }
+        let sources = Sources::read(&paths).unwrap();
+        let labels: Vec<&str> = sources.runs.iter().map(|run| run.label.as_str()).collect();
+        let path = |index: usize| paths[index].display().to_string();
+        assert_eq!(labels, [path(0), path(1), "other".to_owned()]);
+    }
 }

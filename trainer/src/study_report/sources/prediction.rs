@@ -17,6 +17,9 @@ pub struct PredictionFile {
     /// What it is called in the report.
     #[serde(skip)]
     pub label: String,
+    /// Number, from 1, of the study it lies in; none for a file on its own.
+    #[serde(skip)]
+    pub study: Option<usize>,
     /// RFC 3339.
     pub created: String,
     /// Of the program.
@@ -56,6 +59,8 @@ pub struct PredictedNetwork {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct Predicted {
+    /// The method in one word; empty where the file does not tell it.
+    pub method: String,
     /// Method.
     pub sync: String,
     /// Algorithm.

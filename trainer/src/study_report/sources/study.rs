@@ -96,7 +96,7 @@ pub struct Record {
     /// RFC 3339.
     pub started: String,
     /// Of the whole attempt.
-    pub seconds: f64,
+    pub seconds: Option<f64>,
     /// As a shell reads it.
     pub command: String,
     /// Its files, below the study's directory.
