@@ -4,6 +4,8 @@ In: the job. Out: [`Framework`]. Invariant: weight decay is added to the gradien
 decoupled from it.
 """
 
+import time
+
 import architecture
 import keras
 import numpy as np
@@ -135,3 +137,6 @@ class Framework:
     def finish(self):
         """Leaves together with the others."""
         self.barrier()
+        if self.ranks > 1:
+            # Another rank may still fetch this one's part of the barrier, and fails if its socket is closed.
+            time.sleep(2)

@@ -169,7 +169,7 @@ impl CompressedReduction {
 }
 
 /// The parameters of a bucket, seen as matrices: a row for each index of the first axis.
-pub(crate) fn tensor_spans(entries: &[ParameterEntry]) -> Vec<TensorSpan> {
+pub fn tensor_spans(entries: &[ParameterEntry]) -> Vec<TensorSpan> {
     let begin = entries.first().map_or(0, |entry| entry.offset);
     let span = |entry: &ParameterEntry| {
         let rows = entry.shape.first().copied().unwrap_or(1);

@@ -240,6 +240,21 @@ fn a_burst_hides_the_end_of_what_a_limited_network_sends() {
 }
 
 /// Matrices of 64 by 576, whose gradients come from the last to the first.
+#[test]
+fn what_travels_beside_the_backward_pass_slows_it_down_by_its_share_and_nothing_after_it() {
+    let (fast, slow) = (network("10gbe"), network("10gbe,0KB,25%"));
+    let bucket = reduction_seconds(RING, &fast, 4, 5 << 20).unwrap();
+    // Four buckets travel beside it, the last one after it.
+    let behind = 0.25 * 4.0 * bucket;
+    assert_close(predicted(&slow, 4, true).exposed_s, predicted(&fast, 4, true).exposed_s + behind);
+    assert_eq!(predicted(&slow, 4, false), predicted(&fast, 4, false));
+    let inside = network("10gbe,0KB,25%@4");
+    assert_eq!(predicted(&inside, 4, true), predicted(&network("10gbe@4"), 4, true));
+    let servers = servers(1, ServerPlacement::Beside, Consistency::Synchronous);
+    let step = |network| predict(&profile(), servers, network, 4, true).unwrap().step_s;
+    assert!(step(&slow) > step(&fast));
+}
+
 fn with_parameters() -> StepProfile {
     let parameter = |index: u32| ParameterProfile {
         path: format!("conv{index}"),

@@ -264,7 +264,7 @@ fn profile(
         optimizer_s,
         input_s,
         other_s: (step_s - forward_s - backward_s - optimizer_s - input_s).max(0.0),
-        bucket_cap_bytes: config.sync.bucket_cap_bytes as u64,
+        bucket_cap_bytes: synchronizer::bucket_cap_bytes(&config.sync, layout.num_elements() * size_of::<f32>()) as u64,
         buckets: Vec::new(),
         parameters: parameters.collect(),
         kernel_seconds: result

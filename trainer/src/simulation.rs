@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use anyhow::Result;
 use distributed::simulate::{Predictor, ServerPlacement, StepProfile, Synchronisation};
-use distributed::{BucketCompressor, CompressionKind, ReductionKind, SingleCommunicator, TensorSpan};
+use distributed::{BucketCompressor, CompressionKind, ReductionKind, SingleCommunicator, tensor_spans};
 
 use crate::config::{PlacementKind, SimulationConfig, SyncConfig, SyncMethod};
 use crate::synchronizer::consistency;
@@ -76,18 +76,10 @@ pub fn synchronisation(profile: &StepProfile, sync: &SyncConfig) -> Result<Synch
 /// Seconds a byte of gradients that one rank takes to encode and decode them alone.
 fn encoding_s_per_byte(profile: &StepProfile, kind: CompressionKind) -> Result<f64> {
     let layout = profile.layout().unwrap_or_default();
-    let spans: Vec<TensorSpan> = layout
-        .entries()
-        .iter()
-        .map(|entry| {
-            let rows = entry.shape.first().copied().unwrap_or(1);
-            TensorSpan { range: entry.range(), rows, columns: entry.len / rows.max(1) }
-        })
-        .collect();
     if layout.num_elements() == 0 {
         return Ok(0.0);
     }
-    let mut compressor = BucketCompressor::new(kind, spans, 0);
+    let mut compressor = BucketCompressor::new(kind, tensor_spans(layout.entries()), 0);
     let mut fastest_s = f64::INFINITY;
     for _ in 0..NUM_ENCODINGS {
         // Different magnitudes and signs, so that no path is shorter than with gradients.

@@ -35,6 +35,10 @@ impl CompressedSums {
         Ok(Self { kind, network: *network, recorders: (0..ranks).map(recorder).collect(), seconds: HashMap::new() })
     }
 
+    pub(super) fn kind(&self) -> CompressionKind {
+        self.kind
+    }
+
     /// Seconds of one bucket.
     ///
     /// # Errors

@@ -80,6 +80,12 @@ pub enum SimulationError {
         /// Their length.
         bytes: f64,
     },
+    /// Messages that would leave nothing of the computing, or add to it.
+    #[error("network: expected messages to take a share of computing from 0 to below 1, got {share}")]
+    ComputingShare {
+        /// The share.
+        share: f64,
+    },
     /// Every rank waits for a message that none sends.
     #[error("simulation: rank {rank} waits for a message or a collective that never comes")]
     Deadlock {

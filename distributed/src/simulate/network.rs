@@ -44,7 +44,8 @@ pub struct Node {
 /// # Text
 /// `ib-edr` (1.5 us, 100 Gbit/s), `10gbe` (25 us, 1.17 GB/s), `1gbe` (50 us, 113 MB/s), or `LATENCY,BANDWIDTH` such as `50us,113MB/s`:
 /// the latency in `us` or `ms`, the bandwidth in `MB/s`, `GB/s` (10^6 and 10^9 bytes) or `Gbit/s` (10^9 bits), and after another comma,
-/// where a limit lets bursts pass at once, their length in `KB` or `MB`: `50us,113MB/s,256KB`. With `@RANKS` after it,
+/// where a limit lets bursts pass at once, their length in `KB` or `MB`: `50us,113MB/s,256KB`, and after one more, where messages
+/// slow computing down, by how much: `50us,113MB/s,256KB,15%` or `1gbe,0KB,15%`. With `@RANKS` after it,
 /// so many ranks run on each node. `:shared` after that lets them reduce in [shared](Node::shared) memory, and `:LATENCY,BANDWIDTH` at
 /// the end is the memory between them, 1 us and 5 GB/s without: `10gbe@8`, `ib-edr@4:2us,10GB/s`, `1gbe@8:shared:2us,10GB/s`.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -55,6 +56,9 @@ pub struct NetworkModel {
     pub node: Option<Node>,
     /// Bytes that pass between nodes at once after a pause, before the bandwidth counts, as through a bucket of tokens; 0 for none.
     pub burst_bytes: f64,
+    /// What messages between nodes take from a rank's computing while they are under way, as a share of it from 0 to below 1: more than 0
+    /// where the thread that sends them, and the kernel below it, have no core of their own.
+    pub computing_share: f64,
 }
 
 /// A text that is no network.
@@ -93,7 +97,7 @@ impl Link {
 impl NetworkModel {
     /// A network of such links, with one rank a node.
     pub fn new(link: Link) -> Self {
-        Self { link, node: None, burst_bytes: 0.0 }
+        Self { link, node: None, burst_bytes: 0.0, computing_share: 0.0 }
     }
 
     /// This network with `ranks` ranks on each node.
@@ -116,6 +120,9 @@ impl NetworkModel {
         let links = [Some(self.link), self.node.map(|node| node.link)];
         if !is_time(self.burst_bytes) {
             return Err(SimulationError::Burst { bytes: self.burst_bytes });
+        }
+        if !(0.0..1.0).contains(&self.computing_share) {
+            return Err(SimulationError::ComputingShare { share: self.computing_share });
         }
         match links.into_iter().flatten().find(|link| !(is_time(link.alpha) && is_time(link.beta))) {
             None => Ok(()),
@@ -147,12 +154,15 @@ impl fmt::Display for Link {
 
 impl fmt::Display for NetworkModel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match PRESETS.iter().find(|(_, link)| *link == self.link && self.burst_bytes == 0.0) {
+        match PRESETS.iter().find(|(_, link)| *link == self.link) {
             Some((name, _)) => f.write_str(name)?,
             None => self.link.fmt(f)?,
         }
-        if self.burst_bytes > 0.0 {
+        if self.burst_bytes > 0.0 || self.computing_share > 0.0 {
             write!(f, ",{}KB", rounded(self.burst_bytes / 1e3))?;
+        }
+        if self.computing_share > 0.0 {
+            write!(f, ",{}%", rounded(self.computing_share * 100.0))?;
         }
         let Some(node) = self.node else { return Ok(()) };
         write!(f, "@{}{}", node.ranks, if node.shared { ":shared" } else { "" })?;
@@ -166,9 +176,15 @@ impl FromStr for NetworkModel {
     fn from_str(text: &str) -> Result<Self, NetworkError> {
         let refuse = |(expected, got): Refusal| NetworkError { text: text.to_owned(), expected, got };
         let (network, node) = text.split_once('@').map_or((text, None), |(network, node)| (network, Some(node)));
-        let (network, burst) = match network.match_indices(',').nth(1) {
+        let is_preset = |text: &str| PRESETS.iter().any(|(name, _)| text.trim().eq_ignore_ascii_case(name));
+        let num_parts = if network.split(',').next().is_some_and(is_preset) { 1 } else { 2 };
+        let (network, further) = match network.match_indices(',').nth(num_parts - 1) {
             None => (network, None),
             Some((comma, _)) => (&network[..comma], Some(&network[comma + 1..])),
+        };
+        let (burst, share) = match further.and_then(|text| text.split_once(',')) {
+            Some((burst, share)) => (Some(burst), Some(share)),
+            None => (further, None),
         };
         let preset = PRESETS.iter().find(|(name, _)| network.trim().eq_ignore_ascii_case(name));
         let link = match preset {
@@ -180,8 +196,14 @@ impl FromStr for NetworkModel {
             burst.filter(|&bytes| bytes >= 0.0).ok_or_else(|| ("the length of bursts such as 256KB", text.to_owned()))
         });
         let burst_bytes = burst.transpose().map_err(refuse)?.unwrap_or(0.0);
+        let share = share.map(|text| {
+            let share = quantity(text, &[("%", 100.0)]).map(|(number, whole)| number / whole);
+            let expected = "the share of computing that messages take, from 0% to below 100%, such as 15%";
+            share.filter(|share| (0.0..1.0).contains(share)).ok_or_else(|| (expected, text.to_owned()))
+        });
+        let computing_share = share.transpose().map_err(refuse)?.unwrap_or(0.0);
         let node = node.map(self::node);
-        Ok(Self { link, node: node.transpose().map_err(refuse)?, burst_bytes })
+        Ok(Self { link, node: node.transpose().map_err(refuse)?, burst_bytes, computing_share })
     }
 }
 
@@ -244,8 +266,12 @@ mod tests {
             "1gbe",
             "1gbe@8",
             "50us,125MB/s",
-            "50us,113MB/s,256KB",
+            "1gbe,256KB",
+            "60us,113MB/s,256KB",
             "7us,25MB/s,262.144KB@2:shared",
+            "7us,25MB/s,65.536KB,12.5%@2:shared",
+            "1gbe,0KB,15%",
+            "10gbe,64KB",
             "0.3us,12100MB/s",
             "10gbe@2:2us,10000MB/s",
         ] {
@@ -275,8 +301,11 @@ mod tests {
         for text in ["50us,113", "50us,0MB/s", "50us,-1MB/s", "50us,infGB/s", "50us,NaNGB/s", "50us,"] {
             assert!(refused(text).contains("expected a bandwidth such as"), "{text}");
         }
-        for text in ["50us,113MB/s,", "50us,113MB/s,-1KB", "50us,113MB/s,256", "50us,113MB/s,1KB,1KB"] {
+        for text in ["50us,113MB/s,", "50us,113MB/s,-1KB", "50us,113MB/s,256", "1gbe,15%"] {
             assert!(refused(text).contains("expected the length of bursts"), "{text}");
+        }
+        for text in ["50us,113MB/s,1KB,1KB", "1gbe,0KB,100%", "1gbe,0KB,-1%", "1gbe,0KB,15", "1gbe,0KB,15%,15%"] {
+            assert!(refused(text).contains("expected the share of computing"), "{text}");
         }
         for text in ["-1us,1GB/s", "NaNus,1GB/s", "us,1GB/s", ",1GB/s"] {
             assert!(refused(text).contains("expected a latency such as"), "{text}");

@@ -75,7 +75,8 @@ pub struct Prediction {
 ///
 /// The ranks' agreement on the step comes first; then the reduction of a bucket begins when the bucket is full on the slowest rank and
 /// the one before has been reduced: with `overlap` during the backward pass, else after it. The optimizer follows the last reduction.
-/// Computing and reducing do not slow each other down. Asynchronous servers and local SGD wait for stragglers seldom or never.
+/// While gradients travel between nodes, computing is slower by the network's [share](NetworkModel::computing_share). Asynchronous
+/// servers and local SGD wait for stragglers seldom or never.
 ///
 /// # Errors
 /// When there is no rank or server, more servers beside ranks than ranks, a compression needs shapes that the profile lacks, or a time
@@ -188,8 +189,8 @@ impl Predictor {
                 (seconds, seconds, straggler_s / every.sqrt())
             }
             costs => {
-                let tokens = Tokens::full(&self.network);
-                let (communication_s, end) = costs.reduce(profile, overlap, header_s, (tokens, self.ranks))?;
+                let way = Way::of(&self.network, self.ranks);
+                let (communication_s, end) = costs.reduce(profile, overlap, header_s, way)?;
                 (communication_s, (end - profile.backward_s).max(0.0), straggler_s)
             }
         };
@@ -225,39 +226,69 @@ impl Predictor {
     }
 }
 
+/// What the buckets of a rank share on their way to the others.
+#[derive(Clone, Copy, Debug)]
+struct Way {
+    tokens: Tokens,
+    /// Of the computing beside it.
+    computing_share: f64,
+    /// Bytes that a rank sends at least, over those of an uncompressed bucket.
+    sent: f64,
+}
+
+impl Way {
+    fn of(network: &NetworkModel, ranks: usize) -> Self {
+        let sent = 2.0 * (ranks - 1) as f64 / ranks as f64;
+        if network.is_inside(0, ranks - 1) {
+            return Self { tokens: Tokens::default(), computing_share: 0.0, sent };
+        }
+        Self { tokens: Tokens::full(network), computing_share: network.computing_share, sent }
+    }
+}
+
+/// Seconds that a computation with `left_s` to go loses to a communication of `seconds` beside it.
+fn lost_s(left_s: f64, seconds: f64, share: f64) -> f64 {
+    if left_s <= 0.0 { 0.0 } else { share * seconds.min(left_s / (1.0 - share)) }
+}
+
 impl Costs {
-    /// Seconds in which all buckets travel, and when after the start of the backward pass the last one has.
+    /// Seconds in which all buckets travel, and when after the start of the backward pass both that pass and the last bucket have ended.
     ///
     /// A link that is limited has its whole burst at the start of the step, and again what it gathers in pauses. No rank sends less than
-    /// 2 (N-1) / N of an uncompressed bucket; of a compressed one what passes at once is bounded by its time.
+    /// 2 (N-1) / N of an uncompressed bucket, half of that in half precision; what passes at once of other compressed ones is not counted.
     fn reduce(
         &mut self,
         profile: &StepProfile,
         overlap: bool,
         header_s: f64,
-        (mut tokens, ranks): (Tokens, usize),
+        mut way: Way,
     ) -> Result<(f64, f64), SimulationError> {
         let spans = match self {
             Self::Compressed { .. } => spans_of_buckets(profile)?,
             _ => Vec::new(),
         };
         let (mut communication_s, mut end) = (header_s, header_s + if overlap { 0.0 } else { profile.backward_s });
+        // What the backward pass is behind, for what travelled beside it.
+        let mut behind_s = 0.0;
         for (index, bucket) in profile.buckets.iter().enumerate() {
-            let seconds = match self {
-                Self::AllReduce(reductions) => reductions.seconds(bucket.bytes)?,
+            let bytes = bucket.bytes as f64;
+            let (encoding_s, seconds, sent_bytes) = match self {
+                Self::AllReduce(reductions) => (0.0, reductions.seconds(bucket.bytes)?, way.sent * bytes),
                 Self::Compressed { sums, encoding_s_per_byte } => {
-                    sums.seconds(&spans[index])? + *encoding_s_per_byte * bucket.bytes as f64
+                    let is_half = matches!(sums.kind(), CompressionKind::Bf16 | CompressionKind::F16);
+                    let sent_bytes = if is_half { 0.5 * way.sent * bytes } else { 0.0 };
+                    (*encoding_s_per_byte * bytes, sums.seconds(&spans[index])?, sent_bytes)
                 }
-                _ => 0.0,
+                _ => (0.0, 0.0, 0.0),
             };
-            let ready = if overlap { bucket.ready_s } else { 0.0 };
-            let sent_bytes = 2.0 * (ranks - 1) as f64 / ranks as f64 * bucket.bytes as f64;
-            end = f64::max(end, ready);
-            let seconds = tokens.send(end, sent_bytes, seconds);
-            end += seconds;
+            let ready = if overlap { bucket.ready_s + behind_s } else { 0.0 };
+            let start = f64::max(end, ready);
+            let seconds = encoding_s + way.tokens.send(start + encoding_s, sent_bytes, seconds);
+            behind_s += lost_s(profile.backward_s + behind_s - start, seconds, way.computing_share);
+            end = start + seconds;
             communication_s += seconds;
         }
-        Ok((communication_s, end))
+        Ok((communication_s, end.max(profile.backward_s + behind_s)))
     }
 }
 

@@ -7,7 +7,8 @@
 //!
 //! As the trainer does it: a worker has one bucket under way, a push and then its answer, in the order of the buckets; a server does one
 //! thing at a time, and receives, adds, updates and sends. Messages between ranks of a node take the node's link. A server beside a
-//! worker takes that one's pushes by a call, and its computing is taken from that worker's, whose cores it shares.
+//! worker takes that one's pushes by a call, and its computing is taken from that worker's, whose cores it shares. While a message between
+//! nodes is under way, its two ranks compute slower by the network's share.
 
 use std::collections::{BinaryHeap, VecDeque};
 
@@ -54,6 +55,7 @@ pub(super) struct ServerWorld<'a> {
 /// What a step is on average over workers and steps.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct ServedStep {
+    /// Of the worker that is slowest over all steps, as a run's speed is measured.
     pub(super) step_s: f64,
     /// In which a worker waits for an answer, hidden or not.
     pub(super) communication_s: f64,
@@ -125,10 +127,11 @@ impl ServerWorld<'_> {
             simulation.happen(time, event);
         }
         let number = (self.workers * NUM_STEPS) as f64;
-        let sum = |of: fn(&Worker) -> f64| simulation.workers.iter().map(of).sum::<f64>();
+        let workers = &simulation.workers;
+        let slowest = workers.iter().map(|worker| worker.ends[1] - worker.ends[0]).fold(0.0, f64::max);
         ServedStep {
-            step_s: sum(|worker| worker.ends[1] - worker.ends[0]) / number,
-            communication_s: sum(|worker| worker.waited_s) / number,
+            step_s: slowest / NUM_STEPS as f64,
+            communication_s: workers.iter().map(|worker| worker.waited_s).sum::<f64>() / number,
         }
     }
 
@@ -318,6 +321,15 @@ impl<'a> Simulation<'a> {
         let end = start + if is_inside { seconds } else { self.tokens[from].send(start, bytes, seconds) };
         self.links[from][0][usize::from(is_inside)] = end;
         self.links[to][1][usize::from(is_inside)] = end;
+        if !is_inside {
+            let lost_s = self.world.network.computing_share * (end - start);
+            // Ranks of servers alone compute nothing else.
+            for rank in [from, to] {
+                if let Some(worker) = self.workers.get_mut(rank) {
+                    worker.taken_s += lost_s;
+                }
+            }
+        }
         end
     }
 }

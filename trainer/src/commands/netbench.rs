@@ -12,7 +12,7 @@ use crate::cli::NetbenchArgs;
 use crate::config::NetbenchConfig;
 use crate::netbench::{
     CONFIDENCE, Environment, Links, MOST_REPETITIONS, Method, NetbenchResult, PRECISION, PairPlan, collective_lines,
-    collectives, conclusion_lines, heading_lines, pair_lines, point_to_point,
+    collectives, conclusion_lines, heading_lines, overlap, overlap_line, pair_lines, point_to_point,
 };
 use crate::output;
 use crate::ranks::World;
@@ -56,7 +56,16 @@ fn measure(config: &NetbenchConfig, world: &World, environment: Environment) -> 
     let links = Links::of(&pairs);
     tell(world, &pair_lines(&pairs, plan.num_possible, &links));
     let is_shared = point_to_point::nodes_share_memory(&**communicator, nodes)?;
+    let overlap = overlap::measure(communicator, config.time_per_point)?;
     let network = links.network(environment.ranks_per_node(), is_shared);
+    let network = match &overlap {
+        // Sums between nodes were measured where there are several.
+        Some(overlap) if environment.nodes > 1 => {
+            tell(world, &[overlap_line(overlap)]);
+            network.map(|network| NetworkModel { computing_share: overlap.computing_share, ..network })
+        }
+        _ => network,
+    };
 
     let idle = communicator.duplicate()?;
     idle.set_patience(Patience::Sleeping);
@@ -86,6 +95,7 @@ fn measure(config: &NetbenchConfig, world: &World, environment: Environment) -> 
         possible_pairs: plan.num_possible,
         point_to_point: pairs,
         links,
+        overlap,
         network,
         collectives: all,
         environment,

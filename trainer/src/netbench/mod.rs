@@ -10,6 +10,7 @@
 
 pub mod collectives;
 mod environment;
+pub mod overlap;
 mod pairs;
 pub mod point_to_point;
 mod points;
@@ -19,10 +20,11 @@ mod statistics;
 
 pub use collectives::{CollectiveTimes, Operation};
 pub use environment::Environment;
+pub use overlap::Overlap;
 pub use pairs::{Pair, PairPlan};
 pub use point_to_point::{FitFacts, Links, PairTimes};
 pub use points::Point;
-pub use render::{collective_lines, conclusion_lines, heading_lines, pair_lines};
+pub use render::{collective_lines, conclusion_lines, heading_lines, overlap_line, pair_lines};
 pub use repetitions::{MOST as MOST_REPETITIONS, Next, PRECISION, StoppedBy, next};
 pub use statistics::{CONFIDENCE, Spread, median_interval, percentile};
 
@@ -41,6 +43,9 @@ pub struct NetbenchResult {
     pub point_to_point: Vec<PairTimes>,
     /// The links of all pairs together.
     pub links: Links,
+    /// Computing beside sums; none on one rank and in older files.
+    #[serde(default)]
+    pub overlap: Option<Overlap>,
     /// The network for `trainer bench --simulate-network`, if the messages tell it.
     pub network: Option<String>,
     /// Collectives by algorithm and number of ranks.

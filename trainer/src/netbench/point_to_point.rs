@@ -153,7 +153,8 @@ impl Links {
         let link = self.between_nodes.as_ref().map(FitFacts::link).or(inside)?;
         let node = Node { ranks: ranks_per_node, link: inside.unwrap_or(Link::MEMORY), shared: is_shared };
         let burst_bytes = self.between_nodes.map_or(0.0, |fit| fit.burst_bytes.round());
-        Some(NetworkModel { link, node: (ranks_per_node > 1).then_some(node), burst_bytes })
+        let node = (ranks_per_node > 1).then_some(node);
+        Some(NetworkModel { node, burst_bytes, ..NetworkModel::new(link) })
     }
 }
 

@@ -4,6 +4,7 @@
 
 use super::collectives::{CollectiveTimes, Operation};
 use super::environment::Environment;
+use super::overlap::Overlap;
 use super::point_to_point::{FitFacts, Links, PairTimes};
 use super::points::Point;
 use super::repetitions::PRECISION;
@@ -134,6 +135,16 @@ fn fit_text(fit: &FitFacts) -> String {
         100.0 * fit.residual,
         100.0 * fit.worst_residual,
         bytes(fit.worst_bytes)
+    )
+}
+
+/// What sums take from the computing beside them.
+pub fn overlap_line(overlap: &Overlap) -> String {
+    format!(
+        "computing beside all-reduces of {} ({} us each) is {:.1} % slower",
+        bytes(overlap.bytes),
+        microseconds(overlap.sum_seconds),
+        100.0 * overlap.computing_share
     )
 }
 

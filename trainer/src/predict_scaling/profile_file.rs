@@ -114,9 +114,15 @@ impl ProfileFile {
         );
         let times = [file.forward_s, file.backward_s, file.optimizer_s, file.input_s, file.other_s, file.step_spread_s];
         let ready = file.parameters.iter().map(|parameter| parameter.ready_s);
+        let ready = ready.chain(file.buckets.iter().map(|bucket| bucket.ready_s));
         if let Some(wrong) = times.into_iter().chain(ready).find(|time| !(time.is_finite() && *time >= 0.0)) {
             bail!("{}: expected times finite and not negative, got {wrong}; measure again", path.display());
         }
+        ensure!(
+            file.forward_s + file.backward_s > 0.0,
+            "{}: expected a forward and a backward pass that take time, got 0 s; measure again",
+            path.display()
+        );
         Ok(file)
     }
 

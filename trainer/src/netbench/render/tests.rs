@@ -35,6 +35,12 @@ fn one_pair_is_shown_with_all_its_percentiles() {
 }
 
 #[test]
+fn what_sums_take_from_computing_is_told_with_their_size() {
+    let overlap = Overlap { computing_share: 0.125, bytes: 1 << 19, sum_seconds: 4.5e-3 };
+    assert_eq!(overlap_line(&overlap), "computing beside all-reduces of 512 KiB (4500 us each) is 12.5 % slower");
+}
+
+#[test]
 fn several_pairs_name_the_slowest_and_say_how_they_were_chosen() {
     let pairs: Vec<PairTimes> = (1..=30).map(pair).collect();
     let lines = pair_lines(&pairs, 400, &Links::of(&pairs));

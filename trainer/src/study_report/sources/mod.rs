@@ -148,7 +148,10 @@ impl Sources {
         for path in files.iter().filter(|path| path.extension().is_some_and(|extension| extension == "json")) {
             let file = read_json(path).and_then(|value| PredictionFile::from_value(path, value, &mut self.remarks));
             match file {
-                Ok(file) => self.predictions.push(PredictionFile { study: Some(number), ..file }),
+                Ok(mut file) => {
+                    file.study = Some(number);
+                    self.predictions.push(file);
+                }
                 Err(error) => self.remarks.push(format!("{error:#}, so that it is left out")),
             }
         }
