@@ -1,7 +1,9 @@
 //! Linux's accounts of processor time.
 //!
 //! In: /proc/stat, /proc/PID/stat, /proc/PID/environ, /proc/cpuinfo. Out: [`Accounts`].
-//! Invariant: the time of a process that has ended stays what it was at the last look. Times are in the kernel's 1/100 s.
+//! Invariant: no process counts twice, and what has counted stays. A process that has ended counts in its parent's time of children
+//! that it has waited for; where no process of ours was there to wait, its time stays what it was at the last look. Times are in the
+//! kernel's 1/100 s.
 //! Source: proc(5).
 
 use std::collections::HashMap;
@@ -20,8 +22,10 @@ pub(super) struct Accounts {
     /// In user and kernel mode, without interrupts.
     pub(super) busy_s: f64,
     pub(super) steal_s: f64,
-    /// Of it by processes of ours, also ended ones.
+    /// Of it by processes of ours, also ended ones; it never falls.
     pub(super) own_s: f64,
+    /// Of it by ended ones whose end nobody of ours has waited for: what they did after the look before is missing.
+    pub(super) lost_s: f64,
     /// How many processes of ours there are, this one left out.
     pub(super) num_own: usize,
     pub(super) mhz: Option<(f64, f64)>,
@@ -30,35 +34,54 @@ pub(super) struct Accounts {
 /// Tells our processes from others.
 pub(super) struct Own {
     mark: Vec<u8>,
-    /// Whether the process is ours, and its seconds; processes are told apart by number and start time.
-    known: HashMap<(u32, u64), (bool, f64)>,
+    /// Our processes at the last look, by their number.
+    living: HashMap<u32, Process>,
+    lost_ticks: u64,
+    most_ticks: u64,
 }
 
 impl Own {
     pub(super) fn new(mark: &str) -> Self {
-        Own { mark: format!("{MARK}={mark}").into_bytes(), known: HashMap::new() }
+        Own { mark: format!("{MARK}={mark}").into_bytes(), living: HashMap::new(), lost_ticks: 0, most_ticks: 0 }
     }
 
     pub(super) fn look(&mut self) -> Accounts {
         let (busy_s, steal_s) = machine_seconds(&fs::read_to_string("/proc/stat").unwrap_or_default());
         let at = Instant::now();
         let processes: Vec<Process> = processes();
-        let mut num_own = 0;
         let this = std::process::id();
-        for process in &processes {
-            let key = (process.id, process.start);
-            let was_ours = self.known.get(&key).is_some_and(|known| known.0);
-            let is_ours = was_ours || is_descendant(process, &processes, this) || self.is_marked(process.id);
-            if is_ours && process.id != this && !process.has_ended {
-                num_own += 1;
-            }
-            self.known.insert(key, (is_ours, process.seconds));
-        }
-        // In a fixed order, so that a sum of the same times is the same number.
-        let mut own: Vec<f64> = self.known.values().filter(|known| known.0).map(|known| known.1).collect();
-        own.sort_by(f64::total_cmp);
+        let is_ours = |process: &&Process| {
+            let was_ours = self.living.get(&process.id).is_some_and(|known| known.start == process.start);
+            was_ours || is_descendant(process, &processes, this) || self.is_marked(process.id)
+        };
+        let own: Vec<Process> = processes.iter().filter(is_ours).cloned().collect();
+        self.count(own);
+        let num_own = self.living.values().filter(|process| process.id != this && !process.has_ended).count();
+        let seconds = |ticks: u64| ticks as f64 / TICKS_PER_SECOND;
         let mhz = megahertz(&fs::read_to_string("/proc/cpuinfo").unwrap_or_default());
-        Accounts { at, busy_s, steal_s, own_s: own.iter().sum(), num_own, mhz }
+        let (own_s, lost_s) = (seconds(self.most_ticks), seconds(self.lost_ticks));
+        Accounts { at, busy_s, steal_s, own_s, lost_s, num_own, mhz }
+    }
+
+    /// Takes the processes of ours that there are now for those of the last look.
+    fn count(&mut self, own: Vec<Process>) {
+        let now: HashMap<u32, Process> = own.into_iter().map(|process| (process.id, process)).collect();
+        let is_there = |known: &Process| now.get(&known.id).is_some_and(|process| process.start == known.start);
+        for ended in self.living.values().filter(|known| !is_there(known)) {
+            // Parents that have ended meanwhile have handed on what they knew of their children.
+            let mut above = self.living.get(&ended.parent);
+            let mut steps = 0..self.living.len();
+            while let Some(parent) = above.filter(|parent| !is_there(parent) && steps.next().is_some()) {
+                above = self.living.get(&parent.parent);
+            }
+            if !above.is_some_and(is_there) {
+                self.lost_ticks += ended.all_ticks();
+            }
+        }
+        self.living = now;
+        // A child that ends between looking at its parent and at it is missing once.
+        let ticks = self.lost_ticks + self.living.values().map(Process::all_ticks).sum::<u64>();
+        self.most_ticks = self.most_ticks.max(ticks);
     }
 
     fn is_marked(&self, process: u32) -> bool {
@@ -74,9 +97,18 @@ struct Process {
     parent: u32,
     /// Ticks from the machine's start to that of the process.
     start: u64,
-    seconds: f64,
+    /// Of its own.
+    ticks: u64,
+    /// Of its children that have ended and that it has waited for, with theirs.
+    waited_ticks: u64,
     /// Ended, not yet waited for.
     has_ended: bool,
+}
+
+impl Process {
+    fn all_ticks(&self) -> u64 {
+        self.ticks + self.waited_ticks
+    }
 }
 
 fn processes() -> Vec<Process> {
@@ -97,7 +129,8 @@ fn process(stat: &str) -> Option<Process> {
         id,
         parent: number(4)? as u32,
         start: number(22)?,
-        seconds: (number(14)? + number(15)?) as f64 / TICKS_PER_SECOND,
+        ticks: number(14)? + number(15)?,
+        waited_ticks: number(16)? + number(17)?,
         has_ended: fields.first() == Some(&"Z"),
     })
 }
@@ -148,18 +181,45 @@ mod tests {
     #[test]
     fn a_process_with_an_odd_name_is_read() {
         let stat = "4242 (a) b (c) S 17 4242 4242 0 -1 4194560 1 2 3 4 250 50 7 8 20 0 1 0 987654 1000 10";
-        let expected = Process { id: 4242, parent: 17, start: 987_654, seconds: 3.0, has_ended: false };
+        let expected = Process { id: 4242, parent: 17, start: 987_654, ticks: 300, waited_ticks: 15, has_ended: false };
         assert_eq!(process(stat), Some(expected));
         assert_eq!(process("4242 (a"), None);
     }
 
     #[test]
     fn descent_goes_over_several_parents_and_ends() {
-        let of = |id, parent| Process { id, parent, start: 0, seconds: 0.0, has_ended: false };
+        let of = |id, parent| process_of(id, parent, 0, 0);
         let all = [of(1, 0), of(5, 1), of(6, 5), of(7, 6), of(8, 8)];
         assert!(is_descendant(&all[3], &all, 5));
         assert!(!is_descendant(&all[1], &all, 6));
         assert!(!is_descendant(&all[4], &all, 5));
+    }
+
+    fn process_of(id: u32, parent: u32, ticks: u64, waited_ticks: u64) -> Process {
+        Process { id, parent, start: 0, ticks, waited_ticks, has_ended: false }
+    }
+
+    #[test]
+    fn an_ended_process_counts_once_in_its_parents_time_or_as_it_was_last_seen() {
+        let mut own = Own::new("-");
+        // A program with a child and its child, and a daemon with a child; 1 is not ours.
+        own.count(vec![
+            process_of(5, 1, 10, 0),
+            process_of(6, 5, 20, 0),
+            process_of(7, 6, 30, 0),
+            process_of(8, 1, 40, 3),
+            process_of(9, 8, 50, 0),
+        ]);
+        assert_eq!((own.most_ticks, own.lost_ticks), (153, 0));
+        // 6 and 7 have ended, each waited for by its parent, having done 5 more.
+        own.count(vec![process_of(5, 1, 10, 55), process_of(8, 1, 40, 3), process_of(9, 8, 50, 0)]);
+        assert_eq!((own.most_ticks, own.lost_ticks), (158, 0));
+        // The daemon and its child have ended, and nobody of ours knows what they did since.
+        own.count(vec![process_of(5, 1, 10, 55)]);
+        assert_eq!((own.most_ticks, own.lost_ticks), (158, 93));
+        // A child is missing where its parent was looked at before it ended.
+        own.count(vec![process_of(5, 1, 5, 0)]);
+        assert_eq!(own.most_ticks, 158);
     }
 
     #[test]

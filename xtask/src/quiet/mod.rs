@@ -90,19 +90,22 @@ impl Watch {
             while stopped.recv_timeout(LOOK_EVERY) == Err(RecvTimeoutError::Timeout) {
                 looks.push(own.look());
             }
+            looks.push(own.look());
             looks
         });
         Watch { stop, looks }
     }
 
-    /// Ends looking. The last look counts at which processes of ours ran: what a process does after a look before it ends is not known.
+    /// Ends looking. The time up to now counts where all that ended was waited for by processes of ours. Else what some did between
+    /// a look and their end is not known, and the last look counts at which processes of ours ran.
     pub(crate) fn finish(self) -> Seen {
         let _ = self.stop.send(());
         let looks = self.looks.join().unwrap_or_default();
-        let last = looks.iter().rposition(|look| look.num_own > 0).unwrap_or(0);
         let mut seen = Seen::default();
-        if let (Some(first), Some(last)) = (looks.first(), looks.get(last)) {
-            seen.quiet = Quiet::between(first, last);
+        if let (Some(first), Some(last)) = (looks.first(), looks.last()) {
+            let is_known = last.lost_s == first.lost_s;
+            let running = looks.iter().rfind(|look| look.num_own > 0).filter(|_| !is_known);
+            seen.quiet = Quiet::between(first, if is_known { last } else { running.unwrap_or(first) });
         }
         for (low, high) in looks.iter().filter_map(|look| look.mhz) {
             let so_far = seen.mhz.unwrap_or((low, high));
@@ -134,7 +137,7 @@ mod tests {
 
     fn accounts(seconds: u64, busy_s: f64, steal_s: f64, own_s: f64) -> Accounts {
         let at = Instant::now() + Duration::from_secs(seconds);
-        Accounts { at, busy_s, steal_s, own_s, num_own: 1, mhz: None }
+        Accounts { at, busy_s, steal_s, own_s, lost_s: 0.0, num_own: 1, mhz: None }
     }
 
     #[test]
@@ -151,19 +154,21 @@ mod tests {
         let mark = format!("test-{}", std::process::id());
         let mut own = Own::new(&mark);
         let first = own.look();
-        // The second one's parent ends at once, as a daemon's does.
         let mut child = Command::new("sh").args(["-c", BURN]).spawn().unwrap();
-        let daemon = format!("({BURN}) & echo $!");
-        let daemon = format!("exec setsid sh -c '{}' >/dev/null 2>&1", daemon.replace('\'', r"'\''"));
-        let started = Command::new("sh").args(["-c", &daemon]).env(MARK, &mark).status().unwrap();
-        assert!(started.success());
+        // The second one's parent ends at once, as a daemon's does.
+        let mut daemon = Command::new("setsid");
+        daemon.args(["sh", "-c", "sh -c \"$1\" >/dev/null 2>&1 &", "daemon", BURN]).env(MARK, &mark);
+        assert!(daemon.status().unwrap().success());
         let (start, mut last) = (Instant::now(), own.look());
-        while last.own_s - first.own_s < 1.2 {
+        // One alone takes hardly more than 1 s.
+        while last.own_s - first.own_s < 1.9 {
             assert!(start.elapsed() < Duration::from_secs(60), "{last:?} after {first:?}");
             thread::sleep(Duration::from_millis(20));
             last = own.look();
         }
         child.wait().unwrap();
+        let ended = own.look();
+        assert!(ended.own_s >= last.own_s, "what has ended stays counted: {ended:?} after {last:?}");
         assert!(last.busy_s - first.busy_s >= 1.1, "{last:?} after {first:?}");
     }
 
