@@ -13,13 +13,19 @@ use std::time::{Duration, Instant};
 use crate::failure::{Failure, Outcome};
 use crate::process;
 
-/// What bash does: the program as a child, and beside it one who waits for the pipe's end.
+/// What bash does: the program as a child, and beside it one who waits for the pipe's end. A program leads a group of its own, where
+/// the system has `setsid`, so that what it started ends with it; `set -m` would do that, too, but take the terminal from us.
 const SCRIPT: &str = r#"
 trap : INT HUP TERM
 exec 3<&0
-"$@" </dev/null 3<&- &
+own=$(command -v setsid)
+${own:+"$own"} "$@" </dev/null 3<&- &
 child=$!
-( trap '' INT HUP TERM; read -r _ <&3; kill -TERM "$child"; sleep 10; kill -KILL "$child" ) 2>/dev/null &
+( trap '' INT HUP TERM
+read -r _ <&3
+kill -TERM -- "-$child" || kill -TERM "$child"
+sleep 10
+kill -KILL -- "-$child" || kill -KILL "$child" ) 2>/dev/null &
 watcher=$!
 disown "$watcher"
 while :; do
@@ -27,6 +33,14 @@ while :; do
     code=$?
     kill -0 "$child" 2>/dev/null || break
 done
+# What the program has left behind.
+{ if kill -TERM -- "-$child"; then
+    for _ in {1..100}; do
+        kill -0 -- "-$child" || break
+        sleep 0.1
+    done
+    kill -KILL -- "-$child"
+fi; } 2>/dev/null
 kill -KILL "$watcher"
 exit "$code"
 "#;
@@ -34,7 +48,8 @@ exit "$code"
 /// How often we look whether the program has ended; it is not disturbed by that.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
-/// A program that is asked to end (SIGTERM, after 10 s SIGKILL) when this value is dropped or this process is gone.
+/// A program that is asked to end (SIGTERM, after 10 s SIGKILL), with what it has started, when this value is dropped or this process
+/// is gone; what it leaves behind when it ends by itself ends, too.
 pub(crate) struct Guarded {
     shell: Child,
     started: Instant,
@@ -154,6 +169,28 @@ mod tests {
         assert_eq!(code, None);
         drop(Guarded::start(&shell("exec sleep 30"), &log).unwrap());
         assert!(start.elapsed() < Duration::from_secs(20));
+        fs::remove_file(log).unwrap();
+    }
+
+    #[test]
+    fn what_a_program_has_started_ends_with_it() {
+        let log = file("grandchild");
+        for script in ["sleep 60 & echo $!; wait", "sleep 60 & echo $!"] {
+            let guarded = Guarded::start(&shell(script), &log).unwrap();
+            let start = Instant::now();
+            let started = loop {
+                let text = fs::read_to_string(&log).unwrap();
+                if let Some(number) = text.strip_suffix('\n') {
+                    break number.to_owned();
+                }
+                assert!(start.elapsed() < Duration::from_secs(20), "{text}");
+                sleep(LOOK_EVERY);
+            };
+            drop(guarded);
+            // One that nobody has waited for yet has ended all the same.
+            let stat = fs::read_to_string(format!("/proc/{started}/stat")).unwrap_or_default();
+            assert!(stat.is_empty() || stat.contains(") Z "), "{script}: {stat}");
+        }
         fs::remove_file(log).unwrap();
     }
 
