@@ -1,9 +1,9 @@
-//! Emulated hosts on this machine: network namespaces with names and addresses of their own, joined by a switch, each with a
+//! Emulated hosts on this machine: network namespaces with names and addresses of their own, joined by a switch, each sending at a
 //! limited rate. `cargo xtask hosts up|run|down` for use by hand.
 //!
 //! In: a [`Rate`], a number of hosts, root. Out: [`Hosts`], and programs on them by mpirun.
 //! Invariant: everything made here begins with our prefix and nothing else is touched; hosts in which a program runs are never
-//! taken away from it without being asked to. What is not emulated: latency (beyond the kernel's own), several processors, disks.
+//! taken away from it without being asked to, nor those of another living process. What is not emulated: latency (beyond the kernel's own), several processors, disks.
 //! Source: ip-netns(8), veth(4), tc-tbf(8).
 
 mod commands;
@@ -34,13 +34,14 @@ what runs there. Example, as root:
     cargo xtask hosts up 1gbit
     cargo xtask hosts run -n 2 -- target/release/trainer bench --threads 1
     cargo xtask hosts down
-RATE is such as 200mbit or 1gbit, for each direction of each host's link, or unlimited. The hosts share this machine's
-processors, memory and disks, and their network has hardly any latency: only rates are emulated.",
+RATE is such as 200mbit or 1gbit, or unlimited: what each host sends at most; what several send to one is not limited. The
+hosts share this machine's processors, memory and disks, and their network has hardly any latency: only rates are emulated.",
     subjects: &["up", "run", "down"],
     parts: &[],
     object: Some("RATE"),
     flags: &[
         Flag { name: "--hosts", value: Some("N"), help: "with up: how many (default 2)" },
+        Flag { name: "--of", value: Some("PID"), help: "with down: only if this process has made them" },
         Flag { name: "-n", value: Some("N"), help: "with run: number of ranks, spread over the hosts in turn" },
     ],
     passed_on: Some("program and arguments"),
@@ -60,6 +61,7 @@ fn run(arguments: Arguments) -> Outcome {
     let subject = arguments.subject.as_str();
     refused("-n", subject != "run" && arguments.has("-n"))?;
     refused("--hosts", subject != "up" && arguments.has("--hosts"))?;
+    refused("--of", subject != "down" && arguments.has("--of"))?;
     refused("RATE", subject != "up" && arguments.object.is_some())?;
     refused("a program", subject != "run" && !arguments.passed_on.is_empty())?;
     match subject {
@@ -68,8 +70,11 @@ fn run(arguments: Arguments) -> Outcome {
             let count = arguments.count("--hosts")?.unwrap_or(DEFAULT_COUNT);
             require()?;
             let hosts = match standing().len() {
-                there if there == count && commands::agent().exists() => Hosts { count, afterwards: None },
-                _ => Hosts::make(count)?,
+                there if there == count && commands::agent().exists() => {
+                    refuse_others(&owner_file())?;
+                    Hosts { count, afterwards: None }
+                }
+                _ => Hosts::make(count, None)?,
             };
             hosts.set_rate(rate)?;
             println!("{count} emulated hosts are up, {rate}; `cargo xtask hosts down` removes them");
@@ -100,7 +105,10 @@ fn run(arguments: Arguments) -> Outcome {
         _ => {
             require()?;
             let _lock = lock()?;
-            down(true)
+            match arguments.count("--of")? {
+                Some(process) if owner(&owner_file()) != u32::try_from(process).ok() => Ok(()),
+                _ => down(true),
+            }
         }
     }
 }
@@ -144,24 +152,25 @@ impl Hosts {
     pub(crate) fn up(count: usize) -> Outcome<Self> {
         require()?;
         let program = std::env::current_exe().map_err(|error| Failure::Failed(format!("this program: {error}")))?;
-        let made = Self::make(count)?;
-        // Only while the hosts are ours: whoever ended us may have started the next one already.
         let owner = std::process::id().to_string();
-        let file = commands::folder().join("owner");
-        run_directory::write(&file, &owner)?;
-        let script = "[ \"$(cat \"$1\" 2>/dev/null)\" = \"$2\" ] && exec \"$0\" hosts down";
-        let words = ["-c", script, &program.to_string_lossy(), &file.to_string_lossy(), &owner];
-        let afterwards = Afterwards::run(Path::new("sh"), &words)?;
+        // Before there is anything: what is made halfway is removed, too. Only while the hosts are ours: whoever ended us may have
+        // started the next one already.
+        let afterwards = Afterwards::run(&program, &["hosts", "down", "--of", &owner])?;
+        let made = Self::make(count, Some(&owner))?;
         Ok(Hosts { afterwards: Some(afterwards), ..made })
     }
 
-    fn make(count: usize) -> Outcome<Self> {
+    fn make(count: usize, owner: Option<&str>) -> Outcome<Self> {
         if count > MOST_HOSTS {
             return Err(Failure::Usage(format!("hosts: expected at most {MOST_HOSTS}, got {count}")));
         }
         let _lock = lock()?;
+        refuse_others(&owner_file())?;
         // Those of an interrupted run, or another number of them.
         down(false)?;
+        if let Some(owner) = owner {
+            run_directory::write(&owner_file(), owner)?;
+        }
         for command in commands::making(count) {
             asked(&command)?;
         }
@@ -203,6 +212,27 @@ impl Hosts {
 /// Our namespaces, those of hosts only.
 fn standing() -> Vec<String> {
     commands::spaces().into_iter().filter(|space| space != commands::SWITCH).collect()
+}
+
+/// Which process removes the hosts at its end; there is none where they were made by hand.
+fn owner_file() -> PathBuf {
+    commands::folder().join("owner")
+}
+
+fn owner(file: &Path) -> Option<u32> {
+    fs::read_to_string(file).ok()?.trim().parse().ok()
+}
+
+/// Refuses hosts that another living process uses, between its runs, too.
+fn refuse_others(file: &Path) -> Outcome {
+    match owner(file)
+        .filter(|owner| *owner != std::process::id() && Path::new("/proc").join(owner.to_string()).exists())
+    {
+        None => Ok(()),
+        Some(owner) => Err(Failure::Failed(format!(
+            "emulated hosts are in use by process {owner}, as a study keeps them: wait for its end, or end it"
+        ))),
+    }
 }
 
 /// Waits until nobody else makes or removes hosts; the system releases the lock with the file.
@@ -252,4 +282,24 @@ fn asked(words: &[String]) -> Outcome {
     }
     let complaint = String::from_utf8_lossy(&output.stderr).trim().to_owned();
     Err(Failure::Failed(format!("`{}`: {complaint}", process::shown(&command))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hosts_of_another_living_process_are_refused_and_those_of_one_that_is_gone_are_not() {
+        let file = std::env::temp_dir().join(format!("lockstep-xtask-{}-owner", std::process::id()));
+        refuse_others(&file).unwrap();
+        // More than any system numbers its processes with.
+        for owner in [std::process::id().to_string(), "4294967295".to_owned(), String::new()] {
+            fs::write(&file, owner).unwrap();
+            refuse_others(&file).unwrap();
+        }
+        fs::write(&file, "1").unwrap();
+        let refusal = refuse_others(&file).unwrap_err().to_string();
+        fs::remove_file(file).unwrap();
+        assert!(refusal.contains("process 1,") && refusal.contains("wait for its end"), "{refusal}");
+    }
 }
