@@ -1,11 +1,14 @@
-//! How many processor cores this process may use, counted as mpirun counts them.
+//! How many processor cores this process may use, counted as mpirun counts them, and programs on their own part of them.
 //!
-//! Out: cores, not hardware threads: Open MPI gives a rank a core, and refuses more ranks than cores.
+//! In: a program, its place. Out: a command; cores, not hardware threads: Open MPI gives a rank a core, and refuses more ranks than cores.
 //! Invariant: at least 1; limits by affinity and by control groups are respected.
 
-use std::collections::BTreeSet;
 use std::fs;
 use std::num::NonZero;
+use std::path::Path;
+use std::process::Command;
+
+use crate::probe;
 
 /// Cores open to this process.
 pub(crate) fn available() -> usize {
@@ -14,13 +17,43 @@ pub(crate) fn available() -> usize {
     if cores == 0 { threads } else { threads.min(cores) }
 }
 
-/// A hardware thread of each core open to this process, in the kernel's numbers; empty where Linux does not tell.
-pub(crate) fn one_of_each() -> Vec<usize> {
+/// A hardware thread of each core open to this process.
+fn one_of_each() -> Vec<usize> {
+    by_core().iter().filter_map(|cpus| cpus.first().copied()).collect()
+}
+
+/// The hardware threads of each core that are open to this process, in the kernel's numbers; empty where Linux does not tell.
+fn by_core() -> Vec<Vec<usize>> {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let allowed = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).unwrap_or_default();
-    let mut seen = BTreeSet::new();
-    let is_first = |cpu: &usize| core_of(*cpu).is_some_and(|core| seen.insert(core));
-    expanded(allowed).into_iter().filter(is_first).collect()
+    let mut cores: Vec<((String, String), Vec<usize>)> = Vec::new();
+    for cpu in expanded(allowed) {
+        let Some(core) = core_of(cpu) else { continue };
+        match cores.iter_mut().find(|(known, _)| *known == core) {
+            Some((_, cpus)) => cpus.push(cpu),
+            None => cores.push((core, vec![cpu])),
+        }
+    }
+    cores.into_iter().map(|(_, cpus)| cpus).collect()
+}
+
+/// A program on as many cores as it has threads, the first ones at place 0, with all hardware threads of each, as mpirun binds a rank:
+/// what wanders from core to core is slower by chance. It is bound to none where there are no such cores, or no taskset.
+pub(crate) fn pinned(program: &Path, place: usize, threads: usize) -> Command {
+    match probe::program("taskset").zip(cpus_of(&by_core(), place, threads)) {
+        Some((taskset, cpus)) => {
+            let mut command = Command::new(taskset);
+            command.args(["-c", &cpus]).arg(program);
+            command
+        }
+        None => Command::new(program),
+    }
+}
+
+/// The list for `taskset -c` of a place of so many cores, if there are so many.
+fn cpus_of(cores: &[Vec<usize>], place: usize, threads: usize) -> Option<String> {
+    let own = cores.get(place * threads..(place + 1) * threads)?;
+    Some(own.iter().flatten().map(usize::to_string).collect::<Vec<_>>().join(","))
 }
 
 /// The cores in as many equal parts, as lists for `taskset -c`; none where there are fewer cores than parts.
@@ -57,6 +90,14 @@ mod tests {
     fn the_kernels_lists_are_expanded() {
         assert_eq!(expanded("\t0-2,5,8-8\n"), [0, 1, 2, 5, 8]);
         assert!(expanded("").is_empty());
+    }
+
+    #[test]
+    fn a_place_has_all_hardware_threads_of_its_own_cores() {
+        let cores = [vec![0, 4], vec![1, 5], vec![2, 6]];
+        assert_eq!(cpus_of(&cores, 1, 1).as_deref(), Some("1,5"));
+        assert_eq!(cpus_of(&cores, 0, 2).as_deref(), Some("0,4,1,5"));
+        assert_eq!(cpus_of(&cores, 1, 2), None);
     }
 
     #[test]

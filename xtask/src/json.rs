@@ -1,9 +1,22 @@
-//! The value of one key in a JSON document that a program of ours or cargo wrote.
+//! JSON documents: the value of one key in what a program of ours or cargo wrote, and writing one.
 //!
-//! In: text, a key. Out: its first string, number or truth. Invariant: keys are looked up by name at any depth, so this is only for
-//! documents where the name is unique.
+//! In: text, a key; a value, a file. Out: the first string, number or truth; the file. Invariant: keys are looked up by name at any
+//! depth, so this is only for documents where the name is unique. A written file is whole at any time.
+
+use std::fs;
+use std::path::Path;
 
 use serde_json::Value;
+
+use crate::failure::{Failure, Outcome};
+use crate::run_directory;
+
+/// Writes the whole file, and its directory, or leaves the old one.
+pub(crate) fn write(path: &Path, value: &Value) -> Outcome {
+    let unfinished = path.with_extension("json.unfinished");
+    run_directory::write(&unfinished, &format!("{value:#}\n"))?;
+    fs::rename(&unfinished, path).map_err(|error| Failure::Failed(format!("{}: {error}", path.display())))
+}
 
 /// The first string under this key.
 pub(crate) fn text(document: &str, key: &str) -> Option<String> {

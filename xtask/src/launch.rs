@@ -14,7 +14,7 @@ use crate::cargo::{self, Mpi};
 use crate::cores;
 use crate::failure::{Failure, Outcome};
 use crate::mpirun::Placement;
-use crate::probe::Found;
+use crate::probe::{self, Found};
 use crate::process;
 use crate::restart::{Launcher, Start};
 use crate::run_directory::{self, Job};
@@ -98,6 +98,19 @@ fn again(restarts: Option<usize>, name: Option<&str>, words: &[String]) -> Outco
 /// Builds the trainer for what was found and becomes it, or the mpirun that starts it.
 pub(crate) fn start(found: &Found, ranks: usize, hosts: Vec<String>, arguments: &[String]) -> Outcome {
     Launch { ranks, hosts, words: arguments, again: None }.start(found)
+}
+
+/// The built trainer that `--trainer` names, absolute; none where it is to be built.
+pub(crate) fn named_trainer(arguments: &Arguments) -> Outcome<Option<PathBuf>> {
+    let Some(path) = arguments.value("--trainer") else { return Ok(None) };
+    let path = std::path::absolute(path).map_err(|error| Failure::Failed(format!("{path}: {error}")))?;
+    match probe::program(&path) {
+        Some(path) => Ok(Some(path)),
+        None => Err(Failure::Usage(format!(
+            "--trainer: {} is no program that can be run: name a built trainer, or leave it out",
+            path.display()
+        ))),
+    }
 }
 
 /// Builds the trainer for what was found; several ranks need MPI.

@@ -11,6 +11,10 @@ use serde_json::{Value, json};
 use crate::cargo;
 use crate::process;
 
+/// What studies and comparisons call images/s.
+pub(crate) const IMAGES_PER_SECOND_MEANS: &str =
+    "global samples of all ranks / the slowest rank's wall time over the measured steps, warm-up left out";
+
 /// Processor, memory, system and MPI.
 pub(crate) fn machine() -> Value {
     let of = |file: &str, key: &str| value_of(&fs::read_to_string(file).unwrap_or_default(), key);

@@ -65,6 +65,15 @@ pub(crate) fn write(file: &Path, text: &str) -> Outcome {
     fs::write(file, text).map_err(failed)
 }
 
+/// Makes a directory anew, without what lay there.
+pub(crate) fn fresh(directory: &Path) -> Outcome {
+    let failed = |error: std::io::Error| Failure::Failed(format!("{}: {error}", directory.display()));
+    if directory.exists() {
+        fs::remove_dir_all(directory).map_err(failed)?;
+    }
+    fs::create_dir_all(directory).map_err(failed)
+}
+
 /// Takes `--output-dir` and `--resume` out of the words of `train`.
 fn without_directory(words: &[String]) -> Outcome<(Option<String>, Vec<String>)> {
     let (mut chosen, mut others) = (None, Vec::new());

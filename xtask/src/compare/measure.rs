@@ -17,6 +17,7 @@ use super::run::{Patience, Processes};
 use super::settings::{Launcher, Settings};
 use super::start::Program;
 use crate::mpirun::Mpirun;
+use crate::run_directory;
 
 /// Whose turn it is.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -194,9 +195,5 @@ impl Bench<'_> {
 
 /// An empty folder.
 pub(super) fn fresh(folder: &Path) -> Result<(), String> {
-    let failed = |error: std::io::Error| format!("{}: {error}", folder.display());
-    if folder.exists() {
-        fs::remove_dir_all(folder).map_err(failed)?;
-    }
-    fs::create_dir_all(folder).map_err(failed)
+    run_directory::fresh(folder).map_err(|failure| failure.to_string())
 }

@@ -13,6 +13,8 @@ use super::framework::{self, Framework};
 use crate::arguments::Arguments;
 use crate::cargo;
 use crate::failure::{Failure, Outcome};
+use crate::launch;
+use crate::machine;
 
 /// The last loss that is compared is that after this many updates.
 pub(super) const LAST_COMPARED_STEP: usize = 5;
@@ -87,7 +89,7 @@ impl Settings {
                 Some(folder) => PathBuf::from(folder),
                 None => cache_folder()?,
             },
-            trainer: arguments.value("--trainer").map(PathBuf::from),
+            trainer: launch::named_trainer(arguments)?,
             timeout: Duration::from_secs(arguments.count("--timeout")?.unwrap_or(300) as u64),
             quiet_cores: quiet_cores(arguments.value("--quiet-cores").unwrap_or("0.2"))?,
             attempts: arguments.count("--attempts")?.unwrap_or(3),
@@ -115,7 +117,7 @@ impl Settings {
             "launcher": self.launcher.word(),
             "initial_weights": "the same file for all",
             "batches": "the same files for all: 4 a rank in turn, random pixels and labels",
-            "images_per_second_means": "global samples of all ranks / the slowest rank's wall time over the measured steps, warm-up left out",
+            "images_per_second_means": machine::IMAGES_PER_SECOND_MEANS,
         })
     }
 }
@@ -186,7 +188,9 @@ fn accuracy(arguments: &Arguments) -> Outcome<Option<Accuracy>> {
     match (arguments.count("--epochs")?, arguments.value("--data-dir")) {
         (None, None) => Ok(None),
         (Some(epochs), Some(folder)) => {
-            let data_dir = PathBuf::from(folder);
+            // Absolute, as records name it and peers may start elsewhere.
+            let data_dir = std::path::absolute(folder)
+                .map_err(|error| Failure::Usage(format!("--data-dir: {folder}: {error}")))?;
             for split in ["train", "test"] {
                 if !data_dir.join(split).is_dir() {
                     return Err(Failure::Usage(format!(

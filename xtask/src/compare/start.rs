@@ -14,7 +14,6 @@ use super::settings::Launcher;
 use crate::cores;
 use crate::failure::{Failure, Outcome};
 use crate::mpirun::{Mpirun, Placement, forget_surrounding_job};
-use crate::probe;
 
 /// By which a rank that no launcher numbers learns its number; `peers/ranks.py` reads it.
 const RANK: &str = "LOCKSTEP_PEER_RANK";
@@ -68,26 +67,14 @@ impl Program {
     }
 
     fn plain(&self, rank: usize) -> Command {
-        let mut command = match self.cpus_of(rank).zip(probe::program("taskset")) {
-            Some((cpus, taskset)) => {
-                let mut command = Command::new(taskset);
-                command.args(["-c", &cpus]).arg(&self.file);
-                command
-            }
-            None => Command::new(&self.file),
+        // Either all have cores of their own or none has.
+        let mut command = if self.ranks * self.threads <= cores::available() {
+            cores::pinned(&self.file, rank, self.threads)
+        } else {
+            Command::new(&self.file)
         };
         command.args(&self.words).env(RANK, rank.to_string());
         command
-    }
-
-    /// The hardware threads of a rank, one of each of its cores; none where there are fewer cores than threads.
-    fn cpus_of(&self, rank: usize) -> Option<String> {
-        let cpus = cores::one_of_each();
-        if self.ranks * self.threads > cpus.len() {
-            return None;
-        }
-        let own = &cpus[rank * self.threads..(rank + 1) * self.threads];
-        Some(own.iter().map(ToString::to_string).collect::<Vec<_>>().join(","))
     }
 
     fn by_mpirun(&self, mpirun: Option<&Mpirun>) -> Outcome<Command> {

@@ -16,7 +16,6 @@ use crate::cargo;
 use crate::failure::{Failure, Outcome};
 use crate::launch;
 use crate::mpirun;
-use crate::probe;
 use crate::process;
 use crate::run_directory;
 use crate::setup;
@@ -53,8 +52,15 @@ fn run(arguments: Arguments) -> Outcome {
         Some(program) => program,
         None => launch::build_for_ranks(&setup::run(&arguments)?, request.nodes * request.ntasks_per_node > 1)?,
     };
+    let (job, file) = place(&request, &trainer)?;
+    println!("{}", report(&request, &job, &file));
+    Ok(())
+}
+
+/// Writes the script into the run's directory, submits it and notes the job there: its id, and the script.
+fn place(request: &Request, trainer: &Path) -> Outcome<(String, PathBuf)> {
     let file = request.job.directory.join(script::FILE);
-    run_directory::write(&file, &script::text(&request, &trainer))?;
+    run_directory::write(&file, &script::text(request, trainer))?;
     for (_, directory) in request.directories() {
         std::fs::create_dir_all(&directory)
             .map_err(|error| Failure::Failed(format!("cannot make {}: {error}", directory.display())))?;
@@ -66,8 +72,7 @@ fn run(arguments: Arguments) -> Outcome {
             record(&directory, &format!("{job}_{task}"))?;
         }
     }
-    println!("{}", report(&request, &job, &file));
-    Ok(())
+    Ok((job, file))
 }
 
 /// Submits a job with these flags of `slurm submit`, which name the trainer; its files go to the directory. Its id.
@@ -77,26 +82,15 @@ pub(crate) fn submit_into(directory: &Path, flags: &[String], trainers_words: &[
     require()?;
     let request = Request::read(&arguments)?.in_directory(directory.to_owned())?;
     let trainer = program(&arguments)?.ok_or_else(|| Failure::Usage("--trainer is missing".to_owned()))?;
-    let file = directory.join(script::FILE);
-    run_directory::write(&file, &script::text(&request, &trainer))?;
-    let job = submit(&file)?;
-    record(directory, &job)?;
-    Ok(job)
+    Ok(place(&request, &trainer)?.0)
 }
 
 /// The program that is not to be built, if one is named.
 fn program(arguments: &Arguments) -> Outcome<Option<PathBuf>> {
-    let Some(path) = arguments.value("--trainer") else {
-        return Ok(arguments.has("--container").then(|| PathBuf::from("trainer")));
-    };
     if arguments.has("--container") {
-        return Ok(Some(PathBuf::from(path)));
+        return Ok(Some(PathBuf::from(arguments.value("--trainer").unwrap_or("trainer"))));
     }
-    let path = std::path::absolute(path).map_err(|error| Failure::Failed(format!("{path}: {error}")))?;
-    match probe::program(&path) {
-        Some(path) => Ok(Some(path)),
-        None => Err(Failure::Usage(format!("--trainer: {} is no program that can be run", path.display()))),
-    }
+    launch::named_trainer(arguments)
 }
 
 /// Refuses a second job in the same directory: both would write the same checkpoints.

@@ -11,7 +11,8 @@ use serde_json::{Value, json};
 use super::cell::Cell;
 use super::file::Kind;
 use super::records::{SCHEMA, Status};
-use crate::failure::{Failure, Outcome};
+use crate::failure::Outcome;
+use crate::run_directory;
 
 /// Which attempt.
 #[derive(Clone, Copy, Debug)]
@@ -48,11 +49,7 @@ impl Attempt<'_> {
     /// Makes its directory anew; what lies there is of an attempt that was interrupted.
     pub(super) fn make_directory(&self, study: &Path) -> Outcome<PathBuf> {
         let directory = study.join(self.directory());
-        let failed = |error: std::io::Error| Failure::Failed(format!("{}: {error}", directory.display()));
-        if directory.exists() {
-            fs::remove_dir_all(&directory).map_err(failed)?;
-        }
-        fs::create_dir_all(&directory).map_err(failed)?;
+        run_directory::fresh(&directory)?;
         Ok(directory)
     }
 

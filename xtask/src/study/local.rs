@@ -4,7 +4,7 @@
 //! Invariant: a run starts when the machine is quiet or patience has ended; whatever ends us ends the run with all its ranks.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -20,7 +20,6 @@ use crate::guard::Guarded;
 use crate::hosts::{Hosts, Rate};
 use crate::machine;
 use crate::mpirun::{self, Mpirun, Placement};
-use crate::probe;
 use crate::process;
 use crate::quiet::{self, MARK, Quiet, Seen, Watch};
 
@@ -102,8 +101,8 @@ impl<'a> Local<'a> {
 
     /// The command of a cell of this machine.
     fn command(&mut self, cell: &Cell, words: &[String]) -> Outcome<Command> {
-        let mut command = match &cell.place {
-            Place::Machine if cell.world_size == 1 => alone(self.trainer, words, 0, cell.threads),
+        match &cell.place {
+            Place::Machine if cell.world_size == 1 => Ok(alone(self.trainer, words, 0, cell.threads)),
             Place::Machine => {
                 let placement = Placement {
                     ranks: cell.world_size,
@@ -112,17 +111,17 @@ impl<'a> Local<'a> {
                     threads: Some(cell.threads),
                     is_polite: false,
                 };
-                self.mpirun()?.command(&placement, self.trainer, words)?
+                let mut command = self.mpirun()?.command(&placement, self.trainer, words)?;
+                mpirun::forget_surrounding_job(&mut command);
+                Ok(command)
             }
             Place::Hosts { rate, hosts } => {
                 let mpirun = self.mpirun()?;
                 let trainer = self.trainer;
-                self.emulated(*hosts, *rate)?.command(mpirun, cell.world_size, trainer, words)?
+                self.emulated(*hosts, *rate)?.command(mpirun, cell.world_size, trainer, words)
             }
-            Place::Slurm { .. } => return Err(Failure::Failed(format!("{}: a job of Slurm is no local run", cell.id))),
-        };
-        mpirun::forget_surrounding_job(&mut command);
-        Ok(command)
+            Place::Slurm { .. } => Err(Failure::Failed(format!("{}: a job of Slurm is no local run", cell.id))),
+        }
     }
 
     fn mpirun(&self) -> Outcome<&'a Mpirun> {
@@ -151,20 +150,10 @@ impl<'a> Local<'a> {
     }
 }
 
-/// The trainer as one rank on the cores of its place, where the machine has more than it uses: a process that wanders from core to
-/// core is slower by chance, and mpirun's ranks are bound, too.
+/// The trainer as one rank on the cores of its place, outside of any job that surrounds this program.
 pub(super) fn alone(trainer: &Path, words: &[String], place: usize, threads: usize) -> Command {
-    let cpus = cores::one_of_each();
-    let own: Vec<String> = cpus.iter().skip(place * threads).take(threads).map(usize::to_string).collect();
-    let taskset: Option<PathBuf> = probe::program("taskset").filter(|_| own.len() == threads && cpus.len() > threads);
-    let mut command = match taskset {
-        Some(taskset) => {
-            let mut command = Command::new(taskset);
-            command.args(["-c", &own.join(",")]).arg(trainer);
-            command
-        }
-        None => Command::new(trainer),
-    };
+    let mut command = cores::pinned(trainer, place, threads);
     command.args(words);
+    mpirun::forget_surrounding_job(&mut command);
     command
 }
