@@ -49,12 +49,19 @@ pub(crate) enum Stage {
 
 /// Where a job stands, from its queue.
 pub(crate) fn stage(job: &str) -> Outcome<Stage> {
-    Ok(match queue::of_job(job)?.first() {
+    Ok(stage_and_reason(job)?.0)
+}
+
+/// Where a job stands, and why, in Slurm's word: `None` where there is nothing to say.
+pub(crate) fn stage_and_reason(job: &str) -> Outcome<(Stage, String)> {
+    let rows = queue::of_job(job)?;
+    let stage = match rows.first() {
         None => Stage::Unknown,
         Some(row) if row.is_running() => Stage::Running,
         Some(row) if row.is_in_queue() => Stage::Waiting,
         Some(_) => Stage::Ended,
-    })
+    };
+    Ok((stage, rows.first().map_or_else(String::new, |row| row.reason.clone())))
 }
 
 /// A field of `scontrol show job`, while Slurm remembers the job.

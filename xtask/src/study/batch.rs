@@ -26,6 +26,8 @@ use crate::slurm::{self, Stage};
 
 const FILE: &str = "slurm-jobs.jsonl";
 const LOOK_EVERY: Duration = Duration::from_millis(500);
+/// How many looks in turn may fail before the study does.
+const MOST_FAILURES: usize = 20;
 /// Files of a job that ran elsewhere come a while after its end.
 const FILE_PATIENCE: Duration = Duration::from_secs(15);
 
@@ -74,10 +76,17 @@ impl Jobs {
     }
 }
 
-/// A job, and whether it was yet to start when we began to wait.
+/// A job, and where it stood when we began to wait.
 pub(super) struct Submitted {
     pub(super) job: String,
-    has_started: bool,
+    stage: Stage,
+}
+
+impl Submitted {
+    /// Whether Slurm has it in its books.
+    pub(super) fn is_known(&self) -> bool {
+        self.stage != Stage::Unknown
+    }
 }
 
 /// Submits an attempt's job to come after another one; one that was submitted before is found again.
@@ -94,7 +103,7 @@ pub(super) fn submit(
         let directory = study.join(attempt.directory());
         let stage = slurm::stage(&job)?;
         if stage != Stage::Unknown || output_file(attempt, &directory, &job).exists() {
-            return Ok(Submitted { job, has_started: stage != Stage::Waiting });
+            return Ok(Submitted { job, stage });
         }
     }
     let directory = attempt.make_directory(study)?;
@@ -105,7 +114,7 @@ pub(super) fn submit(
     }
     let job = slurm::submit_into(&job_directory(attempt, &directory), &flags, &attempt.words(&directory))?;
     jobs.note(attempt, &job)?;
-    Ok(Submitted { job, has_started: false })
+    Ok(Submitted { job, stage: Stage::Waiting })
 }
 
 /// The flags of `slurm submit` for a cell.
@@ -166,13 +175,31 @@ pub(super) fn wait(
     is_here: bool,
 ) -> Outcome<Came> {
     let (job, mark) = (submitted.job.as_str(), attempt.mark(local.study_name()));
-    let mut watch = None;
+    let (mut watch, mut told, mut failures) = (None, String::new(), 0);
     let stage = loop {
-        match slurm::stage(job)? {
+        let stage = match slurm::stage_and_reason(job) {
+            Ok((stage, reason)) => {
+                failures = 0;
+                if stage == Stage::Waiting && reason != told && reason != "None" {
+                    println!("job {job} waits: {reason}");
+                    told = reason;
+                }
+                stage
+            }
+            // A controller that is busy or starts anew answers again.
+            Err(failure) if failures == MOST_FAILURES => return Err(failure),
+            Err(_) => {
+                failures += 1;
+                Stage::Waiting
+            }
+        };
+        match stage {
             // What a job of an earlier session met before we looked is not known.
-            Stage::Running if is_here && !submitted.has_started && watch.is_none() => watch = Some(Watch::start(&mark)),
+            Stage::Running if is_here && submitted.stage == Stage::Waiting && watch.is_none() => {
+                watch = Some(Watch::start(&mark));
+            }
             Stage::Waiting | Stage::Running => {}
-            stage @ (Stage::Ended | Stage::Unknown) => break stage,
+            Stage::Ended | Stage::Unknown => break stage,
         }
         sleep(LOOK_EVERY);
     };

@@ -32,9 +32,7 @@ use crate::hosts;
 use crate::launch;
 use crate::machine;
 use crate::mpirun::Mpirun;
-use crate::probe;
 use crate::process;
-use crate::run_directory;
 use crate::setup::{self, NO_INSTALL};
 use crate::slurm;
 
@@ -45,7 +43,7 @@ pub(crate) const COMMAND: Command = Command {
 Example: cargo xtask study studies/two-hosts.toml
 The same command again goes on where the study stopped. Ctrl-C ends the run in progress with all its ranks.
 A run that others disturb (more than quiet_cores of the processors) is repeated, at most `attempts` times; --again-disturbed
-tries once more those for which that did not help. --set changes keys of the file: --set data_dir=/data,steps=5,ranks=[1,2]
+tries those again, as often. --set changes keys of the file: --set data_dir=/data,steps=5,ranks=[1,2]
 Networks hosts:RATE need root (`cargo xtask hosts --help`); network slurm needs a cluster (`cargo xtask cluster up`).
 studies/README.md tells the keys of a study file.",
     subjects: &[],
@@ -70,8 +68,6 @@ studies/README.md tells the keys of a study file.",
 pub(super) const SCHEMA: &str = "lockstep.study/1";
 const WARM_UP: &str =
     "one short run before the first cell, not recorded; in every run the first steps, by --warmup-steps";
-const IMAGES_PER_SECOND_MEANS: &str =
-    "global samples of all ranks / the slowest rank's wall time over the measured steps, warm-up left out";
 
 fn run(arguments: Arguments) -> Outcome {
     let path = arguments.object.as_deref().ok_or_else(|| {
@@ -118,7 +114,7 @@ fn run(arguments: Arguments) -> Outcome {
     println!("study {}: {} cells, {}", file.name, chosen.len(), directory.display());
     let failed = session.run(&chosen)?;
     if file.profile.is_some() {
-        predict::run(&file, &cells, &directory, &trainer, !arguments.has("--no-quiet-check"))?;
+        predict::run(&file, &cells, &chosen, &directory, &trainer, !arguments.has("--no-quiet-check"));
     }
     if !arguments.has("--no-report") {
         report(&trainer, &directory)?;
@@ -166,12 +162,10 @@ fn check_places(cells: &[&Cell]) -> Outcome {
 }
 
 fn trainer(arguments: &Arguments, cells: &[&Cell]) -> Outcome<PathBuf> {
-    let Some(path) = arguments.value("--trainer") else {
-        return launch::build_for_ranks(&setup::run(arguments)?, cells.iter().any(|cell| cell.world_size > 1));
-    };
-    let path = std::path::absolute(path).map_err(|error| Failure::Failed(format!("{path}: {error}")))?;
-    probe::program(&path)
-        .ok_or_else(|| Failure::Usage(format!("--trainer: {} is no program that can be run", path.display())))
+    match launch::named_trainer(arguments)? {
+        Some(trainer) => Ok(trainer),
+        None => launch::build_for_ranks(&setup::run(arguments)?, cells.iter().any(|cell| cell.world_size > 1)),
+    }
 }
 
 /// Keeps a second study out of the directory; the system releases it with this process, however it ends.
@@ -205,18 +199,11 @@ fn write_study(file: &StudyFile, cells: &[Cell], directory: &Path) -> Outcome {
         "machine": machine::machine(),
         "toml": file.text,
         "warmup": WARM_UP,
-        "images_per_second_means": IMAGES_PER_SECOND_MEANS,
+        "images_per_second_means": machine::IMAGES_PER_SECOND_MEANS,
         "target_accuracy": file.target_accuracy,
         "cells": cells.iter().map(Cell::to_json).collect::<Vec<_>>(),
     });
-    write_json(&path, &study)
-}
-
-/// Writes the whole file or leaves the old one.
-pub(super) fn write_json(path: &Path, value: &Value) -> Outcome {
-    let unfinished = path.with_extension("json.unfinished");
-    run_directory::write(&unfinished, &format!("{value:#}\n"))?;
-    fs::rename(&unfinished, path).map_err(|error| Failure::Failed(format!("{}: {error}", path.display())))
+    crate::json::write(&path, &study)
 }
 
 fn report(trainer: &Path, directory: &Path) -> Outcome {

@@ -3,19 +3,21 @@
 //! In: cells, network.json files of the study's own network measurements. Out: profiles/*.json, predictions/*.json.
 //! Invariant: nothing is taken from the predicted runs; what is there already is not measured again.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde_json::Value;
 
-use super::cell::Cell;
+use super::cell::{Cell, Place};
 use super::file::{Profile, StudyFile};
 use super::local::Local;
-use super::{flags, local, plan, write_json};
+use super::{flags, local, plan};
 use crate::cores;
 use crate::failure::{Failure, Outcome};
 use crate::guard::Guarded;
+use crate::json;
 use crate::mpirun;
 use crate::process;
 
@@ -36,35 +38,47 @@ const OF_SYNCHRONISATION: [&str; 13] = [
     "--trace",
 ];
 
-/// Makes the predictions of all cells that have what they need.
-pub(super) fn run(file: &StudyFile, cells: &[Cell], directory: &Path, trainer: &Path, checks_quiet: bool) -> Outcome {
+/// Makes the predictions of the chosen cells that have what they need. What fails is said and no reason to lose the rest.
+pub(super) fn run(
+    file: &StudyFile,
+    cells: &[Cell],
+    chosen: &[&Cell],
+    directory: &Path,
+    trainer: &Path,
+    checks_quiet: bool,
+) {
     let knows_profiles =
         process::answer(trainer, &["bench", "--help"]).is_some_and(|help| help.contains("--profile-output"));
     if !knows_profiles || !flags::has_command(trainer, "predict-scaling") {
         println!("note: this trainer has no `predict-scaling` or `bench --profile-output`: nothing is predicted");
-        return Ok(());
+        return;
     }
-    for cell in cells.iter().filter(|cell| plan::is_predicted(cell)) {
+    let mut profiles = BTreeMap::new();
+    for cell in chosen.iter().copied().filter(|cell| plan::is_predicted(cell)) {
         let network = cells.iter().filter(|other| plan::measures_network_of(other, cell));
         let Some(network) = network.flat_map(|other| measured(other, directory)).next() else {
             println!("note: {}: its network has not been measured: not predicted", cell.id);
             continue;
         };
-        let profile = profile(file, cells, cell, directory, trainer, checks_quiet)?;
-        match predict(cell, &profile, &network, directory, trainer) {
-            Ok(()) => {}
-            // What cannot be predicted, as a method that the simulation does not know, is no reason to lose the rest.
-            Err(failure) => println!("note: {}: not predicted: {failure}", cell.id),
+        // One that has failed is not tried again for the next cell.
+        let profile = profiles.entry(key(cell)).or_insert_with(|| {
+            profile(file, cells, cell, directory, trainer, checks_quiet).map_err(|failure| failure.to_string())
+        });
+        let predicted = profile.as_ref().map_err(String::clone).and_then(|profile| {
+            // A method may be one that the simulation does not know.
+            predict(cell, profile, &network, directory, trainer)
+        });
+        if let Err(failure) = predicted {
+            println!("note: {}: not predicted: {failure}", cell.id);
         }
     }
-    Ok(())
 }
 
 /// The newest network file of a measuring cell that succeeded.
 fn measured(cell: &Cell, directory: &Path) -> Option<PathBuf> {
     let runs = fs::read_dir(directory.join("runs").join(&cell.id)).ok()?;
     let files = runs.filter_map(|run| Some(run.ok()?.path().join("network.json"))).filter(|file| file.exists());
-    files.max()
+    files.max_by_key(|file| fs::metadata(file).and_then(|file| file.modified()).ok())
 }
 
 /// The profile of a cell's step on one rank, taken now if it is not there.
@@ -98,7 +112,7 @@ fn profile(
     }
     taken.sort_by(|a: &(f64, Value), b| a.0.total_cmp(&b.0));
     let (_, value) = taken.swap_remove(taken.len() / 2);
-    write_json(&path, &value)?;
+    json::write(&path, &value)?;
     println!("profile {key}: {num_copies} at once, the median of {} times", file.repetitions.max(1));
     Ok(path)
 }
@@ -109,8 +123,7 @@ fn slowest_copy(file: &StudyFile, cell: &Cell, trainer: &Path, copies: Vec<(usiz
     for (copy, output) in copies {
         let mut words = of_one_rank(&cell.arguments);
         words.extend(["--profile-output".to_owned(), output.display().to_string()]);
-        let mut command = local::alone(trainer, &words, copy, cell.threads);
-        mpirun::forget_surrounding_job(&mut command);
+        let command = local::alone(trainer, &words, copy, cell.threads);
         running.push((Guarded::start(&command, &output.with_extension("log"))?, output));
     }
     let mut slowest: Option<(f64, Value)> = None;
@@ -156,7 +169,7 @@ fn of_one_rank(arguments: &[String]) -> Vec<String> {
 /// Forward and backward pass, wherever the file has them.
 fn step_seconds(profile: &Value) -> f64 {
     let text = profile.to_string();
-    ["forward_s", "backward_s"].iter().filter_map(|key| crate::json::number(&text, key)).sum()
+    ["forward_s", "backward_s"].iter().filter_map(|key| json::number(&text, key)).sum()
 }
 
 /// The method as `predict-scaling` calls it.
@@ -196,6 +209,9 @@ fn predict(cell: &Cell, profile: &Path, network: &Path, directory: &Path, traine
             command.arg(format!("--{}", flag.replace('_', "-"))).arg(value);
         }
     }
+    if let Some(ranks) = ranks_per_node(cell) {
+        command.args(["--ranks-per-node", &ranks.to_string()]);
+    }
     mpirun::forget_surrounding_job(&mut command);
     let output = command.output().map_err(|error| error.to_string())?;
     if !output.status.success() {
@@ -203,54 +219,33 @@ fn predict(cell: &Cell, profile: &Path, network: &Path, directory: &Path, traine
     }
     let text = fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;
     let mut value: Value = serde_json::from_str(&text).map_err(|error| format!("{}: {error}", path.display()))?;
-    for prediction in value["predictions"].as_array_mut().into_iter().flatten() {
-        if prediction["ranks"] == cell.ranks && prediction.is_object() {
-            prediction["cell"] = Value::String(cell.id.clone());
+    assign(&mut value, cell);
+    json::write(&path, &value).map_err(|failure| failure.to_string())
+}
+
+/// Ranks on each host where there are more of them than hosts.
+fn ranks_per_node(cell: &Cell) -> Option<usize> {
+    match cell.place {
+        Place::Hosts { hosts, .. } | Place::Slurm { hosts } if cell.world_size > hosts => {
+            Some(cell.world_size.div_ceil(hosts))
+        }
+        _ => None,
+    }
+}
+
+/// Says in a file of predictions which of them are the cell's, and how the cell scales: its step is predicted from its own batch, so
+/// against one rank with the same batch no speedup of a strong scaling is told.
+fn assign(file: &mut Value, cell: &Cell) {
+    let predictions = file["predictions"].as_array_mut().into_iter().flatten();
+    for prediction in predictions.filter(|prediction| prediction.is_object() && prediction["ranks"] == cell.ranks) {
+        prediction["cell"] = Value::String(cell.id.clone());
+        if cell.setting("scaling") == "strong" {
+            prediction["scaling"] = Value::String("strong".to_owned());
+            prediction["speedup"] = Value::Null;
+            prediction["efficiency"] = Value::Null;
         }
     }
-    write_json(&path, &value).map_err(|failure| failure.to_string())
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use toml::Table;
-
-    fn cells(lines: &str) -> Vec<Cell> {
-        let text = format!(
-            "name = \"a\"\ntitle = \"A\"\nabout = \"a\"\n[[matrix]]\nbatch_size_per_rank = 8\nranks = 2\n{lines}"
-        );
-        plan::cells(&StudyFile::read("s.toml", &text, &Table::new()).unwrap()).unwrap()
-    }
-
-    #[test]
-    fn methods_are_called_as_the_prediction_calls_them() {
-        for (lines, expected) in [
-            ("", "allreduce"),
-            ("reduction = \"ring\"", "allreduce:ring"),
-            ("compress = \"bf16\"", "allreduce+bf16"),
-            ("reduction = \"exact\"", "exact"),
-            ("sync = \"parameter-server\"\nservers = 2", "parameter-server:2"),
-            ("sync = \"async-parameter-server\"", "async-parameter-server:1"),
-            (
-                "sync = \"async-parameter-server\"\nstaleness = 2\nserver_placement = \"own\"",
-                "async-parameter-server:1:2@own",
-            ),
-            ("sync = \"local-sgd\"\ncompress = \"powersgd:4\"", "local-sgd:8+powersgd:4"),
-        ] {
-            assert_eq!(method(&cells(lines)[0]).unwrap(), expected);
-        }
-        assert!(method(&cells("sync = \"post-local-sgd\"")[0]).is_err());
-    }
-
-    #[test]
-    fn cells_that_differ_in_what_concerns_other_ranks_share_a_profile() {
-        let cells =
-            cells("sync = [\"allreduce\", { sync = \"local-sgd\", every = 4 }]\ncompress = [\"none\", \"bf16\"]\n");
-        assert_eq!(cells.len(), 4);
-        assert!(cells.iter().all(|cell| key(cell) == key(&cells[0])));
-        let words = of_one_rank(&cells[0].arguments).join(" ");
-        assert_eq!(words, "bench --dtype f32 --model resnet20 --threads 1 --batch-size-per-rank 8 --json");
-        assert_eq!(step_seconds(&serde_json::json!({ "profile": { "forward_s": 1.0, "backward_s": 2.0 } })), 3.0);
-    }
-}
+mod tests;

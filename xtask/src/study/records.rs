@@ -119,6 +119,10 @@ impl Records {
         self.of(cell, repetition).map(|line| line.attempt).max().unwrap_or(0) + 1
     }
 
+    pub(super) fn is_empty(&self) -> bool {
+        self.lines.is_empty()
+    }
+
     pub(super) fn has_cell(&self, cell: &str) -> bool {
         self.lines.iter().any(|line| line.cell == cell)
     }

@@ -19,7 +19,8 @@ use super::records::{Need, Records, Status};
 use crate::failure::{Failure, Outcome};
 use crate::guard::Guarded;
 use crate::json;
-use crate::mpirun::{self, Mpirun};
+use crate::machine;
+use crate::mpirun::Mpirun;
 use crate::slurm;
 
 /// How the command line wants it.
@@ -47,7 +48,7 @@ struct Task<'a> {
 }
 
 impl<'a> Session<'a> {
-    /// Reads the records, and refuses to mix them with those of other arguments.
+    /// Reads the records, and refuses to mix them with those of other arguments or of another machine.
     pub(super) fn open(
         file: &'a StudyFile,
         cells: &[Cell],
@@ -63,6 +64,10 @@ impl<'a> Session<'a> {
         let study = directory.join("study.json");
         if let Some(study) = fs::read_to_string(&study).ok().and_then(|text| serde_json::from_str(&text).ok()) {
             check_same(&study, cells, &records, directory)?;
+            if !records.is_empty() {
+                check_machine(&study, &machine::machine(), directory)?;
+                note_commit(&study);
+            }
         }
         let local = Local::new(file, trainer, mpirun, options.checks_quiet);
         Ok(Session { file, directory, trainer, options, records, local })
@@ -117,8 +122,7 @@ impl<'a> Session<'a> {
             let line = "bench --steps 2 --warmup-steps 0 --threads 1 --batch-size-per-rank 8 --model";
             line.split(' ').map(str::to_owned).chain([cell.setting("model")]).collect()
         };
-        let mut command = local::alone(self.trainer, &words, 0, 1);
-        mpirun::forget_surrounding_job(&mut command);
+        let command = local::alone(self.trainer, &words, 0, 1);
         let code = Guarded::start(&command, &self.directory.join("warm-up.log"))?.finish(Duration::from_secs(120))?;
         match code {
             Some(0) => Ok(()),
@@ -155,6 +159,11 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
+    fn next_attempt<'c>(&self, task: &Task<'c>) -> Attempt<'c> {
+        let number = self.records.next_attempt(&task.cell.id, task.repetition);
+        Attempt { cell: task.cell, repetition: task.repetition, number }
+    }
+
     /// Submits all jobs, waits for them in their order; then once more those that were disturbed or failed.
     fn run_jobs(&mut self, tasks: &[Task<'_>]) -> Outcome {
         let is_here = slurm::nodes_are_this_machine();
@@ -164,11 +173,13 @@ impl<'a> Session<'a> {
             if is_here && self.options.checks_quiet {
                 self.local.wait_for_quiet();
             }
+            let mut attempts: Vec<Attempt<'_>> = tasks.iter().map(|task| self.next_attempt(task)).collect();
+            // Jobs that are found again come first, so that new ones come after them and none runs beside another.
+            attempts.sort_by_key(|attempt| jobs.of(attempt).is_none());
             let mut submitted: Vec<(Attempt<'_>, Submitted)> = Vec::new();
-            for task in &tasks {
-                let number = self.records.next_attempt(&task.cell.id, task.repetition);
-                let attempt = Attempt { cell: task.cell, repetition: task.repetition, number };
-                let after = submitted.last().map(|(_, last)| last.job.as_str());
+            for attempt in attempts {
+                // Slurm refuses to let a job come after one that it has forgotten.
+                let after = submitted.iter().rfind(|(_, job)| job.is_known()).map(|(_, last)| last.job.as_str());
                 let job = batch::submit(&mut jobs, self.file, self.trainer, &attempt, self.directory, after)?;
                 submitted.push((attempt, job));
             }
@@ -236,6 +247,27 @@ fn check_same(study: &Value, cells: &[Cell], records: &Records, directory: &Path
     Ok(())
 }
 
+/// Refuses to go on with records of another processor.
+fn check_machine(study: &Value, now: &Value, directory: &Path) -> Outcome {
+    match (study["machine"]["cpu_model"].as_str(), now["cpu_model"].as_str()) {
+        (Some(theirs), Some(own)) if theirs != own => Err(Failure::Failed(format!(
+            "{}: records are of `{theirs}`, this machine is `{own}`: choose another --output",
+            directory.display()
+        ))),
+        _ => Ok(()),
+    }
+}
+
+/// Another commit may compute as fast, or not: who reads the study must know.
+fn note_commit(study: &Value) {
+    let (theirs, own) = (study["commit"].as_str(), machine::commit());
+    if let (Some(theirs), Some(own)) = (theirs, own)
+        && theirs != own
+    {
+        println!("note: earlier records are of commit {theirs}, this is {own}");
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -243,6 +275,17 @@ mod tests {
     #[test]
     fn spans_of_time_are_told_in_their_unit() {
         assert_eq!((span(12.3).as_str(), span(600.0).as_str()), ("12 s", "10 min"));
+    }
+
+    #[test]
+    fn records_of_another_processor_are_not_gone_on_with() {
+        let study = serde_json::json!({ "machine": { "cpu_model": "A" } });
+        let check = |now: Value| check_machine(&study, &now, Path::new("d"));
+        check(serde_json::json!({ "cpu_model": "A" })).unwrap();
+        // What a machine does not tell is no reason.
+        check(serde_json::json!({ "cpu_model": null })).unwrap();
+        let text = check(serde_json::json!({ "cpu_model": "B" })).unwrap_err().to_string();
+        assert_eq!(text, "d: records are of `A`, this machine is `B`: choose another --output");
     }
 
     #[test]

@@ -1,0 +1,88 @@
+//! What is asked of the prediction, and what becomes of its answer.
+
+use super::*;
+use toml::Table;
+
+fn cells(lines: &str) -> Vec<Cell> {
+    let text =
+        format!("name = \"a\"\ntitle = \"A\"\nabout = \"a\"\n[[matrix]]\nbatch_size_per_rank = 8\nranks = 2\n{lines}");
+    plan::cells(&StudyFile::read("s.toml", &text, &Table::new()).unwrap()).unwrap()
+}
+
+#[test]
+fn methods_are_called_as_the_prediction_calls_them() {
+    for (lines, expected) in [
+        ("", "allreduce"),
+        ("reduction = \"ring\"", "allreduce:ring"),
+        ("compress = \"bf16\"", "allreduce+bf16"),
+        ("reduction = \"exact\"", "exact"),
+        ("sync = \"parameter-server\"\nservers = 2", "parameter-server:2"),
+        ("sync = \"async-parameter-server\"", "async-parameter-server:1"),
+        (
+            "sync = \"async-parameter-server\"\nstaleness = 2\nserver_placement = \"own\"",
+            "async-parameter-server:1:2@own",
+        ),
+        ("sync = \"local-sgd\"\ncompress = \"powersgd:4\"", "local-sgd:8+powersgd:4"),
+    ] {
+        assert_eq!(method(&cells(lines)[0]).unwrap(), expected);
+    }
+    assert!(method(&cells("sync = \"post-local-sgd\"")[0]).is_err());
+}
+
+#[test]
+fn only_more_ranks_than_hosts_share_one() {
+    for (lines, expected) in [
+        ("", None),
+        ("network = \"hosts:1gbit\"", None),
+        ("network = \"hosts:1gbit\"\nsync = \"parameter-server\"\nserver_placement = \"own\"", Some(2)),
+        ("network = \"slurm\"\nhosts = 1", Some(2)),
+    ] {
+        assert_eq!(ranks_per_node(&cells(lines)[0]), expected, "{lines}");
+    }
+}
+
+#[test]
+fn a_strong_cells_prediction_tells_no_speedup() {
+    let predictions = || serde_json::json!({ "predictions": [{ "ranks": 2, "scaling": "weak", "speedup": 1.9, "efficiency": 0.95 }, { "ranks": 4 }] });
+    let mut weak = predictions();
+    let cell = &cells("")[0];
+    assign(&mut weak, cell);
+    assert_eq!(
+        (&weak["predictions"][0]["cell"], &weak["predictions"][0]["speedup"]),
+        (&cell.id.as_str().into(), &1.9.into())
+    );
+    assert!(weak["predictions"][1]["cell"].is_null());
+    let text = "name = \"a\"\ntitle = \"A\"\nabout = \"a\"\n[[matrix]]\nscaling = \"strong\"\nglobal_batch_size = 8\nranks = 2\n";
+    let strong = plan::cells(&StudyFile::read("s.toml", text, &Table::new()).unwrap()).unwrap();
+    let mut value = predictions();
+    assign(&mut value, &strong[0]);
+    let prediction = &value["predictions"][0];
+    assert_eq!(prediction["scaling"], "strong");
+    assert!(prediction["speedup"].is_null() && prediction["efficiency"].is_null(), "{prediction}");
+}
+
+#[test]
+fn the_newest_network_file_counts_whatever_its_folder_is_called() {
+    let directory = std::env::temp_dir().join(format!("lockstep-xtask-{}-newest", std::process::id()));
+    let cell = &cells("")[0];
+    let file = |attempt: &str| directory.join("runs").join(&cell.id).join(attempt).join("network.json");
+    assert_eq!(measured(cell, &directory), None);
+    for (attempt, age_s) in [("r1a2", 20), ("r1a10", 10), ("r1a9", 30)] {
+        fs::create_dir_all(file(attempt).parent().unwrap()).unwrap();
+        let written = fs::File::create(file(attempt)).unwrap();
+        written.set_modified(std::time::SystemTime::now() - Duration::from_secs(age_s)).unwrap();
+    }
+    let newest = measured(cell, &directory);
+    fs::remove_dir_all(&directory).unwrap();
+    assert_eq!(newest, Some(file("r1a10")));
+}
+
+#[test]
+fn cells_that_differ_in_what_concerns_other_ranks_share_a_profile() {
+    let cells = cells("sync = [\"allreduce\", { sync = \"local-sgd\", every = 4 }]\ncompress = [\"none\", \"bf16\"]\n");
+    assert_eq!(cells.len(), 4);
+    assert!(cells.iter().all(|cell| key(cell) == key(&cells[0])));
+    let words = of_one_rank(&cells[0].arguments).join(" ");
+    assert_eq!(words, "bench --dtype f32 --model resnet20 --threads 1 --batch-size-per-rank 8 --json");
+    assert_eq!(step_seconds(&serde_json::json!({ "profile": { "forward_s": 1.0, "backward_s": 2.0 } })), 3.0);
+}
