@@ -34,6 +34,7 @@ pub(super) fn record(bench: &Bench<'_>, contender: Contender, model: &str, dtype
         "dtype": dtype,
         "threads": cores::available(),
         "num_epochs": accuracy.epochs,
+        "data_dir": accuracy.data_dir,
         "epochs": [],
         "gap": null,
     });
@@ -55,6 +56,7 @@ pub(super) fn is_there(records: &[Value], contender: Contender, model: &str, dty
             && record["model"] == model
             && record["dtype"] == dtype
             && record["num_epochs"] == accuracy.epochs
+            && record["data_dir"] == json!(accuracy.data_dir)
     })
 }
 
@@ -171,10 +173,14 @@ mod tests {
     }
 
     #[test]
-    fn a_record_of_other_epochs_is_another() {
+    fn a_record_of_other_epochs_or_images_is_another() {
         let accuracy = Accuracy { epochs: 5, data_dir: "x".into() };
-        let records = [json!({ "framework": OURS, "model": "resnet20", "dtype": "f32", "num_epochs": 5 })];
+        let records =
+            [json!({ "framework": OURS, "model": "resnet20", "dtype": "f32", "num_epochs": 5, "data_dir": "x" })];
         assert!(is_there(&records, Contender::Ours, "resnet20", "f32", &accuracy));
-        assert!(!is_there(&records, Contender::Ours, "resnet20", "f32", &Accuracy { epochs: 6, ..accuracy }));
+        let more = Accuracy { epochs: 6, ..accuracy.clone() };
+        let elsewhere = Accuracy { data_dir: "y".into(), ..accuracy };
+        assert!(!is_there(&records, Contender::Ours, "resnet20", "f32", &more));
+        assert!(!is_there(&records, Contender::Ours, "resnet20", "f32", &elsewhere));
     }
 }

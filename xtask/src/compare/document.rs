@@ -3,7 +3,6 @@
 //! In: rows and accuracies as they come. Out: the file, whole at any time.
 //! Invariant: a comparison goes on only in the directory of the same job on the same kind of machine; what was measured is kept.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
@@ -68,8 +67,11 @@ impl Document {
         let rows = found["rows"].as_array().map(Vec::as_slice).unwrap_or_default();
         let rows: Option<Vec<Row>> = rows.iter().map(Row::from_json).collect();
         self.rows = rows.ok_or_else(|| Failure::Failed(format!("{path}: rows: cannot be read: {remedy}")))?;
-        // What had no number is tried again.
-        self.rows.retain(|row| row.gap.is_none());
+        // What had no number is tried again; blocks before a failed one are kept.
+        for row in &mut self.rows {
+            row.gap = None;
+        }
+        self.rows.retain(|row| !row.blocks.is_empty());
         self.accuracy = found["accuracy"].as_array().cloned().unwrap_or_default();
         self.accuracy.retain(|record| record["gap"].is_null());
         self.created = found["created"].as_str().unwrap_or_default().to_owned();
@@ -85,7 +87,7 @@ impl Document {
         &mut self.rows[index]
     }
 
-    /// Writes the file beside, then under its name.
+    /// Writes the file.
     pub(super) fn save(&self) -> Outcome {
         let document = json!({
             "schema": SCHEMA,
@@ -96,12 +98,7 @@ impl Document {
             "rows": self.rows.iter().map(|row| row.to_json(&self.rows)).collect::<Vec<_>>(),
             "accuracy": self.accuracy,
         });
-        let partial = self.path.with_extension("json.partial");
-        let write = || -> std::io::Result<()> {
-            fs::write(&partial, format!("{document:#}\n"))?;
-            fs::rename(&partial, &self.path)
-        };
-        write().map_err(|error| Failure::Failed(format!("{}: {error}", self.path.display())))
+        crate::json::write(&self.path, &document)
     }
 }
 
@@ -109,6 +106,7 @@ impl Document {
 mod tests {
     use super::super::row::tests::row;
     use super::*;
+    use std::fs;
 
     fn folder(name: &str) -> PathBuf {
         let folder = std::env::temp_dir().join(format!("lockstep-xtask-{}-document-{name}", std::process::id()));
@@ -125,14 +123,18 @@ mod tests {
         let folder = folder("resumed");
         let mut document = open(&folder, json!({ "steps": 8 }), false).unwrap();
         document.rows.push(row("Lockstep", 1, &[100.0], (2.5, 2.0)));
+        document.rows.push(row("MXNet", 1, &[50.0], (2.5, 2.0)));
         document.rows.push(Row { gap: Some("not installed".into()), ..row("JAX", 1, &[], (0.0, 0.0)) });
         document.accuracy.push(json!({ "framework": "Lockstep", "epochs": [] }));
+        let measured = document.rows[..2].to_vec();
+        // Its second block failed.
+        document.rows[1].gap = Some("did not end".into());
         document.save().unwrap();
         let resumed = open(&folder, json!({ "steps": 8, "blocks": 9 }), false).unwrap();
         let anew = open(&folder, json!({ "steps": 9 }), true).unwrap();
         let other = open(&folder, json!({ "steps": 9 }), false);
         fs::remove_dir_all(folder).unwrap();
-        assert_eq!((resumed.rows.as_slice(), resumed.accuracy.len()), (&document.rows[..1], 1));
+        assert_eq!((resumed.rows, resumed.accuracy.len()), (measured, 1));
         assert!(anew.rows.is_empty());
         assert!(other.unwrap_err().to_string().contains("--again"));
     }

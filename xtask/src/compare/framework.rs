@@ -66,7 +66,7 @@ impl Framework {
     /// The first and the last minor version of Python 3 for which the pinned packages have wheels.
     pub(super) fn python(self) -> (u32, u32) {
         match self {
-            Framework::MxNet => (6, 9),
+            Framework::MxNet => (9, 9),
             _ => (11, 13),
         }
     }

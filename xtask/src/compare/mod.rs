@@ -31,6 +31,7 @@ use crate::failure::{Failure, Outcome};
 use crate::launch;
 use crate::machine;
 use crate::probe::Found;
+use crate::run_directory;
 use crate::setup::{self, NO_INSTALL};
 
 pub(crate) const COMMAND: Command = Command {
@@ -79,6 +80,10 @@ fn run(arguments: Arguments) -> Outcome {
     // Absolute, as peers and ranks may start elsewhere.
     let output = output.canonicalize().map_err(|error| Failure::Failed(format!("{}: {error}", output.display())))?;
     let settings = Settings { output, ..settings };
+    if settings.is_again {
+        // Another trainer may write other weights and batches.
+        run_directory::fresh(&settings.output.join("jobs"))?;
+    }
     let installer = Installer { folder: &settings.peers_dir, may_install: setup::may_install(&arguments) };
     let pythons: BTreeMap<_, _> =
         settings.frameworks.iter().map(|&framework| (framework, installer.python(framework))).collect();
@@ -106,10 +111,7 @@ fn trainer(settings: &Settings, arguments: &Arguments) -> Outcome<(Found, PathBu
         let trainer = launch::build_for_ranks(&found, needs_mpi)?;
         return Ok((found, trainer));
     };
-    let file = file.canonicalize().map_err(|error| {
-        Failure::Usage(format!("--trainer: {}: {error}: name a built trainer, or leave it out", file.display()))
-    })?;
-    Ok((Found::look(), file))
+    Ok((Found::look(), file.clone()))
 }
 
 /// All blocks that are not there yet, ours and theirs in turn.

@@ -50,15 +50,20 @@ impl Processes {
         }
         let mut left = all.into_iter();
         let mut ranks: Vec<(Guarded, PathBuf)> = left.by_ref().take(num_ranks).collect();
-        let servers: Vec<(Guarded, PathBuf)> = left.collect();
+        let mut servers: Vec<(Guarded, PathBuf)> = left.collect();
         while !ranks.is_empty() {
             if start.elapsed() > limit {
                 // Dropping asks them to end.
                 return Err(format!("did not end within {} s", limit.as_secs()));
             }
-            match ranks.iter_mut().position(|(process, _)| process.has_ended()) {
-                None => sleep(LOOK_EVERY),
-                Some(index) => ended_well(ranks.remove(index), limit)?,
+            let has_ended = |(process, _): &mut (Guarded, PathBuf)| process.has_ended();
+            if let Some(index) = ranks.iter_mut().position(has_ended) {
+                ended_well(ranks.remove(index), limit)?;
+            } else if let Some(index) = servers.iter_mut().position(has_ended) {
+                // The ranks would wait for one that has failed until the limit.
+                ended_well(servers.remove(index), limit).map_err(|reason| format!("a server {reason}"))?;
+            } else {
+                sleep(LOOK_EVERY);
             }
         }
         let all_done = Instant::now();
@@ -69,7 +74,7 @@ impl Processes {
                 }
                 sleep(LOOK_EVERY);
             }
-            ended_well(server, limit)?;
+            ended_well(server, limit).map_err(|reason| format!("a server {reason}"))?;
         }
         Ok(())
     }
@@ -172,6 +177,16 @@ mod tests {
             run("badly", &["exec sleep 60", "echo no such thing; exit 3"], &["exec sleep 60"], Duration::from_secs(50));
         assert_eq!(reason, Err("ended with exit code 3: no such thing".to_owned()));
         assert!(start.elapsed() < Duration::from_secs(20));
+    }
+
+    #[test]
+    fn a_failed_server_ends_the_ranks_at_once_and_one_that_has_ended_well_does_not() {
+        let start = Instant::now();
+        let limit = Duration::from_secs(50);
+        let reason = run("server", &["exec sleep 60"], &["echo no port; exit 4"], limit);
+        assert_eq!(reason, Err("a server ended with exit code 4: no port".to_owned()));
+        assert!(start.elapsed() < Duration::from_secs(20));
+        assert_eq!(run("done", &["sleep 0.3"], &["true"], limit), Ok(()));
     }
 
     #[test]
