@@ -3,7 +3,7 @@
 //! In: cells, network.json files of the study's own network measurements. Out: profiles/*.json, predictions/*.json.
 //! Invariant: nothing is taken from the predicted runs; what is there already is not measured again.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -54,6 +54,7 @@ pub(super) fn run(
         return;
     }
     let mut profiles = BTreeMap::new();
+    let how = Profiling { file, chosen, directory, trainer, checks_quiet };
     for cell in chosen.iter().copied().filter(|cell| plan::is_predicted(cell)) {
         let network = cells.iter().filter(|other| plan::measures_network_of(other, cell));
         let Some(network) = network.flat_map(|other| measured(other, directory)).next() else {
@@ -61,9 +62,8 @@ pub(super) fn run(
             continue;
         };
         // One that has failed is not tried again for the next cell.
-        let profile = profiles.entry(key(cell)).or_insert_with(|| {
-            profile(file, cells, cell, directory, trainer, checks_quiet).map_err(|failure| failure.to_string())
-        });
+        let profile =
+            profiles.entry(key(cell)).or_insert_with(|| how.profile(cell).map_err(|failure| failure.to_string()));
         let predicted = profile.as_ref().map_err(String::clone).and_then(|profile| {
             // A method may be one that the simulation does not know.
             predict(cell, profile, &network, directory, trainer)
@@ -81,67 +81,89 @@ fn measured(cell: &Cell, directory: &Path) -> Option<PathBuf> {
     files.max_by_key(|file| fs::metadata(file).and_then(|file| file.modified()).ok())
 }
 
-/// The profile of a cell's step on one rank, taken now if it is not there.
-fn profile(
-    file: &StudyFile,
-    cells: &[Cell],
-    cell: &Cell,
-    directory: &Path,
-    trainer: &Path,
-    checks_quiet: bool,
-) -> Outcome<PathBuf> {
-    let key = key(cell);
-    let path = directory.join("profiles").join(format!("{key}.json"));
-    if path.exists() {
-        return Ok(path);
-    }
-    let alike = cells.iter().filter(|other| plan::is_predicted(other) && self::key(other) == key);
-    let most_ranks = alike.map(|other| other.ranks).max().unwrap_or(1);
-    let num_copies = match file.profile {
-        Some(Profile::Together) => most_ranks.min(cores::available() / cell.threads).max(1),
-        _ => 1,
-    };
-    let folder = directory.join("profiles").join(&key);
-    fs::create_dir_all(&folder).map_err(|error| Failure::Failed(format!("{}: {error}", folder.display())))?;
-    let machine = Local::new(file, trainer, None, checks_quiet);
-    let mut taken = Vec::new();
-    for repetition in 1..=file.repetitions.max(1) {
-        machine.wait_for_quiet();
-        let copies = (0..num_copies).map(|copy| (copy, folder.join(format!("r{repetition}c{copy}.json")))).collect();
-        taken.push(slowest_copy(file, cell, trainer, copies)?);
-    }
-    taken.sort_by(|a: &(f64, Value), b| a.0.total_cmp(&b.0));
-    let (_, value) = taken.swap_remove(taken.len() / 2);
-    json::write(&path, &value)?;
-    println!("profile {key}: {num_copies} at once, the median of {} times", file.repetitions.max(1));
-    Ok(path)
+/// How profiles are taken.
+pub(super) struct Profiling<'a> {
+    pub(super) file: &'a StudyFile,
+    pub(super) chosen: &'a [&'a Cell],
+    pub(super) directory: &'a Path,
+    pub(super) trainer: &'a Path,
+    pub(super) checks_quiet: bool,
 }
 
-/// Steps of as many ranks alone as there are `copies`, at the same time: the slowest, as all ranks wait for it.
-fn slowest_copy(file: &StudyFile, cell: &Cell, trainer: &Path, copies: Vec<(usize, PathBuf)>) -> Outcome<(f64, Value)> {
+impl Profiling<'_> {
+    /// Takes the profiles of a round of runs, so that what drifts meets profiles and runs alike.
+    pub(super) fn take_round(&self, repetition: usize) {
+        let mut seen = BTreeSet::new();
+        for cell in self.chosen.iter().filter(|cell| plan::is_predicted(cell) && seen.insert(key(cell))) {
+            if let Err(failure) = self.take(cell, repetition) {
+                println!("note: profile {}: {failure}", key(cell));
+            }
+        }
+    }
+
+    /// The profile of a cell's step on one rank: the median of those of all rounds, of which those that are not there are taken now.
+    fn profile(&self, cell: &Cell) -> Outcome<PathBuf> {
+        let key = key(cell);
+        let path = self.directory.join("profiles").join(format!("{key}.json"));
+        if path.exists() {
+            return Ok(path);
+        }
+        let rounds = 1..=self.file.repetitions.max(1);
+        let mut taken = rounds.map(|repetition| self.take(cell, repetition)).collect::<Outcome<Vec<_>>>()?;
+        taken.sort_by(|a, b| a.0.total_cmp(&b.0));
+        let number = taken.len();
+        let (_, value) = taken.swap_remove(number / 2);
+        json::write(&path, &value)?;
+        println!("profile {key}: the median of {number}");
+        Ok(path)
+    }
+
+    /// The slowest of as many ranks alone, at the same time, as the largest run of this step has; one where that was asked for.
+    fn take(&self, cell: &Cell, repetition: usize) -> Outcome<(f64, Value)> {
+        let key = key(cell);
+        let alike = self.chosen.iter().filter(|other| plan::is_predicted(other) && self::key(other) == key);
+        let most_ranks = alike.map(|other| other.ranks).max().unwrap_or(1);
+        let num_copies = match self.file.profile {
+            Some(Profile::Together) => most_ranks.min(cores::available() / cell.threads).max(1),
+            _ => 1,
+        };
+        let folder = self.directory.join("profiles").join(&key);
+        fs::create_dir_all(&folder).map_err(|error| Failure::Failed(format!("{}: {error}", folder.display())))?;
+        let outputs: Vec<PathBuf> =
+            (0..num_copies).map(|copy| folder.join(format!("r{repetition}c{copy}.json"))).collect();
+        if !outputs.iter().all(|output| output.exists()) {
+            Local::new(self.file, self.trainer, None, self.checks_quiet).wait_for_quiet();
+            run_together(self.file, cell, self.trainer, &outputs)?;
+        }
+        let profiles = outputs.iter().map(|output| read(output)).collect::<Outcome<Vec<_>>>()?;
+        // All ranks wait for the slowest.
+        let slowest =
+            profiles.into_iter().map(|profile| (step_seconds(&profile), profile)).max_by(|a, b| a.0.total_cmp(&b.0));
+        slowest.ok_or_else(|| Failure::Failed("no profile was taken".to_owned()))
+    }
+}
+
+/// Steps of as many ranks alone as there are `outputs`, at the same time.
+fn run_together(file: &StudyFile, cell: &Cell, trainer: &Path, outputs: &[PathBuf]) -> Outcome {
     let mut running = Vec::new();
-    for (copy, output) in copies {
+    for (copy, output) in outputs.iter().enumerate() {
         let mut words = of_one_rank(&cell.arguments);
         words.extend(["--profile-output".to_owned(), output.display().to_string()]);
         let command = local::alone(trainer, &words, copy, cell.threads);
         running.push((Guarded::start(&command, &output.with_extension("log"))?, output));
     }
-    let mut slowest: Option<(f64, Value)> = None;
     for (guarded, output) in running {
-        let code = guarded.finish(Duration::from_secs(file.limit_s as u64))?;
-        let failed =
-            |what: &str| Failure::Failed(format!("the profile {}: {what}: see its log beside it", output.display()));
-        if code != Some(0) {
-            return Err(failed("the run failed"));
-        }
-        let text = fs::read_to_string(&output).map_err(|error| failed(&error.to_string()))?;
-        let value: Value = serde_json::from_str(&text).map_err(|error| failed(&format!("expected JSON: {error}")))?;
-        let seconds = step_seconds(&value);
-        if slowest.as_ref().is_none_or(|(most, _)| seconds > *most) {
-            slowest = Some((seconds, value));
+        if guarded.finish(Duration::from_secs(file.limit_s as u64))? != Some(0) {
+            return Err(Failure::Failed(format!("the run for {} failed: see its log beside it", output.display())));
         }
     }
-    slowest.ok_or_else(|| Failure::Failed("no profile was taken".to_owned()))
+    Ok(())
+}
+
+fn read(profile: &Path) -> Outcome<Value> {
+    let failed = |what: String| Failure::Failed(format!("the profile {}: {what}", profile.display()));
+    let text = fs::read_to_string(profile).map_err(|error| failed(error.to_string()))?;
+    serde_json::from_str(&text).map_err(|error| failed(format!("expected JSON: {error}")))
 }
 
 /// Cells with the same step on one rank have the same key.

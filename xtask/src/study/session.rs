@@ -15,6 +15,7 @@ use super::batch::{self, Jobs, Submitted};
 use super::cell::{Cell, Place};
 use super::file::{Kind, StudyFile};
 use super::local::{self, Local};
+use super::predict::Profiling;
 use super::records::{Need, Records, Status};
 use crate::failure::{Failure, Outcome};
 use crate::guard::Guarded;
@@ -85,7 +86,14 @@ impl<'a> Session<'a> {
         if let Some(task) = here.first() {
             self.warm_up(task.cell)?;
         }
+        let mut round = 0;
         for (index, task) in here.iter().enumerate() {
+            if task.repetition != round && self.file.profile.is_some() {
+                round = task.repetition;
+                let (file, directory, trainer) = (self.file, self.directory, self.trainer);
+                let checks_quiet = self.options.checks_quiet;
+                Profiling { file, chosen: cells, directory, trainer, checks_quiet }.take_round(round);
+            }
             let left = here[index + 1..].iter().chain(&jobs);
             self.repeat(task, &format!("[{}/{}]", num_all - here.len() - jobs.len() + index + 1, num_all), left)?;
         }
