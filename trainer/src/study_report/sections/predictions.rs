@@ -212,8 +212,8 @@ mod tests {
 
     /// The numbers of the measurements that one prediction of such a file stands for.
     fn found(measurements: Vec<Measurement>, study: Option<usize>, prediction: Predicted) -> Option<usize> {
-        let file =
-            PredictionFile { study, threads: Some(1), predictions: vec![prediction], ..PredictionFile::default() };
+        let mut file = PredictionFile::default();
+        (file.study, file.threads, file.predictions) = (study, Some(1), vec![prediction]);
         let sources = Sources { predictions: vec![file], ..Sources::default() };
         let facts = Facts { sources: &sources, measurements, target_accuracy: None };
         let measured = all(&facts)[0].2?;
