@@ -104,7 +104,7 @@ pub struct Measurement {
     pub stats: ThroughputStats,
     /// This rank's seconds in steps.
     pub own_seconds: f64,
-    /// The step of the slowest rank without its waiting.
+    /// The step without its waiting: times of the slowest rank, arrivals of gradients and kernels of this one.
     pub profile: ProfileFile,
 }
 

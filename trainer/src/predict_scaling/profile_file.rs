@@ -1,6 +1,6 @@
 //! The measured step of a rank as a file, and as a simulation takes it.
 //!
-//! In: what `trainer bench` measured. Out: [`ProfileFile`]. Invariant: the parts of a step add up to its median time.
+//! In: what `trainer bench` measured. Out: [`ProfileFile`]. Invariant: the parts of a step add up to `step_s`.
 
 use std::collections::BTreeMap;
 use std::path::Path;

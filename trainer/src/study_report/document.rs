@@ -1,6 +1,6 @@
 //! A report before it is written: sections of words, tables and figures.
 //!
-//! In: what [`super::sections`] finds worth telling. Out: [`Document`], from which every output format is made.
+//! In: what `sections/` finds worth telling. Out: [`Document`], from which every output format is made.
 //! Invariant: a table or figure has one id, which is its file's name in every format.
 
 use super::chart::Plot;

@@ -15,7 +15,7 @@ pub struct Colour {
     pub dark: [u8; 3],
 }
 
-/// Colours of the series, then of everything else: [`INK`], [`MUTED`], [`GRID`], [`SURFACE`], [`BAND`], [`QUIET`].
+/// Colours of the series, then of everything else: `INK`, `MUTED`, `GRID`, `SURFACE`, `BAND`, `QUIET`.
 pub const COLOURS: [Colour; 13] = [
     Colour { light: [0x00, 0x72, 0xb2], dark: [0x4d, 0xb0, 0xf0] },
     Colour { light: [0xd5, 0x5e, 0x00], dark: [0xff, 0x8c, 0x42] },
