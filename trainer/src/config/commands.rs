@@ -213,7 +213,7 @@ impl BenchConfig {
             seed: args.seed.unwrap_or(0),
             compute: compute(&args.compute)?,
             json: args.json,
-            export_job: args.export_job.clone(),
+            export_job: args.export_job.clone().map(|path| directory_name("--export-job", path)).transpose()?,
         })
     }
 }
@@ -245,8 +245,11 @@ pub(super) fn network_model(option: &'static str, text: &str) -> Result<NetworkM
     if netbench::names_a_measurement(text) {
         return netbench::measured_network(option, Path::new(text.trim()));
     }
-    let refuse =
-        |error: NetworkError| ConfigError::Invalid { option, expected: error.to_string(), got: text.to_owned() };
+    let refuse = |NetworkError { expected, got, .. }: NetworkError| ConfigError::Invalid {
+        option,
+        expected: expected.to_owned(),
+        got: if got == text { format!("\"{got}\"") } else { format!("\"{got}\" in \"{text}\"") },
+    };
     text.parse().map_err(refuse)
 }
 
@@ -259,6 +262,15 @@ pub(super) fn simulated_ranks(option: &'static str, ranks: &[usize]) -> Result<(
             Err(ConfigError::Invalid { option, expected, got: ranks.to_string() })
         }
     }
+}
+
+/// A directory that is there or can be made: no file of that name.
+fn directory_name(option: &'static str, path: PathBuf) -> Result<PathBuf, ConfigError> {
+    if path.exists() && !path.is_dir() {
+        let (expected, got) = ("the name of a directory".to_owned(), format!("the file {}", path.display()));
+        return Err(ConfigError::Invalid { option, expected, got });
+    }
+    Ok(path)
 }
 
 /// The path of a file to be written.
