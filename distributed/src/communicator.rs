@@ -18,7 +18,7 @@ pub enum Patience {
     /// It looks without pause.
     #[default]
     Busy,
-    /// It sleeps between looks (about 50 to 100 µs), so that another thread of this process can compute on this core.
+    /// It sleeps between looks (50 to 300 µs, the longer the wait, the longer), so that another thread of this process can compute on this core.
     Sleeping,
 }
 

@@ -35,6 +35,7 @@ pub mod layout;
 #[cfg(feature = "mpi")]
 pub mod mpi;
 pub mod parameter_server;
+mod pause;
 pub mod reducer;
 pub mod reduction;
 pub mod simulate;

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::Patience;
+use crate::pause::pause;
 
 /// Time of looks without a pause at the beginning of every wait; what is nearly there costs no sleep.
 ///
@@ -17,8 +18,8 @@ const FIRST_LOOKS: Duration = Duration::from_micros(20);
 /// Busy looks between two yields.
 const YIELD_INTERVAL: u32 = 16;
 
-/// With Linux's timer slack of 50 µs a thread that asks for this sleeps for up to 100 µs.
-const SLEEP: Duration = Duration::from_micros(50);
+/// Looks after each sleep: a look at a TCP connection takes one fragment of a message off it.
+const LOOKS_A_WAKE: u32 = 4;
 
 /// The patience of a communicator, shared by all that wait on its behalf.
 #[derive(Debug, Default)]
@@ -45,8 +46,11 @@ impl SharedPatience {
             }
             looks = looks.wrapping_add(1);
             match self.get() {
-                Patience::Sleeping if start.get_or_insert_with(Instant::now).elapsed() > FIRST_LOOKS => {
-                    std::thread::sleep(SLEEP);
+                Patience::Sleeping if looks.is_multiple_of(LOOKS_A_WAKE) => {
+                    let waited = start.get_or_insert_with(Instant::now).elapsed();
+                    if waited > FIRST_LOOKS {
+                        std::thread::sleep(pause(waited));
+                    }
                 }
                 Patience::Busy if looks.is_multiple_of(YIELD_INTERVAL) => std::thread::yield_now(),
                 _ => std::hint::spin_loop(),

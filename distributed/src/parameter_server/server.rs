@@ -5,14 +5,12 @@
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::Instant;
 
 use super::message::{Request, TO_SERVER, TO_WORKER};
 use super::shard::{Consistency, Shard, ShardUpdate, assign};
+use crate::pause::pause;
 use crate::{BucketPlan, CollectiveError, Communicator, floats_to_bytes};
-
-/// How long a server sleeps when it has nothing to do: a worker may compute on the same core.
-const NAP: Duration = Duration::from_micros(100);
 
 /// Which rank serves which buckets.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -68,6 +66,7 @@ impl Server {
     /// # Errors
     /// When the job ends.
     pub fn serve(&self) -> Result<(), CollectiveError> {
+        let mut last_request = Instant::now();
         loop {
             let shard = lock(&self.shard);
             if shard.is_abandoned() {
@@ -76,12 +75,14 @@ impl Server {
             // Ranks that have left cannot be listened to.
             let listens = !shard.is_abandoned_but_by(self.communicator.rank());
             drop(shard);
-            match listens {
-                true => match self.communicator.try_receive_any(TO_SERVER)? {
-                    Some((worker, bytes)) => self.handle(worker, Request::from_bytes(&bytes))?,
-                    None => std::thread::sleep(NAP),
-                },
-                false => std::thread::sleep(NAP),
+            let request = if listens { self.communicator.try_receive_any(TO_SERVER)? } else { None };
+            match request {
+                Some((worker, bytes)) => {
+                    self.handle(worker, Request::from_bytes(&bytes))?;
+                    last_request = Instant::now();
+                }
+                // A worker may compute on the same core.
+                None => std::thread::sleep(pause(last_request.elapsed())),
             }
         }
         Ok(())

@@ -17,13 +17,14 @@ use super::event::{Event, Timed};
 use super::network::{Link, NetworkModel};
 use super::profile::StepProfile;
 use crate::parameter_server::assign;
+use crate::pause::LONGEST;
 use crate::{Consistency, Shard, ShardUpdate};
 
 /// Bytes of a push that are no gradient: what it is, the bucket, the learning rate.
 const PUSH_BYTES: f64 = 17.0;
 
-/// How long an idle server sleeps on average before it sees a push: half of 100 us, and the 50 us by which Linux wakes late.
-const NAP_S: f64 = 75e-6;
+/// How long an idle server sleeps on average before it sees a push: half of its longest pause, and the 50 us by which Linux wakes late.
+const NAP_S: f64 = LONGEST.as_micros() as f64 / 2e6 + 50e-6;
 
 /// Steps of each worker: those before all have found their rhythm, and those that count.
 const NUM_WARMUP_STEPS: usize = 4;
