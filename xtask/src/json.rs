@@ -18,6 +18,12 @@ pub(crate) fn write(path: &Path, value: &Value) -> Outcome {
     fs::rename(&unfinished, path).map_err(|error| Failure::Failed(format!("{}: {error}", path.display())))
 }
 
+/// The value that a text begins with. A launcher may put what a program says on its other stream before the end of a line.
+pub(crate) fn first(text: &str) -> Result<Value, String> {
+    let value = serde_json::Deserializer::from_str(text).into_iter().next();
+    value.unwrap_or_else(|| serde_json::from_str("")).map_err(|error| error.to_string())
+}
+
 /// The first string under this key.
 pub(crate) fn text(document: &str, key: &str) -> Option<String> {
     find(document, key, |value| value.as_str().map(str::to_owned))
@@ -56,6 +62,13 @@ mod tests {
         assert_eq!(text(line, "executable").as_deref(), Some(r#"/a "b"\cA"#));
         assert!(is_true(line, "fresh"));
         assert_eq!(number(r#"{ "end": {"loss" : -1.5e-3}, "n": 7}"#, "loss"), Some(-1.5e-3));
+    }
+
+    #[test]
+    fn a_value_is_read_whatever_follows_it() {
+        assert_eq!(first("{\"a\": [1]}warning: b {").unwrap()["a"][0], 1);
+        assert!(first("").unwrap_err().contains("EOF"));
+        assert!(first("{\"a\": [1}").is_err());
     }
 
     #[test]

@@ -8,6 +8,8 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
+use crate::json;
+
 /// One measured block of one row.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Block {
@@ -63,7 +65,7 @@ impl Block {
 /// What our trainer printed last.
 pub(super) fn of_ours(log: &str) -> Result<(About, Block), String> {
     let line = log.lines().rev().find(|line| line.trim_start().starts_with('{')).unwrap_or_default();
-    let told: Value = serde_json::from_str(line.trim()).map_err(|error| format!("its JSON line: {error}"))?;
+    let told: Value = json::first(line).map_err(|error| format!("its JSON line: {error}"))?;
     let text = |key: &str| told[key].as_str().unwrap_or_default().to_owned();
     let block = Block {
         images_per_second: told["images_per_second"].as_f64().ok_or("it told no images_per_second")?,

@@ -12,7 +12,7 @@ use super::cell::Cell;
 use super::file::Kind;
 use super::records::{SCHEMA, Status};
 use crate::failure::Outcome;
-use crate::run_directory;
+use crate::{json, run_directory};
 
 /// Which attempt.
 #[derive(Clone, Copy, Debug)]
@@ -76,7 +76,7 @@ impl Attempt<'_> {
                 .lines()
                 .rev()
                 .filter(|line| line.starts_with('{'))
-                .filter_map(|line| serde_json::from_str::<Value>(line).ok())
+                .filter_map(|line| json::first(line).ok())
                 .find(|value| value["images_per_second"].is_number())
                 .ok_or_else(|| "expected a JSON object with images_per_second as the last line, got none".to_owned()),
             Kind::Train => {
@@ -138,6 +138,8 @@ mod tests {
         let attempt = Attempt { cell: &cell, repetition: 1, number: 2 };
         let output = "start\n{\"images_per_second\": 1.0}\n{\"images_per_second\": 2.5}\n{\"other\": 1}\n--- end\n";
         assert_eq!(attempt.result(Path::new("/nonexistent"), output).unwrap()["images_per_second"], 2.5);
+        let mixed = "{\"images_per_second\": 3.5}warning: speeds vary\n\n";
+        assert_eq!(attempt.result(Path::new("/nonexistent"), mixed).unwrap()["images_per_second"], 3.5);
         assert!(attempt.result(Path::new("/nonexistent"), "{broken\n").unwrap_err().contains("got none"));
         assert!(attempt.directory().ends_with(format!("{}/r1a2", cell.id)));
     }
