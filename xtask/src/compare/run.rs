@@ -91,9 +91,9 @@ fn ended_well((process, log): (Guarded, PathBuf), limit: Duration) -> Result<(),
     }
 }
 
-/// What mpirun and Open MPI add to a program's complaint is left out, if the program made one.
+/// What mpirun, Open MPI and srun add to a program's complaint is left out, if the program made one.
 fn complaint(text: &str) -> &str {
-    let end = text.find("\n-----").unwrap_or(text.len());
+    let end = ["\n-----", "\nsrun: "].iter().filter_map(|mark| text.find(mark)).min().unwrap_or(text.len());
     if text[..end].trim().is_empty() { text } else { &text[..end] }
 }
 
@@ -202,6 +202,7 @@ mod tests {
             "ImportError: x"
         );
         assert_eq!(last_line(complaint("\n-------\nno slots\n")), "no slots");
+        assert_eq!(last_line(complaint("OSError: x\nsrun: error: n1: task 0: Exited\n")), "OSError: x");
     }
 
     #[test]
