@@ -31,6 +31,9 @@ pub(super) struct Measurement {
 /// Where a step's time goes.
 pub(super) const PHASES: [&str; 6] = ["data", "forward", "backward", "communication", "optimizer", "other"];
 
+/// The place of the forward pass among them.
+pub(super) const FORWARD: usize = 1;
+
 /// Settings that say how much was computed, not how.
 const SIZES: [&str; 3] = ["ranks", "global_batch_size", "scaling"];
 

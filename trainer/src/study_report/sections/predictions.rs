@@ -7,7 +7,7 @@ use super::Facts;
 use crate::predict_scaling::measured_method;
 use crate::study_report::chart::{Axis, Kind, LinePlot, Plot, Point, Series};
 use crate::study_report::document::{Block, Cell, Figure, Table};
-use crate::study_report::measurements::{Measurement, range};
+use crate::study_report::measurements::{FORWARD, Measurement, PHASES, median, range};
 use crate::study_report::sources::{Predicted, PredictionFile};
 
 const BAND: f64 = 0.1;
@@ -75,19 +75,53 @@ pub(super) fn blocks(facts: &Facts<'_>) -> Vec<Block> {
     blocks
 }
 
+/// The middle of what is predicted at the speed of each repetition, images/s, and of the gaps, as shares of the measured.
+fn at_run_speeds(file: &PredictionFile, prediction: &Predicted, measured: &Measurement) -> Option<(f64, f64)> {
+    let step_s = prediction.step_ms? / 1e3;
+    let of_run = |(speed, phases): (&f64, &[f64; PHASES.len()])| {
+        let images = speed * phases.iter().sum::<f64>() / 1e3;
+        let predicted = images / file.profile.step_at(step_s, phases[FORWARD] / 1e3)?;
+        Some((predicted, (predicted - speed) / speed))
+    };
+    // A repetition without phases would be beside another one's.
+    let are_pairs = measured.speeds.len() == measured.phases_ms.len();
+    let runs = measured.speeds.iter().zip(&measured.phases_ms).filter(|_| are_pairs);
+    let (predicted, gaps): (Vec<f64>, Vec<f64>) = runs.filter_map(of_run).unzip();
+    Some((median(&predicted)?, median(&gaps)?))
+}
+
+fn within(gaps: &[f64]) -> String {
+    format!("{} of {}", gaps.iter().filter(|gap| **gap <= 100.0 * BAND).count(), gaps.len())
+}
+
 fn compared(facts: &Facts<'_>, pairs: &[(&PredictionFile, &Predicted, &Measurement)]) -> (Figure, Table) {
     let mut table = Table::new(
         "predicted-and-measured",
         "Predicted and measured throughput",
-        &["measurement", "prediction", "ranks", "predicted, images/s", "measured, images/s", "least", "most", "gap, %"],
+        &[
+            "measurement",
+            "prediction",
+            "ranks",
+            "predicted, images/s",
+            "measured, images/s",
+            "least",
+            "most",
+            "gap, %",
+            "predicted at the runs' speed",
+            "gap at it, %",
+        ],
     );
     let mut groups: Vec<Series> = Vec::new();
     let mut ends = (f64::INFINITY, 0.0_f64);
-    let mut gaps = Vec::new();
+    let (mut gaps, mut gaps_at_speed) = (Vec::new(), Vec::new());
     for (file, prediction, measured) in pairs {
         let (Some(predicted), Some(speed)) = (prediction.images_per_second, measured.speed()) else { continue };
         let gap = 100.0 * (predicted - speed) / speed;
         gaps.push(gap.abs());
+        let at_speed = at_run_speeds(file, prediction, measured);
+        let gap_at_speed = at_speed.map(|(_, gap)| 100.0 * gap);
+        gaps_at_speed.extend(gap_at_speed.map(f64::abs));
+        let predicted_at_speed = at_speed.map(|(speed, _)| speed);
         ends = (ends.0.min(predicted).min(speed), ends.1.max(predicted).max(speed));
         let range = range(&measured.speeds);
         table.push(vec![
@@ -99,6 +133,8 @@ fn compared(facts: &Facts<'_>, pairs: &[(&PredictionFile, &Predicted, &Measureme
             Cell::number(range.map(|range| range.0), 1),
             Cell::number(range.map(|range| range.1), 1),
             Cell::number(gap, 1),
+            Cell::number(predicted_at_speed, 1),
+            Cell::number(gap_at_speed, 1),
         ]);
         let name = [prediction.sync.as_str(), file.network.name.as_str()]
             .iter()
@@ -112,17 +148,22 @@ fn compared(facts: &Facts<'_>, pairs: &[(&PredictionFile, &Predicted, &Measureme
             None => groups.push(Series { name, style: groups.len(), kind: Kind::Scattered, lines: vec![vec![point]] }),
         }
     }
-    let within = gaps.iter().filter(|gap| **gap <= 100.0 * BAND).count();
     let line = [ends.0 * 0.9, ends.1 * 1.1].map(|at| Point::new(at, at)).to_vec();
     groups.insert(
         0,
         Series { name: "predicted = measured".to_owned(), style: 0, kind: Kind::Reference, lines: vec![line] },
     );
-    let caption = format!(
-        "{within} of {} predictions are within 10 % of the measured speed, the shaded band. Points are medians of the repetitions, bars their least and most. {}",
-        gaps.len(),
+    let mut caption = format!(
+        "{} predictions are within 10 % of the measured speed, the shaded band. Points are medians of the repetitions, bars their least and most. {}",
+        within(&gaps),
         facts.speed_words()
     );
+    if !gaps_at_speed.is_empty() {
+        caption.push_str(&format!(
+            " At the speed that the machine had in each run, by its forward pass, in which no gradient travels: {}; see the table.",
+            within(&gaps_at_speed)
+        ));
+    }
     let axis = |label: &str| {
         if ends.1 / ends.0.max(f64::MIN_POSITIVE) > 8.0 { Axis::logarithmic(label) } else { Axis::linear(label) }
     };
@@ -203,7 +244,7 @@ fn published(facts: &Facts<'_>) -> Option<Table> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::study_report::sources::Sources;
+    use crate::study_report::sources::{PredictedProfile, Sources};
 
     fn measured(id: &str, settings: &[(&str, &str)]) -> Measurement {
         let settings = settings.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
@@ -247,5 +288,20 @@ mod tests {
         assert_eq!(found(cells("1"), None, prediction("allreduce:hierarchical")), None);
         assert_eq!(found(cells("1"), None, prediction("")), None, "there are two");
         assert_eq!(found(cells("2"), None, prediction("allreduce:ring")), None);
+    }
+
+    #[test]
+    fn a_run_on_a_machine_that_slowed_down_meets_a_prediction_that_did_too() {
+        let profile = PredictedProfile { forward_s: 0.02, backward_s: 0.06, ..PredictedProfile::default() };
+        let file = PredictionFile { profile, ..PredictionFile::default() };
+        let prediction = Predicted { step_ms: Some(100.0), ..Predicted::default() };
+        let mut one = measured("a", &[]);
+        // 64 images in steps of 100 and 140 ms.
+        one.speeds = vec![640.0, 64.0 / 0.14];
+        one.phases_ms = vec![[0.0, 20.0, 60.0, 20.0, 0.0, 0.0], [0.0, 30.0, 90.0, 20.0, 0.0, 0.0]];
+        let (predicted, gap) = at_run_speeds(&file, &prediction, &one).unwrap();
+        assert!((predicted - (640.0 + 64.0 / 0.14) / 2.0).abs() < 1e-9 && gap.abs() < 1e-9, "{predicted} {gap}");
+        one.phases_ms.pop();
+        assert_eq!(at_run_speeds(&file, &prediction, &one), None, "a repetition has no phases");
     }
 }

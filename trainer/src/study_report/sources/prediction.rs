@@ -32,6 +32,8 @@ pub struct PredictionFile {
     pub threads: Option<u64>,
     /// Between ranks.
     pub network: PredictedNetwork,
+    /// The step of one rank that it is made of.
+    pub profile: PredictedProfile,
     /// One a setting.
     pub predictions: Vec<Predicted>,
     /// Against what others published.
@@ -53,6 +55,30 @@ pub struct PredictedNetwork {
     pub bytes_per_second: f64,
     /// That share a node.
     pub ranks_per_node: Option<u64>,
+}
+
+/// Seconds of the step of one rank.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct PredictedProfile {
+    /// Of the forward pass.
+    pub forward_s: f64,
+    /// Of the backward pass.
+    pub backward_s: f64,
+    /// Of the update.
+    pub optimizer_s: f64,
+    /// Of what the step does besides.
+    pub other_s: f64,
+}
+
+impl PredictedProfile {
+    /// Seconds of a step of `step_s` on a machine whose forward pass takes `forward_s`: all that is computed takes as much longer, what
+    /// is waited for does not. None without a forward pass.
+    pub fn step_at(&self, step_s: f64, forward_s: f64) -> Option<f64> {
+        let computed_s = self.forward_s + self.backward_s + self.optimizer_s + self.other_s;
+        let stretched_s = step_s + (forward_s / self.forward_s - 1.0) * computed_s;
+        (self.forward_s > 0.0 && stretched_s > 0.0).then_some(stretched_s)
+    }
 }
 
 /// One prediction.
@@ -132,6 +158,15 @@ impl PredictionFile {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_slower_machine_computes_longer_and_waits_as_long() {
+        let profile = PredictedProfile { forward_s: 0.02, backward_s: 0.05, optimizer_s: 0.01, other_s: 0.02 };
+        let step_s = profile.step_at(0.15, 0.03).unwrap();
+        assert!((step_s - 0.2).abs() < 1e-12, "{step_s}");
+        assert_eq!(profile.step_at(0.15, 0.02), Some(0.15));
+        assert_eq!(PredictedProfile::default().step_at(0.15, 0.02), None);
+    }
 
     #[test]
     fn a_predictions_own_cell_wins_over_the_files() {
