@@ -1,7 +1,7 @@
 //! What can go wrong between ranks.
 //!
 //! In: values known to every rank. Out: one error with the same text on every rank.
-//! Invariant: a verdict is drawn from gathered data, so all ranks fail together; only `Mpi`, `WatchdogThread` and `Aborted` may differ by rank.
+//! Invariant: a verdict is drawn from gathered data, so all ranks fail together; only `Mpi`, `Nccl`, `WatchdogThread` and `Aborted` may differ by rank.
 
 use thiserror::Error;
 
@@ -196,6 +196,26 @@ pub enum CollectiveError {
         /// MPI's error code.
         code: i32,
         /// MPI's text for it.
+        text: String,
+    },
+    /// Gradients cannot go through NCCL here; found before any rank entered it.
+    #[error("NCCL cannot be used on {}: {problem}; {remedy}, or leave out --reduction nccl: gradients are then staged through host memory", list(.ranks))]
+    NcclUnavailable {
+        /// Ranks with a problem, ascending, at least one.
+        ranks: Vec<usize>,
+        /// What was expected and found, on the first of `ranks`.
+        problem: String,
+        /// What to do.
+        remedy: String,
+    },
+    /// A call of NCCL, or of the CUDA driver on its way, failed.
+    #[error("{call} failed on rank {rank}: {text}; NCCL_DEBUG=INFO makes NCCL tell more")]
+    Nccl {
+        /// Name of the function.
+        call: &'static str,
+        /// The rank that met it.
+        rank: usize,
+        /// The library's name for the error.
         text: String,
     },
 }

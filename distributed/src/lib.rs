@@ -34,6 +34,8 @@ pub mod header;
 pub mod layout;
 #[cfg(feature = "mpi")]
 pub mod mpi;
+#[cfg(feature = "nccl")]
+pub mod nccl;
 pub mod parameter_server;
 mod pause;
 pub mod reducer;
@@ -47,6 +49,8 @@ pub mod watchdog;
 
 #[cfg(feature = "mpi")]
 pub use self::mpi::MpiCommunicator;
+#[cfg(feature = "nccl")]
+pub use self::nccl::NcclReduction;
 pub use algorithms::{AllReducer, ExactReducer, HierarchicalReducer, ReductionKind};
 pub use bucket::{Bucket, BucketPlan};
 pub use bytes::{bytes_to_floats, floats_to_bytes};

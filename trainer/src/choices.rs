@@ -164,17 +164,21 @@ pub enum ReductionChoice {
     Hierarchical,
     /// The same bits on any number of ranks.
     Exact,
+    /// NVIDIA's NCCL on the ranks' GPUs.
+    Nccl,
 }
 
-impl From<ReductionChoice> for ReductionKind {
-    fn from(choice: ReductionChoice) -> Self {
-        match choice {
-            ReductionChoice::Mpi => Self::Library,
-            ReductionChoice::Ring => Self::Ring,
-            ReductionChoice::HalvingDoubling => Self::HalvingDoubling,
-            ReductionChoice::Hierarchical => Self::Hierarchical,
-            ReductionChoice::Exact => Self::Exact,
-        }
+impl ReductionChoice {
+    /// The algorithm over the ranks' messages that it names; `None` for the one that sums on GPUs.
+    pub fn kind(self) -> Option<ReductionKind> {
+        Some(match self {
+            Self::Mpi => ReductionKind::Library,
+            Self::Ring => ReductionKind::Ring,
+            Self::HalvingDoubling => ReductionKind::HalvingDoubling,
+            Self::Hierarchical => ReductionKind::Hierarchical,
+            Self::Exact => ReductionKind::Exact,
+            Self::Nccl => return None,
+        })
     }
 }
 

@@ -25,6 +25,11 @@ use crate::choices::BatchNormKind;
 use clap::{Args, Parser, Subcommand};
 use std::path::PathBuf;
 
+/// A variable of the environment, for the doctor, which looks at what other programs read.
+pub fn environment(variable: &str) -> Option<String> {
+    std::env::var(variable).ok()
+}
+
 /// Trains image classifiers on one process or many.
 #[derive(Debug, Parser)]
 #[command(

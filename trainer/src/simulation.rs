@@ -8,7 +8,7 @@
 
 use std::time::Instant;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use distributed::simulate::{Predictor, ServerPlacement, StepProfile, Synchronisation};
 use distributed::{BucketCompressor, CompressionKind, ReductionKind, SingleCommunicator, tensor_spans};
 
@@ -59,7 +59,10 @@ pub fn synchronisation(profile: &StepProfile, sync: &SyncConfig) -> Result<Synch
             kind: compression.0,
             encoding_s_per_byte: encoding_s_per_byte(profile, compression.0)?,
         },
-        SyncMethod::Allreduce { reduction, .. } => Synchronisation::AllReduce(reduction.into()),
+        SyncMethod::Allreduce { reduction, .. } => match reduction.kind() {
+            Some(kind) => Synchronisation::AllReduce(kind),
+            None => bail!("--reduction {reduction} cannot be simulated: its times on GPUs are not known; give another"),
+        },
         SyncMethod::Exact { .. } => Synchronisation::AllReduce(ReductionKind::Exact),
         SyncMethod::ParameterServer { servers, placement, asynchronous } => Synchronisation::ParameterServer {
             servers,

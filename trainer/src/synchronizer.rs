@@ -58,7 +58,7 @@ impl Synchronizer {
         let mut synchronizer = Self { method: config.method.clone(), client: None, server: None };
         let reducer =
             GradientReducer::with_reduction(model, Arc::clone(communicator), &reducer_config, |plans, own| {
-                let inner = synchronizer.reduction(plans, own, sgd, server_link)?;
+                let inner = synchronizer.reduction(plans, own, sgd, server_link, (config.gpu, whereabouts))?;
                 Ok(Box::new(Noted { inner, whereabouts: Arc::clone(whereabouts) }))
             })?;
         Ok((synchronizer, reducer))
@@ -129,13 +129,17 @@ impl Synchronizer {
         communicator: Arc<dyn Communicator>,
         sgd: SgdConfig,
         server_link: Option<Arc<dyn Communicator>>,
+        (gpu, whereabouts): (Option<usize>, &Arc<Whereabouts>),
     ) -> Result<Box<dyn BucketReduction>, CollectiveError> {
         match self.method {
             SyncMethod::Allreduce { compression, compress_warmup_steps, .. } if compression.is_some() => {
                 let warmup = compress_warmup_steps;
                 Ok(Box::new(CompressedReduction::new(compression.0, warmup, (layout, plan), communicator)?))
             }
-            SyncMethod::Allreduce { reduction, .. } => Ok(Box::new(SumReduction::new(reduction.into(), communicator)?)),
+            SyncMethod::Allreduce { reduction, .. } => match reduction.kind() {
+                Some(kind) => Ok(Box::new(SumReduction::new(kind, communicator)?)),
+                None => by_nccl(&*communicator, gpu, whereabouts),
+            },
             SyncMethod::Exact { virtual_shards } => {
                 let num_own = own_shards(virtual_shards, communicator.rank(), communicator.world_size()).len();
                 Ok(Box::new(ExactReduction::new(communicator, num_own)?))
@@ -163,6 +167,26 @@ impl Synchronizer {
             }
         }
     }
+}
+
+/// The sum on GPUs; without an index of its own a rank has the GPU of its index on its node.
+#[cfg(feature = "nccl")]
+fn by_nccl(
+    communicator: &dyn Communicator,
+    gpu: Option<usize>,
+    whereabouts: &Arc<Whereabouts>,
+) -> Result<Box<dyn BucketReduction>, CollectiveError> {
+    let gpu = gpu.unwrap_or(communicator.topology().local_rank);
+    Ok(Box::new(distributed::NcclReduction::new(communicator, gpu, Arc::clone(whereabouts))?))
+}
+
+#[cfg(not(feature = "nccl"))]
+fn by_nccl(
+    _communicator: &dyn Communicator,
+    _gpu: Option<usize>,
+    _whereabouts: &Arc<Whereabouts>,
+) -> Result<Box<dyn BucketReduction>, CollectiveError> {
+    unreachable!("a program without nccl refuses --reduction nccl before it starts")
 }
 
 /// Serves on a rank that does nothing else, until the workers have left.

@@ -327,6 +327,16 @@ fn a_device_that_is_not_built_in_is_refused_with_the_feature() {
 }
 
 #[test]
+fn a_sum_on_gpus_is_refused_with_the_feature_or_the_device_that_it_needs() {
+    let error = refusal("--reduction nccl --device flex");
+    match cfg!(feature = "nccl") {
+        true => assert!(error.contains("--reduction nccl contradicts --device flex"), "{error}"),
+        false => assert!(error.contains("--features cuda") && error.ends_with("got nccl"), "{error}"),
+    }
+    assert!(refusal("--reduction nccl --compress bf16").contains("--compress contradicts --reduction nccl"));
+}
+
+#[test]
 fn eval_needs_exactly_one_source_of_weights_and_what_that_source_does_not_tell() {
     let refused = |flags: &str| EvalConfig::resolve(&eval_args(flags), None).unwrap_err().to_string();
     assert!(refused("").contains("--weights FILE"));

@@ -20,9 +20,10 @@ use crate::tidy;
 
 pub(crate) const COMMAND: Command = Command {
     name: "test",
-    summary: "Set up and run all checks: format, tidy, lints, tests, documentation, addresses, aarch64, MPI, a browser, Slurm.",
+    summary: "Set up and run all checks: format, tidy, lints, tests, documentation, NCCL, addresses, aarch64, MPI, a browser, Slurm.",
     details: "\
-Stages in order: fmt, tidy, clippy, test, doc, memory, arm, mpi, report, slurm.
+Stages in order: fmt, tidy, clippy, test, doc, nccl, memory, arm, mpi, report, slurm.
+The nccl stage checks and tests what the cargo feature nccl adds; it needs neither CUDA nor a GPU.
 The memory stage runs the kernels' tests under AddressSanitizer; arm compiles them for aarch64, and runs them where
 qemu-user and a cross linker are installed.
 The mpi stage runs on 1 to 4 ranks under mpirun; without mpirun only its launcher checks run, and that is said aloud.
@@ -73,12 +74,13 @@ struct Row {
     seconds: f64,
 }
 
-const STAGES: [Stage; 10] = [
+const STAGES: [Stage; 11] = [
     Stage { name: "fmt", run: format },
     Stage { name: "tidy", run: |_| tidy::run().into() },
     Stage { name: "clippy", run: lints },
     Stage { name: "test", run: |context| over_workspace(context, "test", &[]).into() },
     Stage { name: "doc", run: documentation },
+    Stage { name: "nccl", run: nccl },
     Stage { name: "memory", run: |_| or_skipped(kernel_stages::sanitized()) },
     Stage { name: "arm", run: |_| or_skipped(kernel_stages::on_arm()) },
     Stage { name: "mpi", run: mpi },
@@ -157,6 +159,17 @@ fn documentation(context: &Context<'_>) -> Verdict {
     let mut command = cargo::command(&["doc", "--no-deps", "--workspace"]);
     command.args(context.mpi.test_features()).env("RUSTDOCFLAGS", "-D warnings");
     process::run(command).into()
+}
+
+/// Apart from the other stages: with this feature among theirs, everybody who builds without it would build twice.
+fn nccl(context: &Context<'_>) -> Verdict {
+    const LINTS: [&str; 8] = ["--features", "nccl", "--lib", "--test", "nccl", "--", "-D", "warnings"];
+    if setup::has_component(context.arguments, "clippy", "clippy")
+        && let Err(failure) = over_workspace(context, "clippy", &LINTS)
+    {
+        return Verdict::Failed(failure.to_string());
+    }
+    over_workspace(context, "test", &["--features", "nccl", "--test", "nccl"]).into()
 }
 
 fn over_workspace(context: &Context<'_>, subcommand: &str, further: &[&str]) -> Outcome {

@@ -24,6 +24,8 @@ mod whereabouts;
 pub use self::alarm::{Alarm, Verdict};
 pub use self::report::Report;
 pub use self::watched::WatchedCommunicator;
+#[cfg(feature = "nccl")]
+pub(crate) use self::whereabouts::Call;
 pub use self::whereabouts::{Phase, Whereabouts};
 
 /// What is done with an alarm before the job ends; it prints.

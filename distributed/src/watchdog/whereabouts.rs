@@ -72,7 +72,7 @@ impl Display for Phase {
 
 /// A call that can wait for other ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Call {
+pub(crate) enum Call {
     SumF32 = 1,
     SumF64,
     SumU64,
@@ -88,10 +88,14 @@ pub(super) enum Call {
     NodeMemory,
     NodeSumF32,
     NodeSumU64,
+    #[cfg_attr(not(feature = "nccl"), allow(dead_code, reason = "noted by NCCL's calls alone"))]
+    NcclInit,
+    #[cfg_attr(not(feature = "nccl"), allow(dead_code, reason = "noted by NCCL's calls alone"))]
+    NcclSum,
 }
 
 /// Names of the calls, by code; none has the code 0.
-const CALLS: [&str; 16] = [
+const CALLS: [&str; 18] = [
     "",
     "all_reduce_sum",
     "all_reduce_sum_f64",
@@ -108,6 +112,8 @@ const CALLS: [&str; 16] = [
     "node_memory",
     "node_memory.sum_f32",
     "node_memory.sum_u64",
+    "ncclCommInitRank",
+    "ncclAllReduce",
 ];
 
 /// The name of a call from its code; `None` for the code 0 and for unknown ones.
@@ -185,7 +191,7 @@ impl Whereabouts {
     }
 
     /// Notes `call` until the result is dropped.
-    pub(super) fn note(&self, call: Call) -> Noted<'_> {
+    pub(crate) fn note(&self, call: Call) -> Noted<'_> {
         let stamp = self.stamp(call as u64);
         let free = |slot: &&AtomicU64| {
             slot.load(Ordering::Relaxed) == 0
@@ -228,7 +234,7 @@ fn code(stamp: u64) -> u64 {
 pub(super) struct Underway(u64);
 
 /// A call that is noted until this is dropped.
-pub(super) struct Noted<'whereabouts> {
+pub(crate) struct Noted<'whereabouts> {
     /// `None` where all slots were taken.
     slot: Option<&'whereabouts AtomicU64>,
 }
@@ -284,7 +290,7 @@ mod tests {
             assert_eq!(Phase::from_code(code as u64), Some(phase));
             assert_eq!(phase.to_string(), format!("{phase:?}").to_lowercase());
         }
-        assert_eq!(Call::NodeSumU64 as usize + 1, CALLS.len());
+        assert_eq!(Call::NcclSum as usize + 1, CALLS.len());
         assert_eq!((call_name(Call::Barrier as u64), call_name(0), call_name(99)), (Some("barrier"), None, None));
         assert_eq!(call_code("barrier"), Call::Barrier as u64);
     }

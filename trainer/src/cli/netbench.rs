@@ -29,7 +29,7 @@ pub struct NetbenchArgs {
     #[arg(long, value_name = "RANKS", value_delimiter = ',')]
     pub ranks: Option<Vec<usize>>,
 
-    /// Algorithms of all-reduce to measure, comma-separated; mpi is the library's own [default: all]
+    /// Algorithms of all-reduce to measure, comma-separated; mpi is the library's own [default: all but nccl, which sums on GPUs]
     #[arg(long, value_enum, value_name = "KINDS", value_delimiter = ',')]
     pub reductions: Option<Vec<ReductionChoice>>,
 

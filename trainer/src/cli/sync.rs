@@ -18,7 +18,7 @@ pub struct SyncArgs {
     #[arg(long, value_enum, value_name = "METHOD", hide_possible_values = true)]
     pub sync: Option<SyncKind>,
 
-    /// How allreduce sums: mpi (the library), ring, halving-doubling, hierarchical (inside each machine, then between them) or exact (the same bits on any number of ranks) [default: hierarchical, the fastest measured]
+    /// How allreduce sums: mpi (the library), ring, halving-doubling, hierarchical (inside each machine, then between them), exact (the same bits on any number of ranks) or nccl (on the GPUs, where NVIDIA's library is found; needs --device cuda) [default: hierarchical, the fastest measured]
     #[arg(long, value_enum, value_name = "ALGORITHM", hide_possible_values = true)]
     pub reduction: Option<ReductionChoice>,
 

@@ -199,6 +199,7 @@ impl BenchConfig {
     /// # Errors
     /// A [`ConfigError`] naming the option and the remedy.
     pub fn resolve(args: &BenchArgs, world_size: usize) -> Result<Self, ConfigError> {
+        let compute = compute(&args.compute)?;
         Ok(Self {
             model: model(&args.model)?,
             batch_size_per_rank: at_least("--batch-size-per-rank", args.batch_size_per_rank.unwrap_or(128), 1)?,
@@ -207,11 +208,11 @@ impl BenchConfig {
             image_size: at_least("--image-size", args.image_size.unwrap_or(32), 8)?,
             num_classes: at_least("--num-classes", args.num_classes.unwrap_or(10), 2)?,
             batch_norm: args.batch_norm.unwrap_or(BatchNormKind::Local),
-            sync: sync::sync(&args.sync, world_size)?,
+            sync: sync::on_device(sync::sync(&args.sync, world_size)?, compute.device)?,
             simulation: simulation(args)?,
             profile_output: args.profile_output.clone().map(|path| file_name("--profile-output", path)).transpose()?,
             seed: args.seed.unwrap_or(0),
-            compute: compute(&args.compute)?,
+            compute,
             json: args.json,
             export_job: args.export_job.clone().map(|path| directory_name("--export-job", path)).transpose()?,
         })

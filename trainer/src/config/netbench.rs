@@ -60,7 +60,16 @@ impl NetbenchConfig {
                 got: format!("{timeout} s"),
             });
         }
-        let mut reductions = args.reductions.clone().unwrap_or_else(|| ReductionChoice::value_variants().to_vec());
+        let all =
+            || ReductionChoice::value_variants().iter().copied().filter(|choice| choice.kind().is_some()).collect();
+        let mut reductions: Vec<ReductionChoice> = args.reductions.clone().unwrap_or_else(all);
+        if let Some(other) = reductions.iter().find(|choice| choice.kind().is_none()) {
+            return Err(ConfigError::Invalid {
+                option: "--reductions",
+                expected: "algorithms over the ranks' network, as GPUs are not measured".to_owned(),
+                got: other.to_string(),
+            });
+        }
         let mut seen = Vec::new();
         reductions.retain(|choice| {
             !seen.contains(choice) && {
@@ -198,6 +207,13 @@ mod tests {
         assert!(resolve(given(&[1]), 4).unwrap_err().contains("expected numbers from 2 to 4, the world size, got 1"));
         assert!(resolve(given(&[8]), 4).unwrap_err().contains("got 8"));
         assert!(resolve(given(&[2]), 1).unwrap_err().contains("--ranks has no effect in a world of one rank"));
+    }
+
+    #[test]
+    fn sums_on_gpus_are_not_measured_and_refused_when_named() {
+        assert!(!resolve(NetbenchArgs::default(), 2).unwrap().reductions.contains(&ReductionChoice::Nccl));
+        let args = NetbenchArgs { reductions: Some(vec![ReductionChoice::Nccl]), ..NetbenchArgs::default() };
+        assert!(resolve(args, 2).unwrap_err().contains("--reductions: expected algorithms over the ranks' network"));
     }
 
     #[test]

@@ -37,15 +37,16 @@ pub(super) fn train(args: &TrainArgs, world_size: usize) -> Result<TrainConfig, 
     super::sync::fits_optimizer(&sync, &optimizer)?;
     let run = run(&args.run, args.resume)?;
     super::sync::fits_skipping(&sync, run.on_non_finite)?;
+    let compute = compute(&args.compute)?;
     Ok(TrainConfig {
         model: model(&args.model)?,
         train_split: train_split(&args.train_split, kind, data.source.image_size())?,
         batch,
-        sync,
+        sync: super::sync::on_device(sync, compute.device)?,
         optimizer,
         schedule: schedule(&args.schedule, kind)?,
         run,
-        compute: compute(&args.compute)?,
+        compute,
         data,
     })
 }

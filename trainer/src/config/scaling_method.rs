@@ -64,6 +64,9 @@ pub(super) fn scaling_method(text: &str, args: &SyncArgs, most_ranks: usize) -> 
     if args.reduction == Some(ReductionChoice::Exact) {
         args.virtual_shards = Some(most_ranks);
     }
+    if args.reduction == Some(ReductionChoice::Nccl) {
+        return Err(unread());
+    }
     sync(&args, most_ranks).map_err(|error| refuse(&format!(": {error}")))
 }
 
@@ -125,6 +128,7 @@ mod tests {
             "",
             "ring",
             "allreduce:tree",
+            "allreduce:nccl",
             "allreduce:ring:2",
             "allreduce+zip",
             "allreduce:ring+bf16",

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::error::ConfigError;
 use super::parts::{BatchConfig, OnNonFinite, OptimizerConfig};
 use super::resolve::{MIB, at_least, in_range, no_effect};
-use crate::choices::{BatchNormKind, Compression, OnOff, PlacementKind, ReductionChoice, SyncKind};
+use crate::choices::{BatchNormKind, Compression, DeviceChoice, OnOff, PlacementKind, ReductionChoice, SyncKind};
 use crate::cli::{BatchArgs, SyncArgs};
 
 /// How the ranks' gradients or parameters become one.
@@ -27,6 +27,8 @@ pub struct SyncConfig {
     pub timeout: Duration,
     /// File of the trace.
     pub trace: Option<PathBuf>,
+    /// The GPU that sums where GPUs do, if `--device` tells its index; otherwise that of the rank's index on its node.
+    pub gpu: Option<usize>,
 }
 
 impl Default for SyncConfig {
@@ -126,7 +128,23 @@ pub(super) fn sync(args: &SyncArgs, world_size: usize) -> Result<SyncConfig, Con
         overlap: args.overlap.unwrap_or(OnOff::On) == OnOff::On,
         timeout: Duration::from_secs(at_least("--timeout", args.timeout.unwrap_or(120), 1)?),
         trace: args.trace.clone(),
+        gpu: None,
     })
+}
+
+/// The method on `device`; a sum on GPUs needs one that computes.
+pub(super) fn on_device(sync: SyncConfig, device: DeviceChoice) -> Result<SyncConfig, ConfigError> {
+    match (&sync.method, device) {
+        (SyncMethod::Allreduce { reduction: ReductionChoice::Nccl, .. }, DeviceChoice::Cuda(gpu)) => {
+            Ok(SyncConfig { gpu, ..sync })
+        }
+        (SyncMethod::Allreduce { reduction: ReductionChoice::Nccl, .. }, _) => Err(ConfigError::Conflict {
+            option: "--reduction nccl",
+            other: format!("--device {device}"),
+            remedy: "it sums on GPUs; give --device cuda, or another reduction".to_owned(),
+        }),
+        _ => Ok(sync),
+    }
 }
 
 /// Refuses what the method cannot do with the batch.
@@ -220,6 +238,15 @@ fn allreduce(args: &SyncArgs, world_size: usize) -> Result<SyncMethod, ConfigErr
             option: "--compress",
             other: format!("--reduction {reduction}"),
             remedy: "each compression has a sum of its own; give one of them".to_owned(),
+        });
+    }
+    if reduction == ReductionChoice::Nccl && !cfg!(feature = "nccl") {
+        return Err(ConfigError::Invalid {
+            option: "--reduction",
+            expected: "mpi, ring, halving-doubling, hierarchical or exact, as this program was built without nccl (rebuild with \
+                       --features cuda; without --reduction gradients are staged through host memory over MPI)"
+                .to_owned(),
+            got: reduction.to_string(),
         });
     }
     if reduction == ReductionChoice::Exact {

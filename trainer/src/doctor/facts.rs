@@ -13,9 +13,11 @@ use distributed::{Communicator, Launcher, ROOT, Topology, check_place, check_wor
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
+use super::gradients::{self, GradientFacts};
 use super::machine::{self, GpuFacts, InterfaceFacts, MemoryFacts, ProcessorFacts};
 use super::network::{self, SumFacts};
 use super::storage::{self, OutputFacts};
+use crate::cli::environment;
 use crate::clock_offset::ClockOffset;
 use crate::config::{ComputeConfig, DataConfig, DoctorConfig, instruction_set};
 use crate::data;
@@ -38,6 +40,8 @@ pub struct RankFacts {
     pub compute: Result<ComputeFacts, String>,
     /// GPUs of its node.
     pub gpus: GpuFacts,
+    /// Ways of gradients between GPUs; for the first rank of a node to say, where it computes on one.
+    pub gradients: Option<GradientFacts>,
     /// Memory of its node.
     pub memory: MemoryFacts,
     /// Ways to other nodes.
@@ -155,12 +159,15 @@ pub fn examine(config: &DoctorConfig, world: &World) -> Result<Vec<RankFacts>> {
     let path = String::from_utf8_lossy(&roots).into_owned();
     let sees_output = looks.then(|| storage::sees(Path::new(&path), LOOK_FOR.min(config.timeout / 2)));
 
+    let speaks_of_gpus = topology.local_rank == 0 && compute.as_ref().is_ok_and(|compute| compute.is_gpu);
+    let gradients = speaks_of_gpus.then(|| gradients::examine(&program.library, environment));
     let own = RankFacts {
         place: place(&**communicator),
         program,
         processors: machine::processors(),
         compute,
         gpus: machine::gpus(),
+        gradients,
         memory: machine::memory(),
         interfaces: machine::interfaces(),
         sums,

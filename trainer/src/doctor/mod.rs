@@ -7,6 +7,7 @@
 mod cpu_set;
 mod diagnosis;
 mod facts;
+mod gradients;
 mod judge;
 mod machine;
 mod network;
@@ -18,6 +19,7 @@ pub use diagnosis::{Diagnosis, MapLine, Row, Verdict};
 pub use facts::{
     Complaint, ComputeFacts, DataFacts, PlaceFacts, ProgramFacts, RankFacts, examine, stands_alone_beside_others,
 };
+pub use gradients::GradientFacts;
 pub use judge::diagnose;
 pub use machine::{GpuFacts, InterfaceFacts, MemoryFacts, ProcessorFacts};
 pub use network::{SpeedFacts, SumFacts};

@@ -63,7 +63,8 @@ pub fn measure(
 ) -> Result<Vec<CollectiveTimes>, CollectiveError> {
     let mut all = Vec::new();
     for &choice in &config.reductions {
-        let reducer = AllReducer::new(choice.into(), Arc::clone(communicator))?;
+        let Some(kind) = choice.kind() else { continue };
+        let reducer = AllReducer::new(kind, Arc::clone(communicator))?;
         let mut work = Summing { reducer, values: Vec::new() };
         let resize = |work: &mut Summing, bytes: usize| work.values.resize(bytes / size_of::<f32>(), 0.0);
         all.push(by_size(config, &**communicator, (Operation::AllReduce, choice), &mut work, resize)?);
@@ -99,10 +100,11 @@ fn by_size<W: Work>(
 pub fn simulate(all: &mut [CollectiveTimes], reductions: &[ReductionChoice], network: &NetworkModel) {
     let sums = all.iter_mut().filter(|times| times.operation == Operation::AllReduce && times.ranks <= MOST_SIMULATED);
     for times in sums {
-        let Some(&choice) = reductions.iter().find(|choice| choice.to_string() == times.algorithm) else { continue };
+        let choice = reductions.iter().find(|choice| choice.to_string() == times.algorithm);
+        let Some(kind) = choice.and_then(|choice| choice.kind()) else { continue };
         for point in &mut times.points {
             // A network that cannot be simulated leaves the measurement as it is.
-            point.simulated_seconds = reduction_seconds(choice.into(), network, times.ranks, point.bytes).ok();
+            point.simulated_seconds = reduction_seconds(kind, network, times.ranks, point.bytes).ok();
         }
     }
 }

@@ -6,6 +6,9 @@ use super::source::{Source, words};
 /// The only files that may name the crate mpi.
 const MPI_FOLDER: &str = "distributed/src/mpi/";
 
+/// The only files that may name the crate cudarc.
+const NCCL_FOLDER: &str = "distributed/src/nccl/";
+
 /// Printing belongs to the report, to programs and to tests.
 pub(super) fn prints_only_where_printing_is_the_job(source: &Source) -> Vec<Finding> {
     const PRINTING: [&str; 4] = ["println", "eprintln", "print", "eprint"];
@@ -39,13 +42,17 @@ pub(super) fn reads_the_environment_in_one_place(source: &Source) -> Vec<Finding
 
 /// Unsafe code stays in its files, and each block says why it is sound.
 pub(super) fn unsafe_stays_where_it_belongs(source: &Source) -> Vec<Finding> {
-    let may = source.path.starts_with(MPI_FOLDER) || source.member() == "kernels";
+    let may =
+        [MPI_FOLDER, NCCL_FOLDER].iter().any(|folder| source.path.starts_with(folder)) || source.member() == "kernels";
     found(source, |source, index, (_, word, after)| {
         if word != "unsafe" {
             return None;
         }
         if !may {
-            return Some("`unsafe` outside distributed/src/mpi and kernels: express it in safe code".to_owned());
+            return Some(
+                "`unsafe` outside distributed/src/mpi, distributed/src/nccl and kernels: express it in safe code"
+                    .to_owned(),
+            );
         }
         let after = after.trim_start();
         let needs_reason = after.is_empty() || after.starts_with('{') || after.starts_with("impl");
@@ -82,7 +89,7 @@ pub(super) fn ignores_no_test(source: &Source) -> Vec<Finding> {
     })
 }
 
-/// The crate mpi is known to one folder; in `datasets` so is burn.
+/// The crates mpi and cudarc are each known to one folder; in `datasets` so is burn.
 pub(super) fn names_a_crate_only_in_its_file(source: &Source) -> Vec<Finding> {
     found(source, |source, index, (before, word, after)| {
         if !is_path_start(before, after) {
@@ -92,6 +99,9 @@ pub(super) fn names_a_crate_only_in_its_file(source: &Source) -> Vec<Finding> {
         match word {
             "mpi" if !source.path.starts_with(MPI_FOLDER) => {
                 Some("the crate mpi is named outside distributed/src/mpi: go through `Communicator`; the own module is `self::mpi`".to_owned())
+            }
+            "cudarc" if !source.path.starts_with(NCCL_FOLDER) => {
+                Some("the crate cudarc is named outside distributed/src/nccl: go through `NcclReduction`".to_owned())
             }
             "burn" if is_of_datasets && source.path != "datasets/src/batch.rs" => {
                 Some("burn is named outside datasets/src/batch.rs: tensors begin there".to_owned())
@@ -182,6 +192,8 @@ mod tests {
             "mod mpi;\npub use self::mpi::A;\nuse mpi::B;\nuse mpi;\nlet a = crate::mpi::init();\nmpi::C::new();\n";
         assert_eq!(lines(rule, "distributed/src/lib.rs", text), [3, 4, 6]);
         assert!(lines(rule, "distributed/src/mpi/mod.rs", text).is_empty());
+        assert_eq!(lines(rule, "trainer/src/doctor/gpu.rs", "use cudarc::driver::A;\n"), [1]);
+        assert!(lines(rule, "distributed/src/nccl/link.rs", "use cudarc::driver::A;\n").is_empty());
         let burn = "use burn::tensor::Tensor;\n#[cfg(test)]\nmod tests { use burn::tensor::Device; }\n";
         assert_eq!(lines(rule, "datasets/src/shard.rs", burn), [1]);
         assert!(lines(rule, "datasets/src/batch.rs", burn).is_empty());

@@ -5,6 +5,7 @@
 
 mod cores;
 mod files;
+mod gradients;
 mod launch;
 mod machine;
 mod network;
@@ -28,6 +29,7 @@ pub fn diagnose(ranks: Vec<RankFacts>) -> Diagnosis {
         cores::cores(&machines),
         machine::processor(&ranks),
         machine::device(&nodes),
+        gradients::way(&nodes),
         machine::memory(&machines),
         machine::shared_memory(&nodes),
         machine::open_files(&ranks),

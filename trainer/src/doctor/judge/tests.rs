@@ -4,6 +4,7 @@
 
 use super::super::diagnosis::Row;
 use super::super::facts::{Complaint, ComputeFacts, DataFacts, PlaceFacts, ProgramFacts};
+use super::super::gradients::GradientFacts;
 use super::super::machine::{GpuFacts, InterfaceFacts, MemoryFacts, ProcessorFacts};
 use super::super::network::{SpeedFacts, SumFacts};
 use super::super::storage::OutputFacts;
@@ -54,6 +55,7 @@ fn healthy_rank(rank: usize, world_size: usize) -> RankFacts {
             instruction_set: "Avx512".to_owned(),
         }),
         gpus: GpuFacts { has_driver: false, num_gpus: 0 },
+        gradients: None,
         memory: MemoryFacts {
             available_bytes: Some(8 << 30),
             group_left_bytes: None,
@@ -305,6 +307,51 @@ fn idle_gpus_and_more_ranks_than_gpus_are_warnings() {
     says(&with(2, false), Verdict::Warn, &["n1 has an NVIDIA driver with 2 GPUs"], "--features cuda");
     says(&with(1, true), Verdict::Warn, &["n1: 2 ranks on 1 GPUs"], "--ntasks-per-node=1");
     assert_eq!(with(2, true).verdict, Verdict::Ok);
+}
+
+/// The row of gradients where all ranks have GPUs, and their first ones on a node these versions and files of NCCL.
+fn way(versions: [Option<&str>; 2], files: &[&str], is_cuda_aware: Option<bool>) -> Row {
+    row_after("gradients' way", |ranks| {
+        for (rank, version) in [(0, versions[0]), (2, versions[1])] {
+            ranks[rank].gradients = Some(GradientFacts {
+                nccl_version: version.map(str::to_owned),
+                nccl_files: files.iter().map(|&file| file.to_owned()).collect(),
+                is_cuda_aware,
+            });
+        }
+    })
+}
+
+#[test]
+fn gradients_of_processors_go_through_host_memory_and_nothing_more_is_said() {
+    assert_eq!(row_after("gradients' way", |_| {}).found, "host memory over MPI");
+    assert_eq!(row("gradients' way", healthy(1)).found, "one rank, none to take");
+}
+
+#[test]
+fn gradients_of_gpus_are_staged_unless_nccl_is_asked_for_and_there() {
+    let both = way([Some("2.21.5"); 2], &[], Some(false));
+    says(
+        &both,
+        Verdict::Ok,
+        &["staged through host memory", "by NCCL 2.21.5 with --reduction nccl", "not CUDA-aware"],
+        "",
+    );
+    let none = way([Some("2.21.5"), None], &[], None);
+    says(&none, Verdict::Ok, &["does not load on n2 (no libnccl.so in", "is unknown"], "");
+    let short = way([None; 2], &["/usr/lib/libnccl.so.2"], Some(true));
+    says(
+        &short,
+        Verdict::Ok,
+        &["libnccl.so is looked for, there is only /usr/lib/libnccl.so.2", "which is not used"],
+        "",
+    );
+}
+
+#[test]
+fn another_nccl_on_a_node_is_a_warning() {
+    let row = way([Some("2.21.5"), Some("2.18.1")], &[], None);
+    says(&row, Verdict::Warn, &["2.21.5 on n1 and 2.18.1 on n2"], "the same NCCL");
 }
 
 #[test]

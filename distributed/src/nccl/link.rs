@@ -1,0 +1,159 @@
+//! This rank's GPU and its connection to the others'; the only file that calls CUDA and NCCL.
+//!
+//! In: a GPU's index, the group's name, buckets in host memory. Out: sums in host memory.
+//! Invariant: a bucket's memory is written and read only while no copy of it is under way.
+//! Source: NVIDIA, NCCL user guide, "Thread safety": one call at a time, from any thread.
+
+use std::sync::Arc;
+
+use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DriverError, PinnedHostSlice};
+use cudarc::nccl::{Comm, Id, ReduceOp, result::NcclError};
+
+use super::libraries;
+use super::readiness::Readiness;
+
+/// A call that failed.
+pub(super) struct Failure {
+    pub(super) call: &'static str,
+    pub(super) text: String,
+}
+
+fn by_driver(call: &'static str) -> impl Fn(DriverError) -> Failure {
+    move |error| Failure { call, text: error.to_string() }
+}
+
+fn by_nccl(call: &'static str) -> impl Fn(NcclError) -> Failure {
+    // Its own `Debug` does not tell which error it is.
+    move |NcclError(result)| Failure { call, text: format!("{result:?}") }
+}
+
+/// What this rank can do with `gpu`, and the GPU if it can.
+pub(super) fn open(gpu: usize) -> (Readiness, Option<Arc<CudaContext>>) {
+    if let Err(lacking) = libraries::load() {
+        return (lacking, None);
+    }
+    let lacking = |problem: String, remedy: &str| (Readiness::Lacking { problem, remedy: remedy.to_owned() }, None);
+    let Some(version) = libraries::library_version() else {
+        return lacking("expected NCCL to tell its version, got an error".to_owned(), "load another NCCL");
+    };
+    let opened = CudaContext::new(gpu).and_then(|context| Ok((context.uuid()?, context)));
+    match opened {
+        Ok((uuid, context)) => {
+            (Readiness::Ready { version, gpu: name(bytemuck::cast_slice(&uuid.bytes)) }, Some(context))
+        }
+        Err(error) => {
+            let count = CudaContext::device_count().map_or("unknown".to_owned(), |count| count.to_string());
+            lacking(
+                format!("expected GPU {gpu} to open, got {error} (GPUs seen: {count})"),
+                "start as many ranks a node as it has GPUs, or give --device cuda:0 where every rank sees only its own",
+            )
+        }
+    }
+}
+
+/// A GPU's number as `nvidia-smi -L` prints it.
+fn name(uuid: &[u8]) -> String {
+    let hexadecimal = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+    let parts: Vec<String> = [0..4, 4..6, 6..8, 8..10, 10..16].map(|part| hexadecimal(&uuid[part])).to_vec();
+    format!("GPU-{}", parts.join("-"))
+}
+
+/// The name of a group of GPUs.
+pub(super) struct UniqueId(Id);
+
+impl UniqueId {
+    pub(super) const BYTES: usize = 128;
+
+    /// A new one, or NCCL's result.
+    pub(super) fn new() -> Result<Self, u8> {
+        Id::new().map(Self).map_err(|NcclError(result)| u8::try_from(result as u32).unwrap_or(u8::MAX))
+    }
+
+    pub(super) fn to_bytes(&self) -> [u8; Self::BYTES] {
+        bytemuck::cast(*self.0.internal())
+    }
+
+    /// # Panics
+    /// When there are not [`BYTES`](Self::BYTES) of them.
+    pub(super) fn from_bytes(bytes: &[u8]) -> Self {
+        let bytes: [u8; Self::BYTES] = bytes.try_into().expect("an id has 128 bytes");
+        Self(Id::uninit(bytemuck::cast(bytes)))
+    }
+}
+
+/// The connection of this rank's GPU to the others'.
+#[derive(Debug)]
+pub(super) struct Link {
+    comm: Comm,
+    stream: Arc<CudaStream>,
+}
+
+// SAFETY: an NCCL communicator belongs to no thread: its functions may be called from any, one at a time. `Link` gives it to nobody,
+// and it is not `Sync`.
+unsafe impl Send for Link {}
+
+/// A bucket on its way to the GPU and back.
+#[derive(Debug)]
+pub(super) struct Staging {
+    host: PinnedHostSlice<f32>,
+    device: CudaSlice<f32>,
+}
+
+impl Link {
+    /// Waits until all ranks of `id` have come.
+    pub(super) fn new(
+        context: Arc<CudaContext>,
+        (rank, world_size): (usize, usize),
+        UniqueId(id): UniqueId,
+    ) -> Result<Self, Failure> {
+        // NCCL takes the GPU whose context is current.
+        context.bind_to_thread().map_err(by_driver("cuCtxSetCurrent"))?;
+        let stream = context.new_stream().map_err(by_driver("cuStreamCreate"))?;
+        let comm = Comm::from_rank(Arc::clone(&stream), rank, world_size, id).map_err(by_nccl("ncclCommInitRank"))?;
+        Ok(Self { comm, stream })
+    }
+
+    /// Replaces `values` by their sum over all ranks, by way of `staging`, which is made where it does not fit.
+    pub(super) fn sum(&self, staging: &mut Option<Staging>, values: &mut [f32]) -> Result<(), Failure> {
+        if values.is_empty() {
+            return Ok(());
+        }
+        if staging.as_ref().is_none_or(|staging| staging.host.len() != values.len()) {
+            *staging = None;
+        }
+        let Staging { host, device } = match staging {
+            Some(staging) => staging,
+            None => staging.insert(self.staging(values.len())?),
+        };
+        host.as_mut_slice().map_err(by_driver("cuEventSynchronize"))?.copy_from_slice(values);
+        self.stream.memcpy_htod(host, device).map_err(by_driver("cuMemcpyHtoDAsync"))?;
+        self.comm.all_reduce_in_place(device, &ReduceOp::Sum).map_err(by_nccl("ncclAllReduce"))?;
+        self.stream.memcpy_dtoh(device, host).map_err(by_driver("cuMemcpyDtoHAsync"))?;
+        // Sleeps until the event behind the copy, where waiting for the stream would keep the core busy.
+        let sums = host.as_slice().map_err(by_driver("cuEventSynchronize"))?;
+        // Errors on the way to that event.
+        self.stream.context().check_err().map_err(by_driver("ncclAllReduce"))?;
+        values.copy_from_slice(sums);
+        Ok(())
+    }
+
+    fn staging(&self, len: usize) -> Result<Staging, Failure> {
+        // SAFETY: the memory is written as a whole before it is first read; any bits are a number.
+        // No flags: the one for combined writes would make reading it slow.
+        let host = unsafe { self.stream.context().alloc_pinned_with_flags(len, 0) };
+        let host = host.map_err(by_driver("cuMemHostAlloc"))?;
+        let device = self.stream.alloc_zeros(len).map_err(by_driver("cuMemAllocAsync"))?;
+        Ok(Staging { host, device })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::name;
+
+    #[test]
+    fn a_gpu_is_named_as_nvidia_smi_does() {
+        let bytes: Vec<u8> = (0..16).collect();
+        assert_eq!(name(&bytes), "GPU-00010203-0405-0607-0809-0a0b0c0d0e0f");
+    }
+}
