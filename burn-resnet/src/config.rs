@@ -47,6 +47,9 @@ pub enum Activations {
     F32,
     /// bfloat16: 8 bits of exponent, 8 of precision. Needs [`Kernels::Fused`].
     Bf16,
+    /// IEEE half precision: 5 bits of exponent, 11 of precision; small gradients need a loss that is scaled up. Needs
+    /// [`Kernels::Fused`]. For GPUs: on Flex its layers are burn's operations one after the other, slow.
+    F16,
 }
 
 /// A CIFAR ResNet: three stages of `n` basic blocks with 16, 32 and 64 channels.
@@ -157,7 +160,7 @@ impl ResNetConfig {
     /// Sets the number format of activations.
     ///
     /// # Panics
-    /// [`ResNetConfig::init`] does for bf16 with [`Kernels::Stock`].
+    /// [`ResNetConfig::init`] does for 16 bits with [`Kernels::Stock`].
     pub fn with_activations(mut self, activations: Activations) -> Self {
         self.activations = activations;
         self
@@ -192,10 +195,10 @@ impl ResNetConfig {
     /// and thread. burn's global random numbers are not used.
     ///
     /// # Panics
-    /// For bf16 with [`Kernels::Stock`]: burn's operations would keep parameters and statistics in bf16 too.
+    /// For 16 bits with [`Kernels::Stock`]: burn's operations would keep parameters and statistics in 16 bits too.
     pub fn init(&self, seed: u64, device: &Device) -> ResNet {
         let mixed = self.activations == Activations::F32 || self.kernels == Kernels::Fused;
-        assert!(mixed, "activations in bf16: expected Kernels::Fused, got Kernels::Stock");
+        assert!(mixed, "activations in 16 bits: expected Kernels::Fused, got Kernels::Stock");
         ResNet::new(self, &mut WeightInit::new(seed, device))
     }
 

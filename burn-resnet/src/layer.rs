@@ -64,6 +64,7 @@ impl Computation {
         match self.activations {
             Activations::F32 => images,
             Activations::Bf16 => images.cast(FloatDType::BF16),
+            Activations::F16 => images.cast(FloatDType::F16),
         }
     }
 

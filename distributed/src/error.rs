@@ -78,15 +78,15 @@ pub enum CollectiveError {
         got: String,
     },
     /// A loss or gradient is NaN or infinite.
-    #[error("step {step}: non-finite loss or gradient on {}; {what} there {value}; lower the learning rate, or check the data", list(.ranks))]
+    #[error("step {step}: non-finite loss or gradient on {}; {} there {value}; lower the learning rate, or check the data", list(.ranks), found(.parameter.as_deref()))]
     NonFinite {
         /// The step that would have been made.
         step: u64,
         /// Ranks that met it, ascending, at least one.
         ranks: Vec<usize>,
-        /// What was found on the first of `ranks`.
-        what: String,
-        /// Its value.
+        /// Whose gradient was found so on the first of `ranks`; `None`: the loss was.
+        parameter: Option<String>,
+        /// The value found, of a gradient the largest.
         value: f32,
     },
     /// The system gave no thread for communication.
@@ -228,6 +228,11 @@ fn unit(collective: &str) -> String {
     }
 }
 
+/// What was not finite.
+fn found(parameter: Option<&str>) -> String {
+    parameter.map_or_else(|| "loss".to_owned(), |name| format!("largest gradient, in {name},"))
+}
+
 /// `rank 2` or `ranks 1, 3`.
 pub(crate) fn list(ranks: &[usize]) -> String {
     let numbers: Vec<String> = ranks.iter().map(usize::to_string).collect();
@@ -244,7 +249,7 @@ mod tests {
         let error = CollectiveError::NonFinite {
             step: 7,
             ranks: vec![1, 3],
-            what: "largest gradient, in conv1.weight,".into(),
+            parameter: Some("conv1.weight".to_owned()),
             value: f32::NAN,
         };
         assert_eq!(

@@ -101,7 +101,7 @@ pub(crate) fn verdict(gathered: &[Vec<u8>]) -> Result<StepAgreement, CollectiveE
     }
     let ranks: Vec<usize> = (0..headers.len()).filter(|&rank| !headers[rank].finite).collect();
     if !ranks.is_empty() {
-        return Err(CollectiveError::NonFinite { step, ranks, what: "loss".to_owned(), value: f32::NAN });
+        return Err(CollectiveError::NonFinite { step, ranks, parameter: None, value: f32::NAN });
     }
     Ok(StepAgreement {
         stop: headers.iter().any(|header| header.stop),
@@ -146,7 +146,7 @@ pub(crate) fn diagnose(
     let Largest { parameter, value } = all[ranks[0]];
     let entry = layout.entries().get(parameter as usize);
     let name = entry.map_or("no parameter", |entry| entry.path.as_str());
-    Ok(CollectiveError::NonFinite { step, ranks, what: format!("largest gradient, in {name},"), value })
+    Ok(CollectiveError::NonFinite { step, ranks, parameter: Some(name.to_owned()), value })
 }
 
 #[cfg(test)]

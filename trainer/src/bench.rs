@@ -17,6 +17,7 @@ use crate::clock::{PhaseClock, minor_page_faults};
 use crate::config::{BatchNormKind, BenchConfig, scaling_method_name};
 use crate::gather::{RankTimes, peak_memory_bytes, slowest_rank};
 use crate::job::{self, Job};
+use crate::loss_scale::LossScaling;
 use crate::manifest::cpu_model;
 use crate::metrics::{ScoreSums, Seconds, ThroughputStats};
 use crate::network::{ModelRequest, resnet};
@@ -324,6 +325,7 @@ fn step_config(config: &BenchConfig, whereabouts: &Arc<Whereabouts>) -> StepConf
         sgd: SgdConfig { momentum: 0.9, nesterov: false, weight_decay: 1e-4, decay_norm_and_bias: true },
         label_smoothing: 0.0,
         clip_norm: None,
+        loss_scale: LossScaling::of(config.compute.dtype),
         sync_batch_norm: config.batch_norm == BatchNormKind::Sync,
         skips_non_finite: false,
         sync: config.sync.clone(),

@@ -132,6 +132,8 @@ pub enum Dtype {
     F32,
     /// bfloat16: half the memory, 8 bits of precision.
     Bf16,
+    /// IEEE half precision: 11 bits of precision, a short range.
+    F16,
 }
 
 /// What the ranks bring together.

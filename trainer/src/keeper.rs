@@ -58,6 +58,7 @@ impl<'a> Keeper<'a> {
         };
         let state = CheckpointState::new(
             progress.clone(),
+            stepper.loss_scale(),
             communicator.world_size(),
             fingerprint(&model).to_string(),
             ModelInput::of(self.session.data),
@@ -113,7 +114,7 @@ impl<'a> Keeper<'a> {
             let row = communicator.rank() * layout.num_elements();
             model = write(model, &layout, &statistics[row..row + layout.num_elements()]);
         }
-        stepper.restore(model, &velocities)?;
+        stepper.restore(model, &velocities, state.loss_scale)?;
         self.session.reporter.note(&format!(
             "resumed at epoch {} step {} (written by {} ranks)",
             state.progress.epoch, state.progress.step, state.world_size

@@ -58,4 +58,6 @@ pub mod config;
 
 pub mod cli;
 
+pub mod loss_scale;
+
 pub mod choices;

@@ -180,6 +180,12 @@ pub struct EpochRecord {
     /// Steps of the run so far that were skipped because a loss or gradient was not finite.
     #[serde(default)]
     pub skipped_steps: u64,
+    /// Factor on the loss after the epoch; absent (null) without loss scaling.
+    #[serde(default)]
+    pub loss_scale: Option<u32>,
+    /// Steps of the run so far that were left out because scaled gradients overflowed, which halves the factor.
+    #[serde(default)]
+    pub overflowed_steps: u64,
 }
 
 /// What an epoch took, beside its scores.
@@ -205,6 +211,10 @@ pub struct EpochCost {
     pub num_ranks: usize,
     /// Steps of the run so far that were skipped because a loss or gradient was not finite.
     pub skipped_steps: u64,
+    /// Factor on the loss, if it is scaled.
+    pub loss_scale: Option<u32>,
+    /// Steps of the run so far that were left out because scaled gradients overflowed.
+    pub overflowed_steps: u64,
 }
 
 impl EpochRecord {
@@ -235,6 +245,8 @@ impl EpochRecord {
             compression_error: cost.traffic.total.relative_error(),
             num_ranks: cost.num_ranks,
             skipped_steps: cost.skipped_steps,
+            loss_scale: cost.loss_scale,
+            overflowed_steps: cost.overflowed_steps,
         }
     }
 }
@@ -256,6 +268,8 @@ pub(crate) mod tests {
             traffic: StepTraffic::default(),
             num_ranks: 1,
             skipped_steps: 0,
+            loss_scale: None,
+            overflowed_steps: 0,
         };
         EpochRecord::new(cost, sums(6), test_top1_correct.map(sums))
     }

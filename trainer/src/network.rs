@@ -40,6 +40,7 @@ pub fn resnet(config: &ModelConfig, zero_gamma: bool, request: &ModelRequest<'_>
     let activations = match request.compute.dtype {
         Dtype::F32 => Activations::F32,
         Dtype::Bf16 => Activations::Bf16,
+        Dtype::F16 => Activations::F16,
     };
     let kernels = match request.compute.kernels {
         KernelsKind::Stock => Kernels::Stock,

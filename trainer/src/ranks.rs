@@ -8,8 +8,8 @@ use std::num::NonZero;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Result, bail};
-use burn::tensor::Device;
+use anyhow::{Result, bail, ensure};
+use burn::tensor::{Device, FloatDType};
 use distributed::{
     Alarm, CollectiveError, Communicator, Launcher, ROOT, Topology, Watchdog, WatchedCommunicator, Whereabouts,
     check_place, check_world_size,
@@ -17,7 +17,7 @@ use distributed::{
 
 #[cfg(feature = "cuda")]
 use crate::choices::nvidia_driver_present;
-use crate::config::{ComputeConfig, DeviceChoice};
+use crate::config::{ComputeConfig, DeviceChoice, Dtype};
 use crate::report::{self, Reporter};
 use crate::stop::StopFlag;
 
@@ -97,7 +97,18 @@ impl World {
         let allotted = Launcher::detect_from_environment()?.and_then(|launcher| launcher.num_processors);
         let num_threads = compute.threads.unwrap_or_else(|| default_threads(topology.local_size, allotted));
         let num_threads = set_threads(num_threads, self.is_only_rank);
-        Ok((device(compute.device, topology)?, num_threads))
+        let device = device(compute.device, topology)?;
+        let dtype = match compute.dtype {
+            Dtype::F32 => FloatDType::F32,
+            Dtype::Bf16 => FloatDType::BF16,
+            Dtype::F16 => FloatDType::F16,
+        };
+        ensure!(
+            device.supports_dtype(dtype),
+            "--dtype {}: expected a device that computes with it, got {device:?}; use --dtype f32",
+            compute.dtype
+        );
+        Ok((device, num_threads))
     }
 }
 

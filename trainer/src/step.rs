@@ -14,12 +14,13 @@ use anyhow::Result;
 use burn::tensor::{Device, Tensor};
 use datasets::{HostBatch, ImageShape, LoadedStep};
 use distributed::{
-    CollectiveError, Communicator, GradientReducer, MicroStepConfig, ParameterLayout, StepHeader, Whereabouts, agree,
-    broadcast_module, read, watchdog, write,
+    Communicator, GradientReducer, MicroStepConfig, ParameterLayout, StepHeader, Whereabouts, agree, broadcast_module,
+    read, watchdog, write,
 };
 
 use crate::clock::{Phase, PhaseClock};
 use crate::config::SyncConfig;
+use crate::loss_scale::{LossScale, LossScaling};
 use crate::metrics::{ScoreSums, StepTraffic};
 use crate::model::{ImageClassifier, cross_entropy_sum, score};
 use crate::norm_reducer::NormReducer;
@@ -36,6 +37,8 @@ pub struct StepConfig {
     pub label_smoothing: f64,
     /// Largest L2 norm of the mean gradient; a longer one is scaled down to it.
     pub clip_norm: Option<f64>,
+    /// Factor on the loss; dynamic only where all ranks sum the gradients of every step.
+    pub loss_scale: LossScaling,
     /// Norm statistics over all ranks instead of each rank's own.
     pub sync_batch_norm: bool,
     /// Whether a step with a loss or gradient that is not finite is left out, instead of ending in an error. Only where all ranks
@@ -67,6 +70,8 @@ pub struct StepEnd {
     pub stop: bool,
     /// Why it was left out, if it was.
     pub skipped: Option<String>,
+    /// Whether that was an overflow of the scaled gradients, for which the loss scale was halved.
+    pub overflowed: bool,
 }
 
 /// A model in training on one rank.
@@ -76,6 +81,7 @@ pub struct Stepper<M> {
     optimizer: Sgd,
     reducer: GradientReducer,
     synchronizer: Synchronizer,
+    loss_scale: LossScale,
     shard_statistics: Option<ShardStatistics>,
     norm_reducer: Option<Arc<NormReducer>>,
     /// Of the norm statistics.
@@ -124,6 +130,7 @@ impl<M: ImageClassifier> Stepper<M> {
             optimizer,
             reducer,
             synchronizer,
+            loss_scale: LossScale::new(config.loss_scale),
             shard_statistics,
             norm_reducer,
             streams: false,
@@ -198,11 +205,17 @@ impl<M: ImageClassifier> Stepper<M> {
         }
     }
 
-    /// Continues from a saved model (parameters and norm statistics) and saved velocities.
+    /// The factor on the next step's loss.
+    pub fn loss_scale(&self) -> LossScale {
+        self.loss_scale
+    }
+
+    /// Continues from a saved model (parameters and norm statistics), saved velocities and, if it was saved, the loss scale.
     ///
     /// # Errors
     /// As [`new`](Self::new).
-    pub fn restore(&mut self, model: M, velocities: &[f32]) -> Result<()> {
+    pub fn restore(&mut self, model: M, velocities: &[f32], loss_scale: Option<LossScale>) -> Result<()> {
+        self.loss_scale = loss_scale.unwrap_or(self.loss_scale);
         self.optimizer.restore(&read(&model, self.reducer.layout()), velocities);
         self.model = model;
         self.tell_servers()?;
@@ -231,7 +244,8 @@ impl<M: ImageClassifier> Stepper<M> {
         clock: &mut PhaseClock,
     ) -> Result<StepEnd> {
         self.config.whereabouts.at(at.epoch, at.step);
-        let norm_statistics = self.config.skips_non_finite.then(|| read(&self.model, &self.state_layout));
+        let may_skip = self.config.skips_non_finite || self.loss_scale.is_dynamic();
+        let norm_statistics = may_skip.then(|| read(&self.model, &self.state_layout));
         let num_own: usize = loaded.micro_batches.iter().map(|batch| batch.labels.len()).sum();
         let mut header = StepHeader {
             epoch: at.epoch,
@@ -266,11 +280,15 @@ impl<M: ImageClassifier> Stepper<M> {
         self.config.whereabouts.enter(watchdog::Phase::Waiting);
         let mut agreement = match is_together {
             true => match (self.finish_together(learning_rate, clock), norm_statistics) {
-                (Err(error), Some(norm_statistics)) if is_non_finite(&error) => {
-                    self.model = write(self.model.clone(), &self.state_layout, &norm_statistics);
-                    return Ok(StepEnd { stop: false, skipped: Some(error.to_string()) });
+                (Err(error), Some(norm_statistics)) => {
+                    let end = self.leave_out(error, &norm_statistics)?;
+                    if end.overflowed {
+                        // Its loss is as good as any; only its gradients were scaled too far.
+                        *sums += local;
+                    }
+                    return Ok(end);
                 }
-                (agreement, _) => agreement?,
+                (agreement, _) => agreement.map_err(|error| self.blame_scale(error))?,
             },
             false => {
                 self.finish_alone(learning_rate, num_own > 0, &mut header, clock);
@@ -297,8 +315,9 @@ impl<M: ImageClassifier> Stepper<M> {
         self.model = write(self.model.clone(), self.reducer.layout(), self.optimizer.parameters());
         clock.add_since(Phase::Optimizer, start);
 
+        self.loss_scale.note_good_step();
         *sums += local;
-        Ok(StepEnd { stop: agreement.is_some_and(|agreement| agreement.stop), skipped: None })
+        Ok(StepEnd { stop: agreement.is_some_and(|agreement| agreement.stop), ..StepEnd::default() })
     }
 
     /// Forward and backward of one micro-batch, its gradients on their way to the buckets.
@@ -338,9 +357,13 @@ impl<M: ImageClassifier> Stepper<M> {
         }
         if let Some(loss_sum) = loss {
             // A placeholder's gradients mean nothing, since the statistics that they flow through do not contain it.
-            let how = MicroStepConfig { weight: 1.0, slab: micro.slab, is_last: micro.is_last, is_void: !counts };
+            let scale = f64::from(self.loss_scale.factor());
+            // A power of two, so dividing before the sum over the ranks gives the bits of dividing after it; and what
+            // compression keeps back does not depend on the scale.
+            let weight = (1.0 / scale) as f32;
+            let how = MicroStepConfig { weight, slab: micro.slab, is_last: micro.is_last, is_void: !counts };
             self.reducer.begin_micro_step(how);
-            let gradients = loss_sum.mul_scalar(1.0 / micro.divisor as f64).backward();
+            let gradients = loss_sum.mul_scalar(scale / micro.divisor as f64).backward();
             self.reducer.accumulate(&self.model, gradients, 1.0);
         }
         clock.add_since(Phase::Backward, start);
@@ -359,10 +382,6 @@ impl<M: ImageClassifier> Stepper<M> {
         }
         Ok(loss_sum)
     }
-}
-
-fn is_non_finite(error: &anyhow::Error) -> bool {
-    matches!(error.downcast_ref(), Some(CollectiveError::NonFinite { .. }))
 }
 
 /// One micro-batch's place in its step.

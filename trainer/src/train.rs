@@ -17,6 +17,7 @@ use crate::data;
 use crate::evaluate::{EvaluateConfig, Evaluation, evaluate};
 use crate::gather::{self, RankTimes, SessionTimes, total_scores};
 use crate::keeper::Keeper;
+use crate::loss_scale::{LossScale, LossScaling};
 use crate::metrics::{EpochCost, EpochRecord, ScoreSums, StepLine};
 use crate::model::ImageClassifier;
 use crate::optimizer::SgdConfig;
@@ -110,6 +111,8 @@ pub fn fit<M: ImageClassifier>(model: M, session: &Session<'_>) -> Result<Outcom
                 traffic: stepper.take_traffic(),
                 num_ranks: world.len(),
                 skipped_steps: progress.skipped_steps,
+                loss_scale: (config.optimizer.loss_scale != LossScaling::None).then(|| stepper.loss_scale().factor()),
+                overflowed_steps: stepper.loss_scale().num_overflows(),
             },
             progress.epoch_scores,
             test,
@@ -174,8 +177,10 @@ fn train_epoch<M: ImageClassifier>(
         let mut scores = ScoreSums::default();
         let end = stepper.step(at, loaded, learning_rate, wants_stop, &mut scores, &mut times.clock)?;
         stopped = end.stop;
-        if let Some(reason) = end.skipped {
-            note_skipped_step(session, progress, &reason)?;
+        match end.skipped {
+            Some(_) if end.overflowed => note_overflow(session, progress.step, stepper.loss_scale()),
+            Some(reason) => note_skipped_step(session, progress, &reason)?,
+            None => {}
         }
         own += scores;
         let duration = start.elapsed();
@@ -203,6 +208,17 @@ fn train_epoch<M: ImageClassifier>(
     progress.epoch_scores = total_scores(communicator, own)?;
     progress.epoch_scores += earlier;
     Ok(stopped)
+}
+
+/// Says that scaled gradients overflowed, at the first, second, fourth, eighth time and so on: it is part of looking for the scale.
+fn note_overflow(session: &Session<'_>, step: u64, scale: LossScale) {
+    if scale.num_overflows().is_power_of_two() {
+        session.reporter.note(&format!(
+            "step {step}: gradients overflowed, step left out on all ranks; loss scale halved to {}, {} steps left out so far",
+            scale.factor(),
+            scale.num_overflows()
+        ));
+    }
 }
 
 /// Counts a step that all ranks left out, and gives up when there are too many.
@@ -276,6 +292,7 @@ fn step_config(session: &Session<'_>) -> StepConfig {
         sgd: sgd_config(config),
         label_smoothing: config.optimizer.label_smoothing,
         clip_norm: config.optimizer.clip_grad_norm,
+        loss_scale: config.optimizer.loss_scale,
         sync_batch_norm: config.batch.batch_norm == BatchNormKind::Sync,
         skips_non_finite: config.run.on_non_finite != OnNonFinite::Stop,
         sync: config.sync.clone(),

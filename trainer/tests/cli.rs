@@ -11,6 +11,7 @@ use trainer::config::{
     AugmentKind, BenchConfig, ConfigError, Course, DataSource, DeviceChoice, EvalConfig, PredictConfig, TrainConfig,
     WeightSource,
 };
+use trainer::loss_scale::LossScaling;
 
 fn command(line: &str) -> Command {
     match Cli::try_parse_from(line.split_whitespace()) {
@@ -61,7 +62,7 @@ fn run(arguments: &[&str]) -> Output {
 }
 
 /// Flag sets that between them use every option of `train`.
-const VALID_FLAGS: [&str; 15] = [
+const VALID_FLAGS: [&str; 17] = [
     "",
     "--model resnet20 --shortcut a --dataset cifar10 --data-dir d --epochs 2 --global-batch-size 256 --learning-rate 0.1 \
      --schedule cosine --warmup-epochs 1 --momentum 0.9 --weight-decay 1e-4 --seed 0 --dtype bf16 --threads 1 --cpu portable \
@@ -84,6 +85,8 @@ const VALID_FLAGS: [&str; 15] = [
     "--sync async-parameter-server --staleness 3",
     "--sync post-local-sgd --every 4 --from-step 100",
     "--on-non-finite skip --max-skipped-steps 3 --resume --allow-changed-data",
+    "--device flex --dtype f16 --loss-scale dynamic",
+    "--sync local-sgd --dtype bf16 --device flex --loss-scale 16777216",
 ];
 
 #[test]
@@ -190,10 +193,22 @@ fn a_file_with_unknown_keys_or_values_is_refused_with_its_line() {
         assert!(unknown.contains(part), "{part} is not in: {unknown}");
     }
     assert!(refused("[optimiser]\n").contains("`optimizer`"));
-    assert!(refused("[compute]\ndtype = \"f16\"\n").contains("`bf16`"));
+    assert!(refused("[compute]\ndtype = \"f64\"\n").contains("`bf16`"));
     assert!(refused("[data]\ndataset = \"mnist\"\n").contains("`shapes`"));
     assert!(refused("[run]\nseed = -1\n").contains("line 2"));
     assert!(resolved_for("--config no-such-file.toml", 1).unwrap_err().to_string().contains("no-such-file.toml"));
+}
+
+#[test]
+fn the_loss_scale_follows_the_number_format_unless_it_is_given() {
+    let scaling = |flags: &str| resolved(&format!("--device flex {flags}")).optimizer.loss_scale;
+    assert_eq!((scaling(""), scaling("--dtype bf16")), (LossScaling::None, LossScaling::None));
+    assert_eq!((scaling("--dtype f16"), scaling("--loss-scale dynamic")), (LossScaling::Dynamic, LossScaling::Dynamic));
+    assert_eq!(scaling("--dtype f16 --loss-scale 1024"), LossScaling::Fixed(1024));
+    let file = "[optimizer]\nloss-scale = 4096\n[compute]\ndevice = \"flex\"\ndtype = \"f16\"\n";
+    assert_eq!(over_file(file, "").unwrap().optimizer.loss_scale, LossScaling::Fixed(4096));
+    let without = over_file(file, "--dtype f32").unwrap().optimizer.loss_scale;
+    assert_eq!(without, LossScaling::None, "a flag that changes the format drops the file's scale");
 }
 
 #[test]
@@ -292,6 +307,15 @@ const REFUSED: [(&str, &[&str]); 52] = [
     ("--sync parameter-server --server-placement own --servers 2", &["--servers", "at most 1 of 2 ranks"]),
     ("--max-skipped-steps 3", &["--max-skipped-steps has no effect without --on-non-finite skip"]),
     ("--sync local-sgd --on-non-finite skip", &["--on-non-finite skip contradicts --sync local-sgd"]),
+    (
+        "--device flex --dtype f16 --kernels stock",
+        &["--dtype f16 contradicts", "--device cuda or flex", "--kernels fused"],
+    ),
+    (
+        "--sync local-sgd --loss-scale dynamic",
+        &["--loss-scale dynamic", "contradicts --sync local-sgd", "--sync allreduce"],
+    ),
+    ("--sync parameter-server --device flex --dtype f16", &["the default of --dtype f16", "a fixed --loss-scale"]),
     ("--every 4", &["--every has no effect without --sync local-sgd"]),
 ];
 
@@ -400,11 +424,12 @@ fn every_long_flag_tells_its_default_in_the_help() {
 
 #[test]
 fn the_program_ends_with_code_2_and_a_remedy_on_wrong_usage() {
-    let cases: [(&[&str], &str); 8] = [
+    let cases: [(&[&str], &str); 9] = [
         (&["train", "--bogus"], "--bogus"),
         (&["train", "--schedule", "linear"], "cosine"),
-        (&["train", "--dtype", "f16"], "bf16"),
+        (&["train", "--dtype", "f64"], "bf16"),
         (&["train", "--dtype", "bf16", "--kernels", "stock"], "--kernels fused"),
+        (&["train", "--loss-scale", "1000"], "a power of two"),
         (&["train", "--dataset", "cifar10"], "--data-dir is missing"),
         (&["config", "--milestones", "2"], "--schedule multistep"),
         (&["eval", "--weights", "w"], "--model is missing"),

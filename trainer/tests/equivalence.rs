@@ -15,6 +15,7 @@ use datasets::{Augment, LoadedStep, Loader, LoaderConfig, ShapesConfig, ShardCon
 use distributed::{Communicator, run_ranks};
 use trainer::clock::PhaseClock;
 use trainer::config::SyncConfig;
+use trainer::loss_scale::LossScaling;
 use trainer::metrics::ScoreSums;
 use trainer::model::ImageClassifier;
 use trainer::optimizer::SgdConfig;
@@ -95,6 +96,7 @@ fn first_velocity<M: ImageClassifier>(
         sgd: SgdConfig { momentum: 0.9, nesterov: false, weight_decay: 0.0, decay_norm_and_bias: true },
         label_smoothing: 0.1,
         clip_norm: None,
+        loss_scale: LossScaling::None,
         sync_batch_norm,
         skips_non_finite: false,
         sync: SyncConfig { bucket_cap_bytes: 16 << 10, ..SyncConfig::default() },

@@ -13,6 +13,7 @@ use distributed::{Communicator, ParameterLayout, read, run_ranks};
 use trainer::cli::{Cli, Command};
 use trainer::clock::PhaseClock;
 use trainer::config::{SyncConfig, TrainConfig};
+use trainer::loss_scale::LossScaling;
 use trainer::metrics::ScoreSums;
 use trainer::optimizer::SgdConfig;
 use trainer::step::{StepConfig, StepPosition, Stepper};
@@ -59,6 +60,7 @@ fn train(sync: &SyncConfig, broken: Option<(usize, f32)>, left_out: Option<usize
             sgd: SgdConfig { momentum: 0.9, nesterov: false, weight_decay: 1e-4, decay_norm_and_bias: true },
             label_smoothing: 0.0,
             clip_norm: None,
+            loss_scale: LossScaling::None,
             sync_batch_norm: false,
             skips_non_finite: true,
             sync: sync.clone(),

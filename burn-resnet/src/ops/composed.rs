@@ -1,11 +1,11 @@
 //! Batch normalisation in training, composed of burn's operations.
 //!
 //! In and out: as the trait says. Invariant: without a reducer nothing leaves the device; with one
-//! the sums of each channel pass through the host in f64.
+//! the sums of each channel pass through the host in f64. Activations of 16 bits are computed with in f32.
 
 use burn::backend::tensor::{Device, FloatTensor};
 use burn::backend::{Backend, Scalar, TensorMetadata, read_sync};
-use burn::tensor::{Shape, TensorData};
+use burn::tensor::{DType, FloatDType, Shape, TensorData};
 
 use super::statistics::{GradientSums, Moments};
 use super::{BatchNormGradients, BatchNormOptions, BatchNormOutput};
@@ -28,7 +28,8 @@ pub(super) fn forward<B: Backend>(
     let shape = input.shape();
     let device = input.device();
     let [rows, channels] = rows_and_channels(&shape);
-    let table = B::float_reshape(input, Shape::new([rows, channels]));
+    let stored = FloatDType::from(input.dtype());
+    let table = B::float_reshape(widen::<B>(input), Shape::new([rows, channels]));
 
     // Deviations are squared, not values: E[x^2] - E[x]^2 in f32 loses the variance of a channel
     // whose mean is large.
@@ -52,7 +53,7 @@ pub(super) fn forward<B: Backend>(
     let output = B::float_mul(B::float_sub(table, mean.clone()), scale);
     let output = B::float_add(output, as_row::<B>(beta));
     BatchNormOutput {
-        output: B::float_reshape(output, shape),
+        output: round::<B>(B::float_reshape(output, shape), stored),
         mean: B::float_reshape(mean, Shape::new([channels])),
         variance: B::float_reshape(variance, Shape::new([channels])),
         num_values,
@@ -67,8 +68,9 @@ pub(super) fn backward<B: Backend>(
     let shape = saved.input.shape();
     let device = saved.input.device();
     let [rows, channels] = rows_and_channels(&shape);
-    let dy = B::float_reshape(output_gradient, Shape::new([rows, channels]));
-    let table = B::float_reshape(saved.input, Shape::new([rows, channels]));
+    let stored = FloatDType::from(saved.input.dtype());
+    let [dy, table] =
+        [output_gradient, saved.input].map(|tensor| B::float_reshape(widen::<B>(tensor), Shape::new([rows, channels])));
     let inverse_std = inverse_std::<B>(as_row::<B>(saved.variance), options);
     let centred = B::float_sub(table, as_row::<B>(saved.mean));
     let normalised = B::float_mul(centred, inverse_std.clone());
@@ -88,10 +90,23 @@ pub(super) fn backward<B: Backend>(
     let dx = B::float_sub(B::float_sub(dy, plain), projected);
     let dx = B::float_mul(dx, B::float_mul(as_row::<B>(saved.gamma), inverse_std));
     BatchNormGradients {
-        input: B::float_reshape(dx, shape),
+        input: round::<B>(B::float_reshape(dx, shape), stored),
         gamma: B::float_reshape(gamma, Shape::new([channels])),
         beta: B::float_reshape(beta, Shape::new([channels])),
     }
+}
+
+/// What is narrower than f32 as f32.
+pub(super) fn widen<B: Backend>(tensor: FloatTensor<B>) -> FloatTensor<B> {
+    match tensor.dtype() {
+        DType::BF16 | DType::F16 => B::float_cast(tensor, FloatDType::F32),
+        _ => tensor,
+    }
+}
+
+/// In this type, rounded to the nearest.
+pub(super) fn round<B: Backend>(tensor: FloatTensor<B>, to: FloatDType) -> FloatTensor<B> {
+    if FloatDType::from(tensor.dtype()) == to { tensor } else { B::float_cast(tensor, to) }
 }
 
 fn rows_and_channels(shape: &Shape) -> [usize; 2] {

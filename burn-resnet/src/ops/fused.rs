@@ -5,6 +5,7 @@
 
 pub(super) mod autodiff;
 pub(super) mod composed;
+mod convolution;
 #[cfg(feature = "flex")]
 pub(super) mod flex;
 
@@ -56,7 +57,7 @@ pub struct FusedOptions {
     pub branch: Branch,
     /// Whether a ReLU ends the operation.
     pub relu: bool,
-    /// How our own kernels convolve; other bodies choose for themselves.
+    /// How our own kernels convolve; in other bodies burn chooses.
     pub convolution: Convolution,
     /// Their instruction set.
     pub isa: Isa,
@@ -71,7 +72,7 @@ pub struct FusedOptions {
 pub struct FusedOutput<B: Backend> {
     /// `[N, H_out, W_out, C_out]`.
     pub output: FloatTensor<B>,
-    /// The convolution's result, which the backward pass needs; not tracked.
+    /// The convolution's result in the input's type, which the backward pass needs; not tracked.
     pub convolved: FloatTensor<B>,
     /// `[C_out]`; not tracked.
     pub mean: FloatTensor<B>,

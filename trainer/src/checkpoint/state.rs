@@ -6,6 +6,7 @@ use anyhow::{Result, ensure};
 use datasets::DatasetSplits;
 use serde::{Deserialize, Serialize};
 
+use crate::loss_scale::LossScale;
 use crate::metrics::{EpochRecord, ScoreSums};
 
 /// The layout of the files; raised when an older program could not read a newer one's.
@@ -109,6 +110,9 @@ pub struct CheckpointState {
     pub world_size: usize,
     /// Hash of all parameters' bits.
     pub parameter_hash: String,
+    /// The loss scale; older versions had none.
+    #[serde(default)]
+    pub loss_scale: Option<LossScale>,
     /// What the model takes and tells.
     pub input: ModelInput,
     /// Checksum of the train split.
@@ -126,6 +130,7 @@ impl CheckpointState {
     /// A state of the present format, its file checksums still to be filled in by [`super::CheckpointStore::save`].
     pub fn new(
         progress: Progress,
+        loss_scale: LossScale,
         world_size: usize,
         parameter_hash: String,
         input: ModelInput,
@@ -140,6 +145,7 @@ impl CheckpointState {
             progress,
             world_size,
             parameter_hash,
+            loss_scale: Some(loss_scale),
             input,
             dataset_checksum,
             test_checksum: Some(test_checksum),
@@ -153,6 +159,11 @@ impl CheckpointState {
         let ModelInput { height, width, channels, mean, std, class_names } = &self.input;
         let (world_size, num_classes) = (self.world_size, class_names.len());
         ensure!((1..=MAX_RANKS).contains(&world_size), "world_size: expected 1 to {MAX_RANKS}, got {world_size}");
+        ensure!(
+            self.loss_scale.is_none_or(|scale| scale.is_possible()),
+            "loss_scale: expected a power of two up to 2^24 after fewer than 2000 good steps, got {:?}",
+            self.loss_scale
+        );
         for side in [*height, *width] {
             ensure!((1..=MAX_SIDE).contains(&side), "input: expected sides of 1 to {MAX_SIDE} pixels, got {side}");
         }

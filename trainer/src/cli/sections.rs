@@ -7,6 +7,7 @@ use crate::choices::{
     AugmentKind, BatchNormKind, ConvolutionKind, CpuKind, DatasetKind, DeviceChoice, Dtype, KernelsKind,
     OnBadImageKind, OnNonFiniteKind, ScheduleKind, ShortcutKind,
 };
+use crate::loss_scale::LossScaling;
 use clap::{Args, value_parser};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
@@ -226,6 +227,10 @@ pub struct OptimizerArgs {
     /// Scale the gradient down to this global L2 norm if it is larger [default: off]
     #[arg(long, value_name = "NORM")]
     pub clip_grad_norm: Option<f64>,
+
+    /// Factor on the loss that keeps gradients of 16 bits in range: none, dynamic (sync allreduce) or a power of two [default: dynamic with --dtype f16, else none]
+    #[arg(long, value_name = "FACTOR")]
+    pub loss_scale: Option<LossScaling>,
 }
 
 /// Length of the run and course of the learning rate.
@@ -325,7 +330,7 @@ pub struct ComputeArgs {
     #[arg(long, value_enum, value_name = "KERNELS", hide_possible_values = true)]
     pub kernels: Option<KernelsKind>,
 
-    /// Number format of activations and their gradients: f32 or bf16 (flex, fused kernels); all else stays f32 [default: f32]
+    /// Number format of activations and their gradients: f32, or bf16 or f16 with fused kernels on cuda and flex (f16 on flex to check, not for speed); all else stays f32 [default: f32]
     #[arg(long, value_enum, value_name = "DTYPE", hide_possible_values = true)]
     pub dtype: Option<Dtype>,
 

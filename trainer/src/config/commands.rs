@@ -10,6 +10,7 @@ use super::sync::{self, SyncConfig};
 use super::{TrainConfig, data, file, netbench};
 use crate::choices::BatchNormKind;
 use crate::cli::{BenchArgs, DataArgs, EvalArgs, ModelArgs, PredictArgs, TrainArgs, TrainSplitArgs};
+use crate::loss_scale::LossScaling;
 use distributed::simulate::{NetworkError, NetworkModel};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
@@ -200,6 +201,8 @@ impl BenchConfig {
     /// A [`ConfigError`] naming the option and the remedy.
     pub fn resolve(args: &BenchArgs, world_size: usize) -> Result<Self, ConfigError> {
         let compute = compute(&args.compute)?;
+        let sync = sync::on_device(sync::sync(&args.sync, world_size)?, compute.device)?;
+        sync::fits_loss_scale(&sync, LossScaling::of(compute.dtype))?;
         Ok(Self {
             model: model(&args.model)?,
             batch_size_per_rank: at_least("--batch-size-per-rank", args.batch_size_per_rank.unwrap_or(128), 1)?,
@@ -208,7 +211,7 @@ impl BenchConfig {
             image_size: at_least("--image-size", args.image_size.unwrap_or(32), 8)?,
             num_classes: at_least("--num-classes", args.num_classes.unwrap_or(10), 2)?,
             batch_norm: args.batch_norm.unwrap_or(BatchNormKind::Local),
-            sync: sync::on_device(sync::sync(&args.sync, world_size)?, compute.device)?,
+            sync,
             simulation: simulation(args)?,
             profile_output: args.profile_output.clone().map(|path| file_name("--profile-output", path)).transpose()?,
             seed: args.seed.unwrap_or(0),

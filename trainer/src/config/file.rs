@@ -12,7 +12,7 @@ use std::path::Path;
 use toml::{Table, Value};
 
 /// A choice (`section.key`) and what only has a meaning together with its value.
-const DEPENDENTS: [(&str, &[&str]); 9] = [
+const DEPENDENTS: [(&str, &[&str]); 10] = [
     (
         "data.dataset",
         &[
@@ -50,6 +50,7 @@ const DEPENDENTS: [(&str, &[&str]); 9] = [
     ("schedule.schedule", &["schedule.milestones", "schedule.gamma"]),
     ("optimizer.scale-learning-rate", &["optimizer.reference-batch-size"]),
     ("run.on-non-finite", &["run.max-skipped-steps"]),
+    ("compute.dtype", &["optimizer.loss-scale"]),
     ("model.model", &["model.depth"]),
     ("model.depth", &["model.model"]),
 ];

@@ -7,6 +7,7 @@ use crate::choices::{
     AugmentKind, BatchNormKind, ConvolutionKind, CpuKind, DatasetKind, DeviceChoice, Dtype, KernelsKind,
     OnBadImageKind, OnNonFiniteKind, ScheduleKind, ShortcutKind,
 };
+use crate::loss_scale::LossScaling;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
@@ -163,6 +164,9 @@ pub struct OptimizerConfig {
     pub label_smoothing: f64,
     /// Largest global L2 norm of the gradient.
     pub clip_grad_norm: Option<f64>,
+    /// Factor on the loss.
+    #[serde(default)]
+    pub loss_scale: LossScaling,
 }
 
 /// Course of the learning rate after warmup.

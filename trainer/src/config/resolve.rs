@@ -14,6 +14,7 @@ use crate::choices::{
     OnNonFiniteKind, ScheduleKind, ShortcutKind,
 };
 use crate::cli::{BatchArgs, ComputeArgs, ModelArgs, OptimizerArgs, RunArgs, ScheduleArgs, TrainArgs, TrainSplitArgs};
+use crate::loss_scale::LossScaling;
 use burn_resnet::ResNetConfig;
 use kernels::simd::Isa;
 
@@ -32,9 +33,11 @@ pub(super) fn train(args: &TrainArgs, world_size: usize) -> Result<TrainConfig, 
     let kind = data.source.kind();
     let sync = super::sync::sync(&args.sync, world_size)?;
     let batch = batch(&args.batch, kind, sync.method.num_workers(world_size), sync.method.virtual_shards())?;
-    let optimizer = optimizer(&args.optimizer)?;
+    let compute = compute(&args.compute)?;
+    let optimizer = optimizer(&args.optimizer, compute.dtype)?;
     super::sync::fits_batch(&sync, &batch, &args.batch)?;
     super::sync::fits_optimizer(&sync, &optimizer)?;
+    super::sync::fits_loss_scale(&sync, optimizer.loss_scale)?;
     let run = run(&args.run, args.resume)?;
     super::sync::fits_skipping(&sync, run.on_non_finite)?;
     let compute = compute(&args.compute)?;
@@ -136,7 +139,7 @@ fn batch(
     })
 }
 
-fn optimizer(args: &OptimizerArgs) -> Result<OptimizerConfig, ConfigError> {
+fn optimizer(args: &OptimizerArgs, dtype: Dtype) -> Result<OptimizerConfig, ConfigError> {
     let is_scaled = args.scale_learning_rate.unwrap_or(false);
     if args.reference_batch_size.is_some() && !is_scaled {
         return Err(no_effect("--reference-batch-size", "without --scale-learning-rate", "add that or leave this out"));
@@ -174,6 +177,7 @@ fn optimizer(args: &OptimizerArgs) -> Result<OptimizerConfig, ConfigError> {
             is_share,
         )?,
         clip_grad_norm: args.clip_grad_norm.map(clip).transpose()?,
+        loss_scale: args.loss_scale.unwrap_or(LossScaling::of(dtype)),
     })
 }
 
@@ -284,11 +288,19 @@ pub(super) fn compute(args: &ComputeArgs) -> Result<ComputeConfig, ConfigError> 
         cpu: args.cpu.unwrap_or(CpuKind::Auto),
         threads: args.threads.map(|threads| at_least("--threads", threads, 1)).transpose()?,
     };
-    if config.dtype == Dtype::Bf16 && (config.kernels != KernelsKind::Fused || device != DeviceChoice::Flex) {
+    let option = match config.dtype {
+        Dtype::F32 => None,
+        Dtype::Bf16 => Some("--dtype bf16"),
+        Dtype::F16 => Some("--dtype f16"),
+    };
+    // burn's ndarray has no numbers of 16 bits.
+    if let Some(option) = option
+        && (config.kernels != KernelsKind::Fused || device == DeviceChoice::Ndarray)
+    {
         return Err(ConfigError::Conflict {
-            option: "--dtype bf16",
+            option,
             other: format!("--device {device} --kernels {}", config.kernels),
-            remedy: "it is implemented for --device flex --kernels fused".to_owned(),
+            remedy: "numbers of 16 bits need --device cuda or flex, and --kernels fused".to_owned(),
         });
     }
     instruction_set(config.cpu)?;

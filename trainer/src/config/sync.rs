@@ -13,6 +13,7 @@ use super::parts::{BatchConfig, OnNonFinite, OptimizerConfig};
 use super::resolve::{MIB, at_least, in_range, no_effect};
 use crate::choices::{BatchNormKind, Compression, DeviceChoice, OnOff, PlacementKind, ReductionChoice, SyncKind};
 use crate::cli::{BatchArgs, SyncArgs};
+use crate::loss_scale::LossScaling;
 
 /// How the ranks' gradients or parameters become one.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -201,6 +202,21 @@ pub(super) fn fits_skipping(sync: &SyncConfig, on_non_finite: OnNonFinite) -> Re
             option: "--on-non-finite skip",
             other: format!("--sync {kind}"),
             remedy: "only with --sync allreduce do all ranks know of a step before it is made".to_owned(),
+        }),
+    }
+}
+
+/// Refuses to leave out steps whose gradients overflow where ranks do not make them together.
+pub(super) fn fits_loss_scale(sync: &SyncConfig, scaling: LossScaling) -> Result<(), ConfigError> {
+    match (sync.method.kind(), scaling) {
+        (SyncKind::Allreduce, _) | (_, LossScaling::None | LossScaling::Fixed(_)) => Ok(()),
+        (kind, LossScaling::Dynamic) => Err(ConfigError::Conflict {
+            option: "--loss-scale dynamic (the default of --dtype f16)",
+            other: format!("--sync {kind}"),
+            remedy:
+                "only with --sync allreduce do all ranks leave out the same steps; use it, or a fixed --loss-scale \
+                     such as 1024, or --dtype bf16"
+                    .to_owned(),
         }),
     }
 }

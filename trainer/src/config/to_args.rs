@@ -115,6 +115,7 @@ impl OptimizerConfig {
             decay_norm_and_bias: (self.weight_decay > 0.0).then_some(self.decay_norm_and_bias),
             label_smoothing: Some(self.label_smoothing),
             clip_grad_norm: self.clip_grad_norm,
+            loss_scale: Some(self.loss_scale),
         }
     }
 }

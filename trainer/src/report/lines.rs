@@ -79,6 +79,9 @@ pub(super) fn epoch(record: &EpochRecord) -> String {
     if record.compression_error > 0.0 {
         line.push_str(&format!(" | compression leaves out {:.2} %", 100.0 * record.compression_error));
     }
+    if let Some(factor) = record.loss_scale {
+        line.push_str(&format!(" | loss scale {factor}, {} steps left out", grouped(record.overflowed_steps)));
+    }
     line
 }
 

@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use burn::module::ParamId;
 use burn_resnet::GradientSink;
-use distributed::{GradientCollector, ROOT, StepAgreement, StepHeader};
+use distributed::{CollectiveError, GradientCollector, ROOT, StepAgreement, StepHeader, write};
 
-use super::Stepper;
+use super::{StepEnd, Stepper};
 use crate::clock::{Phase, PhaseClock};
 use crate::model::ImageClassifier;
 use crate::synchronizer::Togetherness;
@@ -53,6 +53,34 @@ impl<M: ImageClassifier> Stepper<M> {
         self.optimizer.commit();
         clock.add_since(Phase::Optimizer, start - updating);
         Ok(agreement)
+    }
+
+    /// Ends a step that failed without a trace, if a loss or gradient that is not finite is all that failed and such steps are left
+    /// out.
+    ///
+    /// # Errors
+    /// `error`, where the step cannot be left out.
+    pub(super) fn leave_out(&mut self, error: anyhow::Error, norm_statistics: &[f32]) -> Result<StepEnd> {
+        let is_loss = match error.downcast_ref() {
+            Some(CollectiveError::NonFinite { parameter, .. }) => parameter.is_none(),
+            _ => return Err(error),
+        };
+        let overflowed = !is_loss && self.loss_scale.note_overflow();
+        if !overflowed && !self.config.skips_non_finite {
+            return Err(error);
+        }
+        self.model = write(self.model.clone(), &self.state_layout, norm_statistics);
+        Ok(StepEnd { stop: false, skipped: Some(error.to_string()), overflowed })
+    }
+
+    /// Adds what a fixed loss scale may have to do with a gradient that is not finite.
+    pub(super) fn blame_scale(&self, error: anyhow::Error) -> anyhow::Error {
+        match (error.downcast_ref(), self.loss_scale.factor()) {
+            (Some(CollectiveError::NonFinite { parameter: Some(_), .. }), factor) if factor > 1 => error.context(
+                format!("gradients times a fixed loss scale of {factor}; try a smaller one, or --loss-scale dynamic"),
+            ),
+            _ => error,
+        }
     }
 
     /// Updates with this rank's own gradients, unless it had no sample or one of them is not finite, which all learn when they

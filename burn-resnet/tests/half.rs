@@ -1,4 +1,4 @@
-//! bf16 activations against f32: the same network, weights and images, half the bits between the layers.
+//! Activations of 16 bits against f32: the same network, weights and images, half the bits between the layers.
 
 #![allow(clippy::unwrap_used)] // A failed unwrap here is a failed test.
 
@@ -13,6 +13,12 @@ use support::{Named, gradients, tensors, values};
 const FORWARD_TOLERANCE: f64 = 0.02;
 /// docs/numerics.md: the same of all gradients as one vector.
 const GRADIENT_TOLERANCE: f64 = 0.2;
+/// docs/numerics.md: f16's logits and running statistics.
+const F16_FORWARD_TOLERANCE: f64 = 0.002;
+/// docs/numerics.md: f16's gradients.
+const F16_GRADIENT_TOLERANCE: f64 = 0.05;
+/// What the loss of a step in f16 is multiplied by.
+const LOSS_SCALE: f32 = 1024.0;
 
 fn config(activations: Activations) -> ResNetConfig {
     ResNetConfig::cifar(8).unwrap().with_activations(activations)
@@ -38,7 +44,8 @@ fn step(config: &ResNetConfig) -> Step {
     assert_eq!(logits.dtype(), DType::F32);
     let labels = Tensor::<1, Int>::from_ints([1, 4, 7, 0, 3, 6], &device);
     let loss = log_softmax(logits.clone(), 1).gather(1, labels.unsqueeze_dim(1)).mean().neg();
-    let gradients = gradients(&model, &loss.backward());
+    let mut gradients = gradients(&model, &loss.mul_scalar(LOSS_SCALE).backward());
+    gradients.values_mut().flatten().for_each(|gradient| *gradient /= LOSS_SCALE);
     let running = tensors(&model).into_iter().filter(|(name, _)| name.contains("running_"));
     Step { logits: values(logits), gradients, statistics: running.flat_map(|(_, values)| values).collect() }
 }
@@ -54,17 +61,23 @@ fn distance<'a>(found: impl IntoIterator<Item = &'a f32>, expected: impl IntoIte
 }
 
 #[test]
-fn a_step_in_bf16_stays_near_the_step_in_f32() {
-    for shortcut in [Shortcut::A, Shortcut::B] {
+fn a_step_in_16_bits_stays_near_the_step_in_f32() {
+    let bf16 = (Activations::Bf16, FORWARD_TOLERANCE, GRADIENT_TOLERANCE);
+    let f16 = (Activations::F16, F16_FORWARD_TOLERANCE, F16_GRADIENT_TOLERANCE);
+    for (shortcut, half) in [(Shortcut::A, bf16), (Shortcut::B, bf16), (Shortcut::A, f16), (Shortcut::B, f16)] {
+        let (activations, forward_tolerance, gradient_tolerance) = half;
         let expected = step(&config(Activations::F32).with_shortcut(shortcut));
-        let found = step(&config(Activations::Bf16).with_shortcut(shortcut));
+        let found = step(&config(activations).with_shortcut(shortcut));
         let logits = distance(&found.logits, &expected.logits);
         let statistics = distance(&found.statistics, &expected.statistics);
         let gradients = distance(found.gradients.values().flatten(), expected.gradients.values().flatten());
-        println!("{shortcut:?}: logits {logits:.4}, running statistics {statistics:.4}, gradients {gradients:.4}");
+        println!(
+            "{activations:?} {shortcut:?}: logits {logits:.4}, running statistics {statistics:.4}, gradients {gradients:.4}"
+        );
         assert!(logits > 1e-5, "{shortcut:?}: the activations are not rounded");
-        assert!(logits < FORWARD_TOLERANCE && statistics < FORWARD_TOLERANCE, "{shortcut:?}: {logits}, {statistics}");
-        assert!(gradients < GRADIENT_TOLERANCE, "{shortcut:?}: {gradients}");
+        assert!(logits < forward_tolerance, "{activations:?} {shortcut:?}: logits {logits}");
+        assert!(statistics < forward_tolerance, "{activations:?} {shortcut:?}: statistics {statistics}");
+        assert!(gradients < gradient_tolerance, "{activations:?} {shortcut:?}: gradients {gradients}");
     }
 }
 
@@ -95,6 +108,6 @@ fn every_instruction_set_makes_the_same_bf16_step_within_bf16s_precision() {
 
 #[test]
 #[should_panic(expected = "expected Kernels::Fused, got Kernels::Stock")]
-fn burns_own_operations_refuse_bf16_activations() {
+fn burns_own_operations_refuse_activations_of_16_bits() {
     config(Activations::Bf16).with_kernels(Kernels::Stock).init(0, &Device::flex());
 }

@@ -1,0 +1,72 @@
+//! Convolutions and their gradients by burn's operations, in the activations' number format.
+//!
+//! In and out: `[N, H, W, C]`. Invariant: operands and result are of the activations' type, weights rounded to it; products are
+//! summed in f32. burn convolves planes, so tensors pass through permuted views.
+//! Source: Micikevicius et al. 2018, arXiv 1710.03740, section 3.3, which is what tensor cores do.
+
+use burn::backend::Backend;
+use burn::backend::ops::ConvOptions;
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{DTypeUsage, TensorMetadata};
+use burn::tensor::FloatDType;
+
+use super::FusedOptions;
+use crate::ops::composed::{round, widen};
+
+/// How a layer's convolution is computed.
+#[derive(Clone, Debug)]
+pub(super) struct Convolution {
+    /// The type of the activations.
+    pub(super) stored: FloatDType,
+    /// The type that burn is given, after rounding to `stored`.
+    pub(super) computed: FloatDType,
+    options: ConvOptions<2>,
+}
+
+impl Convolution {
+    /// Computes in the type of `input` where the device has tensor cores for it. Elsewhere in f32, with operands and results
+    /// rounded: Flex's own convolution in f16 would sum in f16, and its own in bf16 does just this.
+    pub(super) fn of<B: Backend>(input: &FloatTensor<B>, options: &FusedOptions) -> Self {
+        let is_accelerated = B::dtype_usage(&input.device(), input.dtype()).contains(DTypeUsage::Accelerated);
+        let stored = FloatDType::from(input.dtype());
+        let is_half = matches!(stored, FloatDType::F16 | FloatDType::BF16);
+        let computed = if is_half && !is_accelerated { FloatDType::F32 } else { stored };
+        Self { stored, computed, options: ConvOptions::new([options.stride; 2], [options.padding; 2], [1, 1], 1) }
+    }
+
+    /// Of the stored type.
+    pub(super) fn forward<B: Backend>(&self, input: FloatTensor<B>, weight: FloatTensor<B>) -> FloatTensor<B> {
+        let [input, weight] = [input, weight].map(|tensor| self.operand::<B>(tensor));
+        let planes = B::conv2d(to_planes::<B>(input), weight, None, self.options.clone());
+        round::<B>(from_planes::<B>(planes), self.stored)
+    }
+
+    /// The gradients of the input, if it is needed, in the computed type, and of the weight in f32. Where the computed type has
+    /// 16 bits, burn rounds the weight's gradient to it before it is widened here.
+    pub(super) fn gradients<B: Backend>(
+        &self,
+        input: FloatTensor<B>,
+        weight: FloatTensor<B>,
+        output_gradient: FloatTensor<B>,
+        needs_input: bool,
+    ) -> (Option<FloatTensor<B>>, FloatTensor<B>) {
+        let [input, weight, dy] = [input, weight, output_gradient].map(|tensor| self.operand::<B>(tensor));
+        let (input, dy) = (to_planes::<B>(input), to_planes::<B>(dy));
+        let d_weight = B::conv2d_weight_backward(input.clone(), weight.clone(), dy.clone(), self.options.clone());
+        let d_input =
+            needs_input.then(|| from_planes::<B>(B::conv2d_x_backward(input, weight, dy, self.options.clone())));
+        (d_input, widen::<B>(d_weight))
+    }
+
+    fn operand<B: Backend>(&self, tensor: FloatTensor<B>) -> FloatTensor<B> {
+        round::<B>(round::<B>(tensor, self.stored), self.computed)
+    }
+}
+
+fn to_planes<B: Backend>(channels_last: FloatTensor<B>) -> FloatTensor<B> {
+    B::float_permute(channels_last, &[0, 3, 1, 2])
+}
+
+fn from_planes<B: Backend>(planes: FloatTensor<B>) -> FloatTensor<B> {
+    B::float_permute(planes, &[0, 2, 3, 1])
+}

@@ -1,0 +1,175 @@
+//! Training with a factor on the loss, in f32 and in f16, on ranks that are threads.
+
+#![allow(clippy::unwrap_used, reason = "a failed unwrap here is a failed test")]
+
+mod fixture;
+
+use std::sync::Arc;
+
+use anyhow::Result;
+use burn::module::Module;
+use burn::tensor::Device;
+use burn_resnet::{Activations, ResNet, ResNetConfig};
+use datasets::{LoadedStep, Loader, LoaderConfig, ShapesConfig, ShardConfig, ShardPlan, shapes};
+use distributed::{Communicator, ParameterLayout, read, run_ranks};
+use fixture::{flags, run};
+use trainer::checkpoint::Checkpoint;
+use trainer::clock::PhaseClock;
+use trainer::config::SyncConfig;
+use trainer::loss_scale::{LossScale, LossScaling};
+use trainer::metrics::ScoreSums;
+use trainer::optimizer::SgdConfig;
+use trainer::step::{StepConfig, StepEnd, StepPosition, Stepper};
+
+/// Two epochs of three steps.
+const TINY: &[&str] =
+    &["--model", "resnet8", "--shapes-train", "24", "--shapes-test", "10", "--global-batch-size", "8", "--epochs", "2"];
+
+#[test]
+fn a_fixed_scale_in_f32_changes_no_bit_of_the_parameters() {
+    for then in [&[][..], &["--clip-grad-norm", "0.5"], &["--reduction", "exact"], &["--compress", "topk:10"]] {
+        let hash = |scale| run(2, &flags(TINY, &[then, &["--loss-scale", scale]].concat())).parameter_hash();
+        assert_eq!(hash("4096"), hash("none"), "{then:?}");
+    }
+}
+
+#[test]
+fn a_network_in_f16_learns_a_batch_by_heart() {
+    let mut by_heart: Vec<&str> =
+        "--model resnet8 --shapes-train 16 --shapes-test 16 --global-batch-size 16 --epochs 25".split(' ').collect();
+    by_heart.extend("--learning-rate 0.05 --schedule constant --warmup-epochs 0 --eval-every-epochs 25".split(' '));
+    by_heart.extend("--checkpoint-every-epochs 25 --dtype f16".split(' '));
+    let record = run(1, &flags(&by_heart, &[])).last_record();
+    assert!(record.train_loss < 0.2, "{}", record.train_loss);
+    assert!(record.loss_scale.is_some_and(|scale| scale > 1), "{:?}", record.loss_scale);
+}
+
+#[test]
+fn a_resumed_run_in_f16_ends_with_the_bits_and_the_scale_of_an_undisturbed_one() {
+    let half = ["--dtype", "f16", "--checkpoint-every-steps", "2", "--keep-checkpoints", "99"];
+    let whole = run(2, &flags(TINY, &half));
+    let copy = whole.with_checkpoint_alone(2);
+    let saved =
+        Checkpoint::open(&copy.directory().join("checkpoints/step-00000002")).unwrap().state.loss_scale.unwrap();
+    assert!(saved.is_dynamic());
+    assert_ne!(saved, LossScale::new(LossScaling::Dynamic), "it has counted");
+    let resumed = copy.go(2, &flags(TINY, &["--dtype", "f16", "--resume"]));
+    assert_eq!(resumed.parameter_hash(), whole.parameter_hash());
+    let (resumed, whole) = (resumed.last_record(), whole.last_record());
+    assert_eq!((resumed.loss_scale, resumed.overflowed_steps), (whole.loss_scale, whole.overflowed_steps));
+    assert_eq!(resumed.test_loss, whole.test_loss);
+}
+
+const NUM_STEPS: usize = 12;
+
+/// One sample for each of two ranks in a step.
+fn steps(rank: usize) -> Vec<LoadedStep> {
+    let data = shapes::open(&ShapesConfig { num_train: 2 * NUM_STEPS, num_test: 10, seed: 1 }).unwrap();
+    let plan = ShardPlan::new(ShardConfig {
+        num_samples: data.train.len(),
+        global_batch_size: 2,
+        seed: 5,
+        epoch: 0,
+        shuffle: true,
+        drop_last: false,
+        shard_index: rank,
+        num_shards: 2,
+        num_own_shards: 1,
+    })
+    .unwrap();
+    let how = LoaderConfig::new(1, data.normalization.clone());
+    Loader::start(data.train, plan, how).map(Result::unwrap).collect()
+}
+
+fn stepper(communicator: Arc<dyn Communicator>, loss_scale: LossScaling) -> Stepper<ResNet> {
+    let config = StepConfig {
+        sgd: SgdConfig { momentum: 0.9, nesterov: false, weight_decay: 1e-4, decay_norm_and_bias: true },
+        label_smoothing: 0.0,
+        clip_norm: None,
+        loss_scale,
+        sync_batch_norm: false,
+        skips_non_finite: false,
+        sync: SyncConfig::default(),
+        server_link: None,
+        whereabouts: Arc::default(),
+    };
+    let network = ResNetConfig::cifar(8).unwrap().with_activations(Activations::F16);
+    Stepper::new(network.init(3, &Device::flex().autodiff()), config, communicator, &Device::flex()).unwrap()
+}
+
+/// Everything that a step changes: parameters, velocities, norm statistics.
+fn state(stepper: &Stepper<ResNet>) -> Vec<u32> {
+    let (model, optimizer) = (stepper.model().valid(), stepper.optimizer());
+    let statistics = read(&model, &ParameterLayout::state(&model));
+    let all = [optimizer.parameters(), optimizer.velocities(), &statistics].concat();
+    all.into_iter().map(f32::to_bits).collect()
+}
+
+/// The step with this number, and its scores.
+fn step(stepper: &mut Stepper<ResNet>, step: usize, loaded: LoadedStep) -> Result<(StepEnd, ScoreSums)> {
+    let at = StepPosition { epoch: 0, step: step as u64, must_meet: false };
+    let mut scores = ScoreSums::default();
+    let end = stepper.step(at, loaded, 0.01, false, &mut scores, &mut PhaseClock::new())?;
+    Ok((end, scores))
+}
+
+#[test]
+fn an_overflow_is_left_out_on_all_ranks_the_scale_halves_and_training_goes_on() {
+    let ranks = run_ranks(2, |communicator| {
+        let communicator: Arc<dyn Communicator> = Arc::new(communicator);
+        let rank = communicator.rank();
+        let mut stepper = stepper(communicator, LossScaling::Dynamic);
+        // As much as the scale can ever be, which no gradient of these in f16 bears.
+        let largest = r#"{"is_dynamic":true,"factor":16777216,"num_good_steps":0,"num_overflows":0}"#;
+        let (model, velocities) = (stepper.model().clone(), stepper.optimizer().velocities().to_vec());
+        stepper.restore(model, &velocities, Some(serde_json::from_str(largest).unwrap())).unwrap();
+        let mut overflows = Vec::new();
+        for (index, loaded) in steps(rank).into_iter().enumerate() {
+            let (before, scale) = (state(&stepper), stepper.loss_scale().factor());
+            let (end, scores) = step(&mut stepper, index, loaded).unwrap();
+            assert_eq!(end.skipped.is_some(), end.overflowed, "{:?}", end.skipped);
+            assert_eq!(scores.num_samples, 1, "the loss of every step counts");
+            assert!(scores.loss_sum.is_finite());
+            assert_eq!(state(&stepper) == before, end.overflowed, "step {index}");
+            assert_eq!(stepper.loss_scale().factor(), if end.overflowed { scale / 2 } else { scale });
+            overflows.push(end.overflowed);
+        }
+        let parameters: Vec<u32> = stepper.optimizer().parameters().iter().map(|value| value.to_bits()).collect();
+        (overflows, stepper.loss_scale(), parameters)
+    });
+    assert_eq!(ranks[0], ranks[1]);
+    let (overflows, scale, _) = &ranks[0];
+    assert!(overflows[0] && !overflows[NUM_STEPS - 1], "{overflows:?}");
+    assert_eq!(scale.num_overflows(), overflows.iter().filter(|overflowed| **overflowed).count() as u64);
+}
+
+#[test]
+fn an_overflow_at_a_fixed_scale_ends_the_run_and_names_the_scale() {
+    let errors = run_ranks(2, |communicator| {
+        let communicator: Arc<dyn Communicator> = Arc::new(communicator);
+        let loaded = steps(communicator.rank()).swap_remove(0);
+        let mut stepper = stepper(communicator, LossScaling::Fixed(1 << 24));
+        format!("{:#}", step(&mut stepper, 0, loaded).unwrap_err())
+    });
+    for error in errors {
+        for part in ["step 0", "largest gradient, in", "fixed loss scale of 16777216", "--loss-scale dynamic"] {
+            assert!(error.contains(part), "{part} is not in: {error}");
+        }
+    }
+}
+
+#[test]
+fn a_loss_that_is_not_finite_is_an_error_at_any_scale() {
+    let errors = run_ranks(2, |communicator| {
+        let communicator: Arc<dyn Communicator> = Arc::new(communicator);
+        let mut loaded = steps(communicator.rank()).swap_remove(0);
+        loaded.micro_batches[0].pixels[100] = f32::NAN;
+        let mut stepper = stepper(communicator, LossScaling::Dynamic);
+        let error = step(&mut stepper, 0, loaded).unwrap_err();
+        (error.to_string(), stepper.loss_scale())
+    });
+    for (error, scale) in errors {
+        assert!(error.contains("step 0") && error.contains("loss there NaN"), "{error}");
+        assert_eq!(scale, LossScale::new(LossScaling::Dynamic));
+    }
+}
