@@ -129,18 +129,30 @@ impl Cifar {
 /// If a file is missing or cannot be read, is empty or no whole number of records, holds a label out of range, or the file of class
 /// names has another number of names than there are classes.
 pub fn open(dir: impl AsRef<Path>, cifar: Cifar) -> Result<DatasetSplits, DatasetError> {
-    let dir = dir.as_ref();
-    let folder = cifar.find(dir).ok_or_else(|| DatasetError::Missing {
-        what: cifar.name().into(),
-        path: dir.to_path_buf(),
-        expected: format!("{} there or in {}", cifar.test_file(), dir.join(cifar.folder()).display()),
-        remedy: "unpack the original binary release there, or download it",
-    })?;
+    let folder = find(dir.as_ref(), cifar)?;
     let class_names = read_class_names(&folder, cifar)?;
     Ok(DatasetSplits {
         train: read_split(&folder, cifar, "train", cifar.train_files(), &class_names)?,
         test: read_split(&folder, cifar, "test", &[cifar.test_file()], &class_names)?,
         normalization: cifar.normalization(),
+    })
+}
+
+/// Reads the test split alone, as [`open`] does.
+///
+/// # Errors
+/// As [`open`].
+pub fn open_test(dir: impl AsRef<Path>, cifar: Cifar) -> Result<Arc<dyn ImageDataset>, DatasetError> {
+    let folder = find(dir.as_ref(), cifar)?;
+    read_split(&folder, cifar, "test", &[cifar.test_file()], &read_class_names(&folder, cifar)?)
+}
+
+fn find(dir: &Path, cifar: Cifar) -> Result<PathBuf, DatasetError> {
+    cifar.find(dir).ok_or_else(|| DatasetError::Missing {
+        what: cifar.name().into(),
+        path: dir.to_path_buf(),
+        expected: format!("{} there or in {}", cifar.test_file(), dir.join(cifar.folder()).display()),
+        remedy: "unpack the original binary release there, or download it",
     })
 }
 

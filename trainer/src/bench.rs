@@ -80,6 +80,8 @@ pub struct BenchResult {
     pub peak_memory_bytes: u64,
     /// Memory of all ranks' processes together, each at its largest.
     pub peak_memory_bytes_total: u64,
+    /// Bytes that root's device holds for tensors after the last step; absent where it does not tell.
+    pub device_memory_bytes: Option<u64>,
     /// Mean loss of the last step on root, to compare with other programs.
     pub loss_mean: f64,
     /// Mean loss over all ranks of every step, those of the warm-up first.
@@ -205,6 +207,7 @@ pub fn measure(config: &BenchConfig, world: &World) -> Result<Option<Measurement
         minor_faults_per_step: faults as f64 / config.steps as f64,
         peak_memory_bytes: peak_memory_bytes(&times),
         peak_memory_bytes_total: times.iter().map(|rank| rank.peak_memory_bytes).sum(),
+        device_memory_bytes: device.memory_pool_usage().map(|usage| usage.bytes_reserved),
         loss_mean: scores.loss_mean(),
         losses: global_losses(&*communicator, &scores_of_steps)?,
         bytes_sent_per_step: traffic.total.bytes_sent / traffic.num_steps.max(1),

@@ -11,6 +11,7 @@ mod predict_scaling;
 mod report;
 mod sections;
 mod sync;
+mod verify;
 
 pub use doctor::DoctorArgs;
 pub use netbench::NetbenchArgs;
@@ -20,6 +21,7 @@ pub use sections::{
     BatchArgs, ComputeArgs, DataArgs, ModelArgs, OptimizerArgs, RunArgs, ScheduleArgs, TrainArgs, TrainSplitArgs,
 };
 pub use sync::SyncArgs;
+pub use verify::VerifyArgs;
 
 use crate::choices::BatchNormKind;
 use clap::{Args, Parser, Subcommand};
@@ -65,6 +67,8 @@ pub enum Command {
     Config(Box<TrainArgs>),
     /// Check whether a job with these resources would train well: ranks, network, data, disk; collective, exit code 1 if not.
     Doctor(Box<DoctorArgs>),
+    /// Check whether a device computes what the reference computes: PyTorch's numbers, training, checkpoints, memory; exit code 1 if not.
+    Verify(Box<VerifyArgs>),
     /// Measure latency and bandwidth between ranks and the speed of collectives by size; collective.
     Netbench(NetbenchArgs),
     /// Predict speed and efficiency on up to thousands of ranks from one step and a network; compare measured runs. One rank.

@@ -11,3 +11,4 @@ pub mod predict;
 pub mod predict_scaling;
 pub mod report;
 pub mod train;
+pub mod verify;

@@ -17,6 +17,7 @@ mod resolve;
 mod scaling_method;
 mod sync;
 mod to_args;
+mod verify;
 
 pub use crate::choices::{
     AugmentKind, BatchNormKind, Compression, ConvolutionKind, CpuKind, DatasetKind, DeviceChoice, Dtype, KernelsKind,
@@ -36,6 +37,7 @@ pub use report::ReportConfig;
 pub(crate) use resolve::instruction_set;
 pub use scaling_method::scaling_method_name;
 pub use sync::{Staleness, SyncConfig, SyncMethod};
+pub use verify::VerifyConfig;
 
 use crate::cli::TrainArgs;
 use serde::{Deserialize, Serialize};

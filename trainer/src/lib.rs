@@ -7,6 +7,8 @@
 pub mod launch;
 
 pub mod commands;
+pub mod verify;
+
 pub mod train;
 
 pub mod bench;
@@ -61,3 +63,6 @@ pub mod cli;
 pub mod loss_scale;
 
 pub mod choices;
+
+#[cfg(feature = "kernel-cache")]
+pub mod kernel_cache;

@@ -6,7 +6,7 @@ use clap::Parser;
 use trainer::cli::{Cli, Command};
 use trainer::commands::{
     bench::bench, config::config, doctor::doctor, eval::eval, netbench::netbench, predict::predict,
-    predict_scaling::predict_scaling, report::report, train::train,
+    predict_scaling::predict_scaling, report::report, train::train, verify::verify,
 };
 use trainer::launch::{launch, launch_alone, launch_in_any_world};
 
@@ -19,6 +19,7 @@ fn main() -> ExitCode {
         Command::Config(args) => launch(|world| config(&args, world)),
         Command::Netbench(args) => launch(|world| netbench(&args, world)),
         Command::PredictScaling(args) => launch(|world| predict_scaling(&args, world)),
+        Command::Verify(args) => launch_alone(|world| verify(&args, world)),
         Command::Report(args) => launch_alone(|world| report(&args, world)),
         Command::Doctor(args) => launch_in_any_world(|world| doctor(&args, world)),
     }

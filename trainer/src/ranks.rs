@@ -169,6 +169,8 @@ fn device(choice: DeviceChoice, topology: &Topology) -> Result<Device> {
                     topology.node
                 );
             }
+            #[cfg(feature = "kernel-cache")]
+            crate::kernel_cache::use_the_users_folder();
             Ok(Device::cuda(index.unwrap_or(topology.local_rank)))
         }
         #[cfg(not(feature = "cuda"))]

@@ -13,7 +13,7 @@ pub(crate) const COMMAND: Command = Command {
     summary: "Run all checks as `test` does, or check the CUDA build.",
     details: "\
 --cuda builds the trainer with burn's CUDA backend and without LLVM, which needs no network beyond the crates, into
-target/cuda-offline (about 20 minutes on 2 cores), and starts it: with a GPU it must compute, without one it must
+target/cuda-offline (about 25 minutes on 2 cores), and starts it: with a GPU it must compute, without one it must
 say so in a clear error.",
     subjects: &[],
     parts: &[],

@@ -1,6 +1,7 @@
 //! The CUDA build, checked where the LLVM bundle of burn's compiler cannot be downloaded.
 //!
-//! In: the trainer's feature `cuda-nvrtc`, which compiles kernels by NVRTC at run time. Out: a program that starts.
+//! In: the trainer's feature `cuda-nvrtc`, which compiles kernels by NVRTC at run time. Out: a program that starts, which
+//! `gpu-check` packs for another machine.
 //! Invariant: LLVM is linked by name only. Its symbols stay open in the program, and a library of stand-ins, each of
 //! which ends the program when called, closes them at start; a call would show that LLVM is used after all.
 //! Only for checking: whoever has a network builds with plain `--features cuda`.
@@ -20,12 +21,21 @@ use crate::setup;
 /// The prefixes of the symbols that the bundle would define.
 const ABSENT: [&str; 2] = ["LLVM", "cubecl_"];
 
+/// Without MPI, which a machine with a GPU may not have; with the reference that `trainer verify` compares with.
+const FEATURES: &str = "cuda-nvrtc,kernel-cache,flex";
+
+/// What was built.
+pub(crate) struct Built {
+    pub(crate) trainer: PathBuf,
+    /// To be preloaded whenever the program starts.
+    pub(crate) stand_ins: PathBuf,
+}
+
 /// Builds the program and its stand-ins, and starts it.
 pub(crate) fn run(arguments: &Arguments) -> Outcome {
     setup::run(arguments)?;
-    let folder = cargo::root().join("target/cuda-offline");
-    let trainer = build(&folder)?;
-    let stand_ins = stand_ins(&trainer, &folder)?;
+    let folder = folder();
+    let Built { trainer, stand_ins } = built()?;
     let start = |words: &[&str], limit_s| {
         let mut command = Command::new(&trainer);
         command.args(words).env("LD_PRELOAD", &stand_ins);
@@ -44,7 +54,7 @@ pub(crate) fn run(arguments: &Arguments) -> Outcome {
     let steps = ["--steps", "2", "--warmup-steps", "1"];
     // The first steps on a GPU compile and tune every kernel.
     let finished = start(&[&bench[..], &steps[..]].concat(), 900)?;
-    let has_gpu = Path::new("/proc/driver/nvidia/version").exists() || Path::new("/dev/nvidiactl").exists();
+    let has_gpu = has_gpu();
     verdict(has_gpu, &finished).map_err(Failure::Failed)?;
     println!(
         "{}",
@@ -53,12 +63,28 @@ pub(crate) fn run(arguments: &Arguments) -> Outcome {
     Ok(())
 }
 
+/// Whether this machine has an NVIDIA driver loaded.
+pub(crate) fn has_gpu() -> bool {
+    Path::new("/proc/driver/nvidia/version").exists() || Path::new("/dev/nvidiactl").exists()
+}
+
+/// Builds the program and its stand-ins.
+pub(crate) fn built() -> Outcome<Built> {
+    let trainer = build(&folder())?;
+    let stand_ins = stand_ins(&trainer, &folder())?;
+    Ok(Built { trainer, stand_ins })
+}
+
+fn folder() -> PathBuf {
+    cargo::root().join("target/cuda-offline")
+}
+
 /// Builds with the two build scripts that download LLVM told not to, and with open symbols allowed.
 fn build(folder: &Path) -> Outcome<PathBuf> {
     let mut command = cargo::command(&["build", "--release", "-p", "trainer", "--no-default-features"]);
     let flags = env::var("RUSTFLAGS").unwrap_or_default();
     command
-        .args(["--features", "cuda-nvrtc", "--target-dir"])
+        .args(["--features", FEATURES, "--target-dir"])
         .arg(folder)
         // Those build scripts return at once when documentation is built for docs.rs.
         .env("DOCS_RS", "1")

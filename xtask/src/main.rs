@@ -16,6 +16,7 @@ mod containers;
 mod cores;
 mod cuda;
 mod failure;
+mod gpu_check;
 mod guard;
 mod hosts;
 mod json;
@@ -46,7 +47,7 @@ use std::process::ExitCode;
 use arguments::Command;
 use failure::{Failure, Outcome};
 
-const COMMANDS: [Command; 13] = [
+const COMMANDS: [Command; 14] = [
     setup::COMMAND,
     train::COMMAND,
     launch::COMMAND,
@@ -55,6 +56,7 @@ const COMMANDS: [Command; 13] = [
     study::COMMAND,
     hosts::COMMAND,
     compare::COMMAND,
+    gpu_check::COMMAND,
     test_stages::COMMAND,
     slurm_cluster::COMMAND,
     chaos::COMMAND,

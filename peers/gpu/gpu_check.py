@@ -1,0 +1,263 @@
+"""Checks that the trainer computes rightly on this machine's GPU, and measures it beside PyTorch.
+
+In: what `cargo xtask gpu-check` packed into this folder, a GPU, PyTorch. Out: tables on stdout, everything in `gpu-check.json`.
+Invariant: ends within its time. What fails, crashes or has no time left is a row with the reason; the file is whole after every part.
+Exit codes: 0 all that was measured is right, 1 something is wrong or broke off, 3 there is no GPU.
+
+    ./gpu-check.sh [--quick] [--output FILE.json]
+"""
+
+import argparse
+import contextlib
+import json
+import pathlib
+import sys
+import tempfile
+import time
+
+import arithmetic
+import ncu
+import peer
+import place
+import processes
+import table
+
+DEADLINE_S, QUICK_DEADLINE_S = 470, 225
+NO_GPU = 3
+ROUNDS = 2
+# Beyond which a throughput counts for nothing: the programs did not do the same.
+LOSSES_OFF = {"f32": 1e-2, "bf16": 5e-2, "f16": 5e-2}
+JOBS = [("resnet20", 128), ("resnet20", 1024), ("resnet44", 128), ("resnet44", 1024)]
+QUICK_JOBS = JOBS[:2]
+COMPILED = "compiled"
+
+
+class Check:
+    """One run of all parts."""
+
+    def __init__(self, options, folder, scratch):
+        self.options, self.folder, self.scratch = options, folder, scratch
+        self.start, self.limit_s = time.monotonic(), QUICK_DEADLINE_S if options.quick else DEADLINE_S
+        self.result = {"schema": "lockstep.gpu-check/1", "quick": options.quick, "verify": [], "rows": []}
+        self.result.update(gpu=None, peaks={}, pytorch=None, trainer=None, kernels=[], gaps=[], commands=[])
+        self.is_wrong = False
+
+    def left(self):
+        """Seconds until the deadline."""
+        return self.limit_s - (time.monotonic() - self.start)
+
+    def say(self, text):
+        """Progress, on stderr: stdout is for the tables."""
+        print(f"{time.monotonic() - self.start:6.1f} s  {text}", file=sys.stderr, flush=True)
+
+    def gap(self, what, why, is_wrong=False):
+        """Notes what is missing."""
+        self.is_wrong |= is_wrong
+        self.result["gaps"].append([what, why])
+        self.say(f"gap: {what}: {why}")
+
+    def save(self):
+        """Writes what is there so far."""
+        self.result["seconds"] = time.monotonic() - self.start
+        path = pathlib.Path(self.options.output)
+        partial = path.with_suffix(".partial")
+        partial.write_text(json.dumps(self.result, indent=1))
+        partial.rename(path)
+
+    def trainer(self, words, limit_s):
+        """Runs our program."""
+        words = [str(self.program), *map(str, words)]
+        self.result["commands"].append(words[1:])
+        return processes.run(words, min(limit_s, self.left()), self.environment)
+
+    def prepare(self):
+        """The program and the GPU; whether there is one."""
+        self.program = place.trainer(self.folder, self.scratch)
+        self.environment, self.result["cuda"] = place.trainer_environment(self.folder, self.scratch)
+        version = self.trainer(["--version"], 60)
+        if version.code != 0:
+            self.gap("the program", version.reason, is_wrong=True)
+            return False
+        self.result["trainer"] = version.output.strip()
+        self.result["gpu"], reason = place.gpu_facts()
+        if reason:
+            self.gap("all", reason)
+        return reason is None
+
+    def peaks(self):
+        """What the machine can do at most."""
+        script = str(self.folder / "pytorch_gpu.py")
+        found = processes.run([sys.executable, "-B", script], min(90, self.left()))
+        if found.code != 0:
+            self.gap("the machine's own rates", found.reason)
+            return
+        self.result.update(json.loads(found.output.splitlines()[-1]))
+        self.result["gpu_after_load"], _ = place.gpu_facts()
+
+    def verify(self, dtype):
+        """Whether the trainer computes rightly."""
+        self.say(f"verify {dtype}")
+        output = self.scratch / f"verify-{dtype}.json"
+        words = ["verify", "--device", "cuda", "--dtype", dtype, "--output", output]
+        words += ["--quick"] if self.options.quick else []
+        data = self.folder / "data"
+        words += ["--data-dir", data] if data.is_dir() else []
+        ended = self.trainer(words, 60 if self.options.quick else 120)
+        if output.exists():
+            verification = json.loads(output.read_text())
+            self.result["verify"].append(verification)
+            self.is_wrong |= verification["verdict"] == "failed"
+        else:
+            # A number format that this program does not have on a GPU is refused as wrong usage.
+            self.gap(f"verify {dtype}", ended.reason, is_wrong=ended.code != 2)
+
+    def ours(self, model, batch, dtype, job):
+        """One block of our steps; the first of a job writes it for PyTorch."""
+        words = ["bench", "--device", "cuda", "--model", model, "--batch-size-per-rank", batch, "--dtype", dtype]
+        words += ["--steps", 40, "--warmup-steps", 10, "--json"]
+        words += ["--export-job", job] if not job.exists() else []
+        ended = self.trainer(words, 90)
+        if ended.code != 0:
+            raise peer.Silent(ended.reason)
+        told = json.loads(ended.output.splitlines()[-1])
+        step_s = told["step_milliseconds_median"] / 1e3
+        return {"step_s": [step_s], "losses": told["losses"], "memory_bytes": told.get("device_memory_bytes"), "told": told}
+
+    def measure(self, model, batch):
+        """All programs in turn, twice, on one job."""
+        job = self.scratch / f"job-{model}-{batch}"
+        blocks, reasons = {}, {}
+
+        def attempt(contender, dtype, work):
+            if (contender, dtype) in reasons:
+                return
+            if self.left() < 5:
+                reasons[contender, dtype] = "no time left"
+                return
+            self.say(f"{model} {batch} {dtype} {contender}")
+            try:
+                block = work()
+                blocks.setdefault((contender, dtype), []).append(block)
+            except peer.Silent as silent:
+                reasons[contender, dtype] = str(silent)
+
+        with contextlib.ExitStack() as stack:
+            rival = None
+            for _ in range(ROUNDS):
+                for dtype in ("f32", "bf16", "f16"):
+                    attempt("lockstep", dtype, lambda dtype=dtype: self.ours(model, batch, dtype, job))
+                if rival is None and "PyTorch" not in reasons and job.exists():
+                    try:
+                        rival = stack.enter_context(contextlib.closing(peer.Peer(job, min(60, self.left()))))
+                    except peer.Silent as silent:
+                        reasons["PyTorch"] = str(silent)
+                for way, dtype in self.ways(rival, model, batch):
+                    ask = {"kind": "measure", "name": way, "warmup_steps": 10, "steps": 40, "blocks": 3}
+                    limit_s = min(90 if COMPILED in way else 40, self.left())
+                    attempt(f"PyTorch, {way}", dtype, lambda ask=ask, limit_s=limit_s: rival.ask(limit_s, **ask))
+            self.result["rows"] += rows(model, batch, blocks, reasons)
+            if "PyTorch" in reasons or not job.exists():
+                self.gap(f"PyTorch, {model} {batch}", reasons.get("PyTorch", "no job was written"))
+            if rival and (model, batch) == JOBS[0]:
+                self.profile(rival)
+
+    def ways(self, rival, model, batch):
+        """PyTorch's ways for a job: compiling takes most of their time, and a quick run leaves it out."""
+        if rival is None:
+            return []
+        ways = [(way, "f32" if "TF32" in way else "bf16") for way in rival.about["ways"]]
+        compiles = not self.options.quick and (model, batch) in JOBS[:2]
+        return [(way, dtype) for way, dtype in ways if compiles or COMPILED not in way]
+
+    def profile(self, rival):
+        """Kernels of a step: PyTorch's by its profiler, ours by Nsight Compute."""
+        for way in ("eager, TF32", "AMP"):
+            try:
+                found = rival.ask(min(40, self.left()), kind="profile", name=way)
+                self.result["kernels"].append({"program": f"PyTorch, {way}", **found})
+            except peer.Silent as silent:
+                self.gap(f"kernels of PyTorch, {way}", str(silent))
+        if self.options.quick:
+            self.gap("our kernels", "left out of a quick run")
+
+    def our_kernels(self):
+        """Last, since each kernel is run on its own."""
+        words = [str(self.program), *ncu.BENCH]
+        found, reason = ncu.kernels(words, self.environment, min(100, self.left()))
+        if reason:
+            self.gap("our kernels", reason)
+        else:
+            self.result["kernels"].append({"program": "lockstep f32", **found})
+
+
+def rows(model, batch, blocks, reasons):
+    """One row a program and number format."""
+    expected = blocks.get(("lockstep", "f32"), [{}])[0].get("losses", [])
+    result = []
+    for key in [*blocks, *(key for key in reasons if isinstance(key, tuple) and key not in blocks)]:
+        contender, dtype = key
+        row = {"model": model, "batch": batch, "dtype": dtype, "contender": contender}
+        if key not in blocks:
+            result.append({**row, "gap": reasons[key]})
+            continue
+        measured = blocks[key]
+        step_s = arithmetic.median([second for block in measured for second in block["step_s"]])
+        off = arithmetic.losses_off(expected, measured[0]["losses"])
+        row.update(step_s=step_s, images_per_second=batch / step_s, blocks=measured)
+        row.update(memory_bytes=measured[0]["memory_bytes"], losses_off=off)
+        row["counts"] = off is not None and off <= LOSSES_OFF[dtype]
+        result.append(row)
+    return result
+
+
+def completed(result):
+    """Adds what follows from the measurements."""
+    for row in result["rows"]:
+        if not row.get("gap"):
+            depth = int(row["model"].removeprefix("resnet"))
+            row.update(arithmetic.shares(depth, row["batch"], row["dtype"], row["step_s"], result["peaks"]))
+    arithmetic.ratios(result["rows"])
+
+
+def run(check):
+    """All parts; the exit code."""
+    if not check.prepare():
+        return 1 if check.is_wrong else NO_GPU
+    check.peaks()
+    for dtype in ("f32", "bf16"):
+        check.verify(dtype)
+        check.save()
+    for model, batch in QUICK_JOBS if check.options.quick else JOBS:
+        if check.left() < 20:
+            check.gap(f"{model} {batch}", "no time left")
+            continue
+        check.measure(model, batch)
+        check.save()
+    if not check.options.quick:
+        check.our_kernels()
+    return 1 if check.is_wrong else 0
+
+
+def main():
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="under four minutes: ResNet-20 alone, nothing compiled")
+    parser.add_argument("--output", default="gpu-check.json", help="file of the result (default gpu-check.json)")
+    options = parser.parse_args()
+    folder = pathlib.Path(__file__).resolve().parent
+    with tempfile.TemporaryDirectory(prefix="gpu-check-") as scratch:
+        check = Check(options, folder, pathlib.Path(scratch))
+        code = run(check)
+    completed(check.result)
+    check.result["exit_code"] = code
+    check.save()
+    print(table.markdown(check.result))
+    if code == NO_GPU:
+        print("gpu-check: no GPU on this machine: nothing was measured", flush=True)
+    else:
+        print(f"gpu-check: {'FAILED' if code else 'passed'} in {check.result['seconds']:.0f} s, all of it in {options.output}")
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

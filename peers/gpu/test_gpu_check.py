@@ -1,0 +1,184 @@
+"""Tests of what can be tested without a GPU: `python3 -m unittest` in this folder, as the tests of xtask do."""
+
+import contextlib
+import io
+import json
+import pathlib
+import sys
+import tempfile
+import unittest
+from unittest import mock
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+
+import arithmetic
+import gpu_check
+import ncu
+import peer
+import place
+import processes
+import table
+
+
+def block(step_s, losses, memory_bytes=2**20):
+    return {"step_s": step_s, "losses": losses, "memory_bytes": memory_bytes}
+
+
+class Arithmetic(unittest.TestCase):
+    def test_resnet20_has_the_published_number_of_operations(self):
+        # He et al. 2015: 40.6 million multiply-adds a forward pass; here forward and two backward products, without the stem's.
+        stem = 2 * 9 * 3 * 16 * 32**2
+        forward = (arithmetic.step_flops(20, 1) + stem) / 3 / 2
+        self.assertAlmostEqual(forward / 1e6, 40.5, delta=0.4)
+        self.assertEqual(arithmetic.step_flops(20, 128), 128 * arithmetic.step_flops(20, 1))
+
+    def test_sides_and_channels_follow_the_strides(self):
+        layers = arithmetic.layers(20)
+        self.assertEqual(len(layers), 19)
+        self.assertEqual((layers[0], layers[7], layers[-1]), ((3, 16, 32, 32), (16, 32, 32, 16), (64, 64, 8, 8)))
+
+    def test_half_the_width_moves_half_the_bytes(self):
+        self.assertEqual(arithmetic.step_bytes(20, 8, 4), 2 * arithmetic.step_bytes(20, 8, 2))
+
+    def test_shares_are_of_the_measured_rates_and_absent_without_them(self):
+        peaks = {"copy_bytes_per_s": 1e12, "bf16_flops": 1e14}
+        shares = arithmetic.shares(20, 128, "bf16", 1e-3, peaks)
+        self.assertAlmostEqual(shares["of_matrix_peak"], arithmetic.step_flops(20, 128) / 1e11)
+        self.assertEqual(arithmetic.shares(20, 128, "f32", 1e-3, {})["of_bandwidth"], None)
+
+    def test_losses_that_are_no_numbers_are_infinitely_far(self):
+        self.assertEqual(arithmetic.losses_off([1.0], [float("nan")]), float("inf"))
+        self.assertAlmostEqual(arithmetic.losses_off([2.0, 4.0], [2.0, 4.4]), 0.1)
+        self.assertIsNone(arithmetic.losses_off([], [1.0]))
+
+    def test_a_ratio_is_to_the_best_of_the_same_job_and_width(self):
+        def row(contender, dtype, speed, batch=128):
+            return {"model": "resnet20", "batch": batch, "dtype": dtype, "contender": contender, "images_per_second": speed}
+
+        rows = [row("lockstep", "f32", 50.0), row("PyTorch, eager", "f32", 100.0), row("PyTorch, graph", "f32", 200.0)]
+        rows += [row("PyTorch, AMP", "bf16", 400.0), row("lockstep", "f16", 100.0), row("lockstep", "f32", 1.0, 1024)]
+        arithmetic.ratios(rows)
+        self.assertEqual([one["of_best_pytorch"] for one in rows], [0.25, None, None, None, 0.25, None])
+
+
+class Tables(unittest.TestCase):
+    def result(self):
+        blocks = {
+            ("lockstep", "f32"): [block([0.002], [2.0, 1.0]), block([0.004], [2.0, 1.0])],
+            ("PyTorch, AMP", "bf16"): [block([0.001, 0.001], [2.0, 1.5])],
+        }
+        reasons = {("lockstep", "bf16"): "exit code 2: a | b", "PyTorch": "no"}
+        rows = gpu_check.rows("resnet20", 128, blocks, reasons)
+        peaks = {"copy_bytes_per_s": 3e12, "tf32_flops": 4e14, "bf16_flops": 8e14, "f16_flops": 8e14}
+        return {"rows": rows, "peaks": peaks, "gpu": {"name": "H"}, "pytorch": "2", "trainer": "t", "gaps": [["x", "y"]]}
+
+    def test_rows_are_medians_of_all_blocks_and_what_is_missing_says_why(self):
+        result = self.result()
+        gpu_check.completed(result)
+        ours, pytorch, missing = result["rows"]
+        self.assertAlmostEqual(ours["images_per_second"], 128 / 0.003)
+        self.assertTrue(ours["counts"])
+        self.assertFalse(pytorch["counts"], "losses half as far off again are another job")
+        self.assertEqual(missing["gap"], "exit code 2: a | b")
+        text = table.markdown(result)
+        self.assertIn("gap: exit code 2: a / b", text)
+        self.assertIn("does not count", text)
+        self.assertIn("| x | y |", text)
+        widths = {line.count("|") for line in text.splitlines() if line.startswith("| resnet20")}
+        self.assertEqual(widths, {len(table.SPEED_HEADS) + 1})
+
+    def test_verdicts_stand_beside_each_other_and_wrong_ones_say_what(self):
+        def verification(dtype, verdict, passes):
+            comparison = {"what": "loss", "got": "1", "tolerance": "0", "passes": passes}
+            check = {"name": "golden", "verdict": verdict, "reason": None, "comparisons": [comparison]}
+            return {"dtype": dtype, "checks": [check]}
+
+        text = table.checks([verification("f32", "passed", True), verification("bf16", "failed", False)])
+        self.assertIn("| check | f32 | bf16 |", text)
+        self.assertIn("| golden | passed | failed: loss: 1 (tolerance 0) |", text)
+
+
+class Places(unittest.TestCase):
+    def test_the_answer_of_nvidia_smi_is_named(self):
+        facts = place.parsed_facts("NVIDIA X, 580.1, 81559 MiB, 345 MHz, 2619 MHz, 1980 MHz, 2619 MHz, 30, 70 W, 700 W\n")
+        self.assertEqual((facts["name"], facts["driver_version"], facts["power.limit"]), ("NVIDIA X", "580.1", "700 W"))
+
+    def test_headers_and_compiler_of_one_root_are_preferred(self):
+        with tempfile.TemporaryDirectory() as scratch:
+            scratch = pathlib.Path(scratch)
+            headers, library, both = (scratch / name for name in ("headers", "library", "both"))
+            for root in (headers, both):
+                (root / "include").mkdir(parents=True)
+                (root / "include/cuda_fp16.h").touch()
+            for root in (library, both):
+                (root / "lib").mkdir(parents=True)
+                (root / "lib/libnvrtc.so.13").touch()
+            self.assertEqual(place.compiler([headers, library, both]), (both, both / "lib/libnvrtc.so.13"))
+            self.assertEqual(place.compiler([headers, library]), (headers, library / "lib/libnvrtc.so.13"))
+            self.assertEqual(place.compiler([]), (None, None))
+
+
+class Processes(unittest.TestCase):
+    def test_a_program_that_takes_too_long_is_ended_with_its_children(self):
+        ended = processes.run(["sh", "-c", "echo begun >&2; sleep 60 & wait"], 0.3)
+        self.assertIsNone(ended.code)
+        self.assertLess(ended.seconds, 10)
+        self.assertIn("begun", ended.reason)
+
+    def test_a_crash_keeps_its_last_lines(self):
+        ended = processes.run(["sh", "-c", "for i in 1 2 3 4 5 6 7 8; do echo line $i >&2; done; kill -SEGV $$"], 10)
+        self.assertEqual((ended.code, ended.reason), (-11, "ended by signal 11: " + " / ".join(f"line {i}" for i in range(3, 9))))
+        self.assertEqual(processes.run(["/nonexistent/program"], 1).code, 127)
+
+    def test_a_peer_that_ends_says_why(self):
+        with mock.patch.object(peer.sys, "executable", "/bin/sh"), self.assertRaises(peer.Silent) as caught:
+            # A shell does not know Python's words.
+            peer.Peer("job", 10)
+        self.assertIn("ended: ", str(caught.exception))
+
+
+class Kernels(unittest.TestCase):
+    def test_launches_and_times_are_summed_by_name(self):
+        def row(number, kernel, nanoseconds):
+            return f'"{number}","1","trainer","{kernel}","{ncu.METRIC}","ns","{nanoseconds}"\n'
+
+        head = '==PROF== text\n"ID","Process ID","Process Name","Kernel Name","Metric Name","Metric Unit","Metric Value"\n'
+        found, reason = ncu.parsed(head + row(0, "a", "1,000") + row(1, "b", "3,000") + row(2, "a", "1,000"))
+        self.assertIsNone(reason)
+        self.assertEqual(found, {"launches_per_step": 3 / ncu.STEPS, "longest": [("b", 0.6), ("a", 0.4)]})
+        self.assertEqual(ncu.parsed("==ERROR==")[1], "ncu told no kernels")
+
+
+class Whole(unittest.TestCase):
+    def run_with(self, facts):
+        options = mock.Mock(quick=True)
+        with tempfile.TemporaryDirectory() as scratch, contextlib.redirect_stderr(io.StringIO()):
+            scratch = pathlib.Path(scratch)
+            options.output = str(scratch / "result.json")
+            program = scratch / "trainer"
+            program.write_text("#!/bin/sh\n[ \"$1\" = --version ] && echo trainer 1 && exit 0\necho no device >&2; exit 1\n")
+            program.chmod(0o755)
+            check = gpu_check.Check(options, scratch, scratch)
+            with mock.patch.object(place, "trainer", return_value=program), \
+                    mock.patch.object(place, "gpu_facts", return_value=facts):
+                code = gpu_check.run(check)
+            check.save()
+            return code, json.loads(pathlib.Path(options.output).read_text())
+
+    def test_without_a_gpu_there_is_a_row_and_a_code_of_its_own(self):
+        code, result = self.run_with((None, "no GPU: nvidia-smi: exit code 127"))
+        self.assertEqual((code, result["trainer"]), (gpu_check.NO_GPU, "trainer 1"))
+        self.assertEqual(result["gaps"], [["all", "no GPU: nvidia-smi: exit code 127"]])
+        self.assertIn("| all | no GPU", table.markdown(result))
+
+    def test_parts_that_break_off_are_rows_and_the_others_go_on(self):
+        code, result = self.run_with(({"name": "G"}, None))
+        self.assertEqual(code, 1)
+        missing = dict(result["gaps"])
+        self.assertIn("no device", missing["verify f32"])
+        self.assertEqual([row["gap"] for row in result["rows"]], ["exit code 1: no device"] * 6)
+        self.assertEqual(missing["PyTorch, resnet20 1024"], "no job was written")
+
+
+if __name__ == "__main__":
+    unittest.main()

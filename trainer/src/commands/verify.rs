@@ -1,0 +1,32 @@
+//! `trainer verify`: whether a device computes what the reference computes, told in one table.
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+
+use super::train::train;
+use crate::cli::VerifyArgs;
+use crate::config::VerifyConfig;
+use crate::output;
+use crate::ranks::World;
+use crate::verify::{self, Verdict};
+
+/// Makes the checks. The code is 1 if one failed, else 0, also if all were skipped: the last line tells.
+///
+/// # Errors
+/// When flags contradict each other, the device is not there, or the file cannot be written.
+pub fn verify(args: &VerifyArgs, world: &World) -> Result<ExitCode> {
+    let config = VerifyConfig::resolve(args, &verify::names())?;
+    if let Some(path) = &config.output {
+        output::check_writable(path)?;
+    }
+    let tell = |name: &str| world.reporter.note(&format!("checking {name} ..."));
+    let verification = verify::verify(&config, world, train, tell)?;
+    for line in verify::lines(&verification) {
+        world.reporter.note(&line);
+    }
+    if let Some(path) = &config.output {
+        output::write_json(path, &verification)?;
+    }
+    Ok(if verification.verdict == Verdict::Failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}

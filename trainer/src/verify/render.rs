@@ -1,0 +1,78 @@
+//! The table of a verification.
+//!
+//! In: a [`Verification`]. Out: lines of ASCII but for what a file's name or an error says.
+
+use super::{Check, Verdict, Verification};
+
+/// The lines of the table, the last of which tells the verdict.
+pub fn lines(verification: &Verification) -> Vec<String> {
+    let mut lines = vec![format!("{:<14}{:<9}{:>8}  {}", "check", "", "seconds", "what came, what was expected")];
+    lines.extend(verification.checks.iter().flat_map(rows));
+    lines.push(conclusion(verification));
+    lines
+}
+
+fn rows(check: &Check) -> Vec<String> {
+    let head = format!("{:<14}{:<9}{:>8.1}  ", check.name, check.verdict.word(), check.seconds);
+    let found = check.comparisons.iter().map(|comparison| {
+        let mark = if comparison.passes { "" } else { "WRONG: " };
+        let (what, got, expected, tolerance) =
+            (&comparison.what, &comparison.got, &comparison.expected, &comparison.tolerance);
+        format!("{mark}{what}: {got} (expected {expected}, tolerance {tolerance})")
+    });
+    let texts: Vec<String> = check.reason.iter().cloned().chain(found).collect();
+    let indent = " ".repeat(head.len());
+    texts
+        .iter()
+        .enumerate()
+        .map(|(index, text)| format!("{}{text}", if index == 0 { &head } else { &indent }))
+        .collect()
+}
+
+fn conclusion(verification: &Verification) -> String {
+    let count = |verdict| verification.checks.iter().filter(|check| check.verdict == verdict).count();
+    format!(
+        "verify: {}: {} passed, {} failed, {} skipped; {} {} {}, tolerances of {}",
+        verification.verdict.word(),
+        count(Verdict::Passed),
+        count(Verdict::Failed),
+        count(Verdict::Skipped),
+        verification.device,
+        verification.dtype,
+        verification.kernels,
+        verification.precision
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Comparison;
+    use super::*;
+
+    fn check(name: &'static str, verdict: Verdict, reason: Option<&str>, comparisons: Vec<Comparison>) -> Check {
+        Check { name, expectation: "", verdict, reason: reason.map(str::to_owned), comparisons, seconds: 1.25 }
+    }
+
+    #[test]
+    fn every_comparison_has_a_line_and_wrong_ones_are_marked() {
+        let wrong = vec![Comparison::count("right", 932, 932, 0), Comparison::difference("loss", 0.5, 1e-6)];
+        let verification = Verification {
+            device: "cuda".to_owned(),
+            dtype: "f32".to_owned(),
+            kernels: "fused".to_owned(),
+            threads: 1,
+            version: String::new(),
+            precision: "tf32",
+            verdict: Verdict::Failed,
+            checks: vec![
+                check("known-answer", Verdict::Skipped, Some("no files"), Vec::new()),
+                check("golden", Verdict::Failed, None, wrong),
+            ],
+        };
+        let lines = lines(&verification);
+        assert_eq!(lines[1], "known-answer  skipped       1.2  no files");
+        assert_eq!(lines[2], "golden        FAILED        1.2  right: 932 (expected 932, tolerance 0)");
+        assert!(lines[3].ends_with("  WRONG: loss: 5.0e-1 (expected 0, tolerance 1e-6)"), "{lines:#?}");
+        assert_eq!(lines[4], "verify: FAILED: 0 passed, 1 failed, 1 skipped; cuda f32 fused, tolerances of tf32");
+    }
+}

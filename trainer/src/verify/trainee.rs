@@ -1,0 +1,98 @@
+//! A small network in training by the step that `train` makes, on any device.
+//!
+//! In: a device, how it computes, what is trained. Out: the loss of each step, the parameters.
+//! Invariant: weights and batches are functions of a seed, so that two devices begin with the same bits.
+
+use std::sync::Arc;
+
+use anyhow::Result;
+use burn::tensor::Device;
+use burn_resnet::ResNet;
+use datasets::{LoadedStep, Loader, LoaderConfig, ShapesConfig, ShardConfig, ShardPlan, shapes};
+use distributed::SingleCommunicator;
+
+use crate::clock::PhaseClock;
+use crate::config::{ComputeConfig, ModelConfig, ShortcutKind, SyncConfig};
+use crate::metrics::ScoreSums;
+use crate::network::{ModelRequest, resnet};
+use crate::optimizer::SgdConfig;
+use crate::step::{StepConfig, StepPosition, Stepper};
+
+/// At which the first losses fall smoothly: at a rate that makes them jump every rounding is amplified.
+const LEARNING_RATE: f64 = 0.02;
+
+/// What is trained.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Lesson {
+    pub(super) depth: usize,
+    pub(super) batch_size: usize,
+    /// Different batches, which come in turn.
+    pub(super) num_batches: usize,
+}
+
+/// A network in training.
+pub(super) struct Trainee {
+    stepper: Stepper<ResNet>,
+    batches: Vec<LoadedStep>,
+    clock: PhaseClock,
+    num_steps: u64,
+}
+
+impl Trainee {
+    pub(super) fn new(lesson: Lesson, compute: &ComputeConfig, device: &Device) -> Result<Self> {
+        let num_samples = lesson.batch_size * lesson.num_batches;
+        let data = shapes::open(&ShapesConfig { num_train: num_samples, num_test: 1, seed: 7 })?;
+        let plan = ShardPlan::new(ShardConfig {
+            num_samples,
+            global_batch_size: lesson.batch_size,
+            seed: 7,
+            epoch: 0,
+            shuffle: true,
+            drop_last: true,
+            shard_index: 0,
+            num_shards: 1,
+            num_own_shards: 1,
+        })?;
+        let how = LoaderConfig { num_threads: 0, ..LoaderConfig::new(lesson.batch_size, data.normalization) };
+        let model = ModelConfig { depth: lesson.depth, shortcut: ShortcutKind::A };
+        let request = ModelRequest {
+            num_classes: data.train.class_names().len(),
+            in_channels: data.train.image_shape().channels,
+            seed: 7,
+            compute,
+            device: &device.clone().autodiff(),
+        };
+        let config = StepConfig {
+            sgd: SgdConfig { momentum: 0.9, nesterov: false, weight_decay: 1e-4, decay_norm_and_bias: true },
+            label_smoothing: 0.0,
+            clip_norm: None,
+            sync_batch_norm: false,
+            skips_non_finite: false,
+            sync: SyncConfig::default(),
+            server_link: None,
+            whereabouts: Arc::default(),
+        };
+        let model = resnet(&model, false, &request)?;
+        Ok(Self {
+            stepper: Stepper::new(model, config, Arc::new(SingleCommunicator::new()), device)?,
+            batches: Loader::start(data.train, plan, how).collect::<Result<_, _>>()?,
+            clock: PhaseClock::new(),
+            num_steps: 0,
+        })
+    }
+
+    /// Makes a step; its mean loss.
+    pub(super) fn step(&mut self) -> Result<f32> {
+        let loaded = self.batches[self.num_steps as usize % self.batches.len()].clone();
+        let mut scores = ScoreSums::default();
+        let at = StepPosition { epoch: 0, step: self.num_steps, must_meet: false };
+        self.stepper.step(at, loaded, LEARNING_RATE, false, &mut scores, &mut self.clock)?;
+        self.num_steps += 1;
+        Ok(scores.loss_mean() as f32)
+    }
+
+    /// All parameters, flat in module order.
+    pub(super) fn parameters(&self) -> Vec<f32> {
+        self.stepper.optimizer().parameters().to_vec()
+    }
+}

@@ -1,0 +1,87 @@
+//! `trainer verify` as a user starts it, on a backend that is not the reference.
+
+#![allow(clippy::unwrap_used, reason = "a failed unwrap here is a failed test")]
+
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+use serde_json::Value;
+
+const GOLDEN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../burn-resnet/tests/golden");
+
+fn verify(words: &str, output: &Path) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_trainer"));
+    command.arg("verify").args(words.split_whitespace()).arg("--output").arg(output).stdin(Stdio::null());
+    command.output().unwrap()
+}
+
+fn text(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
+}
+
+fn verdicts(json: &Value) -> Vec<(&str, &str)> {
+    let checks = json["checks"].as_array().unwrap();
+    checks.iter().map(|check| (check["name"].as_str().unwrap(), check["verdict"].as_str().unwrap())).collect()
+}
+
+/// The training of the check `learning` takes longest on this backend and is left to the reference's own test below.
+#[cfg(feature = "ndarray")]
+#[test]
+fn another_backend_computes_what_the_reference_computes() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("verify.json");
+    let only = "--only known-answer,golden,ten-steps,checkpoints,memory";
+    let output = verify(&format!("--device ndarray --quick {only} --data-dir {GOLDEN}"), &file);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output));
+    let json: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+    let expected = [
+        ("known-answer", "skipped"),
+        ("golden", "passed"),
+        ("ten-steps", "passed"),
+        ("checkpoints", "passed"),
+        ("memory", "passed"),
+    ];
+    assert_eq!(verdicts(&json), expected, "{}", text(&output));
+    assert_eq!((&json["verdict"], &json["precision"]), (&"passed".into(), &"f32".into()));
+    assert!(json["checks"][0]["reason"].as_str().unwrap().contains("resnet20-12fca82f.th"));
+    for check in json["checks"].as_array().unwrap() {
+        assert!(check["expectation"].is_string() && check["seconds"].is_f64());
+        for comparison in check["comparisons"].as_array().unwrap() {
+            assert!(comparison["got"].is_string() && comparison["tolerance"].is_string(), "{comparison}");
+        }
+    }
+    assert!(text(&output).contains("verify: passed: 4 passed, 0 failed, 1 skipped; ndarray f32"));
+}
+
+#[test]
+fn the_reference_learns() {
+    let directory = tempfile::tempdir().unwrap();
+    let output = verify("--device flex --quick --only learning", &directory.path().join("verify.json"));
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output));
+}
+
+#[test]
+fn wrong_numbers_fail_with_exit_code_1() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut fixture = std::fs::read(Path::new(GOLDEN).join("resnet8.safetensors")).unwrap();
+    // The sign or the least bits of a thousand numbers: of weights or gradients.
+    let middle = fixture.len() / 2;
+    fixture[middle..middle + 4000].iter_mut().for_each(|byte| *byte ^= 0x80);
+    std::fs::write(directory.path().join("resnet8.safetensors"), fixture).unwrap();
+    let file = directory.path().join("verify.json");
+    let words = format!("--device flex --only golden --data-dir {}", directory.path().display());
+    let output = verify(&words, &file);
+    assert_eq!(output.status.code(), Some(1), "{}", text(&output));
+    assert!(text(&output).contains("WRONG: "), "{}", text(&output));
+    let json: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+    assert_eq!(json["verdict"], "failed");
+}
+
+#[test]
+fn unknown_checks_are_refused_with_the_known_ones() {
+    let directory = tempfile::tempdir().unwrap();
+    let output = verify("--device flex --only golden,speed", &directory.path().join("verify.json"));
+    assert_eq!(output.status.code(), Some(2), "{}", text(&output));
+    assert!(text(&output).contains("known-answer,golden,ten-steps") && text(&output).contains("got speed"));
+    assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);
+}
