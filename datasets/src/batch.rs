@@ -1,17 +1,25 @@
-//! Batches, on the host and on a device; the only file of this crate that names burn.
+//! Batches: in host memory, as uploaded to a device, and as a model takes them. This file and its folder are the only ones of this
+//! crate that name burn.
 //!
-//! In: normalised pixels and labels in host memory. Out: tensors.
+//! In: pixels and labels in host memory. Out: tensors.
 //! Shapes: images `[N, H, W, C]` (channels last), labels `[N]`.
+//! Invariant: images made on a device of raw pixels are those made on the host, bit by bit.
+
+mod raw;
+
+use std::borrow::Cow;
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
 
 use crate::dataset::ImageShape;
+pub use raw::RawPixels;
+use raw::UploadedPixels;
 
 /// A micro-batch in host memory.
 #[derive(Clone, Debug, PartialEq)]
 pub struct HostBatch {
-    /// Normalised pixels `[N, H, W, C]`.
-    pub pixels: Vec<f32>,
+    /// The pixels of all images.
+    pub pixels: Pixels,
     /// The classes `[N]`.
     pub labels: Vec<u32>,
     /// The samples' indices in the data set `[N]`.
@@ -20,7 +28,43 @@ pub struct HostBatch {
     pub shape: ImageShape,
 }
 
-/// A micro-batch on a device.
+/// The pixels of a micro-batch in host memory.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Pixels {
+    /// Cropped, flipped and normalised, `[N, H, W, C]`.
+    Normalised(Vec<f32>),
+    /// As they were read, a quarter of the bytes; the rest is the device's work.
+    Raw(RawPixels),
+}
+
+/// A micro-batch as it was uploaded, perhaps by another thread; what is left to do is done where it is used.
+#[derive(Clone, Debug)]
+pub struct DeviceBatch {
+    /// The classes `[N]`, in host memory.
+    pub labels: Vec<u32>,
+    /// The shape of each image.
+    pub shape: ImageShape,
+    /// Absent without samples: not every backend has tensors without elements.
+    tensors: Option<Uploaded>,
+}
+
+/// Images and labels of a [`DeviceBatch`].
+///
+/// All of it is flat, since a transfer to a GPU would pad each short row of a matrix to 16 bytes or more; and nothing is computed
+/// of it yet, so that the thread that uploads leaves no work in a queue of its own.
+#[derive(Clone, Debug)]
+struct Uploaded {
+    images: UploadedImages,
+    labels: Tensor<1, Int>,
+}
+
+#[derive(Clone, Debug)]
+enum UploadedImages {
+    Normalised(Tensor<1>),
+    Raw(UploadedPixels),
+}
+
+/// A micro-batch as a model takes it.
 #[derive(Clone, Debug)]
 pub struct ImageBatch {
     /// Normalised pixels `[N, H, W, C]`.
@@ -35,20 +79,63 @@ impl HostBatch {
         self.labels.len()
     }
 
-    /// Moves the batch to a device.
+    /// The pixels, cropped, flipped and normalised, `[N, H, W, C]`; computed here if they are raw.
+    pub fn normalised_pixels(&self) -> Cow<'_, [f32]> {
+        match &self.pixels {
+            Pixels::Normalised(pixels) => Cow::Borrowed(pixels),
+            Pixels::Raw(raw) => Cow::Owned(raw.normalised(self.shape)),
+        }
+    }
+
+    /// Copies the batch to a device, as it is.
     ///
     /// # Panics
-    /// If the batch is empty: not every backend has tensors without elements, and there is nothing to compute.
+    /// If there are 2^30 pixels or more, and raw ones are to be moved.
+    pub fn upload(self, device: &Device) -> DeviceBatch {
+        let Self { pixels, labels, indices: _, shape } = self;
+        let tensors = (!labels.is_empty()).then(|| {
+            let classes: Vec<i32> = labels.iter().map(|label| *label as i32).collect();
+            let images = match pixels {
+                Pixels::Normalised(pixels) => {
+                    let len = pixels.len();
+                    UploadedImages::Normalised(Tensor::from_data(TensorData::new(pixels, [len]), device))
+                }
+                Pixels::Raw(raw) => UploadedImages::Raw(raw.upload(shape, device)),
+            };
+            let labels = Tensor::from_data(TensorData::new(classes, [labels.len()]), device);
+            Uploaded { images, labels }
+        });
+        DeviceBatch { labels, shape, tensors }
+    }
+
+    /// Moves the batch to a device and makes its images there.
+    ///
+    /// # Panics
+    /// As [`upload`](Self::upload) and [`DeviceBatch::into_images`].
     pub fn to_device(self, device: &Device) -> ImageBatch {
+        self.upload(device).into_images()
+    }
+}
+
+impl DeviceBatch {
+    /// N; may be 0 in the last step of an epoch.
+    pub fn num_samples(&self) -> usize {
+        self.labels.len()
+    }
+
+    /// The batch as a model takes it: raw pixels are cropped, flipped and normalised now, on the device.
+    ///
+    /// # Panics
+    /// If the batch is empty: there is nothing to compute.
+    pub fn into_images(self) -> ImageBatch {
         let num_samples = self.num_samples();
-        assert!(num_samples > 0, "batch: expected at least one sample, got none");
+        let Uploaded { images, labels } = self.tensors.expect("batch: expected at least one sample, got none");
         let ImageShape { height, width, channels } = self.shape;
-        let labels: Vec<i32> = self.labels.into_iter().map(|label| label as i32).collect();
-        let images = TensorData::new(self.pixels, [num_samples, height, width, channels]);
-        ImageBatch {
-            images: Tensor::from_data(images, device),
-            labels: Tensor::from_data(TensorData::new(labels, [num_samples]), device),
-        }
+        let images = match images {
+            UploadedImages::Normalised(pixels) => pixels.reshape([num_samples, height, width, channels]),
+            UploadedImages::Raw(raw) => raw.normalised(num_samples, self.shape),
+        };
+        ImageBatch { images, labels }
     }
 }
 
@@ -60,10 +147,19 @@ mod tests {
     fn tensors_hold_the_pixels_and_labels_in_order() {
         let shape = ImageShape { height: 2, width: 3, channels: 1 };
         let pixels: Vec<f32> = (0..12).map(|value| value as f32 / 8.0).collect();
-        let host = HostBatch { pixels: pixels.clone(), labels: vec![7, 3], indices: vec![0, 1], shape };
+        let host =
+            HostBatch { pixels: Pixels::Normalised(pixels.clone()), labels: vec![7, 3], indices: vec![0, 1], shape };
         let batch = host.to_device(&Device::flex());
         assert_eq!(batch.images.dims(), [2, 2, 3, 1]);
         assert_eq!(batch.images.into_data().as_slice::<f32>().unwrap(), &pixels[..]);
         assert_eq!(batch.labels.into_data().as_slice::<i32>().unwrap(), &[7, 3]);
+    }
+
+    #[test]
+    fn an_empty_batch_is_uploaded_though_there_is_nothing_of_it() {
+        let shape = ImageShape { height: 2, width: 3, channels: 1 };
+        let empty = HostBatch { pixels: Pixels::Normalised(vec![]), labels: vec![], indices: vec![], shape };
+        let uploaded = empty.upload(&Device::flex());
+        assert_eq!((uploaded.num_samples(), uploaded.shape), (0, shape));
     }
 }

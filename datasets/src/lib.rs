@@ -1,7 +1,7 @@
 //! Image data sets, the order in which shards read them, augmentation and loading.
 //!
 //! In: bytes on disk (CIFAR's binary release, folders of images) or a seed (shapes, synthetic).
-//! Out: [`LoadedStep`]s of normalised `[N, H, W, C]` micro-batches, ready for a device.
+//! Out: [`LoadedStep`]s of `[N, H, W, C]` micro-batches, normalised on the host or on the device.
 //! Invariant: the samples of a step and their pixels depend on the seed, the epoch and the step, never on how many
 //! shards read them or how many threads load them. The crate knows nothing of ranks but (shard_index, num_shards),
 //! and only [`batch`] knows tensors.
@@ -39,7 +39,7 @@ mod file;
 pub mod error;
 
 pub use augment::{Augment, Placement};
-pub use batch::{HostBatch, ImageBatch};
+pub use batch::{DeviceBatch, HostBatch, ImageBatch, Pixels, RawPixels};
 pub use cifar::Cifar;
 pub use dataset::{DatasetSplits, ImageDataset, ImageShape, Normalization};
 pub use decode::load_image;

@@ -1,6 +1,6 @@
 //! An iterator over the steps of an epoch that reads ahead in threads.
 //!
-//! In: a data set, a [`ShardPlan`], augmentation and normalisation. Out: [`LoadedStep`]s in step order.
+//! In: a data set, a [`ShardPlan`], augmentation and normalisation. Out: [`LoadedStep`]s in step order, of normalised or of raw pixels.
 //! Invariant: what comes out does not depend on the number of threads; at most `prefetch_steps` steps are made or held ahead;
 //! a thread that waits for its turn uses no processor time; threads end when the loader is dropped; a failure comes out as
 //! an error after which the loader ends, never as a hang.
@@ -11,8 +11,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 
-use crate::augment::Augment;
-use crate::batch::HostBatch;
+use crate::augment::{Augment, Placement};
+use crate::batch::{HostBatch, Pixels, RawPixels};
 use crate::dataset::{ImageDataset, Normalization};
 use crate::error::DatasetError;
 use crate::normalize::NormalizationTable;
@@ -27,6 +27,8 @@ pub struct LoaderConfig {
     pub augment: Augment,
     /// Mean and standard deviation of each channel.
     pub normalization: Normalization,
+    /// Whether pixels are left as they were read, for the device to crop, flip and normalise.
+    pub raw: bool,
     /// The seed of the augmentation.
     pub seed: u64,
     /// The epoch of the augmentation, from 0.
@@ -42,12 +44,13 @@ pub struct LoaderConfig {
 }
 
 impl LoaderConfig {
-    /// The defaults: no augmentation, seed and epoch 0, one thread, two steps ahead, from the first step.
+    /// The defaults: no augmentation, normalised pixels, seed and epoch 0, one thread, two steps ahead, from the first step.
     pub fn new(micro_batch_size: usize, normalization: Normalization) -> Self {
         Self {
             micro_batch_size,
             augment: Augment::None,
             normalization,
+            raw: false,
             seed: 0,
             epoch: 0,
             num_threads: 1,
@@ -57,15 +60,23 @@ impl LoaderConfig {
     }
 }
 
-/// One shard's part of one step, in host memory.
+/// One shard's part of one step, in host memory, or as micro-batches of another kind.
 #[derive(Clone, Debug, PartialEq)]
-pub struct LoadedStep {
+pub struct LoadedStep<B = HostBatch> {
     /// The step's index in the epoch.
     pub step_in_epoch: usize,
     /// The number of samples of the step over all shards.
     pub global_num_samples: usize,
     /// The micro-batches of the reader's shards, one shard's after the other's: as many of every shard, though in the last step some may be empty on some shards.
-    pub micro_batches: Vec<HostBatch>,
+    pub micro_batches: Vec<B>,
+}
+
+impl<B> LoadedStep<B> {
+    /// The step with each micro-batch turned into another, in order.
+    pub fn map<T>(self, turn: impl FnMut(B) -> T) -> LoadedStep<T> {
+        let Self { step_in_epoch, global_num_samples, micro_batches } = self;
+        LoadedStep { step_in_epoch, global_num_samples, micro_batches: micro_batches.into_iter().map(turn).collect() }
+    }
 }
 
 /// The steps of an epoch from `first_step` on; after an error it ends.
@@ -200,7 +211,7 @@ fn panic_text(payload: &(dyn Any + Send)) -> String {
 struct StepMaker {
     dataset: Arc<dyn ImageDataset>,
     plan: ShardPlan,
-    table: NormalizationTable,
+    table: Arc<NormalizationTable>,
     config: LoaderConfig,
 }
 
@@ -217,7 +228,7 @@ impl std::fmt::Debug for StepMaker {
 
 impl StepMaker {
     fn new(dataset: Arc<dyn ImageDataset>, plan: ShardPlan, config: LoaderConfig) -> Self {
-        let table = NormalizationTable::new(&config.normalization);
+        let table = Arc::new(NormalizationTable::new(&config.normalization));
         assert_eq!(plan.config().num_samples, dataset.len(), "num_samples of plan and data set");
         assert_eq!(table.num_channels(), dataset.image_shape().channels, "channels of normalisation and data set");
         assert!(config.micro_batch_size > 0, "micro_batch_size: expected at least 1, got 0");
@@ -245,20 +256,29 @@ impl StepMaker {
     }
 
     fn make_batch(&self, indices: &[usize], stop: &AtomicBool) -> Result<Option<HostBatch>, DatasetError> {
+        let LoaderConfig { augment, seed, epoch, raw, .. } = self.config;
         let shape = self.dataset.image_shape();
         let len = shape.num_values();
+        let placements: Vec<Placement> = indices.iter().map(|index| augment.draw(seed, epoch, *index)).collect();
+        let mut pixels = match raw {
+            true => Pixels::Raw(RawPixels::black(placements.clone(), shape, Arc::clone(&self.table))),
+            false => Pixels::Normalised(vec![0.0; indices.len() * len]),
+        };
         let mut bytes = vec![0; len];
-        let mut pixels = vec![0.0; indices.len() * len];
-        let mut labels = Vec::with_capacity(indices.len());
-        for (index, output) in indices.iter().zip(pixels.chunks_exact_mut(len)) {
+        for (position, (index, placement)) in indices.iter().zip(placements).enumerate() {
             if stop.load(Ordering::Relaxed) {
                 return Ok(None);
             }
-            self.dataset.read_image(*index, &mut bytes)?;
-            let placement = self.config.augment.draw(self.config.seed, self.config.epoch, *index);
-            self.table.apply(&bytes, shape, placement, output);
-            labels.push(self.dataset.label(*index) as u32);
+            let values = position * len..(position + 1) * len;
+            match &mut pixels {
+                Pixels::Raw(raw) => self.dataset.read_image(*index, &mut raw.bytes[values])?,
+                Pixels::Normalised(pixels) => {
+                    self.dataset.read_image(*index, &mut bytes)?;
+                    self.table.apply(&bytes, shape, placement, &mut pixels[values]);
+                }
+            }
         }
+        let labels = indices.iter().map(|index| self.dataset.label(*index) as u32).collect();
         Ok(Some(HostBatch { pixels, labels, indices: indices.to_vec(), shape }))
     }
 }

@@ -6,10 +6,13 @@
 use crate::augment::Placement;
 use crate::dataset::{ImageShape, Normalization};
 
+/// The number of values of a u8.
+pub(crate) const NUM_PIXEL_VALUES: usize = 256;
+
 /// The normalised value of each pixel value, per channel.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct NormalizationTable {
-    channels: Vec<[f32; 256]>,
+    channels: Vec<[f32; NUM_PIXEL_VALUES]>,
 }
 
 impl NormalizationTable {
@@ -32,6 +35,11 @@ impl NormalizationTable {
     /// The number of channels.
     pub fn num_channels(&self) -> usize {
         self.channels.len()
+    }
+
+    /// The table `[C, 256]`.
+    pub fn values(&self) -> Vec<f32> {
+        self.channels.concat()
     }
 
     /// Writes one normalised image.

@@ -133,7 +133,7 @@ fn steps_come_in_the_order_of_the_plan() {
             let labels: Vec<usize> = batch.labels.iter().map(|label| *label as usize).collect();
             assert_eq!(labels, batch.indices);
             assert_eq!(batch.num_samples(), batch.indices.len());
-            assert_eq!(batch.pixels.len(), batch.indices.len() * SHAPE.num_values());
+            assert_eq!(batch.normalised_pixels().len(), batch.indices.len() * SHAPE.num_values());
         }
     }
 }
@@ -166,8 +166,8 @@ fn the_pixels_of_a_sample_do_not_depend_on_the_number_of_shards() {
         for shard in 0..num_shards {
             let steps = load(Numbered::new(30), plan(30, 12, (shard, num_shards)), config(3));
             for batch in steps.into_iter().flat_map(|step| step.micro_batches) {
-                let pixels = batch.pixels.chunks(SHAPE.num_values());
-                for (index, pixels) in batch.indices.iter().zip(pixels) {
+                let pixels = batch.normalised_pixels();
+                for (index, pixels) in batch.indices.iter().zip(pixels.chunks(SHAPE.num_values())) {
                     images[*index] = pixels.to_vec();
                 }
             }

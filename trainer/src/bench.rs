@@ -13,9 +13,10 @@ use datasets::{LoadedStep, Loader, LoaderConfig, ShardConfig, ShardPlan, Synthet
 use distributed::{Communicator, ParameterLayout, Whereabouts};
 use serde::Serialize;
 
-use crate::clock::{PhaseClock, minor_page_faults};
-use crate::config::{BatchNormKind, BenchConfig, scaling_method_name};
+use crate::clock::{Phase, PhaseClock, minor_page_faults};
+use crate::config::{BatchNormKind, BenchConfig, InputKind, scaling_method_name};
 use crate::gather::{RankTimes, peak_memory_bytes, slowest_rank};
+use crate::input::Input;
 use crate::job::{self, Job};
 use crate::loss_scale::LossScaling;
 use crate::manifest::cpu_model;
@@ -152,7 +153,10 @@ pub fn measure(config: &BenchConfig, world: &World) -> Result<Option<Measurement
     let mut own = RankTimes::default();
     let (mut scores, mut scores_of_steps) = (ScoreSums::default(), Vec::new());
     let mut ready_s = vec![0.0; stepper.reducer().layout().entries().len()];
-    for step in 0..config.warmup_steps + config.steps {
+    let num_steps = config.warmup_steps + config.steps;
+    let steps = (0..num_steps).map(move |step| Ok(batches[step % batches.len()].clone()));
+    let mut input = Input::start(steps, config.compute.input, stepper.device());
+    for step in 0..num_steps {
         if step == config.warmup_steps {
             communicator.barrier()?;
             clock = new_clock();
@@ -161,10 +165,11 @@ pub fn measure(config: &BenchConfig, world: &World) -> Result<Option<Measurement
         }
         ensure!(!world.stop.is_raised(), "bench: stopped by a signal in step {step}");
         scores = ScoreSums::default();
-        let loaded = batches[step % batches.len()].clone();
+        let start = Instant::now();
+        let loaded = input.next().context("bench: there are as many batches as steps")??;
+        clock.add_since(Phase::Data, start);
         let num_samples = loaded.global_num_samples as u64;
         let at = StepPosition { epoch: 0, step: step as u64, must_meet: false };
-        let start = Instant::now();
         stepper.step(at, loaded, LEARNING_RATE, false, &mut scores, &mut clock)?;
         scores_of_steps.push(scores);
         if step >= config.warmup_steps {
@@ -319,7 +324,8 @@ fn batches(config: &BenchConfig, communicator: &dyn Communicator) -> Result<Vec<
         num_own_shards: own_shards.len(),
     })?;
     let micro_batch_size = global_batch_size.div_ceil(num_shards);
-    let how = LoaderConfig { num_threads: 0, ..LoaderConfig::new(micro_batch_size, data.normalization) };
+    let raw = config.compute.input == InputKind::Device;
+    let how = LoaderConfig { num_threads: 0, raw, ..LoaderConfig::new(micro_batch_size, data.normalization) };
     Ok(Loader::start(data.train, plan, how).collect::<Result<_, _>>()?)
 }
 

@@ -3,11 +3,14 @@
 //! In: text of the command line or of a TOML file. Out: enums.
 //! Invariant: `Display`, `FromStr`, clap and serde agree on the spelling.
 
+mod device;
+
+pub use device::{DeviceChoice, nvidia_driver_present};
+
 use clap::ValueEnum;
 use distributed::{CompressionKind, ParseCompressionError, ReductionKind};
 use serde::{Deserialize, Serialize};
 use std::fmt;
-use std::path::Path;
 use std::str::FromStr;
 
 /// Where the samples come from.
@@ -98,6 +101,17 @@ pub enum KernelsKind {
     Stock,
     /// One fused operation a layer, by our own kernels on flex.
     Fused,
+}
+
+/// Who crops, flips and normalises the images of a batch.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum InputKind {
+    /// The loader's threads; f32 pixels go to the device.
+    #[default]
+    Host,
+    /// The device; u8 pixels go to it, one step ahead.
+    Device,
 }
 
 /// How our own kernels convolve.
@@ -295,6 +309,7 @@ spelled_as_in_clap!(
     OnNonFiniteKind,
     ScheduleKind,
     KernelsKind,
+    InputKind,
     ConvolutionKind,
     CpuKind,
     Dtype,
@@ -313,88 +328,5 @@ impl DatasetKind {
     /// Whether it is one of the two CIFAR sets.
     pub fn is_cifar(self) -> bool {
         matches!(self, Self::Cifar10 | Self::Cifar100)
-    }
-}
-
-/// The backend that computes, and on which of its devices.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
-pub enum DeviceChoice {
-    /// burn's Flex backend on the CPU.
-    Flex,
-    /// burn's ndarray backend on the CPU.
-    Ndarray,
-    /// An NVIDIA GPU: the one with this index, or without one that of the rank's `local_rank`.
-    Cuda(Option<usize>),
-}
-
-impl DeviceChoice {
-    /// The backends compiled into this program, best known first.
-    pub fn built_in() -> Vec<&'static str> {
-        let known = [
-            ("flex", cfg!(feature = "flex")),
-            ("ndarray", cfg!(feature = "ndarray")),
-            ("cuda", cfg!(feature = "cuda")),
-        ];
-        known.into_iter().filter(|(_, is_built)| *is_built).map(|(name, _)| name).collect()
-    }
-
-    /// What to compute on if nobody says: a GPU if there is one and it is built in, else the best processor backend.
-    pub fn preferred() -> Self {
-        if cfg!(feature = "cuda") && nvidia_driver_present() {
-            return Self::Cuda(None);
-        }
-        if cfg!(all(feature = "ndarray", not(feature = "flex"))) { Self::Ndarray } else { Self::Flex }
-    }
-
-    /// The name of the backend, which is also that of its cargo feature.
-    pub fn backend(self) -> &'static str {
-        match self {
-            Self::Flex => "flex",
-            Self::Ndarray => "ndarray",
-            Self::Cuda(_) => "cuda",
-        }
-    }
-}
-
-/// Whether this machine has an NVIDIA driver loaded.
-pub fn nvidia_driver_present() -> bool {
-    ["/proc/driver/nvidia/version", "/dev/nvidiactl"].iter().any(|path| Path::new(path).exists())
-}
-
-impl fmt::Display for DeviceChoice {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Cuda(Some(index)) => write!(f, "cuda:{index}"),
-            other => f.pad(other.backend()),
-        }
-    }
-}
-
-impl FromStr for DeviceChoice {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text.split_once(':') {
-            None if text == "flex" => Ok(Self::Flex),
-            None if text == "ndarray" => Ok(Self::Ndarray),
-            None if text == "cuda" => Ok(Self::Cuda(None)),
-            Some(("cuda", index)) if index.parse::<usize>().is_ok() => Ok(Self::Cuda(index.parse().ok())),
-            _ => Err(format!("unknown device `{text}`: expected flex, ndarray, cuda or cuda:<index>")),
-        }
-    }
-}
-
-impl TryFrom<String> for DeviceChoice {
-    type Error = String;
-
-    fn try_from(text: String) -> Result<Self, String> {
-        text.parse()
-    }
-}
-
-impl From<DeviceChoice> for String {
-    fn from(device: DeviceChoice) -> Self {
-        device.to_string()
     }
 }

@@ -20,9 +20,9 @@ mod to_args;
 mod verify;
 
 pub use crate::choices::{
-    AugmentKind, BatchNormKind, Compression, ConvolutionKind, CpuKind, DatasetKind, DeviceChoice, Dtype, KernelsKind,
-    OnBadImageKind, OnNonFiniteKind, OnOff, PlacementKind, ReductionChoice, ScalingKind, ScheduleKind, ShortcutKind,
-    SyncKind,
+    AugmentKind, BatchNormKind, Compression, ConvolutionKind, CpuKind, DatasetKind, DeviceChoice, Dtype, InputKind,
+    KernelsKind, OnBadImageKind, OnNonFiniteKind, OnOff, PlacementKind, ReductionChoice, ScalingKind, ScheduleKind,
+    ShortcutKind, SyncKind,
 };
 pub use commands::{BenchConfig, EvalConfig, PredictConfig, SimulationConfig, WeightSource};
 pub use doctor::DoctorConfig;
@@ -45,12 +45,13 @@ use sha2::{Digest, Sha256};
 use std::fmt;
 
 /// Keys that may differ between the ranks of one run: each machine has its own disk and processors.
-const RANK_LOCAL_KEYS: [&str; 7] = [
+const RANK_LOCAL_KEYS: [&str; 8] = [
     "data.data-dir",
     "data.download",
     "data.loader-threads",
     "run.output-dir",
     "compute.device",
+    "compute.input",
     "compute.cpu",
     "compute.threads",
 ];

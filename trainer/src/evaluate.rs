@@ -6,10 +6,12 @@ use std::sync::Arc;
 
 use anyhow::Result;
 use burn::tensor::Device;
-use datasets::{Augment, ImageDataset, Loader, LoaderConfig, Normalization, ShardConfig, ShardPlan};
+use datasets::{Augment, ImageBatch, ImageDataset, Loader, LoaderConfig, Normalization, ShardConfig, ShardPlan};
 use distributed::{Communicator, average_norm_statistics};
 
+use crate::config::InputKind;
 use crate::gather::total_scores;
+use crate::input::Input;
 use crate::metrics::ScoreSums;
 use crate::model::{ImageClassifier, cross_entropy_sum, score};
 use crate::stop::StopFlag;
@@ -21,6 +23,8 @@ pub struct EvaluateConfig {
     pub micro_batch_size: usize,
     /// Threads that load ahead; 0 loads in the calling thread.
     pub loader_threads: usize,
+    /// Who makes the images.
+    pub input: InputKind,
 }
 
 /// What an evaluation came to, equal on all ranks.
@@ -69,6 +73,7 @@ pub fn evaluate<M: ImageClassifier>(
             micro_batch_size: config.micro_batch_size,
             augment: Augment::None,
             normalization: normalization.clone(),
+            raw: config.input == InputKind::Device,
             seed: 0,
             epoch: 0,
             num_threads: config.loader_threads,
@@ -78,7 +83,7 @@ pub fn evaluate<M: ImageClassifier>(
     );
     let mut sums = ScoreSums::default();
     let mut broken_off = false;
-    for loaded in loader {
+    for loaded in Input::start(loader, config.input, device) {
         broken_off = stop.is_raised();
         if broken_off {
             break;
@@ -87,11 +92,11 @@ pub fn evaluate<M: ImageClassifier>(
             if batch.labels.is_empty() {
                 continue;
             }
-            let labels = batch.labels.clone();
-            let batch = batch.to_device(device);
-            let logits = model.forward(batch.images);
-            let loss_sum = cross_entropy_sum(logits.clone(), batch.labels, 0.0);
-            sums += score(logits, loss_sum, &labels)?;
+            let known = batch.labels.clone();
+            let ImageBatch { images, labels } = batch.into_images();
+            let logits = model.forward(images);
+            let loss_sum = cross_entropy_sum(logits.clone(), labels, 0.0);
+            sums += score(logits, loss_sum, &known)?;
         }
     }
     let mut wishes = [u64::from(stop.is_raised()), u64::from(broken_off)];

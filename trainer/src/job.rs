@@ -10,7 +10,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 use burn_resnet::{ResNet, save_safetensors};
-use datasets::LoadedStep;
+use datasets::{HostBatch, LoadedStep};
 use distributed::Communicator;
 use safetensors::tensor::{Dtype, TensorView};
 use serde::Serialize;
@@ -88,7 +88,9 @@ pub fn export(
 
 fn batches_to_bytes(job: &Job, batches: &[LoadedStep]) -> Result<Vec<u8>> {
     let parts = || batches.iter().flat_map(|step| &step.micro_batches);
-    let pixels: Vec<u8> = parts().flat_map(|part| &part.pixels).flat_map(|value| value.to_le_bytes()).collect();
+    let pixels = parts().map(HostBatch::normalised_pixels);
+    let pixels: Vec<u8> =
+        pixels.flat_map(|pixels| pixels.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>()).collect();
     let labels: Vec<u8> =
         parts().flat_map(|part| &part.labels).flat_map(|&label| (label as i32).to_le_bytes()).collect();
     let rows = [batches.len(), job.batch_size_per_rank];
@@ -103,7 +105,7 @@ fn batches_to_bytes(job: &Job, batches: &[LoadedStep]) -> Result<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use datasets::{HostBatch, ImageShape};
+    use datasets::{ImageShape, Pixels};
     use safetensors::SafeTensors;
 
     fn job() -> Job {
@@ -129,7 +131,7 @@ mod tests {
             step_in_epoch: start,
             global_num_samples: 2,
             micro_batches: vec![HostBatch {
-                pixels: (0..12).map(|value| (start * 12 + value) as f32 / 3.0).collect(),
+                pixels: Pixels::Normalised((0..12).map(|value| (start * 12 + value) as f32 / 3.0).collect()),
                 labels: vec![label],
                 indices: vec![start],
                 shape: ImageShape { height: 2, width: 2, channels: 3 },

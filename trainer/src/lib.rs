@@ -31,6 +31,7 @@ pub mod synchronizer;
 pub mod checkpoint;
 pub mod data;
 pub mod identity;
+pub mod input;
 pub mod network;
 pub mod norm_reducer;
 pub mod optimizer;

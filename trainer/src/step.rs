@@ -12,7 +12,7 @@ use std::time::Instant;
 
 use anyhow::Result;
 use burn::tensor::{Device, Tensor};
-use datasets::{HostBatch, ImageShape, LoadedStep};
+use datasets::{DeviceBatch, HostBatch, ImageBatch, ImageShape, LoadedStep, Pixels};
 use distributed::{
     Communicator, GradientReducer, MicroStepConfig, ParameterLayout, StepHeader, Whereabouts, agree, broadcast_module,
     read, watchdog, write,
@@ -168,6 +168,11 @@ impl<M: ImageClassifier> Stepper<M> {
         &self.optimizer
     }
 
+    /// Where the batches of its steps belong: the device with its autodiff.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
     /// The bucket plan and parameter layout in use.
     pub fn reducer(&self) -> &GradientReducer {
         &self.reducer
@@ -237,7 +242,7 @@ impl<M: ImageClassifier> Stepper<M> {
     pub fn step(
         &mut self,
         at: StepPosition,
-        loaded: LoadedStep,
+        loaded: LoadedStep<DeviceBatch>,
         learning_rate: f64,
         stop: bool,
         sums: &mut ScoreSums,
@@ -323,7 +328,7 @@ impl<M: ImageClassifier> Stepper<M> {
     /// Forward and backward of one micro-batch, its gradients on their way to the buckets.
     fn micro_step(
         &mut self,
-        batch: HostBatch,
+        batch: DeviceBatch,
         micro: MicroStep,
         header: &mut StepHeader,
         local: &mut ScoreSums,
@@ -335,12 +340,11 @@ impl<M: ImageClassifier> Stepper<M> {
         }
         // Without samples there is a pass only where others wait for this rank's norm statistics.
         let computes = counts || self.norm_reducer.is_some();
-        let batch = if counts { batch } else { placeholder(batch.shape) };
 
         self.config.whereabouts.enter(watchdog::Phase::Forward);
         let start = Instant::now();
         let loss = match computes {
-            true => Some(self.forward(batch, counts, local)?),
+            true => Some(self.forward(batch, local)?),
             false => None,
         };
         if let (Some(statistics), true) = (&mut self.shard_statistics, counts) {
@@ -371,12 +375,14 @@ impl<M: ImageClassifier> Stepper<M> {
     }
 
     /// The summed loss of one micro-batch, on the tape.
-    fn forward(&self, batch: HostBatch, counts: bool, local: &mut ScoreSums) -> Result<Tensor<1>> {
-        let labels = batch.labels.clone();
-        let batch = batch.to_device(&self.device);
-        let logits = self.model.forward(batch.images);
-        let loss_sum = cross_entropy_sum(logits.clone(), batch.labels, self.config.label_smoothing);
-        let scored = score(logits.inner(), loss_sum.clone().inner(), &labels)?;
+    fn forward(&self, batch: DeviceBatch, local: &mut ScoreSums) -> Result<Tensor<1>> {
+        let counts = !batch.labels.is_empty();
+        let batch = if counts { batch } else { placeholder(batch.shape).upload(&self.device) };
+        let known = batch.labels.clone();
+        let ImageBatch { images, labels } = batch.into_images();
+        let logits = self.model.forward(images);
+        let loss_sum = cross_entropy_sum(logits.clone(), labels, self.config.label_smoothing);
+        let scored = score(logits.inner(), loss_sum.clone().inner(), &known)?;
         if counts {
             *local += scored;
         }
@@ -396,5 +402,6 @@ struct MicroStep {
 
 /// One black image, for a rank that has no sample but takes part in the collectives of a synchronised norm.
 fn placeholder(shape: ImageShape) -> HostBatch {
-    HostBatch { pixels: vec![0.0; shape.num_values()], labels: vec![0], indices: vec![0], shape }
+    let pixels = Pixels::Normalised(vec![0.0; shape.num_values()]);
+    HostBatch { pixels, labels: vec![0], indices: vec![0], shape }
 }

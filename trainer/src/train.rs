@@ -12,10 +12,11 @@ use distributed::{ROOT, check_fingerprint, watchdog};
 
 use crate::checkpoint::Progress;
 use crate::clock::{Phase, PhaseClock};
-use crate::config::{BatchNormKind, OnNonFinite, TrainConfig};
+use crate::config::{BatchNormKind, InputKind, OnNonFinite, TrainConfig};
 use crate::data;
 use crate::evaluate::{EvaluateConfig, Evaluation, evaluate};
 use crate::gather::{self, RankTimes, SessionTimes, total_scores};
+use crate::input::Input;
 use crate::keeper::Keeper;
 use crate::loss_scale::{LossScale, LossScaling};
 use crate::metrics::{EpochCost, EpochRecord, ScoreSums, StepLine};
@@ -152,7 +153,8 @@ fn train_epoch<M: ImageClassifier>(
     let communicator = &*session.communicator;
     let plan = shard_plan(session, progress.epoch)?;
     let steps_per_epoch = plan.num_steps() as u64;
-    let mut loader = Loader::start(Arc::clone(&session.data.train), plan, loader_config(session, progress));
+    let loader = Loader::start(Arc::clone(&session.data.train), plan, loader_config(session, progress));
+    let mut input = Input::start(loader, config.compute.input, stepper.device());
     // What an earlier session of this epoch scored is a sum over all ranks already; this session's is one rank's own.
     let earlier = progress.epoch_scores;
     let mut own = ScoreSums::default();
@@ -162,7 +164,7 @@ fn train_epoch<M: ImageClassifier>(
     while !stopped && progress.step_in_epoch < steps_per_epoch {
         session.whereabouts.enter(watchdog::Phase::Data);
         let start = Instant::now();
-        let loaded = loader.next().context("loader: ended before the epoch")??;
+        let loaded = input.next().context("loader: ended before the epoch")??;
         times.clock.add_since(Phase::Data, start);
         let saves = config.run.checkpoint_every_steps.is_some_and(|every| (progress.step + 1).is_multiple_of(every));
         let ends_epoch = progress.step_in_epoch + 1 == steps_per_epoch;
@@ -246,8 +248,11 @@ fn evaluate_if_due<M: ImageClassifier>(
     if num_epochs != config.schedule.epochs && !num_epochs.is_multiple_of(config.run.eval_every_epochs) {
         return Ok(None);
     }
-    let how =
-        EvaluateConfig { micro_batch_size: config.batch.micro_batch_size, loader_threads: config.data.loader_threads };
+    let how = EvaluateConfig {
+        micro_batch_size: config.batch.micro_batch_size,
+        loader_threads: config.data.loader_threads,
+        input: config.compute.input,
+    };
     let communicator = &*session.communicator;
     session.whereabouts.enter(watchdog::Phase::Evaluation);
     times.clock.time(Phase::Evaluation, || {
@@ -278,6 +283,7 @@ fn loader_config(session: &Session<'_>, progress: &Progress) -> LoaderConfig {
     let config = session.config;
     LoaderConfig {
         augment: data::augment(config.train_split.augment),
+        raw: config.compute.input == InputKind::Device,
         seed: config.run.seed,
         epoch: progress.epoch,
         num_threads: config.data.loader_threads,

@@ -8,8 +8,8 @@ use std::path::Path;
 use std::process::{Command as Process, Output};
 use trainer::cli::{Cli, Command, EvalArgs, TrainArgs};
 use trainer::config::{
-    AugmentKind, BenchConfig, ConfigError, Course, DataSource, DeviceChoice, EvalConfig, PredictConfig, TrainConfig,
-    WeightSource,
+    AugmentKind, BenchConfig, ConfigError, Course, DataSource, DeviceChoice, EvalConfig, InputKind, PredictConfig,
+    TrainConfig, WeightSource,
 };
 use trainer::loss_scale::LossScaling;
 
@@ -62,7 +62,7 @@ fn run(arguments: &[&str]) -> Output {
 }
 
 /// Flag sets that between them use every option of `train`.
-const VALID_FLAGS: [&str; 17] = [
+const VALID_FLAGS: [&str; 18] = [
     "",
     "--model resnet20 --shortcut a --dataset cifar10 --data-dir d --epochs 2 --global-batch-size 256 --learning-rate 0.1 \
      --schedule cosine --warmup-epochs 1 --momentum 0.9 --weight-decay 1e-4 --seed 0 --dtype bf16 --threads 1 --cpu portable \
@@ -87,6 +87,7 @@ const VALID_FLAGS: [&str; 17] = [
     "--on-non-finite skip --max-skipped-steps 3 --resume --allow-changed-data",
     "--device flex --dtype f16 --loss-scale dynamic",
     "--sync local-sgd --dtype bf16 --device flex --loss-scale 16777216",
+    "--device flex --input device",
 ];
 
 #[test]
@@ -195,6 +196,7 @@ fn a_file_with_unknown_keys_or_values_is_refused_with_its_line() {
     assert!(refused("[optimiser]\n").contains("`optimizer`"));
     assert!(refused("[compute]\ndtype = \"f64\"\n").contains("`bf16`"));
     assert!(refused("[data]\ndataset = \"mnist\"\n").contains("`shapes`"));
+    assert!(refused("[compute]\ninput = \"gpu\"\n").contains("`device`"));
     assert!(refused("[run]\nseed = -1\n").contains("line 2"));
     assert!(resolved_for("--config no-such-file.toml", 1).unwrap_err().to_string().contains("no-such-file.toml"));
 }
@@ -361,6 +363,18 @@ fn a_sum_on_gpus_is_refused_with_the_feature_or_the_device_that_it_needs() {
 }
 
 #[test]
+fn the_device_decides_who_makes_its_images_unless_told() {
+    assert_eq!(DeviceChoice::Cuda(None).input(), InputKind::Device);
+    assert_eq!((DeviceChoice::Flex.input(), DeviceChoice::Ndarray.input()), (InputKind::Host, InputKind::Host));
+    assert_eq!(resolved("--device flex").compute.input, InputKind::Host);
+    assert_eq!(resolved("--device flex --input device").compute.input, InputKind::Device);
+    assert!(resolved("--device flex --input device").to_toml().contains("input = \"device\""));
+    // A run of a GPU that goes on without one.
+    let file = "[compute]\ndevice = \"cuda\"\ninput = \"device\"\n";
+    assert_eq!(over_file(file, "--device flex").unwrap().compute.input, InputKind::Host);
+}
+
+#[test]
 fn eval_needs_exactly_one_source_of_weights_and_what_that_source_does_not_tell() {
     let refused = |flags: &str| EvalConfig::resolve(&eval_args(flags), None).unwrap_err().to_string();
     assert!(refused("").contains("--weights FILE"));
@@ -388,7 +402,7 @@ fn eval_of_a_checkpoint_uses_its_model_and_data_unless_told_otherwise() {
 fn the_hash_ignores_what_differs_between_machines_and_nothing_else() {
     let hash = |flags: &str| resolved(flags).hash();
     let cifar = "--dataset cifar10 --data-dir";
-    assert_eq!(hash(""), hash("--threads 2 --loader-threads 3 --output-dir o"));
+    assert_eq!(hash(""), hash("--threads 2 --loader-threads 3 --output-dir o --input device"));
     assert_eq!(hash(&format!("{cifar} a")), hash(&format!("{cifar} b --download")));
     for flags in ["--seed 1", "--learning-rate 0.2", "--resume", "--epochs 6", "--weights w", "--drop-last"] {
         assert_ne!(hash(""), hash(flags), "{flags}");
@@ -424,10 +438,11 @@ fn every_long_flag_tells_its_default_in_the_help() {
 
 #[test]
 fn the_program_ends_with_code_2_and_a_remedy_on_wrong_usage() {
-    let cases: [(&[&str], &str); 9] = [
+    let cases: [(&[&str], &str); 10] = [
         (&["train", "--bogus"], "--bogus"),
         (&["train", "--schedule", "linear"], "cosine"),
         (&["train", "--dtype", "f64"], "bf16"),
+        (&["train", "--input", "gpu"], "host, device"),
         (&["train", "--dtype", "bf16", "--kernels", "stock"], "--kernels fused"),
         (&["train", "--loss-scale", "1000"], "a power of two"),
         (&["train", "--dataset", "cifar10"], "--data-dir is missing"),

@@ -108,6 +108,7 @@ fn first_velocity<M: ImageClassifier>(
     let mut stepper = Stepper::new(model, config, Arc::clone(communicator), &Device::flex()).unwrap();
     let (mut scores, mut clock) = (ScoreSums::default(), PhaseClock::new());
     let at = StepPosition { epoch: 0, step: 0, must_meet: false };
+    let loaded = loaded.map(|batch| batch.upload(stepper.device()));
     stepper.step(at, loaded, 0.1, false, &mut scores, &mut clock).unwrap();
     stepper.optimizer().velocities().to_vec()
 }

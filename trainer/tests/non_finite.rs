@@ -8,7 +8,7 @@ use burn::module::Module;
 use burn::tensor::Device;
 use burn_resnet::{ResNet, ResNetConfig};
 use clap::Parser;
-use datasets::{LoadedStep, Loader, LoaderConfig, ShapesConfig, ShardConfig, ShardPlan, shapes};
+use datasets::{LoadedStep, Loader, LoaderConfig, Pixels, ShapesConfig, ShardConfig, ShardPlan, shapes};
 use distributed::{Communicator, ParameterLayout, read, run_ranks};
 use trainer::cli::{Cli, Command};
 use trainer::clock::PhaseClock;
@@ -76,10 +76,12 @@ fn train(sync: &SyncConfig, broken: Option<(usize, f32)>, left_out: Option<usize
             }
             let breaks = broken.filter(|(broken, _)| *broken == step);
             if let (Some((_, value)), 1) = (breaks, rank) {
-                loaded.micro_batches[0].pixels[100] = value;
+                let Pixels::Normalised(pixels) = &mut loaded.micro_batches[0].pixels else { panic!("raw pixels") };
+                pixels[100] = value;
             }
             let at = StepPosition { epoch: 0, step: step as u64, must_meet: false };
             let mut scores = ScoreSums::default();
+            let loaded = loaded.map(|batch| batch.upload(stepper.device()));
             let end = stepper.step(at, loaded, 0.05, false, &mut scores, &mut clock).unwrap();
             assert_eq!(end.skipped.is_some(), breaks.is_some(), "{:?}", end.skipped);
             if let Some(reason) = end.skipped {

@@ -4,7 +4,7 @@
 
 use super::sync::SyncArgs;
 use crate::choices::{
-    AugmentKind, BatchNormKind, ConvolutionKind, CpuKind, DatasetKind, DeviceChoice, Dtype, KernelsKind,
+    AugmentKind, BatchNormKind, ConvolutionKind, CpuKind, DatasetKind, DeviceChoice, Dtype, InputKind, KernelsKind,
     OnBadImageKind, OnNonFiniteKind, ScheduleKind, ShortcutKind,
 };
 use crate::loss_scale::LossScaling;
@@ -325,6 +325,10 @@ pub struct ComputeArgs {
     /// flex or ndarray (CPU), cuda (GPU of the rank's place on its machine) or cuda:INDEX [default: cuda if built in and present, else flex]
     #[arg(long, value_name = "DEVICE")]
     pub device: Option<DeviceChoice>,
+
+    /// Who crops, flips and normalises images: host (loader threads), or device, from raw pixels a step ahead; the bits are equal [default: device for cuda, else host]
+    #[arg(long, value_enum, value_name = "WHERE", hide_possible_values = true)]
+    pub input: Option<InputKind>,
 
     /// Whose kernels compute the layers: fused (one operation a layer, our own kernels on flex) or stock (burn's) [default: fused]
     #[arg(long, value_enum, value_name = "KERNELS", hide_possible_values = true)]

@@ -57,8 +57,11 @@ pub fn eval(args: &EvalArgs, world: &World) -> Result<EvalResult> {
         (WeightSource::Checkpoint(path), None) => checkpoint::find(path)?.model_path(),
     };
     let model = load_weights(resnet(&config.model, false, &request)?, &path)?;
-    let how =
-        EvaluateConfig { micro_batch_size: config.batch_size_per_rank, loader_threads: config.data.loader_threads };
+    let how = EvaluateConfig {
+        micro_batch_size: config.batch_size_per_rank,
+        loader_threads: config.data.loader_threads,
+        input: config.compute.input,
+    };
     let evaluation = evaluate(&model, &data.test, &data.normalization, &how, communicator, &device, &world.stop)?;
     let sums = evaluation.scores.context("eval: stopped by a signal before all images were measured")?;
     let result = EvalResult {

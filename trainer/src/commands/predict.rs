@@ -1,15 +1,19 @@
 //! `trainer predict`: the classes of image files, by a checkpoint.
 
+use std::sync::Arc;
+
 use anyhow::{Context, Result, anyhow, ensure};
 use burn::tensor::Tensor;
 use burn::tensor::activation::softmax;
 use burn_resnet::load_weights;
-use datasets::{HostBatch, ImageShape, Normalization, load_image, normalize::NormalizationTable};
+use datasets::{
+    HostBatch, ImageShape, Normalization, Pixels, Placement, RawPixels, load_image, normalize::NormalizationTable,
+};
 use serde::Serialize;
 
 use crate::checkpoint;
 use crate::cli::PredictArgs;
-use crate::config::{PredictConfig, TrainConfig};
+use crate::config::{InputKind, PredictConfig, TrainConfig};
 use crate::network::{ModelRequest, resnet};
 use crate::ranks::World;
 
@@ -65,14 +69,18 @@ pub fn predict(args: &PredictArgs, world: &World) -> Result<Predictions> {
     };
     let model = load_weights(resnet(&trained.model, false, &request)?, found.model_path())?;
     let shape = ImageShape { height: input.height, width: input.width, channels: input.channels };
-    let table = NormalizationTable::new(&Normalization { mean: input.mean.clone(), std: input.std.clone() });
+    let normalization = Normalization { mean: input.mean.clone(), std: input.std.clone() };
+    let table = Arc::new(NormalizationTable::new(&normalization));
 
     let mut images = Vec::new();
     for path in &config.images {
         ensure!(!world.stop.is_raised(), "predict: stopped by a signal before {}", path.display());
         let bytes = load_image(path, input.height, input.channels)?;
-        let mut pixels = vec![0.0; shape.num_values()];
-        table.apply(&bytes, shape, datasets::Placement::default(), &mut pixels);
+        let raw = RawPixels { bytes, placements: vec![Placement::default()], table: Arc::clone(&table) };
+        let pixels = match config.compute.input {
+            InputKind::Host => Pixels::Normalised(raw.normalised(shape)),
+            InputKind::Device => Pixels::Raw(raw),
+        };
         let batch = HostBatch { pixels, labels: vec![0], indices: vec![0], shape }.to_device(&device);
         let classes = likeliest(model.forward(batch.images), &input.class_names, config.top)?;
         world.reporter.note(&path.display().to_string());

@@ -12,7 +12,7 @@ use std::path::Path;
 use toml::{Table, Value};
 
 /// A choice (`section.key`) and what only has a meaning together with its value.
-const DEPENDENTS: [(&str, &[&str]); 10] = [
+const DEPENDENTS: [(&str, &[&str]); 11] = [
     (
         "data.dataset",
         &[
@@ -51,6 +51,7 @@ const DEPENDENTS: [(&str, &[&str]); 10] = [
     ("optimizer.scale-learning-rate", &["optimizer.reference-batch-size"]),
     ("run.on-non-finite", &["run.max-skipped-steps"]),
     ("compute.dtype", &["optimizer.loss-scale"]),
+    ("compute.device", &["compute.input"]),
     ("model.model", &["model.depth"]),
     ("model.depth", &["model.model"]),
 ];

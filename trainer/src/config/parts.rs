@@ -4,7 +4,7 @@
 //! milestones to multistep, lives inside that choice.
 
 use crate::choices::{
-    AugmentKind, BatchNormKind, ConvolutionKind, CpuKind, DatasetKind, DeviceChoice, Dtype, KernelsKind,
+    AugmentKind, BatchNormKind, ConvolutionKind, CpuKind, DatasetKind, DeviceChoice, Dtype, InputKind, KernelsKind,
     OnBadImageKind, OnNonFiniteKind, ScheduleKind, ShortcutKind,
 };
 use crate::loss_scale::LossScaling;
@@ -272,6 +272,9 @@ pub struct RunConfig {
 pub struct ComputeConfig {
     /// Backend and device.
     pub device: DeviceChoice,
+    /// Who makes its images.
+    #[serde(default)]
+    pub input: InputKind,
     /// Whose kernels compute the layers.
     pub kernels: KernelsKind,
     /// Number format of activations.

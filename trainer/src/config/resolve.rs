@@ -282,6 +282,7 @@ pub(super) fn compute(args: &ComputeArgs) -> Result<ComputeConfig, ConfigError> 
     }
     let config = ComputeConfig {
         device,
+        input: args.input.unwrap_or_else(|| device.input()),
         kernels: args.kernels.unwrap_or(KernelsKind::Fused),
         dtype: args.dtype.unwrap_or(Dtype::F32),
         convolution: args.convolution.unwrap_or(ConvolutionKind::Auto),

@@ -27,6 +27,7 @@ pub(super) fn to_args(config: &TrainConfig) -> TrainArgs {
         run: config.run.to_args(),
         compute: ComputeArgs {
             device: Some(config.compute.device),
+            input: Some(config.compute.input),
             kernels: Some(config.compute.kernels),
             dtype: Some(config.compute.dtype),
             convolution: Some(config.compute.convolution),

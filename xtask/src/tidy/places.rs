@@ -96,6 +96,7 @@ pub(super) fn names_a_crate_only_in_its_file(source: &Source) -> Vec<Finding> {
             return None;
         }
         let is_of_datasets = source.path.starts_with("datasets/src/") && !source.is_test(index);
+        let is_of_batch = source.path == "datasets/src/batch.rs" || source.path.starts_with("datasets/src/batch/");
         match word {
             "mpi" if !source.path.starts_with(MPI_FOLDER) => {
                 Some("the crate mpi is named outside distributed/src/mpi: go through `Communicator`; the own module is `self::mpi`".to_owned())
@@ -103,8 +104,8 @@ pub(super) fn names_a_crate_only_in_its_file(source: &Source) -> Vec<Finding> {
             "cudarc" if !source.path.starts_with(NCCL_FOLDER) => {
                 Some("the crate cudarc is named outside distributed/src/nccl: go through `NcclReduction`".to_owned())
             }
-            "burn" if is_of_datasets && source.path != "datasets/src/batch.rs" => {
-                Some("burn is named outside datasets/src/batch.rs: tensors begin there".to_owned())
+            "burn" if is_of_datasets && !is_of_batch => {
+                Some("burn is named outside datasets/src/batch.rs and its folder: tensors begin there".to_owned())
             }
             _ => None,
         }
@@ -197,6 +198,7 @@ mod tests {
         let burn = "use burn::tensor::Tensor;\n#[cfg(test)]\nmod tests { use burn::tensor::Device; }\n";
         assert_eq!(lines(rule, "datasets/src/shard.rs", burn), [1]);
         assert!(lines(rule, "datasets/src/batch.rs", burn).is_empty());
+        assert!(lines(rule, "datasets/src/batch/raw.rs", burn).is_empty());
         assert!(lines(rule, "burn-resnet/src/resnet.rs", burn).is_empty());
     }
 }

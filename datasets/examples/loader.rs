@@ -1,0 +1,80 @@
+//! Measures the loader alone: images a second on the host route (normalised f32) and on the device route (raw u8).
+//!
+//!     cargo run --release -p datasets --example loader -- [THREADS [FOLDER]]
+//!
+//! In: loader threads (2 if not given), and a folder `train/<class>/*`, `test/<class>/*` of images instead of CIFAR-sized pixels in
+//! memory. Out: a line for each route and augmentation.
+#![allow(clippy::print_stdout, reason = "printing is its job")]
+
+use std::error::Error;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use datasets::{
+    Augment, DatasetSplits, ImageFolderConfig, ImageShape, Loader, LoaderConfig, ShardConfig, ShardPlan,
+    SyntheticConfig, image_folder, synthetic,
+};
+
+const GLOBAL_BATCH_SIZE: usize = 256;
+
+/// Time enough for a figure, not for an error bar.
+const AT_LEAST: Duration = Duration::from_secs(2);
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let mut arguments = std::env::args().skip(1);
+    let num_threads = arguments.next().map_or(Ok(2), |threads| threads.parse())?;
+    let data = match arguments.next() {
+        Some(folder) => image_folder::open(folder, &ImageFolderConfig::new(32))?,
+        None => synthetic::open(&SyntheticConfig {
+            shape: ImageShape { height: 32, width: 32, channels: 3 },
+            num_classes: 10,
+            num_train: 50_000,
+            num_test: 1,
+            seed: 0,
+        })?,
+    };
+    println!("{}, {} images, {num_threads} loader threads", data.train.name(), data.train.len());
+    for augment in [Augment::None, Augment::CropFlip { pad: 4 }] {
+        for (route, raw) in [("host, f32", false), ("device, u8", true)] {
+            let speed = images_per_second(&data, augment, raw, num_threads)?;
+            println!("{route:<10} {augment:?}: {speed:.0} images/s");
+        }
+    }
+    Ok(())
+}
+
+fn images_per_second(
+    data: &DatasetSplits,
+    augment: Augment,
+    raw: bool,
+    num_threads: usize,
+) -> Result<f64, Box<dyn Error>> {
+    let start = Instant::now();
+    let (mut num_images, mut epoch) = (0, 0);
+    while start.elapsed() < AT_LEAST {
+        let plan = ShardPlan::new(ShardConfig {
+            num_samples: data.train.len(),
+            global_batch_size: GLOBAL_BATCH_SIZE,
+            seed: 0,
+            epoch,
+            shuffle: true,
+            drop_last: false,
+            shard_index: 0,
+            num_shards: 1,
+            num_own_shards: 1,
+        })?;
+        let config = LoaderConfig {
+            augment,
+            raw,
+            epoch,
+            num_threads,
+            prefetch_steps: 2 * num_threads,
+            ..LoaderConfig::new(GLOBAL_BATCH_SIZE, data.normalization.clone())
+        };
+        for step in Loader::start(Arc::clone(&data.train), plan, config) {
+            num_images += step?.global_num_samples;
+        }
+        epoch += 1;
+    }
+    Ok(num_images as f64 / start.elapsed().as_secs_f64())
+}

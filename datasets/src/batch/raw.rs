@@ -1,0 +1,129 @@
+//! Raw pixels to images on a device: cropped, flipped and normalised by burn's operations.
+//!
+//! In: u8 `[N, H, W, C]`, a [`Placement`] for each image, the [`NormalizationTable`]. Out: f32 `[N, H, W, C]`.
+//! Invariant: each value is an entry of the table that the host route uses, so the bits are the same on every device, however
+//! that divides and rounds.
+//! What is uploaded is a quarter of the host route's bytes, and 4 (H + W) bytes an image where images are moved.
+
+use std::sync::Arc;
+
+use burn::tensor::{DType, Device, Int, IntDType, Tensor, TensorData};
+
+use crate::augment::Placement;
+use crate::dataset::ImageShape;
+use crate::normalize::{NUM_PIXEL_VALUES, NormalizationTable};
+
+/// The pixels of a micro-batch as they were read, and what is to be made of them.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RawPixels {
+    /// `[N, H, W, C]`.
+    pub bytes: Vec<u8>,
+    /// Where each image is read `[N]`.
+    pub placements: Vec<Placement>,
+    /// The normalised value of each pixel value.
+    pub table: Arc<NormalizationTable>,
+}
+
+/// [`RawPixels`] on a device, all of it flat.
+#[derive(Clone, Debug)]
+pub(super) struct UploadedPixels {
+    /// u8; a black pixel follows the images if they are moved.
+    bytes: Tensor<1, Int>,
+    /// Absent if all images stay as they are.
+    sources: Option<Sources>,
+    /// `[C * 256]`
+    table: Tensor<1>,
+}
+
+/// Which pixel of the batch each pixel of the output is: row plus column, or black where that is behind the last pixel.
+#[derive(Clone, Debug)]
+struct Sources {
+    /// The first pixel of each output row's source row `[N * H]`.
+    rows: Tensor<1, Int>,
+    /// The source column of each output column `[N * W]`.
+    columns: Tensor<1, Int>,
+}
+
+impl RawPixels {
+    /// Room for the images of `placements`, all black.
+    pub fn black(placements: Vec<Placement>, shape: ImageShape, table: Arc<NormalizationTable>) -> Self {
+        let len = placements.len() * shape.num_values();
+        // With room for the one pixel that the upload may add.
+        let mut bytes = Vec::with_capacity(len + shape.channels);
+        bytes.resize(len, 0);
+        Self { bytes, placements, table }
+    }
+
+    /// The images `[N, H, W, C]` of `shape`, made here.
+    pub fn normalised(&self, shape: ImageShape) -> Vec<f32> {
+        let len = shape.num_values();
+        let mut output = vec![0.0; self.bytes.len()];
+        let images = self.bytes.chunks_exact(len).zip(output.chunks_exact_mut(len));
+        for ((bytes, output), placement) in images.zip(&self.placements) {
+            self.table.apply(bytes, shape, *placement, output);
+        }
+        output
+    }
+
+    pub(super) fn upload(mut self, shape: ImageShape, device: &Device) -> UploadedPixels {
+        let is_moved = self.placements.iter().any(|placement| *placement != Placement::default());
+        let sources = is_moved.then(|| {
+            self.bytes.resize(self.bytes.len() + shape.channels, 0);
+            Sources::upload(&self.placements, shape, device)
+        });
+        let (len, table) = (self.bytes.len(), self.table.values());
+        let num_entries = table.len();
+        UploadedPixels {
+            bytes: Tensor::from_data(TensorData::new(self.bytes, [len]), (device, DType::U8)),
+            sources,
+            table: Tensor::from_data(TensorData::new(table, [num_entries]), device),
+        }
+    }
+}
+
+impl UploadedPixels {
+    /// The images `[N, H, W, C]`.
+    pub(super) fn normalised(self, num_samples: usize, shape: ImageShape) -> Tensor<4> {
+        let ImageShape { height, width, channels } = shape;
+        let num_pixels = num_samples * height * width;
+        let bytes = match self.sources {
+            None => self.bytes,
+            Some(Sources { rows, columns }) => {
+                let sources = rows.reshape([num_samples, height, 1]) + columns.reshape([num_samples, 1, width]);
+                let sources = sources.clamp_max(num_pixels as i32).reshape([num_pixels]);
+                let pixels = self.bytes.reshape([num_pixels + 1, channels]).select(0, sources);
+                pixels.reshape([num_pixels * channels])
+            }
+        };
+        let entries = bytes.cast(IntDType::I32).reshape([num_samples, height, width, channels]);
+        let first_entries = Tensor::<1, Int>::arange(0..channels as i64, (&entries.device(), DType::I32));
+        let first_entries = first_entries.mul_scalar(NUM_PIXEL_VALUES as i32).reshape([1, 1, 1, channels]);
+        self.table.take::<4, 4>(0, entries + first_entries)
+    }
+}
+
+impl Sources {
+    fn upload(placements: &[Placement], ImageShape { height, width, .. }: ImageShape, device: &Device) -> Self {
+        let black = placements.len() * height * width;
+        // A row and a column that are both outside still add up to a number.
+        assert!(black < 1 << 30, "batch: expected less than {} pixels, got {black}; use smaller batches", 1 << 30);
+        let inside = |position: isize, len: usize| usize::try_from(position).ok().filter(|position| *position < len);
+        let mut rows = Vec::with_capacity(placements.len() * height);
+        let mut columns = Vec::with_capacity(placements.len() * width);
+        for (image, placement) in placements.iter().enumerate() {
+            rows.extend((0..height).map(|y| {
+                let row = inside(y as isize + placement.dy, height);
+                row.map_or(black, |row| (image * height + row) * width) as i32
+            }));
+            columns.extend((0..width).map(|x| {
+                let x = if placement.flip { width - 1 - x } else { x };
+                inside(x as isize + placement.dx, width).unwrap_or(black) as i32
+            }));
+        }
+        let upload = |values: Vec<i32>| {
+            let len = values.len();
+            Tensor::from_data(TensorData::new(values, [len]), (device, DType::I32))
+        };
+        Self { rows: upload(rows), columns: upload(columns) }
+    }
+}

@@ -1,0 +1,230 @@
+//! The steps of a loader on their way to the device: uploaded when they are asked for, or one step ahead by a thread.
+//!
+//! In: steps in host memory. Out: the same steps uploaded, in order; what is left to do of an image is done where it is used
+//! ([`DeviceBatch::into_images`]).
+//! Invariant: at most one step is uploaded ahead; an error of the loader comes out unchanged at its step; the thread ends with the
+//! steps, or when this is dropped; nobody waits for a thread that is gone.
+
+use std::panic::resume_unwind;
+use std::sync::LazyLock;
+use std::sync::mpsc::{Receiver, sync_channel};
+use std::thread::{Builder, JoinHandle};
+
+use burn::tensor::{Device, StreamId};
+use datasets::{DatasetError, DeviceBatch, HostBatch, LoadedStep};
+
+use crate::config::InputKind;
+
+/// A step, or why there is none.
+pub type Loaded<B> = Result<LoadedStep<B>, DatasetError>;
+
+/// The stream of all uploads of this process.
+///
+/// A GPU's work is ordered within a stream, and burn gives each thread one, so that a copy of another thread goes on beside the
+/// computation. It is one for all threads, since each stream keeps memory of its own, and there is a thread each epoch.
+///
+/// What burn and cubecl (0.22.1, 0.11.3) do where a tensor of this stream is used in another one, by their sources:
+/// - cubecl-server, `stream/event.rs`, `MultiStream::resolve`: the using stream waits for an event of the stream that wrote, on the
+///   device, not on the host. What it uses is kept until it has used it, so that the next upload cannot be written over it.
+/// - burn-fusion, `stream/multi.rs`, `tag_shared_view`: the tensor gets a second name in the using stream; only operations that
+///   are still in the writing stream's queue have to run first. An upload leaves none, since it computes nothing.
+/// - cubecl-server, `command/base.rs`, `write_to_gpu`: up to 100 MiB go through pinned memory, from which a copy runs beside kernels.
+static UPLOADS: LazyLock<StreamId> = LazyLock::new(StreamId::allocate);
+
+/// The steps of a loader on a device; after an error it ends.
+pub struct Input(Source);
+
+enum Source {
+    OnDemand(Box<dyn Iterator<Item = Loaded<DeviceBatch>>>),
+    Ahead(Ahead<Loaded<DeviceBatch>>),
+}
+
+/// A thread that makes one item ahead.
+struct Ahead<T> {
+    /// Absent while it is dropped.
+    items: Option<Receiver<T>>,
+    /// Absent after its end.
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Input {
+    /// Uploads `steps` as `kind` says: a device that makes its images gets them one step ahead. The micro-batches of a step are
+    /// uploaded together.
+    ///
+    /// # Panics
+    /// If the operating system refuses a thread.
+    pub fn start(
+        steps: impl Iterator<Item = Loaded<HostBatch>> + Send + 'static,
+        kind: InputKind,
+        device: &Device,
+    ) -> Self {
+        let device = device.clone();
+        let uploaded = steps.map(move |loaded| Ok(loaded?.map(|batch| batch.upload(&device))));
+        Self(match kind {
+            InputKind::Host => Source::OnDemand(Box::new(uploaded)),
+            InputKind::Device => Source::Ahead(Ahead::start(uploaded)),
+        })
+    }
+}
+
+impl Iterator for Input {
+    type Item = Loaded<DeviceBatch>;
+
+    /// # Panics
+    /// As the upload itself, also where another thread does it.
+    fn next(&mut self) -> Option<Self::Item> {
+        match &mut self.0 {
+            Source::OnDemand(steps) => steps.next(),
+            Source::Ahead(steps) => steps.next(),
+        }
+    }
+}
+
+impl<T: Send + 'static> Ahead<T> {
+    fn start(items: impl Iterator<Item = T> + Send + 'static) -> Self {
+        // Without room in the channel, the one item ahead is that which the thread wants to hand over.
+        let (sender, receiver) = sync_channel(0);
+        let make = move || {
+            for item in items {
+                if sender.send(item).is_err() {
+                    return;
+                }
+            }
+        };
+        let thread = Builder::new().name("upload".to_owned()).spawn(|| UPLOADS.executes(make));
+        let thread = thread.expect("the operating system refused the upload thread");
+        Self { items: Some(receiver), thread: Some(thread) }
+    }
+}
+
+impl<T> Iterator for Ahead<T> {
+    type Item = T;
+
+    fn next(&mut self) -> Option<T> {
+        if let Some(Ok(item)) = self.items.as_ref().map(Receiver::recv) {
+            return Some(item);
+        }
+        // The sender is gone: the thread is at its end, or has panicked.
+        if let Some(Err(panic)) = self.thread.take().map(JoinHandle::join) {
+            resume_unwind(panic);
+        }
+        None
+    }
+}
+
+impl<T> Drop for Ahead<T> {
+    fn drop(&mut self) {
+        // Without the receiver, a thread that waits to hand over wakes up and ends.
+        drop(self.items.take());
+        if let Some(thread) = self.thread.take() {
+            // A panic in an item that nobody waits for any more has nobody to be told to.
+            let _ = thread.join();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicU64, Ordering};
+    use std::time::{Duration, Instant};
+
+    use datasets::{ImageShape, Pixels};
+
+    const SHAPE: ImageShape = ImageShape { height: 2, width: 2, channels: 1 };
+
+    fn step(step_in_epoch: usize) -> LoadedStep {
+        let batch = HostBatch {
+            pixels: Pixels::Normalised(vec![step_in_epoch as f32; 4]),
+            labels: vec![step_in_epoch as u32],
+            indices: vec![step_in_epoch],
+            shape: SHAPE,
+        };
+        let empty = HostBatch { pixels: Pixels::Normalised(vec![]), labels: vec![], indices: vec![], shape: SHAPE };
+        LoadedStep { step_in_epoch, global_num_samples: 1, micro_batches: vec![batch, empty] }
+    }
+
+    fn fails() -> DatasetError {
+        DatasetError::BadImage { path: "bad.png".into(), reason: "for the test".into() }
+    }
+
+    fn both() -> [InputKind; 2] {
+        [InputKind::Host, InputKind::Device]
+    }
+
+    #[test]
+    fn steps_come_uploaded_in_their_order_with_their_empty_batches() {
+        for kind in both() {
+            let mut input = Input::start((0..5).map(step).map(Ok), kind, &Device::flex());
+            for expected in 0..5 {
+                let LoadedStep { step_in_epoch, micro_batches, .. } = input.next().unwrap().unwrap();
+                assert_eq!(step_in_epoch, expected);
+                let [full, empty]: [DeviceBatch; 2] = micro_batches.try_into().unwrap();
+                assert_eq!((full.labels.clone(), empty.num_samples()), (vec![expected as u32], 0));
+                let images = full.into_images().images.into_data();
+                assert_eq!(images.as_slice::<f32>().unwrap(), [expected as f32; 4]);
+            }
+            assert!(input.next().is_none() && input.next().is_none());
+        }
+    }
+
+    #[test]
+    fn an_error_of_the_loader_comes_unchanged_at_its_step() {
+        for kind in both() {
+            let steps = [Ok(step(0)), Err(fails())].into_iter();
+            let mut input = Input::start(steps, kind, &Device::flex());
+            assert!(input.next().unwrap().is_ok());
+            assert_eq!(input.next().unwrap().unwrap_err().to_string(), fails().to_string());
+            assert!(input.next().is_none());
+        }
+    }
+
+    #[test]
+    fn a_panic_of_the_upload_is_a_panic_of_who_waits_for_it() {
+        for kind in both() {
+            let steps = (0..2).map(|index| if index == 0 { Ok(step(0)) } else { panic!("no memory") });
+            let mut input = Input::start(steps, kind, &Device::flex());
+            assert!(input.next().unwrap().is_ok());
+            let panic = catch_unwind(AssertUnwindSafe(|| input.next().is_some())).unwrap_err();
+            assert_eq!(panic.downcast_ref::<&str>(), Some(&"no memory"));
+        }
+    }
+
+    #[test]
+    fn no_more_than_one_step_is_uploaded_ahead() {
+        let asked = Arc::new(AtomicU64::new(0));
+        let counter = Arc::clone(&asked);
+        let steps = (0..100).map(move |index| {
+            counter.fetch_add(1, Ordering::SeqCst);
+            Ok(step(index))
+        });
+        let mut input = Input::start(steps, InputKind::Device, &Device::flex());
+        for taken in 1..5 {
+            input.next().unwrap().unwrap();
+            let deadline = Instant::now() + Duration::from_secs(10);
+            while asked.load(Ordering::SeqCst) < taken + 1 && Instant::now() < deadline {
+                std::thread::yield_now();
+            }
+            // Time enough for a thread that would go too far.
+            std::thread::sleep(Duration::from_millis(20));
+            assert_eq!(asked.load(Ordering::SeqCst), taken + 1);
+        }
+    }
+
+    #[test]
+    fn the_thread_ends_when_its_input_is_dropped() {
+        let held = Arc::new(());
+        let by_thread = Arc::clone(&held);
+        let steps = (0..100).map(move |index| {
+            assert_eq!(Arc::strong_count(&by_thread), 2);
+            Ok(step(index))
+        });
+        let mut input = Input::start(steps, InputKind::Device, &Device::flex());
+        input.next().unwrap().unwrap();
+        drop(input);
+        // The thread held its steps; it is joined, so nobody but this test holds them now.
+        assert_eq!(Arc::strong_count(&held), 1);
+    }
+}
