@@ -20,7 +20,7 @@ pub(super) struct Convolution {
     pub(super) stored: FloatDType,
     /// The type that burn is given, after rounding to `stored`.
     pub(super) computed: FloatDType,
-    options: ConvOptions<2>,
+    pub(super) options: ConvOptions<2>,
 }
 
 impl Convolution {
