@@ -35,7 +35,7 @@ pub(super) const PHASES: [&str; 6] = ["data", "forward", "backward", "communicat
 pub(super) const FORWARD: usize = 1;
 
 /// Settings that say how much was computed, not how.
-const SIZES: [&str; 3] = ["ranks", "global_batch_size", "scaling"];
+const SIZES: [&str; 2] = ["ranks", "scaling"];
 
 /// The middle of the values; of an even number, the mean of the two in the middle.
 pub(super) fn median(values: &[f64]) -> Option<f64> {
@@ -67,7 +67,9 @@ impl Measurement {
 
     /// What must be equal for two measurements to lie on one line.
     pub(super) fn line(&self) -> BTreeMap<&str, &str> {
-        let is_size = |key: &str| SIZES.contains(&key) || (key == "batch_size_per_rank" && self.scaling == "strong");
+        // The batch that grows or shrinks with the ranks.
+        let scaled = if self.scaling == "strong" { "batch_size_per_rank" } else { "global_batch_size" };
+        let is_size = |key: &str| SIZES.contains(&key) || key == scaled;
         self.settings
             .iter()
             .map(|(key, value)| (key.as_str(), value.as_str()))
@@ -179,8 +181,9 @@ fn of_runs(runs: &[Run]) -> Vec<Measurement> {
     measurements
 }
 
-fn of_run(run: &Run) -> Option<Measurement> {
-    let ranks = run.ranks()?;
+/// The settings of a run under the names that a study has for them.
+pub(super) fn settings_of(run: &Run) -> BTreeMap<String, String> {
+    let ranks = run.ranks().unwrap_or(1);
     let mut settings = BTreeMap::from([("kind".to_owned(), "train".to_owned())]);
     let keys = [
         ("model", "model.model"),
@@ -199,10 +202,14 @@ fn of_run(run: &Run) -> Option<Measurement> {
     settings.extend(per_rank.map(|batch| ("batch_size_per_rank".to_owned(), batch)));
     settings
         .extend(run.manifest().map(|manifest| ("threads".to_owned(), manifest.launch.threads_per_rank.to_string())));
+    settings
+}
+
+fn of_run(run: &Run) -> Option<Measurement> {
     Some(Measurement {
         id: run.label.clone(),
-        settings,
-        ranks,
+        settings: settings_of(run),
+        ranks: run.ranks()?,
         speeds: vec![run.images_per_second()?],
         memory_bytes: run.peak_memory_bytes().map(|bytes| bytes as f64).into_iter().collect(),
         ..Measurement::default()
@@ -245,6 +252,18 @@ mod tests {
             assert_ne!(same.line(), two.line(), "{key}");
             assert_eq!(same.reference(&[two, other, same.clone()]), Some((1, 100.0)), "{key}");
         }
+    }
+
+    #[test]
+    fn strong_scaling_of_another_batch_is_another_line_and_a_weak_one_grows_with_its_ranks() {
+        let scaled = |scaling: &str, ranks: usize, global: &str| {
+            let mut one = measurement(ranks, 100.0, "ring");
+            one.scaling = scaling.to_owned();
+            one.settings.insert("global_batch_size".to_owned(), global.to_owned());
+            one
+        };
+        assert_ne!(scaled("strong", 2, "64").line(), scaled("strong", 2, "128").line());
+        assert_eq!(scaled("weak", 1, "32").line(), scaled("weak", 2, "64").line());
     }
 
     #[test]

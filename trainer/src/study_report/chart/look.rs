@@ -70,9 +70,28 @@ pub(super) fn marker(style: usize) -> Vec<(i32, i32)> {
         2 => vec![(0, -m - 1), (m + 1, m), (-m - 1, m)],
         3 => vec![(0, -m - 2), (m + 2, 0), (0, m + 2), (-m - 2, 0)],
         4 => vec![(-m - 1, -m), (m + 1, -m), (0, m + 1)],
-        5 => vec![(-m, -m - 1), (0, -1), (m, -m - 1), (1, 0), (m, m + 1), (0, 1), (-m, m + 1), (-1, 0)],
+        5 => cross(m),
         _ => vec![(-2, -m - 1), (2, -m - 1), (2, m + 1), (-2, m + 1)],
     }
+}
+
+/// An x whose arms are thick enough to be seen alone.
+fn cross(m: i32) -> Vec<(i32, i32)> {
+    let (out, inner) = (m + 1, m - 1);
+    vec![
+        (-out, -inner),
+        (-inner, -out),
+        (0, -2),
+        (inner, -out),
+        (out, -inner),
+        (2, 0),
+        (out, inner),
+        (inner, out),
+        (0, 2),
+        (-inner, out),
+        (-out, inner),
+        (-2, 0),
+    ]
 }
 
 /// Twelve corners look round at this size.

@@ -1,8 +1,8 @@
 //! Charts as SVG, by the crate plotters.
 //!
 //! In: [`Plot`]s, which know nothing of pixels. Out: SVG text at a width.
-//! Invariant: a predicted figure is hollow and dashed, a measured one is filled and solid; series differ by marker too, not by
-//! colour alone; no text is cut off.
+//! Invariant: a predicted figure is hollow, and dashed where it is a line, a measured one is filled and solid; series differ by marker
+//! too, not by colour alone; no text is cut off.
 //! Source: Okabe & Ito 2008, Color Universal Design, for the colours.
 
 mod axis;
@@ -99,14 +99,20 @@ pub struct BarPlot {
 /// One bar.
 #[derive(Clone, Debug, Default)]
 pub struct Bar {
-    /// Stands above the bar.
+    /// Stands above the first of the bars that follow each other with the same; may be empty.
+    pub group: String,
+    /// Stands beside or above the bar.
     pub label: String,
     /// One value a part; they are stacked.
     pub values: Vec<f64>,
     /// Least and most of the whole, where it was measured several times.
     pub range: Option<(f64, f64)>,
+    /// Drawn hollow under the bar.
+    pub predicted: Option<f64>,
     /// Stands in the place of a bar that does not exist.
     pub gap: Option<String>,
     /// Whether it is drawn in the colour that stands out; of a single part only.
     pub is_ours: bool,
+    /// Which colour that is, from 0; of several parts, the first one's.
+    pub style: usize,
 }

@@ -3,7 +3,7 @@
 //! In: a [`Figure`] and a [`Sheet`]. Out: SVG text. Invariant: the sheet is as high as what stands on it; text is escaped by plotters.
 
 use super::look::{self, HEADING, INK, LINE_HEIGHT, MUTED, SURFACE, TEXT, text_width, wrapped};
-use super::{Kind, Plot, bars, lines};
+use super::{Kind, Plot, Series, bars, lines};
 use crate::study_report::document::Figure;
 use anyhow::{Context, Result, anyhow};
 use plotters::coord::Shift;
@@ -59,6 +59,8 @@ struct Entry {
     name: String,
     kind: Kind,
     style: usize,
+    /// Of columns.
+    is_hollow: bool,
 }
 
 const SIDE: i32 = 10;
@@ -89,7 +91,7 @@ pub fn draw(figure: &Figure, sheet: Sheet) -> Result<String> {
         let root = SVGBackend::with_string(&mut text, (width as u32, height as u32)).into_drawing_area();
         drawn(root.fill(&SURFACE))?;
         for (index, line) in title.iter().enumerate() {
-            write_text(&root, line, (SIDE, 6 + index as i32 * (LINE_HEIGHT + 2)), &heading_style())?;
+            write_text(&root, line, (SIDE, 6 + index as i32 * (LINE_HEIGHT + 2)), &bold_style(HEADING))?;
         }
         for (index, row) in legend.iter().enumerate() {
             draw_legend_row(&root, row, title_height + index as i32 * (LINE_HEIGHT + 2))?;
@@ -110,16 +112,23 @@ pub fn draw(figure: &Figure, sheet: Sheet) -> Result<String> {
 
 /// What the legend says; nothing where a single kind of thing is drawn.
 fn entries(plot: &Plot) -> Vec<Entry> {
-    let of_parts = |parts: &[String]| {
-        let entry = |(style, name): (usize, &String)| Entry { name: name.clone(), kind: Kind::Columns, style };
-        parts.iter().enumerate().map(entry).collect()
+    let of_series = |one: &Series| Entry { name: one.name.clone(), kind: one.kind, style: one.style, is_hollow: false };
+    let of_bars = |name: &str, style: usize, is_hollow: bool| Entry {
+        name: name.to_owned(),
+        kind: Kind::Columns,
+        style,
+        is_hollow,
     };
     match plot {
         Plot::Lines(plot) if plot.series.len() == 1 && plot.series[0].kind == Kind::Columns => Vec::new(),
-        Plot::Lines(plot) => {
-            plot.series.iter().map(|one| Entry { name: one.name.clone(), kind: one.kind, style: one.style }).collect()
+        Plot::Lines(plot) => plot.series.iter().map(of_series).collect(),
+        Plot::Bars(plot) if plot.parts.len() > 1 => {
+            plot.parts.iter().enumerate().map(|(style, name)| of_bars(name, style, false)).collect()
         }
-        Plot::Bars(plot) if plot.parts.len() > 1 => of_parts(&plot.parts),
+        // In grey, as it is so for bars of every colour.
+        Plot::Bars(plot) if plot.rows.iter().any(|bar| bar.predicted.is_some()) => {
+            vec![of_bars("measured", look::NUM_SERIES - 1, false), of_bars("predicted", look::NUM_SERIES - 1, true)]
+        }
         Plot::Bars(_) => Vec::new(),
     }
 }
@@ -158,7 +167,8 @@ fn draw_legend_row(root: &Area<'_>, row: &[(i32, Entry)], top: i32) -> Result<()
             }
             Kind::Columns => {
                 let corners = [(x + 6, y - 6), (x + SAMPLE_WIDTH - 8, y + 6)];
-                drawn(root.draw(&Rectangle::new(corners, colour.filled())))?;
+                let style = if entry.is_hollow { colour.stroke_width(1) } else { colour.filled() };
+                drawn(root.draw(&Rectangle::new(corners, style)))?;
             }
             Kind::Scattered => {}
         }
@@ -196,8 +206,8 @@ pub(super) fn marker_shapes(kind: Kind, style: usize) -> Vec<(Vec<(i32, i32)>, S
     }
 }
 
-fn heading_style() -> TextStyle<'static> {
-    let font = ("sans-serif", HEADING * 1.24).into_font().style(plotters::style::FontStyle::Bold);
+pub(super) fn bold_style(size: f64) -> TextStyle<'static> {
+    let font = ("sans-serif", size * 1.24).into_font().style(plotters::style::FontStyle::Bold);
     font.color(&INK).pos(Pos::new(HPos::Left, VPos::Top))
 }
 

@@ -1,107 +1,269 @@
 //! How long it takes to reach an accuracy.
 //!
-//! In: runs, a target. Out: a table, and a figure against the batch size where there are several.
-//! Invariant: an accuracy counts from the end of the epoch after which it was measured, with evaluation and checkpoints up to there.
+//! In: runs, a target. Out: a table, and two figures against the batch size where there are several.
+//! Invariant: an accuracy counts from the end of the epoch after which it was measured, with evaluation and checkpoints up to there; a
+//! run that never stood at it is named and drawn as such.
 
 use super::Facts;
+use super::naming::{self, Settings};
 use crate::study_report::chart::{Axis, Kind, LinePlot, Plot, Point, Series};
 use crate::study_report::document::{Block, Cell, Figure, Table};
-use crate::study_report::measurements::{median, range};
+use crate::study_report::measurements::{median, range, settings_of};
 use crate::study_report::sources::Run;
+use std::collections::BTreeMap;
 
-/// Where a run first stood at an accuracy.
+/// How far a run was at the end of an epoch.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Reached {
-    /// Epochs trained.
-    pub(super) epochs: u64,
-    /// Images trained.
-    pub(super) images: f64,
+struct Reached {
+    /// Trained.
+    epochs: u64,
+    /// Made.
+    steps: u64,
+    /// Trained.
+    images: f64,
     /// Since the start of the first epoch.
-    pub(super) seconds: f64,
+    seconds: f64,
 }
 
-/// The first epoch after which the test accuracy was at least `target`.
-pub(super) fn reached(run: &Run, target: f64) -> Option<Reached> {
-    let at =
-        run.epochs.iter().zip(run.progress()).find(|(epoch, _)| epoch.test_top1.is_some_and(|top1| top1 >= target))?;
-    let (epoch, (images, seconds)) = at;
-    Some(Reached { epochs: epoch.epoch + 1, images, seconds })
+/// A run that was evaluated.
+struct Course<'a> {
+    run: &'a Run,
+    global_batch_size: Option<f64>,
+    /// At the target, if it ever was.
+    reached: Option<Reached>,
+    ended: Reached,
+    /// Share 0..1.
+    best: f64,
+}
+
+/// What goes up: file's name, title, axis, its value.
+type Cost = (&'static str, &'static str, &'static str, fn(&Reached) -> f64);
+
+const COSTS: [Cost; 2] = [
+    ("time-to-accuracy-by-batch", "Wall time", "seconds", |at| at.seconds),
+    ("epochs-to-accuracy-by-batch", "Epochs", "epochs trained", |at| at.epochs as f64),
+];
+
+/// The ends of all epochs.
+fn ends(run: &Run) -> Vec<Reached> {
+    let end = |(epoch, (images, seconds)): (&crate::metrics::EpochRecord, (f64, f64))| Reached {
+        epochs: epoch.epoch + 1,
+        steps: epoch.step,
+        images,
+        seconds,
+    };
+    run.epochs.iter().zip(run.progress()).map(end).collect()
+}
+
+/// The end of the first epoch after which the test accuracy was at least `target`.
+fn reached(run: &Run, target: f64) -> Option<Reached> {
+    let first = run.epochs.iter().position(|epoch| epoch.test_top1.is_some_and(|top1| top1 >= target))?;
+    ends(run).get(first).copied()
+}
+
+fn course(run: &Run, target: f64) -> Option<Course<'_>> {
+    let best = run.epochs.iter().filter_map(|epoch| epoch.test_top1).reduce(f64::max)?;
+    let global_batch_size = run.setting("batch.global-batch-size").and_then(|batch| batch.parse().ok());
+    Some(Course { run, global_batch_size, reached: reached(run, target), ended: *ends(run).last()?, best })
 }
 
 pub(super) fn blocks(facts: &Facts<'_>) -> Vec<Block> {
     let Some(target) = facts.target_accuracy else { return Vec::new() };
-    // Two decimals at most: 0.14 times 100 has sixteen.
-    let percent = (1e4 * target).round() / 1e2;
-    let columns = ["run", "global batch", "ranks", "reached", "seconds", "epochs", "images", "best accuracy, %"];
+    let courses: Vec<Course<'_>> = facts.sources.runs.iter().filter_map(|run| course(run, target)).collect();
+    if courses.is_empty() {
+        return Vec::new();
+    }
+    let percent = percent(target);
+    let missed = courses.iter().filter(|course| course.reached.is_none());
+    let mut blocks: Vec<Block> = missed.map(|course| Block::Warning(missed_words(course, percent))).collect();
+    let figures = COSTS.iter().filter_map(|cost| figure(&courses, percent, *cost));
+    blocks.extend(figures.map(|figure| Block::Figure(Box::new(figure))));
+    blocks.push(Block::Table(table(&courses, percent)));
+    blocks
+}
+
+/// Two decimals at most: 0.14 times 100 has sixteen.
+fn percent(share: f64) -> f64 {
+    (1e4 * share).round() / 1e2
+}
+
+fn missed_words(course: &Course<'_>, percent: f64) -> String {
+    let epochs = course.ended.epochs;
+    format!(
+        "{} did not reach {percent} % in {epochs} {}; its best was {} %.",
+        course.run.label,
+        if epochs == 1 { "epoch" } else { "epochs" },
+        self::percent(course.best)
+    )
+}
+
+fn table(courses: &[Course<'_>], percent: f64) -> Table {
+    let columns = [
+        "run",
+        "global batch",
+        "ranks",
+        "reached",
+        "seconds to it",
+        "epochs to it",
+        "steps to it",
+        "images to it",
+        "best accuracy, %",
+        "epochs in all",
+        "steps in all",
+        "seconds in all",
+    ];
     let mut table = Table::new("time-to-accuracy", format!("Time to a test accuracy of {percent} %"), &columns);
-    let mut by_batch: Vec<(f64, Vec<f64>)> = Vec::new();
-    let evaluated = facts.sources.runs.iter().filter(|run| run.epochs.iter().any(|epoch| epoch.test_top1.is_some()));
-    for run in evaluated {
-        let at = reached(run, target);
-        let batch: Option<f64> = run.setting("batch.global-batch-size").and_then(|batch| batch.parse().ok());
-        let best = run.epochs.iter().filter_map(|epoch| epoch.test_top1).fold(0.0, f64::max);
+    for course in courses {
+        let (at, ended) = (course.reached, course.ended);
         table.push(vec![
-            Cell::text(run.label.clone()),
-            Cell::number(batch, 0),
-            Cell::count(run.ranks().map(|ranks| ranks as u64)),
+            Cell::text(course.run.label.clone()),
+            Cell::number(course.global_batch_size, 0),
+            Cell::count(course.run.ranks().map(|ranks| ranks as u64)),
             Cell::text(if at.is_some() { "yes" } else { "no" }),
             Cell::number(at.map(|at| at.seconds), 1),
             Cell::count(at.map(|at| at.epochs)),
+            Cell::count(at.map(|at| at.steps)),
             Cell::number(at.map(|at| at.images), 0),
-            Cell::number(100.0 * best, 2),
+            Cell::number(100.0 * course.best, 2),
+            Cell::count(ended.epochs),
+            Cell::count(ended.steps),
+            Cell::number(ended.seconds, 1),
         ]);
-        if let (Some(at), Some(batch)) = (at, batch) {
-            match by_batch.iter_mut().find(|(other, _)| *other == batch) {
-                Some((_, seconds)) => seconds.push(at.seconds),
-                None => by_batch.push((batch, vec![at.seconds])),
-            }
+    }
+    table
+}
+
+/// Costs by batch size of runs that are alike but for it.
+type ByBatch = BTreeMap<u64, Vec<f64>>;
+
+/// One cost against the batch size, where there are several and one of them was enough.
+fn figure(courses: &[Course<'_>], percent: f64, (id, what, axis, cost): Cost) -> Option<Figure> {
+    let settings: Vec<BTreeMap<String, String>> = courses.iter().map(|course| alike(course.run)).collect();
+    let borrowed: Vec<Settings<'_>> =
+        settings.iter().map(|one| one.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect()).collect();
+    let differing = naming::differing(&borrowed);
+    // The lines, then what ended before.
+    let mut lines: BTreeMap<(String, bool), ByBatch> = BTreeMap::new();
+    for (course, settings) in courses.iter().zip(&borrowed) {
+        let Some(batch) = course.global_batch_size else { continue };
+        let name = naming::words(settings, &differing);
+        let line = lines.entry((name, course.reached.is_none())).or_default();
+        line.entry(batch as u64).or_default().push(cost(&course.reached.unwrap_or(course.ended)));
+    }
+    let mut batches: Vec<f64> = lines.values().flat_map(|line| line.keys()).map(|batch| *batch as f64).collect();
+    batches.sort_by(f64::total_cmp);
+    batches.dedup();
+    if batches.len() < 2 || lines.keys().all(|(_, is_missed)| *is_missed) {
+        return None;
+    }
+    let title = format!("{what} to a test accuracy of {percent} %");
+    let mut data = Table::new(id, title.clone(), &["series", "global batch", axis, "least", "most", "runs"]);
+    let mut names: Vec<&str> = lines.keys().map(|(name, _)| name.as_str()).collect();
+    names.dedup();
+    let mut series = Vec::new();
+    for ((name, is_missed), line) in &lines {
+        let end = if *is_missed { "ended without it" } else { "reached it" };
+        let words = if name.is_empty() { end.to_owned() } else { format!("{name}, {end}") };
+        let mut points = Vec::new();
+        for (batch, costs) in line {
+            let Some(middle) = median(costs) else { continue };
+            let range = range(costs);
+            let (low, high) = range.unwrap_or((middle, middle));
+            points.push(Point { x: *batch as f64, y: middle, range });
+            data.push(vec![
+                Cell::text(words.clone()),
+                Cell::count(*batch),
+                Cell::number(middle, 2),
+                Cell::number(low, 2),
+                Cell::number(high, 2),
+                Cell::count(costs.len() as u64),
+            ]);
         }
+        let place = names.iter().position(|other| other == name).unwrap_or(0);
+        // Its marker is a cross, whatever the line.
+        let (style, kind) = if *is_missed { (5, Kind::Scattered) } else { (place, Kind::Measured) };
+        series.push(Series { name: words, style, kind, lines: vec![points] });
     }
-    if table.rows.is_empty() {
-        return Vec::new();
-    }
-    by_batch.sort_by(|a, b| a.0.total_cmp(&b.0));
-    let mut blocks = Vec::new();
-    if by_batch.len() > 1 {
-        let points: Vec<Point> = by_batch
-            .iter()
-            .filter_map(|(batch, seconds)| Some(Point { x: *batch, y: median(seconds)?, range: range(seconds) }))
-            .collect();
-        let mut data = Table::new("time-to-accuracy-by-batch", "", &["global batch", "seconds, median", "runs"]);
-        for (point, (_, seconds)) in points.iter().zip(&by_batch) {
-            data.push(vec![Cell::number(point.x, 0), Cell::number(point.y, 2), Cell::count(seconds.len() as u64)]);
-        }
-        let batches: Vec<f64> = by_batch.iter().map(|(batch, _)| *batch).collect();
-        blocks.push(Block::Figure(Box::new(Figure {
-            id: "time-to-accuracy-by-batch".to_owned(),
-            title: format!("Wall time to a test accuracy of {percent} %"),
-            caption: "Until the end of the first epoch after which the accuracy was measured at or above the target, evaluation and checkpoints included, no warm-up left out. Runs that did not reach it are not drawn. Points are medians of the runs of a batch size, bars their least and most.".to_owned(),
-            plot: Plot::Lines(LinePlot {
-                x: Axis::of_counts("global batch, samples", &batches),
-                y: Axis::from_zero("seconds"),
-                series: vec![Series { name: "runs that reached it".to_owned(), style: 0, kind: Kind::Measured, lines: vec![points] }],
-                band: None,
-            }),
-            data,
-        })));
-    }
-    blocks.push(Block::Table(table));
-    blocks
+    let has_missed = lines.keys().any(|(_, is_missed)| *is_missed);
+    let crosses = if has_missed { " Crosses are runs that ended without it, where they ended." } else { "" };
+    Some(Figure {
+        id: id.to_owned(),
+        title,
+        caption: format!(
+            "Until the end of the first epoch after which the accuracy was measured at or above the target, evaluation and checkpoints included, no warm-up left out. Points are medians of the runs of a batch size, bars their least and most.{crosses}"
+        ),
+        plot: Plot::Lines(LinePlot {
+            x: Axis::of_counts("global batch, samples", &batches),
+            y: Axis::from_zero(axis),
+            series,
+            band: None,
+        }),
+        data,
+    })
+}
+
+/// What must be equal for two runs to be compared by their batches alone.
+fn alike(run: &Run) -> BTreeMap<String, String> {
+    let mut settings = settings_of(run);
+    settings.retain(|key, _| !["global_batch_size", "batch_size_per_rank"].contains(&key.as_str()));
+    settings.extend(run.ranks().map(|ranks| ("ranks".to_owned(), ranks.to_string())));
+    settings.extend(run.group.as_ref().map(|group| ("study".to_owned(), group.study.to_string())));
+    settings
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::metrics::tests::record;
+    use crate::study_report::sources::Sources;
+
+    /// Ten test images; every epoch takes 3 s, 10 images and 5 steps.
+    fn run(batch: usize, sync: &str, correct: &[Option<u64>]) -> Run {
+        let epochs = correct.iter().enumerate().map(|(epoch, correct)| record(epoch as u64, *correct)).collect();
+        let settings = [("batch.global-batch-size", batch.to_string()), ("model.model", sync.to_owned())];
+        let settings = settings.map(|(key, value)| (key.to_owned(), value)).into();
+        Run { label: format!("{sync} {batch}"), epochs, settings, ..Run::default() }
+    }
 
     #[test]
     fn the_target_counts_from_the_end_of_the_first_epoch_at_it() {
-        // Ten test images; every epoch takes 3 s and 10 images.
-        let epochs = vec![record(0, Some(3)), record(1, None), record(2, Some(7)), record(3, Some(9))];
-        let run = Run { epochs, ..Run::default() };
-        assert_eq!(reached(&run, 0.7), Some(Reached { epochs: 3, images: 30.0, seconds: 9.0 }));
+        let run = run(10, "a", &[Some(3), None, Some(7), Some(9)]);
+        assert_eq!(reached(&run, 0.7), Some(Reached { epochs: 3, steps: 15, images: 30.0, seconds: 9.0 }));
         assert_eq!(reached(&run, 0.2).map(|at| at.epochs), Some(1));
         assert_eq!(reached(&run, 0.95), None);
         assert_eq!(reached(&Run::default(), 0.1), None);
+    }
+
+    #[test]
+    fn a_run_that_never_reached_the_target_is_named_and_drawn_where_it_ended() {
+        let runs = vec![run(10, "a", &[Some(3), Some(7)]), run(20, "a", &[Some(3), Some(4), Some(5)])];
+        let sources = Sources { runs, ..Sources::default() };
+        let blocks = blocks(&Facts::new(&sources, Some(0.7)));
+        let Block::Warning(words) = &blocks[0] else { panic!("{blocks:?}") };
+        assert_eq!(words, "a 20 did not reach 70 % in 3 epochs; its best was 50 %.");
+        let rows: Vec<Vec<String>> = blocks
+            .iter()
+            .filter_map(|block| if let Block::Figure(figure) = block { Some(&figure.data.rows) } else { None })
+            .flatten()
+            .map(|row| row.iter().take(3).map(Cell::raw).collect())
+            .collect();
+        let expected = [
+            ["reached it", "10", "6"],
+            ["ended without it", "20", "9"],
+            ["reached it", "10", "2"],
+            ["ended without it", "20", "3"],
+        ];
+        assert_eq!(rows, expected);
+    }
+
+    #[test]
+    fn runs_that_differ_in_more_than_their_batch_are_on_lines_of_their_own() {
+        let reaching = [Some(7)];
+        let runs = [run(10, "a", &reaching), run(20, "a", &reaching), run(10, "b", &reaching), run(10, "a", &reaching)];
+        let courses: Vec<Course<'_>> = runs.iter().filter_map(|run| course(run, 0.7)).collect();
+        let rows = figure(&courses, 70.0, COSTS[0]).unwrap().data.rows;
+        let told: Vec<[String; 3]> = rows.iter().map(|row| [row[0].raw(), row[1].raw(), row[5].raw()]).collect();
+        let expected = [["a, reached it", "10", "2"], ["a, reached it", "20", "1"], ["b, reached it", "10", "1"]];
+        assert_eq!(told, expected.map(|row| row.map(str::to_owned)));
     }
 }

@@ -100,6 +100,7 @@ fn bars(id: &str, title: &str, rows: &[&ComparisonRow], job: &[String]) -> Optio
             range,
             gap,
             is_ours: row.framework == "Lockstep",
+            ..Bar::default()
         });
     }
     plotted.iter().any(|bar| bar.gap.is_none()).then(|| Figure {

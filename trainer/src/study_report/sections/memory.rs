@@ -6,6 +6,7 @@ use super::Facts;
 use crate::study_report::chart::{Axis, Bar, BarPlot, Plot};
 use crate::study_report::document::{Block, Cell, Figure, Table};
 use crate::study_report::measurements::{median, range};
+use crate::study_report::sources::Run;
 
 /// Bars in one figure.
 const MOST_BARS: usize = 24;
@@ -15,13 +16,11 @@ const MIB: f64 = (1 << 20) as f64;
 pub(super) fn blocks(facts: &Facts<'_>) -> Vec<Block> {
     let mut rows: Vec<(String, Vec<f64>)> =
         facts.measurements.iter().map(|one| (one.id.clone(), one.memory_bytes.clone())).collect();
-    for run in facts
-        .sources
-        .runs
-        .iter()
-        .filter(|run| !rows.iter().any(|(id, _)| Some(id) == run.group.as_ref() || *id == run.label))
-        .collect::<Vec<_>>()
-    {
+    let is_measured = |run: &Run| match run.group {
+        Some(_) => facts.measurement_of(run).is_some(),
+        None => facts.measurements.iter().any(|one| one.id == run.label && one.setting("study").is_empty()),
+    };
+    for run in facts.sources.runs.iter().filter(|run| !is_measured(run)) {
         rows.push((run.label.clone(), run.peak_memory_bytes().map(|bytes| bytes as f64).into_iter().collect()));
     }
     rows.retain(|(_, values)| !values.is_empty());

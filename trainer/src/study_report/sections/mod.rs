@@ -7,11 +7,13 @@ mod accuracy;
 mod comparison;
 mod curves;
 mod memory;
+mod naming;
 mod network;
 mod predictions;
 mod records;
 mod repeat;
 mod scaling;
+mod side_by_side;
 mod step_time;
 mod summary;
 
@@ -62,19 +64,22 @@ impl<'a> Facts<'a> {
         if words.is_empty() { format!("{RUN_WARM_UP} {RUN_SPEED}") } else { words.join(" ") }
     }
 
-    /// Runs under the names of their groups, in order: repetitions of a cell come together.
-    fn run_groups(&self) -> Vec<(String, Vec<&'a Run>)> {
-        let mut groups: Vec<(String, Vec<&Run>)> = Vec::new();
+    /// Runs in groups, in order: repetitions of one cell of one study come together.
+    fn run_groups(&self) -> Vec<Vec<&'a Run>> {
+        let mut groups: Vec<Vec<&Run>> = Vec::new();
         for run in &self.sources.runs {
-            let name = run.group.as_ref().unwrap_or(&run.label);
-            match groups.iter_mut().find(|(other, members)| {
-                other == name && members.iter().all(|member| member.group == run.group && run.group.is_some())
-            }) {
-                Some((_, members)) => members.push(run),
-                None => groups.push((name.clone(), vec![run])),
+            match groups.iter_mut().find(|members| run.group.is_some() && members[0].group == run.group) {
+                Some(members) => members.push(run),
+                None => groups.push(vec![run]),
             }
         }
         groups
+    }
+
+    /// The measurement of the cell that a run repeats.
+    fn measurement_of(&self, run: &Run) -> Option<&Measurement> {
+        let group = run.group.as_ref()?;
+        self.measurements.iter().find(|one| one.id == group.cell && one.is_of_study(group.study))
     }
 }
 
@@ -97,4 +102,25 @@ pub(super) fn sections(facts: &Facts<'_>) -> Vec<Section> {
         part("records", "The studies' records", records::blocks(facts)),
     ];
     sections.into_iter().filter(|section| !section.blocks.is_empty()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::study_report::sources::RunGroup;
+
+    #[test]
+    fn runs_of_one_cell_are_repetitions_and_those_of_another_study_are_not() {
+        let run = |label: &str, study: Option<usize>| Run {
+            label: label.to_owned(),
+            group: study.map(|study| RunGroup { study, cell: "same".to_owned() }),
+            ..Run::default()
+        };
+        let runs = vec![run("a", Some(1)), run("b", Some(2)), run("c", Some(1)), run("d", None), run("e", None)];
+        let sources = Sources { runs, ..Sources::default() };
+        let groups = Facts::new(&sources, None).run_groups();
+        let labels: Vec<Vec<&str>> =
+            groups.iter().map(|group| group.iter().map(|run| run.label.as_str()).collect()).collect();
+        assert_eq!(labels, [vec!["a", "c"], vec!["b"], vec!["d"], vec!["e"]]);
+    }
 }

@@ -3,12 +3,13 @@
 //! In: predictions, measurements. Out: a figure with the line of equality and ten percent around it, tables.
 //! Invariant: a prediction is compared with the cell it names, or with the only one of its setting; a gap is in percent of the measured.
 
-use super::Facts;
+use super::{Facts, MOST_SERIES};
 use crate::predict_scaling::measured_method;
 use crate::study_report::chart::{Axis, Kind, LinePlot, Plot, Point, Series};
 use crate::study_report::document::{Block, Cell, Figure, Table};
 use crate::study_report::measurements::{FORWARD, Measurement, PHASES, median, range};
 use crate::study_report::sources::{Predicted, PredictionFile};
+use std::collections::BTreeSet;
 
 const BAND: f64 = 0.1;
 
@@ -94,6 +95,30 @@ fn within(gaps: &[f64]) -> String {
     format!("{} of {}", gaps.iter().filter(|gap| **gap <= 100.0 * BAND).count(), gaps.len())
 }
 
+/// What points with the same look have in common: method and network, or one of them where those were too many.
+fn grouping(pairs: &[(&PredictionFile, &Predicted, &Measurement)]) -> fn(&PredictionFile, &Predicted) -> String {
+    let ways: [fn(&PredictionFile, &Predicted) -> String; 3] = [
+        |file, prediction| match (method(prediction), file.network.name.as_str()) {
+            (method, "") => method,
+            (method, network) => format!("{method}, {network}"),
+        },
+        |_, prediction| method(prediction),
+        |file, _| file.network.name.clone(),
+    ];
+    let num_groups = |way: fn(&PredictionFile, &Predicted) -> String| {
+        pairs.iter().map(|(file, prediction, _)| way(file, prediction)).collect::<BTreeSet<_>>().len()
+    };
+    ways.into_iter().find(|way| num_groups(*way) <= MOST_SERIES).unwrap_or(|_, _| "predictions".to_owned())
+}
+
+/// How the ranks synchronise, in words.
+fn method(prediction: &Predicted) -> String {
+    match prediction.compress.as_deref() {
+        None | Some("none") => prediction.sync.clone(),
+        Some(compress) => format!("{}, {compress}", prediction.sync),
+    }
+}
+
 fn compared(facts: &Facts<'_>, pairs: &[(&PredictionFile, &Predicted, &Measurement)]) -> (Figure, Table) {
     let mut table = Table::new(
         "predicted-and-measured",
@@ -112,6 +137,7 @@ fn compared(facts: &Facts<'_>, pairs: &[(&PredictionFile, &Predicted, &Measureme
         ],
     );
     let mut groups: Vec<Series> = Vec::new();
+    let group_of = grouping(pairs);
     let mut ends = (f64::INFINITY, 0.0_f64);
     let (mut gaps, mut gaps_at_speed) = (Vec::new(), Vec::new());
     for (file, prediction, measured) in pairs {
@@ -136,12 +162,7 @@ fn compared(facts: &Facts<'_>, pairs: &[(&PredictionFile, &Predicted, &Measureme
             Cell::number(predicted_at_speed, 1),
             Cell::number(gap_at_speed, 1),
         ]);
-        let name = [prediction.sync.as_str(), file.network.name.as_str()]
-            .iter()
-            .filter(|word| !word.is_empty())
-            .copied()
-            .collect::<Vec<_>>()
-            .join(", ");
+        let name = group_of(file, prediction);
         let point = Point { x: predicted, y: speed, range };
         match groups.iter_mut().find(|group| group.name == name) {
             Some(group) => group.lines[0].push(point),

@@ -1,10 +1,12 @@
 //! Throughput and efficiency against the number of ranks.
 //!
-//! In: measurements, predictions. Out: two figures for each network, number format and kind of scaling, and one table of everything.
+//! In: measurements, predictions. Out: two figures for each network, number format and kind of scaling, bars for what was measured at
+//! one number of ranks only, and one table of everything.
 //! Invariant: points are medians, bars the least and the most of the repetitions; what is predicted is hollow and dashed.
 //! Source: Hoefler & Belli 2015, Scientific Benchmarking of Parallel Computing Systems, rules 1 (what a speedup is against) and 5.
 
-use super::{Facts, MOST_SERIES};
+use super::naming::{self, Settings};
+use super::{Facts, MOST_SERIES, side_by_side};
 use crate::study_report::chart::{Axis, Kind, LinePlot, Plot, Point, Scale, Series, Unit};
 use crate::study_report::document::{Block, Cell, Figure, Table};
 use crate::study_report::measurements::{Measurement, range};
@@ -20,11 +22,10 @@ pub(super) fn blocks(facts: &Facts<'_>) -> Vec<Block> {
     if facts.measurements.is_empty() {
         return Vec::new();
     }
-    let mut blocks = Vec::new();
-    for (index, facet) in facets(&facts.measurements).iter().enumerate() {
-        let figures = figures(facts, facet, index + 1);
-        blocks.extend(figures.into_iter().map(|figure| Block::Figure(Box::new(figure))));
-    }
+    let facets = facets(&facts.measurements);
+    let lines = facets.iter().enumerate().flat_map(|(index, facet)| figures(facts, facet, index + 1));
+    let bars = side_by_side::figures(facts, &facets.concat());
+    let mut blocks: Vec<Block> = lines.chain(bars).map(|figure| Block::Figure(Box::new(figure))).collect();
     blocks.push(Block::Table(table(&facts.measurements)));
     blocks
 }
@@ -57,17 +58,9 @@ fn numbers_of_ranks(group: &[&Measurement]) -> BTreeSet<usize> {
 }
 
 /// A line's name: what it has unlike the others.
-fn name(line: &BTreeMap<&str, &str>, lines: &[BTreeMap<&str, &str>]) -> String {
-    let differs = |key: &str| lines.iter().any(|other| other.get(key) != line.get(key));
-    let words: Vec<String> = line
-        .iter()
-        .filter(|(key, _)| differs(key))
-        .map(|(key, value)| match *key {
-            "sync" | "network" | "launcher" | "model" | "dtype" | "reduction" => (*value).to_owned(),
-            key => format!("{} {value}", key.replace('_', " ")),
-        })
-        .collect();
-    if words.is_empty() { MEASURED.to_owned() } else { words.join(", ") }
+fn name(line: &Settings<'_>, lines: &[Settings<'_>]) -> String {
+    let words = naming::words(line, &naming::differing(lines));
+    if words.is_empty() { MEASURED.to_owned() } else { words }
 }
 
 /// The two figures of a facet while they grow.
@@ -186,12 +179,12 @@ fn figures(facts: &Facts<'_>, facet: &[&Measurement], number: usize) -> Vec<Figu
 }
 
 /// What distinguishes the lines of a figure, each once.
-fn lines<'a>(facet: &[&'a Measurement]) -> Vec<BTreeMap<&'a str, &'a str>> {
-    let mut lines: Vec<BTreeMap<&str, &str>> = facet.iter().map(|one| one.line()).collect();
+fn lines<'a>(facet: &[&'a Measurement]) -> Vec<Settings<'a>> {
+    let mut lines: Vec<Settings<'_>> = facet.iter().map(|one| one.line()).collect();
     lines.sort();
     lines.dedup();
     // Single ranks are drawn as the beginning of the lines that are compared with them.
-    let goes_on = |line: &BTreeMap<&str, &str>| facet.iter().any(|one| one.ranks > 1 && one.line() == *line);
+    let goes_on = |line: &Settings<'_>| facet.iter().any(|one| one.ranks > 1 && one.line() == *line);
     if lines.iter().any(goes_on) {
         lines.retain(goes_on);
     }
@@ -199,7 +192,7 @@ fn lines<'a>(facet: &[&'a Measurement]) -> Vec<BTreeMap<&'a str, &'a str>> {
 }
 
 /// The measurements on a line, fewest ranks first.
-fn members<'a>(facts: &'a Facts<'_>, facet: &[&'a Measurement], line: &BTreeMap<&str, &str>) -> Vec<&'a Measurement> {
+fn members<'a>(facts: &'a Facts<'_>, facet: &[&'a Measurement], line: &Settings<'_>) -> Vec<&'a Measurement> {
     let mut members: Vec<&Measurement> = facet.iter().copied().filter(|one| one.line() == *line).collect();
     // A single rank needs no synchronisation, so that its own line is another one.
     if members.iter().all(|one| one.ranks > 1) {
@@ -220,11 +213,16 @@ fn notes(facts: &Facts<'_>, facet: &[&Measurement], has_predicted: bool) -> Stri
     if has_predicted {
         notes.push_str(" Hollow markers on dashed lines are predictions.");
     }
-    let num_disturbed: usize = facet.iter().map(|one| one.num_disturbed).sum();
-    if num_disturbed > 0 {
-        notes.push_str(&format!(" {num_disturbed} of the repetitions count although the machine was not quiet."));
-    }
+    notes.push_str(&disturbed_words(facet));
     format!("{notes} {}", facts.speed_words())
+}
+
+/// How many of the repetitions were disturbed, as a sentence after others; nothing if none was.
+pub(super) fn disturbed_words(members: &[&Measurement]) -> String {
+    match members.iter().map(|one| one.num_disturbed).sum::<usize>() {
+        0 => String::new(),
+        number => format!(" {number} of the repetitions count although the machine was not quiet."),
+    }
 }
 
 fn scaling_words(one: &Measurement) -> String {
@@ -236,12 +234,11 @@ fn scaling_words(one: &Measurement) -> String {
 }
 
 /// What all measurements of a figure have in common, for its title.
-fn shared_words(facet: &[&Measurement]) -> String {
+pub(super) fn shared_words(facet: &[&Measurement]) -> String {
     let first = facet[0];
     let shared = |key: &str| {
-        let value = first.setting(key);
         let of_several = || facet.iter().filter(|one| one.ranks > 1 || !["sync", "network", "launcher"].contains(&key));
-        let value = if value.is_empty() { of_several().next().map_or("", |one| one.setting(key)) } else { value };
+        let value = of_several().next().map_or("", |one| one.setting(key));
         (!value.is_empty() && of_several().all(|one| one.setting(key) == value)).then(|| value.to_owned())
     };
     let mut words: Vec<String> = ["model", "dtype", "sync", "network"]
@@ -249,7 +246,9 @@ fn shared_words(facet: &[&Measurement]) -> String {
         .filter_map(|key| shared(key))
         .filter(|word| word != "none")
         .collect();
-    words.push(format!("{} scaling", first.scaling));
+    if first.scaling != "none" {
+        words.push(format!("{} scaling", first.scaling));
+    }
     let (key, what) = if first.scaling == "strong" {
         ("global_batch_size", "global batch")
     } else {

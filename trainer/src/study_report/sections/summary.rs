@@ -22,8 +22,13 @@ pub(super) fn blocks(facts: &Facts<'_>) -> Vec<Block> {
         remarks.extend(disturbances(study));
     }
     blocks.extend(remarks.into_iter().map(Block::Warning));
-    let tables = [studies(facts), runs(facts), comparisons(facts), predictions(facts)];
+    let tables = [studies(facts), runs(facts), comparisons(facts)];
     blocks.extend(tables.into_iter().filter(|table| !table.rows.is_empty()).map(Block::Table));
+    let predictions = predictions(facts);
+    if !predictions.rows.is_empty() {
+        // A study has one for each of its cells.
+        blocks.push(Block::FoldedTable(format!("Files of predictions: {}", predictions.rows.len()), predictions));
+    }
     blocks
 }
 

@@ -11,7 +11,7 @@ mod trace;
 
 pub use comparison::{Comparison, ComparisonRow, Course, EpochPoint};
 pub use prediction::{Predicted, PredictedProfile, PredictionFile, Published};
-pub use run::Run;
+pub use run::{Run, RunGroup};
 pub use study::{Cell, Machine, Record, Study};
 pub use trace::Trace;
 
@@ -105,7 +105,7 @@ impl Sources {
             () if schema.starts_with("lockstep.comparison/") => {
                 self.comparisons.push(Comparison::read(path, &mut self.remarks)?);
             }
-            () if value["point_to_point"].is_array() => self.networks.push((name(path), parsed(path, value)?)),
+            () if value["point_to_point"].is_array() => self.networks.push((network_name(path), parsed(path, value)?)),
             () if Trace::is_one(&value) => self.traces.push((name(path), Trace::from_value(&value))),
             () => return Err(unknown("which is JSON of another kind")),
         }
@@ -116,15 +116,20 @@ impl Sources {
     fn add_study(&mut self, directory: &Path) -> Result<()> {
         let study = Study::read(directory, &mut self.remarks)?;
         let number = self.studies.len() + 1;
+        let networks: Vec<String> = study.cells.iter().filter(|cell| cell.kind == "netbench").map(network_of).collect();
         for (cell, record) in study.counted() {
             let place = directory.join(&record.directory);
-            let label = match cell.repetitions {
-                0 | 1 => cell.id.clone(),
-                _ => format!("{} #{}", cell.id, record.repetition),
+            let repeated = |name: String| match cell.repetitions {
+                0 | 1 => name,
+                _ => format!("{name} #{}", record.repetition),
             };
+            let label = repeated(cell.id.clone());
             match cell.kind.as_str() {
                 "train" if Run::is_in(&place.join("run")) => match Run::read(&place.join("run")) {
-                    Ok(run) => self.runs.push(Run { label, group: Some(cell.id.clone()), ..run }),
+                    Ok(run) => {
+                        let group = Some(RunGroup { study: number, cell: cell.id.clone() });
+                        self.runs.push(Run { label, group, ..run });
+                    }
                     Err(error) => self.remarks.push(format!("{label}: {error:#}")),
                 },
                 "train" => self.remarks.push(format!(
@@ -132,13 +137,26 @@ impl Sources {
                     place.join("run").display()
                 )),
                 "netbench" => match read_json(&place.join("network.json")) {
-                    Ok(network) => self.networks.push((label, network)),
+                    Ok(network) => {
+                        // Cells of one network differ in something else, which their ids tell.
+                        let is_only = networks.iter().filter(|name| **name == network_of(cell)).count() == 1;
+                        let name = if is_only { repeated(network_of(cell)) } else { label };
+                        // Another study may have measured one of the same name.
+                        let of_study = if number > 1 { format!(", study {number}") } else { String::new() };
+                        self.networks.push((name + &of_study, network));
+                    }
                     Err(error) => self.remarks.push(format!("{label}: {error:#}")),
                 },
                 _ => {}
             }
         }
-        let mut files: Vec<_> = fs::read_dir(directory.join("predictions"))
+        self.add_predictions(&study, number);
+        self.studies.push(study);
+        Ok(())
+    }
+
+    fn add_predictions(&mut self, study: &Study, number: usize) {
+        let mut files: Vec<_> = fs::read_dir(study.directory.join("predictions"))
             .into_iter()
             .flatten()
             .flatten()
@@ -149,14 +167,12 @@ impl Sources {
             let file = read_json(path).and_then(|value| PredictionFile::from_value(path, value, &mut self.remarks));
             match file {
                 Ok(mut file) => {
-                    file.study = Some(number);
+                    file.stand_in(study, number);
                     self.predictions.push(file);
                 }
                 Err(error) => self.remarks.push(format!("{error:#}, so that it is left out")),
             }
         }
-        self.studies.push(study);
-        Ok(())
     }
 }
 
@@ -164,6 +180,23 @@ impl Sources {
 fn name(path: &Path) -> String {
     let whole = || path.display().to_string();
     path.file_name().map_or_else(whole, |name| name.to_string_lossy().into_owned())
+}
+
+/// The network that a cell runs over, or its id where it says none.
+fn network_of(cell: &Cell) -> String {
+    Some(cell.setting("network")).filter(|network| !network.is_empty()).unwrap_or_else(|| cell.id.clone())
+}
+
+/// What a measurement of a network is called: as its file, but one of those that all studies call alike as the directory that tells them
+/// apart, `CELL/ATTEMPT/network.json` as CELL.
+fn network_name(path: &Path) -> String {
+    let folder =
+        |above: usize| path.ancestors().nth(above)?.file_name().map(|name| name.to_string_lossy().into_owned());
+    let of_folder = match folder(3).as_deref() {
+        Some("runs") => folder(2),
+        _ => folder(1),
+    };
+    of_folder.filter(|_| path.file_name().is_some_and(|name| name == "network.json")).unwrap_or_else(|| name(path))
 }
 
 /// A file of JSON.
@@ -228,6 +261,16 @@ fn check_schema(path: &Path, value: &Value, known: &str, remarks: &mut Vec<Strin
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_network_is_called_by_what_tells_it_from_others() {
+        let names =
+            ["a/study/runs/netbench-1gbit/r1a1/network.json", "cluster/network.json", "network.json", "a/ib.json"];
+        assert_eq!(
+            names.map(|path| network_name(Path::new(path))),
+            ["netbench-1gbit", "cluster", "network.json", "ib.json"]
+        );
+    }
 
     #[test]
     fn runs_of_one_name_are_called_by_their_directories() {

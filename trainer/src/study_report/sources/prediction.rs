@@ -2,7 +2,7 @@
 //!
 //! In: JSON. Out: [`PredictionFile`]. Invariant: a prediction's cell is the one it names, else the file's at its place.
 
-use super::{check_schema, name, parsed};
+use super::{Cell, Study, check_schema, name, network_name, parsed};
 use anyhow::Result;
 use serde::Deserialize;
 use serde_json::Value;
@@ -148,10 +148,29 @@ impl PredictionFile {
         check_schema(path, &value, SCHEMA, remarks)?;
         let mut file: Self = parsed(path, value)?;
         file.label = name(path);
+        if let Some(measured) = file.network.source.strip_prefix("measured ").map(Path::new) {
+            // Studies call all of these files alike.
+            if measured.file_stem().is_some_and(|stem| *stem == *file.network.name && stem == "network") {
+                file.network.name = network_name(measured);
+            }
+        }
         for (prediction, cell) in file.predictions.iter_mut().zip(file.cells.drain(..)) {
             prediction.cell = prediction.cell.take().or(cell);
         }
         Ok(file)
+    }
+
+    /// Makes it one of a study: its network is that of the cells for which it stands.
+    pub(super) fn stand_in(&mut self, study: &Study, number: usize) {
+        self.study = Some(number);
+        let names = |cell: &&Cell| self.predictions.iter().any(|one| one.cell.as_ref() == Some(&cell.id));
+        let mut networks: Vec<String> = study.cells.iter().filter(names).map(|cell| cell.setting("network")).collect();
+        networks.dedup();
+        if let [network] = &mut networks[..]
+            && !network.is_empty()
+        {
+            self.network.name = std::mem::take(network);
+        }
     }
 }
 
@@ -166,6 +185,23 @@ mod tests {
         assert!((step_s - 0.2).abs() < 1e-12, "{step_s}");
         assert_eq!(profile.step_at(0.15, 0.02), Some(0.15));
         assert_eq!(PredictedProfile::default().step_at(0.15, 0.02), None);
+    }
+
+    #[test]
+    fn a_network_that_was_measured_is_called_by_its_study_and_not_by_its_file() {
+        let value = serde_json::json!({
+            "schema": "lockstep.prediction/1", "predictions": [{ "ranks": 2, "cell": "a" }],
+            "network": { "name": "network", "source": "measured s/runs/netbench-1gbit/r1a1/network.json" },
+        });
+        let mut file = PredictionFile::from_value(Path::new("p.json"), value, &mut Vec::new()).unwrap();
+        assert_eq!(file.network.name, "netbench-1gbit");
+        let cell = |id: &str, network: &str| {
+            let settings = serde_json::json!({ "network": network }).as_object().unwrap().clone();
+            Cell { id: id.to_owned(), settings, ..Cell::default() }
+        };
+        let study = Study { cells: vec![cell("a", "1gbit"), cell("b", "200mbit")], ..Study::default() };
+        file.stand_in(&study, 1);
+        assert_eq!((file.network.name.as_str(), file.study), ("1gbit", Some(1)));
     }
 
     #[test]

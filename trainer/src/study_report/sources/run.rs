@@ -16,8 +16,8 @@ use std::path::{Path, PathBuf};
 pub struct Run {
     /// What it is called in the report.
     pub label: String,
-    /// The cell of a study that it repeats, if it does.
-    pub group: Option<String>,
+    /// What it repeats, if it is of a study.
+    pub group: Option<RunGroup>,
     /// Where it is.
     pub directory: PathBuf,
     /// The text of `run.toml`.
@@ -32,6 +32,15 @@ pub struct Run {
     pub summary: Option<Summary>,
     /// What a reader should know.
     pub remarks: Vec<String>,
+}
+
+/// A cell of a study, which runs repeat.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RunGroup {
+    /// Number of the study, from 1.
+    pub study: usize,
+    /// The cell's id.
+    pub cell: String,
 }
 
 impl Run {
