@@ -24,23 +24,18 @@ fn verdicts(json: &Value) -> Vec<(&str, &str)> {
     checks.iter().map(|check| (check["name"].as_str().unwrap(), check["verdict"].as_str().unwrap())).collect()
 }
 
-/// The training of the check `learning` takes longest on this backend and is left to the reference's own test below.
+/// The checks of many steps take minutes on this backend, which has no kernels of ours: the test below makes them.
 #[cfg(feature = "ndarray")]
 #[test]
 fn another_backend_computes_what_the_reference_computes() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("verify.json");
-    let only = "--only known-answer,golden,ten-steps,checkpoints,memory";
+    let only = "--only known-answer,golden,ten-steps,checkpoints";
     let output = verify(&format!("--device ndarray --quick {only} --data-dir {GOLDEN}"), &file);
     assert_eq!(output.status.code(), Some(0), "{}", text(&output));
     let json: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
-    let expected = [
-        ("known-answer", "skipped"),
-        ("golden", "passed"),
-        ("ten-steps", "passed"),
-        ("checkpoints", "passed"),
-        ("memory", "passed"),
-    ];
+    let expected =
+        [("known-answer", "skipped"), ("golden", "passed"), ("ten-steps", "passed"), ("checkpoints", "passed")];
     assert_eq!(verdicts(&json), expected, "{}", text(&output));
     assert_eq!((&json["verdict"], &json["precision"]), (&"passed".into(), &"f32".into()));
     assert!(json["checks"][0]["reason"].as_str().unwrap().contains("resnet20-12fca82f.th"));
@@ -50,13 +45,13 @@ fn another_backend_computes_what_the_reference_computes() {
             assert!(comparison["got"].is_string() && comparison["tolerance"].is_string(), "{comparison}");
         }
     }
-    assert!(text(&output).contains("verify: passed: 4 passed, 0 failed, 1 skipped; ndarray f32"));
+    assert!(text(&output).contains("verify: passed: 3 passed, 0 failed, 1 skipped; ndarray f32"));
 }
 
 #[test]
-fn the_reference_learns() {
+fn the_reference_learns_in_flat_memory() {
     let directory = tempfile::tempdir().unwrap();
-    let output = verify("--device flex --quick --only learning", &directory.path().join("verify.json"));
+    let output = verify("--device flex --quick --only learning,memory", &directory.path().join("verify.json"));
     assert_eq!(output.status.code(), Some(0), "{}", text(&output));
 }
 

@@ -40,7 +40,6 @@ pub(super) fn train(args: &TrainArgs, world_size: usize) -> Result<TrainConfig, 
     super::sync::fits_loss_scale(&sync, optimizer.loss_scale)?;
     let run = run(&args.run, args.resume)?;
     super::sync::fits_skipping(&sync, run.on_non_finite)?;
-    let compute = compute(&args.compute)?;
     Ok(TrainConfig {
         model: model(&args.model)?,
         train_split: train_split(&args.train_split, kind, data.source.image_size())?,

@@ -1,6 +1,6 @@
 //! A short training on the embedded images reaches its accuracy.
 //!
-//! In: a device. Out: the test accuracy after the last epoch, of a run by the path of `trainer train`.
+//! In: a device. Out: the accuracy after the last epoch, of a run by the path of `trainer train`.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -12,15 +12,17 @@ use distributed::SingleCommunicator;
 use super::Subject;
 use super::comparison::{Comparison, Finding};
 use crate::cli::{TrainArgs, TrainSplitArgs};
+use crate::config::ScheduleKind;
+use crate::metrics::EpochRecord;
 use crate::ranks::World;
 use crate::report::Reporter;
 use crate::train::Outcome;
 
-pub(super) const EXPECTATION: &str = "the embedded images are learned to 95 % test accuracy (--quick: to 60 %)";
+pub(super) const EXPECTATION: &str =
+    "the embedded images are learned to 95 % test accuracy (--quick: 16 of them by heart)";
 
-/// Five epochs over 10,000 images; a quick run sees 4,800, of a smaller network.
+/// Five epochs over 10,000 images give 98.9 %.
 const LEAST: f64 = 0.95;
-const LEAST_QUICK: f64 = 0.6;
 
 /// How much is trained.
 pub(super) struct Amount {
@@ -29,18 +31,26 @@ pub(super) struct Amount {
     pub(super) num_test: usize,
     pub(super) batch_size: usize,
     pub(super) epochs: u64,
+    /// At one rate, without decay: to be known by heart, not to be understood.
+    pub(super) is_by_heart: bool,
 }
 
 pub(super) fn check(subject: &Subject<'_>) -> Result<Finding> {
-    let (amount, least) = match subject.config.quick {
-        true => (Amount { model: "resnet8", num_train: 800, num_test: 400, batch_size: 16, epochs: 6 }, LEAST_QUICK),
-        false => (Amount { model: "resnet20", num_train: 10_000, num_test: 2_000, batch_size: 64, epochs: 5 }, LEAST),
-    };
     let scratch = tempfile::tempdir().context("a temporary folder")?;
-    let outcome = trained(subject, &amount, scratch.path())?;
-    let record = outcome.progress.last_record.context("learning: no epoch ended")?;
-    let accuracy = record.test_top1.context("learning: nothing was tested")?;
-    Ok(Finding::Compared(vec![Comparison::at_least("test accuracy", least, accuracy)]))
+    let trained = |amount: &Amount| -> Result<EpochRecord> {
+        trained(subject, amount, scratch.path())?.progress.last_record.context("learning: no epoch ended")
+    };
+    // A few seconds of training understand nothing yet.
+    if subject.config.quick {
+        let amount =
+            Amount { model: "resnet8", num_train: 16, num_test: 10, batch_size: 16, epochs: 60, is_by_heart: true };
+        let accuracy = trained(&amount)?.train_top1;
+        return Ok(Finding::Compared(vec![Comparison::at_least("accuracy on 16 training images", LEAST, accuracy)]));
+    }
+    let amount =
+        Amount { model: "resnet20", num_train: 10_000, num_test: 2_000, batch_size: 64, epochs: 5, is_by_heart: false };
+    let accuracy = trained(&amount)?.test_top1.context("learning: nothing was tested")?;
+    Ok(Finding::Compared(vec![Comparison::at_least("test accuracy", LEAST, accuracy)]))
 }
 
 /// A silent run on the verified device, with its checkpoints in `directory`.
@@ -51,6 +61,11 @@ pub(super) fn trained(subject: &Subject<'_>, amount: &Amount, directory: &Path) 
     args.data.shapes_test = Some(amount.num_test);
     args.batch.global_batch_size = Some(amount.batch_size);
     args.schedule.epochs = Some(amount.epochs);
+    if amount.is_by_heart {
+        args.optimizer.learning_rate = Some(0.05);
+        args.optimizer.weight_decay = Some(0.0);
+        args.schedule.schedule = Some(ScheduleKind::Constant);
+    }
     args.run.eval_every_epochs = Some(amount.epochs);
     args.run.checkpoint_every_epochs = Some(amount.epochs);
     args.run.output_dir = Some(directory.to_owned());

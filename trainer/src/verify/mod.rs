@@ -20,7 +20,7 @@ mod trainee;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
 
-use anyhow::{Result, anyhow};
+use anyhow::{Result, anyhow, ensure};
 use burn::tensor::Device;
 use burn_resnet::ResNet;
 use serde::Serialize;
@@ -131,22 +131,20 @@ pub struct Verification {
 /// Makes the checks that are asked for; `tell` hears the name of each before it begins.
 ///
 /// # Errors
-/// When there is no such device.
+/// When there is no such device, or a signal asks for a stop.
 pub fn verify(config: &VerifyConfig, world: &World, train: Train, tell: impl Fn(&str)) -> Result<Verification> {
     let (device, threads) = world.prepare_compute(&config.compute)?;
     let precision = Precision::of(&config.compute);
     let subject = Subject { config, world, train, device, precision };
     let is_wanted = |kind: &&Kind| config.only.as_ref().is_none_or(|only| only.iter().any(|name| name == kind.name));
-    let checks: Vec<Check> = KINDS
-        .iter()
-        .filter(is_wanted)
-        .map(|kind| {
-            tell(kind.name);
-            let start = Instant::now();
-            let finding = caught(|| (kind.make)(&subject));
-            Check::new(kind, finding, start.elapsed().as_secs_f64())
-        })
-        .collect();
+    let mut checks = Vec::new();
+    for kind in KINDS.iter().filter(is_wanted) {
+        tell(kind.name);
+        let start = Instant::now();
+        let finding = caught(|| (kind.make)(&subject));
+        ensure!(!world.stop.is_raised(), "verify: stopped by a signal in {}", kind.name);
+        checks.push(Check::new(kind, finding, start.elapsed().as_secs_f64()));
+    }
     Ok(Verification {
         device: config.compute.device.to_string(),
         dtype: config.compute.dtype.to_string(),

@@ -25,7 +25,7 @@ pub(super) fn check(subject: &Subject<'_>) -> Result<Finding> {
     let Some((device, compute)) = reference(subject.compute()) else {
         return Ok(Finding::Skipped(ABSENT.to_owned()));
     };
-    let (depth, batch_size) = if subject.config.quick { (8, 16) } else { (20, 64) };
+    let (depth, batch_size) = if subject.config.quick { (8, 4) } else { (20, 64) };
     let lesson = Lesson { depth, batch_size, num_batches: NUM_STEPS };
     let expected = course(lesson, &compute, &device)?;
     let got = course(lesson, subject.compute(), &subject.device)?;

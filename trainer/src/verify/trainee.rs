@@ -13,6 +13,7 @@ use distributed::SingleCommunicator;
 
 use crate::clock::PhaseClock;
 use crate::config::{ComputeConfig, ModelConfig, ShortcutKind, SyncConfig};
+use crate::loss_scale::LossScaling;
 use crate::metrics::ScoreSums;
 use crate::network::{ModelRequest, resnet};
 use crate::optimizer::SgdConfig;
@@ -66,6 +67,7 @@ impl Trainee {
             sgd: SgdConfig { momentum: 0.9, nesterov: false, weight_decay: 1e-4, decay_norm_and_bias: true },
             label_smoothing: 0.0,
             clip_norm: None,
+            loss_scale: LossScaling::of(compute.dtype),
             sync_batch_norm: false,
             skips_non_finite: false,
             sync: SyncConfig::default(),
@@ -84,6 +86,7 @@ impl Trainee {
     /// Makes a step; its mean loss.
     pub(super) fn step(&mut self) -> Result<f32> {
         let loaded = self.batches[self.num_steps as usize % self.batches.len()].clone();
+        let loaded = loaded.map(|batch| batch.upload(self.stepper.device()));
         let mut scores = ScoreSums::default();
         let at = StepPosition { epoch: 0, step: self.num_steps, must_meet: false };
         self.stepper.step(at, loaded, LEARNING_RATE, false, &mut scores, &mut self.clock)?;
