@@ -20,10 +20,15 @@ fn tolerance(dtype: FloatDType) -> f64 {
     if dtype == FloatDType::BF16 { 0.02 } else { 0.003 }
 }
 
-/// Repeatable numbers around zero, rounded so that both types of 16 bits hold them.
+/// Repeatable numbers around zero, rounded so that both types of 16 bits hold them. Hashed (the mixing of splitmix64): numbers with a
+/// pattern cancel in a weight's gradient, and their roundings do not.
 fn tensor<const D: usize>(seed: usize, shape: [usize; D], amplitude: f32) -> FlexTensor {
     let len = shape.iter().product::<usize>();
-    let value = |i: usize| ((((i + 7 * seed) * 2_654_435_761) % 255) as f32 / 127.0 - 1.0) * amplitude;
+    let value = |i: usize| {
+        let x = ((i + 1 + seed * 1_000_003) as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        let x = (x ^ (x >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        (((x ^ (x >> 27)) >> 40) as f32 / (1 << 23) as f32 - 1.0) * amplitude
+    };
     let exact = FlexTensor::from_data(TensorData::new((0..len).map(value).collect::<Vec<_>>(), shape));
     Flex::float_cast(Flex::float_cast(Flex::float_cast(exact, FloatDType::BF16), FloatDType::F16), FloatDType::F32)
 }
