@@ -10,7 +10,7 @@ use anyhow::Result;
 use burn::module::Module;
 use burn::tensor::Device;
 use burn_resnet::{Activations, ResNet, ResNetConfig};
-use datasets::{LoadedStep, Loader, LoaderConfig, ShapesConfig, ShardConfig, ShardPlan, shapes};
+use datasets::{LoadedStep, Loader, LoaderConfig, Pixels, ShapesConfig, ShardConfig, ShardPlan, shapes};
 use distributed::{Communicator, ParameterLayout, read, run_ranks};
 use fixture::{flags, run};
 use trainer::checkpoint::Checkpoint;
@@ -109,6 +109,7 @@ fn state(stepper: &Stepper<ResNet>) -> Vec<u32> {
 fn step(stepper: &mut Stepper<ResNet>, step: usize, loaded: LoadedStep) -> Result<(StepEnd, ScoreSums)> {
     let at = StepPosition { epoch: 0, step: step as u64, must_meet: false };
     let mut scores = ScoreSums::default();
+    let loaded = loaded.map(|batch| batch.upload(stepper.device()));
     let end = stepper.step(at, loaded, 0.01, false, &mut scores, &mut PhaseClock::new())?;
     Ok((end, scores))
 }
@@ -163,7 +164,8 @@ fn a_loss_that_is_not_finite_is_an_error_at_any_scale() {
     let errors = run_ranks(2, |communicator| {
         let communicator: Arc<dyn Communicator> = Arc::new(communicator);
         let mut loaded = steps(communicator.rank()).swap_remove(0);
-        loaded.micro_batches[0].pixels[100] = f32::NAN;
+        let Pixels::Normalised(pixels) = &mut loaded.micro_batches[0].pixels else { panic!("raw pixels") };
+        pixels[100] = f32::NAN;
         let mut stepper = stepper(communicator, LossScaling::Dynamic);
         let error = step(&mut stepper, 0, loaded).unwrap_err();
         (error.to_string(), stepper.loss_scale())

@@ -265,7 +265,7 @@ fn published(facts: &Facts<'_>) -> Option<Table> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::study_report::sources::{PredictedProfile, Sources};
+    use crate::study_report::sources::Sources;
 
     fn measured(id: &str, settings: &[(&str, &str)]) -> Measurement {
         let settings = settings.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
@@ -313,8 +313,8 @@ mod tests {
 
     #[test]
     fn a_run_on_a_machine_that_slowed_down_meets_a_prediction_that_did_too() {
-        let profile = PredictedProfile { forward_s: 0.02, backward_s: 0.06, ..PredictedProfile::default() };
-        let file = PredictionFile { profile, ..PredictionFile::default() };
+        let profile = serde_json::json!({ "profile": { "forward_s": 0.02, "backward_s": 0.06 } });
+        let file: PredictionFile = serde_json::from_value(profile).unwrap();
         let prediction = Predicted { step_ms: Some(100.0), ..Predicted::default() };
         let mut one = measured("a", &[]);
         // 64 images in steps of 100 and 140 ms.

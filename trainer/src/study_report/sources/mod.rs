@@ -10,7 +10,7 @@ mod study;
 mod trace;
 
 pub use comparison::{Comparison, ComparisonRow, Course, EpochPoint};
-pub use prediction::{Predicted, PredictedProfile, PredictionFile, Published};
+pub use prediction::{Predicted, PredictionFile, Published};
 pub use run::{Run, RunGroup};
 pub use study::{Cell, Machine, Record, Study};
 pub use trace::Trace;
