@@ -59,6 +59,7 @@ struct Uploaded {
 }
 
 #[derive(Clone, Debug)]
+#[expect(clippy::large_enum_variant, reason = "there is one a batch, and its handles are moved twice")]
 enum UploadedImages {
     Normalised(Tensor<1>),
     Raw(UploadedPixels),

@@ -6,23 +6,25 @@
 //! Source: Li et al. 2020, PyTorch Distributed (2006.15704), for buckets; Goyal et al. 2017 (1706.02677), section 3, for the mean.
 
 mod meeting;
+mod micro;
 
 use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::Result;
-use burn::tensor::{Device, Tensor};
-use datasets::{DeviceBatch, HostBatch, ImageBatch, ImageShape, LoadedStep, Pixels};
+use burn::tensor::Device;
+use datasets::{DeviceBatch, LoadedStep};
 use distributed::{
-    Communicator, GradientReducer, MicroStepConfig, ParameterLayout, StepHeader, Whereabouts, agree, broadcast_module,
-    read, watchdog, write,
+    Communicator, GradientReducer, ParameterLayout, StepHeader, Whereabouts, agree, broadcast_module, read, watchdog,
+    write,
 };
 
+use self::micro::MicroStep;
 use crate::clock::{Phase, PhaseClock};
 use crate::config::SyncConfig;
 use crate::loss_scale::{LossScale, LossScaling};
 use crate::metrics::{ScoreSums, StepTraffic};
-use crate::model::{ImageClassifier, cross_entropy_sum, score};
+use crate::model::ImageClassifier;
 use crate::norm_reducer::NormReducer;
 use crate::optimizer::{Sgd, SgdConfig};
 use crate::shard_statistics::ShardStatistics;
@@ -324,84 +326,4 @@ impl<M: ImageClassifier> Stepper<M> {
         *sums += local;
         Ok(StepEnd { stop: agreement.is_some_and(|agreement| agreement.stop), ..StepEnd::default() })
     }
-
-    /// Forward and backward of one micro-batch, its gradients on their way to the buckets.
-    fn micro_step(
-        &mut self,
-        batch: DeviceBatch,
-        micro: MicroStep,
-        header: &mut StepHeader,
-        local: &mut ScoreSums,
-        clock: &mut PhaseClock,
-    ) -> Result<()> {
-        let counts = !batch.labels.is_empty();
-        if let Some(norm_reducer) = &self.norm_reducer {
-            norm_reducer.set_counts(counts);
-        }
-        // Without samples there is a pass only where others wait for this rank's norm statistics.
-        let computes = counts || self.norm_reducer.is_some();
-
-        self.config.whereabouts.enter(watchdog::Phase::Forward);
-        let start = Instant::now();
-        let loss = match computes {
-            true => Some(self.forward(batch, local)?),
-            false => None,
-        };
-        if let (Some(statistics), true) = (&mut self.shard_statistics, counts) {
-            self.model = statistics.end_shard(self.model.clone());
-        }
-        clock.add_since(Phase::Forward, start);
-
-        self.config.whereabouts.enter(watchdog::Phase::Backward);
-        let start = Instant::now();
-        self.backward_start = start;
-        if micro.announces {
-            header.finite = local.loss_sum.is_finite();
-            self.reducer.announce(*header);
-        }
-        if let Some(loss_sum) = loss {
-            // A placeholder's gradients mean nothing, since the statistics that they flow through do not contain it.
-            let scale = f64::from(self.loss_scale.factor());
-            // A power of two, so dividing before the sum over the ranks gives the bits of dividing after it; and what
-            // compression keeps back does not depend on the scale.
-            let weight = (1.0 / scale) as f32;
-            let how = MicroStepConfig { weight, slab: micro.slab, is_last: micro.is_last, is_void: !counts };
-            self.reducer.begin_micro_step(how);
-            let gradients = loss_sum.mul_scalar(scale / micro.divisor as f64).backward();
-            self.reducer.accumulate(&self.model, gradients, 1.0);
-        }
-        clock.add_since(Phase::Backward, start);
-        Ok(())
-    }
-
-    /// The summed loss of one micro-batch, on the tape.
-    fn forward(&self, batch: DeviceBatch, local: &mut ScoreSums) -> Result<Tensor<1>> {
-        let counts = !batch.labels.is_empty();
-        let batch = if counts { batch } else { placeholder(batch.shape).upload(&self.device) };
-        let known = batch.labels.clone();
-        let ImageBatch { images, labels } = batch.into_images();
-        let logits = self.model.forward(images);
-        let loss_sum = cross_entropy_sum(logits.clone(), labels, self.config.label_smoothing);
-        let scored = score(logits.inner(), loss_sum.clone().inner(), &known)?;
-        if counts {
-            *local += scored;
-        }
-        Ok(loss_sum)
-    }
-}
-
-/// One micro-batch's place in its step.
-#[derive(Clone, Copy, Debug)]
-struct MicroStep {
-    /// The loss is divided by it.
-    divisor: usize,
-    slab: usize,
-    is_last: bool,
-    announces: bool,
-}
-
-/// One black image, for a rank that has no sample but takes part in the collectives of a synchronised norm.
-fn placeholder(shape: ImageShape) -> HostBatch {
-    let pixels = Pixels::Normalised(vec![0.0; shape.num_values()]);
-    HostBatch { pixels, labels: vec![0], indices: vec![0], shape }
 }
