@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use distributed::{Communicator, ROOT, SingleCommunicator};
+use distributed::{Communicator, Launcher, ROOT, SingleCommunicator};
 
 use crate::config::ConfigError;
 use crate::ranks::{self, World};
@@ -48,7 +48,14 @@ fn enter<T: Termination>(
     };
     let communicator = match join() {
         Ok(communicator) => communicator,
-        Err(error) => return leave(None, &error),
+        Err(error) => {
+            // The failure of one task may end the job before what another one says of the same has come through.
+            let launcher = Launcher::detect_from_environment().ok().flatten();
+            if launcher.and_then(|launcher| launcher.rank).is_some_and(|rank| rank != ROOT) {
+                std::thread::sleep(ROOT_SPEAKS_FIRST);
+            }
+            return leave(None, &error);
+        }
     };
     let world = World { is_only_rank: true, ..World::new(communicator, stop) };
     match work(&world) {
