@@ -109,6 +109,8 @@ run_program() {
     COMMAND </dev/null &
     program=$!
     set +m
+    # A signal that came before its number was known has not reached it.
+    [ "$stop_asked" = no ] || kill -USR1 "$program" 2>/dev/null
     # A signal ends `wait` early; the program's own exit code is that of a wait which nothing interrupted.
     interrupted=yes
     while [ "$interrupted" = yes ]; do
