@@ -45,7 +45,9 @@ impl Stage {
         fs::write(&file, script).unwrap();
         let path = format!("{}:{}", self.folder.join("bin").display(), std::env::var("PATH").unwrap());
         let stream = File::create(output).unwrap();
-        let child = Command::new("bash")
+        // What is ignored when bash starts, as HUP under nohup, bash cannot trap.
+        let child = Command::new("env")
+            .args(["--default-signal", "bash"])
             .arg(file)
             .env("PATH", path)
             .env("SLURM_JOB_ID", "12")
