@@ -19,7 +19,7 @@ fn main() -> ExitCode {
         Command::Config(args) => launch(|world| config(&args, world)),
         Command::Netbench(args) => launch(|world| netbench(&args, world)),
         Command::PredictScaling(args) => launch(|world| predict_scaling(&args, world)),
-        Command::Verify(args) => launch_alone(|world| verify(&args, world)),
+        Command::Verify(args) => launch(|world| verify(&args, world)),
         Command::Report(args) => launch_alone(|world| report(&args, world)),
         Command::Doctor(args) => launch_in_any_world(|world| doctor(&args, world)),
     }

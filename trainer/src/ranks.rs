@@ -88,6 +88,16 @@ impl World {
         self.communicator.rank() == ROOT
     }
 
+    /// Refuses to be one of several, for a `command` that makes no use of others.
+    ///
+    /// # Errors
+    /// When there is more than one rank.
+    pub fn expect_one_process(&self, command: &str) -> Result<()> {
+        let number = self.communicator.world_size();
+        ensure!(number == 1, "{command}: expected one process, got {number}; start it without a launcher");
+        Ok(())
+    }
+
     /// The device that `choice` means on this rank, and the threads it computes with, set for this process.
     ///
     /// # Errors

@@ -49,11 +49,7 @@ pub struct ClassProbability {
 /// # Errors
 /// When the checkpoint or an image cannot be read, or there is more than one rank.
 pub fn predict(args: &PredictArgs, world: &World) -> Result<Predictions> {
-    ensure!(
-        world.communicator.world_size() == 1,
-        "predict: expected one process, got {}; start it without a launcher",
-        world.communicator.world_size()
-    );
+    world.expect_one_process("predict")?;
     let config = PredictConfig::resolve(args)?;
     let (device, _) = world.prepare_compute(&config.compute)?;
     let found = checkpoint::find(&config.checkpoint)?;

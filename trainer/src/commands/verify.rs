@@ -14,8 +14,9 @@ use crate::verify::{self, Verdict};
 /// Makes the checks. The code is 1 if one failed, else 0, also if all were skipped: the last line tells.
 ///
 /// # Errors
-/// When flags contradict each other, the device is not there, or the file cannot be written.
+/// When there is more than one rank, flags contradict each other, the device is not there, or the file cannot be written.
 pub fn verify(args: &VerifyArgs, world: &World) -> Result<ExitCode> {
+    world.expect_one_process("verify")?;
     let config = VerifyConfig::resolve(args, &verify::names())?;
     if let Some(path) = &config.output {
         output::check_writable(path)?;

@@ -53,8 +53,11 @@ impl KnownAnswer {
         let images = [folder.join(IMAGES), folder.join("cifar-10-batches-bin").join(IMAGES)];
         match (weights.is_file(), images.into_iter().find(|path| path.is_file())) {
             (true, Some(images)) => Ok(Self { weights, images }),
-            (false, _) => Err(Failure::Usage(format!("--data-dir: expected {WEIGHTS} in {}", folder.display()))),
-            (true, None) => Err(Failure::Usage(format!("--data-dir: expected {IMAGES} in {}", folder.display()))),
+            (has_weights, _) => Err(Failure::Usage(format!(
+                "--data-dir: expected {} in {}, got no such file; name another folder, or leave it out with the check known-answer",
+                if has_weights { IMAGES } else { WEIGHTS },
+                folder.display()
+            ))),
         }
     }
 }
