@@ -7,7 +7,7 @@ mod support;
 use std::sync::{Arc, Mutex};
 
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{Device, Tensor, TensorData};
 use burn_resnet::{GradientSink, Kernels, ResNet, ResNetConfig};
 use support::{Named, gradients};
 
@@ -15,8 +15,8 @@ use support::{Named, gradients};
 struct Collector(Mutex<Vec<(ParamId, Vec<f32>)>>);
 
 impl GradientSink for Collector {
-    fn take(&self, parameter: ParamId, gradient: &[f32]) {
-        self.0.lock().unwrap().push((parameter, gradient.to_vec()));
+    fn take(&self, parameter: ParamId, gradient: TensorData) {
+        self.0.lock().unwrap().push((parameter, gradient.try_into_vec().unwrap()));
     }
 }
 

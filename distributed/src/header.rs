@@ -149,6 +149,26 @@ pub(crate) fn diagnose(
     Ok(CollectiveError::NonFinite { step, ranks, parameter: Some(name.to_owned()), value })
 }
 
+/// Whose gradient is not finite on a rank that has all of them, flat as `layout` says.
+///
+/// # Panics
+/// When `gradients` has another length than the layout.
+pub fn blame(step: u64, rank: usize, gradients: &[f32], layout: &ParameterLayout) -> CollectiveError {
+    assert_eq!(gradients.len(), layout.num_elements(), "gradients and layout differ in length");
+    let of_entries = layout.entries().iter().map(|entry| (largest_magnitude_bits(&gradients[entry.range()]), entry));
+    let largest = of_entries.max_by_key(|(bits, _)| *bits);
+    let (parameter, value) = match largest {
+        Some((bits, entry)) => (entry.path.clone(), f32::from_bits(bits)),
+        None => ("no parameter".to_owned(), 0.0),
+    };
+    CollectiveError::NonFinite { step, ranks: vec![rank], parameter: Some(parameter), value }
+}
+
+/// The bits of the largest magnitude. Without the sign bit, those of floats are ordered like their magnitudes, NaN above infinity.
+pub(crate) fn largest_magnitude_bits(values: &[f32]) -> u32 {
+    values.iter().map(|value| value.to_bits() & (u32::MAX >> 1)).max().unwrap_or(0)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

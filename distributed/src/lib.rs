@@ -36,6 +36,7 @@ pub mod layout;
 pub mod mpi;
 #[cfg(feature = "nccl")]
 pub mod nccl;
+pub mod on_device;
 pub mod parameter_server;
 mod pause;
 pub mod reducer;
@@ -59,8 +60,9 @@ pub use compress::{
     BucketCompressor, CompressionKind, CompressionReport, ParseCompressionError, PowerSgdLimits, TensorSpan,
 };
 pub use error::CollectiveError;
-pub use header::{StepAgreement, StepHeader, agree};
+pub use header::{StepAgreement, StepHeader, agree, blame};
 pub use layout::{ParameterEntry, ParameterLayout, read, write};
+pub use on_device::{replace, take_gradients, tensors};
 pub use parameter_server::{Consistency, Server, ServerClient, ServerPlan, Shard, ShardUpdate};
 pub use reducer::{
     BucketTimes, GradientCollector, GradientReducer, LocalBucket, MicroStepConfig, ReducerConfig, StepReport,

@@ -142,6 +142,7 @@ impl Launcher {
 }
 
 /// Whether the launcher started this process as one of several nodes' tasks, as far as it tells.
+#[cfg(feature = "mpi")]
 pub(crate) fn spans_nodes() -> bool {
     let number = |variable: &str| std::env::var(variable).ok().and_then(|value| value.trim().parse::<usize>().ok());
     let (world, local) = (number("OMPI_COMM_WORLD_SIZE"), number("OMPI_COMM_WORLD_LOCAL_SIZE"));

@@ -91,3 +91,11 @@ def ratios(rows):
         if rivals:
             row["of_best_pytorch"] = row["images_per_second"] / max(rivals)
     return rows
+
+
+def kernels(told):
+    """What `bench` observed of a step, in the words of PyTorch's profile."""
+    total = told["seconds_per_step"] or 1
+    longest = [(kernel["name"], kernel["seconds_per_step"] / total) for kernel in told["kernels"][:5]]
+    found = {"launches_per_step": told["launches_per_step"], "longest": longest}
+    return {**found, "kernel_s": told["seconds_per_step"], "idle_s": told["idle_seconds_per_step"]}

@@ -182,7 +182,8 @@ class Server:
                 seconds[event.name[:60]] += event.time_range.elapsed_us()
         total = sum(seconds.values()) or 1
         longest = [(kernel, time_us / total) for kernel, time_us in seconds.most_common(5)]
-        return {"launches_per_step": launches / PROFILED_STEPS, "longest": longest}
+        kernel_s = sum(seconds.values()) / 1e6 / PROFILED_STEPS
+        return {"launches_per_step": launches / PROFILED_STEPS, "longest": longest, "kernel_s": kernel_s}
 
     def answer(self, request):
         """One request by its kind."""

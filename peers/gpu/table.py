@@ -103,8 +103,10 @@ def kernels(profiles):
     rows = []
     for profile in profiles:
         longest = ", ".join(f"{name} {share:.0%}" for name, share in profile["longest"])
-        rows.append([profile["program"], number(profile["launches_per_step"], 1, 0), longest])
-    return table(["program", "launches a step", "longest kernels, share of kernel time"], rows) if rows else ""
+        times = [number(profile.get(name), 1e-3, 3) for name in ("kernel_s", "idle_s")]
+        rows.append([profile["program"], number(profile["launches_per_step"], 1, 0), *times, longest])
+    heads = ["program", "launches a step", "in kernels, ms", "between them, ms", "longest kernels, share of kernel time"]
+    return table(heads, rows) if rows else ""
 
 
 def gaps(reasons):

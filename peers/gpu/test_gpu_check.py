@@ -13,7 +13,6 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 import arithmetic
 import gpu_check
-import ncu
 import peer
 import place
 import processes
@@ -138,15 +137,22 @@ class Processes(unittest.TestCase):
 
 
 class Kernels(unittest.TestCase):
-    def test_launches_and_times_are_summed_by_name(self):
-        def row(number, kernel, nanoseconds):
-            return f'"{number}","1","trainer","{kernel}","{ncu.METRIC}","ns","{nanoseconds}"\n'
+    def test_what_bench_observed_is_told_as_shares_of_the_time_in_kernels(self):
+        def kernel(name, seconds):
+            return {"name": name, "launches_per_step": 2.0, "seconds_per_step": seconds}
 
-        head = '==PROF== text\n"ID","Process ID","Process Name","Kernel Name","Metric Name","Metric Unit","Metric Value"\n'
-        found, reason = ncu.parsed(head + row(0, "a", "1,000") + row(1, "b", "3,000") + row(2, "a", "1,000"))
-        self.assertIsNone(reason)
-        self.assertEqual(found, {"launches_per_step": 3 / ncu.STEPS, "longest": [("b", 0.6), ("a", 0.4)]})
-        self.assertEqual(ncu.parsed("==ERROR==")[1], "ncu told no kernels")
+        told = {"launches_per_step": 4.0, "seconds_per_step": 4e-3, "idle_seconds_per_step": 1e-3}
+        found = arithmetic.kernels({**told, "kernels": [kernel("b", 3e-3), kernel("a", 1e-3)]})
+        self.assertEqual(found["longest"], [("b", 0.75), ("a", 0.25)])
+        row = table.kernels([{"program": "lockstep f32", **found}, {"program": "PyTorch", "launches_per_step": 9, "longest": []}])
+        self.assertIn("| lockstep f32 | 4 | 4.000 | 1.000 | b 75%, a 25% |", row)
+        self.assertIn("| PyTorch | 9 | - | - |", row)
+
+    def test_a_job_without_observed_kernels_is_a_gap(self):
+        check = gpu_check.Check(mock.Mock(quick=True), pathlib.Path("."), pathlib.Path("."))
+        with contextlib.redirect_stderr(io.StringIO()):
+            check.our_kernels({("lockstep", "f32"): [{"told": {"device_kernels": None}}]})
+        self.assertEqual([what for what, _ in check.result["gaps"]], ["kernels of lockstep f32", "kernels of lockstep bf16"])
 
 
 class Whole(unittest.TestCase):

@@ -15,12 +15,14 @@ use serde::Serialize;
 
 use crate::clock::{Phase, PhaseClock, minor_page_faults};
 use crate::config::{BatchNormKind, BenchConfig, InputKind, scaling_method_name};
+use crate::device_kernels::{DeviceKernels, observed};
 use crate::gather::{RankTimes, peak_memory_bytes, slowest_rank};
 use crate::input::Input;
 use crate::job::{self, Job};
 use crate::loss_scale::LossScaling;
 use crate::manifest::cpu_model;
 use crate::metrics::{ScoreSums, Seconds, ThroughputStats};
+use crate::model::ImageClassifier;
 use crate::network::{ModelRequest, resnet};
 use crate::optimizer::SgdConfig;
 use crate::predict_scaling::{BucketRecord, PROFILE_SCHEMA, ParameterRecord, ProfileFile, median};
@@ -32,6 +34,9 @@ use crate::trace::TraceClock;
 
 /// Different batches in turn, so that no step repeats the one before.
 const NUM_BATCHES: usize = 4;
+
+/// Further steps, in which the kernels of a GPU are counted and timed.
+const NUM_OBSERVED: usize = 4;
 
 /// Median absolute deviation of a normal distribution, in standard deviations, inverted.
 const NORMAL_SPREAD: f64 = 1.4826;
@@ -75,6 +80,8 @@ pub struct BenchResult {
     /// Root's seconds in our own kernels over the measured steps, by kind; the rest of a step is tape, dispatch, burn's own
     /// operations and communication.
     pub kernel_seconds: BTreeMap<&'static str, f64>,
+    /// What root's GPU ran in a few further steps; absent on processors.
+    pub device_kernels: Option<DeviceKernels>,
     /// Fresh pages a step on root, from the system.
     pub minor_faults_per_step: f64,
     /// Largest memory of any rank's process.
@@ -151,27 +158,35 @@ pub fn measure(config: &BenchConfig, world: &World) -> Result<Option<Measurement
     let mut clock = new_clock();
     let (mut kernels_before, mut faults_before) = (kernel_times(), 0);
     let mut own = RankTimes::default();
-    let (mut scores, mut scores_of_steps) = (ScoreSums::default(), Vec::new());
+    // Where a device updates, a step's scores come with the next step.
+    let mut scores_of_steps = Vec::with_capacity(config.warmup_steps + config.steps);
     let mut ready_s = vec![0.0; stepper.reducer().layout().entries().len()];
     let num_steps = config.warmup_steps + config.steps;
-    let steps = (0..num_steps).map(move |step| Ok(batches[step % batches.len()].clone()));
+    let num_observed = num_observed(config, &*communicator)?;
+    let steps = (0..num_steps + num_observed).map(move |step| Ok(batches[step % batches.len()].clone()));
     let mut input = Input::start(steps, config.compute.input, stepper.device());
     for step in 0..num_steps {
         if step == config.warmup_steps {
+            settle(&mut stepper, &mut scores_of_steps, &mut clock)?;
             communicator.barrier()?;
             clock = new_clock();
             stepper.take_traffic();
             (kernels_before, faults_before) = (kernel_times(), minor_page_faults());
         }
         ensure!(!world.stop.is_raised(), "bench: stopped by a signal in step {step}");
-        scores = ScoreSums::default();
+        let mut scores = ScoreSums::default();
         let start = Instant::now();
         let loaded = input.next().context("bench: there are as many batches as steps")??;
         clock.add_since(Phase::Data, start);
         let num_samples = loaded.global_num_samples as u64;
         let at = StepPosition { epoch: 0, step: step as u64, must_meet: false };
         stepper.step(at, loaded, LEARNING_RATE, false, &mut scores, &mut clock)?;
-        scores_of_steps.push(scores);
+        if scores.num_samples > 0 {
+            scores_of_steps.push(scores);
+        }
+        if step + 1 == num_steps {
+            settle(&mut stepper, &mut scores_of_steps, &mut clock)?;
+        }
         if step >= config.warmup_steps {
             own.steps.push((num_samples, start.elapsed()));
             let ready = ready_s.iter_mut().zip(stepper.parameter_ready_s());
@@ -186,6 +201,15 @@ pub fn measure(config: &BenchConfig, world: &World) -> Result<Option<Measurement
         trace.write(&clock.take_spans(), &*communicator)?;
     }
     let own_seconds = own.seconds.step_total();
+    let device_kernels = observed(num_observed, || {
+        let mut scores = Vec::new();
+        for step in num_steps..num_steps + num_observed {
+            let loaded = input.next().context("bench: there are as many batches as steps")??;
+            let at = StepPosition { epoch: 0, step: step as u64, must_meet: false };
+            stepper.step(at, loaded, LEARNING_RATE, false, &mut ScoreSums::default(), &mut PhaseClock::new())?;
+        }
+        settle(&mut stepper, &mut scores, &mut PhaseClock::new())
+    })?;
     let times = own.gather(&*communicator)?;
     let slowest = &times[slowest_rank(&times)];
     let stats = ThroughputStats::of(&slowest.steps).context("bench: no step was measured")?;
@@ -209,11 +233,12 @@ pub fn measure(config: &BenchConfig, world: &World) -> Result<Option<Measurement
         step_milliseconds_max: step_ms(f64::max, 0.0),
         seconds: slowest.seconds,
         kernel_seconds,
+        device_kernels,
         minor_faults_per_step: faults as f64 / config.steps as f64,
         peak_memory_bytes: peak_memory_bytes(&times),
         peak_memory_bytes_total: times.iter().map(|rank| rank.peak_memory_bytes).sum(),
         device_memory_bytes: device.memory_pool_usage().map(|usage| usage.bytes_reserved),
-        loss_mean: scores.loss_mean(),
+        loss_mean: scores_of_steps.last().map_or(f64::NAN, ScoreSums::loss_mean),
         losses: global_losses(&*communicator, &scores_of_steps)?,
         bytes_sent_per_step: traffic.total.bytes_sent / traffic.num_steps.max(1),
         compression_error: traffic.total.relative_error(),
@@ -224,6 +249,27 @@ pub fn measure(config: &BenchConfig, world: &World) -> Result<Option<Measurement
     let profile = profile(&result, slowest, &ready_s, stepper.reducer().layout(), config);
     stepper.finish()?;
     Ok(Some(Measurement { result, stats, own_seconds, profile }))
+}
+
+/// How many further steps all ranks make: none if one of them computes on a processor.
+fn num_observed(config: &BenchConfig, communicator: &dyn Communicator) -> Result<usize> {
+    let mut with_kernels = [u64::from(config.compute.device.launches_kernels())];
+    communicator.all_reduce_sum_u64(&mut with_kernels)?;
+    Ok(if with_kernels == [communicator.world_size() as u64] { NUM_OBSERVED } else { 0 })
+}
+
+/// Waits for all steps made so far.
+fn settle<M: ImageClassifier>(
+    stepper: &mut Stepper<M>,
+    scores_of_steps: &mut Vec<ScoreSums>,
+    clock: &mut PhaseClock,
+) -> Result<()> {
+    let mut scores = ScoreSums::default();
+    stepper.settle(&mut scores, clock)?;
+    if scores.num_samples > 0 {
+        scores_of_steps.push(scores);
+    }
+    Ok(())
 }
 
 /// The step of the slowest rank; `ready_s` of each parameter of `layout`.

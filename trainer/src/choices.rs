@@ -114,6 +114,18 @@ pub enum InputKind {
     Device,
 }
 
+/// Where gradients become parameters.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum UpdateKind {
+    /// In main memory, by our own kernel.
+    #[default]
+    Host,
+    /// On the device, which gradients do not leave, where a rank trains alone and does nothing but sum; results are read a step
+    /// later. Else as host, as ranks meet in main memory, but a thread waits for the gradients and copies them.
+    Device,
+}
+
 /// How our own kernels convolve.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -310,6 +322,7 @@ spelled_as_in_clap!(
     ScheduleKind,
     KernelsKind,
     InputKind,
+    UpdateKind,
     ConvolutionKind,
     CpuKind,
     Dtype,

@@ -22,7 +22,7 @@ mod verify;
 pub use crate::choices::{
     AugmentKind, BatchNormKind, Compression, ConvolutionKind, CpuKind, DatasetKind, DeviceChoice, Dtype, InputKind,
     KernelsKind, OnBadImageKind, OnNonFiniteKind, OnOff, PlacementKind, ReductionChoice, ScalingKind, ScheduleKind,
-    ShortcutKind, SyncKind,
+    ShortcutKind, SyncKind, UpdateKind,
 };
 pub use commands::{BenchConfig, EvalConfig, PredictConfig, SimulationConfig, WeightSource};
 pub use doctor::DoctorConfig;
@@ -44,12 +44,13 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use std::fmt;
 
-/// Keys that may differ between the ranks of one run: each machine has its own disk and processors.
-const RANK_LOCAL_KEYS: [&str; 8] = [
+/// Keys that may differ between the ranks of one run: each machine has its own disk, processors and GPUs.
+const RANK_LOCAL_KEYS: [&str; 9] = [
     "data.data-dir",
     "data.download",
     "data.loader-threads",
     "run.output-dir",
+    "sync.update",
     "compute.device",
     "compute.input",
     "compute.cpu",

@@ -13,7 +13,8 @@ use crate::config::InputKind;
 use crate::gather::total_scores;
 use crate::input::Input;
 use crate::metrics::ScoreSums;
-use crate::model::{ImageClassifier, cross_entropy_sum, score};
+use crate::model::{ImageClassifier, UnreadScore, cross_entropy_sum};
+use crate::readback::Readback;
 use crate::stop::StopFlag;
 
 /// How a split is read for evaluation.
@@ -82,6 +83,7 @@ pub fn evaluate<M: ImageClassifier>(
         },
     );
     let mut sums = ScoreSums::default();
+    let mut readback = Readback::start(UnreadScore::read);
     let mut broken_off = false;
     for loaded in Input::start(loader, config.input, device) {
         broken_off = stop.is_raised();
@@ -96,8 +98,17 @@ pub fn evaluate<M: ImageClassifier>(
             let ImageBatch { images, labels } = batch.into_images();
             let logits = model.forward(images);
             let loss_sum = cross_entropy_sum(logits.clone(), labels, 0.0);
-            sums += score(logits, loss_sum, &known)?;
+            // Read while the device computes the next ones.
+            readback.send(UnreadScore::new(logits, loss_sum, known));
+            if readback.num_unanswered() > 1
+                && let Some(scored) = readback.receive()
+            {
+                sums += scored?;
+            }
         }
+    }
+    while let Some(scored) = readback.receive() {
+        sums += scored?;
     }
     let mut wishes = [u64::from(stop.is_raised()), u64::from(broken_off)];
     communicator.all_reduce_sum_u64(&mut wishes)?;

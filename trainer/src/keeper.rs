@@ -53,7 +53,7 @@ impl<'a> Keeper<'a> {
         let model = average_norm_statistics(model, communicator)?;
         let Some(store) = &self.store else { return Ok(()) };
         let tensors = TrainingTensors {
-            velocities: stepper.optimizer().velocities().to_vec(),
+            velocities: stepper.velocities().into_owned(),
             norm_statistics: all_statistics.iter().map(|bytes| bytes_to_floats(bytes)).collect(),
         };
         let state = CheckpointState::new(

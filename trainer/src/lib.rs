@@ -30,12 +30,14 @@ pub mod synchronizer;
 
 pub mod checkpoint;
 pub mod data;
+pub mod device_kernels;
 pub mod identity;
 pub mod input;
 pub mod network;
 pub mod norm_reducer;
 pub mod optimizer;
 pub mod ranks;
+pub mod readback;
 pub mod roles;
 pub mod schedule;
 pub mod stop;

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use anyhow::{Result, anyhow};
 use burn::module::Module;
 use burn::tensor::activation::log_softmax;
-use burn::tensor::{Int, Tensor};
+use burn::tensor::{Int, Tensor, TensorData};
 use burn_resnet::{GradientSink, ResNet, StatisticsReducer};
 
 use crate::metrics::ScoreSums;
@@ -71,16 +71,48 @@ pub fn cross_entropy_sum(logits: Tensor<2>, labels: Tensor<1, Int>, label_smooth
 /// # Errors
 /// When the logits cannot be read.
 pub fn score(logits: Tensor<2>, loss_sum: Tensor<1>, labels: &[u32]) -> Result<ScoreSums> {
-    let [num_samples, num_classes] = logits.dims();
-    let logits = logits.into_data().convert::<f32>();
-    let logits = logits.as_slice::<f32>().map_err(|error| anyhow!("logits: {error:?}"))?;
-    let (top1_correct, top5_correct) = count_correct(logits, labels, num_classes);
-    Ok(ScoreSums {
-        loss_sum: f64::from(loss_sum.into_scalar::<f32>()),
-        num_samples: num_samples as u64,
-        top1_correct,
-        top5_correct,
-    })
+    UnreadScore::new(logits, loss_sum, labels.to_vec()).read()
+}
+
+/// The results of one batch that a device may still be computing.
+#[derive(Debug)]
+pub struct UnreadScore {
+    logits: TensorData,
+    loss_sum: TensorData,
+    labels: Vec<u32>,
+}
+
+impl UnreadScore {
+    /// All that leads to the results is handed to the device. A GPU is not waited for: burn copies what lies there when it is read.
+    ///
+    /// # Shapes
+    /// As [`score`].
+    pub fn new(logits: Tensor<2>, loss_sum: Tensor<1>, labels: Vec<u32>) -> Self {
+        Self { logits: logits.into_data(), loss_sum: loss_sum.into_data(), labels }
+    }
+
+    /// Waits for the results.
+    ///
+    /// # Errors
+    /// When they cannot be read.
+    pub fn read(self) -> Result<ScoreSums> {
+        let [num_samples, num_classes] = self.logits.shape().dims();
+        let (top1_correct, top5_correct) = count_correct(&floats(self.logits)?, &self.labels, num_classes);
+        Ok(ScoreSums {
+            loss_sum: floats(self.loss_sum)?.into_iter().map(f64::from).sum(),
+            num_samples: num_samples as u64,
+            top1_correct,
+            top5_correct,
+        })
+    }
+}
+
+/// The values of a tensor as f32.
+///
+/// # Errors
+/// When they cannot be read.
+pub fn floats(data: TensorData) -> Result<Vec<f32>> {
+    data.convert::<f32>().try_into_vec::<f32>().map_err(|error| anyhow!("results of the device: {error:?}"))
 }
 
 /// How many samples have their label as the first, and among the first five, of the logits.

@@ -4,11 +4,14 @@
 //! Invariant: equal inputs give equal bits on every rank, so replicas never drift apart.
 //! Source: Sutskever et al. 2013; Nesterov's form and the order of operations as in PyTorch's `torch.optim.SGD`.
 
+mod on_device;
+
 use std::ops::Range;
 
-use distributed::{CollectiveError, Communicator, LocalBucket, ParameterLayout, SyncedBucket};
+use distributed::{CollectiveError, Communicator, LocalBucket, ParameterEntry, ParameterLayout, SyncedBucket};
 use kernels::sgd::{SgdUpdate, step, step_alone};
 use kernels::simd::Isa;
+pub use on_device::{DeviceSgd, flat};
 use serde::{Deserialize, Serialize};
 
 /// What [`Sgd`] does with a gradient.
@@ -25,6 +28,12 @@ pub struct SgdConfig {
     pub weight_decay: f64,
     /// Whether parameters of one axis (norm scales and shifts, biases) decay too: He et al. say yes, Goyal et al. no.
     pub decay_norm_and_bias: bool,
+}
+
+impl SgdConfig {
+    fn decays(&self, entry: &ParameterEntry) -> bool {
+        self.decay_norm_and_bias || entry.shape.len() > 1
+    }
 }
 
 /// The parameters of a model and their velocities, updated bucket by bucket in one pass each.
@@ -60,8 +69,8 @@ impl Sgd {
             .entries()
             .iter()
             .map(|entry| {
-                let decays = config.decay_norm_and_bias || entry.shape.len() > 1;
-                (entry.offset, entry.len, if decays { config.weight_decay as f32 } else { 0.0 })
+                let weight_decay = if config.decays(entry) { config.weight_decay as f32 } else { 0.0 };
+                (entry.offset, entry.len, weight_decay)
             })
             .collect();
         let present = State { velocities: vec![0.0; parameters.len()], parameters };

@@ -11,6 +11,7 @@ pub use format::{bytes, grouped, seconds};
 pub use look::ConsoleLook;
 
 use crate::config::TrainConfig;
+use crate::device_kernels::DeviceKernels;
 use crate::metrics::{EpochRecord, ScoreSums, StepLine, Summary, ThroughputStats};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
@@ -157,6 +158,13 @@ impl Reporter {
     /// Prints where the time of root's measured steps went.
     pub fn step_parts(&self, seconds: f64, kernels: &BTreeMap<&str, f64>, num_steps: usize, faults_per_step: f64) {
         for line in lines::step_parts(seconds, kernels, num_steps, faults_per_step) {
+            self.note(&line);
+        }
+    }
+
+    /// Prints what a GPU ran.
+    pub fn device_kernels(&self, kernels: &DeviceKernels) {
+        for line in lines::device_kernels(kernels) {
             self.note(&line);
         }
     }

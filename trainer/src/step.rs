@@ -7,7 +7,9 @@
 
 mod meeting;
 mod micro;
+mod on_device;
 
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -19,7 +21,9 @@ use distributed::{
     write,
 };
 
+use self::meeting::BucketSink;
 use self::micro::MicroStep;
+use self::on_device::OnDevice;
 use crate::clock::{Phase, PhaseClock};
 use crate::config::SyncConfig;
 use crate::loss_scale::{LossScale, LossScaling};
@@ -80,7 +84,10 @@ pub struct StepEnd {
 #[derive(Debug)]
 pub struct Stepper<M> {
     model: M,
+    /// At rest where the device updates.
     optimizer: Sgd,
+    /// Where the device updates.
+    on_device: Option<OnDevice>,
     reducer: GradientReducer,
     synchronizer: Synchronizer,
     loss_scale: LossScale,
@@ -88,7 +95,8 @@ pub struct Stepper<M> {
     norm_reducer: Option<Arc<NormReducer>>,
     /// Of the norm statistics.
     state_layout: ParameterLayout,
-    streams: bool,
+    /// Where the model hands gradients over, if it does.
+    sink: Option<Arc<BucketSink>>,
     has_met_non_finite: bool,
     traffic: StepTraffic,
     /// When the last backward pass of the present step began.
@@ -124,18 +132,21 @@ impl<M: ImageClassifier> Stepper<M> {
             None => None,
         };
         let optimizer = Sgd::new(config.sgd, reducer.layout(), read(&model, reducer.layout()));
+        let updates_on_device = config.sync.updates_on_device(communicator.world_size());
+        let on_device = updates_on_device.then(|| OnDevice::new(config.sgd, reducer.layout(), &model, device));
         let device = device.clone().autodiff();
         let state_layout = ParameterLayout::state(&model);
         let mut stepper = Self {
             model,
             state_layout,
             optimizer,
+            on_device,
             reducer,
             synchronizer,
             loss_scale: LossScale::new(config.loss_scale),
             shard_statistics,
             norm_reducer,
-            streams: false,
+            sink: None,
             has_met_non_finite: false,
             traffic: StepTraffic::default(),
             backward_start: Instant::now(),
@@ -165,9 +176,20 @@ impl<M: ImageClassifier> Stepper<M> {
         Ok((self.model, histogram))
     }
 
-    /// The optimizer with parameters and velocities.
-    pub fn optimizer(&self) -> &Sgd {
-        &self.optimizer
+    /// The parameters, flat in module order.
+    pub fn parameters(&self) -> Cow<'_, [f32]> {
+        match &self.on_device {
+            Some(on_device) => on_device.sgd.parameters().into(),
+            None => self.optimizer.parameters().into(),
+        }
+    }
+
+    /// The optimizer's velocities, flat in module order: its state to save.
+    pub fn velocities(&self) -> Cow<'_, [f32]> {
+        match &self.on_device {
+            Some(on_device) => on_device.sgd.velocities().into(),
+            None => self.optimizer.velocities().into(),
+        }
     }
 
     /// Where the batches of its steps belong: the device with its autodiff.
@@ -201,7 +223,8 @@ impl<M: ImageClassifier> Stepper<M> {
     /// How gradients reach the buckets and these the other ranks, in words.
     pub fn gradient_route(&self) -> &'static str {
         let is_possible = self.communicator.supports_threads();
-        match (self.communicator.world_size() > 1, self.reducer.overlaps(), self.streams) {
+        match (self.communicator.world_size() > 1, self.reducer.overlaps(), self.sink.is_some()) {
+            (false, ..) if self.on_device.is_some() => "none, one rank, updated on the device",
             (false, ..) => "none, one rank",
             (true, true, true) => "layer by layer, reduced beside the backward pass",
             (true, true, false) => "after the backward pass, as this model hands none over, reduced by a thread",
@@ -223,7 +246,10 @@ impl<M: ImageClassifier> Stepper<M> {
     /// As [`new`](Self::new).
     pub fn restore(&mut self, model: M, velocities: &[f32], loss_scale: Option<LossScale>) -> Result<()> {
         self.loss_scale = loss_scale.unwrap_or(self.loss_scale);
-        self.optimizer.restore(&read(&model, self.reducer.layout()), velocities);
+        match &mut self.on_device {
+            Some(on_device) => on_device.sgd.restore(&model, velocities),
+            None => self.optimizer.restore(&read(&model, self.reducer.layout()), velocities),
+        }
         self.model = model;
         self.tell_servers()?;
         self.connect()
@@ -235,9 +261,12 @@ impl<M: ImageClassifier> Stepper<M> {
     /// its samples divided by the global number of samples, and gradients are summed. A rank that updates alone, or a server by
     /// itself, takes the mean over its own samples.
     ///
+    /// To `sums` it adds those of this step; where the device updates, those of the steps that have been read, while this one may
+    /// still be under way: [`settle`](Self::settle) waits for it.
+    ///
     /// # Errors
     /// A non-finite loss or gradient on any rank (before the update, on all ranks) unless such steps are skipped, or ranks that
-    /// drifted apart.
+    /// drifted apart. Where the device updates and no step is skipped, the first comes a step late, or from `settle`.
     ///
     /// # Collective
     /// Must be called by all ranks, with the same position.
@@ -251,8 +280,10 @@ impl<M: ImageClassifier> Stepper<M> {
         clock: &mut PhaseClock,
     ) -> Result<StepEnd> {
         self.config.whereabouts.at(at.epoch, at.step);
-        let may_skip = self.config.skips_non_finite || self.loss_scale.is_dynamic();
-        let norm_statistics = may_skip.then(|| read(&self.model, &self.state_layout));
+        if self.on_device.is_some() {
+            return self.step_on_device(at, loaded, learning_rate, stop, sums, clock);
+        }
+        let norm_statistics = self.may_skip().then(|| read(&self.model, &self.state_layout));
         let num_own: usize = loaded.micro_batches.iter().map(|batch| batch.labels.len()).sum();
         let mut header = StepHeader {
             epoch: at.epoch,
@@ -288,7 +319,8 @@ impl<M: ImageClassifier> Stepper<M> {
         let mut agreement = match is_together {
             true => match (self.finish_together(learning_rate, clock), norm_statistics) {
                 (Err(error), Some(norm_statistics)) => {
-                    let end = self.leave_out(error, &norm_statistics)?;
+                    let end = self.leave_out(error)?;
+                    self.model = write(self.model.clone(), &self.state_layout, &norm_statistics);
                     if end.overflowed {
                         // Its loss is as good as any; only its gradients were scaled too far.
                         *sums += local;
@@ -325,5 +357,18 @@ impl<M: ImageClassifier> Stepper<M> {
         self.loss_scale.note_good_step();
         *sums += local;
         Ok(StepEnd { stop: agreement.is_some_and(|agreement| agreement.stop), ..StepEnd::default() })
+    }
+
+    /// Waits for the results of all steps made so far, and adds those to `sums` that [`step`](Self::step) has not added.
+    ///
+    /// # Errors
+    /// A non-finite loss or gradient in one of them.
+    pub fn settle(&mut self, sums: &mut ScoreSums, clock: &mut PhaseClock) -> Result<()> {
+        self.receive(0, sums, clock)
+    }
+
+    /// Whether a step that is not finite may be left out, instead of ending in an error.
+    fn may_skip(&self) -> bool {
+        self.config.skips_non_finite || self.loss_scale.is_dynamic()
     }
 }

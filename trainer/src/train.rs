@@ -158,6 +158,8 @@ fn train_epoch<M: ImageClassifier>(
     // What an earlier session of this epoch scored is a sum over all ranks already; this session's is one rank's own.
     let earlier = progress.epoch_scores;
     let mut own = ScoreSums::default();
+    // Of the last step whose results are known.
+    let mut told = ScoreSums::default();
     let mut stopped = false;
     let mut vote = stepper.staleness().map(|staleness| StopVote::new(communicator, staleness, progress.step));
 
@@ -179,18 +181,27 @@ fn train_epoch<M: ImageClassifier>(
         let mut scores = ScoreSums::default();
         let end = stepper.step(at, loaded, learning_rate, wants_stop, &mut scores, &mut times.clock)?;
         stopped = end.stop;
+        own += scores;
+        // What is printed or saved is whole; between, a device is not waited for.
+        let is_told = (progress.step_in_epoch + 1).is_multiple_of(config.run.log_every_steps);
+        if is_told || saves || ends_epoch || stopped || told.num_samples == 0 {
+            let mut rest = ScoreSums::default();
+            stepper.settle(&mut rest, &mut times.clock)?;
+            own += rest;
+            scores = if rest.num_samples > 0 { rest } else { scores };
+        }
+        told = if scores.num_samples > 0 { scores } else { told };
         match end.skipped {
             Some(_) if end.overflowed => note_overflow(session, progress.step, stepper.loss_scale()),
             Some(reason) => note_skipped_step(session, progress, &reason)?,
             None => {}
         }
-        own += scores;
         let duration = start.elapsed();
         session.reporter.step(&StepLine {
             epoch: progress.epoch,
             step_in_epoch: progress.step_in_epoch,
             steps_per_epoch,
-            scores,
+            scores: told,
             learning_rate,
             duration,
             seconds: times.clock.take_step(),

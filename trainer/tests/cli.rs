@@ -9,7 +9,7 @@ use std::process::{Command as Process, Output};
 use trainer::cli::{Cli, Command, EvalArgs, TrainArgs};
 use trainer::config::{
     AugmentKind, BenchConfig, ConfigError, Course, DataSource, DeviceChoice, EvalConfig, InputKind, PredictConfig,
-    TrainConfig, WeightSource,
+    TrainConfig, UpdateKind, WeightSource,
 };
 use trainer::loss_scale::LossScaling;
 
@@ -87,7 +87,7 @@ const VALID_FLAGS: [&str; 18] = [
     "--on-non-finite skip --max-skipped-steps 3 --resume --allow-changed-data",
     "--device flex --dtype f16 --loss-scale dynamic",
     "--sync local-sgd --dtype bf16 --device flex --loss-scale 16777216",
-    "--device flex --input device",
+    "--device flex --input device --update device",
 ];
 
 #[test]
@@ -350,6 +350,9 @@ fn a_device_that_is_not_built_in_is_refused_with_the_feature() {
     }
     assert_eq!("cuda:3".parse(), Ok(DeviceChoice::Cuda(Some(3))));
     assert!("cuda:x".parse::<DeviceChoice>().is_err());
+    for device in [DeviceChoice::Cuda(None), DeviceChoice::Cuda(Some(0))] {
+        assert_eq!(device.to_string().parse(), Ok(device));
+    }
 }
 
 #[test]
@@ -363,15 +366,46 @@ fn a_sum_on_gpus_is_refused_with_the_feature_or_the_device_that_it_needs() {
 }
 
 #[test]
-fn the_device_decides_who_makes_its_images_unless_told() {
-    assert_eq!(DeviceChoice::Cuda(None).input(), InputKind::Device);
-    assert_eq!((DeviceChoice::Flex.input(), DeviceChoice::Ndarray.input()), (InputKind::Host, InputKind::Host));
+fn the_device_decides_who_makes_its_images_and_where_it_is_updated_unless_told() {
+    let host = [DeviceChoice::Flex, DeviceChoice::Ndarray];
+    let device = [DeviceChoice::Cuda(None), DeviceChoice::Cuda(Some(1))];
+    assert_eq!(host.map(|device| (device.input(), device.update())), [(InputKind::Host, UpdateKind::Host); 2]);
+    assert_eq!(device.map(|device| (device.input(), device.update())), [(InputKind::Device, UpdateKind::Device); 2]);
     assert_eq!(resolved("--device flex").compute.input, InputKind::Host);
     assert_eq!(resolved("--device flex --input device").compute.input, InputKind::Device);
     assert!(resolved("--device flex --input device").to_toml().contains("input = \"device\""));
     // A run of a GPU that goes on without one.
-    let file = "[compute]\ndevice = \"cuda\"\ninput = \"device\"\n";
-    assert_eq!(over_file(file, "--device flex").unwrap().compute.input, InputKind::Host);
+    let file = "[compute]\ndevice = \"cuda\"\ninput = \"device\"\n[sync]\nupdate = \"device\"\n";
+    let without = over_file(file, "--device flex").unwrap();
+    assert_eq!((without.compute.input, without.sync.update), (InputKind::Host, UpdateKind::Host));
+}
+
+#[test]
+fn a_rank_is_updated_on_its_device_only_where_it_has_nobody_to_meet() {
+    let on_device = |flags: &str, world_size| {
+        let config = resolved_for(&format!("--device flex --update device {flags}"), world_size).unwrap();
+        config.sync.updates_on_device(world_size)
+    };
+    assert!(on_device("", 1) && on_device("--reduction ring", 1));
+    assert!(!resolved("--device flex").sync.updates_on_device(1));
+    assert!(!on_device("", 2));
+    for flags in ["--compress bf16", "--reduction exact", "--sync local-sgd", "--sync parameter-server"] {
+        assert!(!on_device(flags, 1), "{flags}");
+    }
+}
+
+#[test]
+fn a_step_that_several_ranks_are_predicted_from_is_updated_where_they_meet() {
+    let bench = |flags: &str| match command(&format!("trainer bench --device flex {flags}")) {
+        Command::Bench(args) => BenchConfig::resolve(&args, 1),
+        other => panic!("expected bench, got {other:?}"),
+    };
+    assert!(bench("--update device").unwrap().sync.updates_on_device(1));
+    for flags in ["--profile-output p.json", "--simulate-network 10gbe"] {
+        assert_eq!(bench(flags).unwrap().sync.update, UpdateKind::Host);
+        let error = bench(&format!("{flags} --update device")).unwrap_err().to_string();
+        assert!(error.contains("--update device") && error.contains("leave it out"), "{error}");
+    }
 }
 
 #[test]
@@ -402,7 +436,7 @@ fn eval_of_a_checkpoint_uses_its_model_and_data_unless_told_otherwise() {
 fn the_hash_ignores_what_differs_between_machines_and_nothing_else() {
     let hash = |flags: &str| resolved(flags).hash();
     let cifar = "--dataset cifar10 --data-dir";
-    assert_eq!(hash(""), hash("--threads 2 --loader-threads 3 --output-dir o --input device"));
+    assert_eq!(hash(""), hash("--threads 2 --loader-threads 3 --output-dir o --input device --update device"));
     assert_eq!(hash(&format!("{cifar} a")), hash(&format!("{cifar} b --download")));
     for flags in ["--seed 1", "--learning-rate 0.2", "--resume", "--epochs 6", "--weights w", "--drop-last"] {
         assert_ne!(hash(""), hash(flags), "{flags}");

@@ -110,7 +110,7 @@ fn first_velocity<M: ImageClassifier>(
     let at = StepPosition { epoch: 0, step: 0, must_meet: false };
     let loaded = loaded.map(|batch| batch.upload(stepper.device()));
     stepper.step(at, loaded, 0.1, false, &mut scores, &mut clock).unwrap();
-    stepper.optimizer().velocities().to_vec()
+    stepper.velocities().to_vec()
 }
 
 fn assert_equivalent(one: &[Vec<f32>], many: &[Vec<f32>], what: &str) {

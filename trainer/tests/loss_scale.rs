@@ -99,9 +99,9 @@ fn stepper(communicator: Arc<dyn Communicator>, loss_scale: LossScaling) -> Step
 
 /// Everything that a step changes: parameters, velocities, norm statistics.
 fn state(stepper: &Stepper<ResNet>) -> Vec<u32> {
-    let (model, optimizer) = (stepper.model().valid(), stepper.optimizer());
+    let model = stepper.model().valid();
     let statistics = read(&model, &ParameterLayout::state(&model));
-    let all = [optimizer.parameters(), optimizer.velocities(), &statistics].concat();
+    let all = [&*stepper.parameters(), &*stepper.velocities(), &statistics].concat();
     all.into_iter().map(f32::to_bits).collect()
 }
 
@@ -122,7 +122,7 @@ fn an_overflow_is_left_out_on_all_ranks_the_scale_halves_and_training_goes_on() 
         let mut stepper = stepper(communicator, LossScaling::Dynamic);
         // As much as the scale can ever be, which no gradient of these in f16 bears.
         let largest = r#"{"is_dynamic":true,"factor":16777216,"num_good_steps":0,"num_overflows":0}"#;
-        let (model, velocities) = (stepper.model().clone(), stepper.optimizer().velocities().to_vec());
+        let (model, velocities) = (stepper.model().clone(), stepper.velocities().to_vec());
         stepper.restore(model, &velocities, Some(serde_json::from_str(largest).unwrap())).unwrap();
         let mut overflows = Vec::new();
         for (index, loaded) in steps(rank).into_iter().enumerate() {
@@ -135,7 +135,7 @@ fn an_overflow_is_left_out_on_all_ranks_the_scale_halves_and_training_goes_on() 
             assert_eq!(stepper.loss_scale().factor(), if end.overflowed { scale / 2 } else { scale });
             overflows.push(end.overflowed);
         }
-        let parameters: Vec<u32> = stepper.optimizer().parameters().iter().map(|value| value.to_bits()).collect();
+        let parameters: Vec<u32> = stepper.parameters().iter().map(|value| value.to_bits()).collect();
         (overflows, stepper.loss_scale(), parameters)
     });
     assert_eq!(ranks[0], ranks[1]);

@@ -91,12 +91,7 @@ fn train(sync: &SyncConfig, broken: Option<(usize, f32)>, left_out: Option<usize
         }
         let model = stepper.model().valid();
         let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect();
-        let optimizer = stepper.optimizer();
-        [
-            bits(optimizer.parameters()),
-            bits(optimizer.velocities()),
-            bits(&read(&model, &ParameterLayout::state(&model))),
-        ]
+        [bits(&stepper.parameters()), bits(&stepper.velocities()), bits(&read(&model, &ParameterLayout::state(&model)))]
     })
 }
 

@@ -30,12 +30,18 @@ fn verdicts(json: &Value) -> Vec<(&str, &str)> {
 fn another_backend_computes_what_the_reference_computes() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("verify.json");
-    let only = "--only known-answer,golden,ten-steps,checkpoints";
+    let only = "--only known-answer,golden,ten-steps,ranks,nccl,checkpoints";
     let output = verify(&format!("--device ndarray --quick {only} --data-dir {GOLDEN}"), &file);
     assert_eq!(output.status.code(), Some(0), "{}", text(&output));
     let json: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
-    let expected =
-        [("known-answer", "skipped"), ("golden", "passed"), ("ten-steps", "passed"), ("checkpoints", "passed")];
+    let expected = [
+        ("known-answer", "skipped"),
+        ("golden", "passed"),
+        ("ten-steps", "passed"),
+        ("ranks", "passed"),
+        ("nccl", "skipped"),
+        ("checkpoints", "passed"),
+    ];
     assert_eq!(verdicts(&json), expected, "{}", text(&output));
     assert_eq!((&json["verdict"], &json["precision"]), (&"passed".into(), &"f32".into()));
     assert!(json["checks"][0]["reason"].as_str().unwrap().contains("resnet20-12fca82f.th"));
@@ -45,7 +51,7 @@ fn another_backend_computes_what_the_reference_computes() {
             assert!(comparison["got"].is_string() && comparison["tolerance"].is_string(), "{comparison}");
         }
     }
-    assert!(text(&output).contains("verify: passed: 3 passed, 0 failed, 1 skipped; ndarray f32"));
+    assert!(text(&output).contains("verify: passed: 4 passed, 0 failed, 2 skipped; ndarray f32"));
 }
 
 #[test]
@@ -68,6 +74,8 @@ fn wrong_numbers_fail_with_exit_code_1() {
     let output = verify(&words, &file);
     assert_eq!(output.status.code(), Some(1), "{}", text(&output));
     assert!(text(&output).contains("WRONG: "), "{}", text(&output));
+    // Where to look: the changed weights are those of the middle.
+    assert!(text(&output).contains("linear.weight "), "{}", text(&output));
     let json: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
     assert_eq!(json["verdict"], "failed");
 }

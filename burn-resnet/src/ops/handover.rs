@@ -10,13 +10,15 @@ use std::sync::Arc;
 use burn::backend::Backend;
 use burn::backend::tensor::FloatTensor;
 use burn::module::ParamId;
-use burn::tensor::read_sync;
+use burn::tensor::{TensorData, read_sync};
 
 /// Takes gradients out of a backward pass.
 pub trait GradientSink: Debug + Send + Sync {
-    /// `gradient` is what this backward pass contributes to `parameter`, in PyTorch's layout and memory order, and it will
+    /// `gradient` is what this backward pass contributes to `parameter`, f32 in PyTorch's layout and memory order, and it will
     /// not change. Called once for each parameter and backward pass, on the thread that computes it.
-    fn take(&self, parameter: ParamId, gradient: &[f32]);
+    ///
+    /// A GPU may not have computed it yet: whoever looks at the values first waits for it and copies them.
+    fn take(&self, parameter: ParamId, gradient: TensorData);
 }
 
 /// Where a layer's gradients go.
@@ -32,11 +34,11 @@ pub struct Handover {
     pub beta: ParamId,
 }
 
-/// Hands one gradient over, read back from its device, contiguous.
+/// Hands one gradient over, contiguous.
 ///
 /// # Panics
 /// When the device fails: a backward pass has no error to return.
 pub(super) fn give<B: Backend>(sink: &dyn GradientSink, parameter: ParamId, gradient: FloatTensor<B>) {
     let data = read_sync(B::float_into_data(gradient)).expect("a gradient just computed can be read");
-    sink.take(parameter, data.as_slice().expect("gradients of parameters are f32"));
+    sink.take(parameter, data);
 }

@@ -12,6 +12,7 @@ use burn::module::ParamId;
 
 use super::engine::{Job, Outlet};
 use super::synced::LocalBucket;
+use crate::header::largest_magnitude_bits;
 use crate::{BucketPlan, ParameterLayout};
 
 /// Where the backward pass puts gradients; shared by a reducer and the hooks of a model.
@@ -257,10 +258,7 @@ impl GradientCollector {
             for (entry, description) in bucket.parameters.clone().zip(&self.layout.entries()[bucket.parameters.clone()])
             {
                 let start = description.offset - bucket.elements.start;
-                // Without the sign bit, the bits of floats are ordered like their magnitudes, NaN above infinity.
-                let magnitudes =
-                    slab[start..start + description.len].iter().map(|value| value.to_bits() & (u32::MAX >> 1));
-                let bits = magnitudes.max().unwrap_or(0);
+                let bits = largest_magnitude_bits(&slab[start..start + description.len]);
                 if bits > largest.1 {
                     largest = (entry as u32, bits);
                 }

@@ -7,7 +7,7 @@ use std::fmt;
 use std::path::Path;
 use std::str::FromStr;
 
-use super::InputKind;
+use super::{InputKind, UpdateKind};
 
 /// The backend that computes, and on which of its devices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -49,11 +49,27 @@ impl DeviceChoice {
         }
     }
 
+    /// Whether burn computes on it by kernels of its own making, as on GPUs.
+    pub fn launches_kernels(self) -> bool {
+        match self {
+            Self::Flex | Self::Ndarray => false,
+            Self::Cuda(_) => true,
+        }
+    }
+
     /// Who makes its images if nobody says: a GPU itself, since the way to it is longer than the work.
     pub fn input(self) -> InputKind {
         match self {
             Self::Flex | Self::Ndarray => InputKind::Host,
             Self::Cuda(_) => InputKind::Device,
+        }
+    }
+
+    /// Where a rank that trains alone is updated if nobody says.
+    pub fn update(self) -> UpdateKind {
+        match self {
+            Self::Flex | Self::Ndarray => UpdateKind::Host,
+            Self::Cuda(_) => UpdateKind::Device,
         }
     }
 }

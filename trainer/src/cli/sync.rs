@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use clap::Args;
 use serde::{Deserialize, Serialize};
 
-use crate::choices::{Compression, OnOff, PlacementKind, ReductionChoice, SyncKind};
+use crate::choices::{Compression, OnOff, PlacementKind, ReductionChoice, SyncKind, UpdateKind};
 
 /// How the ranks' gradients or parameters become one.
 #[derive(Debug, Clone, Default, PartialEq, Args, Serialize, Deserialize)]
@@ -33,6 +33,10 @@ pub struct SyncArgs {
     /// Largest gradient bucket that is sent at once, MiB; the first is at most 0.25 [default: 0.5]
     #[arg(long, value_name = "MIB")]
     pub bucket_mib: Option<f64>,
+
+    /// Where gradients become parameters: host, or device, which a rank keeps both on that trains alone [default: device for cuda, else host]
+    #[arg(long, value_enum, value_name = "WHERE", hide_possible_values = true)]
+    pub update: Option<UpdateKind>,
 
     /// Compress gradients on the wire: none, bf16, f16, powersgd:RANK or topk:PERCENT [default: none]
     #[arg(long, value_name = "KIND")]

@@ -57,4 +57,7 @@ pub(super) fn tell(Measurement { result, stats, own_seconds, .. }: &Measurement,
     ));
     world.reporter.speed(stats, result.peak_memory_bytes);
     world.reporter.step_parts(*own_seconds, &result.kernel_seconds, result.steps, result.minor_faults_per_step);
+    if let Some(kernels) = &result.device_kernels {
+        world.reporter.device_kernels(kernels);
+    }
 }

@@ -8,7 +8,7 @@ use super::parts::{ComputeConfig, DataConfig, ModelConfig};
 use super::resolve::{at_least, compute, model, no_effect};
 use super::sync::{self, SyncConfig};
 use super::{TrainConfig, data, file, netbench};
-use crate::choices::BatchNormKind;
+use crate::choices::{BatchNormKind, UpdateKind};
 use crate::cli::{BenchArgs, DataArgs, EvalArgs, ModelArgs, PredictArgs, TrainArgs, TrainSplitArgs};
 use crate::loss_scale::LossScaling;
 use distributed::simulate::{NetworkError, NetworkModel};
@@ -201,8 +201,18 @@ impl BenchConfig {
     /// A [`ConfigError`] naming the option and the remedy.
     pub fn resolve(args: &BenchArgs, world_size: usize) -> Result<Self, ConfigError> {
         let compute = compute(&args.compute)?;
-        let sync = sync::on_device(sync::sync(&args.sync, world_size)?, compute.device)?;
+        let mut sync = sync::on_device(sync::sync(&args.sync, world_size)?, &args.sync, compute.device)?;
         sync::fits_loss_scale(&sync, LossScaling::of(compute.dtype))?;
+        let simulation = simulation(args)?;
+        // What several ranks would take is told only where gradients pass through main memory, as theirs do.
+        if args.profile_output.is_some() || simulation.is_some() {
+            if args.sync.update == Some(UpdateKind::Device) {
+                let because =
+                    "with --profile-output or --simulate-network, which tell of ranks that meet in main memory";
+                return Err(no_effect("--update device", because, "leave it out"));
+            }
+            sync.update = UpdateKind::Host;
+        }
         Ok(Self {
             model: model(&args.model)?,
             batch_size_per_rank: at_least("--batch-size-per-rank", args.batch_size_per_rank.unwrap_or(128), 1)?,
@@ -212,7 +222,7 @@ impl BenchConfig {
             num_classes: at_least("--num-classes", args.num_classes.unwrap_or(10), 2)?,
             batch_norm: args.batch_norm.unwrap_or(BatchNormKind::Local),
             sync,
-            simulation: simulation(args)?,
+            simulation,
             profile_output: args.profile_output.clone().map(|path| file_name("--profile-output", path)).transpose()?,
             seed: args.seed.unwrap_or(0),
             compute,

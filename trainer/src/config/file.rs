@@ -51,7 +51,7 @@ const DEPENDENTS: [(&str, &[&str]); 11] = [
     ("optimizer.scale-learning-rate", &["optimizer.reference-batch-size"]),
     ("run.on-non-finite", &["run.max-skipped-steps"]),
     ("compute.dtype", &["optimizer.loss-scale"]),
-    ("compute.device", &["compute.input"]),
+    ("compute.device", &["compute.input", "sync.update"]),
     ("model.model", &["model.depth"]),
     ("model.depth", &["model.model"]),
 ];

@@ -11,7 +11,9 @@ use serde::{Deserialize, Serialize};
 use super::error::ConfigError;
 use super::parts::{BatchConfig, OnNonFinite, OptimizerConfig};
 use super::resolve::{MIB, at_least, in_range, no_effect};
-use crate::choices::{BatchNormKind, Compression, DeviceChoice, OnOff, PlacementKind, ReductionChoice, SyncKind};
+use crate::choices::{
+    BatchNormKind, Compression, DeviceChoice, OnOff, PlacementKind, ReductionChoice, SyncKind, UpdateKind,
+};
 use crate::cli::{BatchArgs, SyncArgs};
 use crate::loss_scale::LossScaling;
 
@@ -30,6 +32,9 @@ pub struct SyncConfig {
     pub trace: Option<PathBuf>,
     /// The GPU that sums where GPUs do, if `--device` tells its index; otherwise that of the rank's index on its node.
     pub gpu: Option<usize>,
+    /// Where gradients become parameters.
+    #[serde(default)]
+    pub update: UpdateKind,
 }
 
 impl Default for SyncConfig {
@@ -82,6 +87,19 @@ pub struct Staleness {
     pub bound: Option<u64>,
 }
 
+impl SyncConfig {
+    /// Whether one of `world_size` ranks is updated on its device: there is nobody to meet. NCCL is used where it was asked for.
+    pub fn updates_on_device(&self, world_size: usize) -> bool {
+        let has_to_do = match self.method {
+            SyncMethod::Allreduce { reduction, compression, .. } => {
+                compression.is_some() || reduction == ReductionChoice::Nccl
+            }
+            _ => true,
+        };
+        self.update == UpdateKind::Device && world_size == 1 && !has_to_do
+    }
+}
+
 impl SyncMethod {
     /// The choice without its details.
     pub fn kind(&self) -> SyncKind {
@@ -130,11 +148,13 @@ pub(super) fn sync(args: &SyncArgs, world_size: usize) -> Result<SyncConfig, Con
         timeout: Duration::from_secs(at_least("--timeout", args.timeout.unwrap_or(120), 1)?),
         trace: args.trace.clone(),
         gpu: None,
+        update: args.update.unwrap_or_default(),
     })
 }
 
-/// The method on `device`; a sum on GPUs needs one that computes.
-pub(super) fn on_device(sync: SyncConfig, device: DeviceChoice) -> Result<SyncConfig, ConfigError> {
+/// What `args` say on `device`; a sum on GPUs needs one that computes.
+pub(super) fn on_device(sync: SyncConfig, args: &SyncArgs, device: DeviceChoice) -> Result<SyncConfig, ConfigError> {
+    let sync = SyncConfig { update: args.update.unwrap_or(device.update()), ..sync };
     match (&sync.method, device) {
         (SyncMethod::Allreduce { reduction: ReductionChoice::Nccl, .. }, DeviceChoice::Cuda(gpu)) => {
             Ok(SyncConfig { gpu, ..sync })
@@ -315,6 +335,7 @@ impl SyncConfig {
             bucket_mib: Some(self.bucket_cap_bytes as f64 / MIB),
             timeout: Some(self.timeout.as_secs()),
             trace: self.trace.clone(),
+            update: Some(self.update),
             ..SyncArgs::default()
         };
         match self.method {

@@ -4,6 +4,7 @@
 
 use super::format::{bytes, grouped, rate, seconds};
 use crate::config::TrainConfig;
+use crate::device_kernels::DeviceKernels;
 use crate::metrics::{EpochRecord, ScoreSums, Seconds, SlowestRank, StepLine, Summary, ThroughputStats};
 use std::collections::BTreeMap;
 
@@ -149,6 +150,22 @@ pub(super) fn step_parts(
     };
     let mut rows: Vec<String> = parts.into_iter().map(row).collect();
     rows.push(format!("  {:30} {faults_per_step:9.1} a step", "fresh pages"));
+    rows
+}
+
+/// Kernels that are named; the others are small.
+const NUM_NAMED: usize = 12;
+
+pub(super) fn device_kernels(kernels: &DeviceKernels) -> Vec<String> {
+    let row = |name: &str, seconds: f64, launches: String| {
+        format!("  {:30.30} {:9.3} ms a step {launches}", name, 1e3 * seconds)
+    };
+    let launches = |number: f64| format!("in {number:.1} launches");
+    let total = launches(kernels.launches_per_step);
+    let mut rows = vec![row(&format!("kernels of {} further steps", kernels.steps), kernels.seconds_per_step, total)];
+    rows.push(row("between them", kernels.idle_seconds_per_step, String::new()));
+    let named = kernels.kernels.iter().take(NUM_NAMED);
+    rows.extend(named.map(|kernel| row(&kernel.name, kernel.seconds_per_step, launches(kernel.launches_per_step))));
     rows
 }
 

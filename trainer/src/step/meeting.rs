@@ -2,17 +2,20 @@
 //!
 //! In: this rank's buckets. Out: new parameters. Invariant: what was prepared from some buckets takes effect only when all are there.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use burn::module::ParamId;
+use burn::tensor::TensorData;
 use burn_resnet::GradientSink;
-use distributed::{CollectiveError, GradientCollector, ROOT, StepAgreement, StepHeader, write};
+use distributed::{CollectiveError, GradientCollector, ROOT, StepAgreement, StepHeader};
 
 use super::{StepEnd, Stepper};
 use crate::clock::{Phase, PhaseClock};
+use crate::config::UpdateKind;
 use crate::model::ImageClassifier;
+use crate::readback::Readback;
 use crate::synchronizer::Togetherness;
 
 impl<M: ImageClassifier> Stepper<M> {
@@ -55,12 +58,12 @@ impl<M: ImageClassifier> Stepper<M> {
         Ok(agreement)
     }
 
-    /// Ends a step that failed without a trace, if a loss or gradient that is not finite is all that failed and such steps are left
-    /// out.
+    /// Ends a step that failed, if a loss or gradient that is not finite is all that failed and such steps are left out. The norm
+    /// statistics are the caller's to put back.
     ///
     /// # Errors
     /// `error`, where the step cannot be left out.
-    pub(super) fn leave_out(&mut self, error: anyhow::Error, norm_statistics: &[f32]) -> Result<StepEnd> {
+    pub(super) fn leave_out(&mut self, error: anyhow::Error) -> Result<StepEnd> {
         let is_loss = match error.downcast_ref() {
             Some(CollectiveError::NonFinite { parameter, .. }) => parameter.is_none(),
             _ => return Err(error),
@@ -69,7 +72,6 @@ impl<M: ImageClassifier> Stepper<M> {
         if !overflowed && !self.config.skips_non_finite {
             return Err(error);
         }
-        self.model = write(self.model.clone(), &self.state_layout, norm_statistics);
         Ok(StepEnd { stop: false, skipped: Some(error.to_string()), overflowed })
     }
 
@@ -135,8 +137,12 @@ impl<M: ImageClassifier> Stepper<M> {
         Ok(self.communicator.barrier()?)
     }
 
-    /// Ties the model to what it shares with the other ranks: norm statistics, and buckets for its gradients.
+    /// Ties the model to what it shares with the other ranks: norm statistics, and buckets for its gradients. One that is updated on
+    /// its device shares nothing.
     pub(super) fn connect(&mut self) -> Result<()> {
+        if self.on_device.is_some() {
+            return Ok(());
+        }
         let model = self.model.clone();
         self.model = match &self.norm_reducer {
             None => model,
@@ -145,9 +151,9 @@ impl<M: ImageClassifier> Stepper<M> {
                 .context("batch norm sync: this model has no synchronised norm, expected one that overrides with_statistics_reducer; use --batch-norm local")?,
         };
         self.reducer.rename(&self.model);
-        let sink = Arc::new(BucketSink(self.reducer.collector()));
-        let streaming = self.model.clone().with_gradient_sink(sink);
-        self.streams = streaming.is_some();
+        let sink = Arc::new(BucketSink::new(self.reducer.collector(), self.config.sync.update));
+        let streaming = self.model.clone().with_gradient_sink(Arc::clone(&sink) as _);
+        self.sink = streaming.is_some().then_some(sink);
         if let Some(model) = streaming {
             self.model = model;
         }
@@ -157,10 +163,49 @@ impl<M: ImageClassifier> Stepper<M> {
 
 /// The buckets as a model's hooks see them.
 #[derive(Debug)]
-struct BucketSink(Arc<GradientCollector>);
+pub(super) enum BucketSink {
+    /// Values are looked at where they were computed.
+    Here(Arc<GradientCollector>),
+    /// A thread waits for the device, while the backward pass is still being given to it.
+    Beside(Mutex<Readback<(ParamId, TensorData), ()>>),
+}
+
+impl BucketSink {
+    fn new(collector: Arc<GradientCollector>, update: UpdateKind) -> Self {
+        match update {
+            UpdateKind::Host => Self::Here(collector),
+            UpdateKind::Device => Self::Beside(Mutex::new(Readback::start(move |(parameter, gradient)| {
+                put(&collector, parameter, &gradient);
+            }))),
+        }
+    }
+
+    /// Returns when all gradients that were taken are in their buckets.
+    ///
+    /// # Panics
+    /// As the copy of one of them did.
+    pub(super) fn settle(&self) {
+        if let Self::Beside(readback) = self {
+            let mut readback = lock(readback);
+            while readback.receive().is_some() {}
+        }
+    }
+}
 
 impl GradientSink for BucketSink {
-    fn take(&self, parameter: ParamId, gradient: &[f32]) {
-        self.0.take(parameter, gradient);
+    fn take(&self, parameter: ParamId, gradient: TensorData) {
+        match self {
+            Self::Here(collector) => put(collector, parameter, &gradient),
+            Self::Beside(readback) => lock(readback).send((parameter, gradient)),
+        }
     }
+}
+
+fn put(collector: &GradientCollector, parameter: ParamId, gradient: &TensorData) {
+    collector.take(parameter, gradient.as_slice().expect("gradients of parameters are f32, and their device works"));
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // A poisoned lock means that a pass panicked; the job ends with that panic.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

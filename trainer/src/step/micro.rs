@@ -13,7 +13,7 @@ use distributed::{MicroStepConfig, StepHeader, watchdog};
 use super::Stepper;
 use crate::clock::{Phase, PhaseClock};
 use crate::metrics::ScoreSums;
-use crate::model::{ImageClassifier, cross_entropy_sum, score};
+use crate::model::{ImageClassifier, UnreadScore, cross_entropy_sum};
 
 /// One micro-batch's place in its step.
 #[derive(Clone, Copy, Debug)]
@@ -23,6 +23,20 @@ pub(super) struct MicroStep {
     pub(super) slab: usize,
     pub(super) is_last: bool,
     pub(super) announces: bool,
+}
+
+/// What a forward pass gave, off the tape.
+pub(super) struct Forward {
+    logits: Tensor<2>,
+    loss_sum: Tensor<1>,
+    labels: Vec<u32>,
+}
+
+impl Forward {
+    /// To be read.
+    pub(super) fn score(self) -> UnreadScore {
+        UnreadScore::new(self.logits, self.loss_sum, self.labels)
+    }
 }
 
 impl<M: ImageClassifier> Stepper<M> {
@@ -45,7 +59,15 @@ impl<M: ImageClassifier> Stepper<M> {
         self.config.whereabouts.enter(watchdog::Phase::Forward);
         let start = Instant::now();
         let loss = match computes {
-            true => Some(self.forward(batch, local)?),
+            true => {
+                let batch = if counts { batch } else { placeholder(batch.shape).upload(&self.device) };
+                let (forward, loss_sum) = self.forward(batch);
+                let scored = forward.score().read()?;
+                if counts {
+                    *local += scored;
+                }
+                Some(loss_sum)
+            }
             false => None,
         };
         if let (Some(statistics), true) = (&mut self.shard_statistics, counts) {
@@ -69,25 +91,22 @@ impl<M: ImageClassifier> Stepper<M> {
             let how = MicroStepConfig { weight, slab: micro.slab, is_last: micro.is_last, is_void: !counts };
             self.reducer.begin_micro_step(how);
             let gradients = loss_sum.mul_scalar(scale / micro.divisor as f64).backward();
+            if let Some(sink) = &self.sink {
+                sink.settle();
+            }
             self.reducer.accumulate(&self.model, gradients, 1.0);
         }
         clock.add_since(Phase::Backward, start);
         Ok(())
     }
 
-    /// The summed loss of one micro-batch, on the tape.
-    fn forward(&self, batch: DeviceBatch, local: &mut ScoreSums) -> Result<Tensor<1>> {
-        let counts = !batch.labels.is_empty();
-        let batch = if counts { batch } else { placeholder(batch.shape).upload(&self.device) };
+    /// The results of one micro-batch, and its summed loss on the tape.
+    pub(super) fn forward(&self, batch: DeviceBatch) -> (Forward, Tensor<1>) {
         let known = batch.labels.clone();
         let ImageBatch { images, labels } = batch.into_images();
         let logits = self.model.forward(images);
         let loss_sum = cross_entropy_sum(logits.clone(), labels, self.config.label_smoothing);
-        let scored = score(logits.inner(), loss_sum.clone().inner(), &known)?;
-        if counts {
-            *local += scored;
-        }
-        Ok(loss_sum)
+        (Forward { logits: logits.inner(), loss_sum: loss_sum.clone().inner(), labels: known }, loss_sum)
     }
 }
 

@@ -48,8 +48,9 @@ pub(super) fn check(subject: &Subject<'_>) -> Result<Finding> {
     let precision = subject.precision;
     let (expected_logits, _) = fixture.floats("A.logits")?;
     let (expected_losses, _) = fixture.floats("A.losses")?;
-    let gradients_off = relative_l2(&fixture.parameters("gradient", &layout)?, &gradients.concat());
-    Ok(Finding::Compared(vec![
+    let (expected_gradients, gradients) = (fixture.parameters("gradient", &layout)?, gradients.concat());
+    let gradients_off = relative_l2(&expected_gradients, &gradients);
+    let mut comparisons = vec![
         Comparison::difference(
             "logits, of the largest",
             of_largest(&expected_logits, &values(logits.inner())?),
@@ -61,7 +62,17 @@ pub(super) fn check(subject: &Subject<'_>) -> Result<Finding> {
             precision.loss(),
         ),
         Comparison::difference("all gradients, relative L2", gradients_off, precision.gradients()),
-    ]))
+    ];
+    if gradients_off > precision.gradients() {
+        let off = layout.entries().iter().map(|entry| {
+            let off = relative_l2(&expected_gradients[entry.range()], &gradients[entry.range()]);
+            format!("{} {off:.1e}", in_pytorch(&entry.path))
+        });
+        // As the backward pass meets them: the first that is wrong tells where to look.
+        let off: Vec<String> = off.rev().collect();
+        comparisons.push(Comparison::told("the same of each parameter, last layer first", off.join(", ")));
+    }
+    Ok(Finding::Compared(comparisons))
 }
 
 fn values<const D: usize>(tensor: Tensor<D>) -> Result<Vec<f32>> {

@@ -11,7 +11,9 @@ mod golden;
 mod known_answer;
 mod learning;
 mod memory;
+mod nccl;
 mod precision;
+mod ranks;
 mod reference;
 mod render;
 mod ten_steps;
@@ -65,10 +67,12 @@ struct Kind {
     make: fn(&Subject<'_>) -> Result<Finding>,
 }
 
-const KINDS: [Kind; 6] = [
+const KINDS: [Kind; 8] = [
     Kind { name: "known-answer", expectation: known_answer::EXPECTATION, make: known_answer::check },
     Kind { name: "golden", expectation: golden::EXPECTATION, make: golden::check },
     Kind { name: "ten-steps", expectation: ten_steps::EXPECTATION, make: ten_steps::check },
+    Kind { name: "ranks", expectation: ranks::EXPECTATION, make: ranks::check },
+    Kind { name: "nccl", expectation: nccl::EXPECTATION, make: nccl::check },
     Kind { name: "learning", expectation: learning::EXPECTATION, make: learning::check },
     Kind { name: "checkpoints", expectation: checkpoints::EXPECTATION, make: checkpoints::check },
     Kind { name: "memory", expectation: memory::EXPECTATION, make: memory::check },

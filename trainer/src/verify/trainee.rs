@@ -9,7 +9,7 @@ use anyhow::Result;
 use burn::tensor::Device;
 use burn_resnet::ResNet;
 use datasets::{LoadedStep, Loader, LoaderConfig, ShapesConfig, ShardConfig, ShardPlan, shapes};
-use distributed::SingleCommunicator;
+use distributed::{Communicator, SingleCommunicator};
 
 use crate::clock::PhaseClock;
 use crate::config::{ComputeConfig, ModelConfig, ShortcutKind, SyncConfig};
@@ -40,7 +40,18 @@ pub(super) struct Trainee {
 }
 
 impl Trainee {
+    /// Trained by one rank.
     pub(super) fn new(lesson: Lesson, compute: &ComputeConfig, device: &Device) -> Result<Self> {
+        Self::of_rank(lesson, compute, device, Arc::new(SingleCommunicator::new()))
+    }
+
+    /// Trained by several ranks, of which this is one, with norm statistics over all.
+    pub(super) fn of_rank(
+        lesson: Lesson,
+        compute: &ComputeConfig,
+        device: &Device,
+        communicator: Arc<dyn Communicator>,
+    ) -> Result<Self> {
         let num_samples = lesson.batch_size * lesson.num_batches;
         let data = shapes::open(&ShapesConfig { num_train: num_samples, num_test: 1, seed: 7 })?;
         let plan = ShardPlan::new(ShardConfig {
@@ -50,11 +61,12 @@ impl Trainee {
             epoch: 0,
             shuffle: true,
             drop_last: true,
-            shard_index: 0,
-            num_shards: 1,
+            shard_index: communicator.rank(),
+            num_shards: communicator.world_size(),
             num_own_shards: 1,
         })?;
-        let how = LoaderConfig { num_threads: 0, ..LoaderConfig::new(lesson.batch_size, data.normalization) };
+        let micro_batch_size = lesson.batch_size.div_ceil(communicator.world_size());
+        let how = LoaderConfig { num_threads: 0, ..LoaderConfig::new(micro_batch_size, data.normalization) };
         let model = ModelConfig { depth: lesson.depth, shortcut: ShortcutKind::A };
         let request = ModelRequest {
             num_classes: data.train.class_names().len(),
@@ -68,34 +80,35 @@ impl Trainee {
             label_smoothing: 0.0,
             clip_norm: None,
             loss_scale: LossScaling::of(compute.dtype),
-            sync_batch_norm: false,
+            sync_batch_norm: communicator.world_size() > 1,
             skips_non_finite: false,
-            sync: SyncConfig::default(),
+            sync: SyncConfig { update: compute.device.update(), ..SyncConfig::default() },
             server_link: None,
             whereabouts: Arc::default(),
         };
         let model = resnet(&model, false, &request)?;
         Ok(Self {
-            stepper: Stepper::new(model, config, Arc::new(SingleCommunicator::new()), device)?,
+            stepper: Stepper::new(model, config, communicator, device)?,
             batches: Loader::start(data.train, plan, how).collect::<Result<_, _>>()?,
             clock: PhaseClock::new(),
             num_steps: 0,
         })
     }
 
-    /// Makes a step; its mean loss.
+    /// Makes a step; the mean loss of this rank's samples.
     pub(super) fn step(&mut self) -> Result<f32> {
         let loaded = self.batches[self.num_steps as usize % self.batches.len()].clone();
         let loaded = loaded.map(|batch| batch.upload(self.stepper.device()));
         let mut scores = ScoreSums::default();
         let at = StepPosition { epoch: 0, step: self.num_steps, must_meet: false };
         self.stepper.step(at, loaded, LEARNING_RATE, false, &mut scores, &mut self.clock)?;
+        self.stepper.settle(&mut scores, &mut self.clock)?;
         self.num_steps += 1;
         Ok(scores.loss_mean() as f32)
     }
 
     /// All parameters, flat in module order.
     pub(super) fn parameters(&self) -> Vec<f32> {
-        self.stepper.optimizer().parameters().to_vec()
+        self.stepper.parameters().into_owned()
     }
 }

@@ -15,11 +15,10 @@ use crate::process;
 pub(super) const ENTRY: &str = "gpu-check.sh";
 
 /// Of `peers/`.
-const SCRIPTS: [&str; 12] = [
+const SCRIPTS: [&str; 11] = [
     "gpu/gpu-check.sh",
     "gpu/gpu_check.py",
     "gpu/arithmetic.py",
-    "gpu/ncu.py",
     "gpu/peer.py",
     "gpu/place.py",
     "gpu/processes.py",

@@ -1,0 +1,132 @@
+//! The tensors of a layout where they are: nothing here passes through host memory.
+//!
+//! In: a module, a layout of it. Out: flat tensors on the module's device, off the tape; the module with others in their place.
+//! Invariant: handles are moved, no element is read back, so that nothing waits for the device.
+
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
+use burn::tensor::{Device, FloatDType, Gradients, Tensor};
+
+use crate::ParameterLayout;
+use crate::layout::Cursor;
+
+/// The tensors of `layout` in `module`, each flat and in f32, in the order of the layout.
+///
+/// Norm statistics come with the updates of all forward passes made so far.
+///
+/// # Panics
+/// When `layout` is not of this module.
+pub fn tensors<M: Module>(module: &M, layout: &ParameterLayout) -> Vec<Tensor<1>> {
+    let mut collector = Collector { cursor: Cursor::new(layout), tensors: Vec::with_capacity(layout.entries().len()) };
+    // `valid` takes pending updates of running states in.
+    module.valid().visit(&mut collector);
+    collector.cursor.finish();
+    collector.tensors
+}
+
+/// `module` with the tensors of `layout` replaced by `tensors`; ids, shapes, gradient requirements and types stay. As
+/// [`write`](crate::write), without the way through host memory.
+///
+/// # Panics
+/// When `layout` is not of this module, or a tensor has another number of elements than its entry.
+pub fn replace<M: Module>(module: M, layout: &ParameterLayout, tensors: Vec<Tensor<1>>) -> M {
+    assert_eq!(tensors.len(), layout.entries().len(), "tensors and layout differ in number");
+    // A pending update would overwrite what is placed here at the next forward pass.
+    drop(module.valid());
+    let mut placer = Placer { cursor: Cursor::new(layout), tensors: tensors.into_iter() };
+    let module = module.map(&mut placer);
+    placer.cursor.finish();
+    module
+}
+
+/// The gradients of the parameters of `layout`, each flat and in f32; zeros where the tape has none.
+///
+/// # Panics
+/// When `layout` is not of this module.
+pub fn take_gradients<M: Module>(module: &M, layout: &ParameterLayout, gradients: Gradients) -> Vec<Tensor<1>> {
+    let tensors = Vec::with_capacity(layout.entries().len());
+    let mut taker = Taker { cursor: Cursor::new(layout), gradients, tensors };
+    module.visit(&mut taker);
+    taker.cursor.finish();
+    taker.tensors
+}
+
+struct Collector<'a> {
+    cursor: Cursor<'a>,
+    tensors: Vec<Tensor<1>>,
+}
+
+impl ModuleVisitor for Collector<'_> {
+    fn enter_module(&mut self, name: &str, _container_type: &str) {
+        self.cursor.enter(name);
+    }
+
+    fn exit_module(&mut self, _name: &str, _container_type: &str) {
+        self.cursor.exit();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if let Some(entry) = self.cursor.take() {
+            self.tensors.push(flat(param.val().inner(), entry.len));
+        }
+    }
+}
+
+struct Placer<'a, I> {
+    cursor: Cursor<'a>,
+    tensors: I,
+}
+
+impl<I: Iterator<Item = Tensor<1>>> ModuleMapper for Placer<'_, I> {
+    fn enter_module(&mut self, name: &str, _container_type: &str) {
+        self.cursor.enter(name);
+    }
+
+    fn exit_module(&mut self, _name: &str, _container_type: &str) {
+        self.cursor.exit();
+    }
+
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let Some(entry) = self.cursor.take() else {
+            return param;
+        };
+        let own = self.tensors.next().expect("there are as many tensors as entries");
+        param.map(|tensor| {
+            assert_eq!(tensor.shape().as_slice(), entry.shape, "{}: tensor and layout differ in shape", entry.path);
+            let placed = own.reshape(tensor.shape()).cast(FloatDType::from(tensor.dtype()));
+            let placed = if tensor.is_autodiff() { placed.autodiff() } else { placed };
+            placed.set_require_grad(tensor.is_require_grad())
+        })
+    }
+}
+
+struct Taker<'a> {
+    cursor: Cursor<'a>,
+    gradients: Gradients,
+    tensors: Vec<Tensor<1>>,
+}
+
+impl ModuleVisitor for Taker<'_> {
+    fn enter_module(&mut self, name: &str, _container_type: &str) {
+        self.cursor.enter(name);
+    }
+
+    fn exit_module(&mut self, _name: &str, _container_type: &str) {
+        self.cursor.exit();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let Some(entry) = self.cursor.take() else { return };
+        let tensor = param.val();
+        self.tensors.push(match tensor.grad_remove(&mut self.gradients) {
+            Some(gradient) => flat(gradient, entry.len),
+            None => {
+                let device: Device = tensor.device().inner();
+                Tensor::zeros([entry.len], &device)
+            }
+        });
+    }
+}
+
+fn flat<const D: usize>(tensor: Tensor<D>, len: usize) -> Tensor<1> {
+    tensor.reshape([len]).cast(FloatDType::F32)
+}

@@ -1,0 +1,207 @@
+//! The kernels that a GPU runs in a training step: how many, whose time, and how long it idles between them.
+//!
+//! In: steps made under observation. Out: [`DeviceKernels`]; nothing from processors' backends, which launch no kernels.
+//! Invariant: nothing waits while steps are observed; the device's own clock is read when they are over.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use anyhow::Result;
+use serde::Serialize;
+
+/// What was observed, a step's share of it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct DeviceKernels {
+    /// Steps that were observed.
+    pub steps: usize,
+    /// Kernels that a step launches, copies and fills of memory not counted.
+    pub launches_per_step: f64,
+    /// Time in kernels, seconds, by the device's clock.
+    pub seconds_per_step: f64,
+    /// Time between the first and the last kernel in which none ran, seconds: launches, waiting, copies.
+    pub idle_seconds_per_step: f64,
+    /// Launches a step that the device did not time.
+    pub untimed_per_step: f64,
+    /// The longest first.
+    pub kernels: Vec<KernelShare>,
+}
+
+/// All launches of one name.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct KernelShare {
+    /// As cubecl names it, without its type parameters.
+    pub name: String,
+    /// How often a step launches it.
+    pub launches_per_step: f64,
+    /// Its time, seconds.
+    pub seconds_per_step: f64,
+}
+
+/// One launch.
+#[derive(Clone, Debug, PartialEq)]
+#[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "no backend here launches any"))]
+struct Launch {
+    name: String,
+    /// Begin and end by the device's clock, if it told.
+    span: Option<(Duration, Duration)>,
+}
+
+impl DeviceKernels {
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "as above"))]
+    fn of(launches: &[Launch], steps: usize) -> Self {
+        let per_step = |sum: f64| sum / steps.max(1) as f64;
+        let mut by_name: BTreeMap<&str, (usize, Duration)> = BTreeMap::new();
+        let mut spans = Vec::with_capacity(launches.len());
+        for launch in launches {
+            let (count, time) = by_name.entry(&launch.name).or_default();
+            *count += 1;
+            if let Some((begin, end)) = launch.span {
+                *time += end.saturating_sub(begin);
+                spans.push((begin, end));
+            }
+        }
+        spans.sort_unstable();
+        let (mut idle, mut busy_until) = (Duration::ZERO, None);
+        for &(begin, end) in &spans {
+            let until: Duration = busy_until.unwrap_or(begin);
+            idle += begin.saturating_sub(until);
+            busy_until = Some(until.max(end));
+        }
+        let shares = by_name.into_iter().map(|(name, (count, time))| KernelShare {
+            name: name.to_owned(),
+            launches_per_step: per_step(count as f64),
+            seconds_per_step: per_step(time.as_secs_f64()),
+        });
+        let mut kernels: Vec<KernelShare> = shares.collect();
+        kernels.sort_by(|a, b| b.seconds_per_step.total_cmp(&a.seconds_per_step));
+        Self {
+            steps,
+            launches_per_step: per_step(launches.len() as f64),
+            seconds_per_step: kernels.iter().map(|kernel| kernel.seconds_per_step).sum(),
+            idle_seconds_per_step: per_step(idle.as_secs_f64()),
+            untimed_per_step: per_step((launches.len() - spans.len()) as f64),
+            kernels,
+        }
+    }
+}
+
+/// Makes steps by `make`, which ends when the device is done with them, and says what ran; `None` where no kernel was launched.
+///
+/// # Errors
+/// Those of `make`.
+#[cfg(not(feature = "cuda"))]
+pub fn observed(_steps: usize, make: impl FnOnce() -> Result<()>) -> Result<Option<DeviceKernels>> {
+    make()?;
+    Ok(None)
+}
+
+/// Makes steps by `make`, which ends when the device is done with them, and says what ran; `None` where no kernel was launched.
+///
+/// # Errors
+/// Those of `make`.
+#[cfg(feature = "cuda")]
+pub fn observed(steps: usize, make: impl FnOnce() -> Result<()>) -> Result<Option<DeviceKernels>> {
+    let launches = observer::launches(make)?;
+    Ok((!launches.is_empty()).then(|| DeviceKernels::of(&launches, steps)))
+}
+
+#[cfg(feature = "cuda")]
+mod observer {
+    use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+    use std::time::{Duration, Instant};
+
+    use anyhow::Result;
+    use cubecl::config::{TypeNameFormatLevel, type_name_format};
+    use cubecl::future::block_on;
+    use cubecl::logging::{LaunchObservation, LaunchObserver, ProfileDuration, TimingMethod, TimingRequest};
+
+    use super::Launch;
+
+    /// Keeps every launch and its measurement, unread.
+    #[derive(Default)]
+    struct Keeper(Mutex<Vec<(&'static str, Option<ProfileDuration>)>>);
+
+    impl Keeper {
+        fn lock(&self) -> MutexGuard<'_, Vec<(&'static str, Option<ProfileDuration>)>> {
+            self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        }
+    }
+
+    impl LaunchObserver for Keeper {
+        fn launched(&self, kernel: &'static str) {
+            self.lock().push((kernel, None));
+        }
+
+        fn timing(&self) -> TimingRequest {
+            TimingRequest::Deferred
+        }
+
+        fn profiled(&self, kernel: &'static str, profile: ProfileDuration) {
+            // It comes right behind its launch, on the same thread; another thread's may have come between.
+            let mut launches = self.lock();
+            if let Some((_, span)) = launches.iter_mut().rev().find(|(name, span)| *name == kernel && span.is_none()) {
+                *span = Some(profile);
+            }
+        }
+
+        fn timed(&self, _kernel: &'static str, _duration: Duration, _method: TimingMethod) {}
+    }
+
+    pub(super) fn launches(make: impl FnOnce() -> Result<()>) -> Result<Vec<Launch>> {
+        let keeper = Arc::new(Keeper::default());
+        let observation = LaunchObservation::new(keeper.clone());
+        let made = make();
+        drop(observation);
+        made?;
+        // Any instant before the first launch that the device's clock can be told from; differences alone count.
+        let epoch = Instant::now().checked_sub(Duration::from_secs(3600)).unwrap_or_else(Instant::now);
+        let kept = std::mem::take(&mut *keeper.lock());
+        let launch = |(name, profile): (&'static str, Option<ProfileDuration>)| Launch {
+            name: type_name_format(name, TypeNameFormatLevel::Short),
+            span: profile
+                .filter(|profile| profile.timing_method() == TimingMethod::Device)
+                .and_then(|profile| block_on(profile.resolve()))
+                .map(|ticks| (ticks.start_duration_since(epoch), ticks.end_duration_since(epoch))),
+        };
+        Ok(kept.into_iter().map(launch).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn launch(name: &str, span: Option<(u64, u64)>) -> Launch {
+        let span = span.map(|(begin, end)| (Duration::from_millis(begin), Duration::from_millis(end)));
+        Launch { name: name.to_owned(), span }
+    }
+
+    #[test]
+    fn times_are_summed_by_name_and_gaps_are_those_that_no_kernel_fills() {
+        // b overlaps a; 7 ms lie between them and c, which came first to be told.
+        let launches = [
+            launch("c", Some((20, 24))),
+            launch("a", Some((0, 10))),
+            launch("b", Some((5, 13))),
+            launch("a", Some((24, 26))),
+            launch("copy", None),
+        ];
+        let kernels = DeviceKernels::of(&launches, 2);
+        let close = |got: f64, milliseconds: f64| assert!((got - 1e-3 * milliseconds).abs() < 1e-12, "{kernels:?}");
+        close(kernels.seconds_per_step, 12.0);
+        close(kernels.idle_seconds_per_step, 3.5);
+        assert_eq!((kernels.launches_per_step, kernels.untimed_per_step), (2.5, 0.5));
+        let names: Vec<(&str, f64)> = kernels.kernels.iter().map(|k| (k.name.as_str(), k.launches_per_step)).collect();
+        assert_eq!(names, [("a", 1.0), ("b", 0.5), ("c", 0.5), ("copy", 0.5)]);
+    }
+
+    #[test]
+    fn a_processor_launches_no_kernels_and_the_steps_are_made() {
+        let mut is_made = false;
+        let kernels = observed(1, || {
+            is_made = true;
+            Ok(())
+        });
+        assert!(kernels.unwrap().is_none() && is_made);
+    }
+}

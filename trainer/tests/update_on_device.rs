@@ -1,0 +1,250 @@
+//! A rank that is updated on its device trains as one that is updated in main memory, and loses no result.
+
+#![allow(clippy::unwrap_used, reason = "a failed unwrap here is a failed test")]
+
+mod fixture;
+
+use std::sync::Arc;
+
+use anyhow::Result;
+use burn::module::Module;
+use burn::tensor::Device;
+use burn_resnet::{ResNet, ResNetConfig};
+use datasets::{LoadedStep, Loader, LoaderConfig, Pixels, ShapesConfig, ShardConfig, ShardPlan, shapes};
+use distributed::{ParameterLayout, SingleCommunicator, read};
+use fixture::{flags, run};
+use trainer::clock::PhaseClock;
+use trainer::config::{DeviceChoice, SyncConfig, UpdateKind};
+use trainer::loss_scale::LossScaling;
+use trainer::metrics::ScoreSums;
+use trainer::optimizer::SgdConfig;
+use trainer::step::{StepConfig, StepEnd, StepPosition, Stepper};
+
+const NUM_STEPS: usize = 5;
+
+/// How far parameters, velocities and losses may be off, relative to the largest: roundings only.
+const TOLERANCE: f64 = 2e-5;
+
+/// Five steps of eight images in micro-batches of three.
+fn steps() -> Vec<LoadedStep> {
+    let data = shapes::open(&ShapesConfig { num_train: 8 * NUM_STEPS, num_test: 10, seed: 1 }).unwrap();
+    let plan = ShardPlan::new(ShardConfig {
+        num_samples: data.train.len(),
+        global_batch_size: 8,
+        seed: 5,
+        epoch: 0,
+        shuffle: true,
+        drop_last: false,
+        shard_index: 0,
+        num_shards: 1,
+        num_own_shards: 1,
+    })
+    .unwrap();
+    Loader::start(data.train, plan, LoaderConfig::new(3, data.normalization)).map(Result::unwrap).collect()
+}
+
+fn config(update: UpdateKind) -> StepConfig {
+    StepConfig {
+        sgd: SgdConfig { momentum: 0.9, nesterov: false, weight_decay: 1e-2, decay_norm_and_bias: true },
+        label_smoothing: 0.0,
+        clip_norm: None,
+        loss_scale: LossScaling::None,
+        sync_batch_norm: false,
+        skips_non_finite: false,
+        sync: SyncConfig { update, ..SyncConfig::default() },
+        server_link: None,
+        whereabouts: Arc::default(),
+    }
+}
+
+fn stepper(config: StepConfig, device: &Device) -> Stepper<ResNet> {
+    let model = ResNetConfig::cifar(8).unwrap().init(3, &device.clone().autodiff());
+    Stepper::new(model, config, Arc::new(SingleCommunicator::new()), device).unwrap()
+}
+
+fn step(stepper: &mut Stepper<ResNet>, index: usize, loaded: LoadedStep, sums: &mut ScoreSums) -> Result<StepEnd> {
+    let at = StepPosition { epoch: 0, step: index as u64, must_meet: false };
+    let loaded = loaded.map(|batch| batch.upload(stepper.device()));
+    stepper.step(at, loaded, 0.02, false, sums, &mut PhaseClock::new())
+}
+
+fn settle(stepper: &mut Stepper<ResNet>, sums: &mut ScoreSums) -> Result<()> {
+    stepper.settle(sums, &mut PhaseClock::new())
+}
+
+fn norm_statistics(stepper: &Stepper<ResNet>) -> Vec<f32> {
+    let model = stepper.model().valid();
+    read(&model, &ParameterLayout::state(&model))
+}
+
+/// Parameters, velocities, norm statistics and the loss of each step.
+fn course(config: StepConfig, device: &Device) -> [Vec<f32>; 4] {
+    let mut stepper = stepper(config, device);
+    let losses = steps().into_iter().enumerate().map(|(index, loaded)| {
+        let mut sums = ScoreSums::default();
+        step(&mut stepper, index, loaded, &mut sums).unwrap();
+        settle(&mut stepper, &mut sums).unwrap();
+        assert_eq!(sums.num_samples, 8);
+        sums.loss_mean() as f32
+    });
+    let losses = losses.collect();
+    let in_model = read(stepper.model(), &ParameterLayout::new(stepper.model()));
+    assert_eq!(in_model, *stepper.parameters(), "the model has the optimizer's parameters");
+    [in_model, stepper.velocities().into_owned(), norm_statistics(&stepper), losses]
+}
+
+fn assert_close(what: &str, [host, device]: [&[f32]; 2]) {
+    assert_eq!(host.len(), device.len());
+    let largest = host.iter().fold(0.0f32, |largest, value| largest.max(value.abs()));
+    let off = host.iter().zip(device).fold(0.0f32, |off, (host, device)| off.max((host - device).abs()));
+    assert!(largest > 0.0 && f64::from(off / largest) < TOLERANCE, "{what}: {off:e} of {largest:e}");
+}
+
+fn assert_updates_agree(what: &str, device: &Device, change: impl Fn(&mut StepConfig)) {
+    let [host, on_device] = [UpdateKind::Host, UpdateKind::Device].map(|update| {
+        let mut config = config(update);
+        change(&mut config);
+        course(config, device)
+    });
+    for (name, host, on_device) in ["parameters", "velocities", "norm statistics", "losses"]
+        .into_iter()
+        .zip(&host)
+        .zip(&on_device)
+        .map(|((name, host), on_device)| (name, host, on_device))
+    {
+        assert_close(&format!("{what}: {name}"), [host, on_device]);
+    }
+}
+
+#[test]
+fn five_steps_equal_those_of_the_host_whatever_the_optimizer_does() {
+    let flex = Device::flex();
+    assert_updates_agree("momentum and decay", &flex, |_| {});
+    assert_updates_agree("nesterov, decay of weights only", &flex, |config| {
+        config.sgd = SgdConfig { nesterov: true, decay_norm_and_bias: false, ..config.sgd };
+    });
+    assert_updates_agree("no momentum, no decay", &flex, |config| {
+        config.sgd = SgdConfig { momentum: 0.0, weight_decay: 0.0, ..config.sgd };
+    });
+    assert_updates_agree("clipped", &flex, |config| config.clip_norm = Some(0.5));
+    assert_updates_agree("hardly clipped", &flex, |config| config.clip_norm = Some(1e6));
+    assert_updates_agree("scaled", &flex, |config| config.loss_scale = LossScaling::Fixed(4096));
+    assert_updates_agree("smoothed, looked at before", &flex, |config| {
+        (config.label_smoothing, config.skips_non_finite) = (0.1, true);
+    });
+}
+
+#[test]
+#[cfg_attr(feature = "ndarray", allow(deprecated, reason = "burn calls its NdArray so; it is the second opinion here"))]
+fn steps_of_another_backend_agree_too() {
+    #[cfg(feature = "ndarray")]
+    assert_updates_agree("ndarray", &Device::ndarray(), |_| {});
+    assert_eq!(DeviceChoice::built_in().contains(&"ndarray"), cfg!(feature = "ndarray"));
+}
+
+#[test]
+fn results_come_a_step_late_in_order_and_none_is_lost() {
+    let mut stepper = stepper(config(UpdateKind::Device), &Device::flex());
+    let mut sums = Vec::new();
+    for (index, loaded) in steps().into_iter().enumerate() {
+        let mut own = ScoreSums::default();
+        step(&mut stepper, index, loaded, &mut own).unwrap();
+        sums.push(own);
+    }
+    let mut last = ScoreSums::default();
+    settle(&mut stepper, &mut last).unwrap();
+    sums.push(last);
+    let mut none = ScoreSums::default();
+    settle(&mut stepper, &mut none).unwrap();
+    assert_eq!((none, sums[0]), Default::default());
+    let losses: Vec<f32> = sums[1..].iter().map(|sums| sums.loss_mean() as f32).collect();
+    assert_eq!(losses, course(config(UpdateKind::Device), &Device::flex())[3]);
+}
+
+fn with_bad_pixel(mut loaded: LoadedStep, value: f32) -> LoadedStep {
+    let Pixels::Normalised(pixels) = &mut loaded.micro_batches[1].pixels else { panic!("raw pixels") };
+    pixels[100] = value;
+    loaded
+}
+
+#[test]
+fn a_loss_that_is_not_finite_ends_the_run_at_the_next_step_and_names_its_own() {
+    let mut stepper = stepper(config(UpdateKind::Device), &Device::flex());
+    let mut steps = steps().into_iter();
+    let (mut sums, bad) = (ScoreSums::default(), with_bad_pixel(steps.next().unwrap(), f32::NAN));
+    step(&mut stepper, 0, bad, &mut sums).unwrap();
+    let error = format!("{:#}", step(&mut stepper, 1, steps.next().unwrap(), &mut sums).unwrap_err());
+    assert!(error.contains("step 0: non-finite loss") && error.contains("on rank 0"), "{error}");
+}
+
+#[test]
+fn a_gradient_that_overflows_is_named_before_anything_is_saved() {
+    let config = StepConfig { loss_scale: LossScaling::Fixed(1 << 24), ..config(UpdateKind::Device) };
+    let network = ResNetConfig::cifar(8).unwrap().with_activations(burn_resnet::Activations::F16);
+    let model = network.init(3, &Device::flex().autodiff());
+    let mut stepper = Stepper::new(model, config, Arc::new(SingleCommunicator::new()), &Device::flex()).unwrap();
+    let mut sums = ScoreSums::default();
+    step(&mut stepper, 0, steps().swap_remove(0), &mut sums).unwrap();
+    let error = format!("{:#}", settle(&mut stepper, &mut sums).unwrap_err());
+    for part in ["step 0", "largest gradient, in", "fixed loss scale of 16777216", "--loss-scale dynamic"] {
+        assert!(error.contains(part), "{part} is not in: {error}");
+    }
+}
+
+#[test]
+fn a_skipped_step_leaves_no_trace() {
+    let state = |stepper: &Stepper<ResNet>| {
+        let all = [&*stepper.parameters(), &*stepper.velocities(), &norm_statistics(stepper)].concat();
+        all.into_iter().map(f32::to_bits).collect::<Vec<u32>>()
+    };
+    for bad in [f32::NAN, f32::INFINITY] {
+        let config = StepConfig { skips_non_finite: true, ..config(UpdateKind::Device) };
+        let mut stepper = stepper(config, &Device::flex());
+        let mut steps = steps().into_iter();
+        let mut sums = ScoreSums::default();
+        step(&mut stepper, 0, steps.next().unwrap(), &mut sums).unwrap();
+        let (before, known) = (state(&stepper), sums);
+        let end = step(&mut stepper, 1, with_bad_pixel(steps.next().unwrap(), bad), &mut sums).unwrap();
+        assert!(end.skipped.is_some_and(|reason| reason.contains("step 1")) && !end.overflowed);
+        assert_eq!((state(&stepper) == before, sums), (true, known), "{bad}");
+        step(&mut stepper, 2, steps.next().unwrap(), &mut sums).unwrap();
+        assert!(state(&stepper) != before && sums.num_samples == 16);
+    }
+}
+
+/// Two epochs of three steps.
+const TINY: &[&str] =
+    &["--model", "resnet8", "--shapes-train", "24", "--shapes-test", "10", "--global-batch-size", "8", "--epochs", "2"];
+
+#[test]
+fn a_whole_run_has_the_records_of_the_host_and_goes_on_from_its_checkpoints_to_the_same_bits() {
+    for options in [&[] as &[&str], &["--dtype", "f16"]] {
+        let with = |more: &[&str]| flags(TINY, &[options, more].concat());
+        let saving = ["--update", "device", "--checkpoint-every-steps", "2", "--keep-checkpoints", "99"];
+        let device = run(1, &with(&saving));
+        let resumed = device.with_checkpoint_alone(2).go(1, &with(&["--update", "device", "--resume"]));
+        assert_eq!(resumed.parameter_hash(), device.parameter_hash(), "{options:?}");
+        let (whole, resumed) = (device.last_record(), resumed.last_record());
+        assert_eq!((whole.train_loss, whole.test_loss), (resumed.train_loss, resumed.test_loss));
+
+        let host = run(1, &with(&["--update", "host"])).last_record();
+        assert!((whole.train_loss / host.train_loss - 1.0).abs() < 1e-2, "{} {}", whole.train_loss, host.train_loss);
+        assert_eq!((whole.step, whole.loss_scale), (host.step, host.loss_scale));
+        // Where the run was updated may change when it goes on.
+        device.with_checkpoint_alone(4).go(1, &with(&["--update", "host", "--resume"]));
+    }
+}
+
+#[test]
+fn ranks_that_meet_others_do_so_in_main_memory() {
+    let hash = |world_size, options: &[&str]| run(world_size, &flags(TINY, options)).parameter_hash();
+    for (world_size, options) in [
+        (2, &[] as &[&str]),
+        (1, &["--reduction", "exact"]),
+        (1, &["--compress", "bf16"]),
+        (1, &["--sync", "local-sgd"]),
+    ] {
+        let on_device = [options, &["--update", "device"]].concat();
+        assert_eq!(hash(world_size, options), hash(world_size, &on_device), "{world_size} ranks {options:?}");
+    }
+}
