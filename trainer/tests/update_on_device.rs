@@ -78,9 +78,9 @@ fn norm_statistics(stepper: &Stepper<ResNet>) -> Vec<f32> {
 }
 
 /// Parameters, velocities, norm statistics and the loss of each step.
-fn course(config: StepConfig, device: &Device) -> [Vec<f32>; 4] {
+fn course(config: StepConfig, device: &Device, num_steps: usize) -> [Vec<f32>; 4] {
     let mut stepper = stepper(config, device);
-    let losses = steps().into_iter().enumerate().map(|(index, loaded)| {
+    let losses = steps().into_iter().take(num_steps).enumerate().map(|(index, loaded)| {
         let mut sums = ScoreSums::default();
         step(&mut stepper, index, loaded, &mut sums).unwrap();
         settle(&mut stepper, &mut sums).unwrap();
@@ -101,10 +101,12 @@ fn assert_close(what: &str, [host, device]: [&[f32]; 2]) {
 }
 
 fn assert_updates_agree(what: &str, device: &Device, change: impl Fn(&mut StepConfig)) {
+    // Another backend than ours takes seconds for a step.
+    let num_steps = if *device == Device::flex() { NUM_STEPS } else { 2 };
     let [host, on_device] = [UpdateKind::Host, UpdateKind::Device].map(|update| {
         let mut config = config(update);
         change(&mut config);
-        course(config, device)
+        course(config, device, num_steps)
     });
     for (name, host, on_device) in ["parameters", "velocities", "norm statistics", "losses"]
         .into_iter()
@@ -158,7 +160,7 @@ fn results_come_a_step_late_in_order_and_none_is_lost() {
     settle(&mut stepper, &mut none).unwrap();
     assert_eq!((none, sums[0]), Default::default());
     let losses: Vec<f32> = sums[1..].iter().map(|sums| sums.loss_mean() as f32).collect();
-    assert_eq!(losses, course(config(UpdateKind::Device), &Device::flex())[3]);
+    assert_eq!(losses, course(config(UpdateKind::Device), &Device::flex(), NUM_STEPS)[3]);
 }
 
 fn with_bad_pixel(mut loaded: LoadedStep, value: f32) -> LoadedStep {

@@ -103,7 +103,7 @@ fn run() -> Outcome {
 fn overview() -> String {
     let mut text = String::from("Usage: cargo xtask COMMAND [arguments]\n\nCommands:\n");
     for command in &COMMANDS {
-        text.push_str(&format!("  {:<8}{}\n", command.name, command.summary));
+        text.push_str(&format!("  {:<11}{}\n", command.name, command.summary));
     }
     text.push_str("\n`cargo xtask COMMAND --help` tells the arguments of a command.\n");
     text
