@@ -3,9 +3,11 @@
 //! In: any burn module. Out: paths, shapes and offsets in module order; flat copies in and out of the module.
 //! Invariant: equal modules have equal layouts on every rank. Parameter ids are random per process and never compared.
 
-use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
-use burn::tensor::{DType, Tensor, TensorData};
+use burn::module::{Module, ModuleVisitor, Param, ParamId};
+use burn::tensor::{Tensor, TensorData};
 use sha2::{Digest, Sha256};
+
+use crate::on_device::{place, tensors};
 
 /// One parameter, or one running statistic, in the flat buffer.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -104,10 +106,9 @@ impl ParameterLayout {
 /// When `layout` is not of this module.
 pub fn read<M: Module>(module: &M, layout: &ParameterLayout) -> Vec<f32> {
     let mut values = vec![0.0; layout.num_elements()];
-    // `valid` takes pending updates of running states in.
-    let mut reader = Reader { cursor: Cursor::new(layout), values: &mut values };
-    module.valid().visit(&mut reader);
-    reader.cursor.finish();
+    for (entry, tensor) in layout.entries().iter().zip(tensors(module, layout)) {
+        with_values(tensor, |own| values[entry.range()].copy_from_slice(own));
+    }
     values
 }
 
@@ -120,12 +121,9 @@ pub fn read<M: Module>(module: &M, layout: &ParameterLayout) -> Vec<f32> {
 /// When `layout` is not of this module, or `values` has another length than the layout.
 pub fn write<M: Module>(module: M, layout: &ParameterLayout, values: &[f32]) -> M {
     assert_eq!(values.len(), layout.num_elements(), "values and layout differ in length");
-    // A pending update would overwrite what is written here at the next forward pass; `valid` takes it in first.
-    drop(module.valid());
-    let mut writer = Writer { cursor: Cursor::new(layout), values };
-    let module = module.map(&mut writer);
-    writer.cursor.finish();
-    module
+    place(module, layout, |entry, device| {
+        Tensor::from_data(TensorData::new(values[entry.range()].to_vec(), [entry.len]), device)
+    })
 }
 
 /// Names of the modules entered and not left.
@@ -176,14 +174,9 @@ impl<'a> Cursor<'a> {
 
     /// The entry of the tensor visited now, when the layout has it.
     pub(crate) fn take(&mut self) -> Option<&'a ParameterEntry> {
-        self.take_indexed().map(|(_, entry)| entry)
-    }
-
-    /// As [`take`](Self::take), with the entry's index.
-    pub(crate) fn take_indexed(&mut self) -> Option<(usize, &'a ParameterEntry)> {
         let entry = self.layout.entries.get(self.next).filter(|entry| self.path.is(&entry.path))?;
         self.next += 1;
-        Some((self.next - 1, entry))
+        Some(entry)
     }
 
     /// # Panics
@@ -195,18 +188,9 @@ impl<'a> Cursor<'a> {
     }
 }
 
-/// Hands the elements of a tensor to `use_values` as `f32`.
-///
-/// # Panics
-/// When the tensor has not the entry's shape.
-pub(crate) fn with_values<const D: usize, R>(
-    tensor: Tensor<D>,
-    entry: &ParameterEntry,
-    use_values: impl FnOnce(&[f32]) -> R,
-) -> R {
-    let data = tensor.into_data().convert_dtype(DType::F32);
-    assert_eq!(data.shape().as_slice(), entry.shape, "{}: tensor and layout differ in shape", entry.path);
-    use_values(data.as_slice().expect("the data was converted to f32"))
+/// Hands the elements of a flat tensor of f32 to `use_values`.
+pub(crate) fn with_values<R>(tensor: Tensor<1>, use_values: impl FnOnce(&[f32]) -> R) -> R {
+    use_values(tensor.into_data().as_slice().expect("the tensor is f32"))
 }
 
 /// The first eight bytes of a digest.
@@ -234,54 +218,5 @@ impl ModuleVisitor for Lister {
         if param.is_require_grad() == self.trainable {
             self.layout.push(self.path.dotted(), param.id, param.shape().as_slice().to_vec());
         }
-    }
-}
-
-struct Reader<'a> {
-    cursor: Cursor<'a>,
-    values: &'a mut [f32],
-}
-
-impl ModuleVisitor for Reader<'_> {
-    fn enter_module(&mut self, name: &str, _container_type: &str) {
-        self.cursor.enter(name);
-    }
-
-    fn exit_module(&mut self, _name: &str, _container_type: &str) {
-        self.cursor.exit();
-    }
-
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        if let Some(entry) = self.cursor.take() {
-            with_values(param.val(), entry, |values| self.values[entry.range()].copy_from_slice(values));
-        }
-    }
-}
-
-struct Writer<'a> {
-    cursor: Cursor<'a>,
-    values: &'a [f32],
-}
-
-impl ModuleMapper for Writer<'_> {
-    fn enter_module(&mut self, name: &str, _container_type: &str) {
-        self.cursor.enter(name);
-    }
-
-    fn exit_module(&mut self, _name: &str, _container_type: &str) {
-        self.cursor.exit();
-    }
-
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let Some(entry) = self.cursor.take() else {
-            return param;
-        };
-        let values = self.values[entry.range()].to_vec();
-        param.map(|tensor| {
-            assert_eq!(tensor.shape().as_slice(), entry.shape, "{}: tensor and layout differ in shape", entry.path);
-            let options = (&tensor.device(), tensor.dtype());
-            Tensor::from_data(TensorData::new(values, tensor.shape()), options)
-                .set_require_grad(tensor.is_require_grad())
-        })
     }
 }

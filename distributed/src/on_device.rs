@@ -6,8 +6,8 @@
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::tensor::{Device, FloatDType, Gradients, Tensor};
 
-use crate::ParameterLayout;
 use crate::layout::Cursor;
+use crate::{ParameterEntry, ParameterLayout};
 
 /// The tensors of `layout` in `module`, each flat and in f32, in the order of the layout.
 ///
@@ -30,19 +30,29 @@ pub fn tensors<M: Module>(module: &M, layout: &ParameterLayout) -> Vec<Tensor<1>
 /// When `layout` is not of this module, or a tensor has another number of elements than its entry.
 pub fn replace<M: Module>(module: M, layout: &ParameterLayout, tensors: Vec<Tensor<1>>) -> M {
     assert_eq!(tensors.len(), layout.entries().len(), "tensors and layout differ in number");
-    // A pending update would overwrite what is placed here at the next forward pass.
+    let mut tensors = tensors.into_iter();
+    place(module, layout, |_, _| tensors.next().expect("there are as many tensors as entries"))
+}
+
+/// `module` with each tensor of `layout` replaced by what `make` makes of its entry and plain device, flat.
+pub(crate) fn place<M: Module>(
+    module: M,
+    layout: &ParameterLayout,
+    make: impl FnMut(&ParameterEntry, &Device) -> Tensor<1>,
+) -> M {
+    // A pending update would overwrite what is placed here at the next forward pass; `valid` takes it in first.
     drop(module.valid());
-    let mut placer = Placer { cursor: Cursor::new(layout), tensors: tensors.into_iter() };
+    let mut placer = Placer { cursor: Cursor::new(layout), make };
     let module = module.map(&mut placer);
     placer.cursor.finish();
     module
 }
 
-/// The gradients of the parameters of `layout`, each flat and in f32; zeros where the tape has none.
+/// The gradients of the parameters of `layout`, each flat and in f32; `None` where the tape has none.
 ///
 /// # Panics
 /// When `layout` is not of this module.
-pub fn take_gradients<M: Module>(module: &M, layout: &ParameterLayout, gradients: Gradients) -> Vec<Tensor<1>> {
+pub fn take_gradients<M: Module>(module: &M, layout: &ParameterLayout, gradients: Gradients) -> Vec<Option<Tensor<1>>> {
     let tensors = Vec::with_capacity(layout.entries().len());
     let mut taker = Taker { cursor: Cursor::new(layout), gradients, tensors };
     module.visit(&mut taker);
@@ -66,17 +76,17 @@ impl ModuleVisitor for Collector<'_> {
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         if let Some(entry) = self.cursor.take() {
-            self.tensors.push(flat(param.val().inner(), entry.len));
+            self.tensors.push(flat(param.val().inner(), entry));
         }
     }
 }
 
-struct Placer<'a, I> {
+struct Placer<'a, F> {
     cursor: Cursor<'a>,
-    tensors: I,
+    make: F,
 }
 
-impl<I: Iterator<Item = Tensor<1>>> ModuleMapper for Placer<'_, I> {
+impl<F: FnMut(&ParameterEntry, &Device) -> Tensor<1>> ModuleMapper for Placer<'_, F> {
     fn enter_module(&mut self, name: &str, _container_type: &str) {
         self.cursor.enter(name);
     }
@@ -89,9 +99,9 @@ impl<I: Iterator<Item = Tensor<1>>> ModuleMapper for Placer<'_, I> {
         let Some(entry) = self.cursor.take() else {
             return param;
         };
-        let own = self.tensors.next().expect("there are as many tensors as entries");
         param.map(|tensor| {
             assert_eq!(tensor.shape().as_slice(), entry.shape, "{}: tensor and layout differ in shape", entry.path);
+            let own = (self.make)(entry, &tensor.device().inner());
             let placed = own.reshape(tensor.shape()).cast(FloatDType::from(tensor.dtype()));
             let placed = if tensor.is_autodiff() { placed.autodiff() } else { placed };
             placed.set_require_grad(tensor.is_require_grad())
@@ -102,7 +112,7 @@ impl<I: Iterator<Item = Tensor<1>>> ModuleMapper for Placer<'_, I> {
 struct Taker<'a> {
     cursor: Cursor<'a>,
     gradients: Gradients,
-    tensors: Vec<Tensor<1>>,
+    tensors: Vec<Option<Tensor<1>>>,
 }
 
 impl ModuleVisitor for Taker<'_> {
@@ -115,18 +125,16 @@ impl ModuleVisitor for Taker<'_> {
     }
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let Some(entry) = self.cursor.take() else { return };
-        let tensor = param.val();
-        self.tensors.push(match tensor.grad_remove(&mut self.gradients) {
-            Some(gradient) => flat(gradient, entry.len),
-            None => {
-                let device: Device = tensor.device().inner();
-                Tensor::zeros([entry.len], &device)
-            }
-        });
+        if let Some(entry) = self.cursor.take() {
+            let gradient = param.val().grad_remove(&mut self.gradients);
+            self.tensors.push(gradient.map(|gradient| flat(gradient, entry)));
+        }
     }
 }
 
-fn flat<const D: usize>(tensor: Tensor<D>, len: usize) -> Tensor<1> {
-    tensor.reshape([len]).cast(FloatDType::F32)
+/// # Panics
+/// When the tensor has not the entry's shape.
+fn flat<const D: usize>(tensor: Tensor<D>, entry: &ParameterEntry) -> Tensor<1> {
+    assert_eq!(tensor.shape().as_slice(), entry.shape, "{}: tensor and layout differ in shape", entry.path);
+    tensor.reshape([entry.len]).cast(FloatDType::F32)
 }

@@ -11,7 +11,7 @@ use std::ops::Range;
 use distributed::{CollectiveError, Communicator, LocalBucket, ParameterEntry, ParameterLayout, SyncedBucket};
 use kernels::sgd::{SgdUpdate, step, step_alone};
 use kernels::simd::Isa;
-pub use on_device::{DeviceSgd, flat};
+pub use on_device::DeviceSgd;
 use serde::{Deserialize, Serialize};
 
 /// What [`Sgd`] does with a gradient.

@@ -108,13 +108,8 @@ fn assert_updates_agree(what: &str, device: &Device, change: impl Fn(&mut StepCo
         change(&mut config);
         course(config, device, num_steps)
     });
-    for (name, host, on_device) in ["parameters", "velocities", "norm statistics", "losses"]
-        .into_iter()
-        .zip(&host)
-        .zip(&on_device)
-        .map(|((name, host), on_device)| (name, host, on_device))
-    {
-        assert_close(&format!("{what}: {name}"), [host, on_device]);
+    for (index, name) in ["parameters", "velocities", "norm statistics", "losses"].into_iter().enumerate() {
+        assert_close(&format!("{what}: {name}"), [&host[index], &on_device[index]]);
     }
 }
 

@@ -11,8 +11,8 @@ mod synced;
 use std::sync::Arc;
 use std::time::Instant;
 
-use burn::module::{Module, ModuleVisitor, Param};
-use burn::tensor::{Gradients, Tensor};
+use burn::module::Module;
+use burn::tensor::Gradients;
 
 pub use collector::{GradientCollector, MicroStepConfig};
 pub use engine::BucketTimes;
@@ -21,7 +21,8 @@ pub use synced::{LocalBucket, SyncedBucket, SyncedGradients};
 
 use crate::communicator::expect_equal;
 use crate::header::{Largest, StepHeader, diagnose, verdict};
-use crate::layout::{Cursor, with_values};
+use crate::layout::with_values;
+use crate::on_device::take_gradients;
 use crate::reduction::{BucketReduction, SumReduction, Traffic};
 use crate::{BucketPlan, CollectiveError, Communicator, ParameterLayout, ReductionKind, StepAgreement};
 
@@ -179,10 +180,11 @@ impl GradientReducer {
             self.begin_micro_step(MicroStepConfig { weight, ..MicroStepConfig::default() });
         }
         self.is_open = false;
-        let cursor = Cursor::new(self.collector.layout());
-        let mut taker = Taker { cursor, gradients, collector: &self.collector };
-        module.visit(&mut taker);
-        taker.cursor.finish();
+        for (index, gradient) in take_gradients(module, self.collector.layout(), gradients).into_iter().enumerate() {
+            if let Some(gradient) = gradient {
+                with_values(gradient, |values| self.collector.put_entry(index, values));
+            }
+        }
         self.collector.end_micro_step();
     }
 
@@ -294,30 +296,5 @@ impl Drop for GradientReducer {
     fn drop(&mut self) {
         self.collector.close();
         self.engine.join();
-    }
-}
-
-/// Takes what the tape has.
-struct Taker<'a> {
-    cursor: Cursor<'a>,
-    gradients: Gradients,
-    collector: &'a GradientCollector,
-}
-
-impl ModuleVisitor for Taker<'_> {
-    fn enter_module(&mut self, name: &str, _container_type: &str) {
-        self.cursor.enter(name);
-    }
-
-    fn exit_module(&mut self, _name: &str, _container_type: &str) {
-        self.cursor.exit();
-    }
-
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        if let Some((index, entry)) = self.cursor.take_indexed()
-            && let Some(gradient) = param.val().grad_remove(&mut self.gradients)
-        {
-            with_values(gradient, entry, |values| self.collector.put_entry(index, values));
-        }
     }
 }

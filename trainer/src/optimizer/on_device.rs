@@ -71,7 +71,7 @@ impl DeviceSgd {
     /// Makes the update `w -= learning_rate * direction`.
     ///
     /// # Shapes
-    /// `gradient`: as [`flat`] makes it of the gradients of all parameters in module order.
+    /// `gradient`: as [`flat_gradient`](Self::flat_gradient) makes it.
     pub fn update(&mut self, learning_rate: f64, gradient: Tensor<1>) {
         let SgdConfig { momentum, nesterov, weight_decay, .. } = self.config;
         let gradient = match &self.weight_decays {
@@ -82,6 +82,16 @@ impl DeviceSgd {
         self.velocities = self.velocities.clone() * momentum + gradient.clone();
         let direction = if nesterov { gradient + self.velocities.clone() * momentum } else { self.velocities.clone() };
         self.parameters = self.parameters.clone() - direction * learning_rate;
+    }
+
+    /// Gradients of all parameters in module order, flat; zeros where there is none.
+    pub fn flat_gradient(&self, gradients: Vec<Option<Tensor<1>>>) -> Tensor<1> {
+        let entries = self.layout.entries().iter().zip(gradients);
+        let whole = entries.map(|(entry, gradient)| match gradient {
+            Some(gradient) => gradient,
+            None => Tensor::zeros([entry.len], &self.device),
+        });
+        flat(whole.collect())
     }
 
     /// `model` with these parameters.
@@ -98,7 +108,7 @@ impl DeviceSgd {
 }
 
 /// Tensors end to end, and zeros behind them up to a whole number of granules.
-pub fn flat(mut tensors: Vec<Tensor<1>>) -> Tensor<1> {
+fn flat(mut tensors: Vec<Tensor<1>>) -> Tensor<1> {
     let num_elements: usize = tensors.iter().map(|tensor| tensor.dims()[0]).sum();
     let num_missing = num_elements.next_multiple_of(GRANULE) - num_elements;
     if let (Some(first), true) = (tensors.first(), num_missing > 0) {

@@ -17,7 +17,7 @@ use super::{StepEnd, StepPosition, Stepper};
 use crate::clock::{Phase, PhaseClock};
 use crate::metrics::ScoreSums;
 use crate::model::{ImageClassifier, UnreadScore, floats};
-use crate::optimizer::{DeviceSgd, SgdConfig, flat};
+use crate::optimizer::{DeviceSgd, SgdConfig};
 use crate::readback::Readback;
 
 /// Steps whose results are not read yet: while the device computes one, the next is given to it.
@@ -110,7 +110,7 @@ impl<M: ImageClassifier> Stepper<M> {
         self.traffic.num_steps += 1;
         let (mut forwards, mut gradient) = (Vec::new(), None);
         for batch in loaded.micro_batches.into_iter().filter(|batch| !batch.labels.is_empty()) {
-            let (forward, own) = self.micro_step_on_device(batch, loaded.global_num_samples, clock);
+            let (forward, own) = self.micro_step_on_device(batch, loaded.global_num_samples, clock)?;
             forwards.push(forward);
             gradient = Some(match gradient {
                 Some(sum) => sum + own,
@@ -169,7 +169,7 @@ impl<M: ImageClassifier> Stepper<M> {
         batch: DeviceBatch,
         divisor: usize,
         clock: &mut PhaseClock,
-    ) -> (Forward, Tensor<1>) {
+    ) -> Result<(Forward, Tensor<1>)> {
         self.config.whereabouts.enter(watchdog::Phase::Forward);
         let start = Instant::now();
         let (forward, loss_sum) = self.forward(batch);
@@ -179,13 +179,14 @@ impl<M: ImageClassifier> Stepper<M> {
         let start = Instant::now();
         let scale = f64::from(self.loss_scale.factor());
         let gradients = loss_sum.mul_scalar(scale / divisor as f64).backward();
-        let mut gradient = flat(take_gradients(&self.model, self.reducer.layout(), gradients));
+        let gradients = take_gradients(&self.model, self.reducer.layout(), gradients);
+        let mut gradient = self.on_device()?.sgd.flat_gradient(gradients);
         if scale != 1.0 {
             // A power of two: nothing is rounded.
             gradient = gradient / scale;
         }
         clock.add_since(Phase::Backward, start);
-        (forward, gradient)
+        Ok((forward, gradient))
     }
 
     fn update_on_device(&mut self, learning_rate: f64, gradient: Tensor<1>, clock: &mut PhaseClock) -> Result<()> {
