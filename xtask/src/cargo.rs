@@ -53,11 +53,23 @@ pub(crate) fn program() -> OsString {
     env::var_os("CARGO").unwrap_or_else(|| "cargo".into())
 }
 
-/// A cargo command in the workspace's folder.
+/// A cargo command in the workspace's folder, without the variables by which cargo described this program to itself: build
+/// scripts that watch them would run again, and their dependents compile again, at every change from `cargo xtask` to `cargo`.
 pub(crate) fn command(arguments: &[&str]) -> Command {
     let mut command = Command::new(program());
     command.args(arguments).current_dir(root());
+    for (name, _) in env::vars_os() {
+        if name.to_str().is_some_and(describes_this_package) {
+            command.env_remove(name);
+        }
+    }
     command
+}
+
+/// Whether cargo sets the variable for a program that it runs, to tell about that program's package.
+fn describes_this_package(name: &str) -> bool {
+    ["CARGO_MANIFEST_", "CARGO_PKG_"].iter().any(|prefix| name.starts_with(prefix))
+        || ["CARGO", "CARGO_BIN_NAME", "CARGO_CRATE_NAME", "CARGO_PRIMARY_PACKAGE", "OUT_DIR"].contains(&name)
 }
 
 /// Runs a building command and finds the executable that it made for a target of this name.
@@ -109,6 +121,15 @@ mod tests {
         let library = ARTIFACT.replace("\"executable\":\"/w/target/debug/trainer\"", "\"executable\":null");
         assert_eq!(executable_of(&library, "trainer", false), None);
         assert_eq!(executable_of(r#"{"reason":"build-finished","success":true}"#, "trainer", false), None);
+    }
+
+    #[test]
+    fn cargo_is_started_without_what_it_told_about_this_package() {
+        assert!(env::var_os("CARGO_MANIFEST_DIR").is_some(), "cargo sets it for its tests, too");
+        let command = command(&["build"]);
+        let removed = |name: &str| command.get_envs().any(|(key, value)| key == name && value.is_none());
+        assert!(removed("CARGO_MANIFEST_DIR") && removed("CARGO_PKG_NAME"));
+        assert!(!removed("CARGO_TARGET_DIR") && !removed("CARGO_INCREMENTAL") && !removed("PATH"));
     }
 
     #[test]
