@@ -15,7 +15,12 @@ use crate::Element;
 /// One cache line, the unit of every buffer.
 #[derive(Clone, Copy, Debug)]
 #[repr(C, align(64))]
-struct Line([u8; LINE]);
+pub(crate) struct Line([u8; LINE]);
+
+impl Line {
+    /// One without a bit set.
+    pub(crate) const ZEROS: Self = Self([0; LINE]);
+}
 
 const LINE: usize = 64;
 
@@ -42,7 +47,7 @@ impl Arena {
     #[must_use]
     pub fn take<E: Element>(&self, len: usize) -> Block<E> {
         let num_lines = (len * size_of::<E>()).div_ceil(LINE);
-        let lines = self.reuse(num_lines).unwrap_or_else(|| vec![Line([0; LINE]); num_lines]);
+        let lines = self.reuse(num_lines).unwrap_or_else(|| vec![Line::ZEROS; num_lines]);
         Block { lines, len, arena: self.clone(), element: PhantomData }
     }
 

@@ -1,7 +1,8 @@
 //! The CPU kernels of a training step: slices in, slices out; knows no tensor library.
 //!
 //! In: contiguous slices, activations channels-last `[N, H, W, C]` (or `[rows, C]`), any extents, PyTorch's weights, and a
-//! workspace from the caller. Out: the caller's slices; nothing is allocated in a hot path.
+//! workspace from the caller. Out: the caller's slices; nothing is allocated in a hot path. Slices may start anywhere;
+//! workspaces and packed weights are fastest from the start of a cache line ([`scratch::Scratch`]).
 //! Activations and their gradients are stored as f32 or bf16 ([`Element`]); all else, and all arithmetic, is f32, but for
 //! convolutions planned for bf16, which multiply pairs of bf16 where the processor can ([`conv2d::Conv2d::with_storage`]).
 //! Invariant: work is cut into pieces of fixed size and partial sums are added in piece order, so no result depends on the number of
@@ -18,6 +19,7 @@ pub mod conv2d;
 pub mod input;
 pub mod linear;
 pub mod pool;
+pub mod scratch;
 pub mod sgd;
 
 mod element;

@@ -2,12 +2,24 @@
 //!
 //! In: a number of pieces that depends on shapes only. Out: `work(piece, slot)` called once for each piece.
 //! Invariant: which worker takes a piece is left to chance, what the piece computes is not: it may write only what
-//! belongs to its number, and uses its slot as scratch.
+//! belongs to its number, and uses its slot as scratch. Where the workspace starts on a cache line, so does each slot.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use crate::scratch::LINE_FLOATS;
+
+/// Elements in whole cache lines, at least `len`: where a workspace is cut.
+pub(crate) const fn whole_lines(len: usize) -> usize {
+    len.next_multiple_of(LINE_FLOATS)
+}
+
+/// Elements of slots of `slot_len` for each of `num_workers`.
+pub(crate) const fn slots_len(num_workers: usize, slot_len: usize) -> usize {
+    num_workers * whole_lines(slot_len)
+}
+
 /// Calls `work` once for each piece; as many workers as the current pool has threads, as the workspace has slots of
-/// `slot_len`, and as there are pieces.
+/// `slot_len` ([`slots_len`]), and as there are pieces.
 ///
 /// # Panics
 /// If the workspace has not one slot.
@@ -16,7 +28,7 @@ where
     F: Fn(usize, &mut [f32]) + Sync,
 {
     assert!(workspace.len() >= slot_len, "workspace: expected at least {slot_len} elements, got {}", workspace.len());
-    let num_slots = workspace.len().checked_div(slot_len).unwrap_or(usize::MAX);
+    let num_slots = workspace.len().checked_div(whole_lines(slot_len)).unwrap_or(usize::MAX);
     let num_workers = num_slots.min(rayon::current_num_threads()).min(num_pieces);
     if num_workers <= 1 {
         let slot = &mut workspace[..slot_len];
@@ -28,7 +40,8 @@ where
     rayon::scope(|scope| {
         let mut rest = workspace;
         for _ in 0..num_workers {
-            let (slot, tail) = rest.split_at_mut(slot_len);
+            let (slot, tail) = rest.split_at_mut(whole_lines(slot_len));
+            let slot = &mut slot[..slot_len];
             rest = tail;
             scope.spawn(move |_| {
                 loop {
@@ -68,5 +81,27 @@ impl<T> SharedMut<T> {
         assert!(offset + len <= self.len, "range {offset}+{len} of {}", self.len);
         // SAFETY: inside the slice, as just asserted.
         unsafe { self.start.add(offset) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scratch::Scratch;
+
+    #[test]
+    fn every_worker_s_slot_starts_on_a_cache_line_whatever_its_length() {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(3).build().expect("threads can be started");
+        let mut scratch = Scratch::new();
+        for slot_len in [1, 15, 16, 17, 1003] {
+            pool.install(|| {
+                // Each worker waits in its slot for the others, so that all slots are seen.
+                let barrier = std::sync::Barrier::new(3);
+                for_each_piece(3, scratch.floats(slots_len(3, slot_len)), slot_len, |_, slot| {
+                    barrier.wait();
+                    assert_eq!((slot.len(), slot.as_ptr().addr() % 64), (slot_len, 0));
+                });
+            });
+        }
     }
 }

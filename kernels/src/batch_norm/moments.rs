@@ -6,7 +6,7 @@
 
 use rayon::prelude::*;
 
-use super::sums::{PairOfSums, Summed, check_sums, tiles};
+use super::sums::{PairOfSums, Summed, check_sums, piece_len, tiles};
 use super::{assert_len, num_rows};
 use crate::Element;
 use crate::simd::{Isa, vectorized};
@@ -30,15 +30,15 @@ pub fn statistics<E: Element>(isa: Isa, x: &[E], channels: usize, moments: &mut 
     let rows = num_rows(x.len(), channels);
     let workspace = check_sums(rows, channels, moments, workspace);
     let piece_rows = summed_piece_rows(rows, channels);
-    let pieces = workspace.par_chunks_mut(2 * channels).zip(x.par_chunks(piece_rows * channels));
+    let pieces = workspace.par_chunks_mut(piece_len(channels)).zip(x.par_chunks(piece_rows * channels));
     pieces.for_each(|(moments, x)| {
         let of = Shifted { x, channels, shift: [0.0; TILE_MAX] };
-        vectorized(isa, Summed { of, channels, sums: moments });
+        vectorized(isa, Summed { of, channels, sums: &mut moments[..2 * channels] });
     });
     moments.fill(0.0);
-    for (index, piece) in workspace.chunks_exact(2 * channels).enumerate() {
+    for (index, piece) in workspace.chunks_exact(piece_len(channels)).enumerate() {
         let before = index * piece_rows;
-        merge_moments(moments, before as f64, piece, piece_rows.min(rows - before) as f64);
+        merge_moments(moments, before as f64, &piece[..2 * channels], piece_rows.min(rows - before) as f64);
     }
 }
 

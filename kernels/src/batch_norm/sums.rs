@@ -7,12 +7,18 @@ use rayon::prelude::*;
 
 use super::{Gate, Saved, assert_len};
 use crate::Element;
+use crate::scratch::LINE_DOUBLES;
 use crate::simd::{Isa, Task, vectorized};
 use crate::tiles::{Columns, PerChannel, TILE_MAX, summed_piece_rows, walk};
 
 /// The f64 values that [`super::statistics`] and [`backward_sums`] need as a workspace for `rows` of `channels`.
 pub fn workspace_len(rows: usize, channels: usize) -> usize {
-    rows.div_ceil(summed_piece_rows(rows, channels)) * 2 * channels
+    rows.div_ceil(summed_piece_rows(rows, channels)) * piece_len(channels)
+}
+
+/// Elements from one piece's sums to the next's: whole cache lines.
+pub(super) fn piece_len(channels: usize) -> usize {
+    (2 * channels).next_multiple_of(LINE_DOUBLES)
 }
 
 /// First backward pass: S1 = Σ g and S2 = Σ g · x̂ of every channel, with g = dy where the gate is open, else 0.
@@ -219,11 +225,11 @@ fn sum_pieces(
     let workspace = check_sums(rows, channels, sums, workspace);
     let len = rows * channels;
     let piece = summed_piece_rows(rows, channels) * channels;
-    workspace.par_chunks_mut(2 * channels).enumerate().for_each(|(index, sums)| {
-        sum(index * piece..len.min((index + 1) * piece), sums);
+    workspace.par_chunks_mut(piece_len(channels)).enumerate().for_each(|(index, sums)| {
+        sum(index * piece..len.min((index + 1) * piece), &mut sums[..2 * channels]);
     });
     sums.fill(0.0);
-    for piece in workspace.chunks_exact(2 * channels) {
+    for piece in workspace.chunks_exact(piece_len(channels)) {
         for (total, part) in sums.iter_mut().zip(piece) {
             *total += part;
         }

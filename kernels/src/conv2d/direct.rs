@@ -17,9 +17,6 @@ use crate::simd::{GenericWork, PANEL, Simd};
 /// Bytes after which addresses fall into the same set of an L1 with 64 sets.
 const L1_STRIDE: usize = 4096;
 
-/// Floats of a cache line.
-const LINE_FLOATS: usize = 16;
-
 /// The whole correlation; `after_piece(piece, first element, elements)` is called on each finished band.
 pub(super) struct Direct<'a, E, F, K> {
     pub(super) plan: &'a Plan,
@@ -41,8 +38,7 @@ pub(super) trait Products {
 
     /// Elements of a worker's slot.
     fn slot_len(plan: &Plan) -> usize {
-        // With room to start at a cache line.
-        (plan.slot_len() * size_of::<Self::X>()).div_ceil(size_of::<f32>()) + LINE_FLOATS
+        (plan.slot_len() * size_of::<Self::X>()).div_ceil(size_of::<f32>())
     }
 }
 
@@ -116,9 +112,7 @@ fn run_band<S: Simd, E: Element, K: Products>(
             step: plan.step,
             taps: plan.max_taps_h(),
         };
-        // A vector, or a tile's row, that lies across two lines takes longer to load.
-        let start = slot.as_ptr().align_offset(LINE_FLOATS * size_of::<f32>()).min(LINE_FLOATS);
-        let slot = K::X::of_slot(&mut slot[start..]);
+        let slot = K::X::of_slot(slot);
         copy_band::<S, E, K::X>(image, &band, slot);
         slot
     };

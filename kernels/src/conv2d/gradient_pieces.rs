@@ -4,7 +4,7 @@
 //! Invariant: a piece's gradient is complete before pieces are added, in their order.
 
 use super::Conv2dShape;
-use crate::pieces::{SharedMut, for_each_piece};
+use crate::pieces::{SharedMut, for_each_piece, slots_len, whole_lines};
 use crate::simd::{Kernel, Simd};
 
 /// Gradients of all pieces: 4 MB.
@@ -37,12 +37,12 @@ impl Pieces {
     }
 
     pub(super) fn workspace_len(&self, num_threads: usize, slot_len: usize) -> usize {
-        self.partials_len() + num_threads * slot_len
+        self.partials_len() + slots_len(num_threads, slot_len)
     }
 
-    /// Gradients of pieces, if there is more than one.
+    /// Gradients of pieces, if there is more than one, in whole cache lines.
     fn partials_len(&self) -> usize {
-        if self.num_pieces > 1 { self.num_pieces * self.weight_len } else { 0 }
+        if self.num_pieces > 1 { whole_lines(self.num_pieces * self.weight_len) } else { 0 }
     }
 
     /// Calls `task(piece, task, slot, gradient)` for each task of each piece, which writes its own elements of the piece's

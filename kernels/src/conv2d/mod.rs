@@ -44,6 +44,7 @@ mod winograd_weight;
 
 pub use shape::Conv2dShape;
 
+use crate::pieces::slots_len;
 use crate::simd::{Isa, Task, vectorized};
 use crate::{Element, Storage};
 use pack::Pack;
@@ -211,13 +212,13 @@ impl Conv2d {
     /// statistics epilogue and without it.
     #[must_use]
     pub fn forward_workspace_len(&self) -> usize {
-        self.forward_partials_len() + rayon::current_num_threads() * self.forward.slot_len()
+        self.forward_partials_len() + slots_len(rayon::current_num_threads(), self.forward.slot_len())
     }
 
     /// Elements of workspace with which [`Conv2d::data_gradient`] uses every thread of the current rayon pool.
     #[must_use]
     pub fn data_gradient_workspace_len(&self) -> usize {
-        rayon::current_num_threads() * self.data_gradient.slot_len()
+        slots_len(rayon::current_num_threads(), self.data_gradient.slot_len())
     }
 
     /// Elements of workspace with which [`Conv2d::weight_gradient`] uses every thread of the current rayon pool.

@@ -8,7 +8,7 @@
 
 use crate::Element;
 use crate::batch_norm::merge_moments;
-use crate::pieces::SharedMut;
+use crate::pieces::{SharedMut, whole_lines};
 use crate::simd::{GenericWork, Isa, Kernel, Simd};
 
 /// Pixels whose sum is kept in one register.
@@ -26,9 +26,9 @@ pub(super) struct Statistics {
     counts: usize,
 }
 
-/// Elements of the partial sums of `num_pieces`.
+/// Elements of the partial sums of `num_pieces`, in whole cache lines.
 pub(super) fn partials_len(num_pieces: usize, channels: usize) -> usize {
-    num_pieces * (PARTS * channels + 1)
+    whole_lines(num_pieces * (PARTS * channels + 1))
 }
 
 impl Statistics {

@@ -255,6 +255,16 @@ fn the_reference_gradients_are_adjoint_to_its_forward_pass() {
 }
 
 #[test]
+fn what_stands_before_the_slots_of_a_workspace_is_whole_cache_lines() {
+    let mut random = Random(41);
+    for _ in 0..100 {
+        let conv = Conv2d::new(random_shape(&mut random, 1e7));
+        let lengths = [conv.forward_partials_len(), conv.weight_gradient.workspace_len(0)];
+        assert!(lengths.iter().all(|len| len.is_multiple_of(16)), "{:?}: {lengths:?}", conv.shape());
+    }
+}
+
+#[test]
 #[should_panic(expected = "convolution: input length")]
 fn a_short_input_is_refused() {
     let shape = Conv2dShape {

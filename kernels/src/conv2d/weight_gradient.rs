@@ -12,6 +12,7 @@ use super::plan::flat_rows;
 use super::transpose::Rows;
 use super::weight_kernel::{Block, max_run, select};
 use crate::Element;
+use crate::pieces::whole_lines;
 use crate::simd::{GenericWork, Kernel, PANEL, Simd};
 
 /// Input elements of a unit that stay in L1 while all blocks of sums pass over them.
@@ -87,7 +88,7 @@ impl Plan {
 
     /// Beside the sums there is room for the unit's x and dy as f32.
     fn slot_len(&self) -> usize {
-        self.sums_len() + self.images_of_unit * (self.x_rows_len() + self.dy_rows_len())
+        self.sums_len() + self.x_len() + self.images_of_unit * self.dy_rows_len()
     }
 
     /// Pixels of a row of x as the kernel reads it.
@@ -98,6 +99,11 @@ impl Plan {
     /// Elements of an image's rows of x in a unit.
     fn x_rows_len(&self) -> usize {
         self.padded_rows * self.row_pixels() * self.in_block
+    }
+
+    /// Elements of a unit's x, in whole cache lines, so that its dy starts on one.
+    fn x_len(&self) -> usize {
+        whole_lines(self.images_of_unit * self.x_rows_len())
     }
 
     /// Elements of an image's rows of dy in a unit.
@@ -164,7 +170,7 @@ fn run_unit<S: Simd, E: Element>(
     let images = plan.images_of_unit.min(s.batch - image);
     let row = band * plan.band_rows;
     let rows = plan.band_rows.min(s.out_height() - row);
-    let (x_slot, dy_slot) = slot.split_at_mut(plan.images_of_unit * plan.x_rows_len());
+    let (x_slot, dy_slot) = slot.split_at_mut(plan.x_len());
     let in_row = s.width * s.in_channels;
     let in_image = s.height * in_row;
     let in_place = E::as_f32(task.x).filter(|_| plan.borrows_input);

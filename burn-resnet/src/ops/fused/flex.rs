@@ -14,6 +14,7 @@ use kernels::arena::{Arena, Block};
 use kernels::batch_norm::{self, Affine, Gate, Gradients, ResidualGradient, Saved, ShortcutA};
 use kernels::conv2d::{Algorithm, Conv2d, Conv2dShape};
 use kernels::pool;
+use kernels::scratch::Scratch;
 use kernels::simd::Isa;
 use kernels::{Element, Storage};
 
@@ -28,14 +29,12 @@ static ARENA: LazyLock<Arena> = LazyLock::new(Arena::new);
 
 thread_local! {
     /// Buffers that no operation keeps, used again by the next.
-    static SCRATCH: RefCell<Scratch> = const { RefCell::new(Scratch { packed: Vec::new(), floats: Vec::new(), doubles: Vec::new() }) };
+    static SCRATCH: RefCell<Buffers> = const { RefCell::new(Buffers { packed: Scratch::new(), workspace: Scratch::new() }) };
 }
 
-#[derive(Default)]
-struct Scratch {
-    packed: Vec<f32>,
-    floats: Vec<f32>,
-    doubles: Vec<f64>,
+struct Buffers {
+    packed: Scratch,
+    workspace: Scratch,
 }
 
 pub(in crate::ops) fn forward<E: Activation>(
@@ -190,9 +189,9 @@ fn convolve<E: Activation>(
     let (input, weight) = (E::activations(input.clone()), contiguous(weight.clone()));
     let mut output = ARENA.take(conv.shape().output_len());
     SCRATCH.with_borrow_mut(|scratch| {
-        let packed = part(&mut scratch.packed, conv.packed_forward_len());
+        let packed = scratch.packed.floats(conv.packed_forward_len());
         time(Kernel::Pack, || conv.pack_forward(floats(&weight), packed));
-        let workspace = part(&mut scratch.floats, conv.forward_workspace_len());
+        let workspace = scratch.workspace.floats(conv.forward_workspace_len());
         time(Kernel::Convolution, || conv.forward(E::values(&input), packed, &mut output, workspace, moments));
     });
     output
@@ -209,12 +208,12 @@ fn conv_gradients<E: Activation>(
 ) -> (Option<Block<E>>, Vec<f32>) {
     SCRATCH.with_borrow_mut(|scratch| {
         let mut d_weight = vec![0.0; conv.shape().weight_len()];
-        let workspace = part(&mut scratch.floats, conv.weight_gradient_workspace_len());
+        let workspace = scratch.workspace.floats(conv.weight_gradient_workspace_len());
         time(Kernel::WeightGradient, || conv.weight_gradient(input, d_output, &mut d_weight, workspace));
         let d_input = needs_input.then(|| {
-            let packed = part(&mut scratch.packed, conv.packed_data_gradient_len());
+            let packed = scratch.packed.floats(conv.packed_data_gradient_len());
             time(Kernel::Pack, || conv.pack_data_gradient(floats(weight), packed));
-            let workspace = part(&mut scratch.floats, conv.data_gradient_workspace_len());
+            let workspace = scratch.workspace.floats(conv.data_gradient_workspace_len());
             let mut d_input = ARENA.take(conv.shape().input_len());
             time(Kernel::DataGradient, || conv.data_gradient(d_output, packed, addend, &mut d_input, workspace));
             d_input
@@ -226,7 +225,7 @@ fn conv_gradients<E: Activation>(
 fn gradient_sums<E: Activation>(isa: Isa, saved: &Saved<'_, E>, dy: &[E], channels: usize) -> GradientSums {
     let mut sums = vec![0.0; 2 * channels];
     SCRATCH.with_borrow_mut(|scratch| {
-        let workspace = part(&mut scratch.doubles, batch_norm::workspace_len(dy.len() / channels, channels));
+        let workspace = scratch.workspace.doubles(batch_norm::workspace_len(dy.len() / channels, channels));
         time(Kernel::NormSums, || batch_norm::backward_sums(isa, saved, dy, &mut sums, workspace));
     });
     let with_normalised = sums.split_off(channels);
@@ -256,14 +255,6 @@ fn shortcut_a([num_images, height, width, channels_in]: [usize; 4], channels: us
 
 fn invstd(variance: &[f32], epsilon: f64) -> Vec<f32> {
     variance.iter().map(|&variance| inverse_std(variance, epsilon)).collect()
-}
-
-/// The first `len` elements of a buffer that only grows.
-fn part<T: Copy + Default>(buffer: &mut Vec<T>, len: usize) -> &mut [T] {
-    if buffer.len() < len {
-        buffer.resize(len, T::default());
-    }
-    &mut buffer[..len]
 }
 
 fn contiguous(tensor: FlexTensor) -> FlexTensor {
