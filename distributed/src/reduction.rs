@@ -13,7 +13,7 @@ use crate::{
 
 /// One way to sum buckets; it runs on the communication thread where there is one.
 pub trait BucketReduction: Send + Debug {
-    /// Replaces `values` by the sum over all ranks. `values` holds as many copies of the bucket, one after the other, as
+    /// Replaces `values` by the sum over all ranks, or by parameters that a server has updated with it. `values` holds as many copies of the bucket, one after the other, as
     /// [`num_slabs`](BucketReduction::num_slabs) says, and is left with one.
     ///
     /// # Errors
@@ -22,11 +22,6 @@ pub trait BucketReduction: Send + Debug {
     /// # Collective
     /// Must be called by all ranks, with the same bucket.
     fn reduce(&mut self, bucket: usize, values: &mut Vec<f32>) -> Result<Traffic, CollectiveError>;
-
-    /// What it leaves in place of the gradients.
-    fn yields(&self) -> Yields {
-        Yields::Gradients
-    }
 
     /// How many partial gradients of a step are kept apart until the reduction: one, unless their order of addition matters.
     fn num_slabs(&self) -> usize {
@@ -37,15 +32,6 @@ pub trait BucketReduction: Send + Debug {
     fn is_needed_alone(&self) -> bool {
         false
     }
-}
-
-/// What a reduction leaves.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Yields {
-    /// The sum of all ranks' gradients.
-    Gradients,
-    /// Parameters, updated elsewhere.
-    Parameters,
 }
 
 /// What one sum cost and lost; those of several buckets, steps and ranks are added up.

@@ -16,8 +16,6 @@
 pub mod arena;
 pub mod batch_norm;
 pub mod conv2d;
-pub mod input;
-pub mod linear;
 pub mod pool;
 pub mod scratch;
 pub mod sgd;

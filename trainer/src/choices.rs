@@ -333,11 +333,6 @@ spelled_as_in_clap!(
 );
 
 impl DatasetKind {
-    /// Whether the samples are read from `--data-dir`.
-    pub fn is_on_disk(self) -> bool {
-        matches!(self, Self::Cifar10 | Self::Cifar100 | Self::ImageFolder)
-    }
-
     /// Whether it is one of the two CIFAR sets.
     pub fn is_cifar(self) -> bool {
         matches!(self, Self::Cifar10 | Self::Cifar100)

@@ -13,7 +13,7 @@ use burn::module::Module;
 use distributed::{
     BucketPlan, BucketReduction, CollectiveError, Communicator, CompressedReduction, Consistency, ExactReduction,
     GradientReducer, ParameterLayout, ReducerConfig, ReductionKind, Server, ServerClient, ServerPlan, ShardUpdate,
-    SumReduction, Traffic, Whereabouts, Yields,
+    SumReduction, Traffic, Whereabouts,
 };
 
 use crate::config::{PlacementKind, Staleness, SyncConfig, SyncMethod};
@@ -253,10 +253,6 @@ impl BucketReduction for Noted {
         let traffic = self.inner.reduce(bucket, values);
         self.whereabouts.bucket(None);
         traffic
-    }
-
-    fn yields(&self) -> Yields {
-        self.inner.yields()
     }
 
     fn num_slabs(&self) -> usize {

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use super::message::{Request, TO_SERVER, TO_WORKER};
 use super::server::{Server, ServerPlan};
-use crate::reduction::{BucketReduction, Traffic, Yields};
+use crate::reduction::{BucketReduction, Traffic};
 use crate::{CollectiveError, Communicator, bytes_to_floats};
 
 /// A worker's connection to all servers.
@@ -131,10 +131,6 @@ impl BucketReduction for Arc<ServerClient> {
         let sent = if self.own(server).is_some() { 0 } else { 4 * len as u64 };
         let ring = Traffic::of_sum(len, size_of::<f32>(), self.plan.num_workers);
         Ok(Traffic { bytes_sent: sent, ..ring })
-    }
-
-    fn yields(&self) -> Yields {
-        Yields::Parameters
     }
 
     fn is_needed_alone(&self) -> bool {

@@ -1,12 +1,8 @@
-//! What else moves memory: pools, the classifier and its loss, the update, the input.
+//! What else moves memory: pools and the update.
 //!
 //! In: the networks. Out: a measurement of each operation; each has a copy of as many bytes beside it.
 
-use std::hint::black_box;
-
 use kernels::Element;
-use kernels::input::{PixelTable, Placement};
-use kernels::linear::{self, LinearShape, WeightLayout};
 use kernels::pool::{self, MaxPoolShape};
 use kernels::sgd::{self, SgdUpdate};
 
@@ -18,31 +14,13 @@ const NUM_PARAMETERS: usize = 1 << 22;
 pub(crate) fn measure<E: Element>(bench: &Bench, cifar: bool, resnet50: bool) {
     let batch = bench.arguments.batch;
     if cifar {
-        measure_input::<E>(bench, batch);
         measure_global_average::<E>(bench, batch, 8, 64);
-        measure_linear(bench, batch, 64, 10);
     }
     if resnet50 {
         measure_max_pool::<E>(bench, batch.min(4));
         measure_global_average::<E>(bench, batch.min(32), 7, 2048);
-        measure_linear(bench, batch.min(32), 2048, 1000);
     }
     measure_update(bench);
-}
-
-fn measure_input<E: Element>(bench: &Bench, images: usize) {
-    let extent = 32;
-    let placement =
-        |i: usize| Placement { dy: (i % 9) as isize - 4, dx: (i % 7) as isize - 3, flip: i.is_multiple_of(2) };
-    let placements: Vec<_> = (0..images).map(placement).collect();
-    let source: Vec<u8> = (0..images * extent * extent * 3).map(|i| (i * 7 % 251) as u8).collect();
-    let mut output = bench.values::<E>(source.len());
-    let table = PixelTable::new([0.5; 3], [0.25; 3]);
-    let shape = format!("[{images}, {extent}, {extent}, 3]");
-    let tensor = OnTensor::new::<E>(bench, shape, Some(images), source.len());
-    tensor.measure("input from u8", size_of_val(&*source) + size_of_val(&*output), || {
-        table.apply(&source, (extent, extent), &placements, &mut output);
-    });
 }
 
 fn measure_global_average<E: Element>(bench: &Bench, images: usize, extent: usize, channels: usize) {
@@ -69,34 +47,6 @@ fn measure_max_pool<E: Element>(bench: &Bench, num_images: usize) {
     let num_bytes = size_of_val(&*x) + size_of_val(&*y) + size_of_val(&*taps);
     tensor.measure("max pool", num_bytes, || pool::max_pool(isa, shape, &x, &mut y, &mut taps));
     tensor.measure("max pool gradient", num_bytes, || pool::max_pool_backward(isa, shape, &y, &taps, &mut x));
-}
-
-fn measure_linear(bench: &Bench, rows: usize, inputs: usize, outputs: usize) {
-    let isa = bench.arguments.isa;
-    let (x, mut dx) = (bench.values::<f32>(rows * inputs), bench.values::<f32>(rows * inputs));
-    let (weight, mut dweight) = (bench.values::<f32>(inputs * outputs), bench.values::<f32>(inputs * outputs));
-    let (bias, mut dbias) = (bench.values::<f32>(outputs), bench.values::<f32>(outputs));
-    let (mut logits, mut dlogits) = (bench.values::<f32>(rows * outputs), bench.values::<f32>(rows * outputs));
-    let (labels, mut workspace) = (vec![0; rows], vec![0.0; rows]);
-    let len = x.len() + weight.len() + logits.len();
-    let tensor = OnTensor::new::<f32>(bench, format!("[{rows}, {inputs}, {outputs}]"), Some(rows), len / 2);
-    let num_bytes = size_of::<f32>() * len;
-    for layout in [WeightLayout::OutputMajor, WeightLayout::InputMajor] {
-        let shape = LinearShape { rows, inputs, outputs, layout };
-        tensor.measure(&format!("linear, {layout:?}"), num_bytes, || {
-            linear::forward(isa, shape, &x, &weight, &bias, &mut logits);
-        });
-        tensor.measure(&format!("linear input gradient, {layout:?}"), num_bytes, || {
-            linear::backward_input(isa, shape, &dlogits, &weight, &mut dx);
-        });
-        tensor.measure(&format!("linear weight gradient, {layout:?}"), num_bytes, || {
-            linear::backward_weight(isa, shape, &x, &dlogits, &mut dweight, &mut dbias);
-        });
-    }
-    tensor.measure("softmax cross entropy and gradient", 2 * size_of_val(&*logits), || {
-        let scale = 1.0 / rows as f64;
-        black_box(linear::softmax_cross_entropy(&logits, outputs, &labels, 0.1, scale, &mut dlogits, &mut workspace));
-    });
 }
 
 fn measure_update(bench: &Bench) {
