@@ -64,14 +64,13 @@ impl<E: Element, F: Fn(usize, usize, &mut [E]) + Sync, K: Products> GenericWork 
         let (plan, after_piece) = (self.plan, &self.after_piece);
         let Operands { input, packed, output, workspace } = self.operands;
         assert!(K::X::accepts(E::STORAGE), "convolution: planned for another storage than {:?}", E::STORAGE);
-        assert_eq!(input.len(), plan.images * plan.in_h * plan.in_w * plan.in_c, "convolution: input length");
+        assert_eq!(input.len(), plan.images * plan.in_image_len, "convolution: input length");
         assert_eq!(output.len(), plan.images * plan.out_image_len, "convolution: output length");
         assert_eq!(packed.len(), plan.packed_len, "convolution: length of the packed weights");
         let output = SharedMut::new(output);
         for_each_piece(plan.num_pieces(), workspace, K::slot_len(plan), |piece, slot| {
             let (image, band) = (piece / plan.num_bands, piece % plan.num_bands);
-            let in_image_len = plan.in_h * plan.in_w * plan.in_c;
-            let source = &input[image * in_image_len..][..in_image_len];
+            let source = &input[image * plan.in_image_len..][..plan.in_image_len];
             let first_row = band * plan.band_rows;
             let start = first_row * plan.out_row_stride;
             let len = (plan.band_rows * plan.out_row_stride).min(plan.out_image_len - start);
@@ -121,6 +120,8 @@ fn run_band<S: Simd, E: Element, K: Products>(
         if rows == 0 || class.out_w == 0 {
             continue;
         }
+        let (rows, out_w) = if plan.is_flat { (1, out.len() / plan.out_c) } else { (rows, class.out_w) };
+        let class = &Class { out_w, ..*class };
         let panel_stride = class.taps_h * K::vectors(class.taps_w * plan.in_c) * PANEL;
         let band = ClassBand {
             plan,

@@ -1,7 +1,7 @@
 //! bf16 dot products against the reference, with every instruction set that has them.
 
 use super::pass::Pass;
-use super::tests::{Random, check_statistics, pool, random_shape, run_all};
+use super::tests::{Random, check_statistics, odd_numbers_of_pixels, pool, random_shape, run_all};
 use super::{Algorithm, Conv2d, Conv2dShape, reference};
 use crate::simd::Isa;
 use crate::testing::{rounded, widened};
@@ -111,6 +111,13 @@ fn the_layers_of_resnets_by_dot_products_equal_the_reference() {
         let (height, width, padding) = (extent, extent, kernel / 2);
         let shape = Conv2dShape { batch, height, width, in_channels, out_channels, kernel, stride, padding };
         check(shape, &mut Random(3), &[pool(1), pool(2)]);
+    }
+}
+
+#[test]
+fn one_by_one_convolutions_of_any_number_of_pixels_by_dot_products_equal_the_reference() {
+    for shape in odd_numbers_of_pixels() {
+        check(shape, &mut Random(7), &[pool(1), pool(2), pool(3)]);
     }
 }
 

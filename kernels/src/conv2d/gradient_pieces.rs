@@ -4,6 +4,7 @@
 //! Invariant: a piece's gradient is complete before pieces are added, in their order.
 
 use super::Conv2dShape;
+use super::plan::PixelRows;
 use crate::pieces::{SharedMut, for_each_piece, slots_len, whole_lines};
 use crate::simd::{Kernel, Simd};
 
@@ -101,10 +102,10 @@ pub(super) struct Task<'a, E> {
 impl<'a, E> Tasks<'a, E> {
     /// # Panics
     /// If x or dy has another length than the shape says.
-    pub(super) fn new(shape: &'a Conv2dShape, x: &'a [E], dy: &'a [E], blocks: [usize; 2]) -> Self {
-        assert_eq!(x.len(), shape.input_len(), "weight gradient: length of x");
-        assert_eq!(dy.len(), shape.output_len(), "weight gradient: length of dy");
-        Self { shape, x, dy, blocks }
+    pub(super) fn new(rows: &'a PixelRows, x: &'a [E], dy: &'a [E], blocks: [usize; 2]) -> Self {
+        assert_eq!(x.len(), rows.input_len(), "weight gradient: length of x");
+        assert_eq!(dy.len(), rows.output_len(), "weight gradient: length of dy");
+        Self { shape: &rows.shape, x, dy, blocks }
     }
 
     /// How many there are.

@@ -27,7 +27,6 @@ pub(super) fn copy_band<S: Simd, E: Element, X: Factor>(image: &[E], band: &Band
     let Band { channels, pixel_stride, .. } = *band;
     let row_len = band.padded_w * channels;
     let left = band.pad_left * channels;
-    let copied = (band.in_w * channels).min(row_len - left);
     for (index, row) in padded.chunks_exact_mut(row_len).take(band.rows).enumerate() {
         if index % band.step >= band.taps {
             continue;
@@ -38,6 +37,9 @@ pub(super) fn copy_band<S: Simd, E: Element, X: Factor>(image: &[E], band: &Band
             continue;
         }
         let source = &image[from as usize * band.in_w * pixel_stride..];
+        // The last row of an image that is one run of pixels may be short.
+        let in_w = band.in_w.min(source.len().div_ceil(pixel_stride));
+        let copied = (in_w * channels).min(row_len - left);
         row[..left].fill(X::default());
         if channels == pixel_stride {
             X::convert::<S, E>(&source[..copied], &mut row[left..left + copied]);

@@ -43,7 +43,10 @@ pub(super) struct Plan {
     /// Elements between rows and between pixels of one class's output.
     pub(super) out_row_stride: usize,
     pub(super) out_pixel_stride: usize,
+    pub(super) in_image_len: usize,
     pub(super) out_image_len: usize,
+    /// Whether a band of rows is one run of pixels, as long as what there is of its output.
+    pub(super) is_flat: bool,
     /// Rows of a class in one band.
     pub(super) band_rows: usize,
     pub(super) num_bands: usize,
@@ -114,7 +117,8 @@ impl Plan {
     }
 
     pub(super) fn forward(s: &Conv2dShape) -> Self {
-        let s = if s.kernel == 1 && s.stride == 1 { flat_rows(s) } else { *s };
+        let rows = PixelRows::of(s);
+        let s = rows.shape;
         let class = Class {
             taps_h: s.kernel,
             taps_w: s.kernel,
@@ -122,18 +126,19 @@ impl Plan {
             out_w: s.out_width(),
             ..Class::default()
         };
-        let mut plan = Self::empty(s.batch, [s.height, s.width], s.in_channels, s.out_channels, s.stride);
-        plan.out_image_len = s.out_height() * s.out_width() * s.out_channels;
+        let mut plan = Self::empty(&rows, [s.height, s.width], s.in_channels, s.out_channels, s.stride);
+        [plan.in_image_len, plan.out_image_len] = [rows.input_len() / s.batch, rows.output_len() / s.batch];
         plan.out_row_stride = s.out_width() * s.out_channels;
         plan.out_pixel_stride = s.out_channels;
         plan.finish(&[(class, s.padding as isize, s.padding as isize)])
     }
 
     pub(super) fn data_gradient(s: &Conv2dShape) -> Self {
-        let s = if s.kernel == 1 && s.stride == 1 { flat_rows(s) } else { *s };
-        let mut plan = Self::empty(s.batch, [s.out_height(), s.out_width()], s.out_channels, s.in_channels, 1);
+        let rows = PixelRows::of(s);
+        let s = rows.shape;
+        let mut plan = Self::empty(&rows, [s.out_height(), s.out_width()], s.out_channels, s.in_channels, 1);
         plan.mirrored = true;
-        plan.out_image_len = s.height * s.width * s.in_channels;
+        [plan.in_image_len, plan.out_image_len] = [rows.output_len() / s.batch, rows.input_len() / s.batch];
         plan.out_row_stride = s.stride * s.width * s.in_channels;
         plan.out_pixel_stride = s.stride * s.in_channels;
         let mut classes = [(Class::default(), 0, 0); 4];
@@ -155,9 +160,9 @@ impl Plan {
         plan.finish(&classes[..s.stride * s.stride])
     }
 
-    fn empty(images: usize, in_extent: [usize; 2], in_c: usize, out_c: usize, step: usize) -> Self {
+    fn empty(rows: &PixelRows, in_extent: [usize; 2], in_c: usize, out_c: usize, step: usize) -> Self {
         Self {
-            images,
+            images: rows.shape.batch,
             in_h: in_extent[0],
             in_w: in_extent[1],
             in_c,
@@ -168,7 +173,9 @@ impl Plan {
             num_classes: 0,
             out_row_stride: 0,
             out_pixel_stride: 0,
+            in_image_len: 0,
             out_image_len: 0,
+            is_flat: rows.is_flat(),
             band_rows: 0,
             num_bands: 0,
             pad_top: 0,
@@ -228,9 +235,78 @@ impl Parity {
     }
 }
 
-/// A 1x1 convolution with stride 1 does not care for rows: all pixels as rows of up to 64.
-pub(super) fn flat_rows(s: &Conv2dShape) -> Conv2dShape {
-    let pixels = s.batch * s.height * s.width;
-    let width = (1..=64usize.min(pixels)).rev().find(|w| pixels.is_multiple_of(*w)).unwrap_or(1);
-    Conv2dShape { batch: 1, height: pixels / width, width, ..*s }
+/// Pixels of a row where the convolution does not care for rows.
+const FLAT_WIDTH: usize = 64;
+
+/// The rows of pixels that bands are cut from.
+///
+/// A 1x1 convolution with stride 1 does not care for rows: all pixels are one image with rows of 64, of which the last may be
+/// shorter, and a band of them is one run of pixels.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct PixelRows {
+    /// With the rows' extents, as if the last row were whole.
+    pub(super) shape: Conv2dShape,
+    /// Pixels of all outputs.
+    pub(super) pixels: usize,
+}
+
+impl PixelRows {
+    pub(super) fn of(s: &Conv2dShape) -> Self {
+        let pixels = s.batch * s.out_height() * s.out_width();
+        let mut rows = Self { shape: *s, pixels };
+        if rows.is_flat() {
+            let width = FLAT_WIDTH.min(pixels);
+            rows.shape = Conv2dShape { batch: 1, height: pixels.div_ceil(width), width, ..*s };
+        }
+        rows
+    }
+
+    /// Whether rows follow each other without anything between or around them.
+    pub(super) fn is_flat(&self) -> bool {
+        self.shape.kernel == 1 && self.shape.stride == 1
+    }
+
+    /// Elements of all inputs.
+    pub(super) fn input_len(&self) -> usize {
+        if self.is_flat() { self.pixels * self.shape.in_channels } else { self.shape.input_len() }
+    }
+
+    /// Elements of all outputs.
+    pub(super) fn output_len(&self) -> usize {
+        self.pixels * self.shape.out_channels
+    }
+
+    /// Runs of pixels that `rows` output rows from `row` on are, and the pixels of a run.
+    pub(super) fn runs(&self, row: usize, rows: usize) -> [usize; 2] {
+        let width = self.shape.out_width();
+        if self.is_flat() { [1, (rows * width).min(self.pixels - row * width)] } else { [rows, width] }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pixels_of_any_number_are_rows_of_64_and_a_rest() {
+        for pixels in (1..300).chain([7 * 7 * 13, 1021, 4096, 4099]) {
+            let shape = Conv2dShape {
+                batch: 1,
+                height: pixels,
+                width: 1,
+                in_channels: 48,
+                out_channels: 32,
+                kernel: 1,
+                stride: 1,
+                padding: 0,
+            };
+            let rows = PixelRows::of(&shape);
+            assert_eq!(rows.shape.width, pixels.min(64), "{pixels} pixels");
+            let runs = (0..rows.shape.height).map(|row| rows.runs(row, 1));
+            assert_eq!(runs.map(|[runs, width]| runs * width).sum::<usize>(), pixels);
+            let plan = Plan::forward(&shape);
+            let expected = Plan::forward(&Conv2dShape { height: pixels.next_multiple_of(64), ..shape }).num_pieces();
+            assert_eq!(plan.num_pieces(), expected, "{pixels} pixels");
+        }
+    }
 }

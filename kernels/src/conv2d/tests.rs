@@ -167,8 +167,8 @@ fn random_shapes_equal_the_reference_for_any_number_of_threads() {
 fn bf16_storage_gives_the_f32_results_of_the_widened_inputs_rounded_to_bf16() {
     let pools = [pool(1), pool(2), pool(3)];
     let mut random = Random(13);
-    for _ in 0..100 {
-        let shape = random_shape(&mut random, 8e5);
+    let shapes: Vec<_> = (0..100).map(|_| random_shape(&mut random, 8e5)).chain(odd_numbers_of_pixels()).collect();
+    for shape in shapes {
         let stored = |values: Vec<f32>| values.into_iter().map(bf16::from_f32).collect::<Vec<bf16>>();
         let widened = |stored: &[bf16]| stored.iter().map(|value| value.to_f32()).collect::<Vec<f32>>();
         let (x, dy) = (stored(random.values(shape.input_len())), stored(random.values(shape.output_len())));
@@ -234,6 +234,34 @@ fn channels_of_several_blocks_equal_the_reference() {
         let (batch, height, width, out_channels) = (2, 7, 9, 33);
         let shape = Conv2dShape { batch, height, width, in_channels, out_channels, kernel: 3, stride: 2, padding: 0 };
         check_shape(&shape, &mut Random(5), &pools);
+    }
+}
+
+/// 1x1 convolutions whose pixels, all in one row or in images, have no divisor near 64, or fewer than 64.
+pub(super) fn odd_numbers_of_pixels() -> impl Iterator<Item = Conv2dShape> {
+    let extents = [(13, 7, 7), (1, 1, 1021), (1, 67, 1), (1, 1, 61), (3, 11, 23), (1, 1, 4099)];
+    let channels = [(3, 5), (16, 48), (35, 33), (300, 20), (64, 150)];
+    extents.into_iter().zip(channels.into_iter().cycle()).flat_map(
+        move |((batch, height, width), (inputs, outputs))| {
+            [(inputs, outputs), (outputs, inputs)].map(|(in_channels, out_channels)| Conv2dShape {
+                batch,
+                height,
+                width,
+                in_channels,
+                out_channels,
+                kernel: 1,
+                stride: 1,
+                padding: 0,
+            })
+        },
+    )
+}
+
+#[test]
+fn one_by_one_convolutions_of_any_number_of_pixels_equal_the_reference() {
+    let pools = [pool(1), pool(2), pool(3)];
+    for shape in odd_numbers_of_pixels() {
+        check_shape(&shape, &mut Random(7), &pools);
     }
 }
 

@@ -12,7 +12,7 @@ use half::bf16;
 
 use super::Conv2dShape;
 use super::gradient_pieces::{Pieces, Task, Tasks};
-use super::plan::flat_rows;
+use super::plan::PixelRows;
 use super::tile_grid::{Grid, PackSteps, STEP_PAIRS};
 use super::weight_gradient::{Finish, block_of};
 use crate::simd::{GenericWork, PANEL, Simd, TILE_ROWS, TILE_VALUES, Tiles};
@@ -30,7 +30,7 @@ const SUM_TILE: usize = TILE_ROWS * PANEL;
 /// How the pixels are cut: a unit is a band of rows of one image, or several small images; a piece is a run of units.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Plan {
-    shape: Conv2dShape,
+    rows: PixelRows,
     images_of_unit: usize,
     band_rows: usize,
     num_bands: usize,
@@ -45,8 +45,8 @@ pub(super) struct Plan {
 
 impl Plan {
     pub(super) fn new(s: &Conv2dShape) -> Self {
-        let shape = if s.kernel == 1 && s.stride == 1 { flat_rows(s) } else { *s };
-        let s = &shape;
+        let all = PixelRows::of(s);
+        let s = &all.shape;
         let (out_h, out_w) = (s.out_height(), s.out_width());
         let halo = (s.kernel - 1) / s.stride;
         // The zeros behind a row serve as those before the next one, and likewise those between images.
@@ -60,11 +60,11 @@ impl Plan {
         let images_of_unit = if num_bands > 1 { 1 } else { images.clamp(1, s.batch) };
         let num_units = s.batch.div_ceil(images_of_unit) * num_bands;
         Self {
-            shape,
+            rows: all,
             images_of_unit,
             band_rows,
             num_bands,
-            pieces: Pieces::new(s.weight_len(), num_units, s.batch * out_h * out_w / PIECE_PIXELS),
+            pieces: Pieces::new(s.weight_len(), num_units, all.pixels / PIECE_PIXELS),
             in_block: block_of(s.in_channels, (TASK_RUN / s.kernel).max(PANEL)),
             out_block: block_of(s.out_channels, TASK_CHANNELS),
             pitch,
@@ -72,23 +72,28 @@ impl Plan {
         }
     }
 
-    /// Steps of products over `images` with `rows` each.
-    fn steps(&self, images: usize, rows: usize) -> usize {
-        (((images - 1) * self.image_rows + rows - 1) * self.pitch + self.shape.out_width()).div_ceil(TILE_VALUES)
+    /// Steps of products over `images` with `rows` of `width` pixels each.
+    fn steps(&self, images: usize, [rows, width]: [usize; 2]) -> usize {
+        (((images - 1) * self.image_rows + rows - 1) * self.pitch + width).div_ceil(TILE_VALUES)
+    }
+
+    /// Steps of the largest unit.
+    fn max_steps(&self) -> usize {
+        self.steps(self.images_of_unit, [self.band_rows, self.rows.shape.out_width()])
     }
 
     /// Steps of a plane of x: with the farthest tap's positions.
     fn plane_steps(&self, steps: usize) -> usize {
-        steps + ((self.shape.kernel - 1) / self.shape.stride * (self.pitch + 1)).div_ceil(TILE_VALUES)
+        steps + ((self.rows.shape.kernel - 1) / self.rows.shape.stride * (self.pitch + 1)).div_ceil(TILE_VALUES)
     }
 
     /// Pairs from one channel of a plane to the next: an odd number of cache lines, against set conflicts.
     fn channel_stride(&self) -> usize {
-        (self.plane_steps(self.steps(self.images_of_unit, self.band_rows)) | 1) * STEP_PAIRS
+        (self.plane_steps(self.max_steps()) | 1) * STEP_PAIRS
     }
 
     fn panel_stride(&self) -> usize {
-        self.steps(self.images_of_unit, self.band_rows) * STEP_PAIRS * PANEL
+        self.max_steps() * STEP_PAIRS * PANEL
     }
 
     fn plane_len(&self) -> usize {
@@ -97,11 +102,11 @@ impl Plan {
 
     /// Planes in one direction.
     fn parities(&self) -> usize {
-        self.shape.stride.min(self.shape.kernel)
+        self.rows.shape.stride.min(self.rows.shape.kernel)
     }
 
     fn sums_len(&self) -> usize {
-        let taps = self.shape.kernel * self.shape.kernel;
+        let taps = self.rows.shape.kernel * self.rows.shape.kernel;
         self.out_block.next_multiple_of(PANEL) * self.in_block.next_multiple_of(PANEL) * taps
     }
 
@@ -129,8 +134,8 @@ impl<T: Tiles> GenericWork for TileGradient<'_, T> {
     type Output = ();
 
     fn run<S: Simd>(self) {
-        let (plan, s) = (self.plan, &self.plan.shape);
-        let tasks = Tasks::new(s, self.x, self.dy, [plan.in_block, plan.out_block]);
+        let (plan, s) = (self.plan, &self.plan.rows.shape);
+        let tasks = Tasks::new(&plan.rows, self.x, self.dy, [plan.in_block, plan.out_block]);
         let cut = (tasks.len(), plan.slot_len());
         plan.pieces.run::<S>(self.dw, self.workspace, cut, |piece, task, slot, dw| {
             let task = tasks.get(task);
@@ -164,22 +169,24 @@ fn run_unit<S: Simd, T: Tiles>(
     accumulate: bool,
     slot: &mut [f32],
 ) {
-    let s = &plan.shape;
+    let s = &plan.rows.shape;
     let (group, band) = (unit / plan.num_bands, unit % plan.num_bands);
     let image = group * plan.images_of_unit;
     let images = plan.images_of_unit.min(s.batch - image);
     let row = band * plan.band_rows;
     let rows = plan.band_rows.min(s.out_height() - row);
-    let steps = plan.steps(images, rows);
+    let [runs, width] = plan.rows.runs(row, rows);
+    let steps = plan.steps(images, [runs, width]);
+    let [in_h, in_w] = if plan.rows.is_flat() { [row + runs, width] } else { [s.height, s.width] };
     let (planes, dy) = slot.split_at_mut(plan.parities() * plan.parities() * plan.plane_len());
     let in_image = s.height * s.width * s.in_channels;
     let offset = |parity: usize| parity as isize - s.padding as isize;
     let of_unit = Grid {
         images,
         image_rows: plan.image_rows,
-        pitch: plan.pitch,
-        rows: [0, rows],
-        columns: [0, s.out_width()],
+        pitch: plan.pitch.max(width),
+        rows: [0, runs],
+        columns: [0, width],
         strides: [s.out_height() * s.out_width() * s.out_channels, s.out_width() * s.out_channels, s.out_channels],
         origin: ((image * s.out_height() + row) * s.out_width() * s.out_channels) as isize,
     };
@@ -192,8 +199,8 @@ fn run_unit<S: Simd, T: Tiles>(
         let parities = [index / plan.parities(), index % plan.parities()];
         let [first_row, first_column] = [(row * s.stride) as isize + offset(parities[0]), offset(parities[1])];
         let grid = Grid {
-            rows: Grid::inside(first_row, s.stride, s.height).map(|row| row.min(plan.image_rows)),
-            columns: Grid::inside(first_column, s.stride, s.width).map(|column| column.min(plan.pitch)),
+            rows: Grid::inside(first_row, s.stride, in_h).map(|row| row.min(plan.image_rows)),
+            columns: Grid::inside(first_column, s.stride, in_w).map(|column| column.min(of_unit.pitch)),
             strides: [in_image, s.stride * s.width * s.in_channels, s.stride * s.in_channels],
             origin: (image * in_image) as isize
                 + (first_row * s.width as isize + first_column) * s.in_channels as isize,
@@ -221,7 +228,7 @@ struct Products<'a> {
 impl Products<'_> {
     /// All tiles of sums: those of a pair of output panels, then channel by channel panel all taps.
     fn run<T: Tiles>(&self, out_count: usize, sums: &mut [f32]) {
-        let (plan, taps) = (self.plan, self.plan.shape.kernel * self.plan.shape.kernel);
+        let (plan, taps) = (self.plan, self.plan.rows.shape.kernel * self.plan.rows.shape.kernel);
         let in_panels = self.in_count.div_ceil(PANEL);
         let out_panels = out_count.div_ceil(PANEL);
         assert!(out_panels * taps * in_panels * SUM_TILE <= sums.len(), "weight gradient: sums of a task");
@@ -261,7 +268,7 @@ impl Products<'_> {
     /// these sums start in a panel's.
     #[inline(always)]
     fn left(&self, index: usize) -> (*const f32, usize) {
-        let (plan, side, stride) = (self.plan, self.plan.shape.kernel, self.plan.shape.stride);
+        let (plan, side, stride) = (self.plan, self.plan.rows.shape.kernel, self.plan.rows.shape.stride);
         let (channels, tap) = (index / (side * side), index % (side * side));
         let (row, column) = (tap / side, tap % side);
         let plane = row % stride * plan.parities() + column % stride;
@@ -286,7 +293,7 @@ impl Products<'_> {
         panel: usize,
         sums: &mut [f32],
     ) {
-        let count = self.plan.shape.kernel * self.plan.shape.kernel * self.in_count.div_ceil(PANEL);
+        let count = self.plan.rows.shape.kernel * self.plan.rows.shape.kernel * self.in_count.div_ceil(PANEL);
         let lefts = [0, 1, 2, 3].map(|index| self.left(if index < L { first + index } else { first }));
         let left_stride = self.plan.channel_stride() * size_of::<f32>();
         let row = PANEL * size_of::<f32>();

@@ -8,7 +8,7 @@
 use super::Conv2dShape;
 use super::gradient_pieces::{Pieces, Task, Tasks};
 use super::padded::{Band, copy_band};
-use super::plan::flat_rows;
+use super::plan::PixelRows;
 use super::transpose::Rows;
 use super::weight_kernel::{Block, max_run, select};
 use crate::Element;
@@ -29,7 +29,7 @@ const PIECE_PIXELS: usize = 1024;
 /// How the pixels are cut: a unit is a band of rows of one image, or several small images; a piece is a run of units.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Plan {
-    shape: Conv2dShape,
+    rows: PixelRows,
     images_of_unit: usize,
     band_rows: usize,
     num_bands: usize,
@@ -50,8 +50,8 @@ pub(super) fn block_of(channels: usize, most: usize) -> usize {
 
 impl Plan {
     pub(super) fn new(s: &Conv2dShape) -> Self {
-        let shape = if s.kernel == 1 && s.stride == 1 { flat_rows(s) } else { *s };
-        let s = &shape;
+        let all = PixelRows::of(s);
+        let s = &all.shape;
         let (out_h, out_w) = (s.out_height(), s.out_width());
         let in_block = block_of(s.in_channels, (TASK_RUN / s.kernel).max(PANEL));
         let borrows_input = s.padding == 0 && (s.kernel == 1 || in_block == s.in_channels);
@@ -68,11 +68,11 @@ impl Plan {
         let images_of_unit = if num_bands > 1 { 1 } else { images.clamp(1, s.batch) };
         let num_units = s.batch.div_ceil(images_of_unit) * num_bands;
         Self {
-            shape,
+            rows: all,
             images_of_unit,
             band_rows,
             num_bands,
-            pieces: Pieces::new(s.weight_len(), num_units, s.batch * out_h * out_w / PIECE_PIXELS),
+            pieces: Pieces::new(s.weight_len(), num_units, all.pixels / PIECE_PIXELS),
             in_block,
             out_block: block_of(s.out_channels, TASK_CHANNELS),
             padded_w,
@@ -83,7 +83,7 @@ impl Plan {
 
     /// Elements of a task's sums, the first part of a slot.
     fn sums_len(&self) -> usize {
-        self.out_block.next_multiple_of(PANEL) * self.in_block * self.shape.kernel * self.shape.kernel
+        self.out_block.next_multiple_of(PANEL) * self.in_block * self.rows.shape.kernel * self.rows.shape.kernel
     }
 
     /// Beside the sums there is room for the unit's x and dy as f32.
@@ -93,7 +93,7 @@ impl Plan {
 
     /// Pixels of a row of x as the kernel reads it.
     fn row_pixels(&self) -> usize {
-        if self.borrows_input { self.shape.width } else { self.padded_w }
+        if self.borrows_input { self.rows.shape.width } else { self.padded_w }
     }
 
     /// Elements of an image's rows of x in a unit.
@@ -108,7 +108,7 @@ impl Plan {
 
     /// Elements of an image's rows of dy in a unit.
     fn dy_rows_len(&self) -> usize {
-        self.band_rows * self.shape.out_width() * self.out_block
+        self.band_rows * self.rows.shape.out_width() * self.out_block
     }
 
     pub(super) fn workspace_len(&self, num_threads: usize) -> usize {
@@ -129,8 +129,8 @@ impl<E: Element> GenericWork for WeightGradient<'_, E> {
     type Output = ();
 
     fn run<S: Simd>(self) {
-        let (plan, s) = (self.plan, &self.plan.shape);
-        let tasks = Tasks::new(s, self.x, self.dy, [plan.in_block, plan.out_block]);
+        let (plan, s) = (self.plan, &self.plan.rows.shape);
+        let tasks = Tasks::new(&plan.rows, self.x, self.dy, [plan.in_block, plan.out_block]);
         let cut = (tasks.len(), plan.slot_len());
         plan.pieces.run::<S>(self.dw, self.workspace, cut, |piece, task, slot, dw| {
             let task = tasks.get(task);
@@ -164,12 +164,13 @@ fn run_unit<S: Simd, E: Element>(
     accumulate: bool,
     slot: &mut [f32],
 ) {
-    let s = &plan.shape;
+    let s = &plan.rows.shape;
     let (group, band) = (unit / plan.num_bands, unit % plan.num_bands);
     let image = group * plan.images_of_unit;
     let images = plan.images_of_unit.min(s.batch - image);
     let row = band * plan.band_rows;
     let rows = plan.band_rows.min(s.out_height() - row);
+    let [runs, width] = plan.rows.runs(row, rows);
     let (x_slot, dy_slot) = slot.split_at_mut(plan.x_len());
     let in_row = s.width * s.in_channels;
     let in_image = s.height * in_row;
@@ -201,9 +202,9 @@ fn run_unit<S: Simd, E: Element>(
     let (dy, dy_strides) = if let Some(dy) = E::as_f32(dy) {
         (dy, [out_image, out_row, s.out_channels])
     } else {
-        widen_rows::<S, E>(dy, [images, rows * s.out_width()], [out_image, s.out_channels], task.out_count, dy_slot);
-        let row_len = s.out_width() * task.out_count;
-        (&*dy_slot, [rows * row_len, row_len, task.out_count])
+        widen_rows::<S, E>(dy, [images, runs * width], [out_image, s.out_channels], task.out_count, dy_slot);
+        let row_len = width * task.out_count;
+        (&*dy_slot, [runs * row_len, row_len, task.out_count])
     };
     let ahead = |whole: usize, band: usize| if plan.num_bands > 1 { band } else { images * whole };
     let view = UnitView {
@@ -214,7 +215,7 @@ fn run_unit<S: Simd, E: Element>(
         run: s.kernel * task.in_count,
         dy,
         dy_strides,
-        extents: [images, rows, s.out_width()],
+        extents: [images, runs, width],
         ahead: [
             if in_place.is_some() { ahead(in_image, rows * s.stride * in_row) } else { 0 },
             if E::as_f32(task.dy).is_some() { ahead(out_image, rows * out_row) } else { 0 },

@@ -7,6 +7,7 @@
 
 use super::Conv2dShape;
 use super::gradient_pieces::{Pieces, Task, Tasks};
+use super::plan::PixelRows;
 use super::weight_kernel::{Block, max_run, select};
 use super::winograd_finish::Finish;
 use super::winograd_plan::{Plan as TilePlan, TileBlock};
@@ -23,7 +24,7 @@ const PIECE_TILES: usize = 128;
 /// How tiles are cut: a piece is a run of the tile plan's units.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Plan {
-    shape: Conv2dShape,
+    rows: PixelRows,
     tiles: TilePlan,
     pieces: Pieces,
 }
@@ -32,7 +33,7 @@ impl Plan {
     pub(super) fn new(s: &Conv2dShape) -> Self {
         let tiles = TilePlan::weight_gradient(s, TASK_CHANNELS);
         let pieces = Pieces::new(s.weight_len(), tiles.num_pieces(), tiles.num_tiles() / PIECE_TILES);
-        Self { shape: *s, tiles, pieces }
+        Self { rows: PixelRows::of(s), tiles, pieces }
     }
 
     /// Sums of one task: `[position][panel][channel][16]`.
@@ -62,8 +63,8 @@ impl<E: Element> GenericWork for WinogradWeight<'_, E> {
     type Output = ();
 
     fn run<S: Simd>(self) {
-        let (plan, s) = (self.plan, &self.plan.shape);
-        let tasks = Tasks::new(s, self.x, self.dy, [TASK_CHANNELS; 2]);
+        let plan = self.plan;
+        let tasks = Tasks::new(&plan.rows, self.x, self.dy, [TASK_CHANNELS; 2]);
         let cut = (tasks.len(), plan.slot_len());
         plan.pieces.run::<S>(self.dw, self.workspace, cut, |piece, task, slot, dw| {
             let task = tasks.get(task);
@@ -85,8 +86,8 @@ fn run_task<S: Simd, E: Element>(plan: &Plan, task: &Task<'_, E>, piece: usize, 
             sums: sums.as_ptr(),
             in_count: task.in_count,
             out_count: task.out_count,
-            dw: dw.add(task.first_weight(&plan.shape, 9)),
-            filter_len: plan.shape.in_channels * 9,
+            dw: dw.add(task.first_weight(&plan.rows.shape, 9)),
+            filter_len: plan.rows.shape.in_channels * 9,
         });
     }
 }
