@@ -74,6 +74,16 @@ pub trait ImageDataset: Send + Sync {
     /// It is computed at the first call and may read the whole data set.
     fn checksum(&self) -> String;
 
+    /// Whether the next [`checksum`](Self::checksum) would read files.
+    fn checksum_reads_files(&self) -> bool {
+        false
+    }
+
+    /// Takes over the checksum that another process on the same files has computed; nothing where it is known already.
+    fn adopt_checksum(&self, checksum: &str) {
+        let _ = checksum;
+    }
+
     /// Warnings and facts for the log, one sentence each.
     fn notes(&self) -> &[String];
 }

@@ -37,7 +37,8 @@ pub struct ImageFolderConfig {
     pub memory_limit_bytes: u64,
     /// What happens with a file that cannot be decoded.
     pub on_bad_image: OnBadImage,
-    /// The number of threads that decode when the folder is opened.
+    /// The number of threads that decode when the folder is opened; the checksum of a folder too large for memory takes all
+    /// processors, since one process finds it out for others.
     pub num_threads: usize,
 }
 

@@ -4,7 +4,7 @@
 //! Invariant: the choice is fixed (no seed to forget), grows by adding samples only, and holds all classes in proportion.
 
 use std::cmp::Ordering;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use sha2::{Digest, Sha256};
 
@@ -19,6 +19,7 @@ pub struct Subset {
     name: String,
     indices: Vec<usize>,
     notes: Vec<String>,
+    checksum: OnceLock<String>,
 }
 
 impl Subset {
@@ -44,6 +45,7 @@ impl Subset {
             notes: inner.notes().iter().cloned().chain([note]).collect(),
             indices,
             inner,
+            checksum: OnceLock::new(),
         })
     }
 }
@@ -95,12 +97,23 @@ impl ImageDataset for Subset {
 
     /// The whole data set's checksum with the chosen indices.
     fn checksum(&self) -> String {
-        let mut digest = Sha256::new();
-        digest.update(self.inner.checksum());
-        for index in &self.indices {
-            digest.update((*index as u64).to_le_bytes());
-        }
-        to_hex(&digest.finalize())
+        let compute = || {
+            let mut digest = Sha256::new();
+            digest.update(self.inner.checksum());
+            for index in &self.indices {
+                digest.update((*index as u64).to_le_bytes());
+            }
+            to_hex(&digest.finalize())
+        };
+        self.checksum.get_or_init(compute).clone()
+    }
+
+    fn checksum_reads_files(&self) -> bool {
+        self.checksum.get().is_none() && self.inner.checksum_reads_files()
+    }
+
+    fn adopt_checksum(&self, checksum: &str) {
+        self.checksum.get_or_init(|| checksum.to_owned());
     }
 
     fn notes(&self) -> &[String] {

@@ -11,9 +11,10 @@ use datasets::{
     Augment, Cifar, DatasetSplits, ImageFolderConfig, ImageShape, Normalization, OnBadImage, ShapesConfig, Subset,
     SyntheticConfig, cifar, image_folder, shapes, synthetic,
 };
-use distributed::Communicator;
+use distributed::{Communicator, Topology};
 
 use crate::config::{AugmentKind, DataConfig, DataSource, OnBadImageKind};
+use crate::ranks;
 use crate::report::Reporter;
 
 /// Pixels of black around an image before a random crop, as He et al. 2015 (1512.03385), section 4.2.
@@ -39,12 +40,11 @@ pub fn open(
         DataSource::Cifar10 { dir, download } => open_cifar(Cifar::Ten, dir, *download, communicator, reporter)?,
         DataSource::Cifar100 { dir, download } => open_cifar(Cifar::Hundred, dir, *download, communicator, reporter)?,
         DataSource::ImageFolder { dir, image_size, on_bad_image } => {
-            let mut folder = ImageFolderConfig::new(*image_size);
-            folder.on_bad_image = match on_bad_image {
+            let on_bad_image = match on_bad_image {
                 OnBadImageKind::Fail => OnBadImage::Fail,
                 OnBadImageKind::Skip => OnBadImage::Skip,
             };
-            image_folder::open(dir, &folder)?
+            image_folder::open(dir, &folder_of_rank(*image_size, on_bad_image, communicator.topology())?)?
         }
         DataSource::Synthetic { num_train, num_test, num_classes, image_size } => synthetic::open(&SyntheticConfig {
             num_train: *num_train,
@@ -70,6 +70,44 @@ pub fn open(
         splits.normalization = Normalization { mean: floats(&own.mean), std: floats(&own.std) };
     }
     Ok(splits)
+}
+
+/// How one rank reads a folder of images: with its share of the memory and the processors that a node's only rank would use.
+fn folder_of_rank(size: usize, on_bad_image: OnBadImage, topology: &Topology) -> Result<ImageFolderConfig> {
+    let of_node = ImageFolderConfig::new(size);
+    Ok(ImageFolderConfig {
+        memory_limit_bytes: of_node.memory_limit_bytes / topology.local_size as u64,
+        num_threads: ranks::share_of_threads(topology)?,
+        on_bad_image,
+        ..of_node
+    })
+}
+
+/// Lets the ranks of a node take checksums from the first of them where they would have to read all files for these.
+///
+/// `data` is `None` where a rank could not open its data set; ranks that learn nothing here read for themselves when asked.
+///
+/// # Errors
+/// When a collective fails.
+///
+/// # Collective
+/// Must be called by all ranks.
+pub fn share_checksums(data: Option<&DatasetSplits>, communicator: &dyn Communicator) -> Result<()> {
+    let topology = communicator.topology();
+    let splits = data.map(|data| [&data.train, &data.test]);
+    let mut own = vec![topology.node.clone()];
+    if topology.local_rank == 0 {
+        own.extend(splits.iter().flatten().map(|split| split.checksum()));
+    }
+    for message in communicator.all_gather(own.join("\n").as_bytes())? {
+        let message = String::from_utf8_lossy(&message);
+        let mut lines = message.lines();
+        if lines.next() == Some(topology.node.as_str()) {
+            let reading = splits.iter().flatten().zip(lines).filter(|(split, _)| split.checksum_reads_files());
+            reading.for_each(|(split, checksum)| split.adopt_checksum(checksum));
+        }
+    }
+    Ok(())
 }
 
 /// The loader's form of the configured augmentation.
@@ -111,4 +149,111 @@ fn open_cifar(
         "download: this program was built without it, expected the cargo feature `download`; rebuild with --features download"
     );
     Ok(cifar::open(dir, which)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::{Arc, OnceLock};
+
+    use datasets::{DatasetError, ImageDataset};
+    use distributed::run_ranks;
+
+    use super::*;
+
+    /// A data set of one image whose checksum reads files, which is counted.
+    struct Counted {
+        num_readings: Arc<AtomicUsize>,
+        checksum: OnceLock<String>,
+        reads_files: bool,
+    }
+
+    impl ImageDataset for Counted {
+        fn name(&self) -> &str {
+            "counted"
+        }
+
+        fn len(&self) -> usize {
+            1
+        }
+
+        fn image_shape(&self) -> ImageShape {
+            ImageShape { height: 1, width: 1, channels: 1 }
+        }
+
+        fn class_names(&self) -> &[String] {
+            &[]
+        }
+
+        fn label(&self, _index: usize) -> usize {
+            0
+        }
+
+        fn read_image(&self, _index: usize, _pixels: &mut [u8]) -> Result<(), DatasetError> {
+            Ok(())
+        }
+
+        fn checksum(&self) -> String {
+            let read = || format!("reading {}", self.num_readings.fetch_add(1, Ordering::SeqCst));
+            self.checksum.get_or_init(read).clone()
+        }
+
+        fn checksum_reads_files(&self) -> bool {
+            self.reads_files && self.checksum.get().is_none()
+        }
+
+        fn adopt_checksum(&self, checksum: &str) {
+            self.checksum.get_or_init(|| checksum.to_owned());
+        }
+
+        fn notes(&self) -> &[String] {
+            &[]
+        }
+    }
+
+    /// The checksums of the train split on each of three ranks of one node, some without data, and how many read it.
+    fn checksums_on_ranks(reads_files: bool, without_data: Option<usize>) -> (Vec<Option<String>>, usize) {
+        let num_readings = Arc::new(AtomicUsize::new(0));
+        let checksums = run_ranks(3, |communicator| {
+            let split = || -> Arc<dyn ImageDataset> {
+                Arc::new(Counted { num_readings: num_readings.clone(), checksum: OnceLock::new(), reads_files })
+            };
+            let train = split();
+            // The test split is the same: what counts is the train split's.
+            let normalization = Normalization::uniform(1);
+            let data = DatasetSplits { train: train.clone(), test: train, normalization };
+            let data = (Some(communicator.rank()) != without_data).then_some(data);
+            share_checksums(data.as_ref(), &communicator).unwrap();
+            data.map(|data| data.train.checksum())
+        });
+        (checksums, num_readings.load(Ordering::SeqCst))
+    }
+
+    #[test]
+    fn the_first_rank_of_a_node_reads_the_files_for_the_others() {
+        let (checksums, num_readings) = checksums_on_ranks(true, None);
+        assert_eq!((num_readings, checksums), (1, vec![Some("reading 0".to_owned()); 3]));
+    }
+
+    #[test]
+    fn what_every_rank_has_in_memory_it_digests_itself() {
+        assert_eq!(checksums_on_ranks(false, None).1, 3);
+    }
+
+    #[test]
+    fn without_the_first_rank_s_data_the_others_read_for_themselves() {
+        let (checksums, num_readings) = checksums_on_ranks(true, Some(0));
+        assert_eq!((num_readings, checksums.iter().flatten().count()), (2, 2));
+    }
+
+    #[test]
+    fn ranks_share_their_node_s_memory_and_processors() {
+        let nodes = ["a", "a", "a", "b"].map(String::from);
+        let [of_three, alone] =
+            [0, 3].map(|rank| folder_of_rank(8, OnBadImage::Skip, &Topology::from_nodes(rank, &nodes)).unwrap());
+        assert_eq!(alone.memory_limit_bytes, ImageFolderConfig::new(8).memory_limit_bytes);
+        assert_eq!(of_three.memory_limit_bytes, alone.memory_limit_bytes / 3);
+        assert!((1..=alone.num_threads).contains(&of_three.num_threads));
+        assert_eq!((of_three.size, of_three.on_bad_image), (8, OnBadImage::Skip));
+    }
 }

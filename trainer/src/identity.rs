@@ -8,6 +8,7 @@ use datasets::DatasetSplits;
 use distributed::{Communicator, ROOT};
 
 use crate::config::TrainConfig;
+use crate::data;
 
 /// Compares version, configuration and checksums of the data with root's.
 ///
@@ -20,9 +21,12 @@ pub fn check(config: &TrainConfig, data: &DatasetSplits, communicator: &dyn Comm
     if communicator.world_size() == 1 {
         return Ok(());
     }
+    data::share_checksums(Some(data), communicator)?;
     let own = [
         ("version", env!("CARGO_PKG_VERSION").to_owned()),
         ("configuration", config.hash()),
+        ("train images", data.train.len().to_string()),
+        ("test images", data.test.len().to_string()),
         ("train split", data.train.checksum()),
         ("test split", data.test.checksum()),
     ];

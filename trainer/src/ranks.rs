@@ -104,8 +104,7 @@ impl World {
     /// When the backend is not built in, or has no driver here, or the launcher's words are not numbers.
     pub fn prepare_compute(&self, compute: &ComputeConfig) -> Result<(Device, usize)> {
         let topology = self.communicator.topology();
-        let allotted = Launcher::detect_from_environment()?.and_then(|launcher| launcher.num_processors);
-        let num_threads = compute.threads.unwrap_or_else(|| default_threads(topology.local_size, allotted));
+        let num_threads = compute.threads.map_or_else(|| share_of_threads(topology), Ok)?;
         let num_threads = set_threads(num_threads, self.is_only_rank);
         let device = device(compute.device, topology)?;
         let dtype = match compute.dtype {
@@ -191,15 +190,18 @@ fn device(choice: DeviceChoice, topology: &Topology) -> Result<Device> {
     }
 }
 
-/// A rank's share of the processors of its machine, of which `local_size` ranks compute; `allotted` is what the launcher says
-/// that it gave the rank.
-fn default_threads(local_size: usize, allotted: Option<usize>) -> usize {
+/// The threads that are a rank's share of the processors of its machine, or what the launcher says that it gave the rank.
+///
+/// # Errors
+/// When the launcher's words are not numbers.
+pub(crate) fn share_of_threads(topology: &Topology) -> Result<usize> {
+    let allotted = Launcher::detect_from_environment()?.and_then(|launcher| launcher.num_processors);
     let available = std::thread::available_parallelism().map_or(1, NonZero::get);
     // A scheduler that binds nothing leaves a rank on all processors of a node, also on those of other jobs.
     let available = available.min(allotted.unwrap_or(usize::MAX));
     let listing = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let on_machine = listing.lines().filter(|line| line.starts_with("processor")).count();
-    share_of_processors(available, on_machine, local_size)
+    Ok(share_of_processors(available, on_machine, topology.local_size))
 }
 
 /// The processors this process may use, but no more than its share of the machine: a launcher that bound the rank has

@@ -29,7 +29,6 @@ pub(super) struct FolderDataset {
     /// All images `[N, H, W, C]`, unless they are decoded on demand.
     pixels: Option<Vec<u8>>,
     notes: Vec<String>,
-    num_threads: usize,
     checksum: OnceLock<String>,
 }
 
@@ -48,20 +47,19 @@ impl FolderDataset {
             files: split.files,
             pixels: None,
             notes: split.notes,
-            num_threads: config.num_threads,
             checksum: OnceLock::new(),
         };
         if keep || config.on_bad_image == OnBadImage::Skip {
-            dataset.decode_all(keep, config.on_bad_image)?;
+            dataset.decode_all(keep, config)?;
         }
         Ok(dataset)
     }
 
     /// Decodes every file, keeps the pixels if `keep`, and drops or refuses the bad ones.
-    fn decode_all(&mut self, keep: bool, on_bad_image: OnBadImage) -> Result<(), DatasetError> {
+    fn decode_all(&mut self, keep: bool, config: &ImageFolderConfig) -> Result<(), DatasetError> {
         let len = self.shape.num_values();
         let mut pixels = vec![0; if keep { self.files.len() * len } else { 0 }];
-        let results = decode_files(&self.files, self.shape, &mut pixels, on_bad_image, self.num_threads);
+        let results = decode_files(&self.files, self.shape, &mut pixels, config);
         let mut digests = Vec::with_capacity(self.files.len());
         let mut good = Vec::with_capacity(self.files.len());
         let mut bad = Vec::new();
@@ -75,7 +73,7 @@ impl FolderDataset {
                     digests.push(digest);
                 }
                 Err(error @ (DatasetError::BadImage { .. } | DatasetError::FileTooLarge { .. }))
-                    if on_bad_image == OnBadImage::Skip =>
+                    if config.on_bad_image == OnBadImage::Skip =>
                 {
                     bad.push((self.files[index].label, error.to_string()));
                 }
@@ -141,18 +139,17 @@ fn decode_files(
     files: &[ImageFile],
     shape: ImageShape,
     pixels: &mut [u8],
-    on_bad_image: OnBadImage,
-    num_threads: usize,
+    config: &ImageFolderConfig,
 ) -> Vec<Result<FileDigest, DatasetError>> {
     let len = shape.num_values();
-    let per_thread = files.len().div_ceil(num_threads).max(1);
+    let per_thread = files.len().div_ceil(config.num_threads).max(1);
     let mut outputs = pixels.chunks_mut(per_thread * len);
     thread::scope(|scope| {
         let parts: Vec<_> = files
             .chunks(per_thread)
             .map(|files| {
                 let output = outputs.next().unwrap_or_default();
-                scope.spawn(move || decode_part(files, shape, output, on_bad_image))
+                scope.spawn(move || decode_part(files, shape, output, config.on_bad_image))
             })
             .collect();
         parts
@@ -221,11 +218,13 @@ impl ImageDataset for FolderDataset {
 
     /// Over names and bytes of the files, whether or not their pixels are in memory.
     ///
-    /// Reads all files if they were not decoded at opening. A file that cannot be read counts as empty: reading it will tell.
+    /// Reads all files, on all processors, if they were not decoded at opening. A file that cannot be read counts as empty:
+    /// reading it will tell.
     fn checksum(&self) -> String {
         self.checksum
             .get_or_init(|| {
-                let per_thread = self.files.len().div_ceil(self.num_threads).max(1);
+                let num_threads = thread::available_parallelism().map_or(1, usize::from);
+                let per_thread = self.files.len().div_ceil(num_threads).max(1);
                 let digest_file = |file: &ImageFile| -> FileDigest {
                     Sha256::digest(read_image_file(&file.path).unwrap_or_default()).into()
                 };
@@ -243,6 +242,14 @@ impl ImageDataset for FolderDataset {
                 self.combine(&digests)
             })
             .clone()
+    }
+
+    fn checksum_reads_files(&self) -> bool {
+        self.checksum.get().is_none()
+    }
+
+    fn adopt_checksum(&self, checksum: &str) {
+        self.checksum.get_or_init(|| checksum.to_owned());
     }
 
     fn notes(&self) -> &[String] {

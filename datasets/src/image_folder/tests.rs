@@ -7,6 +7,7 @@ use image::{Rgb, RgbImage};
 use tempfile::TempDir;
 
 use super::*;
+use crate::limited::Subset;
 
 /// Writes a PNG of one grey value, 2x2, into a new place below `root`.
 fn write_image(root: &TempDir, name: &str, value: u8) -> PathBuf {
@@ -106,6 +107,29 @@ fn the_checksum_depends_on_content_names_and_size_alone() {
     assert_ne!(renamed, first);
     write_image(&root, "train/cat/3.png", 99);
     assert_ne!(checksum(&config()), renamed);
+}
+
+#[test]
+fn a_checksum_found_by_another_process_is_taken_over_without_reading_a_file() {
+    let root = folder();
+    for subset in [false, true] {
+        let opened = || -> Arc<dyn ImageDataset> {
+            let train = open(root.path(), &on_demand()).unwrap().train;
+            if subset { Arc::new(Subset::first(train, 3).unwrap()) } else { train }
+        };
+        let (found, theirs) = (opened(), opened());
+        assert!(found.checksum_reads_files() && theirs.checksum_reads_files());
+        theirs.adopt_checksum(&found.checksum());
+        assert!(!found.checksum_reads_files() && !theirs.checksum_reads_files());
+        let expected = found.checksum();
+        // What it would read now differs.
+        write_image(&root, "train/cat/2.png", if subset { 14 } else { 13 });
+        assert_eq!(theirs.checksum(), expected);
+        assert_ne!(opened().checksum(), expected);
+        found.adopt_checksum("other");
+        assert_eq!(found.checksum(), expected, "what is known stays");
+    }
+    assert!(!open(root.path(), &config()).unwrap().train.checksum_reads_files(), "decoded at opening");
 }
 
 #[test]

@@ -143,7 +143,7 @@ pub fn examine(config: &DoctorConfig, world: &World) -> Result<Vec<RankFacts>> {
     let topology = communicator.topology();
     let compute = compute(&config.compute, world);
     let program = program(&**communicator);
-    let data = data(&config.data, &**communicator);
+    let data = data(&config.data, &**communicator)?;
     let sums = network::sums(communicator)?;
     let clock = ClockOffset::measure(&**communicator, wall_clock_s)?;
 
@@ -244,16 +244,19 @@ fn compute(config: &ComputeConfig, world: &World) -> Result<ComputeFacts, String
     })
 }
 
-fn data(config: &DataConfig, communicator: &dyn Communicator) -> Result<DataFacts, String> {
+/// The data set, or why this rank cannot open it. # Collective: ranks of a node share checksums.
+fn data(config: &DataConfig, communicator: &dyn Communicator) -> Result<Result<DataFacts, String>> {
     let quiet = Reporter::new(false, None);
-    let splits = data::open(config, None, communicator, &quiet).map_err(|error| format!("{error:#}"))?;
-    Ok(DataFacts {
+    let splits = data::open(config, None, communicator, &quiet);
+    data::share_checksums(splits.as_ref().ok(), communicator)?;
+    let facts = splits.map(|splits| DataFacts {
         name: splits.train.name().trim_end_matches(" train").to_owned(),
         num_train: splits.train.len(),
         num_test: splits.test.len(),
         train_checksum: splits.train.checksum(),
         test_checksum: splits.test.checksum(),
-    })
+    });
+    Ok(facts.map_err(|error| format!("{error:#}")))
 }
 
 fn wall_clock_s() -> f64 {
