@@ -1,10 +1,9 @@
-//! Image files of rare kinds become the pixels that Pillow makes of them; hostile ones are refused in no time.
+//! Image files of rare kinds become the pixels that Pillow makes of them; hostile ones are refused in little memory.
 
 #![allow(clippy::unwrap_used)] // A failed unwrap here is a failed test.
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
 
 use datasets::load_image;
 
@@ -21,9 +20,7 @@ fn refused(name: &str, bytes: &[u8]) -> String {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join(name);
     fs::write(&path, bytes).unwrap();
-    let start = Instant::now();
     let text = message(&path);
-    assert!(start.elapsed() < Duration::from_secs(1), "{name}: {:?}", start.elapsed());
     assert!(text.contains(name), "{text}");
     text
 }
@@ -134,7 +131,7 @@ fn webp(width: u32, height: u32) -> Vec<u8> {
 }
 
 #[test]
-fn a_header_that_claims_a_huge_image_is_refused_at_once_and_says_what_is_accepted() {
+fn a_header_that_claims_a_huge_image_is_refused_without_that_memory_and_says_what_is_accepted() {
     for (name, bytes) in [
         ("huge.png", png(60_000, 60_000)),
         ("long.png", png(u32::MAX >> 1, 1)),
@@ -148,7 +145,17 @@ fn a_header_that_claims_a_huge_image_is_refused_at_once_and_says_what_is_accepte
     ] {
         let text = refused(name, &bytes);
         assert!(text.contains("16384 pixels a side and 64 MiB from a file of"), "{text}");
+        // The smallest of them claims 412 MiB.
+        let peak_kib = peak_kib().unwrap_or(0);
+        assert!(peak_kib < 300 << 10, "{name}: the peak of memory was {peak_kib} KiB");
     }
+}
+
+/// The largest memory of this process so far, where the system tells it.
+fn peak_kib() -> Option<u64> {
+    let status = fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    line.trim().strip_suffix(" kB")?.parse().ok()
 }
 
 #[test]

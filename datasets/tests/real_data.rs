@@ -1,20 +1,28 @@
 //! The readers on real images, where these are at hand.
 //!
-//! In: `../../shared/data` beside the checkout; the tests say aloud that they are skipped if it is absent.
+//! In: the folder that `LOCKSTEP_DATA` names, which must hold the archives, else `../shared/data` beside the repository; the
+//! tests say aloud that they are skipped where that has none.
 
-#![allow(clippy::unwrap_used, clippy::print_stdout)] // clippy.toml allows them in tests, but not in the functions that tests share.
+#![allow(clippy::unwrap_used)] // clippy.toml allows them in tests, but not in the functions that tests share.
 
-use std::path::{Path, PathBuf};
+use std::io::Write;
+use std::path::PathBuf;
 use std::process::Command;
 
 use datasets::{Cifar, ImageFolderConfig, cifar, image_folder};
 use tempfile::TempDir;
 
-/// Unpacks an archive of the shared data, or says why not.
+/// Unpacks an archive of the shared data, or says that there is none.
 fn unpack(archive: &str) -> Option<TempDir> {
-    let path: PathBuf = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/data").join(archive);
+    let named = std::env::var_os("LOCKSTEP_DATA").map(PathBuf::from);
+    let is_named = named.is_some();
+    let folder = named.unwrap_or_else(|| concat!(env!("CARGO_MANIFEST_DIR"), "/../../shared/data").into());
+    let path = folder.join(archive);
     if !path.is_file() {
-        println!("skipped: {} is not there", path.display());
+        assert!(!is_named, "LOCKSTEP_DATA: expected {}", path.display());
+        // Past the test harness, which keeps what is printed to itself.
+        let skipped = format!("SKIPPED: {} is not there; LOCKSTEP_DATA=DIR names another folder\n", path.display());
+        std::io::stderr().write_all(skipped.as_bytes()).unwrap();
         return None;
     }
     let folder = tempfile::tempdir().unwrap();

@@ -3,15 +3,11 @@
 #![allow(clippy::unwrap_used, reason = "a failed unwrap here is a failed test")]
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use distributed::nccl::{Readiness, library_version, verdict};
 use distributed::{
     BucketReduction, CollectiveError, Communicator, NcclReduction, SingleCommunicator, Whereabouts, run_ranks,
 };
-
-/// The least time after which a rank counts as waiting: loading a library may take seconds.
-const WAITS: Duration = Duration::from_secs(30);
 
 fn ready(version: &str, gpu: &str) -> Readiness {
     Readiness::Ready { version: version.to_owned(), gpu: gpu.to_owned() }
@@ -33,10 +29,8 @@ fn sum(communicator: &dyn Communicator, gpu: usize) -> Result<Vec<f32>, Collecti
 }
 
 #[test]
-fn two_ranks_sum_or_both_get_the_same_error_at_once() {
-    let start = Instant::now();
+fn two_ranks_sum_or_both_get_the_same_error() {
     let results = run_ranks(2, |communicator| sum(&communicator, communicator.rank()));
-    assert!(start.elapsed() < WAITS, "{:?}", start.elapsed());
     assert_eq!(results[0], results[1]);
     match &results[0] {
         Ok(values) => assert!(values.iter().all(|&value| value == 3.0)),

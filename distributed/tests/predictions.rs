@@ -3,7 +3,6 @@
 #![allow(clippy::unwrap_used, reason = "test code")]
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use distributed::simulate::{
     BucketProfile, Link, NetworkModel, ParameterProfile, Prediction, ServerPlacement, StepProfile, Synchronisation,
@@ -377,15 +376,12 @@ fn impossible_worlds_and_profiles_are_refused() {
 }
 
 #[test]
-fn two_to_a_thousand_ranks_are_predicted_in_seconds() {
-    let start = Instant::now();
+fn two_to_a_thousand_ranks_are_predicted_and_none_is_faster_than_alone() {
     for ranks in (1..=10).map(|bits| 1 << bits) {
         let ring = predicted(&network("ib-edr"), ranks, true);
         let halving = predict(&profile(), ReductionKind::HalvingDoubling, &network("ib-edr"), ranks, true).unwrap();
-        println!("{ranks}: ring {:.3}, halving and doubling {:.3}", ring.efficiency, halving.efficiency);
-        assert!(ring.efficiency <= 1.0 && halving.efficiency <= 1.0);
+        for efficiency in [ring.efficiency, halving.efficiency] {
+            assert!(efficiency > 0.0 && efficiency <= 1.0, "{ranks} ranks: {efficiency}");
+        }
     }
-    let elapsed = start.elapsed();
-    println!("{elapsed:?}");
-    assert!(elapsed < Duration::from_secs(40), "{elapsed:?}");
 }

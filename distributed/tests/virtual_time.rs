@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "test code")]
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use distributed::simulate::{Link, NetworkModel, SimulationError, reduction_seconds, run_virtual_ranks};
 use distributed::{AllReducer, CollectiveError, Communicator, ReductionKind};
@@ -244,12 +244,13 @@ fn lengths_of_messages_that_differ_are_told_as_on_any_communicator() {
 }
 
 #[test]
-fn a_thousand_ranks_take_seconds() {
+fn a_thousand_ranks_are_simulated_and_take_at_least_what_a_node_must_receive() {
+    let bytes = 25 << 20;
     for (kind, network) in KINDS.into_iter().flat_map(|kind| [(kind, "ib-edr@8"), (kind, "ib-edr@8:shared")]) {
-        let start = Instant::now();
-        let predicted = seconds(kind, &network.parse().unwrap(), 1024, 25 << 20);
-        let elapsed = start.elapsed();
-        println!("{kind:?} on {network}: {predicted:.6} s, simulated in {elapsed:?}");
-        assert!(elapsed < Duration::from_secs(20), "{kind:?}: {elapsed:?}");
+        let network: NetworkModel = network.parse().unwrap();
+        let predicted = seconds(kind, &network, 1024, bytes);
+        // The sum of all other nodes, by the links of its eight ranks.
+        let least = network.link.alpha + network.link.beta * bytes as f64 / 8.0;
+        assert!(predicted >= least && predicted.is_finite(), "{kind:?}: {predicted} s, expected at least {least} s");
     }
 }
