@@ -5,6 +5,7 @@
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
+use std::io::Write;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
@@ -133,6 +134,32 @@ pub(crate) fn send_signal(process: u32, signal: &str) -> Result<(), String> {
     if status.success() { Ok(()) } else { Err(format!("`{line}` failed")) }
 }
 
+/// A signal whose shell is started beforehand: it is sent within moments that are shorter than the start of a process.
+pub(crate) struct ReadySignal(Child);
+
+impl ReadySignal {
+    pub(crate) fn new(process: u32, signal: &str) -> Result<Self, String> {
+        let line = format!("read -r go && kill -{signal} {process}");
+        let mut command = Command::new("sh");
+        command.args(["-c", &line]).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
+        command.spawn().map(ReadySignal).map_err(|error| cannot_start(&command, &error).to_string())
+    }
+
+    /// Sends it; false if the process is gone.
+    pub(crate) fn send(mut self) -> bool {
+        let asked = self.0.stdin.take().is_some_and(|mut input| input.write_all(b"go\n").is_ok());
+        asked && self.0.wait().is_ok_and(|status| status.success())
+    }
+}
+
+impl Drop for ReadySignal {
+    /// One that is not sent ends with its input.
+    fn drop(&mut self) {
+        drop(self.0.stdin.take());
+        let _ = self.0.wait();
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -171,6 +198,19 @@ mod tests {
         fs::remove_file(log).unwrap();
         assert_eq!(finished.code, None);
         assert!(finished.elapsed < Duration::from_secs(10));
+    }
+
+    #[test]
+    fn a_ready_signal_waits_to_be_sent() {
+        let log = log("ready");
+        let mut running = Running::start(shell("exec sleep 30"), &log).unwrap();
+        drop(ReadySignal::new(running.id(), "KILL").unwrap());
+        let ready = ReadySignal::new(running.id(), "KILL").unwrap();
+        assert!(!running.has_ended());
+        assert!(ready.send());
+        let finished = running.finish(Duration::from_secs(20)).unwrap();
+        fs::remove_file(log).unwrap();
+        assert!(finished.code.is_none() && finished.elapsed < Duration::from_secs(20));
     }
 
     #[test]

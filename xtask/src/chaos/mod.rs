@@ -1,13 +1,17 @@
-//! `cargo xtask chaos`: a training run whose ranks are killed at random until it has ended all the same, with the same bits.
+//! `cargo xtask chaos`: a training run that faults befall at random until it has ended all the same, with the same bits.
 //!
-//! In: a [`Launcher`], a number of kills, a seed. Out: one line about the kills, or the first thing that broke.
-//! Invariant: after every kill the job ends, every finished checkpoint is whole, and the newest is not older than before; each run
-//! that reaches its end has the parameter hash of the undisturbed one.
+//! In: a [`Launcher`], a number of faults, a seed. Out: a table of the faults, or the first thing that broke.
+//! Invariant: after every fault the job ends, every finished checkpoint is whole, the newest is not older than before, and the run
+//! goes on from it; each run that reaches its end has the parameter hash and the epochs of the undisturbed one.
 
+mod cut;
+mod disk;
+mod fault;
 mod life;
 mod random;
+mod tally;
 
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use crate::arguments::{Arguments, Command, Flag};
 use crate::cargo::Mpi;
@@ -20,37 +24,45 @@ use crate::suite::launcher::Launcher;
 use crate::suite::run::{LIMIT_S, QUICK, Run, arguments, instead};
 use crate::suite::{self, Ended, checkpoints, conclude, empty_folder, same};
 
-use life::{End, Life, Victim, live};
+use cut::Cut;
+use disk::Disk;
+use fault::{Fault, Kind};
+use life::{End, Life, Lived, live};
 use random::Random;
+use tally::{Consequence, Tally};
 
 pub(crate) const COMMAND: Command = Command {
     name: "chaos",
-    summary: "Kill ranks of a training run at random, again and again, and compare its end with an undisturbed one.",
+    summary: "Let faults befall a training run at random, again and again, and compare its end with an undisturbed one.",
     details: "\
-Every kill is a SIGKILL to one rank, root included, after a random time from the start, so that it also hits the start-up,
-evaluations and the writing of checkpoints. The run is restarted with --resume, on 2 to 4 ranks. The same seed kills the
-same ranks after the same times. Example: cargo xtask chaos --kills 50 --launcher srun",
+A fault is a SIGKILL, a SIGTERM or a SIGSTOP for longer than --timeout to one rank, root included; a full disk; a folder of
+checkpoints that turns read-only; or a SIGKILL after which the newest checkpoint is found cut short. It comes after a random
+time from the start, so that it also hits the start-up, evaluations and the writing of checkpoints. The run is restarted
+with --resume, on 2 to 4 ranks. The same seed draws the same faults. The disk is a small tmpfs; where this user may not
+mount one, that is said, and kills stand in. Example: cargo xtask chaos --kills 50 --launcher srun",
     subjects: &[],
     parts: &[],
     object: None,
     flags: &[
-        Flag { name: "--kills", value: Some("N"), help: "how many (default 50)" },
+        Flag { name: "--kills", value: Some("N"), help: "how many faults (default 50)" },
         Flag { name: "--launcher", value: Some("NAME"), help: "mpirun or srun, in a cluster of its own (default mpirun)" },
-        Flag { name: "--seed", value: Some("N"), help: "which random times and ranks (default 1)" },
+        Flag { name: "--seed", value: Some("N"), help: "which faults at which times (default 1)" },
         NO_INSTALL,
     ],
     passed_on: None,
     run,
 };
 
-/// Enough steps for several kills on their way.
+/// Enough steps for several faults on their way.
 pub(crate) const EPOCHS: usize = 60;
-/// Earliest moment of a kill after the start.
-const EARLIEST: Duration = Duration::from_millis(300);
+/// Steps from a checkpoint to the next.
+const CADENCE: u64 = 3;
+/// How long ranks wait for one that has stopped.
+const TIMEOUT_S: u64 = 5;
 /// Starts among which one may crash inside MPI.
 const CRASHES_ONE_IN: usize = 20;
-/// Numbers of ranks to go on with; with the exact reduction any has the same bits.
-const RANKS: [usize; 5] = [2, 2, 2, 3, 4];
+/// Faults between two lines about them.
+const FAULTS_A_LINE: usize = 50;
 
 /// Ends and times of the undisturbed run.
 pub(crate) struct Undisturbed {
@@ -60,7 +72,7 @@ pub(crate) struct Undisturbed {
 }
 
 fn run(arguments: Arguments) -> Outcome {
-    let kills = arguments.count("--kills")?.unwrap_or(50);
+    let faults = arguments.count("--kills")?.unwrap_or(50);
     let seed = arguments.count("--seed")?.unwrap_or(1) as u64;
     let launcher = arguments.value("--launcher").unwrap_or("mpirun");
     if !["mpirun", "srun"].contains(&launcher) {
@@ -72,21 +84,31 @@ fn run(arguments: Arguments) -> Outcome {
     };
     let trainer = suite::trainer_program(Mpi::With)?;
     slurm_suite::stop_remains("chaos").map_err(Failure::Failed)?;
+    let place = crate::cargo::target_folder().join("chaos").join("disk");
+    Disk::unmount(&place);
     let folder = empty_folder("chaos")?;
+    // Before the cluster, whose nodes keep the mounts that they find.
+    let disk = Disk::mount(&place)
+        .inspect_err(|text| println!("no small disk here ({text}): kills stand in for full and for read-only disks"));
+    let storm = Storm { name: "storm", faults, seed, disk: disk.as_ref().ok() };
     let suite = mpi_suite::Suite::new(Some(mpirun), trainer, folder.clone());
-    let line = if launcher == "srun" {
+    let text = if launcher == "srun" {
         if let Some(reason) = crate::slurm_cluster::lacking(&arguments) {
             return Err(Failure::Failed(reason));
         }
         slurm_suite::Suite::start(suite)
             .and_then(|suite| suite.quicken_kills().map(|()| suite))
-            .and_then(|suite| whole_storm(&suite, kills, seed).and_then(|line| suite.stop().map(|()| line)))
+            .and_then(|suite| storm.whole(&suite).and_then(|text| suite.stop().map(|()| text)))
     } else {
-        whole_storm(&suite, kills, seed)
+        storm.whole(&suite)
     };
-    match line {
-        Ok(line) => {
-            println!("{line}");
+    if let (Err(_), Ok(disk)) = (&text, &disk) {
+        disk.keep(&folder.join("remains"));
+    }
+    drop(disk);
+    match text {
+        Ok(text) => {
+            println!("{text}");
             conclude(&folder, &[])
         }
         Err(text) => {
@@ -94,11 +116,6 @@ fn run(arguments: Arguments) -> Outcome {
             conclude(&folder, &["the run did not survive"])
         }
     }
-}
-
-fn whole_storm(launcher: &impl Launcher, kills: usize, seed: u64) -> Result<String, String> {
-    let undisturbed = undisturbed(launcher)?;
-    storm(launcher, "storm", &undisturbed, kills, seed)
 }
 
 /// The run that nobody disturbs.
@@ -119,84 +136,166 @@ pub(crate) fn undisturbed(launcher: &impl Launcher) -> Result<Undisturbed, Strin
 }
 
 fn words(run: &Run) -> Vec<String> {
-    let cadence = ["--checkpoint-every-steps", "3", "--keep-checkpoints", "2", "--resume"];
-    instead(arguments(&run.folder, EPOCHS), &[&QUICK[..], &cadence].concat())
+    let (cadence, timeout) = (CADENCE.to_string(), TIMEOUT_S.to_string());
+    let further = [
+        ["--checkpoint-every-steps", &cadence, "--keep-checkpoints", "2"],
+        ["--timeout", &timeout, "--log-every-steps", "1"],
+    ];
+    instead(arguments(&run.folder, EPOCHS), &[&QUICK[..], &further.concat(), &["--resume"]].concat())
 }
 
-/// Kills so many ranks, in one run or, where that ends too early, several; says what was hit.
-pub(crate) fn storm(
-    launcher: &impl Launcher,
-    name: &str,
-    undisturbed: &Undisturbed,
-    kills: usize,
-    seed: u64,
-) -> Result<String, String> {
-    let start = Instant::now();
-    let mut random = Random(seed);
-    let mut hits = Hits::default();
-    // A kill may come before the first checkpoint, but not always: the run has to get on.
-    let latest = (2 * undisturbed.start_up).max(Duration::from_millis(2500));
-    while hits.kills < kills || hits.runs == 0 {
-        hits.runs += 1;
-        let run = Run::new(launcher, &format!("{name}-{}", hits.runs));
-        let mut newest = 0;
-        loop {
-            let ranks = RANKS[random.below(RANKS.len())];
-            let rank = random.below(ranks);
-            let delay = EARLIEST + (latest - EARLIEST).mul_f64(random.share());
-            let is_last = hits.kills >= kills;
-            // Writing is short: a part of the kills wait for it.
-            let awaits_writing = random.below(4) == 0;
-            let victim = (!is_last).then_some(Victim { rank, delay, awaits_writing });
-            let life = Life { ranks, victim, number: hits.lives };
-            hits.lives += 1;
-            let num_kills = hits.kills;
-            let with_kill = |text| format!("{name}, seed {seed}, after {num_kills} kills, {life:?}: {text}");
-            let since = SystemTime::now();
-            let end = live(launcher, &run, &life).map_err(with_kill)?;
-            let is_unfinished = checkpoints::is_being_written(&run.folder, since);
-            let steps = checkpoints::whole(&run.folder).map_err(with_kill)?;
-            let now_newest = steps.last().copied().unwrap_or(0);
-            if now_newest < newest {
-                return Err(with_kill(format!("expected a checkpoint of step {newest} or newer, got {steps:?}")));
-            }
-            match end {
-                End::Reached => break,
-                End::CrashedInStart => hits.crashes_in_start += 1,
-                End::Killed => {
-                    hits.kills += 1;
-                    hits.of_root += usize::from(rank == 0);
+/// Faults for one run or, where that ends too early, several.
+pub(crate) struct Storm<'a> {
+    pub(crate) name: &'a str,
+    pub(crate) faults: usize,
+    pub(crate) seed: u64,
+    /// Without one no disk is full or read-only.
+    pub(crate) disk: Option<&'a Disk>,
+}
+
+impl Storm<'_> {
+    /// The undisturbed run, then the faults.
+    fn whole(&self, launcher: &impl Launcher) -> Result<String, String> {
+        let undisturbed = undisturbed(launcher)?;
+        self.rage(launcher, &undisturbed)
+    }
+
+    /// Lets so many faults happen; says what was hit.
+    pub(crate) fn rage(&self, launcher: &impl Launcher, undisturbed: &Undisturbed) -> Result<String, String> {
+        let start = Instant::now();
+        // A fault may come before the first checkpoint, but not always: the run has to get on.
+        let latest = (2 * undisturbed.start_up).max(Duration::from_millis(2500));
+        println!("seed {}: {} faults, each within {:.1} s of a start", self.seed, self.faults, latest.as_secs_f64());
+        let mut random = Random(self.seed);
+        let mut course = Course::default();
+        while course.tally.num() < self.faults || course.runs == 0 {
+            course.runs += 1;
+            let name = format!("{}-{}", self.name, course.runs);
+            let run = match self.disk {
+                Some(disk) => {
+                    disk.clear()?;
+                    Run { name, folder: disk.folder.clone() }
                 }
+                None => Run::new(launcher, &name),
+            };
+            self.one_run(launcher, &run, &mut random, latest, &mut course)?;
+            let whose = format!("{}, seed {}, run {}", self.name, self.seed, course.runs);
+            same(&whose, &undisturbed.hash, &run.parameter_hash()?)?;
+            let epochs = run.file("metrics.jsonl")?.lines().count();
+            if epochs != EPOCHS {
+                return Err(format!(
+                    "{whose}: expected {EPOCHS} epochs in metrics.jsonl, each once, got {epochs} lines"
+                ));
             }
-            if hits.crashes_in_start > 1 + hits.lives / CRASHES_ONE_IN {
-                return Err(with_kill(format!("{} starts crashed by themselves", hits.crashes_in_start)));
-            }
-            hits.without_progress += usize::from(now_newest == newest);
-            hits.while_writing += usize::from(is_unfinished);
-            newest = now_newest;
             launcher.settle()?;
         }
-        same(&format!("{name}, seed {seed}, run {}", hits.runs), &undisturbed.hash, &run.parameter_hash()?)?;
-        if run.has_stopped_early()? {
-            return Err(format!("{}: expected a run to its last epoch, got one that stopped early", run.name));
-        }
-        launcher.settle()?;
+        let Course { tally, runs, lives, without_progress, crashes_in_start, .. } = course;
+        Ok(format!(
+            "{}\nseed {}: {} faults in {lives} starts, {without_progress} before a new checkpoint; {crashes_in_start} crashes inside \
+             MPI's own start; {runs} runs with the undisturbed hash, in {:.0} s",
+            tally.table(),
+            self.seed,
+            tally.num(),
+            start.elapsed().as_secs_f64()
+        ))
     }
-    let Hits { kills, of_root, without_progress, while_writing, crashes_in_start, runs, .. } = hits;
-    Ok(format!(
-        "{kills} kills, {of_root} of root, {without_progress} before a new checkpoint, {while_writing} while one was written; \
-         {crashes_in_start} crashes inside MPI's own start; {runs} runs with the undisturbed hash, in {:.0} s",
-        start.elapsed().as_secs_f64()
-    ))
+
+    /// Starts the run again and again until it has reached its end.
+    fn one_run(
+        &self,
+        launcher: &impl Launcher,
+        run: &Run,
+        random: &mut Random,
+        latest: Duration,
+        course: &mut Course,
+    ) -> Result<(), String> {
+        let mut saved = Saved { run, steps: Vec::new(), cut: None };
+        loop {
+            let mut fault = Fault::draw(random, latest);
+            if self.disk.is_none() {
+                fault.kind = fault.kind.without_disk();
+            }
+            let is_last = course.tally.num() >= self.faults;
+            let life =
+                Life { number: course.lives, ranks: fault.ranks, fault: (!is_last).then_some(fault), disk: self.disk };
+            course.lives += 1;
+            let after = course.tally.num();
+            let with_fault =
+                |text| format!("{}, seed {}, after {after} faults, {:?}: {text}", self.name, self.seed, life.fault);
+            let lived = live(launcher, run, &life).map_err(with_fault)?;
+            let before = saved.newest();
+            saved.look(&lived).map_err(with_fault)?;
+            match lived.end {
+                End::Reached => return Ok(()),
+                End::CrashedInStart => course.crashes_in_start += 1,
+                End::Hit(to_end) => {
+                    course.without_progress += usize::from(saved.newest() == before);
+                    let (kind, steps_lost) = saved.lost(&lived, &fault).map_err(with_fault)?;
+                    let consequence = Consequence { to_end, steps_lost, was_writing: lived.was_writing };
+                    course.tally.add(kind, &fault, consequence);
+                    if course.tally.num().is_multiple_of(FAULTS_A_LINE) {
+                        println!("{} faults, run {} at step {}", course.tally.num(), course.runs, saved.newest());
+                    }
+                }
+            }
+            if course.crashes_in_start > 1 + course.lives / CRASHES_ONE_IN {
+                return Err(with_fault(format!("{} starts crashed by themselves", course.crashes_in_start)));
+            }
+            launcher.settle()?;
+        }
+    }
 }
 
-/// What the kills hit.
+/// The whole checkpoints of a run, oldest first, and the one that was cut.
+struct Saved<'a> {
+    run: &'a Run,
+    steps: Vec<u64>,
+    cut: Option<Cut>,
+}
+
+impl Saved<'_> {
+    fn newest(&self) -> u64 {
+        self.steps.last().copied().unwrap_or(0)
+    }
+
+    /// Looks at what a life left: it went on from the newest checkpoint, and every one is whole and none was lost.
+    fn look(&mut self, lived: &Lived) -> Result<(), String> {
+        let before = self.newest();
+        let has_gone_on = lived.resumed.is_none_or(|step| step == before);
+        lived.ended.expect(has_gone_on, &format!("a resume at step {before}, not {:?}", lived.resumed))?;
+        self.cut.take_if(|cut| !cut.is_there());
+        self.steps = checkpoints::whole_but(&self.run.folder, self.cut.as_ref().map(|cut| cut.step))?;
+        let is_kept = self.newest() >= before;
+        lived.ended.expect(is_kept, &format!("a checkpoint of step {before} or newer, not {:?}", self.steps))
+    }
+
+    /// Cuts the newest checkpoint if that is the fault, and counts the steps that are to be done again. A cut that cannot be made,
+    /// as there is no older checkpoint, was a kill.
+    fn lost(&mut self, lived: &Lived, fault: &Fault) -> Result<(Kind, u64), String> {
+        let mut kind = fault.kind;
+        let mut most = if lived.ended.finished.code == Some(0) { 0 } else { CADENCE };
+        if kind == Kind::CutCheckpoint {
+            let cut = if self.cut.is_none() { Cut::make(&self.run.folder, &self.steps, fault.cut)? } else { None };
+            match cut {
+                Some(cut) => {
+                    self.steps.pop();
+                    self.cut = Some(cut);
+                    most = 2 * CADENCE;
+                }
+                None => kind = Kind::Kill,
+            }
+        }
+        let lost = lived.reached.map_or(0, |step| step.saturating_sub(self.newest()));
+        lived.ended.expect(lost <= most, &format!("at most {most} steps lost, not {lost}"))?;
+        Ok((kind, lost))
+    }
+}
+
+/// What has happened so far.
 #[derive(Default)]
-struct Hits {
-    kills: usize,
-    of_root: usize,
+struct Course {
+    tally: Tally,
     without_progress: usize,
-    while_writing: usize,
     crashes_in_start: usize,
     runs: usize,
     lives: usize,

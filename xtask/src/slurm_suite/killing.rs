@@ -1,7 +1,7 @@
 //! Checks of ranks that are killed under srun: the step ends, and the run goes on to the same parameters.
 
 use super::{EPOCHS, NODES, Suite};
-use crate::chaos;
+use crate::chaos::Storm;
 use crate::suite::launcher::Launcher;
 use crate::suite::run::{QUICK, Run, arguments, instead};
 use crate::suite::{Check, checkpoints, same};
@@ -13,14 +13,14 @@ pub(super) const CHECKS: [Check<Suite>; 2] = [
         run: killed_task,
     },
     Check {
-        claim: "a run whose ranks are killed at random, under mpirun and under srun, ends with the undisturbed parameters",
+        claim: "a run whose ranks are killed and stopped at random, under mpirun and under srun, ends with the undisturbed parameters",
         needs_mpirun: true,
         run: storms,
     },
 ];
 
 /// As many as there is time for in a suite; `cargo xtask chaos` takes more.
-const KILLS: usize = 12;
+const FAULTS: usize = 12;
 const SEED: u64 = 7;
 
 /// Here with the time between SIGTERM and SIGKILL that other jobs have, after which Slurm kills the survivors; the storm, which
@@ -39,8 +39,9 @@ fn killed_task(suite: &Suite) -> Result<(), String> {
 
 fn storms(suite: &Suite) -> Result<(), String> {
     let undisturbed = suite.undisturbed_long()?;
-    println!("        mpirun: {}", chaos::storm(&suite.mpi, "storm-mpirun", undisturbed, KILLS, SEED)?);
+    let storm = |name| Storm { name, faults: FAULTS, seed: SEED, disk: None };
+    println!("{}", storm("storm-mpirun").rage(&suite.mpi, undisturbed)?);
     suite.quicken_kills()?;
-    println!("        srun: {}", chaos::storm(suite, "storm-srun", undisturbed, KILLS, SEED)?);
+    println!("{}", storm("storm-srun").rage(suite, undisturbed)?);
     Ok(())
 }

@@ -14,6 +14,11 @@ const FILES: [&str; 2] = ["model.safetensors", "training.safetensors"];
 /// The steps of all finished checkpoints, each of which is whole; also of those about to be replaced, which a resumed run brings
 /// back.
 pub(crate) fn whole(output: &Path) -> Result<Vec<u64>, String> {
+    whole_but(output, None)
+}
+
+/// As [`whole`], without the checkpoint of one step, which is known not to be.
+pub(crate) fn whole_but(output: &Path, damaged: Option<u64>) -> Result<Vec<u64>, String> {
     let mut steps = Vec::new();
     let folder = output.join("checkpoints");
     for entry in fs::read_dir(&folder).into_iter().flatten().flatten() {
@@ -21,7 +26,7 @@ pub(crate) fn whole(output: &Path) -> Result<Vec<u64>, String> {
         let digits = name.strip_prefix("step-").map(|name| name.trim_end_matches(".replaced"));
         let Some(step) = digits.and_then(|digits| digits.parse::<u64>().ok()) else { continue };
         let is_superseded = name.ends_with(".replaced") && folder.join(name.trim_end_matches(".replaced")).exists();
-        if is_superseded {
+        if is_superseded || damaged == Some(step) {
             continue;
         }
         check(&entry.path(), step).map_err(|text| format!("{}: {text}", entry.path().display()))?;
