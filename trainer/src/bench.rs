@@ -16,7 +16,7 @@ use serde::Serialize;
 use crate::clock::{Phase, PhaseClock, minor_page_faults};
 use crate::config::{BatchNormKind, BenchConfig, InputKind, scaling_method_name};
 use crate::device_kernels::{DeviceKernels, observed};
-use crate::gather::{RankTimes, peak_memory_bytes, slowest_rank};
+use crate::gather::{OwnTimes, RankTimes, peak_memory_bytes, slowest_rank};
 use crate::input::Input;
 use crate::job::{self, Job};
 use crate::loss_scale::LossScaling;
@@ -25,7 +25,7 @@ use crate::metrics::{ScoreSums, Seconds, ThroughputStats};
 use crate::model::ImageClassifier;
 use crate::network::{ModelRequest, resnet};
 use crate::optimizer::SgdConfig;
-use crate::predict_scaling::{BucketRecord, PROFILE_SCHEMA, ParameterRecord, ProfileFile, median};
+use crate::predict_scaling::{BucketRecord, PROFILE_SCHEMA, ParameterRecord, ProfileFile};
 use crate::ranks::World;
 use crate::roles::Role;
 use crate::step::{StepConfig, StepPosition, Stepper};
@@ -157,7 +157,7 @@ pub fn measure(config: &BenchConfig, world: &World) -> Result<Option<Measurement
     let new_clock = || if trace.is_some() { PhaseClock::keeping_spans() } else { PhaseClock::new() };
     let mut clock = new_clock();
     let (mut kernels_before, mut faults_before) = (kernel_times(), 0);
-    let mut own = RankTimes::default();
+    let mut own = OwnTimes::default();
     // Where a device updates, a step's scores come with the next step.
     let mut scores_of_steps = Vec::with_capacity(config.warmup_steps + config.steps);
     let mut ready_s = vec![0.0; stepper.reducer().layout().entries().len()];
@@ -212,10 +212,7 @@ pub fn measure(config: &BenchConfig, world: &World) -> Result<Option<Measurement
     })?;
     let times = own.gather(&*communicator)?;
     let slowest = &times[slowest_rank(&times)];
-    let stats = ThroughputStats::of(&slowest.steps).context("bench: no step was measured")?;
-    let step_ms = |pick: fn(f64, f64) -> f64, start: f64| {
-        slowest.steps.iter().map(|(_, time)| time.as_secs_f64() * 1e3).fold(start, pick)
-    };
+    let stats = slowest.steps.speed.context("bench: no step was measured")?;
     let result = BenchResult {
         model: config.model.name(),
         dtype: config.compute.dtype.to_string(),
@@ -229,8 +226,8 @@ pub fn measure(config: &BenchConfig, world: &World) -> Result<Option<Measurement
         warmup_steps: config.warmup_steps,
         images_per_second: stats.mean,
         step_milliseconds_median: stats.step_milliseconds_median,
-        step_milliseconds_min: step_ms(f64::min, f64::INFINITY),
-        step_milliseconds_max: step_ms(f64::max, 0.0),
+        step_milliseconds_min: slowest.steps.milliseconds.min,
+        step_milliseconds_max: slowest.steps.milliseconds.max,
         seconds: slowest.seconds,
         kernel_seconds,
         device_kernels,
@@ -281,10 +278,8 @@ fn profile(
     config: &BenchConfig,
 ) -> ProfileFile {
     let steps = config.steps as f64;
-    let mut times: Vec<f64> = slowest.steps.iter().map(|(_, time)| time.as_secs_f64()).collect();
-    let mean_s = times.iter().sum::<f64>() / steps;
-    let median_s = median(&mut times);
-    let mut deviations: Vec<f64> = times.iter().map(|time| (time - median_s).abs()).collect();
+    let mean_s = slowest.steps.total.as_secs_f64() / steps;
+    let median_s = slowest.steps.milliseconds.median / 1e3;
     // Means of the parts, made to add up to the median, which disturbed steps do not move.
     let part = |seconds: f64| seconds / steps * median_s / mean_s;
     let seconds = &slowest.seconds;
@@ -313,7 +308,7 @@ fn profile(
         batch_size_per_rank: result.batch_size_per_rank,
         steps: config.steps,
         step_s,
-        step_spread_s: NORMAL_SPREAD * median(&mut deviations),
+        step_spread_s: NORMAL_SPREAD * slowest.steps.milliseconds_deviation / 1e3,
         forward_s,
         backward_s,
         optimizer_s,

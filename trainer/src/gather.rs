@@ -1,16 +1,19 @@
 //! What each rank measured, brought together.
 //!
-//! In: one rank's sums, times and memory. Out: the same of all ranks, on every rank.
-//! Invariant: images/s are global samples over the slowest rank's time.
+//! In: one rank's sums, times and memory. Out: the sums of all ranks, on every rank; what each measured, on root.
+//! Invariant: images/s are global samples over the slowest rank's time; what a rank sends does not grow with its steps.
 
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use distributed::Communicator;
+use distributed::{Communicator, ROOT};
 use serde::{Deserialize, Serialize};
 
 use crate::clock::PhaseClock;
-use crate::metrics::{RankSeconds, ScoreSums, Seconds, SlowestRank};
+use crate::metrics::{RankSeconds, ScoreSums, Seconds, SlowestRank, StepSketch};
+
+/// Tag of the messages to root.
+const GATHER_TAG: u16 = 103;
 
 /// The scores of all ranks together, on all ranks.
 ///
@@ -28,7 +31,54 @@ pub fn total_scores(communicator: &dyn Communicator, own: ScoreSums) -> Result<S
     Ok(ScoreSums { loss_sum: loss[0], num_samples, top1_correct, top5_correct })
 }
 
-/// What one rank measured over some steps.
+/// What this rank measured over some steps.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct OwnTimes {
+    /// Its time by phase, over all its steps.
+    pub seconds: Seconds,
+    /// How many steps that is.
+    pub num_steps: u64,
+    /// The time of those steps with everything in it.
+    pub steps_total: Duration,
+    /// Global samples and time of each measured step.
+    pub steps: Vec<(u64, Duration)>,
+}
+
+impl OwnTimes {
+    /// On root the times of all ranks, in rank order; on another rank its own alone.
+    ///
+    /// # Errors
+    /// When a collective fails.
+    ///
+    /// # Collective
+    /// Must be called by all ranks.
+    pub fn gather(self, communicator: &dyn Communicator) -> Result<Vec<RankTimes>> {
+        let own = RankTimes {
+            node: communicator.topology().node.clone(),
+            seconds: self.seconds,
+            num_steps: self.num_steps,
+            steps_total: self.steps_total,
+            steps: StepSketch::of(&self.steps),
+            peak_memory_bytes: crate::clock::peak_memory_bytes(),
+        };
+        let bytes = serde_json::to_vec(&own)?;
+        let lengths = communicator.all_gather(&(bytes.len() as u64).to_le_bytes())?;
+        let mut world = vec![own];
+        if communicator.rank() != ROOT {
+            communicator.send(ROOT, GATHER_TAG, &bytes)?;
+            return Ok(world);
+        }
+        for (rank, length) in lengths.iter().enumerate().skip(1) {
+            let length = length.as_slice().try_into().map(u64::from_le_bytes).context("length of the times")?;
+            let mut bytes = vec![0; usize::try_from(length)?];
+            communicator.receive(rank, GATHER_TAG, &mut bytes)?;
+            world.push(serde_json::from_slice(&bytes).with_context(|| format!("times of rank {rank}"))?);
+        }
+        Ok(world)
+    }
+}
+
+/// What one rank measured over some steps, as root learns it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RankTimes {
     /// Its machine.
@@ -39,34 +89,10 @@ pub struct RankTimes {
     pub num_steps: u64,
     /// The time of those steps with everything in it.
     pub steps_total: Duration,
-    /// Global samples and time of each measured step.
-    pub steps: Vec<(u64, Duration)>,
+    /// Its measured steps.
+    pub steps: StepSketch,
     /// Largest memory of its process so far.
     pub peak_memory_bytes: u64,
-}
-
-impl RankTimes {
-    /// All ranks' times, in rank order; node and memory are filled in here.
-    ///
-    /// # Errors
-    /// When a collective fails.
-    ///
-    /// # Collective
-    /// Must be called by all ranks.
-    pub fn gather(mut self, communicator: &dyn Communicator) -> Result<Vec<Self>> {
-        self.node = communicator.topology().node.clone();
-        self.peak_memory_bytes = crate::clock::peak_memory_bytes();
-        communicator
-            .all_gather(&serde_json::to_vec(&self)?)?
-            .iter()
-            .enumerate()
-            .map(|(rank, bytes)| serde_json::from_slice(bytes).with_context(|| format!("times of rank {rank}")))
-            .collect()
-    }
-
-    fn total(&self) -> Duration {
-        self.steps.iter().map(|(_, time)| *time).sum()
-    }
 }
 
 /// One rank's times in this session, by epoch and altogether.
@@ -76,8 +102,8 @@ pub struct SessionTimes {
     pub clock: PhaseClock,
     first_measured_step: u64,
     warmup: Vec<(u64, Duration)>,
-    epoch: RankTimes,
-    session: RankTimes,
+    epoch: OwnTimes,
+    session: OwnTimes,
 }
 
 impl SessionTimes {
@@ -97,7 +123,7 @@ impl SessionTimes {
 
     /// The epoch's times; the next epoch starts from zero. An epoch of nothing but warm-up gives its warm-up steps,
     /// so that a short trial has a speed at all.
-    pub fn take_epoch(&mut self) -> RankTimes {
+    pub fn take_epoch(&mut self) -> OwnTimes {
         let mut epoch = std::mem::take(&mut self.epoch);
         epoch.seconds = self.clock.take_epoch();
         self.session.seconds += epoch.seconds;
@@ -112,7 +138,7 @@ impl SessionTimes {
     }
 
     /// The whole session's times.
-    pub fn take_session(&mut self) -> RankTimes {
+    pub fn take_session(&mut self) -> OwnTimes {
         self.take_epoch();
         std::mem::take(&mut self.session)
     }
@@ -120,15 +146,12 @@ impl SessionTimes {
 
 /// The rank whose measured steps took longest, the lowest of equals.
 pub fn slowest_rank(world: &[RankTimes]) -> usize {
-    (0..world.len()).rev().max_by_key(|&rank| world[rank].total()).unwrap_or(0)
+    (0..world.len()).rev().max_by_key(|&rank| world[rank].steps.total).unwrap_or(0)
 }
 
 /// Global samples over the slowest rank's time; 0 where no step was measured.
 pub fn images_per_second(world: &[RankTimes]) -> f64 {
-    let slowest = &world[slowest_rank(world)];
-    let seconds = slowest.total().as_secs_f64();
-    let images: u64 = slowest.steps.iter().map(|(images, _)| images).sum();
-    if seconds > 0.0 { images as f64 / seconds } else { 0.0 }
+    world[slowest_rank(world)].steps.speed.map_or(0.0, |speed| speed.mean)
 }
 
 /// The largest peak of any rank.
@@ -172,11 +195,30 @@ mod tests {
 
     fn rank(seconds: &[u64], communication: f64, total: f64) -> RankTimes {
         RankTimes {
-            steps: seconds.iter().map(|&s| (100, Duration::from_secs(s))).collect(),
+            steps: StepSketch::of(&seconds.iter().map(|&s| (100, Duration::from_secs(s))).collect::<Vec<_>>()),
             num_steps: seconds.len() as u64,
             seconds: Seconds { forward: total - communication, communication, ..Seconds::default() },
             ..RankTimes::default()
         }
+    }
+
+    #[test]
+    fn root_learns_of_all_ranks_as_little_of_many_steps_as_of_few() {
+        let worlds = distributed::run_ranks(3, |communicator| {
+            let steps = |number: usize| vec![(8, Duration::from_millis(7 + communicator.rank() as u64)); number];
+            let of = |number| OwnTimes { num_steps: number as u64, steps: steps(number), ..OwnTimes::default() };
+            (of(3).gather(&communicator).unwrap(), of(100_000).gather(&communicator).unwrap())
+        });
+        for (rank, (few, many)) in worlds.iter().enumerate() {
+            assert_eq!((few.len(), many.len()), if rank == ROOT { (3, 3) } else { (1, 1) });
+            for (times, number) in few.iter().map(|times| (times, 3)).chain(many.iter().map(|times| (times, 100_000))) {
+                assert_eq!((times.num_steps, times.steps.num_steps), (number, number));
+                assert!(serde_json::to_vec(times).unwrap().len() < 2000, "{times:?}");
+            }
+        }
+        let (_, on_root) = &worlds[ROOT];
+        assert_eq!((slowest_rank(on_root), on_root[2].steps.milliseconds.median), (2, 9.0));
+        assert_eq!(on_root[1].steps.total, worlds[1].1[0].steps.total);
     }
 
     #[test]

@@ -6,7 +6,7 @@
 
 mod results;
 
-pub use results::{RankSeconds, SlowestRank, Summary, ThroughputStats};
+pub use results::{Quantiles, RankSeconds, SlowestRank, StepSketch, Summary, ThroughputStats};
 
 use distributed::Traffic;
 use serde::{Deserialize, Serialize};

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 use datasets::{Loader, LoaderConfig, ShardConfig, ShardPlan};
-use distributed::{ROOT, check_fingerprint, watchdog};
+use distributed::{check_fingerprint, watchdog};
 
 use crate::checkpoint::Progress;
 use crate::clock::{Phase, PhaseClock};
@@ -29,7 +29,8 @@ use crate::stop::StopVote;
 use crate::synchronizer::own_shards;
 use crate::trace::TraceClock;
 
-/// How a run ended, equal on all ranks but for the model's local norm statistics.
+/// How a run ended, equal on all ranks but for the model's local norm statistics and for what was measured: of that root alone
+/// knows all ranks' part.
 #[derive(Clone, Debug)]
 pub struct Outcome<M> {
     /// The model as trained.
@@ -38,7 +39,8 @@ pub struct Outcome<M> {
     pub progress: Progress,
     /// Hash of all parameters' bits, in module order.
     pub parameter_hash: String,
-    /// What every rank that trains measured in this session, warm-up steps excluded; empty on a rank that only serves.
+    /// What every rank that trains measured in this session, warm-up steps excluded: on root of all, on another rank its own
+    /// alone; empty on a rank that only serves.
     pub world: Vec<RankTimes>,
     /// How many updates asynchronous servers made with gradients of parameters that so many updates had made stale.
     pub staleness: Option<Vec<u64>>,
@@ -107,10 +109,10 @@ pub fn fit<M: ImageClassifier>(model: M, session: &Session<'_>) -> Result<Outcom
                 learning_rate: schedule.at(progress.step.saturating_sub(1)),
                 images_per_second: gather::images_per_second(&world),
                 total: epoch_start.elapsed(),
-                seconds: world[ROOT].seconds,
+                seconds: world[0].seconds,
                 peak_memory_bytes: gather::peak_memory_bytes(&world),
                 traffic: stepper.take_traffic(),
-                num_ranks: world.len(),
+                num_ranks: communicator.world_size(),
                 skipped_steps: progress.skipped_steps,
                 loss_scale: (config.optimizer.loss_scale != LossScaling::None).then(|| stepper.loss_scale().factor()),
                 overflowed_steps: stepper.loss_scale().num_overflows(),

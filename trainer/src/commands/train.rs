@@ -19,7 +19,7 @@ use crate::data;
 use crate::gather;
 use crate::identity;
 use crate::manifest::{DatasetFacts, LaunchFacts, Manifest};
-use crate::metrics::{Summary, ThroughputStats};
+use crate::metrics::Summary;
 use crate::model::ImageClassifier;
 use crate::network::{ModelRequest, resnet};
 use crate::output::RUN_TOML;
@@ -213,7 +213,7 @@ fn summary<M>(outcome: &Outcome<M>, total: Duration, num_train: usize) -> Summar
         best_test_top1: progress.best.map(|best| best.test_top1),
         parameter_hash: outcome.parameter_hash.clone(),
         seconds_total: total.as_secs_f64(),
-        images_per_second: ThroughputStats::of(&slowest.steps),
+        images_per_second: slowest.steps.speed,
         slowest_rank: gather::straggler(&outcome.world),
         rank_seconds: gather::rank_seconds(&outcome.world),
         peak_memory_bytes: gather::peak_memory_bytes(&outcome.world),
