@@ -178,6 +178,14 @@ pub enum CollectiveError {
         /// The communicator's library.
         library: String,
     },
+    /// A parameter server beside a worker has a thread of its own, and two threads may not use the communicator at once.
+    #[error(
+        "a parameter server beside a worker needs a communicator that two threads may use at once (MPI_THREAD_MULTIPLE), which {library} does not offer here; give the servers ranks of their own (trainer: --server-placement own)"
+    )]
+    ServerNeedsThreads {
+        /// The communicator's library.
+        library: String,
+    },
     /// The watchdog's thread did not start.
     #[error("the watchdog's thread did not start on rank {rank}: {text}")]
     WatchdogThread {

@@ -146,6 +146,7 @@ impl Synchronizer {
             }
             SyncMethod::LocalSgd { .. } => Ok(Box::new(SumReduction::new(ReductionKind::Library, communicator)?)),
             SyncMethod::ParameterServer { .. } => {
+                check_threads(&self.method, &*communicator)?;
                 let link = match server_link {
                     Some(link) => link,
                     None => communicator.duplicate()?,
@@ -187,6 +188,23 @@ fn by_nccl(
     _whereabouts: &Arc<Whereabouts>,
 ) -> Result<Box<dyn BucketReduction>, CollectiveError> {
     unreachable!("a program without nccl refuses --reduction nccl before it starts")
+}
+
+/// Refuses servers beside workers where two threads of a process may not communicate at once.
+///
+/// # Errors
+/// [`CollectiveError::ServerNeedsThreads`], on all ranks, also if it is so on some; or when the job ends.
+///
+/// # Collective
+/// Must be called by all ranks of `communicator`.
+pub fn check_threads(method: &SyncMethod, communicator: &dyn Communicator) -> Result<(), CollectiveError> {
+    let SyncMethod::ParameterServer { placement: PlacementKind::Beside, .. } = method else { return Ok(()) };
+    let mut without = [u64::from(!communicator.supports_threads())];
+    communicator.all_reduce_max_u64(&mut without)?;
+    if without == [0] || communicator.world_size() == 1 {
+        return Ok(());
+    }
+    Err(CollectiveError::ServerNeedsThreads { library: communicator.library() })
 }
 
 /// Serves on a rank that does nothing else, until the workers have left.

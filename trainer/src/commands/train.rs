@@ -64,6 +64,7 @@ pub fn train_model<M: ImageClassifier>(
     let (communicator, reporter) = (&*world.communicator, &world.reporter);
     let config = resolve(args, world)?;
     let watchdog = world.watch(config.sync.timeout)?;
+    synchronizer::check_threads(&config.sync.method, communicator)?;
     let (device, num_threads) = world.prepare_compute(&config.compute)?;
     let data = data::open(&config.data, config.train_split.limit_train, communicator, reporter)?;
     identity::check(&config, &data, communicator)?;

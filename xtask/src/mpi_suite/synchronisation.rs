@@ -2,14 +2,16 @@
 //!
 //! In: the program, a tiny training run. Out: checks.
 
+use std::fs;
 use std::path::Path;
+use std::process::Command;
 
 use super::Suite;
 use crate::suite::launcher::Launcher;
 use crate::suite::run::{EXACT, Run, arguments, instead};
 use crate::suite::{Check, same};
 
-pub(super) const CHECKS: [Check<Suite>; 5] = [
+pub(super) const CHECKS: [Check<Suite>; 6] = [
     Check {
         claim: "exact reduction gives the same parameter hash on 1, 2, 3 and 4 ranks",
         needs_mpirun: true,
@@ -29,6 +31,11 @@ pub(super) const CHECKS: [Check<Suite>; 5] = [
         claim: "a rank that is stopped (SIGSTOP) ends all within the timeout, named in one message",
         needs_mpirun: true,
         run: |suite| lost_rank_is_named(suite, "STOP", "rank 1 does not answer"),
+    },
+    Check {
+        claim: "servers beside workers are refused in one sentence where MPI lets one thread call at a time, on ranks of their own they train",
+        needs_mpirun: true,
+        run: servers_without_threads,
     },
     Check {
         claim: "a rank that is killed (SIGKILL) ends all, named",
@@ -94,6 +101,46 @@ fn strangers_are_named(suite: &Suite) -> Result<(), String> {
         ended.expect(ended.finished.code != Some(0), "an exit code that is not 0")?;
         ended.expect(ended.finished.text.contains(named), named)?;
         ended.expect(ended.finished.text.matches("error (rank").count() == 1, "one message")?;
+    }
+    Ok(())
+}
+
+/// The arguments in a shell, after what differs between the ranks.
+fn in_shell(suite: &Suite, ranks: usize, before: &str, words: &[String]) -> Result<Command, String> {
+    let line = format!("{before} exec {} {}", suite.trainer.display(), words.join(" "));
+    suite.on_ranks(ranks, Path::new("/bin/sh"), &["-c".to_owned(), line])
+}
+
+/// Asks MPI for `MPI_THREAD_SERIALIZED`, whatever the program asks for.
+const SERIALIZED: &str = "int PMPI_Init_thread(int *, char ***, int, int *);\n\
+    int MPI_Init_thread(int *argc, char ***argv, int wanted, int *got) {\n\
+    (void)wanted; return PMPI_Init_thread(argc, argv, 2, got); }\n";
+
+fn servers_without_threads(suite: &Suite) -> Result<(), String> {
+    let (source, library) = (suite.folder.join("serialized.c"), suite.folder.join("serialized.so"));
+    fs::write(&source, SERIALIZED).map_err(|error| format!("{}: {error}", source.display()))?;
+    let compiled = Command::new("cc").args(["-shared", "-fPIC", "-o"]).args([&library, &source]).status();
+    if !compiled.is_ok_and(|status| status.success()) {
+        println!("        skipped: no C compiler named cc");
+        return Ok(());
+    }
+    let preloaded = format!("LD_PRELOAD={}", library.display());
+    for (name, ranks, further, refused) in [
+        ("serialized-beside", 2, &["--sync", "parameter-server"][..], true),
+        ("serialized-own", 3, &["--sync", "parameter-server", "--server-placement", "own"], false),
+    ] {
+        let run = Run::new(suite, name);
+        let words = instead(arguments(&run.folder, 1), &[&["--batch-norm", "local"], further].concat());
+        let ended = suite.finish(in_shell(suite, ranks, &preloaded, &words)?, name, 120)?;
+        let text = &ended.finished.text;
+        if !refused {
+            ended.expect_success()?;
+            continue;
+        }
+        ended.expect(ended.finished.code == Some(1), "exit code 1")?;
+        ended.expect(text.contains("a parameter server beside a worker needs a communicator"), "the reason")?;
+        ended.expect(text.matches("error (rank").count() == 1, "one message")?;
+        ended.expect(!run.folder.exists(), "nothing written")?;
     }
     Ok(())
 }
