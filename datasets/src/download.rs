@@ -15,6 +15,7 @@ use ureq::Agent;
 use crate::cifar::Cifar;
 use crate::error::DatasetError;
 use crate::memory::to_hex;
+use crate::progress::Counted;
 
 mod unpack;
 
@@ -145,7 +146,7 @@ fn receive(
         return Err(error);
     }
     let mut file = options.open(path).map_err(DatasetError::io("write", path))?;
-    let mut body = response.into_body().into_reader();
+    let mut body = Counted(response.into_body().into_reader());
     let mut buffer = vec![0; 64 << 10];
     progress(done, total);
     loop {
@@ -175,7 +176,7 @@ fn receive(
 
 /// Compares the archive's digest with the published one and removes what differs, since continuing it could never succeed.
 fn check(source: &Source, path: &Path) -> Result<(), DatasetError> {
-    let mut file = File::open(path).map_err(DatasetError::io("read", path))?;
+    let mut file = Counted(File::open(path).map_err(DatasetError::io("read", path))?);
     let mut digest = Sha256::new();
     io::copy(&mut file, &mut digest).map_err(DatasetError::io("read", path))?;
     let got = to_hex(&digest.finalize());

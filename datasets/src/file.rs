@@ -8,6 +8,7 @@ use std::io::Read;
 use std::path::Path;
 
 use crate::error::DatasetError;
+use crate::progress::Counted;
 
 /// The bytes of the file at `path`, of which there may be up to `max_bytes`.
 pub(crate) fn read_whole(path: &Path, max_bytes: u64) -> Result<Vec<u8>, DatasetError> {
@@ -23,7 +24,7 @@ pub(crate) fn read_whole(path: &Path, max_bytes: u64) -> Result<Vec<u8>, Dataset
     let mut bytes = Vec::with_capacity(metadata.len() as usize + 1);
     let file = File::open(path).map_err(DatasetError::io("read", path))?;
     // It may grow while it is read, and some files of the system have no length.
-    file.take(max_bytes + 1).read_to_end(&mut bytes).map_err(DatasetError::io("read", path))?;
+    Counted(file.take(max_bytes + 1)).read_to_end(&mut bytes).map_err(DatasetError::io("read", path))?;
     if bytes.len() as u64 > max_bytes {
         return Err(too_large(bytes.len() as u64));
     }
@@ -63,6 +64,16 @@ mod tests {
         assert_eq!(read_whole(&path, 100).unwrap(), [7; 100]);
         let text = message(&path, 99);
         assert!(text.contains("file: expected at most 99 bytes, got 100"), "{text}");
+    }
+
+    #[test]
+    fn what_is_read_is_counted_as_progress() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        fs::write(&path, [7; 1000]).unwrap();
+        let before = crate::progress();
+        read_whole(&path, 1000).unwrap();
+        assert!(crate::progress() >= before + 1000);
     }
 
     #[test]

@@ -16,6 +16,7 @@ use crate::batch::{HostBatch, Pixels, RawPixels};
 use crate::dataset::{ImageDataset, Normalization};
 use crate::error::DatasetError;
 use crate::normalize::NormalizationTable;
+use crate::progress;
 use crate::shard::{ShardPlan, StepShard};
 
 /// How a shard's samples become batches.
@@ -156,6 +157,7 @@ impl Iterator for Loader {
             return None;
         }
         let loaded = self.receive(self.next_step);
+        progress::advance(1);
         self.next_step = if loaded.is_ok() { self.next_step + 1 } else { self.end_step };
         Some(loaded)
     }

@@ -180,6 +180,11 @@ pub trait Communicator: Send + Sync + Debug {
         Ok(None)
     }
 
+    /// Runs `wait`, in which this rank waits for others without a call of this communicator.
+    fn waiting(&self, wait: &mut dyn FnMut()) {
+        wait();
+    }
+
     /// How many elements of a real buffer each element of a buffer stands for: 1, but in a [simulation](crate::simulate).
     ///
     /// What cuts buffers to pieces of a fixed length divides that length by it.

@@ -37,7 +37,7 @@ const FAULTS: [Fault; 10] = [
         texts: &[
             "error (rank 0): no progress for ",
             ": rank 2 does not answer",
-            "\n  rank 2: no answer within 1.5 s\n",
+            "\n  rank 2: no answer within 3.0 s\n",
         ],
         messages: 1,
     },

@@ -141,7 +141,7 @@ pub fn measure(config: &BenchConfig, world: &World) -> Result<Option<Measurement
     let (communicator, server_link) = match Role::of(&config.sync, &world.communicator)? {
         Role::Worker { communicator, server_link } => (communicator, server_link),
         Role::Server(link) => {
-            synchronizer::serve(&config.sync, step_config.sgd, &model, link)?;
+            synchronizer::serve(&config.sync, step_config.sgd, &model, link, &world.whereabouts)?;
             return Ok(None);
         }
     };

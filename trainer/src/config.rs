@@ -36,7 +36,7 @@ pub use predict_scaling::{NamedNetwork, NetworkSource, PredictScalingConfig, Pro
 pub use report::ReportConfig;
 pub(crate) use resolve::instruction_set;
 pub use scaling_method::scaling_method_name;
-pub use sync::{Staleness, SyncConfig, SyncMethod};
+pub use sync::{Staleness, SyncConfig, SyncMethod, starting_timeout};
 pub use verify::VerifyConfig;
 
 use crate::cli::TrainArgs;

@@ -46,12 +46,13 @@ impl World {
 
     /// As [`new`](Self::new), with root's words going to `reporter`.
     pub fn reporting(communicator: Arc<dyn Communicator>, stop: StopFlag, reporter: Reporter) -> Self {
-        let whereabouts = Arc::new(Whereabouts::new());
+        let whereabouts = Arc::new(Whereabouts::new().counting(datasets::progress));
         let communicator = Arc::new(WatchedCommunicator::new(communicator, Arc::clone(&whereabouts)));
         Self { communicator, whereabouts, stop, reporter, is_only_rank: false }
     }
 
-    /// Ends the job when a rank waits for longer than `timeout` for another, saying which. To be dropped after a last barrier.
+    /// Ends the job when a rank waits for longer than `timeout` for another that makes no progress, saying which. To be dropped after
+    /// a last barrier.
     ///
     /// # Errors
     /// When a collective fails. Without support for threads there is a warning instead, and no watch.

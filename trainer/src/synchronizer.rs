@@ -13,7 +13,7 @@ use burn::module::Module;
 use distributed::{
     BucketPlan, BucketReduction, CollectiveError, Communicator, CompressedReduction, Consistency, ExactReduction,
     GradientReducer, ParameterLayout, ReducerConfig, ReductionKind, Server, ServerClient, ServerPlan, ShardUpdate,
-    SumReduction, Traffic, Whereabouts,
+    SumReduction, Traffic, Whereabouts, watchdog,
 };
 
 use crate::config::{PlacementKind, Staleness, SyncConfig, SyncMethod};
@@ -216,12 +216,16 @@ pub fn serve<M: Module>(
     sgd: SgdConfig,
     model: &M,
     server_link: Arc<dyn Communicator>,
+    whereabouts: &Arc<Whereabouts>,
 ) -> Result<(), CollectiveError> {
     let layout = ParameterLayout::new(model);
     let plan = BucketPlan::new(&layout, reducer_config(config, &layout).bucket_cap_bytes);
     let servers = server_plan(&config.method, &plan, server_link.world_size());
-    let update = ServerSgd::new(sgd, &layout, &plan);
-    Server::new(&servers, server_link, Box::new(update)).serve()
+    let update = ServerSgd { whereabouts: Some(Arc::clone(whereabouts)), ..ServerSgd::new(sgd, &layout, &plan) };
+    whereabouts.enter(watchdog::Phase::Serving);
+    let served = Server::new(&servers, server_link, Box::new(update)).serve();
+    whereabouts.enter(watchdog::Phase::Ending);
+    served
 }
 
 fn reducer_config(config: &SyncConfig, layout: &ParameterLayout) -> ReducerConfig {
@@ -292,18 +296,29 @@ pub fn own_shards(num_shards: usize, rank: usize, world_size: usize) -> Range<us
 struct ServerSgd {
     plan: BucketPlan,
     sgd: Sgd,
+    /// Of a rank that only serves.
+    whereabouts: Option<Arc<Whereabouts>>,
 }
 
 impl ServerSgd {
     /// At zero: root sends the parameters before any worker asks for them.
     fn new(sgd: SgdConfig, layout: &ParameterLayout, plan: &BucketPlan) -> Self {
-        Self { plan: plan.clone(), sgd: Sgd::new(sgd, layout, vec![0.0; layout.num_elements()]) }
+        let sgd = Sgd::new(sgd, layout, vec![0.0; layout.num_elements()]);
+        Self { plan: plan.clone(), sgd, whereabouts: None }
+    }
+}
+
+impl ServerSgd {
+    fn enter(&self, phase: watchdog::Phase) {
+        self.whereabouts.iter().for_each(|whereabouts| whereabouts.enter(phase));
     }
 }
 
 impl ShardUpdate for ServerSgd {
     fn update(&mut self, bucket: usize, learning_rate: f64, gradient: &[f32]) {
+        self.enter(watchdog::Phase::Optimizer);
         self.sgd.update_in_place(learning_rate, self.plan.buckets()[bucket].elements.clone(), gradient);
+        self.enter(watchdog::Phase::Serving);
     }
 
     fn state(&self, bucket: usize) -> (&[f32], &[f32]) {

@@ -14,6 +14,7 @@ use tar::{Archive, Entry};
 
 use crate::cifar::Cifar;
 use crate::error::DatasetError;
+use crate::progress::Counted;
 
 /// The most bytes of an archive when unpacked, headers included: either release has 185 MB.
 const MAX_UNPACKED_BYTES: u64 = 200_000_000;
@@ -50,7 +51,7 @@ fn unpack_files(cifar: Cifar, archive: &Path, folder: &Path) -> Result<(), Datas
     let refuse = |reason: String| DatasetError::Archive { path: archive.to_path_buf(), reason };
     let unreadable = |error: io::Error| refuse(format!("cannot be unpacked: {error}"));
     let file = File::open(archive).map_err(DatasetError::io("read", archive))?;
-    let mut entries = Archive::new(Bounded { inner: GzDecoder::new(file), num_left: MAX_UNPACKED_BYTES });
+    let mut entries = Archive::new(Bounded { inner: Counted(GzDecoder::new(file)), num_left: MAX_UNPACKED_BYTES });
     let mut names = BTreeSet::new();
     for entry in entries.entries().map_err(unreadable)? {
         let mut entry = entry.map_err(unreadable)?;

@@ -73,7 +73,7 @@ impl ServerClient {
             let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
             self.tell(server, Request::Histogram)?;
             let bytes = match self.own(server) {
-                Some(own) => own.own_answer(),
+                Some(own) => self.own_answer(own)?,
                 // Its length is not known here.
                 None => self.communicator.receive_any(TO_WORKER)?.1,
             };
@@ -99,6 +99,13 @@ impl ServerClient {
         self.beside.as_deref().filter(|_| server == self.communicator.rank())
     }
 
+    /// The answer of this rank's server, which may wait for other workers.
+    fn own_answer(&self, own: &Server) -> Result<Vec<u8>, CollectiveError> {
+        let mut answer = Ok(Vec::new());
+        self.communicator.waiting(&mut || answer = own.own_answer());
+        answer
+    }
+
     fn tell(&self, server: usize, request: Request) -> Result<(), CollectiveError> {
         match self.own(server) {
             Some(own) => own.handle(server, request),
@@ -110,7 +117,7 @@ impl ServerClient {
         let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         self.tell(server, request)?;
         match self.own(server) {
-            Some(own) => Ok(own.own_answer()),
+            Some(own) => self.own_answer(own),
             None => {
                 let mut bytes = vec![0; answer_bytes];
                 self.communicator.receive(server, TO_WORKER, &mut bytes)?;

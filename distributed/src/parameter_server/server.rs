@@ -48,8 +48,8 @@ impl ServerPlan {
 pub struct Server {
     communicator: Arc<dyn Communicator>,
     shard: Mutex<Shard>,
-    /// Answers for the worker of this rank.
-    own_answers: Mutex<VecDeque<Vec<u8>>>,
+    /// Answers for the worker of this rank; an error is the last of them.
+    own_answers: Mutex<VecDeque<Result<Vec<u8>, CollectiveError>>>,
     answered: Condvar,
 }
 
@@ -88,12 +88,16 @@ impl Server {
         Ok(())
     }
 
-    /// As [`serve`](Self::serve), for a thread that nobody waits for: an error ends the job at once.
+    /// As [`serve`](Self::serve), for a thread that nobody waits for: an error ends the job at once, and is the next answer for the
+    /// worker of this rank.
     ///
     /// # Errors
     /// As [`serve`](Self::serve), where the communicator's abort returns.
     pub fn serve_or_end_the_job(&self) -> Result<(), CollectiveError> {
-        self.serve().inspect_err(|error| self.communicator.abort(&format!("parameter server: {error}"), 1))
+        self.serve().inspect_err(|error| {
+            self.communicator.abort(&format!("parameter server: {error}"), 1);
+            self.answer_own(Err(error.clone()));
+        })
     }
 
     /// Does what a worker asks for.
@@ -123,8 +127,8 @@ impl Server {
         Ok(())
     }
 
-    /// The next answer for the worker of this rank.
-    pub(super) fn own_answer(&self) -> Vec<u8> {
+    /// The next answer for the worker of this rank, or why none will come.
+    pub(super) fn own_answer(&self) -> Result<Vec<u8>, CollectiveError> {
         let mut answers = lock(&self.own_answers);
         loop {
             match answers.pop_front() {
@@ -136,11 +140,15 @@ impl Server {
 
     fn answer(&self, worker: usize, bytes: Vec<u8>) -> Result<(), CollectiveError> {
         if worker == self.communicator.rank() {
-            lock(&self.own_answers).push_back(bytes);
-            self.answered.notify_one();
+            self.answer_own(Ok(bytes));
             return Ok(());
         }
         self.communicator.send(worker, TO_WORKER, &bytes)
+    }
+
+    fn answer_own(&self, answer: Result<Vec<u8>, CollectiveError>) {
+        lock(&self.own_answers).push_back(answer);
+        self.answered.notify_one();
     }
 }
 

@@ -2,11 +2,12 @@
 //!
 //! In: what every rank told of itself, or that it did not answer. Out: the rank at fault, and a message for people.
 //! Invariant: a rank is named only by what it told; one without an answer comes before one that is busy, and that before one that
-//! waits elsewhere.
+//! waits elsewhere; no rank is at fault that makes progress.
 
 use std::fmt::{Display, Formatter};
 use std::time::Duration;
 
+use super::phase::Phase;
 use super::report::{Report, seconds};
 use crate::error::list;
 
@@ -21,7 +22,7 @@ pub struct Alarm {
     pub rank: usize,
     /// For how long it has waited.
     pub waited: Duration,
-    /// How long answers were waited for.
+    /// How long an answer was waited for.
     pub asked_for: Duration,
     /// What each rank told, in rank order; `None` is no answer. Empty if nobody could be asked.
     pub answers: Vec<Option<Report>>,
@@ -35,7 +36,7 @@ pub struct Alarm {
 pub enum Verdict {
     /// These ranks did not answer.
     Silent(Vec<usize>),
-    /// These ranks wait for nobody, so the others wait for them.
+    /// These ranks wait for nobody and make no progress, so the others wait for them.
     Busy(Vec<usize>),
     /// These ranks wait in another call or step than most; all ranks, if there is no majority.
     Apart(Vec<usize>),
@@ -46,28 +47,43 @@ pub enum Verdict {
 }
 
 impl Verdict {
-    /// The verdict on the answers of all ranks.
-    pub(super) fn on(answers: &[Option<Report>]) -> Self {
+    /// The verdict on the answers of all ranks; `None` while one of them makes progress: while something of it has changed within
+    /// the last `timeout`.
+    pub(super) fn on(answers: &[Option<Report>], timeout: Duration) -> Option<Self> {
         let ranks = |wanted: &dyn Fn(Option<&Report>) -> bool| -> Vec<usize> {
             (0..answers.len()).filter(|&rank| wanted(answers[rank].as_ref())).collect()
         };
         let silent = ranks(&|answer| answer.is_none());
         if !silent.is_empty() {
-            return Self::Silent(silent);
+            return Some(Self::Silent(silent));
         }
-        let busy = ranks(&|answer| answer.is_some_and(|report| report.call.is_none()));
+        let concerns = |answer: Option<&Report>, test: &dyn Fn(&Report) -> bool| {
+            answer.is_some_and(|report| !is_at_rest(report) && test(report))
+        };
+        let busy = ranks(&|answer| concerns(answer, &|report| report.call.is_none() && report.still_for >= timeout));
         if !busy.is_empty() {
-            return Self::Busy(busy);
+            return Some(Self::Busy(busy));
+        }
+        if !ranks(&|answer| concerns(answer, &|report| report.still_for < timeout)).is_empty() {
+            return None;
         }
         let common = majority(answers).map(meeting);
-        let apart = ranks(&|answer| answer.map(meeting) != common);
-        if apart.is_empty() { Self::Together } else { Self::Apart(apart) }
+        let apart = ranks(&|answer| concerns(answer, &|report| Some(meeting(report)) != common));
+        Some(if apart.is_empty() { Self::Together } else { Self::Apart(apart) })
     }
 
-    /// Whether the ranks that now wait may still come together: true where each rank waits for another.
-    pub(super) fn may_pass(&self) -> bool {
-        matches!(self, Self::Apart(_) | Self::Together)
+    /// How long it takes at least until there can be a verdict on ranks that do not change.
+    pub(super) fn is_due_in(answers: &[Option<Report>], timeout: Duration) -> Duration {
+        let concerned = || answers.iter().flatten().filter(|report| !is_at_rest(report));
+        let busy = concerned().filter(|report| report.call.is_none()).map(|report| report.still_for).max();
+        let all = concerned().map(|report| report.still_for).min();
+        timeout.saturating_sub(busy.max(all).unwrap_or_default())
     }
+}
+
+/// Whether a rank waits for whatever others will ask of it, so that nobody waits for it.
+fn is_at_rest(report: &Report) -> bool {
+    report.phase == Phase::Serving && report.call.is_none()
 }
 
 impl Alarm {
@@ -138,14 +154,16 @@ fn meeting(report: &Report) -> (u64, u64, Option<usize>, Option<&'static str>) {
 
 /// A report of the ranks that are more than half of all and wait at the same place.
 fn majority(answers: &[Option<Report>]) -> Option<&Report> {
-    let same = |report: &&Report| answers.iter().flatten().filter(|other| meeting(other) == meeting(report)).count();
-    answers.iter().flatten().max_by_key(same).filter(|report| 2 * same(report) > answers.len())
+    let concerned = || answers.iter().flatten().filter(|report| !is_at_rest(report));
+    let same = |report: &&Report| concerned().filter(|other| meeting(other) == meeting(report)).count();
+    concerned().max_by_key(same).filter(|report| 2 * same(report) > concerned().count())
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::whereabouts::Phase;
     use super::*;
+
+    const TIMEOUT: Duration = Duration::from_secs(60);
 
     fn report(step: u64, call: Option<&'static str>) -> Option<Report> {
         Some(Report {
@@ -153,14 +171,16 @@ mod tests {
             step,
             phase: Phase::Backward,
             phase_for: Duration::from_secs(61),
+            count: 0,
+            still_for: TIMEOUT,
             bucket: None,
             call: call.map(|name| (name, Duration::from_secs(60))),
         })
     }
 
     fn alarm(answers: Vec<Option<Report>>) -> Alarm {
-        let verdict = Verdict::on(&answers);
-        Alarm { rank: 0, waited: Duration::from_secs(60), asked_for: Duration::from_secs(3), answers, verdict }
+        let verdict = Verdict::on(&answers, TIMEOUT).unwrap();
+        Alarm { rank: 0, waited: TIMEOUT, asked_for: TIMEOUT, answers, verdict }
     }
 
     #[test]
@@ -171,8 +191,47 @@ mod tests {
             alarm.to_string(),
             "error (rank 0): no progress for 60 s: rank 2 does not answer: stopped or ended, or its machine is gone or \
              overloaded\n  rank 0: epoch 0, step 7, backward for 61 s; waits in barrier for 60 s\n  rank 1: epoch 0, step 7, \
-             backward for 61 s; waits for nobody\n  rank 2: no answer within 3.0 s"
+             backward for 61 s; waits for nobody\n  rank 2: no answer within 60 s"
         );
+    }
+
+    /// A rank with a change `seconds` ago.
+    fn changed(seconds: u64, phase: Phase, call: Option<&'static str>) -> Option<Report> {
+        report(7, call).map(|report| Report { phase, still_for: Duration::from_secs(seconds), ..report })
+    }
+
+    #[test]
+    fn there_is_no_verdict_while_a_rank_makes_progress() {
+        let waits = || changed(70, Phase::Waiting, Some("barrier"));
+        for progresses in [changed(59, Phase::Data, None), changed(1, Phase::Data, Some("send"))] {
+            let answers = [waits(), progresses.clone(), waits()];
+            assert_eq!(Verdict::on(&answers, TIMEOUT), None);
+            let still_for = progresses.unwrap().still_for;
+            assert_eq!(Verdict::is_due_in(&answers, TIMEOUT), TIMEOUT - still_for);
+        }
+        assert_eq!(Verdict::on(&[waits(), waits()], TIMEOUT), Some(Verdict::Together));
+    }
+
+    #[test]
+    fn a_rank_without_progress_is_named_although_another_makes_some() {
+        let answers = [
+            changed(70, Phase::Waiting, Some("barrier")),
+            changed(60, Phase::Data, None),
+            changed(1, Phase::Data, None),
+        ];
+        assert_eq!(Verdict::on(&answers, TIMEOUT), Some(Verdict::Busy(vec![1])));
+        assert_eq!(Verdict::is_due_in(&answers, TIMEOUT), Duration::ZERO);
+    }
+
+    #[test]
+    fn a_rank_that_serves_is_named_only_where_it_waits_itself() {
+        let idle = || changed(600, Phase::Serving, None);
+        let waits = |call| changed(70, Phase::Waiting, Some(call));
+        assert_eq!(Verdict::on(&[waits("receive"), changed(3, Phase::Data, None), idle()], TIMEOUT), None);
+        assert_eq!(Verdict::on(&[waits("barrier"), idle(), idle()], TIMEOUT), Some(Verdict::Together));
+        let sends = changed(70, Phase::Serving, Some("send"));
+        let answers = [waits("barrier"), waits("barrier"), sends];
+        assert_eq!(Verdict::on(&answers, TIMEOUT), Some(Verdict::Apart(vec![2])));
     }
 
     #[test]

@@ -44,9 +44,9 @@ impl Post {
     }
 
     /// Answers the questions that have come.
-    pub(super) fn answer(&mut self, report: impl Fn() -> Report) -> Result<(), CollectiveError> {
+    pub(super) fn answer(&mut self, report: &Report) -> Result<(), CollectiveError> {
         while let Some((from, mut message)) = self.communicator.try_receive_any(QUESTION)? {
-            message.extend_from_slice(&report().to_bytes());
+            message.extend_from_slice(&report.to_bytes());
             self.send(from, ANSWER, message);
         }
         Ok(())
@@ -67,6 +67,8 @@ pub(super) struct Inquiry {
     number: u64,
     pub(super) call: Underway,
     pub(super) started: Instant,
+    /// When those who answer were last asked.
+    pub(super) asked: Instant,
     /// In rank order.
     pub(super) answers: Vec<Option<Report>>,
 }
@@ -80,7 +82,17 @@ impl Inquiry {
         for to in (0..world_size).filter(|&to| to != rank) {
             post.send(to, QUESTION, number.to_le_bytes().to_vec());
         }
-        Self { number, call, started: Instant::now(), answers }
+        let now = Instant::now();
+        Self { number, call, started: now, asked: now, answers }
+    }
+
+    /// Asks those who have answered once more, while others have not.
+    pub(super) fn ask_again(&mut self, post: &mut Post) {
+        let rank = post.communicator.rank();
+        for to in (0..self.answers.len()).filter(|&to| to != rank && self.answers[to].is_some()) {
+            post.send(to, QUESTION, self.number.to_le_bytes().to_vec());
+        }
+        self.asked = Instant::now();
     }
 
     /// Takes the answers that have come; whether all have.

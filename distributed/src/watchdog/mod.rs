@@ -1,7 +1,8 @@
 //! No rank waits forever, and the one that others wait for is named.
 //!
 //! In: the calls of a [`WatchedCommunicator`] and the notes of a training loop. Out: an [`Alarm`], then the end of the job.
-//! Invariant: only a call that waits for longer than the timeout raises an alarm, however long ranks compute; one rank speaks.
+//! Invariant: only a call that waits for longer than the timeout raises an alarm, and only because of ranks that have made no progress
+//! for as long, however long ranks compute; one rank speaks.
 //!
 //! Every rank has a thread with a communicator of its own, which answers other ranks also while this rank computes or waits. See
 //! [`Watchdog`].
@@ -11,22 +12,24 @@ use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use self::watch::Watch;
+use self::watch::{Timeout, Watch};
 use crate::{CollectiveError, Communicator, Patience};
 
 mod alarm;
 mod inquiry;
+mod phase;
 mod report;
 mod watch;
 mod watched;
 mod whereabouts;
 
 pub use self::alarm::{Alarm, Verdict};
+pub use self::phase::Phase;
 pub use self::report::Report;
 pub use self::watched::WatchedCommunicator;
 #[cfg(feature = "nccl")]
 pub(crate) use self::whereabouts::Call;
-pub use self::whereabouts::{Phase, Whereabouts};
+pub use self::whereabouts::Whereabouts;
 
 /// What is done with an alarm before the job ends; it prints.
 pub type OnAlarm = Box<dyn Fn(&Alarm) + Send>;
@@ -39,8 +42,9 @@ const MAX_STAGGERED: u32 = 3;
 
 /// A thread that ends the job when a call of this rank has waited for too long.
 ///
-/// It then asks all other ranks where they are, for at most 3 s, and names those at fault. Of several ranks that wait, the first one
-/// speaks. It watches from [`start`](Watchdog::start) to its drop, which ends the thread within a fraction of a second: ranks should
+/// It asks all other ranks where they are, and names those at fault: that have not answered, or made no progress, for the timeout. As
+/// long as every rank that others may wait for makes progress, in phases, steps, calls or [counts](Whereabouts::advance), the call may
+/// wait. Of several ranks that wait, the first one speaks. It watches from [`start`](Watchdog::start) to its drop, which ends the thread within a fraction of a second: ranks should
 /// make a last barrier before, as a rank that ends earlier no longer answers.
 #[derive(Debug)]
 pub struct Watchdog {
@@ -48,6 +52,7 @@ pub struct Watchdog {
     stop: Option<Sender<()>>,
     /// `None` in a world of one.
     thread: Option<JoinHandle<()>>,
+    timeout: Timeout,
     /// Kept so that the last owner of what MPI needs is not the thread.
     _communicator: Option<Arc<dyn Communicator>>,
 }
@@ -55,8 +60,8 @@ pub struct Watchdog {
 impl Watchdog {
     /// Starts the thread, on a duplicate of `communicator`, which need not be the watched one; in a world of one does nothing.
     ///
-    /// When a call noted in `whereabouts` has waited for longer than `timeout`, the thread calls `on_alarm` and then
-    /// [`abort`](Communicator::abort) with exit code 1. Where not all ranks have called this within the timeout, it does so too.
+    /// When a call noted in `whereabouts` has waited for longer than `timeout` for ranks that make no progress, the thread calls
+    /// `on_alarm` and then [`abort`](Communicator::abort) with exit code 1. Where not all ranks have called this within the timeout, it does so too.
     ///
     /// # Errors
     /// [`CollectiveError::WatchdogNeedsThreads`], on all ranks, when the communicator does not
@@ -71,7 +76,7 @@ impl Watchdog {
         on_alarm: OnAlarm,
     ) -> Result<Self, CollectiveError> {
         if communicator.world_size() == 1 {
-            return Ok(Self { stop: None, thread: None, _communicator: None });
+            return Ok(Self { stop: None, thread: None, timeout: Timeout::new(timeout), _communicator: None });
         }
         if !communicator.supports_threads() {
             return Err(CollectiveError::WatchdogNeedsThreads { library: communicator.library() });
@@ -79,11 +84,17 @@ impl Watchdog {
         let (duplicate, on_alarm) = duplicate_in_time(communicator, timeout, on_alarm)?;
         duplicate.set_patience(Patience::Sleeping);
         let (stop, stopped) = channel();
-        let watch = Watch::new(Arc::clone(&duplicate), whereabouts, timeout, on_alarm);
+        let timeout = Timeout::new(timeout);
+        let watch = Watch::new(Arc::clone(&duplicate), whereabouts, timeout.clone(), on_alarm);
         let rank = communicator.rank();
         let thread = std::thread::Builder::new().name("watchdog".to_owned()).spawn(move || watch.run(&stopped));
         let thread = thread.map_err(|error| CollectiveError::WatchdogThread { rank, text: error.to_string() })?;
-        Ok(Self { stop: Some(stop), thread: Some(thread), _communicator: Some(duplicate) })
+        Ok(Self { stop: Some(stop), thread: Some(thread), timeout, _communicator: Some(duplicate) })
+    }
+
+    /// Changes the timeout, for calls under way, too; all ranks should take the same.
+    pub fn set_timeout(&self, timeout: Duration) {
+        self.timeout.set(timeout);
     }
 }
 

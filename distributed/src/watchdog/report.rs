@@ -6,10 +6,11 @@
 use std::fmt::{Display, Formatter};
 use std::time::Duration;
 
-use super::whereabouts::{Phase, call_code, call_name};
+use super::phase::Phase;
+use super::whereabouts::{call_code, call_name};
 
 /// Bytes of a report on its way.
-pub(super) const REPORT_BYTES: usize = 7 * size_of::<u64>();
+pub(super) const REPORT_BYTES: usize = 9 * size_of::<u64>();
 
 /// Where a rank was when it was asked.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,6 +23,10 @@ pub struct Report {
     pub phase: Phase,
     /// For how long it has been in this phase.
     pub phase_for: Duration,
+    /// What it has counted in this phase: of data, bytes; 0 where it counts nothing.
+    pub count: u64,
+    /// For how long it has made no progress: no phase, step, bucket, call or count has changed.
+    pub still_for: Duration,
     /// The bucket of gradients it reduces.
     pub bucket: Option<usize>,
     /// The call in which it waits for other ranks, and for how long; of several, the one that has waited for longest.
@@ -38,7 +43,8 @@ impl Report {
         let millis = |duration: Duration| u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
         let (call, waited) = self.call.map_or((0, 0), |(name, waited)| (call_code(name), millis(waited)));
         let bucket = self.bucket.map_or(0, |bucket| bucket as u64 + 1);
-        let numbers = [self.epoch, self.step, self.phase as u64, millis(self.phase_for), bucket, call, waited];
+        let (phase, phase_for, still_for) = (self.phase as u64, millis(self.phase_for), millis(self.still_for));
+        let numbers = [self.epoch, self.step, phase, phase_for, self.count, still_for, bucket, call, waited];
         let mut bytes = [0; REPORT_BYTES];
         bytes.as_chunks_mut().0.iter_mut().zip(numbers).for_each(|(place, number)| *place = number.to_le_bytes());
         bytes
@@ -48,12 +54,16 @@ impl Report {
     pub(super) fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let (numbers, []) = bytes.as_chunks() else { return None };
         let numbers: Vec<u64> = numbers.iter().map(|&number| u64::from_le_bytes(number)).collect();
-        let [epoch, step, phase, phase_for, bucket, call, waited] = *numbers.as_slice() else { return None };
+        let [epoch, step, phase, phase_for, count, still_for, bucket, call, waited] = *numbers.as_slice() else {
+            return None;
+        };
         Some(Self {
             epoch,
             step,
             phase: Phase::from_code(phase)?,
             phase_for: Duration::from_millis(phase_for),
+            count,
+            still_for: Duration::from_millis(still_for),
             bucket: bucket.checked_sub(1).and_then(|bucket| usize::try_from(bucket).ok()),
             call: call_name(call).map(|name| (name, Duration::from_millis(waited))),
         })
@@ -70,6 +80,9 @@ impl Report {
 impl Display for Report {
     fn fmt(&self, formatter: &mut Formatter<'_>) -> std::fmt::Result {
         write!(formatter, "{}, {} for {}", self.place(), self.phase, seconds(self.phase_for))?;
+        if self.count > 0 {
+            write!(formatter, ", {} counted", self.count)?;
+        }
         match self.call {
             Some((name, waited)) => write!(formatter, "; waits in {name} for {}", seconds(waited)),
             None => formatter.write_str("; waits for nobody"),
@@ -94,6 +107,8 @@ mod tests {
             step: u64::MAX,
             phase: Phase::Ending,
             phase_for: Duration::from_millis(12_345),
+            count: 7,
+            still_for: Duration::from_millis(345),
             bucket: Some(0),
             call: Some(("barrier", Duration::from_millis(1_500))),
         };
@@ -111,10 +126,14 @@ mod tests {
             step: 7,
             phase: Phase::Waiting,
             phase_for: Duration::from_secs(12),
+            count: 0,
+            still_for: Duration::from_secs(9),
             bucket: Some(2),
             call: Some(("all_reduce_sum", Duration::from_millis(9_500))),
         };
         let text = "epoch 1, step 7, bucket 2, waiting for 12 s; waits in all_reduce_sum for 9.5 s";
         assert_eq!(report.to_string(), text);
+        let opening = Report { phase: Phase::Opening, count: 4096, bucket: None, call: None, ..report };
+        assert_eq!(opening.to_string(), "epoch 1, step 7, opening for 12 s, 4096 counted; waits for nobody");
     }
 }

@@ -1,29 +1,55 @@
 //! The watchdog's thread.
 //!
 //! In: the whereabouts of this rank, questions and answers of others. Out: answers, and an alarm when a call waits for too long.
-//! Invariant: an alarm is raised only if the call that caused it still waits when all answers are there.
+//! Invariant: an alarm is raised only if the call that caused it still waits when all answers are there, and only because of ranks
+//! that have made no progress for the timeout, or have not answered for as long.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use super::OnAlarm;
 use super::alarm::{Alarm, Verdict};
 use super::inquiry::{Inquiry, Post};
+use super::report::Report;
 use super::whereabouts::{Underway, Whereabouts};
 use crate::{CollectiveError, Communicator};
 
 /// Most time between two looks, and so until an answer.
 const MAX_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Most time for answers.
-const MAX_ASKING: Duration = Duration::from_secs(3);
+/// Earlier ranks that will have waited for the timeout within this time speak first.
+const MAX_SOON: Duration = Duration::from_secs(3);
+
+/// A call that has waited for this part of the timeout is a reason to ask the others, and to ask again.
+const PART: u32 = 4;
+
+/// A timeout, in milliseconds, that may be changed while the thread watches.
+#[derive(Clone, Debug)]
+pub(super) struct Timeout(Arc<AtomicU64>);
+
+impl Timeout {
+    pub(super) fn new(timeout: Duration) -> Self {
+        let new = Self(Arc::default());
+        new.set(timeout);
+        new
+    }
+
+    pub(super) fn set(&self, timeout: Duration) {
+        self.0.store(u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX), Ordering::Relaxed);
+    }
+
+    fn get(&self) -> Duration {
+        Duration::from_millis(self.0.load(Ordering::Relaxed))
+    }
+}
 
 /// What the thread knows.
 pub(super) struct Watch {
     communicator: Arc<dyn Communicator>,
     whereabouts: Arc<Whereabouts>,
-    timeout: Duration,
+    timeout: Timeout,
     on_alarm: OnAlarm,
     post: Post,
     inquiry: Option<Inquiry>,
@@ -42,6 +68,8 @@ pub(super) struct Watch {
 enum Decision {
     /// It is no alarm, or not yet; ask again after this time.
     AskAgain(Duration),
+    /// It is one, but an earlier rank has the word; look again at these answers.
+    Hold,
     Speak(Alarm),
 }
 
@@ -49,7 +77,7 @@ impl Watch {
     pub(super) fn new(
         communicator: Arc<dyn Communicator>,
         whereabouts: Arc<Whereabouts>,
-        timeout: Duration,
+        timeout: Timeout,
         on_alarm: OnAlarm,
     ) -> Self {
         let post = Post::new(Arc::clone(&communicator));
@@ -86,11 +114,7 @@ impl Watch {
     }
 
     fn interval(&self) -> Duration {
-        (self.timeout / 10).clamp(Duration::from_millis(1), MAX_INTERVAL)
-    }
-
-    fn asking(&self) -> Duration {
-        (self.timeout / 2).min(MAX_ASKING)
+        (self.timeout.get() / 10).clamp(Duration::from_millis(1), MAX_INTERVAL)
     }
 
     /// For how long `call` has waited while this process ran.
@@ -98,59 +122,76 @@ impl Watch {
         self.whereabouts.waited(call).min(self.running_since.elapsed())
     }
 
+    /// Where this rank is; while it was stopped from outside it could make no progress.
+    fn report(&self) -> Report {
+        let report = self.whereabouts.report();
+        Report { still_for: report.still_for.min(self.running_since.elapsed()), ..report }
+    }
+
     fn look(&mut self) -> Result<Option<Alarm>, CollectiveError> {
+        let timeout = self.timeout.get();
         // Whoever suspends a job for a while and lets it go on finds all ranks waiting for long, and none at fault.
-        if self.last_look.elapsed() > self.timeout / 2 {
+        if self.last_look.elapsed() > timeout / 2 {
             self.running_since = Instant::now();
+            (self.inquiry, self.held_since) = (None, None);
         }
         self.last_look = Instant::now();
-        self.post.answer(|| self.whereabouts.report())?;
-        let overdue = self.whereabouts.oldest_call().filter(|&call| self.waited(call) > self.timeout);
-        let Some(call) = overdue else {
+        let report = self.report();
+        self.post.answer(&report)?;
+        let long = self.whereabouts.oldest_call().filter(|&call| self.waited(call) > timeout / PART);
+        let Some(call) = long else {
             (self.inquiry, self.held_since) = (None, None);
             return Ok(None);
         };
-        let asking = self.asking();
         let Some(inquiry) = self.inquiry.as_mut().filter(|inquiry| inquiry.call == call) else {
             if self.pause_until <= Instant::now() {
-                self.inquiry = Some(Inquiry::start(&mut self.post, self.next_number, call, self.whereabouts.report()));
+                self.inquiry = Some(Inquiry::start(&mut self.post, self.next_number, call, report));
                 self.next_number += 1;
             }
             return Ok(None);
         };
-        let all = inquiry.collect(&self.post)?;
-        if !all && inquiry.started.elapsed() < asking {
+        inquiry.answers[self.communicator.rank()] = Some(report);
+        if !inquiry.collect(&self.post)? && inquiry.started.elapsed() < timeout {
+            // Of a rank without an answer nobody knows whether it makes progress. What the others told meanwhile becomes old.
+            if inquiry.asked.elapsed() > timeout / PART {
+                inquiry.ask_again(&mut self.post);
+            }
             return Ok(None);
         }
-        let mut answers = std::mem::take(&mut inquiry.answers);
-        answers[self.communicator.rank()] = Some(self.whereabouts.report());
-        self.inquiry = None;
-        match self.decide(call, answers) {
-            Decision::Speak(alarm) => Ok(Some(alarm)),
+        let (answers, age) = (inquiry.answers.clone(), inquiry.asked.elapsed());
+        match self.decide(call, answers, age) {
+            Decision::Speak(alarm) => return Ok(Some(alarm)),
+            Decision::Hold => {}
             Decision::AskAgain(pause) => {
+                self.inquiry = None;
                 self.pause_until = Instant::now() + pause;
-                Ok(None)
             }
         }
+        Ok(None)
     }
 
-    fn decide(&mut self, call: Underway, answers: Vec<Option<super::Report>>) -> Decision {
-        let rank = self.communicator.rank();
-        let waited = self.waited(call);
-        let verdict = Verdict::on(&answers);
-        let shortest = answers.iter().flatten().map(super::Report::waited).min().unwrap_or_default();
-        if verdict.may_pass() && shortest < self.timeout && waited < 2 * self.timeout {
-            // The last rank may just have come, and a long call of all ranks have begun.
-            return Decision::AskAgain((self.timeout - shortest).min(2 * self.timeout - waited));
-        }
+    /// What follows from answers to a question that was asked `age` ago.
+    fn decide(&mut self, call: Underway, answers: Vec<Option<Report>>, age: Duration) -> Decision {
+        let (rank, timeout, waited) = (self.communicator.rank(), self.timeout.get(), self.waited(call));
+        let verdict = Verdict::on(&answers, timeout).filter(|_| waited >= timeout);
+        let Some(verdict) = verdict else {
+            self.held_since = None;
+            let due = Verdict::is_due_in(&answers, timeout).max(timeout.saturating_sub(waited));
+            return Decision::AskAgain(due.clamp(self.interval(), timeout / PART + self.interval()));
+        };
         // An earlier rank that is about to find the same speaks in this one's place.
-        let soon = self.timeout.saturating_sub(self.asking());
-        if answers[..rank].iter().flatten().any(|earlier| earlier.waited() > soon) {
+        let soon = (timeout / 2).min(MAX_SOON);
+        let is_about_to_speak = |earlier: &Report| earlier.call.is_some() && earlier.waited() + age + soon > timeout;
+        if answers[..rank].iter().flatten().any(is_about_to_speak) {
             let held = self.held_since.get_or_insert_with(Instant::now).elapsed();
-            if held < 3 * self.asking() {
-                return Decision::AskAgain(self.asking() / 2);
+            if held < (3 * soon).max(timeout / 2) {
+                return if matches!(verdict, Verdict::Silent(_)) {
+                    Decision::Hold
+                } else {
+                    Decision::AskAgain(soon / 2)
+                };
             }
         }
-        Decision::Speak(Alarm { rank, waited, asked_for: self.asking(), answers, verdict })
+        Decision::Speak(Alarm { rank, waited, asked_for: timeout, answers, verdict })
     }
 }

@@ -11,7 +11,7 @@ use crate::{CollectiveError, Communicator, NodeMemory, Patience, Topology};
 
 /// A communicator whose waiting calls are noted in a [`Whereabouts`], as are those of its duplicates and its shared memory.
 ///
-/// A call costs a look at the clock and two atomic writes more. `try_receive_any`, which does not wait, is not noted. A
+/// A call costs a look at the clock and three atomic writes more. `try_receive_any`, which does not wait, is not noted. A
 /// thread that may wait as long as it likes, for instance for orders in `receive_any`, belongs on a communicator that is not watched.
 #[derive(Debug)]
 pub struct WatchedCommunicator {
@@ -103,6 +103,11 @@ impl Communicator for WatchedCommunicator {
         let _noted = self.whereabouts.note(Call::Duplicate);
         let part = self.inner.first_ranks(count)?;
         Ok(part.map(|part| -> Arc<dyn Communicator> { Arc::new(Self::new(part, Arc::clone(&self.whereabouts))) }))
+    }
+
+    fn waiting(&self, wait: &mut dyn FnMut()) {
+        let _noted = self.whereabouts.note(Call::Answer);
+        wait();
     }
 
     fn magnification(&self) -> f64 {

@@ -3,72 +3,15 @@
 //! In: notes of the training loop and of watched calls. Out: a [`Report`] of the moment.
 //! Invariant: writing never waits; a reader may see a new step with an old phase, never a value that was not written.
 
-use std::fmt::{Display, Formatter};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use super::phase::Phase;
 use super::report::Report;
 
 /// Calls that can be noted at once; further ones, of more threads, are made all the same.
 const SLOTS: usize = 8;
-
-/// What a rank is doing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum Phase {
-    /// Before the first step.
-    Starting,
-    /// Waiting for, or preparing, a batch.
-    Data,
-    /// Forward pass.
-    Forward,
-    /// Backward pass.
-    Backward,
-    /// Waiting for gradients of the other ranks.
-    Waiting,
-    /// Update of the parameters.
-    Optimizer,
-    /// Evaluation.
-    Evaluation,
-    /// Writing or reading a checkpoint.
-    Checkpoint,
-    /// After the last step.
-    Ending,
-}
-
-impl Phase {
-    const ALL: [Self; 9] = [
-        Self::Starting,
-        Self::Data,
-        Self::Forward,
-        Self::Backward,
-        Self::Waiting,
-        Self::Optimizer,
-        Self::Evaluation,
-        Self::Checkpoint,
-        Self::Ending,
-    ];
-
-    pub(super) fn from_code(code: u64) -> Option<Self> {
-        usize::try_from(code).ok().and_then(|code| Self::ALL.get(code)).copied()
-    }
-}
-
-impl Display for Phase {
-    fn fmt(&self, formatter: &mut Formatter<'_>) -> std::fmt::Result {
-        formatter.pad(match self {
-            Self::Starting => "starting",
-            Self::Data => "data",
-            Self::Forward => "forward",
-            Self::Backward => "backward",
-            Self::Waiting => "waiting",
-            Self::Optimizer => "optimizer",
-            Self::Evaluation => "evaluation",
-            Self::Checkpoint => "checkpoint",
-            Self::Ending => "ending",
-        })
-    }
-}
 
 /// A call that can wait for other ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,6 +27,7 @@ pub(crate) enum Call {
     Receive,
     Exchange,
     ReceiveAny,
+    Answer,
     Duplicate,
     NodeMemory,
     NodeSumF32,
@@ -95,7 +39,7 @@ pub(crate) enum Call {
 }
 
 /// Names of the calls, by code; none has the code 0.
-const CALLS: [&str; 18] = [
+const CALLS: [&str; 19] = [
     "",
     "all_reduce_sum",
     "all_reduce_sum_f64",
@@ -108,6 +52,7 @@ const CALLS: [&str; 18] = [
     "receive",
     "exchange",
     "receive_any",
+    "the answer of its own server",
     "duplicate",
     "node_memory",
     "node_memory.sum_f32",
@@ -137,19 +82,42 @@ pub struct Whereabouts {
     /// The bucket plus one; 0 is none.
     bucket: AtomicU64,
     phase: AtomicU64,
+    /// Progress that was counted.
+    count: AtomicU64,
+    /// More of it, counted elsewhere.
+    source: Option<fn() -> u64>,
+    /// All of it at the beginning of the phase.
+    count_before: AtomicU64,
     /// Calls under way; 0 is none.
     calls: [AtomicU64; SLOTS],
+    /// Calls that have ended: most begin and end between two looks.
+    num_ended: AtomicU64,
+    /// What a reader saw last, and when it had changed.
+    seen: Mutex<(Trace, Instant)>,
+}
+
+/// All that changes while a rank makes progress.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Trace {
+    place: [u64; 6],
+    calls: [u64; SLOTS],
 }
 
 impl Default for Whereabouts {
     fn default() -> Self {
+        let now = Instant::now();
         Self {
-            base: Instant::now(),
+            base: now,
             epoch: AtomicU64::new(0),
             step: AtomicU64::new(0),
             bucket: AtomicU64::new(0),
             phase: AtomicU64::new(Phase::Starting as u64),
+            count: AtomicU64::new(0),
+            source: None,
+            count_before: AtomicU64::new(0),
             calls: std::array::from_fn(|_| AtomicU64::new(0)),
+            num_ended: AtomicU64::new(0),
+            seen: Mutex::new((Trace::default(), now)),
         }
     }
 }
@@ -160,8 +128,16 @@ impl Whereabouts {
         Self::default()
     }
 
+    /// The same, with the progress of work that knows nothing of ranks: `source` gives a number that grows with it.
+    #[must_use]
+    pub fn counting(mut self, source: fn() -> u64) -> Self {
+        self.source = Some(source);
+        self
+    }
+
     /// Begins a phase, also if it is the one before.
     pub fn enter(&self, phase: Phase) {
+        self.count_before.store(self.count(), Ordering::Relaxed);
         self.phase.store(self.stamp(phase as u64), Ordering::Relaxed);
     }
 
@@ -176,6 +152,11 @@ impl Whereabouts {
         self.bucket.store(bucket.map_or(0, |bucket| bucket as u64 + 1), Ordering::Relaxed);
     }
 
+    /// Tells of progress inside a phase that may take long: bytes, files, batches.
+    pub fn advance(&self, by: u64) {
+        self.count.fetch_add(by, Ordering::Relaxed);
+    }
+
     /// Where this rank is now.
     pub fn report(&self) -> Report {
         let [phase, bucket] = [&self.phase, &self.bucket].map(|place| place.load(Ordering::Relaxed));
@@ -185,9 +166,29 @@ impl Whereabouts {
             step: self.step.load(Ordering::Relaxed),
             phase: Phase::from_code(code(phase)).unwrap_or(Phase::Starting),
             phase_for: self.since(phase),
+            count: self.count().saturating_sub(self.count_before.load(Ordering::Relaxed)),
+            still_for: self.still_for(),
             bucket: bucket.checked_sub(1).and_then(|bucket| usize::try_from(bucket).ok()),
             call: oldest.and_then(|call| call_name(code(call.0)).map(|name| (name, self.since(call.0)))),
         }
+    }
+
+    /// For how long nothing has been noted, as far as its readers could see: they look again and again.
+    fn still_for(&self) -> Duration {
+        let places = [&self.epoch, &self.step, &self.bucket, &self.phase, &self.num_ended];
+        let [epoch, step, bucket, phase, num_ended] = places.map(|place| place.load(Ordering::Relaxed));
+        let calls = std::array::from_fn(|slot| self.calls[slot].load(Ordering::Relaxed));
+        let trace = Trace { place: [epoch, step, bucket, phase, num_ended, self.count()], calls };
+        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        if seen.0 != trace {
+            *seen = (trace, Instant::now());
+        }
+        seen.1.elapsed()
+    }
+
+    /// All progress that was counted.
+    fn count(&self) -> u64 {
+        self.count.load(Ordering::Relaxed).wrapping_add(self.source.map_or(0, |source| source()))
     }
 
     /// Notes `call` until the result is dropped.
@@ -197,7 +198,7 @@ impl Whereabouts {
             slot.load(Ordering::Relaxed) == 0
                 && slot.compare_exchange(0, stamp, Ordering::Relaxed, Ordering::Relaxed).is_ok()
         };
-        Noted { slot: self.calls.iter().find(free) }
+        Noted { slot: self.calls.iter().find(free), num_ended: &self.num_ended }
     }
 
     /// The call that has been under way for longest.
@@ -237,6 +238,7 @@ pub(super) struct Underway(u64);
 pub(crate) struct Noted<'whereabouts> {
     /// `None` where all slots were taken.
     slot: Option<&'whereabouts AtomicU64>,
+    num_ended: &'whereabouts AtomicU64,
 }
 
 impl Drop for Noted<'_> {
@@ -244,6 +246,7 @@ impl Drop for Noted<'_> {
         if let Some(slot) = self.slot {
             slot.store(0, Ordering::Relaxed);
         }
+        self.num_ended.fetch_add(1, Ordering::Relaxed);
     }
 }
 
@@ -276,6 +279,42 @@ mod tests {
     }
 
     #[test]
+    fn whatever_is_noted_is_progress_and_nothing_else_is() {
+        let whereabouts = Whereabouts::new();
+        whereabouts.report();
+        let is_progress = |what: &dyn Fn()| {
+            std::thread::sleep(Duration::from_millis(2));
+            let before = whereabouts.report().still_for;
+            what();
+            assert!(before >= Duration::from_millis(2), "{before:?}");
+            let seen = whereabouts.seen.lock().unwrap().1;
+            whereabouts.report();
+            whereabouts.seen.lock().unwrap().1 > seen
+        };
+        assert!(is_progress(&|| whereabouts.enter(Phase::Opening)));
+        assert!(is_progress(&|| whereabouts.enter(Phase::Opening)));
+        assert!(is_progress(&|| whereabouts.at(0, 1)));
+        assert!(is_progress(&|| whereabouts.advance(1)));
+        assert!(is_progress(&|| whereabouts.bucket(Some(0))));
+        assert!(is_progress(&|| drop(whereabouts.note(Call::Barrier))));
+        assert!(is_progress(&|| std::mem::forget(whereabouts.note(Call::Barrier))));
+        assert!(!is_progress(&|| {}));
+        assert!(!is_progress(&|| assert_eq!(whereabouts.report().count, 1)));
+    }
+
+    #[test]
+    fn a_report_tells_what_was_counted_in_its_phase() {
+        static ELSEWHERE: AtomicU64 = AtomicU64::new(70);
+        let whereabouts = Whereabouts::new().counting(|| ELSEWHERE.load(Ordering::Relaxed));
+        whereabouts.advance(5);
+        whereabouts.enter(Phase::Opening);
+        assert_eq!(whereabouts.report().count, 0);
+        whereabouts.advance(2);
+        ELSEWHERE.fetch_add(10, Ordering::Relaxed);
+        assert_eq!(whereabouts.report().count, 12);
+    }
+
+    #[test]
     fn more_calls_than_slots_are_not_noted_and_do_no_harm() {
         let whereabouts = Whereabouts::new();
         let noted: Vec<_> = (0..SLOTS + 2).map(|_| whereabouts.note(Call::Barrier)).collect();
@@ -285,11 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn every_phase_and_call_has_its_name() {
-        for (code, phase) in Phase::ALL.into_iter().enumerate() {
-            assert_eq!(Phase::from_code(code as u64), Some(phase));
-            assert_eq!(phase.to_string(), format!("{phase:?}").to_lowercase());
-        }
+    fn every_call_has_its_name() {
         assert_eq!(Call::NcclSum as usize + 1, CALLS.len());
         assert_eq!((call_name(Call::Barrier as u64), call_name(0), call_name(99)), (Some("barrier"), None, None));
         assert_eq!(call_code("barrier"), Call::Barrier as u64);

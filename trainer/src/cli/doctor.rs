@@ -13,7 +13,7 @@ pub struct DoctorArgs {
     #[arg(long, value_name = "DIR")]
     pub output_dir: Option<PathBuf>,
 
-    /// Longest that a rank may wait for another before all stop, seconds; a large data set is read for its checksum [default: 30]
+    /// Longest that a rank may wait for others that make no progress before all stop, seconds [default: 30]
     #[arg(long, value_name = "SECONDS")]
     pub timeout: Option<u64>,
 

@@ -66,7 +66,7 @@ pub struct SyncArgs {
     #[arg(long, value_name = "STEP")]
     pub from_step: Option<u64>,
 
-    /// Longest that a rank may wait for another before all stop, seconds [default: 120]
+    /// Longest that a rank may wait for others that make no progress before all stop, seconds [default: 120]
     #[arg(long, value_name = "SECONDS")]
     pub timeout: Option<u64>,
 

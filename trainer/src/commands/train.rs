@@ -11,10 +11,10 @@ use anyhow::{Context, Result, ensure};
 use burn::tensor::Device;
 use burn_resnet::{ResNet, load_weights};
 use datasets::DatasetSplits;
-use distributed::{Communicator, ROOT, scheduler_job};
+use distributed::{Communicator, ROOT, scheduler_job, watchdog};
 
 use crate::cli::TrainArgs;
-use crate::config::TrainConfig;
+use crate::config::{TrainConfig, starting_timeout};
 use crate::data;
 use crate::gather;
 use crate::identity;
@@ -62,12 +62,16 @@ pub fn train_model<M: ImageClassifier>(
     build: impl FnOnce(&TrainConfig, &ModelRequest<'_>) -> Result<M>,
 ) -> Result<Outcome<M>> {
     let (communicator, reporter) = (&*world.communicator, &world.reporter);
+    // A saved configuration may say another timeout; reading it is watched, too.
+    let watchdog = world.watch(starting_timeout(&args.sync)?)?;
     let config = resolve(args, world)?;
-    let watchdog = world.watch(config.sync.timeout)?;
+    watchdog.iter().for_each(|watchdog| watchdog.set_timeout(config.sync.timeout));
     synchronizer::check_threads(&config.sync.method, communicator)?;
     let (device, num_threads) = world.prepare_compute(&config.compute)?;
+    world.whereabouts.enter(watchdog::Phase::Opening);
     let data = data::open(&config.data, config.train_split.limit_train, communicator, reporter)?;
     identity::check(&config, &data, communicator)?;
+    world.whereabouts.enter(watchdog::Phase::Starting);
     ensure!(
         !(config.train_split.drop_last && data.train.len() < config.batch.global_batch_size),
         "drop-last: expected at least one global batch of {} samples, got a train split of {}; use a smaller --global-batch-size",
@@ -101,7 +105,7 @@ pub fn train_model<M: ImageClassifier>(
         Role::Worker { communicator, server_link } => (communicator, server_link),
         Role::Server(link) => {
             let sgd = sgd_config(&config);
-            synchronizer::serve(&config.sync, sgd, &model, link)?;
+            synchronizer::serve(&config.sync, sgd, &model, link, &world.whereabouts)?;
             world.end_watch(watchdog)?;
             return Ok(Outcome::of_server(model));
         }

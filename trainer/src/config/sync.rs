@@ -129,6 +129,14 @@ impl SyncMethod {
     }
 }
 
+/// The longest wait that these flags allow, for the start of a program whose whole configuration is not known yet.
+///
+/// # Errors
+/// When it is 0.
+pub fn starting_timeout(args: &SyncArgs) -> Result<Duration, ConfigError> {
+    Ok(Duration::from_secs(at_least("--timeout", args.timeout.unwrap_or(120), 1)?))
+}
+
 pub(super) fn sync(args: &SyncArgs, world_size: usize) -> Result<SyncConfig, ConfigError> {
     let kind = args.sync.unwrap_or(SyncKind::Allreduce);
     refuse_strangers(args, kind)?;
@@ -145,7 +153,7 @@ pub(super) fn sync(args: &SyncArgs, world_size: usize) -> Result<SyncConfig, Con
         method,
         bucket_cap_bytes: (mib * MIB).round() as usize,
         overlap: args.overlap.unwrap_or(OnOff::On) == OnOff::On,
-        timeout: Duration::from_secs(at_least("--timeout", args.timeout.unwrap_or(120), 1)?),
+        timeout: starting_timeout(args)?,
         trace: args.trace.clone(),
         gpu: None,
         update: args.update.unwrap_or_default(),

@@ -7,11 +7,12 @@ use std::path::Path;
 use std::process::Command;
 
 use super::Suite;
+use crate::json;
 use crate::suite::launcher::Launcher;
 use crate::suite::run::{EXACT, Run, arguments, instead};
 use crate::suite::{Check, same};
 
-pub(super) const CHECKS: [Check<Suite>; 6] = [
+pub(super) const CHECKS: [Check<Suite>; 7] = [
     Check {
         claim: "exact reduction gives the same parameter hash on 1, 2, 3 and 4 ranks",
         needs_mpirun: true,
@@ -36,6 +37,11 @@ pub(super) const CHECKS: [Check<Suite>; 6] = [
         claim: "servers beside workers are refused in one sentence where MPI lets one thread call at a time, on ranks of their own they train",
         needs_mpirun: true,
         run: servers_without_threads,
+    },
+    Check {
+        claim: "a rank that is slower by more than the timeout is waited for while it makes steps",
+        needs_mpirun: true,
+        run: slow_rank_is_waited_for,
     },
     Check {
         claim: "a rank that is killed (SIGKILL) ends all, named",
@@ -94,10 +100,8 @@ fn strangers_are_named(suite: &Suite) -> Result<(), String> {
     ] {
         let run = Run::new(suite, &format!("stranger-{name}"));
         let differing: Vec<&str> = differing.splitn(2, ' ').collect();
-        let words = instead(arguments(&run.folder, 1), &[&differing[..], &["--timeout", TIMEOUT_S]].concat()).join(" ");
-        let line = format!("exec {} {words}", suite.trainer.display());
-        let command = suite.on_ranks(2, Path::new("/bin/sh"), &["-c".to_owned(), line])?;
-        let ended = suite.finish(command, &run.name, 120)?;
+        let words = instead(arguments(&run.folder, 1), &[&differing[..], &["--timeout", TIMEOUT_S]].concat());
+        let ended = suite.finish(in_shell(suite, 2, "", &words)?, &run.name, 120)?;
         ended.expect(ended.finished.code != Some(0), "an exit code that is not 0")?;
         ended.expect(ended.finished.text.contains(named), named)?;
         ended.expect(ended.finished.text.matches("error (rank").count() == 1, "one message")?;
@@ -143,6 +147,24 @@ fn servers_without_threads(suite: &Suite) -> Result<(), String> {
         ended.expect(!run.folder.exists(), "nothing written")?;
     }
     Ok(())
+}
+
+/// Rank 1 stands still for most of the time, but never for as long as the timeout, until rank 0 has waited for longer.
+fn slow_rank_is_waited_for(suite: &Suite) -> Result<(), String> {
+    let run = Run::new(suite, "slow");
+    let apart = ["--sync", "local-sgd", "--every", "1000", "--batch-norm", "local", "--timeout", "2"];
+    let words = instead(arguments(&run.folder, 1), &apart);
+    let slowed = format!(
+        "if [ ${} = 1 ]; then (while kill -STOP $$; do sleep 0.4; kill -CONT $$; sleep 0.1; done 2>/dev/null) & fi;",
+        suite.rank_variable()
+    );
+    let ended = suite.finish(in_shell(suite, 2, &slowed, &words)?, "slow", 120)?;
+    ended.expect_success()?;
+    let waited_s = json::number(&run.file("summary.json")?, "communication").unwrap_or_default();
+    ended.expect(
+        waited_s > 2.0,
+        &format!("rank 0 to have waited for longer than the timeout of 2 s, not {waited_s:.1} s"),
+    )
 }
 
 fn lost_rank_is_named(suite: &Suite, signal: &str, named: &str) -> Result<(), String> {

@@ -1,0 +1,31 @@
+//! How much this process has done for its data sets, for whoever watches it.
+//!
+//! In: bytes as they are fetched, read and unpacked, steps as they are handed over. Out: their number. Invariant: it only grows, while
+//! anything is done.
+
+use std::io::{self, Read};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+static NUM_DONE: AtomicU64 = AtomicU64::new(0);
+
+/// Bytes that this process has downloaded, read and unpacked, and steps that it has loaded, over all data sets together. While it
+/// stands still the process does nothing for its data.
+pub fn progress() -> u64 {
+    NUM_DONE.load(Ordering::Relaxed)
+}
+
+/// Counts `num` bytes or steps.
+pub(crate) fn advance(num: usize) {
+    NUM_DONE.fetch_add(num as u64, Ordering::Relaxed);
+}
+
+/// A reader that counts what is read.
+pub(crate) struct Counted<R>(pub(crate) R);
+
+impl<R: Read> Read for Counted<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let len = self.0.read(buffer)?;
+        advance(len);
+        Ok(len)
+    }
+}
