@@ -54,6 +54,34 @@ fn another_number_of_records_is_a_note_that_names_both() {
 }
 
 #[test]
+fn files_that_only_look_like_the_official_ones_are_named_in_one_note() {
+    let dir = cifar_10();
+    for file in ["data_batch_2.bin", "data_batch_4.bin"] {
+        fs::write(dir.path().join(file), record(&[3]).repeat(10_000)).unwrap();
+    }
+    let splits = open(dir.path(), Cifar::Ten).unwrap();
+    let notes: Vec<&String> = splits.train.notes().iter().filter(|note| note.contains("other content")).collect();
+    assert_eq!(notes.len(), 1);
+    assert!(
+        notes[0].starts_with("data_batch_2.bin, data_batch_4.bin: as many records as the official"),
+        "{}",
+        notes[0]
+    );
+    assert_eq!(splits.train.notes().len(), 1 + 3, "the others have one record");
+    assert!(!splits.test.notes().iter().any(|note| note.contains("other content")));
+}
+
+#[test]
+fn every_file_of_the_releases_has_a_digest() {
+    for cifar in [Cifar::Ten, Cifar::Hundred] {
+        for file in cifar.train_files().iter().chain([&cifar.test_file()]) {
+            assert_eq!(cifar.official_md5(file).len(), 32, "{file}");
+        }
+    }
+    assert_eq!(to_hex(&Md5::digest(b"abc")), "900150983cd24fb0d6963f7d28e17f72");
+}
+
+#[test]
 fn the_fine_label_of_cifar_100_counts() {
     let dir = tempfile::tempdir().unwrap();
     let folder = dir.path().join(Cifar::Hundred.folder());

@@ -1,12 +1,12 @@
 //! Unpacks the archive of a release.
 //!
 //! In: a `.tar.gz` file, the folder for the release's folder. Out: the release's files in it.
-//! Invariant: the release's folder appears whole or not at all; nothing is written beside it, whatever the archive's names say;
+//! Invariant: the release's folder appears whole or not at all, also after a crash of the machine; nothing is written beside it, whatever the archive's names say;
 //! an archive cannot unpack to more than a release could.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
-use std::io::{self, Read};
+use std::io::{self, ErrorKind, Read};
 use std::path::{Component, Path, PathBuf};
 
 use flate2::read::GzDecoder;
@@ -37,13 +37,26 @@ pub fn unpack(cifar: Cifar, archive: impl AsRef<Path>, dir: impl AsRef<Path>) ->
     }
     fs::create_dir(&unfinished).map_err(DatasetError::io("create", &unfinished))?;
     let result = unpack_files(cifar, archive, &unfinished)
+        .and_then(|()| sync_directory(&unfinished))
         .and_then(|()| fs::rename(&unfinished, &folder).map_err(DatasetError::io("create", &folder)));
     if let Err(error) = result {
         // The first error is the one to tell; a folder left behind is removed by the next try.
         let _ = fs::remove_dir_all(&unfinished);
         return Err(error);
     }
+    sync_directory(dir)?;
     Ok(folder)
+}
+
+/// Waits until the names in a folder are on disk, where its file system can.
+fn sync_directory(path: &Path) -> Result<(), DatasetError> {
+    let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
+    match File::open(path).and_then(|folder| folder.sync_all()) {
+        Err(error) if !matches!(error.kind(), ErrorKind::InvalidInput | ErrorKind::Unsupported) => {
+            Err(DatasetError::io("write", path)(error))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Writes the archive's files into `folder`; anything but plain files right in the release's folder is refused.
@@ -71,6 +84,8 @@ fn unpack_files(cifar: Cifar, archive: &Path, folder: &Path) -> Result<(), Datas
         if len != entry.size() {
             return Err(refuse(format!("expected {} bytes of {}, got {len}", entry.size(), target.display())));
         }
+        // The folder's name must not reach the disk before what is in it.
+        file.sync_all().map_err(DatasetError::io("write", &target))?;
     }
     for name in cifar.train_files().iter().chain([&cifar.test_file()]) {
         if !folder.join(name).is_file() {
