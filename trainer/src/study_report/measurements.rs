@@ -14,6 +14,8 @@ pub(super) struct Measurement {
     pub id: String,
     /// By name: model, dtype, sync and whatever the study varies; its `kind`, and of a study's cell the `study` by its number from 1.
     pub settings: BTreeMap<String, String>,
+    /// Of a run that belongs to no study, the data and options of a rank's work, [`work_of`].
+    pub work: BTreeMap<String, String>,
     /// How many.
     pub ranks: usize,
     /// `weak`, `strong` or `none`.
@@ -81,7 +83,7 @@ impl Measurement {
     fn is_reference_of(&self, other: &Self) -> bool {
         let batch = if other.scaling == "strong" { "global_batch_size" } else { "batch_size_per_rank" };
         let same = |key: &&str| self.setting(key) == other.setting(key);
-        self.ranks == 1 && WORK.iter().chain(&ORIGIN).chain([&batch]).all(same)
+        self.ranks == 1 && self.work == other.work && WORK.iter().chain(&ORIGIN).chain([&batch]).all(same)
     }
 
     /// Ranks and speed of what this is compared with for its speedup: one rank on the same line, else one rank of the same work,
@@ -159,16 +161,20 @@ fn phases_of(record: &Record, speed: f64) -> Option<[f64; PHASES.len()]> {
     Some(phases)
 }
 
-/// Runs that belong to no study. Those that differ in their ranks tell by their batches how they scale.
+/// Runs that belong to no study. Those that differ in their ranks tell by their batches how they scale, if their work is the same.
 fn of_runs(runs: &[Run]) -> Vec<Measurement> {
-    let mut measurements: Vec<Measurement> = runs.iter().filter(|run| run.group.is_none()).filter_map(of_run).collect();
-    let facts: Vec<(usize, BTreeMap<String, String>)> =
-        measurements.iter().map(|one| (one.ranks, one.settings.clone())).collect();
+    let alone = runs.iter().filter(|run| run.group.is_none());
+    let (runs, mut measurements): (Vec<&Run>, Vec<Measurement>) =
+        alone.filter_map(|run| Some((run, of_run(run)?))).unzip();
+    let facts = measurements.clone();
     for measurement in &mut measurements {
         let has_partner = |key: &str| {
-            facts.iter().any(|(ranks, settings)| {
-                let same = |key: &str| settings.get(key) == measurement.settings.get(key);
-                *ranks != measurement.ranks && same(key) && ["model", "dtype", "threads"].iter().all(|key| same(key))
+            facts.iter().any(|other| {
+                let same = |key: &str| other.settings.get(key) == measurement.settings.get(key);
+                other.ranks != measurement.ranks
+                    && other.work == measurement.work
+                    && same(key)
+                    && ["model", "dtype", "threads"].iter().all(|key| same(key))
             })
         };
         measurement.scaling = match () {
@@ -178,7 +184,49 @@ fn of_runs(runs: &[Run]) -> Vec<Measurement> {
         }
         .to_owned();
     }
+    // What they have in common would only lengthen their names beside the cells of a study.
+    let differing =
+        |maps: &[&BTreeMap<String, String>], key: &String| maps.iter().any(|map| map.get(key) != maps[0].get(key));
+    let works: Vec<_> = facts.iter().map(|one| &one.work).collect();
+    let meetings: Vec<_> = runs.iter().map(|run| meeting_of(run)).collect();
+    let of_several: Vec<_> = meetings.iter().filter(|meeting| !meeting.is_empty()).collect();
+    for (measurement, meeting) in measurements.iter_mut().zip(&meetings) {
+        let work = measurement.work.iter().filter(|(key, _)| differing(&works, key));
+        let meeting = meeting.iter().filter(|(key, _)| differing(&of_several, key));
+        let told: Vec<_> = work.chain(meeting).map(|(key, value)| (key.clone(), value.clone())).collect();
+        measurement.settings.extend(told);
+    }
     measurements
+}
+
+/// What a rank of a run does by itself: its data, and the options of model, input, optimizer and device, but for sizes of batches and
+/// the learning rate that goes with them.
+pub(super) fn work_of(run: &Run) -> BTreeMap<String, String> {
+    let sections = ["model", "train-split", "batch", "optimizer", "compute"];
+    let mut work = options(run, &sections, &["global-batch-size", "batch-size-per-rank", "learning-rate", "threads"]);
+    let data = match run.manifest().map(|manifest| &manifest.dataset) {
+        Some(data) => format!("{} {}", data.name, data.train_checksum.get(..8).unwrap_or_default()),
+        None => run.setting("data.dataset").unwrap_or_default().to_owned(),
+    };
+    work.insert("data".to_owned(), data);
+    work
+}
+
+/// How the ranks of a run meet; nothing of a single one.
+pub(super) fn meeting_of(run: &Run) -> BTreeMap<String, String> {
+    match run.ranks() {
+        Some(ranks) if ranks > 1 => options(run, &["sync"], &["timeout", "trace"]),
+        _ => BTreeMap::new(),
+    }
+}
+
+/// The options of some sections but for some keys, under the names that a study has for them.
+fn options(run: &Run, sections: &[&str], excluded: &[&str]) -> BTreeMap<String, String> {
+    let settings = run.settings.iter().filter_map(|(name, value)| Some((name.split_once('.')?, value)));
+    settings
+        .filter(|((section, key), _)| sections.contains(section) && !excluded.contains(key))
+        .map(|((_, key), value)| (key.replace('-', "_"), value.trim_matches('"').to_owned()))
+        .collect()
 }
 
 /// The settings of a run under the names that a study has for them.
@@ -209,6 +257,7 @@ fn of_run(run: &Run) -> Option<Measurement> {
     Some(Measurement {
         id: run.label.clone(),
         settings: settings_of(run),
+        work: work_of(run),
         ranks: run.ranks()?,
         speeds: vec![run.images_per_second()?],
         memory_bytes: run.peak_memory_bytes().map(|bytes| bytes as f64).into_iter().collect(),
@@ -219,6 +268,8 @@ fn of_run(run: &Run) -> Option<Measurement> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::manifest::{DatasetFacts, LaunchFacts, Manifest};
+    use crate::metrics::tests::record;
 
     fn measurement(ranks: usize, speed: f64, sync: &str) -> Measurement {
         let settings = [("model", "resnet20"), ("sync", sync), ("batch_size_per_rank", "32")];
@@ -264,6 +315,59 @@ mod tests {
         };
         assert_ne!(scaled("strong", 2, "64").line(), scaled("strong", 2, "128").line());
         assert_eq!(scaled("weak", 1, "32").line(), scaled("weak", 2, "64").line());
+    }
+
+    /// A run without a name, at 100 images/s, with these options beside its ranks.
+    fn run(ranks: usize, checksum: &str, options: &[(&str, &str)]) -> Run {
+        let batch =
+            [("batch.global-batch-size", "64"), ("model.model", "\"resnet20\""), ("sync.sync", "\"allreduce\"")];
+        let settings =
+            batch.iter().chain(options).map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
+        let launch = LaunchFacts {
+            ranks,
+            threads_per_rank: 1,
+            nodes: Vec::new(),
+            mpi_library: String::new(),
+            device: String::new(),
+        };
+        let dataset = DatasetFacts {
+            name: "cifar10".to_owned(),
+            num_train: 10,
+            num_test: 10,
+            train_checksum: checksum.to_owned(),
+            test_checksum: String::new(),
+        };
+        let epochs = vec![record(0, None)];
+        Run { settings, epochs, manifests: vec![Manifest::new(String::new(), launch, dataset)], ..Run::default() }
+    }
+
+    #[test]
+    fn runs_of_the_same_data_model_and_settings_are_one_curve_and_no_others() {
+        let one = || run(1, "11111111aa", &[]);
+        let same =
+            of_runs(&[one(), run(2, "11111111aa", &[]), run(4, "11111111aa", &[("optimizer.learning-rate", "0.4")])]);
+        assert!(same.iter().all(|one| one.scaling == "strong"), "{same:?}");
+        assert_eq!(same[1].line(), same[2].line());
+        assert_eq!(same[2].reference(&same).map(|(ranks, _)| ranks), Some(1));
+        assert!(same.iter().all(|one| !one.settings.contains_key("data")), "what all have in common needs no words");
+
+        let others: [&[(&str, &str)]; 4] = [
+            &[],
+            &[("train-split.augment", "\"none\"")],
+            &[("compute.kernels", "\"stock\"")],
+            &[("optimizer.momentum", "0.5")],
+        ];
+        for options in others {
+            let checksum = if options.is_empty() { "22222222bb" } else { "11111111aa" };
+            let two = of_runs(&[one(), run(2, checksum, options)]);
+            assert!(two.iter().all(|one| one.scaling == "none"), "{options:?}");
+            assert_ne!(two[0].line(), two[1].line(), "{options:?}");
+            assert_eq!(two[1].reference(&two).map(|(ranks, _)| ranks), Some(2), "{options:?}");
+        }
+
+        let met = of_runs(&[one(), run(2, "11111111aa", &[]), run(4, "11111111aa", &[("sync.overlap", "\"off\"")])]);
+        assert_ne!(met[1].line(), met[2].line(), "another way to meet");
+        assert_eq!(met[2].reference(&met).map(|(ranks, _)| ranks), Some(1), "a rank alone meets nobody");
     }
 
     #[test]

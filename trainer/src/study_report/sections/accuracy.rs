@@ -8,7 +8,7 @@ use super::Facts;
 use super::naming::{self, Settings};
 use crate::study_report::chart::{Axis, Kind, LinePlot, Plot, Point, Series};
 use crate::study_report::document::{Block, Cell, Figure, Table};
-use crate::study_report::measurements::{median, range, settings_of};
+use crate::study_report::measurements::{median, meeting_of, range, settings_of, work_of};
 use crate::study_report::sources::Run;
 use std::collections::BTreeMap;
 
@@ -205,6 +205,7 @@ fn figure(courses: &[Course<'_>], percent: f64, (id, what, axis, cost): Cost) ->
 /// What must be equal for two runs to be compared by their batches alone.
 fn alike(run: &Run) -> BTreeMap<String, String> {
     let mut settings = settings_of(run);
+    settings.extend(work_of(run).into_iter().chain(meeting_of(run)));
     settings.retain(|key, _| !["global_batch_size", "batch_size_per_rank"].contains(&key.as_str()));
     settings.extend(run.ranks().map(|ranks| ("ranks".to_owned(), ranks.to_string())));
     settings.extend(run.group.as_ref().map(|group| ("study".to_owned(), group.study.to_string())));

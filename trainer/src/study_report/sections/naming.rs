@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 pub(super) type Settings<'a> = BTreeMap<&'a str, &'a str>;
 
 /// Settings whose values speak for themselves, as they are read; others come after them, with their names.
-const PLAIN: [&str; 7] = ["model", "dtype", "network", "sync", "reduction", "compress", "launcher"];
+const PLAIN: [&str; 8] = ["data", "model", "dtype", "network", "sync", "reduction", "compress", "launcher"];
 
 /// The settings that are not the same everywhere.
 pub(super) fn differing<'a>(all: &[Settings<'a>]) -> BTreeSet<&'a str> {
