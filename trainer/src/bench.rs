@@ -30,7 +30,7 @@ use crate::ranks::World;
 use crate::roles::Role;
 use crate::step::{StepConfig, StepPosition, Stepper};
 use crate::synchronizer::{self, own_shards};
-use crate::trace::TraceClock;
+use crate::trace::{self, TraceClock};
 
 /// Different batches in turn, so that no step repeats the one before.
 const NUM_BATCHES: usize = 4;
@@ -127,6 +127,7 @@ pub struct Measurement {
 /// # Collective
 /// Must be called by all ranks.
 pub fn measure(config: &BenchConfig, world: &World) -> Result<Option<Measurement>> {
+    trace::check(config.sync.trace.as_deref(), &*world.communicator)?;
     let (device, threads) = world.prepare_compute(&config.compute)?;
     let training_device = device.clone().autodiff();
     let request = ModelRequest {

@@ -6,7 +6,7 @@
 use crate::config::{ConfigError, TrainConfig};
 use crate::lock::{DirectoryLock, LOCK_FILE};
 use crate::metrics::EpochRecord;
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 use serde::Serialize;
 use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Write};
@@ -45,6 +45,7 @@ impl OutputDirectory {
             }
             None => Self::numbered(&runs.join(config.run_name()), config.run.resume)?,
         };
+        sync_parent(&path)?;
         Ok(Self { path })
     }
 
@@ -157,14 +158,15 @@ fn has_files(directory: &Path) -> Result<bool> {
 /// Tries whether [`write_atomically`] could write a file, which stays as it is.
 ///
 /// # Errors
-/// I/O errors.
-///
-/// # Panics
-/// If `path` names no file.
+/// If `path` is a folder or names no file; I/O errors.
 pub fn check_writable(path: &Path) -> Result<()> {
+    let context = || format!("cannot write {}", path.display());
+    if path.file_name().is_none() || path.is_dir() {
+        return Err(anyhow!("expected the path of a file, got a folder")).with_context(context);
+    }
     let partial = partial_beside(path);
     let attempt = File::create(&partial).and_then(|_| fs::remove_file(&partial));
-    attempt.with_context(|| format!("cannot write {}", path.display()))
+    attempt.with_context(context)
 }
 
 /// Writes `value` as indented JSON, at once or not at all.
@@ -177,7 +179,7 @@ pub fn write_json(path: &Path, value: &impl Serialize) -> Result<()> {
     write_atomically(path, &text)
 }
 
-/// Writes a file at once or not at all: beside it, synchronised, then renamed.
+/// Writes a file at once or not at all: beside it, synchronised, then renamed. When it returns, a crash does not undo it.
 ///
 /// # Errors
 /// I/O errors.
@@ -192,7 +194,28 @@ pub fn write_atomically(path: &Path, bytes: &[u8]) -> Result<()> {
         file.sync_all()?;
         fs::rename(&partial, path)
     };
-    write().with_context(|| format!("cannot write {}", path.display()))
+    write().with_context(|| format!("cannot write {}", path.display()))?;
+    sync_parent(path)
+}
+
+/// Waits until the names in a directory are on disk, where its file system can.
+///
+/// # Errors
+/// I/O errors.
+pub fn sync_directory(path: &Path) -> Result<()> {
+    let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
+    match File::open(path).and_then(|directory| directory.sync_all()) {
+        Err(error) if matches!(error.kind(), ErrorKind::InvalidInput | ErrorKind::Unsupported) => Ok(()),
+        result => result.with_context(|| format!("cannot sync {}", path.display())),
+    }
+}
+
+/// Waits until a file or directory that was just made is there after a crash.
+///
+/// # Errors
+/// I/O errors.
+pub fn sync_parent(path: &Path) -> Result<()> {
+    path.parent().map_or(Ok(()), sync_directory)
 }
 
 fn partial_beside(path: &Path) -> PathBuf {
@@ -237,6 +260,7 @@ impl MetricsFile {
             .append(true)
             .open(path)
             .with_context(|| format!("cannot open {}", path.display()))?;
+        sync_parent(path)?;
         Ok((Self { file, path: path.to_owned() }, records))
     }
 

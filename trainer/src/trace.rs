@@ -5,16 +5,16 @@
 //! Source: "Trace Event Format" of the Chromium project.
 
 use std::fs;
-use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail, ensure};
 use distributed::{Communicator, ROOT};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::clock::{Activity, Phase, Span};
 use crate::clock_offset::ClockOffset;
+use crate::output::{check_writable, write_atomically};
 
 /// This rank's clock beside root's, and where the trace goes.
 #[derive(Clone, Debug)]
@@ -26,19 +26,15 @@ pub struct TraceClock {
 }
 
 impl TraceClock {
-    /// Compares clocks by messages to root and back, for a trace at `path`, which root begins; nothing without a path.
+    /// Compares clocks by messages to root and back, for a trace at `path`; nothing without a path.
     ///
     /// # Errors
-    /// When a message fails, or the file cannot be made: now, not when the run is over.
+    /// When a message fails.
     ///
     /// # Collective
     /// Must be called by all ranks.
     pub fn start(path: Option<&Path>, communicator: &dyn Communicator) -> Result<Option<Self>> {
-        let Some(path) = path.map(Path::to_owned) else { return Ok(None) };
-        if communicator.rank() == ROOT {
-            create(&path).with_context(|| format!("trace {}", path.display()))?;
-        }
-        Self::compare(path, communicator).map(Some)
+        path.map(|path| Self::compare(path.to_owned(), communicator)).transpose()
     }
 
     fn compare(path: PathBuf, communicator: &dyn Communicator) -> Result<Self> {
@@ -77,18 +73,11 @@ impl TraceClock {
         if communicator.rank() != ROOT {
             return Ok(());
         }
-        let write = || -> std::io::Result<()> {
-            let mut file = BufWriter::new(create(&self.path)?);
-            file.write_all(b"[\n")?;
-            for text in &all {
-                file.write_all(text)?;
-            }
-            // The format has no trailing comma.
-            file.write_all(b"{\"name\":\"end\",\"ph\":\"M\",\"pid\":0,\"tid\":0}\n]\n")?;
-            file.into_inner()?.sync_all()?;
-            fs::rename(unfinished(&self.path), &self.path)
-        };
-        write().with_context(|| format!("trace {}", self.path.display()))
+        let mut text = b"[\n".to_vec();
+        all.iter().for_each(|events| text.extend_from_slice(events));
+        // The format has no trailing comma.
+        text.extend_from_slice(b"{\"name\":\"end\",\"ph\":\"M\",\"pid\":0,\"tid\":0}\n]\n");
+        write_atomically(&self.path, &text).context("trace")
     }
 
     /// Where the trace will be.
@@ -106,16 +95,51 @@ impl TraceClock {
     }
 }
 
-/// The name of a trace that is not whole yet.
-fn unfinished(path: &Path) -> PathBuf {
-    path.with_extension("unfinished")
+/// Makes the folder of a trace on root and tries whether the trace can be written there, before a run that would end with it.
+///
+/// # Errors
+/// When it cannot, the same on all ranks; when some ranks want a trace and others do not.
+///
+/// # Collective
+/// Must be called by all ranks, also by those that want none.
+pub fn check(path: Option<&Path>, communicator: &dyn Communicator) -> Result<()> {
+    let attempt = |path: &Path| -> Result<()> {
+        if let Some(folder) = path.parent() {
+            fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+        }
+        check_writable(path)
+    };
+    let own = match path {
+        None => Wish { is_wanted: false, failure: None },
+        Some(path) if communicator.rank() == ROOT => {
+            let failure = attempt(path).err().map(|error| format!("{error:#}"));
+            Wish { is_wanted: true, failure }
+        }
+        Some(_) => Wish { is_wanted: true, failure: None },
+    };
+    let all = communicator.all_gather(&serde_json::to_vec(&own)?)?;
+    let root: Wish = serde_json::from_slice(&all[ROOT]).context("trace: root's wish")?;
+    if let Some(failure) = root.failure {
+        bail!("trace: {failure}; give another --trace");
+    }
+    for (rank, bytes) in all.iter().enumerate() {
+        let wish: Wish = serde_json::from_slice(bytes).with_context(|| format!("trace: wish of rank {rank}"))?;
+        let words = |wish: &Wish| if wish.is_wanted { "one" } else { "none" };
+        ensure!(
+            wish.is_wanted == root.is_wanted,
+            "trace: expected {} on rank {rank}, as on root, got {}; start all ranks with the same flags",
+            words(&root),
+            words(&wish)
+        );
+    }
+    Ok(())
 }
 
-fn create(path: &Path) -> std::io::Result<fs::File> {
-    if let Some(parent) = path.parent().filter(|parent| !parent.as_os_str().is_empty()) {
-        fs::create_dir_all(parent)?;
-    }
-    fs::File::create(unfinished(path))
+/// What a rank says of the trace before a run.
+#[derive(Serialize, Deserialize)]
+struct Wish {
+    is_wanted: bool,
+    failure: Option<String>,
 }
 
 /// A complete event; times in microseconds.
@@ -152,13 +176,32 @@ mod tests {
     use distributed::run_ranks;
 
     #[test]
-    fn a_trace_that_cannot_be_written_is_refused_at_the_start() {
+    fn a_trace_that_cannot_be_written_is_refused_before_the_run_on_all_ranks_alike() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("file");
         fs::write(&file, "").unwrap();
-        let path = file.join("trace.json");
-        let error = run_ranks(1, |communicator| TraceClock::start(Some(&path), &communicator).unwrap_err()).remove(0);
-        assert!(format!("{error:#}").starts_with(&format!("trace {}: ", path.display())), "{error:#}");
+        for path in [file.join("trace.json"), folder.path().to_owned(), folder.path().join("..")] {
+            let errors = run_ranks(2, |communicator| format!("{:#}", check(Some(&path), &communicator).unwrap_err()));
+            assert!(
+                errors[0].starts_with("trace: cannot ") && errors[0].ends_with("; give another --trace"),
+                "{errors:?}"
+            );
+            assert_eq!(errors[0], errors[1]);
+        }
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "a trial was left");
+    }
+
+    #[test]
+    fn a_trace_that_only_some_ranks_want_is_refused_on_all() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("trace.json");
+        let errors = run_ranks(3, |communicator| {
+            check((communicator.rank() != 2).then_some(path.as_path()), &communicator).unwrap_err().to_string()
+        });
+        assert!(
+            errors.iter().all(|error| error.contains("expected one on rank 2, as on root, got none")),
+            "{errors:?}"
+        );
     }
 
     #[test]
@@ -166,6 +209,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("new/trace.json");
         run_ranks(3, |communicator| {
+            check(Some(&path), &communicator).unwrap();
             let clock = TraceClock::start(Some(&path), &communicator).unwrap().unwrap();
             communicator.barrier().unwrap();
             let start = Instant::now();

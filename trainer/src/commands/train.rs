@@ -28,6 +28,7 @@ use crate::records::Records;
 use crate::roles::Role;
 use crate::session::Session;
 use crate::synchronizer;
+use crate::trace;
 use crate::train::{Outcome, fit, sgd_config};
 
 /// Trains the configured ResNet.
@@ -72,6 +73,7 @@ pub fn train_model<M: ImageClassifier>(
     let data = data::open(&config.data, config.train_split.limit_train, communicator, reporter)?;
     identity::check(&config, &data, communicator)?;
     world.whereabouts.enter(watchdog::Phase::Starting);
+    trace::check(config.sync.trace.as_deref(), communicator)?;
     ensure!(
         !(config.train_split.drop_last && data.train.len() < config.batch.global_batch_size),
         "drop-last: expected at least one global batch of {} samples, got a train split of {}; use a smaller --global-batch-size",
