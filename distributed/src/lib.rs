@@ -68,7 +68,9 @@ pub use reducer::{
     BucketTimes, GradientCollector, GradientReducer, LocalBucket, MicroStepConfig, ReducerConfig, StepReport,
     SyncedBucket, SyncedGradients,
 };
-pub use reduction::{BucketReduction, CompressedReduction, ExactReduction, SumReduction, Traffic, tensor_spans};
+pub use reduction::{
+    BucketReduction, Carried, CompressedReduction, ExactReduction, SumReduction, Traffic, tensor_spans,
+};
 pub use single::SingleCommunicator;
 pub use sync::{Fingerprint, average_norm_statistics, broadcast_module, check_fingerprint, fingerprint};
 pub use threads::{ThreadCommunicator, run_ranks};

@@ -23,6 +23,23 @@ pub trait BucketReduction: Send + Debug {
     /// Must be called by all ranks, with the same bucket.
     fn reduce(&mut self, bucket: usize, values: &mut Vec<f32>) -> Result<Traffic, CollectiveError>;
 
+    /// Makes what it [carries](BucketReduction::carried) what that was before the last step, which is left out on all ranks. To be
+    /// called at most once after a step's buckets.
+    fn take_back(&mut self) {}
+
+    /// What it carries from one step to the next; `None` where steps do not depend on each other. Of the same kind on every rank.
+    fn carried(&self) -> Option<Carried> {
+        None
+    }
+
+    /// Goes on after `num_steps` steps with what it carried then.
+    ///
+    /// # Panics
+    /// When a length is not that of what it carries itself.
+    fn go_on(&mut self, num_steps: u64, carried: &Carried) {
+        let _ = (num_steps, carried);
+    }
+
     /// How many partial gradients of a step are kept apart until the reduction: one, unless their order of addition matters.
     fn num_slabs(&self) -> usize {
         1
@@ -32,6 +49,18 @@ pub trait BucketReduction: Send + Debug {
     fn is_needed_alone(&self) -> bool {
         false
     }
+}
+
+/// What a reduction carries from one step to the next, so that a run can go on from a file.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Carried {
+    /// What this rank has kept back of its gradients, one value for each parameter's element, in module order; every rank has its own.
+    pub residual: Vec<f32>,
+    /// The factors that a next sum of matrices begins with, matrix after matrix in module order, the same on every rank. None if the
+    /// next sum begins with new ones.
+    pub factors: Vec<f32>,
+    /// How many columns were drawn for the factors of each bucket, the same on every rank.
+    pub num_drawn: Vec<u64>,
 }
 
 /// What one sum cost and lost; those of several buckets, steps and ranks are added up.
@@ -121,10 +150,11 @@ impl BucketReduction for ExactReduction {
     }
 }
 
-/// The compressed sum; what a step leaves out goes into the next one, unless its sum is not finite.
+/// The compressed sum; what a step leaves out goes into the next one.
 #[derive(Debug)]
 pub struct CompressedReduction {
     communicator: Arc<dyn Communicator>,
+    plan: BucketPlan,
     /// One a bucket.
     compressors: Vec<BucketCompressor>,
 }
@@ -150,7 +180,7 @@ impl CompressedReduction {
             compressor.expect_equal_plans(&*communicator)?;
             compressors.push(compressor);
         }
-        Ok(Self { communicator, compressors })
+        Ok(Self { communicator, plan: plan.clone(), compressors })
     }
 }
 
@@ -167,13 +197,35 @@ pub fn tensor_spans(entries: &[ParameterEntry]) -> Vec<TensorSpan> {
 
 impl BucketReduction for CompressedReduction {
     fn reduce(&mut self, bucket: usize, values: &mut Vec<f32>) -> Result<Traffic, CollectiveError> {
-        let compressor = &mut self.compressors[bucket];
-        let traffic = compressor.sum(values, &*self.communicator)?;
-        // The same bits on every rank, so all forget together; the step that this sum is of is not made.
-        if values.iter().any(|value| !value.is_finite()) {
-            compressor.reset();
+        self.compressors[bucket].sum(values, &*self.communicator)
+    }
+
+    fn take_back(&mut self) {
+        self.compressors.iter_mut().for_each(BucketCompressor::take_back);
+    }
+
+    fn carried(&self) -> Option<Carried> {
+        let mut carried = Carried::default();
+        // Buckets begin with the last parameters.
+        for compressor in self.compressors.iter().rev() {
+            let (factors, num_drawn) = compressor.factors();
+            carried.residual.extend_from_slice(compressor.residual());
+            carried.factors.extend_from_slice(factors);
+            carried.num_drawn.push(num_drawn);
         }
-        Ok(traffic)
+        Some(carried)
+    }
+
+    fn go_on(&mut self, num_steps: u64, carried: &Carried) {
+        // Other buckets than those that drew: none draws what one of them has drawn.
+        let largest = carried.num_drawn.iter().copied().max().unwrap_or(0);
+        let is_same_plan = carried.num_drawn.len() == self.compressors.len();
+        let mut factors = carried.factors.as_slice();
+        for (index, (compressor, bucket)) in self.compressors.iter_mut().zip(self.plan.buckets()).rev().enumerate() {
+            let num_drawn = if is_same_plan { carried.num_drawn[index] } else { largest };
+            let own = factors.split_off(..compressor.factors().0.len()).unwrap_or_default();
+            compressor.go_on(num_steps, &carried.residual[bucket.elements.clone()], (own, num_drawn));
+        }
     }
 
     fn is_needed_alone(&self) -> bool {

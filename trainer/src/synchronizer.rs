@@ -11,9 +11,9 @@ use std::thread::JoinHandle;
 use anyhow::{Result, anyhow};
 use burn::module::Module;
 use distributed::{
-    BucketPlan, BucketReduction, CollectiveError, Communicator, CompressedReduction, Consistency, ExactReduction,
-    GradientReducer, ParameterLayout, ReducerConfig, ReductionKind, Server, ServerClient, ServerPlan, ShardUpdate,
-    SumReduction, Traffic, Whereabouts, watchdog,
+    BucketPlan, BucketReduction, Carried, CollectiveError, Communicator, CompressedReduction, Consistency,
+    ExactReduction, GradientReducer, ParameterLayout, ReducerConfig, ReductionKind, Server, ServerClient, ServerPlan,
+    ShardUpdate, SumReduction, Traffic, Whereabouts, watchdog,
 };
 
 use crate::config::{PlacementKind, Staleness, SyncConfig, SyncMethod};
@@ -275,6 +275,18 @@ impl BucketReduction for Noted {
         let traffic = self.inner.reduce(bucket, values);
         self.whereabouts.bucket(None);
         traffic
+    }
+
+    fn take_back(&mut self) {
+        self.inner.take_back();
+    }
+
+    fn carried(&self) -> Option<Carried> {
+        self.inner.carried()
+    }
+
+    fn go_on(&mut self, num_steps: u64, carried: &Carried) {
+        self.inner.go_on(num_steps, carried);
     }
 
     fn num_slabs(&self) -> usize {

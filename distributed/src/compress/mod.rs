@@ -2,7 +2,8 @@
 //!
 //! In: this rank's gradients, weighted by the caller. Out: about their sum, the same bits on every rank, and what it cost.
 //! Invariant: what a step leaves out is kept and put into the next one (error feedback): Σ residuals + result = Σ inputs, where an
-//! input is a gradient plus the residual before; NaN and infinity of any rank end as non-finite values in the result of all.
+//! input is a gradient plus the residual before; NaN and infinity of any rank end as non-finite values in the result of all. A sum can
+//! be taken back: then what is kept is what was kept before it.
 //! Source: Karimireddy et al. 2019, Error Feedback Fixes SignSGD (1901.09847); each method names its own.
 
 mod half_wire;
@@ -134,6 +135,8 @@ pub struct BucketCompressor {
     num_steps: u64,
     /// What this rank has kept back, one element for each of the bucket; empty for [`CompressionKind::None`].
     residual: Vec<f32>,
+    /// The same before the last sum.
+    previous: Vec<f32>,
     method: Method,
 }
 
@@ -162,8 +165,9 @@ impl BucketCompressor {
             CompressionKind::TopK { percent } => Method::TopK(TopK::new(percent, length)),
         };
         let residual = vec![0.0; if kind == CompressionKind::None { 0 } else { length }];
+        let previous = residual.clone();
         let (error_feedback, warmup_steps, num_steps) = (true, 0, 0);
-        Self { kind, spans, seed, limits, error_feedback, warmup_steps, num_steps, residual, method }
+        Self { kind, spans, seed, limits, error_feedback, warmup_steps, num_steps, residual, previous, method }
     }
 
     /// Sums the first `steps` buckets uncompressed, 0 by default: gradients change fast at the start of a training.
@@ -200,12 +204,35 @@ impl BucketCompressor {
         &self.residual
     }
 
-    /// Forgets what was kept back and starts the factors anew, for instance after a step that was skipped because its sum was not
-    /// finite; the residual is not finite then either. Steps made so far count on for the warm-up. All ranks must do it together.
-    pub fn reset(&mut self) {
-        self.residual.fill(0.0);
+    /// The factors with which PowerSGD begins its next sum, matrix after matrix, and how many columns it has drawn for them; the
+    /// same on every rank. Empty for the other kinds.
+    pub fn factors(&self) -> (&[f32], u64) {
+        match &self.method {
+            Method::PowerSgd(power_sgd) => power_sgd.factors(),
+            _ => (&[], 0),
+        }
+    }
+
+    /// Makes what is kept back, and the factors, what they were before the last sum, for a step that is left out. The sum counts on
+    /// for the warm-up, as the step does for the run. To be called at most once after a sum, by all ranks together.
+    pub fn take_back(&mut self) {
+        std::mem::swap(&mut self.residual, &mut self.previous);
         if let Method::PowerSgd(power_sgd) = &mut self.method {
-            power_sgd.reset();
+            power_sgd.take_back();
+        }
+    }
+
+    /// Goes on where a compressor of the same plan stood after `num_steps` sums: with its [`residual`](Self::residual), and its
+    /// [`factors`](Self::factors) unless there are none. Factors and steps must be equal on all ranks.
+    ///
+    /// # Panics
+    /// When a length is not that of this compressor's own.
+    pub fn go_on(&mut self, num_steps: u64, residual: &[f32], (factors, num_drawn): (&[f32], u64)) {
+        self.num_steps = num_steps;
+        self.residual.copy_from_slice(residual);
+        match &mut self.method {
+            Method::PowerSgd(power_sgd) if !factors.is_empty() => power_sgd.go_on(factors, num_drawn),
+            _ => {}
         }
     }
 
@@ -250,15 +277,19 @@ impl BucketCompressor {
         self.num_steps += 1;
         let warming_up = self.num_steps <= self.warmup_steps;
         let mut input_squared = 0.0;
-        // The residual is 0 up to the end of the warm-up, and empty for `none`.
+        // It is empty for `none`.
         for (index, values) in values.chunks_mut(BLOCK).enumerate() {
             let residual = self.residual.iter().skip(index * BLOCK);
             values.iter_mut().zip(residual).for_each(|(value, residual)| *value += residual);
             input_squared += norm_squared(values);
         }
+        std::mem::swap(&mut self.residual, &mut self.previous);
         let residual = self.residual.as_mut_slice();
         let outcome = match &mut self.method {
-            _ if warming_up => sum_plain(values, communicator),
+            _ if warming_up => {
+                residual.fill(0.0);
+                sum_plain(values, communicator)
+            }
             Method::None => sum_plain(values, communicator),
             Method::Bf16(wire) => wire.sum(values, residual, communicator),
             Method::F16(wire) => wire.sum(values, residual, communicator),

@@ -47,6 +47,8 @@ pub(super) struct PowerSgd {
     seed: u64,
     /// Columns drawn so far, so that no two are alike.
     drawn: u64,
+    /// `second` and `drawn` before the last sum.
+    previous: (Vec<f32>, u64),
 }
 
 impl PowerSgd {
@@ -77,16 +79,32 @@ impl PowerSgd {
                 }
             })
             .collect();
-        let mut state = Self { factored, plain, first: vec![0.0; first], second: vec![0.0; second], seed, drawn: 0 };
-        state.reset();
+        let (first, second) = (vec![0.0; first], vec![0.0; second]);
+        let mut state = Self { factored, plain, first, second, seed, drawn: 0, previous: (Vec::new(), 0) };
+        state.prepare_factors();
+        state.previous = (state.second.clone(), state.drawn);
         state
     }
 
-    /// Draws all factors anew, as at the start.
-    pub(super) fn reset(&mut self) {
-        self.drawn = 0;
-        self.second.fill(0.0);
-        self.prepare_factors();
+    /// Q of every matrix, and the columns drawn so far.
+    pub(super) fn factors(&self) -> (&[f32], u64) {
+        (&self.second, self.drawn)
+    }
+
+    /// Puts the factors back to before the last sum.
+    pub(super) fn take_back(&mut self) {
+        self.second.copy_from_slice(&self.previous.0);
+        self.drawn = self.previous.1;
+    }
+
+    /// Takes the [`factors`](Self::factors) of another of the same plan.
+    ///
+    /// # Panics
+    /// When there are more or fewer.
+    pub(super) fn go_on(&mut self, factors: &[f32], drawn: u64) {
+        self.second.copy_from_slice(factors);
+        self.drawn = drawn;
+        self.previous = (self.second.clone(), drawn);
     }
 
     /// Replaces `values` by the sum of low rank, and `residual` by this rank's part of what it misses.
@@ -96,6 +114,8 @@ impl PowerSgd {
         residual: &mut [f32],
         communicator: &dyn Communicator,
     ) -> Result<Outcome, CollectiveError> {
+        self.previous.0.copy_from_slice(&self.second);
+        self.previous.1 = self.drawn;
         let Self { factored, plain, first, second, .. } = self;
         let mut end = 0;
         for range in &*plain {

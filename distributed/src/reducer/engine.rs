@@ -4,9 +4,9 @@
 //! Invariant: after a failed job no further one touches the communicator.
 //! Source: Li et al. 2020, PyTorch Distributed (2006.15704), section 3.2.3.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, JoinHandle};
 use std::time::Instant;
 
@@ -59,12 +59,27 @@ pub(super) enum Finished {
     Bucket { index: usize, values: Vec<f32>, traffic: Traffic, times: BucketTimes },
 }
 
+/// A reduction that the worker uses within a step, and whoever owns the worker between steps.
+#[derive(Clone, Debug)]
+pub(super) struct SharedReduction(Arc<Mutex<Box<dyn BucketReduction>>>);
+
+impl SharedReduction {
+    pub(super) fn new(reduction: Box<dyn BucketReduction>) -> Self {
+        Self(Arc::new(Mutex::new(reduction)))
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, Box<dyn BucketReduction>> {
+        // A poisoned lock means that a sum panicked; the job ends with that panic.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 /// Does jobs one after the other.
 #[derive(Debug)]
 pub(super) struct Worker {
     jobs: Receiver<Job>,
     communicator: Arc<dyn Communicator>,
-    reduction: Box<dyn BucketReduction>,
+    reduction: SharedReduction,
     /// Whether there is anything to do beside handing buckets back.
     is_needed: bool,
     num_pending: Arc<AtomicUsize>,
@@ -84,9 +99,9 @@ pub(super) enum Engine {
 }
 
 impl Worker {
-    pub(super) fn new(communicator: Arc<dyn Communicator>, reduction: Box<dyn BucketReduction>) -> (Self, Outlet) {
+    pub(super) fn new(communicator: Arc<dyn Communicator>, reduction: SharedReduction) -> (Self, Outlet) {
         let (outlet, jobs) = channel();
-        let is_needed = communicator.world_size() > 1 || reduction.is_needed_alone();
+        let is_needed = communicator.world_size() > 1 || reduction.lock().is_needed_alone();
         let num_pending = Arc::new(AtomicUsize::new(0));
         let outlet = Outlet { jobs: outlet, num_pending: Arc::clone(&num_pending) };
         (Self { jobs, communicator, reduction, is_needed, num_pending, failure: None }, outlet)
@@ -101,7 +116,7 @@ impl Worker {
             Job::Bucket { index, mut values, ready } => {
                 let start = Instant::now();
                 let traffic = match self.is_needed {
-                    true => self.reduction.reduce(index, &mut values),
+                    true => self.reduction.lock().reduce(index, &mut values),
                     false => Ok(Traffic::default()),
                 };
                 traffic.map(|traffic| {

@@ -16,14 +16,14 @@ use burn::tensor::Gradients;
 
 pub use collector::{GradientCollector, MicroStepConfig};
 pub use engine::BucketTimes;
-use engine::{Engine, Finished, Worker};
+use engine::{Engine, Finished, SharedReduction, Worker};
 pub use synced::{LocalBucket, SyncedBucket, SyncedGradients};
 
 use crate::communicator::expect_equal;
 use crate::header::{Largest, StepHeader, diagnose, verdict};
 use crate::layout::with_values;
 use crate::on_device::take_gradients;
-use crate::reduction::{BucketReduction, SumReduction, Traffic};
+use crate::reduction::{BucketReduction, Carried, SumReduction, Traffic};
 use crate::{BucketPlan, CollectiveError, Communicator, ParameterLayout, ReductionKind, StepAgreement};
 
 /// How gradients travel.
@@ -55,6 +55,7 @@ impl Default for ReducerConfig {
 pub struct GradientReducer {
     collector: Arc<GradientCollector>,
     communicator: Arc<dyn Communicator>,
+    reduction: SharedReduction,
     engine: Engine,
     /// Whether a micro-step was opened and not closed.
     is_open: bool,
@@ -119,16 +120,16 @@ impl GradientReducer {
         expect_equal(&*communicator, "bucket plan", &description)?;
         let overlaps = config.overlap && communicator.world_size() > 1 && communicator.supports_threads();
         let own = if overlaps { communicator.duplicate()? } else { Arc::clone(&communicator) };
-        let reduction = reduction((&layout, &plan), Arc::clone(&own))?;
-        let num_slabs = reduction.num_slabs();
-        let (worker, outlet) = Worker::new(own, reduction);
+        let reduction = SharedReduction::new(reduction((&layout, &plan), Arc::clone(&own))?);
+        let num_slabs = reduction.lock().num_slabs();
+        let (worker, outlet) = Worker::new(own, reduction.clone());
         let engine = match overlaps {
             true => Engine::beside(worker).map_err(|error| CollectiveError::Thread { text: error.to_string() })?,
             false => Engine::Here(worker),
         };
         let collector = Arc::new(GradientCollector::new(layout, plan, num_slabs, outlet));
         let (synced, report) = (Vec::new(), StepReport::default());
-        Ok(Self { collector, communicator, engine, is_open: false, header: None, synced, report })
+        Ok(Self { collector, communicator, reduction, engine, is_open: false, header: None, synced, report })
     }
 
     /// Where a model's hooks put gradients: [`GradientCollector::take`].
@@ -207,7 +208,8 @@ impl GradientReducer {
     ///
     /// # Errors
     /// [`CollectiveError::RanksDiverged`] and [`CollectiveError::NonFinite`], the same on all ranks; or a collective failed. After
-    /// [`CollectiveError::NonFinite`] alone the next step may begin: all buckets have come back.
+    /// [`CollectiveError::NonFinite`] alone the next step may begin: all buckets have come back, and the reduction carries what it did
+    /// before this step.
     ///
     /// # Collective
     /// Must be called by all ranks.
@@ -236,13 +238,17 @@ impl GradientReducer {
             let bucket = SyncedBucket { index, elements, values };
             self.report.traffic += traffic;
             self.report.buckets.push(times);
-            if header.is_some() && broken.is_none() && !bucket.is_finite() {
+            if broken.is_none() && !bucket.is_finite() {
                 broken = Some(index);
             }
-            if broken.is_none() && agreement.is_ok() {
+            if (broken.is_none() || header.is_none()) && agreement.is_ok() {
                 use_bucket(&bucket);
             }
             self.synced.push(bucket);
+        }
+        // The same on every rank: headers and sums are. Such a step is not made, or not worth going on from.
+        if agreement.is_err() || broken.is_some() {
+            self.reduction.lock().take_back();
         }
         match (agreement?, broken, header) {
             (_, Some(bucket), Some(header)) => {
@@ -269,6 +275,19 @@ impl GradientReducer {
     /// What the last reduction was.
     pub fn report(&self) -> &StepReport {
         &self.report
+    }
+
+    /// What the reduction carries from one step to the next, to be asked between steps: [`BucketReduction::carried`].
+    pub fn carried(&self) -> Option<Carried> {
+        self.reduction.lock().carried()
+    }
+
+    /// Goes on after `num_steps` steps with what was carried then: [`BucketReduction::go_on`].
+    ///
+    /// # Panics
+    /// When a length is not that of what it [carries](Self::carried) itself.
+    pub fn go_on(&mut self, num_steps: u64, carried: &Carried) {
+        self.reduction.lock().go_on(num_steps, carried);
     }
 
     /// When each parameter of the layout got its last gradient, or was found to get none; `None` before the first.

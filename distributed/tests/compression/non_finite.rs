@@ -1,7 +1,7 @@
 //! A value that is not finite, on any rank, reaches all of them.
 
 use super::{KINDS, compressor, noise, sum_on_ranks};
-use distributed::run_ranks;
+use distributed::{Communicator, run_ranks};
 
 #[test]
 fn a_non_finite_value_of_any_rank_reaches_all() {
@@ -45,15 +45,32 @@ fn f16_holds_large_and_small_finite_values() {
 }
 
 #[test]
-fn after_a_reset_sums_are_finite_again() {
+fn a_sum_that_is_taken_back_leaves_what_follows_as_if_it_had_not_been() {
     for kind in KINDS {
-        run_ranks(2, |communicator| {
-            let mut compressor = compressor(kind, &[(3, 4)]);
-            compressor.sum(&mut [f32::NAN; 12], &communicator).unwrap();
-            compressor.reset();
-            let mut values = [1.0; 12];
-            compressor.sum(&mut values, &communicator).unwrap();
-            assert!(values.iter().all(|value| value.is_finite()), "{kind}: {values:?}");
-        });
+        for odd in [f32::NAN, f32::INFINITY, 1e3] {
+            let sums = |is_taken_back: bool| {
+                run_ranks(2, |communicator| {
+                    let mut compressor = compressor(kind, &[(3, 4)]);
+                    let mut bits = Vec::new();
+                    for step in 0..4 {
+                        let mut values = noise(2 * step + communicator.rank(), 12);
+                        match (step, is_taken_back) {
+                            (1, false) => {}
+                            (1, true) => {
+                                values[5] = odd;
+                                compressor.sum(&mut values, &communicator).unwrap();
+                                compressor.take_back();
+                            }
+                            _ => {
+                                compressor.sum(&mut values, &communicator).unwrap();
+                                bits.extend(values.iter().chain(compressor.residual()).map(|value| value.to_bits()));
+                            }
+                        }
+                    }
+                    bits
+                })
+            };
+            assert_eq!(sums(true), sums(false), "{kind} {odd}");
+        }
     }
 }
