@@ -1,7 +1,8 @@
 //! Checkpoints: a directory a step, whole or not there at all.
 //!
 //! In: the state of a run. Out: `checkpoints/step-00001234/` with `model.safetensors` (what PyTorch loads), `training.safetensors`
-//! (velocities; every rank's norm statistics) and `state.json` (position, sums, configuration, checksums of the other two).
+//! (velocities; every rank's norm statistics; the factors of compressed sums), with compression `residual-00000.safetensors` … (what
+//! each rank has kept back), and `state.json` (position, sums, configuration, checksums of the others).
 //! Invariant: written under a temporary name, synced, then renamed; a checkpoint whose checksums fail is passed over aloud.
 
 mod state;
@@ -12,7 +13,7 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
-use distributed::{bytes_to_floats, floats_to_bytes};
+use distributed::{ROOT, bytes_to_floats, floats_to_bytes};
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 use sha2::{Digest, Sha256};
 
@@ -23,6 +24,8 @@ pub use store::{CheckpointStore, find};
 const MODEL_FILE: &str = "model.safetensors";
 const TRAINING_FILE: &str = "training.safetensors";
 const STATE_FILE: &str = "state.json";
+/// The tensor in the file of a rank's residual.
+const RESIDUAL: &str = "residual";
 
 /// The most bytes of a state: 65,536 class names of 255 bytes, and as much again.
 const MAX_STATE_BYTES: u64 = 32 << 20;
@@ -54,10 +57,10 @@ impl Checkpoint {
             state.version
         );
         state.check().with_context(|| format!("checkpoint state {}", path.display()))?;
-        for name in [MODEL_FILE, TRAINING_FILE] {
-            let path = directory.join(name);
+        for name in state.file_names() {
+            let path = directory.join(&name);
             let expected =
-                state.files.get(name).with_context(|| format!("{}: no checksum of {name}", path.display()))?;
+                state.files.get(&name).with_context(|| format!("{}: no checksum of {name}", path.display()))?;
             let got = sha256_of_file(&path)?;
             ensure!(&got == expected, "{}: expected sha256 {expected}, got {got}", path.display());
         }
@@ -75,16 +78,9 @@ impl Checkpoint {
     /// When the file does not hold them as f32.
     pub fn training_tensors(&self) -> Result<TrainingTensors> {
         let path = self.directory.join(TRAINING_FILE);
-        let mut bytes = Vec::new();
-        open_file(&path)
-            .and_then(|mut file| Ok(file.read_to_end(&mut bytes)?))
-            .with_context(|| path.display().to_string())?;
+        let bytes = read_file(&path)?;
         let tensors = SafeTensors::deserialize(&bytes).with_context(|| path.display().to_string())?;
-        let floats = |name: &str| -> Result<Vec<f32>> {
-            let view = tensors.tensor(name).with_context(|| format!("{}: {name}", path.display()))?;
-            ensure!(view.dtype() == Dtype::F32, "{}: {name}: expected f32, got {:?}", path.display(), view.dtype());
-            Ok(bytes_to_floats(view.data()))
-        };
+        let floats = |name: &str| floats(&tensors, name).with_context(|| path.display().to_string());
         let flat = floats("norm_statistics")?;
         let rows = self.state.world_size;
         ensure!(
@@ -95,7 +91,38 @@ impl Checkpoint {
         );
         let row_len = flat.len() / rows;
         let norm_statistics = (0..rows).map(|rank| flat[rank * row_len..(rank + 1) * row_len].to_vec()).collect();
-        Ok(TrainingTensors { velocities: floats("velocities")?, norm_statistics })
+        let mut read = TrainingTensors { velocities: floats("velocities")?, norm_statistics, ..Default::default() };
+        // Only runs that compress have them.
+        if let Ok(num_drawn) = tensors.tensor("num_drawn") {
+            ensure!(num_drawn.dtype() == Dtype::U64, "{}: num_drawn: expected u64", path.display());
+            read.factors = floats("factors")?;
+            read.num_drawn = num_drawn.data().as_chunks().0.iter().map(|bytes| u64::from_le_bytes(*bytes)).collect();
+        }
+        Ok(read)
+    }
+
+    /// What compression has kept back on `rank` when `world_size` ranks go on, flat in module order, `len` values: what that rank
+    /// kept, if as many ranks wrote the checkpoint; otherwise root has the sum of all ranks', and the others nothing. It is zero, too,
+    /// where none was saved.
+    ///
+    /// # Errors
+    /// When a file does not hold that many f32.
+    pub fn residual(&self, rank: usize, world_size: usize, len: usize) -> Result<Vec<f32>> {
+        let parts = match (self.state.has_residuals(), world_size == self.state.world_size, rank) {
+            (true, true, rank) => rank..rank + 1,
+            (true, false, ROOT) => 0..self.state.world_size,
+            _ => 0..0,
+        };
+        let mut sum = vec![0.0; len];
+        for rank in parts {
+            let path = self.directory.join(residual_file(rank));
+            let bytes = read_file(&path)?;
+            let tensors = SafeTensors::deserialize(&bytes).with_context(|| path.display().to_string())?;
+            let part = floats(&tensors, RESIDUAL).with_context(|| path.display().to_string())?;
+            ensure!(part.len() == len, "{}: expected {len} values, got {}", path.display(), part.len());
+            sum.iter_mut().zip(part).for_each(|(sum, part)| *sum += part);
+        }
+        Ok(sum)
     }
 }
 
@@ -106,19 +133,53 @@ pub struct TrainingTensors {
     pub velocities: Vec<f32>,
     /// Every rank's norm statistics, flat in module order; as many rows as ranks wrote them.
     pub norm_statistics: Vec<Vec<f32>>,
+    /// [`distributed::Carried::factors`] of compressed sums.
+    pub factors: Vec<f32>,
+    /// [`distributed::Carried::num_drawn`]; empty without compression.
+    pub num_drawn: Vec<u64>,
 }
 
 impl TrainingTensors {
     fn to_bytes(&self) -> Result<Vec<u8>> {
         let velocities = floats_to_bytes(&self.velocities);
         let statistics = floats_to_bytes(&self.norm_statistics.concat());
+        let factors = floats_to_bytes(&self.factors);
+        let num_drawn: Vec<u8> = self.num_drawn.iter().flat_map(|number| number.to_le_bytes()).collect();
         let row_len = self.norm_statistics.first().map_or(0, Vec::len);
-        let views = [
+        let mut views = vec![
             ("velocities", TensorView::new(Dtype::F32, vec![self.velocities.len()], &velocities)?),
             ("norm_statistics", TensorView::new(Dtype::F32, vec![self.norm_statistics.len(), row_len], &statistics)?),
         ];
+        if !self.num_drawn.is_empty() {
+            views.push(("factors", TensorView::new(Dtype::F32, vec![self.factors.len()], &factors)?));
+            views.push(("num_drawn", TensorView::new(Dtype::U64, vec![self.num_drawn.len()], &num_drawn)?));
+        }
         Ok(safetensors::serialize(views, None)?)
     }
+}
+
+/// The file of what a rank has kept back.
+fn residual_file(rank: usize) -> String {
+    format!("residual-{rank:05}.safetensors")
+}
+
+fn residual_to_bytes(residual: &[f32]) -> Result<Vec<u8>> {
+    let bytes = floats_to_bytes(residual);
+    Ok(safetensors::serialize([(RESIDUAL, TensorView::new(Dtype::F32, vec![residual.len()], &bytes)?)], None)?)
+}
+
+fn floats(tensors: &SafeTensors<'_>, name: &str) -> Result<Vec<f32>> {
+    let view = tensors.tensor(name).with_context(|| name.to_owned())?;
+    ensure!(view.dtype() == Dtype::F32, "{name}: expected f32, got {:?}", view.dtype());
+    Ok(bytes_to_floats(view.data()))
+}
+
+fn read_file(path: &Path) -> Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    open_file(path)
+        .and_then(|mut file| Ok(file.read_to_end(&mut bytes)?))
+        .with_context(|| path.display().to_string())?;
+    Ok(bytes)
 }
 
 /// Opens a file that is a file: opening a named pipe would wait for its writer.

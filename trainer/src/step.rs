@@ -17,8 +17,8 @@ use anyhow::Result;
 use burn::tensor::Device;
 use datasets::{DeviceBatch, LoadedStep};
 use distributed::{
-    Communicator, GradientReducer, ParameterLayout, StepHeader, Whereabouts, agree, broadcast_module, read, watchdog,
-    write,
+    Carried, Communicator, GradientReducer, ParameterLayout, StepHeader, Whereabouts, agree, broadcast_module, read,
+    watchdog, write,
 };
 
 use self::meeting::BucketSink;
@@ -253,6 +253,19 @@ impl<M: ImageClassifier> Stepper<M> {
         self.model = model;
         self.tell_servers()?;
         self.connect()
+    }
+
+    /// What the reduction of gradients carries from one step to the next: [`GradientReducer::carried`].
+    pub fn carried(&self) -> Option<Carried> {
+        self.reducer.carried()
+    }
+
+    /// Goes on after `num_steps` steps with what was carried then: [`GradientReducer::go_on`].
+    ///
+    /// # Panics
+    /// When a length is not that of what is [carried](Self::carried).
+    pub fn go_on(&mut self, num_steps: u64, carried: &Carried) {
+        self.reducer.go_on(num_steps, carried);
     }
 
     /// Makes one step.

@@ -82,14 +82,14 @@ pub fn fit<M: ImageClassifier>(model: M, session: &Session<'_>) -> Result<Outcom
         let epoch_start = Instant::now();
         stopped = train_epoch(&mut stepper, session, &keeper, &schedule, &mut progress, &mut times)?;
         if stopped {
-            keeper.save(&stepper, &progress, false)?;
+            keeper.save(&stepper, &progress)?;
             break;
         }
         check_fingerprint(stepper.model(), communicator, progress.epoch)?;
         let evaluation = evaluate_if_due(&stepper, session, &progress, &mut times)?;
         if evaluation.is_some_and(|evaluation| evaluation.scores.is_none()) {
             // The epoch is trained; a resumed run begins with its evaluation.
-            keeper.save(&stepper, &progress, false)?;
+            keeper.save(&stepper, &progress)?;
             stopped = true;
             break;
         }
@@ -128,7 +128,7 @@ pub fn fit<M: ImageClassifier>(model: M, session: &Session<'_>) -> Result<Outcom
         stopped = !last && evaluation.is_some_and(|evaluation| evaluation.stop);
         if is_best || last || stopped || progress.epoch % config.run.checkpoint_every_epochs == 0 {
             session.whereabouts.enter(watchdog::Phase::Checkpoint);
-            times.clock.time(Phase::Checkpoint, || keeper.save(&stepper, &progress, is_best))?;
+            times.clock.time(Phase::Checkpoint, || keeper.save(&stepper, &progress))?;
         }
     }
     session.whereabouts.enter(watchdog::Phase::Ending);
@@ -217,7 +217,7 @@ fn train_epoch<M: ImageClassifier>(
             progress.epoch_scores = total_scores(communicator, own)?;
             progress.epoch_scores += earlier;
             session.whereabouts.enter(watchdog::Phase::Checkpoint);
-            times.clock.time(Phase::Checkpoint, || keeper.save(stepper, progress, false))?;
+            times.clock.time(Phase::Checkpoint, || keeper.save(stepper, progress))?;
         }
     }
     progress.epoch_scores = total_scores(communicator, own)?;

@@ -9,9 +9,10 @@ use std::path::{Path, PathBuf};
 
 use distributed::ROOT;
 use fixture::{Run, flags, run};
-use trainer::checkpoint::{Checkpoint, CheckpointStore};
+use trainer::checkpoint::{Best, Checkpoint, CheckpointStore};
 use trainer::config::ConfigError;
 use trainer::lock::DirectoryLock;
+use trainer::metrics::EpochRecord;
 
 /// Two epochs of five steps; an evaluation of two batches after each. A rank looks for a stop once at the start (look 1), once a step
 /// (2 to 6), once a batch of the evaluation (7, 8) and once at its end (9).
@@ -151,7 +152,7 @@ fn a_run_without_a_whole_checkpoint_is_not_begun_anew_over_the_remains() {
     fs::write(checkpoints(&run).join("step-00000005/state.json"), "{").unwrap();
     let error = format!("{:#}", run.again().try_go(1, &flags(TINY, &["--epochs", "1", "--resume"])).unwrap_err());
     assert!(error.contains("no checkpoint in") && error.contains("is whole"), "{error}");
-    assert_eq!(names(&checkpoints(&run)), ["best", "step-00000005"]);
+    assert_eq!(names(&checkpoints(&run)), ["step-00000005"]);
 }
 
 #[test]
@@ -176,8 +177,8 @@ fn whoever_is_killed_while_a_checkpoint_is_replaced_or_removed_loses_nothing() {
     let tensors = newest.training_tensors().unwrap();
     let state = newest.state.clone();
     let model = newest.model_path();
-    store.save(state, &tensors, false, |path| Ok(fs::copy(&model, path).map(|_| ())?)).unwrap();
-    assert_eq!(names(&folder), ["best", "step-00000010"]);
+    store.save(state, &tensors, None, |path| Ok(fs::copy(&model, path).map(|_| ())?)).unwrap();
+    assert_eq!(names(&folder), ["step-00000010"]);
 }
 
 #[test]
@@ -188,12 +189,40 @@ fn a_checkpoint_that_cannot_be_written_leaves_the_others_and_nothing_of_itself()
     let mut state = newest.state.clone();
     state.progress.step += 1;
     let tensors = newest.training_tensors().unwrap();
-    let error = store.save(state, &tensors, false, |path| {
+    let error = store.save(state, &tensors, None, |path| {
         fs::write(path, "half")?;
         anyhow::bail!("no space left on device")
     });
     assert_eq!(format!("{:#}", error.unwrap_err()), "checkpoint of step 6: no space left on device");
-    assert_eq!(names(&checkpoints(&run)), ["best", "step-00000005"]);
+    assert_eq!(names(&checkpoints(&run)), ["step-00000005"]);
+}
+
+#[test]
+fn the_best_checkpoint_is_kept_though_its_run_was_killed_as_soon_as_it_was_in_place() {
+    let run = run(1, &flags(TINY, &["--epochs", "1"]));
+    let folder = checkpoints(&run);
+    let store = CheckpointStore::new(&folder, 1);
+    let first = store.best().unwrap().unwrap();
+    let (tensors, model) = (first.training_tensors().unwrap(), first.model_path());
+    let kept = tempfile::NamedTempFile::new().unwrap();
+    fs::copy(&model, kept.path()).unwrap();
+    let put = |step, step_in_epoch| {
+        let mut state = first.state.clone();
+        let last_record = state.progress.last_record.take();
+        (state.progress.epoch, state.progress.step, state.progress.step_in_epoch) = (2, step, step_in_epoch);
+        state.progress.best = Some(Best { epoch: 1, test_top1: 1.0 });
+        state.progress.last_record = last_record.map(|record| EpochRecord { epoch: 1, step: 10, ..record });
+        store.save(state, &tensors, None, |path| Ok(fs::copy(kept.path(), path).map(|_| ())?)).unwrap();
+    };
+    let best = || store.best().unwrap().unwrap().state.progress.step;
+    assert_eq!(best(), 5);
+    // Nothing but the new checkpoint itself tells that it is the best.
+    fs::write(folder.join("best"), "step-00000005").unwrap();
+    put(10, 0);
+    assert_eq!(best(), 10);
+    put(11, 1);
+    assert_eq!(best(), 10);
+    assert_eq!(names(&folder), ["best", "step-00000010", "step-00000011"]);
 }
 
 #[test]

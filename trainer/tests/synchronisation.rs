@@ -8,6 +8,7 @@ use std::fs;
 
 use distributed::{ParameterLayout, ROOT, fingerprint, read};
 use fixture::{Run, flags, run};
+use trainer::checkpoint::{Checkpoint, CheckpointStore};
 
 /// Five steps an epoch; the last has 8 samples, fewer than some runs have ranks times shards.
 const TINY: &[&str] = &[
@@ -202,6 +203,75 @@ fn every_compression_trains_and_a_sixteen_bit_wire_stays_near_the_plain_sum() {
         let error = relative_l2(&parameters(&run), &parameters(&plain));
         assert!(error <= if compress.contains("16") { 0.02 } else { 0.5 }, "{compress}: {error}");
     }
+}
+
+/// A checkpoint every step, all kept; two steps of warm-up where there are any.
+fn compressed(compress: &'static str) -> Vec<&'static str> {
+    let mut options = vec!["--compress", compress, "--checkpoint-every-steps", "1", "--keep-checkpoints", "99"];
+    if compress.contains(':') {
+        options.extend(["--compress-warmup-steps", "2"]);
+    }
+    options
+}
+
+#[test]
+fn a_compressed_run_resumed_inside_an_epoch_ends_with_the_bits_of_an_undisturbed_one() {
+    for compress in ["bf16", "f16", "powersgd:2", "topk:10"] {
+        let options = compressed(compress);
+        let whole = run(2, &flags(TINY, &options));
+        // In the warm-up, where there is one, and after it.
+        for step in [1, 3] {
+            let copy = whole.with_checkpoint_alone(step);
+            let resumed = copy.go(2, &flags(TINY, &[&options[..], &["--resume"]].concat()));
+            assert_eq!(resumed.parameter_hash(), whole.parameter_hash(), "{compress} from step {step}");
+        }
+    }
+}
+
+#[test]
+fn on_another_number_of_ranks_root_goes_on_with_the_sum_of_what_was_kept_back() {
+    let options = compressed("topk:10");
+    let resuming = flags(TINY, &[&options[..], &["--resume"]].concat());
+    let whole = run(3, &flags(TINY, &options));
+    let len = parameters(&whole).len();
+    let path = |run: &Run| run.directory().join("checkpoints/step-00000003");
+    let copy = whole.with_checkpoint_alone(3);
+    let checkpoint = Checkpoint::open(&path(&copy)).unwrap();
+    let own: Vec<Vec<f32>> = (0..3).map(|rank| checkpoint.residual(rank, 3, len).unwrap()).collect();
+    assert!(own.iter().all(|own| own.iter().any(|value| *value != 0.0)));
+    let sum: Vec<f32> = (0..len).map(|index| own[0][index] + own[1][index] + own[2][index]).collect();
+    assert_eq!(checkpoint.residual(ROOT, 2, len).unwrap(), sum);
+    assert!(checkpoint.residual(1, 2, len).unwrap().iter().all(|value| *value == 0.0));
+
+    // The same without what was kept back, as older versions wrote it.
+    let without = Run::in_new_directory();
+    let store = CheckpointStore::new(&without.directory().join("checkpoints"), 9);
+    let tensors = checkpoint.training_tensors().unwrap();
+    let model = checkpoint.model_path();
+    store.save(checkpoint.state, &tensors, None, |path| Ok(fs::copy(&model, path).map(|_| ())?)).unwrap();
+    assert!(!Checkpoint::open(&path(&without)).unwrap().state.has_residuals());
+    assert_ne!(copy.go(2, &resuming).parameter_hash(), without.go(2, &resuming).parameter_hash(), "it is used");
+}
+
+#[test]
+fn a_checkpoint_whose_ranks_residuals_are_damaged_is_not_whole() {
+    let whole = run(2, &flags(TINY, &compressed("bf16")));
+    let copy = whole.with_checkpoint_alone(3);
+    let folder = copy.directory().join("checkpoints/step-00000003");
+    Checkpoint::open(&folder).unwrap();
+    fs::remove_file(folder.join("residual-00001.safetensors")).unwrap();
+    let error = format!("{:#}", Checkpoint::open(&folder).unwrap_err());
+    assert!(error.contains("residual-00001.safetensors"), "{error}");
+}
+
+#[test]
+fn a_trace_that_cannot_be_written_is_refused_before_anything_is() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = Run::in_new_directory();
+    let directory = run.directory();
+    let error = run.try_go(2, &flags(TINY, &["--trace", folder.path().to_str().unwrap()])).unwrap_err();
+    assert!(format!("{error:#}").starts_with("trace: cannot write "), "{error:#}");
+    assert!(!directory.exists());
 }
 
 #[test]

@@ -6,6 +6,7 @@ use anyhow::{Result, ensure};
 use datasets::DatasetSplits;
 use serde::{Deserialize, Serialize};
 
+use super::{MODEL_FILE, TRAINING_FILE, residual_file};
 use crate::loss_scale::LossScale;
 use crate::metrics::{EpochRecord, ScoreSums};
 
@@ -46,6 +47,11 @@ impl Progress {
             self.best = Some(Best { epoch: self.epoch, test_top1 });
         }
         is_best
+    }
+
+    /// Whether the run's best evaluation so far is that of the model as it stands: of the epoch that has just ended.
+    pub fn is_best(&self) -> bool {
+        self.step_in_epoch == 0 && self.best.is_some_and(|best| best.epoch.checked_add(1) == Some(self.epoch))
     }
 
     /// Goes to the beginning of the next epoch.
@@ -152,6 +158,17 @@ impl CheckpointState {
             config,
             files,
         }
+    }
+
+    /// Whether the run compressed its gradients and saved what its ranks had kept back.
+    pub fn has_residuals(&self) -> bool {
+        self.files.contains_key(&residual_file(0))
+    }
+
+    /// The files beside this one.
+    pub(super) fn file_names(&self) -> impl Iterator<Item = String> + use<> {
+        let num_residuals = if self.has_residuals() { self.world_size } else { 0 };
+        [MODEL_FILE, TRAINING_FILE].map(str::to_owned).into_iter().chain((0..num_residuals).map(residual_file))
     }
 
     /// Whether a run could have written this: sizes that memory is asked for by are those of real jobs and images.

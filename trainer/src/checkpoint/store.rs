@@ -6,10 +6,11 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
-use super::{Checkpoint, CheckpointState, MODEL_FILE, STATE_FILE, TRAINING_FILE, TrainingTensors, sha256_of_file};
-use crate::output::write_atomically;
-
-const BEST_FILE: &str = "best";
+use super::{
+    Checkpoint, CheckpointState, MODEL_FILE, STATE_FILE, TRAINING_FILE, TrainingTensors, read_state, residual_file,
+    residual_to_bytes, sha256_of_file,
+};
+use crate::output::{sync_directory, sync_parent};
 
 /// Ending of a checkpoint that is being written.
 const UNFINISHED: &str = ".unfinished";
@@ -39,7 +40,8 @@ impl CheckpointStore {
         Self { directory: directory.to_owned(), keep: keep.max(1) }
     }
 
-    /// Writes a checkpoint and removes those no longer kept. `write_model` writes the model to the path it is given.
+    /// Writes a checkpoint and removes those no longer kept. `residuals` are what compression has kept back, of every rank or of none;
+    /// `write_model` writes the model to the path it is given.
     ///
     /// # Errors
     /// When anything cannot be written; then no checkpoint of this name appears.
@@ -47,7 +49,7 @@ impl CheckpointStore {
         &self,
         mut state: CheckpointState,
         tensors: &TrainingTensors,
-        is_best: bool,
+        residuals: impl IntoIterator<Item = Result<Vec<f32>>>,
         write_model: impl FnOnce(&Path) -> Result<()>,
     ) -> Result<PathBuf> {
         let name = format!("step-{:08}", state.progress.step);
@@ -55,6 +57,7 @@ impl CheckpointStore {
         let unfinished = self.directory.join(format!("{name}{UNFINISHED}"));
         self.sweep()?;
         fs::create_dir_all(&unfinished).with_context(|| format!("create {}", unfinished.display()))?;
+        sync_parent(&self.directory)?;
         let write = || {
             let model_path = unfinished.join(MODEL_FILE);
             write_model(&model_path)?;
@@ -67,8 +70,15 @@ impl CheckpointStore {
             fs::metadata(&training_path)
                 .and_then(|file| fs::set_permissions(&model_path, file.permissions()))
                 .with_context(|| format!("permissions of {}", model_path.display()))?;
-            for file in [MODEL_FILE, TRAINING_FILE] {
-                state.files.insert(file.to_owned(), sha256_of_file(&unfinished.join(file))?);
+            let mut files = vec![MODEL_FILE.to_owned(), TRAINING_FILE.to_owned()];
+            for (rank, residual) in residuals.into_iter().enumerate() {
+                files.push(residual_file(rank));
+                write_synced(&unfinished.join(residual_file(rank)), &residual_to_bytes(&residual?)?)?;
+            }
+            state.files.clear();
+            for file in files {
+                let checksum = sha256_of_file(&unfinished.join(&file))?;
+                state.files.insert(file, checksum);
             }
             write_synced(&unfinished.join(STATE_FILE), &serde_json::to_vec_pretty(&state)?)?;
             sync_directory(&unfinished)
@@ -79,9 +89,6 @@ impl CheckpointStore {
             return Err(error.context(format!("checkpoint of step {}", state.progress.step)));
         }
         self.put_in_place(&unfinished, &directory)?;
-        if is_best {
-            write_atomically(&self.directory.join(BEST_FILE), name.as_bytes())?;
-        }
         self.prune()?;
         Ok(directory)
     }
@@ -172,10 +179,10 @@ impl CheckpointStore {
         Ok((None, passed_over))
     }
 
-    /// The checkpoint with the best evaluation, if one was marked.
+    /// The checkpoint of the model with the best evaluation, if there is one.
     ///
     /// # Errors
-    /// When the marked one is not whole.
+    /// When it is not whole.
     pub fn best(&self) -> Result<Option<Checkpoint>> {
         match self.best_name() {
             Some(name) => Checkpoint::open(&self.directory.join(name)).map(Some),
@@ -183,8 +190,15 @@ impl CheckpointStore {
         }
     }
 
+    /// Every checkpoint tells by itself whether its model was the best so far; the newest of them is better than those before. A mark
+    /// kept elsewhere could be of another moment than the checkpoints.
     fn best_name(&self) -> Option<String> {
-        fs::read_to_string(self.directory.join(BEST_FILE)).ok().map(|name| name.trim().to_owned())
+        let is_best = |name: &String| {
+            let text = read_state(&self.directory.join(name).join(STATE_FILE)).ok();
+            let state: Option<CheckpointState> = text.and_then(|text| serde_json::from_str(&text).ok());
+            state.is_some_and(|state| state.progress.is_best())
+        };
+        self.names().ok()?.into_iter().rev().find(is_best)
     }
 
     /// Names of the finished checkpoints, oldest first.
@@ -253,9 +267,4 @@ fn write_synced(path: &Path, bytes: &[u8]) -> Result<()> {
     let mut file = File::create(path).with_context(|| format!("create {}", path.display()))?;
     file.write_all(bytes).with_context(|| format!("write {}", path.display()))?;
     file.sync_all().with_context(|| format!("sync {}", path.display()))
-}
-
-fn sync_directory(path: &Path) -> Result<()> {
-    let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
-    File::open(path).and_then(|file| file.sync_all()).with_context(|| format!("sync {}", path.display()))
 }

@@ -9,6 +9,7 @@ use std::time::SystemTime;
 use crate::json;
 use crate::process;
 
+/// Every checkpoint has them.
 const FILES: [&str; 2] = ["model.safetensors", "training.safetensors"];
 
 /// The steps of all finished checkpoints, each of which is whole; also of those about to be replaced, which a resumed run brings
@@ -51,7 +52,10 @@ fn check(checkpoint: &Path, step: u64) -> Result<(), String> {
     if says != Some(step as f64) {
         return Err(format!("state.json: expected step {step}, got {says:?}"));
     }
-    for file in FILES {
+    let entries = fs::read_dir(checkpoint).into_iter().flatten().flatten();
+    let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
+    let residuals: Vec<String> = names.filter(|name| name.starts_with("residual-")).collect();
+    for file in FILES.into_iter().chain(residuals.iter().map(String::as_str)) {
         let expected = json::text(&state, file).ok_or_else(|| format!("state.json: no SHA-256 of {file}"))?;
         let path = checkpoint.join(file).display().to_string();
         let answer = process::answer("sha256sum", &[path.as_str()]).unwrap_or_default();
