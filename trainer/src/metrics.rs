@@ -131,12 +131,12 @@ pub struct EpochRecord {
     pub epoch: u64,
     /// Steps done since the start of the run.
     pub step: u64,
-    /// Mean over the epoch as it was trained, nats.
-    pub train_loss: f64,
+    /// Mean over the epoch as it was trained, nats; absent (null) if no step of it counted, as the next two.
+    pub train_loss: Option<f64>,
     /// Share 0..1.
-    pub train_top1: f64,
+    pub train_top1: Option<f64>,
     /// Share 0..1.
-    pub train_top5: f64,
+    pub train_top5: Option<f64>,
     /// Samples trained.
     pub train_num_samples: u64,
     /// Exact count.
@@ -218,14 +218,17 @@ pub struct EpochCost {
 }
 
 impl EpochRecord {
-    /// Makes the means of an epoch. `test` is `None` if the test split was not measured.
+    /// Makes the means of an epoch; without samples, as where every step was left out, there are none.
+    /// `test` is `None` if the test split was not measured.
     pub fn new(cost: EpochCost, train: ScoreSums, test: Option<ScoreSums>) -> Self {
+        let counted = Some(train).filter(|train| train.num_samples > 0);
+        let test = test.filter(|test| test.num_samples > 0);
         Self {
             epoch: cost.epoch,
             step: cost.step,
-            train_loss: train.loss_mean(),
-            train_top1: train.top1(),
-            train_top5: train.top5(),
+            train_loss: counted.map(|train| train.loss_mean()),
+            train_top1: counted.map(|train| train.top1()),
+            train_top5: counted.map(|train| train.top5()),
             train_num_samples: train.num_samples,
             train_top1_correct: train.top1_correct,
             train_top5_correct: train.top5_correct,
@@ -255,9 +258,8 @@ impl EpochRecord {
 pub(crate) mod tests {
     use super::*;
 
-    pub(crate) fn record(epoch: u64, test_top1_correct: Option<u64>) -> EpochRecord {
-        let sums = |top1_correct| ScoreSums { loss_sum: 5.0, num_samples: 10, top1_correct, top5_correct: 9 };
-        let cost = EpochCost {
+    fn cost(epoch: u64) -> EpochCost {
+        EpochCost {
             epoch,
             step: (epoch + 1) * 5,
             learning_rate: 0.05,
@@ -270,14 +272,18 @@ pub(crate) mod tests {
             skipped_steps: 0,
             loss_scale: None,
             overflowed_steps: 0,
-        };
-        EpochRecord::new(cost, sums(6), test_top1_correct.map(sums))
+        }
+    }
+
+    pub(crate) fn record(epoch: u64, test_top1_correct: Option<u64>) -> EpochRecord {
+        let sums = |top1_correct| ScoreSums { loss_sum: 5.0, num_samples: 10, top1_correct, top5_correct: 9 };
+        EpochRecord::new(cost(epoch), sums(6), test_top1_correct.map(sums))
     }
 
     #[test]
     fn an_epoch_has_means_and_exact_counts() {
         let record = record(3, Some(7));
-        assert_eq!((record.train_loss, record.train_top1, record.images_per_second), (0.5, 0.6, 5.0));
+        assert_eq!((record.train_loss, record.train_top1, record.images_per_second), (Some(0.5), Some(0.6), 5.0));
         assert_eq!((record.test_top1, record.test_top1_correct, record.test_top5), (Some(0.7), Some(7), Some(0.9)));
     }
 
@@ -286,6 +292,15 @@ pub(crate) mod tests {
         let line = serde_json::to_string(&record(0, None)).unwrap();
         assert!(line.contains("\"test_top1\":null"), "{line}");
         assert_eq!(serde_json::from_str::<EpochRecord>(&line).unwrap(), record(0, None));
+    }
+
+    #[test]
+    fn an_epoch_without_a_counted_sample_has_no_means_and_is_read_back() {
+        let record = EpochRecord::new(cost(0), ScoreSums::default(), Some(ScoreSums::default()));
+        assert_eq!((record.train_loss, record.train_top1, record.train_top5), (None, None, None));
+        assert_eq!((record.test_loss, record.train_num_samples), (None, 0));
+        let line = serde_json::to_string(&record).unwrap();
+        assert_eq!(serde_json::from_str::<EpochRecord>(&line).unwrap(), record);
     }
 
     #[test]

@@ -26,7 +26,7 @@ const TINY: &[&str] = &[
 /// What must be equal: all parameters, losses and answers of the last epoch, as bits.
 fn bits(run: &Run) -> (String, [u64; 2], [u64; 2]) {
     let record = run.last_record();
-    let losses = [record.train_loss, record.test_loss.unwrap()].map(f64::to_bits);
+    let losses = [record.train_loss.unwrap(), record.test_loss.unwrap()].map(f64::to_bits);
     (run.parameter_hash(), losses, [record.train_top1_correct, record.test_top1_correct.unwrap()])
 }
 

@@ -14,13 +14,12 @@ const TABLE_WIDTH: usize = 110;
 /// `epoch 03 step 001172/003900 | loss 1.2046 | acc 56.3 % | lr 0.0921 | 41.7 ms (data 0.4 …) | 12 270 img/s`.
 /// Steps are numbered as done: the last is `003900/003900`.
 pub(super) fn step(step: &StepLine) -> String {
+    let [loss, accuracy] = running(&step.scores);
     format!(
-        "epoch {:02} step {:06}/{:06} | loss {:6.4} | acc {:4.1} % | lr {} | {:6.1} ms ({}) | {:>7} img/s",
+        "epoch {:02} step {:06}/{:06} | loss {loss} | acc {accuracy} % | lr {} | {:6.1} ms ({}) | {:>7} img/s",
         step.epoch,
         step.step_in_epoch + 1,
         step.steps_per_epoch,
-        step.scores.loss_mean(),
-        100.0 * step.scores.top1(),
         rate(step.learning_rate),
         step.duration.as_secs_f64() * 1e3,
         phases(&step.seconds, 1e3),
@@ -29,13 +28,20 @@ pub(super) fn step(step: &StepLine) -> String {
 }
 
 pub(super) fn bar_message(step: &StepLine) -> String {
+    let [loss, accuracy] = running(&step.scores);
     format!(
-        "loss {:6.4} acc {:4.1} % {:.1} ms {} img/s",
-        step.scores.loss_mean(),
-        100.0 * step.scores.top1(),
+        "loss {loss} acc {accuracy} % {:.1} ms {} img/s",
         step.duration.as_secs_f64() * 1e3,
         grouped(images_per_second(step))
     )
+}
+
+/// Loss and accuracy in per cent; dashes where no step has counted yet.
+fn running(scores: &ScoreSums) -> [String; 2] {
+    match scores.num_samples {
+        0 => ["     -".to_owned(), "   -".to_owned()],
+        _ => [format!("{:6.4}", scores.loss_mean()), format!("{:4.1}", 100.0 * scores.top1())],
+    }
 }
 
 fn images_per_second(step: &StepLine) -> u64 {
@@ -59,10 +65,13 @@ pub(super) fn epoch(record: &EpochRecord) -> String {
         (Some(loss), Some(top1), Some(top5)) => scores(loss, top1, top5),
         _ => "not measured".to_owned(),
     };
+    let train = match (record.train_loss, record.train_top1, record.train_top5) {
+        (Some(loss), Some(top1), Some(top5)) => scores(loss, top1, top5),
+        _ => "no step counted".to_owned(),
+    };
     let mut line = format!(
-        "epoch {:02} done | train {} | test {test} | {:>7} img/s | {:>7} ({} eval {:4.1} save {:4.1}) | peak {}",
+        "epoch {:02} done | train {train} | test {test} | {:>7} img/s | {:>7} ({} eval {:4.1} save {:4.1}) | peak {}",
         record.epoch,
-        scores(record.train_loss, record.train_top1, record.train_top5),
         grouped(record.images_per_second.round() as u64),
         seconds(record.seconds_total),
         phases(&record.seconds, 1.0),

@@ -86,6 +86,8 @@ fn a_step_line_has_fixed_columns_with_units() {
         "epoch 03 step 001172/003900 | loss 1.2046 | acc 56.3 % | lr 0.0921 |   41.7 ms \
          (data  0.4 fwd  13.1 bwd  22.0 comm  3.9 opt  2.3) |  12 278 img/s"
     );
+    let nothing = StepLine { scores: ScoreSums::default(), ..step_line(0) };
+    assert!(lines::step(&nothing).contains("| loss      - | acc    - % |"), "{}", lines::step(&nothing));
     let mut slow = step_line(3899);
     slow.learning_rate = 1e-5;
     slow.duration = Duration::from_millis(1234);

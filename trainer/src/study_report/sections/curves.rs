@@ -110,7 +110,7 @@ fn figure(
 fn points(run: &Run, course: usize, score: usize) -> Vec<Point> {
     let at = |(epoch, (images, seconds)): (&EpochRecord, (f64, f64))| {
         let x = [(epoch.epoch + 1) as f64, images, seconds][course];
-        let y = if score == 0 { Some(epoch.train_loss) } else { epoch.test_top1 };
+        let y = if score == 0 { epoch.train_loss } else { epoch.test_top1 };
         y.filter(|y| y.is_finite()).map(|y| Point::new(x, y))
     };
     run.epochs.iter().zip(run.progress()).filter_map(at).collect()

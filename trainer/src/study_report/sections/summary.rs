@@ -138,7 +138,7 @@ fn run_row(run: &Run) -> Vec<Cell> {
         Cell::number(run.images_per_second(), 1),
         Cell::number(tested().next_back().map(|top1| 100.0 * top1), 2),
         Cell::number(best.map(|top1| 100.0 * top1), 2),
-        Cell::number(run.epochs.last().map(|epoch| epoch.train_loss), 4),
+        Cell::number(run.epochs.last().and_then(|epoch| epoch.train_loss), 4),
         Cell::number(run.progress().last().map(|progress| progress.1), 1),
         text(manifest.map(|manifest| manifest.cpu_model.as_str())),
         manifest.map_or(Cell::Missing, |manifest| Cell::text(short(&manifest.commit))),
