@@ -133,16 +133,17 @@ pub fn checkpoint(bytes: &[u8]) {
     }
 }
 
-/// Writes the three files of a checkpoint into a folder.
+/// Writes the files of a checkpoint into a folder, the state's checksum among them.
 pub fn write_checkpoint(bytes: &[u8], folder: &Path) {
     let (state, rest) = split(bytes);
     let (model, training) = split(rest);
-    let sha256 = |bytes| -> String { Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect() };
+    let sha256 = |bytes: &[u8]| -> String { Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect() };
     let state = match std::str::from_utf8(state) {
         Err(_) => state.to_vec(),
         Ok(text) => text.replace("@MODEL@", &sha256(model)).replace("@TRAINING@", &sha256(training)).into_bytes(),
     };
     write(&folder.join("state.json"), &state);
+    write(&folder.join("state.sha256"), format!("{}  state.json\n", sha256(&state)).as_bytes());
     write(&folder.join("model.safetensors"), model);
     write(&folder.join("training.safetensors"), training);
 }

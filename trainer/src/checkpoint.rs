@@ -2,7 +2,8 @@
 //!
 //! In: the state of a run. Out: `checkpoints/step-00001234/` with `model.safetensors` (what PyTorch loads), `training.safetensors`
 //! (velocities; every rank's norm statistics; the factors of compressed sums), with compression `residual-00000.safetensors` … (what
-//! each rank has kept back), and `state.json` (position, sums, configuration, checksums of the others).
+//! each rank has kept back), `state.json` (position, sums, configuration, checksums of the others) and `state.sha256` (the checksum
+//! of that, as `sha256sum` writes it).
 //! Invariant: written under a temporary name, synced, then renamed; a checkpoint whose checksums fail is passed over aloud.
 
 mod state;
@@ -17,18 +18,22 @@ use distributed::{ROOT, bytes_to_floats, floats_to_bytes};
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 use sha2::{Digest, Sha256};
 
-use state::FORMAT;
 pub use state::{Best, CheckpointState, ModelInput, Progress};
-pub use store::{CheckpointStore, find};
+use state::{FORMAT, OLDEST_FORMAT};
+pub use store::{CheckpointStore, Damaged, find};
 
 const MODEL_FILE: &str = "model.safetensors";
 const TRAINING_FILE: &str = "training.safetensors";
 const STATE_FILE: &str = "state.json";
 /// The tensor in the file of a rank's residual.
 const RESIDUAL: &str = "residual";
+const STATE_SUM_FILE: &str = "state.sha256";
 
 /// The most bytes of a state: 65,536 class names of 255 bytes, and as much again.
 const MAX_STATE_BYTES: u64 = 32 << 20;
+
+/// The most bytes of a line with a checksum.
+const MAX_SUM_BYTES: u64 = 1024;
 
 /// A checkpoint found whole.
 #[derive(Clone, Debug)]
@@ -50,12 +55,13 @@ impl Checkpoint {
         let state: CheckpointState =
             serde_json::from_str(&text).with_context(|| format!("checkpoint state {}", path.display()))?;
         ensure!(
-            state.format == FORMAT,
-            "checkpoint {}: expected format {FORMAT}, got {}; use the version that wrote it ({})",
+            (OLDEST_FORMAT..=FORMAT).contains(&state.format),
+            "checkpoint {}: expected format {OLDEST_FORMAT} to {FORMAT}, got {}; use the version that wrote it ({})",
             directory.display(),
             state.format,
             state.version
         );
+        check_state_sum(directory, &text, state.format)?;
         state.check().with_context(|| format!("checkpoint state {}", path.display()))?;
         for name in state.file_names() {
             let path = directory.join(&name);
@@ -198,10 +204,39 @@ fn read_state(path: &Path) -> Result<String> {
     Ok(text)
 }
 
+/// Compares the text of a state with its checksum, which the first format did not have.
+fn check_state_sum(directory: &Path, text: &str, format: u32) -> Result<()> {
+    let path = directory.join(STATE_SUM_FILE);
+    if format == OLDEST_FORMAT && !path.exists() {
+        return Ok(());
+    }
+    let mut line = String::new();
+    open_file(&path)
+        .and_then(|file| Ok(file.take(MAX_SUM_BYTES).read_to_string(&mut line)?))
+        .with_context(|| format!("checksum {}", path.display()))?;
+    let expected = line.split_whitespace().next().unwrap_or_default();
+    let got = hexadecimal(Sha256::digest(text));
+    ensure!(
+        got == expected,
+        "{}: expected sha256 {expected} (of {STATE_SUM_FILE}), got {got}",
+        directory.join(STATE_FILE).display()
+    );
+    Ok(())
+}
+
+/// The line that `sha256sum` writes for a state.
+fn state_sum_line(text: &[u8]) -> String {
+    format!("{}  {STATE_FILE}\n", hexadecimal(Sha256::digest(text)))
+}
+
+fn hexadecimal(digest: impl AsRef<[u8]>) -> String {
+    digest.as_ref().iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
 fn sha256_of_file(path: &Path) -> Result<String> {
     let mut digest = Sha256::new();
     open_file(path)
         .and_then(|mut file| Ok(io::copy(&mut file, &mut digest)?))
         .with_context(|| path.display().to_string())?;
-    Ok(digest.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
+    Ok(hexadecimal(digest.finalize()))
 }

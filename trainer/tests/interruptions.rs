@@ -114,8 +114,12 @@ fn a_damaged_checkpoint_is_set_aside_for_the_one_before_and_the_run_ends_with_th
         bytes[middle] ^= 1;
         fs::write(file, bytes).unwrap();
     };
-    let cut: Damage = |file| fs::write(file, &fs::read(file).unwrap()[..100]).unwrap();
+    let cut: Damage = |file| fs::write(file, &fs::read(file).unwrap()[..50]).unwrap();
     let remove: Damage = |file| fs::remove_file(file).unwrap();
+    let edit: Damage = |file| {
+        let text = fs::read_to_string(file).unwrap();
+        fs::write(file, text.replacen("\"step_in_epoch\": 0", "\"step_in_epoch\": 1", 1)).unwrap();
+    };
     // One is kept: were the damaged one counted, the new one would be removed in its favour.
     let whole = run(1, &flags(TINY, &["--checkpoint-every-steps", "3", "--keep-checkpoints", "1"]));
     let two = run(1, &flags(TINY, &["--checkpoint-every-steps", "3", "--keep-checkpoints", "2"]));
@@ -126,6 +130,9 @@ fn a_damaged_checkpoint_is_set_aside_for_the_one_before_and_the_run_ends_with_th
         ("state.json", cut),
         ("training.safetensors", remove),
         ("state.json", remove),
+        ("state.json", edit),
+        ("state.sha256", remove),
+        ("state.sha256", cut),
     ] {
         let copy = two.with_checkpoint_alone(9);
         fs::create_dir(checkpoints(&copy).join("step-00000010")).unwrap();

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use datasets::DatasetSplits;
 use serde::{Deserialize, Serialize};
 
@@ -10,8 +10,11 @@ use super::{MODEL_FILE, TRAINING_FILE, residual_file};
 use crate::loss_scale::LossScale;
 use crate::metrics::{EpochRecord, ScoreSums};
 
-/// The layout of the files; raised when an older program could not read a newer one's.
-pub(super) const FORMAT: u32 = 1;
+/// The layout of the files; raised when an older program could not read a newer one's, or would trust it less than it should.
+/// From 2 on the state has a checksum of its own.
+pub(super) const FORMAT: u32 = 2;
+/// The oldest layout that is read.
+pub(super) const OLDEST_FORMAT: u32 = 1;
 
 /// The most ranks, width or height in pixels, and classes of a checkpoint that is opened.
 const MAX_RANKS: usize = 1 << 20;
@@ -27,6 +30,10 @@ pub struct Progress {
     pub step: u64,
     /// Updates made in this epoch: the sample cursor is this times the global batch size.
     pub step_in_epoch: u64,
+    /// Updates made beyond those that `epoch` and `step_in_epoch` count: not 0 once the run has gone on on another number of
+    /// images, whose epochs have more or fewer steps.
+    #[serde(default)]
+    pub extra_steps: i64,
     /// Steps of the whole run that were skipped because a loss or gradient was not finite.
     #[serde(default)]
     pub skipped_steps: u64,
@@ -52,6 +59,35 @@ impl Progress {
     /// Whether the run's best evaluation so far is that of the model as it stands: of the epoch that has just ended.
     pub fn is_best(&self) -> bool {
         self.step_in_epoch == 0 && self.best.is_some_and(|best| best.epoch.checked_add(1) == Some(self.epoch))
+    }
+
+    /// The step that the schedule counts: `step_in_epoch` steps after the beginning of `epoch`.
+    pub fn schedule_step(&self) -> u64 {
+        self.step.saturating_add_signed(self.extra_steps.saturating_neg())
+    }
+
+    /// Whether step, epoch and step in the epoch say the same of a run whose epochs have `steps_per_epoch` steps.
+    ///
+    /// # Errors
+    /// When they do not.
+    pub fn check_position(&self, steps_per_epoch: u64) -> Result<()> {
+        let Self { epoch, step, step_in_epoch, extra_steps, .. } = *self;
+        let expected =
+            i128::from(epoch) * i128::from(steps_per_epoch) + i128::from(step_in_epoch) + i128::from(extra_steps);
+        ensure!(
+            step_in_epoch <= steps_per_epoch && i128::from(step) == expected,
+            "step, epoch and step_in_epoch do not agree: expected step {expected} at step {step_in_epoch} of {steps_per_epoch} in epoch {epoch}, got {step}"
+        );
+        Ok(())
+    }
+
+    /// Puts the position into epochs of `steps_per_epoch` steps, which other data have; an epoch that is shorter than what was
+    /// trained of it counts as trained.
+    pub fn move_to_epochs_of(&mut self, steps_per_epoch: u64) {
+        self.step_in_epoch = self.step_in_epoch.min(steps_per_epoch);
+        let counted = self.epoch.saturating_mul(steps_per_epoch).saturating_add(self.step_in_epoch);
+        // Both fit: a run makes fewer than 2^63 steps.
+        self.extra_steps = self.step.wrapping_sub(counted) as i64;
     }
 
     /// Goes to the beginning of the next epoch.
@@ -128,7 +164,7 @@ pub struct CheckpointState {
     pub test_checksum: Option<String>,
     /// The resolved configuration.
     pub config: serde_json::Value,
-    /// SHA-256 of the files beside it.
+    /// SHA-256 of the files of tensors beside it.
     pub files: BTreeMap<String, String>,
 }
 
@@ -169,6 +205,16 @@ impl CheckpointState {
     pub(super) fn file_names(&self) -> impl Iterator<Item = String> + use<> {
         let num_residuals = if self.has_residuals() { self.world_size } else { 0 };
         [MODEL_FILE, TRAINING_FILE].map(str::to_owned).into_iter().chain((0..num_residuals).map(residual_file))
+    }
+
+    /// The text of the file.
+    ///
+    /// # Errors
+    /// When it could not be read again, as with a number that JSON does not have.
+    pub(super) fn to_json(&self) -> Result<Vec<u8>> {
+        let text = serde_json::to_vec_pretty(self)?;
+        serde_json::from_slice::<Self>(&text).context("the state could not be read again")?.check()?;
+        Ok(text)
     }
 
     /// Whether a run could have written this: sizes that memory is asked for by are those of real jobs and images.

@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 
 use super::{
-    Checkpoint, CheckpointState, MODEL_FILE, STATE_FILE, TRAINING_FILE, TrainingTensors, read_state, residual_file,
-    residual_to_bytes, sha256_of_file,
+    Checkpoint, CheckpointState, MODEL_FILE, STATE_FILE, STATE_SUM_FILE, TRAINING_FILE, TrainingTensors, read_state,
+    residual_file, residual_to_bytes, sha256_of_file, state_sum_line,
 };
 use crate::output::{sync_directory, sync_parent};
 
@@ -22,7 +22,8 @@ const DAMAGED: &str = ".damaged";
 const REMOVED: &str = ".removed";
 
 /// A checkpoint that is not whole.
-struct Damaged {
+#[derive(Clone, Debug)]
+pub struct Damaged {
     name: String,
     warning: String,
 }
@@ -80,7 +81,9 @@ impl CheckpointStore {
                 let checksum = sha256_of_file(&unfinished.join(&file))?;
                 state.files.insert(file, checksum);
             }
-            write_synced(&unfinished.join(STATE_FILE), &serde_json::to_vec_pretty(&state)?)?;
+            let text = state.to_json()?;
+            write_synced(&unfinished.join(STATE_FILE), &text)?;
+            write_synced(&unfinished.join(STATE_SUM_FILE), state_sum_line(&text).as_bytes())?;
             sync_directory(&unfinished)
         };
         if let Err(error) = write() {

@@ -9,6 +9,7 @@ use std::time::SystemTime;
 use crate::json;
 use crate::process;
 
+const STATE: &str = "state.json";
 /// Every checkpoint has them.
 const FILES: [&str; 2] = ["model.safetensors", "training.safetensors"];
 
@@ -47,7 +48,8 @@ pub(crate) fn is_being_written(output: &Path, since: SystemTime) -> bool {
 }
 
 fn check(checkpoint: &Path, step: u64) -> Result<(), String> {
-    let state = fs::read_to_string(checkpoint.join("state.json")).map_err(|error| format!("state.json: {error}"))?;
+    let read = |file: &str| fs::read_to_string(checkpoint.join(file)).map_err(|error| format!("{file}: {error}"));
+    let state = read(STATE)?;
     let says = json::number(&state, "step");
     if says != Some(step as f64) {
         return Err(format!("state.json: expected step {step}, got {says:?}"));
@@ -55,8 +57,11 @@ fn check(checkpoint: &Path, step: u64) -> Result<(), String> {
     let entries = fs::read_dir(checkpoint).into_iter().flatten().flatten();
     let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
     let residuals: Vec<String> = names.filter(|name| name.starts_with("residual-")).collect();
-    for file in FILES.into_iter().chain(residuals.iter().map(String::as_str)) {
-        let expected = json::text(&state, file).ok_or_else(|| format!("state.json: no SHA-256 of {file}"))?;
+    let of_state = read("state.sha256")?.split_whitespace().next().map(str::to_owned);
+    let files = FILES.into_iter().chain(residuals.iter().map(String::as_str));
+    let of_files = files.map(|file| (file, json::text(&state, file)));
+    for (file, expected) in of_files.chain([(STATE, of_state)]) {
+        let expected = expected.ok_or_else(|| format!("no SHA-256 of {file}"))?;
         let path = checkpoint.join(file).display().to_string();
         let answer = process::answer("sha256sum", &[path.as_str()]).unwrap_or_default();
         let got = answer.split_whitespace().next().unwrap_or("nothing that can be read");
@@ -83,7 +88,9 @@ mod tests {
         let sum = if model_sum.is_empty() { OF_NOTHING } else { model_sum };
         let state =
             format!(r#"{{"progress":{{"step":5}},"files":{{"{}":"{sum}","{}":"{OF_NOTHING}"}}}}"#, FILES[0], FILES[1]);
-        fs::write(checkpoint.join("state.json"), state).unwrap();
+        fs::write(checkpoint.join(STATE), state).unwrap();
+        let path = checkpoint.join(STATE).display().to_string();
+        fs::write(checkpoint.join("state.sha256"), process::answer("sha256sum", &[path.as_str()]).unwrap()).unwrap();
         folder
     }
 
@@ -95,6 +102,16 @@ mod tests {
         assert_eq!(whole(&folder).unwrap(), [5]);
         assert!(!is_being_written(&folder, SystemTime::now() + std::time::Duration::from_secs(60)));
         assert!(is_being_written(&folder, SystemTime::UNIX_EPOCH));
+        fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn a_state_that_is_not_what_was_written_is_found() {
+        let folder = example("changed", "");
+        let state = folder.join("checkpoints/step-00000005").join(STATE);
+        let text = fs::read_to_string(&state).unwrap();
+        fs::write(&state, format!("{text} ")).unwrap();
+        assert!(whole(&folder).unwrap_err().contains("state.json: expected SHA-256"));
         fs::remove_dir_all(folder).unwrap();
     }
 
