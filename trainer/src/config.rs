@@ -58,9 +58,11 @@ const RANK_LOCAL_KEYS: [&str; 9] = [
 ];
 
 /// Keys that may change when a run is resumed, beside the rank-local ones: they do not move the parameters, or, as
-/// accumulation and kernels, only in the order of roundings.
-const RESUMABLE_KEYS: [&str; 17] = [
+/// accumulation and kernels, only in the order of roundings. A longer schedule is looked at apart.
+const RESUMABLE_KEYS: [&str; 19] = [
     "batch.grad-accum-steps",
+    "schedule.epochs",
+    "schedule.schedule-epochs",
     "sync.bucket-mib",
     "sync.overlap",
     "sync.timeout",
@@ -172,7 +174,8 @@ impl TrainConfig {
     }
 
     /// What keeps this run from being the continuation of one with the configuration `before`: the options that would
-    /// change the course of the parameters. More epochs are no difference under a schedule that does not depend on them.
+    /// change the course of the parameters. Another length is a difference only where the schedule would change with it and
+    /// `--schedule-epochs` does not say so.
     pub fn differences(&self, before: &Self) -> Vec<ConfigDifference> {
         let (old, new) = (before.settings(), self.settings());
         let find = |settings: &[(String, String)], key: &str| {
@@ -181,13 +184,18 @@ impl TrainConfig {
         let mut keys: Vec<&String> = old.iter().chain(&new).map(|(key, _)| key).collect();
         keys.sort();
         keys.dedup();
-        let epochs_are_free = matches!(self.schedule.course, Course::Constant | Course::Multistep { .. });
-        keys.into_iter()
+        let mut differences: Vec<ConfigDifference> = keys
+            .into_iter()
             .filter(|key| !RANK_LOCAL_KEYS.contains(&key.as_str()) && !RESUMABLE_KEYS.contains(&key.as_str()))
-            .filter(|key| !(epochs_are_free && *key == "schedule.epochs"))
             .map(|key| ConfigDifference { key: key.clone(), before: find(&old, key), now: find(&new, key) })
             .filter(|difference| difference.before != difference.now)
-            .collect()
+            .collect();
+        let (planned, was) = (self.schedule.planned_epochs(), before.schedule.planned_epochs());
+        if self.schedule.depends_on_epochs() && self.schedule.schedule_epochs.is_none() && planned != was {
+            let (key, before, now) = ("schedule.epochs".to_owned(), was.to_string(), planned.to_string());
+            differences.push(ConfigDifference { key, before, now });
+        }
+        differences
     }
 
     /// All options with effect as (`section.key`, value), sorted.

@@ -8,17 +8,36 @@ use std::sync::Arc;
 
 use anyhow::Result;
 use datasets::{
-    Augment, Cifar, DatasetSplits, ImageFolderConfig, ImageShape, Normalization, OnBadImage, ShapesConfig, Subset,
-    SyntheticConfig, cifar, image_folder, shapes, synthetic,
+    Augment, Cifar, DatasetSplits, ImageFolderConfig, ImageShape, Normalization, OnBadImage, ShapesConfig, ShardConfig,
+    ShardPlan, Subset, SyntheticConfig, cifar, image_folder, shapes, synthetic,
 };
 use distributed::{Communicator, Topology};
 
-use crate::config::{AugmentKind, DataConfig, DataSource, OnBadImageKind};
+use crate::config::{AugmentKind, DataConfig, DataSource, OnBadImageKind, TrainConfig};
 use crate::ranks;
 use crate::report::Reporter;
 
 /// Pixels of black around an image before a random crop, as He et al. 2015 (1512.03385), section 4.2.
 const CROP_PAD: usize = 4;
+
+/// Steps of an epoch of a run on these data.
+///
+/// # Errors
+/// When its batches leave no step.
+pub fn steps_per_epoch(config: &TrainConfig, data: &DatasetSplits) -> Result<u64> {
+    let plan = ShardPlan::new(ShardConfig {
+        num_samples: data.train.len(),
+        global_batch_size: config.batch.global_batch_size,
+        seed: config.run.seed,
+        epoch: 0,
+        shuffle: false,
+        drop_last: config.train_split.drop_last,
+        shard_index: 0,
+        num_shards: 1,
+        num_own_shards: 1,
+    })?;
+    Ok(plan.num_steps() as u64)
+}
 
 /// Opens the data set, its splits limited as configured.
 ///

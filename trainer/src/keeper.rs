@@ -7,7 +7,7 @@
 
 use std::time::Instant;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result};
 use burn_resnet::{load_weights, save_safetensors};
 use distributed::{
     Carried, ParameterLayout, ROOT, average_norm_statistics, broadcast_module, bytes_to_floats, fingerprint,
@@ -15,9 +15,9 @@ use distributed::{
 };
 
 use crate::checkpoint::{Checkpoint, CheckpointState, CheckpointStore, ModelInput, Progress, TrainingTensors};
-use crate::config::TrainConfig;
 use crate::model::ImageClassifier;
 use crate::output::OutputDirectory;
+use crate::resumption::Resumption;
 use crate::session::Session;
 use crate::step::Stepper;
 
@@ -92,10 +92,10 @@ impl<'a> Keeper<'a> {
         Ok(())
     }
 
-    /// Puts the stepper where the newest whole checkpoint stands; without one the run starts anew.
+    /// Puts the stepper where the session's [`Resumption`] stands; without one the run starts anew.
     ///
     /// # Errors
-    /// When the checkpoint's run trained something else (model, data, batch, optimizer), or no checkpoint is whole.
+    /// When the checkpoint is not of this model, or cannot be read.
     ///
     /// # Collective
     /// Must be called by all ranks.
@@ -105,18 +105,15 @@ impl<'a> Keeper<'a> {
         let mut state_json = Vec::new();
         let mut tensors = TrainingTensors::default();
         let mut found = None;
-        if let Some(store) = &self.store {
-            let (checkpoint, warnings) = store.resume()?;
-            for warning in warnings {
+        let resumption = self.session.resumption.as_ref();
+        if let (Some(store), Some(Resumption { checkpoint, damaged, .. })) = (&self.store, resumption) {
+            model = load_weights(model, checkpoint.model_path())?;
+            tensors = checkpoint.training_tensors()?;
+            state_json = serde_json::to_vec(&checkpoint.state)?;
+            for warning in store.set_aside(damaged)? {
                 self.session.reporter.warn(&warning);
             }
-            if let Some(checkpoint) = checkpoint {
-                self.check_same_run(&checkpoint.state)?;
-                model = load_weights(model, checkpoint.model_path())?;
-                tensors = checkpoint.training_tensors()?;
-                state_json = serde_json::to_vec(&checkpoint.state)?;
-                found = Some(checkpoint);
-            }
+            found = Some(checkpoint);
         }
         let from_root = |bytes: Vec<u8>| -> Result<Vec<u8>> { Ok(communicator.all_gather(&bytes)?.swap_remove(ROOT)) };
         let state_json = from_root(state_json)?;
@@ -143,13 +140,14 @@ impl<'a> Keeper<'a> {
                 fresh.factors.len(),
                 factors.len()
             );
-            let residual = self.own_residual(found.as_ref(), &state, fresh.residual.len())?;
+            let residual = self.own_residual(found, &state, fresh.residual.len())?;
             stepper.go_on(state.progress.step, &Carried { residual, factors, num_drawn });
         }
         self.session.reporter.note(&format!(
             "resumed at epoch {} step {} (written by {} ranks)",
             state.progress.epoch, state.progress.step, state.world_size
         ));
+        resumption.iter().for_each(|resumption| resumption.tell(self.session.reporter));
         Ok(state.progress)
     }
 
@@ -180,31 +178,5 @@ impl<'a> Keeper<'a> {
         let mut bytes = vec![0; len * size_of::<f32>()];
         self.session.communicator.receive(from, RESIDUAL_TAG, &mut bytes)?;
         Ok(bytes_to_floats(&bytes))
-    }
-
-    fn check_same_run(&self, state: &CheckpointState) -> Result<()> {
-        let before: TrainConfig =
-            serde_json::from_value(state.config.clone()).context("configuration in the checkpoint")?;
-        let differences = self.session.config.differences(&before);
-        if !differences.is_empty() {
-            let list: Vec<String> = differences.iter().map(ToString::to_string).collect();
-            bail!(
-                "resume: the checkpoint's run was configured otherwise: {}; resume with its options, or choose another --output-dir",
-                list.join("; ")
-            );
-        }
-        let data = self.session.data;
-        for (split, before, got) in [
-            ("train", Some(&state.dataset_checksum), data.train.checksum()),
-            ("test", state.test_checksum.as_ref(), data.test.checksum()),
-        ] {
-            let Some(before) = before.filter(|&before| *before != got) else { continue };
-            let change = format!("resume: the {split} split has changed: expected sha256 {before}, got {got}");
-            if !self.session.allow_changed_data {
-                bail!("{change}; restore the data, choose another --output-dir, or go on with --allow-changed-data");
-            }
-            self.session.reporter.warn(&format!("{change}; going on, as --allow-changed-data says"));
-        }
-        Ok(())
     }
 }

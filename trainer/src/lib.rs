@@ -18,6 +18,8 @@ pub mod step;
 
 pub mod session;
 
+pub mod resumption;
+
 pub mod study_report;
 
 pub mod doctor;

@@ -34,7 +34,7 @@ impl LearningRate {
     pub fn new(config: &TrainConfig, steps_per_epoch: u64) -> Self {
         assert!(steps_per_epoch > 0, "steps_per_epoch: expected at least 1, got 0");
         let schedule = &config.schedule;
-        let total_steps = schedule.epochs * steps_per_epoch;
+        let total_steps = schedule.planned_epochs().saturating_mul(steps_per_epoch);
         let warmup_steps = (schedule.warmup_epochs * steps_per_epoch as f64).round() as u64;
         Self {
             peak: config.peak_learning_rate(),
@@ -46,12 +46,21 @@ impl LearningRate {
         }
     }
 
-    /// The rate of `step`, counted from 0 over the whole run; after the run, that of its end.
+    /// The rate of `step`, counted from 0 over the whole run; after the planned steps, that of the last of them.
     ///
     /// Warmup starts at `warmup_start_factor` of the peak and rises linearly by the step; Goyal et al. start at
     /// 1/k for a batch k times the reference, which is `--warmup-start-factor` 1/k. The first step after warmup has
     /// the peak.
     pub fn at(&self, step: u64) -> f64 {
+        match self.course {
+            // Their rate at the end itself is nothing, or next to it: nobody trains longer to stand still.
+            Course::Cosine | Course::OneCycle => self.planned(step.min(self.total_steps - 1)),
+            Course::Constant | Course::Multistep { .. } => self.planned(step),
+        }
+    }
+
+    /// The course itself, which ends one step after the last of its planned steps.
+    fn planned(&self, step: u64) -> f64 {
         if step < self.warmup_steps {
             let progress = step as f64 / self.warmup_steps as f64;
             let rise = match self.course {
@@ -67,15 +76,15 @@ impl LearningRate {
                 let num_passed = milestones.iter().filter(|epoch| step >= **epoch * self.steps_per_epoch).count();
                 self.peak * gamma.powi(num_passed as i32)
             }
-            Course::Cosine => self.peak * half_cosine(progress.min(1.0)),
+            Course::Cosine => self.peak * half_cosine(progress),
             Course::OneCycle => {
                 let last = self.peak * self.start_factor * ONE_CYCLE_FINAL_FACTOR;
-                last + (self.peak - last) * half_cosine(progress.min(1.0))
+                last + (self.peak - last) * half_cosine(progress)
             }
         }
     }
 
-    /// Steps of the whole run.
+    /// Steps over which the rate runs its course.
     pub fn total_steps(&self) -> u64 {
         self.total_steps
     }
@@ -148,12 +157,13 @@ mod tests {
     }
 
     #[test]
-    fn cosine_is_half_the_peak_in_the_middle_and_zero_after_the_end() {
+    fn cosine_is_half_the_peak_in_the_middle_and_zero_one_step_after_the_last_whose_rate_stays() {
         let schedule = planned(ScheduleKind::Cosine, 10, 0.0, 10);
         assert_eq!(schedule.at(0), 0.4);
         assert!((schedule.at(50) - 0.2).abs() < 1e-12);
-        assert_eq!(schedule.at(100), 0.0);
-        assert_eq!(schedule.at(1000), 0.0);
+        assert_eq!(schedule.planned(100), 0.0);
+        assert!(schedule.at(99) > 0.0);
+        assert_eq!((schedule.at(100), schedule.at(1000)), (schedule.at(99), schedule.at(99)));
     }
 
     #[test]
@@ -182,7 +192,7 @@ mod tests {
         let schedule = planned(ScheduleKind::OneCycle, 10, 3.0, 10);
         assert!((schedule.at(0) - 0.4 / 25.0).abs() < 1e-12);
         assert_eq!(schedule.at(30), 0.4);
-        assert!((schedule.at(100) - 0.4 / 25.0 * 1e-4).abs() < 1e-12);
+        assert!((schedule.planned(100) - 0.4 / 25.0 * 1e-4).abs() < 1e-12);
     }
 
     #[test]

@@ -7,8 +7,10 @@ use datasets::DatasetSplits;
 use distributed::{Communicator, Whereabouts};
 
 use crate::config::TrainConfig;
+use crate::manifest::Manifest;
 use crate::records::Records;
 use crate::report::Reporter;
+use crate::resumption::Resumption;
 use crate::stop::StopFlag;
 
 /// Everything a run needs beside its model.
@@ -28,8 +30,10 @@ pub struct Session<'a> {
     pub device: &'a Device,
     /// Raised when somebody wants the run to stop.
     pub stop: &'a StopFlag,
-    /// Whether a run may be resumed on other data than it began with.
-    pub allow_changed_data: bool,
+    /// The checkpoint that the run goes on from, on root, where there is one.
+    pub resumption: Option<Resumption>,
+    /// This launch.
+    pub manifest: &'a Manifest,
     /// Where root's words go.
     pub reporter: &'a Reporter,
     /// Where root writes.

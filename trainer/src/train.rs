@@ -69,9 +69,11 @@ pub fn fit<M: ImageClassifier>(model: M, session: &Session<'_>) -> Result<Outcom
     let mut stepper = Stepper::new(model, step_config(session), Arc::clone(&session.communicator), session.device)?;
     let keeper = Keeper::new(session);
     let mut progress = if config.run.resume { keeper.resume(&mut stepper)? } else { Progress::default() };
+    // Whatever could refuse this start has been asked: a refused one leaves the run's files as they were.
+    session.records.begin(config, session.manifest)?;
     session.reporter.note(&format!("gradients {}", stepper.gradient_route()));
     session.records.open_metrics(progress.epoch)?;
-    let schedule = LearningRate::new(config, shard_plan(session, 0)?.num_steps() as u64);
+    let schedule = LearningRate::new(config, data::steps_per_epoch(config, session.data)?);
     let trace = TraceClock::start(config.sync.trace.as_deref(), communicator)?;
     let clock = if trace.is_some() { PhaseClock::keeping_spans() } else { PhaseClock::new() };
     let mut times = SessionTimes::starting_at(progress.step + config.run.warmup_steps, clock);
@@ -106,7 +108,7 @@ pub fn fit<M: ImageClassifier>(model: M, session: &Session<'_>) -> Result<Outcom
             EpochCost {
                 epoch: progress.epoch,
                 step: progress.step,
-                learning_rate: schedule.at(progress.step.saturating_sub(1)),
+                learning_rate: schedule.at(progress.schedule_step().saturating_sub(1)),
                 images_per_second: gather::images_per_second(&world),
                 total: epoch_start.elapsed(),
                 seconds: world[0].seconds,
@@ -179,7 +181,8 @@ fn train_epoch<M: ImageClassifier>(
             None => meets_anyway,
         };
         let at = StepPosition { epoch: progress.epoch, step: progress.step, must_meet };
-        let (learning_rate, global_num_samples) = (schedule.at(progress.step), loaded.global_num_samples as u64);
+        let learning_rate = schedule.at(progress.schedule_step());
+        let global_num_samples = loaded.global_num_samples as u64;
         let mut scores = ScoreSums::default();
         let end = stepper.step(at, loaded, learning_rate, wants_stop, &mut scores, &mut times.clock)?;
         stopped = end.stop;

@@ -65,7 +65,7 @@ fn run(arguments: &[&str]) -> Output {
 const VALID_FLAGS: [&str; 18] = [
     "",
     "--model resnet20 --shortcut a --dataset cifar10 --data-dir d --epochs 2 --global-batch-size 256 --learning-rate 0.1 \
-     --schedule cosine --warmup-epochs 1 --momentum 0.9 --weight-decay 1e-4 --seed 0 --dtype bf16 --threads 1 --cpu portable \
+     --schedule-epochs 3 --schedule cosine --warmup-epochs 1 --momentum 0.9 --weight-decay 1e-4 --seed 0 --dtype bf16 --threads 1 --cpu portable \
      --convolution direct --device flex --limit-train 10000 --limit-test 1000 --output-dir o --resume",
     "--model resnet --depth 110 --shortcut b --dataset cifar100 --data-dir d --batch-size-per-rank 128 --download \
      --grad-accum-steps 4 --batch-norm sync --bucket-mib 0.3 --augment none --drop-last --loader-threads 0",
@@ -257,7 +257,7 @@ fn the_default_batch_divides_among_any_number_of_ranks() {
 }
 
 /// Flags, and what their refusal on two ranks must say.
-const REFUSED: [(&str, &[&str]); 55] = [
+const REFUSED: [(&str, &[&str]); 58] = [
     ("--dataset cifar10", &["--data-dir", "--download", "--dataset shapes"]),
     ("--dataset image-folder", &["--data-dir", "train/<class>"]),
     ("--data-dir d", &["--data-dir has no effect with --dataset shapes", "cifar10"]),
@@ -290,6 +290,9 @@ const REFUSED: [(&str, &[&str]); 55] = [
     ("--schedule multistep --milestones 3,2", &["ascending"]),
     ("--schedule multistep --milestones 5", &["below the 5 of the run", "got 5"]),
     ("--warmup-epochs 5", &["less than the 5 epochs"]),
+    ("--schedule-epochs 2 --warmup-epochs 3", &["less than the 2 epochs"]),
+    ("--schedule constant --schedule-epochs 3", &["--schedule-epochs has no effect with --schedule constant"]),
+    ("--schedule multistep --schedule-epochs 3", &["--schedule-epochs has no effect", "--milestones"]),
     ("--schedule one-cycle --warmup-epochs 0", &["--warmup-epochs", "above 0"]),
     ("--warmup-epochs 0 --warmup-start-factor 0.5", &["no effect without warmup"]),
     ("--zero-gamma --weights w.pth", &["--zero-gamma has no effect with --weights"]),
@@ -456,6 +459,11 @@ fn differences_name_what_would_change_the_course_of_a_resumed_run() {
     assert_eq!(differences("", "--threads 4 --log-every-steps 1 --keep-checkpoints 9 --output-dir x"), [""; 0]);
     assert_eq!(differences("--schedule constant", "--schedule constant --epochs 9"), [""; 0]);
     assert_eq!(differences("", "--epochs 9"), ["schedule.epochs was 5, is 9"]);
+    assert_eq!(differences("", "--epochs 9 --schedule-epochs 5"), [""; 0]);
+    assert_eq!(differences("", "--epochs 9 --schedule-epochs 9"), [""; 0]);
+    assert_eq!(differences("--schedule-epochs 9", "--epochs 9"), [""; 0]);
+    assert_eq!(differences("--schedule-epochs 9", "--epochs 7"), ["schedule.epochs was 9, is 7"]);
+    assert_eq!(differences("--schedule-epochs 9", ""), ["schedule.epochs was 9, is 5"]);
 }
 
 #[test]

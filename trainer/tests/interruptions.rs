@@ -255,7 +255,7 @@ fn data_that_changed_between_sessions_are_refused_unless_that_is_allowed() {
     let write = |split: &str, class: &str, name: usize, value: u8| {
         let folder = data.path().join(split).join(class);
         fs::create_dir_all(&folder).unwrap();
-        fs::write(folder.join(format!("{name}.bmp")), bitmap(value)).unwrap();
+        fs::write(folder.join(format!("{name}.bmp")), fixture::bitmap(value)).unwrap();
     };
     for name in 0..4 {
         for class in ["dark", "light"] {
@@ -275,12 +275,4 @@ fn data_that_changed_between_sessions_are_refused_unless_that_is_allowed() {
     }
     let forced = begun.again().go(1, &flags(&options, &["--resume", "--allow-changed-data"]));
     assert!(!forced.outcomes()[ROOT].stopped_early);
-}
-
-/// A square of 2 x 2 pixels of one grey.
-fn bitmap(value: u8) -> Vec<u8> {
-    let header: [u16; 27] = [0x4d42, 70, 0, 0, 0, 54, 0, 40, 0, 2, 0, 2, 0, 1, 24, 0, 0, 16, 0, 0, 0, 0, 0, 0, 0, 0, 0];
-    let mut bytes: Vec<u8> = header.iter().flat_map(|word| word.to_le_bytes()).collect();
-    bytes.extend([value, value, value, value, value, value, 0, 0].repeat(2));
-    bytes
 }

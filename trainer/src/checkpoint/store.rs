@@ -144,14 +144,21 @@ impl CheckpointStore {
         Ok((checkpoint, passed_over.into_iter().map(|damaged| damaged.warning).collect()))
     }
 
-    /// As [`latest`](Self::latest), for the run to go on with: newer checkpoints that are not whole are set aside as `step-…damaged`,
-    /// for they would count among those to keep.
+    /// As [`latest`](Self::latest), for the run to go on with; newer checkpoints that are not whole are left to
+    /// [`set_aside`](Self::set_aside). Nothing changes but the name of a checkpoint that was being replaced when its run was killed.
     ///
     /// # Errors
     /// As [`latest`](Self::latest); when a directory cannot be renamed.
-    pub fn resume(&self) -> Result<(Option<Checkpoint>, Vec<String>)> {
+    pub fn resume(&self) -> Result<(Option<Checkpoint>, Vec<Damaged>)> {
         self.recover()?;
-        let (checkpoint, passed_over) = self.newest_whole()?;
+        self.newest_whole()
+    }
+
+    /// Renames checkpoints that are not whole to `step-…damaged`, for they would count among those to keep; a warning for each.
+    ///
+    /// # Errors
+    /// When a directory cannot be renamed.
+    pub fn set_aside(&self, passed_over: &[Damaged]) -> Result<Vec<String>> {
         let mut warnings = Vec::new();
         for Damaged { name, warning } in passed_over {
             let directory = self.directory.join(name);
@@ -160,7 +167,7 @@ impl CheckpointStore {
             fs::rename(&directory, &damaged).with_context(|| format!("rename to {}", damaged.display()))?;
             warnings.push(format!("{warning}; it is kept as {}", damaged.display()));
         }
-        Ok((checkpoint, warnings))
+        Ok(warnings)
     }
 
     /// The newest whole checkpoint, and the newer ones.

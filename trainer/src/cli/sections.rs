@@ -24,7 +24,7 @@ pub struct TrainArgs {
     #[serde(skip)]
     pub config: Option<PathBuf>,
 
-    /// Continue from the newest checkpoint of the output directory, with the options saved in that of --output-dir; start anew if there is none [default: off]
+    /// Continue from the newest checkpoint of the output directory, with the options saved in that of --output-dir; with more --epochs it trains longer; start anew if there is none [default: off]
     #[arg(long)]
     #[serde(skip)]
     pub resume: bool,
@@ -241,6 +241,10 @@ pub struct ScheduleArgs {
     /// Passes over the train split [default: 5; cifar 200, image-folder 90]
     #[arg(long, value_name = "EPOCHS")]
     pub epochs: Option<u64>,
+
+    /// Epochs over which cosine or one-cycle runs its course, after which the last rate stays; with --resume and other --epochs: as many as before to keep the schedule, another number to stretch it [default: those of --epochs]
+    #[arg(long, value_name = "EPOCHS")]
+    pub schedule_epochs: Option<u64>,
 
     /// Course of the learning rate after warmup [default: cosine]
     #[arg(long, value_enum, value_name = "KIND")]

@@ -25,6 +25,7 @@ use crate::network::{ModelRequest, resnet};
 use crate::output::RUN_TOML;
 use crate::ranks::World;
 use crate::records::Records;
+use crate::resumption::Resumption;
 use crate::roles::Role;
 use crate::session::Session;
 use crate::synchronizer;
@@ -81,7 +82,7 @@ pub fn train_model<M: ImageClassifier>(
         data.train.len()
     );
 
-    let records = Records::prepare(&config, world.is_root(), &holder(communicator))?;
+    let (records, resumption) = accept(&config, &data, args.allow_changed_data, world)?;
     if records.is_unlocked() {
         reporter
             .warn("the file system of the output directory has no locks: two runs in it would not notice each other");
@@ -90,7 +91,6 @@ pub fn train_model<M: ImageClassifier>(
         reporter.log_to(directory.open_log()?);
     }
     let manifest = manifest(&config, &data, communicator, num_threads, &device)?;
-    records.begin(&config, &manifest)?;
     reporter.configuration(&config, &facts(&manifest, &records));
 
     let training_device = device.clone().autodiff();
@@ -120,7 +120,8 @@ pub fn train_model<M: ImageClassifier>(
         whereabouts: Arc::clone(&world.whereabouts),
         device: &device,
         stop: &world.stop,
-        allow_changed_data: args.allow_changed_data,
+        resumption,
+        manifest: &manifest,
         reporter,
         records: &records,
     };
@@ -130,6 +131,31 @@ pub fn train_model<M: ImageClassifier>(
     records.finish(&summary)?;
     reporter.finish(&summary);
     Ok(outcome)
+}
+
+/// Takes the output directory, and its newest checkpoint if the run is to be resumed; all ranks accept or all refuse.
+///
+/// # Collective
+/// Root's verdict is gathered.
+fn accept(
+    config: &TrainConfig,
+    data: &DatasetSplits,
+    allow_changed_data: bool,
+    world: &World,
+) -> Result<(Records, Option<Resumption>)> {
+    let communicator = &*world.communicator;
+    let own = Records::prepare(config, world.is_root(), &holder(communicator)).and_then(|records| {
+        let resumption = match records.directory() {
+            Some(directory) if config.run.resume => Resumption::find(directory, config, data, allow_changed_data)?,
+            _ => None,
+        };
+        Ok((records, resumption))
+    });
+    let verdict = own.as_ref().err().map_or(String::new(), |error| format!("{error:#}"));
+    let of_root = communicator.all_gather(verdict.as_bytes())?.swap_remove(ROOT);
+    let accepted = own?;
+    ensure!(of_root.is_empty(), "refused by root: {}", String::from_utf8_lossy(&of_root));
+    Ok(accepted)
 }
 
 /// Who this process is, for another that wants its output directory.

@@ -47,7 +47,7 @@ const DEPENDENTS: [(&str, &[&str]); 11] = [
     ),
     ("sync.reduction", &["sync.virtual-shards", "sync.compress", "sync.compress-warmup-steps"]),
     ("sync.compress", &["sync.compress-warmup-steps", "sync.reduction", "sync.virtual-shards"]),
-    ("schedule.schedule", &["schedule.milestones", "schedule.gamma"]),
+    ("schedule.schedule", &["schedule.milestones", "schedule.gamma", "schedule.schedule-epochs"]),
     ("optimizer.scale-learning-rate", &["optimizer.reference-batch-size"]),
     ("run.on-non-finite", &["run.max-skipped-steps"]),
     ("compute.dtype", &["optimizer.loss-scale"]),

@@ -205,12 +205,27 @@ impl Course {
 pub struct ScheduleConfig {
     /// Passes over the train split.
     pub epochs: u64,
+    /// Epochs that the course is planned over, if said; [`Self::planned_epochs`] is the number.
+    #[serde(default)]
+    pub schedule_epochs: Option<u64>,
     /// Warmup, epochs or parts of one.
     pub warmup_epochs: f64,
     /// First rate as a share of the peak.
     pub warmup_start_factor: f64,
     /// After warmup.
     pub course: Course,
+}
+
+impl ScheduleConfig {
+    /// Epochs over which the rate runs its course.
+    pub fn planned_epochs(&self) -> u64 {
+        self.schedule_epochs.unwrap_or(self.epochs)
+    }
+
+    /// Whether the rate of a step depends on how many epochs are planned.
+    pub fn depends_on_epochs(&self) -> bool {
+        matches!(self.course, Course::Cosine | Course::OneCycle)
+    }
 }
 
 /// What is done about a step whose loss or gradient is not finite.

@@ -189,16 +189,28 @@ fn schedule(args: &ScheduleArgs, dataset: DatasetKind) -> Result<ScheduleConfig,
     at_least("--epochs", epochs, 1)?;
     let kind = args.schedule.unwrap_or(ScheduleKind::Cosine);
     let is_one_cycle = kind == ScheduleKind::OneCycle;
+    let schedule_epochs = args.schedule_epochs.map(|planned| at_least("--schedule-epochs", planned, 1)).transpose()?;
+    if schedule_epochs.is_some() && !is_one_cycle && kind != ScheduleKind::Cosine {
+        let remedy = match kind {
+            ScheduleKind::Multistep => "leave it out; --milestones says when the rate falls",
+            _ => "leave it out",
+        };
+        return Err(no_effect("--schedule-epochs", format!("with --schedule {kind}"), remedy));
+    }
+    let planned = schedule_epochs.unwrap_or(epochs);
     let (default_warmup, default_start) = match is_one_cycle {
         // The published shape: 30 % of the run rising, from 1/25 of the peak.
-        true => (0.3 * epochs as f64, 0.04),
-        false => (if epochs >= 5 { 1.0 } else { 0.0 }, 0.1),
+        true => (0.3 * planned as f64, 0.04),
+        false => (if planned >= 5 { 1.0 } else { 0.0 }, 0.1),
     };
     let warmup_epochs = in_range(
         "--warmup-epochs",
         args.warmup_epochs.unwrap_or(default_warmup),
-        format!("{} 0 and less than the {epochs} epochs of the run", if is_one_cycle { "above" } else { "at least" }),
-        |warmup| warmup < epochs as f64 && (warmup > 0.0 || (warmup == 0.0 && !is_one_cycle)),
+        format!(
+            "{} 0 and less than the {planned} epochs of the schedule",
+            if is_one_cycle { "above" } else { "at least" }
+        ),
+        |warmup| warmup < planned as f64 && (warmup > 0.0 || (warmup == 0.0 && !is_one_cycle)),
     )?;
     if warmup_epochs == 0.0 && args.warmup_start_factor.is_some() {
         return Err(no_effect("--warmup-start-factor", "without warmup", "leave it out or add --warmup-epochs 1"));
@@ -207,7 +219,8 @@ fn schedule(args: &ScheduleArgs, dataset: DatasetKind) -> Result<ScheduleConfig,
         in_range("--warmup-start-factor", args.warmup_start_factor.unwrap_or(default_start), "0 to 1", |factor| {
             (0.0..=1.0).contains(&factor)
         })?;
-    Ok(ScheduleConfig { epochs, warmup_epochs, warmup_start_factor, course: course(args, kind, epochs)? })
+    let course = course(args, kind, epochs)?;
+    Ok(ScheduleConfig { epochs, schedule_epochs, warmup_epochs, warmup_start_factor, course })
 }
 
 fn course(args: &ScheduleArgs, kind: ScheduleKind, epochs: u64) -> Result<Course, ConfigError> {

@@ -129,6 +129,7 @@ impl ScheduleConfig {
         };
         ScheduleArgs {
             epochs: Some(self.epochs),
+            schedule_epochs: self.schedule_epochs,
             schedule: Some(self.course.kind()),
             warmup_epochs: Some(self.warmup_epochs),
             warmup_start_factor: (self.warmup_epochs > 0.0).then_some(self.warmup_start_factor),

@@ -1,0 +1,270 @@
+//! What a run may be resumed with: other options, a longer plan, changed data, a state that was altered; on ranks that are threads.
+
+#![allow(clippy::unwrap_used, reason = "a failed unwrap here is a failed test")]
+
+mod fixture;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use distributed::{ROOT, SingleCommunicator};
+use fixture::{Run, flags, run};
+use trainer::checkpoint::{Checkpoint, CheckpointStore, Progress};
+use trainer::cli::TrainArgs;
+use trainer::config::TrainConfig;
+use trainer::data;
+use trainer::metrics::EpochRecord;
+use trainer::output::OutputDirectory;
+use trainer::report::Reporter;
+use trainer::resumption::Resumption;
+
+/// Two epochs of five steps.
+const TINY: &[&str] = &[
+    "--model",
+    "resnet8",
+    "--shapes-train",
+    "104",
+    "--shapes-test",
+    "40",
+    "--global-batch-size",
+    "24",
+    "--epochs",
+    "2",
+    "--eval-every-epochs",
+    "100",
+];
+
+/// Every file below a run's directory but that which is locked, with its bytes.
+fn files(run: &Run) -> BTreeMap<String, Vec<u8>> {
+    fn collect(folder: &Path, found: &mut BTreeMap<String, Vec<u8>>) {
+        for entry in fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                collect(&path, found);
+            } else if !path.ends_with(".lock") {
+                found.insert(path.display().to_string(), fs::read(&path).unwrap());
+            }
+        }
+    }
+    let mut found = BTreeMap::new();
+    collect(&run.directory(), &mut found);
+    found
+}
+
+fn refusal(run: &Run, world_size: usize, with: &[&str]) -> String {
+    format!("{:#}", run.again().try_go(world_size, &flags(TINY, with)).unwrap_err())
+}
+
+/// What a resume of the run with these flags would say.
+fn told(run: &Run, args: &TrainArgs) -> String {
+    let mut args = args.clone();
+    args.run.output_dir = Some(run.directory());
+    let config = TrainConfig::resolve(&args, 1).unwrap();
+    let directory = OutputDirectory::prepare(&config).unwrap();
+    let (alone, silent) = (SingleCommunicator::new(), Reporter::new(false, None));
+    let data = data::open(&config.data, None, &alone, &silent).unwrap();
+    let resumption = Resumption::find(&directory, &config, &data, args.allow_changed_data).unwrap().unwrap();
+    [resumption.warnings, resumption.notes].concat().join("\n")
+}
+
+fn metrics(run: &Run) -> Vec<EpochRecord> {
+    let text = fs::read_to_string(run.directory().join("metrics.jsonl")).unwrap();
+    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+fn newest(run: &Run) -> Checkpoint {
+    CheckpointStore::new(&run.directory().join("checkpoints"), 1).latest().unwrap().0.unwrap()
+}
+
+fn replace(file: &Path, from: &str, to: &str) {
+    let text = fs::read_to_string(file).unwrap();
+    assert!(text.contains(from), "{from} is not in {text}");
+    fs::write(file, text.replacen(from, to, 1)).unwrap();
+}
+
+#[test]
+fn an_epoch_whose_steps_were_all_left_out_is_saved_whole_and_gone_on_from() {
+    let broken = "--model resnet8 --shapes-train 32 --shapes-test 8 --global-batch-size 32 --learning-rate 1e38 \
+                  --on-non-finite skip --epochs 3 --eval-every-epochs 100 --keep-checkpoints 1 --schedule constant \
+                  --warmup-epochs 0";
+    let words: Vec<&str> = broken.split_whitespace().collect();
+    let run = Run::in_new_directory();
+    let untested = |run: Run, with: &[&str]| format!("{:#}", run.try_go(1, &flags(&words, with)).unwrap_err());
+    // The first step's update breaks the parameters, and every step after it is left out.
+    for with in [&[][..], &["--resume"]] {
+        assert!(untested(run.again(), with).contains("epoch 2: the test loss is not finite"));
+        let records = metrics(&run);
+        assert_eq!(records.iter().map(|record| record.epoch).collect::<Vec<_>>(), [0, 1]);
+        assert!(records[0].train_loss.is_some());
+        assert_eq!((records[1].train_loss, records[1].train_num_samples), (None, 0));
+        assert_eq!(newest(&run).state.progress.last_record.as_ref(), records.last());
+        assert_eq!(fs::read_dir(run.directory().join("checkpoints")).unwrap().count(), 1, "none is set aside");
+    }
+}
+
+#[test]
+fn a_refused_resume_leaves_every_file_as_it_was_and_the_plain_one_goes_on() {
+    for world_size in [1, 2] {
+        let whole = run(world_size, &flags(TINY, &[]));
+        let stopped = Run::in_new_directory().stopping_after(2).go(world_size, &flags(TINY, &[]));
+        let before = files(&stopped);
+        for (with, expected) in [
+            (&["--resume", "--epochs", "4"][..], "schedule.epochs was 2, is 4 (the learning rate depends on it: "),
+            (&["--resume", "--momentum", "0.5"], "optimizer.momentum was 0.9, is 0.5 (the steps before and after "),
+            (&["--resume", "--seed", "4"], "run.seed was 0, is 4 (the order of the samples follows from it)"),
+            (&["--resume", "--global-batch-size", "8"], "is 8 (the position in the epoch is counted in batches)"),
+            (&["--resume", "--model", "resnet14"], "(the saved parameters are those of that network)"),
+            (
+                &["--resume", "--shapes-train", "80"],
+                "train-split.shapes-train was 104, is 80 (the saved position is one in those images)",
+            ),
+        ] {
+            let text = refusal(&stopped, world_size, with);
+            assert!(text.contains(expected), "{text}");
+            assert!(files(&stopped) == before, "{with:?} changed a file");
+        }
+        let resumed = stopped.again().go(world_size, &flags(&[], &["--resume"]));
+        assert_eq!(resumed.parameter_hash(), whole.parameter_hash());
+    }
+}
+
+#[test]
+fn a_resume_that_fails_before_its_first_step_leaves_configuration_and_manifest_as_they_were() {
+    let stopped = Run::in_new_directory().stopping_after(1).go(1, &flags(TINY, &[]));
+    let names = ["run.toml", "manifest.json"].map(|name| stopped.directory().join(name));
+    let read = || names.each_ref().map(|path| fs::read(path).unwrap());
+    let before = read();
+    let text = refusal(&stopped, 1, &["--resume", "--weights", "/no/such.safetensors"]);
+    assert!(text.contains("/no/such.safetensors"), "{text}");
+    assert_eq!(read(), before);
+    assert!(!stopped.again().go(1, &flags(&[], &["--resume"])).outcomes()[ROOT].stopped_early);
+}
+
+#[test]
+fn a_run_that_is_trained_longer_keeps_its_schedule_as_if_it_had_been_planned_so() {
+    let longer = ["--epochs", "3", "--schedule-epochs", "2"];
+    let planned = run(1, &flags(TINY, &longer));
+    let base = run(1, &flags(TINY, &[]));
+    assert_eq!(told(&base, &flags(TINY, &["--resume"])), "");
+    let longer = flags(TINY, &[&longer[..], &["--resume"]].concat());
+    let sentence = "resume: 3 epochs, 2 were planned; the cosine schedule is kept: learning rate 2.447e-3 at the next step, 2.447e-3 before the change";
+    assert_eq!(told(&base, &longer), sentence);
+    let kept = base.again().go(1, &longer);
+    assert_eq!(kept.parameter_hash(), planned.parameter_hash());
+    let rates: Vec<f64> = metrics(&kept).iter().map(|record| record.learning_rate).collect();
+    assert_eq!(rates, metrics(&planned).iter().map(|record| record.learning_rate).collect::<Vec<_>>());
+    assert!(rates[2] > 0.0 && rates[2] == rates[1], "{rates:?}");
+}
+
+#[test]
+fn a_stretched_schedule_stays_stretched_in_the_resumes_after_it() {
+    let base = run(1, &flags(TINY, &[]));
+    let refused = refusal(&base, 1, &["--resume", "--epochs", "3"]);
+    for flag in ["--schedule-epochs 3 to stretch", "--schedule-epochs 2 to keep"] {
+        assert!(refused.contains(flag), "{refused}");
+    }
+    let stretch = flags(TINY, &["--resume", "--epochs", "3", "--schedule-epochs", "3"]);
+    let sentence =
+        "the cosine schedule is stretched from 2 to 3 epochs: learning rate 2.500e-2 at the next step, 2.447e-3 before";
+    assert!(told(&base, &stretch).contains(sentence), "{}", told(&base, &stretch));
+    // Stopped before it has a checkpoint of the new plan.
+    base.again().stopping_after(0).go(1, &stretch);
+    let ended = base.again().go(1, &flags(&[], &["--resume"]));
+    assert_eq!(ended.outcomes()[ROOT].progress.epoch, 3);
+    let rates: Vec<f64> = metrics(&ended).iter().map(|record| record.learning_rate).collect();
+    let last = 0.05 * (1.0 + (std::f64::consts::PI * 14.0 / 15.0).cos());
+    assert!((rates[2] - last).abs() < 1e-12, "{rates:?}");
+}
+
+#[test]
+fn milestones_may_change_as_long_as_they_have_not_passed() {
+    let multistep = ["--schedule", "multistep", "--epochs", "4", "--milestones"];
+    let with = |milestones: &'static str| [&multistep[..], &[milestones]].concat();
+    let stopped = Run::in_new_directory().stopping_after(7).go(1, &flags(TINY, &with("1,3")));
+    let change = |milestones| flags(TINY, &[with(milestones), vec!["--resume"]].concat());
+    let error = format!("{:#}", stopped.again().try_go(1, &change("2,3")).unwrap_err());
+    assert!(error.contains("schedule.milestones was [1, 3], is [2, 3] (only those to come may change)"), "{error}");
+    assert!(told(&stopped, &change("1,2")).contains("the multistep schedule has other milestones"));
+    stopped.again().stopping_after(1).go(1, &change("1,2"));
+}
+
+#[test]
+fn a_state_of_the_first_format_is_read_and_an_altered_position_in_it_refused() {
+    let whole = run(1, &flags(TINY, &["--checkpoint-every-steps", "3", "--keep-checkpoints", "99"]));
+    let old = || {
+        let copy = whole.with_checkpoint_alone(3);
+        let folder = copy.directory().join("checkpoints/step-00000003");
+        replace(&folder.join("state.json"), "\"format\": 2", "\"format\": 1");
+        fs::remove_file(folder.join("state.sha256")).unwrap();
+        (copy, folder.join("state.json"))
+    };
+    let (copy, _) = old();
+    assert_eq!(copy.go(1, &flags(TINY, &["--resume"])).parameter_hash(), whole.parameter_hash());
+    for (from, to, expected) in [
+        ("\"step_in_epoch\": 3", "\"step_in_epoch\": 1", "expected step 1 at step 1 of 5 in epoch 0, got 3"),
+        ("\"step_in_epoch\": 3", "\"step_in_epoch\": 8", "expected step 8 at step 8 of 5 in epoch 0, got 3"),
+        ("\"epoch\": 0", "\"epoch\": 1", "expected step 8 at step 3 of 5 in epoch 1, got 3"),
+    ] {
+        let (copy, state) = old();
+        replace(&state, from, to);
+        let text = refusal(&copy, 1, &["--resume"]);
+        assert!(text.contains("step, epoch and step_in_epoch do not agree") && text.contains(expected), "{text}");
+    }
+    // One that should have a checksum and has none.
+    let (copy, state) = old();
+    replace(&state, "\"format\": 1", "\"format\": 2");
+    assert!(refusal(&copy, 1, &["--resume"]).contains("state.sha256"));
+}
+
+#[test]
+fn a_position_in_epochs_of_other_lengths_keeps_its_updates_and_its_place_in_the_schedule() {
+    let mut progress = Progress { epoch: 2, step: 17, step_in_epoch: 7, ..Progress::default() };
+    progress.check_position(5).unwrap_err();
+    progress.move_to_epochs_of(3);
+    assert_eq!((progress.step, progress.step_in_epoch, progress.schedule_step()), (17, 3, 9));
+    progress.check_position(3).unwrap();
+    progress.move_to_epochs_of(100);
+    assert_eq!((progress.step, progress.step_in_epoch, progress.schedule_step()), (17, 3, 203));
+    progress.check_position(100).unwrap();
+    progress.check_position(3).unwrap_err();
+}
+
+#[test]
+fn a_run_goes_on_with_fewer_or_more_images_where_changed_data_are_allowed() {
+    for (world_size, num_left, steps_per_epoch) in [(1, 6, 3), (2, 6, 3), (1, 26, 13)] {
+        let data = tempfile::tempdir().unwrap();
+        let write = |split: &str, images: std::ops::Range<u8>| {
+            for (class, base) in [("dark", 10), ("light", 200)] {
+                let folder = data.path().join(split).join(class);
+                fs::create_dir_all(&folder).unwrap();
+                for image in images.clone() {
+                    fs::write(folder.join(format!("{image:03}.bmp")), fixture::bitmap(base + image)).unwrap();
+                }
+            }
+        };
+        write("train", 0..20);
+        write("test", 0..2);
+        let directory = data.path().to_str().unwrap().to_owned();
+        let words = format!(
+            "--dataset image-folder --model resnet8 --global-batch-size 4 --epochs 2 --augment none --data-dir {directory}"
+        );
+        let words: Vec<&str> = words.split_whitespace().collect();
+        // Of ten steps an epoch it has made seven.
+        let begun = Run::in_new_directory().stopping_after(7).go(world_size, &flags(&words, &[]));
+        assert_eq!(begun.outcomes()[ROOT].progress.step_in_epoch, 7);
+        fs::remove_dir_all(data.path().join("train")).unwrap();
+        write("train", 0..num_left);
+        let resume = flags(&words, &["--resume", "--allow-changed-data"]);
+        assert_eq!(told(&begun, &resume).contains("it counts as trained"), steps_per_epoch < 7);
+        let resumed = begun.again().go(world_size, &resume);
+        let progress = &resumed.outcomes()[ROOT].progress;
+        let left_of_epoch = steps_per_epoch - 7_u64.min(steps_per_epoch);
+        assert_eq!((progress.epoch, progress.step), (2, 7 + left_of_epoch + steps_per_epoch));
+        let last = 2 * steps_per_epoch - 1;
+        let rate = 0.05 * (1.0 + (std::f64::consts::PI * last as f64 / (last + 1) as f64).cos());
+        assert!((resumed.last_record().learning_rate - rate).abs() < 1e-12);
+        // What it left agrees with itself.
+        resumed.again().go(world_size, &flags(&words, &["--resume"]));
+    }
+}
