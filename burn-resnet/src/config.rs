@@ -191,6 +191,24 @@ impl ResNetConfig {
         format!("resnet{}", self.depth)
     }
 
+    /// The number of values in its weights file, parameters and running statistics, without making it; `u64::MAX` for more.
+    pub fn num_values(&self) -> u64 {
+        // A convolution's weights, and four values a channel of the normalisation after it.
+        let layer = |[c_in, c_out]: [u64; 2], kernel: u64| {
+            c_out.saturating_mul(c_in.saturating_mul(kernel * kernel).saturating_add(4))
+        };
+        let (num_blocks, in_channels) = (self.blocks_per_stage() as u64, self.in_channels as u64);
+        let stage = |c_in: u64, c_out: u64| {
+            let has_projection = self.shortcut == Shortcut::B && c_in != c_out;
+            let projection = if has_projection { layer([c_in, c_out], 1) } else { 0 };
+            let others = num_blocks.saturating_mul(2).saturating_sub(1);
+            others.saturating_mul(layer([c_out, c_out], 3)).saturating_add(layer([c_in, c_out], 3) + projection)
+        };
+        let linear = (self.num_classes as u64).saturating_mul(64 + 1);
+        let parts = [layer([in_channels, 16], 3), stage(16, 16), stage(16, 32), stage(32, 64), linear];
+        parts.into_iter().fold(0, u64::saturating_add)
+    }
+
     /// Makes the network with the weights that `seed` stands for: the same bits on every backend
     /// and thread. burn's global random numbers are not used.
     ///
