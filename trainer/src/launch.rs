@@ -7,7 +7,7 @@ use std::process::{ExitCode, Termination};
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use distributed::{Communicator, Launcher, ROOT, SingleCommunicator};
 
 use crate::config::ConfigError;
@@ -33,9 +33,22 @@ pub fn launch_in_any_world<T: Termination>(work: impl FnOnce(&World) -> Result<T
     enter(ranks::join, work)
 }
 
-/// As [`launch`], in a world of this process alone, whatever started it: for work that needs no other rank.
+/// As [`launch`], in a world of this process alone: for work that needs no other rank. One of several tasks is refused, as each
+/// would do the same work and write the same files.
 pub fn launch_alone<T: Termination>(work: impl FnOnce(&World) -> Result<T>) -> ExitCode {
-    enter(|| Ok(Arc::new(SingleCommunicator::new())), work)
+    enter(alone, work)
+}
+
+fn alone() -> Result<Arc<dyn Communicator>> {
+    // A batch script has a number of tasks, too, but its program is none of them and has no rank.
+    if let Some(launcher) = Launcher::detect_from_environment()?.filter(|launcher| launcher.rank.is_some()) {
+        let Launcher { num_tasks, variable, .. } = launcher;
+        ensure!(
+            num_tasks == 1,
+            "start: expected one process, got {num_tasks} ({variable}); start it without a launcher"
+        );
+    }
+    Ok(Arc::new(SingleCommunicator::new()))
 }
 
 fn enter<T: Termination>(

@@ -173,6 +173,19 @@ fn a_launcher_of_several_tasks_around_a_world_of_one_is_refused_with_both_number
 }
 
 #[test]
+fn work_for_one_process_is_refused_as_one_of_several_tasks() {
+    let directory = tempfile::tempdir().unwrap();
+    let report = |tasks: &str| {
+        let mut command = trainer("report --output", &[&directory.path().join("report"), directory.path()]);
+        command.env("OMPI_COMM_WORLD_SIZE", tasks).env("OMPI_COMM_WORLD_RANK", "0");
+        String::from_utf8_lossy(&command.output().unwrap().stderr).into_owned()
+    };
+    let refusal = "expected one process, got 3 (OMPI_COMM_WORLD_SIZE)";
+    assert!(report("3").contains(refusal), "{}", report("3"));
+    assert!(!report("1").contains("expected one process"), "{}", report("1"));
+}
+
+#[test]
 fn an_output_directory_in_use_is_refused_and_left_as_it_was() {
     let directory = tempfile::tempdir().unwrap();
     std::fs::write(directory.path().join("precious"), "data").unwrap();
