@@ -126,7 +126,7 @@ pub fn checkpoint(bytes: &[u8]) {
     write_checkpoint(bytes, folder.path());
     match checkpoint::find(folder.path()) {
         Err(error) => names(&format!("{error:#}"), folder.path()),
-        Ok(found) => match found.training_tensors() {
+        Ok((found, _)) => match found.training_tensors() {
             Err(error) => names(&format!("{error:#}"), folder.path()),
             Ok(tensors) => assert_eq!(tensors.norm_statistics.len(), found.state.world_size),
         },

@@ -92,6 +92,14 @@ pub struct EvalArgs {
     #[arg(long, value_name = "SAMPLES")]
     pub batch_size_per_rank: Option<usize>,
 
+    /// With --checkpoint: go on though the data's class names are not those that the model was trained on [default: off]
+    #[arg(long)]
+    pub allow_changed_classes: bool,
+
+    /// Longest that a rank may wait for another before all stop, seconds [default: 120]
+    #[arg(long, value_name = "SECONDS")]
+    pub timeout: Option<u64>,
+
     /// Print one JSON object as the last line: num_samples, top1_correct, top5_correct, loss (mean, nats) [default: off]
     #[arg(long)]
     pub json: bool,

@@ -25,6 +25,7 @@ pub use crate::choices::{
     ShortcutKind, SyncKind, UpdateKind,
 };
 pub use commands::{BenchConfig, EvalConfig, PredictConfig, SimulationConfig, WeightSource};
+pub(crate) use data::{MAX_CLASSES, MAX_IMAGE_SIDE};
 pub use doctor::DoctorConfig;
 pub use error::ConfigError;
 pub use netbench::NetbenchConfig;
@@ -165,10 +166,8 @@ impl TrainConfig {
     pub fn hash(&self) -> String {
         let mut digest = Sha256::new();
         digest.update(format!("{}\n{}\n{}\n", env!("CARGO_PKG_VERSION"), self.batch.world_size, self.run.resume));
-        for (key, value) in self.settings() {
-            if !RANK_LOCAL_KEYS.contains(&key.as_str()) {
-                digest.update(format!("{key}={value}\n"));
-            }
+        for (key, value) in shared_settings(&self.to_args()) {
+            digest.update(format!("{key}={value}\n"));
         }
         digest.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
     }
@@ -200,15 +199,26 @@ impl TrainConfig {
 
     /// All options with effect as (`section.key`, value), sorted.
     pub fn settings(&self) -> Vec<(String, String)> {
-        let table = toml::Table::try_from(self.to_args()).expect("options are plain values, which TOML has");
-        let mut settings = Vec::new();
-        for (section, keys) in table {
-            for (key, value) in keys.as_table().into_iter().flatten() {
-                settings.push((format!("{section}.{key}"), value.to_string()));
-            }
-        }
-        settings
+        settings(&self.to_args())
     }
+}
+
+/// All options that are given as (`section.key`, value), sorted.
+fn settings(args: &TrainArgs) -> Vec<(String, String)> {
+    let table = toml::Table::try_from(args).expect("options are plain values, which TOML has");
+    let mut settings = Vec::new();
+    for (section, keys) in table {
+        for (key, value) in keys.as_table().into_iter().flatten() {
+            settings.push((format!("{section}.{key}"), value.to_string()));
+        }
+    }
+    settings
+}
+
+/// Those that must be equal on all ranks: all but the paths, threads and device of the machine.
+fn shared_settings(args: &TrainArgs) -> Vec<(String, String)> {
+    let settings = settings(args).into_iter();
+    settings.filter(|(key, _)| !RANK_LOCAL_KEYS.contains(&key.as_str())).collect()
 }
 
 /// One option that two configurations do not agree on.

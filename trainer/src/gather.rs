@@ -31,6 +31,18 @@ pub fn total_scores(communicator: &dyn Communicator, own: ScoreSums) -> Result<S
     Ok(ScoreSums { loss_sum: loss[0], num_samples, top1_correct, top5_correct })
 }
 
+/// Root's bytes, on all ranks; those of the others are not looked at.
+///
+/// # Errors
+/// When the collective fails.
+///
+/// # Collective
+/// Must be called by all ranks.
+pub fn from_root(communicator: &dyn Communicator, bytes: &[u8]) -> Result<Vec<u8>> {
+    let own = if communicator.rank() == ROOT { bytes } else { &[] };
+    Ok(communicator.all_gather(own)?.swap_remove(ROOT))
+}
+
 /// What this rank measured over some steps.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct OwnTimes {

@@ -3,7 +3,9 @@
 //! In: one rank's version, configuration and data. Out: an error on all ranks that names the one that differs from root.
 //! Invariant: compared before the first step, so that no rank trains on other data or with other flags.
 
-use anyhow::{Result, bail};
+use std::collections::BTreeMap;
+
+use anyhow::{Context, Result, bail};
 use datasets::DatasetSplits;
 use distributed::{Communicator, ROOT};
 
@@ -23,24 +25,40 @@ pub fn check(config: &TrainConfig, data: &DatasetSplits, communicator: &dyn Comm
     }
     data::share_checksums(Some(data), communicator)?;
     let own = [
-        ("version", env!("CARGO_PKG_VERSION").to_owned()),
         ("configuration", config.hash()),
         ("train images", data.train.len().to_string()),
         ("test images", data.test.len().to_string()),
         ("train split", data.train.checksum()),
         ("test split", data.test.checksum()),
     ];
-    let packed: Vec<&str> = own.iter().map(|(_, value)| value.as_str()).collect();
-    let all = communicator.all_gather(packed.join("\n").as_bytes())?;
-    let root = String::from_utf8_lossy(&all[ROOT]).into_owned();
-    for (rank, bytes) in all.iter().enumerate() {
-        let theirs = String::from_utf8_lossy(bytes).into_owned();
-        for (((what, _), expected), got) in own.iter().zip(root.lines()).zip(theirs.lines()) {
-            if expected != got {
-                bail!(
-                    "start: {what} of rank {rank} differs from root's: expected {expected}, got {got}; start all ranks with the same program, flags and data"
-                );
-            }
+    compare(own.map(|(what, value)| (what.to_owned(), value)).to_vec(), communicator)
+}
+
+/// Compares the program's version and these facts, as (what, value), with root's; a fact that only one of the two has differs.
+///
+/// # Errors
+/// When a rank differs; all ranks return the same error.
+///
+/// # Collective
+/// Must be called by all ranks.
+pub fn compare(own: Vec<(String, String)>, communicator: &dyn Communicator) -> Result<()> {
+    let version = ("version".to_owned(), env!("CARGO_PKG_VERSION").to_owned());
+    let own: BTreeMap<String, String> = own.into_iter().chain([version]).collect();
+    let all = communicator.all_gather(&serde_json::to_vec(&own)?)?;
+    let facts = |rank: usize| -> Result<BTreeMap<String, String>> {
+        serde_json::from_slice(&all[rank]).with_context(|| format!("start: what rank {rank} says of itself"))
+    };
+    let root = facts(ROOT)?;
+    for rank in 0..all.len() {
+        let theirs = facts(rank)?;
+        let unequal = root.keys().chain(theirs.keys()).find(|what| root.get(*what) != theirs.get(*what));
+        if let Some(what) = unequal {
+            let told = |facts: &BTreeMap<String, String>| facts.get(what).map_or("none".to_owned(), String::clone);
+            bail!(
+                "start: {what} of rank {rank} differs from root's: expected {}, got {}; start all ranks with the same program, flags and data",
+                told(&root),
+                told(&theirs)
+            );
         }
     }
     Ok(())

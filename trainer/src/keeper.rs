@@ -7,7 +7,7 @@
 
 use std::time::Instant;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use burn_resnet::{load_weights, save_safetensors};
 use distributed::{
     Carried, ParameterLayout, ROOT, average_norm_statistics, broadcast_module, bytes_to_floats, fingerprint,

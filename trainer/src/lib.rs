@@ -14,6 +14,7 @@ pub mod train;
 pub mod bench;
 pub mod evaluate;
 pub mod keeper;
+pub mod saved_model;
 pub mod step;
 
 pub mod session;

@@ -28,6 +28,28 @@ pub struct ModelRequest<'a> {
 /// # Errors
 /// When the depth is not `6n + 2` or there are no classes.
 pub fn resnet(config: &ModelConfig, zero_gamma: bool, request: &ModelRequest<'_>) -> Result<ResNet> {
+    Ok(layers(config, zero_gamma, request)?.init(request.seed, request.device))
+}
+
+/// As [`resnet`], to be filled from a weights file of `num_bytes` bytes: a network that such a file cannot hold asks for no memory.
+///
+/// # Errors
+/// As [`resnet`]; when the network has more values than the file has bytes.
+pub fn resnet_within(num_bytes: u64, config: &ModelConfig, request: &ModelRequest<'_>) -> Result<ResNet> {
+    let layers = layers(config, false, request)?;
+    let num_values = layers.num_values();
+    ensure!(
+        num_values <= num_bytes,
+        "{} for {} classes and {} channels: expected at most {num_bytes} values, as many as the weights file has bytes, \
+         got {num_values}; check depth, number of classes and shortcut",
+        layers.name(),
+        request.num_classes,
+        request.in_channels
+    );
+    Ok(layers.init(request.seed, request.device))
+}
+
+fn layers(config: &ModelConfig, zero_gamma: bool, request: &ModelRequest<'_>) -> Result<ResNetConfig> {
     ensure!(request.num_classes > 0, "classes: expected at least 1, got 0");
     let shortcut = match config.shortcut {
         ShortcutKind::A => Shortcut::A,
@@ -54,6 +76,5 @@ pub fn resnet(config: &ModelConfig, zero_gamma: bool, request: &ModelRequest<'_>
         .with_kernels(kernels)
         .with_convolution(convolution)
         .with_instruction_set(instruction_set(request.compute.cpu)?)
-        .with_activations(activations)
-        .init(request.seed, request.device))
+        .with_activations(activations))
 }

@@ -267,7 +267,7 @@ const REFUSED: [(&str, &[&str]); 58] = [
     ("--dataset cifar10 --data-dir d --shapes-train 10", &["--shapes-train"]),
     ("--synthetic-classes 5", &["--synthetic-classes", "--dataset synthetic"]),
     ("--on-bad-image skip", &["--on-bad-image", "image-folder"]),
-    ("--dataset synthetic --image-size 4", &["--image-size", "at least 8", "got 4"]),
+    ("--dataset synthetic --image-size 4", &["--image-size", "8 to 4096", "got 4"]),
     ("--normalize-mean 0.5,0.5,0.5", &["--normalize-std is missing", "both or neither"]),
     ("--normalize-mean 0.5,0.5 --normalize-std 1,1", &["--normalize-mean", "three numbers", "got 0.5,0.5"]),
     ("--normalize-mean 0.5,0.5,0.5 --normalize-std 1,0,1", &["--normalize-std", "above 0"]),
@@ -424,6 +424,24 @@ fn eval_needs_exactly_one_source_of_weights_and_what_that_source_does_not_tell()
 }
 
 #[test]
+fn sizes_that_memory_is_asked_for_by_have_an_upper_end() {
+    for (flags, range) in [
+        ("--dataset synthetic --image-size 5000", "--image-size: expected 8 to 4096, got 5000"),
+        ("--dataset synthetic --synthetic-classes 65537", "--synthetic-classes: expected 2 to 65536"),
+        ("--loader-threads 1025", "--loader-threads: expected 0 to 1024"),
+    ] {
+        assert!(refusal(flags).contains(range), "{}", refusal(flags));
+    }
+}
+
+#[test]
+fn class_names_can_be_allowed_to_change_only_where_they_are_known() {
+    let flags = "--weights w --model resnet20 --dataset shapes --allow-changed-classes";
+    let error = EvalConfig::resolve(&eval_args(flags), None).unwrap_err().to_string();
+    assert!(error.contains("--allow-changed-classes has no effect with --weights"), "{error}");
+}
+
+#[test]
 fn eval_of_a_checkpoint_uses_its_model_and_data_unless_told_otherwise() {
     let trained = resolved("--depth 32 --dataset cifar10 --data-dir d --limit-test 100");
     let eval = |flags: &str| EvalConfig::resolve(&eval_args(flags), Some(&trained)).unwrap();
@@ -432,7 +450,7 @@ fn eval_of_a_checkpoint_uses_its_model_and_data_unless_told_otherwise() {
     let elsewhere = eval("--checkpoint c --data-dir e");
     assert_eq!(elsewhere.data.source, DataSource::Cifar10 { dir: "e".into(), download: false });
     let other = eval("--checkpoint c --dataset shapes --shapes-seed 5");
-    assert_eq!(other.data.source, DataSource::Shapes { num_train: 10_000, num_test: 2_000, seed: 5 });
+    assert_eq!(other.data.source, DataSource::Shapes { num_train: 1, num_test: 2_000, seed: 5 });
 }
 
 #[test]

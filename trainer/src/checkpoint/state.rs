@@ -7,6 +7,7 @@ use datasets::DatasetSplits;
 use serde::{Deserialize, Serialize};
 
 use super::{MODEL_FILE, TRAINING_FILE, residual_file};
+use crate::config::{MAX_CLASSES, MAX_IMAGE_SIDE};
 use crate::loss_scale::LossScale;
 use crate::metrics::{EpochRecord, ScoreSums};
 
@@ -16,10 +17,8 @@ pub(super) const FORMAT: u32 = 2;
 /// The oldest layout that is read.
 pub(super) const OLDEST_FORMAT: u32 = 1;
 
-/// The most ranks, width or height in pixels, and classes of a checkpoint that is opened.
+/// The most ranks of a checkpoint that is opened.
 const MAX_RANKS: usize = 1 << 20;
-const MAX_SIDE: usize = 1 << 16;
-const MAX_CLASSES: usize = 1 << 16;
 
 /// Where a run stands. All randomness is a function of the seed and this position, so it is the random state as well.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -228,7 +227,10 @@ impl CheckpointState {
             self.loss_scale
         );
         for side in [*height, *width] {
-            ensure!((1..=MAX_SIDE).contains(&side), "input: expected sides of 1 to {MAX_SIDE} pixels, got {side}");
+            ensure!(
+                (1..=MAX_IMAGE_SIDE).contains(&side),
+                "input: expected sides of 1 to {MAX_IMAGE_SIDE} pixels, got {side}"
+            );
         }
         ensure!(*channels > 0, "input: expected at least 1 channel, got 0");
         ensure!(

@@ -242,22 +242,36 @@ impl CheckpointStore {
     }
 }
 
-/// The checkpoint that `path` means: a checkpoint's own directory, or a run's output directory (its best, else its last).
+/// The checkpoint that `path` means: a checkpoint's own directory, or a run's output directory (its best, else its newest); and
+/// a warning for each that would have been taken, were it whole.
 ///
 /// # Errors
-/// When there is none, or it is not whole.
-pub fn find(path: &Path) -> Result<Checkpoint> {
+/// When there is none, or none is whole.
+pub fn find(path: &Path) -> Result<(Checkpoint, Vec<String>)> {
     if path.join(STATE_FILE).exists() {
-        return Checkpoint::open(path);
+        return Ok((Checkpoint::open(path)?, Vec::new()));
     }
     let store = CheckpointStore::new(&path.join("checkpoints"), 1);
-    if let Some(best) = store.best()? {
-        return Ok(best);
-    }
-    let (latest, _) = store.latest()?;
-    latest.with_context(|| {
+    let lost_best = match store.best() {
+        Ok(Some(best)) => return Ok((best, Vec::new())),
+        Ok(None) => None,
+        Err(error) => Some(error),
+    };
+    let (newest, mut passed_over) = store.newest_whole()?;
+    let newest = newest.with_context(|| {
         format!("no checkpoint in {}: expected a checkpoint's directory or a run's output directory", path.display())
-    })
+    })?;
+    let mut warnings = Vec::new();
+    if let Some(error) = lost_best {
+        // It may be among the newest, and is told of once.
+        passed_over.retain(|damaged| store.best_name().as_ref() != Some(&damaged.name));
+        let taken = newest.directory.display();
+        warnings.push(format!(
+            "the best checkpoint cannot be read: {error:#}; the newest whole one, {taken}, takes its place"
+        ));
+    }
+    warnings.extend(passed_over.into_iter().map(|damaged| damaged.warning));
+    Ok((newest, warnings))
 }
 
 fn with_ending(path: &Path, ending: &str) -> PathBuf {

@@ -8,6 +8,7 @@ use anyhow::Result;
 use crate::bench::{Measurement, measure};
 use crate::cli::BenchArgs;
 use crate::config::BenchConfig;
+use crate::identity;
 use crate::output;
 use crate::ranks::World;
 use crate::simulation;
@@ -15,13 +16,14 @@ use crate::simulation;
 /// Measures training steps.
 ///
 /// # Errors
-/// When flags contradict each other, the profile cannot be written, or a step fails.
+/// When flags contradict each other or differ between the ranks, the profile cannot be written, or a step fails.
 ///
 /// # Collective
 /// Must be called by all ranks.
 pub fn bench(args: &BenchArgs, world: &World) -> Result<()> {
     let config = BenchConfig::resolve(args, world.communicator.world_size())?;
     let watchdog = world.watch(config.sync.timeout)?;
+    identity::compare(config.shared_settings(), &*world.communicator)?;
     if let Some(path) = config.profile_output.as_deref().filter(|_| world.is_root()) {
         output::check_writable(path)?;
     }

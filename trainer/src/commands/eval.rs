@@ -1,16 +1,19 @@
 //! `trainer eval`: loss and accuracy of saved weights on a test split.
 
-use anyhow::{Context, Result};
-use burn_resnet::load_weights;
+use anyhow::{Context, Result, ensure};
+use datasets::ImageDataset;
+use distributed::Phase;
 use serde::Serialize;
 
-use crate::checkpoint;
+use crate::checkpoint::ModelInput;
 use crate::cli::EvalArgs;
-use crate::config::{EvalConfig, TrainConfig, WeightSource};
+use crate::config::{EvalConfig, WeightSource};
 use crate::data;
 use crate::evaluate::{EvaluateConfig, evaluate};
-use crate::network::{ModelRequest, resnet};
+use crate::identity;
+use crate::network::ModelRequest;
 use crate::ranks::World;
+use crate::saved_model::SavedModel;
 
 /// What `--json` prints.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -29,34 +32,46 @@ pub struct EvalResult {
     pub dataset_checksum: String,
 }
 
-/// Evaluates a weights file or a checkpoint.
+/// Evaluates a weights file or a checkpoint, which root reads for all ranks.
 ///
 /// # Errors
-/// When flags contradict each other, or weights or data cannot be read.
+/// When flags contradict each other, the ranks do not have the same flags and data, weights or data cannot be read, or the data's
+/// classes are not those of the checkpoint.
 ///
 /// # Collective
 /// Must be called by all ranks.
 pub fn eval(args: &EvalArgs, world: &World) -> Result<EvalResult> {
-    let found = args.checkpoint.as_deref().map(checkpoint::find).transpose()?;
-    let trained: Option<TrainConfig> =
-        found.as_ref().map(|found| serde_json::from_value(found.state.config.clone())).transpose()?;
-    let config = EvalConfig::resolve(args, trained.as_ref())?;
     let communicator = &*world.communicator;
+    let weights = EvalConfig::weights(args)?;
+    // Of a weights file the flags tell all, so that wrong usage is told before anything is read.
+    let of_flags = match &weights {
+        WeightSource::File(_) => Some(EvalConfig::resolve(args, None)?),
+        WeightSource::Checkpoint(_) => None,
+    };
+    let watchdog = world.watch(EvalConfig::timeout(args)?)?;
+    let saved = SavedModel::find(&weights, world)?;
+    let config = match of_flags {
+        Some(config) => config,
+        None => EvalConfig::resolve(args, saved.trained()?.as_ref())?,
+    };
+    identity::compare(config.shared_settings(), communicator)?;
     let (device, _) = world.prepare_compute(&config.compute)?;
+    world.whereabouts.enter(Phase::Data);
     let data = data::open(&config.data, None, communicator, &world.reporter)?;
+    identity::compare(vec![("test split".to_owned(), data.test.checksum())], communicator)?;
+    let input = saved.state.as_ref().map(|state| &state.input);
+    if let Some(input) = input {
+        check_input(input, &*data.test, &config, world)?;
+    }
     let request = ModelRequest {
-        num_classes: data.test.class_names().len(),
+        num_classes: input.map_or_else(|| data.test.class_names().len(), |input| input.class_names.len()),
         in_channels: data.test.image_shape().channels,
         seed: 0,
         compute: &config.compute,
         device: &device,
     };
-    let path = match (&config.weights, &found) {
-        (WeightSource::File(path), _) => path.clone(),
-        (WeightSource::Checkpoint(_), Some(found)) => found.model_path(),
-        (WeightSource::Checkpoint(path), None) => checkpoint::find(path)?.model_path(),
-    };
-    let model = load_weights(resnet(&config.model, false, &request)?, &path)?;
+    let model = saved.network(&config.model, &request, world)?;
+    world.whereabouts.enter(Phase::Evaluation);
     let how = EvaluateConfig {
         micro_batch_size: config.batch_size_per_rank,
         loader_threads: config.data.loader_threads,
@@ -72,9 +87,36 @@ pub fn eval(args: &EvalArgs, world: &World) -> Result<EvalResult> {
         dataset: data.test.name().to_owned(),
         dataset_checksum: data.test.checksum(),
     };
-    world.reporter.evaluation(&format!("{} on {}", path.display(), data.test.name()), &sums);
+    world.reporter.evaluation(&format!("{} on {}", saved.name(), data.test.name()), &sums);
     if config.json {
         world.reporter.json(&result);
     }
+    world.whereabouts.enter(Phase::Ending);
+    world.end_watch(watchdog)?;
     Ok(result)
+}
+
+/// Whether the test split's labels mean what the model's logits do.
+fn check_input(input: &ModelInput, test: &dyn ImageDataset, config: &EvalConfig, world: &World) -> Result<()> {
+    let channels = test.image_shape().channels;
+    ensure!(channels == input.channels, "eval: expected images of {} channels, got {channels}", input.channels);
+    let (trained, now) = (&input.class_names, test.class_names());
+    let Some(first) = (0..trained.len().max(now.len())).find(|&class| trained.get(class) != now.get(class)) else {
+        return Ok(());
+    };
+    let named = |names: &[String]| names.get(first).map_or("none".to_owned(), |name| format!("\"{name}\""));
+    let change = format!(
+        "eval: the classes are not those of the training: class {first} of {}: expected {}, got {} (class {first} of {})",
+        trained.len(),
+        named(trained),
+        named(now),
+        now.len()
+    );
+    ensure!(
+        config.allow_changed_classes,
+        "{change}; give the data with the names of the training, or --allow-changed-classes if equal labels mean equal things"
+    );
+    ensure!(now.len() <= trained.len(), "{change}; the network has no answer for the further classes");
+    world.reporter.warn(&format!("{change}; going on, as --allow-changed-classes says"));
+    Ok(())
 }

@@ -10,6 +10,7 @@ use distributed::simulate::NetworkModel;
 
 use crate::cli::NetbenchArgs;
 use crate::config::NetbenchConfig;
+use crate::identity;
 use crate::netbench::{
     CONFIDENCE, Environment, Links, MOST_REPETITIONS, Method, NetbenchResult, PRECISION, PairPlan, collective_lines,
     collectives, conclusion_lines, heading_lines, overlap, overlap_line, pair_lines, point_to_point,
@@ -20,13 +21,14 @@ use crate::ranks::World;
 /// Measures messages between pairs of ranks, then collectives; prints each table when it is measured.
 ///
 /// # Errors
-/// When flags contradict each other, the output cannot be written, or a message or collective fails.
+/// When flags contradict each other or differ between the ranks, the output cannot be written, or a message or collective fails.
 ///
 /// # Collective
 /// Must be called by all ranks.
 pub fn netbench(args: &NetbenchArgs, world: &World) -> Result<()> {
     let config = NetbenchConfig::resolve(args, world.communicator.world_size())?;
     let watchdog = world.watch(config.timeout)?;
+    identity::compare(config.shared_settings(), &*world.communicator)?;
     if let Some(path) = config.output.as_deref().filter(|_| world.is_root()) {
         output::check_writable(path)?;
     }

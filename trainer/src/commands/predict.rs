@@ -5,17 +5,16 @@ use std::sync::Arc;
 use anyhow::{Context, Result, anyhow, ensure};
 use burn::tensor::Tensor;
 use burn::tensor::activation::softmax;
-use burn_resnet::load_weights;
 use datasets::{
     HostBatch, ImageShape, Normalization, Pixels, Placement, RawPixels, load_image, normalize::NormalizationTable,
 };
 use serde::Serialize;
 
-use crate::checkpoint;
 use crate::cli::PredictArgs;
-use crate::config::{InputKind, PredictConfig, TrainConfig};
-use crate::network::{ModelRequest, resnet};
+use crate::config::{InputKind, PredictConfig, WeightSource};
+use crate::network::ModelRequest;
 use crate::ranks::World;
+use crate::saved_model::SavedModel;
 
 /// What `--json` prints: one entry an image.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -52,10 +51,9 @@ pub fn predict(args: &PredictArgs, world: &World) -> Result<Predictions> {
     world.expect_one_process("predict")?;
     let config = PredictConfig::resolve(args)?;
     let (device, _) = world.prepare_compute(&config.compute)?;
-    let found = checkpoint::find(&config.checkpoint)?;
-    let trained: TrainConfig =
-        serde_json::from_value(found.state.config.clone()).context("configuration in the checkpoint")?;
-    let input = &found.state.input;
+    let saved = SavedModel::find(&WeightSource::Checkpoint(config.checkpoint.clone()), world)?;
+    let trained = saved.trained()?.context("predict: a checkpoint tells its configuration")?;
+    let input = &saved.state.as_ref().context("predict: a checkpoint tells what it takes")?.input;
     let request = ModelRequest {
         num_classes: input.class_names.len(),
         in_channels: input.channels,
@@ -63,7 +61,7 @@ pub fn predict(args: &PredictArgs, world: &World) -> Result<Predictions> {
         compute: &config.compute,
         device: &device,
     };
-    let model = load_weights(resnet(&trained.model, false, &request)?, found.model_path())?;
+    let model = saved.network(&trained.model, &request, world)?;
     let shape = ImageShape { height: input.height, width: input.width, channels: input.channels };
     let normalization = Normalization { mean: input.mean.clone(), std: input.std.clone() };
     let table = Arc::new(NormalizationTable::new(&normalization));

@@ -4,16 +4,22 @@
 //! Invariant: as in [`super`], an option without effect is refused.
 
 use super::error::ConfigError;
-use super::parts::{ComputeConfig, DataConfig, ModelConfig};
+use super::parts::{ComputeConfig, DataConfig, DataSource, ModelConfig};
 use super::resolve::{at_least, compute, model, no_effect};
 use super::sync::{self, SyncConfig};
-use super::{TrainConfig, data, file, netbench};
+use super::{TrainConfig, data, file, netbench, shared_settings};
 use crate::choices::{BatchNormKind, UpdateKind};
-use crate::cli::{BenchArgs, DataArgs, EvalArgs, ModelArgs, PredictArgs, TrainArgs, TrainSplitArgs};
+use crate::cli::{
+    BatchArgs, BenchArgs, DataArgs, EvalArgs, ModelArgs, PredictArgs, RunArgs, SyncArgs, TrainArgs, TrainSplitArgs,
+};
 use crate::loss_scale::LossScaling;
 use distributed::simulate::{NetworkError, NetworkModel};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// The most bytes of test images that are drawn because a checkpoint says so: its numbers may be anybody's.
+const MOST_DRAWN_BYTES: u64 = 4 << 30;
 
 /// Where parameters are read from.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -35,6 +41,10 @@ pub struct EvalConfig {
     pub data: DataConfig,
     /// Samples of one rank's forward pass.
     pub batch_size_per_rank: usize,
+    /// Whether the data's class names may be others than the checkpoint's.
+    pub allow_changed_classes: bool,
+    /// Longest wait for another rank.
+    pub timeout: Duration,
     /// Device and threads.
     pub compute: ComputeConfig,
     /// End with a JSON line.
@@ -62,26 +72,17 @@ impl EvalConfig {
     pub fn resolve(args: &EvalArgs, trained: Option<&TrainConfig>) -> Result<Self, ConfigError> {
         let batch_size_per_rank = at_least("--batch-size-per-rank", args.batch_size_per_rank.unwrap_or(128), 1)?;
         let compute = compute(&args.compute)?;
-        let (weights, model, data) = match (&args.weights, &args.checkpoint) {
-            (Some(_), Some(_)) => {
-                return Err(ConfigError::Conflict {
-                    option: "--weights",
-                    other: "--checkpoint".to_owned(),
-                    remedy: "give one of them".to_owned(),
-                });
+        let timeout = Self::timeout(args)?;
+        let weights = Self::weights(args)?;
+        let (model, data) = match &weights {
+            WeightSource::File(_) => {
+                if args.allow_changed_classes {
+                    let because = "with --weights, a file that tells no class names";
+                    return Err(no_effect("--allow-changed-classes", because, "leave it out"));
+                }
+                (named_model(args)?, named_data(args)?)
             }
-            (None, None) => {
-                return Err(ConfigError::Missing {
-                    option: "--checkpoint",
-                    because: "there is nothing to measure".to_owned(),
-                    remedy: "give a checkpoint directory, or --weights FILE with --model and --dataset".to_owned(),
-                });
-            }
-            (Some(path), None) => {
-                let source = WeightSource::File(path.clone());
-                (source, named_model(args)?, named_data(args)?)
-            }
-            (None, Some(path)) => {
+            WeightSource::Checkpoint(_) => {
                 let trained = trained.expect("the caller reads the checkpoint's configuration first");
                 if args.model != ModelArgs::default() {
                     return Err(ConfigError::NoEffect {
@@ -90,10 +91,57 @@ impl EvalConfig {
                         remedy: "leave it out".to_owned(),
                     });
                 }
-                (WeightSource::Checkpoint(path.clone()), trained.model, data_like(trained, args)?)
+                (trained.model, data_like(trained, args)?)
             }
         };
-        Ok(Self { model, weights, data, batch_size_per_rank, compute, json: args.json })
+        let allow_changed_classes = args.allow_changed_classes;
+        Ok(Self { model, weights, data, batch_size_per_rank, allow_changed_classes, timeout, compute, json: args.json })
+    }
+
+    /// Where the parameters are read from, as can be told before a checkpoint is read.
+    ///
+    /// # Errors
+    /// When there is no source, or two.
+    pub fn weights(args: &EvalArgs) -> Result<WeightSource, ConfigError> {
+        match (&args.weights, &args.checkpoint) {
+            (Some(_), Some(_)) => Err(ConfigError::Conflict {
+                option: "--weights",
+                other: "--checkpoint".to_owned(),
+                remedy: "give one of them".to_owned(),
+            }),
+            (None, None) => Err(ConfigError::Missing {
+                option: "--checkpoint",
+                because: "there is nothing to measure".to_owned(),
+                remedy: "give a checkpoint directory, or --weights FILE with --model and --dataset".to_owned(),
+            }),
+            (Some(path), None) => Ok(WeightSource::File(path.clone())),
+            (None, Some(path)) => Ok(WeightSource::Checkpoint(path.clone())),
+        }
+    }
+
+    /// The longest wait for another rank, as can be told before a checkpoint is read.
+    ///
+    /// # Errors
+    /// When it is 0.
+    pub fn timeout(args: &EvalArgs) -> Result<Duration, ConfigError> {
+        Ok(Duration::from_secs(at_least("--timeout", args.timeout.unwrap_or(120), 1)?))
+    }
+
+    /// What must be equal on all ranks, as (option, value).
+    pub fn shared_settings(&self) -> Vec<(String, String)> {
+        let weights = match &self.weights {
+            WeightSource::File(path) => ("--weights", path),
+            WeightSource::Checkpoint(path) => ("--checkpoint", path),
+        };
+        let batch = BatchArgs { batch_size_per_rank: Some(self.batch_size_per_rank), ..BatchArgs::default() };
+        let sync = SyncArgs { timeout: Some(self.timeout.as_secs()), ..SyncArgs::default() };
+        // A machine's own, and it need not be text.
+        let data = DataArgs { data_dir: None, ..self.data.to_args() };
+        let (model, compute) = (self.model.to_args(), self.compute.to_args());
+        let mut settings = shared_settings(&TrainArgs { model, data, batch, sync, compute, ..TrainArgs::default() });
+        settings.push((weights.0.to_owned(), weights.1.display().to_string()));
+        settings.push(("--allow-changed-classes".to_owned(), self.allow_changed_classes.to_string()));
+        settings
     }
 }
 
@@ -124,7 +172,27 @@ fn data_like(trained: &TrainConfig, args: &EvalArgs) -> Result<DataConfig, Confi
     let below = DataSections { data, train_split };
     let flags = DataSections { data: args.data.clone(), train_split: TrainSplitArgs::default() };
     let merged: DataSections = file::laid_over(&below, &flags)?;
-    data::data(&merged.data, &merged.train_split)
+    let mut data = data::data(&merged.data, &merged.train_split)?;
+    let side = data.source.image_size() as u64;
+    let (option, num_train, num_test, typed) = match &mut data.source {
+        DataSource::Shapes { num_train, num_test, .. } => {
+            ("--shapes-test", num_train, *num_test, args.data.shapes_test)
+        }
+        DataSource::Synthetic { num_train, num_test, .. } => {
+            ("--synthetic-test", num_train, *num_test, args.data.synthetic_test)
+        }
+        DataSource::Cifar10 { .. } | DataSource::Cifar100 { .. } | DataSource::ImageFolder { .. } => return Ok(data),
+    };
+    // What is drawn to be trained on is not drawn here; there is one image of it, as no split is empty.
+    *num_train = 1;
+    if typed.is_none() && (num_test as u64).saturating_mul(3 * side * side) > MOST_DRAWN_BYTES {
+        return Err(ConfigError::Invalid {
+            option,
+            expected: format!("at most {MOST_DRAWN_BYTES} bytes of images, or the number as a flag"),
+            got: format!("the checkpoint's {num_test} images"),
+        });
+    }
+    Ok(data)
 }
 
 /// What `trainer predict` names.
@@ -229,6 +297,33 @@ impl BenchConfig {
             json: args.json,
             export_job: args.export_job.clone().map(|path| directory_name("--export-job", path)).transpose()?,
         })
+    }
+
+    /// What must be equal on all ranks, as (option, value): what root alone writes need not.
+    pub fn shared_settings(&self) -> Vec<(String, String)> {
+        let (batch_size_per_rank, batch_norm) = (Some(self.batch_size_per_rank), Some(self.batch_norm));
+        let data = DataArgs {
+            image_size: Some(self.image_size),
+            synthetic_classes: Some(self.num_classes),
+            ..DataArgs::default()
+        };
+        let mut settings = shared_settings(&TrainArgs {
+            model: self.model.to_args(),
+            data,
+            batch: BatchArgs { batch_size_per_rank, batch_norm, ..BatchArgs::default() },
+            sync: SyncArgs { trace: None, ..self.sync.to_args() },
+            run: RunArgs { seed: Some(self.seed), ..RunArgs::default() },
+            compute: self.compute.to_args(),
+            ..TrainArgs::default()
+        });
+        let further = [
+            ("--steps", self.steps.to_string()),
+            ("--warmup-steps", self.warmup_steps.to_string()),
+            ("--export-job", self.export_job.is_some().to_string()),
+            ("--trace", self.sync.trace.is_some().to_string()),
+        ];
+        settings.extend(further.map(|(option, value)| (option.to_owned(), value)));
+        settings
     }
 }
 

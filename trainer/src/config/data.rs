@@ -7,7 +7,17 @@ use super::parts::{DataConfig, DataSource, NormalizationConfig};
 use super::resolve::{at_least, no_effect};
 use crate::choices::{DatasetKind, OnBadImageKind};
 use crate::cli::{DataArgs, TrainSplitArgs};
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
+
+/// The largest height and width of images, pixels.
+pub(crate) const MAX_IMAGE_SIDE: usize = 1 << 12;
+
+/// The most classes.
+pub(crate) const MAX_CLASSES: usize = 1 << 16;
+
+/// The most threads that prepare batches.
+const MOST_THREADS: usize = 1 << 10;
 
 pub(super) fn data(args: &DataArgs, split: &TrainSplitArgs) -> Result<DataConfig, ConfigError> {
     let kind = args.dataset.unwrap_or(DatasetKind::Shapes);
@@ -17,7 +27,7 @@ pub(super) fn data(args: &DataArgs, split: &TrainSplitArgs) -> Result<DataConfig
         source: source(args, split, kind)?,
         normalization: normalization(args)?,
         limit_test: args.limit_test.map(|count| at_least("--limit-test", count, 1)).transpose()?,
-        loader_threads: args.loader_threads.unwrap_or(default_threads),
+        loader_threads: within("--loader-threads", args.loader_threads.unwrap_or(default_threads), 0..=MOST_THREADS)?,
     })
 }
 
@@ -53,7 +63,7 @@ fn refuse_foreign_options(args: &DataArgs, split: &TrainSplitArgs, kind: Dataset
 fn source(args: &DataArgs, split: &TrainSplitArgs, kind: DatasetKind) -> Result<DataSource, ConfigError> {
     let dir = || data_dir(args, kind);
     let download = args.download.unwrap_or(false);
-    let image_size = at_least("--image-size", args.image_size.unwrap_or(32), 8)?;
+    let image_size = within("--image-size", args.image_size.unwrap_or(32), 8..=MAX_IMAGE_SIDE)?;
     Ok(match kind {
         DatasetKind::Shapes => DataSource::Shapes {
             num_train: at_least("--shapes-train", split.shapes_train.unwrap_or(10_000), 1)?,
@@ -70,10 +80,18 @@ fn source(args: &DataArgs, split: &TrainSplitArgs, kind: DatasetKind) -> Result<
         DatasetKind::Synthetic => DataSource::Synthetic {
             num_train: at_least("--synthetic-train", split.synthetic_train.unwrap_or(10_000), 1)?,
             num_test: at_least("--synthetic-test", args.synthetic_test.unwrap_or(2_000), 1)?,
-            num_classes: at_least("--synthetic-classes", args.synthetic_classes.unwrap_or(10), 2)?,
+            num_classes: within("--synthetic-classes", args.synthetic_classes.unwrap_or(10), 2..=MAX_CLASSES)?,
             image_size,
         },
     })
+}
+
+fn within(option: &'static str, value: usize, range: RangeInclusive<usize>) -> Result<usize, ConfigError> {
+    if !range.contains(&value) {
+        let expected = format!("{} to {}", range.start(), range.end());
+        return Err(ConfigError::Invalid { option, expected, got: value.to_string() });
+    }
+    Ok(value)
 }
 
 fn data_dir(args: &DataArgs, kind: DatasetKind) -> Result<PathBuf, ConfigError> {

@@ -88,6 +88,19 @@ impl NetbenchConfig {
             json: args.json,
         })
     }
+
+    /// What must be equal on all ranks, as (option, value).
+    pub fn shared_settings(&self) -> Vec<(String, String)> {
+        let settings = [
+            ("--sizes", format!("{:?}", self.sizes)),
+            ("--seconds-per-point", self.time_per_point.as_secs_f64().to_string()),
+            ("--pairs", self.most_pairs.to_string()),
+            ("--ranks", format!("{:?}", self.ranks)),
+            ("--reductions", format!("{:?}", self.reductions)),
+            ("--timeout", self.timeout.as_secs().to_string()),
+        ];
+        settings.map(|(option, value)| (option.to_owned(), value)).to_vec()
+    }
 }
 
 fn sizes(args: &NetbenchArgs) -> Result<Vec<usize>, ConfigError> {

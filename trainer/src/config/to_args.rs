@@ -5,7 +5,8 @@
 
 use super::TrainConfig;
 use super::parts::{
-    BatchConfig, Course, DataConfig, DataSource, ModelConfig, OnNonFinite, OptimizerConfig, RunConfig, ScheduleConfig,
+    BatchConfig, ComputeConfig, Course, DataConfig, DataSource, ModelConfig, OnNonFinite, OptimizerConfig, RunConfig,
+    ScheduleConfig,
 };
 use crate::cli::{
     BatchArgs, ComputeArgs, DataArgs, ModelArgs, OptimizerArgs, RunArgs, ScheduleArgs, TrainArgs, TrainSplitArgs,
@@ -25,15 +26,7 @@ pub(super) fn to_args(config: &TrainConfig) -> TrainArgs {
         optimizer: config.optimizer.to_args(),
         schedule: config.schedule.to_args(),
         run: config.run.to_args(),
-        compute: ComputeArgs {
-            device: Some(config.compute.device),
-            input: Some(config.compute.input),
-            kernels: Some(config.compute.kernels),
-            dtype: Some(config.compute.dtype),
-            convolution: Some(config.compute.convolution),
-            cpu: Some(config.compute.cpu),
-            threads: config.compute.threads,
-        },
+        compute: config.compute.to_args(),
     }
 }
 
@@ -90,6 +83,20 @@ impl DataConfig {
             }
         }
         args
+    }
+}
+
+impl ComputeConfig {
+    pub(super) fn to_args(self) -> ComputeArgs {
+        ComputeArgs {
+            device: Some(self.device),
+            input: Some(self.input),
+            kernels: Some(self.kernels),
+            dtype: Some(self.dtype),
+            convolution: Some(self.convolution),
+            cpu: Some(self.cpu),
+            threads: self.threads,
+        }
     }
 }
 

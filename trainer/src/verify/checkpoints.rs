@@ -34,7 +34,7 @@ pub(super) fn check(subject: &Subject<'_>) -> Result<Finding> {
     let amount =
         Amount { model: "resnet8", num_train: 32, num_test: NUM_TEST, batch_size: 16, epochs: 1, is_by_heart: false };
     let outcome = trained(subject, &amount, &scratch.path().join("run"))?;
-    let saved = checkpoint::find(&scratch.path().join("run"))?.model_path();
+    let saved = checkpoint::find(&scratch.path().join("run"))?.0.model_path();
     let there = load_weights(network(&compute, &device)?, &saved)?;
     let path = scratch.path().join("back.safetensors");
     save_safetensors(&there, &path)?;

@@ -1,0 +1,258 @@
+//! Evaluation and prediction: the same model and data on all ranks, the training's classes, checkpoints that cannot be trusted.
+
+#![allow(clippy::unwrap_used, reason = "a failed unwrap here is a failed test")]
+
+mod fixture;
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command as Process, Stdio};
+use std::sync::Arc;
+
+use anyhow::Result;
+use clap::Parser;
+use distributed::{Communicator, run_ranks};
+use fixture::{Run, flags, run};
+use serde_json::Value;
+use tempfile::TempDir;
+use trainer::checkpoint::{self, CheckpointStore};
+use trainer::cli::{Cli, Command};
+use trainer::commands::eval::{EvalResult, eval};
+use trainer::commands::predict::predict;
+use trainer::ranks::World;
+use trainer::report::Reporter;
+use trainer::stop::StopFlag;
+
+const TINY: &[&str] = &[
+    "--model",
+    "resnet8",
+    "--shapes-train",
+    "48",
+    "--shapes-test",
+    "30",
+    "--global-batch-size",
+    "24",
+    "--epochs",
+    "1",
+    "--warmup-epochs",
+    "0",
+];
+
+/// What `trainer eval` with each rank's flags returns there.
+fn evaluated(world_size: usize, flags_of: impl Fn(usize) -> Vec<String> + Sync) -> Vec<Result<EvalResult>> {
+    run_ranks(world_size, |communicator| {
+        let communicator: Arc<dyn Communicator> = Arc::new(communicator);
+        let words = ["trainer", "eval", "--threads", "1"].map(str::to_owned).into_iter();
+        let args = match Cli::try_parse_from(words.chain(flags_of(communicator.rank()))).unwrap().into_command() {
+            Command::Eval(args) => args,
+            other => panic!("expected eval, got {other:?}"),
+        };
+        eval(&args, &World::reporting(communicator, StopFlag::new(), Reporter::new(false, None)))
+    })
+}
+
+fn of_checkpoint(directory: &Path, further: &[&str]) -> Vec<String> {
+    let directory = directory.display().to_string();
+    ["--checkpoint", &directory].iter().chain(further).map(|word| (*word).to_owned()).collect()
+}
+
+/// The evaluation of one rank, or why there is none.
+fn alone(directory: &Path, further: &[&str]) -> Result<EvalResult, String> {
+    evaluated(1, |_| of_checkpoint(directory, further)).swap_remove(0).map_err(|error| format!("{error:#}"))
+}
+
+/// The words of the only error there is: all ranks have the same.
+fn refusal(results: Vec<Result<EvalResult>>) -> String {
+    let texts: Vec<String> = results.into_iter().map(|result| format!("{:#}", result.unwrap_err())).collect();
+    assert!(texts.windows(2).all(|pair| pair[0] == pair[1]), "{texts:?}");
+    texts[0].clone()
+}
+
+/// A bitmap of 2 x 2 pixels of one grey, uncompressed.
+fn write_bitmap(path: &Path, grey: u8) {
+    let header: [u16; 27] = [0x4d42, 70, 0, 0, 0, 54, 0, 40, 0, 2, 0, 2, 0, 1, 24, 0, 0, 16, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    let mut bytes: Vec<u8> = header.iter().flat_map(|word| word.to_le_bytes()).collect();
+    bytes.extend([grey, grey, grey, grey, grey, grey, 0, 0].repeat(2));
+    fs::write(path, bytes).unwrap();
+}
+
+/// A folder of images of these classes, the first ones darker than the last, of `offset` more grey.
+fn image_folder(classes: &[&str], offset: u8) -> TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    for (split, count) in [("train", 4_u8), ("test", 2)] {
+        for (label, class) in (0_u8..).zip(classes) {
+            let directory = folder.path().join(split).join(class);
+            fs::create_dir_all(&directory).unwrap();
+            for image in 0..count {
+                write_bitmap(&directory.join(format!("{image}.bmp")), offset + 60 * label + image);
+            }
+        }
+    }
+    folder
+}
+
+fn trained_on(folder: &TempDir) -> Run {
+    let directory = folder.path().to_str().unwrap();
+    let further = ["--dataset", "image-folder", "--data-dir", directory, "--image-size", "8"];
+    let common = ["--model", "resnet8", "--global-batch-size", "4", "--epochs", "1", "--warmup-epochs", "0"];
+    run(1, &flags(&common, &further))
+}
+
+#[test]
+fn any_number_of_ranks_measures_what_one_does() {
+    let run = run(1, &flags(TINY, &[]));
+    let expected = alone(&run.directory(), &[]).unwrap();
+    assert_eq!(expected.num_samples, 30);
+    for world_size in [2, 3] {
+        for result in evaluated(world_size, |_| of_checkpoint(&run.directory(), &[])) {
+            let got = result.unwrap();
+            assert!((got.loss - expected.loss).abs() < 1e-5 * expected.loss, "{} {}", got.loss, expected.loss);
+            assert_eq!(EvalResult { loss: expected.loss, ..got }, expected);
+        }
+    }
+}
+
+#[test]
+fn ranks_that_were_told_different_things_are_refused_alike_and_by_name() {
+    let runs = ["1", "2"].map(|seed| run(1, &flags(TINY, &["--seed", seed])));
+    let text = refusal(evaluated(2, |rank| of_checkpoint(&runs[rank].directory(), &[])));
+    assert!(text.contains("--checkpoint of rank 1 differs from root's: expected "), "{text}");
+    let seeds = ["0", "5"];
+    let text = refusal(evaluated(2, |rank| of_checkpoint(&runs[0].directory(), &["--shapes-seed", seeds[rank]])));
+    assert!(text.contains("data.shapes-seed of rank 1 differs from root's: expected 0, got 5"), "{text}");
+    // The number of loading threads is each rank's own.
+    let results = evaluated(2, |rank| of_checkpoint(&runs[0].directory(), &["--loader-threads", ["0", "2"][rank]]));
+    results.into_iter().for_each(|result| assert_eq!(result.unwrap().num_samples, 30));
+}
+
+#[test]
+fn ranks_whose_disks_hold_different_images_are_refused() {
+    let folders = [0, 9].map(|offset| image_folder(&["cat", "dog"], offset));
+    let run = trained_on(&folders[0]);
+    let data_dir = |rank: usize| folders[rank].path().to_str().unwrap();
+    let text = refusal(evaluated(2, |rank| of_checkpoint(&run.directory(), &["--data-dir", data_dir(rank)])));
+    assert!(text.contains("test split of rank 1 differs from root's"), "{text}");
+}
+
+#[test]
+fn renamed_classes_are_refused_with_the_first_difference_unless_they_are_allowed() {
+    let folder = image_folder(&["cat", "dog", "eel"], 0);
+    let run = trained_on(&folder);
+    let at = |folder: &TempDir, further: &[&str]| {
+        let data_dir = folder.path().to_str().unwrap();
+        alone(&run.directory(), &[&["--data-dir", data_dir], further].concat())
+    };
+    let allowed = ["--allow-changed-classes"];
+    let expected = at(&folder, &[]).unwrap();
+    assert_eq!(at(&folder, &allowed).unwrap(), expected);
+
+    // What was class 0 now comes after the other, in the order of names, so that the labels are swapped.
+    let swapped = image_folder(&["dog", "eel", "zebra"], 0);
+    let text = at(&swapped, &[]).unwrap_err();
+    assert!(text.contains(r#"class 0 of 3: expected "cat", got "dog""#), "{text}");
+    assert!(text.contains("--allow-changed-classes"), "{text}");
+    let got = at(&swapped, &allowed).unwrap();
+    assert_eq!((got.num_samples, got.top1_correct, got.loss), (6, expected.top1_correct, expected.loss));
+
+    let fewer = image_folder(&["cat", "dog"], 0);
+    let text = at(&fewer, &[]).unwrap_err();
+    assert!(text.contains(r#"class 2 of 3: expected "eel", got none"#), "{text}");
+    let more = image_folder(&["cat", "dog", "eel", "fox"], 0);
+    let text = at(&more, &allowed).unwrap_err();
+    assert!(text.contains(r#"class 3 of 3: expected none, got "fox""#) && text.contains("no answer"), "{text}");
+}
+
+/// The run's checkpoint with another configuration in its state, whole in every other way.
+fn with_config(run: &Run, change: impl FnOnce(&mut Value)) -> TempDir {
+    let (found, _) = checkpoint::find(&run.directory()).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let mut state = found.state.clone();
+    change(&mut state.config);
+    let store = CheckpointStore::new(&folder.path().join("checkpoints"), 1);
+    let copy_model = |path: &Path| {
+        fs::copy(found.model_path(), path)?;
+        Ok(())
+    };
+    store.save(state, &found.training_tensors().unwrap(), true, copy_model).unwrap();
+    folder
+}
+
+#[test]
+fn what_a_checkpoint_claims_beyond_its_weights_is_refused_before_memory_is_asked_for() {
+    let run = run(1, &flags(TINY, &[]));
+    let image = run.directory().join("grey.bmp");
+    write_bitmap(&image, 128);
+    let predicted = |directory: &Path| {
+        let [directory, image] = [directory, &image].map(|path| path.display().to_string());
+        let words = ["trainer", "predict", "--threads", "1", "--checkpoint", &directory, &image];
+        let args = match Cli::try_parse_from(words).unwrap().into_command() {
+            Command::Predict(args) => args,
+            other => panic!("expected predict, got {other:?}"),
+        };
+        let result = run_ranks(1, |communicator| {
+            predict(&args, &World::reporting(Arc::new(communicator), StopFlag::new(), Reporter::new(false, None)))
+        });
+        result.into_iter().next().unwrap().map_err(|error| format!("{error:#}"))
+    };
+    assert_eq!(predicted(with_config(&run, |_| ()).path()).unwrap().images.len(), 1);
+    for depth in [6_000_002_u64, (1 << 62) / 6 * 6 + 2] {
+        let folder = with_config(&run, |config| config["model"]["depth"] = depth.into());
+        for text in [alone(folder.path(), &[]).unwrap_err(), predicted(folder.path()).unwrap_err()] {
+            assert!(text.contains(&format!("resnet{depth} for 10 classes")), "{text}");
+            assert!(text.contains("values, as many as the weights file has bytes"), "{text}");
+        }
+    }
+    let folder = with_config(&run, |config| config["data"]["source"]["num_test"] = (1_u64 << 50).into());
+    let text = alone(folder.path(), &[]).unwrap_err();
+    assert!(text.contains("--shapes-test: expected at most 4294967296 bytes of images"), "{text}");
+    assert_eq!(alone(folder.path(), &["--shapes-test", "30"]).unwrap().num_samples, 30);
+    let folder = with_config(&run, |config| config["data"]["loader_threads"] = (1_u64 << 40).into());
+    let text = alone(folder.path(), &[]).unwrap_err();
+    assert!(text.contains("--loader-threads: expected 0 to 1024"), "{text}");
+}
+
+#[test]
+fn a_best_checkpoint_that_is_not_whole_gives_way_to_the_newest_and_that_is_said() {
+    let run = run(1, &flags(TINY, &["--epochs", "2", "--keep-checkpoints", "9", "--checkpoint-every-steps", "1"]));
+    let checkpoints = run.directory().join("checkpoints");
+    let [first, third, last] = ["step-00000001", "step-00000003", "step-00000004"];
+    let damage = |name: &str| fs::write(checkpoints.join(name).join("model.safetensors"), "no tensors").unwrap();
+    let mark = |name: &str| fs::write(checkpoints.join("best"), name).unwrap();
+    mark(first);
+    let (found, warnings) = checkpoint::find(&run.directory()).unwrap();
+    assert_eq!((found.directory.ends_with(first), warnings.len()), (true, 0));
+
+    damage(first);
+    let newest = alone(&checkpoints.join(last), &[]).unwrap();
+    assert_eq!(alone(&run.directory(), &[]).unwrap(), newest);
+    let mut program = Process::new(env!("CARGO_BIN_EXE_trainer"));
+    program.args(["eval", "--threads", "1", "--checkpoint"]).arg(run.directory()).stdin(Stdio::null());
+    for (name, _) in std::env::vars() {
+        if ["SLURM_", "OMPI_", "PMI_", "PMIX_"].iter().any(|prefix| name.starts_with(prefix)) {
+            program.env_remove(name);
+        }
+    }
+    let output = program.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && said.contains("warning: the best checkpoint cannot be read"), "{said}");
+    assert!(said.contains(first) && said.contains(last), "{said}");
+
+    // It may be gone, or be the newest one, or not the only one that is lost.
+    mark("step-00000099");
+    assert!(checkpoint::find(&run.directory()).unwrap().0.directory.ends_with(last));
+    mark(last);
+    damage(last);
+    let (found, warnings) = checkpoint::find(&run.directory()).unwrap();
+    assert!(found.directory.ends_with(third), "{}", found.directory.display());
+    assert_eq!(warnings.iter().filter(|warning| warning.contains(last)).count(), 1, "{warnings:?}");
+    for entry in fs::read_dir(&checkpoints).unwrap() {
+        let name = entry.unwrap().file_name().into_string().unwrap();
+        if name.starts_with("step-") {
+            damage(&name);
+        }
+    }
+    let text = format!("{:#}", checkpoint::find(&run.directory()).unwrap_err());
+    assert!(text.contains("no checkpoint") && text.contains(third) && text.contains(last), "{text}");
+    // One that is named is the one that is meant.
+    assert!(checkpoint::find(&checkpoints.join(last)).is_err());
+}
