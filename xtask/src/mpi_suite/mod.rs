@@ -5,6 +5,7 @@
 //! `target/mpi-suite` to be read; otherwise nothing is left.
 
 mod communicator;
+mod evaluation;
 mod memory;
 mod signals;
 mod storage;
@@ -47,6 +48,7 @@ pub(crate) fn run(mpi: Mpi, mpirun: Option<&Mpirun>, only: Option<&str>) -> Outc
     let checks = communicator::CHECKS
         .iter()
         .chain(&trainer::CHECKS)
+        .chain(&evaluation::CHECKS)
         .chain(&synchronisation::CHECKS)
         .chain(&storage::CHECKS)
         .chain(&signals::CHECKS)
