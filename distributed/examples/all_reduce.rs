@@ -6,20 +6,24 @@
 #![allow(clippy::print_stdout, reason = "a program of its own")]
 
 use std::error::Error;
+use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Instant;
 
-use distributed::{AllReducer, Communicator, MpiCommunicator, Patience, ReductionKind};
+use distributed::{AllReducer, Communicator, Patience, ReductionKind, launch};
 
 const SIZES: [usize; 4] = [64 << 10, 1 << 20, 4 << 20, 16 << 20];
 
-fn main() -> Result<(), Box<dyn Error>> {
+fn main() -> ExitCode {
+    launch(measure)
+}
+
+fn measure(world: &Arc<dyn Communicator>) -> Result<(), Box<dyn Error>> {
     let rounds = std::env::args().nth(1).map_or(Ok(30), |rounds| rounds.parse())?;
-    let world: Arc<dyn Communicator> = Arc::new(MpiCommunicator::init()?);
     let patient = world.duplicate()?;
     patient.set_patience(Patience::Sleeping);
     let mut candidates = [
-        ("MPI_Allreduce", AllReducer::new(ReductionKind::Library, Arc::clone(&world))?),
+        ("MPI_Allreduce", AllReducer::new(ReductionKind::Library, Arc::clone(world))?),
         ("MPI_Iallreduce", AllReducer::new(ReductionKind::Library, world.duplicate()?)?),
         ("ring", AllReducer::new(ReductionKind::Ring, world.duplicate()?)?),
         ("halving-doubling", AllReducer::new(ReductionKind::HalvingDoubling, world.duplicate()?)?),

@@ -5,14 +5,18 @@
 
 use std::error::Error;
 use std::hint::black_box;
+use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use distributed::{Communicator, MpiCommunicator, SingleCommunicator, Watchdog, WatchedCommunicator, Whereabouts};
+use distributed::{Communicator, SingleCommunicator, Watchdog, WatchedCommunicator, Whereabouts, launch};
 
-fn main() -> Result<(), Box<dyn Error>> {
+fn main() -> ExitCode {
+    launch(measure)
+}
+
+fn measure(world: &Arc<dyn Communicator>) -> Result<(), Box<dyn Error>> {
     let seconds = std::env::args().nth(1).map_or(Ok(10), |argument| argument.parse())?;
-    let world: Arc<dyn Communicator> = Arc::new(MpiCommunicator::init()?);
     let whereabouts = Arc::new(Whereabouts::new());
     let single: Arc<dyn Communicator> = Arc::new(SingleCommunicator::new());
     let watched: Arc<dyn Communicator> =
@@ -24,14 +28,14 @@ fn main() -> Result<(), Box<dyn Error>> {
     if world.world_size() == 1 {
         return Ok(());
     }
-    let watched = WatchedCommunicator::new(Arc::clone(&world), Arc::clone(&whereabouts));
+    let watched = WatchedCommunicator::new(Arc::clone(world), Arc::clone(&whereabouts));
     for _ in 0..3 {
-        let (plain, with) = (nanoseconds(&*world, 20_000)?, nanoseconds(&watched, 20_000)?);
+        let (plain, with) = (nanoseconds(&**world, 20_000)?, nanoseconds(&watched, 20_000)?);
         if world.rank() == 0 {
             println!("a barrier: {plain:.0} ns, watched {with:.0} ns");
         }
     }
-    let watchdog = Watchdog::start(&*world, whereabouts, Duration::from_secs(600), Box::new(|_| {}))?;
+    let watchdog = Watchdog::start(&**world, whereabouts, Duration::from_secs(600), Box::new(|_| {}))?;
     std::thread::sleep(Duration::from_secs(1));
     let before = processor_time()?;
     std::thread::sleep(Duration::from_secs(seconds));

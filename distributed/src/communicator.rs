@@ -98,6 +98,21 @@ pub trait Communicator: Send + Sync + Debug {
     /// Must be called by all ranks.
     fn barrier(&self) -> Result<(), CollectiveError>;
 
+    /// Ends this rank's part of the job in good order: the last call on any communicator of the job. Returns when all ranks have
+    /// called it.
+    ///
+    /// An `MpiCommunicator` of several ranks that is dropped without it ends the job on all of them. [`launch`](crate::launch())
+    /// calls it. A communicator around another one passes it on.
+    ///
+    /// # Errors
+    /// When the job ends.
+    ///
+    /// # Collective
+    /// Must be called by all ranks.
+    fn finish(&self) -> Result<(), CollectiveError> {
+        self.barrier()
+    }
+
     /// Sends `bytes` to rank `to`, which must [`receive`](Communicator::receive) them with the same tag.
     ///
     /// May return before they are received, and may wait until they are: two ranks that first send to each other and then receive can

@@ -31,6 +31,7 @@ pub mod communicator;
 pub mod compress;
 pub mod error;
 pub mod header;
+pub mod launch;
 pub mod layout;
 #[cfg(feature = "mpi")]
 pub mod mpi;
@@ -61,6 +62,7 @@ pub use compress::{
 };
 pub use error::CollectiveError;
 pub use header::{StepAgreement, StepHeader, agree, blame};
+pub use launch::{check_world, join, launch, launch_with};
 pub use layout::{ParameterEntry, ParameterLayout, read, write};
 pub use on_device::{replace, take_gradients, tensors};
 pub use parameter_server::{Consistency, Server, ServerClient, ServerPlan, Shard, ShardUpdate};

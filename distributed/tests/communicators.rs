@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use distributed::simulate::run_virtual_ranks;
-use distributed::{CollectiveError, Communicator, SingleCommunicator, ThreadCommunicator, run_ranks};
+use distributed::{CollectiveError, Communicator, SingleCommunicator, ThreadCommunicator, launch_with, run_ranks};
 
 #[test]
 fn a_single_rank_conforms() {
@@ -36,6 +36,43 @@ fn ranks_in_virtual_time_conform() {
         });
         assert_eq!(libraries, vec![format!("virtual {network}"); world_size]);
     }
+}
+
+#[test]
+fn work_that_fails_on_one_rank_is_told_with_its_rank_and_ends_the_others_waiting() {
+    let told = run_ranks(2, |communicator| {
+        let mut told = None;
+        let work = |communicator: &Arc<dyn Communicator>| match communicator.rank() {
+            0 => Err(CollectiveError::Thread { text: "gone".to_owned() }),
+            // The last rank would wait here.
+            _ => communicator.barrier(),
+        };
+        launch_with(
+            || Ok(Arc::new(communicator) as _),
+            work,
+            |rank, error| {
+                told = Some((rank, error.to_string()));
+                1
+            },
+        );
+        told.unwrap()
+    });
+    let (root, other) = (&told[0], &told[1]);
+    assert!(root.0 == Some(0) && root.1.contains("gone"), "{root:?}");
+    assert!(other.0 == Some(1) && other.1.contains("job aborted by rank 0"), "{other:?}");
+}
+
+#[test]
+fn work_that_succeeds_leaves_when_all_ranks_have_finished() {
+    let num_done = AtomicUsize::new(0);
+    run_ranks(3, |communicator| {
+        let work = |_: &Arc<dyn Communicator>| {
+            num_done.fetch_add(1, Ordering::SeqCst);
+            Ok::<(), CollectiveError>(())
+        };
+        launch_with(|| Ok(Arc::new(communicator) as _), work, |_, error| panic!("{error}"));
+        assert_eq!(num_done.load(Ordering::SeqCst), 3);
+    });
 }
 
 #[test]

@@ -2,7 +2,8 @@
 //!
 //! With the arguments `fault panic`, `fault panic-thread` or `fault error` the last rank fails while the others wait in a barrier,
 //! with `fault panic-memory` while they wait in shared memory: the job must end within seconds, with exit code 101, 101, 3 or 101, and
-//! one line `error (rank R): …`.
+//! one line `error (rank R): …`. So it must, with exit code 1, with `fault return`, where its work in `launch` returns an error, and
+//! with `fault leave`, where it drops its communicator.
 #![allow(clippy::unwrap_used, reason = "test code")]
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a program of its own, without the test harness")]
 
@@ -13,12 +14,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use distributed::{
-    Alarm, Communicator, HierarchicalReducer, Launcher, MpiCommunicator, Watchdog, WatchedCommunicator, Whereabouts,
-    check_world_size,
+    Alarm, CollectiveError, Communicator, HierarchicalReducer, Launcher, MpiCommunicator, Watchdog,
+    WatchedCommunicator, Whereabouts, check_world_size, launch,
 };
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
+    if arguments == ["fault", "return"] {
+        return launch(|communicator| give_up(&**communicator));
+    }
     let communicator = MpiCommunicator::init().expect("MPI starts");
     let launcher = Launcher::detect_from_environment().expect("the launcher's variables are numbers");
     if let Err(error) = check_world_size(launcher.as_ref(), communicator.world_size(), true) {
@@ -28,6 +32,10 @@ fn main() -> ExitCode {
     if let [command, fault] = arguments.as_slice()
         && command == "fault"
     {
+        if fault == "leave" {
+            // What a program does that ends with `?` in `main`.
+            return give_up(&communicator).map_or(ExitCode::FAILURE, |()| ExitCode::SUCCESS);
+        }
         fail(&communicator, fault);
     }
     check_launcher(launcher.as_ref(), &communicator);
@@ -40,7 +48,18 @@ fn main() -> ExitCode {
         let (world_size, level) = (communicator.world_size(), communicator.thread_level());
         println!("mpi conformance: ok, {world_size} ranks, {}, threads {level}", communicator.library());
     }
+    communicator.finish().expect("all ranks are there");
     ExitCode::SUCCESS
+}
+
+/// An error on the last rank, while the others wait for it.
+fn give_up(communicator: &dyn Communicator) -> Result<(), CollectiveError> {
+    communicator.barrier()?;
+    if communicator.rank() + 1 == communicator.world_size() {
+        let text = "the last rank gives up on purpose".to_owned();
+        return Err(CollectiveError::Thread { text });
+    }
+    communicator.barrier()
 }
 
 /// Lets the last rank fail and the others wait for it.

@@ -218,6 +218,7 @@ fn be_a_rank(kind: &str) -> ExitCode {
     }
     watched.barrier().unwrap();
     drop(watchdog);
+    watched.finish().unwrap();
     ExitCode::SUCCESS
 }
 

@@ -15,6 +15,7 @@ use distributed::{
 };
 
 use crate::checkpoint::{Checkpoint, CheckpointState, CheckpointStore, ModelInput, Progress, TrainingTensors};
+use crate::gather::from_root;
 use crate::model::ImageClassifier;
 use crate::output::OutputDirectory;
 use crate::resumption::Resumption;
@@ -115,7 +116,7 @@ impl<'a> Keeper<'a> {
             }
             found = Some(checkpoint);
         }
-        let from_root = |bytes: Vec<u8>| -> Result<Vec<u8>> { Ok(communicator.all_gather(&bytes)?.swap_remove(ROOT)) };
+        let from_root = |bytes: Vec<u8>| from_root(communicator, &bytes);
         let state_json = from_root(state_json)?;
         if state_json.is_empty() {
             self.session.reporter.note("resume: no checkpoint yet, the run starts at its beginning");

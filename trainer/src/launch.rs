@@ -5,32 +5,34 @@
 
 use std::process::{ExitCode, Termination};
 use std::sync::Arc;
-use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use distributed::{Communicator, Launcher, ROOT, SingleCommunicator};
+use distributed::{Communicator, Launcher, SingleCommunicator, check_world, join, launch_with};
 
 use crate::config::ConfigError;
-use crate::ranks::{self, World};
+use crate::ranks::World;
 use crate::report;
 use crate::stop::StopFlag;
 
 const FAILURE: u8 = 1;
 const USAGE: u8 = 2;
 
-/// How long a rank other than root keeps an error to itself: when root fails in the same way, its words suffice.
-const ROOT_SPEAKS_FIRST: Duration = Duration::from_secs(3);
-
 /// Joins the world, runs `work` on this rank, and says what failed if it did.
 ///
 /// Call it once, first thing in `main`: signals are caught from here on.
 pub fn launch<T: Termination>(work: impl FnOnce(&World) -> Result<T>) -> ExitCode {
-    enter(ranks::connect, work)
+    enter(
+        || Ok(join()?),
+        |world| {
+            check_world(&*world.communicator)?;
+            work(world)
+        },
+    )
 }
 
 /// As [`launch`], also in a world that is not the launcher's, for work that tells what is wrong with it.
 pub fn launch_in_any_world<T: Termination>(work: impl FnOnce(&World) -> Result<T>) -> ExitCode {
-    enter(ranks::join, work)
+    enter(|| Ok(join()?), work)
 }
 
 /// As [`launch`], in a world of this process alone: for work that needs no other rank. One of several tasks is refused, as each
@@ -57,38 +59,16 @@ fn enter<T: Termination>(
 ) -> ExitCode {
     let stop = match StopFlag::on_signals().context("signals") {
         Ok(stop) => stop,
-        Err(error) => return leave(None, &error),
+        Err(error) => return tell(None, &error).into(),
     };
-    let communicator = match join() {
-        Ok(communicator) => communicator,
-        Err(error) => {
-            // The failure of one task may end the job before what another one says of the same has come through.
-            let launcher = Launcher::detect_from_environment().ok().flatten();
-            if launcher.and_then(|launcher| launcher.rank).is_some_and(|rank| rank != ROOT) {
-                std::thread::sleep(ROOT_SPEAKS_FIRST);
-            }
-            return leave(None, &error);
-        }
+    let work = |communicator: &Arc<dyn Communicator>| {
+        work(&World { is_only_rank: true, ..World::new(Arc::clone(communicator), stop) })
     };
-    let world = World { is_only_rank: true, ..World::new(communicator, stop) };
-    match work(&world) {
-        Ok(done) => done.report(),
-        Err(error) => leave(Some(&*world.communicator), &error),
-    }
+    launch_with(join, work, tell)
 }
 
-fn leave(communicator: Option<&dyn Communicator>, error: &anyhow::Error) -> ExitCode {
-    let code = if error.is::<ConfigError>() { USAGE } else { FAILURE };
-    match communicator {
-        Some(communicator) if communicator.world_size() > 1 => {
-            let rank = communicator.rank();
-            if rank != ROOT {
-                std::thread::sleep(ROOT_SPEAKS_FIRST);
-            }
-            report::failure(Some(rank), error);
-            communicator.abort(&format!("{error:#}"), i32::from(code));
-        }
-        _ => report::failure(None, error),
-    }
-    ExitCode::from(code)
+/// Says what failed; the exit code.
+fn tell(rank: Option<usize>, error: &anyhow::Error) -> u8 {
+    report::failure(rank, error);
+    if error.is::<ConfigError>() { USAGE } else { FAILURE }
 }

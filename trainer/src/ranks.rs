@@ -1,7 +1,7 @@
-//! Who computes: the communicator this process belongs to, checked against its launcher, and the device it computes on.
+//! Who computes: the communicator this process belongs to, and the device it computes on.
 //!
-//! In: the environment of the launcher, MPI, `--device`. Out: a [`Communicator`] and a burn [`Device`].
-//! Invariant: a process whose launcher started several tasks never trains as a world of one.
+//! In: a [`Communicator`], the environment of the launcher, `--device`. Out: a [`World`] and a burn [`Device`].
+//! Invariant: ranks left unbound share the processors of their machine.
 
 use std::fs;
 use std::num::NonZero;
@@ -12,7 +12,6 @@ use anyhow::{Result, bail, ensure};
 use burn::tensor::{Device, FloatDType};
 use distributed::{
     Alarm, CollectiveError, Communicator, Launcher, ROOT, Topology, Watchdog, WatchedCommunicator, Whereabouts,
-    check_place, check_world_size,
 };
 
 #[cfg(feature = "cuda")]
@@ -120,35 +119,6 @@ impl World {
         );
         Ok((device, num_threads))
     }
-}
-
-/// Joins the world this process was started in.
-///
-/// # Errors
-/// When MPI and the launcher do not agree on the number of ranks or on this one's place, or MPI refuses.
-pub fn connect() -> Result<Arc<dyn Communicator>> {
-    let launcher = Launcher::detect_from_environment()?;
-    let communicator = join()?;
-    check_world_size(launcher.as_ref(), communicator.world_size(), cfg!(feature = "mpi"))?;
-    check_place(launcher.as_ref(), communicator.topology())?;
-    Ok(communicator)
-}
-
-/// As [`connect`], whatever the launcher says of the world. Where MPI would end this process because its launcher left no
-/// address of the others, this is a world of one, which disagrees with the launcher.
-///
-/// # Errors
-/// When MPI refuses.
-pub fn join() -> Result<Arc<dyn Communicator>> {
-    #[cfg(feature = "mpi")]
-    if distributed::srun_left_no_address() && distributed::MpiCommunicator::library_name().starts_with("Open MPI") {
-        return Ok(Arc::new(distributed::SingleCommunicator::new()));
-    }
-    #[cfg(feature = "mpi")]
-    let communicator = distributed::MpiCommunicator::init()?;
-    #[cfg(not(feature = "mpi"))]
-    let communicator = distributed::SingleCommunicator::new();
-    Ok(Arc::new(communicator))
 }
 
 /// The device that `choice` means. `cuda` without an index takes the rank's index on its node.

@@ -1,18 +1,24 @@
-//! How a job ends: MPI's errors, panics and aborts.
+//! How a job ends: MPI's errors, panics, aborts, and ranks that leave.
 //!
-//! In: MPI's return codes, panics on any thread. Out: errors with MPI's text; the end of all processes.
+//! In: MPI's return codes, panics on any thread, communicators dropped. Out: errors with MPI's text; the end of all processes.
 //! Invariant: no rank ends quietly while others wait for it.
 //! Source: MPI standard 3.1, sections 8.3 (error handlers) and 8.7 (`MPI_Abort`).
 
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::io::Write;
 use std::os::raw::c_int;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use ::mpi::environment::is_finalized;
+use ::mpi::environment::{Universe, is_finalized};
 use ::mpi::ffi;
 
-use crate::CollectiveError;
+use crate::{CollectiveError, Topology};
+
+/// Exit code of a job that a rank leaves while others may wait for it.
+const LEFT_EXIT_CODE: c_int = 1;
+
+/// No rank is expected by others.
+const NOBODY: usize = usize::MAX;
 
 /// Exit code of a job that a panic ends, as of a Rust program that panics.
 const PANIC_EXIT_CODE: c_int = 101;
@@ -28,6 +34,47 @@ pub(super) fn check(call: &'static str, rank: usize, code: c_int) -> Result<(), 
     unsafe { ffi::MPI_Error_string(code, text.as_mut_ptr().cast(), &mut length) };
     text.truncate(usize::try_from(length).unwrap_or(0));
     Err(CollectiveError::Mpi { call, rank, code, text: String::from_utf8_lossy(&text).into_owned() })
+}
+
+/// This process among those of the job. Dropped, it finalizes MPI if the others expect nothing more of it, and ends the job if they do.
+pub(super) struct Membership {
+    /// This rank, from when it has joined several until it has finished; else [`NOBODY`].
+    expected: AtomicUsize,
+    /// Finalizes MPI when it is dropped.
+    _universe: Universe,
+}
+
+impl Membership {
+    pub(super) fn new(universe: Universe) -> Self {
+        Self { expected: AtomicUsize::new(NOBODY), _universe: universe }
+    }
+
+    /// From now on the others expect this rank.
+    pub(super) fn begin(&self, topology: &Topology) {
+        if topology.world_size > 1 {
+            self.expected.store(topology.rank, Ordering::SeqCst);
+        }
+    }
+
+    /// No rank expects another any more.
+    pub(super) fn end(&self) {
+        self.expected.store(NOBODY, Ordering::SeqCst);
+    }
+}
+
+impl Drop for Membership {
+    fn drop(&mut self) {
+        let rank = *self.expected.get_mut();
+        if rank == NOBODY {
+            return;
+        }
+        // `MPI_Finalize` would wait forever for ranks that wait for this one.
+        write_line(&format!(
+            "error (rank {rank}): left the job without `Communicator::finish`, expected it on every rank; the job ends, as others \
+             may wait for this rank (`distributed::launch` calls it, and prints the error of a rank that fails)\n"
+        ));
+        end_job(LEFT_EXIT_CODE);
+    }
 }
 
 /// Without this, unwinding would drop the universe, and `MPI_Finalize` would wait forever for ranks that wait for this one.

@@ -1,7 +1,8 @@
 //! Ranks as processes joined by MPI; the only module that names the mpi crate and has `unsafe` code.
 //!
 //! In: the buffers of this process. Out: MPI's collectives and messages on `MPI_COMM_WORLD` or a duplicate of it.
-//! Invariant: no rank ends quietly: a panic on any thread and [`Communicator::abort`] end the job everywhere.
+//! Invariant: no rank ends quietly: a panic on any thread, [`Communicator::abort`], and a communicator that is dropped before
+//! [`Communicator::finish`] end the job everywhere.
 //! Source: MPI standard 3.1, chapter 5 (collectives), 6.4 (duplicates), 8.3 (error handlers), 8.7 (`MPI_Abort`), 12.4 (threads).
 //!
 //! The calls go through `mpi::ffi`, because the crate's own calls ignore return codes and do not compare buffer lengths.
@@ -12,11 +13,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::sleep;
 use std::time::Duration;
 
-use ::mpi::environment::{Threading, Universe, initialize_with_threading, library_version, processor_name};
+use ::mpi::environment::{Threading, initialize_with_threading, library_version, processor_name};
 use ::mpi::ffi;
 
 use self::element::{Operation, Scratch};
-use self::end::{check, end_job, end_job_on_panic};
+use self::end::{Membership, check, end_job, end_job_on_panic};
 use self::patience::SharedPatience;
 use self::request::Request;
 use crate::communicator::expect_peer;
@@ -43,9 +44,10 @@ const COPY_MAX_BYTES: usize = 1 << 30;
 
 /// The communicator of all processes that `mpirun` or `srun` started together; a world of one without them.
 ///
-/// Dropping it and its duplicates finalizes MPI, which waits for the other ranks: after an error call [`Communicator::abort`] first. Drop the last
-/// owner at the end of `main`, on the thread that called [`init`](MpiCommunicator::init): a process that ends without finalizing
-/// counts as failed.
+/// Call [`finish`](Communicator::finish) when all is done: the last owner of the communicator and its duplicates finalizes MPI when it
+/// is dropped, and before `finish` it ends the job of several ranks, with exit code 1, since the others would wait for this one. Drop
+/// it at the end of `main`, on the thread that called [`init`](MpiCommunicator::init): a process that ends without finalizing counts
+/// as failed. [`launch`](crate::launch()) does all of this.
 pub struct MpiCommunicator {
     /// `None` is the world itself.
     duplicate: Option<Handle>,
@@ -54,8 +56,8 @@ pub struct MpiCommunicator {
     patience: Arc<SharedPatience>,
     /// MPI allows one collective at a time on a communicator; the lock also guards the second buffers.
     scratch: Mutex<Scratch>,
-    /// Finalizes MPI when its last owner is dropped.
-    universe: Arc<Universe>,
+    /// Finalizes MPI, or ends the job, when its last owner is dropped.
+    membership: Arc<Membership>,
 }
 
 /// A communicator that MPI made.
@@ -114,7 +116,7 @@ impl MpiCommunicator {
             thread_level,
             patience: Arc::default(),
             scratch: Mutex::new(Scratch::default()),
-            universe: Arc::new(universe),
+            membership: Arc::new(Membership::new(universe)),
         };
         let nodes: Vec<String> = communicator
             .all_gather(node.as_bytes())?
@@ -122,6 +124,7 @@ impl MpiCommunicator {
             .map(|name| String::from_utf8_lossy(name).into_owned())
             .collect();
         communicator.topology = Topology::from_nodes(rank, &nodes);
+        communicator.membership.begin(&communicator.topology);
         Ok(communicator)
     }
 
@@ -165,7 +168,7 @@ impl MpiCommunicator {
             thread_level: self.thread_level,
             patience: Arc::default(),
             scratch: Mutex::new(Scratch::default()),
-            universe: Arc::clone(&self.universe),
+            membership: Arc::clone(&self.membership),
         })
     }
 
@@ -225,6 +228,12 @@ impl Communicator for MpiCommunicator {
 
     fn barrier(&self) -> Result<(), CollectiveError> {
         self.meet()
+    }
+
+    fn finish(&self) -> Result<(), CollectiveError> {
+        self.meet()?;
+        self.membership.end();
+        Ok(())
     }
 
     fn send(&self, to: usize, tag: u16, bytes: &[u8]) -> Result<(), CollectiveError> {

@@ -15,11 +15,11 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use ::mpi::environment::Universe;
 use ::mpi::ffi;
 
 use super::MpiCommunicator;
 use super::element::count;
+use super::end::Membership;
 use super::patience::SharedPatience;
 use crate::CollectiveError;
 use crate::algorithms::{Number, add};
@@ -40,7 +40,7 @@ pub(super) struct SharedMemory {
     round: u64,
     patience: Arc<SharedPatience>,
     /// The memory is MPI's, until it is finalized.
-    _universe: Arc<Universe>,
+    _membership: Arc<Membership>,
 }
 
 // SAFETY: the memory is mapped for the whole process; `base` may be used on any thread, and only through `&mut self`.
@@ -83,7 +83,7 @@ impl MpiCommunicator {
             bytes,
             round: 0,
             patience: Arc::clone(&self.patience),
-            _universe: Arc::clone(&self.universe),
+            _membership: Arc::clone(&self.membership),
         };
         let flags = memory.flags(memory.index);
         for flag in [&flags.arrived, &flags.reduced, &flags.released] {

@@ -70,6 +70,11 @@ impl Communicator for WatchedCommunicator {
         self.inner.barrier()
     }
 
+    fn finish(&self) -> Result<(), CollectiveError> {
+        let _noted = self.whereabouts.note(Call::Barrier);
+        self.inner.finish()
+    }
+
     fn send(&self, to: usize, tag: u16, bytes: &[u8]) -> Result<(), CollectiveError> {
         let _noted = self.whereabouts.note(Call::Send);
         self.inner.send(to, tag, bytes)

@@ -8,7 +8,7 @@ use super::Suite;
 use crate::suite::Check;
 use crate::suite::launcher::Launcher;
 
-pub(super) const CHECKS: [Check<Suite>; 5] = [
+pub(super) const CHECKS: [Check<Suite>; 7] = [
     Check {
         claim: "every collective is right on 1 to 4 ranks",
         needs_mpirun: true,
@@ -33,6 +33,16 @@ pub(super) const CHECKS: [Check<Suite>; 5] = [
         claim: "an error on one rank ends the job within 10 s",
         needs_mpirun: true,
         run: |suite| ends_soon(suite, "error", 3),
+    },
+    Check {
+        claim: "an error that a rank returns from its work ends the job within 10 s",
+        needs_mpirun: true,
+        run: |suite| ends_soon(suite, "return", 1),
+    },
+    Check {
+        claim: "a rank that drops its communicator while others wait ends the job within 10 s",
+        needs_mpirun: true,
+        run: |suite| ends_soon(suite, "leave", 1),
     },
 ];
 

@@ -1,0 +1,135 @@
+//! Entering and leaving the world: what every program on this library does around its work.
+//!
+//! In: what to run. Out: an exit code.
+//! Invariant: an error of one rank is printed, then ends the job on all ranks.
+
+use std::fmt::Display;
+use std::io::Write;
+use std::process::{ExitCode, Termination};
+use std::sync::Arc;
+use std::time::Duration;
+
+#[cfg(feature = "mpi")]
+use crate::topology::srun_left_no_address;
+use crate::{CollectiveError, Communicator, Launcher, ROOT, check_place, check_world_size};
+
+const FAILURE: u8 = 1;
+
+/// How long a rank other than root keeps an error to itself: when root fails in the same way, its words suffice.
+const ROOT_SPEAKS_FIRST: Duration = Duration::from_secs(3);
+
+/// Joins the world that `mpirun` or `srun` started, runs `work` on this rank, and leaves it together with the others.
+///
+/// An error is printed as `error (rank R): …` and ends the job on all ranks, so that none waits for this one; the exit code is 1.
+/// Without the cargo feature `mpi`, and without a launcher, the world is this process alone. Call it once, in `main`:
+///
+/// ```no_run
+/// use distributed::{CollectiveError, launch};
+///
+/// fn main() -> std::process::ExitCode {
+///     launch(|communicator| {
+///         let mut values = [communicator.rank() as f32];
+///         communicator.all_reduce_sum(&mut values)?;
+///         Ok::<(), CollectiveError>(())
+///     })
+/// }
+/// ```
+///
+/// # Collective
+/// Must be called by all processes of the job.
+pub fn launch<T, E>(work: impl FnOnce(&Arc<dyn Communicator>) -> Result<T, E>) -> ExitCode
+where
+    T: Termination,
+    E: Display + From<CollectiveError>,
+{
+    let checked = |communicator: &Arc<dyn Communicator>| {
+        check_world(&**communicator)?;
+        work(communicator)
+    };
+    launch_with(
+        || Ok(join()?),
+        checked,
+        |rank, error: &E| {
+            let who = rank.map_or(String::new(), |rank| format!(" (rank {rank})"));
+            // A closed stderr is no reason to keep the other ranks waiting.
+            let _ = writeln!(std::io::stderr(), "error{who}: {error:#}");
+            FAILURE
+        },
+    )
+}
+
+/// As [`launch`], for a program that joins and speaks in its own way.
+///
+/// `join` gives this rank's communicator; `work` checks with [`check_world`] whether it is the launcher's world, if it cares;
+/// `tell` prints an error, beside the rank if there are several, and gives the exit code.
+pub fn launch_with<T, E>(
+    join: impl FnOnce() -> Result<Arc<dyn Communicator>, E>,
+    work: impl FnOnce(&Arc<dyn Communicator>) -> Result<T, E>,
+    tell: impl FnOnce(Option<usize>, &E) -> u8,
+) -> ExitCode
+where
+    T: Termination,
+    E: Display + From<CollectiveError>,
+{
+    let communicator = match join() {
+        Ok(communicator) => communicator,
+        Err(error) => return fail(None, &error, tell),
+    };
+    let done = work(&communicator).and_then(|done| {
+        communicator.finish()?;
+        Ok(done)
+    });
+    match done {
+        Ok(done) => done.report(),
+        Err(error) => fail(Some(&*communicator), &error, tell),
+    }
+}
+
+fn fail<E: Display>(
+    communicator: Option<&dyn Communicator>,
+    error: &E,
+    tell: impl FnOnce(Option<usize>, &E) -> u8,
+) -> ExitCode {
+    let joined = communicator.filter(|communicator| communicator.world_size() > 1);
+    let rank = joined.map(Communicator::rank);
+    // Also a process that did not find the others: its failure may end the job before what root says of the same has come through.
+    let launched_as = || Launcher::detect_from_environment().ok().flatten().and_then(|launcher| launcher.rank);
+    if rank.or_else(launched_as).is_some_and(|rank| rank != ROOT) {
+        std::thread::sleep(ROOT_SPEAKS_FIRST);
+    }
+    let code = tell(rank, error);
+    if let Some(communicator) = joined {
+        communicator.abort(&format!("{error:#}"), i32::from(code));
+    }
+    ExitCode::from(code)
+}
+
+/// The world this process was started in, whatever the launcher says of it. Where MPI would end this process because its launcher
+/// left no address of the others, this is a world of one, which disagrees with the launcher.
+///
+/// # Errors
+/// When MPI refuses.
+///
+/// # Collective
+/// Must be called by all processes of the job.
+pub fn join() -> Result<Arc<dyn Communicator>, CollectiveError> {
+    #[cfg(feature = "mpi")]
+    if srun_left_no_address() && crate::MpiCommunicator::library_name().starts_with("Open MPI") {
+        return Ok(Arc::new(crate::SingleCommunicator::new()));
+    }
+    #[cfg(feature = "mpi")]
+    let communicator = crate::MpiCommunicator::init()?;
+    #[cfg(not(feature = "mpi"))]
+    let communicator = crate::SingleCommunicator::new();
+    Ok(Arc::new(communicator))
+}
+
+/// Refuses a world that is not the one the launcher started.
+///
+/// # Errors
+/// When the communicator and the launcher do not agree on the number of ranks or on this one's place.
+pub fn check_world(communicator: &dyn Communicator) -> Result<(), CollectiveError> {
+    let launcher = Launcher::detect_from_environment()?;
+    check_world_size(launcher.as_ref(), communicator.world_size(), cfg!(feature = "mpi"))?;
+    check_place(launcher.as_ref(), communicator.topology())
+}
