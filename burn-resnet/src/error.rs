@@ -35,12 +35,12 @@ pub enum WeightsError {
         path: PathBuf,
     },
     /// The file could not be opened or written.
-    #[error("{}: {source}", path.display())]
+    #[error("{}: {reason}", path.display())]
     Io {
         /// The file.
         path: PathBuf,
-        /// What the system said.
-        source: std::io::Error,
+        /// What the system said; not a `source`, which a chain of causes would say again.
+        reason: std::io::Error,
     },
     /// The file is not what its name says.
     #[error("{}: not readable as {format}: {reason}", path.display())]
@@ -55,8 +55,8 @@ pub enum WeightsError {
     /// The file's tensors are not those of the network.
     #[error(
         "{}: the tensors do not fit the network: missing [{}]; unexpected [{}]; misshaped [{}]; \
-         check depth, number of classes and shortcut",
-        path.display(), missing.join(", "), unexpected.join(", "), misshaped.join(", ")
+         check that they are of this network: depth, number of classes, shortcut",
+        path.display(), some(missing), some(unexpected), some(misshaped)
     )]
     Mismatch {
         /// The file.
@@ -76,4 +76,17 @@ pub enum WeightsError {
         /// What the writer said.
         reason: String,
     },
+}
+
+/// The most names of one kind that an error tells.
+const MAX_NAMES: usize = 10;
+
+/// The first names, and how many more there are.
+pub(crate) fn some(names: &[String]) -> String {
+    let told = names.len().min(MAX_NAMES);
+    let mut text = names[..told].join(", ");
+    if names.len() > told {
+        text.push_str(&format!(" and {} more", names.len() - told));
+    }
+    text
 }

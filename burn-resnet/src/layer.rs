@@ -124,10 +124,80 @@ impl Computation {
     }
 }
 
-/// The same on all sides.
+/// The padding of a convolution that these layers compute, the same on all sides.
+///
+/// # Panics
+/// For one that they do not: what they left out would be wrong without a word.
 fn padding(conv: &Conv2d) -> usize {
-    match conv.padding {
-        PaddingConfig2d::Explicit(top, ..) => top,
-        _ => 0,
+    let [height, width] = conv.kernel_size;
+    let padding = match conv.padding {
+        PaddingConfig2d::Explicit(top, left, bottom, right) if [left, bottom, right] == [top; 3] => Some(top),
+        PaddingConfig2d::Same if conv.stride == [1, 1] && height % 2 == 1 => Some(height / 2),
+        PaddingConfig2d::Valid => Some(0),
+        _ => None,
+    };
+    let is_square = height == width && conv.stride[0] == conv.stride[1];
+    let is_plain = conv.bias.is_none() && conv.groups == 1 && conv.dilation == [1, 1];
+    padding.filter(|_| is_square && is_plain).unwrap_or_else(|| {
+        panic!(
+            "convolution of a layer: expected no bias, one group, dilation 1, and kernel, stride and padding equal in both \
+             directions, got {}, {} groups, dilation {:?}, kernel {:?}, stride {:?}, padding {:?}; use burn's own \
+             Conv2d::forward for it",
+            if conv.bias.is_some() { "a bias" } else { "no bias" },
+            conv.groups,
+            conv.dilation,
+            conv.kernel_size,
+            conv.stride,
+            conv.padding
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::nn::BatchNormConfig;
+    use burn::nn::conv::Conv2dConfig;
+    use burn::tensor::Device;
+
+    use super::*;
+
+    fn why_refused(kernels: Kernels, conv: Conv2dConfig) -> String {
+        let device = Device::flex();
+        let computation = Computation {
+            kernels,
+            convolution: Convolution::Auto,
+            isa: Isa::detect(),
+            activations: Activations::F32,
+            reducer: None,
+            sink: None,
+        };
+        let (conv, norm) = (conv.init(&device), BatchNormConfig::new(4).init(&device));
+        let layer = || computation.forward((&conv, &norm), Tensor::ones([1, 6, 6, 4], &device), Skip::NONE, true);
+        let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(layer)).err();
+        panic.map_or(String::new(), |panic| *panic.downcast().expect("a text"))
+    }
+
+    #[test]
+    fn a_layer_refuses_a_convolution_of_which_it_would_leave_something_out() {
+        let plain = || Conv2dConfig::new([4, 4], [3, 3]).with_bias(false);
+        for kernels in [Kernels::Fused, Kernels::Stock] {
+            for (conv, named) in [
+                (plain().with_bias(true), "got a bias"),
+                (plain().with_groups(2), "2 groups"),
+                (plain().with_dilation([2, 2]), "dilation [2, 2]"),
+                (plain().with_stride([1, 2]), "stride [1, 2]"),
+                (plain().with_padding(PaddingConfig2d::Explicit(1, 0, 1, 0)), "padding Explicit(1, 0, 1, 0)"),
+            ] {
+                let text = why_refused(kernels, conv);
+                assert!(text.starts_with("convolution of a layer: expected ") && text.contains(named), "{text}");
+            }
+            assert_eq!(why_refused(kernels, plain().with_padding(PaddingConfig2d::Same)), "");
+        }
+    }
+
+    #[test]
+    fn padding_that_keeps_the_size_keeps_it() {
+        let conv = Conv2dConfig::new([4, 4], [3, 3]).with_padding(PaddingConfig2d::Same).with_bias(false);
+        assert_eq!(padding(&conv.init(&Device::flex())), 1);
     }
 }

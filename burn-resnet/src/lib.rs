@@ -25,5 +25,5 @@ pub use ops::{
     FusedOutput, FusedSaved, Gate, GradientSink, Handover, KernelTime, ResNetOps, Residual, StatisticsReducer,
     batch_norm_train, fused_inference, fused_train, gated, global_average, kernel_times,
 };
-pub use pretrained::{load_weights, save_safetensors};
+pub use pretrained::{load_weights, load_weights_and_key, save_safetensors};
 pub use resnet::ResNet;

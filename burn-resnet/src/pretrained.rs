@@ -3,24 +3,29 @@
 //! In: `.safetensors` or a PyTorch checkpoint (zip archive or the older plain pickle). Out: a
 //! network holding them, or a `.safetensors` file that PyTorch's `load_state_dict` takes as it is.
 //! Invariant: all of the network's tensors are read, and nothing but them, or the error names what
-//! differs; a file is written whole or not at all.
+//! differs; what was written here is read under the names it was written with; a file is written
+//! whole or not at all.
 
 mod claims;
+mod dictionary;
 
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
 use burn::module::Module;
-use burn::store::pytorch::PytorchReader;
 use burn::store::{
-    ApplyError, ApplyResult, BurnToPyTorchAdapter, FloatCastAdapter, KeyRemapper, ModuleAdapter, ModuleSnapshot,
-    ModuleStore, PyTorchToBurnAdapter, PytorchStore, SafetensorsStore,
+    ApplyError, ApplyResult, BurnToPyTorchAdapter, FloatCastAdapter, ModuleAdapter, ModuleSnapshot, ModuleStore,
+    PyTorchToBurnAdapter, PytorchStore, SafetensorsStore,
 };
 use burn::tensor::DType;
 
 use crate::WeightsError;
 
-/// Old name to new: the prefix of `DataParallel`, and the published code's name for shortcut B.
-const RENAMES: [(&str, &str); 2] = [(r"^module\.", ""), (r"\.shortcut\.", ".downsample.")];
+/// The prefix that `DataParallel` gives all names.
+const DATA_PARALLEL: &str = "module.";
+
+/// The published code's name for shortcut B, and ours.
+const SHORTCUT: (&str, &str) = (".shortcut.", ".downsample.");
 
 /// PyTorch's count of training batches; without a momentum of `None` nothing reads it.
 const BATCH_COUNTER: &str = "num_batches_tracked";
@@ -34,32 +39,51 @@ const MAX_REASON_BYTES: usize = 500;
 /// Puts the weights of a file into `model`, a [`crate::ResNet`] or any other module, which keeps
 /// its device and what it trains.
 ///
-/// The format is told by the name: `.safetensors`, or `.pth`, `.th`, `.pt`. A checkpoint may be a
-/// dictionary with the key `state_dict`; names may begin with `module.`. A clone of `model` shares
-/// its running statistics and so receives those of the file.
+/// The format is told by the name: `.safetensors`, or `.pth`, `.th`, `.pt`. The tensors of a PyTorch
+/// checkpoint may stand in a dictionary of it: under `state_dict`, `model_state_dict`, `net` or `model`,
+/// else in the only one that holds tensors. A name that `model` lacks is tried without the prefix
+/// `module.`, then with `downsample` for `shortcut`. A clone of `model` shares its running statistics
+/// and so receives those of the file.
 ///
 /// # Errors
 /// [`WeightsError`]: an unknown extension, an unreadable file, one that claims more than it can hold, or tensors that do not fit.
-pub fn load_weights<M: Module>(mut model: M, path: impl AsRef<Path>) -> Result<M, WeightsError> {
+pub fn load_weights<M: Module>(model: M, path: impl AsRef<Path>) -> Result<M, WeightsError> {
+    load_weights_and_key(model, path).map(|(model, _)| model)
+}
+
+/// As [`load_weights`], with the key of the dictionary in which the tensors stood, if they did.
+///
+/// # Errors
+/// As [`load_weights`].
+pub fn load_weights_and_key<M: Module>(
+    mut model: M,
+    path: impl AsRef<Path>,
+) -> Result<(M, Option<String>), WeightsError> {
     let path = path.as_ref();
     let file_len = claims::file_len(path)?;
-    let applied = match path.extension().and_then(|extension| extension.to_str()) {
+    let (applied, key) = match path.extension().and_then(|extension| extension.to_str()) {
         Some("safetensors") => {
-            let store = SafetensorsStore::from_file(path).remap(renames());
-            apply(&mut model, store, path, file_len, "safetensors")?
+            (apply(&mut model, SafetensorsStore::from_file(path), path, file_len, "safetensors")?, None)
         }
         Some("pth" | "th" | "pt") => {
+            let unreadable = |reason| WeightsError::Format { path: path.into(), format: PYTORCH, reason };
             let refusal = claims::refusal_of_container(path, file_len)
-                .map_err(|source| WeightsError::Io { path: path.into(), source })?;
+                .map_err(|reason| WeightsError::Io { path: path.into(), reason })?;
             if let Some(reason) = refusal {
-                return Err(WeightsError::Format { path: path.into(), format: PYTORCH, reason });
+                return Err(unreadable(reason));
             }
-            apply(&mut model, pytorch_store(path), path, file_len, PYTORCH)?
+            let key = dictionary::key_of_tensors(path).map_err(|reason| unreadable(shortened(reason)))?;
+            let store = PytorchStore::from_file(path).map_indices_contiguous(false);
+            let store = match &key {
+                Some(key) => store.with_top_level_key(key),
+                None => store,
+            };
+            (apply(&mut model, store, path, file_len, PYTORCH)?, key)
         }
         _ => return Err(WeightsError::Extension { path: path.into() }),
     };
     check(path, applied)?;
-    Ok(model)
+    Ok((model, key))
 }
 
 /// Writes all parameters and running statistics as PyTorch names and lays them out.
@@ -96,7 +120,13 @@ fn apply<M: Module, S: ModuleStore>(
     if let Some(reason) = tensors.values().find_map(|tensor| claims::refusal_of_tensor(tensor, file_len)) {
         return Err(unreadable(reason));
     }
-    let tensors = tensors.values().cloned().collect();
+    let own_names = names(model);
+    let mut tensors: Vec<_> = tensors.values().cloned().collect();
+    for tensor in &mut tensors {
+        if let Some(name) = own_name(&tensor.name, &own_names) {
+            tensor.name = name;
+        }
+    }
     // Without the cast burn-store would give the model the type of a half-precision file.
     let adapter = PyTorchToBurnAdapter.chain(FloatCastAdapter::to(DType::F32));
     Ok(model.apply(tensors, None, Some(Box::new(adapter)), false))
@@ -111,18 +141,20 @@ fn shortened(mut reason: String) -> String {
     reason
 }
 
-fn pytorch_store(path: &Path) -> PytorchStore {
-    let store = PytorchStore::from_file(path).remap(renames()).map_indices_contiguous(false);
-    match PytorchReader::with_top_level_key(path, "state_dict") {
-        Ok(_) => store.with_top_level_key("state_dict"),
-        Err(_) => store,
-    }
+/// The names under which [`save_safetensors`] writes the tensors of `model`.
+fn names<M: Module>(model: &M) -> HashSet<String> {
+    let tensors = model.collect(None, Some(Box::new(BurnToPyTorchAdapter)), false);
+    tensors.into_iter().map(|tensor| tensor.name).collect()
 }
 
-fn renames() -> KeyRemapper {
-    RENAMES.into_iter().fold(KeyRemapper::new(), |remapper, (from, to)| {
-        remapper.add_pattern(from, to).expect("RENAMES holds valid expressions")
-    })
+/// What `model` calls a tensor of this name in a file, if it does not call it so itself.
+fn own_name(name: &str, own_names: &HashSet<String>) -> Option<String> {
+    if own_names.contains(name) {
+        return None;
+    }
+    let stripped = name.strip_prefix(DATA_PARALLEL).unwrap_or(name);
+    let (theirs, ours) = SHORTCUT;
+    [stripped.to_owned(), stripped.replace(theirs, ours)].into_iter().find(|name| own_names.contains(name))
 }
 
 fn check(path: &Path, applied: ApplyResult) -> Result<(), WeightsError> {

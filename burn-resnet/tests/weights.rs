@@ -8,8 +8,11 @@ use std::path::Path;
 use std::process::Command;
 
 use burn::module::Module;
+use burn::nn::conv::{Conv2d, Conv2dConfig};
+use burn::nn::{BatchNorm, BatchNormConfig};
 use burn::tensor::{Device, Tensor};
 use burn_resnet::{ResNetConfig, Shortcut, WeightsError, load_weights, save_safetensors};
+use safetensors::SafeTensors;
 use support::{gradients, relative_difference, tensors, values};
 
 fn config() -> ResNetConfig {
@@ -63,6 +66,68 @@ fn tensors_that_do_not_fit_are_named() {
     let path = saved(&config().with_shortcut(Shortcut::B), folder.path());
     let text = load_weights(config().init(0, &device), &path).unwrap_err().to_string();
     assert!(text.contains("unexpected [layer2.0.downsample.0.weight, "), "{text}");
+}
+
+/// A module whose names are those that files of published networks are renamed from, and to.
+#[derive(Module, Debug)]
+struct Fields {
+    module: Conv2d,
+    block: Block,
+}
+
+#[derive(Module, Debug)]
+struct Block {
+    shortcut: (Conv2d, BatchNorm),
+    downsample: (Conv2d, BatchNorm),
+}
+
+impl Fields {
+    fn new(device: &Device) -> Self {
+        let conv = || Conv2dConfig::new([2, 2], [1, 1]).init(device);
+        let pair = || (conv(), BatchNormConfig::new(2).init(device));
+        Self { module: conv(), block: Block { shortcut: pair(), downsample: pair() } }
+    }
+}
+
+#[test]
+fn a_module_reads_what_it_wrote_whatever_its_fields_are_called() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("weights.safetensors");
+    let (written, other) = (Fields::new(&Device::flex()), Fields::new(&Device::flex()));
+    assert_ne!(tensors(&written), tensors(&other));
+    save_safetensors(&written, &path).unwrap();
+    assert_eq!(tensors(&load_weights(other, &path).unwrap()), tensors(&written));
+}
+
+#[test]
+fn names_of_published_code_are_read_by_a_network_that_has_other_ones() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = config().with_shortcut(Shortcut::B);
+    let path = saved(&config, folder.path());
+    let bytes = std::fs::read(&path).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    let theirs = file.iter().map(|(name, view)| (format!("module.{}", name.replace("downsample", "shortcut")), view));
+    std::fs::write(&path, safetensors::serialize(theirs.collect::<Vec<_>>(), None).unwrap()).unwrap();
+    let device = Device::flex();
+    let loaded = load_weights(config.init(2, &device), &path).unwrap();
+    assert_eq!(tensors(&loaded), tensors(&config.init(1, &device)));
+}
+
+#[test]
+fn of_many_names_that_do_not_fit_ten_are_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = saved(&config(), folder.path());
+    let deeper = ResNetConfig::cifar(14).unwrap().init(0, &Device::flex());
+    let text = load_weights(deeper, &path).unwrap_err().to_string();
+    assert_eq!(text.matches("layer").count(), 10, "{text}");
+    assert!(text.contains(" and 20 more]; unexpected []; misshaped []; "), "{text}");
+}
+
+#[test]
+fn why_a_file_cannot_be_opened_is_said_once() {
+    let error = load_weights(config().init(0, &Device::flex()), "/absent.pth").unwrap_err();
+    assert!(error.to_string().starts_with("/absent.pth: No such file"), "{error}");
+    assert!(std::error::Error::source(&error).is_none(), "a chain of causes would say it again");
 }
 
 #[test]

@@ -9,14 +9,14 @@ use std::path::{Path, PathBuf};
 #[non_exhaustive]
 pub enum DatasetError {
     /// The operating system refused a file or folder.
-    #[error("cannot {action} {}: {source}", path.display())]
+    #[error("cannot {action} {}: {reason}", path.display())]
     Io {
         /// What was tried, as a verb: "read", "create", "rename".
         action: &'static str,
         /// The file or folder.
         path: PathBuf,
-        /// The operating system's answer.
-        source: std::io::Error,
+        /// The operating system's answer; not a `source`, which a chain of causes would say again.
+        reason: std::io::Error,
     },
 
     /// A file is no file, so that reading it could wait or go on for ever.
@@ -212,7 +212,7 @@ impl DatasetError {
     /// A closure for `map_err` that adds the action and the path to an I/O error.
     pub(crate) fn io(action: &'static str, path: impl AsRef<Path>) -> impl FnOnce(std::io::Error) -> Self {
         let path = path.as_ref().to_path_buf();
-        move |source| Self::Io { action, path, source }
+        move |reason| Self::Io { action, path, reason }
     }
 
     /// A setting that cannot be used.

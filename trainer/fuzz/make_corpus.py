@@ -196,6 +196,9 @@ weights = {"weight": Tensor(Storage("0", 4), (2, 2), (2, 1)), "bias": Tensor(Sto
 storages = {"0": floats[:16], "1": floats[16:]}
 write("pytorch", "good", archive(pickled(weights), storages))
 write("pytorch", "state_dict", archive(pickled({"epoch": 3, "state_dict": weights}), storages))
+write("pytorch", "net", archive(pickled({"net": weights, "acc": 95.1, "epoch": 3}), storages))
+write("pytorch", "data_parallel", archive(pickled({"weights": {f"module.{name}": weight for name, weight in weights.items()}}), storages))
+write("pytorch", "other_keys", archive(pickled({"ours": weights, "theirs": {**weights}, "epoch": 3}), storages))
 write("pytorch", "deflated", archive(pickled(weights), storages, zipfile.ZIP_DEFLATED))
 write("pytorch", "transposed", archive(pickled({**weights, "weight": Tensor(Storage("0", 4), (2, 2), (1, 2))}), storages))
 write("pytorch", "stride_0_of_10_gb", archive(pickled({**weights, "weight": Tensor(Storage("0", 1), (50000, 50000), (0, 0))}), storages))

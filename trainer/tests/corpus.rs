@@ -180,6 +180,37 @@ fn weights_that_claim_more_than_their_file_holds_are_refused_with_the_claim() {
 }
 
 #[test]
+fn weights_in_a_dictionary_of_a_pytorch_checkpoint_are_found() {
+    let folder = tempfile::tempdir().unwrap();
+    for (input, expected) in [
+        ("good", None),
+        ("state_dict", Some("state_dict")),
+        ("net", Some("net")),
+        ("data_parallel", Some("weights")),
+        ("legacy", None),
+    ] {
+        let path = folder.path().join(format!("{input}.pth"));
+        fs::copy(corpus().join("pytorch").join(input), &path).unwrap();
+        let layer = LinearConfig::new(2, 2).init(&Device::flex());
+        let (layer, key) = burn_resnet::load_weights_and_key(layer, &path).unwrap();
+        assert_eq!(key.as_deref(), expected, "{input}");
+        let bias = layer.bias.unwrap().val().into_data().try_to_vec::<f32>().unwrap();
+        assert_eq!(bias, [5.0, 6.0], "{input}");
+    }
+}
+
+#[test]
+fn a_pytorch_file_with_weights_under_keys_of_its_own_is_refused_with_those_keys() {
+    let text = refused_weights("pytorch/other_keys", "a.pth");
+    assert!(
+        text.contains("under state_dict, model_state_dict, net, model, got the keys epoch, ours, theirs;"),
+        "{text}"
+    );
+    let text = refused_weights("pytorch/plain_pickle", "a.pth");
+    assert!(text.contains("got the keys a, b;"), "{text}");
+}
+
+#[test]
 fn weights_in_a_folder_or_pipe_are_refused_and_not_waited_for() {
     let folder = tempfile::tempdir().unwrap();
     for name in ["a.pth", "a.safetensors"] {

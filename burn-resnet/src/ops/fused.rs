@@ -134,6 +134,9 @@ pub struct FusedGradients<B: Backend> {
 /// `input`: `[N, H, W, C_in]`; `weight`: `[C_out, C_in, K, K]`; `gamma`, `beta`: `[C_out]`; `residual`: as
 /// [`FusedOptions::residual`] says; `None` without one, unless a [`Branch`] opens.
 ///
+/// # Panics
+/// When the weight is not of these shapes: a convolution in groups is none of this operation's, burn's `Conv2d` computes it.
+///
 /// # Collective
 /// With a reducer: one sum in the forward and one in the backward pass.
 pub fn fused_train(
@@ -144,6 +147,7 @@ pub fn fused_train(
     residual: Option<Tensor<4>>,
     options: FusedOptions,
 ) -> BatchNormTrain {
+    expect_one_group(&input, &weight);
     let residual = residual_or_nothing(residual, &options, &input.device());
     let fused = <Dispatch as ResNetOps>::fused_train(
         input.into_dispatch(),
@@ -165,6 +169,9 @@ pub fn fused_train(
 ///
 /// # Shapes
 /// As [`fused_train`], `scale` and `shift`: `[C_out]`.
+///
+/// # Panics
+/// As [`fused_train`].
 pub fn fused_inference(
     input: Tensor<4>,
     weight: Tensor<4>,
@@ -173,6 +180,7 @@ pub fn fused_inference(
     residual: Option<Tensor<4>>,
     options: FusedOptions,
 ) -> Tensor<4> {
+    expect_one_group(&input, &weight);
     let residual = residual_or_nothing(residual, &options, &input.device());
     Tensor::from_dispatch(<Dispatch as ResNetOps>::fused_inference(
         input.into_dispatch(),
@@ -182,6 +190,16 @@ pub fn fused_inference(
         residual.into_dispatch(),
         options,
     ))
+}
+
+fn expect_one_group(input: &Tensor<4>, weight: &Tensor<4>) {
+    let ([.., channels], [_, c_in, height, width]) = (input.dims(), weight.dims());
+    assert!(
+        c_in == channels && height == width,
+        "fused operation: expected a weight [C_out, {channels}, K, K] for an input of {channels} channels, got {:?}; a convolution \
+         in groups or with a kernel that is not square takes burn's Conv2d",
+        weight.dims()
+    );
 }
 
 /// The extension's operations take no optional tensors: one element stands for nothing.

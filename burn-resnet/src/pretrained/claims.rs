@@ -23,7 +23,7 @@ const TAR_MAGIC: std::ops::Range<usize> = 257..262;
 
 /// The length of the file at `path`, which is a file: opening a named pipe would wait.
 pub(super) fn file_len(path: &Path) -> Result<u64, WeightsError> {
-    let failed = |source| WeightsError::Io { path: path.into(), source };
+    let failed = |reason| WeightsError::Io { path: path.into(), reason };
     let metadata = fs::metadata(path).map_err(failed)?;
     if !metadata.is_file() {
         return Err(failed(io::Error::other("expected a regular file, got a folder, pipe or device")));

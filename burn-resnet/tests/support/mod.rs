@@ -50,7 +50,7 @@ impl ModuleVisitor for Collect<'_> {
 }
 
 /// All parameters and running statistics.
-pub(crate) fn tensors(model: &ResNet) -> Named {
+pub(crate) fn tensors(model: &impl Module) -> Named {
     let mut collect = Collect { part: Part::Value, path: vec![], named: Named::new() };
     model.visit(&mut collect);
     collect.named

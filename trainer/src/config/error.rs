@@ -7,12 +7,12 @@ use thiserror::Error;
 #[derive(Debug, Error)]
 pub enum ConfigError {
     /// The file of `--config` cannot be read.
-    #[error("cannot read the configuration file {}: {source}", path.display())]
+    #[error("cannot read the configuration file {}: {reason}", path.display())]
     Read {
         /// The file.
         path: PathBuf,
-        /// What the system said.
-        source: std::io::Error,
+        /// What the system said; not a `source`, which a chain of causes would say again.
+        reason: std::io::Error,
     },
     /// The file of `--config` is no TOML, or has unknown keys or values.
     #[error(

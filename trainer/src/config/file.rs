@@ -64,7 +64,7 @@ const ALTERNATIVES: [(&str, &str); 2] = [
 
 /// Reads the options of a file.
 pub(super) fn read(path: &Path) -> Result<TrainArgs, ConfigError> {
-    let text = fs::read_to_string(path).map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
+    let text = fs::read_to_string(path).map_err(|reason| ConfigError::Read { path: path.to_owned(), reason })?;
     parse(&text, &path.display().to_string())
 }
 
