@@ -3,7 +3,8 @@
 //!     cargo run --release -p trainer --example own_model -- --epochs 3
 //!     mpirun -n 2 target/release/examples/own_model --epochs 3
 //!
-//! All of `trainer train`'s flags work; those that choose a ResNet have no effect.
+//! The flags of `trainer train` work; those that choose or compute one of its residual networks are refused, as this model does not
+//! take them ([`OwnModel::taking`] says which a model does).
 
 use std::process::ExitCode;
 
@@ -15,6 +16,7 @@ use burn::tensor::{Device, Tensor};
 use clap::Parser;
 use trainer::cli::TrainArgs;
 use trainer::commands::train::train_model;
+use trainer::config::OwnModel;
 use trainer::launch::launch;
 use trainer::model::ImageClassifier;
 
@@ -58,8 +60,9 @@ struct Flags {
 
 fn main() -> ExitCode {
     let flags = Flags::parse();
-    // Root's random weights go to all ranks, so the ranks need not draw the same ones.
+    let own = OwnModel::new("small-net");
     launch(|world| {
-        train_model(&flags.train, world, |_, request| Ok(SmallNet::new(request.num_classes, request.device))).map(drop)
+        train_model(&flags.train, world, &own, |_, request| Ok(SmallNet::new(request.num_classes, request.device)))
+            .map(drop)
     })
 }

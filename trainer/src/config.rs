@@ -10,6 +10,7 @@ mod doctor;
 mod error;
 mod file;
 mod netbench;
+mod own_model;
 mod parts;
 mod predict_scaling;
 mod report;
@@ -29,6 +30,7 @@ pub(crate) use data::{MAX_CLASSES, MAX_IMAGE_SIDE};
 pub use doctor::DoctorConfig;
 pub use error::ConfigError;
 pub use netbench::NetbenchConfig;
+pub use own_model::{ModelChoice, ModelOption, OwnModel};
 pub use parts::{
     BatchConfig, ComputeConfig, Course, DataConfig, DataSource, ModelConfig, NormalizationConfig, OnNonFinite,
     OptimizerConfig, RunConfig, ScheduleConfig, TrainSplitConfig,
@@ -89,7 +91,7 @@ const RESUMABLE_KEYS: [&str; 19] = [
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TrainConfig {
     /// Which network.
-    pub model: ModelConfig,
+    pub model: ModelChoice,
     /// Which images.
     pub data: DataConfig,
     /// What only training does with them.
@@ -114,19 +116,32 @@ impl TrainConfig {
     /// # Errors
     /// A [`ConfigError`] that names the option and the remedy; also if the file of `--config` cannot be read.
     pub fn resolve(args: &TrainArgs, world_size: usize) -> Result<Self, ConfigError> {
+        Self::resolve_for(None, args, world_size)
+    }
+
+    /// As [`resolve`](Self::resolve), for a program's own model instead of the residual networks.
+    ///
+    /// # Errors
+    /// As [`resolve`](Self::resolve); also for an option that the model does not take.
+    pub fn resolve_for(own: Option<&OwnModel>, args: &TrainArgs, world_size: usize) -> Result<Self, ConfigError> {
         match &args.config {
-            None => resolve::train(args, world_size),
-            Some(path) => resolve::train(&file::merged(&file::read(path)?, args)?, world_size),
+            None => resolve::train(own, args, world_size),
+            Some(path) => resolve::train(own, &file::merged(&file::read(path)?, args)?, world_size),
         }
     }
 
-    /// As [`resolve`](Self::resolve), with the options of an earlier session, as [`to_toml`](Self::to_toml) printed them, in
+    /// As [`resolve_for`](Self::resolve_for), with the options of an earlier session, as [`to_toml`](Self::to_toml) printed them, in
     /// place of the file of `--config`; flags win.
     ///
     /// # Errors
-    /// As [`resolve`](Self::resolve).
-    pub fn resolve_over(saved: &str, args: &TrainArgs, world_size: usize) -> Result<Self, ConfigError> {
-        resolve::train(&file::merged(&file::parse(saved, "the saved run.toml")?, args)?, world_size)
+    /// As [`resolve_for`](Self::resolve_for).
+    pub fn resolve_over(
+        saved: &str,
+        own: Option<&OwnModel>,
+        args: &TrainArgs,
+        world_size: usize,
+    ) -> Result<Self, ConfigError> {
+        resolve::train(own, &file::merged(&file::parse(saved, "the saved run.toml")?, args)?, world_size)
     }
 
     /// The configuration that [`to_toml`](Self::to_toml) printed.
@@ -134,7 +149,7 @@ impl TrainConfig {
     /// # Errors
     /// As [`resolve`](Self::resolve).
     pub fn from_toml(text: &str, world_size: usize) -> Result<Self, ConfigError> {
-        resolve::train(&file::parse(text, "the TOML text")?, world_size)
+        resolve::train(None, &file::parse(text, "the TOML text")?, world_size)
     }
 
     /// The configuration as TOML that `--config` accepts. `--resume` is not part of it.

@@ -1,12 +1,18 @@
-//! The residual networks as this program's flags name them.
+//! The residual networks as this program's flags name them, and weights for any model.
 //!
-//! In: model section, class count, seed. Out: a [`ResNet`] on a device.
+//! In: model section, class count, seed; a file. Out: a [`ResNet`] on a device; a model that holds the file's weights.
+
+use std::path::Path;
 
 use anyhow::{Result, ensure};
+use burn::module::Module;
 use burn::tensor::Device;
-use burn_resnet::{Activations, Convolution, Kernels, ResNet, ResNetConfig, Shortcut};
+use burn_resnet::{
+    Activations, Convolution, Kernels, ResNet, ResNetConfig, Shortcut, WeightsError, load_weights_and_key,
+};
 
 use crate::config::{ComputeConfig, ConvolutionKind, Dtype, KernelsKind, ModelConfig, ShortcutKind, instruction_set};
+use crate::report::Reporter;
 
 /// What a model is made for.
 #[derive(Clone, Debug)]
@@ -77,4 +83,16 @@ fn layers(config: &ModelConfig, zero_gamma: bool, request: &ModelRequest<'_>) ->
         .with_convolution(convolution)
         .with_instruction_set(instruction_set(request.compute.cpu)?)
         .with_activations(activations))
+}
+
+/// Puts the weights of a file into `model`, and says where they stood if that is not where PyTorch's own examples put them.
+///
+/// # Errors
+/// As [`burn_resnet::load_weights`].
+pub fn load_weights_aloud<M: Module>(model: M, path: &Path, reporter: &Reporter) -> Result<M, WeightsError> {
+    let (model, key) = load_weights_and_key(model, path)?;
+    if let Some(key) = key.filter(|key| key != "state_dict") {
+        reporter.note(&format!("weights {}: taken from under its key `{key}`", path.display()));
+    }
+    Ok(model)
 }

@@ -7,13 +7,13 @@ use std::fs;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
-use burn_resnet::{ResNet, load_weights};
+use burn_resnet::ResNet;
 use distributed::{Phase, ROOT, broadcast_module};
 
 use crate::checkpoint::{self, CheckpointState};
 use crate::config::{ModelConfig, TrainConfig, WeightSource};
 use crate::gather::from_root;
-use crate::network::{ModelRequest, resnet_within};
+use crate::network::{ModelRequest, load_weights_aloud, resnet_within};
 use crate::ranks::World;
 
 /// Parameters that were found and not read yet.
@@ -75,7 +75,7 @@ impl SavedModel {
     pub fn network(&self, model: &ModelConfig, request: &ModelRequest<'_>, world: &World) -> Result<ResNet> {
         let mut network = resnet_within(self.num_bytes, model, request).with_context(|| self.name())?;
         if world.is_root() {
-            network = load_weights(network, &self.path)?;
+            network = load_weights_aloud(network, &self.path, &world.reporter)?;
         }
         Ok(broadcast_module(network, &*world.communicator, ROOT)?)
     }

@@ -175,7 +175,7 @@ fn a_flag_that_changes_a_choice_drops_the_files_details_of_the_old_one() {
     let config = over_file(&file, flags).unwrap();
     assert_eq!(config.data.source, DataSource::Shapes { num_train: 10_000, num_test: 2_000, seed: 0 });
     assert_eq!((config.train_split.augment, config.schedule.course), (AugmentKind::None, Course::Cosine));
-    assert_eq!((config.model.depth, config.schedule.epochs), (32, 10));
+    assert_eq!((config.model.name().as_str(), config.schedule.epochs), ("resnet32", 10));
     let same = over_file(&file, "--dataset cifar10").unwrap();
     assert_eq!(same.data.source, DataSource::Cifar10 { dir: "d".into(), download: false });
 }
@@ -446,7 +446,7 @@ fn eval_of_a_checkpoint_uses_its_model_and_data_unless_told_otherwise() {
     let trained = resolved("--depth 32 --dataset cifar10 --data-dir d --limit-test 100");
     let eval = |flags: &str| EvalConfig::resolve(&eval_args(flags), Some(&trained)).unwrap();
     let like_trained = eval("--checkpoint c");
-    assert_eq!((like_trained.model, &like_trained.data), (trained.model, &trained.data));
+    assert_eq!((like_trained.model, &like_trained.data), (*trained.model.resnet().unwrap(), &trained.data));
     let elsewhere = eval("--checkpoint c --data-dir e");
     assert_eq!(elsewhere.data.source, DataSource::Cifar10 { dir: "e".into(), download: false });
     let other = eval("--checkpoint c --dataset shapes --shapes-seed 5");

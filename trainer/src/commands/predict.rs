@@ -61,7 +61,7 @@ pub fn predict(args: &PredictArgs, world: &World) -> Result<Predictions> {
         compute: &config.compute,
         device: &device,
     };
-    let model = saved.network(&trained.model, &request, world)?;
+    let model = saved.network(trained.model.resnet()?, &request, world)?;
     let shape = ImageShape { height: input.height, width: input.width, channels: input.channels };
     let normalization = Normalization { mean: input.mean.clone(), std: input.std.clone() };
     let table = Arc::new(NormalizationTable::new(&normalization));

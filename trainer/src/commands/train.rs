@@ -4,24 +4,25 @@
 //! Invariant: what is wrong with flags or data is said before anything is written.
 
 use std::fs;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use burn::tensor::Device;
-use burn_resnet::{ResNet, load_weights};
+use burn_resnet::ResNet;
 use datasets::DatasetSplits;
-use distributed::{Communicator, ROOT, scheduler_job, watchdog};
+use distributed::{Communicator, ParameterLayout, ROOT, scheduler_job, watchdog};
 
 use crate::cli::TrainArgs;
-use crate::config::{TrainConfig, starting_timeout};
+use crate::config::{BatchNormKind, OwnModel, TrainConfig, starting_timeout};
 use crate::data;
 use crate::gather;
 use crate::identity;
 use crate::manifest::{DatasetFacts, LaunchFacts, Manifest};
 use crate::metrics::Summary;
 use crate::model::ImageClassifier;
-use crate::network::{ModelRequest, resnet};
+use crate::network::{ModelRequest, load_weights_aloud, resnet};
+use crate::norm_reducer::NormReducer;
 use crate::output::RUN_TOML;
 use crate::ranks::World;
 use crate::records::Records;
@@ -32,6 +33,9 @@ use crate::synchronizer;
 use crate::trace;
 use crate::train::{Outcome, fit, sgd_config};
 
+/// Distance between the ranks' seeds: odd, so that no two are equal, and without a pattern (2^64 / the golden ratio).
+const ODD_STRIDE: u64 = 0x9E37_79B9_7F4A_7C15;
+
 /// Trains the configured ResNet.
 ///
 /// # Errors
@@ -40,33 +44,39 @@ use crate::train::{Outcome, fit, sgd_config};
 /// # Collective
 /// Must be called by all ranks.
 pub fn train(args: &TrainArgs, world: &World) -> Result<Outcome<ResNet>> {
-    train_model(args, world, |config, request| {
-        let model = resnet(&config.model, config.run.zero_gamma, request)?;
-        match &config.run.weights {
-            Some(path) => Ok(load_weights(model, path)?),
-            None => Ok(model),
-        }
-    })
+    train_any(args, world, None, |config, request| resnet(config.model.resnet()?, config.run.zero_gamma, request))
 }
 
-/// Trains any model with the flags of `trainer train`, of which those that choose a ResNet have no effect.
+/// Trains a program's own model with the flags of `trainer train`.
 ///
-/// `build` makes the model on the device of its [`ModelRequest`]; root's parameters are sent to all ranks.
+/// `build` makes the model on the device of its [`ModelRequest`]. burn's random numbers are seeded with `--seed` before, `--weights`
+/// are loaded after it, and root's parameters are sent to all ranks. Options that choose or compute one of the residual networks are
+/// refused, but for those that the model [takes](OwnModel::taking): `build` finds their values in the configuration.
 ///
 /// # Errors
-/// When the flags contradict each other, or training fails.
+/// When the flags contradict each other or have no effect on this model, or training fails.
 ///
 /// # Collective
 /// Must be called by all ranks.
 pub fn train_model<M: ImageClassifier>(
     args: &TrainArgs,
     world: &World,
+    own: &OwnModel,
+    build: impl FnOnce(&TrainConfig, &ModelRequest<'_>) -> Result<M>,
+) -> Result<Outcome<M>> {
+    train_any(args, world, Some(own), build)
+}
+
+fn train_any<M: ImageClassifier>(
+    args: &TrainArgs,
+    world: &World,
+    own: Option<&OwnModel>,
     build: impl FnOnce(&TrainConfig, &ModelRequest<'_>) -> Result<M>,
 ) -> Result<Outcome<M>> {
     let (communicator, reporter) = (&*world.communicator, &world.reporter);
     // A saved configuration may say another timeout; reading it is watched, too.
     let watchdog = world.watch(starting_timeout(&args.sync)?)?;
-    let config = resolve(args, world)?;
+    let config = resolve(args, own, world)?;
     watchdog.iter().for_each(|watchdog| watchdog.set_timeout(config.sync.timeout));
     synchronizer::check_threads(&config.sync.method, communicator)?;
     let (device, num_threads) = world.prepare_compute(&config.compute)?;
@@ -81,6 +91,15 @@ pub fn train_model<M: ImageClassifier>(
         config.batch.global_batch_size,
         data.train.len()
     );
+    let training_device = device.clone().autodiff();
+    let request = ModelRequest {
+        num_classes: data.train.class_names().len(),
+        in_channels: data.train.image_shape().channels,
+        seed: config.run.seed,
+        compute: &config.compute,
+        device: &training_device,
+    };
+    let model = initial_model(&config, &request, world, build)?;
 
     let (records, resumption) = accept(&config, &data, args.allow_changed_data, world)?;
     if records.is_unlocked() {
@@ -93,15 +112,6 @@ pub fn train_model<M: ImageClassifier>(
     let manifest = manifest(&config, &data, communicator, num_threads, &device)?;
     reporter.configuration(&config, &facts(&manifest, &records));
 
-    let training_device = device.clone().autodiff();
-    let request = ModelRequest {
-        num_classes: data.train.class_names().len(),
-        in_channels: data.train.image_shape().channels,
-        seed: config.run.seed,
-        compute: &config.compute,
-        device: &training_device,
-    };
-    let model = build(&config, &request)?;
     let start = Instant::now();
     let (workers, server_link) = match Role::of(&config.sync, &world.communicator)? {
         Role::Worker { communicator, server_link } => (communicator, server_link),
@@ -158,6 +168,41 @@ fn accept(
     Ok(accepted)
 }
 
+/// The model as the run begins: random by its seed, or with the weights of `--weights`.
+fn initial_model<M: ImageClassifier>(
+    config: &TrainConfig,
+    request: &ModelRequest<'_>,
+    world: &World,
+    build: impl FnOnce(&TrainConfig, &ModelRequest<'_>) -> Result<M>,
+) -> Result<M> {
+    let model = {
+        // burn's random numbers are one stream a process; ranks that are its threads take turns.
+        static BUILDING: Mutex<()> = Mutex::new(());
+        let _turn = BUILDING.lock().unwrap_or_else(PoisonError::into_inner);
+        request.device.seed(request.seed);
+        let model = build(config, request)?;
+        // burn draws a parameter when it is first read: here, in module order.
+        ParameterLayout::new(&model);
+        ParameterLayout::state(&model);
+        // What the model draws in training, as for dropout, is another stream on each rank.
+        let rank = world.communicator.rank() as u64;
+        request.device.seed(request.seed.wrapping_add((rank + 1).wrapping_mul(ODD_STRIDE)));
+        model
+    };
+    ensure!(
+        config.batch.batch_norm == BatchNormKind::Local
+            || model
+                .clone()
+                .with_statistics_reducer(Arc::new(NormReducer::new(Arc::clone(&world.communicator))))
+                .is_some(),
+        "--batch-norm sync: this model has no synchronised norm, expected one that overrides with_statistics_reducer; use --batch-norm local"
+    );
+    match &config.run.weights {
+        Some(path) => Ok(load_weights_aloud(model, path, &world.reporter)?),
+        None => Ok(model),
+    }
+}
+
 /// Who this process is, for another that wants its output directory.
 fn holder(communicator: &dyn Communicator) -> String {
     let job = scheduler_job().map_or(String::new(), |job| format!(" ({job})"));
@@ -168,7 +213,7 @@ fn holder(communicator: &dyn Communicator) -> String {
 ///
 /// # Collective
 /// Root reads the saved configuration for all.
-fn resolve(args: &TrainArgs, world: &World) -> Result<TrainConfig> {
+fn resolve(args: &TrainArgs, own: Option<&OwnModel>, world: &World) -> Result<TrainConfig> {
     let communicator = &*world.communicator;
     let mut saved = String::new();
     if let (true, None, Some(directory)) = (args.resume, &args.config, &args.run.output_dir) {
@@ -181,9 +226,9 @@ fn resolve(args: &TrainArgs, world: &World) -> Result<TrainConfig> {
     }
     let world_size = communicator.world_size();
     if saved.is_empty() {
-        return Ok(TrainConfig::resolve(args, world_size)?);
+        return Ok(TrainConfig::resolve_for(own, args, world_size)?);
     }
-    Ok(TrainConfig::resolve_over(&saved, args, world_size)?)
+    Ok(TrainConfig::resolve_over(&saved, own, args, world_size)?)
 }
 
 /// What this launch is. # Collective: the ranks' machines are gathered.

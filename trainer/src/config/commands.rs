@@ -4,6 +4,7 @@
 //! Invariant: as in [`super`], an option without effect is refused.
 
 use super::error::ConfigError;
+use super::own_model::ModelChoice;
 use super::parts::{ComputeConfig, DataConfig, DataSource, ModelConfig};
 use super::resolve::{at_least, compute, model, no_effect};
 use super::sync::{self, SyncConfig};
@@ -91,7 +92,7 @@ impl EvalConfig {
                         remedy: "leave it out".to_owned(),
                     });
                 }
-                (trained.model, data_like(trained, args)?)
+                (*trained.model.resnet()?, data_like(trained, args)?)
             }
         };
         let allow_changed_classes = args.allow_changed_classes;
@@ -137,7 +138,7 @@ impl EvalConfig {
         let sync = SyncArgs { timeout: Some(self.timeout.as_secs()), ..SyncArgs::default() };
         // A machine's own, and it need not be text.
         let data = DataArgs { data_dir: None, ..self.data.to_args() };
-        let (model, compute) = (self.model.to_args(), self.compute.to_args());
+        let (model, compute) = (ModelChoice::Resnet(self.model).to_args(), self.compute.to_args());
         let mut settings = shared_settings(&TrainArgs { model, data, batch, sync, compute, ..TrainArgs::default() });
         settings.push((weights.0.to_owned(), weights.1.display().to_string()));
         settings.push(("--allow-changed-classes".to_owned(), self.allow_changed_classes.to_string()));
@@ -308,7 +309,7 @@ impl BenchConfig {
             ..DataArgs::default()
         };
         let mut settings = shared_settings(&TrainArgs {
-            model: self.model.to_args(),
+            model: ModelChoice::Resnet(self.model).to_args(),
             data,
             batch: BatchArgs { batch_size_per_rank, batch_norm, ..BatchArgs::default() },
             sync: SyncArgs { trace: None, ..self.sync.to_args() },

@@ -5,6 +5,7 @@
 
 use super::TrainConfig;
 use super::error::ConfigError;
+use super::own_model::{ModelChoice, OwnModel, own_model};
 use super::parts::{
     BatchConfig, ComputeConfig, Course, ModelConfig, OnNonFinite, OptimizerConfig, RunConfig, ScheduleConfig,
     TrainSplitConfig,
@@ -27,7 +28,8 @@ const MAX_SKIPPED_STEPS: u64 = 10;
 /// Largest image side that is still augmented by default: a crop of four pixels means nothing to larger ones.
 const MAX_AUGMENTED_SIZE: usize = 64;
 
-pub(super) fn train(args: &TrainArgs, world_size: usize) -> Result<TrainConfig, ConfigError> {
+/// `own`: the program's own model, instead of the residual networks.
+pub(super) fn train(own: Option<&OwnModel>, args: &TrainArgs, world_size: usize) -> Result<TrainConfig, ConfigError> {
     super::file::expect_writable(args)?;
     let data = super::data::data(&args.data, &args.train_split)?;
     let kind = data.source.kind();
@@ -41,7 +43,10 @@ pub(super) fn train(args: &TrainArgs, world_size: usize) -> Result<TrainConfig, 
     let run = run(&args.run, args.resume)?;
     super::sync::fits_skipping(&sync, run.on_non_finite)?;
     Ok(TrainConfig {
-        model: model(&args.model)?,
+        model: match own {
+            Some(own) => own_model(own, args)?,
+            None => ModelChoice::Resnet(model(&args.model)?),
+        },
         train_split: train_split(&args.train_split, kind, data.source.image_size())?,
         batch,
         sync: super::sync::on_device(sync, &args.sync, compute.device)?,

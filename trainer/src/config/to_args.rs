@@ -4,9 +4,9 @@
 //! result resolves to the same configuration.
 
 use super::TrainConfig;
+use super::own_model::{ModelChoice, ModelOption};
 use super::parts::{
-    BatchConfig, ComputeConfig, Course, DataConfig, DataSource, ModelConfig, OnNonFinite, OptimizerConfig, RunConfig,
-    ScheduleConfig,
+    BatchConfig, ComputeConfig, Course, DataConfig, DataSource, OnNonFinite, OptimizerConfig, RunConfig, ScheduleConfig,
 };
 use crate::cli::{
     BatchArgs, ComputeArgs, DataArgs, ModelArgs, OptimizerArgs, RunArgs, ScheduleArgs, TrainArgs, TrainSplitArgs,
@@ -14,6 +14,7 @@ use crate::cli::{
 
 /// The configuration as flags.
 pub(super) fn to_args(config: &TrainConfig) -> TrainArgs {
+    let takes = |option| config.model.takes(option);
     TrainArgs {
         config: None,
         resume: config.run.resume,
@@ -25,8 +26,17 @@ pub(super) fn to_args(config: &TrainConfig) -> TrainArgs {
         sync: config.sync.to_args(),
         optimizer: config.optimizer.to_args(),
         schedule: config.schedule.to_args(),
-        run: config.run.to_args(),
-        compute: config.compute.to_args(),
+        run: RunArgs {
+            zero_gamma: takes(ModelOption::ZeroGamma).then_some(config.run.zero_gamma),
+            ..config.run.to_args()
+        },
+        compute: ComputeArgs {
+            kernels: takes(ModelOption::Kernels).then_some(config.compute.kernels),
+            dtype: takes(ModelOption::Dtype).then_some(config.compute.dtype),
+            convolution: takes(ModelOption::Convolution).then_some(config.compute.convolution),
+            cpu: takes(ModelOption::Cpu).then_some(config.compute.cpu),
+            ..config.compute.to_args()
+        },
     }
 }
 
@@ -46,9 +56,13 @@ fn train_split_args(config: &TrainConfig) -> TrainSplitArgs {
     args
 }
 
-impl ModelConfig {
-    pub(super) fn to_args(self) -> ModelArgs {
-        ModelArgs { model: Some(self.name()), depth: None, shortcut: Some(self.shortcut) }
+impl ModelChoice {
+    pub(super) fn to_args(&self) -> ModelArgs {
+        let shortcut = match self {
+            Self::Resnet(config) => Some(config.shortcut),
+            Self::Own(_) => None,
+        };
+        ModelArgs { model: Some(self.name()), depth: None, shortcut }
     }
 }
 
