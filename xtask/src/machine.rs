@@ -9,6 +9,7 @@ use std::thread;
 use serde_json::{Value, json};
 
 use crate::cargo;
+use crate::mpirun::Mpirun;
 use crate::process;
 
 /// What studies and comparisons call images/s.
@@ -25,7 +26,7 @@ pub(crate) fn machine() -> Value {
         "memory_bytes": memory.map(|kib| kib * 1024),
         "platform": format!("{}-{}", std::env::consts::OS, std::env::consts::ARCH),
         "kernel": fs::read_to_string("/proc/sys/kernel/osrelease").ok().map(|text| text.trim().to_owned()),
-        "mpi": process::answer("mpirun", &["--version"]).and_then(|text| text.lines().next().map(mpi_name)),
+        "mpi": Mpirun::find().map(|mpirun| mpi_name(mpirun.version())),
     })
 }
 

@@ -23,6 +23,7 @@ mod json;
 mod kernel_stages;
 mod launch;
 mod machine;
+mod mpi_choice;
 mod mpi_suite;
 mod mpirun;
 mod packages;

@@ -22,10 +22,12 @@ pub(crate) struct Mpirun {
     version: String,
 }
 
+/// Who made an MPI.
 #[derive(Debug, Clone, Copy, PartialEq)]
-enum Make {
+pub(crate) enum Make {
     OpenMpi,
-    /// MPICH, Intel MPI and their relatives.
+    Mpich,
+    /// Intel MPI and other relatives of MPICH, and whatever there is.
     Other,
 }
 
@@ -44,13 +46,47 @@ pub(crate) struct Placement {
 }
 
 impl Mpirun {
-    /// Finds mpirun and learns whose it is.
+    /// Finds the mpirun that the variable `MPIRUN` names, or that of the PATH, and learns whose it is.
     pub(crate) fn find() -> Option<Self> {
-        let program = probe::program("mpirun").or_else(|| probe::program("mpiexec"))?;
-        let version = process::answer(&program, &["--version"])?.lines().next()?.trim().to_owned();
-        let make =
-            if version.contains("Open MPI") || version.contains("OpenRTE") { Make::OpenMpi } else { Make::Other };
+        match env::var_os("MPIRUN") {
+            Some(named) => Self::at(probe::program(named)?),
+            None => Self::at(probe::program("mpirun").or_else(|| probe::program("mpiexec"))?),
+        }
+    }
+
+    /// Asks the program whose it is.
+    pub(crate) fn at(program: PathBuf) -> Option<Self> {
+        let (make, version) = made_by(&process::answer(&program, &["--version"])?)?;
         Some(Mpirun { program, make, version })
+    }
+
+    pub(crate) fn make(&self) -> Make {
+        self.make
+    }
+
+    /// The words in which it names itself.
+    pub(crate) fn version(&self) -> &str {
+        &self.version
+    }
+
+    pub(crate) fn program(&self) -> &Path {
+        &self.program
+    }
+
+    /// What it says of rank 1 when that was killed: MPICH's tells the process and its signal, not the rank.
+    pub(crate) fn words_of_a_kill(&self) -> &'static str {
+        match self.make {
+            Make::OpenMpi => "rank 1",
+            Make::Mpich | Make::Other => "signal 9",
+        }
+    }
+
+    /// What srun's `--mpi` is for programs of this make.
+    pub(crate) fn srun_kind(&self) -> &'static str {
+        match self.make {
+            Make::OpenMpi => "pmix",
+            Make::Mpich | Make::Other => "pmi2",
+        }
     }
 
     /// The command that starts this program on every rank.
@@ -75,13 +111,21 @@ impl Mpirun {
                     command.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
                 }
             }
-            Make::Other if placement.hosts.is_empty() => {}
-            Make::Other => {
-                command.args(["-hosts", &placement.hosts.join(",")]);
+            Make::Mpich | Make::Other => {
+                if !placement.hosts.is_empty() {
+                    command.args(["-hosts", &placement.hosts.join(",")]);
+                }
+                if self.make == Make::Mpich {
+                    command.args(placement.hydra_binding());
+                }
             }
         }
         command.arg(program).args(arguments);
         Ok(command)
+    }
+
+    pub(crate) fn starts_on_emulated_hosts(&self) -> bool {
+        self.make == Make::OpenMpi
     }
 
     /// The command that starts this program on emulated hosts, whose agent stands in for ssh; mpirun itself runs on the first of them,
@@ -95,7 +139,7 @@ impl Mpirun {
         program: &Path,
         arguments: &[String],
     ) -> Outcome<Command> {
-        if self.make != Make::OpenMpi {
+        if !self.starts_on_emulated_hosts() {
             return Err(Failure::Failed(format!(
                 "emulated hosts need Open MPI's mpirun, got {self}: install Open MPI"
             )));
@@ -120,7 +164,7 @@ impl Mpirun {
     pub(crate) fn rank_variable(&self) -> &'static str {
         match self.make {
             Make::OpenMpi => "OMPI_COMM_WORLD_RANK",
-            Make::Other => "PMI_RANK",
+            Make::Mpich | Make::Other => "PMI_RANK",
         }
     }
 }
@@ -144,20 +188,36 @@ impl Placement {
         if self.is_polite {
             options.extend(["--mca", "mpi_yield_when_idle", "1"].map(str::to_owned));
         }
-        // Unsaid, a rank takes its share of the cores that it is not kept from; binding it to a part would halve that again.
-        let threads = self.threads.unwrap_or(self.cores / ranks_per_machine).max(1);
-        let is_bound = !self.is_polite && ranks_per_machine * threads <= self.cores;
-        let binding = match (is_bound, self.threads) {
-            (true, _) if threads == 1 => "core",
-            (true, Some(_)) => {
+        let binding = match self.cores_of_a_rank() {
+            Some(1) => "core",
+            Some(cores) => {
                 // By default a bound rank has one core; its threads would all share it.
-                options.extend(["--map-by".to_owned(), format!("slot:PE={threads}")]);
+                options.extend(["--map-by".to_owned(), format!("slot:PE={cores}")]);
                 "core"
             }
-            _ => "none",
+            None => "none",
         };
         options.extend(["--bind-to", binding].map(str::to_owned));
         Ok(options)
+    }
+
+    /// How many cores each rank is bound to, if it is.
+    fn cores_of_a_rank(&self) -> Option<usize> {
+        let ranks_per_machine = self.ranks.div_ceil(self.hosts.len().max(1));
+        // Unsaid, a rank takes its share of the cores that it is not kept from; binding it to a part would halve that again.
+        let threads = self.threads.unwrap_or(self.cores / ranks_per_machine).max(1);
+        let fits = !self.is_polite && ranks_per_machine * threads <= self.cores;
+        (fits && (threads == 1 || self.threads.is_some())).then_some(threads)
+    }
+
+    /// The binding as MPICH's launcher, Hydra, takes it.
+    fn hydra_binding(&self) -> [String; 2] {
+        let binding = match self.cores_of_a_rank() {
+            Some(1) => "core".to_owned(),
+            Some(cores) => format!("core:{cores}"),
+            None => "none".to_owned(),
+        };
+        ["-bind-to".to_owned(), binding]
     }
 
     /// The hosts with their slots: a bare name would mean one rank to Open MPI.
@@ -179,11 +239,28 @@ impl Placement {
     }
 }
 
+/// The make of an mpirun, and the words in which it names itself, in its answer to `--version`.
+fn made_by(answer: &str) -> Option<(Make, String)> {
+    let first = answer.lines().next()?.trim().to_owned();
+    if first.contains("Open MPI") || first.contains("OpenRTE") {
+        return Some((Make::OpenMpi, first));
+    }
+    // MPICH's launcher tells how it was built; Intel's has the same origin and names itself otherwise.
+    if first.starts_with("HYDRA") {
+        let version = answer.lines().find_map(|line| line.trim().strip_prefix("Version:"))?;
+        return Some((Make::Mpich, format!("MPICH {}", version.trim())));
+    }
+    Some((Make::Other, first))
+}
+
 /// Removes what a surrounding job would tell a program about ranks that are not its own.
 pub(crate) fn forget_surrounding_job(command: &mut Command) {
     for (name, _) in env::vars_os() {
         let text = name.to_string_lossy();
-        if ["OMPI_COMM_WORLD_", "PMIX_", "PMI_", "SLURM_"].iter().any(|start| text.starts_with(start)) {
+        if ["OMPI_COMM_WORLD_", "PMIX_", "PMI_", "MPI_LOCAL", "HYDI_", "SLURM_"]
+            .iter()
+            .any(|start| text.starts_with(start))
+        {
             command.env_remove(&name);
         }
     }
@@ -263,6 +340,26 @@ mod tests {
         assert!(line.contains("/agent h1 --exec mpirun -n 3 --host h1:2,h2:2 --map-by node"), "{line}");
         assert!(line.contains("plm_rsh_agent /agent") && line.ends_with(" t"), "{line}");
         assert!(of(Make::Other).unwrap_err().to_string().contains("need Open MPI"));
+    }
+
+    #[test]
+    fn mpich_is_bound_by_its_own_options() {
+        assert_eq!(line_of(Make::Mpich, &placement(2, 2), true), "mpirun -n 2 -bind-to core trainer train");
+        let roomy = Placement { threads: Some(2), ..placement(2, 8) };
+        assert!(line_of(Make::Mpich, &roomy, false).contains("-n 2 -bind-to core:2 "));
+        let polite = Placement { is_polite: true, ..placement(3, 2) };
+        assert!(line_of(Make::Mpich, &polite, false).contains("-n 3 -bind-to none "));
+    }
+
+    #[test]
+    fn whose_a_launcher_is_stands_in_its_answer() {
+        let of = |answer: &str| made_by(answer).unwrap();
+        assert_eq!(of("mpirun (Open MPI) 4.1.4\n\nReport bugs to").0, Make::OpenMpi);
+        assert_eq!(of("mpirun.openmpi (OpenRTE) 4.1.4\n").0, Make::OpenMpi);
+        let hydra = "HYDRA build details:\n    Version:                                 4.0.2\n    Release Date: x\n";
+        assert_eq!(of(hydra), (Make::Mpich, "MPICH 4.0.2".to_owned()));
+        assert_eq!(of("Intel(R) MPI Library for Linux* OS, Version 2021.8\n").0, Make::Other);
+        assert_eq!(made_by(""), None);
     }
 
     #[test]

@@ -16,6 +16,8 @@ pub(crate) enum Need {
     CCompiler,
     MpiDevelopment,
     Mpirun,
+    /// MPICH with its launcher and headers, also beside another MPI.
+    Mpich,
     Libclang,
     /// Controller, node daemons and clients of a small cluster, with the PMIx by which it starts MPI programs.
     Slurm,
@@ -62,6 +64,9 @@ impl Installer {
             (Installer::AptGet, Need::CCompiler) => &["gcc", "libc6-dev"],
             (Installer::AptGet, Need::MpiDevelopment) => &["libopenmpi-dev"],
             (Installer::AptGet, Need::Mpirun) => &["openmpi-bin"],
+            (Installer::AptGet, Need::Mpich) => &["mpich", "libmpich-dev"],
+            (Installer::Dnf | Installer::Zypper, Need::Mpich) => &["mpich", "mpich-devel"],
+            (Installer::Pacman | Installer::Brew, Need::Mpich) => &["mpich"],
             (Installer::AptGet, Need::Libclang) => &["libclang-dev"],
             // Slurm opens libpmix.so by the name that only the development package has.
             (Installer::AptGet, Need::Slurm) => &["slurm-wlm", "munge", "libpmix-dev"],

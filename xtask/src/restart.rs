@@ -6,7 +6,7 @@
 //!
 //! Why USR1 whatever came in: mpirun (seen with Open MPI 4.1.4) answers SIGTERM and SIGINT by killing its ranks after a
 //! second, and `odls_base_sigkill_timeout` delays both of its signals instead of leaving time between them; SIGUSR1 it
-//! forwards to all ranks. srun answers SIGTERM by aborting the step and forwards SIGUSR1 as well.
+//! forwards to all ranks, as MPICH's (4.0.2) does. srun answers SIGTERM by aborting the step and forwards SIGUSR1 as well.
 
 /// What a script starts, and what makes it go on.
 pub(crate) struct Start<'a> {
@@ -47,8 +47,8 @@ impl Launcher {
     fn traps(self) -> String {
         match self {
             Launcher::Srun => "trap ask_to_stop TERM INT HUP USR1\n".to_owned(),
-            // Killed outright, mpirun would leave its ranks behind.
-            Launcher::Mpirun => SECOND_SIGNAL.replace("ENDING", "TERM"),
+            // Killed outright, mpirun would leave its ranks behind; MPICH's passes TERM on to them, to whom it is one more wish to stop.
+            Launcher::Mpirun => SECOND_SIGNAL.replace("ENDING", "INT"),
             Launcher::None => SECOND_SIGNAL.replace("ENDING", "KILL"),
         }
     }

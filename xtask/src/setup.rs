@@ -8,6 +8,7 @@ use std::env;
 use crate::arguments::{Arguments, Command, Flag};
 use crate::cargo;
 use crate::failure::{Failure, Outcome};
+use crate::mpi_choice::{self, MPI};
 use crate::packages::{self, Installer, Need, Privilege};
 use crate::probe::{self, Found};
 use crate::process;
@@ -23,13 +24,14 @@ Looked for: a C compiler, an MPI to build with (mpicc and mpi.h, of any MPI), mp
 On Debian and Ubuntu the missing packages are installed with apt-get, as root or by sudo without a password;
 elsewhere the exact command is printed. Without MPI training works on one process.
 LOCKSTEP_NO_INSTALL=1 does the same as --no-install, also for the other commands.
-MPICC, MPI_PKG_CONFIG and LIBCLANG_PATH point to an MPI or a libclang in unusual places.",
+MPICC, MPIRUN, MPI_PKG_CONFIG and LIBCLANG_PATH point to an MPI, its launcher or a libclang in unusual places. --mpi mpich
+installs MPICH beside the MPI that is there, and prints the variables that build with it and start with it.",
     subjects: &[],
     parts: &[],
     object: None,
-    flags: &[NO_INSTALL],
+    flags: &[MPI, NO_INSTALL],
     passed_on: None,
-    run: |arguments| run(&arguments).map(|_| ()),
+    run: |arguments| mpi_choice::go_on_with(&arguments).and_then(|()| run(&arguments).map(|_| ())),
 };
 
 /// Looks, installs where that is allowed, looks again, and reports.

@@ -9,6 +9,7 @@ use crate::arguments::{Arguments, Command, Flag};
 use crate::cargo::{self, Mpi};
 use crate::failure::{Failure, Outcome};
 use crate::kernel_stages;
+use crate::mpi_choice::{self, MPI};
 use crate::mpi_suite;
 use crate::probe::Found;
 use crate::process;
@@ -20,13 +21,15 @@ use crate::tidy;
 
 pub(crate) const COMMAND: Command = Command {
     name: "test",
-    summary: "Set up and run all checks: format, tidy, lints, tests, documentation, NCCL, addresses, aarch64, MPI, a browser, Slurm.",
+    summary: "Set up and run all checks: format, tidy, lints, tests, documentation, NCCL, addresses, aarch64, MPI, MPICH, a browser, Slurm.",
     details: "\
-Stages in order: fmt, tidy, clippy, test, doc, nccl, memory, arm, mpi, report, slurm.
+Stages in order: fmt, tidy, clippy, test, doc, nccl, memory, arm, mpi, mpich, report, slurm.
 The nccl stage checks and tests what the cargo feature nccl adds; it needs neither CUDA nor a GPU.
 The memory stage runs the kernels' tests under AddressSanitizer; arm compiles them for aarch64, and runs them where
 qemu-user and a cross linker are installed.
 The mpi stage runs on 1 to 4 ranks under mpirun; without mpirun only its launcher checks run, and that is said aloud.
+With --mpi mpich the stages are built with MPICH, in target/mpich, and started with its mpirun; MPICH is installed beside the
+other MPI where that is allowed. The mpich stage is the mpi stage so. It runs with --mpich or --only mpich.
 The report stage opens the page of `trainer report` in a headless Chromium; with --report or --only report a missing one is
 installed.
 The slurm stage starts a small Slurm cluster of two nodes on this machine, trains, stops, preempts and kills jobs there, and
@@ -38,6 +41,8 @@ MPICC=/nonexistent LOCKSTEP_NO_INSTALL=1 checks the workspace as on a machine wi
     flags: &[
         Flag { name: "--only", value: Some("STAGE,…"), help: "only these stages" },
         Flag { name: CLAIM, value: Some("TEXT"), help: "of mpi, report and slurm only the checks that claim this" },
+        MPI,
+        Flag { name: MPICH, value: None, help: "also the stage mpich" },
         Flag { name: REPORT, value: None, help: "install what the stage report needs" },
         Flag { name: SLURM, value: None, help: "also the stage slurm" },
         NO_INSTALL,
@@ -47,6 +52,7 @@ MPICC=/nonexistent LOCKSTEP_NO_INSTALL=1 checks the workspace as on a machine wi
 };
 
 const CLAIM: &str = "--claim";
+const MPICH: &str = "--mpich";
 const REPORT: &str = "--report";
 const SLURM: &str = "--slurm";
 
@@ -74,7 +80,7 @@ struct Row {
     seconds: f64,
 }
 
-const STAGES: [Stage; 11] = [
+const STAGES: [Stage; 12] = [
     Stage { name: "fmt", run: format },
     Stage { name: "tidy", run: |_| tidy::run().into() },
     Stage { name: "clippy", run: lints },
@@ -84,16 +90,18 @@ const STAGES: [Stage; 11] = [
     Stage { name: "memory", run: |_| or_skipped(kernel_stages::sanitized()) },
     Stage { name: "arm", run: |_| or_skipped(kernel_stages::on_arm()) },
     Stage { name: "mpi", run: mpi },
+    Stage { name: "mpich", run: mpich },
     Stage { name: "report", run: report },
     Stage { name: "slurm", run: slurm },
 ];
 
 /// The stages that run only when asked for, with the flag that does so beside `--only`.
-const ASKED_FOR: [(&str, &str); 1] = [("slurm", SLURM)];
+const ASKED_FOR: [(&str, &str); 2] = [("mpich", MPICH), ("slurm", SLURM)];
 
 /// Runs all stages but those to be asked for, or those of `--only`.
 pub(crate) fn run(arguments: &Arguments) -> Outcome {
     let stages = chosen(arguments.value("--only"), |flag| arguments.has(flag))?;
+    mpi_choice::go_on_with(arguments)?;
     let found = setup::run(arguments)?;
     let mpi = if found.can_build_mpi() { Mpi::With } else { Mpi::Without };
     let context = Context { arguments, found, mpi };
@@ -193,6 +201,19 @@ fn mpi(context: &Context<'_>) -> Verdict {
     }
 }
 
+/// The stage before with MPICH, by this program again: what is built with one MPI is not mixed with the other.
+fn mpich(context: &Context<'_>) -> Verdict {
+    let program = match std::env::current_exe() {
+        Ok(program) => program,
+        Err(error) => return Verdict::Failed(format!("this program: {error}")),
+    };
+    let mut command = std::process::Command::new(program);
+    command.args(["test", "--only", "mpi", MPI.name, "mpich"]);
+    command.args(context.arguments.value(CLAIM).into_iter().flat_map(|text| [CLAIM, text]));
+    command.args(context.arguments.has(NO_INSTALL.name).then_some(NO_INSTALL.name));
+    process::run(command).into()
+}
+
 fn report(context: &Context<'_>) -> Verdict {
     let arguments = context.arguments;
     let is_named = arguments.value("--only").is_some_and(|only| only.split(',').any(|name| name == "report"));
@@ -235,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn the_cluster_is_started_only_when_asked_for() {
+    fn mpich_and_the_cluster_are_run_only_when_asked_for() {
         let has_slurm = |only, has: bool| chosen(only, |_| has).unwrap().iter().any(|stage| stage.name == "slurm");
         assert!(!has_slurm(None, false) && !has_slurm(Some("mpi"), false));
         assert!(has_slurm(None, true) && has_slurm(Some("mpi"), true) && has_slurm(Some("slurm"), false));

@@ -82,6 +82,11 @@ impl Suite {
         Suite { mpirun, conformance: None, trainer, folder, shared_memory: SharedMemory::make() }
     }
 
+    /// What srun's `--mpi` is for the programs.
+    pub(crate) fn srun_kind(&self) -> &'static str {
+        self.mpirun.as_ref().map_or("none", Mpirun::srun_kind)
+    }
+
     /// The program alone, without a launcher.
     fn alone(&self, program: &Path, arguments: &[String]) -> Command {
         let mut command = Command::new(program);

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::Suite;
 use crate::hosts;
+use crate::mpirun::Mpirun;
 use crate::process::{self, Running};
 use crate::suite::launcher::Launcher;
 use crate::suite::run::{LIMIT_S, wait_until};
@@ -69,6 +70,10 @@ fn killed_and_resumed(suite: &Suite) -> Result<(), String> {
 fn on_emulated_hosts(suite: &Suite) -> Result<(), String> {
     if !hosts::can_be_made() {
         println!("        skipped: no emulated hosts can be made here, they need root");
+        return Ok(());
+    }
+    if !suite.mpirun.as_ref().is_some_and(Mpirun::starts_on_emulated_hosts) {
+        println!("        skipped: emulated hosts need Open MPI's mpirun");
         return Ok(());
     }
     let study = Study::write(suite.folder(), "study-hosts", "hosts:1gbit", 1)?;

@@ -8,6 +8,7 @@ use std::process::Command;
 
 use super::Suite;
 use crate::json;
+use crate::mpirun::Mpirun;
 use crate::suite::launcher::Launcher;
 use crate::suite::run::{EXACT, Run, arguments, instead};
 use crate::suite::{Check, same};
@@ -46,7 +47,10 @@ pub(super) const CHECKS: [Check<Suite>; 7] = [
     Check {
         claim: "a rank that is killed (SIGKILL) ends all, named",
         needs_mpirun: true,
-        run: |suite| lost_rank_is_named(suite, "KILL", "rank 1"),
+        run: |suite| {
+            let words = suite.mpirun.as_ref().map_or("rank 1", Mpirun::words_of_a_kill);
+            lost_rank_is_named(suite, "KILL", words)
+        },
     },
 ];
 

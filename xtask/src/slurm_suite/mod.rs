@@ -111,7 +111,7 @@ impl Suite {
         let mut command = self.cluster.command(program);
         command.arg("slurm").args(words);
         if !passed_on.is_empty() {
-            command.args(["--nodes", &NODES.to_string(), "--partition", "main"]);
+            command.args(["--nodes", &NODES.to_string(), "--partition", "main", "--mpi", self.mpi.srun_kind()]);
             // More ranks than cores: a waiting one lets the others compute.
             command.args(["--env", "OMPI_MCA_mpi_yield_when_idle=1", "--trainer"]).arg(self.trainer());
             command.arg("--").args(passed_on);
@@ -135,7 +135,7 @@ impl Suite {
 
 impl Launcher for Suite {
     fn on_ranks(&self, ranks: usize, program: &Path, arguments: &[String]) -> Result<Command, String> {
-        Ok(self.srun("pmix", ranks, program, arguments))
+        Ok(self.srun(self.mpi.srun_kind(), ranks, program, arguments))
     }
 
     fn rank_variable(&self) -> &'static str {

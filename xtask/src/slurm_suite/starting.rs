@@ -11,7 +11,7 @@ use crate::suite::{Check, Ended, checkpoints, same};
 
 pub(super) const CHECKS: [Check<Suite>; 4] = [
     Check {
-        claim: "srun --mpi=pmix trains on 2 nodes with 2 and 4 ranks to the parameters of mpirun",
+        claim: "srun trains on 2 nodes with 2 and 4 ranks to the parameters of mpirun",
         needs_mpirun: true,
         run: trains_like_mpirun,
     },
@@ -67,7 +67,7 @@ fn separate_worlds_are_refused(suite: &Suite) -> Result<(), String> {
 }
 
 fn doctor_is_right(suite: &Suite) -> Result<(), String> {
-    for (mpi, code, said) in [("pmix", 0, "2 ranks on 2 nodes"), ("none", 1, "FAIL")] {
+    for (mpi, code, said) in [(suite.mpi.srun_kind(), 0, "2 ranks on 2 nodes"), ("none", 1, "FAIL")] {
         let output = suite.folder().join("doctored").display().to_string();
         let words = ["doctor", "--threads", "1", "--output-dir", &output].map(str::to_owned);
         let command = suite.srun(mpi, NODES, suite.trainer(), &words);
