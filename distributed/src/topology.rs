@@ -63,8 +63,9 @@ impl Topology {
 
 /// The program that started this process as one of several tasks.
 ///
-/// What the launchers set in a task, seen with Open MPI 4.1.4 and Slurm 22.05: `mpirun` sets `OMPI_COMM_WORLD_SIZE`, `_RANK` and
-/// `_LOCAL_RANK`, beside `PMIX_RANK` and `PMIX_NAMESPACE`; `srun` sets `SLURM_STEP_NUM_TASKS`, `SLURM_NTASKS`, `SLURM_PROCID` and
+/// What the launchers set in a task, seen with Open MPI 4.1.4, MPICH 4.0.2 and Slurm 22.05: `mpirun` sets `OMPI_COMM_WORLD_SIZE`, `_RANK` and
+/// `_LOCAL_RANK`, beside `PMIX_RANK` and `PMIX_NAMESPACE`; that of MPICH sets `PMI_SIZE`, `PMI_RANK`, `MPI_LOCALRANKID` and
+/// `MPI_LOCALNRANKS`; `srun` sets `SLURM_STEP_NUM_TASKS`, `SLURM_NTASKS`, `SLURM_PROCID` and
 /// `SLURM_LOCALID`, with `--mpi=pmix` also `PMIX_RANK` and `PMIX_NAMESPACE`, with `--mpi=pmi2` also `PMI_SIZE` and `PMI_RANK`.
 /// No `PMIX_*` variable tells a number of tasks, so none is read.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -118,6 +119,14 @@ impl Launcher {
         };
         for (name, variable, rank, local_rank, num_processors) in LAUNCHERS {
             if let Some(num_tasks) = number(variable)? {
+                // `srun --mpi=pmi2` sets the same two variables, and not the third.
+                let is_sruns = name == "mpiexec"
+                    && number("MPI_LOCALRANKID")?.is_none()
+                    && number("SLURM_STEP_NUM_TASKS")? == Some(num_tasks)
+                    && number("SLURM_PROCID")? == number("PMI_RANK")?;
+                if is_sruns {
+                    continue;
+                }
                 let further = |variable: Option<&'static str>| Ok(variable.map(number).transpose()?.flatten());
                 return Ok(Some(Self {
                     name,
@@ -145,7 +154,8 @@ impl Launcher {
 #[cfg(feature = "mpi")]
 pub(crate) fn spans_nodes() -> bool {
     let number = |variable: &str| std::env::var(variable).ok().and_then(|value| value.trim().parse::<usize>().ok());
-    let (world, local) = (number("OMPI_COMM_WORLD_SIZE"), number("OMPI_COMM_WORLD_LOCAL_SIZE"));
+    let world = number("OMPI_COMM_WORLD_SIZE").or_else(|| number("PMI_SIZE"));
+    let local = number("OMPI_COMM_WORLD_LOCAL_SIZE").or_else(|| number("MPI_LOCALNRANKS"));
     match (world, local) {
         (Some(world), Some(local)) => world > local,
         _ => number("SLURM_STEP_NUM_NODES").is_some_and(|nodes| nodes > 1),
@@ -190,7 +200,8 @@ pub fn check_world_size(
         (false, _) => "rebuild with the default feature mpi, or start one task",
         (true, "sbatch") => "start it with srun --mpi=pmix or mpirun, or ask for one task",
         (true, _) => {
-            "built for another MPI than the launcher's? use srun --mpi=pmix or the mpirun of the library it is linked with"
+            "built for another MPI than the launcher's? use srun --mpi=pmix (Open MPI) or --mpi=pmi2 (MPICH), or the mpirun of the \
+             library it is linked with"
         }
     };
     Err(CollectiveError::WorldSizeMismatch {
@@ -272,6 +283,16 @@ mod tests {
     fn mpiexec_wins_over_slurm() {
         let found = launcher(&[("PMI_SIZE", "4"), ("PMI_RANK", "3"), ("SLURM_NTASKS", "2")]);
         assert_eq!((found.name, found.num_tasks, found.rank, found.local_rank), ("mpiexec", 4, Some(3), None));
+    }
+
+    #[test]
+    fn a_task_of_srun_is_sruns_also_with_the_variables_of_mpiexec() {
+        let srun = [("SLURM_STEP_NUM_TASKS", "4"), ("SLURM_PROCID", "3"), ("SLURM_LOCALID", "1")];
+        let pmi = [("PMI_SIZE", "4"), ("PMI_RANK", "3")];
+        let found = launcher(&[&srun[..], &pmi].concat());
+        assert_eq!((found.name, found.num_tasks, found.rank, found.local_rank), ("srun", 4, Some(3), Some(1)));
+        let found = launcher(&[&srun[..], &pmi, &[("MPI_LOCALRANKID", "0")]].concat());
+        assert_eq!((found.name, found.num_tasks, found.rank, found.local_rank), ("mpiexec", 4, Some(3), Some(0)));
     }
 
     #[test]

@@ -85,7 +85,7 @@ impl MpiCommunicator {
     pub fn init() -> Result<Self, CollectiveError> {
         let (universe, thread_level) =
             initialize_with_threading(Threading::Multiple).ok_or(CollectiveError::MpiInitializedBefore)?;
-        if spans_nodes() {
+        if spans_nodes() && Self::library_name().starts_with("Open MPI") {
             sleep(STARTING);
         }
         let world = |call, query: unsafe extern "C" fn(ffi::MPI_Comm, *mut c_int) -> c_int| {
@@ -131,7 +131,9 @@ impl MpiCommunicator {
     /// What the library tells first of itself; it may be asked before [`init`](MpiCommunicator::init).
     pub fn library_name() -> String {
         let text = library_version().unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned());
-        text.lines().next().unwrap_or("MPI").trim_matches(['\0', ' ']).to_owned()
+        let first = text.lines().next().unwrap_or("MPI").trim_matches('\0');
+        // MPICH: "MPICH Version:\t4.0.2".
+        first.split_whitespace().filter(|word| *word != "Version:").collect::<Vec<_>>().join(" ")
     }
 
     /// The thread level MPI gave: `Serialized` or `Multiple`.
