@@ -33,18 +33,7 @@ struct Choice {
 /// which does not return.
 pub(crate) fn go_on_with(arguments: &Arguments) -> Outcome {
     let Some(name) = arguments.value(MPI.name) else { return Ok(()) };
-    let (name, make, needs) = match name {
-        "mpich" => ("mpich", Make::Mpich, &[Need::Mpich][..]),
-        "openmpi" => ("openmpi", Make::OpenMpi, &[Need::MpiDevelopment, Need::Mpirun][..]),
-        other => return Err(Failure::Usage(format!("{}: expected mpich or openmpi, got `{other}`", MPI.name))),
-    };
-    let choice = Choice::find(name, make).or_else(|| {
-        setup::provide(needs, setup::may_install(arguments));
-        Choice::find(name, make)
-    });
-    let Some(choice) = choice else {
-        return Err(Failure::Failed(format!("{}: no {name} here, see above", MPI.name)));
-    };
+    let choice = Choice::provide(name, arguments)?;
     if choice.is_usual() {
         return Ok(());
     }
@@ -65,7 +54,25 @@ pub(crate) fn go_on_with(arguments: &Arguments) -> Outcome {
     Err(process::cannot_start(&command, &error))
 }
 
+/// Why this MPI cannot be used here, if it cannot; installs it where that is allowed.
+pub(crate) fn lacking(name: &str, arguments: &Arguments) -> Option<String> {
+    Choice::provide(name, arguments).err().map(|failure| failure.to_string())
+}
+
 impl Choice {
+    fn provide(name: &str, arguments: &Arguments) -> Outcome<Self> {
+        let (make, needs) = match name {
+            "mpich" => (Make::Mpich, &[Need::Mpich][..]),
+            "openmpi" => (Make::OpenMpi, &[Need::MpiDevelopment, Need::Mpirun][..]),
+            other => return Err(Failure::Usage(format!("{}: expected mpich or openmpi, got `{other}`", MPI.name))),
+        };
+        let found = Self::find(name, make).or_else(|| {
+            setup::provide(needs, setup::may_install(arguments));
+            Self::find(name, make)
+        });
+        found.ok_or_else(|| Failure::Failed(format!("no {name} with its mpicc and mpirun here, see above")))
+    }
+
     fn find(name: &str, make: Make) -> Option<Self> {
         // Debian gives each a name of its own; Fedora and openSUSE a folder.
         let places = |program: &str| {

@@ -203,6 +203,9 @@ fn mpi(context: &Context<'_>) -> Verdict {
 
 /// The stage before with MPICH, by this program again: what is built with one MPI is not mixed with the other.
 fn mpich(context: &Context<'_>) -> Verdict {
+    if let Some(reason) = mpi_choice::lacking("mpich", context.arguments) {
+        return Verdict::Skipped(reason);
+    }
     let program = match std::env::current_exe() {
         Ok(program) => program,
         Err(error) => return Verdict::Failed(format!("this program: {error}")),
