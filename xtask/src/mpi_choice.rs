@@ -94,7 +94,7 @@ impl Choice {
 }
 
 /// The make of the MPI whose header a compiler finds.
-fn made_for(compiler: &PathBuf) -> Option<Make> {
+fn made_for(compiler: &Path) -> Option<Make> {
     let macros = process::answer(compiler, &["-E", "-dM", "-include", "mpi.h", "-x", "c", "/dev/null"])?;
     let has = |name: &str| macros.lines().any(|line| line.split_whitespace().nth(1) == Some(name));
     match (has("OMPI_MAJOR_VERSION"), has("MPICH_VERSION"), has("I_MPI_VERSION")) {
@@ -105,9 +105,8 @@ fn made_for(compiler: &PathBuf) -> Option<Make> {
 }
 
 /// The words without `--mpi NAME`.
-fn without_choice(words: impl Iterator<Item = OsString>) -> Vec<OsString> {
+fn without_choice(mut words: impl Iterator<Item = OsString>) -> Vec<OsString> {
     let mut kept = Vec::new();
-    let mut words = words;
     while let Some(word) = words.next() {
         if word == MPI.name {
             words.next();
