@@ -235,7 +235,7 @@ fn read_split(
 fn read_records(bytes: &[u8], path: &Path, cifar: Cifar, dataset: &mut MemoryDataset) -> Result<usize, DatasetError> {
     let num_label_bytes = cifar.num_label_bytes();
     let record_bytes = num_label_bytes + SHAPE.num_values();
-    if bytes.is_empty() || bytes.len() % record_bytes != 0 {
+    if bytes.is_empty() || !bytes.len().is_multiple_of(record_bytes) {
         return Err(DatasetError::PartialRecord { path: path.to_path_buf(), len_bytes: bytes.len(), record_bytes });
     }
     let num_records = bytes.len() / record_bytes;

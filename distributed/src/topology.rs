@@ -154,8 +154,8 @@ impl Launcher {
 #[cfg(feature = "mpi")]
 pub(crate) fn spans_nodes() -> bool {
     let number = |variable: &str| std::env::var(variable).ok().and_then(|value| value.trim().parse::<usize>().ok());
-    let world = number("OMPI_COMM_WORLD_SIZE").or_else(|| number("PMI_SIZE"));
-    let local = number("OMPI_COMM_WORLD_LOCAL_SIZE").or_else(|| number("MPI_LOCALNRANKS"));
+    let world = number("OMPI_COMM_WORLD_SIZE");
+    let local = number("OMPI_COMM_WORLD_LOCAL_SIZE");
     match (world, local) {
         (Some(world), Some(local)) => world > local,
         _ => number("SLURM_STEP_NUM_NODES").is_some_and(|nodes| nodes > 1),

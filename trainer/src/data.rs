@@ -3,13 +3,15 @@
 //! In: the resolved data section. Out: train and test split with their normalisation.
 //! Invariant: nothing is downloaded unless asked for, and then by root alone while the others wait.
 
+use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::Result;
 use datasets::{
-    Augment, Cifar, DatasetSplits, ImageFolderConfig, ImageShape, Normalization, OnBadImage, ShapesConfig, ShardConfig,
-    ShardPlan, Subset, SyntheticConfig, cifar, image_folder, shapes, synthetic,
+    Augment, Cifar, DatasetSplits, ImageDataset, ImageFolderConfig, ImageShape, Normalization, OnBadImage,
+    ShapesConfig, ShardConfig, ShardPlan, Subset, SyntheticConfig, cifar, image_folder, shapes, synthetic,
 };
 use distributed::{Communicator, Topology};
 
@@ -104,25 +106,33 @@ fn folder_of_rank(size: usize, on_bad_image: OnBadImage, topology: &Topology) ->
 
 /// Lets the ranks of a node take checksums from the first of them where they would have to read all files for these.
 ///
-/// `data` is `None` where a rank could not open its data set; ranks that learn nothing here read for themselves when asked.
+/// `splits` is empty where a rank could not open its data set. Ranks that read another `folder` than the first rank of their node, or
+/// learn nothing here, read for themselves when asked.
 ///
 /// # Errors
 /// When a collective fails.
 ///
 /// # Collective
 /// Must be called by all ranks.
-pub fn share_checksums(data: Option<&DatasetSplits>, communicator: &dyn Communicator) -> Result<()> {
+pub fn share_checksums(
+    splits: &[&Arc<dyn ImageDataset>],
+    folder: Option<&Path>,
+    communicator: &dyn Communicator,
+) -> Result<()> {
     let topology = communicator.topology();
-    let splits = data.map(|data| [&data.train, &data.test]);
-    let mut own = vec![topology.node.clone()];
+    // The same folder under any name.
+    let place =
+        folder.and_then(|folder| fs::metadata(folder).ok()).map(|place| format!("{}:{}", place.dev(), place.ino()));
+    let place = format!("{} {}", topology.node, place.unwrap_or_default());
+    let mut own = vec![place.clone()];
     if topology.local_rank == 0 {
-        own.extend(splits.iter().flatten().map(|split| split.checksum()));
+        own.extend(splits.iter().map(|split| split.checksum()));
     }
     for message in communicator.all_gather(own.join("\n").as_bytes())? {
         let message = String::from_utf8_lossy(&message);
         let mut lines = message.lines();
-        if lines.next() == Some(topology.node.as_str()) {
-            let reading = splits.iter().flatten().zip(lines).filter(|(split, _)| split.checksum_reads_files());
+        if lines.next() == Some(place.as_str()) {
+            let reading = splits.iter().zip(lines).filter(|(split, _)| split.checksum_reads_files());
             reading.for_each(|(split, checksum)| split.adopt_checksum(checksum));
         }
     }
@@ -175,7 +185,7 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
     use std::sync::{Arc, OnceLock};
 
-    use datasets::{DatasetError, ImageDataset};
+    use datasets::DatasetError;
     use distributed::run_ranks;
 
     use super::*;
@@ -232,6 +242,15 @@ mod tests {
 
     /// The checksums of the train split on each of three ranks of one node, some without data, and how many read it.
     fn checksums_on_ranks(reads_files: bool, without_data: Option<usize>) -> (Vec<Option<String>>, usize) {
+        checksums_of([Path::new("/"); 3], reads_files, without_data)
+    }
+
+    /// As [`checksums_on_ranks`], from these folders.
+    fn checksums_of(
+        folders: [&Path; 3],
+        reads_files: bool,
+        without_data: Option<usize>,
+    ) -> (Vec<Option<String>>, usize) {
         let num_readings = Arc::new(AtomicUsize::new(0));
         let checksums = run_ranks(3, |communicator| {
             let split = || -> Arc<dyn ImageDataset> {
@@ -242,7 +261,8 @@ mod tests {
             let normalization = Normalization::uniform(1);
             let data = DatasetSplits { train: train.clone(), test: train, normalization };
             let data = (Some(communicator.rank()) != without_data).then_some(data);
-            share_checksums(data.as_ref(), &communicator).unwrap();
+            let splits = data.as_ref().map_or(vec![], |data| vec![&data.train, &data.test]);
+            share_checksums(&splits, Some(folders[communicator.rank()]), &communicator).unwrap();
             data.map(|data| data.train.checksum())
         });
         (checksums, num_readings.load(Ordering::SeqCst))
@@ -252,6 +272,16 @@ mod tests {
     fn the_first_rank_of_a_node_reads_the_files_for_the_others() {
         let (checksums, num_readings) = checksums_on_ranks(true, None);
         assert_eq!((num_readings, checksums), (1, vec![Some("reading 0".to_owned()); 3]));
+    }
+
+    #[test]
+    fn a_rank_that_reads_another_folder_digests_it_itself() {
+        let [same, other] = [(), ()].map(|()| tempfile::tempdir().unwrap());
+        let link = same.path().join("link");
+        std::os::unix::fs::symlink(same.path(), &link).unwrap();
+        let (checksums, num_readings) = checksums_of([same.path(), other.path(), &link], true, None);
+        assert_eq!(num_readings, 2);
+        assert!(checksums[0] == checksums[2] && checksums[0] != checksums[1], "{checksums:?}");
     }
 
     #[test]

@@ -23,7 +23,7 @@ use crate::session::Session;
 use crate::step::Stepper;
 
 /// Of messages with a rank's residual.
-const RESIDUAL_TAG: u16 = 103;
+const RESIDUAL_TAG: u16 = 104;
 
 /// Saves and resumes one session's run; root holds the store.
 #[derive(Debug)]

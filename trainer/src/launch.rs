@@ -47,7 +47,7 @@ fn alone() -> Result<Arc<dyn Communicator>> {
         let Launcher { num_tasks, variable, .. } = launcher;
         ensure!(
             num_tasks == 1,
-            "start: expected one process, got {num_tasks} ({variable}); start it without a launcher"
+            "start: expected one process, got {num_tasks} ({variable}); start it without a launcher, in a shell of several tasks by `srun -n 1`"
         );
     }
     Ok(Arc::new(SingleCommunicator::new()))

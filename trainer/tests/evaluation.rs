@@ -173,7 +173,7 @@ fn with_config(run: &Run, change: impl FnOnce(&mut Value)) -> TempDir {
         fs::copy(found.model_path(), path)?;
         Ok(())
     };
-    store.save(state, &found.training_tensors().unwrap(), true, copy_model).unwrap();
+    store.save(state, &found.training_tensors().unwrap(), None, copy_model).unwrap();
     folder
 }
 
@@ -217,10 +217,29 @@ fn a_best_checkpoint_that_is_not_whole_gives_way_to_the_newest_and_that_is_said(
     let checkpoints = run.directory().join("checkpoints");
     let [first, third, last] = ["step-00000001", "step-00000003", "step-00000004"];
     let damage = |name: &str| fs::write(checkpoints.join(name).join("model.safetensors"), "no tensors").unwrap();
-    let mark = |name: &str| fs::write(checkpoints.join("best"), name).unwrap();
+    // As of the first format, which had no checksum of the state.
+    let mark = |best: &str| {
+        for name in ["step-00000001", "step-00000002", third, last] {
+            let path = checkpoints.join(name).join("state.json");
+            let mut state: Value = serde_json::from_str(&fs::read_to_string(&path).unwrap()).unwrap();
+            state["format"] = 1.into();
+            state["progress"]["epoch"] = 1.into();
+            state["progress"]["step_in_epoch"] = u64::from(name != best).into();
+            state["progress"]["best"] = serde_json::json!({"epoch": 0, "test_top1": 1.0});
+            fs::write(path, state.to_string()).unwrap();
+            let _ = fs::remove_file(checkpoints.join(name).join("state.sha256"));
+        }
+    };
     mark(first);
     let (found, warnings) = checkpoint::find(&run.directory()).unwrap();
     assert_eq!((found.directory.ends_with(first), warnings.len()), (true, 0));
+    // A newer one whose state cannot be read might be better, and is told of.
+    let state = checkpoints.join(last).join("state.json");
+    let text = fs::read_to_string(&state).unwrap();
+    fs::write(&state, &text[..text.len() / 2]).unwrap();
+    let (found, warnings) = checkpoint::find(&run.directory()).unwrap();
+    assert!(found.directory.ends_with(first) && warnings.len() == 1 && warnings[0].contains(last), "{warnings:?}");
+    fs::write(&state, text).unwrap();
 
     damage(first);
     let newest = alone(&checkpoints.join(last), &[]).unwrap();

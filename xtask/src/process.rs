@@ -203,14 +203,18 @@ mod tests {
     #[test]
     fn a_ready_signal_waits_to_be_sent() {
         let log = log("ready");
-        let mut running = Running::start(shell("exec sleep 30"), &log).unwrap();
-        drop(ReadySignal::new(running.id(), "KILL").unwrap());
-        let ready = ReadySignal::new(running.id(), "KILL").unwrap();
+        let script = "trap 'kill $!; exit 7' USR1; sleep 30 & echo ready; wait";
+        let mut running = Running::start(shell(script), &log).unwrap();
+        while fs::read(&log).unwrap().is_empty() {
+            sleep(Duration::from_millis(10));
+        }
+        drop(ReadySignal::new(running.id(), "USR1").unwrap());
+        let ready = ReadySignal::new(running.id(), "USR1").unwrap();
         assert!(!running.has_ended());
         assert!(ready.send());
         let finished = running.finish(Duration::from_secs(20)).unwrap();
         fs::remove_file(log).unwrap();
-        assert!(finished.code.is_none() && finished.elapsed < Duration::from_secs(20));
+        assert_eq!(finished.code, Some(7));
     }
 
     #[test]

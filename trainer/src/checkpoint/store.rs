@@ -203,12 +203,21 @@ impl CheckpointStore {
     /// Every checkpoint tells by itself whether its model was the best so far; the newest of them is better than those before. A mark
     /// kept elsewhere could be of another moment than the checkpoints.
     fn best_name(&self) -> Option<String> {
-        let is_best = |name: &String| {
-            let text = read_state(&self.directory.join(name).join(STATE_FILE)).ok();
-            let state: Option<CheckpointState> = text.and_then(|text| serde_json::from_str(&text).ok());
-            state.is_some_and(|state| state.progress.is_best())
-        };
+        let is_best = |name: &String| self.state_of(name).is_ok_and(|state| state.progress.is_best());
         self.names().ok()?.into_iter().rev().find(is_best)
+    }
+
+    /// A warning for each checkpoint newer than `name` that does not tell whether it is better.
+    fn unknown_after(&self, name: &str) -> Result<Vec<String>> {
+        let names = self.names()?.into_iter().rev().take_while(|newer| newer != name);
+        let error = |newer: String| self.state_of(&newer).err().map(|error| (newer, error));
+        let warning = |(newer, error)| format!("checkpoint {newer} passed over, it may be the best: {error:#}");
+        Ok(names.filter_map(error).map(warning).collect())
+    }
+
+    /// What a checkpoint says, its checksum not looked at.
+    fn state_of(&self, name: &str) -> Result<CheckpointState> {
+        Ok(serde_json::from_str(&read_state(&self.directory.join(name).join(STATE_FILE))?)?)
     }
 
     /// Names of the finished checkpoints, oldest first.
@@ -253,7 +262,10 @@ pub fn find(path: &Path) -> Result<(Checkpoint, Vec<String>)> {
     }
     let store = CheckpointStore::new(&path.join("checkpoints"), 1);
     let lost_best = match store.best() {
-        Ok(Some(best)) => return Ok((best, Vec::new())),
+        Ok(Some(best)) => {
+            let name = best.directory.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            return Ok((best, store.unknown_after(&name)?));
+        }
         Ok(None) => None,
         Err(error) => Some(error),
     };

@@ -58,6 +58,7 @@ pub fn eval(args: &EvalArgs, world: &World) -> Result<EvalResult> {
     let (device, _) = world.prepare_compute(&config.compute)?;
     world.whereabouts.enter(Phase::Data);
     let data = data::open(&config.data, None, communicator, &world.reporter)?;
+    data::share_checksums(&[&data.test], config.data.source.folder(), communicator)?;
     identity::compare(vec![("test split".to_owned(), data.test.checksum())], communicator)?;
     let input = saved.state.as_ref().map(|state| &state.input);
     if let Some(input) = input {

@@ -84,7 +84,6 @@ fn train_any<M: ImageClassifier>(
     let data = data::open(&config.data, config.train_split.limit_train, communicator, reporter)?;
     identity::check(&config, &data, communicator)?;
     world.whereabouts.enter(watchdog::Phase::Starting);
-    trace::check(config.sync.trace.as_deref(), communicator)?;
     ensure!(
         !(config.train_split.drop_last && data.train.len() < config.batch.global_batch_size),
         "drop-last: expected at least one global batch of {} samples, got a train split of {}; use a smaller --global-batch-size",
@@ -100,6 +99,7 @@ fn train_any<M: ImageClassifier>(
         device: &training_device,
     };
     let model = initial_model(&config, &request, world, build)?;
+    trace::check(config.sync.trace.as_deref(), communicator)?;
 
     let (records, resumption) = accept(&config, &data, args.allow_changed_data, world)?;
     if records.is_unlocked() {

@@ -26,8 +26,11 @@ pub enum ConfigError {
         problem: String,
     },
     /// There is no such network.
-    #[error("--model or --depth: {0}")]
-    Model(#[from] burn_resnet::ModelError),
+    #[error("--model or --depth: {reason}")]
+    Model {
+        /// Why; not a `source`, which a chain of causes would say again.
+        reason: burn_resnet::ModelError,
+    },
     /// An option has a value outside its range.
     #[error("{option}: expected {expected}, got {got}")]
     Invalid {
@@ -117,4 +120,10 @@ pub enum ConfigError {
         /// The directory.
         path: PathBuf,
     },
+}
+
+impl From<burn_resnet::ModelError> for ConfigError {
+    fn from(reason: burn_resnet::ModelError) -> Self {
+        Self::Model { reason }
+    }
 }

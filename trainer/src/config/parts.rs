@@ -9,7 +9,7 @@ use crate::choices::{
 };
 use crate::loss_scale::LossScaling;
 use serde::{Deserialize, Serialize};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Which network.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -74,6 +74,16 @@ pub enum DataSource {
         /// Height and width, pixels.
         image_size: usize,
     },
+}
+
+impl DataSource {
+    /// The folder that it is read from, if it is not made.
+    pub fn folder(&self) -> Option<&Path> {
+        match self {
+            Self::Cifar10 { dir, .. } | Self::Cifar100 { dir, .. } | Self::ImageFolder { dir, .. } => Some(dir),
+            Self::Shapes { .. } | Self::Synthetic { .. } => None,
+        }
+    }
 }
 
 impl DataSource {

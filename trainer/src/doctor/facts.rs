@@ -248,7 +248,8 @@ fn compute(config: &ComputeConfig, world: &World) -> Result<ComputeFacts, String
 fn data(config: &DataConfig, communicator: &dyn Communicator) -> Result<Result<DataFacts, String>> {
     let quiet = Reporter::new(false, None);
     let splits = data::open(config, None, communicator, &quiet);
-    data::share_checksums(splits.as_ref().ok(), communicator)?;
+    let opened = splits.as_ref().map_or(vec![], |splits| vec![&splits.train, &splits.test]);
+    data::share_checksums(&opened, config.source.folder(), communicator)?;
     let facts = splits.map(|splits| DataFacts {
         name: splits.train.name().trim_end_matches(" train").to_owned(),
         num_train: splits.train.len(),
