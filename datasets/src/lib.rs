@@ -49,7 +49,7 @@ pub use error::DatasetError;
 pub use image_folder::{ImageFolderConfig, OnBadImage};
 pub use limited::Subset;
 pub use loader::{LoadedStep, Loader, LoaderConfig};
-pub use progress::progress;
+pub use progress::{Counted, progress};
 pub use shapes::ShapesConfig;
 pub use shard::{ShardConfig, ShardPlan, StepShard};
 pub use synthetic::SyntheticConfig;

@@ -19,8 +19,9 @@ pub(crate) fn advance(num: usize) {
     NUM_DONE.fetch_add(num as u64, Ordering::Relaxed);
 }
 
-/// A reader that counts what is read.
-pub(crate) struct Counted<R>(pub(crate) R);
+/// A reader whose bytes count as [`progress`] of this process.
+#[derive(Debug)]
+pub struct Counted<R>(pub R);
 
 impl<R: Read> Read for Counted<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {

@@ -158,6 +158,17 @@ pub trait Communicator: Send + Sync + Debug {
     /// Must be called by all ranks.
     fn duplicate(&self) -> Result<Arc<dyn Communicator>, CollectiveError>;
 
+    /// As [`duplicate`](Communicator::duplicate), but no call on it is noted as what this rank does: for whoever watches the rank.
+    ///
+    /// # Errors
+    /// When the job ends.
+    ///
+    /// # Collective
+    /// Must be called by all ranks.
+    fn unwatched_duplicate(&self) -> Result<Arc<dyn Communicator>, CollectiveError> {
+        self.duplicate()
+    }
+
     /// A communicator of ranks `0..count` alone, for these ranks; the others get `None`. As for a
     /// [`duplicate`](Communicator::duplicate), its calls never mix with those of this one.
     ///

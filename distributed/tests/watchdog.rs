@@ -27,8 +27,8 @@ fn watched(communicator: ThreadCommunicator, timeout: Duration, alarms: &Arc<Mut
     let whereabouts = Arc::new(Whereabouts::new());
     let kept = Arc::clone(alarms);
     let on_alarm = Box::new(move |alarm: &Alarm| kept.lock().unwrap().push(alarm.clone()));
-    let watchdog = Watchdog::start(&communicator, Arc::clone(&whereabouts), timeout, on_alarm).unwrap();
     let communicator = Arc::new(WatchedCommunicator::new(Arc::new(communicator), Arc::clone(&whereabouts)));
+    let watchdog = Watchdog::start(&*communicator, Arc::clone(&whereabouts), timeout, on_alarm).unwrap();
     Rank { communicator, whereabouts, watchdog }
 }
 

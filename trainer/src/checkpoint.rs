@@ -14,6 +14,7 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
+use datasets::Counted;
 use distributed::{ROOT, bytes_to_floats, floats_to_bytes};
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 use sha2::{Digest, Sha256};
@@ -236,7 +237,7 @@ fn hexadecimal(digest: impl AsRef<[u8]>) -> String {
 fn sha256_of_file(path: &Path) -> Result<String> {
     let mut digest = Sha256::new();
     open_file(path)
-        .and_then(|mut file| Ok(io::copy(&mut file, &mut digest)?))
+        .and_then(|file| Ok(io::copy(&mut Counted(file), &mut digest)?))
         .with_context(|| path.display().to_string())?;
     Ok(hexadecimal(digest.finalize()))
 }

@@ -198,14 +198,15 @@ pub fn write_atomically(path: &Path, bytes: &[u8]) -> Result<()> {
     sync_parent(path)
 }
 
-/// Waits until the names in a directory are on disk, where its file system can.
+/// Waits until the names in a directory are on disk, where its file system can and this user may read it.
 ///
 /// # Errors
 /// I/O errors.
 pub fn sync_directory(path: &Path) -> Result<()> {
     let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
+    use ErrorKind::{InvalidInput, PermissionDenied, Unsupported};
     match File::open(path).and_then(|directory| directory.sync_all()) {
-        Err(error) if matches!(error.kind(), ErrorKind::InvalidInput | ErrorKind::Unsupported) => Ok(()),
+        Err(error) if matches!(error.kind(), InvalidInput | Unsupported | PermissionDenied) => Ok(()),
         result => result.with_context(|| format!("cannot sync {}", path.display())),
     }
 }

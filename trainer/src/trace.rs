@@ -77,7 +77,7 @@ impl TraceClock {
         all.iter().for_each(|events| text.extend_from_slice(events));
         // The format has no trailing comma.
         text.extend_from_slice(b"{\"name\":\"end\",\"ph\":\"M\",\"pid\":0,\"tid\":0}\n]\n");
-        write_atomically(&self.path, &text).context("trace")
+        make_folder(&self.path).and_then(|()| write_atomically(&self.path, &text)).context("trace")
     }
 
     /// Where the trace will be.
@@ -95,7 +95,7 @@ impl TraceClock {
     }
 }
 
-/// Makes the folder of a trace on root and tries whether the trace can be written there, before a run that would end with it.
+/// Tries on root whether a trace can be written, before a run that would end with it. Nothing is left behind.
 ///
 /// # Errors
 /// When it cannot, the same on all ranks; when some ranks want a trace and others do not.
@@ -104,10 +104,15 @@ impl TraceClock {
 /// Must be called by all ranks, also by those that want none.
 pub fn check(path: Option<&Path>, communicator: &dyn Communicator) -> Result<()> {
     let attempt = |path: &Path| -> Result<()> {
-        if let Some(folder) = path.parent() {
-            fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+        let is_missing = |folder: &&Path| !folder.as_os_str().is_empty() && !folder.exists();
+        let missing: Vec<&Path> = path.ancestors().skip(1).take_while(is_missing).collect();
+        make_folder(path)?;
+        let outcome = check_writable(path);
+        for folder in missing {
+            // Another run may have put something there.
+            let _ = fs::remove_dir(folder);
         }
-        check_writable(path)
+        outcome
     };
     let own = match path {
         None => Wish { is_wanted: false, failure: None },
@@ -133,6 +138,11 @@ pub fn check(path: Option<&Path>, communicator: &dyn Communicator) -> Result<()>
         );
     }
     Ok(())
+}
+
+fn make_folder(path: &Path) -> Result<()> {
+    let Some(folder) = path.parent() else { return Ok(()) };
+    fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))
 }
 
 /// What a rank says of the trace before a run.

@@ -70,7 +70,9 @@ pub fn fit<M: ImageClassifier>(model: M, session: &Session<'_>) -> Result<Outcom
     let keeper = Keeper::new(session);
     let mut progress = if config.run.resume { keeper.resume(&mut stepper)? } else { Progress::default() };
     // Whatever could refuse this start has been asked: a refused one leaves the run's files as they were.
-    session.records.begin(config, session.manifest)?;
+    if session.resumption.is_some() {
+        session.records.begin(config, session.manifest)?;
+    }
     session.reporter.note(&format!("gradients {}", stepper.gradient_route()));
     session.records.open_metrics(progress.epoch)?;
     let schedule = LearningRate::new(config, data::steps_per_epoch(config, session.data)?);

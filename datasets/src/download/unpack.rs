@@ -48,11 +48,12 @@ pub fn unpack(cifar: Cifar, archive: impl AsRef<Path>, dir: impl AsRef<Path>) ->
     Ok(folder)
 }
 
-/// Waits until the names in a folder are on disk, where its file system can.
+/// Waits until the names in a folder are on disk, where its file system can and this user may read it.
 fn sync_directory(path: &Path) -> Result<(), DatasetError> {
     let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
+    use ErrorKind::{InvalidInput, PermissionDenied, Unsupported};
     match File::open(path).and_then(|folder| folder.sync_all()) {
-        Err(error) if !matches!(error.kind(), ErrorKind::InvalidInput | ErrorKind::Unsupported) => {
+        Err(error) if !matches!(error.kind(), InvalidInput | Unsupported | PermissionDenied) => {
             Err(DatasetError::io("write", path)(error))
         }
         _ => Ok(()),

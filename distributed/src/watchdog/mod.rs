@@ -137,7 +137,8 @@ fn duplicate_in_time(
         });
         let failed = |text: String| CollectiveError::WatchdogThread { rank, text };
         let thread = thread.map_err(|error| failed(error.to_string()))?;
-        let duplicate = communicator.duplicate();
+        // Its own calls must not look like progress of this rank.
+        let duplicate = communicator.unwatched_duplicate();
         drop(done);
         let on_alarm = thread.join().map_err(|_| failed("it panicked".to_owned()))?;
         Ok((duplicate?, on_alarm))

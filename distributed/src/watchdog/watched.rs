@@ -104,6 +104,11 @@ impl Communicator for WatchedCommunicator {
         Ok(Arc::new(Self::new(self.inner.duplicate()?, Arc::clone(&self.whereabouts))))
     }
 
+    fn unwatched_duplicate(&self) -> Result<Arc<dyn Communicator>, CollectiveError> {
+        let _noted = self.whereabouts.note(Call::Duplicate);
+        self.inner.unwatched_duplicate()
+    }
+
     fn first_ranks(&self, count: usize) -> Result<Option<Arc<dyn Communicator>>, CollectiveError> {
         let _noted = self.whereabouts.note(Call::Duplicate);
         let part = self.inner.first_ranks(count)?;

@@ -19,6 +19,8 @@ pub(super) const OLDEST_FORMAT: u32 = 1;
 
 /// The most ranks of a checkpoint that is opened.
 const MAX_RANKS: usize = 1 << 20;
+/// The most samples of an epoch that a checkpoint may have counted.
+const MAX_SAMPLES: u64 = 1 << 53;
 
 /// Where a run stands. All randomness is a function of the seed and this position, so it is the random state as well.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -232,6 +234,12 @@ impl CheckpointState {
                 "input: expected sides of 1 to {MAX_IMAGE_SIDE} pixels, got {side}"
             );
         }
+        ensure!(height == width, "input: expected square images, got {height}x{width}");
+        let scores = &self.progress.epoch_scores;
+        ensure!(
+            scores.num_samples <= MAX_SAMPLES && scores.top1_correct.max(scores.top5_correct) <= scores.num_samples,
+            "epoch_scores: expected at most {MAX_SAMPLES} samples and no more right answers, got {scores:?}"
+        );
         ensure!(*channels > 0, "input: expected at least 1 channel, got 0");
         ensure!(
             mean.len() == *channels && std.len() == *channels,

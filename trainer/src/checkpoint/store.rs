@@ -207,12 +207,11 @@ impl CheckpointStore {
         self.names().ok()?.into_iter().rev().find(is_best)
     }
 
-    /// A warning for each checkpoint newer than `name` that does not tell whether it is better.
-    fn unknown_after(&self, name: &str) -> Result<Vec<String>> {
-        let names = self.names()?.into_iter().rev().take_while(|newer| newer != name);
-        let error = |newer: String| self.state_of(&newer).err().map(|error| (newer, error));
-        let warning = |(newer, error)| format!("checkpoint {newer} passed over, it may be the best: {error:#}");
-        Ok(names.filter_map(error).map(warning).collect())
+    /// A warning for each of `names` that does not tell whether it is the best.
+    fn unknown<'a>(&self, names: impl Iterator<Item = &'a String>) -> Vec<String> {
+        let error = |name: &'a String| self.state_of(name).err().map(|error| (name, error));
+        let warning = |(name, error)| format!("checkpoint {name} passed over, it may be the best: {error:#}");
+        names.filter_map(error).map(warning).collect()
     }
 
     /// What a checkpoint says, its checksum not looked at.
@@ -241,7 +240,9 @@ impl CheckpointStore {
     fn prune(&self) -> Result<()> {
         let names = self.names()?;
         let best = self.best_name();
-        for name in names.iter().rev().skip(self.keep).filter(|name| Some(*name) != best.as_ref()) {
+        // One that does not tell what it is may be the best.
+        let is_superfluous = |name: &&String| Some(*name) != best.as_ref() && self.state_of(name).is_ok();
+        for name in names.iter().rev().skip(self.keep).filter(is_superfluous) {
             let directory = self.directory.join(name);
             let removed = with_ending(&directory, REMOVED);
             fs::rename(&directory, &removed).with_context(|| format!("rename to {}", removed.display()))?;
@@ -261,10 +262,12 @@ pub fn find(path: &Path) -> Result<(Checkpoint, Vec<String>)> {
         return Ok((Checkpoint::open(path)?, Vec::new()));
     }
     let store = CheckpointStore::new(&path.join("checkpoints"), 1);
+    let names = store.names()?;
+    let is_not = |found: &Checkpoint, name: &&String| !found.directory.ends_with(name);
     let lost_best = match store.best() {
         Ok(Some(best)) => {
-            let name = best.directory.file_name().unwrap_or_default().to_string_lossy().into_owned();
-            return Ok((best, store.unknown_after(&name)?));
+            let warnings = store.unknown(names.iter().rev().take_while(|name| is_not(&best, name)));
+            return Ok((best, warnings));
         }
         Ok(None) => None,
         Err(error) => Some(error),
@@ -283,6 +286,7 @@ pub fn find(path: &Path) -> Result<(Checkpoint, Vec<String>)> {
         ));
     }
     warnings.extend(passed_over.into_iter().map(|damaged| damaged.warning));
+    warnings.extend(store.unknown(names.iter().take_while(|name| is_not(&newest, name))));
     Ok((newest, warnings))
 }
 

@@ -49,6 +49,8 @@ pub fn eval(args: &EvalArgs, world: &World) -> Result<EvalResult> {
         WeightSource::Checkpoint(_) => None,
     };
     let watchdog = world.watch(EvalConfig::timeout(args)?)?;
+    let source = if of_flags.is_some() { "--weights" } else { "--checkpoint" };
+    identity::compare(vec![("source of the weights".to_owned(), source.to_owned())], communicator)?;
     let saved = SavedModel::find(&weights, world)?;
     let config = match of_flags {
         Some(config) => config,

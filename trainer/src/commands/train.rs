@@ -78,11 +78,11 @@ fn train_any<M: ImageClassifier>(
     let watchdog = world.watch(starting_timeout(&args.sync)?)?;
     let config = resolve(args, own, world)?;
     watchdog.iter().for_each(|watchdog| watchdog.set_timeout(config.sync.timeout));
-    synchronizer::check_threads(&config.sync.method, communicator)?;
     let (device, num_threads) = world.prepare_compute(&config.compute)?;
     world.whereabouts.enter(watchdog::Phase::Opening);
     let data = data::open(&config.data, config.train_split.limit_train, communicator, reporter)?;
     identity::check(&config, &data, communicator)?;
+    synchronizer::check_threads(&config.sync.method, communicator)?;
     world.whereabouts.enter(watchdog::Phase::Starting);
     ensure!(
         !(config.train_split.drop_last && data.train.len() < config.batch.global_batch_size),
@@ -110,6 +110,9 @@ fn train_any<M: ImageClassifier>(
         reporter.log_to(directory.open_log()?);
     }
     let manifest = manifest(&config, &data, communicator, num_threads, &device)?;
+    if resumption.is_none() {
+        records.begin(&config, &manifest)?;
+    }
     reporter.configuration(&config, &facts(&manifest, &records));
 
     let start = Instant::now();
