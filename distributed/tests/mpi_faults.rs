@@ -191,8 +191,8 @@ fn be_a_rank(kind: &str) -> ExitCode {
     }
     let whereabouts = Arc::new(Whereabouts::new());
     let on_alarm = Box::new(|alarm: &distributed::Alarm| eprintln!("{alarm}"));
-    let watchdog = Watchdog::start(&*world, Arc::clone(&whereabouts), TIMEOUT, on_alarm).expect("all ranks start");
     let watched = WatchedCommunicator::new(Arc::clone(&world), Arc::clone(&whereabouts));
+    let watchdog = Watchdog::start(&watched, Arc::clone(&whereabouts), TIMEOUT, on_alarm).expect("all ranks start");
     let gradients = watched.duplicate().unwrap();
     gradients.set_patience(Patience::Sleeping);
     let mut reducer = HierarchicalReducer::new(gradients).unwrap();

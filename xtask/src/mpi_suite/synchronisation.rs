@@ -25,7 +25,7 @@ pub(super) const CHECKS: [Check<Suite>; 7] = [
         run: methods_agree,
     },
     Check {
-        claim: "a rank with another seed, model or data ends all, named in one message",
+        claim: "a rank with another seed, model, way to synchronise or data ends all, named in one message",
         needs_mpirun: true,
         run: strangers_are_named,
     },
@@ -100,6 +100,11 @@ fn strangers_are_named(suite: &Suite) -> Result<(), String> {
     for (name, differing, named) in [
         ("seed", format!("--seed ${variable}"), "configuration of rank 1"),
         ("model", format!("--model resnet$((8 + 6 * {variable}))"), "configuration of rank 1"),
+        (
+            "sync",
+            format!("--sync $(test ${variable} = 0 && echo parameter-server || echo allreduce)"),
+            "configuration of rank 1",
+        ),
         ("images", format!("--shapes-train $((202 + {variable}))"), "configuration of rank 1"),
     ] {
         let run = Run::new(suite, &format!("stranger-{name}"));
