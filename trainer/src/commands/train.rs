@@ -11,7 +11,7 @@ use anyhow::{Context, Result, ensure};
 use burn::tensor::Device;
 use burn_resnet::ResNet;
 use datasets::DatasetSplits;
-use distributed::{Communicator, ParameterLayout, ROOT, scheduler_job, watchdog};
+use distributed::{Communicator, ParameterLayout, scheduler_job, watchdog};
 
 use crate::cli::TrainArgs;
 use crate::config::{BatchNormKind, OwnModel, TrainConfig, starting_timeout};
@@ -165,7 +165,7 @@ fn accept(
         Ok((records, resumption))
     });
     let verdict = own.as_ref().err().map_or(String::new(), |error| format!("{error:#}"));
-    let of_root = communicator.all_gather(verdict.as_bytes())?.swap_remove(ROOT);
+    let of_root = gather::from_root(communicator, verdict.as_bytes())?;
     let accepted = own?;
     ensure!(of_root.is_empty(), "refused by root: {}", String::from_utf8_lossy(&of_root));
     Ok(accepted)
@@ -224,7 +224,7 @@ fn resolve(args: &TrainArgs, own: Option<&OwnModel>, world: &World) -> Result<Tr
         if world.is_root() && path.exists() {
             saved = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
         }
-        let from_root = communicator.all_gather(saved.as_bytes())?.swap_remove(ROOT);
+        let from_root = gather::from_root(communicator, saved.as_bytes())?;
         saved = String::from_utf8_lossy(&from_root).into_owned();
     }
     let world_size = communicator.world_size();
