@@ -211,7 +211,7 @@ pub trait Communicator: Send + Sync + Debug {
         wait();
     }
 
-    /// How many elements of a real buffer each element of a buffer stands for: 1, but in a [simulation](crate::simulate).
+    /// How many elements of a real buffer each element of a buffer stands for: 1, but in a simulation.
     ///
     /// What cuts buffers to pieces of a fixed length divides that length by it.
     fn magnification(&self) -> f64 {
@@ -284,8 +284,11 @@ impl NodeNumber for u64 {
     }
 }
 
-/// Refuses a peer that is no rank or this rank itself; `call` names the call.
-pub(crate) fn expect_peer(topology: &Topology, call: &'static str, peer: usize) -> Result<(), CollectiveError> {
+/// Refuses a peer that is no rank or this rank itself, for implementors of [`Communicator`]; `call` names the method.
+///
+/// # Errors
+/// [`CollectiveError::NoSuchPeer`].
+pub fn expect_peer(topology: &Topology, call: &'static str, peer: usize) -> Result<(), CollectiveError> {
     let Topology { rank, world_size, .. } = *topology;
     if peer < world_size && peer != rank {
         return Ok(());

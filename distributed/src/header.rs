@@ -5,9 +5,6 @@
 
 use crate::{CollectiveError, Communicator, ParameterLayout, ROOT};
 
-/// Length of a header in bytes.
-pub(crate) const NUM_BYTES: usize = 34;
-
 /// One rank's account of a step whose loss it has computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StepHeader {
@@ -26,9 +23,12 @@ pub struct StepHeader {
 }
 
 impl StepHeader {
+    /// Length of a header in bytes.
+    pub const NUM_BYTES: usize = 34;
+
     /// The header as bytes, little endian.
-    pub fn to_bytes(&self) -> [u8; NUM_BYTES] {
-        let mut bytes = [0; NUM_BYTES];
+    pub fn to_bytes(&self) -> [u8; Self::NUM_BYTES] {
+        let mut bytes = [0; Self::NUM_BYTES];
         for (slot, number) in [self.epoch, self.step, self.plan_hash, self.num_samples].into_iter().enumerate() {
             bytes[slot * 8..][..8].copy_from_slice(&number.to_le_bytes());
         }
@@ -38,7 +38,7 @@ impl StepHeader {
     }
 
     /// The header in `bytes`.
-    pub fn from_bytes(bytes: &[u8; NUM_BYTES]) -> Self {
+    pub fn from_bytes(bytes: &[u8; Self::NUM_BYTES]) -> Self {
         let number = |slot: usize| u64::from_le_bytes(std::array::from_fn(|index| bytes[slot * 8 + index]));
         Self {
             epoch: number(0),
@@ -76,12 +76,13 @@ pub fn agree(communicator: &dyn Communicator, header: &StepHeader) -> Result<Ste
 pub(crate) fn verdict(gathered: &[Vec<u8>]) -> Result<StepAgreement, CollectiveError> {
     let mut headers = Vec::with_capacity(gathered.len());
     for (rank, bytes) in gathered.iter().enumerate() {
-        let bytes: &[u8; NUM_BYTES] = bytes.as_slice().try_into().map_err(|_| CollectiveError::LengthMismatch {
-            collective: "step header",
-            rank,
-            expected: NUM_BYTES,
-            got: bytes.len(),
-        })?;
+        let bytes: &[u8; StepHeader::NUM_BYTES] =
+            bytes.as_slice().try_into().map_err(|_| CollectiveError::LengthMismatch {
+                collective: "step header",
+                rank,
+                expected: StepHeader::NUM_BYTES,
+                got: bytes.len(),
+            })?;
         headers.push(StepHeader::from_bytes(bytes));
     }
     let root = headers[ROOT];

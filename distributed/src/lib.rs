@@ -42,7 +42,6 @@ pub mod parameter_server;
 mod pause;
 pub mod reducer;
 pub mod reduction;
-pub mod simulate;
 pub mod single;
 pub mod sync;
 pub mod threads;
@@ -66,6 +65,7 @@ pub use launch::{check_world, join, launch, launch_with};
 pub use layout::{ParameterEntry, ParameterLayout, read, write};
 pub use on_device::{replace, take_gradients, tensors};
 pub use parameter_server::{Consistency, Server, ServerClient, ServerPlan, Shard, ShardUpdate};
+pub use pause::LONGEST_PAUSE;
 pub use reducer::{
     BucketTimes, GradientCollector, GradientReducer, LocalBucket, MicroStepConfig, ReducerConfig, StepReport,
     SyncedBucket, SyncedGradients,

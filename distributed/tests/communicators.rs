@@ -7,7 +7,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use distributed::simulate::run_virtual_ranks;
 use distributed::{CollectiveError, Communicator, SingleCommunicator, ThreadCommunicator, launch_with, run_ranks};
 
 #[test]
@@ -24,17 +23,6 @@ fn one_to_four_threads_conform() {
             communicator.library()
         });
         assert_eq!(libraries, vec!["threads"; world_size]);
-    }
-}
-
-#[test]
-fn ranks_in_virtual_time_conform() {
-    for (world_size, network) in [(1, "1gbe"), (3, "10gbe"), (4, "ib-edr@2"), (3, "1gbe@2:shared")] {
-        let libraries = run_virtual_ranks(world_size, &network.parse().unwrap(), |communicator| {
-            conformance::check(&communicator);
-            communicator.library()
-        });
-        assert_eq!(libraries, vec![format!("virtual {network}"); world_size]);
     }
 }
 

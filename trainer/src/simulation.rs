@@ -9,8 +9,8 @@
 use std::time::Instant;
 
 use anyhow::{Result, bail};
-use distributed::simulate::{Predictor, ServerPlacement, StepProfile, Synchronisation};
 use distributed::{BucketCompressor, CompressionKind, ReductionKind, SingleCommunicator, tensor_spans};
+use simulate::{Predictor, ServerPlacement, StepProfile, Synchronisation};
 
 use crate::config::{PlacementKind, SimulationConfig, SyncConfig, SyncMethod};
 use crate::synchronizer::consistency;

@@ -77,14 +77,9 @@ impl Scratch {
     }
 }
 
-/// The elements of a buffer that make a piece of `elements`.
+/// The elements of a buffer that stand for `elements`; rounded up, so that the number of pieces does not grow by their remainders.
 pub(super) fn piece(communicator: &dyn Communicator, elements: usize) -> usize {
-    magnified(elements, communicator.magnification())
-}
-
-/// How many elements stand for `elements`; rounded up, so that the number of pieces does not grow by their remainders.
-pub(crate) fn magnified(elements: usize, magnification: f64) -> usize {
-    (elements as f64 / magnification).ceil() as usize
+    (elements as f64 / communicator.magnification()).ceil() as usize
 }
 
 /// [`Communicator::exchange`] of numbers.

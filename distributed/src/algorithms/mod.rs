@@ -18,7 +18,7 @@ mod hierarchical;
 mod ring;
 
 use self::group::{Group, Scratch};
-pub(crate) use self::group::{Number, add, magnified};
+pub(crate) use self::group::{Number, add};
 
 /// How gradients are summed over ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

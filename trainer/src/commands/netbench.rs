@@ -6,7 +6,7 @@ use std::path::Path;
 
 use anyhow::{Result, ensure};
 use distributed::Patience;
-use distributed::simulate::NetworkModel;
+use simulate::NetworkModel;
 
 use crate::cli::NetbenchArgs;
 use crate::config::NetbenchConfig;

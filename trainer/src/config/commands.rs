@@ -14,8 +14,8 @@ use crate::cli::{
     BatchArgs, BenchArgs, DataArgs, EvalArgs, ModelArgs, PredictArgs, RunArgs, SyncArgs, TrainArgs, TrainSplitArgs,
 };
 use crate::loss_scale::LossScaling;
-use distributed::simulate::{NetworkError, NetworkModel};
 use serde::{Deserialize, Serialize};
+use simulate::{NetworkError, NetworkModel};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 

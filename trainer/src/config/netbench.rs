@@ -8,7 +8,7 @@ use super::resolve::{at_least, in_range, no_effect};
 use crate::choices::ReductionChoice;
 use crate::cli::NetbenchArgs;
 use clap::ValueEnum;
-use distributed::simulate::NetworkModel;
+use simulate::NetworkModel;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 

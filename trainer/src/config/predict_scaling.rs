@@ -4,7 +4,7 @@
 
 use std::path::{Path, PathBuf};
 
-use distributed::simulate::{Link, NetworkModel};
+use simulate::{Link, NetworkModel};
 
 use super::commands::{BenchConfig, MOST_SIMULATED, file_name, network_model, simulated_ranks};
 use super::error::ConfigError;

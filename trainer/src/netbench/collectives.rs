@@ -5,9 +5,9 @@
 
 use super::points::{Point, Work, repeat_together};
 use crate::config::{NetbenchConfig, ReductionChoice};
-use distributed::simulate::{NetworkModel, reduction_seconds};
 use distributed::{AllReducer, CollectiveError, Communicator, ROOT};
 use serde::{Deserialize, Serialize};
+use simulate::{NetworkModel, reduction_seconds};
 use std::sync::Arc;
 
 /// Ranks up to which all-reduces are simulated too, in little time.

@@ -7,9 +7,9 @@ use super::pairs::{Pair, PairPlan};
 use super::points::{Point, ping_pong};
 use crate::config::NetbenchConfig;
 use anyhow::{Context, Result, ensure};
-use distributed::simulate::{Link, LinkFit, NetworkModel, Node};
 use distributed::{Communicator, Patience};
 use serde::{Deserialize, Serialize};
+use simulate::{Link, LinkFit, NetworkModel, Node};
 
 use crate::stop::StopFlag;
 

@@ -7,9 +7,9 @@ use std::time::SystemTime;
 
 use anyhow::Result;
 use distributed::CompressionKind;
-use distributed::simulate::{Predictor, StepProfile, Synchronisation};
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
+use simulate::{Predictor, StepProfile, Synchronisation};
 
 use super::profile_file::{BucketRecord, LayerSeconds, ProfileFile, at_batch};
 use super::published::Answer;

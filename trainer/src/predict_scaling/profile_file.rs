@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
-use distributed::simulate::{BucketProfile, ParameterProfile, StepProfile};
 use serde::{Deserialize, Serialize};
+use simulate::{BucketProfile, ParameterProfile, StepProfile};
 
 /// What such a file says of itself.
 pub(crate) const SCHEMA: &str = "lockstep.profile/1";

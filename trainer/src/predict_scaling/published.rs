@@ -5,8 +5,8 @@
 
 use anyhow::Result;
 use distributed::ReductionKind;
-use distributed::simulate::{BucketProfile, NetworkModel, StepProfile, predict};
 use serde::{Deserialize, Serialize};
+use simulate::{BucketProfile, NetworkModel, StepProfile, predict};
 
 /// The forward pass's share of the time of both: two of three products of a layer are in the backward pass.
 const FORWARD_SHARE: f64 = 1.0 / 3.0;

@@ -5,11 +5,12 @@ use super::places::{found, is_path_start};
 use super::source::Source;
 
 /// A member and the crates it must not know, by their names in manifests.
-const FORBIDDEN: [(&str, &[&str]); 5] = [
-    ("burn-resnet", &["datasets", "distributed", "trainer", "mpi"]),
-    ("datasets", &["burn-resnet", "distributed", "trainer", "mpi"]),
-    ("distributed", &["burn-resnet", "datasets", "trainer"]),
-    ("kernels", &["burn", "burn-resnet", "datasets", "distributed", "trainer", "mpi"]),
+const FORBIDDEN: [(&str, &[&str]); 6] = [
+    ("burn-resnet", &["datasets", "distributed", "simulate", "trainer", "mpi"]),
+    ("datasets", &["burn-resnet", "distributed", "simulate", "trainer", "mpi"]),
+    ("distributed", &["burn-resnet", "datasets", "simulate", "trainer"]),
+    ("kernels", &["burn", "burn-resnet", "datasets", "distributed", "simulate", "trainer", "mpi"]),
+    ("simulate", &["burn", "burn-resnet", "datasets", "kernels", "trainer", "mpi"]),
     ("trainer", &["mpi"]),
 ];
 

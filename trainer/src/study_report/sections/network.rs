@@ -7,7 +7,7 @@ use super::{Facts, MOST_SERIES};
 use crate::netbench::{CollectiveTimes, FitFacts, NetbenchResult, PairTimes};
 use crate::study_report::chart::{Axis, Kind, LinePlot, Plot, Point, Scale, Series, Unit};
 use crate::study_report::document::{Block, Cell, Figure, Table};
-use distributed::simulate::LinkFit;
+use simulate::LinkFit;
 use std::collections::BTreeMap;
 
 /// Pairs that are drawn; a fit is of all.

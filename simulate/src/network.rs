@@ -14,7 +14,7 @@ use std::str::FromStr;
 
 use thiserror::Error;
 
-use super::SimulationError;
+use crate::SimulationError;
 
 /// One direction of a connection.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -115,7 +115,7 @@ impl NetworkModel {
         self.node.map_or(1, |node| node.ranks.max(1))
     }
 
-    pub(super) fn check(&self) -> Result<(), SimulationError> {
+    pub(crate) fn check(&self) -> Result<(), SimulationError> {
         let is_time = |seconds: f64| seconds.is_finite() && seconds >= 0.0;
         let links = [Some(self.link), self.node.map(|node| node.link)];
         if !is_time(self.burst_bytes) {
@@ -131,12 +131,12 @@ impl NetworkModel {
     }
 
     /// Whether two ranks run on one node.
-    pub(super) fn is_inside(&self, rank: usize, other: usize) -> bool {
+    pub(crate) fn is_inside(&self, rank: usize, other: usize) -> bool {
         rank / self.ranks_per_node() == other / self.ranks_per_node()
     }
 
     /// The link inside a node, or between nodes.
-    pub(super) fn link(&self, inside: bool) -> Link {
+    pub(crate) fn link(&self, inside: bool) -> Link {
         self.node.filter(|_| inside).map_or(self.link, |node| node.link)
     }
 }

@@ -6,7 +6,7 @@ use std::cmp::Ordering;
 
 /// What happens.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Event {
+pub(crate) enum Event {
     /// A worker's computing comes to a point of its step, unless more of its core has been taken than when this was planned.
     Milestone { worker: usize, index: usize, taken_s: f64 },
     /// A worker knows the headers of all.
@@ -21,10 +21,10 @@ pub(super) enum Event {
 
 /// An event and its time; the greatest is the earliest, as heaps give the greatest.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Timed {
-    pub(super) time: f64,
-    pub(super) order: u64,
-    pub(super) event: Event,
+pub(crate) struct Timed {
+    pub(crate) time: f64,
+    pub(crate) order: u64,
+    pub(crate) event: Event,
 }
 
 impl Ord for Timed {

@@ -1,14 +1,12 @@
 //! Claims about predicted training speed.
 
-#![allow(clippy::unwrap_used, reason = "test code")]
-
 use std::sync::Arc;
 
-use distributed::simulate::{
+use distributed::{AllReducer, Communicator, CompressionKind, Consistency, ReductionKind};
+use simulate::{
     BucketProfile, Link, NetworkModel, ParameterProfile, Prediction, ServerPlacement, StepProfile, Synchronisation,
     best_bucket_bytes, predict, reduction_seconds, run_virtual_ranks,
 };
-use distributed::{AllReducer, Communicator, CompressionKind, Consistency, ReductionKind};
 
 const RING: ReductionKind = ReductionKind::Ring;
 

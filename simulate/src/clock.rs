@@ -6,12 +6,12 @@
 //! A sender goes on when its message has left. The incoming link takes messages in the order in which the rank receives them, and
 //! one that waits for it does not hold up its sender's link. A link inside a node and one between nodes work at the same time.
 
-use super::network::NetworkModel;
+use crate::network::NetworkModel;
 
 /// Seconds since the start of the simulation.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(super) struct Clock {
-    pub(super) now: f64,
+pub(crate) struct Clock {
+    pub(crate) now: f64,
     /// When the outgoing links are free: between nodes and inside the node.
     outgoing: [f64; 2],
     /// When the incoming links are free.
@@ -20,13 +20,13 @@ pub(super) struct Clock {
 
 /// The link of a message between two ranks.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Route {
+pub(crate) struct Route {
     inside: bool,
     seconds: f64,
 }
 
 impl Route {
-    pub(super) fn new(network: &NetworkModel, from: usize, to: usize, bytes: f64) -> Self {
+    pub(crate) fn new(network: &NetworkModel, from: usize, to: usize, bytes: f64) -> Self {
         let inside = network.is_inside(from, to);
         Self { inside, seconds: network.link(inside).seconds(bytes) }
     }
@@ -34,12 +34,12 @@ impl Route {
 
 impl Clock {
     /// A clock that shows `now`, with free links.
-    pub(super) fn at(now: f64) -> Self {
+    pub(crate) fn at(now: f64) -> Self {
         Self { now, ..Self::default() }
     }
 
     /// Sends a message; when it departed.
-    pub(super) fn send(&mut self, route: Route) -> f64 {
+    pub(crate) fn send(&mut self, route: Route) -> f64 {
         let free = &mut self.outgoing[usize::from(route.inside)];
         let departed = self.now.max(*free);
         *free = departed + route.seconds;
@@ -48,14 +48,14 @@ impl Clock {
     }
 
     /// Receives a message that departed at `departed`.
-    pub(super) fn receive(&mut self, route: Route, departed: f64) {
+    pub(crate) fn receive(&mut self, route: Route, departed: f64) {
         let free = &mut self.incoming[usize::from(route.inside)];
         *free = departed.max(*free) + route.seconds;
         self.now = self.now.max(*free);
     }
 
     /// Makes a collective that all ranks have begun at `latest` and that takes `seconds`.
-    pub(super) fn collective(&mut self, latest: f64, seconds: f64) {
+    pub(crate) fn collective(&mut self, latest: f64, seconds: f64) {
         self.now = self.now.max(latest) + seconds;
     }
 }

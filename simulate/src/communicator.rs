@@ -5,11 +5,13 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::clock::{Clock, Route};
-use super::library::Library;
-use super::memory::VirtualMemory;
-use super::network::NetworkModel;
-use crate::{CollectiveError, Communicator, NodeMemory, Patience, ThreadCommunicator, Topology, run_ranks};
+use distributed::communicator::expect_peer;
+use distributed::{CollectiveError, Communicator, NodeMemory, Patience, ThreadCommunicator, Topology, run_ranks};
+
+use crate::clock::{Clock, Route};
+use crate::library::Library;
+use crate::memory::VirtualMemory;
+use crate::network::NetworkModel;
 
 /// Bytes before those of a message: when it departed.
 const HEADER: usize = size_of::<f64>();
@@ -28,7 +30,7 @@ pub struct VirtualCommunicator {
 }
 
 /// The topology of `rank` where each node has as many ranks as the network says.
-pub(super) fn topology(network: &NetworkModel, rank: usize, world_size: usize) -> Topology {
+pub(crate) fn topology(network: &NetworkModel, rank: usize, world_size: usize) -> Topology {
     let each = network.ranks_per_node();
     let node_index = rank / each;
     Topology {
@@ -182,7 +184,7 @@ impl Communicator for VirtualCommunicator {
     }
 
     fn send(&self, to: usize, tag: u16, bytes: &[u8]) -> Result<(), CollectiveError> {
-        crate::communicator::expect_peer(&self.topology, "send", to)?;
+        expect_peer(&self.topology, "send", to)?;
         self.threads.send(to, tag, &self.stamp(to, bytes))
     }
 
@@ -191,7 +193,7 @@ impl Communicator for VirtualCommunicator {
     }
 
     fn exchange(&self, to: usize, outgoing: &[u8], from: usize, incoming: &mut [u8]) -> Result<(), CollectiveError> {
-        crate::communicator::expect_peer(&self.topology, "exchange", to)?;
+        expect_peer(&self.topology, "exchange", to)?;
         let outgoing = self.stamp(to, outgoing);
         self.fill(from, incoming, |incoming| self.threads.exchange(to, &outgoing, from, incoming))
     }

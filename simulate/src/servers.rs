@@ -12,19 +12,19 @@
 
 use std::collections::{BinaryHeap, VecDeque};
 
-use super::burst::Tokens;
-use super::event::{Event, Timed};
-use super::network::{Link, NetworkModel};
-use super::profile::StepProfile;
-use crate::parameter_server::assign;
-use crate::pause::LONGEST;
-use crate::{Consistency, Shard, ShardUpdate};
+use distributed::parameter_server::assign;
+use distributed::{Consistency, LONGEST_PAUSE, Shard, ShardUpdate};
+
+use crate::burst::Tokens;
+use crate::event::{Event, Timed};
+use crate::network::{Link, NetworkModel};
+use crate::profile::StepProfile;
 
 /// Bytes of a push that are no gradient: what it is, the bucket, the learning rate.
 const PUSH_BYTES: f64 = 17.0;
 
 /// How long an idle server sleeps on average before it sees a push: half of its longest pause, and the 50 us by which Linux wakes late.
-const NAP_S: f64 = LONGEST.as_micros() as f64 / 2e6 + 50e-6;
+const NAP_S: f64 = LONGEST_PAUSE.as_micros() as f64 / 2e6 + 50e-6;
 
 /// Steps of each worker: those before all have found their rhythm, and those that count.
 const NUM_WARMUP_STEPS: usize = 4;
@@ -41,25 +41,25 @@ pub enum ServerPlacement {
 
 /// Who takes part.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct ServerWorld<'a> {
-    pub(super) profile: &'a StepProfile,
-    pub(super) network: &'a NetworkModel,
-    pub(super) workers: usize,
-    pub(super) servers: usize,
-    pub(super) placement: ServerPlacement,
-    pub(super) consistency: Consistency,
-    pub(super) overlap: bool,
+pub(crate) struct ServerWorld<'a> {
+    pub(crate) profile: &'a StepProfile,
+    pub(crate) network: &'a NetworkModel,
+    pub(crate) workers: usize,
+    pub(crate) servers: usize,
+    pub(crate) placement: ServerPlacement,
+    pub(crate) consistency: Consistency,
+    pub(crate) overlap: bool,
     /// Seconds from the last worker's header until all have all.
-    pub(super) header_s: f64,
+    pub(crate) header_s: f64,
 }
 
 /// What a step is on average over workers and steps.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct ServedStep {
+pub(crate) struct ServedStep {
     /// Of the worker that is slowest over all steps, as a run's speed is measured.
-    pub(super) step_s: f64,
+    pub(crate) step_s: f64,
     /// In which a worker waits for an answer, hidden or not.
-    pub(super) communication_s: f64,
+    pub(crate) communication_s: f64,
 }
 
 /// A server's values do not matter here.
@@ -120,7 +120,7 @@ struct Simulation<'a> {
 
 impl ServerWorld<'_> {
     /// Lets all workers make some steps.
-    pub(super) fn step(&self) -> ServedStep {
+    pub(crate) fn step(&self) -> ServedStep {
         let mut simulation = Simulation::new(*self);
         (0..self.workers).for_each(|worker| simulation.begin_step(worker, 0.0));
         while simulation.num_done < self.workers {

@@ -6,16 +6,17 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::SimulationError;
-use super::network::NetworkModel;
-use super::record::{Operation, Recorder};
-use super::reduction::{interpolated, stand_in};
-use super::schedule::finish;
-use crate::{BucketCompressor, CompressionKind, TensorSpan};
+use distributed::{BucketCompressor, CompressionKind, TensorSpan};
+
+use crate::SimulationError;
+use crate::network::NetworkModel;
+use crate::record::{Operation, Recorder};
+use crate::reduction::{interpolated, stand_in};
+use crate::schedule::finish;
 
 /// The compressed sums of all ranks of a world.
 #[derive(Debug)]
-pub(super) struct CompressedSums {
+pub(crate) struct CompressedSums {
     kind: CompressionKind,
     network: NetworkModel,
     recorders: Vec<Arc<Recorder>>,
@@ -26,7 +27,7 @@ pub(super) struct CompressedSums {
 impl CompressedSums {
     /// # Errors
     /// When there are no ranks, or a time of the network is negative or not finite.
-    pub(super) fn new(kind: CompressionKind, network: &NetworkModel, ranks: usize) -> Result<Self, SimulationError> {
+    pub(crate) fn new(kind: CompressionKind, network: &NetworkModel, ranks: usize) -> Result<Self, SimulationError> {
         network.check()?;
         if ranks == 0 {
             return Err(SimulationError::Nobody { what: "rank" });
@@ -35,7 +36,7 @@ impl CompressedSums {
         Ok(Self { kind, network: *network, recorders: (0..ranks).map(recorder).collect(), seconds: HashMap::new() })
     }
 
-    pub(super) fn kind(&self) -> CompressionKind {
+    pub(crate) fn kind(&self) -> CompressionKind {
         self.kind
     }
 
@@ -43,7 +44,7 @@ impl CompressedSums {
     ///
     /// # Errors
     /// When the compressor fails.
-    pub(super) fn seconds(&mut self, spans: &[TensorSpan]) -> Result<f64, SimulationError> {
+    pub(crate) fn seconds(&mut self, spans: &[TensorSpan]) -> Result<f64, SimulationError> {
         match self.kind {
             // These look at all elements alike, wherever a tensor ends.
             CompressionKind::Bf16 | CompressionKind::F16 => {

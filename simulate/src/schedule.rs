@@ -7,11 +7,12 @@
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 
-use super::SimulationError;
-use super::clock::{Clock, Route};
-use super::network::NetworkModel;
-use super::record::Operation;
-use crate::CollectiveError;
+use distributed::CollectiveError;
+
+use crate::SimulationError;
+use crate::clock::{Clock, Route};
+use crate::network::NetworkModel;
+use crate::record::Operation;
 
 /// The sender and the tag; exchanges have none.
 type Key = (u32, Option<u16>);
@@ -62,7 +63,7 @@ struct Schedule<'a> {
 ///
 /// # Errors
 /// When a message has another length than its receiver expects, or never comes.
-pub(super) fn finish(
+pub(crate) fn finish(
     network: &NetworkModel,
     magnification: f64,
     operations: &[Vec<Operation>],

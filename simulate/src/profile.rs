@@ -3,9 +3,10 @@
 //! In: measured times, the sizes of gradient buckets, and where known the parameters. Out: the same, checked, with other buckets.
 //! Invariant: buckets are in the order in which they are reduced.
 
-use super::SimulationError;
-use super::normal::expected_largest;
-use crate::{BucketPlan, ParameterLayout};
+use distributed::{BucketPlan, ParameterLayout};
+
+use crate::SimulationError;
+use crate::normal::expected_largest;
 
 /// Gradients that are reduced together.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -122,7 +123,7 @@ impl StepProfile {
         begin_s
     }
 
-    pub(super) fn check(&self) -> Result<(), SimulationError> {
+    pub(crate) fn check(&self) -> Result<(), SimulationError> {
         let times = [
             ("forward_s", self.forward_s),
             ("backward_s", self.backward_s),

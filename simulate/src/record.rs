@@ -9,16 +9,17 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::communicator::topology;
-use super::library::Library;
-use super::memory::RecordedMemory;
-use super::network::NetworkModel;
-use crate::communicator::expect_peer;
-use crate::{CollectiveError, Communicator, NodeMemory, Patience, Topology};
+use distributed::communicator::expect_peer;
+use distributed::{CollectiveError, Communicator, NodeMemory, Patience, Topology};
+
+use crate::communicator::topology;
+use crate::library::Library;
+use crate::memory::RecordedMemory;
+use crate::network::NetworkModel;
 
 /// What a rank did.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Operation {
+pub(crate) enum Operation {
     Send {
         to: u32,
         tag: u16,
@@ -45,11 +46,11 @@ pub(super) enum Operation {
 }
 
 /// What all ranks brought to a gather.
-pub(super) type Gathered = Vec<Vec<u8>>;
+pub(crate) type Gathered = Vec<Vec<u8>>;
 
 /// The communicator of one rank that runs alone.
 #[derive(Debug)]
-pub(super) struct Recorder {
+pub(crate) struct Recorder {
     topology: Topology,
     library: Library,
     /// The gathers that all ranks have come to.
@@ -59,9 +60,9 @@ pub(super) struct Recorder {
 }
 
 #[derive(Debug)]
-pub(super) struct State {
-    pub(super) operations: Vec<Operation>,
-    pub(super) magnification: f64,
+pub(crate) struct State {
+    pub(crate) operations: Vec<Operation>,
+    pub(crate) magnification: f64,
     /// Whether the start is over.
     has_begun: bool,
     /// Gathers that this rank has come to.
@@ -77,7 +78,7 @@ impl Default for State {
 }
 
 impl Recorder {
-    pub(super) fn new(network: &NetworkModel, rank: usize, world_size: usize, known: Arc<Vec<Gathered>>) -> Self {
+    pub(crate) fn new(network: &NetworkModel, rank: usize, world_size: usize, known: Arc<Vec<Gathered>>) -> Self {
         Self {
             topology: topology(network, rank, world_size),
             library: Library::new(network, world_size),
@@ -88,7 +89,7 @@ impl Recorder {
     }
 
     /// Begins anew, with buffers whose bytes stand for `magnification` bytes each.
-    pub(super) fn begin(&self, magnification: f64) {
+    pub(crate) fn begin(&self, magnification: f64) {
         let mut state = self.state();
         state.operations.clear();
         state.magnification = magnification;
@@ -96,12 +97,12 @@ impl Recorder {
     }
 
     /// What the rank has done since the beginning.
-    pub(super) fn take(&self) -> Vec<Operation> {
+    pub(crate) fn take(&self) -> Vec<Operation> {
         std::mem::take(&mut self.state().operations)
     }
 
     /// What the rank brought to the gather at which it stopped, if it did.
-    pub(super) fn brought(&self) -> Option<Vec<u8>> {
+    pub(crate) fn brought(&self) -> Option<Vec<u8>> {
         self.state().brought.take()
     }
 

@@ -4,17 +4,16 @@
 //! efficiency. Invariant: one rank is as fast as its profile.
 //! Source: Li et al. 2020, PyTorch Distributed (2006.15704), figure 6; Lin et al. 2020 (1808.07217) for local SGD.
 
-use super::SimulationError;
-use super::burst::Tokens;
-use super::compressed::CompressedSums;
-use super::library::Library;
-use super::network::NetworkModel;
-use super::profile::StepProfile;
-use super::reduction::Reductions;
-use super::servers::{ServedStep, ServerPlacement, ServerWorld};
-use crate::header::NUM_BYTES;
-use crate::reduction::tensor_spans;
-use crate::{CompressionKind, Consistency, ReductionKind, TensorSpan};
+use distributed::{CompressionKind, Consistency, ReductionKind, StepHeader, TensorSpan, tensor_spans};
+
+use crate::SimulationError;
+use crate::burst::Tokens;
+use crate::compressed::CompressedSums;
+use crate::library::Library;
+use crate::network::NetworkModel;
+use crate::profile::StepProfile;
+use crate::reduction::Reductions;
+use crate::servers::{ServedStep, ServerPlacement, ServerWorld};
 
 /// The smallest buckets that are tried.
 const LEAST_BUCKET: u64 = 1 << 16;
@@ -168,7 +167,7 @@ impl Predictor {
     pub fn predict(&mut self, profile: &StepProfile, overlap: bool) -> Result<Prediction, SimulationError> {
         profile.check()?;
         // The header of every rank, gathered ahead of the first bucket.
-        let header_s = self.library.gather((self.ranks * NUM_BYTES) as f64);
+        let header_s = self.library.gather((self.ranks * StepHeader::NUM_BYTES) as f64);
         let straggler_s = profile.straggler_s(self.ranks);
         let (communication_s, exposed_s, straggler_s) = match &mut self.costs {
             Costs::Nothing => (0.0, 0.0, 0.0),

@@ -1,12 +1,10 @@
 //! Times of the all-reduce algorithms in virtual time: closed forms, and the same on threads and from recorded messages.
 
-#![allow(clippy::unwrap_used, reason = "test code")]
-
 use std::sync::Arc;
 use std::time::Duration;
 
-use distributed::simulate::{Link, NetworkModel, SimulationError, reduction_seconds, run_virtual_ranks};
 use distributed::{AllReducer, CollectiveError, Communicator, ReductionKind};
+use simulate::{Link, NetworkModel, SimulationError, reduction_seconds, run_virtual_ranks};
 
 const KINDS: [ReductionKind; 5] = [
     ReductionKind::Library,

@@ -4,11 +4,11 @@
 //! Invariant: no more bytes pass at once than the bucket of tokens holds, and none twice.
 //! Source: RFC 2697 (token buckets); Linux `tc-tbf(8)`.
 
-use super::network::NetworkModel;
+use crate::network::NetworkModel;
 
 /// The tokens of one link.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Tokens {
+pub(crate) struct Tokens {
     limit_bytes: f64,
     s_per_byte: f64,
     bytes: f64,
@@ -18,13 +18,13 @@ pub(super) struct Tokens {
 
 impl Tokens {
     /// Those of a link that was idle for long.
-    pub(super) fn full(network: &NetworkModel) -> Self {
+    pub(crate) fn full(network: &NetworkModel) -> Self {
         let limit_bytes = network.burst_bytes;
         Self { limit_bytes, s_per_byte: network.link.beta, bytes: limit_bytes, counted_until: 0.0 }
     }
 
     /// Takes the tokens of `bytes` that leave from `start` on, and would take `seconds`; how long they take.
-    pub(super) fn send(&mut self, start: f64, bytes: f64, seconds: f64) -> f64 {
+    pub(crate) fn send(&mut self, start: f64, bytes: f64, seconds: f64) -> f64 {
         if self.limit_bytes == 0.0 || self.s_per_byte == 0.0 {
             return seconds;
         }

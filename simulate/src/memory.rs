@@ -9,19 +9,20 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::clock::Clock;
-use super::network::Link;
-use super::record::{Operation, State};
-use crate::algorithms::{Number, add, magnified};
-use crate::communicator::{Between, NodeMemory};
-use crate::{CollectiveError, Communicator};
+use bytemuck::Pod;
+use distributed::communicator::Between;
+use distributed::{CollectiveError, Communicator, NodeMemory};
+
+use crate::clock::Clock;
+use crate::network::Link;
+use crate::record::{Operation, State};
 
 /// Tag under which ranks of a node bring their pieces: reducers send under it only where there is no shared memory.
 const PIECE_TAG: u16 = u16::MAX - 1;
 
-/// Elements of a piece of memory of `bytes`.
+/// Elements of a piece of memory of `bytes`, rounded up as the reducers do.
 fn elements<T>(bytes: usize, magnification: f64) -> usize {
-    magnified(bytes / size_of::<T>(), magnification)
+    ((bytes / size_of::<T>()) as f64 / magnification).ceil() as usize
 }
 
 /// How long each meeting of `ranks` ranks takes for `bytes`.
@@ -31,13 +32,13 @@ fn meeting(link: Link, ranks: usize, bytes: f64) -> f64 {
 
 /// Memory of ranks that are threads.
 #[derive(Debug)]
-pub(super) struct VirtualMemory {
-    pub(super) threads: Arc<dyn Communicator>,
-    pub(super) clock: Arc<Mutex<Clock>>,
-    pub(super) link: Link,
-    pub(super) members: Vec<usize>,
-    pub(super) bytes: usize,
-    pub(super) magnification: f64,
+pub(crate) struct VirtualMemory {
+    pub(crate) threads: Arc<dyn Communicator>,
+    pub(crate) clock: Arc<Mutex<Clock>>,
+    pub(crate) link: Link,
+    pub(crate) members: Vec<usize>,
+    pub(crate) bytes: usize,
+    pub(crate) magnification: f64,
 }
 
 impl VirtualMemory {
@@ -50,20 +51,25 @@ impl VirtualMemory {
         self.clock.lock().unwrap_or_else(PoisonError::into_inner).now
     }
 
-    fn send<T: Number>(&self, to: usize, values: &[T]) -> Result<(), CollectiveError> {
+    fn send<T: Pod>(&self, to: usize, values: &[T]) -> Result<(), CollectiveError> {
         self.threads.send(to, PIECE_TAG, &self.now().to_le_bytes())?;
         self.threads.send(to, PIECE_TAG, bytemuck::cast_slice(values))
     }
 
     /// Fills `values`, and tells the sender's time.
-    fn receive<T: Number>(&self, from: usize, values: &mut [T]) -> Result<f64, CollectiveError> {
+    fn receive<T: Pod>(&self, from: usize, values: &mut [T]) -> Result<f64, CollectiveError> {
         let mut time = [0; size_of::<f64>()];
         self.threads.receive(from, PIECE_TAG, &mut time)?;
         self.threads.receive(from, PIECE_TAG, bytemuck::cast_slice_mut(values))?;
         Ok(f64::from_le_bytes(time))
     }
 
-    fn sum<T: Number>(&self, values: &mut [T], mut between: Option<Between<'_, T>>) -> Result<(), CollectiveError> {
+    fn sum<T: Pod>(
+        &self,
+        values: &mut [T],
+        plus: impl Fn(T, T) -> T,
+        mut between: Option<Between<'_, T>>,
+    ) -> Result<(), CollectiveError> {
         let (first, others) = (self.members[0], &self.members[1..]);
         for piece in values.chunks_mut(elements::<T>(self.bytes, self.magnification)) {
             let bytes = size_of_val(piece) as f64 * self.magnification;
@@ -79,7 +85,7 @@ impl VirtualMemory {
             let mut brought = piece.to_vec();
             for &rank in others {
                 latest = latest.max(self.receive(rank, &mut brought)?);
-                add(piece, &brought);
+                piece.iter_mut().zip(&brought).for_each(|(sum, &value)| *sum = plus(*sum, value));
             }
             self.wait(latest, seconds);
             between.as_mut().map_or(Ok(()), |between| between(piece))?;
@@ -92,27 +98,27 @@ impl VirtualMemory {
 
 impl NodeMemory for VirtualMemory {
     fn sum_f32(&mut self, values: &mut [f32], between: Option<Between<'_, f32>>) -> Result<(), CollectiveError> {
-        self.sum(values, between)
+        self.sum(values, |a, b| a + b, between)
     }
 
     fn sum_u64(&mut self, values: &mut [u64], between: Option<Between<'_, u64>>) -> Result<(), CollectiveError> {
-        self.sum(values, between)
+        self.sum(values, u64::wrapping_add, between)
     }
 }
 
 /// Memory of a rank that runs alone.
 #[derive(Debug)]
-pub(super) struct RecordedMemory {
-    pub(super) state: Arc<Mutex<State>>,
+pub(crate) struct RecordedMemory {
+    pub(crate) state: Arc<Mutex<State>>,
     /// Whether this rank is the first of its node.
-    pub(super) leads: bool,
-    pub(super) link: Link,
-    pub(super) ranks: usize,
-    pub(super) bytes: usize,
+    pub(crate) leads: bool,
+    pub(crate) link: Link,
+    pub(crate) ranks: usize,
+    pub(crate) bytes: usize,
 }
 
 impl RecordedMemory {
-    fn sum<T: Number>(&self, values: &mut [T], mut between: Option<Between<'_, T>>) -> Result<(), CollectiveError> {
+    fn sum<T: Pod>(&self, values: &mut [T], mut between: Option<Between<'_, T>>) -> Result<(), CollectiveError> {
         let state = || self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let magnification = state().magnification;
         for piece in values.chunks_mut(elements::<T>(self.bytes, magnification)) {

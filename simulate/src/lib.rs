@@ -9,7 +9,7 @@
 //! thousands of ranks [`reduction_seconds`] lets one rank after the other run the algorithm on a communicator that writes down its
 //! messages, and then follows these through the network: the same times, without threads and sums.
 
-use crate::CollectiveError;
+use distributed::CollectiveError;
 
 pub use self::communicator::{VirtualCommunicator, run_virtual_ranks};
 pub use self::fit::LinkFit;

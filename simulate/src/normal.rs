@@ -13,7 +13,7 @@ const NUM_PIECES: usize = 4000;
 /// The expected largest of `number` independent normal numbers, in standard deviations above their mean.
 ///
 /// The integral of x d(F(x)^n) over the distribution function F, by parts: of 1 - F^n above 0, less F^n below. 0 for none.
-pub(super) fn expected_largest(number: usize) -> f64 {
+pub(crate) fn expected_largest(number: usize) -> f64 {
     if number < 2 {
         return 0.0;
     }

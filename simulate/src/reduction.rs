@@ -9,11 +9,12 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::SimulationError;
-use super::network::NetworkModel;
-use super::record::{Gathered, Recorder};
-use super::schedule::finish;
-use crate::{AllReducer, Communicator, ReductionKind};
+use distributed::{AllReducer, Communicator, ReductionKind};
+
+use crate::SimulationError;
+use crate::network::NetworkModel;
+use crate::record::{Gathered, Recorder};
+use crate::schedule::finish;
 
 /// Elements of the buffers of all ranks up to which each element stands for itself.
 const MOST_ELEMENTS: usize = 1 << 24;
@@ -29,7 +30,7 @@ const LEAST_ELEMENTS: usize = 16;
 
 /// The all-reduce algorithm of all ranks of a world, which run one after the other.
 #[derive(Debug)]
-pub(super) struct Reductions {
+pub(crate) struct Reductions {
     network: NetworkModel,
     ranks: Vec<(Arc<Recorder>, AllReducer)>,
     /// Seconds of buffers by their bytes.
@@ -39,7 +40,7 @@ pub(super) struct Reductions {
 impl Reductions {
     /// # Errors
     /// When there are no ranks, or a time of the network is negative or not finite.
-    pub(super) fn new(kind: ReductionKind, network: &NetworkModel, ranks: usize) -> Result<Self, SimulationError> {
+    pub(crate) fn new(kind: ReductionKind, network: &NetworkModel, ranks: usize) -> Result<Self, SimulationError> {
         network.check()?;
         if ranks == 0 {
             return Err(SimulationError::Nobody { what: "rank" });
@@ -69,7 +70,7 @@ impl Reductions {
     ///
     /// # Errors
     /// When the algorithm fails, or uses what a rank cannot do alone.
-    pub(super) fn seconds(&mut self, bytes: u64) -> Result<f64, SimulationError> {
+    pub(crate) fn seconds(&mut self, bytes: u64) -> Result<f64, SimulationError> {
         interpolated(self.ranks.len(), bytes, |bytes| self.exact_seconds(bytes))
     }
 
@@ -93,7 +94,7 @@ impl Reductions {
 }
 
 /// The time of `bytes`, from `seconds` itself or, where there are many ranks, between those of two powers of four.
-pub(super) fn interpolated(
+pub(crate) fn interpolated(
     ranks: usize,
     bytes: u64,
     mut seconds: impl FnMut(u64) -> Result<f64, SimulationError>,
@@ -107,7 +108,7 @@ pub(super) fn interpolated(
 }
 
 /// The length of the buffer that stands for one of `bytes`, and how many bytes each of its bytes stands for.
-pub(super) fn stand_in(bytes: u64, ranks: usize) -> (usize, f64) {
+pub(crate) fn stand_in(bytes: u64, ranks: usize) -> (usize, f64) {
     let length = length(bytes.div_ceil(size_of::<f32>() as u64), ranks);
     (length, if length == 0 { 1.0 } else { bytes as f64 / (length * size_of::<f32>()) as f64 })
 }

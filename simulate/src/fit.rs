@@ -15,7 +15,7 @@
 //! up to two bursts takes the time of half its bytes, and a longer one that of its bytes less the burst. Bursts are tried where the line
 //! alone tells the times badly, and believed where they tell them much better.
 
-use super::network::Link;
+use crate::network::Link;
 
 /// The biweight's constant: 95 % as efficient as least squares where errors are normal.
 const BIWEIGHT: f64 = 4.685;
