@@ -5,6 +5,8 @@
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
+use super::CADENCE;
+
 /// What a checkpoint consists of.
 const FILES: [&str; 3] = ["model.safetensors", "training.safetensors", "state.json"];
 
@@ -16,10 +18,13 @@ pub(super) struct Cut {
 }
 
 impl Cut {
-    /// Cuts a file of the newest of the whole checkpoints, where an older one is there to go back to; `which` chooses the file and the
-    /// part that is left, 0..1 each.
+    /// Cuts a file of the newest of the whole checkpoints, where another one is there to go back to, at most a cadence older: where
+    /// one was cut just before, only the best may be left. `which` chooses the file and the part that is left, 0..1 each.
     pub(super) fn make(run: &Path, steps: &[u64], which: (f64, f64)) -> Result<Option<Self>, String> {
-        let [.., _, step] = steps else { return Ok(None) };
+        let [.., older, step] = steps else { return Ok(None) };
+        if step - older > CADENCE {
+            return Ok(None);
+        }
         let name = FILES[(which.0 * FILES.len() as f64) as usize];
         let file = run.join("checkpoints").join(format!("step-{step:08}")).join(name);
         let failed = |error| format!("{}: {error}", file.display());
@@ -45,6 +50,7 @@ mod tests {
         fs::create_dir_all(&newest).unwrap();
         fs::write(newest.join("training.safetensors"), "0123456789").unwrap();
         assert!(Cut::make(&run, &[7], (0.5, 0.5)).unwrap().is_none());
+        assert!(Cut::make(&run, &[1, 7], (0.5, 0.5)).unwrap().is_none());
         let cut = Cut::make(&run, &[4, 7], (0.5, 0.5)).unwrap().unwrap();
         assert_eq!((cut.step, fs::read(&cut.file).unwrap().len()), (7, 5));
         assert!(cut.is_there());
