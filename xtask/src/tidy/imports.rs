@@ -5,12 +5,18 @@ use super::places::{found, is_path_start};
 use super::source::Source;
 
 /// A member and the crates it must not know, by their names in manifests.
-const FORBIDDEN: [(&str, &[&str]); 6] = [
+const FORBIDDEN: &[(&str, &[&str])] = &[
     ("burn-resnet", &["datasets", "distributed", "simulate", "trainer", "mpi"]),
     ("datasets", &["burn-resnet", "distributed", "simulate", "trainer", "mpi"]),
     ("distributed", &["burn-resnet", "datasets", "simulate", "trainer"]),
     ("kernels", &["burn", "burn-resnet", "datasets", "distributed", "simulate", "trainer", "mpi"]),
     ("simulate", &["burn", "burn-resnet", "datasets", "kernels", "trainer", "mpi"]),
+    ("jobs", &["burn", "burn-resnet", "datasets", "distributed", "kernels", "report", "simulate", "trainer", "mpi"]),
+    (
+        "records",
+        &["burn", "burn-resnet", "datasets", "distributed", "jobs", "kernels", "report", "simulate", "trainer", "mpi"],
+    ),
+    ("report", &["burn", "burn-resnet", "datasets", "distributed", "jobs", "kernels", "simulate", "trainer", "mpi"]),
     ("trainer", &["mpi"]),
 ];
 

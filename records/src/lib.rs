@@ -1,0 +1,58 @@
+//! The files that one program writes and another reads, each as one struct for both.
+//!
+//! In: nothing. Out: the structs, and the few pure functions that writers and readers have in common.
+//! Invariant: a file's keys stay; what a later version adds is optional, so that older files can be read. Nothing here opens a file.
+
+mod bench;
+mod comparison;
+mod job;
+mod network;
+mod number;
+mod prediction;
+mod profile;
+mod run;
+mod settings;
+mod study;
+mod summary;
+mod trace;
+
+pub use bench::{BenchResult, DeviceKernels, KernelShare};
+pub use comparison::{Block, COMPARISON_SCHEMA, Comparison, ComparisonRow, Course, CourseEpoch, PeerResult};
+pub use job::{JOB_SCHEMA, Job, SgdFacts};
+pub use network::{
+    CollectiveTimes, Environment, FitFacts, Links, Method, NetbenchResult, Operation, Overlap, PairTimes, Point,
+    StoppedBy,
+};
+pub use number::{bytes, median};
+pub use prediction::{
+    NetworkFacts, PREDICTION_SCHEMA, PredictionFile, PredictionRecord, ProfileFacts, PublishedFigure,
+};
+pub use profile::{BucketRecord, LayerSeconds, PROFILE_SCHEMA, ParameterRecord, ProfileFile};
+pub use run::{DatasetFacts, EpochRecord, LaunchFacts, Manifest, Seconds};
+pub use settings::{ORIGIN, WORK, method, text};
+pub use study::{ATTEMPT_SCHEMA, AttemptRecord, Machine, OtherCores, Quiet, STUDY_SCHEMA, Status, Study, StudyCell};
+pub use summary::{RankSeconds, SlowestRank, Summary, ThroughputStats};
+pub use trace::{EventNames, TraceEvent};
+
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+/// Reads a record from JSON in which what is unknown may be null as well as absent.
+///
+/// # Errors
+/// When a member that must be there is not, or one is of another kind.
+pub fn from_value<T: DeserializeOwned>(value: Value) -> serde_json::Result<T> {
+    serde_json::from_value(without_nulls(value))
+}
+
+/// Members that are null become absent.
+fn without_nulls(value: Value) -> Value {
+    match value {
+        Value::Object(members) => {
+            let known = members.into_iter().filter(|(_, member)| !member.is_null());
+            Value::Object(known.map(|(key, member)| (key, without_nulls(member))).collect())
+        }
+        Value::Array(values) => Value::Array(values.into_iter().map(without_nulls).collect()),
+        value => value,
+    }
+}

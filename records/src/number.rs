@@ -1,0 +1,48 @@
+//! Numbers: their middle, how people read them, and how JSON carries those that are none.
+
+use serde::{Deserialize, Deserializer};
+
+/// The middle of `values`, which it sorts; of an even number the mean of the two in the middle, 0 of none.
+pub fn median(values: &mut [f64]) -> f64 {
+    values.sort_by(f64::total_cmp);
+    let number = values.len();
+    if number == 0 { 0.0 } else { (values[(number - 1) / 2] + values[number / 2]) / 2.0 }
+}
+
+/// Bytes in the unit that leaves one to four digits before the point: `412 MiB`, `1.4 GiB`.
+pub fn bytes(count: u64) -> String {
+    const KIB: f64 = 1024.0;
+    let count = count as f64;
+    match count {
+        _ if count < KIB => format!("{count} B"),
+        _ if count < KIB * KIB => format!("{:.0} KiB", count / KIB),
+        _ if count < KIB * KIB * KIB => format!("{:.0} MiB", count / KIB / KIB),
+        _ => format!("{:.1} GiB", count / KIB / KIB / KIB),
+    }
+}
+
+/// A number that is not finite is written as null.
+pub(crate) fn nan_if_null<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
+    Ok(Option::<f64>::deserialize(deserializer)?.unwrap_or(f64::NAN))
+}
+
+/// As [`nan_if_null`], for each of a list.
+pub(crate) fn nans_if_null<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<f64>, D::Error> {
+    let numbers = Vec::<Option<f64>>::deserialize(deserializer)?;
+    Ok(numbers.into_iter().map(|number| number.unwrap_or(f64::NAN)).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_middle_of_an_even_number_is_a_mean() {
+        assert_eq!((median(&mut [3.0, 1.0, 2.0]), median(&mut [2.0, 1.0]), median(&mut [])), (2.0, 1.5, 0.0));
+    }
+
+    #[test]
+    fn bytes_choose_their_unit() {
+        assert_eq!([5, 2_048, 432_013_312, 1_503_238_554].map(bytes), ["5 B", "2 KiB", "412 MiB", "1.4 GiB"]);
+    }
+}

@@ -1,0 +1,167 @@
+//! A run: its manifest, `manifest.json`, and its epochs, a line each of `metrics.jsonl`.
+//!
+//! Invariant: times are seconds; an accuracy is a share 0..1 and its exact count stands beside it.
+
+use serde::{Deserialize, Serialize};
+use std::ops::AddAssign;
+
+/// The data a run read.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DatasetFacts {
+    /// Name of the data set.
+    pub name: String,
+    /// Training images.
+    pub num_train: usize,
+    /// Test images.
+    pub num_test: usize,
+    /// Identity of the train split, SHA-256 in hexadecimal.
+    pub train_checksum: String,
+    /// Identity of the test split, SHA-256 in hexadecimal.
+    pub test_checksum: String,
+}
+
+/// How a run was launched.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LaunchFacts {
+    /// Number of ranks.
+    pub ranks: usize,
+    /// Compute threads of each rank.
+    pub threads_per_rank: usize,
+    /// Names of the machines, each once.
+    pub nodes: Vec<String>,
+    /// The communication library, its first line about itself.
+    pub mpi_library: String,
+    /// Backend and device.
+    pub device: String,
+}
+
+/// One launch of a run.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Manifest {
+    /// Version of the program.
+    pub version: String,
+    /// Commit the program was built from, or "unknown".
+    pub commit: String,
+    /// Hash of the options that every rank must have alike.
+    pub config_hash: String,
+    /// Start in UTC, RFC 3339.
+    pub started: String,
+    /// Program and flags as typed.
+    pub command_line: Vec<String>,
+    /// Processor of the root's machine.
+    pub cpu_model: String,
+    /// Processors the root may use.
+    pub cpu_count: usize,
+    /// Operating system and architecture.
+    pub platform: String,
+    /// The launch.
+    pub launch: LaunchFacts,
+    /// The data.
+    pub dataset: DatasetFacts,
+}
+
+/// Seconds by phase.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Seconds {
+    /// Waiting for data.
+    pub data: f64,
+    /// Logits and loss.
+    pub forward: f64,
+    /// Gradients.
+    pub backward: f64,
+    /// Collectives that the step waited for: the exposed communication.
+    pub communication: f64,
+    /// Reduction of gradients on the communication thread, hidden or not; not part of a step.
+    pub reduction: f64,
+    /// Update.
+    pub optimizer: f64,
+    /// Test split; not part of a step.
+    pub evaluation: f64,
+    /// Checkpoints; not part of a step.
+    pub checkpoint: f64,
+}
+
+impl Seconds {
+    /// The five phases of a step together.
+    pub fn step_total(&self) -> f64 {
+        self.data + self.forward + self.backward + self.communication + self.optimizer
+    }
+}
+
+impl AddAssign for Seconds {
+    fn add_assign(&mut self, other: Self) {
+        self.data += other.data;
+        self.forward += other.forward;
+        self.backward += other.backward;
+        self.communication += other.communication;
+        self.reduction += other.reduction;
+        self.optimizer += other.optimizer;
+        self.evaluation += other.evaluation;
+        self.checkpoint += other.checkpoint;
+    }
+}
+
+/// One line of `metrics.jsonl`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct EpochRecord {
+    /// From 0.
+    pub epoch: u64,
+    /// Steps done since the start of the run.
+    pub step: u64,
+    /// Mean over the epoch as it was trained, nats; absent (null) if no step of it counted, as the next two.
+    pub train_loss: Option<f64>,
+    /// Share 0..1.
+    pub train_top1: Option<f64>,
+    /// Share 0..1.
+    pub train_top5: Option<f64>,
+    /// Samples trained.
+    pub train_num_samples: u64,
+    /// Exact count.
+    pub train_top1_correct: u64,
+    /// Exact count.
+    pub train_top5_correct: u64,
+    /// Mean over the test split, nats; absent (null) if it was not measured after this epoch, as the next five.
+    pub test_loss: Option<f64>,
+    /// Share 0..1.
+    pub test_top1: Option<f64>,
+    /// Share 0..1.
+    pub test_top5: Option<f64>,
+    /// Samples measured.
+    pub test_num_samples: Option<u64>,
+    /// Exact count.
+    pub test_top1_correct: Option<u64>,
+    /// Exact count.
+    pub test_top5_correct: Option<u64>,
+    /// Global samples over the slowest rank's time in steps; evaluation, checkpoints and the session's warm-up steps excluded.
+    pub images_per_second: f64,
+    /// Rate of the epoch's last step.
+    pub learning_rate: f64,
+    /// Root's time by phase.
+    pub seconds: Seconds,
+    /// Time of the epoch with everything in it.
+    pub seconds_total: f64,
+    /// Largest resident memory of a rank, bytes.
+    pub peak_memory_bytes: u64,
+    /// Share of root's steps that was waiting for the other ranks, 0..1: communication that nothing hid.
+    #[serde(default)]
+    pub exposed_communication_share: f64,
+    /// Bytes of gradients that root sent in a step.
+    #[serde(default)]
+    pub bytes_sent_per_step: u64,
+    /// What compression left out, as a share of the gradient's L2 norm, 0 without one.
+    #[serde(default)]
+    pub compression_error: f64,
+    /// Ranks that trained.
+    #[serde(default)]
+    pub num_ranks: usize,
+    /// Steps of the run so far that were skipped because a loss or gradient was not finite.
+    #[serde(default)]
+    pub skipped_steps: u64,
+    /// Factor on the loss after the epoch; absent (null) without loss scaling.
+    #[serde(default)]
+    pub loss_scale: Option<u32>,
+    /// Steps of the run so far that were left out because scaled gradients overflowed, which halves the factor.
+    #[serde(default)]
+    pub overflowed_steps: u64,
+}
