@@ -8,11 +8,10 @@ use burn::module::Module;
 use burn::nn::BatchNorm;
 use burn::nn::conv::Conv2d;
 use burn::tensor::Tensor;
+use layers::{Branch, Computation, Residual, Skip};
 
 use crate::config::{ResNetConfig, Shortcut};
 use crate::init::WeightInit;
-use crate::layer::{Computation, Skip};
-use crate::ops::{Branch, Residual};
 
 /// Convolution, normalisation, ReLU, convolution, normalisation, plus the shortcut, ReLU.
 #[derive(Module, Debug)]

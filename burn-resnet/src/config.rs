@@ -4,9 +4,8 @@
 //! Source: He et al. 2015, arXiv 1512.03385, section 4.2.
 
 use burn::tensor::Device;
-use kernels::simd::Isa;
+use layers::{Activations, Computation, Convolution, Isa, Kernels};
 
-use crate::layer::Computation;
 use crate::{ModelError, ResNet, init::WeightInit};
 
 /// How a block's input reaches its output where the shape changes.
@@ -17,39 +16,6 @@ pub enum Shortcut {
     A,
     /// A 1x1 convolution with stride 2 and a batch normalisation.
     B,
-}
-
-/// Whose kernels compute the layers.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Kernels {
-    /// burn's operations one after the other.
-    Stock,
-    /// One fused operation a layer: our own kernels on Flex, composed of burn's operations elsewhere.
-    #[default]
-    Fused,
-}
-
-/// How our own kernels convolve.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Convolution {
-    /// Winograd's F(4x4, 3x3) (Lavin and Gray 2015, arXiv 1509.09308) where it is faster, direct elsewhere.
-    #[default]
-    Auto,
-    /// Direct everywhere: slower, with a few times less rounding error.
-    Direct,
-}
-
-/// The number format of activations and their gradients; parameters, norm statistics, sums and the optimizer are f32.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Activations {
-    /// 32 bits.
-    #[default]
-    F32,
-    /// bfloat16: 8 bits of exponent, 8 of precision. Needs [`Kernels::Fused`].
-    Bf16,
-    /// IEEE half precision: 5 bits of exponent, 11 of precision; small gradients need a loss that is scaled up. Needs
-    /// [`Kernels::Fused`]. For GPUs: on Flex its layers are burn's operations one after the other, slow.
-    F16,
 }
 
 /// A CIFAR ResNet: three stages of `n` basic blocks with 16, 32 and 64 channels.
@@ -226,7 +192,7 @@ impl ResNetConfig {
 
     pub(crate) fn computation(&self) -> Computation {
         let Self { kernels, convolution, isa, activations, .. } = *self;
-        Computation { kernels, convolution, isa, activations, reducer: None, sink: None }
+        Computation { kernels, convolution, isa, activations, ..Computation::default() }
     }
 
     pub(crate) fn zero_gamma(&self) -> bool {

@@ -10,12 +10,11 @@ use burn::module::{Module, ModuleVisitor, Param};
 use burn::nn::conv::Conv2d;
 use burn::nn::{BatchNorm, Linear};
 use burn::tensor::{Tensor, assert_shape};
+use layers::{Computation, GradientSink, Skip, StatisticsReducer};
 
 use crate::BasicBlock;
 use crate::config::ResNetConfig;
 use crate::init::WeightInit;
-use crate::layer::{Computation, Skip};
-use crate::ops::{GradientSink, StatisticsReducer};
 
 /// A residual network for small images.
 ///

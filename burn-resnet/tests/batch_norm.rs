@@ -5,7 +5,7 @@
 mod support;
 
 use burn::tensor::{Device, Tensor, TensorData};
-use burn_resnet::{BatchNormOptions, batch_norm_train};
+use layers::{BatchNormOptions, batch_norm_train};
 use support::{relative_difference, values};
 
 /// For values and gradients of f32 arithmetic against f64.

@@ -7,9 +7,9 @@ mod support;
 use burn::module::Module;
 use burn::tensor::activation::log_softmax;
 use burn::tensor::{Device, Int, Tensor, TensorData};
-use burn_resnet::{
-    BatchNormOptions, Branch, Convolution, FusedOptions, Isa, Kernels, ResNet, ResNetConfig, Residual, Shortcut,
-    fused_inference, fused_train,
+use burn_resnet::{ResNet, ResNetConfig, Shortcut};
+use layers::{
+    BatchNormOptions, Branch, Convolution, FusedOptions, Isa, Kernels, Residual, fused_inference, fused_train,
 };
 use support::{Named, assert_close, gradients, relative_difference, tensors, values};
 

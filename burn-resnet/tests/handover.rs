@@ -8,7 +8,8 @@ use std::sync::{Arc, Mutex};
 
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::tensor::{Device, Tensor, TensorData};
-use burn_resnet::{GradientSink, Kernels, ResNet, ResNetConfig};
+use burn_resnet::{Kernels, ResNet, ResNetConfig};
+use layers::GradientSink;
 use support::{Named, gradients};
 
 #[derive(Debug, Default)]

@@ -10,7 +10,8 @@ use std::thread;
 
 use burn::module::Module;
 use burn::tensor::{Device, Tensor, TensorData};
-use burn_resnet::{ResNetConfig, Shortcut, StatisticsReducer};
+use burn_resnet::{ResNetConfig, Shortcut};
+use layers::StatisticsReducer;
 use support::{Named, assert_close, gradients, tensors, values};
 
 /// Relative to the largest value of a tensor.

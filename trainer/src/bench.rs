@@ -8,9 +8,9 @@ use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 
 use anyhow::{Context, Result, ensure};
-use burn_resnet::{KernelTime, kernel_times};
 use datasets::{LoadedStep, Loader, LoaderConfig, ShardConfig, ShardPlan, SyntheticConfig, synthetic};
 use distributed::{Communicator, ParameterLayout, Whereabouts};
+use layers::{KernelTime, kernel_times};
 use serde::Serialize;
 
 use crate::clock::{Phase, PhaseClock, minor_page_faults};

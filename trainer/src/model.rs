@@ -9,7 +9,8 @@ use anyhow::{Result, anyhow};
 use burn::module::Module;
 use burn::tensor::activation::log_softmax;
 use burn::tensor::{Int, Tensor, TensorData};
-use burn_resnet::{GradientSink, ResNet, StatisticsReducer};
+use burn_resnet::ResNet;
+use layers::{GradientSink, StatisticsReducer};
 
 use crate::metrics::ScoreSums;
 
@@ -28,7 +29,7 @@ pub trait ImageClassifier: Module {
 
     /// This model with its gradients handed to `sink` as its backward pass makes them, so that they travel while earlier layers
     /// are still computed; or `None` where it cannot (the default): then they are taken after the pass. Of layers made of burn's
-    /// own operations, [`burn_resnet::gated`] streams each parameter.
+    /// own operations, [`layers::gated`] streams each parameter.
     fn with_gradient_sink(self, _sink: Arc<dyn GradientSink>) -> Option<Self> {
         None
     }

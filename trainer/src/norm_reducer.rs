@@ -6,8 +6,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use burn_resnet::StatisticsReducer;
 use distributed::Communicator;
+use layers::StatisticsReducer;
 
 /// Sums norm statistics with a [`Communicator`].
 #[derive(Debug)]

@@ -42,6 +42,12 @@ pub enum Isa {
     Portable,
 }
 
+impl Default for Isa {
+    fn default() -> Self {
+        Self::detect()
+    }
+}
+
 impl Isa {
     const ALL: [Self; 5] = [Self::Amx, Self::Avx512Bf16, Self::Avx512, Self::Avx2Fma, Self::Portable];
 

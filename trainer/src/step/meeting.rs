@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use burn::module::ParamId;
 use burn::tensor::TensorData;
-use burn_resnet::GradientSink;
 use distributed::{CollectiveError, GradientCollector, ROOT, StepAgreement, StepHeader};
+use layers::GradientSink;
 
 use super::{StepEnd, Stepper};
 use crate::clock::{Phase, PhaseClock};

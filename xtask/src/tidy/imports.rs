@@ -7,16 +7,46 @@ use super::source::Source;
 /// A member and the crates it must not know, by their names in manifests.
 const FORBIDDEN: &[(&str, &[&str])] = &[
     ("burn-resnet", &["datasets", "distributed", "simulate", "trainer", "mpi"]),
-    ("datasets", &["burn-resnet", "distributed", "simulate", "trainer", "mpi"]),
-    ("distributed", &["burn-resnet", "datasets", "simulate", "trainer"]),
-    ("kernels", &["burn", "burn-resnet", "datasets", "distributed", "simulate", "trainer", "mpi"]),
-    ("simulate", &["burn", "burn-resnet", "datasets", "kernels", "trainer", "mpi"]),
-    ("jobs", &["burn", "burn-resnet", "datasets", "distributed", "kernels", "report", "simulate", "trainer", "mpi"]),
+    ("datasets", &["burn-resnet", "distributed", "layers", "simulate", "trainer", "mpi"]),
+    ("distributed", &["burn-resnet", "datasets", "layers", "simulate", "trainer"]),
+    ("kernels", &["burn", "burn-resnet", "datasets", "distributed", "layers", "simulate", "trainer", "mpi"]),
+    ("layers", &["burn-resnet", "datasets", "distributed", "simulate", "trainer", "mpi"]),
+    ("simulate", &["burn", "burn-resnet", "datasets", "kernels", "layers", "trainer", "mpi"]),
+    (
+        "jobs",
+        &[
+            "burn",
+            "burn-resnet",
+            "datasets",
+            "distributed",
+            "kernels",
+            "layers",
+            "report",
+            "simulate",
+            "trainer",
+            "mpi",
+        ],
+    ),
     (
         "records",
-        &["burn", "burn-resnet", "datasets", "distributed", "jobs", "kernels", "report", "simulate", "trainer", "mpi"],
+        &[
+            "burn",
+            "burn-resnet",
+            "datasets",
+            "distributed",
+            "jobs",
+            "kernels",
+            "layers",
+            "report",
+            "simulate",
+            "trainer",
+            "mpi",
+        ],
     ),
-    ("report", &["burn", "burn-resnet", "datasets", "distributed", "jobs", "kernels", "simulate", "trainer", "mpi"]),
+    (
+        "report",
+        &["burn", "burn-resnet", "datasets", "distributed", "jobs", "kernels", "layers", "simulate", "trainer", "mpi"],
+    ),
     ("trainer", &["mpi"]),
 ];
 

@@ -13,7 +13,7 @@ use burn::module::{Param, ParamId};
 use burn::tensor::Tensor;
 
 use super::handover::give;
-use super::{GradientSink, ResNetOps};
+use super::{GradientSink, LayerOps};
 use std::sync::Arc;
 
 /// Where a gated parameter's gradient goes.
@@ -42,7 +42,7 @@ pub fn gated<const D: usize, const E: usize>(
         Some(sink) if tensor.is_require_grad() => {
             let gate = Gate { sink: Arc::clone(sink), parameter: parameter.id };
             let input = input.clone().into_dispatch();
-            Tensor::from_dispatch(<Dispatch as ResNetOps>::gate(tensor.into_dispatch(), input, gate))
+            Tensor::from_dispatch(<Dispatch as LayerOps>::gate(tensor.into_dispatch(), input, gate))
         }
         _ => tensor,
     }
@@ -60,7 +60,7 @@ impl<B: Backend> Backward<B, 2> for GateBackward {
     }
 }
 
-pub(super) fn tracked<B: ResNetOps, C: CheckpointStrategy>(
+pub(super) fn tracked<B: LayerOps, C: CheckpointStrategy>(
     parameter: FloatTensor<Autodiff<B, C>>,
     input: FloatTensor<Autodiff<B, C>>,
     gate: Gate,

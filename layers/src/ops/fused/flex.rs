@@ -19,7 +19,7 @@ use kernels::simd::Isa;
 use kernels::{Element, Storage};
 
 use super::{FusedGradients, FusedOptions, FusedOutput, FusedSaved, Residual};
-use crate::config::Convolution;
+use crate::choices::Convolution;
 use crate::ops::clock::{Kernel, time};
 use crate::ops::flex::{inverse_std, to_f32};
 use crate::ops::statistics::{GradientSums, Moments};

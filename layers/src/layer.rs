@@ -10,7 +10,7 @@ use burn::nn::{BatchNorm, Linear, PaddingConfig2d};
 use burn::tensor::{FloatDType, Tensor};
 use kernels::simd::Isa;
 
-use crate::config::{Activations, Convolution, Kernels};
+use crate::choices::{Activations, Convolution, Kernels};
 use crate::norm::{self, batch_norm};
 use crate::ops::{
     Branch, FusedOptions, GradientSink, Handover, Residual, StatisticsReducer, fused_inference, fused_train,
@@ -18,41 +18,54 @@ use crate::ops::{
 };
 
 /// What is added before the ReLU, and where its gradient goes.
-pub(crate) struct Skip {
-    pub(crate) residual: Residual,
-    pub(crate) branch: Branch,
-    /// Given unless both are `None`.
-    pub(crate) tensor: Option<Tensor<4>>,
+pub struct Skip {
+    /// How the tensor is added.
+    pub residual: Residual,
+    /// Whether the layer stands at one end of a branch.
+    pub branch: Branch,
+    /// Given unless both are `None`; its shape is what [`Residual`] says.
+    pub tensor: Option<Tensor<4>>,
 }
 
 impl Skip {
-    pub(crate) const NONE: Self = Self { residual: Residual::None, branch: Branch::None, tensor: None };
+    /// Nothing is added.
+    pub const NONE: Self = Self { residual: Residual::None, branch: Branch::None, tensor: None };
 }
 
-/// How a network computes its layers.
-#[derive(Clone, Debug)]
-pub(crate) struct Computation {
-    pub(crate) kernels: Kernels,
-    pub(crate) convolution: Convolution,
-    pub(crate) isa: Isa,
-    pub(crate) activations: Activations,
-    pub(crate) reducer: Option<Arc<dyn StatisticsReducer>>,
-    pub(crate) sink: Option<Arc<dyn GradientSink>>,
+/// How a network computes its layers; their parameters are burn's own modules.
+#[derive(Clone, Debug, Default)]
+pub struct Computation {
+    /// Whose kernels.
+    pub kernels: Kernels,
+    /// How our own kernels convolve.
+    pub convolution: Convolution,
+    /// Their instruction set; by default the processor's best.
+    pub isa: Isa,
+    /// The number format between layers.
+    pub activations: Activations,
+    /// Sums the batch statistics over all who compute a batch together; `None`: each by its own batch.
+    pub reducer: Option<Arc<dyn StatisticsReducer>>,
+    /// Takes each parameter's gradient as soon as it is final; `None`: gradients stay with the tape.
+    pub sink: Option<Arc<dyn GradientSink>>,
 }
 
 impl Computation {
     /// Whether an input of these layers may feed the second one off the tape: both are fused and in training.
-    pub(crate) fn can_branch(&self, norms: [&BatchNorm; 2], input: &Tensor<4>) -> bool {
+    pub fn can_branch(&self, norms: [&BatchNorm; 2], input: &Tensor<4>) -> bool {
         self.kernels == Kernels::Fused && norms.iter().all(|norm| norm::takes_batch_statistics(norm, input))
     }
 
-    pub(crate) fn forward(
-        &self,
-        (conv, norm): (&Conv2d, &BatchNorm),
-        input: Tensor<4>,
-        skip: Skip,
-        relu: bool,
-    ) -> Tensor<4> {
+    /// Convolution without bias, normalisation, `skip`, and ReLU if `relu`.
+    ///
+    /// # Shapes
+    /// `[N, H, W, C_in]` to `[N, H_out, W_out, C_out]`, in the input's number format.
+    ///
+    /// # Panics
+    /// For a convolution that these layers do not compute: with a bias, in groups, dilated, not square.
+    ///
+    /// # Collective
+    /// With a reducer, in training: one sum in the forward and one in the backward pass.
+    pub fn forward(&self, (conv, norm): (&Conv2d, &BatchNorm), input: Tensor<4>, skip: Skip, relu: bool) -> Tensor<4> {
         match self.kernels {
             Kernels::Stock => self.stock(conv, norm, input, skip, relu),
             Kernels::Fused => self.fused(conv, norm, input, skip, relu),
@@ -60,7 +73,7 @@ impl Computation {
     }
 
     /// Images in the number format of activations.
-    pub(crate) fn activations(&self, images: Tensor<4>) -> Tensor<4> {
+    pub fn activations(&self, images: Tensor<4>) -> Tensor<4> {
         match self.activations {
             Activations::F32 => images,
             Activations::Bf16 => images.cast(FloatDType::BF16),
@@ -68,8 +81,8 @@ impl Computation {
         }
     }
 
-    /// `[N, H, W, C]` to `[N, C]` in f32.
-    pub(crate) fn global_average(&self, features: Tensor<4>) -> Tensor<2> {
+    /// The mean over all pixels: `[N, H, W, C]` to `[N, C]` in f32.
+    pub fn global_average(&self, features: Tensor<4>) -> Tensor<2> {
         match self.kernels {
             Kernels::Stock => stock::global_average(features),
             Kernels::Fused => global_average(features),
@@ -77,7 +90,7 @@ impl Computation {
     }
 
     /// `[N, C]` to `[N, K]`, by burn's own operations.
-    pub(crate) fn linear(&self, linear: &Linear, features: Tensor<2>) -> Tensor<2> {
+    pub fn linear(&self, linear: &Linear, features: Tensor<2>) -> Tensor<2> {
         stock::linear(linear, features, self.sink.as_ref())
     }
 
@@ -163,14 +176,7 @@ mod tests {
 
     fn why_refused(kernels: Kernels, conv: Conv2dConfig) -> String {
         let device = Device::flex();
-        let computation = Computation {
-            kernels,
-            convolution: Convolution::Auto,
-            isa: Isa::detect(),
-            activations: Activations::F32,
-            reducer: None,
-            sink: None,
-        };
+        let computation = Computation { kernels, ..Computation::default() };
         let (conv, norm) = (conv.init(&device), BatchNormConfig::new(4).init(&device));
         let layer = || computation.forward((&conv, &norm), Tensor::ones([1, 6, 6, 4], &device), Skip::NONE, true);
         let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(layer)).err();

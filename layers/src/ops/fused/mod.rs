@@ -13,10 +13,10 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, Dispatch, ExtensionType};
 use burn::tensor::{Device, Tensor};
 
-use super::{BatchNormOptions, BatchNormTrain, Handover, ResNetOps};
+use super::{BatchNormOptions, BatchNormTrain, Handover, LayerOps};
 use kernels::simd::Isa;
 
-use crate::config::Convolution;
+use crate::choices::Convolution;
 
 /// What is added after the normalisation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,7 +67,7 @@ pub struct FusedOptions {
     pub handover: Option<Handover>,
 }
 
-/// Results of [`ResNetOps::fused_train`] on a backend.
+/// Results of [`LayerOps::fused_train`] on a backend.
 #[derive(ExtensionType)]
 pub struct FusedOutput<B: Backend> {
     /// `[N, H_out, W_out, C_out]`.
@@ -82,7 +82,7 @@ pub struct FusedOutput<B: Backend> {
     pub num_values: f64,
 }
 
-/// What [`ResNetOps::fused_train_backward`] needs of the forward pass.
+/// What [`LayerOps::fused_train_backward`] needs of the forward pass.
 #[derive(ExtensionType, Clone, Debug)]
 pub struct FusedSaved<B: Backend> {
     /// `[N, H, W, C_in]`.
@@ -113,7 +113,7 @@ pub struct FusedSaved<B: Backend> {
     pub needs_input: bool,
 }
 
-/// Results of [`ResNetOps::fused_train_backward`].
+/// Results of [`LayerOps::fused_train_backward`].
 #[derive(ExtensionType)]
 pub struct FusedGradients<B: Backend> {
     /// `[N, H, W, C_in]`, or any tensor if it was not needed.
@@ -128,7 +128,7 @@ pub struct FusedGradients<B: Backend> {
     pub residual: FloatTensor<B>,
 }
 
-/// [`ResNetOps::fused_train`] on tensors of any device, differentiable on autodiff ones.
+/// [`LayerOps::fused_train`] on tensors of any device, differentiable on autodiff ones.
 ///
 /// # Shapes
 /// `input`: `[N, H, W, C_in]`; `weight`: `[C_out, C_in, K, K]`; `gamma`, `beta`: `[C_out]`; `residual`: as
@@ -149,7 +149,7 @@ pub fn fused_train(
 ) -> BatchNormTrain {
     expect_one_group(&input, &weight);
     let residual = residual_or_nothing(residual, &options, &input.device());
-    let fused = <Dispatch as ResNetOps>::fused_train(
+    let fused = <Dispatch as LayerOps>::fused_train(
         input.into_dispatch(),
         weight.into_dispatch(),
         gamma.into_dispatch(),
@@ -165,7 +165,7 @@ pub fn fused_train(
     }
 }
 
-/// [`ResNetOps::fused_inference`] on tensors of any device: `convolution * scale + shift`, residual, ReLU. No gradient.
+/// [`LayerOps::fused_inference`] on tensors of any device: `convolution * scale + shift`, residual, ReLU. No gradient.
 ///
 /// # Shapes
 /// As [`fused_train`], `scale` and `shift`: `[C_out]`.
@@ -182,7 +182,7 @@ pub fn fused_inference(
 ) -> Tensor<4> {
     expect_one_group(&input, &weight);
     let residual = residual_or_nothing(residual, &options, &input.device());
-    Tensor::from_dispatch(<Dispatch as ResNetOps>::fused_inference(
+    Tensor::from_dispatch(<Dispatch as LayerOps>::fused_inference(
         input.into_dispatch(),
         weight.into_dispatch(),
         scale.into_dispatch(),

@@ -10,10 +10,10 @@ use burn::tensor::{FloatDType, Shape, Slice};
 
 use super::convolution::Convolution;
 use super::{FusedGradients, FusedOptions, FusedOutput, FusedSaved, Residual};
-use crate::ops::ResNetOps;
+use crate::ops::LayerOps;
 use crate::ops::composed::{round, widen};
 
-pub(in crate::ops) fn forward<B: ResNetOps>(
+pub(in crate::ops) fn forward<B: LayerOps>(
     input: FloatTensor<B>,
     weight: FloatTensor<B>,
     gamma: FloatTensor<B>,
@@ -23,7 +23,7 @@ pub(in crate::ops) fn forward<B: ResNetOps>(
 ) -> FusedOutput<B> {
     let convolution = Convolution::of::<B>(&input, &options);
     let convolved = convolution.forward::<B>(input, weight);
-    let batch = <B as ResNetOps>::batch_norm_train(widen::<B>(convolved.clone()), gamma, beta, options.norm.clone());
+    let batch = <B as LayerOps>::batch_norm_train(widen::<B>(convolved.clone()), gamma, beta, options.norm.clone());
     let output = end::<B>(batch.output, widen::<B>(residual), &options);
     FusedOutput {
         output: round::<B>(output, convolution.stored),
@@ -34,7 +34,7 @@ pub(in crate::ops) fn forward<B: ResNetOps>(
     }
 }
 
-pub(in crate::ops) fn inference<B: ResNetOps>(
+pub(in crate::ops) fn inference<B: LayerOps>(
     input: FloatTensor<B>,
     weight: FloatTensor<B>,
     scale: FloatTensor<B>,
@@ -52,7 +52,7 @@ pub(in crate::ops) fn inference<B: ResNetOps>(
     round::<B>(end::<B>(scaled, widen::<B>(residual), options), convolution.stored)
 }
 
-pub(in crate::ops) fn backward<B: ResNetOps>(
+pub(in crate::ops) fn backward<B: LayerOps>(
     saved: FusedSaved<B>,
     output_gradient: FloatTensor<B>,
     options: FusedOptions,
@@ -65,7 +65,7 @@ pub(in crate::ops) fn backward<B: ResNetOps>(
         Residual::Identity => gated.clone(),
         Residual::ShortcutA => scatter::<B>(gated.clone(), saved.residual_shape),
     };
-    let norm = <B as ResNetOps>::batch_norm_train_backward(
+    let norm = <B as LayerOps>::batch_norm_train_backward(
         widen::<B>(saved.convolved),
         saved.gamma.clone(),
         saved.mean,

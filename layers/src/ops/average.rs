@@ -11,14 +11,14 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{Autodiff, Backend, Dispatch, TensorMetadata};
 use burn::tensor::{FloatDType, Shape, Tensor};
 
-use super::ResNetOps;
+use super::LayerOps;
 
 /// The mean over all pixels of each image and channel, on tensors of any device, differentiable on autodiff ones.
 ///
 /// # Shapes
 /// `[N, H, W, C]` to `[N, C]`, the latter in f32 whatever the input is.
 pub fn global_average(input: Tensor<4>) -> Tensor<2> {
-    Tensor::from_dispatch(<Dispatch as ResNetOps>::global_average(input.into_dispatch()))
+    Tensor::from_dispatch(<Dispatch as LayerOps>::global_average(input.into_dispatch()))
 }
 
 pub(super) fn composed<B: Backend>(input: FloatTensor<B>) -> FloatTensor<B> {
@@ -41,24 +41,24 @@ pub(super) fn composed_backward<B: Backend>(
 #[derive(Debug)]
 struct GlobalAverageBackward;
 
-impl<B: ResNetOps> Backward<B, 1> for GlobalAverageBackward {
+impl<B: LayerOps> Backward<B, 1> for GlobalAverageBackward {
     type State = ([usize; 4], FloatDType);
 
     fn backward(self, ops: Ops<Self::State, 1>, gradients: &mut Gradients, _checkpointer: &mut Checkpointer) {
         let gradient = gradients.consume::<B>(&ops.node);
         let ([input], (shape, dtype)) = (ops.parents, ops.state);
         if let Some(node) = input {
-            gradients.register::<B>(node.id, <B as ResNetOps>::global_average_backward(gradient, shape, dtype));
+            gradients.register::<B>(node.id, <B as LayerOps>::global_average_backward(gradient, shape, dtype));
         }
     }
 }
 
-pub(super) fn tracked<B: ResNetOps, C: CheckpointStrategy>(
+pub(super) fn tracked<B: LayerOps, C: CheckpointStrategy>(
     input: FloatTensor<Autodiff<B, C>>,
 ) -> FloatTensor<Autodiff<B, C>> {
     let state = (input.shape().dims(), FloatDType::from(input.dtype()));
     let prepared = GlobalAverageBackward.prepare::<C>([input.node()]).compute_bound().stateful();
-    let output = <B as ResNetOps>::global_average(input.into_primitive());
+    let output = <B as LayerOps>::global_average(input.into_primitive());
     match prepared {
         OpsKind::Tracked(prepared) => prepared.finish(state, output),
         OpsKind::UnTracked(prepared) => prepared.finish(output),

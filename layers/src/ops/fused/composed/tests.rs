@@ -10,7 +10,7 @@ use kernels::simd::Isa;
 
 use super::super::{Branch, flex};
 use super::*;
-use crate::config;
+use crate::choices;
 use crate::ops::BatchNormOptions;
 
 const HALVES: [FloatDType; 2] = [FloatDType::BF16, FloatDType::F16];
@@ -73,7 +73,7 @@ impl Case {
             residual: self.residual,
             branch: Branch::None,
             relu: self.relu,
-            convolution: config::Convolution::Auto,
+            convolution: choices::Convolution::Auto,
             isa: Isa::detect(),
             norm: BatchNormOptions { epsilon: 1e-5, reducer: None },
             handover: None,

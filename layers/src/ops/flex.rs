@@ -13,10 +13,10 @@ use burn::tensor::{DType, FloatDType, TensorData, bf16};
 use super::statistics::{GradientSums, Moments};
 use super::{
     BatchNormGradients, BatchNormOptions, BatchNormOutput, FusedGradients, FusedOptions, FusedOutput, FusedSaved,
-    ResNetOps, average, composed, fused,
+    LayerOps, average, composed, fused,
 };
 
-impl ResNetOps for Flex {
+impl LayerOps for Flex {
     fn batch_norm_train(
         input: FlexTensor,
         gamma: FlexTensor,

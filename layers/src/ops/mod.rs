@@ -43,7 +43,7 @@ pub struct BatchNormOptions {
     pub reducer: Option<Arc<dyn StatisticsReducer>>,
 }
 
-/// Results of [`ResNetOps::batch_norm_train`] on a backend.
+/// Results of [`LayerOps::batch_norm_train`] on a backend.
 #[derive(ExtensionType)]
 pub struct BatchNormOutput<B: Backend> {
     /// `[N, H, W, C]`.
@@ -56,7 +56,7 @@ pub struct BatchNormOutput<B: Backend> {
     pub num_values: f64,
 }
 
-/// Results of [`ResNetOps::batch_norm_train_backward`].
+/// Results of [`LayerOps::batch_norm_train_backward`].
 #[derive(ExtensionType)]
 pub struct BatchNormGradients<B: Backend> {
     /// `[N, H, W, C]`.
@@ -74,7 +74,7 @@ pub struct BatchNormGradients<B: Backend> {
     Cube: cfg(feature = "cuda"),
     Autodiff,
 )]
-pub trait ResNetOps: Backend {
+pub trait LayerOps: Backend {
     /// Normalises each channel by the mean and biased variance over `N * H * W`, scales by
     /// `gamma`, shifts by `beta` (Ioffe and Szegedy 2015, arXiv 1502.03167, algorithm 1).
     ///
@@ -89,7 +89,7 @@ pub trait ResNetOps: Backend {
         composed::forward::<Self>(input, gamma, beta, &options)
     }
 
-    /// The gradients of [`ResNetOps::batch_norm_train`], given its input and statistics:
+    /// The gradients of [`LayerOps::batch_norm_train`], given its input and statistics:
     /// `dx = gamma / std * (dy - sum(dy) / n - xhat * sum(dy * xhat) / n)`.
     ///
     /// # Collective
@@ -107,7 +107,7 @@ pub trait ResNetOps: Backend {
         composed::backward::<Self>(saved, output_gradient, &options)
     }
 
-    /// Convolution without bias, normalisation as [`ResNetOps::batch_norm_train`], residual, ReLU.
+    /// Convolution without bias, normalisation as [`LayerOps::batch_norm_train`], residual, ReLU.
     ///
     /// # Collective
     /// With a reducer: one sum of `1 + 2C` values.
@@ -134,7 +134,7 @@ pub trait ResNetOps: Backend {
         fused::composed::inference::<Self>(input, weight, scale, shift, residual, &options)
     }
 
-    /// The gradients of [`ResNetOps::fused_train`].
+    /// The gradients of [`LayerOps::fused_train`].
     ///
     /// # Collective
     /// With a reducer: one sum of `2C` values.
@@ -156,7 +156,7 @@ pub trait ResNetOps: Backend {
         average::composed::<Self>(input)
     }
 
-    /// The gradient of [`ResNetOps::global_average`] for an input of `shape` and `dtype`.
+    /// The gradient of [`LayerOps::global_average`] for an input of `shape` and `dtype`.
     fn global_average_backward(
         output_gradient: FloatTensor<Self>,
         shape: [usize; 4],
@@ -167,10 +167,10 @@ pub trait ResNetOps: Backend {
 }
 
 #[cfg(feature = "ndarray")]
-impl ResNetOps for burn::backend::NdArray {}
+impl LayerOps for burn::backend::NdArray {}
 
 #[cfg(feature = "cuda")]
-impl ResNetOps for burn::backend::Cube {}
+impl LayerOps for burn::backend::Cube {}
 
 /// Results of [`batch_norm_train`].
 #[derive(Debug)]
@@ -185,7 +185,7 @@ pub struct BatchNormTrain {
     pub num_values: f64,
 }
 
-/// [`ResNetOps::batch_norm_train`] on tensors of any device, differentiable on autodiff ones.
+/// [`LayerOps::batch_norm_train`] on tensors of any device, differentiable on autodiff ones.
 ///
 /// # Shapes
 /// `input`: `[N, H, W, C]`; `gamma` and `beta`: `[C]`.
@@ -198,7 +198,7 @@ pub fn batch_norm_train(
     beta: Tensor<1>,
     options: BatchNormOptions,
 ) -> BatchNormTrain {
-    let batch = <Dispatch as ResNetOps>::batch_norm_train(
+    let batch = <Dispatch as LayerOps>::batch_norm_train(
         input.into_dispatch(),
         gamma.into_dispatch(),
         beta.into_dispatch(),

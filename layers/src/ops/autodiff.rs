@@ -15,7 +15,7 @@ use burn::tensor::FloatDType;
 
 use super::{
     BatchNormGradients, BatchNormOptions, BatchNormOutput, FusedGradients, FusedOptions, FusedOutput, FusedSaved, Gate,
-    ResNetOps, average, fused, gate,
+    LayerOps, average, fused, gate,
 };
 
 #[derive(Debug)]
@@ -32,13 +32,13 @@ struct State<T> {
     options: BatchNormOptions,
 }
 
-impl<B: ResNetOps> Backward<B, 3> for BatchNormTrainBackward {
+impl<B: LayerOps> Backward<B, 3> for BatchNormTrainBackward {
     type State = State<FloatTensor<B>>;
 
     fn backward(self, ops: Ops<Self::State, 3>, gradients: &mut Gradients, checkpointer: &mut Checkpointer) {
         let output_gradient = gradients.consume::<B>(&ops.node);
         let state = ops.state;
-        let computed = <B as ResNetOps>::batch_norm_train_backward(
+        let computed = <B as LayerOps>::batch_norm_train_backward(
             checkpointer.retrieve_node_output(state.input),
             checkpointer.retrieve_node_output(state.gamma),
             state.mean,
@@ -56,7 +56,7 @@ impl<B: ResNetOps> Backward<B, 3> for BatchNormTrainBackward {
     }
 }
 
-impl<B: ResNetOps, C: CheckpointStrategy> ResNetOps for Autodiff<B, C> {
+impl<B: LayerOps, C: CheckpointStrategy> LayerOps for Autodiff<B, C> {
     fn batch_norm_train(
         input: FloatTensor<Self>,
         gamma: FloatTensor<Self>,
@@ -68,7 +68,7 @@ impl<B: ResNetOps, C: CheckpointStrategy> ResNetOps for Autodiff<B, C> {
         let inner = |input: FloatTensor<Self>, gamma: FloatTensor<Self>, options| {
             let primitives = (input.into_primitive(), gamma.into_primitive());
             let beta = beta.into_primitive();
-            <B as ResNetOps>::batch_norm_train(primitives.0, primitives.1, beta, options)
+            <B as LayerOps>::batch_norm_train(primitives.0, primitives.1, beta, options)
         };
         match prepared {
             OpsKind::Tracked(mut prepared) => {
@@ -149,7 +149,7 @@ impl<B: ResNetOps, C: CheckpointStrategy> ResNetOps for Autodiff<B, C> {
 }
 
 /// Wraps the inner results: the output as `finish` tracks it, the statistics untracked.
-fn lift<B: ResNetOps, C: CheckpointStrategy>(
+fn lift<B: LayerOps, C: CheckpointStrategy>(
     batch: BatchNormOutput<B>,
     finish: impl FnOnce(FloatTensor<B>) -> FloatTensor<Autodiff<B, C>>,
 ) -> BatchNormOutput<Autodiff<B, C>> {

@@ -11,7 +11,7 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{Autodiff, AutodiffBackend, Backend, TensorMetadata};
 
 use super::{Branch, FusedOptions, FusedOutput, FusedSaved, Residual};
-use crate::ops::ResNetOps;
+use crate::ops::LayerOps;
 use crate::ops::handover::give;
 
 #[derive(Debug)]
@@ -25,7 +25,7 @@ enum BranchEnd<B: Backend> {
     Far(NodeId),
 }
 
-impl<B: ResNetOps> Backward<B, 5> for FusedTrainBackward {
+impl<B: LayerOps> Backward<B, 5> for FusedTrainBackward {
     type State = (FusedSaved<B>, FusedOptions, BranchEnd<B>);
 
     fn backward(self, ops: Ops<Self::State, 5>, gradients: &mut Gradients, _checkpointer: &mut Checkpointer) {
@@ -40,7 +40,7 @@ impl<B: ResNetOps> Backward<B, 5> for FusedTrainBackward {
             (saved.addend, saved.has_addend) = (gradient, true);
         }
         let handover = options.handover.clone();
-        let computed = <B as ResNetOps>::fused_train_backward(saved, output_gradient, options);
+        let computed = <B as LayerOps>::fused_train_backward(saved, output_gradient, options);
         let residual = match branch {
             BranchEnd::Far(id) => Some(id),
             _ => residual.filter(|_| has_residual).map(|node| node.id),
@@ -71,7 +71,7 @@ fn register<B: Backend>(gradients: &mut Gradients, node: Option<NodeId>, gradien
     }
 }
 
-pub(in crate::ops) fn forward<B: ResNetOps, C: CheckpointStrategy>(
+pub(in crate::ops) fn forward<B: LayerOps, C: CheckpointStrategy>(
     input: FloatTensor<Autodiff<B, C>>,
     weight: FloatTensor<Autodiff<B, C>>,
     gamma: FloatTensor<Autodiff<B, C>>,
@@ -90,7 +90,7 @@ pub(in crate::ops) fn forward<B: ResNetOps, C: CheckpointStrategy>(
     let [input, weight, gamma, beta, residual] =
         [input, weight, gamma, beta, residual].map(|tensor| tensor.into_primitive());
     let run = |input, weight, gamma, beta, options| {
-        <B as ResNetOps>::fused_train(input, weight, gamma, beta, residual, options)
+        <B as LayerOps>::fused_train(input, weight, gamma, beta, residual, options)
     };
     match prepared {
         OpsKind::Tracked(prepared) => {
@@ -119,7 +119,7 @@ pub(in crate::ops) fn forward<B: ResNetOps, C: CheckpointStrategy>(
 }
 
 /// Wraps the inner results: the output as `finish` tracks it, the rest untracked.
-fn lift<B: ResNetOps, C: CheckpointStrategy>(
+fn lift<B: LayerOps, C: CheckpointStrategy>(
     fused: FusedOutput<B>,
     finish: impl FnOnce(FloatTensor<B>) -> FloatTensor<Autodiff<B, C>>,
 ) -> FusedOutput<Autodiff<B, C>> {

@@ -1,0 +1,36 @@
+//! How layers are computed: whose kernels, which algorithm, which number format.
+//!
+//! In: user data. Out: plain choices. Invariant: each changes speed and rounding, never the function.
+
+/// Whose kernels compute the layers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Kernels {
+    /// burn's operations one after the other.
+    Stock,
+    /// One fused operation a layer: our own kernels on Flex, composed of burn's operations elsewhere.
+    #[default]
+    Fused,
+}
+
+/// How our own kernels convolve.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Convolution {
+    /// Winograd's F(4x4, 3x3) (Lavin and Gray 2015, arXiv 1509.09308) where it is faster, direct elsewhere.
+    #[default]
+    Auto,
+    /// Direct everywhere: slower, with a few times less rounding error.
+    Direct,
+}
+
+/// The number format of activations and their gradients; parameters, norm statistics, sums and the optimizer are f32.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Activations {
+    /// 32 bits.
+    #[default]
+    F32,
+    /// bfloat16: 8 bits of exponent, 8 of precision. Needs [`Kernels::Fused`].
+    Bf16,
+    /// IEEE half precision: 5 bits of exponent, 11 of precision; small gradients need a loss that is scaled up. Needs
+    /// [`Kernels::Fused`]. For GPUs: on Flex its layers are burn's operations one after the other, slow.
+    F16,
+}
