@@ -10,7 +10,7 @@ use burn::module::{Module, ModuleVisitor, Param};
 use burn::nn::conv::Conv2d;
 use burn::nn::{BatchNorm, Linear};
 use burn::tensor::{Tensor, assert_shape};
-use layers::{Computation, GradientSink, Skip, StatisticsReducer};
+use layers::{Computation, GradientHook, Skip, StatisticsReducer};
 
 use crate::BasicBlock;
 use crate::config::ResNetConfig;
@@ -86,10 +86,10 @@ impl ResNet {
         self.with_computation()
     }
 
-    /// Lets every layer hand its parameters' gradients to `sink` as soon as they are final in a backward pass, instead of
+    /// Lets every layer hand its parameters' gradients to `hook` as soon as they are final in a backward pass, instead of
     /// leaving them with the tape.
-    pub fn with_gradient_sink(mut self, sink: Option<Arc<dyn GradientSink>>) -> Self {
-        self.computation.sink = sink;
+    pub fn with_gradient_hook(mut self, hook: Option<Arc<dyn GradientHook>>) -> Self {
+        self.computation.hook = hook;
         self.with_computation()
     }
 

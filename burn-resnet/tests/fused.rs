@@ -153,7 +153,7 @@ fn a_weight_in_groups_is_refused_by_its_shape() {
         convolution: Convolution::Auto,
         isa: Isa::detect(),
         norm: BatchNormOptions { epsilon: 1e-5, reducer: None },
-        handover: None,
+        hooked: None,
     };
     let device = Device::flex();
     let (input, weight) = (Tensor::ones([1, 8, 8, 4], &device), Tensor::ones([4, 2, 3, 3], &device));

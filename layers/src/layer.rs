@@ -13,7 +13,7 @@ use kernels::simd::Isa;
 use crate::choices::{Activations, Convolution, Kernels};
 use crate::norm::{self, batch_norm};
 use crate::ops::{
-    Branch, FusedOptions, GradientSink, Handover, Residual, StatisticsReducer, fused_inference, fused_train,
+    Branch, FusedOptions, GradientHook, HookedParameters, Residual, StatisticsReducer, fused_inference, fused_train,
     global_average, stock,
 };
 
@@ -46,7 +46,7 @@ pub struct Computation {
     /// Sums the batch statistics over all who compute a batch together; `None`: each by its own batch.
     pub reducer: Option<Arc<dyn StatisticsReducer>>,
     /// Takes each parameter's gradient as soon as it is final; `None`: gradients stay with the tape.
-    pub sink: Option<Arc<dyn GradientSink>>,
+    pub hook: Option<Arc<dyn GradientHook>>,
 }
 
 impl Computation {
@@ -91,13 +91,13 @@ impl Computation {
 
     /// `[N, C]` to `[N, K]`, by burn's own operations.
     pub fn linear(&self, linear: &Linear, features: Tensor<2>) -> Tensor<2> {
-        stock::linear(linear, features, self.sink.as_ref())
+        stock::linear(linear, features, self.hook.as_ref())
     }
 
     fn stock(&self, conv: &Conv2d, norm: &BatchNorm, input: Tensor<4>, skip: Skip, relu: bool) -> Tensor<4> {
-        let sink = self.sink.as_ref();
-        let convolved = stock::conv(conv, padding(conv), input, sink);
-        let normalised = batch_norm(norm, convolved, self.reducer.as_ref(), sink);
+        let hook = self.hook.as_ref();
+        let convolved = stock::conv(conv, padding(conv), input, hook);
+        let normalised = batch_norm(norm, convolved, self.reducer.as_ref(), hook);
         let [.., channels] = normalised.dims();
         match (skip.residual, skip.tensor) {
             (Residual::Identity, Some(residual)) => stock::add_relu(normalised, residual),
@@ -120,8 +120,8 @@ impl Computation {
             convolution: self.convolution,
             isa: self.isa,
             norm: norm::options(norm, self.reducer.as_ref()),
-            handover: self.sink.clone().map(|sink| Handover {
-                sink,
+            hooked: self.hook.clone().map(|hook| HookedParameters {
+                hook,
                 weight: conv.weight.id,
                 gamma: norm.gamma.id,
                 beta: norm.beta.id,

@@ -2,7 +2,7 @@
 //!
 //! In: `[N, H, W, C]` tensors and burn's own `Conv2d`, `BatchNorm` and `Linear`, which hold the parameters. Out: the same
 //! kind of tensors. Invariant: a layer computes the same function on every backend: by our kernels on Flex, by burn's
-//! operations elsewhere; no communication but through a [`StatisticsReducer`] or a [`GradientSink`] that the caller gives.
+//! operations elsewhere; no communication but through a [`StatisticsReducer`] or a [`GradientHook`] that the caller gives.
 //! Source: Ioffe and Szegedy 2015, arXiv 1502.03167; Li et al. 2020, arXiv 2006.15704, section 3.2.3.
 
 mod choices;
@@ -15,6 +15,6 @@ pub use kernels::simd::Isa;
 pub use layer::{Computation, Skip};
 pub use ops::{
     BatchNormGradients, BatchNormOptions, BatchNormOutput, BatchNormTrain, Branch, FusedGradients, FusedOptions,
-    FusedOutput, FusedSaved, Gate, GradientSink, Handover, KernelTime, LayerOps, Residual, StatisticsReducer,
+    FusedOutput, FusedSaved, Gate, GradientHook, HookedParameters, KernelTime, LayerOps, Residual, StatisticsReducer,
     batch_norm_train, fused_inference, fused_train, gated, global_average, kernel_times,
 };

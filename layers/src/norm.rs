@@ -11,7 +11,7 @@ use burn::module::RunningState;
 use burn::nn::BatchNorm;
 use burn::tensor::Tensor;
 
-use crate::ops::{BatchNormOptions, BatchNormTrain, GradientSink, StatisticsReducer, batch_norm_train, gated, stock};
+use crate::ops::{BatchNormOptions, BatchNormTrain, GradientHook, StatisticsReducer, batch_norm_train, gated, stock};
 
 /// Normalises per channel: by the batch's statistics where [`takes_batch_statistics`], else by the running ones.
 ///
@@ -22,13 +22,13 @@ pub(crate) fn batch_norm(
     norm: &BatchNorm,
     input: Tensor<4>,
     reducer: Option<&Arc<dyn StatisticsReducer>>,
-    sink: Option<&Arc<dyn GradientSink>>,
+    hook: Option<&Arc<dyn GradientHook>>,
 ) -> Tensor<4> {
     if !takes_batch_statistics(norm, &input) {
         let (scale, shift) = folded(norm);
         return stock::scale_shift(input, scale, shift);
     }
-    let (gamma, beta) = (gated(&norm.gamma, &input, sink), gated(&norm.beta, &input, sink));
+    let (gamma, beta) = (gated(&norm.gamma, &input, hook), gated(&norm.beta, &input, hook));
     update_running(norm, batch_norm_train(input, gamma, beta, options(norm, reducer)))
 }
 

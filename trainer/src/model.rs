@@ -10,7 +10,7 @@ use burn::module::Module;
 use burn::tensor::activation::log_softmax;
 use burn::tensor::{Int, Tensor, TensorData};
 use burn_resnet::ResNet;
-use layers::{GradientSink, StatisticsReducer};
+use layers::{GradientHook, StatisticsReducer};
 
 use crate::metrics::ScoreSums;
 
@@ -27,10 +27,10 @@ pub trait ImageClassifier: Module {
         None
     }
 
-    /// This model with its gradients handed to `sink` as its backward pass makes them, so that they travel while earlier layers
+    /// This model with its gradients handed to `hook` as its backward pass makes them, so that they travel while earlier layers
     /// are still computed; or `None` where it cannot (the default): then they are taken after the pass. Of layers made of burn's
     /// own operations, [`layers::gated`] streams each parameter.
-    fn with_gradient_sink(self, _sink: Arc<dyn GradientSink>) -> Option<Self> {
+    fn with_gradient_hook(self, _hook: Arc<dyn GradientHook>) -> Option<Self> {
         None
     }
 }
@@ -44,8 +44,8 @@ impl ImageClassifier for ResNet {
         Some(ResNet::with_statistics_reducer(self, Some(reducer)))
     }
 
-    fn with_gradient_sink(self, sink: Arc<dyn GradientSink>) -> Option<Self> {
-        Some(ResNet::with_gradient_sink(self, Some(sink)))
+    fn with_gradient_hook(self, hook: Arc<dyn GradientHook>) -> Option<Self> {
+        Some(ResNet::with_gradient_hook(self, Some(hook)))
     }
 }
 

@@ -11,7 +11,7 @@ use kernels::Element;
 use kernels::conv2d::Algorithm;
 use kernels::simd::Isa;
 
-use crate::layers::Layers;
+use crate::shapes::Layers;
 
 pub(crate) const USAGE: &str = "\
 Known flags, with their defaults:

@@ -7,11 +7,11 @@
 
 mod arguments;
 mod convolutions;
-mod layers;
 mod measure;
 mod normalization;
 mod pointwise;
 mod report;
+mod shapes;
 
 use std::process::ExitCode;
 
@@ -20,8 +20,8 @@ use kernels::Element;
 use kernels::simd::measure_fma_gflops;
 
 use arguments::{Arguments, Dtype, USAGE};
-use layers::Layers;
 use measure::Bench;
+use shapes::Layers;
 
 /// Runs of about a millisecond, of which the best is the peak.
 const PEAK_REPETITIONS: usize = 200;

@@ -12,20 +12,20 @@ use burn::backend::{Autodiff, Backend, Dispatch};
 use burn::module::{Param, ParamId};
 use burn::tensor::Tensor;
 
-use super::handover::give;
-use super::{GradientSink, LayerOps};
+use super::gradient_hook::call_hook;
+use super::{GradientHook, LayerOps};
 use std::sync::Arc;
 
 /// Where a gated parameter's gradient goes.
 #[derive(Clone, Debug)]
 pub struct Gate {
     /// Who takes it.
-    pub sink: Arc<dyn GradientSink>,
+    pub hook: Arc<dyn GradientHook>,
     /// Whose it is.
     pub parameter: ParamId,
 }
 
-/// `parameter` for one use together with `input`, its gradient going to `sink`. Without a sink, or for a frozen parameter, it is
+/// `parameter` for one use together with `input`, its gradient going to `hook`. Without a hook, or for a frozen parameter, it is
 /// the parameter itself.
 ///
 /// With it every layer made of burn's own operations can stream its gradients: gate each parameter where it is used.
@@ -35,12 +35,12 @@ pub struct Gate {
 pub fn gated<const D: usize, const E: usize>(
     parameter: &Param<Tensor<D>>,
     input: &Tensor<E>,
-    sink: Option<&Arc<dyn GradientSink>>,
+    hook: Option<&Arc<dyn GradientHook>>,
 ) -> Tensor<D> {
     let tensor = parameter.val();
-    match sink {
-        Some(sink) if tensor.is_require_grad() => {
-            let gate = Gate { sink: Arc::clone(sink), parameter: parameter.id };
+    match hook {
+        Some(hook) if tensor.is_require_grad() => {
+            let gate = Gate { hook: Arc::clone(hook), parameter: parameter.id };
             let input = input.clone().into_dispatch();
             Tensor::from_dispatch(<Dispatch as LayerOps>::gate(tensor.into_dispatch(), input, gate))
         }
@@ -56,7 +56,7 @@ impl<B: Backend> Backward<B, 2> for GateBackward {
 
     fn backward(self, ops: Ops<Self::State, 2>, gradients: &mut Gradients, _checkpointer: &mut Checkpointer) {
         let gradient = gradients.consume::<B>(&ops.node);
-        give::<B>(&*ops.state.sink, ops.state.parameter, gradient);
+        call_hook::<B>(&*ops.state.hook, ops.state.parameter, gradient);
     }
 }
 

@@ -15,7 +15,7 @@ mod composed;
 mod flex;
 mod fused;
 mod gate;
-mod handover;
+mod gradient_hook;
 mod statistics;
 pub(crate) mod stock;
 
@@ -31,7 +31,7 @@ pub use fused::{
     Branch, FusedGradients, FusedOptions, FusedOutput, FusedSaved, Residual, fused_inference, fused_train,
 };
 pub use gate::{Gate, gated};
-pub use handover::{GradientSink, Handover};
+pub use gradient_hook::{GradientHook, HookedParameters};
 pub use statistics::StatisticsReducer;
 
 /// What a batch normalisation needs beside its tensors.

@@ -14,19 +14,19 @@ use burn::tensor::module::{conv2d, linear as multiply_add};
 use burn::tensor::ops::ConvOptions;
 use burn::tensor::{Slice, Tensor, activation};
 
-use super::{GradientSink, gated};
+use super::{GradientHook, gated};
 
 /// Convolution without bias, by `padding` pixels on each side.
-pub(crate) fn conv(conv: &Conv2d, padding: usize, input: Tensor<4>, sink: Option<&Arc<dyn GradientSink>>) -> Tensor<4> {
-    let weight = gated(&conv.weight, &input, sink);
+pub(crate) fn conv(conv: &Conv2d, padding: usize, input: Tensor<4>, hook: Option<&Arc<dyn GradientHook>>) -> Tensor<4> {
+    let weight = gated(&conv.weight, &input, hook);
     let options = ConvOptions::new(conv.stride, [padding; 2], [1; 2], 1);
     to_channels_last(conv2d(to_planes(input), weight, None, options))
 }
 
 /// Linear layer: `[N, C]` to `[N, K]`.
-pub(crate) fn linear(linear: &Linear, input: Tensor<2>, sink: Option<&Arc<dyn GradientSink>>) -> Tensor<2> {
-    let weight = gated(&linear.weight, &input, sink);
-    let bias = linear.bias.as_ref().map(|bias| gated(bias, &input, sink));
+pub(crate) fn linear(linear: &Linear, input: Tensor<2>, hook: Option<&Arc<dyn GradientHook>>) -> Tensor<2> {
+    let weight = gated(&linear.weight, &input, hook);
+    let bias = linear.bias.as_ref().map(|bias| gated(bias, &input, hook));
     multiply_add(input, weight, bias)
 }
 

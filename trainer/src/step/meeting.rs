@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 use burn::module::ParamId;
 use burn::tensor::TensorData;
 use distributed::{CollectiveError, GradientCollector, ROOT, StepAgreement, StepHeader};
-use layers::GradientSink;
+use layers::GradientHook;
 
 use super::{StepEnd, Stepper};
 use crate::clock::{Phase, PhaseClock};
@@ -152,7 +152,7 @@ impl<M: ImageClassifier> Stepper<M> {
         };
         self.reducer.rename(&self.model);
         let sink = Arc::new(BucketSink::new(self.reducer.collector(), self.config.sync.update));
-        let streaming = self.model.clone().with_gradient_sink(Arc::clone(&sink) as _);
+        let streaming = self.model.clone().with_gradient_hook(Arc::clone(&sink) as _);
         self.sink = streaming.is_some().then_some(sink);
         if let Some(model) = streaming {
             self.model = model;
@@ -192,8 +192,8 @@ impl BucketSink {
     }
 }
 
-impl GradientSink for BucketSink {
-    fn take(&self, parameter: ParamId, gradient: TensorData) {
+impl GradientHook for BucketSink {
+    fn on_gradient(&self, parameter: ParamId, gradient: TensorData) {
         match self {
             Self::Here(collector) => put(collector, parameter, &gradient),
             Self::Beside(readback) => lock(readback).send((parameter, gradient)),

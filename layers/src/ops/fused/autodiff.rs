@@ -12,7 +12,7 @@ use burn::backend::{Autodiff, AutodiffBackend, Backend, TensorMetadata};
 
 use super::{Branch, FusedOptions, FusedOutput, FusedSaved, Residual};
 use crate::ops::LayerOps;
-use crate::ops::handover::give;
+use crate::ops::gradient_hook::call_hook;
 
 #[derive(Debug)]
 struct FusedTrainBackward;
@@ -39,18 +39,18 @@ impl<B: LayerOps> Backward<B, 5> for FusedTrainBackward {
         {
             (saved.addend, saved.has_addend) = (gradient, true);
         }
-        let handover = options.handover.clone();
+        let hooked = options.hooked.clone();
         let computed = <B as LayerOps>::fused_train_backward(saved, output_gradient, options);
         let residual = match branch {
             BranchEnd::Far(id) => Some(id),
             _ => residual.filter(|_| has_residual).map(|node| node.id),
         };
         let parameters = [(weight, computed.weight), (gamma, computed.gamma), (beta, computed.beta)];
-        match handover {
+        match hooked {
             Some(to) => {
                 for ((node, gradient), parameter) in parameters.into_iter().zip([to.weight, to.gamma, to.beta]) {
                     if node.is_some() {
-                        give::<B>(&*to.sink, parameter, gradient);
+                        call_hook::<B>(&*to.hook, parameter, gradient);
                     }
                 }
             }

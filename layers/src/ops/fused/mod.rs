@@ -13,7 +13,7 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, Dispatch, ExtensionType};
 use burn::tensor::{Device, Tensor};
 
-use super::{BatchNormOptions, BatchNormTrain, Handover, LayerOps};
+use super::{BatchNormOptions, BatchNormTrain, HookedParameters, LayerOps};
 use kernels::simd::Isa;
 
 use crate::choices::Convolution;
@@ -64,7 +64,7 @@ pub struct FusedOptions {
     /// The normalisation.
     pub norm: BatchNormOptions,
     /// Where the parameters' gradients go, `None`: to the tape.
-    pub handover: Option<Handover>,
+    pub hooked: Option<HookedParameters>,
 }
 
 /// Results of [`LayerOps::fused_train`] on a backend.

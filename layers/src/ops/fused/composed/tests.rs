@@ -76,7 +76,7 @@ impl Case {
             convolution: choices::Convolution::Auto,
             isa: Isa::detect(),
             norm: BatchNormOptions { epsilon: 1e-5, reducer: None },
-            handover: None,
+            hooked: None,
         }
     }
 

@@ -1,7 +1,7 @@
 //! Gradients handed over the moment they are final, while earlier layers are still computed.
 //!
-//! In: a [`GradientSink`] and the parameters of a layer. Out: calls in backward order, the last layer's first.
-//! Invariant: a gradient goes to the sink or to the tape's gradients, never to both; a frozen parameter's goes to neither.
+//! In: a [`GradientHook`] and the parameters of a layer. Out: calls in backward order, the last layer's first.
+//! Invariant: a gradient goes to the hook or to the tape's gradients, never to both; a frozen parameter's goes to neither.
 //! Why: Li et al. 2020, PyTorch Distributed, arXiv 2006.15704, section 3.2.3: communication hides behind the backward pass.
 
 use std::fmt::Debug;
@@ -13,19 +13,19 @@ use burn::module::ParamId;
 use burn::tensor::{TensorData, read_sync};
 
 /// Takes gradients out of a backward pass.
-pub trait GradientSink: Debug + Send + Sync {
+pub trait GradientHook: Debug + Send + Sync {
     /// `gradient` is what this backward pass contributes to `parameter`, f32 in PyTorch's layout and memory order, and it will
     /// not change. Called once for each parameter and backward pass, on the thread that computes it.
     ///
     /// A GPU may not have computed it yet: whoever looks at the values first waits for it and copies them.
-    fn take(&self, parameter: ParamId, gradient: TensorData);
+    fn on_gradient(&self, parameter: ParamId, gradient: TensorData);
 }
 
 /// Where a layer's gradients go.
 #[derive(Clone, Debug)]
-pub struct Handover {
+pub struct HookedParameters {
     /// Who takes them.
-    pub sink: Arc<dyn GradientSink>,
+    pub hook: Arc<dyn GradientHook>,
     /// The convolution's weight.
     pub weight: ParamId,
     /// The normalisation's scale.
@@ -38,7 +38,7 @@ pub struct Handover {
 ///
 /// # Panics
 /// When the device fails: a backward pass has no error to return.
-pub(super) fn give<B: Backend>(sink: &dyn GradientSink, parameter: ParamId, gradient: FloatTensor<B>) {
+pub(super) fn call_hook<B: Backend>(hook: &dyn GradientHook, parameter: ParamId, gradient: FloatTensor<B>) {
     let data = read_sync(B::float_into_data(gradient)).expect("a gradient just computed can be read");
-    sink.take(parameter, data);
+    hook.on_gradient(parameter, data);
 }

@@ -1,4 +1,4 @@
-//! Gradients handed to a sink during the backward pass: the same numbers, in backward order, each once.
+//! Gradients handed to a hook during the backward pass: the same numbers, in backward order, each once.
 
 #![allow(clippy::unwrap_used)] // A failed unwrap here is a failed test.
 
@@ -9,14 +9,14 @@ use std::sync::{Arc, Mutex};
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::tensor::{Device, Tensor, TensorData};
 use burn_resnet::{Kernels, ResNet, ResNetConfig};
-use layers::GradientSink;
+use layers::GradientHook;
 use support::{Named, gradients};
 
 #[derive(Debug, Default)]
 struct Collector(Mutex<Vec<(ParamId, Vec<f32>)>>);
 
-impl GradientSink for Collector {
-    fn take(&self, parameter: ParamId, gradient: TensorData) {
+impl GradientHook for Collector {
+    fn on_gradient(&self, parameter: ParamId, gradient: TensorData) {
         self.0.lock().unwrap().push((parameter, gradient.try_into_vec().unwrap()));
     }
 }
@@ -45,20 +45,20 @@ fn model(kernels: Kernels, device: &Device) -> ResNet {
     ResNetConfig::cifar(8).unwrap().with_kernels(kernels).init(5, device)
 }
 
-/// What the tape keeps, and what the sink got in its order.
+/// What the tape keeps, and what the hook got in its order.
 fn backward(model: ResNet, device: &Device) -> (Named, Vec<(String, Vec<f32>)>) {
-    let sink = Arc::new(Collector::default());
-    let model = model.with_gradient_sink(Some(sink.clone()));
+    let hook = Arc::new(Collector::default());
+    let model = model.with_gradient_hook(Some(hook.clone()));
     let images = Tensor::<4>::ones([2, 8, 8, 3], device) * 0.5;
     let on_tape = gradients(&model, &model.forward(images).powf_scalar(2.0).sum().backward());
     let names = names(&model);
     let name = |id: ParamId| names.iter().find(|(known, _)| *known == id).unwrap().1.clone();
-    let taken = sink.0.lock().unwrap().drain(..).map(|(id, gradient)| (name(id), gradient)).collect();
+    let taken = hook.0.lock().unwrap().drain(..).map(|(id, gradient)| (name(id), gradient)).collect();
     (on_tape, taken)
 }
 
 #[test]
-fn a_sink_gets_each_parameters_gradient_once_and_the_tape_keeps_none() {
+fn a_hook_gets_each_parameters_gradient_once_and_the_tape_keeps_none() {
     let device = Device::flex().autodiff();
     for kernels in [Kernels::Fused, Kernels::Stock] {
         let images = Tensor::<4>::ones([2, 8, 8, 3], &device) * 0.5;
@@ -99,10 +99,10 @@ fn gradients_come_in_backward_order() {
 fn a_frozen_model_hands_nothing_over() {
     let device = Device::flex().autodiff();
     let frozen = model(Kernels::Fused, &device).no_grad();
-    let sink = Arc::new(Collector::default());
-    let frozen = frozen.with_gradient_sink(Some(sink.clone()));
+    let hook = Arc::new(Collector::default());
+    let frozen = frozen.with_gradient_hook(Some(hook.clone()));
     let images = Tensor::<4>::ones([2, 8, 8, 3], &device).require_grad();
     let gradients = frozen.forward(images.clone()).sum().backward();
     assert!(images.grad(&gradients).is_some());
-    assert!(sink.0.lock().unwrap().is_empty());
+    assert!(hook.0.lock().unwrap().is_empty());
 }
