@@ -67,13 +67,13 @@ pub(crate) fn conclude(folder: &Path, failed: &[&str]) -> Outcome {
     Err(Failure::Failed(format!("{}; what they wrote is in {}", failed.join("; "), folder.display())))
 }
 
-/// A test of the trainer that starts the program.
-const PROGRAM: &str = "program";
+/// The trainer's tests.
+const TESTS: &str = "it";
 
 /// The trainer, beside its own tests: built alone it would have other features of shared dependencies, and burn be compiled
 /// again for it.
 pub(crate) fn trainer_program(mpi: Mpi) -> Outcome<PathBuf> {
-    cargo::executable(test_build(mpi, "test", &["--no-run", "--test", PROGRAM]), "trainer", false)
+    cargo::executable(test_build(mpi, "test", &["--no-run", "--test", TESTS]), "trainer", false)
 }
 
 /// The whole workspace with the features of the other stages, so that nothing is compiled anew.

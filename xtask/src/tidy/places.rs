@@ -159,7 +159,7 @@ mod tests {
             "//! x\nlet a = std::env::var(\"A\");\nlet b = env::temp_dir();\nlet c = env!(\"C\");\nenv::vars_os();\n";
         assert_eq!(lines(rule, "trainer/src/config.rs", text), [2, 5]);
         assert!(lines(rule, "distributed/src/topology.rs", text).is_empty());
-        assert!(lines(rule, "trainer/tests/cli.rs", text).is_empty());
+        assert!(lines(rule, "trainer/tests/it/cli.rs", text).is_empty());
     }
 
     #[test]

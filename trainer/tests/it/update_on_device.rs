@@ -1,18 +1,14 @@
 //! A rank that is updated on its device trains as one that is updated in main memory, and loses no result.
 
-#![allow(clippy::unwrap_used, reason = "a failed unwrap here is a failed test")]
-
-mod fixture;
-
 use std::sync::Arc;
 
+use crate::fixture::{flags, run};
 use anyhow::Result;
 use burn::module::Module;
 use burn::tensor::Device;
 use burn_resnet::{ResNet, ResNetConfig};
 use datasets::{LoadedStep, Loader, LoaderConfig, Pixels, ShapesConfig, ShardConfig, ShardPlan, shapes};
 use distributed::{ParameterLayout, SingleCommunicator, read};
-use fixture::{flags, run};
 use trainer::clock::PhaseClock;
 use trainer::config::{DeviceChoice, SyncConfig, UpdateKind};
 use trainer::loss_scale::LossScaling;

@@ -1,7 +1,5 @@
 //! `trainer verify` as a user starts it, on a backend that is not the reference.
 
-#![allow(clippy::unwrap_used, reason = "a failed unwrap here is a failed test")]
-
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 

@@ -1,7 +1,5 @@
 //! A program's own model, of burn's stock layers: its runs, its checkpoints, the flags it takes and those it refuses.
 
-#![allow(clippy::unwrap_used, reason = "a failed unwrap here is a failed test")]
-
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 

@@ -1,18 +1,14 @@
 //! Training with a factor on the loss, in f32 and in f16, on ranks that are threads.
 
-#![allow(clippy::unwrap_used, reason = "a failed unwrap here is a failed test")]
-
-mod fixture;
-
 use std::sync::Arc;
 
+use crate::fixture::{flags, run};
 use anyhow::Result;
 use burn::module::Module;
 use burn::tensor::Device;
 use burn_resnet::{Activations, ResNet, ResNetConfig};
 use datasets::{LoadedStep, Loader, LoaderConfig, Pixels, ShapesConfig, ShardConfig, ShardPlan, shapes};
 use distributed::{Communicator, ParameterLayout, read, run_ranks};
-use fixture::{flags, run};
 use trainer::checkpoint::Checkpoint;
 use trainer::clock::PhaseClock;
 use trainer::config::SyncConfig;

@@ -1,18 +1,14 @@
 //! Evaluation and prediction: the same model and data on all ranks, the training's classes, checkpoints that cannot be trusted.
 
-#![allow(clippy::unwrap_used, reason = "a failed unwrap here is a failed test")]
-
-mod fixture;
-
 use std::fs;
 use std::path::Path;
 use std::process::{Command as Process, Stdio};
 use std::sync::Arc;
 
+use crate::fixture::{Run, flags, run};
 use anyhow::Result;
 use clap::Parser;
 use distributed::{Communicator, run_ranks};
-use fixture::{Run, flags, run};
 use serde_json::Value;
 use tempfile::TempDir;
 use trainer::checkpoint::{self, CheckpointStore};

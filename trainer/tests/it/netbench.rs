@@ -1,7 +1,5 @@
 //! `trainer netbench` on thread-ranks, and as a user starts it.
 
-#![allow(clippy::unwrap_used, reason = "a failed unwrap here is a failed test")]
-
 use std::path::Path;
 use std::process::{Command as Process, Output, Stdio};
 use std::sync::Arc;

@@ -1,8 +1,6 @@
 //! k ranks with N samples each compute what one rank computes with k N samples, for models without batch statistics and with
 //! synchronised ones.
 
-#![allow(clippy::unwrap_used, reason = "a failed unwrap here is a failed test")]
-
 use std::sync::Arc;
 
 use burn::module::Module;

@@ -1,7 +1,5 @@
 //! `trainer doctor` as a user starts it, and on thread-ranks.
 
-#![allow(clippy::unwrap_used, reason = "a failed unwrap here is a failed test")]
-
 use std::fs;
 use std::path::Path;
 use std::process::{Command as Process, ExitCode, Output, Stdio};

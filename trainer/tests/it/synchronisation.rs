@@ -1,13 +1,9 @@
 //! What `--sync`, `--reduction`, `--compress` and `--overlap` promise, on ranks that are threads.
 
-#![allow(clippy::unwrap_used, reason = "a failed unwrap here is a failed test")]
-
-mod fixture;
-
 use std::fs;
 
+use crate::fixture::{Run, flags, run};
 use distributed::{ParameterLayout, ROOT, fingerprint, read};
-use fixture::{Run, flags, run};
 use trainer::checkpoint::{Checkpoint, CheckpointStore};
 
 /// Five steps an epoch; the last has 8 samples, fewer than some runs have ranks times shards.

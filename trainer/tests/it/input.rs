@@ -1,10 +1,6 @@
 //! Training with images that the device makes of raw pixels gives the bits of training with images of the host.
 
-#![allow(clippy::unwrap_used, reason = "a failed unwrap here is a failed test")]
-
-mod fixture;
-
-use fixture::{Run, flags, run};
+use crate::fixture::{Run, flags, run};
 use trainer::config::DeviceChoice;
 
 /// 104 images, so that the last step of the epoch has 8 of 24.

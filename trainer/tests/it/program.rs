@@ -1,7 +1,5 @@
 //! The program itself, started as a user starts it: a short run's files, signals, evaluation, prediction, refusals.
 
-#![allow(clippy::unwrap_used, reason = "a failed unwrap here is a failed test")]
-
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};

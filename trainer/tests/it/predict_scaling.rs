@@ -1,7 +1,5 @@
 //! `trainer predict-scaling` and `trainer bench --profile-output`, as a user starts them.
 
-#![allow(clippy::unwrap_used, reason = "a failed unwrap here is a failed test")]
-
 use std::path::Path;
 use std::process::{Command as Process, Output, Stdio};
 

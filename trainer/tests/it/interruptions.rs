@@ -1,14 +1,10 @@
 //! Runs that are stopped, killed, damaged or disturbed, on ranks that are threads: what they leave, and how they go on.
 
-#![allow(clippy::unwrap_used, reason = "a failed unwrap here is a failed test")]
-
-mod fixture;
-
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use crate::fixture::{Run, bitmap, flags, run};
 use distributed::ROOT;
-use fixture::{Run, flags, run};
 use trainer::checkpoint::{Best, Checkpoint, CheckpointStore};
 use trainer::config::ConfigError;
 use trainer::lock::DirectoryLock;
@@ -255,7 +251,7 @@ fn data_that_changed_between_sessions_are_refused_unless_that_is_allowed() {
     let write = |split: &str, class: &str, name: usize, value: u8| {
         let folder = data.path().join(split).join(class);
         fs::create_dir_all(&folder).unwrap();
-        fs::write(folder.join(format!("{name}.bmp")), fixture::bitmap(value)).unwrap();
+        fs::write(folder.join(format!("{name}.bmp")), bitmap(value)).unwrap();
     };
     for name in 0..4 {
         for class in ["dark", "light"] {

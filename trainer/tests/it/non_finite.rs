@@ -1,7 +1,5 @@
 //! Steps with a loss or gradient that is not finite, left out on all ranks.
 
-#![allow(clippy::unwrap_used, reason = "a failed unwrap here is a failed test")]
-
 use std::sync::Arc;
 
 use burn::module::Module;

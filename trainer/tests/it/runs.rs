@@ -1,16 +1,12 @@
 //! Whole runs of small networks on ranks that are threads: determinism, resuming, equivalence of world sizes, learning.
 
-#![allow(clippy::unwrap_used, reason = "a failed unwrap here is a failed test")]
-
-mod fixture;
-
 use std::sync::{Arc, Mutex};
 
+use crate::fixture::{Run, flags, run, runs_of};
 use burn::tensor::Device;
 use burn_resnet::{ResNet, ResNetConfig};
 use datasets::{DatasetError, ImageDataset, ImageShape, ShapesConfig, shapes};
 use distributed::{ROOT, fingerprint, run_ranks};
-use fixture::{Run, flags, run, runs_of};
 use trainer::config::InputKind;
 use trainer::evaluate::{EvaluateConfig, evaluate};
 use trainer::stop::StopFlag;

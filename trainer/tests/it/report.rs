@@ -1,14 +1,10 @@
 //! `trainer report` on real runs, on a study of them, and on what is torn, hostile or something else.
 
-#![allow(clippy::unwrap_used, reason = "a failed unwrap here is a failed test")]
-
-mod fixture;
-
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-use fixture::{Run, flags, run};
+use crate::fixture::{Run, flags, run};
 use serde_json::{Value, json};
 
 const TINY: [&str; 10] =

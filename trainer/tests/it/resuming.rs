@@ -1,15 +1,11 @@
 //! What a run may be resumed with: other options, a longer plan, changed data, a state that was altered; on ranks that are threads.
 
-#![allow(clippy::unwrap_used, reason = "a failed unwrap here is a failed test")]
-
-mod fixture;
-
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
+use crate::fixture::{Run, bitmap, flags, run};
 use distributed::{ROOT, SingleCommunicator};
-use fixture::{Run, flags, run};
 use trainer::checkpoint::{Checkpoint, CheckpointStore, Progress};
 use trainer::cli::TrainArgs;
 use trainer::config::TrainConfig;
@@ -239,7 +235,7 @@ fn a_run_goes_on_with_fewer_or_more_images_where_changed_data_are_allowed() {
                 let folder = data.path().join(split).join(class);
                 fs::create_dir_all(&folder).unwrap();
                 for image in images.clone() {
-                    fs::write(folder.join(format!("{image:03}.bmp")), fixture::bitmap(base + image)).unwrap();
+                    fs::write(folder.join(format!("{image:03}.bmp")), bitmap(base + image)).unwrap();
                 }
             }
         };

@@ -1,0 +1,23 @@
+//! The trainer's tests but those of the fuzz corpus, in one program: one link, and the tensor library compiled into it once.
+
+#![allow(clippy::unwrap_used, reason = "a failed unwrap here is a failed test")]
+
+mod cli;
+mod doctor;
+mod equivalence;
+mod evaluation;
+mod fixture;
+mod input;
+mod interruptions;
+mod loss_scale;
+mod netbench;
+mod non_finite;
+mod own_model;
+mod predict_scaling;
+mod program;
+mod report;
+mod resuming;
+mod runs;
+mod synchronisation;
+mod update_on_device;
+mod verify;
