@@ -10,6 +10,7 @@ mod doctor;
 mod error;
 mod file;
 mod netbench;
+mod options;
 mod own_model;
 mod parts;
 mod predict_scaling;
@@ -43,46 +44,10 @@ pub use sync::{Staleness, SyncConfig, SyncMethod, starting_timeout};
 pub use verify::VerifyConfig;
 
 use crate::cli::TrainArgs;
+use options::{OnResume, Scope};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use std::fmt;
-
-/// Keys that may differ between the ranks of one run: each machine has its own disk, processors and GPUs.
-const RANK_LOCAL_KEYS: [&str; 9] = [
-    "data.data-dir",
-    "data.download",
-    "data.loader-threads",
-    "run.output-dir",
-    "sync.update",
-    "compute.device",
-    "compute.input",
-    "compute.cpu",
-    "compute.threads",
-];
-
-/// Keys that may change when a run is resumed, beside the rank-local ones: they do not move the parameters, or, as
-/// accumulation and kernels, only in the order of roundings. A longer schedule is looked at apart.
-const RESUMABLE_KEYS: [&str; 19] = [
-    "batch.grad-accum-steps",
-    "schedule.epochs",
-    "schedule.schedule-epochs",
-    "sync.bucket-mib",
-    "sync.overlap",
-    "sync.timeout",
-    "sync.trace",
-    "run.weights",
-    "run.zero-gamma",
-    "run.on-non-finite",
-    "run.max-skipped-steps",
-    "run.eval-every-epochs",
-    "run.checkpoint-every-epochs",
-    "run.checkpoint-every-steps",
-    "run.keep-checkpoints",
-    "run.log-every-steps",
-    "run.warmup-steps",
-    "compute.kernels",
-    "compute.convolution",
-];
 
 /// Everything a training run needs to know.
 ///
@@ -200,7 +165,7 @@ impl TrainConfig {
         keys.dedup();
         let mut differences: Vec<ConfigDifference> = keys
             .into_iter()
-            .filter(|key| !RANK_LOCAL_KEYS.contains(&key.as_str()) && !RESUMABLE_KEYS.contains(&key.as_str()))
+            .filter(|key| options::is(key, |option| option.on_resume == OnResume::Fixed))
             .map(|key| ConfigDifference { key: key.clone(), before: find(&old, key), now: find(&new, key) })
             .filter(|difference| difference.before != difference.now)
             .collect();
@@ -233,7 +198,7 @@ fn settings(args: &TrainArgs) -> Vec<(String, String)> {
 /// Those that must be equal on all ranks: all but the paths, threads and device of the machine.
 fn shared_settings(args: &TrainArgs) -> Vec<(String, String)> {
     let settings = settings(args).into_iter();
-    settings.filter(|(key, _)| !RANK_LOCAL_KEYS.contains(&key.as_str())).collect()
+    settings.filter(|(key, _)| options::is(key, |option| option.scope == Scope::World)).collect()
 }
 
 /// One option that two configurations do not agree on.

@@ -86,11 +86,8 @@ impl EvalConfig {
             WeightSource::Checkpoint(_) => {
                 let trained = trained.expect("the caller reads the checkpoint's configuration first");
                 if args.model != ModelArgs::default() {
-                    return Err(ConfigError::NoEffect {
-                        option: "--model, --depth or --shortcut",
-                        because: "with --checkpoint, which tells the network".to_owned(),
-                        remedy: "leave it out".to_owned(),
-                    });
+                    let because = "with --checkpoint, which tells the network";
+                    return Err(no_effect("--model, --depth or --shortcut", because, "leave it out"));
                 }
                 (*trained.model.resnet()?, data_like(trained, args)?)
             }

@@ -1,5 +1,6 @@
 //! Why a configuration was refused. Every variant says what to do instead; all of them are usage errors (exit code 2).
 
+use std::borrow::Cow;
 use std::path::PathBuf;
 use thiserror::Error;
 
@@ -55,7 +56,7 @@ pub enum ConfigError {
     #[error("{option} has no effect {because}: {remedy}")]
     NoEffect {
         /// The flag.
-        option: &'static str,
+        option: Cow<'static, str>,
         /// With, or without, what.
         because: String,
         /// What to type.

@@ -4,63 +4,13 @@
 //! options that only served the old choice go with it, so that the flag can win at all.
 
 use super::error::ConfigError;
+use super::options::OPTIONS;
 use crate::cli::TrainArgs;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::fs;
 use std::path::Path;
 use toml::{Table, Value};
-
-/// A choice (`section.key`) and what only has a meaning together with its value.
-const DEPENDENTS: [(&str, &[&str]); 11] = [
-    (
-        "data.dataset",
-        &[
-            "data.data-dir",
-            "data.download",
-            "data.image-size",
-            "data.on-bad-image",
-            "data.normalize-mean",
-            "data.normalize-std",
-            "data.shapes-test",
-            "data.shapes-seed",
-            "data.synthetic-test",
-            "data.synthetic-classes",
-            "train-split.shapes-train",
-            "train-split.synthetic-train",
-            "train-split.augment",
-        ],
-    ),
-    (
-        "sync.sync",
-        &[
-            "sync.reduction",
-            "sync.virtual-shards",
-            "sync.compress",
-            "sync.compress-warmup-steps",
-            "sync.servers",
-            "sync.server-placement",
-            "sync.staleness",
-            "sync.every",
-            "sync.from-step",
-        ],
-    ),
-    ("sync.reduction", &["sync.virtual-shards", "sync.compress", "sync.compress-warmup-steps"]),
-    ("sync.compress", &["sync.compress-warmup-steps", "sync.reduction", "sync.virtual-shards"]),
-    ("schedule.schedule", &["schedule.milestones", "schedule.gamma", "schedule.schedule-epochs"]),
-    ("optimizer.scale-learning-rate", &["optimizer.reference-batch-size"]),
-    ("run.on-non-finite", &["run.max-skipped-steps"]),
-    ("compute.dtype", &["optimizer.loss-scale"]),
-    ("compute.device", &["compute.input", "sync.update"]),
-    ("model.model", &["model.depth"]),
-    ("model.depth", &["model.model"]),
-];
-
-/// Two ways to say one thing: a flag that says it one way replaces the file's other way.
-const ALTERNATIVES: [(&str, &str); 2] = [
-    ("batch.global-batch-size", "batch.batch-size-per-rank"),
-    ("batch.batch-size-per-rank", "batch.global-batch-size"),
-];
 
 /// Reads the options of a file.
 pub(super) fn read(path: &Path) -> Result<TrainArgs, ConfigError> {
@@ -97,16 +47,13 @@ pub(super) fn laid_over<T: DeserializeOwned>(below: &impl Serialize, flags: &imp
     let syntax = |problem: String| ConfigError::Syntax { origin: "merged options".to_owned(), problem };
     let mut below = Table::try_from(below).map_err(|error| syntax(error.to_string()))?;
     let flags = Table::try_from(flags).map_err(|error| syntax(error.to_string()))?;
-    for (choice, dependents) in DEPENDENTS {
-        let typed = get(&flags, choice);
-        if typed.is_some() && typed != get(&below, choice) {
-            dependents.iter().for_each(|key| remove(&mut below, key));
-        }
-    }
-    for (typed, other) in ALTERNATIVES {
-        if get(&flags, typed).is_some() {
-            remove(&mut below, other);
-        }
+    let changes: Vec<&str> = OPTIONS
+        .iter()
+        .map(|option| option.key)
+        .filter(|key| get(&flags, key).is_some_and(|typed| get(&below, key) != Some(typed)))
+        .collect();
+    for option in OPTIONS.iter().filter(|option| option.belongs_to.iter().any(|choice| changes.contains(choice))) {
+        remove(&mut below, option.key);
     }
     if get(&flags, "schedule.warmup-epochs").and_then(Value::as_float) == Some(0.0) {
         remove(&mut below, "schedule.warmup-start-factor");
@@ -120,7 +67,7 @@ pub(super) fn laid_over<T: DeserializeOwned>(below: &impl Serialize, flags: &imp
     Value::Table(below).try_into().map_err(|error: toml::de::Error| syntax(error.to_string()))
 }
 
-fn get<'a>(table: &'a Table, path: &str) -> Option<&'a Value> {
+pub(super) fn get<'a>(table: &'a Table, path: &str) -> Option<&'a Value> {
     let (section, key) = path.split_once('.')?;
     table.get(section)?.get(key)
 }

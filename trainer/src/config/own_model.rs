@@ -4,6 +4,8 @@
 //! Invariant: an option that would change nothing about this model is refused.
 
 use super::error::ConfigError;
+use super::file;
+use super::options::{self, Models, OPTIONS};
 use super::parts::ModelConfig;
 use super::resolve::no_effect;
 use crate::cli::TrainArgs;
@@ -108,20 +110,27 @@ pub(super) fn own_model(own: &OwnModel, args: &TrainArgs) -> Result<ModelChoice,
             got: name.clone(),
         });
     }
-    let compute = &args.compute;
-    let options = [
-        ("--depth", args.model.depth.is_some(), None),
-        ("--shortcut", args.model.shortcut.is_some(), None),
-        ("--zero-gamma", args.run.zero_gamma.is_some(), Some(ModelOption::ZeroGamma)),
-        ("--kernels", compute.kernels.is_some(), Some(ModelOption::Kernels)),
-        ("--dtype", compute.dtype.is_some(), Some(ModelOption::Dtype)),
-        ("--convolution", compute.convolution.is_some(), Some(ModelOption::Convolution)),
-        ("--cpu, or LOCKSTEP_CPU,", compute.cpu.is_some(), Some(ModelOption::Cpu)),
-    ];
-    for (option, is_given, taken_as) in options {
-        if is_given && !taken_as.is_some_and(|option| own.takes.contains(&option)) {
+    for (option, models) in given(args) {
+        let has_effect = match models {
+            Models::All => true,
+            Models::Resnet => false,
+            Models::Taking(option) => own.takes.contains(&option),
+        };
+        if !has_effect {
             return Err(no_effect(option, format!("on the program's own model {}", own.name), "leave it out"));
         }
     }
     Ok(ModelChoice::Own(own.clone()))
+}
+
+/// The flags that are given, and the models that each has an effect on.
+fn given(args: &TrainArgs) -> impl Iterator<Item = (String, Models)> {
+    let table = toml::Table::try_from(args).expect("options are plain values, which TOML has");
+    OPTIONS.iter().filter(move |option| file::get(&table, option.key).is_some()).map(|option| {
+        let name = match option.key {
+            "compute.cpu" => "--cpu, or LOCKSTEP_CPU,".to_owned(),
+            key => options::flag(key),
+        };
+        (name, option.models)
+    })
 }

@@ -18,6 +18,7 @@ use crate::cli::{BatchArgs, ComputeArgs, ModelArgs, OptimizerArgs, RunArgs, Sche
 use crate::loss_scale::LossScaling;
 use burn_resnet::ResNetConfig;
 use kernels::simd::Isa;
+use std::borrow::Cow;
 
 /// Bytes of a MiB.
 pub(super) const MIB: f64 = 1024.0 * 1024.0;
@@ -375,6 +376,10 @@ pub(super) fn in_range(
     Ok(value)
 }
 
-pub(super) fn no_effect(option: &'static str, because: impl Into<String>, remedy: impl Into<String>) -> ConfigError {
-    ConfigError::NoEffect { option, because: because.into(), remedy: remedy.into() }
+pub(super) fn no_effect(
+    option: impl Into<Cow<'static, str>>,
+    because: impl Into<String>,
+    remedy: impl Into<String>,
+) -> ConfigError {
+    ConfigError::NoEffect { option: option.into(), because: because.into(), remedy: remedy.into() }
 }
