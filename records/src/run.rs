@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use std::ops::AddAssign;
 
 /// The data a run read.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DatasetFacts {
     /// Name of the data set.
     pub name: String,
@@ -21,7 +21,7 @@ pub struct DatasetFacts {
 }
 
 /// How a run was launched.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LaunchFacts {
     /// Number of ranks.
     pub ranks: usize,
@@ -36,7 +36,7 @@ pub struct LaunchFacts {
 }
 
 /// One launch of a run.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Manifest {
     /// Version of the program.
     pub version: String,
@@ -103,7 +103,7 @@ impl AddAssign for Seconds {
 }
 
 /// One line of `metrics.jsonl`.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct EpochRecord {
     /// From 0.
     pub epoch: u64,

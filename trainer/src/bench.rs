@@ -11,21 +11,21 @@ use anyhow::{Context, Result, ensure};
 use datasets::{LoadedStep, Loader, LoaderConfig, ShardConfig, ShardPlan, SyntheticConfig, synthetic};
 use distributed::{Communicator, ParameterLayout, Whereabouts};
 use layers::{KernelTime, kernel_times};
-use serde::Serialize;
+use records::{BenchResult, BucketRecord, PROFILE_SCHEMA, ParameterRecord, ProfileFile};
 
 use crate::clock::{Phase, PhaseClock, minor_page_faults};
 use crate::config::{BatchNormKind, BenchConfig, InputKind, scaling_method_name};
-use crate::device_kernels::{DeviceKernels, observed};
+use crate::device_kernels::observed;
 use crate::gather::{OwnTimes, RankTimes, peak_memory_bytes, slowest_rank};
 use crate::input::Input;
-use crate::job::{self, Job};
+use crate::job;
 use crate::loss_scale::LossScaling;
 use crate::manifest::cpu_model;
-use crate::metrics::{ScoreSums, Seconds, ThroughputStats};
+use crate::metrics::{ScoreSums, ThroughputStats};
 use crate::model::ImageClassifier;
 use crate::network::{ModelRequest, resnet};
 use crate::optimizer::SgdConfig;
-use crate::predict_scaling::{BucketRecord, PROFILE_SCHEMA, ParameterRecord, ProfileFile};
+use crate::predict_scaling::step_of;
 use crate::ranks::World;
 use crate::roles::Role;
 use crate::step::{StepConfig, StepPosition, Stepper};
@@ -43,68 +43,6 @@ const NORMAL_SPREAD: f64 = 1.4826;
 
 /// Small, so that random labels do not blow the loss up.
 const LEARNING_RATE: f64 = 0.01;
-
-/// What `--json` prints.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct BenchResult {
-    /// Name of the network.
-    pub model: String,
-    /// Number format of activations and their gradients.
-    pub dtype: String,
-    /// Whose kernels: fused or stock.
-    pub kernels: String,
-    /// Backend and device.
-    pub device: String,
-    /// Ranks.
-    pub ranks: usize,
-    /// Compute threads of each rank.
-    pub threads: usize,
-    /// Samples of one rank in one step.
-    pub batch_size_per_rank: usize,
-    /// Samples of one step over all ranks.
-    pub global_batch_size: usize,
-    /// Measured steps.
-    pub steps: usize,
-    /// Steps before them.
-    pub warmup_steps: usize,
-    /// Global samples over the slowest rank's time.
-    pub images_per_second: f64,
-    /// Median of the slowest rank's steps.
-    pub step_milliseconds_median: f64,
-    /// Fastest of them.
-    pub step_milliseconds_min: f64,
-    /// Slowest of them.
-    pub step_milliseconds_max: f64,
-    /// The slowest rank's seconds by phase over the measured steps.
-    pub seconds: Seconds,
-    /// Root's seconds in our own kernels over the measured steps, by kind; the rest of a step is tape, dispatch, burn's own
-    /// operations and communication.
-    pub kernel_seconds: BTreeMap<&'static str, f64>,
-    /// What root's GPU ran in a few further steps; absent on processors.
-    pub device_kernels: Option<DeviceKernels>,
-    /// Fresh pages a step on root, from the system.
-    pub minor_faults_per_step: f64,
-    /// Largest memory of any rank's process.
-    pub peak_memory_bytes: u64,
-    /// Memory of all ranks' processes together, each at its largest.
-    pub peak_memory_bytes_total: u64,
-    /// Bytes that root's device holds for tensors after the last step; absent where it does not tell.
-    pub device_memory_bytes: Option<u64>,
-    /// Mean loss of the last step on root, to compare with other programs.
-    pub loss_mean: f64,
-    /// Mean loss over all ranks of every step, those of the warm-up first.
-    pub losses: Vec<f64>,
-    /// Bytes of gradients that root sent in a step.
-    pub bytes_sent_per_step: u64,
-    /// What compression left out, as a share of the gradient's L2 norm.
-    pub compression_error: f64,
-    /// How the ranks' gradients or parameters become one, as `predict-scaling --methods` names it.
-    pub method: String,
-    /// How gradients reach the other ranks.
-    pub gradients: String,
-    /// The communication library.
-    pub communication: String,
-}
 
 /// What was measured on a rank that trains.
 #[derive(Clone, Debug)]
@@ -148,7 +86,7 @@ pub fn measure(config: &BenchConfig, world: &World) -> Result<Option<Measurement
     };
     let batches = batches(config, &*communicator)?;
     if let Some(directory) = &config.export_job {
-        let job = Job::of(config, communicator.world_size(), batches.len(), LEARNING_RATE, &step_config.sgd);
+        let job = job::job(config, communicator.world_size(), batches.len(), LEARNING_RATE, &step_config.sgd);
         job::export(directory, &job, &model, &batches, &*communicator)?;
     }
     let step_config = StepConfig { server_link, ..step_config };
@@ -318,13 +256,9 @@ fn profile(
         bucket_cap_bytes: synchronizer::bucket_cap_bytes(&config.sync, layout.num_elements() * size_of::<f32>()) as u64,
         buckets: Vec::new(),
         parameters: parameters.collect(),
-        kernel_seconds: result
-            .kernel_seconds
-            .iter()
-            .map(|(name, seconds)| ((*name).to_owned(), part(*seconds)))
-            .collect(),
+        kernel_seconds: result.kernel_seconds.iter().map(|(name, seconds)| (name.clone(), part(*seconds))).collect(),
     };
-    let buckets = file.step().with_bucket_cap(file.bucket_cap_bytes).buckets;
+    let buckets = step_of(&file).with_bucket_cap(file.bucket_cap_bytes).buckets;
     file.buckets = buckets.iter().map(|bucket| BucketRecord { ready_s: bucket.ready_s, bytes: bucket.bytes }).collect();
     file
 }
@@ -338,8 +272,8 @@ fn global_losses(communicator: &dyn Communicator, own: &[ScoreSums]) -> Result<V
     Ok(sums.iter().zip(counts).map(|(sum, count)| sum / count as f64).collect())
 }
 
-fn kernel_seconds(before: &[KernelTime], after: &[KernelTime]) -> BTreeMap<&'static str, f64> {
-    before.iter().zip(after).map(|(before, after)| (after.name, after.seconds - before.seconds)).collect()
+fn kernel_seconds(before: &[KernelTime], after: &[KernelTime]) -> BTreeMap<String, f64> {
+    before.iter().zip(after).map(|(before, after)| (after.name.to_owned(), after.seconds - before.seconds)).collect()
 }
 
 /// This rank's share of a few global batches.

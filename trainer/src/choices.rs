@@ -319,6 +319,7 @@ spelled_as_in_clap!(
     AugmentKind,
     OnBadImageKind,
     OnNonFiniteKind,
+    ScalingKind,
     ScheduleKind,
     KernelsKind,
     InputKind,

@@ -72,7 +72,7 @@ impl PhaseClock {
     pub fn add_since(&mut self, phase: Phase, start: Instant) {
         let duration = start.elapsed();
         for seconds in [&mut self.step, &mut self.epoch] {
-            *seconds.of(phase) += duration.as_secs_f64();
+            *of_phase(seconds, phase) += duration.as_secs_f64();
         }
         self.keep(Activity::Phase(phase), start, duration);
     }
@@ -118,17 +118,15 @@ impl PhaseClock {
     }
 }
 
-impl Seconds {
-    fn of(&mut self, phase: Phase) -> &mut f64 {
-        match phase {
-            Phase::Data => &mut self.data,
-            Phase::Forward => &mut self.forward,
-            Phase::Backward => &mut self.backward,
-            Phase::Communication => &mut self.communication,
-            Phase::Optimizer => &mut self.optimizer,
-            Phase::Evaluation => &mut self.evaluation,
-            Phase::Checkpoint => &mut self.checkpoint,
-        }
+fn of_phase(seconds: &mut Seconds, phase: Phase) -> &mut f64 {
+    match phase {
+        Phase::Data => &mut seconds.data,
+        Phase::Forward => &mut seconds.forward,
+        Phase::Backward => &mut seconds.backward,
+        Phase::Communication => &mut seconds.communication,
+        Phase::Optimizer => &mut seconds.optimizer,
+        Phase::Evaluation => &mut seconds.evaluation,
+        Phase::Checkpoint => &mut seconds.checkpoint,
     }
 }
 

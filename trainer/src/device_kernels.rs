@@ -7,35 +7,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use anyhow::Result;
-use serde::Serialize;
-
-/// What was observed, a step's share of it.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub struct DeviceKernels {
-    /// Steps that were observed.
-    pub steps: usize,
-    /// Kernels that a step launches, copies and fills of memory not counted.
-    pub launches_per_step: f64,
-    /// Time in kernels, seconds, by the device's clock.
-    pub seconds_per_step: f64,
-    /// Time between the first and the last kernel in which none ran, seconds: launches, waiting, copies.
-    pub idle_seconds_per_step: f64,
-    /// Launches a step that the device did not time.
-    pub untimed_per_step: f64,
-    /// The longest first.
-    pub kernels: Vec<KernelShare>,
-}
-
-/// All launches of one name.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct KernelShare {
-    /// As cubecl names it, without its type parameters.
-    pub name: String,
-    /// How often a step launches it.
-    pub launches_per_step: f64,
-    /// Its time, seconds.
-    pub seconds_per_step: f64,
-}
+use records::{DeviceKernels, KernelShare};
 
 /// One launch.
 #[derive(Clone, Debug, PartialEq)]
@@ -46,42 +18,41 @@ struct Launch {
     span: Option<(Duration, Duration)>,
 }
 
-impl DeviceKernels {
-    #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "as above"))]
-    fn of(launches: &[Launch], steps: usize) -> Self {
-        let per_step = |sum: f64| sum / steps.max(1) as f64;
-        let mut by_name: BTreeMap<&str, (usize, Duration)> = BTreeMap::new();
-        let mut spans = Vec::with_capacity(launches.len());
-        for launch in launches {
-            let (count, time) = by_name.entry(&launch.name).or_default();
-            *count += 1;
-            if let Some((begin, end)) = launch.span {
-                *time += end.saturating_sub(begin);
-                spans.push((begin, end));
-            }
+/// A step's share of these launches.
+#[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "as above"))]
+fn summed(launches: &[Launch], steps: usize) -> DeviceKernels {
+    let per_step = |sum: f64| sum / steps.max(1) as f64;
+    let mut by_name: BTreeMap<&str, (usize, Duration)> = BTreeMap::new();
+    let mut spans = Vec::with_capacity(launches.len());
+    for launch in launches {
+        let (count, time) = by_name.entry(&launch.name).or_default();
+        *count += 1;
+        if let Some((begin, end)) = launch.span {
+            *time += end.saturating_sub(begin);
+            spans.push((begin, end));
         }
-        spans.sort_unstable();
-        let (mut idle, mut busy_until) = (Duration::ZERO, None);
-        for &(begin, end) in &spans {
-            let until: Duration = busy_until.unwrap_or(begin);
-            idle += begin.saturating_sub(until);
-            busy_until = Some(until.max(end));
-        }
-        let shares = by_name.into_iter().map(|(name, (count, time))| KernelShare {
-            name: name.to_owned(),
-            launches_per_step: per_step(count as f64),
-            seconds_per_step: per_step(time.as_secs_f64()),
-        });
-        let mut kernels: Vec<KernelShare> = shares.collect();
-        kernels.sort_by(|a, b| b.seconds_per_step.total_cmp(&a.seconds_per_step));
-        Self {
-            steps,
-            launches_per_step: per_step(launches.len() as f64),
-            seconds_per_step: kernels.iter().map(|kernel| kernel.seconds_per_step).sum(),
-            idle_seconds_per_step: per_step(idle.as_secs_f64()),
-            untimed_per_step: per_step((launches.len() - spans.len()) as f64),
-            kernels,
-        }
+    }
+    spans.sort_unstable();
+    let (mut idle, mut busy_until) = (Duration::ZERO, None);
+    for &(begin, end) in &spans {
+        let until: Duration = busy_until.unwrap_or(begin);
+        idle += begin.saturating_sub(until);
+        busy_until = Some(until.max(end));
+    }
+    let shares = by_name.into_iter().map(|(name, (count, time))| KernelShare {
+        name: name.to_owned(),
+        launches_per_step: per_step(count as f64),
+        seconds_per_step: per_step(time.as_secs_f64()),
+    });
+    let mut kernels: Vec<KernelShare> = shares.collect();
+    kernels.sort_by(|a, b| b.seconds_per_step.total_cmp(&a.seconds_per_step));
+    DeviceKernels {
+        steps,
+        launches_per_step: per_step(launches.len() as f64),
+        seconds_per_step: kernels.iter().map(|kernel| kernel.seconds_per_step).sum(),
+        idle_seconds_per_step: per_step(idle.as_secs_f64()),
+        untimed_per_step: per_step((launches.len() - spans.len()) as f64),
+        kernels,
     }
 }
 
@@ -102,7 +73,7 @@ pub fn observed(_steps: usize, make: impl FnOnce() -> Result<()>) -> Result<Opti
 #[cfg(feature = "cuda")]
 pub fn observed(steps: usize, make: impl FnOnce() -> Result<()>) -> Result<Option<DeviceKernels>> {
     let launches = observer::launches(make)?;
-    Ok((!launches.is_empty()).then(|| DeviceKernels::of(&launches, steps)))
+    Ok((!launches.is_empty()).then(|| summed(&launches, steps)))
 }
 
 #[cfg(feature = "cuda")]
@@ -186,7 +157,7 @@ mod tests {
             launch("a", Some((24, 26))),
             launch("copy", None),
         ];
-        let kernels = DeviceKernels::of(&launches, 2);
+        let kernels = summed(&launches, 2);
         let close = |got: f64, milliseconds: f64| assert!((got - 1e-3 * milliseconds).abs() < 1e-12, "{kernels:?}");
         close(kernels.seconds_per_step, 12.0);
         close(kernels.idle_seconds_per_step, 3.5);

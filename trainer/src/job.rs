@@ -12,56 +12,28 @@ use anyhow::{Context, Result};
 use burn_resnet::{ResNet, save_safetensors};
 use datasets::{HostBatch, LoadedStep};
 use distributed::Communicator;
+use records::{JOB_SCHEMA, Job, SgdFacts};
 use safetensors::tensor::{Dtype, TensorView};
-use serde::Serialize;
 
-use crate::config::{BenchConfig, ShortcutKind};
+use crate::config::BenchConfig;
 use crate::optimizer::SgdConfig;
 use crate::output::{write_atomically, write_json};
 
-/// The contents of `job.json`.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Job {
-    /// Name and version of this format.
-    pub schema: &'static str,
-    /// Name of the network.
-    pub model: String,
-    /// Its weighted layers.
-    pub depth: usize,
-    /// Its shortcut where the shape changes.
-    pub shortcut: ShortcutKind,
-    /// Classes.
-    pub num_classes: usize,
-    /// Height and width of the images, pixels.
-    pub image_size: usize,
-    /// Ranks.
-    pub ranks: usize,
-    /// Samples of one rank in one step.
-    pub batch_size_per_rank: usize,
-    /// Batches of a rank, which come in turn.
-    pub num_batches: usize,
-    /// The same in all steps.
-    pub learning_rate: f64,
-    /// Momentum and weight decay, as PyTorch's `SGD` takes them.
-    pub sgd: SgdConfig,
-}
-
-impl Job {
-    /// What these flags mean for `ranks` that train with this optimizer.
-    pub fn of(config: &BenchConfig, ranks: usize, num_batches: usize, learning_rate: f64, sgd: &SgdConfig) -> Self {
-        Job {
-            schema: "lockstep.job/1",
-            model: config.model.name(),
-            depth: config.model.depth,
-            shortcut: config.model.shortcut,
-            num_classes: config.num_classes,
-            image_size: config.image_size,
-            ranks,
-            batch_size_per_rank: config.batch_size_per_rank,
-            num_batches,
-            learning_rate,
-            sgd: *sgd,
-        }
+/// What these flags mean for `ranks` that train with this optimizer.
+pub fn job(config: &BenchConfig, ranks: usize, num_batches: usize, learning_rate: f64, sgd: &SgdConfig) -> Job {
+    let SgdConfig { momentum, nesterov, weight_decay, decay_norm_and_bias } = *sgd;
+    Job {
+        schema: JOB_SCHEMA.to_owned(),
+        model: config.model.name(),
+        depth: config.model.depth,
+        shortcut: config.model.shortcut.to_string(),
+        num_classes: config.num_classes,
+        image_size: config.image_size,
+        ranks,
+        batch_size_per_rank: config.batch_size_per_rank,
+        num_batches,
+        learning_rate,
+        sgd: SgdFacts { momentum, nesterov, weight_decay, decay_norm_and_bias },
     }
 }
 
@@ -108,13 +80,13 @@ mod tests {
     use datasets::{ImageShape, Pixels};
     use safetensors::SafeTensors;
 
-    fn job() -> Job {
-        let sgd = SgdConfig { momentum: 0.9, nesterov: false, weight_decay: 1e-4, decay_norm_and_bias: true };
+    fn two_ranks() -> Job {
+        let sgd = SgdFacts { momentum: 0.9, nesterov: false, weight_decay: 1e-4, decay_norm_and_bias: true };
         Job {
-            schema: "lockstep.job/1",
+            schema: JOB_SCHEMA.to_owned(),
             model: "resnet20".into(),
             depth: 20,
-            shortcut: ShortcutKind::A,
+            shortcut: "a".to_owned(),
             num_classes: 10,
             image_size: 2,
             ranks: 2,
@@ -137,7 +109,7 @@ mod tests {
                 shape: ImageShape { height: 2, width: 2, channels: 3 },
             }],
         };
-        let bytes = batches_to_bytes(&job(), &[step(0, 7), step(1, 3)]).unwrap();
+        let bytes = batches_to_bytes(&two_ranks(), &[step(0, 7), step(1, 3)]).unwrap();
         let read = SafeTensors::deserialize(&bytes).unwrap();
         let (images, labels) = (read.tensor("images").unwrap(), read.tensor("labels").unwrap());
         assert_eq!((images.shape(), labels.shape()), (&[2, 1, 2, 2, 3][..], &[2, 1][..]));

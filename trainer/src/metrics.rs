@@ -6,7 +6,8 @@
 
 mod results;
 
-pub use results::{Quantiles, RankSeconds, SlowestRank, StepSketch, Summary, ThroughputStats};
+pub use records::{EpochRecord, RankSeconds, Seconds, SlowestRank, Summary, ThroughputStats};
+pub use results::{Quantiles, StepSketch, throughput};
 
 use distributed::Traffic;
 use serde::{Deserialize, Serialize};
@@ -52,48 +53,6 @@ impl AddAssign for ScoreSums {
     }
 }
 
-/// Seconds by phase.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Seconds {
-    /// Waiting for data.
-    pub data: f64,
-    /// Logits and loss.
-    pub forward: f64,
-    /// Gradients.
-    pub backward: f64,
-    /// Collectives that the step waited for: the exposed communication.
-    pub communication: f64,
-    /// Reduction of gradients on the communication thread, hidden or not; not part of a step.
-    pub reduction: f64,
-    /// Update.
-    pub optimizer: f64,
-    /// Test split; not part of a step.
-    pub evaluation: f64,
-    /// Checkpoints; not part of a step.
-    pub checkpoint: f64,
-}
-
-impl Seconds {
-    /// The five phases of a step together.
-    pub fn step_total(&self) -> f64 {
-        self.data + self.forward + self.backward + self.communication + self.optimizer
-    }
-}
-
-impl AddAssign for Seconds {
-    fn add_assign(&mut self, other: Self) {
-        self.data += other.data;
-        self.forward += other.forward;
-        self.backward += other.backward;
-        self.communication += other.communication;
-        self.reduction += other.reduction;
-        self.optimizer += other.optimizer;
-        self.evaluation += other.evaluation;
-        self.checkpoint += other.checkpoint;
-    }
-}
-
 /// What a rank sent for gradients over some steps.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct StepTraffic {
@@ -122,70 +81,6 @@ pub struct StepLine {
     pub seconds: Seconds,
     /// Samples of the step over all ranks.
     pub global_num_samples: u64,
-}
-
-/// One line of `metrics.jsonl`.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct EpochRecord {
-    /// From 0.
-    pub epoch: u64,
-    /// Steps done since the start of the run.
-    pub step: u64,
-    /// Mean over the epoch as it was trained, nats; absent (null) if no step of it counted, as the next two.
-    pub train_loss: Option<f64>,
-    /// Share 0..1.
-    pub train_top1: Option<f64>,
-    /// Share 0..1.
-    pub train_top5: Option<f64>,
-    /// Samples trained.
-    pub train_num_samples: u64,
-    /// Exact count.
-    pub train_top1_correct: u64,
-    /// Exact count.
-    pub train_top5_correct: u64,
-    /// Mean over the test split, nats; absent (null) if it was not measured after this epoch, as the next five.
-    pub test_loss: Option<f64>,
-    /// Share 0..1.
-    pub test_top1: Option<f64>,
-    /// Share 0..1.
-    pub test_top5: Option<f64>,
-    /// Samples measured.
-    pub test_num_samples: Option<u64>,
-    /// Exact count.
-    pub test_top1_correct: Option<u64>,
-    /// Exact count.
-    pub test_top5_correct: Option<u64>,
-    /// Global samples over the slowest rank's time in steps; evaluation, checkpoints and the session's warm-up steps excluded.
-    pub images_per_second: f64,
-    /// Rate of the epoch's last step.
-    pub learning_rate: f64,
-    /// Root's time by phase.
-    pub seconds: Seconds,
-    /// Time of the epoch with everything in it.
-    pub seconds_total: f64,
-    /// Largest resident memory of a rank, bytes.
-    pub peak_memory_bytes: u64,
-    /// Share of root's steps that was waiting for the other ranks, 0..1: communication that nothing hid.
-    #[serde(default)]
-    pub exposed_communication_share: f64,
-    /// Bytes of gradients that root sent in a step.
-    #[serde(default)]
-    pub bytes_sent_per_step: u64,
-    /// What compression left out, as a share of the gradient's L2 norm, 0 without one.
-    #[serde(default)]
-    pub compression_error: f64,
-    /// Ranks that trained.
-    #[serde(default)]
-    pub num_ranks: usize,
-    /// Steps of the run so far that were skipped because a loss or gradient was not finite.
-    #[serde(default)]
-    pub skipped_steps: u64,
-    /// Factor on the loss after the epoch; absent (null) without loss scaling.
-    #[serde(default)]
-    pub loss_scale: Option<u32>,
-    /// Steps of the run so far that were left out because scaled gradients overflowed, which halves the factor.
-    #[serde(default)]
-    pub overflowed_steps: u64,
 }
 
 /// What an epoch took, beside its scores.
@@ -217,15 +112,15 @@ pub struct EpochCost {
     pub overflowed_steps: u64,
 }
 
-impl EpochRecord {
+impl EpochCost {
     /// Makes the means of an epoch; without samples, as where every step was left out, there are none.
     /// `test` is `None` if the test split was not measured.
-    pub fn new(cost: EpochCost, train: ScoreSums, test: Option<ScoreSums>) -> Self {
+    pub fn record(self, train: ScoreSums, test: Option<ScoreSums>) -> EpochRecord {
         let counted = Some(train).filter(|train| train.num_samples > 0);
         let test = test.filter(|test| test.num_samples > 0);
-        Self {
-            epoch: cost.epoch,
-            step: cost.step,
+        EpochRecord {
+            epoch: self.epoch,
+            step: self.step,
             train_loss: counted.map(|train| train.loss_mean()),
             train_top1: counted.map(|train| train.top1()),
             train_top5: counted.map(|train| train.top5()),
@@ -238,18 +133,18 @@ impl EpochRecord {
             test_num_samples: test.map(|test| test.num_samples),
             test_top1_correct: test.map(|test| test.top1_correct),
             test_top5_correct: test.map(|test| test.top5_correct),
-            images_per_second: cost.images_per_second,
-            learning_rate: cost.learning_rate,
-            seconds: cost.seconds,
-            seconds_total: cost.total.as_secs_f64(),
-            peak_memory_bytes: cost.peak_memory_bytes,
-            exposed_communication_share: cost.seconds.communication / cost.seconds.step_total().max(f64::MIN_POSITIVE),
-            bytes_sent_per_step: cost.traffic.total.bytes_sent / cost.traffic.num_steps.max(1),
-            compression_error: cost.traffic.total.relative_error(),
-            num_ranks: cost.num_ranks,
-            skipped_steps: cost.skipped_steps,
-            loss_scale: cost.loss_scale,
-            overflowed_steps: cost.overflowed_steps,
+            images_per_second: self.images_per_second,
+            learning_rate: self.learning_rate,
+            seconds: self.seconds,
+            seconds_total: self.total.as_secs_f64(),
+            peak_memory_bytes: self.peak_memory_bytes,
+            exposed_communication_share: self.seconds.communication / self.seconds.step_total().max(f64::MIN_POSITIVE),
+            bytes_sent_per_step: self.traffic.total.bytes_sent / self.traffic.num_steps.max(1),
+            compression_error: self.traffic.total.relative_error(),
+            num_ranks: self.num_ranks,
+            skipped_steps: self.skipped_steps,
+            loss_scale: self.loss_scale,
+            overflowed_steps: self.overflowed_steps,
         }
     }
 }
@@ -277,7 +172,7 @@ pub(crate) mod tests {
 
     pub(crate) fn record(epoch: u64, test_top1_correct: Option<u64>) -> EpochRecord {
         let sums = |top1_correct| ScoreSums { loss_sum: 5.0, num_samples: 10, top1_correct, top5_correct: 9 };
-        EpochRecord::new(cost(epoch), sums(6), test_top1_correct.map(sums))
+        cost(epoch).record(sums(6), test_top1_correct.map(sums))
     }
 
     #[test]
@@ -296,7 +191,7 @@ pub(crate) mod tests {
 
     #[test]
     fn an_epoch_without_a_counted_sample_has_no_means_and_is_read_back() {
-        let record = EpochRecord::new(cost(0), ScoreSums::default(), Some(ScoreSums::default()));
+        let record = cost(0).record(ScoreSums::default(), Some(ScoreSums::default()));
         assert_eq!((record.train_loss, record.train_top1, record.train_top5), (None, None, None));
         assert_eq!((record.test_loss, record.train_num_samples), (None, 0));
         let line = serde_json::to_string(&record).unwrap();

@@ -11,9 +11,9 @@ pub use format::{bytes, grouped, seconds};
 pub use look::ConsoleLook;
 
 use crate::config::TrainConfig;
-use crate::device_kernels::DeviceKernels;
-use crate::metrics::{EpochRecord, ScoreSums, StepLine, Summary, ThroughputStats};
+use crate::metrics::{ScoreSums, StepLine};
 use indicatif::{ProgressBar, ProgressStyle};
+use records::{DeviceKernels, EpochRecord, Summary, ThroughputStats};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -156,7 +156,7 @@ impl Reporter {
     }
 
     /// Prints where the time of root's measured steps went.
-    pub fn step_parts(&self, seconds: f64, kernels: &BTreeMap<&str, f64>, num_steps: usize, faults_per_step: f64) {
+    pub fn step_parts(&self, seconds: f64, kernels: &BTreeMap<String, f64>, num_steps: usize, faults_per_step: f64) {
         for line in lines::step_parts(seconds, kernels, num_steps, faults_per_step) {
             self.note(&line);
         }

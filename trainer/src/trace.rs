@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use distributed::{Communicator, ROOT};
+use records::{EventNames, TraceEvent};
 use serde::{Deserialize, Serialize};
 
 use crate::clock::{Activity, Phase, Span};
@@ -60,12 +61,15 @@ impl TraceClock {
     /// # Collective
     /// Must be called by all ranks.
     pub fn write(&self, spans: &[Span], communicator: &dyn Communicator) -> Result<()> {
-        let events: Vec<Event> = spans.iter().map(|span| self.event(span, communicator.rank())).collect();
-        let name = format!("rank {} on {}", communicator.rank(), communicator.topology().node);
-        let mut own = metadata("process_name", communicator.rank(), 0, &name);
-        own.push_str(&metadata("thread_name", communicator.rank(), 0, "training"));
-        own.push_str(&metadata("thread_name", communicator.rank(), 1, "communication"));
-        for event in events {
+        let rank = communicator.rank();
+        let name = format!("rank {rank} on {}", communicator.topology().node);
+        let names = [
+            name_event("process_name", rank, 0, name),
+            name_event("thread_name", rank, 0, "training".to_owned()),
+            name_event("thread_name", rank, 1, "communication".to_owned()),
+        ];
+        let mut own = String::new();
+        for event in names.into_iter().chain(spans.iter().map(|span| self.event(span, rank))) {
             own.push_str(&serde_json::to_string(&event)?);
             own.push_str(",\n");
         }
@@ -85,13 +89,21 @@ impl TraceClock {
         &self.path
     }
 
-    fn event(&self, span: &Span, rank: usize) -> Event {
+    fn event(&self, span: &Span, rank: usize) -> TraceEvent {
         let (name, tid) = match span.what {
             Activity::Phase(phase) => (phase_name(phase).to_owned(), 0),
             Activity::Bucket(bucket) => (format!("bucket {bucket}"), 1),
         };
         let microseconds = |duration: Duration| duration.as_secs_f64() * 1e6;
-        Event { name, ph: "X", ts: self.microseconds(span.start), dur: microseconds(span.duration), pid: rank, tid }
+        TraceEvent {
+            name,
+            ph: "X".to_owned(),
+            ts: Some(self.microseconds(span.start)),
+            dur: Some(microseconds(span.duration)),
+            pid: rank as u64,
+            tid: Some(tid),
+            args: None,
+        }
     }
 }
 
@@ -152,20 +164,15 @@ struct Wish {
     failure: Option<String>,
 }
 
-/// A complete event; times in microseconds.
-#[derive(Serialize)]
-struct Event {
-    name: String,
-    ph: &'static str,
-    ts: f64,
-    dur: f64,
-    pid: usize,
-    tid: usize,
-}
-
-fn metadata(kind: &str, rank: usize, thread: usize, name: &str) -> String {
-    let name = serde_json::Value::from(name);
-    format!("{{\"name\":\"{kind}\",\"ph\":\"M\",\"pid\":{rank},\"tid\":{thread},\"args\":{{\"name\":{name}}}}},\n")
+fn name_event(kind: &str, rank: usize, thread: u64, name: String) -> TraceEvent {
+    TraceEvent {
+        name: kind.to_owned(),
+        ph: "M".to_owned(),
+        pid: rank as u64,
+        tid: Some(thread),
+        args: Some(EventNames { name: Some(name) }),
+        ..TraceEvent::default()
+    }
 }
 
 fn phase_name(phase: Phase) -> &'static str {

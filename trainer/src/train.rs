@@ -19,7 +19,7 @@ use crate::gather::{self, RankTimes, SessionTimes, total_scores};
 use crate::input::Input;
 use crate::keeper::Keeper;
 use crate::loss_scale::{LossScale, LossScaling};
-use crate::metrics::{EpochCost, EpochRecord, ScoreSums, StepLine};
+use crate::metrics::{EpochCost, ScoreSums, StepLine};
 use crate::model::ImageClassifier;
 use crate::optimizer::SgdConfig;
 use crate::schedule::LearningRate;
@@ -106,24 +106,21 @@ pub fn fit<M: ImageClassifier>(model: M, session: &Session<'_>) -> Result<Outcom
         );
         let is_best = progress.note_evaluation(test);
         let world = times.take_epoch().gather(communicator)?;
-        let record = EpochRecord::new(
-            EpochCost {
-                epoch: progress.epoch,
-                step: progress.step,
-                learning_rate: schedule.at(progress.schedule_step().saturating_sub(1)),
-                images_per_second: gather::images_per_second(&world),
-                total: epoch_start.elapsed(),
-                seconds: world[0].seconds,
-                peak_memory_bytes: gather::peak_memory_bytes(&world),
-                traffic: stepper.take_traffic(),
-                num_ranks: communicator.world_size(),
-                skipped_steps: progress.skipped_steps,
-                loss_scale: (config.optimizer.loss_scale != LossScaling::None).then(|| stepper.loss_scale().factor()),
-                overflowed_steps: stepper.loss_scale().num_overflows(),
-            },
-            progress.epoch_scores,
-            test,
-        );
+        let cost = EpochCost {
+            epoch: progress.epoch,
+            step: progress.step,
+            learning_rate: schedule.at(progress.schedule_step().saturating_sub(1)),
+            images_per_second: gather::images_per_second(&world),
+            total: epoch_start.elapsed(),
+            seconds: world[0].seconds,
+            peak_memory_bytes: gather::peak_memory_bytes(&world),
+            traffic: stepper.take_traffic(),
+            num_ranks: communicator.world_size(),
+            skipped_steps: progress.skipped_steps,
+            loss_scale: (config.optimizer.loss_scale != LossScaling::None).then(|| stepper.loss_scale().factor()),
+            overflowed_steps: stepper.loss_scale().num_overflows(),
+        };
+        let record = cost.record(progress.epoch_scores, test);
         session.reporter.epoch(&record);
         session.records.epoch(&record)?;
         progress.last_record = Some(record);

@@ -10,6 +10,7 @@ use crate::cli::BenchArgs;
 use crate::config::BenchConfig;
 use crate::identity;
 use crate::output;
+use crate::predict_scaling::step_of;
 use crate::ranks::World;
 use crate::simulation;
 
@@ -35,7 +36,7 @@ pub fn bench(args: &BenchArgs, world: &World) -> Result<()> {
         world.reporter.note(&format!("step written to {}, for predict-scaling --profile", path.display()));
     }
     if let Some(simulation) = config.simulation.as_ref().filter(|_| world.is_root()) {
-        for line in simulation::lines(&profile.step(), &config.sync, simulation)? {
+        for line in simulation::lines(&step_of(profile), &config.sync, simulation)? {
             world.reporter.note(&line);
         }
     }

@@ -6,14 +6,15 @@ use std::path::Path;
 
 use anyhow::{Result, ensure};
 use distributed::Patience;
+use records::{Environment, Method, NetbenchResult};
 use simulate::NetworkModel;
 
 use crate::cli::NetbenchArgs;
 use crate::config::NetbenchConfig;
 use crate::identity;
 use crate::netbench::{
-    CONFIDENCE, Environment, Links, MOST_REPETITIONS, Method, NetbenchResult, PRECISION, PairPlan, collective_lines,
-    collectives, conclusion_lines, heading_lines, overlap, overlap_line, pair_lines, point_to_point,
+    CONFIDENCE, MOST_REPETITIONS, PRECISION, PairPlan, collective_lines, collectives, conclusion_lines, environment,
+    heading_lines, overlap, overlap_line, pair_lines, point_to_point, ranks_per_node,
 };
 use crate::output;
 use crate::ranks::World;
@@ -32,7 +33,7 @@ pub fn netbench(args: &NetbenchArgs, world: &World) -> Result<()> {
     if let Some(path) = config.output.as_deref().filter(|_| world.is_root()) {
         output::check_writable(path)?;
     }
-    let environment = Environment::gather(&*world.communicator)?;
+    let environment = environment(&*world.communicator)?;
     tell(world, &heading_lines(&environment));
     let result = measure(&config, world, environment)?;
     if let Some(path) = config.output.as_deref().filter(|_| world.is_root()) {
@@ -55,11 +56,11 @@ fn measure(config: &NetbenchConfig, world: &World, environment: Environment) -> 
     let nodes = &environment.node_of_rank;
     let plan = PairPlan::new(nodes, config.most_pairs);
     let pairs = point_to_point::measure(config, &**communicator, nodes, &plan, &world.stop)?;
-    let links = Links::of(&pairs);
+    let links = point_to_point::links(&pairs);
     tell(world, &pair_lines(&pairs, plan.num_possible, &links));
     let is_shared = point_to_point::nodes_share_memory(&**communicator, nodes)?;
     let overlap = overlap::measure(communicator, config.time_per_point)?;
-    let network = links.network(environment.ranks_per_node(), is_shared);
+    let network = point_to_point::network(&links, ranks_per_node(&environment), is_shared);
     let network = match &overlap {
         // Sums between nodes were measured where there are several.
         Some(overlap) if environment.nodes > 1 => {

@@ -5,6 +5,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
+use records::{PredictionFile, ProfileFile, PublishedFigure};
 use serde::Serialize;
 
 use super::bench::tell;
@@ -13,8 +14,7 @@ use crate::cli::PredictScalingArgs;
 use crate::config::{BenchConfig, NamedNetwork, PredictScalingConfig, ProfileSource, ScalingConfig, ScalingKind};
 use crate::output;
 use crate::predict_scaling::{
-    Answer, Measured, PredictionFile, ProfileFile, answers, forecast, forecast_lines, measured_lines, published_lines,
-    read_measured,
+    Measured, answers, forecast, forecast_lines, measured_lines, published_lines, read_measured, read_profile,
 };
 use crate::ranks::World;
 
@@ -26,7 +26,7 @@ const SECOND_BATCH: usize = 8;
 struct All {
     predictions: Vec<PredictionFile>,
     measured: Vec<Measured>,
-    published: Vec<Answer>,
+    published: Vec<PublishedFigure>,
 }
 
 /// Predicts, compares, prints.
@@ -56,7 +56,7 @@ pub fn predict_scaling(args: &PredictScalingArgs, world: &World) -> Result<()> {
 }
 
 /// Predicts for every network, and writes what `--output` asks for.
-fn predict(config: &ScalingConfig, published: &[Answer], world: &World) -> Result<Vec<PredictionFile>> {
+fn predict(config: &ScalingConfig, published: &[PublishedFigure], world: &World) -> Result<Vec<PredictionFile>> {
     let outputs: Vec<Option<PathBuf>> = config.networks.iter().map(|network| output_path(config, network)).collect();
     outputs.iter().flatten().try_for_each(|path| output::check_writable(path))?;
     let profiles = profiles(config, world)?;
@@ -89,7 +89,7 @@ fn output_path(config: &ScalingConfig, network: &NamedNetwork) -> Option<PathBuf
 fn profiles(config: &ScalingConfig, world: &World) -> Result<Vec<ProfileFile>> {
     match &config.profile {
         ProfileSource::Files(paths) => {
-            let profiles = paths.iter().map(|path| ProfileFile::read(path)).collect::<Result<Vec<_>>>()?;
+            let profiles = paths.iter().map(|path| read_profile(path)).collect::<Result<Vec<_>>>()?;
             if let [first, second] = profiles.as_slice() {
                 let work = |profile: &ProfileFile| {
                     (profile.model.clone(), profile.dtype.clone(), profile.threads, profile.kernels.clone())

@@ -18,7 +18,7 @@ use crate::config::{BatchNormKind, OwnModel, TrainConfig, starting_timeout};
 use crate::data;
 use crate::gather;
 use crate::identity;
-use crate::manifest::{DatasetFacts, LaunchFacts, Manifest};
+use crate::manifest::{self, DatasetFacts, LaunchFacts, Manifest};
 use crate::metrics::Summary;
 use crate::model::ImageClassifier;
 use crate::network::{ModelRequest, load_weights_aloud, resnet};
@@ -263,7 +263,7 @@ fn manifest(
         train_checksum: data.train.checksum(),
         test_checksum: data.test.checksum(),
     };
-    Ok(Manifest::new(config.hash(), launch, dataset))
+    Ok(manifest::of_this_launch(config.hash(), launch, dataset))
 }
 
 /// The manifest's lines for the head of the log.

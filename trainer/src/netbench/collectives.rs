@@ -3,40 +3,15 @@
 //! In: ranks, sizes. Out: a [`CollectiveTimes`] for each algorithm of all-reduce, for broadcast and all-gather, with root's points.
 //! Invariant: what is summed does not grow with the repetitions, and each begins with the same values.
 
-use super::points::{Point, Work, repeat_together};
+use super::points::{Work, repeat_together};
 use crate::config::{NetbenchConfig, ReductionChoice};
 use distributed::{AllReducer, CollectiveError, Communicator, ROOT};
-use serde::{Deserialize, Serialize};
+use records::{CollectiveTimes, Operation};
 use simulate::{NetworkModel, reduction_seconds};
 use std::sync::Arc;
 
 /// Ranks up to which all-reduces are simulated too, in little time.
 const MOST_SIMULATED: usize = 64;
-
-/// What all ranks do.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Operation {
-    /// The sum of `f32` over all ranks, on all ranks.
-    AllReduce,
-    /// Root's bytes, on all ranks.
-    Broadcast,
-    /// The bytes of all ranks, on all ranks.
-    AllGather,
-}
-
-/// One collective on so many ranks, by size.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct CollectiveTimes {
-    /// What is done.
-    pub operation: Operation,
-    /// How, as `--reduction` names it; `mpi` is the communication library.
-    pub algorithm: String,
-    /// Ranks, from 0.
-    pub ranks: usize,
-    /// Smallest size first; root's.
-    pub points: Vec<Point>,
-}
 
 /// The sizes of whole `f32` that come next to `sizes`, ascending.
 fn whole_sizes(sizes: &[usize]) -> Vec<usize> {

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use distributed::{AllReducer, CollectiveError, Communicator, Patience, ReductionKind};
-use serde::{Deserialize, Serialize};
+use records::Overlap;
 
 /// A default gradient bucket.
 const BYTES: usize = 512 << 10;
@@ -26,17 +26,6 @@ const NUM_ROUNDS: usize = 5;
 /// Sums of a round.
 const FEWEST_SUMS: u64 = 4;
 const MOST_SUMS: u64 = 10_000;
-
-/// Computing beside sums.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Overlap {
-    /// How much slower ranks compute while a sum is under way, as a share from 0 to below 1: median over rounds, mean over ranks.
-    pub computing_share: f64,
-    /// Bytes that are summed.
-    pub bytes: u64,
-    /// Seconds of a sum with nothing beside it, on the slowest rank.
-    pub sum_seconds: f64,
-}
 
 /// Measures it; `None` on one rank, and where ranks cannot communicate from several threads.
 ///

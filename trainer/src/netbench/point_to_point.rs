@@ -4,11 +4,11 @@
 //! Invariant: one pair at a time sends; the other ranks sleep.
 
 use super::pairs::{Pair, PairPlan};
-use super::points::{Point, ping_pong};
+use super::points::ping_pong;
 use crate::config::NetbenchConfig;
 use anyhow::{Context, Result, ensure};
 use distributed::{Communicator, Patience};
-use serde::{Deserialize, Serialize};
+use records::{FitFacts, Links, PairTimes, Point};
 use simulate::{Link, LinkFit, NetworkModel, Node};
 
 use crate::stop::StopFlag;
@@ -16,67 +16,28 @@ use crate::stop::StopFlag;
 /// Bytes that tell whether a node's ranks share memory.
 const SHARED_BYTES: usize = 4096;
 
-/// Messages between two ranks.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct PairTimes {
-    /// The ranks.
-    pub ranks: [usize; 2],
-    /// Their nodes.
-    pub nodes: [String; 2],
-    /// Whether that is one node.
-    pub is_inside_node: bool,
-    /// Times one way, smallest size first.
-    pub points: Vec<Point>,
-    /// The link of this pair alone, if they tell it.
-    pub fit: Option<FitFacts>,
+/// The link of these pairs' messages together; `None` if they cannot tell it.
+pub fn fit<'a>(pairs: impl IntoIterator<Item = &'a [Point]>) -> Option<FitFacts> {
+    let points: Vec<(f64, f64)> =
+        pairs.into_iter().flatten().map(|point| (point.bytes as f64, point.seconds_median)).collect();
+    let fit = LinkFit::of(&points)?;
+    Some(FitFacts {
+        alpha_s: fit.link.alpha,
+        beta_s_per_byte: fit.link.beta,
+        bandwidth_bytes_per_s: fit.link.beta.recip(),
+        burst_bytes: fit.burst_bytes,
+        residual: fit.residual,
+        worst_residual: fit.worst_residual,
+        worst_bytes: fit.worst_bytes as u64,
+        num_points: fit.num_points,
+    })
 }
 
-/// A fitted link, as a record.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct FitFacts {
-    /// Latency: seconds a message.
-    pub alpha_s: f64,
-    /// Seconds a byte.
-    pub beta_s_per_byte: f64,
-    /// One over that.
-    pub bandwidth_bytes_per_s: f64,
-    /// Bytes that pass at once after a pause, as a rate limit may let them; 0 where the times tell of none.
-    #[serde(default)]
-    pub burst_bytes: f64,
-    /// Root mean square of the relative errors.
-    pub residual: f64,
-    /// The largest relative error; positive where the measured time is longer.
-    pub worst_residual: f64,
-    /// Size of the message with that error.
-    pub worst_bytes: u64,
-    /// Number of measured sizes, over all pairs.
-    pub num_points: usize,
-}
-
-impl FitFacts {
-    /// The link of these pairs' messages together; `None` if they cannot tell it.
-    pub fn of<'a>(pairs: impl IntoIterator<Item = &'a [Point]>) -> Option<Self> {
-        let points: Vec<(f64, f64)> =
-            pairs.into_iter().flatten().map(|point| (point.bytes as f64, point.seconds_median)).collect();
-        let fit = LinkFit::of(&points)?;
-        Some(Self {
-            alpha_s: fit.link.alpha,
-            beta_s_per_byte: fit.link.beta,
-            bandwidth_bytes_per_s: fit.link.beta.recip(),
-            burst_bytes: fit.burst_bytes,
-            residual: fit.residual,
-            worst_residual: fit.worst_residual,
-            worst_bytes: fit.worst_bytes as u64,
-            num_points: fit.num_points,
-        })
-    }
-
-    /// The link, in four digits, which is more than is known.
-    fn link(&self) -> Link {
-        let rounded = |value: f64| format!("{value:.3e}").parse::<f64>().unwrap_or(value);
-        // Rounded in the units of the text.
-        Link::new(rounded(self.alpha_s * 1e6) / 1e6, rounded(self.bandwidth_bytes_per_s))
-    }
+/// The link of a fit, in four digits, which is more than is known.
+fn link(fit: &FitFacts) -> Link {
+    let rounded = |value: f64| format!("{value:.3e}").parse::<f64>().unwrap_or(value);
+    // Rounded in the units of the text.
+    Link::new(rounded(fit.alpha_s * 1e6) / 1e6, rounded(fit.bandwidth_bytes_per_s))
 }
 
 /// Times messages of all pairs, one pair after the other.
@@ -116,7 +77,7 @@ pub fn measure(
 }
 
 fn pair_times(pair: Pair, nodes: &[String], points: Vec<Point>) -> PairTimes {
-    let fit = FitFacts::of([&points[..]]);
+    let fit = fit([&points[..]]);
     PairTimes {
         ranks: [pair.first, pair.second],
         nodes: [nodes[pair.first].clone(), nodes[pair.second].clone()],
@@ -126,36 +87,25 @@ fn pair_times(pair: Pair, nodes: &[String], points: Vec<Point>) -> PairTimes {
     }
 }
 
-/// What all pairs tell together.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Links {
-    /// Between nodes, if there are several and their messages tell it.
-    pub between_nodes: Option<FitFacts>,
-    /// Inside a node.
-    pub inside_node: Option<FitFacts>,
+/// Fits over the pairs between nodes and over those inside.
+pub fn links(pairs: &[PairTimes]) -> Links {
+    let fit_of = |is_inside| {
+        let wanted = pairs.iter().filter(|pair| pair.is_inside_node == is_inside);
+        fit(wanted.map(|pair| &pair.points[..]))
+    };
+    Links { between_nodes: fit_of(false), inside_node: fit_of(true) }
 }
 
-impl Links {
-    /// Fits over the pairs between nodes and over those inside.
-    pub fn of(pairs: &[PairTimes]) -> Self {
-        let fit = |is_inside| {
-            let wanted = pairs.iter().filter(|pair| pair.is_inside_node == is_inside);
-            FitFacts::of(wanted.map(|pair| &pair.points[..]))
-        };
-        Self { between_nodes: fit(false), inside_node: fit(true) }
-    }
-
-    /// The network of a simulation, for nodes of `ranks_per_node` ranks that may share memory.
-    ///
-    /// Measured on one node, messages between nodes are taken to be like those inside; `None` if no fit tells a link.
-    pub fn network(&self, ranks_per_node: usize, is_shared: bool) -> Option<NetworkModel> {
-        let inside = self.inside_node.as_ref().map(FitFacts::link);
-        let link = self.between_nodes.as_ref().map(FitFacts::link).or(inside)?;
-        let node = Node { ranks: ranks_per_node, link: inside.unwrap_or(Link::MEMORY), shared: is_shared };
-        let burst_bytes = self.between_nodes.map_or(0.0, |fit| fit.burst_bytes.round());
-        let node = (ranks_per_node > 1).then_some(node);
-        Some(NetworkModel { node, burst_bytes, ..NetworkModel::new(link) })
-    }
+/// The network of a simulation, for nodes of `ranks_per_node` ranks that may share memory.
+///
+/// Measured on one node, messages between nodes are taken to be like those inside; `None` if no fit tells a link.
+pub fn network(links: &Links, ranks_per_node: usize, is_shared: bool) -> Option<NetworkModel> {
+    let inside = links.inside_node.as_ref().map(link);
+    let between = links.between_nodes.as_ref().map(link).or(inside)?;
+    let node = Node { ranks: ranks_per_node, link: inside.unwrap_or(Link::MEMORY), shared: is_shared };
+    let burst_bytes = links.between_nodes.map_or(0.0, |fit| fit.burst_bytes.round());
+    let node = (ranks_per_node > 1).then_some(node);
+    Some(NetworkModel { node, burst_bytes, ..NetworkModel::new(between) })
 }
 
 /// Whether the ranks of each node share memory.
@@ -173,8 +123,8 @@ pub fn nodes_share_memory(communicator: &dyn Communicator, nodes: &[String]) -> 
 
 #[cfg(test)]
 mod tests {
-    use super::super::repetitions::StoppedBy;
     use super::*;
+    use records::StoppedBy;
 
     fn pair(is_inside_node: bool, link: Link) -> PairTimes {
         let point = |bytes: u64| Point {
@@ -195,20 +145,20 @@ mod tests {
     #[test]
     fn the_network_has_the_links_that_were_measured_and_reads_as_text_again() {
         let (fast, slow) = (Link::new(0.5e-6, 5e9), Link::new(50e-6, 113e6));
-        let links = Links::of(&[pair(false, slow), pair(true, fast)]);
-        let network = links.network(2, true).unwrap();
+        let both = links(&[pair(false, slow), pair(true, fast)]);
+        let network = super::network(&both, 2, true).unwrap();
         assert_eq!(network.to_string(), "50us,113MB/s@2:shared:0.5us,5000MB/s".replace("50us,113MB/s", "1gbe"));
         let read: NetworkModel = network.to_string().parse().unwrap();
         assert_eq!(read.to_string(), network.to_string());
-        assert_eq!(links.network(1, true).unwrap().node, None);
+        assert_eq!(super::network(&both, 1, true).unwrap().node, None);
     }
 
     #[test]
     fn one_node_stands_for_several_and_nothing_measured_is_no_network() {
         let fast = Link::new(0.5e-6, 5e9);
-        let network = Links::of(&[pair(true, fast)]).network(4, false).unwrap();
+        let network = super::network(&links(&[pair(true, fast)]), 4, false).unwrap();
         assert_eq!(network.link, network.node.unwrap().link);
-        assert_eq!(Links::of(&[]).network(4, true), None);
+        assert_eq!(super::network(&links(&[]), 4, true), None);
     }
 
     #[test]
@@ -216,5 +166,16 @@ mod tests {
         let pair = pair(false, Link::new(50e-6, 113e6));
         assert_eq!(pair.nodes, ["a", "b"]);
         assert!((pair.fit.unwrap().bandwidth_bytes_per_s / 113e6 - 1.0).abs() < 1e-6);
+    }
+
+    #[test]
+    fn a_written_fit_tells_the_times_of_the_link_that_was_fitted() {
+        for burst_bytes in [0.0, 4096.0] {
+            let told = |bytes: f64| 50e-6 + LinkFit::limited_bytes(bytes, burst_bytes) / 113e6;
+            let fit = FitFacts { burst_bytes, ..pair(false, Link::new(50e-6, 113e6)).fit.unwrap() };
+            for bytes in [1.0, 4096.0, 1e6] {
+                assert!((fit.seconds(bytes) / told(bytes) - 1.0).abs() < 1e-5, "{bytes} bytes, burst {burst_bytes}");
+            }
+        }
     }
 }

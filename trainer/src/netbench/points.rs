@@ -5,10 +5,10 @@
 //! Source: Snell, Mikler & Gustafson 1996, NetPIPE (half of a round trip); Hoefler & Belli 2015, rules 9 and 10 (the slowest of the ranks).
 
 use super::pairs::Pair;
-use super::repetitions::{Next, StoppedBy, next};
+use super::repetitions::{Next, next};
 use super::statistics::Spread;
 use distributed::{CollectiveError, Communicator, ROOT};
-use serde::{Deserialize, Serialize};
+use records::{Point, StoppedBy};
 use std::time::{Duration, Instant};
 
 /// Tags of messages that are timed, and of those that say how many come.
@@ -18,43 +18,19 @@ const ORDER_TAG: u16 = 102;
 /// What the bytes are.
 const CONTENT: u8 = 1;
 
-/// The times of one size.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Point {
-    /// Size of the message, of the buffer that is summed or broadcast, or of all that is gathered.
-    pub bytes: u64,
-    /// Median time.
-    pub seconds_median: f64,
-    /// A tenth of the repetitions were faster.
-    pub seconds_p10: f64,
-    /// A tenth of the repetitions were slower.
-    pub seconds_p90: f64,
-    /// Half the width of the median's 95 % confidence interval, as a share of the median; none below six repetitions.
-    pub relative_half_width: Option<f64>,
-    /// How many there were.
-    pub repetitions: u64,
-    /// Why no more.
-    pub stopped_by: StoppedBy,
-    /// What a simulation with the fitted network takes for it; all-reduces of a few ranks only.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
-    pub simulated_seconds: Option<f64>,
-}
-
-impl Point {
-    /// Of `sorted` nanoseconds, ascending, each of which is `parts` times what is told.
-    fn of(bytes: usize, sorted: &[u64], parts: f64, stopped_by: StoppedBy) -> Self {
-        let spread = Spread::of(sorted).expect("every point has its repetitions");
-        let seconds = |nanos: f64| nanos / parts / 1e9;
-        Self {
-            bytes: bytes as u64,
-            seconds_median: seconds(spread.median),
-            seconds_p10: seconds(spread.p10),
-            seconds_p90: seconds(spread.p90),
-            relative_half_width: spread.relative_half_width,
-            repetitions: sorted.len() as u64,
-            stopped_by,
-            simulated_seconds: None,
-        }
+/// The times of one size: of `sorted` nanoseconds, ascending, each of which is `parts` times what is told.
+fn point_of(bytes: usize, sorted: &[u64], parts: f64, stopped_by: StoppedBy) -> Point {
+    let spread = Spread::of(sorted).expect("every point has its repetitions");
+    let seconds = |nanos: f64| nanos / parts / 1e9;
+    Point {
+        bytes: bytes as u64,
+        seconds_median: seconds(spread.median),
+        seconds_p10: seconds(spread.p10),
+        seconds_p90: seconds(spread.p90),
+        relative_half_width: spread.relative_half_width,
+        repetitions: sorted.len() as u64,
+        stopped_by,
+        simulated_seconds: None,
     }
 }
 
@@ -105,7 +81,7 @@ pub(super) fn ping_pong(
             }
             Next::Stop(why) => {
                 order(0)?;
-                return Ok(Some(Point::of(bytes, &times, 2.0, why)));
+                return Ok(Some(point_of(bytes, &times, 2.0, why)));
             }
         }
     }
@@ -173,7 +149,7 @@ pub(super) fn repeat_together(
         if communicator.rank() == ROOT {
             match next(&times, start.elapsed(), budget) {
                 Next::Repeat(number) => order = (number as u64).to_le_bytes(),
-                Next::Stop(why) => point = Some(Point::of(bytes, &times, 1.0, why)),
+                Next::Stop(why) => point = Some(point_of(bytes, &times, 1.0, why)),
             }
         }
         communicator.broadcast(ROOT, &mut order)?;
@@ -198,7 +174,7 @@ mod tests {
     #[test]
     fn a_message_takes_half_of_its_round_trip() {
         let times = [1_000, 2_000, 2_000, 2_000, 2_000, 2_000, 2_000, 3_000];
-        let point = Point::of(4, &times, 2.0, StoppedBy::Time);
+        let point = point_of(4, &times, 2.0, StoppedBy::Time);
         assert_eq!((point.bytes, point.repetitions, point.seconds_median), (4, 8, 1e-6));
         // The interval of eight values is from the first to the last.
         assert_eq!(point.relative_half_width, Some(0.5));

@@ -2,14 +2,9 @@
 //!
 //! In: times. Out: lines of at most 100 columns but for the names of nodes; units stand in the headings.
 
-use super::collectives::{CollectiveTimes, Operation};
-use super::environment::Environment;
-use super::overlap::Overlap;
-use super::point_to_point::{FitFacts, Links, PairTimes};
-use super::points::Point;
 use super::repetitions::PRECISION;
 use super::statistics::percentile;
-use crate::report::bytes;
+use records::{CollectiveTimes, Environment, FitFacts, Links, Operation, Overlap, PairTimes, Point, bytes};
 
 /// Pairs whose fits are shown.
 const MOST_PAIRS: usize = 24;

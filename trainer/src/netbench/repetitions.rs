@@ -5,7 +5,7 @@
 //! Source: Hoefler & Belli 2015, section 4.2.2: repeat until the confidence interval of the median is narrow enough.
 
 use super::statistics::Spread;
-use serde::{Deserialize, Serialize};
+use records::StoppedBy;
 use std::time::Duration;
 
 /// Half the width of the median's interval, as a share of the median, that is narrow enough.
@@ -17,18 +17,6 @@ const LEAST_PRECISE: usize = 10;
 
 /// Repetitions of a point at most.
 pub const MOST: usize = 10_000;
-
-/// Why a point has no more repetitions.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum StoppedBy {
-    /// The median is known to 5 %, with 95 % confidence.
-    Precision,
-    /// The time of a point is used up.
-    Time,
-    /// There may be no more.
-    Count,
-}
 
 /// What to do next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -8,135 +8,17 @@ use std::time::SystemTime;
 use anyhow::Result;
 use distributed::CompressionKind;
 use rayon::prelude::*;
-use serde::{Deserialize, Serialize};
+use records::{
+    NetworkFacts, PREDICTION_SCHEMA, PredictionFile, PredictionRecord, ProfileFacts, ProfileFile, PublishedFigure,
+};
 use simulate::{Predictor, StepProfile, Synchronisation};
 
-use super::profile_file::{BucketRecord, LayerSeconds, ProfileFile, at_batch};
-use super::published::Answer;
+use super::profile_file::{at_batch, step_of};
 use crate::config::{
     NamedNetwork, NetworkSource, PlacementKind, ScalingConfig, ScalingKind, SyncConfig, SyncMethod, scaling_method_name,
 };
 use crate::simulation::synchronisation;
 use crate::synchronizer::bucket_cap_bytes;
-
-/// The step that was predicted from, seconds.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct ProfileFacts {
-    /// Forward pass.
-    pub forward_s: f64,
-    /// Backward pass.
-    pub backward_s: f64,
-    /// Optimizer.
-    pub optimizer_s: f64,
-    /// Waiting for images.
-    pub input_s: f64,
-    /// All else.
-    pub other_s: f64,
-    /// Standard deviation of a step, of which the slowest rank's delay follows.
-    #[serde(default)]
-    pub spread_s: f64,
-    /// In the order of their reduction.
-    pub buckets: Vec<BucketRecord>,
-    /// The backward pass by layer.
-    pub layers: Vec<LayerSeconds>,
-}
-
-/// The network that was predicted for.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct NetworkFacts {
-    /// As it was called.
-    pub name: String,
-    /// `named`, `flags`, or `measured` and the file.
-    pub source: String,
-    /// Seconds a message.
-    pub alpha_s: f64,
-    /// Bytes a second.
-    pub bytes_per_second: f64,
-    /// Ranks on each node.
-    pub ranks_per_node: usize,
-    /// As `--network` reads it, with what lies inside a node.
-    #[serde(default)]
-    pub text: String,
-}
-
-/// One prediction.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct PredictionRecord {
-    /// The method in one word, as `--methods` reads it.
-    #[serde(default)]
-    pub method: String,
-    /// `--sync`.
-    pub sync: String,
-    /// `--reduction`, of an uncompressed all-reduce.
-    pub reduction: Option<String>,
-    /// `--compress`.
-    pub compress: String,
-    /// `--servers`.
-    pub servers: Option<usize>,
-    /// `--server-placement`.
-    #[serde(default)]
-    pub server_placement: Option<String>,
-    /// `--every`.
-    pub local_steps: Option<u64>,
-    /// Ranks that train.
-    pub ranks: usize,
-    /// Samples of one rank's step.
-    pub batch_size_per_rank: usize,
-    /// `weak` or `strong`.
-    pub scaling: ScalingKind,
-    /// A step, milliseconds.
-    pub step_ms: f64,
-    /// Over all ranks.
-    pub images_per_second: f64,
-    /// Times as fast as one rank.
-    pub speedup: f64,
-    /// Speedup a rank.
-    pub efficiency: f64,
-    /// Gradients travel, hidden or not, milliseconds a step.
-    pub communication_ms: f64,
-    /// A step is longer by it than without the others, but for stragglers; milliseconds.
-    pub exposed_ms: f64,
-    /// Limit of a bucket.
-    pub bucket_bytes: u64,
-    /// Limit with which training is fastest; none where nothing is sent in buckets or alone.
-    pub best_bucket_bytes: Option<u64>,
-    /// Speed with that one.
-    pub best_images_per_second: Option<f64>,
-    /// The measured cell of a study that it stands for.
-    pub cell: Option<String>,
-}
-
-/// The file of `--output`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct PredictionFile {
-    /// `lockstep.prediction/1`.
-    pub schema: String,
-    /// In UTC, RFC 3339.
-    pub created: String,
-    /// Commit of the program, or "unknown".
-    pub commit: String,
-    /// Name of the network of layers.
-    pub model: String,
-    /// Number format of activations.
-    pub dtype: String,
-    /// Backend and device of the measured step.
-    pub device: String,
-    /// Samples of the measured step.
-    pub batch_size_per_rank: usize,
-    /// Compute threads of the measured rank.
-    pub threads: usize,
-    /// The measured step.
-    pub profile: ProfileFacts,
-    /// The network between ranks.
-    pub network: NetworkFacts,
-    /// By method, then ranks.
-    pub predictions: Vec<PredictionRecord>,
-    /// Published figures and what the same simulation says of them.
-    pub published: Vec<Answer>,
-    /// Cells of a study that the predictions stand for, in their order.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub cells: Vec<Option<String>>,
-}
 
 /// The predictions for one network, and what was left out of them.
 #[derive(Clone, Debug, PartialEq)]
@@ -155,13 +37,13 @@ pub fn forecast(
     profiles: &[ProfileFile],
     network: &NamedNetwork,
     config: &ScalingConfig,
-    published: Vec<Answer>,
+    published: Vec<PublishedFigure>,
 ) -> Result<Forecast> {
     let profile = &profiles[0];
     let mut left_out = Vec::new();
     let mut tasks = Vec::new();
     for sync in &config.methods {
-        let synchronisation = synchronisation(&profile.step(), sync)?;
+        let synchronisation = synchronisation(&step_of(profile), sync)?;
         for &ranks in &config.ranks {
             match why_not(profile, sync, config.scaling, ranks) {
                 Some(why) => left_out.push(format!("{} on {ranks} ranks: {why}", scaling_method_name(&sync.method))),
@@ -206,7 +88,7 @@ fn record(
     synchronisation: Synchronisation,
     ranks: usize,
 ) -> Result<PredictionRecord> {
-    let whole = profiles[0].step();
+    let whole = step_of(&profiles[0]);
     let step = match scaling {
         ScalingKind::Weak => whole.clone(),
         ScalingKind::Strong => at_batch(profiles, whole.batch_size_per_rank / ranks),
@@ -235,20 +117,20 @@ fn record(
         method: scaling_method_name(&sync.method),
         sync: sync.method.kind().to_string(),
         reduction,
-        compress,
+        compress: Some(compress),
         servers,
         server_placement: placement,
         local_steps,
         ranks,
         batch_size_per_rank: step.batch_size_per_rank,
-        scaling,
-        step_ms: prediction.step_s * 1e3,
-        images_per_second: prediction.images_per_second,
-        speedup,
-        efficiency: speedup / ranks as f64,
-        communication_ms: prediction.communication_s * 1e3,
-        exposed_ms: prediction.exposed_s * 1e3,
-        bucket_bytes,
+        scaling: scaling.to_string(),
+        step_ms: Some(prediction.step_s * 1e3),
+        images_per_second: Some(prediction.images_per_second),
+        speedup: Some(speedup),
+        efficiency: Some(speedup / ranks as f64),
+        communication_ms: Some(prediction.communication_s * 1e3),
+        exposed_ms: Some(prediction.exposed_s * 1e3),
+        bucket_bytes: Some(bucket_bytes),
         best_bucket_bytes: best.map(|(bytes, _)| bytes),
         best_images_per_second: best.map(|(_, prediction)| prediction.images_per_second),
         cell: None,
@@ -259,17 +141,17 @@ fn file(
     profile: &ProfileFile,
     network: &NamedNetwork,
     predictions: Vec<PredictionRecord>,
-    published: Vec<Answer>,
+    published: Vec<PublishedFigure>,
 ) -> PredictionFile {
     PredictionFile {
-        schema: "lockstep.prediction/1".to_owned(),
+        schema: PREDICTION_SCHEMA.to_owned(),
         created: humantime::format_rfc3339_seconds(SystemTime::now()).to_string(),
         commit: env!("LOCKSTEP_COMMIT").to_owned(),
         model: profile.model.clone(),
         dtype: profile.dtype.clone(),
         device: profile.device.clone(),
         batch_size_per_rank: profile.batch_size_per_rank,
-        threads: profile.threads,
+        threads: Some(profile.threads),
         profile: ProfileFacts {
             forward_s: profile.forward_s,
             backward_s: profile.backward_s,
@@ -289,7 +171,7 @@ fn file(
             },
             alpha_s: network.model.link.alpha,
             bytes_per_second: network.model.link.beta.recip(),
-            ranks_per_node: network.model.ranks_per_node(),
+            ranks_per_node: Some(network.model.ranks_per_node()),
             text: network.model.to_string(),
         },
         predictions,
@@ -342,11 +224,11 @@ mod tests {
         assert_eq!(read.predictions.len(), file.predictions.len());
         for (record, read) in file.predictions.iter().zip(&read.predictions) {
             assert_eq!(record.method, read.method);
-            assert!((record.step_ms - read.step_ms).abs() < 1e-9);
-            assert!(record.efficiency <= 1.0 + 1e-9 && record.exposed_ms >= 0.0, "{record:?}");
-            assert!(record.ranks > 1 || (record.step_ms - 100.0).abs() < 1e-9, "{record:?}");
+            assert!((record.step_ms.unwrap() - read.step_ms.unwrap()).abs() < 1e-9);
+            assert!(record.efficiency.unwrap() <= 1.0 + 1e-9 && record.exposed_ms.unwrap() >= 0.0, "{record:?}");
+            assert!(record.ranks > 1 || (record.step_ms.unwrap() - 100.0).abs() < 1e-9, "{record:?}");
             if let Some(best) = record.best_images_per_second {
-                assert!(best > 0.95 * record.images_per_second, "{record:?}");
+                assert!(best > 0.95 * record.images_per_second.unwrap(), "{record:?}");
             }
         }
     }
@@ -359,8 +241,8 @@ mod tests {
         assert_eq!(batches, [(1, 32), (2, 16), (32, 1)]);
         assert_eq!(left_out, ["allreduce:ring on 3 ranks: they do not divide a global batch of 32"]);
         // What the optimizer and the rest take is not shared: Amdahl's law, as the network is fast next to 50 ms.
-        let two = &file.predictions[1];
-        assert!(two.speedup < 1.0 / (0.1 + 0.9 / 2.0) + 1e-9 && two.speedup > 1.6, "{two:?}");
+        let speedup = file.predictions[1].speedup.unwrap();
+        assert!(speedup < 1.0 / (0.1 + 0.9 / 2.0) + 1e-9 && speedup > 1.6, "{speedup}");
         let servers = predicted(with(&["parameter-server:4"], &[2], ScalingKind::Weak));
         assert_eq!((servers.file.predictions.len(), servers.left_out.len()), (0, 1));
     }

@@ -7,22 +7,17 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
+use records::{
+    AttemptRecord, ORIGIN, PredictionFile, PredictionRecord, Status, Study, StudyCell, WORK, median, method,
+};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::forecast::{PredictionFile, PredictionRecord};
-use super::profile_file::median;
 use super::speedup::{Scaled, scaled};
 
 /// What differs within a group, and what only says how it was started.
 const NO_PART_OF_A_GROUP: [&str; 6] =
     ["ranks", "launcher", "communication", "global_batch_size", "batch_size_per_rank", "network"];
-
-/// What a rank alone has in common with many: its work.
-pub(crate) const WORK: [&str; 7] = ["model", "dtype", "kernels", "device", "threads", "image_size", "grad_accum_steps"];
-
-/// How and where it was measured, by which its speed differs as well.
-pub(crate) const ORIGIN: [&str; 2] = ["kind", "study"];
 
 /// Runs that differ in their ranks only.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -120,13 +115,7 @@ fn study_name(directory: &Path) -> String {
 
 /// Settings as text.
 fn settings(object: &Map<String, Value>) -> BTreeMap<String, String> {
-    let text = |value: &Value| match value {
-        Value::String(text) => Some(text.clone()),
-        Value::Number(number) => Some(number.to_string()),
-        Value::Bool(truth) => Some(truth.to_string()),
-        _ => None,
-    };
-    object.iter().filter_map(|(key, value)| Some((key.clone(), text(value)?))).collect()
+    object.iter().filter_map(|(key, value)| Some((key.clone(), records::text(value)?))).collect()
 }
 
 /// Every line that is a result of `bench`.
@@ -155,41 +144,29 @@ fn study(directory: &Path) -> Result<Vec<Cell>> {
     let path = directory.join("study.json");
     let context = || format!("cannot read {}, expected the directory of a study", path.display());
     let study: Value = serde_json::from_slice(&std::fs::read(&path).with_context(context)?).with_context(context)?;
-    let mut cells = Vec::new();
-    for cell in study.get("cells").and_then(Value::as_array).into_iter().flatten() {
-        let Some(mut settings) = cell.get("settings").and_then(Value::as_object).map(settings) else { continue };
-        settings.extend(cell.get("kind").and_then(Value::as_str).map(|kind| ("kind".to_owned(), kind.to_owned())));
+    let study: Study = records::from_value(study).with_context(context)?;
+    let cell = |cell: &StudyCell| {
+        let mut settings = settings(&cell.settings);
+        settings.insert("kind".to_owned(), cell.kind.clone());
         settings.insert("study".to_owned(), study_name(directory));
-        let id = cell.get("id").and_then(Value::as_str).map(str::to_owned);
-        cells.push(Cell { id, settings, speeds: BTreeMap::new() });
-    }
+        Cell { id: Some(cell.id.clone()), settings, speeds: BTreeMap::new() }
+    };
+    let mut cells: Vec<Cell> = study.cells.iter().map(cell).collect();
     let path = directory.join("records.jsonl");
     let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
-    for line in text.lines() {
-        // A line that a crash tore is no record.
-        let Ok(record) = serde_json::from_str::<Value>(line) else { continue };
-        let (id, status) = (record.get("cell").and_then(Value::as_str), record.get("status").and_then(Value::as_str));
-        let is_disturbed = status == Some("disturbed");
-        if !(is_disturbed || status == Some("ok")) {
-            continue;
-        }
-        let Some(speed) = record.get("result").and_then(speed) else { continue };
-        let Some(cell) = cells.iter_mut().find(|cell| cell.id.as_deref() == id) else { continue };
-        let repetition = record.get("repetition").and_then(Value::as_u64).unwrap_or(0);
-        let known = cell.speeds.get(&repetition);
+    // A line that a crash tore is no record.
+    let attempts = text.lines().filter_map(|line| serde_json::from_str::<AttemptRecord>(line).ok());
+    for attempt in attempts.filter(|attempt| attempt.status != Status::Failed) {
+        let Some(speed) = attempt.images_per_second() else { continue };
+        let Some(cell) = cells.iter_mut().find(|cell| cell.id.as_ref() == Some(&attempt.cell)) else { continue };
+        let known = cell.speeds.get(&attempt.repetition);
         // A disturbed attempt counts as long as none was quiet.
         if known.is_none_or(|(_, disturbed)| *disturbed) {
-            cell.speeds.insert(repetition, (speed, is_disturbed));
+            cell.speeds.insert(attempt.repetition, (speed, attempt.status == Status::Disturbed));
         }
     }
     cells.retain(|cell| !cell.speeds.is_empty() && cell.number("ranks") > 0);
     Ok(cells)
-}
-
-/// Of `bench` a number, of `train` a mean among others.
-fn speed(result: &Value) -> Option<f64> {
-    let speed = result.get("images_per_second")?;
-    speed.as_f64().or_else(|| speed.get("mean")?.as_f64())
 }
 
 fn study_predictions(directory: &Path) -> Result<Vec<PredictionFile>> {
@@ -201,7 +178,8 @@ fn study_predictions(directory: &Path) -> Result<Vec<PredictionFile>> {
         if path.extension().is_some_and(|extension| extension == "json") {
             let context = || format!("cannot read {}, expected a file of predict-scaling --output", path.display());
             let text = std::fs::read(&path).with_context(context)?;
-            files.push(serde_json::from_slice(&text).with_context(context)?);
+            let value: Value = serde_json::from_slice(&text).with_context(context)?;
+            files.push(records::from_value(value).with_context(context)?);
         }
     }
     Ok(files)
@@ -251,23 +229,20 @@ fn run(cell: &Cell, group: &[&Cell], all: &[Cell], predictions: &[(Option<String
         repetitions: cell.speeds.len(),
         disturbed: cell.speeds.values().any(|(_, disturbed)| *disturbed),
         scaled: base.map(|base| scaled(speed, base.median(), ranks)),
-        gap: prediction.map(|record| record.images_per_second / speed - 1.0),
+        gap: prediction.and_then(|record| Some(record.images_per_second? / speed - 1.0)),
     }
 }
 
 /// The prediction for a cell: the one that names it, else one of the same configuration.
 fn predicted<'a>(cell: &Cell, file: &'a PredictionFile) -> Option<&'a PredictionRecord> {
-    let named = file.predictions.iter().enumerate().find(|(index, record)| {
-        let id = record.cell.as_ref().or_else(|| file.cells.get(*index).and_then(Option::as_ref));
-        id.is_some() && id == cell.id.as_ref()
-    });
-    if let Some((_, record)) = named {
-        return Some(record);
+    let is_named = |index: usize| file.cell(index).is_some_and(|id| Some(id) == cell.id.as_deref());
+    if let Some(index) = (0..file.predictions.len()).find(|index| is_named(*index)) {
+        return file.predictions.get(index);
     }
     let is = |key: &str, value: &str| cell.settings.get(key).is_none_or(|text| text == value);
     if !(is("model", &file.model)
         && is("dtype", &file.dtype)
-        && is("threads", &file.threads.to_string())
+        && file.threads.is_none_or(|threads| is("threads", &threads.to_string()))
         && cell.network().is_none_or(|network| *network == file.network.name))
     {
         return None;
@@ -278,30 +253,6 @@ fn predicted<'a>(cell: &Cell, file: &'a PredictionFile) -> Option<&'a Prediction
             && record.ranks == cell.number("ranks")
             && record.batch_size_per_rank == cell.number("batch_size_per_rank")
             && (record.ranks == 1 || method.as_ref() == Some(&record.method))
-    })
-}
-
-/// The method in one word, from flags by their names.
-pub(crate) fn method(settings: &BTreeMap<String, String>) -> Option<String> {
-    if let Some(method) = settings.get("method") {
-        return Some(method.clone());
-    }
-    let get = |keys: [&str; 2], default: &str| {
-        keys.iter().find_map(|key| settings.get(*key)).map_or(default, String::as_str).to_owned()
-    };
-    let own = if get(["server-placement", "server_placement"], "beside") == "own" { "@own" } else { "" };
-    Some(match settings.get("sync").map_or("allreduce", String::as_str) {
-        "allreduce" => match (get(["compress", "compress"], "none"), get(["reduction", "reduction"], "hierarchical")) {
-            (_, reduction) if reduction == "exact" => reduction,
-            (compress, reduction) if compress == "none" => format!("allreduce:{reduction}"),
-            (compress, _) => format!("allreduce+{compress}"),
-        },
-        "local-sgd" => format!("local-sgd:{}", get(["every", "local_steps"], "8")),
-        sync @ ("parameter-server" | "async-parameter-server") => {
-            let bound = settings.get("staleness").map_or(String::new(), |bound| format!(":{bound}"));
-            format!("{sync}:{}{bound}{own}", get(["servers", "servers"], "1"))
-        }
-        _ => return None,
     })
 }
 
@@ -382,18 +333,5 @@ mod tests {
         let last = |groups: &[Measured]| groups.last().unwrap().runs.last().unwrap().scaled;
         assert_eq!(last(&groups_with(None)), None);
         assert_eq!(last(&groups_with(Some(cell("b", "bench", 1, 100.0)))).unwrap().speedup, 1.5);
-    }
-
-    #[test]
-    fn flags_of_a_study_name_their_method() {
-        let method = |pairs: &[(&str, &str)]| {
-            method(&pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()).unwrap()
-        };
-        assert_eq!(method(&[]), "allreduce:hierarchical");
-        assert_eq!(method(&[("sync", "allreduce"), ("compress", "bf16")]), "allreduce+bf16");
-        assert_eq!(method(&[("reduction", "exact")]), "exact");
-        assert_eq!(method(&[("sync", "local-sgd"), ("every", "4")]), "local-sgd:4");
-        let servers = [("sync", "async-parameter-server"), ("staleness", "2"), ("server-placement", "own")];
-        assert_eq!(method(&servers), "async-parameter-server:1:2@own");
     }
 }

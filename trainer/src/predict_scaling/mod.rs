@@ -1,6 +1,6 @@
 //! How fast more ranks would train, from the step of one: what `trainer predict-scaling` tells.
 //!
-//! In: a measured step, networks, methods of synchronisation; measured runs. Out: [`PredictionFile`]s, tables.
+//! In: a measured step, networks, methods of synchronisation; measured runs. Out: [`records::PredictionFile`]s, tables.
 //! Invariant: a prediction says that it is one; a figure of somebody else's says whose.
 //! Source: Li et al. 2020, PyTorch Distributed (2006.15704), section 5; Karp & Flatt 1990, Measuring parallel processor performance.
 //!
@@ -15,11 +15,9 @@ mod published;
 mod render;
 mod speedup;
 
-pub use forecast::{Forecast, PredictionFile, PredictionRecord, forecast};
+pub use forecast::{Forecast, forecast};
 pub use measured::{Measured, read as read_measured};
-pub(crate) use measured::{ORIGIN, WORK, method as measured_method};
-pub use profile_file::{BucketRecord, LayerSeconds, ParameterRecord, ProfileFile, at_batch};
-pub(crate) use profile_file::{SCHEMA as PROFILE_SCHEMA, median};
-pub use published::{Answer, Point, answers};
+pub use profile_file::{at_batch, read_profile, step_of};
+pub use published::{Point, answers};
 pub use render::{forecast_lines, measured_lines, published_lines};
 pub use speedup::{Scaled, karp_flatt, scaled};

@@ -1,170 +1,64 @@
 //! The measured step of a rank as a file, and as a simulation takes it.
 //!
-//! In: what `trainer bench` measured. Out: [`ProfileFile`]. Invariant: the parts of a step add up to `step_s`.
+//! In: what `trainer bench` measured. Out: [`ProfileFile`], read and checked; [`StepProfile`].
 
-use std::collections::BTreeMap;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
-use serde::{Deserialize, Serialize};
+use records::{PROFILE_SCHEMA, ProfileFile};
 use simulate::{BucketProfile, ParameterProfile, StepProfile};
 
-/// What such a file says of itself.
-pub(crate) const SCHEMA: &str = "lockstep.profile/1";
-
-/// A parameter and its gradient.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct ParameterRecord {
-    /// Name in the module.
-    pub name: String,
-    /// Shape.
-    pub shape: Vec<usize>,
-    /// Seconds from the start of the backward pass until its gradient is there.
-    pub ready_s: f64,
-}
-
-/// A layer's share of the backward pass.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct LayerSeconds {
-    /// Name of its module.
-    pub name: String,
-    /// Seconds from the last gradient of the layer behind it until its own last one.
-    pub seconds: f64,
-}
-
-/// A gradient bucket.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct BucketRecord {
-    /// Seconds from the start of the backward pass until it is full.
-    pub ready_s: f64,
-    /// Bytes of gradients.
-    pub bytes: u64,
-}
-
-/// One rank's step, and what it was measured on. Times are seconds.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct ProfileFile {
-    /// `lockstep.profile/1`.
-    pub schema: String,
-    /// Start in UTC, RFC 3339.
-    pub created: String,
-    /// Commit of the program, or "unknown".
-    pub commit: String,
-    /// Processor.
-    pub cpu_model: String,
-    /// Processors the rank might use.
-    pub cpu_count: usize,
-    /// Name of the network.
-    pub model: String,
-    /// Number format of activations.
-    pub dtype: String,
-    /// Whose kernels.
-    pub kernels: String,
-    /// Backend and device.
-    pub device: String,
-    /// Ranks that ran.
-    pub ranks: usize,
-    /// Compute threads of each.
-    pub threads: usize,
-    /// Samples of one rank's step.
-    pub batch_size_per_rank: usize,
-    /// Measured steps.
-    pub steps: usize,
-    /// Median of a step without waiting for other ranks.
-    pub step_s: f64,
-    /// Standard deviation of a step's time around its median, from the median absolute deviation.
-    pub step_spread_s: f64,
-    /// Forward pass.
-    pub forward_s: f64,
-    /// Backward pass.
-    pub backward_s: f64,
-    /// Optimizer.
-    pub optimizer_s: f64,
-    /// Waiting for images.
-    pub input_s: f64,
-    /// What is none of these.
-    pub other_s: f64,
-    /// Limit of a bucket.
-    pub bucket_cap_bytes: u64,
-    /// In the order of their reduction.
-    pub buckets: Vec<BucketRecord>,
-    /// In module order.
-    pub parameters: Vec<ParameterRecord>,
-    /// Seconds in our own kernels by kind.
-    pub kernel_seconds: BTreeMap<String, f64>,
-}
-
-impl ProfileFile {
-    /// Reads a file that `bench --profile-output` wrote.
-    ///
-    /// # Errors
-    /// When it cannot be read, is none of these, or a number in it cannot be.
-    pub fn read(path: &Path) -> Result<Self> {
-        let expected = || format!("{}: expected a file that `trainer bench --profile-output` wrote", path.display());
-        let text = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
-        let value: serde_json::Value = serde_json::from_slice(&text).with_context(expected)?;
-        let schema = value.get("schema").and_then(serde_json::Value::as_str).unwrap_or("none");
-        ensure!(schema == SCHEMA, "{}, with schema {SCHEMA}, got {schema}", expected());
-        let file: Self = serde_json::from_value(value).with_context(expected)?;
-        ensure!(file.batch_size_per_rank > 0, "{}: expected a batch of at least 1 sample, got 0", path.display());
-        ensure!(
-            file.parameters.iter().any(|parameter| parameter.shape.iter().product::<usize>() > 0),
-            "{}: expected parameters with at least one element, got none",
-            path.display()
-        );
-        let times = [file.forward_s, file.backward_s, file.optimizer_s, file.input_s, file.other_s, file.step_spread_s];
-        let ready = file.parameters.iter().map(|parameter| parameter.ready_s);
-        let ready = ready.chain(file.buckets.iter().map(|bucket| bucket.ready_s));
-        if let Some(wrong) = times.into_iter().chain(ready).find(|time| !(time.is_finite() && *time >= 0.0)) {
-            bail!("{}: expected times finite and not negative, got {wrong}; measure again", path.display());
-        }
-        ensure!(
-            file.forward_s + file.backward_s > 0.0,
-            "{}: expected a forward and a backward pass that take time, got 0 s; measure again",
-            path.display()
-        );
-        Ok(file)
+/// Reads a file that `bench --profile-output` wrote.
+///
+/// # Errors
+/// When it cannot be read, is none of these, or a number in it cannot be.
+pub fn read_profile(path: &Path) -> Result<ProfileFile> {
+    let expected = || format!("{}: expected a file that `trainer bench --profile-output` wrote", path.display());
+    let text = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
+    let value: serde_json::Value = serde_json::from_slice(&text).with_context(expected)?;
+    let schema = value.get("schema").and_then(serde_json::Value::as_str).unwrap_or("none");
+    ensure!(schema == PROFILE_SCHEMA, "{}, with schema {PROFILE_SCHEMA}, got {schema}", expected());
+    let file: ProfileFile = serde_json::from_value(value).with_context(expected)?;
+    ensure!(file.batch_size_per_rank > 0, "{}: expected a batch of at least 1 sample, got 0", path.display());
+    ensure!(
+        file.parameters.iter().any(|parameter| parameter.shape.iter().product::<usize>() > 0),
+        "{}: expected parameters with at least one element, got none",
+        path.display()
+    );
+    let times = [file.forward_s, file.backward_s, file.optimizer_s, file.input_s, file.other_s, file.step_spread_s];
+    let ready = file.parameters.iter().map(|parameter| parameter.ready_s);
+    let ready = ready.chain(file.buckets.iter().map(|bucket| bucket.ready_s));
+    if let Some(wrong) = times.into_iter().chain(ready).find(|time| !(time.is_finite() && *time >= 0.0)) {
+        bail!("{}: expected times finite and not negative, got {wrong}; measure again", path.display());
     }
+    ensure!(
+        file.forward_s + file.backward_s > 0.0,
+        "{}: expected a forward and a backward pass that take time, got 0 s; measure again",
+        path.display()
+    );
+    Ok(file)
+}
 
-    /// As a simulation takes it, in the buckets that were measured.
-    pub fn step(&self) -> StepProfile {
-        let parameters = self.parameters.iter().map(|parameter| ParameterProfile {
-            path: parameter.name.clone(),
-            shape: parameter.shape.clone(),
-            ready_s: parameter.ready_s,
-        });
-        StepProfile {
-            forward_s: self.forward_s,
-            backward_s: self.backward_s,
-            buckets: self
-                .buckets
-                .iter()
-                .map(|bucket| BucketProfile { ready_s: bucket.ready_s, bytes: bucket.bytes })
-                .collect(),
-            parameters: parameters.collect(),
-            optimizer_s: self.optimizer_s,
-            other_s: self.input_s + self.other_s,
-            batch_size_per_rank: self.batch_size_per_rank,
-            straggler_spread_s: self.step_spread_s,
-        }
-    }
-
-    /// The backward pass by layer, in the order in which it goes through them.
-    pub fn layers(&self) -> Vec<LayerSeconds> {
-        let mut parameters: Vec<&ParameterRecord> = self.parameters.iter().collect();
-        parameters.sort_by(|a, b| a.ready_s.total_cmp(&b.ready_s));
-        let mut layers: Vec<LayerSeconds> = Vec::new();
-        let mut before_s = 0.0;
-        for parameter in parameters {
-            let name = parameter.name.rsplit_once('.').map_or(parameter.name.as_str(), |(module, _)| module);
-            let seconds = parameter.ready_s - before_s;
-            before_s = parameter.ready_s;
-            match layers.iter_mut().find(|layer| layer.name == name) {
-                Some(layer) => layer.seconds += seconds,
-                None => layers.push(LayerSeconds { name: name.to_owned(), seconds }),
-            }
-        }
-        layers
+/// As a simulation takes it, in the buckets that were measured.
+pub fn step_of(file: &ProfileFile) -> StepProfile {
+    let parameters = file.parameters.iter().map(|parameter| ParameterProfile {
+        path: parameter.name.clone(),
+        shape: parameter.shape.clone(),
+        ready_s: parameter.ready_s,
+    });
+    StepProfile {
+        forward_s: file.forward_s,
+        backward_s: file.backward_s,
+        buckets: file
+            .buckets
+            .iter()
+            .map(|bucket| BucketProfile { ready_s: bucket.ready_s, bytes: bucket.bytes })
+            .collect(),
+        parameters: parameters.collect(),
+        optimizer_s: file.optimizer_s,
+        other_s: file.input_s + file.other_s,
+        batch_size_per_rank: file.batch_size_per_rank,
+        straggler_spread_s: file.step_spread_s,
     }
 }
 
@@ -183,27 +77,22 @@ pub fn at_batch(profiles: &[ProfileFile], batch_size_per_rank: usize) -> StepPro
         };
         seconds + per_sample * (batch_size_per_rank as f64 - batch)
     };
-    let mut step = first.step();
+    let mut step = step_of(first);
     step.forward_s = of(|profile| profile.forward_s);
     step.backward_s = of(|profile| profile.backward_s);
     let ratio = if first.backward_s > 0.0 { step.backward_s / first.backward_s } else { 1.0 };
     step.parameters.iter_mut().for_each(|parameter| parameter.ready_s *= ratio);
     step.buckets.iter_mut().for_each(|bucket| bucket.ready_s *= ratio);
-    step.straggler_spread_s *= step.compute_s() / first.step().compute_s();
+    step.straggler_spread_s *= step.compute_s() / step_of(first).compute_s();
     step.batch_size_per_rank = batch_size_per_rank;
     step
-}
-
-/// The middle of `values`, which it sorts; 0 for none.
-pub(crate) fn median(values: &mut [f64]) -> f64 {
-    values.sort_by(f64::total_cmp);
-    let number = values.len();
-    if number == 0 { 0.0 } else { (values[(number - 1) / 2] + values[number / 2]) / 2.0 }
 }
 
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
+    use records::{BucketRecord, ParameterRecord};
+    use std::collections::BTreeMap;
 
     /// 100 ms with 32 samples: a backward pass of 60 ms through two layers of 64 KiB and one of 4 KiB.
     pub(in crate::predict_scaling) fn profile() -> ProfileFile {
@@ -213,7 +102,7 @@ pub(super) mod tests {
             ready_s,
         };
         ProfileFile {
-            schema: SCHEMA.to_owned(),
+            schema: PROFILE_SCHEMA.to_owned(),
             created: "2026-11-21T12:00:00Z".to_owned(),
             commit: "unknown".to_owned(),
             cpu_model: "unknown".to_owned(),
@@ -250,7 +139,7 @@ pub(super) mod tests {
         let path = directory.path().join("step.json");
         let read = |text: &str| {
             std::fs::write(&path, text).unwrap();
-            ProfileFile::read(&path).map_err(|error| format!("{error:#}"))
+            read_profile(&path).map_err(|error| format!("{error:#}"))
         };
         let text = serde_json::to_string(&profile()).unwrap();
         assert_eq!(read(&text).unwrap(), profile());
@@ -264,9 +153,7 @@ pub(super) mod tests {
             let error = read(text).unwrap_err();
             assert!(error.contains(expected), "expected {expected} in {error}");
         }
-        assert!(
-            ProfileFile::read(&directory.path().join("absent.json")).unwrap_err().to_string().contains("cannot read")
-        );
+        assert!(read_profile(&directory.path().join("absent.json")).unwrap_err().to_string().contains("cannot read"));
     }
 
     #[test]
@@ -286,6 +173,6 @@ pub(super) mod tests {
         assert!((both.parameters[0].ready_s - 0.05 * 0.6).abs() < 1e-12);
         let alone = at_batch(&[profile()], 16);
         assert!((alone.forward_s - 0.015).abs() < 1e-12 && (alone.optimizer_s - 0.005).abs() < 1e-12);
-        assert_eq!(at_batch(&[profile()], 32), profile().step());
+        assert_eq!(at_batch(&[profile()], 32), step_of(&profile()));
     }
 }

@@ -1,11 +1,11 @@
 //! Published scaling figures, and what the simulation says of the same ranks, gradients and networks.
 //!
-//! In: a table of figures with where they come from. Out: [`Answer`]s. Invariant: answers are computed, never written down here.
+//! In: a table of figures with where they come from. Out: [`PublishedFigure`]s. Invariant: answers are computed, never written down here.
 //! Source: each line names its own. What a source does not tell is assumed, and said so in the line.
 
 use anyhow::Result;
 use distributed::ReductionKind;
-use serde::{Deserialize, Serialize};
+use records::PublishedFigure;
 use simulate::{BucketProfile, NetworkModel, StepProfile, predict};
 
 /// The forward pass's share of the time of both: two of three products of a layer are in the backward pass.
@@ -116,46 +116,23 @@ const POINTS: [Point; 5] = [
     },
 ];
 
-/// A published figure next to the simulation's.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Answer {
-    /// Who says so.
-    pub source: String,
-    /// What was measured.
-    pub what: String,
-    /// GPUs.
-    pub ranks: usize,
-    /// Speedup a GPU, as published.
-    pub published_efficiency: f64,
-    /// Speedup a GPU, as simulated.
-    pub predicted_efficiency: f64,
-    /// Serial share that the published figure tells of.
-    #[serde(default)]
-    pub published_serial_fraction: Option<f64>,
-    /// What of the simulation's input the source does not tell.
-    #[serde(default)]
-    pub assumed: String,
-    /// Why the two differ.
-    pub explanation: String,
-}
-
 /// What the simulation says of every figure.
 ///
 /// # Errors
 /// When a figure cannot be simulated.
-pub fn answers() -> Result<Vec<Answer>> {
+pub fn answers() -> Result<Vec<PublishedFigure>> {
     POINTS.iter().map(answer).collect()
 }
 
-fn answer(point: &Point) -> Result<Answer> {
+fn answer(point: &Point) -> Result<PublishedFigure> {
     let network: NetworkModel = point.network.parse()?;
     let prediction = predict(&step(point), ReductionKind::Ring, &network, point.ranks, true)?;
-    Ok(Answer {
+    Ok(PublishedFigure {
         source: point.source.to_owned(),
         what: point.what.to_owned(),
-        ranks: point.ranks,
-        published_efficiency: point.efficiency,
-        predicted_efficiency: prediction.efficiency,
+        ranks: point.ranks as u64,
+        published_efficiency: Some(point.efficiency),
+        predicted_efficiency: Some(prediction.efficiency),
         published_serial_fraction: super::karp_flatt(point.efficiency * point.ranks as f64, point.ranks),
         assumed: point.assumed.to_owned(),
         explanation: point.explanation.to_owned(),
@@ -186,7 +163,7 @@ mod tests {
         let answers = answers().unwrap();
         assert_eq!(answers.len(), POINTS.len());
         for answer in &answers {
-            assert!(answer.predicted_efficiency > 0.5 && answer.predicted_efficiency <= 1.0, "{answer:?}");
+            assert!(answer.predicted_efficiency.is_some_and(|share| share > 0.5 && share <= 1.0), "{answer:?}");
             assert!(answer.explanation.ends_with('.') && !answer.assumed.is_empty());
         }
     }
@@ -197,8 +174,8 @@ mod tests {
         let of = |text: &str| answers.iter().find(|answer| answer.source.contains(text)).unwrap();
         let (fast, slow) = (of("InfiniBand"), of("Ethernet"));
         let (published, predicted) = (
-            slow.published_efficiency / fast.published_efficiency,
-            slow.predicted_efficiency / fast.predicted_efficiency,
+            slow.published_efficiency.unwrap() / fast.published_efficiency.unwrap(),
+            slow.predicted_efficiency.unwrap() / fast.predicted_efficiency.unwrap(),
         );
         // Both lose what the model does not know of, as input and stragglers; the ratio keeps the network alone.
         assert!((predicted / published - 1.0).abs() < 0.15, "published {published}, predicted {predicted}");

@@ -4,12 +4,13 @@
 
 use super::forecast::{Forecast, compute_s};
 use super::measured::Measured;
-use super::published::Answer;
-use crate::report::format::bytes;
+use records::{PublishedFigure, bytes};
 
 /// One line a method and number of ranks.
 pub fn forecast_lines(forecast: &Forecast) -> Vec<String> {
     let file = &forecast.file;
+    let ranks_per_node = file.network.ranks_per_node.unwrap_or(1);
+    let known = |number: Option<f64>| number.unwrap_or(f64::NAN);
     let mut lines = vec![
         format!(
             "predicted over {} ({}, {:.4} ms a message, {:.4} GB/s, {} rank{} a node): {} {}, batch {}, {:.2} ms of computing a step",
@@ -17,8 +18,8 @@ pub fn forecast_lines(forecast: &Forecast) -> Vec<String> {
             file.network.source,
             file.network.alpha_s * 1e3,
             file.network.bytes_per_second / 1e9,
-            file.network.ranks_per_node,
-            if file.network.ranks_per_node == 1 { "" } else { "s" },
+            ranks_per_node,
+            if ranks_per_node == 1 { "" } else { "s" },
             file.model,
             file.dtype,
             file.batch_size_per_rank,
@@ -41,7 +42,7 @@ pub fn forecast_lines(forecast: &Forecast) -> Vec<String> {
     for record in &file.predictions {
         let best = match (record.best_bucket_bytes, record.best_images_per_second) {
             (Some(size), Some(speed)) => {
-                format!("{} ({:+.1} %)", bytes(size), 100.0 * (speed / record.images_per_second - 1.0))
+                format!("{} ({:+.1} %)", bytes(size), 100.0 * (speed / known(record.images_per_second) - 1.0))
             }
             _ => "-".to_owned(),
         };
@@ -50,12 +51,12 @@ pub fn forecast_lines(forecast: &Forecast) -> Vec<String> {
             record.method,
             record.ranks,
             record.batch_size_per_rank,
-            record.step_ms,
-            record.communication_ms,
-            record.exposed_ms,
-            record.images_per_second,
-            record.speedup,
-            100.0 * record.efficiency,
+            known(record.step_ms),
+            known(record.communication_ms),
+            known(record.exposed_ms),
+            known(record.images_per_second),
+            known(record.speedup),
+            100.0 * known(record.efficiency),
         ));
     }
     lines.extend(forecast.left_out.iter().map(|why| format!("not predicted: {why}")));
@@ -92,18 +93,20 @@ pub fn measured_lines(groups: &[Measured]) -> Vec<String> {
 }
 
 /// A few lines a figure.
-pub fn published_lines(answers: &[Answer]) -> Vec<String> {
+pub fn published_lines(answers: &[PublishedFigure]) -> Vec<String> {
     let mut lines =
         vec!["published figures, and what the simulation says of the same ranks, gradients and networks:".to_owned()];
     for answer in answers {
         lines.push(format!("published {}: {}", answer.source, answer.what));
+        let published = 100.0 * answer.published_efficiency.unwrap_or(f64::NAN);
+        let predicted = 100.0 * answer.predicted_efficiency.unwrap_or(f64::NAN);
         lines.push(format!(
             "          {} ranks: published efficiency {:.1} % (serial share {}), predicted {:.1} %, gap {:+.1} points",
             answer.ranks,
-            100.0 * answer.published_efficiency,
+            published,
             answer.published_serial_fraction.map_or("-".to_owned(), |share| format!("{:.2} %", 100.0 * share)),
-            100.0 * answer.predicted_efficiency,
-            100.0 * (answer.predicted_efficiency - answer.published_efficiency),
+            predicted,
+            predicted - published,
         ));
         lines.push(format!("          {}", answer.explanation));
         lines.push(format!("          assumed: {}", answer.assumed));

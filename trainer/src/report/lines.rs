@@ -4,8 +4,8 @@
 
 use super::format::{bytes, grouped, rate, seconds};
 use crate::config::TrainConfig;
-use crate::device_kernels::DeviceKernels;
-use crate::metrics::{EpochRecord, ScoreSums, Seconds, SlowestRank, StepLine, Summary, ThroughputStats};
+use crate::metrics::{ScoreSums, StepLine};
+use records::{DeviceKernels, EpochRecord, Seconds, SlowestRank, Summary, ThroughputStats};
 use std::collections::BTreeMap;
 
 /// Width of the configuration table, columns.
@@ -146,12 +146,12 @@ pub(super) fn speed(stats: &ThroughputStats, peak_memory_bytes: u64) -> String {
 /// A row for each kind of kernel with its share of the step, the largest first, and what is left over.
 pub(super) fn step_parts(
     seconds: f64,
-    kernels: &BTreeMap<&str, f64>,
+    kernels: &BTreeMap<String, f64>,
     num_steps: usize,
     faults_per_step: f64,
 ) -> Vec<String> {
     let in_kernels: f64 = kernels.values().sum();
-    let mut parts: Vec<(&str, f64)> = kernels.iter().map(|(name, seconds)| (*name, *seconds)).collect();
+    let mut parts: Vec<(&str, f64)> = kernels.iter().map(|(name, seconds)| (name.as_str(), *seconds)).collect();
     parts.sort_by(|a, b| b.1.total_cmp(&a.1));
     parts.push(("outside our kernels", seconds - in_kernels));
     let row = |(name, part): (&str, f64)| {

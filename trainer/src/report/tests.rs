@@ -3,7 +3,8 @@
 use super::*;
 use crate::cli::TrainArgs;
 use crate::metrics::tests::record;
-use crate::metrics::{Seconds, SlowestRank};
+use crate::metrics::throughput;
+use records::{Seconds, SlowestRank};
 use std::fs;
 use std::sync::Arc;
 use std::time::Duration;
@@ -65,7 +66,7 @@ fn summary(own_milliseconds_per_step: f64) -> Summary {
         best_test_top1: Some(1.0),
         parameter_hash: "ab12".to_owned(),
         seconds_total: 83.1,
-        images_per_second: ThroughputStats::of(&[(64, Duration::from_millis(100)); 4]),
+        images_per_second: throughput(&[(64, Duration::from_millis(100)); 4]),
         slowest_rank: Some(SlowestRank {
             rank: 2,
             node: "n3".to_owned(),

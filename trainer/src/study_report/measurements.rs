@@ -3,8 +3,8 @@
 //! In: [`Sources`]. Out: [`Measurement`]s, speedups, medians and ranges. Invariant: repetitions stay apart until they are shown; a
 //! speedup is against one rank of the same setting, or says against how many.
 
-use super::sources::{Cell, Record, Run, Sources, Study};
-use crate::predict_scaling::{self, ORIGIN, WORK};
+use super::sources::{Run, Sources, StudyFolder};
+use records::{AttemptRecord, ORIGIN, Status, StudyCell, WORK};
 use std::collections::BTreeMap;
 
 /// One setting at one number of ranks, measured once or several times.
@@ -42,7 +42,7 @@ const SIZES: [&str; 2] = ["ranks", "scaling"];
 /// The middle of the values; of an even number, the mean of the two in the middle.
 pub(super) fn median(values: &[f64]) -> Option<f64> {
     let mut finite: Vec<f64> = values.iter().copied().filter(|value| value.is_finite()).collect();
-    (!finite.is_empty()).then(|| predict_scaling::median(&mut finite))
+    (!finite.is_empty()).then(|| records::median(&mut finite))
 }
 
 /// Least and most, of several values.
@@ -112,7 +112,7 @@ pub(super) fn all(sources: &Sources) -> Vec<Measurement> {
     of_studies.chain(of_runs(&sources.runs)).collect()
 }
 
-fn of_study(study: &Study, number: usize) -> Vec<Measurement> {
+fn of_study(study: &StudyFolder, number: usize) -> Vec<Measurement> {
     let mut measurements: Vec<Measurement> = Vec::new();
     for (cell, record) in study.counted() {
         let Some(speed) = speed_of(record) else { continue };
@@ -123,12 +123,12 @@ fn of_study(study: &Study, number: usize) -> Vec<Measurement> {
         measurement.speeds.push(speed);
         measurement.memory_bytes.extend(record.result["peak_memory_bytes"].as_f64());
         measurement.phases_ms.extend(phases_of(record, speed));
-        measurement.num_disturbed += usize::from(record.status == "disturbed");
+        measurement.num_disturbed += usize::from(record.status == Status::Disturbed);
     }
     measurements
 }
 
-fn of_cell(cell: &Cell, study: usize) -> Measurement {
+fn of_cell(cell: &StudyCell, study: usize) -> Measurement {
     let mut settings: BTreeMap<String, String> = cell
         .settings
         .keys()
@@ -143,13 +143,12 @@ fn of_cell(cell: &Cell, study: usize) -> Measurement {
 }
 
 /// What `bench` says, or the summary of a run.
-fn speed_of(record: &Record) -> Option<f64> {
-    let speed = &record.result["images_per_second"];
-    speed.as_f64().or_else(|| speed["mean"].as_f64()).filter(|speed| *speed > 0.0)
+fn speed_of(record: &AttemptRecord) -> Option<f64> {
+    record.images_per_second().filter(|speed| *speed > 0.0)
 }
 
 /// Of `bench`, whose seconds are those of the measured steps.
-fn phases_of(record: &Record, speed: f64) -> Option<[f64; PHASES.len()]> {
+fn phases_of(record: &AttemptRecord, speed: f64) -> Option<[f64; PHASES.len()]> {
     let result = &record.result;
     let steps = result["steps"].as_f64().filter(|steps| *steps > 0.0 && result["seconds"].is_object())?;
     let mut phases = [0.0; PHASES.len()];
@@ -268,8 +267,7 @@ fn of_run(run: &Run) -> Option<Measurement> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::manifest::{DatasetFacts, LaunchFacts, Manifest};
-    use crate::metrics::tests::record;
+    use records::{DatasetFacts, EpochRecord, LaunchFacts, Manifest};
 
     fn measurement(ranks: usize, speed: f64, sync: &str) -> Measurement {
         let settings = [("model", "resnet20"), ("sync", sync), ("batch_size_per_rank", "32")];
@@ -323,22 +321,12 @@ mod tests {
             [("batch.global-batch-size", "64"), ("model.model", "\"resnet20\""), ("sync.sync", "\"allreduce\"")];
         let settings =
             batch.iter().chain(options).map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
-        let launch = LaunchFacts {
-            ranks,
-            threads_per_rank: 1,
-            nodes: Vec::new(),
-            mpi_library: String::new(),
-            device: String::new(),
-        };
-        let dataset = DatasetFacts {
-            name: "cifar10".to_owned(),
-            num_train: 10,
-            num_test: 10,
-            train_checksum: checksum.to_owned(),
-            test_checksum: String::new(),
-        };
-        let epochs = vec![record(0, None)];
-        Run { settings, epochs, manifests: vec![Manifest::new(String::new(), launch, dataset)], ..Run::default() }
+        let launch = LaunchFacts { ranks, threads_per_rank: 1, ..LaunchFacts::default() };
+        let dataset =
+            DatasetFacts { name: "cifar10".to_owned(), train_checksum: checksum.to_owned(), ..DatasetFacts::default() };
+        let manifest = Manifest { launch, dataset, ..Manifest::default() };
+        let epochs = vec![EpochRecord { images_per_second: 5.0, ..EpochRecord::default() }];
+        Run { settings, epochs, manifests: vec![manifest], ..Run::default() }
     }
 
     #[test]

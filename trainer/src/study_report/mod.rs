@@ -32,7 +32,7 @@ pub fn document(config: &ReportConfig) -> Result<Document> {
     let facts = Facts::new(&sources, config.target_accuracy);
     let title = match (&config.title, &sources.studies[..]) {
         (Some(title), _) => title.clone(),
-        (None, [study]) if !study.title.is_empty() => study.title.clone(),
+        (None, [study]) if !study.plan.title.is_empty() => study.plan.title.clone(),
         (None, _) => "Lockstep report".to_owned(),
     };
     Ok(Document {

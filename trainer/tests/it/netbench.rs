@@ -6,11 +6,11 @@ use std::sync::Arc;
 
 use clap::Parser;
 use distributed::run_ranks;
+use records::{NetbenchResult, Operation};
 use serde_json::Value;
 use trainer::cli::{Cli, Command, NetbenchArgs};
 use trainer::commands::netbench::netbench;
 use trainer::config::BenchConfig;
-use trainer::netbench::{NetbenchResult, Operation};
 use trainer::ranks::World;
 use trainer::report::Reporter;
 use trainer::stop::StopFlag;

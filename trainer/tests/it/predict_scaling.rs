@@ -3,8 +3,9 @@
 use std::path::Path;
 use std::process::{Command as Process, Output, Stdio};
 
+use records::PredictionFile;
 use serde_json::Value;
-use trainer::predict_scaling::{PredictionFile, ProfileFile};
+use trainer::predict_scaling::read_profile;
 
 fn run(words: &[&str]) -> Output {
     let mut command = Process::new(env!("CARGO_BIN_EXE_trainer"));
@@ -38,7 +39,7 @@ fn a_measured_step_is_written_and_predicted_from() {
     let directory = tempfile::tempdir().unwrap();
     let path = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();
     let text = profile(Path::new(&path("step.json")));
-    let file = ProfileFile::read(Path::new(&path("step.json"))).unwrap();
+    let file = read_profile(Path::new(&path("step.json"))).unwrap();
     assert_eq!((file.model.as_str(), file.batch_size_per_rank, file.threads), ("resnet20", 4, 1));
     let parts = file.forward_s + file.backward_s + file.optimizer_s + file.input_s + file.other_s;
     assert!((parts / file.step_s - 1.0).abs() < 0.02, "{parts} of {}", file.step_s);
@@ -64,7 +65,11 @@ fn a_measured_step_is_written_and_predicted_from() {
         let file: PredictionFile = serde_json::from_str(&text).unwrap();
         assert_eq!((file.schema.as_str(), file.network.name.as_str()), ("lockstep.prediction/1", name));
         assert_eq!(file.predictions.len(), 2 * 9);
-        assert!(file.predictions.iter().all(|record| record.efficiency > 0.0 && record.efficiency <= 1.0 + 1e-9));
+        assert!(
+            file.predictions
+                .iter()
+                .all(|record| record.efficiency.is_some_and(|share| share > 0.0 && share <= 1.0 + 1e-9))
+        );
     }
     assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 4, "nothing else is left");
 }

@@ -1,7 +1,8 @@
 //! The tables, line by line.
 
 use super::*;
-use crate::netbench::StoppedBy;
+use crate::netbench::point_to_point::{fit, links};
+use records::StoppedBy;
 
 fn point(bytes: u64, seconds: f64, width: f64) -> Point {
     Point {
@@ -18,14 +19,14 @@ fn point(bytes: u64, seconds: f64, width: f64) -> Point {
 
 fn pair(second: usize) -> PairTimes {
     let points = vec![point(1, 20e-6, 0.01), point(1 << 20, 0.01 * second as f64, 0.01)];
-    let fit = FitFacts::of([&points[..]]);
+    let fit = fit([&points[..]]);
     PairTimes { ranks: [0, second], nodes: ["n0".into(), format!("n{second}")], is_inside_node: false, points, fit }
 }
 
 #[test]
 fn one_pair_is_shown_with_all_its_percentiles() {
     let pairs = [pair(1)];
-    let text = pair_lines(&pairs, 1, &Links::of(&pairs)).join("\n");
+    let text = pair_lines(&pairs, 1, &links(&pairs)).join("\n");
     assert!(text.contains("between nodes, half of a round trip, 1 pair\nrank 0 on n0, rank 1 on n1"), "{text}");
     assert!(
         text.contains("\n   1 MiB       10000        9000       11000     104.9      10    1.0  precision"),
@@ -43,7 +44,7 @@ fn what_sums_take_from_computing_is_told_with_their_size() {
 #[test]
 fn several_pairs_name_the_slowest_and_say_how_they_were_chosen() {
     let pairs: Vec<PairTimes> = (1..=30).map(pair).collect();
-    let lines = pair_lines(&pairs, 400, &Links::of(&pairs));
+    let lines = pair_lines(&pairs, 400, &links(&pairs));
     let text = lines.join("\n");
     assert!(text.contains("30 pairs, chosen at random of 400"), "{text}");
     assert!(text.contains("\n   1 MiB       10000      155000      300000      6.77  n0-n30"), "{text}");
@@ -87,6 +88,6 @@ fn no_line_is_wider_than_100_columns() {
         })
         .collect();
     let pairs = [pair(1), pair(2)];
-    let lines = [collective_lines(&all), pair_lines(&pairs, 3, &Links::of(&pairs))].concat();
+    let lines = [collective_lines(&all), pair_lines(&pairs, 3, &links(&pairs))].concat();
     assert!(lines.iter().all(|line| line.chars().count() <= 100), "{lines:#?}");
 }

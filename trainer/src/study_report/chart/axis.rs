@@ -164,7 +164,7 @@ impl Axis {
         match self.unit {
             Unit::Plain => grouped(value, decimals),
             Unit::Share => format!("{} %", grouped(100.0 * value, decimals)),
-            Unit::Bytes => crate::report::bytes(value as u64),
+            Unit::Bytes => records::bytes(value as u64),
         }
     }
 }

@@ -46,7 +46,7 @@ const COSTS: [Cost; 2] = [
 
 /// The ends of all epochs.
 fn ends(run: &Run) -> Vec<Reached> {
-    let end = |(epoch, (images, seconds)): (&crate::metrics::EpochRecord, (f64, f64))| Reached {
+    let end = |(epoch, (images, seconds)): (&records::EpochRecord, (f64, f64))| Reached {
         epochs: epoch.epoch + 1,
         steps: epoch.step,
         images,
@@ -215,12 +215,21 @@ fn alike(run: &Run) -> BTreeMap<String, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::metrics::tests::record;
     use crate::study_report::sources::Sources;
+    use records::EpochRecord;
 
     /// Ten test images; every epoch takes 3 s, 10 images and 5 steps.
     fn run(batch: usize, sync: &str, correct: &[Option<u64>]) -> Run {
-        let epochs = correct.iter().enumerate().map(|(epoch, correct)| record(epoch as u64, *correct)).collect();
+        let epoch = |(epoch, correct): (usize, &Option<u64>)| EpochRecord {
+            epoch: epoch as u64,
+            step: (epoch as u64 + 1) * 5,
+            train_num_samples: 10,
+            test_top1: correct.map(|correct| correct as f64 / 10.0),
+            test_num_samples: correct.map(|_| 10),
+            seconds_total: 3.0,
+            ..EpochRecord::default()
+        };
+        let epochs = correct.iter().enumerate().map(epoch).collect();
         let settings = [("batch.global-batch-size", batch.to_string()), ("model.model", sync.to_owned())];
         let settings = settings.map(|(key, value)| (key.to_owned(), value)).into();
         Run { label: format!("{sync} {batch}"), epochs, settings, ..Run::default() }

@@ -6,7 +6,8 @@ use super::{Facts, MOST_SERIES};
 use crate::study_report::chart::{Axis, Bar, BarPlot, Kind, LinePlot, Plot, Point, Series, Unit};
 use crate::study_report::document::{Block, Cell, Figure, Table};
 use crate::study_report::measurements::{median, range};
-use crate::study_report::sources::{Comparison, ComparisonRow, Course, EpochPoint};
+use crate::study_report::sources::{course_name, row_name};
+use records::{Comparison, ComparisonRow, Course, CourseEpoch};
 use serde_json::Value;
 use std::collections::BTreeMap;
 
@@ -22,7 +23,7 @@ fn one(comparison: &Comparison, index: usize, num_comparisons: usize) -> Vec<Blo
     let machine = &comparison.machine;
     let mut blocks = vec![Block::Paragraph(format!(
         "Every framework did the same job on {} ({} processors): {}.",
-        machine.cpu_model,
+        machine.cpu_model.as_deref().unwrap_or_default(),
         machine.cpu_count,
         job.join(", ")
     ))];
@@ -37,7 +38,7 @@ fn one(comparison: &Comparison, index: usize, num_comparisons: usize) -> Vec<Blo
     }
     blocks.push(Block::Table(table(&prefix, &comparison.rows)));
     let mut differing: Vec<String> =
-        comparison.rows.iter().filter(|row| row.loss_agrees == Some(false)).map(ComparisonRow::name).collect();
+        comparison.rows.iter().filter(|row| row.loss_agrees == Some(false)).map(row_name).collect();
     differing.sort();
     differing.dedup();
     if !differing.is_empty() {
@@ -78,7 +79,7 @@ fn bars(id: &str, title: &str, rows: &[&ComparisonRow], job: &[String]) -> Optio
             .copied()
             .collect::<Vec<_>>()
             .join(", ");
-        let mut label = if how.is_empty() { row.name() } else { format!("{} ({how})", row.name()) };
+        let mut label = if how.is_empty() { row_name(row) } else { format!("{} ({how})", row_name(row)) };
         let (speed, range) = (speed(row), range(&speeds(row)));
         if is_uncounted(row) && speed.is_some() {
             label.push_str(" – does not count: losses differ or are unknown");
@@ -145,7 +146,7 @@ fn table(id: &str, rows: &[ComparisonRow]) -> Table {
         let truth =
             |truth: Option<bool>| truth.map_or(Cell::Missing, |truth| Cell::text(if truth { "yes" } else { "no" }));
         table.push(vec![
-            Cell::text(row.name()),
+            Cell::text(row_name(row)),
             text(&row.model),
             text(&row.dtype),
             text(&row.launcher),
@@ -158,7 +159,7 @@ fn table(id: &str, rows: &[ComparisonRow]) -> Table {
             Cell::number(row.ratio_to_lockstep, 2),
             Cell::number(row.speedup, 2),
             Cell::number(row.efficiency.map(|share| 100.0 * share), 1),
-            Cell::mebibytes(row.peak_memory_bytes_rank),
+            Cell::mebibytes(row.peak_memory_bytes_rank.map(|bytes| bytes as f64)),
             Cell::number(row.loss_after_2, 4),
             Cell::number(row.loss_after_5, 4),
             truth(row.loss_agrees),
@@ -182,7 +183,7 @@ fn courses(comparison: &Comparison, prefix: &str) -> Vec<Block> {
     }
     blocks.extend(empty.into_iter().map(|course| {
         let gap = course.gap.as_deref().unwrap_or("not said why");
-        Block::Warning(format!("{}: no accuracy: {gap}", course.name()))
+        Block::Warning(format!("{}: no accuracy: {gap}", course_name(course)))
     }));
     blocks
 }
@@ -191,23 +192,23 @@ fn course_figures(courses: &[&Course], prefix: &str, suffix: &str) -> Vec<Figure
     let mut data = Table::new("", "", &["framework", "epoch", "elapsed, s", "test accuracy"]);
     let mut series = [Vec::new(), Vec::new()];
     for (style, course) in courses.iter().enumerate() {
-        let points = |x: fn(&EpochPoint) -> Option<f64>| {
+        let points = |x: fn(&CourseEpoch) -> Option<f64>| {
             course
                 .epochs
                 .iter()
                 .filter_map(|epoch| Some(Point::new(x(epoch)?, epoch.test_top1?)))
                 .collect::<Vec<Point>>()
         };
-        let name = course.name();
+        let name = course_name(course);
         for (series, points) in
-            series.iter_mut().zip([points(|epoch| Some(epoch.epoch)), points(|epoch| epoch.elapsed_s)])
+            series.iter_mut().zip([points(|epoch| Some(epoch.epoch as f64)), points(|epoch| epoch.elapsed_s)])
         {
             series.push(Series { name: name.clone(), style, kind: Kind::Measured, lines: vec![points] });
         }
         for epoch in &course.epochs {
             data.push(vec![
                 Cell::text(name.clone()),
-                Cell::number(epoch.epoch, 0),
+                Cell::count(epoch.epoch),
                 Cell::number(epoch.elapsed_s, 1),
                 Cell::number(epoch.test_top1, 4),
             ]);
@@ -255,13 +256,13 @@ mod tests {
 
     #[test]
     fn every_course_is_drawn_or_named_with_the_reason() {
-        let epoch = EpochPoint { epoch: 1.0, test_top1: Some(0.5), elapsed_s: Some(2.0), train_loss: None };
+        let epoch = CourseEpoch { epoch: 1, test_top1: Some(0.5), elapsed_s: Some(2.0), ..CourseEpoch::default() };
         let course = |framework: String| Course {
             framework,
             model: "resnet20".to_owned(),
             dtype: "bf16".to_owned(),
             epochs: vec![epoch],
-            gap: None,
+            ..Course::default()
         };
         let mut accuracy: Vec<Course> = (0..MOST_SERIES + 1).map(|number| course(number.to_string())).collect();
         accuracy.push(Course { epochs: Vec::new(), gap: Some("no bf16".to_owned()), ..course("MXNet".to_owned()) });

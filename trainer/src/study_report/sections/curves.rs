@@ -5,10 +5,10 @@
 
 use super::naming::{self, Settings};
 use super::{Facts, MOST_SERIES};
-use crate::metrics::EpochRecord;
 use crate::study_report::chart::{Axis, Kind, LinePlot, Plot, Point, Series, Unit};
 use crate::study_report::document::{Block, Cell, Figure, Table};
 use crate::study_report::sources::Run;
+use records::EpochRecord;
 use std::collections::BTreeSet;
 
 /// What goes to the right: file's name, title, axis.

@@ -43,7 +43,7 @@ const MOST_SERIES: usize = 7;
 impl<'a> Facts<'a> {
     /// Looks at the sources. `target_accuracy` wins over what a study names.
     pub fn new(sources: &'a Sources, target_accuracy: Option<f64>) -> Self {
-        let of_studies = sources.studies.iter().find_map(|study| study.target_accuracy);
+        let of_studies = sources.studies.iter().find_map(|study| study.plan.target_accuracy);
         Self { sources, measurements: measurements::all(sources), target_accuracy: target_accuracy.or(of_studies) }
     }
 
@@ -53,10 +53,10 @@ impl<'a> Facts<'a> {
         for study in &self.sources.studies {
             let text = format!(
                 "Warm-up: {}. images/s: {}.",
-                study.warmup.trim_end_matches('.'),
-                study.images_per_second_means.trim_end_matches('.')
+                study.plan.warmup.trim_end_matches('.'),
+                study.plan.images_per_second_means.trim_end_matches('.')
             );
-            let says_it = !study.warmup.is_empty() || !study.images_per_second_means.is_empty();
+            let says_it = !study.plan.warmup.is_empty() || !study.plan.images_per_second_means.is_empty();
             if says_it && !words.contains(&text) {
                 words.push(text);
             }

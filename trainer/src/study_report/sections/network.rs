@@ -4,10 +4,9 @@
 //! Invariant: points are medians, bars the tenth and ninetieth percentile; a fit or simulation is dashed.
 
 use super::{Facts, MOST_SERIES};
-use crate::netbench::{CollectiveTimes, FitFacts, NetbenchResult, PairTimes};
 use crate::study_report::chart::{Axis, Kind, LinePlot, Plot, Point, Scale, Series, Unit};
 use crate::study_report::document::{Block, Cell, Figure, Table};
-use simulate::LinkFit;
+use records::{CollectiveTimes, NetbenchResult, PairTimes};
 use std::collections::BTreeMap;
 
 /// Pairs that are drawn; a fit is of all.
@@ -112,7 +111,7 @@ fn of_pairs(name: &str, network: &NetbenchResult, number: usize) -> Vec<Figure> 
                     Cell::number(point.seconds_p10, 9),
                     Cell::number(point.seconds_p90, 9),
                     Cell::number(point.bytes as f64 / point.seconds_median, 0),
-                    Cell::number(fit.as_ref().map(|fit| fitted(fit, point.bytes as f64)), 9),
+                    Cell::number(fit.as_ref().map(|fit| fit.seconds(point.bytes as f64)), 9),
                 ]);
             }
         }
@@ -129,7 +128,7 @@ fn of_pairs(name: &str, network: &NetbenchResult, number: usize) -> Vec<Figure> 
             let line = |y: &dyn Fn(f64) -> f64| {
                 (0..=48).map(|index| Point::new(size(index), y(size(index)))).collect::<Vec<_>>()
             };
-            let lines = [line(&|bytes| bytes / fitted(fit, bytes) / 1e6), line(&|bytes| fitted(fit, bytes) * 1e6)];
+            let lines = [line(&|bytes| bytes / fit.seconds(bytes) / 1e6), line(&|bytes| fit.seconds(bytes) * 1e6)];
             let words = format!("fit: {:.1} us, {:.0} MB/s", fit.alpha_s * 1e6, fit.bandwidth_bytes_per_s / 1e6);
             for (series, line) in series.iter_mut().zip(lines) {
                 series.push(Series {
@@ -163,18 +162,13 @@ fn of_pairs(name: &str, network: &NetbenchResult, number: usize) -> Vec<Figure> 
     vec![figure("Bandwidth", "bandwidth", "MB/s", bandwidths), figure("Time", "latency", "microseconds", times)]
 }
 
-fn fitted(fit: &FitFacts, bytes: f64) -> f64 {
-    fit.alpha_s + LinkFit::limited_bytes(bytes, fit.burst_bytes) / fit.bandwidth_bytes_per_s
-}
-
 /// Times of a collective of so many ranks, a line an algorithm, with what a simulation takes for it.
 fn of_collectives(name: &str, network: &NetbenchResult, number: usize) -> Vec<Figure> {
     let mut groups: BTreeMap<(String, usize), Vec<&CollectiveTimes>> = BTreeMap::new();
     for times in &network.collectives {
-        groups.entry((format!("{:?}", times.operation), times.ranks)).or_default().push(times);
+        groups.entry((times.operation.to_string(), times.ranks)).or_default().push(times);
     }
     let figure = |((operation, ranks), all): (&(String, usize), &Vec<&CollectiveTimes>)| {
-        let operation = hyphenated(operation);
         let id = format!("{operation}-{ranks}-ranks-{number}");
         let title = format!("Time of {operation}, {ranks} ranks: {name}");
         let mut data = Table::new(
@@ -226,39 +220,4 @@ fn of_collectives(name: &str, network: &NetbenchResult, number: usize) -> Vec<Fi
         Figure { id, title, caption, plot: Plot::Lines(plot), data }
     };
     groups.iter().map(figure).collect()
-}
-
-/// `AllReduce` as `all-reduce`.
-fn hyphenated(name: &str) -> String {
-    let mut words = String::new();
-    for c in name.chars() {
-        if c.is_uppercase() && !words.is_empty() {
-            words.push('-');
-        }
-        words.extend(c.to_lowercase());
-    }
-    words
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_fitted_line_lets_the_burst_pass_at_once() {
-        let fit = FitFacts {
-            alpha_s: 1e-3,
-            beta_s_per_byte: 1e-6,
-            bandwidth_bytes_per_s: 1e6,
-            burst_bytes: 1000.0,
-            residual: 0.0,
-            worst_residual: 0.0,
-            worst_bytes: 1,
-            num_points: 2,
-        };
-        for (bytes, expected) in [(1000.0, 1.5e-3), (5000.0, 5e-3)] {
-            assert!((fitted(&fit, bytes) - expected).abs() < 1e-12, "{bytes}");
-        }
-        assert!((fitted(&FitFacts { burst_bytes: 0.0, ..fit }, 5000.0) - 6e-3).abs() < 1e-12);
-    }
 }

@@ -4,29 +4,29 @@
 //! Invariant: a prediction is compared with the cell it names, or with the only one of its setting; a gap is in percent of the measured.
 
 use super::{Facts, MOST_SERIES};
-use crate::predict_scaling::measured_method;
 use crate::study_report::chart::{Axis, Kind, LinePlot, Plot, Point, Series};
 use crate::study_report::document::{Block, Cell, Figure, Table};
 use crate::study_report::measurements::{FORWARD, Measurement, PHASES, median, range};
-use crate::study_report::sources::{Predicted, PredictionFile};
+use crate::study_report::sources::Predictions;
+use records::PredictionRecord;
 use std::collections::BTreeSet;
 
 const BAND: f64 = 0.1;
 
 /// A prediction, its file, and the measurement it stands for, as far as that is known.
-pub(super) type Matched<'f> = (&'f PredictionFile, &'f Predicted, Option<&'f Measurement>);
+pub(super) type Matched<'f> = (&'f Predictions, &'f PredictionRecord, Option<&'f Measurement>);
 
 /// All predictions.
 pub(super) fn all<'f>(facts: &'f Facts<'_>) -> Vec<Matched<'f>> {
-    let of_file = |file: &'f PredictionFile| {
-        file.predictions.iter().map(move |prediction| (file, prediction, only_match(facts, file, prediction)))
+    let of_file = |file: &'f Predictions| {
+        file.file.predictions.iter().map(move |prediction| (file, prediction, only_match(facts, file, prediction)))
     };
     facts.sources.predictions.iter().flat_map(of_file).collect()
 }
 
 /// The measurement of the cell that a prediction names, else the one whose settings are its own, if there is exactly one. What lies in a
 /// study stands for the study's own cells.
-fn only_match<'f>(facts: &'f Facts<'_>, file: &PredictionFile, prediction: &Predicted) -> Option<&'f Measurement> {
+fn only_match<'f>(facts: &'f Facts<'_>, file: &Predictions, prediction: &PredictionRecord) -> Option<&'f Measurement> {
     let is_it = |one: &&Measurement| {
         let is_of_cell = match &prediction.cell {
             Some(cell) => one.id == *cell,
@@ -38,19 +38,19 @@ fn only_match<'f>(facts: &'f Facts<'_>, file: &PredictionFile, prediction: &Pred
     matches.next().filter(|_| matches.next().is_none())
 }
 
-fn agrees(one: &Measurement, file: &PredictionFile, prediction: &Predicted) -> bool {
+fn agrees(one: &Measurement, file: &Predictions, prediction: &PredictionRecord) -> bool {
     let same = |key: &str, value: &str| one.setting(key) == value || (one.setting(key).is_empty() && value == "none");
     // Where a study leaves the threads out they are unknown.
-    let same_threads = |threads: u64| one.setting("threads").is_empty() || same("threads", &threads.to_string());
+    let same_threads = |threads: usize| one.setting("threads").is_empty() || same("threads", &threads.to_string());
     // One rank alone sends nothing, whatever the method.
     let same_method = prediction.ranks == 1
         || prediction.method.is_empty()
-        || measured_method(&one.settings).as_ref() == Some(&prediction.method);
+        || records::method(&one.settings).as_ref() == Some(&prediction.method);
     one.ranks == prediction.ranks
-        && same("model", &file.model)
-        && same("dtype", &file.dtype)
-        && file.threads.is_none_or(same_threads)
-        && same("network", &file.network.name)
+        && same("model", &file.file.model)
+        && same("dtype", &file.file.dtype)
+        && file.file.threads.is_none_or(same_threads)
+        && same("network", &file.file.network.name)
         && same("sync", &prediction.sync)
         && same("compress", prediction.compress.as_deref().unwrap_or("none"))
         && same("batch_size_per_rank", &prediction.batch_size_per_rank.to_string())
@@ -59,7 +59,7 @@ fn agrees(one: &Measurement, file: &PredictionFile, prediction: &Predicted) -> b
 
 pub(super) fn blocks(facts: &Facts<'_>) -> Vec<Block> {
     let all = all(facts);
-    let pairs: Vec<(&PredictionFile, &Predicted, &Measurement)> =
+    let pairs: Vec<(&Predictions, &PredictionRecord, &Measurement)> =
         all.iter().filter_map(|(file, prediction, measured)| Some((*file, *prediction, (*measured)?))).collect();
     let mut blocks = Vec::new();
     if !pairs.is_empty() {
@@ -77,11 +77,11 @@ pub(super) fn blocks(facts: &Facts<'_>) -> Vec<Block> {
 }
 
 /// The middle of what is predicted at the speed of each repetition, images/s, and of the gaps, as shares of the measured.
-fn at_run_speeds(file: &PredictionFile, prediction: &Predicted, measured: &Measurement) -> Option<(f64, f64)> {
+fn at_run_speeds(file: &Predictions, prediction: &PredictionRecord, measured: &Measurement) -> Option<(f64, f64)> {
     let step_s = prediction.step_ms? / 1e3;
     let of_run = |(speed, phases): (&f64, &[f64; PHASES.len()])| {
         let images = speed * phases.iter().sum::<f64>() / 1e3;
-        let predicted = images / file.profile.step_at(step_s, phases[FORWARD] / 1e3)?;
+        let predicted = images / file.file.profile.step_at(step_s, phases[FORWARD] / 1e3)?;
         Some((predicted, (predicted - speed) / speed))
     };
     // A repetition without phases would be beside another one's.
@@ -96,30 +96,32 @@ fn within(gaps: &[f64]) -> String {
 }
 
 /// What points with the same look have in common: method and network, or one of them where those were too many.
-fn grouping(pairs: &[(&PredictionFile, &Predicted, &Measurement)]) -> fn(&PredictionFile, &Predicted) -> String {
-    let ways: [fn(&PredictionFile, &Predicted) -> String; 3] = [
-        |file, prediction| match (method(prediction), file.network.name.as_str()) {
+fn grouping(
+    pairs: &[(&Predictions, &PredictionRecord, &Measurement)],
+) -> fn(&Predictions, &PredictionRecord) -> String {
+    let ways: [fn(&Predictions, &PredictionRecord) -> String; 3] = [
+        |file, prediction| match (method(prediction), file.file.network.name.as_str()) {
             (method, "") => method,
             (method, network) => format!("{method}, {network}"),
         },
         |_, prediction| method(prediction),
-        |file, _| file.network.name.clone(),
+        |file, _| file.file.network.name.clone(),
     ];
-    let num_groups = |way: fn(&PredictionFile, &Predicted) -> String| {
+    let num_groups = |way: fn(&Predictions, &PredictionRecord) -> String| {
         pairs.iter().map(|(file, prediction, _)| way(file, prediction)).collect::<BTreeSet<_>>().len()
     };
     ways.into_iter().find(|way| num_groups(*way) <= MOST_SERIES).unwrap_or(|_, _| "predictions".to_owned())
 }
 
 /// How the ranks synchronise, in words.
-fn method(prediction: &Predicted) -> String {
+fn method(prediction: &PredictionRecord) -> String {
     match prediction.compress.as_deref() {
         None | Some("none") => prediction.sync.clone(),
         Some(compress) => format!("{}, {compress}", prediction.sync),
     }
 }
 
-fn compared(facts: &Facts<'_>, pairs: &[(&PredictionFile, &Predicted, &Measurement)]) -> (Figure, Table) {
+fn compared(facts: &Facts<'_>, pairs: &[(&Predictions, &PredictionRecord, &Measurement)]) -> (Figure, Table) {
     let mut table = Table::new(
         "predicted-and-measured",
         "Predicted and measured throughput",
@@ -223,13 +225,13 @@ fn predicted_table(all: &[Matched<'_>]) -> Table {
     for (file, one, _) in all {
         table.push(vec![
             Cell::text(file.label.clone()),
-            Cell::text(file.network.name.clone()),
+            Cell::text(file.file.network.name.clone()),
             Cell::text(
                 [Some(one.sync.clone()), one.reduction.clone()].into_iter().flatten().collect::<Vec<_>>().join(" "),
             ),
             Cell::text(one.compress.clone().unwrap_or_default()),
             Cell::text(one.scaling.clone()),
-            Cell::count(one.batch_size_per_rank),
+            Cell::count(one.batch_size_per_rank as u64),
             Cell::count(one.ranks as u64),
             Cell::number(one.images_per_second, 1),
             Cell::number(one.step_ms, 2),
@@ -237,8 +239,8 @@ fn predicted_table(all: &[Matched<'_>]) -> Table {
             Cell::number(one.efficiency.map(|share| 100.0 * share), 1),
             Cell::number(one.communication_ms, 2),
             Cell::number(one.exposed_ms, 2),
-            Cell::mebibytes(one.bucket_bytes),
-            Cell::mebibytes(one.best_bucket_bytes),
+            Cell::mebibytes(one.bucket_bytes.map(|bytes| bytes as f64)),
+            Cell::mebibytes(one.best_bucket_bytes.map(|bytes| bytes as f64)),
             Cell::number(one.best_images_per_second, 1),
         ]);
     }
@@ -249,7 +251,7 @@ fn published(facts: &Facts<'_>) -> Option<Table> {
     let columns = ["source", "what", "ranks", "published efficiency, %", "predicted efficiency, %", "why they differ"];
     let mut table = Table::new("published", "Published efficiencies and our predictions of them", &columns);
     let percent = |share: Option<f64>| Cell::number(share.map(|share| 100.0 * share), 1);
-    for one in facts.sources.predictions.iter().flat_map(|file| &file.published) {
+    for one in facts.sources.predictions.iter().flat_map(|one| &one.file.published) {
         table.push(vec![
             Cell::text(one.source.clone()),
             Cell::text(one.what.clone()),
@@ -273,9 +275,9 @@ mod tests {
     }
 
     /// The numbers of the measurements that one prediction of such a file stands for.
-    fn found(measurements: Vec<Measurement>, study: Option<usize>, prediction: Predicted) -> Option<usize> {
-        let mut file = PredictionFile::default();
-        (file.study, file.threads, file.predictions) = (study, Some(1), vec![prediction]);
+    fn found(measurements: Vec<Measurement>, study: Option<usize>, prediction: PredictionRecord) -> Option<usize> {
+        let mut file = Predictions::default();
+        (file.study, file.file.threads, file.file.predictions) = (study, Some(1), vec![prediction]);
         let sources = Sources { predictions: vec![file], ..Sources::default() };
         let facts = Facts { sources: &sources, measurements, target_accuracy: None };
         let measured = all(&facts)[0].2?;
@@ -285,7 +287,7 @@ mod tests {
     #[test]
     fn a_studys_prediction_stands_for_its_own_cell() {
         let cells = || vec![measured("same", &[("study", "1")]), measured("same", &[("study", "2")])];
-        let prediction = || Predicted { cell: Some("same".to_owned()), ..Predicted::default() };
+        let prediction = || PredictionRecord { cell: Some("same".to_owned()), ..PredictionRecord::default() };
         assert_eq!(found(cells(), Some(1), prediction()), Some(0));
         assert_eq!(found(cells(), Some(2), prediction()), Some(1));
         assert_eq!(found(cells(), None, prediction()), None, "it may be either");
@@ -298,12 +300,12 @@ mod tests {
             let with = |id, reduction| measured(id, &[&common[..], &[("reduction", reduction)]].concat());
             vec![with("a", "ring"), with("b", "halving-doubling")]
         };
-        let prediction = |method: &str| Predicted {
+        let prediction = |method: &str| PredictionRecord {
             method: method.to_owned(),
             sync: "allreduce".to_owned(),
             ranks: 2,
             batch_size_per_rank: 32,
-            ..Predicted::default()
+            ..PredictionRecord::default()
         };
         assert_eq!(found(cells("1"), None, prediction("allreduce:halving-doubling")), Some(1));
         assert_eq!(found(cells("1"), None, prediction("allreduce:hierarchical")), None);
@@ -314,8 +316,9 @@ mod tests {
     #[test]
     fn a_run_on_a_machine_that_slowed_down_meets_a_prediction_that_did_too() {
         let profile = serde_json::json!({ "profile": { "forward_s": 0.02, "backward_s": 0.06 } });
-        let file: PredictionFile = serde_json::from_value(profile).unwrap();
-        let prediction = Predicted { step_ms: Some(100.0), ..Predicted::default() };
+        let file = serde_json::from_value(profile).unwrap();
+        let file = Predictions { file, ..Predictions::default() };
+        let prediction = PredictionRecord { step_ms: Some(100.0), ..PredictionRecord::default() };
         let mut one = measured("a", &[]);
         // 64 images in steps of 100 and 140 ms.
         one.speeds = vec![640.0, 64.0 / 0.14];

@@ -4,11 +4,11 @@
 //! Invariant: a bar is a mean over steps of one rank; communication is what the step waited for, not what was hidden beside it.
 
 use super::Facts;
-use crate::metrics::RankSeconds;
 use crate::study_report::chart::{Axis, Bar, BarPlot, Kind, LinePlot, Plot, Point, Series};
 use crate::study_report::document::{Block, Cell, Figure, Table};
 use crate::study_report::measurements::{Measurement, PHASES, median};
 use crate::study_report::sources::{Run, Trace};
+use records::RankSeconds;
 use std::collections::BTreeMap;
 
 /// Bars in one figure.
@@ -71,7 +71,7 @@ fn of_run(run: &Run, number: usize) -> Option<Figure> {
         return Some(figure(id, title, caption, bars));
     }
     let num_steps = run.epochs.last()?.step as f64;
-    let mut total = crate::metrics::Seconds::default();
+    let mut total = records::Seconds::default();
     run.epochs.iter().for_each(|epoch| total += epoch.seconds);
     let phases = [total.data, total.forward, total.backward, total.communication, total.optimizer, 0.0]
         .map(|seconds| seconds / num_steps.max(1.0) * 1e3);

@@ -5,14 +5,15 @@
 
 use super::Facts;
 use crate::study_report::document::{Block, Cell, Table};
-use crate::study_report::sources::{Run, Study};
+use crate::study_report::sources::{Predictions, Run, StudyFolder};
+use records::Status;
 
 pub(super) fn blocks(facts: &Facts<'_>) -> Vec<Block> {
     let sources = facts.sources;
     let mut blocks = Vec::new();
     for study in &sources.studies {
-        let title = if study.title.is_empty() { &study.name } else { &study.title };
-        blocks.push(Block::Paragraph(format!("{title}. {}", study.about).trim().to_owned()));
+        let title = if study.plan.title.is_empty() { &study.plan.name } else { &study.plan.title };
+        blocks.push(Block::Paragraph(format!("{title}. {}", study.plan.about).trim().to_owned()));
     }
     let mut remarks: Vec<String> = sources.remarks.clone();
     for run in &sources.runs {
@@ -32,10 +33,11 @@ pub(super) fn blocks(facts: &Facts<'_>) -> Vec<Block> {
     blocks
 }
 
-fn disturbances(study: &Study) -> Vec<String> {
+fn disturbances(study: &StudyFolder) -> Vec<String> {
     let counted = study.counted();
-    let disturbed = counted.iter().filter(|(_, record)| record.status == "disturbed").count();
+    let disturbed = counted.iter().filter(|(_, record)| record.status == Status::Disturbed).count();
     let missing: Vec<&str> = study
+        .plan
         .cells
         .iter()
         .filter(|cell| !counted.iter().any(|(other, _)| other.id == cell.id))
@@ -45,16 +47,16 @@ fn disturbances(study: &Study) -> Vec<String> {
     if disturbed > 0 {
         remarks.push(format!(
             "{}: {disturbed} of {} measurements count although the machine was not quiet; they are marked",
-            study.name,
+            study.plan.name,
             counted.len()
         ));
     }
     if !missing.is_empty() {
         remarks.push(format!(
             "{}: {} of {} cells have no measurement: {}",
-            study.name,
+            study.plan.name,
             missing.len(),
-            study.cells.len(),
+            study.plan.cells.len(),
             missing.join(", ")
         ));
     }
@@ -81,16 +83,20 @@ fn studies(facts: &Facts<'_>) -> Table {
         let of_study = facts.measurements.iter().filter(|one| one.is_of_study(index + 1));
         let fastest = of_study.filter_map(|one| Some((one.speed()?, &one.id))).max_by(|a, b| a.0.total_cmp(&b.0));
         table.push(vec![
-            Cell::text(study.name.clone()),
-            Cell::text(study.created.clone()),
-            Cell::text(short(&study.commit)),
-            Cell::text(study.machine.cpu_model.clone()),
-            Cell::count(study.machine.cpu_count),
-            Cell::mebibytes((study.machine.memory_bytes > 0).then_some(study.machine.memory_bytes as f64)),
-            Cell::text(format!("{} {}", study.machine.platform, study.machine.kernel).trim().to_owned()),
-            Cell::text(study.machine.mpi.clone()),
-            Cell::count(study.cells.len() as u64),
-            Cell::count(study.records.len() as u64),
+            Cell::text(study.plan.name.clone()),
+            Cell::text(study.plan.created.clone().unwrap_or_default()),
+            Cell::text(short(study.plan.commit.as_deref().unwrap_or_default())),
+            Cell::text(study.plan.machine.cpu_model.clone().unwrap_or_default()),
+            Cell::count(study.plan.machine.cpu_count),
+            Cell::mebibytes(study.plan.machine.memory_bytes.filter(|bytes| *bytes > 0).map(|bytes| bytes as f64)),
+            Cell::text(
+                format!("{} {}", study.plan.machine.platform, study.plan.machine.kernel.as_deref().unwrap_or_default())
+                    .trim()
+                    .to_owned(),
+            ),
+            Cell::text(study.plan.machine.mpi.clone().unwrap_or_default()),
+            Cell::count(study.plan.cells.len() as u64),
+            Cell::count(study.attempts.len() as u64),
             Cell::number(fastest.map(|fastest| fastest.0), 1),
             fastest.map_or(Cell::Missing, |fastest| Cell::text(fastest.1.clone())),
         ]);
@@ -155,7 +161,7 @@ fn comparisons(facts: &Facts<'_>) -> Table {
         table.push(vec![
             Cell::text(comparison.created.clone()),
             Cell::text(short(&comparison.commit)),
-            Cell::text(comparison.machine.cpu_model.clone()),
+            Cell::text(comparison.machine.cpu_model.clone().unwrap_or_default()),
             Cell::text(frameworks.join(", ")),
             Cell::count(comparison.rows.len() as u64),
             Cell::count(comparison.rows.iter().filter(|row| row.images_per_second_median.is_none()).count() as u64),
@@ -178,9 +184,9 @@ fn predictions(facts: &Facts<'_>) -> Table {
         "predictions",
     ];
     let mut table = Table::new("prediction-files", "Predictions", &columns);
-    for file in &facts.sources.predictions {
+    for Predictions { label, file, .. } in &facts.sources.predictions {
         table.push(vec![
-            Cell::text(file.label.clone()),
+            Cell::text(label.clone()),
             Cell::text(file.created.clone()),
             Cell::text(short(&file.commit)),
             Cell::text(file.model.clone()),

@@ -9,15 +9,15 @@ mod run;
 mod study;
 mod trace;
 
-pub use comparison::{Comparison, ComparisonRow, Course, EpochPoint};
-pub use prediction::{Predicted, PredictionFile, Published};
+pub use comparison::{course_name, row_name};
+pub use prediction::Predictions;
 pub use run::{Run, RunGroup};
-pub use study::{Cell, Machine, Record, Study};
+pub use study::StudyFolder;
 pub use trace::Trace;
 
 use crate::config::ConfigError;
-use crate::netbench::NetbenchResult;
 use anyhow::{Context, Result, ensure};
+use records::{Comparison, NetbenchResult, StudyCell};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use std::fs;
@@ -29,11 +29,11 @@ pub struct Sources {
     /// Training runs, those of studies among them.
     pub runs: Vec<Run>,
     /// Studies.
-    pub studies: Vec<Study>,
+    pub studies: Vec<StudyFolder>,
     /// Comparisons with other frameworks.
     pub comparisons: Vec<Comparison>,
     /// Predictions, those of studies among them.
-    pub predictions: Vec<PredictionFile>,
+    pub predictions: Vec<Predictions>,
     /// Measurements of a network, by name.
     pub networks: Vec<(String, NetbenchResult)>,
     /// Traces, by name.
@@ -80,7 +80,7 @@ impl Sources {
             return match () {
                 () if path.join("study.json").is_file() => self.add_study(path),
                 () if path.join("comparison.json").is_file() => {
-                    self.comparisons.push(Comparison::read(&path.join("comparison.json"), &mut self.remarks)?);
+                    self.comparisons.push(comparison::read(&path.join("comparison.json"), &mut self.remarks)?);
                     Ok(())
                 }
                 () if Run::is_in(path) => {
@@ -99,11 +99,11 @@ impl Sources {
         let folder = path.parent().unwrap_or(Path::new("."));
         match () {
             () if schema.starts_with("lockstep.prediction/") => {
-                self.predictions.push(PredictionFile::from_value(path, value, &mut self.remarks)?);
+                self.predictions.push(Predictions::from_value(path, value, &mut self.remarks)?);
             }
             () if schema.starts_with("lockstep.study/") => self.add_study(folder)?,
             () if schema.starts_with("lockstep.comparison/") => {
-                self.comparisons.push(Comparison::read(path, &mut self.remarks)?);
+                self.comparisons.push(comparison::read(path, &mut self.remarks)?);
             }
             () if value["point_to_point"].is_array() => self.networks.push((network_name(path), parsed(path, value)?)),
             () if Trace::is_one(&value) => self.traces.push((name(path), Trace::from_value(&value))),
@@ -114,9 +114,10 @@ impl Sources {
 
     /// A study with the runs, network measurements and predictions below it.
     fn add_study(&mut self, directory: &Path) -> Result<()> {
-        let study = Study::read(directory, &mut self.remarks)?;
+        let study = StudyFolder::read(directory, &mut self.remarks)?;
         let number = self.studies.len() + 1;
-        let networks: Vec<String> = study.cells.iter().filter(|cell| cell.kind == "netbench").map(network_of).collect();
+        let networks: Vec<String> =
+            study.plan.cells.iter().filter(|cell| cell.kind == "netbench").map(network_of).collect();
         for (cell, record) in study.counted() {
             let place = directory.join(&record.directory);
             let repeated = |name: String| match cell.repetitions {
@@ -155,7 +156,7 @@ impl Sources {
         Ok(())
     }
 
-    fn add_predictions(&mut self, study: &Study, number: usize) {
+    fn add_predictions(&mut self, study: &StudyFolder, number: usize) {
         let mut files: Vec<_> = fs::read_dir(study.directory.join("predictions"))
             .into_iter()
             .flatten()
@@ -164,7 +165,7 @@ impl Sources {
             .collect();
         files.sort();
         for path in files.iter().filter(|path| path.extension().is_some_and(|extension| extension == "json")) {
-            let file = read_json(path).and_then(|value| PredictionFile::from_value(path, value, &mut self.remarks));
+            let file = read_json(path).and_then(|value| Predictions::from_value(path, value, &mut self.remarks));
             match file {
                 Ok(mut file) => {
                     file.stand_in(study, number);
@@ -183,7 +184,7 @@ fn name(path: &Path) -> String {
 }
 
 /// The network that a cell runs over, or its id where it says none.
-fn network_of(cell: &Cell) -> String {
+fn network_of(cell: &StudyCell) -> String {
     Some(cell.setting("network")).filter(|network| !network.is_empty()).unwrap_or_else(|| cell.id.clone())
 }
 
@@ -206,19 +207,7 @@ fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T> {
 }
 
 fn parsed<T: DeserializeOwned>(path: &Path, value: Value) -> Result<T> {
-    serde_json::from_value(without_nulls(value)).with_context(|| path.display().to_string())
-}
-
-/// What is unknown is null in some files and absent in others: members that are null become absent.
-fn without_nulls(value: Value) -> Value {
-    match value {
-        Value::Object(members) => {
-            let known = members.into_iter().filter(|(_, member)| !member.is_null());
-            Value::Object(known.map(|(key, member)| (key, without_nulls(member))).collect())
-        }
-        Value::Array(values) => Value::Array(values.into_iter().map(without_nulls).collect()),
-        value => value,
-    }
+    records::from_value(value).with_context(|| path.display().to_string())
 }
 
 /// The lines of a file that are what they should be; others are counted in a remark.
@@ -226,7 +215,7 @@ fn read_lines<T: DeserializeOwned>(path: &Path, remarks: &mut Vec<String>) -> Re
     let bytes = fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
     let text = String::from_utf8_lossy(&bytes);
     let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
-    let record = |line: &&str| serde_json::from_value(without_nulls(serde_json::from_str(line).ok()?)).ok();
+    let record = |line: &&str| records::from_value(serde_json::from_str(line).ok()?).ok();
     let records: Vec<T> = lines.iter().filter_map(record).collect();
     let num_lost = lines.len() - records.len();
     if num_lost > 0 {

@@ -4,9 +4,8 @@
 //! Invariant: each file may be absent or torn; then what it would have told is absent, and a remark says so.
 
 use super::{name, read_json, read_lines};
-use crate::manifest::Manifest;
-use crate::metrics::{EpochRecord, Summary};
 use anyhow::Result;
+use records::{EpochRecord, Manifest, Summary};
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -3,6 +3,8 @@
 //! In: Chrome's trace events. Out: [`Trace`], the time by phase of every rank. Invariant: only the thread that trains is counted,
 //! since its stretches do not overlap.
 
+use records::TraceEvent;
+use serde::Deserialize;
 use serde_json::Value;
 use std::collections::BTreeMap;
 
@@ -24,23 +26,19 @@ impl Trace {
             .is_some_and(|events| events.iter().any(|event| event["ph"].is_string() && event["pid"].is_number()))
     }
 
-    /// Sums up the events.
+    /// Sums up the events; what is none of ours is passed over.
     pub fn from_value(value: &Value) -> Self {
         let mut trace = Self::default();
-        for event in events(value).into_iter().flatten() {
-            let (Some(rank), Some(name)) = (event["pid"].as_u64(), event["name"].as_str()) else { continue };
-            if event["ph"] == "M" && name == "process_name" {
-                let called = event["args"]["name"].as_str().map_or(format!("rank {rank}"), str::to_owned);
+        for event in events(value).into_iter().flatten().filter_map(|event| TraceEvent::deserialize(event).ok()) {
+            let (rank, name) = (event.pid, event.name);
+            if event.ph == "M" && name == "process_name" {
+                let called = event.args.and_then(|args| args.name).unwrap_or_else(|| format!("rank {rank}"));
                 trace.names.insert(rank, called);
-            }
-            let (Some(duration), "X", Some(0)) =
-                (event["dur"].as_f64(), event["ph"].as_str().unwrap_or_default(), event["tid"].as_u64())
-            else {
-                continue;
-            };
-            *trace.seconds.entry(rank).or_default().entry(name.to_owned()).or_default() += duration / 1e6;
-            if name == "forward" {
-                *trace.num_passes.entry(rank).or_default() += 1;
+            } else if let (Some(duration), "X", Some(0)) = (event.dur, event.ph.as_str(), event.tid) {
+                if name == "forward" {
+                    *trace.num_passes.entry(rank).or_default() += 1;
+                }
+                *trace.seconds.entry(rank).or_default().entry(name).or_default() += duration / 1e6;
             }
         }
         trace
