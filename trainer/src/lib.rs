@@ -21,8 +21,6 @@ pub mod session;
 
 pub mod resumption;
 
-pub mod study_report;
-
 pub mod doctor;
 pub mod job;
 pub mod netbench;

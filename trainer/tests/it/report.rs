@@ -65,57 +65,6 @@ fn study(folder: &Path, run: &Run) -> PathBuf {
     study
 }
 
-/// A study of two methods on two ranks over two networks, one of them measured, each run predicted.
-fn study_of_methods(folder: &Path) -> PathBuf {
-    let study = folder.join("methods");
-    fs::create_dir_all(study.join("predictions")).unwrap();
-    let points = ["slow", "fast"].map(|network| ["allreduce", "local-sgd"].map(|sync| (network, sync))).concat();
-    let cell = |(network, sync): &(&str, &str)| {
-        json!({ "id": format!("{sync}-{network}"), "kind": "bench", "repetitions": 2, "settings": {
-            "model": "resnet20", "dtype": "f32", "ranks": 2, "scaling": "weak", "batch_size_per_rank": 32, "sync": sync,
-            "network": network } })
-    };
-    let text = json!({ "schema": "lockstep.study/1", "name": "methods", "cells": points.iter().map(cell).collect::<Vec<_>>() });
-    fs::write(study.join("study.json"), text.to_string()).unwrap();
-    let mut records = Vec::new();
-    for (index, (network, sync)) in points.iter().enumerate() {
-        let id = format!("{sync}-{network}");
-        let speed = 100.0 * (index + 1) as f64;
-        records.extend([(1, speed), (2, speed + 10.0)].map(|(repetition, speed)| {
-            json!({ "cell": id, "repetition": repetition, "attempt": 1, "status": "ok", "directory": format!("runs/{id}/r1a1"),
-                "result": { "images_per_second": speed } })
-            .to_string()
-        }));
-        let prediction = json!({ "schema": "lockstep.prediction/1",
-            "network": { "name": "network", "source": "measured runs/netbench/r1a1/network.json" },
-            "predictions": [{ "cell": id, "sync": sync, "ranks": 2, "images_per_second": speed + 7.0 }] });
-        fs::write(study.join(format!("predictions/{id}.json")), prediction.to_string()).unwrap();
-    }
-    fs::write(study.join("records.jsonl"), records.join("\n")).unwrap();
-    study
-}
-
-#[test]
-fn methods_at_one_number_of_ranks_stand_side_by_side_by_network_with_their_predictions() {
-    let folder = tempfile::tempdir().unwrap();
-    let output = folder.path().join("report");
-    let page = page(&[&study_of_methods(folder.path())], &output, &[]);
-    let bars = csv_lines(&output.join("figures/side-by-side-1.csv"));
-    let expected = [
-        "slow,allreduce,allreduce-slow,105,100,110,2,107",
-        "slow,local-sgd,local-sgd-slow,205,200,210,2,207",
-        "fast,allreduce,allreduce-fast,305,300,310,2,307",
-        "fast,local-sgd,local-sgd-fast,405,400,410,2,407",
-    ];
-    assert_eq!(bars[1..], expected);
-    assert!(page.contains("Hollow bars are predictions") && !page.contains("Throughput: "), "{page}");
-    let named = csv_lines(&output.join("tables/predictions.csv"));
-    let networks: Vec<&str> = named[1..].iter().filter_map(|line| line.split(',').nth(1)).collect();
-    assert_eq!(networks, ["fast", "slow", "fast", "slow"], "by the study, not by the files");
-    let (before, _) = page.split_once("id=\"table-prediction-files\"").unwrap();
-    assert!(before.rfind("<details").unwrap() > before.rfind("</details>").unwrap_or(0), "the list is folded");
-}
-
 fn csv_lines(path: &Path) -> Vec<String> {
     fs::read_to_string(path).unwrap().lines().map(str::to_owned).collect()
 }

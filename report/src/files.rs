@@ -6,7 +6,7 @@
 use super::chart::{Sheet, draw};
 use super::document::{Block, Document, Section, Table};
 use super::{html, tables};
-use crate::config::ConfigError;
+use crate::Refusal;
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 use std::fs;
@@ -20,9 +20,9 @@ const INDEX: &str = "report.json";
 /// Whether a report may be written there.
 ///
 /// # Errors
-/// [`ConfigError::Invalid`] if something else is there.
+/// A [`Refusal`] if something else is there.
 pub fn check_free(directory: &Path) -> Result<()> {
-    let invalid = |got: String| ConfigError::Invalid {
+    let invalid = |got: String| Refusal {
         option: "--output",
         expected: "a directory that is absent, empty or an earlier report".to_owned(),
         got,

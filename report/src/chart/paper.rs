@@ -4,7 +4,7 @@
 
 use super::look::{self, HEADING, INK, LINE_HEIGHT, MUTED, SURFACE, TEXT, text_width, wrapped};
 use super::{Kind, Plot, Series, bars, lines};
-use crate::study_report::document::Figure;
+use crate::document::Figure;
 use anyhow::{Context, Result, anyhow};
 use plotters::coord::Shift;
 use plotters::element::{DashedPathElement, PathElement, Polygon, Rectangle, Text};

@@ -3,10 +3,10 @@
 //! In: runs and measurements. Out: bars and their table. Invariant: the largest resident memory of any rank's process.
 
 use super::Facts;
-use crate::study_report::chart::{Axis, Bar, BarPlot, Plot};
-use crate::study_report::document::{Block, Cell, Figure, Table};
-use crate::study_report::measurements::{median, range};
-use crate::study_report::sources::Run;
+use crate::chart::{Axis, Bar, BarPlot, Plot};
+use crate::document::{Block, Cell, Figure, Table};
+use crate::measurements::{median, range};
+use crate::sources::Run;
 
 /// Bars in one figure.
 const MOST_BARS: usize = 24;

@@ -70,7 +70,7 @@ pub(super) fn escaped(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::study_report::document::Cell;
+    use crate::document::Cell;
 
     fn table() -> Table {
         let mut table = Table::new("t", "A & B", &["name", "images/s"]);

@@ -3,10 +3,10 @@
 //! In: comparisons. Out: bars and a table. Invariant: a framework without a number is named with the reason.
 
 use super::{Facts, MOST_SERIES};
-use crate::study_report::chart::{Axis, Bar, BarPlot, Kind, LinePlot, Plot, Point, Series, Unit};
-use crate::study_report::document::{Block, Cell, Figure, Table};
-use crate::study_report::measurements::{median, range};
-use crate::study_report::sources::{course_name, row_name};
+use crate::chart::{Axis, Bar, BarPlot, Kind, LinePlot, Plot, Point, Series, Unit};
+use crate::document::{Block, Cell, Figure, Table};
+use crate::measurements::{median, range};
+use crate::sources::{course_name, row_name};
 use records::{Comparison, ComparisonRow, Course, CourseEpoch};
 use serde_json::Value;
 use std::collections::BTreeMap;

@@ -3,8 +3,8 @@
 //! In: studies. Out: folded tables and texts. Invariant: attempts that were disturbed or failed are there and marked.
 
 use super::Facts;
-use crate::study_report::document::{Block, Cell, Table};
-use crate::study_report::sources::StudyFolder;
+use crate::document::{Block, Cell, Table};
+use crate::sources::StudyFolder;
 use records::{AttemptRecord, OtherCores, Status};
 
 pub(super) fn blocks(facts: &Facts<'_>) -> Vec<Block> {

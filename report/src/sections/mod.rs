@@ -107,7 +107,7 @@ pub(super) fn sections(facts: &Facts<'_>) -> Vec<Section> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::study_report::sources::RunGroup;
+    use crate::sources::RunGroup;
 
     #[test]
     fn runs_of_one_cell_are_repetitions_and_those_of_another_study_are_not() {

@@ -6,10 +6,10 @@
 
 use super::Facts;
 use super::naming::{self, Settings};
-use crate::study_report::chart::{Axis, Kind, LinePlot, Plot, Point, Series};
-use crate::study_report::document::{Block, Cell, Figure, Table};
-use crate::study_report::measurements::{median, meeting_of, range, settings_of, work_of};
-use crate::study_report::sources::Run;
+use crate::chart::{Axis, Kind, LinePlot, Plot, Point, Series};
+use crate::document::{Block, Cell, Figure, Table};
+use crate::measurements::{median, meeting_of, range, settings_of, work_of};
+use crate::sources::Run;
 use std::collections::BTreeMap;
 
 /// How far a run was at the end of an epoch.
@@ -215,7 +215,7 @@ fn alike(run: &Run) -> BTreeMap<String, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::study_report::sources::Sources;
+    use crate::sources::Sources;
     use records::EpochRecord;
 
     /// Ten test images; every epoch takes 3 s, 10 images and 5 steps.

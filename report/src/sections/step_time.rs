@@ -4,10 +4,10 @@
 //! Invariant: a bar is a mean over steps of one rank; communication is what the step waited for, not what was hidden beside it.
 
 use super::Facts;
-use crate::study_report::chart::{Axis, Bar, BarPlot, Kind, LinePlot, Plot, Point, Series};
-use crate::study_report::document::{Block, Cell, Figure, Table};
-use crate::study_report::measurements::{Measurement, PHASES, median};
-use crate::study_report::sources::{Run, Trace};
+use crate::chart::{Axis, Bar, BarPlot, Kind, LinePlot, Plot, Point, Series};
+use crate::document::{Block, Cell, Figure, Table};
+use crate::measurements::{Measurement, PHASES, median};
+use crate::sources::{Run, Trace};
 use records::RankSeconds;
 use std::collections::BTreeMap;
 

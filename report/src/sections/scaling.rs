@@ -7,9 +7,9 @@
 
 use super::naming::{self, Settings};
 use super::{Facts, MOST_SERIES, side_by_side};
-use crate::study_report::chart::{Axis, Kind, LinePlot, Plot, Point, Scale, Series, Unit};
-use crate::study_report::document::{Block, Cell, Figure, Table};
-use crate::study_report::measurements::{Measurement, range};
+use crate::chart::{Axis, Kind, LinePlot, Plot, Point, Scale, Series, Unit};
+use crate::document::{Block, Cell, Figure, Table};
+use crate::measurements::{Measurement, range};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Settings by which a crowded figure is divided, first to last.

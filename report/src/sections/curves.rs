@@ -5,9 +5,9 @@
 
 use super::naming::{self, Settings};
 use super::{Facts, MOST_SERIES};
-use crate::study_report::chart::{Axis, Kind, LinePlot, Plot, Point, Series, Unit};
-use crate::study_report::document::{Block, Cell, Figure, Table};
-use crate::study_report::sources::Run;
+use crate::chart::{Axis, Kind, LinePlot, Plot, Point, Series, Unit};
+use crate::document::{Block, Cell, Figure, Table};
+use crate::sources::Run;
 use records::EpochRecord;
 use std::collections::BTreeSet;
 

@@ -4,8 +4,8 @@
 //! Invariant: an option on which all runs agree is not among the differences.
 
 use super::Facts;
-use crate::study_report::document::{Block, Cell, Table};
-use crate::study_report::sources::Run;
+use crate::document::{Block, Cell, Table};
+use crate::sources::Run;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Options of no interest to a comparison: where a run was written to.

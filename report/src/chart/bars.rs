@@ -6,7 +6,7 @@
 use super::look::{self, GRID, INK, LINE_HEIGHT, MUTED, SURFACE, TEXT, text_width, wrapped};
 use super::paper::{Area, bold_style, drawn, text_style, write_text};
 use super::{Bar, BarPlot};
-use crate::study_report::document::grouped;
+use crate::document::grouped;
 use anyhow::Result;
 use plotters::element::{PathElement, Rectangle};
 use plotters::prelude::Color;

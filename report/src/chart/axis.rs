@@ -3,7 +3,7 @@
 //! In: the values of an axis. Out: its range in the plot's coordinates, ticks, their texts.
 //! Invariant: the range holds every value; there are two ticks at least; a logarithmic axis holds positive values only.
 
-use crate::study_report::document::grouped;
+use crate::document::grouped;
 use plotters::coord::ranged1d::{DefaultFormatting, KeyPointHint, Ranged};
 use std::ops::Range;
 

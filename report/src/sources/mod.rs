@@ -15,7 +15,7 @@ pub use run::{Run, RunGroup};
 pub use study::StudyFolder;
 pub use trace::Trace;
 
-use crate::config::ConfigError;
+use crate::Refusal;
 use anyhow::{Context, Result, ensure};
 use records::{Comparison, NetbenchResult, StudyCell};
 use serde::de::DeserializeOwned;
@@ -48,7 +48,7 @@ impl Sources {
     /// Reads all paths, each of any kind.
     ///
     /// # Errors
-    /// [`ConfigError::Invalid`] if a path is none of these; when it cannot be read or is not what it says it is.
+    /// a [`Refusal`] if a path is none of these; when it cannot be read or is not what it says it is.
     pub fn read(paths: &[impl AsRef<Path>]) -> Result<Self> {
         let mut sources = Self::default();
         for path in paths {
@@ -71,7 +71,7 @@ impl Sources {
     fn add(&mut self, path: &Path) -> Result<()> {
         let unknown = |what: &str| -> anyhow::Error {
             let got = format!("{}, {what}", path.display());
-            ConfigError::Invalid { option: "DIR", expected: EXPECTED.to_owned(), got }.into()
+            Refusal { option: "DIR", expected: EXPECTED.to_owned(), got }.into()
         };
         if !path.exists() {
             return Err(unknown("which does not exist"));

@@ -4,8 +4,8 @@
 //! Invariant: points are medians, bars the tenth and ninetieth percentile; a fit or simulation is dashed.
 
 use super::{Facts, MOST_SERIES};
-use crate::study_report::chart::{Axis, Kind, LinePlot, Plot, Point, Scale, Series, Unit};
-use crate::study_report::document::{Block, Cell, Figure, Table};
+use crate::chart::{Axis, Kind, LinePlot, Plot, Point, Scale, Series, Unit};
+use crate::document::{Block, Cell, Figure, Table};
 use records::{CollectiveTimes, NetbenchResult, PairTimes};
 use std::collections::BTreeMap;
 

@@ -5,9 +5,9 @@
 
 use super::naming::{self, Settings};
 use super::{Facts, predictions, scaling};
-use crate::study_report::chart::{Axis, Bar, BarPlot, Plot};
-use crate::study_report::document::{Cell, Figure, Table};
-use crate::study_report::measurements::{Measurement, range};
+use crate::chart::{Axis, Bar, BarPlot, Plot};
+use crate::document::{Cell, Figure, Table};
+use crate::measurements::{Measurement, range};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Bars in one figure.

@@ -4,10 +4,10 @@
 //! Invariant: a prediction is compared with the cell it names, or with the only one of its setting; a gap is in percent of the measured.
 
 use super::{Facts, MOST_SERIES};
-use crate::study_report::chart::{Axis, Kind, LinePlot, Plot, Point, Series};
-use crate::study_report::document::{Block, Cell, Figure, Table};
-use crate::study_report::measurements::{FORWARD, Measurement, PHASES, median, range};
-use crate::study_report::sources::Predictions;
+use crate::chart::{Axis, Kind, LinePlot, Plot, Point, Series};
+use crate::document::{Block, Cell, Figure, Table};
+use crate::measurements::{FORWARD, Measurement, PHASES, median, range};
+use crate::sources::Predictions;
 use records::PredictionRecord;
 use std::collections::BTreeSet;
 
@@ -267,7 +267,7 @@ fn published(facts: &Facts<'_>) -> Option<Table> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::study_report::sources::Sources;
+    use crate::sources::Sources;
 
     fn measured(id: &str, settings: &[(&str, &str)]) -> Measurement {
         let settings = settings.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();

@@ -4,8 +4,8 @@
 //! Invariant: whatever was left out of the report is named here.
 
 use super::Facts;
-use crate::study_report::document::{Block, Cell, Table};
-use crate::study_report::sources::{Predictions, Run, StudyFolder};
+use crate::document::{Block, Cell, Table};
+use crate::sources::{Predictions, Run, StudyFolder};
 use records::Status;
 
 pub(super) fn blocks(facts: &Facts<'_>) -> Vec<Block> {
