@@ -16,8 +16,10 @@ pub use self::fit::LinkFit;
 pub use self::network::{Link, NetworkError, NetworkModel, Node};
 pub use self::predict::{Prediction, Predictor, Synchronisation, best_bucket_bytes, predict};
 pub use self::profile::{BucketProfile, ParameterProfile, StepProfile};
+pub use self::published::{PublishedAnswer, PublishedClaim, published_answers};
 pub use self::reduction::reduction_seconds;
 pub use self::servers::ServerPlacement;
+pub use self::speedup::karp_flatt;
 
 mod burst;
 mod clock;
@@ -31,10 +33,12 @@ mod network;
 mod normal;
 mod predict;
 mod profile;
+mod published;
 mod record;
 mod reduction;
 mod schedule;
 mod servers;
+mod speedup;
 
 /// A simulation cannot be made.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]

@@ -12,8 +12,7 @@ use records::{
 };
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
-
-use super::speedup::{Scaled, scaled};
+use simulate::karp_flatt;
 
 /// What differs within a group, and what only says how it was started.
 const NO_PART_OF_A_GROUP: [&str; 6] =
@@ -45,6 +44,23 @@ pub struct Run {
     pub scaled: Option<Scaled>,
     /// Predicted over measured images a second, less 1, if there is a prediction.
     pub gap: Option<f64>,
+}
+
+/// What a speed on several ranks tells, next to that on one.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Scaled {
+    /// Times as fast as one rank.
+    pub speedup: f64,
+    /// Speedup a rank.
+    pub efficiency: f64,
+    /// Karp and Flatt's serial share; none for one rank.
+    pub serial_fraction: Option<f64>,
+}
+
+/// Compares the speed of `ranks` ranks with that of one.
+fn scaled(images_per_second: f64, of_one: f64, ranks: usize) -> Scaled {
+    let speedup = images_per_second / of_one;
+    Scaled { speedup, efficiency: speedup / ranks as f64, serial_fraction: karp_flatt(speedup, ranks) }
 }
 
 /// One configuration as it was measured.
@@ -266,6 +282,13 @@ mod tests {
              \"global_batch_size\":{},\"method\":\"allreduce:ring\",\"images_per_second\":{speed}}}",
             32 * ranks
         )
+    }
+
+    #[test]
+    fn speeds_are_compared_with_that_of_one_rank() {
+        let two = scaled(180.0, 100.0, 2);
+        assert_eq!((two.speedup, two.efficiency), (1.8, 0.9));
+        assert!((two.serial_fraction.unwrap() - 1.0 / 9.0).abs() < 1e-12);
     }
 
     #[test]

@@ -13,11 +13,9 @@ mod measured;
 mod profile_file;
 mod published;
 mod render;
-mod speedup;
 
 pub use forecast::{Forecast, forecast};
 pub use measured::{Measured, read as read_measured};
 pub use profile_file::{at_batch, read_profile, step_of};
-pub use published::{Point, answers};
+pub use published::answers;
 pub use render::{forecast_lines, measured_lines, published_lines};
-pub use speedup::{Scaled, karp_flatt, scaled};

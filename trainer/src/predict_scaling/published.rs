@@ -1,183 +1,29 @@
-//! Published scaling figures, and what the simulation says of the same ranks, gradients and networks.
+//! Published scaling figures as they stand in files.
 //!
-//! In: a table of figures with where they come from. Out: [`PublishedFigure`]s. Invariant: answers are computed, never written down here.
-//! Source: each line names its own. What a source does not tell is assumed, and said so in the line.
+//! In: what the simulation says of them. Out: [`PublishedFigure`]s.
 
 use anyhow::Result;
-use distributed::ReductionKind;
 use records::PublishedFigure;
-use simulate::{BucketProfile, NetworkModel, StepProfile, predict};
-
-/// The forward pass's share of the time of both: two of three products of a layer are in the backward pass.
-const FORWARD_SHARE: f64 = 1.0 / 3.0;
-
-/// A published figure, and what a simulation needs to know of it.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Point {
-    /// Who says so.
-    pub source: &'static str,
-    /// What was measured.
-    pub what: &'static str,
-    /// GPUs.
-    pub ranks: usize,
-    /// Speedup a GPU.
-    pub efficiency: f64,
-    /// Parameters of the network, all sent as `f32`.
-    pub num_parameters: u64,
-    /// Images a second of one GPU.
-    pub images_per_second_of_one: f64,
-    /// Samples of one GPU's step.
-    pub batch_size_per_rank: usize,
-    /// Gradients that are sent at once.
-    pub bucket_bytes: u64,
-    /// As `--network` reads it.
-    pub network: &'static str,
-    /// What of this the source does not tell.
-    pub assumed: &'static str,
-    /// Why the two figures differ.
-    pub explanation: &'static str,
-}
-
-/// The figures.
-const POINTS: [Point; 5] = [
-    Point {
-        source: "Mahon et al. 2020 (CCGrid), abstract",
-        what: "ResNet-44 on CIFAR-10, PyTorch DDP: 10.11 times one V100 on 12",
-        ranks: 12,
-        efficiency: 10.11 / 12.0,
-        // With 1x1 convolutions in the shortcuts.
-        num_parameters: 661_338,
-        // 0.583 GFLOP an image at the 9.0 TFLOP/s of ResNet-50 on a V100.
-        images_per_second_of_one: 15_400.0,
-        batch_size_per_rank: 128,
-        bucket_bytes: 25 << 20,
-        network: "ib-edr@4:10us,10GB/s",
-        assumed: "EDR InfiniBand, 4 GPUs a node, batch 128 a GPU, and the rate of one GPU, derived from its rate on ResNet-50",
-        explanation: "All gradients fit one bucket, which leaves when the backward pass is over, and that is all the model charges; launching \
-                      small kernels, decoding input and waiting for the slowest of 12, which it leaves out, are the rest.",
-    },
-    Point {
-        source: "Wang (WASET), over InfiniBand",
-        what: "ResNet-50, 64 GPUs",
-        ranks: 64,
-        efficiency: 0.89,
-        num_parameters: 25_557_032,
-        images_per_second_of_one: 367.0,
-        batch_size_per_rank: 64,
-        bucket_bytes: 25 << 20,
-        network: "ib-edr",
-        assumed: "EDR InfiniBand, a card for each GPU, V100 in f32 at NVIDIA's 367 images/s, batch 64 a GPU, buckets of 25 MiB",
-        explanation: "The model hides nearly all of the traffic behind the backward pass at the link's full rate; input, stragglers and the \
-                      copies between GPU and card, which it leaves out, are the rest.",
-    },
-    Point {
-        source: "Wang (WASET), over 10 Gbit/s Ethernet",
-        what: "ResNet-50, 64 GPUs",
-        ranks: 64,
-        efficiency: 0.65,
-        num_parameters: 25_557_032,
-        images_per_second_of_one: 367.0,
-        batch_size_per_rank: 64,
-        bucket_bytes: 25 << 20,
-        network: "10gbe",
-        assumed: "a card for each GPU, V100 in f32 at NVIDIA's 367 images/s, batch 64 a GPU, buckets of 25 MiB",
-        explanation: "Bandwidth alone, 201 MB a rank and step, accounts for the loss; what the model leaves out is as large as what the assumed \
-                      batch and GPU are off, as a larger batch or a slower GPU hides more.",
-    },
-    Point {
-        source: "Horovod's documentation",
-        what: "ResNet-101, 128 servers with 4 Pascal GPUs, 25 Gbit/s RoCE",
-        ranks: 512,
-        efficiency: 0.90,
-        num_parameters: 44_549_160,
-        // 1,656.82 images/s on 16.
-        images_per_second_of_one: 103.6,
-        batch_size_per_rank: 64,
-        bucket_bytes: 64 << 20,
-        network: "5us,2.9GB/s@4:10us,10GB/s",
-        assumed: "batch 64 a GPU, latencies, PCIe of 10 GB/s, one GPU as a sixteenth of the 1,656.82 images/s on 16, fusion buffers of 64 MiB",
-        explanation: "The last fusion buffer cannot hide and a ring of 512 pays its latency 1,022 times a buffer; the model lets full buffers \
-                      leave during the backward pass without the 5 ms cycles and negotiation of Horovod, and without stragglers.",
-    },
-    Point {
-        source: "Horovod's documentation",
-        what: "Inception V3, 128 servers with 4 Pascal GPUs, 25 Gbit/s RoCE",
-        ranks: 512,
-        efficiency: 0.90,
-        num_parameters: 23_834_568,
-        images_per_second_of_one: 142.0,
-        batch_size_per_rank: 64,
-        bucket_bytes: 64 << 20,
-        network: "5us,2.9GB/s@4:10us,10GB/s",
-        assumed: "batch 64 a GPU, latencies, PCIe of 10 GB/s, 142 images/s of one P100 (TensorFlow's benchmark page, from memory), no \
-                  auxiliary head, fusion buffers of 64 MiB",
-        explanation: "Half of the gradients of ResNet-101 for nearly the same computing hide better; cycles, negotiation, input and \
-                      stragglers, which the model leaves out, make up the rest.",
-    },
-];
+use simulate::{PublishedAnswer, published_answers};
 
 /// What the simulation says of every figure.
 ///
 /// # Errors
 /// When a figure cannot be simulated.
 pub fn answers() -> Result<Vec<PublishedFigure>> {
-    POINTS.iter().map(answer).collect()
+    Ok(published_answers()?.into_iter().map(as_written).collect())
 }
 
-fn answer(point: &Point) -> Result<PublishedFigure> {
-    let network: NetworkModel = point.network.parse()?;
-    let prediction = predict(&step(point), ReductionKind::Ring, &network, point.ranks, true)?;
-    Ok(PublishedFigure {
-        source: point.source.to_owned(),
-        what: point.what.to_owned(),
-        ranks: point.ranks as u64,
-        published_efficiency: Some(point.efficiency),
-        predicted_efficiency: Some(prediction.efficiency),
-        published_serial_fraction: super::karp_flatt(point.efficiency * point.ranks as f64, point.ranks),
-        assumed: point.assumed.to_owned(),
-        explanation: point.explanation.to_owned(),
-    })
-}
-
-/// The step of one GPU: gradients come evenly over the backward pass.
-fn step(point: &Point) -> StepProfile {
-    let seconds = point.batch_size_per_rank as f64 / point.images_per_second_of_one;
-    let backward_s = seconds * (1.0 - FORWARD_SHARE);
-    let whole = BucketProfile { ready_s: backward_s, bytes: 4 * point.num_parameters };
-    let step = StepProfile {
-        forward_s: seconds * FORWARD_SHARE,
-        backward_s,
-        buckets: vec![whole],
-        batch_size_per_rank: point.batch_size_per_rank,
-        ..StepProfile::default()
-    };
-    step.with_bucket_bytes(point.bucket_bytes)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_figure_has_an_answer_that_lies_between_half_and_all() {
-        let answers = answers().unwrap();
-        assert_eq!(answers.len(), POINTS.len());
-        for answer in &answers {
-            assert!(answer.predicted_efficiency.is_some_and(|share| share > 0.5 && share <= 1.0), "{answer:?}");
-            assert!(answer.explanation.ends_with('.') && !answer.assumed.is_empty());
-        }
-    }
-
-    #[test]
-    fn the_slower_network_loses_more_and_about_as_much_as_was_published() {
-        let answers = answers().unwrap();
-        let of = |text: &str| answers.iter().find(|answer| answer.source.contains(text)).unwrap();
-        let (fast, slow) = (of("InfiniBand"), of("Ethernet"));
-        let (published, predicted) = (
-            slow.published_efficiency.unwrap() / fast.published_efficiency.unwrap(),
-            slow.predicted_efficiency.unwrap() / fast.predicted_efficiency.unwrap(),
-        );
-        // Both lose what the model does not know of, as input and stragglers; the ratio keeps the network alone.
-        assert!((predicted / published - 1.0).abs() < 0.15, "published {published}, predicted {predicted}");
+fn as_written(answer: PublishedAnswer) -> PublishedFigure {
+    let PublishedAnswer { claim, predicted_efficiency, published_serial_fraction } = answer;
+    PublishedFigure {
+        source: claim.source.to_owned(),
+        what: claim.what.to_owned(),
+        ranks: claim.ranks as u64,
+        published_efficiency: Some(claim.efficiency),
+        predicted_efficiency: Some(predicted_efficiency),
+        published_serial_fraction,
+        assumed: claim.assumed.to_owned(),
+        explanation: claim.explanation.to_owned(),
     }
 }

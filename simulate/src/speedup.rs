@@ -1,23 +1,10 @@
-//! Speedup, efficiency and the serial share that they tell of.
+//! The serial share that a speedup tells of.
 //!
-//! In: speeds on some numbers of ranks. Out: [`Scaled`]. Invariant: one rank has speedup 1 and no serial share.
+//! In: a speedup on some number of ranks. Out: a share of the work. Invariant: one rank has no serial share.
 //! Source: Karp & Flatt 1990, Measuring parallel processor performance (CACM 33:5); Amdahl 1967.
 //!
 //! A serial share that grows with the ranks is overhead that grows with them, as communication does; one that stays is work that no
 //! rank shares. Under weak scaling the same formula tells how far a step is from its ideal.
-
-use serde::{Deserialize, Serialize};
-
-/// What a speed on several ranks tells, next to that on one.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Scaled {
-    /// Times as fast as one rank.
-    pub speedup: f64,
-    /// Speedup a rank.
-    pub efficiency: f64,
-    /// Karp and Flatt's serial share; none for one rank.
-    pub serial_fraction: Option<f64>,
-}
 
 /// The experimentally determined serial share: (1/S - 1/N) / (1 - 1/N); none for one rank or a speedup that is no positive number.
 pub fn karp_flatt(speedup: f64, ranks: usize) -> Option<f64> {
@@ -26,12 +13,6 @@ pub fn karp_flatt(speedup: f64, ranks: usize) -> Option<f64> {
     }
     let share = 1.0 / ranks as f64;
     Some((1.0 / speedup - share) / (1.0 - share))
-}
-
-/// Compares the speed of `ranks` ranks with that of one.
-pub fn scaled(images_per_second: f64, of_one: f64, ranks: usize) -> Scaled {
-    let speedup = images_per_second / of_one;
-    Scaled { speedup, efficiency: speedup / ranks as f64, serial_fraction: karp_flatt(speedup, ranks) }
 }
 
 #[cfg(test)]
@@ -62,12 +43,5 @@ mod tests {
         }
         // More than linear has a negative share.
         assert!(karp_flatt(2.2, 2).unwrap() < 0.0);
-    }
-
-    #[test]
-    fn speeds_are_compared_with_that_of_one_rank() {
-        let two = scaled(180.0, 100.0, 2);
-        assert_eq!((two.speedup, two.efficiency), (1.8, 0.9));
-        assert!((two.serial_fraction.unwrap() - 1.0 / 9.0).abs() < 1e-12);
     }
 }
