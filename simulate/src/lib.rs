@@ -18,6 +18,7 @@ pub use self::predict::{Prediction, Predictor, Synchronisation, best_bucket_byte
 pub use self::profile::{BucketProfile, ParameterProfile, StepProfile};
 pub use self::published::{PublishedAnswer, PublishedClaim, published_answers};
 pub use self::reduction::reduction_seconds;
+pub use self::scenario::{Outcome, Scaling, Scenario, predict_scenarios};
 pub use self::servers::ServerPlacement;
 pub use self::speedup::karp_flatt;
 
@@ -36,6 +37,7 @@ mod profile;
 mod published;
 mod record;
 mod reduction;
+mod scenario;
 mod schedule;
 mod servers;
 mod speedup;

@@ -110,6 +110,31 @@ impl StepProfile {
         Self { buckets, ..self.clone() }
     }
 
+    /// This step with another batch. Forward and backward pass have a part that grows with the samples and one that does not, told by a
+    /// `second` step of another batch; with one step all of it grows. The optimizer and the rest do not depend on the batch.
+    pub fn at_batch(&self, second: Option<&Self>, batch_size_per_rank: usize) -> Self {
+        let batch = self.batch_size_per_rank as f64;
+        let second = second.filter(|second| second.batch_size_per_rank != self.batch_size_per_rank);
+        let of = |time: fn(&Self) -> f64| {
+            let seconds = time(self);
+            let per_sample = match second {
+                // Neither part can be negative, however unsure the two times are.
+                Some(second) => {
+                    ((seconds - time(second)) / (batch - second.batch_size_per_rank as f64)).clamp(0.0, seconds / batch)
+                }
+                None => seconds / batch,
+            };
+            seconds + per_sample * (batch_size_per_rank as f64 - batch)
+        };
+        let (forward_s, backward_s) = (of(|step| step.forward_s), of(|step| step.backward_s));
+        let mut step = Self { forward_s, backward_s, batch_size_per_rank, ..self.clone() };
+        let ratio = if self.backward_s > 0.0 { backward_s / self.backward_s } else { 1.0 };
+        step.parameters.iter_mut().for_each(|parameter| parameter.ready_s *= ratio);
+        step.buckets.iter_mut().for_each(|bucket| bucket.ready_s *= ratio);
+        step.straggler_spread_s *= step.compute_s() / self.compute_s();
+        step
+    }
+
     /// When the first `bytes` of gradients are there.
     fn ready_s(&self, bytes: u64) -> f64 {
         let (mut start, mut begin_s) = (0, 0.0);
@@ -142,5 +167,36 @@ impl StepProfile {
             got if got.is_finite() && got > 0.0 => Ok(()),
             got => Err(SimulationError::Profile { what: "a finite step longer than 0 s".to_owned(), got }),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// 100 ms with 32 samples.
+    fn step() -> StepProfile {
+        StepProfile {
+            forward_s: 0.03,
+            backward_s: 0.06,
+            buckets: vec![BucketProfile { ready_s: 0.05, bytes: 135_168 }],
+            parameters: vec![ParameterProfile { path: "fc".to_owned(), shape: vec![132, 256], ready_s: 0.05 }],
+            optimizer_s: 0.005,
+            other_s: 0.005,
+            batch_size_per_rank: 32,
+            straggler_spread_s: 0.0,
+        }
+    }
+
+    #[test]
+    fn a_smaller_batch_takes_the_part_that_does_not_depend_on_it() {
+        let small = StepProfile { batch_size_per_rank: 8, forward_s: 0.012, backward_s: 0.024, ..step() };
+        // (30 - 12) ms by 24 samples: 0.75 ms a sample, 6 ms for none.
+        let both = step().at_batch(Some(&small), 16);
+        assert!((both.forward_s - 0.018).abs() < 1e-12 && (both.backward_s - 0.036).abs() < 1e-12, "{both:?}");
+        assert!((both.parameters[0].ready_s - 0.05 * 0.6).abs() < 1e-12);
+        let alone = step().at_batch(None, 16);
+        assert!((alone.forward_s - 0.015).abs() < 1e-12 && (alone.optimizer_s - 0.005).abs() < 1e-12);
+        assert_eq!(step().at_batch(None, 32), step());
     }
 }

@@ -7,15 +7,14 @@ use std::time::SystemTime;
 
 use anyhow::Result;
 use distributed::CompressionKind;
-use rayon::prelude::*;
 use records::{
     NetworkFacts, PREDICTION_SCHEMA, PredictionFile, PredictionRecord, ProfileFacts, ProfileFile, PublishedFigure,
 };
-use simulate::{Predictor, StepProfile, Synchronisation};
+use simulate::{Outcome, Scaling, Scenario, StepProfile, predict_scenarios};
 
-use super::profile_file::{at_batch, step_of};
+use super::profile_file::step_of;
 use crate::config::{
-    NamedNetwork, NetworkSource, PlacementKind, ScalingConfig, ScalingKind, SyncConfig, SyncMethod, scaling_method_name,
+    NamedNetwork, NetworkSource, ScalingConfig, ScalingKind, SyncConfig, SyncMethod, scaling_method_name,
 };
 use crate::simulation::synchronisation;
 use crate::synchronizer::bucket_cap_bytes;
@@ -40,101 +39,75 @@ pub fn forecast(
     published: Vec<PublishedFigure>,
 ) -> Result<Forecast> {
     let profile = &profiles[0];
-    let mut left_out = Vec::new();
-    let mut tasks = Vec::new();
+    let (step, second) = (step_of(profile), profiles.get(1).map(step_of));
+    let (mut syncs, mut scenarios, mut left_out) = (Vec::new(), Vec::new(), Vec::new());
     for sync in &config.methods {
-        let synchronisation = synchronisation(&step_of(profile), sync)?;
-        for &ranks in &config.ranks {
-            match why_not(profile, sync, config.scaling, ranks) {
-                Some(why) => left_out.push(format!("{} on {ranks} ranks: {why}", scaling_method_name(&sync.method))),
-                None => tasks.push((sync, synchronisation, ranks)),
+        for scenario in scenarios_of(&step, sync, config)? {
+            match scenario.why_not(step.batch_size_per_rank) {
+                Some(why) => {
+                    left_out.push(format!("{} on {} ranks: {why}", scaling_method_name(&sync.method), scenario.ranks));
+                }
+                None => {
+                    syncs.push(sync);
+                    scenarios.push(scenario);
+                }
             }
         }
     }
-    // The largest worlds take longest: those first, so that no core is left with one of them at the end.
-    let mut order: Vec<usize> = (0..tasks.len()).collect();
-    order.sort_by_key(|&index| std::cmp::Reverse(tasks[index].2));
-    let mut records = order
-        .into_par_iter()
-        .with_max_len(1)
-        .map(|index| {
-            let (sync, synchronisation, ranks) = tasks[index];
-            Ok((index, record(profiles, network, config.scaling, sync, synchronisation, ranks)?))
-        })
-        .collect::<Result<Vec<_>>>()?;
-    records.sort_by_key(|(index, _)| *index);
-    let predictions = records.into_iter().map(|(_, record)| record).collect();
-    Ok(Forecast { file: file(profile, network, predictions, published), left_out })
+    let outcomes = predict_scenarios(&step, second.as_ref(), &network.model, &scenarios)?;
+    let records = syncs.iter().zip(&scenarios).zip(&outcomes);
+    let records = records.map(|((sync, scenario), outcome)| record(&sync.method, config.scaling, scenario, outcome));
+    Ok(Forecast { file: file(profile, network, records.collect(), published), left_out })
 }
 
-/// Why such a run cannot be.
-fn why_not(profile: &ProfileFile, sync: &SyncConfig, scaling: ScalingKind, ranks: usize) -> Option<String> {
-    match sync.method {
-        SyncMethod::ParameterServer { servers, placement: PlacementKind::Beside, .. } if servers > ranks => {
-            Some(format!("{servers} servers need as many ranks"))
-        }
-        _ if scaling == ScalingKind::Strong && !profile.batch_size_per_rank.is_multiple_of(ranks) => {
-            Some(format!("they do not divide a global batch of {}", profile.batch_size_per_rank))
-        }
-        _ => None,
-    }
-}
-
-fn record(
-    profiles: &[ProfileFile],
-    network: &NamedNetwork,
-    scaling: ScalingKind,
-    sync: &SyncConfig,
-    synchronisation: Synchronisation,
-    ranks: usize,
-) -> Result<PredictionRecord> {
-    let whole = step_of(&profiles[0]);
-    let step = match scaling {
-        ScalingKind::Weak => whole.clone(),
-        ScalingKind::Strong => at_batch(profiles, whole.batch_size_per_rank / ranks),
-    };
+/// One way to synchronise, on every number of ranks.
+fn scenarios_of(step: &StepProfile, sync: &SyncConfig, config: &ScalingConfig) -> Result<Vec<Scenario>> {
+    let synchronisation = synchronisation(step, sync)?;
     let total_bytes: u64 = step.buckets.iter().map(|bucket| bucket.bytes).sum();
     let bucket_bytes = bucket_cap_bytes(sync, total_bytes as usize) as u64;
-    let step = step.with_bucket_cap(bucket_bytes);
-    let mut predictor = Predictor::new(&step, synchronisation, &network.model, ranks)?;
-    let prediction = predictor.predict(&step, sync.overlap)?;
-    let has_buckets = ranks > 1 && sync.overlap && !matches!(sync.method, SyncMethod::LocalSgd { .. });
-    let best = if has_buckets { Some(predictor.best_bucket_bytes(&step)?) } else { None };
-    let of_one = whole.batch_size_per_rank as f64 / whole.compute_s();
-    let speedup = prediction.images_per_second / of_one;
-    let (servers, placement, local_steps) = match sync.method {
+    let scaling = match config.scaling {
+        ScalingKind::Weak => Scaling::Weak,
+        ScalingKind::Strong => Scaling::Strong,
+    };
+    let scenario = |&ranks| Scenario { synchronisation, overlap: sync.overlap, bucket_bytes, scaling, ranks };
+    Ok(config.ranks.iter().map(scenario).collect())
+}
+
+fn record(method: &SyncMethod, scaling: ScalingKind, scenario: &Scenario, outcome: &Outcome) -> PredictionRecord {
+    let (servers, placement, local_steps) = match *method {
         SyncMethod::ParameterServer { servers, placement, .. } => (Some(servers), Some(placement.to_string()), None),
         SyncMethod::LocalSgd { every, .. } => (None, None, Some(every)),
         _ => (None, None, None),
     };
-    let (reduction, compress) = match &sync.method {
+    let (reduction, compress) = match method {
         SyncMethod::Allreduce { compression, .. } if compression.is_some() => (None, compression.to_string()),
         SyncMethod::Allreduce { reduction, .. } => (Some(reduction.to_string()), CompressionKind::None.to_string()),
         SyncMethod::Exact { .. } => (Some("exact".to_owned()), CompressionKind::None.to_string()),
         _ => (None, CompressionKind::None.to_string()),
     };
-    Ok(PredictionRecord {
-        method: scaling_method_name(&sync.method),
-        sync: sync.method.kind().to_string(),
+    let Outcome { batch_size_per_rank, prediction, speedup, best_buckets } = *outcome;
+    PredictionRecord {
+        method: scaling_method_name(method),
+        sync: method.kind().to_string(),
         reduction,
         compress: Some(compress),
         servers,
         server_placement: placement,
         local_steps,
-        ranks,
-        batch_size_per_rank: step.batch_size_per_rank,
+        ranks: scenario.ranks,
+        batch_size_per_rank,
         scaling: scaling.to_string(),
         step_ms: Some(prediction.step_s * 1e3),
         images_per_second: Some(prediction.images_per_second),
         speedup: Some(speedup),
-        efficiency: Some(speedup / ranks as f64),
+        efficiency: Some(speedup / scenario.ranks as f64),
         communication_ms: Some(prediction.communication_s * 1e3),
         exposed_ms: Some(prediction.exposed_s * 1e3),
-        bucket_bytes: Some(bucket_bytes),
-        best_bucket_bytes: best.map(|(bytes, _)| bytes),
-        best_images_per_second: best.map(|(_, prediction)| prediction.images_per_second),
+        bucket_bytes: Some(scenario.bucket_bytes),
+        best_bucket_bytes: best_buckets.map(|(bytes, _)| bytes),
+        best_images_per_second: best_buckets.map(|(_, prediction)| prediction.images_per_second),
         cell: None,
-    })
+    }
 }
 
 fn file(

@@ -3,10 +3,6 @@
 //! In: a measured step, networks, methods of synchronisation; measured runs. Out: [`records::PredictionFile`]s, tables.
 //! Invariant: a prediction says that it is one; a figure of somebody else's says whose.
 //! Source: Li et al. 2020, PyTorch Distributed (2006.15704), section 5; Karp & Flatt 1990, Measuring parallel processor performance.
-//!
-//! Strong scaling keeps the global batch: each rank has its share. Forward and backward pass are taken to be a part that grows with
-//! the samples and one that does not, told by two profiles of different batches; with one profile all of it grows. The optimizer and
-//! the rest do not depend on the batch.
 
 mod forecast;
 mod measured;
@@ -16,6 +12,6 @@ mod render;
 
 pub use forecast::{Forecast, forecast};
 pub use measured::{Measured, read as read_measured};
-pub use profile_file::{at_batch, read_profile, step_of};
+pub use profile_file::{read_profile, step_of};
 pub use published::answers;
 pub use render::{forecast_lines, measured_lines, published_lines};

@@ -62,32 +62,6 @@ pub fn step_of(file: &ProfileFile) -> StepProfile {
     }
 }
 
-/// The step with another batch, from the first profile, and from a second one how much of it does not depend on the batch.
-pub fn at_batch(profiles: &[ProfileFile], batch_size_per_rank: usize) -> StepProfile {
-    let first = &profiles[0];
-    let of = |time: fn(&ProfileFile) -> f64| {
-        let (batch, seconds) = (first.batch_size_per_rank as f64, time(first));
-        let per_sample = match profiles.get(1).filter(|second| second.batch_size_per_rank != first.batch_size_per_rank)
-        {
-            // Neither part can be negative, however unsure the two times are.
-            Some(second) => {
-                ((seconds - time(second)) / (batch - second.batch_size_per_rank as f64)).clamp(0.0, seconds / batch)
-            }
-            None => seconds / batch,
-        };
-        seconds + per_sample * (batch_size_per_rank as f64 - batch)
-    };
-    let mut step = step_of(first);
-    step.forward_s = of(|profile| profile.forward_s);
-    step.backward_s = of(|profile| profile.backward_s);
-    let ratio = if first.backward_s > 0.0 { step.backward_s / first.backward_s } else { 1.0 };
-    step.parameters.iter_mut().for_each(|parameter| parameter.ready_s *= ratio);
-    step.buckets.iter_mut().for_each(|bucket| bucket.ready_s *= ratio);
-    step.straggler_spread_s *= step.compute_s() / step_of(first).compute_s();
-    step.batch_size_per_rank = batch_size_per_rank;
-    step
-}
-
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
@@ -162,17 +136,5 @@ pub(super) mod tests {
             profile().layers().into_iter().map(|layer| (layer.name, (layer.seconds * 1e3).round())).collect();
         let expected = [("fc", 10.0), ("second.conv", 20.0), ("first.conv", 20.0)];
         assert_eq!(layers, expected.map(|(name, seconds)| (name.to_owned(), seconds)));
-    }
-
-    #[test]
-    fn a_smaller_batch_takes_the_part_that_does_not_depend_on_it() {
-        let small = ProfileFile { batch_size_per_rank: 8, forward_s: 0.012, backward_s: 0.024, ..profile() };
-        // (30 - 12) ms by 24 samples: 0.75 ms a sample, 6 ms for none.
-        let both = at_batch(&[profile(), small], 16);
-        assert!((both.forward_s - 0.018).abs() < 1e-12 && (both.backward_s - 0.036).abs() < 1e-12, "{both:?}");
-        assert!((both.parameters[0].ready_s - 0.05 * 0.6).abs() < 1e-12);
-        let alone = at_batch(&[profile()], 16);
-        assert!((alone.forward_s - 0.015).abs() < 1e-12 && (alone.optimizer_s - 0.005).abs() < 1e-12);
-        assert_eq!(at_batch(&[profile()], 32), step_of(&profile()));
     }
 }
