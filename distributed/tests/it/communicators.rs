@@ -1,13 +1,13 @@
 //! The conformance suite on one rank and on threads, and how a world of threads ends.
 
-mod conformance;
-
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use distributed::{CollectiveError, Communicator, SingleCommunicator, ThreadCommunicator, launch_with, run_ranks};
+
+use crate::conformance;
 
 #[test]
 fn a_single_rank_conforms() {

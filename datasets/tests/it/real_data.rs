@@ -3,8 +3,6 @@
 //! In: the folder that `LOCKSTEP_DATA` names, which must hold the archives, else `../shared/data` beside the repository; the
 //! tests say aloud that they are skipped where that has none.
 
-#![allow(clippy::unwrap_used)] // clippy.toml allows them in tests, but not in the functions that tests share.
-
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::Command;

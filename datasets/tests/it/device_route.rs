@@ -1,7 +1,5 @@
 //! Batches whose pixels a device makes of raw bytes are those that the host makes, bit by bit.
 
-#![allow(clippy::unwrap_used)] // clippy.toml allows it in tests, but not in the functions that tests share.
-
 use std::sync::Arc;
 
 use burn::tensor::Device;

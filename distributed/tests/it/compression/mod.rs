@@ -1,8 +1,6 @@
 //! What compressed sums promise: identities on random buckets, non-finite values, convergence, what they carry from step to step, and
 //! what they report.
 
-#![allow(clippy::unwrap_used, reason = "test code")]
-
 mod carried;
 mod convergence;
 mod identities;

@@ -2,8 +2,6 @@
 //!
 //! The model has no normalisation: with it, batch statistics differ between ranks by design.
 //! Tolerance: 1e-5 in relative L2, for sums of f32 in another order.
-#![allow(clippy::unwrap_used, reason = "test code")]
-
 use std::sync::Arc;
 
 use burn::module::{Module, Param};

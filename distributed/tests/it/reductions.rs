@@ -1,16 +1,15 @@
 //! Properties of the all-reduce algorithms, on threads.
 
-mod conformance;
-
 use std::sync::Arc;
 
-use conformance::reductions::{KINDS, any_grouping_of_shards_gives_the_same_bits};
 use distributed::{AllReducer, Communicator, ExactReducer, run_ranks};
 use proptest::prelude::*;
 
+use crate::conformance::reductions::{self, KINDS, any_grouping_of_shards_gives_the_same_bits};
+
 #[test]
 fn five_ranks_conform() {
-    run_ranks(5, |communicator| conformance::reductions::check(&communicator));
+    run_ranks(5, |communicator| reductions::check(&communicator));
 }
 
 /// A part for every rank, all of one length.

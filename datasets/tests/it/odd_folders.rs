@@ -1,7 +1,5 @@
 //! Folders of images with odd entries: each is used, ignored with a note, or refused with its path; nothing is waited for.
 
-#![allow(clippy::unwrap_used)] // A failed unwrap here is a failed test.
-
 use std::fs;
 use std::path::{Path, PathBuf};
 

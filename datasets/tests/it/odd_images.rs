@@ -1,7 +1,5 @@
 //! Image files of rare kinds become the pixels that Pillow makes of them; hostile ones are refused in little memory.
 
-#![allow(clippy::unwrap_used)] // A failed unwrap here is a failed test.
-
 use std::fs;
 use std::path::{Path, PathBuf};
 

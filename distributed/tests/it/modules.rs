@@ -1,6 +1,4 @@
 //! Layouts of real modules, flat copies in and out, and what keeps replicas equal.
-#![allow(clippy::unwrap_used, reason = "test code")]
-
 use burn::module::{Module, Param};
 use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
 use burn::tensor::{Device, Tensor};

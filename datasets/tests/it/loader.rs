@@ -1,7 +1,5 @@
 //! The loader: order, equality over threads and shards, bounded memory, and failures that come out as errors.
 
-#![allow(clippy::unwrap_used)] // clippy.toml allows it in tests, but not in the functions that tests share.
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};

@@ -1,7 +1,5 @@
 //! Shard plans for all small sizes: cover, disjoint, ordered, equal step counts, the same global batches for every N.
 
-#![allow(clippy::unwrap_used)] // clippy.toml allows it in tests, but not in the functions that tests share.
-
 use std::collections::BTreeSet;
 
 use datasets::{ShardConfig, ShardPlan};

@@ -1,8 +1,4 @@
 //! The watchdog on threads: who is named, who speaks, and when nobody does.
-#![allow(clippy::unwrap_used, reason = "test code")]
-
-mod conformance;
-
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -13,6 +9,8 @@ use distributed::{
     ParameterLayout, Phase, Server, ServerClient, ServerPlan, ShardUpdate, SingleCommunicator, ThreadCommunicator,
     Watchdog, WatchedCommunicator, Whereabouts, run_ranks,
 };
+
+use crate::conformance;
 
 const TIMEOUT: Duration = Duration::from_secs(1);
 

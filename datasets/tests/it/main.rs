@@ -1,0 +1,10 @@
+//! What loading promises, on made-up images and, where they are, on real ones.
+
+#![allow(clippy::unwrap_used, reason = "test code")]
+
+mod device_route;
+mod loader;
+mod odd_folders;
+mod odd_images;
+mod real_data;
+mod shard;

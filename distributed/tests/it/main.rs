@@ -1,0 +1,14 @@
+//! What needs no MPI and no GPU: ranks are threads.
+
+#![allow(clippy::unwrap_used, reason = "test code")]
+
+mod bucket;
+mod communicators;
+mod compression;
+#[path = "../conformance/mod.rs"]
+mod conformance;
+mod gradients;
+mod modules;
+mod reductions;
+mod watchdog;
+mod watchdog_refusals;
