@@ -24,28 +24,28 @@
 //! assert_eq!(norms[0].as_ref().unwrap(), norms[1].as_ref().unwrap());
 //! ```
 
-pub mod algorithms;
-pub mod bucket;
-pub mod bytes;
-pub mod communicator;
-pub mod compress;
-pub mod error;
-pub mod header;
-pub mod launch;
-pub mod layout;
+mod algorithms;
+mod bucket;
+mod bytes;
+mod communicator;
+mod compress;
+mod error;
+mod header;
+mod launch;
+mod layout;
 #[cfg(feature = "mpi")]
-pub mod mpi;
+mod mpi;
 #[cfg(feature = "nccl")]
 pub mod nccl;
-pub mod on_device;
-pub mod parameter_server;
+mod on_device;
+mod parameter_server;
 mod pause;
-pub mod reducer;
-pub mod reduction;
-pub mod single;
-pub mod sync;
-pub mod threads;
-pub mod topology;
+mod reducer;
+mod reduction;
+mod single;
+mod sync;
+mod threads;
+mod topology;
 pub mod watchdog;
 
 #[cfg(feature = "mpi")]
@@ -55,7 +55,7 @@ pub use self::nccl::NcclReduction;
 pub use algorithms::{AllReducer, ExactReducer, HierarchicalReducer, ReductionKind};
 pub use bucket::{Bucket, BucketPlan};
 pub use bytes::{bytes_to_floats, floats_to_bytes};
-pub use communicator::{Communicator, NodeMemory, Patience, ROOT};
+pub use communicator::{Between, Communicator, NodeMemory, Patience, ROOT, expect_peer};
 pub use compress::{
     BucketCompressor, CompressionKind, CompressionReport, ParseCompressionError, PowerSgdLimits, TensorSpan,
 };
@@ -64,7 +64,7 @@ pub use header::{StepAgreement, StepHeader, agree, blame};
 pub use launch::{check_world, join, launch, launch_with};
 pub use layout::{ParameterEntry, ParameterLayout, read, write};
 pub use on_device::{replace, take_gradients, tensors};
-pub use parameter_server::{Consistency, Server, ServerClient, ServerPlan, Shard, ShardUpdate};
+pub use parameter_server::{Consistency, Server, ServerClient, ServerPlan, Shard, ShardUpdate, assign_buckets};
 pub use pause::LONGEST_PAUSE;
 pub use reducer::{
     BucketTimes, GradientCollector, GradientReducer, LocalBucket, MicroStepConfig, ReducerConfig, StepReport,
@@ -76,5 +76,5 @@ pub use reduction::{
 pub use single::SingleCommunicator;
 pub use sync::{Fingerprint, average_norm_statistics, broadcast_module, check_fingerprint, fingerprint};
 pub use threads::{ThreadCommunicator, run_ranks};
-pub use topology::{Launcher, Topology, check_place, check_world_size, scheduler_job, srun_left_no_address};
+pub use topology::{Launcher, Topology, check_place, check_world_size, scheduler_job};
 pub use watchdog::{Alarm, Phase, Watchdog, WatchedCommunicator, Whereabouts};

@@ -170,7 +170,7 @@ pub fn scheduler_job() -> Option<String> {
 /// Whether `srun` started this process as one of several and left it no address of the others, as `srun --mpi=none` does.
 ///
 /// Open MPI ends such a process in `MPI_Init`, other libraries make it a world of one.
-pub fn srun_left_no_address() -> bool {
+pub(crate) fn srun_left_no_address() -> bool {
     left_no_address(|variable| std::env::var(variable).ok())
 }
 

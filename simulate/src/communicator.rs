@@ -5,8 +5,9 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use distributed::communicator::expect_peer;
-use distributed::{CollectiveError, Communicator, NodeMemory, Patience, ThreadCommunicator, Topology, run_ranks};
+use distributed::{
+    CollectiveError, Communicator, NodeMemory, Patience, ThreadCommunicator, Topology, expect_peer, run_ranks,
+};
 
 use crate::clock::{Clock, Route};
 use crate::library::Library;

@@ -10,8 +10,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bytemuck::Pod;
-use distributed::communicator::Between;
-use distributed::{CollectiveError, Communicator, NodeMemory};
+use distributed::{Between, CollectiveError, Communicator, NodeMemory};
 
 use crate::clock::Clock;
 use crate::network::Link;

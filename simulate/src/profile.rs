@@ -65,7 +65,7 @@ impl StepProfile {
     ///
     /// # Units
     /// Seconds.
-    pub fn straggler_s(&self, ranks: usize) -> f64 {
+    pub(crate) fn straggler_s(&self, ranks: usize) -> f64 {
         self.straggler_spread_s * expected_largest(ranks)
     }
 

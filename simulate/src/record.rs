@@ -9,8 +9,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use distributed::communicator::expect_peer;
-use distributed::{CollectiveError, Communicator, NodeMemory, Patience, Topology};
+use distributed::{CollectiveError, Communicator, NodeMemory, Patience, Topology, expect_peer};
 
 use crate::communicator::topology;
 use crate::library::Library;

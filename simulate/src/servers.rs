@@ -12,8 +12,7 @@
 
 use std::collections::{BinaryHeap, VecDeque};
 
-use distributed::parameter_server::assign;
-use distributed::{Consistency, LONGEST_PAUSE, Shard, ShardUpdate};
+use distributed::{Consistency, LONGEST_PAUSE, Shard, ShardUpdate, assign_buckets};
 
 use crate::burst::Tokens;
 use crate::event::{Event, Timed};
@@ -148,7 +147,7 @@ impl<'a> Simulation<'a> {
     fn new(world: ServerWorld<'a>) -> Self {
         let profile = world.profile;
         let sizes: Vec<usize> = profile.buckets.iter().map(|bucket| bucket.bytes as usize).collect();
-        let server_of = assign(&sizes, world.servers);
+        let server_of = assign_buckets(&sizes, world.servers);
         let start = profile.other_s + profile.forward_s;
         let mut milestones = vec![start];
         let mut latest = 0.0;

@@ -129,7 +129,7 @@ impl MpiCommunicator {
     }
 
     /// What the library tells first of itself; it may be asked before [`init`](MpiCommunicator::init).
-    pub fn library_name() -> String {
+    pub(crate) fn library_name() -> String {
         let text = library_version().unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned());
         let first = text.lines().next().unwrap_or("MPI").trim_matches('\0');
         // MPICH: "MPICH Version:\t4.0.2".

@@ -13,4 +13,4 @@ mod shard;
 
 pub use client::ServerClient;
 pub use server::{Server, ServerPlan};
-pub use shard::{Consistency, Shard, ShardUpdate, assign};
+pub use shard::{Consistency, Shard, ShardUpdate, assign_buckets};

@@ -8,7 +8,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use super::message::{Request, TO_SERVER, TO_WORKER};
-use super::shard::{Consistency, Shard, ShardUpdate, assign};
+use super::shard::{Consistency, Shard, ShardUpdate, assign_buckets};
 use crate::pause::pause;
 use crate::{BucketPlan, CollectiveError, Communicator, floats_to_bytes};
 
@@ -29,16 +29,16 @@ impl ServerPlan {
     /// Buckets shared over `servers` by size.
     pub fn new(plan: &BucketPlan, num_workers: usize, servers: Vec<usize>, consistency: Consistency) -> Self {
         let sizes: Vec<usize> = plan.buckets().iter().map(|bucket| bucket.elements.len()).collect();
-        Self { num_workers, server_of: assign(&sizes, servers.len()), servers, consistency }
+        Self { num_workers, server_of: assign_buckets(&sizes, servers.len()), servers, consistency }
     }
 
     /// The rank that serves a bucket.
-    pub fn rank_of(&self, bucket: usize) -> usize {
+    pub(crate) fn rank_of(&self, bucket: usize) -> usize {
         self.servers[self.server_of[bucket]]
     }
 
     /// The buckets that a rank serves.
-    pub fn buckets_of(&self, rank: usize) -> impl Iterator<Item = usize> {
+    pub(crate) fn buckets_of(&self, rank: usize) -> impl Iterator<Item = usize> {
         (0..self.server_of.len()).filter(move |&bucket| self.rank_of(bucket) == rank)
     }
 }

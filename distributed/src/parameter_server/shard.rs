@@ -116,12 +116,12 @@ impl Shard {
     }
 
     /// Whether all workers have left.
-    pub fn is_abandoned(&self) -> bool {
+    pub(crate) fn is_abandoned(&self) -> bool {
         self.has_left.iter().all(|&left| left)
     }
 
     /// Whether all workers but `worker` have left.
-    pub fn is_abandoned_but_by(&self, worker: usize) -> bool {
+    pub(crate) fn is_abandoned_but_by(&self, worker: usize) -> bool {
         self.has_left.iter().enumerate().all(|(other, &left)| left || other == worker)
     }
 
@@ -191,7 +191,7 @@ fn sum(gradients: Vec<Vec<f32>>) -> Vec<f32> {
 }
 
 /// The server of each bucket: the largest buckets first, each to the server that has least (by size, the lowest of equals).
-pub fn assign(bucket_sizes: &[usize], num_servers: usize) -> Vec<usize> {
+pub fn assign_buckets(bucket_sizes: &[usize], num_servers: usize) -> Vec<usize> {
     let mut order: Vec<usize> = (0..bucket_sizes.len()).collect();
     order.sort_by_key(|&bucket| (std::cmp::Reverse(bucket_sizes[bucket]), bucket));
     let mut loads = vec![0; num_servers];
@@ -280,7 +280,7 @@ mod tests {
     fn every_bucket_has_a_server_and_loads_differ_by_no_more_than_one_bucket() {
         for num_servers in 1..=4 {
             for sizes in [vec![5, 1, 1, 1, 4], vec![3; 7], vec![9], (1..20).collect::<Vec<usize>>()] {
-                let servers = assign(&sizes, num_servers);
+                let servers = assign_buckets(&sizes, num_servers);
                 let mut loads = vec![0; num_servers];
                 servers.iter().zip(&sizes).for_each(|(&server, size)| loads[server] += size);
                 let (least, most) = (loads.iter().min().unwrap(), loads.iter().max().unwrap());
