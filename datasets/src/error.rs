@@ -7,13 +7,13 @@ use std::path::{Path, PathBuf};
 /// Everything this crate reports; each variant holds the values that its text shows.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "the message of each variant says what its fields are")]
 pub enum DatasetError {
     /// The operating system refused a file or folder.
     #[error("cannot {action} {}: {reason}", path.display())]
     Io {
         /// What was tried, as a verb: "read", "create", "rename".
         action: &'static str,
-        /// The file or folder.
         path: PathBuf,
         /// The operating system's answer; not a `source`, which a chain of causes would say again.
         reason: std::io::Error,
@@ -22,7 +22,6 @@ pub enum DatasetError {
     /// A file is no file, so that reading it could wait or go on for ever.
     #[error("{}: expected a regular file, got {got}; put the file itself there", path.display())]
     NotAFile {
-        /// The path.
         path: PathBuf,
         /// What is there: "a folder", "a named pipe".
         got: &'static str,
@@ -31,9 +30,7 @@ pub enum DatasetError {
     /// A file is larger than any of its kind.
     #[error("{}: expected at most {max_bytes} bytes, got {got_bytes} or more; check that it is the right file", path.display())]
     FileTooLarge {
-        /// The file.
         path: PathBuf,
-        /// The most bytes accepted.
         max_bytes: u64,
         /// The bytes found, or as many as were read.
         got_bytes: u64,
@@ -42,13 +39,10 @@ pub enum DatasetError {
     /// A file or folder of a data set is not where it should be.
     #[error("{what} not found in {}: expected {expected}; {remedy}", path.display())]
     Missing {
-        /// What was looked for.
         what: String,
-        /// The folder that was searched.
         path: PathBuf,
         /// The names that would have been accepted.
         expected: String,
-        /// What to do.
         remedy: &'static str,
     },
 
@@ -58,32 +52,21 @@ pub enum DatasetError {
          ({} records and {} bytes); the file is truncated or of another format, fetch it again",
         path.display(), len_bytes / record_bytes, len_bytes % record_bytes
     )]
-    PartialRecord {
-        /// The file.
-        path: PathBuf,
-        /// The file's length.
-        len_bytes: usize,
-        /// The length of one record.
-        record_bytes: usize,
-    },
+    PartialRecord { path: PathBuf, len_bytes: usize, record_bytes: usize },
 
     /// A record names a class that the data set does not have.
     #[error("{}: record {record}: expected a label below {num_classes}, got {label}", path.display())]
     LabelOutOfRange {
-        /// The file.
         path: PathBuf,
         /// The record's index in the file, from 0.
         record: usize,
-        /// The label found.
         label: usize,
-        /// The number of classes.
         num_classes: usize,
     },
 
     /// A file of class names does not fit its data set.
     #[error("{}: expected {expected} class names, got {got}", path.display())]
     ClassNames {
-        /// The file.
         path: PathBuf,
         /// The number of classes of the data set.
         expected: usize,
@@ -93,19 +76,11 @@ pub enum DatasetError {
 
     /// A file of text is none.
     #[error("{}: expected text in UTF-8, got other bytes; save it as UTF-8", path.display())]
-    NotText {
-        /// The file.
-        path: PathBuf,
-    },
+    NotText { path: PathBuf },
 
     /// An image file could not be decoded.
     #[error("cannot decode the image {}: {reason}", path.display())]
-    BadImage {
-        /// The file.
-        path: PathBuf,
-        /// What the decoder says.
-        reason: String,
-    },
+    BadImage { path: PathBuf, reason: String },
 
     /// A class folder holds no image, or none that decodes.
     #[error(
@@ -114,7 +89,6 @@ pub enum DatasetError {
         if *num_skipped > 0 { format!(" ({num_skipped} could not be decoded)") } else { String::new() }
     )]
     EmptyClass {
-        /// The class folder.
         path: PathBuf,
         /// The file name extensions that count as images.
         extensions: String,
@@ -128,71 +102,39 @@ pub enum DatasetError {
          put the images of each class into a folder of its own",
         path.display()
     )]
-    OneClass {
-        /// The data set's root folder.
-        path: PathBuf,
-        /// The only class.
-        class_name: String,
-    },
+    OneClass { path: PathBuf, class_name: String },
 
     /// The name of a class folder is no text, as checkpoints and tables need it.
     #[error("class folder {}: expected a name in UTF-8, got other bytes; rename the folder", path.display())]
-    ClassFolderName {
-        /// The class folder.
-        path: PathBuf,
-    },
+    ClassFolderName { path: PathBuf },
 
     /// Train and test folders hold different classes.
     #[error(
         "{}: expected the same class folders for training and testing; only in training: [{}]; only in testing: [{}]",
         path.display(), only_train.join(", "), only_test.join(", ")
     )]
-    ClassMismatch {
-        /// The data set's root folder.
-        path: PathBuf,
-        /// Classes without test images.
-        only_train: Vec<String>,
-        /// Classes without training images.
-        only_test: Vec<String>,
-    },
+    ClassMismatch { path: PathBuf, only_train: Vec<String>, only_test: Vec<String> },
 
     /// A setting cannot be used.
     #[error("{field}: expected {expected}, got {got}")]
-    Config {
-        /// The setting's name.
-        field: &'static str,
-        /// What would be accepted.
-        expected: String,
-        /// What was given.
-        got: String,
-    },
+    Config { field: &'static str, expected: String, got: String },
 
     /// A loader thread panicked.
     #[error("a loader thread panicked at step_in_epoch {step_in_epoch}: {reason}")]
     LoaderPanicked {
         /// The step that was waited for.
         step_in_epoch: usize,
-        /// The panic's message.
         reason: String,
     },
 
     /// A download failed.
     #[error("cannot download {url}: {reason}; {remedy}")]
-    Download {
-        /// The address.
-        url: String,
-        /// What happened.
-        reason: String,
-        /// What to do.
-        remedy: String,
-    },
+    Download { url: String, reason: String, remedy: String },
 
     /// A downloaded file is not the one that was published.
     #[error("{}: expected sha256 {expected}, got {got}; the file was removed, download it again", path.display())]
     Checksum {
-        /// The file, by now removed.
         path: PathBuf,
-        /// The published digest.
         expected: String,
         /// The digest of the bytes that arrived.
         got: String,
@@ -200,12 +142,7 @@ pub enum DatasetError {
 
     /// An archive holds something that its data set does not have.
     #[error("{}: {reason}", path.display())]
-    Archive {
-        /// The archive.
-        path: PathBuf,
-        /// What is wrong with it.
-        reason: String,
-    },
+    Archive { path: PathBuf, reason: String },
 }
 
 impl DatasetError {

@@ -8,6 +8,7 @@ use thiserror::Error;
 /// A collective, or an agreement built on one, failed.
 #[derive(Clone, Debug, PartialEq, Error)]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "the message of each variant says what its fields are")]
 pub enum CollectiveError {
     /// Ranks brought buffers of different lengths to one collective, or a message has another length than its receiver expects.
     #[error("{collective}: expected {expected} {}, got {got} (rank {rank})", unit(.collective))]
@@ -18,65 +19,25 @@ pub enum CollectiveError {
         rank: usize,
         /// Length on root, or the receiver's.
         expected: usize,
-        /// Length on `rank`.
         got: usize,
     },
     /// A message to or from a rank that is not there, or is the rank itself.
     #[error(
         "{call}: expected a rank below the world size {world_size} and not {rank} itself, got {peer} (rank {rank})"
     )]
-    NoSuchPeer {
-        /// Name of the call.
-        call: &'static str,
-        /// The rank asked for.
-        peer: usize,
-        /// The rank that asked.
-        rank: usize,
-        /// Number of ranks.
-        world_size: usize,
-    },
+    NoSuchPeer { call: &'static str, peer: usize, rank: usize, world_size: usize },
     /// Ranks were in different collectives at once.
     #[error("rank {rank} called {got} while rank {ROOT} called {expected}; every rank must make the same collectives in the same order", ROOT = crate::ROOT)]
-    OperationMismatch {
-        /// First rank that differs.
-        rank: usize,
-        /// What root called.
-        expected: String,
-        /// What `rank` called.
-        got: String,
-    },
+    OperationMismatch { rank: usize, expected: String, got: String },
     /// The root of a collective is no rank of this world.
     #[error("{collective}: expected a root below the world size {world_size}, got {root}")]
-    NoSuchRoot {
-        /// Name of the collective.
-        collective: &'static str,
-        /// The root asked for.
-        root: usize,
-        /// Number of ranks.
-        world_size: usize,
-    },
+    NoSuchRoot { collective: &'static str, root: usize, world_size: usize },
     /// A rank ended the job, panicked, or left while others waited for it.
     #[error("job aborted by rank {rank}: {reason}")]
-    Aborted {
-        /// The rank that ended it.
-        rank: usize,
-        /// Why.
-        reason: String,
-    },
+    Aborted { rank: usize, reason: String },
     /// Ranks are at different points of the run, or planned differently.
     #[error("step {step}: ranks diverged: {what} is {got} on rank {rank}, expected {expected} as on rank {ROOT}", ROOT = crate::ROOT)]
-    RanksDiverged {
-        /// Root's step.
-        step: u64,
-        /// First rank that differs.
-        rank: usize,
-        /// What differs.
-        what: &'static str,
-        /// Root's value.
-        expected: String,
-        /// The value of `rank`.
-        got: String,
-    },
+    RanksDiverged { step: u64, rank: usize, what: &'static str, expected: String, got: String },
     /// A loss or gradient is NaN or infinite.
     #[error("step {step}: non-finite loss or gradient on {}; {} there {value}; lower the learning rate, or check the data", list(.ranks), found(.parameter.as_deref()))]
     NonFinite {
@@ -91,22 +52,10 @@ pub enum CollectiveError {
     },
     /// The system gave no thread for communication.
     #[error("communication thread: {text}; raise the limit of processes (ulimit -u), or train with --overlap off")]
-    Thread {
-        /// The system's words.
-        text: String,
-    },
+    Thread { text: String },
     /// Ranks built different modules or buckets.
     #[error("{what} differs: expected {expected} as on rank {ROOT}, got {got} (rank {rank}); build the same model with the same options on every rank", ROOT = crate::ROOT)]
-    PlanMismatch {
-        /// What was compared.
-        what: &'static str,
-        /// First rank that differs.
-        rank: usize,
-        /// Root's value.
-        expected: String,
-        /// The value of `rank`.
-        got: String,
-    },
+    PlanMismatch { what: &'static str, rank: usize, expected: String, got: String },
     /// Replicas no longer hold the same parameters.
     #[error("epoch {epoch}: parameters drifted apart: fingerprint is {got} on {}, expected {expected} as on rank {ROOT}", list(.ranks), ROOT = crate::ROOT)]
     FingerprintMismatch {
@@ -114,7 +63,6 @@ pub enum CollectiveError {
         epoch: u64,
         /// Ranks that differ from root, ascending.
         ranks: Vec<usize>,
-        /// Root's fingerprint.
         expected: String,
         /// The fingerprint of the first of `ranks`.
         got: String,
@@ -124,39 +72,24 @@ pub enum CollectiveError {
         "{launcher}: expected a world of {num_tasks} ({variable}={num_tasks}), got a world of {world_size}; {remedy}"
     )]
     WorldSizeMismatch {
-        /// Name of the launcher.
         launcher: &'static str,
         /// The variable that tells the number of tasks.
         variable: &'static str,
-        /// The launcher's number of tasks.
         num_tasks: usize,
-        /// The communicator's number of ranks.
         world_size: usize,
-        /// What to do.
         remedy: &'static str,
     },
     /// A launcher's variable holds no number.
     #[error("environment variable {variable}: expected a number, got \"{value}\"")]
-    LauncherVariable {
-        /// Name of the variable.
-        variable: &'static str,
-        /// What it holds.
-        value: String,
-    },
+    LauncherVariable { variable: &'static str, value: String },
     /// MPI and the launcher give this process different places.
     #[error("{launcher}: expected {what} {expected}, got {got} on node {node}; {remedy}")]
     PlaceMismatch {
-        /// The launcher.
         launcher: &'static str,
-        /// `rank` or `local rank`.
         what: &'static str,
-        /// What the launcher says.
         expected: usize,
-        /// What MPI says.
         got: usize,
-        /// This node.
         node: String,
-        /// What to do.
         remedy: &'static str,
     },
     /// MPI can be initialized once in a process.
@@ -164,48 +97,23 @@ pub enum CollectiveError {
     MpiInitializedBefore,
     /// MPI gave a thread level under which a second thread may not call it.
     #[error("MPI thread level: expected at least {expected}, got {got}; use an MPI library built with thread support")]
-    ThreadLevel {
-        /// The least level needed.
-        expected: &'static str,
-        /// The level provided.
-        got: String,
-    },
+    ThreadLevel { expected: &'static str, got: String },
     /// A watchdog needs a thread of its own on a duplicate, which the communicator does not allow.
     #[error(
         "the watchdog needs a communicator that two threads may use at once, which {library} does not offer here; a rank that stops will keep the others waiting"
     )]
-    WatchdogNeedsThreads {
-        /// The communicator's library.
-        library: String,
-    },
+    WatchdogNeedsThreads { library: String },
     /// A parameter server beside a worker has a thread of its own, and two threads may not use the communicator at once.
     #[error(
         "a parameter server beside a worker needs a communicator that two threads may use at once (MPI_THREAD_MULTIPLE), which {library} does not offer here; give the servers ranks of their own (trainer: --server-placement own)"
     )]
-    ServerNeedsThreads {
-        /// The communicator's library.
-        library: String,
-    },
+    ServerNeedsThreads { library: String },
     /// The watchdog's thread did not start.
     #[error("the watchdog's thread did not start on rank {rank}: {text}")]
-    WatchdogThread {
-        /// The rank that met it.
-        rank: usize,
-        /// The system's reason.
-        text: String,
-    },
+    WatchdogThread { rank: usize, text: String },
     /// An MPI call returned an error code.
     #[error("{call} failed on rank {rank}: {text} (code {code})")]
-    Mpi {
-        /// Name of the MPI function.
-        call: &'static str,
-        /// The rank that met it.
-        rank: usize,
-        /// MPI's error code.
-        code: i32,
-        /// MPI's text for it.
-        text: String,
-    },
+    Mpi { call: &'static str, rank: usize, code: i32, text: String },
     /// Gradients cannot go through NCCL here; found before any rank entered it.
     #[error("NCCL cannot be used on {}: {problem}; {remedy}, or leave out --reduction nccl: gradients are then staged through host memory", list(.ranks))]
     NcclUnavailable {
@@ -213,15 +121,12 @@ pub enum CollectiveError {
         ranks: Vec<usize>,
         /// What was expected and found, on the first of `ranks`.
         problem: String,
-        /// What to do.
         remedy: String,
     },
     /// A call of NCCL, or of the CUDA driver on its way, failed.
     #[error("{call} failed on rank {rank}: {text}; NCCL_DEBUG=INFO makes NCCL tell more")]
     Nccl {
-        /// Name of the function.
         call: &'static str,
-        /// The rank that met it.
         rank: usize,
         /// The library's name for the error.
         text: String,

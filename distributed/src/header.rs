@@ -115,7 +115,6 @@ pub(crate) fn verdict(gathered: &[Vec<u8>]) -> Result<StepAgreement, CollectiveE
 pub(crate) struct Largest {
     /// Index in the layout.
     pub(crate) parameter: u32,
-    /// Magnitude.
     pub(crate) value: f32,
 }
 

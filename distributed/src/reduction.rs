@@ -155,7 +155,6 @@ impl BucketReduction for ExactReduction {
 pub struct CompressedReduction {
     communicator: Arc<dyn Communicator>,
     plan: BucketPlan,
-    /// One a bucket.
     compressors: Vec<BucketCompressor>,
 }
 

@@ -45,29 +45,21 @@ mod speedup;
 /// A simulation cannot be made.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "the message of each variant says what its fields are")]
 pub enum SimulationError {
     /// A world without ranks, or parameter servers without a server.
     #[error("simulation: expected at least one {what}, got none")]
-    Nobody {
-        /// `rank` or `server`.
-        what: &'static str,
-    },
+    Nobody { what: &'static str },
     /// Servers are beside ranks of which there are fewer.
     #[error(
         "simulation: expected at most one server beside each rank, got {servers} servers beside {ranks} ranks; give them ranks of their own"
     )]
-    Servers {
-        /// Servers.
-        servers: usize,
-        /// Ranks that train.
-        ranks: usize,
-    },
+    Servers { servers: usize, ranks: usize },
     /// A time or size of the profile.
     #[error("step profile: expected {what}, got {got}")]
     Profile {
         /// The number and how it should be.
         what: String,
-        /// Its value.
         got: f64,
     },
     /// A link that would carry messages back in time.
@@ -76,28 +68,16 @@ pub enum SimulationError {
         .link.alpha,
         .link.beta
     )]
-    Network {
-        /// The link.
-        link: Link,
-    },
+    Network { link: Link },
     /// Bursts of an impossible length.
     #[error("network: expected bursts of a finite length that is not negative, got {bytes} bytes")]
-    Burst {
-        /// Their length.
-        bytes: f64,
-    },
+    Burst { bytes: f64 },
     /// Messages that would leave nothing of the computing, or add to it.
     #[error("network: expected messages to take a share of computing from 0 to below 1, got {share}")]
-    ComputingShare {
-        /// The share.
-        share: f64,
-    },
+    ComputingShare { share: f64 },
     /// Every rank waits for a message that none sends.
     #[error("simulation: rank {rank} waits for a message or a collective that never comes")]
-    Deadlock {
-        /// The first rank that waits.
-        rank: usize,
-    },
+    Deadlock { rank: usize },
     /// A collective failed.
     #[error(transparent)]
     Collective(#[from] CollectiveError),

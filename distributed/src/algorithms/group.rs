@@ -17,7 +17,6 @@ pub(super) struct Group {
 }
 
 impl Group {
-    /// All ranks.
     pub(super) fn world(communicator: &dyn Communicator) -> Self {
         Self { ranks: (0..communicator.world_size()).collect(), index: communicator.rank() }
     }
@@ -82,7 +81,6 @@ pub(super) fn piece(communicator: &dyn Communicator, elements: usize) -> usize {
     (elements as f64 / communicator.magnification()).ceil() as usize
 }
 
-/// [`Communicator::exchange`] of numbers.
 pub(super) fn exchange<T: Number>(
     communicator: &dyn Communicator,
     to: usize,

@@ -73,33 +73,20 @@ impl FromStr for CompressionKind {
 /// A text names no kind of compression.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "the message of each variant says what its fields are")]
 pub enum ParseCompressionError {
     /// No kind has this name.
     #[error("compression: expected none, bf16, f16, powersgd:R or topk:P, got \"{got}\"")]
-    Name {
-        /// The whole text.
-        got: String,
-    },
+    Name { got: String },
     /// The kind takes no argument.
     #[error("compression: expected {name} without an argument, got \"{got}\"; write {name}")]
-    Argument {
-        /// Name of the kind.
-        name: String,
-        /// The whole text.
-        got: String,
-    },
+    Argument { name: String, got: String },
     /// The rank is missing, zero or no number.
     #[error("compression: expected powersgd:R with a whole rank R of at least 1, got \"{got}\"; try powersgd:2")]
-    Rank {
-        /// The whole text.
-        got: String,
-    },
+    Rank { got: String },
     /// The percentage is missing, out of range or no number.
     #[error("compression: expected topk:P with P percent above 0 and at most 100, got \"{got}\"; try topk:1")]
-    Percent {
-        /// The whole text.
-        got: String,
-    },
+    Percent { got: String },
 }
 
 #[cfg(test)]

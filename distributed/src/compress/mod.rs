@@ -304,7 +304,6 @@ impl BucketCompressor {
     }
 }
 
-/// The exact sum.
 fn sum_plain(values: &mut [f32], communicator: &dyn Communicator) -> Result<Outcome, CollectiveError> {
     communicator.all_reduce_sum(values)?;
     Ok(Outcome { bytes_sent: reduce_bytes_sent(communicator.world_size(), values.len()), error_squared: 0.0 })

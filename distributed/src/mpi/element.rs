@@ -54,7 +54,6 @@ impl Element for u64 {
     }
 }
 
-/// How MPI reduces.
 #[derive(Clone, Copy)]
 pub(super) enum Operation {
     Sum,

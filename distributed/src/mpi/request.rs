@@ -74,7 +74,6 @@ impl Status {
         Self(unsafe { MaybeUninit::zeroed().assume_init() })
     }
 
-    /// The sender.
     pub(super) fn source(&self) -> usize {
         usize::try_from(self.0.MPI_SOURCE).expect("a message that has come has a rank as its source")
     }

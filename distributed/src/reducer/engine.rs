@@ -16,10 +16,13 @@ use crate::{CollectiveError, Communicator, Patience};
 /// What is to be brought together over the ranks.
 #[derive(Debug)]
 pub(super) enum Job {
-    /// A step header.
     Header(Vec<u8>),
     /// A bucket's gradients, complete since `ready`.
-    Bucket { index: usize, values: Vec<f32>, ready: Instant },
+    Bucket {
+        index: usize,
+        values: Vec<f32>,
+        ready: Instant,
+    },
     /// None; no other will follow.
     End,
 }
@@ -52,7 +55,6 @@ pub struct BucketTimes {
     pub end: Instant,
 }
 
-/// A job done.
 #[derive(Debug)]
 pub(super) enum Finished {
     Headers(Vec<Vec<u8>>),

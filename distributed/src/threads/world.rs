@@ -30,7 +30,6 @@ struct State {
     mailboxes: Vec<VecDeque<Message>>,
     /// Ends collectives: the first rank that left or aborted.
     ended: Option<CollectiveError>,
-    /// Ends messages too.
     aborted: Option<CollectiveError>,
     /// Ranks that have left.
     left: Vec<bool>,

@@ -21,7 +21,6 @@ const ANSWER: u16 = 1;
 /// How long messages that nobody takes are waited for at the end.
 const LAST_POSTS: Duration = Duration::from_millis(500);
 
-/// The watchdog's messages.
 pub(super) struct Post {
     communicator: Arc<dyn Communicator>,
     /// Messages on their way.
