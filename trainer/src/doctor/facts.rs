@@ -21,6 +21,7 @@ use crate::cli::environment;
 use crate::clock_offset::ClockOffset;
 use crate::config::{ComputeConfig, DataConfig, DoctorConfig, instruction_set};
 use crate::data;
+use crate::gather;
 use crate::ranks::World;
 use crate::report::Reporter;
 
@@ -154,7 +155,7 @@ pub fn examine(config: &DoctorConfig, world: &World) -> Result<Vec<RankFacts>> {
         (None, None)
     };
     let own = token.as_ref().map(|token: &storage::OwnFile| token.path().to_string_lossy().into_owned());
-    let roots = communicator.all_gather(own.unwrap_or_default().as_bytes())?.swap_remove(ROOT);
+    let roots = gather::from_root(&**communicator, own.unwrap_or_default().as_bytes())?;
     let looks = topology.node_index != 0 && topology.local_rank == 0 && !roots.is_empty();
     let path = String::from_utf8_lossy(&roots).into_owned();
     let sees_output = looks.then(|| storage::sees(Path::new(&path), LOOK_FOR.min(config.timeout / 2)));
