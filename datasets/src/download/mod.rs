@@ -138,33 +138,10 @@ fn receive(
         status => return Err(source.error(format!("the server answered with status {status}"), done)),
     }
     let total = header("content-length").and_then(|length| length.parse::<u64>().ok()).map(|length| done + length);
-    let refuse_long = |len| {
-        (len > MAX_ARCHIVE_BYTES)
-            .then(|| source.error(format!("expected at most {MAX_ARCHIVE_BYTES} bytes, got {len}"), 0))
-    };
-    if let Some(error) = total.and_then(refuse_long) {
-        return Err(error);
-    }
-    let mut file = options.open(path).map_err(DatasetError::io("write", path))?;
-    let mut body = Counted(response.into_body().into_reader());
-    let mut buffer = vec![0; 64 << 10];
+    total.map_or(Ok(()), |total| refuse_long(source, total))?;
+    let file = options.open(path).map_err(DatasetError::io("write", path))?;
     progress(done, total);
-    loop {
-        let len = match body.read(&mut buffer) {
-            Ok(0) => break,
-            Ok(len) => len,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-            Err(error) => return Err(source.error(error, done)),
-        };
-        // A server that does not say the length could go on until the disk is full.
-        if let Some(error) = refuse_long(done + len as u64) {
-            fs::remove_file(path).map_err(DatasetError::io("remove", path))?;
-            return Err(error);
-        }
-        file.write_all(&buffer[..len]).map_err(DatasetError::io("write", path))?;
-        done += len as u64;
-        progress(done, total);
-    }
+    let done = append(source, response.into_body().into_reader(), (file, path), done, |done| progress(done, total))?;
     match total {
         Some(total) if done < total => {
             let reason = format!("expected {total} bytes, the connection ended after {done}");
@@ -172,6 +149,41 @@ fn receive(
         }
         _ => Ok(()),
     }
+}
+
+/// Writes the whole `body` behind the `done` bytes of the file; how many it has then.
+fn append(
+    source: &Source,
+    body: impl Read,
+    (mut file, path): (File, &Path),
+    mut done: u64,
+    mut progress: impl FnMut(u64),
+) -> Result<u64, DatasetError> {
+    let mut body = Counted(body);
+    let mut buffer = vec![0; 64 << 10];
+    loop {
+        let len = match body.read(&mut buffer) {
+            Ok(0) => return Ok(done),
+            Ok(len) => len,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            Err(error) => return Err(source.error(error, done)),
+        };
+        // A server that does not say the length could go on until the disk is full.
+        if let Err(error) = refuse_long(source, done + len as u64) {
+            fs::remove_file(path).map_err(DatasetError::io("remove", path))?;
+            return Err(error);
+        }
+        file.write_all(&buffer[..len]).map_err(DatasetError::io("write", path))?;
+        done += len as u64;
+        progress(done);
+    }
+}
+
+fn refuse_long(source: &Source, len: u64) -> Result<(), DatasetError> {
+    if len <= MAX_ARCHIVE_BYTES {
+        return Ok(());
+    }
+    Err(source.error(format!("expected at most {MAX_ARCHIVE_BYTES} bytes, got {len}"), 0))
 }
 
 /// Compares the archive's digest with the published one and removes what differs, since continuing it could never succeed.
