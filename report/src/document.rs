@@ -6,40 +6,33 @@
 use super::chart::Plot;
 use serde_json::Value;
 
-/// The whole report.
 #[derive(Clone, Debug)]
-pub struct Document {
-    /// Its heading.
-    pub title: String,
+pub(crate) struct Document {
+    pub(crate) title: String,
     /// When it was made, UTC, RFC 3339.
-    pub created: String,
+    pub(crate) created: String,
     /// What it was made of, as typed.
-    pub inputs: Vec<String>,
+    pub(crate) inputs: Vec<String>,
     /// In reading order; none is empty.
-    pub sections: Vec<Section>,
+    pub(crate) sections: Vec<Section>,
 }
 
 /// A heading and what stands under it.
 #[derive(Clone, Debug)]
-pub struct Section {
-    /// Anchor.
-    pub id: &'static str,
+pub(crate) struct Section {
+    pub(crate) id: &'static str,
     /// Words of the heading.
-    pub heading: &'static str,
-    /// In reading order.
-    pub blocks: Vec<Block>,
+    pub(crate) heading: &'static str,
+    pub(crate) blocks: Vec<Block>,
 }
 
 /// One thing under a heading.
 #[derive(Clone, Debug)]
-pub enum Block {
-    /// Words.
+pub(crate) enum Block {
     Paragraph(String),
     /// Words that a reader must not overlook.
     Warning(String),
-    /// A figure.
     Figure(Box<Figure>),
-    /// A table.
     Table(Table),
     /// A table that is folded away under these words.
     FoldedTable(String, Table),
@@ -49,46 +42,41 @@ pub enum Block {
 
 /// A plot, what is said under it, and its numbers.
 #[derive(Clone, Debug)]
-pub struct Figure {
+pub(crate) struct Figure {
     /// Name of its files.
-    pub id: String,
-    /// One line.
-    pub title: String,
+    pub(crate) id: String,
+    pub(crate) title: String,
     /// How to read it: what was measured, how, over what.
-    pub caption: String,
-    /// What is drawn.
-    pub plot: Plot,
+    pub(crate) caption: String,
+    pub(crate) plot: Plot,
     /// All numbers that are drawn.
-    pub data: Table,
+    pub(crate) data: Table,
 }
 
 /// Rows under named columns.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Table {
+pub(crate) struct Table {
     /// Name of its files.
-    pub id: String,
-    /// One line.
-    pub title: String,
+    pub(crate) id: String,
+    pub(crate) title: String,
     /// Names of the columns with their units.
-    pub columns: Vec<String>,
+    pub(crate) columns: Vec<String>,
     /// As many cells a row as there are columns.
-    pub rows: Vec<Vec<Cell>>,
+    pub(crate) rows: Vec<Vec<Cell>>,
 }
 
 /// One entry of a table.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Cell {
-    /// Words.
+pub(crate) enum Cell {
     Text(String),
     /// A number and the decimals that are shown of it; files for machines hold all of it.
     Number(f64, usize),
-    /// There is nothing.
     Missing,
 }
 
 impl Table {
     /// A table without rows.
-    pub fn new(id: impl Into<String>, title: impl Into<String>, columns: &[&str]) -> Self {
+    pub(crate) fn new(id: impl Into<String>, title: impl Into<String>, columns: &[&str]) -> Self {
         let columns = columns.iter().map(|name| (*name).to_owned()).collect();
         Self { id: id.into(), title: title.into(), columns, rows: Vec::new() }
     }
@@ -97,19 +85,19 @@ impl Table {
     ///
     /// # Panics
     /// When it has not as many cells as the table has columns.
-    pub fn push(&mut self, row: Vec<Cell>) {
+    pub(crate) fn push(&mut self, row: Vec<Cell>) {
         assert_eq!(row.len(), self.columns.len(), "cells of a row of {}", self.id);
         self.rows.push(row);
     }
 
     /// Whether every entry of a column that has one is a number.
-    pub fn is_numeric(&self, column: usize) -> bool {
+    pub(crate) fn is_numeric(&self, column: usize) -> bool {
         let cells = || self.rows.iter().map(|row| &row[column]);
         cells().any(|cell| matches!(cell, Cell::Number(..))) && cells().all(|cell| !matches!(cell, Cell::Text(_)))
     }
 
     /// An object a row, under the columns' names.
-    pub fn to_json(&self) -> Value {
+    pub(crate) fn to_json(&self) -> Value {
         let row =
             |row: &Vec<Cell>| Value::Object(self.columns.iter().cloned().zip(row.iter().map(Cell::to_json)).collect());
         Value::Array(self.rows.iter().map(row).collect())
@@ -117,31 +105,29 @@ impl Table {
 }
 
 impl Cell {
-    /// Words.
-    pub fn text(text: impl Into<String>) -> Self {
+    pub(crate) fn text(text: impl Into<String>) -> Self {
         Self::Text(text.into())
     }
 
     /// A number; what is not finite is missing.
-    pub fn number(value: impl Into<Option<f64>>, decimals: usize) -> Self {
+    pub(crate) fn number(value: impl Into<Option<f64>>, decimals: usize) -> Self {
         match value.into() {
             Some(value) if value.is_finite() => Self::Number(value, decimals),
             _ => Self::Missing,
         }
     }
 
-    /// A whole number.
-    pub fn count(value: impl Into<Option<u64>>) -> Self {
+    pub(crate) fn count(value: impl Into<Option<u64>>) -> Self {
         value.into().map_or(Self::Missing, |value| Self::Number(value as f64, 0))
     }
 
     /// A size in MiB.
-    pub fn mebibytes(bytes: impl Into<Option<f64>>) -> Self {
+    pub(crate) fn mebibytes(bytes: impl Into<Option<f64>>) -> Self {
         Self::number(bytes.into().map(|bytes| bytes / f64::from(1 << 20)), 1)
     }
 
     /// As a person reads it.
-    pub fn shown(&self) -> String {
+    pub(crate) fn shown(&self) -> String {
         match self {
             Self::Text(text) => text.clone(),
             Self::Number(value, decimals) => grouped(*value, *decimals),
@@ -150,7 +136,7 @@ impl Cell {
     }
 
     /// As a program reads it; empty where there is nothing.
-    pub fn raw(&self) -> String {
+    pub(crate) fn raw(&self) -> String {
         match self {
             Self::Text(text) => text.clone(),
             Self::Number(value, _) => value.to_string(),
@@ -169,7 +155,7 @@ impl Cell {
 }
 
 /// A number with so many decimals and thin gaps between thousands.
-pub fn grouped(value: f64, decimals: usize) -> String {
+pub(crate) fn grouped(value: f64, decimals: usize) -> String {
     let text = format!("{:.decimals$}", value.abs());
     let (whole, fraction) = text.split_once('.').unwrap_or((&text, ""));
     let mut grouped = String::new();

@@ -12,8 +12,7 @@ use serde_json::{Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// What `report.json` is.
-pub const SCHEMA: &str = "lockstep.report/1";
+pub(crate) const SCHEMA: &str = "lockstep.report/1";
 
 const INDEX: &str = "report.json";
 
@@ -21,7 +20,7 @@ const INDEX: &str = "report.json";
 ///
 /// # Errors
 /// A [`Refusal`] if something else is there.
-pub fn check_free(directory: &Path) -> Result<()> {
+pub(crate) fn check_free(directory: &Path) -> Result<()> {
     let invalid = |got: String| Refusal {
         option: "--output",
         expected: "a directory that is absent, empty or an earlier report".to_owned(),
@@ -53,7 +52,7 @@ pub fn check_free(directory: &Path) -> Result<()> {
 ///
 /// # Errors
 /// When something else is there, a chart cannot be drawn, or a file cannot be written.
-pub fn write(document: &Document, directory: &Path) -> Result<(usize, usize)> {
+pub(crate) fn write(document: &Document, directory: &Path) -> Result<(usize, usize)> {
     check_free(directory)?;
     let fresh = beside(directory, "partial");
     if fresh.exists() {

@@ -5,20 +5,18 @@
 //! Invariant: every number comes from a file and is in the report's files again with all its digits; nothing is fetched, nothing runs
 //! in the page.
 
-pub mod chart;
-pub mod document;
+mod chart;
+mod document;
 mod files;
 mod html;
 mod measurements;
 mod sections;
-pub mod sources;
+mod sources;
 mod tables;
-
-pub use files::{SCHEMA, check_free, write};
-pub use sections::Facts;
 
 use anyhow::Result;
 use document::Document;
+use sections::Facts;
 use sources::Sources;
 use std::path::PathBuf;
 use std::time::SystemTime;
@@ -28,6 +26,8 @@ use std::time::SystemTime;
 pub struct Request {
     /// Directories and files of any kind.
     pub inputs: Vec<PathBuf>,
+    /// Where the report is written: a directory that is absent, empty or an earlier report.
+    pub output: PathBuf,
     /// Its heading, if it was given.
     pub title: Option<String>,
     /// Accuracy whose time is told, share 0..1; wins over what a study names.
@@ -46,11 +46,29 @@ pub struct Refusal {
     pub got: String,
 }
 
-/// Reads the inputs and makes the report of them.
+/// How much a report has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Size {
+    /// Sections that have something to tell.
+    pub num_sections: usize,
+    /// Figures.
+    pub num_figures: usize,
+    /// Tables.
+    pub num_tables: usize,
+}
+
+/// Reads the inputs and writes the report of them. An output that cannot be written is refused before anything is read.
 ///
 /// # Errors
-/// A [`Refusal`] if an input is none; when one cannot be read.
-pub fn document(request: &Request) -> Result<Document> {
+/// A [`Refusal`] if an input is none, or something else is at the output; when one cannot be read or written.
+pub fn write(request: &Request) -> Result<Size> {
+    files::check_free(&request.output)?;
+    let document = document(request)?;
+    let (num_figures, num_tables) = files::write(&document, &request.output)?;
+    Ok(Size { num_sections: document.sections.len(), num_figures, num_tables })
+}
+
+fn document(request: &Request) -> Result<Document> {
     let sources = Sources::read(&request.inputs)?;
     let facts = Facts::new(&sources, request.target_accuracy);
     let title = match (&request.title, &sources.studies[..]) {

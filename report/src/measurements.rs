@@ -11,23 +11,22 @@ use std::collections::BTreeMap;
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Measurement {
     /// The cell, or the run's label.
-    pub id: String,
+    pub(crate) id: String,
     /// By name: model, dtype, sync and whatever the study varies; its `kind`, and of a study's cell the `study` by its number from 1.
-    pub settings: BTreeMap<String, String>,
+    pub(crate) settings: BTreeMap<String, String>,
     /// Of a run that belongs to no study, the data and options of a rank's work, [`work_of`].
-    pub work: BTreeMap<String, String>,
-    /// How many.
-    pub ranks: usize,
+    pub(crate) work: BTreeMap<String, String>,
+    pub(crate) ranks: usize,
     /// `weak`, `strong` or `none`.
-    pub scaling: String,
+    pub(crate) scaling: String,
     /// Images/s of every repetition that counts.
-    pub speeds: Vec<f64>,
+    pub(crate) speeds: Vec<f64>,
     /// Largest memory of a rank in every repetition, bytes.
-    pub memory_bytes: Vec<f64>,
+    pub(crate) memory_bytes: Vec<f64>,
     /// The slowest rank's milliseconds of a step by phase, in the order of [`PHASES`], one list a repetition.
-    pub phases_ms: Vec<[f64; PHASES.len()]>,
+    pub(crate) phases_ms: Vec<[f64; PHASES.len()]>,
     /// Repetitions that count though the machine was not quiet.
-    pub num_disturbed: usize,
+    pub(crate) num_disturbed: usize,
 }
 
 /// Where a step's time goes.

@@ -37,7 +37,7 @@ pub use parts::{
     OptimizerConfig, RunConfig, ScheduleConfig, TrainSplitConfig,
 };
 pub use predict_scaling::{NamedNetwork, NetworkSource, PredictScalingConfig, ProfileSource, ScalingConfig};
-pub use report::ReportConfig;
+pub use report::report_request;
 pub(crate) use resolve::instruction_set;
 pub use scaling_method::scaling_method_name;
 pub use sync::{Staleness, SyncConfig, SyncMethod, starting_timeout};

@@ -7,27 +7,25 @@ use crate::document::grouped;
 use plotters::coord::ranged1d::{DefaultFormatting, KeyPointHint, Ranged};
 use std::ops::Range;
 
-/// One axis.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Axis {
+pub(crate) struct Axis {
     /// What it measures, with its unit.
-    pub label: String,
+    pub(crate) label: String,
     /// How values are spaced.
-    pub scale: Scale,
+    pub(crate) scale: Scale,
     /// How ticks are written.
-    pub unit: Unit,
+    pub(crate) unit: Unit,
     /// Whether it begins at zero; linear ones only.
-    pub from_zero: bool,
+    pub(crate) from_zero: bool,
     /// Whether ticks stand at whole numbers only.
-    pub is_whole: bool,
+    pub(crate) is_whole: bool,
     /// Where ticks stand, if the values themselves are the best places.
-    pub ticks: Option<Vec<f64>>,
+    pub(crate) ticks: Option<Vec<f64>>,
 }
 
 /// How values are spaced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Scale {
-    /// Evenly.
+pub(crate) enum Scale {
     Linear,
     /// By ratio, ticks at powers of ten and between.
     Decimal,
@@ -37,8 +35,7 @@ pub enum Scale {
 
 /// How ticks are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Unit {
-    /// 1 234.5
+pub(crate) enum Unit {
     Plain,
     /// 0.5 as 50 %.
     Share,
@@ -51,14 +48,13 @@ pub enum Unit {
 pub(super) struct Placed {
     pub(super) low: f64,
     pub(super) high: f64,
-    /// Position and text.
     pub(super) ticks: Vec<(f64, String)>,
     scale: Scale,
 }
 
 impl Axis {
     /// A linear axis of plain numbers.
-    pub fn linear(label: &str) -> Self {
+    pub(crate) fn linear(label: &str) -> Self {
         Self {
             label: label.to_owned(),
             scale: Scale::Linear,
@@ -70,22 +66,21 @@ impl Axis {
     }
 
     /// As [`linear`](Self::linear), from zero.
-    pub fn from_zero(label: &str) -> Self {
+    pub(crate) fn from_zero(label: &str) -> Self {
         Self { from_zero: true, ..Self::linear(label) }
     }
 
     /// Of things that are counted, from zero.
-    pub fn whole(label: &str) -> Self {
+    pub(crate) fn whole(label: &str) -> Self {
         Self { from_zero: true, is_whole: true, ..Self::linear(label) }
     }
 
-    /// By ratio.
-    pub fn logarithmic(label: &str) -> Self {
+    pub(crate) fn logarithmic(label: &str) -> Self {
         Self { scale: Scale::Decimal, ..Self::linear(label) }
     }
 
     /// Numbers of ranks or samples, with ticks where there are some: by ratio if they go far.
-    pub fn of_counts(label: &str, values: &[f64]) -> Self {
+    pub(crate) fn of_counts(label: &str, values: &[f64]) -> Self {
         let mut ticks: Vec<f64> = values.iter().copied().filter(|value| *value > 0.0).collect();
         ticks.sort_by(f64::total_cmp);
         ticks.dedup();
@@ -95,7 +90,7 @@ impl Axis {
     }
 
     /// With ticks written in this unit.
-    pub fn in_unit(self, unit: Unit) -> Self {
+    pub(crate) fn in_unit(self, unit: Unit) -> Self {
         Self { unit, ..self }
     }
 

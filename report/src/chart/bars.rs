@@ -27,7 +27,6 @@ const MOST_LABEL_SHARE: f64 = 0.4;
 struct Layout<'a> {
     rows: &'a [Bar],
     width: i32,
-    /// Where bars begin.
     left: i32,
 }
 

@@ -8,15 +8,13 @@ use plotters::style::RGBColor;
 
 /// A colour on white and its counterpart on black.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Colour {
-    /// On white.
-    pub light: [u8; 3],
-    /// On black.
-    pub dark: [u8; 3],
+pub(crate) struct Colour {
+    pub(crate) light: [u8; 3],
+    pub(crate) dark: [u8; 3],
 }
 
 /// Colours of the series, then of everything else: `INK`, `MUTED`, `GRID`, `SURFACE`, `BAND`, `QUIET`.
-pub const COLOURS: [Colour; 13] = [
+pub(crate) const COLOURS: [Colour; 13] = [
     Colour { light: [0x00, 0x72, 0xb2], dark: [0x4d, 0xb0, 0xf0] },
     Colour { light: [0xd5, 0x5e, 0x00], dark: [0xff, 0x8c, 0x42] },
     Colour { light: [0x00, 0x9e, 0x73], dark: [0x2e, 0xd1, 0xa2] },

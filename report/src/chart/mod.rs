@@ -11,13 +11,12 @@ mod lines;
 mod look;
 mod paper;
 
-pub use axis::{Axis, Scale, Unit};
-pub use look::COLOURS;
-pub use paper::{Sheet, draw};
+pub(crate) use axis::{Axis, Scale, Unit};
+pub(crate) use look::COLOURS;
+pub(crate) use paper::{Sheet, draw};
 
-/// What is drawn.
 #[derive(Clone, Debug)]
-pub enum Plot {
+pub(crate) enum Plot {
     /// Points over two axes.
     Lines(LinePlot),
     /// Bars from left to right, one a row.
@@ -26,36 +25,32 @@ pub enum Plot {
 
 /// Points over two axes, joined or not.
 #[derive(Clone, Debug)]
-pub struct LinePlot {
-    /// To the right.
-    pub x: Axis,
-    /// Upwards.
-    pub y: Axis,
+pub(crate) struct LinePlot {
+    pub(crate) x: Axis,
+    pub(crate) y: Axis,
     /// In the order of the legend.
-    pub series: Vec<Series>,
+    pub(crate) series: Vec<Series>,
     /// Shade where y is within this share of x.
-    pub band: Option<f64>,
+    pub(crate) band: Option<f64>,
 }
 
 /// Points under one name.
 #[derive(Clone, Debug)]
-pub struct Series {
-    /// In the legend.
-    pub name: String,
+pub(crate) struct Series {
+    pub(crate) name: String,
     /// Which colour and marker, from 0.
-    pub style: usize,
+    pub(crate) style: usize,
     /// How it is drawn.
-    pub kind: Kind,
+    pub(crate) kind: Kind,
     /// Each is joined on its own: repetitions share a name.
-    pub lines: Vec<Vec<Point>>,
+    pub(crate) lines: Vec<Vec<Point>>,
 }
 
 /// How points are drawn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub(crate) enum Kind {
     /// Filled markers on a solid line.
     Measured,
-    /// Filled markers alone.
     Scattered,
     /// Hollow markers on a dashed line.
     Predicted,
@@ -69,50 +64,45 @@ pub enum Kind {
 
 /// A value and the range it was seen in.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Point {
-    /// To the right.
-    pub x: f64,
-    /// Upwards.
-    pub y: f64,
+pub(crate) struct Point {
+    pub(crate) x: f64,
+    pub(crate) y: f64,
     /// Least and most, where there were several.
-    pub range: Option<(f64, f64)>,
+    pub(crate) range: Option<(f64, f64)>,
 }
 
 impl Point {
-    /// A value alone.
-    pub fn new(x: f64, y: f64) -> Self {
+    pub(crate) fn new(x: f64, y: f64) -> Self {
         Self { x, y, range: None }
     }
 }
 
 /// Bars from left to right.
 #[derive(Clone, Debug)]
-pub struct BarPlot {
+pub(crate) struct BarPlot {
     /// To the right; it begins at zero.
-    pub x: Axis,
+    pub(crate) x: Axis,
     /// Names of the parts, for the legend; one part has none.
-    pub parts: Vec<String>,
-    /// From above.
-    pub rows: Vec<Bar>,
+    pub(crate) parts: Vec<String>,
+    pub(crate) rows: Vec<Bar>,
 }
 
-/// One bar.
 #[derive(Clone, Debug, Default)]
-pub struct Bar {
+pub(crate) struct Bar {
     /// Stands above the first of the bars that follow each other with the same; may be empty.
-    pub group: String,
+    pub(crate) group: String,
     /// Stands beside or above the bar.
-    pub label: String,
+    pub(crate) label: String,
     /// One value a part; they are stacked.
-    pub values: Vec<f64>,
+    pub(crate) values: Vec<f64>,
     /// Least and most of the whole, where it was measured several times.
-    pub range: Option<(f64, f64)>,
+    pub(crate) range: Option<(f64, f64)>,
     /// Drawn hollow under the bar.
-    pub predicted: Option<f64>,
+    pub(crate) predicted: Option<f64>,
     /// Stands in the place of a bar that does not exist.
-    pub gap: Option<String>,
+    pub(crate) gap: Option<String>,
     /// Whether it is drawn in the colour that stands out; of a single part only.
-    pub is_ours: bool,
+    pub(crate) is_ours: bool,
     /// Which colour that is, from 0; of several parts, the first one's.
-    pub style: usize,
+    pub(crate) style: usize,
 }

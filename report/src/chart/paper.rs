@@ -14,7 +14,7 @@ use plotters::style::text_anchor::{HPos, Pos, VPos};
 
 /// Where a chart will be seen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Sheet {
+pub(crate) enum Sheet {
     /// In a page on a wide screen or on paper.
     Wide,
     /// In a page on a telephone.
@@ -59,7 +59,6 @@ struct Entry {
     name: String,
     kind: Kind,
     style: usize,
-    /// Of columns.
     is_hollow: bool,
 }
 
@@ -70,7 +69,7 @@ const SAMPLE_WIDTH: i32 = 30;
 ///
 /// # Errors
 /// When plotters does not draw.
-pub fn draw(figure: &Figure, sheet: Sheet) -> Result<String> {
+pub(crate) fn draw(figure: &Figure, sheet: Sheet) -> Result<String> {
     let width = sheet.width();
     let title = wrapped(&figure.title, HEADING * 1.16, width - 2 * SIDE);
     let legend = legend_rows(entries(&figure.plot), width);

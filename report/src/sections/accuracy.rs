@@ -15,11 +15,8 @@ use std::collections::BTreeMap;
 /// How far a run was at the end of an epoch.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Reached {
-    /// Trained.
     epochs: u64,
-    /// Made.
     steps: u64,
-    /// Trained.
     images: f64,
     /// Since the start of the first epoch.
     seconds: f64,
@@ -32,7 +29,6 @@ struct Course<'a> {
     /// At the target, if it ever was.
     reached: Option<Reached>,
     ended: Reached,
-    /// Share 0..1.
     best: f64,
 }
 

@@ -23,10 +23,9 @@ use super::sources::{Run, Sources};
 
 /// What all parts look at.
 #[derive(Debug)]
-pub struct Facts<'a> {
+pub(crate) struct Facts<'a> {
     sources: &'a Sources,
     measurements: Vec<Measurement>,
-    /// Share 0..1.
     target_accuracy: Option<f64>,
 }
 
@@ -42,7 +41,7 @@ const MOST_SERIES: usize = 7;
 
 impl<'a> Facts<'a> {
     /// Looks at the sources. `target_accuracy` wins over what a study names.
-    pub fn new(sources: &'a Sources, target_accuracy: Option<f64>) -> Self {
+    pub(crate) fn new(sources: &'a Sources, target_accuracy: Option<f64>) -> Self {
         let of_studies = sources.studies.iter().find_map(|study| study.plan.target_accuracy);
         Self { sources, measurements: measurements::all(sources), target_accuracy: target_accuracy.or(of_studies) }
     }

@@ -5,7 +5,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Settings by name.
 pub(super) type Settings<'a> = BTreeMap<&'a str, &'a str>;
 
 /// Settings whose values speak for themselves, as they are read; others come after them, with their names.

@@ -16,7 +16,6 @@ const BAND: f64 = 0.1;
 /// A prediction, its file, and the measurement it stands for, as far as that is known.
 pub(super) type Matched<'f> = (&'f Predictions, &'f PredictionRecord, Option<&'f Measurement>);
 
-/// All predictions.
 pub(super) fn all<'f>(facts: &'f Facts<'_>) -> Vec<Matched<'f>> {
     let of_file = |file: &'f Predictions| {
         file.file.predictions.iter().map(move |prediction| (file, prediction, only_match(facts, file, prediction)))

@@ -22,7 +22,6 @@ struct Place<'a> {
     one: &'a Measurement,
     /// The bars with the same stand together; empty where all do.
     group: String,
-    /// Within the group.
     name: String,
     /// The same for one name in all groups.
     style: usize,

@@ -19,12 +19,12 @@ pub(super) fn read(path: &Path, remarks: &mut Vec<String>) -> Result<Comparison>
 }
 
 /// Framework with its way, for a reader.
-pub fn row_name(row: &ComparisonRow) -> String {
+pub(crate) fn row_name(row: &ComparisonRow) -> String {
     in_words([&row.framework, &row.version, &row.variant])
 }
 
 /// Framework with what it trained, for a reader.
-pub fn course_name(course: &Course) -> String {
+pub(crate) fn course_name(course: &Course) -> String {
     in_words([&course.framework, &course.model, &course.dtype])
 }
 

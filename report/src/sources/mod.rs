@@ -9,11 +9,11 @@ mod run;
 mod study;
 mod trace;
 
-pub use comparison::{course_name, row_name};
-pub use prediction::Predictions;
-pub use run::{Run, RunGroup};
-pub use study::StudyFolder;
-pub use trace::Trace;
+pub(crate) use comparison::{course_name, row_name};
+pub(crate) use prediction::Predictions;
+pub(crate) use run::{Run, RunGroup};
+pub(crate) use study::StudyFolder;
+pub(crate) use trace::Trace;
 
 use crate::Refusal;
 use anyhow::{Context, Result, ensure};
@@ -25,21 +25,19 @@ use std::path::Path;
 
 /// All inputs of a report.
 #[derive(Debug, Default)]
-pub struct Sources {
+pub(crate) struct Sources {
     /// Training runs, those of studies among them.
-    pub runs: Vec<Run>,
-    /// Studies.
-    pub studies: Vec<StudyFolder>,
+    pub(crate) runs: Vec<Run>,
+    pub(crate) studies: Vec<StudyFolder>,
     /// Comparisons with other frameworks.
-    pub comparisons: Vec<Comparison>,
+    pub(crate) comparisons: Vec<Comparison>,
     /// Predictions, those of studies among them.
-    pub predictions: Vec<Predictions>,
+    pub(crate) predictions: Vec<Predictions>,
     /// Measurements of a network, by name.
-    pub networks: Vec<(String, NetbenchResult)>,
-    /// Traces, by name.
-    pub traces: Vec<(String, Trace)>,
+    pub(crate) networks: Vec<(String, NetbenchResult)>,
+    pub(crate) traces: Vec<(String, Trace)>,
     /// What was left out and why.
-    pub remarks: Vec<String>,
+    pub(crate) remarks: Vec<String>,
 }
 
 const EXPECTED: &str = "a run's, study's or comparison's directory, a prediction, a file of netbench or a trace";
@@ -49,7 +47,7 @@ impl Sources {
     ///
     /// # Errors
     /// a [`Refusal`] if a path is none of these; when it cannot be read or is not what it says it is.
-    pub fn read(paths: &[impl AsRef<Path>]) -> Result<Self> {
+    pub(crate) fn read(paths: &[impl AsRef<Path>]) -> Result<Self> {
         let mut sources = Self::default();
         for path in paths {
             sources.add(path.as_ref())?;

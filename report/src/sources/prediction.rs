@@ -10,13 +10,13 @@ use std::path::Path;
 
 /// A file of predictions.
 #[derive(Clone, Debug, Default)]
-pub struct Predictions {
+pub(crate) struct Predictions {
     /// What it is called in the report.
-    pub label: String,
+    pub(crate) label: String,
     /// Number, from 1, of the study it lies in; none for a file on its own.
-    pub study: Option<usize>,
+    pub(crate) study: Option<usize>,
     /// As it was written.
-    pub file: PredictionFile,
+    pub(crate) file: PredictionFile,
 }
 
 impl Predictions {
@@ -24,7 +24,7 @@ impl Predictions {
     ///
     /// # Errors
     /// When it is not a prediction.
-    pub fn from_value(path: &Path, value: Value, remarks: &mut Vec<String>) -> Result<Self> {
+    pub(crate) fn from_value(path: &Path, value: Value, remarks: &mut Vec<String>) -> Result<Self> {
         check_schema(path, &value, PREDICTION_SCHEMA, remarks)?;
         let mut file: PredictionFile = parsed(path, value)?;
         if let Some(measured) = file.network.source.strip_prefix("measured ").map(Path::new) {

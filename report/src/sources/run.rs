@@ -10,41 +10,37 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// A training run.
 #[derive(Clone, Debug, Default)]
-pub struct Run {
+pub(crate) struct Run {
     /// What it is called in the report.
-    pub label: String,
+    pub(crate) label: String,
     /// What it repeats, if it is of a study.
-    pub group: Option<RunGroup>,
-    /// Where it is.
-    pub directory: PathBuf,
+    pub(crate) group: Option<RunGroup>,
+    pub(crate) directory: PathBuf,
     /// The text of `run.toml`.
-    pub toml: String,
+    pub(crate) toml: String,
     /// Its options as (`section.key`, value).
-    pub settings: BTreeMap<String, String>,
+    pub(crate) settings: BTreeMap<String, String>,
     /// The newest session first.
-    pub manifests: Vec<Manifest>,
-    /// Ascending; without repetitions.
-    pub epochs: Vec<EpochRecord>,
+    pub(crate) manifests: Vec<Manifest>,
+    pub(crate) epochs: Vec<EpochRecord>,
     /// Absent while it runs, or if it was killed.
-    pub summary: Option<Summary>,
+    pub(crate) summary: Option<Summary>,
     /// What a reader should know.
-    pub remarks: Vec<String>,
+    pub(crate) remarks: Vec<String>,
 }
 
 /// A cell of a study, which runs repeat.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RunGroup {
+pub(crate) struct RunGroup {
     /// Number of the study, from 1.
-    pub study: usize,
-    /// The cell's id.
-    pub cell: String,
+    pub(crate) study: usize,
+    pub(crate) cell: String,
 }
 
 impl Run {
     /// Whether a directory looks like one of a run.
-    pub fn is_in(directory: &Path) -> bool {
+    pub(crate) fn is_in(directory: &Path) -> bool {
         ["run.toml", "manifest.json", "metrics.jsonl"].iter().any(|file| directory.join(file).is_file())
     }
 
@@ -52,7 +48,7 @@ impl Run {
     ///
     /// # Errors
     /// When the metrics are there and cannot be read.
-    pub fn read(directory: &Path) -> Result<Self> {
+    pub(crate) fn read(directory: &Path) -> Result<Self> {
         let mut run = Self { label: name(directory), directory: directory.to_owned(), ..Self::default() };
         run.toml = fs::read_to_string(directory.join("run.toml")).unwrap_or_default();
         match run.toml.parse::<toml::Table>() {
@@ -95,36 +91,35 @@ impl Run {
         Ok(run)
     }
 
-    /// The newest session.
-    pub fn manifest(&self) -> Option<&Manifest> {
+    pub(crate) fn manifest(&self) -> Option<&Manifest> {
         self.manifests.first()
     }
 
     /// An option's value, without the quotes of a text.
-    pub fn setting(&self, key: &str) -> Option<&str> {
+    pub(crate) fn setting(&self, key: &str) -> Option<&str> {
         self.settings.get(key).map(|value| value.trim_matches('"'))
     }
 
     /// Ranks of the newest session.
-    pub fn ranks(&self) -> Option<usize> {
+    pub(crate) fn ranks(&self) -> Option<usize> {
         let recorded = || self.epochs.last().map(|epoch| epoch.num_ranks).filter(|ranks| *ranks > 0);
         self.manifest().map(|manifest| manifest.launch.ranks).or_else(recorded)
     }
 
     /// Training speed of the last session, images/s; of its last epoch if it has not ended.
-    pub fn images_per_second(&self) -> Option<f64> {
+    pub(crate) fn images_per_second(&self) -> Option<f64> {
         let of_session = self.summary.as_ref().and_then(|summary| summary.images_per_second).map(|stats| stats.mean);
         of_session.or_else(|| self.epochs.last().map(|epoch| epoch.images_per_second)).filter(|speed| *speed > 0.0)
     }
 
     /// Largest memory of a rank, bytes.
-    pub fn peak_memory_bytes(&self) -> Option<u64> {
+    pub(crate) fn peak_memory_bytes(&self) -> Option<u64> {
         let of_epochs = self.epochs.iter().map(|epoch| epoch.peak_memory_bytes).max();
         self.summary.as_ref().map(|summary| summary.peak_memory_bytes).max(of_epochs).filter(|bytes| *bytes > 0)
     }
 
     /// Images trained and seconds gone at the end of every epoch.
-    pub fn progress(&self) -> Vec<(f64, f64)> {
+    pub(crate) fn progress(&self) -> Vec<(f64, f64)> {
         let mut at = (0.0, 0.0);
         let step = |epoch: &EpochRecord| {
             at = (at.0 + epoch.train_num_samples as f64, at.1 + epoch.seconds_total);

@@ -11,13 +11,12 @@ use std::path::{Path, PathBuf};
 
 /// A study with its attempts.
 #[derive(Clone, Debug, Default)]
-pub struct StudyFolder {
+pub(crate) struct StudyFolder {
     /// What was to be measured.
-    pub plan: Study,
+    pub(crate) plan: Study,
     /// Every attempt, in time.
-    pub attempts: Vec<AttemptRecord>,
-    /// Where it is.
-    pub directory: PathBuf,
+    pub(crate) attempts: Vec<AttemptRecord>,
+    pub(crate) directory: PathBuf,
 }
 
 impl StudyFolder {
@@ -25,7 +24,7 @@ impl StudyFolder {
     ///
     /// # Errors
     /// When `study.json` cannot be read or is not a study's.
-    pub fn read(directory: &Path, remarks: &mut Vec<String>) -> Result<Self> {
+    pub(crate) fn read(directory: &Path, remarks: &mut Vec<String>) -> Result<Self> {
         let path = directory.join("study.json");
         let value: Value = read_json(&path)?;
         check_schema(&path, &value, STUDY_SCHEMA, remarks)?;
@@ -42,7 +41,7 @@ impl StudyFolder {
     }
 
     /// The attempt that counts of every repetition that has one, in the order of the cells.
-    pub fn counted(&self) -> Vec<(&StudyCell, &AttemptRecord)> {
+    pub(crate) fn counted(&self) -> Vec<(&StudyCell, &AttemptRecord)> {
         let mut counted = Vec::new();
         for cell in &self.plan.cells {
             let mut repetitions: Vec<u64> =

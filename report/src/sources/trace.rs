@@ -10,24 +10,24 @@ use std::collections::BTreeMap;
 
 /// Where the time of every rank went.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Trace {
+pub(crate) struct Trace {
     /// By rank: what the trace calls it.
-    pub names: BTreeMap<u64, String>,
+    pub(crate) names: BTreeMap<u64, String>,
     /// By rank and phase, in seconds altogether.
-    pub seconds: BTreeMap<u64, BTreeMap<String, f64>>,
+    pub(crate) seconds: BTreeMap<u64, BTreeMap<String, f64>>,
     /// By rank: how many forward passes.
-    pub num_passes: BTreeMap<u64, u64>,
+    pub(crate) num_passes: BTreeMap<u64, u64>,
 }
 
 impl Trace {
     /// Whether JSON looks like a trace.
-    pub fn is_one(value: &Value) -> bool {
+    pub(crate) fn is_one(value: &Value) -> bool {
         events(value)
             .is_some_and(|events| events.iter().any(|event| event["ph"].is_string() && event["pid"].is_number()))
     }
 
     /// Sums up the events; what is none of ours is passed over.
-    pub fn from_value(value: &Value) -> Self {
+    pub(crate) fn from_value(value: &Value) -> Self {
         let mut trace = Self::default();
         for event in events(value).into_iter().flatten().filter_map(|event| TraceEvent::deserialize(event).ok()) {
             let (rank, name) = (event.pid, event.name);

@@ -40,8 +40,7 @@ fn methods_at_one_number_of_ranks_stand_side_by_side_by_network_with_their_predi
     let folder = tempfile::tempdir().unwrap();
     let output = folder.path().join("report");
     let inputs = vec![study_of_methods(folder.path())];
-    let document = report::document(&Request { inputs, ..Request::default() }).unwrap();
-    report::write(&document, &output).unwrap();
+    report::write(&Request { inputs, output: output.clone(), ..Request::default() }).unwrap();
     let page = fs::read_to_string(output.join("index.html")).unwrap();
     let bars = csv_lines(&output.join("figures/side-by-side-1.csv"));
     let expected = [

@@ -3,10 +3,10 @@
 //! In: flags. Out: a directory. Invariant: an output that cannot be written is refused before anything is read.
 
 use anyhow::{Error, Result};
-use report::{Refusal, Request};
+use report::Refusal;
 
 use crate::cli::ReportArgs;
-use crate::config::{ConfigError, ReportConfig};
+use crate::config::{ConfigError, report_request};
 use crate::ranks::World;
 
 /// Writes the report.
@@ -14,14 +14,14 @@ use crate::ranks::World;
 /// # Errors
 /// When an input is of no known kind or cannot be read, or the output directory holds something else.
 pub fn report(args: &ReportArgs, world: &World) -> Result<()> {
-    let ReportConfig { inputs, output, title, target_accuracy } = ReportConfig::resolve(args)?;
-    report::check_free(&output).map_err(as_usage)?;
-    let document = report::document(&Request { inputs, title, target_accuracy }).map_err(as_usage)?;
-    let (num_figures, num_tables) = report::write(&document, &output).map_err(as_usage)?;
+    let request = report_request(args)?;
+    let size = report::write(&request).map_err(as_usage)?;
     world.reporter.note(&format!(
-        "report of {} sections with {num_figures} figures and {num_tables} tables written to {}",
-        document.sections.len(),
-        output.join("index.html").display()
+        "report of {} sections with {} figures and {} tables written to {}",
+        size.num_sections,
+        size.num_figures,
+        size.num_tables,
+        request.output.join("index.html").display()
     ));
     Ok(())
 }
