@@ -5,34 +5,23 @@ use std::path::Path;
 use std::process::{Command as Process, Stdio};
 use std::sync::Arc;
 
-use crate::fixture::{Run, flags, run};
+use crate::fixture::{Run, TINY, flags, run};
 use anyhow::Result;
 use clap::Parser;
 use distributed::{Communicator, run_ranks};
 use serde_json::Value;
 use tempfile::TempDir;
 use trainer::checkpoint::{self, CheckpointStore};
-use trainer::cli::{Cli, Command};
+use trainer::cli::{Cli, Command, TrainArgs};
 use trainer::commands::eval::{EvalResult, eval};
 use trainer::commands::predict::predict;
 use trainer::ranks::World;
 use trainer::report::Reporter;
 use trainer::stop::StopFlag;
 
-const TINY: &[&str] = &[
-    "--model",
-    "resnet8",
-    "--shapes-train",
-    "48",
-    "--shapes-test",
-    "30",
-    "--global-batch-size",
-    "24",
-    "--epochs",
-    "1",
-    "--warmup-epochs",
-    "0",
-];
+fn tiny(further: &str) -> TrainArgs {
+    flags(&[TINY, "--shapes-train 48 --shapes-test 30 --epochs 1 --warmup-epochs 0", further])
+}
 
 /// What `trainer eval` with each rank's flags returns there.
 fn evaluated(world_size: usize, flags_of: impl Fn(usize) -> Vec<String> + Sync) -> Vec<Result<EvalResult>> {
@@ -89,14 +78,13 @@ fn image_folder(classes: &[&str], offset: u8) -> TempDir {
 
 fn trained_on(folder: &TempDir) -> Run {
     let directory = folder.path().to_str().unwrap();
-    let further = ["--dataset", "image-folder", "--data-dir", directory, "--image-size", "8"];
-    let common = ["--model", "resnet8", "--global-batch-size", "4", "--epochs", "1", "--warmup-epochs", "0"];
-    run(1, &flags(&common, &further))
+    let images = format!("--dataset image-folder --data-dir {directory} --image-size 8");
+    run(1, &flags(&["--model resnet8 --global-batch-size 4 --epochs 1 --warmup-epochs 0", &images]))
 }
 
 #[test]
 fn any_number_of_ranks_measures_what_one_does() {
-    let run = run(1, &flags(TINY, &[]));
+    let run = run(1, &tiny(""));
     let expected = alone(&run.directory(), &[]).unwrap();
     assert_eq!(expected.num_samples, 30);
     for world_size in [2, 3] {
@@ -110,7 +98,7 @@ fn any_number_of_ranks_measures_what_one_does() {
 
 #[test]
 fn ranks_that_were_told_different_things_are_refused_alike_and_by_name() {
-    let runs = ["1", "2"].map(|seed| run(1, &flags(TINY, &["--seed", seed])));
+    let runs = ["1", "2"].map(|seed| run(1, &tiny(&format!("--seed {seed}"))));
     let text = refusal(evaluated(2, |rank| of_checkpoint(&runs[rank].directory(), &[])));
     assert!(text.contains("--checkpoint of rank 1 differs from root's: expected "), "{text}");
     let seeds = ["0", "5"];
@@ -175,7 +163,7 @@ fn with_config(run: &Run, change: impl FnOnce(&mut Value)) -> TempDir {
 
 #[test]
 fn what_a_checkpoint_claims_beyond_its_weights_is_refused_before_memory_is_asked_for() {
-    let run = run(1, &flags(TINY, &[]));
+    let run = run(1, &tiny(""));
     let image = run.directory().join("grey.bmp");
     write_bitmap(&image, 128);
     let predicted = |directory: &Path| {
@@ -209,7 +197,7 @@ fn what_a_checkpoint_claims_beyond_its_weights_is_refused_before_memory_is_asked
 
 #[test]
 fn a_best_checkpoint_that_is_not_whole_gives_way_to_the_newest_and_that_is_said() {
-    let run = run(1, &flags(TINY, &["--epochs", "2", "--keep-checkpoints", "9", "--checkpoint-every-steps", "1"]));
+    let run = run(1, &tiny("--epochs 2 --keep-checkpoints 9 --checkpoint-every-steps 1"));
     let checkpoints = run.directory().join("checkpoints");
     let [first, third, last] = ["step-00000001", "step-00000003", "step-00000004"];
     let damage = |name: &str| fs::write(checkpoints.join(name).join("model.safetensors"), "no tensors").unwrap();

@@ -1,23 +1,13 @@
 //! Training with images that the device makes of raw pixels gives the bits of training with images of the host.
 
-use crate::fixture::{Run, flags, run};
+use crate::fixture::{Run, TINY, flags, run};
+use trainer::cli::TrainArgs;
 use trainer::config::DeviceChoice;
 
 /// 104 images, so that the last step of the epoch has 8 of 24.
-const TINY: &[&str] = &[
-    "--model",
-    "resnet8",
-    "--shapes-train",
-    "104",
-    "--shapes-test",
-    "41",
-    "--global-batch-size",
-    "24",
-    "--epochs",
-    "2",
-    "--augment",
-    "crop-flip",
-];
+fn tiny(further: &str) -> TrainArgs {
+    flags(&[TINY, "--shapes-test 41 --augment crop-flip", further])
+}
 
 /// What must be equal: all parameters, losses and answers of the last epoch, as bits.
 fn bits(run: &Run) -> (String, [u64; 2], [u64; 2]) {
@@ -26,41 +16,38 @@ fn bits(run: &Run) -> (String, [u64; 2], [u64; 2]) {
     (run.parameter_hash(), losses, [record.train_top1_correct, record.test_top1_correct.unwrap()])
 }
 
-fn assert_routes_are_equal(world_size: usize, options: &[&str]) {
-    let [host, device] = ["host", "device"].map(|input| {
-        let options = [options, &["--input", input]].concat();
-        bits(&run(world_size, &flags(TINY, &options)))
-    });
-    assert_eq!(host, device, "{world_size} ranks, {options:?}");
+fn assert_routes_are_equal(world_size: usize, options: &str) {
+    let [host, device] =
+        ["host", "device"].map(|input| bits(&run(world_size, &tiny(&format!("{options} --input {input}")))));
+    assert_eq!(host, device, "{world_size} ranks, {options}");
 }
 
 #[test]
 fn two_epochs_have_the_bits_of_the_host_route() {
-    assert_routes_are_equal(1, &[]);
-    assert_routes_are_equal(1, &["--augment", "none", "--loader-threads", "0"]);
-    assert_routes_are_equal(1, &["--grad-accum-steps", "3", "--seed", "9"]);
+    assert_routes_are_equal(1, "");
+    assert_routes_are_equal(1, "--augment none --loader-threads 0");
+    assert_routes_are_equal(1, "--grad-accum-steps 3 --seed 9");
 }
 
 #[test]
 fn ranks_without_samples_take_part() {
     // The last step has 2 samples for 4 ranks.
-    let few = ["--shapes-train", "50", "--batch-norm", "sync"];
-    assert_routes_are_equal(4, &few);
-    assert_routes_are_equal(2, &["--reduction", "exact", "--virtual-shards", "4"]);
+    assert_routes_are_equal(4, "--shapes-train 50 --batch-norm sync");
+    assert_routes_are_equal(2, "--reduction exact --virtual-shards 4");
 }
 
 #[test]
 fn other_backends_of_the_processor_agree_too() {
     if DeviceChoice::built_in().contains(&"ndarray") {
         // burn's convolutions take seconds for few images there.
-        let few = ["--epochs", "1", "--shapes-train", "10", "--shapes-test", "4", "--global-batch-size", "6"];
-        assert_routes_are_equal(1, &[&["--device", "ndarray"], &few[..]].concat());
+        let few = "--epochs 1 --shapes-train 10 --shapes-test 4 --global-batch-size 6";
+        assert_routes_are_equal(1, &format!("--device ndarray {few}"));
     }
 }
 
 #[test]
 fn a_run_resumes_inside_an_epoch_on_the_other_route() {
-    let whole = run(1, &flags(TINY, &["--checkpoint-every-steps", "3", "--keep-checkpoints", "99"]));
-    let resumed = whole.with_checkpoint_alone(3).go(1, &flags(TINY, &["--resume", "--input", "device"]));
+    let whole = run(1, &tiny("--checkpoint-every-steps 3 --keep-checkpoints 99"));
+    let resumed = whole.with_checkpoint_alone(3).go(1, &tiny("--resume --input device"));
     assert_eq!(bits(&resumed), bits(&whole));
 }

@@ -3,36 +3,24 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::fixture::{Run, bitmap, flags, run};
+use crate::fixture::{Run, TINY, bitmap, flags, run};
 use distributed::ROOT;
 use trainer::checkpoint::{Best, Checkpoint, CheckpointStore};
+use trainer::cli::TrainArgs;
 use trainer::config::ConfigError;
 use trainer::lock::DirectoryLock;
 use trainer::metrics::EpochRecord;
 
-/// Two epochs of five steps; an evaluation of two batches after each. A rank looks for a stop once at the start (look 1), once a step
-/// (2 to 6), once a batch of the evaluation (7, 8) and once at its end (9).
-const TINY: &[&str] = &[
-    "--model",
-    "resnet8",
-    "--shapes-train",
-    "104",
-    "--shapes-test",
-    "40",
-    "--global-batch-size",
-    "24",
-    "--epochs",
-    "2",
-    "--augment",
-    "crop-flip",
-];
+fn tiny(further: &str) -> TrainArgs {
+    flags(&[TINY, "--augment crop-flip", further])
+}
 
-/// The run of `TINY` stopped at this look: the steps it had made, and the parameters that the rest ends with.
+/// The tiny run stopped at this look: the steps it had made, and the parameters that the rest ends with.
 fn stopped_and_resumed(world_size: usize, num_looks: u64) -> (Vec<u64>, String) {
-    let stopped = Run::in_new_directory().stopping_after(num_looks).go(world_size, &flags(TINY, &[]));
+    let stopped = Run::in_new_directory().stopping_after(num_looks).go(world_size, &tiny(""));
     assert!(stopped.outcomes().iter().all(|outcome| outcome.stopped_early));
     let steps = stopped.outcomes().iter().map(|outcome| outcome.progress.step).collect();
-    let resumed = stopped.again().go(world_size, &flags(TINY, &["--resume"]));
+    let resumed = stopped.again().go(world_size, &tiny("--resume"));
     assert!(!resumed.outcomes()[ROOT].stopped_early);
     assert_eq!(resumed.last_record().test_num_samples, Some(40));
     (steps, resumed.parameter_hash())
@@ -51,7 +39,7 @@ fn names(directory: &Path) -> Vec<String> {
 
 #[test]
 fn a_stop_at_any_moment_ends_all_ranks_at_one_step_and_the_rest_gives_the_same_bits() {
-    let whole = run(2, &flags(TINY, &[])).parameter_hash();
+    let whole = run(2, &tiny("")).parameter_hash();
     // During the start, after the first step, with an epoch's last step, within the evaluation, with its last batch, at its end.
     for (num_looks, step) in [(0, 0), (1, 1), (5, 5), (6, 5), (7, 5), (8, 5), (9, 6)] {
         let (steps, hash) = stopped_and_resumed(2, num_looks);
@@ -62,21 +50,21 @@ fn a_stop_at_any_moment_ends_all_ranks_at_one_step_and_the_rest_gives_the_same_b
 
 #[test]
 fn a_stop_during_the_start_leaves_no_checkpoint_and_those_that_were_there() {
-    let new = Run::in_new_directory().stopping_after(0).go(1, &flags(TINY, &[]));
+    let new = Run::in_new_directory().stopping_after(0).go(1, &tiny(""));
     assert!(!checkpoints(&new).exists());
-    let done = run(1, &flags(TINY, &["--epochs", "1", "--schedule", "constant"]));
+    let done = run(1, &tiny("--epochs 1 --schedule constant"));
     let before = names(&checkpoints(&done));
-    let longer = flags(TINY, &["--schedule", "constant", "--resume"]);
+    let longer = tiny("--schedule constant --resume");
     let stopped = done.again().stopping_after(0).go(1, &longer);
     assert_eq!(names(&checkpoints(&stopped)), before);
 }
 
 #[test]
 fn an_evaluation_that_was_broken_off_is_made_after_the_resume() {
-    let whole = run(1, &flags(TINY, &[]));
-    let stopped = Run::in_new_directory().stopping_after(7).go(1, &flags(TINY, &[]));
+    let whole = run(1, &tiny(""));
+    let stopped = Run::in_new_directory().stopping_after(7).go(1, &tiny(""));
     assert_eq!(fs::read_to_string(stopped.directory().join("metrics.jsonl")).unwrap(), "");
-    let resumed = stopped.again().go(1, &flags(TINY, &["--resume"]));
+    let resumed = stopped.again().go(1, &tiny("--resume"));
     let test_scores = |run: &Run| -> Vec<serde_json::Value> {
         let metrics = fs::read_to_string(run.directory().join("metrics.jsonl")).unwrap();
         let lines = metrics.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
@@ -88,16 +76,16 @@ fn an_evaluation_that_was_broken_off_is_made_after_the_resume() {
 
 #[test]
 fn a_run_can_be_resumed_without_naming_its_options_again() {
-    let whole = run(1, &flags(TINY, &[]));
-    let stopped = Run::in_new_directory().stopping_after(1).go(1, &flags(TINY, &[]));
-    let resumed = stopped.again().go(1, &flags(&[], &["--resume"]));
+    let whole = run(1, &tiny(""));
+    let stopped = Run::in_new_directory().stopping_after(1).go(1, &tiny(""));
+    let resumed = stopped.again().go(1, &flags(&["--resume"]));
     assert_eq!(resumed.parameter_hash(), whole.parameter_hash());
 }
 
 #[test]
 fn a_checkpoint_written_by_two_ranks_goes_on_on_one() {
-    let stopped = Run::in_new_directory().stopping_after(1).go(2, &flags(TINY, &[]));
-    let resumed = stopped.again().go(1, &flags(TINY, &["--resume"]));
+    let stopped = Run::in_new_directory().stopping_after(1).go(2, &tiny(""));
+    let resumed = stopped.again().go(1, &tiny("--resume"));
     assert_eq!(resumed.outcomes()[ROOT].progress.epoch, 2);
 }
 
@@ -117,8 +105,8 @@ fn a_damaged_checkpoint_is_set_aside_for_the_one_before_and_the_run_ends_with_th
         fs::write(file, text.replacen("\"step_in_epoch\": 0", "\"step_in_epoch\": 1", 1)).unwrap();
     };
     // One is kept: were the damaged one counted, the new one would be removed in its favour.
-    let whole = run(1, &flags(TINY, &["--checkpoint-every-steps", "3", "--keep-checkpoints", "1"]));
-    let two = run(1, &flags(TINY, &["--checkpoint-every-steps", "3", "--keep-checkpoints", "2"]));
+    let whole = run(1, &tiny("--checkpoint-every-steps 3 --keep-checkpoints 1"));
+    let two = run(1, &tiny("--checkpoint-every-steps 3 --keep-checkpoints 2"));
     for (file, damage) in [
         ("model.safetensors", flip),
         ("training.safetensors", flip),
@@ -141,7 +129,7 @@ fn a_damaged_checkpoint_is_set_aside_for_the_one_before_and_the_run_ends_with_th
         let (found, warnings) = store.latest().unwrap();
         assert_eq!(found.unwrap().state.progress.step, 9, "{file}");
         assert!(warnings[0].contains(file), "{warnings:?}");
-        let resumed = copy.again().go(1, &flags(TINY, &["--resume", "--keep-checkpoints", "1"]));
+        let resumed = copy.again().go(1, &tiny("--resume --keep-checkpoints 1"));
         assert_eq!(resumed.parameter_hash(), whole.parameter_hash(), "{file}");
         let left = names(&checkpoints(&resumed));
         assert!(left.contains(&"step-00000010.damaged".to_owned()), "{left:?}");
@@ -151,16 +139,16 @@ fn a_damaged_checkpoint_is_set_aside_for_the_one_before_and_the_run_ends_with_th
 
 #[test]
 fn a_run_without_a_whole_checkpoint_is_not_begun_anew_over_the_remains() {
-    let run = run(1, &flags(TINY, &["--epochs", "1"]));
+    let run = run(1, &tiny("--epochs 1"));
     fs::write(checkpoints(&run).join("step-00000005/state.json"), "{").unwrap();
-    let error = format!("{:#}", run.again().try_go(1, &flags(TINY, &["--epochs", "1", "--resume"])).unwrap_err());
+    let error = format!("{:#}", run.again().try_go(1, &tiny("--epochs 1 --resume")).unwrap_err());
     assert!(error.contains("no checkpoint in") && error.contains("is whole"), "{error}");
     assert_eq!(names(&checkpoints(&run)), ["step-00000005"]);
 }
 
 #[test]
 fn whoever_is_killed_while_a_checkpoint_is_replaced_or_removed_loses_nothing() {
-    let whole = run(1, &flags(TINY, &[]));
+    let whole = run(1, &tiny(""));
     let folder = checkpoints(&whole);
     let rename = |from: &str, to: &str| fs::rename(folder.join(from), folder.join(to)).unwrap();
     // Killed between the two renamings that put a new checkpoint in the place of an old one; while an old one was removed; while
@@ -170,7 +158,7 @@ fn whoever_is_killed_while_a_checkpoint_is_replaced_or_removed_loses_nothing() {
     fs::remove_file(folder.join("step-00000005.removed/state.json")).unwrap();
     fs::create_dir(folder.join("step-00000011.unfinished")).unwrap();
     fs::write(folder.join("step-00000011.unfinished/model.safetensors"), "half").unwrap();
-    let longer = flags(TINY, &["--resume", "--epochs", "2"]);
+    let longer = tiny("--resume --epochs 2");
     let resumed = whole.again().go(1, &longer);
     assert_eq!(resumed.parameter_hash(), whole.parameter_hash());
     let store = CheckpointStore::new(&folder, 2);
@@ -186,7 +174,7 @@ fn whoever_is_killed_while_a_checkpoint_is_replaced_or_removed_loses_nothing() {
 
 #[test]
 fn a_checkpoint_that_cannot_be_written_leaves_the_others_and_nothing_of_itself() {
-    let run = run(1, &flags(TINY, &["--epochs", "1"]));
+    let run = run(1, &tiny("--epochs 1"));
     let store = CheckpointStore::new(&checkpoints(&run), 2);
     let newest = store.latest().unwrap().0.unwrap();
     let mut state = newest.state.clone();
@@ -202,7 +190,7 @@ fn a_checkpoint_that_cannot_be_written_leaves_the_others_and_nothing_of_itself()
 
 #[test]
 fn the_best_checkpoint_is_kept_though_its_run_was_killed_as_soon_as_it_was_in_place() {
-    let run = run(1, &flags(TINY, &["--epochs", "1"]));
+    let run = run(1, &tiny("--epochs 1"));
     let folder = checkpoints(&run);
     let store = CheckpointStore::new(&folder, 1);
     let first = store.best().unwrap().unwrap();
@@ -230,11 +218,11 @@ fn the_best_checkpoint_is_kept_though_its_run_was_killed_as_soon_as_it_was_in_pl
 
 #[test]
 fn a_second_run_in_a_directory_in_use_is_refused_and_the_first_is_left_alone() {
-    let done = run(1, &flags(TINY, &["--epochs", "1"]));
+    let done = run(1, &tiny("--epochs 1"));
     let before = names(&done.directory());
     let lock = DirectoryLock::take(&done.directory(), "process 1 on n1 (Slurm job 7)").unwrap();
     assert!(lock.is_some());
-    let error = done.again().try_go(1, &flags(TINY, &["--epochs", "1", "--resume"])).unwrap_err();
+    let error = done.again().try_go(1, &tiny("--epochs 1 --resume")).unwrap_err();
     assert!(error.is::<ConfigError>());
     let text = error.to_string();
     assert!(
@@ -246,7 +234,6 @@ fn a_second_run_in_a_directory_in_use_is_refused_and_the_first_is_left_alone() {
 
 #[test]
 fn data_that_changed_between_sessions_are_refused_unless_that_is_allowed() {
-    let split = ["--dataset", "image-folder", "--model", "resnet8", "--global-batch-size", "4", "--epochs", "1"];
     let data = tempfile::tempdir().unwrap();
     let write = |split: &str, class: &str, name: usize, value: u8| {
         let folder = data.path().join(split).join(class);
@@ -260,15 +247,17 @@ fn data_that_changed_between_sessions_are_refused_unless_that_is_allowed() {
             write("test", class, name, value);
         }
     }
-    let directory = data.path().to_str().unwrap().to_owned();
-    let options = [&split[..], &["--data-dir", &directory, "--augment", "none"]].concat();
-    let begun = Run::in_new_directory().stopping_after(1).go(1, &flags(&options, &[]));
+    let options = format!(
+        "--dataset image-folder --data-dir {} --model resnet8 --global-batch-size 4 --epochs 1 --augment none",
+        data.path().display()
+    );
+    let begun = Run::in_new_directory().stopping_after(1).go(1, &flags(&[&options]));
     for (changed, value) in [("test", 77), ("train", 78)] {
         write(changed, "dark", 0, value);
-        let error = format!("{:#}", begun.again().try_go(1, &flags(&options, &["--resume"])).unwrap_err());
+        let error = format!("{:#}", begun.again().try_go(1, &flags(&[&options, "--resume"])).unwrap_err());
         let expected = format!("resume: the {changed} split has changed: expected sha256 ");
         assert!(error.starts_with(&expected) && error.contains("--allow-changed-data"), "{error}");
     }
-    let forced = begun.again().go(1, &flags(&options, &["--resume", "--allow-changed-data"]));
+    let forced = begun.again().go(1, &flags(&[&options, "--resume --allow-changed-data"]));
     assert!(!forced.outcomes()[ROOT].stopped_early);
 }

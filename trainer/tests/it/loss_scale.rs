@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::fixture::{flags, run};
+use crate::fixture::{TINY, flags, run};
 use anyhow::Result;
 use burn::module::Module;
 use burn::tensor::Device;
@@ -10,6 +10,7 @@ use burn_resnet::{Activations, ResNet, ResNetConfig};
 use datasets::{LoadedStep, Loader, LoaderConfig, Pixels, ShapesConfig, ShardConfig, ShardPlan, shapes};
 use distributed::{Communicator, ParameterLayout, read, run_ranks};
 use trainer::checkpoint::Checkpoint;
+use trainer::cli::TrainArgs;
 use trainer::clock::PhaseClock;
 use trainer::config::SyncConfig;
 use trainer::loss_scale::{LossScale, LossScaling};
@@ -18,38 +19,36 @@ use trainer::optimizer::SgdConfig;
 use trainer::step::{StepConfig, StepEnd, StepPosition, Stepper};
 
 /// Two epochs of three steps.
-const TINY: &[&str] =
-    &["--model", "resnet8", "--shapes-train", "24", "--shapes-test", "10", "--global-batch-size", "8", "--epochs", "2"];
+fn tiny(further: &str) -> TrainArgs {
+    flags(&[TINY, "--shapes-train 24 --shapes-test 10 --global-batch-size 8", further])
+}
 
 #[test]
 fn a_fixed_scale_in_f32_changes_no_bit_of_the_parameters() {
-    for then in [&[] as &[&str], &["--clip-grad-norm", "0.5"], &["--reduction", "exact"], &["--compress", "topk:10"]] {
-        let hash = |scale| run(2, &flags(TINY, &[then, &["--loss-scale", scale]].concat())).parameter_hash();
-        assert_eq!(hash("4096"), hash("none"), "{then:?}");
+    for with in ["", "--clip-grad-norm 0.5", "--reduction exact", "--compress topk:10"] {
+        let hash = |scale| run(2, &tiny(&format!("{with} --loss-scale {scale}"))).parameter_hash();
+        assert_eq!(hash("4096"), hash("none"), "{with}");
     }
 }
 
 #[test]
 fn a_network_in_f16_learns_a_batch_by_heart() {
-    let mut by_heart: Vec<&str> =
-        "--model resnet8 --shapes-train 16 --shapes-test 16 --global-batch-size 16 --epochs 25".split(' ').collect();
-    by_heart.extend("--learning-rate 0.05 --schedule constant --warmup-epochs 0 --eval-every-epochs 25".split(' '));
-    by_heart.extend("--checkpoint-every-epochs 25 --dtype f16".split(' '));
-    let record = run(1, &flags(&by_heart, &[])).last_record();
+    let one_batch = "--shapes-train 16 --shapes-test 16 --global-batch-size 16 --epochs 25 --eval-every-epochs 25";
+    let plain = "--learning-rate 0.05 --schedule constant --warmup-epochs 0 --checkpoint-every-epochs 25 --dtype f16";
+    let record = run(1, &flags(&[TINY, one_batch, plain])).last_record();
     assert!(record.train_loss.unwrap() < 0.2, "{:?}", record.train_loss);
     assert!(record.loss_scale.is_some_and(|scale| scale > 1), "{:?}", record.loss_scale);
 }
 
 #[test]
 fn a_resumed_run_in_f16_ends_with_the_bits_and_the_scale_of_an_undisturbed_one() {
-    let half = ["--dtype", "f16", "--checkpoint-every-steps", "2", "--keep-checkpoints", "99"];
-    let whole = run(2, &flags(TINY, &half));
+    let whole = run(2, &tiny("--dtype f16 --checkpoint-every-steps 2 --keep-checkpoints 99"));
     let copy = whole.with_checkpoint_alone(2);
     let saved =
         Checkpoint::open(&copy.directory().join("checkpoints/step-00000002")).unwrap().state.loss_scale.unwrap();
     assert!(saved.is_dynamic());
     assert_ne!(saved, LossScale::new(LossScaling::Dynamic), "it has counted");
-    let resumed = copy.go(2, &flags(TINY, &["--dtype", "f16", "--resume"]));
+    let resumed = copy.go(2, &tiny("--dtype f16 --resume"));
     assert_eq!(resumed.parameter_hash(), whole.parameter_hash());
     let (resumed, whole) = (resumed.last_record(), whole.last_record());
     assert_eq!((resumed.loss_scale, resumed.overflowed_steps), (whole.loss_scale, whole.overflowed_steps));

@@ -4,11 +4,13 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-use crate::fixture::{Run, flags, run};
+use crate::fixture::{Run, TINY, flags, run};
 use serde_json::{Value, json};
+use trainer::cli::TrainArgs;
 
-const TINY: [&str; 10] =
-    ["--model", "resnet8", "--shapes-train", "64", "--shapes-test", "20", "--global-batch-size", "32", "--epochs", "2"];
+fn tiny(further: &str) -> TrainArgs {
+    flags(&[TINY, "--shapes-train 64 --shapes-test 20 --global-batch-size 32", further])
+}
 
 fn report(inputs: &[&Path], output: &Path, more: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_trainer"));
@@ -72,7 +74,7 @@ fn csv_lines(path: &Path) -> Vec<String> {
 #[test]
 fn a_study_and_its_runs_become_one_page_with_every_number_in_files_beside_it() {
     let folder = tempfile::tempdir().unwrap();
-    let (one, two) = (run(1, &flags(&TINY, &[])), run(2, &flags(&TINY, &["--seed", "5"])));
+    let (one, two) = (run(1, &tiny("")), run(2, &tiny("--seed 5")));
     let study = study(folder.path(), &one);
     let output = folder.path().join("report");
     let page = page(&[&study, &two.directory()], &output, &["--target-accuracy", "0.01"]);
@@ -132,7 +134,7 @@ fn a_study_and_its_runs_become_one_page_with_every_number_in_files_beside_it() {
 #[test]
 fn a_run_without_an_end_and_with_torn_metrics_is_told_as_far_as_it_went() {
     let folder = tempfile::tempdir().unwrap();
-    let run = run(1, &flags(&TINY, &[]));
+    let run = run(1, &tiny(""));
     let metrics = run.directory().join("metrics.jsonl");
     let text = fs::read_to_string(&metrics).unwrap();
     fs::write(&metrics, format!("{text}{{\"epoch\": 2, \"train_loss\": NaN}}\n\u{0}\n{{\"epo")).unwrap();

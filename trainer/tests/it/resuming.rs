@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use crate::fixture::{Run, bitmap, flags, run};
+use crate::fixture::{Run, TINY, bitmap, flags, run};
 use distributed::{ROOT, SingleCommunicator};
 use trainer::checkpoint::{Checkpoint, CheckpointStore, Progress};
 use trainer::cli::TrainArgs;
@@ -15,21 +15,9 @@ use trainer::output::OutputDirectory;
 use trainer::report::Reporter;
 use trainer::resumption::Resumption;
 
-/// Two epochs of five steps.
-const TINY: &[&str] = &[
-    "--model",
-    "resnet8",
-    "--shapes-train",
-    "104",
-    "--shapes-test",
-    "40",
-    "--global-batch-size",
-    "24",
-    "--epochs",
-    "2",
-    "--eval-every-epochs",
-    "100",
-];
+fn tiny(further: &str) -> TrainArgs {
+    flags(&[TINY, "--eval-every-epochs 100", further])
+}
 
 /// Every file below a run's directory but that which is locked, with its bytes.
 fn files(run: &Run) -> BTreeMap<String, Vec<u8>> {
@@ -48,8 +36,8 @@ fn files(run: &Run) -> BTreeMap<String, Vec<u8>> {
     found
 }
 
-fn refusal(run: &Run, world_size: usize, with: &[&str]) -> String {
-    format!("{:#}", run.again().try_go(world_size, &flags(TINY, with)).unwrap_err())
+fn refusal(run: &Run, world_size: usize, with: &str) -> String {
+    format!("{:#}", run.again().try_go(world_size, &tiny(with)).unwrap_err())
 }
 
 /// What a resume of the run with these flags would say.
@@ -84,11 +72,10 @@ fn an_epoch_whose_steps_were_all_left_out_is_saved_whole_and_gone_on_from() {
     let broken = "--model resnet8 --shapes-train 32 --shapes-test 8 --global-batch-size 32 --learning-rate 1e38 \
                   --on-non-finite skip --epochs 3 --eval-every-epochs 100 --keep-checkpoints 1 --schedule constant \
                   --warmup-epochs 0";
-    let words: Vec<&str> = broken.split_whitespace().collect();
     let run = Run::in_new_directory();
-    let untested = |run: Run, with: &[&str]| format!("{:#}", run.try_go(1, &flags(&words, with)).unwrap_err());
+    let untested = |run: Run, with: &str| format!("{:#}", run.try_go(1, &flags(&[broken, with])).unwrap_err());
     // The first step's update breaks the parameters, and every step after it is left out.
-    for with in [&[][..], &["--resume"]] {
+    for with in ["", "--resume"] {
         assert!(untested(run.again(), with).contains("epoch 2: the test loss is not finite"));
         let records = metrics(&run);
         assert_eq!(records.iter().map(|record| record.epoch).collect::<Vec<_>>(), [0, 1]);
@@ -102,48 +89,47 @@ fn an_epoch_whose_steps_were_all_left_out_is_saved_whole_and_gone_on_from() {
 #[test]
 fn a_refused_resume_leaves_every_file_as_it_was_and_the_plain_one_goes_on() {
     for world_size in [1, 2] {
-        let whole = run(world_size, &flags(TINY, &[]));
-        let stopped = Run::in_new_directory().stopping_after(2).go(world_size, &flags(TINY, &[]));
+        let whole = run(world_size, &tiny(""));
+        let stopped = Run::in_new_directory().stopping_after(2).go(world_size, &tiny(""));
         let before = files(&stopped);
         for (with, expected) in [
-            (&["--resume", "--epochs", "4"][..], "schedule.epochs was 2, is 4 (the learning rate depends on it: "),
-            (&["--resume", "--momentum", "0.5"], "optimizer.momentum was 0.9, is 0.5 (the steps before and after "),
-            (&["--resume", "--seed", "4"], "run.seed was 0, is 4 (the order of the samples follows from it)"),
-            (&["--resume", "--global-batch-size", "8"], "is 8 (the position in the epoch is counted in batches)"),
-            (&["--resume", "--model", "resnet14"], "(the saved parameters are those of that network)"),
+            ("--resume --epochs 4", "schedule.epochs was 2, is 4 (the learning rate depends on it: "),
+            ("--resume --momentum 0.5", "optimizer.momentum was 0.9, is 0.5 (the steps before and after "),
+            ("--resume --seed 4", "run.seed was 0, is 4 (the order of the samples follows from it)"),
+            ("--resume --global-batch-size 8", "is 8 (the position in the epoch is counted in batches)"),
+            ("--resume --model resnet14", "(the saved parameters are those of that network)"),
             (
-                &["--resume", "--shapes-train", "80"],
+                "--resume --shapes-train 80",
                 "train-split.shapes-train was 104, is 80 (the saved position is one in those images)",
             ),
         ] {
             let text = refusal(&stopped, world_size, with);
             assert!(text.contains(expected), "{text}");
-            assert!(files(&stopped) == before, "{with:?} changed a file");
+            assert!(files(&stopped) == before, "{with} changed a file");
         }
-        let resumed = stopped.again().go(world_size, &flags(&[], &["--resume"]));
+        let resumed = stopped.again().go(world_size, &flags(&["--resume"]));
         assert_eq!(resumed.parameter_hash(), whole.parameter_hash());
     }
 }
 
 #[test]
 fn a_resume_that_fails_before_its_first_step_leaves_configuration_and_manifest_as_they_were() {
-    let stopped = Run::in_new_directory().stopping_after(1).go(1, &flags(TINY, &[]));
+    let stopped = Run::in_new_directory().stopping_after(1).go(1, &tiny(""));
     let names = ["run.toml", "manifest.json"].map(|name| stopped.directory().join(name));
     let read = || names.each_ref().map(|path| fs::read(path).unwrap());
     let before = read();
-    let text = refusal(&stopped, 1, &["--resume", "--weights", "/no/such.safetensors"]);
+    let text = refusal(&stopped, 1, "--resume --weights /no/such.safetensors");
     assert!(text.contains("/no/such.safetensors"), "{text}");
     assert_eq!(read(), before);
-    assert!(!stopped.again().go(1, &flags(&[], &["--resume"])).outcomes()[ROOT].stopped_early);
+    assert!(!stopped.again().go(1, &flags(&["--resume"])).outcomes()[ROOT].stopped_early);
 }
 
 #[test]
 fn a_run_that_is_trained_longer_keeps_its_schedule_as_if_it_had_been_planned_so() {
-    let longer = ["--epochs", "3", "--schedule-epochs", "2"];
-    let planned = run(1, &flags(TINY, &longer));
-    let base = run(1, &flags(TINY, &[]));
-    assert_eq!(told(&base, &flags(TINY, &["--resume"])), "");
-    let longer = flags(TINY, &[&longer[..], &["--resume"]].concat());
+    let planned = run(1, &tiny("--epochs 3 --schedule-epochs 2"));
+    let base = run(1, &tiny(""));
+    assert_eq!(told(&base, &tiny("--resume")), "");
+    let longer = tiny("--epochs 3 --schedule-epochs 2 --resume");
     let sentence = "resume: 3 epochs, 2 were planned; the cosine schedule is kept: learning rate 2.447e-3 at the next step, 2.447e-3 before the change";
     assert_eq!(told(&base, &longer), sentence);
     let kept = base.again().go(1, &longer);
@@ -155,18 +141,18 @@ fn a_run_that_is_trained_longer_keeps_its_schedule_as_if_it_had_been_planned_so(
 
 #[test]
 fn a_stretched_schedule_stays_stretched_in_the_resumes_after_it() {
-    let base = run(1, &flags(TINY, &[]));
-    let refused = refusal(&base, 1, &["--resume", "--epochs", "3"]);
+    let base = run(1, &tiny(""));
+    let refused = refusal(&base, 1, "--resume --epochs 3");
     for flag in ["--schedule-epochs 3 to stretch", "--schedule-epochs 2 to keep"] {
         assert!(refused.contains(flag), "{refused}");
     }
-    let stretch = flags(TINY, &["--resume", "--epochs", "3", "--schedule-epochs", "3"]);
+    let stretch = tiny("--resume --epochs 3 --schedule-epochs 3");
     let sentence =
         "the cosine schedule is stretched from 2 to 3 epochs: learning rate 2.500e-2 at the next step, 2.447e-3 before";
     assert!(told(&base, &stretch).contains(sentence), "{}", told(&base, &stretch));
     // Stopped before it has a checkpoint of the new plan.
     base.again().stopping_after(0).go(1, &stretch);
-    let ended = base.again().go(1, &flags(&[], &["--resume"]));
+    let ended = base.again().go(1, &flags(&["--resume"]));
     assert_eq!(ended.outcomes()[ROOT].progress.epoch, 3);
     let rates: Vec<f64> = metrics(&ended).iter().map(|record| record.learning_rate).collect();
     let last = 0.05 * (1.0 + (std::f64::consts::PI * 14.0 / 15.0).cos());
@@ -175,10 +161,9 @@ fn a_stretched_schedule_stays_stretched_in_the_resumes_after_it() {
 
 #[test]
 fn milestones_may_change_as_long_as_they_have_not_passed() {
-    let multistep = ["--schedule", "multistep", "--epochs", "4", "--milestones"];
-    let with = |milestones: &'static str| [&multistep[..], &[milestones]].concat();
-    let stopped = Run::in_new_directory().stopping_after(7).go(1, &flags(TINY, &with("1,3")));
-    let change = |milestones| flags(TINY, &[with(milestones), vec!["--resume"]].concat());
+    let with = |milestones: &str| tiny(&format!("--schedule multistep --epochs 4 --milestones {milestones}"));
+    let stopped = Run::in_new_directory().stopping_after(7).go(1, &with("1,3"));
+    let change = |milestones: &str| with(&format!("{milestones} --resume"));
     let error = format!("{:#}", stopped.again().try_go(1, &change("2,3")).unwrap_err());
     assert!(error.contains("schedule.milestones was [1, 3], is [2, 3] (only those to come may change)"), "{error}");
     assert!(told(&stopped, &change("1,2")).contains("the multistep schedule has other milestones"));
@@ -187,7 +172,7 @@ fn milestones_may_change_as_long_as_they_have_not_passed() {
 
 #[test]
 fn a_state_of_the_first_format_is_read_and_an_altered_position_in_it_refused() {
-    let whole = run(1, &flags(TINY, &["--checkpoint-every-steps", "3", "--keep-checkpoints", "99"]));
+    let whole = run(1, &tiny("--checkpoint-every-steps 3 --keep-checkpoints 99"));
     let old = || {
         let copy = whole.with_checkpoint_alone(3);
         let folder = copy.directory().join("checkpoints/step-00000003");
@@ -196,7 +181,7 @@ fn a_state_of_the_first_format_is_read_and_an_altered_position_in_it_refused() {
         (copy, folder.join("state.json"))
     };
     let (copy, _) = old();
-    assert_eq!(copy.go(1, &flags(TINY, &["--resume"])).parameter_hash(), whole.parameter_hash());
+    assert_eq!(copy.go(1, &tiny("--resume")).parameter_hash(), whole.parameter_hash());
     for (from, to, expected) in [
         ("\"step_in_epoch\": 3", "\"step_in_epoch\": 1", "expected step 1 at step 1 of 5 in epoch 0, got 3"),
         ("\"step_in_epoch\": 3", "\"step_in_epoch\": 8", "expected step 8 at step 8 of 5 in epoch 0, got 3"),
@@ -204,13 +189,13 @@ fn a_state_of_the_first_format_is_read_and_an_altered_position_in_it_refused() {
     ] {
         let (copy, state) = old();
         replace(&state, from, to);
-        let text = refusal(&copy, 1, &["--resume"]);
+        let text = refusal(&copy, 1, "--resume");
         assert!(text.contains("step, epoch and step_in_epoch do not agree") && text.contains(expected), "{text}");
     }
     // One that should have a checksum and has none.
     let (copy, state) = old();
     replace(&state, "\"format\": 1", "\"format\": 2");
-    assert!(refusal(&copy, 1, &["--resume"]).contains("state.sha256"));
+    assert!(refusal(&copy, 1, "--resume").contains("state.sha256"));
 }
 
 #[test]
@@ -245,13 +230,12 @@ fn a_run_goes_on_with_fewer_or_more_images_where_changed_data_are_allowed() {
         let words = format!(
             "--dataset image-folder --model resnet8 --global-batch-size 4 --epochs 2 --augment none --data-dir {directory}"
         );
-        let words: Vec<&str> = words.split_whitespace().collect();
         // Of ten steps an epoch it has made seven.
-        let begun = Run::in_new_directory().stopping_after(7).go(world_size, &flags(&words, &[]));
+        let begun = Run::in_new_directory().stopping_after(7).go(world_size, &flags(&[&words]));
         assert_eq!(begun.outcomes()[ROOT].progress.step_in_epoch, 7);
         fs::remove_dir_all(data.path().join("train")).unwrap();
         write("train", 0..num_left);
-        let resume = flags(&words, &["--resume", "--allow-changed-data"]);
+        let resume = flags(&[&words, "--resume --allow-changed-data"]);
         assert_eq!(told(&begun, &resume).contains("it counts as trained"), steps_per_epoch < 7);
         let resumed = begun.again().go(world_size, &resume);
         let progress = &resumed.outcomes()[ROOT].progress;
@@ -261,6 +245,6 @@ fn a_run_goes_on_with_fewer_or_more_images_where_changed_data_are_allowed() {
         let rate = 0.05 * (1.0 + (std::f64::consts::PI * last as f64 / (last + 1) as f64).cos());
         assert!((resumed.last_record().learning_rate - rate).abs() < 1e-12);
         // What it left agrees with itself.
-        resumed.again().go(world_size, &flags(&words, &["--resume"]));
+        resumed.again().go(world_size, &flags(&[&words, "--resume"]));
     }
 }

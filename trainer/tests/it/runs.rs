@@ -2,35 +2,23 @@
 
 use std::sync::{Arc, Mutex};
 
-use crate::fixture::{Run, flags, run, runs_of};
+use crate::fixture::{Run, TINY, flags, run, runs_of};
 use burn::tensor::Device;
 use burn_resnet::{ResNet, ResNetConfig};
 use datasets::{DatasetError, ImageDataset, ImageShape, ShapesConfig, shapes};
 use distributed::{ROOT, fingerprint, run_ranks};
+use trainer::cli::TrainArgs;
 use trainer::config::InputKind;
 use trainer::evaluate::{EvaluateConfig, evaluate};
 use trainer::stop::StopFlag;
 
-const TINY: &[&str] = &[
-    "--model",
-    "resnet8",
-    "--shapes-train",
-    "104",
-    "--shapes-test",
-    "40",
-    "--global-batch-size",
-    "24",
-    "--epochs",
-    "2",
-    "--augment",
-    "crop-flip",
-    "--eval-every-epochs",
-    "2",
-];
+fn tiny(further: &str) -> TrainArgs {
+    flags(&[TINY, "--augment crop-flip --eval-every-epochs 2", further])
+}
 
 #[test]
 fn the_same_seed_gives_the_same_bits_and_another_seed_others() {
-    let hash = |seed: &str| run(1, &flags(TINY, &["--seed", seed])).parameter_hash();
+    let hash = |seed: &str| run(1, &tiny(&format!("--seed {seed}"))).parameter_hash();
     assert_eq!(hash("3"), hash("3"));
     assert_ne!(hash("3"), hash("4"));
 }
@@ -38,9 +26,9 @@ fn the_same_seed_gives_the_same_bits_and_another_seed_others() {
 #[test]
 fn a_run_resumed_inside_an_epoch_ends_with_the_bits_of_an_undisturbed_one() {
     for world_size in [1, 2] {
-        let whole = run(world_size, &flags(TINY, &["--checkpoint-every-steps", "3", "--keep-checkpoints", "99"]));
+        let whole = run(world_size, &tiny("--checkpoint-every-steps 3 --keep-checkpoints 99"));
         // The checkpoint of step 3 of 5 in the first epoch is all that the second run gets.
-        let resumed = whole.with_checkpoint_alone(3).go(world_size, &flags(TINY, &["--resume"]));
+        let resumed = whole.with_checkpoint_alone(3).go(world_size, &tiny("--resume"));
         assert_eq!(resumed.parameter_hash(), whole.parameter_hash(), "{world_size} ranks");
         let (resumed, whole) = (resumed.last_record(), whole.last_record());
         assert_eq!(resumed.test_top1_correct, whole.test_top1_correct);
@@ -51,8 +39,8 @@ fn a_run_resumed_inside_an_epoch_ends_with_the_bits_of_an_undisturbed_one() {
 
 #[test]
 fn resuming_with_other_options_is_refused_by_name() {
-    let run = run(1, &flags(TINY, &["--epochs", "1", "--schedule", "constant"]));
-    let error = run.again().try_go(1, &flags(TINY, &["--resume", "--schedule", "constant", "--momentum", "0.5"]));
+    let run = run(1, &tiny("--epochs 1 --schedule constant"));
+    let error = run.again().try_go(1, &tiny("--resume --schedule constant --momentum 0.5"));
     let text = format!("{:#}", error.unwrap_err());
     assert!(text.contains("optimizer.momentum was 0.9, is 0.5"), "{text}");
 }
@@ -60,7 +48,7 @@ fn resuming_with_other_options_is_refused_by_name() {
 #[test]
 fn every_rank_ends_with_the_same_parameters() {
     for world_size in [3, 4] {
-        let run = run(world_size, &flags(TINY, &["--epochs", "1"]));
+        let run = run(world_size, &tiny("--epochs 1"));
         let hashes: Vec<_> = run.outcomes().iter().map(|outcome| fingerprint(&outcome.model)).collect();
         assert!(hashes.windows(2).all(|pair| pair[0] == pair[1]), "{hashes:?}");
         assert_eq!(run.last_record().train_num_samples, 104);
@@ -134,7 +122,7 @@ fn evaluation_counts_every_sample_once_on_any_number_of_ranks() {
 
 #[test]
 fn a_gradient_that_is_not_finite_stops_all_ranks_and_names_the_step_and_the_ranks() {
-    let errors = runs_of(2, &flags(TINY, &["--learning-rate", "1e30", "--warmup-epochs", "0"]));
+    let errors = runs_of(2, &tiny("--learning-rate 1e30 --warmup-epochs 0"));
     for error in errors {
         let text = format!("{:#}", error.unwrap_err());
         // The first update makes the parameters so large that the next step's loss is no number.
@@ -144,10 +132,7 @@ fn a_gradient_that_is_not_finite_stops_all_ranks_and_names_the_step_and_the_rank
 
 #[test]
 fn a_model_that_the_last_step_broke_is_not_saved() {
-    let args = flags(
-        TINY,
-        &["--learning-rate", "1e30", "--warmup-epochs", "0", "--epochs", "1", "--global-batch-size", "104"],
-    );
+    let args = tiny("--learning-rate 1e30 --warmup-epochs 0 --epochs 1 --global-batch-size 104");
     let broken = Run::in_new_directory();
     let directory = broken.directory();
     let text = format!("{:#}", broken.try_go(1, &args).unwrap_err());
@@ -157,11 +142,9 @@ fn a_model_that_the_last_step_broke_is_not_saved() {
 
 #[test]
 fn one_batch_is_learned_by_heart() {
-    let mut by_heart: Vec<&str> =
-        "--model resnet8 --shapes-train 16 --shapes-test 16 --global-batch-size 16 --epochs 60".split(' ').collect();
-    by_heart.extend("--learning-rate 0.05 --schedule constant --weight-decay 0 --eval-every-epochs 60".split(' '));
-    by_heart.extend("--checkpoint-every-epochs 60".split(' '));
-    let record = run(1, &flags(&by_heart, &[])).last_record();
+    let one_batch = "--shapes-train 16 --shapes-test 16 --global-batch-size 16 --epochs 60 --eval-every-epochs 60";
+    let plain = "--learning-rate 0.05 --schedule constant --weight-decay 0 --checkpoint-every-epochs 60";
+    let record = run(1, &flags(&[TINY, one_batch, plain])).last_record();
     assert!(record.train_loss.unwrap() < 0.01, "{:?}", record.train_loss);
     assert_eq!(record.train_top1_correct, 16);
 }

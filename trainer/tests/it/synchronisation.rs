@@ -2,47 +2,19 @@
 
 use std::fs;
 
-use crate::fixture::{Run, flags, run};
+use crate::fixture::{Run, TINY, flags, run};
 use distributed::{ParameterLayout, ROOT, fingerprint, read};
 use trainer::checkpoint::{Checkpoint, CheckpointStore};
+use trainer::cli::TrainArgs;
 
-/// Five steps an epoch; the last has 8 samples, fewer than some runs have ranks times shards.
-const TINY: &[&str] = &[
-    "--model",
-    "resnet8",
-    "--shapes-train",
-    "104",
-    "--shapes-test",
-    "24",
-    "--global-batch-size",
-    "24",
-    "--epochs",
-    "2",
-    "--augment",
-    "crop-flip",
-    "--eval-every-epochs",
-    "2",
-    "--bucket-mib",
-    "0.05",
-];
+/// The last of the five steps of an epoch has 8 samples, fewer than some runs have ranks times shards.
+fn tiny(further: &str) -> TrainArgs {
+    flags(&[TINY, "--shapes-test 24 --augment crop-flip --eval-every-epochs 2 --bucket-mib 0.05", further])
+}
 
 /// Twenty steps of ResNet-20, the last of one sample.
-const EXACT: &[&str] = &[
-    "--reduction",
-    "exact",
-    "--virtual-shards",
-    "4",
-    "--model",
-    "resnet20",
-    "--shapes-train",
-    "153",
-    "--global-batch-size",
-    "8",
-    "--epochs",
-    "1",
-    "--eval-every-epochs",
-    "1",
-];
+const EXACT: &str = "--reduction exact --virtual-shards 4 --model resnet20 --shapes-train 153 --global-batch-size 8 --epochs 1 \
+                     --eval-every-epochs 1";
 
 fn parameters(run: &Run) -> Vec<f32> {
     let model = &run.outcomes()[ROOT].model;
@@ -55,15 +27,15 @@ fn relative_l2(got: &[f32], expected: &[f32]) -> f64 {
     (distance / expected.iter().map(|a| square(*a)).sum::<f64>()).sqrt()
 }
 
-fn hash(world_size: usize, options: &[&str]) -> String {
-    run(world_size, &flags(TINY, options)).parameter_hash()
+fn hash(world_size: usize, options: &str) -> String {
+    run(world_size, &tiny(options)).parameter_hash()
 }
 
 #[test]
 fn exact_reduction_gives_the_same_bits_on_any_number_of_ranks_also_in_the_norm_statistics() {
-    let one = run(1, &flags(TINY, EXACT));
+    let one = run(1, &tiny(EXACT));
     for world_size in 2..=4 {
-        let many = run(world_size, &flags(TINY, EXACT));
+        let many = run(world_size, &tiny(EXACT));
         assert_eq!(many.parameter_hash(), one.parameter_hash(), "{world_size} ranks");
         let statistics =
             |run: &Run| read(&run.outcomes()[ROOT].model, &ParameterLayout::state(&run.outcomes()[ROOT].model));
@@ -74,18 +46,17 @@ fn exact_reduction_gives_the_same_bits_on_any_number_of_ranks_also_in_the_norm_s
 
 #[test]
 fn an_exact_run_of_four_ranks_resumed_on_one_ends_with_the_bits_of_an_undisturbed_one() {
-    let options = [EXACT, &["--checkpoint-every-steps", "10", "--keep-checkpoints", "99"]].concat();
-    let whole = run(4, &flags(TINY, &options));
-    let resumed = whole.with_checkpoint_alone(10).go(1, &flags(TINY, &[EXACT, &["--resume"]].concat()));
+    let whole = run(4, &tiny(&format!("{EXACT} --checkpoint-every-steps 10 --keep-checkpoints 99")));
+    let resumed = whole.with_checkpoint_alone(10).go(1, &tiny(&format!("{EXACT} --resume")));
     assert_eq!(resumed.parameter_hash(), whole.parameter_hash());
     assert_eq!(resumed.last_record().test_top1_correct, whole.last_record().test_top1_correct);
 }
 
 #[test]
 fn the_order_of_sums_is_all_that_distinguishes_the_reductions() {
-    let expected = run(3, &flags(TINY, &["--reduction", "mpi"]));
+    let expected = run(3, &tiny("--reduction mpi"));
     for reduction in ["ring", "halving-doubling", "hierarchical"] {
-        let other = run(3, &flags(TINY, &["--reduction", reduction]));
+        let other = run(3, &tiny(&format!("--reduction {reduction}")));
         let error = relative_l2(&parameters(&other), &parameters(&expected));
         assert!(error <= 1e-3, "{reduction}: {error}");
     }
@@ -93,39 +64,37 @@ fn the_order_of_sums_is_all_that_distinguishes_the_reductions() {
 
 #[test]
 fn overlap_does_not_change_a_bit() {
-    for options in [&[][..], &["--grad-accum-steps", "2"], &["--batch-norm", "sync"], &["--clip-grad-norm", "0.5"]] {
-        let on = hash(3, &[options, &["--overlap", "on"]].concat());
-        let off = hash(3, &[options, &["--overlap", "off"]].concat());
-        assert_eq!(on, off, "{options:?}");
+    for options in ["", "--grad-accum-steps 2", "--batch-norm sync", "--clip-grad-norm 0.5"] {
+        let [on, off] = ["on", "off"].map(|overlap| hash(3, &format!("{options} --overlap {overlap}")));
+        assert_eq!(on, off, "{options}");
     }
 }
 
 #[test]
 fn a_synchronous_parameter_server_gives_the_bits_of_an_allreduce_in_rank_order() {
     // Its buckets are smaller, which does not matter to a sum in rank order.
-    let expected = hash(3, &["--reduction", "mpi"]);
+    let expected = hash(3, "--reduction mpi");
     for servers in ["1", "2", "3"] {
-        assert_eq!(hash(3, &["--sync", "parameter-server", "--servers", servers]), expected, "{servers} servers");
+        assert_eq!(hash(3, &format!("--sync parameter-server --servers {servers}")), expected, "{servers} servers");
     }
-    assert_eq!(hash(3, &["--sync", "async-parameter-server", "--staleness", "0"]), expected, "staleness 0");
+    assert_eq!(hash(3, "--sync async-parameter-server --staleness 0"), expected, "staleness 0");
     // Three workers, the other two ranks only serve.
-    let own = ["--sync", "parameter-server", "--servers", "2", "--server-placement", "own"];
-    assert_eq!(hash(5, &own), expected, "servers on ranks of their own");
+    let own = "--sync parameter-server --servers 2 --server-placement own";
+    assert_eq!(hash(5, own), expected, "servers on ranks of their own");
 }
 
 #[test]
 fn one_worker_of_an_asynchronous_server_is_sequential_descent() {
-    let run = run(1, &flags(TINY, &["--sync", "async-parameter-server"]));
-    assert_eq!(run.parameter_hash(), hash(1, &[]));
+    let run = run(1, &tiny("--sync async-parameter-server"));
+    assert_eq!(run.parameter_hash(), hash(1, ""));
     let staleness = run.outcomes()[ROOT].staleness.clone().unwrap();
     assert_eq!(staleness.len(), 1, "an update was stale: {staleness:?}");
 }
 
 #[test]
 fn asynchronous_workers_count_every_update_and_end_with_equal_replicas() {
-    for bound in [&[][..], &["--staleness", "1"]] {
-        let run =
-            run(3, &flags(TINY, &[&["--sync", "async-parameter-server", "--learning-rate", "0.01"], bound].concat()));
+    for bound in ["", "--staleness 1"] {
+        let run = run(3, &tiny(&format!("--sync async-parameter-server --learning-rate 0.01 {bound}")));
         let hashes: Vec<_> = run.outcomes().iter().map(|outcome| fingerprint(&outcome.model)).collect();
         assert!(hashes.windows(2).all(|pair| pair[0] == pair[1]), "{hashes:?}");
         let staleness = run.outcomes()[ROOT].staleness.clone().unwrap();
@@ -137,18 +106,18 @@ fn asynchronous_workers_count_every_update_and_end_with_equal_replicas() {
 
 #[test]
 fn a_parameter_server_run_resumed_inside_an_epoch_ends_with_the_bits_of_an_undisturbed_one() {
-    let options = ["--sync", "parameter-server", "--servers", "2"];
-    let whole = run(2, &flags(TINY, &options));
-    let stopped = Run::in_new_directory().stopping_after(1).go(2, &flags(TINY, &options));
-    let resumed = stopped.again().go(2, &flags(TINY, &[&options[..], &["--resume"]].concat()));
+    let options = "--sync parameter-server --servers 2";
+    let whole = run(2, &tiny(options));
+    let stopped = Run::in_new_directory().stopping_after(1).go(2, &tiny(options));
+    let resumed = stopped.again().go(2, &tiny(&format!("{options} --resume")));
     assert_eq!(resumed.parameter_hash(), whole.parameter_hash());
 }
 
 #[test]
 fn ranks_that_run_apart_stop_together_when_one_of_them_is_asked_to() {
-    for staleness in [&["--staleness", "2"][..], &[]] {
-        let options = [&["--sync", "async-parameter-server", "--epochs", "40"], staleness].concat();
-        let stopped = Run::in_new_directory().stopping_on(1, 4).go(3, &flags(TINY, &options));
+    for staleness in ["--staleness 2", ""] {
+        let options = format!("--sync async-parameter-server --epochs 40 {staleness}");
+        let stopped = Run::in_new_directory().stopping_on(1, 4).go(3, &tiny(&options));
         let steps: Vec<u64> = stopped.outcomes().iter().map(|outcome| outcome.progress.step).collect();
         assert!(steps.iter().all(|&step| step == steps[0] && (4..200).contains(&step)), "{steps:?}");
         assert!(stopped.outcomes().iter().all(|outcome| outcome.stopped_early));
@@ -161,16 +130,16 @@ fn ranks_that_run_apart_stop_together_when_one_of_them_is_asked_to() {
 #[test]
 fn local_sgd_that_averages_every_step_without_momentum_is_synchronous_descent() {
     // 96 samples: every rank has as many as the others in every step.
-    let plain = ["--momentum", "0", "--limit-train", "96"];
-    let expected = run(2, &flags(TINY, &plain));
-    let local = run(2, &flags(TINY, &[&plain[..], &["--sync", "local-sgd", "--every", "1"]].concat()));
+    let plain = "--momentum 0 --limit-train 96";
+    let expected = run(2, &tiny(plain));
+    let local = run(2, &tiny(&format!("{plain} --sync local-sgd --every 1")));
     let error = relative_l2(&parameters(&local), &parameters(&expected));
     assert!(error <= 1e-4, "{error}");
 }
 
 #[test]
 fn local_sgd_ends_with_equal_replicas_and_learns() {
-    let args = flags(TINY, &["--sync", "local-sgd", "--every", "3", "--epochs", "4"]);
+    let args = tiny("--sync local-sgd --every 3 --epochs 4");
     let run = run(3, &args);
     let hashes: Vec<_> = run.outcomes().iter().map(|outcome| fingerprint(&outcome.model)).collect();
     assert!(hashes.windows(2).all(|pair| pair[0] == pair[1]), "{hashes:?}");
@@ -180,18 +149,20 @@ fn local_sgd_ends_with_equal_replicas_and_learns() {
 
 #[test]
 fn post_local_sgd_is_allreduce_until_its_first_local_step() {
-    assert_eq!(hash(2, &["--sync", "post-local-sgd", "--from-step", "99"]), hash(2, &["--reduction", "mpi"]));
+    assert_eq!(hash(2, "--sync post-local-sgd --from-step 99"), hash(2, "--reduction mpi"));
+}
+
+/// With two steps of warm-up where there are any.
+fn compression(compress: &str) -> String {
+    let warmup = if compress.contains(':') { "--compress-warmup-steps 2" } else { "" };
+    format!("--compress {compress} {warmup}")
 }
 
 #[test]
 fn every_compression_trains_and_a_sixteen_bit_wire_stays_near_the_plain_sum() {
-    let plain = run(2, &flags(TINY, &[]));
+    let plain = run(2, &tiny(""));
     for compress in ["bf16", "f16", "powersgd:2", "topk:10"] {
-        let mut options = vec!["--compress", compress];
-        if compress.contains(':') {
-            options.extend(["--compress-warmup-steps", "2"]);
-        }
-        let run = run(2, &flags(TINY, &options));
+        let run = run(2, &tiny(&compression(compress)));
         let hashes: Vec<_> = run.outcomes().iter().map(|outcome| fingerprint(&outcome.model)).collect();
         assert_eq!(hashes[0], hashes[1], "{compress}");
         let (record, expected) = (run.last_record(), plain.last_record());
@@ -202,24 +173,20 @@ fn every_compression_trains_and_a_sixteen_bit_wire_stays_near_the_plain_sum() {
     }
 }
 
-/// A checkpoint every step, all kept; two steps of warm-up where there are any.
-fn compressed(compress: &'static str) -> Vec<&'static str> {
-    let mut options = vec!["--compress", compress, "--checkpoint-every-steps", "1", "--keep-checkpoints", "99"];
-    if compress.contains(':') {
-        options.extend(["--compress-warmup-steps", "2"]);
-    }
-    options
+/// A checkpoint every step, all kept.
+fn compressed(compress: &str) -> String {
+    format!("{} --checkpoint-every-steps 1 --keep-checkpoints 99", compression(compress))
 }
 
 #[test]
 fn a_compressed_run_resumed_inside_an_epoch_ends_with_the_bits_of_an_undisturbed_one() {
     for compress in ["bf16", "f16", "powersgd:2", "topk:10"] {
         let options = compressed(compress);
-        let whole = run(2, &flags(TINY, &options));
+        let whole = run(2, &tiny(&options));
         // In the warm-up, where there is one, and after it.
         for step in [1, 3] {
             let copy = whole.with_checkpoint_alone(step);
-            let resumed = copy.go(2, &flags(TINY, &[&options[..], &["--resume"]].concat()));
+            let resumed = copy.go(2, &tiny(&format!("{options} --resume")));
             assert_eq!(resumed.parameter_hash(), whole.parameter_hash(), "{compress} from step {step}");
         }
     }
@@ -228,8 +195,8 @@ fn a_compressed_run_resumed_inside_an_epoch_ends_with_the_bits_of_an_undisturbed
 #[test]
 fn on_another_number_of_ranks_root_goes_on_with_the_sum_of_what_was_kept_back() {
     let options = compressed("topk:10");
-    let resuming = flags(TINY, &[&options[..], &["--resume"]].concat());
-    let whole = run(3, &flags(TINY, &options));
+    let resuming = tiny(&format!("{options} --resume"));
+    let whole = run(3, &tiny(&options));
     let len = parameters(&whole).len();
     let path = |run: &Run| run.directory().join("checkpoints/step-00000003");
     let copy = whole.with_checkpoint_alone(3);
@@ -252,7 +219,7 @@ fn on_another_number_of_ranks_root_goes_on_with_the_sum_of_what_was_kept_back() 
 
 #[test]
 fn a_checkpoint_whose_ranks_residuals_are_damaged_is_not_whole() {
-    let whole = run(2, &flags(TINY, &compressed("bf16")));
+    let whole = run(2, &tiny(&compressed("bf16")));
     let copy = whole.with_checkpoint_alone(3);
     let folder = copy.directory().join("checkpoints/step-00000003");
     Checkpoint::open(&folder).unwrap();
@@ -266,7 +233,7 @@ fn a_trace_that_cannot_be_written_is_refused_before_anything_is() {
     let folder = tempfile::tempdir().unwrap();
     let run = Run::in_new_directory();
     let directory = run.directory();
-    let error = run.try_go(2, &flags(TINY, &["--trace", folder.path().to_str().unwrap()])).unwrap_err();
+    let error = run.try_go(2, &tiny(&format!("--trace {}", folder.path().display()))).unwrap_err();
     assert!(format!("{error:#}").starts_with("trace: cannot write "), "{error:#}");
     assert!(!directory.exists());
 }
@@ -275,7 +242,7 @@ fn a_trace_that_cannot_be_written_is_refused_before_anything_is() {
 fn a_trace_tells_of_every_rank() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("trace.json");
-    run(2, &flags(TINY, &["--epochs", "1", "--trace", path.to_str().unwrap()]));
+    run(2, &tiny(&format!("--epochs 1 --trace {}", path.display())));
     let events: Vec<serde_json::Value> = serde_json::from_str(&fs::read_to_string(&path).unwrap()).unwrap();
     for (rank, name) in [(0, "forward"), (1, "backward"), (1, "bucket 0"), (0, "exposed communication"), (1, "input")] {
         assert!(events.iter().any(|event| event["pid"] == rank && event["name"] == name), "rank {rank}: {name}");

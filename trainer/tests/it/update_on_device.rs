@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 
-use crate::fixture::{flags, run};
+use crate::fixture::{TINY, flags, run};
 use anyhow::Result;
 use burn::module::Module;
 use burn::tensor::Device;
 use burn_resnet::{ResNet, ResNetConfig};
 use datasets::{LoadedStep, Loader, LoaderConfig, Pixels, ShapesConfig, ShardConfig, ShardPlan, shapes};
 use distributed::{ParameterLayout, SingleCommunicator, read};
+use trainer::cli::TrainArgs;
 use trainer::clock::PhaseClock;
 use trainer::config::{DeviceChoice, SyncConfig, UpdateKind};
 use trainer::loss_scale::LossScaling;
@@ -206,39 +207,34 @@ fn a_skipped_step_leaves_no_trace() {
 }
 
 /// Two epochs of three steps.
-const TINY: &[&str] =
-    &["--model", "resnet8", "--shapes-train", "24", "--shapes-test", "10", "--global-batch-size", "8", "--epochs", "2"];
+fn tiny(further: &str) -> TrainArgs {
+    flags(&[TINY, "--shapes-train 24 --shapes-test 10 --global-batch-size 8", further])
+}
 
 #[test]
 fn a_whole_run_has_the_records_of_the_host_and_goes_on_from_its_checkpoints_to_the_same_bits() {
-    for options in [&[] as &[&str], &["--dtype", "f16"]] {
-        let with = |more: &[&str]| flags(TINY, &[options, more].concat());
-        let saving = ["--update", "device", "--checkpoint-every-steps", "2", "--keep-checkpoints", "99"];
-        let device = run(1, &with(&saving));
-        let resumed = device.with_checkpoint_alone(2).go(1, &with(&["--update", "device", "--resume"]));
-        assert_eq!(resumed.parameter_hash(), device.parameter_hash(), "{options:?}");
+    for options in ["", "--dtype f16"] {
+        let with = |more: &str| tiny(&format!("{options} {more}"));
+        let device = run(1, &with("--update device --checkpoint-every-steps 2 --keep-checkpoints 99"));
+        let resumed = device.with_checkpoint_alone(2).go(1, &with("--update device --resume"));
+        assert_eq!(resumed.parameter_hash(), device.parameter_hash(), "{options}");
         let (whole, resumed) = (device.last_record(), resumed.last_record());
         assert_eq!((whole.train_loss, whole.test_loss), (resumed.train_loss, resumed.test_loss));
 
-        let host = run(1, &with(&["--update", "host"])).last_record();
+        let host = run(1, &with("--update host")).last_record();
         let losses = [&whole, &host].map(|record| record.train_loss.unwrap());
         assert!((losses[0] / losses[1] - 1.0).abs() < 1e-2, "{losses:?}");
         assert_eq!((whole.step, whole.loss_scale), (host.step, host.loss_scale));
         // Where the run was updated may change when it goes on.
-        device.with_checkpoint_alone(4).go(1, &with(&["--update", "host", "--resume"]));
+        device.with_checkpoint_alone(4).go(1, &with("--update host --resume"));
     }
 }
 
 #[test]
 fn ranks_that_meet_others_do_so_in_main_memory() {
-    let hash = |world_size, options: &[&str]| run(world_size, &flags(TINY, options)).parameter_hash();
-    for (world_size, options) in [
-        (2, &[] as &[&str]),
-        (1, &["--reduction", "exact"]),
-        (1, &["--compress", "bf16"]),
-        (1, &["--sync", "local-sgd"]),
-    ] {
-        let on_device = [options, &["--update", "device"]].concat();
-        assert_eq!(hash(world_size, options), hash(world_size, &on_device), "{world_size} ranks {options:?}");
+    let hash = |world_size, options: &str| run(world_size, &tiny(options)).parameter_hash();
+    for (world_size, options) in [(2, ""), (1, "--reduction exact"), (1, "--compress bf16"), (1, "--sync local-sgd")] {
+        let on_device = format!("{options} --update device");
+        assert_eq!(hash(world_size, options), hash(world_size, &on_device), "{world_size} ranks {options}");
     }
 }
