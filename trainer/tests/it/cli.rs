@@ -2,10 +2,11 @@
 
 // tidy: long file because the flags that are accepted and those that are refused are two tables to be read whole.
 
+use crate::fixture::program;
 use clap::{CommandFactory, Parser};
 use std::fs;
 use std::path::Path;
-use std::process::{Command as Process, Output};
+use std::process::Output;
 use trainer::cli::{Cli, Command, EvalArgs, TrainArgs};
 use trainer::config::{
     AugmentKind, BenchConfig, ConfigError, Course, DataSource, DeviceChoice, EvalConfig, InputKind, PredictConfig,
@@ -58,7 +59,7 @@ fn over_file(text: &str, flags: &str) -> Result<TrainConfig, ConfigError> {
 }
 
 fn run(arguments: &[&str]) -> Output {
-    Process::new(env!("CARGO_BIN_EXE_trainer")).args(arguments).output().expect("the program starts")
+    program().args(arguments).output().expect("the program starts")
 }
 
 /// Flag sets that between them use every option of `train`.

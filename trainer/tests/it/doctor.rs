@@ -1,8 +1,9 @@
 //! `trainer doctor` as a user starts it, and on thread-ranks.
 
+use crate::fixture::program;
 use std::fs;
 use std::path::Path;
-use std::process::{Command as Process, ExitCode, Output, Stdio};
+use std::process::{ExitCode, Output};
 use std::sync::Arc;
 
 use clap::Parser;
@@ -17,15 +18,9 @@ use trainer::report::Reporter;
 use trainer::stop::StopFlag;
 
 fn run(words: &[&str], output_dir: &Path, environment: &[(&str, &str)]) -> Output {
-    let mut command = Process::new(env!("CARGO_BIN_EXE_trainer"));
+    let mut command = program();
     command.args(["doctor", "--threads", "1", "--output-dir"]).arg(output_dir).args(words);
-    // The tests themselves may run inside a Slurm job or under mpirun.
-    for (name, _) in std::env::vars() {
-        if ["SLURM_", "OMPI_", "PMI_", "PMIX_"].iter().any(|prefix| name.starts_with(prefix)) {
-            command.env_remove(name);
-        }
-    }
-    command.envs(environment.iter().copied()).stdin(Stdio::null()).output().unwrap()
+    command.envs(environment.iter().copied()).output().unwrap()
 }
 
 fn text(output: &Output) -> String {

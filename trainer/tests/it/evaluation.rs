@@ -2,10 +2,9 @@
 
 use std::fs;
 use std::path::Path;
-use std::process::{Command as Process, Stdio};
 use std::sync::Arc;
 
-use crate::fixture::{Run, TINY, flags, run};
+use crate::fixture::{Run, TINY, flags, program, run};
 use anyhow::Result;
 use clap::Parser;
 use distributed::{Communicator, run_ranks};
@@ -228,13 +227,8 @@ fn a_best_checkpoint_that_is_not_whole_gives_way_to_the_newest_and_that_is_said(
     damage(first);
     let newest = alone(&checkpoints.join(last), &[]).unwrap();
     assert_eq!(alone(&run.directory(), &[]).unwrap(), newest);
-    let mut program = Process::new(env!("CARGO_BIN_EXE_trainer"));
-    program.args(["eval", "--threads", "1", "--checkpoint"]).arg(run.directory()).stdin(Stdio::null());
-    for (name, _) in std::env::vars() {
-        if ["SLURM_", "OMPI_", "PMI_", "PMIX_"].iter().any(|prefix| name.starts_with(prefix)) {
-            program.env_remove(name);
-        }
-    }
+    let mut program = program();
+    program.args(["eval", "--threads", "1", "--checkpoint"]).arg(run.directory());
     let output = program.output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success() && said.contains("warning: the best checkpoint cannot be read"), "{said}");

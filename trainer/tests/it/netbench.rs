@@ -1,7 +1,8 @@
 //! `trainer netbench` on thread-ranks, and as a user starts it.
 
+use crate::fixture::program;
 use std::path::Path;
-use std::process::{Command as Process, Output, Stdio};
+use std::process::Output;
 use std::sync::Arc;
 
 use clap::Parser;
@@ -92,14 +93,8 @@ fn few_pairs_of_many_are_chosen_and_told() {
 }
 
 fn run(words: &str) -> Output {
-    let mut command = Process::new(env!("CARGO_BIN_EXE_trainer"));
-    command.arg("netbench").args(words.split_whitespace()).stdin(Stdio::null());
-    // The tests themselves may run inside a Slurm job or under mpirun.
-    for (name, _) in std::env::vars() {
-        if ["SLURM_", "OMPI_", "PMI_", "PMIX_"].iter().any(|prefix| name.starts_with(prefix)) {
-            command.env_remove(name);
-        }
-    }
+    let mut command = program();
+    command.arg("netbench").args(words.split_whitespace());
     command.output().unwrap()
 }
 

@@ -1,21 +1,16 @@
 //! `trainer predict-scaling` and `trainer bench --profile-output`, as a user starts them.
 
+use crate::fixture::program;
 use std::path::Path;
-use std::process::{Command as Process, Output, Stdio};
+use std::process::Output;
 
 use records::PredictionFile;
 use serde_json::Value;
 use trainer::predict_scaling::read_profile;
 
 fn run(words: &[&str]) -> Output {
-    let mut command = Process::new(env!("CARGO_BIN_EXE_trainer"));
-    command.args(words).stdin(Stdio::null());
-    // The tests themselves may run inside a Slurm job or under mpirun.
-    for (name, _) in std::env::vars() {
-        if ["SLURM_", "OMPI_", "PMI_", "PMIX_"].iter().any(|prefix| name.starts_with(prefix)) {
-            command.env_remove(name);
-        }
-    }
+    let mut command = program();
+    command.args(words);
     command.output().unwrap()
 }
 

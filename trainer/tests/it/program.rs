@@ -1,5 +1,6 @@
 //! The program itself, started as a user starts it: a short run's files, signals, evaluation, prediction, refusals.
 
+use crate::fixture::program;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -10,14 +11,8 @@ const TINY: &str =
     "train --model resnet8 --shapes-train 96 --shapes-test 40 --global-batch-size 32 --threads 1 --seed 7";
 
 fn trainer(words: &str, more: &[&Path]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_trainer"));
-    command.args(words.split_whitespace()).args(more).stdin(Stdio::null());
-    // The tests themselves may run inside a Slurm job or under mpirun.
-    for (name, _) in std::env::vars() {
-        if ["SLURM_", "OMPI_", "PMI_", "PMIX_"].iter().any(|prefix| name.starts_with(prefix)) {
-            command.env_remove(name);
-        }
-    }
+    let mut command = program();
+    command.args(words.split_whitespace()).args(more);
     command
 }
 

@@ -2,9 +2,9 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::Output;
 
-use crate::fixture::{Run, TINY, flags, run};
+use crate::fixture::{Run, TINY, flags, program, run};
 use serde_json::{Value, json};
 use trainer::cli::TrainArgs;
 
@@ -13,8 +13,8 @@ fn tiny(further: &str) -> TrainArgs {
 }
 
 fn report(inputs: &[&Path], output: &Path, more: &[&str]) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_trainer"));
-    command.arg("report").args(inputs).arg("--output").arg(output).args(more).stdin(Stdio::null());
+    let mut command = program();
+    command.arg("report").args(inputs).arg("--output").arg(output).args(more);
     command.output().unwrap()
 }
 

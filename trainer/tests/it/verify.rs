@@ -1,15 +1,16 @@
 //! `trainer verify` as a user starts it, on a backend that is not the reference.
 
+use crate::fixture::program;
 use std::path::Path;
-use std::process::{Command, Output, Stdio};
+use std::process::Output;
 
 use serde_json::Value;
 
 const GOLDEN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../burn-resnet/tests/golden");
 
 fn verify(words: &str, output: &Path) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_trainer"));
-    command.arg("verify").args(words.split_whitespace()).arg("--output").arg(output).stdin(Stdio::null());
+    let mut command = program();
+    command.arg("verify").args(words.split_whitespace()).arg("--output").arg(output);
     command.output().unwrap()
 }
 
