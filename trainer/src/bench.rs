@@ -14,7 +14,7 @@ use layers::{KernelTime, kernel_times};
 use records::{BenchResult, BucketRecord, PROFILE_SCHEMA, ParameterRecord, ProfileFile};
 
 use crate::clock::{Phase, PhaseClock, minor_page_faults};
-use crate::config::{BatchNormKind, BenchConfig, InputKind, scaling_method_name};
+use crate::config::{BatchNormKind, BenchConfig, Filled, InputKind, scaling_method_name};
 use crate::device_kernels::observed;
 use crate::gather::{OwnTimes, RankTimes, peak_memory_bytes, slowest_rank};
 use crate::input::Input;
@@ -65,28 +65,29 @@ pub struct Measurement {
 /// # Collective
 /// Must be called by all ranks.
 pub fn measure(config: &BenchConfig, world: &World) -> Result<Option<Measurement>> {
+    let (num_warmup, num_measured) = (config.warmup_steps.filled(), config.steps.filled());
     trace::check(config.sync.trace.as_deref(), &*world.communicator)?;
     let (device, threads) = world.prepare_compute(&config.compute)?;
     let training_device = device.clone().autodiff();
     let request = ModelRequest {
-        num_classes: config.num_classes,
+        num_classes: config.num_classes.filled(),
         in_channels: 3,
-        seed: config.seed,
+        seed: config.seed.filled(),
         compute: &config.compute,
         device: &training_device,
     };
     let model = resnet(&config.model, false, &request)?;
     let step_config = step_config(config, &world.whereabouts);
-    let (communicator, server_link) = match Role::of(&config.sync, &world.communicator)? {
+    let (communicator, server_link) = match Role::of(&step_config.sync, &world.communicator)? {
         Role::Worker { communicator, server_link } => (communicator, server_link),
         Role::Server(link) => {
-            synchronizer::serve(&config.sync, step_config.sgd, &model, link, &world.whereabouts)?;
+            synchronizer::serve(&step_config.sync, step_config.sgd, &model, link, &world.whereabouts)?;
             return Ok(None);
         }
     };
     let batches = batches(config, &*communicator)?;
     if let Some(directory) = &config.export_job {
-        let job = job::job(config, communicator.world_size(), batches.len(), LEARNING_RATE, &step_config.sgd);
+        let job = job::job(config, communicator.world_size(), batches.len(), LEARNING_RATE, &step_config.sgd)?;
         job::export(directory, &job, &model, &batches, &*communicator)?;
     }
     let step_config = StepConfig { server_link, ..step_config };
@@ -98,14 +99,14 @@ pub fn measure(config: &BenchConfig, world: &World) -> Result<Option<Measurement
     let (mut kernels_before, mut faults_before) = (kernel_times(), 0);
     let mut own = OwnTimes::default();
     // Where a device updates, a step's scores come with the next step.
-    let mut scores_of_steps = Vec::with_capacity(config.warmup_steps + config.steps);
+    let mut scores_of_steps = Vec::with_capacity(num_warmup + num_measured);
     let mut ready_s = vec![0.0; stepper.reducer().layout().entries().len()];
-    let num_steps = config.warmup_steps + config.steps;
+    let num_steps = num_warmup + num_measured;
     let num_observed = num_observed(config, &*communicator)?;
     let steps = (0..num_steps + num_observed).map(move |step| Ok(batches[step % batches.len()].clone()));
-    let mut input = Input::start(steps, config.compute.input, stepper.device());
+    let mut input = Input::start(steps, config.compute.input.filled(), stepper.device());
     for step in 0..num_steps {
-        if step == config.warmup_steps {
+        if step == num_warmup {
             settle(&mut stepper, &mut scores_of_steps, &mut clock)?;
             communicator.barrier()?;
             clock = new_clock();
@@ -126,10 +127,10 @@ pub fn measure(config: &BenchConfig, world: &World) -> Result<Option<Measurement
         if step + 1 == num_steps {
             settle(&mut stepper, &mut scores_of_steps, &mut clock)?;
         }
-        if step >= config.warmup_steps {
+        if step >= num_warmup {
             own.steps.push((num_samples, start.elapsed()));
             let ready = ready_s.iter_mut().zip(stepper.parameter_ready_s());
-            ready.for_each(|(sum, ready)| *sum += ready / config.steps as f64);
+            ready.for_each(|(sum, ready)| *sum += ready / num_measured as f64);
         }
     }
     let kernel_seconds = kernel_seconds(&kernels_before, &kernel_times());
@@ -154,15 +155,15 @@ pub fn measure(config: &BenchConfig, world: &World) -> Result<Option<Measurement
     let stats = slowest.steps.speed.context("bench: no step was measured")?;
     let result = BenchResult {
         model: config.model.name(),
-        dtype: config.compute.dtype.to_string(),
-        kernels: config.compute.kernels.to_string(),
+        dtype: config.compute.dtype().to_string(),
+        kernels: config.compute.kernels.filled().to_string(),
         device: format!("{device:?}"),
         ranks: communicator.world_size(),
         threads,
-        batch_size_per_rank: config.batch_size_per_rank,
-        global_batch_size: config.batch_size_per_rank * communicator.world_size(),
-        steps: config.steps,
-        warmup_steps: config.warmup_steps,
+        batch_size_per_rank: config.batch_size_per_rank.filled(),
+        global_batch_size: config.batch_size_per_rank.filled() * communicator.world_size(),
+        steps: num_measured,
+        warmup_steps: num_warmup,
         images_per_second: stats.mean,
         step_milliseconds_median: stats.step_milliseconds_median,
         step_milliseconds_min: slowest.steps.milliseconds.min,
@@ -170,7 +171,7 @@ pub fn measure(config: &BenchConfig, world: &World) -> Result<Option<Measurement
         seconds: slowest.seconds,
         kernel_seconds,
         device_kernels,
-        minor_faults_per_step: faults as f64 / config.steps as f64,
+        minor_faults_per_step: faults as f64 / config.steps.filled() as f64,
         peak_memory_bytes: peak_memory_bytes(&times),
         peak_memory_bytes_total: times.iter().map(|rank| rank.peak_memory_bytes).sum(),
         device_memory_bytes: device.memory_pool_usage().map(|usage| usage.bytes_reserved),
@@ -178,7 +179,7 @@ pub fn measure(config: &BenchConfig, world: &World) -> Result<Option<Measurement
         losses: global_losses(&*communicator, &scores_of_steps)?,
         bytes_sent_per_step: traffic.total.bytes_sent / traffic.num_steps.max(1),
         compression_error: traffic.total.relative_error(),
-        method: scaling_method_name(&config.sync.method),
+        method: scaling_method_name(&config.sync.method()),
         gradients: stepper.gradient_route().to_owned(),
         communication: communicator.library(),
     };
@@ -189,7 +190,7 @@ pub fn measure(config: &BenchConfig, world: &World) -> Result<Option<Measurement
 
 /// How many further steps all ranks make: none if one of them computes on a processor.
 fn num_observed(config: &BenchConfig, communicator: &dyn Communicator) -> Result<usize> {
-    let mut with_kernels = [u64::from(config.compute.device.launches_kernels())];
+    let mut with_kernels = [u64::from(config.compute.device.filled().launches_kernels())];
     communicator.all_reduce_sum_u64(&mut with_kernels)?;
     Ok(if with_kernels == [communicator.world_size() as u64] { NUM_OBSERVED } else { 0 })
 }
@@ -216,7 +217,7 @@ fn profile(
     layout: &ParameterLayout,
     config: &BenchConfig,
 ) -> ProfileFile {
-    let steps = config.steps as f64;
+    let steps = config.steps.filled() as f64;
     let mean_s = slowest.steps.total.as_secs_f64() / steps;
     let median_s = slowest.steps.milliseconds.median / 1e3;
     // Means of the parts, made to add up to the median, which disturbed steps do not move.
@@ -245,7 +246,7 @@ fn profile(
         ranks: result.ranks,
         threads: result.threads,
         batch_size_per_rank: result.batch_size_per_rank,
-        steps: config.steps,
+        steps: config.steps.filled(),
         step_s,
         step_spread_s: NORMAL_SPREAD * slowest.steps.milliseconds_deviation / 1e3,
         forward_s,
@@ -253,7 +254,10 @@ fn profile(
         optimizer_s,
         input_s,
         other_s: (step_s - forward_s - backward_s - optimizer_s - input_s).max(0.0),
-        bucket_cap_bytes: synchronizer::bucket_cap_bytes(&config.sync, layout.num_elements() * size_of::<f32>()) as u64,
+        bucket_cap_bytes: synchronizer::bucket_cap_bytes(
+            &config.sync_config(),
+            layout.num_elements() * size_of::<f32>(),
+        ) as u64,
         buckets: Vec::new(),
         parameters: parameters.collect(),
         kernel_seconds: result.kernel_seconds.iter().map(|(name, seconds)| (name.clone(), part(*seconds))).collect(),
@@ -278,20 +282,21 @@ fn kernel_seconds(before: &[KernelTime], after: &[KernelTime]) -> BTreeMap<Strin
 
 /// This rank's share of a few global batches.
 fn batches(config: &BenchConfig, communicator: &dyn Communicator) -> Result<Vec<LoadedStep>> {
-    let global_batch_size = config.batch_size_per_rank * communicator.world_size();
+    let global_batch_size = config.batch_size_per_rank.filled() * communicator.world_size();
+    let side = config.image_size.filled();
     let data = synthetic::open(&SyntheticConfig {
         num_train: NUM_BATCHES * global_batch_size,
         num_test: 1,
-        num_classes: config.num_classes,
-        shape: datasets::ImageShape { height: config.image_size, width: config.image_size, channels: 3 },
-        seed: config.seed,
+        num_classes: config.num_classes.filled(),
+        shape: datasets::ImageShape { height: side, width: side, channels: 3 },
+        seed: config.seed.filled(),
     })?;
-    let num_shards = config.sync.method.virtual_shards().unwrap_or(communicator.world_size());
+    let num_shards = config.sync.method().virtual_shards().unwrap_or(communicator.world_size());
     let own_shards = own_shards(num_shards, communicator.rank(), communicator.world_size());
     let plan = ShardPlan::new(ShardConfig {
         num_samples: data.train.len(),
         global_batch_size,
-        seed: config.seed,
+        seed: config.seed.filled(),
         epoch: 0,
         shuffle: false,
         drop_last: true,
@@ -300,7 +305,7 @@ fn batches(config: &BenchConfig, communicator: &dyn Communicator) -> Result<Vec<
         num_own_shards: own_shards.len(),
     })?;
     let micro_batch_size = global_batch_size.div_ceil(num_shards);
-    let raw = config.compute.input == InputKind::Device;
+    let raw = config.compute.input.filled() == InputKind::Device;
     let how = LoaderConfig { num_threads: 0, raw, ..LoaderConfig::new(micro_batch_size, data.normalization) };
     Ok(Loader::start(data.train, plan, how).collect::<Result<_, _>>()?)
 }
@@ -310,10 +315,10 @@ fn step_config(config: &BenchConfig, whereabouts: &Arc<Whereabouts>) -> StepConf
         sgd: SgdConfig { momentum: 0.9, nesterov: false, weight_decay: 1e-4, decay_norm_and_bias: true },
         label_smoothing: 0.0,
         clip_norm: None,
-        loss_scale: LossScaling::of(config.compute.dtype),
-        sync_batch_norm: config.batch_norm == BatchNormKind::Sync,
+        loss_scale: LossScaling::of(config.compute.dtype()),
+        sync_batch_norm: config.batch_norm.filled() == BatchNormKind::Sync,
         skips_non_finite: false,
-        sync: config.sync.clone(),
+        sync: config.sync_config(),
         server_link: None,
         whereabouts: Arc::clone(whereabouts),
     }

@@ -25,6 +25,7 @@ pub use verify::VerifyArgs;
 
 use crate::choices::BatchNormKind;
 use clap::{Args, Parser, Subcommand};
+use serde::Serialize;
 use std::path::PathBuf;
 
 /// A variable of the environment, for the doctor, which looks at what other programs read.
@@ -77,15 +78,18 @@ pub enum Command {
     Report(ReportArgs),
 }
 
-/// Flags of `trainer eval`.
-#[derive(Debug, Clone, Default, Args)]
+/// Flags of `trainer eval`, which are compared among ranks but for those that are skipped.
+#[derive(Debug, Clone, Default, PartialEq, Args, Serialize)]
+#[serde(rename_all = "kebab-case")]
 pub struct EvalArgs {
     /// Weights to measure: .safetensors, or .pth/.pt/.th of PyTorch (needs --model and --dataset) [default: none; this or --checkpoint]
     #[arg(long, value_name = "FILE")]
+    #[serde(skip)]
     pub weights: Option<PathBuf>,
 
     /// Checkpoint directory to measure; model, data set and normalisation are those of its run [default: none; this or --weights]
     #[arg(long, value_name = "DIR")]
+    #[serde(skip)]
     pub checkpoint: Option<PathBuf>,
 
     /// Samples of one rank in one forward pass [default: 128]
@@ -102,6 +106,7 @@ pub struct EvalArgs {
 
     /// Print one JSON object as the last line: num_samples, top1_correct, top5_correct, loss (mean, nats) [default: off]
     #[arg(long)]
+    #[serde(skip)]
     pub json: bool,
 
     /// Which network.
@@ -139,8 +144,9 @@ pub struct PredictArgs {
     pub compute: ComputeArgs,
 }
 
-/// Flags of `trainer bench`.
-#[derive(Debug, Clone, Default, Args)]
+/// Flags of `trainer bench`, which are compared among ranks but for those that are skipped.
+#[derive(Debug, Clone, Default, PartialEq, Args, Serialize)]
+#[serde(rename_all = "kebab-case")]
 pub struct BenchArgs {
     /// Samples of one rank in one step [default: 128]
     #[arg(long, value_name = "SAMPLES")]
@@ -168,14 +174,17 @@ pub struct BenchArgs {
 
     /// Then predict, with these steps, the speed of more ranks over a network: ib-edr, 10gbe, 1gbe, or latency and bandwidth such as 50us,113MB/s; with @8:shared eight ranks share a node; or a .json file of netbench --output [default: none]
     #[arg(long, value_name = "NETWORK")]
+    #[serde(skip)]
     pub simulate_network: Option<String>,
 
     /// Numbers of ranks to simulate, comma-separated [default: 2,4,8,16,32,64,128,256,512,1024]
     #[arg(long, value_name = "RANKS", value_delimiter = ',')]
+    #[serde(skip)]
     pub simulate_ranks: Option<Vec<usize>>,
 
     /// Write this step, its parts and when each parameter's gradient is there, into this file, which predict-scaling --profile takes [default: none]
     #[arg(long, value_name = "FILE")]
+    #[serde(skip)]
     pub profile_output: Option<PathBuf>,
 
     /// Seed of the weights and pixels [default: 0]
@@ -184,10 +193,12 @@ pub struct BenchArgs {
 
     /// Print one JSON object as the last line: images_per_second, step_milliseconds_median, peak_memory_bytes and more [default: off]
     #[arg(long)]
+    #[serde(skip)]
     pub json: bool,
 
     /// Write the job into this directory for other programs to do: job.json, the initial weights and each rank's batches (safetensors) [default: none]
     #[arg(long, value_name = "DIR")]
+    #[serde(skip)]
     pub export_job: Option<PathBuf>,
 
     /// Which network.

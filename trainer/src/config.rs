@@ -1,24 +1,30 @@
-//! A training run as decided: every value plain, every contradiction refused.
+//! A training run as decided: every gap in the flags filled, every contradiction refused.
 //!
 //! In: [`TrainArgs`], a TOML file and the world size. Out: [`TrainConfig`].
-//! Invariant: `global_batch_size = micro_batch_size * grad_accum_steps * world_size`, exactly; an option without
-//! effect is an error; what [`TrainConfig::to_toml`] prints resolves to the same configuration.
+//! Invariant: `global_batch_size = micro_batch_size * grad_accum_steps * num_workers`, exactly; an option without
+//! effect is an error, and absent from the filled flags; what [`TrainConfig::to_toml`] prints resolves to the same configuration.
 
+mod batch;
+mod checks;
 mod commands;
+mod compute;
 mod data;
 mod doctor;
 mod error;
 mod file;
+mod model;
 mod netbench;
+mod optimizer;
 mod options;
 mod own_model;
-mod parts;
 mod predict_scaling;
 mod report;
 mod resolve;
+mod run;
+mod saved;
 mod scaling_method;
+mod schedule;
 mod sync;
-mod to_args;
 mod verify;
 
 pub use crate::choices::{
@@ -26,53 +32,48 @@ pub use crate::choices::{
     KernelsKind, OnBadImageKind, OnNonFiniteKind, OnOff, PlacementKind, ReductionChoice, ScalingKind, ScheduleKind,
     ShortcutKind, SyncKind, UpdateKind,
 };
+pub use checks::Filled;
 pub use commands::{BenchConfig, EvalConfig, PredictConfig, SimulationConfig, WeightSource};
+pub(crate) use compute::instruction_set;
 pub(crate) use data::{MAX_CLASSES, MAX_IMAGE_SIDE};
 pub use doctor::DoctorConfig;
 pub use error::ConfigError;
 pub use netbench::NetbenchConfig;
-pub use own_model::{ModelChoice, ModelOption, OwnModel};
-pub use parts::{
-    BatchConfig, ComputeConfig, Course, DataConfig, DataSource, ModelConfig, NormalizationConfig, OnNonFinite,
-    OptimizerConfig, RunConfig, ScheduleConfig, TrainSplitConfig,
-};
+pub use own_model::{ModelOption, OwnModel};
 pub use predict_scaling::{NamedNetwork, NetworkSource, PredictScalingConfig, ProfileSource, ScalingConfig};
 pub use report::report_request;
-pub(crate) use resolve::instruction_set;
 pub use scaling_method::scaling_method_name;
-pub use sync::{Staleness, SyncConfig, SyncMethod, starting_timeout};
+pub use schedule::Course;
+pub use sync::{Staleness, SyncConfig, SyncMethod};
 pub use verify::VerifyConfig;
 
-use crate::cli::TrainArgs;
+use crate::cli::{ModelArgs, TrainArgs};
 use options::{OnResume, Scope};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use std::fmt;
+use std::ops::Deref;
+use std::path::Path;
 
-/// Everything a training run needs to know.
+/// Everything a training run needs to know: its flags, of which each that has an effect is [filled](Filled), and what they mean
+/// together. They are what is printed, compared and saved.
 ///
-/// `Deserialize` is for what this program wrote itself, as in a checkpoint; a user's file goes through
-/// [`TrainConfig::resolve`] or [`TrainConfig::from_toml`], which check it.
+/// `Deserialize` is for what this program wrote itself into a checkpoint: it asks nothing of this machine.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(try_from = "serde_json::Value", into = "saved::SavedConfig")]
 pub struct TrainConfig {
-    /// Which network.
-    pub model: ModelChoice,
-    /// Which images.
-    pub data: DataConfig,
-    /// What only training does with them.
-    pub train_split: TrainSplitConfig,
-    /// Samples of a step.
-    pub batch: BatchConfig,
-    /// How the ranks' gradients or parameters become one.
-    pub sync: SyncConfig,
-    /// Descent and loss.
-    pub optimizer: OptimizerConfig,
-    /// Epochs and learning rate.
-    pub schedule: ScheduleConfig,
-    /// Start, output and cadence.
-    pub run: RunConfig,
-    /// Device and threads.
-    pub compute: ComputeConfig,
+    flags: TrainArgs,
+    own_model: Option<OwnModel>,
+    /// All ranks, those that only serve, too.
+    world_size: usize,
+}
+
+impl Deref for TrainConfig {
+    type Target = TrainArgs;
+
+    fn deref(&self) -> &TrainArgs {
+        &self.flags
+    }
 }
 
 impl TrainConfig {
@@ -90,8 +91,8 @@ impl TrainConfig {
     /// As [`resolve`](Self::resolve); also for an option that the model does not take.
     pub fn resolve_for(own: Option<&OwnModel>, args: &TrainArgs, world_size: usize) -> Result<Self, ConfigError> {
         match &args.config {
-            None => resolve::train(own, args, world_size),
-            Some(path) => resolve::train(own, &file::merged(&file::read(path)?, args)?, world_size),
+            None => Self::decide(args.clone(), own, world_size),
+            Some(path) => Self::decide(file::merged(&file::read(path)?, args)?, own, world_size),
         }
     }
 
@@ -106,7 +107,7 @@ impl TrainConfig {
         args: &TrainArgs,
         world_size: usize,
     ) -> Result<Self, ConfigError> {
-        resolve::train(own, &file::merged(&file::parse(saved, "the saved run.toml")?, args)?, world_size)
+        Self::decide(file::merged(&file::parse(saved, "the saved run.toml")?, args)?, own, world_size)
     }
 
     /// The configuration that [`to_toml`](Self::to_toml) printed.
@@ -114,39 +115,75 @@ impl TrainConfig {
     /// # Errors
     /// As [`resolve`](Self::resolve).
     pub fn from_toml(text: &str, world_size: usize) -> Result<Self, ConfigError> {
-        resolve::train(None, &file::parse(text, "the TOML text")?, world_size)
+        Self::decide(file::parse(text, "the TOML text")?, None, world_size)
+    }
+
+    fn decide(args: TrainArgs, own: Option<&OwnModel>, world_size: usize) -> Result<Self, ConfigError> {
+        assert!(world_size > 0, "world_size: expected at least 1, got 0");
+        let mut flags = TrainArgs { config: None, allow_changed_data: false, ..args };
+        resolve::fill(&mut flags, own, world_size)?;
+        resolve::expect_offered(&flags)?;
+        Ok(Self { flags, own_model: own.cloned(), world_size })
+    }
+
+    /// The same, written to `directory`.
+    pub(crate) fn in_directory(mut self, directory: &Path) -> Self {
+        self.flags.run.output_dir = Some(directory.to_owned());
+        self
     }
 
     /// The configuration as TOML that `--config` accepts. `--resume` is not part of it.
     pub fn to_toml(&self) -> String {
-        toml::to_string(&self.to_args()).expect("options are numbers, text, flags and lists, which TOML has")
+        toml::to_string(&self.flags).expect("options are numbers, text, flags and lists, which TOML has")
     }
 
-    /// The configuration as flags: those without effect are absent.
-    pub fn to_args(&self) -> TrainArgs {
-        to_args::to_args(self)
+    /// The flags of the residual network, for a program that knows no other.
+    ///
+    /// # Errors
+    /// When the run is one of a program's own model.
+    pub fn resnet(&self) -> Result<&ModelArgs, ConfigError> {
+        match &self.own_model {
+            None => Ok(&self.flags.model),
+            Some(own) => Err(ConfigError::Invalid {
+                option: "--checkpoint",
+                expected: "a run of a residual network such as resnet20".to_owned(),
+                got: format!("one of the model {}, which only the program that trained it can build", own.name),
+            }),
+        }
     }
 
     /// Name of the run, such as `resnet20-shapes-seed0`.
     pub fn run_name(&self) -> String {
-        format!("{}-{}-seed{}", self.model.name(), self.data.source.kind(), self.run.seed)
+        format!("{}-{}-seed{}", self.model.name(), self.data.dataset.filled(), self.run.seed.filled())
     }
 
-    /// Learning rate after warmup: scaled by global batch size / reference batch size if asked for
-    /// (linear scaling rule, Goyal et al. 2017, 1706.02677, section 2.1).
+    /// How many ranks train.
+    pub fn num_workers(&self) -> usize {
+        self.sync.method().num_workers(self.world_size)
+    }
+
+    /// Samples of one rank's forward pass: `global_batch_size = micro_batch_size * grad_accum_steps * num_workers`, exactly, or, with
+    /// virtual shards, times their number.
+    pub fn micro_batch_size(&self) -> usize {
+        self.batch.micro_batch_size(&self.sync.method(), self.num_workers())
+    }
+
+    /// Learning rate after warmup.
     pub fn peak_learning_rate(&self) -> f64 {
-        match self.optimizer.reference_batch_size {
-            None => self.optimizer.learning_rate,
-            Some(reference) => self.optimizer.learning_rate * self.batch.global_batch_size as f64 / reference as f64,
-        }
+        self.optimizer.peak_learning_rate(self.batch.global_batch_size.filled())
+    }
+
+    /// How the ranks' gradients or parameters become one.
+    pub fn sync_config(&self) -> SyncConfig {
+        SyncConfig::of(&self.sync, self.compute.device.filled())
     }
 
     /// SHA-256 in hexadecimal of what must be equal on all ranks: version, world size, `--resume` and all options but
     /// the paths, threads and device of the machine.
     pub fn hash(&self) -> String {
         let mut digest = Sha256::new();
-        digest.update(format!("{}\n{}\n{}\n", env!("CARGO_PKG_VERSION"), self.batch.world_size, self.run.resume));
-        for (key, value) in shared_settings(&self.to_args()) {
+        digest.update(format!("{}\n{}\n{}\n", env!("CARGO_PKG_VERSION"), self.num_workers(), self.resume));
+        for (key, value) in shared_settings(&self.flags) {
             digest.update(format!("{key}={value}\n"));
         }
         digest.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
@@ -179,26 +216,29 @@ impl TrainConfig {
 
     /// All options with effect as (`section.key`, value), sorted.
     pub fn settings(&self) -> Vec<(String, String)> {
-        settings(&self.to_args())
+        settings(&self.flags)
     }
 }
 
-/// All options that are given as (`section.key`, value), sorted.
-fn settings(args: &TrainArgs) -> Vec<(String, String)> {
+/// All options that are given as (`section.key`, value), sorted; those that belong to no section as (`--key`, value).
+fn settings(args: &impl Serialize) -> Vec<(String, String)> {
     let table = toml::Table::try_from(args).expect("options are plain values, which TOML has");
     let mut settings = Vec::new();
-    for (section, keys) in table {
-        for (key, value) in keys.as_table().into_iter().flatten() {
-            settings.push((format!("{section}.{key}"), value.to_string()));
+    for (name, value) in table {
+        match value {
+            toml::Value::Table(keys) => {
+                settings.extend(keys.into_iter().map(|(key, value)| (format!("{name}.{key}"), value.to_string())));
+            }
+            value => settings.push((format!("--{name}"), value.to_string())),
         }
     }
     settings
 }
 
 /// Those that must be equal on all ranks: all but the paths, threads and device of the machine.
-fn shared_settings(args: &TrainArgs) -> Vec<(String, String)> {
-    let settings = settings(args).into_iter();
-    settings.filter(|(key, _)| options::is(key, |option| option.scope == Scope::World)).collect()
+fn shared_settings(args: &impl Serialize) -> Vec<(String, String)> {
+    let is_local = |key: &str| options::is(key, |option| option.scope == Scope::Rank);
+    settings(args).into_iter().filter(|(key, _)| !is_local(key)).collect()
 }
 
 /// One option that two configurations do not agree on.

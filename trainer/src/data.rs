@@ -15,7 +15,8 @@ use datasets::{
 };
 use distributed::{Communicator, Topology};
 
-use crate::config::{AugmentKind, DataConfig, DataSource, OnBadImageKind, TrainConfig};
+use crate::cli::{DataArgs, TrainSplitArgs};
+use crate::config::{AugmentKind, DatasetKind, Filled, OnBadImageKind, TrainConfig};
 use crate::ranks;
 use crate::report::Reporter;
 
@@ -29,11 +30,11 @@ const CROP_PAD: usize = 4;
 pub fn steps_per_epoch(config: &TrainConfig, data: &DatasetSplits) -> Result<u64> {
     let plan = ShardPlan::new(ShardConfig {
         num_samples: data.train.len(),
-        global_batch_size: config.batch.global_batch_size,
-        seed: config.run.seed,
+        global_batch_size: config.batch.global_batch_size.filled(),
+        seed: config.run.seed.filled(),
         epoch: 0,
         shuffle: false,
-        drop_last: config.train_split.drop_last,
+        drop_last: config.train_split.drop_last.filled(),
         shard_index: 0,
         num_shards: 1,
         num_own_shards: 1,
@@ -49,46 +50,52 @@ pub fn steps_per_epoch(config: &TrainConfig, data: &DatasetSplits) -> Result<u64
 /// # Collective
 /// Must be called by all ranks.
 pub fn open(
-    config: &DataConfig,
-    limit_train: Option<usize>,
+    config: &DataArgs,
+    split: &TrainSplitArgs,
     communicator: &dyn Communicator,
     reporter: &Reporter,
 ) -> Result<DatasetSplits> {
-    let mut splits = match &config.source {
-        DataSource::Shapes { num_train, num_test, seed } => {
-            shapes::open(&ShapesConfig { num_train: *num_train, num_test: *num_test, seed: *seed })?
-        }
-        DataSource::Cifar10 { dir, download } => open_cifar(Cifar::Ten, dir, *download, communicator, reporter)?,
-        DataSource::Cifar100 { dir, download } => open_cifar(Cifar::Hundred, dir, *download, communicator, reporter)?,
-        DataSource::ImageFolder { dir, image_size, on_bad_image } => {
-            let on_bad_image = match on_bad_image {
+    let mut splits = match config.dataset.filled() {
+        DatasetKind::Shapes => shapes::open(&ShapesConfig {
+            num_train: split.shapes_train.filled(),
+            num_test: config.shapes_test.filled(),
+            seed: config.shapes_seed.filled(),
+        })?,
+        DatasetKind::Cifar10 => open_cifar(Cifar::Ten, config, communicator, reporter)?,
+        DatasetKind::Cifar100 => open_cifar(Cifar::Hundred, config, communicator, reporter)?,
+        DatasetKind::ImageFolder => {
+            let on_bad_image = match config.on_bad_image.filled() {
                 OnBadImageKind::Fail => OnBadImage::Fail,
                 OnBadImageKind::Skip => OnBadImage::Skip,
             };
-            image_folder::open(dir, &folder_of_rank(*image_size, on_bad_image, communicator.topology())?)?
+            let how = folder_of_rank(config.image_size.filled(), on_bad_image, communicator.topology())?;
+            image_folder::open(config.data_dir.filled(), &how)?
         }
-        DataSource::Synthetic { num_train, num_test, num_classes, image_size } => synthetic::open(&SyntheticConfig {
-            num_train: *num_train,
-            num_test: *num_test,
-            num_classes: *num_classes,
-            shape: ImageShape { height: *image_size, width: *image_size, channels: 3 },
-            seed: 0,
-        })?,
+        DatasetKind::Synthetic => {
+            let side = config.image_size.filled();
+            synthetic::open(&SyntheticConfig {
+                num_train: split.synthetic_train.filled(),
+                num_test: config.synthetic_test.filled(),
+                num_classes: config.synthetic_classes.filled(),
+                shape: ImageShape { height: side, width: side, channels: 3 },
+                seed: 0,
+            })?
+        }
     };
     for split in [&splits.train, &splits.test] {
         for note in split.notes() {
             reporter.note(&format!("{}: {note}", split.name()));
         }
     }
-    if let Some(limit) = limit_train {
+    if let Some(limit) = split.limit_train {
         splits.train = Arc::new(Subset::first(splits.train, limit)?);
     }
     if let Some(limit) = config.limit_test {
         splits.test = Arc::new(Subset::first(splits.test, limit)?);
     }
-    if let Some(own) = &config.normalization {
-        let floats = |values: &[f64; 3]| values.iter().map(|&value| value as f32).collect();
-        splits.normalization = Normalization { mean: floats(&own.mean), std: floats(&own.std) };
+    if let (Some(mean), Some(std)) = (&config.normalize_mean, &config.normalize_std) {
+        let floats = |values: &[f64]| values.iter().map(|&value| value as f32).collect();
+        splits.normalization = Normalization { mean: floats(mean), std: floats(std) };
     }
     Ok(splits)
 }
@@ -150,34 +157,34 @@ pub fn augment(kind: AugmentKind) -> Augment {
 #[cfg(feature = "download")]
 fn open_cifar(
     which: Cifar,
-    dir: &Path,
-    download: bool,
+    config: &DataArgs,
     communicator: &dyn Communicator,
     reporter: &Reporter,
 ) -> Result<DatasetSplits> {
-    if download {
+    if config.download.filled() {
         if communicator.rank() == distributed::ROOT {
             let name = which.name();
-            datasets::download::download(which, dir, &mut |done, total| reporter.download(name, done, total))?;
+            datasets::download::download(which, config.data_dir.filled(), &mut |done, total| {
+                reporter.download(name, done, total)
+            })?;
         }
         communicator.barrier()?;
     }
-    Ok(cifar::open(dir, which)?)
+    Ok(cifar::open(config.data_dir.filled(), which)?)
 }
 
 #[cfg(not(feature = "download"))]
 fn open_cifar(
     which: Cifar,
-    dir: &Path,
-    download: bool,
+    config: &DataArgs,
     _communicator: &dyn Communicator,
     _reporter: &Reporter,
 ) -> Result<DatasetSplits> {
     anyhow::ensure!(
-        !download,
+        !config.download.filled(),
         "download: this program was built without it, expected the cargo feature `download`; rebuild with --features download"
     );
-    Ok(cifar::open(dir, which)?)
+    Ok(cifar::open(config.data_dir.filled(), which)?)
 }
 
 #[cfg(test)]

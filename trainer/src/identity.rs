@@ -23,7 +23,7 @@ pub fn check(config: &TrainConfig, data: &DatasetSplits, communicator: &dyn Comm
     if communicator.world_size() == 1 {
         return Ok(());
     }
-    data::share_checksums(&[&data.train, &data.test], config.data.source.folder(), communicator)?;
+    data::share_checksums(&[&data.train, &data.test], config.data.data_dir.as_deref(), communicator)?;
     let own = [
         ("configuration", config.hash()),
         ("train images", data.train.len().to_string()),

@@ -15,26 +15,29 @@ use distributed::Communicator;
 use records::{JOB_SCHEMA, Job, SgdFacts};
 use safetensors::tensor::{Dtype, TensorView};
 
-use crate::config::BenchConfig;
+use crate::config::{BenchConfig, Filled};
 use crate::optimizer::SgdConfig;
 use crate::output::{write_atomically, write_json};
 
 /// What these flags mean for `ranks` that train with this optimizer.
-pub fn job(config: &BenchConfig, ranks: usize, num_batches: usize, learning_rate: f64, sgd: &SgdConfig) -> Job {
+///
+/// # Errors
+/// When there is no such network.
+pub fn job(config: &BenchConfig, ranks: usize, num_batches: usize, learning_rate: f64, sgd: &SgdConfig) -> Result<Job> {
     let SgdConfig { momentum, nesterov, weight_decay, decay_norm_and_bias } = *sgd;
-    Job {
+    Ok(Job {
         schema: JOB_SCHEMA.to_owned(),
         model: config.model.name(),
-        depth: config.model.depth,
-        shortcut: config.model.shortcut.to_string(),
-        num_classes: config.num_classes,
-        image_size: config.image_size,
+        depth: config.model.network()?.depth(),
+        shortcut: config.model.shortcut.filled().to_string(),
+        num_classes: config.num_classes.filled(),
+        image_size: config.image_size.filled(),
         ranks,
-        batch_size_per_rank: config.batch_size_per_rank,
+        batch_size_per_rank: config.batch_size_per_rank.filled(),
         num_batches,
         learning_rate,
         sgd: SgdFacts { momentum, nesterov, weight_decay, decay_norm_and_bias },
-    }
+    })
 }
 
 /// Writes the job of all ranks into a directory, which is made.

@@ -15,6 +15,7 @@ use distributed::{
 };
 
 use crate::checkpoint::{Checkpoint, CheckpointState, CheckpointStore, ModelInput, Progress, TrainingTensors};
+use crate::config::Filled;
 use crate::gather::from_root;
 use crate::model::ImageClassifier;
 use crate::output::OutputDirectory;
@@ -36,7 +37,7 @@ impl<'a> Keeper<'a> {
     /// A keeper that writes below the session's output directory.
     pub fn new(session: &'a Session<'a>) -> Self {
         let store = |directory: &OutputDirectory| {
-            CheckpointStore::new(&directory.checkpoints(), session.config.run.keep_checkpoints)
+            CheckpointStore::new(&directory.checkpoints(), session.config.run.keep_checkpoints.filled())
         };
         Self { session, store: session.records.directory().map(store) }
     }

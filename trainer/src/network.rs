@@ -11,7 +11,8 @@ use burn_resnet::{
     Activations, Convolution, Kernels, ResNet, ResNetConfig, Shortcut, WeightsError, load_weights_and_key,
 };
 
-use crate::config::{ComputeConfig, ConvolutionKind, Dtype, KernelsKind, ModelConfig, ShortcutKind, instruction_set};
+use crate::cli::{ComputeArgs, ModelArgs};
+use crate::config::{ConvolutionKind, Dtype, Filled, KernelsKind, ShortcutKind, instruction_set};
 use crate::report::Reporter;
 
 /// What a model is made for.
@@ -24,7 +25,7 @@ pub struct ModelRequest<'a> {
     /// Seed of the weights.
     pub seed: u64,
     /// How the layers are computed.
-    pub compute: &'a ComputeConfig,
+    pub compute: &'a ComputeArgs,
     /// Where the parameters live: an autodiff device for training.
     pub device: &'a Device,
 }
@@ -33,16 +34,16 @@ pub struct ModelRequest<'a> {
 ///
 /// # Errors
 /// When the depth is not `6n + 2` or there are no classes.
-pub fn resnet(config: &ModelConfig, zero_gamma: bool, request: &ModelRequest<'_>) -> Result<ResNet> {
-    Ok(layers(config, zero_gamma, request)?.init(request.seed, request.device))
+pub fn resnet(model: &ModelArgs, zero_gamma: bool, request: &ModelRequest<'_>) -> Result<ResNet> {
+    Ok(layers(model, zero_gamma, request)?.init(request.seed, request.device))
 }
 
 /// As [`resnet`], to be filled from a weights file of `num_bytes` bytes: a network that such a file cannot hold asks for no memory.
 ///
 /// # Errors
 /// As [`resnet`]; when the network has more values than the file has bytes.
-pub fn resnet_within(num_bytes: u64, config: &ModelConfig, request: &ModelRequest<'_>) -> Result<ResNet> {
-    let layers = layers(config, false, request)?;
+pub fn resnet_within(num_bytes: u64, model: &ModelArgs, request: &ModelRequest<'_>) -> Result<ResNet> {
+    let layers = layers(model, false, request)?;
     let num_values = layers.num_values();
     ensure!(
         num_values <= num_bytes,
@@ -55,26 +56,27 @@ pub fn resnet_within(num_bytes: u64, config: &ModelConfig, request: &ModelReques
     Ok(layers.init(request.seed, request.device))
 }
 
-fn layers(config: &ModelConfig, zero_gamma: bool, request: &ModelRequest<'_>) -> Result<ResNetConfig> {
+fn layers(model: &ModelArgs, zero_gamma: bool, request: &ModelRequest<'_>) -> Result<ResNetConfig> {
     ensure!(request.num_classes > 0, "classes: expected at least 1, got 0");
-    let shortcut = match config.shortcut {
+    let shortcut = match model.shortcut.filled() {
         ShortcutKind::A => Shortcut::A,
         ShortcutKind::B => Shortcut::B,
     };
-    let convolution = match request.compute.convolution {
+    let convolution = match request.compute.convolution.filled() {
         ConvolutionKind::Auto => Convolution::Auto,
         ConvolutionKind::Direct => Convolution::Direct,
     };
-    let activations = match request.compute.dtype {
+    let activations = match request.compute.dtype() {
         Dtype::F32 => Activations::F32,
         Dtype::Bf16 => Activations::Bf16,
         Dtype::F16 => Activations::F16,
     };
-    let kernels = match request.compute.kernels {
+    let kernels = match request.compute.kernels.filled() {
         KernelsKind::Stock => Kernels::Stock,
         KernelsKind::Fused => Kernels::Fused,
     };
-    Ok(ResNetConfig::cifar(config.depth)?
+    Ok(model
+        .network()?
         .with_num_classes(request.num_classes)
         .with_in_channels(request.in_channels)
         .with_shortcut(shortcut)

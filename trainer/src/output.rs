@@ -38,12 +38,12 @@ impl OutputDirectory {
         let path = match &config.run.output_dir {
             Some(path) => {
                 fs::create_dir_all(path).with_context(|| format!("cannot make {}", path.display()))?;
-                if !config.run.resume && has_files(path)? {
+                if !config.resume && has_files(path)? {
                     return Err(ConfigError::OutputDirectoryInUse { path: path.clone() }.into());
                 }
                 path.clone()
             }
-            None => Self::numbered(&runs.join(config.run_name()), config.run.resume)?,
+            None => Self::numbered(&runs.join(config.run_name()), config.resume)?,
         };
         sync_parent(&path)?;
         Ok(Self { path })
@@ -79,7 +79,7 @@ impl OutputDirectory {
     /// begun a run in it since [`prepare`](Self::prepare); I/O errors.
     pub fn lock(&self, config: &TrainConfig, holder: &str) -> Result<Option<DirectoryLock>> {
         let lock = DirectoryLock::take(&self.path, holder)?;
-        if !config.run.resume && has_files(&self.path)? {
+        if !config.resume && has_files(&self.path)? {
             return Err(ConfigError::OutputDirectoryInUse { path: self.path.clone() }.into());
         }
         Ok(lock)
@@ -138,8 +138,7 @@ impl OutputDirectory {
     /// # Errors
     /// I/O errors.
     pub fn write_run_toml(&self, config: &TrainConfig) -> Result<()> {
-        let mut config = config.clone();
-        config.run.output_dir = Some(self.path.clone());
+        let config = config.clone().in_directory(&self.path);
         write_atomically(&self.run_toml(), config.to_toml().as_bytes())
     }
 }

@@ -16,7 +16,8 @@ use distributed::{
 
 #[cfg(feature = "cuda")]
 use crate::choices::nvidia_driver_present;
-use crate::config::{ComputeConfig, DeviceChoice, Dtype};
+use crate::cli::ComputeArgs;
+use crate::config::{DeviceChoice, Dtype, Filled};
 use crate::report::{self, Reporter};
 use crate::stop::StopFlag;
 
@@ -102,12 +103,12 @@ impl World {
     ///
     /// # Errors
     /// When the backend is not built in, or has no driver here, or the launcher's words are not numbers.
-    pub fn prepare_compute(&self, compute: &ComputeConfig) -> Result<(Device, usize)> {
+    pub fn prepare_compute(&self, compute: &ComputeArgs) -> Result<(Device, usize)> {
         let topology = self.communicator.topology();
         let num_threads = compute.threads.map_or_else(|| share_of_threads(topology), Ok)?;
         let num_threads = set_threads(num_threads, self.is_only_rank);
-        let device = device(compute.device, topology)?;
-        let dtype = match compute.dtype {
+        let device = device(compute.device.filled(), topology)?;
+        let dtype = match compute.dtype() {
             Dtype::F32 => FloatDType::F32,
             Dtype::Bf16 => FloatDType::BF16,
             Dtype::F16 => FloatDType::F16,
@@ -115,7 +116,7 @@ impl World {
         ensure!(
             device.supports_dtype(dtype),
             "--dtype {}: expected a device that computes with it, got {device:?}; use --dtype f32",
-            compute.dtype
+            compute.dtype()
         );
         Ok((device, num_threads))
     }

@@ -10,7 +10,7 @@ mod look;
 pub use format::{bytes, grouped, seconds};
 pub use look::ConsoleLook;
 
-use crate::config::TrainConfig;
+use crate::config::{Filled, TrainConfig};
 use crate::metrics::{ScoreSums, StepLine};
 use indicatif::{ProgressBar, ProgressStyle};
 use records::{DeviceKernels, EpochRecord, Summary, ThroughputStats};
@@ -82,7 +82,7 @@ impl Reporter {
     /// From then on the steps have their lines at the run's cadence.
     pub fn configuration(&self, config: &TrainConfig, facts: &[(&str, String)]) {
         if let Some(mut output) = self.lock() {
-            output.log_every_steps = config.run.log_every_steps;
+            output.log_every_steps = config.run.log_every_steps.filled();
             for line in lines::configuration(config, facts) {
                 output.line(&line);
             }

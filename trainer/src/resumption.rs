@@ -7,7 +7,7 @@ use anyhow::{Context, Result, bail};
 use datasets::DatasetSplits;
 
 use crate::checkpoint::{Checkpoint, CheckpointState, CheckpointStore, Damaged, Progress};
-use crate::config::{ConfigDifference, Course, TrainConfig};
+use crate::config::{ConfigDifference, Filled, TrainConfig};
 use crate::data::steps_per_epoch;
 use crate::output::OutputDirectory;
 use crate::report::Reporter;
@@ -38,7 +38,7 @@ impl Resumption {
         data: &DatasetSplits,
         allow_changed_data: bool,
     ) -> Result<Option<Self>> {
-        let store = CheckpointStore::new(&directory.checkpoints(), config.run.keep_checkpoints);
+        let store = CheckpointStore::new(&directory.checkpoints(), config.run.keep_checkpoints.filled());
         let (Some(checkpoint), damaged) = store.resume()? else { return Ok(None) };
         let mut resumption = Self { checkpoint, damaged, notes: Vec::new(), warnings: Vec::new() };
         let before: TrainConfig = serde_json::from_value(resumption.checkpoint.state.config.clone())
@@ -135,26 +135,23 @@ fn why(ConfigDifference { key, before, now }: &ConfigDifference) -> String {
 /// The milestones after which steps were made.
 fn passed_milestones(config: &TrainConfig, progress: &Progress) -> Vec<u64> {
     let is_passed = |epoch: &u64| (*epoch, 0) < (progress.epoch, progress.step_in_epoch);
-    match &config.schedule.course {
-        Course::Multistep { milestones, .. } => milestones.iter().copied().filter(is_passed).collect(),
-        _ => Vec::new(),
-    }
+    config.schedule.milestones.iter().flatten().copied().filter(is_passed).collect()
 }
 
 /// One sentence on another length of the run, and what becomes of the learning rate.
 fn change_of_schedule(config: &TrainConfig, before: &TrainConfig, steps_per_epoch: u64, step: u64) -> Option<String> {
     let (new, old) = (&config.schedule, &before.schedule);
     let rate = |config: &TrainConfig| LearningRate::new(config, steps_per_epoch).at(step);
-    let (epochs, was) = (new.epochs, old.epochs);
+    let (epochs, was) = (new.epochs.filled(), old.epochs.filled());
     let schedule = match (new.planned_epochs(), old.planned_epochs()) {
-        _ if new.course != old.course => "has other milestones".to_owned(),
+        _ if new.course() != old.course() => "has other milestones".to_owned(),
         (now, then) if new.depends_on_epochs() && now != then => format!("is stretched from {then} to {now} epochs"),
         _ if epochs == was => return None,
         _ => "is kept".to_owned(),
     };
     Some(format!(
         "resume: {epochs} epochs, {was} were planned; the {} schedule {schedule}: learning rate {:.3e} at the next step, {:.3e} before the change",
-        new.course.kind(),
+        new.schedule.filled(),
         rate(config),
         rate(before)
     ))

@@ -11,7 +11,8 @@ use burn_resnet::ResNet;
 use distributed::{Phase, ROOT, broadcast_module};
 
 use crate::checkpoint::{self, CheckpointState};
-use crate::config::{ModelConfig, TrainConfig, WeightSource};
+use crate::cli::ModelArgs;
+use crate::config::{TrainConfig, WeightSource};
 use crate::gather::from_root;
 use crate::network::{ModelRequest, load_weights_aloud, resnet_within};
 use crate::ranks::World;
@@ -72,7 +73,7 @@ impl SavedModel {
     ///
     /// # Collective
     /// Must be called by all ranks, with the same network.
-    pub fn network(&self, model: &ModelConfig, request: &ModelRequest<'_>, world: &World) -> Result<ResNet> {
+    pub fn network(&self, model: &ModelArgs, request: &ModelRequest<'_>, world: &World) -> Result<ResNet> {
         let mut network = resnet_within(self.num_bytes, model, request).with_context(|| self.name())?;
         if world.is_root() {
             network = load_weights_aloud(network, &self.path, &world.reporter)?;

@@ -5,7 +5,7 @@
 //! Source: warmup Goyal et al. 2017, 1706.02677, section 2.2; cosine Loshchilov and Hutter 2016, 1608.03983, equation 5
 //! without restarts; one-cycle Smith and Topin 2017, 1708.07120; multistep He et al. 2015, 1512.03385, section 4.2.
 
-use crate::config::{Course, TrainConfig};
+use crate::config::{Course, Filled, TrainConfig};
 use std::f64::consts::PI;
 
 /// One-cycle ends at this share of its first rate.
@@ -35,14 +35,14 @@ impl LearningRate {
         assert!(steps_per_epoch > 0, "steps_per_epoch: expected at least 1, got 0");
         let schedule = &config.schedule;
         let total_steps = schedule.planned_epochs().saturating_mul(steps_per_epoch);
-        let warmup_steps = (schedule.warmup_epochs * steps_per_epoch as f64).round() as u64;
+        let warmup_steps = (schedule.warmup_epochs.filled() * steps_per_epoch as f64).round() as u64;
         Self {
             peak: config.peak_learning_rate(),
-            start_factor: schedule.warmup_start_factor,
+            start_factor: schedule.warmup_start_factor.unwrap_or(1.0),
             warmup_steps: warmup_steps.min(total_steps - 1),
             total_steps,
             steps_per_epoch,
-            course: schedule.course.clone(),
+            course: schedule.course(),
         }
     }
 

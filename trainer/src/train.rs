@@ -12,7 +12,7 @@ use distributed::{check_fingerprint, watchdog};
 
 use crate::checkpoint::Progress;
 use crate::clock::{Phase, PhaseClock};
-use crate::config::{BatchNormKind, InputKind, OnNonFinite, TrainConfig};
+use crate::config::{BatchNormKind, Filled, InputKind, OnNonFiniteKind, TrainConfig};
 use crate::data;
 use crate::evaluate::{EvaluateConfig, Evaluation, evaluate};
 use crate::gather::{self, RankTimes, SessionTimes, total_scores};
@@ -68,7 +68,7 @@ pub fn fit<M: ImageClassifier>(model: M, session: &Session<'_>) -> Result<Outcom
     let communicator = &*session.communicator;
     let mut stepper = Stepper::new(model, step_config(session), Arc::clone(&session.communicator), session.device)?;
     let keeper = Keeper::new(session);
-    let mut progress = if config.run.resume { keeper.resume(&mut stepper)? } else { Progress::default() };
+    let mut progress = if config.resume { keeper.resume(&mut stepper)? } else { Progress::default() };
     // Whatever could refuse this start has been asked: a refused one leaves the run's files as they were.
     if session.resumption.is_some() {
         session.records.begin(config, session.manifest)?;
@@ -78,11 +78,11 @@ pub fn fit<M: ImageClassifier>(model: M, session: &Session<'_>) -> Result<Outcom
     let schedule = LearningRate::new(config, data::steps_per_epoch(config, session.data)?);
     let trace = TraceClock::start(config.sync.trace.as_deref(), communicator)?;
     let clock = if trace.is_some() { PhaseClock::keeping_spans() } else { PhaseClock::new() };
-    let mut times = SessionTimes::starting_at(progress.step + config.run.warmup_steps, clock);
+    let mut times = SessionTimes::starting_at(progress.step + config.run.warmup_steps.filled(), clock);
     // A signal that came during the start: there is nothing new to keep.
     let mut stopped = session.stop.is_raised_anywhere(communicator)?;
 
-    while !stopped && progress.epoch < config.schedule.epochs {
+    while !stopped && progress.epoch < config.schedule.epochs.filled() {
         let epoch_start = Instant::now();
         stopped = train_epoch(&mut stepper, session, &keeper, &schedule, &mut progress, &mut times)?;
         if stopped {
@@ -117,7 +117,8 @@ pub fn fit<M: ImageClassifier>(model: M, session: &Session<'_>) -> Result<Outcom
             traffic: stepper.take_traffic(),
             num_ranks: communicator.world_size(),
             skipped_steps: progress.skipped_steps,
-            loss_scale: (config.optimizer.loss_scale != LossScaling::None).then(|| stepper.loss_scale().factor()),
+            loss_scale: (config.optimizer.loss_scale.filled() != LossScaling::None)
+                .then(|| stepper.loss_scale().factor()),
             overflowed_steps: stepper.loss_scale().num_overflows(),
         };
         let record = cost.record(progress.epoch_scores, test);
@@ -125,9 +126,9 @@ pub fn fit<M: ImageClassifier>(model: M, session: &Session<'_>) -> Result<Outcom
         session.records.epoch(&record)?;
         progress.last_record = Some(record);
         progress.begin_next_epoch();
-        let last = progress.epoch == config.schedule.epochs;
+        let last = progress.epoch == config.schedule.epochs.filled();
         stopped = !last && evaluation.is_some_and(|evaluation| evaluation.stop);
-        if is_best || last || stopped || progress.epoch % config.run.checkpoint_every_epochs == 0 {
+        if is_best || last || stopped || progress.epoch % config.run.checkpoint_every_epochs.filled() == 0 {
             session.whereabouts.enter(watchdog::Phase::Checkpoint);
             times.clock.time(Phase::Checkpoint, || keeper.save(&stepper, &progress))?;
         }
@@ -157,7 +158,7 @@ fn train_epoch<M: ImageClassifier>(
     let plan = shard_plan(session, progress.epoch)?;
     let steps_per_epoch = plan.num_steps() as u64;
     let loader = Loader::start(Arc::clone(&session.data.train), plan, loader_config(session, progress));
-    let mut input = Input::start(loader, config.compute.input, stepper.device());
+    let mut input = Input::start(loader, config.compute.input.filled(), stepper.device());
     // What an earlier session of this epoch scored is a sum over all ranks already; this session's is one rank's own.
     let earlier = progress.epoch_scores;
     let mut own = ScoreSums::default();
@@ -187,7 +188,7 @@ fn train_epoch<M: ImageClassifier>(
         stopped = end.stop;
         own += scores;
         // What is printed or saved is whole; between, a device is not waited for.
-        let is_told = (progress.step_in_epoch + 1).is_multiple_of(config.run.log_every_steps);
+        let is_told = (progress.step_in_epoch + 1).is_multiple_of(config.run.log_every_steps.filled());
         if is_told || saves || ends_epoch || stopped || told.num_samples == 0 {
             let mut rest = ScoreSums::default();
             stepper.settle(&mut rest, &mut times.clock)?;
@@ -240,7 +241,7 @@ fn note_overflow(session: &Session<'_>, step: u64, scale: LossScale) {
 
 /// Counts a step that all ranks left out, and gives up when there are too many.
 fn note_skipped_step(session: &Session<'_>, progress: &mut Progress, reason: &str) -> Result<()> {
-    let OnNonFinite::Skip { limit } = session.config.run.on_non_finite else { return Ok(()) };
+    let Some(limit) = session.config.run.max_skipped_steps else { return Ok(()) };
     progress.skipped_steps += 1;
     ensure!(
         progress.skipped_steps <= limit,
@@ -260,13 +261,15 @@ fn evaluate_if_due<M: ImageClassifier>(
 ) -> Result<Option<Evaluation>> {
     let (config, data) = (session.config, session.data);
     let num_epochs = progress.epoch + 1;
-    if num_epochs != config.schedule.epochs && !num_epochs.is_multiple_of(config.run.eval_every_epochs) {
+    if num_epochs != config.schedule.epochs.filled()
+        && !num_epochs.is_multiple_of(config.run.eval_every_epochs.filled())
+    {
         return Ok(None);
     }
     let how = EvaluateConfig {
-        micro_batch_size: config.batch.micro_batch_size,
-        loader_threads: config.data.loader_threads,
-        input: config.compute.input,
+        micro_batch_size: config.micro_batch_size(),
+        loader_threads: config.data.loader_threads.filled(),
+        input: config.compute.input.filled(),
     };
     let communicator = &*session.communicator;
     session.whereabouts.enter(watchdog::Phase::Evaluation);
@@ -279,15 +282,15 @@ fn evaluate_if_due<M: ImageClassifier>(
 fn shard_plan(session: &Session<'_>, epoch: u64) -> Result<ShardPlan> {
     let config = session.config;
     let (rank, world_size) = (session.communicator.rank(), session.communicator.world_size());
-    let num_shards = config.sync.method.virtual_shards().unwrap_or(world_size);
+    let num_shards = config.sync.method().virtual_shards().unwrap_or(world_size);
     let own_shards = own_shards(num_shards, rank, world_size);
     Ok(ShardPlan::new(ShardConfig {
         num_samples: session.data.train.len(),
-        global_batch_size: config.batch.global_batch_size,
-        seed: config.run.seed,
+        global_batch_size: config.batch.global_batch_size.filled(),
+        seed: config.run.seed.filled(),
         epoch,
         shuffle: true,
-        drop_last: config.train_split.drop_last,
+        drop_last: config.train_split.drop_last.filled(),
         shard_index: own_shards.start,
         num_shards,
         num_own_shards: own_shards.len(),
@@ -297,13 +300,13 @@ fn shard_plan(session: &Session<'_>, epoch: u64) -> Result<ShardPlan> {
 fn loader_config(session: &Session<'_>, progress: &Progress) -> LoaderConfig {
     let config = session.config;
     LoaderConfig {
-        augment: data::augment(config.train_split.augment),
-        raw: config.compute.input == InputKind::Device,
-        seed: config.run.seed,
+        augment: data::augment(config.train_split.augment.filled()),
+        raw: config.compute.input.filled() == InputKind::Device,
+        seed: config.run.seed.filled(),
         epoch: progress.epoch,
-        num_threads: config.data.loader_threads,
+        num_threads: config.data.loader_threads.filled(),
         first_step: progress.step_in_epoch as usize,
-        ..LoaderConfig::new(config.batch.micro_batch_size, session.data.normalization.clone())
+        ..LoaderConfig::new(config.micro_batch_size(), session.data.normalization.clone())
     }
 }
 
@@ -311,12 +314,12 @@ fn step_config(session: &Session<'_>) -> StepConfig {
     let config = session.config;
     StepConfig {
         sgd: sgd_config(config),
-        label_smoothing: config.optimizer.label_smoothing,
+        label_smoothing: config.optimizer.label_smoothing.filled(),
         clip_norm: config.optimizer.clip_grad_norm,
-        loss_scale: config.optimizer.loss_scale,
-        sync_batch_norm: config.batch.batch_norm == BatchNormKind::Sync,
-        skips_non_finite: config.run.on_non_finite != OnNonFinite::Stop,
-        sync: config.sync.clone(),
+        loss_scale: config.optimizer.loss_scale.filled(),
+        sync_batch_norm: config.batch.batch_norm.filled() == BatchNormKind::Sync,
+        skips_non_finite: config.run.on_non_finite.filled() == OnNonFiniteKind::Skip,
+        sync: config.sync_config(),
         server_link: session.server_link.clone(),
         whereabouts: Arc::clone(&session.whereabouts),
     }
@@ -325,9 +328,9 @@ fn step_config(session: &Session<'_>) -> StepConfig {
 /// The optimizer of a run.
 pub(crate) fn sgd_config(config: &TrainConfig) -> SgdConfig {
     SgdConfig {
-        momentum: config.optimizer.momentum,
-        nesterov: config.optimizer.nesterov,
-        weight_decay: config.optimizer.weight_decay,
-        decay_norm_and_bias: config.optimizer.decay_norm_and_bias,
+        momentum: config.optimizer.momentum.filled(),
+        nesterov: config.optimizer.nesterov.filled(),
+        weight_decay: config.optimizer.weight_decay.filled(),
+        decay_norm_and_bias: config.optimizer.decay_norm_and_bias.unwrap_or(true),
     }
 }

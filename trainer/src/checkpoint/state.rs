@@ -12,8 +12,8 @@ use crate::loss_scale::LossScale;
 use crate::metrics::{EpochRecord, ScoreSums};
 
 /// The layout of the files; raised when an older program could not read a newer one's, or would trust it less than it should.
-/// From 2 on the state has a checksum of its own.
-pub(super) const FORMAT: u32 = 2;
+/// From 2 on the state has a checksum of its own; from 3 on the configuration is flags.
+pub(super) const FORMAT: u32 = 3;
 /// The oldest layout that is read.
 pub(super) const OLDEST_FORMAT: u32 = 1;
 

@@ -322,7 +322,7 @@ pub struct RunArgs {
 }
 
 /// Device, number format and threads.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Args, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Args, Serialize, Deserialize)]
 #[command(next_help_heading = "Compute")]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct ComputeArgs {

@@ -23,7 +23,7 @@ use crate::simulation;
 /// Must be called by all ranks.
 pub fn bench(args: &BenchArgs, world: &World) -> Result<()> {
     let config = BenchConfig::resolve(args, world.communicator.world_size())?;
-    let watchdog = world.watch(config.sync.timeout)?;
+    let watchdog = world.watch(config.sync.timeout()?)?;
     identity::compare(config.shared_settings(), &*world.communicator)?;
     if let Some(path) = config.profile_output.as_deref().filter(|_| world.is_root()) {
         output::check_writable(path)?;
@@ -36,7 +36,7 @@ pub fn bench(args: &BenchArgs, world: &World) -> Result<()> {
         world.reporter.note(&format!("step written to {}, for predict-scaling --profile", path.display()));
     }
     if let Some(simulation) = config.simulation.as_ref().filter(|_| world.is_root()) {
-        for line in simulation::lines(&step_of(profile), &config.sync, simulation)? {
+        for line in simulation::lines(&step_of(profile), &config.sync_config(), simulation)? {
             world.reporter.note(&line);
         }
     }

@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use crate::checkpoint::ModelInput;
 use crate::cli::EvalArgs;
-use crate::config::{EvalConfig, WeightSource};
+use crate::config::{EvalConfig, Filled, WeightSource};
 use crate::data;
 use crate::evaluate::{EvaluateConfig, evaluate};
 use crate::identity;
@@ -59,8 +59,8 @@ pub fn eval(args: &EvalArgs, world: &World) -> Result<EvalResult> {
     identity::compare(config.shared_settings(), communicator)?;
     let (device, _) = world.prepare_compute(&config.compute)?;
     world.whereabouts.enter(Phase::Data);
-    let data = data::open(&config.data, None, communicator, &world.reporter)?;
-    data::share_checksums(&[&data.test], config.data.source.folder(), communicator)?;
+    let data = data::open(&config.data, &config.train_split, communicator, &world.reporter)?;
+    data::share_checksums(&[&data.test], config.data.data_dir.as_deref(), communicator)?;
     identity::compare(vec![("test split".to_owned(), data.test.checksum())], communicator)?;
     let input = saved.state.as_ref().map(|state| &state.input);
     if let Some(input) = input {
@@ -76,9 +76,9 @@ pub fn eval(args: &EvalArgs, world: &World) -> Result<EvalResult> {
     let model = saved.network(&config.model, &request, world)?;
     world.whereabouts.enter(Phase::Evaluation);
     let how = EvaluateConfig {
-        micro_batch_size: config.batch_size_per_rank,
-        loader_threads: config.data.loader_threads,
-        input: config.compute.input,
+        micro_batch_size: config.batch_size_per_rank.filled(),
+        loader_threads: config.data.loader_threads.filled(),
+        input: config.compute.input.filled(),
     };
     let evaluation = evaluate(&model, &data.test, &data.normalization, &how, communicator, &device, &world.stop)?;
     let sums = evaluation.scores.context("eval: stopped by a signal before all images were measured")?;

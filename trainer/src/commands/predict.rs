@@ -11,7 +11,7 @@ use datasets::{
 use serde::Serialize;
 
 use crate::cli::PredictArgs;
-use crate::config::{InputKind, PredictConfig, WeightSource};
+use crate::config::{Filled, InputKind, PredictConfig, WeightSource};
 use crate::network::ModelRequest;
 use crate::ranks::World;
 use crate::saved_model::SavedModel;
@@ -61,7 +61,7 @@ pub fn predict(args: &PredictArgs, world: &World) -> Result<Predictions> {
         compute: &config.compute,
         device: &device,
     };
-    let model = saved.network(trained.model.resnet()?, &request, world)?;
+    let model = saved.network(trained.resnet()?, &request, world)?;
     let shape = ImageShape { height: input.height, width: input.width, channels: input.channels };
     let normalization = Normalization { mean: input.mean.clone(), std: input.std.clone() };
     let table = Arc::new(NormalizationTable::new(&normalization));
@@ -71,12 +71,12 @@ pub fn predict(args: &PredictArgs, world: &World) -> Result<Predictions> {
         ensure!(!world.stop.is_raised(), "predict: stopped by a signal before {}", path.display());
         let bytes = load_image(path, input.height, input.channels)?;
         let raw = RawPixels { bytes, placements: vec![Placement::default()], table: Arc::clone(&table) };
-        let pixels = match config.compute.input {
+        let pixels = match config.compute.input.filled() {
             InputKind::Host => Pixels::Normalised(raw.normalised(shape)),
             InputKind::Device => Pixels::Raw(raw),
         };
         let batch = HostBatch { pixels, labels: vec![0], indices: vec![0], shape }.to_device(&device);
-        let classes = likeliest(model.forward(batch.images), &input.class_names, config.top)?;
+        let classes = likeliest(model.forward(batch.images), &input.class_names, config.top.filled())?;
         world.reporter.note(&path.display().to_string());
         for class in &classes {
             world.reporter.note(&format!("  {:6.2} %  {}", 100.0 * class.probability, class.class));

@@ -11,7 +11,9 @@ use serde::Serialize;
 use super::bench::tell;
 use crate::bench::measure;
 use crate::cli::PredictScalingArgs;
-use crate::config::{BenchConfig, NamedNetwork, PredictScalingConfig, ProfileSource, ScalingConfig, ScalingKind};
+use crate::config::{
+    BenchConfig, Filled, NamedNetwork, PredictScalingConfig, ProfileSource, ScalingConfig, ScalingKind,
+};
 use crate::output;
 use crate::predict_scaling::{
     Measured, answers, forecast, forecast_lines, measured_lines, published_lines, read_measured, read_profile,
@@ -112,9 +114,9 @@ fn profiles(config: &ScalingConfig, world: &World) -> Result<Vec<ProfileFile>> {
         }
         ProfileSource::Measured(bench) => {
             let mut profiles = vec![measured(bench, world)?];
-            if config.scaling == ScalingKind::Strong && bench.batch_size_per_rank > 1 {
-                let batch_size_per_rank = bench.batch_size_per_rank.div_ceil(SECOND_BATCH);
-                profiles.push(measured(&BenchConfig { batch_size_per_rank, ..(**bench).clone() }, world)?);
+            if config.scaling == ScalingKind::Strong && bench.batch_size_per_rank.filled() > 1 {
+                let batch_size_per_rank = bench.batch_size_per_rank.filled().div_ceil(SECOND_BATCH);
+                profiles.push(measured(&(**bench).clone().with_batch_size_per_rank(batch_size_per_rank), world)?);
             }
             Ok(profiles)
         }

@@ -14,7 +14,7 @@ use datasets::DatasetSplits;
 use distributed::{Communicator, ParameterLayout, scheduler_job, watchdog};
 
 use crate::cli::TrainArgs;
-use crate::config::{BatchNormKind, OwnModel, TrainConfig, starting_timeout};
+use crate::config::{BatchNormKind, Filled, OwnModel, TrainConfig};
 use crate::data;
 use crate::gather;
 use crate::identity;
@@ -44,7 +44,7 @@ const ODD_STRIDE: u64 = 0x9E37_79B9_7F4A_7C15;
 /// # Collective
 /// Must be called by all ranks.
 pub fn train(args: &TrainArgs, world: &World) -> Result<Outcome<ResNet>> {
-    train_any(args, world, None, |config, request| resnet(config.model.resnet()?, config.run.zero_gamma, request))
+    train_any(args, world, None, |config, request| resnet(config.resnet()?, config.run.zero_gamma.filled(), request))
 }
 
 /// Trains a program's own model with the flags of `trainer train`.
@@ -75,26 +75,27 @@ fn train_any<M: ImageClassifier>(
 ) -> Result<Outcome<M>> {
     let (communicator, reporter) = (&*world.communicator, &world.reporter);
     // A saved configuration may say another timeout; reading it is watched, too.
-    let watchdog = world.watch(starting_timeout(&args.sync)?)?;
+    let watchdog = world.watch(args.sync.timeout()?)?;
     let config = resolve(args, own, world)?;
-    watchdog.iter().for_each(|watchdog| watchdog.set_timeout(config.sync.timeout));
+    let timeout = config.sync.timeout()?;
+    watchdog.iter().for_each(|watchdog| watchdog.set_timeout(timeout));
     let (device, num_threads) = world.prepare_compute(&config.compute)?;
     world.whereabouts.enter(watchdog::Phase::Opening);
-    let data = data::open(&config.data, config.train_split.limit_train, communicator, reporter)?;
+    let data = data::open(&config.data, &config.train_split, communicator, reporter)?;
     identity::check(&config, &data, communicator)?;
-    synchronizer::check_threads(&config.sync.method, communicator)?;
+    synchronizer::check_threads(&config.sync.method(), communicator)?;
     world.whereabouts.enter(watchdog::Phase::Starting);
     ensure!(
-        !(config.train_split.drop_last && data.train.len() < config.batch.global_batch_size),
+        !(config.train_split.drop_last.filled() && data.train.len() < config.batch.global_batch_size.filled()),
         "drop-last: expected at least one global batch of {} samples, got a train split of {}; use a smaller --global-batch-size",
-        config.batch.global_batch_size,
+        config.batch.global_batch_size.filled(),
         data.train.len()
     );
     let training_device = device.clone().autodiff();
     let request = ModelRequest {
         num_classes: data.train.class_names().len(),
         in_channels: data.train.image_shape().channels,
-        seed: config.run.seed,
+        seed: config.run.seed.filled(),
         compute: &config.compute,
         device: &training_device,
     };
@@ -116,11 +117,11 @@ fn train_any<M: ImageClassifier>(
     reporter.configuration(&config, &facts(&manifest, &records));
 
     let start = Instant::now();
-    let (workers, server_link) = match Role::of(&config.sync, &world.communicator)? {
+    let (workers, server_link) = match Role::of(&config.sync_config(), &world.communicator)? {
         Role::Worker { communicator, server_link } => (communicator, server_link),
         Role::Server(link) => {
             let sgd = sgd_config(&config);
-            synchronizer::serve(&config.sync, sgd, &model, link, &world.whereabouts)?;
+            synchronizer::serve(&config.sync_config(), sgd, &model, link, &world.whereabouts)?;
             world.end_watch(watchdog)?;
             return Ok(Outcome::of_server(model));
         }
@@ -159,7 +160,7 @@ fn accept(
     let communicator = &*world.communicator;
     let own = Records::prepare(config, world.is_root(), &holder(communicator)).and_then(|records| {
         let resumption = match records.directory() {
-            Some(directory) if config.run.resume => Resumption::find(directory, config, data, allow_changed_data)?,
+            Some(directory) if config.resume => Resumption::find(directory, config, data, allow_changed_data)?,
             _ => None,
         };
         Ok((records, resumption))
@@ -193,7 +194,7 @@ fn initial_model<M: ImageClassifier>(
         model
     };
     ensure!(
-        config.batch.batch_norm == BatchNormKind::Local
+        config.batch.batch_norm.filled() == BatchNormKind::Local
             || model
                 .clone()
                 .with_statistics_reducer(Arc::new(NormReducer::new(Arc::clone(&world.communicator))))
@@ -257,7 +258,7 @@ fn manifest(
         device: format!("{device:?}"),
     };
     let dataset = DatasetFacts {
-        name: config.data.source.kind().to_string(),
+        name: config.data.dataset.filled().to_string(),
         num_train: data.train.len(),
         num_test: data.test.len(),
         train_checksum: data.train.checksum(),

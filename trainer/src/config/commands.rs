@@ -1,21 +1,18 @@
 //! The configurations of `eval`, `predict` and `bench`.
 //!
-//! In: their flags, and for `eval` the configuration a checkpoint was trained with. Out: plain values.
+//! In: their flags, and for `eval` the configuration a checkpoint was trained with. Out: the flags with their gaps filled.
 //! Invariant: as in [`super`], an option without effect is refused.
 
+use super::checks::{Filled, at_least, no_effect};
 use super::error::ConfigError;
-use super::own_model::ModelChoice;
-use super::parts::{ComputeConfig, DataConfig, DataSource, ModelConfig};
-use super::resolve::{at_least, compute, model, no_effect};
-use super::sync::{self, SyncConfig};
-use super::{TrainConfig, data, file, netbench, shared_settings};
-use crate::choices::{BatchNormKind, UpdateKind};
-use crate::cli::{
-    BatchArgs, BenchArgs, DataArgs, EvalArgs, ModelArgs, PredictArgs, RunArgs, SyncArgs, TrainArgs, TrainSplitArgs,
-};
+use super::sync::SyncConfig;
+use super::{TrainConfig, file, netbench, shared_settings};
+use crate::choices::{BatchNormKind, DatasetKind, UpdateKind};
+use crate::cli::{BenchArgs, DataArgs, EvalArgs, ModelArgs, PredictArgs, SyncArgs, TrainSplitArgs};
 use crate::loss_scale::LossScaling;
 use serde::{Deserialize, Serialize};
 use simulate::{NetworkError, NetworkModel};
+use std::ops::Deref;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -31,25 +28,22 @@ pub enum WeightSource {
     Checkpoint(PathBuf),
 }
 
-/// What `trainer eval` measures.
+/// What `trainer eval` measures: its flags, filled, of which the model and the data set are those of the checkpoint unless typed.
 #[derive(Debug, Clone, PartialEq)]
 pub struct EvalConfig {
-    /// The network.
-    pub model: ModelConfig,
-    /// Its parameters.
+    flags: EvalArgs,
+    /// What is made to be trained on: as little as can be.
+    pub train_split: TrainSplitArgs,
+    /// The parameters.
     pub weights: WeightSource,
-    /// The data set, of which the test split is used.
-    pub data: DataConfig,
-    /// Samples of one rank's forward pass.
-    pub batch_size_per_rank: usize,
-    /// Whether the data's class names may be others than the checkpoint's.
-    pub allow_changed_classes: bool,
-    /// Longest wait for another rank.
-    pub timeout: Duration,
-    /// Device and threads.
-    pub compute: ComputeConfig,
-    /// End with a JSON line.
-    pub json: bool,
+}
+
+impl Deref for EvalConfig {
+    type Target = EvalArgs;
+
+    fn deref(&self) -> &EvalArgs {
+        &self.flags
+    }
 }
 
 /// The sections that `eval` shares with `train`, for laying its flags over the options of a trained run.
@@ -71,29 +65,18 @@ impl EvalConfig {
     /// # Panics
     /// If `--checkpoint` was given without `trained`.
     pub fn resolve(args: &EvalArgs, trained: Option<&TrainConfig>) -> Result<Self, ConfigError> {
-        let batch_size_per_rank = at_least("--batch-size-per-rank", args.batch_size_per_rank.unwrap_or(128), 1)?;
-        let compute = compute(&args.compute)?;
-        let timeout = Self::timeout(args)?;
+        let mut flags = args.clone();
+        at_least("--batch-size-per-rank", *flags.batch_size_per_rank.get_or_insert(128), 1)?;
+        flags.compute = flags.compute.decided()?;
+        flags.timeout = Some(Self::timeout(args)?.as_secs());
         let weights = Self::weights(args)?;
-        let (model, data) = match &weights {
-            WeightSource::File(_) => {
-                if args.allow_changed_classes {
-                    let because = "with --weights, a file that tells no class names";
-                    return Err(no_effect("--allow-changed-classes", because, "leave it out"));
-                }
-                (named_model(args)?, named_data(args)?)
-            }
+        let train_split = match &weights {
+            WeightSource::File(_) => fill_for_file(&mut flags)?,
             WeightSource::Checkpoint(_) => {
-                let trained = trained.expect("the caller reads the checkpoint's configuration first");
-                if args.model != ModelArgs::default() {
-                    let because = "with --checkpoint, which tells the network";
-                    return Err(no_effect("--model, --depth or --shortcut", because, "leave it out"));
-                }
-                (*trained.model.resnet()?, data_like(trained, args)?)
+                fill_like(trained.expect("the caller reads the checkpoint's configuration first"), &mut flags)?
             }
         };
-        let allow_changed_classes = args.allow_changed_classes;
-        Ok(Self { model, weights, data, batch_size_per_rank, allow_changed_classes, timeout, compute, json: args.json })
+        Ok(Self { flags, train_split, weights })
     }
 
     /// Where the parameters are read from, as can be told before a checkpoint is read.
@@ -127,62 +110,74 @@ impl EvalConfig {
 
     /// What must be equal on all ranks, as (option, value).
     pub fn shared_settings(&self) -> Vec<(String, String)> {
+        // A machine's own, and it need not be text.
+        let data = DataArgs { data_dir: None, ..self.data.clone() };
+        let mut settings = shared_settings(&EvalArgs { data, ..self.flags.clone() });
         let weights = match &self.weights {
             WeightSource::File(path) => ("--weights", path),
             WeightSource::Checkpoint(path) => ("--checkpoint", path),
         };
-        let batch = BatchArgs { batch_size_per_rank: Some(self.batch_size_per_rank), ..BatchArgs::default() };
-        let sync = SyncArgs { timeout: Some(self.timeout.as_secs()), ..SyncArgs::default() };
-        // A machine's own, and it need not be text.
-        let data = DataArgs { data_dir: None, ..self.data.to_args() };
-        let (model, compute) = (ModelChoice::Resnet(self.model).to_args(), self.compute.to_args());
-        let mut settings = shared_settings(&TrainArgs { model, data, batch, sync, compute, ..TrainArgs::default() });
         settings.push((weights.0.to_owned(), weights.1.display().to_string()));
-        settings.push(("--allow-changed-classes".to_owned(), self.allow_changed_classes.to_string()));
         settings
     }
 }
 
-fn named_model(args: &EvalArgs) -> Result<ModelConfig, ConfigError> {
-    if args.model.model.is_none() && args.model.depth.is_none() {
+/// A weights file tells nothing of itself.
+fn fill_for_file(flags: &mut EvalArgs) -> Result<TrainSplitArgs, ConfigError> {
+    if flags.allow_changed_classes {
+        let because = "with --weights, a file that tells no class names";
+        return Err(no_effect("--allow-changed-classes", because, "leave it out"));
+    }
+    if flags.model.model.is_none() && flags.model.depth.is_none() {
         return Err(ConfigError::Missing {
             option: "--model",
             because: "a weights file does not tell its network".to_owned(),
             remedy: "give for example --model resnet20".to_owned(),
         });
     }
-    model(&args.model)
-}
-
-fn named_data(args: &EvalArgs) -> Result<DataConfig, ConfigError> {
-    if args.data.dataset.is_none() {
+    flags.model.fill()?;
+    if flags.data.dataset.is_none() {
         return Err(ConfigError::Missing {
             option: "--dataset",
             because: "a weights file does not tell what it was trained on".to_owned(),
             remedy: "give for example --dataset cifar10 --data-dir DIR".to_owned(),
         });
     }
-    data::data(&args.data, &TrainSplitArgs::default())
+    let train_split;
+    (flags.data, train_split) = flags.data.clone().decided(TrainSplitArgs::default())?;
+    Ok(train_split)
 }
 
-fn data_like(trained: &TrainConfig, args: &EvalArgs) -> Result<DataConfig, ConfigError> {
-    let TrainArgs { data, train_split, .. } = trained.to_args();
-    let below = DataSections { data, train_split };
-    let flags = DataSections { data: args.data.clone(), train_split: TrainSplitArgs::default() };
-    let merged: DataSections = file::laid_over(&below, &flags)?;
-    let mut data = data::data(&merged.data, &merged.train_split)?;
-    let side = data.source.image_size() as u64;
-    let (option, num_train, num_test, typed) = match &mut data.source {
-        DataSource::Shapes { num_train, num_test, .. } => {
-            ("--shapes-test", num_train, *num_test, args.data.shapes_test)
-        }
-        DataSource::Synthetic { num_train, num_test, .. } => {
-            ("--synthetic-test", num_train, *num_test, args.data.synthetic_test)
-        }
-        DataSource::Cifar10 { .. } | DataSource::Cifar100 { .. } | DataSource::ImageFolder { .. } => return Ok(data),
-    };
+/// The model of a trained run, and its data where no flags say otherwise.
+fn fill_like(trained: &TrainConfig, flags: &mut EvalArgs) -> Result<TrainSplitArgs, ConfigError> {
+    if flags.model != ModelArgs::default() {
+        let because = "with --checkpoint, which tells the network";
+        return Err(no_effect("--model, --depth or --shortcut", because, "leave it out"));
+    }
+    flags.model = trained.resnet()?.clone();
+    let below = DataSections { data: trained.data.clone(), train_split: trained.train_split.clone() };
+    let typed = DataSections { data: flags.data.clone(), train_split: TrainSplitArgs::default() };
+    let merged: DataSections = file::laid_over(&below, &typed)?;
+    let (data, mut split) = merged.data.decided(merged.train_split)?;
     // What is drawn to be trained on is not drawn here; there is one image of it, as no split is empty.
-    *num_train = 1;
+    split = TrainSplitArgs {
+        shapes_train: split.shapes_train.map(|_| 1),
+        synthetic_train: split.synthetic_train.map(|_| 1),
+        ..TrainSplitArgs::default()
+    };
+    expect_few_drawn(&data, &typed.data)?;
+    flags.data = data;
+    Ok(split)
+}
+
+/// Refuses to draw more test images than fit into memory because a checkpoint says so.
+fn expect_few_drawn(data: &DataArgs, typed: &DataArgs) -> Result<(), ConfigError> {
+    let (option, num_test, typed) = match data.dataset.filled() {
+        DatasetKind::Shapes => ("--shapes-test", data.shapes_test, typed.shapes_test),
+        DatasetKind::Synthetic => ("--synthetic-test", data.synthetic_test, typed.synthetic_test),
+        DatasetKind::Cifar10 | DatasetKind::Cifar100 | DatasetKind::ImageFolder => return Ok(()),
+    };
+    let (num_test, side) = (num_test.filled(), data.image_size() as u64);
     if typed.is_none() && (num_test as u64).saturating_mul(3 * side * side) > MOST_DRAWN_BYTES {
         return Err(ConfigError::Invalid {
             option,
@@ -190,22 +185,21 @@ fn data_like(trained: &TrainConfig, args: &EvalArgs) -> Result<DataConfig, Confi
             got: format!("the checkpoint's {num_test} images"),
         });
     }
-    Ok(data)
+    Ok(())
 }
 
-/// What `trainer predict` names.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// What `trainer predict` names: its flags, filled.
+#[derive(Debug, Clone)]
 pub struct PredictConfig {
-    /// The checkpoint directory.
-    pub checkpoint: PathBuf,
-    /// Image files.
-    pub images: Vec<PathBuf>,
-    /// Classes to print for each.
-    pub top: usize,
-    /// Device and threads.
-    pub compute: ComputeConfig,
-    /// End with a JSON line.
-    pub json: bool,
+    flags: PredictArgs,
+}
+
+impl Deref for PredictConfig {
+    type Target = PredictArgs;
+
+    fn deref(&self) -> &PredictArgs {
+        &self.flags
+    }
 }
 
 impl PredictConfig {
@@ -214,50 +208,30 @@ impl PredictConfig {
     /// # Errors
     /// A [`ConfigError`] naming the option and the remedy.
     pub fn resolve(args: &PredictArgs) -> Result<Self, ConfigError> {
-        Ok(Self {
-            checkpoint: args.checkpoint.clone(),
-            images: args.images.clone(),
-            top: at_least("--top", args.top.unwrap_or(5), 1)?,
-            compute: compute(&args.compute)?,
-            json: args.json,
-        })
+        let mut flags = args.clone();
+        at_least("--top", *flags.top.get_or_insert(5), 1)?;
+        flags.compute = flags.compute.decided()?;
+        Ok(Self { flags })
     }
 }
 
 /// Most ranks that are simulated.
 pub(super) const MOST_SIMULATED: usize = 4096;
 
-/// What `trainer bench` measures.
+/// What `trainer bench` measures: its flags, filled.
 #[derive(Debug, Clone, PartialEq)]
 pub struct BenchConfig {
-    /// The network.
-    pub model: ModelConfig,
-    /// Samples of one rank in one step.
-    pub batch_size_per_rank: usize,
-    /// Measured steps.
-    pub steps: usize,
-    /// Steps before them.
-    pub warmup_steps: usize,
-    /// Height and width, pixels.
-    pub image_size: usize,
-    /// Classes.
-    pub num_classes: usize,
-    /// Over which samples batch statistics go.
-    pub batch_norm: BatchNormKind,
-    /// How the ranks' gradients or parameters become one.
-    pub sync: SyncConfig,
+    flags: BenchArgs,
     /// Networks and numbers of ranks to predict the speed for.
     pub simulation: Option<SimulationConfig>,
-    /// File of the measured step.
-    pub profile_output: Option<PathBuf>,
-    /// Seed of weights and pixels.
-    pub seed: u64,
-    /// Device and threads.
-    pub compute: ComputeConfig,
-    /// End with a JSON line.
-    pub json: bool,
-    /// Where the measured job is written for other programs.
-    pub export_job: Option<PathBuf>,
+}
+
+impl Deref for BenchConfig {
+    type Target = BenchArgs;
+
+    fn deref(&self) -> &BenchArgs {
+        &self.flags
+    }
 }
 
 impl BenchConfig {
@@ -266,9 +240,12 @@ impl BenchConfig {
     /// # Errors
     /// A [`ConfigError`] naming the option and the remedy.
     pub fn resolve(args: &BenchArgs, world_size: usize) -> Result<Self, ConfigError> {
-        let compute = compute(&args.compute)?;
-        let mut sync = sync::on_device(sync::sync(&args.sync, world_size)?, &args.sync, compute.device)?;
-        sync::fits_loss_scale(&sync, LossScaling::of(compute.dtype))?;
+        let mut flags = args.clone();
+        flags.compute = flags.compute.decided()?;
+        let device = flags.compute.device.filled();
+        flags.sync.fill(world_size, device)?;
+        flags.sync.expect_offered(device)?;
+        flags.sync.expect_loss_scale(LossScaling::of(flags.compute.dtype()))?;
         let simulation = simulation(args)?;
         // What several ranks would take is told only where gradients pass through main memory, as theirs do.
         if args.profile_output.is_some() || simulation.is_some() {
@@ -277,50 +254,39 @@ impl BenchConfig {
                     "with --profile-output or --simulate-network, which tell of ranks that meet in main memory";
                 return Err(no_effect("--update device", because, "leave it out"));
             }
-            sync.update = UpdateKind::Host;
+            flags.sync.update = Some(UpdateKind::Host);
         }
-        Ok(Self {
-            model: model(&args.model)?,
-            batch_size_per_rank: at_least("--batch-size-per-rank", args.batch_size_per_rank.unwrap_or(128), 1)?,
-            steps: at_least("--steps", args.steps.unwrap_or(20), 1)?,
-            warmup_steps: args.warmup_steps.unwrap_or(3),
-            image_size: at_least("--image-size", args.image_size.unwrap_or(32), 8)?,
-            num_classes: at_least("--num-classes", args.num_classes.unwrap_or(10), 2)?,
-            batch_norm: args.batch_norm.unwrap_or(BatchNormKind::Local),
-            sync,
-            simulation,
-            profile_output: args.profile_output.clone().map(|path| file_name("--profile-output", path)).transpose()?,
-            seed: args.seed.unwrap_or(0),
-            compute,
-            json: args.json,
-            export_job: args.export_job.clone().map(|path| directory_name("--export-job", path)).transpose()?,
-        })
+        flags.model = flags.model.decided()?;
+        at_least("--batch-size-per-rank", *flags.batch_size_per_rank.get_or_insert(128), 1)?;
+        at_least("--steps", *flags.steps.get_or_insert(20), 1)?;
+        flags.warmup_steps.get_or_insert(3);
+        at_least("--image-size", *flags.image_size.get_or_insert(32), 8)?;
+        at_least("--num-classes", *flags.num_classes.get_or_insert(10), 2)?;
+        flags.batch_norm.get_or_insert(BatchNormKind::Local);
+        flags.seed.get_or_insert(0);
+        flags.profile_output = flags.profile_output.map(|path| file_name("--profile-output", path)).transpose()?;
+        flags.export_job = flags.export_job.map(|path| directory_name("--export-job", path)).transpose()?;
+        Ok(Self { flags, simulation })
+    }
+
+    /// The same with other samples of one rank in one step.
+    pub fn with_batch_size_per_rank(mut self, samples: usize) -> Self {
+        self.flags.batch_size_per_rank = Some(samples);
+        self
+    }
+
+    /// How the ranks' gradients or parameters become one.
+    pub fn sync_config(&self) -> SyncConfig {
+        SyncConfig::of(&self.sync, self.compute.device.filled())
     }
 
     /// What must be equal on all ranks, as (option, value): what root alone writes need not.
     pub fn shared_settings(&self) -> Vec<(String, String)> {
-        let (batch_size_per_rank, batch_norm) = (Some(self.batch_size_per_rank), Some(self.batch_norm));
-        let data = DataArgs {
-            image_size: Some(self.image_size),
-            synthetic_classes: Some(self.num_classes),
-            ..DataArgs::default()
-        };
-        let mut settings = shared_settings(&TrainArgs {
-            model: ModelChoice::Resnet(self.model).to_args(),
-            data,
-            batch: BatchArgs { batch_size_per_rank, batch_norm, ..BatchArgs::default() },
-            sync: SyncArgs { trace: None, ..self.sync.to_args() },
-            run: RunArgs { seed: Some(self.seed), ..RunArgs::default() },
-            compute: self.compute.to_args(),
-            ..TrainArgs::default()
-        });
-        let further = [
-            ("--steps", self.steps.to_string()),
-            ("--warmup-steps", self.warmup_steps.to_string()),
-            ("--export-job", self.export_job.is_some().to_string()),
-            ("--trace", self.sync.trace.is_some().to_string()),
-        ];
-        settings.extend(further.map(|(option, value)| (option.to_owned(), value)));
+        let sync = SyncArgs { trace: None, ..self.sync.clone() };
+        let mut settings = shared_settings(&BenchArgs { sync, ..self.flags.clone() });
+        for (option, path) in [("--export-job", &self.export_job), ("--trace", &self.sync.trace)] {
+            settings.push((option.to_owned(), path.is_some().to_string()));
+        }
         settings
     }
 }

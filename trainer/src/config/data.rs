@@ -1,14 +1,17 @@
-//! Decides the data set of a run: what each source needs is there, and what it does not know is refused.
+//! Defaults and checks of the flags of data: what each data set needs is there, and what it does not know is refused.
 //!
-//! In: [`DataArgs`] and [`TrainSplitArgs`]. Out: [`DataConfig`]. Invariant: nothing is opened.
+//! In: [`DataArgs`] and [`TrainSplitArgs`]. Out: the same with their gaps filled. Invariant: nothing is opened.
 
+use super::checks::{Filled, at_least, at_least_one, no_effect, within};
 use super::error::ConfigError;
-use super::parts::{DataConfig, DataSource, NormalizationConfig};
-use super::resolve::{at_least, no_effect};
-use crate::choices::{DatasetKind, OnBadImageKind};
+use crate::choices::{AugmentKind, DatasetKind, OnBadImageKind};
 use crate::cli::{DataArgs, TrainSplitArgs};
-use std::ops::RangeInclusive;
-use std::path::PathBuf;
+
+/// Height and width of images where nobody says, pixels.
+const DEFAULT_SIDE: usize = 32;
+
+/// Largest image side that is still augmented by default: a crop of four pixels means nothing to larger ones.
+const MAX_AUGMENTED_SIZE: usize = 64;
 
 /// The largest height and width of images, pixels.
 pub(crate) const MAX_IMAGE_SIDE: usize = 1 << 12;
@@ -19,16 +22,75 @@ pub(crate) const MAX_CLASSES: usize = 1 << 16;
 /// The most threads that prepare batches.
 const MOST_THREADS: usize = 1 << 10;
 
-pub(super) fn data(args: &DataArgs, split: &TrainSplitArgs) -> Result<DataConfig, ConfigError> {
-    let kind = args.dataset.unwrap_or(DatasetKind::Shapes);
-    refuse_foreign_options(args, split, kind)?;
-    let default_threads = if kind == DatasetKind::ImageFolder { 2 } else { 1 };
-    Ok(DataConfig {
-        source: source(args, split, kind)?,
-        normalization: normalization(args)?,
-        limit_test: args.limit_test.map(|count| at_least("--limit-test", count, 1)).transpose()?,
-        loader_threads: within("--loader-threads", args.loader_threads.unwrap_or(default_threads), 0..=MOST_THREADS)?,
-    })
+impl DataArgs {
+    /// These flags and those of the train split with their gaps filled, for who does not train.
+    pub(super) fn decided(mut self, mut split: TrainSplitArgs) -> Result<(Self, TrainSplitArgs), ConfigError> {
+        self.fill(&mut split)?;
+        self.expect_offered()?;
+        Ok((self, split))
+    }
+
+    /// Fills the gaps, those of how many images are made to train on, too, and refuses what contradicts itself.
+    pub(super) fn fill(&mut self, split: &mut TrainSplitArgs) -> Result<(), ConfigError> {
+        let kind = *self.dataset.get_or_insert(DatasetKind::Shapes);
+        refuse_foreign_options(self, split, kind)?;
+        match kind {
+            DatasetKind::Shapes => {
+                at_least("--shapes-train", *split.shapes_train.get_or_insert(10_000), 1)?;
+                at_least("--shapes-test", *self.shapes_test.get_or_insert(2_000), 1)?;
+                self.shapes_seed.get_or_insert(0);
+            }
+            DatasetKind::Cifar10 | DatasetKind::Cifar100 => expect_folder(self, kind)?,
+            DatasetKind::ImageFolder => {
+                expect_folder(self, kind)?;
+                self.fill_image_size()?;
+                self.on_bad_image.get_or_insert(OnBadImageKind::Fail);
+            }
+            DatasetKind::Synthetic => {
+                self.fill_image_size()?;
+                at_least("--synthetic-train", *split.synthetic_train.get_or_insert(10_000), 1)?;
+                at_least("--synthetic-test", *self.synthetic_test.get_or_insert(2_000), 1)?;
+                within("--synthetic-classes", *self.synthetic_classes.get_or_insert(10), 2..=MAX_CLASSES)?;
+            }
+        }
+        self.download = kind.is_cifar().then_some(self.download.unwrap_or(false));
+        check_normalization(self)?;
+        at_least_one("--limit-test", self.limit_test)?;
+        let threads = if kind == DatasetKind::ImageFolder { 2 } else { 1 };
+        within("--loader-threads", *self.loader_threads.get_or_insert(threads), 0..=MOST_THREADS)?;
+        Ok(())
+    }
+
+    fn fill_image_size(&mut self) -> Result<(), ConfigError> {
+        within("--image-size", *self.image_size.get_or_insert(DEFAULT_SIDE), 8..=MAX_IMAGE_SIDE)?;
+        Ok(())
+    }
+
+    /// Refuses to fetch what this program cannot fetch.
+    pub(super) fn expect_offered(&self) -> Result<(), ConfigError> {
+        if self.download == Some(true) && !cfg!(feature = "download") {
+            return Err(no_effect("--download", "in this program", "rebuild with --features download"));
+        }
+        Ok(())
+    }
+
+    /// Height and width of the images, pixels.
+    pub(super) fn image_size(&self) -> usize {
+        self.image_size.unwrap_or(DEFAULT_SIDE)
+    }
+}
+
+impl TrainSplitArgs {
+    /// Fills the gaps that the data set leaves, and refuses what contradicts itself.
+    pub(super) fn fill(&mut self, data: &DataArgs) -> Result<(), ConfigError> {
+        let kind = data.dataset.filled();
+        // Shapes are drawn with random pose already, and random pixels have no pose.
+        let crops = kind.is_cifar() || (kind == DatasetKind::ImageFolder && data.image_size() <= MAX_AUGMENTED_SIZE);
+        at_least_one("--limit-train", self.limit_train)?;
+        self.augment.get_or_insert(if crops { AugmentKind::CropFlip } else { AugmentKind::None });
+        self.drop_last.get_or_insert(false);
+        Ok(())
+    }
 }
 
 /// Options that only some data sets know.
@@ -54,48 +116,14 @@ fn refuse_foreign_options(args: &DataArgs, split: &TrainSplitArgs, kind: Dataset
             return Err(no_effect(option, format!("with --dataset {kind}"), remedy));
         }
     }
-    if download && !cfg!(feature = "download") {
-        return Err(no_effect("--download", "in this program", "rebuild with --features download"));
-    }
     Ok(())
 }
 
-fn source(args: &DataArgs, split: &TrainSplitArgs, kind: DatasetKind) -> Result<DataSource, ConfigError> {
-    let dir = || data_dir(args, kind);
-    let download = args.download.unwrap_or(false);
-    let image_size = within("--image-size", args.image_size.unwrap_or(32), 8..=MAX_IMAGE_SIDE)?;
-    Ok(match kind {
-        DatasetKind::Shapes => DataSource::Shapes {
-            num_train: at_least("--shapes-train", split.shapes_train.unwrap_or(10_000), 1)?,
-            num_test: at_least("--shapes-test", args.shapes_test.unwrap_or(2_000), 1)?,
-            seed: args.shapes_seed.unwrap_or(0),
-        },
-        DatasetKind::Cifar10 => DataSource::Cifar10 { dir: dir()?, download },
-        DatasetKind::Cifar100 => DataSource::Cifar100 { dir: dir()?, download },
-        DatasetKind::ImageFolder => DataSource::ImageFolder {
-            dir: dir()?,
-            image_size,
-            on_bad_image: args.on_bad_image.unwrap_or(OnBadImageKind::Fail),
-        },
-        DatasetKind::Synthetic => DataSource::Synthetic {
-            num_train: at_least("--synthetic-train", split.synthetic_train.unwrap_or(10_000), 1)?,
-            num_test: at_least("--synthetic-test", args.synthetic_test.unwrap_or(2_000), 1)?,
-            num_classes: within("--synthetic-classes", args.synthetic_classes.unwrap_or(10), 2..=MAX_CLASSES)?,
-            image_size,
-        },
-    })
-}
-
-fn within(option: &'static str, value: usize, range: RangeInclusive<usize>) -> Result<usize, ConfigError> {
-    if !range.contains(&value) {
-        let expected = format!("{} to {}", range.start(), range.end());
-        return Err(ConfigError::Invalid { option, expected, got: value.to_string() });
+fn expect_folder(args: &DataArgs, kind: DatasetKind) -> Result<(), ConfigError> {
+    if args.data_dir.is_some() {
+        return Ok(());
     }
-    Ok(value)
-}
-
-fn data_dir(args: &DataArgs, kind: DatasetKind) -> Result<PathBuf, ConfigError> {
-    args.data_dir.clone().ok_or_else(|| ConfigError::Missing {
+    Err(ConfigError::Missing {
         option: "--data-dir",
         because: format!("--dataset {kind} is read from files"),
         remedy: match kind.is_cifar() {
@@ -105,13 +133,13 @@ fn data_dir(args: &DataArgs, kind: DatasetKind) -> Result<PathBuf, ConfigError> 
     })
 }
 
-fn normalization(args: &DataArgs) -> Result<Option<NormalizationConfig>, ConfigError> {
+fn check_normalization(args: &DataArgs) -> Result<(), ConfigError> {
     match (&args.normalize_mean, &args.normalize_std) {
-        (None, None) => Ok(None),
-        (Some(mean), Some(std)) => Ok(Some(NormalizationConfig {
-            mean: channels("--normalize-mean", mean, "three numbers from 0 to 1", |mean| (0.0..=1.0).contains(&mean))?,
-            std: channels("--normalize-std", std, "three numbers above 0", |std| std > 0.0)?,
-        })),
+        (None, None) => Ok(()),
+        (Some(mean), Some(std)) => {
+            channels("--normalize-mean", mean, "three numbers from 0 to 1", |mean| (0.0..=1.0).contains(&mean))?;
+            channels("--normalize-std", std, "three numbers above 0", |std| std > 0.0)
+        }
         (Some(_), None) => Err(half_a_normalization("--normalize-std", "--normalize-mean")),
         (None, Some(_)) => Err(half_a_normalization("--normalize-mean", "--normalize-std")),
     }
@@ -130,13 +158,13 @@ fn channels(
     values: &[f64],
     expected: &str,
     accepts: impl Fn(f64) -> bool,
-) -> Result<[f64; 3], ConfigError> {
-    match <[f64; 3]>::try_from(values) {
-        Ok(channels) if channels.iter().all(|value| value.is_finite() && accepts(*value)) => Ok(channels),
-        _ => Err(ConfigError::Invalid {
-            option,
-            expected: format!("{expected}, one a channel, separated by commas"),
-            got: values.iter().map(f64::to_string).collect::<Vec<_>>().join(","),
-        }),
+) -> Result<(), ConfigError> {
+    if values.len() == 3 && values.iter().all(|value| value.is_finite() && accepts(*value)) {
+        return Ok(());
     }
+    Err(ConfigError::Invalid {
+        option,
+        expected: format!("{expected}, one a channel, separated by commas"),
+        got: values.iter().map(f64::to_string).collect::<Vec<_>>().join(","),
+    })
 }

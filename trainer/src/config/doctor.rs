@@ -2,11 +2,9 @@
 //!
 //! In: its flags. Out: plain values. Invariant: nothing is fetched, so that an examination leaves everything as it was.
 
-use super::data;
+use super::checks::{at_least, no_effect};
 use super::error::ConfigError;
-use super::parts::{ComputeConfig, DataConfig};
-use super::resolve::{at_least, compute, no_effect};
-use crate::cli::{DoctorArgs, TrainSplitArgs};
+use crate::cli::{ComputeArgs, DataArgs, DoctorArgs, TrainSplitArgs};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -14,9 +12,11 @@ use std::time::Duration;
 #[derive(Debug, Clone, PartialEq)]
 pub struct DoctorConfig {
     /// The data set.
-    pub data: DataConfig,
+    pub data: DataArgs,
+    /// Its images to train on.
+    pub train_split: TrainSplitArgs,
     /// Device and threads.
-    pub compute: ComputeConfig,
+    pub compute: ComputeArgs,
     /// Where runs would be written.
     pub output_dir: PathBuf,
     /// Longest wait for another rank.
@@ -34,9 +34,11 @@ impl DoctorConfig {
         if args.data.download == Some(true) {
             return Err(no_effect("--download", "with doctor, which fetches nothing", "leave it out; train fetches"));
         }
+        let (data, train_split) = args.data.clone().decided(TrainSplitArgs::default())?;
         Ok(Self {
-            data: data::data(&args.data, &TrainSplitArgs::default())?,
-            compute: compute(&args.compute)?,
+            data,
+            train_split,
+            compute: args.compute.decided()?,
             output_dir: args.output_dir.clone().unwrap_or_else(|| PathBuf::from("runs")),
             timeout: Duration::from_secs(at_least("--timeout", args.timeout.unwrap_or(30), 1)?),
             json: args.json,

@@ -2,9 +2,9 @@
 //!
 //! In: its flags; a file of an earlier measurement. Out: plain values. Invariant: sizes ascend and differ.
 
+use super::checks::{at_least, in_range, no_effect};
 use super::commands::file_name;
 use super::error::ConfigError;
-use super::resolve::{at_least, in_range, no_effect};
 use crate::choices::ReductionChoice;
 use crate::cli::NetbenchArgs;
 use clap::ValueEnum;

@@ -3,11 +3,10 @@
 //! In: what the program says of its model, the flags. Out: [`OwnModel`] as part of the configuration.
 //! Invariant: an option that would change nothing about this model is refused.
 
+use super::checks::no_effect;
 use super::error::ConfigError;
 use super::file;
 use super::options::{self, Models, OPTIONS};
-use super::parts::ModelConfig;
-use super::resolve::no_effect;
 use crate::cli::TrainArgs;
 use serde::{Deserialize, Serialize};
 
@@ -50,77 +49,36 @@ impl OwnModel {
     }
 }
 
-/// The network of a run.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(untagged)]
-pub enum ModelChoice {
-    /// One of this program's residual networks.
-    Resnet(ModelConfig),
-    /// A module that this program does not know.
-    Own(OwnModel),
-}
-
-impl ModelChoice {
-    /// Name such as `resnet20`.
-    pub fn name(&self) -> String {
-        match self {
-            Self::Resnet(config) => config.name(),
-            Self::Own(own) => own.name.clone(),
+impl OwnModel {
+    /// Refuses a name that no directory can have, and options without effect on this model.
+    pub(super) fn reject_inapplicable_options(&self, args: &TrainArgs) -> Result<(), ConfigError> {
+        let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+        if self.name.is_empty() || self.name.starts_with('.') || !self.name.bytes().all(is_plain) {
+            return Err(ConfigError::Invalid {
+                option: "name of the own model",
+                expected: "letters, digits, `-`, `_` and `.`".to_owned(),
+                got: format!("`{}`", self.name),
+            });
         }
-    }
-
-    /// Whether the option has an effect on this model.
-    pub fn takes(&self, option: ModelOption) -> bool {
-        match self {
-            Self::Resnet(_) => true,
-            Self::Own(own) => own.takes.contains(&option),
+        if let Some(name) = args.model.model.as_ref().filter(|name| **name != self.name) {
+            return Err(ConfigError::Invalid {
+                option: "--model",
+                expected: format!("{}, the only model of this program", self.name),
+                got: name.clone(),
+            });
         }
-    }
-
-    /// The residual network, for a program that knows no other.
-    ///
-    /// # Errors
-    /// When the run is one of a program's own model.
-    pub fn resnet(&self) -> Result<&ModelConfig, ConfigError> {
-        match self {
-            Self::Resnet(config) => Ok(config),
-            Self::Own(own) => Err(ConfigError::Invalid {
-                option: "--checkpoint",
-                expected: "a run of a residual network such as resnet20".to_owned(),
-                got: format!("one of the model {}, which only the program that trained it can build", own.name),
-            }),
+        for (option, models) in given(args) {
+            let has_effect = match models {
+                Models::All => true,
+                Models::Resnet => false,
+                Models::Taking(option) => self.takes.contains(&option),
+            };
+            if !has_effect {
+                return Err(no_effect(option, format!("on the program's own model {}", self.name), "leave it out"));
+            }
         }
+        Ok(())
     }
-}
-
-/// The program's own model, with the flags that concern models.
-pub(super) fn own_model(own: &OwnModel, args: &TrainArgs) -> Result<ModelChoice, ConfigError> {
-    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
-    if own.name.is_empty() || own.name.starts_with('.') || !own.name.bytes().all(is_plain) {
-        return Err(ConfigError::Invalid {
-            option: "name of the own model",
-            expected: "letters, digits, `-`, `_` and `.`".to_owned(),
-            got: format!("`{}`", own.name),
-        });
-    }
-    if let Some(name) = args.model.model.as_ref().filter(|name| **name != own.name) {
-        return Err(ConfigError::Invalid {
-            option: "--model",
-            expected: format!("{}, the only model of this program", own.name),
-            got: name.clone(),
-        });
-    }
-    for (option, models) in given(args) {
-        let has_effect = match models {
-            Models::All => true,
-            Models::Resnet => false,
-            Models::Taking(option) => own.takes.contains(&option),
-        };
-        if !has_effect {
-            return Err(no_effect(option, format!("on the program's own model {}", own.name), "leave it out"));
-        }
-    }
-    Ok(ModelChoice::Own(own.clone()))
 }
 
 /// The flags that are given, and the models that each has an effect on.

@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 
 use simulate::{Link, NetworkModel};
 
+use super::checks::{at_least, no_effect};
 use super::commands::{BenchConfig, MOST_SIMULATED, file_name, network_model, simulated_ranks};
 use super::error::ConfigError;
 use super::netbench::names_a_measurement;
-use super::resolve::{at_least, no_effect};
 use super::scaling_method::scaling_method;
 use super::sync::SyncConfig;
 use crate::choices::ScalingKind;
@@ -175,7 +175,7 @@ fn profile(args: &PredictScalingArgs) -> Result<ProfileSource, ConfigError> {
                 steps: args.steps,
                 warmup_steps: args.warmup_steps,
                 model: args.model.clone(),
-                compute: args.compute.clone(),
+                compute: args.compute,
                 ..BenchArgs::default()
             },
             1,

@@ -2,8 +2,8 @@
 //!
 //! In: its flags. Out: a [`Request`]. Invariant: there is something to report on; the target is a share.
 
+use super::checks::in_range;
 use super::error::ConfigError;
-use super::resolve::in_range;
 use crate::cli::ReportArgs;
 use report::Request;
 use std::path::PathBuf;

@@ -6,8 +6,8 @@
 use clap::ValueEnum;
 
 use super::error::ConfigError;
-use super::sync::{SyncConfig, SyncMethod, sync};
-use crate::choices::{PlacementKind, ReductionChoice, SyncKind};
+use super::sync::{SyncConfig, SyncMethod};
+use crate::choices::{DeviceChoice, PlacementKind, ReductionChoice, SyncKind};
 use crate::cli::SyncArgs;
 
 /// What a method looks like.
@@ -67,7 +67,8 @@ pub(super) fn scaling_method(text: &str, args: &SyncArgs, most_ranks: usize) -> 
     if args.reduction == Some(ReductionChoice::Nccl) {
         return Err(unread());
     }
-    sync(&args, most_ranks).map_err(|error| refuse(&format!(": {error}")))
+    args.fill(most_ranks, DeviceChoice::Flex).map_err(|error| refuse(&format!(": {error}")))?;
+    Ok(SyncConfig::of(&args, DeviceChoice::Flex))
 }
 
 /// The method in one word.

@@ -4,8 +4,6 @@
 
 use super::commands::file_name;
 use super::error::ConfigError;
-use super::parts::ComputeConfig;
-use super::resolve::compute;
 use crate::cli::{ComputeArgs, VerifyArgs};
 use std::path::PathBuf;
 
@@ -21,9 +19,7 @@ pub struct VerifyConfig {
     /// File of the result.
     pub output: Option<PathBuf>,
     /// Device and threads.
-    pub compute: ComputeConfig,
-    /// The flags that `compute` was decided from, for a whole training run.
-    pub compute_args: ComputeArgs,
+    pub compute: ComputeArgs,
 }
 
 impl VerifyConfig {
@@ -46,8 +42,7 @@ impl VerifyConfig {
             only: args.only.clone(),
             data_dir: args.data_dir.clone(),
             output: args.output.clone().map(|path| file_name("--output", path)).transpose()?,
-            compute: compute(&args.compute)?,
-            compute_args: args.compute.clone(),
+            compute: args.compute.decided()?,
         })
     }
 }

@@ -17,9 +17,10 @@ use super::gradients::{self, GradientFacts};
 use super::machine::{self, GpuFacts, InterfaceFacts, MemoryFacts, ProcessorFacts};
 use super::network::{self, SumFacts};
 use super::storage::{self, OutputFacts};
+use crate::cli::ComputeArgs;
 use crate::cli::environment;
 use crate::clock_offset::ClockOffset;
-use crate::config::{ComputeConfig, DataConfig, DoctorConfig, instruction_set};
+use crate::config::{DoctorConfig, Filled, instruction_set};
 use crate::data;
 use crate::gather;
 use crate::ranks::World;
@@ -144,7 +145,7 @@ pub fn examine(config: &DoctorConfig, world: &World) -> Result<Vec<RankFacts>> {
     let topology = communicator.topology();
     let compute = compute(&config.compute, world);
     let program = program(&**communicator);
-    let data = data(&config.data, &**communicator)?;
+    let data = data(config, &**communicator)?;
     let sums = network::sums(communicator)?;
     let clock = ClockOffset::measure(&**communicator, wall_clock_s)?;
 
@@ -234,23 +235,23 @@ fn executable_sha256() -> io::Result<String> {
     }
 }
 
-fn compute(config: &ComputeConfig, world: &World) -> Result<ComputeFacts, String> {
+fn compute(config: &ComputeArgs, world: &World) -> Result<ComputeFacts, String> {
     let (_, threads) = world.prepare_compute(config).map_err(|error| format!("{error:#}"))?;
     let instruction_set = instruction_set(config.cpu).map_err(|error| error.to_string())?;
     Ok(ComputeFacts {
-        device: config.device.to_string(),
-        is_gpu: config.device.backend() == "cuda",
+        device: config.device.filled().to_string(),
+        is_gpu: config.device.filled().backend() == "cuda",
         threads,
         instruction_set: format!("{instruction_set:?}"),
     })
 }
 
 /// The data set, or why this rank cannot open it. # Collective: ranks of a node share checksums.
-fn data(config: &DataConfig, communicator: &dyn Communicator) -> Result<Result<DataFacts, String>> {
+fn data(config: &DoctorConfig, communicator: &dyn Communicator) -> Result<Result<DataFacts, String>> {
     let quiet = Reporter::new(false, None);
-    let splits = data::open(config, None, communicator, &quiet);
+    let splits = data::open(&config.data, &config.train_split, communicator, &quiet);
     let opened = splits.as_ref().map_or(vec![], |splits| vec![&splits.train, &splits.test]);
-    data::share_checksums(&opened, config.source.folder(), communicator)?;
+    data::share_checksums(&opened, config.data.data_dir.as_deref(), communicator)?;
     let facts = splits.map(|splits| DataFacts {
         name: splits.train.name().trim_end_matches(" train").to_owned(),
         num_train: splits.train.len(),

@@ -3,7 +3,7 @@
 //! In: records. Out: text without line ends. Invariant: pure; nothing is printed here.
 
 use super::format::{bytes, grouped, rate, seconds};
-use crate::config::TrainConfig;
+use crate::config::{Filled, TrainConfig};
 use crate::metrics::{ScoreSums, StepLine};
 use records::{DeviceKernels, EpochRecord, Seconds, SlowestRank, Summary, ThroughputStats};
 use std::collections::BTreeMap;
@@ -209,7 +209,10 @@ pub(super) fn configuration(config: &TrainConfig, facts: &[(&str, String)]) -> V
     let batch = &config.batch;
     let product = format!(
         "global batch {} = {} a rank * {} accumulated * {} ranks",
-        batch.global_batch_size, batch.micro_batch_size, batch.grad_accum_steps, batch.world_size
+        batch.global_batch_size.filled(),
+        config.micro_batch_size(),
+        batch.grad_accum_steps(),
+        config.num_workers()
     );
     let peak = format!("learning rate after warmup {}", config.peak_learning_rate());
     rows.push(("hence".to_owned(), vec![product, peak]));

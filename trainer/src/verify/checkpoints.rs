@@ -14,7 +14,8 @@ use super::comparison::{Comparison, Finding};
 use super::learning::{Amount, trained};
 use super::reference::{ABSENT, reference};
 use crate::checkpoint;
-use crate::config::{ComputeConfig, ModelConfig, ShortcutKind};
+use crate::cli::{ComputeArgs, ModelArgs};
+use crate::config::Filled;
 use crate::evaluate::{EvaluateConfig, evaluate};
 use crate::metrics::ScoreSums;
 use crate::network::{ModelRequest, resnet};
@@ -52,8 +53,8 @@ pub(super) fn check(subject: &Subject<'_>) -> Result<Finding> {
     ]))
 }
 
-fn network(compute: &ComputeConfig, device: &Device) -> Result<ResNet> {
-    let config = ModelConfig { depth: DEPTH, shortcut: ShortcutKind::A };
+fn network(compute: &ComputeArgs, device: &Device) -> Result<ResNet> {
+    let config = ModelArgs::resnet(DEPTH);
     // Other weights than any that are loaded.
     resnet(&config, false, &ModelRequest { num_classes: NUM_CLASSES, in_channels: 3, seed: 99, compute, device })
 }
@@ -64,7 +65,7 @@ fn all_values(model: &ResNet) -> Vec<f32> {
 
 fn evaluated(subject: &Subject<'_>, model: &ResNet, device: &Device) -> Result<ScoreSums> {
     let data = shapes::open(&ShapesConfig { num_train: 1, num_test: NUM_TEST, seed: 0 })?;
-    let how = EvaluateConfig { micro_batch_size: 50, loader_threads: 0, input: subject.compute().input };
+    let how = EvaluateConfig { micro_batch_size: 50, loader_threads: 0, input: subject.compute().input.filled() };
     let alone: &dyn Communicator = &SingleCommunicator::new();
     let stop = &subject.world.stop;
     let evaluation = evaluate(model, &data.test, &data.normalization, &how, alone, device, stop)?;

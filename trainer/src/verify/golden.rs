@@ -13,7 +13,7 @@ use safetensors::tensor::Dtype;
 use super::Subject;
 use super::comparison::{Comparison, Finding, of_largest, relative_l2};
 use super::files;
-use crate::config::{ModelConfig, ShortcutKind};
+use crate::cli::ModelArgs;
 use crate::model::cross_entropy_sum;
 use crate::network::{ModelRequest, resnet};
 
@@ -32,7 +32,7 @@ pub(super) fn check(subject: &Subject<'_>) -> Result<Finding> {
     let device = subject.device.clone().autodiff();
     let request =
         ModelRequest { num_classes: NUM_CLASSES, in_channels: 3, seed: 0, compute: subject.compute(), device: &device };
-    let model = resnet(&ModelConfig { depth: 8, shortcut: ShortcutKind::A }, false, &request)?;
+    let model = resnet(&ModelArgs::resnet(8), false, &request)?;
     let layout = ParameterLayout::new(&model);
     let model = write(model, &layout, &fixture.parameters("initial", &layout)?);
 

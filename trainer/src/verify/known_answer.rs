@@ -13,7 +13,7 @@ use datasets::{Cifar, Loader, LoaderConfig, Normalization, ShardConfig, ShardPla
 use super::Subject;
 use super::comparison::{Comparison, Finding};
 use super::files;
-use crate::config::{ModelConfig, ShortcutKind};
+use crate::cli::ModelArgs;
 use crate::metrics::ScoreSums;
 use crate::model::{cross_entropy_sum, score};
 use crate::network::{ModelRequest, resnet};
@@ -35,7 +35,7 @@ pub(super) fn check(subject: &Subject<'_>) -> Result<Finding> {
         Err(reason) => return Ok(Finding::Skipped(reason)),
     };
     let model = resnet(
-        &ModelConfig { depth: 20, shortcut: ShortcutKind::A },
+        &ModelArgs::resnet(20),
         false,
         &ModelRequest {
             num_classes: Cifar::Ten.num_classes(),

@@ -55,7 +55,7 @@ pub(super) fn check(subject: &Subject<'_>) -> Result<Finding> {
 
 /// A silent run on the verified device, with its checkpoints in `directory`.
 pub(super) fn trained(subject: &Subject<'_>, amount: &Amount, directory: &Path) -> Result<Outcome<ResNet>> {
-    let mut args = TrainArgs { compute: subject.compute_args(), ..TrainArgs::default() };
+    let mut args = TrainArgs { compute: *subject.compute(), ..TrainArgs::default() };
     args.model.model = Some(amount.model.to_owned());
     args.train_split = TrainSplitArgs { shapes_train: Some(amount.num_train), ..TrainSplitArgs::default() };
     args.data.shapes_test = Some(amount.num_test);

@@ -28,7 +28,7 @@ use burn_resnet::ResNet;
 use serde::Serialize;
 
 use crate::cli::{ComputeArgs, TrainArgs};
-use crate::config::{ComputeConfig, VerifyConfig};
+use crate::config::{Filled, VerifyConfig};
 use crate::ranks::World;
 use crate::train::Outcome;
 pub use comparison::{Comparison, Finding, Verdict};
@@ -50,13 +50,8 @@ struct Subject<'a> {
 }
 
 impl Subject<'_> {
-    fn compute(&self) -> &ComputeConfig {
+    fn compute(&self) -> &ComputeArgs {
         &self.config.compute
-    }
-
-    /// The flags of a training on the verified device.
-    fn compute_args(&self) -> ComputeArgs {
-        ComputeArgs { device: Some(self.config.compute.device), ..self.config.compute_args.clone() }
     }
 }
 
@@ -150,9 +145,9 @@ pub fn verify(config: &VerifyConfig, world: &World, train: Train, tell: impl Fn(
         checks.push(Check::new(kind, finding, start.elapsed().as_secs_f64()));
     }
     Ok(Verification {
-        device: config.compute.device.to_string(),
-        dtype: config.compute.dtype.to_string(),
-        kernels: config.compute.kernels.to_string(),
+        device: config.compute.device.filled().to_string(),
+        dtype: config.compute.dtype().to_string(),
+        kernels: config.compute.kernels.filled().to_string(),
         threads,
         version: concat!(env!("CARGO_PKG_VERSION"), " (", env!("LOCKSTEP_COMMIT"), ")").to_owned(),
         precision: precision.name(),

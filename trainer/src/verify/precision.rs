@@ -2,7 +2,8 @@
 //!
 //! In: device and number format. Out: tolerances. Source: docs/numerics.md, which lists them.
 
-use crate::config::{ComputeConfig, DeviceChoice, Dtype};
+use crate::cli::ComputeArgs;
+use crate::config::{DeviceChoice, Dtype, Filled};
 
 /// What a device rounds the factors of its products to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,9 +17,9 @@ pub(super) enum Precision {
 }
 
 impl Precision {
-    pub(super) fn of(compute: &ComputeConfig) -> Self {
-        match compute.device {
-            _ if compute.dtype != Dtype::F32 => Self::Half,
+    pub(super) fn of(compute: &ComputeArgs) -> Self {
+        match compute.device.filled() {
+            _ if compute.dtype() != Dtype::F32 => Self::Half,
             DeviceChoice::Cuda(_) => Self::Tensor,
             DeviceChoice::Flex | DeviceChoice::Ndarray => Self::Single,
         }

@@ -2,18 +2,19 @@
 
 use burn::tensor::Device;
 
-use crate::config::{ComputeConfig, ConvolutionKind, DeviceChoice, Dtype, KernelsKind};
+use crate::cli::ComputeArgs;
+use crate::config::{ConvolutionKind, DeviceChoice, Dtype, KernelsKind};
 
 /// Why a comparison with the reference is skipped.
 pub(super) const ABSENT: &str = "this program was built without the reference: rebuild with the cargo feature flex";
 
 /// The reference, if it is part of this program; `compute` tells threads and instruction set.
-pub(super) fn reference(compute: &ComputeConfig) -> Option<(Device, ComputeConfig)> {
-    let compute = ComputeConfig {
-        device: DeviceChoice::Flex,
-        kernels: KernelsKind::Fused,
-        dtype: Dtype::F32,
-        convolution: ConvolutionKind::Auto,
+pub(super) fn reference(compute: &ComputeArgs) -> Option<(Device, ComputeArgs)> {
+    let compute = ComputeArgs {
+        device: Some(DeviceChoice::Flex),
+        kernels: Some(KernelsKind::Fused),
+        dtype: Some(Dtype::F32),
+        convolution: Some(ConvolutionKind::Auto),
         ..*compute
     };
     flex().map(|device| (device, compute))

@@ -7,7 +7,7 @@ use super::Subject;
 use super::comparison::{Comparison, Finding, of_largest, relative_l2};
 use super::reference::{ABSENT, reference};
 use super::trainee::{Lesson, Trainee};
-use crate::config::ComputeConfig;
+use crate::cli::ComputeArgs;
 
 pub(super) const EXPECTATION: &str = "ten training steps equal those of the reference on Flex in f32";
 
@@ -46,7 +46,7 @@ pub(super) fn check(subject: &Subject<'_>) -> Result<Finding> {
     ]))
 }
 
-fn course(lesson: Lesson, compute: &ComputeConfig, device: &Device) -> Result<Course> {
+fn course(lesson: Lesson, compute: &ComputeArgs, device: &Device) -> Result<Course> {
     let mut trainee = Trainee::new(lesson, compute, device)?;
     let before = trainee.parameters();
     let losses = (0..NUM_STEPS).map(|_| trainee.step()).collect::<Result<_>>()?;

@@ -11,8 +11,9 @@ use burn_resnet::ResNet;
 use datasets::{LoadedStep, Loader, LoaderConfig, ShapesConfig, ShardConfig, ShardPlan, shapes};
 use distributed::{Communicator, SingleCommunicator};
 
+use crate::cli::{ComputeArgs, ModelArgs};
 use crate::clock::PhaseClock;
-use crate::config::{ComputeConfig, ModelConfig, ShortcutKind, SyncConfig};
+use crate::config::{Filled, SyncConfig};
 use crate::loss_scale::LossScaling;
 use crate::metrics::ScoreSums;
 use crate::network::{ModelRequest, resnet};
@@ -41,14 +42,14 @@ pub(super) struct Trainee {
 
 impl Trainee {
     /// Trained by one rank.
-    pub(super) fn new(lesson: Lesson, compute: &ComputeConfig, device: &Device) -> Result<Self> {
+    pub(super) fn new(lesson: Lesson, compute: &ComputeArgs, device: &Device) -> Result<Self> {
         Self::of_rank(lesson, compute, device, Arc::new(SingleCommunicator::new()))
     }
 
     /// Trained by several ranks, of which this is one, with norm statistics over all.
     pub(super) fn of_rank(
         lesson: Lesson,
-        compute: &ComputeConfig,
+        compute: &ComputeArgs,
         device: &Device,
         communicator: Arc<dyn Communicator>,
     ) -> Result<Self> {
@@ -67,7 +68,7 @@ impl Trainee {
         })?;
         let micro_batch_size = lesson.batch_size.div_ceil(communicator.world_size());
         let how = LoaderConfig { num_threads: 0, ..LoaderConfig::new(micro_batch_size, data.normalization) };
-        let model = ModelConfig { depth: lesson.depth, shortcut: ShortcutKind::A };
+        let model = ModelArgs::resnet(lesson.depth);
         let request = ModelRequest {
             num_classes: data.train.class_names().len(),
             in_channels: data.train.image_shape().channels,
@@ -79,10 +80,10 @@ impl Trainee {
             sgd: SgdConfig { momentum: 0.9, nesterov: false, weight_decay: 1e-4, decay_norm_and_bias: true },
             label_smoothing: 0.0,
             clip_norm: None,
-            loss_scale: LossScaling::of(compute.dtype),
+            loss_scale: LossScaling::of(compute.dtype()),
             sync_batch_norm: communicator.world_size() > 1,
             skips_non_finite: false,
-            sync: SyncConfig { update: compute.device.update(), ..SyncConfig::default() },
+            sync: SyncConfig { update: compute.device.filled().update(), ..SyncConfig::default() },
             server_link: None,
             whereabouts: Arc::default(),
         };

@@ -9,8 +9,8 @@ use std::path::Path;
 use std::process::Output;
 use trainer::cli::{Cli, Command, EvalArgs, TrainArgs};
 use trainer::config::{
-    AugmentKind, BenchConfig, ConfigError, Course, DataSource, DeviceChoice, EvalConfig, InputKind, PredictConfig,
-    TrainConfig, UpdateKind, WeightSource,
+    AugmentKind, BenchConfig, ConfigError, DatasetKind, DeviceChoice, EvalConfig, Filled, InputKind, PredictConfig,
+    ScheduleKind, TrainConfig, UpdateKind, WeightSource,
 };
 use trainer::loss_scale::LossScaling;
 
@@ -105,19 +105,19 @@ fn every_specified_command_line_parses() {
          --normalize-std 0.229,0.224,0.225 --json",
     );
     let eval = EvalConfig::resolve(&eval, None).unwrap();
-    assert_eq!((eval.model.depth, eval.json), (44, true));
+    assert_eq!((eval.model.name().as_str(), eval.json), ("resnet44", true));
     assert_eq!(eval.weights, WeightSource::File("w.th".into()));
-    assert_eq!(eval.data.normalization.unwrap().std, [0.229, 0.224, 0.225]);
+    assert_eq!(eval.data.normalize_std, Some(vec![0.229, 0.224, 0.225]));
     let bench = "trainer bench --model resnet44 --batch-size-per-rank 128 --steps 10 --warmup-steps 3 --dtype f32 \
                  --threads 1 --device flex --json";
     match command(bench) {
-        Command::Bench(args) => assert_eq!(BenchConfig::resolve(&args, 1).unwrap().steps, 10),
+        Command::Bench(args) => assert_eq!(BenchConfig::resolve(&args, 1).unwrap().steps, Some(10)),
         other => panic!("expected bench, got {other:?}"),
     }
     match command("trainer predict --checkpoint c a.png b.jpg --json") {
         Command::Predict(args) => {
             let config = PredictConfig::resolve(&args).unwrap();
-            assert_eq!((config.images.len(), config.top, config.json), (2, 5, true));
+            assert_eq!((config.images.len(), config.top, config.json), (2, Some(5), true));
         }
         other => panic!("expected predict, got {other:?}"),
     }
@@ -129,21 +129,27 @@ fn without_arguments_the_program_trains_resnet20_on_shapes() {
     assert_eq!(*args, train_args(""));
     let config = resolved("");
     assert_eq!(config.run_name(), "resnet20-shapes-seed0");
-    assert_eq!(config.data.source, DataSource::Shapes { num_train: 10_000, num_test: 2_000, seed: 0 });
+    assert_eq!((config.data.dataset, config.train_split.shapes_train), (Some(DatasetKind::Shapes), Some(10_000)));
+    assert_eq!((config.data.shapes_test, config.data.shapes_seed), (Some(2_000), Some(0)));
 }
 
 #[test]
 fn what_config_prints_resolves_to_the_same() {
     for flags in VALID_FLAGS {
         for world_size in [1, 4] {
-            let mut config = resolved_for(flags, world_size).unwrap();
-            config.run.resume = false;
+            let config = resolved_but_for_resume(flags, world_size);
             let text = config.to_toml();
             let again = TrainConfig::from_toml(&text, world_size).unwrap_or_else(|error| panic!("{error}\n{text}"));
             assert_eq!(again, config, "{text}");
             assert_eq!(over_file(&text, "").map(|again| again.to_toml()).ok(), resolved_again(&text), "{text}");
         }
     }
+}
+
+/// `--resume` belongs to one start, not to the run.
+fn resolved_but_for_resume(flags: &str, world_size: usize) -> TrainConfig {
+    let args = TrainArgs { resume: false, ..train_args(flags) };
+    TrainConfig::resolve(&args, world_size).unwrap_or_else(|error| panic!("{flags}: {error}"))
 }
 
 fn resolved_again(text: &str) -> Option<String> {
@@ -153,7 +159,7 @@ fn resolved_again(text: &str) -> Option<String> {
 #[test]
 fn a_configuration_survives_json() {
     for flags in VALID_FLAGS {
-        let config = resolved(flags);
+        let config = resolved_but_for_resume(flags, 1);
         let text = serde_json::to_string(&config).unwrap();
         assert_eq!(serde_json::from_str::<TrainConfig>(&text).unwrap(), config, "{text}");
     }
@@ -163,9 +169,8 @@ fn a_configuration_survives_json() {
 fn flags_win_over_the_file() {
     let file = "[optimizer]\nlearning-rate = 0.3\nnesterov = true\n[batch]\nglobal-batch-size = 32\n[run]\nseed = 7\n";
     let config = over_file(file, "--learning-rate 0.2 --nesterov=false --batch-size-per-rank 8").unwrap();
-    assert_eq!(config.optimizer.learning_rate, 0.2);
-    assert!(!config.optimizer.nesterov);
-    assert_eq!((config.batch.global_batch_size, config.run.seed), (8, 7));
+    assert_eq!((config.optimizer.learning_rate, config.optimizer.nesterov), (Some(0.2), Some(false)));
+    assert_eq!((config.batch.global_batch_size, config.run.seed), (Some(8), Some(7)));
 }
 
 #[test]
@@ -174,17 +179,20 @@ fn a_flag_that_changes_a_choice_drops_the_files_details_of_the_old_one() {
         resolved("--dataset cifar10 --data-dir d --schedule multistep --epochs 10 --scale-learning-rate").to_toml();
     let flags = "--dataset shapes --schedule cosine --scale-learning-rate=false --depth 32 --warmup-epochs 0";
     let config = over_file(&file, flags).unwrap();
-    assert_eq!(config.data.source, DataSource::Shapes { num_train: 10_000, num_test: 2_000, seed: 0 });
-    assert_eq!((config.train_split.augment, config.schedule.course), (AugmentKind::None, Course::Cosine));
-    assert_eq!((config.model.name().as_str(), config.schedule.epochs), ("resnet32", 10));
+    assert_eq!((config.data.dataset, &config.data.data_dir), (Some(DatasetKind::Shapes), &None));
+    assert_eq!(
+        (config.train_split.augment, config.schedule.schedule),
+        (Some(AugmentKind::None), Some(ScheduleKind::Cosine))
+    );
+    assert_eq!((config.model.name().as_str(), config.schedule.epochs), ("resnet32", Some(10)));
     let same = over_file(&file, "--dataset cifar10").unwrap();
-    assert_eq!(same.data.source, DataSource::Cifar10 { dir: "d".into(), download: false });
+    assert_eq!((same.data.data_dir.as_deref(), same.data.download), (Some(Path::new("d")), Some(false)));
 }
 
 #[test]
 fn a_file_takes_whole_numbers_for_fractions() {
     let config = over_file("[schedule]\nwarmup-epochs = 1\n[optimizer]\nlearning-rate = 1\n", "").unwrap();
-    assert_eq!((config.schedule.warmup_epochs, config.optimizer.learning_rate), (1.0, 1.0));
+    assert_eq!((config.schedule.warmup_epochs, config.optimizer.learning_rate), (Some(1.0), Some(1.0)));
 }
 
 #[test]
@@ -204,14 +212,14 @@ fn a_file_with_unknown_keys_or_values_is_refused_with_its_line() {
 
 #[test]
 fn the_loss_scale_follows_the_number_format_unless_it_is_given() {
-    let scaling = |flags: &str| resolved(&format!("--device flex {flags}")).optimizer.loss_scale;
+    let scaling = |flags: &str| resolved(&format!("--device flex {flags}")).optimizer.loss_scale.filled();
     assert_eq!((scaling(""), scaling("--dtype bf16")), (LossScaling::None, LossScaling::None));
     assert_eq!((scaling("--dtype f16"), scaling("--loss-scale dynamic")), (LossScaling::Dynamic, LossScaling::Dynamic));
     assert_eq!(scaling("--dtype f16 --loss-scale 1024"), LossScaling::Fixed(1024));
     let file = "[optimizer]\nloss-scale = 4096\n[compute]\ndevice = \"flex\"\ndtype = \"f16\"\n";
-    assert_eq!(over_file(file, "").unwrap().optimizer.loss_scale, LossScaling::Fixed(4096));
+    assert_eq!(over_file(file, "").unwrap().optimizer.loss_scale, Some(LossScaling::Fixed(4096)));
     let without = over_file(file, "--dtype f32").unwrap().optimizer.loss_scale;
-    assert_eq!(without, LossScaling::None, "a flag that changes the format drops the file's scale");
+    assert_eq!(without, Some(LossScaling::None), "a flag that changes the format drops the file's scale");
 }
 
 #[test]
@@ -229,9 +237,10 @@ fn the_global_batch_is_the_exact_product_or_refused() {
             for global in 1..=48 {
                 let flags = format!("--global-batch-size {global} --grad-accum-steps {accumulation}");
                 match resolved_for(&flags, world_size) {
-                    Ok(TrainConfig { batch, .. }) => {
-                        assert_eq!(batch.global_batch_size, global);
-                        assert_eq!(batch.micro_batch_size * batch.grad_accum_steps * batch.world_size, global);
+                    Ok(config) => {
+                        assert_eq!(config.batch.global_batch_size, Some(global));
+                        let parts = config.batch.grad_accum_steps() * config.num_workers();
+                        assert_eq!(config.micro_batch_size() * parts, global);
                     }
                     Err(ConfigError::IndivisibleBatch { nearest_below, nearest_above, .. }) => {
                         let parts = world_size * accumulation;
@@ -244,16 +253,17 @@ fn the_global_batch_is_the_exact_product_or_refused() {
             }
         }
     }
-    let batch = resolved_for("--batch-size-per-rank 12 --grad-accum-steps 2", 3).unwrap().batch;
-    assert_eq!((batch.global_batch_size, batch.micro_batch_size), (72, 12));
+    let config = resolved_for("--batch-size-per-rank 12 --grad-accum-steps 2", 3).unwrap();
+    assert_eq!((config.batch.global_batch_size, config.micro_batch_size()), (Some(72), 12));
 }
 
 #[test]
 fn the_default_batch_divides_among_any_number_of_ranks() {
     for world_size in 1..=100 {
-        let batch = resolved_for("", world_size).unwrap().batch;
-        assert!(batch.global_batch_size >= 64 && batch.global_batch_size < 64 + world_size);
-        assert_eq!(batch.micro_batch_size * world_size, batch.global_batch_size);
+        let config = resolved_for("", world_size).unwrap();
+        let global_batch_size = config.batch.global_batch_size.filled();
+        assert!(global_batch_size >= 64 && global_batch_size < 64 + world_size);
+        assert_eq!(config.micro_batch_size() * world_size, global_batch_size);
     }
 }
 
@@ -375,23 +385,23 @@ fn the_device_decides_who_makes_its_images_and_where_it_is_updated_unless_told()
     let device = [DeviceChoice::Cuda(None), DeviceChoice::Cuda(Some(1))];
     assert_eq!(host.map(|device| (device.input(), device.update())), [(InputKind::Host, UpdateKind::Host); 2]);
     assert_eq!(device.map(|device| (device.input(), device.update())), [(InputKind::Device, UpdateKind::Device); 2]);
-    assert_eq!(resolved("--device flex").compute.input, InputKind::Host);
-    assert_eq!(resolved("--device flex --input device").compute.input, InputKind::Device);
+    assert_eq!(resolved("--device flex").compute.input, Some(InputKind::Host));
+    assert_eq!(resolved("--device flex --input device").compute.input, Some(InputKind::Device));
     assert!(resolved("--device flex --input device").to_toml().contains("input = \"device\""));
     // A run of a GPU that goes on without one.
     let file = "[compute]\ndevice = \"cuda\"\ninput = \"device\"\n[sync]\nupdate = \"device\"\n";
     let without = over_file(file, "--device flex").unwrap();
-    assert_eq!((without.compute.input, without.sync.update), (InputKind::Host, UpdateKind::Host));
+    assert_eq!((without.compute.input, without.sync.update), (Some(InputKind::Host), Some(UpdateKind::Host)));
 }
 
 #[test]
 fn a_rank_is_updated_on_its_device_only_where_it_has_nobody_to_meet() {
     let on_device = |flags: &str, world_size| {
         let config = resolved_for(&format!("--device flex --update device {flags}"), world_size).unwrap();
-        config.sync.updates_on_device(world_size)
+        config.sync_config().updates_on_device(world_size)
     };
     assert!(on_device("", 1) && on_device("--reduction ring", 1));
-    assert!(!resolved("--device flex").sync.updates_on_device(1));
+    assert!(!resolved("--device flex").sync_config().updates_on_device(1));
     assert!(!on_device("", 2));
     for flags in ["--compress bf16", "--reduction exact", "--sync local-sgd", "--sync parameter-server"] {
         assert!(!on_device(flags, 1), "{flags}");
@@ -404,9 +414,9 @@ fn a_step_that_several_ranks_are_predicted_from_is_updated_where_they_meet() {
         Command::Bench(args) => BenchConfig::resolve(&args, 1),
         other => panic!("expected bench, got {other:?}"),
     };
-    assert!(bench("--update device").unwrap().sync.updates_on_device(1));
+    assert!(bench("--update device").unwrap().sync_config().updates_on_device(1));
     for flags in ["--profile-output p.json", "--simulate-network 10gbe"] {
-        assert_eq!(bench(flags).unwrap().sync.update, UpdateKind::Host);
+        assert_eq!(bench(flags).unwrap().sync.update, Some(UpdateKind::Host));
         let error = bench(&format!("{flags} --update device")).unwrap_err().to_string();
         assert!(error.contains("--update device") && error.contains("leave it out"), "{error}");
     }
@@ -447,11 +457,12 @@ fn eval_of_a_checkpoint_uses_its_model_and_data_unless_told_otherwise() {
     let trained = resolved("--depth 32 --dataset cifar10 --data-dir d --limit-test 100");
     let eval = |flags: &str| EvalConfig::resolve(&eval_args(flags), Some(&trained)).unwrap();
     let like_trained = eval("--checkpoint c");
-    assert_eq!((like_trained.model, &like_trained.data), (*trained.model.resnet().unwrap(), &trained.data));
+    assert_eq!((&like_trained.model, &like_trained.data), (trained.resnet().unwrap(), &trained.data));
     let elsewhere = eval("--checkpoint c --data-dir e");
-    assert_eq!(elsewhere.data.source, DataSource::Cifar10 { dir: "e".into(), download: false });
+    assert_eq!((elsewhere.data.dataset, &elsewhere.data.data_dir), (Some(DatasetKind::Cifar10), &Some("e".into())));
     let other = eval("--checkpoint c --dataset shapes --shapes-seed 5");
-    assert_eq!(other.data.source, DataSource::Shapes { num_train: 1, num_test: 2_000, seed: 5 });
+    assert_eq!((other.data.shapes_test, other.data.shapes_seed), (Some(2_000), Some(5)));
+    assert_eq!(other.train_split.shapes_train, Some(1), "nothing to be trained on is drawn");
 }
 
 #[test]

@@ -179,17 +179,17 @@ fn what_a_checkpoint_claims_beyond_its_weights_is_refused_before_memory_is_asked
     };
     assert_eq!(predicted(with_config(&run, |_| ()).path()).unwrap().images.len(), 1);
     for depth in [6_000_002_u64, (1 << 62) / 6 * 6 + 2] {
-        let folder = with_config(&run, |config| config["model"]["depth"] = depth.into());
+        let folder = with_config(&run, |config| config["flags"]["model"]["model"] = format!("resnet{depth}").into());
         for text in [alone(folder.path(), &[]).unwrap_err(), predicted(folder.path()).unwrap_err()] {
             assert!(text.contains(&format!("resnet{depth} for 10 classes")), "{text}");
             assert!(text.contains("values, as many as the weights file has bytes"), "{text}");
         }
     }
-    let folder = with_config(&run, |config| config["data"]["source"]["num_test"] = (1_u64 << 50).into());
+    let folder = with_config(&run, |config| config["flags"]["data"]["shapes-test"] = (1_u64 << 50).into());
     let text = alone(folder.path(), &[]).unwrap_err();
     assert!(text.contains("--shapes-test: expected at most 4294967296 bytes of images"), "{text}");
     assert_eq!(alone(folder.path(), &["--shapes-test", "30"]).unwrap().num_samples, 30);
-    let folder = with_config(&run, |config| config["data"]["loader_threads"] = (1_u64 << 40).into());
+    let folder = with_config(&run, |config| config["flags"]["data"]["loader-threads"] = (1_u64 << 40).into());
     let text = alone(folder.path(), &[]).unwrap_err();
     assert!(text.contains("--loader-threads: expected 0 to 1024"), "{text}");
 }

@@ -47,7 +47,7 @@ fn told(run: &Run, args: &TrainArgs) -> String {
     let config = TrainConfig::resolve(&args, 1).unwrap();
     let directory = OutputDirectory::prepare(&config).unwrap();
     let (alone, silent) = (SingleCommunicator::new(), Reporter::new(false, None));
-    let data = data::open(&config.data, None, &alone, &silent).unwrap();
+    let data = data::open(&config.data, &config.train_split, &alone, &silent).unwrap();
     let resumption = Resumption::find(&directory, &config, &data, args.allow_changed_data).unwrap().unwrap();
     [resumption.warnings, resumption.notes].concat().join("\n")
 }
@@ -176,7 +176,7 @@ fn a_state_of_the_first_format_is_read_and_an_altered_position_in_it_refused() {
     let old = || {
         let copy = whole.with_checkpoint_alone(3);
         let folder = copy.directory().join("checkpoints/step-00000003");
-        replace(&folder.join("state.json"), "\"format\": 2", "\"format\": 1");
+        replace(&folder.join("state.json"), "\"format\": 3", "\"format\": 1");
         fs::remove_file(folder.join("state.sha256")).unwrap();
         (copy, folder.join("state.json"))
     };
@@ -196,6 +196,28 @@ fn a_state_of_the_first_format_is_read_and_an_altered_position_in_it_refused() {
     let (copy, state) = old();
     replace(&state, "\"format\": 1", "\"format\": 2");
     assert!(refusal(&copy, 1, "--resume").contains("state.sha256"));
+}
+
+/// What the program wrote into checkpoints until format 2, and the flags of those runs.
+const OF_FORMAT_2: &str = include_str!("configs_of_format_2.json");
+
+#[test]
+fn a_configuration_of_the_second_format_is_read_as_the_flags_that_it_stood_for() {
+    let runs: Vec<serde_json::Value> = serde_json::from_str(OF_FORMAT_2).unwrap();
+    for run in &runs {
+        let words = run["flags"].as_str().unwrap();
+        let expected = TrainConfig::resolve(&flags(&[words]), 1).unwrap();
+        assert_eq!(serde_json::from_value::<TrainConfig>(run["config"].clone()).unwrap(), expected, "{words}");
+    }
+    let mut of_servers = runs[4]["config"].clone();
+    of_servers["sync"]["method"]["placement"] = "own".into();
+    let config: TrainConfig = serde_json::from_value(of_servers).unwrap();
+    assert_eq!((config.num_workers(), config.micro_batch_size()), (1, 8), "the server is a rank, too");
+    let mut of_own_model = runs[0]["config"].clone();
+    of_own_model["model"] = serde_json::json!({ "name": "tiny-net", "takes": ["dtype"] });
+    let config: TrainConfig = serde_json::from_value(of_own_model).unwrap();
+    assert_eq!((config.model.name().as_str(), config.compute.kernels), ("tiny-net", None));
+    assert!(config.resnet().unwrap_err().to_string().contains("one of the model tiny-net"));
 }
 
 #[test]

@@ -85,7 +85,7 @@ fn strangers_are_named(suite: &Suite) -> Result<(), String> {
         (
             "batch",
             format!("eval --threads 1 --checkpoint {folder} --batch-size-per-rank 1${variable}"),
-            "batch.batch-size",
+            "--batch-size-per-rank",
         ),
         ("bench", format!("bench {measured} resnet$((8 + 6 * {variable}))"), "model.model"),
     ] {

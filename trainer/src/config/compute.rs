@@ -1,0 +1,99 @@
+//! Defaults and checks of the flags of device, number format and threads.
+
+use super::checks::{Filled, at_least};
+use super::error::ConfigError;
+use super::own_model::{ModelOption, OwnModel};
+use crate::choices::{ConvolutionKind, CpuKind, DeviceChoice, Dtype, KernelsKind};
+use crate::cli::ComputeArgs;
+use kernels::simd::Isa;
+
+impl ComputeArgs {
+    /// These flags with their gaps filled, for a residual network on this machine.
+    ///
+    /// # Errors
+    /// When they contradict each other, or this program or processor has not what they name.
+    pub fn decided(mut self) -> Result<Self, ConfigError> {
+        self.fill(None)?;
+        self.expect_offered()?;
+        Ok(self)
+    }
+
+    /// Fills the gaps, and refuses what contradicts itself. What a program's own model does not take stays open.
+    pub(super) fn fill(&mut self, own: Option<&OwnModel>) -> Result<(), ConfigError> {
+        let takes = |option| own.is_none_or(|own| own.takes.contains(&option));
+        let device = *self.device.get_or_insert_with(DeviceChoice::preferred);
+        self.input.get_or_insert(device.input());
+        if takes(ModelOption::Kernels) {
+            self.kernels.get_or_insert(KernelsKind::Fused);
+        }
+        if takes(ModelOption::Dtype) {
+            self.dtype.get_or_insert(Dtype::F32);
+        }
+        if takes(ModelOption::Convolution) {
+            self.convolution.get_or_insert(ConvolutionKind::Auto);
+        }
+        if takes(ModelOption::Cpu) {
+            self.cpu.get_or_insert(CpuKind::Auto);
+        }
+        if let Some(threads) = self.threads {
+            at_least("--threads", threads, 1)?;
+        }
+        let option = match self.dtype() {
+            Dtype::F32 => return Ok(()),
+            Dtype::Bf16 => "--dtype bf16",
+            Dtype::F16 => "--dtype f16",
+        };
+        let kernels = self.kernels.unwrap_or(KernelsKind::Fused);
+        // burn's ndarray has no numbers of 16 bits.
+        if kernels != KernelsKind::Fused || device == DeviceChoice::Ndarray {
+            return Err(ConfigError::Conflict {
+                option,
+                other: format!("--device {device} --kernels {kernels}"),
+                remedy: "numbers of 16 bits need --device cuda or flex, and --kernels fused".to_owned(),
+            });
+        }
+        Ok(())
+    }
+
+    /// Refuses what this program or processor has not.
+    pub(super) fn expect_offered(&self) -> Result<(), ConfigError> {
+        let (device, built_in) = (self.device.filled(), DeviceChoice::built_in());
+        if !built_in.contains(&device.backend()) {
+            return Err(ConfigError::DeviceNotBuilt {
+                device: device.to_string(),
+                backend: device.backend(),
+                built_in,
+            });
+        }
+        instruction_set(self.cpu)?;
+        Ok(())
+    }
+
+    /// Number format of activations: f32 for an own model that takes no other.
+    pub fn dtype(&self) -> Dtype {
+        self.dtype.unwrap_or(Dtype::F32)
+    }
+}
+
+/// The instruction set that `--cpu` names.
+///
+/// # Errors
+/// When this processor does not offer it.
+pub(crate) fn instruction_set(cpu: Option<CpuKind>) -> Result<Isa, ConfigError> {
+    let cpu = cpu.unwrap_or(CpuKind::Auto);
+    let isa = match cpu {
+        CpuKind::Auto => Isa::detect(),
+        CpuKind::Avx512 => Isa::Avx512,
+        CpuKind::Avx2 => Isa::Avx2Fma,
+        CpuKind::Portable => Isa::Portable,
+    };
+    if isa.is_available() {
+        return Ok(isa);
+    }
+    let offered: Vec<String> = Isa::available().map(|isa| format!("{isa:?}").to_lowercase()).collect();
+    Err(ConfigError::Invalid {
+        option: "--cpu",
+        expected: format!("an instruction set of this processor ({})", offered.join(", ")),
+        got: cpu.to_string(),
+    })
+}

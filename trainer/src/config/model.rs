@@ -1,0 +1,64 @@
+//! Defaults and checks of the flags that name a residual network.
+
+use super::checks::Filled;
+use super::error::ConfigError;
+use crate::choices::ShortcutKind;
+use crate::cli::ModelArgs;
+use burn_resnet::ResNetConfig;
+
+impl ModelArgs {
+    /// The residual network with `depth` weighted layers and no parameters in its shortcuts.
+    pub fn resnet(depth: usize) -> Self {
+        Self { model: Some(format!("resnet{depth}")), depth: None, shortcut: Some(ShortcutKind::A) }
+    }
+
+    /// These flags with their gaps filled.
+    ///
+    /// # Errors
+    /// When they contradict each other, or there is no such network.
+    pub(super) fn decided(mut self) -> Result<Self, ConfigError> {
+        self.fill()?;
+        Ok(self)
+    }
+
+    /// Fills the gaps, and refuses what contradicts itself. The name tells the depth.
+    pub(super) fn fill(&mut self) -> Result<(), ConfigError> {
+        let depth = self.depth.take();
+        let named = match self.model.as_deref() {
+            None | Some("resnet") => None,
+            Some(name) => Some(ResNetConfig::from_name(name)?.depth()),
+        };
+        if self.model.as_deref() == Some("resnet") && depth.is_none() {
+            return Err(ConfigError::Missing {
+                option: "--depth",
+                because: "--model resnet does not tell the depth".to_owned(),
+                remedy: "add it, or give --model resnet20".to_owned(),
+            });
+        }
+        if let (Some(named), Some(depth)) = (named, depth)
+            && named != depth
+        {
+            return Err(ConfigError::Conflict {
+                option: "--depth",
+                other: format!("--model resnet{named}"),
+                remedy: "give one of them".to_owned(),
+            });
+        }
+        self.model = Some(ResNetConfig::cifar(depth.or(named).unwrap_or(20))?.name());
+        self.shortcut.get_or_insert(ShortcutKind::A);
+        Ok(())
+    }
+
+    /// The network that filled flags name, but for what only the data tell.
+    ///
+    /// # Errors
+    /// When there is no such network.
+    pub fn network(&self) -> Result<ResNetConfig, ConfigError> {
+        Ok(ResNetConfig::from_name(&self.name())?)
+    }
+
+    /// Name such as `resnet20`.
+    pub fn name(&self) -> String {
+        self.model.filled()
+    }
+}

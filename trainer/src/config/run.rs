@@ -1,0 +1,50 @@
+//! Defaults and checks of the flags of a run's start, output and cadence.
+
+use super::checks::{at_least, at_least_one, no_effect};
+use super::error::ConfigError;
+use super::own_model::{ModelOption, OwnModel};
+use crate::choices::{OnNonFiniteKind, SyncKind};
+use crate::cli::RunArgs;
+
+/// Steps that are skipped by default before a run is given up: as many as a bad file may spoil, fewer than a run that has diverged.
+const MAX_SKIPPED_STEPS: u64 = 10;
+
+impl RunArgs {
+    /// Fills the gaps, and refuses what contradicts itself. `own`: the program's own model.
+    pub(super) fn fill(&mut self, own: Option<&OwnModel>) -> Result<(), ConfigError> {
+        if self.zero_gamma == Some(true) && self.weights.is_some() {
+            return Err(no_effect("--zero-gamma", "with --weights, which bring their own", "leave one of them out"));
+        }
+        if own.is_none_or(|own| own.takes.contains(&ModelOption::ZeroGamma)) {
+            self.zero_gamma.get_or_insert(false);
+        }
+        match self.on_non_finite.get_or_insert(OnNonFiniteKind::Stop) {
+            OnNonFiniteKind::Skip => _ = self.max_skipped_steps.get_or_insert(MAX_SKIPPED_STEPS),
+            OnNonFiniteKind::Stop if self.max_skipped_steps.is_some() => {
+                let because = "without --on-non-finite skip";
+                return Err(no_effect("--max-skipped-steps", because, "add it, or leave this out"));
+            }
+            OnNonFiniteKind::Stop => {}
+        }
+        self.seed.get_or_insert(0);
+        at_least("--eval-every-epochs", *self.eval_every_epochs.get_or_insert(1), 1)?;
+        at_least("--checkpoint-every-epochs", *self.checkpoint_every_epochs.get_or_insert(1), 1)?;
+        at_least_one("--checkpoint-every-steps", self.checkpoint_every_steps)?;
+        at_least("--keep-checkpoints", *self.keep_checkpoints.get_or_insert(2), 1)?;
+        at_least("--log-every-steps", *self.log_every_steps.get_or_insert(50), 1)?;
+        self.warmup_steps.get_or_insert(5);
+        Ok(())
+    }
+
+    /// Refuses to skip steps where ranks do not make them together.
+    pub(super) fn expect_sync(&self, sync: SyncKind) -> Result<(), ConfigError> {
+        if sync != SyncKind::Allreduce && self.on_non_finite == Some(OnNonFiniteKind::Skip) {
+            return Err(ConfigError::Conflict {
+                option: "--on-non-finite skip",
+                other: format!("--sync {sync}"),
+                remedy: "only with --sync allreduce do all ranks know of a step before it is made".to_owned(),
+            });
+        }
+        Ok(())
+    }
+}
