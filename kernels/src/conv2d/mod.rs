@@ -10,48 +10,29 @@
 
 mod direct;
 mod dot;
-mod dot_pack;
-#[cfg(test)]
-mod dot_tests;
-mod factor;
 mod gradient_pieces;
-mod pack;
-mod padded;
 mod pass;
 mod plan;
 pub mod reference;
-mod row_kernel;
 mod shape;
 mod statistics;
 #[cfg(test)]
 mod tests;
 #[cfg(any(test, all(target_arch = "x86_64", target_os = "linux")))]
-mod tile_gradient;
-#[cfg(any(test, all(target_arch = "x86_64", target_os = "linux")))]
-mod tile_grid;
-#[cfg(any(test, all(target_arch = "x86_64", target_os = "linux")))]
-mod tile_products;
+mod tiles;
 mod transpose;
-mod weight_gradient;
-mod weight_kernel;
 mod winograd;
-mod winograd_finish;
-mod winograd_pack;
-mod winograd_plan;
-mod winograd_tiles;
-mod winograd_transform;
-mod winograd_weight;
 
 pub use shape::Conv2dShape;
 
 use crate::pieces::slots_len;
 use crate::simd::{Isa, Task, vectorized};
 use crate::{Element, Storage};
-use pack::Pack;
+use direct::pack::Pack;
 use pass::{Operands, Pass, WeightOperands, WeightPass};
 use plan::Plan;
 use statistics::{Statistics, partials_len, reduce_partials};
-use winograd_pack::PackKernels;
+use winograd::pack::PackKernels;
 
 /// How a convolution is computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -106,16 +87,16 @@ impl Conv2d {
     #[must_use]
     pub fn with_storage(shape: Conv2dShape, algorithm: Algorithm, isa: Isa, storage: Storage) -> Self {
         shape.assert_valid();
-        let supported = winograd_plan::Plan::supports(&shape);
+        let supported = winograd::plan::Plan::supports(&shape);
         assert!(algorithm != Algorithm::Winograd || supported, "winograd: expected 3x3 with stride 1, got {shape:?}");
-        let [of_forward, of_data] = [winograd_plan::Plan::forward, winograd_plan::Plan::data_gradient]
+        let [of_forward, of_data] = [winograd::plan::Plan::forward, winograd::plan::Plan::data_gradient]
             .map(|plan| supported.then(|| plan(&shape)));
-        let wins = |plan: Option<winograd_plan::Plan>, per_instruction| match algorithm {
+        let wins = |plan: Option<winograd::plan::Plan>, per_instruction| match algorithm {
             Algorithm::Auto => plan.is_some_and(|plan| plan.wins(per_instruction)),
             Algorithm::Direct => false,
             Algorithm::Winograd => true,
         };
-        let pass = |winograd: Option<winograd_plan::Plan>, plan| {
+        let pass = |winograd: Option<winograd::plan::Plan>, plan| {
             let direct = Pass::direct(plan, isa, storage);
             winograd.filter(|_| wins(winograd, direct.per_instruction())).map_or(direct, Pass::Winograd)
         };
@@ -127,9 +108,9 @@ impl Conv2d {
             weight_gradient: match WeightPass::tiles(&shape, isa, storage) {
                 Some(tiles) if algorithm != Algorithm::Winograd => tiles,
                 _ if wins(of_forward, 1) && wins(of_data, 1) => {
-                    WeightPass::Winograd(winograd_weight::Plan::new(&shape))
+                    WeightPass::Winograd(winograd::weight::Plan::new(&shape))
                 }
-                _ => WeightPass::Direct(weight_gradient::Plan::new(&shape)),
+                _ => WeightPass::Direct(direct::weight_gradient::Plan::new(&shape)),
             },
         }
     }
@@ -142,7 +123,7 @@ impl Conv2d {
         let pass = |plan, otherwise| dot::Dot::emulated(plan).map_or(otherwise, Pass::Dot);
         conv.forward = pass(Plan::forward(&shape), conv.forward);
         conv.data_gradient = pass(Plan::data_gradient(&shape), conv.data_gradient);
-        conv.weight_gradient = WeightPass::EmulatedTiles(tile_gradient::Plan::new(&shape));
+        conv.weight_gradient = WeightPass::EmulatedTiles(tiles::gradient::Plan::new(&shape));
         [&conv.forward, &conv.data_gradient].iter().all(|pass| matches!(pass, Pass::Dot(_))).then_some(conv)
     }
 

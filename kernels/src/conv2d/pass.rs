@@ -1,14 +1,14 @@
 //! The algorithm chosen for a pass, with its plan.
 
+use super::direct::weight_gradient::{self, WeightGradient};
 use super::direct::{Blocks, Direct, Products};
 use super::dot::Dot;
 use super::plan::Plan;
 #[cfg(any(test, all(target_arch = "x86_64", target_os = "linux")))]
-use super::tile_gradient::{self, TileGradient};
-use super::weight_gradient::{self, WeightGradient};
+use super::tiles::gradient::{self as tile_gradient, TileGradient};
 use super::winograd::Winograd;
-use super::winograd_weight::{self, WinogradWeight};
-use super::{Conv2dShape, winograd_plan};
+use super::winograd::weight::{self as winograd_weight, WinogradWeight};
+use super::{Conv2dShape, winograd};
 use crate::simd::Isa;
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 use crate::simd::TileRegisters;
@@ -23,7 +23,7 @@ use core::marker::PhantomData;
 pub(super) enum Pass {
     Direct(Plan),
     Dot(Dot),
-    Winograd(winograd_plan::Plan),
+    Winograd(winograd::plan::Plan),
 }
 
 impl Pass {

@@ -10,9 +10,9 @@
 use core::marker::PhantomData;
 use half::bf16;
 
-use super::direct::{ClassBand, Products};
-use super::dot_pack::TILES;
 use crate::Element;
+use crate::conv2d::direct::{ClassBand, Products};
+use crate::conv2d::dot::pack::TILES;
 use crate::simd::{Kernel, PANEL, Simd, TILE_ROWS, TILE_VALUES, Tiles};
 
 /// Floats of a row of sums: two panels.
@@ -23,7 +23,7 @@ const MOST_TILES: usize = 4;
 const WEIGHT_TILE: usize = TILE_ROWS * PANEL;
 
 /// Products by one implementation of tiles.
-pub(super) struct TileProducts<T>(PhantomData<T>);
+pub(crate) struct TileProducts<T>(PhantomData<T>);
 
 /// Pixels as positions: one for each place of a window's start in a row, `pitch` to a row.
 struct Strips {

@@ -2,8 +2,8 @@
 //!
 //! A vector of output channels at a time, in f32: f64 with one rounding took four times as long and made the output's error 4 % smaller.
 
-use super::transpose::Rows;
-use super::winograd_transform::{POSITIONS, TILE, kernel_1d};
+use super::transform::{POSITIONS, TILE, kernel_1d};
+use crate::conv2d::transpose::Rows;
 use crate::simd::{GenericWork, Kernel, PANEL, Simd};
 
 const TAPS: usize = 9;
@@ -11,14 +11,14 @@ const TAPS: usize = 9;
 const RUN_CHANNELS: usize = 16;
 
 /// Where a tap stands in the weights: `out * out_stride + in * in_stride + tap`, or `8 - tap` if mirrored.
-pub(super) struct PackKernels<'a> {
-    pub(super) weights: &'a [f32],
-    pub(super) packed: &'a mut [f32],
-    pub(super) in_channels: usize,
-    pub(super) out_channels: usize,
-    pub(super) in_stride: usize,
-    pub(super) out_stride: usize,
-    pub(super) mirrored: bool,
+pub(crate) struct PackKernels<'a> {
+    pub(crate) weights: &'a [f32],
+    pub(crate) packed: &'a mut [f32],
+    pub(crate) in_channels: usize,
+    pub(crate) out_channels: usize,
+    pub(crate) in_stride: usize,
+    pub(crate) out_stride: usize,
+    pub(crate) mirrored: bool,
 }
 
 impl GenericWork for PackKernels<'_> {

@@ -6,17 +6,17 @@
 use crate::simd::Simd;
 
 /// Side of an input tile, and positions of a transformed one.
-pub(super) const TILE: usize = 6;
-pub(super) const POSITIONS: usize = TILE * TILE;
+pub(crate) const TILE: usize = 6;
+pub(crate) const POSITIONS: usize = TILE * TILE;
 /// Side of an output tile.
-pub(super) const OUT_TILE: usize = 4;
+pub(crate) const OUT_TILE: usize = 4;
 
 /// The interpolation points are 0, +-A, +-B and infinity.
 const A: f64 = 0.75;
 const B: f64 = 1.5;
 
 /// `G`: a kernel row of three taps to six values.
-pub(super) const KERNEL_ROWS: [[f64; 3]; TILE] = {
+pub(crate) const KERNEL_ROWS: [[f64; 3]; TILE] = {
     let (near, far) = (1.0 / (2.0 * A * A * (A * A - B * B)), 1.0 / (2.0 * B * B * (B * B - A * A)));
     [
         [1.0 / (A * A * B * B), 0.0, 0.0],
@@ -33,7 +33,7 @@ pub(super) const KERNEL_ROWS: [[f64; 3]; TILE] = {
 /// # Safety
 /// As the methods of [`Simd`].
 #[inline(always)]
-pub(super) unsafe fn kernel_1d<S: Simd>(g: [S::V; 3]) -> [S::V; 6] {
+pub(crate) unsafe fn kernel_1d<S: Simd>(g: [S::V; 3]) -> [S::V; 6] {
     // SAFETY: passed on.
     unsafe {
         let of = |row: usize, column: usize| S::splat(KERNEL_ROWS[row][column] as f32);
@@ -58,7 +58,7 @@ pub(super) unsafe fn kernel_1d<S: Simd>(g: [S::V; 3]) -> [S::V; 6] {
 /// # Safety
 /// As the methods of [`Simd`].
 #[inline(always)]
-pub(super) unsafe fn input_half<S: Simd, const LAST: bool>(d: [S::V; 6]) -> [S::V; 3] {
+pub(crate) unsafe fn input_half<S: Simd, const LAST: bool>(d: [S::V; 6]) -> [S::V; 3] {
     // SAFETY: passed on.
     unsafe {
         let (product, sum) = (S::splat((A * A * B * B) as f32), S::splat(-(A * A + B * B) as f32));
@@ -87,7 +87,7 @@ pub(super) unsafe fn input_half<S: Simd, const LAST: bool>(d: [S::V; 6]) -> [S::
 /// # Safety
 /// As the methods of [`Simd`].
 #[inline(always)]
-pub(super) unsafe fn input_1d<S: Simd>(d: [S::V; 6]) -> [S::V; 6] {
+pub(crate) unsafe fn input_1d<S: Simd>(d: [S::V; 6]) -> [S::V; 6] {
     // SAFETY: passed on.
     let ([a, b, c], [d, e, f]) = unsafe { (input_half::<S, false>(d), input_half::<S, true>(d)) };
     [a, b, c, d, e, f]
@@ -98,7 +98,7 @@ pub(super) unsafe fn input_1d<S: Simd>(d: [S::V; 6]) -> [S::V; 6] {
 /// # Safety
 /// As the methods of [`Simd`].
 #[inline(always)]
-pub(super) unsafe fn output_1d<S: Simd>(m: [S::V; 6]) -> [S::V; 4] {
+pub(crate) unsafe fn output_1d<S: Simd>(m: [S::V; 6]) -> [S::V; 4] {
     // SAFETY: passed on.
     unsafe {
         let (near_sum, far_sum) = (S::add(m[1], m[2]), S::add(m[3], m[4]));
@@ -120,7 +120,7 @@ pub(super) unsafe fn output_1d<S: Simd>(m: [S::V; 6]) -> [S::V; 4] {
 /// # Safety
 /// As the methods of [`Simd`].
 #[inline(always)]
-pub(super) unsafe fn gradient_1d<S: Simd>(y: [S::V; 4]) -> [S::V; 6] {
+pub(crate) unsafe fn gradient_1d<S: Simd>(y: [S::V; 4]) -> [S::V; 6] {
     // SAFETY: passed on.
     unsafe {
         let (a2, b2) = (S::splat((A * A) as f32), S::splat((B * B) as f32));
@@ -142,7 +142,7 @@ pub(super) unsafe fn gradient_1d<S: Simd>(y: [S::V; 4]) -> [S::V; 6] {
 /// # Safety
 /// As the methods of [`Simd`].
 #[inline(always)]
-pub(super) unsafe fn kernel_gradient_1d<S: Simd>(m: [S::V; 6]) -> [S::V; 3] {
+pub(crate) unsafe fn kernel_gradient_1d<S: Simd>(m: [S::V; 6]) -> [S::V; 3] {
     // SAFETY: passed on.
     unsafe {
         let of = |row: usize, column: usize| S::splat(KERNEL_ROWS[row][column] as f32);

@@ -5,15 +5,15 @@
 //! A task is a piece of the tiles and a block of C_in x C_out, so that its 36 sums stay in L2 whatever the channels.
 //! Invariant: pieces and the order of sums inside one depend on the shape only.
 
-use super::Conv2dShape;
-use super::gradient_pieces::{Pieces, Task, Tasks};
-use super::plan::PixelRows;
-use super::weight_kernel::{Block, max_run, select};
-use super::winograd_finish::Finish;
-use super::winograd_plan::{Plan as TilePlan, TileBlock};
-use super::winograd_tiles::{GradientTile, Grid, InputTile};
-use super::winograd_transform::POSITIONS;
+use super::finish::Finish;
+use super::plan::{Plan as TilePlan, TileBlock};
+use super::tiles::{GradientTile, Grid, InputTile};
+use super::transform::POSITIONS;
 use crate::Element;
+use crate::conv2d::Conv2dShape;
+use crate::conv2d::direct::weight_kernel::{Block, max_run, select};
+use crate::conv2d::gradient_pieces::{Pieces, Task, Tasks};
+use crate::conv2d::plan::PixelRows;
 use crate::simd::{GenericWork, PANEL, Simd};
 
 /// Channels of a task on either side: 36 sums of 64 x 64 are 590 kB.
@@ -23,14 +23,14 @@ const PIECE_TILES: usize = 128;
 
 /// How tiles are cut: a piece is a run of the tile plan's units.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Plan {
+pub(crate) struct Plan {
     rows: PixelRows,
     tiles: TilePlan,
     pieces: Pieces,
 }
 
 impl Plan {
-    pub(super) fn new(s: &Conv2dShape) -> Self {
+    pub(crate) fn new(s: &Conv2dShape) -> Self {
         let tiles = TilePlan::weight_gradient(s, TASK_CHANNELS);
         let pieces = Pieces::new(s.weight_len(), tiles.num_pieces(), tiles.num_tiles() / PIECE_TILES);
         Self { rows: PixelRows::of(s), tiles, pieces }
@@ -45,18 +45,18 @@ impl Plan {
         self.tiles.slot_len() + self.sums_len()
     }
 
-    pub(super) fn workspace_len(&self, num_threads: usize) -> usize {
+    pub(crate) fn workspace_len(&self, num_threads: usize) -> usize {
         self.pieces.workspace_len(num_threads, self.slot_len())
     }
 }
 
 /// The whole weight gradient.
-pub(super) struct WinogradWeight<'a, E> {
-    pub(super) plan: &'a Plan,
-    pub(super) x: &'a [E],
-    pub(super) dy: &'a [E],
-    pub(super) dw: &'a mut [f32],
-    pub(super) workspace: &'a mut [f32],
+pub(crate) struct WinogradWeight<'a, E> {
+    pub(crate) plan: &'a Plan,
+    pub(crate) x: &'a [E],
+    pub(crate) dy: &'a [E],
+    pub(crate) dw: &'a mut [f32],
+    pub(crate) workspace: &'a mut [f32],
 }
 
 impl<E: Element> GenericWork for WinogradWeight<'_, E> {

@@ -6,24 +6,24 @@ use crate::simd::Simd;
 
 /// Where a band comes from and how it is padded; extents in pixels.
 #[derive(Clone, Copy)]
-pub(super) struct Band {
-    pub(super) in_h: usize,
-    pub(super) in_w: usize,
+pub(crate) struct Band {
+    pub(crate) in_h: usize,
+    pub(crate) in_w: usize,
     /// Channels to copy, and elements from one pixel of the image to the next.
-    pub(super) channels: usize,
-    pub(super) pixel_stride: usize,
+    pub(crate) channels: usize,
+    pub(crate) pixel_stride: usize,
     /// The image row of the first padded row; rows outside the image are zero.
-    pub(super) first_row: isize,
-    pub(super) rows: usize,
-    pub(super) pad_left: usize,
-    pub(super) padded_w: usize,
+    pub(crate) first_row: isize,
+    pub(crate) rows: usize,
+    pub(crate) pad_left: usize,
+    pub(crate) padded_w: usize,
     /// Of every `step` rows the first `taps` are read; others are not copied.
-    pub(super) step: usize,
-    pub(super) taps: usize,
+    pub(crate) step: usize,
+    pub(crate) taps: usize,
 }
 
 /// Fills `padded` (`[rows, padded_w, channels]`) from `image`, which starts with the first channel to copy, converted.
-pub(super) fn copy_band<S: Simd, E: Element, X: Factor>(image: &[E], band: &Band, padded: &mut [X]) {
+pub(crate) fn copy_band<S: Simd, E: Element, X: Factor>(image: &[E], band: &Band, padded: &mut [X]) {
     let Band { channels, pixel_stride, .. } = *band;
     let row_len = band.padded_w * channels;
     let left = band.pad_left * channels;

@@ -1,8 +1,8 @@
 //! bf16 dot products against the reference, with every instruction set that has them.
 
-use super::pass::Pass;
-use super::tests::{Random, check_statistics, odd_numbers_of_pixels, pool, random_shape, run_all};
-use super::{Algorithm, Conv2d, Conv2dShape, reference};
+use crate::conv2d::pass::Pass;
+use crate::conv2d::tests::{Random, check_statistics, odd_numbers_of_pixels, pool, random_shape, run_all};
+use crate::conv2d::{Algorithm, Conv2d, Conv2dShape, reference};
 use crate::simd::Isa;
 use crate::testing::{rounded, widened};
 use crate::{Element, Storage};

@@ -4,18 +4,22 @@
 //! Invariant: a pixel's sum is added up in the same order whatever block it lies in. What is subnormal counts as zero.
 //! Source: Intel, Software Developer's Manual, VDPBF16PS and TDPBF16PS.
 
+pub(super) mod pack;
+#[cfg(test)]
+mod tests;
+
 use core::marker::PhantomData;
 use half::bf16;
 
 use super::Conv2dShape;
 use super::direct::{Blocks, Direct, Products};
-use super::dot_pack::{self, Layout, PAIRS, TILES};
 use super::pass::Operands;
 use super::plan::Plan;
 #[cfg(any(test, all(target_arch = "x86_64", target_os = "linux")))]
-use super::tile_products::TileProducts;
+use super::tiles::products::TileProducts;
 use crate::Element;
 use crate::simd::{Isa, TILE_VALUES};
+use pack::{Layout, PAIRS, TILES};
 
 /// A plan with weights in pairs, and what multiplies them.
 #[derive(Clone, Copy, Debug)]
@@ -71,7 +75,7 @@ impl Dot {
     }
 
     pub(super) fn pack(&self, s: &Conv2dShape, weights: &[f32], packed: &mut [f32]) {
-        dot_pack::pack(&self.unit.layout(), s, &self.plan, weights, packed);
+        pack::pack(&self.unit.layout(), s, &self.plan, weights, packed);
     }
 
     pub(super) fn run<E, F>(&self, isa: Isa, operands: Operands<'_, E>, after_piece: F)

@@ -4,9 +4,9 @@
 //! run of a piece's tiles whose transformed values stay in L2 where the weights stay in a cache.
 //! Invariant: the cut depends on the shape only.
 
-use super::Conv2dShape;
-use super::winograd_tiles::{Grid, Tile};
-use super::winograd_transform::{OUT_TILE, POSITIONS};
+use super::tiles::{Grid, Tile};
+use super::transform::{OUT_TILE, POSITIONS};
+use crate::conv2d::Conv2dShape;
 use crate::simd::PANEL;
 
 /// Tiles of a piece, where the image has enough.
@@ -20,11 +20,11 @@ const CACHED_WEIGHTS: usize = 4 * 1024 * 1024;
 
 /// How tiles are cut into pieces and blocks.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Plan {
-    pub(super) images: usize,
-    pub(super) input: GridPlan,
-    pub(super) output: GridPlan,
-    pub(super) padding: usize,
+pub(crate) struct Plan {
+    pub(crate) images: usize,
+    pub(crate) input: GridPlan,
+    pub(crate) output: GridPlan,
+    pub(crate) padding: usize,
     tile_columns: usize,
     tile_rows: usize,
     images_of_piece: usize,
@@ -34,16 +34,16 @@ pub(super) struct Plan {
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(super) struct GridPlan {
-    pub(super) height: usize,
-    pub(super) width: usize,
+pub(crate) struct GridPlan {
+    pub(crate) height: usize,
+    pub(crate) width: usize,
     /// Channels of a block, and of a pixel.
-    pub(super) channels: usize,
-    pub(super) pixel_stride: usize,
+    pub(crate) channels: usize,
+    pub(crate) pixel_stride: usize,
 }
 
 impl GridPlan {
-    pub(super) fn image_len(&self) -> usize {
+    pub(crate) fn image_len(&self) -> usize {
         self.height * self.width * self.pixel_stride
     }
 
@@ -51,7 +51,7 @@ impl GridPlan {
         Self { height, width, channels, pixel_stride: channels }
     }
 
-    pub(super) fn grid(&self, padding: usize) -> Grid {
+    pub(crate) fn grid(&self, padding: usize) -> Grid {
         Grid {
             height: self.height,
             width: self.width,
@@ -64,7 +64,7 @@ impl GridPlan {
 
 impl Plan {
     /// Whether the algorithm exists for the shape.
-    pub(super) fn supports(s: &Conv2dShape) -> bool {
+    pub(crate) fn supports(s: &Conv2dShape) -> bool {
         s.kernel == 3 && s.stride == 1
     }
 
@@ -72,7 +72,7 @@ impl Plan {
     /// of a tile, 300 and 200 for the transforms of a channel of input and output. Counted for one image, so that an
     /// image's result does not depend on how many lie beside it. Direct convolution does `per_instruction` multiply-adds
     /// of a lane in the time of one of f32.
-    pub(super) fn wins(&self, per_instruction: usize) -> bool {
+    pub(crate) fn wins(&self, per_instruction: usize) -> bool {
         let (in_c, out_c) = (self.input.pixel_stride, self.output.pixel_stride);
         let lanes = |channels: usize| channels.next_multiple_of(PANEL);
         let products = in_c * lanes(out_c);
@@ -81,20 +81,20 @@ impl Plan {
         per_instruction * tiles * of_tile < 9 * products * self.output.height * self.output.width
     }
 
-    pub(super) fn forward(s: &Conv2dShape) -> Self {
+    pub(crate) fn forward(s: &Conv2dShape) -> Self {
         let input = GridPlan::new(s.height, s.width, s.in_channels);
         let output = GridPlan::new(s.out_height(), s.out_width(), s.out_channels);
         Self::new(s.batch, input, output, s.padding, MAX_BLOCK_TILES)
     }
 
-    pub(super) fn data_gradient(s: &Conv2dShape) -> Self {
+    pub(crate) fn data_gradient(s: &Conv2dShape) -> Self {
         let input = GridPlan::new(s.out_height(), s.out_width(), s.out_channels);
         let output = GridPlan::new(s.height, s.width, s.in_channels);
         Self::new(s.batch, input, output, 2 - s.padding, MAX_BLOCK_TILES)
     }
 
     /// The weight gradient's tiles: those of x and of dy, at most `task_channels` of each at a time.
-    pub(super) fn weight_gradient(s: &Conv2dShape, task_channels: usize) -> Self {
+    pub(crate) fn weight_gradient(s: &Conv2dShape, task_channels: usize) -> Self {
         let mut input = GridPlan::new(s.height, s.width, s.in_channels);
         let mut output = GridPlan::new(s.out_height(), s.out_width(), s.out_channels);
         input.channels = input.channels.min(task_channels);
@@ -129,16 +129,16 @@ impl Plan {
         }
     }
 
-    pub(super) fn num_pieces(&self) -> usize {
+    pub(crate) fn num_pieces(&self) -> usize {
         self.images.div_ceil(self.images_of_piece) * self.num_bands
     }
 
-    pub(super) fn num_tiles(&self) -> usize {
+    pub(crate) fn num_tiles(&self) -> usize {
         self.images * self.tile_rows * self.tile_columns
     }
 
     /// The blocks of a piece, in order.
-    pub(super) fn blocks(&self, piece: usize) -> impl Iterator<Item = TileBlock> {
+    pub(crate) fn blocks(&self, piece: usize) -> impl Iterator<Item = TileBlock> {
         let image = piece / self.num_bands * self.images_of_piece;
         let tile_row = piece % self.num_bands * self.band_tile_rows;
         let tile_rows = self.band_tile_rows.min(self.tile_rows - tile_row);
@@ -151,7 +151,7 @@ impl Plan {
     }
 
     /// Where the output of a piece starts, and its elements.
-    pub(super) fn output_range(&self, piece: usize) -> (usize, usize) {
+    pub(crate) fn output_range(&self, piece: usize) -> (usize, usize) {
         let image = piece / self.num_bands * self.images_of_piece;
         let images = self.images_of_piece.min(self.images - image);
         let first_row = piece % self.num_bands * self.band_tile_rows * OUT_TILE;
@@ -162,32 +162,32 @@ impl Plan {
     }
 
     /// Elements of the transformed weights; positions 64 bytes apart, against cache set conflicts while packing.
-    pub(super) fn packed_len(&self) -> usize {
+    pub(crate) fn packed_len(&self) -> usize {
         POSITIONS * (self.input.channels * self.output.channels.next_multiple_of(PANEL) + PANEL)
     }
 
     /// Elements from one position of a block to the next; 64 bytes more than the tiles, against cache set conflicts.
-    pub(super) fn position_strides(&self) -> [usize; 2] {
+    pub(crate) fn position_strides(&self) -> [usize; 2] {
         [&self.input, &self.output].map(|grid| self.block_tiles * grid.channels.next_multiple_of(PANEL) + PANEL)
     }
 
-    pub(super) fn slot_len(&self) -> usize {
+    pub(crate) fn slot_len(&self) -> usize {
         POSITIONS * self.position_strides().iter().sum::<usize>()
     }
 }
 
 /// Consecutive tiles of a piece.
-pub(super) struct TileBlock {
+pub(crate) struct TileBlock {
     image: usize,
     tile_row: usize,
     tile_rows: usize,
     first: usize,
-    pub(super) tiles: usize,
+    pub(crate) tiles: usize,
 }
 
 impl TileBlock {
     /// The `index`-th tile of the block in a grid of images with `image_len` elements.
-    pub(super) fn tile(&self, plan: &Plan, index: usize, image_len: usize) -> Tile {
+    pub(crate) fn tile(&self, plan: &Plan, index: usize, image_len: usize) -> Tile {
         let index = self.first + index;
         let (row, column) = (index / plan.tile_columns, index % plan.tile_columns);
         Tile {

@@ -5,13 +5,13 @@
 //! in L2 whatever the channels; a unit has so many pixels that adding its products to the sums costs little.
 //! Invariant: pieces and the order of sums inside one depend on the shape only.
 
-use super::Conv2dShape;
-use super::gradient_pieces::{Pieces, Task, Tasks};
 use super::padded::{Band, copy_band};
-use super::plan::PixelRows;
-use super::transpose::Rows;
 use super::weight_kernel::{Block, max_run, select};
 use crate::Element;
+use crate::conv2d::Conv2dShape;
+use crate::conv2d::gradient_pieces::{Pieces, Task, Tasks};
+use crate::conv2d::plan::PixelRows;
+use crate::conv2d::transpose::Rows;
 use crate::pieces::whole_lines;
 use crate::simd::{GenericWork, Kernel, PANEL, Simd};
 
@@ -28,7 +28,7 @@ const PIECE_PIXELS: usize = 1024;
 
 /// How the pixels are cut: a unit is a band of rows of one image, or several small images; a piece is a run of units.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Plan {
+pub(crate) struct Plan {
     rows: PixelRows,
     images_of_unit: usize,
     band_rows: usize,
@@ -44,12 +44,12 @@ pub(super) struct Plan {
 }
 
 /// The size of a block that cuts `channels` into equal ones of whole panels and about `most`.
-pub(super) fn block_of(channels: usize, most: usize) -> usize {
+pub(crate) fn block_of(channels: usize, most: usize) -> usize {
     channels.div_ceil(channels.div_ceil(most)).next_multiple_of(PANEL).min(channels)
 }
 
 impl Plan {
-    pub(super) fn new(s: &Conv2dShape) -> Self {
+    pub(crate) fn new(s: &Conv2dShape) -> Self {
         let all = PixelRows::of(s);
         let s = &all.shape;
         let (out_h, out_w) = (s.out_height(), s.out_width());
@@ -111,18 +111,18 @@ impl Plan {
         self.band_rows * self.rows.shape.out_width() * self.out_block
     }
 
-    pub(super) fn workspace_len(&self, num_threads: usize) -> usize {
+    pub(crate) fn workspace_len(&self, num_threads: usize) -> usize {
         self.pieces.workspace_len(num_threads, self.slot_len())
     }
 }
 
 /// The whole weight gradient.
-pub(super) struct WeightGradient<'a, E> {
-    pub(super) plan: &'a Plan,
-    pub(super) x: &'a [E],
-    pub(super) dy: &'a [E],
-    pub(super) dw: &'a mut [f32],
-    pub(super) workspace: &'a mut [f32],
+pub(crate) struct WeightGradient<'a, E> {
+    pub(crate) plan: &'a Plan,
+    pub(crate) x: &'a [E],
+    pub(crate) dy: &'a [E],
+    pub(crate) dw: &'a mut [f32],
+    pub(crate) workspace: &'a mut [f32],
 }
 
 impl<E: Element> GenericWork for WeightGradient<'_, E> {
@@ -314,16 +314,16 @@ fn run_channels<S: Simd, const NV: usize>(
 }
 
 /// Writes a task's sums in PyTorch's order.
-pub(super) struct Finish<'a> {
-    pub(super) sums: &'a [f32],
-    pub(super) taps: usize,
-    pub(super) in_count: usize,
+pub(crate) struct Finish<'a> {
+    pub(crate) sums: &'a [f32],
+    pub(crate) taps: usize,
+    pub(crate) in_count: usize,
     /// Vectors of sums from one tap to the next.
-    pub(super) in_stride: usize,
-    pub(super) out_count: usize,
+    pub(crate) in_stride: usize,
+    pub(crate) out_count: usize,
     /// The task's first channel of its first filter.
-    pub(super) dw: *mut f32,
-    pub(super) filter_len: usize,
+    pub(crate) dw: *mut f32,
+    pub(crate) filter_len: usize,
 }
 
 impl<S: Simd> Kernel<S> for Finish<'_> {

@@ -5,27 +5,27 @@
 
 use half::bf16;
 
-use super::Conv2dShape;
-use super::plan::{Class, Plan};
 use crate::Element;
+use crate::conv2d::Conv2dShape;
+use crate::conv2d::plan::{Class, Plan};
 use crate::simd::{PANEL, TILE_ROWS, TILE_VALUES};
 
 /// How the values of a run are spread over vectors of pairs.
-pub(super) struct Layout {
+pub(crate) struct Layout {
     /// Vectors of a run.
-    pub(super) vectors: fn(usize) -> usize,
+    pub(crate) vectors: fn(usize) -> usize,
     /// Which value of a run the low (0) or high (1) half of a vector is for, if any.
     value: fn(run: usize, vector: usize, half: usize) -> Option<usize>,
 }
 
 /// For register blocks: one pair after the other.
-pub(super) const PAIRS: Layout = Layout {
+pub(crate) const PAIRS: Layout = Layout {
     vectors: |run| run.div_ceil(2),
     value: |run, vector, half| Some(2 * vector + half).filter(|&value| value < run),
 };
 
 /// For tiles: 16 pairs each, the last ones of a run ending with it. Runs are of 32 values at least, or empty.
-pub(super) const TILES: Layout = Layout {
+pub(crate) const TILES: Layout = Layout {
     vectors: |run| run.div_ceil(TILE_VALUES) * TILE_ROWS,
     value: |run, vector, half| {
         let new = vector / TILE_ROWS * TILE_VALUES;
@@ -35,7 +35,7 @@ pub(super) const TILES: Layout = Layout {
 };
 
 /// Packs for the pass of `plan`.
-pub(super) fn pack(layout: &Layout, s: &Conv2dShape, plan: &Plan, weights: &[f32], packed: &mut [f32]) {
+pub(crate) fn pack(layout: &Layout, s: &Conv2dShape, plan: &Plan, weights: &[f32], packed: &mut [f32]) {
     let mut lanes = packed.chunks_exact_mut(PANEL);
     for class in plan.classes() {
         let (taps, run) = (Taps::new(s, plan, class), class.taps_w * plan.in_c);

@@ -5,14 +5,21 @@
 //! transformed weights position by position, and transformed back, all while the block is in L1 and L2.
 //! Invariant: a piece is a band of tile rows of one image or a few whole images; it writes only its own rows.
 
+mod finish;
+pub(super) mod pack;
+pub(super) mod plan;
+mod tiles;
+mod transform;
+pub(super) mod weight;
+
+use super::direct::row_kernel::{Block, max_pixels, select};
 use super::pass::Operands;
-use super::row_kernel::{Block, max_pixels, select};
-use super::winograd_plan::{Plan, TileBlock};
-use super::winograd_tiles::{InputTile, OutputTile};
-use super::winograd_transform::POSITIONS;
 use crate::Element;
 use crate::pieces::{SharedMut, for_each_piece};
 use crate::simd::{GenericWork, PANEL, Simd};
+use plan::{Plan, TileBlock};
+use tiles::{InputTile, OutputTile};
+use transform::POSITIONS;
 
 /// Tiles of a register block: fewer than fit, so that the stores of one block overlap with the products of the next.
 const REGISTER_TILES: usize = 8;

@@ -4,17 +4,17 @@
 //! For the forward pass output channels are in lanes, for the data gradient input channels, and taps are mirrored and dealt
 //! out to the classes.
 
-use super::Conv2dShape;
-use super::plan::Plan;
-use super::transpose::Rows;
+use crate::conv2d::Conv2dShape;
+use crate::conv2d::plan::Plan;
+use crate::conv2d::transpose::Rows;
 use crate::simd::{GenericWork, Kernel, PANEL, Simd};
 
 /// Packs all weights; the lengths were asserted by the caller.
-pub(super) struct Pack<'a> {
-    pub(super) shape: &'a Conv2dShape,
-    pub(super) plan: &'a Plan,
-    pub(super) weights: &'a [f32],
-    pub(super) packed: &'a mut [f32],
+pub(crate) struct Pack<'a> {
+    pub(crate) shape: &'a Conv2dShape,
+    pub(crate) plan: &'a Plan,
+    pub(crate) weights: &'a [f32],
+    pub(crate) packed: &'a mut [f32],
 }
 
 impl GenericWork for Pack<'_> {

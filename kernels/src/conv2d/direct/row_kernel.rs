@@ -11,21 +11,21 @@ use crate::simd::{Kernel, PANEL, Simd};
 
 /// What one block computes; addresses in elements.
 #[derive(Clone, Copy)]
-pub(super) struct Block<X, E> {
+pub(crate) struct Block<X, E> {
     /// The first pixel's run in the first kernel row.
-    pub(super) x: *const X,
-    pub(super) x_pixel_stride: usize,
-    pub(super) x_row_stride: usize,
-    pub(super) rows: usize,
-    pub(super) run: usize,
+    pub(crate) x: *const X,
+    pub(crate) x_pixel_stride: usize,
+    pub(crate) x_row_stride: usize,
+    pub(crate) rows: usize,
+    pub(crate) run: usize,
     /// The first vector of weights: for each row one for each factor of the run, [`PANEL`] lanes each.
-    pub(super) weights: *const f32,
+    pub(crate) weights: *const f32,
     /// From one panel of weights to the next.
-    pub(super) panel_stride: usize,
-    pub(super) y: *mut E,
-    pub(super) y_pixel_stride: usize,
+    pub(crate) panel_stride: usize,
+    pub(crate) y: *mut E,
+    pub(crate) y_pixel_stride: usize,
     /// Output channels to store, at most NV vectors.
-    pub(super) channels: usize,
+    pub(crate) channels: usize,
 }
 
 struct Pixels<'a, X, E, const P: usize, const NV: usize, const AHEAD: bool>(&'a Block<X, E>);
@@ -104,7 +104,7 @@ unsafe fn accumulate<S: Simd, X: Factor, E: Element, const P: usize, const NV: u
 }
 
 /// Pixels of the largest block with `num_vectors` vectors of channels.
-pub(super) fn max_pixels<S: Simd>(num_vectors: usize) -> usize {
+pub(crate) fn max_pixels<S: Simd>(num_vectors: usize) -> usize {
     S::ACCUMULATORS / num_vectors
 }
 
@@ -120,7 +120,7 @@ unsafe fn launch<S: Simd, X: Factor, E: Element, const P: usize, const NV: usize
 
 /// The kernel for `pixels` pixels and NV vectors. `AHEAD`: it asks for the next P runs on the way, which is right where a
 /// run is a whole pixel and seldom in a cache.
-pub(super) fn select<S: Simd, X: Factor, E: Element, const NV: usize, const AHEAD: bool>(
+pub(crate) fn select<S: Simd, X: Factor, E: Element, const NV: usize, const AHEAD: bool>(
     pixels: usize,
 ) -> unsafe fn(&Block<X, E>) {
     macro_rules! among {

@@ -10,11 +10,11 @@
 use core::marker::PhantomData;
 use half::bf16;
 
-use super::Conv2dShape;
-use super::gradient_pieces::{Pieces, Task, Tasks};
-use super::plan::PixelRows;
-use super::tile_grid::{Grid, PackSteps, STEP_PAIRS};
-use super::weight_gradient::{Finish, block_of};
+use super::grid::{Grid, PackSteps, STEP_PAIRS};
+use crate::conv2d::Conv2dShape;
+use crate::conv2d::direct::weight_gradient::{Finish, block_of};
+use crate::conv2d::gradient_pieces::{Pieces, Task, Tasks};
+use crate::conv2d::plan::PixelRows;
 use crate::simd::{GenericWork, PANEL, Simd, TILE_ROWS, TILE_VALUES, Tiles};
 
 /// Positions of a unit: a panel of x and two of dy stay in L1 while all taps pass over them.
@@ -29,7 +29,7 @@ const SUM_TILE: usize = TILE_ROWS * PANEL;
 
 /// How the pixels are cut: a unit is a band of rows of one image, or several small images; a piece is a run of units.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Plan {
+pub(crate) struct Plan {
     rows: PixelRows,
     images_of_unit: usize,
     band_rows: usize,
@@ -44,7 +44,7 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    pub(super) fn new(s: &Conv2dShape) -> Self {
+    pub(crate) fn new(s: &Conv2dShape) -> Self {
         let all = PixelRows::of(s);
         let s = &all.shape;
         let (out_h, out_w) = (s.out_height(), s.out_width());
@@ -115,19 +115,19 @@ impl Plan {
         self.sums_len() + planes * self.plane_len() + self.out_block.div_ceil(PANEL) * self.panel_stride()
     }
 
-    pub(super) fn workspace_len(&self, num_threads: usize) -> usize {
+    pub(crate) fn workspace_len(&self, num_threads: usize) -> usize {
         self.pieces.workspace_len(num_threads, self.slot_len())
     }
 }
 
 /// The whole weight gradient, by tiles of one implementation, which exists.
-pub(super) struct TileGradient<'a, T> {
-    pub(super) plan: &'a Plan,
-    pub(super) x: &'a [bf16],
-    pub(super) dy: &'a [bf16],
-    pub(super) dw: &'a mut [f32],
-    pub(super) workspace: &'a mut [f32],
-    pub(super) tiles: PhantomData<fn() -> T>,
+pub(crate) struct TileGradient<'a, T> {
+    pub(crate) plan: &'a Plan,
+    pub(crate) x: &'a [bf16],
+    pub(crate) dy: &'a [bf16],
+    pub(crate) dw: &'a mut [f32],
+    pub(crate) workspace: &'a mut [f32],
+    pub(crate) tiles: PhantomData<fn() -> T>,
 }
 
 impl<T: Tiles> GenericWork for TileGradient<'_, T> {

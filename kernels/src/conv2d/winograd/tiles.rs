@@ -3,40 +3,40 @@
 //! In: pixels channels-last, read and written in place; what lies outside the image is zero and not stored.
 //! Out: `[position][tile][channel]`, positions a padded stride apart so that they do not fall into one cache set.
 
-use super::winograd_transform::{OUT_TILE, TILE, gradient_1d, input_1d, input_half, output_1d};
+use super::transform::{OUT_TILE, TILE, gradient_1d, input_1d, input_half, output_1d};
 use crate::Element;
 use crate::simd::{Kernel, Simd};
 
 /// The extents of an image.
 #[derive(Clone, Copy)]
-pub(super) struct Grid {
-    pub(super) height: usize,
-    pub(super) width: usize,
+pub(crate) struct Grid {
+    pub(crate) height: usize,
+    pub(crate) width: usize,
     /// Channels to transform, and elements from one pixel to the next.
-    pub(super) channels: usize,
-    pub(super) pixel_stride: usize,
+    pub(crate) channels: usize,
+    pub(crate) pixel_stride: usize,
     /// Zeros above and left of the image: tile (0, 0) starts there.
-    pub(super) padding: usize,
+    pub(crate) padding: usize,
 }
 
 /// Where a tile lies.
 #[derive(Clone, Copy)]
-pub(super) struct Tile {
+pub(crate) struct Tile {
     /// Elements before the image's first pixel and channel in the whole slice.
-    pub(super) image: usize,
+    pub(crate) image: usize,
     /// In units of output pixels.
-    pub(super) row: usize,
-    pub(super) column: usize,
+    pub(crate) row: usize,
+    pub(crate) column: usize,
 }
 
 /// `B^T d B` of one tile, all channels.
-pub(super) struct InputTile<'a, E> {
-    pub(super) x: &'a [E],
-    pub(super) grid: Grid,
-    pub(super) tile: Tile,
+pub(crate) struct InputTile<'a, E> {
+    pub(crate) x: &'a [E],
+    pub(crate) grid: Grid,
+    pub(crate) tile: Tile,
     /// The tile's first element in position 0.
-    pub(super) out: *mut f32,
-    pub(super) position_stride: usize,
+    pub(crate) out: *mut f32,
+    pub(crate) position_stride: usize,
 }
 
 impl<E: Element, S: Simd> Kernel<S> for InputTile<'_, E> {
@@ -126,14 +126,14 @@ unsafe fn transform_input_half<S: Simd, E: Element, const EDGE: bool, const LAST
 }
 
 /// `A^T m A` of one tile, all channels, into the pixels that exist.
-pub(super) struct OutputTile<E> {
+pub(crate) struct OutputTile<E> {
     /// The tile's first element in position 0.
-    pub(super) m: *const f32,
-    pub(super) position_stride: usize,
+    pub(crate) m: *const f32,
+    pub(crate) position_stride: usize,
     /// The image's first pixel.
-    pub(super) y: *mut E,
-    pub(super) grid: Grid,
-    pub(super) tile: Tile,
+    pub(crate) y: *mut E,
+    pub(crate) grid: Grid,
+    pub(crate) tile: Tile,
 }
 
 impl<E: Element, S: Simd> Kernel<S> for OutputTile<E> {
@@ -188,13 +188,13 @@ unsafe fn transform_output<S: Simd, E: Element, const EDGE: bool>(
 }
 
 /// `A dy A^T` of one tile of the output's gradient, all channels; pixels outside the image are zero.
-pub(super) struct GradientTile<'a, E> {
-    pub(super) dy: &'a [E],
-    pub(super) grid: Grid,
-    pub(super) tile: Tile,
+pub(crate) struct GradientTile<'a, E> {
+    pub(crate) dy: &'a [E],
+    pub(crate) grid: Grid,
+    pub(crate) tile: Tile,
     /// The tile's first element in position 0.
-    pub(super) out: *mut f32,
-    pub(super) position_stride: usize,
+    pub(crate) out: *mut f32,
+    pub(crate) position_stride: usize,
 }
 
 impl<E: Element, S: Simd> Kernel<S> for GradientTile<'_, E> {

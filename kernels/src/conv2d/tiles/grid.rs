@@ -11,25 +11,25 @@ use crate::element::Stored;
 use crate::simd::{Kernel, PANEL, Simd, TILE_VALUES};
 
 /// Pairs of positions of one step of a product.
-pub(super) const STEP_PAIRS: usize = TILE_VALUES / 2;
+pub(crate) const STEP_PAIRS: usize = TILE_VALUES / 2;
 
 /// Where the pixels of a plane's positions are: rows of `pitch` positions, `image_rows` to an image.
 #[derive(Clone, Copy)]
-pub(super) struct Grid {
-    pub(super) images: usize,
-    pub(super) image_rows: usize,
-    pub(super) pitch: usize,
+pub(crate) struct Grid {
+    pub(crate) images: usize,
+    pub(crate) image_rows: usize,
+    pub(crate) pitch: usize,
     /// The rows and columns of an image's positions that are pixels.
-    pub(super) rows: [usize; 2],
-    pub(super) columns: [usize; 2],
+    pub(crate) rows: [usize; 2],
+    pub(crate) columns: [usize; 2],
     /// Elements from one image, row, position to the next, and to the first position, which need not be a pixel.
-    pub(super) strides: [usize; 3],
-    pub(super) origin: isize,
+    pub(crate) strides: [usize; 3],
+    pub(crate) origin: isize,
 }
 
 impl Grid {
     /// The positions `p` for which `offset + stride * p` lies in `0..extent`.
-    pub(super) fn inside(offset: isize, stride: usize, extent: usize) -> [usize; 2] {
+    pub(crate) fn inside(offset: isize, stride: usize, extent: usize) -> [usize; 2] {
         let first = |bound: isize| bound.max(0).unsigned_abs().div_ceil(stride);
         let start = first(-offset);
         [start, first(extent as isize - offset).max(start)]
@@ -50,14 +50,14 @@ impl Grid {
 }
 
 /// Packs steps of 32 positions each.
-pub(super) struct PackSteps<'a, const LEFT: bool> {
-    pub(super) source: &'a [bf16],
-    pub(super) grid: Grid,
-    pub(super) channels: usize,
-    pub(super) steps: usize,
-    pub(super) out: &'a mut [f32],
+pub(crate) struct PackSteps<'a, const LEFT: bool> {
+    pub(crate) source: &'a [bf16],
+    pub(crate) grid: Grid,
+    pub(crate) channels: usize,
+    pub(crate) steps: usize,
+    pub(crate) out: &'a mut [f32],
     /// From one channel's pairs to the next one's, or from one panel's.
-    pub(super) stride: usize,
+    pub(crate) stride: usize,
 }
 
 /// A position's pixel, of which `channels & mask` may be reached.

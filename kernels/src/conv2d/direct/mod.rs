@@ -3,16 +3,23 @@
 //! In: [`Plan`], input image by image, packed weights. Out: the output; every element written once.
 //! Invariant: a piece is one band of one image; it writes only its own rows.
 
+pub(super) mod factor;
+pub(super) mod pack;
+mod padded;
+pub(super) mod row_kernel;
+pub(super) mod weight_gradient;
+pub(super) mod weight_kernel;
+
 use core::marker::PhantomData;
 
-use super::factor::Factor;
-use super::padded::{Band, copy_band};
 use super::pass::Operands;
 use super::plan::{Class, Plan};
-use super::row_kernel::{Block, max_pixels, select};
 use crate::Element;
 use crate::pieces::{SharedMut, for_each_piece};
 use crate::simd::{GenericWork, PANEL, Simd};
+use factor::Factor;
+use padded::{Band, copy_band};
+use row_kernel::{Block, max_pixels, select};
 
 /// Bytes after which addresses fall into the same set of an L1 with 64 sets.
 const L1_STRIDE: usize = 4096;

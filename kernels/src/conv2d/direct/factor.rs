@@ -13,7 +13,7 @@ use crate::{Element, Storage};
 ///
 /// # Safety
 /// The methods with pointers demand what those of [`Simd`] do.
-pub(super) trait Factor: Copy + Default + Sync + 'static {
+pub(crate) trait Factor: Copy + Default + Sync + 'static {
     /// Values of a run that one vector of weights is for.
     const VALUES: usize;
 

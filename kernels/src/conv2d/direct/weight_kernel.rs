@@ -7,23 +7,23 @@ use crate::simd::{Kernel, PANEL, Simd};
 
 /// What one block computes; strides in elements.
 #[derive(Clone, Copy)]
-pub(super) struct Block {
-    pub(super) x: *const f32,
+pub(crate) struct Block {
+    pub(crate) x: *const f32,
     /// From one image, row, pixel of the unit to the next.
-    pub(super) x_strides: [usize; 3],
-    pub(super) dy: *const f32,
-    pub(super) dy_strides: [usize; 3],
+    pub(crate) x_strides: [usize; 3],
+    pub(crate) dy: *const f32,
+    pub(crate) dy_strides: [usize; 3],
     /// Images, rows and pixels of the unit.
-    pub(super) extents: [usize; 3],
+    pub(crate) extents: [usize; 3],
     /// From x and dy of this unit to those of the next, which are asked for on the way.
-    pub(super) ahead: [usize; 2],
+    pub(crate) ahead: [usize; 2],
     /// Output channels that exist, at most NV vectors.
-    pub(super) channels: usize,
+    pub(crate) channels: usize,
     /// R vectors, [`PANEL`] apart.
-    pub(super) dw: *mut f32,
-    pub(super) panel_stride: usize,
+    pub(crate) dw: *mut f32,
+    pub(crate) panel_stride: usize,
     /// Whether to add to what stands in `dw`.
-    pub(super) accumulate: bool,
+    pub(crate) accumulate: bool,
 }
 
 struct Products<'a, const R: usize, const NV: usize, const FULL: bool>(&'a Block);
@@ -75,7 +75,7 @@ impl<S: Simd, const R: usize, const NV: usize, const FULL: bool> Kernel<S> for P
 }
 
 /// Values of a run in the largest block with `num_vectors` vectors of channels.
-pub(super) fn max_run<S: Simd>(num_vectors: usize) -> usize {
+pub(crate) fn max_run<S: Simd>(num_vectors: usize) -> usize {
     S::ACCUMULATORS / num_vectors
 }
 
@@ -94,7 +94,7 @@ unsafe fn launch<S: Simd, const R: usize, const NV: usize>(block: &Block) {
 }
 
 /// The kernel for `values` values of a run and NV vectors.
-pub(super) fn select<S: Simd, const NV: usize>(values: usize) -> unsafe fn(&Block) {
+pub(crate) fn select<S: Simd, const NV: usize>(values: usize) -> unsafe fn(&Block) {
     macro_rules! among {
         ($($count:literal)*) => {
             match values {

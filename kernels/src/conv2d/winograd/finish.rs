@@ -1,16 +1,16 @@
 //! The end of Winograd's weight gradient: the inverse transform of a task's sums.
 
-use super::winograd_transform::{TILE, kernel_gradient_1d};
+use super::transform::{TILE, kernel_gradient_1d};
 use crate::simd::{Kernel, PANEL, Simd};
 
 /// `G^T m G` of a task's sums, scattered to PyTorch's order.
-pub(super) struct Finish {
-    pub(super) sums: *const f32,
-    pub(super) in_count: usize,
-    pub(super) out_count: usize,
+pub(crate) struct Finish {
+    pub(crate) sums: *const f32,
+    pub(crate) in_count: usize,
+    pub(crate) out_count: usize,
     /// The task's first channel of its first filter.
-    pub(super) dw: *mut f32,
-    pub(super) filter_len: usize,
+    pub(crate) dw: *mut f32,
+    pub(crate) filter_len: usize,
 }
 
 impl<S: Simd> Kernel<S> for Finish {
