@@ -21,6 +21,7 @@ pub mod scratch;
 pub mod sgd;
 
 mod element;
+mod entries;
 mod pieces;
 mod tiles;
 

@@ -23,10 +23,12 @@ pub(crate) const fn slots_len(num_workers: usize, slot_len: usize) -> usize {
 ///
 /// # Panics
 /// If the workspace has not one slot.
-pub(crate) fn for_each_piece<F>(num_pieces: usize, workspace: &mut [f32], slot_len: usize, work: F)
-where
-    F: Fn(usize, &mut [f32]) + Sync,
-{
+pub(crate) fn for_each_piece(
+    num_pieces: usize,
+    workspace: &mut [f32],
+    slot_len: usize,
+    work: &(dyn Fn(usize, &mut [f32]) + Sync),
+) {
     assert!(workspace.len() >= slot_len, "workspace: expected at least {slot_len} elements, got {}", workspace.len());
     let num_slots = workspace.len().checked_div(whole_lines(slot_len)).unwrap_or(usize::MAX);
     let num_workers = num_slots.min(rayon::current_num_threads()).min(num_pieces);
@@ -36,7 +38,7 @@ where
         return;
     }
     let next = AtomicUsize::new(0);
-    let (next, work) = (&next, &work);
+    let next = &next;
     rayon::scope(|scope| {
         let mut rest = workspace;
         for _ in 0..num_workers {
@@ -97,7 +99,7 @@ mod tests {
             pool.install(|| {
                 // Each worker waits in its slot for the others, so that all slots are seen.
                 let barrier = std::sync::Barrier::new(3);
-                for_each_piece(3, scratch.floats(slots_len(3, slot_len)), slot_len, |_, slot| {
+                for_each_piece(3, scratch.floats(slots_len(3, slot_len)), slot_len, &|_, slot| {
                     barrier.wait();
                     assert_eq!((slot.len(), slot.as_ptr().addr() % 64), (slot_len, 0));
                 });

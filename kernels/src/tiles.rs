@@ -187,7 +187,7 @@ pub(crate) struct Streams<'a, E> {
 
 impl<E: Copy + Send + Sync> Streams<'_, E> {
     /// Calls `work` for every piece of `piece_units`, on the threads of the current rayon pool; allocates nothing.
-    pub(crate) fn for_each_piece(self, piece_units: usize, work: &(impl Fn(Self) + Sync)) {
+    pub(crate) fn for_each_piece(self, piece_units: usize, work: &(dyn Fn(Self) + Sync)) {
         if self.units <= piece_units {
             work(self);
             return;

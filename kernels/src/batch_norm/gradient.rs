@@ -58,6 +58,17 @@ pub fn backward<E: Element>(
     gradients: Gradients<'_, E>,
     residual: ResidualGradient<'_, E>,
 ) {
+    E::backward(isa, saved, sums, count, gradients, residual);
+}
+
+pub(crate) fn backward_of<E: Element>(
+    isa: Isa,
+    saved: &Saved<'_, E>,
+    sums: &[f64],
+    count: f64,
+    gradients: Gradients<'_, E>,
+    residual: ResidualGradient<'_, E>,
+) {
     let (rows, channels) = saved.check();
     assert_len("sums", sums.len(), 2 * channels);
     assert!(count > 0.0, "batch_norm: gradient of {count} rows");

@@ -15,11 +15,11 @@
 //! less in both passes, and y need not be kept for it.
 //! Source: Ioffe and Szegedy, arXiv 1502.03167; option A shortcut: He et al., arXiv 1512.03385, section 3.3.
 
-mod gradient;
+pub(crate) mod gradient;
 mod moments;
-mod normalize;
+pub(crate) mod normalize;
 mod shortcut;
-mod sums;
+pub(crate) mod sums;
 
 #[cfg(test)]
 mod bf16_tests;

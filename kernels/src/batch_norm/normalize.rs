@@ -38,6 +38,17 @@ pub fn normalize<E: Element>(
     relu: bool,
     y: &mut [E],
 ) {
+    E::normalize(isa, affine, x, residual, relu, y);
+}
+
+pub(crate) fn normalize_of<E: Element>(
+    isa: Isa,
+    affine: &Affine<'_>,
+    x: &[E],
+    residual: Residual<'_, E>,
+    relu: bool,
+    y: &mut [E],
+) {
     affine.check();
     assert_len("y", y.len(), x.len());
     run(isa, Coefficients::of(affine), Some(x), residual, relu, y);
@@ -66,6 +77,18 @@ pub fn normalize_in_place<E: Element>(
 /// # Panics
 /// If a length differs, or the processor lacks `isa`.
 pub fn scale_shift<E: Element>(
+    isa: Isa,
+    scale: &[f32],
+    shift: &[f32],
+    x: &[E],
+    residual: Residual<'_, E>,
+    relu: bool,
+    y: &mut [E],
+) {
+    E::scale_shift(isa, scale, shift, x, residual, relu, y);
+}
+
+pub(crate) fn scale_shift_of<E: Element>(
     isa: Isa,
     scale: &[f32],
     shift: &[f32],

@@ -31,6 +31,16 @@ pub(super) fn piece_len(channels: usize) -> usize {
 /// # Panics
 /// If a length differs, or the processor lacks `isa`.
 pub fn backward_sums<E: Element>(isa: Isa, saved: &Saved<'_, E>, dy: &[E], sums: &mut [f64], workspace: &mut [f64]) {
+    E::backward_sums(isa, saved, dy, sums, workspace);
+}
+
+pub(crate) fn backward_sums_of<E: Element>(
+    isa: Isa,
+    saved: &Saved<'_, E>,
+    dy: &[E],
+    sums: &mut [f64],
+    workspace: &mut [f64],
+) {
     let (rows, channels) = saved.check();
     assert_len("dy", dy.len(), saved.x.len());
     let y = saved.gate_values();

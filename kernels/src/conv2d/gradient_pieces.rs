@@ -14,6 +14,9 @@ const MAX_PIECES: usize = 64;
 /// Elements that one worker adds at a time.
 const REDUCE_ELEMENTS: usize = 4096;
 
+/// `task(piece, task, slot, gradient)` of [`Pieces::run`].
+type RunTask<'a> = &'a (dyn Fn(usize, usize, &mut [f32], *mut f32) + Sync);
+
 /// How the work on one gradient is cut.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pieces {
@@ -53,13 +56,13 @@ impl Pieces {
         dw: &mut [f32],
         workspace: &mut [f32],
         (num_tasks, slot_len): (usize, usize),
-        task: impl Fn(usize, usize, &mut [f32], *mut f32) + Sync,
+        task: RunTask<'_>,
     ) {
         let (pieces, weight_len) = (self.num_pieces, self.weight_len);
         assert_eq!(dw.len(), weight_len, "weight gradient: length of dw");
         let (partials, slots) = workspace.split_at_mut(self.partials_len());
         let target = SharedMut::new(if pieces > 1 { partials } else { &mut *dw });
-        for_each_piece(pieces * num_tasks, slots, slot_len, |index, slot| {
+        for_each_piece(pieces * num_tasks, slots, slot_len, &|index, slot| {
             let (piece, index) = (index / num_tasks, index % num_tasks);
             // SAFETY: piece and task own their part of `target`, which outlives the pass.
             let gradient = unsafe { target.at(piece * weight_len, weight_len) };
@@ -67,7 +70,7 @@ impl Pieces {
         });
         if pieces > 1 {
             let dw = SharedMut::new(dw);
-            for_each_piece(weight_len.div_ceil(REDUCE_ELEMENTS), &mut [], 0, |index, _| {
+            for_each_piece(weight_len.div_ceil(REDUCE_ELEMENTS), &mut [], 0, &|index, _| {
                 let first = index * REDUCE_ELEMENTS;
                 let len = REDUCE_ELEMENTS.min(weight_len - first);
                 // SAFETY: each index has its own elements; `pieces` gradients lie `weight_len` apart.

@@ -221,16 +221,27 @@ impl Conv2d {
         workspace: &mut [f32],
         moments: Option<&mut [f64]>,
     ) {
+        E::conv2d_forward(self, x, packed, y, workspace, moments);
+    }
+
+    pub(crate) fn forward_of<E: Element>(
+        &self,
+        x: &[E],
+        packed: &[f32],
+        y: &mut [E],
+        workspace: &mut [f32],
+        moments: Option<&mut [f64]>,
+    ) {
         let Some(moments) = moments else {
             let operands = Operands { input: x, packed, output: y, workspace };
-            return self.forward.run(self.isa, operands, |_, _, _| ());
+            return self.forward.run(self.isa, operands, &|_, _, _| ());
         };
         let (channels, num_pieces) = (self.shape.out_channels, self.forward.num_pieces());
         assert_eq!(moments.len(), 2 * channels, "convolution: length of the moments");
         let (partials, workspace) = workspace.split_at_mut(self.forward_partials_len());
         let statistics = Statistics::new(self.isa, partials, num_pieces, channels);
         let operands = Operands { input: x, packed, output: y, workspace };
-        self.forward.run(self.isa, operands, |piece, _, rows| statistics.of_piece(piece, rows));
+        self.forward.run(self.isa, operands, &|piece, _, rows| statistics.of_piece(piece, rows));
         reduce_partials(partials, num_pieces, moments);
     }
 
@@ -247,12 +258,23 @@ impl Conv2d {
         dx: &mut [E],
         workspace: &mut [f32],
     ) {
+        E::conv2d_data_gradient(self, dy, packed, addend, dx, workspace);
+    }
+
+    pub(crate) fn data_gradient_of<E: Element>(
+        &self,
+        dy: &[E],
+        packed: &[f32],
+        addend: Option<&[E]>,
+        dx: &mut [E],
+        workspace: &mut [f32],
+    ) {
         let operands = Operands { input: dy, packed, output: dx, workspace };
         let Some(addend) = addend else {
-            return self.data_gradient.run(self.isa, operands, |_, _, _| ());
+            return self.data_gradient.run(self.isa, operands, &|_, _, _| ());
         };
         assert_eq!(addend.len(), self.shape.input_len(), "convolution: length of the addend");
-        self.data_gradient.run(self.isa, operands, |_, start, dx| {
+        self.data_gradient.run(self.isa, operands, &|_, start, dx| {
             vectorized(self.isa, Add { addend: &addend[start..start + dx.len()], dx });
         });
     }
@@ -262,6 +284,10 @@ impl Conv2d {
     /// # Panics
     /// If a length is not the one stated.
     pub fn weight_gradient<E: Element>(&self, x: &[E], dy: &[E], dw: &mut [f32], workspace: &mut [f32]) {
+        E::conv2d_weight_gradient(self, x, dy, dw, workspace);
+    }
+
+    pub(crate) fn weight_gradient_of<E: Element>(&self, x: &[E], dy: &[E], dw: &mut [f32], workspace: &mut [f32]) {
         self.weight_gradient.run(self.isa, WeightOperands { x, dy, dw, workspace });
     }
 

@@ -62,11 +62,7 @@ impl Pass {
         }
     }
 
-    pub(super) fn run<E, F>(&self, isa: Isa, operands: Operands<'_, E>, after_piece: F)
-    where
-        E: Element,
-        F: Fn(usize, usize, &mut [E]) + Sync,
-    {
+    pub(super) fn run<E: Element>(&self, isa: Isa, operands: Operands<'_, E>, after_piece: AfterPiece<'_, E>) {
         match self {
             Self::Direct(plan) => {
                 E::run(isa, Direct { plan, operands, after_piece, products: PhantomData::<Blocks<f32>> });
@@ -144,6 +140,10 @@ pub(super) struct WeightOperands<'a, E> {
     pub(super) dw: &'a mut [f32],
     pub(super) workspace: &'a mut [f32],
 }
+
+/// What is done with each finished piece of the output: its number, its first element, its elements. Called once a piece, so
+/// not generic: the loops around it are then compiled once.
+pub(super) type AfterPiece<'a, E> = &'a (dyn Fn(usize, usize, &mut [E]) + Sync);
 
 /// The slices of one pass.
 pub(super) struct Operands<'a, E> {

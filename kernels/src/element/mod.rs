@@ -12,6 +12,7 @@ mod tests;
 use half::bf16;
 use std::fmt::Debug;
 
+use crate::entries::Entries;
 use crate::simd::{GenericWork, Isa, Kernel, PANEL, Simd};
 
 /// What activations and their gradients are stored as.
@@ -32,7 +33,7 @@ impl Storage {
 }
 
 /// A stored value: `f32` or [`half::bf16`]. Sealed.
-pub trait Element: Copy + Debug + Default + PartialEq + Send + Sync + Stored + 'static {
+pub trait Element: Copy + Debug + Default + PartialEq + Send + Sync + Stored + Entries + 'static {
     /// Rounds to the nearest, ties to even; a NaN stays one.
     fn from_f32(value: f32) -> Self;
 

@@ -23,6 +23,10 @@ const COLUMNS: usize = 64;
 /// # Panics
 /// If a length differs, `pixels` or `channels` is 0, or the processor lacks `isa`.
 pub fn global_average<E: Element>(isa: Isa, x: &[E], pixels: usize, channels: usize, y: &mut [f32]) {
+    E::global_average(isa, x, pixels, channels, y);
+}
+
+pub(crate) fn global_average_of<E: Element>(isa: Isa, x: &[E], pixels: usize, channels: usize, y: &mut [f32]) {
     check(x.len(), pixels, channels, y.len());
     let images = y.par_chunks_exact_mut(channels).zip(x.par_chunks_exact(pixels * channels));
     images.for_each(|(y, x)| vectorized(isa, Mean { x, y }));
@@ -36,6 +40,16 @@ pub fn global_average<E: Element>(isa: Isa, x: &[E], pixels: usize, channels: us
 /// # Panics
 /// If a length differs, `pixels` or `channels` is 0, or the processor lacks `isa`.
 pub fn global_average_backward<E: Element>(isa: Isa, dy: &[f32], pixels: usize, channels: usize, dx: &mut [E]) {
+    E::global_average_backward(isa, dy, pixels, channels, dx);
+}
+
+pub(crate) fn global_average_backward_of<E: Element>(
+    isa: Isa,
+    dy: &[f32],
+    pixels: usize,
+    channels: usize,
+    dx: &mut [E],
+) {
     check(dx.len(), pixels, channels, dy.len());
     let images = dx.par_chunks_exact_mut(pixels * channels).zip(dy.par_chunks_exact(channels));
     images.for_each(|(dx, dy)| vectorized(isa, Spread { dy, dx }));

@@ -7,8 +7,8 @@
 //! Source: Lin et al., arXiv 1312.4400 (global average); the stem of He et al., arXiv 1512.03385, table 1.
 //! Plain versions: `reference`.
 
-mod average;
-mod max;
+pub(crate) mod average;
+pub(crate) mod max;
 
 #[cfg(test)]
 mod reference;

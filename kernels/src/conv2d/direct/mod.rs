@@ -12,7 +12,7 @@ pub(super) mod weight_kernel;
 
 use core::marker::PhantomData;
 
-use super::pass::Operands;
+use super::pass::{AfterPiece, Operands};
 use super::plan::{Class, Plan};
 use crate::Element;
 use crate::pieces::{SharedMut, for_each_piece};
@@ -25,10 +25,10 @@ use row_kernel::{Block, max_pixels, select};
 const L1_STRIDE: usize = 4096;
 
 /// The whole correlation; `after_piece(piece, first element, elements)` is called on each finished band.
-pub(super) struct Direct<'a, E, F, K> {
+pub(super) struct Direct<'a, E, K> {
     pub(super) plan: &'a Plan,
     pub(super) operands: Operands<'a, E>,
-    pub(super) after_piece: F,
+    pub(super) after_piece: AfterPiece<'a, E>,
     pub(super) products: PhantomData<K>,
 }
 
@@ -64,18 +64,18 @@ pub(super) struct ClassBand<'a, X> {
     pub(super) rows: usize,
 }
 
-impl<E: Element, F: Fn(usize, usize, &mut [E]) + Sync, K: Products> GenericWork for Direct<'_, E, F, K> {
+impl<E: Element, K: Products> GenericWork for Direct<'_, E, K> {
     type Output = ();
 
     fn run<S: Simd>(self) {
-        let (plan, after_piece) = (self.plan, &self.after_piece);
+        let Self { plan, after_piece, .. } = self;
         let Operands { input, packed, output, workspace } = self.operands;
         assert!(K::X::accepts(E::STORAGE), "convolution: planned for another storage than {:?}", E::STORAGE);
         assert_eq!(input.len(), plan.images * plan.in_image_len, "convolution: input length");
         assert_eq!(output.len(), plan.images * plan.out_image_len, "convolution: output length");
         assert_eq!(packed.len(), plan.packed_len, "convolution: length of the packed weights");
         let output = SharedMut::new(output);
-        for_each_piece(plan.num_pieces(), workspace, K::slot_len(plan), |piece, slot| {
+        for_each_piece(plan.num_pieces(), workspace, K::slot_len(plan), &|piece, slot| {
             let (image, band) = (piece / plan.num_bands, piece % plan.num_bands);
             let source = &input[image * plan.in_image_len..][..plan.in_image_len];
             let first_row = band * plan.band_rows;

@@ -13,7 +13,7 @@ use half::bf16;
 
 use super::Conv2dShape;
 use super::direct::{Blocks, Direct, Products};
-use super::pass::Operands;
+use super::pass::{AfterPiece, Operands};
 use super::plan::Plan;
 #[cfg(any(test, all(target_arch = "x86_64", target_os = "linux")))]
 use super::tiles::products::TileProducts;
@@ -78,32 +78,24 @@ impl Dot {
         pack::pack(&self.unit.layout(), s, &self.plan, weights, packed);
     }
 
-    pub(super) fn run<E, F>(&self, isa: Isa, operands: Operands<'_, E>, after_piece: F)
-    where
-        E: Element,
-        F: Fn(usize, usize, &mut [E]) + Sync,
-    {
+    pub(super) fn run<E: Element>(&self, isa: Isa, operands: Operands<'_, E>, after_piece: AfterPiece<'_, E>) {
         match self.unit {
-            Unit::Vectors => self.run_with::<Blocks<bf16>, E, F>(isa, operands, after_piece),
+            Unit::Vectors => self.run_with::<Blocks<bf16>, E>(isa, operands, after_piece),
             #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
             Unit::Tiles => {
                 assert!(isa.has_tiles() && isa.is_available(), "instruction set {isa:?}: no tiles");
-                self.run_with::<TileProducts<crate::simd::TileRegisters>, E, F>(isa, operands, after_piece);
+                self.run_with::<TileProducts<crate::simd::TileRegisters>, E>(isa, operands, after_piece);
             }
             #[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
             Unit::Tiles => unreachable!("planned where there are tiles"),
             #[cfg(test)]
             Unit::EmulatedTiles => {
-                self.run_with::<TileProducts<crate::simd::EmulatedTiles>, E, F>(isa, operands, after_piece);
+                self.run_with::<TileProducts<crate::simd::EmulatedTiles>, E>(isa, operands, after_piece);
             }
         }
     }
 
-    fn run_with<K: Products, E, F>(&self, isa: Isa, operands: Operands<'_, E>, after_piece: F)
-    where
-        E: Element,
-        F: Fn(usize, usize, &mut [E]) + Sync,
-    {
+    fn run_with<K: Products, E: Element>(&self, isa: Isa, operands: Operands<'_, E>, after_piece: AfterPiece<'_, E>) {
         E::run(isa, Direct { plan: &self.plan, operands, after_piece, products: PhantomData::<K> });
     }
 }

@@ -137,7 +137,7 @@ impl<T: Tiles> GenericWork for TileGradient<'_, T> {
         let (plan, s) = (self.plan, &self.plan.rows.shape);
         let tasks = Tasks::new(&plan.rows, self.x, self.dy, [plan.in_block, plan.out_block]);
         let cut = (tasks.len(), plan.slot_len());
-        plan.pieces.run::<S>(self.dw, self.workspace, cut, |piece, task, slot, dw| {
+        plan.pieces.run::<S>(self.dw, self.workspace, cut, &|piece, task, slot, dw| {
             let task = tasks.get(task);
             let (sums, slot) = slot.split_at_mut(plan.sums_len());
             let units = plan.pieces.units(piece);

@@ -13,7 +13,7 @@ mod transform;
 pub(super) mod weight;
 
 use super::direct::row_kernel::{Block, max_pixels, select};
-use super::pass::Operands;
+use super::pass::{AfterPiece, Operands};
 use crate::Element;
 use crate::pieces::{SharedMut, for_each_piece};
 use crate::simd::{GenericWork, PANEL, Simd};
@@ -25,23 +25,23 @@ use transform::POSITIONS;
 const REGISTER_TILES: usize = 8;
 
 /// The whole correlation; `after_piece(piece, first element, elements)` is called on each finished piece of the output.
-pub(super) struct Winograd<'a, E, F> {
+pub(super) struct Winograd<'a, E> {
     pub(super) plan: &'a Plan,
     pub(super) operands: Operands<'a, E>,
-    pub(super) after_piece: F,
+    pub(super) after_piece: AfterPiece<'a, E>,
 }
 
-impl<E: Element, F: Fn(usize, usize, &mut [E]) + Sync> GenericWork for Winograd<'_, E, F> {
+impl<E: Element> GenericWork for Winograd<'_, E> {
     type Output = ();
 
     fn run<S: Simd>(self) {
-        let (plan, after_piece) = (self.plan, &self.after_piece);
+        let Self { plan, after_piece, .. } = self;
         let Operands { input, packed, output, workspace } = self.operands;
         assert_eq!(input.len(), plan.images * plan.input.image_len(), "convolution: input length");
         assert_eq!(output.len(), plan.images * plan.output.image_len(), "convolution: output length");
         assert_eq!(packed.len(), plan.packed_len(), "convolution: length of the packed weights");
         let output = SharedMut::new(output);
-        for_each_piece(plan.num_pieces(), workspace, plan.slot_len(), |piece, slot| {
+        for_each_piece(plan.num_pieces(), workspace, plan.slot_len(), &|piece, slot| {
             for block in plan.blocks(piece) {
                 run_block::<S, E>(plan, &block, input, packed, output, slot);
             }

@@ -66,7 +66,7 @@ impl<E: Element> GenericWork for WinogradWeight<'_, E> {
         let plan = self.plan;
         let tasks = Tasks::new(&plan.rows, self.x, self.dy, [TASK_CHANNELS; 2]);
         let cut = (tasks.len(), plan.slot_len());
-        plan.pieces.run::<S>(self.dw, self.workspace, cut, |piece, task, slot, dw| {
+        plan.pieces.run::<S>(self.dw, self.workspace, cut, &|piece, task, slot, dw| {
             let task = tasks.get(task);
             run_task::<S, E>(plan, &task, piece, slot, dw);
         });
