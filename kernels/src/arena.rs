@@ -65,8 +65,8 @@ impl Arena {
     }
 
     /// Bytes of the free buffers.
-    #[must_use]
-    pub fn free_bytes(&self) -> usize {
+    #[cfg(test)]
+    fn free_bytes(&self) -> usize {
         self.lock().iter().map(|lines| lines.len() * LINE).sum()
     }
 

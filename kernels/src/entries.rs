@@ -7,7 +7,7 @@
 
 use half::bf16;
 
-use crate::batch_norm::{Affine, Gradients, Residual, ResidualGradient, Saved, gradient, normalize, sums};
+use crate::batch_norm::{Affine, Residual, ResidualGradient, Saved, gradient, normalize, sums};
 use crate::conv2d::Conv2d;
 use crate::pool::{MaxPoolShape, average, max};
 use crate::simd::Isa;
@@ -47,7 +47,7 @@ entries! {
     backward_sums(isa: Isa, saved: &Saved<'_, Self>, dy: &[Self], sums: &mut [f64], workspace: &mut [f64])
         => sums::backward_sums_of;
     backward(
-        isa: Isa, saved: &Saved<'_, Self>, sums: &[f64], count: f64, gradients: Gradients<'_, Self>,
+        isa: Isa, saved: &Saved<'_, Self>, sums: &[f64], count: f64, dy: &[Self], dx: &mut [Self],
         residual: ResidualGradient<'_, Self>
     ) => gradient::backward_of;
     global_average(isa: Isa, x: &[Self], pixels: usize, channels: usize, y: &mut [f32]) => average::global_average_of;

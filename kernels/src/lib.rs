@@ -4,7 +4,7 @@
 //! workspace from the caller. Out: the caller's slices; nothing is allocated in a hot path. Slices may start anywhere;
 //! workspaces and packed weights are fastest from the start of a cache line ([`scratch::Scratch`]).
 //! Activations and their gradients are stored as f32 or bf16 ([`Element`]); all else, and all arithmetic, is f32, but for
-//! convolutions planned for bf16, which multiply pairs of bf16 where the processor can ([`conv2d::Conv2d::with_storage`]).
+//! convolutions planned for bf16, which multiply pairs of bf16 where the processor can ([`conv2d::Conv2d::new`]).
 //! Invariant: work is cut into pieces of fixed size and partial sums are added in piece order, so no result depends on the number of
 //! threads. Convolutions differ between instruction sets by rounding, everything else does not
 //! (but AVX512-BF16 stores what is subnormal in bf16 as zero).

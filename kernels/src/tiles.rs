@@ -74,10 +74,6 @@ pub(crate) trait PerChannel {
     /// Called after every few tiles: puts sums away.
     #[inline(always)]
     fn flush(&mut self, _columns: Columns) {}
-
-    /// Called when all rows of these channels are done.
-    #[inline(always)]
-    fn leave(&mut self, _columns: Columns) {}
 }
 
 /// Rows in a tile below 128 channels.
@@ -98,7 +94,6 @@ pub(crate) fn walk<K: PerChannel>(kernel: &mut K, rows: usize, channels: usize) 
         let rest = Columns { width: rows % tile_rows * channels, ..columns };
         kernel.tile(rows / tile_rows * columns.width, rest.width);
         kernel.flush(rest);
-        kernel.leave(columns);
     } else {
         let mut first = 0;
         while first < channels {
@@ -106,7 +101,6 @@ pub(crate) fn walk<K: PerChannel>(kernel: &mut K, rows: usize, channels: usize) 
             let columns = Columns { first, period: width, width };
             kernel.enter(columns);
             walk_tiles(kernel, columns, channels, rows);
-            kernel.leave(columns);
             first += width;
         }
     }

@@ -14,7 +14,7 @@ const IMAGE_CHANNELS: usize = 3;
 
 pub(crate) fn measure<E: Element>(bench: &Bench, layer: &str, shape: Conv2dShape) {
     let Arguments { algorithm, isa, .. } = bench.arguments;
-    let conv = Conv2d::with_storage(shape, algorithm, isa, Storage::of::<E>());
+    let conv = Conv2d::new(shape, algorithm, isa, Storage::of::<E>());
     let batch = Some(shape.batch);
     let of_packing = |operation: &str, packed_len: usize, call: &mut dyn FnMut()| {
         let num_bytes = size_of::<f32>() * (shape.weight_len() + packed_len);

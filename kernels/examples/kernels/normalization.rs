@@ -5,7 +5,7 @@
 
 use kernels::Element;
 use kernels::arena::Block;
-use kernels::batch_norm::{self, Affine, Gate, Gradients, Residual, ResidualGradient, Saved, ShortcutA};
+use kernels::batch_norm::{self, Affine, Gate, Residual, ResidualGradient, Saved, ShortcutA};
 
 use crate::measure::{Bench, OnTensor};
 
@@ -18,7 +18,6 @@ const RESNET50: [Shape; 3] = [(14, 64, 256), (7, 32, 2048), (14, 64, 100)];
 
 /// Rows that the sums of the backward pass are said to be over.
 const COUNT: f64 = 1e3;
-const EPSILON: f64 = 1e-5;
 
 /// A normalisation of `[N, H, W, C]`.
 struct Norm<'a, E> {
@@ -50,16 +49,10 @@ fn measure_shape<E: Element>(bench: &Bench, num_images: usize, extent: usize, ch
     let shape = format!("[{num_images}, {extent}, {extent}, {channels}]");
     let tensor = OnTensor::new::<E>(bench, shape, Some(num_images), x.len());
 
-    let isa = bench.arguments.isa;
     let mut sums = vec![0.0; 2 * channels];
     let mut workspace = vec![0.0; batch_norm::workspace_len(rows, channels)];
-    tensor.measure("statistics", size_of_val(&*x), || {
-        batch_norm::statistics(isa, &x, channels, &mut sums, &mut workspace);
-    });
-    let [mut mean, mut invstd, mut gamma, beta] = std::array::from_fn(|_| bench.values::<f32>(channels));
-    batch_norm::finish(&sums, rows as f64, EPSILON, &mut mean, &mut invstd);
-    // A product below 1, so that a gradient that goes back in place again and again does not overflow.
-    gamma.iter_mut().zip(invstd.iter()).for_each(|(gamma, invstd)| *gamma = 0.5 / invstd);
+    let [mean, gamma, beta] = std::array::from_fn(|_| bench.values::<f32>(channels));
+    let invstd = vec![1.0; channels];
     let affine = Affine { mean: &mean, invstd: &invstd, gamma: &gamma, beta: &beta };
 
     let option_a = (option_a && channels.is_multiple_of(2)).then_some(ShortcutA {
@@ -103,26 +96,19 @@ impl<E: Element> Norm<'_, E> {
                 batch_norm::backward_sums(isa, &saved, &dy, sums, workspace);
             });
             tensor.measure(&format!("backward, gate {name}"), 3 * bytes + of_gate, || {
-                let gradients = Gradients::Separate { dy: &dy, dx: &mut dx };
-                batch_norm::backward(isa, &saved, sums, COUNT, gradients, ResidualGradient::None);
-            });
-            tensor.measure(&format!("backward in place, gate {name}"), 3 * bytes + of_gate, || {
-                let gradients = Gradients::InPlace(&mut dx);
-                batch_norm::backward(isa, &saved, sums, COUNT, gradients, ResidualGradient::None);
+                batch_norm::backward(isa, &saved, sums, COUNT, &dy, &mut dx, ResidualGradient::None);
             });
         }
         let saved = Saved { affine: *affine, x, gate: Gate::Output(y) };
         let mut dr = bench.values(x.len());
         tensor.measure("backward, residual written", 5 * bytes, || {
-            let gradients = Gradients::Separate { dy: &dy, dx: &mut dx };
-            batch_norm::backward(isa, &saved, sums, COUNT, gradients, ResidualGradient::Write(&mut dr));
+            batch_norm::backward(isa, &saved, sums, COUNT, &dy, &mut dx, ResidualGradient::Write(&mut dr));
         });
         if let Some(shortcut) = *option_a {
             let mut input = self.shortcut_input(shortcut);
-            tensor.measure("backward, option A added", 5 * bytes, || {
-                let gradients = Gradients::Separate { dy: &dy, dx: &mut dx };
-                let residual = ResidualGradient::AddOptionA(shortcut, &mut input);
-                batch_norm::backward(isa, &saved, sums, COUNT, gradients, residual);
+            tensor.measure("backward, option A written", 5 * bytes, || {
+                let residual = ResidualGradient::WriteOptionA(shortcut, &mut input);
+                batch_norm::backward(isa, &saved, sums, COUNT, &dy, &mut dx, residual);
             });
         }
     }

@@ -1,7 +1,7 @@
 //! The second backward pass: gradients of the input and of the residual.
 //!
 //! In: x, dy, the gate, and the sums of the first pass. Out: dx = gamma · invstd · (g - S1/n - x̂ · S2/n), and g itself for
-//! the residual, written, added, or scattered to every second pixel. Invariant: no two pieces write the same value.
+//! the residual, written, or scattered to every second pixel. Invariant: no two pieces write the same value.
 //! Source: arXiv 1502.03167, section 3, the gradients after algorithm 1.
 
 use std::marker::PhantomData;
@@ -13,20 +13,6 @@ use crate::Element;
 use crate::simd::{GenericWork, Isa, Kernel, Lanes, PerVector, Simd, each_vector};
 use crate::tiles::{Columns, PerChannel, Read, Streams, TILE_MAX, Write, piece_rows, walk};
 
-/// Where dy is and where dx goes, each `[rows, C]`.
-#[derive(Debug)]
-pub enum Gradients<'a, E = f32> {
-    /// dy is read and dx written elsewhere.
-    Separate {
-        /// Gradient of the output.
-        dy: &'a [E],
-        /// Gradient of the normalisation's input.
-        dx: &'a mut [E],
-    },
-    /// dx replaces dy: one buffer and one stream less.
-    InPlace(&'a mut [E]),
-}
-
 /// What becomes of the residual's gradient, g = dy where the gate is open, else 0.
 #[derive(Debug)]
 pub enum ResidualGradient<'a, E = f32> {
@@ -34,18 +20,14 @@ pub enum ResidualGradient<'a, E = f32> {
     None,
     /// Written, `[rows, C]`.
     Write(&'a mut [E]),
-    /// Added, `[rows, C]`.
-    Add(&'a mut [E]),
     /// Written to every second pixel of `[N, H, W, C_in]`, the others becoming 0.
     WriteOptionA(ShortcutA, &'a mut [E]),
-    /// Added to every second pixel of `[N, H, W, C_in]`.
-    AddOptionA(ShortcutA, &'a mut [E]),
 }
 
 /// Second backward pass: dx = gamma · invstd · (g - S1/n - x̂ · S2/n), and the residual's gradient g.
 ///
 /// # Shapes
-/// `sums`: `[2, C]`, S1 then S2, over all `count` rows of all ranks. The rest as their types say.
+/// `sums`: `[2, C]`, S1 then S2, over all `count` rows of all ranks. `dy`, `dx`: `[rows, C]`. The rest as their types say.
 ///
 /// # Panics
 /// If a length differs, `count` is not above 0, an option A residual meets [`Gate::Recomputed`], or the processor lacks
@@ -55,10 +37,11 @@ pub fn backward<E: Element>(
     saved: &Saved<'_, E>,
     sums: &[f64],
     count: f64,
-    gradients: Gradients<'_, E>,
+    dy: &[E],
+    dx: &mut [E],
     residual: ResidualGradient<'_, E>,
 ) {
-    E::backward(isa, saved, sums, count, gradients, residual);
+    E::backward(isa, saved, sums, count, dy, dx, residual);
 }
 
 pub(crate) fn backward_of<E: Element>(
@@ -66,33 +49,28 @@ pub(crate) fn backward_of<E: Element>(
     saved: &Saved<'_, E>,
     sums: &[f64],
     count: f64,
-    gradients: Gradients<'_, E>,
+    dy: &[E],
+    dx: &mut [E],
     residual: ResidualGradient<'_, E>,
 ) {
     let (rows, channels) = saved.check();
     assert_len("sums", sums.len(), 2 * channels);
     assert!(count > 0.0, "batch_norm: gradient of {count} rows");
-    let (dy, dx) = match gradients {
-        Gradients::Separate { dy, dx } => (Some(dy), dx),
-        Gradients::InPlace(dx) => (None, dx),
-    };
-    assert_len("dy", dy.map_or(dx.len(), <[E]>::len), saved.x.len());
+    assert_len("dy", dy.len(), saved.x.len());
     assert_len("dx", dx.len(), saved.x.len());
-    let (mode, option_a, values) = match residual {
-        ResidualGradient::None => (NONE, None, &mut [][..]),
-        ResidualGradient::Write(values) => (WRITE, None, values),
-        ResidualGradient::Add(values) => (ADD, None, values),
-        ResidualGradient::WriteOptionA(shortcut, values) => (NONE, Some((shortcut, true)), values),
-        ResidualGradient::AddOptionA(shortcut, values) => (NONE, Some((shortcut, false)), values),
+    let (writes, option_a, values) = match residual {
+        ResidualGradient::None => (false, None, &mut [][..]),
+        ResidualGradient::Write(values) => (true, None, values),
+        ResidualGradient::WriteOptionA(shortcut, values) => (false, Some(shortcut), values),
     };
-    let residual = mode != NONE || option_a.is_some();
+    let residual = writes || option_a.is_some();
     assert!(
         !residual || !matches!(saved.gate, Gate::Recomputed),
         "batch_norm: a gate behind a residual is read from y"
     );
     // One unit is a row, or an image where the shortcut reaches over rows.
     let (units, unit, residual_unit, piece) = match option_a {
-        Some((shortcut, _)) => {
+        Some(shortcut) => {
             shortcut.check(values.len(), rows * channels, channels);
             let piece = piece_rows(channels) / shortcut.pixels_out().max(1);
             (shortcut.num_images, shortcut.image_out(), shortcut.image_in(), piece.max(1))
@@ -106,31 +84,23 @@ pub(crate) fn backward_of<E: Element>(
     let read = |values| Read { values, stride: unit };
     let streams = Streams {
         units,
-        reads: [read(saved.x), saved.gate_values().map_or(Read::ABSENT, read), dy.map_or(Read::ABSENT, read)],
+        reads: [read(saved.x), saved.gate_values().map_or(Read::ABSENT, read), read(dy)],
         writes: [Write { values: dx, stride: unit }, Write { values, stride: residual_unit }],
     };
     streams.for_each_piece(piece, &|Streams { reads: [x, y, dy], writes: [dx, residual], .. }| {
         let (x, y, dy, dx, residual) = (x.values, y.values, dy.values, dx.values, residual.values);
-        if let Some((shortcut, clear)) = option_a {
-            if clear {
-                residual.fill(E::default());
-            }
-            let dy = if dy.is_empty() { &*dx } else { dy };
+        if let Some(shortcut) = option_a {
+            residual.fill(E::default());
             E::run(isa, Scatter { shortcut, dy, y, gradient: &mut *residual });
         }
         let part = Part { saved, sums, count, x, y, dy, dx, residual };
         match saved.gate {
-            Gate::Open => part.gated::<OPEN>(isa, mode),
-            Gate::Output(_) => part.gated::<OUTPUT>(isa, mode),
-            Gate::Recomputed => part.placed::<RECOMPUTED, NONE>(isa),
+            Gate::Open => part.gated::<OPEN>(isa, writes),
+            Gate::Output(_) => part.gated::<OUTPUT>(isa, writes),
+            Gate::Recomputed => part.gated::<RECOMPUTED>(isa, false),
         }
     });
 }
-
-/// What happens to g in the kernel.
-const NONE: u8 = 0;
-const WRITE: u8 = 1;
-const ADD: u8 = 2;
 
 struct Part<'a, E> {
     saved: &'a Saved<'a, E>,
@@ -138,35 +108,24 @@ struct Part<'a, E> {
     count: f64,
     x: &'a [E],
     y: &'a [E],
-    /// Empty where dx holds it.
     dy: &'a [E],
     dx: &'a mut [E],
     residual: &'a mut [E],
 }
 
 impl<E: Element> Part<'_, E> {
-    fn gated<const GATE: u8>(self, isa: Isa, mode: u8) {
-        match mode {
-            WRITE => self.placed::<GATE, WRITE>(isa),
-            ADD => self.placed::<GATE, ADD>(isa),
-            _ => self.placed::<GATE, NONE>(isa),
-        }
-    }
-
-    fn placed<const GATE: u8, const RESIDUAL: u8>(self, isa: Isa) {
-        if self.dy.is_empty() {
-            E::run(isa, PartOf::<E, GATE, RESIDUAL, true>(self));
+    fn gated<const GATE: u8>(self, isa: Isa, writes_residual: bool) {
+        if writes_residual {
+            E::run(isa, PartOf::<E, GATE, true>(self));
         } else {
-            E::run(isa, PartOf::<E, GATE, RESIDUAL, false>(self));
+            E::run(isa, PartOf::<E, GATE, false>(self));
         }
     }
 }
 
-struct PartOf<'a, E, const GATE: u8, const RESIDUAL: u8, const IN_PLACE: bool>(Part<'a, E>);
+struct PartOf<'a, E, const GATE: u8, const RESIDUAL: bool>(Part<'a, E>);
 
-impl<E: Element, const GATE: u8, const RESIDUAL: u8, const IN_PLACE: bool> GenericWork
-    for PartOf<'_, E, GATE, RESIDUAL, IN_PLACE>
-{
+impl<E: Element, const GATE: u8, const RESIDUAL: bool> GenericWork for PartOf<'_, E, GATE, RESIDUAL> {
     type Output = ();
 
     fn run<S: Simd>(self) {
@@ -175,9 +134,7 @@ impl<E: Element, const GATE: u8, const RESIDUAL: u8, const IN_PLACE: bool> Gener
     }
 }
 
-impl<S: Simd, E: Element, const GATE: u8, const RESIDUAL: u8, const IN_PLACE: bool> Kernel<S>
-    for PartOf<'_, E, GATE, RESIDUAL, IN_PLACE>
-{
+impl<S: Simd, E: Element, const GATE: u8, const RESIDUAL: bool> Kernel<S> for PartOf<'_, E, GATE, RESIDUAL> {
     #[inline(always)]
     unsafe fn run(self) {
         let channels = self.0.saved.affine.num_channels();
@@ -185,8 +142,7 @@ impl<S: Simd, E: Element, const GATE: u8, const RESIDUAL: u8, const IN_PLACE: bo
         let zeros = [0.0; TILE_MAX];
         let (mean, scale, slope, offset, beta) = (zeros, zeros, zeros, zeros, zeros);
         let simd = PhantomData;
-        let mut tiles =
-            Tiles::<S, E, GATE, RESIDUAL, IN_PLACE> { part: self.0, mean, scale, slope, offset, beta, simd };
+        let mut tiles = Tiles::<S, E, GATE, RESIDUAL> { part: self.0, mean, scale, slope, offset, beta, simd };
         walk(&mut tiles, rows, channels);
     }
 }
@@ -194,7 +150,7 @@ impl<S: Simd, E: Element, const GATE: u8, const RESIDUAL: u8, const IN_PLACE: bo
 /// dx = scale · g - slope · (x - mean) - offset. Only made where the features of `S` are switched on. Parameters start
 /// where a cache line does.
 #[repr(C, align(64))]
-struct Tiles<'a, S, E, const GATE: u8, const RESIDUAL: u8, const IN_PLACE: bool> {
+struct Tiles<'a, S, E, const GATE: u8, const RESIDUAL: bool> {
     mean: [f32; TILE_MAX],
     /// gamma · invstd.
     scale: [f32; TILE_MAX],
@@ -207,9 +163,7 @@ struct Tiles<'a, S, E, const GATE: u8, const RESIDUAL: u8, const IN_PLACE: bool>
     simd: PhantomData<S>,
 }
 
-impl<S: Simd, E: Element, const GATE: u8, const RESIDUAL: u8, const IN_PLACE: bool> PerChannel
-    for Tiles<'_, S, E, GATE, RESIDUAL, IN_PLACE>
-{
+impl<S: Simd, E: Element, const GATE: u8, const RESIDUAL: bool> PerChannel for Tiles<'_, S, E, GATE, RESIDUAL> {
     #[inline(always)]
     fn enter(&mut self, columns: Columns) {
         let Part { saved, sums, count, .. } = &self.part;
@@ -235,8 +189,8 @@ impl<S: Simd, E: Element, const GATE: u8, const RESIDUAL: u8, const IN_PLACE: bo
         let dx = part.dx[range.clone()].as_mut_ptr();
         let x = part.x[range.clone()].as_ptr();
         let y = if GATE == OUTPUT { part.y[range.clone()].as_ptr() } else { x };
-        let dy = if IN_PLACE { dx.cast_const() } else { part.dy[range.clone()].as_ptr() };
-        let residual = if RESIDUAL == NONE { dx } else { part.residual[range].as_mut_ptr() };
+        let dy = part.dy[range.clone()].as_ptr();
+        let residual = if RESIDUAL { part.residual[range].as_mut_ptr() } else { dx };
         let mean = self.mean[..width].as_ptr();
         let (scale, slope) = (self.scale[..width].as_ptr(), self.slope[..width].as_ptr());
         let (offset, beta) = (self.offset[..width].as_ptr(), self.beta[..width].as_ptr());
@@ -247,7 +201,7 @@ impl<S: Simd, E: Element, const GATE: u8, const RESIDUAL: u8, const IN_PLACE: bo
 }
 
 /// The addresses of one tile.
-struct Run<E, const GATE: u8, const RESIDUAL: u8> {
+struct Run<E, const GATE: u8, const RESIDUAL: bool> {
     x: *const E,
     y: *const E,
     dy: *const E,
@@ -260,7 +214,7 @@ struct Run<E, const GATE: u8, const RESIDUAL: u8> {
     beta: *const f32,
 }
 
-impl<S: Simd, E: Element, const GATE: u8, const RESIDUAL: u8> PerVector<S> for Run<E, GATE, RESIDUAL> {
+impl<S: Simd, E: Element, const GATE: u8, const RESIDUAL: bool> PerVector<S> for Run<E, GATE, RESIDUAL> {
     #[inline(always)]
     unsafe fn vector(&self, lanes: Lanes<S>) {
         // SAFETY: passed on.
@@ -273,10 +227,8 @@ impl<S: Simd, E: Element, const GATE: u8, const RESIDUAL: u8> PerVector<S> for R
                 OUTPUT => S::where_positive(lanes.load(self.y), dy),
                 _ => S::where_positive(S::add(S::mul(centred, scale), lanes.load(self.beta)), dy),
             };
-            match RESIDUAL {
-                WRITE => lanes.store(self.residual, gradient),
-                ADD => lanes.store(self.residual, S::add(lanes.load(self.residual), gradient)),
-                _ => {}
+            if RESIDUAL {
+                lanes.store(self.residual, gradient);
             }
             let sloped = S::sub(S::mul(scale, gradient), S::mul(centred, lanes.load(self.slope)));
             lanes.store(self.dx, S::sub(sloped, lanes.load(self.offset)));

@@ -1,13 +1,13 @@
 //! Batch normalisation of `[rows, C]` with a residual and a ReLU in the same pass, forward and backward.
 //!
-//! Forward: [`statistics`] (per channel: sum and centred sum of squares), [`finish`] (mean, 1 / std), [`normalize()`]:
-//! y = relu(gamma · (x - mean) · invstd + beta + residual). Inference: [`normalize()`] with the running mean, or
-//! [`scale_shift`] with folded parameters.
+//! Forward: [`normalize()`]: y = relu(gamma · (x - mean) · invstd + beta + residual); the statistics come with the convolution
+//! ([`crate::conv2d::Conv2d::forward`]). Inference: [`normalize()`] with the running mean, or [`scale_shift`] with folded
+//! parameters.
 //! Backward: [`backward_sums`] (S1 = Σ g, S2 = Σ g·x̂, with g = dy where the ReLU was open), which are also the gradients of
 //! beta and gamma; then [`backward`]: dx = gamma · invstd · (g - S1/n - x̂ · S2/n), and g for the residual.
 //! Everything of shape `[rows, C]` is stored as f32 or bf16 ([`crate::Element`]); parameters and sums are f32 and f64.
 //! Invariant: bits depend on neither threads nor instruction set. n, S1 and S2 are arguments, so that a synchronised norm
-//! adds them over the ranks between the two passes ([`merge_moments`] in rank order for the statistics).
+//! adds them over the ranks between the two passes.
 //!
 //! What the backward pass needs: x, the convolution's output, from which x̂ is recomputed (y has lost it where the ReLU shut,
 //! and dx needs it there too; gamma may be 0). The gate of the ReLU is read from y where a residual was added
@@ -16,7 +16,6 @@
 //! Source: Ioffe and Szegedy, arXiv 1502.03167; option A shortcut: He et al., arXiv 1512.03385, section 3.3.
 
 pub(crate) mod gradient;
-mod moments;
 pub(crate) mod normalize;
 mod shortcut;
 pub(crate) mod sums;
@@ -28,9 +27,8 @@ mod reference;
 #[cfg(test)]
 mod tests;
 
-pub use gradient::{Gradients, ResidualGradient, backward};
-pub use moments::{finish, merge_moments, statistics, update_running};
-pub use normalize::{Residual, normalize, normalize_in_place, scale_shift, scale_shift_in_place};
+pub use gradient::{ResidualGradient, backward};
+pub use normalize::{Residual, normalize, scale_shift};
 pub use shortcut::ShortcutA;
 pub use sums::{backward_sums, workspace_len};
 

@@ -51,22 +51,7 @@ pub(crate) fn normalize_of<E: Element>(
 ) {
     affine.check();
     assert_len("y", y.len(), x.len());
-    run(isa, Coefficients::of(affine), Some(x), residual, relu, y);
-}
-
-/// [`normalize()`] with x in `y`: for inference and wherever x is not needed again.
-///
-/// # Panics
-/// As [`normalize()`], and with an option A residual, which needs x elsewhere.
-pub fn normalize_in_place<E: Element>(
-    isa: Isa,
-    affine: &Affine<'_>,
-    residual: Residual<'_, E>,
-    relu: bool,
-    y: &mut [E],
-) {
-    affine.check();
-    run(isa, Coefficients::of(affine), None, residual, relu, y);
+    run(isa, Coefficients::of(affine), x, residual, relu, y);
 }
 
 /// y = relu(scale · x + shift + residual): inference with folded parameters, each `[C]`.
@@ -99,23 +84,7 @@ pub(crate) fn scale_shift_of<E: Element>(
 ) {
     assert_len("shift", shift.len(), scale.len());
     assert_len("y", y.len(), x.len());
-    run(isa, Coefficients { mean: None, scale, invstd: None, shift }, Some(x), residual, relu, y);
-}
-
-/// [`scale_shift`] with x in `y`.
-///
-/// # Panics
-/// As [`scale_shift`], and with an option A residual, which needs x elsewhere.
-pub fn scale_shift_in_place<E: Element>(
-    isa: Isa,
-    scale: &[f32],
-    shift: &[f32],
-    residual: Residual<'_, E>,
-    relu: bool,
-    y: &mut [E],
-) {
-    assert_len("shift", shift.len(), scale.len());
-    run(isa, Coefficients { mean: None, scale, invstd: None, shift }, None, residual, relu, y);
+    run(isa, Coefficients { mean: None, scale, invstd: None, shift }, x, residual, relu, y);
 }
 
 /// y = (x - mean) · (scale · invstd) + shift; an absent mean is 0, an absent invstd 1.
@@ -136,7 +105,7 @@ impl<'a> Coefficients<'a> {
 fn run<E: Element>(
     isa: Isa,
     coefficients: Coefficients<'_>,
-    x: Option<&[E]>,
+    x: &[E],
     residual: Residual<'_, E>,
     relu: bool,
     y: &mut [E],
@@ -146,7 +115,7 @@ fn run<E: Element>(
     let read = |values| Read { values, stride: channels };
     let mut streams = Streams {
         units: rows,
-        reads: [x.map_or(Read::ABSENT, read), Read::ABSENT, Read::ABSENT],
+        reads: [read(x), Read::ABSENT, Read::ABSENT],
         writes: [Write { values: y, stride: channels }, Write::absent()],
     };
     let mut piece = piece_rows(channels);
@@ -158,7 +127,6 @@ fn run<E: Element>(
             streams.reads[1] = read(values);
         }
         Residual::OptionA(shape, values) => {
-            assert!(x.is_some(), "batch_norm: an option A residual needs x apart from y");
             shape.check(values.len(), rows * channels, channels);
             streams.units = shape.num_images;
             streams.reads[0].stride = shape.image_out();
@@ -175,21 +143,19 @@ fn run<E: Element>(
             residual = &[];
         }
         let part = Part { coefficients, x: x.values, residual, y: y.values };
-        match (part.x.is_empty(), shortcut.is_some(), part.residual.is_empty()) {
-            (false, false, true) => gated::<E, false, NONE>(isa, part, relu),
-            (false, false, false) => gated::<E, false, SEPARATE>(isa, part, relu),
-            (false, true, _) => gated::<E, false, IN_OUTPUT>(isa, part, relu),
-            (true, _, true) => gated::<E, true, NONE>(isa, part, relu),
-            (true, _, false) => gated::<E, true, SEPARATE>(isa, part, relu),
+        match (shortcut.is_some(), part.residual.is_empty()) {
+            (false, true) => gated::<E, NONE>(isa, part, relu),
+            (false, false) => gated::<E, SEPARATE>(isa, part, relu),
+            (true, _) => gated::<E, IN_OUTPUT>(isa, part, relu),
         }
     });
 }
 
-fn gated<E: Element, const IN_PLACE: bool, const RESIDUAL: u8>(isa: Isa, part: Part<'_, E>, relu: bool) {
+fn gated<E: Element, const RESIDUAL: u8>(isa: Isa, part: Part<'_, E>, relu: bool) {
     if relu {
-        E::run(isa, PartOf::<E, IN_PLACE, RESIDUAL, true>(part));
+        E::run(isa, PartOf::<E, RESIDUAL, true>(part));
     } else {
-        E::run(isa, PartOf::<E, IN_PLACE, RESIDUAL, false>(part));
+        E::run(isa, PartOf::<E, RESIDUAL, false>(part));
     }
 }
 
@@ -205,11 +171,9 @@ struct Part<'a, E> {
     y: &'a mut [E],
 }
 
-struct PartOf<'a, E, const IN_PLACE: bool, const RESIDUAL: u8, const RELU: bool>(Part<'a, E>);
+struct PartOf<'a, E, const RESIDUAL: u8, const RELU: bool>(Part<'a, E>);
 
-impl<E: Element, const IN_PLACE: bool, const RESIDUAL: u8, const RELU: bool> GenericWork
-    for PartOf<'_, E, IN_PLACE, RESIDUAL, RELU>
-{
+impl<E: Element, const RESIDUAL: u8, const RELU: bool> GenericWork for PartOf<'_, E, RESIDUAL, RELU> {
     type Output = ();
 
     fn run<S: Simd>(self) {
@@ -218,22 +182,20 @@ impl<E: Element, const IN_PLACE: bool, const RESIDUAL: u8, const RELU: bool> Gen
     }
 }
 
-impl<S: Simd, E: Element, const IN_PLACE: bool, const RESIDUAL: u8, const RELU: bool> Kernel<S>
-    for PartOf<'_, E, IN_PLACE, RESIDUAL, RELU>
-{
+impl<S: Simd, E: Element, const RESIDUAL: u8, const RELU: bool> Kernel<S> for PartOf<'_, E, RESIDUAL, RELU> {
     #[inline(always)]
     unsafe fn run(self) {
         let channels = self.0.coefficients.scale.len();
         let rows = self.0.y.len() / channels;
         let (mean, scale, shift) = ([0.0; TILE_MAX], [0.0; TILE_MAX], [0.0; TILE_MAX]);
-        let mut tiles = Tiles::<S, E, IN_PLACE, RESIDUAL, RELU> { part: self.0, mean, scale, shift, simd: PhantomData };
+        let mut tiles = Tiles::<S, E, RESIDUAL, RELU> { part: self.0, mean, scale, shift, simd: PhantomData };
         walk(&mut tiles, rows, channels);
     }
 }
 
 /// Only made where the features of `S` are switched on. Parameters start where a cache line does.
 #[repr(C, align(64))]
-struct Tiles<'a, S, E, const IN_PLACE: bool, const RESIDUAL: u8, const RELU: bool> {
+struct Tiles<'a, S, E, const RESIDUAL: u8, const RELU: bool> {
     mean: [f32; TILE_MAX],
     scale: [f32; TILE_MAX],
     shift: [f32; TILE_MAX],
@@ -241,9 +203,7 @@ struct Tiles<'a, S, E, const IN_PLACE: bool, const RESIDUAL: u8, const RELU: boo
     simd: PhantomData<S>,
 }
 
-impl<S: Simd, E: Element, const IN_PLACE: bool, const RESIDUAL: u8, const RELU: bool> PerChannel
-    for Tiles<'_, S, E, IN_PLACE, RESIDUAL, RELU>
-{
+impl<S: Simd, E: Element, const RESIDUAL: u8, const RELU: bool> PerChannel for Tiles<'_, S, E, RESIDUAL, RELU> {
     #[inline(always)]
     fn enter(&mut self, columns: Columns) {
         let Coefficients { mean, scale, invstd, shift } = self.part.coefficients;
@@ -261,7 +221,7 @@ impl<S: Simd, E: Element, const IN_PLACE: bool, const RESIDUAL: u8, const RELU: 
     fn tile(&mut self, at: usize, width: usize) {
         let range = at..at + width;
         let y = self.part.y[range.clone()].as_mut_ptr();
-        let x = if IN_PLACE { y.cast_const() } else { self.part.x[range.clone()].as_ptr() };
+        let x = self.part.x[range.clone()].as_ptr();
         let residual = match RESIDUAL {
             SEPARATE => self.part.residual[range].as_ptr(),
             _ => y.cast_const(),

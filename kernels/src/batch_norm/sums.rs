@@ -11,13 +11,13 @@ use crate::scratch::LINE_DOUBLES;
 use crate::simd::{Isa, Task, vectorized};
 use crate::tiles::{Columns, PerChannel, TILE_MAX, summed_piece_rows, walk};
 
-/// The f64 values that [`super::statistics`] and [`backward_sums`] need as a workspace for `rows` of `channels`.
+/// The f64 values that [`backward_sums`] needs as a workspace for `rows` of `channels`.
 pub fn workspace_len(rows: usize, channels: usize) -> usize {
     rows.div_ceil(summed_piece_rows(rows, channels)) * piece_len(channels)
 }
 
 /// Elements from one piece's sums to the next's: whole cache lines.
-pub(super) fn piece_len(channels: usize) -> usize {
+fn piece_len(channels: usize) -> usize {
     (2 * channels).next_multiple_of(LINE_DOUBLES)
 }
 
@@ -55,9 +55,9 @@ pub(crate) fn backward_sums_of<E: Element>(
             beta: [0.0; TILE_MAX],
         };
         match saved.gate {
-            Gate::Open => vectorized(isa, Summed { of: GateOf::<E, OPEN>(part), channels, sums }),
-            Gate::Output(_) => vectorized(isa, Summed { of: GateOf::<E, OUTPUT>(part), channels, sums }),
-            Gate::Recomputed => vectorized(isa, Summed { of: GateOf::<E, RECOMPUTED>(part), channels, sums }),
+            Gate::Open => vectorized(isa, Summed::<E, OPEN> { part, channels, sums }),
+            Gate::Output(_) => vectorized(isa, Summed::<E, OUTPUT> { part, channels, sums }),
+            Gate::Recomputed => vectorized(isa, Summed::<E, RECOMPUTED> { part, channels, sums }),
         }
     });
     // The kernel summed g · (x - mean).
@@ -81,33 +81,25 @@ struct GateSums<'a, E> {
     beta: [f32; TILE_MAX],
 }
 
-struct GateOf<'a, E, const GATE: u8>(GateSums<'a, E>);
-
-impl<E: Element, const GATE: u8> PairOfSums for GateOf<'_, E, GATE> {
+impl<E: Element> GateSums<'_, E> {
     #[inline(always)]
-    fn len(&self) -> usize {
-        self.0.x.len()
-    }
-
-    #[inline(always)]
-    fn enter(&mut self, columns: Columns) {
-        let part = &mut self.0;
-        let affine = part.saved.affine;
-        columns.fill(&mut part.mean, affine.mean);
+    fn enter<const GATE: u8>(&mut self, columns: Columns) {
+        let affine = self.saved.affine;
+        columns.fill(&mut self.mean, affine.mean);
         if GATE == RECOMPUTED {
-            fill_scale(columns, &mut part.scale, affine.gamma, affine.invstd);
-            columns.fill(&mut part.beta, affine.beta);
+            fill_scale(columns, &mut self.scale, affine.gamma, affine.invstd);
+            columns.fill(&mut self.beta, affine.beta);
         }
     }
 
+    /// Adds what belongs to `T` runs of values from `at` on, `stride` apart, to the accumulators, one for each lane.
     #[inline(always)]
-    fn tiles<const T: usize>(&self, at: usize, stride: usize, first: &mut [f32], second: &mut [f32]) {
+    fn tiles<const GATE: u8, const T: usize>(&self, at: usize, stride: usize, first: &mut [f32], second: &mut [f32]) {
         let width = first.len();
-        let part = &self.0;
-        let x: [&[E]; T] = tiles(part.x, at, stride, width);
-        let dy: [&[E]; T] = tiles(part.dy, at, stride, width);
-        let y: [&[E]; T] = if GATE == OUTPUT { tiles(part.y, at, stride, width) } else { [&[]; T] };
-        let (mean, scale, beta) = (&part.mean[..width], &part.scale[..width], &part.beta[..width]);
+        let x: [&[E]; T] = tiles(self.x, at, stride, width);
+        let dy: [&[E]; T] = tiles(self.dy, at, stride, width);
+        let y: [&[E]; T] = if GATE == OUTPUT { tiles(self.y, at, stride, width) } else { [&[]; T] };
+        let (mean, scale, beta) = (&self.mean[..width], &self.scale[..width], &self.beta[..width]);
         let second = &mut second[..width];
         for i in 0..width {
             let (mut first_sum, mut second_sum) = (0.0, 0.0);
@@ -132,7 +124,7 @@ impl<E: Element, const GATE: u8> PairOfSums for GateOf<'_, E, GATE> {
 
 /// `T` runs of `width` values, each `stride` after the one before.
 #[inline(always)]
-pub(super) fn tiles<E, const T: usize>(values: &[E], at: usize, stride: usize, width: usize) -> [&[E]; T] {
+fn tiles<E, const T: usize>(values: &[E], at: usize, stride: usize, width: usize) -> [&[E]; T] {
     let mut tiles: [&[E]; T] = [&[]; T];
     let mut t = 0;
     while t < T {
@@ -154,73 +146,55 @@ pub(super) fn fill_scale(columns: Columns, tile: &mut [f32; TILE_MAX], gamma: &[
     }
 }
 
-/// What is added up, two values for each value of `[rows, C]`.
-pub(super) trait PairOfSums {
-    /// The number of values.
-    fn len(&self) -> usize;
-    /// Loads the parameters of these channels.
-    fn enter(&mut self, columns: Columns);
-    /// Adds what belongs to `T` runs of values from `at` on, `stride` apart, to the accumulators, one for each lane.
-    fn tiles<const T: usize>(&self, at: usize, stride: usize, first: &mut [f32], second: &mut [f32]);
-    /// Called when the sums of these channels are complete.
-    #[inline(always)]
-    fn leave(&self, _columns: Columns, _first_sums: &mut [f64], _second_sums: &mut [f64]) {}
-}
-
 /// Sets `sums` (`[2, C]`) to the sums of one piece.
-pub(super) struct Summed<'a, P> {
-    pub(super) of: P,
-    pub(super) channels: usize,
-    pub(super) sums: &'a mut [f64],
+struct Summed<'a, E, const GATE: u8> {
+    part: GateSums<'a, E>,
+    channels: usize,
+    sums: &'a mut [f64],
 }
 
-impl<P: PairOfSums> Task for Summed<'_, P> {
+impl<E: Element, const GATE: u8> Task for Summed<'_, E, GATE> {
     type Output = ();
 
     #[inline(always)]
     fn run(self) {
         self.sums.fill(0.0);
-        let rows = self.of.len() / self.channels;
+        let rows = self.part.x.len() / self.channels;
         let (first_sums, second_sums) = self.sums.split_at_mut(self.channels);
         let (first, second) = ([0.0; TILE_MAX], [0.0; TILE_MAX]);
-        let mut kernel = Accumulators { of: self.of, first, second, first_sums, second_sums };
+        let mut kernel = Accumulators::<E, GATE> { part: self.part, first, second, first_sums, second_sums };
         walk(&mut kernel, rows, self.channels);
     }
 }
 
-struct Accumulators<'a, P> {
-    of: P,
+struct Accumulators<'a, E, const GATE: u8> {
+    part: GateSums<'a, E>,
     first: [f32; TILE_MAX],
     second: [f32; TILE_MAX],
     first_sums: &'a mut [f64],
     second_sums: &'a mut [f64],
 }
 
-impl<P: PairOfSums> PerChannel for Accumulators<'_, P> {
+impl<E: Element, const GATE: u8> PerChannel for Accumulators<'_, E, GATE> {
     #[inline(always)]
     fn enter(&mut self, columns: Columns) {
-        self.of.enter(columns);
+        self.part.enter::<GATE>(columns);
     }
 
     #[inline(always)]
     fn tile(&mut self, at: usize, width: usize) {
-        self.of.tiles::<1>(at, 0, &mut self.first[..width], &mut self.second[..width]);
+        self.part.tiles::<GATE, 1>(at, 0, &mut self.first[..width], &mut self.second[..width]);
     }
 
     #[inline(always)]
     fn four_tiles(&mut self, at: usize, stride: usize, width: usize) {
-        self.of.tiles::<4>(at, stride, &mut self.first[..width], &mut self.second[..width]);
+        self.part.tiles::<GATE, 4>(at, stride, &mut self.first[..width], &mut self.second[..width]);
     }
 
     #[inline(always)]
     fn flush(&mut self, columns: Columns) {
         columns.drain(&mut self.first, self.first_sums);
         columns.drain(&mut self.second, self.second_sums);
-    }
-
-    #[inline(always)]
-    fn leave(&mut self, columns: Columns) {
-        self.of.leave(columns, self.first_sums, self.second_sums);
     }
 }
 
@@ -247,7 +221,7 @@ fn sum_pieces(
 }
 
 /// Checks both lengths and returns the part of the workspace in use.
-pub(super) fn check_sums<'a>(rows: usize, channels: usize, sums: &[f64], workspace: &'a mut [f64]) -> &'a mut [f64] {
+fn check_sums<'a>(rows: usize, channels: usize, sums: &[f64], workspace: &'a mut [f64]) -> &'a mut [f64] {
     assert_len("sums", sums.len(), 2 * channels);
     let needed = workspace_len(rows, channels);
     let got = workspace.len();

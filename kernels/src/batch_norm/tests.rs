@@ -39,21 +39,15 @@ impl Case {
         vec![f64::NAN; workspace_len(self.rows(), self.channels())]
     }
 
-    fn statistics(&self, isa: Isa) -> Vec<f64> {
-        let mut moments = vec![f64::NAN; 2 * self.channels()];
-        statistics(isa, &self.x, self.channels(), &mut moments, &mut self.workspace());
-        moments
-    }
-
     /// Mean and invstd of the batch.
-    fn finished(&self, isa: Isa) -> (Vec<f32>, Vec<f32>) {
-        let (mut mean, mut invstd) = (vec![f32::NAN; self.channels()], vec![f32::NAN; self.channels()]);
-        finish(&self.statistics(isa), self.rows() as f64, EPSILON, &mut mean, &mut invstd);
-        (mean, invstd)
+    fn finished(&self) -> (Vec<f32>, Vec<f32>) {
+        let (mean, variance) = reference::moments(&doubles(&self.x), self.channels());
+        let invstd = variance.iter().map(|variance| (1.0 / (variance + EPSILON).sqrt()) as f32).collect();
+        (mean.iter().map(|mean| *mean as f32).collect(), invstd)
     }
 
     fn forward(&self, isa: Isa, residual: Residual<'_>, relu: bool) -> Vec<f32> {
-        let (mean, invstd) = self.finished(isa);
+        let (mean, invstd) = self.finished();
         let mut y = vec![f32::NAN; self.x.len()];
         normalize(isa, &self.affine(&mean, &invstd), &self.x, residual, relu, &mut y);
         y
@@ -64,21 +58,13 @@ impl Case {
     }
 
     /// S1, S2 and dx; `residual` receives its gradient.
-    fn backward(
-        &self,
-        isa: Isa,
-        gate: Gate<'_>,
-        residual: ResidualGradient<'_>,
-        in_place: bool,
-    ) -> (Vec<f64>, Vec<f32>) {
-        let (mean, invstd) = self.finished(isa);
+    fn backward(&self, isa: Isa, gate: Gate<'_>, residual: ResidualGradient<'_>) -> (Vec<f64>, Vec<f32>) {
+        let (mean, invstd) = self.finished();
         let saved = Saved { affine: self.affine(&mean, &invstd), x: &self.x, gate };
         let mut sums = vec![f64::NAN; 2 * self.channels()];
         backward_sums(isa, &saved, &self.dy, &mut sums, &mut self.workspace());
-        let mut dx = if in_place { self.dy.clone() } else { vec![f32::NAN; self.dy.len()] };
-        let gradients =
-            if in_place { Gradients::InPlace(&mut dx) } else { Gradients::Separate { dy: &self.dy, dx: &mut dx } };
-        backward(isa, &saved, &sums, self.rows() as f64, gradients, residual);
+        let mut dx = vec![f32::NAN; self.dy.len()];
+        backward(isa, &saved, &sums, self.rows() as f64, &self.dy, &mut dx, residual);
         (sums, dx)
     }
 
@@ -102,12 +88,9 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(40))]
 
     #[test]
-    fn statistics_and_forward_equal_the_reference_everywhere((rows, channels, seed) in shapes(), relu in any::<bool>()) {
+    fn forward_equals_the_reference_everywhere((rows, channels, seed) in shapes(), relu in any::<bool>()) {
         let case = Case::new(rows, channels, seed);
-        let (mean, variance) = reference::moments(&doubles(&case.x), channels);
-        let moments = same_everywhere(|isa| case.statistics(isa));
-        let expected: Vec<f64> = mean.iter().chain(&variance).map(|value| value * rows as f64).collect();
-        assert_close("moments", &moments, &expected, 2e-6);
+        let (_, variance) = reference::moments(&doubles(&case.x), channels);
         // The mean is rounded to f32: invstd, large where a few rows are alike, magnifies that.
         let largest = variance.iter().fold(0.0f64, |invstd, variance| invstd.max(1.0 / (variance + EPSILON).sqrt()));
         let tolerance = 1e-5 + 1e-6 * largest;
@@ -117,36 +100,25 @@ proptest! {
         assert_close("with residual", &y, &case.reference(&x, &gamma, &beta, &residual, relu), tolerance);
         let y = same_everywhere(|isa| case.forward(isa, Residual::None, relu));
         assert_close("without", &y, &case.reference(&x, &gamma, &beta, &vec![0.0; x.len()], relu), tolerance);
-        let in_place = same_everywhere(|isa| {
-            let (mean, invstd) = case.finished(isa);
-            let mut y = case.x.clone();
-            normalize_in_place(isa, &case.affine(&mean, &invstd), Residual::None, relu, &mut y);
-            y
-        });
-        prop_assert_eq!(y, in_place);
     }
 
     #[test]
     fn backward_passes_agree_with_each_other_everywhere((rows, channels, seed) in shapes()) {
         let case = Case::new(rows, channels, seed);
         let y = case.forward(Isa::Portable, Residual::None, true);
-        let recomputed = same_everywhere(|isa| case.backward(isa, Gate::Recomputed, ResidualGradient::None, false));
-        let from_y = same_everywhere(|isa| case.backward(isa, Gate::Output(&y), ResidualGradient::None, true));
-        prop_assert_eq!(&recomputed, &from_y, "the recomputed gate is the forward's, and in place is the same");
+        let recomputed = same_everywhere(|isa| case.backward(isa, Gate::Recomputed, ResidualGradient::None));
+        let from_y = same_everywhere(|isa| case.backward(isa, Gate::Output(&y), ResidualGradient::None));
+        prop_assert_eq!(&recomputed, &from_y, "the recomputed gate is the forward's");
         let masked: Vec<f32> = case.dy.iter().zip(&y).map(|(dy, y)| if *y > 0.0 { *dy } else { 0.0 }).collect();
-        let (written, added) = same_everywhere(|isa| {
-            let (mut written, mut added) = (vec![f32::NAN; y.len()], case.residual.clone());
-            let first = case.backward(isa, Gate::Output(&y), ResidualGradient::Write(&mut written), true);
-            let second = case.backward(isa, Gate::Output(&y), ResidualGradient::Add(&mut added), false);
-            assert_eq!((&first, &second), (&from_y, &from_y));
-            (written, added)
+        let written = same_everywhere(|isa| {
+            let mut written = vec![f32::NAN; y.len()];
+            assert_eq!(case.backward(isa, Gate::Output(&y), ResidualGradient::Write(&mut written)), from_y);
+            written
         });
         prop_assert_eq!(&written, &masked);
-        let sum: Vec<f32> = case.residual.iter().zip(&masked).map(|(residual, masked)| residual + masked).collect();
-        prop_assert_eq!(&added, &sum);
-        let plain = same_everywhere(|isa| case.backward(isa, Gate::Open, ResidualGradient::None, false));
+        let plain = same_everywhere(|isa| case.backward(isa, Gate::Open, ResidualGradient::None));
         let open = vec![1.0; y.len()];
-        prop_assert_eq!(plain, case.backward(Isa::Portable, Gate::Output(&open), ResidualGradient::None, false));
+        prop_assert_eq!(plain, case.backward(Isa::Portable, Gate::Output(&open), ResidualGradient::None));
     }
 
     #[test]
@@ -156,7 +128,7 @@ proptest! {
         // A ReLU at its kink has no gradient.
         prop_assume!(y.iter().all(|y| *y == 0.0 || *y > 1e-3));
         let mut dresidual = vec![f32::NAN; y.len()];
-        let (sums, dx) = case.backward(Isa::detect(), Gate::Output(&y), ResidualGradient::Write(&mut dresidual), false);
+        let (sums, dx) = case.backward(Isa::detect(), Gate::Output(&y), ResidualGradient::Write(&mut dresidual));
         let (x, gamma) = (doubles(&case.x), doubles(&case.gamma));
         let (beta, residual) = (doubles(&case.beta), doubles(&case.residual));
         let before = case.reference(&x, &gamma, &beta, &residual, false);
@@ -183,49 +155,16 @@ proptest! {
         let y = same_everywhere(|isa| case.forward(isa, Residual::OptionA(shape, &input), true));
         prop_assert_eq!(&y, &case.forward(Isa::Portable, Residual::Identity(&stored), true));
         let mut masked = vec![f32::NAN; y.len()];
-        let expected = case.backward(Isa::Portable, Gate::Output(&y), ResidualGradient::Write(&mut masked), false);
-        for in_place in [false, true] {
-            let (written, added) = same_everywhere(|isa| {
-                let (mut written, mut added) = (vec![f32::NAN; input.len()], input.clone());
-                let residual = ResidualGradient::WriteOptionA(shape, &mut written);
-                assert_eq!(case.backward(isa, Gate::Output(&y), residual, in_place), expected);
-                let residual = ResidualGradient::AddOptionA(shape, &mut added);
-                assert_eq!(case.backward(isa, Gate::Output(&y), residual, in_place), expected);
-                (written, added)
-            });
-            // The shortcut is linear: its gradient paired with any input is its output paired with the gradient.
-            let pair = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>();
-            prop_assert!((pair(&written, &input) - pair(&masked, &stored)).abs() < 1e-9 * y.len() as f64);
-            let sum: Vec<f32> = input.iter().zip(&written).map(|(input, written)| input + written).collect();
-            prop_assert_eq!(added, sum);
-        }
-    }
-}
-
-#[test]
-fn moments_of_parts_merge_to_those_of_the_whole() {
-    let case = Case::new(700, 5, 1);
-    let whole = case.statistics(Isa::Portable);
-    let mut merged = vec![0.0; 10];
-    let mut count = 0.0;
-    for part in case.x.chunks(300 * 5) {
-        let mut moments = vec![0.0; 10];
-        let rows = part.len() / 5;
-        statistics(Isa::Portable, part, 5, &mut moments, &mut vec![0.0; workspace_len(rows, 5)]);
-        merge_moments(&mut merged, count, &moments, rows as f64);
-        count += rows as f64;
-    }
-    assert_close("merged", &merged, &whole, 1e-6);
-}
-
-#[test]
-fn a_mean_of_ten_thousand_standard_deviations_costs_no_digits_of_the_variance() {
-    let x: Vec<f32> = values(4096 * 3, 7).iter().map(|x| x / 16.0 + 512.0).collect();
-    let mut moments = [0.0; 6];
-    statistics(Isa::detect(), &x, 3, &mut moments, &mut vec![0.0; workspace_len(4096, 3)]);
-    let (_, variance) = reference::moments(&doubles(&x), 3);
-    for (square, variance) in moments[3..].iter().zip(variance) {
-        assert!((square / 4096.0 / variance - 1.0).abs() < 1e-6);
+        let expected = case.backward(Isa::Portable, Gate::Output(&y), ResidualGradient::Write(&mut masked));
+        let written = same_everywhere(|isa| {
+            let mut written = vec![f32::NAN; input.len()];
+            let residual = ResidualGradient::WriteOptionA(shape, &mut written);
+            assert_eq!(case.backward(isa, Gate::Output(&y), residual), expected);
+            written
+        });
+        // The shortcut is linear: its gradient paired with any input is its output paired with the gradient.
+        let pair = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>();
+        prop_assert!((pair(&written, &input) - pair(&masked, &stored)).abs() < 1e-9 * y.len() as f64);
     }
 }
 
@@ -237,20 +176,9 @@ fn folded_inference_equals_normalisation_and_a_nan_passes_the_relu() {
     let mut y = vec![f32::NAN; case.x.len()];
     scale_shift(Isa::detect(), scale, shift, &case.x, Residual::None, true, &mut y);
     assert_eq!(y, expected);
-    let mut y = case.x.clone();
-    scale_shift_in_place(Isa::detect(), scale, shift, Residual::None, true, &mut y);
-    assert_eq!(y, expected);
-    y.fill(f32::NAN);
-    scale_shift_in_place(Isa::detect(), scale, shift, Residual::None, true, &mut y);
+    let nan = vec![f32::NAN; case.x.len()];
+    scale_shift(Isa::detect(), scale, shift, &nan, Residual::None, true, &mut y);
     assert!(y.iter().all(|y| y.is_nan()));
-}
-
-#[test]
-fn running_statistics_move_towards_the_unbiased_variance() {
-    let (mut mean, mut variance) = ([1.0], [2.0]);
-    update_running(&[30.0, 90.0], 10.0, 0.1, &mut mean, &mut variance);
-    assert_close("mean", &mean, &[1.2], 1e-6);
-    assert_close("variance", &variance, &[2.8], 1e-6);
 }
 
 #[test]

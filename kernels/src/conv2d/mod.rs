@@ -4,7 +4,7 @@
 //! [`Conv2d::pack_data_gradient`] (again after each change of the weights), a workspace of the stated length.
 //! Out: the result in the caller's slice, every element written.
 //! Activations and their gradients are f32 or bf16 ([`Element`]), widened as they are read and rounded as they are
-//! stored; weights, workspaces and all arithmetic are f32, but for dot products of bf16 ([`Conv2d::with_storage`]), whose
+//! stored; weights, workspaces and all arithmetic are f32, but for dot products of bf16 ([`Conv2d::new`]), whose
 //! sums are f32.
 //! Invariant: bit-equal for any number of threads; a workspace for fewer threads only uses fewer.
 
@@ -13,7 +13,8 @@ mod dot;
 mod gradient_pieces;
 mod pass;
 mod plan;
-pub mod reference;
+#[cfg(test)]
+mod reference;
 mod shape;
 mod statistics;
 #[cfg(test)]
@@ -56,36 +57,21 @@ pub struct Conv2d {
 }
 
 impl Conv2d {
-    /// Plans `shape` for this processor, with the fastest algorithm.
+    /// Plans `shape` for an instruction set and activations of this storage. Results of different algorithms and instruction
+    /// sets differ by rounding.
+    ///
+    /// With f32 it takes activations of any storage; what is stored as bf16 is multiplied as f32. With bf16 the passes without
+    /// Winograd multiply by dot products of bf16 where the instruction set has them ([`Isa::Avx512Bf16`], [`Isa::Amx`]) and gains
+    /// by them: the weights are then rounded to bf16 as they are packed, sums are f32, and what is subnormal counts as zero; where
+    /// a window has an infinity, the result may be a NaN. The gradient of the weights is likewise by products of bf16 with
+    /// [`Isa::Amx`]: a value that is not finite may then spoil all gradients of its channel; otherwise it is that of f32.
     ///
     /// # Panics
-    /// If an extent is zero, the stride is not 1 or 2, the padding reaches the kernel's side, or the kernel is larger
-    /// than the padded image.
+    /// If an extent is zero, the stride is not 1 or 2, the padding reaches the kernel's side, the kernel is larger than the
+    /// padded image, or `Winograd` is asked for another shape than 3x3 with stride 1. A plan for bf16 may panic on activations
+    /// of f32.
     #[must_use]
-    pub fn new(shape: Conv2dShape) -> Self {
-        Self::with(shape, Algorithm::Auto, Isa::detect())
-    }
-
-    /// As [`Conv2d::new`], for a given algorithm and instruction set. Results of different ones differ by rounding.
-    /// Takes activations of any storage; what is stored as bf16 is multiplied as f32.
-    ///
-    /// # Panics
-    /// As [`Conv2d::new`], and if `Winograd` is asked for another shape than 3x3 with stride 1.
-    #[must_use]
-    pub fn with(shape: Conv2dShape, algorithm: Algorithm, isa: Isa) -> Self {
-        Self::with_storage(shape, algorithm, isa, Storage::F32)
-    }
-
-    /// As [`Conv2d::with`], for activations of this storage. With bf16 the passes without Winograd multiply by dot products
-    /// of bf16 where the instruction set has them ([`Isa::Avx512Bf16`], [`Isa::Amx`]) and gains by them: the weights are then
-    /// rounded to bf16 as they are packed, sums are f32, and what is subnormal counts as zero; where a window has an
-    /// infinity, the result may be a NaN. The gradient of the weights is likewise by products of bf16 with [`Isa::Amx`]: a
-    /// value that is not finite may then spoil all gradients of its channel; otherwise it is that of [`Conv2d::with`].
-    ///
-    /// # Panics
-    /// As [`Conv2d::with`]. A plan for bf16 may panic on activations of f32.
-    #[must_use]
-    pub fn with_storage(shape: Conv2dShape, algorithm: Algorithm, isa: Isa, storage: Storage) -> Self {
+    pub fn new(shape: Conv2dShape, algorithm: Algorithm, isa: Isa, storage: Storage) -> Self {
         shape.assert_valid();
         let supported = winograd::plan::Plan::supports(&shape);
         assert!(algorithm != Algorithm::Winograd || supported, "winograd: expected 3x3 with stride 1, got {shape:?}");
@@ -115,11 +101,11 @@ impl Conv2d {
         }
     }
 
-    /// Direct convolution of bf16 by the emulation of tiles where they can be filled, else as [`Conv2d::with_storage`];
+    /// Direct convolution of bf16 by the emulation of tiles where they can be filled, else as [`Conv2d::new`];
     /// None if a pass would be without dot products.
     #[cfg(test)]
     fn with_emulated_tiles(shape: Conv2dShape, isa: Isa) -> Option<Self> {
-        let mut conv = Self::with_storage(shape, Algorithm::Direct, isa, Storage::Bf16);
+        let mut conv = Self::new(shape, Algorithm::Direct, isa, Storage::Bf16);
         let pass = |plan, otherwise| dot::Dot::emulated(plan).map_or(otherwise, Pass::Dot);
         conv.forward = pass(Plan::forward(&shape), conv.forward);
         conv.data_gradient = pass(Plan::data_gradient(&shape), conv.data_gradient);

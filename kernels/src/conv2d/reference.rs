@@ -26,7 +26,7 @@ fn each_product(s: &Conv2dShape, mut visit: impl FnMut(usize, usize, usize)) {
 
 /// The output `[N, H_out, W_out, C_out]`.
 #[must_use]
-pub fn forward(s: &Conv2dShape, x: &[f32], w: &[f32]) -> Vec<f64> {
+pub(super) fn forward(s: &Conv2dShape, x: &[f32], w: &[f32]) -> Vec<f64> {
     let mut y = vec![0.0; s.output_len()];
     each_product(s, |iy, ix, iw| y[iy] += f64::from(x[ix]) * f64::from(w[iw]));
     y
@@ -34,7 +34,7 @@ pub fn forward(s: &Conv2dShape, x: &[f32], w: &[f32]) -> Vec<f64> {
 
 /// The gradient of the input `[N, H, W, C_in]`.
 #[must_use]
-pub fn data_gradient(s: &Conv2dShape, dy: &[f32], w: &[f32]) -> Vec<f64> {
+pub(super) fn data_gradient(s: &Conv2dShape, dy: &[f32], w: &[f32]) -> Vec<f64> {
     let mut dx = vec![0.0; s.input_len()];
     each_product(s, |iy, ix, iw| dx[ix] += f64::from(dy[iy]) * f64::from(w[iw]));
     dx
@@ -42,7 +42,7 @@ pub fn data_gradient(s: &Conv2dShape, dy: &[f32], w: &[f32]) -> Vec<f64> {
 
 /// The gradient of the weights `[C_out, C_in, K, K]`.
 #[must_use]
-pub fn weight_gradient(s: &Conv2dShape, x: &[f32], dy: &[f32]) -> Vec<f64> {
+pub(super) fn weight_gradient(s: &Conv2dShape, x: &[f32], dy: &[f32]) -> Vec<f64> {
     let mut dw = vec![0.0; s.weight_len()];
     each_product(s, |iy, ix, iw| dw[iw] += f64::from(x[ix]) * f64::from(dy[iy]));
     dw

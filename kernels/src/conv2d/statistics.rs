@@ -7,7 +7,6 @@
 //! Source: Chan, Golub, LeVeque 1983, "Algorithms for Computing the Sample Variance", for the merge and the shift.
 
 use crate::Element;
-use crate::batch_norm::merge_moments;
 use crate::pieces::{SharedMut, whole_lines};
 use crate::simd::{GenericWork, Isa, Kernel, Simd};
 
@@ -60,12 +59,26 @@ pub(super) fn reduce_partials(partials: &[f32], num_pieces: usize, moments: &mut
         for channel in 0..channels {
             let [sum, square, shift] = [0, 1, 2].map(|part| f64::from(piece[part * channels + channel]));
             let own = [sum + count * shift, (square - sum * sum / count).max(0.0)];
-            let mut merged = [moments[channel], moments[channels + channel]];
-            merge_moments(&mut merged, total_count, &own, count);
-            [moments[channel], moments[channels + channel]] = merged;
+            let before = [moments[channel], moments[channels + channel]];
+            [moments[channel], moments[channels + channel]] = merged(before, total_count, own, count);
         }
         total_count += count;
     }
+}
+
+/// The moments, sum and centred sum of squares, of `count` and `other_count` values together.
+fn merged(moments: [f64; 2], count: f64, other: [f64; 2], other_count: f64) -> [f64; 2] {
+    if count == 0.0 {
+        return other;
+    }
+    if other_count == 0.0 {
+        return moments;
+    }
+    let ([sum, square], [other_sum, other_square]) = (moments, other);
+    let weight = count * other_count / (count + other_count);
+    let (per_value, per_other_value) = (1.0 / count, 1.0 / other_count);
+    let delta = sum * per_value - other_sum * per_other_value;
+    [sum + other_sum, square + (other_square + weight * delta * delta)]
 }
 
 struct PieceSums<'a, E> {

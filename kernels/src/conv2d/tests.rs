@@ -2,8 +2,8 @@
 //! bf16 equals f32 of the widened inputs, rounded.
 
 use super::{Algorithm, Conv2d, Conv2dShape, reference};
-use crate::Element;
 use crate::simd::Isa;
+use crate::{Element, Storage};
 use half::bf16;
 
 /// SplitMix64: values in -1..1 from a seed.
@@ -97,6 +97,11 @@ pub(super) fn pool(num_threads: usize) -> rayon::ThreadPool {
     rayon::ThreadPoolBuilder::new().num_threads(num_threads).build().unwrap()
 }
 
+/// The fastest way of this processor.
+fn plan(shape: Conv2dShape) -> Conv2d {
+    Conv2d::new(shape, Algorithm::Auto, Isa::detect(), Storage::F32)
+}
+
 fn check_shape(shape: &Conv2dShape, random: &mut Random, pools: &[rayon::ThreadPool]) {
     let (x, w) = (random.values(shape.input_len()), random.values(shape.weight_len()));
     let dy = random.values(shape.output_len());
@@ -106,7 +111,7 @@ fn check_shape(shape: &Conv2dShape, random: &mut Random, pools: &[rayon::ThreadP
     let algorithms = if shape.kernel == 3 && shape.stride == 1 { 2 } else { 1 };
     let algorithms = &[Algorithm::Direct, Algorithm::Winograd][..algorithms];
     for (isa, &algorithm) in Isa::available().flat_map(|isa| algorithms.iter().map(move |a| (isa, a))) {
-        let conv = Conv2d::with(*shape, algorithm, isa);
+        let conv = Conv2d::new(*shape, algorithm, isa, Storage::F32);
         let results: Vec<Results> = pools.iter().map(|p| p.install(|| run_all(&conv, &x, &w, &dy))).collect();
         let first = &results[0];
         assert_close("forward", shape, isa, &first.y, &expected_y);
@@ -148,8 +153,7 @@ fn a_mean_of_a_hundred_standard_deviations_costs_the_moments_no_digits() {
         padding: 0,
     };
     let x: Vec<f32> = Random(3).values(shape.input_len()).iter().map(|x| 100.0 + x).collect();
-    let results =
-        run_all(&Conv2d::new(shape), &x, &vec![1.0; shape.weight_len() + 1], &vec![0.0; shape.output_len() + 1]);
+    let results = run_all(&plan(shape), &x, &vec![1.0; shape.weight_len() + 1], &vec![0.0; shape.output_len() + 1]);
     check_statistics(&shape, &results);
 }
 
@@ -176,7 +180,7 @@ fn bf16_storage_gives_the_f32_results_of_the_widened_inputs_rounded_to_bf16() {
         let algorithms = if shape.kernel == 3 && shape.stride == 1 { 2 } else { 1 };
         let algorithms = &[Algorithm::Direct, Algorithm::Winograd][..algorithms];
         for (isa, &algorithm) in Isa::available().flat_map(|isa| algorithms.iter().map(move |a| (isa, a))) {
-            let conv = Conv2d::with(shape, algorithm, isa);
+            let conv = Conv2d::new(shape, algorithm, isa, Storage::F32);
             let expected = run_all(&conv, &widened(&x), &w, &widened(&dy));
             for pool in &pools {
                 let got = pool.install(|| run_all(&conv, &x, &w, &dy));
@@ -286,7 +290,7 @@ fn the_reference_gradients_are_adjoint_to_its_forward_pass() {
 fn what_stands_before_the_slots_of_a_workspace_is_whole_cache_lines() {
     let mut random = Random(41);
     for _ in 0..100 {
-        let conv = Conv2d::new(random_shape(&mut random, 1e7));
+        let conv = plan(random_shape(&mut random, 1e7));
         let lengths = [conv.forward_partials_len(), conv.weight_gradient.workspace_len(0)];
         assert!(lengths.iter().all(|len| len.is_multiple_of(16)), "{:?}: {lengths:?}", conv.shape());
     }
@@ -305,7 +309,7 @@ fn a_short_input_is_refused() {
         stride: 1,
         padding: 1,
     };
-    let conv = Conv2d::new(shape);
+    let conv = plan(shape);
     let (packed, mut y) = (vec![0.0; conv.packed_forward_len()], vec![0.0; shape.output_len()]);
     let mut workspace = vec![0.0; conv.forward_workspace_len()];
     conv.forward(&[0.0; 31], &packed, &mut y, &mut workspace, None);
@@ -330,7 +334,7 @@ fn the_error_of_winograd_stays_within_its_bound() {
         let expected_dx = reference::data_gradient(&shape, &dy[1..], &w[1..]);
         let expected_dw = reference::weight_gradient(&shape, &x[1..], &dy[1..]);
         let [direct, winograd] = [Algorithm::Direct, Algorithm::Winograd].map(|algorithm| {
-            let results = run_all(&Conv2d::with(shape, algorithm, Isa::detect()), &x, &w, &dy);
+            let results = run_all(&Conv2d::new(shape, algorithm, Isa::detect(), Storage::F32), &x, &w, &dy);
             let (y, dx, dw) = (&results.y, &results.dx, &results.dw);
             [(y, &expected), (dx, &expected_dx), (dw, &expected_dw)].map(|(got, want)| relative_error(got, want))
         });

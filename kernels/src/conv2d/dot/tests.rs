@@ -21,7 +21,7 @@ fn every_way(shape: Conv2dShape) -> Vec<(String, Conv2d)> {
 }
 
 fn dot(shape: Conv2dShape, isa: Isa) -> Conv2d {
-    Conv2d::with_storage(shape, Algorithm::Direct, isa, Storage::Bf16)
+    Conv2d::new(shape, Algorithm::Direct, isa, Storage::Bf16)
 }
 
 /// Asserts |got - expected| <= 2^-8 |expected| + `terms` 2^-23 `magnitude`: the rounding to bf16 if it is stored so, and twice
@@ -171,8 +171,8 @@ fn without_dot_products_a_plan_for_bf16_is_that_of_f32() {
         let shape = random_shape(&mut random, 2e5);
         let (x, dy) = (rounded(&random.values(shape.input_len())), rounded(&random.values(shape.output_len())));
         let w = random.values(shape.weight_len());
-        let [of_bf16, of_f32] =
-            [dot(shape, isa), Conv2d::with(shape, Algorithm::Direct, isa)].map(|conv| run_all(&conv, &x, &w, &dy));
+        let [of_bf16, of_f32] = [dot(shape, isa), Conv2d::new(shape, Algorithm::Direct, isa, Storage::F32)]
+            .map(|conv| run_all(&conv, &x, &w, &dy));
         assert_eq!((of_bf16.y, of_bf16.dx), (of_f32.y, of_f32.dx), "{shape:?} {isa:?}");
     }
 }
@@ -196,7 +196,7 @@ fn with_tiles_auto_is_direct_wherever_a_run_fills_a_tile() {
     let planned = |channels, algorithm| {
         let (batch, height, width, in_channels, out_channels) = (1, 14, 14, channels, channels);
         let shape = Conv2dShape { batch, height, width, in_channels, out_channels, kernel: 3, stride: 1, padding: 1 };
-        Conv2d::with_storage(shape, algorithm, Isa::Amx, Storage::Bf16).packed_forward_len()
+        Conv2d::new(shape, algorithm, Isa::Amx, Storage::Bf16).packed_forward_len()
     };
     for channels in [11usize, 16, 64, 131] {
         let tiles = (3 * channels).div_ceil(32) * 16;

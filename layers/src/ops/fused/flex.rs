@@ -11,7 +11,7 @@ use burn::backend::ops::FloatTensorOps;
 use burn::backend::{Flex, TensorMetadata};
 use burn::tensor::{AllocationProperty, Bytes, Shape, TensorData};
 use kernels::arena::{Arena, Block};
-use kernels::batch_norm::{self, Affine, Gate, Gradients, ResidualGradient, Saved, ShortcutA};
+use kernels::batch_norm::{self, Affine, Gate, ResidualGradient, Saved, ShortcutA};
 use kernels::conv2d::{Algorithm, Conv2d, Conv2dShape};
 use kernels::pool;
 use kernels::scratch::Scratch;
@@ -124,9 +124,9 @@ pub(in crate::ops) fn backward<E: Activation>(
             ResidualGradient::WriteOptionA(shortcut_a(saved.residual_shape, channels), &mut d_residual)
         }
     };
-    let gradients = Gradients::Separate { dy: E::values(&dy), dx: &mut d_convolved };
     time(Kernel::NormGradient, || {
-        batch_norm::backward(options.isa, &norm, &sums, saved.num_values, gradients, residual_gradient);
+        let (dy, dx) = (E::values(&dy), &mut d_convolved);
+        batch_norm::backward(options.isa, &norm, &sums, saved.num_values, dy, dx, residual_gradient);
     });
 
     let addend = saved.has_addend.then(|| E::activations(saved.addend));
@@ -172,7 +172,7 @@ fn plan<E: Activation>(input: &FlexTensor, weight: &FlexTensor, options: &FusedO
         Convolution::Direct => Algorithm::Direct,
     };
     let shape = Conv2dShape { batch, height, width, in_channels, out_channels, kernel, stride, padding };
-    Conv2d::with_storage(shape, algorithm, options.isa, Storage::of::<E>())
+    Conv2d::new(shape, algorithm, options.isa, Storage::of::<E>())
 }
 
 fn output_shape(conv: &Conv2d) -> [usize; 4] {
