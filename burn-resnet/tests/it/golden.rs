@@ -2,10 +2,6 @@
 //!
 //! The expected numbers were computed in f64, so a difference is the rounding of our f32.
 
-#![allow(clippy::unwrap_used)] // A failed unwrap here is a failed test.
-
-mod support;
-
 use std::collections::BTreeMap;
 
 use burn::nn::loss::CrossEntropyLossConfig;
@@ -16,7 +12,8 @@ use burn::tensor::{Device, Int, Tensor, TensorData};
 use burn_resnet::{ResNet, ResNetConfig, Shortcut, load_weights, save_safetensors};
 use safetensors::SafeTensors;
 use safetensors::tensor::TensorView;
-use support::{Named, assert_close, gradients, relative_difference, tensors, values};
+
+use crate::support::{Named, assert_close, gradients, relative_difference, tensors, values};
 
 // Relative to the largest absolute value of the tensor compared; docs/numerics.md lists them.
 const LOGITS_TOLERANCE: f64 = 2e-6;
@@ -26,7 +23,7 @@ const STATISTICS_TOLERANCE: f64 = 3e-6;
 /// Each of ten steps of SGD starts from the rounding of the ones before.
 const TEN_LOSSES_TOLERANCE: f64 = 1e-5;
 
-const FIXTURE: &[u8] = include_bytes!("golden/resnet8.safetensors");
+const FIXTURE: &[u8] = include_bytes!("../golden/resnet8.safetensors");
 const LEARNING_RATE: f64 = 0.02;
 
 struct Fixture {

@@ -1,7 +1,5 @@
 //! What several tests share: tensors by their PyTorch names, and differences between lists.
 
-#![allow(dead_code)] // each test program uses its own part
-
 use std::collections::BTreeMap;
 
 use burn::module::{Module, ModuleVisitor, Param};

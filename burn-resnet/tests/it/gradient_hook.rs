@@ -1,16 +1,13 @@
 //! Gradients handed to a hook during the backward pass: the same numbers, in backward order, each once.
 
-#![allow(clippy::unwrap_used)] // A failed unwrap here is a failed test.
-
-mod support;
-
 use std::sync::{Arc, Mutex};
 
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::tensor::{Device, Tensor, TensorData};
 use burn_resnet::{Kernels, ResNet, ResNetConfig};
 use layers::GradientHook;
-use support::{Named, gradients};
+
+use crate::support::{Named, gradients};
 
 #[derive(Debug, Default)]
 struct Collector(Mutex<Vec<(ParamId, Vec<f32>)>>);

@@ -1,9 +1,5 @@
 //! Several ranks with synchronised batch normalisation equal one rank with the joined batch.
 
-#![allow(clippy::unwrap_used)] // A failed unwrap here is a failed test.
-
-mod support;
-
 use std::ops::Range;
 use std::sync::{Arc, Barrier, Mutex};
 use std::thread;
@@ -12,7 +8,8 @@ use burn::module::Module;
 use burn::tensor::{Device, Tensor, TensorData};
 use burn_resnet::{ResNetConfig, Shortcut};
 use layers::StatisticsReducer;
-use support::{Named, assert_close, gradients, tensors, values};
+
+use crate::support::{Named, assert_close, gradients, tensors, values};
 
 /// Relative to the largest value of a tensor.
 const TOLERANCE: f64 = 1e-5;

@@ -1,13 +1,10 @@
 //! Activations of 16 bits against f32: the same network, weights and images, half the bits between the layers.
 
-#![allow(clippy::unwrap_used)] // A failed unwrap here is a failed test.
-
-mod support;
-
 use burn::tensor::activation::log_softmax;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use burn_resnet::{Activations, Isa, Kernels, ResNet, ResNetConfig, Shortcut};
-use support::{Named, gradients, tensors, values};
+
+use crate::support::{Named, gradients, tensors, values};
 
 /// docs/numerics.md: relative L2 distance of bf16's logits, and of its running statistics after one step, from f32's.
 const FORWARD_TOLERANCE: f64 = 0.02;

@@ -1,12 +1,9 @@
 //! Batch normalisation in training against a plain f64 calculation, on both bodies.
 
-#![allow(clippy::unwrap_used)] // A failed unwrap here is a failed test.
-
-mod support;
-
 use burn::tensor::{Device, Tensor, TensorData};
 use layers::{BatchNormOptions, batch_norm_train};
-use support::{relative_difference, values};
+
+use crate::differences::{relative_difference, values};
 
 /// For values and gradients of f32 arithmetic against f64.
 const TOLERANCE: f64 = 2e-6;

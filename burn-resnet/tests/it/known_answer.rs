@@ -4,17 +4,14 @@
 //! latter are not there the tests say so aloud and pass. Source of the answer: an independent forward pass
 //! (shared/data/README.md).
 
-#![allow(clippy::unwrap_used)]
-
-mod support;
-
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use burn::tensor::{Device, Tensor, TensorData};
 use burn_resnet::{Activations, Convolution, Isa, Kernels, ResNet, ResNetConfig, load_weights, save_safetensors};
-use support::{tensors, values};
+
+use crate::support::{tensors, values};
 
 const NUM_IMAGES: usize = 1017;
 const NUM_CORRECT: usize = 932;

@@ -1,9 +1,5 @@
 //! Weights files: what does not fit is named, what is written is whole.
 
-#![allow(clippy::unwrap_used)] // A failed unwrap here is a failed test.
-
-mod support;
-
 use std::path::Path;
 use std::process::Command;
 
@@ -13,7 +9,8 @@ use burn::nn::{BatchNorm, BatchNormConfig};
 use burn::tensor::{Device, Tensor};
 use burn_resnet::{ResNetConfig, Shortcut, WeightsError, load_weights, save_safetensors};
 use safetensors::SafeTensors;
-use support::{gradients, relative_difference, tensors, values};
+
+use crate::support::{gradients, relative_difference, tensors, values};
 
 fn config() -> ResNetConfig {
     ResNetConfig::cifar(8).unwrap()

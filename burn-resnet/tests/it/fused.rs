@@ -1,17 +1,11 @@
 //! Fused layers against burn's own operations: the same network, weights and images, other kernels.
 
-#![allow(clippy::unwrap_used)] // A failed unwrap here is a failed test.
-
-mod support;
-
 use burn::module::Module;
 use burn::tensor::activation::log_softmax;
 use burn::tensor::{Device, Int, Tensor, TensorData};
-use burn_resnet::{ResNet, ResNetConfig, Shortcut};
-use layers::{
-    BatchNormOptions, Branch, Convolution, FusedOptions, Isa, Kernels, Residual, fused_inference, fused_train,
-};
-use support::{Named, assert_close, gradients, relative_difference, tensors, values};
+use burn_resnet::{Kernels, ResNet, ResNetConfig, Shortcut};
+
+use crate::support::{Named, assert_close, gradients, relative_difference, tensors, values};
 
 /// docs/numerics.md: relative to the largest, for logits, gradients and running statistics of one step.
 const STEP_TOLERANCE: f64 = 1e-5;
@@ -139,33 +133,5 @@ fn the_number_of_threads_changes_no_bit() {
         assert_eq!(many.gradients, one.gradients);
         assert_eq!(many.image_gradient, one.image_gradient);
         assert_eq!(many.after, one.after);
-    }
-}
-
-#[test]
-fn a_weight_in_groups_is_refused_by_its_shape() {
-    let options = || FusedOptions {
-        stride: 1,
-        padding: 1,
-        residual: Residual::None,
-        branch: Branch::None,
-        relu: true,
-        convolution: Convolution::Auto,
-        isa: Isa::detect(),
-        norm: BatchNormOptions { epsilon: 1e-5, reducer: None },
-        hooked: None,
-    };
-    let device = Device::flex();
-    let (input, weight) = (Tensor::ones([1, 8, 8, 4], &device), Tensor::ones([4, 2, 3, 3], &device));
-    let channels = || Tensor::<1>::ones([4], &device);
-    type Layer<'a> = Box<dyn Fn() + 'a>;
-    let layers: [Layer<'_>; 2] = [
-        Box::new(|| drop(fused_train(input.clone(), weight.clone(), channels(), channels(), None, options()))),
-        Box::new(|| drop(fused_inference(input.clone(), weight.clone(), channels(), channels(), None, options()))),
-    ];
-    for layer in layers {
-        let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(layer)).unwrap_err();
-        let text = panic.downcast_ref::<String>().unwrap();
-        assert!(text.contains("expected a weight [C_out, 4, K, K]") && text.contains("got [4, 2, 3, 3]"), "{text}");
     }
 }

@@ -1,13 +1,10 @@
 //! The network's size, its first weights and its shapes.
 
-#![allow(clippy::unwrap_used)] // A failed unwrap here is a failed test.
-
-mod support;
-
 use burn::module::Module;
 use burn::tensor::{Device, Distribution, Tensor};
 use burn_resnet::{ResNetConfig, Shortcut};
-use support::{tensors, values};
+
+use crate::support::{tensors, values};
 
 fn config(depth: usize) -> ResNetConfig {
     ResNetConfig::cifar(depth).unwrap()

@@ -1,0 +1,7 @@
+//! What the operations promise: the numbers of plain f64, and no wrong result without a word.
+
+#![allow(clippy::unwrap_used)] // A failed unwrap here is a failed test.
+
+mod batch_norm;
+mod differences;
+mod fused;
