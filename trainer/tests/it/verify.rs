@@ -23,36 +23,6 @@ fn verdicts(json: &Value) -> Vec<(&str, &str)> {
     checks.iter().map(|check| (check["name"].as_str().unwrap(), check["verdict"].as_str().unwrap())).collect()
 }
 
-/// The checks of many steps take minutes on this backend, which has no kernels of ours: the test below makes them.
-#[cfg(feature = "ndarray")]
-#[test]
-fn another_backend_computes_what_the_reference_computes() {
-    let directory = tempfile::tempdir().unwrap();
-    let file = directory.path().join("verify.json");
-    let only = "--only known-answer,golden,ten-steps,ranks,nccl,checkpoints";
-    let output = verify(&format!("--device ndarray --quick {only} --data-dir {GOLDEN}"), &file);
-    assert_eq!(output.status.code(), Some(0), "{}", text(&output));
-    let json: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
-    let expected = [
-        ("known-answer", "skipped"),
-        ("golden", "passed"),
-        ("ten-steps", "passed"),
-        ("ranks", "passed"),
-        ("nccl", "skipped"),
-        ("checkpoints", "passed"),
-    ];
-    assert_eq!(verdicts(&json), expected, "{}", text(&output));
-    assert_eq!((&json["verdict"], &json["precision"]), (&"passed".into(), &"f32".into()));
-    assert!(json["checks"][0]["reason"].as_str().unwrap().contains("resnet20-12fca82f.th"));
-    for check in json["checks"].as_array().unwrap() {
-        assert!(check["expectation"].is_string() && check["seconds"].is_f64());
-        for comparison in check["comparisons"].as_array().unwrap() {
-            assert!(comparison["got"].is_string() && comparison["tolerance"].is_string(), "{comparison}");
-        }
-    }
-    assert!(text(&output).contains("verify: passed: 4 passed, 0 failed, 2 skipped; ndarray f32"));
-}
-
 #[test]
 fn the_reference_learns_in_flat_memory() {
     let directory = tempfile::tempdir().unwrap();
@@ -86,4 +56,38 @@ fn unknown_checks_are_refused_with_the_known_ones() {
     assert_eq!(output.status.code(), Some(2), "{}", text(&output));
     assert!(text(&output).contains("known-answer,golden,ten-steps") && text(&output).contains("got speed"));
     assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);
+}
+
+#[cfg(feature = "ndarray")]
+mod second_opinion {
+    use super::*;
+
+    /// The checks of many steps take minutes on this backend, which has no kernels of ours: the test below makes them.
+    #[test]
+    fn another_backend_computes_what_the_reference_computes() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("verify.json");
+        let only = "--only known-answer,golden,ten-steps,ranks,nccl,checkpoints";
+        let output = verify(&format!("--device ndarray --quick {only} --data-dir {GOLDEN}"), &file);
+        assert_eq!(output.status.code(), Some(0), "{}", text(&output));
+        let json: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+        let expected = [
+            ("known-answer", "skipped"),
+            ("golden", "passed"),
+            ("ten-steps", "passed"),
+            ("ranks", "passed"),
+            ("nccl", "skipped"),
+            ("checkpoints", "passed"),
+        ];
+        assert_eq!(verdicts(&json), expected, "{}", text(&output));
+        assert_eq!((&json["verdict"], &json["precision"]), (&"passed".into(), &"f32".into()));
+        assert!(json["checks"][0]["reason"].as_str().unwrap().contains("resnet20-12fca82f.th"));
+        for check in json["checks"].as_array().unwrap() {
+            assert!(check["expectation"].is_string() && check["seconds"].is_f64());
+            for comparison in check["comparisons"].as_array().unwrap() {
+                assert!(comparison["got"].is_string() && comparison["tolerance"].is_string(), "{comparison}");
+            }
+        }
+        assert!(text(&output).contains("verify: passed: 4 passed, 0 failed, 2 skipped; ndarray f32"));
+    }
 }
