@@ -11,7 +11,7 @@ use std::process::Command;
 use crate::probe;
 
 /// Cores open to this process.
-pub(crate) fn available() -> usize {
+pub fn available() -> usize {
     let threads = std::thread::available_parallelism().map_or(1, NonZero::get);
     let cores = one_of_each().len();
     if cores == 0 { threads } else { threads.min(cores) }

@@ -5,11 +5,11 @@
 use std::fmt;
 
 /// The result of everything in this crate that can fail.
-pub(crate) type Outcome<T = ()> = Result<T, Failure>;
+pub type Outcome<T = ()> = Result<T, Failure>;
 
 /// Why a command did not succeed.
 #[derive(Debug)]
-pub(crate) enum Failure {
+pub enum Failure {
     /// The command line is wrong.
     Usage(String),
     /// The command line is right, the work failed.
@@ -17,7 +17,8 @@ pub(crate) enum Failure {
 }
 
 impl Failure {
-    pub(crate) fn exit_code(&self) -> u8 {
+    /// 2 for a wrong command line, 1 for work that failed.
+    pub fn exit_code(&self) -> u8 {
         match self {
             Failure::Usage(_) => 2,
             Failure::Failed(_) => 1,

@@ -142,7 +142,7 @@ mod tests {
     use std::path::PathBuf;
 
     fn file(name: &str) -> PathBuf {
-        std::env::temp_dir().join(format!("lockstep-xtask-{}-guard-{name}", std::process::id()))
+        std::env::temp_dir().join(format!("lockstep-jobs-{}-guard-{name}", std::process::id()))
     }
 
     fn shell(script: &str) -> Command {

@@ -12,30 +12,30 @@ use crate::failure::{Failure, Outcome};
 use crate::run_directory;
 
 /// Writes the whole file, and its directory, or leaves the old one.
-pub(crate) fn write(path: &Path, value: &Value) -> Outcome {
+pub fn write(path: &Path, value: &Value) -> Outcome {
     let unfinished = path.with_extension("json.unfinished");
     run_directory::write(&unfinished, &format!("{value:#}\n"))?;
     fs::rename(&unfinished, path).map_err(|error| Failure::Failed(format!("{}: {error}", path.display())))
 }
 
 /// The value that a text begins with. A launcher may put what a program says on its other stream before the end of a line.
-pub(crate) fn first(text: &str) -> Result<Value, String> {
+pub fn first(text: &str) -> Result<Value, String> {
     let value = serde_json::Deserializer::from_str(text).into_iter().next();
     value.unwrap_or_else(|| serde_json::from_str("")).map_err(|error| error.to_string())
 }
 
 /// The first string under this key.
-pub(crate) fn text(document: &str, key: &str) -> Option<String> {
+pub fn text(document: &str, key: &str) -> Option<String> {
     find(document, key, |value| value.as_str().map(str::to_owned))
 }
 
 /// The first number under this key.
-pub(crate) fn number(document: &str, key: &str) -> Option<f64> {
+pub fn number(document: &str, key: &str) -> Option<f64> {
     find(document, key, Value::as_f64)
 }
 
 /// Whether a value under this key is `true`.
-pub(crate) fn is_true(document: &str, key: &str) -> bool {
+pub fn is_true(document: &str, key: &str) -> bool {
     find(document, key, |value| value.as_bool().filter(|is_true| *is_true)).is_some()
 }
 

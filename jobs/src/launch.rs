@@ -1,50 +1,61 @@
-//! `cargo xtask launch`: builds the trainer and starts any of its commands on any number of ranks.
+//! `trainer launch`: starts any of the program's commands on any number of ranks.
 //!
-//! In: ranks, hosts, the trainer's own arguments. Out: the trainer, in our place.
+//! In: ranks, hosts, the words of a command. Out: the ranks, in our place.
 //! Invariant: several ranks are started by mpirun or not at all; a world of one needs no launcher. Whoever is asked to
 //! stop, by Ctrl-C, a scheduler or a service, has the time to write a checkpoint: mpirun alone would not give it.
 
 use std::env;
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command as Process;
 
-use crate::arguments::{Arguments, Command, Flag};
-use crate::cargo::{self, Mpi};
+use clap::Args;
+
 use crate::cores;
 use crate::failure::{Failure, Outcome};
-use crate::mpirun::Placement;
-use crate::probe::{self, Found};
+use crate::mpirun::{Mpirun, Placement};
+use crate::options;
 use crate::process;
 use crate::restart::{Launcher, Start};
 use crate::run_directory::{self, Job};
-use crate::setup::{self, NO_INSTALL};
 
-pub(crate) const COMMAND: Command = Command {
-    name: "launch",
-    summary: "Build the trainer and start one of its commands on N ranks.",
-    details: "\
-Example: cargo xtask launch -n 4 -- train --dataset cifar10 --epochs 10
-A rank is bound to one core where it has just one, or to as many as the trainer's --threads says, while there are
+const DETAILS: &str = "\
+Example: trainer launch -n 4 -- train --dataset cifar10 --epochs 10
+A rank is bound to one core where it has just one, or to as many as --threads of the command says, while there are
 enough; two jobs at once on one machine would be bound to the same cores.
-With --hosts the built program must have the same path on every host, as on a shared file system.
+With --hosts this program must have the same path on every host, as on a shared file system.
 SIGTERM and SIGINT (Ctrl-C) stop all ranks at the same step with a checkpoint; a second one ends at once.
 With --restarts `train` goes on from its last checkpoint when it fails; its directory is --output-dir, else runs/NAME, and
-has the script that does so, launch.sh.",
-    subjects: &[],
-    parts: &[],
-    object: None,
-    flags: &[
-        Flag { name: "-n", value: Some("N"), help: "number of ranks" },
-        Flag { name: "--hosts", value: Some("A,B:2"), help: "machines, each with or without its number of ranks" },
-        Flag { name: "--restarts", value: Some("R"), help: "start again when it fails, at most R times" },
-        Flag { name: "--name", value: Some("NAME"), help: "with --restarts: of the run's directory, runs/NAME" },
-        Flag { name: "--dry-run", value: None, help: "print the script that would be run; build and start nothing" },
-        NO_INSTALL,
-    ],
-    passed_on: Some("trainer arguments"),
-    run,
-};
+has the script that does so, launch.sh.";
+
+/// Flags of `trainer launch`.
+#[derive(Debug, Clone, Args)]
+#[command(after_help = DETAILS)]
+pub struct LaunchArgs {
+    /// Number of ranks [required]
+    #[arg(short = 'n', long = "ranks", value_name = "N", value_parser = options::count)]
+    ranks: usize,
+
+    /// Machines, each with or without its number of ranks [default: this one]
+    #[arg(long, value_name = "A,B:2")]
+    hosts: Option<String>,
+
+    /// Start again when it fails, at most R times [default: 0]
+    #[arg(long, value_name = "R", value_parser = options::count)]
+    restarts: Option<usize>,
+
+    /// With --restarts: of the run's directory, runs/NAME [default: the command and the time]
+    #[arg(long, value_name = "NAME")]
+    name: Option<String>,
+
+    /// Print the script that would be run; start nothing [default: off]
+    #[arg(long)]
+    dry_run: bool,
+
+    /// Command of this program with its flags, after `--`.
+    #[arg(value_name = "COMMAND", required = true, trailing_var_arg = true)]
+    words: Vec<String>,
+}
 
 /// The script of a run that is started again, in its directory.
 const FILE: &str = "launch.sh";
@@ -54,30 +65,30 @@ struct Launch<'a> {
     ranks: usize,
     hosts: Vec<String>,
     words: &'a [String],
-    /// How often to start again, and where; else the trainer's words are passed on as they are.
+    /// How often to start again, and where; else the words are passed on as they are.
     again: Option<(usize, Job)>,
 }
 
-fn run(arguments: Arguments) -> Outcome {
-    let ranks = arguments.count("-n")?.ok_or_else(|| {
-        Failure::Usage("-n is missing: say how many ranks, as in `cargo xtask launch -n 2 -- train`".to_owned())
-    })?;
-    let hosts = hosts(arguments.value("--hosts").unwrap_or_default(), arguments.has("--hosts"))?;
-    if hosts.len() > ranks {
-        return Err(Failure::Usage(format!("{} hosts for {ranks} ranks: name at most as many as ranks", hosts.len())));
+impl LaunchArgs {
+    /// Becomes the program, or the mpirun that starts it.
+    ///
+    /// # Errors
+    /// Flags that do not go together; a missing mpirun.
+    pub fn run(&self) -> Outcome {
+        let hosts = hosts(self.hosts.as_deref())?;
+        if hosts.len() > self.ranks {
+            let (hosts, ranks) = (hosts.len(), self.ranks);
+            return Err(Failure::Usage(format!("{hosts} hosts for {ranks} ranks: name at most as many as ranks")));
+        }
+        let again = again(self.restarts, self.name.as_deref(), &self.words)?;
+        let launch = Launch { ranks: self.ranks, hosts, words: &self.words, again };
+        let command = launch.command(Mpirun::find().as_ref(), &options::trainer(None)?)?;
+        if self.dry_run {
+            print!("{}", launch.script(&command)?);
+            return Ok(());
+        }
+        launch.start(command)
     }
-    if arguments.passed_on.is_empty() {
-        let text = "nothing to start: the trainer's command comes after `--`, as in `cargo xtask launch -n 2 -- train`";
-        return Err(Failure::Usage(text.to_owned()));
-    }
-    let again = again(arguments.count("--restarts")?, arguments.value("--name"), &arguments.passed_on)?;
-    let launch = Launch { ranks, hosts, words: &arguments.passed_on, again };
-    if arguments.has("--dry-run") {
-        let command = launch.command(&Found::look(), &cargo::target_folder().join("release/trainer"))?;
-        print!("{}", launch.script(&command)?);
-        return Ok(());
-    }
-    launch.start(&setup::run(&arguments)?)
 }
 
 /// What a run that is started again needs to know.
@@ -95,42 +106,8 @@ fn again(restarts: Option<usize>, name: Option<&str>, words: &[String]) -> Outco
     Ok(Some((restarts, job)))
 }
 
-/// Builds the trainer for what was found and becomes it, or the mpirun that starts it.
-pub(crate) fn start(found: &Found, ranks: usize, hosts: Vec<String>, arguments: &[String]) -> Outcome {
-    Launch { ranks, hosts, words: arguments, again: None }.start(found)
-}
-
-/// The built trainer that `--trainer` names, absolute; none where it is to be built.
-pub(crate) fn named_trainer(arguments: &Arguments) -> Outcome<Option<PathBuf>> {
-    let Some(path) = arguments.value("--trainer") else { return Ok(None) };
-    let path = std::path::absolute(path).map_err(|error| Failure::Failed(format!("{path}: {error}")))?;
-    match probe::program(&path) {
-        Some(path) => Ok(Some(path)),
-        None => Err(Failure::Usage(format!(
-            "--trainer: {} is no program that can be run: name a built trainer, or leave it out",
-            path.display()
-        ))),
-    }
-}
-
-/// Builds the trainer for what was found; several ranks need MPI.
-pub(crate) fn build_for_ranks(found: &Found, needs_mpi: bool) -> Outcome<PathBuf> {
-    let mpi = if found.can_build_mpi() { Mpi::With } else { Mpi::Without };
-    if needs_mpi && mpi == Mpi::Without {
-        let text =
-            "several ranks need MPI, and it is missing here: install what `cargo xtask setup` names, or start 1 rank";
-        return Err(Failure::Failed(text.to_owned()));
-    }
-    let mut build = cargo::command(&["build", "--release", "-p", "trainer"]);
-    build.args(mpi.trainer_features());
-    cargo::executable(build, "trainer", false)
-}
-
 impl Launch<'_> {
-    fn start(&self, found: &Found) -> Outcome {
-        self.check(found)?;
-        let trainer = build_for_ranks(found, self.launcher() == Launcher::Mpirun)?;
-        let command = self.command(found, &trainer)?;
+    fn start(&self, command: Process) -> Outcome {
         println!("$ {}", process::shown(&command));
         if let Some((_, job)) = &self.again {
             let file = job.directory.join(FILE);
@@ -155,19 +132,8 @@ impl Launch<'_> {
         if self.ranks > 1 || !self.hosts.is_empty() { Launcher::Mpirun } else { Launcher::None }
     }
 
-    fn check(&self, found: &Found) -> Outcome {
-        if self.launcher() == Launcher::Mpirun && (!found.can_build_mpi() || found.mpirun.is_none()) {
-            return Err(Failure::Failed(format!(
-                "{} ranks need MPI and mpirun, and this machine lacks one of them: install what `cargo xtask setup` names, or start 1 rank",
-                self.ranks
-            )));
-        }
-        Ok(())
-    }
-
     /// The trainer, or the mpirun that starts it.
-    fn command(&self, found: &Found, trainer: &Path) -> Outcome<Process> {
-        self.check(found)?;
+    fn command(&self, mpirun: Option<&Mpirun>, trainer: &Path) -> Outcome<Process> {
         let words = match &self.again {
             None => self.words.to_owned(),
             Some((_, job)) => {
@@ -176,23 +142,25 @@ impl Launch<'_> {
                 std::iter::once(&job.command).chain(&job.words).chain(&own).cloned().collect()
             }
         };
-        match &found.mpirun {
-            Some(mpirun) if self.launcher() == Launcher::Mpirun => {
-                let placement = Placement {
-                    ranks: self.ranks,
-                    hosts: self.hosts.clone(),
-                    cores: cores::available(),
-                    threads: threads(&words),
-                    is_polite: false,
-                };
-                mpirun.command(&placement, trainer, &words)
-            }
-            _ => {
-                let mut command = Process::new(trainer);
-                command.args(words);
-                Ok(command)
-            }
+        if self.launcher() != Launcher::Mpirun {
+            let mut command = Process::new(trainer);
+            command.args(words);
+            return Ok(command);
         }
+        let mpirun = mpirun.ok_or_else(|| {
+            Failure::Failed(format!(
+                "{} ranks need mpirun, not found in PATH: load or install the MPI that this program was built with, or start 1 rank",
+                self.ranks
+            ))
+        })?;
+        let placement = Placement {
+            ranks: self.ranks,
+            hosts: self.hosts.clone(),
+            cores: cores::available(),
+            threads: threads(&words),
+            is_polite: false,
+        };
+        mpirun.command(&placement, trainer, &words)
     }
 
     /// What bash does with the command.
@@ -207,7 +175,7 @@ impl Launch<'_> {
                     .map_err(|error| Failure::Failed(format!("the working directory cannot be read: {error}")))?;
                 format!(
                     "#!/bin/bash\n\
-                     # Written by `cargo xtask launch`. To go on with the same run later: bash {}\n\
+                     # Written by `trainer launch`. To go on with the same run later: bash {}\n\
                      cd {} || exit 1\n",
                     process::quoted(job.directory.join(FILE)),
                     process::quoted(folder),
@@ -223,9 +191,10 @@ fn replace_this_process(mut command: Process) -> Outcome {
     Err(process::cannot_start(&command, &error))
 }
 
-fn hosts(list: &str, is_given: bool) -> Outcome<Vec<String>> {
-    let hosts: Vec<String> = list.split(',').filter(|host| !host.is_empty()).map(str::to_owned).collect();
-    if is_given && hosts.is_empty() {
+fn hosts(list: Option<&str>) -> Outcome<Vec<String>> {
+    let words = list.into_iter().flat_map(|list| list.split(','));
+    let hosts: Vec<String> = words.filter(|host| !host.is_empty()).map(str::to_owned).collect();
+    if list.is_some() && hosts.is_empty() {
         return Err(Failure::Usage("--hosts names no host: write --hosts A,B or leave it out".to_owned()));
     }
     Ok(hosts)
@@ -256,17 +225,16 @@ mod tests {
 
     #[test]
     fn an_empty_list_of_hosts_is_refused_only_if_it_was_given() {
-        assert_eq!(hosts("a,b:2", true).unwrap(), ["a", "b:2"]);
-        assert!(hosts("", false).unwrap().is_empty());
-        assert_eq!(hosts(",", true).unwrap_err().exit_code(), 2);
+        assert_eq!(hosts(Some("a,b:2")).unwrap(), ["a", "b:2"]);
+        assert!(hosts(None).unwrap().is_empty());
+        assert_eq!(hosts(Some(",")).unwrap_err().exit_code(), 2);
     }
 
     fn script_of(line: &str, restarts: Option<usize>) -> String {
         let words = words(line);
         let launch =
             Launch { ranks: 1, hosts: Vec::new(), words: &words, again: again(restarts, None, &words).unwrap() };
-        let found = Found { c_compiler: None, mpi: None, mpirun: None, libclang: None };
-        launch.script(&launch.command(&found, Path::new("/opt/trainer")).unwrap()).unwrap()
+        launch.script(&launch.command(None, Path::new("/opt/trainer")).unwrap()).unwrap()
     }
 
     #[test]
@@ -299,9 +267,30 @@ mod tests {
     }
 
     #[test]
-    fn several_ranks_without_mpi_are_refused_before_anything_is_built() {
-        let found = Found { c_compiler: None, mpi: None, mpirun: None, libclang: None };
-        let failure = start(&found, 2, Vec::new(), &words("train")).unwrap_err();
-        assert!(failure.to_string().contains("cargo xtask setup"));
+    fn several_ranks_without_mpirun_are_refused_before_anything_is_started() {
+        let launch = Launch { ranks: 2, hosts: Vec::new(), words: &words("train"), again: None };
+        let failure = launch.command(None, Path::new("/opt/trainer")).unwrap_err();
+        assert!(failure.to_string().contains("2 ranks need mpirun, not found in PATH"), "{failure}");
+    }
+
+    #[test]
+    fn the_command_comes_after_two_dashes_or_after_the_flags() {
+        use clap::Parser;
+        #[derive(Debug, Parser)]
+        struct Program {
+            #[command(flatten)]
+            launch: LaunchArgs,
+        }
+        let read = |line: &str| {
+            let words = std::iter::once("launch").chain(line.split(' '));
+            Program::try_parse_from(words).map(|program| program.launch).map_err(|error| error.to_string())
+        };
+        for line in ["-n 3 -- train --ranks 5 -- --help", "-n 3 train --ranks 5 -- --help"] {
+            let launch = read(line).unwrap();
+            assert_eq!((launch.ranks, launch.words.join(" ")), (3, "train --ranks 5 -- --help".to_owned()), "{line}");
+        }
+        assert!(read("-n 3 --epochs 5 -- train").unwrap_err().contains("--epochs"));
+        assert!(read("-- train").unwrap_err().contains("-n"));
+        assert!(read("-n 2").unwrap_err().contains("<COMMAND>"));
     }
 }

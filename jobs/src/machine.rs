@@ -4,11 +4,11 @@
 
 use std::fs;
 use std::num::NonZero;
+use std::path::Path;
 use std::thread;
 
 use serde_json::{Value, json};
 
-use crate::cargo;
 use crate::mpirun::Mpirun;
 use crate::process;
 
@@ -41,11 +41,15 @@ fn value_of(text: &str, key: &str) -> Option<String> {
     lines.filter(|(name, _)| name.trim() == key).map(|(_, value)| value.trim().to_owned()).next()
 }
 
-/// The commit of this workspace, with `-dirty` where files differ from it.
-pub(crate) fn commit() -> Option<String> {
-    let root = cargo::root().display().to_string();
-    let answer = process::answer("git", &["-C", &root, "describe", "--always", "--dirty", "--abbrev=9", "--exclude=*"]);
-    answer.map(|text| text.trim().to_owned())
+/// The commit that this trainer was built from, which it tells itself.
+pub(crate) fn commit(trainer: &Path) -> Option<String> {
+    commit_in(&process::answer(trainer, &["--version"])?)
+}
+
+/// The beginning of the commit in the answer to `--version`, as long as tables have room for.
+fn commit_in(version: &str) -> Option<String> {
+    let commit = version.split_once("(commit ")?.1.split(')').next()?;
+    (commit != "unknown").then(|| commit.chars().take(9).collect())
 }
 
 /// Now, such as `2026-01-31T12:00:00Z`.
@@ -68,6 +72,14 @@ mod tests {
     #[test]
     fn an_mpi_is_told_by_its_name_and_version() {
         assert_eq!(mpi_name("mpirun (Open MPI) 4.1.4"), "Open MPI 4.1.4");
+    }
+
+    #[test]
+    fn a_trainer_tells_its_commit_if_it_knows() {
+        let version = |commit: &str| format!("trainer 0.1.0 (commit {commit})\n");
+        assert_eq!(commit_in(&version("36ff61616e0c1c149afb")).as_deref(), Some("36ff61616"));
+        assert_eq!(commit_in(&version("unknown")), None);
+        assert_eq!(commit_in("another program"), None);
     }
 
     #[test]

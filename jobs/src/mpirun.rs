@@ -9,13 +9,12 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::failure::{Failure, Outcome};
-use crate::packages;
 use crate::probe;
 use crate::process;
 
 /// An mpirun of this machine.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Mpirun {
+pub struct Mpirun {
     program: PathBuf,
     make: Make,
     /// The line in which it names itself.
@@ -24,8 +23,10 @@ pub(crate) struct Mpirun {
 
 /// Who made an MPI.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) enum Make {
+pub enum Make {
+    /// Open MPI.
     OpenMpi,
+    /// MPICH with its launcher Hydra.
     Mpich,
     /// Intel MPI and other relatives of MPICH, and whatever there is.
     Other,
@@ -33,21 +34,22 @@ pub(crate) enum Make {
 
 /// Which ranks go where.
 #[derive(Debug, Clone)]
-pub(crate) struct Placement {
-    pub(crate) ranks: usize,
+pub struct Placement {
+    /// All of them.
+    pub ranks: usize,
     /// Host names, each with or without `:slots`; none is this machine alone.
-    pub(crate) hosts: Vec<String>,
+    pub hosts: Vec<String>,
     /// Cores of one machine.
-    pub(crate) cores: usize,
+    pub cores: usize,
     /// Computing threads of one rank; unsaid, a rank uses its share of the cores.
-    pub(crate) threads: Option<usize>,
+    pub threads: Option<usize>,
     /// For tests: shares busy cores politely, whatever else is running.
-    pub(crate) is_polite: bool,
+    pub is_polite: bool,
 }
 
 impl Mpirun {
     /// Finds the mpirun that the variable `MPIRUN` names, or that of the PATH, and learns whose it is.
-    pub(crate) fn find() -> Option<Self> {
+    pub fn find() -> Option<Self> {
         match env::var_os("MPIRUN") {
             Some(named) => Self::at(probe::program(named)?),
             None => Self::at(probe::program("mpirun").or_else(|| probe::program("mpiexec"))?),
@@ -55,26 +57,28 @@ impl Mpirun {
     }
 
     /// Asks the program whose it is.
-    pub(crate) fn at(program: PathBuf) -> Option<Self> {
+    pub fn at(program: PathBuf) -> Option<Self> {
         let (make, version) = made_by(&process::answer(&program, &["--version"])?)?;
         Some(Mpirun { program, make, version })
     }
 
-    pub(crate) fn make(&self) -> Make {
+    /// Who made it.
+    pub fn make(&self) -> Make {
         self.make
     }
 
     /// The words in which it names itself.
-    pub(crate) fn version(&self) -> &str {
+    pub fn version(&self) -> &str {
         &self.version
     }
 
-    pub(crate) fn program(&self) -> &Path {
+    /// Its path.
+    pub fn program(&self) -> &Path {
         &self.program
     }
 
     /// What it says of rank 1 when that was killed: MPICH's tells the process and its signal, not the rank.
-    pub(crate) fn words_of_a_kill(&self) -> &'static str {
+    pub fn words_of_a_kill(&self) -> &'static str {
         match self.make {
             Make::OpenMpi => "rank 1",
             Make::Mpich | Make::Other => "signal 9",
@@ -82,7 +86,7 @@ impl Mpirun {
     }
 
     /// What srun's `--mpi` is for programs of this make.
-    pub(crate) fn srun_kind(&self) -> &'static str {
+    pub fn srun_kind(&self) -> &'static str {
         match self.make {
             Make::OpenMpi => "pmix",
             Make::Mpich | Make::Other => "pmi2",
@@ -90,8 +94,8 @@ impl Mpirun {
     }
 
     /// The command that starts this program on every rank.
-    pub(crate) fn command(&self, placement: &Placement, program: &Path, arguments: &[String]) -> Outcome<Command> {
-        self.command_for(placement, program, arguments, packages::is_root())
+    pub fn command(&self, placement: &Placement, program: &Path, arguments: &[String]) -> Outcome<Command> {
+        self.command_for(placement, program, arguments, process::is_root())
     }
 
     fn command_for(
@@ -124,13 +128,14 @@ impl Mpirun {
         Ok(command)
     }
 
-    pub(crate) fn starts_on_emulated_hosts(&self) -> bool {
+    /// Whether it reaches hosts by an agent that stands in for ssh.
+    pub fn starts_on_emulated_hosts(&self) -> bool {
         self.make == Make::OpenMpi
     }
 
     /// The command that starts this program on emulated hosts, whose agent stands in for ssh; mpirun itself runs on the first of them,
     /// where the others reach it.
-    pub(crate) fn over_emulated_hosts(
+    pub fn over_emulated_hosts(
         &self,
         hosts: &[String],
         ranks: usize,
@@ -161,7 +166,7 @@ impl Mpirun {
     }
 
     /// The variables in which a rank finds its number.
-    pub(crate) fn rank_variable(&self) -> &'static str {
+    pub fn rank_variable(&self) -> &'static str {
         match self.make {
             Make::OpenMpi => "OMPI_COMM_WORLD_RANK",
             Make::Mpich | Make::Other => "PMI_RANK",
@@ -254,7 +259,7 @@ fn made_by(answer: &str) -> Option<(Make, String)> {
 }
 
 /// Removes what a surrounding job would tell a program about ranks that are not its own.
-pub(crate) fn forget_surrounding_job(command: &mut Command) {
+pub fn forget_surrounding_job(command: &mut Command) {
     for (name, _) in env::vars_os() {
         let text = name.to_string_lossy();
         if ["OMPI_COMM_WORLD_", "PMIX_", "PMI_", "MPI_LOCAL", "HYDI_", "SLURM_"]

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use crate::failure::{Failure, Outcome};
 
 /// The command as a line that can be pasted into a shell, with the variables that were set for it.
-pub(crate) fn shown(command: &Command) -> String {
+pub fn shown(command: &Command) -> String {
     let variables =
         command.get_envs().filter_map(|(name, value)| Some(format!("{}={}", name.display(), quoted(value?))));
     let words = std::iter::once(command.get_program()).chain(command.get_args()).map(quoted);
@@ -22,7 +22,7 @@ pub(crate) fn shown(command: &Command) -> String {
 }
 
 /// A word as a shell would read it back.
-pub(crate) fn quoted(word: impl AsRef<OsStr>) -> String {
+pub fn quoted(word: impl AsRef<OsStr>) -> String {
     let word = word.as_ref().to_string_lossy();
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:,+@%".contains(c);
     if !word.is_empty() && word.chars().all(is_plain) {
@@ -33,7 +33,7 @@ pub(crate) fn quoted(word: impl AsRef<OsStr>) -> String {
 }
 
 /// Prints the command, runs it and passes its output through.
-pub(crate) fn run(mut command: Command) -> Outcome {
+pub fn run(mut command: Command) -> Outcome {
     println!("$ {}", shown(&command));
     let status = command.stdin(Stdio::null()).status().map_err(|error| cannot_start(&command, &error))?;
     if status.success() {
@@ -44,34 +44,45 @@ pub(crate) fn run(mut command: Command) -> Outcome {
 }
 
 /// The standard output of a command that is asked silently, if it can be started and succeeds.
-pub(crate) fn answer(program: impl AsRef<OsStr>, arguments: &[&str]) -> Option<String> {
+pub fn answer(program: impl AsRef<OsStr>, arguments: &[&str]) -> Option<String> {
     let output = Command::new(program).args(arguments).stdin(Stdio::null()).output().ok()?;
     output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-pub(crate) fn cannot_start(command: &Command, error: &std::io::Error) -> Failure {
+/// What to say of a program that is not there or may not be run.
+pub fn cannot_start(command: &Command, error: &std::io::Error) -> Failure {
     Failure::Failed(format!("`{}` cannot be started: {error}", command.get_program().display()))
+}
+
+/// Whether this process runs as root.
+pub fn is_root() -> bool {
+    answer("id", &["-u"]).is_some_and(|id| id.trim() == "0")
 }
 
 /// A command that ended, or was ended.
 #[derive(Debug)]
-pub(crate) struct Finished {
+pub struct Finished {
     /// Absent when a signal or the deadline ended it.
-    pub(crate) code: Option<i32>,
+    pub code: Option<i32>,
     /// Standard output and standard error in the order they were written.
-    pub(crate) text: String,
-    pub(crate) elapsed: Duration,
+    pub text: String,
+    /// From its start to its end.
+    pub elapsed: Duration,
 }
 
 /// A command that runs beside this program and writes into a file.
-pub(crate) struct Running<'a> {
+pub struct Running<'a> {
     child: Child,
     log: &'a Path,
     started: Instant,
 }
 
 impl<'a> Running<'a> {
-    pub(crate) fn start(mut command: Command, log: &'a Path) -> Result<Self, String> {
+    /// Starts it; both its streams go to the file.
+    ///
+    /// # Errors
+    /// A file that cannot be made, a program that cannot be started.
+    pub fn start(mut command: Command, log: &'a Path) -> Result<Self, String> {
         let file = File::create(log).map_err(|error| format!("{}: {error}", log.display()))?;
         let copy = file.try_clone().map_err(|error| format!("{}: {error}", log.display()))?;
         command.stdin(Stdio::null()).stdout(file).stderr(copy);
@@ -79,16 +90,18 @@ impl<'a> Running<'a> {
         Ok(Running { child, log, started: Instant::now() })
     }
 
-    pub(crate) fn id(&self) -> u32 {
+    /// Its process.
+    pub fn id(&self) -> u32 {
         self.child.id()
     }
 
-    pub(crate) fn has_ended(&mut self) -> bool {
+    /// Whether it is no longer there.
+    pub fn has_ended(&mut self) -> bool {
         !matches!(self.child.try_wait(), Ok(None))
     }
 
     /// Waits for the end; past the deadline the command is asked to stop, then killed.
-    pub(crate) fn finish(mut self, limit: Duration) -> Result<Finished, String> {
+    pub fn finish(mut self, limit: Duration) -> Result<Finished, String> {
         let mut was_asked = false;
         let status = loop {
             if let Some(status) = self.child.try_wait().map_err(|error| error.to_string())? {
@@ -128,17 +141,21 @@ impl Drop for Running<'_> {
 }
 
 /// Sends a signal by the shell's own `kill`: the standard library has none, and the program is not everywhere.
-pub(crate) fn send_signal(process: u32, signal: &str) -> Result<(), String> {
+pub fn send_signal(process: u32, signal: &str) -> Result<(), String> {
     let line = format!("kill -{signal} {process}");
     let status = Command::new("sh").args(["-c", &line]).status().map_err(|error| format!("sh: {error}"))?;
     if status.success() { Ok(()) } else { Err(format!("`{line}` failed")) }
 }
 
 /// A signal whose shell is started beforehand: it is sent within moments that are shorter than the start of a process.
-pub(crate) struct ReadySignal(Child);
+pub struct ReadySignal(Child);
 
 impl ReadySignal {
-    pub(crate) fn new(process: u32, signal: &str) -> Result<Self, String> {
+    /// Starts the shell that will send it.
+    ///
+    /// # Errors
+    /// A shell that cannot be started.
+    pub fn new(process: u32, signal: &str) -> Result<Self, String> {
         let line = format!("read -r go && kill -{signal} {process}");
         let mut command = Command::new("sh");
         command.args(["-c", &line]).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
@@ -146,7 +163,7 @@ impl ReadySignal {
     }
 
     /// Sends it; false if the process is gone.
-    pub(crate) fn send(mut self) -> bool {
+    pub fn send(mut self) -> bool {
         let asked = self.0.stdin.take().is_some_and(|mut input| input.write_all(b"go\n").is_ok());
         asked && self.0.wait().is_ok_and(|status| status.success())
     }
@@ -171,7 +188,7 @@ mod tests {
     }
 
     fn log(name: &str) -> std::path::PathBuf {
-        std::env::temp_dir().join(format!("lockstep-xtask-{}-{name}", std::process::id()))
+        std::env::temp_dir().join(format!("lockstep-jobs-{}-{name}", std::process::id()))
     }
 
     #[test]

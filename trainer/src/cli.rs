@@ -5,6 +5,7 @@
 
 #![allow(rustdoc::invalid_html_tags, rustdoc::broken_intra_doc_links, reason = "the comments here are texts of --help")]
 
+mod definitions;
 mod doctor;
 mod netbench;
 mod predict_scaling;
@@ -13,6 +14,7 @@ mod sections;
 mod sync;
 mod verify;
 
+pub use definitions::{CompletionsArgs, ManArgs, Shell};
 pub use doctor::DoctorArgs;
 pub use netbench::NetbenchArgs;
 pub use predict_scaling::PredictScalingArgs;
@@ -25,6 +27,7 @@ pub use verify::VerifyArgs;
 
 use crate::choices::BatchNormKind;
 use clap::{Args, Parser, Subcommand};
+use jobs::{CompareArgs, HostsCommand, LaunchArgs, SlurmCommand, StudyArgs};
 use serde::Serialize;
 use std::path::PathBuf;
 
@@ -39,7 +42,7 @@ pub fn environment(variable: &str) -> Option<String> {
     name = "trainer",
     version = concat!(env!("CARGO_PKG_VERSION"), " (commit ", env!("LOCKSTEP_COMMIT"), ")"),
     after_help = "Without a command: `trainer train` with its defaults, ResNet-20 on drawn shapes, no files needed.\n\
-                  On several ranks: start it with mpirun or srun; the world size is the launcher's number of tasks."
+                  On several ranks: `trainer launch`, `trainer slurm submit`, or mpirun or srun; the world size is their number of tasks."
 )]
 pub struct Cli {
     #[command(subcommand)]
@@ -76,6 +79,22 @@ pub enum Command {
     PredictScaling(Box<PredictScalingArgs>),
     /// Make a page, figures and tables of runs, studies, comparisons, predictions and networks; one process.
     Report(ReportArgs),
+    /// Start a command of this program on N ranks, by mpirun; with --restarts again when it fails.
+    Launch(LaunchArgs),
+    /// Submit a command of this program to a Slurm cluster, and follow, read or stop its jobs.
+    #[command(subcommand)]
+    Slurm(SlurmCommand),
+    /// Run a study: a matrix of runs, repeated on a quiet machine, with predictions and a report.
+    Study(Box<StudyArgs>),
+    /// Do the same job in other frameworks, in turn with ours.
+    Compare(Box<CompareArgs>),
+    /// Make emulated hosts on this machine, joined by a network of a limited rate, and run ranks on them; root.
+    #[command(subcommand)]
+    Hosts(HostsCommand),
+    /// Print the completions of a shell, to be sourced by it.
+    Completions(CompletionsArgs),
+    /// Write a man page for each command.
+    Man(ManArgs),
 }
 
 /// Flags of `trainer eval`, which are compared among ranks but for those that are skipped.

@@ -3,9 +3,11 @@
 //! In: flags as typed and the world this process belongs to. Out: what each command prints or writes.
 
 pub mod bench;
+pub mod completions;
 pub mod config;
 pub mod doctor;
 pub mod eval;
+pub mod man;
 pub mod netbench;
 pub mod predict;
 pub mod predict_scaling;

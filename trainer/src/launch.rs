@@ -6,8 +6,9 @@
 use std::process::{ExitCode, Termination};
 use std::sync::Arc;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 use distributed::{Communicator, Launcher, SingleCommunicator, check_world, join, launch_with};
+use jobs::failure::Outcome;
 
 use crate::config::ConfigError;
 use crate::ranks::World;
@@ -39,6 +40,21 @@ pub fn launch_in_any_world<T: Termination>(work: impl FnOnce(&World) -> Result<T
 /// would do the same work and write the same files.
 pub fn launch_alone<T: Termination>(work: impl FnOnce(&World) -> Result<T>) -> ExitCode {
     enter(alone, work)
+}
+
+/// Runs work that starts other processes, from a process that is none of them: MPI is left to those, and so are signals, which end
+/// this process at once. One of several tasks is refused, as each would start them.
+pub fn start_others(work: impl FnOnce() -> Outcome) -> ExitCode {
+    if let Err(error) = alone() {
+        return tell(None, &error).into();
+    }
+    match work() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            report::failure(None, &anyhow!("{failure}"));
+            failure.exit_code().into()
+        }
+    }
 }
 
 fn alone() -> Result<Arc<dyn Communicator>> {

@@ -5,10 +5,10 @@ use std::process::ExitCode;
 use clap::Parser;
 use trainer::cli::{Cli, Command};
 use trainer::commands::{
-    bench::bench, config::config, doctor::doctor, eval::eval, netbench::netbench, predict::predict,
-    predict_scaling::predict_scaling, report::report, train::train, verify::verify,
+    bench::bench, completions::completions, config::config, doctor::doctor, eval::eval, man::man, netbench::netbench,
+    predict::predict, predict_scaling::predict_scaling, report::report, train::train, verify::verify,
 };
-use trainer::launch::{launch, launch_alone, launch_in_any_world};
+use trainer::launch::{launch, launch_alone, launch_in_any_world, start_others};
 
 fn main() -> ExitCode {
     match Cli::parse().into_command() {
@@ -22,5 +22,12 @@ fn main() -> ExitCode {
         Command::Verify(args) => launch(|world| verify(&args, world)),
         Command::Report(args) => launch_alone(|world| report(&args, world)),
         Command::Doctor(args) => launch_in_any_world(|world| doctor(&args, world)),
+        Command::Completions(args) => launch_alone(|_| completions(&args)),
+        Command::Man(args) => launch_alone(|_| man(&args)),
+        Command::Launch(args) => start_others(|| args.run()),
+        Command::Slurm(command) => start_others(|| command.run()),
+        Command::Study(args) => start_others(|| args.run()),
+        Command::Compare(args) => start_others(|| args.run()),
+        Command::Hosts(command) => start_others(|| command.run()),
     }
 }

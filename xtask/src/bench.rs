@@ -3,60 +3,75 @@
 //! In: a subject and how to compute. Out: tables on standard output.
 //! Invariant: builds come before the first measurement, so that none runs beside a compiler of ours.
 
-use crate::arguments::{Arguments, Command, Flag};
-use crate::cargo::{self, Mpi};
-use crate::failure::Outcome;
-use crate::process;
-use crate::setup::{self, NO_INSTALL};
+use clap::{Args, Subcommand};
 
-pub(crate) const COMMAND: Command = Command {
-    name: "bench",
-    summary: "Measure the kernels one by one, then the training step they make up.",
-    details: "\
+use crate::cargo;
+use crate::setup;
+use jobs::failure::Outcome;
+use jobs::options::{self, Installing};
+use jobs::process;
+
+const DETAILS: &str = "\
 Every kernel and shape with its time, GFLOP/s (direct convolution's operations), share of the multiply-add peak measured in
 the same run, and GB/s; then `trainer bench` with the share of each kind of kernel in the step and what is outside them.
-Run it on an idle machine. Example: cargo xtask bench kernels --threads 1 --dtype bf16",
-    subjects: &["kernels"],
-    parts: &[],
-    object: None,
-    flags: &[
-        Flag { name: "--model", value: Some("NAME"), help: "network of the step (default resnet20)" },
-        Flag { name: "--batch", value: Some("N"), help: "images of a step (default 128)" },
-        Flag { name: "--threads", value: Some("N"), help: "compute threads (default 1)" },
-        Flag { name: "--dtype", value: Some("DTYPE"), help: "f32 or bf16 (default f32)" },
-        Flag { name: "--convolution", value: Some("ALGORITHM"), help: "auto or direct (default auto)" },
-        Flag { name: "--cpu", value: Some("SET"), help: "auto, avx512, avx2 or portable (default auto)" },
-        NO_INSTALL,
-    ],
-    passed_on: None,
-    run,
-};
+Run it on an idle machine. Example: cargo xtask bench kernels --threads 1 --dtype bf16";
 
-fn run(arguments: Arguments) -> Outcome {
-    let batch = arguments.count("--batch")?.unwrap_or(128).to_string();
-    let threads = arguments.count("--threads")?.unwrap_or(1).to_string();
-    let of = |flag: &str, default: &str| arguments.value(flag).unwrap_or(default).to_owned();
-    let common = [
-        ["--threads".to_owned(), threads],
-        ["--dtype".to_owned(), of("--dtype", "f32")],
-        ["--convolution".to_owned(), of("--convolution", "auto")],
-        ["--cpu".to_owned(), of("--cpu", "auto")],
-    ]
-    .concat();
-    let found = setup::run(&arguments)?;
-    let mpi = if found.can_build_mpi() { Mpi::With } else { Mpi::Without };
+/// What can be measured.
+#[derive(Debug, Subcommand)]
+pub(crate) enum BenchCommand {
+    /// Every kernel and shape, then the training step that they make up.
+    Kernels(KernelsArgs),
+}
 
-    let build = cargo::command(&["build", "--release", "-p", "kernels", "--example", "kernels"]);
-    let kernels = cargo::executable(build, "kernels", false)?;
-    let mut build = cargo::command(&["build", "--release", "-p", "trainer"]);
-    build.args(mpi.trainer_features());
-    let trainer = cargo::executable(build, "trainer", false)?;
+/// Flags of `cargo xtask bench kernels`.
+#[derive(Debug, Args)]
+#[command(after_help = DETAILS)]
+pub(crate) struct KernelsArgs {
+    /// Network of the step.
+    #[arg(long, value_name = "NAME", default_value = "resnet20")]
+    model: String,
+    /// Images of a step.
+    #[arg(long, value_name = "N", default_value = "128", value_parser = options::count)]
+    batch: usize,
+    /// Compute threads.
+    #[arg(long, value_name = "N", default_value = "1", value_parser = options::count)]
+    threads: usize,
+    /// Of activations.
+    #[arg(long, value_name = "DTYPE", default_value = "f32", value_parser = ["f32", "bf16"])]
+    dtype: String,
+    /// How convolutions are computed.
+    #[arg(long, value_name = "ALGORITHM", default_value = "auto", value_parser = ["auto", "direct"])]
+    convolution: String,
+    /// Instruction set.
+    #[arg(long, value_name = "SET", default_value = "auto", value_parser = ["auto", "avx512", "avx2", "portable"])]
+    cpu: String,
+    #[command(flatten)]
+    installing: Installing,
+}
 
-    let mut command = std::process::Command::new(kernels);
-    command.args(["--batch", &batch]).args(&common);
-    process::run(command)?;
-    let mut command = std::process::Command::new(trainer);
-    command.args(["bench", "--device", "flex", "--steps", "12", "--model", &of("--model", "resnet20")]);
-    command.args(["--batch-size-per-rank", &batch]).args(&common);
-    process::run(command)
+impl BenchCommand {
+    pub(crate) fn run(&self) -> Outcome {
+        let BenchCommand::Kernels(args) = self;
+        args.run()
+    }
+}
+
+impl KernelsArgs {
+    fn run(&self) -> Outcome {
+        let (batch, threads) = (self.batch.to_string(), self.threads.to_string());
+        let shared =
+            ["--threads", &threads, "--dtype", &self.dtype, "--convolution", &self.convolution, "--cpu", &self.cpu];
+        let found = setup::run(self.installing)?;
+        let build = cargo::command(&["build", "--release", "-p", "kernels", "--example", "kernels"]);
+        let kernels = cargo::executable(build, "kernels", false)?;
+        let trainer = cargo::release_trainer(&found)?;
+
+        let mut command = std::process::Command::new(kernels);
+        command.args(["--batch", &batch]).args(shared);
+        process::run(command)?;
+        let mut command = std::process::Command::new(trainer);
+        command.args(["bench", "--device", "flex", "--steps", "12", "--model", &self.model]);
+        command.args(["--batch-size-per-rank", &batch]).args(shared);
+        process::run(command)
+    }
 }

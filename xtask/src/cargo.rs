@@ -10,8 +10,9 @@ use std::process::{Command, Stdio};
 
 use serde_json::Value;
 
-use crate::failure::{Failure, Outcome};
-use crate::process;
+use crate::probe::Found;
+use jobs::failure::{Failure, Outcome};
+use jobs::process;
 
 /// Whether this build speaks MPI.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -70,6 +71,14 @@ pub(crate) fn command(arguments: &[&str]) -> Command {
 fn describes_this_package(name: &str) -> bool {
     ["CARGO_MANIFEST_", "CARGO_PKG_"].iter().any(|prefix| name.starts_with(prefix))
         || ["CARGO", "CARGO_BIN_NAME", "CARGO_CRATE_NAME", "CARGO_PRIMARY_PACKAGE", "OUT_DIR"].contains(&name)
+}
+
+/// The trainer that trains, with MPI where it can be had.
+pub(crate) fn release_trainer(found: &Found) -> Outcome<PathBuf> {
+    let mpi = if found.can_build_mpi() { Mpi::With } else { Mpi::Without };
+    let mut build = command(&["build", "--release", "-p", "trainer"]);
+    build.args(mpi.trainer_features());
+    executable(build, "trainer", false)
 }
 
 /// Runs a building command and finds the executable that it made for a target of this name.

@@ -12,11 +12,11 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use crate::arguments::Arguments;
 use crate::cargo;
-use crate::failure::{Failure, Outcome};
-use crate::process::{self, Finished, Running};
 use crate::setup;
+use jobs::failure::{Failure, Outcome};
+use jobs::options::Installing;
+use jobs::process::{self, Finished, Running};
 
 /// The prefixes of the symbols that the bundle would define.
 const ABSENT: [&str; 2] = ["LLVM", "cubecl_"];
@@ -32,8 +32,8 @@ pub(crate) struct Built {
 }
 
 /// Builds the program and its stand-ins, and starts it.
-pub(crate) fn run(arguments: &Arguments) -> Outcome {
-    setup::run(arguments)?;
+pub(crate) fn run(installing: Installing) -> Outcome {
+    setup::run(installing)?;
     let folder = folder();
     let Built { trainer, stand_ins } = built()?;
     let start = |words: &[&str], limit_s| {

@@ -7,9 +7,9 @@ use std::fs;
 use std::process::Command;
 
 use crate::cargo;
-use crate::failure::Outcome;
-use crate::probe;
-use crate::process;
+use jobs::failure::Outcome;
+use jobs::probe;
+use jobs::process;
 
 const HOST: &str = "x86_64-unknown-linux-gnu";
 const ARM: &str = "aarch64-unknown-linux-gnu";

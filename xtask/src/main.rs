@@ -1,43 +1,27 @@
 //! `cargo xtask`: the automation of this workspace. This file is the table of contents.
 //!
 //! In: the command line. Out: exit code 0, 1 (something failed) or 2 (the command line is wrong).
-//! Invariant: beside the standard library only readers of TOML and JSON, so that the first command of a fresh clone starts within
-//! seconds.
+//! Invariant: beside the standard library only clap, readers of TOML and JSON, and `jobs`, so that the first command of a fresh clone
+//! starts within half a minute.
 #![allow(clippy::print_stdout, clippy::print_stderr)] // Talking to the developer is what this program is for.
 
-mod arguments;
 mod bench;
 mod cargo;
 mod chaos;
 mod ci;
-mod compare;
 #[cfg(test)]
 mod containers;
-mod cores;
 mod cuda;
-mod failure;
 mod gpu_check;
-mod guard;
-mod hosts;
-mod json;
 mod kernel_stages;
-mod launch;
-mod machine;
 mod mpi_choice;
 mod mpi_suite;
-mod mpirun;
 mod packages;
 mod probe;
-mod process;
-mod quiet;
 mod report_suite;
-mod restart;
-mod run_directory;
 mod setup;
-mod slurm;
 mod slurm_cluster;
 mod slurm_suite;
-mod study;
 mod suite;
 mod test_stages;
 mod tidy;
@@ -45,28 +29,44 @@ mod train;
 
 use std::process::ExitCode;
 
-use arguments::Command;
-use failure::{Failure, Outcome};
+use clap::{Parser, Subcommand};
+use jobs::failure::Outcome;
 
-const COMMANDS: [Command; 14] = [
-    setup::COMMAND,
-    train::COMMAND,
-    launch::COMMAND,
-    slurm::COMMAND,
-    bench::COMMAND,
-    study::COMMAND,
-    hosts::COMMAND,
-    compare::COMMAND,
-    gpu_check::COMMAND,
-    test_stages::COMMAND,
-    slurm_cluster::COMMAND,
-    chaos::COMMAND,
-    tidy::COMMAND,
-    ci::COMMAND,
-];
+/// The automation of this workspace.
+#[derive(Debug, Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask", arg_required_else_help = true)]
+struct Program {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Find what is missing on this machine and install it where that is allowed.
+    Setup(setup::SetupArgs),
+    /// Set up, build the trainer in release, and train.
+    Train(train::TrainArgs),
+    /// Measure the kernels one by one, then the training step they make up.
+    #[command(subcommand)]
+    Bench(bench::BenchCommand),
+    /// Prove that the trainer computes rightly on a GPU and measure it beside PyTorch, or pack this for a GPU machine.
+    GpuCheck(gpu_check::GpuCheckArgs),
+    /// Set up and run all checks: format, tidy, lints, tests, documentation, NCCL, addresses, aarch64, MPI, MPICH, a browser, Slurm.
+    Test(test_stages::TestArgs),
+    /// Start or stop a small Slurm cluster of two nodes on this machine.
+    #[command(subcommand)]
+    Cluster(slurm_cluster::ClusterCommand),
+    /// Let faults befall a training run at random, again and again, and compare its end with an undisturbed one.
+    Chaos(chaos::ChaosArgs),
+    /// Check the rules of this workspace that no compiler checks.
+    #[command(after_help = tidy::DETAILS)]
+    Tidy,
+    /// Run all checks as `test` does, or check the CUDA build.
+    Ci(ci::CiArgs),
+}
 
 fn main() -> ExitCode {
-    match run() {
+    match run(&Program::parse().command) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             eprintln!("error: {failure}");
@@ -75,49 +75,27 @@ fn main() -> ExitCode {
     }
 }
 
-fn run() -> Outcome {
-    let mut words = Vec::new();
-    for word in std::env::args_os().skip(1) {
-        words.push(word.into_string().map_err(|word| {
-            Failure::Usage(format!("argument {word:?} is not valid UTF-8: rename the path or give it by a link"))
-        })?);
+fn run(command: &Command) -> Outcome {
+    match command {
+        Command::Setup(args) => args.run(),
+        Command::Train(args) => args.run(),
+        Command::Bench(command) => command.run(),
+        Command::GpuCheck(args) => args.run(),
+        Command::Test(args) => args.run(),
+        Command::Cluster(command) => command.run(),
+        Command::Chaos(args) => args.run(),
+        Command::Tidy => tidy::run(),
+        Command::Ci(args) => args.run(),
     }
-    match words.split_first() {
-        None => {
-            print!("{}", overview());
-            Ok(())
-        }
-        Some((first, _)) if ["--help", "-h", "help"].contains(&first.as_str()) => {
-            print!("{}", overview());
-            Ok(())
-        }
-        Some((first, rest)) => {
-            let command = COMMANDS.iter().find(|command| command.name == first).ok_or_else(|| {
-                let names: Vec<&str> = COMMANDS.iter().map(|command| command.name).collect();
-                Failure::Usage(format!("unknown command `{first}`, expected one of: {}", names.join(", ")))
-            })?;
-            command.dispatch(rest)
-        }
-    }
-}
-
-fn overview() -> String {
-    let mut text = String::from("Usage: cargo xtask COMMAND [arguments]\n\nCommands:\n");
-    for command in &COMMANDS {
-        text.push_str(&format!("  {:<11}{}\n", command.name, command.summary));
-    }
-    text.push_str("\n`cargo xtask COMMAND --help` tells the arguments of a command.\n");
-    text
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use clap::CommandFactory;
 
     #[test]
-    fn the_overview_names_every_command() {
-        for command in &COMMANDS {
-            assert!(overview().contains(&format!("  {}", command.name)), "{} is missing", command.name);
-        }
+    fn the_definitions_of_all_commands_fit_together() {
+        Program::command().debug_assert();
     }
 }

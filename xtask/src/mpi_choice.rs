@@ -11,17 +11,27 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command as Process;
 
-use crate::arguments::{Arguments, Flag};
-use crate::cargo;
-use crate::failure::{Failure, Outcome};
-use crate::mpirun::{Make, Mpirun};
-use crate::packages::Need;
-use crate::probe;
-use crate::process;
-use crate::setup;
+use clap::Args;
 
-pub(crate) const MPI: Flag =
-    Flag { name: "--mpi", value: Some("NAME"), help: "mpich or openmpi, where several are installed" };
+use crate::cargo;
+use crate::packages::Need;
+use crate::setup;
+use jobs::failure::{Failure, Outcome};
+use jobs::mpirun::{Make, Mpirun};
+use jobs::options::Installing;
+use jobs::probe;
+use jobs::process;
+
+/// The flag.
+#[derive(Debug, Default, Args)]
+pub(crate) struct MpiChoice {
+    /// Which MPI, where several are installed.
+    #[arg(long = "mpi", id = "mpi", value_name = "NAME", value_parser = ["mpich", "openmpi"])]
+    name: Option<String>,
+}
+
+/// As it is typed.
+pub(crate) const FLAG: &str = "--mpi";
 
 /// An MPI to build with and to start with.
 struct Choice {
@@ -29,45 +39,47 @@ struct Choice {
     mpirun: Mpirun,
 }
 
-/// Where `--mpi` names an MPI that is not the usual one here, installs it if that is allowed and goes on as this program with it,
-/// which does not return.
-pub(crate) fn go_on_with(arguments: &Arguments) -> Outcome {
-    let Some(name) = arguments.value(MPI.name) else { return Ok(()) };
-    let choice = Choice::provide(name, arguments)?;
-    if choice.is_usual() {
-        return Ok(());
+impl MpiChoice {
+    /// Where `--mpi` names an MPI that is not the usual one here, installs it if that is allowed and goes on as this program with it,
+    /// which does not return.
+    pub(crate) fn go_on_with(&self, installing: Installing) -> Outcome {
+        let Some(name) = &self.name else { return Ok(()) };
+        let choice = Choice::provide(name, installing)?;
+        if choice.is_usual() {
+            return Ok(());
+        }
+        let folder = cargo::target_folder().join(name);
+        let variables = [
+            ("MPICC", choice.compiler.as_os_str()),
+            ("MPIRUN", choice.mpirun.program().as_os_str()),
+            ("CARGO_TARGET_DIR", folder.as_os_str()),
+        ];
+        prepare(&folder, &variables)?;
+        let shown: Vec<String> =
+            variables.iter().map(|(name, value)| format!("{name}={}", process::quoted(value))).collect();
+        println!("with {}, which are:\nexport {}", choice.mpirun, shown.join(" "));
+        let program = env::current_exe().map_err(|error| Failure::Failed(format!("this program: {error}")))?;
+        let mut command = Process::new(program);
+        command.args(without_choice(env::args_os().skip(1))).envs(variables);
+        let error = command.exec();
+        Err(process::cannot_start(&command, &error))
     }
-    let folder = cargo::target_folder().join(name);
-    let variables = [
-        ("MPICC", choice.compiler.as_os_str()),
-        ("MPIRUN", choice.mpirun.program().as_os_str()),
-        ("CARGO_TARGET_DIR", folder.as_os_str()),
-    ];
-    prepare(&folder, &variables)?;
-    let shown: Vec<String> =
-        variables.iter().map(|(name, value)| format!("{name}={}", process::quoted(value))).collect();
-    println!("with {}, which are:\nexport {}", choice.mpirun, shown.join(" "));
-    let program = env::current_exe().map_err(|error| Failure::Failed(format!("this program: {error}")))?;
-    let mut command = Process::new(program);
-    command.args(without_choice(env::args_os().skip(1))).envs(variables);
-    let error = command.exec();
-    Err(process::cannot_start(&command, &error))
 }
 
 /// Why this MPI cannot be used here, if it cannot; installs it where that is allowed.
-pub(crate) fn lacking(name: &str, arguments: &Arguments) -> Option<String> {
-    Choice::provide(name, arguments).err().map(|failure| failure.to_string())
+pub(crate) fn lacking(name: &str, installing: Installing) -> Option<String> {
+    Choice::provide(name, installing).err().map(|failure| failure.to_string())
 }
 
 impl Choice {
-    fn provide(name: &str, arguments: &Arguments) -> Outcome<Self> {
+    fn provide(name: &str, installing: Installing) -> Outcome<Self> {
         let (make, needs) = match name {
             "mpich" => (Make::Mpich, &[Need::Mpich][..]),
             "openmpi" => (Make::OpenMpi, &[Need::MpiDevelopment, Need::Mpirun][..]),
-            other => return Err(Failure::Usage(format!("{}: expected mpich or openmpi, got `{other}`", MPI.name))),
+            other => return Err(Failure::Usage(format!("{}: expected mpich or openmpi, got `{other}`", FLAG))),
         };
         let found = Self::find(name, make).or_else(|| {
-            setup::provide(needs, setup::may_install(arguments));
+            setup::provide(needs, installing);
             Self::find(name, make)
         });
         found.ok_or_else(|| Failure::Failed(format!("no {name} with its mpicc and mpirun here, see above")))
@@ -108,9 +120,9 @@ fn made_for(compiler: &Path) -> Option<Make> {
 fn without_choice(mut words: impl Iterator<Item = OsString>) -> Vec<OsString> {
     let mut kept = Vec::new();
     while let Some(word) = words.next() {
-        if word == MPI.name {
+        if word == FLAG {
             words.next();
-        } else if !word.to_string_lossy().starts_with(&format!("{}=", MPI.name)) {
+        } else if !word.to_string_lossy().starts_with(&format!("{}=", FLAG)) {
             kept.push(word);
         }
     }

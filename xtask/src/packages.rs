@@ -6,9 +6,9 @@
 use std::path::Path;
 use std::process::Command;
 
-use crate::failure::Outcome;
-use crate::probe;
-use crate::process;
+use jobs::failure::Outcome;
+use jobs::probe;
+use jobs::process;
 
 /// Something that the system provides.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -114,7 +114,7 @@ impl Installer {
 
 impl Privilege {
     pub(crate) fn find() -> Self {
-        if is_root() {
+        if process::is_root() {
             Privilege::Root
         } else if process::answer("sudo", &["-n", "true"]).is_some() {
             Privilege::Sudo
@@ -122,11 +122,6 @@ impl Privilege {
             Privilege::None
         }
     }
-}
-
-/// Whether this process runs as root.
-pub(crate) fn is_root() -> bool {
-    process::answer("id", &["-u"]).is_some_and(|id| id.trim() == "0")
 }
 
 /// Installs with apt-get, refreshing its lists where they lack a package or have grown old.

@@ -4,13 +4,13 @@
 //! Invariant: nothing is changed. What the build would find is found here by the same rules, or by running it.
 
 use std::env;
-use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use crate::mpirun::Mpirun;
-use crate::process;
+use jobs::mpirun::Mpirun;
+use jobs::probe;
+use jobs::process;
 
 /// What was looked for; `None` is missing.
 #[derive(Debug)]
@@ -26,7 +26,7 @@ pub(crate) struct Found {
 impl Found {
     pub(crate) fn look() -> Self {
         Found {
-            c_compiler: ["cc", "gcc", "clang"].into_iter().find_map(program),
+            c_compiler: ["cc", "gcc", "clang"].into_iter().find_map(probe::program),
             mpi: mpi(),
             mpirun: Mpirun::find(),
             libclang: libclang(),
@@ -38,23 +38,6 @@ impl Found {
     }
 }
 
-/// Finds a program as a shell would.
-pub(crate) fn program(name: impl AsRef<OsStr>) -> Option<PathBuf> {
-    program_in(&env::var_os("PATH").unwrap_or_default(), name.as_ref())
-}
-
-fn program_in(path: &OsStr, name: &OsStr) -> Option<PathBuf> {
-    if Path::new(name).components().count() > 1 {
-        return is_program(Path::new(name)).then(|| PathBuf::from(name));
-    }
-    env::split_paths(path).map(|folder| folder.join(name)).find(|file| is_program(file))
-}
-
-fn is_program(file: &Path) -> bool {
-    use std::os::unix::fs::PermissionsExt;
-    fs::metadata(file).is_ok_and(|found| found.is_file() && found.permissions().mode() & 0o111 != 0)
-}
-
 /// The MPI that the crate mpi would find: a pkg-config file named by the user, or the compiler wrapper.
 fn mpi() -> Option<String> {
     for variable in ["MPI_PKG_CONFIG", "CRAY_MPICH_DIR"] {
@@ -62,7 +45,7 @@ fn mpi() -> Option<String> {
             return Some(format!("{variable}={}", value.display()));
         }
     }
-    let wrapper = program(env::var_os("MPICC").unwrap_or_else(|| "mpicc".into()))?;
+    let wrapper = probe::program(env::var_os("MPICC").unwrap_or_else(|| "mpicc".into()))?;
     // The wrapper alone does not mean that the header is there.
     let status = Command::new(&wrapper)
         .args(["-E", "-include", "mpi.h", "-x", "c", "/dev/null"])
@@ -100,7 +83,7 @@ fn is_libclang(file: &Path) -> bool {
 
 fn has_headers(folders: &[PathBuf]) -> bool {
     let beside = |folder: &PathBuf| entries(folder.join("clang"), "").any(|v| v.join("include/stddef.h").is_file());
-    program("clang").is_some() || folders.iter().any(beside)
+    probe::program("clang").is_some() || folders.iter().any(beside)
 }
 
 /// The entries of a folder whose names start so, in a fixed order; none if it cannot be read.
@@ -119,24 +102,6 @@ fn entries(folder: impl AsRef<Path>, start: &str) -> impl Iterator<Item = PathBu
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_program_is_found_in_the_first_folder_that_has_it() {
-        assert_eq!(program_in("/nowhere:/bin:/usr/bin".as_ref(), "sh".as_ref()), Some(PathBuf::from("/bin/sh")));
-        assert_eq!(program_in("/nowhere".as_ref(), "sh".as_ref()), None);
-    }
-
-    #[test]
-    fn a_path_is_taken_as_it_stands() {
-        assert_eq!(program_in("".as_ref(), "/bin/sh".as_ref()), Some(PathBuf::from("/bin/sh")));
-        assert_eq!(program_in("/bin".as_ref(), "/nowhere/sh".as_ref()), None);
-    }
-
-    #[test]
-    fn a_folder_or_a_plain_file_is_not_a_program() {
-        assert!(!is_program(Path::new("/bin")));
-        assert!(!is_program(Path::new("/etc/passwd")));
-    }
 
     #[test]
     fn libclang_is_told_from_its_cpp_sister_and_from_static_archives() {

@@ -7,13 +7,13 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::arguments::Arguments;
 use crate::cargo::Mpi;
-use crate::failure::{Failure, Outcome};
 use crate::packages::Need;
-use crate::probe;
 use crate::setup;
 use crate::suite::{self, Check, Ended};
+use jobs::failure::{Failure, Outcome};
+use jobs::options::Installing;
+use jobs::probe;
 
 /// Names of the browser on different systems.
 const BROWSERS: [&str; 4] = ["chromium", "chromium-browser", "google-chrome", "google-chrome-stable"];
@@ -65,9 +65,9 @@ const CHECKS: [Check<Suite>; 4] = [
 ];
 
 /// Why the suite cannot run here; a missing browser is installed where that was asked for and is allowed.
-pub(crate) fn lacking(arguments: &Arguments, may_provide: bool) -> Option<String> {
+pub(crate) fn lacking(installing: Installing, may_provide: bool) -> Option<String> {
     if browser().is_none() && may_provide {
-        setup::provide(&[Need::Browser], setup::may_install(arguments));
+        setup::provide(&[Need::Browser], installing);
     }
     browser().is_none().then(|| "no chromium; --report installs it where that is allowed".to_owned())
 }

@@ -3,43 +3,48 @@
 //! In: the machine. Out: [`Found`] after the installation, and a report a person can act on.
 //! Invariant: without MPI everything still builds and trains on one process; that is said aloud, never silent.
 
-use std::env;
+use clap::Args;
 
-use crate::arguments::{Arguments, Command, Flag};
 use crate::cargo;
-use crate::failure::{Failure, Outcome};
-use crate::mpi_choice::{self, MPI};
+use crate::mpi_choice::MpiChoice;
 use crate::packages::{self, Installer, Need, Privilege};
-use crate::probe::{self, Found};
-use crate::process;
+use crate::probe::Found;
+use jobs::failure::{Failure, Outcome};
+use jobs::options::Installing;
+use jobs::probe;
+use jobs::process;
 
-pub(crate) const NO_INSTALL: Flag =
-    Flag { name: "--no-install", value: None, help: "install nothing, only say what is missing" };
-
-pub(crate) const COMMAND: Command = Command {
-    name: "setup",
-    summary: "Find what is missing on this machine and install it where that is allowed.",
-    details: "\
+const DETAILS: &str = "\
 Looked for: a C compiler, an MPI to build with (mpicc and mpi.h, of any MPI), mpirun, libclang.
 On Debian and Ubuntu the missing packages are installed with apt-get, as root or by sudo without a password;
 elsewhere the exact command is printed. Without MPI training works on one process.
 LOCKSTEP_NO_INSTALL=1 does the same as --no-install, also for the other commands.
 MPICC, MPIRUN, MPI_PKG_CONFIG and LIBCLANG_PATH point to an MPI, its launcher or a libclang in unusual places. --mpi mpich
-installs MPICH beside the MPI that is there, and prints the variables that build with it and start with it.",
-    subjects: &[],
-    parts: &[],
-    object: None,
-    flags: &[MPI, NO_INSTALL],
-    passed_on: None,
-    run: |arguments| mpi_choice::go_on_with(&arguments).and_then(|()| run(&arguments).map(|_| ())),
-};
+installs MPICH beside the MPI that is there, and prints the variables that build with it and start with it.";
+
+/// Flags of `cargo xtask setup`.
+#[derive(Debug, Args)]
+#[command(after_help = DETAILS)]
+pub(crate) struct SetupArgs {
+    #[command(flatten)]
+    mpi: MpiChoice,
+    #[command(flatten)]
+    installing: Installing,
+}
+
+impl SetupArgs {
+    pub(crate) fn run(&self) -> Outcome {
+        self.mpi.go_on_with(self.installing)?;
+        run(self.installing).map(drop)
+    }
+}
 
 /// Looks, installs where that is allowed, looks again, and reports.
-pub(crate) fn run(arguments: &Arguments) -> Outcome<Found> {
+pub(crate) fn run(installing: Installing) -> Outcome<Found> {
     let mut found = Found::look();
     let needs = missing(&found);
     if !needs.is_empty() {
-        provide(&needs, may_install(arguments));
+        provide(&needs, installing);
         found = Found::look();
     }
     report(&found);
@@ -51,12 +56,12 @@ pub(crate) fn run(arguments: &Arguments) -> Outcome<Found> {
 }
 
 /// Whether cargo has this component of the toolchain, added by rustup where that is allowed.
-pub(crate) fn has_component(arguments: &Arguments, component: &str, subcommand: &str) -> bool {
+pub(crate) fn has_component(installing: Installing, component: &str, subcommand: &str) -> bool {
     let is_there = || process::answer(cargo::program(), &[subcommand, "--version"]).is_some();
     if is_there() {
         return true;
     }
-    if may_install(arguments) && probe::program("rustup").is_some() {
+    if !installing.no_install && probe::program("rustup").is_some() {
         let mut command = std::process::Command::new("rustup");
         command.args(["component", "add", component]);
         return process::run(command).is_ok() && is_there();
@@ -75,17 +80,8 @@ fn missing(found: &Found) -> Vec<Need> {
     candidates.into_iter().filter(|(is_missing, _)| *is_missing).map(|(_, need)| need).collect()
 }
 
-/// Whether the command line and the environment let us install packages.
-pub(crate) fn may_install(arguments: &Arguments) -> bool {
-    !arguments.has(NO_INSTALL.name) && !is_forbidden(env::var_os("LOCKSTEP_NO_INSTALL"))
-}
-
-fn is_forbidden(variable: Option<std::ffi::OsString>) -> bool {
-    variable.is_some_and(|value| !value.is_empty() && value != "0")
-}
-
 /// Installs these where that is allowed; what stands in the way is said.
-pub(crate) fn provide(needs: &[Need], may_install: bool) {
+pub(crate) fn provide(needs: &[Need], installing: Installing) {
     let Some(installer) = Installer::find() else {
         println!(
             "missing: {needs:?}, and no package manager known to us: ask for an MPI with its headers and libclang"
@@ -94,7 +90,7 @@ pub(crate) fn provide(needs: &[Need], may_install: bool) {
     };
     let advice = installer.advice(needs);
     let privilege = Privilege::find();
-    if !may_install {
+    if installing.no_install {
         println!("missing, and installing is forbidden here; the command would be:\n  {advice}");
     } else if installer != Installer::AptGet || privilege == Privilege::None {
         println!("missing, and not ours to install here; please run:\n  {advice}");
@@ -142,13 +138,5 @@ mod tests {
             Found { mpi: Some("/opt/mpich/bin/mpicc".into()), libclang: Some("/opt/llvm/lib".into()), ..nothing() };
         assert!(found.can_build_mpi());
         assert!(!missing(&found).contains(&Need::MpiDevelopment));
-    }
-
-    #[test]
-    fn the_variable_forbids_unless_it_is_empty_or_zero() {
-        assert!(is_forbidden(Some("1".into())));
-        assert!(!is_forbidden(Some("0".into())));
-        assert!(!is_forbidden(Some("".into())));
-        assert!(!is_forbidden(None));
     }
 }

@@ -5,24 +5,23 @@
 
 use std::time::Instant;
 
-use crate::arguments::{Arguments, Command, Flag};
+use clap::Args;
+
 use crate::cargo::{self, Mpi};
-use crate::failure::{Failure, Outcome};
 use crate::kernel_stages;
-use crate::mpi_choice::{self, MPI};
+use crate::mpi_choice::{self, MpiChoice};
 use crate::mpi_suite;
 use crate::probe::Found;
-use crate::process;
 use crate::report_suite;
-use crate::setup::{self, NO_INSTALL};
+use crate::setup;
 use crate::slurm_cluster;
 use crate::slurm_suite;
 use crate::tidy;
+use jobs::failure::{Failure, Outcome};
+use jobs::options::Installing;
+use jobs::process;
 
-pub(crate) const COMMAND: Command = Command {
-    name: "test",
-    summary: "Set up and run all checks: format, tidy, lints, tests, documentation, NCCL, addresses, aarch64, MPI, MPICH, a browser, Slurm.",
-    details: "\
+const DETAILS: &str = "\
 Stages in order: fmt, tidy, clippy, test, doc, nccl, memory, arm, mpi, mpich, report, slurm.
 The nccl stage checks and tests what the cargo feature nccl adds; it needs neither CUDA nor a GPU.
 The memory stage runs the kernels' tests under AddressSanitizer; arm compiles them for aarch64, and runs them where
@@ -34,31 +33,54 @@ The report stage opens the page of `trainer report` in a headless Chromium; with
 installed.
 The slurm stage starts a small Slurm cluster of two nodes on this machine, trains, stops, preempts and kills jobs there, and
 stops it again, within ten minutes. It runs with --slurm or --only slurm, and needs root or sudo without a password.
-MPICC=/nonexistent LOCKSTEP_NO_INSTALL=1 checks the workspace as on a machine without MPI.",
-    subjects: &[],
-    parts: &[],
-    object: None,
-    flags: &[
-        Flag { name: "--only", value: Some("STAGE,…"), help: "only these stages" },
-        Flag { name: CLAIM, value: Some("TEXT"), help: "of mpi, report and slurm only the checks that claim this" },
-        MPI,
-        Flag { name: MPICH, value: None, help: "also the stage mpich" },
-        Flag { name: REPORT, value: None, help: "install what the stage report needs" },
-        Flag { name: SLURM, value: None, help: "also the stage slurm" },
-        NO_INSTALL,
-    ],
-    passed_on: None,
-    run: |arguments| run(&arguments),
-};
+MPICC=/nonexistent LOCKSTEP_NO_INSTALL=1 checks the workspace as on a machine without MPI.";
 
-const CLAIM: &str = "--claim";
-const MPICH: &str = "--mpich";
-const REPORT: &str = "--report";
-const SLURM: &str = "--slurm";
+/// Flags of `cargo xtask test`.
+#[derive(Debug, Args)]
+#[command(after_help = DETAILS)]
+pub(crate) struct TestArgs {
+    /// Only these stages.
+    #[arg(long, value_name = "STAGE,…")]
+    only: Option<String>,
+    /// Of mpi, report and slurm only the checks that claim this.
+    #[arg(long, value_name = "TEXT")]
+    claim: Option<String>,
+    #[command(flatten)]
+    mpi: MpiChoice,
+    #[command(flatten)]
+    more: More,
+    #[command(flatten)]
+    installing: Installing,
+}
+
+/// What runs only when it is asked for.
+#[derive(Debug, Clone, Copy, Default, Args)]
+struct More {
+    /// Also the stage mpich.
+    #[arg(long)]
+    mpich: bool,
+    /// Install what the stage report needs.
+    #[arg(long)]
+    report: bool,
+    /// Also the stage slurm.
+    #[arg(long)]
+    slurm: bool,
+}
+
+impl More {
+    /// Whether a stage runs that is not named by `--only`.
+    fn has(self, stage: &str) -> bool {
+        match stage {
+            "mpich" => self.mpich,
+            "slurm" => self.slurm,
+            _ => false,
+        }
+    }
+}
 
 /// What a stage may need to know.
 struct Context<'a> {
-    arguments: &'a Arguments,
+    args: &'a TestArgs,
     found: Found,
     mpi: Mpi,
 }
@@ -95,36 +117,45 @@ const STAGES: [Stage; 12] = [
     Stage { name: "slurm", run: slurm },
 ];
 
-/// The stages that run only when asked for, with the flag that does so beside `--only`.
-const ASKED_FOR: [(&str, &str); 2] = [("mpich", MPICH), ("slurm", SLURM)];
+/// The stages that run only when asked for.
+const ASKED_FOR: [&str; 2] = ["mpich", "slurm"];
 
-/// Runs all stages but those to be asked for, or those of `--only`.
-pub(crate) fn run(arguments: &Arguments) -> Outcome {
-    let stages = chosen(arguments.value("--only"), |flag| arguments.has(flag))?;
-    mpi_choice::go_on_with(arguments)?;
-    let found = setup::run(arguments)?;
-    let mpi = if found.can_build_mpi() { Mpi::With } else { Mpi::Without };
-    let context = Context { arguments, found, mpi };
-    let rows: Vec<Row> = stages
-        .into_iter()
-        .map(|stage| {
-            println!("\n== {} ==", stage.name);
-            let start = Instant::now();
-            let verdict = (stage.run)(&context);
-            Row { name: stage.name, verdict, seconds: start.elapsed().as_secs_f64() }
-        })
-        .collect();
-    println!("\n{}", table(&rows));
-    let num_failed = rows.iter().filter(|row| matches!(row.verdict, Verdict::Failed(_))).count();
-    let num_passed = rows.iter().filter(|row| matches!(row.verdict, Verdict::Passed)).count();
-    println!("{num_passed} passed, {num_failed} failed");
-    if num_failed == 0 { Ok(()) } else { Err(Failure::Failed(format!("{num_failed} stages failed, see above"))) }
+impl TestArgs {
+    /// All stages but those to be asked for.
+    pub(crate) fn all(installing: Installing) -> Self {
+        TestArgs { only: None, claim: None, mpi: MpiChoice::default(), more: More::default(), installing }
+    }
+
+    /// Runs all stages but those to be asked for, or those of `--only`.
+    pub(crate) fn run(&self) -> Outcome {
+        let stages = chosen(self.only.as_deref(), self.more)?;
+        self.mpi.go_on_with(self.installing)?;
+        let found = setup::run(self.installing)?;
+        let mpi = if found.can_build_mpi() { Mpi::With } else { Mpi::Without };
+        let context = Context { args: self, found, mpi };
+        let rows: Vec<Row> = stages
+            .into_iter()
+            .map(|stage| {
+                println!("\n== {} ==", stage.name);
+                let start = Instant::now();
+                let verdict = (stage.run)(&context);
+                Row { name: stage.name, verdict, seconds: start.elapsed().as_secs_f64() }
+            })
+            .collect();
+        println!("\n{}", table(&rows));
+        let num_failed = rows.iter().filter(|row| matches!(row.verdict, Verdict::Failed(_))).count();
+        let num_passed = rows.iter().filter(|row| matches!(row.verdict, Verdict::Passed)).count();
+        println!("{num_passed} passed, {num_failed} failed");
+        if num_failed == 0 { Ok(()) } else { Err(Failure::Failed(format!("{num_failed} stages failed, see above"))) }
+    }
 }
 
-fn chosen(only: Option<&str>, has: impl Fn(&str) -> bool) -> Outcome<Vec<&'static Stage>> {
-    let is_wanted = |stage: &Stage| ASKED_FOR.iter().all(|(name, flag)| stage.name != *name || has(flag));
-    let Some(only) = only else { return Ok(STAGES.iter().filter(|stage| is_wanted(stage)).collect()) };
-    let mut names: Vec<&str> = only.split(',').collect();
+fn chosen(only: Option<&str>, more: More) -> Outcome<Vec<&'static Stage>> {
+    let Some(only) = only else {
+        let is_wanted = |stage: &&Stage| !ASKED_FOR.contains(&stage.name) || more.has(stage.name);
+        return Ok(STAGES.iter().filter(is_wanted).collect());
+    };
+    let names: Vec<&str> = only.split(',').collect();
     if let Some(unknown) = names.iter().find(|name| STAGES.iter().all(|stage| stage.name != **name)) {
         let known: Vec<&str> = STAGES.iter().map(|stage| stage.name).collect();
         return Err(Failure::Usage(format!(
@@ -132,8 +163,7 @@ fn chosen(only: Option<&str>, has: impl Fn(&str) -> bool) -> Outcome<Vec<&'stati
             known.join(",")
         )));
     }
-    names.extend(ASKED_FOR.iter().filter(|(_, flag)| has(flag)).map(|(name, _)| *name));
-    Ok(STAGES.iter().filter(|stage| names.contains(&stage.name)).collect())
+    Ok(STAGES.iter().filter(|stage| names.contains(&stage.name) || more.has(stage.name)).collect())
 }
 
 fn table(rows: &[Row]) -> String {
@@ -150,14 +180,14 @@ fn table(rows: &[Row]) -> String {
 }
 
 fn format(context: &Context<'_>) -> Verdict {
-    if !setup::has_component(context.arguments, "rustfmt", "fmt") {
+    if !setup::has_component(context.args.installing, "rustfmt", "fmt") {
         return Verdict::Skipped("no rustfmt, `rustup component add rustfmt` adds it".to_owned());
     }
     process::run(cargo::command(&["fmt", "--all", "--", "--check"])).into()
 }
 
 fn lints(context: &Context<'_>) -> Verdict {
-    if !setup::has_component(context.arguments, "clippy", "clippy") {
+    if !setup::has_component(context.args.installing, "clippy", "clippy") {
         return Verdict::Skipped("no clippy, `rustup component add clippy` adds it".to_owned());
     }
     over_workspace(context, "clippy", &["--all-targets", "--", "-D", "warnings"]).into()
@@ -172,7 +202,7 @@ fn documentation(context: &Context<'_>) -> Verdict {
 /// Apart from the other stages: with this feature among theirs, everybody who builds without it would build twice.
 fn nccl(context: &Context<'_>) -> Verdict {
     const LINTS: [&str; 8] = ["--features", "nccl", "--lib", "--test", "nccl", "--", "-D", "warnings"];
-    if setup::has_component(context.arguments, "clippy", "clippy")
+    if setup::has_component(context.args.installing, "clippy", "clippy")
         && let Err(failure) = over_workspace(context, "clippy", &LINTS)
     {
         return Verdict::Failed(failure.to_string());
@@ -192,7 +222,7 @@ fn or_skipped(outcome: Result<Outcome, kernel_stages::Reason>) -> Verdict {
 
 fn mpi(context: &Context<'_>) -> Verdict {
     let mpirun = context.found.mpirun.as_ref().filter(|_| context.mpi == Mpi::With);
-    match (mpi_suite::run(context.mpi, mpirun, context.arguments.value(CLAIM)), mpirun) {
+    match (mpi_suite::run(context.mpi, mpirun, context.args.claim.as_deref()), mpirun) {
         (Err(failure), _) => Verdict::Failed(failure.to_string()),
         (Ok(()), Some(_)) => Verdict::Passed,
         (Ok(()), None) => {
@@ -203,7 +233,7 @@ fn mpi(context: &Context<'_>) -> Verdict {
 
 /// The stage before with MPICH, by this program again: what is built with one MPI is not mixed with the other.
 fn mpich(context: &Context<'_>) -> Verdict {
-    if let Some(reason) = mpi_choice::lacking("mpich", context.arguments) {
+    if let Some(reason) = mpi_choice::lacking("mpich", context.args.installing) {
         return Verdict::Skipped(reason);
     }
     let program = match std::env::current_exe() {
@@ -211,18 +241,18 @@ fn mpich(context: &Context<'_>) -> Verdict {
         Err(error) => return Verdict::Failed(format!("this program: {error}")),
     };
     let mut command = std::process::Command::new(program);
-    command.args(["test", "--only", "mpi", MPI.name, "mpich"]);
-    command.args(context.arguments.value(CLAIM).into_iter().flat_map(|text| [CLAIM, text]));
-    command.args(context.arguments.has(NO_INSTALL.name).then_some(NO_INSTALL.name));
+    command.args(["test", "--only", "mpi", mpi_choice::FLAG, "mpich"]);
+    command.args(context.args.claim.as_deref().into_iter().flat_map(|text| ["--claim", text]));
+    command.args(context.args.installing.no_install.then_some("--no-install"));
     process::run(command).into()
 }
 
 fn report(context: &Context<'_>) -> Verdict {
-    let arguments = context.arguments;
-    let is_named = arguments.value("--only").is_some_and(|only| only.split(',').any(|name| name == "report"));
-    match report_suite::lacking(arguments, is_named || arguments.has(REPORT)) {
+    let args = context.args;
+    let is_named = args.only.as_deref().is_some_and(|only| only.split(',').any(|name| name == "report"));
+    match report_suite::lacking(args.installing, is_named || args.more.report) {
         Some(reason) => Verdict::Skipped(reason),
-        None => report_suite::run(context.mpi, arguments.value(CLAIM)).into(),
+        None => report_suite::run(context.mpi, args.claim.as_deref()).into(),
     }
 }
 
@@ -230,9 +260,9 @@ fn slurm(context: &Context<'_>) -> Verdict {
     let Some(mpirun) = context.found.mpirun.as_ref().filter(|_| context.mpi == Mpi::With) else {
         return Verdict::Skipped("no mpirun with an MPI to build with".to_owned());
     };
-    match slurm_cluster::lacking(context.arguments) {
+    match slurm_cluster::lacking(context.args.installing) {
         Some(reason) => Verdict::Skipped(reason),
-        None => slurm_suite::run(context.mpi, mpirun, context.arguments.value(CLAIM)).into(),
+        None => slurm_suite::run(context.mpi, mpirun, context.args.claim.as_deref()).into(),
     }
 }
 
@@ -250,7 +280,7 @@ mod tests {
     use super::*;
 
     fn names(only: &str) -> Vec<&'static str> {
-        chosen(Some(only), |_| false).unwrap().iter().map(|stage| stage.name).collect()
+        chosen(Some(only), More::default()).unwrap().iter().map(|stage| stage.name).collect()
     }
 
     #[test]
@@ -260,15 +290,16 @@ mod tests {
 
     #[test]
     fn mpich_and_the_cluster_are_run_only_when_asked_for() {
-        let has_slurm = |only, has: bool| chosen(only, |_| has).unwrap().iter().any(|stage| stage.name == "slurm");
+        let more = |has: bool| More { mpich: has, slurm: has, report: false };
+        let has_slurm = |only, has: bool| chosen(only, more(has)).unwrap().iter().any(|stage| stage.name == "slurm");
         assert!(!has_slurm(None, false) && !has_slurm(Some("mpi"), false));
         assert!(has_slurm(None, true) && has_slurm(Some("mpi"), true) && has_slurm(Some("slurm"), false));
-        assert_eq!(chosen(None, |_| true).unwrap().len(), STAGES.len());
+        assert_eq!(chosen(None, more(true)).unwrap().len(), STAGES.len());
     }
 
     #[test]
     fn an_unknown_stage_is_refused_with_the_known_ones() {
-        let Err(failure) = chosen(Some("fmt,lint"), |_| false) else { panic!("`lint` is no stage") };
+        let Err(failure) = chosen(Some("fmt,lint"), More::default()) else { panic!("`lint` is no stage") };
         assert_eq!(failure.exit_code(), 2);
         assert!(failure.to_string().contains("`lint`") && failure.to_string().contains("clippy"));
     }
@@ -276,7 +307,7 @@ mod tests {
     #[test]
     fn the_help_names_the_stages_in_their_order() {
         let names: Vec<&str> = STAGES.iter().map(|stage| stage.name).collect();
-        assert!(COMMAND.details.contains(&names.join(", ")));
+        assert!(DETAILS.contains(&names.join(", ")));
     }
 
     #[test]

@@ -3,38 +3,52 @@
 //! In: nothing, or ranks and the trainer's own arguments. Out: the trainer's main job, in our place.
 //! Invariant: two ranks where they can be had, so that the first run of a newcomer already is a distributed one.
 
-use crate::arguments::{Arguments, Command, Flag};
-use crate::cores;
-use crate::failure::Outcome;
-use crate::launch;
-use crate::setup::{self, NO_INSTALL};
+use std::os::unix::process::CommandExt;
+use std::process::Command as Process;
 
-pub(crate) const COMMAND: Command = Command {
-    name: "train",
-    summary: "Set up, build the trainer in release, and train.",
-    details: "\
+use clap::Args;
+
+use crate::cargo;
+use crate::setup;
+use jobs::cores;
+use jobs::failure::{Failure, Outcome};
+use jobs::options::{self, Installing};
+use jobs::process;
+
+const DETAILS: &str = "\
 Without arguments this trains the trainer's default model on its embedded data set, on 2 ranks where MPI can be had.
 Example: cargo xtask train --ranks 4 -- --dataset cifar10 --epochs 10
-`cargo xtask train -- --help` tells the trainer's own arguments.",
-    subjects: &[],
-    parts: &[],
-    object: None,
-    flags: &[
-        Flag { name: "--ranks", value: Some("N"), help: "number of ranks (default 2; 1 on one core or without MPI)" },
-        NO_INSTALL,
-    ],
-    passed_on: Some("trainer arguments"),
-    run,
-};
+`cargo xtask train -- --help` tells the trainer's own arguments.";
 
-fn run(arguments: Arguments) -> Outcome {
-    let asked = arguments.count("--ranks")?;
-    let found = setup::run(&arguments)?;
-    let can_launch = found.can_build_mpi() && found.mpirun.is_some();
-    let ranks = asked.unwrap_or_else(|| default_ranks(can_launch, cores::available()));
-    let mut words = vec!["train".to_owned()];
-    words.extend(arguments.passed_on);
-    launch::start(&found, ranks, Vec::new(), &words)
+/// Flags of `cargo xtask train`.
+#[derive(Debug, Args)]
+#[command(after_help = DETAILS)]
+pub(crate) struct TrainArgs {
+    /// Number of ranks [default: 2; 1 on one core or without MPI]
+    #[arg(long, value_name = "N", value_parser = options::count)]
+    ranks: Option<usize>,
+    #[command(flatten)]
+    installing: Installing,
+    /// Flags of `trainer train`, after `--`.
+    #[arg(value_name = "FLAGS", last = true)]
+    words: Vec<String>,
+}
+
+impl TrainArgs {
+    pub(crate) fn run(&self) -> Outcome {
+        let found = setup::run(self.installing)?;
+        let can_launch = found.can_build_mpi() && found.mpirun.is_some();
+        let ranks = self.ranks.unwrap_or_else(|| default_ranks(can_launch, cores::available()));
+        if ranks > 1 && !can_launch {
+            return Err(Failure::Failed(format!(
+                "{ranks} ranks need MPI and mpirun, and this machine lacks one of them: install what `cargo xtask setup` names, or start 1 rank"
+            )));
+        }
+        let mut command = Process::new(cargo::release_trainer(&found)?);
+        command.args(["launch", "-n", &ranks.to_string(), "--", "train"]).args(&self.words);
+        let error = command.exec();
+        Err(process::cannot_start(&command, &error))
+    }
 }
 
 fn default_ranks(can_launch: bool, cores: usize) -> usize {

@@ -83,7 +83,7 @@ fn trained(
             if let Some(refusal) = framework.refusal(dtype, 1) {
                 return Err(refusal.to_owned());
             }
-            let mut program = Program::peer(framework, bench.python(framework)?, 1, threads)
+            let mut program = Program::peer(framework, bench.python(framework)?, bench.scripts, 1, threads)
                 .map_err(|failure| failure.to_string())?;
             let paths = [("--job", job.as_path()), ("--output", &folder), ("--data-dir", &accuracy.data_dir)];
             program
@@ -162,7 +162,7 @@ mod tests {
 
     #[test]
     fn our_epochs_are_numbered_from_one_and_their_seconds_add_up() {
-        let file = std::env::temp_dir().join(format!("lockstep-xtask-{}-metrics.jsonl", std::process::id()));
+        let file = std::env::temp_dir().join(format!("lockstep-jobs-{}-metrics.jsonl", std::process::id()));
         let line = r#"{"epoch":0,"train_loss":1.5,"test_top1":0.25,"seconds_total":9.5,"images_per_second":700.0}"#;
         fs::write(&file, format!("{line}\n{}\n", line.replace("\"epoch\":0", "\"epoch\":1"))).unwrap();
         let epochs = our_epochs(&file).unwrap();

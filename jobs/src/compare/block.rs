@@ -151,7 +151,7 @@ mod tests {
 
     #[test]
     fn the_slowest_rank_decides_and_losses_are_means_of_all() {
-        let folder = std::env::temp_dir().join(format!("lockstep-xtask-{}-ranks", std::process::id()));
+        let folder = std::env::temp_dir().join(format!("lockstep-jobs-{}-ranks", std::process::id()));
         fs::create_dir_all(&folder).unwrap();
         for (rank, seconds, loss) in [(0, 2.0, 3.0), (1, 4.0, 5.0)] {
             let told = json!({ "seconds": seconds, "losses": [loss], "peak_memory_bytes": 100 + rank, "version": "1" });

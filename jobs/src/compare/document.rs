@@ -29,9 +29,15 @@ pub(super) struct Document {
 
 impl Document {
     /// A new one, or that of a directory if it has one of the same job and `is_again` does not ask for a new one.
-    pub(super) fn open(directory: &Path, machine: Value, job: Value, is_again: bool) -> Outcome<Self> {
+    pub(super) fn open(
+        directory: &Path,
+        commit: Option<String>,
+        machine: Value,
+        job: Value,
+        is_again: bool,
+    ) -> Outcome<Self> {
         let path = directory.join("comparison.json");
-        let (created, commit) = (machine::now().unwrap_or_default(), machine::commit().unwrap_or_default());
+        let (created, commit) = (machine::now().unwrap_or_default(), commit.unwrap_or_default());
         let new = Document { path, created, commit, machine, job, rows: Vec::new(), accuracy: Vec::new() };
         if is_again || !new.path.exists() {
             return Ok(new);
@@ -109,13 +115,13 @@ mod tests {
     use std::fs;
 
     fn folder(name: &str) -> PathBuf {
-        let folder = std::env::temp_dir().join(format!("lockstep-xtask-{}-document-{name}", std::process::id()));
+        let folder = std::env::temp_dir().join(format!("lockstep-jobs-{}-document-{name}", std::process::id()));
         fs::create_dir_all(&folder).unwrap();
         folder
     }
 
     fn open(folder: &Path, job: Value, is_again: bool) -> Outcome<Document> {
-        Document::open(folder, json!({ "cpu_model": "x" }), job, is_again)
+        Document::open(folder, None, json!({ "cpu_model": "x" }), job, is_again)
     }
 
     #[test]

@@ -136,11 +136,10 @@ mod tests {
     }
 
     #[test]
-    fn every_framework_has_its_requirements_in_the_folder_of_the_peers() {
+    fn every_framework_has_its_pinned_requirements() {
         for framework in ALL {
             for name in framework.requirements() {
-                let file = crate::cargo::root().join(format!("peers/requirements/{name}.txt"));
-                let text = std::fs::read_to_string(&file).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
+                let text = super::super::scripts::requirements(name);
                 let lines = text.lines().filter(|line| !line.starts_with('#') && !line.trim().is_empty());
                 assert!(lines.clone().count() > 0 && lines.clone().all(|line| line.contains("==")), "{name}: {text}");
             }

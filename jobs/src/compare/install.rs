@@ -1,6 +1,6 @@
 //! The virtual environments of the other frameworks.
 //!
-//! In: the folder that holds them, `peers/requirements`. Out: a Python that can import the framework, or why there is none.
+//! In: the folder that holds them, [`Scripts`] with their requirements. Out: a Python that can import the framework, or why there is none.
 //! Invariant: what cannot be had is a reason, never a failure of the comparison; an environment that imports its framework, made for
 //! the same requirements, is used as it is.
 
@@ -11,7 +11,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use super::framework::Framework;
-use crate::cargo;
+use super::scripts::{Scripts, requirements};
 use crate::guard::Guarded;
 use crate::probe;
 use crate::process;
@@ -25,6 +25,7 @@ const MOST_REASON_CHARACTERS: usize = 200;
 /// Where environments live and whether they may be made.
 pub(super) struct Installer<'a> {
     pub(super) folder: &'a Path,
+    pub(super) scripts: &'a Scripts,
     pub(super) may_install: bool,
 }
 
@@ -53,12 +54,12 @@ impl Installer<'_> {
         for name in framework.requirements() {
             let mut install =
                 command(&python, &["-m", "pip", "install", "--quiet", "--disable-pip-version-check"], &[]);
-            install.arg("-r").arg(requirements(name));
+            install.arg("-r").arg(self.scripts.path(&format!("requirements/{name}.txt")));
             self.step(framework, install)?;
         }
         // One that was built for another PyTorch cannot be imported.
         if framework == Framework::Horovod && !can_import(framework, &python) {
-            self.step(framework, command(&python, &[], &[&peers().join("install_horovod.py")]))?;
+            self.step(framework, command(&python, &[], &[&self.scripts.path("install_horovod.py")]))?;
         }
         if !can_import(framework, &python) {
             return Err(format!("installed, but `import {}` fails", framework.module()));
@@ -90,19 +91,9 @@ impl Installer<'_> {
     }
 }
 
-/// The folder of the scripts.
-pub(super) fn peers() -> PathBuf {
-    cargo::root().join("peers")
-}
-
-fn requirements(name: &str) -> PathBuf {
-    peers().join(format!("requirements/{name}.txt"))
-}
-
 /// The text of all the requirements, which an environment is made for.
 fn pins(framework: Framework) -> String {
-    let texts = framework.requirements().iter().map(|name| fs::read_to_string(requirements(name)).unwrap_or_default());
-    texts.collect()
+    framework.requirements().iter().map(|name| requirements(name)).collect()
 }
 
 fn can_import(framework: Framework, python: &Path) -> bool {
@@ -162,38 +153,25 @@ mod tests {
 
     #[test]
     fn nothing_is_installed_where_that_is_forbidden() {
-        let folder = std::env::temp_dir().join(format!("lockstep-xtask-{}-no-peers", std::process::id()));
-        let installer = Installer { folder: &folder, may_install: false };
+        let folder = std::env::temp_dir().join(format!("lockstep-jobs-{}-no-peers", std::process::id()));
+        let scripts = Scripts::write(&folder.with_extension("scripts")).unwrap();
+        let installer = Installer { folder: &folder, scripts: &scripts, may_install: false };
         let reason = installer.python(Framework::Jax).unwrap_err();
         assert!(reason.contains("--no-install"), "{reason}");
+        fs::remove_dir_all(folder.with_extension("scripts")).unwrap();
         assert!(!folder.exists());
     }
 
     #[test]
     fn a_framework_without_a_python_for_it_is_a_reason() {
-        let folder = std::env::temp_dir().join(format!("lockstep-xtask-{}-old-peers", std::process::id()));
+        let folder = std::env::temp_dir().join(format!("lockstep-jobs-{}-old-peers", std::process::id()));
         fs::create_dir_all(&folder).unwrap();
-        let installer = Installer { folder: &folder, may_install: true };
+        let scripts = Scripts::write(&folder.join("scripts")).unwrap();
+        let installer = Installer { folder: &folder, scripts: &scripts, may_install: true };
         // Where an environment cannot be made, as its place is taken by a file, the reason is that of the program that failed.
         fs::write(folder.join("jax"), "").unwrap();
         let reason = installer.python(Framework::Jax).unwrap_err();
         assert!(!reason.is_empty() && reason.lines().count() == 1, "{reason}");
         fs::remove_dir_all(folder).unwrap();
-    }
-
-    #[test]
-    fn the_scripts_are_valid_for_the_python_that_is_here() {
-        let Some(python) = probe::program("python3") else {
-            println!("skipped: no python3");
-            return;
-        };
-        let files = fs::read_dir(peers()).unwrap().map(|entry| entry.unwrap().path());
-        let files: Vec<PathBuf> =
-            files.filter(|file| file.extension().is_some_and(|extension| extension == "py")).collect();
-        assert!(files.len() > 5, "{files:?}");
-        // Parsed only: compiling would leave files behind.
-        let script = "import ast, sys; [ast.parse(open(name).read(), name) for name in sys.argv[1:]]";
-        let output = command(&python, &["-c", script], &[]).args(files).output().unwrap();
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     }
 }

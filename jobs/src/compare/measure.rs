@@ -14,6 +14,7 @@ use super::block::{About, Block, of_ours, of_peer};
 use super::framework::{Framework, OURS};
 use super::row::Key;
 use super::run::{Patience, Processes};
+use super::scripts::Scripts;
 use super::settings::{Launcher, Settings};
 use super::start::Program;
 use crate::mpirun::Mpirun;
@@ -49,6 +50,7 @@ pub(super) struct Bench<'a> {
     pub(super) settings: &'a Settings,
     pub(super) mpirun: Option<Mpirun>,
     pub(super) trainer: PathBuf,
+    pub(super) scripts: &'a Scripts,
     /// The Python of each framework, or why there is none.
     pub(super) pythons: BTreeMap<Framework, Result<PathBuf, String>>,
 }
@@ -118,8 +120,8 @@ impl Bench<'_> {
     ) -> Result<(Launcher, About, Block), String> {
         let settings = self.settings;
         let python = self.python(framework)?;
-        let mut program =
-            Program::peer(framework, python, key.ranks, settings.threads).map_err(|failure| failure.to_string())?;
+        let mut program = Program::peer(framework, python, self.scripts, key.ranks, settings.threads)
+            .map_err(|failure| failure.to_string())?;
         let paths = [("--job", job), ("--output", folder)];
         program.words.extend(paths.iter().flat_map(|(flag, path)| [(*flag).to_owned(), path.display().to_string()]));
         program.words.extend([

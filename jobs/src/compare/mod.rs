@@ -1,8 +1,9 @@
-//! `cargo xtask compare`: the same job in other frameworks, in turn with ours.
+//! `trainer compare`: the same job in other frameworks, in turn with ours.
 //!
 //! In: frameworks, networks, ranks. Out: `comparison.json` in the output directory, a table on standard output.
 //! Invariant: all have the same network, initial weights, batches, optimizer and steps, written once by our trainer; a framework's k-th
-//! block lies beside our k-th; what cannot be had is a named gap. The scripts of the other frameworks are in `peers/`.
+//! block lies beside our k-th; what cannot be had is a named gap. The scripts of the other
+//! frameworks, `peers/` of the repository, travel inside this program.
 //! Source: Hoefler & Belli 2015, Scientific benchmarking of parallel computing systems, rules 1, 2 and 4.
 
 mod accuracy;
@@ -13,6 +14,7 @@ mod install;
 mod measure;
 mod row;
 mod run;
+mod scripts;
 mod settings;
 mod start;
 mod table;
@@ -21,97 +23,152 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::PathBuf;
 
+use clap::Args;
+
 use self::document::Document;
 use self::install::Installer;
 use self::measure::{Bench, Contender};
 use self::row::Key;
-use self::settings::{Launcher, Settings};
-use crate::arguments::{Arguments, Command, Flag};
+use self::scripts::Scripts;
+use self::settings::Settings;
 use crate::failure::{Failure, Outcome};
-use crate::launch;
 use crate::machine;
-use crate::probe::Found;
+use crate::mpirun::Mpirun;
+use crate::options::{self, Installing};
 use crate::run_directory;
-use crate::setup::{self, NO_INSTALL};
 
-pub(crate) const COMMAND: Command = Command {
-    name: "compare",
-    summary: "Do the same job in other frameworks, in turn with ours.",
-    details: "\
-Example: cargo xtask compare --with pytorch,jax --models resnet20,resnet44 --ranks 1,2
+const DETAILS: &str = "\
+Example: trainer compare --with pytorch,jax --models resnet20,resnet44 --ranks 1,2
 The other frameworks live in virtual environments below --peers-dir, which are made where they are missing (PyTorch takes
 5.5 GB, TensorFlow 1.5 GB, JAX 0.6 GB, MXNet 0.3 GB; Horovod is built, with mpicxx). A throughput counts only if the losses
 after 2 and 5 steps are ours. Several ranks of ours and of Horovod are always started by mpirun or srun.
-The same --output goes on with a half-done comparison; a framework that is added later is measured then, not beside ours.",
-    subjects: &[],
-    parts: &[],
-    object: None,
-    flags: &[
-        Flag { name: "--with", value: Some("LIST"), help: "pytorch,horovod,tensorflow,mxnet,jax or some (default all)" },
-        Flag { name: "--models", value: Some("LIST"), help: "networks (default resnet20)" },
-        Flag { name: "--ranks", value: Some("LIST"), help: "numbers of ranks (default 1,2)" },
-        Flag { name: "--threads", value: Some("N"), help: "compute threads of a rank (default 1)" },
-        Flag { name: "--batch-size-per-rank", value: Some("N"), help: "images of a rank's step (default 128)" },
-        Flag { name: "--dtype", value: Some("LIST"), help: "f32, bf16 or both (default f32)" },
-        Flag { name: "--steps", value: Some("N"), help: "measured steps of a block (default 8)" },
-        Flag { name: "--warmup-steps", value: Some("N"), help: "steps before them (default 2)" },
-        Flag { name: "--blocks", value: Some("N"), help: "rounds over all frameworks (default 3)" },
-        Flag { name: "--launcher", value: Some("NAME"), help: "plain, mpirun or srun (default plain)" },
-        Flag { name: "--epochs", value: Some("N"), help: "train on images too, for accuracy (default not)" },
-        Flag { name: "--data-dir", value: Some("DIR"), help: "with --epochs: train/<class>/* and test/<class>/*" },
-        Flag { name: "--output", value: Some("DIR"), help: "of the results (default runs/comparison)" },
-        Flag { name: "--again", value: None, help: "measure all anew, also what --output has" },
-        Flag { name: "--peers-dir", value: Some("DIR"), help: "of the environments (default ~/.cache/lockstep/peers)" },
-        Flag { name: "--trainer", value: Some("FILE"), help: "a built trainer (default: it is built)" },
-        Flag { name: "--timeout", value: Some("SECONDS"), help: "most that a measurement may take (default 300)" },
-        Flag { name: "--quiet-cores", value: Some("CORES"), help: "what others may use during a run (default 0.2)" },
-        Flag { name: "--attempts", value: Some("N"), help: "runs of a disturbed measurement at most (default 3)" },
-        NO_INSTALL,
-    ],
-    passed_on: None,
-    run,
-};
+The same --output goes on with a half-done comparison; a framework that is added later is measured then, not beside ours.";
 
-fn run(arguments: Arguments) -> Outcome {
-    let settings = Settings::read(&arguments)?;
-    let (found, trainer) = trainer(&settings, &arguments)?;
-    let output = &settings.output;
-    fs::create_dir_all(output).map_err(|error| Failure::Failed(format!("{}: {error}", output.display())))?;
-    // Absolute, as peers and ranks may start elsewhere.
-    let output = output.canonicalize().map_err(|error| Failure::Failed(format!("{}: {error}", output.display())))?;
-    let settings = Settings { output, ..settings };
-    if settings.is_again {
-        // Another trainer may write other weights and batches.
-        run_directory::fresh(&settings.output.join("jobs"))?;
-    }
-    let installer = Installer { folder: &settings.peers_dir, may_install: setup::may_install(&arguments) };
-    let pythons: BTreeMap<_, _> =
-        settings.frameworks.iter().map(|&framework| (framework, installer.python(framework))).collect();
-    let bench = Bench { settings: &settings, mpirun: found.mpirun, trainer, pythons };
-    let mut document = Document::open(&settings.output, machine::machine(), settings.job(), settings.is_again)?;
-    measure_speed(&bench, &mut document)?;
-    measure_accuracy(&bench, &mut document)?;
-    print!("\n{}", table::table(&document.rows));
-    if !document.accuracy.is_empty() {
-        print!("\n{}", table::accuracy(&document.accuracy));
-    }
-    println!("\nwritten: {}", settings.output.join("comparison.json").display());
-    // A framework that cannot be had is a gap; that we cannot do the job ourselves is a failure.
-    match document.rows.iter().filter(|row| row.is_ours()).find_map(|row| row.gap.as_ref()) {
-        None => Ok(()),
-        Some(reason) => Err(Failure::Failed(format!("our own measurement failed: {reason}"))),
-    }
+/// Flags of `trainer compare`.
+#[derive(Debug, Clone, Args)]
+#[command(after_help = DETAILS)]
+pub struct CompareArgs {
+    /// Other frameworks: pytorch,horovod,tensorflow,mxnet,jax or some [default: all]
+    #[arg(long, value_name = "LIST")]
+    with: Option<String>,
+
+    /// Networks [default: resnet20]
+    #[arg(long, value_name = "LIST")]
+    models: Option<String>,
+
+    /// Numbers of ranks [default: 1,2]
+    #[arg(long, value_name = "LIST")]
+    ranks: Option<String>,
+
+    /// Compute threads of a rank [default: 1]
+    #[arg(long, value_name = "N", value_parser = options::count)]
+    threads: Option<usize>,
+
+    /// Images of a rank's step [default: 128]
+    #[arg(long, value_name = "N", value_parser = options::count)]
+    batch_size_per_rank: Option<usize>,
+
+    /// F32, bf16 or both [default: f32]
+    #[arg(long, value_name = "LIST")]
+    dtype: Option<String>,
+
+    /// Measured steps of a block [default: 8]
+    #[arg(long, value_name = "N", value_parser = options::count)]
+    steps: Option<usize>,
+
+    /// Steps before them [default: 2]
+    #[arg(long, value_name = "N", value_parser = options::count)]
+    warmup_steps: Option<usize>,
+
+    /// Rounds over all frameworks [default: 3]
+    #[arg(long, value_name = "N", value_parser = options::count)]
+    blocks: Option<usize>,
+
+    /// Plain, mpirun or srun [default: plain]
+    #[arg(long, value_name = "NAME")]
+    launcher: Option<String>,
+
+    /// Train on images too, for accuracy [default: none]
+    #[arg(long, value_name = "N", value_parser = options::count)]
+    epochs: Option<usize>,
+
+    /// With --epochs: train/<class>/* and test/<class>/* [default: none]
+    #[arg(long, value_name = "DIR")]
+    data_dir: Option<PathBuf>,
+
+    /// Of the results [default: runs/comparison]
+    #[arg(long, value_name = "DIR")]
+    output: Option<PathBuf>,
+
+    /// Measure all anew, also what --output has [default: off]
+    #[arg(long)]
+    again: bool,
+
+    /// Of the environments [default: ~/.cache/lockstep/peers]
+    #[arg(long, value_name = "DIR")]
+    peers_dir: Option<PathBuf>,
+
+    /// Another program than this one, built already [default: this program]
+    #[arg(long, value_name = "FILE")]
+    trainer: Option<PathBuf>,
+
+    /// Most that a measurement may take [default: 300]
+    #[arg(long, value_name = "SECONDS", value_parser = options::count)]
+    timeout: Option<usize>,
+
+    /// What others may use during a run [default: 0.2]
+    #[arg(long, value_name = "CORES")]
+    quiet_cores: Option<String>,
+
+    /// Runs of a disturbed measurement at most [default: 3]
+    #[arg(long, value_name = "N", value_parser = options::count)]
+    attempts: Option<usize>,
+
+    /// Whether environments may be made.
+    #[command(flatten)]
+    installing: Installing,
 }
 
-/// The trainer to measure: a built one, or one that is built now.
-fn trainer(settings: &Settings, arguments: &Arguments) -> Outcome<(Found, PathBuf)> {
-    let Some(file) = &settings.trainer else {
-        let found = setup::run(arguments)?;
-        let needs_mpi = settings.ranks.iter().any(|&ranks| ranks > 1) || settings.launcher != Launcher::Plain;
-        let trainer = launch::build_for_ranks(&found, needs_mpi)?;
-        return Ok((found, trainer));
-    };
-    Ok((Found::look(), file.clone()))
+impl CompareArgs {
+    /// Measures what the output directory has not, in turn with the other frameworks.
+    ///
+    /// # Errors
+    /// Flags that do not go together; our own measurement failed. What another framework lacks is a gap in the table.
+    pub fn run(&self) -> Outcome {
+        let settings = Settings::read(self)?;
+        let trainer = options::trainer(self.trainer.as_deref())?;
+        let output = &settings.output;
+        fs::create_dir_all(output).map_err(|error| Failure::Failed(format!("{}: {error}", output.display())))?;
+        // Absolute, as peers and ranks may start elsewhere.
+        let output =
+            output.canonicalize().map_err(|error| Failure::Failed(format!("{}: {error}", output.display())))?;
+        let settings = Settings { output, ..settings };
+        if settings.is_again {
+            // Another trainer may write other weights and batches.
+            run_directory::fresh(&settings.output.join("jobs"))?;
+        }
+        let scripts = Scripts::write(&settings.output.join("peers"))?;
+        let installer =
+            Installer { folder: &settings.peers_dir, scripts: &scripts, may_install: !self.installing.no_install };
+        let pythons: BTreeMap<_, _> =
+            settings.frameworks.iter().map(|&framework| (framework, installer.python(framework))).collect();
+        let commit = machine::commit(&trainer);
+        let bench = Bench { settings: &settings, mpirun: Mpirun::find(), trainer, scripts: &scripts, pythons };
+        let mut document =
+            Document::open(&settings.output, commit, machine::machine(), settings.job(), settings.is_again)?;
+        measure_speed(&bench, &mut document)?;
+        measure_accuracy(&bench, &mut document)?;
+        print!("\n{}", table::table(&document.rows));
+        if !document.accuracy.is_empty() {
+            print!("\n{}", table::accuracy(&document.accuracy));
+        }
+        println!("\nwritten: {}", settings.output.join("comparison.json").display());
+        // A framework that cannot be had is a gap; that we cannot do the job ourselves is a failure.
+        match document.rows.iter().filter(|row| row.is_ours()).find_map(|row| row.gap.as_ref()) {
+            None => Ok(()),
+            Some(reason) => Err(Failure::Failed(format!("our own measurement failed: {reason}"))),
+        }
+    }
 }
 
 /// All blocks that are not there yet, ours and theirs in turn.
@@ -194,13 +251,12 @@ mod tests {
 
     #[test]
     fn what_cannot_be_had_is_a_named_gap_of_the_table() {
-        let folder = std::env::temp_dir().join(format!("lockstep-xtask-{}-gaps", std::process::id()));
+        let folder = std::env::temp_dir().join(format!("lockstep-jobs-{}-gaps", std::process::id()));
         let line = format!(
             "--with jax,horovod --ranks 1 --no-install --peers-dir {0}/peers --output {0}/out --trainer /bin/true --quiet-cores 1e9 --blocks 1",
             folder.display()
         );
-        let words: Vec<String> = line.split(' ').map(str::to_owned).collect();
-        let failure = COMMAND.dispatch(&words).unwrap_err();
+        let failure = settings::tests::args(&line).unwrap().run().unwrap_err();
         let found = block::read(&folder.join("out/comparison.json")).unwrap();
         fs::remove_dir_all(&folder).unwrap();
         // This trainer measures nothing, which is no gap but a failure.

@@ -158,7 +158,7 @@ mod tests {
     }
 
     fn run(name: &str, ranks: &[&str], beside: &[&str], limit: Duration) -> Result<(), String> {
-        let folder = std::env::temp_dir().join(format!("lockstep-xtask-{}-compare-{name}", std::process::id()));
+        let folder = std::env::temp_dir().join(format!("lockstep-jobs-{}-compare-{name}", std::process::id()));
         let of = |scripts: &[&str]| scripts.iter().map(|script| shell(script)).collect();
         let result = Processes { ranks: of(ranks), beside: of(beside) }.run(&folder, limit, "-");
         fs::remove_dir_all(folder).unwrap();

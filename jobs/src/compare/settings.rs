@@ -1,7 +1,7 @@
-//! What is compared: the command line of `cargo xtask compare`, understood.
+//! What is compared: the command line of `trainer compare`, understood.
 //!
-//! In: [`Arguments`], the environment's cache folder. Out: [`Settings`].
-//! Invariant: every list has something in it and nothing twice; what cannot be measured is refused before anything is built.
+//! In: [`CompareArgs`], the environment's cache folder. Out: [`Settings`].
+//! Invariant: every list has something in it and nothing twice; what cannot be measured is refused before anything is started.
 
 use std::env;
 use std::path::PathBuf;
@@ -9,11 +9,9 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
+use super::CompareArgs;
 use super::framework::{self, Framework};
-use crate::arguments::Arguments;
-use crate::cargo;
 use crate::failure::{Failure, Outcome};
-use crate::launch;
 use crate::machine;
 
 /// The last loss that is compared is that after this many updates.
@@ -59,7 +57,6 @@ pub(super) struct Settings {
     pub(super) accuracy: Option<Accuracy>,
     pub(super) output: PathBuf,
     pub(super) peers_dir: PathBuf,
-    pub(super) trainer: Option<PathBuf>,
     /// Of one run.
     pub(super) timeout: Duration,
     /// What others may take of the processors during a run that counts as undisturbed.
@@ -71,29 +68,28 @@ pub(super) struct Settings {
 }
 
 impl Settings {
-    pub(super) fn read(arguments: &Arguments) -> Outcome<Self> {
+    pub(super) fn read(args: &CompareArgs) -> Outcome<Self> {
+        fn or<'t>(text: &'t Option<String>, default: &'t str) -> &'t str {
+            text.as_deref().unwrap_or(default)
+        }
         let settings = Settings {
-            frameworks: framework::named(arguments.value("--with").unwrap_or("pytorch,horovod,tensorflow,mxnet,jax"))?,
-            models: models(arguments.value("--models").unwrap_or("resnet20"))?,
-            ranks: ranks(arguments.value("--ranks").unwrap_or("1,2"))?,
-            dtypes: dtypes(arguments.value("--dtype").unwrap_or("f32"))?,
-            threads: arguments.count("--threads")?.unwrap_or(1),
-            batch_size_per_rank: arguments.count("--batch-size-per-rank")?.unwrap_or(128),
-            steps: arguments.count("--steps")?.unwrap_or(8),
-            warmup_steps: arguments.count("--warmup-steps")?.unwrap_or(2),
-            blocks: arguments.count("--blocks")?.unwrap_or(3),
-            launcher: launcher(arguments.value("--launcher").unwrap_or("plain"))?,
-            accuracy: accuracy(arguments)?,
-            output: arguments.value("--output").map_or_else(|| cargo::root().join("runs/comparison"), PathBuf::from),
-            peers_dir: match arguments.value("--peers-dir") {
-                Some(folder) => PathBuf::from(folder),
-                None => cache_folder()?,
-            },
-            trainer: launch::named_trainer(arguments)?,
-            timeout: Duration::from_secs(arguments.count("--timeout")?.unwrap_or(300) as u64),
-            quiet_cores: quiet_cores(arguments.value("--quiet-cores").unwrap_or("0.2"))?,
-            attempts: arguments.count("--attempts")?.unwrap_or(3),
-            is_again: arguments.has("--again"),
+            frameworks: framework::named(or(&args.with, "pytorch,horovod,tensorflow,mxnet,jax"))?,
+            models: models(or(&args.models, "resnet20"))?,
+            ranks: ranks(or(&args.ranks, "1,2"))?,
+            dtypes: dtypes(or(&args.dtype, "f32"))?,
+            threads: args.threads.unwrap_or(1),
+            batch_size_per_rank: args.batch_size_per_rank.unwrap_or(128),
+            steps: args.steps.unwrap_or(8),
+            warmup_steps: args.warmup_steps.unwrap_or(2),
+            blocks: args.blocks.unwrap_or(3),
+            launcher: launcher(or(&args.launcher, "plain"))?,
+            accuracy: accuracy(args)?,
+            output: args.output.clone().unwrap_or_else(|| PathBuf::from("runs/comparison")),
+            peers_dir: args.peers_dir.clone().map_or_else(cache_folder, Ok)?,
+            timeout: Duration::from_secs(args.timeout.unwrap_or(300) as u64),
+            quiet_cores: quiet_cores(or(&args.quiet_cores, "0.2"))?,
+            attempts: args.attempts.unwrap_or(3),
+            is_again: args.again,
         };
         if settings.warmup_steps + settings.steps <= LAST_COMPARED_STEP {
             return Err(Failure::Usage(format!(
@@ -184,17 +180,18 @@ fn quiet_cores(text: &str) -> Outcome<f64> {
     }
 }
 
-fn accuracy(arguments: &Arguments) -> Outcome<Option<Accuracy>> {
-    match (arguments.count("--epochs")?, arguments.value("--data-dir")) {
+fn accuracy(args: &CompareArgs) -> Outcome<Option<Accuracy>> {
+    match (args.epochs, &args.data_dir) {
         (None, None) => Ok(None),
         (Some(epochs), Some(folder)) => {
             // Absolute, as records name it and peers may start elsewhere.
             let data_dir = std::path::absolute(folder)
-                .map_err(|error| Failure::Usage(format!("--data-dir: {folder}: {error}")))?;
+                .map_err(|error| Failure::Usage(format!("--data-dir: {}: {error}", folder.display())))?;
             for split in ["train", "test"] {
                 if !data_dir.join(split).is_dir() {
                     return Err(Failure::Usage(format!(
-                        "--data-dir: expected a folder with train/<class>/* and test/<class>/*, found no {split} in {folder}"
+                        "--data-dir: expected a folder with train/<class>/* and test/<class>/*, found no {split} in {}",
+                        folder.display()
                     )));
                 }
             }
@@ -205,7 +202,7 @@ fn accuracy(arguments: &Arguments) -> Outcome<Option<Accuracy>> {
     }
 }
 
-/// The virtual environments outlive a `cargo clean`: they are large, and serve every clone.
+/// The virtual environments outlive a `cargo clean`: they are large, and serve every comparison.
 fn cache_folder() -> Outcome<PathBuf> {
     let cache = env::var_os("XDG_CACHE_HOME").filter(|value| !value.is_empty()).map(PathBuf::from);
     let cache = cache.or_else(|| Some(PathBuf::from(env::var_os("HOME")?).join(".cache")));
@@ -216,13 +213,25 @@ fn cache_folder() -> Outcome<PathBuf> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::super::COMMAND;
+pub(super) mod tests {
     use super::*;
+    use clap::Parser;
+
+    #[derive(Debug, Parser)]
+    struct Program {
+        #[command(flatten)]
+        compare: CompareArgs,
+    }
+
+    /// The flags of a command line.
+    pub(crate) fn args(line: &str) -> Outcome<CompareArgs> {
+        let words = std::iter::once("compare").chain(line.split_whitespace());
+        let program = Program::try_parse_from(words).map_err(|error| Failure::Usage(error.to_string()))?;
+        Ok(program.compare)
+    }
 
     fn read(line: &str) -> Outcome<Settings> {
-        let words: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
-        Settings::read(&COMMAND.parse(&words)?)
+        Settings::read(&args(line)?)
     }
 
     #[test]

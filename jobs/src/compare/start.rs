@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use super::framework::Framework;
-use super::install;
+use super::scripts::Scripts;
 use super::settings::Launcher;
 use crate::cores;
 use crate::failure::{Failure, Outcome};
@@ -29,9 +29,15 @@ pub(super) struct Program {
 
 impl Program {
     /// A peer's script with the words that all of its processes get.
-    pub(super) fn peer(framework: Framework, python: &Path, ranks: usize, threads: usize) -> Outcome<Self> {
+    pub(super) fn peer(
+        framework: Framework,
+        python: &Path,
+        scripts: &Scripts,
+        ranks: usize,
+        threads: usize,
+    ) -> Outcome<Self> {
         // Nothing is written beside the scripts.
-        let mut words = vec!["-B".to_owned(), install::peers().join("run.py").display().to_string()];
+        let mut words = vec!["-B".to_owned(), scripts.path("run.py").display().to_string()];
         words.push(framework.word().to_owned());
         words.extend(["--ranks".to_owned(), ranks.to_string(), "--threads".to_owned(), threads.to_string()]);
         words.extend(["--rendezvous".to_owned(), free_addresses(ranks)?.join(",")]);
@@ -80,7 +86,7 @@ impl Program {
     fn by_mpirun(&self, mpirun: Option<&Mpirun>) -> Outcome<Command> {
         let mpirun = mpirun.ok_or_else(|| {
             Failure::Failed(format!(
-                "{} ranks need mpirun, and it is missing: install what `cargo xtask setup` names",
+                "{} ranks need mpirun, not found in PATH: load or install the MPI that the trainer was built with",
                 self.ranks
             ))
         })?;

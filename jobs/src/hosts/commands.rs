@@ -94,7 +94,7 @@ fn agent_text(cores: &[String]) -> String {
         .collect();
     format!(
         r#"#!/bin/sh
-# Written by `cargo xtask hosts`. agent [-x …] HOST COMMAND…: as ssh would, the words are one line for a shell;
+# Written by `trainer hosts`. agent [-x …] HOST COMMAND…: as ssh would, the words are one line for a shell;
 # agent HOST --exec PROGRAM WORDS…: as they are.
 while [ "${{1#-}}" != "$1" ]; do shift; done
 host=$1

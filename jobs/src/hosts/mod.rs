@@ -1,5 +1,5 @@
 //! Emulated hosts on this machine: network namespaces with names and addresses of their own, joined by a switch, each sending at a
-//! limited rate. `cargo xtask hosts up|run|down` for use by hand.
+//! limited rate. `trainer hosts up|run|down` for use by hand.
 //!
 //! In: a [`Rate`], a number of hosts, root. Out: [`Hosts`], and programs on them by mpirun.
 //! Invariant: everything made here begins with our prefix and nothing else is touched; hosts in which a program runs are never
@@ -13,109 +13,115 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::Command as Process;
 
-use crate::arguments::{Arguments, Command, Flag};
+use clap::Subcommand;
+
 use crate::cores;
 use crate::failure::{Failure, Outcome};
 use crate::guard::Afterwards;
 use crate::mpirun::Mpirun;
-use crate::packages;
+use crate::options;
 use crate::probe;
 use crate::process;
 use crate::run_directory;
 
-pub(crate) use self::rate::Rate;
-
-pub(crate) const COMMAND: Command = Command {
-    name: "hosts",
-    summary: "Make emulated hosts on this machine, joined by a network of a limited rate, and run ranks on them.",
-    details: "\
-`up` makes them, or changes their rate; `run` starts a program on them by Open MPI's mpirun; `down` removes them and ends
-what runs there. Example, as root:
-    cargo xtask hosts up 1gbit
-    cargo xtask hosts run -n 2 -- target/release/trainer bench --threads 1
-    cargo xtask hosts down
-RATE is such as 200mbit or 1gbit, or unlimited: what each host sends at most; what several send to one is not limited. The
-hosts share this machine's processors, memory and disks, and their network has hardly any latency: only rates are emulated.",
-    subjects: &["up", "run", "down"],
-    parts: &[],
-    object: Some("RATE"),
-    flags: &[
-        Flag { name: "--hosts", value: Some("N"), help: "with up: how many (default 2)" },
-        Flag { name: "--of", value: Some("PID"), help: "with down: only if this process has made them" },
-        Flag { name: "-n", value: Some("N"), help: "with run: number of ranks, spread over the hosts in turn" },
-    ],
-    passed_on: Some("program and arguments"),
-    run,
-};
+pub use self::rate::Rate;
 
 const DEFAULT_COUNT: usize = 2;
 /// Addresses are 10.98.0.1 to .254.
 const MOST_HOSTS: usize = 254;
 const PROGRAMS: [&str; 4] = ["ip", "tc", "sysctl", "unshare"];
 
-fn run(arguments: Arguments) -> Outcome {
-    let refused = |name: &str, is_given: bool| match is_given {
-        true => Err(Failure::Usage(format!("{name} has no effect on `hosts {}`: leave it out", arguments.subject))),
-        false => Ok(()),
-    };
-    let subject = arguments.subject.as_str();
-    refused("-n", subject != "run" && arguments.has("-n"))?;
-    refused("--hosts", subject != "up" && arguments.has("--hosts"))?;
-    refused("--of", subject != "down" && arguments.has("--of"))?;
-    refused("RATE", subject != "up" && arguments.object.is_some())?;
-    refused("a program", subject != "run" && !arguments.passed_on.is_empty())?;
-    match subject {
-        "up" => {
-            let rate = Rate::read(arguments.object.as_deref().unwrap_or("unlimited")).map_err(Failure::Usage)?;
-            let count = arguments.count("--hosts")?.unwrap_or(DEFAULT_COUNT);
-            require()?;
-            let hosts = match standing().len() {
-                there if there == count && commands::agent().exists() => {
-                    refuse_others(&owner_file())?;
-                    Hosts { count, afterwards: None }
+const DETAILS: &str = "\
+Example, as root:
+    trainer hosts up 1gbit
+    trainer hosts run -n 2 -- trainer bench --threads 1
+    trainer hosts down
+The hosts share this machine's processors, memory and disks, and their network has hardly any latency: only rates are
+emulated.";
+
+/// Commands of `trainer hosts`.
+#[derive(Debug, Clone, Subcommand)]
+#[command(after_help = DETAILS)]
+pub enum HostsCommand {
+    /// Make hosts, or change the rate of those that are there.
+    Up {
+        /// What each host sends at most, such as 200mbit or 1gbit; what several send to one is not limited.
+        #[arg(value_name = "RATE", default_value = "unlimited", value_parser = Rate::read)]
+        rate: Rate,
+        /// How many [default: 2]
+        #[arg(long, value_name = "N", value_parser = options::count)]
+        hosts: Option<usize>,
+    },
+    /// Start a program on the hosts by Open MPI's mpirun.
+    Run {
+        /// Number of ranks, spread over the hosts in turn [default: one a host]
+        #[arg(short = 'n', long = "ranks", value_name = "N", value_parser = options::count)]
+        ranks: Option<usize>,
+        /// Program and its arguments, after `--`.
+        #[arg(value_name = "PROGRAM", required = true, trailing_var_arg = true)]
+        words: Vec<String>,
+    },
+    /// Remove the hosts and end what runs there.
+    Down {
+        /// Only if this process has made them [default: whoever has made them]
+        #[arg(long, value_name = "PID")]
+        of: Option<u32>,
+    },
+}
+
+impl HostsCommand {
+    /// Runs the command.
+    ///
+    /// # Errors
+    /// Missing rights or programs; hosts that another process uses.
+    pub fn run(&self) -> Outcome {
+        require()?;
+        match self {
+            HostsCommand::Up { rate, hosts } => up(*rate, hosts.unwrap_or(DEFAULT_COUNT)),
+            HostsCommand::Run { ranks, words } => start(*ranks, words),
+            HostsCommand::Down { of } => {
+                let _lock = lock()?;
+                match of {
+                    Some(process) if owner(&owner_file()) != Some(*process) => Ok(()),
+                    _ => down(true),
                 }
-                _ => Hosts::make(count, None)?,
-            };
-            hosts.set_rate(rate)?;
-            println!("{count} emulated hosts are up, {rate}; `cargo xtask hosts down` removes them");
-            Ok(())
-        }
-        "run" => {
-            require()?;
-            let count = standing().len();
-            if count == 0 {
-                return Err(Failure::Failed("no emulated hosts: make them by `cargo xtask hosts up 1gbit`".to_owned()));
-            }
-            let (program, words) = arguments.passed_on.split_first().ok_or_else(|| {
-                Failure::Usage(
-                    "nothing to start: the program comes after `--`, as in `hosts run -n 2 -- trainer`".to_owned(),
-                )
-            })?;
-            let ranks = arguments.count("-n")?.unwrap_or(count);
-            let mpirun = Mpirun::find().ok_or_else(|| {
-                Failure::Failed("no mpirun here: install Open MPI as `cargo xtask setup` says".to_owned())
-            })?;
-            let program = probe::program(program).ok_or_else(|| {
-                Failure::Usage(format!("`{program}` is no program that can be run: write its path, or one in PATH"))
-            })?;
-            let program = std::path::absolute(&program)
-                .map_err(|error| Failure::Failed(format!("{}: {error}", program.display())))?;
-            process::run(Hosts { count, afterwards: None }.command(&mpirun, ranks, &program, words)?)
-        }
-        _ => {
-            require()?;
-            let _lock = lock()?;
-            match arguments.count("--of")? {
-                Some(process) if owner(&owner_file()) != u32::try_from(process).ok() => Ok(()),
-                _ => down(true),
             }
         }
     }
 }
 
+fn up(rate: Rate, count: usize) -> Outcome {
+    let hosts = match standing().len() {
+        there if there == count && commands::agent().exists() => {
+            refuse_others(&owner_file())?;
+            Hosts { count, afterwards: None }
+        }
+        _ => Hosts::make(count, None)?,
+    };
+    hosts.set_rate(rate)?;
+    println!("{count} emulated hosts are up, {rate}; `trainer hosts down` removes them");
+    Ok(())
+}
+
+fn start(ranks: Option<usize>, words: &[String]) -> Outcome {
+    let count = standing().len();
+    if count == 0 {
+        return Err(Failure::Failed("no emulated hosts: make them by `trainer hosts up 1gbit`".to_owned()));
+    }
+    let Some((program, words)) = words.split_first() else { return Ok(()) };
+    let mpirun = Mpirun::find()
+        .ok_or_else(|| Failure::Failed("no mpirun in PATH: install Open MPI, or load its module".to_owned()))?;
+    let program = probe::program(program).ok_or_else(|| {
+        Failure::Usage(format!("`{program}` is no program that can be run: write its path, or one in PATH"))
+    })?;
+    let program =
+        std::path::absolute(&program).map_err(|error| Failure::Failed(format!("{}: {error}", program.display())))?;
+    process::run(Hosts { count, afterwards: None }.command(&mpirun, ranks.unwrap_or(count), &program, words)?)
+}
+
 /// Refuses to go on where no hosts can be made.
 pub(crate) fn require() -> Outcome {
-    if !packages::is_root() {
+    if !process::is_root() {
         let text = "emulated hosts need root: run this as root, or leave networks `hosts:…` out";
         return Err(Failure::Failed(text.to_owned()));
     }
@@ -130,12 +136,12 @@ pub(crate) fn require() -> Outcome {
 }
 
 /// Whether emulated hosts can be made here: root in a container may lack the rights.
-pub(crate) fn can_be_made() -> bool {
+pub fn can_be_made() -> bool {
     require().is_ok() && process::answer("unshare", &["--net", "--uts", "--mount", "true"]).is_some()
 }
 
 /// Whether any are there.
-pub(crate) fn are_there() -> bool {
+pub fn are_there() -> bool {
     !commands::spaces().is_empty()
 }
 
@@ -250,7 +256,7 @@ fn down(ends_processes: bool) -> Outcome {
         if !pids.is_empty() && !ends_processes {
             return Err(Failure::Failed(format!(
                 "emulated hosts are in use: {} processes run in {space}, such as {}: wait for their end, or end them by \
-                 `cargo xtask hosts down`",
+                 `trainer hosts down`",
                 pids.len(),
                 pids[0]
             )));
@@ -290,7 +296,7 @@ mod tests {
 
     #[test]
     fn hosts_of_another_living_process_are_refused_and_those_of_one_that_is_gone_are_not() {
-        let file = std::env::temp_dir().join(format!("lockstep-xtask-{}-owner", std::process::id()));
+        let file = std::env::temp_dir().join(format!("lockstep-jobs-{}-owner", std::process::id()));
         refuse_others(&file).unwrap();
         // More than any system numbers its processes with.
         for owner in [std::process::id().to_string(), "4294967295".to_owned(), String::new()] {

@@ -6,7 +6,8 @@ use std::fmt;
 
 /// Bits per second of each direction of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Rate {
+pub enum Rate {
+    /// As fast as memory.
     Unlimited,
     /// A whole number of a unit.
     Limited(u64, &'static str),

@@ -26,7 +26,7 @@ pub(crate) struct Playing {
 
 impl Stage {
     pub(crate) fn new(name: &str) -> Self {
-        let folder = std::env::temp_dir().join(format!("lockstep-xtask-{}-{name}", std::process::id()));
+        let folder = std::env::temp_dir().join(format!("lockstep-jobs-{}-{name}", std::process::id()));
         fs::create_dir_all(folder.join("bin")).unwrap();
         Stage { folder }
     }

@@ -1,4 +1,4 @@
-//! `cargo xtask slurm cancel`: ends a job, with a checkpoint where it can be had.
+//! `trainer slurm cancel`: ends a job, with a checkpoint where it can be had.
 //!
 //! In: a job's id or a run's directory. Out: the job, gone from the queue; each step said.
 //! Invariant: requeueing is turned off before anything else, so that the job does not come back.
@@ -8,66 +8,70 @@ use std::path::Path;
 use std::thread::sleep;
 use std::time::{Duration, Instant, SystemTime};
 
+use clap::Args;
+
 use super::queue::Row;
 use super::target::Target;
 use super::{answer, queue, require};
-use crate::arguments::{Arguments, Command, Flag};
 use crate::failure::{Failure, Outcome};
 use crate::json;
+use crate::options;
 
 const DEFAULT_WAIT_S: usize = 120;
 /// After plain scancel Slurm waits for its KillWait (by default 30 s) before it kills.
 const END_WAIT: Duration = Duration::from_secs(90);
 const PAUSE: Duration = Duration::from_secs(1);
 
-pub(super) const COMMAND: Command = Command {
-    name: "slurm cancel",
-    summary: "End a job: with a checkpoint, or at once.",
-    details: "\
-A running job is asked to stop at its next step, writes a checkpoint and ends; one that has not ended after so many
-seconds, one that has not begun, and any with --now is cancelled by plain scancel.",
-    subjects: &[],
-    parts: &[],
-    object: Some("JOB|DIR"),
-    flags: &[
-        Flag { name: "--now", value: None, help: "do not ask, cancel" },
-        Flag { name: "--wait", value: Some("SECONDS"), help: "how long to wait for the checkpoint (default 120)" },
-    ],
-    passed_on: None,
-    run,
-};
+/// Flags of `trainer slurm cancel`.
+#[derive(Debug, Clone, Args)]
+#[command(after_help = DETAILS)]
+pub struct CancelArgs {
+    /// The job.
+    #[arg(value_name = "JOB|DIR")]
+    job: String,
 
-fn run(arguments: Arguments) -> Outcome {
-    let target = Target::read(arguments.object.as_deref())?;
-    let wait = arguments.count("--wait")?;
-    if arguments.has("--now") && wait.is_some() {
-        return Err(Failure::Usage("--wait has no effect with --now: keep one".to_owned()));
+    /// Do not ask, cancel [default: off]
+    #[arg(long, conflicts_with = "wait")]
+    now: bool,
+
+    /// How long to wait for the checkpoint [default: 120]
+    #[arg(long, value_name = "SECONDS", value_parser = options::count)]
+    wait: Option<usize>,
+}
+
+const DETAILS: &str = "\
+A running job is asked to stop at its next step, writes a checkpoint and ends; one that has not ended after so many
+seconds, one that has not begun, and any with --now is cancelled by plain scancel.";
+
+impl CancelArgs {
+    pub(super) fn run(&self) -> Outcome {
+        let target = Target::read(&self.job)?;
+        require()?;
+        let rows = queue::of_job(&target.job)?;
+        if rows.is_empty() && target.directory.is_none() {
+            return Err(target.unknown());
+        }
+        let (running, waiting): (Vec<Row>, Vec<Row>) =
+            rows.into_iter().filter(Row::is_in_queue).partition(|row| row.is_running() && !self.now);
+        if running.is_empty() && waiting.is_empty() {
+            println!("job {} has left the queue: nothing to cancel", target.job);
+            return Ok(());
+        }
+        for row in &waiting {
+            cancel(row)?;
+        }
+        let asked_at = SystemTime::now();
+        for row in &running {
+            answer("scontrol", &["update", &format!("JobId={}", row.job), "Requeue=0"])?;
+            answer("scancel", &["--signal=USR1", &row.job])?;
+            println!("job {}: asked to stop with a checkpoint", row.job);
+        }
+        let deadline = Instant::now() + Duration::from_secs(self.wait.unwrap_or(DEFAULT_WAIT_S) as u64);
+        for row in &running {
+            await_stop(row, asked_at, deadline)?;
+        }
+        Ok(())
     }
-    require()?;
-    let rows = queue::of_job(&target.job)?;
-    if rows.is_empty() && target.directory.is_none() {
-        return Err(target.unknown());
-    }
-    let (running, waiting): (Vec<Row>, Vec<Row>) =
-        rows.into_iter().filter(Row::is_in_queue).partition(|row| row.is_running() && !arguments.has("--now"));
-    if running.is_empty() && waiting.is_empty() {
-        println!("job {} has left the queue: nothing to cancel", target.job);
-        return Ok(());
-    }
-    for row in &waiting {
-        cancel(row)?;
-    }
-    let asked_at = SystemTime::now();
-    for row in &running {
-        answer("scontrol", &["update", &format!("JobId={}", row.job), "Requeue=0"])?;
-        answer("scancel", &["--signal=USR1", &row.job])?;
-        println!("job {}: asked to stop with a checkpoint", row.job);
-    }
-    let deadline = Instant::now() + Duration::from_secs(wait.unwrap_or(DEFAULT_WAIT_S) as u64);
-    for row in &running {
-        await_stop(row, asked_at, deadline)?;
-    }
-    Ok(())
 }
 
 /// Plain scancel.

@@ -1,4 +1,4 @@
-//! `cargo xtask slurm logs`: what a job wrote, to its end or while it runs.
+//! `trainer slurm logs`: what a job wrote, to its end or while it runs.
 //!
 //! In: a job's id or a run's directory. Out: the output file as it is, on standard output; remarks on standard error.
 //! Invariant: following ends when the job has left the queue, and not before: a job that is queued again goes on in the
@@ -10,26 +10,23 @@ use std::path::{Path, PathBuf};
 use std::thread::sleep;
 use std::time::Duration;
 
+use clap::Args;
+
 use super::target::Target;
 use super::{queue, require, script};
-use crate::arguments::{Arguments, Command, Flag};
 use crate::failure::{Failure, Outcome};
 
-pub(super) const COMMAND: Command = Command {
-    name: "slurm logs",
-    summary: "Print a job's output, or follow it to the job's end.",
-    details: "",
-    subjects: &[],
-    parts: &[],
-    object: Some("JOB|DIR"),
-    flags: &[Flag {
-        name: "--follow",
-        value: None,
-        help: "until the job has left the queue, also when it is queued again",
-    }],
-    passed_on: None,
-    run,
-};
+/// Flags of `trainer slurm logs`.
+#[derive(Debug, Clone, Args)]
+pub struct LogsArgs {
+    /// The job.
+    #[arg(value_name = "JOB|DIR")]
+    job: String,
+
+    /// Until the job has left the queue, also when it is queued again [default: off]
+    #[arg(long)]
+    follow: bool,
+}
 
 /// Between two looks at the file.
 const PAUSE: Duration = Duration::from_millis(500);
@@ -46,35 +43,42 @@ struct Output {
     file: PathBuf,
 }
 
-fn run(arguments: Arguments) -> Outcome {
-    let target = Target::read(arguments.object.as_deref())?;
-    let outputs = outputs(&target)?;
-    if !arguments.has("--follow") {
-        for output in &outputs {
-            if outputs.len() > 1 {
-                println!("==> {} <==", output.file.display());
-            }
-            if output.file.exists() {
-                copy_from(&output.file, 0, &mut io::stdout())?;
-            } else if outputs.len() == 1 {
-                return Err(Failure::Failed(format!(
-                    "job {} has written nothing yet: {} does not exist; `cargo xtask slurm status {}` tells why",
-                    output.job,
-                    output.file.display(),
-                    output.job
-                )));
+impl LogsArgs {
+    pub(super) fn run(&self) -> Outcome {
+        let target = Target::read(&self.job)?;
+        let outputs = outputs(&target)?;
+        if !self.follow {
+            return print(&outputs);
+        }
+        require()?;
+        match &outputs[..] {
+            [output] => follow(output),
+            several => {
+                let jobs: Vec<&str> = several.iter().map(|output| output.job.as_str()).collect();
+                Err(Failure::Usage(format!("job {} has several tasks, follow one of: {}", target.job, jobs.join(", "))))
             }
         }
-        return Ok(());
     }
-    require()?;
-    match &outputs[..] {
-        [output] => follow(output),
-        several => {
-            let jobs: Vec<&str> = several.iter().map(|output| output.job.as_str()).collect();
-            Err(Failure::Usage(format!("job {} has several tasks, follow one of: {}", target.job, jobs.join(", "))))
+}
+
+/// What there is now, of several tasks each under its name.
+fn print(outputs: &[Output]) -> Outcome {
+    for output in outputs {
+        if outputs.len() > 1 {
+            println!("==> {} <==", output.file.display());
+        }
+        if output.file.exists() {
+            copy_from(&output.file, 0, &mut io::stdout())?;
+        } else if outputs.len() == 1 {
+            return Err(Failure::Failed(format!(
+                "job {} has written nothing yet: {} does not exist; `trainer slurm status {}` tells why",
+                output.job,
+                output.file.display(),
+                output.job
+            )));
         }
     }
+    Ok(())
 }
 
 /// The output of the job, or of every task of an array.
@@ -95,7 +99,7 @@ fn outputs(target: &Target) -> Outcome<Vec<Output>> {
         .map(|row| match row.directory {
             Some(directory) => Ok(Output { file: directory.join(script::output_name(&row.job)), job: row.job }),
             None => Err(Failure::Failed(format!(
-                "job {} was not submitted by `cargo xtask slurm submit`: `scontrol show job {}` tells its StdOut",
+                "job {} was not submitted by `trainer slurm submit`: `scontrol show job {}` tells its StdOut",
                 row.job, row.job
             ))),
         })
@@ -175,7 +179,7 @@ mod tests {
 
     #[test]
     fn an_arrays_directory_leads_to_the_files_of_its_tasks() {
-        let folder = std::env::temp_dir().join(format!("lockstep-xtask-{}-logs", std::process::id()));
+        let folder = std::env::temp_dir().join(format!("lockstep-jobs-{}-logs", std::process::id()));
         let run = folder.join("night");
         for name in ["night", "night-0", "night-10", "night-2", "night-x"] {
             fs::create_dir_all(folder.join(name)).unwrap();
@@ -195,7 +199,7 @@ mod tests {
 
     #[test]
     fn copying_goes_on_where_it_ended() {
-        let file = std::env::temp_dir().join(format!("lockstep-xtask-{}-output", std::process::id()));
+        let file = std::env::temp_dir().join(format!("lockstep-jobs-{}-output", std::process::id()));
         fs::write(&file, "ab").unwrap();
         let mut seen = Vec::new();
         assert_eq!(copy_from(&file, 0, &mut seen).unwrap(), 2);

@@ -1,4 +1,4 @@
-//! `cargo xtask slurm`: the trainer as a job of a cluster: submitted, watched, stopped.
+//! `trainer slurm`: the trainer as a job of a cluster: submitted, watched, stopped.
 //!
 //! In: the command line, Slurm's own programs. Out: a script in the run's directory, and what Slurm says.
 //! Invariant: what Slurm refuses is shown in its own words; nothing is assumed about a cluster but `sbatch`, `squeue`,
@@ -16,26 +16,45 @@ mod target;
 
 use std::process::{Command as Process, Stdio};
 
-use crate::arguments::Command;
+use clap::Subcommand;
+
 use crate::failure::{Failure, Outcome};
 use crate::probe;
 use crate::process;
 
+use self::cancel::CancelArgs;
+use self::logs::LogsArgs;
+use self::request::SubmitArgs;
+use self::status::StatusArgs;
 pub(crate) use self::submit::submit_into;
 
-pub(crate) const COMMAND: Command = Command {
-    name: "slurm",
-    summary: "Submit the trainer to a Slurm cluster, and follow, read or stop its jobs.",
-    details: "\
-A job is named by its id or by its run's directory.
-`cargo xtask slurm COMMAND --help` tells the arguments of a command.",
-    subjects: &[],
-    parts: &[submit::COMMAND, status::COMMAND, logs::COMMAND, cancel::COMMAND],
-    object: None,
-    flags: &[],
-    passed_on: None,
-    run: |_| Ok(()),
-};
+/// Commands of `trainer slurm`; a job is named by its id or by its run's directory.
+#[derive(Debug, Clone, Subcommand)]
+pub enum SlurmCommand {
+    /// Write a batch script into the run's directory and submit it.
+    Submit(Box<SubmitArgs>),
+    /// Tell where jobs stand: state, time, nodes, last epoch.
+    Status(StatusArgs),
+    /// Print a job's output, or follow it to the job's end.
+    Logs(LogsArgs),
+    /// End a job: with a checkpoint, or at once.
+    Cancel(CancelArgs),
+}
+
+impl SlurmCommand {
+    /// Runs the command.
+    ///
+    /// # Errors
+    /// A job that is not known, what Slurm refuses, files that cannot be read or written.
+    pub fn run(&self) -> Outcome {
+        match self {
+            SlurmCommand::Submit(args) => args.run(),
+            SlurmCommand::Status(args) => args.run(),
+            SlurmCommand::Logs(args) => args.run(),
+            SlurmCommand::Cancel(args) => args.run(),
+        }
+    }
+}
 
 /// Where a job stands.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -86,7 +105,7 @@ pub(crate) fn require() -> Outcome {
     }
     Err(Failure::Failed(
         "no Slurm here: `sbatch` is not in PATH; log in to a cluster's submit host or load its Slurm module, or start \
-         ranks without it by `cargo xtask launch`"
+         ranks without it by `trainer launch`"
             .to_owned(),
     ))
 }

@@ -1,16 +1,17 @@
 //! What a job is asked for, as understood from the command line.
 //!
-//! In: the flags of `slurm submit`, the trainer's words. Out: [`Request`], valid by construction.
+//! In: the flags of `slurm submit`, the words of a command. Out: [`Request`], valid by construction.
 //! Invariant: every value fits on one line of the script without quotes, and every flag has an effect.
 
 use std::env;
 use std::path::{Path, PathBuf};
 
+use clap::Parser;
+
 use super::array::{Array, TASK};
-use crate::arguments::{Arguments, Flag};
 use crate::failure::{Failure, Outcome};
+use crate::options;
 use crate::run_directory::Job;
-use crate::setup::NO_INSTALL;
 
 const DEFAULT_WARN_S: usize = 120;
 /// Slurm looks once a minute which jobs near their limit.
@@ -18,41 +19,133 @@ const EARLY_S: usize = 60;
 /// sbatch takes no more.
 const MOST_WARN_S: usize = 65535;
 
-/// Flags that sbatch has under the same name, with one word each; their values go into the script as they are.
-const PASSED: [&str; 8] =
-    ["--time", "--partition", "--account", "--qos", "--constraint", "--gpus-per-task", "--mem", "--dependency"];
+const DETAILS: &str = "\
+Example: trainer slurm submit --nodes 2 --ntasks-per-node 8 --time 12:00:00 --requeue -- train --dataset cifar10
+The run's directory is --output-dir of `train`, else runs/NAME; it must lie on a file system that all nodes share, as
+must the program. `train` gets --resume: the same directory submitted again goes on from its last checkpoint.
+With --array every task has a directory of its own, DIR-TASK: --array 0-3 -- train --seed {task}
+The other commands (bench, eval, …) are started as they are, without --requeue and --restarts.";
 
-pub(super) const FLAGS: [Flag; 25] = [
-    Flag { name: "--nodes", value: Some("N"), help: "machines (default 1)" },
-    Flag { name: "--ntasks-per-node", value: Some("N"), help: "ranks on each" },
-    Flag { name: "--cpus-per-task", value: Some("N"), help: "cores of each rank" },
-    Flag { name: "--gpus-per-task", value: Some("N"), help: "GPUs of each rank" },
-    Flag { name: "--mem", value: Some("M"), help: "memory of each node, such as 32G" },
-    Flag { name: "--time", value: Some("HH:MM:SS"), help: "limit, also MINUTES or DAYS-HH:MM:SS" },
-    Flag { name: "--partition", value: Some("P"), help: "the queue" },
-    Flag { name: "--account", value: Some("A"), help: "who pays" },
-    Flag { name: "--qos", value: Some("Q"), help: "quality of service" },
-    Flag { name: "--constraint", value: Some("C"), help: "features of the nodes" },
-    Flag { name: "--exclusive", value: None, help: "share no node" },
-    Flag { name: "--dependency", value: Some("D"), help: "such as afterok:123" },
-    Flag { name: "--array", value: Some("SPEC"), help: "a run for each task, such as 0-3; `{task}` in the words" },
-    Flag { name: "--name", value: Some("NAME"), help: "of the job, and of its directory runs/NAME" },
-    Flag { name: "--module", value: Some("LIST"), help: "environment modules to load, by commas" },
-    Flag { name: "--container", value: Some("IMAGE"), help: "run the `trainer` inside, by apptainer" },
-    Flag { name: "--env", value: Some("K=V,K=V"), help: "variables for the ranks" },
-    Flag { name: "--mpi", value: Some("KIND"), help: "srun's way to start MPI (default pmix)" },
-    Flag { name: "--cpu-bind", value: Some("KIND"), help: "what a rank is bound to (default cores)" },
-    Flag { name: "--warn-seconds", value: Some("S"), help: "checkpoint so long before the limit (default 120)" },
-    Flag { name: "--requeue", value: None, help: "after a stop that nobody cancelled, queue again and go on" },
-    Flag { name: "--restarts", value: Some("R"), help: "start again when it fails, at most R times a job start" },
-    Flag {
-        name: "--trainer",
-        value: Some("PATH"),
-        help: "a program that is built already; in the image's file system with --container",
-    },
-    Flag { name: "--dry-run", value: None, help: "print the script; write and submit nothing" },
-    NO_INSTALL,
-];
+/// Flags of `trainer slurm submit`.
+#[derive(Debug, Clone, Parser)]
+#[command(after_help = DETAILS)]
+pub struct SubmitArgs {
+    /// Machines [default: 1]
+    #[arg(long, value_name = "N", value_parser = options::count)]
+    pub(super) nodes: Option<usize>,
+
+    /// Ranks on each [required]
+    #[arg(long, value_name = "N", value_parser = options::count)]
+    pub(super) ntasks_per_node: usize,
+
+    /// Cores of each rank [default: Slurm's own]
+    #[arg(long, value_name = "N", value_parser = options::count)]
+    pub(super) cpus_per_task: Option<usize>,
+
+    /// GPUs of each rank [default: none]
+    #[arg(long, value_name = "N")]
+    pub(super) gpus_per_task: Option<String>,
+
+    /// Memory of each node, such as 32G [default: Slurm's own]
+    #[arg(long, value_name = "M")]
+    pub(super) mem: Option<String>,
+
+    /// Limit, also MINUTES or DAYS-HH:MM:SS [default: Slurm's own]
+    #[arg(long, value_name = "HH:MM:SS")]
+    pub(super) time: Option<String>,
+
+    /// The queue [default: Slurm's own]
+    #[arg(long, value_name = "P")]
+    pub(super) partition: Option<String>,
+
+    /// Who pays [default: Slurm's own]
+    #[arg(long, value_name = "A")]
+    pub(super) account: Option<String>,
+
+    /// Quality of service [default: Slurm's own]
+    #[arg(long, value_name = "Q")]
+    pub(super) qos: Option<String>,
+
+    /// Features of the nodes [default: Slurm's own]
+    #[arg(long, value_name = "C")]
+    pub(super) constraint: Option<String>,
+
+    /// Share no node [default: off]
+    #[arg(long)]
+    pub(super) exclusive: bool,
+
+    /// Such as afterok:123 [default: none]
+    #[arg(long, value_name = "D")]
+    pub(super) dependency: Option<String>,
+
+    /// A run for each task, such as 0-3; `{task}` in the words [default: none]
+    #[arg(long, value_name = "SPEC")]
+    pub(super) array: Option<String>,
+
+    /// Of the job, and of its directory runs/NAME [default: the command and the time]
+    #[arg(long, value_name = "NAME")]
+    pub(super) name: Option<String>,
+
+    /// Environment modules to load, by commas [default: none]
+    #[arg(long, value_name = "LIST")]
+    pub(super) module: Option<String>,
+
+    /// Run the `trainer` inside, by apptainer [default: none]
+    #[arg(long, value_name = "IMAGE")]
+    pub(super) container: Option<PathBuf>,
+
+    /// Variables for the ranks [default: none]
+    #[arg(long, value_name = "K=V,K=V")]
+    pub(super) env: Option<String>,
+
+    /// How srun starts MPI programs [default: pmix]
+    #[arg(long, value_name = "KIND")]
+    pub(super) mpi: Option<String>,
+
+    /// What a rank is bound to [default: cores]
+    #[arg(long, value_name = "KIND")]
+    pub(super) cpu_bind: Option<String>,
+
+    /// Checkpoint so long before the limit [default: 120]
+    #[arg(long, value_name = "S", value_parser = options::count)]
+    pub(super) warn_seconds: Option<usize>,
+
+    /// After a stop that nobody cancelled, queue again and go on [default: off]
+    #[arg(long)]
+    pub(super) requeue: bool,
+
+    /// Start again when it fails, at most R times a job start [default: 0]
+    #[arg(long, value_name = "R", value_parser = options::count)]
+    pub(super) restarts: Option<usize>,
+
+    /// Print the script; write and submit nothing [default: off]
+    #[arg(long)]
+    pub(super) dry_run: bool,
+
+    /// Another program than this one, built already; in the image's file system with --container [default: this program]
+    #[arg(long, value_name = "PATH")]
+    pub(super) trainer: Option<PathBuf>,
+
+    /// Command of this program with its flags, after `--`.
+    #[arg(value_name = "COMMAND", required = true, trailing_var_arg = true)]
+    pub(super) words: Vec<String>,
+}
+
+impl SubmitArgs {
+    /// Flags that sbatch has under the same name, with one word each; their values go into the script as they are.
+    fn passed(&self) -> [(&'static str, Option<&String>); 8] {
+        [
+            ("time", self.time.as_ref()),
+            ("partition", self.partition.as_ref()),
+            ("account", self.account.as_ref()),
+            ("qos", self.qos.as_ref()),
+            ("constraint", self.constraint.as_ref()),
+            ("gpus-per-task", self.gpus_per_task.as_ref()),
+            ("mem", self.mem.as_ref()),
+            ("dependency", self.dependency.as_ref()),
+        ]
+    }
+}
 
 /// A job as it is to be submitted.
 #[derive(Debug)]
@@ -78,44 +171,37 @@ pub(super) struct Request {
 }
 
 impl Request {
-    pub(super) fn read(arguments: &Arguments) -> Outcome<Self> {
-        let job = Job::read(&arguments.passed_on, arguments.value("--name"))?;
-        for flag in ["--requeue", "--restarts", "--warn-seconds"] {
-            job.check_only_for_training(flag, arguments.has(flag))?;
+    pub(super) fn read(args: &SubmitArgs) -> Outcome<Self> {
+        let job = Job::read(&args.words, args.name.as_deref())?;
+        let only_for_training = [
+            ("--requeue", args.requeue),
+            ("--restarts", args.restarts.is_some()),
+            ("--warn-seconds", args.warn_seconds.is_some()),
+        ];
+        for (flag, is_given) in only_for_training {
+            job.check_only_for_training(flag, is_given)?;
         }
-        let is_built_elsewhere = arguments.has("--trainer") || arguments.has("--container");
-        if is_built_elsewhere && arguments.has(NO_INSTALL.name) {
-            let text = "--no-install has no effect with --trainer or --container, which build nothing: leave it out";
-            return Err(Failure::Usage(text.to_owned()));
-        }
-        let mut passed = Vec::new();
-        for name in PASSED {
-            if let Some(value) = arguments.value(name) {
-                passed.push((name.trim_start_matches('-'), one_word(name, value)?));
-            }
-        }
-        let warn_s = arguments.count("--warn-seconds")?.unwrap_or(DEFAULT_WARN_S);
+        let passed = args.passed().into_iter().filter_map(|(name, value)| Some((name, value?)));
+        let passed = passed.map(|(name, value)| Ok((name, one_word(&format!("--{name}"), value)?)));
+        let warn_s = args.warn_seconds.unwrap_or(DEFAULT_WARN_S);
         if job.trains() {
-            check_warning(warn_s, arguments.value("--time"))?;
+            check_warning(warn_s, args.time.as_deref())?;
         }
-        let word_of = |name: &str, default: &str| one_word(name, arguments.value(name).unwrap_or(default));
         let request = Request {
-            nodes: arguments.count("--nodes")?.unwrap_or(1),
-            ntasks_per_node: arguments.count("--ntasks-per-node")?.ok_or_else(|| {
-                Failure::Usage("--ntasks-per-node is missing: say how many ranks a node has".to_owned())
-            })?,
-            cpus_per_task: arguments.count("--cpus-per-task")?,
-            passed,
-            is_exclusive: arguments.has("--exclusive"),
-            array: arguments.value("--array").map(Array::read).transpose()?,
-            modules: modules(arguments.value("--module"))?,
-            container: arguments.value("--container").map(image).transpose()?,
-            exports: exports(arguments.value("--env"))?,
-            mpi: word_of("--mpi", "pmix")?,
-            cpu_bind: word_of("--cpu-bind", "cores")?,
+            nodes: args.nodes.unwrap_or(1),
+            ntasks_per_node: args.ntasks_per_node,
+            cpus_per_task: args.cpus_per_task,
+            passed: passed.collect::<Outcome<_>>()?,
+            is_exclusive: args.exclusive,
+            array: args.array.as_deref().map(Array::read).transpose()?,
+            modules: modules(args.module.as_deref())?,
+            container: args.container.as_deref().map(image).transpose()?,
+            exports: exports(args.env.as_deref())?,
+            mpi: one_word("--mpi", args.mpi.as_deref().unwrap_or("pmix"))?,
+            cpu_bind: one_word("--cpu-bind", args.cpu_bind.as_deref().unwrap_or("cores"))?,
             warn_s,
-            is_requeued: arguments.has("--requeue"),
-            restarts: arguments.count("--restarts")?.unwrap_or(0),
+            is_requeued: args.requeue,
+            restarts: args.restarts.unwrap_or(0),
             working_directory: env::current_dir()
                 .map_err(|error| Failure::Failed(format!("the working directory cannot be read: {error}")))?,
             job,
@@ -197,8 +283,8 @@ fn exports(list: Option<&str>) -> Outcome<Vec<(String, String)>> {
     list.split(',').map(read).collect()
 }
 
-fn image(path: &str) -> Outcome<PathBuf> {
-    let path = std::path::absolute(path).map_err(|error| Failure::Failed(format!("{path}: {error}")))?;
+fn image(path: &Path) -> Outcome<PathBuf> {
+    let path = std::path::absolute(path).map_err(|error| Failure::Failed(format!("{}: {error}", path.display())))?;
     if path.exists() {
         return Ok(path);
     }
@@ -247,4 +333,15 @@ fn seconds(time: &str) -> Option<usize> {
         ),
     };
     Some(((days * 24 + units[0]) * 60 + units[1]) * 60 + units[2])
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    /// The request of a command line.
+    pub(crate) fn read(words: &[String]) -> Outcome<Request> {
+        let line = std::iter::once("submit").chain(words.iter().map(String::as_str));
+        Request::read(&SubmitArgs::try_parse_from(line).map_err(|error| Failure::Usage(error.to_string()))?)
+    }
 }

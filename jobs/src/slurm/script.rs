@@ -37,7 +37,7 @@ fn directives(request: &Request) -> String {
     let script = directory.join(FILE);
     let mut text = format!(
         "#!/bin/bash\n\
-         # Written by `cargo xtask slurm submit`. To go on with the same run later: sbatch {}\n\n",
+         # Written by `trainer slurm submit`. To go on with the same run later: sbatch {}\n\n",
         quoted(&script)
     );
     let mut line = |name: &str, value: &str| {

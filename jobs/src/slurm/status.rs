@@ -1,4 +1,4 @@
-//! `cargo xtask slurm status`: where jobs stand, in the queue and in their training.
+//! `trainer slurm status`: where jobs stand, in the queue and in their training.
 //!
 //! In: nothing, a job's id, or a run's directory. Out: a line from the queue and a line from `metrics.jsonl` for each.
 //! Invariant: read-only.
@@ -6,43 +6,42 @@
 use std::fs;
 use std::path::Path;
 
+use clap::Args;
+
 use super::target::Target;
 use super::{queue, require};
-use crate::arguments::{Arguments, Command};
 use crate::failure::{Failure, Outcome};
 use crate::json;
 
-pub(super) const COMMAND: Command = Command {
-    name: "slurm status",
-    summary: "Tell where jobs stand: state, time, nodes, last epoch.",
-    details: "Without a job: all of yours in the queue.",
-    subjects: &[],
-    parts: &[],
-    object: Some("JOB|DIR"),
-    flags: &[],
-    passed_on: None,
-    run,
-};
+/// Flags of `trainer slurm status`.
+#[derive(Debug, Clone, Args)]
+pub struct StatusArgs {
+    /// The job; without one all of yours in the queue.
+    #[arg(value_name = "JOB|DIR")]
+    job: Option<String>,
+}
 
-fn run(arguments: Arguments) -> Outcome {
-    let target = arguments.object.as_deref().map(|word| Target::read(Some(word))).transpose()?;
-    require()?;
-    let Some(target) = target else {
-        let rows = queue::of_user()?;
+impl StatusArgs {
+    pub(super) fn run(&self) -> Outcome {
+        let target = self.job.as_deref().map(Target::read).transpose()?;
+        require()?;
+        let Some(target) = target else {
+            let rows = queue::of_user()?;
+            if rows.is_empty() {
+                println!("no job of yours is in the queue");
+            }
+            rows.iter().for_each(show);
+            return Ok(());
+        };
+        let rows = queue::of_job(&target.job)?;
         if rows.is_empty() {
-            println!("no job of yours is in the queue");
+            let Some(directory) = &target.directory else { return Err(target.unknown()) };
+            println!("job {} has left the queue", target.job);
+            show_progress(directory, false)?;
         }
         rows.iter().for_each(show);
-        return Ok(());
-    };
-    let rows = queue::of_job(&target.job)?;
-    if rows.is_empty() {
-        let Some(directory) = &target.directory else { return Err(target.unknown()) };
-        println!("job {} has left the queue", target.job);
-        show_progress(directory, false)?;
+        Ok(())
     }
-    rows.iter().for_each(show);
-    Ok(())
 }
 
 fn show(row: &queue::Row) {

@@ -1,7 +1,7 @@
-//! `cargo xtask slurm submit`: writes a batch script into the run's directory and submits it.
+//! `trainer slurm submit`: writes a batch script into the run's directory and submits it.
 //!
-//! In: what the job needs, the trainer's words. Out: `job.sbatch` and `job-id` in the run's directory, a job in the queue.
-//! Invariant: the trainer is built here, once; ranks never build. A directory has one job in the queue, unless the second
+//! In: what the job needs, the words of a command. Out: `job.sbatch` and `job-id` in the run's directory, a job in the queue.
+//! Invariant: ranks run this program, or the one that is named. A directory has one job in the queue, unless the second
 //! one depends on another.
 
 use std::fs::OpenOptions;
@@ -9,52 +9,41 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command as Process;
 
-use super::request::{FLAGS, Request};
+use clap::Parser;
+
+use super::request::{Request, SubmitArgs};
 use super::{ask, queue, require, script, target};
-use crate::arguments::{Arguments, Command};
-use crate::cargo;
 use crate::failure::{Failure, Outcome};
-use crate::launch;
 use crate::mpirun;
+use crate::options;
 use crate::process;
 use crate::run_directory;
-use crate::setup;
 
-pub(super) const COMMAND: Command = Command {
-    name: "slurm submit",
-    summary: "Write a batch script into the run's directory and submit it.",
-    details: "\
-Example: cargo xtask slurm submit --nodes 2 --ntasks-per-node 8 --time 12:00:00 --requeue -- train --dataset cifar10
-The run's directory is the trainer's --output-dir, else runs/NAME; it must lie on a file system that all nodes share, as
-must the program. `train` gets --resume: the same directory submitted again goes on from its last checkpoint.
-With --array every task has a directory of its own, DIR-TASK: --array 0-3 -- train --seed {task}
-The other commands of the trainer (bench, eval, …) are started as they are, without --requeue and --restarts.",
-    subjects: &[],
-    parts: &[],
-    object: None,
-    flags: &FLAGS,
-    passed_on: Some("trainer arguments"),
-    run,
-};
+impl SubmitArgs {
+    pub(super) fn run(&self) -> Outcome {
+        let request = Request::read(self)?;
+        let trainer = self.program()?;
+        if self.dry_run {
+            print!("{}", script::text(&request, &trainer));
+            return Ok(());
+        }
+        require()?;
+        if self.dependency.is_none() {
+            check_free(&request)?;
+        }
+        let (job, file) = place(&request, &trainer)?;
+        println!("{}", report(&request, &job, &file));
+        Ok(())
+    }
 
-fn run(arguments: Arguments) -> Outcome {
-    let request = Request::read(&arguments)?;
-    if arguments.has("--dry-run") {
-        let trainer = program(&arguments)?.unwrap_or_else(|| cargo::target_folder().join("release/trainer"));
-        print!("{}", script::text(&request, &trainer));
-        return Ok(());
+    /// What the ranks run; inside of an image by its name there.
+    fn program(&self) -> Outcome<PathBuf> {
+        match (&self.container, &self.trainer) {
+            (Some(_), None) => Ok(PathBuf::from("trainer")),
+            (Some(_), Some(program)) => Ok(program.clone()),
+            (None, named) => options::trainer(named.as_deref()),
+        }
     }
-    require()?;
-    if !arguments.has("--dependency") {
-        check_free(&request)?;
-    }
-    let trainer = match program(&arguments)? {
-        Some(program) => program,
-        None => launch::build_for_ranks(&setup::run(&arguments)?, request.nodes * request.ntasks_per_node > 1)?,
-    };
-    let (job, file) = place(&request, &trainer)?;
-    println!("{}", report(&request, &job, &file));
-    Ok(())
 }
 
 /// Writes the script into the run's directory, submits it and notes the job there: its id, and the script.
@@ -76,21 +65,15 @@ fn place(request: &Request, trainer: &Path) -> Outcome<(String, PathBuf)> {
 }
 
 /// Submits a job with these flags of `slurm submit`, which name the trainer; its files go to the directory. Its id.
-pub(crate) fn submit_into(directory: &Path, flags: &[String], trainers_words: &[String]) -> Outcome<String> {
-    let words: Vec<String> = [flags, &["--".to_owned()], trainers_words].concat();
-    let arguments = COMMAND.parse(&words)?;
+pub(crate) fn submit_into(directory: &Path, flags: &[String], words: &[String]) -> Outcome<String> {
+    let line = [&["submit".to_owned()], flags, &["--".to_owned()], words].concat();
+    let args = SubmitArgs::try_parse_from(line).map_err(|error| {
+        let text = error.to_string();
+        Failure::Usage(text.lines().next().unwrap_or_default().trim_start_matches("error: ").to_owned())
+    })?;
     require()?;
-    let request = Request::read(&arguments)?.in_directory(directory.to_owned())?;
-    let trainer = program(&arguments)?.ok_or_else(|| Failure::Usage("--trainer is missing".to_owned()))?;
-    Ok(place(&request, &trainer)?.0)
-}
-
-/// The program that is not to be built, if one is named.
-fn program(arguments: &Arguments) -> Outcome<Option<PathBuf>> {
-    if arguments.has("--container") {
-        return Ok(Some(PathBuf::from(arguments.value("--trainer").unwrap_or("trainer"))));
-    }
-    launch::named_trainer(arguments)
+    let request = Request::read(&args)?.in_directory(directory.to_owned())?;
+    Ok(place(&request, &args.program()?)?.0)
 }
 
 /// Refuses a second job in the same directory: both would write the same checkpoints.
@@ -98,7 +81,7 @@ fn check_free(request: &Request) -> Outcome {
     let Ok(Some(job)) = target::recorded_job(&request.job.directory) else { return Ok(()) };
     if queue::of_job(&job)?.iter().any(queue::Row::is_in_queue) {
         return Err(Failure::Failed(format!(
-            "{}: job {job} of this run is in the queue: wait for it, end it by `cargo xtask slurm cancel {job}`, let the \
+            "{}: job {job} of this run is in the queue: wait for it, end it by `trainer slurm cancel {job}`, let the \
              new job come after it by --dependency afterany:{job}, or choose another --name",
             request.job.directory.display()
         )));
@@ -148,9 +131,9 @@ fn report(request: &Request, job: &str, file: &Path) -> String {
     format!(
         "job {job} submitted: {}, {size}\n\
          script     {}\n\
-         status     cargo xtask slurm status {job}\n\
-         output     cargo xtask slurm logs --follow {task}\n\
-         stop       cargo xtask slurm cancel {job}",
+         status     trainer slurm status {job}\n\
+         output     trainer slurm logs --follow {task}\n\
+         stop       trainer slurm cancel {job}",
         request.job.name,
         file.display(),
     )

@@ -22,10 +22,7 @@ pub(super) struct Target {
 
 impl Target {
     /// Reads the word that a command was given.
-    pub(super) fn read(word: Option<&str>) -> Outcome<Self> {
-        let Some(word) = word else {
-            return Err(Failure::Usage("name the job: its id, such as 12 or 12_3, or its run's directory".to_owned()));
-        };
+    pub(super) fn read(word: &str) -> Outcome<Self> {
         if is_job(word) {
             return Ok(Target { job: word.to_owned(), directory: None });
         }
@@ -35,7 +32,7 @@ impl Target {
         }
         let job = recorded_job(directory)?.ok_or_else(|| {
             Failure::Failed(format!(
-                "{word} has no file `{JOBS}`: expected a directory that `cargo xtask slurm submit` was given or made"
+                "{word} has no file `{JOBS}`: expected a directory that `trainer slurm submit` was given or made"
             ))
         })?;
         Ok(Target { job, directory: Some(directory.to_owned()) })
@@ -82,22 +79,22 @@ mod tests {
 
     #[test]
     fn a_number_is_a_job_and_a_directory_has_its_last_one() {
-        assert_eq!(Target::read(Some("12_3")).unwrap().job, "12_3");
-        let directory = std::env::temp_dir().join(format!("lockstep-xtask-{}-target", std::process::id()));
+        assert_eq!(Target::read("12_3").unwrap().job, "12_3");
+        let directory = std::env::temp_dir().join(format!("lockstep-jobs-{}-target", std::process::id()));
         fs::create_dir_all(&directory).unwrap();
         let word = directory.to_str().unwrap();
-        assert!(Target::read(Some(word)).unwrap_err().to_string().contains("no file `job-id`"));
+        assert!(Target::read(word).unwrap_err().to_string().contains("no file `job-id`"));
         fs::write(directory.join(JOBS), "7\n12\n").unwrap();
-        assert_eq!(Target::read(Some(word)).unwrap(), Target { job: "12".into(), directory: Some(directory.clone()) });
+        assert_eq!(Target::read(word).unwrap(), Target { job: "12".into(), directory: Some(directory.clone()) });
         fs::write(directory.join(JOBS), "twelve\n").unwrap();
-        assert!(Target::read(Some(word)).unwrap_err().to_string().contains("got `twelve`"));
+        assert!(Target::read(word).unwrap_err().to_string().contains("got `twelve`"));
         fs::remove_dir_all(directory).unwrap();
     }
 
     #[test]
     fn a_word_that_is_neither_is_wrong_usage() {
-        for word in [None, Some("12_"), Some("no-such-directory"), Some("")] {
-            assert_eq!(Target::read(word).unwrap_err().exit_code(), 2, "{word:?}");
+        for word in ["12_", "no-such-directory", ""] {
+            assert_eq!(Target::read(word).unwrap_err().exit_code(), 2, "{word}");
         }
     }
 }

@@ -148,7 +148,7 @@ mod tests {
     fn a_training_that_stopped_early_has_no_result() {
         let cell = cell("train");
         let attempt = Attempt { cell: &cell, repetition: 1, number: 1 };
-        let directory = std::env::temp_dir().join(format!("lockstep-xtask-{}-attempt", std::process::id()));
+        let directory = std::env::temp_dir().join(format!("lockstep-jobs-{}-attempt", std::process::id()));
         assert!(attempt.words(&directory).join(" ").ends_with("/run"));
         fs::create_dir_all(directory.join("run")).unwrap();
         assert!(attempt.result(&directory, "").unwrap_err().contains("run/summary.json"));

@@ -97,7 +97,7 @@ pub(super) struct StudyFile {
     pub(super) target_accuracy: Option<f64>,
     /// Flags of all cells of a kind.
     pub(super) flags: BTreeMap<Kind, Table>,
-    /// Flags of `cargo xtask slurm submit`.
+    /// Flags of `trainer slurm submit`.
     pub(super) slurm: Table,
     pub(super) profile: Option<Profile>,
     pub(super) matrices: Vec<Matrix>,

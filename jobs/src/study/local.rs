@@ -126,7 +126,8 @@ impl<'a> Local<'a> {
 
     fn mpirun(&self) -> Outcome<&'a Mpirun> {
         self.mpirun.ok_or_else(|| {
-            let text = "several ranks need mpirun, not found: install what `cargo xtask setup` names";
+            let text =
+                "several ranks need mpirun, not found in PATH: load or install the MPI that the trainer was built with";
             Failure::Failed(text.to_owned())
         })
     }

@@ -1,4 +1,4 @@
-//! `cargo xtask study`: a matrix of runs, repeated, on a quiet machine, recorded, resumed.
+//! `trainer study`: a matrix of runs, repeated, on a quiet machine, recorded, resumed.
 //!
 //! In: a study file (studies/README.md). Out: a directory with study.json, records.jsonl, every run's own files, predictions, a report.
 //! Invariant: every attempt is kept; a repetition that is done is never run again; a study that is stopped in any way goes on
@@ -21,114 +21,145 @@ use std::fs::{self, File, TryLockError};
 use std::path::{Path, PathBuf};
 use std::process::Command as Process;
 
+use clap::Args;
 use serde_json::{Value, json};
 
 use self::cell::{Cell, Place};
 use self::file::StudyFile;
 use self::session::Session;
-use crate::arguments::{Arguments, Command, Flag};
 use crate::failure::{Failure, Outcome};
 use crate::hosts;
-use crate::launch;
 use crate::machine;
 use crate::mpirun::Mpirun;
+use crate::options;
 use crate::process;
-use crate::setup::{self, NO_INSTALL};
 use crate::slurm;
-
-pub(crate) const COMMAND: Command = Command {
-    name: "study",
-    summary: "Run a study: a matrix of runs, repeated on a quiet machine, with predictions and a report.",
-    details: "\
-Example: cargo xtask study studies/two-hosts.toml
-The same command again goes on where the study stopped. Ctrl-C ends the run in progress with all its ranks.
-A run that others disturb (more than quiet_cores of the processors) is repeated, at most `attempts` times; --again-disturbed
-tries those again, as often. --set changes keys of the file: --set data_dir=/data,steps=5,ranks=[1,2]
-Networks hosts:RATE need root (`cargo xtask hosts --help`); network slurm needs a cluster (`cargo xtask cluster up`).
-studies/README.md tells the keys of a study file.",
-    subjects: &[],
-    parts: &[],
-    object: Some("FILE"),
-    flags: &[
-        Flag { name: "--output", value: Some("DIR"), help: "of the study (default runs/studies/NAME)" },
-        Flag { name: "--only", value: Some("TEXT"), help: "only cells whose id has this text" },
-        Flag { name: "--set", value: Some("K=V,K=V"), help: "other values for keys of the file" },
-        Flag { name: "--repetitions", value: Some("N"), help: "instead of the file's" },
-        Flag { name: "--dry-run", value: None, help: "print the cells; run nothing" },
-        Flag { name: "--again-disturbed", value: None, help: "repeat also what was disturbed in every attempt" },
-        Flag { name: "--no-quiet-check", value: None, help: "neither wait for a quiet machine nor repeat runs" },
-        Flag { name: "--trainer", value: Some("PATH"), help: "a program that is built already" },
-        Flag { name: "--no-report", value: None, help: "call no `trainer report` at the end" },
-        NO_INSTALL,
-    ],
-    passed_on: None,
-    run,
-};
 
 pub(super) const SCHEMA: &str = "lockstep.study/1";
 const WARM_UP: &str =
     "one short run before the first cell, not recorded; in every run the first steps, by --warmup-steps";
 
-fn run(arguments: Arguments) -> Outcome {
-    let path = arguments.object.as_deref().ok_or_else(|| {
-        Failure::Usage("no study file: name one, as in `cargo xtask study studies/two-hosts.toml`".to_owned())
-    })?;
-    let text = fs::read_to_string(path).map_err(|error| Failure::Usage(format!("cannot read {path}: {error}")))?;
-    let mut file = StudyFile::read(path, &text, &changes::read(arguments.value("--set"))?)?;
-    let repetitions = arguments.count("--repetitions")?;
-    file.repetitions = repetitions.unwrap_or(file.repetitions);
-    for matrix in &mut file.matrices {
-        matrix.repetitions = repetitions.or(matrix.repetitions);
+const DETAILS: &str = "\
+Example: trainer study studies/two-hosts.toml
+The same command again goes on where the study stopped. Ctrl-C ends the run in progress with all its ranks.
+A run that others disturb (more than quiet_cores of the processors) is repeated, at most `attempts` times; --again-disturbed
+tries those again, as often. --set changes keys of the file: --set data_dir=/data,steps=5,ranks=[1,2]
+Networks hosts:RATE need root (`trainer hosts --help`); network slurm needs a cluster.
+studies/README.md tells the keys of a study file.";
+
+/// Flags of `trainer study`.
+#[derive(Debug, Clone, Args)]
+#[command(after_help = DETAILS)]
+pub struct StudyArgs {
+    /// The study's file.
+    #[arg(value_name = "FILE")]
+    file: String,
+
+    /// Of the study [default: runs/studies/NAME]
+    #[arg(long, value_name = "DIR")]
+    output: Option<PathBuf>,
+
+    /// Only cells whose id has this text [default: all]
+    #[arg(long, value_name = "TEXT")]
+    only: Option<String>,
+
+    /// Other values for keys of the file [default: the file's]
+    #[arg(long, value_name = "K=V,K=V")]
+    set: Option<String>,
+
+    /// Runs of each cell [default: the file's]
+    #[arg(long, value_name = "N", value_parser = options::count)]
+    repetitions: Option<usize>,
+
+    /// Print the cells; run nothing [default: off]
+    #[arg(long)]
+    dry_run: bool,
+
+    /// Repeat also what was disturbed in every attempt [default: off]
+    #[arg(long)]
+    again_disturbed: bool,
+
+    /// Neither wait for a quiet machine nor repeat runs [default: off]
+    #[arg(long)]
+    no_quiet_check: bool,
+
+    /// Another program than this one, built already [default: this program]
+    #[arg(long, value_name = "PATH")]
+    trainer: Option<PathBuf>,
+
+    /// Call no `trainer report` at the end [default: off]
+    #[arg(long)]
+    no_report: bool,
+}
+
+impl StudyArgs {
+    /// Runs what the study has not run yet, and reports.
+    ///
+    /// # Errors
+    /// A file that is not understood; a place that this machine lacks; cells with failed runs.
+    pub fn run(&self) -> Outcome {
+        let file = self.read()?;
+        let cells = plan::cells(&file)?;
+        let chosen = self.chosen(&cells)?;
+        if self.dry_run {
+            print!("{}", listed(&chosen));
+            return Ok(());
+        }
+        check_places(&chosen)?;
+        let trainer = options::trainer(self.trainer.as_deref())?;
+        flags::check(&file, &trainer, &chosen)?;
+        let directory = self.output.clone().unwrap_or_else(|| Path::new("runs/studies").join(&file.name));
+        let directory = std::path::absolute(&directory)
+            .map_err(|error| Failure::Failed(format!("{}: {error}", directory.display())))?;
+        let _lock = lock(&directory)?;
+        let mpirun = Mpirun::find();
+        let options = session::Options { checks_quiet: !self.no_quiet_check, again_disturbed: self.again_disturbed };
+        let mut session = Session::open(&file, &cells, &directory, &trainer, mpirun.as_ref(), options)?;
+        write_study(&file, &cells, &directory, &trainer)?;
+        println!("study {}: {} cells, {}", file.name, chosen.len(), directory.display());
+        let failed = session.run(&chosen)?;
+        if file.profile.is_some() {
+            predict::run(&file, &cells, &chosen, &directory, &trainer, !self.no_quiet_check);
+        }
+        if !self.no_report {
+            report(&trainer, &directory)?;
+        }
+        if failed.is_empty() {
+            return Ok(());
+        }
+        Err(Failure::Failed(format!(
+            "{} of {} cells have failed runs: {}; `why` in {}/records.jsonl says more, the same command tries them again",
+            failed.len(),
+            chosen.len(),
+            failed.join(", "),
+            directory.display()
+        )))
     }
-    let cells = plan::cells(&file)?;
-    let only = arguments.value("--only").unwrap_or_default();
-    let chosen: Vec<&Cell> = cells.iter().filter(|cell| cell.id.contains(only)).collect();
-    if chosen.is_empty() {
-        let ids: Vec<&str> = cells.iter().map(|cell| cell.id.as_str()).collect();
-        return Err(Failure::Usage(format!(
-            "--only: no cell has `{only}` in its id, expected one of: {}",
-            ids.join(", ")
-        )));
+
+    /// The file with what the command line changes.
+    fn read(&self) -> Outcome<StudyFile> {
+        let path = &self.file;
+        let text = fs::read_to_string(path).map_err(|error| Failure::Usage(format!("cannot read {path}: {error}")))?;
+        let mut file = StudyFile::read(path, &text, &changes::read(self.set.as_deref())?)?;
+        file.repetitions = self.repetitions.unwrap_or(file.repetitions);
+        for matrix in &mut file.matrices {
+            matrix.repetitions = self.repetitions.or(matrix.repetitions);
+        }
+        Ok(file)
     }
-    if arguments.has("--dry-run") {
-        print!("{}", listed(&chosen));
-        return Ok(());
+
+    fn chosen<'c>(&self, cells: &'c [Cell]) -> Outcome<Vec<&'c Cell>> {
+        let only = self.only.as_deref().unwrap_or_default();
+        let chosen: Vec<&Cell> = cells.iter().filter(|cell| cell.id.contains(only)).collect();
+        if chosen.is_empty() {
+            let ids: Vec<&str> = cells.iter().map(|cell| cell.id.as_str()).collect();
+            return Err(Failure::Usage(format!(
+                "--only: no cell has `{only}` in its id, expected one of: {}",
+                ids.join(", ")
+            )));
+        }
+        Ok(chosen)
     }
-    check_places(&chosen)?;
-    let trainer = trainer(&arguments, &chosen)?;
-    flags::check(&file, &trainer, &chosen)?;
-    let directory = match arguments.value("--output") {
-        Some(directory) => PathBuf::from(directory),
-        None => Path::new("runs/studies").join(&file.name),
-    };
-    let directory = std::path::absolute(&directory)
-        .map_err(|error| Failure::Failed(format!("{}: {error}", directory.display())))?;
-    let _lock = lock(&directory)?;
-    let mpirun = Mpirun::find();
-    let options = session::Options {
-        checks_quiet: !arguments.has("--no-quiet-check"),
-        again_disturbed: arguments.has("--again-disturbed"),
-    };
-    let mut session = Session::open(&file, &cells, &directory, &trainer, mpirun.as_ref(), options)?;
-    write_study(&file, &cells, &directory)?;
-    println!("study {}: {} cells, {}", file.name, chosen.len(), directory.display());
-    let failed = session.run(&chosen)?;
-    if file.profile.is_some() {
-        predict::run(&file, &cells, &chosen, &directory, &trainer, !arguments.has("--no-quiet-check"));
-    }
-    if !arguments.has("--no-report") {
-        report(&trainer, &directory)?;
-    }
-    if failed.is_empty() {
-        return Ok(());
-    }
-    Err(Failure::Failed(format!(
-        "{} of {} cells have failed runs: {}; `why` in {}/records.jsonl says more, the same command tries them again",
-        failed.len(),
-        chosen.len(),
-        failed.join(", "),
-        directory.display()
-    )))
 }
 
 /// What a dry run shows.
@@ -150,7 +181,7 @@ fn listed(cells: &[&Cell]) -> String {
     text
 }
 
-/// Refuses, before anything is built, places that this machine does not have.
+/// Refuses, before anything is started, places that this machine does not have.
 fn check_places(cells: &[&Cell]) -> Outcome {
     if cells.iter().any(|cell| matches!(cell.place, Place::Hosts { .. })) {
         hosts::require()?;
@@ -159,13 +190,6 @@ fn check_places(cells: &[&Cell]) -> Outcome {
         slurm::require()?;
     }
     Ok(())
-}
-
-fn trainer(arguments: &Arguments, cells: &[&Cell]) -> Outcome<PathBuf> {
-    match launch::named_trainer(arguments)? {
-        Some(trainer) => Ok(trainer),
-        None => launch::build_for_ranks(&setup::run(arguments)?, cells.iter().any(|cell| cell.world_size > 1)),
-    }
 }
 
 /// Keeps a second study out of the directory; the system releases it with this process, however it ends.
@@ -177,7 +201,7 @@ fn lock(directory: &Path) -> Outcome<File> {
     match file.try_lock() {
         Ok(()) => Ok(file),
         Err(TryLockError::WouldBlock) => Err(Failure::Failed(format!(
-            "{}: another `cargo xtask study` runs there: wait for it, or choose another --output",
+            "{}: another `trainer study` runs there: wait for it, or choose another --output",
             directory.display()
         ))),
         Err(TryLockError::Error(error)) => Err(failed(error)),
@@ -185,7 +209,7 @@ fn lock(directory: &Path) -> Outcome<File> {
 }
 
 /// Writes study.json; a resumed study keeps the time of its beginning.
-fn write_study(file: &StudyFile, cells: &[Cell], directory: &Path) -> Outcome {
+fn write_study(file: &StudyFile, cells: &[Cell], directory: &Path, trainer: &Path) -> Outcome {
     let path = directory.join("study.json");
     let earlier: Option<Value> = fs::read_to_string(&path).ok().and_then(|text| serde_json::from_str(&text).ok());
     let created = earlier.as_ref().and_then(|study| study["created"].as_str().map(str::to_owned)).or_else(machine::now);
@@ -195,7 +219,7 @@ fn write_study(file: &StudyFile, cells: &[Cell], directory: &Path) -> Outcome {
         "title": file.title,
         "about": file.about,
         "created": created,
-        "commit": machine::commit(),
+        "commit": machine::commit(trainer),
         "machine": machine::machine(),
         "toml": file.text,
         "warmup": WARM_UP,
@@ -222,9 +246,9 @@ mod tests {
 
     #[test]
     fn a_second_study_is_kept_out_of_a_directory() {
-        let directory = std::env::temp_dir().join(format!("lockstep-xtask-{}-lock", std::process::id()));
+        let directory = std::env::temp_dir().join(format!("lockstep-jobs-{}-lock", std::process::id()));
         let first = lock(&directory).unwrap();
-        assert!(lock(&directory).unwrap_err().to_string().contains("another `cargo xtask study`"));
+        assert!(lock(&directory).unwrap_err().to_string().contains("another `trainer study`"));
         drop(first);
         drop(lock(&directory).unwrap());
         fs::remove_dir_all(directory).unwrap();
@@ -232,7 +256,7 @@ mod tests {
 
     #[test]
     fn every_study_of_the_workspace_is_a_right_one() {
-        let folder = crate::cargo::root().join("studies");
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../studies");
         let mut num_studies = 0;
         let paths = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
         for path in paths.filter(|path| path.extension().is_some_and(|extension| extension == "toml")) {

@@ -162,7 +162,7 @@ mod tests {
 
     impl Folder {
         fn new(name: &str) -> Self {
-            let path = std::env::temp_dir().join(format!("lockstep-xtask-{}-records-{name}", std::process::id()));
+            let path = std::env::temp_dir().join(format!("lockstep-jobs-{}-records-{name}", std::process::id()));
             fs::create_dir_all(&path).unwrap();
             Folder(path)
         }

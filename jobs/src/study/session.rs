@@ -67,7 +67,7 @@ impl<'a> Session<'a> {
             check_same(&study, cells, &records, directory)?;
             if !records.is_empty() {
                 check_machine(&study, &machine::machine(), directory)?;
-                note_commit(&study);
+                note_commit(&study, trainer);
             }
         }
         let local = Local::new(file, trainer, mpirun, options.checks_quiet);
@@ -267,8 +267,8 @@ fn check_machine(study: &Value, now: &Value, directory: &Path) -> Outcome {
 }
 
 /// Another commit may compute as fast, or not: who reads the study must know.
-fn note_commit(study: &Value) {
-    let (theirs, own) = (study["commit"].as_str(), machine::commit());
+fn note_commit(study: &Value, trainer: &Path) {
+    let (theirs, own) = (study["commit"].as_str(), machine::commit(trainer));
     if let (Some(theirs), Some(own)) = (theirs, own)
         && theirs != own
     {
@@ -298,7 +298,7 @@ mod tests {
 
     #[test]
     fn records_of_other_arguments_are_not_gone_on_with() {
-        let directory = std::env::temp_dir().join(format!("lockstep-xtask-{}-session", std::process::id()));
+        let directory = std::env::temp_dir().join(format!("lockstep-jobs-{}-session", std::process::id()));
         fs::create_dir_all(&directory).unwrap();
         let cells = |steps: usize| {
             let text = format!(

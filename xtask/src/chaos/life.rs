@@ -10,10 +10,10 @@ use std::time::{Duration, Instant, SystemTime};
 use super::disk::Disk;
 use super::fault::{Fault, Kind};
 use super::{TIMEOUT_S, words};
-use crate::process::{self, ReadySignal, Running};
 use crate::suite::launcher::Launcher;
 use crate::suite::run::{LIMIT_S, Run};
 use crate::suite::{Ended, checkpoints};
+use jobs::process::{self, ReadySignal, Running};
 
 /// How long a fault waits for a checkpoint to be written.
 const WRITING_LIMIT: Duration = Duration::from_secs(3);

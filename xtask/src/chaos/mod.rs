@@ -13,16 +13,18 @@ mod tally;
 
 use std::time::{Duration, Instant};
 
-use crate::arguments::{Arguments, Command, Flag};
+use clap::Args;
+
 use crate::cargo::Mpi;
-use crate::failure::{Failure, Outcome};
 use crate::mpi_suite;
-use crate::process::{self, Running};
-use crate::setup::{self, NO_INSTALL};
+use crate::setup;
 use crate::slurm_suite;
 use crate::suite::launcher::Launcher;
 use crate::suite::run::{LIMIT_S, QUICK, Run, arguments, instead};
 use crate::suite::{self, Ended, checkpoints, conclude, empty_folder, same};
+use jobs::failure::{Failure, Outcome};
+use jobs::options::{self, Installing};
+use jobs::process::{self, Running};
 
 use cut::Cut;
 use disk::Disk;
@@ -31,27 +33,29 @@ use life::{End, Life, Lived, live};
 use random::Random;
 use tally::{Consequence, Tally};
 
-pub(crate) const COMMAND: Command = Command {
-    name: "chaos",
-    summary: "Let faults befall a training run at random, again and again, and compare its end with an undisturbed one.",
-    details: "\
+const DETAILS: &str = "\
 A fault is a SIGKILL, a SIGTERM or a SIGSTOP for longer than --timeout to one rank, root included; a full disk; a folder of
 checkpoints that turns read-only; or a SIGKILL after which the newest checkpoint is found cut short. It comes after a random
 time from the start, so that it also hits the start-up, evaluations and the writing of checkpoints. The run is restarted
 with --resume, on 2 to 4 ranks. The same seed draws the same faults. The disk is a small tmpfs; where this user may not
-mount one, that is said, and kills stand in. Example: cargo xtask chaos --kills 50 --launcher srun",
-    subjects: &[],
-    parts: &[],
-    object: None,
-    flags: &[
-        Flag { name: "--kills", value: Some("N"), help: "how many faults (default 50)" },
-        Flag { name: "--launcher", value: Some("NAME"), help: "mpirun or srun, in a cluster of its own (default mpirun)" },
-        Flag { name: "--seed", value: Some("N"), help: "which faults at which times (default 1)" },
-        NO_INSTALL,
-    ],
-    passed_on: None,
-    run,
-};
+mount one, that is said, and kills stand in. Example: cargo xtask chaos --kills 50 --launcher srun";
+
+/// Flags of `cargo xtask chaos`.
+#[derive(Debug, Args)]
+#[command(after_help = DETAILS)]
+pub(crate) struct ChaosArgs {
+    /// How many faults.
+    #[arg(long, value_name = "N", default_value = "50", value_parser = options::count)]
+    kills: usize,
+    /// What starts the ranks; srun in a cluster of its own.
+    #[arg(long, value_name = "NAME", default_value = "mpirun", value_parser = ["mpirun", "srun"])]
+    launcher: String,
+    /// Which faults at which times.
+    #[arg(long, value_name = "N", default_value = "1")]
+    seed: u64,
+    #[command(flatten)]
+    installing: Installing,
+}
 
 /// Enough steps for several faults on their way.
 pub(crate) const EPOCHS: usize = 60;
@@ -71,49 +75,46 @@ pub(crate) struct Undisturbed {
     start_up: Duration,
 }
 
-fn run(arguments: Arguments) -> Outcome {
-    let faults = arguments.count("--kills")?.unwrap_or(50);
-    let seed = arguments.count("--seed")?.unwrap_or(1) as u64;
-    let launcher = arguments.value("--launcher").unwrap_or("mpirun");
-    if !["mpirun", "srun"].contains(&launcher) {
-        return Err(Failure::Usage(format!("--launcher: expected mpirun or srun, got `{launcher}`")));
-    }
-    let found = setup::run(&arguments)?;
-    let Some(mpirun) = found.mpirun.clone().filter(|_| found.can_build_mpi()) else {
-        return Err(Failure::Failed("no mpirun with an MPI to build with: see `cargo xtask setup`".to_owned()));
-    };
-    let trainer = suite::trainer_program(Mpi::With)?;
-    slurm_suite::stop_remains("chaos").map_err(Failure::Failed)?;
-    let place = crate::cargo::target_folder().join("chaos").join("disk");
-    Disk::unmount(&place);
-    let folder = empty_folder("chaos")?;
-    // Before the cluster, whose nodes keep the mounts that they find.
-    let disk = Disk::mount(&place)
-        .inspect_err(|text| println!("no small disk here ({text}): kills stand in for full and for read-only disks"));
-    let storm = Storm { name: "storm", faults, seed, disk: disk.as_ref().ok() };
-    let suite = mpi_suite::Suite::new(Some(mpirun), trainer, folder.clone());
-    let text = if launcher == "srun" {
-        if let Some(reason) = crate::slurm_cluster::lacking(&arguments) {
-            return Err(Failure::Failed(reason));
+impl ChaosArgs {
+    pub(crate) fn run(&self) -> Outcome {
+        let found = setup::run(self.installing)?;
+        let Some(mpirun) = found.mpirun.clone().filter(|_| found.can_build_mpi()) else {
+            return Err(Failure::Failed("no mpirun with an MPI to build with: see `cargo xtask setup`".to_owned()));
+        };
+        let trainer = suite::trainer_program(Mpi::With)?;
+        slurm_suite::stop_remains("chaos").map_err(Failure::Failed)?;
+        let place = crate::cargo::target_folder().join("chaos").join("disk");
+        Disk::unmount(&place);
+        let folder = empty_folder("chaos")?;
+        // Before the cluster, whose nodes keep the mounts that they find.
+        let disk = Disk::mount(&place).inspect_err(|text| {
+            println!("no small disk here ({text}): kills stand in for full and for read-only disks")
+        });
+        let storm = Storm { name: "storm", faults: self.kills, seed: self.seed, disk: disk.as_ref().ok() };
+        let suite = mpi_suite::Suite::new(Some(mpirun), trainer, folder.clone());
+        let text = if self.launcher == "srun" {
+            if let Some(reason) = crate::slurm_cluster::lacking(self.installing) {
+                return Err(Failure::Failed(reason));
+            }
+            slurm_suite::Suite::start(suite)
+                .and_then(|suite| suite.quicken_kills().map(|()| suite))
+                .and_then(|suite| storm.whole(&suite).and_then(|text| suite.stop().map(|()| text)))
+        } else {
+            storm.whole(&suite)
+        };
+        if let (Err(_), Ok(disk)) = (&text, &disk) {
+            disk.keep(&folder.join("remains"));
         }
-        slurm_suite::Suite::start(suite)
-            .and_then(|suite| suite.quicken_kills().map(|()| suite))
-            .and_then(|suite| storm.whole(&suite).and_then(|text| suite.stop().map(|()| text)))
-    } else {
-        storm.whole(&suite)
-    };
-    if let (Err(_), Ok(disk)) = (&text, &disk) {
-        disk.keep(&folder.join("remains"));
-    }
-    drop(disk);
-    match text {
-        Ok(text) => {
-            println!("{text}");
-            conclude(&folder, &[])
-        }
-        Err(text) => {
-            println!("{text}");
-            conclude(&folder, &["the run did not survive"])
+        drop(disk);
+        match text {
+            Ok(text) => {
+                println!("{text}");
+                conclude(&folder, &[])
+            }
+            Err(text) => {
+                println!("{text}");
+                conclude(&folder, &["the run did not survive"])
+            }
         }
     }
 }

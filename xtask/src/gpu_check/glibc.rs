@@ -4,8 +4,8 @@
 
 use std::path::Path;
 
-use crate::failure::{Failure, Outcome};
-use crate::process;
+use jobs::failure::{Failure, Outcome};
+use jobs::process;
 
 /// The version, such as `2.34`.
 pub(super) fn needed(program: &Path) -> Outcome<String> {

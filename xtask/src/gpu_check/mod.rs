@@ -8,49 +8,53 @@ mod pack;
 
 use std::process::Command as Process;
 
-use crate::arguments::{Arguments, Command, Flag};
-use crate::cuda;
-use crate::failure::Outcome;
-use crate::process;
-use crate::setup::{self, NO_INSTALL};
+use clap::Args;
 
-pub(crate) const COMMAND: Command = Command {
-    name: "gpu-check",
-    summary: "Prove that the trainer computes rightly on a GPU and measure it beside PyTorch, or pack this for a GPU machine.",
-    details: "\
+use crate::cuda;
+use crate::setup;
+use jobs::failure::Outcome;
+use jobs::options::Installing;
+use jobs::process;
+
+const DETAILS: &str = "\
 Builds the trainer for CUDA without LLVM, as `ci --cuda` does (about 25 minutes on 2 cores when new), and packs it with the
 scripts of peers/gpu into target/gpu-check. With a GPU here it runs them at once; else copy the folder to a machine with one and
 run ./gpu-check.sh there: eight minutes at most, four with --quick. docs/gpu.md tells what it shows.
---data-dir names a folder with resnet20-12fca82f.th and CIFAR-10's test_batch.bin, for the check known-answer.",
-    subjects: &[],
-    parts: &[],
-    object: None,
-    flags: &[
-        Flag { name: "--quick", value: None, help: "ResNet-20 alone, nothing compiled by PyTorch" },
-        Flag { name: "--data-dir", value: Some("DIR"), help: "published weights and images to pack" },
-        NO_INSTALL,
-    ],
-    passed_on: None,
-    run,
-};
+--data-dir names a folder with resnet20-12fca82f.th and CIFAR-10's test_batch.bin, for the check known-answer.";
 
-fn run(arguments: Arguments) -> Outcome {
-    let known_answer = arguments.value("--data-dir").map(pack::KnownAnswer::find).transpose()?;
-    setup::run(&arguments)?;
-    let built = cuda::built()?;
-    let needed = glibc::needed(&built.trainer)?;
-    let folder = pack::pack(&built, known_answer.as_ref())?;
-    println!("{} packed; the program needs glibc {needed} or newer", folder.display());
-    if !cuda::has_gpu() {
-        println!("no GPU here: copy {} to a machine with one and run ./gpu-check.sh there", folder.display());
-        return Ok(());
+/// Flags of `cargo xtask gpu-check`.
+#[derive(Debug, Args)]
+#[command(after_help = DETAILS)]
+pub(crate) struct GpuCheckArgs {
+    /// ResNet-20 alone, nothing compiled by PyTorch.
+    #[arg(long)]
+    quick: bool,
+    /// Published weights and images to pack.
+    #[arg(long, value_name = "DIR")]
+    data_dir: Option<String>,
+    #[command(flatten)]
+    installing: Installing,
+}
+
+impl GpuCheckArgs {
+    pub(crate) fn run(&self) -> Outcome {
+        let known_answer = self.data_dir.as_deref().map(pack::KnownAnswer::find).transpose()?;
+        setup::run(self.installing)?;
+        let built = cuda::built()?;
+        let needed = glibc::needed(&built.trainer)?;
+        let folder = pack::pack(&built, known_answer.as_ref())?;
+        println!("{} packed; the program needs glibc {needed} or newer", folder.display());
+        if !cuda::has_gpu() {
+            println!("no GPU here: copy {} to a machine with one and run ./gpu-check.sh there", folder.display());
+            return Ok(());
+        }
+        let mut command = Process::new(folder.join(pack::ENTRY));
+        command.current_dir(&folder);
+        if self.quick {
+            command.arg("--quick");
+        }
+        process::run(command)
     }
-    let mut command = Process::new(folder.join(pack::ENTRY));
-    command.current_dir(&folder);
-    if arguments.has("--quick") {
-        command.arg("--quick");
-    }
-    process::run(command)
 }
 
 #[cfg(test)]

@@ -8,8 +8,8 @@ use std::process::Command;
 
 use crate::cargo;
 use crate::cuda::Built;
-use crate::failure::{Failure, Outcome};
-use crate::process;
+use jobs::failure::{Failure, Outcome};
+use jobs::process;
 
 /// What is started there.
 pub(super) const ENTRY: &str = "gpu-check.sh";

@@ -6,11 +6,11 @@ use std::fs;
 use std::path::Path;
 
 use super::Suite;
-use crate::json;
-use crate::mpirun::Make;
 use crate::suite::launcher::Launcher;
 use crate::suite::run::{LIMIT_S, Run};
 use crate::suite::{Check, Ended};
+use jobs::json;
+use jobs::mpirun::Make;
 
 pub(super) const CHECKS: [Check<Suite>; 4] = [
     Check {

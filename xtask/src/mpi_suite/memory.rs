@@ -7,10 +7,10 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use super::Suite;
-use crate::process::{self, Running};
 use crate::suite::launcher::Launcher;
 use crate::suite::run::{LIMIT_S, Run, arguments, instead};
 use crate::suite::{Check, Ended};
+use jobs::process::{self, Running};
 
 pub(super) const CHECKS: [Check<Suite>; 1] =
     [Check { claim: "the memory of each rank stays flat over 2,000 steps", needs_mpirun: true, run: stays_flat }];

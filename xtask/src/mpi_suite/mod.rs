@@ -18,11 +18,11 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::cargo::{self, Mpi};
-use crate::cores;
-use crate::failure::Outcome;
-use crate::mpirun::{self, Mpirun, Placement};
 use crate::suite::launcher::Launcher;
 use crate::suite::{self, Ended, conclude, empty_folder, test_build};
+use jobs::cores;
+use jobs::failure::Outcome;
+use jobs::mpirun::{self, Mpirun, Placement};
 
 /// What the checks work with; also the way to start ranks with mpirun.
 pub(crate) struct Suite {

@@ -4,17 +4,18 @@
 //! broken, and is resumed to the bits of the undisturbed run.
 
 use std::fs;
+use std::process::Command;
 use std::thread::sleep;
 use std::time::{Duration, SystemTime};
 
 use super::Suite;
-use crate::json;
-use crate::process::{self, Running};
 use crate::suite::launcher::Launcher;
 use crate::suite::run::{LIMIT_S, QUICK, Run, arguments, instead, wait_until};
 use crate::suite::{Check, Ended, checkpoints, same};
+use jobs::json;
+use jobs::process::{self, Running};
 
-pub(super) const CHECKS: [Check<Suite>; 6] = [
+pub(super) const CHECKS: [Check<Suite>; 7] = [
     Check {
         claim: "a signal in the start-up neither hangs nor breaks the run, and starting again reaches the undisturbed parameters",
         needs_mpirun: true,
@@ -46,7 +47,21 @@ pub(super) const CHECKS: [Check<Suite>; 6] = [
     Check {
         claim: "SIGTERM to mpirun itself reaches the ranks, resumed to the undisturbed parameters",
         needs_mpirun: true,
-        run: to_the_launcher,
+        run: |suite| {
+            let run = Run::new(suite, "to-mpirun");
+            let command = suite.on_ranks(RANKS, suite.trainer(), &words(&run, &[]))?;
+            to_the_launcher(suite, &run, command, "USR1")
+        },
+    },
+    Check {
+        claim: "`trainer launch` starts ranks by mpirun, and SIGTERM to it reaches them, resumed to the undisturbed parameters",
+        needs_mpirun: true,
+        run: |suite| {
+            let run = Run::new(suite, "launched");
+            let launch = ["launch", "-n", &RANKS.to_string(), "--"].map(str::to_owned);
+            let command = suite.alone(suite.trainer(), &[&launch, &words(&run, &[])[..]].concat());
+            to_the_launcher(suite, &run, command, "TERM")
+        },
     },
 ];
 
@@ -135,15 +150,13 @@ fn in_an_evaluation(suite: &Suite) -> Result<(), String> {
     resumes(suite, &run, &many)
 }
 
-/// mpirun passes the signal on to its ranks and gives them time.
-fn to_the_launcher(suite: &Suite) -> Result<(), String> {
-    let run = Run::new(suite, "to-mpirun");
-    let command = suite.on_ranks(RANKS, suite.trainer(), &words(&run, &[]))?;
+/// It passes the signal on to its ranks and gives them time.
+fn to_the_launcher(suite: &Suite, run: &Run, command: Command, signal: &str) -> Result<(), String> {
     let line = process::shown(&command);
-    let log = suite.folder().join("to-mpirun.log");
+    let log = suite.folder().join(format!("{}.log", run.name));
     let mut running = Running::start(command, &log)?;
     let waited = wait_until(&mut running, &|| run.has_line(), "the first epoch's end");
-    let sent = waited.and_then(|()| process::send_signal(running.id(), "USR1"));
+    let sent = waited.and_then(|()| process::send_signal(running.id(), signal));
     let ended = Ended { line, finished: running.finish(Duration::from_secs(LIMIT_S))? };
     sent?;
     ended.expect_success()?;

@@ -8,12 +8,11 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use super::Suite;
-use crate::mpirun;
-use crate::packages;
-use crate::process;
 use crate::suite::Check;
 use crate::suite::launcher::Launcher;
 use crate::suite::run::{Run, arguments, instead};
+use jobs::mpirun;
+use jobs::process;
 
 pub(super) const CHECKS: [Check<Suite>; 2] = [
     Check {
@@ -101,7 +100,7 @@ impl Disk {
 }
 
 fn namespace() -> &'static [&'static str] {
-    match packages::is_root() {
+    match process::is_root() {
         true => &["--mount", "--propagation", "private"],
         false => &["--user", "--map-root-user", "--mount"],
     }

@@ -1,4 +1,4 @@
-//! A check of `cargo xtask study` as a user would use it: started, killed in the middle, started again.
+//! A check of `trainer study` as a user would use it: started, killed in the middle, started again.
 //!
 //! Out: checks. Invariant: everything goes through the command, nothing through its modules.
 
@@ -7,13 +7,13 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use super::Suite;
-use crate::hosts;
-use crate::mpirun::Mpirun;
-use crate::process::{self, Running};
 use crate::suite::launcher::Launcher;
 use crate::suite::run::{LIMIT_S, wait_until};
 use crate::suite::study::Study;
 use crate::suite::{Check, Ended};
+use jobs::hosts;
+use jobs::mpirun::Mpirun;
+use jobs::process::{self, Running};
 
 pub(super) const CHECKS: [Check<Suite>; 2] = [
     Check {
@@ -33,15 +33,14 @@ const END_LIMIT: Duration = Duration::from_secs(30);
 
 fn killed_and_resumed(suite: &Suite) -> Result<(), String> {
     let study = Study::write(suite.folder(), "study", "machine", 2)?;
-    let program = std::env::current_exe().map_err(|error| format!("this program: {error}"))?;
-    let command = || study.command(Command::new(&program), suite.trainer());
+    let command = || study.command(Command::new(suite.trainer()));
     let log = suite.folder().join("study.log");
     let mut running = Running::start(command(), &log)?;
     // The first record is of one rank: what runs next are two.
     let is_time = || study.records().lines().count() == 1 && num_ranks(suite) == 2;
     let waited = wait_until(&mut running, &is_time, "the second run");
     let sent = waited.and_then(|()| process::send_signal(running.id(), "KILL"));
-    let ended = Ended { line: "xtask study".to_owned(), finished: running.finish(Duration::from_secs(LIMIT_S))? };
+    let ended = Ended { line: "trainer study".to_owned(), finished: running.finish(Duration::from_secs(LIMIT_S))? };
     if let Err(text) = sent {
         return ended.expect(false, &text);
     }
@@ -77,13 +76,12 @@ fn on_emulated_hosts(suite: &Suite) -> Result<(), String> {
         return Ok(());
     }
     let study = Study::write(suite.folder(), "study-hosts", "hosts:1gbit", 1)?;
-    let program = std::env::current_exe().map_err(|error| format!("this program: {error}"))?;
-    let command = || study.command(Command::new(&program), suite.trainer());
+    let command = || study.command(Command::new(suite.trainer()));
     let log = suite.folder().join("study-hosts.log");
     let mut running = Running::start(command(), &log)?;
     let waited = wait_until(&mut running, &hosts::are_there, "the hosts");
     let sent = waited.and_then(|()| process::send_signal(running.id(), "TERM"));
-    let ended = Ended { line: "xtask study".to_owned(), finished: running.finish(Duration::from_secs(LIMIT_S))? };
+    let ended = Ended { line: "trainer study".to_owned(), finished: running.finish(Duration::from_secs(LIMIT_S))? };
     if let Err(text) = sent {
         return ended.expect(false, &text);
     }

@@ -7,11 +7,11 @@ use std::path::Path;
 use std::process::Command;
 
 use super::Suite;
-use crate::json;
-use crate::mpirun::Mpirun;
 use crate::suite::launcher::Launcher;
 use crate::suite::run::{EXACT, Run, arguments, instead};
 use crate::suite::{Check, same};
+use jobs::json;
+use jobs::mpirun::Mpirun;
 
 pub(super) const CHECKS: [Check<Suite>; 7] = [
     Check {

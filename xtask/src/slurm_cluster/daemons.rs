@@ -13,7 +13,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use crate::packages::{self, Privilege};
-use crate::process;
+use jobs::process;
 
 use super::configuration::{CONTROLLER, NODES, with_kill_wait};
 use super::short_name::short_name;
@@ -130,7 +130,7 @@ impl Daemons {
     pub(super) fn ask(&self, name: &str, arguments: &[&str]) -> Result<String, String> {
         let mut command = Command::new("timeout");
         command.args(["--kill-after=5", ASK_LIMIT_S, name]).args(arguments);
-        crate::mpirun::forget_surrounding_job(&mut command);
+        jobs::mpirun::forget_surrounding_job(&mut command);
         command.env("SLURM_CONF", self.slurm_conf()).stdin(Stdio::null());
         let output = command.output().map_err(|error| process::cannot_start(&command, &error).to_string())?;
         if output.status.success() {

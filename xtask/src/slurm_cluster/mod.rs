@@ -14,30 +14,32 @@ use std::process::Command as Process;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use crate::arguments::{Arguments, Command};
+use clap::Subcommand;
+
 use crate::cargo;
-use crate::failure::{Failure, Outcome};
 use crate::packages::{Need, Privilege};
-use crate::probe;
-use crate::setup::{self, NO_INSTALL};
+use crate::setup;
+use jobs::failure::{Failure, Outcome};
+use jobs::options::Installing;
+use jobs::probe;
 
 use configuration::Configuration;
 use daemons::Daemons;
 
-pub(crate) const COMMAND: Command = Command {
-    name: "cluster",
-    summary: "Start or stop a small Slurm cluster of two nodes on this machine.",
-    details: "\
+const DETAILS: &str = "\
 `up` starts it, or finds it running, and prints the line that makes srun, sbatch and the others use it; `down` stops it and
 removes its folder, target/cluster. The partition `main` is preempted, with requeueing, by the partition `urgent`.
-Needs root, or sudo without a password; on Debian and Ubuntu missing packages are installed.",
-    subjects: &["up", "down"],
-    parts: &[],
-    object: None,
-    flags: &[NO_INSTALL],
-    passed_on: None,
-    run,
-};
+Needs root, or sudo without a password; on Debian and Ubuntu missing packages are installed.";
+
+/// Commands of `cargo xtask cluster`.
+#[derive(Debug, Subcommand)]
+#[command(after_help = DETAILS)]
+pub(crate) enum ClusterCommand {
+    /// Start it, or find it running.
+    Up(Installing),
+    /// Stop it and remove its folder.
+    Down,
+}
 
 /// Programs without which nothing can be started.
 const PROGRAMS: [&str; 7] = ["slurmctld", "slurmd", "srun", "sbatch", "scontrol", "munged", "unshare"];
@@ -52,40 +54,49 @@ pub(crate) struct Cluster {
     is_kept: bool,
 }
 
-fn run(arguments: Arguments) -> Outcome {
-    let folder = cargo::target_folder().join("cluster");
-    let failed = |text: String| Failure::Failed(text);
-    if arguments.subject == "down" {
-        if !folder.exists() {
-            println!("no cluster: {} is not there", folder.display());
-            return Ok(());
+impl ClusterCommand {
+    pub(crate) fn run(&self) -> Outcome {
+        let folder = cargo::target_folder().join("cluster");
+        match self {
+            ClusterCommand::Up(installing) => up(&folder, *installing),
+            ClusterCommand::Down => down(&folder),
         }
-        Daemons::of(&folder).and_then(|daemons| daemons.stop_and_remove()).map_err(failed)?;
-        println!("cluster stopped");
-        return Ok(());
     }
-    if let Some(reason) = lacking(&arguments) {
+}
+
+fn up(folder: &Path, installing: Installing) -> Outcome {
+    if let Some(reason) = lacking(installing) {
         return Err(Failure::Failed(reason));
     }
-    let running = Daemons::of(&folder).ok().filter(|daemons| are_nodes(daemons, &["idle", "mix", "alloc", "comp"]));
+    let running = Daemons::of(folder).ok().filter(|daemons| are_nodes(daemons, &["idle", "mix", "alloc", "comp"]));
     let daemons = match running {
         Some(daemons) => daemons,
-        None => Cluster::start(&folder).map_err(failed)?.keep(),
+        None => Cluster::start(folder).map_err(Failure::Failed)?.keep(),
     };
     println!("two nodes are up, partitions main and urgent; `cargo xtask cluster down` stops them. Use them by:");
     println!("export SLURM_CONF={}", daemons.slurm_conf().display());
     Ok(())
 }
 
+fn down(folder: &Path) -> Outcome {
+    if !folder.exists() {
+        println!("no cluster: {} is not there", folder.display());
+        return Ok(());
+    }
+    Daemons::of(folder).and_then(|daemons| daemons.stop_and_remove()).map_err(Failure::Failed)?;
+    println!("cluster stopped");
+    Ok(())
+}
+
 /// Why no cluster can be started here, if none can; installs what is missing where that is allowed.
-pub(crate) fn lacking(arguments: &Arguments) -> Option<String> {
+pub(crate) fn lacking(installing: Installing) -> Option<String> {
     if Privilege::find() == Privilege::None {
         return Some("Slurm's daemons need root: run this as root, or let sudo ask for no password".to_owned());
     }
     let missing =
         || PROGRAMS.into_iter().filter(|name| daemons::program(name).is_none()).collect::<Vec<_>>().join(", ");
     if !missing().is_empty() {
-        setup::provide(&[Need::Slurm], setup::may_install(arguments));
+        setup::provide(&[Need::Slurm], installing);
     }
     let missing = missing();
     if !missing.is_empty() {
@@ -123,7 +134,7 @@ impl Cluster {
     /// A command of Slurm, or any that asks this cluster.
     pub(crate) fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Process {
         let mut command = Process::new(program);
-        crate::mpirun::forget_surrounding_job(&mut command);
+        jobs::mpirun::forget_surrounding_job(&mut command);
         command.env("SLURM_CONF", self.daemons.slurm_conf());
         command
     }

@@ -1,4 +1,4 @@
-//! Batch jobs of the suite: the script that `cargo xtask slurm submit` writes, its submission, and its states.
+//! Batch jobs of the suite: the script that `trainer slurm submit` writes, its submission, and its states.
 //!
 //! In: a [`Suite`], a run. Out: [`Job`].
 //! Invariant: a job is waited for with a deadline, and cancelled when it is dropped.
@@ -35,14 +35,14 @@ pub(super) struct Job<'a> {
     log: std::path::PathBuf,
 }
 
-/// The script that `cargo xtask slurm submit` writes for the training: it goes on when it was stopped before its end.
+/// The script that `trainer slurm submit` writes for the training: it goes on when it was stopped before its end.
 fn script(suite: &Suite, run: &Run, request: &Request<'_>) -> Result<String, String> {
     let tasks = (request.ranks / NODES).to_string();
     // The restarts are for crashes inside MPI's own start.
     let own = ["--requeue", "--restarts", "2", "--dry-run"];
     let words = instead(arguments(&run.folder, request.epochs), &[&QUICK[..], request.further, &["--resume"]].concat());
-    let output = suite.xtask(&[&["submit", "--ntasks-per-node", &tasks][..], &own].concat(), &words)?.output();
-    let output = output.map_err(|error| format!("xtask: {error}"))?;
+    let output = suite.slurm(&[&["submit", "--ntasks-per-node", &tasks][..], &own].concat(), &words).output();
+    let output = output.map_err(|error| format!("trainer slurm submit: {error}"))?;
     match output.status.success() {
         true => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
         false => Err(String::from_utf8_lossy(&output.stderr).into_owned()),

@@ -17,13 +17,13 @@ use std::process::Command;
 
 use crate::cargo::Mpi;
 use crate::chaos::{self, Undisturbed};
-use crate::failure::{Failure, Outcome};
 use crate::mpi_suite;
-use crate::mpirun::Mpirun;
 use crate::slurm_cluster::Cluster;
 use crate::suite::launcher::Launcher;
 use crate::suite::run::{QUICK, Run};
 use crate::suite::{self, conclude, empty_folder};
+use jobs::failure::{Failure, Outcome};
+use jobs::mpirun::Mpirun;
 
 /// What the checks work with; also the way to start ranks with srun.
 pub(crate) struct Suite {
@@ -105,18 +105,17 @@ impl Suite {
         Ok(self.undisturbed_long.get().expect("set above"))
     }
 
-    /// `cargo xtask slurm` with these words, for jobs on both nodes if it submits; `passed_on` are the trainer's.
-    fn xtask(&self, words: &[&str], passed_on: &[String]) -> Result<Command, String> {
-        let program = std::env::current_exe().map_err(|error| format!("this program: {error}"))?;
-        let mut command = self.cluster.command(program);
+    /// `trainer slurm` with these words, for jobs on both nodes if it submits; `passed_on` are those of a command.
+    fn slurm(&self, words: &[&str], passed_on: &[String]) -> Command {
+        let mut command = self.cluster.command(self.trainer());
         command.arg("slurm").args(words);
         if !passed_on.is_empty() {
             command.args(["--nodes", &NODES.to_string(), "--partition", "main", "--mpi", self.mpi.srun_kind()]);
             // More ranks than cores: a waiting one lets the others compute.
-            command.args(["--env", "OMPI_MCA_mpi_yield_when_idle=1", "--trainer"]).arg(self.trainer());
+            command.args(["--env", "OMPI_MCA_mpi_yield_when_idle=1"]);
             command.arg("--").args(passed_on);
         }
-        Ok(command)
+        command
     }
 
     /// A step of its own allocation: `--mpi` as given, on both nodes where there are ranks for both.

@@ -4,10 +4,10 @@ use std::path::Path;
 use std::time::Duration;
 
 use super::{EPOCHS, NODES, Suite};
-use crate::process::{self, Running};
 use crate::suite::launcher::Launcher;
 use crate::suite::run::{LIMIT_S, QUICK, Run, arguments, instead, wait_until};
 use crate::suite::{Check, Ended, checkpoints, same};
+use jobs::process::{self, Running};
 
 pub(super) const CHECKS: [Check<Suite>; 4] = [
     Check {

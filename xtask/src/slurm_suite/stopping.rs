@@ -10,10 +10,10 @@ use std::time::Duration;
 use super::Suite;
 use super::job::{Job, Request};
 use crate::chaos;
-use crate::json;
 use crate::suite::launcher::Launcher;
 use crate::suite::run::Run;
 use crate::suite::{Check, checkpoints, same};
+use jobs::json;
 
 pub(super) const CHECKS: [Check<Suite>; 5] = [
     Check {

@@ -1,15 +1,15 @@
-//! A check of `cargo xtask study` through Slurm: stopped while its jobs are in the queue, it finds them again.
+//! A check of `trainer study` through Slurm: stopped while its jobs are in the queue, it finds them again.
 //!
 //! Out: checks. Invariant: everything goes through the command, nothing through its modules.
 
 use std::fs;
 
 use super::Suite;
-use crate::process::{self, Running};
 use crate::suite::launcher::Launcher;
 use crate::suite::run::{LIMIT_S, wait_until};
 use crate::suite::study::Study;
 use crate::suite::{Check, Ended};
+use jobs::process::{self, Running};
 
 pub(super) const CHECKS: [Check<Suite>; 1] = [Check {
     claim: "study: its jobs run one after the other, and killed and started again it submits none twice",
@@ -19,8 +19,7 @@ pub(super) const CHECKS: [Check<Suite>; 1] = [Check {
 
 fn killed_and_resumed(suite: &Suite) -> Result<(), String> {
     let study = Study::write(suite.folder(), "study", "slurm", 1)?;
-    let program = std::env::current_exe().map_err(|error| format!("this program: {error}"))?;
-    let command = || study.command(suite.cluster.command(&program), suite.trainer());
+    let command = || study.command(suite.cluster.command(suite.trainer()));
     let log = suite.folder().join("study.log");
     let noted = || fs::read_to_string(study.folder.join("slurm-jobs.jsonl")).unwrap_or_default();
     let num_jobs = || noted().lines().filter(|line| !line.is_empty()).count();
@@ -28,7 +27,7 @@ fn killed_and_resumed(suite: &Suite) -> Result<(), String> {
     let waited = wait_until(&mut running, &|| num_jobs() == 2, "both jobs");
     let sent = waited.and_then(|()| process::send_signal(running.id(), "KILL"));
     let ended =
-        Ended { line: "xtask study".to_owned(), finished: running.finish(std::time::Duration::from_secs(LIMIT_S))? };
+        Ended { line: "trainer study".to_owned(), finished: running.finish(std::time::Duration::from_secs(LIMIT_S))? };
     if let Err(text) = sent {
         return ended.expect(false, &text);
     }

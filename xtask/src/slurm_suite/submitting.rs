@@ -1,4 +1,4 @@
-//! A check of `cargo xtask slurm` as a user would use it: submit, status, cancel, submit again, logs.
+//! A check of `trainer slurm` as a user would use it: submit, status, cancel, submit again, logs.
 //!
 //! Out: checks. Invariant: everything goes through the commands, nothing through their modules.
 
@@ -21,8 +21,8 @@ fn submitted_and_cancelled(suite: &Suite) -> Result<(), String> {
     let folder = run.folder.display().to_string();
     let words = instead(arguments(&run.folder, EPOCHS), &QUICK);
     let command = |name: &str, words: &[&str], passed_on: &[String]| -> Result<Ended, String> {
-        let log = suite.folder().join(format!("xtask-{name}.log"));
-        let ended = Ended::of(suite.xtask(words, passed_on)?, &log, 200)?;
+        let log = suite.folder().join(format!("slurm-{name}.log"));
+        let ended = Ended::of(suite.slurm(words, passed_on), &log, 200)?;
         ended.expect_success()?;
         Ok(ended)
     };

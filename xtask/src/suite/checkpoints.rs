@@ -6,8 +6,8 @@ use std::fs;
 use std::path::Path;
 use std::time::SystemTime;
 
-use crate::json;
-use crate::process;
+use jobs::json;
+use jobs::process;
 
 const STATE: &str = "state.json";
 /// Every checkpoint has them.

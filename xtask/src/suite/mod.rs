@@ -14,8 +14,8 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use crate::cargo::{self, Mpi};
-use crate::failure::{Failure, Outcome};
-use crate::process::{self, Finished, Running};
+use jobs::failure::{Failure, Outcome};
+use jobs::process::{self, Finished, Running};
 
 /// One check: its name is what it claims.
 pub(crate) struct Check<S> {

@@ -1,6 +1,6 @@
-//! A tiny study by `cargo xtask study`, and what it leaves in its folder.
+//! A tiny study by `trainer study`, and what it leaves in its folder.
 //!
-//! In: a folder, a trainer, a network. Out: a command, the attempts in its records.
+//! In: a folder, a network. Out: a command, the attempts in its records.
 //! Invariant: nobody waits for a quiet machine, as the checks run on busy ones.
 
 use std::collections::BTreeMap;
@@ -33,9 +33,9 @@ impl Study {
         Ok(Study { file, folder: folder.join(name), repetitions })
     }
 
-    /// Adds the study's words to this program's command.
-    pub(crate) fn command(&self, mut program: Command, trainer: &Path) -> Command {
-        program.arg("study").arg(&self.file).arg("--output").arg(&self.folder).arg("--trainer").arg(trainer);
+    /// Adds the study's words to the trainer's command.
+    pub(crate) fn command(&self, mut program: Command) -> Command {
+        program.arg("study").arg(&self.file).arg("--output").arg(&self.folder);
         program.args(["--no-quiet-check", "--no-report"]);
         program
     }

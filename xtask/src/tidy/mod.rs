@@ -12,24 +12,14 @@ use std::fmt;
 use std::fs;
 use std::path::Path;
 
-use crate::arguments::Command;
 use crate::cargo;
-use crate::failure::{Failure, Outcome};
+use jobs::failure::{Failure, Outcome};
 use source::Source;
 
-pub(crate) const COMMAND: Command = Command {
-    name: "tidy",
-    summary: "Check the rules of this workspace that no compiler checks.",
-    details: "\
+/// What `--help` adds.
+pub(crate) const DETAILS: &str = "\
 Headers, length of files, names, where printing, environment variables and unsafe may stand, who may import whom.
-A file of more than 400 lines needs a line `// tidy: long file because …` near its top; the reason is printed.",
-    subjects: &[],
-    parts: &[],
-    object: None,
-    flags: &[],
-    passed_on: None,
-    run: |_| run(),
-};
+A file of more than 400 lines needs a line `// tidy: long file because …` near its top; the reason is printed.";
 
 /// A crate's `Cargo.toml`.
 struct Manifest {

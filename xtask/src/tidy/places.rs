@@ -9,6 +9,9 @@ const MPI_FOLDER: &str = "distributed/src/mpi/";
 /// The only files that may name the crate cudarc.
 const NCCL_FOLDER: &str = "distributed/src/nccl/";
 
+/// Crates that start other programs: what these find in the environment is theirs to read, and what is going on theirs to print.
+const TOOLS: [&str; 2] = ["jobs", "xtask"];
+
 /// Printing belongs to the report, to programs and to tests.
 pub(super) fn prints_only_where_printing_is_the_job(source: &Source) -> Vec<Finding> {
     const PRINTING: [&str; 4] = ["println", "eprintln", "print", "eprint"];
@@ -17,7 +20,7 @@ pub(super) fn prints_only_where_printing_is_the_job(source: &Source) -> Vec<Find
         || ["main.rs", "build.rs"].contains(&source.file_name())
         || source.path.contains("/examples/")
         || source.path.contains("/benches/")
-        || source.member() == "xtask";
+        || TOOLS.contains(&source.member());
     if may_print {
         return Vec::new();
     }
@@ -29,7 +32,7 @@ pub(super) fn prints_only_where_printing_is_the_job(source: &Source) -> Vec<Find
 
 /// The environment is read where the launcher and the command line are.
 pub(super) fn reads_the_environment_in_one_place(source: &Source) -> Vec<Finding> {
-    let may_read = ["topology.rs", "cli.rs", "build.rs"].contains(&source.file_name()) || source.member() == "xtask";
+    let may_read = ["topology.rs", "cli.rs", "build.rs"].contains(&source.file_name()) || TOOLS.contains(&source.member());
     if may_read {
         return Vec::new();
     }

@@ -7,12 +7,11 @@ use std::process::Command;
 
 use super::*;
 use crate::failure::Outcome;
-use crate::slurm::submit::COMMAND;
 
 /// The request of a command line; words are separated by blanks, `_` stands for a blank inside one.
 fn read(line: &str) -> Outcome<Request> {
     let words: Vec<String> = line.split(' ').map(|word| word.replace('_', " ")).collect();
-    Request::read(&COMMAND.parse(&words)?)
+    crate::slurm::request::tests::read(&words)
 }
 
 fn script_of(line: &str) -> String {

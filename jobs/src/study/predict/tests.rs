@@ -63,7 +63,7 @@ fn a_strong_cells_prediction_tells_no_speedup() {
 
 #[test]
 fn the_newest_network_file_counts_whatever_its_folder_is_called() {
-    let directory = std::env::temp_dir().join(format!("lockstep-xtask-{}-newest", std::process::id()));
+    let directory = std::env::temp_dir().join(format!("lockstep-jobs-{}-newest", std::process::id()));
     let cell = &cells("")[0];
     let file = |attempt: &str| directory.join("runs").join(&cell.id).join(attempt).join("network.json");
     assert_eq!(measured(cell, &directory), None);

@@ -5,8 +5,7 @@ use std::path::{Path, PathBuf};
 
 use super::super::text;
 use crate::restart::tests::{Stage, WAIT};
-use crate::slurm::request::Request;
-use crate::slurm::submit::COMMAND;
+use crate::slurm::request::tests::read;
 
 /// A cluster of stand-ins with one run.
 struct Cluster {
@@ -39,7 +38,7 @@ impl Cluster {
         let line = format!("--ntasks-per-node 1 {flags} -- train --output-dir");
         let mut words: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
         words.push(self.run.to_str().unwrap().to_owned());
-        text(&Request::read(&COMMAND.parse(&words).unwrap()).unwrap(), Path::new("/opt/trainer"))
+        text(&read(&words).unwrap(), Path::new("/opt/trainer"))
     }
 
     fn play(&self, flags: &str) -> (Option<i32>, String) {

@@ -1,0 +1,26 @@
+//! `trainer completions`: what a shell needs to complete this program's commands and flags.
+//!
+//! In: a shell. Out: its script on standard output. Invariant: it comes out of the definitions by which the flags are read.
+
+use std::io::{self, Write};
+
+use anyhow::{Context, Result};
+use clap::CommandFactory;
+use clap_complete::aot;
+
+use crate::cli::{Cli, CompletionsArgs, Shell};
+
+/// Prints the script.
+///
+/// # Errors
+/// When standard output takes no more.
+pub fn completions(args: &CompletionsArgs) -> Result<()> {
+    let shell = match args.shell {
+        Shell::Bash => aot::Shell::Bash,
+        Shell::Zsh => aot::Shell::Zsh,
+        Shell::Fish => aot::Shell::Fish,
+    };
+    let mut script = Vec::new();
+    aot::generate(shell, &mut Cli::command(), "trainer", &mut script);
+    io::stdout().write_all(&script).context("completions: standard output")
+}

@@ -1,0 +1,22 @@
+//! `trainer man`: a man page for each command.
+//!
+//! In: a directory. Out: `trainer.1`, `trainer-train.1`, … in it.
+//! Invariant: the pages come out of the definitions by which the flags are read.
+
+use std::fs;
+
+use anyhow::{Context, Result};
+use clap::CommandFactory;
+
+use crate::cli::{Cli, ManArgs};
+
+/// Writes the pages.
+///
+/// # Errors
+/// When the directory cannot be made or written.
+pub fn man(args: &ManArgs) -> Result<()> {
+    let directory = &args.directory;
+    let named = || format!("man pages: {}", directory.display());
+    fs::create_dir_all(directory).with_context(named)?;
+    clap_mangen::generate_to(Cli::command(), directory).with_context(named)
+}
