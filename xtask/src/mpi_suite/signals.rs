@@ -161,5 +161,5 @@ fn to_the_launcher(suite: &Suite, run: &Run, command: Command, signal: &str) -> 
     sent?;
     ended.expect_success()?;
     ended.expect(run.has_stopped_early()?, "stopped_early in summary.json")?;
-    resumes(suite, &run, &[])
+    resumes(suite, run, &[])
 }

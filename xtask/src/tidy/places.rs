@@ -32,7 +32,8 @@ pub(super) fn prints_only_where_printing_is_the_job(source: &Source) -> Vec<Find
 
 /// The environment is read where the launcher and the command line are.
 pub(super) fn reads_the_environment_in_one_place(source: &Source) -> Vec<Finding> {
-    let may_read = ["topology.rs", "cli.rs", "build.rs"].contains(&source.file_name()) || TOOLS.contains(&source.member());
+    let may_read =
+        ["topology.rs", "cli.rs", "build.rs"].contains(&source.file_name()) || TOOLS.contains(&source.member());
     if may_read {
         return Vec::new();
     }
