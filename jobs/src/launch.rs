@@ -33,7 +33,7 @@ has the script that does so, launch.sh.";
 #[command(after_help = DETAILS)]
 pub struct LaunchArgs {
     /// Number of ranks [required]
-    #[arg(short = 'n', long = "ranks", value_name = "N", value_parser = options::count)]
+    #[arg(short = 'n', value_name = "N", value_parser = options::count)]
     ranks: usize,
 
     /// Machines, each with or without its number of ranks [default: this one]

@@ -55,7 +55,7 @@ pub enum HostsCommand {
     /// Start a program on the hosts by Open MPI's mpirun.
     Run {
         /// Number of ranks, spread over the hosts in turn [default: one a host]
-        #[arg(short = 'n', long = "ranks", value_name = "N", value_parser = options::count)]
+        #[arg(short = 'n', value_name = "N", value_parser = options::count)]
         ranks: Option<usize>,
         /// Program and its arguments, after `--`.
         #[arg(value_name = "PROGRAM", required = true, trailing_var_arg = true)]

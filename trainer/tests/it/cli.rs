@@ -498,14 +498,16 @@ fn differences_name_what_would_change_the_course_of_a_resumed_run() {
 
 #[test]
 fn every_long_flag_tells_its_default_in_the_help() {
-    let root = Cli::command();
-    for sub in root.get_subcommands() {
-        for argument in sub.get_arguments().filter(|argument| argument.get_long().is_some_and(|long| long != "help")) {
+    fn check(command: &clap::Command) {
+        let is_own = |argument: &&clap::Arg| argument.get_long().is_some_and(|long| long != "help");
+        for argument in command.get_arguments().filter(is_own) {
             let help = argument.get_help().map(ToString::to_string).unwrap_or_default();
-            let name = argument.get_long().unwrap_or_default();
-            assert!(help.contains("[default: ") || help.contains("[required]"), "{} --{name}: {help}", sub.get_name());
+            let (command, name) = (command.get_name(), argument.get_long().unwrap_or_default());
+            assert!(help.contains("[default: ") || help.contains("[required]"), "{command} --{name}: {help}");
         }
+        command.get_subcommands().for_each(check);
     }
+    Cli::command().get_subcommands().for_each(check);
 }
 
 #[test]

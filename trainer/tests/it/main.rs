@@ -9,6 +9,7 @@ mod evaluation;
 mod fixture;
 mod input;
 mod interruptions;
+mod jobs;
 mod loss_scale;
 mod netbench;
 mod non_finite;
