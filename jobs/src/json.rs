@@ -6,15 +6,18 @@
 use std::fs;
 use std::path::Path;
 
+use serde::Serialize;
 use serde_json::Value;
 
 use crate::failure::{Failure, Outcome};
 use crate::run_directory;
 
 /// Writes the whole file, and its directory, or leaves the old one.
-pub fn write(path: &Path, value: &Value) -> Outcome {
+pub fn write(path: &Path, record: &impl Serialize) -> Outcome {
     let unfinished = path.with_extension("json.unfinished");
-    run_directory::write(&unfinished, &format!("{value:#}\n"))?;
+    let text = serde_json::to_string_pretty(record);
+    let text = text.map_err(|error| Failure::Failed(format!("{}: {error}", path.display())))?;
+    run_directory::write(&unfinished, &format!("{text}\n"))?;
     fs::rename(&unfinished, path).map_err(|error| Failure::Failed(format!("{}: {error}", path.display())))
 }
 

@@ -7,7 +7,7 @@ use std::num::NonZero;
 use std::path::Path;
 use std::thread;
 
-use serde_json::{Value, json};
+use records::Machine;
 
 use crate::mpirun::Mpirun;
 use crate::process;
@@ -17,17 +17,17 @@ pub(crate) const IMAGES_PER_SECOND_MEANS: &str =
     "global samples of all ranks / the slowest rank's wall time over the measured steps, warm-up left out";
 
 /// Processor, memory, system and MPI.
-pub(crate) fn machine() -> Value {
+pub(crate) fn machine() -> Machine {
     let of = |file: &str, key: &str| value_of(&fs::read_to_string(file).unwrap_or_default(), key);
     let memory = of("/proc/meminfo", "MemTotal").and_then(|text| text.split(' ').next()?.parse::<u64>().ok());
-    json!({
-        "cpu_model": of("/proc/cpuinfo", "model name"),
-        "cpu_count": thread::available_parallelism().map_or(1, NonZero::get),
-        "memory_bytes": memory.map(|kib| kib * 1024),
-        "platform": format!("{}-{}", std::env::consts::OS, std::env::consts::ARCH),
-        "kernel": fs::read_to_string("/proc/sys/kernel/osrelease").ok().map(|text| text.trim().to_owned()),
-        "mpi": Mpirun::find().map(|mpirun| mpi_name(mpirun.version())),
-    })
+    Machine {
+        cpu_model: of("/proc/cpuinfo", "model name"),
+        cpu_count: thread::available_parallelism().map_or(1, NonZero::get) as u64,
+        memory_bytes: memory.map(|kib| kib * 1024),
+        platform: format!("{}-{}", std::env::consts::OS, std::env::consts::ARCH),
+        kernel: fs::read_to_string("/proc/sys/kernel/osrelease").ok().map(|text| text.trim().to_owned()),
+        mpi: Mpirun::find().map(|mpirun| mpi_name(mpirun.version())),
+    }
 }
 
 /// `Open MPI 4.1.4` of `mpirun (Open MPI) 4.1.4`; other makes name themselves otherwise.
@@ -85,8 +85,7 @@ mod tests {
     #[test]
     fn the_machine_has_processors_and_a_name() {
         let machine = machine();
-        assert!(machine["cpu_count"].as_u64().is_some_and(|count| count > 0), "{machine}");
-        assert!(machine["platform"].as_str().is_some_and(|text| text.contains('-')), "{machine}");
+        assert!(machine.cpu_count > 0 && machine.platform.contains('-'), "{machine:?}");
     }
 
     #[test]

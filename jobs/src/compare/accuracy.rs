@@ -9,9 +9,10 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
-use serde_json::{Value, json};
+use records::{Course, CourseEpoch, PeerResult};
+use serde_json::Value;
 
-use super::block::{about_peer, read};
+use super::block::read;
 use super::measure::{Bench, Contender, fresh};
 use super::run::Processes;
 use super::settings::{Accuracy, Launcher};
@@ -26,37 +27,36 @@ const NORMALIZATION: [&str; 4] =
     ["--normalize-mean", "0.4914,0.4822,0.4465", "--normalize-std", "0.2470,0.2435,0.2616"];
 
 /// Trains on images: the record, with a gap where it did not succeed.
-pub(super) fn record(bench: &Bench<'_>, contender: Contender, model: &str, dtype: &str, accuracy: &Accuracy) -> Value {
-    let title = contender.title();
-    let mut record = json!({
-        "framework": title,
-        "model": model,
-        "dtype": dtype,
-        "threads": cores::available(),
-        "num_epochs": accuracy.epochs,
-        "data_dir": accuracy.data_dir,
-        "epochs": [],
-        "gap": null,
-    });
+pub(super) fn record(bench: &Bench<'_>, contender: Contender, model: &str, dtype: &str, accuracy: &Accuracy) -> Course {
+    let course = Course {
+        framework: contender.title().to_owned(),
+        model: model.to_owned(),
+        dtype: dtype.to_owned(),
+        threads: cores::available() as u64,
+        num_epochs: accuracy.epochs as u64,
+        data_dir: accuracy.data_dir.display().to_string(),
+        ..Course::default()
+    };
     match trained(bench, contender, model, dtype, accuracy) {
-        Ok((version, epochs)) => {
-            record["version"] = json!(version);
-            record["epochs"] = json!(epochs);
-        }
-        Err(reason) => record["gap"] = json!(reason),
+        Ok((version, epochs)) => Course { version: Some(version), epochs, ..course },
+        Err(reason) => Course { gap: Some(reason), ..course },
     }
-    record
 }
 
 /// Whether there is a record of this already.
-pub(super) fn is_there(records: &[Value], contender: Contender, model: &str, dtype: &str, accuracy: &Accuracy) -> bool {
-    let title = contender.title();
+pub(super) fn is_there(
+    records: &[Course],
+    contender: Contender,
+    model: &str,
+    dtype: &str,
+    accuracy: &Accuracy,
+) -> bool {
     records.iter().any(|record| {
-        record["framework"] == title
-            && record["model"] == model
-            && record["dtype"] == dtype
-            && record["num_epochs"] == accuracy.epochs
-            && record["data_dir"] == json!(accuracy.data_dir)
+        record.framework == contender.title()
+            && record.model == model
+            && record.dtype == dtype
+            && record.num_epochs == accuracy.epochs as u64
+            && Path::new(&record.data_dir) == accuracy.data_dir
     })
 }
 
@@ -66,7 +66,7 @@ fn trained(
     model: &str,
     dtype: &str,
     accuracy: &Accuracy,
-) -> Result<(String, Vec<Value>), String> {
+) -> Result<(String, Vec<CourseEpoch>), String> {
     let job = bench.job(model, 1)?;
     let folder = bench.settings.output.join(format!("runs/{model}-{dtype}-accuracy-{}", contender.word()));
     fresh(&folder)?;
@@ -104,8 +104,8 @@ fn trained(
     match contender {
         Contender::Ours => Ok((env!("CARGO_PKG_VERSION").to_owned(), our_epochs(&folder.join("run/metrics.jsonl"))?)),
         Contender::Peer(_) => {
-            let told = read(&folder.join("rank-0.json"))?;
-            Ok((about_peer(&told).version, told["epochs"].as_array().cloned().unwrap_or_default()))
+            let told: PeerResult = read(&folder.join("rank-0.json"))?;
+            Ok((told.version, told.epochs))
         }
     }
 }
@@ -138,19 +138,19 @@ fn our_words(
 }
 
 /// Our epochs in the form of the peers'.
-fn our_epochs(metrics: &Path) -> Result<Vec<Value>, String> {
+fn our_epochs(metrics: &Path) -> Result<Vec<CourseEpoch>, String> {
     let text = fs::read_to_string(metrics).map_err(|error| format!("{}: {error}", metrics.display()))?;
     let (mut epochs, mut elapsed_s) = (Vec::new(), 0.0);
     for line in text.lines() {
         let told: Value = serde_json::from_str(line).map_err(|error| format!("{}: {error}", metrics.display()))?;
         elapsed_s += told["seconds_total"].as_f64().unwrap_or(f64::NAN);
-        epochs.push(json!({
-            "epoch": told["epoch"].as_u64().map(|epoch| epoch + 1),
-            "train_loss": told["train_loss"],
-            "test_top1": told["test_top1"],
-            "elapsed_s": elapsed_s,
-            "images_per_second": told["images_per_second"],
-        }));
+        epochs.push(CourseEpoch {
+            epoch: told["epoch"].as_u64().map_or(0, |epoch| epoch + 1),
+            train_loss: told["train_loss"].as_f64(),
+            test_top1: told["test_top1"].as_f64(),
+            elapsed_s: Some(elapsed_s),
+            images_per_second: told["images_per_second"].as_f64(),
+        });
     }
     Ok(epochs)
 }
@@ -167,7 +167,13 @@ mod tests {
         fs::write(&file, format!("{line}\n{}\n", line.replace("\"epoch\":0", "\"epoch\":1"))).unwrap();
         let epochs = our_epochs(&file).unwrap();
         fs::remove_file(&file).unwrap();
-        let expected = |epoch: u64, elapsed_s: f64| json!({ "epoch": epoch, "train_loss": 1.5, "test_top1": 0.25, "elapsed_s": elapsed_s, "images_per_second": 700.0 });
+        let expected = |epoch: u64, elapsed_s: f64| CourseEpoch {
+            epoch,
+            train_loss: Some(1.5),
+            test_top1: Some(0.25),
+            elapsed_s: Some(elapsed_s),
+            images_per_second: Some(700.0),
+        };
         assert_eq!(epochs, [expected(1, 9.5), expected(2, 19.0)]);
         assert!(our_epochs(&file).is_err());
     }
@@ -175,8 +181,9 @@ mod tests {
     #[test]
     fn a_record_of_other_epochs_or_images_is_another() {
         let accuracy = Accuracy { epochs: 5, data_dir: "x".into() };
-        let records =
-            [json!({ "framework": OURS, "model": "resnet20", "dtype": "f32", "num_epochs": 5, "data_dir": "x" })];
+        let (framework, model, dtype) = (OURS.to_owned(), "resnet20".to_owned(), "f32".to_owned());
+        let data_dir = "x".to_owned();
+        let records = [Course { framework, model, dtype, num_epochs: 5, data_dir, ..Course::default() }];
         assert!(is_there(&records, Contender::Ours, "resnet20", "f32", &accuracy));
         let more = Accuracy { epochs: 6, ..accuracy.clone() };
         let elsewhere = Accuracy { data_dir: "y".into(), ..accuracy };

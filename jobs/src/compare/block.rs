@@ -6,22 +6,11 @@
 use std::fs;
 use std::path::Path;
 
-use serde_json::{Value, json};
+use records::{Block, PeerResult};
+use serde::de::DeserializeOwned;
+use serde_json::Value;
 
 use crate::json;
-
-/// One measured block of one row.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct Block {
-    pub(super) images_per_second: f64,
-    /// Of every step from the first on.
-    pub(super) losses: Vec<f64>,
-    pub(super) peak_memory_bytes_rank: u64,
-    pub(super) peak_memory_bytes_total: u64,
-    pub(super) quiet: Value,
-    pub(super) is_disturbed: bool,
-    pub(super) command: String,
-}
 
 /// What a run says of its framework.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -29,37 +18,6 @@ pub(super) struct About {
     pub(super) version: String,
     pub(super) variant: String,
     pub(super) communication: String,
-}
-
-impl Block {
-    /// The mean loss of the parameters after this many updates.
-    pub(super) fn loss_after(&self, updates: usize) -> Option<f64> {
-        self.losses.get(updates).copied()
-    }
-
-    pub(super) fn to_json(&self) -> Value {
-        json!({
-            "images_per_second": self.images_per_second,
-            "losses": self.losses,
-            "peak_memory_bytes_rank": self.peak_memory_bytes_rank,
-            "peak_memory_bytes_total": self.peak_memory_bytes_total,
-            "quiet": self.quiet,
-            "disturbed": self.is_disturbed,
-            "command": self.command,
-        })
-    }
-
-    pub(super) fn from_json(value: &Value) -> Option<Self> {
-        Some(Block {
-            images_per_second: value["images_per_second"].as_f64()?,
-            losses: numbers(&value["losses"])?,
-            peak_memory_bytes_rank: value["peak_memory_bytes_rank"].as_u64()?,
-            peak_memory_bytes_total: value["peak_memory_bytes_total"].as_u64()?,
-            quiet: value["quiet"].clone(),
-            is_disturbed: value["disturbed"].as_bool()?,
-            command: value["command"].as_str()?.to_owned(),
-        })
-    }
 }
 
 /// What our trainer printed last.
@@ -88,38 +46,39 @@ pub(super) fn of_ours(log: &str) -> Result<(About, Block), String> {
 
 /// What the ranks of a peer wrote; `global_samples` are those of all ranks over the measured steps.
 pub(super) fn of_peer(folder: &Path, ranks: usize, global_samples: usize) -> Result<(About, Block), String> {
-    let told: Vec<Value> =
+    let told: Vec<PeerResult> =
         (0..ranks).map(|rank| read(&folder.join(format!("rank-{rank}.json")))).collect::<Result<_, _>>()?;
-    let servers = ["scheduler", "server"].iter().filter_map(|role| read(&folder.join(format!("{role}.json"))).ok());
-    let memory = |value: &Value| value["peak_memory_bytes"].as_u64().unwrap_or(0);
-    let seconds = told.iter().filter_map(|rank| rank["seconds"].as_f64()).fold(f64::NAN, f64::max);
+    let servers = ["scheduler", "server"].iter();
+    let servers = servers.filter_map(|role| read::<PeerResult>(&folder.join(format!("{role}.json"))).ok());
+    let seconds = told.iter().filter_map(|rank| rank.seconds).fold(f64::NAN, f64::max);
     if seconds.is_nan() || seconds <= 0.0 {
         return Err(format!("{}: the ranks told no seconds", folder.display()));
     }
-    let losses: Vec<Vec<f64>> = told.iter().filter_map(|rank| numbers(&rank["losses"])).collect();
-    let num_losses = losses.iter().map(Vec::len).min().unwrap_or(0);
-    let mean = |step: usize| losses.iter().map(|rank| rank[step]).sum::<f64>() / losses.len() as f64;
+    let num_losses = told.iter().map(|rank| rank.losses.len()).min().unwrap_or(0);
+    let mean = |step: usize| told.iter().map(|rank| rank.losses[step]).sum::<f64>() / told.len() as f64;
     let block = Block {
         images_per_second: global_samples as f64 / seconds,
         losses: (0..num_losses).map(mean).collect(),
-        peak_memory_bytes_rank: told.iter().map(memory).max().unwrap_or(0),
-        peak_memory_bytes_total: told.iter().map(memory).sum::<u64>()
-            + servers.map(|server| memory(&server)).sum::<u64>(),
+        peak_memory_bytes_rank: told.iter().map(|rank| rank.peak_memory_bytes).max().unwrap_or(0),
+        peak_memory_bytes_total: told.iter().map(|rank| rank.peak_memory_bytes).sum::<u64>()
+            + servers.map(|server| server.peak_memory_bytes).sum::<u64>(),
         ..Block::default()
     };
     Ok((about_peer(&told[0]), block))
 }
 
 /// What a peer's rank says of its framework.
-pub(super) fn about_peer(told: &Value) -> About {
-    let text = |key: &str| told[key].as_str().unwrap_or_default().to_owned();
-    About { version: text("version"), variant: text("variant"), communication: text("communication") }
+pub(super) fn about_peer(told: &PeerResult) -> About {
+    let PeerResult { version, variant, communication, .. } = told.clone();
+    About { version, variant, communication }
 }
 
-/// A JSON file.
-pub(super) fn read(path: &Path) -> Result<Value, String> {
+/// A record from its file.
+pub(super) fn read<T: DeserializeOwned>(path: &Path) -> Result<T, String> {
     let text = fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))?;
-    serde_json::from_str(&text).map_err(|error| format!("{}: {error}", path.display()))
+    let value = serde_json::from_str(&text).map_err(|error| format!("{}: {error}", path.display()))?;
+    // A loss that is none is null in its list, which stays.
+    records::from_value(value).map_err(|error| format!("{}: {error}", path.display()))
 }
 
 /// A list of numbers; one that is not finite comes as null and stays one that equals none.
@@ -130,13 +89,7 @@ fn numbers(value: &Value) -> Option<Vec<f64>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_block_is_read_back_as_it_was_written() {
-        let block = Block { images_per_second: 300.5, losses: vec![2.5, 2.25], is_disturbed: true, ..Block::default() };
-        assert_eq!(Block::from_json(&block.to_json()), Some(block));
-        assert_eq!(Block::from_json(&json!({ "images_per_second": 3 })), None);
-    }
+    use serde_json::json;
 
     #[test]
     fn our_line_is_found_behind_the_notes() {

@@ -5,14 +5,13 @@
 
 use std::path::{Path, PathBuf};
 
-use serde_json::{Value, json};
+use records::{COMPARISON_SCHEMA, Comparison, Course, Machine};
+use serde_json::{Map, Value};
 
 use super::block::read;
 use super::row::{Key, Row};
 use crate::failure::{Failure, Outcome};
 use crate::machine;
-
-const SCHEMA: &str = "lockstep.comparison/1";
 
 /// The contents of the file.
 #[derive(Clone, Debug, PartialEq)]
@@ -20,11 +19,11 @@ pub(super) struct Document {
     path: PathBuf,
     created: String,
     commit: String,
-    machine: Value,
-    job: Value,
+    machine: Machine,
+    job: Map<String, Value>,
     pub(super) rows: Vec<Row>,
     /// Records of training on images, as they are written.
-    pub(super) accuracy: Vec<Value>,
+    pub(super) accuracy: Vec<Course>,
 }
 
 impl Document {
@@ -32,8 +31,8 @@ impl Document {
     pub(super) fn open(
         directory: &Path,
         commit: Option<String>,
-        machine: Value,
-        job: Value,
+        machine: Machine,
+        job: Map<String, Value>,
         is_again: bool,
     ) -> Outcome<Self> {
         let path = directory.join("comparison.json");
@@ -42,45 +41,35 @@ impl Document {
         if is_again || !new.path.exists() {
             return Ok(new);
         }
-        let found = read(&new.path).map_err(Failure::Failed)?;
-        new.continued(&found)
+        new.continued()
     }
 
-    fn continued(mut self, found: &Value) -> Outcome<Self> {
+    fn continued(mut self) -> Outcome<Self> {
         let path = self.path.display();
         let remedy = "give another --output, or --again to measure all anew";
-        if found["schema"] != SCHEMA {
-            return Err(Failure::Failed(format!(
-                "{path}: schema: expected {SCHEMA}, got {}: {remedy}",
-                found["schema"]
-            )));
+        let refused = |what: String| Failure::Failed(format!("{path}: {what}: {remedy}"));
+        let found: Comparison = read(&self.path).map_err(|error| Failure::Failed(format!("{error}: {remedy}")))?;
+        if found.schema != COMPARISON_SCHEMA {
+            return Err(refused(format!("schema: expected {COMPARISON_SCHEMA}, got `{}`", found.schema)));
         }
         // More blocks of the same job may be measured.
-        let without_blocks = |job: &Value| {
-            let mut job = job.clone();
-            job.as_object_mut().map(|entries| entries.remove("blocks"));
-            job
+        let without_blocks = |job: &Map<String, Value>| {
+            let kept = job.iter().filter(|(key, _)| *key != "blocks");
+            Value::Object(kept.map(|(key, value)| (key.clone(), value.clone())).collect())
         };
-        let cpu_model = |machine: &Value| machine["cpu_model"].clone();
-        for (what, own, theirs) in [
-            ("job", without_blocks(&self.job), without_blocks(&found["job"])),
-            ("cpu_model", cpu_model(&self.machine), cpu_model(&found["machine"])),
-        ] {
-            if own != theirs {
-                return Err(Failure::Failed(format!("{path}: {what}: expected {own}, got {theirs}: {remedy}")));
-            }
+        let (own, theirs) = (without_blocks(&self.job), without_blocks(&found.job));
+        if own != theirs {
+            return Err(refused(format!("job: expected {own}, got {theirs}")));
         }
-        let rows = found["rows"].as_array().map(Vec::as_slice).unwrap_or_default();
-        let rows: Option<Vec<Row>> = rows.iter().map(Row::from_json).collect();
-        self.rows = rows.ok_or_else(|| Failure::Failed(format!("{path}: rows: cannot be read: {remedy}")))?;
+        let (own, theirs) = (&self.machine.cpu_model, &found.machine.cpu_model);
+        if own != theirs {
+            return Err(refused(format!("cpu_model: expected {own:?}, got {theirs:?}")));
+        }
         // What had no number is tried again; blocks before a failed one are kept.
-        for row in &mut self.rows {
-            row.gap = None;
-        }
-        self.rows.retain(|row| !row.blocks.is_empty());
-        self.accuracy = found["accuracy"].as_array().cloned().unwrap_or_default();
-        self.accuracy.retain(|record| record["gap"].is_null());
-        self.created = found["created"].as_str().unwrap_or_default().to_owned();
+        let rows = found.rows.into_iter().map(|row| Row { gap: None, ..Row::of(row) });
+        self.rows = rows.filter(|row| !row.blocks.is_empty()).collect();
+        self.accuracy = found.accuracy.into_iter().filter(|course| course.gap.is_none()).collect();
+        self.created = found.created;
         Ok(self)
     }
 
@@ -95,15 +84,15 @@ impl Document {
 
     /// Writes the file.
     pub(super) fn save(&self) -> Outcome {
-        let document = json!({
-            "schema": SCHEMA,
-            "created": self.created,
-            "commit": self.commit,
-            "machine": self.machine,
-            "job": self.job,
-            "rows": self.rows.iter().map(|row| row.to_json(&self.rows)).collect::<Vec<_>>(),
-            "accuracy": self.accuracy,
-        });
+        let document = Comparison {
+            schema: COMPARISON_SCHEMA.to_owned(),
+            created: self.created.clone(),
+            commit: self.commit.clone(),
+            machine: self.machine.clone(),
+            job: self.job.clone(),
+            rows: self.rows.iter().map(|row| row.record(&self.rows)).collect(),
+            accuracy: self.accuracy.clone(),
+        };
         crate::json::write(&self.path, &document)
     }
 }
@@ -112,6 +101,7 @@ impl Document {
 mod tests {
     use super::super::row::tests::row;
     use super::*;
+    use serde_json::json;
     use std::fs;
 
     fn folder(name: &str) -> PathBuf {
@@ -121,7 +111,8 @@ mod tests {
     }
 
     fn open(folder: &Path, job: Value, is_again: bool) -> Outcome<Document> {
-        Document::open(folder, None, json!({ "cpu_model": "x" }), job, is_again)
+        let machine = Machine { cpu_model: Some("x".to_owned()), ..Machine::default() };
+        Document::open(folder, None, machine, job.as_object().unwrap().clone(), is_again)
     }
 
     #[test]
@@ -131,7 +122,7 @@ mod tests {
         document.rows.push(row("Lockstep", 1, &[100.0], (2.5, 2.0)));
         document.rows.push(row("MXNet", 1, &[50.0], (2.5, 2.0)));
         document.rows.push(Row { gap: Some("not installed".into()), ..row("JAX", 1, &[], (0.0, 0.0)) });
-        document.accuracy.push(json!({ "framework": "Lockstep", "epochs": [] }));
+        document.accuracy.push(Course { framework: "Lockstep".to_owned(), ..Course::default() });
         let measured = document.rows[..2].to_vec();
         // Its second block failed.
         document.rows[1].gap = Some("did not end".into());
@@ -151,6 +142,6 @@ mod tests {
         fs::write(folder.join("comparison.json"), "{\"schema\": \"x\"}").unwrap();
         let refusal = open(&folder, json!({}), false).unwrap_err().to_string();
         fs::remove_dir_all(folder).unwrap();
-        assert!(refusal.contains(SCHEMA), "{refusal}");
+        assert!(refusal.contains(COMPARISON_SCHEMA), "{refusal}");
     }
 }

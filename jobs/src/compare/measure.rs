@@ -10,7 +10,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::block::{About, Block, of_ours, of_peer};
+use records::Block;
+
+use super::block::{About, of_ours, of_peer};
 use super::framework::{Framework, OURS};
 use super::row::Key;
 use super::run::{Patience, Processes};
@@ -83,7 +85,7 @@ impl Bench<'_> {
             }
         })?;
         let (launcher, about, block) = watched.result;
-        Ok((launcher, about, Block { quiet: watched.quiet, is_disturbed: watched.is_disturbed, ..block }))
+        Ok((launcher, about, Block { quiet: Some(watched.quiet), is_disturbed: watched.is_disturbed, ..block }))
     }
 
     fn ours(&self, key: &Key, folder: &Path, mark: &str) -> Result<(Launcher, About, Block), String> {

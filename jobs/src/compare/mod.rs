@@ -257,7 +257,7 @@ mod tests {
             folder.display()
         );
         let failure = settings::tests::args(&line).unwrap().run().unwrap_err();
-        let found = block::read(&folder.join("out/comparison.json")).unwrap();
+        let found: serde_json::Value = block::read(&folder.join("out/comparison.json")).unwrap();
         fs::remove_dir_all(&folder).unwrap();
         // This trainer measures nothing, which is no gap but a failure.
         assert!(failure.to_string().contains("our own measurement failed"), "{failure}");

@@ -4,9 +4,9 @@
 //! Invariant: pure. A throughput counts only if the losses say that the work was the same; what does not count is shown and ranked
 //! nowhere. Speedup and ratio are of medians over the blocks.
 
-use serde_json::{Value, json};
+use records::{Block, ComparisonRow};
 
-use super::block::{About, Block};
+use super::block::About;
 use super::framework::{self, OURS};
 use super::settings::LAST_COMPARED_STEP;
 
@@ -63,70 +63,54 @@ impl Row {
     /// Median images/s over the blocks.
     pub(super) fn median(&self) -> Option<f64> {
         let mut rates: Vec<f64> = self.blocks.iter().map(|block| block.images_per_second).collect();
-        rates.sort_by(f64::total_cmp);
-        let middle = rates.len() / 2;
-        match rates.len() {
-            0 => None,
-            length if length % 2 == 1 => Some(rates[middle]),
-            _ => Some((rates[middle - 1] + rates[middle]) / 2.0),
-        }
+        (!rates.is_empty()).then(|| records::median(&mut rates))
     }
 
     /// The row as `comparison.json` has it.
-    pub(super) fn to_json(&self, rows: &[Row]) -> Value {
+    pub(super) fn record(&self, rows: &[Row]) -> ComparisonRow {
         let judged = self.judged(rows);
         let first = self.blocks.first();
         let last = self.blocks.last();
-        json!({
-            "framework": self.key.framework,
-            "version": self.about.version,
-            "variant": self.about.variant,
-            "model": self.key.model,
-            "dtype": self.key.dtype,
-            "launcher": self.launcher,
-            "communication": self.about.communication,
-            "ranks": self.key.ranks,
-            "threads": self.threads,
-            "images_per_second": self.blocks.iter().map(|block| block.images_per_second).collect::<Vec<_>>(),
-            "images_per_second_median": judged.median,
-            "ratio_to_lockstep": judged.ratio,
-            "speedup": judged.speedup,
-            "efficiency": judged.efficiency,
-            "peak_memory_bytes_rank": self.blocks.iter().map(|block| block.peak_memory_bytes_rank).max(),
-            "peak_memory_bytes_total": self.blocks.iter().map(|block| block.peak_memory_bytes_total).max(),
-            "loss_after_2": first.and_then(|block| block.loss_after(2)),
-            "loss_after_5": first.and_then(|block| block.loss_after(LAST_COMPARED_STEP)),
-            "loss_agrees": judged.loss_agrees,
-            "counts": judged.counts,
-            "disturbed_blocks": self.blocks.iter().filter(|block| block.is_disturbed).count(),
-            "quiet": last.map(|block| block.quiet.clone()),
-            "command": last.map(|block| block.command.clone()),
-            "gap": self.gap,
-            "blocks": self.blocks.iter().map(Block::to_json).collect::<Vec<_>>(),
-        })
+        ComparisonRow {
+            framework: self.key.framework.clone(),
+            version: self.about.version.clone(),
+            variant: self.about.variant.clone(),
+            model: self.key.model.clone(),
+            dtype: self.key.dtype.clone(),
+            launcher: self.launcher.clone(),
+            communication: self.about.communication.clone(),
+            ranks: self.key.ranks as u64,
+            threads: self.threads as u64,
+            images_per_second: self.blocks.iter().map(|block| Some(block.images_per_second)).collect(),
+            images_per_second_median: judged.median,
+            ratio_to_lockstep: judged.ratio,
+            speedup: judged.speedup,
+            efficiency: judged.efficiency,
+            peak_memory_bytes_rank: self.blocks.iter().map(|block| block.peak_memory_bytes_rank).max(),
+            peak_memory_bytes_total: self.blocks.iter().map(|block| block.peak_memory_bytes_total).max(),
+            loss_after_2: first.and_then(|block| block.loss_after(2)),
+            loss_after_5: first.and_then(|block| block.loss_after(LAST_COMPARED_STEP)),
+            loss_agrees: judged.loss_agrees,
+            counts: Some(judged.counts),
+            disturbed_blocks: Some(self.blocks.iter().filter(|block| block.is_disturbed).count() as u64),
+            quiet: last.and_then(|block| block.quiet),
+            command: last.map(|block| block.command.clone()),
+            gap: self.gap.clone(),
+            blocks: self.blocks.clone(),
+        }
     }
 
-    /// A row that [`Row::to_json`] made.
-    pub(super) fn from_json(value: &Value) -> Option<Self> {
-        let text = |key: &str| Some(value[key].as_str()?.to_owned());
-        let key = Key {
-            framework: text("framework")?,
-            model: text("model")?,
-            dtype: text("dtype")?,
-            ranks: value["ranks"].as_u64()? as usize,
-        };
-        Some(Row {
-            key,
-            threads: value["threads"].as_u64()? as usize,
-            launcher: text("launcher")?,
-            about: About {
-                version: text("version")?,
-                variant: text("variant")?,
-                communication: text("communication")?,
-            },
-            blocks: value["blocks"].as_array()?.iter().map(Block::from_json).collect::<Option<_>>()?,
-            gap: text("gap"),
-        })
+    /// A row that [`Row::record`] made.
+    pub(super) fn of(record: ComparisonRow) -> Self {
+        let ComparisonRow { framework, model, dtype, version, variant, communication, .. } = record;
+        Row {
+            key: Key { framework, model, dtype, ranks: record.ranks as usize },
+            threads: record.threads as usize,
+            launcher: record.launcher,
+            about: About { version, variant, communication },
+            blocks: record.blocks,
+            gap: record.gap,
+        }
     }
 
     /// What this row says beside the others.
@@ -249,6 +233,6 @@ pub(super) mod tests {
         let mut row = row("JAX", 2, &[84.0, 85.0], (2.5, 2.0));
         row.gap = Some("ended with exit code 1: why".to_owned());
         let rows = [row.clone()];
-        assert_eq!(Row::from_json(&row.to_json(&rows)), Some(row));
+        assert_eq!(Row::of(row.record(&rows)), row);
     }
 }

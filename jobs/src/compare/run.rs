@@ -9,8 +9,6 @@ use std::process::Command;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use serde_json::Value;
-
 use super::install::last_line;
 use crate::guard::Guarded;
 use crate::process;
@@ -100,8 +98,7 @@ fn complaint(text: &str) -> &str {
 /// What one run gave.
 pub(super) struct Watched<T> {
     pub(super) result: T,
-    /// The object `quiet` of a record.
-    pub(super) quiet: Value,
+    pub(super) quiet: records::Quiet,
     pub(super) is_disturbed: bool,
 }
 
@@ -135,7 +132,7 @@ impl Patience {
                 Ok(result) => {
                     let is_disturbed = seen.quiet.cores() > self.limit_cores;
                     if !is_disturbed || attempt >= self.attempts {
-                        let quiet = quiet::record(before, &seen, self.limit_cores);
+                        let quiet = quiet::record(Some(before), &seen, Some(self.limit_cores));
                         return Ok(Watched { result, quiet, is_disturbed });
                     }
                 }
@@ -219,7 +216,7 @@ mod tests {
     fn an_undisturbed_run_is_made_once_and_tells_the_limit() {
         let seen = EASY.watched("-", Ok::<_, String>).unwrap();
         assert_eq!((seen.result, seen.is_disturbed), (1, false));
-        assert_eq!(seen.quiet["limit_cores"], 1e9);
+        assert_eq!(seen.quiet.limit_cores, Some(1e9));
     }
 
     #[test]

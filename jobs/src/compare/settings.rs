@@ -7,7 +7,7 @@ use std::env;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::CompareArgs;
 use super::framework::{self, Framework};
@@ -102,19 +102,20 @@ impl Settings {
     }
 
     /// What must be the same for measurements to stand in one table, and how many blocks there are of each.
-    pub(super) fn job(&self) -> Value {
-        json!({
-            "batch_size_per_rank": self.batch_size_per_rank,
-            "optimizer": "SGD lr 0.01 momentum 0.9 weight decay 1e-4 on all parameters",
-            "steps": self.steps,
-            "warmup_steps": self.warmup_steps,
-            "blocks": self.blocks,
-            "threads": self.threads,
-            "launcher": self.launcher.word(),
-            "initial_weights": "the same file for all",
-            "batches": "the same files for all: 4 a rank in turn, random pixels and labels",
-            "images_per_second_means": machine::IMAGES_PER_SECOND_MEANS,
-        })
+    pub(super) fn job(&self) -> Map<String, Value> {
+        let entries = [
+            ("batch_size_per_rank", json!(self.batch_size_per_rank)),
+            ("optimizer", json!("SGD lr 0.01 momentum 0.9 weight decay 1e-4 on all parameters")),
+            ("steps", json!(self.steps)),
+            ("warmup_steps", json!(self.warmup_steps)),
+            ("blocks", json!(self.blocks)),
+            ("threads", json!(self.threads)),
+            ("launcher", json!(self.launcher.word())),
+            ("initial_weights", json!("the same file for all")),
+            ("batches", json!("the same files for all: 4 a rank in turn, random pixels and labels")),
+            ("images_per_second_means", json!(machine::IMAGES_PER_SECOND_MEANS)),
+        ];
+        entries.map(|(key, value)| (key.to_owned(), value)).into_iter().collect()
     }
 }
 

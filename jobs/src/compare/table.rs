@@ -3,7 +3,7 @@
 //! In: rows and accuracies. Out: Markdown.
 //! Invariant: pure. In each group of equal job ours comes first, then what counts by its speed, then what does not, then gaps.
 
-use serde_json::Value;
+use records::{Block, Course, CourseEpoch};
 
 use super::row::{Judged, Row};
 
@@ -44,7 +44,7 @@ fn line(row: &Row, judged: &Judged) -> String {
         None => "–".to_owned(),
         Some(median) => format!("{median:.0} ({})", blocks.join(", ")),
     };
-    let megabytes = |pick: fn(&super::block::Block) -> u64| {
+    let megabytes = |pick: fn(&Block) -> u64| {
         row.blocks.iter().map(pick).max().map_or("–".to_owned(), |bytes| format!("{:.0}", bytes as f64 / 1e6))
     };
     let loss = |updates: usize| number(row.blocks.first().and_then(|block| block.loss_after(updates)), 5);
@@ -89,27 +89,26 @@ fn note(row: &Row, judged: &Judged) -> String {
 }
 
 /// Test accuracy by epoch.
-pub(super) fn accuracy(records: &[Value]) -> String {
+pub(super) fn accuracy(courses: &[Course]) -> String {
     let mut text = "| framework | model | dtype | threads | test accuracy after each epoch, % | seconds | images/s, last | note |\n|---|---|---|---|---|---|---|---|\n".to_owned();
-    for record in records {
-        let epochs = record["epochs"].as_array().map(Vec::as_slice).unwrap_or_default();
-        let shares: Vec<String> =
-            epochs.iter().filter_map(|epoch| Some(format!("{:.1}", epoch["test_top1"].as_f64()? * 100.0))).collect();
-        let of_last = |key: &str| {
-            epochs.last().and_then(|epoch| epoch[key].as_f64()).map_or("–".to_owned(), |value| format!("{value:.0}"))
+    for course in courses {
+        let shares = course.epochs.iter().filter_map(|epoch| epoch.test_top1);
+        let shares: Vec<String> = shares.map(|share| format!("{:.1}", share * 100.0)).collect();
+        let of_last = |pick: fn(&CourseEpoch) -> Option<f64>| {
+            course.epochs.last().and_then(pick).map_or("–".to_owned(), |value| format!("{value:.0}"))
         };
-        let word = |key: &str| record[key].as_str().unwrap_or_default().replace('|', "/");
-        let note = if record["gap"].is_null() { String::new() } else { format!("gap: {}", word("gap")) };
+        let word = |text: &str| text.replace('|', "/");
         text.push_str(&format!(
-            "| {} {} | {} | {} | {} | {} | {} | {} | {note} |\n",
-            word("framework"),
-            word("version"),
-            word("model"),
-            word("dtype"),
-            record["threads"],
+            "| {} {} | {} | {} | {} | {} | {} | {} | {} |\n",
+            word(&course.framework),
+            word(course.version.as_deref().unwrap_or_default()),
+            word(&course.model),
+            word(&course.dtype),
+            course.threads,
             shares.join(", "),
-            of_last("elapsed_s"),
-            of_last("images_per_second"),
+            of_last(|epoch| epoch.elapsed_s),
+            of_last(|epoch| epoch.images_per_second),
+            course.gap.as_ref().map_or(String::new(), |gap| format!("gap: {}", word(gap))),
         ));
     }
     text
@@ -119,7 +118,6 @@ pub(super) fn accuracy(records: &[Value]) -> String {
 mod tests {
     use super::super::row::tests::row;
     use super::*;
-    use serde_json::json;
 
     #[test]
     fn ours_comes_first_then_what_counts_by_speed_then_the_rest_with_its_reason() {
@@ -143,10 +141,21 @@ mod tests {
 
     #[test]
     fn accuracies_are_percent_by_epoch() {
-        let epochs = json!([{ "test_top1": 0.5, "elapsed_s": 10.0 }, { "test_top1": 0.625, "elapsed_s": 20.4, "images_per_second": 99.6 }]);
-        let text = accuracy(&[
-            json!({ "framework": "JAX", "version": "1", "model": "resnet20", "dtype": "f32", "threads": 2, "epochs": epochs }),
-        ]);
+        let epoch = |test_top1: f64, elapsed_s: f64| CourseEpoch {
+            test_top1: Some(test_top1),
+            elapsed_s: Some(elapsed_s),
+            images_per_second: Some(99.6),
+            ..CourseEpoch::default()
+        };
+        let text = accuracy(&[Course {
+            framework: "JAX".to_owned(),
+            version: Some("1".to_owned()),
+            model: "resnet20".to_owned(),
+            dtype: "f32".to_owned(),
+            threads: 2,
+            epochs: vec![epoch(0.5, 10.0), epoch(0.625, 20.4)],
+            ..Course::default()
+        }]);
         assert!(text.ends_with("| JAX 1 | resnet20 | f32 | 2 | 50.0, 62.5 | 20 | 100 |  |\n"), "{text}");
     }
 }

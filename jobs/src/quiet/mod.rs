@@ -9,7 +9,7 @@ use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use serde_json::{Value, json};
+use records::OtherCores;
 
 use self::accounts::{Accounts, Own};
 
@@ -47,9 +47,9 @@ impl Quiet {
         self.other_cores + self.steal_cores
     }
 
-    pub(crate) fn to_json(self) -> Value {
-        let rounded = |cores: f64| (cores * 1e4).round() / 1e4;
-        json!({ "other_cores": rounded(self.other_cores), "steal_cores": rounded(self.steal_cores) })
+    fn rounded(self) -> OtherCores {
+        let rounded = |cores: f64| Some((cores * 1e4).round() / 1e4);
+        OtherCores { other_cores: rounded(self.other_cores), steal_cores: rounded(self.steal_cores) }
     }
 }
 
@@ -115,15 +115,15 @@ impl Watch {
     }
 }
 
-/// The object `quiet` of a record.
-pub(crate) fn record(before: Quiet, during: &Seen, limit_cores: f64) -> Value {
-    json!({
-        "before": before.to_json(),
-        "during": during.quiet.to_json(),
-        "mhz_min": during.mhz.map(|mhz| mhz.0),
-        "mhz_max": during.mhz.map(|mhz| mhz.1),
-        "limit_cores": limit_cores,
-    })
+/// What a record says of it; before a run that waited its turn elsewhere nobody looked, and without a check there is no limit.
+pub(crate) fn record(before: Option<Quiet>, during: &Seen, limit_cores: Option<f64>) -> records::Quiet {
+    records::Quiet {
+        before: before.map(Quiet::rounded),
+        during: Some(during.quiet.rounded()),
+        mhz_min: during.mhz.map(|mhz| mhz.0),
+        mhz_max: during.mhz.map(|mhz| mhz.1),
+        limit_cores,
+    }
 }
 
 #[cfg(test)]
@@ -178,9 +178,9 @@ mod tests {
         assert!(Command::new("sh").args(["-c", "sleep 0.7"]).status().unwrap().success());
         let seen = watch.finish();
         assert!(seen.quiet.other_cores >= 0.0 && seen.quiet.steal_cores >= 0.0);
-        let record = record(Quiet::default(), &seen, 0.2);
-        assert_eq!(record["limit_cores"], 0.2);
-        assert!(record["during"]["other_cores"].is_number());
+        let record = record(None, &seen, Some(0.2));
+        assert_eq!((record.before, record.limit_cores), (None, Some(0.2)));
+        assert!(record.during.is_some_and(|during| during.other_cores.is_some()));
     }
 
     #[test]

@@ -6,11 +6,11 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use serde_json::{Value, json};
+use records::{ATTEMPT_SCHEMA, AttemptRecord, Quiet, Status};
+use serde_json::Value;
 
 use super::cell::Cell;
 use super::file::Kind;
-use super::records::{SCHEMA, Status};
 use crate::failure::Outcome;
 use crate::{json, run_directory};
 
@@ -31,7 +31,7 @@ pub(super) struct Came {
     pub(super) started: Option<String>,
     pub(super) seconds: Option<f64>,
     pub(super) command: String,
-    pub(super) quiet: Value,
+    pub(super) quiet: Option<Quiet>,
     pub(super) result: Value,
 }
 
@@ -91,21 +91,21 @@ impl Attempt<'_> {
     }
 
     /// The line of `records.jsonl`.
-    pub(super) fn record(&self, came: Came) -> Value {
-        json!({
-            "schema": SCHEMA,
-            "cell": self.cell.id,
-            "repetition": self.repetition,
-            "attempt": self.number,
-            "status": came.status.name(),
-            "why": came.why,
-            "started": came.started,
-            "seconds": came.seconds.map(|seconds| (seconds * 1e3).round() / 1e3),
-            "command": came.command,
-            "directory": self.directory().display().to_string(),
-            "quiet": came.quiet,
-            "result": came.result,
-        })
+    pub(super) fn record(&self, came: Came) -> AttemptRecord {
+        AttemptRecord {
+            schema: ATTEMPT_SCHEMA.to_owned(),
+            cell: self.cell.id.clone(),
+            repetition: self.repetition as u64,
+            attempt: self.number as u64,
+            status: came.status,
+            why: came.why,
+            started: came.started,
+            seconds: came.seconds.map(|seconds| (seconds * 1e3).round() / 1e3),
+            command: came.command,
+            directory: self.directory().display().to_string(),
+            quiet: came.quiet,
+            result: came.result,
+        }
     }
 }
 
@@ -122,6 +122,7 @@ mod tests {
     use super::*;
     use crate::study::file::StudyFile;
     use crate::study::plan;
+    use serde_json::json;
     use toml::Table;
 
     fn cell(kind: &str) -> Cell {
@@ -169,12 +170,12 @@ mod tests {
             started: None,
             seconds: Some(1.23456),
             command: "a b".into(),
-            quiet: Value::Null,
+            quiet: None,
             result: Value::Null,
         };
         let record = attempt.record(came);
-        assert_eq!((record["schema"].as_str(), record["status"].as_str()), (Some(SCHEMA), Some("failed")));
-        assert_eq!((record["seconds"].as_f64(), record["repetition"].as_u64()), (Some(1.235), Some(2)));
+        assert_eq!((record.schema.as_str(), record.status), (ATTEMPT_SCHEMA, Status::Failed));
+        assert_eq!((record.seconds, record.repetition), (Some(1.235), 2));
         assert_eq!(last_words("x\nerror: y\nmpirun ended\n\n"), "error: y");
         assert_eq!(last_words(""), "it wrote nothing");
     }

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use records::Status;
 use serde_json::{Value, json};
 use toml::Value as Toml;
 
@@ -18,10 +19,9 @@ use super::cell::Place;
 use super::file::{Kind, StudyFile};
 use super::keys::word;
 use super::local::Local;
-use super::records::Status;
 use crate::failure::{Failure, Outcome};
 use crate::process;
-use crate::quiet::{self, MARK, Quiet, Seen, Watch};
+use crate::quiet::{self, MARK, Watch};
 use crate::slurm::{self, Stage};
 
 const FILE: &str = "slurm-jobs.jsonl";
@@ -226,15 +226,9 @@ pub(super) fn wait(
     };
     let (started, seconds) = times(job);
     let command = format!("sbatch {}", process::quoted(job_directory(attempt, &directory).join("job.sbatch")));
-    let quiet = seen.map_or(Value::Null, |seen| quiet_record(&seen, local));
+    // Before such a run nobody looked: its job starts when the one before has ended.
+    let quiet = seen.map(|seen| quiet::record(None, &seen, local.limit_cores()));
     Ok(Came { status, why, started, seconds, command, quiet, result })
-}
-
-/// Before such a run nobody looked: its job starts when the one before has ended.
-fn quiet_record(seen: &Seen, local: &Local<'_>) -> Value {
-    let mut record = quiet::record(Quiet::default(), seen, local.limit_cores());
-    record["before"] = Value::Null;
-    record
 }
 
 /// When the job started, in UTC, and how long it ran, while Slurm remembers.

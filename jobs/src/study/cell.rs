@@ -4,6 +4,7 @@
 //! Invariant: pure. The same point has the same id, which is a file's name; ranks are those that train, servers of their own come
 //! on top.
 
+use records::StudyCell;
 use serde_json::{Map, Value as Json, json};
 use toml::{Table, Value};
 
@@ -47,24 +48,20 @@ pub(super) struct Cell {
 }
 
 impl Cell {
-    /// The object of study.json.
-    pub(super) fn to_json(&self) -> Json {
-        json!({
-            "id": self.id,
-            "kind": self.kind.name(),
-            "settings": self.settings,
-            "arguments": self.arguments,
-            "repetitions": self.repetitions,
-        })
+    /// What study.json says of it.
+    pub(super) fn record(&self) -> StudyCell {
+        StudyCell {
+            id: self.id.clone(),
+            kind: self.kind.name().to_owned(),
+            settings: self.settings.clone(),
+            arguments: self.arguments.clone(),
+            repetitions: self.repetitions as u64,
+        }
     }
 
     /// A setting as a word; empty where the cell has none of that name.
     pub(super) fn setting(&self, name: &str) -> String {
-        match self.settings.get(name) {
-            None | Some(Json::Null) => String::new(),
-            Some(Json::String(text)) => text.clone(),
-            Some(value) => value.to_string(),
-        }
+        self.settings.get(name).and_then(records::text).unwrap_or_default()
     }
 }
 

@@ -8,12 +8,12 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use records::Status;
 use serde_json::Value;
 
 use super::attempt::{Attempt, Came, last_words};
 use super::cell::{Cell, Place};
 use super::file::StudyFile;
-use super::records::Status;
 use crate::cores;
 use crate::failure::{Failure, Outcome};
 use crate::guard::Guarded;
@@ -21,7 +21,7 @@ use crate::hosts::{Hosts, Rate};
 use crate::machine;
 use crate::mpirun::{self, Mpirun, Placement};
 use crate::process;
-use crate::quiet::{self, MARK, Quiet, Seen, Watch};
+use crate::quiet::{self, MARK, Quiet, Watch};
 
 /// Starts runs and keeps what they share.
 pub(super) struct Local<'a> {
@@ -65,7 +65,7 @@ impl<'a> Local<'a> {
                 (Status::Failed, Some(format!("{how}: {}", last_words(&output))), Value::Null)
             }
         };
-        let quiet = self.quiet_record(before, &seen);
+        let quiet = Some(quiet::record(Some(before), &seen, self.limit_cores()));
         Ok((Came { status, why, started, seconds: Some(seconds), command: shown, quiet, result }, code))
     }
 
@@ -90,13 +90,9 @@ impl<'a> Local<'a> {
         &self.file.name
     }
 
-    /// What others may take; without a check there is no limit, which JSON writes as null.
-    pub(super) fn limit_cores(&self) -> f64 {
-        if self.checks_quiet { self.file.quiet_cores } else { f64::INFINITY }
-    }
-
-    fn quiet_record(&self, before: Quiet, seen: &Seen) -> Value {
-        quiet::record(before, seen, self.limit_cores())
+    /// What others may take; without a check there is no limit.
+    pub(super) fn limit_cores(&self) -> Option<f64> {
+        self.checks_quiet.then_some(self.file.quiet_cores)
     }
 
     /// The command of a cell of this machine.

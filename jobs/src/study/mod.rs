@@ -10,11 +10,11 @@ mod cell;
 mod changes;
 mod file;
 mod flags;
+mod journal;
 mod keys;
 mod local;
 mod plan;
 mod predict;
-mod records;
 mod session;
 
 use std::fs::{self, File, TryLockError};
@@ -22,7 +22,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command as Process;
 
 use clap::Args;
-use serde_json::{Value, json};
+use records::{STUDY_SCHEMA, Study};
 
 use self::cell::{Cell, Place};
 use self::file::StudyFile;
@@ -35,7 +35,6 @@ use crate::options;
 use crate::process;
 use crate::slurm;
 
-pub(super) const SCHEMA: &str = "lockstep.study/1";
 const WARM_UP: &str =
     "one short run before the first cell, not recorded; in every run the first steps, by --warmup-steps";
 
@@ -208,26 +207,29 @@ fn lock(directory: &Path) -> Outcome<File> {
     }
 }
 
+/// What an earlier start wrote, if it can be understood.
+fn earlier(directory: &Path) -> Option<Study> {
+    let text = fs::read_to_string(directory.join("study.json")).ok()?;
+    records::from_value(serde_json::from_str(&text).ok()?).ok()
+}
+
 /// Writes study.json; a resumed study keeps the time of its beginning.
 fn write_study(file: &StudyFile, cells: &[Cell], directory: &Path, trainer: &Path) -> Outcome {
-    let path = directory.join("study.json");
-    let earlier: Option<Value> = fs::read_to_string(&path).ok().and_then(|text| serde_json::from_str(&text).ok());
-    let created = earlier.as_ref().and_then(|study| study["created"].as_str().map(str::to_owned)).or_else(machine::now);
-    let study = json!({
-        "schema": SCHEMA,
-        "name": file.name,
-        "title": file.title,
-        "about": file.about,
-        "created": created,
-        "commit": machine::commit(trainer),
-        "machine": machine::machine(),
-        "toml": file.text,
-        "warmup": WARM_UP,
-        "images_per_second_means": machine::IMAGES_PER_SECOND_MEANS,
-        "target_accuracy": file.target_accuracy,
-        "cells": cells.iter().map(Cell::to_json).collect::<Vec<_>>(),
-    });
-    crate::json::write(&path, &study)
+    let study = Study {
+        schema: STUDY_SCHEMA.to_owned(),
+        name: file.name.clone(),
+        title: file.title.clone(),
+        about: file.about.clone(),
+        created: earlier(directory).and_then(|study| study.created).or_else(machine::now),
+        commit: machine::commit(trainer),
+        machine: machine::machine(),
+        toml: file.text.clone(),
+        warmup: WARM_UP.to_owned(),
+        images_per_second_means: machine::IMAGES_PER_SECOND_MEANS.to_owned(),
+        target_accuracy: file.target_accuracy,
+        cells: cells.iter().map(Cell::record).collect(),
+    };
+    crate::json::write(&directory.join("study.json"), &study)
 }
 
 fn report(trainer: &Path, directory: &Path) -> Outcome {

@@ -4,22 +4,20 @@
 //! Invariant: repetitions come in rounds over all cells, so that what drifts meets all cells alike; local runs before jobs of Slurm,
 //! which might use the same machine.
 
-use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
-use serde_json::Value;
+use records::{AttemptRecord, Machine, Status, Study};
 
 use super::attempt::{Attempt, Came};
 use super::batch::{self, Jobs, Submitted};
 use super::cell::{Cell, Place};
 use super::file::{Kind, StudyFile};
+use super::journal::{Need, Records};
 use super::local::{self, Local};
 use super::predict::Profiling;
-use super::records::{Need, Records, Status};
 use crate::failure::{Failure, Outcome};
 use crate::guard::Guarded;
-use crate::json;
 use crate::machine;
 use crate::mpirun::Mpirun;
 use crate::slurm;
@@ -62,8 +60,7 @@ impl<'a> Session<'a> {
         if is_torn {
             println!("note: the last line of records.jsonl was torn and is dropped");
         }
-        let study = directory.join("study.json");
-        if let Some(study) = fs::read_to_string(&study).ok().and_then(|text| serde_json::from_str(&text).ok()) {
+        if let Some(study) = super::earlier(directory) {
             check_same(&study, cells, &records, directory)?;
             if !records.is_empty() {
                 check_machine(&study, &machine::machine(), directory)?;
@@ -157,8 +154,9 @@ impl<'a> Session<'a> {
 
     /// Records an attempt and says a line.
     fn keep(&mut self, attempt: &Attempt<'_>, came: Came, place: &str, left: &[&str]) -> Outcome {
-        let line = line(attempt, &came);
-        self.records.append(&attempt.record(came))?;
+        let record = attempt.record(came);
+        let line = line(attempt.cell, &record);
+        self.records.append(record)?;
         let left_s: f64 = left.iter().filter_map(|id| self.records.expected_seconds(id)).sum();
         println!(
             "{place} {line}{}",
@@ -208,21 +206,20 @@ impl<'a> Session<'a> {
 }
 
 /// What is said of an attempt.
-fn line(attempt: &Attempt<'_>, came: &Came) -> String {
-    let Attempt { cell, repetition, number } = attempt;
-    let again = if *number > 1 { format!(", attempt {number}") } else { String::new() };
-    let mut line = format!("{}, repetition {repetition} of {}{again}", cell.id, cell.repetitions);
-    if let Some(rate) = json::number(&came.result.to_string(), "images_per_second") {
+fn line(cell: &Cell, record: &AttemptRecord) -> String {
+    let again = if record.attempt > 1 { format!(", attempt {}", record.attempt) } else { String::new() };
+    let mut line = format!("{}, repetition {} of {}{again}", cell.id, record.repetition, cell.repetitions);
+    if let Some(rate) = record.images_per_second() {
         line.push_str(&format!(" | {rate:.0} images/s"));
     }
-    if let Some(seconds) = came.seconds {
+    if let Some(seconds) = record.seconds {
         line.push_str(&format!(" | {seconds:.1} s"));
     }
-    let during = &came.quiet["during"];
-    if let (Some(others), Some(steal)) = (during["other_cores"].as_f64(), during["steal_cores"].as_f64()) {
+    let during = record.quiet.and_then(|quiet| quiet.during);
+    if let Some((others, steal)) = during.and_then(|during| during.other_cores.zip(during.steal_cores)) {
         line.push_str(&format!(" | others {:.2} cores", others + steal));
     }
-    match (came.status, &came.why) {
+    match (record.status, &record.why) {
         (Status::Ok, _) => {}
         (status, why) => line.push_str(&format!(" | {}: {}", status.name(), why.as_deref().unwrap_or("?"))),
     }
@@ -234,21 +231,16 @@ fn span(seconds: f64) -> String {
 }
 
 /// Refuses to go on with another study's records: a cell of the same id must have been run with the same arguments.
-fn check_same(study: &Value, cells: &[Cell], records: &Records, directory: &Path) -> Outcome {
-    for earlier in study["cells"].as_array().into_iter().flatten() {
-        let id = earlier["id"].as_str().unwrap_or_default();
-        let Some(cell) = cells.iter().find(|cell| cell.id == id && records.has_cell(id)) else { continue };
-        let now = cell.to_json();
-        if earlier["arguments"] != now["arguments"] || earlier["settings"] != now["settings"] {
-            let words = |value: &Value| {
-                let words = value["arguments"].as_array().into_iter().flatten().filter_map(Value::as_str);
-                words.collect::<Vec<_>>().join(" ")
-            };
+fn check_same(study: &Study, cells: &[Cell], records: &Records, directory: &Path) -> Outcome {
+    for earlier in study.cells.iter().filter(|earlier| records.has_cell(&earlier.id)) {
+        let Some(cell) = cells.iter().find(|cell| cell.id == earlier.id) else { continue };
+        if earlier.arguments != cell.arguments || earlier.settings != cell.settings {
             return Err(Failure::Failed(format!(
-                "{}: cell {id} has records of `{}`, expected `{}`: choose another --output, or remove the directory",
+                "{}: cell {} has records of `{}`, expected `{}`: choose another --output, or remove the directory",
                 directory.display(),
-                words(earlier),
-                words(&now)
+                cell.id,
+                earlier.arguments.join(" "),
+                cell.arguments.join(" ")
             )));
         }
     }
@@ -256,8 +248,8 @@ fn check_same(study: &Value, cells: &[Cell], records: &Records, directory: &Path
 }
 
 /// Refuses to go on with records of another processor.
-fn check_machine(study: &Value, now: &Value, directory: &Path) -> Outcome {
-    match (study["machine"]["cpu_model"].as_str(), now["cpu_model"].as_str()) {
+fn check_machine(study: &Study, now: &Machine, directory: &Path) -> Outcome {
+    match (&study.machine.cpu_model, &now.cpu_model) {
         (Some(theirs), Some(own)) if theirs != own => Err(Failure::Failed(format!(
             "{}: records are of `{theirs}`, this machine is `{own}`: choose another --output",
             directory.display()
@@ -267,10 +259,9 @@ fn check_machine(study: &Value, now: &Value, directory: &Path) -> Outcome {
 }
 
 /// Another commit may compute as fast, or not: who reads the study must know.
-fn note_commit(study: &Value, trainer: &Path) {
-    let (theirs, own) = (study["commit"].as_str(), machine::commit(trainer));
-    if let (Some(theirs), Some(own)) = (theirs, own)
-        && theirs != own
+fn note_commit(study: &Study, trainer: &Path) {
+    if let (Some(theirs), Some(own)) = (&study.commit, machine::commit(trainer))
+        && *theirs != own
     {
         println!("note: earlier records are of commit {theirs}, this is {own}");
     }
@@ -279,6 +270,7 @@ fn note_commit(study: &Value, trainer: &Path) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
 
     #[test]
     fn spans_of_time_are_told_in_their_unit() {
@@ -287,12 +279,13 @@ mod tests {
 
     #[test]
     fn records_of_another_processor_are_not_gone_on_with() {
-        let study = serde_json::json!({ "machine": { "cpu_model": "A" } });
-        let check = |now: Value| check_machine(&study, &now, Path::new("d"));
-        check(serde_json::json!({ "cpu_model": "A" })).unwrap();
+        let of = |name: Option<&str>| Machine { cpu_model: name.map(str::to_owned), ..Machine::default() };
+        let study = Study { machine: of(Some("A")), ..Study::default() };
+        let check = |now: Machine| check_machine(&study, &now, Path::new("d"));
+        check(of(Some("A"))).unwrap();
         // What a machine does not tell is no reason.
-        check(serde_json::json!({ "cpu_model": null })).unwrap();
-        let text = check(serde_json::json!({ "cpu_model": "B" })).unwrap_err().to_string();
+        check(of(None)).unwrap();
+        let text = check(of(Some("B"))).unwrap_err().to_string();
         assert_eq!(text, "d: records are of `A`, this machine is `B`: choose another --output");
     }
 
@@ -306,11 +299,11 @@ mod tests {
             );
             super::super::plan::cells(&StudyFile::read("s.toml", &text, &toml::Table::new()).unwrap()).unwrap()
         };
-        let study = serde_json::json!({ "cells": cells(5).iter().map(Cell::to_json).collect::<Vec<_>>() });
+        let study = Study { cells: cells(5).iter().map(Cell::record).collect(), ..Study::default() };
         let (mut records, _) = Records::open(&directory).unwrap();
         check_same(&study, &cells(6), &records, &directory).unwrap();
         let record = serde_json::json!({ "cell": cells(5)[0].id, "repetition": 1, "attempt": 1, "status": "ok" });
-        records.append(&record).unwrap();
+        records.append(serde_json::from_value(record).unwrap()).unwrap();
         check_same(&study, &cells(5), &records, &directory).unwrap();
         let text = check_same(&study, &cells(6), &records, &directory).unwrap_err().to_string();
         assert!(text.contains("--steps 5") && text.contains("--steps 6"), "{text}");

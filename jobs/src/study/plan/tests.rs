@@ -54,8 +54,8 @@ fn settings_and_arguments_say_the_same() {
         (of("ranks"), of("hosts"), of("scaling"), of("steps")),
         ("2".into(), "2".into(), "weak".into(), "5".into())
     );
-    let json = cell.to_json();
-    assert_eq!((json["kind"].as_str(), json["repetitions"].as_u64()), (Some("bench"), Some(3)));
+    let record = cell.record();
+    assert_eq!((record.kind.as_str(), record.repetitions), ("bench", 3));
 }
 
 #[test]

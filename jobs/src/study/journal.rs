@@ -7,46 +7,11 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
-use serde_json::Value;
+use records::{AttemptRecord, Status};
 
 use crate::failure::{Failure, Outcome};
 
 const FILE: &str = "records.jsonl";
-pub(super) const SCHEMA: &str = "lockstep.study.record/1";
-
-/// How an attempt ended.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Status {
-    Ok,
-    /// It has a result, but others used the processors meanwhile.
-    Disturbed,
-    Failed,
-}
-
-impl Status {
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            Status::Ok => "ok",
-            Status::Disturbed => "disturbed",
-            Status::Failed => "failed",
-        }
-    }
-
-    fn read(name: &str) -> Option<Self> {
-        [Status::Ok, Status::Disturbed, Status::Failed].into_iter().find(|status| status.name() == name)
-    }
-}
-
-/// What an attempt was of, and how it ended.
-#[derive(Clone, Debug, PartialEq)]
-struct Line {
-    cell: String,
-    repetition: usize,
-    attempt: usize,
-    status: Status,
-    seconds: Option<f64>,
-}
-
 /// What a repetition needs.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Need {
@@ -59,7 +24,7 @@ pub(super) enum Need {
 pub(super) struct Records {
     path: PathBuf,
     file: File,
-    lines: Vec<Line>,
+    lines: Vec<AttemptRecord>,
 }
 
 impl Records {
@@ -75,9 +40,9 @@ impl Records {
         let text = String::from_utf8_lossy(&bytes[..whole]).into_owned();
         let mut lines = Vec::new();
         for (index, line) in text.lines().enumerate() {
-            lines.push(read(line).ok_or_else(|| {
+            lines.push(serde_json::from_str(line).map_err(|error| {
                 Failure::Failed(format!(
-                    "{}: line {}: expected a record with cell, repetition, attempt and status, got `{}`: remove the line",
+                    "{}: line {}: expected a record with cell, repetition, attempt and status, got `{}` ({error}): remove the line",
                     path.display(),
                     index + 1,
                     line.chars().take(80).collect::<String>()
@@ -91,18 +56,17 @@ impl Records {
     }
 
     /// Adds an attempt; it is on the disk when this returns.
-    pub(super) fn append(&mut self, record: &Value) -> Outcome {
+    pub(super) fn append(&mut self, record: AttemptRecord) -> Outcome {
         let failed = |error: std::io::Error| Failure::Failed(format!("{}: {error}", self.path.display()));
-        let line = record.to_string();
-        let known = read(&line).ok_or_else(|| Failure::Failed(format!("no record: `{line}`")))?;
+        let line = serde_json::to_string(&record).map_err(|error| failed(error.into()))?;
         self.file.write_all(format!("{line}\n").as_bytes()).map_err(failed)?;
         self.file.sync_data().map_err(failed)?;
-        self.lines.push(known);
+        self.lines.push(record);
         Ok(())
     }
 
-    fn of<'a>(&'a self, cell: &'a str, repetition: usize) -> impl DoubleEndedIterator<Item = &'a Line> {
-        self.lines.iter().filter(move |line| line.cell == cell && line.repetition == repetition)
+    fn of<'a>(&'a self, cell: &'a str, repetition: usize) -> impl DoubleEndedIterator<Item = &'a AttemptRecord> {
+        self.lines.iter().filter(move |line| line.cell == cell && line.repetition == repetition as u64)
     }
 
     /// What a repetition needs at the start of a session: nothing if it is done, also if it was disturbed as often as is allowed.
@@ -116,7 +80,7 @@ impl Records {
     }
 
     pub(super) fn next_attempt(&self, cell: &str, repetition: usize) -> usize {
-        self.of(cell, repetition).map(|line| line.attempt).max().unwrap_or(0) + 1
+        self.of(cell, repetition).map(|line| line.attempt as usize).max().unwrap_or(0) + 1
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -141,18 +105,6 @@ impl Records {
     }
 }
 
-fn read(line: &str) -> Option<Line> {
-    let record: Value = serde_json::from_str(line).ok()?;
-    let count = |key: &str| record[key].as_u64().and_then(|count| usize::try_from(count).ok());
-    Some(Line {
-        cell: record["cell"].as_str()?.to_owned(),
-        repetition: count("repetition")?,
-        attempt: count("attempt")?,
-        status: Status::read(record["status"].as_str()?)?,
-        seconds: record["seconds"].as_f64(),
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -174,8 +126,14 @@ mod tests {
         }
     }
 
-    fn record(cell: &str, repetition: usize, attempt: usize, status: &str) -> Value {
-        json!({ "cell": cell, "repetition": repetition, "attempt": attempt, "status": status, "seconds": 2.0 })
+    fn record(cell: &str, repetition: usize, attempt: usize, status: &str) -> AttemptRecord {
+        let record =
+            json!({ "cell": cell, "repetition": repetition, "attempt": attempt, "status": status, "seconds": 2.0 });
+        serde_json::from_value(record).unwrap()
+    }
+
+    fn line(record: &AttemptRecord) -> String {
+        serde_json::to_string(record).unwrap()
     }
 
     #[test]
@@ -187,7 +145,7 @@ mod tests {
             [(1, &["ok"][..]), (2, &["disturbed", "disturbed"]), (3, &["disturbed"]), (4, &["failed"])]
         {
             for (index, status) in statuses.iter().enumerate() {
-                records.append(&record("a", repetition, index + 1, status)).unwrap();
+                records.append(record("a", repetition, index + 1, status)).unwrap();
             }
         }
         drop(records);
@@ -205,22 +163,22 @@ mod tests {
     #[test]
     fn a_torn_last_line_is_dropped_and_the_next_one_is_whole() {
         let folder = Folder::new("torn");
-        let whole = record("a", 1, 1, "ok").to_string();
+        let whole = line(&record("a", 1, 1, "ok"));
         for torn in ["{", "{\"cell\":\"a\",\"repetition\":2,\"attempt\":1,\"status\":\"ok\"}", "\u{e9}"] {
             fs::write(folder.0.join(FILE), format!("{whole}\n{torn}")).unwrap();
             let (mut records, is_torn) = Records::open(&folder.0).unwrap();
             assert!(is_torn, "{torn}");
             assert_eq!(records.need("a", 2, 3, false), Need::Attempt(1));
-            records.append(&record("a", 2, 1, "ok")).unwrap();
+            records.append(record("a", 2, 1, "ok")).unwrap();
             let text = fs::read_to_string(folder.0.join(FILE)).unwrap();
-            assert_eq!(text, format!("{whole}\n{}\n", record("a", 2, 1, "ok")));
+            assert_eq!(text, format!("{whole}\n{}\n", line(&record("a", 2, 1, "ok"))));
         }
     }
 
     #[test]
     fn a_broken_line_in_the_middle_is_an_error_with_its_number() {
         let folder = Folder::new("broken");
-        fs::write(folder.0.join(FILE), format!("{}\n{{}}\n", record("a", 1, 1, "ok"))).unwrap();
+        fs::write(folder.0.join(FILE), format!("{}\n{{}}\n", line(&record("a", 1, 1, "ok")))).unwrap();
         let Err(failure) = Records::open(&folder.0) else { panic!("line 2 is no record") };
         assert!(failure.to_string().contains("line 2"), "{failure}");
     }
