@@ -9,16 +9,13 @@ use std::process::{Command, Output, Stdio};
 use clap::CommandFactory;
 use trainer::cli::Cli;
 
+use crate::fixture::program;
+
 const PROGRAM: &str = env!("CARGO_BIN_EXE_trainer");
 
 /// The program in a folder, outside of any job that surrounds the tests.
 fn run(words: &[&str], folder: &Path, variables: &[(&str, &str)]) -> Output {
-    let mut command = Command::new(PROGRAM);
-    for (name, _) in std::env::vars() {
-        if ["SLURM_", "OMPI_", "PMI_", "PMIX_"].iter().any(|prefix| name.starts_with(prefix)) {
-            command.env_remove(name);
-        }
-    }
+    let mut command = program();
     command.args(words).current_dir(folder).envs(variables.iter().copied()).stdin(Stdio::null());
     command.output().unwrap()
 }
@@ -57,8 +54,8 @@ fn several_ranks_are_this_program_under_mpirun() {
     assert!(output.status.success(), "{}", told(&output));
     let script = String::from_utf8(output.stdout).unwrap();
     let line = script.lines().find(|line| line.contains("mpirun -n 2")).unwrap_or_else(|| panic!("{script}"));
-    let program = Path::new(PROGRAM).canonicalize().unwrap();
-    assert!(line.contains(&format!("{} train --epochs 1", program.display())), "{line}");
+    let own = Path::new(PROGRAM).canonicalize().unwrap();
+    assert!(line.contains(&format!("{} train --epochs 1", own.display())), "{line}");
     let output = run(&["launch", "-n", "2", "--", "train"], folder.path(), &[("MPIRUN", "/nonexistent")]);
     assert!(output.status.code() == Some(1) && told(&output).contains("not found in PATH"), "{}", told(&output));
 }
@@ -70,8 +67,8 @@ fn a_job_of_slurm_runs_this_program() {
     let output = run(&words, folder.path(), &[]);
     assert!(output.status.success(), "{}", told(&output));
     let script = String::from_utf8(output.stdout).unwrap();
-    let program = Path::new(PROGRAM).canonicalize().unwrap();
-    assert!(script.contains(&format!("{} train --epochs 1", program.display())), "{script}");
+    let own = Path::new(PROGRAM).canonicalize().unwrap();
+    assert!(script.contains(&format!("{} train --epochs 1", own.display())), "{script}");
 }
 
 #[test]
