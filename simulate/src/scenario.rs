@@ -63,7 +63,7 @@ impl Scenario {
     /// Predicts from `measured`, and for another batch also from `second`, as [`StepProfile::at_batch`] does.
     ///
     /// # Errors
-    /// As for [`predict`](crate::predict).
+    /// As for [`predict`](crate::predict()).
     pub fn predict(
         &self,
         measured: &StepProfile,
@@ -89,7 +89,7 @@ impl Scenario {
 /// Predicts every scenario, on all cores.
 ///
 /// # Errors
-/// As for [`predict`](crate::predict).
+/// As for [`predict`](crate::predict()).
 pub fn predict_scenarios(
     measured: &StepProfile,
     second: Option<&StepProfile>,
