@@ -18,11 +18,6 @@ fn text(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
 }
 
-fn verdicts(json: &Value) -> Vec<(&str, &str)> {
-    let checks = json["checks"].as_array().unwrap();
-    checks.iter().map(|check| (check["name"].as_str().unwrap(), check["verdict"].as_str().unwrap())).collect()
-}
-
 #[test]
 fn the_reference_learns_in_flat_memory() {
     let directory = tempfile::tempdir().unwrap();
@@ -61,6 +56,11 @@ fn unknown_checks_are_refused_with_the_known_ones() {
 #[cfg(feature = "ndarray")]
 mod second_opinion {
     use super::*;
+
+    fn verdicts(json: &Value) -> Vec<(&str, &str)> {
+        let checks = json["checks"].as_array().unwrap();
+        checks.iter().map(|check| (check["name"].as_str().unwrap(), check["verdict"].as_str().unwrap())).collect()
+    }
 
     /// The checks of many steps take minutes on this backend, which has no kernels of ours: the test below makes them.
     #[test]
