@@ -5,7 +5,7 @@
 //! launcher or a compiler is known by what it says, not by its name.
 
 use std::env;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -49,11 +49,7 @@ impl MpiChoice {
             return Ok(());
         }
         let folder = cargo::target_folder().join(name);
-        let variables = [
-            ("MPICC", choice.compiler.as_os_str()),
-            ("MPIRUN", choice.mpirun.program().as_os_str()),
-            ("CARGO_TARGET_DIR", folder.as_os_str()),
-        ];
+        let variables = choice.variables(&folder);
         prepare(&folder, &variables)?;
         let shown: Vec<String> =
             variables.iter().map(|(name, value)| format!("{name}={}", process::quoted(value))).collect();
@@ -64,6 +60,13 @@ impl MpiChoice {
         let error = command.exec();
         Err(process::cannot_start(&command, &error))
     }
+}
+
+/// Makes what building with this MPI begins with, from what is compiled already.
+pub(crate) fn prepare_for(name: &str, installing: Installing) -> Outcome {
+    let choice = Choice::provide(name, installing)?;
+    let folder = cargo::target_folder().join(name);
+    if choice.is_usual() { Ok(()) } else { prepare(&folder, &choice.variables(&folder)) }
 }
 
 /// Why this MPI cannot be used here, if it cannot; installs it where that is allowed.
@@ -96,6 +99,15 @@ impl Choice {
         let compiler = compilers.filter_map(probe::program).find(|compiler| made_for(compiler) == Some(make))?;
         let mpirun = launchers.filter_map(probe::program).filter_map(Mpirun::at).find(|found| found.make() == make)?;
         Some(Choice { compiler, mpirun })
+    }
+
+    /// What leads this program, the build scripts and cargo to it.
+    fn variables<'a>(&'a self, folder: &'a Path) -> [(&'static str, &'a OsStr); 3] {
+        [
+            ("MPICC", self.compiler.as_os_str()),
+            ("MPIRUN", self.mpirun.program().as_os_str()),
+            ("CARGO_TARGET_DIR", folder.as_os_str()),
+        ]
     }
 
     /// Whether it is what is found anyway.
@@ -131,7 +143,7 @@ fn without_choice(mut words: impl Iterator<Item = OsString>) -> Vec<OsString> {
 
 /// What is compiled already serves any MPI, apart from the bindings and what stands on them: burn is not compiled again. The build
 /// script of the bindings does not see that its compiler is another.
-fn prepare(folder: &Path, variables: &[(&str, &std::ffi::OsStr)]) -> Outcome {
+fn prepare(folder: &Path, variables: &[(&str, &OsStr)]) -> Outcome {
     const COPY: &str =
         "mkdir -p \"$2/debug/deps\" && cp -a \"$1/debug/.fingerprint\" \"$1/debug/build\" \"$2/debug\" &&
         find \"$1/debug/deps\" -type f '(' -name '*.rlib' -o -name '*.rmeta' -o -name '*.so' -o -name '*.d' ')' \

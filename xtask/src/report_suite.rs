@@ -7,7 +7,6 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::cargo::Mpi;
 use crate::packages::Need;
 use crate::setup;
 use crate::suite::{self, Check, Ended};
@@ -69,7 +68,7 @@ pub(crate) fn lacking(installing: Installing, may_provide: bool) -> Option<Strin
     if browser().is_none() && may_provide {
         setup::provide(&[Need::Browser], installing);
     }
-    browser().is_none().then(|| "no chromium; --report installs it where that is allowed".to_owned())
+    browser().is_none().then(|| "no chromium; --all and --only report install it where that is allowed".to_owned())
 }
 
 fn browser() -> Option<PathBuf> {
@@ -77,12 +76,11 @@ fn browser() -> Option<PathBuf> {
 }
 
 /// Makes a report of a short run and looks at it.
-pub(crate) fn run(mpi: Mpi, only: Option<&str>) -> Outcome {
+pub(crate) fn run(trainer: &Path, only: Option<&str>) -> Outcome {
     let browser = browser().ok_or_else(|| Failure::Failed("no chromium".to_owned()))?;
-    let trainer = suite::trainer_program(mpi)?;
     let folder = suite::empty_folder("report-suite")?;
     let suite = Suite { folder, browser };
-    suite.make(&trainer).map_err(Failure::Failed)?;
+    suite.make(trainer).map_err(Failure::Failed)?;
     let failed = suite::run_all(&suite, true, only, CHECKS.iter());
     suite::conclude(&suite.folder, &failed)
 }

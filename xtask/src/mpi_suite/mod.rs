@@ -1,6 +1,6 @@
 //! The checks that need real processes: MPI's conformance, failures, launchers, training on 1 to 4 ranks.
 //!
-//! In: the programs that the other stages built, in the dev profile. Out: one line for each check.
+//! In: the programs, in the dev profile. Out: one line for each check.
 //! Invariant: nothing waits for ever; each process has a deadline. What a failed check wrote stays in
 //! `target/mpi-suite` to be read; otherwise nothing is left.
 
@@ -17,9 +17,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::cargo::{self, Mpi};
 use crate::suite::launcher::Launcher;
-use crate::suite::{self, Ended, conclude, empty_folder, test_build};
+use crate::suite::{self, Ended, Programs, conclude, empty_folder};
 use jobs::cores;
 use jobs::failure::Outcome;
 use jobs::mpirun::{self, Mpirun, Placement};
@@ -34,17 +33,11 @@ pub(crate) struct Suite {
     shared_memory: Option<SharedMemory>,
 }
 
-/// Builds the programs and runs all checks that can be run here.
-pub(crate) fn run(mpi: Mpi, mpirun: Option<&Mpirun>, only: Option<&str>) -> Outcome {
-    let conformance = match mpirun {
-        Some(_) => {
-            Some(cargo::executable(test_build(mpi, "test", &["--no-run", "--test", CONFORMANCE]), CONFORMANCE, true)?)
-        }
-        None => None,
-    };
-    let trainer = suite::trainer_program(mpi)?;
+/// Runs all checks that can be run here; those of many steps only if `is_thorough`.
+pub(crate) fn run(programs: &Programs, mpirun: Option<&Mpirun>, is_thorough: bool, only: Option<&str>) -> Outcome {
     let folder = empty_folder("mpi-suite")?;
-    let suite = Suite { conformance, ..Suite::new(mpirun.cloned(), trainer, folder) };
+    let conformance = programs.conformance.clone();
+    let suite = Suite { conformance, ..Suite::new(mpirun.cloned(), programs.trainer.clone(), folder) };
     let checks = communicator::CHECKS
         .iter()
         .chain(&trainer::CHECKS)
@@ -52,7 +45,7 @@ pub(crate) fn run(mpi: Mpi, mpirun: Option<&Mpirun>, only: Option<&str>) -> Outc
         .chain(&synchronisation::CHECKS)
         .chain(&storage::CHECKS)
         .chain(&signals::CHECKS)
-        .chain(&memory::CHECKS)
+        .chain(memory::CHECKS.iter().filter(|_| is_thorough))
         .chain(&study::CHECKS);
     let failed = suite::run_all(&suite, mpirun.is_some(), only, checks);
     conclude(&suite.folder, &failed)
@@ -73,8 +66,6 @@ impl Drop for SharedMemory {
         let _ = fs::remove_dir_all(&self.0);
     }
 }
-
-const CONFORMANCE: &str = "mpi_conformance";
 
 impl Suite {
     /// One that starts the trainer only.

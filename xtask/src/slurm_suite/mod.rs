@@ -1,6 +1,6 @@
 //! The checks that need a real Slurm: training under srun and sbatch on two nodes, stopped, preempted, requeued, killed.
 //!
-//! In: the trainer that the other stages built, in the dev profile. Out: one line for each check.
+//! In: the trainer, in the dev profile. Out: one line for each check.
 //! Invariant: the cluster is started and stopped here, in `target/slurm-suite`; each process and each job has a deadline. What a
 //! failed check wrote stays in that folder to be read; otherwise nothing is left.
 
@@ -15,7 +15,6 @@ use std::cell::OnceCell;
 use std::path::Path;
 use std::process::Command;
 
-use crate::cargo::Mpi;
 use crate::chaos::{self, Undisturbed};
 use crate::mpi_suite;
 use crate::slurm_cluster::Cluster;
@@ -34,12 +33,11 @@ pub(crate) struct Suite {
     undisturbed_long: OnceCell<Undisturbed>,
 }
 
-/// Builds the trainer, starts the cluster, runs all checks, stops the cluster.
-pub(crate) fn run(mpi: Mpi, mpirun: &Mpirun, only: Option<&str>) -> Outcome {
-    let trainer = suite::trainer_program(mpi)?;
+/// Starts the cluster, runs all checks, stops the cluster.
+pub(crate) fn run(trainer: &Path, mpirun: &Mpirun, only: Option<&str>) -> Outcome {
     stop_remains("slurm-suite").map_err(Failure::Failed)?;
     let folder = empty_folder("slurm-suite")?;
-    let mpi = mpi_suite::Suite::new(Some(mpirun.clone()), trainer, folder.clone());
+    let mpi = mpi_suite::Suite::new(Some(mpirun.clone()), trainer.to_owned(), folder.clone());
     let suite = Suite::start(mpi).map_err(Failure::Failed)?;
     let checks = starting::CHECKS
         .iter()

@@ -67,18 +67,36 @@ pub(crate) fn conclude(folder: &Path, failed: &[&str]) -> Outcome {
     Err(Failure::Failed(format!("{}; what they wrote is in {}", failed.join("; "), folder.display())))
 }
 
+/// What the suites start, in the dev profile.
+pub(crate) struct Programs {
+    pub(crate) trainer: PathBuf,
+    /// The conformance program of the crate `distributed`, where there is a launcher for it.
+    pub(crate) conformance: Option<PathBuf>,
+}
+
+const CONFORMANCE: &str = "mpi_conformance";
+
+impl Programs {
+    pub(crate) fn build(mpi: Mpi, with_conformance: bool) -> Outcome<Self> {
+        let trainer = trainer_program(mpi)?;
+        let conformance =
+            || cargo::executable(test_build(mpi, &["--no-run", "--test", CONFORMANCE]), CONFORMANCE, true);
+        Ok(Programs { trainer, conformance: with_conformance.then(conformance).transpose()? })
+    }
+}
+
 /// The trainer's tests.
 const TESTS: &str = "it";
 
 /// The trainer, beside its own tests: built alone it would have other features of shared dependencies, and burn be compiled
 /// again for it.
 pub(crate) fn trainer_program(mpi: Mpi) -> Outcome<PathBuf> {
-    cargo::executable(test_build(mpi, "test", &["--no-run", "--test", TESTS]), "trainer", false)
+    cargo::executable(test_build(mpi, &["--no-run", "--test", TESTS]), "trainer", false)
 }
 
 /// The whole workspace with the features of the other stages, so that nothing is compiled anew.
-pub(crate) fn test_build(mpi: Mpi, subcommand: &str, further: &[&str]) -> Command {
-    let mut command = cargo::command(&[subcommand, "--workspace"]);
+fn test_build(mpi: Mpi, further: &[&str]) -> Command {
+    let mut command = cargo::command(&["test", "--workspace"]);
     command.args(mpi.test_features()).args(further);
     command
 }

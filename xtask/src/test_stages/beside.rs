@@ -1,0 +1,84 @@
+//! A stage in a process of its own, beside the suites.
+//!
+//! In: its name. Out: its row, and what it wrote, to be shown when nobody else writes.
+//! Invariant: the verdict is the one that the process itself tells, in the table at its end.
+
+use std::env;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use super::verdict::{Row, Verdict};
+use crate::cargo;
+use jobs::process::Running;
+
+/// Longer than a stage takes on a busy machine.
+const LIMIT: Duration = Duration::from_secs(2 * 60 * 60);
+
+pub(super) struct Ended {
+    pub(super) row: Row,
+    pub(super) text: String,
+}
+
+pub(super) fn run(name: &'static str, further: Option<&str>) -> Ended {
+    let start = Instant::now();
+    let (verdict, text) = match text(name, further) {
+        Ok(text) => (verdict(name, &text), text),
+        Err(error) => (Verdict::Failed(error), String::new()),
+    };
+    Ended { row: Row { name, verdict, seconds: start.elapsed().as_secs_f64() }, text }
+}
+
+/// What `cargo xtask test --only NAME` writes.
+fn text(name: &str, further: Option<&str>) -> Result<String, String> {
+    let folder = cargo::target_folder().join("stages");
+    fs::create_dir_all(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+    let program = env::current_exe().map_err(|error| format!("this program: {error}"))?;
+    let mut command = Command::new(program);
+    command.args(["test", "--only", name]).args(further);
+    written(command, &folder.join(format!("{name}.txt")))
+}
+
+fn written(command: Command, log: &Path) -> Result<String, String> {
+    Running::start(command, log)?.finish(LIMIT).map(|finished| finished.text)
+}
+
+/// What the table at the end of `text` says of the stage.
+fn verdict(name: &str, text: &str) -> Verdict {
+    let row = text.lines().rev().find_map(|line| {
+        let (seconds, verdict) = line.strip_prefix(name)?.trim_start().split_once("  ")?;
+        seconds.parse::<f64>().ok().map(|_| verdict)
+    });
+    let Some(row) = row else { return Verdict::Failed("it ended before its end, see above".to_owned()) };
+    match (row.strip_prefix("skipped: "), row.strip_prefix("FAILED: ")) {
+        (Some(reason), _) => Verdict::Skipped(reason.to_owned()),
+        (None, Some(reason)) => Verdict::Failed(reason.to_owned()),
+        (None, None) if row == "passed" => Verdict::Passed,
+        (None, None) => Verdict::Failed(format!("expected a verdict at its end, got `{row}`")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::test_stages::verdict::table;
+
+    #[test]
+    fn the_verdict_is_read_back_from_the_table() {
+        let read_back = |verdict: Verdict| {
+            let rows = [Row { name: "doc", verdict, seconds: 61.5 }];
+            super::verdict("doc", &format!("doc 7  passed by others\n\n{}1 passed, 0 failed\n", table(&rows)))
+        };
+        assert!(matches!(read_back(Verdict::Passed), Verdict::Passed));
+        assert!(
+            matches!(read_back(Verdict::Skipped("no rustdoc".into())), Verdict::Skipped(text) if text == "no rustdoc")
+        );
+        assert!(matches!(read_back(Verdict::Failed("one".into())), Verdict::Failed(text) if text == "one"));
+    }
+
+    #[test]
+    fn a_process_that_ends_without_a_table_has_failed() {
+        assert!(matches!(verdict("doc", "error: no C compiler found\n"), Verdict::Failed(_)));
+    }
+}
