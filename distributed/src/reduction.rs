@@ -13,15 +13,20 @@ use crate::{
 
 /// One way to sum buckets; it runs on the communication thread where there is one.
 pub trait BucketReduction: Send + Debug {
-    /// Replaces `values` by the sum over all ranks, or by parameters that a server has updated with it. `values` holds as many copies of the bucket, one after the other, as
-    /// [`num_slabs`](BucketReduction::num_slabs) says, and is left with one.
+    /// Replaces `values` by the sum over all ranks, or by parameters that a server has updated with it. `values` holds as many copies
+    /// of the bucket, one after the other, as [`num_slabs`](BucketReduction::num_slabs) says, and is left with one.
     ///
     /// # Errors
     /// When a collective fails.
     ///
     /// # Collective
     /// Must be called by all ranks, with the same bucket.
-    fn reduce(&mut self, bucket: usize, values: &mut Vec<f32>) -> Result<Traffic, CollectiveError>;
+    fn reduce(
+        &mut self,
+        context: BucketContext,
+        bucket: usize,
+        values: &mut Vec<f32>,
+    ) -> Result<Traffic, CollectiveError>;
 
     /// Makes what it [carries](BucketReduction::carried) what that was before the last step, which is left out on all ranks. To be
     /// called at most once after a step's buckets.
@@ -48,6 +53,22 @@ pub trait BucketReduction: Send + Debug {
     /// Whether even a world of one must go through it.
     fn is_needed_alone(&self) -> bool {
         false
+    }
+}
+
+/// What a bucket brings along of its step, from the training loop to whoever reduces it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct BucketContext {
+    /// With which a server updates.
+    pub learning_rate: f64,
+    /// Whether this rank has samples in the step; one that has none sends a server no gradient.
+    pub has_samples: bool,
+}
+
+impl Default for BucketContext {
+    /// That of a sum, which asks for nothing.
+    fn default() -> Self {
+        Self { learning_rate: 0.0, has_samples: true }
     }
 }
 
@@ -101,7 +122,7 @@ impl SumReduction {
 }
 
 impl BucketReduction for SumReduction {
-    fn reduce(&mut self, _bucket: usize, values: &mut Vec<f32>) -> Result<Traffic, CollectiveError> {
+    fn reduce(&mut self, _: BucketContext, _bucket: usize, values: &mut Vec<f32>) -> Result<Traffic, CollectiveError> {
         self.reducer.sum(values)?;
         Ok(Traffic::of_sum(values.len(), size_of::<f32>(), self.world_size))
     }
@@ -131,7 +152,7 @@ impl ExactReduction {
 }
 
 impl BucketReduction for ExactReduction {
-    fn reduce(&mut self, _bucket: usize, values: &mut Vec<f32>) -> Result<Traffic, CollectiveError> {
+    fn reduce(&mut self, _: BucketContext, _bucket: usize, values: &mut Vec<f32>) -> Result<Traffic, CollectiveError> {
         let len = values.len() / self.num_shards;
         self.sums.resize(len, 0.0);
         let shards: Vec<&[f32]> = values.chunks_exact(len.max(1)).collect();
@@ -195,7 +216,7 @@ pub fn tensor_spans(entries: &[ParameterEntry]) -> Vec<TensorSpan> {
 }
 
 impl BucketReduction for CompressedReduction {
-    fn reduce(&mut self, bucket: usize, values: &mut Vec<f32>) -> Result<Traffic, CollectiveError> {
+    fn reduce(&mut self, _: BucketContext, bucket: usize, values: &mut Vec<f32>) -> Result<Traffic, CollectiveError> {
         self.compressors[bucket].sum(values, &*self.communicator)
     }
 

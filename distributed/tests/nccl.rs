@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use distributed::nccl::{Readiness, library_version, verdict};
 use distributed::{
-    BucketReduction, CollectiveError, Communicator, NcclReduction, SingleCommunicator, Whereabouts, run_ranks,
+    BucketContext, BucketReduction, CollectiveError, Communicator, NcclReduction, SingleCommunicator, Whereabouts,
+    run_ranks,
 };
 
 fn ready(version: &str, gpu: &str) -> Readiness {
@@ -22,8 +23,8 @@ fn sum(communicator: &dyn Communicator, gpu: usize) -> Result<Vec<f32>, Collecti
     let mut reduction = NcclReduction::new(communicator, gpu, Arc::new(Whereabouts::new()))?;
     let mut values = vec![communicator.rank() as f32 + 1.0; 1000];
     // Twice, as the second sum takes the memory of the first.
-    reduction.reduce(0, &mut values.clone())?;
-    reduction.reduce(0, &mut values)?;
+    reduction.reduce(BucketContext::default(), 0, &mut values.clone())?;
+    reduction.reduce(BucketContext::default(), 0, &mut values)?;
     communicator.barrier()?;
     Ok(values)
 }

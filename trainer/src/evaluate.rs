@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use anyhow::Result;
 use burn::tensor::Device;
-use datasets::{Augment, ImageBatch, ImageDataset, Loader, LoaderConfig, Normalization, ShardConfig, ShardPlan};
+use datasets::{ImageBatch, ImageDataset, Loader, LoaderConfig, Normalization, ShardConfig, ShardPlan};
 use distributed::{Communicator, average_norm_statistics};
 
 use crate::config::InputKind;
@@ -67,21 +67,12 @@ pub fn evaluate<M: ImageClassifier>(
         num_shards: communicator.world_size(),
         num_own_shards: 1,
     })?;
-    let loader = Loader::start(
-        Arc::clone(dataset),
-        plan,
-        LoaderConfig {
-            micro_batch_size: config.micro_batch_size,
-            augment: Augment::None,
-            normalization: normalization.clone(),
-            raw: config.input == InputKind::Device,
-            seed: 0,
-            epoch: 0,
-            num_threads: config.loader_threads,
-            prefetch_steps: 2,
-            first_step: 0,
-        },
-    );
+    let how = LoaderConfig {
+        raw: config.input == InputKind::Device,
+        num_threads: config.loader_threads,
+        ..LoaderConfig::new(config.micro_batch_size, normalization.clone())
+    };
+    let loader = Loader::start(Arc::clone(dataset), plan, how);
     let mut sums = ScoreSums::default();
     let mut readback = Readback::start(UnreadScore::read);
     let mut broken_off = false;

@@ -9,8 +9,8 @@ use anyhow::{Context, Result};
 use distributed::{Communicator, ROOT};
 use serde::{Deserialize, Serialize};
 
-use crate::clock::PhaseClock;
 use crate::metrics::{RankSeconds, ScoreSums, Seconds, SlowestRank, StepSketch};
+use crate::timer::Timer;
 
 /// Tag of the messages to root.
 const GATHER_TAG: u16 = 103;
@@ -71,7 +71,7 @@ impl OwnTimes {
             num_steps: self.num_steps,
             steps_total: self.steps_total,
             steps: StepSketch::of(&self.steps),
-            peak_memory_bytes: crate::clock::peak_memory_bytes(),
+            peak_memory_bytes: crate::process_memory::peak_memory_bytes(),
         };
         let bytes = serde_json::to_vec(&own)?;
         let lengths = communicator.all_gather(&(bytes.len() as u64).to_le_bytes())?;
@@ -108,10 +108,10 @@ pub struct RankTimes {
 }
 
 /// One rank's times in this session, by epoch and altogether.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct SessionTimes {
-    /// The clock the phases are counted on.
-    pub clock: PhaseClock,
+    /// Counts the phases.
+    pub timer: Timer,
     first_measured_step: u64,
     warmup: Vec<(u64, Duration)>,
     epoch: OwnTimes,
@@ -119,10 +119,10 @@ pub struct SessionTimes {
 }
 
 impl SessionTimes {
-    /// Times of a session whose steps before `first_measured_step` are warm-up, counted on `clock`.
-    pub fn starting_at(first_measured_step: u64, clock: PhaseClock) -> Self {
+    /// Times of a session whose steps before `first_measured_step` are warm-up, counted by `timer`.
+    pub fn starting_at(first_measured_step: u64, timer: Timer) -> Self {
         let (warmup, epoch, session) = Default::default();
-        Self { clock, first_measured_step, warmup, epoch, session }
+        Self { timer, first_measured_step, warmup, epoch, session }
     }
 
     /// Counts a step.
@@ -137,7 +137,7 @@ impl SessionTimes {
     /// so that a short trial has a speed at all.
     pub fn take_epoch(&mut self) -> OwnTimes {
         let mut epoch = std::mem::take(&mut self.epoch);
-        epoch.seconds = self.clock.take_epoch();
+        epoch.seconds = self.timer.take_epoch();
         self.session.seconds += epoch.seconds;
         self.session.num_steps += epoch.num_steps;
         self.session.steps_total += epoch.steps_total;

@@ -25,9 +25,7 @@ pub mod doctor;
 pub mod job;
 pub mod netbench;
 pub mod predict_scaling;
-pub mod shard_statistics;
 pub mod simulation;
-pub mod synchronizer;
 
 pub mod checkpoint;
 pub mod data;
@@ -42,6 +40,7 @@ pub mod readback;
 pub mod roles;
 pub mod schedule;
 pub mod stop;
+pub mod sync_plan;
 pub mod trace;
 
 pub mod records;
@@ -54,9 +53,10 @@ pub mod lock;
 pub mod gather;
 pub mod manifest;
 
-pub mod clock;
 pub mod clock_offset;
 pub mod model;
+pub mod process_memory;
+pub mod timer;
 
 pub mod metrics;
 

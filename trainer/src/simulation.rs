@@ -13,7 +13,7 @@ use distributed::{BucketCompressor, CompressionKind, ReductionKind, SingleCommun
 use simulate::{Predictor, ServerPlacement, StepProfile, Synchronisation};
 
 use crate::config::{PlacementKind, SimulationConfig, SyncConfig, SyncMethod};
-use crate::synchronizer::consistency;
+use crate::sync_plan::consistency;
 
 /// Times that a compressor is measured; the fastest counts, as others were disturbed.
 const NUM_ENCODINGS: usize = 5;

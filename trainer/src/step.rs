@@ -1,38 +1,37 @@
-//! One training step: micro-batches to gradients, agreement of all ranks, mean gradient, update.
+//! One training step: micro-batches to gradients, and these to parameters.
 //!
-//! In: the loaded samples of one step, the learning rate. Out: a changed model and local sums for the metrics.
-//! Invariant: between a step's first and last collective no rank leaves alone: the header carries every rank's stop wish and
-//! finiteness, and all ranks draw the same conclusion from it.
+//! In: the loaded samples of one step, its learning rate. Out: a changed model; how the step ended, and its scores.
+//! Invariant: between a step's first and last collective no rank leaves alone: all ranks draw the same conclusion from the same
+//! global step status.
 //! Source: Li et al. 2020, PyTorch Distributed (2006.15704), for buckets; Goyal et al. 2017 (1706.02677), section 3, for the mean.
 
-mod meeting;
-mod micro;
-mod on_device;
+mod bucket_hook;
+mod pass;
+mod replica;
+mod rollback;
+mod status_reporting;
+mod update;
 
 use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Instant;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use burn::tensor::Device;
 use datasets::{DeviceBatch, LoadedStep};
-use distributed::{
-    Carried, Communicator, GradientReducer, ParameterLayout, StepHeader, Whereabouts, agree, broadcast_module, read,
-    watchdog, write,
-};
+use distributed::{Carried, CollectiveError, Communicator, ParameterLayout, Phase, Whereabouts, broadcast_module};
 
-use self::meeting::BucketSink;
-use self::micro::MicroStep;
-use self::on_device::OnDevice;
-use crate::clock::{Phase, PhaseClock};
+use self::pass::{Pass, forward, placeholder};
+use self::rollback::{Rollback, Saved};
+use self::update::{Finished, MicroStep, Step, Update};
+pub use self::update::{check_threads, serve};
 use crate::config::SyncConfig;
 use crate::loss_scale::{LossScale, LossScaling};
 use crate::metrics::{ScoreSums, StepTraffic};
 use crate::model::ImageClassifier;
 use crate::norm_reducer::NormReducer;
-use crate::optimizer::{Sgd, SgdConfig};
-use crate::shard_statistics::ShardStatistics;
-use crate::synchronizer::{Synchronizer, Togetherness};
+use crate::optimizer::SgdConfig;
+use crate::timer::Timer;
 
 /// How a step is made, apart from model and data.
 #[derive(Clone, Debug)]
@@ -47,59 +46,67 @@ pub struct StepConfig {
     pub loss_scale: LossScaling,
     /// Norm statistics over all ranks instead of each rank's own.
     pub sync_batch_norm: bool,
-    /// Whether a step with a loss or gradient that is not finite is left out, instead of ending in an error. Only where all ranks
+    /// Whether a step with a loss or gradient that is not finite is skipped, instead of ending in an error. Only where all ranks
     /// sum the gradients of every step.
     pub skips_non_finite: bool,
     /// How the ranks' gradients or parameters become one.
     pub sync: SyncConfig,
     /// Joins the ranks that train with those that only serve parameters, where there are such.
     pub server_link: Option<Arc<dyn Communicator>>,
-    /// Where the step says what it is doing.
+    /// Where the communication thread says which bucket it reduces.
     pub whereabouts: Arc<Whereabouts>,
 }
 
-/// Where a step stands in its run.
-#[derive(Clone, Copy, Debug)]
-pub struct StepPosition {
+/// One step of a run: the same on all ranks, but for the wish to stop.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct StepContext {
     /// Pass over the train split, from 0.
     pub epoch: u64,
     /// Optimizer update, from 0 over the whole run.
     pub step: u64,
+    /// Of this update.
+    pub learning_rate: f64,
     /// Whether all replicas must be equal after it, whatever the method: the epoch ends, or a checkpoint is due.
-    pub must_meet: bool,
+    pub must_sync: bool,
+    /// Whether this rank wants the run to stop after it.
+    pub stop: bool,
 }
 
-/// How a step ended, equal on all ranks.
-#[derive(Clone, Debug, Default)]
+/// How a step ended.
+#[derive(Clone, Debug)]
 pub struct StepEnd {
-    /// Whether the ranks agreed to stop after it.
+    /// Whether the ranks agreed to stop after it; equal on all.
     pub stop: bool,
-    /// Why it was left out, if it was.
-    pub skipped: Option<String>,
-    /// Whether that was an overflow of the scaled gradients, for which the loss scale was halved.
-    pub overflowed: bool,
+    /// What became of it; equal on all ranks.
+    pub outcome: StepOutcome,
+    /// What this rank has scored, and not told before. Where the device updates, that is of an earlier step, while this one may
+    /// still be under way: [`Stepper::wait`] waits for it. Nothing for a step that was skipped, or had no sample on this rank.
+    pub scores: Option<ScoreSums>,
+}
+
+/// What became of a step.
+#[derive(Clone, Debug, PartialEq)]
+pub enum StepOutcome {
+    /// The parameters changed.
+    Updated,
+    /// A loss or gradient was not finite, as these words tell; nothing changed.
+    Skipped(String),
+    /// Scaled gradients overflowed; nothing changed but the loss scale, which is halved to this. Its losses count.
+    Overflowed(LossScale),
 }
 
 /// A model in training on one rank.
 #[derive(Debug)]
 pub struct Stepper<M> {
     model: M,
-    /// At rest where the device updates.
-    optimizer: Sgd,
-    /// Where the device updates.
-    on_device: Option<OnDevice>,
-    reducer: GradientReducer,
-    synchronizer: Synchronizer,
+    /// What makes parameters of gradients, by the way that `--sync` and `--update` choose.
+    update: Box<dyn Update<M>>,
     loss_scale: LossScale,
-    shard_statistics: Option<ShardStatistics>,
-    norm_reducer: Option<Arc<NormReducer>>,
-    /// Of the norm statistics.
-    state_layout: ParameterLayout,
-    /// Where the model hands gradients over, if it does.
-    sink: Option<Arc<BucketSink>>,
-    has_met_non_finite: bool,
+    rollback: Rollback,
+    /// Of the parameters.
+    layout: ParameterLayout,
     traffic: StepTraffic,
-    /// When the last backward pass of the present step began.
+    /// When the last backward pass began.
     backward_start: Instant,
     communicator: Arc<dyn Communicator>,
     device: Device,
@@ -118,45 +125,134 @@ impl<M: ImageClassifier> Stepper<M> {
     /// Must be called by all ranks.
     pub fn new(model: M, config: StepConfig, communicator: Arc<dyn Communicator>, device: &Device) -> Result<Self> {
         let model = broadcast_module(model, &*communicator, 0)?;
-        let (synchronizer, reducer) = Synchronizer::start(
-            &config.sync,
-            config.sgd,
-            &model,
-            &communicator,
-            config.server_link.clone(),
-            &config.whereabouts,
-        )?;
-        let norm_reducer = config.sync_batch_norm.then(|| Arc::new(NormReducer::new(Arc::clone(&communicator))));
-        let shard_statistics = match synchronizer.virtual_shards() {
-            Some(_) => Some(ShardStatistics::new(&model, Arc::clone(&communicator))?),
-            None => None,
-        };
-        let optimizer = Sgd::new(config.sgd, reducer.layout(), read(&model, reducer.layout()));
-        let updates_on_device = config.sync.updates_on_device(communicator.world_size());
-        let on_device = updates_on_device.then(|| OnDevice::new(config.sgd, reducer.layout(), &model, device));
-        let device = device.clone().autodiff();
-        let state_layout = ParameterLayout::state(&model);
         let mut stepper = Self {
-            model,
-            state_layout,
-            optimizer,
-            on_device,
-            reducer,
-            synchronizer,
+            update: update::start(&config, &model, &communicator, device)?,
             loss_scale: LossScale::new(config.loss_scale),
-            shard_statistics,
-            norm_reducer,
-            sink: None,
-            has_met_non_finite: false,
+            rollback: Rollback::new(&model),
+            layout: ParameterLayout::new(&model),
             traffic: StepTraffic::default(),
             backward_start: Instant::now(),
+            device: device.clone().autodiff(),
+            model: model.clone(),
             communicator,
-            device,
             config,
         };
-        stepper.tell_servers()?;
-        stepper.connect()?;
+        stepper.attach(model)?;
         Ok(stepper)
+    }
+
+    /// Makes one step.
+    ///
+    /// The gradient is the exact mean over the step's samples, whichever rank holds how many: each rank's loss is the sum over
+    /// its samples divided by the global number of samples, and gradients are summed. A rank that updates alone, or a server by
+    /// itself, takes the mean over its own samples.
+    ///
+    /// # Errors
+    /// A non-finite loss or gradient on any rank (before the update, on all ranks) unless such steps are skipped, or ranks that
+    /// drifted apart. Where the device updates and no step is skipped, the first comes a step late, or from [`wait`](Self::wait).
+    ///
+    /// # Collective
+    /// Must be called by all ranks, with the same context but for its wish to stop.
+    pub fn step(&mut self, context: StepContext, loaded: LoadedStep<DeviceBatch>, timer: &Timer) -> Result<StepEnd> {
+        timer.begin_step(context.epoch, context.step);
+        let step = Step {
+            context,
+            num_own: loaded.micro_batches.iter().map(|batch| batch.labels.len()).sum(),
+            num_global: loaded.global_num_samples,
+            loss_scale: self.loss_scale.factor(),
+            can_skip: self.config.skips_non_finite || self.loss_scale.is_dynamic(),
+        };
+        let saved = step.can_skip.then(|| self.rollback.save(&self.model));
+        let plan = self.update.begin(&self.model, &step);
+        let num_micro_steps = loaded.micro_batches.len();
+        for (index, batch) in loaded.micro_batches.into_iter().enumerate() {
+            let micro = plan.micro_step(index, num_micro_steps, !batch.labels.is_empty());
+            self.micro_step(batch, &step, &micro, timer)?;
+        }
+        let finished = self.update.finish(&mut self.model, &step, &plan, timer);
+        self.settle(finished.map_err(|error| self.add_loss_scale_hint(error))?, saved)
+    }
+
+    /// Forward and backward pass of one micro-batch.
+    fn micro_step(&mut self, batch: DeviceBatch, step: &Step, micro: &MicroStep, timer: &Timer) -> Result<()> {
+        let loss_sum = {
+            let _forward = timer.enter(Phase::Forward);
+            let Pass { output, loss_sum } = self.pass(batch)?;
+            self.update.end_forward(&mut self.model, output)?;
+            loss_sum
+        };
+        let _backward = timer.enter(Phase::Backward);
+        self.backward_start = Instant::now();
+        let loss = loss_sum.map(|sum| sum.mul_scalar(f64::from(step.loss_scale) / micro.divisor as f64));
+        self.update.backward(&self.model, loss, step, micro);
+        Ok(())
+    }
+
+    /// The forward pass of one micro-batch. A batch without samples needs none, unless the other ranks wait for this one in a
+    /// synchronised norm.
+    fn pass(&self, batch: DeviceBatch) -> Result<Pass> {
+        if !batch.labels.is_empty() {
+            let (output, loss_sum) = forward(&self.model, batch, self.config.label_smoothing);
+            return Ok(Pass { output: Some(output), loss_sum: Some(loss_sum) });
+        }
+        if !self.syncs_norm() {
+            return Ok(Pass::default());
+        }
+        let model = self.with_norm_reducer(self.model.clone(), false)?;
+        let (_, loss_sum) = forward(&model, placeholder(batch.shape).upload(&self.device), self.config.label_smoothing);
+        Ok(Pass { output: None, loss_sum: Some(loss_sum) })
+    }
+
+    /// Ends a step; one in which something was not finite is as if it had never begun, if it can be skipped.
+    ///
+    /// # Errors
+    /// What was not finite, where the step cannot be skipped.
+    fn settle(&mut self, finished: Finished, saved: Option<Saved>) -> Result<StepEnd> {
+        let Finished { stop, scores, traffic, fault } = finished;
+        self.traffic.num_steps += 1;
+        self.traffic.total += traffic;
+        let Some(fault) = fault else {
+            self.loss_scale.note_good_step();
+            return Ok(StepEnd { stop, outcome: StepOutcome::Updated, scores });
+        };
+        let outcome = self.skip_step(fault)?;
+        self.rollback.undo(&mut self.model, saved);
+        // Of an overflow the losses are as good as any: only its gradients were scaled too far.
+        let counts = matches!(outcome, StepOutcome::Overflowed(_));
+        Ok(StepEnd { stop, outcome, scores: scores.filter(|_| counts) })
+    }
+
+    /// Goes over a step in which something was not finite.
+    ///
+    /// # Errors
+    /// `fault`, where the step cannot be skipped.
+    fn skip_step(&mut self, fault: CollectiveError) -> Result<StepOutcome> {
+        let is_gradient = matches!(&fault, CollectiveError::NonFinite { parameter: Some(_), .. });
+        if is_gradient && self.loss_scale.note_overflow() {
+            return Ok(StepOutcome::Overflowed(self.loss_scale));
+        }
+        if self.config.skips_non_finite {
+            return Ok(StepOutcome::Skipped(fault.to_string()));
+        }
+        Err(self.add_loss_scale_hint(fault.into()))
+    }
+
+    /// Adds what a fixed loss scale may have to do with a gradient that is not finite.
+    fn add_loss_scale_hint(&self, error: anyhow::Error) -> anyhow::Error {
+        match (error.downcast_ref(), self.loss_scale.factor()) {
+            (Some(CollectiveError::NonFinite { parameter: Some(_), .. }), factor) if factor > 1 => error.context(
+                format!("gradients times a fixed loss scale of {factor}; try a smaller one, or --loss-scale dynamic"),
+            ),
+            _ => error,
+        }
+    }
+
+    /// Waits for the results of all steps made so far; the scores of those that [`step`](Self::step) has not told of.
+    ///
+    /// # Errors
+    /// A non-finite loss or gradient in one of them.
+    pub fn wait(&mut self, timer: &Timer) -> Result<Option<ScoreSums>> {
+        self.update.wait(timer).map_err(|error| self.add_loss_scale_hint(error))
     }
 
     /// The model as it stands.
@@ -172,23 +268,46 @@ impl<M: ImageClassifier> Stepper<M> {
     /// # Collective
     /// Must be called by all ranks.
     pub fn finish(self) -> Result<(M, Option<Vec<u64>>)> {
-        let histogram = self.synchronizer.finish(&*self.communicator)?;
-        Ok((self.model, histogram))
+        Ok((self.model, self.update.end()?))
     }
 
     /// The parameters, flat in module order.
     pub fn parameters(&self) -> Cow<'_, [f32]> {
-        match &self.on_device {
-            Some(on_device) => on_device.sgd.parameters().into(),
-            None => self.optimizer.parameters().into(),
-        }
+        self.update.parameters()
     }
 
     /// The optimizer's velocities, flat in module order: its state to save.
     pub fn velocities(&self) -> Cow<'_, [f32]> {
-        match &self.on_device {
-            Some(on_device) => on_device.sgd.velocities().into(),
-            None => self.optimizer.velocities().into(),
+        self.update.velocities()
+    }
+
+    /// Continues from a saved model (parameters and norm statistics), saved velocities and, if it was saved, the loss scale.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    ///
+    /// # Collective
+    /// Must be called by all ranks.
+    pub fn restore(&mut self, model: M, velocities: &[f32], loss_scale: Option<LossScale>) -> Result<()> {
+        self.loss_scale = loss_scale.unwrap_or(self.loss_scale);
+        self.update.restore(&model, velocities);
+        self.attach(model)
+    }
+
+    /// What the reduction of gradients carries from one step to the next:
+    /// [`GradientReducer::carried`](distributed::GradientReducer::carried).
+    pub fn carried(&self) -> Option<Carried> {
+        self.update.replica()?.reducer.carried()
+    }
+
+    /// Goes on after `num_steps` steps with what was carried then:
+    /// [`GradientReducer::go_on`](distributed::GradientReducer::go_on).
+    ///
+    /// # Panics
+    /// When a length is not that of what is [carried](Self::carried).
+    pub fn go_on(&mut self, num_steps: u64, carried: &Carried) {
+        if let Some(replica) = self.update.replica() {
+            replica.reducer.go_on(num_steps, carried);
         }
     }
 
@@ -197,9 +316,9 @@ impl<M: ImageClassifier> Stepper<M> {
         &self.device
     }
 
-    /// The bucket plan and parameter layout in use.
-    pub fn reducer(&self) -> &GradientReducer {
-        &self.reducer
+    /// Where each parameter lies in a flat buffer.
+    pub fn layout(&self) -> &ParameterLayout {
+        &self.layout
     }
 
     /// How long after the beginning of the last backward pass each parameter's gradient was there, seconds, in the last step; 0 where
@@ -207,12 +326,10 @@ impl<M: ImageClassifier> Stepper<M> {
     pub fn parameter_ready_s(&self) -> Vec<f64> {
         let since =
             |at: Option<Instant>| at.map_or(0.0, |at| at.saturating_duration_since(self.backward_start).as_secs_f64());
-        self.reducer.arrivals().into_iter().map(since).collect()
-    }
-
-    /// [`Synchronizer::staleness`].
-    pub fn staleness(&self) -> Option<Option<u64>> {
-        self.synchronizer.staleness()
+        match self.update.replica() {
+            Some(replica) => replica.reducer.arrivals().into_iter().map(since).collect(),
+            None => vec![0.0; self.layout.entries().len()],
+        }
     }
 
     /// What this rank sent for gradients since the last call.
@@ -222,9 +339,9 @@ impl<M: ImageClassifier> Stepper<M> {
 
     /// How gradients reach the buckets and these the other ranks, in words.
     pub fn gradient_route(&self) -> &'static str {
+        let Some(replica) = self.update.replica() else { return "none, one rank, updated on the device" };
         let is_possible = self.communicator.supports_threads();
-        match (self.communicator.world_size() > 1, self.reducer.overlaps(), self.sink.is_some()) {
-            (false, ..) if self.on_device.is_some() => "none, one rank, updated on the device",
+        match (self.communicator.world_size() > 1, replica.reducer.overlaps(), replica.is_streamed_to()) {
             (false, ..) => "none, one rank",
             (true, true, true) => "layer by layer, reduced beside the backward pass",
             (true, true, false) => "after the backward pass, as this model hands none over, reduced by a thread",
@@ -240,148 +357,22 @@ impl<M: ImageClassifier> Stepper<M> {
         self.loss_scale
     }
 
-    /// Continues from a saved model (parameters and norm statistics), saved velocities and, if it was saved, the loss scale.
-    ///
-    /// # Errors
-    /// As [`new`](Self::new).
-    pub fn restore(&mut self, model: M, velocities: &[f32], loss_scale: Option<LossScale>) -> Result<()> {
-        self.loss_scale = loss_scale.unwrap_or(self.loss_scale);
-        match &mut self.on_device {
-            Some(on_device) => on_device.sgd.restore(&model, velocities),
-            None => self.optimizer.restore(&read(&model, self.reducer.layout()), velocities),
-        }
-        self.model = model;
-        self.tell_servers()?;
-        self.connect()
+    /// Trains `model` from now on, tied to what it shares with the other ranks: norm statistics, and what the update ties it to.
+    fn attach(&mut self, model: M) -> Result<()> {
+        let model = if self.syncs_norm() { self.with_norm_reducer(model, true)? } else { model };
+        self.model = self.update.attach(model)?;
+        Ok(())
     }
 
-    /// What the reduction of gradients carries from one step to the next: [`GradientReducer::carried`].
-    pub fn carried(&self) -> Option<Carried> {
-        self.reducer.carried()
+    /// Whether norm statistics are summed over ranks; a rank that is updated on its device shares nothing.
+    fn syncs_norm(&self) -> bool {
+        self.config.sync_batch_norm && self.update.replica().is_some()
     }
 
-    /// Goes on after `num_steps` steps with what was carried then: [`GradientReducer::go_on`].
-    ///
-    /// # Panics
-    /// When a length is not that of what is [carried](Self::carried).
-    pub fn go_on(&mut self, num_steps: u64, carried: &Carried) {
-        self.reducer.go_on(num_steps, carried);
-    }
-
-    /// Makes one step.
-    ///
-    /// The gradient is the exact mean over the step's samples, whichever rank holds how many: each rank's loss is the sum over
-    /// its samples divided by the global number of samples, and gradients are summed. A rank that updates alone, or a server by
-    /// itself, takes the mean over its own samples.
-    ///
-    /// To `sums` it adds those of this step; where the device updates, those of the steps that have been read, while this one may
-    /// still be under way: [`settle`](Self::settle) waits for it.
-    ///
-    /// # Errors
-    /// A non-finite loss or gradient on any rank (before the update, on all ranks) unless such steps are skipped, or ranks that
-    /// drifted apart. Where the device updates and no step is skipped, the first comes a step late, or from `settle`.
-    ///
-    /// # Collective
-    /// Must be called by all ranks, with the same position.
-    pub fn step(
-        &mut self,
-        at: StepPosition,
-        loaded: LoadedStep<DeviceBatch>,
-        learning_rate: f64,
-        stop: bool,
-        sums: &mut ScoreSums,
-        clock: &mut PhaseClock,
-    ) -> Result<StepEnd> {
-        self.config.whereabouts.at(at.epoch, at.step);
-        if self.on_device.is_some() {
-            return self.step_on_device(at, loaded, learning_rate, stop, sums, clock);
-        }
-        let norm_statistics = self.may_skip().then(|| read(&self.model, &self.state_layout));
-        let num_own: usize = loaded.micro_batches.iter().map(|batch| batch.labels.len()).sum();
-        let mut header = StepHeader {
-            epoch: at.epoch,
-            step: at.step,
-            plan_hash: self.reducer.plan().hash(),
-            stop,
-            num_samples: num_own as u64,
-            finite: true,
-        };
-        let togetherness = self.synchronizer.togetherness(at.step, at.must_meet);
-        let (is_together, is_asynchronous) =
-            (togetherness == Togetherness::Together, self.synchronizer.is_asynchronous());
-        if let Some(client) = self.synchronizer.client() {
-            client.begin_step(learning_rate, num_own > 0);
-        }
-        let announces = is_together && !is_asynchronous;
-        let divisor = if announces { loaded.global_num_samples } else { num_own.max(1) };
-        if let Some(statistics) = &mut self.shard_statistics {
-            statistics.begin_step(&self.model);
-        }
-        let mut local = ScoreSums::default();
-        let last = loaded.micro_batches.len() - 1;
-        for (index, batch) in loaded.micro_batches.into_iter().enumerate() {
-            let is_last = index == last && is_together;
-            let slab = self.synchronizer.virtual_shards().map_or(0, |_| index);
-            let micro = MicroStep { divisor, slab, is_last, announces: is_last && announces };
-            self.micro_step(batch, micro, &mut header, &mut local, clock)?;
-        }
-        header.finite = local.loss_sum.is_finite();
-
-        self.traffic.num_steps += 1;
-        self.config.whereabouts.enter(watchdog::Phase::Waiting);
-        let mut agreement = match is_together {
-            true => match (self.finish_together(learning_rate, clock), norm_statistics) {
-                (Err(error), Some(norm_statistics)) => {
-                    let end = self.leave_out(error)?;
-                    self.model = write(self.model.clone(), &self.state_layout, &norm_statistics);
-                    if end.overflowed {
-                        // Its loss is as good as any; only its gradients were scaled too far.
-                        *sums += local;
-                    }
-                    return Ok(end);
-                }
-                (agreement, _) => agreement.map_err(|error| self.blame_scale(error))?,
-            },
-            false => {
-                self.finish_alone(learning_rate, num_own > 0, &mut header, clock);
-                None
-            }
-        };
-        // What a stopped run saves is on the servers.
-        let must_meet = at.must_meet || agreement.is_some_and(|agreement| agreement.stop);
-        let meets = togetherness == Togetherness::ThenAverage || (must_meet && self.synchronizer.client().is_some());
-        if meets {
-            let start = Instant::now();
-            agreement = Some(agree(&*self.communicator, &header)?);
-            self.meet(togetherness)?;
-            clock.add_since(Phase::Communication, start);
-        }
-        if let Some(statistics) = &mut self.shard_statistics {
-            let start = Instant::now();
-            let num_shards = self.synchronizer.virtual_shards().unwrap_or(1).min(loaded.global_num_samples);
-            self.model = statistics.end_step(self.model.clone(), num_shards)?;
-            clock.add_since(Phase::Communication, start);
-        }
-        self.config.whereabouts.enter(watchdog::Phase::Optimizer);
-        let start = Instant::now();
-        self.model = write(self.model.clone(), self.reducer.layout(), self.optimizer.parameters());
-        clock.add_since(Phase::Optimizer, start);
-
-        self.loss_scale.note_good_step();
-        *sums += local;
-        Ok(StepEnd { stop: agreement.is_some_and(|agreement| agreement.stop), ..StepEnd::default() })
-    }
-
-    /// Waits for the results of all steps made so far, and adds those to `sums` that [`step`](Self::step) has not added.
-    ///
-    /// # Errors
-    /// A non-finite loss or gradient in one of them.
-    pub fn settle(&mut self, sums: &mut ScoreSums, clock: &mut PhaseClock) -> Result<()> {
-        self.receive(0, sums, clock)
-    }
-
-    /// Whether a step that is not finite may be left out, instead of ending in an error.
-    fn may_skip(&self) -> bool {
-        self.config.skips_non_finite || self.loss_scale.is_dynamic()
+    fn with_norm_reducer(&self, model: M, has_samples: bool) -> Result<M> {
+        let reducer = NormReducer::new(Arc::clone(&self.communicator), has_samples);
+        model.with_statistics_reducer(Arc::new(reducer)).context(
+            "batch norm sync: this model has no synchronised norm, expected one that overrides with_statistics_reducer; use --batch-norm local",
+        )
     }
 }

@@ -9,13 +9,13 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use distributed::{Communicator, ROOT};
+use distributed::{Communicator, Phase, ROOT};
 use records::{EventNames, TraceEvent};
 use serde::{Deserialize, Serialize};
 
-use crate::clock::{Activity, Phase, Span};
 use crate::clock_offset::ClockOffset;
 use crate::output::{check_writable, write_atomically};
+use crate::timer::{Activity, Span};
 
 /// This rank's clock beside root's, and where the trace goes.
 #[derive(Clone, Debug)]
@@ -91,7 +91,7 @@ impl TraceClock {
 
     fn event(&self, span: &Span, rank: usize) -> TraceEvent {
         let (name, tid) = match span.what {
-            Activity::Phase(phase) => (phase_name(phase).to_owned(), 0),
+            Activity::Phase(phase) => (phase_name(phase), 0),
             Activity::Bucket(bucket) => (format!("bucket {bucket}"), 1),
         };
         let microseconds = |duration: Duration| duration.as_secs_f64() * 1e6;
@@ -175,15 +175,12 @@ fn name_event(kind: &str, rank: usize, thread: u64, name: String) -> TraceEvent 
     }
 }
 
-fn phase_name(phase: Phase) -> &'static str {
+/// What a rank is at, in a reader's words.
+fn phase_name(phase: Phase) -> String {
     match phase {
-        Phase::Data => "input",
-        Phase::Forward => "forward",
-        Phase::Backward => "backward",
-        Phase::Communication => "exposed communication",
-        Phase::Optimizer => "optimizer",
-        Phase::Evaluation => "evaluation",
-        Phase::Checkpoint => "checkpoint",
+        Phase::Data => "input".to_owned(),
+        Phase::Waiting => "exposed communication".to_owned(),
+        phase => phase.to_string(),
     }
 }
 

@@ -14,7 +14,7 @@
 use std::sync::Arc;
 
 use self::link::{Failure, Link, Staging, UniqueId};
-use crate::reduction::{BucketReduction, Traffic};
+use crate::reduction::{BucketContext, BucketReduction, Traffic};
 use crate::watchdog::{Call, Whereabouts};
 use crate::{CollectiveError, Communicator, ROOT};
 
@@ -69,7 +69,7 @@ impl NcclReduction {
 }
 
 impl BucketReduction for NcclReduction {
-    fn reduce(&mut self, bucket: usize, values: &mut Vec<f32>) -> Result<Traffic, CollectiveError> {
+    fn reduce(&mut self, _: BucketContext, bucket: usize, values: &mut Vec<f32>) -> Result<Traffic, CollectiveError> {
         let _noted = self.whereabouts.note(Call::NcclSum);
         if self.staging.len() <= bucket {
             self.staging.resize_with(bucket + 1, || None);

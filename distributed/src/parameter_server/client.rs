@@ -3,12 +3,11 @@
 //! In: gradients of buckets. Out: parameters. Invariant: one request is on its way at a time, and its answer is taken before the
 //! next.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::message::{Request, TO_SERVER, TO_WORKER};
 use super::server::{Server, ServerPlan};
-use crate::reduction::{BucketReduction, Traffic};
+use crate::reduction::{BucketContext, BucketReduction, Traffic};
 use crate::{CollectiveError, Communicator, bytes_to_floats};
 
 /// A worker's connection to all servers.
@@ -18,8 +17,6 @@ pub struct ServerClient {
     communicator: Arc<dyn Communicator>,
     /// The server of this rank.
     beside: Option<Arc<Server>>,
-    learning_rate_bits: AtomicU64,
-    has_samples: AtomicBool,
     /// One request at a time.
     turn: Mutex<()>,
 }
@@ -27,20 +24,7 @@ pub struct ServerClient {
 impl ServerClient {
     /// A connection; `beside` is this rank's own server, if it has one.
     pub fn new(plan: ServerPlan, communicator: Arc<dyn Communicator>, beside: Option<Arc<Server>>) -> Self {
-        Self {
-            plan,
-            communicator,
-            beside,
-            learning_rate_bits: AtomicU64::new(0),
-            has_samples: AtomicBool::new(true),
-            turn: Mutex::new(()),
-        }
-    }
-
-    /// Says what the coming pushes are: the step's learning rate, and whether this worker has samples in it.
-    pub fn begin_step(&self, learning_rate: f64, has_samples: bool) {
-        self.learning_rate_bits.store(learning_rate.to_bits(), Ordering::Relaxed);
-        self.has_samples.store(has_samples, Ordering::Relaxed);
+        Self { plan, communicator, beside, turn: Mutex::new(()) }
     }
 
     /// A bucket's parameters and optimizer state, of `len` elements each, as the server has them now.
@@ -128,10 +112,14 @@ impl ServerClient {
 }
 
 impl BucketReduction for Arc<ServerClient> {
-    fn reduce(&mut self, bucket: usize, values: &mut Vec<f32>) -> Result<Traffic, CollectiveError> {
+    fn reduce(
+        &mut self,
+        BucketContext { learning_rate, has_samples }: BucketContext,
+        bucket: usize,
+        values: &mut Vec<f32>,
+    ) -> Result<Traffic, CollectiveError> {
         let len = values.len();
-        let gradient = if self.has_samples.load(Ordering::Relaxed) { std::mem::take(values) } else { Vec::new() };
-        let learning_rate = f64::from_bits(self.learning_rate_bits.load(Ordering::Relaxed));
+        let gradient = if has_samples { std::mem::take(values) } else { Vec::new() };
         let server = self.plan.rank_of(bucket);
         let answer = self.ask(server, Request::Push { bucket, learning_rate, gradient }, 4 * len)?;
         *values = bytes_to_floats(&answer);

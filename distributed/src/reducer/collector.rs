@@ -13,7 +13,7 @@ use burn::module::ParamId;
 use super::engine::{Job, Outlet};
 use super::synced::LocalBucket;
 use crate::header::largest_magnitude_bits;
-use crate::{BucketPlan, ParameterLayout};
+use crate::{BucketContext, BucketPlan, ParameterLayout};
 
 /// Where the backward pass puts gradients; shared by a reducer and the hooks of a model.
 #[derive(Debug)]
@@ -38,6 +38,7 @@ struct State {
     arrivals: Vec<Option<Instant>>,
     /// Of every bucket: parameters without a gradient in this micro-step.
     num_missing: Vec<usize>,
+    context: BucketContext,
     micro_step: MicroStepConfig,
     /// Of every slab: whether a micro-step of this step has written it.
     is_written: Vec<bool>,
@@ -82,6 +83,7 @@ impl GradientCollector {
             has_arrived: vec![false; layout.entries().len()],
             arrivals: vec![None; layout.entries().len()],
             num_missing: buckets.iter().map(|bucket| bucket.parameters.len()).collect(),
+            context: BucketContext::default(),
             micro_step: MicroStepConfig::default(),
             is_written: vec![false; num_slabs],
             overwrites: true,
@@ -109,6 +111,11 @@ impl GradientCollector {
 
     pub(super) fn plan(&self) -> &BucketPlan {
         &self.plan
+    }
+
+    /// Buckets that leave from now on are of this step.
+    pub(super) fn begin_step(&self, context: BucketContext) {
+        self.lock().context = context;
     }
 
     /// Sends the step's header ahead of its buckets.
@@ -247,7 +254,8 @@ impl GradientCollector {
             let values = mem::take(&mut state.buffers[index]);
             state.largest[index] = self.largest_of(index, &values);
             state.next += 1;
-            state.outlet.send(Job::Bucket { index, values, ready: Instant::now() });
+            let context = state.context;
+            state.outlet.send(Job::Bucket { context, index, values, ready: Instant::now() });
         }
     }
 

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, JoinHandle};
 use std::time::Instant;
 
-use crate::reduction::{BucketReduction, Traffic};
+use crate::reduction::{BucketContext, BucketReduction, Traffic};
 use crate::{CollectiveError, Communicator, Patience};
 
 /// What is to be brought together over the ranks.
@@ -19,6 +19,7 @@ pub(super) enum Job {
     Header(Vec<u8>),
     /// A bucket's gradients, complete since `ready`.
     Bucket {
+        context: BucketContext,
         index: usize,
         values: Vec<f32>,
         ready: Instant,
@@ -115,10 +116,10 @@ impl Worker {
         }
         let result = match job {
             Job::Header(bytes) => self.communicator.all_gather(&bytes).map(Finished::Headers),
-            Job::Bucket { index, mut values, ready } => {
+            Job::Bucket { context, index, mut values, ready } => {
                 let start = Instant::now();
                 let traffic = match self.is_needed {
-                    true => self.reduction.lock().reduce(index, &mut values),
+                    true => self.reduction.lock().reduce(context, index, &mut values),
                     false => Ok(Traffic::default()),
                 };
                 traffic.map(|traffic| {

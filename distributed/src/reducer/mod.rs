@@ -23,7 +23,7 @@ use crate::communicator::expect_equal;
 use crate::header::{Largest, StepHeader, diagnose, verdict};
 use crate::layout::with_values;
 use crate::on_device::take_gradients;
-use crate::reduction::{BucketReduction, Carried, SumReduction, Traffic};
+use crate::reduction::{BucketContext, BucketReduction, Carried, SumReduction, Traffic};
 use crate::{BucketPlan, CollectiveError, Communicator, ParameterLayout, ReductionKind, StepAgreement};
 
 /// How gradients travel.
@@ -142,9 +142,15 @@ impl GradientReducer {
         self.engine.is_beside()
     }
 
-    /// Takes back the buffers of the last step. Needed only where hooks give gradients before the first
-    /// [`begin_micro_step`](Self::begin_micro_step).
-    pub fn begin_step(&mut self) {
+    /// Begins a step whose buckets bring `context` along. Needed where the reduction asks for that, and where hooks give gradients
+    /// before the first [`begin_micro_step`](Self::begin_micro_step).
+    pub fn begin_step(&mut self, context: BucketContext) {
+        self.reclaim_buffers();
+        self.collector.begin_step(context);
+    }
+
+    /// Takes back the buffers of the last step.
+    fn reclaim_buffers(&mut self) {
         for bucket in self.synced.drain(..) {
             self.collector.give_back(bucket.index, bucket.values);
         }
@@ -153,7 +159,7 @@ impl GradientReducer {
 
     /// Opens the next micro-step: what arrives from now on is multiplied by `weight` and added up.
     pub fn begin_micro_step(&mut self, how: MicroStepConfig) {
-        self.begin_step();
+        self.reclaim_buffers();
         self.is_open = true;
         self.engine.begin();
         self.collector.begin_micro_step(how);
@@ -163,7 +169,7 @@ impl GradientReducer {
     ///
     /// Then [`reduce`](Self::reduce) agrees with all ranks on the header first.
     pub fn announce(&mut self, header: StepHeader) {
-        self.begin_step();
+        self.reclaim_buffers();
         self.header = Some(header);
         self.engine.begin();
         self.collector.send_header(header.to_bytes().to_vec());
@@ -217,7 +223,7 @@ impl GradientReducer {
         &mut self,
         mut use_bucket: impl FnMut(&SyncedBucket),
     ) -> Result<Option<StepAgreement>, CollectiveError> {
-        self.begin_step();
+        self.reclaim_buffers();
         self.collector.complete();
         self.engine.hurry();
         let header = self.header.take();
@@ -263,7 +269,7 @@ impl GradientReducer {
     /// Ends a step that this rank takes alone: its own sums go to `use_bucket`, and nothing to the others. Neither
     /// [`announce`](Self::announce) nor a last micro-step may have been part of it. Whether all values are finite.
     pub fn finish_alone(&mut self, use_bucket: impl FnMut(&LocalBucket<'_>)) -> bool {
-        self.begin_step();
+        self.reclaim_buffers();
         self.collector.finish_alone(use_bucket)
     }
 
@@ -286,7 +292,7 @@ impl GradientReducer {
     ///
     /// # Panics
     /// When a length is not that of what it [carries](Self::carried) itself.
-    pub fn go_on(&mut self, num_steps: u64, carried: &Carried) {
+    pub fn go_on(&self, num_steps: u64, carried: &Carried) {
         self.reduction.lock().go_on(num_steps, carried);
     }
 
@@ -296,7 +302,7 @@ impl GradientReducer {
     }
 
     /// Takes note that `module` was rebuilt: burn's parameter ids may be others.
-    pub fn rename<M: Module>(&mut self, module: &M) {
+    pub fn rename<M: Module>(&self, module: &M) {
         self.collector.rename(&ParameterLayout::new(module));
     }
 

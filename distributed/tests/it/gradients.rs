@@ -10,7 +10,7 @@ use burn::nn::{Linear, LinearConfig};
 use burn::tensor::activation::{log_softmax, relu};
 use burn::tensor::{Device, Gradients, Tensor, TensorData};
 use distributed::{
-    CollectiveError, Communicator, GradientReducer, MicroStepConfig, ParameterLayout, ReducerConfig,
+    BucketContext, CollectiveError, Communicator, GradientReducer, MicroStepConfig, ParameterLayout, ReducerConfig,
     SingleCommunicator, StepHeader, run_ranks, write,
 };
 
@@ -268,7 +268,7 @@ fn of_three_steps(streams: bool, overlap: bool) -> Vec<Vec<u32>> {
         for global_batch_size in [7, 2, 12] {
             let samples = shard(&*communicator, global_batch_size);
             let micro_batches: Vec<&[usize]> = samples.chunks(2).collect();
-            reducer.begin_step();
+            reducer.begin_step(BucketContext::default());
             for (index, samples) in micro_batches.iter().enumerate() {
                 let is_last = index + 1 == micro_batches.len();
                 if is_last {

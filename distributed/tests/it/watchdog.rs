@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use distributed::watchdog::Verdict;
 use distributed::{
-    Alarm, BucketPlan, BucketReduction, CollectiveError, Communicator, Consistency, HierarchicalReducer,
+    Alarm, BucketContext, BucketPlan, BucketReduction, CollectiveError, Communicator, Consistency, HierarchicalReducer,
     ParameterLayout, Phase, Server, ServerClient, ServerPlan, ShardUpdate, SingleCommunicator, ThreadCommunicator,
     Watchdog, WatchedCommunicator, Whereabouts, run_ranks,
 };
@@ -311,7 +311,8 @@ fn a_worker_that_waits_for_its_own_server_finds_the_rank_that_this_one_waits_for
         let beside = Arc::clone(&server);
         let thread = std::thread::spawn(move || beside.serve_or_end_the_job());
         let mut client = Arc::new(ServerClient::new(plan, link, Some(server)));
-        assert!(matches!(client.reduce(0, &mut vec![1.0]), Err(CollectiveError::Aborted { rank: 0, .. })));
+        let pushed = client.reduce(BucketContext::default(), 0, &mut vec![1.0]);
+        assert!(matches!(pushed, Err(CollectiveError::Aborted { rank: 0, .. })));
         thread.join().unwrap().unwrap_err();
     });
     // Both others hang; the one that was busy last may not have been so for long enough to be named, too.

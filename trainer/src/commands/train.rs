@@ -29,7 +29,7 @@ use crate::records::Records;
 use crate::resumption::Resumption;
 use crate::roles::Role;
 use crate::session::Session;
-use crate::synchronizer;
+use crate::step;
 use crate::trace;
 use crate::train::{Outcome, fit, sgd_config};
 
@@ -83,7 +83,7 @@ fn train_any<M: ImageClassifier>(
     world.whereabouts.enter(watchdog::Phase::Opening);
     let data = data::open(&config.data, &config.train_split, communicator, reporter)?;
     identity::check(&config, &data, communicator)?;
-    synchronizer::check_threads(&config.sync.method(), communicator)?;
+    step::check_threads(&config.sync.method(), communicator)?;
     world.whereabouts.enter(watchdog::Phase::Starting);
     ensure!(
         !(config.train_split.drop_last.filled() && data.train.len() < config.batch.global_batch_size.filled()),
@@ -121,7 +121,7 @@ fn train_any<M: ImageClassifier>(
         Role::Worker { communicator, server_link } => (communicator, server_link),
         Role::Server(link) => {
             let sgd = sgd_config(&config);
-            synchronizer::serve(&config.sync_config(), sgd, &model, link, &world.whereabouts)?;
+            step::serve(&config.sync_config(), sgd, &model, link, &world.whereabouts)?;
             world.end_watch(watchdog)?;
             return Ok(Outcome::of_server(model));
         }
@@ -197,7 +197,7 @@ fn initial_model<M: ImageClassifier>(
         config.batch.batch_norm.filled() == BatchNormKind::Local
             || model
                 .clone()
-                .with_statistics_reducer(Arc::new(NormReducer::new(Arc::clone(&world.communicator))))
+                .with_statistics_reducer(Arc::new(NormReducer::new(Arc::clone(&world.communicator), true)))
                 .is_some(),
         "--batch-norm sync: this model has no synchronised norm, expected one that overrides with_statistics_reducer; use --batch-norm local"
     );

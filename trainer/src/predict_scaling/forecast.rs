@@ -17,7 +17,7 @@ use crate::config::{
     NamedNetwork, NetworkSource, ScalingConfig, ScalingKind, SyncConfig, SyncMethod, scaling_method_name,
 };
 use crate::simulation::synchronisation;
-use crate::synchronizer::bucket_cap_bytes;
+use crate::sync_plan::bucket_cap_bytes;
 
 /// The predictions for one network, and what was left out of them.
 #[derive(Clone, Debug, PartialEq)]

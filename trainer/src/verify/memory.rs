@@ -9,7 +9,7 @@ use burn::tensor::Device;
 use super::Subject;
 use super::comparison::{Comparison, Finding};
 use super::trainee::{Lesson, Trainee};
-use crate::clock::resident_memory_bytes;
+use crate::process_memory::resident_memory_bytes;
 use crate::report::bytes;
 
 pub(super) const EXPECTATION: &str = "memory stays flat over 1,000 training steps (--quick: 100)";

@@ -12,13 +12,12 @@ use datasets::{LoadedStep, Loader, LoaderConfig, ShapesConfig, ShardConfig, Shar
 use distributed::{Communicator, SingleCommunicator};
 
 use crate::cli::{ComputeArgs, ModelArgs};
-use crate::clock::PhaseClock;
 use crate::config::{Filled, SyncConfig};
 use crate::loss_scale::LossScaling;
-use crate::metrics::ScoreSums;
 use crate::network::{ModelRequest, resnet};
 use crate::optimizer::SgdConfig;
-use crate::step::{StepConfig, StepPosition, Stepper};
+use crate::step::{StepConfig, StepContext, Stepper};
+use crate::timer::Timer;
 
 /// At which the first losses fall smoothly: at a rate that makes them jump every rounding is amplified.
 const LEARNING_RATE: f64 = 0.02;
@@ -36,7 +35,7 @@ pub(super) struct Lesson {
 pub(super) struct Trainee {
     stepper: Stepper<ResNet>,
     batches: Vec<LoadedStep>,
-    clock: PhaseClock,
+    timer: Timer,
     num_steps: u64,
 }
 
@@ -91,7 +90,7 @@ impl Trainee {
         Ok(Self {
             stepper: Stepper::new(model, config, communicator, device)?,
             batches: Loader::start(data.train, plan, how).collect::<Result<_, _>>()?,
-            clock: PhaseClock::new(),
+            timer: Timer::default(),
             num_steps: 0,
         })
     }
@@ -100,10 +99,9 @@ impl Trainee {
     pub(super) fn step(&mut self) -> Result<f32> {
         let loaded = self.batches[self.num_steps as usize % self.batches.len()].clone();
         let loaded = loaded.map(|batch| batch.upload(self.stepper.device()));
-        let mut scores = ScoreSums::default();
-        let at = StepPosition { epoch: 0, step: self.num_steps, must_meet: false };
-        self.stepper.step(at, loaded, LEARNING_RATE, false, &mut scores, &mut self.clock)?;
-        self.stepper.settle(&mut scores, &mut self.clock)?;
+        let context = StepContext { step: self.num_steps, learning_rate: LEARNING_RATE, ..StepContext::default() };
+        let end = self.stepper.step(context, loaded, &self.timer)?;
+        let scores = self.stepper.wait(&self.timer)?.or(end.scores).unwrap_or_default();
         self.num_steps += 1;
         Ok(scores.loss_mean() as f32)
     }

@@ -11,13 +11,12 @@ use burn::tensor::{Device, Tensor};
 use burn_resnet::ResNetConfig;
 use datasets::{Augment, LoadedStep, Loader, LoaderConfig, ShapesConfig, ShardConfig, ShardPlan, shapes};
 use distributed::{Communicator, run_ranks};
-use trainer::clock::PhaseClock;
 use trainer::config::SyncConfig;
 use trainer::loss_scale::LossScaling;
-use trainer::metrics::ScoreSums;
 use trainer::model::ImageClassifier;
 use trainer::optimizer::SgdConfig;
-use trainer::step::{StepConfig, StepPosition, Stepper};
+use trainer::step::{StepConfig, StepContext, Stepper};
+use trainer::timer::Timer;
 
 /// docs/numerics.md: relative L2 distance of the mean gradients.
 const GRADIENT_TOLERANCE: f64 = 1e-5;
@@ -104,10 +103,8 @@ fn first_velocity<M: ImageClassifier>(
     // Each rank's own: a clone would share norm statistics with the other ranks' models.
     let model = model.valid().train();
     let mut stepper = Stepper::new(model, config, Arc::clone(communicator), &Device::flex()).unwrap();
-    let (mut scores, mut clock) = (ScoreSums::default(), PhaseClock::new());
-    let at = StepPosition { epoch: 0, step: 0, must_meet: false };
     let loaded = loaded.map(|batch| batch.upload(stepper.device()));
-    stepper.step(at, loaded, 0.1, false, &mut scores, &mut clock).unwrap();
+    stepper.step(StepContext { learning_rate: 0.1, ..StepContext::default() }, loaded, &Timer::default()).unwrap();
     stepper.velocities().to_vec()
 }
 

@@ -11,12 +11,11 @@ use datasets::{LoadedStep, Loader, LoaderConfig, Pixels, ShapesConfig, ShardConf
 use distributed::{Communicator, ParameterLayout, read, run_ranks};
 use trainer::checkpoint::Checkpoint;
 use trainer::cli::TrainArgs;
-use trainer::clock::PhaseClock;
 use trainer::config::SyncConfig;
 use trainer::loss_scale::{LossScale, LossScaling};
-use trainer::metrics::ScoreSums;
 use trainer::optimizer::SgdConfig;
-use trainer::step::{StepConfig, StepEnd, StepPosition, Stepper};
+use trainer::step::{StepConfig, StepContext, StepEnd, StepOutcome, Stepper};
+use trainer::timer::Timer;
 
 /// Two epochs of three steps.
 fn tiny(further: &str) -> TrainArgs {
@@ -100,13 +99,11 @@ fn state(stepper: &Stepper<ResNet>) -> Vec<u32> {
     all.into_iter().map(f32::to_bits).collect()
 }
 
-/// The step with this number, and its scores.
-fn step(stepper: &mut Stepper<ResNet>, step: usize, loaded: LoadedStep) -> Result<(StepEnd, ScoreSums)> {
-    let at = StepPosition { epoch: 0, step: step as u64, must_meet: false };
-    let mut scores = ScoreSums::default();
+/// The step with this number.
+fn step(stepper: &mut Stepper<ResNet>, step: usize, loaded: LoadedStep) -> Result<StepEnd> {
+    let context = StepContext { step: step as u64, learning_rate: 0.01, ..StepContext::default() };
     let loaded = loaded.map(|batch| batch.upload(stepper.device()));
-    let end = stepper.step(at, loaded, 0.01, false, &mut scores, &mut PhaseClock::new())?;
-    Ok((end, scores))
+    stepper.step(context, loaded, &Timer::default())
 }
 
 #[test]
@@ -122,13 +119,15 @@ fn an_overflow_is_left_out_on_all_ranks_the_scale_halves_and_training_goes_on() 
         let mut overflows = Vec::new();
         for (index, loaded) in steps(rank).into_iter().enumerate() {
             let (before, scale) = (state(&stepper), stepper.loss_scale().factor());
-            let (end, scores) = step(&mut stepper, index, loaded).unwrap();
-            assert_eq!(end.skipped.is_some(), end.overflowed, "{:?}", end.skipped);
+            let end = step(&mut stepper, index, loaded).unwrap();
+            let overflowed = end.outcome == StepOutcome::Overflowed(stepper.loss_scale());
+            assert!(overflowed || end.outcome == StepOutcome::Updated, "{end:?}");
+            let scores = end.scores.unwrap();
             assert_eq!(scores.num_samples, 1, "the loss of every step counts");
             assert!(scores.loss_sum.is_finite());
-            assert_eq!(state(&stepper) == before, end.overflowed, "step {index}");
-            assert_eq!(stepper.loss_scale().factor(), if end.overflowed { scale / 2 } else { scale });
-            overflows.push(end.overflowed);
+            assert_eq!(state(&stepper) == before, overflowed, "step {index}");
+            assert_eq!(stepper.loss_scale().factor(), if overflowed { scale / 2 } else { scale });
+            overflows.push(overflowed);
         }
         let parameters: Vec<u32> = stepper.parameters().iter().map(|value| value.to_bits()).collect();
         (overflows, stepper.loss_scale(), parameters)

@@ -9,12 +9,11 @@ use clap::Parser;
 use datasets::{LoadedStep, Loader, LoaderConfig, Pixels, ShapesConfig, ShardConfig, ShardPlan, shapes};
 use distributed::{Communicator, ParameterLayout, read, run_ranks};
 use trainer::cli::{Cli, Command};
-use trainer::clock::PhaseClock;
 use trainer::config::{SyncConfig, TrainConfig};
 use trainer::loss_scale::LossScaling;
-use trainer::metrics::ScoreSums;
 use trainer::optimizer::SgdConfig;
-use trainer::step::{StepConfig, StepPosition, Stepper};
+use trainer::step::{StepConfig, StepContext, StepOutcome, Stepper};
+use trainer::timer::Timer;
 
 const NUM_STEPS: usize = 4;
 
@@ -67,7 +66,7 @@ fn train(sync: &SyncConfig, broken: Option<(usize, f32)>, left_out: Option<usize
         };
         let model: ResNet = ResNetConfig::cifar(8).unwrap().init(3, &Device::flex().autodiff());
         let mut stepper = Stepper::new(model, config, communicator, &Device::flex()).unwrap();
-        let mut clock = PhaseClock::new();
+        let timer = Timer::default();
         for (step, mut loaded) in steps(rank, num_shards, num_shards / 2).into_iter().enumerate() {
             if left_out == Some(step) {
                 continue;
@@ -77,14 +76,15 @@ fn train(sync: &SyncConfig, broken: Option<(usize, f32)>, left_out: Option<usize
                 let Pixels::Normalised(pixels) = &mut loaded.micro_batches[0].pixels else { panic!("raw pixels") };
                 pixels[100] = value;
             }
-            let at = StepPosition { epoch: 0, step: step as u64, must_meet: false };
-            let mut scores = ScoreSums::default();
+            let context = StepContext { step: step as u64, learning_rate: 0.05, ..StepContext::default() };
             let loaded = loaded.map(|batch| batch.upload(stepper.device()));
-            let end = stepper.step(at, loaded, 0.05, false, &mut scores, &mut clock).unwrap();
-            assert_eq!(end.skipped.is_some(), breaks.is_some(), "{:?}", end.skipped);
-            if let Some(reason) = end.skipped {
-                assert!(reason.contains(&format!("step {step}")) && reason.contains("on rank 1"), "{reason}");
-                assert_eq!(scores, ScoreSums::default(), "a step that is not made has no score");
+            let end = stepper.step(context, loaded, &timer).unwrap();
+            match end.outcome {
+                StepOutcome::Skipped(reason) if breaks.is_some() => {
+                    assert!(reason.contains(&format!("step {step}")) && reason.contains("on rank 1"), "{reason}");
+                    assert_eq!(end.scores, None, "a step that is not made has no score");
+                }
+                outcome => assert_eq!((outcome, breaks), (StepOutcome::Updated, None)),
             }
         }
         let model = stepper.model().valid();

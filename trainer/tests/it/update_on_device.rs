@@ -10,12 +10,12 @@ use burn_resnet::{ResNet, ResNetConfig};
 use datasets::{LoadedStep, Loader, LoaderConfig, Pixels, ShapesConfig, ShardConfig, ShardPlan, shapes};
 use distributed::{ParameterLayout, SingleCommunicator, read};
 use trainer::cli::TrainArgs;
-use trainer::clock::PhaseClock;
 use trainer::config::{SyncConfig, UpdateKind};
 use trainer::loss_scale::LossScaling;
 use trainer::metrics::ScoreSums;
 use trainer::optimizer::SgdConfig;
-use trainer::step::{StepConfig, StepEnd, StepPosition, Stepper};
+use trainer::step::{StepConfig, StepContext, StepEnd, StepOutcome, Stepper};
+use trainer::timer::Timer;
 
 const NUM_STEPS: usize = 5;
 
@@ -59,14 +59,14 @@ fn stepper(config: StepConfig, device: &Device) -> Stepper<ResNet> {
     Stepper::new(model, config, Arc::new(SingleCommunicator::new()), device).unwrap()
 }
 
-fn step(stepper: &mut Stepper<ResNet>, index: usize, loaded: LoadedStep, sums: &mut ScoreSums) -> Result<StepEnd> {
-    let at = StepPosition { epoch: 0, step: index as u64, must_meet: false };
+fn step(stepper: &mut Stepper<ResNet>, index: usize, loaded: LoadedStep) -> Result<StepEnd> {
+    let context = StepContext { step: index as u64, learning_rate: 0.02, ..StepContext::default() };
     let loaded = loaded.map(|batch| batch.upload(stepper.device()));
-    stepper.step(at, loaded, 0.02, false, sums, &mut PhaseClock::new())
+    stepper.step(context, loaded, &Timer::default())
 }
 
-fn settle(stepper: &mut Stepper<ResNet>, sums: &mut ScoreSums) -> Result<()> {
-    stepper.settle(sums, &mut PhaseClock::new())
+fn wait(stepper: &mut Stepper<ResNet>) -> Result<Option<ScoreSums>> {
+    stepper.wait(&Timer::default())
 }
 
 fn norm_statistics(stepper: &Stepper<ResNet>) -> Vec<f32> {
@@ -78,9 +78,8 @@ fn norm_statistics(stepper: &Stepper<ResNet>) -> Vec<f32> {
 fn course(config: StepConfig, device: &Device, num_steps: usize) -> [Vec<f32>; 4] {
     let mut stepper = stepper(config, device);
     let losses = steps().into_iter().take(num_steps).enumerate().map(|(index, loaded)| {
-        let mut sums = ScoreSums::default();
-        step(&mut stepper, index, loaded, &mut sums).unwrap();
-        settle(&mut stepper, &mut sums).unwrap();
+        let end = step(&mut stepper, index, loaded).unwrap();
+        let sums = wait(&mut stepper).unwrap().xor(end.scores).unwrap();
         assert_eq!(sums.num_samples, 8);
         sums.loss_mean() as f32
     });
@@ -133,17 +132,11 @@ fn results_come_a_step_late_in_order_and_none_is_lost() {
     let mut stepper = stepper(config(UpdateKind::Device), &Device::flex());
     let mut sums = Vec::new();
     for (index, loaded) in steps().into_iter().enumerate() {
-        let mut own = ScoreSums::default();
-        step(&mut stepper, index, loaded, &mut own).unwrap();
-        sums.push(own);
+        sums.push(step(&mut stepper, index, loaded).unwrap().scores);
     }
-    let mut last = ScoreSums::default();
-    settle(&mut stepper, &mut last).unwrap();
-    sums.push(last);
-    let mut none = ScoreSums::default();
-    settle(&mut stepper, &mut none).unwrap();
-    assert_eq!((none, sums[0]), Default::default());
-    let losses: Vec<f32> = sums[1..].iter().map(|sums| sums.loss_mean() as f32).collect();
+    sums.push(wait(&mut stepper).unwrap());
+    assert_eq!((sums[0], wait(&mut stepper).unwrap()), (None, None));
+    let losses: Vec<f32> = sums[1..].iter().map(|sums| sums.unwrap().loss_mean() as f32).collect();
     assert_eq!(losses, course(config(UpdateKind::Device), &Device::flex(), NUM_STEPS)[3]);
 }
 
@@ -157,9 +150,8 @@ fn with_bad_pixel(mut loaded: LoadedStep, value: f32) -> LoadedStep {
 fn a_loss_that_is_not_finite_ends_the_run_at_the_next_step_and_names_its_own() {
     let mut stepper = stepper(config(UpdateKind::Device), &Device::flex());
     let mut steps = steps().into_iter();
-    let (mut sums, bad) = (ScoreSums::default(), with_bad_pixel(steps.next().unwrap(), f32::NAN));
-    step(&mut stepper, 0, bad, &mut sums).unwrap();
-    let error = format!("{:#}", step(&mut stepper, 1, steps.next().unwrap(), &mut sums).unwrap_err());
+    step(&mut stepper, 0, with_bad_pixel(steps.next().unwrap(), f32::NAN)).unwrap();
+    let error = format!("{:#}", step(&mut stepper, 1, steps.next().unwrap()).unwrap_err());
     assert!(error.contains("step 0: non-finite loss") && error.contains("on rank 0"), "{error}");
 }
 
@@ -169,9 +161,8 @@ fn a_gradient_that_overflows_is_named_before_anything_is_saved() {
     let network = ResNetConfig::cifar(8).unwrap().with_activations(burn_resnet::Activations::F16);
     let model = network.init(3, &Device::flex().autodiff());
     let mut stepper = Stepper::new(model, config, Arc::new(SingleCommunicator::new()), &Device::flex()).unwrap();
-    let mut sums = ScoreSums::default();
-    step(&mut stepper, 0, steps().swap_remove(0), &mut sums).unwrap();
-    let error = format!("{:#}", settle(&mut stepper, &mut sums).unwrap_err());
+    step(&mut stepper, 0, steps().swap_remove(0)).unwrap();
+    let error = format!("{:#}", wait(&mut stepper).unwrap_err());
     for part in ["step 0", "largest gradient, in", "fixed loss scale of 16777216", "--loss-scale dynamic"] {
         assert!(error.contains(part), "{part} is not in: {error}");
     }
@@ -187,14 +178,15 @@ fn a_skipped_step_leaves_no_trace() {
         let config = StepConfig { skips_non_finite: true, ..config(UpdateKind::Device) };
         let mut stepper = stepper(config, &Device::flex());
         let mut steps = steps().into_iter();
-        let mut sums = ScoreSums::default();
-        step(&mut stepper, 0, steps.next().unwrap(), &mut sums).unwrap();
-        let (before, known) = (state(&stepper), sums);
-        let end = step(&mut stepper, 1, with_bad_pixel(steps.next().unwrap(), bad), &mut sums).unwrap();
-        assert!(end.skipped.is_some_and(|reason| reason.contains("step 1")) && !end.overflowed);
-        assert_eq!((state(&stepper) == before, sums), (true, known), "{bad}");
-        step(&mut stepper, 2, steps.next().unwrap(), &mut sums).unwrap();
-        assert!(state(&stepper) != before && sums.num_samples == 16);
+        let first = step(&mut stepper, 0, steps.next().unwrap()).unwrap();
+        let before = state(&stepper);
+        let end = step(&mut stepper, 1, with_bad_pixel(steps.next().unwrap(), bad)).unwrap();
+        assert!(matches!(&end.outcome, StepOutcome::Skipped(reason) if reason.contains("step 1")), "{end:?}");
+        assert_eq!((state(&stepper) == before, end.scores), (true, None), "{bad}");
+        let third = step(&mut stepper, 2, steps.next().unwrap()).unwrap();
+        assert_ne!(state(&stepper), before);
+        let num_samples = [first, third].map(|end| end.scores.unwrap().num_samples);
+        assert_eq!(num_samples, [8, 8]);
     }
 }
 

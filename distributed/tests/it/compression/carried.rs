@@ -111,7 +111,7 @@ fn what_was_carried_fits_other_buckets() {
             let mut rank = Rank::new(communicator, kind, 0, false);
             (0..3).for_each(|step| drop(rank.step(step, false).unwrap()));
             let carried = rank.carried();
-            let mut one_bucket = rank.again(kind, 0, 1 << 20);
+            let one_bucket = rank.again(kind, 0, 1 << 20);
             one_bucket.reducer.go_on(3, &carried);
             let got = one_bucket.carried();
             assert_eq!((got.residual, got.factors), (carried.residual, carried.factors), "{kind}");

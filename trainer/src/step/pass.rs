@@ -1,0 +1,48 @@
+//! The forward pass of one micro-batch.
+//!
+//! In: an uploaded micro-batch. Out: its results, detached, and its summed loss to differentiate.
+//! Invariant: a rank without samples computes on a placeholder whose gradients are dropped, where others wait for its statistics.
+
+use burn::tensor::Tensor;
+use datasets::{DeviceBatch, HostBatch, ImageBatch, ImageShape, Pixels};
+
+use crate::model::{ImageClassifier, UnreadScore, cross_entropy_sum};
+
+/// What a forward pass gave; nothing where there was none to make.
+#[derive(Default)]
+pub(super) struct Pass {
+    /// Absent where the batch has no sample.
+    pub(super) output: Option<Output>,
+    /// `[1]`, to differentiate; that of a placeholder means nothing.
+    pub(super) loss_sum: Option<Tensor<1>>,
+}
+
+/// The results of a forward pass, detached.
+#[derive(Debug)]
+pub(super) struct Output {
+    logits: Tensor<2>,
+    loss_sum: Tensor<1>,
+    labels: Vec<u32>,
+}
+
+impl Output {
+    /// To be read.
+    pub(super) fn score(self) -> UnreadScore {
+        UnreadScore::new(self.logits, self.loss_sum, self.labels)
+    }
+}
+
+/// The results of one micro-batch, and its summed loss to differentiate.
+pub(super) fn forward<M: ImageClassifier>(model: &M, batch: DeviceBatch, label_smoothing: f64) -> (Output, Tensor<1>) {
+    let known = batch.labels.clone();
+    let ImageBatch { images, labels } = batch.into_images();
+    let logits = model.forward(images);
+    let loss_sum = cross_entropy_sum(logits.clone(), labels, label_smoothing);
+    (Output { logits: logits.inner(), loss_sum: loss_sum.clone().inner(), labels: known }, loss_sum)
+}
+
+/// One black image, for a rank that has no sample but takes part in the collectives of a synchronised norm.
+pub(super) fn placeholder(shape: ImageShape) -> HostBatch {
+    let pixels = Pixels::Normalised(vec![0.0; shape.num_values()]);
+    HostBatch { pixels, labels: vec![0], indices: vec![0], shape }
+}

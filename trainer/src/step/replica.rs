@@ -1,0 +1,190 @@
+//! A rank's parameters in main memory, and the buckets in which its gradients leave for other ranks.
+//!
+//! In: forward results, losses. Out: gradients in buckets, their sums, parameters in the model.
+//! Invariant: what was prepared from some buckets takes effect only by [`Replica::commit`], when all are there and finite.
+
+use std::sync::Arc;
+
+use anyhow::Result;
+use burn::module::Module;
+use burn::tensor::Tensor;
+use distributed::{
+    BucketContext, BucketPlan, BucketReduction, CollectiveError, Communicator, GradientReducer, MicroStepConfig,
+    ParameterLayout, Phase, StepAgreement, StepHeader, SyncedBucket, read, write,
+};
+
+use super::StepConfig;
+use super::bucket_hook::BucketHook;
+use super::pass::Output;
+use super::status_reporting::StatusReporting;
+use super::update::{MicroStep, Step};
+use crate::config::UpdateKind;
+use crate::metrics::ScoreSums;
+use crate::model::ImageClassifier;
+use crate::optimizer::Sgd;
+use crate::sync_plan::reducer_config;
+use crate::timer::Timer;
+
+/// Parameters, velocities and buckets of one rank.
+#[derive(Debug)]
+pub(super) struct Replica {
+    pub(super) reducer: GradientReducer,
+    pub(super) optimizer: Sgd,
+    pub(super) communicator: Arc<dyn Communicator>,
+    /// Where the model hands its gradients over, if it does.
+    hook: Option<Arc<BucketHook>>,
+    /// Where gradients are computed, and waited for.
+    update: UpdateKind,
+    /// Of the step under way.
+    scores: ScoreSums,
+}
+
+impl Replica {
+    /// The replica of `model`, whose buckets are reduced by what `reduction` makes of their plan and a communicator of its own.
+    ///
+    /// # Errors
+    /// When the ranks' plans differ, or a collective fails.
+    ///
+    /// # Collective
+    /// Must be called by all ranks.
+    pub(super) fn start<M: Module>(
+        config: &StepConfig,
+        model: &M,
+        communicator: &Arc<dyn Communicator>,
+        reduction: impl FnOnce(
+            (&ParameterLayout, &BucketPlan),
+            Arc<dyn Communicator>,
+        ) -> Result<Box<dyn BucketReduction>, CollectiveError>,
+    ) -> Result<Self, CollectiveError> {
+        let how = reducer_config(&config.sync, &ParameterLayout::new(model));
+        let reducer = GradientReducer::with_reduction(model, Arc::clone(communicator), &how, |plans, own| {
+            let (inner, status) = (reduction(plans, own)?, Arc::clone(&config.whereabouts));
+            Ok(Box::new(StatusReporting { inner, status }))
+        })?;
+        Ok(Self {
+            optimizer: Sgd::new(config.sgd, reducer.layout(), read(model, reducer.layout())),
+            reducer,
+            communicator: Arc::clone(communicator),
+            hook: None,
+            update: config.sync.update,
+            scores: ScoreSums::default(),
+        })
+    }
+
+    /// Ties `model` to the buckets, as far as it hands gradients over.
+    pub(super) fn attach<M: ImageClassifier>(&mut self, model: M) -> M {
+        self.reducer.rename(&model);
+        let hook = Arc::new(BucketHook::new(self.reducer.collector(), self.update));
+        match model.clone().with_gradient_hook(Arc::clone(&hook) as _) {
+            Some(streaming) => {
+                self.hook = Some(hook);
+                streaming
+            }
+            None => {
+                self.hook = None;
+                model
+            }
+        }
+    }
+
+    /// Whether the model hands gradients over while its backward pass goes on.
+    pub(super) fn is_streamed_to(&self) -> bool {
+        self.hook.is_some()
+    }
+
+    /// To be called before the passes of a step.
+    pub(super) fn begin(&mut self, step: &Step) {
+        self.scores = ScoreSums::default();
+        let learning_rate = step.context.learning_rate;
+        self.reducer.begin_step(BucketContext { learning_rate, has_samples: step.num_own > 0 });
+    }
+
+    /// Reads the scores of a forward pass.
+    ///
+    /// # Errors
+    /// When they cannot be read.
+    pub(super) fn end_forward(&mut self, output: Option<Output>) -> Result<()> {
+        if let Some(output) = output {
+            self.scores += output.score().read()?;
+        }
+        Ok(())
+    }
+
+    /// Differentiates `loss`, its gradients on their way to the buckets; posts the header ahead of the first that leaves.
+    pub(super) fn backward<M: Module>(&mut self, model: &M, loss: Option<Tensor<1>>, step: &Step, micro: &MicroStep) {
+        if micro.posts_header {
+            self.reducer.announce(self.header(step));
+        }
+        let Some(loss) = loss else { return };
+        self.reducer.begin_micro_step(MicroStepConfig {
+            // A power of two, so dividing before the sum over the ranks gives the bits of dividing after it; and what
+            // compression keeps back does not depend on the scale.
+            weight: (1.0 / f64::from(step.loss_scale)) as f32,
+            slab: micro.slot,
+            is_last: micro.is_last,
+            // A placeholder's gradients mean nothing, since the statistics that they flow through do not contain it.
+            is_void: !micro.has_samples,
+        });
+        let gradients = loss.backward();
+        if let Some(hook) = &self.hook {
+            hook.wait();
+        }
+        self.reducer.accumulate(model, gradients, 1.0);
+    }
+
+    /// What this rank tells the others of the step, whose losses are known.
+    pub(super) fn header(&self, step: &Step) -> StepHeader {
+        StepHeader {
+            epoch: step.context.epoch,
+            step: step.context.step,
+            plan_hash: self.reducer.plan().hash(),
+            stop: step.context.stop,
+            num_samples: step.num_own as u64,
+            finite: self.scores.loss_sum.is_finite(),
+        }
+    }
+
+    /// The scores of the step under way, if it has samples on this rank.
+    pub(super) fn scores(&self) -> Option<ScoreSums> {
+        Some(self.scores).filter(|scores| scores.num_samples > 0)
+    }
+
+    /// Waits for the buckets of the step and gives each to `use_bucket` as it comes.
+    ///
+    /// # Errors
+    /// As [`GradientReducer::finish`].
+    ///
+    /// # Collective
+    /// Must be called by all ranks.
+    pub(super) fn reduce(
+        &mut self,
+        timer: &Timer,
+        mut use_bucket: impl FnMut(&mut Sgd, &SyncedBucket),
+    ) -> Result<Option<StepAgreement>, CollectiveError> {
+        let _waiting = timer.enter(Phase::Waiting);
+        let agreement = self.reducer.finish(|bucket| {
+            let _optimizer = timer.enter(Phase::Optimizer);
+            use_bucket(&mut self.optimizer, bucket);
+        })?;
+        for (bucket, times) in self.reducer.report().buckets.iter().enumerate() {
+            timer.add_bucket(bucket, times.start, times.end);
+        }
+        Ok(agreement)
+    }
+
+    /// The prepared update takes effect, in the optimizer and in `model`.
+    pub(super) fn commit<M: Module>(&mut self, model: &mut M) {
+        self.optimizer.commit();
+        self.place(model);
+    }
+
+    /// Gives `model` the optimizer's parameters.
+    pub(super) fn place<M: Module>(&self, model: &mut M) {
+        *model = write(model.clone(), self.reducer.layout(), self.optimizer.parameters());
+    }
+
+    /// Goes on from the parameters of `model`, and these velocities.
+    pub(super) fn restore<M: Module>(&mut self, model: &M, velocities: &[f32]) {
+        self.optimizer.restore(&read(model, self.reducer.layout()), velocities);
+    }
+}

@@ -1,0 +1,124 @@
+//! Ranks update alone, and average their parameters and velocities now and then.
+//!
+//! In: this rank's buckets. Out: its own update; every so many steps, and where replicas must be equal, the mean over all ranks.
+//! Invariant: all ranks average after the same steps; a loss or gradient that was not finite on one rank ends the run on all when
+//! they meet next.
+//! Source: Lin et al. 2020, "Don't use large mini-batches, use local SGD" (1808.07217).
+
+use std::borrow::Cow;
+use std::sync::Arc;
+
+use anyhow::Result;
+use burn::module::Module;
+use burn::tensor::Tensor;
+use distributed::{Communicator, Phase, StepHeader, agree};
+
+use super::super::{StepConfig, StepContext};
+use super::{AllReduce, Finished, MicroStep, Output, Replica, Step, StepPlan, SyncMode, Update};
+use crate::model::ImageClassifier;
+use crate::timer::Timer;
+
+/// Local updates, after a beginning in which all gradients are summed.
+#[derive(Debug)]
+pub(super) struct LocalSgd {
+    all_reduce: AllReduce,
+    /// Steps between two averagings.
+    every: u64,
+    /// Before this step every step sums all gradients.
+    from_step: u64,
+    /// Since the run began.
+    has_met_non_finite: bool,
+}
+
+impl LocalSgd {
+    /// # Collective
+    /// Must be called by all ranks.
+    pub(super) fn start<M: Module>(
+        (every, from_step): (u64, u64),
+        config: &StepConfig,
+        model: &M,
+        communicator: &Arc<dyn Communicator>,
+    ) -> Result<Self> {
+        let all_reduce = AllReduce::start(config, model, communicator)?;
+        Ok(Self { all_reduce, every, from_step, has_met_non_finite: false })
+    }
+
+    fn mode(&self, context: &StepContext) -> SyncMode {
+        match context.step {
+            step if step < self.from_step => SyncMode::AllReduce,
+            step if context.must_sync || (step + 1).is_multiple_of(self.every) => SyncMode::LocalThenAverage,
+            _ => SyncMode::Local,
+        }
+    }
+
+    /// Updates with this rank's own gradients, unless it had no sample or one of them is not finite, which all learn when they meet.
+    fn update_alone(&mut self, step: &Step) -> StepHeader {
+        let replica = &mut self.all_reduce.replica;
+        let learning_rate = step.context.learning_rate;
+        let is_finite = replica.reducer.finish_alone(|bucket| replica.optimizer.update_alone(learning_rate, bucket));
+        if step.num_own > 0 && is_finite {
+            replica.optimizer.commit();
+        }
+        let header = replica.header(step);
+        self.has_met_non_finite |= !(header.finite && is_finite);
+        StepHeader { finite: !self.has_met_non_finite, ..header }
+    }
+}
+
+impl<M: ImageClassifier> Update<M> for LocalSgd {
+    fn begin(&mut self, model: &M, step: &Step) -> StepPlan {
+        let plan = self.all_reduce.begin(model, step);
+        match self.mode(&step.context) {
+            SyncMode::AllReduce => plan,
+            mode => StepPlan::of_own_samples(step, mode),
+        }
+    }
+
+    fn end_forward(&mut self, model: &mut M, output: Option<Output>) -> Result<()> {
+        self.all_reduce.end_forward(model, output)
+    }
+
+    fn backward(&mut self, model: &M, loss: Option<Tensor<1>>, step: &Step, micro: &MicroStep) {
+        self.all_reduce.backward(model, loss, step, micro);
+    }
+
+    fn finish(&mut self, model: &mut M, step: &Step, plan: &StepPlan, timer: &Timer) -> Result<Finished> {
+        if plan.mode == SyncMode::AllReduce {
+            return self.all_reduce.finish(model, step, plan, timer);
+        }
+        let header = {
+            let _optimizer = timer.enter(Phase::Optimizer);
+            self.update_alone(step)
+        };
+        let replica = &mut self.all_reduce.replica;
+        let mut stop = false;
+        if plan.mode == SyncMode::LocalThenAverage {
+            let _waiting = timer.enter(Phase::Waiting);
+            stop = agree(&*replica.communicator, &header)?.stop;
+            replica.optimizer.average(&*replica.communicator)?;
+        }
+        let _optimizer = timer.enter(Phase::Optimizer);
+        replica.place(model);
+        Ok(Finished { stop, scores: replica.scores(), ..Finished::default() })
+    }
+
+    fn parameters(&self) -> Cow<'_, [f32]> {
+        self.all_reduce.replica.optimizer.parameters().into()
+    }
+
+    fn velocities(&self) -> Cow<'_, [f32]> {
+        self.all_reduce.replica.optimizer.velocities().into()
+    }
+
+    fn restore(&mut self, model: &M, velocities: &[f32]) {
+        self.all_reduce.restore(model, velocities);
+    }
+
+    fn attach(&mut self, model: M) -> Result<M> {
+        self.all_reduce.attach(model)
+    }
+
+    fn replica(&self) -> Option<&Replica> {
+        Some(&self.all_reduce.replica)
+    }
+}

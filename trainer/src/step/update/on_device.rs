@@ -1,0 +1,207 @@
+//! A rank that trains alone on a device: gradients and parameters stay there, and results are read a step later.
+//!
+//! In: the passes of a step. Out: a changed model; the scores of the step before.
+//! Invariant: where a step may be skipped it is known to be finite before its update; elsewhere one that is not ends the run before
+//! anything is saved, since whoever saves waits first.
+
+use std::borrow::Cow;
+use std::collections::VecDeque;
+
+use anyhow::Result;
+use burn::module::Module;
+use burn::tensor::{Device, Tensor, TensorData};
+use distributed::{CollectiveError, ParameterLayout, Phase, ROOT, blame, take_gradients};
+
+use super::super::StepConfig;
+use super::{Finished, MicroStep, Output, Replica, Step, StepPlan, SyncMode, Update};
+use crate::metrics::ScoreSums;
+use crate::model::{ImageClassifier, UnreadScore, floats};
+use crate::optimizer::DeviceSgd;
+use crate::readback::Readback;
+use crate::timer::Timer;
+
+/// Steps whose results are not read yet: while the device computes one, the next is given to it.
+const MOST_UNREAD: usize = 1;
+
+/// What a device keeps of the training on it.
+#[derive(Debug)]
+pub(super) struct OnDevice {
+    sgd: DeviceSgd,
+    layout: ParameterLayout,
+    clip_norm: Option<f64>,
+    /// Of the step under way: what its forward passes gave, and the sum of its gradients.
+    outputs: Vec<Output>,
+    gradient: Option<Tensor<1>>,
+    readback: Readback<Results, Result<Scored>>,
+    /// In the order of the readback.
+    unread: VecDeque<Unread>,
+}
+
+/// A step that may turn out not to be finite.
+#[derive(Debug)]
+struct Unread {
+    step: u64,
+    gradient: Tensor<1>,
+}
+
+/// A step's results that the device may still be computing.
+struct Results {
+    scores: Vec<UnreadScore>,
+    zero: TensorData,
+}
+
+/// A step's results.
+struct Scored {
+    sums: ScoreSums,
+    is_gradient_finite: bool,
+}
+
+impl OnDevice {
+    /// Over the parameters of `model`, on the plain `device`.
+    pub(super) fn new<M: Module>(config: &StepConfig, model: &M, device: &Device) -> Self {
+        let layout = ParameterLayout::new(model);
+        Self {
+            sgd: DeviceSgd::new(config.sgd, &layout, model, device),
+            layout,
+            clip_norm: config.clip_norm,
+            outputs: Vec::new(),
+            gradient: None,
+            readback: Readback::start(Results::read),
+            unread: VecDeque::new(),
+        }
+    }
+
+    /// Gives the update to the device.
+    fn update<M: Module>(&mut self, model: &mut M, learning_rate: f64, gradient: Tensor<1>, timer: &Timer) {
+        let _optimizer = timer.enter(Phase::Optimizer);
+        self.sgd.update(learning_rate, gradient);
+        *model = self.sgd.place(model.clone());
+    }
+
+    /// Reads the results of steps until so many are unread; the scores of those that were read.
+    fn receive(&mut self, most_unread: usize, timer: &Timer) -> Result<Option<ScoreSums>> {
+        let _backward = timer.enter(Phase::Backward);
+        let mut sums = None;
+        while self.unread.len() > most_unread {
+            let Some((unread, scored)) = self.unread.pop_front().zip(self.readback.receive()) else { break };
+            let scored = scored?;
+            if let Some(fault) = scored.fault(unread, &self.layout)? {
+                return Err(fault.into());
+            }
+            *sums.get_or_insert_with(ScoreSums::default) += scored.sums;
+        }
+        Ok(sums)
+    }
+}
+
+impl<M: ImageClassifier> Update<M> for OnDevice {
+    fn begin(&mut self, _: &M, step: &Step) -> StepPlan {
+        // Alone it has all samples.
+        StepPlan::of_own_samples(step, SyncMode::Local)
+    }
+
+    fn end_forward(&mut self, _: &mut M, output: Option<Output>) -> Result<()> {
+        self.outputs.extend(output);
+        Ok(())
+    }
+
+    fn backward(&mut self, model: &M, loss: Option<Tensor<1>>, step: &Step, _: &MicroStep) {
+        let Some(loss) = loss else { return };
+        let mut gradient = self.sgd.flat_gradient(take_gradients(model, &self.layout, loss.backward()));
+        if step.loss_scale != 1 {
+            // A power of two: nothing is rounded.
+            gradient = gradient / f64::from(step.loss_scale);
+        }
+        self.gradient = Some(match self.gradient.take() {
+            Some(sum) => sum + gradient,
+            None => gradient,
+        });
+    }
+
+    fn finish(&mut self, model: &mut M, step: &Step, _: &StepPlan, timer: &Timer) -> Result<Finished> {
+        let stop = step.context.stop;
+        let outputs = std::mem::take(&mut self.outputs);
+        let Some(gradient) = self.gradient.take() else { return Ok(Finished { stop, ..Finished::default() }) };
+        let (clipped, zero) = clipped(gradient.clone(), self.clip_norm);
+        let unread = Unread { step: step.context.step, gradient };
+        if step.can_skip {
+            let scored = {
+                let _backward = timer.enter(Phase::Backward);
+                Results::new(outputs, zero).read()?
+            };
+            if let Some(fault) = scored.fault(unread, &self.layout)? {
+                return Ok(Finished::not_finite(fault, Some(scored.sums)));
+            }
+            self.update(model, step.context.learning_rate, clipped, timer);
+            return Ok(Finished { stop, scores: Some(scored.sums), ..Finished::default() });
+        }
+        self.update(model, step.context.learning_rate, clipped, timer);
+        self.unread.push_back(unread);
+        // Only now is all of the step with the device, so that it has work while the step before is waited for.
+        self.readback.send(Results::new(outputs, zero));
+        Ok(Finished { stop, scores: self.receive(MOST_UNREAD, timer)?, ..Finished::default() })
+    }
+
+    fn wait(&mut self, timer: &Timer) -> Result<Option<ScoreSums>> {
+        self.receive(0, timer)
+    }
+
+    fn parameters(&self) -> Cow<'_, [f32]> {
+        self.sgd.parameters().into()
+    }
+
+    fn velocities(&self) -> Cow<'_, [f32]> {
+        self.sgd.velocities().into()
+    }
+
+    fn restore(&mut self, model: &M, velocities: &[f32]) {
+        self.sgd.restore(model, velocities);
+    }
+
+    fn attach(&mut self, model: M) -> Result<M> {
+        Ok(model)
+    }
+
+    fn replica(&self) -> Option<&Replica> {
+        None
+    }
+}
+
+impl Results {
+    fn new(outputs: Vec<Output>, zero: Tensor<1>) -> Self {
+        Self { scores: outputs.into_iter().map(Output::score).collect(), zero: zero.into_data() }
+    }
+
+    fn read(self) -> Result<Scored> {
+        let mut sums = ScoreSums::default();
+        for score in self.scores {
+            sums += score.read()?;
+        }
+        Ok(Scored { sums, is_gradient_finite: floats(self.zero)?.iter().all(|zero| zero.is_finite()) })
+    }
+}
+
+impl Scored {
+    /// What was not finite in the step, if anything was.
+    fn fault(&self, unread: Unread, layout: &ParameterLayout) -> Result<Option<CollectiveError>> {
+        let step = unread.step;
+        if !self.sums.loss_sum.is_finite() {
+            let (ranks, value) = (vec![ROOT], f32::NAN);
+            return Ok(Some(CollectiveError::NonFinite { step, ranks, parameter: None, value }));
+        }
+        if self.is_gradient_finite {
+            return Ok(None);
+        }
+        let gradient = floats(unread.gradient.into_data())?;
+        Ok(Some(blame(step, ROOT, &gradient[..layout.num_elements()], layout)))
+    }
+}
+
+/// `gradient` with at most this L2 norm; and zero, `[1]`, or NaN where a value is not finite, or where the norm is not.
+fn clipped(gradient: Tensor<1>, clip_norm: Option<f64>) -> (Tensor<1>, Tensor<1>) {
+    let zero = (gradient.clone() * 0.0).sum();
+    let Some(clip_norm) = clip_norm else { return (gradient, zero) };
+    let norm = (gradient.clone() * gradient.clone()).sum().sqrt();
+    let factor = (norm.clone().recip() * clip_norm).clamp_max(1.0);
+    (gradient * factor, zero + norm * 0.0)
+}

@@ -1,0 +1,49 @@
+//! What a way to synchronise means in numbers: who computes which shards, how large buckets are, how far ranks may run apart.
+//!
+//! In: the resolved choice. Out: decisions. Invariant: pure functions, so that all ranks, and a prediction, decide alike.
+
+use std::ops::Range;
+
+use distributed::{Consistency, ParameterLayout, ReducerConfig};
+
+use crate::config::{Staleness, SyncConfig, SyncMethod};
+
+/// How many updates old the parameters may be that a rank computes with, if the ranks run apart inside a step at all; unbounded if
+/// within it there is none.
+pub fn staleness(method: &SyncMethod) -> Option<Option<u64>> {
+    match method {
+        SyncMethod::ParameterServer { asynchronous, .. } => match consistency(*asynchronous) {
+            Consistency::Synchronous => None,
+            Consistency::Asynchronous { bound } => Some(bound),
+        },
+        _ => None,
+    }
+}
+
+/// When servers update: a bound of 0 leaves no room for asynchrony.
+pub(crate) fn consistency(asynchronous: Option<Staleness>) -> Consistency {
+    match asynchronous {
+        None | Some(Staleness { bound: Some(0) }) => Consistency::Synchronous,
+        Some(Staleness { bound }) => Consistency::Asynchronous { bound },
+    }
+}
+
+/// The largest bucket of a model with `total_bytes` of gradients.
+pub fn bucket_cap_bytes(config: &SyncConfig, total_bytes: usize) -> usize {
+    match config.method {
+        // Buckets are what servers share: there are at least two for each.
+        SyncMethod::ParameterServer { servers, .. } => config.bucket_cap_bytes.min(total_bytes.div_ceil(2 * servers)),
+        _ => config.bucket_cap_bytes,
+    }
+}
+
+/// How the gradients of `layout` travel.
+pub(crate) fn reducer_config(config: &SyncConfig, layout: &ParameterLayout) -> ReducerConfig {
+    let total_bytes = layout.num_elements() * size_of::<f32>();
+    ReducerConfig { bucket_cap_bytes: bucket_cap_bytes(config, total_bytes), overlap: config.overlap }
+}
+
+/// The virtual shards of a rank: consecutive ones, as many on each rank as can be.
+pub fn own_shards(num_shards: usize, rank: usize, world_size: usize) -> Range<usize> {
+    num_shards * rank / world_size..num_shards * (rank + 1) / world_size
+}
