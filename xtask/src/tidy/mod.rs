@@ -19,7 +19,8 @@ use source::Source;
 /// What `--help` adds.
 pub(crate) const DETAILS: &str = "\
 Headers, length of files, names, where printing, environment variables and unsafe may stand, who may import whom.
-A file of more than 400 lines needs a line `// tidy: long file because …` near its top; the reason is printed.";
+A file of more than 400 lines needs a line `// tidy: long file because …` near its top; the reason is printed.
+A function of more than 60 lines needs `// tidy: long function because …` before it.";
 
 /// A crate's `Cargo.toml`.
 struct Manifest {
@@ -36,9 +37,10 @@ struct Finding {
 }
 
 /// The rules for one source file, each a function of the file alone.
-const RULES: [fn(&Source) -> Vec<Finding>; 9] = [
+const RULES: [fn(&Source) -> Vec<Finding>; 10] = [
     shape::starts_with_a_header,
     shape::is_short_or_says_why,
+    shape::functions_are_short_or_say_why,
     shape::names_say_something,
     places::prints_only_where_printing_is_the_job,
     places::reads_the_environment_in_one_place,

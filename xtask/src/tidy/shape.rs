@@ -1,4 +1,4 @@
-//! Rules about a file as a whole: its header, its length, its names.
+//! Rules about a file as a whole: its header, its length and that of its functions, its names.
 
 use super::Finding;
 use super::source::{Source, words};
@@ -7,6 +7,10 @@ const MOST_LINES: usize = 400;
 /// The reason must stand where a reader sees it before the length.
 const REASON_WITHIN_LINES: usize = 40;
 const REASON: &str = "// tidy: long file because ";
+
+const MOST_FUNCTION_LINES: usize = 60;
+/// Stands in the comment before a function, or inside it.
+const FUNCTION_REASON: &str = "// tidy: long function because ";
 
 /// Words that could stand for anything.
 const EMPTY_WORDS: [&str; 9] = ["utils", "helper", "manager", "handler", "base", "common", "misc", "data2", "tmp"];
@@ -36,6 +40,40 @@ pub(super) fn is_short_or_says_why(source: &Source) -> Vec<Finding> {
 /// The reason that a long file gives.
 pub(super) fn reason_for_length(source: &Source) -> Option<&str> {
     source.lines.iter().take(REASON_WITHIN_LINES).find_map(|line| line.trim().strip_prefix(REASON))
+}
+
+/// A long function has a reason, too.
+pub(super) fn functions_are_short_or_say_why(source: &Source) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for (start, code) in source.code.iter().enumerate() {
+        // A function's type, as in `fn(u8) -> u8`, has no name.
+        let is_function = |(_, word, after): &(&str, &str, &str)| *word == "fn" && after.starts_with(' ');
+        let Some((_, _, after)) = words(code).find(is_function) else { continue };
+        let name = words(after).next().map_or("", |(_, word, _)| word);
+        let num_lines = end_of_function(source, start) + 1 - start;
+        if num_lines > MOST_FUNCTION_LINES && !has_reason_for_length(source, start, num_lines) {
+            let message = format!(
+                "`{name}`: {num_lines} lines, expected at most {MOST_FUNCTION_LINES}: split it, or write `{FUNCTION_REASON}…` before it"
+            );
+            findings.push(Finding { line: start + 1, message });
+        }
+    }
+    findings
+}
+
+/// The line on which the function of this line ends: rustfmt puts its last brace below its first word.
+fn end_of_function(source: &Source, start: usize) -> usize {
+    let depth = |line: &str| line.len() - line.trim_start().len();
+    let own = depth(&source.code[start]);
+    let is_end = |line: &&String| depth(line) == own && (line.trim() == "}" || line.trim_end().ends_with([';', '}']));
+    source.code[start..].iter().position(|line| is_end(&line)).map_or(start, |length| start + length)
+}
+
+fn has_reason_for_length(source: &Source, start: usize, num_lines: usize) -> bool {
+    let above = source.lines[..start].iter().rev().map(|line| line.trim());
+    let mut before = above.take_while(|line| line.starts_with("//") || line.starts_with("#["));
+    let mut inside = source.lines[start..start + num_lines].iter().map(|line| line.trim());
+    before.any(|line| line.starts_with(FUNCTION_REASON)) || inside.any(|line| line.starts_with(FUNCTION_REASON))
 }
 
 /// Names of files, folders, functions, types and modules say something.
@@ -100,6 +138,23 @@ mod tests {
         assert!(is_short_or_says_why(&source).is_empty());
         assert_eq!(reason_for_length(&source), Some("one table"));
         assert!(is_short_or_says_why(&Source::new("a/src/b.rs", "//! Short.\n")).is_empty());
+    }
+
+    #[test]
+    fn only_a_long_function_without_a_reason_is_found() {
+        let function = |body: usize| {
+            format!("impl A {{\n    fn long(\n        a: u8,\n    ) {{\n{}    }}\n}}\n", "        a();\n".repeat(body))
+        };
+        let lines = |text: &str| lines_of(&functions_are_short_or_say_why(&Source::new("a/src/b.rs", text)));
+        assert_eq!(lines(&function(56)), [0; 0]);
+        assert_eq!(lines(&function(57)), [2]);
+        let reason = format!("    {FUNCTION_REASON}one table\n    #[inline]\n    fn long");
+        assert_eq!(lines(&function(57).replacen("    fn long", &reason, 1)), [0; 0]);
+        let declared = format!(
+            "trait A {{\n    fn one(&self);\n    fn two(&self) -> u8 {{ 1 }}\n{}}}\n",
+            "    const A: u8 = 1;\n".repeat(70)
+        );
+        assert_eq!(lines(&declared), [0; 0], "a declaration ends where it is");
     }
 
     #[test]
