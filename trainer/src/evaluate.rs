@@ -81,10 +81,7 @@ pub fn evaluate<M: ImageClassifier>(
         if broken_off {
             break;
         }
-        for batch in loaded?.micro_batches {
-            if batch.labels.is_empty() {
-                continue;
-            }
+        for batch in loaded?.micro_batches.into_iter().filter(|batch| !batch.labels.is_empty()) {
             let known = batch.labels.clone();
             let ImageBatch { images, labels } = batch.into_images();
             let logits = model.forward(images);

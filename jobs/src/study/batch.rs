@@ -167,6 +167,7 @@ fn output_file(attempt: &Attempt<'_>, directory: &Path, job: &str) -> PathBuf {
 }
 
 /// Waits for a job's end, watching this machine where the nodes are on it.
+// tidy: long function because the states of one job on its way are told apart in one loop
 pub(super) fn wait(
     attempt: &Attempt<'_>,
     submitted: &Submitted,

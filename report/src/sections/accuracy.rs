@@ -133,6 +133,7 @@ fn table(courses: &[Course<'_>], percent: f64) -> Table {
 type ByBatch = BTreeMap<u64, Vec<f64>>;
 
 /// One cost against the batch size, where there are several and one of them was enough.
+// tidy: long function because a figure's lines, words and table are made from the same runs
 fn figure(courses: &[Course<'_>], percent: f64, (id, what, axis, cost): Cost) -> Option<Figure> {
     let settings: Vec<BTreeMap<String, String>> = courses.iter().map(|course| alike(course.run)).collect();
     let borrowed: Vec<Settings<'_>> =

@@ -74,6 +74,7 @@ fn sizes() -> Axis {
     Axis { scale: Scale::Binary, ..Axis::linear("message size") }.in_unit(Unit::Bytes)
 }
 
+// tidy: long function because a figure's points, words and table are made from the same pairs
 fn of_pairs(name: &str, network: &NetbenchResult, number: usize) -> Vec<Figure> {
     let mut series: [Vec<Series>; 2] = [Vec::new(), Vec::new()];
     let columns =

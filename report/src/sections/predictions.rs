@@ -120,6 +120,7 @@ fn method(prediction: &PredictionRecord) -> String {
     }
 }
 
+// tidy: long function because a figure's points, words and table are made from the same predictions
 fn compared(facts: &Facts<'_>, pairs: &[(&Predictions, &PredictionRecord, &Measurement)]) -> (Figure, Table) {
     let mut table = Table::new(
         "predicted-and-measured",

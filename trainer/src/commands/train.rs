@@ -67,6 +67,7 @@ pub fn train_model<M: ImageClassifier>(
     train_any(args, world, Some(own), build)
 }
 
+// tidy: long function because the order in which a start is refused is its point, and a reader wants to see it whole
 fn train_any<M: ImageClassifier>(
     args: &TrainArgs,
     world: &World,

@@ -156,6 +156,7 @@ impl<E: Element> GenericWork for WeightGradient<'_, E> {
 }
 
 /// Adds one unit's products to the sums of its task, or sets them.
+// tidy: long function because where x and dy lie, packed or in place, and their strides make one view
 fn run_unit<S: Simd, E: Element>(
     plan: &Plan,
     task: &Task<'_, E>,

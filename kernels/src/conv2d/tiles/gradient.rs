@@ -286,6 +286,7 @@ impl Products<'_> {
     /// # Safety
     /// The instructions of `T` exist, as do the tiles of sums and panels; `tiles` was configured last.
     #[inline(always)]
+    // tidy: long function because the tiles stay loaded from its first line to its last
     unsafe fn multiply<T: Tiles, const L: usize, const R: usize>(
         &self,
         tiles: &mut T,

@@ -69,6 +69,7 @@ struct Pixel {
 
 impl<S: Simd, const LEFT: bool> Kernel<S> for PackSteps<'_, LEFT> {
     #[inline(always)]
+    // tidy: long function because one pass over the pixels keeps its place in registers
     unsafe fn run(self) {
         let Self { source, grid, channels, steps, out, stride } = self;
         grid.check(channels, source.len());

@@ -124,6 +124,7 @@ impl Block<'_> {
     /// # Safety
     /// The instructions of `T` exist, as do the windows and weights; `tiles` was configured last.
     #[inline(always)]
+    // tidy: long function because the tiles stay loaded from its first line to its last
     unsafe fn multiply<T: Tiles, const L: usize, const R: usize>(&self, tiles: &mut T, sums: &mut [f32]) {
         let band = self.band;
         let (run, panel_stride) = (band.run(), band.panel_stride());

@@ -16,6 +16,7 @@ fn healthy(num_ranks: usize) -> Vec<RankFacts> {
     (0..num_ranks).map(|rank| healthy_rank(rank, num_ranks)).collect()
 }
 
+// tidy: long function because it is one value with all its fields
 fn healthy_rank(rank: usize, world_size: usize) -> RankFacts {
     let allowed = if rank.is_multiple_of(2) { "0-1" } else { "2-3" };
     let way = |way: &str, seconds: f64| SumFacts {
