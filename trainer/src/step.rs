@@ -9,7 +9,6 @@ mod bucket_hook;
 mod pass;
 mod replica;
 mod rollback;
-mod status_reporting;
 mod update;
 
 use std::borrow::Cow;

@@ -21,12 +21,14 @@ mod phase;
 mod report;
 mod watch;
 mod watched;
+mod watched_reduction;
 mod whereabouts;
 
 pub use self::alarm::{Alarm, Verdict};
 pub use self::phase::Phase;
 pub use self::report::Report;
 pub use self::watched::WatchedCommunicator;
+pub use self::watched_reduction::WatchedReduction;
 #[cfg(feature = "nccl")]
 pub(crate) use self::whereabouts::Call;
 pub use self::whereabouts::Whereabouts;

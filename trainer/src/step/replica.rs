@@ -10,13 +10,12 @@ use burn::module::Module;
 use burn::tensor::Tensor;
 use distributed::{
     BucketContext, BucketPlan, BucketReduction, CollectiveError, Communicator, GradientReducer, MicroStepConfig,
-    ParameterLayout, Phase, StepAgreement, StepHeader, SyncedBucket, read, write,
+    ParameterLayout, Phase, StepAgreement, StepHeader, SyncedBucket, WatchedReduction, read, write,
 };
 
 use super::StepConfig;
 use super::bucket_hook::BucketHook;
 use super::pass::Output;
-use super::status_reporting::StatusReporting;
 use super::update::{MicroStep, Step};
 use crate::config::UpdateKind;
 use crate::metrics::ScoreSums;
@@ -58,8 +57,7 @@ impl Replica {
     ) -> Result<Self, CollectiveError> {
         let how = reducer_config(&config.sync, &ParameterLayout::new(model));
         let reducer = GradientReducer::with_reduction(model, Arc::clone(communicator), &how, |plans, own| {
-            let (inner, status) = (reduction(plans, own)?, Arc::clone(&config.whereabouts));
-            Ok(Box::new(StatusReporting { inner, status }))
+            Ok(Box::new(WatchedReduction::new(reduction(plans, own)?, Arc::clone(&config.whereabouts))))
         })?;
         Ok(Self {
             optimizer: Sgd::new(config.sgd, reducer.layout(), read(model, reducer.layout())),

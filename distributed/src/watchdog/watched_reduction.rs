@@ -1,26 +1,36 @@
 //! A reduction that tells the watchdog which bucket it is at.
+//!
+//! In: buckets. Out: what the reduction inside makes of them. Invariant: nothing but what this rank is seen to do changes.
 
 use std::sync::Arc;
 
-use distributed::{BucketContext, BucketReduction, Carried, CollectiveError, Traffic, Whereabouts};
+use super::Whereabouts;
+use crate::{BucketContext, BucketReduction, Carried, CollectiveError, Traffic};
 
-/// Tells of each bucket before and after `inner` reduces it.
+/// Tells of each bucket before and after another reduction takes it.
 #[derive(Debug)]
-pub(super) struct StatusReporting {
-    pub(super) inner: Box<dyn BucketReduction>,
-    pub(super) status: Arc<Whereabouts>,
+pub struct WatchedReduction {
+    inner: Box<dyn BucketReduction>,
+    whereabouts: Arc<Whereabouts>,
 }
 
-impl BucketReduction for StatusReporting {
+impl WatchedReduction {
+    /// `inner`, whose buckets are noted in `whereabouts`.
+    pub fn new(inner: Box<dyn BucketReduction>, whereabouts: Arc<Whereabouts>) -> Self {
+        Self { inner, whereabouts }
+    }
+}
+
+impl BucketReduction for WatchedReduction {
     fn reduce(
         &mut self,
         context: BucketContext,
         bucket: usize,
         values: &mut Vec<f32>,
     ) -> Result<Traffic, CollectiveError> {
-        self.status.bucket(Some(bucket));
+        self.whereabouts.bucket(Some(bucket));
         let traffic = self.inner.reduce(context, bucket, values);
-        self.status.bucket(None);
+        self.whereabouts.bucket(None);
         traffic
     }
 
