@@ -1,6 +1,6 @@
 //! What all ranks must agree on before they add up a step's gradients.
 //!
-//! In: every rank's position, plan, sample count, finiteness and wish to stop. Out: one verdict, the same on all ranks.
+//! In: every rank's position, plan, sample count, finiteness and wish to stop. Out: one global status, the same on all ranks.
 //! Invariant: no rank leaves a step alone: a stop or an error is everybody's.
 
 use crate::{CollectiveError, Communicator, ParameterLayout, ROOT};
@@ -53,7 +53,7 @@ impl StepHeader {
 
 /// What the ranks agreed on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct StepAgreement {
+pub struct GlobalStepStatus {
     /// Whether any rank wants the run to end after this step.
     pub stop: bool,
     /// Samples of the step over all ranks.
@@ -68,12 +68,12 @@ pub struct StepAgreement {
 ///
 /// # Collective
 /// Must be called by all ranks.
-pub fn agree(communicator: &dyn Communicator, header: &StepHeader) -> Result<StepAgreement, CollectiveError> {
-    verdict(&communicator.all_gather(&header.to_bytes())?)
+pub fn agree(communicator: &dyn Communicator, header: &StepHeader) -> Result<GlobalStepStatus, CollectiveError> {
+    global_status(&communicator.all_gather(&header.to_bytes())?)
 }
 
-/// The same verdict wherever it is drawn from the same headers.
-pub(crate) fn verdict(gathered: &[Vec<u8>]) -> Result<StepAgreement, CollectiveError> {
+/// The same status wherever it is drawn from the same headers.
+pub(crate) fn global_status(gathered: &[Vec<u8>]) -> Result<GlobalStepStatus, CollectiveError> {
     let mut headers = Vec::with_capacity(gathered.len());
     for (rank, bytes) in gathered.iter().enumerate() {
         let bytes: &[u8; StepHeader::NUM_BYTES] =
@@ -104,7 +104,7 @@ pub(crate) fn verdict(gathered: &[Vec<u8>]) -> Result<StepAgreement, CollectiveE
     if !ranks.is_empty() {
         return Err(CollectiveError::NonFinite { step, ranks, parameter: None, value: f32::NAN });
     }
-    Ok(StepAgreement {
+    Ok(GlobalStepStatus {
         stop: headers.iter().any(|header| header.stop),
         num_samples: headers.iter().map(|header| header.num_samples).sum(),
     })
@@ -179,7 +179,7 @@ mod tests {
     }
 
     /// The agreement on three ranks where rank 1 has `other`.
-    fn agree_with(other: StepHeader) -> Vec<Result<StepAgreement, CollectiveError>> {
+    fn agree_with(other: StepHeader) -> Vec<Result<GlobalStepStatus, CollectiveError>> {
         run_ranks(3, |communicator| {
             let mine = if communicator.rank() == 1 { other } else { header() };
             agree(&communicator, &mine)
@@ -195,7 +195,7 @@ mod tests {
     #[test]
     fn samples_are_summed_and_one_rank_stops_all() {
         for agreed in agree_with(StepHeader { stop: true, num_samples: 3, ..header() }) {
-            assert_eq!(agreed, Ok(StepAgreement { stop: true, num_samples: 35 }));
+            assert_eq!(agreed, Ok(GlobalStepStatus { stop: true, num_samples: 35 }));
         }
         assert!(agree_with(header()).iter().all(|agreed| !agreed.as_ref().unwrap().stop));
     }

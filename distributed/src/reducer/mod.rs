@@ -20,11 +20,11 @@ use engine::{Engine, Finished, SharedReduction, Worker};
 pub use synced::{LocalBucket, SyncedBucket, SyncedGradients};
 
 use crate::communicator::expect_equal;
-use crate::header::{Largest, StepHeader, diagnose, verdict};
+use crate::header::{Largest, StepHeader, diagnose, global_status};
 use crate::layout::with_values;
 use crate::on_device::take_gradients;
 use crate::reduction::{BucketContext, BucketReduction, Carried, SumReduction, Traffic};
-use crate::{BucketPlan, CollectiveError, Communicator, ParameterLayout, ReductionKind, StepAgreement};
+use crate::{BucketPlan, CollectiveError, Communicator, GlobalStepStatus, ParameterLayout, ReductionKind};
 
 /// How gradients travel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -222,19 +222,19 @@ impl GradientReducer {
     pub fn finish(
         &mut self,
         mut use_bucket: impl FnMut(&SyncedBucket),
-    ) -> Result<Option<StepAgreement>, CollectiveError> {
+    ) -> Result<Option<GlobalStepStatus>, CollectiveError> {
         self.reclaim_buffers();
         self.collector.complete();
         self.engine.hurry();
         let header = self.header.take();
-        let mut agreement = Ok(None);
+        let mut status = Ok(None);
         if header.is_some()
             && let Finished::Headers(headers) = self.engine.next()?
         {
-            agreement = match verdict(&headers) {
+            status = match global_status(&headers) {
                 // This step's buckets are on their way all the same.
                 Err(error @ CollectiveError::NonFinite { .. }) => Err(error),
-                verdict => Ok(Some(verdict?)),
+                status => Ok(Some(status?)),
             };
         }
         let mut broken = None;
@@ -247,22 +247,22 @@ impl GradientReducer {
             if broken.is_none() && !bucket.is_finite() {
                 broken = Some(index);
             }
-            if (broken.is_none() || header.is_none()) && agreement.is_ok() {
+            if (broken.is_none() || header.is_none()) && status.is_ok() {
                 use_bucket(&bucket);
             }
             self.synced.push(bucket);
         }
         // The same on every rank: headers and sums are. Such a step is not made, or not worth going on from.
-        if agreement.is_err() || broken.is_some() {
+        if status.is_err() || broken.is_some() {
             self.reduction.lock().take_back();
         }
-        match (agreement?, broken, header) {
+        match (status?, broken, header) {
             (_, Some(bucket), Some(header)) => {
                 let (parameter, value) = self.collector.largest(bucket);
                 let own = Largest { parameter, value };
                 Err(diagnose(&*self.communicator, header.step, own, self.layout())?)
             }
-            (agreement, ..) => Ok(agreement),
+            (status, ..) => Ok(status),
         }
     }
 

@@ -9,8 +9,8 @@ use anyhow::Result;
 use burn::module::Module;
 use burn::tensor::Tensor;
 use distributed::{
-    BucketContext, BucketPlan, BucketReduction, CollectiveError, Communicator, GradientReducer, MicroStepConfig,
-    ParameterLayout, Phase, StepAgreement, StepHeader, SyncedBucket, WatchedReduction, read, write,
+    BucketContext, BucketPlan, BucketReduction, CollectiveError, Communicator, GlobalStepStatus, GradientReducer,
+    MicroStepConfig, ParameterLayout, Phase, StepHeader, SyncedBucket, WatchedReduction, read, write,
 };
 
 use super::StepConfig;
@@ -158,16 +158,16 @@ impl Replica {
         &mut self,
         timer: &Timer,
         mut use_bucket: impl FnMut(&mut Sgd, &SyncedBucket),
-    ) -> Result<Option<StepAgreement>, CollectiveError> {
+    ) -> Result<Option<GlobalStepStatus>, CollectiveError> {
         let _waiting = timer.enter(Phase::Waiting);
-        let agreement = self.reducer.finish(|bucket| {
+        let status = self.reducer.finish(|bucket| {
             let _optimizer = timer.enter(Phase::Optimizer);
             use_bucket(&mut self.optimizer, bucket);
         })?;
         for (bucket, times) in self.reducer.report().buckets.iter().enumerate() {
             timer.add_bucket(bucket, times.start, times.end);
         }
-        Ok(agreement)
+        Ok(status)
     }
 
     /// The prepared update takes effect, in the optimizer and in `model`.

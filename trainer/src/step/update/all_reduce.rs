@@ -82,7 +82,7 @@ impl<M: ImageClassifier> Update<M> for AllReduce {
             }
         });
         let scores = self.replica.scores();
-        let agreement = match reduced {
+        let status = match reduced {
             Err(fault @ CollectiveError::NonFinite { .. }) => return Ok(Finished::not_finite(fault, scores)),
             reduced => reduced?,
         };
@@ -92,7 +92,7 @@ impl<M: ImageClassifier> Update<M> for AllReduce {
         }
         self.replica.commit(model);
         let traffic = self.replica.reducer.report().traffic;
-        Ok(Finished { stop: agreement.is_some_and(|agreement| agreement.stop), scores, traffic, fault: None })
+        Ok(Finished { stop: status.is_some_and(|status| status.stop), scores, traffic, fault: None })
     }
 
     fn parameters(&self) -> Cow<'_, [f32]> {

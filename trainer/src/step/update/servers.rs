@@ -109,9 +109,9 @@ impl<M: ImageClassifier> Update<M> for Servers {
     }
 
     fn finish(&mut self, model: &mut M, step: &Step, _: &StepPlan, timer: &Timer) -> Result<Finished> {
-        let agreement = self.replica.reduce(timer, Sgd::take_parameters)?;
+        let status = self.replica.reduce(timer, Sgd::take_parameters)?;
         let traffic = self.replica.reducer.report().traffic;
-        let mut stop = agreement.is_some_and(|agreement| agreement.stop);
+        let mut stop = status.is_some_and(|status| status.stop);
         self.replica.optimizer.commit();
         // What a stopped run saves is on the servers.
         if step.context.must_sync || stop {
