@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use distributed::{Communicator, SingleCommunicator, Watchdog, WatchedCommunicator, Whereabouts, launch};
+use distributed::{Communicator, RankStatus, SingleCommunicator, Watchdog, WatchedCommunicator, launch};
 
 fn main() -> ExitCode {
     launch(measure)
@@ -17,10 +17,10 @@ fn main() -> ExitCode {
 
 fn measure(world: &Arc<dyn Communicator>) -> Result<(), Box<dyn Error>> {
     let seconds = std::env::args().nth(1).map_or(Ok(10), |argument| argument.parse())?;
-    let whereabouts = Arc::new(Whereabouts::new());
+    let rank_status = Arc::new(RankStatus::new());
     let single: Arc<dyn Communicator> = Arc::new(SingleCommunicator::new());
     let watched: Arc<dyn Communicator> =
-        Arc::new(WatchedCommunicator::new(Arc::clone(&single), Arc::clone(&whereabouts)));
+        Arc::new(WatchedCommunicator::new(Arc::clone(&single), Arc::clone(&rank_status)));
     let (plain, with) = (nanoseconds(&*single, 10_000_000)?, nanoseconds(&*watched, 10_000_000)?);
     if world.rank() == 0 {
         println!("a call that does nothing: {plain:.1} ns, watched {with:.1} ns");
@@ -28,14 +28,14 @@ fn measure(world: &Arc<dyn Communicator>) -> Result<(), Box<dyn Error>> {
     if world.world_size() == 1 {
         return Ok(());
     }
-    let watched = WatchedCommunicator::new(Arc::clone(world), Arc::clone(&whereabouts));
+    let watched = WatchedCommunicator::new(Arc::clone(world), Arc::clone(&rank_status));
     for _ in 0..3 {
         let (plain, with) = (nanoseconds(&**world, 20_000)?, nanoseconds(&watched, 20_000)?);
         if world.rank() == 0 {
             println!("a barrier: {plain:.0} ns, watched {with:.0} ns");
         }
     }
-    let watchdog = Watchdog::start(&**world, whereabouts, Duration::from_secs(600), Box::new(|_| {}))?;
+    let watchdog = Watchdog::start(&**world, rank_status, Duration::from_secs(600), Box::new(|_| {}))?;
     std::thread::sleep(Duration::from_secs(1));
     let before = processor_time()?;
     std::thread::sleep(Duration::from_secs(seconds));

@@ -77,4 +77,4 @@ pub use single::SingleCommunicator;
 pub use sync::{Fingerprint, average_norm_statistics, broadcast_module, check_fingerprint, fingerprint};
 pub use threads::{ThreadCommunicator, run_ranks};
 pub use topology::{Launcher, Topology, check_place, check_world_size, scheduler_job};
-pub use watchdog::{Alarm, Phase, Watchdog, WatchedCommunicator, WatchedReduction, Whereabouts};
+pub use watchdog::{Alarm, Phase, RankStatus, Watchdog, WatchedCommunicator, WatchedReduction};

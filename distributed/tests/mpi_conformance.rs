@@ -14,8 +14,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use distributed::{
-    Alarm, CollectiveError, Communicator, HierarchicalReducer, Launcher, MpiCommunicator, Watchdog,
-    WatchedCommunicator, Whereabouts, check_world_size, launch,
+    Alarm, CollectiveError, Communicator, HierarchicalReducer, Launcher, MpiCommunicator, RankStatus, Watchdog,
+    WatchedCommunicator, check_world_size, launch,
 };
 
 fn main() -> ExitCode {
@@ -100,14 +100,14 @@ fn check_launcher(launcher: Option<&Launcher>, communicator: &MpiCommunicator) {
 }
 
 fn a_watched_communicator_conforms(communicator: &MpiCommunicator) {
-    let whereabouts = Arc::new(Whereabouts::new());
+    let rank_status = Arc::new(RankStatus::new());
     let (watched, timeout) = (communicator.duplicate().unwrap(), Duration::from_secs(60));
     let on_alarm = Box::new(|alarm: &Alarm| eprintln!("{alarm}"));
-    let watchdog = Watchdog::start(communicator, Arc::clone(&whereabouts), timeout, on_alarm).unwrap();
-    conformance::check(&WatchedCommunicator::new(watched, Arc::clone(&whereabouts)));
+    let watchdog = Watchdog::start(communicator, Arc::clone(&rank_status), timeout, on_alarm).unwrap();
+    conformance::check(&WatchedCommunicator::new(watched, Arc::clone(&rank_status)));
     communicator.barrier().unwrap();
     drop(watchdog);
-    assert_eq!(whereabouts.report().call, None);
+    assert_eq!(rank_status.report().call, None);
 }
 
 fn a_reduction_longer_than_one_mpi_call_is_whole(communicator: &MpiCommunicator) {

@@ -12,7 +12,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use distributed::{
-    Communicator, HierarchicalReducer, MpiCommunicator, Patience, Phase, Watchdog, WatchedCommunicator, Whereabouts,
+    Communicator, HierarchicalReducer, MpiCommunicator, Patience, Phase, RankStatus, Watchdog, WatchedCommunicator,
 };
 
 const TIMEOUT: Duration = Duration::from_secs(3);
@@ -189,16 +189,16 @@ fn be_a_rank(kind: &str) -> ExitCode {
     if kind == "no-start" && at_fault {
         spin();
     }
-    let whereabouts = Arc::new(Whereabouts::new());
+    let rank_status = Arc::new(RankStatus::new());
     let on_alarm = Box::new(|alarm: &distributed::Alarm| eprintln!("{alarm}"));
-    let watched = WatchedCommunicator::new(Arc::clone(&world), Arc::clone(&whereabouts));
-    let watchdog = Watchdog::start(&watched, Arc::clone(&whereabouts), TIMEOUT, on_alarm).expect("all ranks start");
+    let watched = WatchedCommunicator::new(Arc::clone(&world), Arc::clone(&rank_status));
+    let watchdog = Watchdog::start(&watched, Arc::clone(&rank_status), TIMEOUT, on_alarm).expect("all ranks start");
     let gradients = watched.duplicate().unwrap();
     gradients.set_patience(Patience::Sleeping);
     let mut reducer = HierarchicalReducer::new(gradients).unwrap();
     for step in 0..8 {
-        whereabouts.at(1, step);
-        whereabouts.enter(Phase::Backward);
+        rank_status.at(1, step);
+        rank_status.enter(Phase::Backward);
         if step == 7 && kind == "suspend" {
             suspend(&watched);
         }
@@ -209,14 +209,14 @@ fn be_a_rank(kind: &str) -> ExitCode {
                 "panic" => panic!("the rank fails on purpose"),
                 "loop" | "loop-memory" => spin(),
                 "loop-root" => {
-                    whereabouts.enter(Phase::Checkpoint);
+                    rank_status.enter(Phase::Checkpoint);
                     spin();
                 }
                 "other-collective" => watched.barrier().unwrap(),
                 _ => {}
             }
         }
-        whereabouts.enter(Phase::Waiting);
+        rank_status.enter(Phase::Waiting);
         if kind == "loop-memory" {
             reducer.sum(&mut [1.0; 1000]).unwrap();
         } else {

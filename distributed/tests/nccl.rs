@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use distributed::nccl::{Readiness, library_version, verdict};
 use distributed::{
-    BucketContext, BucketReduction, CollectiveError, Communicator, NcclReduction, SingleCommunicator, Whereabouts,
+    BucketContext, BucketReduction, CollectiveError, Communicator, NcclReduction, RankStatus, SingleCommunicator,
     run_ranks,
 };
 
@@ -20,7 +20,7 @@ fn text(all: &[Readiness]) -> String {
 
 /// The sum of `rank + 1` over all ranks, through NCCL.
 fn sum(communicator: &dyn Communicator, gpu: usize) -> Result<Vec<f32>, CollectiveError> {
-    let mut reduction = NcclReduction::new(communicator, gpu, Arc::new(Whereabouts::new()))?;
+    let mut reduction = NcclReduction::new(communicator, gpu, Arc::new(RankStatus::new()))?;
     let mut values = vec![communicator.rank() as f32 + 1.0; 1000];
     // Twice, as the second sum takes the memory of the first.
     reduction.reduce(BucketContext::default(), 0, &mut values.clone())?;

@@ -12,7 +12,7 @@ use std::time::Instant;
 use anyhow::{Context, Result, ensure};
 use burn::tensor::Device;
 use datasets::{DeviceBatch, LoadedStep, Loader, LoaderConfig, ShardConfig, ShardPlan, SyntheticConfig, synthetic};
-use distributed::{Communicator, Phase, Whereabouts};
+use distributed::{Communicator, Phase, RankStatus};
 use layers::{KernelTime, kernel_times};
 use records::{BenchResult, DeviceKernels, ProfileFile};
 
@@ -75,11 +75,11 @@ pub fn measure(config: &BenchConfig, world: &World) -> Result<Option<Measurement
         device: &training_device,
     };
     let model = resnet(&config.model, false, &request)?;
-    let step_config = step_config(config, &world.whereabouts);
+    let step_config = step_config(config, &world.rank_status);
     let (communicator, server_link) = match Role::of(&step_config.sync, &world.communicator)? {
         Role::Worker { communicator, server_link } => (communicator, server_link),
         Role::Server(link) => {
-            step::serve(&step_config.sync, step_config.sgd, &model, link, &world.whereabouts)?;
+            step::serve(&step_config.sync, step_config.sgd, &model, link, &world.rank_status)?;
             return Ok(None);
         }
     };
@@ -139,7 +139,7 @@ fn measure_steps<M: ImageClassifier>(
     trace: Option<&TraceClock>,
     communicator: &dyn Communicator,
 ) -> Result<Measured> {
-    let new_timer = || Timer::new(Arc::clone(&world.whereabouts)).keeping_spans(trace.is_some());
+    let new_timer = || Timer::new(Arc::clone(&world.rank_status)).keeping_spans(trace.is_some());
     let mut timer = new_timer();
     let (mut kernels_before, mut faults_before) = (kernel_times(), 0);
     let mut times = OwnTimes::default();
@@ -283,7 +283,7 @@ fn batches(config: &BenchConfig, communicator: &dyn Communicator) -> Result<Vec<
     Ok(Loader::start(data.train, plan, how).collect::<Result<_, _>>()?)
 }
 
-fn step_config(config: &BenchConfig, whereabouts: &Arc<Whereabouts>) -> StepConfig {
+fn step_config(config: &BenchConfig, rank_status: &Arc<RankStatus>) -> StepConfig {
     StepConfig {
         sgd: SgdConfig { momentum: 0.9, nesterov: false, weight_decay: 1e-4, decay_norm_and_bias: true },
         label_smoothing: 0.0,
@@ -293,6 +293,6 @@ fn step_config(config: &BenchConfig, whereabouts: &Arc<Whereabouts>) -> StepConf
         skips_non_finite: false,
         sync: config.sync_config(),
         server_link: None,
-        whereabouts: Arc::clone(whereabouts),
+        rank_status: Arc::clone(rank_status),
     }
 }

@@ -11,7 +11,7 @@ use std::time::Duration;
 use anyhow::{Result, bail, ensure};
 use burn::tensor::{Device, FloatDType};
 use distributed::{
-    Alarm, CollectiveError, Communicator, Launcher, ROOT, Topology, Watchdog, WatchedCommunicator, Whereabouts,
+    Alarm, CollectiveError, Communicator, Launcher, ROOT, RankStatus, Topology, Watchdog, WatchedCommunicator,
 };
 
 #[cfg(feature = "cuda")]
@@ -27,7 +27,7 @@ pub struct World {
     /// The ranks.
     pub communicator: Arc<dyn Communicator>,
     /// What this rank is doing, for the others' sake.
-    pub whereabouts: Arc<Whereabouts>,
+    pub rank_status: Arc<RankStatus>,
     /// Raised when somebody wants this rank to stop.
     pub stop: StopFlag,
     /// Where root's words go.
@@ -46,9 +46,9 @@ impl World {
 
     /// As [`new`](Self::new), with root's words going to `reporter`.
     pub fn reporting(communicator: Arc<dyn Communicator>, stop: StopFlag, reporter: Reporter) -> Self {
-        let whereabouts = Arc::new(Whereabouts::new().counting(datasets::progress));
-        let communicator = Arc::new(WatchedCommunicator::new(communicator, Arc::clone(&whereabouts)));
-        Self { communicator, whereabouts, stop, reporter, is_only_rank: false }
+        let rank_status = Arc::new(RankStatus::new().counting(datasets::progress));
+        let communicator = Arc::new(WatchedCommunicator::new(communicator, Arc::clone(&rank_status)));
+        Self { communicator, rank_status, stop, reporter, is_only_rank: false }
     }
 
     /// Ends the job when a rank waits for longer than `timeout` for another that makes no progress, saying which. To be dropped after
@@ -61,7 +61,7 @@ impl World {
     /// Must be called by all ranks.
     pub fn watch(&self, timeout: Duration) -> Result<Option<Watchdog>> {
         let say = Box::new(|alarm: &Alarm| report::alarm(&alarm.to_string()));
-        match Watchdog::start(&*self.communicator, Arc::clone(&self.whereabouts), timeout, say) {
+        match Watchdog::start(&*self.communicator, Arc::clone(&self.rank_status), timeout, say) {
             Ok(watchdog) => Ok(Some(watchdog)),
             Err(error @ CollectiveError::WatchdogNeedsThreads { .. }) => {
                 self.reporter.warn(&error.to_string());

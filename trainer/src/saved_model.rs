@@ -36,7 +36,7 @@ impl SavedModel {
     /// # Collective
     /// Must be called by all ranks.
     pub fn find(source: &WeightSource, world: &World) -> Result<Self> {
-        world.whereabouts.enter(Phase::Checkpoint);
+        world.rank_status.enter(Phase::Checkpoint);
         let (WeightSource::File(path) | WeightSource::Checkpoint(path)) = source;
         let mut path = path.clone();
         let mut told = Vec::new();

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use burn::tensor::Device;
 use datasets::DatasetSplits;
-use distributed::{Communicator, Whereabouts};
+use distributed::{Communicator, RankStatus};
 
 use crate::config::TrainConfig;
 use crate::manifest::Manifest;
@@ -25,7 +25,7 @@ pub struct Session<'a> {
     /// Joins them with those that only serve parameters, where there are such.
     pub server_link: Option<Arc<dyn Communicator>>,
     /// What this rank is doing, for the others' sake.
-    pub whereabouts: Arc<Whereabouts>,
+    pub rank_status: Arc<RankStatus>,
     /// Where tensors live, without autodiff.
     pub device: &'a Device,
     /// Raised when somebody wants the run to stop.

@@ -18,7 +18,7 @@ use std::time::Instant;
 use anyhow::{Context, Result};
 use burn::tensor::Device;
 use datasets::{DeviceBatch, LoadedStep};
-use distributed::{Carried, CollectiveError, Communicator, ParameterLayout, Phase, Whereabouts, broadcast_module};
+use distributed::{Carried, CollectiveError, Communicator, ParameterLayout, Phase, RankStatus, broadcast_module};
 
 use self::pass::{Pass, forward, placeholder};
 use self::rollback::{Rollback, Saved};
@@ -53,7 +53,7 @@ pub struct StepConfig {
     /// Joins the ranks that train with those that only serve parameters, where there are such.
     pub server_link: Option<Arc<dyn Communicator>>,
     /// Where the communication thread says which bucket it reduces.
-    pub whereabouts: Arc<Whereabouts>,
+    pub rank_status: Arc<RankStatus>,
 }
 
 /// One step of a run: the same on all ranks, but for the wish to stop.

@@ -7,7 +7,7 @@ use std::cell::RefCell;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use distributed::{Phase, Whereabouts};
+use distributed::{Phase, RankStatus};
 
 use crate::metrics::Seconds;
 
@@ -18,7 +18,7 @@ const MAX_SPANS: usize = 1 << 20;
 /// watchdog what this rank is at.
 #[derive(Debug, Default)]
 pub struct Timer {
-    status: Arc<Whereabouts>,
+    status: Arc<RankStatus>,
     counted: RefCell<Counted>,
 }
 
@@ -58,7 +58,7 @@ pub struct PhaseGuard<'a>(&'a Timer);
 
 impl Timer {
     /// A timer at zero that tells `status`.
-    pub fn new(status: Arc<Whereabouts>) -> Self {
+    pub fn new(status: Arc<RankStatus>) -> Self {
         Self { status, ..Self::default() }
     }
 
@@ -191,7 +191,7 @@ mod tests {
 
     #[test]
     fn every_moment_counts_in_the_innermost_phase_alone_and_the_watchdog_is_told_of_it() {
-        let status = Arc::new(Whereabouts::new());
+        let status = Arc::new(RankStatus::new());
         let timer = Timer::new(Arc::clone(&status)).keeping_spans(true);
         timer.begin_step(3, 70);
         let outer = timer.enter(Phase::Waiting);

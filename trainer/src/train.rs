@@ -75,7 +75,7 @@ pub fn fit<M: ImageClassifier>(model: M, session: &Session<'_>) -> Result<Outcom
     session.records.open_metrics(progress.epoch)?;
     let schedule = LearningRate::new(config, data::steps_per_epoch(config, session.data)?);
     let trace = TraceClock::start(config.sync.trace.as_deref(), communicator)?;
-    let timer = Timer::new(Arc::clone(&session.whereabouts)).keeping_spans(trace.is_some());
+    let timer = Timer::new(Arc::clone(&session.rank_status)).keeping_spans(trace.is_some());
     let times = SessionTimes::starting_at(progress.step + config.run.warmup_steps.filled(), timer);
     let mut training = Training { session, stepper, keeper, schedule, progress, times };
     // A signal that came during the start: there is nothing new to keep.
@@ -187,7 +187,7 @@ impl<M: ImageClassifier> Training<'_, M> {
     /// Compares the replicas for the last time and brings together what the ranks measured.
     fn end(mut self, trace: Option<TraceClock>, stopped_early: bool) -> Result<Outcome<M>> {
         let communicator = &*self.session.communicator;
-        self.session.whereabouts.enter(Phase::Ending);
+        self.session.rank_status.enter(Phase::Ending);
         let parameter_hash = check_fingerprint(self.stepper.model(), communicator, self.progress.epoch)?.to_string();
         if let Some(trace) = trace {
             trace.write(&self.times.timer.take_spans(), communicator)?;
@@ -210,7 +210,7 @@ fn step_config(session: &Session<'_>) -> StepConfig {
         skips_non_finite: config.run.on_non_finite.filled() == OnNonFiniteKind::Skip,
         sync: config.sync_config(),
         server_link: session.server_link.clone(),
-        whereabouts: Arc::clone(&session.whereabouts),
+        rank_status: Arc::clone(&session.rank_status),
     }
 }
 

@@ -5,7 +5,7 @@
 //! Source: NVIDIA, NCCL user guide, "Creating a communicator" and "Fault tolerance"; Li et al. 2020 (2006.15704) for buckets.
 //!
 //! NCCL has no timeout, and a rank that waits in it cannot be asked to leave: what ends such a wait is the end of the process. Every
-//! wait is noted in a [`Whereabouts`], so that a [`Watchdog`](crate::Watchdog) ends the job after its timeout. Errors that NCCL finds
+//! wait is noted in a [`RankStatus`], so that a [`Watchdog`](crate::Watchdog) ends the job after its timeout. Errors that NCCL finds
 //! beside a call (`ncclCommGetAsyncError`), as when a connection breaks, are not asked for: the sum then never ends, and the watchdog
 //! ends it. Ranks that are threads of one process do not end by it.
 
@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use self::link::{Failure, Link, Staging, UniqueId};
 use crate::reduction::{BucketContext, BucketReduction, Traffic};
-use crate::watchdog::{Call, Whereabouts};
+use crate::watchdog::{Call, RankStatus};
 use crate::{CollectiveError, Communicator, ROOT};
 
 mod libraries;
@@ -38,7 +38,7 @@ pub struct NcclReduction {
     link: Link,
     rank: usize,
     world_size: usize,
-    whereabouts: Arc<Whereabouts>,
+    rank_status: Arc<RankStatus>,
 }
 
 impl NcclReduction {
@@ -53,7 +53,7 @@ impl NcclReduction {
     pub fn new(
         communicator: &dyn Communicator,
         gpu: usize,
-        whereabouts: Arc<Whereabouts>,
+        rank_status: Arc<RankStatus>,
     ) -> Result<Self, CollectiveError> {
         let (rank, world_size) = (communicator.rank(), communicator.world_size());
         let (own, context) = link::open(gpu);
@@ -61,16 +61,16 @@ impl NcclReduction {
         verdict(&gathered.iter().map(|text| Readiness::from_text(&String::from_utf8_lossy(text))).collect::<Vec<_>>())?;
         let context = context.expect("a rank that is ready has opened its GPU");
         let id = unique_id(communicator)?;
-        let noted = whereabouts.note(Call::NcclInit);
+        let noted = rank_status.note(Call::NcclInit);
         let link = Link::new(context, (rank, world_size), id).map_err(|failure| failed(rank, failure))?;
         drop(noted);
-        Ok(Self { staging: Vec::new(), link, rank, world_size, whereabouts })
+        Ok(Self { staging: Vec::new(), link, rank, world_size, rank_status })
     }
 }
 
 impl BucketReduction for NcclReduction {
     fn reduce(&mut self, _: BucketContext, bucket: usize, values: &mut Vec<f32>) -> Result<Traffic, CollectiveError> {
-        let _noted = self.whereabouts.note(Call::NcclSum);
+        let _noted = self.rank_status.note(Call::NcclSum);
         if self.staging.len() <= bucket {
             self.staging.resize_with(bucket + 1, || None);
         }

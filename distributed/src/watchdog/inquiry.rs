@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use super::rank_status::Underway;
 use super::report::Report;
-use super::whereabouts::Underway;
 use crate::{CollectiveError, Communicator};
 
 /// "Where are you?": the number of the inquiry.

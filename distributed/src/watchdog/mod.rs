@@ -18,20 +18,20 @@ use crate::{CollectiveError, Communicator, Patience};
 mod alarm;
 mod inquiry;
 mod phase;
+mod rank_status;
 mod report;
 mod watch;
 mod watched;
 mod watched_reduction;
-mod whereabouts;
 
 pub use self::alarm::{Alarm, Verdict};
 pub use self::phase::Phase;
+#[cfg(feature = "nccl")]
+pub(crate) use self::rank_status::Call;
+pub use self::rank_status::RankStatus;
 pub use self::report::Report;
 pub use self::watched::WatchedCommunicator;
 pub use self::watched_reduction::WatchedReduction;
-#[cfg(feature = "nccl")]
-pub(crate) use self::whereabouts::Call;
-pub use self::whereabouts::Whereabouts;
 
 /// What is done with an alarm before the job ends; it prints.
 pub type OnAlarm = Box<dyn Fn(&Alarm) + Send>;
@@ -45,7 +45,7 @@ const MAX_STAGGERED: u32 = 3;
 /// A thread that ends the job when a call of this rank has waited for too long.
 ///
 /// It asks all other ranks where they are, and names those at fault: that have not answered, or made no progress, for the timeout. As
-/// long as every rank that others may wait for makes progress, in phases, steps, calls or [counts](Whereabouts::advance), the call may
+/// long as every rank that others may wait for makes progress, in phases, steps, calls or [counts](RankStatus::advance), the call may
 /// wait. Of several ranks that wait, the first one speaks. It watches from [`start`](Watchdog::start) to its drop, which ends the thread within a fraction of a second: ranks should
 /// make a last barrier before, as a rank that ends earlier no longer answers.
 #[derive(Debug)]
@@ -62,7 +62,7 @@ pub struct Watchdog {
 impl Watchdog {
     /// Starts the thread, on a duplicate of `communicator`, which need not be the watched one; in a world of one does nothing.
     ///
-    /// When a call noted in `whereabouts` has waited for longer than `timeout` for ranks that make no progress, the thread calls
+    /// When a call noted in `rank_status` has waited for longer than `timeout` for ranks that make no progress, the thread calls
     /// `on_alarm` and then [`abort`](Communicator::abort) with exit code 1. Where not all ranks have called this within the timeout, it does so too.
     ///
     /// # Errors
@@ -73,7 +73,7 @@ impl Watchdog {
     /// Must be called by all ranks, with the same timeout.
     pub fn start(
         communicator: &dyn Communicator,
-        whereabouts: Arc<Whereabouts>,
+        rank_status: Arc<RankStatus>,
         timeout: Duration,
         on_alarm: OnAlarm,
     ) -> Result<Self, CollectiveError> {
@@ -87,7 +87,7 @@ impl Watchdog {
         duplicate.set_patience(Patience::Sleeping);
         let (stop, stopped) = channel();
         let timeout = Timeout::new(timeout);
-        let watch = Watch::new(Arc::clone(&duplicate), whereabouts, timeout.clone(), on_alarm);
+        let watch = Watch::new(Arc::clone(&duplicate), rank_status, timeout.clone(), on_alarm);
         let rank = communicator.rank();
         let thread = std::thread::Builder::new().name("watchdog".to_owned()).spawn(move || watch.run(&stopped));
         let thread = thread.map_err(|error| CollectiveError::WatchdogThread { rank, text: error.to_string() })?;

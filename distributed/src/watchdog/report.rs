@@ -1,13 +1,13 @@
 //! What a rank tells of itself.
 //!
-//! In: its whereabouts. Out: a line of text, or bytes for another rank.
+//! In: its status. Out: a line of text, or bytes for another rank.
 //! Invariant: times are told as durations, as ranks have no common clock.
 
 use std::fmt::{Display, Formatter};
 use std::time::Duration;
 
 use super::phase::Phase;
-use super::whereabouts::{call_code, call_name};
+use super::rank_status::{call_code, call_name};
 
 /// Bytes of a report on its way.
 pub(super) const REPORT_BYTES: usize = 9 * size_of::<u64>();

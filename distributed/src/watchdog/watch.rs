@@ -1,6 +1,6 @@
 //! The watchdog's thread.
 //!
-//! In: the whereabouts of this rank, questions and answers of others. Out: answers, and an alarm when a call waits for too long.
+//! In: the status of this rank, questions and answers of others. Out: answers, and an alarm when a call waits for too long.
 //! Invariant: an alarm is raised only if the call that caused it still waits when all answers are there, and only because of ranks
 //! that have made no progress for the timeout, or have not answered for as long.
 
@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 use super::OnAlarm;
 use super::alarm::{Alarm, Verdict};
 use super::inquiry::{Inquiry, Post};
+use super::rank_status::{RankStatus, Underway};
 use super::report::Report;
-use super::whereabouts::{Underway, Whereabouts};
 use crate::{CollectiveError, Communicator};
 
 /// Most time between two looks, and so until an answer.
@@ -48,7 +48,7 @@ impl Timeout {
 /// What the thread knows.
 pub(super) struct Watch {
     communicator: Arc<dyn Communicator>,
-    whereabouts: Arc<Whereabouts>,
+    rank_status: Arc<RankStatus>,
     timeout: Timeout,
     on_alarm: OnAlarm,
     post: Post,
@@ -76,7 +76,7 @@ enum Decision {
 impl Watch {
     pub(super) fn new(
         communicator: Arc<dyn Communicator>,
-        whereabouts: Arc<Whereabouts>,
+        rank_status: Arc<RankStatus>,
         timeout: Timeout,
         on_alarm: OnAlarm,
     ) -> Self {
@@ -84,7 +84,7 @@ impl Watch {
         let now = Instant::now();
         Self {
             communicator,
-            whereabouts,
+            rank_status,
             timeout,
             on_alarm,
             post,
@@ -119,12 +119,12 @@ impl Watch {
 
     /// For how long `call` has waited while this process ran.
     fn waited(&self, call: Underway) -> Duration {
-        self.whereabouts.waited(call).min(self.running_since.elapsed())
+        self.rank_status.waited(call).min(self.running_since.elapsed())
     }
 
     /// Where this rank is; while it was stopped from outside it could make no progress.
     fn report(&self) -> Report {
-        let report = self.whereabouts.report();
+        let report = self.rank_status.report();
         Report { still_for: report.still_for.min(self.running_since.elapsed()), ..report }
     }
 
@@ -138,7 +138,7 @@ impl Watch {
         self.last_look = Instant::now();
         let report = self.report();
         self.post.answer(&report)?;
-        let long = self.whereabouts.oldest_call().filter(|&call| self.waited(call) > timeout / PART);
+        let long = self.rank_status.oldest_call().filter(|&call| self.waited(call) > timeout / PART);
         let Some(call) = long else {
             (self.inquiry, self.held_since) = (None, None);
             return Ok(None);

@@ -4,20 +4,20 @@
 
 use std::sync::Arc;
 
-use super::Whereabouts;
+use super::RankStatus;
 use crate::{BucketContext, BucketReduction, Carried, CollectiveError, Traffic};
 
 /// Tells of each bucket before and after another reduction takes it.
 #[derive(Debug)]
 pub struct WatchedReduction {
     inner: Box<dyn BucketReduction>,
-    whereabouts: Arc<Whereabouts>,
+    rank_status: Arc<RankStatus>,
 }
 
 impl WatchedReduction {
-    /// `inner`, whose buckets are noted in `whereabouts`.
-    pub fn new(inner: Box<dyn BucketReduction>, whereabouts: Arc<Whereabouts>) -> Self {
-        Self { inner, whereabouts }
+    /// `inner`, whose buckets are noted in `rank_status`.
+    pub fn new(inner: Box<dyn BucketReduction>, rank_status: Arc<RankStatus>) -> Self {
+        Self { inner, rank_status }
     }
 }
 
@@ -28,9 +28,9 @@ impl BucketReduction for WatchedReduction {
         bucket: usize,
         values: &mut Vec<f32>,
     ) -> Result<Traffic, CollectiveError> {
-        self.whereabouts.bucket(Some(bucket));
+        self.rank_status.bucket(Some(bucket));
         let traffic = self.inner.reduce(context, bucket, values);
-        self.whereabouts.bucket(None);
+        self.rank_status.bucket(None);
         traffic
     }
 

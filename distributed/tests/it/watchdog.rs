@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use distributed::watchdog::Verdict;
 use distributed::{
     Alarm, BucketContext, BucketPlan, BucketReduction, CollectiveError, Communicator, Consistency, HierarchicalReducer,
-    ParameterLayout, Phase, Server, ServerClient, ServerPlan, ShardUpdate, SingleCommunicator, ThreadCommunicator,
-    Watchdog, WatchedCommunicator, Whereabouts, run_ranks,
+    ParameterLayout, Phase, RankStatus, Server, ServerClient, ServerPlan, ShardUpdate, SingleCommunicator,
+    ThreadCommunicator, Watchdog, WatchedCommunicator, run_ranks,
 };
 
 use crate::conformance;
@@ -17,17 +17,17 @@ const TIMEOUT: Duration = Duration::from_secs(1);
 /// A rank with its watchdog, which keeps its alarms in `alarms`.
 struct Rank {
     communicator: Arc<dyn Communicator>,
-    whereabouts: Arc<Whereabouts>,
+    rank_status: Arc<RankStatus>,
     watchdog: Watchdog,
 }
 
 fn watched(communicator: ThreadCommunicator, timeout: Duration, alarms: &Arc<Mutex<Vec<Alarm>>>) -> Rank {
-    let whereabouts = Arc::new(Whereabouts::new());
+    let rank_status = Arc::new(RankStatus::new());
     let kept = Arc::clone(alarms);
     let on_alarm = Box::new(move |alarm: &Alarm| kept.lock().unwrap().push(alarm.clone()));
-    let communicator = Arc::new(WatchedCommunicator::new(Arc::new(communicator), Arc::clone(&whereabouts)));
-    let watchdog = Watchdog::start(&*communicator, Arc::clone(&whereabouts), timeout, on_alarm).unwrap();
-    Rank { communicator, whereabouts, watchdog }
+    let communicator = Arc::new(WatchedCommunicator::new(Arc::new(communicator), Arc::clone(&rank_status)));
+    let watchdog = Watchdog::start(&*communicator, Arc::clone(&rank_status), timeout, on_alarm).unwrap();
+    Rank { communicator, rank_status, watchdog }
 }
 
 /// Runs three ranks until one alarm; what they return, and the alarm.
@@ -53,12 +53,12 @@ fn sleep_until_the_end(rank: &Rank) {
 
 #[test]
 fn a_watched_communicator_conforms() {
-    let whereabouts = Arc::new(Whereabouts::new());
+    let rank_status = Arc::new(RankStatus::new());
     run_ranks(3, |communicator| {
-        let watched = WatchedCommunicator::new(Arc::new(communicator), Arc::clone(&whereabouts));
+        let watched = WatchedCommunicator::new(Arc::new(communicator), Arc::clone(&rank_status));
         conformance::check(&watched);
     });
-    assert_eq!(whereabouts.report().call, None);
+    assert_eq!(rank_status.report().call, None);
 }
 
 #[test]
@@ -89,10 +89,10 @@ fn a_rank_that_does_not_answer_is_named() {
 #[test]
 fn a_busy_rank_is_named_with_what_it_does() {
     let (_, alarm) = one_alarm(|index, rank| {
-        rank.whereabouts.at(1, 41);
+        rank.rank_status.at(1, 41);
         rank.communicator.barrier().unwrap();
-        rank.whereabouts.at(1, 42);
-        rank.whereabouts.enter(if index == 0 { Phase::Checkpoint } else { Phase::Waiting });
+        rank.rank_status.at(1, 42);
+        rank.rank_status.enter(if index == 0 { Phase::Checkpoint } else { Phase::Waiting });
         match index {
             0 => sleep_until_the_end(rank),
             _ => drop(rank.communicator.all_reduce_sum(&mut [1.0]).unwrap_err()),
@@ -180,7 +180,7 @@ fn quick_worlds_raise_no_alarm() {
             let rank = watched(communicator, TIMEOUT, &alarms);
             let mut reducer = HierarchicalReducer::new(rank.communicator.duplicate().unwrap()).unwrap();
             for step in 0..100 {
-                rank.whereabouts.at(0, step);
+                rank.rank_status.at(0, step);
                 let mut values = [1.0; 10];
                 reducer.sum(&mut values).unwrap();
                 assert_eq!(values, [world_size as f32; 10]);
@@ -193,13 +193,13 @@ fn quick_worlds_raise_no_alarm() {
 #[test]
 fn a_drop_ends_the_thread_long_before_the_timeout() {
     run_ranks(2, |communicator| {
-        let whereabouts = Arc::new(Whereabouts::new());
-        let noted = Arc::clone(&whereabouts);
+        let rank_status = Arc::new(RankStatus::new());
+        let noted = Arc::clone(&rank_status);
         let watchdog = Watchdog::start(&communicator, noted, Duration::from_secs(3600), Box::new(|_| {})).unwrap();
         communicator.barrier().unwrap();
         drop(watchdog);
         // The thread holds what it watches until its end.
-        assert_eq!(Arc::strong_count(&whereabouts), 1);
+        assert_eq!(Arc::strong_count(&rank_status), 1);
         communicator.barrier().unwrap();
     });
 }
@@ -220,13 +220,13 @@ fn ranks_wait_for_longer_than_the_timeout_for_one_that_makes_progress() {
         let is_late = |late| rank.communicator.rank() == late;
         if is_late(0) {
             // As a rank that downloads.
-            rank.whereabouts.enter(Phase::Opening);
-            progress(TIMEOUT, |_| rank.whereabouts.advance(1 << 10));
+            rank.rank_status.enter(Phase::Opening);
+            progress(TIMEOUT, |_| rank.rank_status.advance(1 << 10));
         }
         rank.communicator.barrier().unwrap();
         if is_late(1) {
             // As a slow rank that updates alone.
-            progress(TIMEOUT, |step| rank.whereabouts.at(0, u64::from(step)));
+            progress(TIMEOUT, |step| rank.rank_status.at(0, u64::from(step)));
         }
         rank.communicator.barrier().unwrap();
         if !is_late(2) {
@@ -243,8 +243,8 @@ fn ranks_wait_for_longer_than_the_timeout_for_one_that_makes_progress() {
 fn a_rank_whose_progress_ends_is_named_with_what_it_counted() {
     let (_, alarm) = one_alarm(|index, rank| match index {
         0 => {
-            rank.whereabouts.enter(Phase::Opening);
-            progress(TIMEOUT, |_| rank.whereabouts.advance(100));
+            rank.rank_status.enter(Phase::Opening);
+            progress(TIMEOUT, |_| rank.rank_status.advance(100));
             sleep_until_the_end(rank);
         }
         _ => drop(rank.communicator.barrier().unwrap_err()),
@@ -261,7 +261,7 @@ fn a_rank_that_only_serves_is_not_blamed_for_one_that_hangs() {
         0 => drop(rank.communicator.receive(1, 5, &mut [0]).unwrap_err()),
         1 => sleep_until_the_end(rank),
         _ => {
-            rank.whereabouts.enter(Phase::Serving);
+            rank.rank_status.enter(Phase::Serving);
             sleep_until_the_end(rank);
         }
     });
@@ -323,12 +323,12 @@ fn a_worker_that_waits_for_its_own_server_finds_the_rank_that_this_one_waits_for
 fn a_world_of_one_is_not_watched() {
     let alarms = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&alarms);
-    let whereabouts = Arc::new(Whereabouts::new());
+    let rank_status = Arc::new(RankStatus::new());
     let on_alarm = Box::new(move |_: &Alarm| {
         counted.fetch_add(1, Ordering::Relaxed);
     });
     let communicator = SingleCommunicator::new();
-    let watchdog = Watchdog::start(&communicator, whereabouts, Duration::ZERO, on_alarm).unwrap();
+    let watchdog = Watchdog::start(&communicator, rank_status, Duration::ZERO, on_alarm).unwrap();
     assert!(format!("{watchdog:?}").contains("thread: None"));
     drop(watchdog);
     assert_eq!(alarms.load(Ordering::Relaxed), 0);

@@ -58,7 +58,7 @@ pub fn eval(args: &EvalArgs, world: &World) -> Result<EvalResult> {
     };
     identity::compare(config.shared_settings(), communicator)?;
     let (device, _) = world.prepare_compute(&config.compute)?;
-    world.whereabouts.enter(Phase::Data);
+    world.rank_status.enter(Phase::Data);
     let data = data::open(&config.data, &config.train_split, communicator, &world.reporter)?;
     data::share_checksums(&[&data.test], config.data.data_dir.as_deref(), communicator)?;
     identity::compare(vec![("test split".to_owned(), data.test.checksum())], communicator)?;
@@ -74,7 +74,7 @@ pub fn eval(args: &EvalArgs, world: &World) -> Result<EvalResult> {
         device: &device,
     };
     let model = saved.network(&config.model, &request, world)?;
-    world.whereabouts.enter(Phase::Evaluation);
+    world.rank_status.enter(Phase::Evaluation);
     let how = EvaluateConfig {
         micro_batch_size: config.batch_size_per_rank.filled(),
         loader_threads: config.data.loader_threads.filled(),
@@ -94,7 +94,7 @@ pub fn eval(args: &EvalArgs, world: &World) -> Result<EvalResult> {
     if config.json {
         world.reporter.json(&result);
     }
-    world.whereabouts.enter(Phase::Ending);
+    world.rank_status.enter(Phase::Ending);
     world.end_watch(watchdog)?;
     Ok(result)
 }

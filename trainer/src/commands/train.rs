@@ -81,11 +81,11 @@ fn train_any<M: ImageClassifier>(
     let timeout = config.sync.timeout()?;
     watchdog.iter().for_each(|watchdog| watchdog.set_timeout(timeout));
     let (device, num_threads) = world.prepare_compute(&config.compute)?;
-    world.whereabouts.enter(watchdog::Phase::Opening);
+    world.rank_status.enter(watchdog::Phase::Opening);
     let data = data::open(&config.data, &config.train_split, communicator, reporter)?;
     identity::check(&config, &data, communicator)?;
     step::check_threads(&config.sync.method(), communicator)?;
-    world.whereabouts.enter(watchdog::Phase::Starting);
+    world.rank_status.enter(watchdog::Phase::Starting);
     ensure!(
         !(config.train_split.drop_last.filled() && data.train.len() < config.batch.global_batch_size.filled()),
         "drop-last: expected at least one global batch of {} samples, got a train split of {}; use a smaller --global-batch-size",
@@ -122,7 +122,7 @@ fn train_any<M: ImageClassifier>(
         Role::Worker { communicator, server_link } => (communicator, server_link),
         Role::Server(link) => {
             let sgd = sgd_config(&config);
-            step::serve(&config.sync_config(), sgd, &model, link, &world.whereabouts)?;
+            step::serve(&config.sync_config(), sgd, &model, link, &world.rank_status)?;
             world.end_watch(watchdog)?;
             return Ok(Outcome::of_server(model));
         }
@@ -132,7 +132,7 @@ fn train_any<M: ImageClassifier>(
         data: &data,
         communicator: workers,
         server_link,
-        whereabouts: Arc::clone(&world.whereabouts),
+        rank_status: Arc::clone(&world.rank_status),
         device: &device,
         stop: &world.stop,
         resumption,

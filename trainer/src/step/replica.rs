@@ -57,7 +57,7 @@ impl Replica {
     ) -> Result<Self, CollectiveError> {
         let how = reducer_config(&config.sync, &ParameterLayout::new(model));
         let reducer = GradientReducer::with_reduction(model, Arc::clone(communicator), &how, |plans, own| {
-            Ok(Box::new(WatchedReduction::new(reduction(plans, own)?, Arc::clone(&config.whereabouts))))
+            Ok(Box::new(WatchedReduction::new(reduction(plans, own)?, Arc::clone(&config.rank_status))))
         })?;
         Ok(Self {
             optimizer: Sgd::new(config.sgd, reducer.layout(), read(model, reducer.layout())),

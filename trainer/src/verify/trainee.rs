@@ -84,7 +84,7 @@ impl Trainee {
             skips_non_finite: false,
             sync: SyncConfig { update: compute.device.filled().update(), ..SyncConfig::default() },
             server_link: None,
-            whereabouts: Arc::default(),
+            rank_status: Arc::default(),
         };
         let model = resnet(&model, false, &request)?;
         Ok(Self {

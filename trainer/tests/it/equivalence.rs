@@ -98,7 +98,7 @@ fn first_velocity<M: ImageClassifier>(
         skips_non_finite: false,
         sync: SyncConfig { bucket_cap_bytes: 16 << 10, ..SyncConfig::default() },
         server_link: None,
-        whereabouts: Arc::default(),
+        rank_status: Arc::default(),
     };
     // Each rank's own: a clone would share norm statistics with the other ranks' models.
     let model = model.valid().train();

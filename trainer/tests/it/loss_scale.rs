@@ -85,7 +85,7 @@ fn stepper(communicator: Arc<dyn Communicator>, loss_scale: LossScaling) -> Step
         skips_non_finite: false,
         sync: SyncConfig::default(),
         server_link: None,
-        whereabouts: Arc::default(),
+        rank_status: Arc::default(),
     };
     let network = ResNetConfig::cifar(8).unwrap().with_activations(Activations::F16);
     Stepper::new(network.init(3, &Device::flex().autodiff()), config, communicator, &Device::flex()).unwrap()

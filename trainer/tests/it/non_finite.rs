@@ -62,7 +62,7 @@ fn train(sync: &SyncConfig, broken: Option<(usize, f32)>, left_out: Option<usize
             skips_non_finite: true,
             sync: sync.clone(),
             server_link: None,
-            whereabouts: Arc::default(),
+            rank_status: Arc::default(),
         };
         let model: ResNet = ResNetConfig::cifar(8).unwrap().init(3, &Device::flex().autodiff());
         let mut stepper = Stepper::new(model, config, communicator, &Device::flex()).unwrap();

@@ -50,7 +50,7 @@ fn config(update: UpdateKind) -> StepConfig {
         skips_non_finite: false,
         sync: SyncConfig { update, ..SyncConfig::default() },
         server_link: None,
-        whereabouts: Arc::default(),
+        rank_status: Arc::default(),
     }
 }
 

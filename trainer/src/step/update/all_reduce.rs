@@ -137,7 +137,7 @@ fn reduction(
 #[cfg(feature = "nccl")]
 fn by_nccl(communicator: &dyn Communicator, config: &StepConfig) -> Result<Box<dyn BucketReduction>, CollectiveError> {
     let gpu = config.sync.gpu.unwrap_or(communicator.topology().local_rank);
-    Ok(Box::new(distributed::NcclReduction::new(communicator, gpu, Arc::clone(&config.whereabouts))?))
+    Ok(Box::new(distributed::NcclReduction::new(communicator, gpu, Arc::clone(&config.rank_status))?))
 }
 
 #[cfg(not(feature = "nccl"))]

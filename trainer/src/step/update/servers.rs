@@ -12,8 +12,8 @@ use anyhow::{Result, anyhow};
 use burn::module::Module;
 use burn::tensor::Tensor;
 use distributed::{
-    BucketPlan, CollectiveError, Communicator, ParameterLayout, Phase, ROOT, Server, ServerClient, ServerPlan,
-    ShardUpdate, Whereabouts, agree,
+    BucketPlan, CollectiveError, Communicator, ParameterLayout, Phase, ROOT, RankStatus, Server, ServerClient,
+    ServerPlan, ShardUpdate, agree,
 };
 
 use super::super::StepConfig;
@@ -209,15 +209,15 @@ pub fn serve<M: Module>(
     sgd: SgdConfig,
     model: &M,
     server_link: Arc<dyn Communicator>,
-    whereabouts: &Arc<Whereabouts>,
+    rank_status: &Arc<RankStatus>,
 ) -> Result<(), CollectiveError> {
     let layout = ParameterLayout::new(model);
     let plan = BucketPlan::new(&layout, reducer_config(config, &layout).bucket_cap_bytes);
     let servers = server_plan(&config.method, &plan, server_link.world_size());
-    let update = ServerSgd { status: Some(Arc::clone(whereabouts)), ..ServerSgd::new(sgd, &layout, &plan) };
-    whereabouts.enter(Phase::Serving);
+    let update = ServerSgd { status: Some(Arc::clone(rank_status)), ..ServerSgd::new(sgd, &layout, &plan) };
+    rank_status.enter(Phase::Serving);
     let served = Server::new(&servers, server_link, Box::new(update)).serve();
-    whereabouts.enter(Phase::Ending);
+    rank_status.enter(Phase::Ending);
     served
 }
 
@@ -239,7 +239,7 @@ struct ServerSgd {
     plan: BucketPlan,
     sgd: Sgd,
     /// Of a rank that only serves.
-    status: Option<Arc<Whereabouts>>,
+    status: Option<Arc<RankStatus>>,
 }
 
 impl ServerSgd {

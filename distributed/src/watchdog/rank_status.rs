@@ -74,7 +74,7 @@ pub(super) fn call_code(name: &str) -> u64 {
 
 /// Where this rank is; shared by the threads of a rank, written without locks.
 #[derive(Debug)]
-pub struct Whereabouts {
+pub struct RankStatus {
     /// Times are told as microseconds since then.
     base: Instant,
     epoch: AtomicU64,
@@ -103,7 +103,7 @@ struct Trace {
     calls: [u64; SLOTS],
 }
 
-impl Default for Whereabouts {
+impl Default for RankStatus {
     fn default() -> Self {
         let now = Instant::now();
         Self {
@@ -122,7 +122,7 @@ impl Default for Whereabouts {
     }
 }
 
-impl Whereabouts {
+impl RankStatus {
     /// At the start of epoch 0 and step 0.
     pub fn new() -> Self {
         Self::default()
@@ -235,10 +235,10 @@ fn code(stamp: u64) -> u64 {
 pub(super) struct Underway(u64);
 
 /// A call that is noted until this is dropped.
-pub(crate) struct Noted<'whereabouts> {
+pub(crate) struct Noted<'status> {
     /// `None` where all slots were taken.
-    slot: Option<&'whereabouts AtomicU64>,
-    num_ended: &'whereabouts AtomicU64,
+    slot: Option<&'status AtomicU64>,
+    num_ended: &'status AtomicU64,
 }
 
 impl Drop for Noted<'_> {
@@ -256,15 +256,15 @@ mod tests {
 
     #[test]
     fn a_report_tells_the_oldest_call() {
-        let whereabouts = Whereabouts::new();
-        whereabouts.at(2, 7);
-        whereabouts.enter(Phase::Backward);
-        whereabouts.bucket(Some(0));
-        assert_eq!(whereabouts.report().call, None);
-        let outer = whereabouts.note(Call::NodeSumF32);
+        let rank_status = RankStatus::new();
+        rank_status.at(2, 7);
+        rank_status.enter(Phase::Backward);
+        rank_status.bucket(Some(0));
+        assert_eq!(rank_status.report().call, None);
+        let outer = rank_status.note(Call::NodeSumF32);
         std::thread::sleep(Duration::from_millis(2));
-        let inner = whereabouts.note(Call::Exchange);
-        let report = whereabouts.report();
+        let inner = rank_status.note(Call::Exchange);
+        let report = rank_status.report();
         assert_eq!((report.epoch, report.step, report.phase, report.bucket), (2, 7, Phase::Backward, Some(0)));
         assert!(
             report
@@ -272,55 +272,55 @@ mod tests {
                 .is_some_and(|(name, waited)| name == "node_memory.sum_f32" && waited >= Duration::from_millis(2))
         );
         drop(outer);
-        assert!(whereabouts.report().call.is_some_and(|(name, _)| name == "exchange"));
+        assert!(rank_status.report().call.is_some_and(|(name, _)| name == "exchange"));
         drop(inner);
-        whereabouts.bucket(None);
-        assert_eq!((whereabouts.report().call, whereabouts.report().bucket), (None, None));
+        rank_status.bucket(None);
+        assert_eq!((rank_status.report().call, rank_status.report().bucket), (None, None));
     }
 
     #[test]
     fn whatever_is_noted_is_progress_and_nothing_else_is() {
-        let whereabouts = Whereabouts::new();
-        whereabouts.report();
+        let rank_status = RankStatus::new();
+        rank_status.report();
         let is_progress = |what: &dyn Fn()| {
             std::thread::sleep(Duration::from_millis(2));
-            let before = whereabouts.report().still_for;
+            let before = rank_status.report().still_for;
             what();
             assert!(before >= Duration::from_millis(2), "{before:?}");
-            let seen = whereabouts.seen.lock().unwrap().1;
-            whereabouts.report();
-            whereabouts.seen.lock().unwrap().1 > seen
+            let seen = rank_status.seen.lock().unwrap().1;
+            rank_status.report();
+            rank_status.seen.lock().unwrap().1 > seen
         };
-        assert!(is_progress(&|| whereabouts.enter(Phase::Opening)));
-        assert!(is_progress(&|| whereabouts.enter(Phase::Opening)));
-        assert!(is_progress(&|| whereabouts.at(0, 1)));
-        assert!(is_progress(&|| whereabouts.advance(1)));
-        assert!(is_progress(&|| whereabouts.bucket(Some(0))));
-        assert!(is_progress(&|| drop(whereabouts.note(Call::Barrier))));
-        assert!(is_progress(&|| std::mem::forget(whereabouts.note(Call::Barrier))));
+        assert!(is_progress(&|| rank_status.enter(Phase::Opening)));
+        assert!(is_progress(&|| rank_status.enter(Phase::Opening)));
+        assert!(is_progress(&|| rank_status.at(0, 1)));
+        assert!(is_progress(&|| rank_status.advance(1)));
+        assert!(is_progress(&|| rank_status.bucket(Some(0))));
+        assert!(is_progress(&|| drop(rank_status.note(Call::Barrier))));
+        assert!(is_progress(&|| std::mem::forget(rank_status.note(Call::Barrier))));
         assert!(!is_progress(&|| {}));
-        assert!(!is_progress(&|| assert_eq!(whereabouts.report().count, 1)));
+        assert!(!is_progress(&|| assert_eq!(rank_status.report().count, 1)));
     }
 
     #[test]
     fn a_report_tells_what_was_counted_in_its_phase() {
         static ELSEWHERE: AtomicU64 = AtomicU64::new(70);
-        let whereabouts = Whereabouts::new().counting(|| ELSEWHERE.load(Ordering::Relaxed));
-        whereabouts.advance(5);
-        whereabouts.enter(Phase::Opening);
-        assert_eq!(whereabouts.report().count, 0);
-        whereabouts.advance(2);
+        let rank_status = RankStatus::new().counting(|| ELSEWHERE.load(Ordering::Relaxed));
+        rank_status.advance(5);
+        rank_status.enter(Phase::Opening);
+        assert_eq!(rank_status.report().count, 0);
+        rank_status.advance(2);
         ELSEWHERE.fetch_add(10, Ordering::Relaxed);
-        assert_eq!(whereabouts.report().count, 12);
+        assert_eq!(rank_status.report().count, 12);
     }
 
     #[test]
     fn more_calls_than_slots_are_not_noted_and_do_no_harm() {
-        let whereabouts = Whereabouts::new();
-        let noted: Vec<_> = (0..SLOTS + 2).map(|_| whereabouts.note(Call::Barrier)).collect();
+        let rank_status = RankStatus::new();
+        let noted: Vec<_> = (0..SLOTS + 2).map(|_| rank_status.note(Call::Barrier)).collect();
         assert_eq!(noted.iter().filter(|noted| noted.slot.is_none()).count(), 2);
         drop(noted);
-        assert_eq!(whereabouts.oldest_call(), None);
+        assert_eq!(rank_status.oldest_call(), None);
     }
 
     #[test]
