@@ -10,7 +10,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Instant;
 
-use distributed::{AllReducer, Communicator, Patience, ReductionKind, launch};
+use distributed::{AllReducer, Communicator, ReductionKind, WaitPolicy, launch};
 
 const SIZES: [usize; 4] = [64 << 10, 1 << 20, 4 << 20, 16 << 20];
 
@@ -21,7 +21,7 @@ fn main() -> ExitCode {
 fn measure(world: &Arc<dyn Communicator>) -> Result<(), Box<dyn Error>> {
     let rounds = std::env::args().nth(1).map_or(Ok(30), |rounds| rounds.parse())?;
     let patient = world.duplicate()?;
-    patient.set_patience(Patience::Sleeping);
+    patient.set_wait_policy(WaitPolicy::Sleep);
     let mut candidates = [
         ("MPI_Allreduce", AllReducer::new(ReductionKind::Library, Arc::clone(world))?),
         ("MPI_Iallreduce", AllReducer::new(ReductionKind::Library, world.duplicate()?)?),

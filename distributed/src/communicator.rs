@@ -14,12 +14,12 @@ pub const ROOT: usize = 0;
 
 /// How a rank waits for the others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub enum Patience {
+pub enum WaitPolicy {
     /// It looks without pause.
     #[default]
-    Busy,
+    Spin,
     /// It sleeps between looks (50 to 300 µs, the longer the wait, the longer), so that another thread of this process can compute on this core.
-    Sleeping,
+    Sleep,
 }
 
 /// The ranks of one job, seen from one of them.
@@ -187,9 +187,9 @@ pub trait Communicator: Send + Sync + Debug {
 
     /// How calls on this communicator wait, beginning with those that wait now; may be called from any thread.
     ///
-    /// Collectives on the communicator that `MpiCommunicator::init` made always wait [busily](Patience::Busy), inside MPI. Threads
+    /// Collectives on the communicator that `MpiCommunicator::init` made always wait [busily](WaitPolicy::Spin), inside MPI. Threads
     /// always sleep until they are woken.
-    fn set_patience(&self, patience: Patience);
+    fn set_wait_policy(&self, wait_policy: WaitPolicy);
 
     /// Memory that the ranks of one node share, for reductions; `None`, on all ranks, where some node cannot share memory.
     ///

@@ -55,7 +55,7 @@ pub use self::nccl::NcclReduction;
 pub use algorithms::{AllReducer, ExactReducer, HierarchicalReducer, ReductionKind};
 pub use bucket::{Bucket, BucketPlan};
 pub use bytes::{bytes_to_floats, floats_to_bytes};
-pub use communicator::{Between, Communicator, NodeMemory, Patience, ROOT, expect_peer};
+pub use communicator::{Between, Communicator, NodeMemory, ROOT, WaitPolicy, expect_peer};
 pub use compress::{
     BucketCompressor, CompressionKind, CompressionReport, ParseCompressionError, PowerSgdLimits, TensorSpan,
 };

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use crate::communicator::expect_peer;
-use crate::{CollectiveError, Communicator, Patience, Topology};
+use crate::{CollectiveError, Communicator, Topology, WaitPolicy};
 
 /// The communicator of a process that trains alone.
 #[derive(Clone, Debug)]
@@ -99,7 +99,7 @@ impl Communicator for SingleCommunicator {
         true
     }
 
-    fn set_patience(&self, _patience: Patience) {}
+    fn set_wait_policy(&self, _policy: WaitPolicy) {}
 
     fn abort(&self, _reason: &str, _exit_code: i32) {}
 

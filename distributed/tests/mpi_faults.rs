@@ -12,7 +12,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use distributed::{
-    Communicator, HierarchicalReducer, MpiCommunicator, Patience, Phase, RankStatus, Watchdog, WatchedCommunicator,
+    Communicator, HierarchicalReducer, MpiCommunicator, Phase, RankStatus, WaitPolicy, Watchdog, WatchedCommunicator,
 };
 
 const TIMEOUT: Duration = Duration::from_secs(3);
@@ -194,7 +194,7 @@ fn be_a_rank(kind: &str) -> ExitCode {
     let watched = WatchedCommunicator::new(Arc::clone(&world), Arc::clone(&rank_status));
     let watchdog = Watchdog::start(&watched, Arc::clone(&rank_status), TIMEOUT, on_alarm).expect("all ranks start");
     let gradients = watched.duplicate().unwrap();
-    gradients.set_patience(Patience::Sleeping);
+    gradients.set_wait_policy(WaitPolicy::Sleep);
     let mut reducer = HierarchicalReducer::new(gradients).unwrap();
     for step in 0..8 {
         rank_status.at(1, step);

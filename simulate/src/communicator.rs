@@ -6,7 +6,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use distributed::{
-    CollectiveError, Communicator, NodeMemory, Patience, ThreadCommunicator, Topology, expect_peer, run_ranks,
+    CollectiveError, Communicator, NodeMemory, ThreadCommunicator, Topology, WaitPolicy, expect_peer, run_ranks,
 };
 
 use crate::clock::{Clock, Route};
@@ -233,7 +233,7 @@ impl Communicator for VirtualCommunicator {
         true
     }
 
-    fn set_patience(&self, _patience: Patience) {}
+    fn set_wait_policy(&self, _policy: WaitPolicy) {}
 
     fn node_memory(&self, members: &[usize], bytes: usize) -> Result<Option<Box<dyn NodeMemory>>, CollectiveError> {
         let Some(node) = self.network.node.filter(|node| node.shared) else { return Ok(None) };

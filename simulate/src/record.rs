@@ -9,7 +9,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use distributed::{CollectiveError, Communicator, NodeMemory, Patience, Topology, expect_peer};
+use distributed::{CollectiveError, Communicator, NodeMemory, Topology, WaitPolicy, expect_peer};
 
 use crate::communicator::topology;
 use crate::library::Library;
@@ -219,7 +219,7 @@ impl Communicator for Recorder {
         false
     }
 
-    fn set_patience(&self, _patience: Patience) {}
+    fn set_wait_policy(&self, _policy: WaitPolicy) {}
 
     fn node_memory(&self, members: &[usize], bytes: usize) -> Result<Option<Box<dyn NodeMemory>>, CollectiveError> {
         let Some(node) = self.network.node.filter(|node| node.shared) else { return Ok(None) };

@@ -56,7 +56,7 @@ impl MpiCommunicator {
     }
 
     pub(super) fn receive_message(&self, tag: c_int) -> Result<(usize, Vec<u8>), CollectiveError> {
-        self.patience.wait(|| self.try_receive_message(tag).transpose())
+        self.wait_policy.wait(|| self.try_receive_message(tag).transpose())
     }
 
     pub(super) fn try_receive_message(&self, tag: c_int) -> Result<Option<(usize, Vec<u8>)>, CollectiveError> {
@@ -66,7 +66,7 @@ impl MpiCommunicator {
         let Some((from, mut bytes)) = self.try_receive_piece(any, tag)? else { return Ok(None) };
         let mut last = bytes.len();
         while last == COPY_MAX_BYTES {
-            let piece = self.patience.wait(|| self.try_receive_piece(count(from), tag).transpose());
+            let piece = self.wait_policy.wait(|| self.try_receive_piece(count(from), tag).transpose());
             let (_, piece) = piece?;
             last = piece.len();
             bytes.extend_from_slice(&piece);
@@ -94,7 +94,7 @@ impl MpiCommunicator {
         bytes: &mut [u8],
         total: usize,
     ) -> Result<(), CollectiveError> {
-        let mut found = self.patience.wait(|| self.try_match(count(from), tag).transpose())?;
+        let mut found = self.wait_policy.wait(|| self.try_match(count(from), tag).transpose())?;
         if found.bytes == bytes.len() {
             return self.finish(self.start_matched(&mut found, bytes)?);
         }

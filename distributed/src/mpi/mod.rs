@@ -18,19 +18,19 @@ use ::mpi::ffi;
 
 use self::element::{Operation, Scratch};
 use self::end::{Membership, check, end_job, end_job_on_panic};
-use self::patience::SharedPatience;
 use self::request::Request;
+use self::wait_policy::SharedWaitPolicy;
 use crate::communicator::expect_peer;
 use crate::topology::spans_nodes;
-use crate::{CollectiveError, Communicator, NodeMemory, Patience, Topology};
+use crate::{CollectiveError, Communicator, NodeMemory, Topology, WaitPolicy};
 
 mod collectives;
 mod element;
 mod end;
 mod messages;
 mod node_memory;
-mod patience;
 mod request;
+mod wait_policy;
 
 /// How long a rank of several nodes keeps its first message back: over TCP, Open MPI (seen with 4.1.4) crashes in its start where a message
 /// comes before it is ready for any, and the ranks of one node may leave `MPI_Init` before those of another (open-mpi/ompi#12495, #13559).
@@ -53,7 +53,7 @@ pub struct MpiCommunicator {
     duplicate: Option<Handle>,
     topology: Topology,
     thread_level: Threading,
-    patience: Arc<SharedPatience>,
+    wait_policy: Arc<SharedWaitPolicy>,
     /// MPI allows one collective at a time on a communicator; the lock also guards the second buffers.
     scratch: Mutex<Scratch>,
     /// Finalizes MPI, or ends the job, when its last owner is dropped.
@@ -114,7 +114,7 @@ impl MpiCommunicator {
             duplicate: None,
             topology: Topology { rank, ..topology },
             thread_level,
-            patience: Arc::default(),
+            wait_policy: Arc::default(),
             scratch: Mutex::new(Scratch::default()),
             membership: Arc::new(Membership::new(universe)),
         };
@@ -156,7 +156,7 @@ impl MpiCommunicator {
 
     /// Waits for a call as patiently as this communicator is.
     fn finish(&self, request: Request<'_>) -> Result<(), CollectiveError> {
-        request.wait(&self.patience)
+        request.wait(&self.wait_policy)
     }
 
     /// Wraps a communicator that MPI made of this one.
@@ -168,7 +168,7 @@ impl MpiCommunicator {
             duplicate: Some(Handle(communicator)),
             topology,
             thread_level: self.thread_level,
-            patience: Arc::default(),
+            wait_policy: Arc::default(),
             scratch: Mutex::new(Scratch::default()),
             membership: Arc::clone(&self.membership),
         })
@@ -295,8 +295,8 @@ impl Communicator for MpiCommunicator {
         self.thread_level == Threading::Multiple
     }
 
-    fn set_patience(&self, patience: Patience) {
-        self.patience.set(patience);
+    fn set_wait_policy(&self, wait_policy: WaitPolicy) {
+        self.wait_policy.set(wait_policy);
     }
 
     fn node_memory(&self, members: &[usize], bytes: usize) -> Result<Option<Box<dyn NodeMemory>>, CollectiveError> {

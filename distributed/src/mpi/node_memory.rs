@@ -20,7 +20,7 @@ use ::mpi::ffi;
 use super::MpiCommunicator;
 use super::element::count;
 use super::end::Membership;
-use super::patience::SharedPatience;
+use super::wait_policy::SharedWaitPolicy;
 use crate::CollectiveError;
 use crate::algorithms::{Number, add};
 use crate::communicator::{Between, NodeMemory};
@@ -38,7 +38,7 @@ pub(super) struct SharedMemory {
     bytes: usize,
     /// Pieces reduced so far.
     round: u64,
-    patience: Arc<SharedPatience>,
+    wait_policy: Arc<SharedWaitPolicy>,
     /// The memory is MPI's, until it is finalized.
     _membership: Arc<Membership>,
 }
@@ -82,7 +82,7 @@ impl MpiCommunicator {
             index: index.expect("a rank is a member of its node"),
             bytes,
             round: 0,
-            patience: Arc::clone(&self.patience),
+            wait_policy: Arc::clone(&self.wait_policy),
             _membership: Arc::clone(&self.membership),
         };
         let flags = memory.flags(memory.index);
@@ -187,7 +187,7 @@ impl SharedMemory {
     fn wait(&self, who: Range<usize>, round: u64, flag: impl Fn(&Flags) -> &AtomicU64) {
         for index in who {
             let flag = flag(self.flags(index));
-            self.patience.wait(|| (flag.load(Ordering::Acquire) >= round).then_some(()));
+            self.wait_policy.wait(|| (flag.load(Ordering::Acquire) >= round).then_some(()));
         }
     }
 

@@ -11,7 +11,7 @@ use std::os::raw::c_int;
 use ::mpi::ffi;
 
 use super::end::{check, end_job, write_line};
-use super::patience::SharedPatience;
+use super::wait_policy::SharedWaitPolicy;
 use crate::CollectiveError;
 
 /// A call under way on buffers of lifetime `'buffers`.
@@ -40,9 +40,9 @@ impl<'buffers> Request<'buffers> {
     }
 
     /// Waits until MPI is done with the call and its buffers.
-    pub(super) fn wait(mut self, patience: &SharedPatience) -> Result<(), CollectiveError> {
+    pub(super) fn wait(mut self, wait_policy: &SharedWaitPolicy) -> Result<(), CollectiveError> {
         let Some(mut raw) = self.raw else { return Ok(()) };
-        let code = patience.wait(|| {
+        let code = wait_policy.wait(|| {
             let mut done: c_int = 0;
             let mut status = Status::empty();
             // SAFETY: `raw` is a request under way; all three outlive the call.

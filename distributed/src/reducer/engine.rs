@@ -11,7 +11,7 @@ use std::thread::{Builder, JoinHandle};
 use std::time::Instant;
 
 use crate::reduction::{BucketContext, BucketReduction, Traffic};
-use crate::{CollectiveError, Communicator, Patience};
+use crate::{CollectiveError, Communicator, WaitPolicy};
 
 /// What is to be brought together over the ranks.
 #[derive(Debug)]
@@ -167,14 +167,14 @@ impl Engine {
     /// The caller begins to compute: the thread leaves it the core.
     pub(super) fn begin(&self) {
         if let Self::Beside { communicator, .. } = self {
-            communicator.set_patience(Patience::Sleeping);
+            communicator.set_wait_policy(WaitPolicy::Sleep);
         }
     }
 
     /// The caller has nothing left but to wait.
-    pub(super) fn hurry(&self) {
+    pub(super) fn spin(&self) {
         if let Self::Beside { communicator, .. } = self {
-            communicator.set_patience(Patience::Busy);
+            communicator.set_wait_policy(WaitPolicy::Spin);
         }
     }
 

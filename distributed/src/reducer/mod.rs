@@ -225,7 +225,7 @@ impl GradientReducer {
     ) -> Result<Option<GlobalStepStatus>, CollectiveError> {
         self.reclaim_buffers();
         self.collector.complete();
-        self.engine.hurry();
+        self.engine.spin();
         let header = self.header.take();
         let mut status = Ok(None);
         if header.is_some()

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use self::deposit::Deposit;
 use self::world::{Message, Tag, World};
 use crate::communicator::expect_peer;
-use crate::{CollectiveError, Communicator, Patience, Topology};
+use crate::{CollectiveError, Communicator, Topology, WaitPolicy};
 
 mod deposit;
 mod world;
@@ -180,7 +180,7 @@ impl Communicator for ThreadCommunicator {
         true
     }
 
-    fn set_patience(&self, _patience: Patience) {}
+    fn set_wait_policy(&self, _policy: WaitPolicy) {}
 
     fn abort(&self, reason: &str, _exit_code: i32) {
         self.world.abort(self.topology.rank, reason);

@@ -13,7 +13,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use self::watch::{Timeout, Watch};
-use crate::{CollectiveError, Communicator, Patience};
+use crate::{CollectiveError, Communicator, WaitPolicy};
 
 mod alarm;
 mod inquiry;
@@ -84,7 +84,7 @@ impl Watchdog {
             return Err(CollectiveError::WatchdogNeedsThreads { library: communicator.library() });
         }
         let (duplicate, on_alarm) = duplicate_in_time(communicator, timeout, on_alarm)?;
-        duplicate.set_patience(Patience::Sleeping);
+        duplicate.set_wait_policy(WaitPolicy::Sleep);
         let (stop, stopped) = channel();
         let timeout = Timeout::new(timeout);
         let watch = Watch::new(Arc::clone(&duplicate), rank_status, timeout.clone(), on_alarm);

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use super::rank_status::{Call, RankStatus};
 use crate::communicator::Between;
-use crate::{CollectiveError, Communicator, NodeMemory, Patience, Topology};
+use crate::{CollectiveError, Communicator, NodeMemory, Topology, WaitPolicy};
 
 /// A communicator whose waiting calls are noted in a [`RankStatus`], as are those of its duplicates and its shared memory.
 ///
@@ -128,8 +128,8 @@ impl Communicator for WatchedCommunicator {
         self.inner.supports_threads()
     }
 
-    fn set_patience(&self, patience: Patience) {
-        self.inner.set_patience(patience);
+    fn set_wait_policy(&self, wait_policy: WaitPolicy) {
+        self.inner.set_wait_policy(wait_policy);
     }
 
     fn node_memory(&self, members: &[usize], bytes: usize) -> Result<Option<Box<dyn NodeMemory>>, CollectiveError> {

@@ -1,11 +1,11 @@
-//! What messages, duplicates and patience must do on every communicator.
+//! What messages, duplicates and wait policy must do on every communicator.
 //!
 //! In: a communicator. Out: a panic at the first claim that does not hold. Invariant: all ranks run the same checks in the same order.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use distributed::{CollectiveError, Communicator, Patience};
+use distributed::{CollectiveError, Communicator, WaitPolicy};
 
 /// Lengths without, with one, with many bytes, and over what MPI sends at once.
 const LENGTHS: [usize; 4] = [0, 1, 10_007, (1 << 20) + 3];
@@ -15,7 +15,7 @@ pub(crate) fn check(communicator: &dyn Communicator) {
     all_checks(communicator);
     let duplicate = communicator.duplicate().unwrap();
     all_checks(&*duplicate);
-    duplicate.set_patience(Patience::Sleeping);
+    duplicate.set_wait_policy(WaitPolicy::Sleep);
     all_checks(&*duplicate);
     super::collectives(&*duplicate);
     calls_of_duplicates_do_not_mix(communicator, &*duplicate);
@@ -150,7 +150,7 @@ fn a_message_of_another_length_is_refused(communicator: &dyn Communicator) {
 
 fn a_duplicate_works_beside_the_first(communicator: &dyn Communicator) {
     let duplicate = communicator.duplicate().unwrap();
-    duplicate.set_patience(Patience::Sleeping);
+    duplicate.set_wait_policy(WaitPolicy::Sleep);
     std::thread::scope(|scope| {
         scope.spawn(|| {
             for _ in 0..20 {
@@ -181,8 +181,8 @@ fn patience_changes_while_a_call_waits(communicator: &dyn Communicator) {
             done.store(true, Ordering::SeqCst);
         });
         while !done.load(Ordering::SeqCst) {
-            for patience in [Patience::Sleeping, Patience::Busy] {
-                duplicate.set_patience(patience);
+            for wait_policy in [WaitPolicy::Sleep, WaitPolicy::Spin] {
+                duplicate.set_wait_policy(wait_policy);
                 std::thread::sleep(Duration::from_millis(2));
             }
         }

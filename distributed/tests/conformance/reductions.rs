@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use distributed::{AllReducer, Communicator, ExactReducer, HierarchicalReducer, Patience, ReductionKind};
+use distributed::{AllReducer, Communicator, ExactReducer, HierarchicalReducer, ReductionKind, WaitPolicy};
 
 /// Lengths without, with one, with fewer elements than ranks, with a prime number, and over one piece of every algorithm.
 const LENGTHS: [usize; 5] = [0, 1, 3, 10_007, (1 << 18) + 3];
@@ -24,14 +24,14 @@ pub(crate) fn check(communicator: &dyn Communicator) {
     for kind in KINDS {
         let mut reducer = AllReducer::new(kind, Arc::clone(&duplicate)).unwrap();
         assert_eq!(reducer.kind(), kind);
-        for patience in [Patience::Busy, Patience::Sleeping] {
-            duplicate.set_patience(patience);
+        for wait_policy in [WaitPolicy::Spin, WaitPolicy::Sleep] {
+            duplicate.set_wait_policy(wait_policy);
             for length in LENGTHS {
                 let what = format!("{kind:?} of {length}");
                 sums_are_right_and_equal(&*duplicate, length, &what, |values| reducer.sum(values).unwrap());
             }
         }
-        duplicate.set_patience(Patience::Busy);
+        duplicate.set_wait_policy(WaitPolicy::Spin);
         numbers_that_are_not_finite_reach_all_ranks(&*duplicate, &mut reducer);
         shards_are_summed(&*duplicate, &mut reducer);
     }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use distributed::{CollectiveError, Communicator, Patience, Topology, Watchdog};
+use distributed::{CollectiveError, Communicator, Topology, WaitPolicy, Watchdog};
 
 /// One of two ranks under an MPI library without support for threads; nothing else of it may be used.
 #[derive(Debug)]
@@ -59,7 +59,7 @@ impl Communicator for Unthreaded {
     #[rustfmt::skip]
     fn duplicate(&self) -> Outcome<Arc<dyn Communicator>> { unreachable!() }
     #[rustfmt::skip]
-    fn set_patience(&self, _: Patience) { unreachable!() }
+    fn set_wait_policy(&self, _: WaitPolicy) { unreachable!() }
     #[rustfmt::skip]
     fn abort(&self, _: &str, _: i32) { unreachable!() }
     #[rustfmt::skip]

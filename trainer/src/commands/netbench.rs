@@ -5,7 +5,7 @@
 use std::path::Path;
 
 use anyhow::{Result, ensure};
-use distributed::Patience;
+use distributed::WaitPolicy;
 use records::{Environment, Method, NetbenchResult};
 use simulate::NetworkModel;
 
@@ -71,7 +71,7 @@ fn measure(config: &NetbenchConfig, world: &World, environment: Environment) -> 
     };
 
     let idle = communicator.duplicate()?;
-    idle.set_patience(Patience::Sleeping);
+    idle.set_wait_policy(WaitPolicy::Sleep);
     let mut all = Vec::new();
     for &ranks in &config.ranks {
         ensure!(!world.stop.is_raised(), "netbench: stopped by a signal");

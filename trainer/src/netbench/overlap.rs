@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use distributed::{AllReducer, CollectiveError, Communicator, Patience, ReductionKind};
+use distributed::{AllReducer, CollectiveError, Communicator, ReductionKind, WaitPolicy};
 use records::Overlap;
 
 /// A default gradient bucket.
@@ -42,7 +42,7 @@ pub fn measure(
         return Ok(None);
     }
     let beside = communicator.duplicate()?;
-    beside.set_patience(Patience::Sleeping);
+    beside.set_wait_policy(WaitPolicy::Sleep);
     let mut reducer = AllReducer::new(ReductionKind::Hierarchical, beside)?;
     let mut values = vec![0.0; BYTES / size_of::<f32>()];
     let mut sum_several = |number: u64| (0..number).try_for_each(|_| reducer.sum(&mut values));

@@ -7,7 +7,7 @@ use super::pairs::{Pair, PairPlan};
 use super::points::ping_pong;
 use crate::config::NetbenchConfig;
 use anyhow::{Context, Result, ensure};
-use distributed::{Communicator, Patience};
+use distributed::{Communicator, WaitPolicy};
 use records::{FitFacts, Links, PairTimes, Point};
 use simulate::{Link, LinkFit, NetworkModel, Node};
 
@@ -56,7 +56,7 @@ pub fn measure(
 ) -> Result<Vec<PairTimes>> {
     // A rank that waits for its turn must not take the core of one that is measured.
     let idle = communicator.duplicate()?;
-    idle.set_patience(Patience::Sleeping);
+    idle.set_wait_policy(WaitPolicy::Sleep);
     let mut all = Vec::new();
     for &pair in &plan.pairs {
         let is_member = [pair.first, pair.second].contains(&communicator.rank());

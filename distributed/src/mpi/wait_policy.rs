@@ -6,7 +6,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::Patience;
+use crate::WaitPolicy;
 use crate::pause::pause;
 
 /// Time of looks without a pause at the beginning of every wait; what is nearly there costs no sleep.
@@ -21,19 +21,19 @@ const YIELD_INTERVAL: u32 = 16;
 /// Looks after each sleep: a look at a TCP connection takes one fragment of a message off it.
 const LOOKS_A_WAKE: u32 = 4;
 
-/// The patience of a communicator, shared by all that wait on its behalf.
+/// The wait policy of a communicator, shared by all that wait on its behalf.
 #[derive(Debug, Default)]
-pub(super) struct SharedPatience {
+pub(super) struct SharedWaitPolicy {
     sleeping: AtomicBool,
 }
 
-impl SharedPatience {
-    pub(super) fn set(&self, patience: Patience) {
-        self.sleeping.store(patience == Patience::Sleeping, Ordering::Relaxed);
+impl SharedWaitPolicy {
+    pub(super) fn set(&self, wait_policy: WaitPolicy) {
+        self.sleeping.store(wait_policy == WaitPolicy::Sleep, Ordering::Relaxed);
     }
 
-    pub(super) fn get(&self) -> Patience {
-        if self.sleeping.load(Ordering::Relaxed) { Patience::Sleeping } else { Patience::Busy }
+    pub(super) fn get(&self) -> WaitPolicy {
+        if self.sleeping.load(Ordering::Relaxed) { WaitPolicy::Sleep } else { WaitPolicy::Spin }
     }
 
     /// Looks until `look` finds something.
@@ -46,13 +46,13 @@ impl SharedPatience {
             }
             looks = looks.wrapping_add(1);
             match self.get() {
-                Patience::Sleeping if looks.is_multiple_of(LOOKS_A_WAKE) => {
+                WaitPolicy::Sleep if looks.is_multiple_of(LOOKS_A_WAKE) => {
                     let waited = start.get_or_insert_with(Instant::now).elapsed();
                     if waited > FIRST_LOOKS {
                         std::thread::sleep(pause(waited));
                     }
                 }
-                Patience::Busy if looks.is_multiple_of(YIELD_INTERVAL) => std::thread::yield_now(),
+                WaitPolicy::Spin if looks.is_multiple_of(YIELD_INTERVAL) => std::thread::yield_now(),
                 _ => std::hint::spin_loop(),
             }
         }
@@ -65,12 +65,12 @@ mod tests {
 
     #[test]
     fn a_wait_becomes_patient_while_it_waits() {
-        let patience = SharedPatience::default();
+        let wait_policy = SharedWaitPolicy::default();
         let mut looks = 0;
         let start = Instant::now();
-        patience.wait(|| {
+        wait_policy.wait(|| {
             looks += 1;
-            patience.set(if looks < 1000 { Patience::Busy } else { Patience::Sleeping });
+            wait_policy.set(if looks < 1000 { WaitPolicy::Spin } else { WaitPolicy::Sleep });
             (start.elapsed() > Duration::from_millis(20)).then_some(())
         });
         // 20 ms have room for 400 sleeps; without sleeps it would look hundreds of thousands of times.
