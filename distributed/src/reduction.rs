@@ -14,7 +14,7 @@ use crate::{
 /// One way to sum buckets; it runs on the communication thread where there is one.
 pub trait BucketReduction: Send + Debug {
     /// Replaces `values` by the sum over all ranks, or by parameters that a server has updated with it. `values` holds as many copies
-    /// of the bucket, one after the other, as [`num_slabs`](BucketReduction::num_slabs) says, and is left with one.
+    /// of the bucket, one after the other, as [`num_slots`](BucketReduction::num_slots) says, and is left with one.
     ///
     /// # Errors
     /// When a collective fails.
@@ -46,7 +46,7 @@ pub trait BucketReduction: Send + Debug {
     }
 
     /// How many partial gradients of a step are kept apart until the reduction: one, unless their order of addition matters.
-    fn num_slabs(&self) -> usize {
+    fn num_slots(&self) -> usize {
         1
     }
 
@@ -162,7 +162,7 @@ impl BucketReduction for ExactReduction {
         Ok(Traffic::of_sum(len, size_of::<u64>(), self.world_size))
     }
 
-    fn num_slabs(&self) -> usize {
+    fn num_slots(&self) -> usize {
         self.num_shards
     }
 

@@ -22,7 +22,7 @@ pub struct GradientCollector {
     plan: BucketPlan,
     /// Of every parameter of the layout.
     bucket_of: Vec<usize>,
-    num_slabs: usize,
+    num_slots: usize,
     state: Mutex<State>,
 }
 
@@ -40,9 +40,9 @@ struct State {
     num_missing: Vec<usize>,
     context: BucketContext,
     micro_step: MicroStepConfig,
-    /// Of every slab: whether a micro-step of this step has written it.
+    /// Of every slot: whether a micro-step of this step has written it.
     is_written: Vec<bool>,
-    /// Whether the present micro-step is its slab's first, and overwrites what the last step left.
+    /// Whether the present micro-step is its slot's first, and overwrites what the last step left.
     overwrites: bool,
     /// The next bucket to leave.
     next: usize,
@@ -56,8 +56,8 @@ struct State {
 pub struct MicroStepConfig {
     /// They are multiplied by it.
     pub weight: f32,
-    /// To which partial gradient they are added, below [`BucketReduction::num_slabs`](crate::BucketReduction::num_slabs).
-    pub slab: usize,
+    /// The accumulation slot that they are added to, below [`BucketReduction::num_slots`](crate::BucketReduction::num_slots).
+    pub slot: usize,
     /// Whether none follows in this step: buckets leave as soon as they are full.
     pub is_last: bool,
     /// Whether they are dropped: those of a pass that only took part in collectives.
@@ -66,12 +66,12 @@ pub struct MicroStepConfig {
 
 impl Default for MicroStepConfig {
     fn default() -> Self {
-        Self { weight: 1.0, slab: 0, is_last: false, is_void: false }
+        Self { weight: 1.0, slot: 0, is_last: false, is_void: false }
     }
 }
 
 impl GradientCollector {
-    pub(super) fn new(layout: ParameterLayout, plan: BucketPlan, num_slabs: usize, outlet: Outlet) -> Self {
+    pub(super) fn new(layout: ParameterLayout, plan: BucketPlan, num_slots: usize, outlet: Outlet) -> Self {
         let mut bucket_of = vec![0; layout.entries().len()];
         for (index, bucket) in plan.buckets().iter().enumerate() {
             bucket_of[bucket.parameters.clone()].fill(index);
@@ -79,19 +79,19 @@ impl GradientCollector {
         let buckets = plan.buckets();
         let state = State {
             entries: by_id(&layout),
-            buffers: buckets.iter().map(|bucket| vec![0.0; num_slabs * bucket.elements.len()]).collect(),
+            buffers: buckets.iter().map(|bucket| vec![0.0; num_slots * bucket.elements.len()]).collect(),
             has_arrived: vec![false; layout.entries().len()],
             arrivals: vec![None; layout.entries().len()],
             num_missing: buckets.iter().map(|bucket| bucket.parameters.len()).collect(),
             context: BucketContext::default(),
             micro_step: MicroStepConfig::default(),
-            is_written: vec![false; num_slabs],
+            is_written: vec![false; num_slots],
             overwrites: true,
             next: 0,
             outlet,
             largest: vec![(0, 0.0); buckets.len()],
         };
-        Self { layout, plan, bucket_of, num_slabs, state: Mutex::new(state) }
+        Self { layout, plan, bucket_of, num_slots, state: Mutex::new(state) }
     }
 
     /// Takes one parameter's gradient of the pass in progress; parameters it does not know are passed over.
@@ -130,11 +130,11 @@ impl GradientCollector {
 
     /// Opens the next micro-step of this step.
     pub(super) fn begin_micro_step(&self, how: MicroStepConfig) {
-        assert!(how.slab < self.num_slabs, "slab {}: expected below {}", how.slab, self.num_slabs);
+        assert!(how.slot < self.num_slots, "slot {}: expected below {}", how.slot, self.num_slots);
         let mut state = self.lock();
         state.micro_step = how;
         if !how.is_void {
-            state.overwrites = !mem::replace(&mut state.is_written[how.slab], true);
+            state.overwrites = !mem::replace(&mut state.is_written[how.slot], true);
         }
         state.has_arrived.fill(false);
         for (missing, bucket) in state.num_missing.iter_mut().zip(self.plan.buckets()) {
@@ -181,7 +181,7 @@ impl GradientCollector {
     /// Takes a bucket's buffer back; with the last one the next step may begin.
     pub(super) fn give_back(&self, index: usize, mut buffer: Vec<f32>) {
         let mut state = self.lock();
-        buffer.resize(self.num_slabs * self.plan.buckets()[index].elements.len(), 0.0);
+        buffer.resize(self.num_slots * self.plan.buckets()[index].elements.len(), 0.0);
         state.buffers[index] = buffer;
         state.next -= 1;
         if state.next == 0 {
@@ -205,7 +205,7 @@ impl GradientCollector {
     }
 
     fn put(&self, state: &mut State, entry: usize, gradient: Option<&[f32]>) {
-        let MicroStepConfig { weight, slab, is_last, is_void } = state.micro_step;
+        let MicroStepConfig { weight, slot, is_last, is_void } = state.micro_step;
         if is_void {
             return;
         }
@@ -218,7 +218,7 @@ impl GradientCollector {
         );
         state.arrivals[entry] = Some(Instant::now());
         let elements = &self.plan.buckets()[bucket].elements;
-        let start = slab * elements.len() + description.offset - elements.start;
+        let start = slot * elements.len() + description.offset - elements.start;
         let sums = &mut state.buffers[bucket][start..start + description.len];
         match gradient {
             Some(gradient) => {
@@ -237,12 +237,12 @@ impl GradientCollector {
         }
     }
 
-    /// Slabs without a sample are zero.
+    /// Slots without a sample are zero.
     fn clear_unwritten(&self, state: &mut State) {
-        for slab in (0..self.num_slabs).filter(|&slab| !state.is_written[slab]) {
+        for slot in (0..self.num_slots).filter(|&slot| !state.is_written[slot]) {
             for (buffer, bucket) in state.buffers.iter_mut().zip(self.plan.buckets()) {
                 let len = bucket.elements.len();
-                buffer[slab * len..(slab + 1) * len].fill(0.0);
+                buffer[slot * len..(slot + 1) * len].fill(0.0);
             }
         }
     }
@@ -262,11 +262,11 @@ impl GradientCollector {
     fn largest_of(&self, index: usize, values: &[f32]) -> (u32, f32) {
         let bucket = &self.plan.buckets()[index];
         let mut largest = (0, 0);
-        for slab in values.chunks_exact(bucket.elements.len().max(1)) {
+        for slot in values.chunks_exact(bucket.elements.len().max(1)) {
             for (entry, description) in bucket.parameters.clone().zip(&self.layout.entries()[bucket.parameters.clone()])
             {
                 let start = description.offset - bucket.elements.start;
-                let bits = largest_magnitude_bits(&slab[start..start + description.len]);
+                let bits = largest_magnitude_bits(&slot[start..start + description.len]);
                 if bits > largest.1 {
                     largest = (entry as u32, bits);
                 }

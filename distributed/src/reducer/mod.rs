@@ -121,13 +121,13 @@ impl GradientReducer {
         let overlaps = config.overlap && communicator.world_size() > 1 && communicator.supports_threads();
         let own = if overlaps { communicator.duplicate()? } else { Arc::clone(&communicator) };
         let reduction = SharedReduction::new(reduction((&layout, &plan), Arc::clone(&own))?);
-        let num_slabs = reduction.lock().num_slabs();
+        let num_slots = reduction.lock().num_slots();
         let (worker, outlet) = Worker::new(own, reduction.clone());
         let engine = match overlaps {
             true => Engine::beside(worker).map_err(|error| CollectiveError::Thread { text: error.to_string() })?,
             false => Engine::Here(worker),
         };
-        let collector = Arc::new(GradientCollector::new(layout, plan, num_slabs, outlet));
+        let collector = Arc::new(GradientCollector::new(layout, plan, num_slots, outlet));
         let (synced, report) = (Vec::new(), StepReport::default());
         Ok(Self { collector, communicator, reduction, engine, is_open: false, header: None, synced, report })
     }

@@ -46,8 +46,8 @@ impl BucketReduction for WatchedReduction {
         self.inner.go_on(num_steps, carried);
     }
 
-    fn num_slabs(&self) -> usize {
-        self.inner.num_slabs()
+    fn num_slots(&self) -> usize {
+        self.inner.num_slots()
     }
 
     fn is_needed_alone(&self) -> bool {

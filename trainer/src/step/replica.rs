@@ -118,7 +118,7 @@ impl Replica {
             // A power of two, so dividing before the sum over the ranks gives the bits of dividing after it; and what
             // compression keeps back does not depend on the scale.
             weight: (1.0 / f64::from(step.loss_scale)) as f32,
-            slab: micro.slot,
+            slot: micro.slot,
             is_last: micro.is_last,
             // A placeholder's gradients mean nothing, since the statistics that they flow through do not contain it.
             is_void: !micro.has_samples,
