@@ -59,7 +59,7 @@ pub struct GradientReducer {
     engine: Engine,
     /// Whether a micro-step was opened and not closed.
     is_open: bool,
-    /// The step under way, where one was announced.
+    /// The step under way, where its header was posted.
     header: Option<StepHeader>,
     synced: Vec<SyncedBucket>,
     report: StepReport,
@@ -168,7 +168,7 @@ impl GradientReducer {
     /// Tells the other ranks of this step; buckets follow. To be called once a step, before the last backward pass.
     ///
     /// Then [`reduce`](Self::reduce) agrees with all ranks on the header first.
-    pub fn announce(&mut self, header: StepHeader) {
+    pub fn post_header(&mut self, header: StepHeader) {
         self.reclaim_buffers();
         self.header = Some(header);
         self.engine.begin();
@@ -209,7 +209,7 @@ impl GradientReducer {
         Ok(SyncedGradients::new(self.collector.layout(), &mut self.synced))
     }
 
-    /// As [`reduce`](Self::reduce), with agreement on an announced header and a look at finiteness; `use_bucket` is given each
+    /// As [`reduce`](Self::reduce), with agreement on a posted header and a look at finiteness; `use_bucket` is given each
     /// bucket as soon as it is there. What it did is to be undone when this fails.
     ///
     /// # Errors
@@ -267,7 +267,7 @@ impl GradientReducer {
     }
 
     /// Ends a step that this rank takes alone: its own sums go to `use_bucket`, and nothing to the others. Neither
-    /// [`announce`](Self::announce) nor a last micro-step may have been part of it. Whether all values are finite.
+    /// [`post_header`](Self::post_header) nor a last micro-step may have been part of it. Whether all values are finite.
     pub fn finish_alone(&mut self, use_bucket: impl FnMut(&LocalBucket<'_>)) -> bool {
         self.reclaim_buffers();
         self.collector.finish_alone(use_bucket)

@@ -217,13 +217,13 @@ fn a_non_finite_gradient_of_one_rank_stops_all_naming_rank_and_parameter_and_the
             let mut reducer = GradientReducer::new(&net, Arc::clone(&communicator), &config).unwrap();
             assert_eq!(reducer.overlaps(), overlap);
             let factor = if communicator.rank() == 1 { f64::INFINITY } else { 1.0 };
-            reducer.announce(header(&reducer));
+            reducer.post_header(header(&reducer));
             reducer.accumulate(&net, net.unused.val().mul_scalar(factor).sum().backward(), 1.0);
             let mut used = 0;
             let error = reducer.finish(|bucket| used += bucket.values().len()).unwrap_err();
             // Buckets before the broken one were used; what was done with them is the caller's to undo.
             assert!(used > 0 && used < reducer.layout().num_elements());
-            reducer.announce(header(&reducer));
+            reducer.post_header(header(&reducer));
             reducer.accumulate(&net, net.unused.val().sum().backward(), 1.0);
             assert_eq!(reducer.finish(|_| {}).unwrap().unwrap().num_samples, 12);
             assert!(reducer.synced().is_finite());
@@ -246,7 +246,7 @@ fn a_rank_at_another_step_stops_all_before_a_bucket_is_used() {
             let config = ReducerConfig { bucket_cap_bytes: 64, overlap };
             let mut reducer = GradientReducer::new(&net, Arc::clone(&communicator), &config).unwrap();
             let step = if communicator.rank() == 1 { 13 } else { 12 };
-            reducer.announce(StepHeader { step, ..header(&reducer) });
+            reducer.post_header(StepHeader { step, ..header(&reducer) });
             reducer.finish(|_| panic!("a bucket was used")).unwrap_err()
         });
         for error in errors {
@@ -272,7 +272,7 @@ fn of_three_steps(streams: bool, overlap: bool) -> Vec<Vec<u32>> {
             for (index, samples) in micro_batches.iter().enumerate() {
                 let is_last = index + 1 == micro_batches.len();
                 if is_last {
-                    reducer.announce(header(&reducer));
+                    reducer.post_header(header(&reducer));
                 }
                 reducer.begin_micro_step(MicroStepConfig { is_last, ..MicroStepConfig::default() });
                 let mut gradients = net.gradients(samples, global_batch_size, &device);
@@ -286,7 +286,7 @@ fn of_three_steps(streams: bool, overlap: bool) -> Vec<Vec<u32>> {
                 reducer.accumulate(&net, gradients, 1.0);
             }
             if micro_batches.is_empty() {
-                reducer.announce(header(&reducer));
+                reducer.post_header(header(&reducer));
             }
             assert!(reducer.finish(|_| {}).unwrap().is_some());
             steps.push(bits(&reducer.synced().to_flat()));

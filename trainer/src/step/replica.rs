@@ -111,7 +111,7 @@ impl Replica {
     /// Differentiates `loss`, its gradients on their way to the buckets; posts the header ahead of the first that leaves.
     pub(super) fn backward<M: Module>(&mut self, model: &M, loss: Option<Tensor<1>>, step: &Step, micro: &MicroStep) {
         if micro.posts_header {
-            self.reducer.announce(self.header(step));
+            self.reducer.post_header(self.header(step));
         }
         let Some(loss) = loss else { return };
         self.reducer.begin_micro_step(MicroStepConfig {

@@ -41,7 +41,7 @@ impl Rank {
     /// The bits of a step's sums; `broken` has a bias on rank 1 that is not finite.
     fn step(&mut self, step: u64, broken: bool) -> Result<Vec<u32>, CollectiveError> {
         let plan_hash = self.reducer.plan().hash();
-        self.reducer.announce(StepHeader { epoch: 0, step, plan_hash, stop: false, num_samples: 1, finite: true });
+        self.reducer.post_header(StepHeader { epoch: 0, step, plan_hash, stop: false, num_samples: 1, finite: true });
         self.reducer.begin_micro_step(MicroStepConfig { is_last: true, ..MicroStepConfig::default() });
         let (collector, rank) = (self.reducer.collector(), self.communicator.rank());
         for (index, entry) in self.reducer.layout().entries().iter().enumerate().rev() {
