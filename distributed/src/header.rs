@@ -153,7 +153,7 @@ pub(crate) fn diagnose(
 ///
 /// # Panics
 /// When `gradients` has another length than the layout.
-pub fn blame(step: u64, rank: usize, gradients: &[f32], layout: &ParameterLayout) -> CollectiveError {
+pub fn locate_non_finite(step: u64, rank: usize, gradients: &[f32], layout: &ParameterLayout) -> CollectiveError {
     assert_eq!(gradients.len(), layout.num_elements(), "gradients and layout differ in length");
     let of_entries = layout.entries().iter().map(|entry| (largest_magnitude_bits(&gradients[entry.range()]), entry));
     let largest = of_entries.max_by_key(|(bits, _)| *bits);

@@ -60,7 +60,7 @@ pub use compress::{
     BucketCompressor, CompressionKind, CompressionReport, ParseCompressionError, PowerSgdLimits, TensorSpan,
 };
 pub use error::CollectiveError;
-pub use header::{GlobalStepStatus, StepHeader, agree, blame};
+pub use header::{GlobalStepStatus, StepHeader, agree, locate_non_finite};
 pub use launch::{check_world, join, launch, launch_with};
 pub use layout::{ParameterEntry, ParameterLayout, read, write};
 pub use on_device::{replace, take_gradients, tensors};

@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 use anyhow::Result;
 use burn::module::Module;
 use burn::tensor::{Device, Tensor, TensorData};
-use distributed::{CollectiveError, ParameterLayout, Phase, ROOT, blame, take_gradients};
+use distributed::{CollectiveError, ParameterLayout, Phase, ROOT, locate_non_finite, take_gradients};
 
 use super::super::StepConfig;
 use super::{Finished, MicroStep, Output, Replica, Step, StepPlan, SyncMode, Update};
@@ -193,7 +193,7 @@ impl Scored {
             return Ok(None);
         }
         let gradient = floats(unread.gradient.into_data())?;
-        Ok(Some(blame(step, ROOT, &gradient[..layout.num_elements()], layout)))
+        Ok(Some(locate_non_finite(step, ROOT, &gradient[..layout.num_elements()], layout)))
     }
 }
 
