@@ -14,11 +14,11 @@ use burn::nn::{Linear, LinearConfig, PaddingConfig2d};
 use burn::tensor::activation::gelu;
 use burn::tensor::{Device, Tensor};
 use clap::Parser;
-use trainer::cli::TrainArgs;
 use trainer::commands::train::train_model;
 use trainer::config::OwnModel;
-use trainer::launch::launch;
+use trainer::config::cli::TrainArgs;
 use trainer::model::ImageClassifier;
+use trainer::world::launch::launch;
 
 /// Three strided convolutions without any normalisation, and a linear layer.
 #[derive(Module, Debug)]

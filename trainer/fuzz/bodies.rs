@@ -18,8 +18,8 @@ use flate2::Compression;
 use flate2::write::GzEncoder;
 use sha2::{Digest, Sha256};
 use tempfile::TempDir;
-use trainer::checkpoint;
 use trainer::config::TrainConfig;
+use trainer::run::checkpoint;
 
 /// A target: the name of its folder in the corpus, and what it does with an input.
 pub type Target = (&'static str, fn(&[u8]));

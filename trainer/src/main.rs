@@ -3,12 +3,12 @@
 use std::process::ExitCode;
 
 use clap::Parser;
-use trainer::cli::{Cli, Command};
 use trainer::commands::{
     bench::bench, completions::completions, config::config, doctor::doctor, eval::eval, man::man, netbench::netbench,
     predict::predict, predict_scaling::predict_scaling, report::report, train::train, verify::verify,
 };
-use trainer::launch::{launch, launch_alone, launch_in_any_world, start_others};
+use trainer::config::cli::{Cli, Command};
+use trainer::world::launch::{launch, launch_alone, launch_in_any_world, start_others};
 
 fn main() -> ExitCode {
     match Cli::parse().into_command() {

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use burn::nn::LinearConfig;
 use burn::tensor::Device;
-use trainer::checkpoint;
+use trainer::run::checkpoint;
 
 /// After so long a reader counts as one that never ends: the test says of which input, and ends. A fuzzer allows ten seconds.
 const NEVER: Duration = Duration::from_secs(300);

@@ -1,4 +1,4 @@
-//! The update as plain loops, word for word that of `trainer/src/optimizer.rs`.
+//! The update as plain loops, word for word that of `trainer/src/step/optimizer.rs`.
 
 use super::SgdUpdate;
 

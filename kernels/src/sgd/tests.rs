@@ -29,7 +29,7 @@ proptest! {
     }
 }
 
-/// Expected values as in `trainer/src/optimizer.rs`, by PyTorch 2.15 in double precision.
+/// Expected values as in `trainer/src/step/optimizer.rs`, by PyTorch 2.15 in double precision.
 #[test]
 fn three_steps_equal_pytorchs() {
     for (nesterov, expected) in

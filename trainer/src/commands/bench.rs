@@ -5,14 +5,14 @@
 
 use anyhow::Result;
 
-use crate::bench::{Measurement, measure};
-use crate::cli::BenchArgs;
 use crate::config::BenchConfig;
-use crate::identity;
-use crate::output;
-use crate::predict_scaling::step_of;
-use crate::ranks::World;
-use crate::simulation;
+use crate::config::cli::BenchArgs;
+use crate::run::identity;
+use crate::run::output;
+use crate::tools::bench::{Measurement, measure};
+use crate::tools::predict_scaling::step_of;
+use crate::tools::simulation;
+use crate::world::ranks::World;
 
 /// Measures training steps.
 ///

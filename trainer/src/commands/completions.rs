@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 use clap::CommandFactory;
 use clap_complete::aot;
 
-use crate::cli::{Cli, CompletionsArgs, Shell};
+use crate::config::cli::{Cli, CompletionsArgs, Shell};
 
 /// Prints the script.
 ///

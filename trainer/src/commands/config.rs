@@ -2,9 +2,9 @@
 
 use anyhow::Result;
 
-use crate::cli::TrainArgs;
 use crate::config::TrainConfig;
-use crate::ranks::World;
+use crate::config::cli::TrainArgs;
+use crate::world::ranks::World;
 
 /// Prints the resolved configuration as TOML that `--config` takes.
 ///

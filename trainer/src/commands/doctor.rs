@@ -4,11 +4,11 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 
-use crate::cli::DoctorArgs;
 use crate::config::DoctorConfig;
-use crate::doctor::{self, Verdict};
-use crate::ranks::World;
-use crate::report::ConsoleLook;
+use crate::config::cli::DoctorArgs;
+use crate::measure::report::ConsoleLook;
+use crate::tools::doctor::{self, Verdict};
+use crate::world::ranks::World;
 
 /// Examines the world, the machines, the data and the output directory. The code is 1 on all ranks if a check failed, else 0;
 /// of tasks that are worlds of their own, only the first one examines, fails and prints.

@@ -5,15 +5,15 @@ use datasets::ImageDataset;
 use distributed::Phase;
 use serde::Serialize;
 
-use crate::checkpoint::ModelInput;
-use crate::cli::EvalArgs;
+use crate::config::cli::EvalArgs;
 use crate::config::{EvalConfig, Filled, WeightSource};
-use crate::data;
-use crate::evaluate::{EvaluateConfig, evaluate};
-use crate::identity;
-use crate::network::ModelRequest;
-use crate::ranks::World;
-use crate::saved_model::SavedModel;
+use crate::model::data;
+use crate::model::network::ModelRequest;
+use crate::run::checkpoint::ModelInput;
+use crate::run::evaluate::{EvaluateConfig, evaluate};
+use crate::run::identity;
+use crate::run::saved_model::SavedModel;
+use crate::world::ranks::World;
 
 /// What `--json` prints.
 #[derive(Clone, Debug, PartialEq, Serialize)]

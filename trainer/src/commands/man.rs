@@ -8,7 +8,7 @@ use std::fs;
 use anyhow::{Context, Result};
 use clap::CommandFactory;
 
-use crate::cli::{Cli, ManArgs};
+use crate::config::cli::{Cli, ManArgs};
 
 /// Writes the pages.
 ///

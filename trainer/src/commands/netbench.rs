@@ -9,15 +9,15 @@ use distributed::WaitPolicy;
 use records::{Environment, Method, NetbenchResult};
 use simulate::NetworkModel;
 
-use crate::cli::NetbenchArgs;
 use crate::config::NetbenchConfig;
-use crate::identity;
-use crate::netbench::{
+use crate::config::cli::NetbenchArgs;
+use crate::run::identity;
+use crate::run::output;
+use crate::tools::netbench::{
     CONFIDENCE, MOST_REPETITIONS, PRECISION, PairPlan, collective_lines, collectives, conclusion_lines, environment,
     heading_lines, overlap, overlap_line, pair_lines, point_to_point, ranks_per_node,
 };
-use crate::output;
-use crate::ranks::World;
+use crate::world::ranks::World;
 
 /// Measures messages between pairs of ranks, then collectives; prints each table when it is measured.
 ///

@@ -10,11 +10,11 @@ use datasets::{
 };
 use serde::Serialize;
 
-use crate::cli::PredictArgs;
+use crate::config::cli::PredictArgs;
 use crate::config::{Filled, InputKind, PredictConfig, WeightSource};
-use crate::network::ModelRequest;
-use crate::ranks::World;
-use crate::saved_model::SavedModel;
+use crate::model::network::ModelRequest;
+use crate::run::saved_model::SavedModel;
+use crate::world::ranks::World;
 
 /// What `--json` prints: one entry an image.
 #[derive(Clone, Debug, PartialEq, Serialize)]

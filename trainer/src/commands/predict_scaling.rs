@@ -9,16 +9,16 @@ use records::{PredictionFile, ProfileFile, PublishedFigure};
 use serde::Serialize;
 
 use super::bench::tell;
-use crate::bench::measure;
-use crate::cli::PredictScalingArgs;
+use crate::config::cli::PredictScalingArgs;
 use crate::config::{
     BenchConfig, Filled, NamedNetwork, PredictScalingConfig, ProfileSource, ScalingConfig, ScalingKind,
 };
-use crate::output;
-use crate::predict_scaling::{
+use crate::run::output;
+use crate::tools::bench::measure;
+use crate::tools::predict_scaling::{
     Measured, answers, forecast, forecast_lines, measured_lines, published_lines, read_measured, read_profile,
 };
-use crate::ranks::World;
+use crate::world::ranks::World;
 
 /// Strong scaling measures a second step with so much smaller a batch.
 const SECOND_BATCH: usize = 8;

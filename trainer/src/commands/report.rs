@@ -5,9 +5,9 @@
 use anyhow::{Error, Result};
 use report::Refusal;
 
-use crate::cli::ReportArgs;
+use crate::config::cli::ReportArgs;
 use crate::config::{ConfigError, report_request};
-use crate::ranks::World;
+use crate::world::ranks::World;
 
 /// Writes the report.
 ///

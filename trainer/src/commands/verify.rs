@@ -5,11 +5,11 @@ use std::process::ExitCode;
 use anyhow::Result;
 
 use super::train::train;
-use crate::cli::VerifyArgs;
 use crate::config::VerifyConfig;
-use crate::output;
-use crate::ranks::World;
-use crate::verify::{self, Verdict};
+use crate::config::cli::VerifyArgs;
+use crate::run::output;
+use crate::tools::verify::{self, Verdict};
+use crate::world::ranks::World;
 
 /// Makes the checks. The code is 1 if one failed, else 0, also if all were skipped: the last line tells.
 ///

@@ -5,8 +5,8 @@
 use super::checks::{Filled, at_least};
 use super::error::ConfigError;
 use super::sync::SyncMethod;
-use crate::choices::{BatchNormKind, DatasetKind};
-use crate::cli::BatchArgs;
+use crate::config::choices::{BatchNormKind, DatasetKind};
+use crate::config::cli::BatchArgs;
 
 impl BatchArgs {
     /// Fills the gaps for `num_workers` ranks that train, and refuses what contradicts itself.

@@ -3,8 +3,8 @@
 use super::checks::{Filled, at_least};
 use super::error::ConfigError;
 use super::own_model::{ModelOption, OwnModel};
-use crate::choices::{ConvolutionKind, CpuKind, DeviceChoice, Dtype, KernelsKind};
-use crate::cli::ComputeArgs;
+use crate::config::choices::{ConvolutionKind, CpuKind, DeviceChoice, Dtype, KernelsKind};
+use crate::config::cli::ComputeArgs;
 use kernels::simd::Isa;
 
 impl ComputeArgs {

@@ -4,8 +4,8 @@
 
 use super::checks::{Filled, at_least, at_least_one, no_effect, within};
 use super::error::ConfigError;
-use crate::choices::{AugmentKind, DatasetKind, OnBadImageKind};
-use crate::cli::{DataArgs, TrainSplitArgs};
+use crate::config::choices::{AugmentKind, DatasetKind, OnBadImageKind};
+use crate::config::cli::{DataArgs, TrainSplitArgs};
 
 /// Height and width of images where nobody says, pixels.
 const DEFAULT_SIDE: usize = 32;

@@ -4,7 +4,7 @@
 
 use super::checks::{at_least, no_effect};
 use super::error::ConfigError;
-use crate::cli::{ComputeArgs, DataArgs, DoctorArgs, TrainSplitArgs};
+use crate::config::cli::{ComputeArgs, DataArgs, DoctorArgs, TrainSplitArgs};
 use std::path::PathBuf;
 use std::time::Duration;
 

@@ -5,7 +5,7 @@
 
 use super::error::ConfigError;
 use super::options::OPTIONS;
-use crate::cli::TrainArgs;
+use crate::config::cli::TrainArgs;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::fs;

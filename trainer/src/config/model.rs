@@ -2,8 +2,8 @@
 
 use super::checks::Filled;
 use super::error::ConfigError;
-use crate::choices::ShortcutKind;
-use crate::cli::ModelArgs;
+use crate::config::choices::ShortcutKind;
+use crate::config::cli::ModelArgs;
 use burn_resnet::ResNetConfig;
 
 impl ModelArgs {

@@ -5,8 +5,8 @@
 use super::checks::{at_least, in_range, no_effect};
 use super::commands::file_name;
 use super::error::ConfigError;
-use crate::choices::ReductionChoice;
-use crate::cli::NetbenchArgs;
+use crate::config::choices::ReductionChoice;
+use crate::config::cli::NetbenchArgs;
 use clap::ValueEnum;
 use simulate::NetworkModel;
 use std::path::{Path, PathBuf};

@@ -166,7 +166,7 @@ pub(super) fn flag(key: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::Cli;
+    use crate::config::cli::Cli;
     use clap::CommandFactory;
 
     /// The heading of `--help` over the flags of a section.

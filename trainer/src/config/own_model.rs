@@ -7,7 +7,7 @@ use super::checks::no_effect;
 use super::error::ConfigError;
 use super::file;
 use super::options::{self, Models, OPTIONS};
-use crate::cli::TrainArgs;
+use crate::config::cli::TrainArgs;
 use serde::{Deserialize, Serialize};
 
 /// An option of how a network is made or computed that a program's own model may take.

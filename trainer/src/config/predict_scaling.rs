@@ -12,8 +12,8 @@ use super::error::ConfigError;
 use super::netbench::names_a_measurement;
 use super::scaling_method::scaling_method;
 use super::sync::SyncConfig;
-use crate::choices::ScalingKind;
-use crate::cli::{BenchArgs, ComputeArgs, ModelArgs, PredictScalingArgs, SyncArgs};
+use crate::config::choices::ScalingKind;
+use crate::config::cli::{BenchArgs, ComputeArgs, ModelArgs, PredictScalingArgs, SyncArgs};
 
 /// The networks without any flag.
 const NETWORKS: [&str; 3] = ["ib-edr", "10gbe", "1gbe"];

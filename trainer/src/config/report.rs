@@ -4,7 +4,7 @@
 
 use super::checks::in_range;
 use super::error::ConfigError;
-use crate::cli::ReportArgs;
+use crate::config::cli::ReportArgs;
 use report::Request;
 use std::path::PathBuf;
 

@@ -7,7 +7,7 @@
 use super::checks::Filled;
 use super::error::ConfigError;
 use super::own_model::OwnModel;
-use crate::cli::TrainArgs;
+use crate::config::cli::TrainArgs;
 
 /// Fills the gaps of `args`, section by section, and refuses what contradicts itself. What is of one start, as `--resume`, is left
 /// alone. `own`: the program's own model, instead of the residual networks.

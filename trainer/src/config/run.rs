@@ -3,8 +3,8 @@
 use super::checks::{at_least, at_least_one, no_effect};
 use super::error::ConfigError;
 use super::own_model::{ModelOption, OwnModel};
-use crate::choices::{OnNonFiniteKind, SyncKind};
-use crate::cli::RunArgs;
+use crate::config::choices::{OnNonFiniteKind, SyncKind};
+use crate::config::cli::RunArgs;
 
 /// Steps that are skipped by default before a run is given up: as many as a bad file may spoil, fewer than a run that has diverged.
 const MAX_SKIPPED_STEPS: u64 = 10;

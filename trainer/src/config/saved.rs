@@ -11,8 +11,8 @@ use serde_json::{Map, Value, json};
 
 use super::own_model::OwnModel;
 use super::{TrainConfig, resolve};
-use crate::choices::{PlacementKind, SyncKind};
-use crate::cli::TrainArgs;
+use crate::config::choices::{PlacementKind, SyncKind};
+use crate::config::cli::TrainArgs;
 
 /// As it is written.
 #[derive(Serialize, Deserialize)]

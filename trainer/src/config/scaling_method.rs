@@ -7,8 +7,8 @@ use clap::ValueEnum;
 
 use super::error::ConfigError;
 use super::sync::{SyncConfig, SyncMethod};
-use crate::choices::{DeviceChoice, PlacementKind, ReductionChoice, SyncKind};
-use crate::cli::SyncArgs;
+use crate::config::choices::{DeviceChoice, PlacementKind, ReductionChoice, SyncKind};
+use crate::config::cli::SyncArgs;
 
 /// What a method looks like.
 const EXPECTED: &str = "allreduce[:mpi|:ring|:halving-doubling|:hierarchical][+bf16|+f16|+powersgd:RANK|+topk:PERCENT], exact, \

@@ -2,8 +2,8 @@
 
 use super::checks::{Filled, at_least, in_range, no_effect};
 use super::error::ConfigError;
-use crate::choices::{DatasetKind, ScheduleKind};
-use crate::cli::ScheduleArgs;
+use crate::config::choices::{DatasetKind, ScheduleKind};
+use crate::config::cli::ScheduleArgs;
 
 /// Course of the learning rate after warmup.
 #[derive(Debug, Clone, PartialEq)]

@@ -4,7 +4,7 @@
 
 use super::commands::file_name;
 use super::error::ConfigError;
-use crate::cli::{ComputeArgs, VerifyArgs};
+use crate::config::cli::{ComputeArgs, VerifyArgs};
 use std::path::PathBuf;
 
 /// What `trainer verify` checks.

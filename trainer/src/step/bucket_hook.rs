@@ -11,7 +11,7 @@ use distributed::GradientCollector;
 use layers::GradientHook;
 
 use crate::config::UpdateKind;
-use crate::readback::Readback;
+use crate::step::readback::Readback;
 
 /// Where a model's hooks put gradients.
 #[derive(Debug)]

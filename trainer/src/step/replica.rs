@@ -18,11 +18,11 @@ use super::bucket_hook::BucketHook;
 use super::pass::Output;
 use super::update::{MicroStep, Step};
 use crate::config::UpdateKind;
-use crate::metrics::ScoreSums;
+use crate::measure::metrics::ScoreSums;
+use crate::measure::timer::Timer;
 use crate::model::ImageClassifier;
-use crate::optimizer::Sgd;
-use crate::sync_plan::reducer_config;
-use crate::timer::Timer;
+use crate::step::optimizer::Sgd;
+use crate::step::sync_plan::reducer_config;
 
 /// Parameters, velocities and buckets of one rank.
 #[derive(Debug)]

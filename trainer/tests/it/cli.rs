@@ -7,12 +7,12 @@ use clap::{CommandFactory, Parser};
 use std::fs;
 use std::path::Path;
 use std::process::Output;
-use trainer::cli::{Cli, Command, EvalArgs, TrainArgs};
+use trainer::config::cli::{Cli, Command, EvalArgs, TrainArgs};
 use trainer::config::{
     AugmentKind, BenchConfig, ConfigError, DatasetKind, DeviceChoice, EvalConfig, Filled, InputKind, PredictConfig,
     ScheduleKind, TrainConfig, UpdateKind, WeightSource,
 };
-use trainer::loss_scale::LossScaling;
+use trainer::step::loss_scale::LossScaling;
 
 fn command(line: &str) -> Command {
     match Cli::try_parse_from(line.split_whitespace()) {

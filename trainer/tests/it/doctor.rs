@@ -9,13 +9,13 @@ use std::sync::Arc;
 use clap::Parser;
 use distributed::{Communicator, run_ranks};
 use serde_json::Value;
-use trainer::cli::{Cli, Command, DoctorArgs};
 use trainer::commands::doctor::doctor;
 use trainer::config::DoctorConfig;
-use trainer::doctor::{RankFacts, Verdict, diagnose, examine};
-use trainer::ranks::World;
-use trainer::report::Reporter;
-use trainer::stop::StopFlag;
+use trainer::config::cli::{Cli, Command, DoctorArgs};
+use trainer::measure::report::Reporter;
+use trainer::tools::doctor::{RankFacts, Verdict, diagnose, examine};
+use trainer::world::ranks::World;
+use trainer::world::stop::StopFlag;
 
 fn run(words: &[&str], output_dir: &Path, environment: &[(&str, &str)]) -> Output {
     let mut command = program();

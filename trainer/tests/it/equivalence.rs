@@ -12,11 +12,11 @@ use burn_resnet::ResNetConfig;
 use datasets::{Augment, LoadedStep, Loader, LoaderConfig, ShapesConfig, ShardConfig, ShardPlan, shapes};
 use distributed::{Communicator, run_ranks};
 use trainer::config::SyncConfig;
-use trainer::loss_scale::LossScaling;
+use trainer::measure::timer::Timer;
 use trainer::model::ImageClassifier;
-use trainer::optimizer::SgdConfig;
+use trainer::step::loss_scale::LossScaling;
+use trainer::step::optimizer::SgdConfig;
 use trainer::step::{StepConfig, StepContext, Stepper};
-use trainer::timer::Timer;
 
 /// docs/numerics.md: relative L2 distance of the mean gradients.
 const GRADIENT_TOLERANCE: f64 = 1e-5;

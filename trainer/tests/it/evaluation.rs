@@ -10,13 +10,13 @@ use clap::Parser;
 use distributed::{Communicator, run_ranks};
 use serde_json::Value;
 use tempfile::TempDir;
-use trainer::checkpoint::{self, CheckpointStore};
-use trainer::cli::{Cli, Command, TrainArgs};
 use trainer::commands::eval::{EvalResult, eval};
 use trainer::commands::predict::predict;
-use trainer::ranks::World;
-use trainer::report::Reporter;
-use trainer::stop::StopFlag;
+use trainer::config::cli::{Cli, Command, TrainArgs};
+use trainer::measure::report::Reporter;
+use trainer::run::checkpoint::{self, CheckpointStore};
+use trainer::world::ranks::World;
+use trainer::world::stop::StopFlag;
 
 fn tiny(further: &str) -> TrainArgs {
     flags(&[TINY, "--shapes-train 48 --shapes-test 30 --epochs 1 --warmup-epochs 0", further])

@@ -1,7 +1,7 @@
 //! Training with images that the device makes of raw pixels gives the bits of training with images of the host.
 
 use crate::fixture::{Run, TINY, flags, run};
-use trainer::cli::TrainArgs;
+use trainer::config::cli::TrainArgs;
 
 /// 104 images, so that the last step of the epoch has 8 of 24.
 fn tiny(further: &str) -> TrainArgs {

@@ -5,11 +5,11 @@ use std::path::{Path, PathBuf};
 
 use crate::fixture::{Run, TINY, bitmap, flags, run};
 use distributed::ROOT;
-use trainer::checkpoint::{Best, Checkpoint, CheckpointStore};
-use trainer::cli::TrainArgs;
 use trainer::config::ConfigError;
-use trainer::lock::DirectoryLock;
-use trainer::metrics::EpochRecord;
+use trainer::config::cli::TrainArgs;
+use trainer::measure::metrics::EpochRecord;
+use trainer::run::checkpoint::{Best, Checkpoint, CheckpointStore};
+use trainer::run::lock::DirectoryLock;
 
 fn tiny(further: &str) -> TrainArgs {
     flags(&[TINY, "--augment crop-flip", further])

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
 use clap::CommandFactory;
-use trainer::cli::Cli;
+use trainer::config::cli::Cli;
 
 use crate::fixture::program;
 

@@ -9,13 +9,13 @@ use burn::tensor::Device;
 use burn_resnet::{Activations, ResNet, ResNetConfig};
 use datasets::{LoadedStep, Loader, LoaderConfig, Pixels, ShapesConfig, ShardConfig, ShardPlan, shapes};
 use distributed::{Communicator, ParameterLayout, read, run_ranks};
-use trainer::checkpoint::Checkpoint;
-use trainer::cli::TrainArgs;
 use trainer::config::SyncConfig;
-use trainer::loss_scale::{LossScale, LossScaling};
-use trainer::optimizer::SgdConfig;
+use trainer::config::cli::TrainArgs;
+use trainer::measure::timer::Timer;
+use trainer::run::checkpoint::Checkpoint;
+use trainer::step::loss_scale::{LossScale, LossScaling};
+use trainer::step::optimizer::SgdConfig;
 use trainer::step::{StepConfig, StepContext, StepEnd, StepOutcome, Stepper};
-use trainer::timer::Timer;
 
 /// Two epochs of three steps.
 fn tiny(further: &str) -> TrainArgs {

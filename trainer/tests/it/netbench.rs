@@ -9,12 +9,12 @@ use clap::Parser;
 use distributed::run_ranks;
 use records::{NetbenchResult, Operation};
 use serde_json::Value;
-use trainer::cli::{Cli, Command, NetbenchArgs};
 use trainer::commands::netbench::netbench;
 use trainer::config::BenchConfig;
-use trainer::ranks::World;
-use trainer::report::Reporter;
-use trainer::stop::StopFlag;
+use trainer::config::cli::{Cli, Command, NetbenchArgs};
+use trainer::measure::report::Reporter;
+use trainer::world::ranks::World;
+use trainer::world::stop::StopFlag;
 
 fn parsed(words: &str) -> Command {
     Cli::try_parse_from(words.split_whitespace()).unwrap().into_command()

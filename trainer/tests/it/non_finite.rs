@@ -8,12 +8,12 @@ use burn_resnet::{ResNet, ResNetConfig};
 use clap::Parser;
 use datasets::{LoadedStep, Loader, LoaderConfig, Pixels, ShapesConfig, ShardConfig, ShardPlan, shapes};
 use distributed::{Communicator, ParameterLayout, read, run_ranks};
-use trainer::cli::{Cli, Command};
+use trainer::config::cli::{Cli, Command};
 use trainer::config::{SyncConfig, TrainConfig};
-use trainer::loss_scale::LossScaling;
-use trainer::optimizer::SgdConfig;
+use trainer::measure::timer::Timer;
+use trainer::step::loss_scale::LossScaling;
+use trainer::step::optimizer::SgdConfig;
 use trainer::step::{StepConfig, StepContext, StepOutcome, Stepper};
-use trainer::timer::Timer;
 
 const NUM_STEPS: usize = 4;
 

@@ -10,14 +10,14 @@ use burn::tensor::activation::relu;
 use burn::tensor::{Device, Tensor};
 use clap::Parser;
 use distributed::{Communicator, run_ranks};
-use trainer::cli::{Cli, Command, TrainArgs};
 use trainer::commands::eval::eval;
 use trainer::commands::train::{train, train_model};
+use trainer::config::cli::{Cli, Command, TrainArgs};
 use trainer::config::{ModelOption, OwnModel, TrainConfig};
+use trainer::measure::report::Reporter;
 use trainer::model::ImageClassifier;
-use trainer::ranks::World;
-use trainer::report::Reporter;
-use trainer::stop::StopFlag;
+use trainer::world::ranks::World;
+use trainer::world::stop::StopFlag;
 
 const TINY: &str = "--shapes-train 48 --shapes-test 16 --global-batch-size 16 --schedule constant --threads 1";
 

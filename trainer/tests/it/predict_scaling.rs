@@ -6,7 +6,7 @@ use std::process::Output;
 
 use records::PredictionFile;
 use serde_json::Value;
-use trainer::predict_scaling::read_profile;
+use trainer::tools::predict_scaling::read_profile;
 
 fn run(words: &[&str]) -> Output {
     let mut command = program();

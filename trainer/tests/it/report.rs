@@ -6,7 +6,7 @@ use std::process::Output;
 
 use crate::fixture::{Run, TINY, flags, program, run};
 use serde_json::{Value, json};
-use trainer::cli::TrainArgs;
+use trainer::config::cli::TrainArgs;
 
 fn tiny(further: &str) -> TrainArgs {
     flags(&[TINY, "--shapes-train 64 --shapes-test 20 --global-batch-size 32", further])

@@ -6,14 +6,14 @@ use std::path::Path;
 
 use crate::fixture::{Run, TINY, bitmap, flags, run};
 use distributed::{ROOT, SingleCommunicator};
-use trainer::checkpoint::{Checkpoint, CheckpointStore, Progress};
-use trainer::cli::TrainArgs;
 use trainer::config::TrainConfig;
-use trainer::data;
-use trainer::metrics::EpochRecord;
-use trainer::output::OutputDirectory;
-use trainer::report::Reporter;
-use trainer::resumption::Resumption;
+use trainer::config::cli::TrainArgs;
+use trainer::measure::metrics::EpochRecord;
+use trainer::measure::report::Reporter;
+use trainer::model::data;
+use trainer::run::checkpoint::{Checkpoint, CheckpointStore, Progress};
+use trainer::run::output::OutputDirectory;
+use trainer::run::resumption::Resumption;
 
 fn tiny(further: &str) -> TrainArgs {
     flags(&[TINY, "--eval-every-epochs 100", further])

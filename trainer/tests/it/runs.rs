@@ -7,10 +7,10 @@ use burn::tensor::Device;
 use burn_resnet::{ResNet, ResNetConfig};
 use datasets::{DatasetError, ImageDataset, ImageShape, ShapesConfig, shapes};
 use distributed::{ROOT, fingerprint, run_ranks};
-use trainer::cli::TrainArgs;
 use trainer::config::InputKind;
-use trainer::evaluate::{EvaluateConfig, evaluate};
-use trainer::stop::StopFlag;
+use trainer::config::cli::TrainArgs;
+use trainer::run::evaluate::{EvaluateConfig, evaluate};
+use trainer::world::stop::StopFlag;
 
 fn tiny(further: &str) -> TrainArgs {
     flags(&[TINY, "--augment crop-flip --eval-every-epochs 2", further])

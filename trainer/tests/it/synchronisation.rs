@@ -4,8 +4,8 @@ use std::fs;
 
 use crate::fixture::{Run, TINY, flags, run};
 use distributed::{ParameterLayout, ROOT, fingerprint, read};
-use trainer::checkpoint::{Checkpoint, CheckpointStore};
-use trainer::cli::TrainArgs;
+use trainer::config::cli::TrainArgs;
+use trainer::run::checkpoint::{Checkpoint, CheckpointStore};
 
 /// The last of the five steps of an epoch has 8 samples, fewer than some runs have ranks times shards.
 fn tiny(further: &str) -> TrainArgs {

@@ -9,13 +9,13 @@ use burn::tensor::Device;
 use burn_resnet::{ResNet, ResNetConfig};
 use datasets::{LoadedStep, Loader, LoaderConfig, Pixels, ShapesConfig, ShardConfig, ShardPlan, shapes};
 use distributed::{ParameterLayout, SingleCommunicator, read};
-use trainer::cli::TrainArgs;
+use trainer::config::cli::TrainArgs;
 use trainer::config::{SyncConfig, UpdateKind};
-use trainer::loss_scale::LossScaling;
-use trainer::metrics::ScoreSums;
-use trainer::optimizer::SgdConfig;
+use trainer::measure::metrics::ScoreSums;
+use trainer::measure::timer::Timer;
+use trainer::step::loss_scale::LossScaling;
+use trainer::step::optimizer::SgdConfig;
 use trainer::step::{StepConfig, StepContext, StepEnd, StepOutcome, Stepper};
-use trainer::timer::Timer;
 
 const NUM_STEPS: usize = 5;
 

@@ -17,8 +17,8 @@ use distributed::{
 use super::super::StepConfig;
 use super::{Finished, MicroStep, Output, Replica, Step, StepPlan, Update};
 use crate::config::SyncMethod;
+use crate::measure::timer::Timer;
 use crate::model::ImageClassifier;
-use crate::timer::Timer;
 
 /// Sums gradients, clips their mean, updates.
 #[derive(Debug)]

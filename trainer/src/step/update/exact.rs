@@ -14,9 +14,9 @@ use distributed::{Communicator, ExactReducer, ExactReduction, ParameterLayout, P
 
 use super::super::StepConfig;
 use super::{AllReduce, Finished, MicroStep, Output, Replica, Step, StepPlan, Update};
+use crate::measure::timer::Timer;
 use crate::model::ImageClassifier;
-use crate::sync_plan::own_shards;
-use crate::timer::Timer;
+use crate::step::sync_plan::own_shards;
 
 /// The all-reduce of virtual shards.
 #[derive(Debug)]

@@ -15,8 +15,8 @@ use distributed::{Communicator, Phase, StepHeader, agree};
 
 use super::super::{StepConfig, StepContext};
 use super::{AllReduce, Finished, MicroStep, Output, Replica, Step, StepPlan, SyncMode, Update};
+use crate::measure::timer::Timer;
 use crate::model::ImageClassifier;
-use crate::timer::Timer;
 
 /// Local updates, after a beginning in which all gradients are summed.
 #[derive(Debug)]

@@ -14,11 +14,11 @@ use distributed::{CollectiveError, ParameterLayout, Phase, ROOT, locate_non_fini
 
 use super::super::StepConfig;
 use super::{Finished, MicroStep, Output, Replica, Step, StepPlan, SyncMode, Update};
-use crate::metrics::ScoreSums;
+use crate::measure::metrics::ScoreSums;
+use crate::measure::timer::Timer;
 use crate::model::{ImageClassifier, UnreadScore, floats};
-use crate::optimizer::DeviceSgd;
-use crate::readback::Readback;
-use crate::timer::Timer;
+use crate::step::optimizer::DeviceSgd;
+use crate::step::readback::Readback;
 
 /// Steps whose results are not read yet: while the device computes one, the next is given to it.
 const MOST_UNREAD: usize = 1;

@@ -19,10 +19,10 @@ use distributed::{
 use super::super::StepConfig;
 use super::{Finished, MicroStep, Output, Replica, Step, StepPlan, SyncMode, Update};
 use crate::config::{PlacementKind, SyncConfig, SyncMethod};
+use crate::measure::timer::Timer;
 use crate::model::ImageClassifier;
-use crate::optimizer::{Sgd, SgdConfig};
-use crate::sync_plan::{consistency, reducer_config, staleness};
-use crate::timer::Timer;
+use crate::step::optimizer::{Sgd, SgdConfig};
+use crate::step::sync_plan::{consistency, reducer_config, staleness};
 
 /// A worker of parameter servers, and this rank's own server, if it has one.
 #[derive(Debug)]

@@ -1,0 +1,232 @@
+//! The command line as typed: every flag an `Option`, nothing decided yet.
+//!
+//! In: the program's arguments. Out: [`Command`]. Invariant: a flag that was not typed is `None`, so that
+//! [`crate::config`] knows what was asked for and can refuse an option without effect.
+
+#![allow(rustdoc::invalid_html_tags, rustdoc::broken_intra_doc_links, reason = "the comments here are texts of --help")]
+
+mod definitions;
+mod doctor;
+mod netbench;
+mod predict_scaling;
+mod report;
+mod sections;
+mod sync;
+mod verify;
+
+pub use definitions::{CompletionsArgs, ManArgs, Shell};
+pub use doctor::DoctorArgs;
+pub use netbench::NetbenchArgs;
+pub use predict_scaling::PredictScalingArgs;
+pub use report::ReportArgs;
+pub use sections::{
+    BatchArgs, ComputeArgs, DataArgs, ModelArgs, OptimizerArgs, RunArgs, ScheduleArgs, TrainArgs, TrainSplitArgs,
+};
+pub use sync::SyncArgs;
+pub use verify::VerifyArgs;
+
+use crate::config::choices::BatchNormKind;
+use clap::{Args, Parser, Subcommand};
+use jobs::{CompareArgs, HostsCommand, LaunchArgs, SlurmCommand, StudyArgs};
+use serde::Serialize;
+use std::path::PathBuf;
+
+/// A variable of the environment, for the doctor, which looks at what other programs read.
+pub fn environment(variable: &str) -> Option<String> {
+    std::env::var(variable).ok()
+}
+
+/// Trains image classifiers on one process or many.
+#[derive(Debug, Parser)]
+#[command(
+    name = "trainer",
+    version = concat!(env!("CARGO_PKG_VERSION"), " (commit ", env!("LOCKSTEP_COMMIT"), ")"),
+    after_help = "Without a command: `trainer train` with its defaults, ResNet-20 on drawn shapes, no files needed.\n\
+                  On several ranks: `trainer launch`, `trainer slurm submit`, or mpirun or srun; the world size is their number of tasks."
+)]
+pub struct Cli {
+    #[command(subcommand)]
+    command: Option<Command>,
+}
+
+impl Cli {
+    /// What to do; `train` with its defaults if nothing was typed.
+    pub fn into_command(self) -> Command {
+        self.command.unwrap_or_else(|| Command::Train(Box::default()))
+    }
+}
+
+/// The commands of the program.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Train a model.
+    Train(Box<TrainArgs>),
+    /// Measure the loss and accuracy of weights or of a checkpoint on a test split.
+    Eval(Box<EvalArgs>),
+    /// Name the classes of image files.
+    Predict(PredictArgs),
+    /// Measure the speed of training steps on random pixels.
+    Bench(Box<BenchArgs>),
+    /// Print the configuration which `train` with the same flags would run, as TOML for --config.
+    Config(Box<TrainArgs>),
+    /// Check whether a job with these resources would train well: ranks, network, data, disk; collective, exit code 1 if not.
+    Doctor(Box<DoctorArgs>),
+    /// Check whether a device computes what the reference computes: PyTorch's numbers, training, checkpoints, memory; exit code 1 if not.
+    Verify(Box<VerifyArgs>),
+    /// Measure latency and bandwidth between ranks and the speed of collectives by size; collective.
+    Netbench(NetbenchArgs),
+    /// Predict speed and efficiency on up to thousands of ranks from one step and a network; compare measured runs. One rank.
+    PredictScaling(Box<PredictScalingArgs>),
+    /// Make a page, figures and tables of runs, studies, comparisons, predictions and networks; one process.
+    Report(ReportArgs),
+    /// Start a command of this program on N ranks, by mpirun; with --restarts again when it fails.
+    Launch(LaunchArgs),
+    /// Submit a command of this program to a Slurm cluster, and follow, read or stop its jobs.
+    #[command(subcommand)]
+    Slurm(SlurmCommand),
+    /// Run a study: a matrix of runs, repeated on a quiet machine, with predictions and a report.
+    Study(Box<StudyArgs>),
+    /// Do the same job in other frameworks, in turn with ours.
+    Compare(Box<CompareArgs>),
+    /// Make emulated hosts on this machine, joined by a network of a limited rate, and run ranks on them; root.
+    #[command(subcommand)]
+    Hosts(HostsCommand),
+    /// Print the completions of a shell, to be sourced by it.
+    Completions(CompletionsArgs),
+    /// Write a man page for each command.
+    Man(ManArgs),
+}
+
+/// Flags of `trainer eval`, which are compared among ranks but for those that are skipped.
+#[derive(Debug, Clone, Default, PartialEq, Args, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct EvalArgs {
+    /// Weights to measure: .safetensors, or .pth/.pt/.th of PyTorch (needs --model and --dataset) [default: none; this or --checkpoint]
+    #[arg(long, value_name = "FILE")]
+    #[serde(skip)]
+    pub weights: Option<PathBuf>,
+
+    /// Checkpoint directory to measure; model, data set and normalisation are those of its run [default: none; this or --weights]
+    #[arg(long, value_name = "DIR")]
+    #[serde(skip)]
+    pub checkpoint: Option<PathBuf>,
+
+    /// Samples of one rank in one forward pass [default: 128]
+    #[arg(long, value_name = "SAMPLES")]
+    pub batch_size_per_rank: Option<usize>,
+
+    /// With --checkpoint: go on though the data's class names are not those that the model was trained on [default: off]
+    #[arg(long)]
+    pub allow_changed_classes: bool,
+
+    /// Longest that a rank may wait for another before all stop, seconds [default: 120]
+    #[arg(long, value_name = "SECONDS")]
+    pub timeout: Option<u64>,
+
+    /// Print one JSON object as the last line: num_samples, top1_correct, top5_correct, loss (mean, nats) [default: off]
+    #[arg(long)]
+    #[serde(skip)]
+    pub json: bool,
+
+    /// Which network.
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// Which images.
+    #[command(flatten)]
+    pub data: DataArgs,
+    /// Device and threads.
+    #[command(flatten)]
+    pub compute: ComputeArgs,
+}
+
+/// Flags of `trainer predict`.
+#[derive(Debug, Clone, Args)]
+pub struct PredictArgs {
+    /// Checkpoint directory of the trained model [required]
+    #[arg(long, value_name = "DIR")]
+    pub checkpoint: PathBuf,
+
+    /// Image files: jpeg, png, bmp or webp.
+    #[arg(required = true, value_name = "IMAGE")]
+    pub images: Vec<PathBuf>,
+
+    /// Classes to print for each image, likeliest first [default: 5]
+    #[arg(long, value_name = "CLASSES")]
+    pub top: Option<usize>,
+
+    /// Print one JSON object as the last line: the classes and probabilities (0..1) of every image [default: off]
+    #[arg(long)]
+    pub json: bool,
+
+    /// Device and threads.
+    #[command(flatten)]
+    pub compute: ComputeArgs,
+}
+
+/// Flags of `trainer bench`, which are compared among ranks but for those that are skipped.
+#[derive(Debug, Clone, Default, PartialEq, Args, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct BenchArgs {
+    /// Samples of one rank in one step [default: 128]
+    #[arg(long, value_name = "SAMPLES")]
+    pub batch_size_per_rank: Option<usize>,
+
+    /// Measured steps [default: 20]
+    #[arg(long, value_name = "STEPS")]
+    pub steps: Option<usize>,
+
+    /// Steps before them, not measured [default: 3]
+    #[arg(long, value_name = "STEPS")]
+    pub warmup_steps: Option<usize>,
+
+    /// Height and width of the images, pixels [default: 32]
+    #[arg(long, value_name = "PIXELS")]
+    pub image_size: Option<usize>,
+
+    /// Number of classes [default: 10]
+    #[arg(long, value_name = "CLASSES")]
+    pub num_classes: Option<usize>,
+
+    /// Batch statistics of each rank alone or of all ranks together [default: local]
+    #[arg(long, value_enum, value_name = "KIND")]
+    pub batch_norm: Option<BatchNormKind>,
+
+    /// Then predict, with these steps, the speed of more ranks over a network: ib-edr, 10gbe, 1gbe, or latency and bandwidth such as 50us,113MB/s; with @8:shared eight ranks share a node; or a .json file of netbench --output [default: none]
+    #[arg(long, value_name = "NETWORK")]
+    #[serde(skip)]
+    pub simulate_network: Option<String>,
+
+    /// Numbers of ranks to simulate, comma-separated [default: 2,4,8,16,32,64,128,256,512,1024]
+    #[arg(long, value_name = "RANKS", value_delimiter = ',')]
+    #[serde(skip)]
+    pub simulate_ranks: Option<Vec<usize>>,
+
+    /// Write this step, its parts and when each parameter's gradient is there, into this file, which predict-scaling --profile takes [default: none]
+    #[arg(long, value_name = "FILE")]
+    #[serde(skip)]
+    pub profile_output: Option<PathBuf>,
+
+    /// Seed of the weights and pixels [default: 0]
+    #[arg(long, value_name = "SEED", value_parser = clap::value_parser!(u64).range(..=i64::MAX as u64))]
+    pub seed: Option<u64>,
+
+    /// Print one JSON object as the last line: images_per_second, step_milliseconds_median, peak_memory_bytes and more [default: off]
+    #[arg(long)]
+    #[serde(skip)]
+    pub json: bool,
+
+    /// Write the job into this directory for other programs to do: job.json, the initial weights and each rank's batches (safetensors) [default: none]
+    #[arg(long, value_name = "DIR")]
+    #[serde(skip)]
+    pub export_job: Option<PathBuf>,
+
+    /// Which network.
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// How the ranks' gradients or parameters become one.
+    #[command(flatten)]
+    pub sync: SyncArgs,
+    /// Device and threads.
+    #[command(flatten)]
+    pub compute: ComputeArgs,
+}

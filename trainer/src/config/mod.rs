@@ -1,0 +1,262 @@
+//! A training run as decided: every gap in the flags filled, every contradiction refused.
+//!
+//! In: [`TrainArgs`], a TOML file and the world size. Out: [`TrainConfig`].
+//! Invariant: `global_batch_size = micro_batch_size * grad_accum_steps * num_workers`, exactly; an option without
+//! effect is an error, and absent from the filled flags; what [`TrainConfig::to_toml`] prints resolves to the same configuration.
+
+pub mod choices;
+pub mod cli;
+
+mod batch;
+mod checks;
+mod commands;
+mod compute;
+mod data;
+mod doctor;
+mod error;
+mod file;
+mod model;
+mod netbench;
+mod optimizer;
+mod options;
+mod own_model;
+mod predict_scaling;
+mod report;
+mod resolve;
+mod run;
+mod saved;
+mod scaling_method;
+mod schedule;
+mod sync;
+mod verify;
+
+pub use crate::config::choices::{
+    AugmentKind, BatchNormKind, Compression, ConvolutionKind, CpuKind, DatasetKind, DeviceChoice, Dtype, InputKind,
+    KernelsKind, OnBadImageKind, OnNonFiniteKind, OnOff, PlacementKind, ReductionChoice, ScalingKind, ScheduleKind,
+    ShortcutKind, SyncKind, UpdateKind,
+};
+pub use checks::Filled;
+pub use commands::{BenchConfig, EvalConfig, PredictConfig, SimulationConfig, WeightSource};
+pub(crate) use compute::instruction_set;
+pub(crate) use data::{MAX_CLASSES, MAX_IMAGE_SIDE};
+pub use doctor::DoctorConfig;
+pub use error::ConfigError;
+pub use netbench::NetbenchConfig;
+pub use own_model::{ModelOption, OwnModel};
+pub use predict_scaling::{NamedNetwork, NetworkSource, PredictScalingConfig, ProfileSource, ScalingConfig};
+pub use report::report_request;
+pub use scaling_method::scaling_method_name;
+pub use schedule::Course;
+pub use sync::{Staleness, SyncConfig, SyncMethod};
+pub use verify::VerifyConfig;
+
+use crate::config::cli::{ModelArgs, TrainArgs};
+use options::{OnResume, Scope};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+use std::fmt;
+use std::ops::Deref;
+use std::path::Path;
+
+/// Everything a training run needs to know: its flags, of which each that has an effect is [filled](Filled), and what they mean
+/// together. They are what is printed, compared and saved.
+///
+/// `Deserialize` is for what this program wrote itself into a checkpoint: it asks nothing of this machine.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(try_from = "serde_json::Value", into = "saved::SavedConfig")]
+pub struct TrainConfig {
+    flags: TrainArgs,
+    own_model: Option<OwnModel>,
+    /// All ranks, those that only serve, too.
+    world_size: usize,
+}
+
+impl Deref for TrainConfig {
+    type Target = TrainArgs;
+
+    fn deref(&self) -> &TrainArgs {
+        &self.flags
+    }
+}
+
+impl TrainConfig {
+    /// Decides what was left open and refuses what contradicts itself.
+    ///
+    /// # Errors
+    /// A [`ConfigError`] that names the option and the remedy; also if the file of `--config` cannot be read.
+    pub fn resolve(args: &TrainArgs, world_size: usize) -> Result<Self, ConfigError> {
+        Self::resolve_for(None, args, world_size)
+    }
+
+    /// As [`resolve`](Self::resolve), for a program's own model instead of the residual networks.
+    ///
+    /// # Errors
+    /// As [`resolve`](Self::resolve); also for an option that the model does not take.
+    pub fn resolve_for(own: Option<&OwnModel>, args: &TrainArgs, world_size: usize) -> Result<Self, ConfigError> {
+        match &args.config {
+            None => Self::decide(args.clone(), own, world_size),
+            Some(path) => Self::decide(file::merged(&file::read(path)?, args)?, own, world_size),
+        }
+    }
+
+    /// As [`resolve_for`](Self::resolve_for), with the options of an earlier session, as [`to_toml`](Self::to_toml) printed them, in
+    /// place of the file of `--config`; flags win.
+    ///
+    /// # Errors
+    /// As [`resolve_for`](Self::resolve_for).
+    pub fn resolve_over(
+        saved: &str,
+        own: Option<&OwnModel>,
+        args: &TrainArgs,
+        world_size: usize,
+    ) -> Result<Self, ConfigError> {
+        Self::decide(file::merged(&file::parse(saved, "the saved run.toml")?, args)?, own, world_size)
+    }
+
+    /// The configuration that [`to_toml`](Self::to_toml) printed.
+    ///
+    /// # Errors
+    /// As [`resolve`](Self::resolve).
+    pub fn from_toml(text: &str, world_size: usize) -> Result<Self, ConfigError> {
+        Self::decide(file::parse(text, "the TOML text")?, None, world_size)
+    }
+
+    fn decide(args: TrainArgs, own: Option<&OwnModel>, world_size: usize) -> Result<Self, ConfigError> {
+        assert!(world_size > 0, "world_size: expected at least 1, got 0");
+        let mut flags = TrainArgs { config: None, allow_changed_data: false, ..args };
+        resolve::fill(&mut flags, own, world_size)?;
+        resolve::expect_offered(&flags)?;
+        Ok(Self { flags, own_model: own.cloned(), world_size })
+    }
+
+    /// The same, written to `directory`.
+    pub(crate) fn in_directory(mut self, directory: &Path) -> Self {
+        self.flags.run.output_dir = Some(directory.to_owned());
+        self
+    }
+
+    /// The configuration as TOML that `--config` accepts. `--resume` is not part of it.
+    pub fn to_toml(&self) -> String {
+        toml::to_string(&self.flags).expect("options are numbers, text, flags and lists, which TOML has")
+    }
+
+    /// The flags of the residual network, for a program that knows no other.
+    ///
+    /// # Errors
+    /// When the run is one of a program's own model.
+    pub fn resnet(&self) -> Result<&ModelArgs, ConfigError> {
+        match &self.own_model {
+            None => Ok(&self.flags.model),
+            Some(own) => Err(ConfigError::Invalid {
+                option: "--checkpoint",
+                expected: "a run of a residual network such as resnet20".to_owned(),
+                got: format!("one of the model {}, which only the program that trained it can build", own.name),
+            }),
+        }
+    }
+
+    /// Name of the run, such as `resnet20-shapes-seed0`.
+    pub fn run_name(&self) -> String {
+        format!("{}-{}-seed{}", self.model.name(), self.data.dataset.filled(), self.run.seed.filled())
+    }
+
+    /// How many ranks train.
+    pub fn num_workers(&self) -> usize {
+        self.sync.method().num_workers(self.world_size)
+    }
+
+    /// Samples of one rank's forward pass: `global_batch_size = micro_batch_size * grad_accum_steps * num_workers`, exactly, or, with
+    /// virtual shards, times their number.
+    pub fn micro_batch_size(&self) -> usize {
+        self.batch.micro_batch_size(&self.sync.method(), self.num_workers())
+    }
+
+    /// Learning rate after warmup.
+    pub fn peak_learning_rate(&self) -> f64 {
+        self.optimizer.peak_learning_rate(self.batch.global_batch_size.filled())
+    }
+
+    /// How the ranks' gradients or parameters become one.
+    pub fn sync_config(&self) -> SyncConfig {
+        SyncConfig::of(&self.sync, self.compute.device.filled())
+    }
+
+    /// SHA-256 in hexadecimal of what must be equal on all ranks: version, world size, `--resume` and all options but
+    /// the paths, threads and device of the machine.
+    pub fn hash(&self) -> String {
+        let mut digest = Sha256::new();
+        digest.update(format!("{}\n{}\n{}\n", env!("CARGO_PKG_VERSION"), self.num_workers(), self.resume));
+        for (key, value) in shared_settings(&self.flags) {
+            digest.update(format!("{key}={value}\n"));
+        }
+        digest.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+
+    /// What keeps this run from being the continuation of one with the configuration `before`: the options that would
+    /// change the course of the parameters. Another length is a difference only where the schedule would change with it and
+    /// `--schedule-epochs` does not say so.
+    pub fn differences(&self, before: &Self) -> Vec<ConfigDifference> {
+        let (old, new) = (before.settings(), self.settings());
+        let find = |settings: &[(String, String)], key: &str| {
+            settings.iter().find(|(other, _)| other == key).map_or("unset".to_owned(), |(_, value)| value.clone())
+        };
+        let mut keys: Vec<&String> = old.iter().chain(&new).map(|(key, _)| key).collect();
+        keys.sort();
+        keys.dedup();
+        let mut differences: Vec<ConfigDifference> = keys
+            .into_iter()
+            .filter(|key| options::is(key, |option| option.on_resume == OnResume::Fixed))
+            .map(|key| ConfigDifference { key: key.clone(), before: find(&old, key), now: find(&new, key) })
+            .filter(|difference| difference.before != difference.now)
+            .collect();
+        let (planned, was) = (self.schedule.planned_epochs(), before.schedule.planned_epochs());
+        if self.schedule.depends_on_epochs() && self.schedule.schedule_epochs.is_none() && planned != was {
+            let (key, before, now) = ("schedule.epochs".to_owned(), was.to_string(), planned.to_string());
+            differences.push(ConfigDifference { key, before, now });
+        }
+        differences
+    }
+
+    /// All options with effect as (`section.key`, value), sorted.
+    pub fn settings(&self) -> Vec<(String, String)> {
+        settings(&self.flags)
+    }
+}
+
+/// All options that are given as (`section.key`, value), sorted; those that belong to no section as (`--key`, value).
+fn settings(args: &impl Serialize) -> Vec<(String, String)> {
+    let table = toml::Table::try_from(args).expect("options are plain values, which TOML has");
+    let mut settings = Vec::new();
+    for (name, value) in table {
+        match value {
+            toml::Value::Table(keys) => {
+                settings.extend(keys.into_iter().map(|(key, value)| (format!("{name}.{key}"), value.to_string())));
+            }
+            value => settings.push((format!("--{name}"), value.to_string())),
+        }
+    }
+    settings
+}
+
+/// Those that must be equal on all ranks: all but the paths, threads and device of the machine.
+fn shared_settings(args: &impl Serialize) -> Vec<(String, String)> {
+    let is_local = |key: &str| options::is(key, |option| option.scope == Scope::Rank);
+    settings(args).into_iter().filter(|(key, _)| !is_local(key)).collect()
+}
+
+/// One option that two configurations do not agree on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ConfigDifference {
+    /// `section.key` as in the TOML file.
+    pub key: String,
+    /// Value in the earlier configuration.
+    pub before: String,
+    /// Value now.
+    pub now: String,
+}
+
+impl fmt::Display for ConfigDifference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} was {}, is {}", self.key, self.before, self.now)
+    }
+}

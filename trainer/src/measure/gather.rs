@@ -1,0 +1,267 @@
+//! What each rank measured, brought together.
+//!
+//! In: one rank's sums, times and memory. Out: the sums of all ranks, on every rank; what each measured, on root.
+//! Invariant: images/s are global samples over the slowest rank's time; what a rank sends does not grow with its steps.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use distributed::{Communicator, ROOT};
+use serde::{Deserialize, Serialize};
+
+use crate::measure::metrics::{RankSeconds, ScoreSums, Seconds, SlowestRank, StepSketch};
+use crate::measure::timer::Timer;
+
+/// Tag of the messages to root.
+const GATHER_TAG: u16 = 103;
+
+/// The scores of all ranks together, on all ranks.
+///
+/// # Errors
+/// When a collective fails.
+///
+/// # Collective
+/// Must be called by all ranks.
+pub fn total_scores(communicator: &dyn Communicator, own: ScoreSums) -> Result<ScoreSums> {
+    let mut loss = [own.loss_sum];
+    let mut counts = [own.num_samples, own.top1_correct, own.top5_correct];
+    communicator.all_reduce_sum_f64(&mut loss)?;
+    communicator.all_reduce_sum_u64(&mut counts)?;
+    let [num_samples, top1_correct, top5_correct] = counts;
+    Ok(ScoreSums { loss_sum: loss[0], num_samples, top1_correct, top5_correct })
+}
+
+/// Root's bytes, on all ranks; those of the others are not looked at.
+///
+/// # Errors
+/// When the collective fails.
+///
+/// # Collective
+/// Must be called by all ranks.
+pub fn from_root(communicator: &dyn Communicator, bytes: &[u8]) -> Result<Vec<u8>> {
+    let own = if communicator.rank() == ROOT { bytes } else { &[] };
+    Ok(communicator.all_gather(own)?.swap_remove(ROOT))
+}
+
+/// What this rank measured over some steps.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct OwnTimes {
+    /// Its time by phase, over all its steps.
+    pub seconds: Seconds,
+    /// How many steps that is.
+    pub num_steps: u64,
+    /// The time of those steps with everything in it.
+    pub steps_total: Duration,
+    /// Global samples and time of each measured step.
+    pub steps: Vec<(u64, Duration)>,
+}
+
+impl OwnTimes {
+    /// On root the times of all ranks, in rank order; on another rank its own alone.
+    ///
+    /// # Errors
+    /// When a collective fails.
+    ///
+    /// # Collective
+    /// Must be called by all ranks.
+    pub fn gather(self, communicator: &dyn Communicator) -> Result<Vec<RankTimes>> {
+        let own = RankTimes {
+            node: communicator.topology().node.clone(),
+            seconds: self.seconds,
+            num_steps: self.num_steps,
+            steps_total: self.steps_total,
+            steps: StepSketch::of(&self.steps),
+            peak_memory_bytes: crate::measure::process_memory::peak_memory_bytes(),
+        };
+        let bytes = serde_json::to_vec(&own)?;
+        let lengths = communicator.all_gather(&(bytes.len() as u64).to_le_bytes())?;
+        let mut world = vec![own];
+        if communicator.rank() != ROOT {
+            communicator.send(ROOT, GATHER_TAG, &bytes)?;
+            return Ok(world);
+        }
+        for (rank, length) in lengths.iter().enumerate().skip(1) {
+            let length = length.as_slice().try_into().map(u64::from_le_bytes).context("length of the times")?;
+            let mut bytes = vec![0; usize::try_from(length)?];
+            communicator.receive(rank, GATHER_TAG, &mut bytes)?;
+            world.push(serde_json::from_slice(&bytes).with_context(|| format!("times of rank {rank}"))?);
+        }
+        Ok(world)
+    }
+}
+
+/// What one rank measured over some steps, as root learns it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct RankTimes {
+    /// Its machine.
+    pub node: String,
+    /// Its time by phase, over all its steps.
+    pub seconds: Seconds,
+    /// How many steps that is.
+    pub num_steps: u64,
+    /// The time of those steps with everything in it.
+    pub steps_total: Duration,
+    /// Its measured steps.
+    pub steps: StepSketch,
+    /// Largest memory of its process so far.
+    pub peak_memory_bytes: u64,
+}
+
+/// One rank's times in this session, by epoch and altogether.
+#[derive(Debug)]
+pub struct SessionTimes {
+    /// Counts the phases.
+    pub timer: Timer,
+    first_measured_step: u64,
+    warmup: Vec<(u64, Duration)>,
+    epoch: OwnTimes,
+    session: OwnTimes,
+}
+
+impl SessionTimes {
+    /// Times of a session whose steps before `first_measured_step` are warm-up, counted by `timer`.
+    pub fn starting_at(first_measured_step: u64, timer: Timer) -> Self {
+        let (warmup, epoch, session) = Default::default();
+        Self { timer, first_measured_step, warmup, epoch, session }
+    }
+
+    /// Counts a step.
+    pub fn add_step(&mut self, step: u64, global_num_samples: u64, time: Duration) {
+        self.epoch.num_steps += 1;
+        self.epoch.steps_total += time;
+        let steps = if step < self.first_measured_step { &mut self.warmup } else { &mut self.epoch.steps };
+        steps.push((global_num_samples, time));
+    }
+
+    /// The epoch's times; the next epoch starts from zero. An epoch of nothing but warm-up gives its warm-up steps,
+    /// so that a short trial has a speed at all.
+    pub fn take_epoch(&mut self) -> OwnTimes {
+        let mut epoch = std::mem::take(&mut self.epoch);
+        epoch.seconds = self.timer.take_epoch();
+        self.session.seconds += epoch.seconds;
+        self.session.num_steps += epoch.num_steps;
+        self.session.steps_total += epoch.steps_total;
+        self.session.steps.extend(&epoch.steps);
+        let warmup = std::mem::take(&mut self.warmup);
+        if epoch.steps.is_empty() {
+            epoch.steps = warmup;
+        }
+        epoch
+    }
+
+    /// The whole session's times.
+    pub fn take_session(&mut self) -> OwnTimes {
+        self.take_epoch();
+        std::mem::take(&mut self.session)
+    }
+}
+
+/// The rank whose measured steps took longest, the lowest of equals.
+pub fn slowest_rank(world: &[RankTimes]) -> usize {
+    (0..world.len()).rev().max_by_key(|&rank| world[rank].steps.total).unwrap_or(0)
+}
+
+/// Global samples over the slowest rank's time; 0 where no step was measured.
+pub fn images_per_second(world: &[RankTimes]) -> f64 {
+    world[slowest_rank(world)].steps.speed.map_or(0.0, |speed| speed.mean)
+}
+
+/// The largest peak of any rank.
+pub fn peak_memory_bytes(world: &[RankTimes]) -> u64 {
+    world.iter().map(|rank| rank.peak_memory_bytes).max().unwrap_or(0)
+}
+
+/// The rank the others waited for: most own time, communication excluded. `None` for a world of one.
+///
+/// Ranks leave a collective together, so whole step times do not tell who was late; own time does.
+pub fn straggler(world: &[RankTimes]) -> Option<SlowestRank> {
+    if world.len() < 2 {
+        return None;
+    }
+    let own_ms = |times: &RankTimes| {
+        (times.seconds.step_total() - times.seconds.communication) * 1e3 / times.num_steps.max(1) as f64
+    };
+    let rank = (0..world.len()).rev().max_by(|&a, &b| own_ms(&world[a]).total_cmp(&own_ms(&world[b])))?;
+    Some(SlowestRank {
+        rank,
+        node: world[rank].node.clone(),
+        own_milliseconds_per_step: own_ms(&world[rank]),
+        mean_milliseconds_per_step: world.iter().map(own_ms).sum::<f64>() / world.len() as f64,
+    })
+}
+
+/// Where every rank's time went, in rank order.
+pub fn rank_seconds(world: &[RankTimes]) -> Vec<RankSeconds> {
+    let of_rank = |(rank, times): (usize, &RankTimes)| {
+        let Seconds { data, forward, backward, communication, optimizer, .. } = times.seconds;
+        let other = (times.steps_total.as_secs_f64() - times.seconds.step_total()).max(0.0);
+        let (node, num_steps) = (times.node.clone(), times.num_steps);
+        RankSeconds { rank, node, num_steps, data, forward, backward, communication, optimizer, other }
+    };
+    world.iter().enumerate().map(of_rank).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rank(seconds: &[u64], communication: f64, total: f64) -> RankTimes {
+        RankTimes {
+            steps: StepSketch::of(&seconds.iter().map(|&s| (100, Duration::from_secs(s))).collect::<Vec<_>>()),
+            num_steps: seconds.len() as u64,
+            seconds: Seconds { forward: total - communication, communication, ..Seconds::default() },
+            ..RankTimes::default()
+        }
+    }
+
+    #[test]
+    fn root_learns_of_all_ranks_as_little_of_many_steps_as_of_few() {
+        let worlds = distributed::run_ranks(3, |communicator| {
+            let steps = |number: usize| vec![(8, Duration::from_millis(7 + communicator.rank() as u64)); number];
+            let of = |number| OwnTimes { num_steps: number as u64, steps: steps(number), ..OwnTimes::default() };
+            (of(3).gather(&communicator).unwrap(), of(100_000).gather(&communicator).unwrap())
+        });
+        for (rank, (few, many)) in worlds.iter().enumerate() {
+            assert_eq!((few.len(), many.len()), if rank == ROOT { (3, 3) } else { (1, 1) });
+            for (times, number) in few.iter().map(|times| (times, 3)).chain(many.iter().map(|times| (times, 100_000))) {
+                assert_eq!((times.num_steps, times.steps.num_steps), (number, number));
+                assert!(serde_json::to_vec(times).unwrap().len() < 2000, "{times:?}");
+            }
+        }
+        let (_, on_root) = &worlds[ROOT];
+        assert_eq!((slowest_rank(on_root), on_root[2].steps.milliseconds.median), (2, 9.0));
+        assert_eq!(on_root[1].steps.total, worlds[1].1[0].steps.total);
+    }
+
+    #[test]
+    fn speed_is_all_samples_over_the_slowest_ranks_time() {
+        let world = [rank(&[1, 1], 0.0, 2.0), rank(&[2, 3], 0.0, 5.0)];
+        assert_eq!(slowest_rank(&world), 1);
+        assert_eq!(images_per_second(&world), 40.0);
+    }
+
+    #[test]
+    fn the_straggler_is_who_computed_longest_not_who_waited() {
+        let world = [rank(&[5], 4.0, 5.0), rank(&[5], 1.0, 5.0)];
+        let straggler = straggler(&world).unwrap();
+        assert_eq!((straggler.rank, straggler.own_milliseconds_per_step), (1, 4000.0));
+        assert_eq!(straggler.mean_milliseconds_per_step, 2500.0);
+    }
+
+    #[test]
+    fn what_no_phase_counted_of_a_ranks_steps_is_other() {
+        let world = [RankTimes { steps_total: Duration::from_secs(6), ..rank(&[5], 4.0, 5.0) }, rank(&[5], 1.0, 5.0)];
+        let seconds = rank_seconds(&world);
+        assert_eq!((seconds[0].forward, seconds[0].communication, seconds[0].other), (1.0, 4.0, 1.0));
+        assert_eq!((seconds[1].rank, seconds[1].num_steps, seconds[1].other), (1, 1, 0.0));
+    }
+
+    #[test]
+    fn a_world_of_one_has_no_straggler() {
+        assert!(straggler(&world_of_one()).is_none());
+    }
+
+    fn world_of_one() -> Vec<RankTimes> {
+        vec![rank(&[1], 0.0, 1.0)]
+    }
+}

@@ -1,0 +1,12 @@
+//! What a run tells of itself: times, sums, traces, messages.
+//!
+//! Imports point down this list.
+
+pub mod clock_offset;
+pub mod gather;
+pub mod manifest;
+pub mod metrics;
+pub mod process_memory;
+pub mod report;
+pub mod timer;
+pub mod trace;

@@ -1,0 +1,236 @@
+//! The lines of a run as text: fixed columns, every number with its unit.
+//!
+//! In: records. Out: text without line ends. Invariant: pure; nothing is printed here.
+
+use super::format::{bytes, grouped, rate, seconds};
+use crate::config::{Filled, TrainConfig};
+use crate::measure::metrics::{ScoreSums, StepLine};
+use records::{DeviceKernels, EpochRecord, Seconds, SlowestRank, Summary, ThroughputStats};
+use std::collections::BTreeMap;
+
+/// Width of the configuration table, columns.
+const TABLE_WIDTH: usize = 110;
+
+/// `epoch 03 step 001172/003900 | loss 1.2046 | acc 56.3 % | lr 0.0921 | 41.7 ms (data 0.4 …) | 12 270 img/s`.
+/// Steps are numbered as done: the last is `003900/003900`.
+pub(super) fn step(step: &StepLine) -> String {
+    let [loss, accuracy] = running(&step.scores);
+    format!(
+        "epoch {:02} step {:06}/{:06} | loss {loss} | acc {accuracy} % | lr {} | {:6.1} ms ({}) | {:>7} img/s",
+        step.epoch,
+        step.step_in_epoch + 1,
+        step.steps_per_epoch,
+        rate(step.learning_rate),
+        step.duration.as_secs_f64() * 1e3,
+        phases(&step.seconds, 1e3),
+        grouped(images_per_second(step)),
+    )
+}
+
+pub(super) fn bar_message(step: &StepLine) -> String {
+    let [loss, accuracy] = running(&step.scores);
+    format!(
+        "loss {loss} acc {accuracy} % {:.1} ms {} img/s",
+        step.duration.as_secs_f64() * 1e3,
+        grouped(images_per_second(step))
+    )
+}
+
+/// Loss and accuracy in per cent; dashes where no step has counted yet.
+fn running(scores: &ScoreSums) -> [String; 2] {
+    match scores.num_samples {
+        0 => ["     -".to_owned(), "   -".to_owned()],
+        _ => [format!("{:6.4}", scores.loss_mean()), format!("{:4.1}", 100.0 * scores.top1())],
+    }
+}
+
+fn images_per_second(step: &StepLine) -> u64 {
+    (step.global_num_samples as f64 / step.duration.as_secs_f64()).round() as u64
+}
+
+/// The five phases of a step, in seconds times `scale`.
+fn phases(times: &Seconds, scale: f64) -> String {
+    format!(
+        "data {:4.1} fwd {:5.1} bwd {:5.1} comm {:4.1} opt {:4.1}",
+        times.data * scale,
+        times.forward * scale,
+        times.backward * scale,
+        times.communication * scale,
+        times.optimizer * scale,
+    )
+}
+
+pub(super) fn epoch(record: &EpochRecord) -> String {
+    let test = match (record.test_loss, record.test_top1, record.test_top5) {
+        (Some(loss), Some(top1), Some(top5)) => scores(loss, top1, top5),
+        _ => "not measured".to_owned(),
+    };
+    let train = match (record.train_loss, record.train_top1, record.train_top5) {
+        (Some(loss), Some(top1), Some(top5)) => scores(loss, top1, top5),
+        _ => "no step counted".to_owned(),
+    };
+    let mut line = format!(
+        "epoch {:02} done | train {train} | test {test} | {:>7} img/s | {:>7} ({} eval {:4.1} save {:4.1}) | peak {}",
+        record.epoch,
+        grouped(record.images_per_second.round() as u64),
+        seconds(record.seconds_total),
+        phases(&record.seconds, 1.0),
+        record.seconds.evaluation,
+        record.seconds.checkpoint,
+        bytes(record.peak_memory_bytes),
+    );
+    if record.num_ranks > 1 {
+        line.push_str(&format!(
+            " | exposed comm {:4.1} % | sent {} a step",
+            100.0 * record.exposed_communication_share,
+            bytes(record.bytes_sent_per_step)
+        ));
+    }
+    if record.compression_error > 0.0 {
+        line.push_str(&format!(" | compression leaves out {:.2} %", 100.0 * record.compression_error));
+    }
+    if let Some(factor) = record.loss_scale {
+        line.push_str(&format!(" | loss scale {factor}, {} steps left out", grouped(record.overflowed_steps)));
+    }
+    line
+}
+
+fn scores(loss_mean: f64, top1: f64, top5: f64) -> String {
+    format!("loss {loss_mean:6.4} top-1 {:5.2} % top-5 {:5.2} %", 100.0 * top1, 100.0 * top5)
+}
+
+pub(super) fn evaluation(name: &str, sums: &ScoreSums) -> String {
+    format!(
+        "{name} | {} | {} of {} right, {} among five",
+        scores(sums.loss_mean(), sums.top1(), sums.top5()),
+        grouped(sums.top1_correct),
+        grouped(sums.num_samples),
+        grouped(sums.top5_correct),
+    )
+}
+
+pub(super) fn finish(summary: &Summary) -> String {
+    let mut line = format!(
+        "{} | {} epochs, {} steps, {} images in {}",
+        if summary.stopped_early { "stopped" } else { "done" },
+        summary.epochs,
+        grouped(summary.steps),
+        grouped(summary.images),
+        seconds(summary.seconds_total),
+    );
+    if summary.skipped_steps > 0 {
+        line.push_str(&format!(" | {} steps skipped", grouped(summary.skipped_steps)));
+    }
+    if let Some(top1) = summary.final_epoch.as_ref().and_then(|record| record.test_top1) {
+        line.push_str(&format!(" | test top-1 {:5.2} %", 100.0 * top1));
+    }
+    if let (Some(epoch), Some(top1)) = (summary.best_epoch, summary.best_test_top1) {
+        line.push_str(&format!(" | best {:5.2} % after epoch {epoch:02}", 100.0 * top1));
+    }
+    line
+}
+
+pub(super) fn speed(stats: &ThroughputStats, peak_memory_bytes: u64) -> String {
+    format!(
+        "speed | {:.1} +- {:.1} img/s (min {:.1}, max {:.1}, n = {} steps) | median step {:.1} ms | peak {}",
+        stats.mean,
+        stats.sigma,
+        stats.min,
+        stats.max,
+        grouped(stats.num_steps),
+        stats.step_milliseconds_median,
+        bytes(peak_memory_bytes),
+    )
+}
+
+/// A row for each kind of kernel with its share of the step, the largest first, and what is left over.
+pub(super) fn step_parts(
+    seconds: f64,
+    kernels: &BTreeMap<String, f64>,
+    num_steps: usize,
+    faults_per_step: f64,
+) -> Vec<String> {
+    let in_kernels: f64 = kernels.values().sum();
+    let mut parts: Vec<(&str, f64)> = kernels.iter().map(|(name, seconds)| (name.as_str(), *seconds)).collect();
+    parts.sort_by(|a, b| b.1.total_cmp(&a.1));
+    parts.push(("outside our kernels", seconds - in_kernels));
+    let row = |(name, part): (&str, f64)| {
+        format!("  {name:30} {:9.2} ms a step {:5.1} %", 1e3 * part / num_steps as f64, 100.0 * part / seconds)
+    };
+    let mut rows: Vec<String> = parts.into_iter().map(row).collect();
+    rows.push(format!("  {:30} {faults_per_step:9.1} a step", "fresh pages"));
+    rows
+}
+
+/// Kernels that are named; the others are small.
+const NUM_NAMED: usize = 12;
+
+pub(super) fn device_kernels(kernels: &DeviceKernels) -> Vec<String> {
+    let row = |name: &str, seconds: f64, launches: String| {
+        format!("  {:30.30} {:9.3} ms a step {launches}", name, 1e3 * seconds)
+    };
+    let launches = |number: f64| format!("in {number:.1} launches");
+    let total = launches(kernels.launches_per_step);
+    let mut rows = vec![row(&format!("kernels of {} further steps", kernels.steps), kernels.seconds_per_step, total)];
+    rows.push(row("between them", kernels.idle_seconds_per_step, String::new()));
+    let named = kernels.kernels.iter().take(NUM_NAMED);
+    rows.extend(named.map(|kernel| row(&kernel.name, kernel.seconds_per_step, launches(kernel.launches_per_step))));
+    rows
+}
+
+pub(super) fn slowest(slowest: &SlowestRank) -> String {
+    format!(
+        "slowest rank {} on {} | {:.1} ms a step without communication, mean of the ranks {:.1} ms",
+        slowest.rank, slowest.node, slowest.own_milliseconds_per_step, slowest.mean_milliseconds_per_step
+    )
+}
+
+/// How many updates were made with gradients of parameters that so many updates had made stale.
+pub(super) fn staleness(histogram: &[u64]) -> String {
+    let total: u64 = histogram.iter().sum();
+    let sum: u64 = histogram.iter().zip(0..).map(|(count, staleness)| count * staleness).sum();
+    let cells: Vec<String> =
+        histogram.iter().enumerate().map(|(staleness, count)| format!("{staleness}: {count}")).collect();
+    let mean = sum as f64 / total.max(1) as f64;
+    format!("staleness | {} | mean {mean:.2} updates, n = {}", cells.join(" | "), grouped(total))
+}
+
+/// One row a section, wrapped; then what follows from the options, then the facts of the launch.
+pub(super) fn configuration(config: &TrainConfig, facts: &[(&str, String)]) -> Vec<String> {
+    let mut rows: Vec<(String, Vec<String>)> = Vec::new();
+    for (path, value) in config.settings() {
+        let (section, key) = path.split_once('.').unwrap_or(("", &path));
+        let cell = format!("{key} {}", value.trim_matches('"'));
+        match rows.last_mut() {
+            Some((last, cells)) if last == section => cells.push(cell),
+            _ => rows.push((section.to_owned(), vec![cell])),
+        }
+    }
+    let batch = &config.batch;
+    let product = format!(
+        "global batch {} = {} a rank * {} accumulated * {} ranks",
+        batch.global_batch_size.filled(),
+        config.micro_batch_size(),
+        batch.grad_accum_steps(),
+        config.num_workers()
+    );
+    let peak = format!("learning rate after warmup {}", config.peak_learning_rate());
+    rows.push(("hence".to_owned(), vec![product, peak]));
+    rows.extend(facts.iter().map(|(name, value)| ((*name).to_owned(), vec![value.clone()])));
+    let width = rows.iter().map(|(name, _)| name.chars().count()).max().unwrap_or(0);
+    rows.iter().flat_map(|(name, cells)| wrapped(name, width, cells)).collect()
+}
+
+fn wrapped(name: &str, width: usize, cells: &[String]) -> Vec<String> {
+    let mut lines = vec![format!("{name:width$}  ")];
+    for (index, cell) in cells.iter().enumerate() {
+        let last = lines.len() - 1;
+        if index > 0 && lines[last].chars().count() + cell.chars().count() + 3 > TABLE_WIDTH {
+            lines.push(format!("{:width$}  {cell}", ""));
+        } else {
+            lines[last].push_str(if index > 0 { " | " } else { "" });
+            lines[last].push_str(cell);
+        }
+    }
+    lines
+}

@@ -1,0 +1,309 @@
+//! All that a run prints: on the root's console, and the same text in its log file.
+//!
+//! In: records of [`crate::measure::metrics`]. Out: lines on stdout, progress bars and warnings on stderr, `train.log`.
+//! Invariant: only root prints, but for the error that ends the program; a console or log that cannot be written never stops a run.
+
+pub(crate) mod format;
+mod lines;
+mod look;
+
+pub use format::{bytes, grouped, seconds};
+pub use look::ConsoleLook;
+
+use crate::config::{Filled, TrainConfig};
+use crate::measure::metrics::{ScoreSums, StepLine};
+use indicatif::{ProgressBar, ProgressStyle};
+use records::{DeviceKernels, EpochRecord, Summary, ThroughputStats};
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, IsTerminal, Write};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Steps differing by more than this share of the mean speed are worth a warning.
+const UNEVEN_SHARE: f64 = 0.1;
+
+/// Prints for root and is silent on all other ranks.
+pub struct Reporter {
+    output: Option<Mutex<Output>>,
+}
+
+struct Output {
+    console: Box<dyn Write + Send>,
+    warnings: Box<dyn Write + Send>,
+    log: Option<File>,
+    /// A bar moves on stderr instead of step lines on stdout.
+    has_bars: bool,
+    /// Step lines go to stdout too: it is no terminal, so no bar is seen there.
+    has_step_lines: bool,
+    bar: Option<ProgressBar>,
+    log_every_steps: u64,
+    /// Tenths of a download that were told.
+    told_tenths: u64,
+}
+
+impl Reporter {
+    /// A reporter for stdout and stderr that speaks if `is_root`, into `log` too.
+    pub fn new(is_root: bool, log: Option<File>) -> Self {
+        let has_bars = io::stderr().is_terminal();
+        let has_step_lines = !(has_bars && io::stdout().is_terminal());
+        let output =
+            Output { has_bars, has_step_lines, ..Output::plain(Box::new(io::stdout()), Box::new(io::stderr()), log) };
+        Self { output: is_root.then(|| Mutex::new(output)) }
+    }
+
+    #[cfg(test)]
+    fn with_console(console: Box<dyn Write + Send>, warnings: Box<dyn Write + Send>) -> Self {
+        Self { output: Some(Mutex::new(Output::plain(console, warnings, None))) }
+    }
+
+    /// From now on the text goes into `log` too.
+    pub fn log_to(&self, log: File) {
+        if let Some(mut output) = self.lock() {
+            output.log = Some(log);
+        }
+    }
+
+    /// Prints a line.
+    pub fn note(&self, text: &str) {
+        if let Some(mut output) = self.lock() {
+            output.line(text);
+        }
+    }
+
+    /// Prints a line that starts with `warning:`, on stderr.
+    pub fn warn(&self, text: &str) {
+        if let Some(mut output) = self.lock() {
+            output.warn(text);
+        }
+    }
+
+    /// Prints the resolved configuration as one aligned table, followed by `facts` of the launch as (name, value).
+    /// From then on the steps have their lines at the run's cadence.
+    pub fn configuration(&self, config: &TrainConfig, facts: &[(&str, String)]) {
+        if let Some(mut output) = self.lock() {
+            output.log_every_steps = config.run.log_every_steps.filled();
+            for line in lines::configuration(config, facts) {
+                output.line(&line);
+            }
+        }
+    }
+
+    /// Shows a step: moves the bar, and prints a line at the cadence of the run and for the epoch's last step.
+    pub fn step(&self, step: &StepLine) {
+        let Some(mut output) = self.lock() else { return };
+        let done = step.step_in_epoch + 1;
+        if output.has_bars {
+            let bar = output.bar.get_or_insert_with(|| step_bar(step)).clone();
+            bar.set_position(done);
+            bar.set_message(lines::bar_message(step));
+        }
+        if done.is_multiple_of(output.log_every_steps) || done == step.steps_per_epoch {
+            let line = lines::step(step);
+            if output.has_step_lines {
+                output.line(&line);
+            } else {
+                output.log_line(&line);
+            }
+        }
+    }
+
+    /// Prints the line of an epoch and takes its bar away.
+    pub fn epoch(&self, record: &EpochRecord) {
+        if let Some(mut output) = self.lock() {
+            output.clear_bar();
+            output.line(&lines::epoch(record));
+        }
+    }
+
+    /// Shows a download: a bar, or a line at every tenth.
+    ///
+    /// # Units
+    /// `done` and `total` in bytes.
+    pub fn download(&self, name: &str, done: u64, total: Option<u64>) {
+        let Some(mut output) = self.lock() else { return };
+        let is_complete = total == Some(done);
+        if output.has_bars {
+            let bar = output.bar.get_or_insert_with(|| download_bar(name, total)).clone();
+            bar.set_position(done);
+            if is_complete {
+                output.clear_bar();
+            }
+        }
+        let tenths = total.map_or(0, |total| done.saturating_mul(10) / total.max(1));
+        if !output.has_bars && tenths > output.told_tenths {
+            let whole = total.map_or(String::new(), |total| format!(" of {}", bytes(total)));
+            output.line(&format!("{name}: {}{whole}", bytes(done)));
+        }
+        output.told_tenths = if is_complete { 0 } else { tenths };
+    }
+
+    /// Prints the scores of an evaluation.
+    pub fn evaluation(&self, name: &str, sums: &ScoreSums) {
+        self.note(&lines::evaluation(name, sums));
+    }
+
+    /// Prints a measured speed, with a warning if the steps vary.
+    pub fn speed(&self, stats: &ThroughputStats, peak_memory_bytes: u64) {
+        self.note(&lines::speed(stats, peak_memory_bytes));
+        if stats.sigma > UNEVEN_SHARE * stats.mean {
+            self.warn(&format!(
+                "step speeds vary by {:.0} %: other programs may share the processors; leave cores free, pin the ranks \
+                 (mpirun --bind-to core) or lower --threads",
+                100.0 * stats.sigma / stats.mean
+            ));
+        }
+    }
+
+    /// Prints where the time of root's measured steps went.
+    pub fn step_parts(&self, seconds: f64, kernels: &BTreeMap<String, f64>, num_steps: usize, faults_per_step: f64) {
+        for line in lines::step_parts(seconds, kernels, num_steps, faults_per_step) {
+            self.note(&line);
+        }
+    }
+
+    /// Prints what a GPU ran.
+    pub fn device_kernels(&self, kernels: &DeviceKernels) {
+        for line in lines::device_kernels(kernels) {
+            self.note(&line);
+        }
+    }
+
+    /// Prints the end of a run, with warnings for uneven steps and ranks.
+    pub fn finish(&self, summary: &Summary) {
+        if let Some(mut output) = self.lock() {
+            output.clear_bar();
+        }
+        self.note(&lines::finish(summary));
+        if let Some(stats) = &summary.images_per_second {
+            self.speed(stats, summary.peak_memory_bytes);
+        }
+        if let Some(histogram) = &summary.staleness {
+            self.note(&lines::staleness(histogram));
+        }
+        if let Some(slowest) = &summary.slowest_rank {
+            self.note(&lines::slowest(slowest));
+            let excess = slowest.own_milliseconds_per_step / slowest.mean_milliseconds_per_step - 1.0;
+            if excess > UNEVEN_SHARE {
+                self.warn(&format!(
+                    "rank {} on {} needs {:.0} % more time a step than the mean, and all ranks wait for it: look for \
+                     other load on that machine and at how its ranks are bound to cores",
+                    slowest.rank,
+                    slowest.node,
+                    100.0 * excess
+                ));
+            }
+        }
+        self.note(&format!("parameters sha256 {}", summary.parameter_hash));
+    }
+
+    /// Prints `value` as one line of JSON on stdout, and not in the log.
+    pub fn json(&self, value: &impl Serialize) {
+        if let Some(mut output) = self.lock() {
+            output.clear_bar();
+            let line = serde_json::to_string(value).expect("records have text keys, which JSON needs");
+            output.console_line(&line);
+        }
+    }
+
+    fn lock(&self) -> Option<MutexGuard<'_, Output>> {
+        // Lines are whole even if a thread panicked between two of them.
+        self.output.as_ref().map(|output| output.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+impl Output {
+    fn plain(console: Box<dyn Write + Send>, warnings: Box<dyn Write + Send>, log: Option<File>) -> Self {
+        Self {
+            console,
+            warnings,
+            log,
+            has_bars: false,
+            has_step_lines: true,
+            bar: None,
+            log_every_steps: 50,
+            told_tenths: 0,
+        }
+    }
+
+    fn line(&mut self, text: &str) {
+        self.console_line(text);
+        self.log_line(text);
+    }
+
+    // Errors of these writes are dropped: a closed pipe or a full disk is no reason to lose hours of training, and
+    // what matters is written elsewhere with its errors checked.
+
+    fn console_line(&mut self, text: &str) {
+        let console = &mut self.console;
+        let mut write = || {
+            let _ = writeln!(console, "{text}").and_then(|()| console.flush());
+        };
+        match &self.bar {
+            Some(bar) => bar.suspend(write),
+            None => write(),
+        }
+    }
+
+    fn warn(&mut self, text: &str) {
+        let line = format!("warning: {text}");
+        let warnings = &mut self.warnings;
+        let mut write = || {
+            let _ = writeln!(warnings, "{line}").and_then(|()| warnings.flush());
+        };
+        match &self.bar {
+            Some(bar) => bar.suspend(write),
+            None => write(),
+        }
+        self.log_line(&line);
+    }
+
+    fn log_line(&mut self, text: &str) {
+        if let Some(log) = &mut self.log {
+            let _ = log.write_all(format!("{text}\n").as_bytes());
+        }
+    }
+
+    fn clear_bar(&mut self) {
+        if let Some(bar) = self.bar.take() {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+/// Prints why this rank ends the job, on stderr, in one piece.
+pub fn alarm(message: &str) {
+    let _ = writeln!(io::stderr().lock(), "{}", message.trim_end());
+}
+
+/// Says on stderr what ended the program, whoever says it: root may be the one that is gone.
+#[expect(clippy::print_stderr, reason = "the last words of a program whose reporter may be gone")]
+pub fn failure(rank: Option<usize>, error: &anyhow::Error) {
+    match rank {
+        Some(rank) => eprintln!("error (rank {rank}): {error:#}"),
+        None => eprintln!("error: {error:#}"),
+    }
+}
+
+impl std::fmt::Debug for Reporter {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.debug_struct("Reporter").field("speaks", &self.output.is_some()).finish()
+    }
+}
+
+fn step_bar(step: &StepLine) -> ProgressBar {
+    let bar = ProgressBar::new(step.steps_per_epoch).with_prefix(format!("epoch {:02}", step.epoch));
+    bar.with_style(style("{prefix} {wide_bar} {pos}/{len} {msg} {eta} left"))
+}
+
+fn download_bar(name: &str, total: Option<u64>) -> ProgressBar {
+    let bar = total.map_or_else(ProgressBar::no_length, ProgressBar::new).with_prefix(name.to_owned());
+    bar.with_style(style("{prefix} {wide_bar} {bytes}/{total_bytes} {bytes_per_sec} {eta} left"))
+}
+
+fn style(template: &str) -> ProgressStyle {
+    ProgressStyle::with_template(template).expect("the templates in this file are valid")
+}
+
+#[cfg(test)]
+mod tests;

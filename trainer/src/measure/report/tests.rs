@@ -1,0 +1,188 @@
+//! What a run's console and log look like.
+
+use super::*;
+use crate::config::cli::TrainArgs;
+use crate::measure::metrics::tests::record;
+use crate::measure::metrics::throughput;
+use records::{Seconds, SlowestRank};
+use std::fs;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A console that can be read back.
+#[derive(Clone, Default)]
+struct Console(Arc<Mutex<Vec<u8>>>);
+
+impl Console {
+    fn text(&self) -> String {
+        String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
+    }
+}
+
+impl Write for Console {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().unwrap().write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+fn reporter() -> (Reporter, Console, Console) {
+    let (console, warnings) = (Console::default(), Console::default());
+    let reporter = Reporter::with_console(Box::new(console.clone()), Box::new(warnings.clone()));
+    (reporter, console, warnings)
+}
+
+fn step_line(step_in_epoch: u64) -> StepLine {
+    StepLine {
+        epoch: 3,
+        step_in_epoch,
+        steps_per_epoch: 3900,
+        scores: ScoreSums { loss_sum: 1204.6, num_samples: 1000, top1_correct: 563, top5_correct: 900 },
+        learning_rate: 0.0921,
+        duration: Duration::from_micros(41_700),
+        seconds: Seconds {
+            data: 0.0004,
+            forward: 0.0131,
+            backward: 0.022,
+            communication: 0.0039,
+            optimizer: 0.0023,
+            ..Seconds::default()
+        },
+        global_num_samples: 512,
+    }
+}
+
+fn summary(own_milliseconds_per_step: f64) -> Summary {
+    Summary {
+        skipped_steps: 0,
+        epochs: 5,
+        steps: 785,
+        images: 50_000,
+        final_epoch: Some(record(4, Some(9))),
+        best_epoch: Some(3),
+        best_test_top1: Some(1.0),
+        parameter_hash: "ab12".to_owned(),
+        seconds_total: 83.1,
+        images_per_second: throughput(&[(64, Duration::from_millis(100)); 4]),
+        slowest_rank: Some(SlowestRank {
+            rank: 2,
+            node: "n3".to_owned(),
+            own_milliseconds_per_step,
+            mean_milliseconds_per_step: 40.0,
+        }),
+        rank_seconds: Vec::new(),
+        peak_memory_bytes: 412 << 20,
+        staleness: None,
+        stopped_early: false,
+    }
+}
+
+#[test]
+fn a_step_line_has_fixed_columns_with_units() {
+    assert_eq!(
+        lines::step(&step_line(1171)),
+        "epoch 03 step 001172/003900 | loss 1.2046 | acc 56.3 % | lr 0.0921 |   41.7 ms \
+         (data  0.4 fwd  13.1 bwd  22.0 comm  3.9 opt  2.3) |  12 278 img/s"
+    );
+    let nothing = StepLine { scores: ScoreSums::default(), ..step_line(0) };
+    assert!(lines::step(&nothing).contains("| loss      - | acc    - % |"), "{}", lines::step(&nothing));
+    let mut slow = step_line(3899);
+    slow.learning_rate = 1e-5;
+    slow.duration = Duration::from_millis(1234);
+    assert_eq!(lines::step(&slow).find("img/s"), lines::step(&step_line(0)).find("img/s"));
+}
+
+#[test]
+fn an_epoch_line_tells_train_test_speed_phases_and_memory() {
+    assert_eq!(
+        lines::epoch(&record(3, Some(7))),
+        "epoch 03 done | train loss 0.5000 top-1 60.00 % top-5 90.00 % | test loss 0.5000 top-1 70.00 % top-5 90.00 % \
+         |       5 img/s |   3.0 s (data  0.0 fwd   0.5 bwd   1.0 comm  0.0 opt  0.0 eval  0.0 save  0.0) | peak 200 MiB"
+    );
+    assert!(lines::epoch(&record(3, None)).contains("test not measured"));
+}
+
+#[test]
+fn steps_are_printed_at_the_cadence_and_at_the_epochs_end() {
+    let (reporter, console, _) = reporter();
+    let mut args = TrainArgs::default();
+    args.run.log_every_steps = Some(1000);
+    reporter.configuration(&TrainConfig::resolve(&args, 1).unwrap(), &[]);
+    (0..3900).for_each(|step| reporter.step(&step_line(step)));
+    let lines = console.text();
+    let shown: Vec<String> =
+        lines.lines().filter(|line| line.contains(" step ")).map(|line| line[14..20].to_owned()).collect();
+    assert_eq!(shown, ["001000", "002000", "003000", "003900"]);
+}
+
+#[test]
+fn the_log_has_the_text_of_the_console_and_the_warnings_but_no_json() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("train.log");
+    let (reporter, console, warnings) = reporter();
+    reporter.log_to(File::create(&path).unwrap());
+    reporter.note("hello");
+    reporter.warn("slow disk");
+    reporter.json(&serde_json::json!({ "loss": 0.5 }));
+    assert_eq!(fs::read_to_string(&path).unwrap(), "hello\nwarning: slow disk\n");
+    assert_eq!(console.text(), "hello\n{\"loss\":0.5}\n");
+    assert_eq!(warnings.text(), "warning: slow disk\n");
+}
+
+#[test]
+fn other_ranks_print_nothing() {
+    let reporter = Reporter::new(false, None);
+    assert!(reporter.output.is_none());
+    reporter.note("not seen");
+}
+
+#[test]
+fn the_configuration_is_a_table_that_holds_every_option() {
+    let config = TrainConfig::resolve(&TrainArgs::default(), 4).unwrap();
+    let table = lines::configuration(&config, &[("ranks", "4 on 2 nodes".to_owned())]);
+    let text = table.join("\n");
+    for (path, value) in config.settings() {
+        let (_, key) = path.split_once('.').unwrap();
+        assert!(text.contains(&format!("{key} {}", value.trim_matches('"'))), "{path} is not in\n{text}");
+    }
+    assert!(text.contains("global batch 64 = 16 a rank * 1 accumulated * 4 ranks"), "{text}");
+    assert!(text.contains("ranks        4 on 2 nodes"), "{text}");
+    assert!(table.iter().all(|line| line.chars().count() <= 110), "{text}");
+}
+
+#[test]
+fn the_end_warns_of_a_slow_rank_and_only_then() {
+    let (reporter, console, warnings) = reporter();
+    reporter.finish(&summary(41.0));
+    assert_eq!(warnings.text(), "");
+    let text = console.text();
+    assert!(
+        text.contains(
+            "done | 5 epochs, 785 steps, 50 000 images in 83.1 s | test top-1 90.00 % | best 100.00 % after epoch 03"
+        ),
+        "{text}"
+    );
+    assert!(
+        text.contains("640.0 +- 0.0 img/s (min 640.0, max 640.0, n = 4 steps) | median step 100.0 ms | peak 412 MiB"),
+        "{text}"
+    );
+    assert!(text.ends_with("parameters sha256 ab12\n"), "{text}");
+    reporter.finish(&summary(60.0));
+    assert!(warnings.text().contains("rank 2 on n3 needs 50 % more time"), "{}", warnings.text());
+}
+
+#[test]
+fn a_download_is_told_in_tenths() {
+    let (reporter, console, _) = reporter();
+    (0..=1000).for_each(|done| reporter.download("cifar-10", done << 20, Some(1000 << 20)));
+    assert_eq!(console.text().lines().count(), 10);
+    assert!(console.text().starts_with("cifar-10: 100 MiB of 1000 MiB\n"), "{}", console.text());
+}
+
+#[test]
+fn staleness_is_told_as_a_histogram_with_its_mean() {
+    assert_eq!(lines::staleness(&[3, 0, 1]), "staleness | 0: 3 | 1: 0 | 2: 1 | mean 0.50 updates, n = 4");
+}

@@ -1,0 +1,222 @@
+//! The only clock of a training run: what a rank is at, for its metrics, its trace and the other ranks' watchdog.
+//!
+//! In: phases, entered and left. Out: [`Seconds`] of a step and of an epoch, stretches for the trace, this rank's status.
+//! Invariant: a moment counts in one phase only, the innermost that was entered; a rank counts its own time.
+
+use std::cell::RefCell;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use distributed::{Phase, RankStatus};
+
+use crate::measure::metrics::Seconds;
+
+/// Most stretches kept: 40 MiB.
+const MAX_SPANS: usize = 1 << 20;
+
+/// Adds up time by phase, for the current step and for the current epoch; keeps what happened when, if asked to; and tells the
+/// watchdog what this rank is at.
+#[derive(Debug, Default)]
+pub struct Timer {
+    status: Arc<RankStatus>,
+    counted: RefCell<Counted>,
+}
+
+#[derive(Debug, Default)]
+struct Counted {
+    step: Seconds,
+    epoch: Seconds,
+    spans: Option<Vec<Span>>,
+    /// The phases entered and not left, the innermost last, and since when that has counted.
+    entered: Vec<(Phase, Instant)>,
+}
+
+/// One stretch of time on one rank.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Span {
+    /// What it was.
+    pub what: Activity,
+    /// When it began.
+    pub start: Instant,
+    /// How long it took.
+    pub duration: Duration,
+}
+
+/// What a rank, or its communication thread, was at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Activity {
+    /// A phase of the run.
+    Phase(Phase),
+    /// The reduction of this bucket.
+    Bucket(usize),
+}
+
+/// A phase that lasts until this is dropped.
+#[must_use = "a phase ends when its guard is dropped"]
+#[derive(Debug)]
+pub struct PhaseGuard<'a>(&'a Timer);
+
+impl Timer {
+    /// A timer at zero that tells `status`.
+    pub fn new(status: Arc<RankStatus>) -> Self {
+        Self { status, ..Self::default() }
+    }
+
+    /// The same, which keeps every stretch of time if `keeps_spans`.
+    #[must_use]
+    pub fn keeping_spans(self, keeps_spans: bool) -> Self {
+        self.counted.borrow_mut().spans = keeps_spans.then(Vec::new);
+        self
+    }
+
+    /// Tells which step begins.
+    pub fn begin_step(&self, epoch: u64, step: u64) {
+        self.status.at(epoch, step);
+    }
+
+    /// Begins a phase; one that is entered already stands still meanwhile. A device that computes behind the caller's back must be
+    /// waited for in a phase, else its time counts in a later one.
+    pub fn enter(&self, phase: Phase) -> PhaseGuard<'_> {
+        let now = Instant::now();
+        let mut counted = self.counted.borrow_mut();
+        counted.count_until(now);
+        counted.entered.push((phase, now));
+        self.status.enter(phase);
+        PhaseGuard(self)
+    }
+
+    fn leave(&self) {
+        let now = Instant::now();
+        let mut counted = self.counted.borrow_mut();
+        counted.count_until(now);
+        counted.entered.pop();
+        if let Some((outer, since)) = counted.entered.last_mut() {
+            *since = now;
+            self.status.enter(*outer);
+        }
+    }
+
+    /// Counts a bucket's reduction, which went on beside the phases.
+    pub fn add_bucket(&self, bucket: usize, start: Instant, end: Instant) {
+        let counted = &mut *self.counted.borrow_mut();
+        for seconds in [&mut counted.step, &mut counted.epoch] {
+            seconds.reduction += (end - start).as_secs_f64();
+        }
+        counted.keep(Activity::Bucket(bucket), start, end);
+    }
+
+    /// The stretches kept since the last call.
+    pub fn take_spans(&self) -> Vec<Span> {
+        self.counted.borrow_mut().spans.as_mut().map(std::mem::take).unwrap_or_default()
+    }
+
+    /// The time since the last step was taken; the next step starts from zero.
+    pub fn take_step(&self) -> Seconds {
+        std::mem::take(&mut self.counted.borrow_mut().step)
+    }
+
+    /// The time since the last epoch was taken; the next epoch, and step, start from zero.
+    pub fn take_epoch(&self) -> Seconds {
+        self.take_step();
+        std::mem::take(&mut self.counted.borrow_mut().epoch)
+    }
+}
+
+impl Drop for PhaseGuard<'_> {
+    fn drop(&mut self) {
+        self.0.leave();
+    }
+}
+
+impl Counted {
+    /// Counts the innermost phase.
+    fn count_until(&mut self, now: Instant) {
+        let Some(&(phase, since)) = self.entered.last() else { return };
+        for seconds in [&mut self.step, &mut self.epoch] {
+            if let Some(seconds) = seconds_of(seconds, phase) {
+                *seconds += (now - since).as_secs_f64();
+            }
+        }
+        self.keep(Activity::Phase(phase), since, now);
+    }
+
+    fn keep(&mut self, what: Activity, start: Instant, end: Instant) {
+        if let Some(spans) = self.spans.as_mut().filter(|spans| spans.len() < MAX_SPANS) {
+            spans.push(Span { what, start, duration: end - start });
+        }
+    }
+}
+
+/// Where a phase is added up, if it is.
+fn seconds_of(seconds: &mut Seconds, phase: Phase) -> Option<&mut f64> {
+    match phase {
+        Phase::Data => Some(&mut seconds.data),
+        Phase::Forward => Some(&mut seconds.forward),
+        Phase::Backward => Some(&mut seconds.backward),
+        Phase::Waiting => Some(&mut seconds.communication),
+        Phase::Optimizer => Some(&mut seconds.optimizer),
+        Phase::Evaluation => Some(&mut seconds.evaluation),
+        Phase::Checkpoint => Some(&mut seconds.checkpoint),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread::sleep;
+
+    use super::*;
+
+    /// In `phase` for `milliseconds` at least.
+    fn spend(timer: &Timer, phase: Phase, milliseconds: u64) {
+        let _phase = timer.enter(phase);
+        sleep(Duration::from_millis(milliseconds));
+    }
+
+    #[test]
+    fn time_counts_in_the_step_and_in_the_epoch() {
+        let timer = Timer::default();
+        spend(&timer, Phase::Forward, 2);
+        let first = timer.take_step().forward;
+        spend(&timer, Phase::Forward, 2);
+        spend(&timer, Phase::Evaluation, 2);
+        let second = timer.take_step();
+        assert!(first >= 2e-3 && second.forward >= 2e-3 && second.evaluation >= 2e-3, "{first} {second:?}");
+        let epoch = timer.take_epoch();
+        assert_eq!((epoch.forward, epoch.evaluation), (first + second.forward, second.evaluation));
+        assert_eq!(epoch.step_total(), epoch.forward);
+        assert_eq!(timer.take_epoch(), Seconds::default());
+        assert!(timer.take_spans().is_empty());
+    }
+
+    #[test]
+    fn every_moment_counts_in_the_innermost_phase_alone_and_the_watchdog_is_told_of_it() {
+        let status = Arc::new(RankStatus::new());
+        let timer = Timer::new(Arc::clone(&status)).keeping_spans(true);
+        timer.begin_step(3, 70);
+        let outer = timer.enter(Phase::Waiting);
+        spend(&timer, Phase::Optimizer, 1);
+        assert_eq!(status.report().phase, Phase::Waiting, "the outer phase goes on");
+        drop(outer);
+        let report = status.report();
+        assert_eq!((report.epoch, report.step, report.phase), (3, 70, Phase::Waiting), "until another is entered");
+        let spans = timer.take_spans();
+        let what = [Phase::Waiting, Phase::Optimizer, Phase::Waiting].map(Activity::Phase);
+        assert_eq!(spans.iter().map(|span| span.what).collect::<Vec<_>>(), what);
+        assert!(spans.windows(2).all(|pair| pair[0].start + pair[0].duration == pair[1].start), "{spans:?}");
+        let (step, seconds) = (timer.take_step(), |index: usize| spans[index].duration.as_secs_f64());
+        assert_eq!((step.communication, step.optimizer), (seconds(0) + seconds(2), seconds(1)));
+    }
+
+    #[test]
+    fn the_reduction_of_a_bucket_is_no_part_of_the_step() {
+        let timer = Timer::default().keeping_spans(true);
+        let start = Instant::now();
+        timer.add_bucket(3, start, start + Duration::from_millis(20));
+        let bucket = Span { what: Activity::Bucket(3), start, duration: Duration::from_millis(20) };
+        assert_eq!(timer.take_spans(), [bucket]);
+        let step = timer.take_step();
+        assert_eq!((step.reduction, step.step_total()), (0.02, 0.0));
+        assert!(timer.take_spans().is_empty());
+    }
+}

@@ -1,0 +1,246 @@
+//! A trace of all ranks in one file, for chrome://tracing or Perfetto.
+//!
+//! In: every rank's stretches of time. Out: Chrome's trace events, a process a rank, on root's clock.
+//! Invariant: the file is whole or not there; times of different ranks are comparable to about half a message's round trip.
+//! Source: "Trace Event Format" of the Chromium project.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use distributed::{Communicator, Phase, ROOT};
+use records::{EventNames, TraceEvent};
+use serde::{Deserialize, Serialize};
+
+use crate::measure::clock_offset::ClockOffset;
+use crate::measure::timer::{Activity, Span};
+use crate::run::output::{check_writable, write_atomically};
+
+/// This rank's clock beside root's, and where the trace goes.
+#[derive(Clone, Debug)]
+pub struct TraceClock {
+    path: PathBuf,
+    origin: Instant,
+    /// Root's time at this rank's origin, seconds; negative if root's clock began later.
+    offset_s: f64,
+}
+
+impl TraceClock {
+    /// Compares clocks by messages to root and back, for a trace at `path`; nothing without a path.
+    ///
+    /// # Errors
+    /// When a message fails.
+    ///
+    /// # Collective
+    /// Must be called by all ranks.
+    pub fn start(path: Option<&Path>, communicator: &dyn Communicator) -> Result<Option<Self>> {
+        path.map(|path| Self::compare(path.to_owned(), communicator)).transpose()
+    }
+
+    fn compare(path: PathBuf, communicator: &dyn Communicator) -> Result<Self> {
+        communicator.barrier()?;
+        let origin = Instant::now();
+        let ClockOffset { offset_s, .. } = ClockOffset::measure(communicator, || origin.elapsed().as_secs_f64())?;
+        Ok(Self { path, origin, offset_s })
+    }
+
+    fn microseconds(&self, moment: Instant) -> f64 {
+        let own = match moment.checked_duration_since(self.origin) {
+            Some(later) => later.as_secs_f64(),
+            None => -self.origin.duration_since(moment).as_secs_f64(),
+        };
+        (own + self.offset_s) * 1e6
+    }
+
+    /// Brings all ranks' stretches together in a file, which root writes.
+    ///
+    /// # Errors
+    /// When a collective fails, or root cannot write.
+    ///
+    /// # Collective
+    /// Must be called by all ranks.
+    pub fn write(&self, spans: &[Span], communicator: &dyn Communicator) -> Result<()> {
+        let rank = communicator.rank();
+        let name = format!("rank {rank} on {}", communicator.topology().node);
+        let names = [
+            name_event("process_name", rank, 0, name),
+            name_event("thread_name", rank, 0, "training".to_owned()),
+            name_event("thread_name", rank, 1, "communication".to_owned()),
+        ];
+        let mut own = String::new();
+        for event in names.into_iter().chain(spans.iter().map(|span| self.event(span, rank))) {
+            own.push_str(&serde_json::to_string(&event)?);
+            own.push_str(",\n");
+        }
+        let all = communicator.all_gather(own.as_bytes())?;
+        if communicator.rank() != ROOT {
+            return Ok(());
+        }
+        let mut text = b"[\n".to_vec();
+        all.iter().for_each(|events| text.extend_from_slice(events));
+        // The format has no trailing comma.
+        text.extend_from_slice(b"{\"name\":\"end\",\"ph\":\"M\",\"pid\":0,\"tid\":0}\n]\n");
+        make_folder(&self.path).and_then(|()| write_atomically(&self.path, &text)).context("trace")
+    }
+
+    /// Where the trace will be.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    fn event(&self, span: &Span, rank: usize) -> TraceEvent {
+        let (name, tid) = match span.what {
+            Activity::Phase(phase) => (phase_name(phase), 0),
+            Activity::Bucket(bucket) => (format!("bucket {bucket}"), 1),
+        };
+        let microseconds = |duration: Duration| duration.as_secs_f64() * 1e6;
+        TraceEvent {
+            name,
+            ph: "X".to_owned(),
+            ts: Some(self.microseconds(span.start)),
+            dur: Some(microseconds(span.duration)),
+            pid: rank as u64,
+            tid: Some(tid),
+            args: None,
+        }
+    }
+}
+
+/// Tries on root whether a trace can be written, before a run that would end with it. Nothing is left behind.
+///
+/// # Errors
+/// When it cannot, the same on all ranks; when some ranks want a trace and others do not.
+///
+/// # Collective
+/// Must be called by all ranks, also by those that want none.
+pub fn check(path: Option<&Path>, communicator: &dyn Communicator) -> Result<()> {
+    let attempt = |path: &Path| -> Result<()> {
+        let is_missing = |folder: &&Path| !folder.as_os_str().is_empty() && !folder.exists();
+        let missing: Vec<&Path> = path.ancestors().skip(1).take_while(is_missing).collect();
+        make_folder(path)?;
+        let outcome = check_writable(path);
+        for folder in missing {
+            // Another run may have put something there.
+            let _ = fs::remove_dir(folder);
+        }
+        outcome
+    };
+    let own = match path {
+        None => Wish { is_wanted: false, failure: None },
+        Some(path) if communicator.rank() == ROOT => {
+            let failure = attempt(path).err().map(|error| format!("{error:#}"));
+            Wish { is_wanted: true, failure }
+        }
+        Some(_) => Wish { is_wanted: true, failure: None },
+    };
+    let all = communicator.all_gather(&serde_json::to_vec(&own)?)?;
+    let root: Wish = serde_json::from_slice(&all[ROOT]).context("trace: root's wish")?;
+    if let Some(failure) = root.failure {
+        bail!("trace: {failure}; give another --trace");
+    }
+    for (rank, bytes) in all.iter().enumerate() {
+        let wish: Wish = serde_json::from_slice(bytes).with_context(|| format!("trace: wish of rank {rank}"))?;
+        let words = |wish: &Wish| if wish.is_wanted { "one" } else { "none" };
+        ensure!(
+            wish.is_wanted == root.is_wanted,
+            "trace: expected {} on rank {rank}, as on root, got {}; start all ranks with the same flags",
+            words(&root),
+            words(&wish)
+        );
+    }
+    Ok(())
+}
+
+fn make_folder(path: &Path) -> Result<()> {
+    let Some(folder) = path.parent() else { return Ok(()) };
+    fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))
+}
+
+/// What a rank says of the trace before a run.
+#[derive(Serialize, Deserialize)]
+struct Wish {
+    is_wanted: bool,
+    failure: Option<String>,
+}
+
+fn name_event(kind: &str, rank: usize, thread: u64, name: String) -> TraceEvent {
+    TraceEvent {
+        name: kind.to_owned(),
+        ph: "M".to_owned(),
+        pid: rank as u64,
+        tid: Some(thread),
+        args: Some(EventNames { name: Some(name) }),
+        ..TraceEvent::default()
+    }
+}
+
+/// What a rank is at, in a reader's words.
+fn phase_name(phase: Phase) -> String {
+    match phase {
+        Phase::Data => "input".to_owned(),
+        Phase::Waiting => "exposed communication".to_owned(),
+        phase => phase.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use distributed::run_ranks;
+
+    #[test]
+    fn a_trace_that_cannot_be_written_is_refused_before_the_run_on_all_ranks_alike() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("file");
+        fs::write(&file, "").unwrap();
+        for path in [file.join("trace.json"), folder.path().to_owned(), folder.path().join("..")] {
+            let errors = run_ranks(2, |communicator| format!("{:#}", check(Some(&path), &communicator).unwrap_err()));
+            assert!(
+                errors[0].starts_with("trace: cannot ") && errors[0].ends_with("; give another --trace"),
+                "{errors:?}"
+            );
+            assert_eq!(errors[0], errors[1]);
+        }
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "a trial was left");
+    }
+
+    #[test]
+    fn a_trace_that_only_some_ranks_want_is_refused_on_all() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("trace.json");
+        let errors = run_ranks(3, |communicator| {
+            check((communicator.rank() != 2).then_some(path.as_path()), &communicator).unwrap_err().to_string()
+        });
+        assert!(
+            errors.iter().all(|error| error.contains("expected one on rank 2, as on root, got none")),
+            "{errors:?}"
+        );
+    }
+
+    #[test]
+    fn a_trace_of_three_ranks_is_one_json_array_on_one_clock() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("new/trace.json");
+        run_ranks(3, |communicator| {
+            check(Some(&path), &communicator).unwrap();
+            let clock = TraceClock::start(Some(&path), &communicator).unwrap().unwrap();
+            communicator.barrier().unwrap();
+            let start = Instant::now();
+            let duration = Duration::from_millis(5);
+            let what = [Activity::Phase(Phase::Backward), Activity::Bucket(2)];
+            let spans = what.map(|what| Span { what, start, duration });
+            clock.write(&spans, &communicator).unwrap();
+            communicator.barrier().unwrap();
+        });
+        let events: Vec<serde_json::Value> = serde_json::from_str(&fs::read_to_string(&path).unwrap()).unwrap();
+        let backward: Vec<&serde_json::Value> = events.iter().filter(|event| event["name"] == "backward").collect();
+        assert_eq!(backward.len(), 3);
+        assert!(backward.iter().all(|event| event["dur"] == 5000.0 && event["tid"] == 0));
+        let starts: Vec<f64> = backward.iter().map(|event| event["ts"].as_f64().unwrap()).collect();
+        // They left one barrier: within a second of each other also on a machine that is busy with other things.
+        assert!(starts.iter().all(|ts| (ts - starts[0]).abs() < 1e6), "{starts:?}");
+        assert_eq!(events.iter().filter(|event| event["name"] == "bucket 2" && event["tid"] == 1).count(), 3);
+        assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 1, "an unfinished file was left");
+    }
+}

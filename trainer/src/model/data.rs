@@ -1,0 +1,315 @@
+//! The data set of a run, opened as its configuration says.
+//!
+//! In: the resolved data section. Out: train and test split with their normalisation.
+//! Invariant: nothing is downloaded unless asked for, and then by root alone while the others wait.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::Result;
+use datasets::{
+    Augment, Cifar, DatasetSplits, ImageDataset, ImageFolderConfig, ImageShape, Normalization, OnBadImage,
+    ShapesConfig, ShardConfig, ShardPlan, Subset, SyntheticConfig, cifar, image_folder, shapes, synthetic,
+};
+use distributed::{Communicator, Topology};
+
+use crate::config::cli::{DataArgs, TrainSplitArgs};
+use crate::config::{AugmentKind, DatasetKind, Filled, OnBadImageKind, TrainConfig};
+use crate::measure::report::Reporter;
+use crate::world::ranks;
+
+/// Pixels of black around an image before a random crop, as He et al. 2015 (1512.03385), section 4.2.
+const CROP_PAD: usize = 4;
+
+/// Steps of an epoch of a run on these data.
+///
+/// # Errors
+/// When its batches leave no step.
+pub fn steps_per_epoch(config: &TrainConfig, data: &DatasetSplits) -> Result<u64> {
+    let plan = ShardPlan::new(ShardConfig {
+        num_samples: data.train.len(),
+        global_batch_size: config.batch.global_batch_size.filled(),
+        seed: config.run.seed.filled(),
+        epoch: 0,
+        shuffle: false,
+        drop_last: config.train_split.drop_last.filled(),
+        shard_index: 0,
+        num_shards: 1,
+        num_own_shards: 1,
+    })?;
+    Ok(plan.num_steps() as u64)
+}
+
+/// Opens the data set, its splits limited as configured.
+///
+/// # Errors
+/// When files are missing or broken, or a download fails.
+///
+/// # Collective
+/// Must be called by all ranks.
+pub fn open(
+    config: &DataArgs,
+    split: &TrainSplitArgs,
+    communicator: &dyn Communicator,
+    reporter: &Reporter,
+) -> Result<DatasetSplits> {
+    let mut splits = match config.dataset.filled() {
+        DatasetKind::Shapes => shapes::open(&ShapesConfig {
+            num_train: split.shapes_train.filled(),
+            num_test: config.shapes_test.filled(),
+            seed: config.shapes_seed.filled(),
+        })?,
+        DatasetKind::Cifar10 => open_cifar(Cifar::Ten, config, communicator, reporter)?,
+        DatasetKind::Cifar100 => open_cifar(Cifar::Hundred, config, communicator, reporter)?,
+        DatasetKind::ImageFolder => {
+            let on_bad_image = match config.on_bad_image.filled() {
+                OnBadImageKind::Fail => OnBadImage::Fail,
+                OnBadImageKind::Skip => OnBadImage::Skip,
+            };
+            let how = folder_of_rank(config.image_size.filled(), on_bad_image, communicator.topology())?;
+            image_folder::open(config.data_dir.filled(), &how)?
+        }
+        DatasetKind::Synthetic => {
+            let side = config.image_size.filled();
+            synthetic::open(&SyntheticConfig {
+                num_train: split.synthetic_train.filled(),
+                num_test: config.synthetic_test.filled(),
+                num_classes: config.synthetic_classes.filled(),
+                shape: ImageShape { height: side, width: side, channels: 3 },
+                seed: 0,
+            })?
+        }
+    };
+    for split in [&splits.train, &splits.test] {
+        for note in split.notes() {
+            reporter.note(&format!("{}: {note}", split.name()));
+        }
+    }
+    if let Some(limit) = split.limit_train {
+        splits.train = Arc::new(Subset::first(splits.train, limit)?);
+    }
+    if let Some(limit) = config.limit_test {
+        splits.test = Arc::new(Subset::first(splits.test, limit)?);
+    }
+    if let (Some(mean), Some(std)) = (&config.normalize_mean, &config.normalize_std) {
+        let floats = |values: &[f64]| values.iter().map(|&value| value as f32).collect();
+        splits.normalization = Normalization { mean: floats(mean), std: floats(std) };
+    }
+    Ok(splits)
+}
+
+/// How one rank reads a folder of images: with its share of the memory and the processors that a node's only rank would use.
+fn folder_of_rank(size: usize, on_bad_image: OnBadImage, topology: &Topology) -> Result<ImageFolderConfig> {
+    let of_node = ImageFolderConfig::new(size);
+    Ok(ImageFolderConfig {
+        memory_limit_bytes: of_node.memory_limit_bytes / topology.local_size as u64,
+        num_threads: ranks::share_of_threads(topology)?,
+        on_bad_image,
+        ..of_node
+    })
+}
+
+/// Lets the ranks of a node take checksums from the first of them where they would have to read all files for these.
+///
+/// `splits` is empty where a rank could not open its data set. Ranks that read another `folder` than the first rank of their node, or
+/// learn nothing here, read for themselves when asked.
+///
+/// # Errors
+/// When a collective fails.
+///
+/// # Collective
+/// Must be called by all ranks.
+pub fn share_checksums(
+    splits: &[&Arc<dyn ImageDataset>],
+    folder: Option<&Path>,
+    communicator: &dyn Communicator,
+) -> Result<()> {
+    let topology = communicator.topology();
+    // The same folder under any name.
+    let place =
+        folder.and_then(|folder| fs::metadata(folder).ok()).map(|place| format!("{}:{}", place.dev(), place.ino()));
+    let place = format!("{} {}", topology.node, place.unwrap_or_default());
+    let mut own = vec![place.clone()];
+    if topology.local_rank == 0 {
+        own.extend(splits.iter().map(|split| split.checksum()));
+    }
+    for message in communicator.all_gather(own.join("\n").as_bytes())? {
+        let message = String::from_utf8_lossy(&message);
+        let mut lines = message.lines();
+        if lines.next() == Some(place.as_str()) {
+            let reading = splits.iter().zip(lines).filter(|(split, _)| split.checksum_reads_files());
+            reading.for_each(|(split, checksum)| split.adopt_checksum(checksum));
+        }
+    }
+    Ok(())
+}
+
+/// The loader's form of the configured augmentation.
+pub fn augment(kind: AugmentKind) -> Augment {
+    match kind {
+        AugmentKind::None => Augment::None,
+        AugmentKind::CropFlip => Augment::CropFlip { pad: CROP_PAD },
+    }
+}
+
+#[cfg(feature = "download")]
+fn open_cifar(
+    which: Cifar,
+    config: &DataArgs,
+    communicator: &dyn Communicator,
+    reporter: &Reporter,
+) -> Result<DatasetSplits> {
+    if config.download.filled() {
+        if communicator.rank() == distributed::ROOT {
+            let name = which.name();
+            datasets::download::download(which, config.data_dir.filled(), &mut |done, total| {
+                reporter.download(name, done, total)
+            })?;
+        }
+        communicator.barrier()?;
+    }
+    Ok(cifar::open(config.data_dir.filled(), which)?)
+}
+
+#[cfg(not(feature = "download"))]
+fn open_cifar(
+    which: Cifar,
+    config: &DataArgs,
+    _communicator: &dyn Communicator,
+    _reporter: &Reporter,
+) -> Result<DatasetSplits> {
+    anyhow::ensure!(
+        !config.download.filled(),
+        "download: this program was built without it, expected the cargo feature `download`; rebuild with --features download"
+    );
+    Ok(cifar::open(config.data_dir.filled(), which)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::{Arc, OnceLock};
+
+    use datasets::DatasetError;
+    use distributed::run_ranks;
+
+    use super::*;
+
+    /// A data set of one image whose checksum reads files, which is counted.
+    struct Counted {
+        num_readings: Arc<AtomicUsize>,
+        checksum: OnceLock<String>,
+        reads_files: bool,
+    }
+
+    impl ImageDataset for Counted {
+        fn name(&self) -> &str {
+            "counted"
+        }
+
+        fn len(&self) -> usize {
+            1
+        }
+
+        fn image_shape(&self) -> ImageShape {
+            ImageShape { height: 1, width: 1, channels: 1 }
+        }
+
+        fn class_names(&self) -> &[String] {
+            &[]
+        }
+
+        fn label(&self, _index: usize) -> usize {
+            0
+        }
+
+        fn read_image(&self, _index: usize, _pixels: &mut [u8]) -> Result<(), DatasetError> {
+            Ok(())
+        }
+
+        fn checksum(&self) -> String {
+            let read = || format!("reading {}", self.num_readings.fetch_add(1, Ordering::SeqCst));
+            self.checksum.get_or_init(read).clone()
+        }
+
+        fn checksum_reads_files(&self) -> bool {
+            self.reads_files && self.checksum.get().is_none()
+        }
+
+        fn adopt_checksum(&self, checksum: &str) {
+            self.checksum.get_or_init(|| checksum.to_owned());
+        }
+
+        fn notes(&self) -> &[String] {
+            &[]
+        }
+    }
+
+    /// The checksums of the train split on each of three ranks of one node, some without data, and how many read it.
+    fn checksums_on_ranks(reads_files: bool, without_data: Option<usize>) -> (Vec<Option<String>>, usize) {
+        checksums_of([Path::new("/"); 3], reads_files, without_data)
+    }
+
+    /// As [`checksums_on_ranks`], from these folders.
+    fn checksums_of(
+        folders: [&Path; 3],
+        reads_files: bool,
+        without_data: Option<usize>,
+    ) -> (Vec<Option<String>>, usize) {
+        let num_readings = Arc::new(AtomicUsize::new(0));
+        let checksums = run_ranks(3, |communicator| {
+            let split = || -> Arc<dyn ImageDataset> {
+                Arc::new(Counted { num_readings: num_readings.clone(), checksum: OnceLock::new(), reads_files })
+            };
+            let train = split();
+            // The test split is the same: what counts is the train split's.
+            let normalization = Normalization::uniform(1);
+            let data = DatasetSplits { train: train.clone(), test: train, normalization };
+            let data = (Some(communicator.rank()) != without_data).then_some(data);
+            let splits = data.as_ref().map_or(vec![], |data| vec![&data.train, &data.test]);
+            share_checksums(&splits, Some(folders[communicator.rank()]), &communicator).unwrap();
+            data.map(|data| data.train.checksum())
+        });
+        (checksums, num_readings.load(Ordering::SeqCst))
+    }
+
+    #[test]
+    fn the_first_rank_of_a_node_reads_the_files_for_the_others() {
+        let (checksums, num_readings) = checksums_on_ranks(true, None);
+        assert_eq!((num_readings, checksums), (1, vec![Some("reading 0".to_owned()); 3]));
+    }
+
+    #[test]
+    fn a_rank_that_reads_another_folder_digests_it_itself() {
+        let [same, other] = [(), ()].map(|()| tempfile::tempdir().unwrap());
+        let link = same.path().join("link");
+        std::os::unix::fs::symlink(same.path(), &link).unwrap();
+        let (checksums, num_readings) = checksums_of([same.path(), other.path(), &link], true, None);
+        assert_eq!(num_readings, 2);
+        assert!(checksums[0] == checksums[2] && checksums[0] != checksums[1], "{checksums:?}");
+    }
+
+    #[test]
+    fn what_every_rank_has_in_memory_it_digests_itself() {
+        assert_eq!(checksums_on_ranks(false, None).1, 3);
+    }
+
+    #[test]
+    fn without_the_first_rank_s_data_the_others_read_for_themselves() {
+        let (checksums, num_readings) = checksums_on_ranks(true, Some(0));
+        assert_eq!((num_readings, checksums.iter().flatten().count()), (2, 2));
+    }
+
+    #[test]
+    fn ranks_share_their_node_s_memory_and_processors() {
+        let nodes = ["a", "a", "a", "b"].map(String::from);
+        let [of_three, alone] =
+            [0, 3].map(|rank| folder_of_rank(8, OnBadImage::Skip, &Topology::from_nodes(rank, &nodes)).unwrap());
+        assert_eq!(alone.memory_limit_bytes, ImageFolderConfig::new(8).memory_limit_bytes);
+        assert_eq!(of_three.memory_limit_bytes, alone.memory_limit_bytes / 3);
+        assert!((1..=alone.num_threads).contains(&of_three.num_threads));
+        assert_eq!((of_three.size, of_three.on_bad_image), (8, OnBadImage::Skip));
+    }
+}

@@ -1,0 +1,11 @@
+//! What is trained, and on what: the model, its input, its data, its learning rate.
+//!
+//! Imports point down this list.
+
+pub mod classifier;
+pub mod data;
+pub mod input;
+pub mod network;
+pub mod schedule;
+
+pub use classifier::{ImageClassifier, UnreadScore, count_correct, cross_entropy_sum, floats, score};

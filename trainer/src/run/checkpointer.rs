@@ -1,0 +1,184 @@
+//! What a run leaves behind and begins from again: checkpoints, written by root for all ranks.
+//!
+//! In: a [`Stepper`] and its [`Progress`]. Out: checkpoints; a restored stepper.
+//! Invariant: root decides which checkpoint is read and sends it; no other rank looks at the disk. Every rank's own norm
+//! statistics are kept, and what compression has kept back on it, so that the same number of ranks goes on with the same bits; another
+//! number takes the statistics' mean, and root the sum of what was kept back.
+
+use std::time::Instant;
+
+use anyhow::{Context, Result, ensure};
+use burn_resnet::{load_weights, save_safetensors};
+use distributed::{
+    Carried, ParameterLayout, ROOT, average_norm_statistics, broadcast_module, bytes_to_floats, fingerprint,
+    floats_to_bytes, read, write,
+};
+
+use crate::config::Filled;
+use crate::measure::gather::from_root;
+use crate::model::ImageClassifier;
+use crate::run::checkpoint::{Checkpoint, CheckpointState, CheckpointStore, ModelInput, Progress, TrainingTensors};
+use crate::run::output::OutputDirectory;
+use crate::run::resumption::Resumption;
+use crate::run::session::Session;
+use crate::step::Stepper;
+
+/// Of messages with a rank's residual.
+const RESIDUAL_TAG: u16 = 104;
+
+/// Saves and resumes one session's run; root holds the store.
+#[derive(Debug)]
+pub struct Keeper<'a> {
+    session: &'a Session<'a>,
+    store: Option<CheckpointStore>,
+}
+
+impl<'a> Keeper<'a> {
+    /// A keeper that writes below the session's output directory.
+    pub fn new(session: &'a Session<'a>) -> Self {
+        let store = |directory: &OutputDirectory| {
+            CheckpointStore::new(&directory.checkpoints(), session.config.run.keep_checkpoints.filled())
+        };
+        Self { session, store: session.records.directory().map(store) }
+    }
+
+    /// Saves the run as it stands. Each epoch's sums in `progress` must be global.
+    ///
+    /// # Errors
+    /// When root cannot write, or a collective fails.
+    ///
+    /// # Collective
+    /// Must be called by all ranks.
+    pub fn save<M: ImageClassifier>(&self, stepper: &Stepper<M>, progress: &Progress) -> Result<()> {
+        let start = Instant::now();
+        let communicator = &*self.session.communicator;
+        // A copy off the tape: its norm statistics are settled and may be averaged without touching those in training.
+        let model = stepper.model().valid();
+        let own_statistics = floats_to_bytes(&read(&model, &ParameterLayout::state(&model)));
+        let all_statistics = communicator.all_gather(&own_statistics)?;
+        let model = average_norm_statistics(model, communicator)?;
+        let carried = stepper.carried();
+        let Some(store) = &self.store else {
+            let send = |own: &Carried| communicator.send(ROOT, RESIDUAL_TAG, &floats_to_bytes(&own.residual));
+            return Ok(carried.as_ref().map_or(Ok(()), send)?);
+        };
+        let num_residuals = if carried.is_some() { communicator.world_size() } else { 0 };
+        let Carried { residual, factors, num_drawn } = carried.unwrap_or_default();
+        let tensors = TrainingTensors {
+            velocities: stepper.velocities().into_owned(),
+            norm_statistics: all_statistics.iter().map(|bytes| bytes_to_floats(bytes)).collect(),
+            factors,
+            num_drawn,
+        };
+        // One after the other: all of them together are as many models as there are ranks.
+        let residuals = (0..num_residuals).map(|rank| match rank {
+            ROOT => Ok(residual.clone()),
+            rank => self.receive_residual(rank, residual.len()),
+        });
+        let state = CheckpointState::new(
+            progress.clone(),
+            stepper.loss_scale(),
+            communicator.world_size(),
+            fingerprint(&model).to_string(),
+            ModelInput::of(self.session.data),
+            (self.session.data.train.checksum(), self.session.data.test.checksum()),
+            serde_json::to_value(self.session.config)?,
+        );
+        let directory = store.save(state, &tensors, residuals, |path| Ok(save_safetensors(&model, path)?))?;
+        self.session.reporter.note(&format!(
+            "checkpoint {} ({} steps) written in {:.2} s",
+            directory.display(),
+            progress.step,
+            start.elapsed().as_secs_f64()
+        ));
+        Ok(())
+    }
+
+    /// Puts the stepper where the session's [`Resumption`] stands; without one the run starts anew.
+    ///
+    /// # Errors
+    /// When the checkpoint is not of this model, or cannot be read.
+    ///
+    /// # Collective
+    /// Must be called by all ranks.
+    pub fn resume<M: ImageClassifier>(&self, stepper: &mut Stepper<M>) -> Result<Progress> {
+        let communicator = &*self.session.communicator;
+        let mut model = stepper.model().clone();
+        let mut state_json = Vec::new();
+        let mut tensors = TrainingTensors::default();
+        let mut found = None;
+        let resumption = self.session.resumption.as_ref();
+        if let (Some(store), Some(Resumption { checkpoint, damaged, .. })) = (&self.store, resumption) {
+            model = load_weights(model, checkpoint.model_path())?;
+            tensors = checkpoint.training_tensors()?;
+            state_json = serde_json::to_vec(&checkpoint.state)?;
+            for warning in store.set_aside(damaged)? {
+                self.session.reporter.warn(&warning);
+            }
+            found = Some(checkpoint);
+        }
+        let from_root = |bytes: Vec<u8>| from_root(communicator, &bytes);
+        let state_json = from_root(state_json)?;
+        if state_json.is_empty() {
+            self.session.reporter.note("resume: no checkpoint yet, the run starts at its beginning");
+            return Ok(Progress::default());
+        }
+        let state: CheckpointState = serde_json::from_slice(&state_json).context("checkpoint state from root")?;
+        let velocities = bytes_to_floats(&from_root(floats_to_bytes(&tensors.velocities))?);
+        let statistics = bytes_to_floats(&from_root(floats_to_bytes(&tensors.norm_statistics.concat()))?);
+        model = broadcast_module(model, communicator, ROOT)?;
+        if state.world_size == communicator.world_size() {
+            let layout = ParameterLayout::state(&model);
+            let row = communicator.rank() * layout.num_elements();
+            model = write(model, &layout, &statistics[row..row + layout.num_elements()]);
+        }
+        stepper.restore(model, &velocities, state.loss_scale)?;
+        if let Some(fresh) = stepper.carried() {
+            let factors = bytes_to_floats(&from_root(floats_to_bytes(&tensors.factors))?);
+            let num_drawn = serde_json::from_slice(&from_root(serde_json::to_vec(&tensors.num_drawn)?)?)?;
+            ensure!(
+                factors.is_empty() || factors.len() == fresh.factors.len(),
+                "resume: factors of compression: expected {}, got {}; take another checkpoint",
+                fresh.factors.len(),
+                factors.len()
+            );
+            let residual = self.own_residual(found, &state, fresh.residual.len())?;
+            stepper.go_on(state.progress.step, &Carried { residual, factors, num_drawn });
+        }
+        self.session.reporter.note(&format!(
+            "resumed at epoch {} step {} (written by {} ranks)",
+            state.progress.epoch, state.progress.step, state.world_size
+        ));
+        resumption.iter().for_each(|resumption| resumption.tell(self.session.reporter));
+        Ok(state.progress)
+    }
+
+    /// This rank's part of what compression had kept back, from root, where the checkpoint is.
+    ///
+    /// # Collective
+    /// Must be called by all ranks.
+    fn own_residual(&self, found: Option<&Checkpoint>, state: &CheckpointState, len: usize) -> Result<Vec<f32>> {
+        let communicator = &*self.session.communicator;
+        let world_size = communicator.world_size();
+        if !state.has_residuals() {
+            self.session.reporter.warn(
+                "resume: the checkpoint does not say what compression had kept back; it goes on with nothing, and other bits than an undisturbed run",
+            );
+        }
+        let have_their_own = state.has_residuals() && state.world_size == world_size;
+        let Some(checkpoint) = found else {
+            return if have_their_own { self.receive_residual(ROOT, len) } else { Ok(vec![0.0; len]) };
+        };
+        for rank in (1..world_size).filter(|_| have_their_own) {
+            let residual = checkpoint.residual(rank, world_size, len)?;
+            communicator.send(rank, RESIDUAL_TAG, &floats_to_bytes(&residual))?;
+        }
+        checkpoint.residual(ROOT, world_size, len)
+    }
+
+    fn receive_residual(&self, from: usize, len: usize) -> Result<Vec<f32>> {
+        let mut bytes = vec![0; len * size_of::<f32>()];
+        self.session.communicator.receive(from, RESIDUAL_TAG, &mut bytes)?;
+        Ok(bytes_to_floats(&bytes))
+    }
+}

@@ -1,0 +1,106 @@
+//! Evaluation: exact counts over a whole split, shared out over the ranks without padding.
+//!
+//! In: a model, a split. Out: global sums, equal on all ranks. Invariant: every sample counts once, whatever the number of ranks.
+
+use std::sync::Arc;
+
+use anyhow::Result;
+use burn::tensor::Device;
+use datasets::{ImageBatch, ImageDataset, Loader, LoaderConfig, Normalization, ShardConfig, ShardPlan};
+use distributed::{Communicator, average_norm_statistics};
+
+use crate::config::InputKind;
+use crate::measure::gather::total_scores;
+use crate::measure::metrics::ScoreSums;
+use crate::model::input::Input;
+use crate::model::{ImageClassifier, UnreadScore, cross_entropy_sum};
+use crate::step::readback::Readback;
+use crate::world::stop::StopFlag;
+
+/// How a split is read for evaluation.
+#[derive(Clone, Debug)]
+pub struct EvaluateConfig {
+    /// Samples of one forward pass on one rank.
+    pub micro_batch_size: usize,
+    /// Threads that load ahead; 0 loads in the calling thread.
+    pub loader_threads: usize,
+    /// Who makes the images.
+    pub input: InputKind,
+}
+
+/// What an evaluation came to, equal on all ranks.
+#[derive(Clone, Copy, Debug)]
+pub struct Evaluation {
+    /// Sums over the whole split; `None` if a rank broke off.
+    pub scores: Option<ScoreSums>,
+    /// Whether a stop was asked for on any rank.
+    pub stop: bool,
+}
+
+/// The loss and the right answers of `model` over all of `dataset`, summed over all ranks. A rank whose `stop` is raised breaks off.
+///
+/// Norm statistics are averaged over the ranks for this; the model in training keeps its own.
+///
+/// # Errors
+/// When an image cannot be read or a collective fails.
+///
+/// # Collective
+/// Must be called by all ranks.
+pub fn evaluate<M: ImageClassifier>(
+    model: &M,
+    dataset: &Arc<dyn ImageDataset>,
+    normalization: &Normalization,
+    config: &EvaluateConfig,
+    communicator: &dyn Communicator,
+    device: &Device,
+    stop: &StopFlag,
+) -> Result<Evaluation> {
+    let model = average_norm_statistics(model.valid(), communicator)?;
+    let plan = ShardPlan::new(ShardConfig {
+        num_samples: dataset.len(),
+        global_batch_size: config.micro_batch_size * communicator.world_size(),
+        seed: 0,
+        epoch: 0,
+        shuffle: false,
+        drop_last: false,
+        shard_index: communicator.rank(),
+        num_shards: communicator.world_size(),
+        num_own_shards: 1,
+    })?;
+    let how = LoaderConfig {
+        raw: config.input == InputKind::Device,
+        num_threads: config.loader_threads,
+        ..LoaderConfig::new(config.micro_batch_size, normalization.clone())
+    };
+    let loader = Loader::start(Arc::clone(dataset), plan, how);
+    let mut sums = ScoreSums::default();
+    let mut readback = Readback::start(UnreadScore::read);
+    let mut broken_off = false;
+    for loaded in Input::start(loader, config.input, device) {
+        broken_off = stop.is_raised();
+        if broken_off {
+            break;
+        }
+        for batch in loaded?.micro_batches.into_iter().filter(|batch| !batch.labels.is_empty()) {
+            let known = batch.labels.clone();
+            let ImageBatch { images, labels } = batch.into_images();
+            let logits = model.forward(images);
+            let loss_sum = cross_entropy_sum(logits.clone(), labels, 0.0);
+            // Read while the device computes the next ones.
+            readback.send(UnreadScore::new(logits, loss_sum, known));
+            if readback.num_unanswered() > 1
+                && let Some(scored) = readback.receive()
+            {
+                sums += scored?;
+            }
+        }
+    }
+    while let Some(scored) = readback.receive() {
+        sums += scored?;
+    }
+    let mut wishes = [u64::from(stop.is_raised()), u64::from(broken_off)];
+    communicator.all_reduce_sum_u64(&mut wishes)?;
+    let [num_stops, num_broken_off] = wishes;
+    let scores = total_scores(communicator, sums)?;
+    Ok(Evaluation { scores: (num_broken_off == 0).then_some(scores), stop: num_stops > 0 })
+}

@@ -1,0 +1,15 @@
+//! A run: from its data and its configuration to a trained model, with what it leaves on the disk.
+//!
+//! Imports point down this list.
+
+pub mod checkpoint;
+pub mod checkpointer;
+pub mod evaluate;
+pub mod identity;
+pub mod lock;
+pub mod output;
+pub mod records;
+pub mod resumption;
+pub mod saved_model;
+pub mod session;
+pub mod train;

@@ -1,0 +1,349 @@
+//! The directory a run writes to, and the files in it that outlive a crash.
+//!
+//! In: [`TrainConfig`]. Out: paths, `metrics.jsonl`. Invariant: no run writes into another's directory unasked; a
+//! reader never sees half a file.
+
+use crate::config::{ConfigError, TrainConfig};
+use crate::measure::metrics::EpochRecord;
+use crate::run::lock::{DirectoryLock, LOCK_FILE};
+use anyhow::{Context, Result, anyhow};
+use serde::Serialize;
+use std::fs::{self, File, OpenOptions};
+use std::io::{ErrorKind, Write};
+use std::path::{Path, PathBuf};
+
+/// Where default output directories are made.
+const RUNS: &str = "runs";
+
+/// The file with a run's options, in its output directory.
+pub const RUN_TOML: &str = "run.toml";
+
+/// The directory of one run. Only root makes it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OutputDirectory {
+    path: PathBuf,
+}
+
+impl OutputDirectory {
+    /// Makes the directory of `--output-dir`, or the next free `runs/<name>`, `runs/<name>-2`, ….
+    /// With `--resume` an existing one is used: that of `--output-dir`, else the last of the run's name.
+    ///
+    /// # Errors
+    /// [`ConfigError::OutputDirectoryInUse`] if `--output-dir` has files and `--resume` was not given; I/O errors.
+    pub fn prepare(config: &TrainConfig) -> Result<Self> {
+        Self::prepare_below(Path::new(RUNS), config)
+    }
+
+    fn prepare_below(runs: &Path, config: &TrainConfig) -> Result<Self> {
+        let path = match &config.run.output_dir {
+            Some(path) => {
+                fs::create_dir_all(path).with_context(|| format!("cannot make {}", path.display()))?;
+                if !config.resume && has_files(path)? {
+                    return Err(ConfigError::OutputDirectoryInUse { path: path.clone() }.into());
+                }
+                path.clone()
+            }
+            None => Self::numbered(&runs.join(config.run_name()), config.resume)?,
+        };
+        sync_parent(&path)?;
+        Ok(Self { path })
+    }
+
+    fn numbered(first: &Path, resume: bool) -> Result<PathBuf> {
+        let nth = |number: u32| match number {
+            1 => first.to_owned(),
+            _ => PathBuf::from(format!("{}-{number}", first.display())),
+        };
+        fs::create_dir_all(first.parent().unwrap_or(Path::new(".")))
+            .with_context(|| format!("cannot make {}", first.display()))?;
+        let mut number = 1;
+        loop {
+            // With --resume, a directory is the last if the next does not exist.
+            if resume && nth(number).is_dir() && !nth(number + 1).exists() {
+                return Ok(nth(number));
+            }
+            match fs::create_dir(nth(number)) {
+                Ok(()) => return Ok(nth(number)),
+                Err(error) if error.kind() == ErrorKind::AlreadyExists => number += 1,
+                Err(error) => return Err(error).with_context(|| format!("cannot make {}", nth(number).display())),
+            }
+        }
+    }
+
+    /// Takes the directory for this process, which must end before another may write to it.
+    ///
+    /// `None` where the file system has no locks.
+    ///
+    /// # Errors
+    /// [`ConfigError::OutputDirectoryBusy`] while another process has it, [`ConfigError::OutputDirectoryInUse`] when one has
+    /// begun a run in it since [`prepare`](Self::prepare); I/O errors.
+    pub fn lock(&self, config: &TrainConfig, holder: &str) -> Result<Option<DirectoryLock>> {
+        let lock = DirectoryLock::take(&self.path, holder)?;
+        if !config.resume && has_files(&self.path)? {
+            return Err(ConfigError::OutputDirectoryInUse { path: self.path.clone() }.into());
+        }
+        Ok(lock)
+    }
+
+    /// The directory itself.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The resolved configuration.
+    pub fn run_toml(&self) -> PathBuf {
+        self.path.join(RUN_TOML)
+    }
+
+    /// [`crate::measure::manifest::Manifest`].
+    pub fn manifest(&self) -> PathBuf {
+        self.path.join("manifest.json")
+    }
+
+    /// [`MetricsFile`].
+    pub fn metrics(&self) -> PathBuf {
+        self.path.join("metrics.jsonl")
+    }
+
+    /// [`crate::measure::metrics::Summary`].
+    pub fn summary(&self) -> PathBuf {
+        self.path.join("summary.json")
+    }
+
+    /// What was printed.
+    pub fn log(&self) -> PathBuf {
+        self.path.join("train.log")
+    }
+
+    /// Directory of the checkpoints.
+    pub fn checkpoints(&self) -> PathBuf {
+        self.path.join("checkpoints")
+    }
+
+    /// Opens `train.log` for appending.
+    ///
+    /// # Errors
+    /// I/O errors.
+    pub fn open_log(&self) -> Result<File> {
+        let path = self.log();
+        OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(&path)
+            .with_context(|| format!("cannot open {}", path.display()))
+    }
+
+    /// Writes `run.toml`, with this directory as `output-dir`.
+    ///
+    /// # Errors
+    /// I/O errors.
+    pub fn write_run_toml(&self, config: &TrainConfig) -> Result<()> {
+        let config = config.clone().in_directory(&self.path);
+        write_atomically(&self.run_toml(), config.to_toml().as_bytes())
+    }
+}
+
+/// Whether a directory has anything in it beside the file that is locked.
+fn has_files(directory: &Path) -> Result<bool> {
+    let context = || format!("cannot read {}", directory.display());
+    for entry in fs::read_dir(directory).with_context(context)? {
+        if entry.with_context(context)?.file_name() != LOCK_FILE {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// Tries whether [`write_atomically`] could write a file, which stays as it is.
+///
+/// # Errors
+/// If `path` is a folder or names no file; I/O errors.
+pub fn check_writable(path: &Path) -> Result<()> {
+    let context = || format!("cannot write {}", path.display());
+    if path.file_name().is_none() || path.is_dir() {
+        return Err(anyhow!("expected the path of a file, got a folder")).with_context(context);
+    }
+    let partial = partial_beside(path);
+    let attempt = File::create(&partial).and_then(|_| fs::remove_file(&partial));
+    attempt.with_context(context)
+}
+
+/// Writes `value` as indented JSON, at once or not at all.
+///
+/// # Errors
+/// I/O errors.
+pub fn write_json(path: &Path, value: &impl Serialize) -> Result<()> {
+    let mut text = serde_json::to_vec_pretty(value).with_context(|| format!("cannot write {}", path.display()))?;
+    text.push(b'\n');
+    write_atomically(path, &text)
+}
+
+/// Writes a file at once or not at all: beside it, synchronised, then renamed. When it returns, a crash does not undo it.
+///
+/// # Errors
+/// I/O errors.
+///
+/// # Panics
+/// If `path` names no file.
+pub fn write_atomically(path: &Path, bytes: &[u8]) -> Result<()> {
+    let partial = partial_beside(path);
+    let write = || -> std::io::Result<()> {
+        let mut file = File::create(&partial)?;
+        file.write_all(bytes)?;
+        file.sync_all()?;
+        fs::rename(&partial, path)
+    };
+    write().with_context(|| format!("cannot write {}", path.display()))?;
+    sync_parent(path)
+}
+
+/// Waits until the names in a directory are on disk, where its file system can and this user may read it.
+///
+/// # Errors
+/// I/O errors.
+pub fn sync_directory(path: &Path) -> Result<()> {
+    let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
+    use ErrorKind::{InvalidInput, PermissionDenied, Unsupported};
+    match File::open(path).and_then(|directory| directory.sync_all()) {
+        Err(error) if matches!(error.kind(), InvalidInput | Unsupported | PermissionDenied) => Ok(()),
+        result => result.with_context(|| format!("cannot sync {}", path.display())),
+    }
+}
+
+/// Waits until a file or directory that was just made is there after a crash.
+///
+/// # Errors
+/// I/O errors.
+pub fn sync_parent(path: &Path) -> Result<()> {
+    path.parent().map_or(Ok(()), sync_directory)
+}
+
+fn partial_beside(path: &Path) -> PathBuf {
+    let name = path.file_name().expect("the path of a file ends in its name").to_string_lossy();
+    path.with_file_name(format!(".{name}.partial"))
+}
+
+/// `metrics.jsonl`: one [`EpochRecord`] a line, on disk when [`append`](Self::append) returns.
+#[derive(Debug)]
+pub struct MetricsFile {
+    file: File,
+    path: PathBuf,
+}
+
+impl MetricsFile {
+    /// Opens the file to go on with `epoch`: lines of that and later epochs, which will be done again, and a line
+    /// that a crash tore, are dropped. Returns the records that stay.
+    ///
+    /// # Errors
+    /// I/O errors.
+    pub fn truncate_from(path: &Path, epoch: u64) -> Result<(Self, Vec<EpochRecord>)> {
+        let text = match fs::read_to_string(path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => String::new(),
+            text => text.with_context(|| format!("cannot read {}", path.display()))?,
+        };
+        let mut kept_lines = String::new();
+        let mut records = Vec::new();
+        for line in text.lines() {
+            if let Ok(record) = serde_json::from_str::<EpochRecord>(line)
+                && record.epoch < epoch
+            {
+                kept_lines.push_str(line);
+                kept_lines.push('\n');
+                records.push(record);
+            }
+        }
+        if kept_lines != text {
+            write_atomically(path, kept_lines.as_bytes())?;
+        }
+        let file = OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(path)
+            .with_context(|| format!("cannot open {}", path.display()))?;
+        sync_parent(path)?;
+        Ok((Self { file, path: path.to_owned() }, records))
+    }
+
+    /// Adds a line and waits until it is on disk.
+    ///
+    /// # Errors
+    /// I/O errors.
+    pub fn append(&mut self, record: &EpochRecord) -> Result<()> {
+        let context = || format!("cannot write {}", self.path.display());
+        let mut line = serde_json::to_string(record).with_context(context)?;
+        line.push('\n');
+        self.file.write_all(line.as_bytes()).with_context(context)?;
+        self.file.sync_data().with_context(context)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::cli::TrainArgs;
+    use crate::measure::metrics::tests::record;
+
+    fn config(output_dir: Option<&Path>, resume: bool) -> TrainConfig {
+        let mut args = TrainArgs { resume, ..TrainArgs::default() };
+        args.run.output_dir = output_dir.map(Path::to_owned);
+        TrainConfig::resolve(&args, 1).unwrap()
+    }
+
+    fn name(directory: &OutputDirectory) -> String {
+        directory.path().file_name().unwrap().to_string_lossy().into_owned()
+    }
+
+    #[test]
+    fn default_directories_are_numbered_and_resume_takes_the_last() {
+        let runs = tempfile::tempdir().unwrap();
+        let prepare = |resume| name(&OutputDirectory::prepare_below(runs.path(), &config(None, resume)).unwrap());
+        assert_eq!(prepare(true), "resnet20-shapes-seed0");
+        assert_eq!(prepare(false), "resnet20-shapes-seed0-2");
+        assert_eq!(prepare(false), "resnet20-shapes-seed0-3");
+        assert_eq!(prepare(true), "resnet20-shapes-seed0-3");
+    }
+
+    #[test]
+    fn a_directory_with_files_is_refused_unless_resumed() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path();
+        OutputDirectory::prepare(&config(Some(path), false)).expect("an empty directory is fine");
+        fs::write(path.join("run.toml"), "").unwrap();
+        let error = OutputDirectory::prepare(&config(Some(path), false)).unwrap_err();
+        assert!(error.downcast_ref::<ConfigError>().is_some());
+        assert!(error.to_string().contains("--resume"), "{error}");
+        OutputDirectory::prepare(&config(Some(path), true)).expect("resuming is allowed");
+    }
+
+    #[test]
+    fn run_toml_names_the_directory_and_resolves_again() {
+        let directory = tempfile::tempdir().unwrap();
+        let config = config(Some(&directory.path().join("run")), false);
+        let output = OutputDirectory::prepare(&config).unwrap();
+        output.write_run_toml(&config).unwrap();
+        let text = fs::read_to_string(output.run_toml()).unwrap();
+        assert_eq!(TrainConfig::from_toml(&text, 1).unwrap(), config);
+    }
+
+    #[test]
+    fn lines_of_epochs_to_be_redone_and_torn_lines_are_dropped() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("metrics.jsonl");
+        let (mut file, records) = MetricsFile::truncate_from(&path, 0).unwrap();
+        assert!(records.is_empty());
+        for epoch in 0..3 {
+            file.append(&record(epoch, Some(epoch))).unwrap();
+        }
+        let mut text = fs::read_to_string(&path).unwrap();
+        text.push_str("{\"epoch\": 0, \"st");
+        fs::write(&path, text).unwrap();
+        let (mut file, records) = MetricsFile::truncate_from(&path, 2).unwrap();
+        assert_eq!(records, [record(0, Some(0)), record(1, Some(1))]);
+        file.append(&record(2, None)).unwrap();
+        let text = fs::read_to_string(&path).unwrap();
+        let epochs: Vec<u64> =
+            text.lines().map(|line| serde_json::from_str::<EpochRecord>(line).unwrap().epoch).collect();
+        assert_eq!(epochs, [0, 1, 2]);
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1, "no partial file is left");
+    }
+}

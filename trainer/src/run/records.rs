@@ -1,0 +1,103 @@
+//! The files of a run beside its checkpoints: configuration, manifest, metrics, summary.
+//!
+//! In: what root knows. Out: `run.toml`, `manifest.json`, `metrics.jsonl`, `summary.json`.
+//! Invariant: root alone writes; on other ranks every call does nothing.
+
+use std::fs;
+use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
+
+use anyhow::{Context, Result};
+
+use crate::config::TrainConfig;
+use crate::measure::manifest::Manifest;
+use crate::measure::metrics::{EpochRecord, Summary};
+use crate::run::lock::DirectoryLock;
+use crate::run::output::{MetricsFile, OutputDirectory, write_json};
+
+/// One run's files, on root.
+#[derive(Debug)]
+pub struct Records {
+    root: Option<RootRecords>,
+}
+
+#[derive(Debug)]
+struct RootRecords {
+    directory: OutputDirectory,
+    /// Kept until the run ends; absent where the file system has no locks.
+    lock: Option<DirectoryLock>,
+    metrics: Mutex<Option<MetricsFile>>,
+}
+
+impl Records {
+    /// Makes the output directory and locks it for `holder`, if this is root.
+    ///
+    /// # Errors
+    /// When it cannot be made, another run is writing to it, or it holds another run and resuming was not asked for.
+    pub fn prepare(config: &TrainConfig, is_root: bool, holder: &str) -> Result<Self> {
+        if !is_root {
+            return Ok(Self { root: None });
+        }
+        let directory = OutputDirectory::prepare(config)?;
+        let lock = directory.lock(config, holder)?;
+        Ok(Self { root: Some(RootRecords { directory, lock, metrics: Mutex::new(None) }) })
+    }
+
+    /// Whether another run could write to the same directory unnoticed, on root.
+    pub fn is_unlocked(&self) -> bool {
+        self.root.as_ref().is_some_and(|root| root.lock.is_none())
+    }
+
+    /// Where the run's files are.
+    pub fn directory(&self) -> Option<&OutputDirectory> {
+        self.root.as_ref().map(|root| &root.directory)
+    }
+
+    /// Writes configuration and manifest; the manifest of an earlier session of this run is kept beside the new one.
+    ///
+    /// # Errors
+    /// When a file cannot be written.
+    pub fn begin(&self, config: &TrainConfig, manifest: &Manifest) -> Result<()> {
+        let Some(root) = &self.root else { return Ok(()) };
+        let path = root.directory.manifest();
+        if path.exists() {
+            let earlier = (1..)
+                .map(|session| PathBuf::from(format!("{}-{session}.json", path.with_extension("").display())))
+                .find(|earlier| !earlier.exists())
+                .context("manifest: no free name")?;
+            fs::rename(&path, &earlier).with_context(|| format!("rename to {}", earlier.display()))?;
+        }
+        write_json(&path, manifest)?;
+        root.directory.write_run_toml(config)
+    }
+
+    /// Opens the metrics to go on with `epoch`.
+    ///
+    /// # Errors
+    /// When the file cannot be read or written.
+    pub fn open_metrics(&self, epoch: u64) -> Result<()> {
+        let Some(root) = &self.root else { return Ok(()) };
+        let (file, _) = MetricsFile::truncate_from(&root.directory.metrics(), epoch)?;
+        *root.metrics.lock().unwrap_or_else(PoisonError::into_inner) = Some(file);
+        Ok(())
+    }
+
+    /// Adds one epoch to the metrics.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn epoch(&self, record: &EpochRecord) -> Result<()> {
+        let Some(root) = &self.root else { return Ok(()) };
+        let mut metrics = root.metrics.lock().unwrap_or_else(PoisonError::into_inner);
+        metrics.as_mut().context("metrics: not opened")?.append(record)
+    }
+
+    /// Writes the summary.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn finish(&self, summary: &Summary) -> Result<()> {
+        let Some(root) = &self.root else { return Ok(()) };
+        write_json(&root.directory.summary(), summary)
+    }
+}

@@ -1,0 +1,158 @@
+//! Whether a run may go on from its newest checkpoint, and where: decided before anything of it is overwritten.
+//!
+//! In: configuration and data of this start, the run's checkpoints. Out: a [`Resumption`], or what does not fit and why.
+//! Invariant: root decides, for it alone looks at the disk; what is refused leaves the run's files as they were.
+
+use anyhow::{Context, Result, bail};
+use datasets::DatasetSplits;
+
+use crate::config::{ConfigDifference, Filled, TrainConfig};
+use crate::measure::report::Reporter;
+use crate::model::data::steps_per_epoch;
+use crate::model::schedule::LearningRate;
+use crate::run::checkpoint::{Checkpoint, CheckpointState, CheckpointStore, Damaged, Progress};
+use crate::run::output::OutputDirectory;
+
+/// A checkpoint that this start may go on from.
+#[derive(Clone, Debug)]
+pub struct Resumption {
+    /// The checkpoint; its position is one in epochs of the present data.
+    pub checkpoint: Checkpoint,
+    /// Newer ones that are not whole.
+    pub damaged: Vec<Damaged>,
+    /// What was asked for otherwise than the run was planned.
+    pub notes: Vec<String>,
+    /// What is no longer as the run began.
+    pub warnings: Vec<String>,
+}
+
+impl Resumption {
+    /// The newest whole checkpoint of the run in `directory`; `None` if it has none yet.
+    ///
+    /// # Errors
+    /// When no checkpoint is whole, the run was configured otherwise, its data were others and `allow_changed_data` is not set, or
+    /// the checkpoint's position contradicts itself.
+    pub fn find(
+        directory: &OutputDirectory,
+        config: &TrainConfig,
+        data: &DatasetSplits,
+        allow_changed_data: bool,
+    ) -> Result<Option<Self>> {
+        let store = CheckpointStore::new(&directory.checkpoints(), config.run.keep_checkpoints.filled());
+        let (Some(checkpoint), damaged) = store.resume()? else { return Ok(None) };
+        let mut resumption = Self { checkpoint, damaged, notes: Vec::new(), warnings: Vec::new() };
+        let before: TrainConfig = serde_json::from_value(resumption.checkpoint.state.config.clone())
+            .context("configuration in the checkpoint")?;
+        let steps_per_epoch = steps_per_epoch(config, data)?;
+        resumption.check_config(config, &before)?;
+        resumption.check_data(data, allow_changed_data)?;
+        resumption.check_position(data, steps_per_epoch)?;
+        let step = resumption.state().progress.schedule_step();
+        resumption.notes.extend(change_of_schedule(config, &before, steps_per_epoch, step));
+        Ok(Some(resumption))
+    }
+
+    /// Says the warnings and notes.
+    pub fn tell(&self, reporter: &Reporter) {
+        self.warnings.iter().for_each(|warning| reporter.warn(warning));
+        self.notes.iter().for_each(|note| reporter.note(note));
+    }
+
+    fn state(&self) -> &CheckpointState {
+        &self.checkpoint.state
+    }
+
+    fn check_data(&mut self, data: &DatasetSplits, allow_changed_data: bool) -> Result<()> {
+        for (split, before, got) in [
+            ("train", Some(&self.checkpoint.state.dataset_checksum), data.train.checksum()),
+            ("test", self.checkpoint.state.test_checksum.as_ref(), data.test.checksum()),
+        ] {
+            let Some(before) = before.filter(|&before| *before != got) else { continue };
+            let change = format!("resume: the {split} split has changed: expected sha256 {before}, got {got}");
+            if !allow_changed_data {
+                bail!("{change}; restore the data, choose another --output-dir, or go on with --allow-changed-data");
+            }
+            self.warnings.push(format!("{change}; going on, as --allow-changed-data says"));
+        }
+        Ok(())
+    }
+
+    /// On the data of the checkpoint its position must agree with itself; on others it is moved into their epochs.
+    fn check_position(&mut self, data: &DatasetSplits, steps_per_epoch: u64) -> Result<()> {
+        if self.state().dataset_checksum == data.train.checksum() {
+            return self.state().progress.check_position(steps_per_epoch).with_context(|| {
+                format!("resume: {}: move it away to go on from an older one", self.checkpoint.directory.display())
+            });
+        }
+        let progress = &mut self.checkpoint.state.progress;
+        let (epoch, before) = (progress.epoch, progress.step_in_epoch);
+        progress.move_to_epochs_of(steps_per_epoch);
+        if progress.step_in_epoch < before {
+            self.warnings.push(format!(
+                "resume: epoch {epoch} was at its step {before}, and the changed data have {steps_per_epoch} steps an epoch: it counts as trained"
+            ));
+        }
+        Ok(())
+    }
+
+    fn check_config(&self, config: &TrainConfig, before: &TrainConfig) -> Result<()> {
+        let passed = |config| passed_milestones(config, &self.state().progress);
+        let is_to_come =
+            |difference: &ConfigDifference| difference.key == "schedule.milestones" && passed(config) == passed(before);
+        let mut differences = config.differences(before);
+        differences.retain(|difference| !is_to_come(difference));
+        if !differences.is_empty() {
+            let list: Vec<String> =
+                differences.iter().map(|difference| format!("{difference} ({})", why(difference))).collect();
+            bail!(
+                "resume: the checkpoint's run was configured otherwise: {}; resume with its options, or begin another run from its weights: --weights {} and another --output-dir",
+                list.join("; "),
+                self.checkpoint.model_path().display()
+            );
+        }
+        Ok(())
+    }
+}
+
+/// Why an option must stay what it was.
+fn why(ConfigDifference { key, before, now }: &ConfigDifference) -> String {
+    match key.as_str() {
+        "schedule.epochs" => {
+            return format!(
+                "the learning rate depends on it: add --schedule-epochs {now} to stretch the schedule, or --schedule-epochs {before} to keep it"
+            );
+        }
+        "schedule.milestones" => "only those to come may change",
+        "run.seed" => "the order of the samples follows from it",
+        "batch.global-batch-size" | "train-split.drop-last" => "the position in the epoch is counted in batches",
+        _ if key.starts_with("model.") => "the saved parameters are those of that network",
+        _ if key.starts_with("data.") || key.starts_with("train-split.") => "the saved position is one in those images",
+        _ => "the steps before and after would be of two trainings",
+    }
+    .to_owned()
+}
+
+/// The milestones after which steps were made.
+fn passed_milestones(config: &TrainConfig, progress: &Progress) -> Vec<u64> {
+    let is_passed = |epoch: &u64| (*epoch, 0) < (progress.epoch, progress.step_in_epoch);
+    config.schedule.milestones.iter().flatten().copied().filter(is_passed).collect()
+}
+
+/// One sentence on another length of the run, and what becomes of the learning rate.
+fn change_of_schedule(config: &TrainConfig, before: &TrainConfig, steps_per_epoch: u64, step: u64) -> Option<String> {
+    let (new, old) = (&config.schedule, &before.schedule);
+    let rate = |config: &TrainConfig| LearningRate::new(config, steps_per_epoch).at(step);
+    let (epochs, was) = (new.epochs.filled(), old.epochs.filled());
+    let schedule = match (new.planned_epochs(), old.planned_epochs()) {
+        _ if new.course() != old.course() => "has other milestones".to_owned(),
+        (now, then) if new.depends_on_epochs() && now != then => format!("is stretched from {then} to {now} epochs"),
+        _ if epochs == was => return None,
+        _ => "is kept".to_owned(),
+    };
+    Some(format!(
+        "resume: {epochs} epochs, {was} were planned; the {} schedule {schedule}: learning rate {:.3e} at the next step, {:.3e} before the change",
+        new.schedule.filled(),
+        rate(config),
+        rate(before)
+    ))
+}

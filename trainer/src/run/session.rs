@@ -1,0 +1,41 @@
+//! What every part of a run is handed: configuration, data, ranks, device, and where root speaks and writes.
+
+use std::sync::Arc;
+
+use burn::tensor::Device;
+use datasets::DatasetSplits;
+use distributed::{Communicator, RankStatus};
+
+use crate::config::TrainConfig;
+use crate::measure::manifest::Manifest;
+use crate::measure::report::Reporter;
+use crate::run::records::Records;
+use crate::run::resumption::Resumption;
+use crate::world::stop::StopFlag;
+
+/// Everything a run needs beside its model.
+#[derive(Debug)]
+pub struct Session<'a> {
+    /// The resolved configuration, equal on all ranks.
+    pub config: &'a TrainConfig,
+    /// Train and test split.
+    pub data: &'a DatasetSplits,
+    /// The ranks that train.
+    pub communicator: Arc<dyn Communicator>,
+    /// Joins them with those that only serve parameters, where there are such.
+    pub server_link: Option<Arc<dyn Communicator>>,
+    /// What this rank is doing, for the others' sake.
+    pub rank_status: Arc<RankStatus>,
+    /// Where tensors live, without autodiff.
+    pub device: &'a Device,
+    /// Raised when somebody wants the run to stop.
+    pub stop: &'a StopFlag,
+    /// The checkpoint that the run goes on from, on root, where there is one.
+    pub resumption: Option<Resumption>,
+    /// This launch.
+    pub manifest: &'a Manifest,
+    /// Where root's words go.
+    pub reporter: &'a Reporter,
+    /// Where root writes.
+    pub records: &'a Records,
+}

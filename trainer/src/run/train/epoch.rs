@@ -1,0 +1,207 @@
+//! One epoch of steps: input, update, log, checkpoints within the epoch.
+//!
+//! In: where the run stands. Out: the run an epoch later, or stopped in it. Invariant: every rank walks the same path through this file.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use anyhow::{Context, Result, ensure};
+use datasets::{Loader, LoaderConfig, ShardConfig, ShardPlan};
+use distributed::Phase;
+
+use super::Training;
+use crate::config::{Filled, InputKind};
+use crate::measure::gather::total_scores;
+use crate::measure::metrics::{ScoreSums, StepLine};
+use crate::model::ImageClassifier;
+use crate::model::data;
+use crate::model::input::Input;
+use crate::run::checkpoint::Progress;
+use crate::run::session::Session;
+use crate::step::loss_scale::LossScale;
+use crate::step::sync_plan::{own_shards, staleness};
+use crate::step::{StepContext, StepEnd, StepOutcome};
+use crate::world::stop::StopVote;
+
+/// What of an epoch is under way.
+struct Epoch<'a> {
+    input: Input,
+    num_steps: u64,
+    /// What this rank scored in this session.
+    own: ScoreSums,
+    /// What an earlier session of this epoch scored: a sum over all ranks already.
+    earlier: ScoreSums,
+    /// Of the last step whose results are known.
+    last_scores: Option<ScoreSums>,
+    /// Where ranks run apart.
+    vote: Option<StopVote<'a>>,
+}
+
+impl<M: ImageClassifier> Training<'_, M> {
+    /// The steps that are left of the epoch; whether the ranks agreed to stop in it.
+    pub(super) fn train(&mut self) -> Result<bool> {
+        let session = self.session;
+        let plan = shard_plan(session, self.progress.epoch)?;
+        let num_steps = plan.num_steps() as u64;
+        let loader = Loader::start(Arc::clone(&session.data.train), plan, loader_config(session, &self.progress));
+        let vote = staleness(&session.config.sync.method())
+            .map(|staleness| StopVote::new(&*session.communicator, staleness, self.progress.step));
+        let mut epoch = Epoch {
+            input: Input::start(loader, session.config.compute.input.filled(), self.stepper.device()),
+            num_steps,
+            own: ScoreSums::default(),
+            earlier: self.progress.epoch_scores,
+            last_scores: None,
+            vote,
+        };
+        let mut stopped = false;
+        while !stopped && self.progress.step_in_epoch < num_steps {
+            stopped = self.step(&mut epoch)?;
+        }
+        self.total_scores(&epoch)?;
+        Ok(stopped)
+    }
+
+    /// One step, its line in the log, and a checkpoint if one is due within the epoch; whether the ranks agreed to stop.
+    fn step(&mut self, epoch: &mut Epoch<'_>) -> Result<bool> {
+        let config = &self.session.config.run;
+        let start = Instant::now();
+        let loaded = {
+            let _data = self.times.timer.enter(Phase::Data);
+            epoch.input.next().context("loader: ended before the epoch")??
+        };
+        let global_num_samples = loaded.global_num_samples as u64;
+        let saves = config.checkpoint_every_steps.is_some_and(|every| (self.progress.step + 1).is_multiple_of(every));
+        let ends_epoch = self.progress.step_in_epoch + 1 == epoch.num_steps;
+        let context = self.context(epoch, saves || ends_epoch)?;
+        let end = self.stepper.step(context, loaded, &self.times.timer)?;
+        // What is printed or saved is whole; between, a device is not waited for.
+        let should_log = (self.progress.step_in_epoch + 1).is_multiple_of(config.log_every_steps.filled());
+        self.add_scores(epoch, &end, should_log || saves || ends_epoch)?;
+        self.note_outcome(end.outcome)?;
+
+        let duration = start.elapsed();
+        self.session.reporter.step(&StepLine {
+            epoch: self.progress.epoch,
+            step_in_epoch: self.progress.step_in_epoch,
+            steps_per_epoch: epoch.num_steps,
+            scores: epoch.last_scores.unwrap_or_default(),
+            learning_rate: context.learning_rate,
+            duration,
+            seconds: self.times.timer.take_step(),
+            global_num_samples,
+        });
+        self.times.add_step(self.progress.step, global_num_samples, duration);
+        self.progress.step += 1;
+        self.progress.step_in_epoch += 1;
+        if saves && !end.stop && !ends_epoch {
+            self.total_scores(epoch)?;
+            self.save()?;
+        }
+        Ok(end.stop)
+    }
+
+    /// What the next step is to be; all replicas `must_sync` after it, or where ranks that run apart found that they stop there.
+    fn context(&self, epoch: &mut Epoch<'_>, must_sync: bool) -> Result<StepContext> {
+        let stop = self.session.stop.is_raised();
+        let must_sync = match &mut epoch.vote {
+            Some(vote) => vote.meets_after(self.progress.step, stop, must_sync)?,
+            None => must_sync,
+        };
+        Ok(StepContext {
+            epoch: self.progress.epoch,
+            step: self.progress.step,
+            learning_rate: self.schedule.at(self.progress.schedule_step()),
+            must_sync,
+            stop,
+        })
+    }
+
+    /// Adds what became known with a step; of this step itself, where it must be or nothing is known yet.
+    fn add_scores(&mut self, epoch: &mut Epoch<'_>, end: &StepEnd, must_be_whole: bool) -> Result<()> {
+        let mut scores = end.scores;
+        epoch.own += scores.unwrap_or_default();
+        if must_be_whole || end.stop || epoch.last_scores.is_none() {
+            let rest = self.stepper.wait(&self.times.timer)?;
+            epoch.own += rest.unwrap_or_default();
+            scores = rest.or(scores);
+        }
+        epoch.last_scores = scores.or(epoch.last_scores);
+        Ok(())
+    }
+
+    /// The scores of the epoch so far, over all ranks and sessions.
+    fn total_scores(&mut self, epoch: &Epoch<'_>) -> Result<()> {
+        self.progress.epoch_scores = total_scores(&*self.session.communicator, epoch.own)?;
+        self.progress.epoch_scores += epoch.earlier;
+        Ok(())
+    }
+
+    /// Says what became of a step that changed nothing.
+    fn note_outcome(&mut self, outcome: StepOutcome) -> Result<()> {
+        match outcome {
+            StepOutcome::Updated => Ok(()),
+            StepOutcome::Overflowed(scale) => {
+                note_overflow(self.session, self.progress.step, scale);
+                Ok(())
+            }
+            StepOutcome::Skipped(reason) => note_skipped_step(self.session, &mut self.progress, &reason),
+        }
+    }
+}
+
+/// Says that scaled gradients overflowed, at the first, second, fourth, eighth time and so on: it is part of looking for the scale.
+fn note_overflow(session: &Session<'_>, step: u64, scale: LossScale) {
+    if scale.num_overflows().is_power_of_two() {
+        session.reporter.note(&format!(
+            "step {step}: gradients overflowed, step left out on all ranks; loss scale halved to {}, {} steps left out so far",
+            scale.factor(),
+            scale.num_overflows()
+        ));
+    }
+}
+
+/// Counts a step that all ranks left out, and gives up when there are too many.
+fn note_skipped_step(session: &Session<'_>, progress: &mut Progress, reason: &str) -> Result<()> {
+    let Some(limit) = session.config.run.max_skipped_steps else { return Ok(()) };
+    progress.skipped_steps += 1;
+    ensure!(
+        progress.skipped_steps <= limit,
+        "{reason}: skipped steps: expected at most {limit}, this is one more; go back to an older checkpoint with a lower learning rate, or raise --max-skipped-steps"
+    );
+    session
+        .reporter
+        .warn(&format!("{reason}: step skipped on all ranks, {} of at most {limit}", progress.skipped_steps));
+    Ok(())
+}
+
+fn shard_plan(session: &Session<'_>, epoch: u64) -> Result<ShardPlan> {
+    let config = session.config;
+    let (rank, world_size) = (session.communicator.rank(), session.communicator.world_size());
+    let num_shards = config.sync.method().virtual_shards().unwrap_or(world_size);
+    let own_shards = own_shards(num_shards, rank, world_size);
+    Ok(ShardPlan::new(ShardConfig {
+        num_samples: session.data.train.len(),
+        global_batch_size: config.batch.global_batch_size.filled(),
+        seed: config.run.seed.filled(),
+        epoch,
+        shuffle: true,
+        drop_last: config.train_split.drop_last.filled(),
+        shard_index: own_shards.start,
+        num_shards,
+        num_own_shards: own_shards.len(),
+    })?)
+}
+
+fn loader_config(session: &Session<'_>, progress: &Progress) -> LoaderConfig {
+    let config = session.config;
+    LoaderConfig {
+        augment: data::augment(config.train_split.augment.filled()),
+        raw: config.compute.input.filled() == InputKind::Device,
+        seed: config.run.seed.filled(),
+        epoch: progress.epoch,
+        num_threads: config.data.loader_threads.filled(),
+        first_step: progress.step_in_epoch as usize,
+        ..LoaderConfig::new(config.micro_batch_size(), session.data.normalization.clone())
+    }
+}

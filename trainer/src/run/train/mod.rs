@@ -1,0 +1,225 @@
+//! The story of a run: start or resume, epochs, evaluation, checkpoints.
+//!
+//! In: a model, a resolved configuration, data, the ranks. Out: a trained model, checkpoints, one record an epoch.
+//! Invariant: every rank walks the same path through this file; what only root does contains no collective.
+
+mod epoch;
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use anyhow::{Result, ensure};
+use distributed::{Phase, check_fingerprint};
+
+use crate::config::{BatchNormKind, Filled, OnNonFiniteKind, TrainConfig};
+use crate::measure::gather::{self, RankTimes, SessionTimes};
+use crate::measure::metrics::{EpochCost, ScoreSums};
+use crate::measure::timer::Timer;
+use crate::measure::trace::TraceClock;
+use crate::model::ImageClassifier;
+use crate::model::data;
+use crate::model::schedule::LearningRate;
+use crate::run::checkpoint::Progress;
+use crate::run::checkpointer::Keeper;
+use crate::run::evaluate::{EvaluateConfig, Evaluation, evaluate};
+use crate::run::session::Session;
+use crate::step::loss_scale::LossScaling;
+use crate::step::optimizer::SgdConfig;
+use crate::step::{StepConfig, Stepper};
+
+/// How a run ended, equal on all ranks but for the model's local norm statistics and for what was measured: of that root alone
+/// knows all ranks' part.
+#[derive(Clone, Debug)]
+pub struct Outcome<M> {
+    /// The model as trained.
+    pub model: M,
+    /// Where the run stands.
+    pub progress: Progress,
+    /// Hash of all parameters' bits, in module order.
+    pub parameter_hash: String,
+    /// What every rank that trains measured in this session, warm-up steps excluded: on root of all, on another rank its own
+    /// alone; empty on a rank that only serves.
+    pub world: Vec<RankTimes>,
+    /// How many updates asynchronous servers made with gradients of parameters that so many updates had made stale.
+    pub staleness: Option<Vec<u64>>,
+    /// Whether it was stopped before its last epoch.
+    pub stopped_early: bool,
+}
+
+impl<M> Outcome<M> {
+    /// Of a rank that only served parameters.
+    pub(crate) fn of_server(model: M) -> Self {
+        let (progress, parameter_hash, world) = (Progress::default(), String::new(), Vec::new());
+        Self { model, progress, parameter_hash, world, staleness: None, stopped_early: false }
+    }
+}
+
+/// Trains `model` as `session` says, from the newest checkpoint if asked to.
+///
+/// # Errors
+/// When data cannot be read, output cannot be written, a loss or gradient is not finite, or the ranks drift apart.
+///
+/// # Collective
+/// Must be called by all ranks, with equal configuration and data.
+pub fn fit<M: ImageClassifier>(model: M, session: &Session<'_>) -> Result<Outcome<M>> {
+    let config = session.config;
+    let communicator = &*session.communicator;
+    let mut stepper = Stepper::new(model, step_config(session), Arc::clone(&session.communicator), session.device)?;
+    let keeper = Keeper::new(session);
+    let progress = if config.resume { keeper.resume(&mut stepper)? } else { Progress::default() };
+    // Whatever could refuse this start has been asked: a refused one leaves the run's files as they were.
+    if session.resumption.is_some() {
+        session.records.begin(config, session.manifest)?;
+    }
+    session.reporter.note(&format!("gradients {}", stepper.gradient_route()));
+    session.records.open_metrics(progress.epoch)?;
+    let schedule = LearningRate::new(config, data::steps_per_epoch(config, session.data)?);
+    let trace = TraceClock::start(config.sync.trace.as_deref(), communicator)?;
+    let timer = Timer::new(Arc::clone(&session.rank_status)).keeping_spans(trace.is_some());
+    let times = SessionTimes::starting_at(progress.step + config.run.warmup_steps.filled(), timer);
+    let mut training = Training { session, stepper, keeper, schedule, progress, times };
+    // A signal that came during the start: there is nothing new to keep.
+    let mut stopped = session.stop.is_raised_anywhere(communicator)?;
+    while !stopped && training.progress.epoch < config.schedule.epochs.filled() {
+        stopped = training.epoch()?;
+    }
+    training.end(trace, stopped)
+}
+
+/// A run under way on one rank.
+struct Training<'a, M> {
+    session: &'a Session<'a>,
+    stepper: Stepper<M>,
+    keeper: Keeper<'a>,
+    schedule: LearningRate,
+    progress: Progress,
+    times: SessionTimes,
+}
+
+impl<M: ImageClassifier> Training<'_, M> {
+    /// The rest of the epoch, its evaluation, its record, and a checkpoint if one is due; whether the ranks agreed to stop.
+    fn epoch(&mut self) -> Result<bool> {
+        let start = Instant::now();
+        let config = self.session.config;
+        if self.train()? {
+            self.save()?;
+            return Ok(true);
+        }
+        check_fingerprint(self.stepper.model(), &*self.session.communicator, self.progress.epoch)?;
+        let evaluation = self.evaluate_if_due()?;
+        if evaluation.is_some_and(|evaluation| evaluation.scores.is_none()) {
+            // The epoch is trained; a resumed run begins with its evaluation.
+            self.save()?;
+            return Ok(true);
+        }
+        let test = evaluation.and_then(|evaluation| evaluation.scores);
+        // The sums are global, so all ranks stop here together, before such a model is saved.
+        ensure!(
+            test.is_none_or(|test| test.loss_sum.is_finite()),
+            "epoch {}: the test loss is not finite, expected a number; lower the learning rate or clip the gradient",
+            self.progress.epoch
+        );
+        let is_best = self.progress.note_evaluation(test);
+        self.record(start, test)?;
+        self.progress.begin_next_epoch();
+        let is_last = self.progress.epoch == config.schedule.epochs.filled();
+        let stopped = !is_last && evaluation.is_some_and(|evaluation| evaluation.stop);
+        if is_best
+            || is_last
+            || stopped
+            || self.progress.epoch.is_multiple_of(config.run.checkpoint_every_epochs.filled())
+        {
+            self.save()?;
+        }
+        Ok(stopped)
+    }
+
+    fn save(&self) -> Result<()> {
+        let _checkpoint = self.times.timer.enter(Phase::Checkpoint);
+        self.keeper.save(&self.stepper, &self.progress)
+    }
+
+    fn evaluate_if_due(&self) -> Result<Option<Evaluation>> {
+        let Session { config, data, communicator, .. } = self.session;
+        let num_epochs = self.progress.epoch + 1;
+        if num_epochs != config.schedule.epochs.filled()
+            && !num_epochs.is_multiple_of(config.run.eval_every_epochs.filled())
+        {
+            return Ok(None);
+        }
+        let how = EvaluateConfig {
+            micro_batch_size: config.micro_batch_size(),
+            loader_threads: config.data.loader_threads.filled(),
+            input: config.compute.input.filled(),
+        };
+        let _evaluation = self.times.timer.enter(Phase::Evaluation);
+        let (model, device, stop) = (self.stepper.model(), self.session.device, self.session.stop);
+        evaluate(model, &data.test, &data.normalization, &how, &**communicator, device, stop).map(Some)
+    }
+
+    /// Writes the epoch that began at `start` down, on root.
+    fn record(&mut self, start: Instant, test: Option<ScoreSums>) -> Result<()> {
+        let Self { session, stepper, progress, .. } = self;
+        let communicator = &*session.communicator;
+        let world = self.times.take_epoch().gather(communicator)?;
+        let scales_loss = session.config.optimizer.loss_scale.filled() != LossScaling::None;
+        let cost = EpochCost {
+            epoch: progress.epoch,
+            step: progress.step,
+            learning_rate: self.schedule.at(progress.schedule_step().saturating_sub(1)),
+            images_per_second: gather::images_per_second(&world),
+            total: start.elapsed(),
+            seconds: world[0].seconds,
+            peak_memory_bytes: gather::peak_memory_bytes(&world),
+            traffic: stepper.take_traffic(),
+            num_ranks: communicator.world_size(),
+            skipped_steps: progress.skipped_steps,
+            loss_scale: scales_loss.then(|| stepper.loss_scale().factor()),
+            overflowed_steps: stepper.loss_scale().num_overflows(),
+        };
+        let record = cost.record(progress.epoch_scores, test);
+        session.reporter.epoch(&record);
+        session.records.epoch(&record)?;
+        progress.last_record = Some(record);
+        Ok(())
+    }
+
+    /// Compares the replicas for the last time and brings together what the ranks measured.
+    fn end(mut self, trace: Option<TraceClock>, stopped_early: bool) -> Result<Outcome<M>> {
+        let communicator = &*self.session.communicator;
+        self.session.rank_status.enter(Phase::Ending);
+        let parameter_hash = check_fingerprint(self.stepper.model(), communicator, self.progress.epoch)?.to_string();
+        if let Some(trace) = trace {
+            trace.write(&self.times.timer.take_spans(), communicator)?;
+            self.session.reporter.note(&format!("trace of all ranks written to {}", trace.path().display()));
+        }
+        let world = self.times.take_session().gather(communicator)?;
+        let (model, staleness) = self.stepper.finish()?;
+        Ok(Outcome { model, progress: self.progress, parameter_hash, world, staleness, stopped_early })
+    }
+}
+
+fn step_config(session: &Session<'_>) -> StepConfig {
+    let config = session.config;
+    StepConfig {
+        sgd: sgd_config(config),
+        label_smoothing: config.optimizer.label_smoothing.filled(),
+        clip_norm: config.optimizer.clip_grad_norm,
+        loss_scale: config.optimizer.loss_scale.filled(),
+        sync_batch_norm: config.batch.batch_norm.filled() == BatchNormKind::Sync,
+        skips_non_finite: config.run.on_non_finite.filled() == OnNonFiniteKind::Skip,
+        sync: config.sync_config(),
+        server_link: session.server_link.clone(),
+        rank_status: Arc::clone(&session.rank_status),
+    }
+}
+
+/// The optimizer of a run.
+pub(crate) fn sgd_config(config: &TrainConfig) -> SgdConfig {
+    SgdConfig {
+        momentum: config.optimizer.momentum.filled(),
+        nesterov: config.optimizer.nesterov.filled(),
+        weight_decay: config.optimizer.weight_decay.filled(),
+        decay_norm_and_bias: config.optimizer.decay_norm_and_bias.unwrap_or(true),
+    }
+}

@@ -1,0 +1,383 @@
+//! One training step: micro-batches to gradients, and these to parameters.
+//!
+//! In: the loaded samples of one step, its learning rate. Out: a changed model; how the step ended, and its scores.
+//! Invariant: between a step's first and last collective no rank leaves alone: all ranks draw the same conclusion from the same
+//! global step status.
+//! Source: Li et al. 2020, PyTorch Distributed (2006.15704), for buckets; Goyal et al. 2017 (1706.02677), section 3, for the mean.
+
+pub mod loss_scale;
+pub mod norm_reducer;
+pub mod optimizer;
+pub mod readback;
+pub mod sync_plan;
+
+mod bucket_hook;
+mod pass;
+mod replica;
+mod rollback;
+mod update;
+
+use std::borrow::Cow;
+use std::sync::Arc;
+use std::time::Instant;
+
+use anyhow::{Context, Result};
+use burn::tensor::Device;
+use datasets::{DeviceBatch, LoadedStep};
+use distributed::{Carried, CollectiveError, Communicator, ParameterLayout, Phase, RankStatus, broadcast_module};
+
+use self::pass::{Pass, forward, placeholder};
+use self::rollback::{Rollback, Saved};
+use self::update::{Finished, MicroStep, Step, Update};
+pub use self::update::{check_threads, serve};
+use crate::config::SyncConfig;
+use crate::measure::metrics::{ScoreSums, StepTraffic};
+use crate::measure::timer::Timer;
+use crate::model::ImageClassifier;
+use crate::step::loss_scale::{LossScale, LossScaling};
+use crate::step::norm_reducer::NormReducer;
+use crate::step::optimizer::SgdConfig;
+
+/// How a step is made, apart from model and data.
+#[derive(Clone, Debug)]
+pub struct StepConfig {
+    /// The optimizer.
+    pub sgd: SgdConfig,
+    /// Share of the label's weight spread over all classes, in `[0, 1)`.
+    pub label_smoothing: f64,
+    /// Largest L2 norm of the mean gradient; a longer one is scaled down to it.
+    pub clip_norm: Option<f64>,
+    /// Factor on the loss; dynamic only where all ranks sum the gradients of every step.
+    pub loss_scale: LossScaling,
+    /// Norm statistics over all ranks instead of each rank's own.
+    pub sync_batch_norm: bool,
+    /// Whether a step with a loss or gradient that is not finite is skipped, instead of ending in an error. Only where all ranks
+    /// sum the gradients of every step.
+    pub skips_non_finite: bool,
+    /// How the ranks' gradients or parameters become one.
+    pub sync: SyncConfig,
+    /// Joins the ranks that train with those that only serve parameters, where there are such.
+    pub server_link: Option<Arc<dyn Communicator>>,
+    /// Where the communication thread says which bucket it reduces.
+    pub rank_status: Arc<RankStatus>,
+}
+
+/// One step of a run: the same on all ranks, but for the wish to stop.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct StepContext {
+    /// Pass over the train split, from 0.
+    pub epoch: u64,
+    /// Optimizer update, from 0 over the whole run.
+    pub step: u64,
+    /// Of this update.
+    pub learning_rate: f64,
+    /// Whether all replicas must be equal after it, whatever the method: the epoch ends, or a checkpoint is due.
+    pub must_sync: bool,
+    /// Whether this rank wants the run to stop after it.
+    pub stop: bool,
+}
+
+/// How a step ended.
+#[derive(Clone, Debug)]
+pub struct StepEnd {
+    /// Whether the ranks agreed to stop after it; equal on all.
+    pub stop: bool,
+    /// What became of it; equal on all ranks.
+    pub outcome: StepOutcome,
+    /// What this rank has scored, and not told before. Where the device updates, that is of an earlier step, while this one may
+    /// still be under way: [`Stepper::wait`] waits for it. Nothing for a step that was skipped, or had no sample on this rank.
+    pub scores: Option<ScoreSums>,
+}
+
+/// What became of a step.
+#[derive(Clone, Debug, PartialEq)]
+pub enum StepOutcome {
+    /// The parameters changed.
+    Updated,
+    /// A loss or gradient was not finite, as these words tell; nothing changed.
+    Skipped(String),
+    /// Scaled gradients overflowed; nothing changed but the loss scale, which is halved to this. Its losses count.
+    Overflowed(LossScale),
+}
+
+/// A model in training on one rank.
+#[derive(Debug)]
+pub struct Stepper<M> {
+    model: M,
+    /// What makes parameters of gradients, by the way that `--sync` and `--update` choose.
+    update: Box<dyn Update<M>>,
+    loss_scale: LossScale,
+    rollback: Rollback,
+    /// Of the parameters.
+    layout: ParameterLayout,
+    traffic: StepTraffic,
+    /// When the last backward pass began.
+    backward_start: Instant,
+    communicator: Arc<dyn Communicator>,
+    device: Device,
+    config: StepConfig,
+}
+
+impl<M: ImageClassifier> Stepper<M> {
+    /// Takes root's parameters and norm statistics on every rank and plans the buckets.
+    ///
+    /// `device` is the plain device; the model trains on its autodiff form.
+    ///
+    /// # Errors
+    /// When the ranks' models differ in structure, or the model has no synchronised norm and one is asked for.
+    ///
+    /// # Collective
+    /// Must be called by all ranks.
+    pub fn new(model: M, config: StepConfig, communicator: Arc<dyn Communicator>, device: &Device) -> Result<Self> {
+        let model = broadcast_module(model, &*communicator, 0)?;
+        let mut stepper = Self {
+            update: update::start(&config, &model, &communicator, device)?,
+            loss_scale: LossScale::new(config.loss_scale),
+            rollback: Rollback::new(&model),
+            layout: ParameterLayout::new(&model),
+            traffic: StepTraffic::default(),
+            backward_start: Instant::now(),
+            device: device.clone().autodiff(),
+            model: model.clone(),
+            communicator,
+            config,
+        };
+        stepper.attach(model)?;
+        Ok(stepper)
+    }
+
+    /// Makes one step.
+    ///
+    /// The gradient is the exact mean over the step's samples, whichever rank holds how many: each rank's loss is the sum over
+    /// its samples divided by the global number of samples, and gradients are summed. A rank that updates alone, or a server by
+    /// itself, takes the mean over its own samples.
+    ///
+    /// # Errors
+    /// A non-finite loss or gradient on any rank (before the update, on all ranks) unless such steps are skipped, or ranks that
+    /// drifted apart. Where the device updates and no step is skipped, the first comes a step late, or from [`wait`](Self::wait).
+    ///
+    /// # Collective
+    /// Must be called by all ranks, with the same context but for its wish to stop.
+    pub fn step(&mut self, context: StepContext, loaded: LoadedStep<DeviceBatch>, timer: &Timer) -> Result<StepEnd> {
+        timer.begin_step(context.epoch, context.step);
+        let step = Step {
+            context,
+            num_own: loaded.micro_batches.iter().map(|batch| batch.labels.len()).sum(),
+            num_global: loaded.global_num_samples,
+            loss_scale: self.loss_scale.factor(),
+            can_skip: self.config.skips_non_finite || self.loss_scale.is_dynamic(),
+        };
+        let saved = step.can_skip.then(|| self.rollback.save(&self.model));
+        let plan = self.update.begin(&self.model, &step);
+        let num_micro_steps = loaded.micro_batches.len();
+        for (index, batch) in loaded.micro_batches.into_iter().enumerate() {
+            let micro = plan.micro_step(index, num_micro_steps, !batch.labels.is_empty());
+            self.micro_step(batch, &step, &micro, timer)?;
+        }
+        let finished = self.update.finish(&mut self.model, &step, &plan, timer);
+        self.settle(finished.map_err(|error| self.add_loss_scale_hint(error))?, saved)
+    }
+
+    /// Forward and backward pass of one micro-batch.
+    fn micro_step(&mut self, batch: DeviceBatch, step: &Step, micro: &MicroStep, timer: &Timer) -> Result<()> {
+        let loss_sum = {
+            let _forward = timer.enter(Phase::Forward);
+            let Pass { output, loss_sum } = self.pass(batch)?;
+            self.update.end_forward(&mut self.model, output)?;
+            loss_sum
+        };
+        let _backward = timer.enter(Phase::Backward);
+        self.backward_start = Instant::now();
+        let loss = loss_sum.map(|sum| sum.mul_scalar(f64::from(step.loss_scale) / micro.divisor as f64));
+        self.update.backward(&self.model, loss, step, micro);
+        Ok(())
+    }
+
+    /// The forward pass of one micro-batch. A batch without samples needs none, unless the other ranks wait for this one in a
+    /// synchronised norm.
+    fn pass(&self, batch: DeviceBatch) -> Result<Pass> {
+        if !batch.labels.is_empty() {
+            let (output, loss_sum) = forward(&self.model, batch, self.config.label_smoothing);
+            return Ok(Pass { output: Some(output), loss_sum: Some(loss_sum) });
+        }
+        if !self.syncs_norm() {
+            return Ok(Pass::default());
+        }
+        let model = self.with_norm_reducer(self.model.clone(), false)?;
+        let (_, loss_sum) = forward(&model, placeholder(batch.shape).upload(&self.device), self.config.label_smoothing);
+        Ok(Pass { output: None, loss_sum: Some(loss_sum) })
+    }
+
+    /// Ends a step; one in which something was not finite is as if it had never begun, if it can be skipped.
+    ///
+    /// # Errors
+    /// What was not finite, where the step cannot be skipped.
+    fn settle(&mut self, finished: Finished, saved: Option<Saved>) -> Result<StepEnd> {
+        let Finished { stop, scores, traffic, fault } = finished;
+        self.traffic.num_steps += 1;
+        self.traffic.total += traffic;
+        let Some(fault) = fault else {
+            self.loss_scale.note_good_step();
+            return Ok(StepEnd { stop, outcome: StepOutcome::Updated, scores });
+        };
+        let outcome = self.skip_step(fault)?;
+        self.rollback.undo(&mut self.model, saved);
+        // Of an overflow the losses are as good as any: only its gradients were scaled too far.
+        let counts = matches!(outcome, StepOutcome::Overflowed(_));
+        Ok(StepEnd { stop, outcome, scores: scores.filter(|_| counts) })
+    }
+
+    /// Goes over a step in which something was not finite.
+    ///
+    /// # Errors
+    /// `fault`, where the step cannot be skipped.
+    fn skip_step(&mut self, fault: CollectiveError) -> Result<StepOutcome> {
+        let is_gradient = matches!(&fault, CollectiveError::NonFinite { parameter: Some(_), .. });
+        if is_gradient && self.loss_scale.note_overflow() {
+            return Ok(StepOutcome::Overflowed(self.loss_scale));
+        }
+        if self.config.skips_non_finite {
+            return Ok(StepOutcome::Skipped(fault.to_string()));
+        }
+        Err(self.add_loss_scale_hint(fault.into()))
+    }
+
+    /// Adds what a fixed loss scale may have to do with a gradient that is not finite.
+    fn add_loss_scale_hint(&self, error: anyhow::Error) -> anyhow::Error {
+        match (error.downcast_ref(), self.loss_scale.factor()) {
+            (Some(CollectiveError::NonFinite { parameter: Some(_), .. }), factor) if factor > 1 => error.context(
+                format!("gradients times a fixed loss scale of {factor}; try a smaller one, or --loss-scale dynamic"),
+            ),
+            _ => error,
+        }
+    }
+
+    /// Waits for the results of all steps made so far; the scores of those that [`step`](Self::step) has not told of.
+    ///
+    /// # Errors
+    /// A non-finite loss or gradient in one of them.
+    pub fn wait(&mut self, timer: &Timer) -> Result<Option<ScoreSums>> {
+        self.update.wait(timer).map_err(|error| self.add_loss_scale_hint(error))
+    }
+
+    /// The model as it stands.
+    pub fn model(&self) -> &M {
+        &self.model
+    }
+
+    /// The model, its training over, and how many updates asynchronous servers made, by their staleness.
+    ///
+    /// # Errors
+    /// When a collective fails.
+    ///
+    /// # Collective
+    /// Must be called by all ranks.
+    pub fn finish(self) -> Result<(M, Option<Vec<u64>>)> {
+        Ok((self.model, self.update.end()?))
+    }
+
+    /// The parameters, flat in module order.
+    pub fn parameters(&self) -> Cow<'_, [f32]> {
+        self.update.parameters()
+    }
+
+    /// The optimizer's velocities, flat in module order: its state to save.
+    pub fn velocities(&self) -> Cow<'_, [f32]> {
+        self.update.velocities()
+    }
+
+    /// Continues from a saved model (parameters and norm statistics), saved velocities and, if it was saved, the loss scale.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    ///
+    /// # Collective
+    /// Must be called by all ranks.
+    pub fn restore(&mut self, model: M, velocities: &[f32], loss_scale: Option<LossScale>) -> Result<()> {
+        self.loss_scale = loss_scale.unwrap_or(self.loss_scale);
+        self.update.restore(&model, velocities);
+        self.attach(model)
+    }
+
+    /// What the reduction of gradients carries from one step to the next:
+    /// [`GradientReducer::carried`](distributed::GradientReducer::carried).
+    pub fn carried(&self) -> Option<Carried> {
+        self.update.replica()?.reducer.carried()
+    }
+
+    /// Goes on after `num_steps` steps with what was carried then:
+    /// [`GradientReducer::go_on`](distributed::GradientReducer::go_on).
+    ///
+    /// # Panics
+    /// When a length is not that of what is [carried](Self::carried).
+    pub fn go_on(&mut self, num_steps: u64, carried: &Carried) {
+        if let Some(replica) = self.update.replica() {
+            replica.reducer.go_on(num_steps, carried);
+        }
+    }
+
+    /// Where the batches of its steps belong: the device with its autodiff.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// Where each parameter lies in a flat buffer.
+    pub fn layout(&self) -> &ParameterLayout {
+        &self.layout
+    }
+
+    /// How long after the beginning of the last backward pass each parameter's gradient was there, seconds, in the last step; 0 where
+    /// there was none.
+    pub fn parameter_ready_s(&self) -> Vec<f64> {
+        let since =
+            |at: Option<Instant>| at.map_or(0.0, |at| at.saturating_duration_since(self.backward_start).as_secs_f64());
+        match self.update.replica() {
+            Some(replica) => replica.reducer.arrivals().into_iter().map(since).collect(),
+            None => vec![0.0; self.layout.entries().len()],
+        }
+    }
+
+    /// What this rank sent for gradients since the last call.
+    pub fn take_traffic(&mut self) -> StepTraffic {
+        std::mem::take(&mut self.traffic)
+    }
+
+    /// How gradients reach the buckets and these the other ranks, in words.
+    pub fn gradient_route(&self) -> &'static str {
+        let Some(replica) = self.update.replica() else { return "none, one rank, updated on the device" };
+        let is_possible = self.communicator.supports_threads();
+        match (self.communicator.world_size() > 1, replica.reducer.overlaps(), replica.is_streamed_to()) {
+            (false, ..) => "none, one rank",
+            (true, true, true) => "layer by layer, reduced beside the backward pass",
+            (true, true, false) => "after the backward pass, as this model hands none over, reduced by a thread",
+            (true, false, _) if self.config.sync.overlap && !is_possible => {
+                "after the backward pass, as this MPI library lets one thread call it (MPI_THREAD_MULTIPLE is needed for overlap)"
+            }
+            (true, false, _) => "after the backward pass",
+        }
+    }
+
+    /// The factor on the next step's loss.
+    pub fn loss_scale(&self) -> LossScale {
+        self.loss_scale
+    }
+
+    /// Trains `model` from now on, tied to what it shares with the other ranks: norm statistics, and what the update ties it to.
+    fn attach(&mut self, model: M) -> Result<()> {
+        let model = if self.syncs_norm() { self.with_norm_reducer(model, true)? } else { model };
+        self.model = self.update.attach(model)?;
+        Ok(())
+    }
+
+    /// Whether norm statistics are summed over ranks; a rank that is updated on its device shares nothing.
+    fn syncs_norm(&self) -> bool {
+        self.config.sync_batch_norm && self.update.replica().is_some()
+    }
+
+    fn with_norm_reducer(&self, model: M, has_samples: bool) -> Result<M> {
+        let reducer = NormReducer::new(Arc::clone(&self.communicator), has_samples);
+        model.with_statistics_reducer(Arc::new(reducer)).context(
+            "batch norm sync: this model has no synchronised norm, expected one that overrides with_statistics_reducer; use --batch-norm local",
+        )
+    }
+}

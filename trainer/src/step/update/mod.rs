@@ -1,0 +1,219 @@
+//! How gradients become parameters: one file for each way.
+//!
+//! In: the passes of a step. Out: changed parameters, or what was not finite in them. Invariant: every way makes the same
+//! collectives on all ranks; what was prepared from some buckets takes effect only when all are there and finite.
+
+mod all_reduce;
+mod exact;
+mod local_sgd;
+mod on_device;
+mod servers;
+
+use std::borrow::Cow;
+use std::fmt::Debug;
+use std::sync::Arc;
+
+use anyhow::Result;
+use burn::tensor::{Device, Tensor};
+use distributed::{CollectiveError, Communicator, Traffic};
+
+use self::all_reduce::AllReduce;
+use self::exact::Exact;
+use self::local_sgd::LocalSgd;
+use self::on_device::OnDevice;
+use self::servers::Servers;
+pub use self::servers::{check_threads, serve};
+use super::pass::Output;
+use super::replica::Replica;
+use super::{StepConfig, StepContext};
+use crate::config::SyncMethod;
+use crate::measure::metrics::ScoreSums;
+use crate::measure::timer::Timer;
+use crate::model::ImageClassifier;
+
+/// A way to make parameters of gradients.
+///
+/// A step is [`begin`](Self::begin); for each micro-batch [`end_forward`](Self::end_forward) and [`backward`](Self::backward);
+/// [`finish`](Self::finish).
+pub(super) trait Update<M>: Debug {
+    /// What the passes of this step are to do about the other ranks.
+    fn begin(&mut self, model: &M, step: &Step) -> StepPlan;
+
+    /// Takes the results of a forward pass, if the micro-batch had samples.
+    ///
+    /// # Errors
+    /// When the results cannot be read.
+    fn end_forward(&mut self, model: &mut M, output: Option<Output>) -> Result<()>;
+
+    /// Differentiates `loss`, if there is one: gradients go where they are summed.
+    fn backward(&mut self, model: &M, loss: Option<Tensor<1>>, step: &Step, micro: &MicroStep);
+
+    /// Makes the update, with the other ranks or without.
+    ///
+    /// # Errors
+    /// When a collective fails, the ranks drifted apart, or something that can no more be undone was not finite.
+    ///
+    /// # Collective
+    /// Must be called by all ranks.
+    fn finish(&mut self, model: &mut M, step: &Step, plan: &StepPlan, timer: &Timer) -> Result<Finished>;
+
+    /// Waits for the results of all steps made so far; the scores that no [`finish`](Self::finish) has told of.
+    ///
+    /// # Errors
+    /// When something in them was not finite.
+    fn wait(&mut self, _timer: &Timer) -> Result<Option<ScoreSums>> {
+        Ok(None)
+    }
+
+    /// The parameters, flat in module order.
+    fn parameters(&self) -> Cow<'_, [f32]>;
+
+    /// The optimizer's velocities, flat in module order.
+    fn velocities(&self) -> Cow<'_, [f32]>;
+
+    /// Goes on from the parameters of `model`, and these velocities; [`attach`](Self::attach) follows.
+    fn restore(&mut self, model: &M, velocities: &[f32]);
+
+    /// Ties a model to what its update is made of: hooks for its gradients, servers that learn of its parameters.
+    ///
+    /// # Errors
+    /// When a collective fails.
+    ///
+    /// # Collective
+    /// Must be called by all ranks.
+    fn attach(&mut self, model: M) -> Result<M>;
+
+    /// What is in main memory; nothing where the device updates.
+    fn replica(&self) -> Option<&Replica>;
+
+    /// Ends whatever was started; how many updates asynchronous servers made, by their staleness.
+    ///
+    /// # Errors
+    /// When a collective fails.
+    ///
+    /// # Collective
+    /// Must be called by all ranks that train.
+    fn end(self: Box<Self>) -> Result<Option<Vec<u64>>> {
+        Ok(None)
+    }
+}
+
+/// The way that `config` chooses.
+///
+/// # Errors
+/// When the ranks' models differ in structure, or a collective fails.
+///
+/// # Collective
+/// Must be called by all ranks.
+pub(super) fn start<M: ImageClassifier>(
+    config: &StepConfig,
+    model: &M,
+    communicator: &Arc<dyn Communicator>,
+    device: &Device,
+) -> Result<Box<dyn Update<M>>> {
+    if config.sync.updates_on_device(communicator.world_size()) {
+        return Ok(Box::new(OnDevice::new(config, model, device)));
+    }
+    Ok(match config.sync.method {
+        SyncMethod::Allreduce { .. } => Box::new(AllReduce::start(config, model, communicator)?),
+        SyncMethod::Exact { virtual_shards } => Box::new(Exact::start(virtual_shards, config, model, communicator)?),
+        SyncMethod::LocalSgd { every, from_step } => {
+            Box::new(LocalSgd::start((every, from_step), config, model, communicator)?)
+        }
+        SyncMethod::ParameterServer { .. } => Box::new(Servers::start(config, model, communicator)?),
+    })
+}
+
+/// A step under way on this rank.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Step {
+    pub(super) context: StepContext,
+    /// Samples of this rank.
+    pub(super) num_own: usize,
+    /// Samples of all ranks.
+    pub(super) num_global: usize,
+    /// Factor on the loss, a power of two.
+    pub(super) loss_scale: u32,
+    /// Whether it is skipped if something is not finite: then nothing of it may have taken effect.
+    pub(super) can_skip: bool,
+}
+
+/// What a step does about the other ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum SyncMode {
+    /// Gradients are summed before the update, or a server makes it of them.
+    AllReduce,
+    /// The rank updates alone.
+    Local,
+    /// The rank updates alone; then parameters and velocities are averaged.
+    LocalThenAverage,
+}
+
+/// What the passes of a step are to do.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct StepPlan {
+    /// Losses are divided by it.
+    pub(super) divisor: usize,
+    pub(super) mode: SyncMode,
+    /// Whether this rank's header goes ahead of its buckets, so that all agree before they use a sum.
+    pub(super) posts_header: bool,
+    /// Whether the gradients of every micro-batch are kept apart until the reduction.
+    pub(super) keeps_slots_apart: bool,
+}
+
+impl StepPlan {
+    /// The mean over all ranks' samples.
+    fn all_reduce(step: &Step) -> Self {
+        Self { divisor: step.num_global, mode: SyncMode::AllReduce, posts_header: true, keeps_slots_apart: false }
+    }
+
+    /// The mean over this rank's own samples, with nothing said to the others.
+    fn of_own_samples(step: &Step, mode: SyncMode) -> Self {
+        Self { divisor: step.num_own.max(1), mode, posts_header: false, keeps_slots_apart: false }
+    }
+
+    /// What its micro-step number `index` is to do.
+    pub(super) fn micro_step(&self, index: usize, num_micro_steps: usize, has_samples: bool) -> MicroStep {
+        let is_last = index + 1 == num_micro_steps && self.mode == SyncMode::AllReduce;
+        MicroStep {
+            divisor: self.divisor,
+            slot: if self.keeps_slots_apart { index } else { 0 },
+            is_last,
+            posts_header: is_last && self.posts_header,
+            has_samples,
+        }
+    }
+}
+
+/// One micro-batch's place in its step.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct MicroStep {
+    /// The loss is divided by it.
+    pub(super) divisor: usize,
+    /// To which partial gradient its own is added.
+    pub(super) slot: usize,
+    /// Whether full buckets leave.
+    pub(super) is_last: bool,
+    pub(super) posts_header: bool,
+    pub(super) has_samples: bool,
+}
+
+/// How an update ended.
+#[derive(Debug, Default)]
+pub(super) struct Finished {
+    /// Whether the ranks agreed to stop.
+    pub(super) stop: bool,
+    /// What this rank has scored and not told before; nothing without samples.
+    pub(super) scores: Option<ScoreSums>,
+    /// What it sent.
+    pub(super) traffic: Traffic,
+    /// What was not finite, the same on all ranks: then no parameter has changed.
+    pub(super) fault: Option<CollectiveError>,
+}
+
+impl Finished {
+    /// A step that could not be made; its losses were `scores`.
+    fn not_finite(fault: CollectiveError, scores: Option<ScoreSums>) -> Self {
+        Self { fault: Some(fault), scores, ..Self::default() }
+    }
+}

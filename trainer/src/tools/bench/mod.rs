@@ -1,0 +1,298 @@
+//! The speed of the whole training step on random pixels made once.
+//!
+//! In: what to measure, the ranks. Out: [`BenchResult`], and the step without its waiting for a prediction.
+//! Invariant: the step is the one `train` makes; only the input costs nothing but a copy.
+
+mod profile;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+use anyhow::{Context, Result, ensure};
+use burn::tensor::Device;
+use datasets::{DeviceBatch, LoadedStep, Loader, LoaderConfig, ShardConfig, ShardPlan, SyntheticConfig, synthetic};
+use distributed::{Communicator, Phase, RankStatus};
+use layers::{KernelTime, kernel_times};
+use records::{BenchResult, DeviceKernels, ProfileFile};
+
+use crate::config::{BatchNormKind, BenchConfig, Filled, InputKind, scaling_method_name};
+use crate::measure::gather::{OwnTimes, RankTimes, peak_memory_bytes, slowest_rank};
+use crate::measure::metrics::{ScoreSums, StepTraffic, ThroughputStats};
+use crate::measure::process_memory::minor_page_faults;
+use crate::measure::timer::Timer;
+use crate::measure::trace::{self, TraceClock};
+use crate::model::ImageClassifier;
+use crate::model::input::Input;
+use crate::model::network::{ModelRequest, resnet};
+use crate::step::loss_scale::LossScaling;
+use crate::step::optimizer::SgdConfig;
+use crate::step::sync_plan::own_shards;
+use crate::step::{self, StepConfig, StepContext, Stepper};
+use crate::tools::device_kernels::observed;
+use crate::tools::job;
+use crate::world::ranks::World;
+use crate::world::roles::Role;
+
+/// Different batches in turn, so that no step repeats the one before.
+const NUM_BATCHES: usize = 4;
+
+/// Further steps, in which the kernels of a GPU are counted and timed.
+const NUM_OBSERVED: usize = 4;
+
+/// Small, so that random labels do not blow the loss up.
+const LEARNING_RATE: f64 = 0.01;
+
+/// What was measured on a rank that trains.
+#[derive(Clone, Debug)]
+pub struct Measurement {
+    /// As it is printed.
+    pub result: BenchResult,
+    /// Speed over the slowest rank's steps.
+    pub stats: ThroughputStats,
+    /// This rank's seconds in steps.
+    pub own_seconds: f64,
+    /// The step without its waiting: times of the slowest rank, arrivals of gradients and kernels of this one.
+    pub profile: ProfileFile,
+}
+
+/// Measures training steps; `None` on a rank that only served parameters.
+///
+/// # Errors
+/// When a step fails.
+///
+/// # Collective
+/// Must be called by all ranks.
+pub fn measure(config: &BenchConfig, world: &World) -> Result<Option<Measurement>> {
+    trace::check(config.sync.trace.as_deref(), &*world.communicator)?;
+    let (device, threads) = world.prepare_compute(&config.compute)?;
+    let training_device = device.clone().autodiff();
+    let request = ModelRequest {
+        num_classes: config.num_classes.filled(),
+        in_channels: 3,
+        seed: config.seed.filled(),
+        compute: &config.compute,
+        device: &training_device,
+    };
+    let model = resnet(&config.model, false, &request)?;
+    let step_config = step_config(config, &world.rank_status);
+    let (communicator, server_link) = match Role::of(&step_config.sync, &world.communicator)? {
+        Role::Worker { communicator, server_link } => (communicator, server_link),
+        Role::Server(link) => {
+            step::serve(&step_config.sync, step_config.sgd, &model, link, &world.rank_status)?;
+            return Ok(None);
+        }
+    };
+    let batches = batches(config, &*communicator)?;
+    if let Some(directory) = &config.export_job {
+        let job = job::job(config, communicator.world_size(), batches.len(), LEARNING_RATE, &step_config.sgd)?;
+        job::export(directory, &job, &model, &batches, &*communicator)?;
+    }
+    let step_config = StepConfig { server_link, ..step_config };
+    let mut stepper = Stepper::new(model, step_config, Arc::clone(&communicator), &device)?;
+
+    let trace = TraceClock::start(config.sync.trace.as_deref(), &*communicator)?;
+    let num_steps = config.warmup_steps.filled() + config.steps.filled();
+    let num_observed = num_observed(config, &*communicator)?;
+    let steps = (0..num_steps + num_observed).map(move |step| Ok(batches[step % batches.len()].clone()));
+    let mut input = Input::start(steps, config.compute.input.filled(), stepper.device());
+    let measured = measure_steps(config, world, (&mut stepper, &mut input), trace.as_ref(), &*communicator)?;
+    let device_kernels = observed(num_observed, || {
+        let timer = Timer::default();
+        for step in num_steps..num_steps + num_observed {
+            let loaded = next_step(&mut input, &timer)?;
+            stepper.step(context(step), loaded, &timer)?;
+        }
+        stepper.wait(&timer).map(|_| ())
+    })?;
+    let times = measured.times.clone().gather(&*communicator)?;
+    let slowest = &times[slowest_rank(&times)];
+    let stats = slowest.steps.speed.context("bench: no step was measured")?;
+    let measured = Measured { device_kernels, ..measured };
+    let result = result(config, (&device, threads), &measured, (&times, stats), &*communicator)?;
+    let profile = profile::of(&result, slowest, &measured.ready_s, stepper.layout(), config);
+    stepper.finish()?;
+    Ok(Some(Measurement { result, stats, own_seconds: measured.times.seconds.step_total(), profile }))
+}
+
+/// What this rank measured, its warm-up left out but in the scores.
+struct Measured {
+    times: OwnTimes,
+    /// Of each step that had samples here.
+    scores: Vec<ScoreSums>,
+    /// Mean time of each parameter's gradient after the beginning of the last backward pass.
+    ready_s: Vec<f64>,
+    kernel_seconds: BTreeMap<String, f64>,
+    num_page_faults: u64,
+    traffic: StepTraffic,
+    /// How gradients reach the other ranks.
+    gradients: &'static str,
+    /// Of further steps on a GPU.
+    device_kernels: Option<DeviceKernels>,
+}
+
+/// Makes the steps that are measured, after those of the warm-up.
+fn measure_steps<M: ImageClassifier>(
+    config: &BenchConfig,
+    world: &World,
+    (stepper, input): (&mut Stepper<M>, &mut Input),
+    trace: Option<&TraceClock>,
+    communicator: &dyn Communicator,
+) -> Result<Measured> {
+    let new_timer = || Timer::new(Arc::clone(&world.rank_status)).keeping_spans(trace.is_some());
+    let mut timer = new_timer();
+    let (mut kernels_before, mut faults_before) = (kernel_times(), 0);
+    let mut times = OwnTimes::default();
+    let (num_warmup, num_measured) = (config.warmup_steps.filled(), config.steps.filled());
+    let num_steps = num_warmup + num_measured;
+    // Where a device updates, a step's scores come with the next step.
+    let mut scores = Vec::with_capacity(num_steps);
+    let mut ready_s = vec![0.0; stepper.layout().entries().len()];
+    for step in 0..num_steps {
+        if step == num_warmup {
+            scores.extend(stepper.wait(&timer)?);
+            communicator.barrier()?;
+            timer = new_timer();
+            stepper.take_traffic();
+            (kernels_before, faults_before) = (kernel_times(), minor_page_faults());
+        }
+        ensure!(!world.stop.is_raised(), "bench: stopped by a signal in step {step}");
+        let start = Instant::now();
+        let loaded = next_step(input, &timer)?;
+        let num_samples = loaded.global_num_samples as u64;
+        scores.extend(stepper.step(context(step), loaded, &timer)?.scores);
+        if step + 1 == num_steps {
+            scores.extend(stepper.wait(&timer)?);
+        }
+        if step >= num_warmup {
+            times.steps.push((num_samples, start.elapsed()));
+            let ready = ready_s.iter_mut().zip(stepper.parameter_ready_s());
+            ready.for_each(|(sum, ready)| *sum += ready / num_measured as f64);
+        }
+    }
+    let kernel_seconds = kernel_seconds(&kernels_before, &kernel_times());
+    let num_page_faults = minor_page_faults() - faults_before;
+    times.seconds = timer.take_epoch();
+    if let Some(trace) = trace {
+        trace.write(&timer.take_spans(), communicator)?;
+    }
+    let (traffic, gradients) = (stepper.take_traffic(), stepper.gradient_route());
+    Ok(Measured { times, scores, ready_s, kernel_seconds, num_page_faults, traffic, gradients, device_kernels: None })
+}
+
+/// As it is printed; `stats` are of the slowest rank of `times`.
+///
+/// # Collective
+/// Must be called by all ranks.
+fn result(
+    config: &BenchConfig,
+    (device, threads): (&Device, usize),
+    measured: &Measured,
+    (times, stats): (&[RankTimes], ThroughputStats),
+    communicator: &dyn Communicator,
+) -> Result<BenchResult> {
+    let slowest = &times[slowest_rank(times)];
+    Ok(BenchResult {
+        model: config.model.name(),
+        dtype: config.compute.dtype().to_string(),
+        kernels: config.compute.kernels.filled().to_string(),
+        device: format!("{device:?}"),
+        ranks: communicator.world_size(),
+        threads,
+        batch_size_per_rank: config.batch_size_per_rank.filled(),
+        global_batch_size: config.batch_size_per_rank.filled() * communicator.world_size(),
+        steps: config.steps.filled(),
+        warmup_steps: config.warmup_steps.filled(),
+        images_per_second: stats.mean,
+        step_milliseconds_median: stats.step_milliseconds_median,
+        step_milliseconds_min: slowest.steps.milliseconds.min,
+        step_milliseconds_max: slowest.steps.milliseconds.max,
+        seconds: slowest.seconds,
+        kernel_seconds: measured.kernel_seconds.clone(),
+        device_kernels: measured.device_kernels.clone(),
+        minor_faults_per_step: measured.num_page_faults as f64 / config.steps.filled() as f64,
+        peak_memory_bytes: peak_memory_bytes(times),
+        peak_memory_bytes_total: times.iter().map(|rank| rank.peak_memory_bytes).sum(),
+        device_memory_bytes: device.memory_pool_usage().map(|usage| usage.bytes_reserved),
+        loss_mean: measured.scores.last().map_or(f64::NAN, ScoreSums::loss_mean),
+        losses: global_losses(communicator, &measured.scores)?,
+        bytes_sent_per_step: measured.traffic.total.bytes_sent / measured.traffic.num_steps.max(1),
+        compression_error: measured.traffic.total.relative_error(),
+        method: scaling_method_name(&config.sync.method()),
+        gradients: measured.gradients.to_owned(),
+        communication: communicator.library(),
+    })
+}
+
+/// How many further steps all ranks make: none if one of them computes on a processor.
+fn num_observed(config: &BenchConfig, communicator: &dyn Communicator) -> Result<usize> {
+    let mut with_kernels = [u64::from(config.compute.device.filled().launches_kernels())];
+    communicator.all_reduce_sum_u64(&mut with_kernels)?;
+    Ok(if with_kernels == [communicator.world_size() as u64] { NUM_OBSERVED } else { 0 })
+}
+
+fn next_step(input: &mut Input, timer: &Timer) -> Result<LoadedStep<DeviceBatch>> {
+    let _data = timer.enter(Phase::Data);
+    Ok(input.next().context("bench: there are as many batches as steps")??)
+}
+
+fn context(step: usize) -> StepContext {
+    StepContext { step: step as u64, learning_rate: LEARNING_RATE, ..StepContext::default() }
+}
+
+/// The mean loss of each step over the samples of all ranks.
+fn global_losses(communicator: &dyn Communicator, own: &[ScoreSums]) -> Result<Vec<f64>> {
+    let mut sums: Vec<f64> = own.iter().map(|scores| scores.loss_sum).collect();
+    let mut counts: Vec<u64> = own.iter().map(|scores| scores.num_samples).collect();
+    communicator.all_reduce_sum_f64(&mut sums)?;
+    communicator.all_reduce_sum_u64(&mut counts)?;
+    Ok(sums.iter().zip(counts).map(|(sum, count)| sum / count as f64).collect())
+}
+
+fn kernel_seconds(before: &[KernelTime], after: &[KernelTime]) -> BTreeMap<String, f64> {
+    before.iter().zip(after).map(|(before, after)| (after.name.to_owned(), after.seconds - before.seconds)).collect()
+}
+
+/// This rank's share of a few global batches.
+fn batches(config: &BenchConfig, communicator: &dyn Communicator) -> Result<Vec<LoadedStep>> {
+    let global_batch_size = config.batch_size_per_rank.filled() * communicator.world_size();
+    let side = config.image_size.filled();
+    let data = synthetic::open(&SyntheticConfig {
+        num_train: NUM_BATCHES * global_batch_size,
+        num_test: 1,
+        num_classes: config.num_classes.filled(),
+        shape: datasets::ImageShape { height: side, width: side, channels: 3 },
+        seed: config.seed.filled(),
+    })?;
+    let num_shards = config.sync.method().virtual_shards().unwrap_or(communicator.world_size());
+    let own_shards = own_shards(num_shards, communicator.rank(), communicator.world_size());
+    let plan = ShardPlan::new(ShardConfig {
+        num_samples: data.train.len(),
+        global_batch_size,
+        seed: config.seed.filled(),
+        epoch: 0,
+        shuffle: false,
+        drop_last: true,
+        shard_index: own_shards.start,
+        num_shards,
+        num_own_shards: own_shards.len(),
+    })?;
+    let micro_batch_size = global_batch_size.div_ceil(num_shards);
+    let raw = config.compute.input.filled() == InputKind::Device;
+    let how = LoaderConfig { num_threads: 0, raw, ..LoaderConfig::new(micro_batch_size, data.normalization) };
+    Ok(Loader::start(data.train, plan, how).collect::<Result<_, _>>()?)
+}
+
+fn step_config(config: &BenchConfig, rank_status: &Arc<RankStatus>) -> StepConfig {
+    StepConfig {
+        sgd: SgdConfig { momentum: 0.9, nesterov: false, weight_decay: 1e-4, decay_norm_and_bias: true },
+        label_smoothing: 0.0,
+        clip_norm: None,
+        loss_scale: LossScaling::of(config.compute.dtype()),
+        sync_batch_norm: config.batch_norm.filled() == BatchNormKind::Sync,
+        skips_non_finite: false,
+        sync: config.sync_config(),
+        server_link: None,
+        rank_status: Arc::clone(rank_status),
+    }
+}

@@ -1,0 +1,72 @@
+//! The measured step without its waiting, for a prediction of more ranks.
+//!
+//! In: the slowest rank's times. Out: [`ProfileFile`]. Invariant: its parts add up to the median step.
+
+use std::time::SystemTime;
+
+use distributed::ParameterLayout;
+use records::{BenchResult, BucketRecord, PROFILE_SCHEMA, ParameterRecord, ProfileFile};
+
+use crate::config::{BenchConfig, Filled};
+use crate::measure::gather::RankTimes;
+use crate::measure::manifest::cpu_model;
+use crate::step::sync_plan::bucket_cap_bytes;
+use crate::tools::predict_scaling::step_of;
+
+/// Median absolute deviation of a normal distribution, in standard deviations, inverted.
+const NORMAL_SPREAD: f64 = 1.4826;
+
+/// The step of the slowest rank; `ready_s` of each parameter of `layout`.
+pub(super) fn of(
+    result: &BenchResult,
+    slowest: &RankTimes,
+    ready_s: &[f64],
+    layout: &ParameterLayout,
+    config: &BenchConfig,
+) -> ProfileFile {
+    let steps = config.steps.filled() as f64;
+    let mean_s = slowest.steps.total.as_secs_f64() / steps;
+    let median_s = slowest.steps.milliseconds.median / 1e3;
+    // Means of the parts, made to add up to the median, which disturbed steps do not move.
+    let part = |seconds: f64| seconds / steps * median_s / mean_s;
+    let seconds = &slowest.seconds;
+    // What one rank alone spends there is no waiting.
+    let waiting_s = if result.ranks > 1 { part(seconds.communication) } else { 0.0 };
+    let (forward_s, backward_s) = (part(seconds.forward), part(seconds.backward));
+    let (optimizer_s, input_s) = (part(seconds.optimizer), part(seconds.data));
+    let step_s = median_s - waiting_s;
+    let parameters = layout.entries().iter().zip(ready_s).map(|(entry, ready_s)| ParameterRecord {
+        name: entry.path.clone(),
+        shape: entry.shape.clone(),
+        ready_s: (ready_s * median_s / mean_s).min(backward_s),
+    });
+    let mut file = ProfileFile {
+        schema: PROFILE_SCHEMA.to_owned(),
+        created: humantime::format_rfc3339_seconds(SystemTime::now()).to_string(),
+        commit: env!("LOCKSTEP_COMMIT").to_owned(),
+        cpu_model: cpu_model(),
+        cpu_count: std::thread::available_parallelism().map_or(1, usize::from),
+        model: result.model.clone(),
+        dtype: result.dtype.clone(),
+        kernels: result.kernels.clone(),
+        device: result.device.clone(),
+        ranks: result.ranks,
+        threads: result.threads,
+        batch_size_per_rank: result.batch_size_per_rank,
+        steps: config.steps.filled(),
+        step_s,
+        step_spread_s: NORMAL_SPREAD * slowest.steps.milliseconds_deviation / 1e3,
+        forward_s,
+        backward_s,
+        optimizer_s,
+        input_s,
+        other_s: (step_s - forward_s - backward_s - optimizer_s - input_s).max(0.0),
+        bucket_cap_bytes: bucket_cap_bytes(&config.sync_config(), layout.num_elements() * size_of::<f32>()) as u64,
+        buckets: Vec::new(),
+        parameters: parameters.collect(),
+        kernel_seconds: result.kernel_seconds.iter().map(|(name, seconds)| (name.clone(), part(*seconds))).collect(),
+    };
+    let buckets = step_of(&file).with_bucket_cap(file.bucket_cap_bytes).buckets;
+    file.buckets = buckets.iter().map(|bucket| BucketRecord { ready_s: bucket.ready_s, bytes: bucket.bytes }).collect();
+    file
+}

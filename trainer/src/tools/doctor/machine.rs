@@ -1,0 +1,233 @@
+//! What Linux tells of this rank's machine.
+//!
+//! In: `/proc` and `/sys`. Out: plain facts. Invariant: what cannot be found out is `None` or empty, never an error.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use super::cpu_set::CpuSet;
+use crate::config::choices::nvidia_driver_present;
+use crate::measure::manifest::cpu_model;
+
+/// Where Linux tells of resource groups.
+const CGROUPS: &str = "/sys/fs/cgroup";
+
+/// The processors of a rank.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProcessorFacts {
+    /// Name of the processor.
+    pub model: String,
+    /// What tells machines apart whose nodes' names do not: the number of this start of the system. Containers share it.
+    pub boot: String,
+    /// Processors of the machine.
+    pub machine: CpuSet,
+    /// Those that this rank may use.
+    pub allowed: CpuSet,
+    /// Those of the machine that share a core with an allowed one, core by core; cores of one processor are left out.
+    pub siblings: Vec<CpuSet>,
+}
+
+/// The memory of a rank's node.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MemoryFacts {
+    /// What the node can give without swapping.
+    pub available_bytes: Option<u64>,
+    /// What the job's resource group has left of its limit, if it has one.
+    pub group_left_bytes: Option<u64>,
+    /// What is free of `/dev/shm`.
+    pub shared_free_bytes: Option<u64>,
+    /// Most files that this process may open.
+    pub open_files: Option<u64>,
+}
+
+/// GPUs of a rank's node.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GpuFacts {
+    /// Whether there is a driver.
+    pub has_driver: bool,
+    /// GPUs that it knows.
+    pub num_gpus: usize,
+}
+
+/// A way to other nodes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct InterfaceFacts {
+    /// Its name.
+    pub name: String,
+    /// Its speed as the system words it, where it tells.
+    pub speed: Option<String>,
+}
+
+fn text(path: impl AsRef<Path>) -> Option<String> {
+    fs::read_to_string(path).ok().map(|text| text.trim().to_owned())
+}
+
+/// Names in a directory, sorted.
+fn names(directory: impl AsRef<Path>) -> Vec<String> {
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+    let mut names: Vec<String> = entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+    names.sort();
+    names
+}
+
+/// The value of `key` in lines of `key value` or `key: value`.
+fn value<'a>(lines: &'a str, key: &str) -> Option<&'a str> {
+    lines.lines().find_map(|line| {
+        let rest = line.strip_prefix(key)?;
+        rest.starts_with([':', ' ', '\t']).then(|| rest.trim_start_matches(':').trim())
+    })
+}
+
+pub(super) fn processors() -> ProcessorFacts {
+    let status = text("/proc/self/status").unwrap_or_default();
+    let allowed = CpuSet::parse(value(&status, "Cpus_allowed_list").unwrap_or_default());
+    let machine = CpuSet::parse(&text("/sys/devices/system/cpu/online").unwrap_or_default());
+    let mut siblings: Vec<CpuSet> = Vec::new();
+    for cpu in allowed.iter() {
+        let path = format!("/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list");
+        let core = CpuSet::parse(&text(path).unwrap_or_default());
+        if core.len() > 1 && !siblings.contains(&core) {
+            siblings.push(core);
+        }
+    }
+    let boot = text("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    ProcessorFacts { model: cpu_model(), boot, machine, allowed, siblings }
+}
+
+pub(super) fn memory() -> MemoryFacts {
+    let node = text("/proc/meminfo").unwrap_or_default();
+    let kibibytes = value(&node, "MemAvailable").and_then(|value| value.trim_end_matches("kB").trim().parse().ok());
+    let limits = text("/proc/self/limits").unwrap_or_default();
+    let open_files = value(&limits, "Max open files").and_then(|values| values.split_whitespace().next());
+    MemoryFacts {
+        available_bytes: kibibytes.map(|kibibytes: u64| kibibytes * 1024),
+        group_left_bytes: group_left(Path::new(CGROUPS), &text("/proc/self/cgroup").unwrap_or_default()),
+        shared_free_bytes: free_bytes(Path::new("/dev/shm")).ok(),
+        open_files: open_files
+            .and_then(|number| if number == "unlimited" { Some(u64::MAX) } else { number.parse().ok() }),
+    }
+}
+
+/// Bytes that this user may still write where `path` lies.
+pub(super) fn free_bytes(path: &Path) -> Result<u64, String> {
+    let found = rustix::fs::statvfs(path).map_err(|error| format!("{}: {error}", path.display()))?;
+    Ok(found.f_bavail.saturating_mul(found.f_frsize))
+}
+
+/// What the memory limits of a process in `groups`, the text of `/proc/self/cgroup`, leave it: the least of its group's and of those
+/// around it. Pages of files that would be given up first count as left.
+fn group_left(root: &Path, groups: &str) -> Option<u64> {
+    let mut least = None;
+    for line in groups.lines() {
+        let mut parts = line.splitn(3, ':').skip(1);
+        let (Some(controllers), Some(group)) = (parts.next(), parts.next()) else { continue };
+        let (top, limit, used, cached) = match controllers {
+            "" => (root.to_owned(), "memory.max", "memory.current", "inactive_file"),
+            "memory" => (root.join("memory"), "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+            _ => continue,
+        };
+        let mut directory: PathBuf = top.join(group.trim_start_matches('/'));
+        loop {
+            let number = |name: &str| text(directory.join(name))?.parse::<u64>().ok();
+            // The old form writes the largest number of pages where there is no limit.
+            if let (Some(limit), Some(used)) = (number(limit).filter(|&limit| limit < 1 << 60), number(used)) {
+                let statistics = text(directory.join("memory.stat")).unwrap_or_default();
+                let cached = value(&statistics, cached).and_then(|value| value.parse().ok()).unwrap_or(0);
+                let left = limit.saturating_sub(used.saturating_sub(cached));
+                least = Some(least.map_or(left, |least: u64| least.min(left)));
+            }
+            if directory == top || !directory.pop() {
+                break;
+            }
+        }
+    }
+    least
+}
+
+pub(super) fn gpus() -> GpuFacts {
+    let by_driver = names("/proc/driver/nvidia/gpus").len();
+    let is_device = |name: &String| {
+        name.strip_prefix("nvidia")
+            .is_some_and(|rest| !rest.is_empty() && rest.bytes().all(|byte| byte.is_ascii_digit()))
+    };
+    let by_device = names("/dev").iter().filter(|name| is_device(name)).count();
+    GpuFacts { has_driver: nvidia_driver_present(), num_gpus: if by_device > 0 { by_device } else { by_driver } }
+}
+
+/// Ways to other nodes that are up.
+pub(super) fn interfaces() -> Vec<InterfaceFacts> {
+    let mut found = Vec::new();
+    let network = Path::new("/sys/class/net");
+    for name in names(network) {
+        if text(network.join(&name).join("operstate")).as_deref() == Some("up") {
+            let speed = text(network.join(&name).join("speed")).and_then(|speed| speed.parse::<u64>().ok());
+            found.push(InterfaceFacts { name, speed: speed.map(|speed| format!("{speed} Mbit/s")) });
+        }
+    }
+    let devices = Path::new("/sys/class/infiniband");
+    for device in names(devices) {
+        for port in names(devices.join(&device).join("ports")) {
+            let port = devices.join(&device).join("ports").join(port);
+            if text(port.join("state")).is_some_and(|state| state.contains("ACTIVE")) {
+                let name = format!("InfiniBand {device}");
+                found.push(InterfaceFacts { name, speed: text(port.join("rate")) });
+            }
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn write(directory: &Path, name: &str, text: &str) {
+        fs::create_dir_all(directory).unwrap();
+        fs::write(directory.join(name), text).unwrap();
+    }
+
+    #[test]
+    fn a_value_is_that_of_the_whole_key() {
+        let lines = "Cpus_allowed:\tff\nCpus_allowed_list:\t0-7\ninactive_file 12\nMax open files            1024     4096    files";
+        assert_eq!(value(lines, "Cpus_allowed_list"), Some("0-7"));
+        assert_eq!(value(lines, "inactive_file"), Some("12"));
+        assert_eq!(value(lines, "Max open files"), Some("1024     4096    files"));
+        assert_eq!(value(lines, "Cpus"), None);
+    }
+
+    #[test]
+    fn a_limit_around_the_group_counts_and_cached_files_do_not() {
+        let root = tempfile::tempdir().unwrap();
+        let (job, step) = (root.path().join("job"), root.path().join("job/step"));
+        write(&step, "memory.max", "max\n");
+        write(&step, "memory.current", "100\n");
+        write(&job, "memory.max", "1000\n");
+        write(&job, "memory.current", "900\n");
+        write(&job, "memory.stat", "anon 100\ninactive_file 500\n");
+        assert_eq!(group_left(root.path(), "0::/job/step"), Some(600));
+        assert_eq!(group_left(root.path(), "0::/"), None);
+    }
+
+    #[test]
+    fn the_old_form_of_groups_is_read_and_its_largest_number_is_no_limit() {
+        let root = tempfile::tempdir().unwrap();
+        let memory = root.path().join("memory");
+        write(&memory, "memory.limit_in_bytes", "9223372036854771712");
+        write(&memory, "memory.usage_in_bytes", "5");
+        write(&memory.join("job"), "memory.limit_in_bytes", "70");
+        write(&memory.join("job"), "memory.usage_in_bytes", "50");
+        let groups = "9:name=systemd:/\n4:memory:/job\n0::/\n";
+        assert_eq!(group_left(root.path(), groups), Some(20));
+        assert_eq!(group_left(root.path(), "4:memory:/"), None);
+    }
+
+    #[test]
+    fn this_machine_tells_of_itself() {
+        let processors = processors();
+        assert!(!processors.allowed.is_empty() && processors.allowed.meets(&processors.machine), "{processors:?}");
+        assert!(memory().available_bytes.is_some_and(|bytes| bytes > 1 << 20));
+        assert!(memory().open_files.is_some());
+    }
+}

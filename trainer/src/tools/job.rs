@@ -1,0 +1,123 @@
+//! The measured job as files, so that another program can do the same: `--export-job`.
+//!
+//! In: what `trainer bench` is about to do. Out: `job.json`, `weights.safetensors` (the initial weights under PyTorch's names) and a
+//! `batches-rank<R>.safetensors` of each rank: `images` `[B, N, H, W, C]`, normalised, and `labels` `[B, N]`, in the order in which
+//! they come; after the last batch the first follows.
+//! Invariant: the numbers are those that this program computes with, bit by bit; a file is there whole or not at all.
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use burn_resnet::{ResNet, save_safetensors};
+use datasets::{HostBatch, LoadedStep};
+use distributed::Communicator;
+use records::{JOB_SCHEMA, Job, SgdFacts};
+use safetensors::tensor::{Dtype, TensorView};
+
+use crate::config::{BenchConfig, Filled};
+use crate::run::output::{write_atomically, write_json};
+use crate::step::optimizer::SgdConfig;
+
+/// What these flags mean for `ranks` that train with this optimizer.
+///
+/// # Errors
+/// When there is no such network.
+pub fn job(config: &BenchConfig, ranks: usize, num_batches: usize, learning_rate: f64, sgd: &SgdConfig) -> Result<Job> {
+    let SgdConfig { momentum, nesterov, weight_decay, decay_norm_and_bias } = *sgd;
+    Ok(Job {
+        schema: JOB_SCHEMA.to_owned(),
+        model: config.model.name(),
+        depth: config.model.network()?.depth(),
+        shortcut: config.model.shortcut.filled().to_string(),
+        num_classes: config.num_classes.filled(),
+        image_size: config.image_size.filled(),
+        ranks,
+        batch_size_per_rank: config.batch_size_per_rank.filled(),
+        num_batches,
+        learning_rate,
+        sgd: SgdFacts { momentum, nesterov, weight_decay, decay_norm_and_bias },
+    })
+}
+
+/// Writes the job of all ranks into a directory, which is made.
+///
+/// # Errors
+/// When a file cannot be written.
+pub fn export(
+    directory: &Path,
+    job: &Job,
+    model: &ResNet,
+    batches: &[LoadedStep],
+    communicator: &dyn Communicator,
+) -> Result<()> {
+    fs::create_dir_all(directory).with_context(|| format!("cannot make {}", directory.display()))?;
+    let path = directory.join(format!("batches-rank{}.safetensors", communicator.rank()));
+    write_atomically(&path, &batches_to_bytes(job, batches)?)?;
+    if communicator.rank() == 0 {
+        save_safetensors(model, directory.join("weights.safetensors"))?;
+        write_json(&directory.join("job.json"), job)?;
+    }
+    Ok(())
+}
+
+fn batches_to_bytes(job: &Job, batches: &[LoadedStep]) -> Result<Vec<u8>> {
+    let parts = || batches.iter().flat_map(|step| &step.micro_batches);
+    let pixels = parts().map(HostBatch::normalised_pixels);
+    let pixels: Vec<u8> =
+        pixels.flat_map(|pixels| pixels.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>()).collect();
+    let labels: Vec<u8> =
+        parts().flat_map(|part| &part.labels).flat_map(|&label| (label as i32).to_le_bytes()).collect();
+    let rows = [batches.len(), job.batch_size_per_rank];
+    let images = [&rows[..], &[job.image_size, job.image_size, 3]].concat();
+    let views = [
+        ("images", TensorView::new(Dtype::F32, images, &pixels)?),
+        ("labels", TensorView::new(Dtype::I32, rows.to_vec(), &labels)?),
+    ];
+    Ok(safetensors::serialize(views, None)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use datasets::{ImageShape, Pixels};
+    use safetensors::SafeTensors;
+
+    fn two_ranks() -> Job {
+        let sgd = SgdFacts { momentum: 0.9, nesterov: false, weight_decay: 1e-4, decay_norm_and_bias: true };
+        Job {
+            schema: JOB_SCHEMA.to_owned(),
+            model: "resnet20".into(),
+            depth: 20,
+            shortcut: "a".to_owned(),
+            num_classes: 10,
+            image_size: 2,
+            ranks: 2,
+            batch_size_per_rank: 1,
+            num_batches: 2,
+            learning_rate: 0.01,
+            sgd,
+        }
+    }
+
+    #[test]
+    fn batches_are_written_in_their_order_and_bit_by_bit() {
+        let step = |start: usize, label| LoadedStep {
+            step_in_epoch: start,
+            global_num_samples: 2,
+            micro_batches: vec![HostBatch {
+                pixels: Pixels::Normalised((0..12).map(|value| (start * 12 + value) as f32 / 3.0).collect()),
+                labels: vec![label],
+                indices: vec![start],
+                shape: ImageShape { height: 2, width: 2, channels: 3 },
+            }],
+        };
+        let bytes = batches_to_bytes(&two_ranks(), &[step(0, 7), step(1, 3)]).unwrap();
+        let read = SafeTensors::deserialize(&bytes).unwrap();
+        let (images, labels) = (read.tensor("images").unwrap(), read.tensor("labels").unwrap());
+        assert_eq!((images.shape(), labels.shape()), (&[2, 1, 2, 2, 3][..], &[2, 1][..]));
+        let expected: Vec<u8> = (0..24).flat_map(|value| (value as f32 / 3.0).to_le_bytes()).collect();
+        assert_eq!(images.data(), expected);
+        assert_eq!(labels.data(), [7_i32, 3].map(i32::to_le_bytes).concat());
+    }
+}

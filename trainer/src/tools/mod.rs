@@ -1,0 +1,12 @@
+//! What looks at a job or a machine beside training: measurements, checks, predictions.
+//!
+//! Imports point down this list.
+
+pub mod bench;
+pub mod device_kernels;
+pub mod doctor;
+pub mod job;
+pub mod netbench;
+pub mod predict_scaling;
+pub mod simulation;
+pub mod verify;

@@ -1,0 +1,181 @@
+//! Messages between two ranks, by size and pair, and the network that they tell of.
+//!
+//! In: the ranks' nodes, sizes. Out: [`PairTimes`] on all ranks; [`Links`], the fit over all pairs, and the network of a simulation.
+//! Invariant: one pair at a time sends; the other ranks sleep.
+
+use super::pairs::{Pair, PairPlan};
+use super::points::ping_pong;
+use crate::config::NetbenchConfig;
+use anyhow::{Context, Result, ensure};
+use distributed::{Communicator, WaitPolicy};
+use records::{FitFacts, Links, PairTimes, Point};
+use simulate::{Link, LinkFit, NetworkModel, Node};
+
+use crate::world::stop::StopFlag;
+
+/// Bytes that tell whether a node's ranks share memory.
+const SHARED_BYTES: usize = 4096;
+
+/// The link of these pairs' messages together; `None` if they cannot tell it.
+pub fn fit<'a>(pairs: impl IntoIterator<Item = &'a [Point]>) -> Option<FitFacts> {
+    let points: Vec<(f64, f64)> =
+        pairs.into_iter().flatten().map(|point| (point.bytes as f64, point.seconds_median)).collect();
+    let fit = LinkFit::of(&points)?;
+    Some(FitFacts {
+        alpha_s: fit.link.alpha,
+        beta_s_per_byte: fit.link.beta,
+        bandwidth_bytes_per_s: fit.link.beta.recip(),
+        burst_bytes: fit.burst_bytes,
+        residual: fit.residual,
+        worst_residual: fit.worst_residual,
+        worst_bytes: fit.worst_bytes as u64,
+        num_points: fit.num_points,
+    })
+}
+
+/// The link of a fit, in four digits, which is more than is known.
+fn link(fit: &FitFacts) -> Link {
+    let rounded = |value: f64| format!("{value:.3e}").parse::<f64>().unwrap_or(value);
+    // Rounded in the units of the text.
+    Link::new(rounded(fit.alpha_s * 1e6) / 1e6, rounded(fit.bandwidth_bytes_per_s))
+}
+
+/// Times messages of all pairs, one pair after the other.
+///
+/// # Errors
+/// When a message or a collective fails, or a signal stops this rank.
+///
+/// # Collective
+/// Must be called by all ranks, with the same plan and configuration.
+pub fn measure(
+    config: &NetbenchConfig,
+    communicator: &dyn Communicator,
+    nodes: &[String],
+    plan: &PairPlan,
+    stop: &StopFlag,
+) -> Result<Vec<PairTimes>> {
+    // A rank that waits for its turn must not take the core of one that is measured.
+    let idle = communicator.duplicate()?;
+    idle.set_wait_policy(WaitPolicy::Sleep);
+    let mut all = Vec::new();
+    for &pair in &plan.pairs {
+        let is_member = [pair.first, pair.second].contains(&communicator.rank());
+        let mut own = Vec::new();
+        for &bytes in &config.sizes {
+            ensure!(!stop.is_raised(), "netbench: stopped by a signal");
+            if is_member {
+                own.extend(ping_pong(communicator, pair, bytes, config.time_per_point)?);
+            }
+            idle.barrier()?;
+        }
+        let gathered = idle.all_gather(&serde_json::to_vec(&own)?)?;
+        let points: Vec<Point> = serde_json::from_slice(&gathered[pair.first])
+            .with_context(|| format!("netbench: the times of rank {}", pair.first))?;
+        all.push(pair_times(pair, nodes, points));
+    }
+    Ok(all)
+}
+
+fn pair_times(pair: Pair, nodes: &[String], points: Vec<Point>) -> PairTimes {
+    let fit = fit([&points[..]]);
+    PairTimes {
+        ranks: [pair.first, pair.second],
+        nodes: [nodes[pair.first].clone(), nodes[pair.second].clone()],
+        is_inside_node: pair.is_inside,
+        points,
+        fit,
+    }
+}
+
+/// Fits over the pairs between nodes and over those inside.
+pub fn links(pairs: &[PairTimes]) -> Links {
+    let fit_of = |is_inside| {
+        let wanted = pairs.iter().filter(|pair| pair.is_inside_node == is_inside);
+        fit(wanted.map(|pair| &pair.points[..]))
+    };
+    Links { between_nodes: fit_of(false), inside_node: fit_of(true) }
+}
+
+/// The network of a simulation, for nodes of `ranks_per_node` ranks that may share memory.
+///
+/// Measured on one node, messages between nodes are taken to be like those inside; `None` if no fit tells a link.
+pub fn network(links: &Links, ranks_per_node: usize, is_shared: bool) -> Option<NetworkModel> {
+    let inside = links.inside_node.as_ref().map(link);
+    let between = links.between_nodes.as_ref().map(link).or(inside)?;
+    let node = Node { ranks: ranks_per_node, link: inside.unwrap_or(Link::MEMORY), shared: is_shared };
+    let burst_bytes = links.between_nodes.map_or(0.0, |fit| fit.burst_bytes.round());
+    let node = (ranks_per_node > 1).then_some(node);
+    Some(NetworkModel { node, burst_bytes, ..NetworkModel::new(between) })
+}
+
+/// Whether the ranks of each node share memory.
+///
+/// # Errors
+/// When a collective fails.
+///
+/// # Collective
+/// Must be called by all ranks.
+pub fn nodes_share_memory(communicator: &dyn Communicator, nodes: &[String]) -> Result<bool> {
+    let own = &communicator.topology().node;
+    let members: Vec<usize> = (0..nodes.len()).filter(|&rank| nodes[rank] == *own).collect();
+    Ok(communicator.node_memory(&members, SHARED_BYTES)?.is_some())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use records::StoppedBy;
+
+    fn pair(is_inside_node: bool, link: Link) -> PairTimes {
+        let point = |bytes: u64| Point {
+            bytes,
+            seconds_median: link.seconds(bytes as f64),
+            seconds_p10: 0.0,
+            seconds_p90: 0.0,
+            relative_half_width: None,
+            repetitions: 3,
+            stopped_by: StoppedBy::Time,
+            simulated_seconds: None,
+        };
+        let points = (0..12).map(|power| point(1 << (2 * power))).collect();
+        let second = if is_inside_node { 1 } else { 2 };
+        pair_times(Pair { first: 0, second, is_inside: is_inside_node }, &["a", "a", "b"].map(str::to_owned), points)
+    }
+
+    #[test]
+    fn the_network_has_the_links_that_were_measured_and_reads_as_text_again() {
+        let (fast, slow) = (Link::new(0.5e-6, 5e9), Link::new(50e-6, 113e6));
+        let both = links(&[pair(false, slow), pair(true, fast)]);
+        let network = super::network(&both, 2, true).unwrap();
+        assert_eq!(network.to_string(), "50us,113MB/s@2:shared:0.5us,5000MB/s".replace("50us,113MB/s", "1gbe"));
+        let read: NetworkModel = network.to_string().parse().unwrap();
+        assert_eq!(read.to_string(), network.to_string());
+        assert_eq!(super::network(&both, 1, true).unwrap().node, None);
+    }
+
+    #[test]
+    fn one_node_stands_for_several_and_nothing_measured_is_no_network() {
+        let fast = Link::new(0.5e-6, 5e9);
+        let network = super::network(&links(&[pair(true, fast)]), 4, false).unwrap();
+        assert_eq!(network.link, network.node.unwrap().link);
+        assert_eq!(super::network(&links(&[]), 4, true), None);
+    }
+
+    #[test]
+    fn a_pair_names_its_nodes_and_its_own_fit() {
+        let pair = pair(false, Link::new(50e-6, 113e6));
+        assert_eq!(pair.nodes, ["a", "b"]);
+        assert!((pair.fit.unwrap().bandwidth_bytes_per_s / 113e6 - 1.0).abs() < 1e-6);
+    }
+
+    #[test]
+    fn a_written_fit_tells_the_times_of_the_link_that_was_fitted() {
+        for burst_bytes in [0.0, 4096.0] {
+            let told = |bytes: f64| 50e-6 + LinkFit::limited_bytes(bytes, burst_bytes) / 113e6;
+            let fit = FitFacts { burst_bytes, ..pair(false, Link::new(50e-6, 113e6)).fit.unwrap() };
+            for bytes in [1.0, 4096.0, 1e6] {
+                assert!((fit.seconds(bytes) / told(bytes) - 1.0).abs() < 1e-5, "{bytes} bytes, burst {burst_bytes}");
+            }
+        }
+    }
+}

@@ -1,0 +1,222 @@
+//! Predictions, and the file they are written to.
+//!
+//! In: a measured step, a network, methods, numbers of ranks. Out: [`Forecast`].
+//! Invariant: the same step, network and method give the same numbers, but for what encoding takes, which is measured each time.
+
+use std::time::SystemTime;
+
+use anyhow::Result;
+use distributed::CompressionKind;
+use records::{
+    NetworkFacts, PREDICTION_SCHEMA, PredictionFile, PredictionRecord, ProfileFacts, ProfileFile, PublishedFigure,
+};
+use simulate::{Outcome, Scaling, Scenario, StepProfile, predict_scenarios};
+
+use super::profile_file::step_of;
+use crate::config::{
+    NamedNetwork, NetworkSource, ScalingConfig, ScalingKind, SyncConfig, SyncMethod, scaling_method_name,
+};
+use crate::step::sync_plan::bucket_cap_bytes;
+use crate::tools::simulation::synchronisation;
+
+/// The predictions for one network, and what was left out of them.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Forecast {
+    /// As it is written.
+    pub file: PredictionFile,
+    /// Why, in words.
+    pub left_out: Vec<String>,
+}
+
+/// Predicts for one network; `profiles` has one step, or a second one for strong scaling.
+///
+/// # Errors
+/// When a time of a profile or of the network is negative or not finite.
+pub fn forecast(
+    profiles: &[ProfileFile],
+    network: &NamedNetwork,
+    config: &ScalingConfig,
+    published: Vec<PublishedFigure>,
+) -> Result<Forecast> {
+    let profile = &profiles[0];
+    let (step, second) = (step_of(profile), profiles.get(1).map(step_of));
+    let (mut syncs, mut scenarios, mut left_out) = (Vec::new(), Vec::new(), Vec::new());
+    for sync in &config.methods {
+        for scenario in scenarios_of(&step, sync, config)? {
+            match scenario.why_not(step.batch_size_per_rank) {
+                Some(why) => {
+                    left_out.push(format!("{} on {} ranks: {why}", scaling_method_name(&sync.method), scenario.ranks));
+                }
+                None => {
+                    syncs.push(sync);
+                    scenarios.push(scenario);
+                }
+            }
+        }
+    }
+    let outcomes = predict_scenarios(&step, second.as_ref(), &network.model, &scenarios)?;
+    let records = syncs.iter().zip(&scenarios).zip(&outcomes);
+    let records = records.map(|((sync, scenario), outcome)| record(&sync.method, config.scaling, scenario, outcome));
+    Ok(Forecast { file: file(profile, network, records.collect(), published), left_out })
+}
+
+/// One way to synchronise, on every number of ranks.
+fn scenarios_of(step: &StepProfile, sync: &SyncConfig, config: &ScalingConfig) -> Result<Vec<Scenario>> {
+    let synchronisation = synchronisation(step, sync)?;
+    let total_bytes: u64 = step.buckets.iter().map(|bucket| bucket.bytes).sum();
+    let bucket_bytes = bucket_cap_bytes(sync, total_bytes as usize) as u64;
+    let scaling = match config.scaling {
+        ScalingKind::Weak => Scaling::Weak,
+        ScalingKind::Strong => Scaling::Strong,
+    };
+    let scenario = |&ranks| Scenario { synchronisation, overlap: sync.overlap, bucket_bytes, scaling, ranks };
+    Ok(config.ranks.iter().map(scenario).collect())
+}
+
+fn record(method: &SyncMethod, scaling: ScalingKind, scenario: &Scenario, outcome: &Outcome) -> PredictionRecord {
+    let (servers, placement, local_steps) = match *method {
+        SyncMethod::ParameterServer { servers, placement, .. } => (Some(servers), Some(placement.to_string()), None),
+        SyncMethod::LocalSgd { every, .. } => (None, None, Some(every)),
+        _ => (None, None, None),
+    };
+    let (reduction, compress) = match method {
+        SyncMethod::Allreduce { compression, .. } if compression.is_some() => (None, compression.to_string()),
+        SyncMethod::Allreduce { reduction, .. } => (Some(reduction.to_string()), CompressionKind::None.to_string()),
+        SyncMethod::Exact { .. } => (Some("exact".to_owned()), CompressionKind::None.to_string()),
+        _ => (None, CompressionKind::None.to_string()),
+    };
+    let Outcome { batch_size_per_rank, prediction, speedup, best_buckets } = *outcome;
+    PredictionRecord {
+        method: scaling_method_name(method),
+        sync: method.kind().to_string(),
+        reduction,
+        compress: Some(compress),
+        servers,
+        server_placement: placement,
+        local_steps,
+        ranks: scenario.ranks,
+        batch_size_per_rank,
+        scaling: scaling.to_string(),
+        step_ms: Some(prediction.step_s * 1e3),
+        images_per_second: Some(prediction.images_per_second),
+        speedup: Some(speedup),
+        efficiency: Some(speedup / scenario.ranks as f64),
+        communication_ms: Some(prediction.communication_s * 1e3),
+        exposed_ms: Some(prediction.exposed_s * 1e3),
+        bucket_bytes: Some(scenario.bucket_bytes),
+        best_bucket_bytes: best_buckets.map(|(bytes, _)| bytes),
+        best_images_per_second: best_buckets.map(|(_, prediction)| prediction.images_per_second),
+        cell: None,
+    }
+}
+
+fn file(
+    profile: &ProfileFile,
+    network: &NamedNetwork,
+    predictions: Vec<PredictionRecord>,
+    published: Vec<PublishedFigure>,
+) -> PredictionFile {
+    PredictionFile {
+        schema: PREDICTION_SCHEMA.to_owned(),
+        created: humantime::format_rfc3339_seconds(SystemTime::now()).to_string(),
+        commit: env!("LOCKSTEP_COMMIT").to_owned(),
+        model: profile.model.clone(),
+        dtype: profile.dtype.clone(),
+        device: profile.device.clone(),
+        batch_size_per_rank: profile.batch_size_per_rank,
+        threads: Some(profile.threads),
+        profile: ProfileFacts {
+            forward_s: profile.forward_s,
+            backward_s: profile.backward_s,
+            optimizer_s: profile.optimizer_s,
+            input_s: profile.input_s,
+            other_s: profile.other_s,
+            spread_s: profile.step_spread_s,
+            buckets: profile.buckets.clone(),
+            layers: profile.layers(),
+        },
+        network: NetworkFacts {
+            name: network.name.clone(),
+            source: match &network.source {
+                NetworkSource::Named => "named".to_owned(),
+                NetworkSource::Flags => "flags".to_owned(),
+                NetworkSource::Measured(path) => format!("measured {}", path.display()),
+            },
+            alpha_s: network.model.link.alpha,
+            bytes_per_second: network.model.link.beta.recip(),
+            ranks_per_node: Some(network.model.ranks_per_node()),
+            text: network.model.to_string(),
+        },
+        predictions,
+        published,
+        cells: Vec::new(),
+    }
+}
+
+/// The step that all of it was predicted from.
+pub(super) fn compute_s(profile: &ProfileFacts) -> f64 {
+    let step = StepProfile {
+        forward_s: profile.forward_s,
+        backward_s: profile.backward_s,
+        optimizer_s: profile.optimizer_s,
+        other_s: profile.input_s + profile.other_s,
+        ..StepProfile::default()
+    };
+    step.compute_s()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::profile_file::tests::profile;
+    use super::*;
+    use crate::config::PredictScalingConfig;
+    use crate::config::cli::PredictScalingArgs;
+
+    fn predicted(args: PredictScalingArgs) -> Forecast {
+        let args = PredictScalingArgs { profile: Some(vec!["step.json".into()]), ..args };
+        let config = PredictScalingConfig::resolve(&args, 1).unwrap().scaling.unwrap();
+        forecast(&[profile()], &config.networks[0], &config, Vec::new()).unwrap()
+    }
+
+    fn with(methods: &[&str], ranks: &[usize], scaling: ScalingKind) -> PredictScalingArgs {
+        PredictScalingArgs {
+            network: Some(vec!["1gbe".to_owned()]),
+            methods: Some(methods.iter().map(|&text| text.to_owned()).collect()),
+            ranks: Some(ranks.to_vec()),
+            scaling: Some(scaling),
+            ..PredictScalingArgs::default()
+        }
+    }
+
+    #[test]
+    fn every_method_is_predicted_and_survives_its_file() {
+        let args = PredictScalingArgs { methods: None, ..with(&[], &[1, 2, 8], ScalingKind::Weak) };
+        let Forecast { file, left_out } = predicted(args);
+        assert_eq!((file.predictions.len(), left_out.len()), (27, 0));
+        let read: PredictionFile = serde_json::from_str(&serde_json::to_string(&file).unwrap()).unwrap();
+        assert_eq!(read.predictions.len(), file.predictions.len());
+        for (record, read) in file.predictions.iter().zip(&read.predictions) {
+            assert_eq!(record.method, read.method);
+            assert!((record.step_ms.unwrap() - read.step_ms.unwrap()).abs() < 1e-9);
+            assert!(record.efficiency.unwrap() <= 1.0 + 1e-9 && record.exposed_ms.unwrap() >= 0.0, "{record:?}");
+            assert!(record.ranks > 1 || (record.step_ms.unwrap() - 100.0).abs() < 1e-9, "{record:?}");
+            if let Some(best) = record.best_images_per_second {
+                assert!(best > 0.95 * record.images_per_second.unwrap(), "{record:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn strong_scaling_keeps_the_global_batch_and_leaves_out_what_does_not_divide_it() {
+        let Forecast { file, left_out } = predicted(with(&["allreduce:ring"], &[1, 2, 3, 32], ScalingKind::Strong));
+        let batches: Vec<(usize, usize)> =
+            file.predictions.iter().map(|record| (record.ranks, record.batch_size_per_rank)).collect();
+        assert_eq!(batches, [(1, 32), (2, 16), (32, 1)]);
+        assert_eq!(left_out, ["allreduce:ring on 3 ranks: they do not divide a global batch of 32"]);
+        // What the optimizer and the rest take is not shared: Amdahl's law, as the network is fast next to 50 ms.
+        let speedup = file.predictions[1].speedup.unwrap();
+        assert!(speedup < 1.0 / (0.1 + 0.9 / 2.0) + 1e-9 && speedup > 1.6, "{speedup}");
+        let servers = predicted(with(&["parameter-server:4"], &[2], ScalingKind::Weak));
+        assert_eq!((servers.file.predictions.len(), servers.left_out.len()), (0, 1));
+    }
+}

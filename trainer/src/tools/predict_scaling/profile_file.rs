@@ -1,0 +1,140 @@
+//! The measured step of a rank as a file, and as a simulation takes it.
+//!
+//! In: what `trainer bench` measured. Out: [`ProfileFile`], read and checked; [`StepProfile`].
+
+use std::path::Path;
+
+use anyhow::{Context, Result, bail, ensure};
+use records::{PROFILE_SCHEMA, ProfileFile};
+use simulate::{BucketProfile, ParameterProfile, StepProfile};
+
+/// Reads a file that `bench --profile-output` wrote.
+///
+/// # Errors
+/// When it cannot be read, is none of these, or a number in it cannot be.
+pub fn read_profile(path: &Path) -> Result<ProfileFile> {
+    let expected = || format!("{}: expected a file that `trainer bench --profile-output` wrote", path.display());
+    let text = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
+    let value: serde_json::Value = serde_json::from_slice(&text).with_context(expected)?;
+    let schema = value.get("schema").and_then(serde_json::Value::as_str).unwrap_or("none");
+    ensure!(schema == PROFILE_SCHEMA, "{}, with schema {PROFILE_SCHEMA}, got {schema}", expected());
+    let file: ProfileFile = serde_json::from_value(value).with_context(expected)?;
+    ensure!(file.batch_size_per_rank > 0, "{}: expected a batch of at least 1 sample, got 0", path.display());
+    ensure!(
+        file.parameters.iter().any(|parameter| parameter.shape.iter().product::<usize>() > 0),
+        "{}: expected parameters with at least one element, got none",
+        path.display()
+    );
+    let times = [file.forward_s, file.backward_s, file.optimizer_s, file.input_s, file.other_s, file.step_spread_s];
+    let ready = file.parameters.iter().map(|parameter| parameter.ready_s);
+    let ready = ready.chain(file.buckets.iter().map(|bucket| bucket.ready_s));
+    if let Some(wrong) = times.into_iter().chain(ready).find(|time| !(time.is_finite() && *time >= 0.0)) {
+        bail!("{}: expected times finite and not negative, got {wrong}; measure again", path.display());
+    }
+    ensure!(
+        file.forward_s + file.backward_s > 0.0,
+        "{}: expected a forward and a backward pass that take time, got 0 s; measure again",
+        path.display()
+    );
+    Ok(file)
+}
+
+/// As a simulation takes it, in the buckets that were measured.
+pub fn step_of(file: &ProfileFile) -> StepProfile {
+    let parameters = file.parameters.iter().map(|parameter| ParameterProfile {
+        path: parameter.name.clone(),
+        shape: parameter.shape.clone(),
+        ready_s: parameter.ready_s,
+    });
+    StepProfile {
+        forward_s: file.forward_s,
+        backward_s: file.backward_s,
+        buckets: file
+            .buckets
+            .iter()
+            .map(|bucket| BucketProfile { ready_s: bucket.ready_s, bytes: bucket.bytes })
+            .collect(),
+        parameters: parameters.collect(),
+        optimizer_s: file.optimizer_s,
+        other_s: file.input_s + file.other_s,
+        batch_size_per_rank: file.batch_size_per_rank,
+        straggler_spread_s: file.step_spread_s,
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+    use records::{BucketRecord, ParameterRecord};
+    use std::collections::BTreeMap;
+
+    /// 100 ms with 32 samples: a backward pass of 60 ms through two layers of 64 KiB and one of 4 KiB.
+    pub(in crate::tools::predict_scaling) fn profile() -> ProfileFile {
+        let parameter = |name: &str, shape: &[usize], ready_s| ParameterRecord {
+            name: name.to_owned(),
+            shape: shape.to_vec(),
+            ready_s,
+        };
+        ProfileFile {
+            schema: PROFILE_SCHEMA.to_owned(),
+            created: "2026-11-21T12:00:00Z".to_owned(),
+            commit: "unknown".to_owned(),
+            cpu_model: "unknown".to_owned(),
+            cpu_count: 2,
+            model: "resnet20".to_owned(),
+            dtype: "f32".to_owned(),
+            kernels: "fused".to_owned(),
+            device: "flex".to_owned(),
+            ranks: 1,
+            threads: 1,
+            batch_size_per_rank: 32,
+            steps: 20,
+            step_s: 0.1,
+            step_spread_s: 0.0,
+            forward_s: 0.03,
+            backward_s: 0.06,
+            optimizer_s: 0.005,
+            input_s: 0.0,
+            other_s: 0.005,
+            bucket_cap_bytes: 1 << 19,
+            buckets: vec![BucketRecord { ready_s: 0.05, bytes: 135_168 }],
+            parameters: vec![
+                parameter("first.conv.weight", &[128, 128], 0.05),
+                parameter("second.conv.weight", &[128, 128], 0.03),
+                parameter("fc.weight", &[32, 32], 0.01),
+            ],
+            kernel_seconds: BTreeMap::new(),
+        }
+    }
+
+    #[test]
+    fn a_profile_is_read_as_it_was_written_and_other_files_are_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("step.json");
+        let read = |text: &str| {
+            std::fs::write(&path, text).unwrap();
+            read_profile(&path).map_err(|error| format!("{error:#}"))
+        };
+        let text = serde_json::to_string(&profile()).unwrap();
+        assert_eq!(read(&text).unwrap(), profile());
+        for (text, expected) in [
+            ("", "bench --profile-output"),
+            ("{\"schema\": \"lockstep.study/1\"}", "got lockstep.study/1"),
+            (&text.replace("\"forward_s\":0.03", "\"forward_s\":-1"), "expected times finite and not negative, got -1"),
+            (&text.replace("\"batch_size_per_rank\":32", "\"batch_size_per_rank\":0"), "at least 1 sample"),
+            (&text.replace("\"backward_s\":0.06", "\"backward_s\":\"long\""), "bench --profile-output"),
+        ] {
+            let error = read(text).unwrap_err();
+            assert!(error.contains(expected), "expected {expected} in {error}");
+        }
+        assert!(read_profile(&directory.path().join("absent.json")).unwrap_err().to_string().contains("cannot read"));
+    }
+
+    #[test]
+    fn layers_share_the_backward_pass() {
+        let layers: Vec<(String, f64)> =
+            profile().layers().into_iter().map(|layer| (layer.name, (layer.seconds * 1e3).round())).collect();
+        let expected = [("fc", 10.0), ("second.conv", 20.0), ("first.conv", 20.0)];
+        assert_eq!(layers, expected.map(|(name, seconds)| (name.to_owned(), seconds)));
+    }
+}

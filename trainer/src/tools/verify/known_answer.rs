@@ -1,0 +1,79 @@
+//! A published ResNet-20 classifies real images as it does elsewhere.
+//!
+//! In: the published weights and CIFAR-10's test file. Out: how many of its first 1,017 images are answered right.
+//! Source: an independent forward pass of the weights of github.com/akamaster/pytorch_resnet_cifar10, over images scaled to 0..1
+//! and normalised with ImageNet's mean and deviation.
+
+use std::path::Path;
+
+use anyhow::Result;
+use burn_resnet::load_weights;
+use datasets::{Cifar, Loader, LoaderConfig, Normalization, ShardConfig, ShardPlan, cifar};
+
+use super::Subject;
+use super::comparison::{Comparison, Finding};
+use super::files;
+use crate::config::cli::ModelArgs;
+use crate::measure::metrics::ScoreSums;
+use crate::model::network::{ModelRequest, resnet};
+use crate::model::{cross_entropy_sum, score};
+
+pub(super) const EXPECTATION: &str = "a published ResNet-20 gets 932 of 1,017 CIFAR-10 images right";
+
+const WEIGHTS: &str = "resnet20-12fca82f.th";
+const NUM_IMAGES: u64 = 1017;
+const NUM_CORRECT: u64 = 932;
+/// Divides the number of images, so that all batches are whole.
+const BATCH_SIZE: usize = 113;
+
+pub(super) fn check(subject: &Subject<'_>) -> Result<Finding> {
+    let folder = subject.config.data_dir.as_deref();
+    let found = files::find(folder, WEIGHTS, "published weights")
+        .and_then(|weights| Ok((weights, files::find(folder, Cifar::Ten.test_file(), "CIFAR-10's test images")?)));
+    let (weights, images) = match found {
+        Ok(paths) => paths,
+        Err(reason) => return Ok(Finding::Skipped(reason)),
+    };
+    let model = resnet(
+        &ModelArgs::resnet(20),
+        false,
+        &ModelRequest {
+            num_classes: Cifar::Ten.num_classes(),
+            in_channels: 3,
+            seed: 0,
+            compute: subject.compute(),
+            device: &subject.device,
+        },
+    )?;
+    let model = load_weights(model, weights)?;
+    let dataset = cifar::open_test(images.parent().unwrap_or(Path::new(".")), Cifar::Ten)?;
+    if (dataset.len() as u64) < NUM_IMAGES {
+        return Ok(Finding::Skipped(format!("{}: {} images, expected {NUM_IMAGES}", images.display(), dataset.len())));
+    }
+    let plan = ShardPlan::new(ShardConfig {
+        num_samples: dataset.len(),
+        global_batch_size: BATCH_SIZE,
+        seed: 0,
+        epoch: 0,
+        shuffle: false,
+        drop_last: false,
+        shard_index: 0,
+        num_shards: 1,
+        num_own_shards: 1,
+    })?;
+    let normalization = Normalization { mean: vec![0.485, 0.456, 0.406], std: vec![0.229, 0.224, 0.225] };
+    let how = LoaderConfig { num_threads: 0, ..LoaderConfig::new(BATCH_SIZE, normalization) };
+    let mut sums = ScoreSums::default();
+    for loaded in Loader::start(dataset, plan, how).take(NUM_IMAGES as usize / BATCH_SIZE) {
+        for batch in loaded?.micro_batches {
+            let labels = batch.labels.clone();
+            let batch = batch.to_device(&subject.device);
+            let logits = model.forward(batch.images);
+            sums += score(logits.clone(), cross_entropy_sum(logits, batch.labels, 0.0), &labels)?;
+        }
+    }
+    Ok(Finding::Compared(vec![
+        Comparison::count("images", NUM_IMAGES, sums.num_samples, 0),
+        Comparison::count("answered right", NUM_CORRECT, sums.top1_correct, subject.precision.images()),
+    ]))
+}

@@ -1,0 +1,31 @@
+//! The device that others are measured by: Flex with our own kernels in f32, which the tests hold against PyTorch in f64.
+
+use burn::tensor::Device;
+
+use crate::config::cli::ComputeArgs;
+use crate::config::{ConvolutionKind, DeviceChoice, Dtype, KernelsKind};
+
+/// Why a comparison with the reference is skipped.
+pub(super) const ABSENT: &str = "this program was built without the reference: rebuild with the cargo feature flex";
+
+/// The reference, if it is part of this program; `compute` tells threads and instruction set.
+pub(super) fn reference(compute: &ComputeArgs) -> Option<(Device, ComputeArgs)> {
+    let compute = ComputeArgs {
+        device: Some(DeviceChoice::Flex),
+        kernels: Some(KernelsKind::Fused),
+        dtype: Some(Dtype::F32),
+        convolution: Some(ConvolutionKind::Auto),
+        ..*compute
+    };
+    flex().map(|device| (device, compute))
+}
+
+#[cfg(feature = "flex")]
+fn flex() -> Option<Device> {
+    Some(Device::flex())
+}
+
+#[cfg(not(feature = "flex"))]
+fn flex() -> Option<Device> {
+    None
+}

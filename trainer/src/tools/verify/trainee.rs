@@ -1,0 +1,113 @@
+//! A small network in training by the step that `train` makes, on any device.
+//!
+//! In: a device, how it computes, what is trained. Out: the loss of each step, the parameters.
+//! Invariant: weights and batches are functions of a seed, so that two devices begin with the same bits.
+
+use std::sync::Arc;
+
+use anyhow::Result;
+use burn::tensor::Device;
+use burn_resnet::ResNet;
+use datasets::{LoadedStep, Loader, LoaderConfig, ShapesConfig, ShardConfig, ShardPlan, shapes};
+use distributed::{Communicator, SingleCommunicator};
+
+use crate::config::cli::{ComputeArgs, ModelArgs};
+use crate::config::{Filled, SyncConfig};
+use crate::measure::timer::Timer;
+use crate::model::network::{ModelRequest, resnet};
+use crate::step::loss_scale::LossScaling;
+use crate::step::optimizer::SgdConfig;
+use crate::step::{StepConfig, StepContext, Stepper};
+
+/// At which the first losses fall smoothly: at a rate that makes them jump every rounding is amplified.
+const LEARNING_RATE: f64 = 0.02;
+
+/// What is trained.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Lesson {
+    pub(super) depth: usize,
+    pub(super) batch_size: usize,
+    /// Different batches, which come in turn.
+    pub(super) num_batches: usize,
+}
+
+/// A network in training.
+pub(super) struct Trainee {
+    stepper: Stepper<ResNet>,
+    batches: Vec<LoadedStep>,
+    timer: Timer,
+    num_steps: u64,
+}
+
+impl Trainee {
+    /// Trained by one rank.
+    pub(super) fn new(lesson: Lesson, compute: &ComputeArgs, device: &Device) -> Result<Self> {
+        Self::of_rank(lesson, compute, device, Arc::new(SingleCommunicator::new()))
+    }
+
+    /// Trained by several ranks, of which this is one, with norm statistics over all.
+    pub(super) fn of_rank(
+        lesson: Lesson,
+        compute: &ComputeArgs,
+        device: &Device,
+        communicator: Arc<dyn Communicator>,
+    ) -> Result<Self> {
+        let num_samples = lesson.batch_size * lesson.num_batches;
+        let data = shapes::open(&ShapesConfig { num_train: num_samples, num_test: 1, seed: 7 })?;
+        let plan = ShardPlan::new(ShardConfig {
+            num_samples,
+            global_batch_size: lesson.batch_size,
+            seed: 7,
+            epoch: 0,
+            shuffle: true,
+            drop_last: true,
+            shard_index: communicator.rank(),
+            num_shards: communicator.world_size(),
+            num_own_shards: 1,
+        })?;
+        let micro_batch_size = lesson.batch_size.div_ceil(communicator.world_size());
+        let how = LoaderConfig { num_threads: 0, ..LoaderConfig::new(micro_batch_size, data.normalization) };
+        let model = ModelArgs::resnet(lesson.depth);
+        let request = ModelRequest {
+            num_classes: data.train.class_names().len(),
+            in_channels: data.train.image_shape().channels,
+            seed: 7,
+            compute,
+            device: &device.clone().autodiff(),
+        };
+        let config = StepConfig {
+            sgd: SgdConfig { momentum: 0.9, nesterov: false, weight_decay: 1e-4, decay_norm_and_bias: true },
+            label_smoothing: 0.0,
+            clip_norm: None,
+            loss_scale: LossScaling::of(compute.dtype()),
+            sync_batch_norm: communicator.world_size() > 1,
+            skips_non_finite: false,
+            sync: SyncConfig { update: compute.device.filled().update(), ..SyncConfig::default() },
+            server_link: None,
+            rank_status: Arc::default(),
+        };
+        let model = resnet(&model, false, &request)?;
+        Ok(Self {
+            stepper: Stepper::new(model, config, communicator, device)?,
+            batches: Loader::start(data.train, plan, how).collect::<Result<_, _>>()?,
+            timer: Timer::default(),
+            num_steps: 0,
+        })
+    }
+
+    /// Makes a step; the mean loss of this rank's samples.
+    pub(super) fn step(&mut self) -> Result<f32> {
+        let loaded = self.batches[self.num_steps as usize % self.batches.len()].clone();
+        let loaded = loaded.map(|batch| batch.upload(self.stepper.device()));
+        let context = StepContext { step: self.num_steps, learning_rate: LEARNING_RATE, ..StepContext::default() };
+        let end = self.stepper.step(context, loaded, &self.timer)?;
+        let scores = self.stepper.wait(&self.timer)?.or(end.scores).unwrap_or_default();
+        self.num_steps += 1;
+        Ok(scores.loss_mean() as f32)
+    }
+
+    /// All parameters, flat in module order.
+    pub(super) fn parameters(&self) -> Vec<f32> {
+        self.stepper.parameters().into_owned()
+    }
+}

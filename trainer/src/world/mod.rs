@@ -1,0 +1,10 @@
+//! The ranks of a job: how they are started, what each of them does, how they stop together.
+//!
+//! Imports point down this list.
+
+#[cfg(feature = "kernel-cache")]
+pub mod kernel_cache;
+pub mod launch;
+pub mod ranks;
+pub mod roles;
+pub mod stop;

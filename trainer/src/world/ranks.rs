@@ -1,0 +1,223 @@
+//! Who computes: the communicator this process belongs to, and the device it computes on.
+//!
+//! In: a [`Communicator`], the environment of the launcher, `--device`. Out: a [`World`] and a burn [`Device`].
+//! Invariant: ranks left unbound share the processors of their machine.
+
+use std::fs;
+use std::num::NonZero;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Result, bail, ensure};
+use burn::tensor::{Device, FloatDType};
+use distributed::{
+    Alarm, CollectiveError, Communicator, Launcher, ROOT, RankStatus, Topology, Watchdog, WatchedCommunicator,
+};
+
+#[cfg(feature = "cuda")]
+use crate::config::choices::nvidia_driver_present;
+use crate::config::cli::ComputeArgs;
+use crate::config::{DeviceChoice, Dtype, Filled};
+use crate::measure::report::{self, Reporter};
+use crate::world::stop::StopFlag;
+
+/// What a rank is handed at its start.
+#[derive(Debug)]
+pub struct World {
+    /// The ranks.
+    pub communicator: Arc<dyn Communicator>,
+    /// What this rank is doing, for the others' sake.
+    pub rank_status: Arc<RankStatus>,
+    /// Raised when somebody wants this rank to stop.
+    pub stop: StopFlag,
+    /// Where root's words go.
+    pub reporter: Reporter,
+    /// Whether this thread is the process's only rank, and so computes as one of its compute threads. Ranks that are threads
+    /// of one process must not: a rank that waits for the others would keep work that they wait for.
+    pub is_only_rank: bool,
+}
+
+impl World {
+    /// This rank's part of the world of `communicator`; root speaks on the console.
+    pub fn new(communicator: Arc<dyn Communicator>, stop: StopFlag) -> Self {
+        let reporter = Reporter::new(communicator.rank() == ROOT, None);
+        Self::reporting(communicator, stop, reporter)
+    }
+
+    /// As [`new`](Self::new), with root's words going to `reporter`.
+    pub fn reporting(communicator: Arc<dyn Communicator>, stop: StopFlag, reporter: Reporter) -> Self {
+        let rank_status = Arc::new(RankStatus::new().counting(datasets::progress));
+        let communicator = Arc::new(WatchedCommunicator::new(communicator, Arc::clone(&rank_status)));
+        Self { communicator, rank_status, stop, reporter, is_only_rank: false }
+    }
+
+    /// Ends the job when a rank waits for longer than `timeout` for another that makes no progress, saying which. To be dropped after
+    /// a last barrier.
+    ///
+    /// # Errors
+    /// When a collective fails. Without support for threads there is a warning instead, and no watch.
+    ///
+    /// # Collective
+    /// Must be called by all ranks.
+    pub fn watch(&self, timeout: Duration) -> Result<Option<Watchdog>> {
+        let say = Box::new(|alarm: &Alarm| report::alarm(&alarm.to_string()));
+        match Watchdog::start(&*self.communicator, Arc::clone(&self.rank_status), timeout, say) {
+            Ok(watchdog) => Ok(Some(watchdog)),
+            Err(error @ CollectiveError::WatchdogNeedsThreads { .. }) => {
+                self.reporter.warn(&error.to_string());
+                Ok(None)
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Ends a watch after a barrier: after it no rank waits for another.
+    ///
+    /// # Errors
+    /// When the barrier fails.
+    ///
+    /// # Collective
+    /// Must be called by all ranks.
+    pub fn end_watch(&self, watchdog: Option<Watchdog>) -> Result<()> {
+        self.communicator.barrier()?;
+        drop(watchdog);
+        Ok(())
+    }
+
+    /// Whether this rank acts for all.
+    pub fn is_root(&self) -> bool {
+        self.communicator.rank() == ROOT
+    }
+
+    /// Refuses to be one of several, for a `command` that makes no use of others.
+    ///
+    /// # Errors
+    /// When there is more than one rank.
+    pub fn expect_one_process(&self, command: &str) -> Result<()> {
+        let number = self.communicator.world_size();
+        ensure!(number == 1, "{command}: expected one process, got {number}; start it without a launcher");
+        Ok(())
+    }
+
+    /// The device that `choice` means on this rank, and the threads it computes with, set for this process.
+    ///
+    /// # Errors
+    /// When the backend is not built in, or has no driver here, or the launcher's words are not numbers.
+    pub fn prepare_compute(&self, compute: &ComputeArgs) -> Result<(Device, usize)> {
+        let topology = self.communicator.topology();
+        let num_threads = compute.threads.map_or_else(|| share_of_threads(topology), Ok)?;
+        let num_threads = set_threads(num_threads, self.is_only_rank);
+        let device = device(compute.device.filled(), topology)?;
+        let dtype = match compute.dtype() {
+            Dtype::F32 => FloatDType::F32,
+            Dtype::Bf16 => FloatDType::BF16,
+            Dtype::F16 => FloatDType::F16,
+        };
+        ensure!(
+            device.supports_dtype(dtype),
+            "--dtype {}: expected a device that computes with it, got {device:?}; use --dtype f32",
+            compute.dtype()
+        );
+        Ok((device, num_threads))
+    }
+}
+
+/// The device that `choice` means. `cuda` without an index takes the rank's index on its node.
+///
+/// # Errors
+/// When the backend is not built in.
+fn device(choice: DeviceChoice, topology: &Topology) -> Result<Device> {
+    let missing = |feature: &str| {
+        format!(
+            "device {feature}: this program was built without it, expected the cargo feature `{feature}`; rebuild with --features {feature}"
+        )
+    };
+    match choice {
+        #[cfg(feature = "flex")]
+        DeviceChoice::Flex => Ok(Device::flex()),
+        #[cfg(not(feature = "flex"))]
+        DeviceChoice::Flex => bail!(missing("flex")),
+        #[cfg(feature = "ndarray")]
+        #[expect(deprecated, reason = "burn deprecates ndarray in favour of flex; it stays here for comparison")]
+        DeviceChoice::Ndarray => Ok(Device::ndarray()),
+        #[cfg(not(feature = "ndarray"))]
+        DeviceChoice::Ndarray => bail!(missing("ndarray")),
+        #[cfg(feature = "cuda")]
+        DeviceChoice::Cuda(index) => {
+            if !nvidia_driver_present() {
+                bail!(
+                    "device cuda: no NVIDIA driver on node {}, expected /proc/driver/nvidia; use --device flex",
+                    topology.node
+                );
+            }
+            #[cfg(feature = "kernel-cache")]
+            crate::world::kernel_cache::use_the_users_folder();
+            Ok(Device::cuda(index.unwrap_or(topology.local_rank)))
+        }
+        #[cfg(not(feature = "cuda"))]
+        DeviceChoice::Cuda(_) => {
+            let _ = topology;
+            bail!(missing("cuda"))
+        }
+    }
+}
+
+/// The threads that are a rank's share of the processors of its machine, or what the launcher says that it gave the rank.
+///
+/// # Errors
+/// When the launcher's words are not numbers.
+pub(crate) fn share_of_threads(topology: &Topology) -> Result<usize> {
+    let allotted = Launcher::detect_from_environment()?.and_then(|launcher| launcher.num_processors);
+    let available = std::thread::available_parallelism().map_or(1, NonZero::get);
+    // A scheduler that binds nothing leaves a rank on all processors of a node, also on those of other jobs.
+    let available = available.min(allotted.unwrap_or(usize::MAX));
+    let listing = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let on_machine = listing.lines().filter(|line| line.starts_with("processor")).count();
+    Ok(share_of_processors(available, on_machine, topology.local_size))
+}
+
+/// The processors this process may use, but no more than its share of the machine: a launcher that bound the rank has
+/// divided them already, one that did not has left them all to everyone. At least one.
+fn share_of_processors(available: usize, on_machine: usize, local_size: usize) -> usize {
+    let share = on_machine.max(available) / local_size.max(1);
+    available.min(share).max(1)
+}
+
+/// Sets the number of compute threads of this process, the calling one among them if so wished, and returns the number in
+/// force. A caller outside its pool would hand every operation over to other threads and caches.
+fn set_threads(num_threads: usize, caller_included: bool) -> usize {
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(num_threads);
+    let pool = if caller_included { pool.use_current_thread() } else { pool };
+    // The pool can be built once in a process; thread-ranks share the first one's.
+    match pool.build_global() {
+        Ok(()) => num_threads,
+        Err(_) => rayon::current_num_threads(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::share_of_processors;
+
+    #[test]
+    fn ranks_left_unbound_share_the_machine() {
+        assert_eq!(share_of_processors(16, 16, 2), 8);
+        assert_eq!(share_of_processors(16, 16, 3), 5);
+    }
+
+    #[test]
+    fn a_bound_rank_uses_all_it_was_given() {
+        assert_eq!(share_of_processors(8, 16, 2), 8);
+        assert_eq!(share_of_processors(1, 2, 2), 1);
+    }
+
+    #[test]
+    fn a_rank_has_one_thread_even_where_ranks_outnumber_processors() {
+        assert_eq!(share_of_processors(2, 2, 4), 1);
+    }
+
+    #[test]
+    fn a_machine_that_tells_nothing_is_what_is_available() {
+        assert_eq!(share_of_processors(4, 0, 2), 2);
+    }
+}
