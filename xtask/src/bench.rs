@@ -5,7 +5,7 @@
 
 use clap::{Args, Subcommand};
 
-use crate::cargo;
+use crate::cargo::{self, Mpi};
 use crate::setup;
 use jobs::failure::Outcome;
 use jobs::options::{self, Installing};
@@ -64,7 +64,7 @@ impl KernelsArgs {
         let found = setup::run(self.installing)?;
         let build = cargo::command(&["build", "--release", "-p", "kernels", "--example", "kernels"]);
         let kernels = cargo::executable(build, "kernels", false)?;
-        let trainer = cargo::release_trainer(&found)?;
+        let trainer = cargo::trainer(Mpi::of(&found), "release")?;
 
         let mut command = std::process::Command::new(kernels);
         command.args(["--batch", &batch]).args(shared);

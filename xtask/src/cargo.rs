@@ -22,19 +22,15 @@ pub(crate) enum Mpi {
 }
 
 impl Mpi {
-    /// Features for the trainer that trains.
-    pub(crate) fn trainer_features(self) -> &'static [&'static str] {
+    pub(crate) fn of(found: &Found) -> Self {
+        if found.can_build_mpi() { Mpi::With } else { Mpi::Without }
+    }
+
+    /// The features of everything that is built: the same for all, so that the tensor library is compiled once.
+    pub(crate) fn features(self) -> &'static [&'static str] {
         match self {
             Mpi::With => &[],
             Mpi::Without => &["--no-default-features", "--features", "flex,download"],
-        }
-    }
-
-    /// Features for everything that is checked: a second backend confirms the numbers of the first.
-    pub(crate) fn test_features(self) -> &'static [&'static str] {
-        match self {
-            Mpi::With => &["--features", "ndarray"],
-            Mpi::Without => &["--no-default-features", "--features", "flex,download,ndarray"],
         }
     }
 }
@@ -73,11 +69,10 @@ fn describes_this_package(name: &str) -> bool {
         || ["CARGO", "CARGO_BIN_NAME", "CARGO_CRATE_NAME", "CARGO_PRIMARY_PACKAGE", "OUT_DIR"].contains(&name)
 }
 
-/// The trainer that trains, with MPI where it can be had.
-pub(crate) fn release_trainer(found: &Found) -> Outcome<PathBuf> {
-    let mpi = if found.can_build_mpi() { Mpi::With } else { Mpi::Without };
-    let mut build = command(&["build", "--release", "-p", "trainer"]);
-    build.args(mpi.trainer_features());
+/// Builds the trainer in this profile. The dev profile's is nearly as fast, and the tests share what is compiled for it.
+pub(crate) fn trainer(mpi: Mpi, profile: &str) -> Outcome<PathBuf> {
+    let mut build = command(&["build", "--package", "trainer", "--profile", profile]);
+    build.args(mpi.features());
     executable(build, "trainer", false)
 }
 

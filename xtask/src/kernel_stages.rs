@@ -29,6 +29,10 @@ pub(crate) fn sanitized() -> Result<Outcome, Reason> {
         return Err("this Rust comes without AddressSanitizer's runtime, rustup's has it".to_owned());
     }
     let mut command = kernel_tests(HOST, "sanitized");
+    command.args(
+        ["debug-assertions", "overflow-checks"]
+            .map(|check| format!("--config=profile.dev.package.kernels.{check}=true")),
+    );
     command.env("RUSTC_BOOTSTRAP", "1").env("RUSTFLAGS", "-Zsanitizer=address");
     Ok(process::run(command))
 }

@@ -44,14 +44,14 @@ struct Program {
 enum Command {
     /// Find what is missing on this machine and install it where that is allowed.
     Setup(setup::SetupArgs),
-    /// Set up, build the trainer in release, and train.
+    /// Set up, build the trainer, and train.
     Train(train::TrainArgs),
     /// Measure the kernels one by one, then the training step they make up.
     #[command(subcommand)]
     Bench(bench::BenchCommand),
     /// Prove that the trainer computes rightly on a GPU and measure it beside PyTorch, or pack this for a GPU machine.
     GpuCheck(gpu_check::GpuCheckArgs),
-    /// Set up and run all checks: format, tidy, lints, tests, documentation, NCCL, addresses, aarch64, MPI, MPICH, a browser, Slurm.
+    /// Set up and run the checks of a working day; with --all those of a release, too.
     Test(test_stages::TestArgs),
     /// Start or stop a small Slurm cluster of two nodes on this machine.
     #[command(subcommand)]

@@ -8,7 +8,7 @@ use std::process::Command as Process;
 
 use clap::Args;
 
-use crate::cargo;
+use crate::cargo::{self, Mpi};
 use crate::setup;
 use jobs::cores;
 use jobs::failure::{Failure, Outcome};
@@ -44,7 +44,7 @@ impl TrainArgs {
                 "{ranks} ranks need MPI and mpirun, and this machine lacks one of them: install what `cargo xtask setup` names, or start 1 rank"
             )));
         }
-        let mut command = Process::new(cargo::release_trainer(&found)?);
+        let mut command = Process::new(cargo::trainer(Mpi::of(&found), "dev")?);
         command.args(["launch", "-n", &ranks.to_string(), "--", "train"]).args(&self.words);
         let error = command.exec();
         Err(process::cannot_start(&command, &error))

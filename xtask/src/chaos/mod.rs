@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 
-use crate::cargo::Mpi;
+use crate::cargo::{self, Mpi};
 use crate::mpi_suite;
 use crate::setup;
 use crate::slurm_suite;
@@ -81,7 +81,7 @@ impl ChaosArgs {
         let Some(mpirun) = found.mpirun.clone().filter(|_| found.can_build_mpi()) else {
             return Err(Failure::Failed("no mpirun with an MPI to build with: see `cargo xtask setup`".to_owned()));
         };
-        let trainer = suite::trainer_program(Mpi::With)?;
+        let trainer = cargo::trainer(Mpi::With, "dev")?;
         slurm_suite::stop_remains("chaos").map_err(Failure::Failed)?;
         let place = crate::cargo::target_folder().join("chaos").join("disk");
         Disk::unmount(&place);

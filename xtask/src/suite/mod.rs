@@ -78,27 +78,14 @@ const CONFORMANCE: &str = "mpi_conformance";
 
 impl Programs {
     pub(crate) fn build(mpi: Mpi, with_conformance: bool) -> Outcome<Self> {
-        let trainer = trainer_program(mpi)?;
-        let conformance =
-            || cargo::executable(test_build(mpi, &["--no-run", "--test", CONFORMANCE]), CONFORMANCE, true);
+        let trainer = cargo::trainer(mpi, "dev")?;
+        let conformance = || {
+            let mut build = cargo::command(&["test", "--workspace", "--no-run", "--test", CONFORMANCE]);
+            build.args(mpi.features());
+            cargo::executable(build, CONFORMANCE, true)
+        };
         Ok(Programs { trainer, conformance: with_conformance.then(conformance).transpose()? })
     }
-}
-
-/// The trainer's tests.
-const TESTS: &str = "it";
-
-/// The trainer, beside its own tests: built alone it would have other features of shared dependencies, and burn be compiled
-/// again for it.
-pub(crate) fn trainer_program(mpi: Mpi) -> Outcome<PathBuf> {
-    cargo::executable(test_build(mpi, &["--no-run", "--test", TESTS]), "trainer", false)
-}
-
-/// The whole workspace with the features of the other stages, so that nothing is compiled anew.
-fn test_build(mpi: Mpi, further: &[&str]) -> Command {
-    let mut command = cargo::command(&["test", "--workspace"]);
-    command.args(mpi.test_features()).args(further);
-    command
 }
 
 /// A command that ended, with the line that started it for the messages.

@@ -31,10 +31,12 @@ use jobs::process;
 use verdict::{Row, Verdict, table};
 
 const DETAILS: &str = "\
-Stages in order: fmt, tidy, clippy, test, doc, nccl, corpus, memory, arm, mpi, report, mpich, slurm, chaos.
-Only with --all, or named by --only: nccl, corpus, memory, arm, mpich, slurm, chaos, and of mpi the check of 2,000 steps.
+Stages in order: fmt, tidy, clippy, test, doc, ndarray, nccl, corpus, memory, arm, mpi, report, mpich, slurm, chaos.
+Only with --all, or named by --only: ndarray, nccl, corpus, memory, arm, mpich, slurm, chaos, and of mpi the check of 2,000 steps.
 fmt, tidy and test come first. Then the suites, mpi, report, mpich, slurm and chaos, whose processes often wait, run one after
-the other; clippy, doc, nccl, corpus, memory and arm compile and compute beside them, and what they write is shown when they end.
+the other; clippy, doc, ndarray, nccl, corpus, memory and arm compile and compute beside them, and what they write is shown
+when they end.
+The ndarray stage runs what a second backend of burn computes: a second opinion.
 The nccl stage checks and tests what the cargo feature nccl adds; it needs neither CUDA nor a GPU.
 The corpus stage changes each input of the fuzz targets ten times as often as the stage test does.
 The memory stage runs the kernels' tests under AddressSanitizer; arm compiles them for aarch64, and runs them where
@@ -103,12 +105,13 @@ const fn long(name: &'static str, turn: Turn, run: fn(&Context<'_>) -> Verdict) 
     Stage { name, turn, is_long: true, run }
 }
 
-const STAGES: [Stage; 14] = [
+const STAGES: [Stage; 15] = [
     stage("fmt", Turn::First, format),
     stage("tidy", Turn::First, |_| tidy::run().into()),
     stage("clippy", Turn::Beside, lints),
     stage("test", Turn::First, |context| over_workspace(context, "test", &[]).into()),
     stage("doc", Turn::Beside, documentation),
+    long("ndarray", Turn::Beside, second_opinion),
     long("nccl", Turn::Beside, nccl),
     long("corpus", Turn::Beside, |context| corpus(context).into()),
     long("memory", Turn::Beside, |_| or_skipped(kernel_stages::sanitized())),
@@ -131,7 +134,7 @@ impl TestArgs {
         let stages = chosen(self.only.as_deref(), self.all)?;
         self.mpi.go_on_with(self.installing)?;
         let found = setup::run(self.installing)?;
-        let mpi = if found.can_build_mpi() { Mpi::With } else { Mpi::Without };
+        let mpi = Mpi::of(&found);
         let context = Context { args: self, found, mpi, programs: OnceCell::new() };
         let rows = rows(&context, &stages);
         println!("\n{}", table(&rows));
@@ -217,7 +220,16 @@ fn lints(context: &Context<'_>) -> Verdict {
 
 fn documentation(context: &Context<'_>) -> Verdict {
     let mut command = cargo::command(&["doc", "--no-deps", "--workspace"]);
-    command.args(context.mpi.test_features()).env("RUSTDOCFLAGS", "-D warnings");
+    command.args(context.mpi.features()).env("RUSTDOCFLAGS", "-D warnings");
+    process::run(command).into()
+}
+
+/// The layers and whole runs on burn's other backend of the processor. Apart from the other stages, as the next.
+fn second_opinion(context: &Context<'_>) -> Verdict {
+    let packages =
+        ["--package", "layers", "--package", "burn-resnet", "--package", "trainer", "--features", "ndarray", "--tests"];
+    let mut command = cargo::command(&["test"]);
+    command.args(context.mpi.features()).args(packages).arg("second_opinion");
     process::run(command).into()
 }
 
@@ -234,7 +246,7 @@ fn nccl(context: &Context<'_>) -> Verdict {
 
 fn over_workspace(context: &Context<'_>, subcommand: &str, further: &[&str]) -> Outcome {
     let mut command = cargo::command(&[subcommand, "--workspace"]);
-    command.args(context.mpi.test_features()).args(further);
+    command.args(context.mpi.features()).args(further);
     process::run(command)
 }
 
@@ -244,7 +256,7 @@ fn or_skipped(outcome: Result<Outcome, kernel_stages::Reason>) -> Verdict {
 
 fn corpus(context: &Context<'_>) -> Outcome {
     let mut command = cargo::command(&["test", "--workspace", "--test", "corpus"]);
-    command.args(context.mpi.test_features()).env("LOCKSTEP_FUZZ_CHANGES", "200");
+    command.args(context.mpi.features()).env("LOCKSTEP_FUZZ_CHANGES", "200");
     process::run(command)
 }
 
