@@ -129,6 +129,7 @@ fn train_any<M: ImageClassifier>(
     };
     let session = Session {
         config: &config,
+        ema_decay: None,
         data: &data,
         communicator: workers,
         server_link,

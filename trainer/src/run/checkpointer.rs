@@ -22,6 +22,7 @@ use crate::run::output::OutputDirectory;
 use crate::run::resumption::Resumption;
 use crate::run::session::Session;
 use crate::step::Stepper;
+use crate::step::ema::Ema;
 
 /// Of messages with a rank's residual.
 const RESIDUAL_TAG: u16 = 104;
@@ -42,14 +43,15 @@ impl<'a> Keeper<'a> {
         Self { session, store: session.records.directory().map(store) }
     }
 
-    /// Saves the run as it stands. Each epoch's sums in `progress` must be global.
+    /// Saves the run as it stands: the model to be used, which has the average's parameters where there is one, and what training goes
+    /// on from. Each epoch's sums in `progress` must be global.
     ///
     /// # Errors
     /// When root cannot write, or a collective fails.
     ///
     /// # Collective
     /// Must be called by all ranks.
-    pub fn save<M: ImageClassifier>(&self, stepper: &Stepper<M>, progress: &Progress) -> Result<()> {
+    pub fn save<M: ImageClassifier>(&self, stepper: &Stepper<M>, ema: Option<&Ema>, progress: &Progress) -> Result<()> {
         let start = Instant::now();
         let communicator = &*self.session.communicator;
         // A copy off the tape: its norm statistics are settled and may be averaged without touching those in training.
@@ -69,6 +71,7 @@ impl<'a> Keeper<'a> {
             norm_statistics: all_statistics.iter().map(|bytes| bytes_to_floats(bytes)).collect(),
             factors,
             num_drawn,
+            parameters: ema.map_or(Vec::new(), |_| stepper.parameters().into_owned()),
         };
         // One after the other: all of them together are as many models as there are ranks.
         let residuals = (0..num_residuals).map(|rank| match rank {
@@ -84,6 +87,7 @@ impl<'a> Keeper<'a> {
             (self.session.data.train.checksum(), self.session.data.test.checksum()),
             serde_json::to_value(self.session.config)?,
         );
+        let model = ema.map_or_else(|| model.clone(), |ema| ema.place(model.clone()));
         let directory = store.save(state, &tensors, residuals, |path| Ok(save_safetensors(&model, path)?))?;
         self.session.reporter.note(&format!(
             "checkpoint {} ({} steps) written in {:.2} s",
@@ -94,14 +98,14 @@ impl<'a> Keeper<'a> {
         Ok(())
     }
 
-    /// Puts the stepper where the session's [`Resumption`] stands; without one the run starts anew.
+    /// Puts the stepper, and the average if one is kept, where the session's [`Resumption`] stands; without one the run starts anew.
     ///
     /// # Errors
     /// When the checkpoint is not of this model, or cannot be read.
     ///
     /// # Collective
     /// Must be called by all ranks.
-    pub fn resume<M: ImageClassifier>(&self, stepper: &mut Stepper<M>) -> Result<Progress> {
+    pub fn resume<M: ImageClassifier>(&self, stepper: &mut Stepper<M>, ema: Option<&mut Ema>) -> Result<Progress> {
         let communicator = &*self.session.communicator;
         let mut model = stepper.model().clone();
         let mut state_json = Vec::new();
@@ -127,6 +131,18 @@ impl<'a> Keeper<'a> {
         let velocities = bytes_to_floats(&from_root(floats_to_bytes(&tensors.velocities))?);
         let statistics = bytes_to_floats(&from_root(floats_to_bytes(&tensors.norm_statistics.concat()))?);
         model = broadcast_module(model, communicator, ROOT)?;
+        if let Some(ema) = ema {
+            ema.restore(&model);
+            let (layout, bytes) = (ParameterLayout::new(&model), from_root(floats_to_bytes(&tensors.parameters))?);
+            let parameters = bytes_to_floats(&bytes);
+            ensure!(
+                parameters.len() == layout.num_elements(),
+                "resume: parameters beside their average: expected {}, got {}; take another checkpoint",
+                layout.num_elements(),
+                parameters.len()
+            );
+            model = write(model, &layout, &parameters);
+        }
         if state.world_size == communicator.world_size() {
             let layout = ParameterLayout::state(&model);
             let row = communicator.rank() * layout.num_elements();

@@ -18,6 +18,8 @@ use crate::world::stop::StopFlag;
 pub struct Session<'a> {
     /// The resolved configuration, equal on all ranks.
     pub config: &'a TrainConfig,
+    /// Of the average of the parameters, if one is kept: 0 up to but not 1.
+    pub ema_decay: Option<f64>,
     /// Train and test split.
     pub data: &'a DatasetSplits,
     /// The ranks that train.

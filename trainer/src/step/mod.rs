@@ -5,6 +5,7 @@
 //! global step status.
 //! Source: Li et al. 2020, PyTorch Distributed (2006.15704), for buckets; Goyal et al. 2017 (1706.02677), section 3, for the mean.
 
+pub mod ema;
 pub mod loss_scale;
 pub mod norm_reducer;
 pub mod optimizer;

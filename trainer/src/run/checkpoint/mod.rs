@@ -1,7 +1,8 @@
 //! Checkpoints: a directory a step, whole or not there at all.
 //!
 //! In: the state of a run. Out: `checkpoints/step-00001234/` with `model.safetensors` (what PyTorch loads), `training.safetensors`
-//! (velocities; every rank's norm statistics; the factors of compressed sums), with compression `residual-00000.safetensors` … (what
+//! (velocities; every rank's norm statistics; the factors of compressed sums; the parameters in training where the model has their
+//! average), with compression `residual-00000.safetensors` … (what
 //! each rank has kept back), `state.json` (position, sums, configuration, checksums of the others) and `state.sha256` (the checksum
 //! of that, as `sha256sum` writes it).
 //! Invariant: written under a temporary name, synced, then renamed; a checkpoint whose checksums fail is passed over aloud.
@@ -105,6 +106,9 @@ impl Checkpoint {
             read.factors = floats("factors")?;
             read.num_drawn = num_drawn.data().as_chunks().0.iter().map(|bytes| u64::from_le_bytes(*bytes)).collect();
         }
+        if tensors.tensor("parameters").is_ok() {
+            read.parameters = floats("parameters")?;
+        }
         Ok(read)
     }
 
@@ -144,6 +148,8 @@ pub struct TrainingTensors {
     pub factors: Vec<f32>,
     /// [`distributed::Carried::num_drawn`]; empty without compression.
     pub num_drawn: Vec<u64>,
+    /// The parameters in training, flat in module order, where the model has an average's in their place; else empty.
+    pub parameters: Vec<f32>,
 }
 
 impl TrainingTensors {
@@ -152,6 +158,7 @@ impl TrainingTensors {
         let statistics = floats_to_bytes(&self.norm_statistics.concat());
         let factors = floats_to_bytes(&self.factors);
         let num_drawn: Vec<u8> = self.num_drawn.iter().flat_map(|number| number.to_le_bytes()).collect();
+        let parameters = floats_to_bytes(&self.parameters);
         let row_len = self.norm_statistics.first().map_or(0, Vec::len);
         let mut views = vec![
             ("velocities", TensorView::new(Dtype::F32, vec![self.velocities.len()], &velocities)?),
@@ -160,6 +167,9 @@ impl TrainingTensors {
         if !self.num_drawn.is_empty() {
             views.push(("factors", TensorView::new(Dtype::F32, vec![self.factors.len()], &factors)?));
             views.push(("num_drawn", TensorView::new(Dtype::U64, vec![self.num_drawn.len()], &num_drawn)?));
+        }
+        if !self.parameters.is_empty() {
+            views.push(("parameters", TensorView::new(Dtype::F32, vec![self.parameters.len()], &parameters)?));
         }
         Ok(safetensors::serialize(views, None)?)
     }

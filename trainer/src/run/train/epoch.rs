@@ -137,10 +137,13 @@ impl<M: ImageClassifier> Training<'_, M> {
         Ok(())
     }
 
-    /// Says what became of a step that changed nothing.
+    /// Averages what a step changed, or says what became of one that changed nothing.
     fn note_outcome(&mut self, outcome: StepOutcome) -> Result<()> {
         match outcome {
-            StepOutcome::Updated => Ok(()),
+            StepOutcome::Updated => {
+                self.ema.iter_mut().for_each(|ema| ema.update(&self.stepper.parameters()));
+                Ok(())
+            }
             StepOutcome::Overflowed(scale) => {
                 note_overflow(self.session, self.progress.step, scale);
                 Ok(())

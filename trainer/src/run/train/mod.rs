@@ -23,6 +23,7 @@ use crate::run::checkpoint::Progress;
 use crate::run::checkpointer::Keeper;
 use crate::run::evaluate::{EvaluateConfig, Evaluation, evaluate};
 use crate::run::session::Session;
+use crate::step::ema::Ema;
 use crate::step::loss_scale::LossScaling;
 use crate::step::optimizer::SgdConfig;
 use crate::step::{StepConfig, Stepper};
@@ -66,7 +67,8 @@ pub fn fit<M: ImageClassifier>(model: M, session: &Session<'_>) -> Result<Outcom
     let communicator = &*session.communicator;
     let mut stepper = Stepper::new(model, step_config(session), Arc::clone(&session.communicator), session.device)?;
     let keeper = Keeper::new(session);
-    let progress = if config.resume { keeper.resume(&mut stepper)? } else { Progress::default() };
+    let mut ema = session.ema_decay.map(|decay| Ema::new(decay, stepper.parameters().into_owned()));
+    let progress = if config.resume { keeper.resume(&mut stepper, ema.as_mut())? } else { Progress::default() };
     // Whatever could refuse this start has been asked: a refused one leaves the run's files as they were.
     if session.resumption.is_some() {
         session.records.begin(config, session.manifest)?;
@@ -77,7 +79,7 @@ pub fn fit<M: ImageClassifier>(model: M, session: &Session<'_>) -> Result<Outcom
     let trace = TraceClock::start(config.sync.trace.as_deref(), communicator)?;
     let timer = Timer::new(Arc::clone(&session.rank_status)).keeping_spans(trace.is_some());
     let times = SessionTimes::starting_at(progress.step + config.run.warmup_steps.filled(), timer);
-    let mut training = Training { session, stepper, keeper, schedule, progress, times };
+    let mut training = Training { session, stepper, ema, keeper, schedule, progress, times };
     // A signal that came during the start: there is nothing new to keep.
     let mut stopped = session.stop.is_raised_anywhere(communicator)?;
     while !stopped && training.progress.epoch < config.schedule.epochs.filled() {
@@ -90,6 +92,8 @@ pub fn fit<M: ImageClassifier>(model: M, session: &Session<'_>) -> Result<Outcom
 struct Training<'a, M> {
     session: &'a Session<'a>,
     stepper: Stepper<M>,
+    /// What is evaluated and saved to be used, in place of the parameters in training.
+    ema: Option<Ema>,
     keeper: Keeper<'a>,
     schedule: LearningRate,
     progress: Progress,
@@ -136,7 +140,7 @@ impl<M: ImageClassifier> Training<'_, M> {
 
     fn save(&self) -> Result<()> {
         let _checkpoint = self.times.timer.enter(Phase::Checkpoint);
-        self.keeper.save(&self.stepper, &self.progress)
+        self.keeper.save(&self.stepper, self.ema.as_ref(), &self.progress)
     }
 
     fn evaluate_if_due(&self) -> Result<Option<Evaluation>> {
@@ -153,7 +157,9 @@ impl<M: ImageClassifier> Training<'_, M> {
             input: config.compute.input.filled(),
         };
         let _evaluation = self.times.timer.enter(Phase::Evaluation);
-        let (model, device, stop) = (self.stepper.model(), self.session.device, self.session.stop);
+        let (device, stop) = (self.session.device, self.session.stop);
+        let averaged = self.ema.as_ref().map(|ema| ema.place(self.stepper.model().clone()));
+        let model = averaged.as_ref().unwrap_or(self.stepper.model());
         evaluate(model, &data.test, &data.normalization, &how, &**communicator, device, stop).map(Some)
     }
 
