@@ -92,6 +92,10 @@ fn train_any<M: ImageClassifier>(
         config.batch.global_batch_size.filled(),
         data.train.len()
     );
+    ensure!(
+        config.optimizer.ema_decay.is_none() || !config.sync_config().updates_on_device(communicator.world_size()),
+        "--ema-decay contradicts --update device (the default of --device cuda): the average is kept in main memory; give --update host"
+    );
     let training_device = device.clone().autodiff();
     let request = ModelRequest {
         num_classes: data.train.class_names().len(),
@@ -129,7 +133,7 @@ fn train_any<M: ImageClassifier>(
     };
     let session = Session {
         config: &config,
-        ema_decay: None,
+        ema_decay: config.optimizer.ema_decay,
         data: &data,
         communicator: workers,
         server_link,

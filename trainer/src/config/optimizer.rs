@@ -31,6 +31,9 @@ impl OptimizerArgs {
         if let Some(norm) = self.clip_grad_norm {
             in_range("--clip-grad-norm", norm, "above 0", |norm| norm > 0.0)?;
         }
+        if let Some(decay) = self.ema_decay {
+            in_range("--ema-decay", decay, "0 up to but not 1", is_share)?;
+        }
         self.loss_scale.get_or_insert(LossScaling::of(dtype));
         Ok(())
     }
@@ -48,6 +51,15 @@ impl OptimizerArgs {
 
     /// Refuses what ranks cannot do that synchronise in this way.
     pub(super) fn expect_sync(&self, sync: SyncKind) -> Result<(), ConfigError> {
+        let drifts_apart = !matches!(sync, SyncKind::Allreduce | SyncKind::ParameterServer);
+        if drifts_apart && self.ema_decay.is_some() {
+            return Err(ConfigError::Conflict {
+                option: "--ema-decay",
+                other: format!("--sync {sync}"),
+                remedy: "its ranks have parameters of their own after a step; use --sync allreduce or parameter-server"
+                    .to_owned(),
+            });
+        }
         if sync != SyncKind::Allreduce && self.clip_grad_norm.is_some() {
             return Err(ConfigError::Conflict {
                 option: "--clip-grad-norm",

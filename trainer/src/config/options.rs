@@ -124,6 +124,7 @@ pub(crate) const OPTIONS: &[OptionFacts] = &[
     option("optimizer.decay-norm-and-bias"),
     option("optimizer.label-smoothing"),
     option("optimizer.clip-grad-norm"),
+    option("optimizer.ema-decay"),
     option("optimizer.loss-scale").belongs_to(&["compute.dtype"]),
     option("schedule.epochs").free(),
     option("schedule.schedule-epochs").free().belongs_to(&["schedule.schedule"]),

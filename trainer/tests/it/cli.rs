@@ -63,7 +63,7 @@ fn run(arguments: &[&str]) -> Output {
 }
 
 /// Flag sets that between them use every option of `train`.
-const VALID_FLAGS: [&str; 18] = [
+const VALID_FLAGS: [&str; 19] = [
     "",
     "--model resnet20 --shortcut a --dataset cifar10 --data-dir d --epochs 2 --global-batch-size 256 --learning-rate 0.1 \
      --schedule-epochs 3 --schedule cosine --warmup-epochs 1 --momentum 0.9 --weight-decay 1e-4 --seed 0 --dtype bf16 --threads 1 --cpu portable \
@@ -89,6 +89,7 @@ const VALID_FLAGS: [&str; 18] = [
     "--device flex --dtype f16 --loss-scale dynamic",
     "--sync local-sgd --dtype bf16 --device flex --loss-scale 16777216",
     "--device flex --input device --update device",
+    "--ema-decay 0.999 --sync parameter-server",
 ];
 
 #[test]
@@ -268,7 +269,7 @@ fn the_default_batch_divides_among_any_number_of_ranks() {
 }
 
 /// Flags, and what their refusal on two ranks must say.
-const REFUSED: [(&str, &[&str]); 58] = [
+const REFUSED: [(&str, &[&str]); 60] = [
     ("--dataset cifar10", &["--data-dir", "--download", "--dataset shapes"]),
     ("--dataset image-folder", &["--data-dir", "train/<class>"]),
     ("--data-dir d", &["--data-dir has no effect with --dataset shapes", "cifar10"]),
@@ -295,6 +296,8 @@ const REFUSED: [(&str, &[&str]); 58] = [
     ("--weight-decay 0 --decay-norm-and-bias=false", &["no effect with --weight-decay 0"]),
     ("--label-smoothing 1", &["--label-smoothing"]),
     ("--clip-grad-norm 0", &["--clip-grad-norm", "above 0"]),
+    ("--ema-decay 1", &["--ema-decay", "but not 1", "got 1"]),
+    ("--ema-decay 0.9 --sync local-sgd", &["--ema-decay contradicts --sync local-sgd", "--sync allreduce"]),
     ("--epochs 0", &["--epochs", "at least 1"]),
     ("--milestones 2", &["--milestones has no effect with --schedule cosine", "--schedule multistep"]),
     ("--gamma 0.5 --schedule one-cycle", &["--gamma has no effect with --schedule one-cycle"]),

@@ -4,6 +4,7 @@
 
 mod cli;
 mod doctor;
+mod ema;
 mod equivalence;
 mod evaluation;
 mod fixture;

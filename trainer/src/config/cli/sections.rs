@@ -228,6 +228,10 @@ pub struct OptimizerArgs {
     #[arg(long, value_name = "NORM")]
     pub clip_grad_norm: Option<f64>,
 
+    /// Keep a moving average of the parameters, of which each step leaves this share: evaluated, saved as the model, used by eval and predict; 0 up to but not 1, such as 0.999 (not where ranks run apart) [default: off]
+    #[arg(long, value_name = "SHARE")]
+    pub ema_decay: Option<f64>,
+
     /// Factor on the loss that keeps gradients of 16 bits in range: none, dynamic (sync allreduce) or a power of two [default: dynamic with --dtype f16, else none]
     #[arg(long, value_name = "FACTOR")]
     pub loss_scale: Option<LossScaling>,
