@@ -1,45 +1,34 @@
-//! A researcher's own network, not a ResNet, trained by Lockstep's trainer on one process or many:
+//! A model family of a researcher's own, and the whole program of it: training on one process or many, evaluation, prediction,
+//! measurement.
 //!
-//!     cargo run --release -p trainer --example own_model -- --epochs 3
-//!     mpirun -n 2 target/release/examples/own_model --epochs 3
+//!     cargo run --release -p trainer --example own_model -- train --epochs 3 --width 16 --output-dir runs/small
+//!     mpirun -n 2 target/release/examples/own_model train --epochs 3
+//!     target/release/examples/own_model eval --checkpoint runs/small
+//!     target/release/examples/own_model bench --width 16
 //!
-//! The flags of `trainer train` work; those that choose or compute one of its residual networks are refused, as this model does not
-//! take them ([`OwnModel::taking`] says which a model does).
+//! Its flags stand in `--help`, in `run.toml` and in its checkpoints, which no program of another family takes. General options of how
+//! layers are computed, such as `--dtype`, are refused unless `OPTIONS` names them.
 
 use std::process::ExitCode;
 
+use anyhow::Result;
 use burn::module::Module;
 use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::nn::{Linear, LinearConfig, PaddingConfig2d};
+use burn::tensor::Tensor;
 use burn::tensor::activation::gelu;
-use burn::tensor::{Device, Tensor};
-use clap::Parser;
-use trainer::commands::train::train_model;
-use trainer::config::OwnModel;
-use trainer::config::cli::TrainArgs;
+use clap::Args;
+use serde::{Deserialize, Serialize};
+use trainer::commands::program::program;
+use trainer::config::ConfigError;
 use trainer::model::ImageClassifier;
-use trainer::world::launch::launch;
+use trainer::model::family::{ModelFamily, ModelRequest};
 
 /// Three strided convolutions without any normalisation, and a linear layer.
 #[derive(Module, Debug)]
 struct SmallNet {
     convolutions: Vec<Conv2d>,
     linear: Linear,
-}
-
-impl SmallNet {
-    fn new(num_classes: usize, device: &Device) -> Self {
-        let convolution = |c_in, c_out| {
-            Conv2dConfig::new([c_in, c_out], [3, 3])
-                .with_stride([2, 2])
-                .with_padding(PaddingConfig2d::Explicit(1, 1, 1, 1))
-                .init(device)
-        };
-        Self {
-            convolutions: vec![convolution(3, 32), convolution(32, 64), convolution(64, 64)],
-            linear: LinearConfig::new(64, num_classes).init(device),
-        }
-    }
 }
 
 impl ImageClassifier for SmallNet {
@@ -52,17 +41,55 @@ impl ImageClassifier for SmallNet {
     }
 }
 
-#[derive(Debug, Parser)]
-struct Flags {
-    #[command(flatten)]
-    train: TrainArgs,
+#[derive(Debug, Default, Args, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
+struct SmallNetArgs {
+    /// Channels of the first convolution; the others have twice as many [default: 32]
+    #[arg(long, value_name = "CHANNELS")]
+    width: Option<usize>,
+}
+
+impl SmallNetArgs {
+    fn width(&self) -> usize {
+        self.width.unwrap_or(32)
+    }
+}
+
+struct SmallNetFamily;
+
+impl ModelFamily for SmallNetFamily {
+    const NAME: &'static str = "small-net";
+    type Args = SmallNetArgs;
+    type Model = SmallNet;
+
+    fn fill(args: &mut SmallNetArgs) -> Result<(), ConfigError> {
+        args.width = Some(args.width());
+        let expected = "1 to 4096 channels".to_owned();
+        match args.width() {
+            1..=4096 => Ok(()),
+            other => Err(ConfigError::Invalid { option: "--width", expected, got: other.to_string() }),
+        }
+    }
+
+    fn build(args: &SmallNetArgs, request: &ModelRequest<'_>) -> Result<SmallNet> {
+        let convolution = |c_in, c_out| {
+            Conv2dConfig::new([c_in, c_out], [3, 3])
+                .with_stride([2, 2])
+                .with_padding(PaddingConfig2d::Explicit(1, 1, 1, 1))
+                .init(request.device)
+        };
+        let (first, further) = (args.width(), 2 * args.width());
+        Ok(SmallNet {
+            convolutions: vec![
+                convolution(request.in_channels, first),
+                convolution(first, further),
+                convolution(further, further),
+            ],
+            linear: LinearConfig::new(further, request.num_classes).init(request.device),
+        })
+    }
 }
 
 fn main() -> ExitCode {
-    let flags = Flags::parse();
-    let own = OwnModel::new("small-net");
-    launch(|world| {
-        train_model(&flags.train, world, &own, |_, request| Ok(SmallNet::new(request.num_classes, request.device)))
-            .map(drop)
-    })
+    program::<SmallNetFamily>()
 }

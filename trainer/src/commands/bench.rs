@@ -5,8 +5,9 @@
 
 use anyhow::Result;
 
-use crate::config::BenchConfig;
 use crate::config::cli::BenchArgs;
+use crate::config::{BenchConfig, Family};
+use crate::model::family::ModelFamily;
 use crate::run::identity;
 use crate::run::output;
 use crate::tools::bench::{Measurement, measure};
@@ -21,14 +22,14 @@ use crate::world::ranks::World;
 ///
 /// # Collective
 /// Must be called by all ranks.
-pub fn bench(args: &BenchArgs, world: &World) -> Result<()> {
-    let config = BenchConfig::resolve(args, world.communicator.world_size())?;
+pub fn bench<F: ModelFamily>(args: &BenchArgs, world: &World) -> Result<()> {
+    let config = BenchConfig::resolve(args, &Family::of::<F>(), world.communicator.world_size())?;
     let watchdog = world.watch(config.sync.timeout()?)?;
     identity::compare(config.shared_settings(), &*world.communicator)?;
     if let Some(path) = config.profile_output.as_deref().filter(|_| world.is_root()) {
         output::check_writable(path)?;
     }
-    let Some(measurement) = measure(&config, world)? else { return world.end_watch(watchdog) };
+    let Some(measurement) = measure::<F>(&config, world)? else { return world.end_watch(watchdog) };
     tell(&measurement, world);
     let Measurement { result, profile, .. } = &measurement;
     if let Some(path) = config.profile_output.as_deref().filter(|_| world.is_root()) {

@@ -8,19 +8,20 @@ use anyhow::{Context, Result};
 use clap::CommandFactory;
 use clap_complete::aot;
 
-use crate::config::cli::{Cli, CompletionsArgs, Shell};
+use crate::config::cli::{CliOf, CompletionsArgs, Shell};
+use crate::model::family::ModelFamily;
 
 /// Prints the script.
 ///
 /// # Errors
 /// When standard output takes no more.
-pub fn completions(args: &CompletionsArgs) -> Result<()> {
+pub fn completions<F: ModelFamily>(args: &CompletionsArgs) -> Result<()> {
     let shell = match args.shell {
         Shell::Bash => aot::Shell::Bash,
         Shell::Zsh => aot::Shell::Zsh,
         Shell::Fish => aot::Shell::Fish,
     };
     let mut script = Vec::new();
-    aot::generate(shell, &mut Cli::command(), "trainer", &mut script);
+    aot::generate(shell, &mut CliOf::<F::Args>::command(), "trainer", &mut script);
     io::stdout().write_all(&script).context("completions: standard output")
 }

@@ -2,16 +2,17 @@
 
 use anyhow::Result;
 
-use crate::config::TrainConfig;
 use crate::config::cli::TrainArgs;
+use crate::config::{Family, TrainConfig};
+use crate::model::family::ModelFamily;
 use crate::world::ranks::World;
 
 /// Prints the resolved configuration as TOML that `--config` takes.
 ///
 /// # Errors
 /// When the flags contradict each other.
-pub fn config(args: &TrainArgs, world: &World) -> Result<()> {
-    let config = TrainConfig::resolve(args, world.communicator.world_size())?;
+pub fn config<F: ModelFamily>(args: &TrainArgs, world: &World) -> Result<()> {
+    let config = TrainConfig::resolve_for(&Family::of::<F>(), args, world.communicator.world_size())?;
     world.reporter.note(config.to_toml().trim_end());
     Ok(())
 }

@@ -6,9 +6,9 @@ use distributed::Phase;
 use serde::Serialize;
 
 use crate::config::cli::EvalArgs;
-use crate::config::{EvalConfig, Filled, WeightSource};
+use crate::config::{EvalConfig, Family, Filled, WeightSource};
 use crate::model::data;
-use crate::model::network::ModelRequest;
+use crate::model::family::{ModelFamily, ModelRequest};
 use crate::run::checkpoint::ModelInput;
 use crate::run::evaluate::{EvaluateConfig, evaluate};
 use crate::run::identity;
@@ -35,17 +35,17 @@ pub struct EvalResult {
 /// Evaluates a weights file or a checkpoint, which root reads for all ranks.
 ///
 /// # Errors
-/// When flags contradict each other, the ranks do not have the same flags and data, weights or data cannot be read, or the data's
+/// When flags contradict each other, the ranks do not have the same flags and data, weights or data cannot be read, the checkpoint is of another family, or the data's
 /// classes are not those of the checkpoint.
 ///
 /// # Collective
 /// Must be called by all ranks.
-pub fn eval(args: &EvalArgs, world: &World) -> Result<EvalResult> {
-    let communicator = &*world.communicator;
+pub fn eval<F: ModelFamily>(args: &EvalArgs, world: &World) -> Result<EvalResult> {
+    let (family, communicator) = (Family::of::<F>(), &*world.communicator);
     let weights = EvalConfig::weights(args)?;
     // Of a weights file the flags tell all, so that wrong usage is told before anything is read.
     let of_flags = match &weights {
-        WeightSource::File(_) => Some(EvalConfig::resolve(args, None)?),
+        WeightSource::File(_) => Some(EvalConfig::resolve(args, &family, None)?),
         WeightSource::Checkpoint(_) => None,
     };
     let watchdog = world.watch(EvalConfig::timeout(args)?)?;
@@ -54,7 +54,7 @@ pub fn eval(args: &EvalArgs, world: &World) -> Result<EvalResult> {
     let saved = SavedModel::find(&weights, world)?;
     let config = match of_flags {
         Some(config) => config,
-        None => EvalConfig::resolve(args, saved.trained()?.as_ref())?,
+        None => EvalConfig::resolve(args, &family, saved.trained()?.as_ref())?,
     };
     identity::compare(config.shared_settings(), communicator)?;
     let (device, _) = world.prepare_compute(&config.compute)?;
@@ -70,10 +70,11 @@ pub fn eval(args: &EvalArgs, world: &World) -> Result<EvalResult> {
         num_classes: input.map_or_else(|| data.test.class_names().len(), |input| input.class_names.len()),
         in_channels: data.test.image_shape().channels,
         seed: 0,
+        zero_gamma: false,
         compute: &config.compute,
         device: &device,
     };
-    let model = saved.network(&config.model, &request, world)?;
+    let model = saved.model::<F>(&config.model, &request, world)?;
     world.rank_status.enter(Phase::Evaluation);
     let how = EvaluateConfig {
         micro_batch_size: config.batch_size_per_rank.filled(),

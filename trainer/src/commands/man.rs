@@ -8,15 +8,16 @@ use std::fs;
 use anyhow::{Context, Result};
 use clap::CommandFactory;
 
-use crate::config::cli::{Cli, ManArgs};
+use crate::config::cli::{CliOf, ManArgs};
+use crate::model::family::ModelFamily;
 
 /// Writes the pages.
 ///
 /// # Errors
 /// When the directory cannot be made or written.
-pub fn man(args: &ManArgs) -> Result<()> {
+pub fn man<F: ModelFamily>(args: &ManArgs) -> Result<()> {
     let directory = &args.directory;
     let named = || format!("man pages: {}", directory.display());
     fs::create_dir_all(directory).with_context(named)?;
-    clap_mangen::generate_to(Cli::command(), directory).with_context(named)
+    clap_mangen::generate_to(CliOf::<F::Args>::command(), directory).with_context(named)
 }

@@ -11,6 +11,7 @@ pub mod man;
 pub mod netbench;
 pub mod predict;
 pub mod predict_scaling;
+pub mod program;
 pub mod report;
 pub mod train;
 pub mod verify;

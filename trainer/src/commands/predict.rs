@@ -11,8 +11,9 @@ use datasets::{
 use serde::Serialize;
 
 use crate::config::cli::PredictArgs;
-use crate::config::{Filled, InputKind, PredictConfig, WeightSource};
-use crate::model::network::ModelRequest;
+use crate::config::{Family, Filled, InputKind, PredictConfig, WeightSource};
+use crate::model::ImageClassifier;
+use crate::model::family::{ModelFamily, ModelRequest};
 use crate::run::saved_model::SavedModel;
 use crate::world::ranks::World;
 
@@ -47,9 +48,9 @@ pub struct ClassProbability {
 ///
 /// # Errors
 /// When the checkpoint or an image cannot be read, or there is more than one rank.
-pub fn predict(args: &PredictArgs, world: &World) -> Result<Predictions> {
+pub fn predict<F: ModelFamily>(args: &PredictArgs, world: &World) -> Result<Predictions> {
     world.expect_one_process("predict")?;
-    let config = PredictConfig::resolve(args)?;
+    let config = PredictConfig::resolve(args, &Family::of::<F>())?;
     let (device, _) = world.prepare_compute(&config.compute)?;
     let saved = SavedModel::find(&WeightSource::Checkpoint(config.checkpoint.clone()), world)?;
     let trained = saved.trained()?.context("predict: a checkpoint tells its configuration")?;
@@ -58,10 +59,11 @@ pub fn predict(args: &PredictArgs, world: &World) -> Result<Predictions> {
         num_classes: input.class_names.len(),
         in_channels: input.channels,
         seed: 0,
+        zero_gamma: false,
         compute: &config.compute,
         device: &device,
     };
-    let model = saved.network(trained.resnet()?, &request, world)?;
+    let model = saved.model::<F>(&trained.model_of(&Family::of::<F>())?, &request, world)?;
     let shape = ImageShape { height: input.height, width: input.width, channels: input.channels };
     let normalization = Normalization { mean: input.mean.clone(), std: input.std.clone() };
     let table = Arc::new(NormalizationTable::new(&normalization));

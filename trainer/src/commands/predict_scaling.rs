@@ -11,8 +11,9 @@ use serde::Serialize;
 use super::bench::tell;
 use crate::config::cli::PredictScalingArgs;
 use crate::config::{
-    BenchConfig, Filled, NamedNetwork, PredictScalingConfig, ProfileSource, ScalingConfig, ScalingKind,
+    BenchConfig, Family, Filled, NamedNetwork, PredictScalingConfig, ProfileSource, ScalingConfig, ScalingKind,
 };
+use crate::model::family::ModelFamily;
 use crate::run::output;
 use crate::tools::bench::measure;
 use crate::tools::predict_scaling::{
@@ -35,12 +36,12 @@ struct All {
 ///
 /// # Errors
 /// When flags contradict each other, there are several ranks, a file cannot be read or written, or a step fails.
-pub fn predict_scaling(args: &PredictScalingArgs, world: &World) -> Result<()> {
-    let config = PredictScalingConfig::resolve(args, world.communicator.world_size())?;
+pub fn predict_scaling<F: ModelFamily>(args: &PredictScalingArgs, world: &World) -> Result<()> {
+    let config = PredictScalingConfig::resolve(args, &Family::of::<F>(), world.communicator.world_size())?;
     let say = |lines: &[String]| lines.iter().for_each(|line| world.reporter.note(line));
     let published = if config.published { answers()? } else { Vec::new() };
     let predictions = match &config.scaling {
-        Some(scaling) => predict(scaling, &published, world)?,
+        Some(scaling) => predict::<F>(scaling, &published, world)?,
         None => Vec::new(),
     };
     let measured = match config.measured.is_empty() {
@@ -58,10 +59,14 @@ pub fn predict_scaling(args: &PredictScalingArgs, world: &World) -> Result<()> {
 }
 
 /// Predicts for every network, and writes what `--output` asks for.
-fn predict(config: &ScalingConfig, published: &[PublishedFigure], world: &World) -> Result<Vec<PredictionFile>> {
+fn predict<F: ModelFamily>(
+    config: &ScalingConfig,
+    published: &[PublishedFigure],
+    world: &World,
+) -> Result<Vec<PredictionFile>> {
     let outputs: Vec<Option<PathBuf>> = config.networks.iter().map(|network| output_path(config, network)).collect();
     outputs.iter().flatten().try_for_each(|path| output::check_writable(path))?;
-    let profiles = profiles(config, world)?;
+    let profiles = profiles::<F>(config, world)?;
     let mut files = Vec::new();
     for (network, path) in config.networks.iter().zip(outputs) {
         let forecast = forecast(&profiles, network, config, published.to_vec())?;
@@ -88,7 +93,7 @@ fn output_path(config: &ScalingConfig, network: &NamedNetwork) -> Option<PathBuf
     Some(path.with_file_name(format!("{stem}-{name}{ending}")))
 }
 
-fn profiles(config: &ScalingConfig, world: &World) -> Result<Vec<ProfileFile>> {
+fn profiles<F: ModelFamily>(config: &ScalingConfig, world: &World) -> Result<Vec<ProfileFile>> {
     match &config.profile {
         ProfileSource::Files(paths) => {
             let profiles = paths.iter().map(|path| read_profile(path)).collect::<Result<Vec<_>>>()?;
@@ -113,18 +118,18 @@ fn profiles(config: &ScalingConfig, world: &World) -> Result<Vec<ProfileFile>> {
             Ok(profiles)
         }
         ProfileSource::Measured(bench) => {
-            let mut profiles = vec![measured(bench, world)?];
+            let mut profiles = vec![measured::<F>(bench, world)?];
             if config.scaling == ScalingKind::Strong && bench.batch_size_per_rank.filled() > 1 {
                 let batch_size_per_rank = bench.batch_size_per_rank.filled().div_ceil(SECOND_BATCH);
-                profiles.push(measured(&(**bench).clone().with_batch_size_per_rank(batch_size_per_rank), world)?);
+                profiles.push(measured::<F>(&(**bench).clone().with_batch_size_per_rank(batch_size_per_rank), world)?);
             }
             Ok(profiles)
         }
     }
 }
 
-fn measured(bench: &BenchConfig, world: &World) -> Result<ProfileFile> {
-    let measurement = measure(bench, world)?.context("predict-scaling: the only rank measured nothing")?;
+fn measured<F: ModelFamily>(bench: &BenchConfig, world: &World) -> Result<ProfileFile> {
+    let measurement = measure::<F>(bench, world)?.context("predict-scaling: the only rank measured nothing")?;
     tell(&measurement, world);
     Ok(measurement.profile)
 }

@@ -9,19 +9,19 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use burn::tensor::Device;
-use burn_resnet::ResNet;
 use datasets::DatasetSplits;
 use distributed::{Communicator, ParameterLayout, scheduler_job, watchdog};
 
 use crate::config::cli::TrainArgs;
-use crate::config::{BatchNormKind, Filled, OwnModel, TrainConfig};
+use crate::config::{BatchNormKind, Family, Filled, TrainConfig};
 use crate::measure::gather;
 use crate::measure::manifest::{self, DatasetFacts, LaunchFacts, Manifest};
 use crate::measure::metrics::Summary;
 use crate::measure::trace;
 use crate::model::ImageClassifier;
 use crate::model::data;
-use crate::model::network::{ModelRequest, load_weights_aloud, resnet};
+use crate::model::family::{ModelFamily, ModelRequest, build};
+use crate::model::network::load_weights_aloud;
 use crate::run::identity;
 use crate::run::output::RUN_TOML;
 use crate::run::records::Records;
@@ -36,48 +36,22 @@ use crate::world::roles::Role;
 /// Distance between the ranks' seeds: odd, so that no two are equal, and without a pattern (2^64 / the golden ratio).
 const ODD_STRIDE: u64 = 0x9E37_79B9_7F4A_7C15;
 
-/// Trains the configured ResNet.
+/// Trains the configured model.
 ///
-/// # Errors
-/// When the flags contradict each other, or training fails.
-///
-/// # Collective
-/// Must be called by all ranks.
-pub fn train(args: &TrainArgs, world: &World) -> Result<Outcome<ResNet>> {
-    train_any(args, world, None, |config, request| resnet(config.resnet()?, config.run.zero_gamma.filled(), request))
-}
-
-/// Trains a program's own model with the flags of `trainer train`.
-///
-/// `build` makes the model on the device of its [`ModelRequest`]. burn's random numbers are seeded with `--seed` before, `--weights`
-/// are loaded after it, and root's parameters are sent to all ranks. Options that choose or compute one of the residual networks are
-/// refused, but for those that the model [takes](OwnModel::taking): `build` finds their values in the configuration.
+/// burn's random numbers are seeded with `--seed` before the model is made, `--weights` are loaded after it, and root's parameters
+/// are sent to all ranks.
 ///
 /// # Errors
 /// When the flags contradict each other or have no effect on this model, or training fails.
 ///
 /// # Collective
 /// Must be called by all ranks.
-pub fn train_model<M: ImageClassifier>(
-    args: &TrainArgs,
-    world: &World,
-    own: &OwnModel,
-    build: impl FnOnce(&TrainConfig, &ModelRequest<'_>) -> Result<M>,
-) -> Result<Outcome<M>> {
-    train_any(args, world, Some(own), build)
-}
-
 // tidy: long function because the order in which a start is refused is its point, and a reader wants to see it whole
-fn train_any<M: ImageClassifier>(
-    args: &TrainArgs,
-    world: &World,
-    own: Option<&OwnModel>,
-    build: impl FnOnce(&TrainConfig, &ModelRequest<'_>) -> Result<M>,
-) -> Result<Outcome<M>> {
+pub fn train<F: ModelFamily>(args: &TrainArgs, world: &World) -> Result<Outcome<F::Model>> {
     let (communicator, reporter) = (&*world.communicator, &world.reporter);
     // A saved configuration may say another timeout; reading it is watched, too.
     let watchdog = world.watch(args.sync.timeout()?)?;
-    let config = resolve(args, own, world)?;
+    let config = resolve(args, &Family::of::<F>(), world)?;
     let timeout = config.sync.timeout()?;
     watchdog.iter().for_each(|watchdog| watchdog.set_timeout(timeout));
     let (device, num_threads) = world.prepare_compute(&config.compute)?;
@@ -101,10 +75,11 @@ fn train_any<M: ImageClassifier>(
         num_classes: data.train.class_names().len(),
         in_channels: data.train.image_shape().channels,
         seed: config.run.seed.filled(),
+        zero_gamma: config.run.zero_gamma.unwrap_or(false),
         compute: &config.compute,
         device: &training_device,
     };
-    let model = initial_model(&config, &request, world, build)?;
+    let model = initial_model::<F>(&config, &request, world)?;
     trace::check(config.sync.trace.as_deref(), communicator)?;
 
     let (records, resumption) = accept(&config, &data, args.allow_changed_data, world)?;
@@ -179,18 +154,13 @@ fn accept(
 }
 
 /// The model as the run begins: random by its seed, or with the weights of `--weights`.
-fn initial_model<M: ImageClassifier>(
-    config: &TrainConfig,
-    request: &ModelRequest<'_>,
-    world: &World,
-    build: impl FnOnce(&TrainConfig, &ModelRequest<'_>) -> Result<M>,
-) -> Result<M> {
+fn initial_model<F: ModelFamily>(config: &TrainConfig, request: &ModelRequest<'_>, world: &World) -> Result<F::Model> {
     let model = {
         // burn's random numbers are one stream a process; ranks that are its threads take turns.
         static BUILDING: Mutex<()> = Mutex::new(());
         let _turn = BUILDING.lock().unwrap_or_else(PoisonError::into_inner);
         request.device.seed(request.seed);
-        let model = build(config, request)?;
+        let model = build::<F>(&config.model, request)?;
         // burn draws a parameter when it is first read: here, in module order.
         ParameterLayout::new(&model);
         ParameterLayout::state(&model);
@@ -223,7 +193,7 @@ fn holder(communicator: &dyn Communicator) -> String {
 ///
 /// # Collective
 /// Root reads the saved configuration for all.
-fn resolve(args: &TrainArgs, own: Option<&OwnModel>, world: &World) -> Result<TrainConfig> {
+fn resolve(args: &TrainArgs, family: &Family, world: &World) -> Result<TrainConfig> {
     let communicator = &*world.communicator;
     let mut saved = String::new();
     if let (true, None, Some(directory)) = (args.resume, &args.config, &args.run.output_dir) {
@@ -236,9 +206,9 @@ fn resolve(args: &TrainArgs, own: Option<&OwnModel>, world: &World) -> Result<Tr
     }
     let world_size = communicator.world_size();
     if saved.is_empty() {
-        return Ok(TrainConfig::resolve_for(own, args, world_size)?);
+        return Ok(TrainConfig::resolve_for(family, args, world_size)?);
     }
-    Ok(TrainConfig::resolve_over(&saved, own, args, world_size)?)
+    Ok(TrainConfig::resolve_over(&saved, family, args, world_size)?)
 }
 
 /// What this launch is. # Collective: the ranks' machines are gathered.

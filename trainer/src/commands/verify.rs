@@ -7,6 +7,7 @@ use anyhow::Result;
 use super::train::train;
 use crate::config::VerifyConfig;
 use crate::config::cli::VerifyArgs;
+use crate::model::network::ResNetFamily;
 use crate::run::output;
 use crate::tools::verify::{self, Verdict};
 use crate::world::ranks::World;
@@ -22,7 +23,7 @@ pub fn verify(args: &VerifyArgs, world: &World) -> Result<ExitCode> {
         output::check_writable(path)?;
     }
     let tell = |name: &str| world.reporter.note(&format!("checking {name} ..."));
-    let verification = verify::verify(&config, world, train, tell)?;
+    let verification = verify::verify(&config, world, train::<ResNetFamily>, tell)?;
     for line in verify::lines(&verification) {
         world.reporter.note(&line);
     }

@@ -5,10 +5,11 @@
 
 use super::checks::{Filled, at_least, no_effect};
 use super::error::ConfigError;
+use super::family::Family;
 use super::sync::SyncConfig;
 use super::{TrainConfig, file, netbench, shared_settings};
 use crate::config::choices::{BatchNormKind, DatasetKind, UpdateKind};
-use crate::config::cli::{BenchArgs, DataArgs, EvalArgs, ModelArgs, PredictArgs, SyncArgs, TrainSplitArgs};
+use crate::config::cli::{BenchArgs, DataArgs, EvalArgs, PredictArgs, SyncArgs, TrainSplitArgs};
 use crate::step::loss_scale::LossScaling;
 use serde::{Deserialize, Serialize};
 use simulate::{NetworkError, NetworkModel};
@@ -64,16 +65,17 @@ impl EvalConfig {
     ///
     /// # Panics
     /// If `--checkpoint` was given without `trained`.
-    pub fn resolve(args: &EvalArgs, trained: Option<&TrainConfig>) -> Result<Self, ConfigError> {
+    pub fn resolve(args: &EvalArgs, family: &Family, trained: Option<&TrainConfig>) -> Result<Self, ConfigError> {
         let mut flags = args.clone();
         at_least("--batch-size-per-rank", *flags.batch_size_per_rank.get_or_insert(128), 1)?;
-        flags.compute = flags.compute.decided()?;
+        flags.compute = flags.compute.decided(family)?;
         flags.timeout = Some(Self::timeout(args)?.as_secs());
         let weights = Self::weights(args)?;
         let train_split = match &weights {
-            WeightSource::File(_) => fill_for_file(&mut flags)?,
+            WeightSource::File(_) => fill_for_file(&mut flags, family)?,
             WeightSource::Checkpoint(_) => {
-                fill_like(trained.expect("the caller reads the checkpoint's configuration first"), &mut flags)?
+                let trained = trained.expect("the caller reads the checkpoint's configuration first");
+                fill_like(trained, &mut flags, family)?
             }
         };
         Ok(Self { flags, train_split, weights })
@@ -123,19 +125,19 @@ impl EvalConfig {
 }
 
 /// A weights file tells nothing of itself.
-fn fill_for_file(flags: &mut EvalArgs) -> Result<TrainSplitArgs, ConfigError> {
+fn fill_for_file(flags: &mut EvalArgs, family: &Family) -> Result<TrainSplitArgs, ConfigError> {
     if flags.allow_changed_classes {
         let because = "with --weights, a file that tells no class names";
         return Err(no_effect("--allow-changed-classes", because, "leave it out"));
     }
-    if flags.model.model.is_none() && flags.model.depth.is_none() {
+    if family.is_resnet() && !flags.model.0.keys().any(|key| key == "model" || key == "depth") {
         return Err(ConfigError::Missing {
             option: "--model",
             because: "a weights file does not tell its network".to_owned(),
             remedy: "give for example --model resnet20".to_owned(),
         });
     }
-    flags.model.fill()?;
+    family.decide(&mut flags.model)?;
     if flags.data.dataset.is_none() {
         return Err(ConfigError::Missing {
             option: "--dataset",
@@ -149,12 +151,11 @@ fn fill_for_file(flags: &mut EvalArgs) -> Result<TrainSplitArgs, ConfigError> {
 }
 
 /// The model of a trained run, and its data where no flags say otherwise.
-fn fill_like(trained: &TrainConfig, flags: &mut EvalArgs) -> Result<TrainSplitArgs, ConfigError> {
-    if flags.model != ModelArgs::default() {
-        let because = "with --checkpoint, which tells the network";
-        return Err(no_effect("--model, --depth or --shortcut", because, "leave it out"));
+fn fill_like(trained: &TrainConfig, flags: &mut EvalArgs, family: &Family) -> Result<TrainSplitArgs, ConfigError> {
+    if let Some(flag) = flags.model.first_flag() {
+        return Err(no_effect(flag, "with --checkpoint, which tells the network", "leave it out"));
     }
-    flags.model = trained.resnet()?.clone();
+    flags.model = trained.model_of(family)?;
     let below = DataSections { data: trained.data.clone(), train_split: trained.train_split.clone() };
     let typed = DataSections { data: flags.data.clone(), train_split: TrainSplitArgs::default() };
     let merged: DataSections = file::laid_over(&below, &typed)?;
@@ -207,10 +208,10 @@ impl PredictConfig {
     ///
     /// # Errors
     /// A [`ConfigError`] naming the option and the remedy.
-    pub fn resolve(args: &PredictArgs) -> Result<Self, ConfigError> {
+    pub fn resolve(args: &PredictArgs, family: &Family) -> Result<Self, ConfigError> {
         let mut flags = args.clone();
         at_least("--top", *flags.top.get_or_insert(5), 1)?;
-        flags.compute = flags.compute.decided()?;
+        flags.compute = flags.compute.decided(family)?;
         Ok(Self { flags })
     }
 }
@@ -222,6 +223,8 @@ pub(super) const MOST_SIMULATED: usize = 4096;
 #[derive(Debug, Clone, PartialEq)]
 pub struct BenchConfig {
     flags: BenchArgs,
+    /// Name of the model.
+    pub model_name: String,
     /// Networks and numbers of ranks to predict the speed for.
     pub simulation: Option<SimulationConfig>,
 }
@@ -239,9 +242,13 @@ impl BenchConfig {
     ///
     /// # Errors
     /// A [`ConfigError`] naming the option and the remedy.
-    pub fn resolve(args: &BenchArgs, world_size: usize) -> Result<Self, ConfigError> {
+    pub fn resolve(args: &BenchArgs, family: &Family, world_size: usize) -> Result<Self, ConfigError> {
+        if args.export_job.is_some() && !family.is_resnet() {
+            let because = format!("on models of the family {}, which other programs do not know", family.name);
+            return Err(no_effect("--export-job", because, "leave it out"));
+        }
         let mut flags = args.clone();
-        flags.compute = flags.compute.decided()?;
+        flags.compute = flags.compute.decided(family)?;
         let device = flags.compute.device.filled();
         flags.sync.fill(world_size, device)?;
         flags.sync.expect_offered(device)?;
@@ -256,7 +263,7 @@ impl BenchConfig {
             }
             flags.sync.update = Some(UpdateKind::Host);
         }
-        flags.model = flags.model.decided()?;
+        let model_name = family.decide(&mut flags.model)?;
         at_least("--batch-size-per-rank", *flags.batch_size_per_rank.get_or_insert(128), 1)?;
         at_least("--steps", *flags.steps.get_or_insert(20), 1)?;
         flags.warmup_steps.get_or_insert(3);
@@ -266,7 +273,7 @@ impl BenchConfig {
         flags.seed.get_or_insert(0);
         flags.profile_output = flags.profile_output.map(|path| file_name("--profile-output", path)).transpose()?;
         flags.export_job = flags.export_job.map(|path| directory_name("--export-job", path)).transpose()?;
-        Ok(Self { flags, simulation })
+        Ok(Self { flags, model_name, simulation })
     }
 
     /// The same with other samples of one rank in one step.

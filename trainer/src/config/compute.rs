@@ -2,37 +2,39 @@
 
 use super::checks::{Filled, at_least};
 use super::error::ConfigError;
-use super::own_model::{ModelOption, OwnModel};
+use super::family::{Family, ModelOption};
 use crate::config::choices::{ConvolutionKind, CpuKind, DeviceChoice, Dtype, KernelsKind};
 use crate::config::cli::ComputeArgs;
 use kernels::simd::Isa;
+use std::collections::BTreeMap;
 
 impl ComputeArgs {
-    /// These flags with their gaps filled, for a residual network on this machine.
+    /// These flags with their gaps filled, for a model of this family on this machine.
     ///
     /// # Errors
-    /// When they contradict each other, or this program or processor has not what they name.
-    pub fn decided(mut self) -> Result<Self, ConfigError> {
-        self.fill(None)?;
+    /// When they contradict each other or have no effect on such a model, or this program or processor has not what they name.
+    pub fn decided(mut self, family: &Family) -> Result<Self, ConfigError> {
+        family.reject_inapplicable_options(&BTreeMap::from([("compute", self)]))?;
+        self.fill(family.options)?;
         self.expect_offered()?;
         Ok(self)
     }
 
-    /// Fills the gaps, and refuses what contradicts itself. What a program's own model does not take stays open.
-    pub(super) fn fill(&mut self, own: Option<&OwnModel>) -> Result<(), ConfigError> {
-        let takes = |option| own.is_none_or(|own| own.takes.contains(&option));
+    /// Fills the gaps, and refuses what contradicts itself. What the model's family does not heed stays open.
+    pub(super) fn fill(&mut self, heeded: &[ModelOption]) -> Result<(), ConfigError> {
+        let heeds = |option| heeded.contains(&option);
         let device = *self.device.get_or_insert_with(DeviceChoice::preferred);
         self.input.get_or_insert(device.input());
-        if takes(ModelOption::Kernels) {
+        if heeds(ModelOption::Kernels) {
             self.kernels.get_or_insert(KernelsKind::Fused);
         }
-        if takes(ModelOption::Dtype) {
+        if heeds(ModelOption::Dtype) {
             self.dtype.get_or_insert(Dtype::F32);
         }
-        if takes(ModelOption::Convolution) {
+        if heeds(ModelOption::Convolution) {
             self.convolution.get_or_insert(ConvolutionKind::Auto);
         }
-        if takes(ModelOption::Cpu) {
+        if heeds(ModelOption::Cpu) {
             self.cpu.get_or_insert(CpuKind::Auto);
         }
         if let Some(threads) = self.threads {
@@ -69,7 +71,7 @@ impl ComputeArgs {
         Ok(())
     }
 
-    /// Number format of activations: f32 for an own model that takes no other.
+    /// Number format of activations: f32 for a model that knows no other.
     pub fn dtype(&self) -> Dtype {
         self.dtype.unwrap_or(Dtype::F32)
     }

@@ -4,6 +4,7 @@
 
 use super::checks::{at_least, no_effect};
 use super::error::ConfigError;
+use super::family::Family;
 use crate::config::cli::{ComputeArgs, DataArgs, DoctorArgs, TrainSplitArgs};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -38,7 +39,7 @@ impl DoctorConfig {
         Ok(Self {
             data,
             train_split,
-            compute: args.compute.decided()?,
+            compute: args.compute.decided(&Family::RESNET)?,
             output_dir: args.output_dir.clone().unwrap_or_else(|| PathBuf::from("runs")),
             timeout: Duration::from_secs(at_least("--timeout", args.timeout.unwrap_or(30), 1)?),
             json: args.json,

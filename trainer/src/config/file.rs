@@ -25,13 +25,15 @@ pub(super) fn parse(text: &str, origin: &str) -> Result<TrainArgs, ConfigError> 
 
 /// Refuses numbers that a file could not hold: those from 2^63 on, since integers of TOML are signed.
 pub(super) fn expect_writable(args: &TrainArgs) -> Result<(), ConfigError> {
-    match Table::try_from(args) {
-        Ok(_) => Ok(()),
-        Err(error) => {
-            let problem = format!("expected numbers up to {}: {error}", i64::MAX);
-            Err(ConfigError::Syntax { origin: "options".to_owned(), problem })
-        }
-    }
+    table(args).map(drop)
+}
+
+/// Flags by key.
+pub(super) fn table(flags: &impl Serialize) -> Result<Table, ConfigError> {
+    Table::try_from(flags).map_err(|error| {
+        let problem = format!("expected numbers up to {}: {error}", i64::MAX);
+        ConfigError::Syntax { origin: "options".to_owned(), problem }
+    })
 }
 
 /// The flags laid over the file's options.

@@ -14,12 +14,12 @@ mod compute;
 mod data;
 mod doctor;
 mod error;
+mod family;
 mod file;
 mod model;
 mod netbench;
 mod optimizer;
 mod options;
-mod own_model;
 mod predict_scaling;
 mod report;
 mod resolve;
@@ -41,8 +41,9 @@ pub(crate) use compute::instruction_set;
 pub(crate) use data::{MAX_CLASSES, MAX_IMAGE_SIDE};
 pub use doctor::DoctorConfig;
 pub use error::ConfigError;
+pub(crate) use family::decided;
+pub use family::{Family, ModelOption};
 pub use netbench::NetbenchConfig;
-pub use own_model::{ModelOption, OwnModel};
 pub use predict_scaling::{NamedNetwork, NetworkSource, PredictScalingConfig, ProfileSource, ScalingConfig};
 pub use report::report_request;
 pub use scaling_method::scaling_method_name;
@@ -50,7 +51,7 @@ pub use schedule::Course;
 pub use sync::{Staleness, SyncConfig, SyncMethod};
 pub use verify::VerifyConfig;
 
-use crate::config::cli::{ModelArgs, TrainArgs};
+use crate::config::cli::{ModelSection, TrainArgs};
 use options::{OnResume, Scope};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -66,7 +67,10 @@ use std::path::Path;
 #[serde(try_from = "serde_json::Value", into = "saved::SavedConfig")]
 pub struct TrainConfig {
     flags: TrainArgs,
-    own_model: Option<OwnModel>,
+    /// For run directories and reports.
+    model_name: String,
+    /// The options that the model's family heeds.
+    heeded: Vec<ModelOption>,
     /// All ranks, those that only serve, too.
     world_size: usize,
 }
@@ -80,22 +84,22 @@ impl Deref for TrainConfig {
 }
 
 impl TrainConfig {
-    /// Decides what was left open and refuses what contradicts itself.
+    /// Decides what was left open and refuses what contradicts itself, for a residual network.
     ///
     /// # Errors
     /// A [`ConfigError`] that names the option and the remedy; also if the file of `--config` cannot be read.
     pub fn resolve(args: &TrainArgs, world_size: usize) -> Result<Self, ConfigError> {
-        Self::resolve_for(None, args, world_size)
+        Self::resolve_for(&Family::RESNET, args, world_size)
     }
 
-    /// As [`resolve`](Self::resolve), for a program's own model instead of the residual networks.
+    /// As [`resolve`](Self::resolve), for a model of this family.
     ///
     /// # Errors
-    /// As [`resolve`](Self::resolve); also for an option that the model does not take.
-    pub fn resolve_for(own: Option<&OwnModel>, args: &TrainArgs, world_size: usize) -> Result<Self, ConfigError> {
+    /// As [`resolve`](Self::resolve); also for an option that the family does not heed.
+    pub fn resolve_for(family: &Family, args: &TrainArgs, world_size: usize) -> Result<Self, ConfigError> {
         match &args.config {
-            None => Self::decide(args.clone(), own, world_size),
-            Some(path) => Self::decide(file::merged(&file::read(path)?, args)?, own, world_size),
+            None => Self::decide(args.clone(), family, world_size),
+            Some(path) => Self::decide(file::merged(&file::read(path)?, args)?, family, world_size),
         }
     }
 
@@ -106,11 +110,14 @@ impl TrainConfig {
     /// As [`resolve_for`](Self::resolve_for).
     pub fn resolve_over(
         saved: &str,
-        own: Option<&OwnModel>,
+        family: &Family,
         args: &TrainArgs,
         world_size: usize,
     ) -> Result<Self, ConfigError> {
-        Self::decide(file::merged(&file::parse(saved, "the saved run.toml")?, args)?, own, world_size)
+        let mut saved = file::parse(saved, "the saved run.toml")?;
+        saved.model.name_family();
+        family.expect("--resume", saved.model.family())?;
+        Self::decide(file::merged(&saved, args)?, family, world_size)
     }
 
     /// The configuration that [`to_toml`](Self::to_toml) printed.
@@ -118,15 +125,17 @@ impl TrainConfig {
     /// # Errors
     /// As [`resolve`](Self::resolve).
     pub fn from_toml(text: &str, world_size: usize) -> Result<Self, ConfigError> {
-        Self::decide(file::parse(text, "the TOML text")?, None, world_size)
+        Self::decide(file::parse(text, "the TOML text")?, &Family::RESNET, world_size)
     }
 
-    fn decide(args: TrainArgs, own: Option<&OwnModel>, world_size: usize) -> Result<Self, ConfigError> {
+    fn decide(args: TrainArgs, family: &Family, world_size: usize) -> Result<Self, ConfigError> {
         assert!(world_size > 0, "world_size: expected at least 1, got 0");
         let mut flags = TrainArgs { config: None, allow_changed_data: false, ..args };
-        resolve::fill(&mut flags, own, world_size)?;
+        family.reject_inapplicable_options(&flags)?;
+        let model_name = family.decide(&mut flags.model)?;
+        resolve::fill(&mut flags, family.options, world_size)?;
         resolve::expect_offered(&flags)?;
-        Ok(Self { flags, own_model: own.cloned(), world_size })
+        Ok(Self { flags, model_name, heeded: family.options.to_vec(), world_size })
     }
 
     /// The same, written to `directory`.
@@ -140,24 +149,20 @@ impl TrainConfig {
         toml::to_string(&self.flags).expect("options are numbers, text, flags and lists, which TOML has")
     }
 
-    /// The flags of the residual network, for a program that knows no other.
+    /// The flags of a model that this family is to build.
     ///
     /// # Errors
-    /// When the run is one of a program's own model.
-    pub fn resnet(&self) -> Result<&ModelArgs, ConfigError> {
-        match &self.own_model {
-            None => Ok(&self.flags.model),
-            Some(own) => Err(ConfigError::Invalid {
-                option: "--checkpoint",
-                expected: "a run of a residual network such as resnet20".to_owned(),
-                got: format!("one of the model {}, which only the program that trained it can build", own.name),
-            }),
-        }
+    /// When the run was one of another family.
+    pub fn model_of(&self, family: &Family) -> Result<ModelSection, ConfigError> {
+        family.expect("--checkpoint", self.model.family())?;
+        let mut model = self.model.clone();
+        family.decide(&mut model)?;
+        Ok(model)
     }
 
     /// Name of the run, such as `resnet20-shapes-seed0`.
     pub fn run_name(&self) -> String {
-        format!("{}-{}-seed{}", self.model.name(), self.data.dataset.filled(), self.run.seed.filled())
+        format!("{}-{}-seed{}", self.model_name, self.data.dataset.filled(), self.run.seed.filled())
     }
 
     /// How many ranks train.

@@ -12,17 +12,11 @@ impl ModelArgs {
         Self { model: Some(format!("resnet{depth}")), depth: None, shortcut: Some(ShortcutKind::A) }
     }
 
-    /// These flags with their gaps filled.
+    /// Fills the gaps, and refuses what contradicts itself. The name tells the depth.
     ///
     /// # Errors
-    /// When they contradict each other, or there is no such network.
-    pub(super) fn decided(mut self) -> Result<Self, ConfigError> {
-        self.fill()?;
-        Ok(self)
-    }
-
-    /// Fills the gaps, and refuses what contradicts itself. The name tells the depth.
-    pub(super) fn fill(&mut self) -> Result<(), ConfigError> {
+    /// When the flags contradict each other, or there is no such network.
+    pub(crate) fn fill(&mut self) -> Result<(), ConfigError> {
         let depth = self.depth.take();
         let named = match self.model.as_deref() {
             None | Some("resnet") => None,

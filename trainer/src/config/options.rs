@@ -1,9 +1,9 @@
 //! What is to be known of each option of `train` beside its flag: one row an option.
 //!
 //! In: nothing. Out: [`OPTIONS`]. Invariant: the rows are the flags of `trainer train` that a TOML file may hold, in the order of
-//! `--help` (a test says so).
+//! `--help` (a test says so), those of residual networks among them.
 
-use super::own_model::ModelOption;
+use super::family::ModelOption;
 
 /// What is to be known of an option.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -16,8 +16,8 @@ pub(crate) struct OptionFacts {
     pub on_resume: OnResume,
     /// The choices that it only has a meaning with: another value of one of them drops the file's value of this.
     pub belongs_to: &'static [&'static str],
-    /// The models that it has an effect on.
-    pub models: Models,
+    /// Where only some model families heed it: as what.
+    pub heeded_as: Option<ModelOption>,
 }
 
 /// Who must agree on an option.
@@ -39,19 +39,8 @@ pub(crate) enum OnResume {
     Free,
 }
 
-/// The models that an option has an effect on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Models {
-    /// Any.
-    All,
-    /// The residual networks.
-    Resnet,
-    /// The residual networks, and a program's own model that takes it.
-    Taking(ModelOption),
-}
-
 const fn option(key: &'static str) -> OptionFacts {
-    OptionFacts { key, scope: Scope::World, on_resume: OnResume::Fixed, belongs_to: &[], models: Models::All }
+    OptionFacts { key, scope: Scope::World, on_resume: OnResume::Fixed, belongs_to: &[], heeded_as: None }
 }
 
 impl OptionFacts {
@@ -67,8 +56,8 @@ impl OptionFacts {
         Self { belongs_to, ..self }
     }
 
-    const fn for_models(self, models: Models) -> Self {
-        Self { models, ..self }
+    const fn heeded_as(self, option: ModelOption) -> Self {
+        Self { heeded_as: Some(option), ..self }
     }
 }
 
@@ -76,8 +65,8 @@ impl OptionFacts {
 #[rustfmt::skip]
 pub(crate) const OPTIONS: &[OptionFacts] = &[
     option("model.model").belongs_to(&["model.depth"]),
-    option("model.depth").belongs_to(&["model.model"]).for_models(Models::Resnet),
-    option("model.shortcut").for_models(Models::Resnet),
+    option("model.depth").belongs_to(&["model.model"]),
+    option("model.shortcut"),
     option("data.dataset"),
     option("data.data-dir").of_rank().belongs_to(&["data.dataset"]),
     option("data.download").of_rank().belongs_to(&["data.dataset"]),
@@ -136,7 +125,7 @@ pub(crate) const OPTIONS: &[OptionFacts] = &[
     option("run.on-non-finite").free(),
     option("run.max-skipped-steps").free().belongs_to(&["run.on-non-finite"]),
     option("run.seed"),
-    option("run.zero-gamma").free().for_models(Models::Taking(ModelOption::ZeroGamma)),
+    option("run.zero-gamma").free().heeded_as(ModelOption::ZeroGamma),
     option("run.weights").free(),
     option("run.output-dir").of_rank(),
     option("run.eval-every-epochs").free(),
@@ -147,16 +136,18 @@ pub(crate) const OPTIONS: &[OptionFacts] = &[
     option("run.warmup-steps").free(),
     option("compute.device").of_rank(),
     option("compute.input").of_rank().belongs_to(&["compute.device"]),
-    option("compute.kernels").free().for_models(Models::Taking(ModelOption::Kernels)),
-    option("compute.dtype").for_models(Models::Taking(ModelOption::Dtype)),
-    option("compute.convolution").free().for_models(Models::Taking(ModelOption::Convolution)),
-    option("compute.cpu").of_rank().for_models(Models::Taking(ModelOption::Cpu)),
+    option("compute.kernels").free().heeded_as(ModelOption::Kernels),
+    option("compute.dtype").heeded_as(ModelOption::Dtype),
+    option("compute.convolution").free().heeded_as(ModelOption::Convolution),
+    option("compute.cpu").of_rank().heeded_as(ModelOption::Cpu),
     option("compute.threads").of_rank(),
 ];
 
-/// Whether a row of this key says so; a key without a row is none of a run's.
+/// Whether the row of this key says so. The flags of an own model have none: they are for all ranks and the whole run. Another key
+/// without a row is none of a run's.
 pub(super) fn is(key: &str, says: impl Fn(&OptionFacts) -> bool) -> bool {
-    OPTIONS.iter().any(|option| option.key == key && says(option))
+    let row = OPTIONS.iter().find(|option| option.key == key).copied();
+    row.or_else(|| key.starts_with("model.").then_some(option("model"))).is_some_and(|row| says(&row))
 }
 
 /// The flag of a key.

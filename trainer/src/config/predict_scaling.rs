@@ -9,11 +9,12 @@ use simulate::{Link, NetworkModel};
 use super::checks::{at_least, no_effect};
 use super::commands::{BenchConfig, MOST_SIMULATED, file_name, network_model, simulated_ranks};
 use super::error::ConfigError;
+use super::family::Family;
 use super::netbench::names_a_measurement;
 use super::scaling_method::scaling_method;
 use super::sync::SyncConfig;
 use crate::config::choices::ScalingKind;
-use crate::config::cli::{BenchArgs, ComputeArgs, ModelArgs, PredictScalingArgs, SyncArgs};
+use crate::config::cli::{BenchArgs, ComputeArgs, PredictScalingArgs, SyncArgs};
 
 /// The networks without any flag.
 const NETWORKS: [&str; 3] = ["ib-edr", "10gbe", "1gbe"];
@@ -97,7 +98,7 @@ impl PredictScalingConfig {
     ///
     /// # Errors
     /// A [`ConfigError`] naming the option and the remedy.
-    pub fn resolve(args: &PredictScalingArgs, world_size: usize) -> Result<Self, ConfigError> {
+    pub fn resolve(args: &PredictScalingArgs, family: &Family, world_size: usize) -> Result<Self, ConfigError> {
         if world_size > 1 {
             return Err(ConfigError::Invalid {
                 option: "predict-scaling",
@@ -107,7 +108,7 @@ impl PredictScalingConfig {
         }
         let measured = args.measured.clone().unwrap_or_default();
         let predicts = args.profile.is_some() || (measured.is_empty() && !args.published);
-        let scaling = if predicts { Some(scaling(args)?) } else { None };
+        let scaling = if predicts { Some(scaling(args, family)?) } else { None };
         if !predicts {
             refuse_strangers(args)?;
         }
@@ -143,12 +144,12 @@ fn measuring(args: &PredictScalingArgs) -> [(&'static str, bool); 5] {
         ("--batch-size-per-rank", args.batch_size_per_rank.is_some()),
         ("--steps", args.steps.is_some()),
         ("--warmup-steps", args.warmup_steps.is_some()),
-        ("--model, --depth or --shortcut", args.model != ModelArgs::default()),
+        ("a flag of the model", args.model.first_flag().is_some()),
         ("a flag of device and threads", args.compute != ComputeArgs::default()),
     ]
 }
 
-fn scaling(args: &PredictScalingArgs) -> Result<ScalingConfig, ConfigError> {
+fn scaling(args: &PredictScalingArgs, family: &Family) -> Result<ScalingConfig, ConfigError> {
     let mut ranks = args.ranks.clone().unwrap_or_else(|| (0..=10).map(|power| 1 << power).collect());
     simulated_ranks("--ranks", &ranks)?;
     ranks.sort_unstable();
@@ -158,7 +159,7 @@ fn scaling(args: &PredictScalingArgs) -> Result<ScalingConfig, ConfigError> {
     let methods = args.methods.as_ref().unwrap_or(&all);
     let methods = methods.iter().map(|text| scaling_method(text, &sync, MOST_SIMULATED)).collect::<Result<_, _>>()?;
     Ok(ScalingConfig {
-        profile: profile(args)?,
+        profile: profile(args, family)?,
         networks: networks(args)?,
         ranks,
         methods,
@@ -167,7 +168,7 @@ fn scaling(args: &PredictScalingArgs) -> Result<ScalingConfig, ConfigError> {
     })
 }
 
-fn profile(args: &PredictScalingArgs) -> Result<ProfileSource, ConfigError> {
+fn profile(args: &PredictScalingArgs, family: &Family) -> Result<ProfileSource, ConfigError> {
     let Some(files) = &args.profile else {
         return Ok(ProfileSource::Measured(Box::new(BenchConfig::resolve(
             &BenchArgs {
@@ -178,6 +179,7 @@ fn profile(args: &PredictScalingArgs) -> Result<ProfileSource, ConfigError> {
                 compute: args.compute,
                 ..BenchArgs::default()
             },
+            family,
             1,
         )?)));
     };
@@ -243,7 +245,7 @@ mod tests {
     use super::*;
 
     fn resolve(args: PredictScalingArgs) -> Result<PredictScalingConfig, String> {
-        PredictScalingConfig::resolve(&args, 1).map_err(|error| error.to_string())
+        PredictScalingConfig::resolve(&args, &Family::RESNET, 1).map_err(|error| error.to_string())
     }
 
     fn with_networks(networks: &[&str]) -> PredictScalingArgs {
@@ -307,7 +309,7 @@ mod tests {
             assert!(error.contains(expected), "expected {expected} in {error}");
         }
         assert!(resolve(PredictScalingArgs { measured, ..default() }).unwrap().scaling.is_none());
-        let error = PredictScalingConfig::resolve(&default(), 2).unwrap_err().to_string();
+        let error = PredictScalingConfig::resolve(&default(), &Family::RESNET, 2).unwrap_err().to_string();
         assert!(error.contains("without mpirun or srun, got 2 ranks"), "{error}");
     }
 }

@@ -6,19 +6,16 @@
 
 use super::checks::Filled;
 use super::error::ConfigError;
-use super::own_model::OwnModel;
+use super::family::ModelOption;
 use crate::config::cli::TrainArgs;
 
 /// Fills the gaps of `args`, section by section, and refuses what contradicts itself. What is of one start, as `--resume`, is left
-/// alone. `own`: the program's own model, instead of the residual networks.
-pub(super) fn fill(args: &mut TrainArgs, own: Option<&OwnModel>, world_size: usize) -> Result<(), ConfigError> {
+/// alone, and so is the section of the model, which its family fills. `heeded`: the options that this family heeds.
+pub(super) fn fill(args: &mut TrainArgs, heeded: &[ModelOption], world_size: usize) -> Result<(), ConfigError> {
     super::file::expect_writable(args)?;
     args.data.fill(&mut args.train_split)?;
     let dataset = args.data.dataset.filled();
-    if let Some(own) = own {
-        own.reject_inapplicable_options(args)?;
-    }
-    args.compute.fill(own)?;
+    args.compute.fill(heeded)?;
     args.sync.fill(world_size, args.compute.device.filled())?;
     args.sync.expect_batch(&args.batch)?;
     let method = args.sync.method();
@@ -26,12 +23,8 @@ pub(super) fn fill(args: &mut TrainArgs, own: Option<&OwnModel>, world_size: usi
     args.optimizer.fill(args.compute.dtype())?;
     args.optimizer.expect_sync(args.sync.sync.filled())?;
     args.sync.expect_loss_scale(args.optimizer.loss_scale.filled())?;
-    args.run.fill(own)?;
+    args.run.fill(heeded)?;
     args.run.expect_sync(args.sync.sync.filled())?;
-    match own {
-        Some(own) => args.model.model = Some(own.name.clone()),
-        None => args.model.fill()?,
-    }
     args.train_split.fill(&args.data)?;
     args.schedule.fill(dataset)
 }

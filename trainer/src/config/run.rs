@@ -2,7 +2,7 @@
 
 use super::checks::{at_least, at_least_one, no_effect};
 use super::error::ConfigError;
-use super::own_model::{ModelOption, OwnModel};
+use super::family::ModelOption;
 use crate::config::choices::{OnNonFiniteKind, SyncKind};
 use crate::config::cli::RunArgs;
 
@@ -10,12 +10,12 @@ use crate::config::cli::RunArgs;
 const MAX_SKIPPED_STEPS: u64 = 10;
 
 impl RunArgs {
-    /// Fills the gaps, and refuses what contradicts itself. `own`: the program's own model.
-    pub(super) fn fill(&mut self, own: Option<&OwnModel>) -> Result<(), ConfigError> {
+    /// Fills the gaps, and refuses what contradicts itself. `heeded`: the options that the model's family heeds.
+    pub(super) fn fill(&mut self, heeded: &[ModelOption]) -> Result<(), ConfigError> {
         if self.zero_gamma == Some(true) && self.weights.is_some() {
             return Err(no_effect("--zero-gamma", "with --weights, which bring their own", "leave one of them out"));
         }
-        if own.is_none_or(|own| own.takes.contains(&ModelOption::ZeroGamma)) {
+        if heeded.contains(&ModelOption::ZeroGamma) {
             self.zero_gamma.get_or_insert(false);
         }
         match self.on_non_finite.get_or_insert(OnNonFiniteKind::Stop) {

@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use super::own_model::OwnModel;
+use super::family::{Family, ModelOption};
 use super::{TrainConfig, resolve};
 use crate::config::choices::{PlacementKind, SyncKind};
 use crate::config::cli::TrainArgs;
@@ -19,15 +19,24 @@ use crate::config::cli::TrainArgs;
 pub(super) struct SavedConfig {
     /// Those that have an effect, by section and key as in a TOML file.
     flags: TrainArgs,
-    /// The program's own model, if it is one.
+    /// What the flags of another family than the residual networks do not tell.
     own_model: Option<OwnModel>,
     /// All ranks, those that only serve, too.
     world_size: usize,
 }
 
+/// What a program that has not the family needs to know of a model.
+#[derive(Serialize, Deserialize)]
+struct OwnModel {
+    name: String,
+    /// The general options that it heeds.
+    takes: Vec<ModelOption>,
+}
+
 impl From<TrainConfig> for SavedConfig {
-    fn from(TrainConfig { flags, own_model, world_size }: TrainConfig) -> Self {
-        Self { flags, own_model, world_size }
+    fn from(TrainConfig { flags, model_name, heeded, world_size }: TrainConfig) -> Self {
+        let is_own = flags.model.family() != Family::RESNET.name;
+        Self { flags, own_model: is_own.then_some(OwnModel { name: model_name, takes: heeded }), world_size }
     }
 }
 
@@ -38,8 +47,13 @@ impl TryFrom<Value> for TrainConfig {
         let saved = if value.get("flags").is_some() { value } else { of_format_2(value)? };
         let SavedConfig { mut flags, own_model, world_size } = serde_json::from_value(saved)?;
         ensure!(world_size > 0, "world_size: expected at least 1, got 0");
-        resolve::fill(&mut flags, own_model.as_ref(), world_size)?;
-        Ok(Self { flags, own_model, world_size })
+        flags.model.name_family();
+        let (model_name, heeded) = match own_model {
+            Some(OwnModel { name, takes }) => (name, takes),
+            None => (Family::RESNET.decide(&mut flags.model)?, Family::RESNET.options.to_vec()),
+        };
+        resolve::fill(&mut flags, &heeded, world_size)?;
+        Ok(Self { flags, model_name, heeded, world_size })
     }
 }
 

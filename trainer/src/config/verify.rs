@@ -4,6 +4,7 @@
 
 use super::commands::file_name;
 use super::error::ConfigError;
+use super::family::Family;
 use crate::config::cli::{ComputeArgs, VerifyArgs};
 use std::path::PathBuf;
 
@@ -42,7 +43,7 @@ impl VerifyConfig {
             only: args.only.clone(),
             data_dir: args.data_dir.clone(),
             output: args.output.clone().map(|path| file_name("--output", path)).transpose()?,
-            compute: args.compute.decided()?,
+            compute: args.compute.decided(&Family::RESNET)?,
         })
     }
 }

@@ -4,6 +4,7 @@
 
 pub mod classifier;
 pub mod data;
+pub mod family;
 pub mod input;
 pub mod network;
 pub mod schedule;

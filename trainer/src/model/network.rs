@@ -1,62 +1,58 @@
-//! The residual networks as this program's flags name them, and weights for any model.
+//! The family of the residual networks, and weights for any model.
 //!
-//! In: model section, class count, seed; a file. Out: a [`ResNet`] on a device; a model that holds the file's weights.
+//! In: flags, class count, seed; a file. Out: a [`ResNet`] on a device; a model that holds the file's weights.
 
 use std::path::Path;
 
 use anyhow::{Result, ensure};
 use burn::module::Module;
-use burn::tensor::Device;
 use burn_resnet::{
     Activations, Convolution, Kernels, ResNet, ResNetConfig, Shortcut, WeightsError, load_weights_and_key,
 };
 
-use crate::config::cli::{ComputeArgs, ModelArgs};
-use crate::config::{ConvolutionKind, Dtype, Filled, KernelsKind, ShortcutKind, instruction_set};
+use crate::config::cli::ModelArgs;
+use crate::config::{
+    ConfigError, ConvolutionKind, Dtype, Family, Filled, KernelsKind, ModelOption, ShortcutKind, instruction_set,
+};
 use crate::measure::report::Reporter;
+use crate::model::family::{ModelFamily, ModelRequest};
 
-/// What a model is made for.
-#[derive(Clone, Debug)]
-pub struct ModelRequest<'a> {
-    /// Classes to tell apart.
-    pub num_classes: usize,
-    /// Channels of the images.
-    pub in_channels: usize,
-    /// Seed of the weights.
-    pub seed: u64,
-    /// How the layers are computed.
-    pub compute: &'a ComputeArgs,
-    /// Where the parameters live: an autodiff device for training.
-    pub device: &'a Device,
+/// The residual networks of He et al. 2015 (1512.03385), section 4.2.
+#[derive(Debug)]
+pub struct ResNetFamily;
+
+impl ModelFamily for ResNetFamily {
+    const NAME: &'static str = Family::RESNET.name;
+    const OPTIONS: &'static [ModelOption] = Family::RESNET.options;
+    type Args = ModelArgs;
+    type Model = ResNet;
+
+    fn fill(args: &mut ModelArgs) -> Result<(), ConfigError> {
+        args.fill()
+    }
+
+    fn name(args: &ModelArgs) -> String {
+        args.name()
+    }
+
+    fn num_values(args: &ModelArgs, request: &ModelRequest<'_>) -> Result<Option<u64>> {
+        Ok(Some(layers(args, request)?.num_values()))
+    }
+
+    fn build(args: &ModelArgs, request: &ModelRequest<'_>) -> Result<ResNet> {
+        resnet(args, request)
+    }
 }
 
 /// The configured network with random weights.
 ///
 /// # Errors
 /// When the depth is not `6n + 2` or there are no classes.
-pub fn resnet(model: &ModelArgs, zero_gamma: bool, request: &ModelRequest<'_>) -> Result<ResNet> {
-    Ok(layers(model, zero_gamma, request)?.init(request.seed, request.device))
+pub fn resnet(model: &ModelArgs, request: &ModelRequest<'_>) -> Result<ResNet> {
+    Ok(layers(model, request)?.init(request.seed, request.device))
 }
 
-/// As [`resnet`], to be filled from a weights file of `num_bytes` bytes: a network that such a file cannot hold asks for no memory.
-///
-/// # Errors
-/// As [`resnet`]; when the network has more values than the file has bytes.
-pub fn resnet_within(num_bytes: u64, model: &ModelArgs, request: &ModelRequest<'_>) -> Result<ResNet> {
-    let layers = layers(model, false, request)?;
-    let num_values = layers.num_values();
-    ensure!(
-        num_values <= num_bytes,
-        "{} for {} classes and {} channels: expected at most {num_bytes} values, as many as the weights file has bytes, \
-         got {num_values}; check depth, number of classes and shortcut",
-        layers.name(),
-        request.num_classes,
-        request.in_channels
-    );
-    Ok(layers.init(request.seed, request.device))
-}
-
-fn layers(model: &ModelArgs, zero_gamma: bool, request: &ModelRequest<'_>) -> Result<ResNetConfig> {
+fn layers(model: &ModelArgs, request: &ModelRequest<'_>) -> Result<ResNetConfig> {
     ensure!(request.num_classes > 0, "classes: expected at least 1, got 0");
     let shortcut = match model.shortcut.filled() {
         ShortcutKind::A => Shortcut::A,
@@ -80,7 +76,7 @@ fn layers(model: &ModelArgs, zero_gamma: bool, request: &ModelRequest<'_>) -> Re
         .with_num_classes(request.num_classes)
         .with_in_channels(request.in_channels)
         .with_shortcut(shortcut)
-        .with_zero_gamma(zero_gamma)
+        .with_zero_gamma(request.zero_gamma)
         .with_kernels(kernels)
         .with_convolution(convolution)
         .with_instruction_set(instruction_set(request.compute.cpu)?)

@@ -1,19 +1,19 @@
 //! A trained model that root finds and reads for all ranks.
 //!
-//! In: a checkpoint or a weights file. Out: what it says of itself, and its network, both equal on all ranks.
-//! Invariant: no rank but root looks at the disk; a network that the file cannot hold is not made.
+//! In: a checkpoint or a weights file. Out: what it says of itself, and its model, both equal on all ranks.
+//! Invariant: no rank but root looks at the disk; a model that the file cannot hold is not made, where its family can tell.
 
 use std::fs;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
-use burn_resnet::ResNet;
 use distributed::{Phase, ROOT, broadcast_module};
 
-use crate::config::cli::ModelArgs;
+use crate::config::cli::ModelSection;
 use crate::config::{TrainConfig, WeightSource};
 use crate::measure::gather::from_root;
-use crate::model::network::{ModelRequest, load_weights_aloud, resnet_within};
+use crate::model::family::{ModelFamily, ModelRequest, build_within};
+use crate::model::network::load_weights_aloud;
 use crate::run::checkpoint::{self, CheckpointState};
 use crate::world::ranks::World;
 
@@ -66,19 +66,24 @@ impl SavedModel {
         config.transpose().context("configuration in the checkpoint")
     }
 
-    /// The network with the saved values.
+    /// The model with the saved values.
     ///
     /// # Errors
-    /// When the file is too short for such a network, or has not its tensors.
+    /// When the file is too short for such a model, or has not its tensors.
     ///
     /// # Collective
-    /// Must be called by all ranks, with the same network.
-    pub fn network(&self, model: &ModelArgs, request: &ModelRequest<'_>, world: &World) -> Result<ResNet> {
-        let mut network = resnet_within(self.num_bytes, model, request).with_context(|| self.name())?;
+    /// Must be called by all ranks, with the same model.
+    pub fn model<F: ModelFamily>(
+        &self,
+        section: &ModelSection,
+        request: &ModelRequest<'_>,
+        world: &World,
+    ) -> Result<F::Model> {
+        let mut model = build_within::<F>(self.num_bytes, section, request).with_context(|| self.name())?;
         if world.is_root() {
-            network = load_weights_aloud(network, &self.path, &world.reporter)?;
+            model = load_weights_aloud(model, &self.path, &world.reporter)?;
         }
-        Ok(broadcast_module(network, &*world.communicator, ROOT)?)
+        Ok(broadcast_module(model, &*world.communicator, ROOT)?)
     }
 
     /// The file, as root knows it.

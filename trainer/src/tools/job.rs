@@ -9,27 +9,30 @@ use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use burn_resnet::{ResNet, save_safetensors};
+use burn::module::Module;
+use burn_resnet::save_safetensors;
 use datasets::{HostBatch, LoadedStep};
 use distributed::Communicator;
 use records::{JOB_SCHEMA, Job, SgdFacts};
 use safetensors::tensor::{Dtype, TensorView};
 
+use crate::config::cli::ModelArgs;
 use crate::config::{BenchConfig, Filled};
 use crate::run::output::{write_atomically, write_json};
 use crate::step::optimizer::SgdConfig;
 
-/// What these flags mean for `ranks` that train with this optimizer.
+/// What these flags of a residual network mean for `ranks` that train with this optimizer.
 ///
 /// # Errors
 /// When there is no such network.
 pub fn job(config: &BenchConfig, ranks: usize, num_batches: usize, learning_rate: f64, sgd: &SgdConfig) -> Result<Job> {
+    let model: ModelArgs = config.model.read()?;
     let SgdConfig { momentum, nesterov, weight_decay, decay_norm_and_bias } = *sgd;
     Ok(Job {
         schema: JOB_SCHEMA.to_owned(),
-        model: config.model.name(),
-        depth: config.model.network()?.depth(),
-        shortcut: config.model.shortcut.filled().to_string(),
+        model: model.name(),
+        depth: model.network()?.depth(),
+        shortcut: model.shortcut.filled().to_string(),
         num_classes: config.num_classes.filled(),
         image_size: config.image_size.filled(),
         ranks,
@@ -47,7 +50,7 @@ pub fn job(config: &BenchConfig, ranks: usize, num_batches: usize, learning_rate
 pub fn export(
     directory: &Path,
     job: &Job,
-    model: &ResNet,
+    model: &impl Module,
     batches: &[LoadedStep],
     communicator: &dyn Communicator,
 ) -> Result<()> {

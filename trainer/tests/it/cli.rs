@@ -7,10 +7,10 @@ use clap::{CommandFactory, Parser};
 use std::fs;
 use std::path::Path;
 use std::process::Output;
-use trainer::config::cli::{Cli, Command, EvalArgs, TrainArgs};
+use trainer::config::cli::{Cli, Command, EvalArgs, ModelArgs, ModelSection, TrainArgs};
 use trainer::config::{
-    AugmentKind, BenchConfig, ConfigError, DatasetKind, DeviceChoice, EvalConfig, Filled, InputKind, PredictConfig,
-    ScheduleKind, TrainConfig, UpdateKind, WeightSource,
+    AugmentKind, BenchConfig, ConfigError, DatasetKind, DeviceChoice, EvalConfig, Family, Filled, InputKind,
+    PredictConfig, ScheduleKind, TrainConfig, UpdateKind, WeightSource,
 };
 use trainer::step::loss_scale::LossScaling;
 
@@ -23,14 +23,19 @@ fn command(line: &str) -> Command {
 
 fn train_args(flags: &str) -> TrainArgs {
     match command(&format!("trainer train {flags}")) {
-        Command::Train(args) => *args,
+        Command::Train(args) => args.into_args().unwrap(),
         other => panic!("expected train, got {other:?}"),
     }
 }
 
+/// The network that a filled section names.
+fn network(model: &ModelSection) -> String {
+    model.read::<ModelArgs>().unwrap().name()
+}
+
 fn eval_args(flags: &str) -> EvalArgs {
     match command(&format!("trainer eval {flags}")) {
-        Command::Eval(args) => *args,
+        Command::Eval(args) => args.into_args().unwrap(),
         other => panic!("expected eval, got {other:?}"),
     }
 }
@@ -105,19 +110,22 @@ fn every_specified_command_line_parses() {
         "--model resnet44 --weights w.th --dataset cifar10 --data-dir d --normalize-mean 0.485,0.456,0.406 \
          --normalize-std 0.229,0.224,0.225 --json",
     );
-    let eval = EvalConfig::resolve(&eval, None).unwrap();
-    assert_eq!((eval.model.name().as_str(), eval.json), ("resnet44", true));
+    let eval = EvalConfig::resolve(&eval, &Family::RESNET, None).unwrap();
+    assert_eq!((network(&eval.model).as_str(), eval.json), ("resnet44", true));
     assert_eq!(eval.weights, WeightSource::File("w.th".into()));
     assert_eq!(eval.data.normalize_std, Some(vec![0.229, 0.224, 0.225]));
     let bench = "trainer bench --model resnet44 --batch-size-per-rank 128 --steps 10 --warmup-steps 3 --dtype f32 \
                  --threads 1 --device flex --json";
     match command(bench) {
-        Command::Bench(args) => assert_eq!(BenchConfig::resolve(&args, 1).unwrap().steps, Some(10)),
+        Command::Bench(args) => {
+            let config = BenchConfig::resolve(&args.into_args().unwrap(), &Family::RESNET, 1).unwrap();
+            assert_eq!((config.steps, config.model_name.as_str()), (Some(10), "resnet44"));
+        }
         other => panic!("expected bench, got {other:?}"),
     }
     match command("trainer predict --checkpoint c a.png b.jpg --json") {
         Command::Predict(args) => {
-            let config = PredictConfig::resolve(&args).unwrap();
+            let config = PredictConfig::resolve(&args, &Family::RESNET).unwrap();
             assert_eq!((config.images.len(), config.top, config.json), (2, Some(5), true));
         }
         other => panic!("expected predict, got {other:?}"),
@@ -127,7 +135,7 @@ fn every_specified_command_line_parses() {
 #[test]
 fn without_arguments_the_program_trains_resnet20_on_shapes() {
     let Command::Train(args) = command("trainer") else { panic!("expected train") };
-    assert_eq!(*args, train_args(""));
+    assert_eq!(args.into_args().unwrap(), train_args(""));
     let config = resolved("");
     assert_eq!(config.run_name(), "resnet20-shapes-seed0");
     assert_eq!((config.data.dataset, config.train_split.shapes_train), (Some(DatasetKind::Shapes), Some(10_000)));
@@ -185,7 +193,7 @@ fn a_flag_that_changes_a_choice_drops_the_files_details_of_the_old_one() {
         (config.train_split.augment, config.schedule.schedule),
         (Some(AugmentKind::None), Some(ScheduleKind::Cosine))
     );
-    assert_eq!((config.model.name().as_str(), config.schedule.epochs), ("resnet32", Some(10)));
+    assert_eq!((network(&config.model).as_str(), config.schedule.epochs), ("resnet32", Some(10)));
     let same = over_file(&file, "--dataset cifar10").unwrap();
     assert_eq!((same.data.data_dir.as_deref(), same.data.download), (Some(Path::new("d")), Some(false)));
 }
@@ -356,7 +364,7 @@ fn a_model_that_is_no_cifar_resnet_is_refused_with_the_nearest_depths() {
     assert!(refusal("--model vgg16").contains("resnet20"));
     assert!(refusal("--model resnet").contains("--depth is missing"));
     assert!(refusal("--model resnet20 --depth 32").contains("contradicts"));
-    assert_eq!(resolved("--depth 1202").model.name(), "resnet1202");
+    assert_eq!(network(&resolved("--depth 1202").model), "resnet1202");
 }
 
 #[test]
@@ -414,7 +422,7 @@ fn a_rank_is_updated_on_its_device_only_where_it_has_nobody_to_meet() {
 #[test]
 fn a_step_that_several_ranks_are_predicted_from_is_updated_where_they_meet() {
     let bench = |flags: &str| match command(&format!("trainer bench --device flex {flags}")) {
-        Command::Bench(args) => BenchConfig::resolve(&args, 1),
+        Command::Bench(args) => BenchConfig::resolve(&args.into_args().unwrap(), &Family::RESNET, 1),
         other => panic!("expected bench, got {other:?}"),
     };
     assert!(bench("--update device").unwrap().sync_config().updates_on_device(1));
@@ -427,13 +435,14 @@ fn a_step_that_several_ranks_are_predicted_from_is_updated_where_they_meet() {
 
 #[test]
 fn eval_needs_exactly_one_source_of_weights_and_what_that_source_does_not_tell() {
-    let refused = |flags: &str| EvalConfig::resolve(&eval_args(flags), None).unwrap_err().to_string();
+    let refused = |flags: &str| EvalConfig::resolve(&eval_args(flags), &Family::RESNET, None).unwrap_err().to_string();
     assert!(refused("").contains("--weights FILE"));
     assert!(refused("--weights w --checkpoint c").contains("contradicts --checkpoint"));
     assert!(refused("--weights w --dataset shapes").contains("--model is missing"));
     assert!(refused("--weights w --model resnet20").contains("--dataset is missing"));
     let trained = resolved("");
-    let error = EvalConfig::resolve(&eval_args("--checkpoint c --model resnet20"), Some(&trained)).unwrap_err();
+    let error = EvalConfig::resolve(&eval_args("--checkpoint c --model resnet20"), &Family::RESNET, Some(&trained))
+        .unwrap_err();
     assert!(error.to_string().contains("leave it out"), "{error}");
 }
 
@@ -451,16 +460,16 @@ fn sizes_that_memory_is_asked_for_by_have_an_upper_end() {
 #[test]
 fn class_names_can_be_allowed_to_change_only_where_they_are_known() {
     let flags = "--weights w --model resnet20 --dataset shapes --allow-changed-classes";
-    let error = EvalConfig::resolve(&eval_args(flags), None).unwrap_err().to_string();
+    let error = EvalConfig::resolve(&eval_args(flags), &Family::RESNET, None).unwrap_err().to_string();
     assert!(error.contains("--allow-changed-classes has no effect with --weights"), "{error}");
 }
 
 #[test]
 fn eval_of_a_checkpoint_uses_its_model_and_data_unless_told_otherwise() {
     let trained = resolved("--depth 32 --dataset cifar10 --data-dir d --limit-test 100");
-    let eval = |flags: &str| EvalConfig::resolve(&eval_args(flags), Some(&trained)).unwrap();
+    let eval = |flags: &str| EvalConfig::resolve(&eval_args(flags), &Family::RESNET, Some(&trained)).unwrap();
     let like_trained = eval("--checkpoint c");
-    assert_eq!((&like_trained.model, &like_trained.data), (trained.resnet().unwrap(), &trained.data));
+    assert_eq!((&like_trained.model, &like_trained.data), (&trained.model, &trained.data));
     let elsewhere = eval("--checkpoint c --data-dir e");
     assert_eq!((elsewhere.data.dataset, &elsewhere.data.data_dir), (Some(DatasetKind::Cifar10), &Some("e".into())));
     let other = eval("--checkpoint c --dataset shapes --shapes-seed 5");

@@ -14,6 +14,7 @@ use trainer::commands::eval::{EvalResult, eval};
 use trainer::commands::predict::predict;
 use trainer::config::cli::{Cli, Command, TrainArgs};
 use trainer::measure::report::Reporter;
+use trainer::model::network::ResNetFamily;
 use trainer::run::checkpoint::{self, CheckpointStore};
 use trainer::world::ranks::World;
 use trainer::world::stop::StopFlag;
@@ -28,10 +29,10 @@ fn evaluated(world_size: usize, flags_of: impl Fn(usize) -> Vec<String> + Sync) 
         let communicator: Arc<dyn Communicator> = Arc::new(communicator);
         let words = ["trainer", "eval", "--threads", "1"].map(str::to_owned).into_iter();
         let args = match Cli::try_parse_from(words.chain(flags_of(communicator.rank()))).unwrap().into_command() {
-            Command::Eval(args) => args,
+            Command::Eval(args) => args.into_args().unwrap(),
             other => panic!("expected eval, got {other:?}"),
         };
-        eval(&args, &World::reporting(communicator, StopFlag::new(), Reporter::new(false, None)))
+        eval::<ResNetFamily>(&args, &World::reporting(communicator, StopFlag::new(), Reporter::new(false, None)))
     })
 }
 
@@ -173,7 +174,10 @@ fn what_a_checkpoint_claims_beyond_its_weights_is_refused_before_memory_is_asked
             other => panic!("expected predict, got {other:?}"),
         };
         let result = run_ranks(1, |communicator| {
-            predict(&args, &World::reporting(Arc::new(communicator), StopFlag::new(), Reporter::new(false, None)))
+            predict::<ResNetFamily>(
+                &args,
+                &World::reporting(Arc::new(communicator), StopFlag::new(), Reporter::new(false, None)),
+            )
         });
         result.into_iter().next().unwrap().map_err(|error| format!("{error:#}"))
     };

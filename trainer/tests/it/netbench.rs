@@ -10,8 +10,8 @@ use distributed::run_ranks;
 use records::{NetbenchResult, Operation};
 use serde_json::Value;
 use trainer::commands::netbench::netbench;
-use trainer::config::BenchConfig;
 use trainer::config::cli::{Cli, Command, NetbenchArgs};
+use trainer::config::{BenchConfig, Family};
 use trainer::measure::report::Reporter;
 use trainer::world::ranks::World;
 use trainer::world::stop::StopFlag;
@@ -79,7 +79,7 @@ fn bench_simulates_the_network_that_was_measured() {
     let Command::Bench(args) = parsed(&format!("trainer bench --simulate-network {}", path.display())) else {
         panic!("expected bench");
     };
-    let simulated = BenchConfig::resolve(&args, 1).unwrap().simulation.unwrap();
+    let simulated = BenchConfig::resolve(&args.into_args().unwrap(), &Family::RESNET, 1).unwrap().simulation.unwrap();
     assert_eq!(simulated.network.to_string(), network);
 }
 

@@ -23,7 +23,7 @@ fn sync(options: &str) -> SyncConfig {
     let Command::Train(args) = Cli::try_parse_from(words.split_whitespace()).unwrap().into_command() else {
         panic!("expected train");
     };
-    TrainConfig::resolve(&args, 2).unwrap().sync_config()
+    TrainConfig::resolve(&args.into_args().unwrap(), 2).unwrap().sync_config()
 }
 
 fn steps(rank: usize, num_shards: usize, num_own_shards: usize) -> Vec<LoadedStep> {

@@ -1,23 +1,33 @@
-//! A program's own model, of burn's stock layers: its runs, its checkpoints, the flags it takes and those it refuses.
+//! A program's own model family, of burn's stock layers: its flags, runs, checkpoints, measurements, and what it refuses.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use anyhow::Result;
 use burn::module::Module;
 use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig, PaddingConfig2d};
-use burn::tensor::activation::relu;
-use burn::tensor::{Device, Tensor};
-use clap::Parser;
+use burn::tensor::activation::{relu, softmax};
+use burn::tensor::{Device, Tensor, TensorData};
+use clap::{Args, CommandFactory, Parser};
+use datasets::{ImageShape, ShapesConfig, shapes};
 use distributed::{Communicator, run_ranks};
-use trainer::commands::eval::eval;
-use trainer::commands::train::{train, train_model};
-use trainer::config::cli::{Cli, Command, TrainArgs};
-use trainer::config::{ModelOption, OwnModel, TrainConfig};
+use serde::{Deserialize, Serialize};
+use trainer::commands::eval::{EvalResult, eval};
+use trainer::commands::predict::predict;
+use trainer::commands::train::train;
+use trainer::config::cli::{BenchArgs, CliOf, CommandOf, EvalArgs, PredictArgs, TrainArgs};
+use trainer::config::{BenchConfig, Family, ModelOption, TrainConfig};
 use trainer::measure::report::Reporter;
-use trainer::model::ImageClassifier;
+use trainer::model::family::{ModelFamily, ModelRequest};
+use trainer::model::network::ResNetFamily;
+use trainer::model::{ImageClassifier, floats};
+use trainer::run::train::Outcome;
+use trainer::tools::bench::measure;
 use trainer::world::ranks::World;
 use trainer::world::stop::StopFlag;
+
+use crate::fixture::{bitmap, flags as flags_of_resnet};
 
 const TINY: &str = "--shapes-train 48 --shapes-test 16 --global-batch-size 16 --schedule constant --threads 1";
 
@@ -46,15 +56,15 @@ fn convolution(channels: [usize; 2], kernel: usize, device: &Device) -> Conv2d {
 }
 
 impl Net {
-    fn new(num_classes: usize, device: &Device) -> Self {
+    fn new(channels: usize, num_classes: usize, device: &Device) -> Self {
         let norm = || BatchNormConfig::new(8).init(device);
         let block = Block {
-            conv1: convolution([4, 8], 3, device),
+            conv1: convolution([channels, 8], 3, device),
             bn1: norm(),
-            shortcut: (convolution([4, 8], 1, device), norm()),
+            shortcut: (convolution([channels, 8], 1, device), norm()),
         };
         Self {
-            conv1: convolution([3, 4], 3, device),
+            conv1: convolution([3, channels], 3, device),
             layer1: vec![block],
             linear: LinearConfig::new(8, num_classes).init(device),
         }
@@ -72,18 +82,85 @@ impl ImageClassifier for Net {
     }
 }
 
-fn own() -> OwnModel {
-    OwnModel::new("tiny-net")
+#[derive(Debug, Default, Args, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
+struct TinyArgs {
+    /// Channels of the stem [default: 4]
+    #[arg(long, value_name = "CHANNELS")]
+    stem_channels: Option<usize>,
 }
 
-fn parsed(words: &str) -> Command {
-    Cli::try_parse_from(["trainer"].into_iter().chain(words.split_whitespace())).unwrap().into_command()
+struct TinyFamily;
+
+impl ModelFamily for TinyFamily {
+    const NAME: &'static str = "tiny-net";
+    type Args = TinyArgs;
+    type Model = Net;
+
+    fn fill(args: &mut TinyArgs) -> Result<(), trainer::config::ConfigError> {
+        args.stem_channels.get_or_insert(4);
+        Ok(())
+    }
+
+    fn build(args: &TinyArgs, request: &ModelRequest<'_>) -> Result<Net> {
+        Ok(Net::new(args.stem_channels.unwrap(), request.num_classes, request.device))
+    }
 }
 
-fn flags(words: &str) -> TrainArgs {
-    match parsed(&format!("train {words}")) {
-        Command::Train(args) => *args,
+#[derive(Debug, Default, Args, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
+struct LabelArgs {
+    #[arg(long)]
+    label: Option<String>,
+}
+
+/// Heeds `--dtype` and is called what its flag says.
+struct LabelledFamily;
+
+impl ModelFamily for LabelledFamily {
+    const NAME: &'static str = "labelled";
+    const OPTIONS: &'static [ModelOption] = &[ModelOption::Dtype];
+    type Args = LabelArgs;
+    type Model = Net;
+
+    fn name(args: &LabelArgs) -> String {
+        args.label.clone().unwrap_or_else(|| "labelled".to_owned())
+    }
+
+    fn build(_: &LabelArgs, request: &ModelRequest<'_>) -> Result<Net> {
+        Ok(Net::new(4, request.num_classes, request.device))
+    }
+}
+
+fn parsed<F: ModelFamily>(words: &str) -> CommandOf<F::Args> {
+    CliOf::try_parse_from(["own"].into_iter().chain(words.split_whitespace())).unwrap().into_command()
+}
+
+fn flags<F: ModelFamily>(words: &str) -> TrainArgs {
+    match parsed::<F>(&format!("train {words}")) {
+        CommandOf::Train(args) => args.into_args().unwrap(),
         other => panic!("expected train, got {other:?}"),
+    }
+}
+
+fn eval_flags<F: ModelFamily>(words: &str) -> EvalArgs {
+    match parsed::<F>(&format!("eval --threads 1 {words}")) {
+        CommandOf::Eval(args) => args.into_args().unwrap(),
+        other => panic!("expected eval, got {other:?}"),
+    }
+}
+
+fn bench_flags(words: &str) -> BenchArgs {
+    match parsed::<TinyFamily>(&format!("bench --threads 1 {words}")) {
+        CommandOf::Bench(args) => args.into_args().unwrap(),
+        other => panic!("expected bench, got {other:?}"),
+    }
+}
+
+fn predict_flags(words: &str) -> PredictArgs {
+    match parsed::<TinyFamily>(&format!("predict --threads 1 {words}")) {
+        CommandOf::Predict(args) => args,
+        other => panic!("expected predict, got {other:?}"),
     }
 }
 
@@ -91,16 +168,36 @@ fn world(communicator: impl Communicator + 'static) -> World {
     World::reporting(Arc::new(communicator), StopFlag::new(), Reporter::new(false, None))
 }
 
+/// What root returns, or why it failed.
+fn on_root<T: Send>(num_ranks: usize, work: impl Fn(&World) -> Result<T> + Sync) -> Result<T, String> {
+    let results = run_ranks(num_ranks, |communicator| work(&world(communicator)).map_err(|error| format!("{error:#}")));
+    results.into_iter().next().unwrap()
+}
+
+fn run(directory: &Path, num_ranks: usize, words: &str) -> Result<Outcome<Net>, String> {
+    let epochs = if words.contains("--epochs") { "" } else { "--epochs 1" };
+    let args = flags::<TinyFamily>(&format!("{TINY} {epochs} --output-dir {} {words}", directory.display()));
+    on_root(num_ranks, |world| train::<TinyFamily>(&args, world))
+}
+
 /// The hash of the parameters that the run ends with, on root, or why it failed.
 fn trained(directory: &Path, num_ranks: usize, words: &str) -> Result<String, String> {
-    let epochs = if words.contains("--epochs") { "" } else { "--epochs 1" };
-    let args = flags(&format!("{TINY} {epochs} --output-dir {} {words}", directory.display()));
-    let results = run_ranks(num_ranks, |communicator| {
-        train_model(&args, &world(communicator), &own(), |_, request| Ok(Net::new(request.num_classes, request.device)))
-            .map(|outcome| outcome.parameter_hash)
-            .map_err(|error| format!("{error:#}"))
-    });
-    results.into_iter().next().unwrap()
+    run(directory, num_ranks, words).map(|outcome| outcome.parameter_hash)
+}
+
+fn evaluated<F: ModelFamily>(directory: &Path, words: &str) -> Result<EvalResult, String> {
+    let args = eval_flags::<F>(&format!("--checkpoint {} {words}", directory.display()));
+    on_root(1, |world| eval::<F>(&args, world))
+}
+
+fn run_toml(directory: &Path) -> String {
+    std::fs::read_to_string(directory.join("run.toml")).unwrap()
+}
+
+/// Trains a residual network.
+fn train_resnet(directory: &Path) {
+    let args = flags_of_resnet(&[TINY, "--model resnet8 --epochs 1 --output-dir", directory.to_str().unwrap()]);
+    on_root(1, |world| train::<ResNetFamily>(&args, world).map(drop)).unwrap();
 }
 
 struct Folder(tempfile::TempDir);
@@ -130,8 +227,8 @@ fn a_model_with_a_field_called_shortcut_goes_on_from_its_own_checkpoint() {
     let whole = trained(&folder.run("whole"), 1, "--epochs 2").unwrap();
     trained(&folder.run("parts"), 1, "").unwrap();
     assert_eq!(trained(&folder.run("parts"), 1, "--resume --epochs 2").unwrap(), whole);
-    let saved = std::fs::read_to_string(folder.run("parts").join("run.toml")).unwrap();
-    assert!(saved.contains("model = \"tiny-net\""), "{saved}");
+    let saved = run_toml(&folder.run("parts"));
+    assert!(saved.contains("family = \"tiny-net\""), "{saved}");
     for absent in ["shortcut", "dtype", "kernels", "convolution", "cpu", "zero-gamma"] {
         assert!(!saved.contains(&format!("{absent} = ")), "{absent} has no effect, but is in {saved}");
     }
@@ -152,14 +249,11 @@ fn what_has_no_effect_or_cannot_be_is_refused_before_anything_is_written() {
     let folder = Folder::new();
     let run = folder.run("run");
     for (words, expected) in [
-        ("--dtype bf16", "--dtype has no effect on the program's own model tiny-net: leave it out"),
-        ("--kernels stock", "--kernels has no effect on the program's own model tiny-net"),
+        ("--dtype bf16", "--dtype has no effect on models of the family tiny-net: leave it out"),
+        ("--kernels stock", "--kernels has no effect on models of the family tiny-net"),
         ("--convolution direct", "--convolution has no effect on"),
         ("--cpu portable", "--cpu, or LOCKSTEP_CPU, has no effect on"),
         ("--zero-gamma", "--zero-gamma has no effect on"),
-        ("--depth 20", "--depth has no effect on"),
-        ("--shortcut b", "--shortcut has no effect on"),
-        ("--model resnet110", "--model: expected tiny-net, the only model of this program, got resnet110"),
         ("--batch-norm sync", "--batch-norm sync: this model has no synchronised norm"),
         ("--weights /absent.pth", "/absent.pth: No such file"),
     ] {
@@ -174,37 +268,132 @@ fn what_has_no_effect_or_cannot_be_is_refused_before_anything_is_written() {
 fn absent_weights_of_a_residual_network_leave_no_directory() {
     let folder = Folder::new();
     let run = folder.run("run");
-    let args = flags(&format!("{TINY} --model resnet8 --weights /absent.pth --output-dir {}", run.display()));
-    let results = run_ranks(1, |communicator| train(&args, &world(communicator)).map(drop));
-    let text = format!("{:#}", results.into_iter().next().unwrap().unwrap_err());
+    let words = [TINY, "--model resnet8 --weights /absent.pth --output-dir", run.to_str().unwrap()];
+    let args = flags_of_resnet(&words);
+    let text = on_root(1, |world| train::<ResNetFamily>(&args, world).map(drop)).unwrap_err();
     assert!(text.starts_with("/absent.pth: No such file"), "{text}");
     assert!(!run.exists());
 }
 
 #[test]
-fn a_model_takes_the_options_that_it_names() {
-    let own = own().taking(&[ModelOption::Dtype]);
-    let resolve = |words: &str| TrainConfig::resolve_for(Some(&own), &flags(words), 1);
-    let config = resolve("--dtype bf16 --model tiny-net").unwrap();
+fn a_family_heeds_the_options_that_it_names_and_its_models_have_names() {
+    let family = Family::of::<LabelledFamily>();
+    let resolve = |words: &str| TrainConfig::resolve_for(&family, &flags::<LabelledFamily>(words), 1);
+    let config = resolve("--device flex --dtype bf16 --label first").unwrap();
     let text = config.to_toml();
     assert!(text.contains("dtype = \"bf16\"") && !text.contains("kernels"), "{text}");
-    assert_eq!(TrainConfig::resolve_over(&text, Some(&own), &flags(""), 1).unwrap(), config);
+    assert_eq!(TrainConfig::resolve_over(&text, &family, &flags::<LabelledFamily>(""), 1).unwrap(), config);
     assert_eq!(serde_json::from_value::<TrainConfig>(serde_json::to_value(&config).unwrap()).unwrap(), config);
-    assert_eq!(config.run_name(), "tiny-net-shapes-seed0");
+    assert_eq!(config.run_name(), "first-shapes-seed0");
     assert!(resolve("--kernels stock").is_err());
-    for name in ["", "a/b", "..", "a b"] {
-        assert!(TrainConfig::resolve_for(Some(&OwnModel::new(name)), &flags(""), 1).is_err(), "`{name}`");
+    for name in ["a/b", "..", ".hidden", "a=b"] {
+        let text = resolve(&format!("--label {name}")).unwrap_err().to_string();
+        assert!(text.contains("name of the model"), "{text}");
     }
 }
 
 #[test]
-fn a_checkpoint_of_an_own_model_is_refused_by_name_where_only_residual_networks_are_known() {
+fn a_familys_flags_stand_in_the_help_and_those_of_another_are_unknown() {
+    let program = CliOf::<TinyArgs>::command();
+    for command in ["train", "eval", "bench", "config", "predict-scaling"] {
+        let help = program.find_subcommand(command).unwrap().clone().render_long_help().to_string();
+        assert!(help.contains("Model:") && help.contains("--stem-channels"), "{help}");
+        assert!(!help.contains("--shortcut"), "{help}");
+        for flag in ["--model", "--depth", "--shortcut"] {
+            let error = CliOf::<TinyArgs>::try_parse_from(["own", command, flag, "20"]).unwrap_err().to_string();
+            assert!(error.contains(&format!("unexpected argument '{flag}'")), "{error}");
+        }
+    }
+}
+
+#[test]
+fn a_familys_flag_changes_the_model_and_must_stay_when_the_run_goes_on() {
     let folder = Folder::new();
-    trained(&folder.run("run"), 1, "").unwrap();
-    let Command::Eval(args) = parsed(&format!("eval --checkpoint {}", folder.run("run").display())) else {
-        panic!("expected eval")
-    };
-    let results = run_ranks(1, |communicator| eval(&args, &world(communicator)));
-    let text = format!("{:#}", results.into_iter().next().unwrap().unwrap_err());
-    assert!(text.contains("got one of the model tiny-net, which only the program that trained it can build"), "{text}");
+    let (plain, wide) = (folder.run("plain"), folder.run("wide"));
+    assert_ne!(trained(&plain, 1, "").unwrap(), trained(&wide, 1, "--stem-channels 6").unwrap());
+    assert!(run_toml(&plain).contains("stem-channels = 4"), "{}", run_toml(&plain));
+    assert!(run_toml(&wide).contains("stem-channels = 6"), "{}", run_toml(&wide));
+    let text = trained(&wide, 1, "--resume --epochs 2 --stem-channels 5").unwrap_err();
+    assert!(text.contains("model.stem-channels was 6, is 5"), "{text}");
+    trained(&wide, 1, "--resume --epochs 2").unwrap();
+    let text = trained(&folder.run("other"), 1, &format!("--config {}", wide.join("run.toml").display()));
+    assert!(text.is_ok(), "{text:?}");
+    assert!(run_toml(&folder.run("other")).contains("stem-channels = 6"));
+}
+
+#[test]
+fn a_checkpoint_evaluates_and_predicts_as_its_model_did_at_the_end_of_training() {
+    let folder = Folder::new();
+    let directory = folder.run("run");
+    let outcome = run(&directory, 1, "--stem-channels 6").unwrap();
+    let record = outcome.progress.last_record.unwrap();
+    let evaluation = evaluated::<TinyFamily>(&directory, "").unwrap();
+    assert_eq!((evaluation.num_samples, Some(evaluation.top1_correct)), (16, record.test_top1_correct));
+    assert!((evaluation.loss - record.test_loss.unwrap()).abs() < 1e-5, "{evaluation:?} {record:?}");
+    let text = evaluated::<TinyFamily>(&directory, "--stem-channels 6").unwrap_err();
+    assert!(text.contains("--stem-channels has no effect with --checkpoint"), "{text}");
+    assert!(evaluated::<TinyFamily>(&directory, "--dtype bf16").unwrap_err().contains("--dtype has no effect"));
+
+    let image = folder.run("grey.bmp");
+    std::fs::write(&image, bitmap(128)).unwrap();
+    let args = predict_flags(&format!("--top 99 --checkpoint {} {}", directory.display(), image.display()));
+    let predictions = on_root(1, |world| predict::<TinyFamily>(&args, world)).unwrap();
+    let expected = probabilities_of_grey(&outcome.model.valid(), 128);
+    assert_eq!(predictions.images[0].classes.len(), expected.len());
+    for class in &predictions.images[0].classes {
+        assert!((class.probability - expected[class.label]).abs() < 1e-5, "{class:?} {expected:?}");
+    }
+}
+
+/// What the model says of an image of this grey, of the size that it was trained on.
+fn probabilities_of_grey(model: &Net, value: u8) -> Vec<f32> {
+    let data = shapes::open(&ShapesConfig { num_train: 48, num_test: 16, seed: 0 }).unwrap();
+    let ImageShape { height, width, channels } = data.test.image_shape();
+    let pixel =
+        |channel| (f32::from(value) / 255.0 - data.normalization.mean[channel]) / data.normalization.std[channel];
+    let pixels: Vec<f32> = (0..height * width * channels).map(|index| pixel(index % channels)).collect();
+    let images = Tensor::<4>::from_data(TensorData::new(pixels, [1, height, width, channels]), &Device::flex());
+    floats(softmax(model.forward(images), 1).into_data()).unwrap()
+}
+
+#[test]
+fn a_family_is_measured_and_exports_no_job() {
+    let family = Family::of::<TinyFamily>();
+    let words = "--stem-channels 6 --batch-size-per-rank 4 --steps 2 --warmup-steps 1";
+    let config = BenchConfig::resolve(&bench_flags(words), &family, 1).unwrap();
+    let measurement = on_root(1, |world| measure::<TinyFamily>(&config, world)).unwrap().unwrap();
+    assert_eq!((measurement.result.model.as_str(), measurement.result.kernels.as_str()), ("tiny-net", "stock"));
+    assert!(measurement.result.losses.iter().all(|loss| loss.is_finite()));
+    assert!(measurement.profile.parameters.iter().any(|parameter| parameter.shape == [6, 3, 3, 3]));
+    let error = BenchConfig::resolve(&bench_flags("--export-job d"), &family, 1).unwrap_err().to_string();
+    assert!(error.contains("--export-job has no effect on models of the family tiny-net"), "{error}");
+}
+
+#[test]
+fn a_checkpoint_of_another_family_is_refused_by_name() {
+    let folder = Folder::new();
+    let (own, residual) = (folder.run("own"), folder.run("residual"));
+    trained(&own, 1, "").unwrap();
+    train_resnet(&residual);
+    let text = evaluated::<ResNetFamily>(&own, "").unwrap_err();
+    assert!(text.contains("expected a run of the model family resnet, got one of the family tiny-net"), "{text}");
+    let text = evaluated::<TinyFamily>(&residual, "").unwrap_err();
+    assert!(text.contains("expected a run of the model family tiny-net, got one of the family resnet"), "{text}");
+    let text = trained(&residual, 1, "--resume").unwrap_err();
+    assert!(text.contains("expected a run of the model family tiny-net, got one of the family resnet"), "{text}");
+    assert!(run_toml(&residual).contains("resnet8"), "what is refused stays as it was");
+}
+
+#[test]
+fn what_was_saved_of_an_own_model_before_there_were_families_tells_its_family() {
+    let family = Family::of::<TinyFamily>();
+    let config = TrainConfig::resolve_for(&family, &flags::<TinyFamily>(""), 1).unwrap();
+    let mut saved = serde_json::to_value(&config).unwrap();
+    saved["flags"]["model"] = serde_json::json!({ "model": "tiny-net", "depth": null, "shortcut": null });
+    let before: TrainConfig = serde_json::from_value(saved).unwrap();
+    assert_eq!(before.model.family(), "tiny-net");
+    assert_eq!(before.model_of(&family).unwrap(), config.model);
+    let text = config.to_toml().replace("family = \"tiny-net\"\nstem-channels = 4", "model = \"tiny-net\"");
+    assert!(text.contains("model = \"tiny-net\""), "{text}");
+    assert_eq!(TrainConfig::resolve_over(&text, &family, &flags::<TinyFamily>(""), 1).unwrap(), config);
 }

@@ -6,8 +6,8 @@ use std::path::Path;
 
 use crate::fixture::{Run, TINY, bitmap, flags, run};
 use distributed::{ROOT, SingleCommunicator};
-use trainer::config::TrainConfig;
 use trainer::config::cli::TrainArgs;
+use trainer::config::{Family, TrainConfig};
 use trainer::measure::metrics::EpochRecord;
 use trainer::measure::report::Reporter;
 use trainer::model::data;
@@ -216,8 +216,9 @@ fn a_configuration_of_the_second_format_is_read_as_the_flags_that_it_stood_for()
     let mut of_own_model = runs[0]["config"].clone();
     of_own_model["model"] = serde_json::json!({ "name": "tiny-net", "takes": ["dtype"] });
     let config: TrainConfig = serde_json::from_value(of_own_model).unwrap();
-    assert_eq!((config.model.name().as_str(), config.compute.kernels), ("tiny-net", None));
-    assert!(config.resnet().unwrap_err().to_string().contains("one of the model tiny-net"));
+    assert_eq!((config.model.family(), config.run_name().as_str()), ("tiny-net", "tiny-net-shapes-seed0"));
+    assert_eq!(config.compute.kernels, None);
+    assert!(config.model_of(&Family::RESNET).unwrap_err().to_string().contains("one of the family tiny-net"));
 }
 
 #[test]

@@ -1,12 +1,13 @@
 //! The command line as typed: every flag an `Option`, nothing decided yet.
 //!
-//! In: the program's arguments. Out: [`Command`]. Invariant: a flag that was not typed is `None`, so that
+//! In: the program's arguments. Out: [`CommandOf`] a model family. Invariant: a flag that was not typed is `None`, so that
 //! [`crate::config`] knows what was asked for and can refuse an option without effect.
 
 #![allow(rustdoc::invalid_html_tags, rustdoc::broken_intra_doc_links, reason = "the comments here are texts of --help")]
 
 mod definitions;
 mod doctor;
+mod family;
 mod netbench;
 mod predict_scaling;
 mod report;
@@ -16,6 +17,7 @@ mod verify;
 
 pub use definitions::{CompletionsArgs, ManArgs, Shell};
 pub use doctor::DoctorArgs;
+pub use family::{ModelSection, TakesModel, WithModel};
 pub use netbench::NetbenchArgs;
 pub use predict_scaling::PredictScalingArgs;
 pub use report::ReportArgs;
@@ -41,34 +43,40 @@ pub fn environment(variable: &str) -> Option<String> {
 #[command(
     name = "trainer",
     version = concat!(env!("CARGO_PKG_VERSION"), " (commit ", env!("LOCKSTEP_COMMIT"), ")"),
-    after_help = "Without a command: `trainer train` with its defaults, ResNet-20 on drawn shapes, no files needed.\n\
+    after_help = "Without a command: `trainer train` with its defaults, a small network on drawn shapes, no files needed.\n\
                   On several ranks: `trainer launch`, `trainer slurm submit`, or mpirun or srun; the world size is their number of tasks."
 )]
-pub struct Cli {
+pub struct CliOf<A: Args> {
     #[command(subcommand)]
-    command: Option<Command>,
+    command: Option<CommandOf<A>>,
 }
 
-impl Cli {
+/// The command line of the program of the residual networks.
+pub type Cli = CliOf<ModelArgs>;
+
+impl<A: Args + Default> CliOf<A> {
     /// What to do; `train` with its defaults if nothing was typed.
-    pub fn into_command(self) -> Command {
-        self.command.unwrap_or_else(|| Command::Train(Box::default()))
+    pub fn into_command(self) -> CommandOf<A> {
+        self.command.unwrap_or_else(|| CommandOf::Train(Box::default()))
     }
 }
 
-/// The commands of the program.
+/// A command of the program of the residual networks.
+pub type Command = CommandOf<ModelArgs>;
+
+/// The commands of a program whose models have the flags `A`.
 #[derive(Debug, Subcommand)]
-pub enum Command {
+pub enum CommandOf<A: Args> {
     /// Train a model.
-    Train(Box<TrainArgs>),
+    Train(Box<WithModel<A, TrainArgs>>),
     /// Measure the loss and accuracy of weights or of a checkpoint on a test split.
-    Eval(Box<EvalArgs>),
+    Eval(Box<WithModel<A, EvalArgs>>),
     /// Name the classes of image files.
     Predict(PredictArgs),
     /// Measure the speed of training steps on random pixels.
-    Bench(Box<BenchArgs>),
+    Bench(Box<WithModel<A, BenchArgs>>),
     /// Print the configuration which `train` with the same flags would run, as TOML for --config.
-    Config(Box<TrainArgs>),
+    Config(Box<WithModel<A, TrainArgs>>),
     /// Check whether a job with these resources would train well: ranks, network, data, disk; collective, exit code 1 if not.
     Doctor(Box<DoctorArgs>),
     /// Check whether a device computes what the reference computes: PyTorch's numbers, training, checkpoints, memory; exit code 1 if not.
@@ -76,7 +84,7 @@ pub enum Command {
     /// Measure latency and bandwidth between ranks and the speed of collectives by size; collective.
     Netbench(NetbenchArgs),
     /// Predict speed and efficiency on up to thousands of ranks from one step and a network; compare measured runs. One rank.
-    PredictScaling(Box<PredictScalingArgs>),
+    PredictScaling(Box<WithModel<A, PredictScalingArgs>>),
     /// Make a page, figures and tables of runs, studies, comparisons, predictions and networks; one process.
     Report(ReportArgs),
     /// Start a command of this program on N ranks, by mpirun; with --restarts again when it fails.
@@ -129,8 +137,8 @@ pub struct EvalArgs {
     pub json: bool,
 
     /// Which network.
-    #[command(flatten)]
-    pub model: ModelArgs,
+    #[arg(skip)]
+    pub model: ModelSection,
     /// Which images.
     #[command(flatten)]
     pub data: DataArgs,
@@ -221,8 +229,8 @@ pub struct BenchArgs {
     pub export_job: Option<PathBuf>,
 
     /// Which network.
-    #[command(flatten)]
-    pub model: ModelArgs,
+    #[arg(skip)]
+    pub model: ModelSection,
     /// How the ranks' gradients or parameters become one.
     #[command(flatten)]
     pub sync: SyncArgs,

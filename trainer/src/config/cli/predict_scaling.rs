@@ -3,7 +3,7 @@
 #![allow(rustdoc::invalid_html_tags, rustdoc::broken_intra_doc_links, reason = "the comments here are texts of --help")]
 
 use crate::config::choices::{OnOff, ScalingKind};
-use crate::config::cli::{ComputeArgs, ModelArgs};
+use crate::config::cli::{ComputeArgs, ModelSection};
 use clap::Args;
 use std::path::PathBuf;
 
@@ -71,8 +71,8 @@ pub struct PredictScalingArgs {
     pub warmup_steps: Option<usize>,
 
     /// Which network, to be measured now.
-    #[command(flatten)]
-    pub model: ModelArgs,
+    #[arg(skip)]
+    pub model: ModelSection,
     /// Device and threads, to be measured with now.
     #[command(flatten)]
     pub compute: ComputeArgs,

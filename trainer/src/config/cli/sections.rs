@@ -2,6 +2,7 @@
 //!
 //! In: flags, or TOML with the flags' names as keys. Out: options. Invariant: unknown keys are refused.
 
+use super::family::ModelSection;
 use super::sync::SyncArgs;
 use crate::config::choices::{
     AugmentKind, BatchNormKind, ConvolutionKind, CpuKind, DatasetKind, DeviceChoice, Dtype, InputKind, KernelsKind,
@@ -35,8 +36,8 @@ pub struct TrainArgs {
     pub allow_changed_data: bool,
 
     /// Which network.
-    #[command(flatten)]
-    pub model: ModelArgs,
+    #[arg(skip)]
+    pub model: ModelSection,
     /// Which images.
     #[command(flatten)]
     pub data: DataArgs,
@@ -63,7 +64,7 @@ pub struct TrainArgs {
     pub compute: ComputeArgs,
 }
 
-/// Which network.
+/// Which residual network.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Args, Serialize, Deserialize)]
 #[command(next_help_heading = "Model")]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]

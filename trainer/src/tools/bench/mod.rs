@@ -16,15 +16,15 @@ use distributed::{Communicator, Phase, RankStatus};
 use layers::{KernelTime, kernel_times};
 use records::{BenchResult, DeviceKernels, ProfileFile};
 
-use crate::config::{BatchNormKind, BenchConfig, Filled, InputKind, scaling_method_name};
+use crate::config::{BatchNormKind, BenchConfig, Filled, InputKind, KernelsKind, scaling_method_name};
 use crate::measure::gather::{OwnTimes, RankTimes, peak_memory_bytes, slowest_rank};
 use crate::measure::metrics::{ScoreSums, StepTraffic, ThroughputStats};
 use crate::measure::process_memory::minor_page_faults;
 use crate::measure::timer::Timer;
 use crate::measure::trace::{self, TraceClock};
 use crate::model::ImageClassifier;
+use crate::model::family::{ModelFamily, ModelRequest, build};
 use crate::model::input::Input;
-use crate::model::network::{ModelRequest, resnet};
 use crate::step::loss_scale::LossScaling;
 use crate::step::optimizer::SgdConfig;
 use crate::step::sync_plan::own_shards;
@@ -63,7 +63,7 @@ pub struct Measurement {
 ///
 /// # Collective
 /// Must be called by all ranks.
-pub fn measure(config: &BenchConfig, world: &World) -> Result<Option<Measurement>> {
+pub fn measure<F: ModelFamily>(config: &BenchConfig, world: &World) -> Result<Option<Measurement>> {
     trace::check(config.sync.trace.as_deref(), &*world.communicator)?;
     let (device, threads) = world.prepare_compute(&config.compute)?;
     let training_device = device.clone().autodiff();
@@ -71,10 +71,11 @@ pub fn measure(config: &BenchConfig, world: &World) -> Result<Option<Measurement
         num_classes: config.num_classes.filled(),
         in_channels: 3,
         seed: config.seed.filled(),
+        zero_gamma: false,
         compute: &config.compute,
         device: &training_device,
     };
-    let model = resnet(&config.model, false, &request)?;
+    let model = build::<F>(&config.model, &request)?;
     let step_config = step_config(config, &world.rank_status);
     let (communicator, server_link) = match Role::of(&step_config.sync, &world.communicator)? {
         Role::Worker { communicator, server_link } => (communicator, server_link),
@@ -193,9 +194,10 @@ fn result(
 ) -> Result<BenchResult> {
     let slowest = &times[slowest_rank(times)];
     Ok(BenchResult {
-        model: config.model.name(),
+        model: config.model_name.clone(),
         dtype: config.compute.dtype().to_string(),
-        kernels: config.compute.kernels.filled().to_string(),
+        // A family that leaves no choice is made of burn's layers.
+        kernels: config.compute.kernels.unwrap_or(KernelsKind::Stock).to_string(),
         device: format!("{device:?}"),
         ranks: communicator.world_size(),
         threads,

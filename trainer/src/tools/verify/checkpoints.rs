@@ -16,7 +16,8 @@ use super::reference::{ABSENT, reference};
 use crate::config::Filled;
 use crate::config::cli::{ComputeArgs, ModelArgs};
 use crate::measure::metrics::ScoreSums;
-use crate::model::network::{ModelRequest, resnet};
+use crate::model::family::ModelRequest;
+use crate::model::network::resnet;
 use crate::run::checkpoint;
 use crate::run::evaluate::{EvaluateConfig, evaluate};
 
@@ -56,7 +57,10 @@ pub(super) fn check(subject: &Subject<'_>) -> Result<Finding> {
 fn network(compute: &ComputeArgs, device: &Device) -> Result<ResNet> {
     let config = ModelArgs::resnet(DEPTH);
     // Other weights than any that are loaded.
-    resnet(&config, false, &ModelRequest { num_classes: NUM_CLASSES, in_channels: 3, seed: 99, compute, device })
+    resnet(
+        &config,
+        &ModelRequest { num_classes: NUM_CLASSES, in_channels: 3, seed: 99, zero_gamma: false, compute, device },
+    )
 }
 
 fn all_values(model: &ResNet) -> Vec<f32> {

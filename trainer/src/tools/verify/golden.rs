@@ -15,7 +15,8 @@ use super::comparison::{Comparison, Finding, of_largest, relative_l2};
 use super::files;
 use crate::config::cli::ModelArgs;
 use crate::model::cross_entropy_sum;
-use crate::model::network::{ModelRequest, resnet};
+use crate::model::family::ModelRequest;
+use crate::model::network::resnet;
 
 pub(super) const EXPECTATION: &str = "logits, loss and gradients of a ResNet-8 equal PyTorch's in f64";
 
@@ -30,9 +31,15 @@ pub(super) fn check(subject: &Subject<'_>) -> Result<Finding> {
     let bytes = std::fs::read(&path).with_context(|| path.display().to_string())?;
     let fixture = Fixture { tensors: SafeTensors::deserialize(&bytes).with_context(|| path.display().to_string())? };
     let device = subject.device.clone().autodiff();
-    let request =
-        ModelRequest { num_classes: NUM_CLASSES, in_channels: 3, seed: 0, compute: subject.compute(), device: &device };
-    let model = resnet(&ModelArgs::resnet(8), false, &request)?;
+    let request = ModelRequest {
+        num_classes: NUM_CLASSES,
+        in_channels: 3,
+        seed: 0,
+        zero_gamma: false,
+        compute: subject.compute(),
+        device: &device,
+    };
+    let model = resnet(&ModelArgs::resnet(8), &request)?;
     let layout = ParameterLayout::new(&model);
     let model = write(model, &layout, &fixture.parameters("initial", &layout)?);
 

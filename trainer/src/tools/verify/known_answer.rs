@@ -15,7 +15,8 @@ use super::comparison::{Comparison, Finding};
 use super::files;
 use crate::config::cli::ModelArgs;
 use crate::measure::metrics::ScoreSums;
-use crate::model::network::{ModelRequest, resnet};
+use crate::model::family::ModelRequest;
+use crate::model::network::resnet;
 use crate::model::{cross_entropy_sum, score};
 
 pub(super) const EXPECTATION: &str = "a published ResNet-20 gets 932 of 1,017 CIFAR-10 images right";
@@ -36,11 +37,11 @@ pub(super) fn check(subject: &Subject<'_>) -> Result<Finding> {
     };
     let model = resnet(
         &ModelArgs::resnet(20),
-        false,
         &ModelRequest {
             num_classes: Cifar::Ten.num_classes(),
             in_channels: 3,
             seed: 0,
+            zero_gamma: false,
             compute: subject.compute(),
             device: &subject.device,
         },

@@ -12,7 +12,7 @@ use distributed::SingleCommunicator;
 use super::Subject;
 use super::comparison::{Comparison, Finding};
 use crate::config::ScheduleKind;
-use crate::config::cli::{TrainArgs, TrainSplitArgs};
+use crate::config::cli::{ModelSection, TrainArgs, TrainSplitArgs};
 use crate::measure::metrics::EpochRecord;
 use crate::measure::report::Reporter;
 use crate::run::train::Outcome;
@@ -56,7 +56,7 @@ pub(super) fn check(subject: &Subject<'_>) -> Result<Finding> {
 /// A silent run on the verified device, with its checkpoints in `directory`.
 pub(super) fn trained(subject: &Subject<'_>, amount: &Amount, directory: &Path) -> Result<Outcome<ResNet>> {
     let mut args = TrainArgs { compute: *subject.compute(), ..TrainArgs::default() };
-    args.model.model = Some(amount.model.to_owned());
+    args.model = ModelSection::from_iter([("model", amount.model)]);
     args.train_split = TrainSplitArgs { shapes_train: Some(amount.num_train), ..TrainSplitArgs::default() };
     args.data.shapes_test = Some(amount.num_test);
     args.batch.global_batch_size = Some(amount.batch_size);

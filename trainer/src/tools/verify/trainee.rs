@@ -14,7 +14,8 @@ use distributed::{Communicator, SingleCommunicator};
 use crate::config::cli::{ComputeArgs, ModelArgs};
 use crate::config::{Filled, SyncConfig};
 use crate::measure::timer::Timer;
-use crate::model::network::{ModelRequest, resnet};
+use crate::model::family::ModelRequest;
+use crate::model::network::resnet;
 use crate::step::loss_scale::LossScaling;
 use crate::step::optimizer::SgdConfig;
 use crate::step::{StepConfig, StepContext, Stepper};
@@ -72,6 +73,7 @@ impl Trainee {
             num_classes: data.train.class_names().len(),
             in_channels: data.train.image_shape().channels,
             seed: 7,
+            zero_gamma: false,
             compute,
             device: &device.clone().autodiff(),
         };
@@ -86,7 +88,7 @@ impl Trainee {
             server_link: None,
             rank_status: Arc::default(),
         };
-        let model = resnet(&model, false, &request)?;
+        let model = resnet(&model, &request)?;
         Ok(Self {
             stepper: Stepper::new(model, config, communicator, device)?,
             batches: Loader::start(data.train, plan, how).collect::<Result<_, _>>()?,

@@ -1,0 +1,40 @@
+//! The program of a model family: parse, join the world, run one command, leave together.
+//!
+//! In: the program's arguments. Out: its exit code.
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use crate::commands::{
+    bench::bench, completions::completions, config::config, doctor::doctor, eval::eval, man::man, netbench::netbench,
+    predict::predict, predict_scaling::predict_scaling, report::report, train::train, verify::verify,
+};
+use crate::config::cli::{CliOf, CommandOf};
+use crate::model::family::ModelFamily;
+use crate::world::launch::{launch, launch_alone, launch_in_any_world, start_others};
+
+/// Does what was typed, with models of the family `F`. `verify` checks the device by residual networks in every program.
+///
+/// Call it once, first thing in `main`: signals are caught from here on.
+pub fn program<F: ModelFamily>() -> ExitCode {
+    match CliOf::<F::Args>::parse().into_command() {
+        CommandOf::Train(args) => launch(|world| train::<F>(&args.into_args()?, world).map(drop)),
+        CommandOf::Eval(args) => launch(|world| eval::<F>(&args.into_args()?, world).map(drop)),
+        CommandOf::Predict(args) => launch(|world| predict::<F>(&args, world).map(drop)),
+        CommandOf::Bench(args) => launch(|world| bench::<F>(&args.into_args()?, world)),
+        CommandOf::Config(args) => launch(|world| config::<F>(&args.into_args()?, world)),
+        CommandOf::Netbench(args) => launch(|world| netbench(&args, world)),
+        CommandOf::PredictScaling(args) => launch(|world| predict_scaling::<F>(&args.into_args()?, world)),
+        CommandOf::Verify(args) => launch(|world| verify(&args, world)),
+        CommandOf::Report(args) => launch_alone(|world| report(&args, world)),
+        CommandOf::Doctor(args) => launch_in_any_world(|world| doctor(&args, world)),
+        CommandOf::Completions(args) => launch_alone(|_| completions::<F>(&args)),
+        CommandOf::Man(args) => launch_alone(|_| man::<F>(&args)),
+        CommandOf::Launch(args) => start_others(|| args.run()),
+        CommandOf::Slurm(command) => start_others(|| command.run()),
+        CommandOf::Study(args) => start_others(|| args.run()),
+        CommandOf::Compare(args) => start_others(|| args.run()),
+        CommandOf::Hosts(command) => start_others(|| command.run()),
+    }
+}

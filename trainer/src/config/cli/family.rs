@@ -1,0 +1,70 @@
+//! The flags of a model family beside those of a command.
+//!
+//! In: flags. Out: the command's flags with those of the model by key. Invariant: a flag that was not typed is absent.
+
+use super::{BenchArgs, EvalArgs, PredictScalingArgs, TrainArgs};
+use clap::Args;
+use serde::{Deserialize, Deserializer, Serialize};
+use std::collections::BTreeMap;
+use toml::{Table, Value};
+
+/// The flags of a model by key: what the section `[model]` of a TOML file holds. Which they are its family says alone.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+#[serde(transparent)]
+pub struct ModelSection(pub(crate) Table);
+
+impl<'de> Deserialize<'de> for ModelSection {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        // A checkpoint's JSON has null for what was left open, which TOML has not.
+        let keys = BTreeMap::<String, Option<Value>>::deserialize(deserializer)?;
+        Ok(Self(keys.into_iter().filter_map(|(key, value)| Some((key, value?))).collect()))
+    }
+}
+
+impl<'a> FromIterator<(&'a str, &'a str)> for ModelSection {
+    fn from_iter<I: IntoIterator<Item = (&'a str, &'a str)>>(flags: I) -> Self {
+        Self(flags.into_iter().map(|(key, value)| (key.to_owned(), value.into())).collect())
+    }
+}
+
+/// The flags of a command `C` and those of a model `A`.
+#[derive(Debug, Default, Args)]
+#[group(skip)]
+pub struct WithModel<A: Args, C: Args> {
+    /// Which network.
+    #[command(flatten, next_help_heading = "Model")]
+    pub model: A,
+    /// All others.
+    #[command(flatten, next_help_heading = None::<&'static str>)]
+    pub args: C,
+}
+
+/// The flags of a command that makes a model.
+pub trait TakesModel: Args {
+    /// The section of the model among them.
+    fn model_mut(&mut self) -> &mut ModelSection;
+}
+
+impl TakesModel for TrainArgs {
+    fn model_mut(&mut self) -> &mut ModelSection {
+        &mut self.model
+    }
+}
+
+impl TakesModel for EvalArgs {
+    fn model_mut(&mut self) -> &mut ModelSection {
+        &mut self.model
+    }
+}
+
+impl TakesModel for BenchArgs {
+    fn model_mut(&mut self) -> &mut ModelSection {
+        &mut self.model
+    }
+}
+
+impl TakesModel for PredictScalingArgs {
+    fn model_mut(&mut self) -> &mut ModelSection {
+        &mut self.model
+    }
+}

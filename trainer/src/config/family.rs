@@ -1,0 +1,176 @@
+//! What the configuration knows of a model family: its name, its flags by key, and which general options it heeds.
+//!
+//! In: the flags of a model as typed or saved. Out: the same, filled and checked by the family.
+//! Invariant: an option that would change nothing about a model is refused; a section that was saved names its family, but for
+//! residual networks, which had none before there were families.
+
+use super::checks::no_effect;
+use super::error::ConfigError;
+use super::file;
+use super::options::{self, OPTIONS};
+use crate::config::cli::{ModelArgs, ModelSection, TakesModel, WithModel};
+use clap::Args;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use toml::{Table, Value};
+
+/// The key of a saved section that names its family.
+const FAMILY: &str = "family";
+
+/// An option of how a network is made or computed that a family may heed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ModelOption {
+    /// `--zero-gamma`.
+    ZeroGamma,
+    /// `--kernels`.
+    Kernels,
+    /// `--dtype`.
+    Dtype,
+    /// `--convolution`.
+    Convolution,
+    /// `--cpu`.
+    Cpu,
+}
+
+impl ModelOption {
+    /// All of them.
+    pub const ALL: &'static [Self] = &[Self::ZeroGamma, Self::Kernels, Self::Dtype, Self::Convolution, Self::Cpu];
+}
+
+/// Fills and checks the flags of a model; its name, too.
+type Decide = fn(Table) -> Result<(Table, String), ConfigError>;
+
+/// A model family as a value, so that no configuration is generic.
+#[derive(Debug, Clone, Copy)]
+pub struct Family {
+    /// In checkpoints.
+    pub(crate) name: &'static str,
+    /// The general options that it heeds.
+    pub(crate) options: &'static [ModelOption],
+    pub(crate) decide: Decide,
+}
+
+impl Family {
+    /// The residual networks.
+    pub const RESNET: Self = Self {
+        name: "resnet",
+        options: ModelOption::ALL,
+        decide: |flags| decided(flags, ModelArgs::fill, ModelArgs::name),
+    };
+
+    pub(super) fn is_resnet(&self) -> bool {
+        self.name == Self::RESNET.name
+    }
+
+    /// Fills the gaps of `section` and refuses what the family has not; the model's name, for run directories and reports.
+    pub(super) fn decide(&self, section: &mut ModelSection) -> Result<String, ConfigError> {
+        if let Some(Value::String(family)) = section.0.remove(FAMILY) {
+            self.expect("[model] family", &family)?;
+        }
+        let (flags, name) = (self.decide)(std::mem::take(&mut section.0))?;
+        [self.name, &name].into_iter().try_for_each(expect_plain)?;
+        section.0 = flags;
+        if !self.is_resnet() {
+            section.0.insert(FAMILY.to_owned(), self.name.into());
+        }
+        Ok(name)
+    }
+
+    /// Refuses the models of another family; `source` is what they are from.
+    pub(super) fn expect(&self, source: &'static str, family: &str) -> Result<(), ConfigError> {
+        if family == self.name {
+            return Ok(());
+        }
+        Err(ConfigError::Invalid {
+            option: source,
+            expected: format!("a run of the model family {}", self.name),
+            got: format!("one of the family {family}, which only a program of that family can build"),
+        })
+    }
+
+    /// Refuses general options among `args`, by section and key, that have no effect on this family.
+    pub(super) fn reject_inapplicable_options(&self, args: &impl Serialize) -> Result<(), ConfigError> {
+        let table = file::table(args)?;
+        for option in OPTIONS.iter().filter(|option| file::get(&table, option.key).is_some()) {
+            if option.heeded_as.is_some_and(|heeded| !self.options.contains(&heeded)) {
+                let name = match option.key {
+                    "compute.cpu" => "--cpu, or LOCKSTEP_CPU,".to_owned(),
+                    key => options::flag(key),
+                };
+                return Err(no_effect(name, format!("on models of the family {}", self.name), "leave it out"));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Fills the flags of a model by `fill`; they and the model's name.
+pub(crate) fn decided<A: Serialize + DeserializeOwned>(
+    flags: Table,
+    fill: impl Fn(&mut A) -> Result<(), ConfigError>,
+    name: impl Fn(&A) -> String,
+) -> Result<(Table, String), ConfigError> {
+    let mut args: A = ModelSection(flags).read()?;
+    fill(&mut args)?;
+    Ok((file::table(&args)?, name(&args)))
+}
+
+/// Refuses a name that no directory can have.
+fn expect_plain(name: &str) -> Result<(), ConfigError> {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+    if name.is_empty() || name.starts_with('.') || !name.bytes().all(is_plain) {
+        return Err(ConfigError::Invalid {
+            option: "name of the model",
+            expected: "letters, digits, `-`, `_` and `.`".to_owned(),
+            got: format!("`{name}`"),
+        });
+    }
+    Ok(())
+}
+
+impl ModelSection {
+    /// The flags as their family has them.
+    ///
+    /// # Errors
+    /// When they are of another family.
+    pub fn read<A: DeserializeOwned>(&self) -> Result<A, ConfigError> {
+        let flags = self.0.iter().filter(|(key, _)| *key != FAMILY);
+        let flags: Table = flags.map(|(key, value)| (key.clone(), value.clone())).collect();
+        flags.try_into().map_err(|error: toml::de::Error| ConfigError::Syntax {
+            origin: "[model]".to_owned(),
+            problem: error.to_string(),
+        })
+    }
+
+    /// The family of a section that was saved.
+    pub fn family(&self) -> &str {
+        self.0.get(FAMILY).and_then(Value::as_str).unwrap_or(Family::RESNET.name)
+    }
+
+    /// Puts what was saved before there were families into their words: `model` was the name of a program's own model, too.
+    pub(super) fn name_family(&mut self) {
+        let model = self.0.get("model").and_then(Value::as_str);
+        if let Some(name) = model.filter(|name| !self.0.contains_key(FAMILY) && !name.starts_with(Family::RESNET.name))
+        {
+            self.0 = Table::from_iter([(FAMILY.to_owned(), name.into())]);
+        }
+    }
+
+    /// A flag that is given.
+    pub(super) fn first_flag(&self) -> Option<String> {
+        self.0.keys().next().map(|key| options::flag(key))
+    }
+}
+
+impl<A: Args + Serialize, C: TakesModel> WithModel<A, C> {
+    /// The flags of the command, with those of the model by key.
+    ///
+    /// # Errors
+    /// When a number is too large for TOML.
+    pub fn into_args(self) -> Result<C, ConfigError> {
+        let Self { model, mut args } = self;
+        *args.model_mut() = ModelSection(file::table(&model)?);
+        Ok(args)
+    }
+}

@@ -1,0 +1,115 @@
+//! A model family: what a program needs to know of its models to train, evaluate, apply and measure them.
+//!
+//! In: the family's flags, what a model is made for. Out: a model on a device.
+//! Invariant: a model whose file cannot hold it is not made, where its family can tell.
+
+use std::fmt::Debug;
+
+use anyhow::{Result, ensure};
+use burn::tensor::Device;
+use clap::Args;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::config::cli::{ComputeArgs, ModelSection};
+use crate::config::{ConfigError, Family, ModelOption, decided};
+use crate::model::ImageClassifier;
+
+/// What a model is made for.
+#[derive(Clone, Debug)]
+pub struct ModelRequest<'a> {
+    /// Classes to tell apart.
+    pub num_classes: usize,
+    /// Channels of the images.
+    pub in_channels: usize,
+    /// Seed of the weights. burn's random numbers are seeded with it, too.
+    pub seed: u64,
+    /// Start the last normalisation of every block at zero, for a family that heeds [`ModelOption::ZeroGamma`].
+    pub zero_gamma: bool,
+    /// How the layers are computed, for a family that heeds it.
+    pub compute: &'a ComputeArgs,
+    /// Where the parameters live: an autodiff device for training.
+    pub device: &'a Device,
+}
+
+/// Models that share their flags. [`program`](crate::commands::program::program) is the program of one family.
+pub trait ModelFamily {
+    /// What it is called in checkpoints, which are of no other family's programs: letters, digits, `-`, `_` and `.`.
+    const NAME: &'static str;
+
+    /// The general options of how a network is made or computed that [`build`](Self::build) heeds; the others are refused.
+    const OPTIONS: &'static [ModelOption] = &[];
+
+    /// Its own flags: each an `Option`, so that a flag that was not typed leaves the value of a TOML file, in whose section `[model]`
+    /// it has the flag's name (`#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]`).
+    type Args: Args + Default + Debug + Serialize + DeserializeOwned;
+
+    /// What is trained.
+    type Model: ImageClassifier;
+
+    /// Fills the gaps with defaults, so that a run says what it was; by default nothing.
+    ///
+    /// # Errors
+    /// A [`ConfigError`] that names the flag, if there is no such model.
+    fn fill(_args: &mut Self::Args) -> Result<(), ConfigError> {
+        Ok(())
+    }
+
+    /// Name of a model in run directories and reports; by default that of the family.
+    fn name(_args: &Self::Args) -> String {
+        Self::NAME.to_owned()
+    }
+
+    /// Parameters and norm statistics of the model, where that can be told without making it: a weights file with fewer bytes is
+    /// refused before memory is asked for. By default it is not looked at.
+    ///
+    /// # Errors
+    /// When there is no such model.
+    fn num_values(_args: &Self::Args, _request: &ModelRequest<'_>) -> Result<Option<u64>> {
+        Ok(None)
+    }
+
+    /// The model with its initial weights, from flags that are filled.
+    ///
+    /// # Errors
+    /// When there is no such model.
+    fn build(args: &Self::Args, request: &ModelRequest<'_>) -> Result<Self::Model>;
+}
+
+impl Family {
+    /// What a configuration needs to know of `F`.
+    pub fn of<F: ModelFamily>() -> Self {
+        Self { name: F::NAME, options: F::OPTIONS, decide: |flags| decided::<F::Args>(flags, F::fill, F::name) }
+    }
+}
+
+/// The model of a filled section.
+///
+/// # Errors
+/// When there is no such model.
+pub fn build<F: ModelFamily>(model: &ModelSection, request: &ModelRequest<'_>) -> Result<F::Model> {
+    F::build(&model.read()?, request)
+}
+
+/// As [`build`], to be filled from a weights file of `num_bytes` bytes: a model that such a file cannot hold asks for no memory.
+///
+/// # Errors
+/// As [`build`]; when the model has more values than the file has bytes.
+pub fn build_within<F: ModelFamily>(
+    num_bytes: u64,
+    model: &ModelSection,
+    request: &ModelRequest<'_>,
+) -> Result<F::Model> {
+    let args: F::Args = model.read()?;
+    if let Some(num_values) = F::num_values(&args, request)? {
+        ensure!(
+            num_values <= num_bytes,
+            "{} for {} classes and {} channels: expected at most {num_bytes} values, as many as the weights file has bytes, \
+             got {num_values}; check the flags of the model and the number of classes",
+            F::name(&args),
+            request.num_classes,
+            request.in_channels
+        );
+    }
+    F::build(&args, request)
+}
