@@ -1,6 +1,6 @@
 //! The tensors of a layout where they are: nothing here passes through host memory.
 //!
-//! In: a module, a layout of it. Out: flat tensors on the module's device, off the tape; the module with others in their place.
+//! In: a module, a layout of it. Out: flat tensors on the module's device, detached; the module with others in their place.
 //! Invariant: handles are moved, no element is read back, so that nothing waits for the device.
 
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};

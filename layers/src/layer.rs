@@ -50,7 +50,7 @@ pub struct Computation {
 }
 
 impl Computation {
-    /// Whether an input of these layers may feed the second one off the tape: both are fused and in training.
+    /// Whether an input of these layers may feed the second one detached: both are fused and in training.
     pub fn can_branch(&self, norms: [&BatchNorm; 2], input: &Tensor<4>) -> bool {
         self.kernels == Kernels::Fused && norms.iter().all(|norm| norm::takes_batch_statistics(norm, input))
     }

@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use burn::module::ParamId;
 
-use super::engine::{Job, Outlet};
+use super::engine::{Job, JobSender};
 use super::synced::LocalBucket;
 use crate::header::largest_magnitude_bits;
 use crate::{BucketContext, BucketPlan, ParameterLayout};
@@ -46,7 +46,7 @@ struct State {
     overwrites: bool,
     /// The next bucket to leave.
     next: usize,
-    outlet: Outlet,
+    job_sender: JobSender,
     /// Of every bucket that left: index in the layout, and magnitude, of its largest gradient.
     largest: Vec<(u32, f32)>,
 }
@@ -61,17 +61,17 @@ pub struct MicroStepConfig {
     /// Whether none follows in this step: buckets leave as soon as they are full.
     pub is_last: bool,
     /// Whether they are dropped: those of a pass that only took part in collectives.
-    pub is_void: bool,
+    pub discard: bool,
 }
 
 impl Default for MicroStepConfig {
     fn default() -> Self {
-        Self { weight: 1.0, slot: 0, is_last: false, is_void: false }
+        Self { weight: 1.0, slot: 0, is_last: false, discard: false }
     }
 }
 
 impl GradientCollector {
-    pub(super) fn new(layout: ParameterLayout, plan: BucketPlan, num_slots: usize, outlet: Outlet) -> Self {
+    pub(super) fn new(layout: ParameterLayout, plan: BucketPlan, num_slots: usize, job_sender: JobSender) -> Self {
         let mut bucket_of = vec![0; layout.entries().len()];
         for (index, bucket) in plan.buckets().iter().enumerate() {
             bucket_of[bucket.parameters.clone()].fill(index);
@@ -88,7 +88,7 @@ impl GradientCollector {
             is_written: vec![false; num_slots],
             overwrites: true,
             next: 0,
-            outlet,
+            job_sender,
             largest: vec![(0, 0.0); buckets.len()],
         };
         Self { layout, plan, bucket_of, num_slots, state: Mutex::new(state) }
@@ -120,7 +120,7 @@ impl GradientCollector {
 
     /// Sends the step's header ahead of its buckets.
     pub(super) fn send_header(&self, bytes: Vec<u8>) {
-        self.lock().outlet.send(Job::Header(bytes));
+        self.lock().job_sender.send(Job::Header(bytes));
     }
 
     /// Knows the parameters by the ids of this layout of the same module, rebuilt or loaded.
@@ -133,7 +133,7 @@ impl GradientCollector {
         assert!(how.slot < self.num_slots, "slot {}: expected below {}", how.slot, self.num_slots);
         let mut state = self.lock();
         state.micro_step = how;
-        if !how.is_void {
+        if !how.discard {
             state.overwrites = !mem::replace(&mut state.is_written[how.slot], true);
         }
         state.has_arrived.fill(false);
@@ -191,7 +191,7 @@ impl GradientCollector {
 
     /// No bucket will be sent any more.
     pub(super) fn close(&self) {
-        self.lock().outlet.send(Job::End);
+        self.lock().job_sender.send(Job::End);
     }
 
     /// When each parameter of the layout got its last gradient, or learned that there is none.
@@ -205,8 +205,8 @@ impl GradientCollector {
     }
 
     fn put(&self, state: &mut State, entry: usize, gradient: Option<&[f32]>) {
-        let MicroStepConfig { weight, slot, is_last, is_void } = state.micro_step;
-        if is_void {
+        let MicroStepConfig { weight, slot, is_last, discard } = state.micro_step;
+        if discard {
             return;
         }
         let bucket = self.bucket_of[entry];
@@ -255,7 +255,7 @@ impl GradientCollector {
             state.largest[index] = self.largest_of(index, &values);
             state.next += 1;
             let context = state.context;
-            state.outlet.send(Job::Bucket { context, index, values, ready: Instant::now() });
+            state.job_sender.send(Job::Bucket { context, index, values, ready: Instant::now() });
         }
     }
 

@@ -30,12 +30,12 @@ pub(super) enum Job {
 
 /// Where jobs go in.
 #[derive(Debug)]
-pub(super) struct Outlet {
+pub(super) struct JobSender {
     jobs: Sender<Job>,
     num_pending: Arc<AtomicUsize>,
 }
 
-impl Outlet {
+impl JobSender {
     pub(super) fn send(&self, job: Job) {
         if !matches!(job, Job::End) {
             self.num_pending.fetch_add(1, Ordering::SeqCst);
@@ -92,8 +92,8 @@ pub(super) struct Worker {
 /// The worker, on a thread of its own or not.
 #[derive(Debug)]
 pub(super) enum Engine {
-    Here(Worker),
-    Beside {
+    Inline(Worker),
+    Background {
         finished: Receiver<Result<Finished, CollectiveError>>,
         communicator: Arc<dyn Communicator>,
         thread: Option<JoinHandle<()>>,
@@ -102,12 +102,12 @@ pub(super) enum Engine {
 }
 
 impl Worker {
-    pub(super) fn new(communicator: Arc<dyn Communicator>, reduction: SharedReduction) -> (Self, Outlet) {
-        let (outlet, jobs) = channel();
+    pub(super) fn new(communicator: Arc<dyn Communicator>, reduction: SharedReduction) -> (Self, JobSender) {
+        let (job_sender, jobs) = channel();
         let is_needed = communicator.world_size() > 1 || reduction.lock().is_needed_alone();
         let num_pending = Arc::new(AtomicUsize::new(0));
-        let outlet = Outlet { jobs: outlet, num_pending: Arc::clone(&num_pending) };
-        (Self { jobs, communicator, reduction, is_needed, num_pending, failure: None }, outlet)
+        let job_sender = JobSender { jobs: job_sender, num_pending: Arc::clone(&num_pending) };
+        (Self { jobs, communicator, reduction, is_needed, num_pending, failure: None }, job_sender)
     }
 
     fn work(&mut self, job: Job) -> Result<Finished, CollectiveError> {
@@ -142,7 +142,7 @@ impl Engine {
     ///
     /// # Errors
     /// When the system gives no thread.
-    pub(super) fn beside(mut worker: Worker) -> std::io::Result<Self> {
+    pub(super) fn background(mut worker: Worker) -> std::io::Result<Self> {
         let communicator = Arc::clone(&worker.communicator);
         let num_pending = Arc::clone(&worker.num_pending);
         let (results, finished) = channel();
@@ -157,23 +157,23 @@ impl Engine {
                 }
             }
         })?;
-        Ok(Self::Beside { finished, communicator, thread: Some(thread), num_pending })
+        Ok(Self::Background { finished, communicator, thread: Some(thread), num_pending })
     }
 
     pub(super) fn is_beside(&self) -> bool {
-        matches!(self, Self::Beside { .. })
+        matches!(self, Self::Background { .. })
     }
 
     /// The caller begins to compute: the thread leaves it the core.
     pub(super) fn begin(&self) {
-        if let Self::Beside { communicator, .. } = self {
+        if let Self::Background { communicator, .. } = self {
             communicator.set_wait_policy(WaitPolicy::Sleep);
         }
     }
 
     /// The caller has nothing left but to wait.
     pub(super) fn spin(&self) {
-        if let Self::Beside { communicator, .. } = self {
+        if let Self::Background { communicator, .. } = self {
             communicator.set_wait_policy(WaitPolicy::Spin);
         }
     }
@@ -181,11 +181,11 @@ impl Engine {
     /// The next result, in the order of the jobs.
     pub(super) fn next(&mut self) -> Result<Finished, CollectiveError> {
         match self {
-            Self::Here(worker) => {
+            Self::Inline(worker) => {
                 let job = worker.jobs.try_recv().expect("as many jobs were sent as results are asked for");
                 worker.work(job)
             }
-            Self::Beside { finished, .. } => {
+            Self::Background { finished, .. } => {
                 // A panic of the thread has been told by the panic hook.
                 finished.recv().unwrap_or_else(|_| {
                     let reason = "the communication thread panicked".to_owned();
@@ -199,7 +199,7 @@ impl Engine {
 impl Engine {
     /// Waits for the thread's end after [`Job::End`], unless it may be waiting for ranks that will never come.
     pub(super) fn join(&mut self) {
-        if let Self::Beside { thread, num_pending, .. } = self
+        if let Self::Background { thread, num_pending, .. } = self
             && num_pending.load(Ordering::SeqCst) == 0
             && let Some(thread) = thread.take()
         {

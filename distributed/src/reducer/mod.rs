@@ -122,12 +122,12 @@ impl GradientReducer {
         let own = if overlaps { communicator.duplicate()? } else { Arc::clone(&communicator) };
         let reduction = SharedReduction::new(reduction((&layout, &plan), Arc::clone(&own))?);
         let num_slots = reduction.lock().num_slots();
-        let (worker, outlet) = Worker::new(own, reduction.clone());
+        let (worker, job_sender) = Worker::new(own, reduction.clone());
         let engine = match overlaps {
-            true => Engine::beside(worker).map_err(|error| CollectiveError::Thread { text: error.to_string() })?,
-            false => Engine::Here(worker),
+            true => Engine::background(worker).map_err(|error| CollectiveError::Thread { text: error.to_string() })?,
+            false => Engine::Inline(worker),
         };
-        let collector = Arc::new(GradientCollector::new(layout, plan, num_slots, outlet));
+        let collector = Arc::new(GradientCollector::new(layout, plan, num_slots, job_sender));
         let (synced, report) = (Vec::new(), StepReport::default());
         Ok(Self { collector, communicator, reduction, engine, is_open: false, header: None, synced, report })
     }

@@ -110,14 +110,14 @@ impl PredictScalingConfig {
         let predicts = args.profile.is_some() || (measured.is_empty() && !args.published);
         let scaling = if predicts { Some(scaling(args, family)?) } else { None };
         if !predicts {
-            refuse_strangers(args)?;
+            reject_inapplicable_options(args)?;
         }
         Ok(Self { scaling, measured, published: args.published, json: args.json })
     }
 }
 
 /// What only predictions take.
-fn refuse_strangers(args: &PredictScalingArgs) -> Result<(), ConfigError> {
+fn reject_inapplicable_options(args: &PredictScalingArgs) -> Result<(), ConfigError> {
     let given = [
         ("--network", args.network.is_some()),
         ("--ranks", args.ranks.is_some()),

@@ -5,9 +5,9 @@ use super::error::ConfigError;
 use crate::config::choices::{DatasetKind, ScheduleKind};
 use crate::config::cli::ScheduleArgs;
 
-/// Course of the learning rate after warmup.
+/// LrSchedule of the learning rate after warmup.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Course {
+pub enum LrSchedule {
     /// The same rate.
     Constant,
     /// Multiplied by `gamma` after each of the `milestones`, epochs.
@@ -111,13 +111,13 @@ impl ScheduleArgs {
     }
 
     /// The course of the rate after warmup.
-    pub fn course(&self) -> Course {
+    pub fn course(&self) -> LrSchedule {
         match self.schedule.filled() {
-            ScheduleKind::Constant => Course::Constant,
-            ScheduleKind::Cosine => Course::Cosine,
-            ScheduleKind::OneCycle => Course::OneCycle,
+            ScheduleKind::Constant => LrSchedule::Constant,
+            ScheduleKind::Cosine => LrSchedule::Cosine,
+            ScheduleKind::OneCycle => LrSchedule::OneCycle,
             ScheduleKind::Multistep => {
-                Course::Multistep { milestones: self.milestones.filled(), gamma: self.gamma.filled() }
+                LrSchedule::Multistep { milestones: self.milestones.filled(), gamma: self.gamma.filled() }
             }
         }
     }

@@ -67,7 +67,7 @@ pub fn cross_entropy_sum(logits: Tensor<2>, labels: Tensor<1, Int>, label_smooth
 /// The loss and the right answers of one batch, read back from the device.
 ///
 /// # Shapes
-/// `logits`: `[N, K]`, off the tape; `loss_sum`: of the same samples.
+/// `logits`: `[N, K]`, detached; `loss_sum`: of the same samples.
 ///
 /// # Errors
 /// When the logits cannot be read.

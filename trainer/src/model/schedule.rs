@@ -5,7 +5,7 @@
 //! Source: warmup Goyal et al. 2017, 1706.02677, section 2.2; cosine Loshchilov and Hutter 2016, 1608.03983, equation 5
 //! without restarts; one-cycle Smith and Topin 2017, 1708.07120; multistep He et al. 2015, 1512.03385, section 4.2.
 
-use crate::config::{Course, Filled, TrainConfig};
+use crate::config::{Filled, LrSchedule, TrainConfig};
 use std::f64::consts::PI;
 
 /// One-cycle ends at this share of its first rate.
@@ -23,7 +23,7 @@ pub struct LearningRate {
     warmup_steps: u64,
     total_steps: u64,
     steps_per_epoch: u64,
-    course: Course,
+    course: LrSchedule,
 }
 
 impl LearningRate {
@@ -54,8 +54,8 @@ impl LearningRate {
     pub fn at(&self, step: u64) -> f64 {
         match self.course {
             // Their rate at the end itself is nothing, or next to it: nobody trains longer to stand still.
-            Course::Cosine | Course::OneCycle => self.planned(step.min(self.total_steps - 1)),
-            Course::Constant | Course::Multistep { .. } => self.planned(step),
+            LrSchedule::Cosine | LrSchedule::OneCycle => self.planned(step.min(self.total_steps - 1)),
+            LrSchedule::Constant | LrSchedule::Multistep { .. } => self.planned(step),
         }
     }
 
@@ -64,20 +64,20 @@ impl LearningRate {
         if step < self.warmup_steps {
             let progress = step as f64 / self.warmup_steps as f64;
             let rise = match self.course {
-                Course::OneCycle => 1.0 - half_cosine(progress),
+                LrSchedule::OneCycle => 1.0 - half_cosine(progress),
                 _ => progress,
             };
             return self.peak * (self.start_factor + (1.0 - self.start_factor) * rise);
         }
         let progress = (step - self.warmup_steps) as f64 / (self.total_steps - self.warmup_steps) as f64;
         match &self.course {
-            Course::Constant => self.peak,
-            Course::Multistep { milestones, gamma } => {
+            LrSchedule::Constant => self.peak,
+            LrSchedule::Multistep { milestones, gamma } => {
                 let num_passed = milestones.iter().filter(|epoch| step >= **epoch * self.steps_per_epoch).count();
                 self.peak * gamma.powi(num_passed as i32)
             }
-            Course::Cosine => self.peak * half_cosine(progress),
-            Course::OneCycle => {
+            LrSchedule::Cosine => self.peak * half_cosine(progress),
+            LrSchedule::OneCycle => {
                 let last = self.peak * self.start_factor * ONE_CYCLE_FINAL_FACTOR;
                 last + (self.peak - last) * half_cosine(progress)
             }
@@ -136,14 +136,14 @@ mod tests {
             let warmup = schedule.warmup_steps;
             for step in 1..=warmup {
                 // A milestone may lie inside the warmup; the first step after it then is below the peak.
-                if step < warmup || !matches!(schedule.course, Course::Multistep { .. }) {
+                if step < warmup || !matches!(schedule.course, LrSchedule::Multistep { .. }) {
                     prop_assert!(schedule.at(step) > schedule.at(step - 1));
                 }
             }
             for step in warmup + 1..schedule.total_steps() + 5 {
                 prop_assert!(schedule.at(step) <= schedule.at(step - 1));
             }
-            if !matches!(schedule.course, Course::Multistep { .. }) {
+            if !matches!(schedule.course, LrSchedule::Multistep { .. }) {
                 prop_assert_eq!(schedule.at(warmup), 0.4);
             }
         }

@@ -29,13 +29,13 @@ const RESIDUAL_TAG: u16 = 104;
 
 /// Saves and resumes one session's run; root holds the store.
 #[derive(Debug)]
-pub struct Keeper<'a> {
+pub struct Checkpointer<'a> {
     session: &'a Session<'a>,
     store: Option<CheckpointStore>,
 }
 
-impl<'a> Keeper<'a> {
-    /// A keeper that writes below the session's output directory.
+impl<'a> Checkpointer<'a> {
+    /// A checkpointer that writes below the session's output directory.
     pub fn new(session: &'a Session<'a>) -> Self {
         let store = |directory: &OutputDirectory| {
             CheckpointStore::new(&directory.checkpoints(), session.config.run.keep_checkpoints.filled())
@@ -54,7 +54,7 @@ impl<'a> Keeper<'a> {
     pub fn save<M: ImageClassifier>(&self, stepper: &Stepper<M>, ema: Option<&Ema>, progress: &Progress) -> Result<()> {
         let start = Instant::now();
         let communicator = &*self.session.communicator;
-        // A copy off the tape: its norm statistics are settled and may be averaged without touching those in training.
+        // A detached copy: its norm statistics are settled and may be averaged without touching those in training.
         let model = stepper.model().valid();
         let own_statistics = floats_to_bytes(&read(&model, &ParameterLayout::state(&model)));
         let all_statistics = communicator.all_gather(&own_statistics)?;

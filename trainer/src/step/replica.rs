@@ -121,7 +121,7 @@ impl Replica {
             slot: micro.slot,
             is_last: micro.is_last,
             // A placeholder's gradients mean nothing, since the statistics that they flow through do not contain it.
-            is_void: !micro.has_samples,
+            discard: !micro.has_samples,
         });
         let gradients = loss.backward();
         if let Some(hook) = &self.hook {

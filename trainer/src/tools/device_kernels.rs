@@ -90,15 +90,15 @@ mod observer {
 
     /// Keeps every launch and its measurement, unread.
     #[derive(Default)]
-    struct Keeper(Mutex<Vec<(&'static str, Option<ProfileDuration>)>>);
+    struct LaunchLog(Mutex<Vec<(&'static str, Option<ProfileDuration>)>>);
 
-    impl Keeper {
+    impl LaunchLog {
         fn lock(&self) -> MutexGuard<'_, Vec<(&'static str, Option<ProfileDuration>)>> {
             self.0.lock().unwrap_or_else(PoisonError::into_inner)
         }
     }
 
-    impl LaunchObserver for Keeper {
+    impl LaunchObserver for LaunchLog {
         fn launched(&self, kernel: &'static str) {
             self.lock().push((kernel, None));
         }
@@ -119,14 +119,14 @@ mod observer {
     }
 
     pub(super) fn launches(make: impl FnOnce() -> Result<()>) -> Result<Vec<Launch>> {
-        let keeper = Arc::new(Keeper::default());
-        let observation = LaunchObservation::new(keeper.clone());
+        let log = Arc::new(LaunchLog::default());
+        let observation = LaunchObservation::new(log.clone());
         let made = make();
         drop(observation);
         made?;
         // Any instant before the first launch that the device's clock can be told from; differences alone count.
         let epoch = Instant::now().checked_sub(Duration::from_secs(3600)).unwrap_or_else(Instant::now);
-        let kept = std::mem::take(&mut *keeper.lock());
+        let kept = std::mem::take(&mut *log.lock());
         let launch = |(name, profile): (&'static str, Option<ProfileDuration>)| Launch {
             name: type_name_format(name, TypeNameFormatLevel::Short),
             span: profile

@@ -31,16 +31,16 @@ pub enum Residual {
 
 /// Whether the operation stands at one end of a branch: a tensor that feeds both this operation and a later residual.
 ///
-/// The tape would add the two gradients in a pass of its own. Here the residual is off the tape: the operation at the far end
+/// The tape would add the two gradients in a pass of its own. Here the residual is detached: the operation at the far end
 /// leaves its gradient under the branch's tensor, and the one at the near end adds it as it writes its input's gradient.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Branch {
     /// No branch.
     None,
-    /// The input feeds this operation and a later residual; the `residual` argument is that residual, off the tape, and not
+    /// The input feeds this operation and a later residual; the `residual` argument is that residual, detached, and not
     /// added here. Only with [`Residual::None`].
     Opens,
-    /// The residual is off the tape and the same tensor that an earlier operation opened a branch with.
+    /// The residual is detached and the same tensor that an earlier operation opened a branch with.
     Ends,
 }
 

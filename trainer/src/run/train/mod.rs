@@ -20,7 +20,7 @@ use crate::model::ImageClassifier;
 use crate::model::data;
 use crate::model::schedule::LearningRate;
 use crate::run::checkpoint::Progress;
-use crate::run::checkpointer::Keeper;
+use crate::run::checkpointer::Checkpointer;
 use crate::run::evaluate::{EvaluateConfig, Evaluation, evaluate};
 use crate::run::session::Session;
 use crate::step::ema::Ema;
@@ -66,9 +66,9 @@ pub fn fit<M: ImageClassifier>(model: M, session: &Session<'_>) -> Result<Outcom
     let config = session.config;
     let communicator = &*session.communicator;
     let mut stepper = Stepper::new(model, step_config(session), Arc::clone(&session.communicator), session.device)?;
-    let keeper = Keeper::new(session);
+    let checkpointer = Checkpointer::new(session);
     let mut ema = session.ema_decay.map(|decay| Ema::new(decay, stepper.parameters().into_owned()));
-    let progress = if config.resume { keeper.resume(&mut stepper, ema.as_mut())? } else { Progress::default() };
+    let progress = if config.resume { checkpointer.resume(&mut stepper, ema.as_mut())? } else { Progress::default() };
     // Whatever could refuse this start has been asked: a refused one leaves the run's files as they were.
     if session.resumption.is_some() {
         session.records.begin(config, session.manifest)?;
@@ -79,7 +79,7 @@ pub fn fit<M: ImageClassifier>(model: M, session: &Session<'_>) -> Result<Outcom
     let trace = TraceClock::start(config.sync.trace.as_deref(), communicator)?;
     let timer = Timer::new(Arc::clone(&session.rank_status)).keeping_spans(trace.is_some());
     let times = SessionTimes::starting_at(progress.step + config.run.warmup_steps.filled(), timer);
-    let mut training = Training { session, stepper, ema, keeper, schedule, progress, times };
+    let mut training = Training { session, stepper, ema, checkpointer, schedule, progress, times };
     // A signal that came during the start: there is nothing new to keep.
     let mut stopped = session.stop.is_raised_anywhere(communicator)?;
     while !stopped && training.progress.epoch < config.schedule.epochs.filled() {
@@ -94,7 +94,7 @@ struct Training<'a, M> {
     stepper: Stepper<M>,
     /// What is evaluated and saved to be used, in place of the parameters in training.
     ema: Option<Ema>,
-    keeper: Keeper<'a>,
+    checkpointer: Checkpointer<'a>,
     schedule: LearningRate,
     progress: Progress,
     times: SessionTimes,
@@ -140,7 +140,7 @@ impl<M: ImageClassifier> Training<'_, M> {
 
     fn save(&self) -> Result<()> {
         let _checkpoint = self.times.timer.enter(Phase::Checkpoint);
-        self.keeper.save(&self.stepper, self.ema.as_ref(), &self.progress)
+        self.checkpointer.save(&self.stepper, self.ema.as_ref(), &self.progress)
     }
 
     fn evaluate_if_due(&self) -> Result<Option<Evaluation>> {
