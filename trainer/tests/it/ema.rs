@@ -11,6 +11,7 @@ use distributed::{ParameterLayout, SingleCommunicator, read};
 use trainer::commands::eval::{EvalResult, eval};
 use trainer::config::cli::{Cli, Command, TrainArgs};
 use trainer::measure::report::Reporter;
+use trainer::model::network::ResNetFamily;
 use trainer::run::checkpoint::Checkpoint;
 use trainer::world::ranks::World;
 use trainer::world::stop::StopFlag;
@@ -40,11 +41,11 @@ fn evaluated(run: &Run) -> EvalResult {
     let directory = run.directory().join("checkpoints/step-00000010").display().to_string();
     let words = ["trainer", "eval", "--threads", "1", "--checkpoint", &directory];
     let args = match Cli::try_parse_from(words).unwrap().into_command() {
-        Command::Eval(args) => args,
+        Command::Eval(args) => args.into_args().unwrap(),
         other => panic!("expected eval, got {other:?}"),
     };
     let alone = Arc::new(SingleCommunicator::new());
-    eval(&args, &World::reporting(alone, StopFlag::new(), Reporter::new(false, None))).unwrap()
+    eval::<ResNetFamily>(&args, &World::reporting(alone, StopFlag::new(), Reporter::new(false, None))).unwrap()
 }
 
 #[test]
