@@ -232,6 +232,8 @@ pub(super) fn settings_of(run: &Run) -> BTreeMap<String, String> {
     let ranks = run.ranks().unwrap_or(1);
     let mut settings = BTreeMap::from([("kind".to_owned(), "train".to_owned())]);
     let keys = [
+        // Another family than the residual networks, whose own flags follow.
+        ("model", "model.family"),
         ("model", "model.model"),
         ("dtype", "compute.dtype"),
         ("compress", "sync.compress"),

@@ -135,7 +135,7 @@ fn run_row(run: &Run) -> Vec<Cell> {
     let manifest = run.manifest();
     vec![
         Cell::text(run.label.clone()),
-        text(run.setting("model.model").or(run.setting("model.depth"))),
+        text(run.setting("model.model").or(run.setting("model.family"))),
         text(run.setting("compute.dtype")),
         text(manifest.map(|manifest| manifest.dataset.name.as_str())),
         Cell::count(run.ranks().map(|ranks| ranks as u64)),
