@@ -5,10 +5,17 @@
 //! of an image format. Imports point down this list of modules.
 
 pub mod commands;
-pub mod config;
-pub mod measure;
-pub mod model;
-pub mod run;
-pub mod step;
+
 pub mod tools;
+
+pub mod run;
+
+pub mod step;
+
+pub mod model;
+
 pub mod world;
+
+pub mod measure;
+
+pub mod config;

@@ -1,6 +1,4 @@
 //! What a run tells of itself: times, sums, traces, messages.
-//!
-//! Imports point down this list.
 
 pub mod clock_offset;
 pub mod gather;

@@ -1,6 +1,4 @@
 //! What is trained, and on what: the model, its input, its data, its learning rate.
-//!
-//! Imports point down this list.
 
 pub mod classifier;
 pub mod data;

@@ -1,6 +1,4 @@
 //! A run: from its data and its configuration to a trained model, with what it leaves on the disk.
-//!
-//! Imports point down this list.
 
 pub mod checkpoint;
 pub mod checkpointer;

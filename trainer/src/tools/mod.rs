@@ -1,6 +1,4 @@
 //! What looks at a job or a machine beside training: measurements, checks, predictions.
-//!
-//! Imports point down this list.
 
 pub mod bench;
 pub mod device_kernels;

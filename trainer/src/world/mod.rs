@@ -1,6 +1,4 @@
 //! The ranks of a job: how they are started, what each of them does, how they stop together.
-//!
-//! Imports point down this list.
 
 #[cfg(feature = "kernel-cache")]
 pub mod kernel_cache;
