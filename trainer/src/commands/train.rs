@@ -4,13 +4,13 @@
 //! Invariant: what is wrong with flags or data is said before anything is written.
 
 use std::fs;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use burn::tensor::Device;
 use datasets::DatasetSplits;
-use distributed::{Communicator, ParameterLayout, scheduler_job, watchdog};
+use distributed::{Communicator, scheduler_job, watchdog};
 
 use crate::config::cli::TrainArgs;
 use crate::config::{BatchNormKind, Family, Filled, TrainConfig};
@@ -32,9 +32,6 @@ use crate::step;
 use crate::step::norm_reducer::NormReducer;
 use crate::world::ranks::World;
 use crate::world::roles::Role;
-
-/// Distance between the ranks' seeds: odd, so that no two are equal, and without a pattern (2^64 / the golden ratio).
-const ODD_STRIDE: u64 = 0x9E37_79B9_7F4A_7C15;
 
 /// Trains the configured model.
 ///
@@ -155,20 +152,7 @@ fn accept(
 
 /// The model as the run begins: random by its seed, or with the weights of `--weights`.
 fn initial_model<F: ModelFamily>(config: &TrainConfig, request: &ModelRequest<'_>, world: &World) -> Result<F::Model> {
-    let model = {
-        // burn's random numbers are one stream a process; ranks that are its threads take turns.
-        static BUILDING: Mutex<()> = Mutex::new(());
-        let _turn = BUILDING.lock().unwrap_or_else(PoisonError::into_inner);
-        request.device.seed(request.seed);
-        let model = build::<F>(&config.model, request)?;
-        // burn draws a parameter when it is first read: here, in module order.
-        ParameterLayout::new(&model);
-        ParameterLayout::state(&model);
-        // What the model draws in training, as for dropout, is another stream on each rank.
-        let rank = world.communicator.rank() as u64;
-        request.device.seed(request.seed.wrapping_add((rank + 1).wrapping_mul(ODD_STRIDE)));
-        model
-    };
+    let model = build::<F>(&config.model, request, world.communicator.rank())?;
     ensure!(
         config.batch.batch_norm.filled() == BatchNormKind::Local
             || model

@@ -4,10 +4,12 @@
 //! Invariant: a model whose file cannot hold it is not made, where its family can tell.
 
 use std::fmt::Debug;
+use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Result, ensure};
 use burn::tensor::Device;
 use clap::Args;
+use distributed::ParameterLayout;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -83,18 +85,31 @@ impl Family {
     }
 }
 
-/// The model of a filled section.
+/// Distance between the ranks' seeds: odd, so that no two are equal, and without a pattern (2^64 / the golden ratio).
+const ODD_STRIDE: u64 = 0x9E37_79B9_7F4A_7C15;
+
+/// The model of a filled section, to be trained on `rank`: its weights are drawn, and what it draws from now on, as for dropout, is
+/// another stream on each rank.
 ///
 /// # Errors
 /// When there is no such model.
-pub fn build<F: ModelFamily>(model: &ModelSection, request: &ModelRequest<'_>) -> Result<F::Model> {
-    F::build(&model.read()?, request)
+pub fn build<F: ModelFamily>(model: &ModelSection, request: &ModelRequest<'_>, rank: usize) -> Result<F::Model> {
+    // burn's random numbers are one stream a process; ranks that are its threads take turns.
+    static BUILDING: Mutex<()> = Mutex::new(());
+    let _turn = BUILDING.lock().unwrap_or_else(PoisonError::into_inner);
+    request.device.seed(request.seed);
+    let model = F::build(&model.read()?, request)?;
+    // burn draws a parameter when it is first read: here, in module order.
+    ParameterLayout::new(&model);
+    ParameterLayout::state(&model);
+    request.device.seed(request.seed.wrapping_add((rank as u64 + 1).wrapping_mul(ODD_STRIDE)));
+    Ok(model)
 }
 
-/// As [`build`], to be filled from a weights file of `num_bytes` bytes: a model that such a file cannot hold asks for no memory.
+/// The model of a filled section, to be filled from a weights file of `num_bytes` bytes: a model that such a file cannot hold asks for no memory.
 ///
 /// # Errors
-/// As [`build`]; when the model has more values than the file has bytes.
+/// When there is no such model, or it has more values than the file has bytes.
 pub fn build_within<F: ModelFamily>(
     num_bytes: u64,
     model: &ModelSection,

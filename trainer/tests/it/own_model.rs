@@ -361,7 +361,9 @@ fn a_family_is_measured_and_exports_no_job() {
     let family = Family::of::<TinyFamily>();
     let words = "--stem-channels 6 --batch-size-per-rank 4 --steps 2 --warmup-steps 1";
     let config = BenchConfig::resolve(&bench_flags(words), &family, 1).unwrap();
-    let measurement = on_root(1, |world| measure::<TinyFamily>(&config, world)).unwrap().unwrap();
+    let measured = || on_root(1, |world| measure::<TinyFamily>(&config, world)).unwrap().unwrap();
+    let measurement = measured();
+    assert_eq!(measurement.result.losses, measured().result.losses, "its weights are those of the seed");
     assert_eq!((measurement.result.model.as_str(), measurement.result.kernels.as_str()), ("tiny-net", "stock"));
     assert!(measurement.result.losses.iter().all(|loss| loss.is_finite()));
     assert!(measurement.profile.parameters.iter().any(|parameter| parameter.shape == [6, 3, 3, 3]));
