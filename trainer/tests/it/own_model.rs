@@ -16,8 +16,8 @@ use serde::{Deserialize, Serialize};
 use trainer::commands::eval::{EvalResult, eval};
 use trainer::commands::predict::predict;
 use trainer::commands::train::train;
-use trainer::config::cli::{BenchArgs, CliOf, CommandOf, EvalArgs, PredictArgs, TrainArgs};
-use trainer::config::{BenchConfig, Family, ModelOption, TrainConfig};
+use trainer::config::cli::{CliOf, CommandOf, EvalArgs, PredictArgs, TrainArgs};
+use trainer::config::{BenchConfig, ConfigError, Family, ModelOption, TrainConfig};
 use trainer::measure::report::Reporter;
 use trainer::model::family::{ModelFamily, ModelRequest};
 use trainer::model::network::ResNetFamily;
@@ -97,7 +97,7 @@ impl ModelFamily for TinyFamily {
     type Args = TinyArgs;
     type Model = Net;
 
-    fn fill(args: &mut TinyArgs) -> Result<(), trainer::config::ConfigError> {
+    fn fill(args: &mut TinyArgs) -> Result<(), ConfigError> {
         args.stem_channels.get_or_insert(4);
         Ok(())
     }
@@ -150,9 +150,9 @@ fn eval_flags<F: ModelFamily>(words: &str) -> EvalArgs {
     }
 }
 
-fn bench_flags(words: &str) -> BenchArgs {
+fn bench_config(words: &str) -> Result<BenchConfig, ConfigError> {
     match parsed::<TinyFamily>(&format!("bench --threads 1 {words}")) {
-        CommandOf::Bench(args) => args.into_args().unwrap(),
+        CommandOf::Bench(args) => BenchConfig::resolve(&args.into_args()?, &Family::of::<TinyFamily>(), 1),
         other => panic!("expected bench, got {other:?}"),
     }
 }
@@ -180,7 +180,7 @@ fn run(directory: &Path, num_ranks: usize, words: &str) -> Result<Outcome<Net>, 
     on_root(num_ranks, |world| train::<TinyFamily>(&args, world))
 }
 
-/// The hash of the parameters that the run ends with, on root, or why it failed.
+/// The hash of the parameters that the run ends with.
 fn trained(directory: &Path, num_ranks: usize, words: &str) -> Result<String, String> {
     run(directory, num_ranks, words).map(|outcome| outcome.parameter_hash)
 }
@@ -194,7 +194,6 @@ fn run_toml(directory: &Path) -> String {
     std::fs::read_to_string(directory.join("run.toml")).unwrap()
 }
 
-/// Trains a residual network.
 fn train_resnet(directory: &Path) {
     let args = flags_of_resnet(&[TINY, "--model resnet8 --epochs 1 --output-dir", directory.to_str().unwrap()]);
     on_root(1, |world| train::<ResNetFamily>(&args, world).map(drop)).unwrap();
@@ -358,16 +357,15 @@ fn probabilities_of_grey(model: &Net, value: u8) -> Vec<f32> {
 
 #[test]
 fn a_family_is_measured_and_exports_no_job() {
-    let family = Family::of::<TinyFamily>();
     let words = "--stem-channels 6 --batch-size-per-rank 4 --steps 2 --warmup-steps 1";
-    let config = BenchConfig::resolve(&bench_flags(words), &family, 1).unwrap();
+    let config = bench_config(words).unwrap();
     let measured = || on_root(1, |world| measure::<TinyFamily>(&config, world)).unwrap().unwrap();
     let measurement = measured();
     assert_eq!(measurement.result.losses, measured().result.losses, "its weights are those of the seed");
     assert_eq!((measurement.result.model.as_str(), measurement.result.kernels.as_str()), ("tiny-net", "stock"));
     assert!(measurement.result.losses.iter().all(|loss| loss.is_finite()));
     assert!(measurement.profile.parameters.iter().any(|parameter| parameter.shape == [6, 3, 3, 3]));
-    let error = BenchConfig::resolve(&bench_flags("--export-job d"), &family, 1).unwrap_err().to_string();
+    let error = bench_config("--export-job d").unwrap_err().to_string();
     assert!(error.contains("--export-job has no effect on models of the family tiny-net"), "{error}");
 }
 
