@@ -133,15 +133,7 @@ impl<'a> Checkpointer<'a> {
         model = broadcast_module(model, communicator, ROOT)?;
         if let Some(ema) = ema {
             ema.restore(&model);
-            let (layout, bytes) = (ParameterLayout::new(&model), from_root(floats_to_bytes(&tensors.parameters))?);
-            let parameters = bytes_to_floats(&bytes);
-            ensure!(
-                parameters.len() == layout.num_elements(),
-                "resume: parameters beside their average: expected {}, got {}; take another checkpoint",
-                layout.num_elements(),
-                parameters.len()
-            );
-            model = write(model, &layout, &parameters);
+            model = self.in_training(model, &tensors)?;
         }
         if state.world_size == communicator.world_size() {
             let layout = ParameterLayout::state(&model);
@@ -167,6 +159,23 @@ impl<'a> Checkpointer<'a> {
         ));
         resumption.iter().for_each(|resumption| resumption.tell(self.session.reporter));
         Ok(state.progress)
+    }
+
+    /// `model`, which has the average, with the parameters that training goes on with, from root.
+    ///
+    /// # Collective
+    /// Must be called by all ranks.
+    fn in_training<M: ImageClassifier>(&self, model: M, tensors: &TrainingTensors) -> Result<M> {
+        let layout = ParameterLayout::new(&model);
+        let parameters = from_root(&*self.session.communicator, &floats_to_bytes(&tensors.parameters))?;
+        let parameters = bytes_to_floats(&parameters);
+        ensure!(
+            parameters.len() == layout.num_elements(),
+            "resume: parameters beside their average: expected {}, got {}; take another checkpoint",
+            layout.num_elements(),
+            parameters.len()
+        );
+        Ok(write(model, &layout, &parameters))
     }
 
     /// This rank's part of what compression had kept back, from root, where the checkpoint is.
