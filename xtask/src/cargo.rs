@@ -5,6 +5,7 @@
 
 use std::env;
 use std::ffi::OsString;
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -74,6 +75,17 @@ pub(crate) fn trainer(mpi: Mpi, profile: &str) -> Outcome<PathBuf> {
     let mut build = command(&["build", "--package", "trainer", "--profile", profile]);
     build.args(mpi.features());
     executable(build, "trainer", false)
+}
+
+/// The same in the dev profile, copied to where no other build, as one with another feature, puts its own in its place.
+pub(crate) fn kept_trainer(mpi: Mpi) -> Outcome<PathBuf> {
+    let built = trainer(mpi, "dev")?;
+    let folder = target_folder().join("programs");
+    let (kept, fresh) = (folder.join("trainer"), folder.join("trainer.new"));
+    let copied =
+        fs::create_dir_all(&folder).and_then(|()| fs::copy(&built, &fresh)).and_then(|_| fs::rename(&fresh, &kept));
+    copied.map_err(|error| Failure::Failed(format!("{}: {error}", kept.display())))?;
+    Ok(kept)
 }
 
 /// Runs a building command and finds the executable that it made for a target of this name.

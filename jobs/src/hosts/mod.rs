@@ -1,7 +1,7 @@
 //! Emulated hosts on this machine: network namespaces with names and addresses of their own, joined by a switch, each sending at a
 //! limited rate. `trainer hosts up|run|down` for use by hand.
 //!
-//! In: a [`Rate`], a number of hosts, root. Out: [`Hosts`], and programs on them by mpirun.
+//! In: a [`Rate`], a number of hosts, root. Out: `Hosts`, and programs on them by mpirun.
 //! Invariant: everything made here begins with our prefix and nothing else is touched; hosts in which a program runs are never
 //! taken away from it without being asked to, nor those of another living process. What is not emulated: latency (beyond the kernel's own), several processors, disks.
 //! Source: ip-netns(8), veth(4), tc-tbf(8).

@@ -150,9 +150,8 @@ impl ModelSection {
 
     /// Puts what was saved before there were families into their words: `model` was the name of a program's own model, too.
     pub(super) fn name_family(&mut self) {
-        let model = self.0.get("model").and_then(Value::as_str);
-        if let Some(name) = model.filter(|name| !self.0.contains_key(FAMILY) && !name.starts_with(Family::RESNET.name))
-        {
+        let is_own = !self.0.contains_key(FAMILY) && !self.0.contains_key("shortcut");
+        if let Some(name) = self.0.get("model").and_then(Value::as_str).filter(|_| is_own) {
             self.0 = Table::from_iter([(FAMILY.to_owned(), name.into())]);
         }
     }

@@ -49,12 +49,15 @@ pub(super) fn laid_over<T: DeserializeOwned>(below: &impl Serialize, flags: &imp
     let syntax = |problem: String| ConfigError::Syntax { origin: "merged options".to_owned(), problem };
     let mut below = Table::try_from(below).map_err(|error| syntax(error.to_string()))?;
     let flags = Table::try_from(flags).map_err(|error| syntax(error.to_string()))?;
+    // The rows of the model are those of residual networks; what the flags of another family mean to each other only it knows.
+    let is_own = get(&below, "model.family").is_some();
+    let rows = || OPTIONS.iter().filter(|option| !(is_own && option.key.starts_with("model.")));
     let changes: Vec<&str> = OPTIONS
         .iter()
         .map(|option| option.key)
         .filter(|key| get(&flags, key).is_some_and(|typed| get(&below, key) != Some(typed)))
         .collect();
-    for option in OPTIONS.iter().filter(|option| option.belongs_to.iter().any(|choice| changes.contains(choice))) {
+    for option in rows().filter(|option| option.belongs_to.iter().any(|choice| changes.contains(choice))) {
         remove(&mut below, option.key);
     }
     if get(&flags, "schedule.warmup-epochs").and_then(Value::as_float) == Some(0.0) {

@@ -72,7 +72,8 @@ fn of_format_2(old: Value) -> Result<Value> {
     put_source(&mut data, &mut train_split);
     let mut world_size = batch.remove("world_size").and_then(|number| number.as_u64()).context("no world_size")?;
     batch.remove("micro_batch_size");
-    world_size += put_method(&mut sync, &mut batch)?;
+    let num_serving = put_method(&mut sync, &mut batch)?;
+    world_size = world_size.checked_add(num_serving).context("world_size: expected a number of ranks, got more")?;
     optimizer.insert("scale_learning_rate".into(), json!(!is_null(&optimizer, "reference_batch_size")));
     if let Some(Value::Object(course)) = schedule.remove("course") {
         schedule.extend(course);

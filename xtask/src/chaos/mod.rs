@@ -81,7 +81,7 @@ impl ChaosArgs {
         let Some(mpirun) = found.mpirun.clone().filter(|_| found.can_build_mpi()) else {
             return Err(Failure::Failed("no mpirun with an MPI to build with: see `cargo xtask setup`".to_owned()));
         };
-        let trainer = cargo::trainer(Mpi::With, "dev")?;
+        let trainer = cargo::kept_trainer(Mpi::With)?;
         slurm_suite::stop_remains("chaos").map_err(Failure::Failed)?;
         let place = crate::cargo::target_folder().join("chaos").join("disk");
         Disk::unmount(&place);

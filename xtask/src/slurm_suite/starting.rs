@@ -82,8 +82,12 @@ fn doctor_is_right(suite: &Suite) -> Result<(), String> {
 }
 
 fn second_job_is_refused(suite: &Suite) -> Result<(), String> {
+    // Long enough for the second job to start meanwhile.
+    const LONG: usize = 10 * EPOCHS;
+    let alone = Run::new(suite, "in-use-alone");
+    alone.train(&suite.mpi, NODES, LONG, &QUICK)?;
     let run = Run::new(suite, "in-use");
-    let words = |run: &Run| instead(arguments(&run.folder, EPOCHS), &[&QUICK[..], &["--resume"]].concat());
+    let words = |run: &Run| instead(arguments(&run.folder, LONG), &[&QUICK[..], &["--resume"]].concat());
     // One rank on each node leaves room for another job of the same kind.
     let command = suite.on_ranks(NODES, suite.trainer(), &words(&run))?;
     let line = process::shown(&command);
@@ -97,7 +101,7 @@ fn second_job_is_refused(suite: &Suite) -> Result<(), String> {
     let first = Ended { line, finished: first.finish(Duration::from_secs(LIMIT_S))? };
     let second = second?;
     first.expect_success()?;
-    same("the first job", suite.undisturbed()?, &run.parameter_hash()?)?;
+    same("the first job", &alone.parameter_hash()?, &run.parameter_hash()?)?;
     checkpoints::whole(&run.folder)?;
     second.expect(second.finished.code.is_some_and(|code| code != 0), "an exit code that is not 0")?;
     second.expect(second.finished.text.contains("in use by"), "a message with `in use by`")

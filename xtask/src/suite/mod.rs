@@ -78,7 +78,7 @@ const CONFORMANCE: &str = "mpi_conformance";
 
 impl Programs {
     pub(crate) fn build(mpi: Mpi, with_conformance: bool) -> Outcome<Self> {
-        let trainer = cargo::trainer(mpi, "dev")?;
+        let trainer = cargo::kept_trainer(mpi)?;
         let conformance = || {
             let mut build = cargo::command(&["test", "--workspace", "--no-run", "--test", CONFORMANCE]);
             build.args(mpi.features());

@@ -283,6 +283,7 @@ fn mpich(context: &Context<'_>) -> Verdict {
         return Verdict::Skipped(reason);
     }
     let mut words = vec!["test", "--only", "mpi", mpi_choice::FLAG, "mpich"];
+    words.extend(context.args.all.then_some("--all"));
     words.extend(context.args.claim.as_deref().into_iter().flat_map(|text| ["--claim", text]));
     again(context, &words).into()
 }
