@@ -224,12 +224,14 @@ fn documentation(context: &Context<'_>) -> Verdict {
     process::run(command).into()
 }
 
-/// The layers and whole runs on burn's other backend of the processor. Apart from the other stages, as the next.
+/// The layers and whole runs on burn's other backend of the processor. In a folder of its own: with this feature nearly all is
+/// compiled anew, and another stage would put its program in the place of this one's.
 fn second_opinion(context: &Context<'_>) -> Verdict {
     let packages =
         ["--package", "layers", "--package", "burn-resnet", "--package", "trainer", "--features", "ndarray", "--tests"];
     let mut command = cargo::command(&["test"]);
     command.args(context.mpi.features()).args(packages).arg("second_opinion");
+    command.env("CARGO_TARGET_DIR", cargo::target_folder().join("ndarray"));
     process::run(command).into()
 }
 

@@ -13,10 +13,10 @@ pub(super) const EXPECTATION: &str = "NCCL joins one rank and gives its buckets 
 pub(super) fn check(subject: &Subject<'_>) -> Result<Finding> {
     use std::sync::Arc;
 
-    use distributed::{BucketReduction, CollectiveError, NcclReduction, SingleCommunicator};
+    use distributed::{BucketContext, BucketReduction, CollectiveError, NcclReduction, SingleCommunicator};
 
     use super::comparison::Comparison;
-    use crate::config::DeviceChoice;
+    use crate::config::{DeviceChoice, Filled};
 
     let DeviceChoice::Cuda(gpu) = subject.compute().device.filled() else {
         return Ok(Finding::Skipped("NCCL sums on NVIDIA GPUs: --device cuda".to_owned()));
@@ -32,7 +32,7 @@ pub(super) fn check(subject: &Subject<'_>) -> Result<Finding> {
     for (index, values) in buckets {
         expected.extend_from_slice(&values);
         let mut values = values;
-        reduction.reduce(index, &mut values)?;
+        reduction.reduce(BucketContext::default(), index, &mut values)?;
         got.extend(values);
     }
     Ok(Finding::Compared(vec![Comparison::same_bits("three buckets", &expected, &got)]))
