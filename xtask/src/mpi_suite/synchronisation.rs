@@ -163,7 +163,7 @@ fn slow_rank_is_waited_for(suite: &Suite) -> Result<(), String> {
     let run = Run::new(suite, "slow");
     let apart = ["--sync", "local-sgd", "--every", "1000", "--batch-norm", "local", "--timeout", "2"];
     // Enough steps for a fast processor, too, to be late by more than the timeout.
-    let words = instead(arguments(&run.folder, 1), &[&apart[..], &["--shapes-train", "1442"]].concat());
+    let words = instead(arguments(&run.folder, 1), &[&apart[..], &["--shapes-train", "7202"]].concat());
     // MPICH's launcher does not bury a rank whose sockets the loop has inherited: it ends once the rank is a zombie.
     let slowed = format!(
         "if [ ${} = 1 ]; then (while kill -STOP $$ && grep -q '^State:.[^Z]' /proc/$$/status; do sleep 0.4; kill -CONT $$; sleep 0.1; done >/dev/null 2>&1) & fi;",
