@@ -88,6 +88,27 @@ pub(crate) fn kept_trainer(mpi: Mpi) -> Outcome<PathBuf> {
     Ok(kept)
 }
 
+/// Makes a folder for cargo to build into that begins with what is compiled in the usual one; there `adapt` removes what cannot
+/// serve. A folder that exists is left as it is.
+pub(crate) fn begin_folder(folder: &Path, adapt: impl FnOnce(&Path) -> Outcome) -> Outcome {
+    const COPY: &str =
+        "mkdir -p \"$2/debug/deps\" && cp -a \"$1/debug/.fingerprint\" \"$1/debug/build\" \"$2/debug\" &&
+        find \"$1/debug/deps\" -type f '(' -name '*.rlib' -o -name '*.rmeta' -o -name '*.so' -o -name '*.d' ')' \
+            -exec cp -a -t \"$2/debug/deps\" {} +";
+    let compiled = target_folder();
+    if folder.exists() || !compiled.join("debug/.fingerprint").exists() {
+        return Ok(());
+    }
+    // Under another name until it is complete.
+    let unfinished = folder.with_extension("unfinished");
+    let _ = fs::remove_dir_all(&unfinished);
+    let mut copy = Command::new("sh");
+    copy.args(["-c", COPY, "sh"]).args([&compiled, &unfinished]);
+    process::run(copy)?;
+    adapt(&unfinished)?;
+    fs::rename(&unfinished, folder).map_err(|error| Failure::Failed(format!("{}: {error}", folder.display())))
+}
+
 /// Runs a building command and finds the executable that it made for a target of this name.
 ///
 /// With `is_test` the target's test harness is meant, else the program itself.

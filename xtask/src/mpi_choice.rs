@@ -6,7 +6,6 @@
 
 use std::env;
 use std::ffi::{OsStr, OsString};
-use std::fs;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command as Process;
@@ -144,24 +143,11 @@ fn without_choice(mut words: impl Iterator<Item = OsString>) -> Vec<OsString> {
 /// What is compiled already serves any MPI, apart from the bindings and what stands on them: burn is not compiled again. The build
 /// script of the bindings does not see that its compiler is another.
 fn prepare(folder: &Path, variables: &[(&str, &OsStr)]) -> Outcome {
-    const COPY: &str =
-        "mkdir -p \"$2/debug/deps\" && cp -a \"$1/debug/.fingerprint\" \"$1/debug/build\" \"$2/debug\" &&
-        find \"$1/debug/deps\" -type f '(' -name '*.rlib' -o -name '*.rmeta' -o -name '*.so' -o -name '*.d' ')' \
-            -exec cp -a -t \"$2/debug/deps\" {} +";
-    let compiled = cargo::target_folder();
-    if folder.exists() || !compiled.join("debug/.fingerprint").exists() {
-        return Ok(());
-    }
-    // Under another name until it is complete.
-    let unfinished = folder.with_extension("unfinished");
-    let _ = fs::remove_dir_all(&unfinished);
-    let mut copy = Process::new("sh");
-    copy.args(["-c", COPY, "sh"]).args([&compiled, &unfinished]);
-    process::run(copy)?;
-    let mut clean = cargo::command(&["clean", "--package", "mpi-sys"]);
-    clean.envs(variables.iter().copied()).env("CARGO_TARGET_DIR", &unfinished);
-    process::run(clean)?;
-    fs::rename(&unfinished, folder).map_err(|error| Failure::Failed(format!("{}: {error}", folder.display())))
+    cargo::begin_folder(folder, |unfinished| {
+        let mut clean = cargo::command(&["clean", "--package", "mpi-sys"]);
+        clean.envs(variables.iter().copied()).env("CARGO_TARGET_DIR", unfinished);
+        process::run(clean)
+    })
 }
 
 #[cfg(test)]

@@ -113,6 +113,15 @@ fn a_refused_resume_leaves_every_file_as_it_was_and_the_plain_one_goes_on() {
 }
 
 #[test]
+fn a_length_in_epochs_that_is_no_short_binary_fraction_is_read_back_as_it_was_written() {
+    // The one-cycle schedule rises for 0.3 of the epochs: 9.299999999999999 of 31.
+    let long = tiny("--schedule one-cycle --epochs 31 --shapes-train 8 --global-batch-size 8");
+    let stopped = Run::in_new_directory().stopping_after(1).go(1, &long);
+    let resumed = stopped.again().stopping_after(1).try_go(1, &flags(&["--resume"])).unwrap();
+    assert_eq!(newest(&resumed).state.progress.step, 2);
+}
+
+#[test]
 fn a_resume_that_fails_before_its_first_step_leaves_configuration_and_manifest_as_they_were() {
     let stopped = Run::in_new_directory().stopping_after(1).go(1, &tiny(""));
     let names = ["run.toml", "manifest.json"].map(|name| stopped.directory().join(name));

@@ -231,8 +231,9 @@ fn second_opinion(context: &Context<'_>) -> Verdict {
         ["--package", "layers", "--package", "burn-resnet", "--package", "trainer", "--features", "ndarray", "--tests"];
     let mut command = cargo::command(&["test"]);
     command.args(context.mpi.features()).args(packages).arg("second_opinion");
-    command.env("CARGO_TARGET_DIR", cargo::target_folder().join("ndarray"));
-    process::run(command).into()
+    let folder = cargo::target_folder().join("ndarray");
+    command.env("CARGO_TARGET_DIR", &folder);
+    cargo::begin_folder(&folder, |_| Ok(())).and_then(|()| process::run(command)).into()
 }
 
 /// Apart from the other stages: with this feature among theirs, everybody who builds without it would build twice.
