@@ -50,14 +50,18 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// A program that is asked to end (SIGTERM, after 10 s SIGKILL), with what it has started, when this value is dropped or this process
 /// is gone; what it leaves behind when it ends by itself ends, too.
-pub(crate) struct Guarded {
+#[derive(Debug)]
+pub struct Guarded {
     shell: Child,
     started: Instant,
 }
 
 impl Guarded {
     /// Starts the command with its environment; both its streams go to the file.
-    pub(crate) fn start(command: &Command, log: &Path) -> Outcome<Self> {
+    ///
+    /// # Errors
+    /// A file that cannot be made, a system without bash.
+    pub fn start(command: &Command, log: &Path) -> Outcome<Self> {
         let failed = |error: std::io::Error| Failure::Failed(format!("{}: {error}", log.display()));
         let file = File::create(log).map_err(failed)?;
         let copy = file.try_clone().map_err(failed)?;
@@ -83,7 +87,10 @@ impl Guarded {
     }
 
     /// Waits for the end, at most this long: the exit code, absent where a signal or the limit ended the program.
-    pub(crate) fn finish(mut self, limit: Duration) -> Outcome<Option<i32>> {
+    ///
+    /// # Errors
+    /// The system does not tell.
+    pub fn finish(mut self, limit: Duration) -> Outcome<Option<i32>> {
         let mut was_asked = false;
         loop {
             let status: Option<ExitStatus> = self

@@ -8,7 +8,7 @@
 mod compare;
 pub mod cores;
 pub mod failure;
-mod guard;
+pub mod guard;
 pub mod hosts;
 pub mod json;
 mod launch;

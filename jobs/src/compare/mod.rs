@@ -147,7 +147,8 @@ impl CompareArgs {
             // Another trainer may write other weights and batches.
             run_directory::fresh(&settings.output.join("jobs"))?;
         }
-        let scripts = Scripts::write(&settings.output.join("peers"))?;
+        let folder = settings.output.join("peers");
+        let scripts = if settings.is_again { Scripts::write(&folder) } else { Scripts::of_comparison(&folder) }?;
         let installer =
             Installer { folder: &settings.peers_dir, scripts: &scripts, may_install: !self.installing.no_install };
         let pythons: BTreeMap<_, _> =

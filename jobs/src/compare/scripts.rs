@@ -3,9 +3,10 @@
 //! In: a folder. Out: the files of the repository's `peers/` in it.
 //! Invariant: a comparison keeps the scripts that it ran, beside its results.
 
+use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::failure::Outcome;
+use crate::failure::{Failure, Outcome};
 use crate::run_directory;
 
 macro_rules! files {
@@ -39,6 +40,24 @@ const FILES: [(&str, &str); 17] = files![
 pub(super) struct Scripts(PathBuf);
 
 impl Scripts {
+    /// Those of a comparison that may have begun: written where they are not there yet.
+    ///
+    /// # Errors
+    /// Where one that is there is another: its results are not those of this program's.
+    pub(super) fn of_comparison(folder: &Path) -> Outcome<Self> {
+        for (name, text) in FILES {
+            let file = folder.join(name);
+            if fs::read(&file).is_ok_and(|there| there != text.as_bytes()) {
+                return Err(Failure::Failed(format!(
+                    "{} is not the script of this program: expected the one that the results beside it were made with; give --again \
+                     or another --output",
+                    file.display()
+                )));
+            }
+        }
+        Self::write(folder)
+    }
+
     /// Writes them there.
     pub(super) fn write(folder: &Path) -> Outcome<Self> {
         FILES.iter().try_for_each(|(name, text)| run_directory::write(&folder.join(name), text))?;
@@ -59,7 +78,6 @@ pub(super) fn requirements(name: &str) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::fs;
 
     /// What `compare` does not run.
     const OTHERS: [&str; 1] = ["onednn_layers.py"];
@@ -75,6 +93,18 @@ mod tests {
         let mut expected = [names("", ".py"), names("requirements/", ".txt")].concat();
         expected.sort();
         assert_eq!(FILES.map(|(name, _)| name.to_owned()).to_vec(), expected);
+    }
+
+    #[test]
+    fn a_comparison_does_not_go_on_with_other_scripts_than_it_began_with() {
+        let folder = std::env::temp_dir().join(format!("lockstep-jobs-{}-kept-scripts", std::process::id()));
+        Scripts::of_comparison(&folder).unwrap();
+        let scripts = Scripts::of_comparison(&folder).unwrap();
+        fs::write(scripts.path("run.py"), "print('mine')\n").unwrap();
+        let text = Scripts::of_comparison(&folder).unwrap_err().to_string();
+        assert!(text.contains("run.py is not the script of this program") && text.contains("--again"), "{text}");
+        assert_eq!(fs::read_to_string(scripts.path("run.py")).unwrap(), "print('mine')\n");
+        fs::remove_dir_all(folder).unwrap();
     }
 
     #[test]

@@ -49,10 +49,6 @@ pub fn train<F: ModelFamily>(args: &TrainArgs, world: &World) -> Result<Outcome<
     // A saved configuration may say another timeout; reading it is watched, too.
     let watchdog = world.watch(args.sync.timeout()?)?;
     let config = resolve(args, &Family::of::<F>(), world)?;
-    ensure!(
-        config.optimizer.ema_decay.is_none() || !config.sync_config().updates_on_device(communicator.world_size()),
-        "--ema-decay contradicts --update device (the default of --device cuda): the average is kept in main memory; give --update host"
-    );
     let timeout = config.sync.timeout()?;
     watchdog.iter().for_each(|watchdog| watchdog.set_timeout(timeout));
     let (device, num_threads) = world.prepare_compute(&config.compute)?;

@@ -49,6 +49,18 @@ impl OptimizerArgs {
         Ok(())
     }
 
+    /// Refuses what a rank cannot do that is updated on its device.
+    pub(super) fn expect_update(&self, is_on_device: bool) -> Result<(), ConfigError> {
+        if is_on_device && self.ema_decay.is_some() {
+            return Err(ConfigError::Conflict {
+                option: "--ema-decay",
+                other: "--update device, the default of --device cuda".to_owned(),
+                remedy: "the average is kept in main memory; give --update host".to_owned(),
+            });
+        }
+        Ok(())
+    }
+
     /// Refuses what ranks cannot do that synchronise in this way.
     pub(super) fn expect_sync(&self, sync: SyncKind) -> Result<(), ConfigError> {
         let drifts_apart = !matches!(sync, SyncKind::Allreduce | SyncKind::ParameterServer);

@@ -7,6 +7,7 @@
 use super::checks::Filled;
 use super::error::ConfigError;
 use super::family::ModelOption;
+use super::sync::SyncConfig;
 use crate::config::cli::TrainArgs;
 
 /// Fills the gaps of `args`, section by section, and refuses what contradicts itself. What is of one start, as `--resume`, is left
@@ -22,6 +23,8 @@ pub(super) fn fill(args: &mut TrainArgs, heeded: &[ModelOption], world_size: usi
     args.batch.fill(dataset, &method, method.num_workers(world_size))?;
     args.optimizer.fill(args.compute.dtype())?;
     args.optimizer.expect_sync(args.sync.sync.filled())?;
+    let sync = SyncConfig::of(&args.sync, args.compute.device.filled());
+    args.optimizer.expect_update(sync.updates_on_device(world_size))?;
     args.sync.expect_loss_scale(args.optimizer.loss_scale.filled())?;
     args.run.fill(heeded)?;
     args.run.expect_sync(args.sync.sync.filled())?;

@@ -216,6 +216,9 @@ fn a_file_with_unknown_keys_or_values_is_refused_with_its_line() {
     assert!(refused("[data]\ndataset = \"mnist\"\n").contains("`shapes`"));
     assert!(refused("[compute]\ninput = \"gpu\"\n").contains("`device`"));
     assert!(refused("[run]\nseed = -1\n").contains("line 2"));
+    // A flag of another family of models, as the example's.
+    let of_another = refused("[model]\nmodel = \"resnet20\"\nstem-channels = 4\n");
+    assert!(of_another.contains("`stem-channels`") && of_another.contains("`depth`"), "{of_another}");
     assert!(resolved_for("--config no-such-file.toml", 1).unwrap_err().to_string().contains("no-such-file.toml"));
 }
 
@@ -277,7 +280,7 @@ fn the_default_batch_divides_among_any_number_of_ranks() {
 }
 
 /// Flags, and what their refusal on two ranks must say.
-const REFUSED: [(&str, &[&str]); 60] = [
+const REFUSED: [(&str, &[&str]); 61] = [
     ("--dataset cifar10", &["--data-dir", "--download", "--dataset shapes"]),
     ("--dataset image-folder", &["--data-dir", "train/<class>"]),
     ("--data-dir d", &["--data-dir has no effect with --dataset shapes", "cifar10"]),
@@ -305,6 +308,7 @@ const REFUSED: [(&str, &[&str]); 60] = [
     ("--label-smoothing 1", &["--label-smoothing"]),
     ("--clip-grad-norm 0", &["--clip-grad-norm", "above 0"]),
     ("--ema-decay 1", &["--ema-decay", "but not 1", "got 1"]),
+    ("--ema-decay 0.9 --device flex --update device", &["--ema-decay contradicts --update device", "--update host"]),
     ("--ema-decay 0.9 --sync local-sgd", &["--ema-decay contradicts --sync local-sgd", "--sync allreduce"]),
     ("--epochs 0", &["--epochs", "at least 1"]),
     ("--milestones 2", &["--milestones has no effect with --schedule cosine", "--schedule multistep"]),

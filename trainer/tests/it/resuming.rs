@@ -222,6 +222,15 @@ fn a_configuration_of_the_second_format_is_read_as_the_flags_that_it_stood_for()
     of_servers["sync"]["method"]["placement"] = "own".into();
     let config: TrainConfig = serde_json::from_value(of_servers).unwrap();
     assert_eq!((config.num_workers(), config.micro_batch_size()), (1, 8), "the server is a rank, too");
+    let mut of_too_many = runs[4]["config"].clone();
+    of_too_many["sync"]["method"]["placement"] = "own".into();
+    of_too_many["batch"]["world_size"] = u64::MAX.into();
+    let text = serde_json::from_value::<TrainConfig>(of_too_many).unwrap_err().to_string();
+    assert!(text.contains("world_size: expected a number of ranks, got more"), "{text}");
+    let mut called_like_ours = runs[0]["config"].clone();
+    called_like_ours["model"] = serde_json::json!({ "name": "resnet8", "takes": ["dtype"] });
+    let config: TrainConfig = serde_json::from_value(called_like_ours).unwrap();
+    assert!(config.model_of(&Family::RESNET).is_err(), "an own model called resnet8 is none of ours");
     let mut of_own_model = runs[0]["config"].clone();
     of_own_model["model"] = serde_json::json!({ "name": "tiny-net", "takes": ["dtype"] });
     let config: TrainConfig = serde_json::from_value(of_own_model).unwrap();

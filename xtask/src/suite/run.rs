@@ -64,8 +64,11 @@ pub(crate) struct Metrics {
 }
 
 impl Run {
+    /// One that has not begun: what an earlier try of its check left goes.
     pub(crate) fn new(launcher: &impl Launcher, name: &str) -> Self {
-        Run { name: name.to_owned(), folder: launcher.folder().join(name) }
+        let folder = launcher.folder().join(name);
+        let _ = fs::remove_dir_all(&folder);
+        Run { name: name.to_owned(), folder }
     }
 
     /// Trains to the end.

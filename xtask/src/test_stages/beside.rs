@@ -11,10 +11,11 @@ use std::time::{Duration, Instant};
 
 use super::verdict::{Row, Verdict};
 use crate::cargo;
-use jobs::process::Running;
+use jobs::failure::{Failure, Outcome};
+use jobs::guard::Guarded;
 
-/// Longer than a stage takes on a busy machine.
-const LIMIT: Duration = Duration::from_secs(2 * 60 * 60);
+/// Longer than a stage takes on a busy machine; then it ends with all that it started.
+const LIMIT: Duration = Duration::from_secs(45 * 60);
 
 pub(super) struct Ended {
     pub(super) row: Row,
@@ -37,11 +38,13 @@ fn text(name: &str, further: Option<&str>) -> Result<String, String> {
     let program = env::current_exe().map_err(|error| format!("this program: {error}"))?;
     let mut command = Command::new(program);
     command.args(["test", "--only", name]).args(further);
-    written(command, &folder.join(format!("{name}.txt")))
+    written(&command, &folder.join(format!("{name}.txt")), LIMIT).map_err(|failure| failure.to_string())
 }
 
-fn written(command: Command, log: &Path) -> Result<String, String> {
-    Running::start(command, log)?.finish(LIMIT).map(|finished| finished.text)
+fn written(command: &Command, log: &Path, limit: Duration) -> Outcome<String> {
+    Guarded::start(command, log)?.finish(limit)?;
+    let bytes = fs::read(log).map_err(|error| Failure::Failed(format!("{}: {error}", log.display())))?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
 /// What the table at the end of `text` says of the stage.
@@ -75,6 +78,18 @@ mod tests {
             matches!(read_back(Verdict::Skipped("no rustdoc".into())), Verdict::Skipped(text) if text == "no rustdoc")
         );
         assert!(matches!(read_back(Verdict::Failed("one".into())), Verdict::Failed(text) if text == "one"));
+    }
+
+    #[test]
+    fn what_a_stage_has_started_ends_at_its_limit_and_what_it_wrote_stays() {
+        let log = env::temp_dir().join(format!("lockstep-xtask-{}-limit", std::process::id()));
+        let mut command = Command::new("sh");
+        command.args(["-c", "sleep 60 & echo $!; wait"]);
+        let text = written(&command, &log, Duration::from_millis(500)).unwrap();
+        let started = text.trim();
+        let stat = fs::read_to_string(format!("/proc/{started}/stat")).unwrap_or_default();
+        assert!(!started.is_empty() && (stat.is_empty() || stat.contains(") Z ")), "{text}: {stat}");
+        fs::remove_file(log).unwrap();
     }
 
     #[test]

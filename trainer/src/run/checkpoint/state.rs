@@ -151,7 +151,7 @@ pub struct CheckpointState {
     pub progress: Progress,
     /// Ranks that wrote it, each with norm statistics of its own.
     pub world_size: usize,
-    /// Hash of all parameters' bits.
+    /// Hash of all bits of the parameters in training, not of their average where one is kept.
     pub parameter_hash: String,
     /// The loss scale; older versions had none.
     #[serde(default)]
