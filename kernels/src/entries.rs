@@ -9,6 +9,7 @@ use half::bf16;
 
 use crate::batch_norm::{Affine, Residual, ResidualGradient, Saved, gradient, normalize, sums};
 use crate::conv2d::Conv2d;
+use crate::layer::{Backward, Gradients, Input, Layer};
 use crate::pool::{MaxPoolShape, average, max};
 use crate::simd::Isa;
 
@@ -50,6 +51,11 @@ entries! {
         isa: Isa, saved: &Saved<'_, Self>, sums: &[f64], count: f64, dy: &[Self], dx: &mut [Self],
         residual: ResidualGradient<'_, Self>
     ) => gradient::backward_of;
+    layer_forward(
+        layer: &Layer, input: Input<'_, Self>, packed: &[f32], z: &mut [Self], workspace: &mut [f32], moments: &mut [f64]
+    ) => Layer::forward_of;
+    layer_backward(layer: &Layer, given: &Backward<'_, Self>, wanted: Gradients<'_, Self>, workspace: &mut [f32])
+        => Layer::backward_of;
     global_average(isa: Isa, x: &[Self], pixels: usize, channels: usize, y: &mut [f32]) => average::global_average_of;
     global_average_backward(isa: Isa, dy: &[f32], pixels: usize, channels: usize, dx: &mut [Self])
         => average::global_average_backward_of;

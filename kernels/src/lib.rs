@@ -16,6 +16,7 @@
 pub mod arena;
 pub mod batch_norm;
 pub mod conv2d;
+pub mod layer;
 pub mod pool;
 pub mod scratch;
 pub mod sgd;

@@ -1,12 +1,13 @@
 //! What the weight gradients share: pieces of the pixels, tasks of channels within a piece, and the sum over pieces.
 //!
-//! In: a number of pieces and of tasks that depend on the shape only. Out: dw in PyTorch's order.
-//! Invariant: a piece's gradient is complete before pieces are added, in their order.
+//! In: a [`Method`], whose number of pieces and of tasks depends on the shape only. Out: dw in PyTorch's order, or sums that
+//! further images are added to. Invariant: a piece's gradient is complete before pieces are added, in their order.
 
 use super::Conv2dShape;
+use super::pass::WeightTarget;
 use super::plan::PixelRows;
 use crate::pieces::{SharedMut, for_each_piece, slots_len, whole_lines};
-use crate::simd::{Kernel, Simd};
+use crate::simd::{GenericWork, Kernel, Simd};
 
 /// Gradients of all pieces: 4 MB.
 const PARTIAL_ELEMENTS: usize = 1024 * 1024;
@@ -14,7 +15,7 @@ const MAX_PIECES: usize = 64;
 /// Elements that one worker adds at a time.
 const REDUCE_ELEMENTS: usize = 4096;
 
-/// `task(piece, task, slot, gradient)` of [`Pieces::run`].
+/// `task(piece, task, slot, gradient)` of `Pieces::run`.
 type RunTask<'a> = &'a (dyn Fn(usize, usize, &mut [f32], *mut f32) + Sync);
 
 /// How the work on one gradient is cut.
@@ -51,7 +52,7 @@ impl Pieces {
 
     /// Calls `task(piece, task, slot, gradient)` for each task of each piece, which writes its own elements of the piece's
     /// gradient, and adds the gradients up in `dw`.
-    pub(super) fn run<S: Simd>(
+    fn run<S: Simd>(
         &self,
         dw: &mut [f32],
         workspace: &mut [f32],
@@ -61,7 +62,7 @@ impl Pieces {
         let (pieces, weight_len) = (self.num_pieces, self.weight_len);
         assert_eq!(dw.len(), weight_len, "weight gradient: length of dw");
         let (partials, slots) = workspace.split_at_mut(self.partials_len());
-        let target = SharedMut::new(if pieces > 1 { partials } else { &mut *dw });
+        let target = SharedMut::new(if pieces > 1 { &mut *partials } else { &mut *dw });
         for_each_piece(pieces * num_tasks, slots, slot_len, &|index, slot| {
             let (piece, index) = (index / num_tasks, index % num_tasks);
             // SAFETY: piece and task own their part of `target`, which outlives the pass.
@@ -69,16 +70,80 @@ impl Pieces {
             task(piece, index, slot, gradient);
         });
         if pieces > 1 {
-            let dw = SharedMut::new(dw);
-            for_each_piece(weight_len.div_ceil(REDUCE_ELEMENTS), &mut [], 0, &|index, _| {
-                let first = index * REDUCE_ELEMENTS;
-                let len = REDUCE_ELEMENTS.min(weight_len - first);
-                // SAFETY: each index has its own elements; `pieces` gradients lie `weight_len` apart.
-                unsafe {
-                    let parts = target.at(first, (pieces - 1) * weight_len + len);
-                    S::vectorize(AddPieces { parts, pieces, weight_len, dw: dw.at(first, len), len });
+            AddPieces { parts: &partials[..pieces * weight_len], dw }.run::<S>();
+        }
+    }
+}
+
+/// `dw` = the sum of the gradients in `parts`, one behind the other, in their order.
+pub(super) struct AddPieces<'a> {
+    pub(super) parts: &'a [f32],
+    pub(super) dw: &'a mut [f32],
+}
+
+impl GenericWork for AddPieces<'_> {
+    type Output = ();
+
+    fn run<S: Simd>(self) {
+        let weight_len = self.dw.len();
+        assert!(self.parts.len().is_multiple_of(weight_len), "weight gradient: length of the pieces' gradients");
+        let dw = SharedMut::new(self.dw);
+        for_each_piece(weight_len.div_ceil(REDUCE_ELEMENTS), &mut [], 0, &|index, _| {
+            let first = index * REDUCE_ELEMENTS;
+            let len = REDUCE_ELEMENTS.min(weight_len - first);
+            // SAFETY: each index has its own elements of `dw`; features asserted by `Isa::run`.
+            unsafe { S::vectorize(AddPart { parts: &self.parts[first..], weight_len, dw: dw.at(first, len), len }) };
+        });
+    }
+}
+
+/// One way to compute the gradient.
+pub(super) trait Method<S: Simd, E>: Sync {
+    /// How the pixels are cut.
+    fn pieces(&self) -> &Pieces;
+
+    /// Elements of a task's sums, and of the scratch that a unit needs beside them.
+    fn lens(&self) -> [usize; 2];
+
+    /// Adds one unit's products to the sums of its task, or sets them.
+    fn add_unit(&self, task: &Task<'_, E>, unit: usize, sums: &mut [f32], accumulate: bool, scratch: &mut [f32]);
+
+    /// Writes the gradient that the sums are to the task's filters in `dw`, which holds all filters.
+    fn finish(&self, task: &Task<'_, E>, sums: &[f32], dw: *mut f32);
+}
+
+/// Runs all tasks of a gradient, as the target wants it.
+pub(super) fn run<S: Simd, E: Send + Sync, M: Method<S, E>>(
+    method: &M,
+    tasks: &Tasks<'_, E>,
+    target: WeightTarget<'_>,
+) {
+    let (pieces, [sums_len, scratch_len]) = (method.pieces(), method.lens());
+    match target {
+        WeightTarget::Gradient { dw, workspace } => {
+            let cut = (tasks.len(), sums_len + scratch_len);
+            pieces.run::<S>(dw, workspace, cut, &|piece, task, slot, dw| {
+                let task = tasks.get(task);
+                let (sums, scratch) = slot.split_at_mut(sums_len);
+                let units = pieces.units(piece);
+                for unit in units.clone() {
+                    method.add_unit(&task, unit, sums, unit > units.start, scratch);
                 }
+                method.finish(&task, sums, dw);
             });
+        }
+        WeightTarget::Sums { sums, accumulate, scratch, mut dw } => {
+            assert!(dw.as_ref().is_none_or(|dw| dw.len() == pieces.weight_len), "weight gradient: length of dw");
+            assert_eq!(sums.len(), tasks.len() * whole_lines(sums_len), "weight gradient: length of the sums");
+            for (index, sums) in sums.chunks_exact_mut(whole_lines(sums_len)).enumerate() {
+                let task = tasks.get(index);
+                for unit in 0..pieces.num_units {
+                    method.add_unit(&task, unit, &mut sums[..sums_len], accumulate || unit > 0, scratch);
+                }
+                if let Some(dw) = &mut dw {
+                    method.finish(&task, &sums[..sums_len], dw.as_mut_ptr());
+                }
+            }
         }
     }
 }
@@ -113,8 +178,7 @@ impl<'a, E> Tasks<'a, E> {
 
     /// How many there are.
     pub(super) fn len(&self) -> usize {
-        let [in_block, out_block] = self.blocks;
-        self.shape.in_channels.div_ceil(in_block) * self.shape.out_channels.div_ceil(out_block)
+        num_tasks(self.shape, self.blocks)
     }
 
     pub(super) fn get(&self, index: usize) -> Task<'a, E> {
@@ -126,6 +190,11 @@ impl<'a, E> Tasks<'a, E> {
     }
 }
 
+/// The pairs of a block of input channels and one of output channels.
+pub(super) fn num_tasks(shape: &Conv2dShape, [in_block, out_block]: [usize; 2]) -> usize {
+    shape.in_channels.div_ceil(in_block) * shape.out_channels.div_ceil(out_block)
+}
+
 impl<E> Task<'_, E> {
     /// The elements before the task's first one in filters of `taps` weights a channel.
     pub(super) fn first_weight(&self, s: &Conv2dShape, taps: usize) -> usize {
@@ -133,25 +202,25 @@ impl<E> Task<'_, E> {
     }
 }
 
-/// `dw = the sum of the pieces' gradients`, in their order.
-struct AddPieces {
-    parts: *const f32,
-    pieces: usize,
+/// A part of their elements.
+struct AddPart<'a> {
+    /// From the first gradient's element that `dw` starts with.
+    parts: &'a [f32],
     weight_len: usize,
     dw: *mut f32,
     len: usize,
 }
 
-impl<S: Simd> Kernel<S> for AddPieces {
+impl<S: Simd> Kernel<S> for AddPart<'_> {
     #[inline(always)]
     unsafe fn run(self) {
-        // SAFETY: the caller's addresses hold `len` elements of each piece and of `dw`.
+        // SAFETY: each part has `len` elements, but the last, which may lack what `dw` lacks; `dw` holds `len`.
         unsafe {
             for first in (0..self.len).step_by(S::LANES) {
                 let mask = S::mask(self.len - first);
                 let mut sum = S::zero();
-                for piece in 0..self.pieces {
-                    sum = S::add(sum, S::load_masked(self.parts.add(piece * self.weight_len + first), mask));
+                for part in self.parts.chunks(self.weight_len) {
+                    sum = S::add(sum, S::load_masked(part[first..].as_ptr(), mask));
                 }
                 S::store_masked(self.dw.add(first), mask, sum);
             }

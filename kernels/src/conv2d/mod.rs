@@ -16,7 +16,7 @@ mod plan;
 #[cfg(test)]
 mod reference;
 mod shape;
-mod statistics;
+pub(crate) mod statistics;
 #[cfg(test)]
 mod tests;
 #[cfg(any(test, all(target_arch = "x86_64", target_os = "linux")))]
@@ -30,7 +30,8 @@ use crate::pieces::slots_len;
 use crate::simd::{Isa, Task, vectorized};
 use crate::{Element, Storage};
 use direct::pack::Pack;
-use pass::{Operands, Pass, WeightOperands, WeightPass};
+use gradient_pieces::AddPieces;
+use pass::{AfterPiece, Operands, Pass, WeightOperands, WeightPass, WeightTarget};
 use plan::Plan;
 use statistics::{Statistics, partials_len, reduce_partials};
 use winograd::pack::PackKernels;
@@ -179,13 +180,13 @@ impl Conv2d {
     /// statistics epilogue and without it.
     #[must_use]
     pub fn forward_workspace_len(&self) -> usize {
-        self.forward_partials_len() + slots_len(rayon::current_num_threads(), self.forward.slot_len())
+        self.forward_partials_len() + self.forward_slots_len(rayon::current_num_threads())
     }
 
     /// Elements of workspace with which [`Conv2d::data_gradient`] uses every thread of the current rayon pool.
     #[must_use]
     pub fn data_gradient_workspace_len(&self) -> usize {
-        slots_len(rayon::current_num_threads(), self.data_gradient.slot_len())
+        self.data_gradient_slots_len(rayon::current_num_threads())
     }
 
     /// Elements of workspace with which [`Conv2d::weight_gradient`] uses every thread of the current rayon pool.
@@ -219,15 +220,13 @@ impl Conv2d {
         moments: Option<&mut [f64]>,
     ) {
         let Some(moments) = moments else {
-            let operands = Operands { input: x, packed, output: y, workspace };
-            return self.forward.run(self.isa, operands, &|_, _, _| ());
+            return self.forward_pieces(x, packed, y, workspace, &|_, _, _| ());
         };
         let (channels, num_pieces) = (self.shape.out_channels, self.forward.num_pieces());
         assert_eq!(moments.len(), 2 * channels, "convolution: length of the moments");
         let (partials, workspace) = workspace.split_at_mut(self.forward_partials_len());
         let statistics = Statistics::new(self.isa, partials, num_pieces, channels);
-        let operands = Operands { input: x, packed, output: y, workspace };
-        self.forward.run(self.isa, operands, &|piece, _, rows| statistics.of_piece(piece, rows));
+        self.forward_pieces(x, packed, y, workspace, &|piece, _, rows| statistics.of_piece(piece, rows));
         reduce_partials(partials, num_pieces, moments);
     }
 
@@ -274,12 +273,63 @@ impl Conv2d {
     }
 
     pub(crate) fn weight_gradient_of<E: Element>(&self, x: &[E], dy: &[E], dw: &mut [f32], workspace: &mut [f32]) {
-        self.weight_gradient.run(self.isa, WeightOperands { x, dy, dw, workspace });
+        self.weight_gradient.run(self.isa, WeightOperands { x, dy, target: WeightTarget::Gradient { dw, workspace } });
+    }
+
+    /// Pieces of the forward pass.
+    pub(crate) fn num_forward_pieces(&self) -> usize {
+        self.forward.num_pieces()
+    }
+
+    /// [`Conv2d::forward`] with a workspace of slots only; `after_piece(piece, first element, elements)` is called on each finished
+    /// piece of the output.
+    pub(crate) fn forward_pieces<E: Element>(
+        &self,
+        x: &[E],
+        packed: &[f32],
+        y: &mut [E],
+        slots: &mut [f32],
+        after_piece: AfterPiece<'_, E>,
+    ) {
+        self.forward.run(self.isa, Operands { input: x, packed, output: y, workspace: slots }, after_piece);
+    }
+
+    /// Elements of the slots of so many threads.
+    pub(crate) fn forward_slots_len(&self, num_threads: usize) -> usize {
+        slots_len(num_threads, self.forward.slot_len())
+    }
+
+    /// Elements of the slots of so many threads.
+    pub(crate) fn data_gradient_slots_len(&self, num_threads: usize) -> usize {
+        slots_len(num_threads, self.data_gradient.slot_len())
+    }
+
+    /// Elements of the sums, and of the scratch, of [`Conv2d::add_weight_gradient`].
+    pub(crate) fn weight_sums_lens(&self) -> [usize; 2] {
+        self.weight_gradient.sums_lens()
+    }
+
+    /// Adds the products of these images to the sums of the gradient of the weights, or sets them; writes the gradient of all
+    /// images so far where it is asked for. On the calling thread alone.
+    pub(crate) fn add_weight_gradient<E: Element>(
+        &self,
+        (x, dy): (&[E], &[E]),
+        (sums, accumulate): (&mut [f32], bool),
+        scratch: &mut [f32],
+        dw: Option<&mut [f32]>,
+    ) {
+        let target = WeightTarget::Sums { sums, accumulate, scratch, dw };
+        self.weight_gradient.run(self.isa, WeightOperands { x, dy, target });
     }
 
     fn forward_partials_len(&self) -> usize {
         partials_len(self.forward.num_pieces(), self.shape.out_channels)
     }
+}
+
+/// `dw` = the sum of the gradients in `parts`, one behind the other, in their order.
+pub(crate) fn add_weight_gradients(isa: Isa, parts: &[f32], dw: &mut [f32]) {
+    isa.run(AddPieces { parts, dw });
 }
 
 /// `dx += addend`.

@@ -106,39 +106,55 @@ impl WeightPass {
         }
     }
 
-    pub(super) fn run<E: Element>(&self, isa: Isa, operands: WeightOperands<'_, E>) {
-        let WeightOperands { x, dy, dw, workspace } = operands;
+    /// Elements of the sums of all tasks, and of the scratch to add to them: [`WeightTarget::Sums`].
+    pub(super) fn sums_lens(&self) -> [usize; 2] {
         match self {
-            Self::Direct(plan) => isa.run(WeightGradient { plan, x, dy, dw, workspace }),
+            Self::Direct(plan) => plan.sums_lens(),
+            #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+            Self::Tiles(plan) => plan.sums_lens(),
+            #[cfg(test)]
+            Self::EmulatedTiles(plan) => plan.sums_lens(),
+            Self::Winograd(plan) => plan.sums_lens(),
+        }
+    }
+
+    pub(super) fn run<E: Element>(&self, isa: Isa, operands: WeightOperands<'_, E>) {
+        match self {
+            Self::Direct(plan) => isa.run(WeightGradient { plan, operands }),
             #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
             Self::Tiles(plan) => {
                 assert!(isa.has_tiles() && isa.is_available(), "instruction set {isa:?}: no tiles");
-                run_tiles::<TileRegisters, E>(plan, isa, WeightOperands { x, dy, dw, workspace });
+                run_tiles::<TileRegisters, E>(plan, isa, operands);
             }
             #[cfg(test)]
-            Self::EmulatedTiles(plan) => {
-                run_tiles::<crate::simd::EmulatedTiles, E>(plan, isa, WeightOperands { x, dy, dw, workspace });
-            }
-            Self::Winograd(plan) => isa.run(WinogradWeight { plan, x, dy, dw, workspace }),
+            Self::EmulatedTiles(plan) => run_tiles::<crate::simd::EmulatedTiles, E>(plan, isa, operands),
+            Self::Winograd(plan) => isa.run(WinogradWeight { plan, operands }),
         }
     }
 }
 
 #[cfg(any(test, all(target_arch = "x86_64", target_os = "linux")))]
 fn run_tiles<T: Tiles, E: Element>(plan: &tile_gradient::Plan, isa: Isa, operands: WeightOperands<'_, E>) {
-    let WeightOperands { x, dy, dw, workspace } = operands;
+    let WeightOperands { x, dy, target } = operands;
     let (Some(x), Some(dy)) = (E::as_bf16(x), E::as_bf16(dy)) else {
         panic!("convolution: planned for another storage than {:?}", E::STORAGE);
     };
-    isa.run_bf16(TileGradient::<T> { plan, x, dy, dw, workspace, tiles: PhantomData });
+    isa.run_bf16(TileGradient::<T> { plan, operands: WeightOperands { x, dy, target }, tiles: PhantomData });
 }
 
 /// The slices of the weight gradient.
 pub(super) struct WeightOperands<'a, E> {
     pub(super) x: &'a [E],
     pub(super) dy: &'a [E],
-    pub(super) dw: &'a mut [f32],
-    pub(super) workspace: &'a mut [f32],
+    pub(super) target: WeightTarget<'a>,
+}
+
+/// Where a gradient of the weights goes.
+pub(super) enum WeightTarget<'a> {
+    /// Overwritten, with a workspace for pieces and threads.
+    Gradient { dw: &'a mut [f32], workspace: &'a mut [f32] },
+    /// The sums of all tasks, set or added to, of [`WeightPass::sums_lens`]; the gradient that they are, where it is asked for.
+    Sums { sums: &'a mut [f32], accumulate: bool, scratch: &'a mut [f32], dw: Option<&'a mut [f32]> },
 }
 
 /// What is done with each finished piece of the output: its number, its first element, its elements. Called once a piece, so

@@ -18,7 +18,7 @@ const SAMPLES: usize = 8;
 const PARTS: usize = 3;
 
 /// Where the partial sums go: `[piece][part][C]`, then the number of pixels of each piece.
-pub(super) struct Statistics {
+pub(crate) struct Statistics {
     isa: Isa,
     partials: SharedMut,
     channels: usize,
@@ -26,18 +26,18 @@ pub(super) struct Statistics {
 }
 
 /// Elements of the partial sums of `num_pieces`, in whole cache lines.
-pub(super) fn partials_len(num_pieces: usize, channels: usize) -> usize {
+pub(crate) fn partials_len(num_pieces: usize, channels: usize) -> usize {
     whole_lines(num_pieces * (PARTS * channels + 1))
 }
 
 impl Statistics {
-    pub(super) fn new(isa: Isa, partials: &mut [f32], num_pieces: usize, channels: usize) -> Self {
+    pub(crate) fn new(isa: Isa, partials: &mut [f32], num_pieces: usize, channels: usize) -> Self {
         assert_eq!(partials.len(), partials_len(num_pieces, channels), "statistics: length of the partial sums");
         Self { isa, partials: SharedMut::new(partials), channels, counts: num_pieces * PARTS * channels }
     }
 
     /// Sums over the pixels of one finished piece.
-    pub(super) fn of_piece<E: Element>(&self, piece: usize, pixels: &[E]) {
+    pub(crate) fn of_piece<E: Element>(&self, piece: usize, pixels: &[E]) {
         let len = PARTS * self.channels;
         // SAFETY: each piece has its own partial sums and count, and the slice outlives the pass.
         let sums = unsafe {
@@ -49,7 +49,7 @@ impl Statistics {
 }
 
 /// Merges the partial sums of all pieces in their order.
-pub(super) fn reduce_partials(partials: &[f32], num_pieces: usize, moments: &mut [f64]) {
+pub(crate) fn reduce_partials(partials: &[f32], num_pieces: usize, moments: &mut [f64]) {
     let channels = moments.len() / 2;
     moments.fill(0.0);
     let (pieces, counts) = partials.split_at(num_pieces * PARTS * channels);

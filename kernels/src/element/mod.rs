@@ -30,6 +30,15 @@ impl Storage {
     pub const fn of<E: Element>() -> Self {
         E::STORAGE
     }
+
+    /// Bytes of an element.
+    #[must_use]
+    pub const fn size(self) -> usize {
+        match self {
+            Self::F32 => size_of::<f32>(),
+            Self::Bf16 => size_of::<bf16>(),
+        }
+    }
 }
 
 /// A stored value: `f32` or [`half::bf16`]. Sealed.

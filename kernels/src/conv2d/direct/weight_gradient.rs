@@ -9,7 +9,8 @@ use super::padded::{Band, copy_band};
 use super::weight_kernel::{Block, max_run, select};
 use crate::Element;
 use crate::conv2d::Conv2dShape;
-use crate::conv2d::gradient_pieces::{Pieces, Task, Tasks};
+use crate::conv2d::gradient_pieces::{self, Method, Pieces, Task, Tasks, num_tasks};
+use crate::conv2d::pass::WeightOperands;
 use crate::conv2d::plan::PixelRows;
 use crate::conv2d::transpose::Rows;
 use crate::pieces::whole_lines;
@@ -86,9 +87,19 @@ impl Plan {
         self.out_block.next_multiple_of(PANEL) * self.in_block * self.rows.shape.kernel * self.rows.shape.kernel
     }
 
-    /// Beside the sums there is room for the unit's x and dy as f32.
-    fn slot_len(&self) -> usize {
-        self.sums_len() + self.x_len() + self.images_of_unit * self.dy_rows_len()
+    /// Room for the unit's x and dy as f32.
+    fn scratch_len(&self) -> usize {
+        self.x_len() + self.images_of_unit * self.dy_rows_len()
+    }
+
+    /// Channels of a task on either side.
+    fn blocks(&self) -> [usize; 2] {
+        [self.in_block, self.out_block]
+    }
+
+    /// Elements of the sums of all tasks, and of the scratch to add to them.
+    pub(crate) fn sums_lens(&self) -> [usize; 2] {
+        [num_tasks(&self.rows.shape, self.blocks()) * whole_lines(self.sums_len()), self.scratch_len()]
     }
 
     /// Pixels of a row of x as the kernel reads it.
@@ -112,46 +123,52 @@ impl Plan {
     }
 
     pub(crate) fn workspace_len(&self, num_threads: usize) -> usize {
-        self.pieces.workspace_len(num_threads, self.slot_len())
+        self.pieces.workspace_len(num_threads, self.sums_len() + self.scratch_len())
     }
 }
 
 /// The whole weight gradient.
 pub(crate) struct WeightGradient<'a, E> {
     pub(crate) plan: &'a Plan,
-    pub(crate) x: &'a [E],
-    pub(crate) dy: &'a [E],
-    pub(crate) dw: &'a mut [f32],
-    pub(crate) workspace: &'a mut [f32],
+    pub(crate) operands: WeightOperands<'a, E>,
 }
 
 impl<E: Element> GenericWork for WeightGradient<'_, E> {
     type Output = ();
 
     fn run<S: Simd>(self) {
-        let (plan, s) = (self.plan, &self.plan.rows.shape);
-        let tasks = Tasks::new(&plan.rows, self.x, self.dy, [plan.in_block, plan.out_block]);
-        let cut = (tasks.len(), plan.slot_len());
-        plan.pieces.run::<S>(self.dw, self.workspace, cut, &|piece, task, slot, dw| {
-            let task = tasks.get(task);
-            let (sums, slot) = slot.split_at_mut(plan.sums_len());
-            let units = plan.pieces.units(piece);
-            for unit in units.clone() {
-                run_unit::<S, E>(plan, &task, unit, sums, unit > units.start, slot);
-            }
-            let taps = s.kernel * s.kernel;
-            let finish = Finish {
-                sums,
-                taps,
-                in_count: task.in_count,
-                in_stride: task.in_count,
-                out_count: task.out_count,
-                dw: dw.wrapping_add(task.first_weight(s, taps)),
-                filter_len: s.in_channels * taps,
-            };
-            // SAFETY: `dw` holds all filters; this task's channels of its filters are written by no other.
-            unsafe { S::vectorize(finish) };
-        });
+        let (plan, WeightOperands { x, dy, target }) = (self.plan, self.operands);
+        let tasks = Tasks::new(&plan.rows, x, dy, plan.blocks());
+        gradient_pieces::run::<S, E, Plan>(plan, &tasks, target);
+    }
+}
+
+impl<S: Simd, E: Element> Method<S, E> for Plan {
+    fn pieces(&self) -> &Pieces {
+        &self.pieces
+    }
+
+    fn lens(&self) -> [usize; 2] {
+        [self.sums_len(), self.scratch_len()]
+    }
+
+    fn add_unit(&self, task: &Task<'_, E>, unit: usize, sums: &mut [f32], accumulate: bool, scratch: &mut [f32]) {
+        run_unit::<S, E>(self, task, unit, sums, accumulate, scratch);
+    }
+
+    fn finish(&self, task: &Task<'_, E>, sums: &[f32], dw: *mut f32) {
+        let taps = self.rows.shape.kernel * self.rows.shape.kernel;
+        let finish = Finish {
+            sums,
+            taps,
+            in_count: task.in_count,
+            in_stride: task.in_count,
+            out_count: task.out_count,
+            dw: dw.wrapping_add(task.first_weight(&self.rows.shape, taps)),
+            filter_len: self.rows.shape.in_channels * taps,
+        };
+        // SAFETY: `dw` holds all filters; this task's channels of its filters are written by no other.
+        unsafe { S::vectorize(finish) };
     }
 }
 

@@ -13,8 +13,10 @@ use half::bf16;
 use super::grid::{Grid, PackSteps, STEP_PAIRS};
 use crate::conv2d::Conv2dShape;
 use crate::conv2d::direct::weight_gradient::{Finish, block_of};
-use crate::conv2d::gradient_pieces::{Pieces, Task, Tasks};
+use crate::conv2d::gradient_pieces::{self, Method, Pieces, Task, Tasks, num_tasks};
+use crate::conv2d::pass::WeightOperands;
 use crate::conv2d::plan::PixelRows;
+use crate::pieces::whole_lines;
 use crate::simd::{GenericWork, PANEL, Simd, TILE_ROWS, TILE_VALUES, Tiles};
 
 /// Positions of a unit: a panel of x and two of dy stay in L1 while all taps pass over them.
@@ -110,23 +112,31 @@ impl Plan {
         self.out_block.next_multiple_of(PANEL) * self.in_block.next_multiple_of(PANEL) * taps
     }
 
-    fn slot_len(&self) -> usize {
+    /// Room for a unit's packed x and dy.
+    fn scratch_len(&self) -> usize {
         let planes = self.parities() * self.parities();
-        self.sums_len() + planes * self.plane_len() + self.out_block.div_ceil(PANEL) * self.panel_stride()
+        planes * self.plane_len() + self.out_block.div_ceil(PANEL) * self.panel_stride()
+    }
+
+    /// Channels of a task on either side.
+    fn blocks(&self) -> [usize; 2] {
+        [self.in_block, self.out_block]
+    }
+
+    /// Elements of the sums of all tasks, and of the scratch to add to them.
+    pub(crate) fn sums_lens(&self) -> [usize; 2] {
+        [num_tasks(&self.rows.shape, self.blocks()) * whole_lines(self.sums_len()), self.scratch_len()]
     }
 
     pub(crate) fn workspace_len(&self, num_threads: usize) -> usize {
-        self.pieces.workspace_len(num_threads, self.slot_len())
+        self.pieces.workspace_len(num_threads, self.sums_len() + self.scratch_len())
     }
 }
 
 /// The whole weight gradient, by tiles of one implementation, which exists.
 pub(crate) struct TileGradient<'a, T> {
     pub(crate) plan: &'a Plan,
-    pub(crate) x: &'a [bf16],
-    pub(crate) dy: &'a [bf16],
-    pub(crate) dw: &'a mut [f32],
-    pub(crate) workspace: &'a mut [f32],
+    pub(crate) operands: WeightOperands<'a, bf16>,
     pub(crate) tiles: PhantomData<fn() -> T>,
 }
 
@@ -134,29 +144,44 @@ impl<T: Tiles> GenericWork for TileGradient<'_, T> {
     type Output = ();
 
     fn run<S: Simd>(self) {
-        let (plan, s) = (self.plan, &self.plan.rows.shape);
-        let tasks = Tasks::new(&plan.rows, self.x, self.dy, [plan.in_block, plan.out_block]);
-        let cut = (tasks.len(), plan.slot_len());
-        plan.pieces.run::<S>(self.dw, self.workspace, cut, &|piece, task, slot, dw| {
-            let task = tasks.get(task);
-            let (sums, slot) = slot.split_at_mut(plan.sums_len());
-            let units = plan.pieces.units(piece);
-            for unit in units.clone() {
-                run_unit::<S, T>(plan, &task, unit, sums, unit > units.start, slot);
-            }
-            let taps = s.kernel * s.kernel;
-            let finish = Finish {
-                sums,
-                taps,
-                in_count: task.in_count,
-                in_stride: task.in_count.next_multiple_of(PANEL),
-                out_count: task.out_count,
-                dw: dw.wrapping_add(task.first_weight(s, taps)),
-                filter_len: s.in_channels * taps,
-            };
-            // SAFETY: `dw` holds all filters; this task's channels of its filters are written by no other.
-            unsafe { S::vectorize(finish) };
-        });
+        let (plan, WeightOperands { x, dy, target }) = (self.plan, self.operands);
+        let tasks = Tasks::new(&plan.rows, x, dy, plan.blocks());
+        gradient_pieces::run::<S, bf16, _>(&ByTiles::<T> { plan, tiles: PhantomData }, &tasks, target);
+    }
+}
+
+struct ByTiles<'a, T> {
+    plan: &'a Plan,
+    tiles: PhantomData<fn() -> T>,
+}
+
+impl<S: Simd, T: Tiles> Method<S, bf16> for ByTiles<'_, T> {
+    fn pieces(&self) -> &Pieces {
+        &self.plan.pieces
+    }
+
+    fn lens(&self) -> [usize; 2] {
+        [self.plan.sums_len(), self.plan.scratch_len()]
+    }
+
+    fn add_unit(&self, task: &Task<'_, bf16>, unit: usize, sums: &mut [f32], accumulate: bool, scratch: &mut [f32]) {
+        run_unit::<S, T>(self.plan, task, unit, sums, accumulate, scratch);
+    }
+
+    fn finish(&self, task: &Task<'_, bf16>, sums: &[f32], dw: *mut f32) {
+        let s = &self.plan.rows.shape;
+        let taps = s.kernel * s.kernel;
+        let finish = Finish {
+            sums,
+            taps,
+            in_count: task.in_count,
+            in_stride: task.in_count.next_multiple_of(PANEL),
+            out_count: task.out_count,
+            dw: dw.wrapping_add(task.first_weight(s, taps)),
+            filter_len: s.in_channels * taps,
+        };
+        // SAFETY: `dw` holds all filters; this task's channels of its filters are written by no other.
+        unsafe { S::vectorize(finish) };
     }
 }
 

@@ -12,8 +12,10 @@ use super::transform::POSITIONS;
 use crate::Element;
 use crate::conv2d::Conv2dShape;
 use crate::conv2d::direct::weight_kernel::{Block, max_run, select};
-use crate::conv2d::gradient_pieces::{Pieces, Task, Tasks};
+use crate::conv2d::gradient_pieces::{self, Method, Pieces, Task, Tasks, num_tasks};
+use crate::conv2d::pass::WeightOperands;
 use crate::conv2d::plan::PixelRows;
+use crate::pieces::whole_lines;
 use crate::simd::{GenericWork, PANEL, Simd};
 
 /// Channels of a task on either side: 36 sums of 64 x 64 are 590 kB.
@@ -41,54 +43,58 @@ impl Plan {
         POSITIONS * self.tiles.input.channels * self.tiles.output.channels.next_multiple_of(PANEL)
     }
 
-    fn slot_len(&self) -> usize {
-        self.tiles.slot_len() + self.sums_len()
+    /// Elements of the sums of all tasks, and of the scratch to add to them.
+    pub(crate) fn sums_lens(&self) -> [usize; 2] {
+        [num_tasks(&self.rows.shape, [TASK_CHANNELS; 2]) * whole_lines(self.sums_len()), self.tiles.slot_len()]
     }
 
     pub(crate) fn workspace_len(&self, num_threads: usize) -> usize {
-        self.pieces.workspace_len(num_threads, self.slot_len())
+        self.pieces.workspace_len(num_threads, self.sums_len() + self.tiles.slot_len())
     }
 }
 
 /// The whole weight gradient.
 pub(crate) struct WinogradWeight<'a, E> {
     pub(crate) plan: &'a Plan,
-    pub(crate) x: &'a [E],
-    pub(crate) dy: &'a [E],
-    pub(crate) dw: &'a mut [f32],
-    pub(crate) workspace: &'a mut [f32],
+    pub(crate) operands: WeightOperands<'a, E>,
 }
 
 impl<E: Element> GenericWork for WinogradWeight<'_, E> {
     type Output = ();
 
     fn run<S: Simd>(self) {
-        let plan = self.plan;
-        let tasks = Tasks::new(&plan.rows, self.x, self.dy, [TASK_CHANNELS; 2]);
-        let cut = (tasks.len(), plan.slot_len());
-        plan.pieces.run::<S>(self.dw, self.workspace, cut, &|piece, task, slot, dw| {
-            let task = tasks.get(task);
-            run_task::<S, E>(plan, &task, piece, slot, dw);
-        });
+        let (plan, WeightOperands { x, dy, target }) = (self.plan, self.operands);
+        let tasks = Tasks::new(&plan.rows, x, dy, [TASK_CHANNELS; 2]);
+        gradient_pieces::run::<S, E, Plan>(plan, &tasks, target);
     }
 }
 
-/// Sums over a piece's tiles and writes their inverse transform to the task's elements of `dw`.
-fn run_task<S: Simd, E: Element>(plan: &Plan, task: &Task<'_, E>, piece: usize, slot: &mut [f32], dw: *mut f32) {
-    let (sums, slot) = slot.split_at_mut(plan.sums_len());
-    let blocks = plan.pieces.units(piece).flat_map(|unit| plan.tiles.blocks(unit));
-    for (index, block) in blocks.enumerate() {
-        run_block::<S, E>(&plan.tiles, &block, task, sums, index > 0, slot);
+impl<S: Simd, E: Element> Method<S, E> for Plan {
+    fn pieces(&self) -> &Pieces {
+        &self.pieces
     }
-    // SAFETY: the sums of this task were all written above; `dw` holds `out_count` filters from `out_c` on.
-    unsafe {
-        S::vectorize(Finish {
-            sums: sums.as_ptr(),
-            in_count: task.in_count,
-            out_count: task.out_count,
-            dw: dw.add(task.first_weight(&plan.rows.shape, 9)),
-            filter_len: plan.rows.shape.in_channels * 9,
-        });
+
+    fn lens(&self) -> [usize; 2] {
+        [self.sums_len(), self.tiles.slot_len()]
+    }
+
+    fn add_unit(&self, task: &Task<'_, E>, unit: usize, sums: &mut [f32], accumulate: bool, scratch: &mut [f32]) {
+        for (index, block) in self.tiles.blocks(unit).enumerate() {
+            run_block::<S, E>(&self.tiles, &block, task, sums, accumulate || index > 0, scratch);
+        }
+    }
+
+    fn finish(&self, task: &Task<'_, E>, sums: &[f32], dw: *mut f32) {
+        // SAFETY: the sums of this task were all written; `dw` holds `out_count` filters from `out_c` on.
+        unsafe {
+            S::vectorize(Finish {
+                sums: sums.as_ptr(),
+                in_count: task.in_count,
+                out_count: task.out_count,
+                dw: dw.add(task.first_weight(&self.rows.shape, 9)),
+                filter_len: self.rows.shape.in_channels * 9,
+            });
+        }
     }
 }
 

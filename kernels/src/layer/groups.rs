@@ -1,0 +1,156 @@
+//! How a batch is cut into groups of images, and groups into pieces of a sum.
+//!
+//! In: the convolution of the whole batch. Out: [`Groups`]. Invariant: the cut depends on the shape and the storage only.
+
+use core::ops::Range;
+
+use crate::batch_norm::{Gate, Saved};
+use crate::conv2d::{Conv2d, Conv2dShape};
+use crate::pieces::{SharedMut, whole_lines};
+use crate::{Element, Storage};
+
+/// Bytes of the larger activation of a group: the half dozen of them that a pass touches stay in an L2 of 1 MB.
+const GROUP_BYTES: usize = 128 * 1024;
+/// An image beyond this does not stay there, nor do sums of a gradient of the weights beyond it: the batch is one group.
+const MAX_GROUP_BYTES: usize = 768 * 1024;
+/// Pixels of a piece: below, adding the pieces' gradients would cost too much.
+const PIECE_PIXELS: usize = 1024;
+/// Gradients of all pieces, in elements.
+const PIECE_ELEMENTS: usize = 1024 * 1024;
+const MAX_PIECES: usize = 64;
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Groups {
+    /// Of so many images as a group has, and as the last one has.
+    conv: Conv2d,
+    last: Conv2d,
+    num_groups: usize,
+    groups_of_piece: usize,
+    num_pieces: usize,
+}
+
+impl Groups {
+    pub(super) fn new(whole: &Conv2d, plan: impl Fn(Conv2dShape) -> Conv2d, storage: Storage) -> Self {
+        let shape = *whole.shape();
+        let of_image = shape.input_len().max(shape.output_len()) / shape.batch * storage.size();
+        let sums = whole.weight_sums_lens()[0] * size_of::<f32>();
+        let images = if of_image.max(sums) > MAX_GROUP_BYTES { shape.batch } else { (GROUP_BYTES / of_image).max(1) };
+        Self::of_images(whole, plan, images.min(shape.batch))
+    }
+
+    /// Groups of so many images.
+    pub(super) fn of_images(whole: &Conv2d, plan: impl Fn(Conv2dShape) -> Conv2d, images: usize) -> Self {
+        let shape = *whole.shape();
+        let num_groups = shape.batch.div_ceil(images);
+        let last = shape.batch - (num_groups - 1) * images;
+        let pixels = images * shape.out_height() * shape.out_width();
+        let most = (PIECE_ELEMENTS / shape.weight_len()).clamp(1, MAX_PIECES);
+        let groups_of_piece = num_groups.div_ceil(most).max(PIECE_PIXELS.div_ceil(pixels)).min(num_groups);
+        Self {
+            conv: plan(Conv2dShape { batch: images, ..shape }),
+            last: plan(Conv2dShape { batch: last, ..shape }),
+            num_groups,
+            groups_of_piece,
+            num_pieces: num_groups.div_ceil(groups_of_piece),
+        }
+    }
+
+    pub(super) fn num_groups(&self) -> usize {
+        self.num_groups
+    }
+
+    pub(super) fn num_pieces(&self) -> usize {
+        self.num_pieces
+    }
+
+    /// Threads among which groups are shared out: none where there is only one, whose passes use them all.
+    pub(super) fn num_threads(&self) -> usize {
+        if self.num_groups == 1 { 1 } else { rayon::current_num_threads() }
+    }
+
+    /// The groups of a piece.
+    pub(super) fn of_piece(&self, piece: usize) -> Range<usize> {
+        let first = piece * self.groups_of_piece;
+        first..(first + self.groups_of_piece).min(self.num_groups)
+    }
+
+    pub(super) fn get(&self, index: usize) -> Group<'_> {
+        let conv = if index + 1 == self.num_groups { &self.last } else { &self.conv };
+        let first = index * self.conv.shape().batch;
+        let first_forward_piece = index * self.conv.num_forward_pieces();
+        Group { conv, images: first..first + conv.shape().batch, first_forward_piece }
+    }
+
+    /// Pieces of the forward passes of all groups.
+    pub(super) fn num_forward_pieces(&self) -> usize {
+        (self.num_groups - 1) * self.conv.num_forward_pieces() + self.last.num_forward_pieces()
+    }
+
+    /// The most that a group needs of what the convolution and the number of threads for it say.
+    pub(super) fn most(&self, len: impl Fn(&Conv2d, usize) -> usize) -> usize {
+        let num_threads = if self.num_groups == 1 { rayon::current_num_threads() } else { 1 };
+        len(&self.conv, num_threads).max(len(&self.last, num_threads))
+    }
+}
+
+/// Some images of the batch.
+pub(super) struct Group<'a> {
+    pub(super) conv: &'a Conv2d,
+    pub(super) images: Range<usize>,
+    /// Its first piece among those of all groups.
+    pub(super) first_forward_piece: usize,
+}
+
+impl Group<'_> {
+    /// Its elements among those of the input.
+    pub(super) fn input(&self) -> Range<usize> {
+        self.images_of(self.conv.shape().input_len() / self.conv.shape().batch)
+    }
+
+    /// Its elements among those of the output.
+    pub(super) fn output(&self) -> Range<usize> {
+        self.images_of(self.conv.shape().output_len() / self.conv.shape().batch)
+    }
+
+    /// Its elements in an activation of so many for each image.
+    pub(super) fn images_of(&self, image_len: usize) -> Range<usize> {
+        self.images.start * image_len..self.images.end * image_len
+    }
+
+    /// A normalisation of the part that lies in `range`.
+    pub(super) fn norm<'a, E: Element>(&self, norm: &Saved<'a, E>, range: Range<usize>) -> Saved<'a, E> {
+        let gate = match norm.gate {
+            Gate::Output(y) => Gate::Output(&y[range.clone()]),
+            other => other,
+        };
+        Saved { affine: norm.affine, x: &norm.x[range], gate }
+    }
+}
+
+/// The elements of `range`, mutably.
+///
+/// # Safety
+/// No other piece has any of them, and what `values` was made of outlives them.
+#[expect(clippy::mut_from_ref, reason = "the contract says that nobody else has them")]
+pub(super) unsafe fn part_of<'a, E>(values: SharedMut<E>, range: Range<usize>) -> &'a mut [E] {
+    // SAFETY: inside the slice, as `at` asserts; alone there by contract.
+    unsafe { core::slice::from_raw_parts_mut(values.at(range.start, range.len()), range.len()) }
+}
+
+/// The first `len` elements of scratch memory.
+pub(super) fn scratch<E: Element>(floats: &mut [f32], len: usize) -> &mut [E] {
+    assert!(len * size_of::<E>() <= size_of_val(floats), "layer: scratch memory");
+    // SAFETY: in bounds as just asserted; every element is at most as aligned as a float, and any bits are one.
+    unsafe { core::slice::from_raw_parts_mut(floats.as_mut_ptr().cast(), len) }
+}
+
+/// Floats of scratch memory for so many doubles, wherever it starts.
+pub(super) fn doubles_len(len: usize) -> usize {
+    whole_lines(2 * len + 1)
+}
+
+/// The doubles in scratch memory.
+pub(super) fn doubles(floats: &mut [f32]) -> &mut [f64] {
+    // SAFETY: any bits are a double.
+    unsafe { floats.align_to_mut().1 }
+}

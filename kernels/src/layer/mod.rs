@@ -1,0 +1,340 @@
+//! The passes of a layer, convolution and normalisation, each of which walks over an activation as seldom as it can.
+//!
+//! Forward: [`Layer::forward`] writes the convolution's raw result and its moments. Its input may be the raw result of the layer
+//! before, normalised here a group of images at a time, while it is in L2, and never stored.
+//! Backward: [`Layer::backward`] walks once over a group of images, which stays in L2: gradient of the normalisation, gradient of the
+//! input, gradient of the weights, and the two sums that the normalisation before needs for its own gradient. So a layer reads dy, its
+//! raw result and its input, and writes dx; the gradient of the raw result is never stored.
+//! Where an image or the weights' sums are too large for that, a group is the whole batch: the same passes, one after the other.
+//! Invariant: groups, pieces of groups and the order of sums depend on the shape only, so no result depends on threads.
+//! Source: Jung et al. 2019, "Restructuring batch normalization to accelerate CNN training", arXiv 1807.01702.
+
+mod groups;
+#[cfg(test)]
+mod tests;
+
+use crate::batch_norm::gradient::backward_of;
+use crate::batch_norm::normalize::normalize_of;
+use crate::batch_norm::sums::backward_sums_of;
+use crate::batch_norm::{Gate, Residual, ResidualGradient, Saved, ShortcutA, workspace_len};
+use crate::conv2d::statistics::{Statistics, partials_len, reduce_partials};
+use crate::conv2d::{Algorithm, Conv2d, Conv2dShape, add_weight_gradients};
+use crate::pieces::{SharedMut, for_each_piece, slots_len, whole_lines};
+use crate::simd::Isa;
+use crate::{Element, Storage};
+use groups::{Group, Groups, doubles, doubles_len, part_of, scratch};
+
+/// What a layer's convolution reads, of `[N, H, W, C_in]`.
+#[derive(Clone, Copy, Debug)]
+pub struct Input<'a, E = f32> {
+    /// The values; `None`: what `norm` gives for its x, without a residual.
+    pub stored: Option<&'a [E]>,
+    /// The normalisation that made it, with its gate; `None` where nobody wants the sums of its gradient.
+    pub norm: Option<Saved<'a, E>>,
+}
+
+/// What the backward pass of a layer reads.
+#[derive(Clone, Copy, Debug)]
+pub struct Backward<'a, E = f32> {
+    /// What the convolution read.
+    pub input: Input<'a, E>,
+    /// The layer's own normalisation; its x is the convolution's raw result.
+    pub norm: Saved<'a, E>,
+    /// The sums of the normalisation's gradient ([`crate::batch_norm::backward_sums`]) over all `count` rows of all ranks.
+    pub sums: &'a [f64],
+    /// See `sums`.
+    pub count: f64,
+    /// The gradient of what the layer gave, `[N, H_out, W_out, C_out]`.
+    pub dy: &'a [E],
+    /// The weights, by [`Conv2d::pack_data_gradient`] of [`Layer::conv`]; empty where dx is not wanted.
+    pub packed: &'a [f32],
+    /// Added to dx, like it.
+    pub addend: Option<&'a [E]>,
+}
+
+/// What it writes.
+#[derive(Debug)]
+pub struct Gradients<'a, E = f32> {
+    /// The input's, `[N, H, W, C_in]`, if it is wanted.
+    pub dx: Option<&'a mut [E]>,
+    /// `[C_out, C_in, K, K]`.
+    pub dw: &'a mut [f32],
+    /// The residual's.
+    pub residual: ResidualGradient<'a, E>,
+    /// The sums of the gradient of the normalisation that made the input, `[2, C_in]`: written if it is known and dx wanted.
+    pub input_sums: &'a mut [f64],
+}
+
+/// The passes of one layer, planned: cheap to make, holds no buffers.
+#[derive(Clone, Copy, Debug)]
+pub struct Layer {
+    isa: Isa,
+    whole: Conv2d,
+    groups: Groups,
+}
+
+impl Layer {
+    /// As [`Conv2d::new`], which also says when it panics.
+    #[must_use]
+    pub fn new(shape: Conv2dShape, algorithm: Algorithm, isa: Isa, storage: Storage) -> Self {
+        let whole = Conv2d::new(shape, algorithm, isa, storage);
+        Self { isa, whole, groups: Groups::new(&whole, |shape| Conv2d::new(shape, algorithm, isa, storage), storage) }
+    }
+
+    /// The convolution over the whole batch, whose packed weights serve here.
+    #[must_use]
+    pub fn conv(&self) -> &Conv2d {
+        &self.whole
+    }
+
+    /// Elements of workspace with which [`Layer::forward`] uses every thread of the current rayon pool.
+    #[must_use]
+    pub fn forward_workspace_len(&self) -> usize {
+        let partials = partials_len(self.groups.num_forward_pieces(), self.whole.shape().out_channels);
+        let slots = slots_len(self.groups.num_threads(), self.forward_slot_len());
+        self.whole.forward_workspace_len().max(partials + slots)
+    }
+
+    /// Elements of workspace with which [`Layer::backward`] uses every thread of the current rayon pool.
+    #[must_use]
+    pub fn backward_workspace_len(&self) -> usize {
+        let slots = slots_len(self.groups.num_threads(), self.slot_lens().iter().sum());
+        self.partial_dw_len() + self.partial_sums_len() + slots
+    }
+
+    /// The raw result `z` (`[N, H_out, W_out, C_out]`) of the convolution, and the moments of each channel as
+    /// [`Conv2d::forward`] says.
+    ///
+    /// # Panics
+    /// If a length is not the one stated, or an input is neither stored nor normalised without a residual.
+    pub fn forward<E: Element>(
+        &self,
+        input: Input<'_, E>,
+        packed: &[f32],
+        z: &mut [E],
+        workspace: &mut [f32],
+        moments: &mut [f64],
+    ) {
+        E::layer_forward(self, input, packed, z, workspace, moments);
+    }
+
+    pub(crate) fn forward_of<E: Element>(
+        &self,
+        input: Input<'_, E>,
+        packed: &[f32],
+        z: &mut [E],
+        workspace: &mut [f32],
+        moments: &mut [f64],
+    ) {
+        let shape = self.whole.shape();
+        if let Some(x) = input.stored {
+            return self.whole.forward_of(x, packed, z, workspace, Some(moments));
+        }
+        assert_eq!(z.len(), shape.output_len(), "layer: length of the raw result");
+        assert_eq!(moments.len(), 2 * shape.out_channels, "layer: length of the moments");
+        let num_pieces = self.groups.num_forward_pieces();
+        let (partials, slots) = workspace.split_at_mut(partials_len(num_pieces, shape.out_channels));
+        let statistics = Statistics::new(self.isa, partials, num_pieces, shape.out_channels);
+        let z = SharedMut::new(z);
+        for_each_piece(self.groups.num_groups(), slots, self.forward_slot_len(), &|index, slot| {
+            let group = self.groups.get(index);
+            let (x, slot) = slot.split_at_mut(self.input_scratch_len());
+            let x = self.read(input, &group, x);
+            // SAFETY: each group has its own images.
+            let z = unsafe { part_of(z, group.output()) };
+            group.conv.forward_pieces(x, packed, z, slot, &|piece, _, rows| {
+                statistics.of_piece(group.first_forward_piece + piece, rows);
+            });
+        });
+        reduce_partials(partials, num_pieces, moments);
+    }
+
+    /// All gradients of the layer.
+    ///
+    /// # Panics
+    /// If a length is not the one stated.
+    pub fn backward<E: Element>(&self, given: &Backward<'_, E>, wanted: Gradients<'_, E>, workspace: &mut [f32]) {
+        E::layer_backward(self, given, wanted, workspace);
+    }
+
+    pub(crate) fn backward_of<E: Element>(
+        &self,
+        given: &Backward<'_, E>,
+        wanted: Gradients<'_, E>,
+        workspace: &mut [f32],
+    ) {
+        let shape = self.whole.shape();
+        assert_eq!(wanted.dw.len(), shape.weight_len(), "layer: length of dw");
+        let num_pieces = self.groups.num_pieces();
+        let sums_len = 2 * shape.in_channels;
+        let (partial_dw, rest) = workspace.split_at_mut(self.partial_dw_len());
+        let (partial_sums, slots) = rest.split_at_mut(self.partial_sums_len());
+        let partial_sums = &mut doubles(partial_sums)[..num_pieces * sums_len];
+        let targets = Targets {
+            dx: wanted.dx.map(SharedMut::new),
+            dw: SharedMut::new(if num_pieces > 1 { &mut *partial_dw } else { &mut *wanted.dw }),
+            residual: SharedResidual::of(wanted.residual),
+            sums: SharedMut::new(&mut *partial_sums),
+        };
+        for_each_piece(num_pieces, slots, self.slot_lens().iter().sum(), &|piece, slot| {
+            self.backward_piece(given, &targets, piece, slot);
+        });
+        if num_pieces > 1 {
+            add_weight_gradients(self.isa, &partial_dw[..num_pieces * shape.weight_len()], wanted.dw);
+        }
+        if given.input.norm.is_some() && targets.dx.is_some() {
+            assert_eq!(wanted.input_sums.len(), sums_len, "layer: length of the input's sums");
+            wanted.input_sums.fill(0.0);
+            for sums in partial_sums.chunks_exact(sums_len) {
+                add(wanted.input_sums, sums);
+            }
+        }
+    }
+
+    /// The groups of one piece, one after the other.
+    fn backward_piece<E: Element>(&self, given: &Backward<'_, E>, to: &Targets<E>, piece: usize, slot: &mut [f32]) {
+        let shape = self.whole.shape();
+        let (weight_len, sums_len) = (shape.weight_len(), 2 * shape.in_channels);
+        // SAFETY: each piece has its own gradient and sums.
+        let (dw, input_sums) = unsafe {
+            let of_piece = |len| piece * len..(piece + 1) * len;
+            (part_of(to.dw, of_piece(weight_len)), part_of(to.sums, of_piece(sums_len)))
+        };
+        input_sums.fill(0.0);
+        let [dz_len, x_len, sums, norm_sums, _] = self.slot_lens();
+        let (dz, rest) = slot.split_at_mut(dz_len);
+        let (x, rest) = rest.split_at_mut(x_len);
+        let (sums, rest) = rest.split_at_mut(sums);
+        let (norm_sums, workspace) = rest.split_at_mut(norm_sums);
+        let groups = self.groups.of_piece(piece);
+        for index in groups.clone() {
+            let group = self.groups.get(index);
+            let dz = scratch::<E>(dz, group.output().len());
+            let norm = group.norm(&given.norm, group.output());
+            // SAFETY: each group has its own images.
+            let residual = unsafe { to.residual.of_group(&group) };
+            backward_of(self.isa, &norm, given.sums, given.count, &given.dy[group.output()], dz, residual);
+
+            let x = self.read(given.input, &group, x);
+            if self.groups.num_groups() == 1 {
+                group.conv.weight_gradient_of(x, dz, dw, workspace);
+            } else {
+                let finished = (index + 1 == groups.end).then_some(&mut *dw);
+                let sums = &mut sums[..group.conv.weight_sums_lens()[0]];
+                group.conv.add_weight_gradient((x, dz), (sums, index > groups.start), workspace, finished);
+            }
+
+            let Some(dx) = to.dx else { continue };
+            // SAFETY: as above.
+            let dx = unsafe { part_of(dx, group.input()) };
+            let addend = given.addend.map(|addend| &addend[group.input()]);
+            group.conv.data_gradient_of(dz, given.packed, addend, dx, workspace);
+            if let Some(norm) = &given.input.norm {
+                let (of_group, workspace) = doubles(norm_sums).split_at_mut(sums_len);
+                backward_sums_of(self.isa, &group.norm(norm, group.input()), dx, of_group, workspace);
+                add(input_sums, of_group);
+            }
+        }
+    }
+
+    /// What the convolution of a group reads, in place or normalised into `scratch`.
+    fn read<'a, E: Element>(&self, input: Input<'a, E>, group: &Group<'_>, floats: &'a mut [f32]) -> &'a [E] {
+        if let Some(x) = input.stored {
+            return &x[group.input()];
+        }
+        let Some(norm) = input.norm else { panic!("layer: an input that is neither stored nor normalised here") };
+        let relu = match norm.gate {
+            Gate::Open => false,
+            Gate::Recomputed => true,
+            Gate::Output(_) => panic!("layer: an input behind a residual is stored"),
+        };
+        let x = scratch(floats, group.input().len());
+        normalize_of(self.isa, &norm.affine, &norm.x[group.input()], Residual::None, relu, x);
+        x
+    }
+
+    fn input_scratch_len(&self) -> usize {
+        whole_lines(self.groups.most(|conv, _| conv.shape().input_len()))
+    }
+
+    fn forward_slot_len(&self) -> usize {
+        self.input_scratch_len() + self.groups.most(Conv2d::forward_slots_len)
+    }
+
+    /// A slot of the backward pass: dz, x, sums of the gradient of the weights, those of the normalisation, workspace.
+    fn slot_lens(&self) -> [usize; 5] {
+        let channels = self.whole.shape().in_channels;
+        let [sums, scratch] = if self.groups.num_groups() == 1 {
+            [0, self.whole.weight_gradient_workspace_len()]
+        } else {
+            [0, 1].map(|part| self.groups.most(|conv, _| conv.weight_sums_lens()[part]))
+        };
+        // A smaller group may be cut into more pieces.
+        let norm_sums = self.groups.most(|conv, _| workspace_len(conv.shape().input_len() / channels, channels));
+        [
+            whole_lines(self.groups.most(|conv, _| conv.shape().output_len())),
+            self.input_scratch_len(),
+            whole_lines(sums),
+            doubles_len(2 * channels + norm_sums),
+            scratch.max(self.groups.most(Conv2d::data_gradient_slots_len)),
+        ]
+    }
+
+    /// Elements of the pieces' gradients, if there is more than one.
+    fn partial_dw_len(&self) -> usize {
+        let num_pieces = self.groups.num_pieces();
+        if num_pieces > 1 { whole_lines(num_pieces * self.whole.shape().weight_len()) } else { 0 }
+    }
+
+    /// Elements of the pieces' sums for the normalisation before.
+    fn partial_sums_len(&self) -> usize {
+        doubles_len(self.groups.num_pieces() * 2 * self.whole.shape().in_channels)
+    }
+}
+
+/// What the pieces of a backward pass write.
+struct Targets<E> {
+    dx: Option<SharedMut<E>>,
+    /// One a piece.
+    dw: SharedMut,
+    residual: SharedResidual<E>,
+    /// One a piece.
+    sums: SharedMut<f64>,
+}
+
+/// [`ResidualGradient`] for several groups.
+enum SharedResidual<E> {
+    None,
+    Write(SharedMut<E>),
+    WriteOptionA(ShortcutA, SharedMut<E>),
+}
+
+impl<E: Element> SharedResidual<E> {
+    fn of(residual: ResidualGradient<'_, E>) -> Self {
+        match residual {
+            ResidualGradient::None => Self::None,
+            ResidualGradient::Write(values) => Self::Write(SharedMut::new(values)),
+            ResidualGradient::WriteOptionA(shape, values) => Self::WriteOptionA(shape, SharedMut::new(values)),
+        }
+    }
+
+    /// # Safety
+    /// As [`part_of`].
+    unsafe fn of_group<'a>(&self, group: &Group<'_>) -> ResidualGradient<'a, E> {
+        // SAFETY: passed on.
+        unsafe {
+            match *self {
+                Self::None => ResidualGradient::None,
+                Self::Write(values) => ResidualGradient::Write(part_of(values, group.output())),
+                Self::WriteOptionA(shape, values) => ResidualGradient::WriteOptionA(
+                    ShortcutA { num_images: group.images.len(), ..shape },
+                    part_of(values, group.images_of(shape.image_in())),
+                ),
+            }
+        }
+    }
+}
+
+fn add(sums: &mut [f64], further: &[f64]) {
+    sums.iter_mut().zip(further).for_each(|(sum, further)| *sum += further);
+}
