@@ -7,8 +7,7 @@
 use burn::module::Module;
 use burn::nn::BatchNorm;
 use burn::nn::conv::Conv2d;
-use burn::tensor::Tensor;
-use layers::{Branch, Computation, Residual, Skip};
+use layers::{Branch, Computation, Features, Residual, Skip};
 
 use crate::config::{ResNetConfig, Shortcut};
 use crate::init::WeightInit;
@@ -50,24 +49,23 @@ impl BasicBlock {
     ///
     /// # Shapes
     /// `[N, H, W, C_in]` to `[N, ceil(H / stride), ceil(W / stride), C_out]`.
-    pub fn forward(&self, input: Tensor<4>) -> Tensor<4> {
-        let layer = |conv, norm, input, skip, relu| self.computation.forward((conv, norm), input, skip, relu);
+    pub fn forward(&self, input: Features) -> Features {
+        let Self { computation, conv1, bn1, conv2, bn2, .. } = self;
         let residual = if self.is_padded { Residual::ShortcutA } else { Residual::Identity };
-        if let Some((conv, norm)) = &self.downsample {
-            let hidden = layer(&self.conv1, &self.bn1, input.clone(), Skip::NONE, true);
-            let shortcut = layer(conv, norm, input, Skip::NONE, false);
-            let skip = Skip { residual, branch: Branch::None, tensor: Some(shortcut) };
-            return layer(&self.conv2, &self.bn2, hidden, skip, true);
-        }
-        let (first, shortcut, branch) = if self.computation.can_branch([&self.bn1, &self.bn2], &input) {
-            let shortcut = input.clone().detach();
+        let (input, first, skip) = if let Some((conv, norm)) = &self.downsample {
+            let input = input.into_tensor();
+            let shortcut = computation.forward((conv, norm), input.clone(), Skip::NONE, false);
+            (input.into(), Skip::NONE, Skip { residual, branch: Branch::None, tensor: Some(shortcut) })
+        } else if computation.can_branch([bn1, bn2], &input) {
+            let (input, shortcut) = input.split();
             let opens = Skip { residual: Residual::None, branch: Branch::Opens, tensor: Some(shortcut.clone()) };
-            (opens, shortcut, Branch::Ends)
+            (input, opens, Skip { residual, branch: Branch::Ends, tensor: Some(shortcut) })
         } else {
-            (Skip::NONE, input.clone(), Branch::None)
+            let input = input.into_tensor();
+            (input.clone().into(), Skip::NONE, Skip { residual, branch: Branch::None, tensor: Some(input) })
         };
-        let hidden = layer(&self.conv1, &self.bn1, input, first, true);
-        layer(&self.conv2, &self.bn2, hidden, Skip { residual, branch, tensor: Some(shortcut) }, true)
+        let hidden = computation.hidden((conv1, bn1), input, first, bn2);
+        computation.after((conv2, bn2), hidden, skip, true)
     }
 
     pub(crate) fn with_computation(mut self, computation: &Computation) -> Self {

@@ -71,12 +71,12 @@ impl ResNet {
         let [_, in_channels, _, _] = self.conv1.weight.shape().dims();
         assert_shape!(images, [_, _, _, in_channels]);
         let images = self.computation.activations(images);
-        let stem = self.computation.forward((&self.conv1, &self.bn1), images, Skip::NONE, true);
+        let stem = self.computation.features((&self.conv1, &self.bn1), images.into(), Skip::NONE, true);
         let features = [&self.layer1, &self.layer2, &self.layer3]
             .into_iter()
             .flatten()
             .fold(stem, |hidden, block| block.forward(hidden));
-        self.computation.linear(&self.linear, self.computation.global_average(features))
+        self.computation.linear(&self.linear, self.computation.global_average(features.into_tensor()))
     }
 
     /// Lets every normalisation take its batch statistics over all who share `reducer`

@@ -13,8 +13,8 @@ use kernels::simd::Isa;
 use crate::choices::{Activations, Convolution, Kernels};
 use crate::norm::{self, batch_norm};
 use crate::ops::{
-    Branch, FusedOptions, GradientHook, HookedParameters, Residual, StatisticsReducer, fused_inference, fused_train,
-    global_average, stock,
+    Branch, FusedOptions, GradientHook, HookedParameters, NormLink, Residual, StatisticsReducer, fused_inference,
+    fused_train, global_average, stock,
 };
 
 /// What is added before the ReLU, and where its gradient goes.
@@ -31,6 +31,38 @@ impl Skip {
     /// Nothing is added.
     pub const NONE: Self = Self { residual: Residual::None, branch: Branch::None, tensor: None };
 }
+
+/// What a layer of [`Computation`] gives to the next one, with what both need to walk over it only once.
+#[derive(Debug)]
+pub struct Features {
+    tensor: Tensor<4>,
+    link: Option<Arc<NormLink>>,
+}
+
+impl Features {
+    /// The values, `[N, H, W, C]`.
+    pub fn into_tensor(self) -> Tensor<4> {
+        self.tensor
+    }
+
+    /// For a layer and a shortcut around it: the features, and their values detached, for a later residual that a
+    /// [`Branch`] joins. The layer must be at the branch's near end.
+    pub fn split(self) -> (Self, Tensor<4>) {
+        let shortcut = self.tensor.clone().detach();
+        (self, shortcut)
+    }
+}
+
+impl From<Tensor<4>> for Features {
+    fn from(tensor: Tensor<4>) -> Self {
+        Self { tensor, link: None }
+    }
+}
+
+/// What a layer without a residual gives to a layer that is its only reader: on some backends not normalised yet, so it has
+/// no values of its own.
+#[derive(Debug)]
+pub struct Hidden(Features);
 
 /// How a network computes its layers; their parameters are burn's own modules.
 #[derive(Clone, Debug, Default)]
@@ -51,8 +83,8 @@ pub struct Computation {
 
 impl Computation {
     /// Whether an input of these layers may feed the second one detached: both are fused and in training.
-    pub fn can_branch(&self, norms: [&BatchNorm; 2], input: &Tensor<4>) -> bool {
-        self.kernels == Kernels::Fused && norms.iter().all(|norm| norm::takes_batch_statistics(norm, input))
+    pub fn can_branch(&self, norms: [&BatchNorm; 2], input: &Features) -> bool {
+        self.kernels == Kernels::Fused && norms.iter().all(|norm| norm::takes_batch_statistics(norm, &input.tensor))
     }
 
     /// Convolution without bias, normalisation, `skip`, and ReLU if `relu`.
@@ -65,10 +97,37 @@ impl Computation {
     ///
     /// # Collective
     /// With a reducer, in training: one sum in the forward and one in the backward pass.
-    pub fn forward(&self, (conv, norm): (&Conv2d, &BatchNorm), input: Tensor<4>, skip: Skip, relu: bool) -> Tensor<4> {
+    pub fn forward(&self, layer: (&Conv2d, &BatchNorm), input: Tensor<4>, skip: Skip, relu: bool) -> Tensor<4> {
+        self.features(layer, input.into(), skip, relu).into_tensor()
+    }
+
+    /// As [`Computation::forward`], between layers.
+    pub fn features(&self, layer: (&Conv2d, &BatchNorm), input: Features, skip: Skip, relu: bool) -> Features {
+        self.linked(layer, input, skip, relu, NormLink::new(false))
+    }
+
+    /// As [`Computation::features`] with a ReLU, for a layer with the norm `next` as the only reader: [`Computation::after`].
+    pub fn hidden(&self, layer: (&Conv2d, &BatchNorm), input: Features, skip: Skip, next: &BatchNorm) -> Hidden {
+        let may_be_raw = self.kernels == Kernels::Fused && norm::takes_batch_statistics(next, &input.tensor);
+        Hidden(self.linked(layer, input, skip, true, NormLink::new(may_be_raw)))
+    }
+
+    /// As [`Computation::features`], of what a layer gave to this one alone: the norm is the `next` of [`Computation::hidden`].
+    pub fn after(&self, layer: (&Conv2d, &BatchNorm), input: Hidden, skip: Skip, relu: bool) -> Features {
+        self.features(layer, input.0, skip, relu)
+    }
+
+    fn linked(
+        &self,
+        (conv, norm): (&Conv2d, &BatchNorm),
+        input: Features,
+        skip: Skip,
+        relu: bool,
+        output: NormLink,
+    ) -> Features {
         match self.kernels {
-            Kernels::Stock => self.stock(conv, norm, input, skip, relu),
-            Kernels::Fused => self.fused(conv, norm, input, skip, relu),
+            Kernels::Stock => self.stock(conv, norm, input.tensor, skip, relu).into(),
+            Kernels::Fused => self.fused(conv, norm, input, skip, relu, Arc::new(output)),
         }
     }
 
@@ -110,8 +169,16 @@ impl Computation {
         }
     }
 
-    fn fused(&self, conv: &Conv2d, norm: &BatchNorm, input: Tensor<4>, skip: Skip, relu: bool) -> Tensor<4> {
-        let options = FusedOptions {
+    fn fused(
+        &self,
+        conv: &Conv2d,
+        norm: &BatchNorm,
+        input: Features,
+        skip: Skip,
+        relu: bool,
+        output: Arc<NormLink>,
+    ) -> Features {
+        let mut options = FusedOptions {
             stride: conv.stride[0],
             padding: padding(conv),
             residual: skip.residual,
@@ -126,14 +193,17 @@ impl Computation {
                 gamma: norm.gamma.id,
                 beta: norm.beta.id,
             }),
+            input: None,
+            output: None,
         };
-        let weight = conv.weight.val();
+        let (weight, input, link) = (conv.weight.val(), input.tensor, input.link);
         if norm::takes_batch_statistics(norm, &input) {
+            (options.input, options.output) = (link, Some(Arc::clone(&output)));
             let batch = fused_train(input, weight, norm.gamma.val(), norm.beta.val(), skip.tensor, options);
-            return norm::update_running(norm, batch);
+            return Features { tensor: norm::update_running(norm, batch), link: Some(output) };
         }
         let (scale, shift) = norm::folded(norm);
-        fused_inference(input, weight, scale, shift, skip.tensor, options)
+        fused_inference(input, weight, scale, shift, skip.tensor, options).into()
     }
 }
 

@@ -13,20 +13,16 @@ pub(crate) enum Kernel {
     Convolution,
     Normalisation,
     NormSums,
-    NormGradient,
-    WeightGradient,
-    DataGradient,
+    Gradients,
     Average,
 }
 
-const NAMES: [&str; 8] = [
+const NAMES: [&str; 6] = [
     "weight packing",
     "convolution, norm statistics",
     "normalisation, residual, ReLU",
     "norm gradient sums",
-    "norm gradient",
-    "weight gradient",
-    "data gradient",
+    "gradients of norm, weights, input",
     "global average",
 ];
 

@@ -28,7 +28,7 @@ use burn::tensor::{FloatDType, Tensor};
 pub use average::global_average;
 pub use clock::{KernelTime, kernel_times};
 pub use fused::{
-    Branch, FusedGradients, FusedOptions, FusedOutput, FusedSaved, Residual, fused_inference, fused_train,
+    Branch, FusedGradients, FusedOptions, FusedOutput, FusedSaved, NormLink, Residual, fused_inference, fused_train,
 };
 pub use gate::{Gate, gated};
 pub use gradient_hook::{GradientHook, HookedParameters};

@@ -79,6 +79,13 @@ pub(super) struct GradientSums {
 }
 
 impl GradientSums {
+    /// From the kernels' `[2, C]`.
+    #[cfg(feature = "flex")]
+    pub(super) fn of(mut sums: Vec<f64>) -> Self {
+        let with_normalised = sums.split_off(sums.len() / 2);
+        Self { plain: sums, with_normalised }
+    }
+
     pub(super) fn reduce(&self, reducer: Option<&dyn StatisticsReducer>) -> Self {
         let Some(reducer) = reducer else { return self.clone() };
         let mut sums = [self.plain.as_slice(), &self.with_normalised].concat();

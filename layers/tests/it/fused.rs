@@ -15,6 +15,8 @@ fn a_weight_in_groups_is_refused_by_its_shape() {
         isa: Isa::detect(),
         norm: BatchNormOptions { epsilon: 1e-5, reducer: None },
         hooked: None,
+        input: None,
+        output: None,
     };
     let device = Device::flex();
     let (input, weight) = (Tensor::ones([1, 8, 8, 4], &device), Tensor::ones([4, 2, 3, 3], &device));

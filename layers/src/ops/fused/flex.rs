@@ -12,13 +12,15 @@ use burn::backend::{Flex, TensorMetadata};
 use burn::tensor::{AllocationProperty, Bytes, Shape, TensorData};
 use kernels::arena::{Arena, Block};
 use kernels::batch_norm::{self, Affine, Gate, ResidualGradient, Saved, ShortcutA};
-use kernels::conv2d::{Algorithm, Conv2d, Conv2dShape};
+use kernels::conv2d::{Algorithm, Conv2dShape};
+use kernels::layer::{Backward, Gradients, Input, Layer};
 use kernels::pool;
 use kernels::scratch::Scratch;
 use kernels::simd::Isa;
 use kernels::{Element, Storage};
 
-use super::{FusedGradients, FusedOptions, FusedOutput, FusedSaved, Residual};
+use super::link::LinkedNorm;
+use super::{FusedGradients, FusedOptions, FusedOutput, FusedSaved, NormLink, Residual};
 use crate::choices::Convolution;
 use crate::ops::clock::{Kernel, time};
 use crate::ops::flex::{inverse_std, to_f32};
@@ -45,27 +47,37 @@ pub(in crate::ops) fn forward<E: Activation>(
     residual: FlexTensor,
     options: FusedOptions,
 ) -> FusedOutput<Flex> {
-    let conv = plan::<E>(&input, &weight, &options);
-    let channels = conv.shape().out_channels;
+    let layer = plan::<E>(&input, &weight, &options);
+    let shape = output_shape(&layer);
+    let [.., channels] = shape;
     let mut moments = vec![0.0; 2 * channels];
-    let convolved = convolve::<E>(&conv, &input, &weight, Some(&mut moments));
+    let convolved = convolve::<E>(&layer, &options, &input, &weight, &mut moments);
     let moments = Moments::of_sums((convolved.len() / channels) as f64, moments);
     let moments = moments.reduce(options.norm.reducer.as_deref());
-    let mean = to_f32(&moments.mean);
-    let variance = to_f32(&moments.variance());
+    let (mean, variance) = (to_f32(&moments.mean), to_f32(&moments.variance()));
     let invstd = invstd(&variance, options.norm.epsilon);
     let (gamma, beta) = (contiguous(gamma), contiguous(beta));
-    let affine = Affine { mean: &mean, invstd: &invstd, gamma: floats(&gamma), beta: floats(&beta) };
-    let mut output = ARENA.take::<E>(convolved.len());
-    with_residual::<E, _>(&residual, &options, channels, |residual| {
-        time(Kernel::Normalisation, || {
-            batch_norm::normalize(options.isa, &affine, &convolved, residual, options.relu, &mut output);
+    let is_raw = options.residual == Residual::None && options.output.as_ref().is_some_and(|link| link.may_be_raw);
+    let normalised = (!is_raw).then(|| {
+        let affine = Affine { mean: &mean, invstd: &invstd, gamma: floats(&gamma), beta: floats(&beta) };
+        let mut output = ARENA.take::<E>(convolved.len());
+        with_residual::<E, _>(&residual, &options, channels, |residual| {
+            time(Kernel::Normalisation, || {
+                batch_norm::normalize(options.isa, &affine, &convolved, residual, options.relu, &mut output);
+            });
         });
+        activation(output, shape)
     });
-    let shape = output_shape(&conv);
+    let convolved = activation(convolved, shape);
+    if let Some(link) = &options.output {
+        let (relu, has_residual) = (options.relu, options.residual != Residual::None);
+        let (convolved, mean) = (convolved.clone(), mean.clone());
+        // Made for this one pass.
+        let _ = link.norm.set(LinkedNorm { convolved, mean, invstd, gamma, beta, relu, has_residual });
+    }
     FusedOutput {
-        output: activation(output, shape),
-        convolved: activation(convolved, shape),
+        output: normalised.unwrap_or_else(|| convolved.clone()),
+        convolved,
         mean: tensor(mean, [channels]),
         variance: tensor(variance, [channels]),
         num_values: moments.count,
@@ -80,15 +92,23 @@ pub(in crate::ops) fn inference<E: Activation>(
     residual: FlexTensor,
     options: &FusedOptions,
 ) -> FlexTensor {
-    let conv = plan::<E>(&input, &weight, options);
-    let convolved = convolve::<E>(&conv, &input, &weight, None);
+    let layer = plan::<E>(&input, &weight, options);
+    let conv = layer.conv();
+    let (input, weight) = (E::activations(input), contiguous(weight));
+    let mut convolved = ARENA.take::<E>(conv.shape().output_len());
+    SCRATCH.with_borrow_mut(|scratch| {
+        let packed = scratch.packed.floats(conv.packed_forward_len());
+        time(Kernel::Pack, || conv.pack_forward(floats(&weight), packed));
+        let workspace = scratch.workspace.floats(conv.forward_workspace_len());
+        time(Kernel::Convolution, || conv.forward(E::values(&input), packed, &mut convolved, workspace, None));
+    });
     let mut output = ARENA.take::<E>(convolved.len());
     let (scale, shift) = (contiguous(scale), contiguous(shift));
     with_residual::<E, _>(&residual, options, conv.shape().out_channels, |residual| {
         let (scale, shift) = (floats(&scale), floats(&shift));
         batch_norm::scale_shift(options.isa, scale, shift, &convolved, residual, options.relu, &mut output);
     });
-    activation(output, output_shape(&conv))
+    activation(output, output_shape(&layer))
 }
 
 pub(in crate::ops) fn backward<E: Activation>(
@@ -96,50 +116,106 @@ pub(in crate::ops) fn backward<E: Activation>(
     output_gradient: FlexTensor,
     options: FusedOptions,
 ) -> FusedGradients<Flex> {
-    let conv = plan::<E>(&saved.input, &saved.weight, &options);
-    let channels = conv.shape().out_channels;
+    let layer = plan::<E>(&saved.input, &saved.weight, &options);
+    let shape = *layer.conv().shape();
     let [mean, variance, gamma, beta, weight] =
         [saved.mean, saved.variance, saved.gamma, saved.beta, saved.weight].map(contiguous);
     let [output, convolved, dy, input] =
         [saved.output, saved.convolved, output_gradient, saved.input].map(E::activations);
     let invstd = invstd(floats(&variance), options.norm.epsilon);
     let affine = Affine { mean: floats(&mean), invstd: &invstd, gamma: floats(&gamma), beta: floats(&beta) };
-    let gate = match (options.relu, options.residual) {
-        (false, _) => Gate::Open,
-        (true, Residual::None) => Gate::Recomputed,
-        (true, _) => Gate::Output(E::values(&output)),
-    };
+    let gate = gate(options.relu, options.residual != Residual::None, E::values(&output));
     let norm = Saved { affine, x: E::values(&convolved), gate };
-    let local = gradient_sums(options.isa, &norm, E::values(&dy), channels);
+    let left = options.output.as_deref().and_then(NormLink::take_sums);
+    let local = left.unwrap_or_else(|| gradient_sums(options.isa, &norm, E::values(&dy), shape.out_channels));
     let all = local.reduce(options.norm.reducer.as_deref());
     let sums = [all.plain.as_slice(), &all.with_normalised].concat();
 
-    let mut d_convolved = ARENA.take::<E>(conv.shape().output_len());
     let mut d_residual =
         ARENA.take::<E>(if options.residual == Residual::None { 0 } else { saved.residual_shape.iter().product() });
-    let residual_gradient = match options.residual {
+    let residual = match options.residual {
         Residual::None => ResidualGradient::None,
         Residual::Identity => ResidualGradient::Write(&mut d_residual),
         Residual::ShortcutA => {
-            ResidualGradient::WriteOptionA(shortcut_a(saved.residual_shape, channels), &mut d_residual)
+            ResidualGradient::WriteOptionA(shortcut_a(saved.residual_shape, shape.out_channels), &mut d_residual)
         }
     };
-    time(Kernel::NormGradient, || {
-        let (dy, dx) = (E::values(&dy), &mut d_convolved);
-        batch_norm::backward(options.isa, &norm, &sums, saved.num_values, dy, dx, residual_gradient);
-    });
-
     let addend = saved.has_addend.then(|| E::activations(saved.addend));
-    let addend = addend.as_ref().map(E::values);
-    let (d_input, d_weight) =
-        conv_gradients(&conv, E::values(&input), &weight, &d_convolved, saved.needs_input, addend);
+    let read = Read::<E>::of(&input, &options);
+    let given = Backward {
+        input: read.input(),
+        norm,
+        sums: &sums,
+        count: saved.num_values,
+        dy: E::values(&dy),
+        packed: &[],
+        addend: addend.as_ref().map(E::values),
+    };
+    let mut d_input = saved.needs_input.then(|| ARENA.take::<E>(shape.input_len()));
+    let (mut d_weight, mut input_sums) = (vec![0.0; shape.weight_len()], vec![0.0; 2 * shape.in_channels]);
+    let wanted = Gradients { dx: d_input.as_deref_mut(), dw: &mut d_weight, residual, input_sums: &mut input_sums };
+    gradients(&layer, floats(&weight), given, wanted);
+    if let (Some(link), Some(_)) = (read.link, &d_input) {
+        link.leave_sums(GradientSums::of(input_sums));
+    }
     let nothing = || tensor(vec![0.0], [1, 1, 1, 1]);
     FusedGradients {
         input: d_input.map_or_else(nothing, |values| activation(values, input.shape().dims())),
         weight: tensor(d_weight, weight.shape().dims::<4>()),
-        gamma: tensor(to_f32(&local.with_normalised), [channels]),
-        beta: tensor(to_f32(&local.plain), [channels]),
+        gamma: tensor(to_f32(&local.with_normalised), [shape.out_channels]),
+        beta: tensor(to_f32(&local.plain), [shape.out_channels]),
         residual: if d_residual.is_empty() { nothing() } else { activation(d_residual, saved.residual_shape) },
+    }
+}
+
+/// Runs the backward pass, with the weights packed for it if the input's gradient is wanted.
+fn gradients<E: Activation>(layer: &Layer, weight: &[f32], given: Backward<'_, E>, wanted: Gradients<'_, E>) {
+    SCRATCH.with_borrow_mut(|scratch| {
+        let conv = layer.conv();
+        let packed = scratch.packed.floats(conv.packed_data_gradient_len());
+        if wanted.dx.is_some() {
+            time(Kernel::Pack, || conv.pack_data_gradient(weight, packed));
+        }
+        let workspace = scratch.workspace.floats(layer.backward_workspace_len());
+        time(Kernel::Gradients, || layer.backward(&Backward { packed, ..given }, wanted, workspace));
+    });
+}
+
+/// Where the gradient of a normalisation passes whose layer gave `output`.
+fn gate<E>(relu: bool, has_residual: bool, output: &[E]) -> Gate<'_, E> {
+    match (relu, has_residual) {
+        (false, _) => Gate::Open,
+        (true, false) => Gate::Recomputed,
+        (true, true) => Gate::Output(output),
+    }
+}
+
+/// What a layer reads, with what its link tells.
+struct Read<'a, E> {
+    values: &'a [E],
+    /// If the layer that made the input filled it.
+    link: Option<&'a NormLink>,
+}
+
+impl<'a, E: Activation> Read<'a, E> {
+    /// Of what [`Activation::activations`] returned.
+    fn of(input: &'a FlexTensor, options: &'a FusedOptions) -> Self {
+        let link = options.input.as_deref().filter(|link| link.norm.get().is_some());
+        Self { values: E::values(input), link }
+    }
+
+    fn input(&self) -> Input<'a, E> {
+        let Some((link, norm)) = self.link.and_then(|link| Some((link, link.norm.get()?))) else {
+            return Input { stored: Some(self.values), norm: None };
+        };
+        let affine =
+            Affine { mean: &norm.mean, invstd: &norm.invstd, gamma: floats(&norm.gamma), beta: floats(&norm.beta) };
+        let gate = gate(norm.relu, norm.has_residual, self.values);
+        let is_raw = link.may_be_raw && !norm.has_residual;
+        Input {
+            stored: (!is_raw).then_some(self.values),
+            norm: Some(Saved { affine, x: E::values(&norm.convolved), gate }),
+        }
     }
 }
 
@@ -163,7 +239,7 @@ pub(in crate::ops) fn global_average_backward<E: Activation>(gradient: FlexTenso
     activation(d_input, shape)
 }
 
-fn plan<E: Activation>(input: &FlexTensor, weight: &FlexTensor, options: &FusedOptions) -> Conv2d {
+fn plan<E: Activation>(input: &FlexTensor, weight: &FlexTensor, options: &FusedOptions) -> Layer {
     let [batch, height, width, in_channels] = input.shape().dims();
     let [out_channels, _, kernel, _] = weight.shape().dims();
     let (stride, padding) = (options.stride, options.padding);
@@ -172,54 +248,32 @@ fn plan<E: Activation>(input: &FlexTensor, weight: &FlexTensor, options: &FusedO
         Convolution::Direct => Algorithm::Direct,
     };
     let shape = Conv2dShape { batch, height, width, in_channels, out_channels, kernel, stride, padding };
-    Conv2d::new(shape, algorithm, options.isa, Storage::of::<E>())
+    Layer::new(shape, algorithm, options.isa, Storage::of::<E>())
 }
 
-fn output_shape(conv: &Conv2d) -> [usize; 4] {
-    let shape = conv.shape();
+fn output_shape(layer: &Layer) -> [usize; 4] {
+    let shape = layer.conv().shape();
     [shape.batch, shape.out_height(), shape.out_width(), shape.out_channels]
 }
 
 fn convolve<E: Activation>(
-    conv: &Conv2d,
+    layer: &Layer,
+    options: &FusedOptions,
     input: &FlexTensor,
     weight: &FlexTensor,
-    moments: Option<&mut [f64]>,
+    moments: &mut [f64],
 ) -> Block<E> {
     let (input, weight) = (E::activations(input.clone()), contiguous(weight.clone()));
+    let conv = layer.conv();
     let mut output = ARENA.take(conv.shape().output_len());
     SCRATCH.with_borrow_mut(|scratch| {
         let packed = scratch.packed.floats(conv.packed_forward_len());
         time(Kernel::Pack, || conv.pack_forward(floats(&weight), packed));
-        let workspace = scratch.workspace.floats(conv.forward_workspace_len());
-        time(Kernel::Convolution, || conv.forward(E::values(&input), packed, &mut output, workspace, moments));
+        let workspace = scratch.workspace.floats(layer.forward_workspace_len());
+        let input = Read::<E>::of(&input, options).input();
+        time(Kernel::Convolution, || layer.forward(input, packed, &mut output, workspace, moments));
     });
     output
-}
-
-/// The gradient of the input, if it is needed, and of the weights.
-fn conv_gradients<E: Activation>(
-    conv: &Conv2d,
-    input: &[E],
-    weight: &FlexTensor,
-    d_output: &[E],
-    needs_input: bool,
-    addend: Option<&[E]>,
-) -> (Option<Block<E>>, Vec<f32>) {
-    SCRATCH.with_borrow_mut(|scratch| {
-        let mut d_weight = vec![0.0; conv.shape().weight_len()];
-        let workspace = scratch.workspace.floats(conv.weight_gradient_workspace_len());
-        time(Kernel::WeightGradient, || conv.weight_gradient(input, d_output, &mut d_weight, workspace));
-        let d_input = needs_input.then(|| {
-            let packed = scratch.packed.floats(conv.packed_data_gradient_len());
-            time(Kernel::Pack, || conv.pack_data_gradient(floats(weight), packed));
-            let workspace = scratch.workspace.floats(conv.data_gradient_workspace_len());
-            let mut d_input = ARENA.take(conv.shape().input_len());
-            time(Kernel::DataGradient, || conv.data_gradient(d_output, packed, addend, &mut d_input, workspace));
-            d_input
-        });
-        (d_input, d_weight)
-    })
 }
 
 fn gradient_sums<E: Activation>(isa: Isa, saved: &Saved<'_, E>, dy: &[E], channels: usize) -> GradientSums {
@@ -228,8 +282,7 @@ fn gradient_sums<E: Activation>(isa: Isa, saved: &Saved<'_, E>, dy: &[E], channe
         let workspace = scratch.workspace.doubles(batch_norm::workspace_len(dy.len() / channels, channels));
         time(Kernel::NormSums, || batch_norm::backward_sums(isa, saved, dy, &mut sums, workspace));
     });
-    let with_normalised = sums.split_off(channels);
-    GradientSums { plain: sums, with_normalised }
+    GradientSums::of(sums)
 }
 
 fn with_residual<E: Activation, T>(

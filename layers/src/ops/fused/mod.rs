@@ -8,6 +8,9 @@ pub(super) mod composed;
 mod convolution;
 #[cfg(feature = "flex")]
 pub(super) mod flex;
+mod link;
+
+use std::sync::Arc;
 
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, Dispatch, ExtensionType};
@@ -15,6 +18,8 @@ use burn::tensor::{Device, Tensor};
 
 use super::{BatchNormOptions, BatchNormTrain, HookedParameters, LayerOps};
 use kernels::simd::Isa;
+
+pub use link::NormLink;
 
 use crate::choices::Convolution;
 
@@ -65,12 +70,17 @@ pub struct FusedOptions {
     pub norm: BatchNormOptions,
     /// Where the parameters' gradients go, `None`: to the tape.
     pub hooked: Option<HookedParameters>,
+    /// To the layer that made the input, of which this one is the only reader.
+    pub input: Option<Arc<NormLink>>,
+    /// To the layer that will read the output.
+    pub output: Option<Arc<NormLink>>,
 }
 
 /// Results of [`LayerOps::fused_train`] on a backend.
 #[derive(ExtensionType)]
 pub struct FusedOutput<B: Backend> {
-    /// `[N, H_out, W_out, C_out]`.
+    /// `[N, H_out, W_out, C_out]`; where the link to the next layer says so, the convolution's raw result, of which the gradient is
+    /// nevertheless that of what the next layer makes of it.
     pub output: FloatTensor<B>,
     /// The convolution's result in the input's type, which the backward pass needs; not tracked.
     pub convolved: FloatTensor<B>,

@@ -77,6 +77,8 @@ impl Case {
             isa: Isa::detect(),
             norm: BatchNormOptions { epsilon: 1e-5, reducer: None },
             hooked: None,
+            input: None,
+            output: None,
         }
     }
 
