@@ -60,6 +60,11 @@ impl Simd for Avx2Fma {
         unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
     }
     #[inline(always)]
+    unsafe fn prefetch_write(p: *const f32) {
+        // SAFETY: it changes nothing but caches; a processor without it does nothing.
+        unsafe { core::arch::asm!("prefetchw [{p}]", p = in(reg) p, options(nostack, preserves_flags)) }
+    }
+    #[inline(always)]
     unsafe fn zero() -> __m256 {
         // SAFETY: the trait's contract, which the caller keeps.
         unsafe { _mm256_setzero_ps() }

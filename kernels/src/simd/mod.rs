@@ -194,6 +194,9 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// Asks for the cache line at `p`, which need not exist.
     #[inline(always)]
     unsafe fn prefetch(_p: *const f32) {}
+    /// The same for a line that is to be written: a store then need not wait for it.
+    #[inline(always)]
+    unsafe fn prefetch_write(_p: *const f32) {}
     /// `a * b + c`, in one rounding where the instruction set has it.
     unsafe fn fma(a: Self::V, b: Self::V, c: Self::V) -> Self::V;
     /// In each lane `c` plus the products of two pairs of bf16, rounded to f32 in between; what is subnormal is zero.

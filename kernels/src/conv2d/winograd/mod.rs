@@ -19,8 +19,9 @@ use crate::pieces::{SharedMut, for_each_piece};
 use crate::simd::{GenericWork, PANEL, Simd};
 use plan::{Plan, TileBlock};
 use tiles::{InputTile, OutputTile};
-use transform::POSITIONS;
+use transform::{OUT_TILE, POSITIONS};
 
+const LINE_BYTES: usize = 64;
 /// Tiles of a register block: fewer than fit, so that the stores of one block overlap with the products of the next.
 const REGISTER_TILES: usize = 8;
 
@@ -78,7 +79,7 @@ fn run_block<S: Simd, E: Element>(
                 position_stride: in_stride,
             });
         }
-        multiply::<S>(plan, block.tiles, v, packed, m);
+        multiply::<S, E>(plan, block.tiles, v, packed, m, &mut OutputRows::new(plan, block, y.at(0, 0)));
         for index in 0..block.tiles {
             let tile = block.tile(plan, index, plan.output.image_len());
             S::vectorize(OutputTile {
@@ -92,15 +93,68 @@ fn run_block<S: Simd, E: Element>(
     }
 }
 
-/// `m[position] = v[position] * weights[position]`: tiles x in channels by in channels x out channels, 36 times.
-fn multiply<S: Simd>(plan: &Plan, tiles: usize, v: &[f32], packed: &[f32], m: &mut [f32]) {
+/// The rows of a block's output tiles, to be asked for before they are written. A tile at an edge of the image may name pixels that it
+/// does not write.
+struct OutputRows<'a, E> {
+    plan: &'a Plan,
+    block: &'a TileBlock,
+    y: *const E,
+    /// Rows asked for.
+    rows: usize,
+    /// The last of them.
+    row: *const E,
+}
+
+impl<'a, E> OutputRows<'a, E> {
+    fn new(plan: &'a Plan, block: &'a TileBlock, y: *const E) -> Self {
+        Self { plan, block, y, rows: 0, row: y }
+    }
+
+    fn count(&self) -> usize {
+        self.block.tiles * OUT_TILE
+    }
+
+    /// Asks for the next row, if there is one.
+    #[inline(always)]
+    fn ask<S: Simd>(&mut self) {
+        if self.rows == self.count() {
+            return;
+        }
+        let grid = &self.plan.output;
+        if self.rows.is_multiple_of(OUT_TILE) {
+            let tile = self.block.tile(self.plan, self.rows / OUT_TILE, grid.image_len());
+            let first = tile.image + (tile.row * grid.width + tile.column) * grid.pixel_stride;
+            self.row = self.y.wrapping_add(first);
+        } else {
+            self.row = self.row.wrapping_add(grid.width * grid.pixel_stride);
+        }
+        self.rows += 1;
+        for byte in (0..OUT_TILE * grid.pixel_stride * size_of::<E>()).step_by(LINE_BYTES) {
+            // SAFETY: features asserted by `Isa::run`; a prefetch may name any address.
+            unsafe { S::prefetch_write(self.row.wrapping_byte_add(byte).cast()) };
+        }
+    }
+}
+
+/// `m[position] = v[position] * weights[position]`: tiles x in channels by in channels x out channels, 36 times. Meanwhile it asks for
+/// the lines that the output tiles are written to: stores that miss the cache would take longer than all else of the transform.
+fn multiply<S: Simd, E>(
+    plan: &Plan,
+    tiles: usize,
+    v: &[f32],
+    packed: &[f32],
+    m: &mut [f32],
+    output: &mut OutputRows<'_, E>,
+) {
     let channels = plan.output.channels;
+    let rows_of_position = output.count().div_ceil(POSITIONS * channels.div_ceil(2 * S::LANES));
+    let mut ahead = || (0..rows_of_position).for_each(|_| output.ask::<S>());
     let mut channel = 0;
     while channel < channels {
         if channels - channel > S::LANES {
-            multiply_channels::<S, 2>(plan, tiles, v, packed, m, channel);
+            multiply_channels::<S, 2>(plan, tiles, v, packed, (m, channel), &mut ahead);
         } else {
-            multiply_channels::<S, 1>(plan, tiles, v, packed, m, channel);
+            multiply_channels::<S, 1>(plan, tiles, v, packed, (m, channel), &mut ahead);
         }
         channel += 2 * S::LANES;
     }
@@ -111,8 +165,8 @@ fn multiply_channels<S: Simd, const NV: usize>(
     tiles: usize,
     v: &[f32],
     packed: &[f32],
-    m: &mut [f32],
-    channel: usize,
+    (m, channel): (&mut [f32], usize),
+    ahead: &mut impl FnMut(),
 ) {
     let [in_stride, out_stride] = plan.position_strides();
     let (in_c, out_c) = (plan.input.channels, plan.output.channels);
@@ -124,6 +178,7 @@ fn multiply_channels<S: Simd, const NV: usize>(
     let kernels =
         [select::<S, f32, f32, NV, false>(pixels), select::<S, f32, f32, NV, false>(pixels + usize::from(longer > 0))];
     for position in 0..POSITIONS {
+        ahead();
         let mut tile = 0;
         for index in 0..num_blocks {
             let is_longer = usize::from(index < longer);
