@@ -131,7 +131,6 @@ impl Group<'_> {
 ///
 /// # Safety
 /// No other piece has any of them, and what `values` was made of outlives them.
-#[expect(clippy::mut_from_ref, reason = "the contract says that nobody else has them")]
 pub(super) unsafe fn part_of<'a, E>(values: SharedMut<E>, range: Range<usize>) -> &'a mut [E] {
     // SAFETY: inside the slice, as `at` asserts; alone there by contract.
     unsafe { core::slice::from_raw_parts_mut(values.at(range.start, range.len()), range.len()) }
