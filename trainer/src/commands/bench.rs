@@ -7,9 +7,9 @@ use anyhow::Result;
 
 use crate::config::cli::BenchArgs;
 use crate::config::{BenchConfig, Family};
+use crate::measure::whole_file;
 use crate::model::family::ModelFamily;
 use crate::run::identity;
-use crate::run::output;
 use crate::tools::bench::{Measurement, measure};
 use crate::tools::predict_scaling::step_of;
 use crate::tools::simulation;
@@ -27,13 +27,13 @@ pub fn bench<F: ModelFamily>(args: &BenchArgs, world: &World) -> Result<()> {
     let watchdog = world.watch(config.sync.timeout()?)?;
     identity::compare(config.shared_settings(), &*world.communicator)?;
     if let Some(path) = config.profile_output.as_deref().filter(|_| world.is_root()) {
-        output::check_writable(path)?;
+        whole_file::check_writable(path)?;
     }
     let Some(measurement) = measure::<F>(&config, world)? else { return world.end_watch(watchdog) };
     tell(&measurement, world);
     let Measurement { result, profile, .. } = &measurement;
     if let Some(path) = config.profile_output.as_deref().filter(|_| world.is_root()) {
-        output::write_json(path, profile)?;
+        whole_file::write_json(path, profile)?;
         world.reporter.note(&format!("step written to {}, for predict-scaling --profile", path.display()));
     }
     if let Some(simulation) = config.simulation.as_ref().filter(|_| world.is_root()) {

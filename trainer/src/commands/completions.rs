@@ -5,7 +5,6 @@
 use std::io::{self, Write};
 
 use anyhow::{Context, Result};
-use clap::CommandFactory;
 use clap_complete::aot;
 
 use crate::config::cli::{CliOf, CompletionsArgs, Shell};
@@ -22,6 +21,8 @@ pub fn completions<F: ModelFamily>(args: &CompletionsArgs) -> Result<()> {
         Shell::Fish => aot::Shell::Fish,
     };
     let mut script = Vec::new();
-    aot::generate(shell, &mut CliOf::<F::Args>::command(), "trainer", &mut script);
+    let mut definitions = CliOf::<F::Args>::definitions();
+    let program = definitions.get_name().to_owned();
+    aot::generate(shell, &mut definitions, program, &mut script);
     io::stdout().write_all(&script).context("completions: standard output")
 }

@@ -11,8 +11,8 @@ use simulate::NetworkModel;
 
 use crate::config::NetbenchConfig;
 use crate::config::cli::NetbenchArgs;
+use crate::measure::whole_file;
 use crate::run::identity;
-use crate::run::output;
 use crate::tools::netbench::{
     CONFIDENCE, MOST_REPETITIONS, PRECISION, PairPlan, collective_lines, collectives, conclusion_lines, environment,
     heading_lines, overlap, overlap_line, pair_lines, point_to_point, ranks_per_node,
@@ -31,13 +31,13 @@ pub fn netbench(args: &NetbenchArgs, world: &World) -> Result<()> {
     let watchdog = world.watch(config.timeout)?;
     identity::compare(config.shared_settings(), &*world.communicator)?;
     if let Some(path) = config.output.as_deref().filter(|_| world.is_root()) {
-        output::check_writable(path)?;
+        whole_file::check_writable(path)?;
     }
     let environment = environment(&*world.communicator)?;
     tell(world, &heading_lines(&environment));
     let result = measure(&config, world, environment)?;
     if let Some(path) = config.output.as_deref().filter(|_| world.is_root()) {
-        output::write_json(path, &result)?;
+        whole_file::write_json(path, &result)?;
         world.reporter.note(&format!("written to {}{}", path.display(), hint(path)));
     }
     if config.json {

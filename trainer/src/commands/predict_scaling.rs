@@ -13,8 +13,8 @@ use crate::config::cli::PredictScalingArgs;
 use crate::config::{
     BenchConfig, Family, Filled, NamedNetwork, PredictScalingConfig, ProfileSource, ScalingConfig, ScalingKind,
 };
+use crate::measure::whole_file;
 use crate::model::family::ModelFamily;
-use crate::run::output;
 use crate::tools::bench::measure;
 use crate::tools::predict_scaling::{
     Measured, answers, forecast, forecast_lines, measured_lines, published_lines, read_measured, read_profile,
@@ -65,14 +65,14 @@ fn predict<F: ModelFamily>(
     world: &World,
 ) -> Result<Vec<PredictionFile>> {
     let outputs: Vec<Option<PathBuf>> = config.networks.iter().map(|network| output_path(config, network)).collect();
-    outputs.iter().flatten().try_for_each(|path| output::check_writable(path))?;
+    outputs.iter().flatten().try_for_each(|path| whole_file::check_writable(path))?;
     let profiles = profiles::<F>(config, world)?;
     let mut files = Vec::new();
     for (network, path) in config.networks.iter().zip(outputs) {
         let forecast = forecast(&profiles, network, config, published.to_vec())?;
         forecast_lines(&forecast).iter().for_each(|line| world.reporter.note(line));
         if let Some(path) = path {
-            output::write_json(&path, &forecast.file)?;
+            whole_file::write_json(&path, &forecast.file)?;
             world.reporter.note(&format!("predictions written to {}", path.display()));
         }
         files.push(forecast.file);

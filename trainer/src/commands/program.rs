@@ -4,8 +4,6 @@
 
 use std::process::ExitCode;
 
-use clap::Parser;
-
 use crate::commands::{
     bench::bench, completions::completions, config::config, doctor::doctor, eval::eval, man::man, netbench::netbench,
     predict::predict, predict_scaling::predict_scaling, report::report, train::train, verify::verify,
@@ -18,7 +16,7 @@ use crate::world::launch::{launch, launch_alone, launch_in_any_world, start_othe
 ///
 /// Call it once, first thing in `main`: signals are caught from here on.
 pub fn program<F: ModelFamily>() -> ExitCode {
-    match CliOf::<F::Args>::parse().into_command() {
+    match CliOf::<F::Args>::typed().into_command() {
         CommandOf::Train(args) => launch(|world| train::<F>(&args.into_args()?, world).map(drop)),
         CommandOf::Eval(args) => launch(|world| eval::<F>(&args.into_args()?, world).map(drop)),
         CommandOf::Predict(args) => launch(|world| predict::<F>(&args, world).map(drop)),

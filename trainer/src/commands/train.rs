@@ -11,12 +11,12 @@ use anyhow::{Context, Result, ensure};
 use burn::tensor::Device;
 use datasets::DatasetSplits;
 use distributed::{Communicator, scheduler_job, watchdog};
+use records::{DatasetFacts, LaunchFacts, Manifest, Summary};
 
 use crate::config::cli::TrainArgs;
 use crate::config::{BatchNormKind, Family, Filled, TrainConfig};
 use crate::measure::gather;
-use crate::measure::manifest::{self, DatasetFacts, LaunchFacts, Manifest};
-use crate::measure::metrics::Summary;
+use crate::measure::manifest;
 use crate::measure::trace;
 use crate::model::ImageClassifier;
 use crate::model::data;
@@ -24,8 +24,8 @@ use crate::model::family::{ModelFamily, ModelRequest, build};
 use crate::model::network::load_weights_aloud;
 use crate::run::identity;
 use crate::run::output::RUN_TOML;
-use crate::run::records::Records;
 use crate::run::resumption::Resumption;
+use crate::run::run_files::RunFiles;
 use crate::run::session::Session;
 use crate::run::train::{Outcome, fit, sgd_config};
 use crate::step;
@@ -75,19 +75,19 @@ pub fn train<F: ModelFamily>(args: &TrainArgs, world: &World) -> Result<Outcome<
     let model = initial_model::<F>(&config, &request, world)?;
     trace::check(config.sync.trace.as_deref(), communicator)?;
 
-    let (records, resumption) = accept(&config, &data, args.allow_changed_data, world)?;
-    if records.is_unlocked() {
+    let (files, resumption) = accept(&config, &data, args.allow_changed_data, world)?;
+    if files.is_unlocked() {
         reporter
             .warn("the file system of the output directory has no locks: two runs in it would not notice each other");
     }
-    if let Some(directory) = records.directory() {
+    if let Some(directory) = files.directory() {
         reporter.log_to(directory.open_log()?);
     }
     let manifest = manifest(&config, &data, communicator, num_threads, &device)?;
     if resumption.is_none() {
-        records.begin(&config, &manifest)?;
+        files.begin(&config, &manifest)?;
     }
-    reporter.configuration(&config, &facts(&manifest, &records));
+    reporter.configuration(&config, &facts(&manifest, &files));
 
     let start = Instant::now();
     let (workers, server_link) = match Role::of(&config.sync_config(), &world.communicator)? {
@@ -111,12 +111,12 @@ pub fn train<F: ModelFamily>(args: &TrainArgs, world: &World) -> Result<Outcome<
         resumption,
         manifest: &manifest,
         reporter,
-        records: &records,
+        files: &files,
     };
     let outcome = fit(model, &session)?;
     world.end_watch(watchdog)?;
     let summary = summary(&outcome, start.elapsed(), session.data.train.len());
-    records.finish(&summary)?;
+    files.finish(&summary)?;
     reporter.finish(&summary);
     Ok(outcome)
 }
@@ -130,14 +130,14 @@ fn accept(
     data: &DatasetSplits,
     allow_changed_data: bool,
     world: &World,
-) -> Result<(Records, Option<Resumption>)> {
+) -> Result<(RunFiles, Option<Resumption>)> {
     let communicator = &*world.communicator;
-    let own = Records::prepare(config, world.is_root(), &holder(communicator)).and_then(|records| {
-        let resumption = match records.directory() {
+    let own = RunFiles::prepare(config, world.is_root(), &holder(communicator)).and_then(|files| {
+        let resumption = match files.directory() {
             Some(directory) if config.resume => Resumption::find(directory, config, data, allow_changed_data)?,
             _ => None,
         };
-        Ok((records, resumption))
+        Ok((files, resumption))
     });
     let verdict = own.as_ref().err().map_or(String::new(), |error| format!("{error:#}"));
     let of_root = gather::from_root(communicator, verdict.as_bytes())?;
@@ -224,8 +224,8 @@ fn manifest(
 }
 
 /// The manifest's lines for the head of the log.
-fn facts(manifest: &Manifest, records: &Records) -> Vec<(&'static str, String)> {
-    let output = records.directory().map(|directory| directory.path().display().to_string());
+fn facts(manifest: &Manifest, files: &RunFiles) -> Vec<(&'static str, String)> {
+    let output = files.directory().map(|directory| directory.path().display().to_string());
     vec![
         ("version", format!("{} ({})", manifest.version, manifest.commit)),
         ("data", format!("{} train, {} test images", manifest.dataset.num_train, manifest.dataset.num_test)),

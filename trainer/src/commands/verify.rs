@@ -7,8 +7,8 @@ use anyhow::Result;
 use super::train::train;
 use crate::config::VerifyConfig;
 use crate::config::cli::VerifyArgs;
+use crate::measure::whole_file;
 use crate::model::network::ResNetFamily;
-use crate::run::output;
 use crate::tools::verify::{self, Verdict};
 use crate::world::ranks::World;
 
@@ -20,7 +20,7 @@ pub fn verify(args: &VerifyArgs, world: &World) -> Result<ExitCode> {
     world.expect_one_process("verify")?;
     let config = VerifyConfig::resolve(args, &verify::names())?;
     if let Some(path) = &config.output {
-        output::check_writable(path)?;
+        whole_file::check_writable(path)?;
     }
     let tell = |name: &str| world.reporter.note(&format!("checking {name} ..."));
     let verification = verify::verify(&config, world, train::<ResNetFamily>, tell)?;
@@ -28,7 +28,7 @@ pub fn verify(args: &VerifyArgs, world: &World) -> Result<ExitCode> {
         world.reporter.note(&line);
     }
     if let Some(path) = &config.output {
-        output::write_json(path, &verification)?;
+        whole_file::write_json(path, &verification)?;
     }
     Ok(if verification.verdict == Verdict::Failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }

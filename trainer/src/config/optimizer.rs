@@ -2,9 +2,9 @@
 
 use super::checks::{Filled, at_least, in_range, is_share, no_effect};
 use super::error::ConfigError;
+use crate::config::choices::LossScaling;
 use crate::config::choices::{Dtype, SyncKind};
 use crate::config::cli::OptimizerArgs;
-use crate::step::loss_scale::LossScaling;
 
 impl OptimizerArgs {
     /// Fills the gaps for activations of `dtype`, and refuses what contradicts itself.

@@ -9,11 +9,11 @@ use distributed::BucketPlan;
 
 use super::checks::{Filled, at_least, in_range, no_effect};
 use super::error::ConfigError;
+use crate::config::choices::LossScaling;
 use crate::config::choices::{
     BatchNormKind, Compression, DeviceChoice, OnOff, PlacementKind, ReductionChoice, SyncKind, UpdateKind,
 };
 use crate::config::cli::{BatchArgs, SyncArgs};
-use crate::step::loss_scale::LossScaling;
 
 /// Bytes of a MiB.
 pub(super) const MIB: f64 = 1024.0 * 1024.0;

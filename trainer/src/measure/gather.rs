@@ -7,9 +7,10 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use distributed::{Communicator, ROOT};
+use records::{RankSeconds, Seconds, SlowestRank};
 use serde::{Deserialize, Serialize};
 
-use crate::measure::metrics::{RankSeconds, ScoreSums, Seconds, SlowestRank, StepSketch};
+use crate::measure::metrics::{ScoreSums, StepSketch};
 use crate::measure::timer::Timer;
 
 /// Tag of the messages to root.

@@ -3,9 +3,10 @@
 //! In: facts of the launch. Out: [`Manifest`], written once as `manifest.json`.
 //! Invariant: what cannot be found out says "unknown" and never stops a run.
 
-pub use records::{DatasetFacts, LaunchFacts, Manifest};
 use std::fs;
 use std::time::SystemTime;
+
+use records::{DatasetFacts, LaunchFacts, Manifest};
 
 /// What this process knows about itself, as of now; `config_hash` is [`crate::config::TrainConfig::hash`].
 pub fn of_this_launch(config_hash: String, launch: LaunchFacts, dataset: DatasetFacts) -> Manifest {

@@ -8,3 +8,4 @@ pub mod process_memory;
 pub mod report;
 pub mod timer;
 pub mod trace;
+pub mod whole_file;

@@ -8,8 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use distributed::{Phase, RankStatus};
-
-use crate::measure::metrics::Seconds;
+use records::Seconds;
 
 /// Most stretches kept: 40 MiB.
 const MAX_SPANS: usize = 1 << 20;

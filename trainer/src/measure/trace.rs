@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::measure::clock_offset::ClockOffset;
 use crate::measure::timer::{Activity, Span};
-use crate::run::output::{check_writable, write_atomically};
+use crate::measure::whole_file::{check_writable, write_atomically};
 
 /// This rank's clock beside root's, and where the trace goes.
 #[derive(Clone, Debug)]

@@ -40,7 +40,7 @@ impl<'a> Checkpointer<'a> {
         let store = |directory: &OutputDirectory| {
             CheckpointStore::new(&directory.checkpoints(), session.config.run.keep_checkpoints.filled())
         };
-        Self { session, store: session.records.directory().map(store) }
+        Self { session, store: session.files.directory().map(store) }
     }
 
     /// Saves the run as it stands: the model to be used, which has the average's parameters where there is one, and what training goes

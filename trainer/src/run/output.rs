@@ -4,10 +4,10 @@
 //! reader never sees half a file.
 
 use crate::config::{ConfigError, TrainConfig};
-use crate::measure::metrics::EpochRecord;
+use crate::measure::whole_file::{sync_parent, write_atomically};
 use crate::run::lock::{DirectoryLock, LOCK_FILE};
-use anyhow::{Context, Result, anyhow};
-use serde::Serialize;
+use anyhow::{Context, Result};
+use records::EpochRecord;
 use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
@@ -95,7 +95,7 @@ impl OutputDirectory {
         self.path.join(RUN_TOML)
     }
 
-    /// [`crate::measure::manifest::Manifest`].
+    /// [`records::Manifest`].
     pub fn manifest(&self) -> PathBuf {
         self.path.join("manifest.json")
     }
@@ -105,7 +105,7 @@ impl OutputDirectory {
         self.path.join("metrics.jsonl")
     }
 
-    /// [`crate::measure::metrics::Summary`].
+    /// [`records::Summary`].
     pub fn summary(&self) -> PathBuf {
         self.path.join("summary.json")
     }
@@ -152,75 +152,6 @@ fn has_files(directory: &Path) -> Result<bool> {
         }
     }
     Ok(false)
-}
-
-/// Tries whether [`write_atomically`] could write a file, which stays as it is.
-///
-/// # Errors
-/// If `path` is a folder or names no file; I/O errors.
-pub fn check_writable(path: &Path) -> Result<()> {
-    let context = || format!("cannot write {}", path.display());
-    if path.file_name().is_none() || path.is_dir() {
-        return Err(anyhow!("expected the path of a file, got a folder")).with_context(context);
-    }
-    let partial = partial_beside(path);
-    let attempt = File::create(&partial).and_then(|_| fs::remove_file(&partial));
-    attempt.with_context(context)
-}
-
-/// Writes `value` as indented JSON, at once or not at all.
-///
-/// # Errors
-/// I/O errors.
-pub fn write_json(path: &Path, value: &impl Serialize) -> Result<()> {
-    let mut text = serde_json::to_vec_pretty(value).with_context(|| format!("cannot write {}", path.display()))?;
-    text.push(b'\n');
-    write_atomically(path, &text)
-}
-
-/// Writes a file at once or not at all: beside it, synchronised, then renamed. When it returns, a crash does not undo it.
-///
-/// # Errors
-/// I/O errors.
-///
-/// # Panics
-/// If `path` names no file.
-pub fn write_atomically(path: &Path, bytes: &[u8]) -> Result<()> {
-    let partial = partial_beside(path);
-    let write = || -> std::io::Result<()> {
-        let mut file = File::create(&partial)?;
-        file.write_all(bytes)?;
-        file.sync_all()?;
-        fs::rename(&partial, path)
-    };
-    write().with_context(|| format!("cannot write {}", path.display()))?;
-    sync_parent(path)
-}
-
-/// Waits until the names in a directory are on disk, where its file system can and this user may read it.
-///
-/// # Errors
-/// I/O errors.
-pub fn sync_directory(path: &Path) -> Result<()> {
-    let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
-    use ErrorKind::{InvalidInput, PermissionDenied, Unsupported};
-    match File::open(path).and_then(|directory| directory.sync_all()) {
-        Err(error) if matches!(error.kind(), InvalidInput | Unsupported | PermissionDenied) => Ok(()),
-        result => result.with_context(|| format!("cannot sync {}", path.display())),
-    }
-}
-
-/// Waits until a file or directory that was just made is there after a crash.
-///
-/// # Errors
-/// I/O errors.
-pub fn sync_parent(path: &Path) -> Result<()> {
-    path.parent().map_or(Ok(()), sync_directory)
-}
-
-fn partial_beside(path: &Path) -> PathBuf {
-    let name = path.file_name().expect("the path of a file ends in its name").to_string_lossy();
-    path.with_file_name(format!(".{name}.partial"))
 }
 
 /// `metrics.jsonl`: one [`EpochRecord`] a line, on disk when [`append`](Self::append) returns.

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use burn::tensor::Device;
 use datasets::DatasetSplits;
 use distributed::{Communicator, RankStatus};
+use records::Manifest;
 
 use crate::config::TrainConfig;
-use crate::measure::manifest::Manifest;
 use crate::measure::report::Reporter;
-use crate::run::records::Records;
 use crate::run::resumption::Resumption;
+use crate::run::run_files::RunFiles;
 use crate::world::stop::StopFlag;
 
 /// Everything a run needs beside its model.
@@ -39,5 +39,5 @@ pub struct Session<'a> {
     /// Where root's words go.
     pub reporter: &'a Reporter,
     /// Where root writes.
-    pub records: &'a Records,
+    pub files: &'a RunFiles,
 }

@@ -31,11 +31,11 @@ use self::pass::{Pass, forward, placeholder};
 use self::rollback::{Rollback, Saved};
 use self::update::{Finished, MicroStep, Step, Update};
 pub use self::update::{check_threads, serve};
-use crate::config::SyncConfig;
+use crate::config::{LossScaling, SyncConfig};
 use crate::measure::metrics::{ScoreSums, StepTraffic};
 use crate::measure::timer::Timer;
 use crate::model::ImageClassifier;
-use crate::step::loss_scale::{LossScale, LossScaling};
+use crate::step::loss_scale::LossScale;
 use crate::step::norm_reducer::NormReducer;
 use crate::step::optimizer::SgdConfig;
 

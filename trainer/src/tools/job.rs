@@ -18,7 +18,7 @@ use safetensors::tensor::{Dtype, TensorView};
 
 use crate::config::cli::ModelArgs;
 use crate::config::{BenchConfig, Filled};
-use crate::run::output::{write_atomically, write_json};
+use crate::measure::whole_file::{write_atomically, write_json};
 use crate::step::optimizer::SgdConfig;
 
 /// What these flags of a residual network mean for `ranks` that train with this optimizer.

@@ -5,14 +5,14 @@
 use crate::fixture::program;
 use clap::{CommandFactory, Parser};
 use std::fs;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Output;
 use trainer::config::cli::{Cli, Command, EvalArgs, ModelArgs, ModelSection, TrainArgs};
 use trainer::config::{
     AugmentKind, BenchConfig, ConfigError, DatasetKind, DeviceChoice, EvalConfig, Family, Filled, InputKind,
-    PredictConfig, ScheduleKind, TrainConfig, UpdateKind, WeightSource,
+    LossScaling, PredictConfig, ScheduleKind, TrainConfig, UpdateKind, WeightSource,
 };
-use trainer::step::loss_scale::LossScaling;
 
 fn command(line: &str) -> Command {
     match Cli::try_parse_from(line.split_whitespace()) {
@@ -280,7 +280,7 @@ fn the_default_batch_divides_among_any_number_of_ranks() {
 }
 
 /// Flags, and what their refusal on two ranks must say.
-const REFUSED: [(&str, &[&str]); 61] = [
+const REFUSED: [(&str, &[&str]); 60] = [
     ("--dataset cifar10", &["--data-dir", "--download", "--dataset shapes"]),
     ("--dataset image-folder", &["--data-dir", "train/<class>"]),
     ("--data-dir d", &["--data-dir has no effect with --dataset shapes", "cifar10"]),
@@ -308,7 +308,6 @@ const REFUSED: [(&str, &[&str]); 61] = [
     ("--label-smoothing 1", &["--label-smoothing"]),
     ("--clip-grad-norm 0", &["--clip-grad-norm", "above 0"]),
     ("--ema-decay 1", &["--ema-decay", "but not 1", "got 1"]),
-    ("--ema-decay 0.9 --device flex --update device", &["--ema-decay contradicts --update device", "--update host"]),
     ("--ema-decay 0.9 --sync local-sgd", &["--ema-decay contradicts --sync local-sgd", "--sync allreduce"]),
     ("--epochs 0", &["--epochs", "at least 1"]),
     ("--milestones 2", &["--milestones has no effect with --schedule cosine", "--schedule multistep"]),
@@ -421,6 +420,10 @@ fn a_rank_is_updated_on_its_device_only_where_it_has_nobody_to_meet() {
     for flags in ["--compress bf16", "--reduction exact", "--sync local-sgd", "--sync parameter-server"] {
         assert!(!on_device(flags, 1), "{flags}");
     }
+    let averaged = "--device flex --update device --ema-decay 0.9";
+    let error = resolved_for(averaged, 1).unwrap_err().to_string();
+    assert!(error.contains("--ema-decay contradicts --update device") && error.contains("--update host"), "{error}");
+    assert!(resolved_for(averaged, 2).is_ok());
 }
 
 #[test]
@@ -562,8 +565,11 @@ fn the_program_prints_a_configuration_that_it_takes_back() {
 }
 
 #[test]
-fn the_version_names_the_commit() {
-    let output = run(&["--version"]);
-    let text = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success() && text.starts_with("trainer ") && text.contains("commit "), "{text}");
+fn the_version_names_the_program_and_the_commit() {
+    for name in ["trainer", "small-net"] {
+        let output = program().arg0(name).arg("--version").output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout);
+        let begins = text.starts_with(&format!("{name} "));
+        assert!(output.status.success() && begins && text.contains("(commit "), "{text}");
+    }
 }

@@ -3,20 +3,18 @@
 
 use std::sync::Arc;
 
+use crate::stepper_under_test::{StepperUnderTest, one_shard, resnet8, step_config, steps};
 use burn::module::Module;
 use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::nn::{Linear, LinearConfig, PaddingConfig2d};
 use burn::tensor::activation::gelu;
 use burn::tensor::{Device, Tensor};
-use burn_resnet::ResNetConfig;
-use datasets::{Augment, LoadedStep, Loader, LoaderConfig, ShapesConfig, ShardConfig, ShardPlan, shapes};
+use datasets::{Augment, LoadedStep, ShardConfig};
 use distributed::{Communicator, run_ranks};
 use trainer::config::SyncConfig;
-use trainer::measure::timer::Timer;
 use trainer::model::ImageClassifier;
-use trainer::step::loss_scale::LossScaling;
+use trainer::step::StepConfig;
 use trainer::step::optimizer::SgdConfig;
-use trainer::step::{StepConfig, StepContext, Stepper};
 
 /// docs/numerics.md: relative L2 distance of the mean gradients.
 const GRADIENT_TOLERANCE: f64 = 1e-5;
@@ -55,27 +53,12 @@ fn gradients<M: ImageClassifier + Sync>(
     micro_batch_size: usize,
     sync_batch_norm: bool,
 ) -> Vec<Vec<f32>> {
-    let data = shapes::open(&ShapesConfig { num_train: num_samples, num_test: 10, seed: 1 }).unwrap();
     let record = model.clone();
     let mut of_ranks = run_ranks(world_size, |communicator| {
         let communicator: Arc<dyn Communicator> = Arc::new(communicator);
-        let plan = ShardPlan::new(ShardConfig {
-            num_samples,
-            global_batch_size: GLOBAL_BATCH_SIZE,
-            seed: 5,
-            epoch: 2,
-            shuffle: true,
-            drop_last: false,
-            shard_index: communicator.rank(),
-            num_shards: world_size,
-            num_own_shards: 1,
-        })
-        .unwrap();
-        let how = LoaderConfig {
-            augment: Augment::CropFlip { pad: 4 },
-            ..LoaderConfig::new(micro_batch_size, data.normalization.clone())
-        };
-        let steps = Loader::start(Arc::clone(&data.train), plan, how).map(Result::unwrap);
+        let of_all = one_shard(num_samples, GLOBAL_BATCH_SIZE);
+        let shard = ShardConfig { epoch: 2, shard_index: communicator.rank(), num_shards: world_size, ..of_all };
+        let steps = steps(shard, micro_batch_size, Augment::CropFlip { pad: 4 }).into_iter();
         steps.map(|loaded| first_velocity(&record, loaded, &communicator, sync_batch_norm)).collect::<Vec<_>>()
     });
     let of_root = of_ranks.swap_remove(0);
@@ -89,22 +72,18 @@ fn first_velocity<M: ImageClassifier>(
     communicator: &Arc<dyn Communicator>,
     sync_batch_norm: bool,
 ) -> Vec<f32> {
+    let base = step_config();
     let config = StepConfig {
-        sgd: SgdConfig { momentum: 0.9, nesterov: false, weight_decay: 0.0, decay_norm_and_bias: true },
+        sgd: SgdConfig { weight_decay: 0.0, ..base.sgd },
         label_smoothing: 0.1,
-        clip_norm: None,
-        loss_scale: LossScaling::None,
         sync_batch_norm,
-        skips_non_finite: false,
-        sync: SyncConfig { bucket_cap_bytes: 16 << 10, ..SyncConfig::default() },
-        server_link: None,
-        rank_status: Arc::default(),
+        sync: SyncConfig { bucket_cap_bytes: 16 << 10, ..base.sync },
+        ..base
     };
     // Each rank's own: a clone would share norm statistics with the other ranks' models.
     let model = model.valid().train();
-    let mut stepper = Stepper::new(model, config, Arc::clone(communicator), &Device::flex()).unwrap();
-    let loaded = loaded.map(|batch| batch.upload(stepper.device()));
-    stepper.step(StepContext { learning_rate: 0.1, ..StepContext::default() }, loaded, &Timer::default()).unwrap();
+    let mut stepper = StepperUnderTest::new(model, config, Arc::clone(communicator), &Device::flex());
+    stepper.step(0, loaded).unwrap();
     stepper.velocities().to_vec()
 }
 
@@ -145,7 +124,7 @@ fn accumulated_micro_batches_give_the_gradient_of_one_batch() {
 
 #[test]
 fn ranks_with_synchronised_norm_give_the_gradient_of_one_rank() {
-    let model = ResNetConfig::cifar(8).unwrap().init(3, &Device::flex().autodiff());
+    let model = resnet8(&Device::flex());
     for num_samples in [NUM_SAMPLES, FEW_LEFT] {
         let one = gradients(&model, 1, num_samples, GLOBAL_BATCH_SIZE, true);
         for world_size in [2, 3, 4] {
@@ -157,7 +136,7 @@ fn ranks_with_synchronised_norm_give_the_gradient_of_one_rank() {
 
 #[test]
 fn local_norm_on_two_ranks_is_another_function_so_the_comparison_can_fail() {
-    let model = ResNetConfig::cifar(8).unwrap().init(3, &Device::flex().autodiff());
+    let model = resnet8(&Device::flex());
     let one = gradients(&model, 1, NUM_SAMPLES, GLOBAL_BATCH_SIZE, false);
     let two = gradients(&model, 2, NUM_SAMPLES, GLOBAL_BATCH_SIZE, false);
     assert!(std::panic::catch_unwind(|| assert_equivalent(&one, &two, "local")).is_err());

@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 
 use crate::fixture::{Run, TINY, bitmap, flags, run};
 use distributed::ROOT;
+use records::EpochRecord;
 use trainer::config::ConfigError;
 use trainer::config::cli::TrainArgs;
-use trainer::measure::metrics::EpochRecord;
 use trainer::run::checkpoint::{Best, Checkpoint, CheckpointStore};
 use trainer::run::lock::DirectoryLock;
 

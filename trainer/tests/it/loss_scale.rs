@@ -3,19 +3,16 @@
 use std::sync::Arc;
 
 use crate::fixture::{TINY, flags, run};
-use anyhow::Result;
-use burn::module::Module;
+use crate::stepper_under_test::{StepperUnderTest, one_shard, step_config, with_bad_pixel};
 use burn::tensor::Device;
-use burn_resnet::{Activations, ResNet, ResNetConfig};
-use datasets::{LoadedStep, Loader, LoaderConfig, Pixels, ShapesConfig, ShardConfig, ShardPlan, shapes};
-use distributed::{Communicator, ParameterLayout, read, run_ranks};
-use trainer::config::SyncConfig;
+use burn_resnet::{Activations, ResNetConfig};
+use datasets::{Augment, LoadedStep, ShardConfig};
+use distributed::{Communicator, run_ranks};
+use trainer::config::LossScaling;
 use trainer::config::cli::TrainArgs;
-use trainer::measure::timer::Timer;
 use trainer::run::checkpoint::Checkpoint;
-use trainer::step::loss_scale::{LossScale, LossScaling};
-use trainer::step::optimizer::SgdConfig;
-use trainer::step::{StepConfig, StepContext, StepEnd, StepOutcome, Stepper};
+use trainer::step::loss_scale::LossScale;
+use trainer::step::{StepConfig, StepOutcome};
 
 /// Two epochs of three steps.
 fn tiny(further: &str) -> TrainArgs {
@@ -58,52 +55,14 @@ const NUM_STEPS: usize = 12;
 
 /// One sample for each of two ranks in a step.
 fn steps(rank: usize) -> Vec<LoadedStep> {
-    let data = shapes::open(&ShapesConfig { num_train: 2 * NUM_STEPS, num_test: 10, seed: 1 }).unwrap();
-    let plan = ShardPlan::new(ShardConfig {
-        num_samples: data.train.len(),
-        global_batch_size: 2,
-        seed: 5,
-        epoch: 0,
-        shuffle: true,
-        drop_last: false,
-        shard_index: rank,
-        num_shards: 2,
-        num_own_shards: 1,
-    })
-    .unwrap();
-    let how = LoaderConfig::new(1, data.normalization.clone());
-    Loader::start(data.train, plan, how).map(Result::unwrap).collect()
+    let shard = ShardConfig { shard_index: rank, num_shards: 2, ..one_shard(2 * NUM_STEPS, 2) };
+    crate::stepper_under_test::steps(shard, 1, Augment::None)
 }
 
-fn stepper(communicator: Arc<dyn Communicator>, loss_scale: LossScaling) -> Stepper<ResNet> {
-    let config = StepConfig {
-        sgd: SgdConfig { momentum: 0.9, nesterov: false, weight_decay: 1e-4, decay_norm_and_bias: true },
-        label_smoothing: 0.0,
-        clip_norm: None,
-        loss_scale,
-        sync_batch_norm: false,
-        skips_non_finite: false,
-        sync: SyncConfig::default(),
-        server_link: None,
-        rank_status: Arc::default(),
-    };
+fn stepper(communicator: Arc<dyn Communicator>, loss_scale: LossScaling) -> StepperUnderTest {
     let network = ResNetConfig::cifar(8).unwrap().with_activations(Activations::F16);
-    Stepper::new(network.init(3, &Device::flex().autodiff()), config, communicator, &Device::flex()).unwrap()
-}
-
-/// Everything that a step changes: parameters, velocities, norm statistics.
-fn state(stepper: &Stepper<ResNet>) -> Vec<u32> {
-    let model = stepper.model().valid();
-    let statistics = read(&model, &ParameterLayout::state(&model));
-    let all = [&*stepper.parameters(), &*stepper.velocities(), &statistics].concat();
-    all.into_iter().map(f32::to_bits).collect()
-}
-
-/// The step with this number.
-fn step(stepper: &mut Stepper<ResNet>, step: usize, loaded: LoadedStep) -> Result<StepEnd> {
-    let context = StepContext { step: step as u64, learning_rate: 0.01, ..StepContext::default() };
-    let loaded = loaded.map(|batch| batch.upload(stepper.device()));
-    stepper.step(context, loaded, &Timer::default())
+    let model = network.init(3, &Device::flex().autodiff());
+    StepperUnderTest::new(model, StepConfig { loss_scale, ..step_config() }, communicator, &Device::flex())
 }
 
 #[test]
@@ -118,14 +77,14 @@ fn an_overflow_is_left_out_on_all_ranks_the_scale_halves_and_training_goes_on() 
         stepper.restore(model, &velocities, Some(serde_json::from_str(largest).unwrap())).unwrap();
         let mut overflows = Vec::new();
         for (index, loaded) in steps(rank).into_iter().enumerate() {
-            let (before, scale) = (state(&stepper), stepper.loss_scale().factor());
-            let end = step(&mut stepper, index, loaded).unwrap();
+            let (before, scale) = (stepper.state(), stepper.loss_scale().factor());
+            let end = stepper.step(index, loaded).unwrap();
             let overflowed = end.outcome == StepOutcome::Overflowed(stepper.loss_scale());
             assert!(overflowed || end.outcome == StepOutcome::Updated, "{end:?}");
             let scores = end.scores.unwrap();
             assert_eq!(scores.num_samples, 1, "the loss of every step counts");
             assert!(scores.loss_sum.is_finite());
-            assert_eq!(state(&stepper) == before, overflowed, "step {index}");
+            assert_eq!(stepper.state() == before, overflowed, "step {index}");
             assert_eq!(stepper.loss_scale().factor(), if overflowed { scale / 2 } else { scale });
             overflows.push(overflowed);
         }
@@ -144,7 +103,7 @@ fn an_overflow_at_a_fixed_scale_ends_the_run_and_names_the_scale() {
         let communicator: Arc<dyn Communicator> = Arc::new(communicator);
         let loaded = steps(communicator.rank()).swap_remove(0);
         let mut stepper = stepper(communicator, LossScaling::Fixed(1 << 24));
-        format!("{:#}", step(&mut stepper, 0, loaded).unwrap_err())
+        format!("{:#}", stepper.step(0, loaded).unwrap_err())
     });
     for error in errors {
         for part in ["step 0", "largest gradient, in", "fixed loss scale of 16777216", "--loss-scale dynamic"] {
@@ -157,11 +116,9 @@ fn an_overflow_at_a_fixed_scale_ends_the_run_and_names_the_scale() {
 fn a_loss_that_is_not_finite_is_an_error_at_any_scale() {
     let errors = run_ranks(2, |communicator| {
         let communicator: Arc<dyn Communicator> = Arc::new(communicator);
-        let mut loaded = steps(communicator.rank()).swap_remove(0);
-        let Pixels::Normalised(pixels) = &mut loaded.micro_batches[0].pixels else { panic!("raw pixels") };
-        pixels[100] = f32::NAN;
+        let loaded = with_bad_pixel(steps(communicator.rank()).swap_remove(0), f32::NAN);
         let mut stepper = stepper(communicator, LossScaling::Dynamic);
-        let error = step(&mut stepper, 0, loaded).unwrap_err();
+        let error = stepper.step(0, loaded).unwrap_err();
         (error.to_string(), stepper.loss_scale())
     });
     for (error, scale) in errors {

@@ -20,6 +20,7 @@ mod program;
 mod report;
 mod resuming;
 mod runs;
+mod stepper_under_test;
 mod synchronisation;
 mod update_on_device;
 mod verify;

@@ -6,9 +6,9 @@ use std::path::Path;
 
 use crate::fixture::{Run, TINY, bitmap, flags, run};
 use distributed::{ROOT, SingleCommunicator};
+use records::EpochRecord;
 use trainer::config::cli::TrainArgs;
 use trainer::config::{Family, TrainConfig};
-use trainer::measure::metrics::EpochRecord;
 use trainer::measure::report::Reporter;
 use trainer::model::data;
 use trainer::run::checkpoint::{Checkpoint, CheckpointStore, Progress};

@@ -3,19 +3,15 @@
 use std::sync::Arc;
 
 use crate::fixture::{TINY, flags, run};
-use anyhow::Result;
-use burn::module::Module;
+use crate::stepper_under_test::{StepperUnderTest, one_shard, resnet8, step_config, with_bad_pixel};
 use burn::tensor::Device;
-use burn_resnet::{ResNet, ResNetConfig};
-use datasets::{LoadedStep, Loader, LoaderConfig, Pixels, ShapesConfig, ShardConfig, ShardPlan, shapes};
+use burn_resnet::{Activations, ResNetConfig};
+use datasets::{Augment, LoadedStep};
 use distributed::{ParameterLayout, SingleCommunicator, read};
 use trainer::config::cli::TrainArgs;
-use trainer::config::{SyncConfig, UpdateKind};
-use trainer::measure::metrics::ScoreSums;
-use trainer::measure::timer::Timer;
-use trainer::step::loss_scale::LossScaling;
+use trainer::config::{LossScaling, SyncConfig, UpdateKind};
 use trainer::step::optimizer::SgdConfig;
-use trainer::step::{StepConfig, StepContext, StepEnd, StepOutcome, Stepper};
+use trainer::step::{StepConfig, StepOutcome};
 
 const NUM_STEPS: usize = 5;
 
@@ -24,69 +20,31 @@ const TOLERANCE: f64 = 2e-5;
 
 /// Five steps of eight images in micro-batches of three.
 fn steps() -> Vec<LoadedStep> {
-    let data = shapes::open(&ShapesConfig { num_train: 8 * NUM_STEPS, num_test: 10, seed: 1 }).unwrap();
-    let plan = ShardPlan::new(ShardConfig {
-        num_samples: data.train.len(),
-        global_batch_size: 8,
-        seed: 5,
-        epoch: 0,
-        shuffle: true,
-        drop_last: false,
-        shard_index: 0,
-        num_shards: 1,
-        num_own_shards: 1,
-    })
-    .unwrap();
-    Loader::start(data.train, plan, LoaderConfig::new(3, data.normalization)).map(Result::unwrap).collect()
+    crate::stepper_under_test::steps(one_shard(8 * NUM_STEPS, 8), 3, Augment::None)
 }
 
 fn config(update: UpdateKind) -> StepConfig {
-    StepConfig {
-        sgd: SgdConfig { momentum: 0.9, nesterov: false, weight_decay: 1e-2, decay_norm_and_bias: true },
-        label_smoothing: 0.0,
-        clip_norm: None,
-        loss_scale: LossScaling::None,
-        sync_batch_norm: false,
-        skips_non_finite: false,
-        sync: SyncConfig { update, ..SyncConfig::default() },
-        server_link: None,
-        rank_status: Arc::default(),
-    }
+    let base = step_config();
+    StepConfig { sgd: SgdConfig { weight_decay: 1e-2, ..base.sgd }, sync: SyncConfig { update, ..base.sync }, ..base }
 }
 
-fn stepper(config: StepConfig, device: &Device) -> Stepper<ResNet> {
-    let model = ResNetConfig::cifar(8).unwrap().init(3, &device.clone().autodiff());
-    Stepper::new(model, config, Arc::new(SingleCommunicator::new()), device).unwrap()
-}
-
-fn step(stepper: &mut Stepper<ResNet>, index: usize, loaded: LoadedStep) -> Result<StepEnd> {
-    let context = StepContext { step: index as u64, learning_rate: 0.02, ..StepContext::default() };
-    let loaded = loaded.map(|batch| batch.upload(stepper.device()));
-    stepper.step(context, loaded, &Timer::default())
-}
-
-fn wait(stepper: &mut Stepper<ResNet>) -> Result<Option<ScoreSums>> {
-    stepper.wait(&Timer::default())
-}
-
-fn norm_statistics(stepper: &Stepper<ResNet>) -> Vec<f32> {
-    let model = stepper.model().valid();
-    read(&model, &ParameterLayout::state(&model))
+fn stepper(config: StepConfig, device: &Device) -> StepperUnderTest {
+    StepperUnderTest::new(resnet8(device), config, Arc::new(SingleCommunicator::new()), device)
 }
 
 /// Parameters, velocities, norm statistics and the loss of each step.
 fn course(config: StepConfig, device: &Device, num_steps: usize) -> [Vec<f32>; 4] {
     let mut stepper = stepper(config, device);
     let losses = steps().into_iter().take(num_steps).enumerate().map(|(index, loaded)| {
-        let end = step(&mut stepper, index, loaded).unwrap();
-        let sums = wait(&mut stepper).unwrap().xor(end.scores).unwrap();
+        let end = stepper.step(index, loaded).unwrap();
+        let sums = stepper.wait().unwrap().xor(end.scores).unwrap();
         assert_eq!(sums.num_samples, 8);
         sums.loss_mean() as f32
     });
     let losses = losses.collect();
     let in_model = read(stepper.model(), &ParameterLayout::new(stepper.model()));
     assert_eq!(in_model, *stepper.parameters(), "the model has the optimizer's parameters");
-    [in_model, stepper.velocities().into_owned(), norm_statistics(&stepper), losses]
+    [in_model, stepper.velocities().into_owned(), stepper.norm_statistics(), losses]
 }
 
 fn assert_close(what: &str, [host, device]: [&[f32]; 2]) {
@@ -132,37 +90,31 @@ fn results_come_a_step_late_in_order_and_none_is_lost() {
     let mut stepper = stepper(config(UpdateKind::Device), &Device::flex());
     let mut sums = Vec::new();
     for (index, loaded) in steps().into_iter().enumerate() {
-        sums.push(step(&mut stepper, index, loaded).unwrap().scores);
+        sums.push(stepper.step(index, loaded).unwrap().scores);
     }
-    sums.push(wait(&mut stepper).unwrap());
-    assert_eq!((sums[0], wait(&mut stepper).unwrap()), (None, None));
+    sums.push(stepper.wait().unwrap());
+    assert_eq!((sums[0], stepper.wait().unwrap()), (None, None));
     let losses: Vec<f32> = sums[1..].iter().map(|sums| sums.unwrap().loss_mean() as f32).collect();
     assert_eq!(losses, course(config(UpdateKind::Device), &Device::flex(), NUM_STEPS)[3]);
-}
-
-fn with_bad_pixel(mut loaded: LoadedStep, value: f32) -> LoadedStep {
-    let Pixels::Normalised(pixels) = &mut loaded.micro_batches[1].pixels else { panic!("raw pixels") };
-    pixels[100] = value;
-    loaded
 }
 
 #[test]
 fn a_loss_that_is_not_finite_ends_the_run_at_the_next_step_and_names_its_own() {
     let mut stepper = stepper(config(UpdateKind::Device), &Device::flex());
     let mut steps = steps().into_iter();
-    step(&mut stepper, 0, with_bad_pixel(steps.next().unwrap(), f32::NAN)).unwrap();
-    let error = format!("{:#}", step(&mut stepper, 1, steps.next().unwrap()).unwrap_err());
+    stepper.step(0, with_bad_pixel(steps.next().unwrap(), f32::NAN)).unwrap();
+    let error = format!("{:#}", stepper.step(1, steps.next().unwrap()).unwrap_err());
     assert!(error.contains("step 0: non-finite loss") && error.contains("on rank 0"), "{error}");
 }
 
 #[test]
 fn a_gradient_that_overflows_is_named_before_anything_is_saved() {
     let config = StepConfig { loss_scale: LossScaling::Fixed(1 << 24), ..config(UpdateKind::Device) };
-    let network = ResNetConfig::cifar(8).unwrap().with_activations(burn_resnet::Activations::F16);
+    let network = ResNetConfig::cifar(8).unwrap().with_activations(Activations::F16);
     let model = network.init(3, &Device::flex().autodiff());
-    let mut stepper = Stepper::new(model, config, Arc::new(SingleCommunicator::new()), &Device::flex()).unwrap();
-    step(&mut stepper, 0, steps().swap_remove(0)).unwrap();
-    let error = format!("{:#}", wait(&mut stepper).unwrap_err());
+    let mut stepper = StepperUnderTest::new(model, config, Arc::new(SingleCommunicator::new()), &Device::flex());
+    stepper.step(0, steps().swap_remove(0)).unwrap();
+    let error = format!("{:#}", stepper.wait().unwrap_err());
     for part in ["step 0", "largest gradient, in", "fixed loss scale of 16777216", "--loss-scale dynamic"] {
         assert!(error.contains(part), "{part} is not in: {error}");
     }
@@ -170,21 +122,17 @@ fn a_gradient_that_overflows_is_named_before_anything_is_saved() {
 
 #[test]
 fn a_skipped_step_leaves_no_trace() {
-    let state = |stepper: &Stepper<ResNet>| {
-        let all = [&*stepper.parameters(), &*stepper.velocities(), &norm_statistics(stepper)].concat();
-        all.into_iter().map(f32::to_bits).collect::<Vec<u32>>()
-    };
     for bad in [f32::NAN, f32::INFINITY] {
         let config = StepConfig { skips_non_finite: true, ..config(UpdateKind::Device) };
         let mut stepper = stepper(config, &Device::flex());
         let mut steps = steps().into_iter();
-        let first = step(&mut stepper, 0, steps.next().unwrap()).unwrap();
-        let before = state(&stepper);
-        let end = step(&mut stepper, 1, with_bad_pixel(steps.next().unwrap(), bad)).unwrap();
+        let first = stepper.step(0, steps.next().unwrap()).unwrap();
+        let before = stepper.state();
+        let end = stepper.step(1, with_bad_pixel(steps.next().unwrap(), bad)).unwrap();
         assert!(matches!(&end.outcome, StepOutcome::Skipped(reason) if reason.contains("step 1")), "{end:?}");
-        assert_eq!((state(&stepper) == before, end.scores), (true, None), "{bad}");
-        let third = step(&mut stepper, 2, steps.next().unwrap()).unwrap();
-        assert_ne!(state(&stepper), before);
+        assert_eq!((stepper.state() == before, end.scores), (true, None), "{bad}");
+        let third = stepper.step(2, steps.next().unwrap()).unwrap();
+        assert_ne!(stepper.state(), before);
         let num_samples = [first, third].map(|end| end.scores.unwrap().num_samples);
         assert_eq!(num_samples, [8, 8]);
     }

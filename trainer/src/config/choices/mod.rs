@@ -4,8 +4,10 @@
 //! Invariant: `Display`, `FromStr`, clap and serde agree on the spelling.
 
 mod device;
+mod loss_scaling;
 
 pub use device::{DeviceChoice, nvidia_driver_present};
+pub use loss_scaling::LossScaling;
 
 use clap::ValueEnum;
 use distributed::{CompressionKind, ParseCompressionError, ReductionKind};

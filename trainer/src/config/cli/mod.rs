@@ -28,10 +28,10 @@ pub use sync::SyncArgs;
 pub use verify::VerifyArgs;
 
 use crate::config::choices::BatchNormKind;
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use jobs::{CompareArgs, HostsCommand, LaunchArgs, SlurmCommand, StudyArgs};
 use serde::Serialize;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// A variable of the environment, for the doctor, which looks at what other programs read.
 pub fn environment(variable: &str) -> Option<String> {
@@ -43,8 +43,8 @@ pub fn environment(variable: &str) -> Option<String> {
 #[command(
     name = "trainer",
     version = concat!(env!("CARGO_PKG_VERSION"), " (commit ", env!("LOCKSTEP_COMMIT"), ")"),
-    after_help = "Without a command: `trainer train` with its defaults, a small network on drawn shapes, no files needed.\n\
-                  On several ranks: `trainer launch`, `trainer slurm submit`, or mpirun or srun; the world size is their number of tasks."
+    after_help = "Without a command: `train` with its defaults, a small network on drawn shapes, no files needed.\n\
+                  On several ranks: `launch`, `slurm submit`, or mpirun or srun; the world size is their number of tasks."
 )]
 pub struct CliOf<A: Args> {
     #[command(subcommand)]
@@ -55,6 +55,21 @@ pub struct CliOf<A: Args> {
 pub type Cli = CliOf<ModelArgs>;
 
 impl<A: Args + Default> CliOf<A> {
+    /// The definitions of commands and flags, under the name that this program was started by.
+    pub fn definitions() -> clap::Command {
+        let program = std::env::args_os().next().unwrap_or_default();
+        match Path::new(&program).file_name() {
+            // clap takes a name that lives as long as the program.
+            Some(name) => Self::command().name(&*name.to_string_lossy().into_owned().leak()),
+            None => Self::command(),
+        }
+    }
+
+    /// What was typed; ends the program where it is a question, such as `--help`, or has no meaning.
+    pub fn typed() -> Self {
+        Self::from_arg_matches(&Self::definitions().get_matches()).unwrap_or_else(|error| error.exit())
+    }
+
     /// What to do; `train` with its defaults if nothing was typed.
     pub fn into_command(self) -> CommandOf<A> {
         self.command.unwrap_or_else(|| CommandOf::Train(Box::default()))

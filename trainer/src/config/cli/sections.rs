@@ -4,11 +4,11 @@
 
 use super::family::ModelSection;
 use super::sync::SyncArgs;
+use crate::config::choices::LossScaling;
 use crate::config::choices::{
     AugmentKind, BatchNormKind, ConvolutionKind, CpuKind, DatasetKind, DeviceChoice, Dtype, InputKind, KernelsKind,
     OnBadImageKind, OnNonFiniteKind, ScheduleKind, ShortcutKind,
 };
-use crate::step::loss_scale::LossScaling;
 use clap::{Args, value_parser};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;

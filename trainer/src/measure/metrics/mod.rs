@@ -6,10 +6,10 @@
 
 mod results;
 
-pub use records::{EpochRecord, RankSeconds, Seconds, SlowestRank, Summary, ThroughputStats};
 pub use results::{Quantiles, StepSketch, throughput};
 
 use distributed::Traffic;
+use records::{EpochRecord, Seconds};
 use serde::{Deserialize, Serialize};
 use std::ops::AddAssign;
 use std::time::Duration;

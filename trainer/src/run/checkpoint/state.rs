@@ -4,11 +4,12 @@ use std::collections::BTreeMap;
 
 use anyhow::{Context, Result, ensure};
 use datasets::DatasetSplits;
+use records::EpochRecord;
 use serde::{Deserialize, Serialize};
 
 use super::{MODEL_FILE, TRAINING_FILE, residual_file};
 use crate::config::{MAX_CLASSES, MAX_IMAGE_SIDE};
-use crate::measure::metrics::{EpochRecord, ScoreSums};
+use crate::measure::metrics::ScoreSums;
 use crate::step::loss_scale::LossScale;
 
 /// The layout of the files; raised when an older program could not read a newer one's, or would trust it less than it should.

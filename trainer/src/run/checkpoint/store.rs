@@ -10,7 +10,7 @@ use super::{
     Checkpoint, CheckpointState, MODEL_FILE, STATE_FILE, STATE_SUM_FILE, TRAINING_FILE, TrainingTensors, read_state,
     residual_file, residual_to_bytes, sha256_of_file, state_sum_line,
 };
-use crate::run::output::{sync_directory, sync_parent};
+use crate::measure::whole_file::{sync_directory, sync_parent};
 
 /// Ending of a checkpoint that is being written.
 const UNFINISHED: &str = ".unfinished";

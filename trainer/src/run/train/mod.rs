@@ -11,7 +11,7 @@ use std::time::Instant;
 use anyhow::{Result, ensure};
 use distributed::{Phase, check_fingerprint};
 
-use crate::config::{BatchNormKind, Filled, OnNonFiniteKind, TrainConfig};
+use crate::config::{BatchNormKind, Filled, LossScaling, OnNonFiniteKind, TrainConfig};
 use crate::measure::gather::{self, RankTimes, SessionTimes};
 use crate::measure::metrics::{EpochCost, ScoreSums};
 use crate::measure::timer::Timer;
@@ -24,7 +24,6 @@ use crate::run::checkpointer::Checkpointer;
 use crate::run::evaluate::{EvaluateConfig, Evaluation, evaluate};
 use crate::run::session::Session;
 use crate::step::ema::Ema;
-use crate::step::loss_scale::LossScaling;
 use crate::step::optimizer::SgdConfig;
 use crate::step::{StepConfig, Stepper};
 
@@ -71,10 +70,10 @@ pub fn fit<M: ImageClassifier>(model: M, session: &Session<'_>) -> Result<Outcom
     let progress = if config.resume { checkpointer.resume(&mut stepper, ema.as_mut())? } else { Progress::default() };
     // Whatever could refuse this start has been asked: a refused one leaves the run's files as they were.
     if session.resumption.is_some() {
-        session.records.begin(config, session.manifest)?;
+        session.files.begin(config, session.manifest)?;
     }
     session.reporter.note(&format!("gradients {}", stepper.gradient_route()));
-    session.records.open_metrics(progress.epoch)?;
+    session.files.open_metrics(progress.epoch)?;
     let schedule = LearningRate::new(config, data::steps_per_epoch(config, session.data)?);
     let trace = TraceClock::start(config.sync.trace.as_deref(), communicator)?;
     let timer = Timer::new(Arc::clone(&session.rank_status)).keeping_spans(trace.is_some());
@@ -185,7 +184,7 @@ impl<M: ImageClassifier> Training<'_, M> {
         };
         let record = cost.record(progress.epoch_scores, test);
         session.reporter.epoch(&record);
-        session.records.epoch(&record)?;
+        session.files.epoch(&record)?;
         progress.last_record = Some(record);
         Ok(())
     }

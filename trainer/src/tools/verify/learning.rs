@@ -8,12 +8,12 @@ use std::sync::Arc;
 use anyhow::{Context, Result};
 use burn_resnet::ResNet;
 use distributed::SingleCommunicator;
+use records::EpochRecord;
 
 use super::Subject;
 use super::comparison::{Comparison, Finding};
 use crate::config::ScheduleKind;
 use crate::config::cli::{ModelSection, TrainArgs, TrainSplitArgs};
-use crate::measure::metrics::EpochRecord;
 use crate::measure::report::Reporter;
 use crate::run::train::Outcome;
 use crate::world::ranks::World;

@@ -12,11 +12,10 @@ use datasets::{LoadedStep, Loader, LoaderConfig, ShapesConfig, ShardConfig, Shar
 use distributed::{Communicator, SingleCommunicator};
 
 use crate::config::cli::{ComputeArgs, ModelArgs};
-use crate::config::{Filled, SyncConfig};
+use crate::config::{Filled, LossScaling, SyncConfig};
 use crate::measure::timer::Timer;
 use crate::model::family::ModelRequest;
 use crate::model::network::resnet;
-use crate::step::loss_scale::LossScaling;
 use crate::step::optimizer::SgdConfig;
 use crate::step::{StepConfig, StepContext, Stepper};
 

@@ -8,28 +8,28 @@ use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context, Result};
+use records::{EpochRecord, Manifest, Summary};
 
 use crate::config::TrainConfig;
-use crate::measure::manifest::Manifest;
-use crate::measure::metrics::{EpochRecord, Summary};
+use crate::measure::whole_file::write_json;
 use crate::run::lock::DirectoryLock;
-use crate::run::output::{MetricsFile, OutputDirectory, write_json};
+use crate::run::output::{MetricsFile, OutputDirectory};
 
 /// One run's files, on root.
 #[derive(Debug)]
-pub struct Records {
-    root: Option<RootRecords>,
+pub struct RunFiles {
+    root: Option<RootFiles>,
 }
 
 #[derive(Debug)]
-struct RootRecords {
+struct RootFiles {
     directory: OutputDirectory,
     /// Kept until the run ends; absent where the file system has no locks.
     lock: Option<DirectoryLock>,
     metrics: Mutex<Option<MetricsFile>>,
 }
 
-impl Records {
+impl RunFiles {
     /// Makes the output directory and locks it for `holder`, if this is root.
     ///
     /// # Errors
@@ -40,7 +40,7 @@ impl Records {
         }
         let directory = OutputDirectory::prepare(config)?;
         let lock = directory.lock(config, holder)?;
-        Ok(Self { root: Some(RootRecords { directory, lock, metrics: Mutex::new(None) }) })
+        Ok(Self { root: Some(RootFiles { directory, lock, metrics: Mutex::new(None) }) })
     }
 
     /// Whether another run could write to the same directory unnoticed, on root.

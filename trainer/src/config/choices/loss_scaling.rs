@@ -1,0 +1,112 @@
+//! How the loss is scaled, as flags and files spell it.
+//!
+//! In: text, or a number of a TOML file. Out: [`LossScaling`]. Invariant: a factor is a power of two from 1 to 2^24, by which an f32 is
+//! multiplied and divided without rounding.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+use super::Dtype;
+
+/// How the loss is scaled.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(try_from = "Spelling", into = "String")]
+pub enum LossScaling {
+    /// Not at all.
+    #[default]
+    None,
+    /// As much as the gradients bear: halved where they overflow, and that step left out; doubled after 2000 good steps.
+    Dynamic,
+    /// Always by this power of two.
+    Fixed(u32),
+}
+
+impl LossScaling {
+    /// The largest factor: with it the loss of a whole batch stays far below the largest f32.
+    pub const LARGEST: u32 = 1 << 24;
+
+    /// Whether the loss may be multiplied by this number.
+    pub fn is_factor(number: u32) -> bool {
+        number.is_power_of_two() && number <= Self::LARGEST
+    }
+
+    /// What activations of `dtype` are trained with if nobody says: gradients need it in f16, whose smallest number is 2^-24;
+    /// bf16 has the range of f32.
+    pub fn of(dtype: Dtype) -> Self {
+        match dtype {
+            Dtype::F32 | Dtype::Bf16 => Self::None,
+            Dtype::F16 => Self::Dynamic,
+        }
+    }
+}
+
+impl fmt::Display for LossScaling {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::None => f.pad("none"),
+            Self::Dynamic => f.pad("dynamic"),
+            Self::Fixed(factor) => factor.fmt(f),
+        }
+    }
+}
+
+impl FromStr for LossScaling {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match (text, text.parse()) {
+            ("none", _) => Ok(Self::None),
+            ("dynamic", _) => Ok(Self::Dynamic),
+            (_, Ok(factor)) if Self::is_factor(factor) => Ok(Self::Fixed(factor)),
+            _ => Err(format!("expected none, dynamic or a power of two from 1 to {}, got `{text}`", Self::LARGEST)),
+        }
+    }
+}
+
+/// In a file: text, or a number as it is.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Spelling {
+    Number(i64),
+    Text(String),
+}
+
+impl TryFrom<Spelling> for LossScaling {
+    type Error = String;
+
+    fn try_from(spelling: Spelling) -> Result<Self, String> {
+        match spelling {
+            Spelling::Number(factor) => factor.to_string().parse(),
+            Spelling::Text(text) => text.parse(),
+        }
+    }
+}
+
+impl From<LossScaling> for String {
+    fn from(scaling: LossScaling) -> Self {
+        scaling.to_string()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_spelling_is_read_back_and_only_powers_of_two_are_numbers() {
+        for scaling in
+            [LossScaling::None, LossScaling::Dynamic, LossScaling::Fixed(1), LossScaling::Fixed(LossScaling::LARGEST)]
+        {
+            assert_eq!(scaling.to_string().parse(), Ok(scaling));
+            let text = serde_json::to_string(&scaling).unwrap();
+            assert_eq!(serde_json::from_str::<LossScaling>(&text).unwrap(), scaling);
+        }
+        assert_eq!(serde_json::from_str::<LossScaling>("1024").unwrap(), LossScaling::Fixed(1024));
+        for text in ["0", "1000", "33554432", "-2", "1.5", "auto", ""] {
+            let error = text.parse::<LossScaling>().unwrap_err();
+            assert!(error.contains("a power of two from 1 to 16777216"), "{error}");
+        }
+    }
+}

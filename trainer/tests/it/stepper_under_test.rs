@@ -1,0 +1,112 @@
+//! A rank that takes its steps by hand, so that a test can look at it between them.
+
+use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
+
+use anyhow::Result;
+use burn::tensor::Device;
+use burn_resnet::{ResNet, ResNetConfig};
+use datasets::{Augment, LoadedStep, Loader, LoaderConfig, Pixels, ShapesConfig, ShardConfig, ShardPlan, shapes};
+use distributed::{Communicator, ParameterLayout, read};
+use trainer::config::{LossScaling, SyncConfig};
+use trainer::measure::metrics::ScoreSums;
+use trainer::measure::timer::Timer;
+use trainer::model::ImageClassifier;
+use trainer::step::optimizer::SgdConfig;
+use trainer::step::{StepConfig, StepContext, StepEnd, Stepper};
+
+/// Momentum and decay, nothing else.
+pub(crate) fn step_config() -> StepConfig {
+    StepConfig {
+        sgd: SgdConfig { momentum: 0.9, nesterov: false, weight_decay: 1e-4, decay_norm_and_bias: true },
+        label_smoothing: 0.0,
+        clip_norm: None,
+        loss_scale: LossScaling::None,
+        sync_batch_norm: false,
+        skips_non_finite: false,
+        sync: SyncConfig::default(),
+        server_link: None,
+        rank_status: Arc::default(),
+    }
+}
+
+/// A small network with normalisation, with the same weights each time.
+pub(crate) fn resnet8(device: &Device) -> ResNet {
+    ResNetConfig::cifar(8).unwrap().init(3, &device.clone().autodiff())
+}
+
+/// The first epoch of so many samples on one rank.
+pub(crate) fn one_shard(num_samples: usize, global_batch_size: usize) -> ShardConfig {
+    ShardConfig {
+        num_samples,
+        global_batch_size,
+        seed: 5,
+        epoch: 0,
+        shuffle: true,
+        drop_last: false,
+        shard_index: 0,
+        num_shards: 1,
+        num_own_shards: 1,
+    }
+}
+
+/// All steps of a shard of drawn figures.
+pub(crate) fn steps(shard: ShardConfig, micro_batch_size: usize, augment: Augment) -> Vec<LoadedStep> {
+    let data = shapes::open(&ShapesConfig { num_train: shard.num_samples, num_test: 10, seed: 1 }).unwrap();
+    let how = LoaderConfig { augment, ..LoaderConfig::new(micro_batch_size, data.normalization) };
+    Loader::start(data.train, ShardPlan::new(shard).unwrap(), how).map(Result::unwrap).collect()
+}
+
+/// The step with this value in a pixel of its last micro-batch.
+pub(crate) fn with_bad_pixel(mut loaded: LoadedStep, value: f32) -> LoadedStep {
+    let Some(Pixels::Normalised(pixels)) = loaded.micro_batches.last_mut().map(|batch| &mut batch.pixels) else {
+        panic!("expected normalised pixels");
+    };
+    pixels[100] = value;
+    loaded
+}
+
+/// A stepper whose steps have one learning rate.
+pub(crate) struct StepperUnderTest<M = ResNet>(Stepper<M>);
+
+impl<M: ImageClassifier> StepperUnderTest<M> {
+    pub(crate) fn new(model: M, config: StepConfig, communicator: Arc<dyn Communicator>, device: &Device) -> Self {
+        Self(Stepper::new(model, config, communicator, device).unwrap())
+    }
+
+    /// The step with this number.
+    pub(crate) fn step(&mut self, step: usize, loaded: LoadedStep) -> Result<StepEnd> {
+        let context = StepContext { step: step as u64, learning_rate: 0.02, ..StepContext::default() };
+        let loaded = loaded.map(|batch| batch.upload(self.0.device()));
+        self.0.step(context, loaded, &Timer::default())
+    }
+
+    pub(crate) fn wait(&mut self) -> Result<Option<ScoreSums>> {
+        self.0.wait(&Timer::default())
+    }
+
+    pub(crate) fn norm_statistics(&self) -> Vec<f32> {
+        let model = self.model().valid();
+        read(&model, &ParameterLayout::state(&model))
+    }
+
+    /// Everything that a step changes: parameters, velocities, norm statistics; bits, so that NaN would equal NaN.
+    pub(crate) fn state(&self) -> [Vec<u32>; 3] {
+        let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect();
+        [bits(&self.parameters()), bits(&self.velocities()), bits(&self.norm_statistics())]
+    }
+}
+
+impl<M> Deref for StepperUnderTest<M> {
+    type Target = Stepper<M>;
+
+    fn deref(&self) -> &Stepper<M> {
+        &self.0
+    }
+}
+
+impl<M> DerefMut for StepperUnderTest<M> {
+    fn deref_mut(&mut self) -> &mut Stepper<M> {
+        &mut self.0
+    }
+}
