@@ -1,8 +1,9 @@
 //! The CPU kernels of a training step: slices in, slices out; knows no tensor library.
 //!
 //! In: contiguous slices, activations channels-last `[N, H, W, C]` (or `[rows, C]`), any extents, PyTorch's weights, and a
-//! workspace from the caller. Out: the caller's slices; nothing is allocated in a hot path. Slices may start anywhere;
-//! workspaces and packed weights are fastest from the start of a cache line ([`scratch::Scratch`]).
+//! workspace from the caller. Out: the caller's slices; nothing is allocated in a hot path. Activations may start anywhere,
+//! though those of an [`arena::Arena`] are fastest; packed weights and workspaces of floats must start on a cache line, as
+//! [`scratch::Scratch`] gives them, and are refused elsewhere. A normalisation's workspace of doubles is too small to matter.
 //! Activations and their gradients are stored as f32 or bf16 ([`Element`]); all else, and all arithmetic, is f32, but for
 //! convolutions planned for bf16, which multiply pairs of bf16 where the processor can ([`conv2d::Conv2d::new`]).
 //! Invariant: work is cut into pieces of fixed size and partial sums are added in piece order, so no result depends on the number of

@@ -12,6 +12,17 @@ pub(crate) const LINE_FLOATS: usize = size_of::<Line>() / size_of::<f32>();
 /// Doubles of a cache line.
 pub(crate) const LINE_DOUBLES: usize = size_of::<Line>() / size_of::<f64>();
 
+/// Refuses scratch memory or packed weights that do not begin on a cache line: right, but slower by a quarter.
+pub(crate) fn assert_on_line<const N: usize>(what: &str, memory: [&[f32]; N]) {
+    for slice in memory {
+        let address = slice.as_ptr().addr();
+        assert!(
+            slice.is_empty() || address.is_multiple_of(size_of::<Line>()),
+            "{what}: expected memory from the start of a cache line, as `Scratch` gives it, got the address {address:#x}"
+        );
+    }
+}
+
 /// A buffer that only grows.
 #[derive(Debug, Default)]
 pub struct Scratch {
@@ -65,6 +76,12 @@ mod tests {
             assert_eq!((doubles.len(), doubles.as_ptr().addr() % 64), (len, 0));
             doubles.fill(len as f64);
         }
+    }
+
+    #[test]
+    #[should_panic(expected = "workspace: expected memory from the start of a cache line")]
+    fn memory_beside_a_cache_line_is_refused() {
+        assert_on_line("workspace", [&Scratch::new().floats(17)[4..]]);
     }
 
     #[test]

@@ -1,7 +1,40 @@
 //! What the tests of several operations share: values, and every way to run a kernel.
 
+use core::ops::{Deref, DerefMut};
+
+use crate::arena::Line;
+use crate::scratch::LINE_FLOATS;
 use crate::simd::Isa;
 use half::bf16;
+
+/// Scratch memory that begins on a cache line, as the kernels ask, and is dirty. A vector, so that what goes beyond it is found.
+pub(crate) struct Dirty {
+    lines: Vec<Line>,
+    len: usize,
+}
+
+/// So many floats that are not numbers.
+pub(crate) fn dirty(len: usize) -> Dirty {
+    let mut dirty = Dirty { lines: vec![Line::ZEROS; len.div_ceil(LINE_FLOATS)], len };
+    dirty.fill(f32::NAN);
+    dirty
+}
+
+impl Deref for Dirty {
+    type Target = [f32];
+
+    fn deref(&self) -> &[f32] {
+        // SAFETY: the lines hold so many floats, aligned and initialised.
+        unsafe { core::slice::from_raw_parts(self.lines.as_ptr().cast(), self.len) }
+    }
+}
+
+impl DerefMut for Dirty {
+    fn deref_mut(&mut self) -> &mut [f32] {
+        // SAFETY: as above, borrowed mutably.
+        unsafe { core::slice::from_raw_parts_mut(self.lines.as_mut_ptr().cast(), self.len) }
+    }
+}
 
 /// Values in -1..1 that depend on the seed only.
 pub(crate) fn values(len: usize, seed: u64) -> Vec<f32> {

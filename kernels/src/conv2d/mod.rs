@@ -27,6 +27,7 @@ mod winograd;
 pub use shape::Conv2dShape;
 
 use crate::pieces::slots_len;
+use crate::scratch::assert_on_line;
 use crate::simd::{Isa, Task, vectorized};
 use crate::{Element, Storage};
 use direct::pack::Pack;
@@ -135,10 +136,11 @@ impl Conv2d {
     /// Packs `weights` (`[C_out, C_in, K, K]`) for [`Conv2d::forward`].
     ///
     /// # Panics
-    /// If a length is not the one stated.
+    /// If a length is not the one stated, or packed weights or workspace do not start on a cache line.
     pub fn pack_forward(&self, weights: &[f32], packed: &mut [f32]) {
         assert_eq!(weights.len(), self.shape.weight_len(), "convolution: length of the weights");
         assert_eq!(packed.len(), self.packed_forward_len(), "convolution: length of the packed weights");
+        assert_on_line("convolution: packed weights", [packed]);
         match &self.forward {
             Pass::Direct(plan) => self.isa.run(Pack { shape: &self.shape, plan, weights, packed }),
             Pass::Dot(dot) => dot.pack(&self.shape, weights, packed),
@@ -157,10 +159,11 @@ impl Conv2d {
     /// Packs `weights` (`[C_out, C_in, K, K]`) for [`Conv2d::data_gradient`].
     ///
     /// # Panics
-    /// If a length is not the one stated.
+    /// If a length is not the one stated, or packed weights or workspace do not start on a cache line.
     pub fn pack_data_gradient(&self, weights: &[f32], packed: &mut [f32]) {
         assert_eq!(weights.len(), self.shape.weight_len(), "convolution: length of the weights");
         assert_eq!(packed.len(), self.packed_data_gradient_len(), "convolution: length of the packed weights");
+        assert_on_line("convolution: packed weights", [packed]);
         match &self.data_gradient {
             Pass::Direct(plan) => self.isa.run(Pack { shape: &self.shape, plan, weights, packed }),
             Pass::Dot(dot) => dot.pack(&self.shape, weights, packed),
@@ -199,7 +202,7 @@ impl Conv2d {
     /// channel of `y` as stored, `[2, C_out]`: sums, then centred sums of squares, taken while `y` is in the cache.
     ///
     /// # Panics
-    /// If a length is not the one stated.
+    /// If a length is not the one stated, or packed weights or workspace do not start on a cache line.
     pub fn forward<E: Element>(
         &self,
         x: &[E],
@@ -208,6 +211,7 @@ impl Conv2d {
         workspace: &mut [f32],
         moments: Option<&mut [f64]>,
     ) {
+        assert_on_line("convolution: packed weights, workspace", [packed, workspace]);
         E::conv2d_forward(self, x, packed, y, workspace, moments);
     }
 
@@ -234,7 +238,7 @@ impl Conv2d {
     /// where the input has another use whose gradient is known already: added while `dx` is in the cache.
     ///
     /// # Panics
-    /// If a length is not the one stated.
+    /// If a length is not the one stated, or packed weights or workspace do not start on a cache line.
     pub fn data_gradient<E: Element>(
         &self,
         dy: &[E],
@@ -243,6 +247,7 @@ impl Conv2d {
         dx: &mut [E],
         workspace: &mut [f32],
     ) {
+        assert_on_line("convolution: packed weights, workspace", [packed, workspace]);
         E::conv2d_data_gradient(self, dy, packed, addend, dx, workspace);
     }
 
@@ -267,8 +272,9 @@ impl Conv2d {
     /// The gradient `dw` (`[C_out, C_in, K, K]`) of the weights, overwritten, from `x` and `dy`.
     ///
     /// # Panics
-    /// If a length is not the one stated.
+    /// If a length is not the one stated, or packed weights or workspace do not start on a cache line.
     pub fn weight_gradient<E: Element>(&self, x: &[E], dy: &[E], dw: &mut [f32], workspace: &mut [f32]) {
+        assert_on_line("convolution: workspace", [workspace]);
         E::conv2d_weight_gradient(self, x, dy, dw, workspace);
     }
 

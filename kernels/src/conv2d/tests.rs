@@ -3,6 +3,7 @@
 
 use super::{Algorithm, Conv2d, Conv2dShape, reference};
 use crate::simd::Isa;
+use crate::testing::dirty;
 use crate::{Element, Storage};
 use half::bf16;
 
@@ -72,11 +73,10 @@ pub(super) struct Results<E = f32> {
 pub(super) fn run_all<E: Element>(conv: &Conv2d, x: &[E], w: &[f32], dy: &[E]) -> Results<E> {
     let s = conv.shape();
     let (x, w, dy) = (&x[1..], &w[1..], &dy[1..]);
-    let dirty = |len: usize| vec![f32::NAN; len];
     let mut results = Results {
         y: vec![E::from_f32(f32::NAN); s.output_len()],
         dx: vec![E::from_f32(f32::NAN); s.input_len()],
-        dw: dirty(s.weight_len()),
+        dw: vec![f32::NAN; s.weight_len()],
         moments: vec![0.5; 2 * s.out_channels],
     };
     let mut packed = dirty(conv.packed_forward_len());
@@ -310,8 +310,8 @@ fn a_short_input_is_refused() {
         padding: 1,
     };
     let conv = plan(shape);
-    let (packed, mut y) = (vec![0.0; conv.packed_forward_len()], vec![0.0; shape.output_len()]);
-    let mut workspace = vec![0.0; conv.forward_workspace_len()];
+    let (packed, mut y) = (dirty(conv.packed_forward_len()), vec![0.0; shape.output_len()]);
+    let mut workspace = dirty(conv.forward_workspace_len());
     conv.forward(&[0.0; 31], &packed, &mut y, &mut workspace, None);
 }
 

@@ -20,6 +20,7 @@ use crate::batch_norm::{Gate, Residual, ResidualGradient, Saved, ShortcutA, work
 use crate::conv2d::statistics::{Statistics, partials_len, reduce_partials};
 use crate::conv2d::{Algorithm, Conv2d, Conv2dShape, add_weight_gradients};
 use crate::pieces::{SharedMut, for_each_piece, slots_len, whole_lines};
+use crate::scratch::assert_on_line;
 use crate::simd::Isa;
 use crate::{Element, Storage};
 use groups::{Group, Groups, doubles, doubles_len, part_of, scratch};
@@ -87,6 +88,12 @@ impl Layer {
         &self.whole
     }
 
+    /// Whether the backward pass walks over groups of images; else its passes come one after the other over the whole batch.
+    #[must_use]
+    pub fn is_grouped(&self) -> bool {
+        self.groups.num_groups() > 1 || self.whole.shape().batch == 1
+    }
+
     /// Elements of workspace with which [`Layer::forward`] uses every thread of the current rayon pool.
     #[must_use]
     pub fn forward_workspace_len(&self) -> usize {
@@ -106,7 +113,8 @@ impl Layer {
     /// [`Conv2d::forward`] says.
     ///
     /// # Panics
-    /// If a length is not the one stated, or an input is neither stored nor normalised without a residual.
+    /// If a length is not the one stated, packed weights or workspace do not start on a cache line, or an input is neither
+    /// stored nor normalised without a residual.
     pub fn forward<E: Element>(
         &self,
         input: Input<'_, E>,
@@ -115,6 +123,7 @@ impl Layer {
         workspace: &mut [f32],
         moments: &mut [f64],
     ) {
+        assert_on_line("layer: packed weights, workspace", [packed, workspace]);
         E::layer_forward(self, input, packed, z, workspace, moments);
     }
 
@@ -152,8 +161,9 @@ impl Layer {
     /// All gradients of the layer.
     ///
     /// # Panics
-    /// If a length is not the one stated.
+    /// If a length is not the one stated, or packed weights or workspace do not start on a cache line.
     pub fn backward<E: Element>(&self, given: &Backward<'_, E>, wanted: Gradients<'_, E>, workspace: &mut [f32]) {
+        assert_on_line("layer: packed weights, workspace", [given.packed, &*workspace]);
         E::layer_backward(self, given, wanted, workspace);
     }
 

@@ -4,7 +4,7 @@ use half::bf16;
 
 use super::*;
 use crate::batch_norm::{Affine, backward, backward_sums, normalize};
-use crate::testing::{assert_close, rounded, values};
+use crate::testing::{assert_close, dirty, rounded, values};
 
 /// What surrounds a layer: its input's normalisation and residual, its own.
 #[derive(Clone, Copy, Debug)]
@@ -166,7 +166,6 @@ impl<E: Element> Given<E> {
     fn by_layer(&self) -> Results<E> {
         let layer = self.layer();
         let mut results = self.nothing();
-        let dirty = |len| vec![f32::NAN; len];
         let mut packed = dirty(layer.conv().packed_forward_len());
         layer.conv().pack_forward(&self.weights, &mut packed);
         let mut workspace = dirty(layer.forward_workspace_len());
@@ -193,18 +192,17 @@ impl<E: Element> Given<E> {
         let s = self.case.shape;
         let conv = Conv2d::new(s, Algorithm::Auto, self.isa, Storage::of::<E>());
         let mut results = self.nothing();
-        let zeros = |len| vec![0.0; len];
-        let mut packed = zeros(conv.packed_forward_len());
+        let mut packed = dirty(conv.packed_forward_len());
         conv.pack_forward(&self.weights, &mut packed);
-        let mut workspace = zeros(conv.forward_workspace_len());
+        let mut workspace = dirty(conv.forward_workspace_len());
         conv.forward(&self.x, &packed, &mut results.z, &mut workspace, Some(&mut results.moments));
         let mut dz = vec![E::default(); s.output_len()];
         let residual = self.residual(&mut results.residual);
         backward(self.isa, &self.norm(), &self.sums, self.count(), &self.dy, &mut dz, residual);
-        conv.weight_gradient(&self.x, &dz, &mut results.dw, &mut zeros(conv.weight_gradient_workspace_len()));
-        let mut packed = zeros(conv.packed_data_gradient_len());
+        conv.weight_gradient(&self.x, &dz, &mut results.dw, &mut dirty(conv.weight_gradient_workspace_len()));
+        let mut packed = dirty(conv.packed_data_gradient_len());
         conv.pack_data_gradient(&self.weights, &mut packed);
-        let mut workspace = zeros(conv.data_gradient_workspace_len());
+        let mut workspace = dirty(conv.data_gradient_workspace_len());
         conv.data_gradient(&dz, &packed, Some(&self.addend), &mut results.dx, &mut workspace);
         if let Some(norm) = &self.input().norm {
             let mut workspace = vec![0.0; workspace_len(s.input_len() / s.in_channels, s.in_channels)];
@@ -290,7 +288,7 @@ fn an_image_without_a_wanted_input_gradient_gives_the_weights_alone() {
     let (sums, count) = (&given.sums, given.count());
     let read = Backward { input, norm, sums, count, dy: &given.dy, packed: &[], addend: None };
     let wanted = Gradients { dx: None, dw: &mut dw, residual: ResidualGradient::None, input_sums: &mut [] };
-    layer.backward(&read, wanted, &mut vec![0.0; layer.backward_workspace_len()]);
+    layer.backward(&read, wanted, &mut dirty(layer.backward_workspace_len()));
     assert_eq!(dw, given.by_layer().dw);
 }
 

@@ -4,7 +4,7 @@ use crate::conv2d::pass::Pass;
 use crate::conv2d::tests::{Random, check_statistics, odd_numbers_of_pixels, pool, random_shape, run_all};
 use crate::conv2d::{Algorithm, Conv2d, Conv2dShape, reference};
 use crate::simd::Isa;
-use crate::testing::{rounded, widened};
+use crate::testing::{dirty, rounded, widened};
 use crate::{Element, Storage};
 use half::bf16;
 
@@ -154,9 +154,9 @@ fn a_value_that_is_not_finite_reaches_the_windows_that_contain_it_and_no_other()
         let expected = reference::forward(&shape, &x[1..], &w[1..]);
         let x = rounded(&x);
         for (name, conv) in every_way(shape) {
-            let (mut packed, mut y) = (vec![f32::NAN; conv.packed_forward_len()], vec![bf16::ZERO; shape.output_len()]);
+            let (mut packed, mut y) = (dirty(conv.packed_forward_len()), vec![bf16::ZERO; shape.output_len()]);
             conv.pack_forward(&w[1..], &mut packed);
-            let mut workspace = vec![f32::NAN; conv.forward_workspace_len()];
+            let mut workspace = dirty(conv.forward_workspace_len());
             conv.forward(&x[1..], &packed, &mut y, &mut workspace, None);
             let same = y.iter().zip(&expected).all(|(y, expected)| y.is_nan() == expected.is_nan());
             assert!(same, "{name}: NaN at {poisoned}");
@@ -182,8 +182,8 @@ fn a_plan_with_dot_products_refuses_f32() {
     let (batch, height, width, in_channels, out_channels) = (1, 4, 4, 32, 32);
     let shape = Conv2dShape { batch, height, width, in_channels, out_channels, kernel: 3, stride: 1, padding: 1 };
     for (name, conv) in every_way(shape) {
-        let (packed, mut y) = (vec![0.0; conv.packed_forward_len()], vec![0.0; shape.output_len()]);
-        let mut workspace = vec![0.0; conv.forward_workspace_len()];
+        let (packed, mut y) = (dirty(conv.packed_forward_len()), vec![0.0; shape.output_len()]);
+        let mut workspace = dirty(conv.forward_workspace_len());
         let forward = || conv.forward(&[0.0; 512], &packed, &mut y, &mut workspace, None);
         let refused = std::panic::catch_unwind(std::panic::AssertUnwindSafe(forward)).unwrap_err();
         let message = refused.downcast_ref::<String>().map_or("", String::as_str);
