@@ -42,6 +42,11 @@ pub struct BenchResult {
     /// Root's seconds in our own kernels over the measured steps, by kind; the rest of a step is tape, dispatch, burn's own
     /// operations and communication.
     pub kernel_seconds: BTreeMap<String, f64>,
+    /// The same kernels called on root as in a step, but with nothing between them and in buffers of their own, by kind; empty where they
+    /// are not ours.
+    pub kernels_alone: BTreeMap<String, KernelAlone>,
+    /// How often a step reads or writes a layer's output, or as many bytes of other activations; 0 where the kernels are not ours.
+    pub activation_walks: f64,
     /// What root's GPU ran in a few further steps; absent on processors.
     pub device_kernels: Option<DeviceKernels>,
     /// Fresh pages a step on root, from the system.
@@ -68,6 +73,15 @@ pub struct BenchResult {
     pub gradients: String,
     /// The communication library.
     pub communication: String,
+}
+
+/// The kernels of one kind in a step, alone.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct KernelAlone {
+    /// Wall time, seconds.
+    pub seconds_per_step: f64,
+    /// Bytes of activations that they read and write.
+    pub bytes_per_step: u64,
 }
 
 /// What was observed, a step's share of it.

@@ -16,7 +16,7 @@ mod study;
 mod summary;
 mod trace;
 
-pub use bench::{BenchResult, DeviceKernels, KernelShare};
+pub use bench::{BenchResult, DeviceKernels, KernelAlone, KernelShare};
 pub use comparison::{Block, COMPARISON_SCHEMA, Comparison, ComparisonRow, Course, CourseEpoch, PeerResult};
 pub use job::{JOB_SCHEMA, Job, SgdFacts};
 pub use network::{

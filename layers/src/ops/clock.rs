@@ -1,32 +1,40 @@
 //! Where the time of our own kernels goes, summed over the process.
 //!
-//! In: calls of [`time`] around each kernel. Out: [`kernel_times`]. Invariant: kernels are not nested, so the sum over all
-//! is the time spent in kernels; what a step takes beyond it is tape, dispatch, loader and burn's own operations.
+//! In: calls of [`time`] around each kernel. Out: [`kernel_times`]; of one step, what was called ([`calls_of`]). Invariant: kernels are not
+//! nested, so the sum over all is the time spent in kernels; what a step takes beyond it is tape, dispatch, loader and burn's own operations.
 
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
+
+use super::fused::LayerCall;
 
 /// A kind of kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kernel {
-    Pack,
+    PackForward,
     Convolution,
     Normalisation,
     NormSums,
+    PackBackward,
     Gradients,
     Average,
 }
 
-const NAMES: [&str; 6] = [
+const NAMES: [&str; 7] = [
     "weight packing",
     "convolution, norm statistics",
     "normalisation, residual, ReLU",
     "norm gradient sums",
+    "weight packing for gradients",
     "gradients of norm, weights, input",
     "global average",
 ];
 
 static NANOSECONDS: [AtomicU64; NAMES.len()] = [const { AtomicU64::new(0) }; NAMES.len()];
+
+/// Where calls are being collected.
+static CALLS: Mutex<Option<Vec<(Kernel, LayerCall)>>> = Mutex::new(None);
 
 /// Time spent in one kind of kernel since the process began, by all ranks of the process.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -43,11 +51,32 @@ pub fn kernel_times() -> Vec<KernelTime> {
     NAMES.into_iter().zip(nanoseconds).map(|(name, total)| KernelTime { name, seconds: total as f64 * 1e-9 }).collect()
 }
 
-/// Runs `work` and counts its time: 50 ns more.
-pub(crate) fn time<T>(kernel: Kernel, work: impl FnOnce() -> T) -> T {
+impl Kernel {
+    pub(super) fn name(self) -> &'static str {
+        NAMES[self as usize]
+    }
+}
+
+/// Runs `work` and counts its time: 50 ns more. `call` is what its time depends on, if it is a layer's.
+pub(crate) fn time<T>(kernel: Kernel, call: Option<&LayerCall>, work: impl FnOnce() -> T) -> T {
     let start = Instant::now();
     let result = work();
     let nanoseconds = u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX);
     NANOSECONDS[kernel as usize].fetch_add(nanoseconds, Ordering::Relaxed);
+    if let (Some(call), Some(calls)) = (call, lock().as_mut()) {
+        calls.push((kernel, *call));
+    }
     result
+}
+
+/// What the layers call during `work`, in all threads of the process.
+pub(super) fn calls_of<T>(work: impl FnOnce() -> T) -> (T, Vec<(Kernel, LayerCall)>) {
+    *lock() = Some(Vec::new());
+    let result = work();
+    (result, lock().take().unwrap_or_default())
+}
+
+/// A list of calls is whole after any panic.
+fn lock() -> MutexGuard<'static, Option<Vec<(Kernel, LayerCall)>>> {
+    CALLS.lock().unwrap_or_else(PoisonError::into_inner)
 }

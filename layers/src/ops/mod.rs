@@ -7,6 +7,7 @@
 // burn calls its NdArray backend so; it is the second opinion in our tests.
 #![cfg_attr(feature = "ndarray", allow(deprecated))]
 
+mod alone;
 mod autodiff;
 mod average;
 mod clock;
@@ -25,6 +26,7 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, Dispatch, ExtensionType, backend_extension};
 use burn::tensor::{FloatDType, Tensor};
 
+pub use alone::{KernelAlone, KernelCalls};
 pub use average::global_average;
 pub use clock::{KernelTime, kernel_times};
 pub use fused::{

@@ -29,7 +29,8 @@ pub fn bench<F: ModelFamily>(args: &BenchArgs, world: &World) -> Result<()> {
     if let Some(path) = config.profile_output.as_deref().filter(|_| world.is_root()) {
         whole_file::check_writable(path)?;
     }
-    let Some(measurement) = measure::<F>(&config, world)? else { return world.end_watch(watchdog) };
+    let Some(mut measurement) = measure::<F>(&config, world)? else { return world.end_watch(watchdog) };
+    measurement.add_alone();
     tell(&measurement, world);
     let Measurement { result, profile, .. } = &measurement;
     if let Some(path) = config.profile_output.as_deref().filter(|_| world.is_root()) {
@@ -60,7 +61,7 @@ pub(super) fn tell(Measurement { result, stats, own_seconds, .. }: &Measurement,
         result.warmup_steps
     ));
     world.reporter.speed(stats, result.peak_memory_bytes);
-    world.reporter.step_parts(*own_seconds, &result.kernel_seconds, result.steps, result.minor_faults_per_step);
+    world.reporter.step_parts(*own_seconds, result);
     if let Some(kernels) = &result.device_kernels {
         world.reporter.device_kernels(kernels);
     }

@@ -4,7 +4,7 @@ use crate::fixture::program;
 use std::path::Path;
 use std::process::Output;
 
-use records::PredictionFile;
+use records::{BenchResult, PredictionFile};
 use serde_json::Value;
 use trainer::tools::predict_scaling::read_profile;
 
@@ -44,6 +44,14 @@ fn a_measured_step_is_written_and_predicted_from() {
     let ready = |name: &str| file.parameters.iter().find(|parameter| parameter.name == name).unwrap().ready_s;
     assert!(ready("linear.weight") < ready("conv1.weight") && ready("conv1.weight") <= file.backward_s);
     assert!(!file.kernel_seconds.is_empty());
+
+    // Beside each kernel's time stands what it takes alone.
+    let result: BenchResult = serde_json::from_str(text.lines().last().unwrap()).unwrap();
+    let called = result.kernel_seconds.iter().filter(|(name, seconds)| **seconds > 0.0 && *name != "global average");
+    let alone = result.kernels_alone.iter().filter(|(_, alone)| alone.seconds_per_step > 0.0);
+    assert!(called.map(|(name, _)| name).eq(alone.map(|(name, _)| name)), "{result:?}");
+    assert!((9.0..10.5).contains(&result.activation_walks), "{}", result.activation_walks);
+    assert!(text.contains("x what they take alone"), "{text}");
 
     // What bench prints is what --measured reads.
     std::fs::write(path("runs.txt"), &text).unwrap();

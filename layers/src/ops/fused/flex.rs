@@ -13,12 +13,13 @@ use burn::tensor::{AllocationProperty, Bytes, Shape, TensorData};
 use kernels::arena::{Arena, Block};
 use kernels::batch_norm::{self, Affine, Gate, ResidualGradient, Saved, ShortcutA};
 use kernels::conv2d::{Algorithm, Conv2dShape};
-use kernels::layer::{Backward, Gradients, Input, Layer};
+use kernels::layer::{Backward, Gradients, Input};
 use kernels::pool;
 use kernels::scratch::Scratch;
 use kernels::simd::Isa;
 use kernels::{Element, Storage};
 
+use super::call::{Before, LayerCall};
 use super::link::LinkedNorm;
 use super::{FusedGradients, FusedOptions, FusedOutput, FusedSaved, NormLink, Residual};
 use crate::choices::Convolution;
@@ -47,11 +48,11 @@ pub(in crate::ops) fn forward<E: Activation>(
     residual: FlexTensor,
     options: FusedOptions,
 ) -> FusedOutput<Flex> {
-    let layer = plan::<E>(&input, &weight, &options);
-    let shape = output_shape(&layer);
+    let call = call::<E>(&input, &weight, &options);
+    let shape = output_shape(&call.shape);
     let [.., channels] = shape;
     let mut moments = vec![0.0; 2 * channels];
-    let convolved = convolve::<E>(&layer, &options, &input, &weight, &mut moments);
+    let convolved = convolve::<E>(&call, &options, &input, &weight, &mut moments);
     let moments = Moments::of_sums((convolved.len() / channels) as f64, moments);
     let moments = moments.reduce(options.norm.reducer.as_deref());
     let (mean, variance) = (to_f32(&moments.mean), to_f32(&moments.variance()));
@@ -62,7 +63,7 @@ pub(in crate::ops) fn forward<E: Activation>(
         let affine = Affine { mean: &mean, invstd: &invstd, gamma: floats(&gamma), beta: floats(&beta) };
         let mut output = ARENA.take::<E>(convolved.len());
         with_residual::<E, _>(&residual, &options, channels, |residual| {
-            time(Kernel::Normalisation, || {
+            time(Kernel::Normalisation, Some(&call), || {
                 batch_norm::normalize(options.isa, &affine, &convolved, residual, options.relu, &mut output);
             });
         });
@@ -92,15 +93,18 @@ pub(in crate::ops) fn inference<E: Activation>(
     residual: FlexTensor,
     options: &FusedOptions,
 ) -> FlexTensor {
-    let layer = plan::<E>(&input, &weight, options);
+    let call = call::<E>(&input, &weight, options);
+    let layer = call.plan();
     let conv = layer.conv();
     let (input, weight) = (E::activations(input), contiguous(weight));
     let mut convolved = ARENA.take::<E>(conv.shape().output_len());
     SCRATCH.with_borrow_mut(|scratch| {
         let packed = scratch.packed.floats(conv.packed_forward_len());
-        time(Kernel::Pack, || conv.pack_forward(floats(&weight), packed));
+        time(Kernel::PackForward, Some(&call), || conv.pack_forward(floats(&weight), packed));
         let workspace = scratch.workspace.floats(conv.forward_workspace_len());
-        time(Kernel::Convolution, || conv.forward(E::values(&input), packed, &mut convolved, workspace, None));
+        time(Kernel::Convolution, Some(&call), || {
+            conv.forward(E::values(&input), packed, &mut convolved, workspace, None);
+        });
     });
     let mut output = ARENA.take::<E>(convolved.len());
     let (scale, shift) = (contiguous(scale), contiguous(shift));
@@ -108,7 +112,7 @@ pub(in crate::ops) fn inference<E: Activation>(
         let (scale, shift) = (floats(&scale), floats(&shift));
         batch_norm::scale_shift(options.isa, scale, shift, &convolved, residual, options.relu, &mut output);
     });
-    activation(output, output_shape(&layer))
+    activation(output, output_shape(&call.shape))
 }
 
 pub(in crate::ops) fn backward<E: Activation>(
@@ -116,8 +120,9 @@ pub(in crate::ops) fn backward<E: Activation>(
     output_gradient: FlexTensor,
     options: FusedOptions,
 ) -> FusedGradients<Flex> {
-    let layer = plan::<E>(&saved.input, &saved.weight, &options);
-    let shape = *layer.conv().shape();
+    let call = call::<E>(&saved.input, &saved.weight, &options);
+    let call = LayerCall { needs_input: saved.needs_input, has_addend: saved.has_addend, ..call };
+    let shape = call.shape;
     let [mean, variance, gamma, beta, weight] =
         [saved.mean, saved.variance, saved.gamma, saved.beta, saved.weight].map(contiguous);
     let [output, convolved, dy, input] =
@@ -127,7 +132,7 @@ pub(in crate::ops) fn backward<E: Activation>(
     let gate = gate(options.relu, options.residual != Residual::None, E::values(&output));
     let norm = Saved { affine, x: E::values(&convolved), gate };
     let left = options.output.as_deref().and_then(NormLink::take_sums);
-    let local = left.unwrap_or_else(|| gradient_sums(options.isa, &norm, E::values(&dy), shape.out_channels));
+    let local = left.unwrap_or_else(|| gradient_sums(&call, &norm, E::values(&dy)));
     let all = local.reduce(options.norm.reducer.as_deref());
     let sums = [all.plain.as_slice(), &all.with_normalised].concat();
 
@@ -154,7 +159,7 @@ pub(in crate::ops) fn backward<E: Activation>(
     let mut d_input = saved.needs_input.then(|| ARENA.take::<E>(shape.input_len()));
     let (mut d_weight, mut input_sums) = (vec![0.0; shape.weight_len()], vec![0.0; 2 * shape.in_channels]);
     let wanted = Gradients { dx: d_input.as_deref_mut(), dw: &mut d_weight, residual, input_sums: &mut input_sums };
-    gradients(&layer, floats(&weight), given, wanted);
+    gradients(&call, floats(&weight), given, wanted);
     if let (Some(link), Some(_)) = (read.link, &d_input) {
         link.leave_sums(GradientSums::of(input_sums));
     }
@@ -169,15 +174,16 @@ pub(in crate::ops) fn backward<E: Activation>(
 }
 
 /// Runs the backward pass, with the weights packed for it if the input's gradient is wanted.
-fn gradients<E: Activation>(layer: &Layer, weight: &[f32], given: Backward<'_, E>, wanted: Gradients<'_, E>) {
+fn gradients<E: Activation>(call: &LayerCall, weight: &[f32], given: Backward<'_, E>, wanted: Gradients<'_, E>) {
     SCRATCH.with_borrow_mut(|scratch| {
+        let layer = call.plan();
         let conv = layer.conv();
         let packed = scratch.packed.floats(conv.packed_data_gradient_len());
         if wanted.dx.is_some() {
-            time(Kernel::Pack, || conv.pack_data_gradient(weight, packed));
+            time(Kernel::PackBackward, Some(call), || conv.pack_data_gradient(weight, packed));
         }
         let workspace = scratch.workspace.floats(layer.backward_workspace_len());
-        time(Kernel::Gradients, || layer.backward(&Backward { packed, ..given }, wanted, workspace));
+        time(Kernel::Gradients, Some(call), || layer.backward(&Backward { packed, ..given }, wanted, workspace));
     });
 }
 
@@ -223,7 +229,7 @@ pub(in crate::ops) fn global_average<E: Activation>(input: FlexTensor) -> FlexTe
     let [images, height, width, channels] = input.shape().dims();
     let mut means = vec![0.0; images * channels];
     let input = E::activations(input);
-    time(Kernel::Average, || {
+    time(Kernel::Average, None, || {
         pool::global_average(Isa::detect(), E::values(&input), height * width, channels, &mut means);
     });
     tensor(means, [images, channels])
@@ -233,13 +239,14 @@ pub(in crate::ops) fn global_average_backward<E: Activation>(gradient: FlexTenso
     let [_, height, width, channels] = shape;
     let mut d_input = ARENA.take::<E>(shape.iter().product());
     let gradient = contiguous(gradient);
-    time(Kernel::Average, || {
+    time(Kernel::Average, None, || {
         pool::global_average_backward(Isa::detect(), floats(&gradient), height * width, channels, &mut d_input);
     });
     activation(d_input, shape)
 }
 
-fn plan<E: Activation>(input: &FlexTensor, weight: &FlexTensor, options: &FusedOptions) -> Layer {
+/// What the passes of a layer are planned by; the gradients' are filled in later.
+fn call<E: Activation>(input: &FlexTensor, weight: &FlexTensor, options: &FusedOptions) -> LayerCall {
     let [batch, height, width, in_channels] = input.shape().dims();
     let [out_channels, _, kernel, _] = weight.shape().dims();
     let (stride, padding) = (options.stride, options.padding);
@@ -247,40 +254,57 @@ fn plan<E: Activation>(input: &FlexTensor, weight: &FlexTensor, options: &FusedO
         Convolution::Auto => Algorithm::Auto,
         Convolution::Direct => Algorithm::Direct,
     };
-    let shape = Conv2dShape { batch, height, width, in_channels, out_channels, kernel, stride, padding };
-    Layer::new(shape, algorithm, options.isa, Storage::of::<E>())
+    let before = options.input.as_deref().and_then(|link| Some((link, link.norm.get()?)));
+    LayerCall {
+        shape: Conv2dShape { batch, height, width, in_channels, out_channels, kernel, stride, padding },
+        algorithm,
+        isa: options.isa,
+        storage: Storage::of::<E>(),
+        before: match before {
+            None => Before::Unknown,
+            Some((link, norm)) if link.may_be_raw && !norm.has_residual => Before::Raw,
+            Some(_) => Before::Stored,
+        },
+        residual: options.residual,
+        relu: options.relu,
+        needs_input: false,
+        has_addend: false,
+    }
 }
 
-fn output_shape(layer: &Layer) -> [usize; 4] {
-    let shape = layer.conv().shape();
+fn output_shape(shape: &Conv2dShape) -> [usize; 4] {
     [shape.batch, shape.out_height(), shape.out_width(), shape.out_channels]
 }
 
 fn convolve<E: Activation>(
-    layer: &Layer,
+    call: &LayerCall,
     options: &FusedOptions,
     input: &FlexTensor,
     weight: &FlexTensor,
     moments: &mut [f64],
 ) -> Block<E> {
     let (input, weight) = (E::activations(input.clone()), contiguous(weight.clone()));
+    let layer = call.plan();
     let conv = layer.conv();
     let mut output = ARENA.take(conv.shape().output_len());
     SCRATCH.with_borrow_mut(|scratch| {
         let packed = scratch.packed.floats(conv.packed_forward_len());
-        time(Kernel::Pack, || conv.pack_forward(floats(&weight), packed));
+        time(Kernel::PackForward, Some(call), || conv.pack_forward(floats(&weight), packed));
         let workspace = scratch.workspace.floats(layer.forward_workspace_len());
         let input = Read::<E>::of(&input, options).input();
-        time(Kernel::Convolution, || layer.forward(input, packed, &mut output, workspace, moments));
+        time(Kernel::Convolution, Some(call), || layer.forward(input, packed, &mut output, workspace, moments));
     });
     output
 }
 
-fn gradient_sums<E: Activation>(isa: Isa, saved: &Saved<'_, E>, dy: &[E], channels: usize) -> GradientSums {
+fn gradient_sums<E: Activation>(call: &LayerCall, saved: &Saved<'_, E>, dy: &[E]) -> GradientSums {
+    let channels = call.shape.out_channels;
     let mut sums = vec![0.0; 2 * channels];
     SCRATCH.with_borrow_mut(|scratch| {
         let workspace = scratch.workspace.doubles(batch_norm::workspace_len(dy.len() / channels, channels));
-        time(Kernel::NormSums, || batch_norm::backward_sums(isa, saved, dy, &mut sums, workspace));
+        time(Kernel::NormSums, Some(call), || {
+            batch_norm::backward_sums(call.isa, saved, dy, &mut sums, workspace);
+        });
     });
     GradientSums::of(sums)
 }

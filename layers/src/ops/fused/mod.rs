@@ -4,6 +4,7 @@
 //! other; only the order of roundings may differ between bodies.
 
 pub(super) mod autodiff;
+mod call;
 pub(super) mod composed;
 mod convolution;
 #[cfg(feature = "flex")]
@@ -19,6 +20,7 @@ use burn::tensor::{Device, Tensor};
 use super::{BatchNormOptions, BatchNormTrain, HookedParameters, LayerOps};
 use kernels::simd::Isa;
 
+pub(super) use call::{Before, LayerCall};
 pub use link::NormLink;
 
 use crate::choices::Convolution;

@@ -5,8 +5,7 @@
 use super::format::{bytes, grouped, rate, seconds};
 use crate::config::{Filled, TrainConfig};
 use crate::measure::metrics::{ScoreSums, StepLine};
-use records::{DeviceKernels, EpochRecord, Seconds, SlowestRank, Summary, ThroughputStats};
-use std::collections::BTreeMap;
+use records::{BenchResult, DeviceKernels, EpochRecord, Seconds, SlowestRank, Summary, ThroughputStats};
 
 /// Width of the configuration table, columns.
 const TABLE_WIDTH: usize = 110;
@@ -143,22 +142,41 @@ pub(super) fn speed(stats: &ThroughputStats, peak_memory_bytes: u64) -> String {
     )
 }
 
-/// A row for each kind of kernel with its share of the step, the largest first, and what is left over.
-pub(super) fn step_parts(
-    seconds: f64,
-    kernels: &BTreeMap<String, f64>,
-    num_steps: usize,
-    faults_per_step: f64,
-) -> Vec<String> {
-    let in_kernels: f64 = kernels.values().sum();
-    let mut parts: Vec<(&str, f64)> = kernels.iter().map(|(name, seconds)| (name.as_str(), *seconds)).collect();
-    parts.sort_by(|a, b| b.1.total_cmp(&a.1));
-    parts.push(("outside our kernels", seconds - in_kernels));
-    let row = |(name, part): (&str, f64)| {
-        format!("  {name:30} {:9.2} ms a step {:5.1} %", 1e3 * part / num_steps as f64, 100.0 * part / seconds)
+/// A row for each kind of kernel, the largest first: its share of the step, what its calls take alone, how fast it walks over
+/// activations; then what is left over.
+pub(super) fn step_parts(seconds: f64, result: &BenchResult) -> Vec<String> {
+    let per_step = |seconds: f64| seconds / result.steps as f64;
+    let row = |name: &str, part: f64| {
+        format!("  {name:33} {:9.2} ms a step {:5.1} %", 1e3 * per_step(part), 100.0 * part / seconds)
     };
-    let mut rows: Vec<String> = parts.into_iter().map(row).collect();
-    rows.push(format!("  {:30} {faults_per_step:9.1} a step", "fresh pages"));
+    let mut kernels: Vec<(&str, f64)> =
+        result.kernel_seconds.iter().map(|(name, part)| (name.as_str(), *part)).collect();
+    kernels.sort_by(|a, b| b.1.total_cmp(&a.1));
+    let (mut in_step, mut alone_in_all) = (0.0, 0.0);
+    let mut rows: Vec<String> = Vec::new();
+    for &(name, part) in &kernels {
+        let alone = result.kernels_alone.get(name);
+        let beside = alone.map_or_else(String::new, |alone| {
+            in_step += per_step(part);
+            alone_in_all += alone.seconds_per_step;
+            let walks = match alone.bytes_per_step as f64 / per_step(part) / 1e9 {
+                speed if speed > 0.0 => format!(", {speed:4.1} GB/s"),
+                _ => String::new(),
+            };
+            format!(" | alone {:8.2} ms{walks}", 1e3 * alone.seconds_per_step)
+        });
+        rows.push(row(name, part) + &beside);
+    }
+    rows.push(row("outside our kernels", seconds - kernels.iter().map(|(_, part)| part).sum::<f64>()));
+    if alone_in_all > 0.0 {
+        rows.push(format!(
+            "  {:33} {:9.2} x what they take alone; {:.1} walks over each layer's output",
+            "kernels in the step",
+            in_step / alone_in_all,
+            result.activation_walks
+        ));
+    }
+    rows.push(format!("  {:33} {:9.1} a step", "fresh pages", result.minor_faults_per_step));
     rows
 }
 

@@ -13,9 +13,8 @@ pub use look::ConsoleLook;
 use crate::config::{Filled, TrainConfig};
 use crate::measure::metrics::{ScoreSums, StepLine};
 use indicatif::{ProgressBar, ProgressStyle};
-use records::{DeviceKernels, EpochRecord, Summary, ThroughputStats};
+use records::{BenchResult, DeviceKernels, EpochRecord, Summary, ThroughputStats};
 use serde::Serialize;
-use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, IsTerminal, Write};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -156,8 +155,8 @@ impl Reporter {
     }
 
     /// Prints where the time of root's measured steps went.
-    pub fn step_parts(&self, seconds: f64, kernels: &BTreeMap<String, f64>, num_steps: usize, faults_per_step: f64) {
-        for line in lines::step_parts(seconds, kernels, num_steps, faults_per_step) {
+    pub fn step_parts(&self, seconds: f64, result: &BenchResult) {
+        for line in lines::step_parts(seconds, result) {
             self.note(&line);
         }
     }
@@ -237,7 +236,7 @@ impl Output {
     fn console_line(&mut self, text: &str) {
         let console = &mut self.console;
         let mut write = || {
-            let _ = writeln!(console, "{text}").and_then(|()| console.flush());
+            let _ = one_write(console, text);
         };
         match &self.bar {
             Some(bar) => bar.suspend(write),
@@ -249,7 +248,7 @@ impl Output {
         let line = format!("warning: {text}");
         let warnings = &mut self.warnings;
         let mut write = || {
-            let _ = writeln!(warnings, "{line}").and_then(|()| warnings.flush());
+            let _ = one_write(warnings, &line);
         };
         match &self.bar {
             Some(bar) => bar.suspend(write),
@@ -271,18 +270,22 @@ impl Output {
     }
 }
 
-/// Prints why this rank ends the job, on stderr, in one piece.
+/// Prints why this rank ends the job, on stderr.
 pub fn alarm(message: &str) {
-    let _ = writeln!(io::stderr().lock(), "{}", message.trim_end());
+    let _ = one_write(&mut io::stderr().lock(), message.trim_end());
 }
 
 /// Says on stderr what ended the program, whoever says it: root may be the one that is gone.
-#[expect(clippy::print_stderr, reason = "the last words of a program whose reporter may be gone")]
 pub fn failure(rank: Option<usize>, error: &anyhow::Error) {
-    match rank {
-        Some(rank) => eprintln!("error (rank {rank}): {error:#}"),
-        None => eprintln!("error: {error:#}"),
-    }
+    alarm(&match rank {
+        Some(rank) => format!("error (rank {rank}): {error:#}"),
+        None => format!("error: {error:#}"),
+    });
+}
+
+/// A line in one piece: launchers pass on what they have read, and lines of other streams come between two pieces.
+fn one_write(to: &mut dyn Write, line: &str) -> io::Result<()> {
+    to.write_all(format!("{line}\n").as_bytes()).and_then(|()| to.flush())
 }
 
 impl std::fmt::Debug for Reporter {

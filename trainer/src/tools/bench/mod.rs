@@ -13,8 +13,8 @@ use anyhow::{Context, Result, ensure};
 use burn::tensor::Device;
 use datasets::{DeviceBatch, LoadedStep, Loader, LoaderConfig, ShardConfig, ShardPlan, SyntheticConfig, synthetic};
 use distributed::{Communicator, Phase, RankStatus};
-use layers::{KernelTime, kernel_times};
-use records::{BenchResult, DeviceKernels, ProfileFile, ThroughputStats};
+use layers::{KernelCalls, KernelTime, kernel_times};
+use records::{BenchResult, DeviceKernels, KernelAlone, ProfileFile, ThroughputStats};
 
 use crate::config::{BatchNormKind, BenchConfig, Filled, InputKind, KernelsKind, LossScaling, scaling_method_name};
 use crate::measure::gather::{OwnTimes, RankTimes, peak_memory_bytes, slowest_rank};
@@ -53,6 +53,18 @@ pub struct Measurement {
     pub own_seconds: f64,
     /// The step without its waiting: times of the slowest rank, arrivals of gradients and kernels of this one.
     pub profile: ProfileFile,
+    calls: KernelCalls,
+}
+
+impl Measurement {
+    /// Measures the step's kernels by themselves, too. All ranks of a machine should do so together, as they share its memory.
+    pub fn add_alone(&mut self) {
+        self.result.activation_walks = self.calls.walks();
+        for kernel in self.calls.alone() {
+            let alone = KernelAlone { seconds_per_step: kernel.seconds, bytes_per_step: kernel.bytes as u64 };
+            self.result.kernels_alone.insert(kernel.name.to_owned(), alone);
+        }
+    }
 }
 
 /// Measures training steps; `None` on a rank that only served parameters.
@@ -96,7 +108,7 @@ pub fn measure<F: ModelFamily>(config: &BenchConfig, world: &World) -> Result<Op
     let num_observed = num_observed(config, &*communicator)?;
     let steps = (0..num_steps + num_observed).map(move |step| Ok(batches[step % batches.len()].clone()));
     let mut input = Input::start(steps, config.compute.input.filled(), stepper.device());
-    let measured = measure_steps(config, world, (&mut stepper, &mut input), trace.as_ref(), &*communicator)?;
+    let (measured, calls) = measure_steps(config, world, (&mut stepper, &mut input), trace.as_ref(), &*communicator)?;
     let device_kernels = observed(num_observed, || {
         let timer = Timer::default();
         for step in num_steps..num_steps + num_observed {
@@ -112,7 +124,8 @@ pub fn measure<F: ModelFamily>(config: &BenchConfig, world: &World) -> Result<Op
     let result = result(config, (&device, threads), &measured, (&times, stats), &*communicator)?;
     let profile = profile::of(&result, slowest, &measured.ready_s, stepper.layout(), config);
     stepper.finish()?;
-    Ok(Some(Measurement { result, stats, own_seconds: measured.times.seconds.step_total(), profile }))
+    let own_seconds = measured.times.seconds.step_total();
+    Ok(Some(Measurement { result, stats, own_seconds, profile, calls }))
 }
 
 /// What this rank measured, its warm-up left out but in the scores.
@@ -131,14 +144,14 @@ struct Measured {
     device_kernels: Option<DeviceKernels>,
 }
 
-/// Makes the steps that are measured, after those of the warm-up.
+/// Makes the steps that are measured, after those of the warm-up; also what the last one called.
 fn measure_steps<M: ImageClassifier>(
     config: &BenchConfig,
     world: &World,
     (stepper, input): (&mut Stepper<M>, &mut Input),
     trace: Option<&TraceClock>,
     communicator: &dyn Communicator,
-) -> Result<Measured> {
+) -> Result<(Measured, KernelCalls)> {
     let new_timer = || Timer::new(Arc::clone(&world.rank_status)).keeping_spans(trace.is_some());
     let mut timer = new_timer();
     let (mut kernels_before, mut faults_before) = (kernel_times(), 0);
@@ -147,6 +160,7 @@ fn measure_steps<M: ImageClassifier>(
     let num_steps = num_warmup + num_measured;
     // Where a device updates, a step's scores come with the next step.
     let mut scores = Vec::with_capacity(num_steps);
+    let mut calls = KernelCalls::default();
     let mut ready_s = vec![0.0; stepper.layout().entries().len()];
     for step in 0..num_steps {
         if step == num_warmup {
@@ -160,7 +174,9 @@ fn measure_steps<M: ImageClassifier>(
         let start = Instant::now();
         let loaded = next_step(input, &timer)?;
         let num_samples = loaded.global_num_samples as u64;
-        scores.extend(stepper.step(context(step), loaded, &timer)?.scores);
+        let (end, called) = KernelCalls::of(|| stepper.step(context(step), loaded, &timer));
+        scores.extend(end?.scores);
+        calls = called;
         if step + 1 == num_steps {
             scores.extend(stepper.wait(&timer)?);
         }
@@ -177,7 +193,9 @@ fn measure_steps<M: ImageClassifier>(
         trace.write(&timer.take_spans(), communicator)?;
     }
     let (traffic, gradients) = (stepper.take_traffic(), stepper.gradient_route());
-    Ok(Measured { times, scores, ready_s, kernel_seconds, num_page_faults, traffic, gradients, device_kernels: None })
+    let measured =
+        Measured { times, scores, ready_s, kernel_seconds, num_page_faults, traffic, gradients, device_kernels: None };
+    Ok((measured, calls))
 }
 
 /// As it is printed; `stats` are of the slowest rank of `times`.
@@ -210,6 +228,8 @@ fn result(
         step_milliseconds_max: slowest.steps.milliseconds.max,
         seconds: slowest.seconds,
         kernel_seconds: measured.kernel_seconds.clone(),
+        kernels_alone: BTreeMap::new(),
+        activation_walks: 0.0,
         device_kernels: measured.device_kernels.clone(),
         minor_faults_per_step: measured.num_page_faults as f64 / config.steps.filled() as f64,
         peak_memory_bytes: peak_memory_bytes(times),

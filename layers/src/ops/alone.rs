@@ -1,0 +1,302 @@
+//! What the kernels of a step take by themselves.
+//!
+//! In: the calls that a step made. Out: for each kind of kernel the time of equal calls one after the other, and the bytes of activations that
+//! they walk over. Invariant: equal shapes in buffers of their own, on cache lines, so many in turn that none is still in a cache;
+//! what a step takes beyond it, it loses to its own memory or to what runs between the kernels.
+
+use std::hint::black_box;
+use std::time::Instant;
+
+use burn::tensor::bf16;
+use kernels::arena::{Arena, Block};
+use kernels::batch_norm::{self, Affine, Gate, ResidualGradient, Saved, ShortcutA};
+use kernels::layer::{Backward, Gradients, Input};
+use kernels::scratch::Scratch;
+use kernels::{Element, Storage};
+
+use super::clock::{Kernel, calls_of};
+use super::fused::{Before, LayerCall, Residual};
+
+/// Beyond the last cache of common processors: a set of buffers is as cold as if a step had come between.
+const COLD_BYTES: usize = 96 * 1024 * 1024;
+/// Calls of which the median counts, if they are short.
+const REPETITIONS: usize = 5;
+/// What takes longer is measured once.
+const SHORT_SECONDS: f64 = 0.05;
+
+/// All calls of one kind of kernel in a step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct KernelAlone {
+    /// The kind's name, as in [`super::KernelTime`].
+    pub name: &'static str,
+    /// Wall time, in seconds, of equal calls with nothing between them.
+    pub seconds: f64,
+    /// Bytes of activations that they read and write, each counted once for a kernel.
+    pub bytes: usize,
+}
+
+/// The calls of the layers' kernels in a step.
+#[derive(Clone, Debug, Default)]
+pub struct KernelCalls(Vec<(Kernel, LayerCall)>);
+
+impl KernelCalls {
+    /// What `work` calls; the calls of all threads of the process, so nothing else may compute meanwhile.
+    pub fn of<T>(work: impl FnOnce() -> T) -> (T, Self) {
+        let (result, calls) = calls_of(work);
+        (result, Self(calls))
+    }
+
+    /// How often a step reads or writes the output of a layer, or as much: the bytes of all activations' walks over those of the convolutions'
+    /// results; 0 without calls.
+    pub fn walks(&self) -> f64 {
+        let of = |bytes: fn(&(Kernel, LayerCall)) -> usize| self.0.iter().map(bytes).sum::<usize>() as f64;
+        let outputs = of(|(kernel, call)| {
+            usize::from(*kernel == Kernel::Convolution) * call.shape.output_len() * call.storage.size()
+        });
+        of(|(kernel, call)| call.bytes(*kernel)) / outputs.max(1.0)
+    }
+
+    /// Runs the calls by themselves, on the current rayon pool: a second or so for a small network.
+    pub fn alone(&self) -> Vec<KernelAlone> {
+        let mut kinds: Vec<KernelAlone> = Vec::new();
+        for (index, (kernel, call)) in self.0.iter().enumerate() {
+            if self.0[..index].contains(&(*kernel, *call)) {
+                continue;
+            }
+            let count = self.0[index..].iter().filter(|other| **other == (*kernel, *call)).count();
+            let name = kernel.name();
+            let position = kinds.iter().position(|kind| kind.name == name).unwrap_or_else(|| {
+                kinds.push(KernelAlone { name, seconds: 0.0, bytes: 0 });
+                kinds.len() - 1
+            });
+            kinds[position].seconds += count as f64 * median_seconds(*kernel, call);
+            kinds[position].bytes += count * call.bytes(*kernel);
+        }
+        kinds
+    }
+}
+
+fn median_seconds(kernel: Kernel, call: &LayerCall) -> f64 {
+    let arena = Arena::new();
+    let num_sets = COLD_BYTES.div_ceil(call.bytes(kernel).max(COLD_BYTES / 16));
+    let mut sets: Vec<Box<dyn FnMut()>> = (0..num_sets).map(|_| prepare(kernel, call, &arena)).collect();
+    let mut run = |turn: usize| {
+        let start = Instant::now();
+        sets[turn % num_sets]();
+        start.elapsed().as_secs_f64()
+    };
+    // The first call is slower, as its workspace is fresh.
+    let first = (0..=num_sets).map(&mut run).last().unwrap_or_default();
+    let further = if first < SHORT_SECONDS { REPETITIONS - 1 } else { 0 };
+    let mut seconds: Vec<f64> = (1..=further).map(|turn| run(num_sets + turn)).chain([first]).collect();
+    seconds.sort_by(f64::total_cmp);
+    seconds[seconds.len() / 2]
+}
+
+/// The call, with buffers of its own.
+fn prepare(kernel: Kernel, call: &LayerCall, arena: &Arena) -> Box<dyn FnMut()> {
+    match call.storage {
+        Storage::F32 => prepare_of::<f32>(kernel, *call, arena),
+        Storage::Bf16 => prepare_of::<bf16>(kernel, *call, arena),
+    }
+}
+
+fn prepare_of<E: Element>(kernel: Kernel, call: LayerCall, arena: &Arena) -> Box<dyn FnMut()> {
+    let layer = call.plan();
+    let shape = call.shape;
+    let filled = |len| filled::<E>(arena, len);
+    let mut packed = Scratch::new();
+    let mut workspace = Scratch::new();
+    let weights = vec![0.5; shape.weight_len()];
+    match kernel {
+        Kernel::PackForward => {
+            Box::new(move || layer.conv().pack_forward(&weights, packed.floats(layer.conv().packed_forward_len())))
+        }
+        Kernel::PackBackward => Box::new(move || {
+            layer.conv().pack_data_gradient(&weights, packed.floats(layer.conv().packed_data_gradient_len()));
+        }),
+        Kernel::Convolution => {
+            let (x, mut z) = (filled(shape.input_len()), filled(shape.output_len()));
+            let (before, mut moments) = (Parameters::new(shape.in_channels), vec![0.0; 2 * shape.out_channels]);
+            layer.conv().pack_forward(&weights, packed.floats(layer.conv().packed_forward_len()));
+            Box::new(move || {
+                let packed = packed.floats(layer.conv().packed_forward_len());
+                let workspace = workspace.floats(layer.forward_workspace_len());
+                layer.forward(before.input(call.before, &x), packed, &mut z, workspace, &mut moments);
+            })
+        }
+        Kernel::Normalisation => {
+            let (z, mut y) = (filled(shape.output_len()), filled(shape.output_len()));
+            let (residual, norm) = (filled(call.residual_len()), Parameters::new(shape.out_channels));
+            Box::new(move || {
+                let residual = match call.residual {
+                    Residual::None => batch_norm::Residual::None,
+                    Residual::Identity => batch_norm::Residual::Identity(&residual[..]),
+                    Residual::ShortcutA => batch_norm::Residual::OptionA(shortcut(&call), &residual),
+                };
+                batch_norm::normalize(call.isa, &norm.affine(), &z, residual, call.relu, &mut y);
+            })
+        }
+        Kernel::NormSums => {
+            let [z, y, dy] = [(); 3].map(|()| filled(shape.output_len()));
+            let (norm, mut sums) = (Parameters::new(shape.out_channels), vec![0.0; 2 * shape.out_channels]);
+            Box::new(move || {
+                let len = batch_norm::workspace_len(dy.len() / shape.out_channels, shape.out_channels);
+                let saved = Saved { affine: norm.affine(), x: &z[..], gate: gate(&call, &y) };
+                batch_norm::backward_sums(call.isa, &saved, &dy, &mut sums, workspace.doubles(len));
+            })
+        }
+        Kernel::Gradients => {
+            let [z, y, dy] = [(); 3].map(|()| filled(shape.output_len()));
+            let [x, addend, mut dx, raw] = [(); 4].map(|()| filled(shape.input_len()));
+            let mut d_residual = filled(call.residual_len());
+            let [norm, before] = [shape.out_channels, shape.in_channels].map(Parameters::new);
+            let (sums, mut input_sums) = (vec![0.1; 2 * shape.out_channels], vec![0.0; 2 * shape.in_channels]);
+            let mut dw = vec![0.0; shape.weight_len()];
+            if call.needs_input {
+                layer.conv().pack_data_gradient(&weights, packed.floats(layer.conv().packed_data_gradient_len()));
+            }
+            Box::new(move || {
+                let input = match call.before {
+                    Before::Stored => Input {
+                        stored: Some(&x[..]),
+                        norm: Some(Saved { affine: before.affine(), x: &raw, gate: Gate::Output(&x) }),
+                    },
+                    _ => before.input(call.before, &x),
+                };
+                let given = Backward {
+                    input,
+                    norm: Saved { affine: norm.affine(), x: &z[..], gate: gate(&call, &y) },
+                    sums: &sums,
+                    count: dy.len() as f64 / shape.out_channels as f64,
+                    dy: &dy,
+                    packed: packed.floats(layer.conv().packed_data_gradient_len()),
+                    addend: call.has_addend.then_some(&addend[..]),
+                };
+                let residual = match call.residual {
+                    Residual::None => ResidualGradient::None,
+                    Residual::Identity => ResidualGradient::Write(&mut d_residual[..]),
+                    Residual::ShortcutA => ResidualGradient::WriteOptionA(shortcut(&call), &mut d_residual),
+                };
+                let dx = call.needs_input.then_some(&mut dx[..]);
+                let wanted = Gradients { dx, dw: &mut dw, residual, input_sums: &mut input_sums };
+                layer.backward(&given, wanted, workspace.floats(layer.backward_workspace_len()));
+                black_box(&dw);
+            })
+        }
+        Kernel::Average => Box::new(|| ()),
+    }
+}
+
+/// Values of both signs, none of them subnormal.
+fn filled<E: Element>(arena: &Arena, len: usize) -> Block<E> {
+    let mut block = arena.take::<E>(len);
+    for (index, value) in block.iter_mut().enumerate() {
+        *value = E::from_f32(((index * 7919) % 257) as f32 / 128.0 - 1.0);
+    }
+    block
+}
+
+/// Those of a normalisation that changes nothing.
+struct Parameters {
+    zeros: Vec<f32>,
+    ones: Vec<f32>,
+}
+
+impl Parameters {
+    fn new(channels: usize) -> Self {
+        Self { zeros: vec![0.0; channels], ones: vec![1.0; channels] }
+    }
+
+    fn affine(&self) -> Affine<'_> {
+        Affine { mean: &self.zeros, invstd: &self.ones, gamma: &self.ones, beta: &self.zeros }
+    }
+
+    fn input<'a, E: Element>(&'a self, before: Before, x: &'a [E]) -> Input<'a, E> {
+        let norm = Saved { affine: self.affine(), x, gate: Gate::Recomputed };
+        match before {
+            Before::Raw => Input { stored: None, norm: Some(norm) },
+            _ => Input { stored: Some(x), norm: None },
+        }
+    }
+}
+
+fn gate<'a, E>(call: &LayerCall, output: &'a [E]) -> Gate<'a, E> {
+    match (call.relu, call.is_gated_by_output()) {
+        (_, true) => Gate::Output(output),
+        (true, false) => Gate::Recomputed,
+        (false, false) => Gate::Open,
+    }
+}
+
+fn shortcut(call: &LayerCall) -> ShortcutA {
+    let shape = &call.shape;
+    ShortcutA {
+        num_images: shape.batch,
+        height: 2 * shape.out_height(),
+        width: 2 * shape.out_width(),
+        channels_in: shape.out_channels / 2,
+        channels: shape.out_channels,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kernels::conv2d::{Algorithm, Conv2dShape};
+    use kernels::simd::Isa;
+
+    use super::*;
+
+    /// The second convolution of a residual block in training, of images that are walked over in groups.
+    fn call(storage: Storage) -> LayerCall {
+        let (height, width, in_channels, out_channels) = (16, 16, 32, 32);
+        let shape =
+            Conv2dShape { batch: 16, height, width, in_channels, out_channels, kernel: 3, stride: 1, padding: 1 };
+        LayerCall {
+            shape,
+            algorithm: Algorithm::Auto,
+            isa: Isa::detect(),
+            storage,
+            before: Before::Raw,
+            residual: Residual::Identity,
+            relu: true,
+            needs_input: true,
+            has_addend: false,
+        }
+    }
+
+    const IN_ORDER: [Kernel; 6] = [
+        Kernel::PackForward,
+        Kernel::Convolution,
+        Kernel::Normalisation,
+        Kernel::NormSums,
+        Kernel::PackBackward,
+        Kernel::Gradients,
+    ];
+
+    #[test]
+    fn walks_are_counted_as_a_layer_makes_them() {
+        let calls = KernelCalls(IN_ORDER.map(|kernel| (kernel, call(Storage::F32))).to_vec());
+        // Input, z; z, residual, y; dy, z, gate; dy, z, gate, residual's gradient, input, dx.
+        assert!((calls.walks() - (2.0 + 3.0 + 3.0 + 6.0)).abs() < 1e-12, "{}", calls.walks());
+        assert_eq!(KernelCalls::default().walks(), 0.0);
+    }
+
+    #[test]
+    fn every_kernel_of_a_step_runs_alone_and_equal_calls_count_each() {
+        for storage in [Storage::F32, Storage::Bf16] {
+            let first = call(storage);
+            let others = [
+                LayerCall { before: Before::Stored, has_addend: true, residual: Residual::None, ..first },
+                LayerCall { before: Before::Unknown, needs_input: false, residual: Residual::ShortcutA, ..first },
+            ];
+            let of = |call: LayerCall| IN_ORDER.map(|kernel| (kernel, call));
+            let calls = KernelCalls([first, others[0], others[1]].into_iter().flat_map(of).collect());
+            let alone = calls.alone();
+            assert_eq!(alone.len(), IN_ORDER.len());
+            assert!(alone.iter().all(|kernel| kernel.seconds > 0.0), "{alone:?}");
+            let twice = KernelCalls(vec![(Kernel::Convolution, first); 2]).alone();
+            assert_eq!(twice[0].bytes, 2 * first.bytes(Kernel::Convolution));
+        }
+    }
+}

@@ -1,0 +1,84 @@
+//! A layer's call as its kernels see it: all that their time depends on, and the activations that they walk over.
+
+use kernels::Storage;
+use kernels::conv2d::{Algorithm, Conv2dShape};
+use kernels::layer::Layer;
+use kernels::simd::Isa;
+
+use super::Residual;
+use crate::ops::clock::Kernel;
+
+/// What is known of the normalisation that made a layer's input.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::ops) enum Before {
+    /// Nothing.
+    Unknown,
+    /// All, beside what it gave.
+    Stored,
+    /// All, and its input stands where what it gives is read.
+    Raw,
+}
+
+/// A layer in training or inference.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct LayerCall {
+    pub(in crate::ops) shape: Conv2dShape,
+    pub(in crate::ops) algorithm: Algorithm,
+    pub(in crate::ops) isa: Isa,
+    pub(in crate::ops) storage: Storage,
+    pub(in crate::ops) before: Before,
+    pub(in crate::ops) residual: Residual,
+    pub(in crate::ops) relu: bool,
+    /// Of the backward pass, as `has_addend`.
+    pub(in crate::ops) needs_input: bool,
+    pub(in crate::ops) has_addend: bool,
+}
+
+impl LayerCall {
+    pub(in crate::ops) fn plan(&self) -> Layer {
+        Layer::new(self.shape, self.algorithm, self.isa, self.storage)
+    }
+
+    /// Elements of the residual.
+    pub(in crate::ops) fn residual_len(&self) -> usize {
+        let Conv2dShape { batch, out_channels, .. } = self.shape;
+        match self.residual {
+            Residual::None => 0,
+            Residual::Identity => self.shape.output_len(),
+            Residual::ShortcutA => 4 * batch * self.shape.out_height() * self.shape.out_width() * (out_channels / 2),
+        }
+    }
+
+    /// Whether the gate of the ReLU is read from the output.
+    pub(in crate::ops) fn is_gated_by_output(&self) -> bool {
+        self.relu && self.residual != Residual::None
+    }
+
+    /// Bytes of activations that a kernel reads and writes in memory, if a group of images stays in a cache.
+    pub(in crate::ops) fn bytes(&self, kernel: Kernel) -> usize {
+        let (x, z, residual) = (self.shape.input_len(), self.shape.output_len(), self.residual_len());
+        let gate = usize::from(self.is_gated_by_output()) * z;
+        let elements = match kernel {
+            Kernel::PackForward | Kernel::PackBackward | Kernel::Average => 0,
+            Kernel::Convolution => x + z,
+            Kernel::Normalisation => 2 * z + residual,
+            Kernel::NormSums => 2 * z + gate,
+            Kernel::Gradients => {
+                let of_norm = 2 * z + gate + residual;
+                let dx = usize::from(self.needs_input) * x * (1 + usize::from(self.has_addend));
+                let before = usize::from(self.needs_input && self.before == Before::Stored) * x;
+                let again = if self.plan().is_grouped() { 0 } else { self.elements_again(x, z) };
+                of_norm + x + dx + before + again
+            }
+        };
+        elements * self.storage.size()
+    }
+
+    /// Elements that a gradient reads and writes once more, where the passes come one after the other.
+    fn elements_again(&self, x: usize, z: usize) -> usize {
+        let dz = z * (2 + usize::from(self.needs_input));
+        let normalised = usize::from(self.before == Before::Raw) * 2 * x;
+        let sums = usize::from(self.needs_input && self.before != Before::Unknown) * 2 * x;
+        dz + normalised + sums
+    }
+}
