@@ -50,7 +50,7 @@ fn a_measured_step_is_written_and_predicted_from() {
     let called = result.kernel_seconds.iter().filter(|(name, seconds)| **seconds > 0.0 && *name != "global average");
     let alone = result.kernels_alone.iter().filter(|(_, alone)| alone.seconds_per_step > 0.0);
     assert!(called.map(|(name, _)| name).eq(alone.map(|(name, _)| name)), "{result:?}");
-    assert!((9.0..10.5).contains(&result.activation_walks), "{}", result.activation_walks);
+    assert!((9.0..13.0).contains(&result.activation_walks), "{}", result.activation_walks);
     assert!(text.contains("x what they take alone"), "{text}");
 
     // What bench prints is what --measured reads.
