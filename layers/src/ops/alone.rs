@@ -146,46 +146,54 @@ fn prepare_of<E: Element>(kernel: Kernel, call: LayerCall, arena: &Arena) -> Box
                 batch_norm::backward_sums(call.isa, &saved, &dy, &mut sums, workspace.doubles(len));
             })
         }
-        Kernel::Gradients => {
-            let [z, y, dy] = [(); 3].map(|()| filled(shape.output_len()));
-            let [x, addend, mut dx, raw] = [(); 4].map(|()| filled(shape.input_len()));
-            let mut d_residual = filled(call.residual_len());
-            let [norm, before] = [shape.out_channels, shape.in_channels].map(Parameters::new);
-            let (sums, mut input_sums) = (vec![0.1; 2 * shape.out_channels], vec![0.0; 2 * shape.in_channels]);
-            let mut dw = vec![0.0; shape.weight_len()];
-            if call.needs_input {
-                layer.conv().pack_data_gradient(&weights, packed.floats(layer.conv().packed_data_gradient_len()));
-            }
-            Box::new(move || {
-                let input = match call.before {
-                    Before::Stored => Input {
-                        stored: Some(&x[..]),
-                        norm: Some(Saved { affine: before.affine(), x: &raw, gate: Gate::Output(&x) }),
-                    },
-                    _ => before.input(call.before, &x),
-                };
-                let given = Backward {
-                    input,
-                    norm: Saved { affine: norm.affine(), x: &z[..], gate: gate(&call, &y) },
-                    sums: &sums,
-                    count: dy.len() as f64 / shape.out_channels as f64,
-                    dy: &dy,
-                    packed: packed.floats(layer.conv().packed_data_gradient_len()),
-                    addend: call.has_addend.then_some(&addend[..]),
-                };
-                let residual = match call.residual {
-                    Residual::None => ResidualGradient::None,
-                    Residual::Identity => ResidualGradient::Write(&mut d_residual[..]),
-                    Residual::ShortcutA => ResidualGradient::WriteOptionA(shortcut(&call), &mut d_residual),
-                };
-                let dx = call.needs_input.then_some(&mut dx[..]);
-                let wanted = Gradients { dx, dw: &mut dw, residual, input_sums: &mut input_sums };
-                layer.backward(&given, wanted, workspace.floats(layer.backward_workspace_len()));
-                black_box(&dw);
-            })
-        }
+        Kernel::Gradients => gradients::<E>(call, arena),
         Kernel::Average => Box::new(|| ()),
     }
+}
+
+/// The gradients of a layer's input, weights and residual: one call of the layer's backward pass.
+fn gradients<E: Element>(call: LayerCall, arena: &Arena) -> Box<dyn FnMut()> {
+    let layer = call.plan();
+    let shape = call.shape;
+    let filled = |len| filled::<E>(arena, len);
+    let mut packed = Scratch::new();
+    let mut workspace = Scratch::new();
+    let [z, y, dy] = [(); 3].map(|()| filled(shape.output_len()));
+    let [x, addend, mut dx, raw] = [(); 4].map(|()| filled(shape.input_len()));
+    let mut d_residual = filled(call.residual_len());
+    let [norm, before] = [shape.out_channels, shape.in_channels].map(Parameters::new);
+    let (sums, mut input_sums) = (vec![0.1; 2 * shape.out_channels], vec![0.0; 2 * shape.in_channels]);
+    let (weights, mut dw) = (vec![0.5; shape.weight_len()], vec![0.0; shape.weight_len()]);
+    if call.needs_input {
+        layer.conv().pack_data_gradient(&weights, packed.floats(layer.conv().packed_data_gradient_len()));
+    }
+    Box::new(move || {
+        let input = match call.before {
+            Before::Stored => Input {
+                stored: Some(&x[..]),
+                norm: Some(Saved { affine: before.affine(), x: &raw, gate: Gate::Output(&x) }),
+            },
+            _ => before.input(call.before, &x),
+        };
+        let given = Backward {
+            input,
+            norm: Saved { affine: norm.affine(), x: &z[..], gate: gate(&call, &y) },
+            sums: &sums,
+            count: dy.len() as f64 / shape.out_channels as f64,
+            dy: &dy,
+            packed: packed.floats(layer.conv().packed_data_gradient_len()),
+            addend: call.has_addend.then_some(&addend[..]),
+        };
+        let residual = match call.residual {
+            Residual::None => ResidualGradient::None,
+            Residual::Identity => ResidualGradient::Write(&mut d_residual[..]),
+            Residual::ShortcutA => ResidualGradient::WriteOptionA(shortcut(&call), &mut d_residual),
+        };
+        let dx = call.needs_input.then_some(&mut dx[..]);
+        let wanted = Gradients { dx, dw: &mut dw, residual, input_sums: &mut input_sums };
+        layer.backward(&given, wanted, workspace.floats(layer.backward_workspace_len()));
+        black_box(&dw);
+    })
 }
 
 /// Values of both signs, none of them subnormal.
