@@ -7,7 +7,7 @@
 use burn::module::Module;
 use burn::nn::BatchNorm;
 use burn::nn::conv::Conv2d;
-use layers::{Branch, Computation, Features, Residual, Skip};
+use layers::{Computation, Features, Skip};
 
 use crate::config::{ResNetConfig, Shortcut};
 use crate::init::WeightInit;
@@ -51,21 +51,13 @@ impl BasicBlock {
     /// `[N, H, W, C_in]` to `[N, ceil(H / stride), ceil(W / stride), C_out]`.
     pub fn forward(&self, input: Features) -> Features {
         let Self { computation, conv1, bn1, conv2, bn2, .. } = self;
-        let residual = if self.is_padded { Residual::ShortcutA } else { Residual::Identity };
-        let (input, first, skip) = if let Some((conv, norm)) = &self.downsample {
-            let input = input.into_tensor();
-            let shortcut = computation.forward((conv, norm), input.clone(), Skip::NONE, false);
-            (input.into(), Skip::NONE, Skip { residual, branch: Branch::None, tensor: Some(shortcut) })
-        } else if computation.can_branch([bn1, bn2], &input) {
-            let (input, shortcut) = input.split();
-            let opens = Skip { residual: Residual::None, branch: Branch::Opens, tensor: Some(shortcut.clone()) };
-            (input, opens, Skip { residual, branch: Branch::Ends, tensor: Some(shortcut) })
-        } else {
-            let input = input.into_tensor();
-            (input.clone().into(), Skip::NONE, Skip { residual, branch: Branch::None, tensor: Some(input) })
+        let shortcut = match &self.downsample {
+            Some((conv, norm)) => Skip::Identity(computation.features((conv, norm), input.clone(), Skip::None, false)),
+            None if self.is_padded => Skip::ShortcutA(input.clone()),
+            None => Skip::Identity(input.clone()),
         };
-        let hidden = computation.hidden((conv1, bn1), input, first, bn2);
-        computation.after((conv2, bn2), hidden, skip, true)
+        let hidden = computation.hidden((conv1, bn1), input, bn2);
+        computation.after((conv2, bn2), hidden, shortcut, true)
     }
 
     pub(crate) fn with_computation(mut self, computation: &Computation) -> Self {

@@ -71,7 +71,7 @@ impl ResNet {
         let [_, in_channels, _, _] = self.conv1.weight.shape().dims();
         assert_shape!(images, [_, _, _, in_channels]);
         let images = self.computation.activations(images);
-        let stem = self.computation.features((&self.conv1, &self.bn1), images.into(), Skip::NONE, true);
+        let stem = self.computation.features((&self.conv1, &self.bn1), images.into(), Skip::None, true);
         let features = [&self.layer1, &self.layer2, &self.layer3]
             .into_iter()
             .flatten()

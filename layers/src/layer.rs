@@ -13,27 +13,33 @@ use kernels::simd::Isa;
 use crate::choices::{Activations, Convolution, Kernels};
 use crate::norm::{self, batch_norm};
 use crate::ops::{
-    Branch, FusedOptions, GradientHook, HookedParameters, NormLink, Residual, StatisticsReducer, fused_inference,
-    fused_train, global_average, stock,
+    FusedOptions, GradientHook, HookedParameters, NormLink, Residual, StatisticsReducer, fused_inference, fused_train,
+    global_average, stock,
 };
 
-/// What is added before the ReLU, and where its gradient goes.
-pub struct Skip {
-    /// How the tensor is added.
-    pub residual: Residual,
-    /// Whether the layer stands at one end of a branch.
-    pub branch: Branch,
-    /// Given unless both are `None`; its shape is what [`Residual`] says.
-    pub tensor: Option<Tensor<4>>,
+/// What is added before the ReLU.
+#[derive(Debug)]
+pub enum Skip {
+    /// Nothing.
+    None,
+    /// Features of the output's shape.
+    Identity(Features),
+    /// Shortcut A of these: every second row and column, channels of zeros half in front and half behind.
+    ShortcutA(Features),
 }
 
 impl Skip {
-    /// Nothing is added.
-    pub const NONE: Self = Self { residual: Residual::None, branch: Branch::None, tensor: None };
+    fn into_parts(self) -> (Residual, Option<Features>) {
+        match self {
+            Self::None => (Residual::None, None),
+            Self::Identity(features) => (Residual::Identity, Some(features)),
+            Self::ShortcutA(features) => (Residual::ShortcutA, Some(features)),
+        }
+    }
 }
 
-/// What a layer of [`Computation`] gives to the next one, with what both need to walk over it only once.
-#[derive(Debug)]
+/// What a layer of [`Computation`] gives to the next ones, with what all need to walk over it as seldom as they can.
+#[derive(Clone, Debug)]
 pub struct Features {
     tensor: Tensor<4>,
     link: Option<Arc<NormLink>>,
@@ -43,13 +49,6 @@ impl Features {
     /// The values, `[N, H, W, C]`.
     pub fn into_tensor(self) -> Tensor<4> {
         self.tensor
-    }
-
-    /// For a layer and a shortcut around it: the features, and their values detached, for a later residual that a
-    /// [`Branch`] joins. The layer must be at the branch's near end.
-    pub fn split(self) -> (Self, Tensor<4>) {
-        let shortcut = self.tensor.clone().detach();
-        (self, shortcut)
     }
 }
 
@@ -82,11 +81,6 @@ pub struct Computation {
 }
 
 impl Computation {
-    /// Whether an input of these layers may feed the second one detached: both are fused and in training.
-    pub fn can_branch(&self, norms: [&BatchNorm; 2], input: &Features) -> bool {
-        self.kernels == Kernels::Fused && norms.iter().all(|norm| norm::takes_batch_statistics(norm, &input.tensor))
-    }
-
     /// Convolution without bias, normalisation, `skip`, and ReLU if `relu`.
     ///
     /// # Shapes
@@ -106,10 +100,10 @@ impl Computation {
         self.linked(layer, input, skip, relu, NormLink::new(false))
     }
 
-    /// As [`Computation::features`] with a ReLU, for a layer with the norm `next` as the only reader: [`Computation::after`].
-    pub fn hidden(&self, layer: (&Conv2d, &BatchNorm), input: Features, skip: Skip, next: &BatchNorm) -> Hidden {
+    /// As [`Computation::features`] with a ReLU and nothing added, for a layer with the norm `next` as the only reader: [`Computation::after`].
+    pub fn hidden(&self, layer: (&Conv2d, &BatchNorm), input: Features, next: &BatchNorm) -> Hidden {
         let may_be_raw = self.kernels == Kernels::Fused && norm::takes_batch_statistics(next, &input.tensor);
-        Hidden(self.linked(layer, input, skip, true, NormLink::new(may_be_raw)))
+        Hidden(self.linked(layer, input, Skip::None, true, NormLink::new(may_be_raw)))
     }
 
     /// As [`Computation::features`], of what a layer gave to this one alone: the norm is the `next` of [`Computation::hidden`].
@@ -158,15 +152,15 @@ impl Computation {
         let convolved = stock::conv(conv, padding(conv), input, hook);
         let normalised = batch_norm(norm, convolved, self.reducer.as_ref(), hook);
         let [.., channels] = normalised.dims();
-        match (skip.residual, skip.tensor) {
-            (Residual::Identity, Some(residual)) => stock::add_relu(normalised, residual),
-            (Residual::ShortcutA, Some(residual)) => {
-                let zero_channels = (channels - residual.dims()[3]) / 2;
-                stock::add_relu(normalised, stock::subsample_and_pad(residual, zero_channels))
+        let sum = match skip {
+            Skip::None => normalised,
+            Skip::Identity(residual) => stock::add(normalised, residual.tensor),
+            Skip::ShortcutA(Features { tensor, .. }) => {
+                let zero_channels = (channels - tensor.dims()[3]) / 2;
+                stock::add(normalised, stock::subsample_and_pad(tensor, zero_channels))
             }
-            _ if relu => stock::relu(normalised),
-            _ => normalised,
-        }
+        };
+        if relu { stock::relu(sum) } else { sum }
     }
 
     fn fused(
@@ -178,11 +172,12 @@ impl Computation {
         relu: bool,
         output: Arc<NormLink>,
     ) -> Features {
+        let (residual, skipped) = skip.into_parts();
+        let (skipped, residual_from) = skipped.map_or((None, None), |features| (Some(features.tensor), features.link));
         let mut options = FusedOptions {
             stride: conv.stride[0],
             padding: padding(conv),
-            residual: skip.residual,
-            branch: skip.branch,
+            residual,
             relu,
             convolution: self.convolution,
             isa: self.isa,
@@ -194,16 +189,17 @@ impl Computation {
                 beta: norm.beta.id,
             }),
             input: None,
+            residual_from: None,
             output: None,
         };
         let (weight, input, link) = (conv.weight.val(), input.tensor, input.link);
         if norm::takes_batch_statistics(norm, &input) {
-            (options.input, options.output) = (link, Some(Arc::clone(&output)));
-            let batch = fused_train(input, weight, norm.gamma.val(), norm.beta.val(), skip.tensor, options);
+            (options.input, options.residual_from, options.output) = (link, residual_from, Some(Arc::clone(&output)));
+            let batch = fused_train(input, weight, norm.gamma.val(), norm.beta.val(), skipped, options);
             return Features { tensor: norm::update_running(norm, batch), link: Some(output) };
         }
         let (scale, shift) = norm::folded(norm);
-        fused_inference(input, weight, scale, shift, skip.tensor, options).into()
+        fused_inference(input, weight, scale, shift, skipped, options).into()
     }
 }
 
@@ -248,7 +244,7 @@ mod tests {
         let device = Device::flex();
         let computation = Computation { kernels, ..Computation::default() };
         let (conv, norm) = (conv.init(&device), BatchNormConfig::new(4).init(&device));
-        let layer = || computation.forward((&conv, &norm), Tensor::ones([1, 6, 6, 4], &device), Skip::NONE, true);
+        let layer = || computation.forward((&conv, &norm), Tensor::ones([1, 6, 6, 4], &device), Skip::None, true);
         let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(layer)).err();
         panic.map_or(String::new(), |panic| *panic.downcast().expect("a text"))
     }

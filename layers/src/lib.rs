@@ -14,8 +14,7 @@ pub use choices::{Activations, Convolution, Kernels};
 pub use kernels::simd::Isa;
 pub use layer::{Computation, Features, Hidden, Skip};
 pub use ops::{
-    BatchNormGradients, BatchNormOptions, BatchNormOutput, BatchNormTrain, Branch, FusedGradients, FusedOptions,
-    FusedOutput, FusedSaved, Gate, GradientHook, HookedParameters, KernelAlone, KernelCalls, KernelTime, LayerOps,
-    NormLink, Residual, StatisticsReducer, batch_norm_train, fused_inference, fused_train, gated, global_average,
-    kernel_times,
+    BatchNormGradients, BatchNormOptions, BatchNormOutput, BatchNormTrain, FusedGradients, FusedOptions, FusedOutput,
+    FusedSaved, Gate, GradientHook, HookedParameters, KernelAlone, KernelCalls, KernelTime, LayerOps, NormLink,
+    Residual, StatisticsReducer, batch_norm_train, fused_inference, fused_train, gated, global_average, kernel_times,
 };

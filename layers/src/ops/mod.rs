@@ -30,7 +30,7 @@ pub use alone::{KernelAlone, KernelCalls};
 pub use average::global_average;
 pub use clock::{KernelTime, kernel_times};
 pub use fused::{
-    Branch, FusedGradients, FusedOptions, FusedOutput, FusedSaved, NormLink, Residual, fused_inference, fused_train,
+    FusedGradients, FusedOptions, FusedOutput, FusedSaved, NormLink, Residual, fused_inference, fused_train,
 };
 pub use gate::{Gate, gated};
 pub use gradient_hook::{GradientHook, HookedParameters};

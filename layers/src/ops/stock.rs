@@ -35,9 +35,9 @@ pub(crate) fn relu(input: Tensor<4>) -> Tensor<4> {
     to_channels_last(activation::relu(to_planes(input)))
 }
 
-/// `max(left + right, 0)`.
-pub(crate) fn add_relu(left: Tensor<4>, right: Tensor<4>) -> Tensor<4> {
-    to_channels_last(activation::relu(to_planes(left) + to_planes(right)))
+/// `left + right`.
+pub(crate) fn add(left: Tensor<4>, right: Tensor<4>) -> Tensor<4> {
+    to_channels_last(to_planes(left) + to_planes(right))
 }
 
 /// `input * scale + shift`, per channel.

@@ -2,49 +2,40 @@
 //!
 //! Invariant: it counts as compute-bound, so that checkpointing never runs its forward (and the reducer's sum) a second time.
 
-use burn::backend::autodiff::NodeId;
 use burn::backend::autodiff::checkpoint::base::Checkpointer;
 use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn::backend::autodiff::grads::Gradients;
 use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
 use burn::backend::tensor::FloatTensor;
-use burn::backend::{Autodiff, AutodiffBackend, Backend, TensorMetadata};
+use burn::backend::{Autodiff, AutodiffBackend, TensorMetadata};
 
-use super::{Branch, FusedOptions, FusedOutput, FusedSaved, Residual};
+use super::{FusedOptions, FusedOutput, FusedSaved, Residual};
 use crate::ops::LayerOps;
 use crate::ops::gradient_hook::call_hook;
 
 #[derive(Debug)]
 struct FusedTrainBackward;
 
-/// [`Branch`] on the tape: the tensor under whose identifier the residual's gradient waits.
-#[derive(Clone, Debug)]
-enum BranchEnd<B: Backend> {
-    None,
-    Near(FloatTensor<Autodiff<B>>),
-    Far(NodeId),
-}
-
 impl<B: LayerOps> Backward<B, 5> for FusedTrainBackward {
-    type State = (FusedSaved<B>, FusedOptions, BranchEnd<B>);
+    type State = (FusedSaved<B>, FusedOptions);
 
     fn backward(self, ops: Ops<Self::State, 5>, gradients: &mut Gradients, _checkpointer: &mut Checkpointer) {
         let output_gradient = gradients.consume::<B>(&ops.node);
-        let (mut saved, options, branch) = ops.state;
+        let (mut saved, options) = ops.state;
+        let links = [&options.input, &options.residual_from, &options.output].map(Clone::clone);
+        let [input_link, residual_link, output_link] = links.each_ref().map(Option::as_deref);
+        output_link.map(|link| link.hold_gradient(false));
         let has_residual = options.residual != Residual::None;
         let [input, weight, gamma, beta, residual] = ops.parents;
         saved.needs_input = input.is_some();
-        if let BranchEnd::Near(tensor) = &branch
-            && let Some(gradient) = gradients.remove::<B>(tensor)
+        // The tape would add the gradients of several readers in passes of their own.
+        if let Some(node) = &input
+            && input_link.is_some_and(|link| link.hold_gradient(true))
         {
-            (saved.addend, saved.has_addend) = (gradient, true);
+            (saved.addend, saved.has_addend) = (gradients.consume::<B>(node), true);
         }
         let hooked = options.hooked.clone();
         let computed = <B as LayerOps>::fused_train_backward(saved, output_gradient, options);
-        let residual = match branch {
-            BranchEnd::Far(id) => Some(id),
-            _ => residual.filter(|_| has_residual).map(|node| node.id),
-        };
         let parameters = [(weight, computed.weight), (gamma, computed.gamma), (beta, computed.beta)];
         match hooked {
             Some(to) => {
@@ -56,18 +47,19 @@ impl<B: LayerOps> Backward<B, 5> for FusedTrainBackward {
             }
             None => {
                 for (node, gradient) in parameters {
-                    register::<B>(gradients, node.map(|node| node.id), gradient);
+                    if let Some(node) = node {
+                        gradients.register::<B>(node.id, gradient);
+                    }
                 }
             }
         }
-        register::<B>(gradients, residual, computed.residual);
-        register::<B>(gradients, input.map(|node| node.id), computed.input);
-    }
-}
-
-fn register<B: Backend>(gradients: &mut Gradients, node: Option<NodeId>, gradient: FloatTensor<B>) {
-    if let Some(node) = node {
-        gradients.register::<B>(node, gradient);
+        if let Some(node) = residual.filter(|_| has_residual) {
+            residual_link.map(|link| link.hold_gradient(true));
+            gradients.register::<B>(node.id, computed.residual);
+        }
+        if let Some(node) = input {
+            gradients.register::<B>(node.id, computed.input);
+        }
     }
 }
 
@@ -82,11 +74,6 @@ pub(in crate::ops) fn forward<B: LayerOps, C: CheckpointStrategy>(
     let guards = [input.node(), weight.node(), gamma.node(), beta.node(), residual.node()];
     let prepared = FusedTrainBackward.prepare::<C>(guards).compute_bound().stateful();
     let residual_shape = residual.shape().dims();
-    let branch = match options.branch {
-        Branch::None => BranchEnd::None,
-        Branch::Opens => BranchEnd::Near(residual.clone()),
-        Branch::Ends => BranchEnd::Far(residual.id()),
-    };
     let [input, weight, gamma, beta, residual] =
         [input, weight, gamma, beta, residual].map(|tensor| tensor.into_primitive());
     let run = |input, weight, gamma, beta, options| {
@@ -110,7 +97,7 @@ pub(in crate::ops) fn forward<B: LayerOps, C: CheckpointStrategy>(
                 has_addend: false,
                 needs_input: true,
             };
-            lift(fused, |output| prepared.finish((saved, options, branch), output))
+            lift(fused, |output| prepared.finish((saved, options), output))
         }
         OpsKind::UnTracked(prepared) => {
             lift(run(input, weight, gamma, beta, options), |output| prepared.finish(output))

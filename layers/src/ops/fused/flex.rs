@@ -131,7 +131,7 @@ pub(in crate::ops) fn backward<E: Activation>(
     let affine = Affine { mean: floats(&mean), invstd: &invstd, gamma: floats(&gamma), beta: floats(&beta) };
     let gate = gate(options.relu, options.residual != Residual::None, E::values(&output));
     let norm = Saved { affine, x: E::values(&convolved), gate };
-    let left = options.output.as_deref().and_then(NormLink::take_sums);
+    let left = options.output.as_deref().and_then(|link| link.take_sums(&dy));
     let local = left.unwrap_or_else(|| gradient_sums(&call, &norm, E::values(&dy)));
     let all = local.reduce(options.norm.reducer.as_deref());
     let sums = [all.plain.as_slice(), &all.with_normalised].concat();
@@ -160,12 +160,13 @@ pub(in crate::ops) fn backward<E: Activation>(
     let (mut d_weight, mut input_sums) = (vec![0.0; shape.weight_len()], vec![0.0; 2 * shape.in_channels]);
     let wanted = Gradients { dx: d_input.as_deref_mut(), dw: &mut d_weight, residual, input_sums: &mut input_sums };
     gradients(&call, floats(&weight), given, wanted);
-    if let (Some(link), Some(_)) = (read.link, &d_input) {
-        link.leave_sums(GradientSums::of(input_sums));
+    let d_input = d_input.map(|values| activation(values, input.shape().dims()));
+    if let (Some(link), Some(gradient)) = (read.link, &d_input) {
+        link.leave_sums(gradient.clone(), GradientSums::of(input_sums));
     }
     let nothing = || tensor(vec![0.0], [1, 1, 1, 1]);
     FusedGradients {
-        input: d_input.map_or_else(nothing, |values| activation(values, input.shape().dims())),
+        input: d_input.unwrap_or_else(nothing),
         weight: tensor(d_weight, weight.shape().dims::<4>()),
         gamma: tensor(to_f32(&local.with_normalised), [shape.out_channels]),
         beta: tensor(to_f32(&local.plain), [shape.out_channels]),

@@ -1,11 +1,13 @@
 //! What a layer and the one that reads its output know of each other, so that neither walks over it twice.
 //!
-//! In: the forward pass of the first, the backward pass of the second. Out: the first one's normalisation, for the second to apply
-//! where its input is still raw; the sums of that normalisation's gradient, which the second takes as it writes its input's gradient.
-//! Invariant: the second layer is the only reader, so what it writes is the whole gradient; who does not know links leaves them empty,
-//! and both layers then do all by themselves.
+//! In: the forward pass of the first, the backward passes of its readers. Out: the first one's normalisation, for a reader to apply
+//! where its input is still raw; whether a reader has left a gradient on the tape, which the next one then adds as it writes its own; the
+//! sums of the normalisation's gradient, which the last reader takes on the way.
+//! Invariant: sums are of the gradient that they lie beside, so the first layer takes them only if that is the one it is given; a
+//! reader that knows no links changes nothing but the speed.
 //! Source: Jung et al. 2019, arXiv 1807.01702.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 #[cfg(feature = "flex")]
@@ -13,14 +15,17 @@ use burn::backend::flex::FlexTensor;
 
 use crate::ops::statistics::GradientSums;
 
-/// Between one layer and the next.
+/// Between one layer and those that read its output.
 #[derive(Debug)]
 pub struct NormLink {
-    /// Whether the output may stay the convolution's raw result.
+    /// Whether the output may stay the convolution's raw result, since there is one reader, which normalises it.
     pub(super) may_be_raw: bool,
+    /// Whether the tape holds a gradient of the output.
+    has_gradient: AtomicBool,
     #[cfg(feature = "flex")]
     pub(super) norm: OnceLock<LinkedNorm>,
-    sums: Mutex<Option<GradientSums>>,
+    #[cfg(feature = "flex")]
+    sums: Mutex<Option<(FlexTensor, GradientSums)>>,
 }
 
 /// A normalisation in training.
@@ -42,16 +47,31 @@ pub(super) struct LinkedNorm {
 impl NormLink {
     /// A link that the first layer has not seen yet.
     pub(crate) fn new(may_be_raw: bool) -> Self {
-        Self { may_be_raw, norm: OnceLock::new(), sums: Mutex::new(None) }
+        Self {
+            may_be_raw,
+            has_gradient: AtomicBool::new(false),
+            #[cfg(feature = "flex")]
+            norm: OnceLock::new(),
+            #[cfg(feature = "flex")]
+            sums: Mutex::new(None),
+        }
     }
 
-    /// Leaves the sums for the first layer.
-    pub(super) fn leave_sums(&self, sums: GradientSums) {
-        *self.sums.lock().unwrap_or_else(PoisonError::into_inner) = Some(sums);
+    /// Says whether the tape holds a gradient of the output from now on. Returns what was said before.
+    pub(super) fn hold_gradient(&self, holds: bool) -> bool {
+        self.has_gradient.swap(holds, Ordering::Relaxed)
     }
 
-    /// The sums, if the second layer left any.
-    pub(super) fn take_sums(&self) -> Option<GradientSums> {
-        self.sums.lock().unwrap_or_else(PoisonError::into_inner).take()
+    /// Leaves the sums of `gradient` for the first layer. Held here, its memory is not written again.
+    #[cfg(feature = "flex")]
+    pub(super) fn leave_sums(&self, gradient: FlexTensor, sums: GradientSums) {
+        *self.sums.lock().unwrap_or_else(PoisonError::into_inner) = Some((gradient, sums));
+    }
+
+    /// The sums, if the last reader left those of `gradient`.
+    #[cfg(feature = "flex")]
+    pub(super) fn take_sums(&self, gradient: &FlexTensor) -> Option<GradientSums> {
+        let (summed, sums) = self.sums.lock().unwrap_or_else(PoisonError::into_inner).take()?;
+        std::ptr::eq(summed.bytes(), gradient.bytes()).then_some(sums)
     }
 }

@@ -36,21 +36,6 @@ pub enum Residual {
     ShortcutA,
 }
 
-/// Whether the operation stands at one end of a branch: a tensor that feeds both this operation and a later residual.
-///
-/// The tape would add the two gradients in a pass of its own. Here the residual is detached: the operation at the far end
-/// leaves its gradient under the branch's tensor, and the one at the near end adds it as it writes its input's gradient.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Branch {
-    /// No branch.
-    None,
-    /// The input feeds this operation and a later residual; the `residual` argument is that residual, detached, and not
-    /// added here. Only with [`Residual::None`].
-    Opens,
-    /// The residual is detached and the same tensor that an earlier operation opened a branch with.
-    Ends,
-}
-
 /// A fused operation beside its tensors.
 #[derive(Clone, Debug)]
 pub struct FusedOptions {
@@ -60,8 +45,6 @@ pub struct FusedOptions {
     pub padding: usize,
     /// What is added after the normalisation.
     pub residual: Residual,
-    /// Where the residual's gradient goes.
-    pub branch: Branch,
     /// Whether a ReLU ends the operation.
     pub relu: bool,
     /// How our own kernels convolve; in other bodies burn chooses.
@@ -72,9 +55,11 @@ pub struct FusedOptions {
     pub norm: BatchNormOptions,
     /// Where the parameters' gradients go, `None`: to the tape.
     pub hooked: Option<HookedParameters>,
-    /// To the layer that made the input, of which this one is the only reader.
+    /// To the layer that made the input.
     pub input: Option<Arc<NormLink>>,
-    /// To the layer that will read the output.
+    /// To the layer that made the residual.
+    pub residual_from: Option<Arc<NormLink>>,
+    /// To the layers that will read the output.
     pub output: Option<Arc<NormLink>>,
 }
 
@@ -144,7 +129,7 @@ pub struct FusedGradients<B: Backend> {
 ///
 /// # Shapes
 /// `input`: `[N, H, W, C_in]`; `weight`: `[C_out, C_in, K, K]`; `gamma`, `beta`: `[C_out]`; `residual`: as
-/// [`FusedOptions::residual`] says; `None` without one, unless a [`Branch`] opens.
+/// [`FusedOptions::residual`] says; `None` without one.
 ///
 /// # Panics
 /// When the weight is not of these shapes: a convolution in groups is none of this operation's, burn's `Conv2d` computes it.
@@ -216,7 +201,10 @@ fn expect_one_group(input: &Tensor<4>, weight: &Tensor<4>) {
 
 /// The extension's operations take no optional tensors: one element stands for nothing.
 fn residual_or_nothing(residual: Option<Tensor<4>>, options: &FusedOptions, device: &Device) -> Tensor<4> {
-    let is_given = options.residual != Residual::None || options.branch == Branch::Opens;
-    assert_eq!(residual.is_some(), is_given, "fused operation: a residual is given exactly where the options say so");
+    assert_eq!(
+        residual.is_some(),
+        options.residual != Residual::None,
+        "fused operation: a residual is given exactly where the options say so"
+    );
     residual.unwrap_or_else(|| Tensor::zeros([1, 1, 1, 1], device))
 }

@@ -8,7 +8,7 @@ use burn::backend::{DTypeUsage, Flex};
 use burn::tensor::{DType, TensorData};
 use kernels::simd::Isa;
 
-use super::super::{Branch, flex};
+use super::super::flex;
 use super::*;
 use crate::choices;
 use crate::ops::BatchNormOptions;
@@ -71,13 +71,13 @@ impl Case {
             stride: self.stride,
             padding: self.kernel / 2,
             residual: self.residual,
-            branch: Branch::None,
             relu: self.relu,
             convolution: choices::Convolution::Auto,
             isa: Isa::detect(),
             norm: BatchNormOptions { epsilon: 1e-5, reducer: None },
             hooked: None,
             input: None,
+            residual_from: None,
             output: None,
         }
     }
