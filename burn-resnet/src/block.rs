@@ -5,9 +5,7 @@
 //! Source: He et al. 2015, arXiv 1512.03385, figure 2 and section 4.2.
 
 use burn::module::Module;
-use burn::nn::BatchNorm;
-use burn::nn::conv::Conv2d;
-use layers::{Computation, Features, Skip};
+use layers::{BatchNorm, Conv2d, Features, relu};
 
 use crate::config::{ResNetConfig, Shortcut};
 use crate::init::WeightInit;
@@ -23,8 +21,6 @@ pub struct BasicBlock {
     downsample: Option<(Conv2d, BatchNorm)>,
     /// Whether shortcut A subsamples and pads, because the shape changes.
     is_padded: bool,
-    #[module(skip)]
-    computation: Computation,
 }
 
 impl BasicBlock {
@@ -41,7 +37,6 @@ impl BasicBlock {
             downsample: (reshapes && shortcut == Shortcut::B)
                 .then(|| (init.conv([c_in, c_out], 1, stride), init.norm(c_out, false))),
             is_padded: reshapes && shortcut == Shortcut::A,
-            computation: config.computation(),
         }
     }
 
@@ -50,18 +45,12 @@ impl BasicBlock {
     /// # Shapes
     /// `[N, H, W, C_in]` to `[N, ceil(H / stride), ceil(W / stride), C_out]`.
     pub fn forward(&self, input: Features) -> Features {
-        let Self { computation, conv1, bn1, conv2, bn2, .. } = self;
         let shortcut = match &self.downsample {
-            Some((conv, norm)) => Skip::Identity(computation.features((conv, norm), input.clone(), Skip::None, false)),
-            None if self.is_padded => Skip::ShortcutA(input.clone()),
-            None => Skip::Identity(input.clone()),
+            Some((conv, norm)) => norm.forward(conv.forward(input.clone())),
+            None if self.is_padded => input.clone().subsample_and_pad(self.bn2.gamma.dims()[0]),
+            None => input.clone(),
         };
-        let hidden = computation.hidden((conv1, bn1), input, bn2);
-        computation.after((conv2, bn2), hidden, shortcut, true)
-    }
-
-    pub(crate) fn with_computation(mut self, computation: &Computation) -> Self {
-        self.computation = computation.clone();
-        self
+        let hidden = relu(self.bn1.forward(self.conv1.forward(input)));
+        relu(self.bn2.forward(self.conv2.forward(hidden)) + shortcut)
     }
 }

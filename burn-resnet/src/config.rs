@@ -192,7 +192,7 @@ impl ResNetConfig {
 
     pub(crate) fn computation(&self) -> Computation {
         let Self { kernels, convolution, isa, activations, .. } = *self;
-        Computation { kernels, convolution, isa, activations, ..Computation::default() }
+        Computation { kernels, convolution, isa, activations }
     }
 
     pub(crate) fn zero_gamma(&self) -> bool {

@@ -8,9 +8,10 @@
 //! published code leaves PyTorch's uniform default there.
 
 use burn::module::{Initializer, Param};
-use burn::nn::conv::{Conv2d, Conv2dConfig};
-use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig, PaddingConfig2d};
+use burn::nn::conv::Conv2dConfig;
+use burn::nn::{BatchNormConfig, LinearConfig, PaddingConfig2d};
 use burn::tensor::{Device, Tensor, TensorData};
+use layers::{BatchNorm, Conv2d, Linear};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
 
@@ -37,7 +38,7 @@ impl<'a> WeightInit<'a> {
         let [c_in, c_out] = channels;
         let fan_in = c_in * kernel * kernel;
         conv.weight = self.kaiming_normal([c_out, c_in, kernel, kernel], fan_in);
-        conv
+        conv.into()
     }
 
     /// A normalisation with `gamma` 1 or 0, `beta` 0, running mean 0 and running variance 1.
@@ -46,14 +47,14 @@ impl<'a> WeightInit<'a> {
         if zero_gamma {
             norm.gamma = Initializer::Zeros.init([channels], self.device);
         }
-        norm
+        norm.into()
     }
 
     pub(crate) fn linear(&mut self, num_inputs: usize, num_outputs: usize) -> Linear {
         let mut linear =
             LinearConfig::new(num_inputs, num_outputs).with_initializer(Initializer::Zeros).init(self.device);
         linear.weight = self.kaiming_normal([num_inputs, num_outputs], num_inputs);
-        linear
+        linear.into()
     }
 
     fn kaiming_normal<const D: usize>(&mut self, shape: [usize; D], fan_in: usize) -> Param<Tensor<D>> {

@@ -4,13 +4,9 @@
 //! names of the published PyTorch weights.
 //! Source: He et al. 2015, arXiv 1512.03385, section 4.2.
 
-use std::sync::Arc;
-
 use burn::module::{Module, ModuleVisitor, Param};
-use burn::nn::conv::Conv2d;
-use burn::nn::{BatchNorm, Linear};
 use burn::tensor::{Tensor, assert_shape};
-use layers::{Computation, GradientHook, Skip, StatisticsReducer};
+use layers::{BatchNorm, Computation, Conv2d, Linear, PassContext, global_avg_pool, relu};
 
 use crate::BasicBlock;
 use crate::config::ResNetConfig;
@@ -65,40 +61,17 @@ impl ResNet {
     /// When the images' last axis is not the number of channels the network was made for.
     ///
     /// # Collective
-    /// With a statistics reducer, in training: every normalisation makes one sum in the forward
+    /// With a reducer in the [`PassContext`], in training: every normalisation makes one sum in the forward
     /// and one in the backward pass, so all ranks must make the same passes.
     pub fn forward(&self, images: Tensor<4>) -> Tensor<2> {
         let [_, in_channels, _, _] = self.conv1.weight.shape().dims();
         assert_shape!(images, [_, _, _, in_channels]);
-        let images = self.computation.activations(images);
-        let stem = self.computation.features((&self.conv1, &self.bn1), images.into(), Skip::None, true);
-        let features = [&self.layer1, &self.layer2, &self.layer3]
-            .into_iter()
-            .flatten()
-            .fold(stem, |hidden, block| block.forward(hidden));
-        self.computation.linear(&self.linear, self.computation.global_average(features.into_tensor()))
-    }
-
-    /// Lets every normalisation take its batch statistics over all who share `reducer`
-    /// (synchronised batch normalisation), or with `None` over its own batch.
-    pub fn with_statistics_reducer(mut self, reducer: Option<Arc<dyn StatisticsReducer>>) -> Self {
-        self.computation.reducer = reducer;
-        self.with_computation()
-    }
-
-    /// Lets every layer hand its parameters' gradients to `hook` as soon as they are final in a backward pass, instead of
-    /// leaving them with the tape.
-    pub fn with_gradient_hook(mut self, hook: Option<Arc<dyn GradientHook>>) -> Self {
-        self.computation.hook = hook;
-        self.with_computation()
-    }
-
-    fn with_computation(mut self) -> Self {
-        for stage in [&mut self.layer1, &mut self.layer2, &mut self.layer3] {
-            let blocks = std::mem::take(stage).into_iter();
-            *stage = blocks.map(|block| block.with_computation(&self.computation)).collect();
-        }
-        self
+        PassContext { computation: self.computation, ..PassContext::current() }.during(|| {
+            let stem = relu(self.bn1.forward(self.conv1.forward(images)));
+            let blocks = [&self.layer1, &self.layer2, &self.layer3].into_iter().flatten();
+            let features = blocks.fold(stem, |hidden, block| block.forward(hidden));
+            self.linear.forward(global_avg_pool(features))
+        })
     }
 
     /// The number of trainable parameters. burn's `num_params` counts the running statistics too.

@@ -2,6 +2,21 @@
 //!
 //! In: user data. Out: plain choices. Invariant: each changes speed and rounding, never the function.
 
+use kernels::simd::Isa;
+
+/// How the layers of a network are computed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Computation {
+    /// Whose kernels.
+    pub kernels: Kernels,
+    /// How our own kernels convolve.
+    pub convolution: Convolution,
+    /// Their instruction set; by default the processor's best.
+    pub isa: Isa,
+    /// The number format between layers.
+    pub activations: Activations,
+}
+
 /// Whose kernels compute the layers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Kernels {

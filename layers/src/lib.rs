@@ -1,18 +1,22 @@
 //! Layers of convolutional networks on this workspace's kernels, for any burn module.
 //!
-//! In: `[N, H, W, C]` tensors and burn's own `Conv2d`, `BatchNorm` and `Linear`, which hold the parameters. Out: the same
-//! kind of tensors. Invariant: a layer computes the same function on every backend: by our kernels on Flex, by burn's
-//! operations elsewhere; no communication but through a [`StatisticsReducer`] or a [`GradientHook`] that the caller gives.
+//! In: `[N, H, W, C]` tensors, and modules with burn's names, which hold burn's own. Out: [`Features`], tensors. Invariant: a layer computes the same function on every backend: by our kernels on Flex, by burn's
+//! operations elsewhere; no communication but through what a [`PassContext`] holds.
 //! Source: Ioffe and Szegedy 2015, arXiv 1502.03167; Li et al. 2020, arXiv 2006.15704, section 3.2.3.
 
 mod choices;
+mod context;
+mod features;
 mod layer;
+mod modules;
 mod norm;
 mod ops;
 
-pub use choices::{Activations, Convolution, Kernels};
+pub use choices::{Activations, Computation, Convolution, Kernels};
+pub use context::PassContext;
+pub use features::{Features, global_avg_pool, relu};
 pub use kernels::simd::Isa;
-pub use layer::{Computation, Features, Hidden, Skip};
+pub use modules::{BatchNorm, BatchNormConfig, Conv2d, Conv2dConfig, Linear, LinearConfig};
 pub use ops::{
     BatchNormGradients, BatchNormOptions, BatchNormOutput, BatchNormTrain, FusedGradients, FusedOptions, FusedOutput,
     FusedSaved, Gate, GradientHook, HookedParameters, KernelAlone, KernelCalls, KernelTime, LayerOps, NormLink,

@@ -11,25 +11,22 @@ use burn::module::RunningState;
 use burn::nn::BatchNorm;
 use burn::tensor::Tensor;
 
-use crate::ops::{BatchNormOptions, BatchNormTrain, GradientHook, StatisticsReducer, batch_norm_train, gated, stock};
+use crate::context::PassContext;
+use crate::ops::{BatchNormOptions, BatchNormTrain, StatisticsReducer, batch_norm_train, gated, stock};
 
 /// Normalises per channel: by the batch's statistics where [`takes_batch_statistics`], else by the running ones.
 ///
 /// # Differs from PyTorch
 /// One value per channel is normalised to `beta` where PyTorch raises an error, and enters the
 /// running variance as 0.
-pub(crate) fn batch_norm(
-    norm: &BatchNorm,
-    input: Tensor<4>,
-    reducer: Option<&Arc<dyn StatisticsReducer>>,
-    hook: Option<&Arc<dyn GradientHook>>,
-) -> Tensor<4> {
+pub(crate) fn batch_norm(norm: &BatchNorm, input: Tensor<4>, context: &PassContext) -> Tensor<4> {
     if !takes_batch_statistics(norm, &input) {
         let (scale, shift) = folded(norm);
         return stock::scale_shift(input, scale, shift);
     }
+    let hook = context.hook.as_ref();
     let (gamma, beta) = (gated(&norm.gamma, &input, hook), gated(&norm.beta, &input, hook));
-    update_running(norm, batch_norm_train(input, gamma, beta, options(norm, reducer)))
+    update_running(norm, batch_norm_train(input, gamma, beta, options(norm, context.reducer.clone())))
 }
 
 /// Whether this is a training pass: on an autodiff device, with the layer's training flag set.
@@ -44,8 +41,8 @@ pub(crate) fn folded(norm: &BatchNorm) -> (Tensor<1>, Tensor<1>) {
     (scale, shift)
 }
 
-pub(crate) fn options(norm: &BatchNorm, reducer: Option<&Arc<dyn StatisticsReducer>>) -> BatchNormOptions {
-    BatchNormOptions { epsilon: norm.epsilon, reducer: reducer.cloned() }
+pub(crate) fn options(norm: &BatchNorm, reducer: Option<Arc<dyn StatisticsReducer>>) -> BatchNormOptions {
+    BatchNormOptions { epsilon: norm.epsilon, reducer }
 }
 
 /// Takes the batch's statistics into the running ones and gives the output back.

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::tensor::{Device, Tensor, TensorData};
 use burn_resnet::{Kernels, ResNet, ResNetConfig};
-use layers::GradientHook;
+use layers::{GradientHook, PassContext};
 
 use crate::support::{Named, gradients};
 
@@ -42,12 +42,16 @@ fn model(kernels: Kernels, device: &Device) -> ResNet {
     ResNetConfig::cifar(8).unwrap().with_kernels(kernels).init(5, device)
 }
 
+fn with_hook(hook: &Arc<Collector>) -> PassContext {
+    PassContext { hook: Some(hook.clone()), ..PassContext::default() }
+}
+
 /// What the tape keeps, and what the hook got in its order.
 fn backward(model: ResNet, device: &Device) -> (Named, Vec<(String, Vec<f32>)>) {
     let hook = Arc::new(Collector::default());
-    let model = model.with_gradient_hook(Some(hook.clone()));
     let images = Tensor::<4>::ones([2, 8, 8, 3], device) * 0.5;
-    let on_tape = gradients(&model, &model.forward(images).powf_scalar(2.0).sum().backward());
+    let logits = with_hook(&hook).during(|| model.forward(images));
+    let on_tape = gradients(&model, &logits.powf_scalar(2.0).sum().backward());
     let names = names(&model);
     let name = |id: ParamId| names.iter().find(|(known, _)| *known == id).unwrap().1.clone();
     let taken = hook.0.lock().unwrap().drain(..).map(|(id, gradient)| (name(id), gradient)).collect();
@@ -97,9 +101,8 @@ fn a_frozen_model_hands_nothing_over() {
     let device = Device::flex().autodiff();
     let frozen = model(Kernels::Fused, &device).no_grad();
     let hook = Arc::new(Collector::default());
-    let frozen = frozen.with_gradient_hook(Some(hook.clone()));
     let images = Tensor::<4>::ones([2, 8, 8, 3], &device).require_grad();
-    let gradients = frozen.forward(images.clone()).sum().backward();
+    let gradients = with_hook(&hook).during(|| frozen.forward(images.clone())).sum().backward();
     assert!(images.grad(&gradients).is_some());
     assert!(hook.0.lock().unwrap().is_empty());
 }

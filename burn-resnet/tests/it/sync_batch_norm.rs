@@ -7,7 +7,7 @@ use std::thread;
 use burn::module::Module;
 use burn::tensor::{Device, Tensor, TensorData};
 use burn_resnet::{ResNetConfig, Shortcut};
-use layers::StatisticsReducer;
+use layers::{PassContext, StatisticsReducer};
 
 use crate::support::{Named, assert_close, gradients, tensors, values};
 
@@ -57,11 +57,10 @@ fn images() -> Vec<f32> {
 /// One training step of a rank: the loss is a sum over its samples divided by the global number.
 fn run_rank(device: &Device, part: Part, reducer: Option<Arc<dyn StatisticsReducer>>) -> Outcome {
     let (range, weight) = part;
-    let model =
-        ResNetConfig::cifar(8).unwrap().with_shortcut(Shortcut::B).init(5, device).with_statistics_reducer(reducer);
+    let model = ResNetConfig::cifar(8).unwrap().with_shortcut(Shortcut::B).init(5, device);
     let all = Tensor::<4>::from_data(TensorData::new(images(), [NUM_IMAGES, SIZE, SIZE, 3]), device);
     let batch = all.narrow(0, range.start, range.len()).require_grad();
-    let logits = model.forward(batch.clone());
+    let logits = PassContext { reducer, ..PassContext::default() }.during(|| model.forward(batch.clone()));
     let loss = logits.clone().powi_scalar(2).sum() * (weight / NUM_IMAGES as f64);
     let computed = loss.backward();
     let mut statistics = tensors(&model.valid());

@@ -8,19 +8,19 @@
 
 use std::sync::Arc;
 
+use burn::module::Param;
 use burn::nn::Linear;
 use burn::nn::conv::Conv2d;
-use burn::tensor::module::{conv2d, linear as multiply_add};
-use burn::tensor::ops::ConvOptions;
+use burn::tensor::module::linear as multiply_add;
 use burn::tensor::{Slice, Tensor, activation};
 
 use super::{GradientHook, gated};
 
-/// Convolution without bias, by `padding` pixels on each side.
-pub(crate) fn conv(conv: &Conv2d, padding: usize, input: Tensor<4>, hook: Option<&Arc<dyn GradientHook>>) -> Tensor<4> {
-    let weight = gated(&conv.weight, &input, hook);
-    let options = ConvOptions::new(conv.stride, [padding; 2], [1; 2], 1);
-    to_channels_last(conv2d(to_planes(input), weight, None, options))
+/// Any convolution of burn's.
+pub(crate) fn conv(conv: &Conv2d, input: Tensor<4>, hook: Option<&Arc<dyn GradientHook>>) -> Tensor<4> {
+    let weight = Param::initialized(conv.weight.id, gated(&conv.weight, &input, hook));
+    let bias = conv.bias.as_ref().map(|bias| Param::initialized(bias.id, gated(bias, &input, hook)));
+    to_channels_last(Conv2d { weight, bias, ..conv.clone() }.forward(to_planes(input)))
 }
 
 /// Linear layer: `[N, C]` to `[N, K]`.

@@ -5,3 +5,4 @@
 mod batch_norm;
 mod differences;
 mod fused;
+mod modules;

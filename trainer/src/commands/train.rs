@@ -29,7 +29,6 @@ use crate::run::run_files::RunFiles;
 use crate::run::session::Session;
 use crate::run::train::{Outcome, fit, sgd_config};
 use crate::step;
-use crate::step::norm_reducer::NormReducer;
 use crate::world::ranks::World;
 use crate::world::roles::Role;
 
@@ -150,12 +149,8 @@ fn accept(
 fn initial_model<F: ModelFamily>(config: &TrainConfig, request: &ModelRequest<'_>, world: &World) -> Result<F::Model> {
     let model = build::<F>(&config.model, request, world.communicator.rank())?;
     ensure!(
-        config.batch.batch_norm.filled() == BatchNormKind::Local
-            || model
-                .clone()
-                .with_statistics_reducer(Arc::new(NormReducer::new(Arc::clone(&world.communicator), true)))
-                .is_some(),
-        "--batch-norm sync: this model has no synchronised norm, expected one that overrides with_statistics_reducer; use --batch-norm local"
+        config.batch.batch_norm.filled() == BatchNormKind::Local || model.heeds_pass_context(),
+        "--batch-norm sync: this model has no synchronised norm, expected one that heeds_pass_context; use --batch-norm local"
     );
     match &config.run.weights {
         Some(path) => Ok(load_weights_aloud(model, path, &world.reporter)?),

@@ -3,14 +3,11 @@
 //! In: images `[N, H, W, C]`, labels `[N]`. Out: logits `[N, K]`, the summed cross entropy, counts of right answers.
 //! Invariant: sums are made here, means only where the global number of samples is known.
 
-use std::sync::Arc;
-
 use anyhow::{Result, anyhow};
 use burn::module::Module;
 use burn::tensor::activation::log_softmax;
 use burn::tensor::{Int, Tensor, TensorData};
 use burn_resnet::ResNet;
-use layers::{GradientHook, StatisticsReducer};
 
 use crate::measure::metrics::ScoreSums;
 
@@ -22,16 +19,10 @@ pub trait ImageClassifier: Module {
     /// `images`: `[N, H, W, C]`, normalised; returns `[N, K]`.
     fn forward(&self, images: Tensor<4>) -> Tensor<2>;
 
-    /// This model with its norm statistics taken over all ranks, or `None` where it cannot (the default).
-    fn with_statistics_reducer(self, _reducer: Arc<dyn StatisticsReducer>) -> Option<Self> {
-        None
-    }
-
-    /// This model with its gradients handed to `hook` as its backward pass makes them, so that they travel while earlier layers
-    /// are still computed; or `None` where it cannot (the default): then they are taken after the pass. Of layers made of burn's
-    /// own operations, [`layers::gated`] streams each parameter.
-    fn with_gradient_hook(self, _hook: Arc<dyn GradientHook>) -> Option<Self> {
-        None
+    /// Whether its layers are those of crate `layers`, by default not: they take norm statistics over all ranks where that is
+    /// asked for, and hand each gradient over while the backward pass goes on. Gradients of other layers are taken after the pass.
+    fn heeds_pass_context(&self) -> bool {
+        false
     }
 }
 
@@ -40,12 +31,8 @@ impl ImageClassifier for ResNet {
         ResNet::forward(self, images)
     }
 
-    fn with_statistics_reducer(self, reducer: Arc<dyn StatisticsReducer>) -> Option<Self> {
-        Some(ResNet::with_statistics_reducer(self, Some(reducer)))
-    }
-
-    fn with_gradient_hook(self, hook: Arc<dyn GradientHook>) -> Option<Self> {
-        Some(ResNet::with_gradient_hook(self, Some(hook)))
+    fn heeds_pass_context(&self) -> bool {
+        true
     }
 }
 

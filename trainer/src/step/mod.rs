@@ -22,12 +22,14 @@ use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Instant;
 
-use anyhow::{Context, Result};
+use anyhow::{Result, ensure};
 use burn::tensor::Device;
 use datasets::{DeviceBatch, LoadedStep};
 use distributed::{Carried, CollectiveError, Communicator, ParameterLayout, Phase, RankStatus, broadcast_module};
+use layers::{PassContext, StatisticsReducer};
 
 use self::pass::{Pass, forward, placeholder};
+use self::replica::Replica;
 use self::rollback::{Rollback, Saved};
 use self::update::{Finished, MicroStep, Step, Update};
 pub use self::update::{check_threads, serve};
@@ -125,7 +127,7 @@ impl<M: ImageClassifier> Stepper<M> {
     /// `device` is the plain device; the model trains on its autodiff form.
     ///
     /// # Errors
-    /// When the ranks' models differ in structure, or the model has no synchronised norm and one is asked for.
+    /// When the ranks' models differ in structure, or norms are to be synchronised and the model's are not.
     ///
     /// # Collective
     /// Must be called by all ranks.
@@ -183,7 +185,7 @@ impl<M: ImageClassifier> Stepper<M> {
     fn micro_step(&mut self, batch: DeviceBatch, step: &Step, micro: &MicroStep, timer: &Timer) -> Result<()> {
         let loss_sum = {
             let _forward = timer.enter(Phase::Forward);
-            let Pass { output, loss_sum } = self.pass(batch)?;
+            let Pass { output, loss_sum } = self.pass(batch);
             self.update.end_forward(&mut self.model, output)?;
             loss_sum
         };
@@ -196,17 +198,19 @@ impl<M: ImageClassifier> Stepper<M> {
 
     /// The forward pass of one micro-batch. A batch without samples needs none, unless the other ranks wait for this one in a
     /// synchronised norm.
-    fn pass(&self, batch: DeviceBatch) -> Result<Pass> {
+    fn pass(&self, batch: DeviceBatch) -> Pass {
+        let forward = |batch, has_samples| {
+            self.pass_context(has_samples).during(|| forward(&self.model, batch, self.config.label_smoothing))
+        };
         if !batch.labels.is_empty() {
-            let (output, loss_sum) = forward(&self.model, batch, self.config.label_smoothing);
-            return Ok(Pass { output: Some(output), loss_sum: Some(loss_sum) });
+            let (output, loss_sum) = forward(batch, true);
+            return Pass { output: Some(output), loss_sum: Some(loss_sum) };
         }
         if !self.syncs_norm() {
-            return Ok(Pass::default());
+            return Pass::default();
         }
-        let model = self.with_norm_reducer(self.model.clone(), false)?;
-        let (_, loss_sum) = forward(&model, placeholder(batch.shape).upload(&self.device), self.config.label_smoothing);
-        Ok(Pass { output: None, loss_sum: Some(loss_sum) })
+        let (_, loss_sum) = forward(placeholder(batch.shape).upload(&self.device), false);
+        Pass { output: None, loss_sum: Some(loss_sum) }
     }
 
     /// Ends a step; one in which something was not finite is as if it had never begun, if it can be skipped.
@@ -347,7 +351,7 @@ impl<M: ImageClassifier> Stepper<M> {
     pub fn gradient_route(&self) -> &'static str {
         let Some(replica) = self.update.replica() else { return "none, one rank, updated on the device" };
         let is_possible = self.communicator.supports_threads();
-        match (self.communicator.world_size() > 1, replica.reducer.overlaps(), replica.is_streamed_to()) {
+        match (self.communicator.world_size() > 1, replica.reducer.overlaps(), self.model.heeds_pass_context()) {
             (false, ..) => "none, one rank",
             (true, true, true) => "layer by layer, reduced beside the backward pass",
             (true, true, false) => "after the backward pass, as this model hands none over, reduced by a thread",
@@ -363,10 +367,14 @@ impl<M: ImageClassifier> Stepper<M> {
         self.loss_scale
     }
 
-    /// Trains `model` from now on, tied to what it shares with the other ranks: norm statistics, and what the update ties it to.
+    /// Trains `model` from now on, tied to its update.
     fn attach(&mut self, model: M) -> Result<()> {
-        let model = if self.syncs_norm() { self.with_norm_reducer(model, true)? } else { model };
-        self.model = self.update.attach(model)?;
+        ensure!(
+            !self.syncs_norm() || model.heeds_pass_context(),
+            "batch norm sync: this model has no synchronised norm, expected one that heeds_pass_context; use --batch-norm local"
+        );
+        self.update.attach(&model)?;
+        self.model = model;
         Ok(())
     }
 
@@ -375,10 +383,15 @@ impl<M: ImageClassifier> Stepper<M> {
         self.config.sync_batch_norm && self.update.replica().is_some()
     }
 
-    fn with_norm_reducer(&self, model: M, has_samples: bool) -> Result<M> {
-        let reducer = NormReducer::new(Arc::clone(&self.communicator), has_samples);
-        model.with_statistics_reducer(Arc::new(reducer)).context(
-            "batch norm sync: this model has no synchronised norm, expected one that overrides with_statistics_reducer; use --batch-norm local",
-        )
+    /// What the layers of a forward pass, and its backward pass, share with others.
+    fn pass_context(&self, has_samples: bool) -> PassContext {
+        PassContext {
+            reducer: self.syncs_norm().then(|| {
+                let reducer = NormReducer::new(Arc::clone(&self.communicator), has_samples);
+                Arc::new(reducer) as Arc<dyn StatisticsReducer>
+            }),
+            hook: self.update.replica().map(Replica::hook),
+            ..PassContext::default()
+        }
     }
 }

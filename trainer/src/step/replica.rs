@@ -12,15 +12,14 @@ use distributed::{
     BucketContext, BucketPlan, BucketReduction, CollectiveError, Communicator, GlobalStepStatus, GradientReducer,
     MicroStepConfig, ParameterLayout, Phase, StepHeader, SyncedBucket, WatchedReduction, read, write,
 };
+use layers::GradientHook;
 
 use super::StepConfig;
 use super::bucket_hook::BucketHook;
 use super::pass::Output;
 use super::update::{MicroStep, Step};
-use crate::config::UpdateKind;
 use crate::measure::metrics::ScoreSums;
 use crate::measure::timer::Timer;
-use crate::model::ImageClassifier;
 use crate::step::optimizer::Sgd;
 use crate::step::sync_plan::reducer_config;
 
@@ -30,10 +29,8 @@ pub(super) struct Replica {
     pub(super) reducer: GradientReducer,
     pub(super) optimizer: Sgd,
     pub(super) communicator: Arc<dyn Communicator>,
-    /// Where the model hands its gradients over, if it does.
-    hook: Option<Arc<BucketHook>>,
-    /// Where gradients are computed, and waited for.
-    update: UpdateKind,
+    /// Where layers hand their gradients over.
+    hook: Arc<BucketHook>,
     /// Of the step under way.
     scores: ScoreSums,
 }
@@ -61,33 +58,21 @@ impl Replica {
         })?;
         Ok(Self {
             optimizer: Sgd::new(config.sgd, reducer.layout(), read(model, reducer.layout())),
+            hook: Arc::new(BucketHook::new(reducer.collector(), config.sync.update)),
             reducer,
             communicator: Arc::clone(communicator),
-            hook: None,
-            update: config.sync.update,
             scores: ScoreSums::default(),
         })
     }
 
-    /// Ties `model` to the buckets, as far as it hands gradients over.
-    pub(super) fn attach<M: ImageClassifier>(&mut self, model: M) -> M {
-        self.reducer.rename(&model);
-        let hook = Arc::new(BucketHook::new(self.reducer.collector(), self.update));
-        match model.clone().with_gradient_hook(Arc::clone(&hook) as _) {
-            Some(streaming) => {
-                self.hook = Some(hook);
-                streaming
-            }
-            None => {
-                self.hook = None;
-                model
-            }
-        }
+    /// Ties `model` to the buckets: its parameters are known by their ids.
+    pub(super) fn attach<M: Module>(&mut self, model: &M) {
+        self.reducer.rename(model);
     }
 
-    /// Whether the model hands gradients over while its backward pass goes on.
-    pub(super) fn is_streamed_to(&self) -> bool {
-        self.hook.is_some()
+    /// Puts gradients into the buckets while the backward pass goes on.
+    pub(super) fn hook(&self) -> Arc<dyn GradientHook> {
+        Arc::clone(&self.hook) as _
     }
 
     /// To be called before the passes of a step.
@@ -124,9 +109,7 @@ impl Replica {
             discard: !micro.has_samples,
         });
         let gradients = loss.backward();
-        if let Some(hook) = &self.hook {
-            hook.wait();
-        }
+        self.hook.wait();
         self.reducer.accumulate(model, gradients, 1.0);
     }
 

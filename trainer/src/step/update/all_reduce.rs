@@ -107,8 +107,9 @@ impl<M: ImageClassifier> Update<M> for AllReduce {
         self.replica.restore(model, velocities);
     }
 
-    fn attach(&mut self, model: M) -> Result<M> {
-        Ok(self.replica.attach(model))
+    fn attach(&mut self, model: &M) -> Result<()> {
+        self.replica.attach(model);
+        Ok(())
     }
 
     fn replica(&self) -> Option<&Replica> {

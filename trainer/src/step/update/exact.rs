@@ -83,7 +83,7 @@ impl<M: ImageClassifier> Update<M> for Exact {
         self.all_reduce.restore(model, velocities);
     }
 
-    fn attach(&mut self, model: M) -> Result<M> {
+    fn attach(&mut self, model: &M) -> Result<()> {
         self.all_reduce.attach(model)
     }
 

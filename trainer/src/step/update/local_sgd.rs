@@ -114,7 +114,7 @@ impl<M: ImageClassifier> Update<M> for LocalSgd {
         self.all_reduce.restore(model, velocities);
     }
 
-    fn attach(&mut self, model: M) -> Result<M> {
+    fn attach(&mut self, model: &M) -> Result<()> {
         self.all_reduce.attach(model)
     }
 

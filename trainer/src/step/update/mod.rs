@@ -74,14 +74,14 @@ pub(super) trait Update<M>: Debug {
     /// Goes on from the parameters of `model`, and these velocities; [`attach`](Self::attach) follows.
     fn restore(&mut self, model: &M, velocities: &[f32]);
 
-    /// Ties a model to what its update is made of: hooks for its gradients, servers that learn of its parameters.
+    /// Ties a model to what its update is made of: buckets that know its parameters, servers that learn of them.
     ///
     /// # Errors
     /// When a collective fails.
     ///
     /// # Collective
     /// Must be called by all ranks.
-    fn attach(&mut self, model: M) -> Result<M>;
+    fn attach(&mut self, model: &M) -> Result<()>;
 
     /// What is in main memory; nothing where the device updates.
     fn replica(&self) -> Option<&Replica>;

@@ -158,8 +158,8 @@ impl<M: ImageClassifier> Update<M> for OnDevice {
         self.sgd.restore(model, velocities);
     }
 
-    fn attach(&mut self, model: M) -> Result<M> {
-        Ok(model)
+    fn attach(&mut self, _: &M) -> Result<()> {
+        Ok(())
     }
 
     fn replica(&self) -> Option<&Replica> {

@@ -136,9 +136,10 @@ impl<M: ImageClassifier> Update<M> for Servers {
         self.replica.restore(model, velocities);
     }
 
-    fn attach(&mut self, model: M) -> Result<M> {
+    fn attach(&mut self, model: &M) -> Result<()> {
         self.send_state()?;
-        Ok(self.replica.attach(model))
+        self.replica.attach(model);
+        Ok(())
     }
 
     fn replica(&self) -> Option<&Replica> {

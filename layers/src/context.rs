@@ -1,0 +1,69 @@
+//! What the layers of a pass have in common: how they are computed, who shares their statistics and gradients.
+//!
+//! In: a context, set around a forward pass. Out: what each layer of this crate finds on its thread. Invariant: the backward pass
+//! belongs to the context of its forward pass, wherever it runs.
+
+use std::cell::RefCell;
+use std::sync::Arc;
+
+use crate::choices::Computation;
+use crate::ops::{GradientHook, StatisticsReducer};
+
+thread_local! {
+    static CURRENT: RefCell<PassContext> = RefCell::default();
+}
+
+/// What surrounds a forward pass, and the backward pass that follows from it. By default a model is alone.
+#[derive(Clone, Debug, Default)]
+pub struct PassContext {
+    /// How its layers are computed.
+    pub computation: Computation,
+    /// Sums the batch statistics of normalisations over all who compute a batch together; `None`: each by its own batch.
+    pub reducer: Option<Arc<dyn StatisticsReducer>>,
+    /// Takes each parameter's gradient as soon as it is final; `None`: gradients stay with the tape.
+    pub hook: Option<Arc<dyn GradientHook>>,
+}
+
+impl PassContext {
+    /// Runs `forward`, in which the layers of this thread find this context.
+    pub fn during<T>(self, forward: impl FnOnce() -> T) -> T {
+        struct Restored(PassContext);
+        impl Drop for Restored {
+            fn drop(&mut self) {
+                CURRENT.set(std::mem::take(&mut self.0));
+            }
+        }
+        let _outer = Restored(CURRENT.replace(self));
+        forward()
+    }
+
+    /// That of the pass under way on this thread.
+    pub fn current() -> Self {
+        CURRENT.with_borrow(Self::clone)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug)]
+    struct Nobody;
+    impl StatisticsReducer for Nobody {
+        fn all_reduce_sum(&self, _: &mut [f64]) {}
+    }
+
+    #[test]
+    fn a_context_holds_for_its_pass_even_one_that_panics_and_then_the_outer_one_again() {
+        let has_reducer = || PassContext::current().reducer.is_some();
+        let with_reducer = || PassContext { reducer: Some(Arc::new(Nobody)), ..PassContext::default() };
+        with_reducer().during(|| {
+            assert!(has_reducer());
+            PassContext::default().during(|| assert!(!has_reducer()));
+            assert!(has_reducer());
+            std::panic::catch_unwind(|| PassContext::default().during(|| panic!("on purpose"))).unwrap_err();
+            assert!(has_reducer());
+        });
+        assert!(!has_reducer());
+    }
+}

@@ -1,0 +1,227 @@
+//! What one layer gives to the next, computed when it is known what can be one operation.
+//!
+//! In: modules applied to features one after the other, as PyTorch's are. Out: `[N, H, W, C]`. Invariant: the same function as if every
+//! module computed at once; a convolution waits for the normalisation, residual and ReLU after it, and that layer for its reader, which
+//! alone may normalise what it reads. What nobody reads is not computed, on any rank.
+
+use std::cell::RefCell;
+use std::fmt;
+use std::ops::Add;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use burn::nn::BatchNorm;
+use burn::tensor::{FloatDType, Tensor};
+
+use crate::choices::{Activations, Kernels};
+use crate::context::PassContext;
+use crate::layer::{Convolved, Normalised, Skip};
+use crate::norm::{batch_norm, takes_batch_statistics};
+use crate::ops::{NormLink, global_average, stock};
+
+/// Activations `[N, H, W, C]` on their way through a network, computed when they are read.
+///
+/// Clones are the same features. A tensor becomes features, and these a tensor, by `into`.
+#[derive(Clone)]
+pub struct Features(Rc<RefCell<State>>);
+
+enum State {
+    Ready(Values),
+    Convolved(Box<Convolved>),
+    Normalised(Box<Normalised>),
+    /// Shortcut A of these, for so many channels.
+    Shortcut(Values, usize),
+    /// Being computed; for ever, if that panicked.
+    Taken,
+}
+
+/// Computed features, with what their readers need to walk over them as seldom as they can.
+#[derive(Clone, Debug)]
+pub(crate) struct Values {
+    pub(crate) tensor: Tensor<4>,
+    pub(crate) link: Option<Arc<NormLink>>,
+}
+
+impl From<Tensor<4>> for Values {
+    fn from(tensor: Tensor<4>) -> Self {
+        Self { tensor, link: None }
+    }
+}
+
+impl State {
+    fn evaluate(self) -> Values {
+        match self {
+            Self::Ready(values) => values,
+            Self::Convolved(convolved) => convolved.evaluate().into(),
+            Self::Normalised(layer) => layer.evaluate(NormLink::new(false)),
+            Self::Shortcut(Values { tensor, .. }, channels) => {
+                let zero_channels = (channels - tensor.dims()[3]) / 2;
+                stock::subsample_and_pad(tensor, zero_channels).into()
+            }
+            Self::Taken => panic!("features: expected values, but computing them panicked before"),
+        }
+    }
+}
+
+impl From<State> for Features {
+    fn from(state: State) -> Self {
+        Self(Rc::new(RefCell::new(state)))
+    }
+}
+
+impl From<Tensor<4>> for Features {
+    fn from(tensor: Tensor<4>) -> Self {
+        State::Ready(tensor.into()).into()
+    }
+}
+
+impl From<Features> for Tensor<4> {
+    fn from(features: Features) -> Self {
+        features.into_values().tensor
+    }
+}
+
+impl fmt::Debug for Features {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &*self.0.borrow() {
+            State::Ready(values) => write!(f, "Features({:?})", values.tensor.dims()),
+            _ => f.write_str("Features(not computed yet)"),
+        }
+    }
+}
+
+impl Features {
+    /// Their shape, `[N, H, W, C]`.
+    pub fn dims(&self) -> [usize; 4] {
+        self.values().tensor.dims()
+    }
+
+    /// `max(x, 0)`.
+    pub fn relu(self) -> Self {
+        match self.into_state() {
+            State::Normalised(mut layer) if !layer.relu => {
+                layer.relu = true;
+                State::Normalised(layer).into()
+            }
+            other => stock::relu(other.evaluate().tensor).into(),
+        }
+    }
+
+    /// Shortcut A: every second row and column, and `channels` channels, of which those that are missing are zeros, half in front
+    /// and half behind (He et al. 2015, arXiv 1512.03385, section 3.3). No parameters.
+    ///
+    /// # Shapes
+    /// `[N, H, W, C]` to `[N, ceil(H / 2), ceil(W / 2), channels]`.
+    ///
+    /// # Panics
+    /// Unless the missing channels are an even number.
+    pub fn subsample_and_pad(self, channels: usize) -> Self {
+        let values = self.into_values();
+        let [.., channels_in] = values.tensor.dims();
+        let fits = channels >= channels_in && (channels - channels_in).is_multiple_of(2);
+        assert!(fits, "shortcut A: expected {channels_in} channels and an even number more, got {channels}");
+        State::Shortcut(values, channels).into()
+    }
+
+    /// The mean over all pixels: `[N, H, W, C]` to `[N, C]` in f32.
+    pub fn global_average(self) -> Tensor<2> {
+        match PassContext::current().computation.kernels {
+            Kernels::Stock => stock::global_average(self.into()),
+            Kernels::Fused => global_average(self.into()),
+        }
+    }
+
+    pub(crate) fn convolved(convolved: Convolved) -> Self {
+        State::Convolved(Box::new(convolved)).into()
+    }
+
+    pub(crate) fn normalised(self, norm: &BatchNorm) -> Self {
+        match self.into_state() {
+            State::Convolved(convolved) if convolved.can_be_fused() => {
+                State::Normalised(Box::new(convolved.normalised(norm))).into()
+            }
+            other => {
+                let context = PassContext::current();
+                in_f32(other.evaluate().tensor, |tensor| batch_norm(norm, tensor, &context)).into()
+            }
+        }
+    }
+
+    /// As a layer with the norm `next` reads them, which then may normalise them itself if nobody else reads them.
+    pub(crate) fn into_values_for(self, next: &BatchNorm) -> Values {
+        match self.into_state() {
+            State::Normalised(layer) if layer.relu && matches!(layer.skip, Skip::None) => {
+                let may_be_raw = takes_batch_statistics(next, &layer.input.tensor);
+                layer.evaluate(NormLink::new(may_be_raw))
+            }
+            other => other.evaluate(),
+        }
+    }
+
+    pub(crate) fn into_values(self) -> Values {
+        self.into_state().evaluate()
+    }
+
+    /// What is left to compute, if nobody else holds these features; else their values.
+    fn into_state(self) -> State {
+        match Rc::try_unwrap(self.0) {
+            Ok(only) => only.into_inner(),
+            Err(shared) => State::Ready(Self(shared).values()),
+        }
+    }
+
+    fn values(&self) -> Values {
+        let values = self.0.replace(State::Taken).evaluate();
+        self.0.replace(State::Ready(values.clone()));
+        values
+    }
+}
+
+impl Add for Features {
+    type Output = Self;
+
+    /// The sum; where one side ends in a normalisation, it and the ReLU that may follow are one operation with that layer.
+    fn add(self, other: Self) -> Self {
+        match (self.into_state(), other.into_state()) {
+            (State::Normalised(layer), other) if layer.can_take_residual() => with_residual(layer, other),
+            (other, State::Normalised(layer)) if layer.can_take_residual() => with_residual(layer, other),
+            (left, right) => stock::add(left.evaluate().tensor, right.evaluate().tensor).into(),
+        }
+    }
+}
+
+fn with_residual(mut layer: Box<Normalised>, residual: State) -> Features {
+    layer.skip = match residual {
+        State::Shortcut(values, channels) if channels == layer.out_channels() => Skip::ShortcutA(values),
+        other => Skip::Identity(other.evaluate()),
+    };
+    State::Normalised(layer).into()
+}
+
+/// `max(x, 0)`.
+pub fn relu(features: impl Into<Features>) -> Features {
+    features.into().relu()
+}
+
+/// The mean over all pixels: `[N, H, W, C]` to `[N, C]` in f32.
+pub fn global_avg_pool(features: impl Into<Features>) -> Tensor<2> {
+    features.into().global_average()
+}
+
+/// Applies an operation in f32 to a tensor of any type.
+pub(crate) fn in_f32(tensor: Tensor<4>, operation: impl FnOnce(Tensor<4>) -> Tensor<4>) -> Tensor<4> {
+    let dtype = FloatDType::from(tensor.dtype());
+    match dtype {
+        FloatDType::F16 | FloatDType::BF16 => operation(tensor.cast(FloatDType::F32)).cast(dtype),
+        _ => operation(tensor),
+    }
+}
+
+/// The tensor in the number format of activations.
+pub(crate) fn as_activations(tensor: Tensor<4>, activations: Activations) -> Tensor<4> {
+    match activations {
+        Activations::F32 => tensor,
+        Activations::Bf16 => tensor.cast(FloatDType::BF16),
+        Activations::F16 => tensor.cast(FloatDType::F16),
+    }
+}

@@ -1,0 +1,185 @@
+//! burn's modules on our kernels: the same names, parameters and records, on channels-last features.
+//!
+//! In: [`Features`] or a tensor `[N, H, W, C]`. Out: features, or a tensor `[N, K]`. Invariant: each module is burn's own one inside, whose
+//! parameters have the same paths in records and weights files as if it stood there itself.
+
+use std::ops::Deref;
+
+use burn::module::{
+    Content, Devices, Initializer, Module, ModuleDisplay, ModuleDisplayDefault, ModuleMapper, ModuleVisitor,
+};
+use burn::nn;
+use burn::nn::PaddingConfig2d;
+use burn::nn::conv::{Conv2d as StockConv2d, Conv2dConfig as StockConv2dConfig};
+use burn::tensor::{Device, Tensor};
+
+use crate::context::PassContext;
+use crate::features::Features;
+use crate::layer::Convolved;
+use crate::ops::stock;
+
+/// A module around burn's own, which it is to all who look at parameters.
+macro_rules! around {
+    ($name:ident, $stock:ty, $doc:literal) => {
+        #[doc = $doc]
+        ///
+        /// It derefs to burn's module, which holds the parameters, and is made of one by `into`.
+        #[derive(Clone, Debug)]
+        pub struct $name($stock);
+
+        impl From<$stock> for $name {
+            fn from(stock: $stock) -> Self {
+                Self(stock)
+            }
+        }
+
+        impl Deref for $name {
+            type Target = $stock;
+
+            fn deref(&self) -> &$stock {
+                &self.0
+            }
+        }
+
+        impl Module for $name {
+            fn collect_devices(&self, devices: Devices) -> Devices {
+                self.0.collect_devices(devices)
+            }
+
+            fn fork(self, device: &Device) -> Self {
+                Self(self.0.fork(device))
+            }
+
+            fn to_device(self, device: &Device) -> Self {
+                Self(self.0.to_device(device))
+            }
+
+            fn train(self) -> Self {
+                Self(self.0.train())
+            }
+
+            fn valid(&self) -> Self {
+                Self(self.0.valid())
+            }
+
+            fn materialize(self) -> Self {
+                Self(self.0.materialize())
+            }
+
+            fn visit<V: ModuleVisitor>(&self, visitor: &mut V) {
+                self.0.visit(visitor);
+            }
+
+            fn map<M: ModuleMapper>(self, mapper: &mut M) -> Self {
+                Self(self.0.map(mapper))
+            }
+        }
+
+        impl ModuleDisplayDefault for $name {
+            fn content(&self, content: Content) -> Option<Content> {
+                ModuleDisplayDefault::content(&self.0, content)
+            }
+
+            fn num_params(&self) -> usize {
+                Module::num_params(&self.0)
+            }
+        }
+
+        impl ModuleDisplay for $name {}
+    };
+}
+
+around!(Conv2d, StockConv2d, "A convolution of channels-last features.");
+around!(BatchNorm, nn::BatchNorm, "Batch normalisation of channels-last features.");
+around!(Linear, nn::Linear, "A linear layer.");
+
+impl Conv2d {
+    /// The convolution; computed together with the normalisation, residual and ReLU that follow it, if our kernels do it: no bias, one group,
+    /// no dilation, a square kernel, stride 1 or 2. Else it is burn's own operation, which on Flex is several times slower.
+    ///
+    /// # Shapes
+    /// `[N, H, W, C_in]` to `[N, H_out, W_out, C_out]`.
+    pub fn forward(&self, features: impl Into<Features>) -> Features {
+        Features::convolved(Convolved::new(self, features.into()))
+    }
+}
+
+impl BatchNorm {
+    /// Normalises each channel: in training, on an autodiff device, by the batch's statistics, which enter the running ones; else by these.
+    ///
+    /// # Shapes
+    /// `[N, H, W, C]` to the same.
+    ///
+    /// # Differs from burn
+    /// The running variance takes the unbiased one of the batch, as in PyTorch.
+    ///
+    /// # Differs from PyTorch
+    /// One value per channel is normalised to `beta` where PyTorch raises an error, and enters the running variance as 0.
+    ///
+    /// # Collective
+    /// With a reducer in the [`PassContext`], in training: one sum in the forward and one in the backward pass.
+    pub fn forward(&self, features: impl Into<Features>) -> Features {
+        features.into().normalised(self)
+    }
+}
+
+impl Linear {
+    /// `x W + b`, by burn's own operation.
+    ///
+    /// # Shapes
+    /// `[N, C]` to `[N, K]`.
+    pub fn forward(&self, features: Tensor<2>) -> Tensor<2> {
+        stock::linear(self, features, PassContext::current().hook.as_ref())
+    }
+}
+
+/// A configuration around burn's own one.
+macro_rules! config_around {
+    ($name:ident, $stock:ty, $module:ident, [$($setter:ident: $type:ty),*]) => {
+        #[doc = concat!("As burn's configuration of that name, of a [`", stringify!($module), "`].")]
+        #[derive(Clone, Debug)]
+        pub struct $name($stock);
+
+        impl $name {
+            $(
+                #[doc = concat!("As burn's `", stringify!($setter), "`.")]
+                pub fn $setter(self, value: $type) -> Self {
+                    Self(self.0.$setter(value))
+                }
+            )*
+
+            /// The module, its parameters drawn from burn's random numbers.
+            pub fn init(&self, device: &Device) -> $module {
+                $module(self.0.init(device))
+            }
+        }
+    };
+}
+
+config_around!(Conv2dConfig, StockConv2dConfig, Conv2d, [
+    with_stride: [usize; 2], with_dilation: [usize; 2], with_groups: usize, with_padding: PaddingConfig2d, with_bias: bool,
+    with_initializer: Initializer
+]);
+config_around!(BatchNormConfig, nn::BatchNormConfig, BatchNorm, [with_epsilon: f64, with_momentum: f64]);
+config_around!(LinearConfig, nn::LinearConfig, Linear, [with_bias: bool, with_initializer: Initializer]);
+
+impl Conv2dConfig {
+    /// Of `[C_in, C_out]` channels and a kernel of these sides.
+    pub fn new(channels: [usize; 2], kernel_size: [usize; 2]) -> Self {
+        Self(StockConv2dConfig::new(channels, kernel_size))
+    }
+}
+
+impl BatchNormConfig {
+    /// Of so many channels.
+    pub fn new(num_features: usize) -> Self {
+        Self(nn::BatchNormConfig::new(num_features))
+    }
+}
+
+impl LinearConfig {
+    /// From `d_input` to `d_output` values.
+    pub fn new(d_input: usize, d_output: usize) -> Self {
+        Self(nn::LinearConfig::new(d_input, d_output))
+    }
+}

@@ -1,0 +1,271 @@
+//! Modules in burn's place: the same parameters, paths, values, gradients and running statistics as burn's own modules give.
+
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::nn;
+use burn::nn::PaddingConfig2d;
+use burn::nn::conv::Conv2dConfig;
+use burn::tensor::activation::{gelu, relu as relu_of_burn};
+use burn::tensor::{Device, Gradients, Tensor, TensorData};
+use layers::{BatchNorm, Computation, Conv2d, Features, Kernels, PassContext, relu};
+
+use crate::differences::{relative_difference, values};
+
+/// Of f32 arithmetic in two orders, relative to the largest value.
+const TOLERANCE: f64 = 2e-5;
+const SHAPE: [usize; 4] = [3, 9, 8, 8];
+
+/// Three pairs of burn's own modules, and the same in ours.
+#[derive(Module, Debug)]
+struct Stock {
+    conv: Vec<nn::conv::Conv2d>,
+    norm: Vec<nn::BatchNorm>,
+}
+
+#[derive(Module, Debug)]
+struct Ours {
+    conv: Vec<Conv2d>,
+    norm: Vec<BatchNorm>,
+}
+
+/// Every tensor's path and, of those with a gradient, the gradient.
+fn tensors(module: &impl Module, gradients: Option<&Gradients>) -> Vec<(String, Vec<f32>)> {
+    struct Visitor<'a>(Vec<String>, Vec<(String, Vec<f32>)>, Option<&'a Gradients>);
+    impl ModuleVisitor for Visitor<'_> {
+        fn enter_module(&mut self, name: &str, _container_type: &str) {
+            self.0.push(name.to_owned());
+        }
+        fn exit_module(&mut self, _name: &str, _container_type: &str) {
+            self.0.pop();
+        }
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            match self.2 {
+                None => self.1.push((self.0.join("."), values(param.val().inner()))),
+                Some(gradients) => {
+                    if let Some(gradient) = param.val().grad(gradients) {
+                        self.1.push((self.0.join("."), values(gradient)));
+                    }
+                }
+            }
+        }
+    }
+    let mut visitor = Visitor(Vec::new(), Vec::new(), gradients);
+    module.visit(&mut visitor);
+    visitor.1
+}
+
+fn assert_same(found: &[(String, Vec<f32>)], expected: &[(String, Vec<f32>)], what: &str) {
+    assert_eq!(
+        found.iter().map(|(name, _)| name).collect::<Vec<_>>(),
+        expected.iter().map(|(name, _)| name).collect::<Vec<_>>(),
+        "{what}"
+    );
+    // Relative to all of them: the gradient of a bias before a norm is zero but for rounding.
+    let flat = |all: &[(String, Vec<f32>)]| all.iter().flat_map(|(_, values)| values.clone()).collect::<Vec<f32>>();
+    let off = relative_difference(&flat(found), &flat(expected));
+    assert!(off <= TOLERANCE, "{what}: {off:.2e}");
+}
+
+type Network<M, T> = fn(&M, T) -> T;
+
+/// A network of both kinds: the same but for its permutations.
+struct Case {
+    name: &'static str,
+    configs: [fn() -> Conv2dConfig; 3],
+    ours: Network<Ours, Features>,
+    stock: Network<Stock, Tensor<4>>,
+}
+
+fn same() -> Conv2dConfig {
+    Conv2dConfig::new([8, 8], [3, 3]).with_padding(PaddingConfig2d::Explicit(1, 1, 1, 1)).with_bias(false)
+}
+
+fn pointwise() -> Conv2dConfig {
+    Conv2dConfig::new([8, 8], [1, 1]).with_bias(false)
+}
+
+const CASES: [Case; 6] = [
+    Case {
+        name: "two blocks, one with a projection",
+        configs: [same, same, pointwise],
+        ours: |m, x| {
+            let y = relu(m.norm[0].forward(m.conv[0].forward(x.clone())));
+            let x = relu(m.norm[1].forward(m.conv[1].forward(y)) + x);
+            let shortcut = m.norm[2].forward(m.conv[2].forward(x.clone()));
+            let y = relu(m.norm[0].forward(m.conv[0].forward(x)));
+            relu(shortcut + m.norm[1].forward(m.conv[1].forward(y)))
+        },
+        stock: |m, x| {
+            let y = relu_of_burn(m.norm[0].forward(m.conv[0].forward(x.clone())));
+            let x = relu_of_burn(m.norm[1].forward(m.conv[1].forward(y)) + x);
+            let shortcut = m.norm[2].forward(m.conv[2].forward(x.clone()));
+            let y = relu_of_burn(m.norm[0].forward(m.conv[0].forward(x)));
+            relu_of_burn(shortcut + m.norm[1].forward(m.conv[1].forward(y)))
+        },
+    },
+    Case {
+        name: "features that layers, a residual and burn's own operation read",
+        configs: [same, same, pointwise],
+        ours: |m, x| {
+            let x = relu(m.norm[0].forward(m.conv[0].forward(x)));
+            let a = m.norm[1].forward(m.conv[1].forward(x.clone()));
+            let b = m.norm[2].forward(m.conv[2].forward(x.clone()));
+            let c: Features = gelu(Tensor::from(x.clone())).into();
+            relu(a + x) + relu(b) + c
+        },
+        stock: |m, x| {
+            let x = relu_of_burn(m.norm[0].forward(m.conv[0].forward(x)));
+            let a = m.norm[1].forward(m.conv[1].forward(x.clone()));
+            let b = m.norm[2].forward(m.conv[2].forward(x.clone()));
+            let c = gelu(x.clone());
+            relu_of_burn(a + x) + relu_of_burn(b) + c
+        },
+    },
+    Case {
+        name: "no norm after a convolution, none before a ReLU, two of them, a ReLU twice",
+        configs: [same, same, pointwise],
+        ours: |m, x| {
+            let x = m.norm[0].forward(relu(m.conv[0].forward(x)));
+            let x = relu(relu(m.norm[1].forward(m.norm[2].forward(m.conv[1].forward(x)))));
+            m.conv[2].forward(x)
+        },
+        stock: |m, x| {
+            let x = m.norm[0].forward(relu_of_burn(m.conv[0].forward(x)));
+            let x = relu_of_burn(m.norm[1].forward(m.norm[2].forward(m.conv[1].forward(x))));
+            m.conv[2].forward(x)
+        },
+    },
+    Case {
+        name: "one convolution under two norms, one of which also reads a sum of two layers",
+        configs: [same, same, pointwise],
+        ours: |m, x| {
+            let y = m.conv[0].forward(x.clone());
+            let a = m.norm[0].forward(y.clone());
+            let b = m.norm[1].forward(m.conv[1].forward(x)) + m.norm[2].forward(y);
+            m.norm[1].forward(a + b)
+        },
+        stock: |m, x| {
+            let y = m.conv[0].forward(x.clone());
+            let a = m.norm[0].forward(y.clone());
+            let b = m.norm[1].forward(m.conv[1].forward(x)) + m.norm[2].forward(y);
+            m.norm[1].forward(a + b)
+        },
+    },
+    Case {
+        name: "a layer that adds its own input, which is read again",
+        configs: [same, same, pointwise],
+        ours: |m, x| {
+            let x = relu(m.norm[0].forward(m.conv[0].forward(x)));
+            let y = relu(m.norm[1].forward(m.conv[1].forward(x.clone())) + x.clone());
+            m.norm[2].forward(m.conv[2].forward(x)) + y
+        },
+        stock: |m, x| {
+            let x = relu_of_burn(m.norm[0].forward(m.conv[0].forward(x)));
+            let y = relu_of_burn(m.norm[1].forward(m.conv[1].forward(x.clone())) + x.clone());
+            m.norm[2].forward(m.conv[2].forward(x)) + y
+        },
+    },
+    Case {
+        name: "convolutions that our kernels lack: with a bias, in groups, dilated and with a large stride",
+        configs: [
+            || same().with_bias(true),
+            || same().with_groups(4),
+            || same().with_dilation([2, 2]).with_stride([3, 1]).with_padding(PaddingConfig2d::Explicit(2, 1, 2, 1)),
+        ],
+        ours: |m, x| m.conv.iter().zip(&m.norm).fold(x, |x, (conv, norm)| relu(norm.forward(conv.forward(x)))),
+        stock: |m, x| m.conv.iter().zip(&m.norm).fold(x, |x, (conv, norm)| relu_of_burn(norm.forward(conv.forward(x)))),
+    },
+];
+
+fn images(device: &Device) -> Tensor<4> {
+    let len = SHAPE.iter().product::<usize>();
+    let values: Vec<f32> = (0..len).map(|i| ((i * i % 89) as f32 * 0.37).sin() + (i % 7) as f32 * 0.1).collect();
+    Tensor::from_data(TensorData::new(values, SHAPE), device)
+}
+
+/// A loss whose gradient differs from value to value.
+fn loss(output: Tensor<4>) -> Tensor<1> {
+    let dims = output.dims();
+    let len = dims.iter().product::<usize>();
+    let weights: Vec<f32> = (0..len).map(|i| ((i * 31 % 97) as f32 * 0.71).cos()).collect();
+    (output.clone() * Tensor::from_data(TensorData::new(weights, dims), &output.device())).sum()
+}
+
+#[test]
+fn networks_compute_what_burns_own_modules_do() {
+    let device = Device::flex().autodiff();
+    for kernels in [Kernels::Fused, Kernels::Stock] {
+        for case in CASES {
+            device.seed(7);
+            let conv = || case.configs.iter().map(|config| config().init(&device));
+            let norm = || (0..3).map(|_| nn::BatchNormConfig::new(8).init(&device));
+            let stock = Stock { conv: conv().collect(), norm: norm().collect() };
+            let ours = Ours { conv: conv().map(Conv2d::from).collect(), norm: norm().map(BatchNorm::from).collect() };
+            let ours = ours.load_record(stock.clone().into_record());
+            assert_same(&tensors(&ours, None), &tensors(&stock, None), case.name);
+            let context = || PassContext {
+                computation: Computation { kernels, ..Computation::default() },
+                ..PassContext::default()
+            };
+            // Two steps: the second reads what the first left behind.
+            for _ in 0..2 {
+                let (x, planes) = (images(&device).require_grad(), images(&device).require_grad());
+                let found = context().during(|| Tensor::from((case.ours)(&ours, x.clone().into())));
+                let expected = (case.stock)(&stock, planes.clone().permute([0, 3, 1, 2])).permute([0, 2, 3, 1]);
+                let off = relative_difference(&values(found.clone().inner()), &values(expected.clone().inner()));
+                assert!(off <= TOLERANCE, "{}: {off:.2e}", case.name);
+                let (found, expected) = (loss(found).backward(), loss(expected).backward());
+                let gradient = |x: Tensor<4>, of: &Gradients| values(x.grad(of).unwrap());
+                let off = relative_difference(&gradient(x, &found), &gradient(planes, &expected));
+                assert!(off <= TOLERANCE, "{}, images: {off:.2e}", case.name);
+                assert_same(&tensors(&ours, Some(&found)), &tensors(&stock, Some(&expected)), case.name);
+            }
+            let (ours, stock) = (ours.valid(), stock.valid());
+            let of = |module: &[(String, Vec<f32>)], ending: &str| {
+                module.iter().filter(|(name, _)| name.ends_with(ending)).cloned().collect::<Vec<_>>()
+            };
+            let (found, expected) = (tensors(&ours, None), tensors(&stock, None));
+            assert_same(&of(&found, "running_mean"), &of(&expected, "running_mean"), case.name);
+            // Ours is the unbiased one, as PyTorch's, of 216 values or less.
+            let variances = |all| of(all, "running_var").into_iter().flat_map(|(_, values)| values).collect::<Vec<_>>();
+            let off = relative_difference(&variances(&found), &variances(&expected));
+            assert!((1e-4..0.02).contains(&off), "{}, variances: {off:.2e}", case.name);
+            let stock = stock.load_record(ours.clone().into_record());
+            let x = images(&Device::flex());
+            let found = context().during(|| Tensor::from((case.ours)(&ours, x.clone().into())));
+            let expected = (case.stock)(&stock, x.permute([0, 3, 1, 2])).permute([0, 2, 3, 1]);
+            let off = relative_difference(&values(found), &values(expected));
+            assert!(off <= TOLERANCE, "{}, evaluated: {off:.2e}", case.name);
+        }
+    }
+}
+
+#[test]
+fn what_nobody_reads_is_not_computed_and_what_two_read_is_computed_once() {
+    let device = Device::flex().autodiff();
+    let norm = BatchNorm::from(nn::BatchNormConfig::new(8).init(&device));
+    let conv = Conv2d::from(same().init(&device));
+    let mean = || values(norm.running_mean.value_sync().inner());
+    let layer = relu(norm.forward(conv.forward(images(&device))));
+    drop(layer.clone());
+    drop(layer);
+    assert_eq!(mean(), [0.0; 8]);
+    let layer = relu(norm.forward(conv.forward(images(&device))));
+    let both = Tensor::from(layer.clone()) + Tensor::from(layer);
+    let once = mean();
+    assert_ne!(once, [0.0; 8]);
+    drop(both);
+    assert_eq!(mean(), once);
+}
+
+#[test]
+fn shortcut_a_is_every_second_pixel_between_channels_of_zeros() {
+    let device = Device::flex();
+    let x = images(&device);
+    let shortcut: Tensor<4> = Features::from(x.clone()).subsample_and_pad(12).into();
+    assert_eq!(shortcut.dims(), [3, 5, 4, 12]);
+    let kept = shortcut.clone().slice([0..3, 2..3, 1..2, 2..10]);
+    assert_eq!(values(kept), values(x.slice([0..3, 4..5, 2..3, 0..8])));
+    assert!(values(shortcut.slice([0..3, 0..5, 0..4, 10..12])).iter().all(|&value| value == 0.0));
+    let odd = std::panic::catch_unwind(|| Features::from(images(&Device::flex())).subsample_and_pad(9)).unwrap_err();
+    assert!(odd.downcast_ref::<String>().unwrap().contains("expected 8 channels and an even number more, got 9"));
+}
