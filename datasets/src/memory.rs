@@ -8,6 +8,10 @@ use sha2::{Digest, Sha256};
 
 use crate::dataset::{ImageDataset, ImageShape};
 use crate::error::DatasetError;
+use crate::progress;
+
+/// Bytes made or hashed between two signs of progress; whole words of a random stream.
+pub(crate) const PART_BYTES: usize = 1 << 20;
 
 /// Images and labels in memory.
 pub(crate) struct MemoryDataset {
@@ -55,7 +59,10 @@ impl ImageDataset for MemoryDataset {
                 for label in &self.labels {
                     digest.update(u64::from(*label).to_le_bytes());
                 }
-                digest.update(&self.pixels);
+                for part in self.pixels.chunks(PART_BYTES) {
+                    digest.update(part);
+                    progress::advance(part.len());
+                }
                 to_hex(&digest.finalize())
             })
             .clone()

@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use crate::dataset::{DatasetSplits, ImageDataset, ImageShape, Normalization};
 use crate::error::DatasetError;
-use crate::memory::MemoryDataset;
+use crate::memory::{MemoryDataset, PART_BYTES};
+use crate::progress;
 use crate::random::{Purpose, Stream};
 
 /// What to make.
@@ -53,7 +54,11 @@ fn make_split(
     }
     let mut labels = Stream::new(config.seed, split_index, 0, Purpose::Synthetic);
     let mut pixels = vec![0; num_samples * config.shape.num_values()];
-    Stream::new(config.seed, split_index, 1, Purpose::Synthetic).fill(&mut pixels);
+    let mut stream = Stream::new(config.seed, split_index, 1, Purpose::Synthetic);
+    for part in pixels.chunks_mut(PART_BYTES) {
+        stream.fill(part);
+        progress::advance(part.len());
+    }
     Ok(Arc::new(MemoryDataset {
         name: format!("synthetic {split}"),
         shape: config.shape,

@@ -13,6 +13,7 @@ use std::thread;
 use crate::dataset::{DatasetSplits, ImageDataset, ImageShape, Normalization};
 use crate::error::DatasetError;
 use crate::memory::MemoryDataset;
+use crate::progress;
 use crate::random::{Purpose, Stream};
 use figure::{CLASS_NAMES, Figure};
 
@@ -69,6 +70,7 @@ fn draw_split(
                     let index = part * per_thread + offset;
                     let stream = Stream::new(seed, split_index, index as u64, Purpose::Shape);
                     draw_image(stream, index % CLASS_NAMES.len(), image);
+                    progress::advance(1);
                 }
             });
         }

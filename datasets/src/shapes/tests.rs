@@ -22,6 +22,16 @@ fn the_same_seed_gives_the_same_images() {
 }
 
 #[test]
+fn what_is_drawn_and_hashed_is_counted_as_progress() {
+    let before = crate::progress();
+    let splits = small(1);
+    assert!(crate::progress() >= before + 240);
+    let before = crate::progress();
+    splits.train.checksum();
+    assert!(crate::progress() >= before + 200 * SHAPE.num_values() as u64);
+}
+
+#[test]
 fn a_sample_does_not_depend_on_how_many_there_are() {
     let few = open(&ShapesConfig { num_train: 33, num_test: 1, seed: 1 }).unwrap();
     let many = small(1);
