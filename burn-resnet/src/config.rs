@@ -1,7 +1,7 @@
 //! What a network looks like: depth, classes, shortcut.
 //!
-//! In: user data. Out: a configuration that is valid by construction. Invariant: `depth = 6n + 2`.
-//! Source: He et al. 2015, arXiv 1512.03385, section 4.2.
+//! In: user data. Out: a configuration that is valid by construction. Invariant: the depth is `6n + 2`, 18 or 34.
+//! Source: He et al. 2015, arXiv 1512.03385, section 4.2, and table 1 for 18 and 34 layers.
 
 use burn::tensor::Device;
 use layers::{Activations, Computation, Convolution, Isa, Kernels};
@@ -18,7 +18,8 @@ pub enum Shortcut {
     B,
 }
 
-/// A CIFAR ResNet: three stages of `n` basic blocks with 16, 32 and 64 channels.
+/// A ResNet of basic blocks for small images: three stages of `n` blocks with 16, 32 and 64 channels, or the four stages of ResNet-18
+/// and -34 with 64, 128, 256 and 512, after a 3x3 convolution that keeps the size and no pooling, as everybody trains them on CIFAR.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ResNetConfig {
     depth: usize,
@@ -33,13 +34,14 @@ pub struct ResNetConfig {
 }
 
 impl ResNetConfig {
-    /// The network of `depth` layers (20, 32, 44, 56, 110, 1202, …) with 10 classes, RGB images
-    /// and shortcut A.
+    /// The network of `depth` layers (20, 32, 44, 56, 110, 1202, …; 18, 34) with 10 classes, RGB images
+    /// and the shortcut that its paper has: B for 18 and 34 layers, else A.
     ///
     /// # Errors
-    /// [`ModelError::Depth`] unless `depth` is `6n + 2` with `n` at least 1.
+    /// [`ModelError::Depth`] unless `depth` is `6n + 2` with `n` at least 1, 18 or 34.
     pub fn cifar(depth: usize) -> Result<Self, ModelError> {
-        if depth < 8 || !(depth - 2).is_multiple_of(6) {
+        let is_wide = matches!(depth, 18 | 34);
+        if !is_wide && (depth < 8 || !(depth - 2).is_multiple_of(6)) {
             let lower = (depth.saturating_sub(2) / 6 * 6 + 2).max(8);
             return Err(ModelError::Depth { depth, lower, upper: lower + 6 });
         }
@@ -47,7 +49,7 @@ impl ResNetConfig {
             depth,
             num_classes: 10,
             in_channels: 3,
-            shortcut: Shortcut::A,
+            shortcut: if is_wide { Shortcut::B } else { Shortcut::A },
             zero_gamma: false,
             kernels: Kernels::Fused,
             convolution: Convolution::Auto,
@@ -163,16 +165,19 @@ impl ResNetConfig {
         let layer = |[c_in, c_out]: [u64; 2], kernel: u64| {
             c_out.saturating_mul(c_in.saturating_mul(kernel * kernel).saturating_add(4))
         };
-        let (num_blocks, in_channels) = (self.blocks_per_stage() as u64, self.in_channels as u64);
-        let stage = |c_in: u64, c_out: u64| {
+        let stage = |c_in: u64, c_out: u64, num_blocks: u64| {
             let has_projection = self.shortcut == Shortcut::B && c_in != c_out;
             let projection = if has_projection { layer([c_in, c_out], 1) } else { 0 };
             let others = num_blocks.saturating_mul(2).saturating_sub(1);
             others.saturating_mul(layer([c_out, c_out], 3)).saturating_add(layer([c_in, c_out], 3) + projection)
         };
-        let linear = (self.num_classes as u64).saturating_mul(64 + 1);
-        let parts = [layer([in_channels, 16], 3), stage(16, 16), stage(16, 32), stage(32, 64), linear];
-        parts.into_iter().fold(0, u64::saturating_add)
+        let stages = self.stages().into_iter().map(|(channels, num_blocks)| (channels as u64, num_blocks as u64));
+        let stem = self.stages()[0].0 as u64;
+        let (num_values, last) = stages
+            .fold((layer([self.in_channels as u64, stem], 3), stem), |(sum, c_in), (c_out, n)| {
+                (sum.saturating_add(stage(c_in, c_out, n)), c_out)
+            });
+        num_values.saturating_add((self.num_classes as u64).saturating_mul(last + 1))
     }
 
     /// Makes the network with the weights that `seed` stands for: the same bits on every backend
@@ -186,8 +191,13 @@ impl ResNetConfig {
         ResNet::new(self, &mut WeightInit::new(seed, device))
     }
 
-    pub(crate) fn blocks_per_stage(&self) -> usize {
-        (self.depth - 2) / 6
+    /// Channels and number of blocks of each stage; the stem has the channels of the first one.
+    pub(crate) fn stages(&self) -> Vec<(usize, usize)> {
+        match self.depth {
+            18 => vec![(64, 2), (128, 2), (256, 2), (512, 2)],
+            34 => vec![(64, 3), (128, 4), (256, 6), (512, 3)],
+            depth => [16, 32, 64].map(|channels| (channels, (depth - 2) / 6)).to_vec(),
+        }
     }
 
     pub(crate) fn computation(&self) -> Computation {
@@ -206,7 +216,7 @@ mod tests {
 
     #[test]
     fn published_depths_are_accepted_by_number_and_by_name() {
-        for depth in [8, 20, 32, 44, 56, 110, 1202] {
+        for depth in [8, 18, 20, 32, 34, 44, 56, 110, 1202] {
             let config = ResNetConfig::cifar(depth).unwrap();
             assert_eq!(config.depth(), depth);
             assert_eq!(ResNetConfig::from_name(&config.name()).unwrap(), config);
@@ -215,8 +225,11 @@ mod tests {
 
     #[test]
     fn a_wrong_depth_is_refused_with_its_two_neighbours() {
-        let text = ResNetConfig::cifar(18).unwrap_err().to_string();
-        assert_eq!(text, "depth: expected 6n + 2 (20, 32, 44, 56, 110, 1202, ...), got 18; the nearest are 14 and 20");
+        let text = ResNetConfig::cifar(52).unwrap_err().to_string();
+        assert_eq!(
+            text,
+            "depth: expected 6n + 2 (20, 32, 44, 56, 110, 1202, ...), 18 or 34, got 52; the nearest are 50 and 56"
+        );
         for depth in [0, 1, 2, 7] {
             let text = ResNetConfig::cifar(depth).unwrap_err().to_string();
             assert!(text.ends_with("the nearest are 8 and 14"), "{text}");

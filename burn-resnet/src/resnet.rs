@@ -1,8 +1,10 @@
-//! The network: stem, three stages, global average, linear layer.
+//! The network: stem, three or four stages, global average, linear layer.
 //!
 //! In: `[N, H, W, C]` images. Out: `[N, num_classes]` logits. Invariant: module paths are the
 //! names of the published PyTorch weights.
 //! Source: He et al. 2015, arXiv 1512.03385, section 4.2.
+
+use std::mem;
 
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{Tensor, assert_shape};
@@ -24,6 +26,8 @@ pub struct ResNet {
     layer1: Vec<BasicBlock>,
     layer2: Vec<BasicBlock>,
     layer3: Vec<BasicBlock>,
+    /// Empty in networks of three stages.
+    layer4: Vec<BasicBlock>,
     linear: Linear,
     #[module(skip)]
     computation: Computation,
@@ -32,19 +36,25 @@ pub struct ResNet {
 impl ResNet {
     /// Draws the weights in module order; materialised so that no later access initialises lazily.
     pub(crate) fn new(config: &ResNetConfig, init: &mut WeightInit) -> Self {
-        let stage = |init: &mut WeightInit, c_in: usize, c_out: usize| {
-            let channels_in = |block| if block == 0 { c_in } else { c_out };
-            (0..config.blocks_per_stage())
-                .map(|block| BasicBlock::new(config, [channels_in(block), c_out], init))
-                .collect()
-        };
+        let stages = config.stages();
+        let stem_channels = stages[0].0;
+        let (conv1, bn1) = (init.conv([config.in_channels(), stem_channels], 3, 1), init.norm(stem_channels, false));
+        let mut c_in = stem_channels;
+        let mut layers = stages.into_iter().map(|(channels, num_blocks)| {
+            let blocks =
+                (0..num_blocks).map(|_| BasicBlock::new(config, [mem::replace(&mut c_in, channels), channels], init));
+            blocks.collect::<Vec<_>>()
+        });
+        let [layer1, layer2, layer3, layer4] = [(); 4].map(|()| layers.next().unwrap_or_default());
+        drop(layers);
         Self {
-            conv1: init.conv([config.in_channels(), 16], 3, 1),
-            bn1: init.norm(16, false),
-            layer1: stage(init, 16, 16),
-            layer2: stage(init, 16, 32),
-            layer3: stage(init, 32, 64),
-            linear: init.linear(64, config.num_classes()),
+            conv1,
+            bn1,
+            layer1,
+            layer2,
+            layer3,
+            layer4,
+            linear: init.linear(c_in, config.num_classes()),
             computation: config.computation(),
         }
         .materialize()
@@ -68,7 +78,7 @@ impl ResNet {
         assert_shape!(images, [_, _, _, in_channels]);
         PassContext { computation: self.computation, ..PassContext::current() }.during(|| {
             let stem = relu(self.bn1.forward(self.conv1.forward(images)));
-            let blocks = [&self.layer1, &self.layer2, &self.layer3].into_iter().flatten();
+            let blocks = [&self.layer1, &self.layer2, &self.layer3, &self.layer4].into_iter().flatten();
             let features = blocks.fold(stem, |hidden, block| block.forward(hidden));
             self.linear.forward(global_avg_pool(features))
         })

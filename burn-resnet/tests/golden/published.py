@@ -1,4 +1,4 @@
-"""The published CIFAR ResNet (He et al. 2015, arXiv 1512.03385, section 4.2) in PyTorch.
+"""The published CIFAR ResNet (He et al. 2015, arXiv 1512.03385, section 4.2), and ResNet-18 and -34, in PyTorch.
 
 In: a depth and a shortcut. Out: a module whose state_dict names are those of the published weights.
 Source: the option A network of https://github.com/akamaster/pytorch_resnet_cifar10, written anew;
@@ -7,6 +7,10 @@ shortcut B is named as in torchvision.
 
 import torch.nn as nn
 import torch.nn.functional as F
+
+
+# Table 1 of the paper, after a 3x3 convolution that keeps the size of small images.
+STAGES = {18: [(64, 2), (128, 2), (256, 2), (512, 2)], 34: [(64, 3), (128, 4), (256, 6), (512, 3)]}
 
 
 class BasicBlock(nn.Module):
@@ -39,13 +43,17 @@ class BasicBlock(nn.Module):
 class ResNet(nn.Module):
     def __init__(self, depth, shortcut="A", num_classes=10):
         super().__init__()
-        n = (depth - 2) // 6
-        self.conv1 = nn.Conv2d(3, 16, 3, 1, 1, bias=False)
-        self.bn1 = nn.BatchNorm2d(16)
-        self.layer1 = self.stage(16, 16, n, shortcut)
-        self.layer2 = self.stage(16, 32, n, shortcut)
-        self.layer3 = self.stage(32, 64, n, shortcut)
-        self.linear = nn.Linear(64, num_classes)
+        stages = STAGES.get(depth, [(planes, (depth - 2) // 6) for planes in (16, 32, 64)])
+        in_planes = stages[0][0]
+        self.conv1 = nn.Conv2d(3, in_planes, 3, 1, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(in_planes)
+        self.layers = []
+        for number, (planes, n) in enumerate(stages, 1):
+            stage = self.stage(in_planes, planes, n, shortcut)
+            setattr(self, f"layer{number}", stage)
+            self.layers.append(stage)
+            in_planes = planes
+        self.linear = nn.Linear(in_planes, num_classes)
         for module in self.modules():
             if isinstance(module, (nn.Conv2d, nn.Linear)):
                 nn.init.kaiming_normal_(module.weight)
@@ -57,5 +65,6 @@ class ResNet(nn.Module):
 
     def forward(self, x):
         out = F.relu(self.bn1(self.conv1(x)))
-        out = self.layer3(self.layer2(self.layer1(out)))
+        for layer in self.layers:
+            out = layer(out)
         return self.linear(out.mean((2, 3)))

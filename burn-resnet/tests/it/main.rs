@@ -11,3 +11,4 @@ mod network;
 mod support;
 mod sync_batch_norm;
 mod weights;
+mod wide;

@@ -4,7 +4,7 @@ use super::checks::Filled;
 use super::error::ConfigError;
 use crate::config::choices::ShortcutKind;
 use crate::config::cli::ModelArgs;
-use burn_resnet::ResNetConfig;
+use burn_resnet::{ResNetConfig, Shortcut};
 
 impl ModelArgs {
     /// The residual network with `depth` weighted layers and no parameters in its shortcuts.
@@ -38,8 +38,12 @@ impl ModelArgs {
                 remedy: "give one of them".to_owned(),
             });
         }
-        self.model = Some(ResNetConfig::cifar(depth.or(named).unwrap_or(20))?.name());
-        self.shortcut.get_or_insert(ShortcutKind::A);
+        let network = ResNetConfig::cifar(depth.or(named).unwrap_or(20))?;
+        self.model = Some(network.name());
+        self.shortcut.get_or_insert(match network.shortcut() {
+            Shortcut::A => ShortcutKind::A,
+            Shortcut::B => ShortcutKind::B,
+        });
         Ok(())
     }
 

@@ -47,7 +47,7 @@ impl ModelFamily for ResNetFamily {
 /// The configured network with random weights.
 ///
 /// # Errors
-/// When the depth is not `6n + 2` or there are no classes.
+/// When there is no network of that depth, or there are no classes.
 pub fn resnet(model: &ModelArgs, request: &ModelRequest<'_>) -> Result<ResNet> {
     Ok(layers(model, request)?.init(request.seed, request.device))
 }
