@@ -4,7 +4,8 @@
 //! Invariant: handles are moved, no element is read back, so that nothing waits for the device.
 
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
-use burn::tensor::{Device, FloatDType, Gradients, Tensor};
+use burn::optim::GradientsParams;
+use burn::tensor::{Device, FloatDType, Gradients, Tensor, TensorData};
 
 use crate::layout::Cursor;
 use crate::{ParameterEntry, ParameterLayout};
@@ -58,6 +59,42 @@ pub fn take_gradients<M: Module>(module: &M, layout: &ParameterLayout, gradients
     module.visit(&mut taker);
     taker.cursor.finish();
     taker.tensors
+}
+
+/// The flat gradients of `layout` as burn's optimizers take them.
+///
+/// # Panics
+/// When `layout` is not of this module.
+pub(crate) fn to_params<M: Module>(module: &M, layout: &ParameterLayout, gradients: &[f32]) -> GradientsParams {
+    let mut registrar = Registrar { cursor: Cursor::new(layout), gradients, params: GradientsParams::new() };
+    module.visit(&mut registrar);
+    registrar.cursor.finish();
+    registrar.params
+}
+
+struct Registrar<'a> {
+    cursor: Cursor<'a>,
+    gradients: &'a [f32],
+    params: GradientsParams,
+}
+
+impl ModuleVisitor for Registrar<'_> {
+    fn enter_module(&mut self, name: &str, _container_type: &str) {
+        self.cursor.enter(name);
+    }
+
+    fn exit_module(&mut self, _name: &str, _container_type: &str) {
+        self.cursor.exit();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if let Some(entry) = self.cursor.take() {
+            let tensor = param.val();
+            let data = TensorData::new(self.gradients[entry.range()].to_vec(), tensor.shape());
+            let gradient = Tensor::<D>::from_data(data, &tensor.device().inner());
+            self.params.register(param.id, gradient.cast(FloatDType::from(tensor.dtype())));
+        }
+    }
 }
 
 struct Collector<'a> {

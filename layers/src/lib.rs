@@ -20,5 +20,6 @@ pub use modules::{BatchNorm, BatchNormConfig, Conv2d, Conv2dConfig, Linear, Line
 pub use ops::{
     BatchNormGradients, BatchNormOptions, BatchNormOutput, BatchNormTrain, FusedGradients, FusedOptions, FusedOutput,
     FusedSaved, Gate, GradientHook, HookedParameters, KernelAlone, KernelCalls, KernelTime, LayerOps, NormLink,
-    Residual, StatisticsReducer, batch_norm_train, fused_inference, fused_train, gated, global_average, kernel_times,
+    Residual, StatisticsReducer, batch_norm_train, fused_inference, fused_train, gated, global_average, gradient_hook,
+    kernel_times,
 };

@@ -12,7 +12,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use burn::module::Module;
-use burn::tensor::Gradients;
+use burn::optim::GradientsParams;
+use burn::tensor::{Gradients, Tensor};
 
 pub use collector::{GradientCollector, MicroStepConfig};
 pub use engine::BucketTimes;
@@ -193,6 +194,28 @@ impl GradientReducer {
             }
         }
         self.collector.end_micro_step();
+    }
+
+    /// A whole step of a loop of your own: differentiates `loss`, and returns the sum over the ranks of `share` times its gradients, for
+    /// burn's optimizers. With the mean loss of a rank's samples, and their share of the global batch, that is the exact mean over it.
+    ///
+    /// What hooks give while the pass goes on travels at once. A rank without samples calls [`reduce`](Self::reduce) instead.
+    ///
+    /// # Errors
+    /// When a collective fails.
+    ///
+    /// # Collective
+    /// Must be called by all ranks.
+    pub fn backward<M: Module>(
+        &mut self,
+        module: &M,
+        loss: Tensor<1>,
+        share: f64,
+    ) -> Result<GradientsParams, CollectiveError> {
+        self.begin_micro_step(MicroStepConfig { weight: share as f32, is_last: true, ..MicroStepConfig::default() });
+        let gradients = loss.backward();
+        self.accumulate(module, gradients, 1.0);
+        Ok(self.reduce()?.to_params(module))
     }
 
     /// Sums the accumulated gradients over all ranks, bucket by bucket; the next accumulation starts from zero.

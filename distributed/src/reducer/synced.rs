@@ -5,7 +5,11 @@
 
 use std::ops::Range;
 
+use burn::module::Module;
+use burn::optim::GradientsParams;
+
 use crate::ParameterLayout;
+use crate::on_device::to_params;
 
 /// One bucket of gradients, summed over all ranks.
 #[derive(Debug)]
@@ -80,6 +84,14 @@ impl<'a> SyncedGradients<'a> {
     /// Where each parameter's gradient lies.
     pub fn layout(&self) -> &ParameterLayout {
         self.layout
+    }
+
+    /// For burn's optimizers, on the devices of the parameters of `module`.
+    ///
+    /// # Panics
+    /// When `module` is not built like the one the reducer was made for.
+    pub fn to_params<M: Module>(&self, module: &M) -> GradientsParams {
+        to_params(module, self.layout, &self.to_flat())
     }
 
     /// L2 norm over all parameters, added up in double precision.

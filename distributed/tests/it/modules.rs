@@ -1,10 +1,14 @@
 //! Layouts of real modules, flat copies in and out, and what keeps replicas equal.
+use std::ops::Range;
+use std::sync::Arc;
+
 use burn::module::{Module, Param};
 use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
-use burn::tensor::{Device, Tensor};
+use burn::optim::AdamWConfig;
+use burn::tensor::{Device, Tensor, TensorData};
 use distributed::{
-    CollectiveError, Communicator, ParameterLayout, SingleCommunicator, average_norm_statistics, broadcast_module,
-    check_fingerprint, fingerprint, read, run_ranks, write,
+    CollectiveError, Communicator, GradientReducer, ParameterLayout, ReducerConfig, SingleCommunicator,
+    average_norm_statistics, broadcast_module, check_fingerprint, fingerprint, read, run_ranks, write,
 };
 
 #[derive(Module, Debug)]
@@ -243,4 +247,45 @@ fn a_fingerprint_is_of_parameter_bits_only_and_drifted_ranks_are_named() {
         assert!(matches!(&error, CollectiveError::FingerprintMismatch { epoch: 6, ranks, .. } if *ranks == [1, 3]));
         assert!(error.to_string().contains("on ranks 1, 3, expected "), "{error}");
     }
+}
+
+/// Linear layers alone: their gradients add up over parts of a batch.
+fn three_steps_of_adamw(
+    communicator: Arc<dyn Communicator>,
+    parts: &[Range<usize>],
+) -> Result<Vec<f32>, CollectiveError> {
+    let device = autodiff();
+    let mut model = write_ramp(LinearConfig::new(3, 2).init(&device));
+    let mut reducer = GradientReducer::new(&model, Arc::clone(&communicator), &ReducerConfig::default())?;
+    let mut optimizer = AdamWConfig::new().init();
+    let own = parts[communicator.rank()].clone();
+    for _ in 0..3 {
+        let inputs: Vec<f32> = own.clone().flat_map(|i| (0..3).map(move |j| ((5 * i + j) as f32).sin())).collect();
+        let inputs = Tensor::<2>::from_data(TensorData::new(inputs, [own.len(), 3]), &device);
+        let loss = model.forward(inputs).powi_scalar(2).mean();
+        let gradients = reducer.backward(&model, loss, own.len() as f64 / 8.0)?;
+        assert_eq!(gradients.len(), 2);
+        model = optimizer.step(0.1, model, gradients);
+    }
+    Ok(read(&model, &ParameterLayout::new(&model)))
+}
+
+fn write_ramp(model: Linear) -> Linear {
+    let layout = ParameterLayout::new(&model);
+    let ramp: Vec<f32> = (0..layout.num_elements()).map(|i| 0.1 * i as f32 - 0.3).collect();
+    write(model, &layout, &ramp)
+}
+
+#[test]
+fn a_loop_over_burns_optimizers_takes_the_steps_of_one_rank_whatever_the_shares() {
+    let alone = three_steps_of_adamw(Arc::new(SingleCommunicator::new()), &[0..8, 0..0]).unwrap();
+    let ranks = run_ranks(3, |communicator| three_steps_of_adamw(Arc::new(communicator), &[0..5, 5..6, 6..8]));
+    for rank in &ranks {
+        let rank = rank.as_ref().unwrap();
+        assert_eq!(rank, ranks[0].as_ref().unwrap());
+        for (found, expected) in rank.iter().zip(&alone) {
+            assert!((found - expected).abs() <= 1e-5 * expected.abs().max(0.1), "{rank:?} against {alone:?}");
+        }
+    }
+    assert!(alone.iter().zip(0..).any(|(value, i)| (value - (0.1 * i as f32 - 0.3)).abs() > 0.1), "{alone:?}");
 }

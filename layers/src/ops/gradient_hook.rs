@@ -4,7 +4,7 @@
 //! Invariant: a gradient goes to the hook or to the tape's gradients, never to both; a frozen parameter's goes to neither.
 //! Why: Li et al. 2020, PyTorch Distributed, arXiv 2006.15704, section 3.2.3: communication hides behind the backward pass.
 
-use std::fmt::Debug;
+use std::fmt::{self, Debug};
 use std::sync::Arc;
 
 use burn::backend::Backend;
@@ -19,6 +19,22 @@ pub trait GradientHook: Debug + Send + Sync {
     ///
     /// A GPU may not have computed it yet: whoever looks at the values first waits for it and copies them.
     fn on_gradient(&self, parameter: ParamId, gradient: TensorData);
+}
+
+/// A hook that is a function.
+pub fn gradient_hook(take: impl Fn(ParamId, TensorData) + Send + Sync + 'static) -> Arc<dyn GradientHook> {
+    struct Function<F>(F);
+    impl<F> Debug for Function<F> {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a function")
+        }
+    }
+    impl<F: Fn(ParamId, TensorData) + Send + Sync> GradientHook for Function<F> {
+        fn on_gradient(&self, parameter: ParamId, gradient: TensorData) {
+            self.0(parameter, gradient);
+        }
+    }
+    Arc::new(Function(take))
 }
 
 /// Where a layer's gradients go.

@@ -33,7 +33,7 @@ pub use fused::{
     FusedGradients, FusedOptions, FusedOutput, FusedSaved, NormLink, Residual, fused_inference, fused_train,
 };
 pub use gate::{Gate, gated};
-pub use gradient_hook::{GradientHook, HookedParameters};
+pub use gradient_hook::{GradientHook, HookedParameters, gradient_hook};
 pub use statistics::StatisticsReducer;
 
 /// What a batch normalisation needs beside its tensors.

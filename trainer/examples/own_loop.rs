@@ -1,0 +1,73 @@
+//! A training loop of one's own over burn's optimizers, on any number of ranks. The lines that a loop on one process lacks are numbered.
+//!
+//!     cargo run --release -p trainer --example own_loop
+//!     mpirun -n 2 target/release/examples/own_loop
+
+#![allow(clippy::print_stdout, reason = "an example that says what it did")]
+
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use anyhow::Result;
+use burn::nn::loss::CrossEntropyLossConfig;
+use burn::optim::AdamWConfig;
+use burn::tensor::Device;
+use burn_resnet::ResNetConfig;
+use datasets::{Loader, LoaderConfig, ShapesConfig, ShardConfig, ShardPlan, shapes};
+use distributed::{Communicator, GradientReducer, ROOT, ReducerConfig, broadcast_module, check_fingerprint, launch};
+use layers::{PassContext, gradient_hook};
+
+fn main() -> ExitCode {
+    launch(train) // 1: joins the world of mpirun or srun; an error on one rank ends all
+}
+
+fn train(communicator: &Arc<dyn Communicator>) -> Result<()> {
+    let device = Device::flex().autodiff();
+    let splits = shapes::open(&ShapesConfig { num_train: 2400, num_test: 10, seed: 0 })?;
+    let model = ResNetConfig::cifar(8)?.init(0, &device);
+    let mut model = broadcast_module(model, &**communicator, ROOT)?; // 2
+    let mut reducer = GradientReducer::new(&model, Arc::clone(communicator), &ReducerConfig::default())?; // 3
+    let collector = reducer.collector();
+    let hook = gradient_hook(move |parameter, gradient| {
+        collector.take(parameter, gradient.as_slice().expect("gradients are f32")); // 4: early, where layers hand them over
+    });
+    let context = PassContext { hook: Some(hook), ..PassContext::default() };
+
+    let mut optimizer = AdamWConfig::new().init();
+    for epoch in 0..3 {
+        let shard = ShardConfig {
+            num_samples: splits.train.len(),
+            global_batch_size: 48,
+            num_shards: communicator.world_size(),
+            shard_index: communicator.rank(),
+            num_own_shards: 1,
+            seed: 0,
+            epoch,
+            shuffle: true,
+            drop_last: true,
+        };
+        let loader = LoaderConfig { epoch, ..LoaderConfig::new(48, splits.normalization.clone()) };
+        let mut sum = 0.0;
+        for step in Loader::start(Arc::clone(&splits.train), ShardPlan::new(shard)?, loader) {
+            let step = step?;
+            for batch in step.micro_batches {
+                let share = batch.labels.len() as f64 / step.global_num_samples as f64;
+                let batch = batch.upload(&device).into_images();
+                let loss = context.clone().during(|| {
+                    let logits = model.forward(batch.images);
+                    CrossEntropyLossConfig::new().init(&device).forward(logits, batch.labels)
+                });
+                sum += share * loss.clone().into_scalar::<f32>() as f64;
+                let gradients = reducer.backward(&model, loss, share)?; // 5
+                model = optimizer.step(1e-3, model, gradients);
+            }
+        }
+        let mut losses = [sum * 48.0 / 2400.0];
+        communicator.all_reduce_sum_f64(&mut losses)?;
+        let parameters = check_fingerprint(&model, &**communicator, epoch)?; // all ranks have the same bits
+        if communicator.rank() == ROOT {
+            println!("epoch {epoch}: loss {:.4}, parameters {parameters}", losses[0]);
+        }
+    }
+    Ok(())
+}
