@@ -13,7 +13,7 @@ use std::sync::Arc;
 use burn::nn::BatchNorm;
 use burn::tensor::{FloatDType, Tensor};
 
-use crate::choices::{Activations, Kernels};
+use crate::choices::{Activations, Computation, Kernels};
 use crate::context::PassContext;
 use crate::layer::{Convolved, Normalised, Skip};
 use crate::norm::{batch_norm, takes_batch_statistics};
@@ -45,6 +45,20 @@ pub(crate) struct Values {
 impl From<Tensor<4>> for Values {
     fn from(tensor: Tensor<4>) -> Self {
         Self { tensor, link: None }
+    }
+}
+
+impl Values {
+    /// In the number format of activations; wider ones than f32 stay. What is rounded has no link: its gradient is another tensor.
+    pub(crate) fn in_format(self, activations: Activations) -> Self {
+        let dtype = FloatDType::from(self.tensor.dtype());
+        let wanted = match (activations, dtype) {
+            (Activations::F32, FloatDType::F16 | FloatDType::BF16) => FloatDType::F32,
+            (Activations::F32, other) => other,
+            (Activations::Bf16, _) => FloatDType::BF16,
+            (Activations::F16, _) => FloatDType::F16,
+        };
+        if wanted == dtype { self } else { self.tensor.cast(wanted).into() }
     }
 }
 
@@ -147,11 +161,13 @@ impl Features {
         }
     }
 
-    /// As a layer with the norm `next` reads them, which then may normalise them itself if nobody else reads them.
-    pub(crate) fn into_values_for(self, next: &BatchNorm) -> Values {
+    /// As a layer with the norm `next` reads them, which then may normalise them itself if nobody else reads them, and both are computed
+    /// alike.
+    pub(crate) fn into_values_for(self, next: &BatchNorm, computation: &Computation) -> Values {
         match self.into_state() {
             State::Normalised(layer) if layer.relu && matches!(layer.skip, Skip::None) => {
-                let may_be_raw = takes_batch_statistics(next, &layer.input.tensor);
+                let may_be_raw =
+                    layer.computation() == computation && takes_batch_statistics(next, &layer.input.tensor);
                 layer.evaluate(NormLink::new(may_be_raw))
             }
             other => other.evaluate(),
@@ -214,14 +230,5 @@ pub(crate) fn in_f32(tensor: Tensor<4>, operation: impl FnOnce(Tensor<4>) -> Ten
     match dtype {
         FloatDType::F16 | FloatDType::BF16 => operation(tensor.cast(FloatDType::F32)).cast(dtype),
         _ => operation(tensor),
-    }
-}
-
-/// The tensor in the number format of activations.
-pub(crate) fn as_activations(tensor: Tensor<4>, activations: Activations) -> Tensor<4> {
-    match activations {
-        Activations::F32 => tensor,
-        Activations::Bf16 => tensor.cast(FloatDType::BF16),
-        Activations::F16 => tensor.cast(FloatDType::F16),
     }
 }

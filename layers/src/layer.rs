@@ -11,7 +11,7 @@ use burn::tensor::Tensor;
 
 use crate::choices::{Computation, Kernels};
 use crate::context::PassContext;
-use crate::features::{Features, Values, as_activations, in_f32};
+use crate::features::{Features, Values, in_f32};
 use crate::norm;
 use crate::ops::{FusedOptions, HookedParameters, NormLink, Residual, fused_inference, fused_train, stock};
 
@@ -57,22 +57,15 @@ impl Convolved {
     /// Unless both can be fused.
     pub(crate) fn normalised(self, norm: &BatchNorm) -> Normalised {
         let Self { context, conv, input } = self;
-        let input = input.into_values_for(norm).in_format(&context.computation);
+        let input = input.into_values_for(norm, &context.computation).in_format(context.computation.activations);
         let padding = fused_padding(&conv).expect("a convolution that can be fused");
         Normalised { context, conv, padding, norm: norm.clone(), input, skip: Skip::None, relu: false }
     }
 
     pub(crate) fn evaluate(self) -> Tensor<4> {
         let Self { context, conv, input } = self;
-        let input = input.into_values().in_format(&context.computation).tensor;
+        let input = input.into_values().in_format(context.computation.activations).tensor;
         in_f32(input, |input| stock::conv(&conv, input, context.hook.as_ref()))
-    }
-}
-
-impl Values {
-    /// In the number format that layers are computed in.
-    fn in_format(self, computation: &Computation) -> Self {
-        Self { tensor: as_activations(self.tensor, computation.activations), link: self.link }
     }
 }
 
@@ -92,6 +85,10 @@ impl Normalised {
         !self.relu && matches!(self.skip, Skip::None)
     }
 
+    pub(crate) fn computation(&self) -> &Computation {
+        &self.context.computation
+    }
+
     pub(crate) fn out_channels(&self) -> usize {
         self.conv.weight.dims()[0]
     }
@@ -100,6 +97,7 @@ impl Normalised {
     pub(crate) fn evaluate(self, output: NormLink) -> Values {
         let Self { context: PassContext { computation, reducer, hook }, conv, padding, norm, input, skip, relu } = self;
         let (residual, skipped) = skip.into_parts();
+        let skipped = skipped.map(|values| values.in_format(computation.activations));
         let (skipped, residual_from) = skipped.map_or((None, None), |values| (Some(values.tensor), values.link));
         let mut options = FusedOptions {
             stride: conv.stride[0],

@@ -6,7 +6,7 @@ use burn::nn::PaddingConfig2d;
 use burn::nn::conv::Conv2dConfig;
 use burn::tensor::activation::{gelu, relu as relu_of_burn};
 use burn::tensor::{Device, Gradients, Tensor, TensorData};
-use layers::{BatchNorm, Computation, Conv2d, Features, Kernels, PassContext, relu};
+use layers::{Activations, BatchNorm, Computation, Conv2d, Features, Kernels, PassContext, relu};
 
 use crate::differences::{relative_difference, values};
 
@@ -236,6 +236,46 @@ fn networks_compute_what_burns_own_modules_do() {
             let off = relative_difference(&values(found), &values(expected));
             assert!(off <= TOLERANCE, "{}, evaluated: {off:.2e}", case.name);
         }
+    }
+}
+
+#[test]
+fn a_part_in_bf16_between_parts_in_f32_is_the_network_to_the_precision_of_bf16() {
+    let device = Device::flex().autodiff();
+    device.seed(3);
+    let ours = Ours {
+        conv: [same, same, pointwise].map(|config| Conv2d::from(config().init(&device))).into(),
+        norm: (0..3).map(|_| BatchNorm::from(nn::BatchNormConfig::new(8).init(&device))).collect(),
+    };
+    let run = |activations| {
+        let context = || PassContext {
+            computation: Computation { activations, ..Computation::default() },
+            ..PassContext::default()
+        };
+        let x = images(&device).require_grad();
+        // One reader in another format, then two of them, and a residual in the other one.
+        let y = relu(ours.norm[0].forward(ours.conv[0].forward(x.clone())));
+        let y = context().during(|| relu(ours.norm[1].forward(ours.conv[1].forward(y))));
+        let a = ours.norm[2].forward(ours.conv[2].forward(y.clone()));
+        let b = ours.norm[0].forward(ours.conv[0].forward(y.clone()));
+        let output = relu(context().during(|| ours.norm[1].forward(ours.conv[1].forward(a)) + y) + b);
+        let output = Tensor::from(output).cast(burn::tensor::FloatDType::F32);
+        let gradients = loss(output.clone()).backward();
+        (values(output.inner()), values(x.grad(&gradients).unwrap()), tensors(&ours, Some(&gradients)))
+    };
+    let (expected, found) = (run(Activations::F32), run(Activations::Bf16));
+    // Of the whole, since a ReLU that rounding turns moves a single gradient far.
+    let off = |found: &[f32], expected: &[f32]| {
+        let squares = |values: &mut dyn Iterator<Item = f32>| values.map(|v| f64::from(v).powi(2)).sum::<f64>();
+        let difference = squares(&mut found.iter().zip(expected).map(|(a, b)| a - b));
+        (difference / squares(&mut expected.iter().copied())).sqrt()
+    };
+    let all = |named: &[(String, Vec<f32>)]| named.iter().flat_map(|(_, values)| values.clone()).collect::<Vec<f32>>();
+    let found = [found.0, found.1, all(&found.2)];
+    let expected = [expected.0, expected.1, all(&expected.2)];
+    for (found, expected) in found.iter().zip(&expected) {
+        let off = off(found, expected);
+        assert!((1e-4..0.1).contains(&off), "{off:.2e}");
     }
 }
 
