@@ -134,7 +134,8 @@ fn in_the_start_up(suite: &Suite) -> Result<(), String> {
 
 /// Many test images make an evaluation long; they change no parameter. The last step of an epoch is printed before it.
 fn in_an_evaluation(suite: &Suite) -> Result<(), String> {
-    let many = ["--shapes-test", "240"];
+    // An evaluation of half a second, so that the signal comes before its end.
+    let many = ["--shapes-test", "1500"];
     let run = Run::new(suite, "evaluation");
     let log = suite.folder.join("evaluation.log");
     let is_time = || {
