@@ -105,7 +105,7 @@ impl fmt::Debug for Features {
 }
 
 impl Features {
-    /// Their shape, `[N, H, W, C]`.
+    /// Their shape, `[N, H, W, C]`. It computes them, so all ranks must ask alike.
     pub fn dims(&self) -> [usize; 4] {
         self.values().tensor.dims()
     }
@@ -207,11 +207,26 @@ impl Add for Features {
 }
 
 fn with_residual(mut layer: Box<Normalised>, residual: State) -> Features {
+    let [n, height, width, channels] = layer.out_dims();
     layer.skip = match residual {
-        State::Shortcut(values, channels) if channels == layer.out_channels() => Skip::ShortcutA(values),
-        other => Skip::Identity(other.evaluate()),
+        State::Shortcut(values, of) if of == channels && halved(&values) == [n, height, width] => {
+            Skip::ShortcutA(values)
+        }
+        other => {
+            let values = other.evaluate();
+            if values.tensor.dims() != [n, height, width, channels] {
+                return stock::add(layer.evaluate(NormLink::new(false)).tensor, values.tensor).into();
+            }
+            Skip::Identity(values)
+        }
     };
     State::Normalised(layer).into()
+}
+
+/// Images, rows and columns of shortcut A.
+fn halved(values: &Values) -> [usize; 3] {
+    let [n, height, width, _] = values.tensor.dims();
+    [n, height.div_ceil(2), width.div_ceil(2)]
 }
 
 /// `max(x, 0)`.

@@ -89,8 +89,12 @@ impl Normalised {
         &self.context.computation
     }
 
-    pub(crate) fn out_channels(&self) -> usize {
-        self.conv.weight.dims()[0]
+    /// `[N, H_out, W_out, C_out]`.
+    pub(crate) fn out_dims(&self) -> [usize; 4] {
+        let [n, height, width, _] = self.input.tensor.dims();
+        let [channels, _, kernel, _] = self.conv.weight.dims();
+        let out = |len: usize| (len + 2 * self.padding - kernel) / self.conv.stride[0] + 1;
+        [n, out(height), out(width), channels]
     }
 
     /// `output` leads to its readers.

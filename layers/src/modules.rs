@@ -117,7 +117,8 @@ impl BatchNorm {
     /// One value per channel is normalised to `beta` where PyTorch raises an error, and enters the running variance as 0.
     ///
     /// # Collective
-    /// With a reducer in the [`PassContext`], in training: one sum in the forward and one in the backward pass.
+    /// With a reducer in the [`PassContext`] (the convolution's, where both are one operation), in training: one sum in the forward and one
+    /// in the backward pass.
     pub fn forward(&self, features: impl Into<Features>) -> Features {
         features.into().normalised(self)
     }

@@ -83,7 +83,7 @@ fn pointwise() -> Conv2dConfig {
     Conv2dConfig::new([8, 8], [1, 1]).with_bias(false)
 }
 
-const CASES: [Case; 6] = [
+const CASES: [Case; 7] = [
     Case {
         name: "two blocks, one with a projection",
         configs: [same, same, pointwise],
@@ -162,6 +162,22 @@ const CASES: [Case; 6] = [
             let x = relu_of_burn(m.norm[0].forward(m.conv[0].forward(x)));
             let y = relu_of_burn(m.norm[1].forward(m.conv[1].forward(x.clone())) + x.clone());
             m.norm[2].forward(m.conv[2].forward(x)) + y
+        },
+    },
+    Case {
+        name: "sums of features of other shapes, which broadcast",
+        configs: [same, same, pointwise],
+        ours: |m, x| {
+            let x = relu(m.norm[0].forward(m.conv[0].forward(x)));
+            let row: Features = Tensor::from(x.clone()).mean_dim(2).into();
+            let y = m.norm[1].forward(m.conv[1].forward(x)) + row.clone();
+            row + m.norm[2].forward(m.conv[2].forward(y))
+        },
+        stock: |m, x| {
+            let x = relu_of_burn(m.norm[0].forward(m.conv[0].forward(x)));
+            let row = x.clone().mean_dim(3);
+            let y = m.norm[1].forward(m.conv[1].forward(x)) + row.clone();
+            row + m.norm[2].forward(m.conv[2].forward(y))
         },
     },
     Case {

@@ -390,7 +390,7 @@ impl<M: ImageClassifier> Stepper<M> {
                 let reducer = NormReducer::new(Arc::clone(&self.communicator), has_samples);
                 Arc::new(reducer) as Arc<dyn StatisticsReducer>
             }),
-            hook: self.update.replica().map(Replica::hook),
+            hook: self.update.replica().filter(|_| self.model.heeds_pass_context()).map(Replica::hook),
             ..PassContext::default()
         }
     }
