@@ -16,8 +16,7 @@ use layers::{BatchNorm, BatchNormConfig, Conv2d, Conv2dConfig, Features, Linear,
 use serde::{Deserialize, Serialize};
 use trainer::commands::program::program;
 use trainer::config::ConfigError;
-use trainer::model::ImageClassifier;
-use trainer::model::family::{ModelFamily, ModelRequest};
+use trainer::model::{ImageClassifier, family::ModelFamily, family::ModelRequest};
 
 type ConvNorm = (Conv2d, BatchNorm);
 fn conv_norm(channels: [usize; 2], kernel: usize, stride: usize, device: &Device) -> ConvNorm {
@@ -64,8 +63,8 @@ impl ImageClassifier for SmallNet {
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 struct SmallNetArgs {
     /// Blocks in each of the three stages; 3 make the 20 layers of ResNet-20 [default: 1]
-    #[arg(long, value_name = "BLOCKS", value_parser = clap::value_parser!(u64).range(1..=200))]
-    blocks: Option<u64>,
+    #[arg(long, value_name = "BLOCKS")]
+    blocks: Option<usize>,
 }
 
 struct SmallNetFamily;
@@ -76,8 +75,9 @@ impl ModelFamily for SmallNetFamily {
     type Model = SmallNet;
 
     fn fill(args: &mut SmallNetArgs) -> Result<(), ConfigError> {
-        args.blocks.get_or_insert(1);
-        Ok(())
+        let (got, expected) = (*args.blocks.get_or_insert(1), "1 to 200".to_owned());
+        let error = || ConfigError::Invalid { option: "--blocks", expected, got: got.to_string() };
+        (1..=200).contains(&got).then_some(()).ok_or_else(error)
     }
 
     fn build(args: &SmallNetArgs, request: &ModelRequest<'_>) -> Result<SmallNet> {
