@@ -18,6 +18,9 @@ pub enum Shortcut {
     B,
 }
 
+/// Of table 1, beside `6n + 2`.
+const WIDE_DEPTHS: [usize; 2] = [18, 34];
+
 /// A ResNet of basic blocks for small images: three stages of `n` blocks with 16, 32 and 64 channels, or the four stages of ResNet-18
 /// and -34 with 64, 128, 256 and 512, after a 3x3 convolution that keeps the size and no pooling, as everybody trains them on CIFAR.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -40,10 +43,15 @@ impl ResNetConfig {
     /// # Errors
     /// [`ModelError::Depth`] unless `depth` is `6n + 2` with `n` at least 1, 18 or 34.
     pub fn cifar(depth: usize) -> Result<Self, ModelError> {
-        let is_wide = matches!(depth, 18 | 34);
+        let is_wide = WIDE_DEPTHS.contains(&depth);
         if !is_wide && (depth < 8 || !(depth - 2).is_multiple_of(6)) {
             let lower = (depth.saturating_sub(2) / 6 * 6 + 2).max(8);
-            return Err(ModelError::Depth { depth, lower, upper: lower + 6 });
+            let wide = WIDE_DEPTHS.into_iter();
+            return Err(ModelError::Depth {
+                depth,
+                lower: wide.clone().filter(|&wide| wide < depth).fold(lower, usize::max),
+                upper: wide.filter(|&wide| wide > depth).fold(lower + 6, usize::min),
+            });
         }
         Ok(Self {
             depth,
