@@ -17,11 +17,8 @@ use crate::{ParameterEntry, ParameterLayout};
 /// # Panics
 /// When `layout` is not of this module.
 pub fn tensors<M: Module>(module: &M, layout: &ParameterLayout) -> Vec<Tensor<1>> {
-    let mut collector = Collector { cursor: Cursor::new(layout), tensors: Vec::with_capacity(layout.entries().len()) };
     // `valid` takes pending updates of running states in.
-    module.valid().visit(&mut collector);
-    collector.cursor.finish();
-    collector.tensors
+    walk(&module.valid(), layout, Values(Vec::with_capacity(layout.entries().len()))).0
 }
 
 /// `module` with the tensors of `layout` replaced by `tensors`; ids, shapes, gradient requirements and types stay. As
@@ -55,10 +52,7 @@ pub(crate) fn place<M: Module>(
 /// When `layout` is not of this module.
 pub fn take_gradients<M: Module>(module: &M, layout: &ParameterLayout, gradients: Gradients) -> Vec<Option<Tensor<1>>> {
     let tensors = Vec::with_capacity(layout.entries().len());
-    let mut taker = Taker { cursor: Cursor::new(layout), gradients, tensors };
-    module.visit(&mut taker);
-    taker.cursor.finish();
-    taker.tensors
+    walk(module, layout, Taken { gradients, tensors }).tensors
 }
 
 /// The flat gradients of `layout` as burn's optimizers take them.
@@ -66,55 +60,77 @@ pub fn take_gradients<M: Module>(module: &M, layout: &ParameterLayout, gradients
 /// # Panics
 /// When `layout` is not of this module.
 pub(crate) fn to_params<M: Module>(module: &M, layout: &ParameterLayout, gradients: &[f32]) -> GradientsParams {
-    let mut registrar = Registrar { cursor: Cursor::new(layout), gradients, params: GradientsParams::new() };
-    module.visit(&mut registrar);
-    registrar.cursor.finish();
-    registrar.params
+    walk(module, layout, Registered { gradients, params: GradientsParams::new() }).params
 }
 
-struct Registrar<'a> {
+/// What is done with each tensor of a layout.
+trait EachTensor {
+    fn visit<const D: usize>(&mut self, param: &Param<Tensor<D>>, entry: &ParameterEntry);
+}
+
+/// Shows `each` the tensors of `layout` in `module`.
+///
+/// # Panics
+/// When `layout` is not of this module.
+fn walk<M: Module, V: EachTensor>(module: &M, layout: &ParameterLayout, each: V) -> V {
+    let mut walk = Walk { cursor: Cursor::new(layout), each };
+    module.visit(&mut walk);
+    walk.cursor.finish();
+    walk.each
+}
+
+struct Walk<'a, V> {
     cursor: Cursor<'a>,
+    each: V,
+}
+
+impl<V: EachTensor> ModuleVisitor for Walk<'_, V> {
+    fn enter_module(&mut self, name: &str, _container_type: &str) {
+        self.cursor.enter(name);
+    }
+
+    fn exit_module(&mut self, _name: &str, _container_type: &str) {
+        self.cursor.exit();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if let Some(entry) = self.cursor.take() {
+            self.each.visit(param, entry);
+        }
+    }
+}
+
+struct Values(Vec<Tensor<1>>);
+
+impl EachTensor for Values {
+    fn visit<const D: usize>(&mut self, param: &Param<Tensor<D>>, entry: &ParameterEntry) {
+        self.0.push(flat(param.val().inner(), entry));
+    }
+}
+
+struct Taken {
+    gradients: Gradients,
+    tensors: Vec<Option<Tensor<1>>>,
+}
+
+impl EachTensor for Taken {
+    fn visit<const D: usize>(&mut self, param: &Param<Tensor<D>>, entry: &ParameterEntry) {
+        let gradient = param.val().grad_remove(&mut self.gradients);
+        self.tensors.push(gradient.map(|gradient| flat(gradient, entry)));
+    }
+}
+
+struct Registered<'a> {
     gradients: &'a [f32],
     params: GradientsParams,
 }
 
-impl ModuleVisitor for Registrar<'_> {
-    fn enter_module(&mut self, name: &str, _container_type: &str) {
-        self.cursor.enter(name);
-    }
-
-    fn exit_module(&mut self, _name: &str, _container_type: &str) {
-        self.cursor.exit();
-    }
-
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        if let Some(entry) = self.cursor.take() {
-            let tensor = param.val();
-            let data = TensorData::new(self.gradients[entry.range()].to_vec(), tensor.shape());
-            let gradient = Tensor::<D>::from_data(data, &tensor.device().inner());
-            self.params.register(param.id, gradient.cast(FloatDType::from(tensor.dtype())));
-        }
-    }
-}
-
-struct Collector<'a> {
-    cursor: Cursor<'a>,
-    tensors: Vec<Tensor<1>>,
-}
-
-impl ModuleVisitor for Collector<'_> {
-    fn enter_module(&mut self, name: &str, _container_type: &str) {
-        self.cursor.enter(name);
-    }
-
-    fn exit_module(&mut self, _name: &str, _container_type: &str) {
-        self.cursor.exit();
-    }
-
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        if let Some(entry) = self.cursor.take() {
-            self.tensors.push(flat(param.val().inner(), entry));
-        }
+impl EachTensor for Registered<'_> {
+    fn visit<const D: usize>(&mut self, param: &Param<Tensor<D>>, entry: &ParameterEntry) {
+        let tensor = param.val();
+        let data = TensorData::new(self.gradients[entry.range()].to_vec(), tensor.shape());
+        let gradient = Tensor::<D>::from_data(data, &tensor.device().inner());
+        self.params.register(param.id, gradient.cast(FloatDType::from(tensor.dtype())));
     }
 }
 
@@ -143,29 +159,6 @@ impl<F: FnMut(&ParameterEntry, &Device) -> Tensor<1>> ModuleMapper for Placer<'_
             let placed = if tensor.is_autodiff() { placed.autodiff() } else { placed };
             placed.set_require_grad(tensor.is_require_grad())
         })
-    }
-}
-
-struct Taker<'a> {
-    cursor: Cursor<'a>,
-    gradients: Gradients,
-    tensors: Vec<Option<Tensor<1>>>,
-}
-
-impl ModuleVisitor for Taker<'_> {
-    fn enter_module(&mut self, name: &str, _container_type: &str) {
-        self.cursor.enter(name);
-    }
-
-    fn exit_module(&mut self, _name: &str, _container_type: &str) {
-        self.cursor.exit();
-    }
-
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        if let Some(entry) = self.cursor.take() {
-            let gradient = param.val().grad_remove(&mut self.gradients);
-            self.tensors.push(gradient.map(|gradient| flat(gradient, entry)));
-        }
     }
 }
 
