@@ -110,17 +110,6 @@ impl Features {
         self.values().tensor.dims()
     }
 
-    /// `max(x, 0)`.
-    pub fn relu(self) -> Self {
-        match self.into_state() {
-            State::Normalised(mut layer) if !layer.relu => {
-                layer.relu = true;
-                State::Normalised(layer).into()
-            }
-            other => stock::relu(other.evaluate().tensor).into(),
-        }
-    }
-
     /// Shortcut A: every second row and column, and `channels` channels, of which those that are missing are zeros, half in front
     /// and half behind (He et al. 2015, arXiv 1512.03385, section 3.3). No parameters.
     ///
@@ -135,14 +124,6 @@ impl Features {
         let fits = channels >= channels_in && (channels - channels_in).is_multiple_of(2);
         assert!(fits, "shortcut A: expected {channels_in} channels and an even number more, got {channels}");
         State::Shortcut(values, channels).into()
-    }
-
-    /// The mean over all pixels: `[N, H, W, C]` to `[N, C]` in f32.
-    pub fn global_average(self) -> Tensor<2> {
-        match PassContext::current().computation.kernels {
-            Kernels::Stock => stock::global_average(self.into()),
-            Kernels::Fused => global_average(self.into()),
-        }
     }
 
     pub(crate) fn convolved(convolved: Convolved) -> Self {
@@ -231,12 +212,22 @@ fn halved(values: &Values) -> [usize; 3] {
 
 /// `max(x, 0)`.
 pub fn relu(features: impl Into<Features>) -> Features {
-    features.into().relu()
+    match features.into().into_state() {
+        State::Normalised(mut layer) if !layer.relu => {
+            layer.relu = true;
+            State::Normalised(layer).into()
+        }
+        other => stock::relu(other.evaluate().tensor).into(),
+    }
 }
 
 /// The mean over all pixels: `[N, H, W, C]` to `[N, C]` in f32.
 pub fn global_avg_pool(features: impl Into<Features>) -> Tensor<2> {
-    features.into().global_average()
+    let tensor = features.into().into_values().tensor;
+    match PassContext::current().computation.kernels {
+        Kernels::Stock => stock::global_average(tensor),
+        Kernels::Fused => global_average(tensor),
+    }
 }
 
 /// Applies an operation in f32 to a tensor of any type.

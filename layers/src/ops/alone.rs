@@ -15,7 +15,7 @@ use kernels::scratch::Scratch;
 use kernels::{Element, Storage};
 
 use super::clock::{Kernel, calls_of};
-use super::fused::{Before, LayerCall, Residual};
+use super::fused::{self, Before, LayerCall, Residual};
 
 /// Beyond the last cache of common processors: a set of buffers is as cold as if a step had come between.
 const COLD_BYTES: usize = 96 * 1024 * 1024;
@@ -230,22 +230,11 @@ impl Parameters {
 }
 
 fn gate<'a, E>(call: &LayerCall, output: &'a [E]) -> Gate<'a, E> {
-    match (call.relu, call.is_gated_by_output()) {
-        (_, true) => Gate::Output(output),
-        (true, false) => Gate::Recomputed,
-        (false, false) => Gate::Open,
-    }
+    fused::gate(call.relu, call.residual != Residual::None, output)
 }
 
 fn shortcut(call: &LayerCall) -> ShortcutA {
-    let shape = &call.shape;
-    ShortcutA {
-        num_images: shape.batch,
-        height: 2 * shape.out_height(),
-        width: 2 * shape.out_width(),
-        channels_in: shape.out_channels / 2,
-        channels: shape.out_channels,
-    }
+    fused::shortcut_a(call.shortcut_shape(), call.shape.out_channels)
 }
 
 #[cfg(test)]

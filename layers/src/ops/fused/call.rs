@@ -1,6 +1,7 @@
 //! A layer's call as its kernels see it: all that their time depends on, and the activations that they walk over.
 
 use kernels::Storage;
+use kernels::batch_norm::{Gate, ShortcutA};
 use kernels::conv2d::{Algorithm, Conv2dShape};
 use kernels::layer::Layer;
 use kernels::simd::Isa;
@@ -41,12 +42,17 @@ impl LayerCall {
 
     /// Elements of the residual.
     pub(in crate::ops) fn residual_len(&self) -> usize {
-        let Conv2dShape { batch, out_channels, .. } = self.shape;
         match self.residual {
             Residual::None => 0,
             Residual::Identity => self.shape.output_len(),
-            Residual::ShortcutA => 4 * batch * self.shape.out_height() * self.shape.out_width() * (out_channels / 2),
+            Residual::ShortcutA => self.shortcut_shape().iter().product(),
         }
+    }
+
+    /// The shape of what shortcut A is made of, if that is the residual.
+    pub(in crate::ops) fn shortcut_shape(&self) -> [usize; 4] {
+        let shape = &self.shape;
+        [shape.batch, 2 * shape.out_height(), 2 * shape.out_width(), shape.out_channels / 2]
     }
 
     /// Whether the gate of the ReLU is read from the output.
@@ -81,4 +87,18 @@ impl LayerCall {
         let sums = usize::from(self.needs_input && self.before != Before::Unknown) * 2 * x;
         dz + normalised + sums
     }
+}
+
+/// Where the gradient of a normalisation passes whose layer gave `output`.
+pub(in crate::ops) fn gate<E>(relu: bool, has_residual: bool, output: &[E]) -> Gate<'_, E> {
+    match (relu, has_residual) {
+        (false, _) => Gate::Open,
+        (true, false) => Gate::Recomputed,
+        (true, true) => Gate::Output(output),
+    }
+}
+
+/// Shortcut A of values of a shape, for so many channels.
+pub(in crate::ops) fn shortcut_a([num_images, height, width, channels_in]: [usize; 4], channels: usize) -> ShortcutA {
+    ShortcutA { num_images, height, width, channels_in, channels }
 }

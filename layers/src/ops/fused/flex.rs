@@ -11,7 +11,7 @@ use burn::backend::ops::FloatTensorOps;
 use burn::backend::{Flex, TensorMetadata};
 use burn::tensor::{AllocationProperty, Bytes, Shape, TensorData};
 use kernels::arena::{Arena, Block};
-use kernels::batch_norm::{self, Affine, Gate, ResidualGradient, Saved, ShortcutA};
+use kernels::batch_norm::{self, Affine, ResidualGradient, Saved};
 use kernels::conv2d::{Algorithm, Conv2dShape};
 use kernels::layer::{Backward, Gradients, Input};
 use kernels::pool;
@@ -19,7 +19,7 @@ use kernels::scratch::Scratch;
 use kernels::simd::Isa;
 use kernels::{Element, Storage};
 
-use super::call::{Before, LayerCall};
+use super::call::{Before, LayerCall, gate, shortcut_a};
 use super::link::LinkedNorm;
 use super::{FusedGradients, FusedOptions, FusedOutput, FusedSaved, NormLink, Residual};
 use crate::choices::Convolution;
@@ -188,15 +188,6 @@ fn gradients<E: Activation>(call: &LayerCall, weight: &[f32], given: Backward<'_
     });
 }
 
-/// Where the gradient of a normalisation passes whose layer gave `output`.
-fn gate<E>(relu: bool, has_residual: bool, output: &[E]) -> Gate<'_, E> {
-    match (relu, has_residual) {
-        (false, _) => Gate::Open,
-        (true, false) => Gate::Recomputed,
-        (true, true) => Gate::Output(output),
-    }
-}
-
 /// What a layer reads, with what its link tells.
 struct Read<'a, E> {
     values: &'a [E],
@@ -325,10 +316,6 @@ fn with_residual<E: Activation, T>(
         Residual::ShortcutA => batch_norm::Residual::OptionA(shortcut_a(shape, channels), E::values(&residual)),
         _ => batch_norm::Residual::Identity(E::values(&residual)),
     })
-}
-
-fn shortcut_a([num_images, height, width, channels_in]: [usize; 4], channels: usize) -> ShortcutA {
-    ShortcutA { num_images, height, width, channels_in, channels }
 }
 
 fn invstd(variance: &[f32], epsilon: f64) -> Vec<f32> {

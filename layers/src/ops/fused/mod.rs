@@ -20,7 +20,7 @@ use burn::tensor::{Device, Tensor};
 use super::{BatchNormOptions, BatchNormTrain, HookedParameters, LayerOps};
 use kernels::simd::Isa;
 
-pub(super) use call::{Before, LayerCall};
+pub(super) use call::{Before, LayerCall, gate, shortcut_a};
 pub use link::NormLink;
 
 use crate::choices::Convolution;
