@@ -7,9 +7,13 @@
 
 use half::bf16;
 
-use crate::batch_norm::{Affine, Residual, ResidualGradient, Saved, gradient, normalize, sums};
-use crate::conv2d::Conv2d;
+use crate::activation::{self, Function};
+use crate::attention::Attention;
+use crate::batch_norm::{Affine, Residual, ResidualGradient, Saved, gradient, moments, normalize, sums};
+use crate::conv2d::{Addend, Conv2d, Epilogue, bias};
+use crate::depthwise::{self, DepthwiseShape};
 use crate::layer::{Backward, Gradients, Input, Layer};
+use crate::layer_norm;
 use crate::pool::{MaxPoolShape, average, max};
 use crate::simd::Isa;
 
@@ -32,10 +36,11 @@ macro_rules! entries {
 
 entries! {
     conv2d_forward(
-        conv: &Conv2d, x: &[Self], packed: &[f32], y: &mut [Self], workspace: &mut [f32], moments: Option<&mut [f64]>
+        conv: &Conv2d, x: &[Self], packed: &[f32], y: &mut [Self], workspace: &mut [f32], epilogue: Epilogue<'_>
     ) => Conv2d::forward_of;
+    bias_gradient(isa: Isa, dy: &[Self], db: &mut [f32], workspace: &mut [f32]) => bias::bias_gradient_of;
     conv2d_data_gradient(
-        conv: &Conv2d, dy: &[Self], packed: &[f32], addend: Option<&[Self]>, dx: &mut [Self], workspace: &mut [f32]
+        conv: &Conv2d, dy: &[Self], packed: &[f32], addend: Addend<'_, Self>, dx: &mut [Self], workspace: &mut [f32]
     ) => Conv2d::data_gradient_of;
     conv2d_weight_gradient(conv: &Conv2d, x: &[Self], dy: &[Self], dw: &mut [f32], workspace: &mut [f32])
         => Conv2d::weight_gradient_of;
@@ -45,6 +50,7 @@ entries! {
     scale_shift(
         isa: Isa, scale: &[f32], shift: &[f32], x: &[Self], residual: Residual<'_, Self>, relu: bool, y: &mut [Self]
     ) => normalize::scale_shift_of;
+    batch_moments(isa: Isa, x: &[Self], moments: &mut [f64], workspace: &mut [f32]) => moments::moments_of;
     backward_sums(isa: Isa, saved: &Saved<'_, Self>, dy: &[Self], sums: &mut [f64], workspace: &mut [f64])
         => sums::backward_sums_of;
     backward(
@@ -56,6 +62,28 @@ entries! {
     ) => Layer::forward_of;
     layer_backward(layer: &Layer, given: &Backward<'_, Self>, wanted: Gradients<'_, Self>, workspace: &mut [f32])
         => Layer::backward_of;
+    depthwise_forward(
+        isa: Isa, shape: &DepthwiseShape, x: &[Self], weight: &[f32], bias: Option<&[f32]>, y: &mut [Self], workspace: &mut [f32]
+    ) => depthwise::forward_of;
+    depthwise_data_gradient(
+        isa: Isa, shape: &DepthwiseShape, dy: &[Self], weight: &[f32], dx: &mut [Self], workspace: &mut [f32]
+    ) => depthwise::data_gradient_of;
+    depthwise_weight_gradient(
+        isa: Isa, shape: &DepthwiseShape, x: &[Self], dy: &[Self], dw: &mut [f32], db: &mut [f32], workspace: &mut [f32]
+    ) => depthwise::weight_gradient_of;
+    activation_forward(isa: Isa, function: Function, x: &[Self], y: &mut [Self]) => activation::forward_of;
+    activation_backward(isa: Isa, function: Function, x: &[Self], dy: &[Self], dx: &mut [Self]) => activation::backward_of;
+    layer_norm_forward(isa: Isa, epsilon: f32, x: &[Self], gamma: &[f32], beta: &[f32], y: &mut [Self])
+        => layer_norm::forward_of;
+    layer_norm_backward(
+        isa: Isa, epsilon: f32, x: &[Self], gamma: &[f32], dy: &[Self], wanted: layer_norm::Gradients<'_, Self>,
+        workspace: &mut [f32]
+    ) => layer_norm::backward_of;
+    attention_forward(attention: &Attention, isa: Isa, qkv: &[Self], y: &mut [Self], workspace: &mut [f32])
+        => Attention::forward_of;
+    attention_backward(
+        attention: &Attention, isa: Isa, qkv: &[Self], dy: &[Self], d_qkv: &mut [Self], workspace: &mut [f32]
+    ) => Attention::backward_of;
     global_average(isa: Isa, x: &[Self], pixels: usize, channels: usize, y: &mut [f32]) => average::global_average_of;
     global_average_backward(isa: Isa, dy: &[f32], pixels: usize, channels: usize, dx: &mut [Self])
         => average::global_average_backward_of;

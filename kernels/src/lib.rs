@@ -14,10 +14,14 @@
 //! checked once at each public entry.
 #![allow(unsafe_code, reason = "vector instructions; each block says why it is sound")]
 
+pub mod activation;
 pub mod arena;
+pub mod attention;
 pub mod batch_norm;
 pub mod conv2d;
+pub mod depthwise;
 pub mod layer;
+pub mod layer_norm;
 pub mod pool;
 pub mod scratch;
 pub mod sgd;

@@ -2,7 +2,7 @@
 //!
 //! In: a shape. Out: a measurement of each; operations are direct convolution's, whatever the algorithm.
 
-use kernels::conv2d::{Conv2d, Conv2dShape};
+use kernels::conv2d::{Addend, Conv2d, Conv2dShape, Epilogue};
 use kernels::{Element, Storage};
 
 use crate::arguments::{Arguments, Dtype};
@@ -35,9 +35,9 @@ pub(crate) fn measure<E: Element>(bench: &Bench, layer: &str, shape: Conv2dShape
         let mut y = bench.values::<E>(shape.output_len());
         let mut workspace = bench.values(conv.forward_workspace_len());
         let mut moments = vec![0.0; 2 * shape.out_channels];
-        of_pass("forward", &mut || conv.forward(&x, &packed, &mut y, &mut workspace, None));
+        of_pass("forward", &mut || conv.forward(&x, &packed, &mut y, &mut workspace, Epilogue::None));
         of_pass("forward with moments", &mut || {
-            conv.forward(&x, &packed, &mut y, &mut workspace, Some(&mut moments));
+            conv.forward(&x, &packed, &mut y, &mut workspace, Epilogue::Moments(&mut moments));
         });
     }
     if shape.in_channels != IMAGE_CHANNELS {
@@ -45,7 +45,7 @@ pub(crate) fn measure<E: Element>(bench: &Bench, layer: &str, shape: Conv2dShape
         of_packing("pack data gradient", packed.len(), &mut || conv.pack_data_gradient(&weights, &mut packed));
         let mut dx = bench.values::<E>(shape.input_len());
         let mut workspace = bench.values(conv.data_gradient_workspace_len());
-        of_pass("data gradient", &mut || conv.data_gradient(&dy, &packed, None, &mut dx, &mut workspace));
+        of_pass("data gradient", &mut || conv.data_gradient(&dy, &packed, Addend::None, &mut dx, &mut workspace));
     }
     let mut dw = bench.values(shape.weight_len());
     let mut workspace = bench.values(conv.weight_gradient_workspace_len());

@@ -1,7 +1,7 @@
 //! Batch normalisation of `[rows, C]` with a residual and a ReLU in the same pass, forward and backward.
 //!
 //! Forward: [`normalize()`]: y = relu(gamma · (x - mean) · invstd + beta + residual); the statistics come with the convolution
-//! ([`crate::conv2d::Conv2d::forward`]). Inference: [`normalize()`] with the running mean, or [`scale_shift`] with folded
+//! ([`crate::conv2d::Conv2d::forward`]), or by [`moments()`]. Inference: [`normalize()`] with the running mean, or [`scale_shift`] with folded
 //! parameters.
 //! Backward: [`backward_sums`] (S1 = Σ g, S2 = Σ g·x̂, with g = dy where the ReLU was open), which are also the gradients of
 //! beta and gamma; then [`backward`]: dx = gamma · invstd · (g - S1/n - x̂ · S2/n), and g for the residual.
@@ -16,6 +16,7 @@
 //! Source: Ioffe and Szegedy, arXiv 1502.03167; option A shortcut: He et al., arXiv 1512.03385, section 3.3.
 
 pub(crate) mod gradient;
+pub(crate) mod moments;
 pub(crate) mod normalize;
 mod shortcut;
 pub(crate) mod sums;
@@ -28,6 +29,7 @@ mod reference;
 mod tests;
 
 pub use gradient::{ResidualGradient, backward};
+pub use moments::{moments, moments_workspace_len};
 pub use normalize::{Residual, normalize, scale_shift};
 pub use shortcut::ShortcutA;
 pub use sums::{backward_sums, workspace_len};

@@ -169,6 +169,29 @@ proptest! {
 }
 
 #[test]
+fn moments_equal_the_reference_and_do_not_depend_on_threads() {
+    for (rows, channels) in [(1, 1), (5, 3), (1024, 16), (2500, 17)] {
+        let case = Case::new(rows, channels, 7);
+        let (mean, variance) = reference::moments(&doubles(&case.x), channels);
+        for isa in Isa::available() {
+            let run = |threads: usize| {
+                let pool =
+                    rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("threads can be started");
+                let mut sums = vec![f64::NAN; 2 * channels];
+                let mut workspace = vec![f32::NAN; moments_workspace_len(rows, channels)];
+                pool.install(|| moments(isa, &case.x, &mut sums, &mut workspace));
+                sums
+            };
+            let sums = run(1);
+            assert_eq!(sums, run(3), "{isa:?}");
+            let of = |sums: &[f64]| sums.iter().map(|sum| sum / rows as f64).collect::<Vec<_>>();
+            assert_close("mean", &of(&sums[..channels]), &mean, 1e-6);
+            assert_close("variance", &of(&sums[channels..]), &variance, 1e-6);
+        }
+    }
+}
+
+#[test]
 fn folded_inference_equals_normalisation_and_a_nan_passes_the_relu() {
     let case = Case::new(37, 7, 3);
     let (scale, shift) = (&case.gamma, &case.beta);

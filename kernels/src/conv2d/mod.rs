@@ -8,6 +8,7 @@
 //! sums are f32.
 //! Invariant: bit-equal for any number of threads; a workspace for fewer threads only uses fewer.
 
+pub(crate) mod bias;
 mod direct;
 mod dot;
 mod gradient_pieces;
@@ -24,12 +25,14 @@ mod tiles;
 mod transpose;
 mod winograd;
 
+pub use bias::{bias_gradient, bias_gradient_workspace_len};
 pub use shape::Conv2dShape;
 
 use crate::pieces::slots_len;
 use crate::scratch::assert_on_line;
 use crate::simd::{Isa, Task, vectorized};
 use crate::{Element, Storage};
+use bias::AddBias;
 use direct::pack::Pack;
 use gradient_pieces::AddPieces;
 use pass::{AfterPiece, Operands, Pass, WeightOperands, WeightPass, WeightTarget};
@@ -46,6 +49,28 @@ pub enum Algorithm {
     Direct,
     /// F(4x4, 3x3): a quarter of the multiplications, and a few times direct's rounding error. 3x3 with stride 1 only.
     Winograd,
+}
+
+/// What is done with each piece of the output while it is in the cache.
+#[derive(Debug)]
+pub enum Epilogue<'a> {
+    /// Nothing.
+    None,
+    /// `[C_out]`, added.
+    Bias(&'a [f32]),
+    /// The moments of each channel as stored are written, `[2, C_out]`: sums, then centred sums of squares.
+    Moments(&'a mut [f64]),
+}
+
+/// What is added to each piece of the input's gradient while it is in the cache.
+#[derive(Clone, Copy, Debug)]
+pub enum Addend<'a, E = f32> {
+    /// Nothing.
+    None,
+    /// The gradient of another use of the input, like it.
+    Gradient(&'a [E]),
+    /// `[C_in]`: the pass is a transposed convolution, with a bias.
+    Bias(&'a [f32]),
 }
 
 /// A convolution of one shape, planned: cheap to make, holds no buffers.
@@ -198,8 +223,7 @@ impl Conv2d {
         self.weight_gradient.workspace_len(rayon::current_num_threads())
     }
 
-    /// The output `y` (`[N, H_out, W_out, C_out]`) of `x` (`[N, H, W, C_in]`), and where asked for the moments of each
-    /// channel of `y` as stored, `[2, C_out]`: sums, then centred sums of squares, taken while `y` is in the cache.
+    /// The output `y` (`[N, H_out, W_out, C_out]`) of `x` (`[N, H, W, C_in]`), and what the epilogue says.
     ///
     /// # Panics
     /// If a length is not the one stated, or packed weights or workspace do not start on a cache line.
@@ -209,10 +233,10 @@ impl Conv2d {
         packed: &[f32],
         y: &mut [E],
         workspace: &mut [f32],
-        moments: Option<&mut [f64]>,
+        epilogue: Epilogue<'_>,
     ) {
         assert_on_line("convolution: packed weights, workspace", [packed, workspace]);
-        E::conv2d_forward(self, x, packed, y, workspace, moments);
+        E::conv2d_forward(self, x, packed, y, workspace, epilogue);
     }
 
     pub(crate) fn forward_of<E: Element>(
@@ -221,10 +245,16 @@ impl Conv2d {
         packed: &[f32],
         y: &mut [E],
         workspace: &mut [f32],
-        moments: Option<&mut [f64]>,
+        epilogue: Epilogue<'_>,
     ) {
-        let Some(moments) = moments else {
-            return self.forward_pieces(x, packed, y, workspace, &|_, _, _| ());
+        let moments = match epilogue {
+            Epilogue::None => return self.forward_pieces(x, packed, y, workspace, &|_, _, _| ()),
+            Epilogue::Bias(bias) => {
+                assert_eq!(bias.len(), self.shape.out_channels, "convolution: length of the bias");
+                let add = |_, _, rows: &mut [E]| vectorized(self.isa, AddBias { bias, rows });
+                return self.forward_pieces(x, packed, y, workspace, &add);
+            }
+            Epilogue::Moments(moments) => moments,
         };
         let (channels, num_pieces) = (self.shape.out_channels, self.forward.num_pieces());
         assert_eq!(moments.len(), 2 * channels, "convolution: length of the moments");
@@ -234,8 +264,7 @@ impl Conv2d {
         reduce_partials(partials, num_pieces, moments);
     }
 
-    /// The gradient `dx` (`[N, H, W, C_in]`) of the input from `dy` (`[N, H_out, W_out, C_out]`), plus `addend` (like `dx`)
-    /// where the input has another use whose gradient is known already: added while `dx` is in the cache.
+    /// The gradient `dx` (`[N, H, W, C_in]`) of the input from `dy` (`[N, H_out, W_out, C_out]`), plus the addend.
     ///
     /// # Panics
     /// If a length is not the one stated, or packed weights or workspace do not start on a cache line.
@@ -243,7 +272,7 @@ impl Conv2d {
         &self,
         dy: &[E],
         packed: &[f32],
-        addend: Option<&[E]>,
+        addend: Addend<'_, E>,
         dx: &mut [E],
         workspace: &mut [f32],
     ) {
@@ -255,18 +284,24 @@ impl Conv2d {
         &self,
         dy: &[E],
         packed: &[f32],
-        addend: Option<&[E]>,
+        addend: Addend<'_, E>,
         dx: &mut [E],
         workspace: &mut [f32],
     ) {
         let operands = Operands { input: dy, packed, output: dx, workspace };
-        let Some(addend) = addend else {
-            return self.data_gradient.run(self.isa, operands, &|_, _, _| ());
-        };
-        assert_eq!(addend.len(), self.shape.input_len(), "convolution: length of the addend");
-        self.data_gradient.run(self.isa, operands, &|_, start, dx| {
-            vectorized(self.isa, Add { addend: &addend[start..start + dx.len()], dx });
-        });
+        match addend {
+            Addend::None => self.data_gradient.run(self.isa, operands, &|_, _, _| ()),
+            Addend::Gradient(addend) => {
+                assert_eq!(addend.len(), self.shape.input_len(), "convolution: length of the addend");
+                self.data_gradient.run(self.isa, operands, &|_, start, dx| {
+                    vectorized(self.isa, Add { addend: &addend[start..start + dx.len()], dx });
+                });
+            }
+            Addend::Bias(bias) => {
+                assert_eq!(bias.len(), self.shape.in_channels, "convolution: length of the bias");
+                self.data_gradient.run(self.isa, operands, &|_, _, rows| vectorized(self.isa, AddBias { bias, rows }));
+            }
+        }
     }
 
     /// The gradient `dw` (`[C_out, C_in, K, K]`) of the weights, overwritten, from `x` and `dy`.

@@ -1,7 +1,7 @@
 //! Fast equals reference: random shapes, every instruction set, unaligned slices, 1..=3 threads bit-equal;
 //! bf16 equals f32 of the widened inputs, rounded.
 
-use super::{Algorithm, Conv2d, Conv2dShape, reference};
+use super::{Addend, Algorithm, Conv2d, Conv2dShape, Epilogue, reference};
 use crate::simd::Isa;
 use crate::testing::dirty;
 use crate::{Element, Storage};
@@ -82,13 +82,20 @@ pub(super) fn run_all<E: Element>(conv: &Conv2d, x: &[E], w: &[f32], dy: &[E]) -
     let mut packed = dirty(conv.packed_forward_len());
     conv.pack_forward(w, &mut packed);
     let mut workspace = dirty(conv.forward_workspace_len());
-    conv.forward(x, &packed, &mut results.y, &mut workspace, Some(&mut results.moments));
+    conv.forward(x, &packed, &mut results.y, &mut workspace, Epilogue::Moments(&mut results.moments));
     let mut plain = vec![E::from_f32(f32::NAN); s.output_len()];
-    conv.forward(x, &packed, &mut plain, &mut dirty(conv.forward_workspace_len()), None);
+    conv.forward(x, &packed, &mut plain, &mut dirty(conv.forward_workspace_len()), Epilogue::None);
     assert_eq!(plain, results.y, "{s:?}: the moments change the output");
+    let bias = &w[..s.out_channels.min(w.len())];
+    if bias.len() == s.out_channels {
+        let mut shifted = vec![E::from_f32(f32::NAN); s.output_len()];
+        conv.forward(x, &packed, &mut shifted, &mut dirty(conv.forward_workspace_len()), Epilogue::Bias(bias));
+        let expected = plain.iter().zip(bias.iter().cycle()).map(|(y, bias)| E::from_f32(y.to_f32() + bias));
+        assert!(shifted.iter().copied().eq(expected), "{s:?}: with a bias");
+    }
     let mut packed = dirty(conv.packed_data_gradient_len());
     conv.pack_data_gradient(w, &mut packed);
-    conv.data_gradient(dy, &packed, None, &mut results.dx, &mut dirty(conv.data_gradient_workspace_len()));
+    conv.data_gradient(dy, &packed, Addend::None, &mut results.dx, &mut dirty(conv.data_gradient_workspace_len()));
     conv.weight_gradient(x, dy, &mut results.dw, &mut dirty(conv.weight_gradient_workspace_len()));
     results
 }
@@ -312,7 +319,7 @@ fn a_short_input_is_refused() {
     let conv = plan(shape);
     let (packed, mut y) = (dirty(conv.packed_forward_len()), vec![0.0; shape.output_len()]);
     let mut workspace = dirty(conv.forward_workspace_len());
-    conv.forward(&[0.0; 31], &packed, &mut y, &mut workspace, None);
+    conv.forward(&[0.0; 31], &packed, &mut y, &mut workspace, Epilogue::None);
 }
 
 /// Root of the mean square difference over that of `expected`.

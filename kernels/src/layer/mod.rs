@@ -18,7 +18,7 @@ use crate::batch_norm::normalize::normalize_of;
 use crate::batch_norm::sums::backward_sums_of;
 use crate::batch_norm::{Gate, Residual, ResidualGradient, Saved, ShortcutA, workspace_len};
 use crate::conv2d::statistics::{Statistics, partials_len, reduce_partials};
-use crate::conv2d::{Algorithm, Conv2d, Conv2dShape, add_weight_gradients};
+use crate::conv2d::{Addend, Algorithm, Conv2d, Conv2dShape, Epilogue, add_weight_gradients};
 use crate::pieces::{SharedMut, for_each_piece, slots_len, whole_lines};
 use crate::scratch::assert_on_line;
 use crate::simd::Isa;
@@ -137,7 +137,7 @@ impl Layer {
     ) {
         let shape = self.whole.shape();
         if let Some(x) = input.stored {
-            return self.whole.forward_of(x, packed, z, workspace, Some(moments));
+            return self.whole.forward_of(x, packed, z, workspace, Epilogue::Moments(moments));
         }
         assert_eq!(z.len(), shape.output_len(), "layer: length of the raw result");
         assert_eq!(moments.len(), 2 * shape.out_channels, "layer: length of the moments");
@@ -237,7 +237,7 @@ impl Layer {
             let Some(dx) = to.dx else { continue };
             // SAFETY: as above.
             let dx = unsafe { part_of(dx, group.input()) };
-            let addend = given.addend.map(|addend| &addend[group.input()]);
+            let addend = given.addend.map_or(Addend::None, |addend| Addend::Gradient(&addend[group.input()]));
             group.conv.data_gradient_of(dz, given.packed, addend, dx, workspace);
             if let Some(norm) = &given.input.norm {
                 let (of_group, workspace) = doubles(norm_sums).split_at_mut(sums_len);

@@ -195,7 +195,7 @@ impl<E: Element> Given<E> {
         let mut packed = dirty(conv.packed_forward_len());
         conv.pack_forward(&self.weights, &mut packed);
         let mut workspace = dirty(conv.forward_workspace_len());
-        conv.forward(&self.x, &packed, &mut results.z, &mut workspace, Some(&mut results.moments));
+        conv.forward(&self.x, &packed, &mut results.z, &mut workspace, Epilogue::Moments(&mut results.moments));
         let mut dz = vec![E::default(); s.output_len()];
         let residual = self.residual(&mut results.residual);
         backward(self.isa, &self.norm(), &self.sums, self.count(), &self.dy, &mut dz, residual);
@@ -203,7 +203,7 @@ impl<E: Element> Given<E> {
         let mut packed = dirty(conv.packed_data_gradient_len());
         conv.pack_data_gradient(&self.weights, &mut packed);
         let mut workspace = dirty(conv.data_gradient_workspace_len());
-        conv.data_gradient(&dz, &packed, Some(&self.addend), &mut results.dx, &mut workspace);
+        conv.data_gradient(&dz, &packed, Addend::Gradient(&self.addend), &mut results.dx, &mut workspace);
         if let Some(norm) = &self.input().norm {
             let mut workspace = vec![0.0; workspace_len(s.input_len() / s.in_channels, s.in_channels)];
             backward_sums(self.isa, norm, &results.dx, &mut results.input_sums, &mut workspace);

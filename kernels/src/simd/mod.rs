@@ -9,6 +9,7 @@ mod amx;
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+mod exp;
 mod lanes;
 mod peak;
 mod portable;
@@ -21,6 +22,7 @@ pub(crate) use amx::Hardware as TileRegisters;
 #[cfg(any(test, all(target_arch = "x86_64", target_os = "linux")))]
 pub(crate) use amx::Tiles;
 pub(crate) use amx::{TILE_ROWS, TILE_VALUES};
+pub(crate) use exp::exp;
 pub(crate) use lanes::{Lanes, PerVector, each_vector};
 pub use peak::measure_fma_gflops;
 pub(crate) use task::{Task, vectorized};

@@ -2,7 +2,7 @@
 
 use crate::conv2d::pass::Pass;
 use crate::conv2d::tests::{Random, check_statistics, odd_numbers_of_pixels, pool, random_shape, run_all};
-use crate::conv2d::{Algorithm, Conv2d, Conv2dShape, reference};
+use crate::conv2d::{Algorithm, Conv2d, Conv2dShape, Epilogue, reference};
 use crate::simd::Isa;
 use crate::testing::{dirty, rounded, widened};
 use crate::{Element, Storage};
@@ -157,7 +157,7 @@ fn a_value_that_is_not_finite_reaches_the_windows_that_contain_it_and_no_other()
             let (mut packed, mut y) = (dirty(conv.packed_forward_len()), vec![bf16::ZERO; shape.output_len()]);
             conv.pack_forward(&w[1..], &mut packed);
             let mut workspace = dirty(conv.forward_workspace_len());
-            conv.forward(&x[1..], &packed, &mut y, &mut workspace, None);
+            conv.forward(&x[1..], &packed, &mut y, &mut workspace, Epilogue::None);
             let same = y.iter().zip(&expected).all(|(y, expected)| y.is_nan() == expected.is_nan());
             assert!(same, "{name}: NaN at {poisoned}");
         }
@@ -184,7 +184,7 @@ fn a_plan_with_dot_products_refuses_f32() {
     for (name, conv) in every_way(shape) {
         let (packed, mut y) = (dirty(conv.packed_forward_len()), vec![0.0; shape.output_len()]);
         let mut workspace = dirty(conv.forward_workspace_len());
-        let forward = || conv.forward(&[0.0; 512], &packed, &mut y, &mut workspace, None);
+        let forward = || conv.forward(&[0.0; 512], &packed, &mut y, &mut workspace, Epilogue::None);
         let refused = std::panic::catch_unwind(std::panic::AssertUnwindSafe(forward)).unwrap_err();
         let message = refused.downcast_ref::<String>().map_or("", String::as_str);
         assert!(message.starts_with("convolution: planned for another storage"), "{name}: {message}");

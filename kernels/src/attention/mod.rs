@@ -1,0 +1,178 @@
+//! Scaled dot-product attention of every image and head.
+//!
+//! In: queries, keys and values in one tensor, as one linear layer gives them. Out: the mixed values; the gradient of all three. Invariant: an
+//! image is one thread's, and the scores of a head never leave the cache; the backward pass computes them again. The same bits for any number
+//! of threads.
+//! Source: Vaswani et al. 2017, arXiv 1706.03762, section 3.2.1; Dao et al. 2022, arXiv 2205.14135, for not storing the scores.
+
+mod steps;
+#[cfg(test)]
+mod tests;
+
+use crate::Element;
+use crate::pieces::{SharedMut, for_each_piece, slots_len};
+use crate::simd::{Isa, vectorized};
+use steps::{COLUMNS, Gather, Product, Scatter, Softmax, SoftmaxGradient, transpose};
+
+/// Queries, keys, values, two of these the other way round in turn, the gradient of the result, a result.
+const MATRICES: usize = 6;
+
+/// A shape: queries, keys and values are `[images, tokens, 3, heads, width]`, in this order, the result `[images, tokens, heads, width]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Attention {
+    /// Images.
+    pub images: usize,
+    /// Tokens of an image.
+    pub tokens: usize,
+    /// Heads.
+    pub heads: usize,
+    /// Values of a query, key or value; scores are divided by its root.
+    pub width: usize,
+}
+
+impl Attention {
+    /// Elements of the result.
+    #[must_use]
+    pub fn output_len(&self) -> usize {
+        self.images * self.tokens * self.heads * self.width
+    }
+
+    /// Elements of workspace with which both passes use every thread of the current rayon pool.
+    #[must_use]
+    pub fn workspace_len(&self) -> usize {
+        slots_len(rayon::current_num_threads(), self.slot_len())
+    }
+
+    /// softmax(q k^T / sqrt(width)) v.
+    ///
+    /// # Panics
+    /// If a length is not that of the shape, the workspace has no slot, or the processor lacks `isa`.
+    pub fn forward<E: Element>(&self, isa: Isa, qkv: &[E], y: &mut [E], workspace: &mut [f32]) {
+        E::attention_forward(self, isa, qkv, y, workspace);
+    }
+
+    /// The gradient `d_qkv`, like `qkv`, from that of the result.
+    ///
+    /// # Panics
+    /// As [`Attention::forward`].
+    pub fn backward<E: Element>(&self, isa: Isa, qkv: &[E], dy: &[E], d_qkv: &mut [E], workspace: &mut [f32]) {
+        E::attention_backward(self, isa, qkv, dy, d_qkv, workspace);
+    }
+
+    pub(crate) fn forward_of<E: Element>(&self, isa: Isa, qkv: &[E], y: &mut [E], workspace: &mut [f32]) {
+        self.check(qkv.len(), y.len());
+        let (image, y) = (y.len() / self.images.max(1), SharedMut::new(y));
+        for_each_piece(self.images, workspace, self.slot_len(), &|index, slot| {
+            let qkv = &qkv[index * 3 * image..][..3 * image];
+            // SAFETY: each image has its own part, and the slice outlives the pass.
+            let y = unsafe { core::slice::from_raw_parts_mut(y.at(index * image, image), image) };
+            Image { shape: self, isa, qkv, dy: None, written: y, slot }.run();
+        });
+    }
+
+    pub(crate) fn backward_of<E: Element>(
+        &self,
+        isa: Isa,
+        qkv: &[E],
+        dy: &[E],
+        d_qkv: &mut [E],
+        workspace: &mut [f32],
+    ) {
+        self.check(qkv.len(), dy.len());
+        assert!(d_qkv.len() == qkv.len(), "attention: {} values but a gradient of {}", qkv.len(), d_qkv.len());
+        let (image, d_qkv) = (dy.len() / self.images.max(1), SharedMut::new(d_qkv));
+        for_each_piece(self.images, workspace, self.slot_len(), &|index, slot| {
+            let (qkv, dy) = (&qkv[index * 3 * image..][..3 * image], &dy[index * image..][..image]);
+            // SAFETY: as above.
+            let d_qkv = unsafe { core::slice::from_raw_parts_mut(d_qkv.at(index * 3 * image, 3 * image), 3 * image) };
+            Image { shape: self, isa, qkv, dy: Some(dy), written: d_qkv, slot }.run();
+        });
+    }
+
+    fn check(&self, qkv: usize, output: usize) {
+        assert!(self.tokens * self.heads * self.width > 0, "attention: an extent is zero: {self:?}");
+        let expected = self.output_len();
+        assert!(output == expected, "attention: expected {expected} values of the result, got {output}");
+        assert!(qkv == 3 * expected, "attention: expected {} queries, keys and values, got {qkv}", 3 * expected);
+    }
+
+    /// Tokens and width in whole blocks.
+    fn padded(&self) -> [usize; 2] {
+        [self.tokens, self.width].map(|len| len.next_multiple_of(COLUMNS))
+    }
+
+    /// Matrices `[tokens, width]` or the other way round, and two `[tokens, tokens]`.
+    fn slot_len(&self) -> usize {
+        let [tokens, width] = self.padded();
+        MATRICES * tokens * width + 2 * tokens * tokens
+    }
+}
+
+/// All heads of an image: forward without a gradient, else backward.
+struct Image<'a, E> {
+    shape: &'a Attention,
+    isa: Isa,
+    qkv: &'a [E],
+    dy: Option<&'a [E]>,
+    /// The result, or the gradient of queries, keys and values.
+    written: &'a mut [E],
+    slot: &'a mut [f32],
+}
+
+impl<E: Element> Image<'_, E> {
+    fn run(self) {
+        let Self { isa, qkv, .. } = self;
+        let Attention { tokens, heads, width, .. } = *self.shape;
+        let [all_tokens, all_width] = self.shape.padded();
+        let (row, scale) = (heads * width, 1.0 / (width as f32).sqrt());
+        let (matrices, squares) = self.slot.split_at_mut(MATRICES * all_tokens * all_width);
+        let (p, ds) = squares.split_at_mut(all_tokens * all_tokens);
+        let mut parts = matrices.chunks_exact_mut(all_tokens * all_width);
+        let [q, k, v, other_way, dy, result]: [&mut [f32]; MATRICES] =
+            std::array::from_fn(|_| parts.next().expect("so many were cut off"));
+        let gather = |from: &[E], stride, first, to: &mut [f32], factor| {
+            vectorized(
+                isa,
+                Gather { from, stride, first, rows: tokens, columns: width, to, to_stride: all_width, factor },
+            );
+        };
+        let to_tokens = |a: &[f32], b: &[f32], c: &mut [f32]| {
+            isa.run(Product { a, strides: [all_width, 1], b, c, rows: tokens, columns: all_tokens, depth: width });
+        };
+        let to_width = |a: &[f32], strides, b: &[f32], c: &mut [f32]| {
+            isa.run(Product { a, strides, b, c, rows: tokens, columns: all_width, depth: tokens });
+        };
+        let (by_rows, by_columns) = ([all_tokens, 1], [1, all_tokens]);
+        for head in 0..heads {
+            let part = |index: usize| (index * heads + head) * width;
+            gather(qkv, 3 * row, part(0), q, scale);
+            gather(qkv, 3 * row, part(1), k, 1.0);
+            gather(qkv, 3 * row, part(2), v, 1.0);
+            transpose(k, all_width, other_way, all_tokens);
+            to_tokens(q, other_way, p);
+            vectorized(isa, Softmax { p: &mut *p, tokens, stride: all_tokens });
+            let mut scatter = |from: &[f32], stride, first, factor| {
+                let to = &mut *self.written;
+                vectorized(
+                    isa,
+                    Scatter { from, from_stride: all_width, rows: tokens, columns: width, to, stride, first, factor },
+                );
+            };
+            let Some(gradient) = self.dy else {
+                to_width(p, by_rows, v, result);
+                scatter(result, row, head * width, 1.0);
+                continue;
+            };
+            gather(gradient, row, head * width, dy, 1.0);
+            transpose(v, all_width, other_way, all_tokens);
+            to_tokens(dy, other_way, ds);
+            vectorized(isa, SoftmaxGradient { p, ds: &mut *ds, tokens, stride: all_tokens });
+            to_width(ds, by_rows, k, result);
+            scatter(result, 3 * row, part(0), scale);
+            to_width(ds, by_columns, q, result);
+            scatter(result, 3 * row, part(1), 1.0);
+            to_width(p, by_columns, dy, result);
+            scatter(result, 3 * row, part(2), 1.0);
+        }
+    }
+}

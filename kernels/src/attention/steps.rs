@@ -1,0 +1,207 @@
+//! What attention is made of: matrices in and out of tensors, their products, and softmax.
+//!
+//! In and out: matrices of f32 whose rows are whole blocks, with zeros beyond. Invariant: products differ between instruction sets by
+//! rounding, nothing else does.
+
+use crate::Element;
+use crate::simd::{GenericWork, Kernel, Simd, Task, exp};
+
+/// Rows of a register block.
+const ROWS: usize = 8;
+/// Columns of a register block; tokens and widths are filled up with zeros to whole blocks.
+pub(super) const COLUMNS: usize = 16;
+
+/// A matrix out of a tensor, times a factor, and zeros around it.
+pub(super) struct Gather<'a, E> {
+    pub(super) from: &'a [E],
+    pub(super) stride: usize,
+    pub(super) first: usize,
+    pub(super) rows: usize,
+    pub(super) columns: usize,
+    pub(super) to: &'a mut [f32],
+    pub(super) to_stride: usize,
+    pub(super) factor: f32,
+}
+
+impl<E: Element> Task for Gather<'_, E> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        for (index, to) in self.to.chunks_exact_mut(self.to_stride).enumerate() {
+            if index >= self.rows {
+                to.fill(0.0);
+                continue;
+            }
+            let (inside, outside) = to.split_at_mut(self.columns);
+            outside.fill(0.0);
+            for (to, from) in inside.iter_mut().zip(&self.from[index * self.stride + self.first..][..self.columns]) {
+                *to = from.to_f32() * self.factor;
+            }
+        }
+    }
+}
+
+/// The other way round.
+pub(super) struct Scatter<'a, E> {
+    pub(super) from: &'a [f32],
+    pub(super) from_stride: usize,
+    pub(super) rows: usize,
+    pub(super) columns: usize,
+    pub(super) to: &'a mut [E],
+    pub(super) stride: usize,
+    pub(super) first: usize,
+    pub(super) factor: f32,
+}
+
+impl<E: Element> Task for Scatter<'_, E> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        for (index, from) in self.from.chunks_exact(self.from_stride).take(self.rows).enumerate() {
+            let to = &mut self.to[index * self.stride + self.first..][..self.columns];
+            for (to, from) in to.iter_mut().zip(from) {
+                *to = E::from_f32(from * self.factor);
+            }
+        }
+    }
+}
+
+/// The matrix the other way round.
+pub(super) fn transpose(from: &[f32], from_stride: usize, to: &mut [f32], to_stride: usize) {
+    for (column, to) in to.chunks_exact_mut(to_stride).enumerate() {
+        for (to, from) in to.iter_mut().zip(from.chunks_exact(from_stride)) {
+            *to = from[column];
+        }
+    }
+}
+
+/// c = a b: a by strides of row and column, of which the rows are filled up to whole blocks; `columns` are whole blocks, and the rows of b and
+/// c are as long.
+pub(super) struct Product<'a> {
+    pub(super) a: &'a [f32],
+    pub(super) strides: [usize; 2],
+    pub(super) b: &'a [f32],
+    pub(super) c: &'a mut [f32],
+    pub(super) rows: usize,
+    pub(super) columns: usize,
+    pub(super) depth: usize,
+}
+
+impl GenericWork for Product<'_> {
+    type Output = ();
+
+    fn run<S: Simd>(self) {
+        let all_rows = self.rows.next_multiple_of(ROWS);
+        let last = (all_rows - 1) * self.strides[0] + (self.depth - 1) * self.strides[1];
+        assert!(self.columns.is_multiple_of(COLUMNS) && last < self.a.len());
+        assert!(self.depth * self.columns <= self.b.len() && all_rows * self.columns <= self.c.len());
+        // SAFETY: features asserted by `Isa::run`; the kernel stays inside the slices, as just asserted.
+        unsafe { S::vectorize(self) }
+    }
+}
+
+impl<S: Simd> Kernel<S> for Product<'_> {
+    #[inline(always)]
+    unsafe fn run(self) {
+        let [row_stride, column_stride] = self.strides;
+        for first_row in (0..self.rows).step_by(ROWS) {
+            for first in (0..self.columns).step_by(S::LANES) {
+                // SAFETY: rows and columns are whole blocks, and all of them lie inside the slices.
+                unsafe {
+                    let mut sums = [S::zero(); ROWS];
+                    let mut a = self.a.as_ptr().add(first_row * row_stride);
+                    let mut b = self.b.as_ptr().add(first);
+                    for _ in 0..self.depth {
+                        let values = S::load(b);
+                        for (row, sum) in sums.iter_mut().enumerate() {
+                            *sum = S::fma(S::splat(*a.add(row * row_stride)), values, *sum);
+                        }
+                        a = a.wrapping_add(column_stride);
+                        b = b.wrapping_add(self.columns);
+                    }
+                    for (row, sum) in sums.into_iter().enumerate() {
+                        S::store(self.c.as_mut_ptr().add((first_row + row) * self.columns + first), sum);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Each of the first `tokens` rows becomes e^x over the sum of them; zeros beyond.
+pub(super) struct Softmax<'a> {
+    pub(super) p: &'a mut [f32],
+    pub(super) tokens: usize,
+    pub(super) stride: usize,
+}
+
+impl Task for Softmax<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        for (index, row) in self.p.chunks_exact_mut(self.stride).enumerate() {
+            if index >= self.tokens {
+                row.fill(0.0);
+                continue;
+            }
+            let (row, beyond) = row.split_at_mut(self.tokens);
+            beyond.fill(0.0);
+            let largest = lanes(row, f32::NEG_INFINITY, |a, b| if b > a { b } else { a });
+            for value in row.iter_mut() {
+                *value = exp(*value - largest);
+            }
+            let factor = 1.0 / lanes(row, 0.0, |a, b| a + b);
+            for value in row.iter_mut() {
+                *value *= factor;
+            }
+        }
+    }
+}
+
+/// ds = p (ds - sum of p ds) of each row; zeros beyond.
+pub(super) struct SoftmaxGradient<'a> {
+    pub(super) p: &'a [f32],
+    pub(super) ds: &'a mut [f32],
+    pub(super) tokens: usize,
+    pub(super) stride: usize,
+}
+
+impl Task for SoftmaxGradient<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let rows = self.p.chunks_exact(self.stride).zip(self.ds.chunks_exact_mut(self.stride));
+        for (index, (p, ds)) in rows.enumerate() {
+            if index >= self.tokens {
+                ds.fill(0.0);
+                continue;
+            }
+            let mut sums = [0.0; COLUMNS];
+            for (p, ds) in p.chunks_exact(COLUMNS).zip(ds.chunks_exact(COLUMNS)) {
+                for lane in 0..COLUMNS {
+                    sums[lane] += p[lane] * ds[lane];
+                }
+            }
+            let mean = lanes(&sums, 0.0, |a, b| a + b);
+            for (p, ds) in p.iter().zip(ds) {
+                *ds = p * (*ds - mean);
+            }
+        }
+    }
+}
+
+/// A sum or maximum of a row in lanes of a block.
+#[inline(always)]
+fn lanes(row: &[f32], start: f32, of: impl Fn(f32, f32) -> f32) -> f32 {
+    let mut sums = [start; COLUMNS];
+    for block in row.chunks(COLUMNS) {
+        for (sum, value) in sums.iter_mut().zip(block) {
+            *sum = of(*sum, *value);
+        }
+    }
+    sums.into_iter().fold(start, of)
+}

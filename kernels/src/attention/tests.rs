@@ -1,0 +1,78 @@
+//! Attention against its definition in f64, on every instruction set, with one thread and three.
+
+use super::*;
+use crate::testing::{assert_close, doubles, finite_differences, rounded, values, widened};
+use half::bf16;
+
+const SHAPES: [Attention; 3] = [
+    Attention { images: 2, tokens: 3, heads: 2, width: 5 },
+    Attention { images: 3, tokens: 17, heads: 1, width: 16 },
+    Attention { images: 2, tokens: 65, heads: 3, width: 32 },
+];
+
+fn reference(shape: &Attention, qkv: &[f64]) -> Vec<f64> {
+    let Attention { images, tokens, heads, width } = *shape;
+    let mut y = vec![0.0; shape.output_len()];
+    let at = |image, token, part, head| (((image * tokens + token) * 3 + part) * heads + head) * width;
+    for (image, head, row) in
+        (0..images).flat_map(|i| (0..heads).flat_map(move |h| (0..tokens).map(move |t| (i, h, t))))
+    {
+        let query = &qkv[at(image, row, 0, head)..][..width];
+        let scores: Vec<f64> = (0..tokens)
+            .map(|token| query.iter().zip(&qkv[at(image, token, 1, head)..]).map(|(q, k)| q * k).sum::<f64>())
+            .map(|score| (score / (width as f64).sqrt()).exp())
+            .collect();
+        let total: f64 = scores.iter().sum();
+        for (token, score) in scores.iter().enumerate() {
+            for column in 0..width {
+                y[((image * tokens + row) * heads + head) * width + column] +=
+                    score / total * qkv[at(image, token, 2, head) + column];
+            }
+        }
+    }
+    y
+}
+
+fn run<E: Element>(shape: &Attention, isa: Isa, qkv: &[E], dy: &[E]) -> [Vec<E>; 2] {
+    let (mut y, mut d_qkv) = (vec![E::default(); dy.len()], vec![E::default(); qkv.len()]);
+    let mut workspace = vec![f32::NAN; shape.workspace_len()];
+    shape.forward(isa, qkv, &mut y, &mut workspace);
+    shape.backward(isa, qkv, dy, &mut d_qkv, &mut workspace);
+    [y, d_qkv]
+}
+
+#[test]
+fn attention_equals_the_reference_and_does_not_depend_on_threads() {
+    for shape in SHAPES {
+        let qkv: Vec<f32> = values(3 * shape.output_len(), 1).iter().map(|value| 3.0 * value).collect();
+        let dy = values(shape.output_len(), 2);
+        let expected = reference(&shape, &doubles(&qkv));
+        for isa in Isa::available() {
+            let [one, three] = [1, 3].map(|threads| {
+                let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
+                pool.expect("threads can be started").install(|| run(&shape, isa, &qkv, &dy))
+            });
+            assert_eq!(one, three, "{isa:?}");
+            assert_close(&format!("{shape:?}, {isa:?}"), &one[0], &expected, 5e-6);
+        }
+    }
+}
+
+#[test]
+fn its_gradient_is_that_of_finite_differences() {
+    for shape in &SHAPES[..2] {
+        let (qkv, dy) = (values(3 * shape.output_len(), 3), values(shape.output_len(), 4));
+        let [_, d_qkv] = run(shape, Isa::detect(), &qkv, &dy);
+        let loss = |qkv: &[f64]| reference(shape, qkv).iter().zip(&dy).map(|(y, dy)| y * f64::from(*dy)).sum::<f64>();
+        assert_close(&format!("{shape:?}"), &d_qkv, &finite_differences(&doubles(&qkv), loss), 1e-5);
+    }
+}
+
+#[test]
+fn attention_of_bf16_is_that_of_the_widened_values_rounded() {
+    let shape = SHAPES[2];
+    let (qkv, dy) = (rounded(&values(3 * shape.output_len(), 5)), rounded(&values(shape.output_len(), 6)));
+    let found: [Vec<bf16>; 2] = run(&shape, Isa::detect(), &qkv, &dy);
+    let expected = run(&shape, Isa::detect(), &widened(&qkv), &widened(&dy));
+    assert_eq!(found, expected.map(|values| rounded(&values)));
+}
