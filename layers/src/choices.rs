@@ -2,6 +2,8 @@
 //!
 //! In: user data. Out: plain choices. Invariant: each changes speed and rounding, never the function.
 
+#[cfg(feature = "flex")]
+use kernels::conv2d::Algorithm;
 use kernels::simd::Isa;
 
 /// How the layers of a network are computed.
@@ -35,6 +37,17 @@ pub enum Convolution {
     Auto,
     /// Direct everywhere: slower, with a few times less rounding error.
     Direct,
+}
+
+impl Convolution {
+    /// By the kernels' name.
+    #[cfg(feature = "flex")]
+    pub(crate) fn of_kernels(self) -> Algorithm {
+        match self {
+            Self::Auto => Algorithm::Auto,
+            Self::Direct => Algorithm::Direct,
+        }
+    }
 }
 
 /// The number format of activations and their gradients; parameters, norm statistics, sums and the optimizer are f32.

@@ -13,11 +13,14 @@ use std::sync::Arc;
 use burn::nn::BatchNorm;
 use burn::tensor::{FloatDType, Tensor};
 
-use crate::choices::{Activations, Computation, Kernels};
+use crate::choices::{Activations, Computation};
 use crate::context::PassContext;
+use crate::elementwise::Elementwise;
 use crate::layer::{Convolved, Normalised, Skip};
 use crate::norm::{batch_norm, takes_batch_statistics};
-use crate::ops::{NormLink, global_average, stock};
+use crate::ops::single::computes;
+use crate::ops::{NormLink, stock};
+use kernels::activation::Function;
 
 /// Activations `[N, H, W, C]` on their way through a network, computed when they are read.
 ///
@@ -182,7 +185,7 @@ impl Add for Features {
         match (self.into_state(), other.into_state()) {
             (State::Normalised(layer), other) if layer.can_take_residual() => with_residual(layer, other),
             (other, State::Normalised(layer)) if layer.can_take_residual() => with_residual(layer, other),
-            (left, right) => stock::add(left.evaluate().tensor, right.evaluate().tensor).into(),
+            (left, right) => sum(left.evaluate().tensor, right.evaluate().tensor).into(),
         }
     }
 }
@@ -196,12 +199,17 @@ fn with_residual(mut layer: Box<Normalised>, residual: State) -> Features {
         other => {
             let values = other.evaluate();
             if values.tensor.dims() != [n, height, width, channels] {
-                return stock::add(layer.evaluate(NormLink::new(false)).tensor, values.tensor).into();
+                return sum(layer.evaluate(NormLink::new(false)).tensor, values.tensor).into();
             }
             Skip::Identity(values)
         }
     };
     State::Normalised(layer).into()
+}
+
+/// In the memory order of those who made them.
+fn sum(left: Tensor<4>, right: Tensor<4>) -> Tensor<4> {
+    if computes(&left, &PassContext::current().computation) { left + right } else { stock::add(left, right) }
 }
 
 /// Images, rows and columns of shortcut A.
@@ -217,16 +225,7 @@ pub fn relu(features: impl Into<Features>) -> Features {
             layer.relu = true;
             State::Normalised(layer).into()
         }
-        other => stock::relu(other.evaluate().tensor).into(),
-    }
-}
-
-/// The mean over all pixels: `[N, H, W, C]` to `[N, C]` in f32.
-pub fn global_avg_pool(features: impl Into<Features>) -> Tensor<2> {
-    let tensor = features.into().into_values().tensor;
-    match PassContext::current().computation.kernels {
-        Kernels::Stock => stock::global_average(tensor),
-        Kernels::Fused => global_average(tensor),
+        other => Features::from(other).apply(Function::Relu),
     }
 }
 

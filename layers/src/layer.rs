@@ -13,7 +13,9 @@ use crate::choices::{Computation, Kernels};
 use crate::context::PassContext;
 use crate::features::{Features, Values, in_f32};
 use crate::norm;
-use crate::ops::{FusedOptions, HookedParameters, NormLink, Residual, fused_inference, fused_train, stock};
+use crate::ops::single::{Operation, computes, single};
+use crate::ops::{FusedOptions, HookedParameters, NormLink, Residual, fused_inference, fused_train, gated, stock};
+use kernels::depthwise::DepthwiseShape;
 
 /// What is added before the ReLU.
 pub(crate) enum Skip {
@@ -48,7 +50,8 @@ impl Convolved {
 
     /// Whether it and a normalisation are one operation.
     pub(crate) fn can_be_fused(&self) -> bool {
-        self.context.computation.kernels == Kernels::Fused && fused_padding(&self.conv).is_some()
+        let is_plain = self.conv.bias.is_none() && self.conv.groups == 1;
+        self.context.computation.kernels == Kernels::Fused && is_plain && kernels_padding(&self.conv).is_some()
     }
 
     /// With the normalisation that reads it.
@@ -58,14 +61,22 @@ impl Convolved {
     pub(crate) fn normalised(self, norm: &BatchNorm) -> Normalised {
         let Self { context, conv, input } = self;
         let input = input.into_values_for(norm, &context.computation).in_format(context.computation.activations);
-        let padding = fused_padding(&conv).expect("a convolution that can be fused");
+        let padding = kernels_padding(&conv).expect("a convolution that can be fused");
         Normalised { context, conv, padding, norm: norm.clone(), input, skip: Skip::None, relu: false }
     }
 
     pub(crate) fn evaluate(self) -> Tensor<4> {
         let Self { context, conv, input } = self;
         let input = input.into_values().in_format(context.computation.activations).tensor;
-        in_f32(input, |input| stock::conv(&conv, input, context.hook.as_ref()))
+        let hook = context.hook.as_ref();
+        match operation(&conv, &context.computation).filter(|_| computes(&input, &context.computation)) {
+            Some(operation) => {
+                let weight = gated(&conv.weight, &input, hook).into_dispatch();
+                let bias = conv.bias.as_ref().map(|bias| gated(bias, &input, hook).into_dispatch());
+                single(input, [Some(weight), bias], operation, context.computation.isa)
+            }
+            None => in_f32(input, |input| stock::conv(&conv, input, hook)),
+        }
     }
 }
 
@@ -133,8 +144,21 @@ impl Normalised {
     }
 }
 
-/// The padding of a convolution that our kernels compute, the same on all sides.
-fn fused_padding(conv: &Conv2d) -> Option<usize> {
+/// The operation of our kernels that the convolution is, if they have it.
+fn operation(conv: &Conv2d, computation: &Computation) -> Option<Operation> {
+    let (padding, stride) = (kernels_padding(conv)?, conv.stride[0]);
+    let [channels, ..] = conv.weight.dims();
+    match conv.groups {
+        1 => Some(Operation::Convolution { stride, padding, algorithm: computation.convolution }),
+        groups if groups == channels && DepthwiseShape::has_kernel(conv.kernel_size[0]) => {
+            (conv.weight.dims()[1] == 1).then_some(Operation::Depthwise { stride, padding })
+        }
+        _ => None,
+    }
+}
+
+/// The padding, the same on all sides, of a convolution that our kernels compute: square, stride 1 or 2, no dilation.
+fn kernels_padding(conv: &Conv2d) -> Option<usize> {
     let [height, width] = conv.kernel_size;
     let padding = match conv.padding {
         PaddingConfig2d::Explicit(top, left, bottom, right) if [left, bottom, right] == [top; 3] => Some(top),
@@ -142,7 +166,6 @@ fn fused_padding(conv: &Conv2d) -> Option<usize> {
         PaddingConfig2d::Valid => Some(0),
         _ => None,
     };
-    let is_square = height == width && conv.stride[0] == conv.stride[1];
-    let is_plain = conv.bias.is_none() && conv.groups == 1 && conv.dilation == [1, 1];
-    padding.filter(|&padding| is_square && is_plain && conv.stride[0] <= 2 && padding < height)
+    let is_square = height == width && conv.stride[0] == conv.stride[1] && conv.dilation == [1, 1];
+    padding.filter(|&padding| is_square && conv.stride[0] <= 2 && padding < height)
 }

@@ -4,18 +4,25 @@
 //! operations elsewhere; no communication but through what a [`PassContext`] holds.
 //! Source: Ioffe and Szegedy 2015, arXiv 1502.03167; Li et al. 2020, arXiv 2006.15704, section 3.2.3.
 
+mod attention;
 mod choices;
 mod context;
+mod elementwise;
 mod features;
 mod layer;
+mod layer_norm;
 mod modules;
 mod norm;
 mod ops;
+mod pooling;
 
+pub use attention::attention;
 pub use choices::{Activations, Computation, Convolution, Kernels};
 pub use context::PassContext;
-pub use features::{Features, global_avg_pool, relu};
+pub use elementwise::{Elementwise, gelu, relu6, silu};
+pub use features::{Features, relu};
 pub use kernels::simd::Isa;
+pub use layer_norm::{LayerNorm, LayerNormConfig};
 pub use modules::{BatchNorm, BatchNormConfig, Conv2d, Conv2dConfig, Linear, LinearConfig};
 pub use ops::{
     BatchNormGradients, BatchNormOptions, BatchNormOutput, BatchNormTrain, FusedGradients, FusedOptions, FusedOutput,
@@ -23,3 +30,4 @@ pub use ops::{
     Residual, StatisticsReducer, batch_norm_train, fused_inference, fused_train, gated, global_average, gradient_hook,
     kernel_times,
 };
+pub use pooling::{avg_pool, global_avg_pool, max_pool};

@@ -6,7 +6,7 @@
 use std::ops::Deref;
 
 use burn::module::{
-    Content, Devices, Initializer, Module, ModuleDisplay, ModuleDisplayDefault, ModuleMapper, ModuleVisitor,
+    Content, Devices, Initializer, Module, ModuleDisplay, ModuleDisplayDefault, ModuleMapper, ModuleVisitor, Param,
 };
 use burn::nn;
 use burn::nn::PaddingConfig2d;
@@ -16,7 +16,8 @@ use burn::tensor::{Device, Tensor};
 use crate::context::PassContext;
 use crate::features::Features;
 use crate::layer::Convolved;
-use crate::ops::stock;
+use crate::ops::single::{Operation, computes, single};
+use crate::ops::{gated, stock};
 
 /// A module around burn's own, which it is to all who look at parameters.
 macro_rules! around {
@@ -94,8 +95,9 @@ around!(BatchNorm, nn::BatchNorm, "Batch normalisation of channels-last features
 around!(Linear, nn::Linear, "A linear layer.");
 
 impl Conv2d {
-    /// The convolution; computed together with the normalisation, residual and ReLU that follow it, if our kernels do it: no bias, one group,
-    /// no dilation, a square kernel, stride 1 or 2. Else it is burn's own operation, which on Flex is several times slower.
+    /// The convolution; computed together with the normalisation, residual and ReLU that follow it, if it has no bias and one group.
+    /// Square kernels with stride 1 or 2, the same padding on all sides and no dilation are our kernels', in one group or depthwise; all
+    /// others are burn's own operation, which on Flex is several times slower.
     ///
     /// # Shapes
     /// `[N, H, W, C_in]` to `[N, H_out, W_out, C_out]`.
@@ -125,12 +127,41 @@ impl BatchNorm {
 }
 
 impl Linear {
-    /// `x W + b`, by burn's own operation.
+    /// `x W + b`.
     ///
     /// # Shapes
-    /// `[N, C]` to `[N, K]`.
-    pub fn forward(&self, features: Tensor<2>) -> Tensor<2> {
-        stock::linear(self, features, PassContext::current().hook.as_ref())
+    /// `[.., C]` to `[.., K]`.
+    pub fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
+        self.forward_with(x, |parameters| parameters)
+    }
+
+    /// `(x W + b) * scale`: the layer scale of a residual branch (Touvron et al. 2021, arXiv 2103.17239, equation 2), put into the weights,
+    /// so that it costs no pass over activations.
+    ///
+    /// # Shapes
+    /// `x`: `[.., C]`; `scale`: `[K]`. Returns `[.., K]`.
+    pub fn forward_scaled<const D: usize>(&self, x: Tensor<D>, scale: &Param<Tensor<1>>) -> Tensor<D> {
+        let gate = x.clone();
+        self.forward_with(x, |(weight, bias)| {
+            let scale = gated(scale, &gate, PassContext::current().hook.as_ref());
+            (weight * scale.clone().unsqueeze(), bias.map(|bias| bias * scale))
+        })
+    }
+
+    /// With parameters made of this layer's.
+    fn forward_with<const D: usize>(
+        &self,
+        x: Tensor<D>,
+        make: impl FnOnce((Tensor<2>, Option<Tensor<1>>)) -> (Tensor<2>, Option<Tensor<1>>),
+    ) -> Tensor<D> {
+        let PassContext { computation, hook, .. } = PassContext::current();
+        let bias = self.bias.as_ref().map(|bias| gated(bias, &x, hook.as_ref()));
+        let (weight, bias) = make((gated(&self.weight, &x, hook.as_ref()), bias));
+        if computes(&x, &computation) {
+            let parameters = [Some(weight.into_dispatch()), bias.map(Tensor::into_dispatch)];
+            return single(x, parameters, Operation::Linear, computation.isa);
+        }
+        stock::linear(x, weight, bias)
     }
 }
 

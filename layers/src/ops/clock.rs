@@ -19,9 +19,18 @@ pub(crate) enum Kernel {
     PackBackward,
     Gradients,
     Average,
+    NormStatistics,
+    NormGradient,
+    PlainConvolution,
+    Depthwise,
+    Linear,
+    LayerNorm,
+    Activation,
+    Attention,
+    MaxPool,
 }
 
-const NAMES: [&str; 7] = [
+const NAMES: [&str; 16] = [
     "weight packing",
     "convolution, norm statistics",
     "normalisation, residual, ReLU",
@@ -29,6 +38,15 @@ const NAMES: [&str; 7] = [
     "weight packing for gradients",
     "gradients of norm, weights, input",
     "global average",
+    "norm statistics",
+    "norm gradient",
+    "convolution alone, gradients",
+    "depthwise convolution, gradients",
+    "linear layer, gradients",
+    "layer norm, gradients",
+    "activation, gradients",
+    "attention, gradients",
+    "max pool, gradients",
 ];
 
 static NANOSECONDS: [AtomicU64; NAMES.len()] = [const { AtomicU64::new(0) }; NAMES.len()];

@@ -1,10 +1,10 @@
-//! Batch normalisation in training on Flex: two passes over memory forward, two backward.
+//! Which body computes an operation on Flex; and batch normalisation in training of planes: two passes over memory forward, two backward.
 //!
 //! In and out: as the trait says. Invariant: sums are added in index order in f64, so the result
 //! does not depend on threads (there are none), and equals the composed body within f32 rounding.
-//! Layout: Flex's convolution reads and writes planes `[N, C, H, W]`, and the network's
-//! `[N, H, W, C]` tensors are views of them; so these loops run over planes and return such views,
-//! and nothing is copied. A tensor that really lies channels-last is copied once.
+//! Layout: Flex's convolution reads and writes planes `[N, C, H, W]`, and the `[N, H, W, C]` tensors between burn's own operations are
+//! views of them; so these loops run over planes and return such views, and nothing is copied. What really lies channels-last is our
+//! kernels' affair.
 
 use burn::backend::flex::FlexTensor;
 use burn::backend::{Flex, TensorMetadata};
@@ -13,7 +13,7 @@ use burn::tensor::{DType, FloatDType, TensorData, bf16};
 use super::statistics::{GradientSums, Moments};
 use super::{
     BatchNormGradients, BatchNormOptions, BatchNormOutput, FusedGradients, FusedOptions, FusedOutput, FusedSaved,
-    LayerOps, average, composed, fused,
+    LayerOps, average, channels_last, composed, fused,
 };
 
 impl LayerOps for Flex {
@@ -23,8 +23,11 @@ impl LayerOps for Flex {
         beta: FlexTensor,
         options: BatchNormOptions,
     ) -> BatchNormOutput<Self> {
-        if input.dtype() != DType::F32 {
-            return composed::forward::<Self>(input, gamma, beta, &options);
+        match input.dtype() {
+            DType::F32 if input.is_contiguous() => return channels_last::forward::<f32>(input, gamma, beta, &options),
+            DType::F32 => {}
+            DType::BF16 => return channels_last::forward::<bf16>(input, gamma, beta, &options),
+            _ => return composed::forward::<Self>(input, gamma, beta, &options),
         }
         let input = Planes::of(&input);
         let moments = input.moments().reduce(options.reducer.as_deref());
@@ -53,13 +56,24 @@ impl LayerOps for Flex {
         num_values: f64,
         options: BatchNormOptions,
     ) -> BatchNormGradients<Self> {
-        if input.dtype() != DType::F32 {
-            let saved = composed::Saved { input, gamma, mean, variance, num_values };
-            return composed::backward::<Self>(saved, output_gradient, &options);
+        let saved = |input| composed::Saved {
+            input,
+            gamma: gamma.clone(),
+            mean: mean.clone(),
+            variance: variance.clone(),
+            num_values,
+        };
+        match input.dtype() {
+            DType::F32 if input.is_contiguous() => {
+                return channels_last::backward::<f32>(saved(input), output_gradient, &options);
+            }
+            DType::F32 => {}
+            DType::BF16 => return channels_last::backward::<bf16>(saved(input), output_gradient, &options),
+            _ => return composed::backward::<Self>(saved(input), output_gradient, &options),
         }
         let (input, dy) = (Planes::of(&input), Planes::of(&output_gradient));
         let (mean, variance) = (channel_values(&mean), channel_values(&variance));
-        let inverse_std: Vec<f32> = variance.iter().map(|&v| inverse_std(v, options.epsilon)).collect();
+        let inverse_std = inverse_stds(&variance, options.epsilon);
         let local = input.gradient_sums(&dy, &mean, &inverse_std);
         let all = local.reduce(options.reducer.as_deref());
 
@@ -235,8 +249,12 @@ fn sum_pairs(left: &[f32], right: &[f32], term: impl Fn(f32, f32) -> f64) -> f64
     lanes.iter().sum::<f64>() + rest.sum::<f64>()
 }
 
-pub(super) fn inverse_std(variance: f32, epsilon: f64) -> f32 {
+fn inverse_std(variance: f32, epsilon: f64) -> f32 {
     (1.0 / (f64::from(variance) + epsilon).sqrt()) as f32
+}
+
+pub(super) fn inverse_stds(variances: &[f32], epsilon: f64) -> Vec<f32> {
+    variances.iter().map(|&variance| inverse_std(variance, epsilon)).collect()
 }
 
 fn scales(gamma: &FlexTensor, variance: &[f32], epsilon: f64) -> Vec<f32> {

@@ -10,6 +10,8 @@
 mod alone;
 mod autodiff;
 mod average;
+#[cfg(feature = "flex")]
+mod channels_last;
 mod clock;
 mod composed;
 #[cfg(feature = "flex")]
@@ -17,6 +19,9 @@ mod flex;
 mod fused;
 mod gate;
 mod gradient_hook;
+#[cfg(feature = "flex")]
+mod memory;
+pub(crate) mod single;
 mod statistics;
 pub(crate) mod stock;
 

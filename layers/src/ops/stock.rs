@@ -9,10 +9,9 @@
 use std::sync::Arc;
 
 use burn::module::Param;
-use burn::nn::Linear;
 use burn::nn::conv::Conv2d;
 use burn::tensor::module::linear as multiply_add;
-use burn::tensor::{Slice, Tensor, activation};
+use burn::tensor::{FloatDType, Slice, Tensor};
 
 use super::{GradientHook, gated};
 
@@ -23,16 +22,15 @@ pub(crate) fn conv(conv: &Conv2d, input: Tensor<4>, hook: Option<&Arc<dyn Gradie
     to_channels_last(Conv2d { weight, bias, ..conv.clone() }.forward(to_planes(input)))
 }
 
-/// Linear layer: `[N, C]` to `[N, K]`.
-pub(crate) fn linear(linear: &Linear, input: Tensor<2>, hook: Option<&Arc<dyn GradientHook>>) -> Tensor<2> {
-    let weight = gated(&linear.weight, &input, hook);
-    let bias = linear.bias.as_ref().map(|bias| gated(bias, &input, hook));
-    multiply_add(input, weight, bias)
+/// Linear layer, `[.., C]` to `[.., K]`, in the number format of x.
+pub(crate) fn linear<const D: usize>(x: Tensor<D>, weight: Tensor<2>, bias: Option<Tensor<1>>) -> Tensor<D> {
+    let dtype = FloatDType::from(x.dtype());
+    multiply_add(x, weight.cast(dtype), bias.map(|bias| bias.cast(dtype)))
 }
 
-/// `max(input, 0)`.
-pub(crate) fn relu(input: Tensor<4>) -> Tensor<4> {
-    to_channels_last(activation::relu(to_planes(input)))
+/// An operation on the planes.
+pub(crate) fn in_planes(input: Tensor<4>, operation: impl FnOnce(Tensor<4>) -> Tensor<4>) -> Tensor<4> {
+    to_channels_last(operation(to_planes(input)))
 }
 
 /// `left + right`.

@@ -6,3 +6,4 @@ mod batch_norm;
 mod differences;
 mod fused;
 mod modules;
+mod single;

@@ -65,7 +65,6 @@ impl LayerCall {
         let (x, z, residual) = (self.shape.input_len(), self.shape.output_len(), self.residual_len());
         let gate = usize::from(self.is_gated_by_output()) * z;
         let elements = match kernel {
-            Kernel::PackForward | Kernel::PackBackward | Kernel::Average => 0,
             Kernel::Convolution => x + z,
             Kernel::Normalisation => 2 * z + residual,
             Kernel::NormSums => 2 * z + gate,
@@ -76,6 +75,7 @@ impl LayerCall {
                 let again = if self.plan().is_grouped() { 0 } else { self.elements_again(x, z) };
                 of_norm + x + dx + before + again
             }
+            _ => 0,
         };
         elements * self.storage.size()
     }

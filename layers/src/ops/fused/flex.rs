@@ -3,42 +3,23 @@
 //! In and out: contiguous channels-last activations of f32 or bf16, the rest f32; other layouts are copied once.
 //! Invariant: bit-equal for any number of threads.
 
-use std::cell::RefCell;
-use std::sync::LazyLock;
-
 use burn::backend::flex::FlexTensor;
-use burn::backend::ops::FloatTensorOps;
 use burn::backend::{Flex, TensorMetadata};
-use burn::tensor::{AllocationProperty, Bytes, Shape, TensorData};
-use kernels::arena::{Arena, Block};
+use kernels::Storage;
+use kernels::arena::Block;
 use kernels::batch_norm::{self, Affine, ResidualGradient, Saved};
-use kernels::conv2d::{Algorithm, Conv2dShape};
+use kernels::conv2d::{Conv2dShape, Epilogue};
 use kernels::layer::{Backward, Gradients, Input};
 use kernels::pool;
-use kernels::scratch::Scratch;
 use kernels::simd::Isa;
-use kernels::{Element, Storage};
 
 use super::call::{Before, LayerCall, gate, shortcut_a};
 use super::link::LinkedNorm;
 use super::{FusedGradients, FusedOptions, FusedOutput, FusedSaved, NormLink, Residual};
-use crate::choices::Convolution;
 use crate::ops::clock::{Kernel, time};
-use crate::ops::flex::{inverse_std, to_f32};
+use crate::ops::flex::{inverse_stds, to_f32};
+use crate::ops::memory::{ARENA, Activation, SCRATCH, activation, contiguous, floats, tensor};
 use crate::ops::statistics::{GradientSums, Moments};
-
-/// Where the operations' results live: one arena for all ranks of the process, filled by the first step.
-static ARENA: LazyLock<Arena> = LazyLock::new(Arena::new);
-
-thread_local! {
-    /// Buffers that no operation keeps, used again by the next.
-    static SCRATCH: RefCell<Buffers> = const { RefCell::new(Buffers { packed: Scratch::new(), workspace: Scratch::new() }) };
-}
-
-struct Buffers {
-    packed: Scratch,
-    workspace: Scratch,
-}
 
 pub(in crate::ops) fn forward<E: Activation>(
     input: FlexTensor,
@@ -56,7 +37,7 @@ pub(in crate::ops) fn forward<E: Activation>(
     let moments = Moments::of_sums((convolved.len() / channels) as f64, moments);
     let moments = moments.reduce(options.norm.reducer.as_deref());
     let (mean, variance) = (to_f32(&moments.mean), to_f32(&moments.variance()));
-    let invstd = invstd(&variance, options.norm.epsilon);
+    let invstd = inverse_stds(&variance, options.norm.epsilon);
     let (gamma, beta) = (contiguous(gamma), contiguous(beta));
     let is_raw = options.residual == Residual::None && options.output.as_ref().is_some_and(|link| link.may_be_raw);
     let normalised = (!is_raw).then(|| {
@@ -103,7 +84,7 @@ pub(in crate::ops) fn inference<E: Activation>(
         time(Kernel::PackForward, Some(&call), || conv.pack_forward(floats(&weight), packed));
         let workspace = scratch.workspace.floats(conv.forward_workspace_len());
         time(Kernel::Convolution, Some(&call), || {
-            conv.forward(E::values(&input), packed, &mut convolved, workspace, None);
+            conv.forward(E::values(&input), packed, &mut convolved, workspace, Epilogue::None);
         });
     });
     let mut output = ARENA.take::<E>(convolved.len());
@@ -127,7 +108,7 @@ pub(in crate::ops) fn backward<E: Activation>(
         [saved.mean, saved.variance, saved.gamma, saved.beta, saved.weight].map(contiguous);
     let [output, convolved, dy, input] =
         [saved.output, saved.convolved, output_gradient, saved.input].map(E::activations);
-    let invstd = invstd(floats(&variance), options.norm.epsilon);
+    let invstd = inverse_stds(floats(&variance), options.norm.epsilon);
     let affine = Affine { mean: floats(&mean), invstd: &invstd, gamma: floats(&gamma), beta: floats(&beta) };
     let gate = gate(options.relu, options.residual != Residual::None, E::values(&output));
     let norm = Saved { affine, x: E::values(&convolved), gate };
@@ -160,7 +141,7 @@ pub(in crate::ops) fn backward<E: Activation>(
     let (mut d_weight, mut input_sums) = (vec![0.0; shape.weight_len()], vec![0.0; 2 * shape.in_channels]);
     let wanted = Gradients { dx: d_input.as_deref_mut(), dw: &mut d_weight, residual, input_sums: &mut input_sums };
     gradients(&call, floats(&weight), given, wanted);
-    let d_input = d_input.map(|values| activation(values, input.shape().dims()));
+    let d_input = d_input.map(|values| activation(values, input.shape()));
     if let (Some(link), Some(gradient)) = (read.link, &d_input) {
         link.leave_sums(gradient.clone(), GradientSums::of(input_sums));
     }
@@ -242,14 +223,10 @@ fn call<E: Activation>(input: &FlexTensor, weight: &FlexTensor, options: &FusedO
     let [batch, height, width, in_channels] = input.shape().dims();
     let [out_channels, _, kernel, _] = weight.shape().dims();
     let (stride, padding) = (options.stride, options.padding);
-    let algorithm = match options.convolution {
-        Convolution::Auto => Algorithm::Auto,
-        Convolution::Direct => Algorithm::Direct,
-    };
     let before = options.input.as_deref().and_then(|link| Some((link, link.norm.get()?)));
     LayerCall {
         shape: Conv2dShape { batch, height, width, in_channels, out_channels, kernel, stride, padding },
-        algorithm,
+        algorithm: options.convolution.of_kernels(),
         isa: options.isa,
         storage: Storage::of::<E>(),
         before: match before {
@@ -316,50 +293,4 @@ fn with_residual<E: Activation, T>(
         Residual::ShortcutA => batch_norm::Residual::OptionA(shortcut_a(shape, channels), E::values(&residual)),
         _ => batch_norm::Residual::Identity(E::values(&residual)),
     })
-}
-
-fn invstd(variance: &[f32], epsilon: f64) -> Vec<f32> {
-    variance.iter().map(|&variance| inverse_std(variance, epsilon)).collect()
-}
-
-fn contiguous(tensor: FlexTensor) -> FlexTensor {
-    tensor.to_contiguous()
-}
-
-fn floats(contiguous: &FlexTensor) -> &[f32] {
-    contiguous.as_slice().expect("contiguous and f32: the input's type is checked, the others have the same")
-}
-
-fn tensor<const D: usize>(values: Vec<f32>, shape: [usize; D]) -> FlexTensor {
-    FlexTensor::from_data(TensorData::new(values, shape))
-}
-
-/// A type that our kernels store activations in.
-pub(in crate::ops) trait Activation: Element + burn::tensor::Element + bytemuck::Pod {
-    /// The tensor contiguous and of this type.
-    fn activations(tensor: FlexTensor) -> FlexTensor {
-        let dtype = <Self as burn::tensor::Element>::dtype();
-        let tensor = if tensor.dtype() == dtype { tensor } else { Flex::float_cast(tensor, dtype.into()) };
-        tensor.to_contiguous()
-    }
-
-    /// The values of what [`Activation::activations`] returned.
-    fn values(activations: &FlexTensor) -> &[Self] {
-        activations.as_slice().expect("contiguous and of this type")
-    }
-}
-
-impl<E: Element + burn::tensor::Element + bytemuck::Pod> Activation for E {}
-
-/// A tensor over a block of the arena, which gets it back when the last clone of the tensor is dropped. burn copies such a
-/// tensor before it writes in place.
-fn activation<E: Activation>(block: Block<E>, shape: [usize; 4]) -> FlexTensor {
-    struct Owner<E: Element>(Block<E>);
-    impl<E: Element> AsRef<[u8]> for Owner<E> {
-        fn as_ref(&self) -> &[u8] {
-            self.0.as_bytes()
-        }
-    }
-    let bytes = Bytes::from_shared(bytes::Bytes::from_owner(Owner(block)), AllocationProperty::Native);
-    FlexTensor::from_data(TensorData::from_bytes(bytes, Shape::new(shape), <E as burn::tensor::Element>::dtype()))
 }

@@ -1,0 +1,59 @@
+//! Functions of each value: ReLU, ReLU6, GELU, SiLU.
+//!
+//! In: features, or a tensor of any shape. Out: the same kind. Invariant: each is burn's and PyTorch's function of that name.
+
+use burn::tensor::{Tensor, activation};
+use kernels::activation::Function;
+
+use crate::context::PassContext;
+use crate::features::Features;
+use crate::ops::single::{Operation, computes, single};
+use crate::ops::stock;
+
+/// What these functions take and give: [`Features`], or a tensor.
+pub trait Elementwise: Sized {
+    /// Each value's function.
+    #[doc(hidden)]
+    fn apply(self, function: Function) -> Self;
+}
+
+impl<const D: usize> Elementwise for Tensor<D> {
+    fn apply(self, function: Function) -> Self {
+        let computation = PassContext::current().computation;
+        if computes(&self, &computation) {
+            return single(self, [None, None], Operation::Activation(function), computation.isa);
+        }
+        match function {
+            Function::Relu => activation::relu(self),
+            // The derivative is 0 at both corners, as PyTorch's.
+            Function::Relu6 => (activation::relu(activation::relu(self).neg() + 6.0) - 6.0).neg(),
+            Function::Gelu => activation::gelu(self),
+            Function::Silu => activation::silu(self),
+        }
+    }
+}
+
+impl Elementwise for Features {
+    fn apply(self, function: Function) -> Self {
+        let tensor = Tensor::from(self);
+        if computes(&tensor, &PassContext::current().computation) {
+            return tensor.apply(function).into();
+        }
+        stock::in_planes(tensor, |planes| planes.apply(function)).into()
+    }
+}
+
+/// `min(max(x, 0), 6)`.
+pub fn relu6<T: Elementwise>(x: T) -> T {
+    x.apply(Function::Relu6)
+}
+
+/// `x Φ(x)` with the normal distribution's Φ, by the error function: PyTorch's default (Hendrycks and Gimpel 2016, arXiv 1606.08415).
+pub fn gelu<T: Elementwise>(x: T) -> T {
+    x.apply(Function::Gelu)
+}
+
+/// `x / (1 + exp(-x))`, also named swish (Elfwing et al. 2017, arXiv 1702.03118).
+pub fn silu<T: Elementwise>(x: T) -> T {
+    x.apply(Function::Silu)
+}

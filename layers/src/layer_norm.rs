@@ -1,0 +1,71 @@
+//! Layer normalisation of the last axis.
+//!
+//! In: a tensor `[.., C]`. Out: the same shape. Invariant: parameters have the paths of burn's module in records and weights files.
+//! Source: Ba et al. 2016, arXiv 1607.06450.
+
+use burn::module::{Initializer, Module, Param};
+use burn::tensor::module::layer_norm;
+use burn::tensor::{Device, FloatDType, Tensor};
+
+use crate::context::PassContext;
+use crate::ops::gated;
+use crate::ops::single::{Operation, computes, single};
+
+/// As burn's configuration of that name, of a [`LayerNorm`].
+#[derive(Clone, Debug)]
+pub struct LayerNormConfig {
+    d_model: usize,
+    epsilon: f64,
+}
+
+impl LayerNormConfig {
+    /// Of so many channels.
+    pub fn new(d_model: usize) -> Self {
+        Self { d_model, epsilon: 1e-5 }
+    }
+
+    /// Added to the variance before the square root; 1e-5 by default.
+    pub fn with_epsilon(self, epsilon: f64) -> Self {
+        Self { epsilon, ..self }
+    }
+
+    /// The module: a scale of 1, a shift of 0.
+    pub fn init(&self, device: &Device) -> LayerNorm {
+        LayerNorm {
+            gamma: Initializer::Ones.init([self.d_model], device),
+            beta: Initializer::Zeros.init([self.d_model], device),
+            epsilon: self.epsilon,
+        }
+    }
+}
+
+/// Layer normalisation of a tensor's last axis.
+///
+/// # Differs from burn
+/// It is no wrapper of burn's module, which keeps its epsilon to itself; the parameters' names are the same.
+#[derive(Module, Debug)]
+pub struct LayerNorm {
+    /// Scale, `[C]`.
+    pub gamma: Param<Tensor<1>>,
+    /// Shift, `[C]`.
+    pub beta: Param<Tensor<1>>,
+    /// Added to the variance.
+    pub epsilon: f64,
+}
+
+impl LayerNorm {
+    /// Each row less its mean, divided by its standard deviation, times gamma, plus beta.
+    ///
+    /// # Shapes
+    /// `[.., C]` to the same.
+    pub fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
+        let PassContext { computation, hook, .. } = PassContext::current();
+        let (gamma, beta) = (gated(&self.gamma, &x, hook.as_ref()), gated(&self.beta, &x, hook.as_ref()));
+        if computes(&x, &computation) {
+            let parameters = [gamma, beta].map(|parameter| Some(parameter.into_dispatch()));
+            return single(x, parameters, Operation::LayerNorm { epsilon: self.epsilon as f32 }, computation.isa);
+        }
+        let dtype = FloatDType::from(x.dtype());
+        layer_norm(x.cast(FloatDType::F32), gamma, Some(beta), self.epsilon).cast(dtype)
+    }
+}

@@ -1,0 +1,79 @@
+//! Batch normalisation in training on Flex, of activations that lie channels-last, by our own kernels.
+//!
+//! In: contiguous `[N, H, W, C]` of f32 or bf16. Out: the same. Invariant: bit-equal for any number of threads.
+
+use burn::backend::flex::FlexTensor;
+use burn::backend::{Flex, TensorMetadata};
+use kernels::batch_norm::{self, Affine, Gate, Residual, ResidualGradient, Saved};
+use kernels::simd::Isa;
+
+use super::clock::{Kernel, time};
+use super::composed;
+use super::flex::{inverse_stds, to_f32};
+use super::memory::{ARENA, Activation, SCRATCH, activation, contiguous, floats, tensor};
+use super::statistics::{GradientSums, Moments};
+use super::{BatchNormGradients, BatchNormOptions, BatchNormOutput};
+
+pub(super) fn forward<E: Activation>(
+    input: FlexTensor,
+    gamma: FlexTensor,
+    beta: FlexTensor,
+    options: &BatchNormOptions,
+) -> BatchNormOutput<Flex> {
+    let (isa, shape) = (Isa::detect(), input.shape());
+    let (input, gamma, beta) = (E::activations(input), contiguous(gamma), contiguous(beta));
+    let (x, channels) = (E::values(&input), floats(&gamma).len());
+    let rows = x.len() / channels;
+    let mut moments = vec![0.0; 2 * channels];
+    SCRATCH.with_borrow_mut(|scratch| {
+        let workspace = scratch.workspace.floats(batch_norm::moments_workspace_len(rows, channels));
+        time(Kernel::NormStatistics, None, || batch_norm::moments(isa, x, &mut moments, workspace));
+    });
+    let moments = Moments::of_sums(rows as f64, moments).reduce(options.reducer.as_deref());
+    let (mean, variance) = (to_f32(&moments.mean), to_f32(&moments.variance()));
+    let invstd = inverse_stds(&variance, options.epsilon);
+    let affine = Affine { mean: &mean, invstd: &invstd, gamma: floats(&gamma), beta: floats(&beta) };
+    let mut output = ARENA.take::<E>(x.len());
+    time(Kernel::Normalisation, None, || {
+        batch_norm::normalize(isa, &affine, x, Residual::None, false, &mut output);
+    });
+    BatchNormOutput {
+        output: activation(output, shape),
+        mean: tensor(mean, [channels]),
+        variance: tensor(variance, [channels]),
+        num_values: moments.count,
+    }
+}
+
+pub(super) fn backward<E: Activation>(
+    saved: composed::Saved<Flex>,
+    output_gradient: FlexTensor,
+    options: &BatchNormOptions,
+) -> BatchNormGradients<Flex> {
+    let (isa, shape) = (Isa::detect(), saved.input.shape());
+    let [input, dy] = [saved.input, output_gradient].map(E::activations);
+    let [gamma, mean, variance] = [saved.gamma, saved.mean, saved.variance].map(contiguous);
+    let (x, dy) = (E::values(&input), E::values(&dy));
+    let channels = floats(&gamma).len();
+    let invstd = inverse_stds(floats(&variance), options.epsilon);
+    // The shift has no part in the gradient.
+    let affine = Affine { mean: floats(&mean), invstd: &invstd, gamma: floats(&gamma), beta: floats(&gamma) };
+    let norm = Saved { affine, x, gate: Gate::Open };
+    let mut sums = vec![0.0; 2 * channels];
+    SCRATCH.with_borrow_mut(|scratch| {
+        let workspace = scratch.workspace.doubles(batch_norm::workspace_len(x.len() / channels, channels));
+        time(Kernel::NormSums, None, || batch_norm::backward_sums(isa, &norm, dy, &mut sums, workspace));
+    });
+    let local = GradientSums::of(sums);
+    let all = local.reduce(options.reducer.as_deref());
+    let sums = [all.plain.as_slice(), &all.with_normalised].concat();
+    let mut d_input = ARENA.take::<E>(x.len());
+    time(Kernel::NormGradient, None, || {
+        batch_norm::backward(isa, &norm, &sums, saved.num_values, dy, &mut d_input, ResidualGradient::None);
+    });
+    BatchNormGradients {
+        input: activation(d_input, shape),
+        gamma: tensor(to_f32(&local.with_normalised), [channels]),
+        beta: tensor(to_f32(&local.plain), [channels]),
+    }
+}

@@ -1,0 +1,73 @@
+//! Where the results of our kernels live on Flex, and their scratch memory.
+//!
+//! In: a number of values. Out: tensors over blocks of one arena, which all ranks of the process share. Invariant: after the first step
+//! nothing is asked of the system.
+
+use std::cell::RefCell;
+use std::sync::LazyLock;
+
+use burn::backend::Flex;
+use burn::backend::flex::FlexTensor;
+use burn::backend::ops::FloatTensorOps;
+use burn::tensor::{AllocationProperty, Bytes, Shape, TensorData};
+use kernels::Element;
+use kernels::arena::{Arena, Block};
+use kernels::scratch::Scratch;
+
+/// Where the operations' results live: one arena for all ranks of the process, filled by the first step.
+pub(super) static ARENA: LazyLock<Arena> = LazyLock::new(Arena::new);
+
+thread_local! {
+    /// Buffers that no operation keeps, used again by the next.
+    pub(super) static SCRATCH: RefCell<Buffers> = const { RefCell::new(Buffers { packed: Scratch::new(), workspace: Scratch::new() }) };
+}
+
+pub(super) struct Buffers {
+    pub(super) packed: Scratch,
+    pub(super) workspace: Scratch,
+}
+
+/// The tensor in memory order.
+pub(super) fn contiguous(tensor: FlexTensor) -> FlexTensor {
+    tensor.to_contiguous()
+}
+
+/// The values of what [`contiguous`] returned.
+pub(super) fn floats(contiguous: &FlexTensor) -> &[f32] {
+    contiguous.as_slice().expect("contiguous and f32: the input's type is checked, the others have the same")
+}
+
+/// A tensor of few values.
+pub(super) fn tensor<const D: usize>(values: Vec<f32>, shape: [usize; D]) -> FlexTensor {
+    FlexTensor::from_data(TensorData::new(values, shape))
+}
+
+/// A type that our kernels store activations in.
+pub(super) trait Activation: Element + burn::tensor::Element + bytemuck::Pod {
+    /// The tensor contiguous and of this type.
+    fn activations(tensor: FlexTensor) -> FlexTensor {
+        let dtype = <Self as burn::tensor::Element>::dtype();
+        let tensor = if tensor.dtype() == dtype { tensor } else { Flex::float_cast(tensor, dtype.into()) };
+        tensor.to_contiguous()
+    }
+
+    /// The values of what [`Activation::activations`] returned.
+    fn values(activations: &FlexTensor) -> &[Self] {
+        activations.as_slice().expect("contiguous and of this type")
+    }
+}
+
+impl<E: Element + burn::tensor::Element + bytemuck::Pod> Activation for E {}
+
+/// A tensor over a block of the arena, which gets it back when the last clone of the tensor is dropped. burn copies such a
+/// tensor before it writes in place.
+pub(super) fn activation<E: Activation>(block: Block<E>, shape: impl Into<Shape>) -> FlexTensor {
+    struct Owner<E: Element>(Block<E>);
+    impl<E: Element> AsRef<[u8]> for Owner<E> {
+        fn as_ref(&self) -> &[u8] {
+            self.0.as_bytes()
+        }
+    }
+    let bytes = Bytes::from_shared(bytes::Bytes::from_owner(Owner(block)), AllocationProperty::Native);
+    FlexTensor::from_data(TensorData::from_bytes(bytes, shape.into(), <E as burn::tensor::Element>::dtype()))
+}

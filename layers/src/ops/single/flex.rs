@@ -1,0 +1,316 @@
+//! Single operations on Flex by our own kernels.
+//!
+//! In and out: contiguous activations of f32 or bf16, parameters of f32; other layouts are copied once. Invariant: bit-equal for any number
+//! of threads.
+
+use burn::backend::flex::FlexTensor;
+use burn::backend::{Flex, TensorMetadata};
+use burn::tensor::{DType, Shape, bf16};
+use kernels::arena::Block;
+use kernels::attention::Attention;
+use kernels::conv2d::{self, Addend, Algorithm, Conv2d, Conv2dShape, Epilogue};
+use kernels::depthwise::{self, DepthwiseShape};
+use kernels::pool::{self, MaxPoolShape};
+use kernels::simd::Isa;
+use kernels::{Storage, activation, layer_norm};
+
+use super::{Operation, SingleGradients, SingleOps, SingleOptions, SingleSaved, Wanted};
+use crate::choices::Convolution;
+use crate::ops::clock::time;
+use crate::ops::memory::{ARENA, Activation, SCRATCH, activation as tensor_of, contiguous, floats, tensor};
+
+impl SingleOps for Flex {
+    fn single(input: FlexTensor, weight: FlexTensor, bias: FlexTensor, options: SingleOptions) -> FlexTensor {
+        time(options.operation.kernel(), None, || match input.dtype() {
+            DType::BF16 => forward::<bf16>(input, weight, bias, &options),
+            _ => forward::<f32>(input, weight, bias, &options),
+        })
+    }
+
+    fn single_backward(
+        saved: SingleSaved<Self>,
+        output_gradient: FlexTensor,
+        options: SingleOptions,
+        wanted: Wanted,
+    ) -> SingleGradients<Self> {
+        time(options.operation.kernel(), None, || match saved.input.dtype() {
+            DType::BF16 => backward::<bf16>(saved, output_gradient, &options, wanted),
+            _ => backward::<f32>(saved, output_gradient, &options, wanted),
+        })
+    }
+}
+
+fn forward<E: Activation>(
+    input: FlexTensor,
+    weight: FlexTensor,
+    bias: FlexTensor,
+    &SingleOptions { operation, isa, has }: &SingleOptions,
+) -> FlexTensor {
+    let x = E::activations(input);
+    let [weight, bias] = [weight, bias].map(contiguous);
+    let (values, weights) = (E::values(&x), floats(&weight));
+    let bias = has[1].then(|| floats(&bias));
+    match operation {
+        Operation::Convolution { stride, padding, algorithm } => {
+            let conv = convolution::<E>(&x, &weight, (stride, padding), algorithm, isa);
+            let shape = conv.shape();
+            let out = [shape.batch, shape.out_height(), shape.out_width(), shape.out_channels];
+            tensor_of(convolve(&conv, values, weights, bias), out)
+        }
+        Operation::Linear => {
+            let conv = product::<E>(&x, &weight, isa);
+            let out = with_last(x.shape(), conv.shape().in_channels);
+            tensor_of(transposed_convolve(&conv, values, weights, bias), out)
+        }
+        Operation::Depthwise { stride, padding } => {
+            let shape = depthwise_shape(&x, &weight, (stride, padding));
+            let mut y = ARENA.take::<E>(shape.output_len());
+            with_workspace(shape.workspace_len(), |workspace| {
+                depthwise::forward(isa, &shape, values, weights, bias, &mut y, workspace);
+            });
+            tensor_of(y, [shape.batch, shape.out_height(), shape.out_width(), shape.channels])
+        }
+        Operation::LayerNorm { epsilon } => {
+            let mut y = ARENA.take::<E>(values.len());
+            layer_norm::forward(isa, epsilon, values, weights, bias.unwrap_or_default(), &mut y);
+            tensor_of(y, x.shape())
+        }
+        Operation::Activation(function) => {
+            let mut y = ARENA.take::<E>(values.len());
+            activation::forward(isa, function, values, &mut y);
+            tensor_of(y, x.shape())
+        }
+        Operation::Attention { heads } => {
+            let attention = attention_shape(&x, heads);
+            let mut y = ARENA.take::<E>(values.len() / 3);
+            with_workspace(attention.workspace_len(), |workspace| attention.forward(isa, values, &mut y, workspace));
+            let [images, tokens, channels] = x.shape().dims();
+            tensor_of(y, [images, tokens, channels / 3])
+        }
+        Operation::MaxPool => {
+            let shape = pool_shape(&x);
+            let mut y = ARENA.take::<E>(shape.output_len());
+            pool::max_pool(isa, shape, values, &mut y, &mut vec![0; shape.output_len()]);
+            tensor_of(y, [shape.num_images, shape.height_out(), shape.width_out(), shape.channels])
+        }
+    }
+}
+
+fn backward<E: Activation>(
+    saved: SingleSaved<Flex>,
+    output_gradient: FlexTensor,
+    &SingleOptions { operation, isa, .. }: &SingleOptions,
+    wanted: Wanted,
+) -> SingleGradients<Flex> {
+    let [x, dy] = [saved.input, output_gradient].map(E::activations);
+    let weight = contiguous(saved.weight);
+    let (values, weights, d_values) = (E::values(&x), floats(&weight), E::values(&dy));
+    let mut dx = ARENA.take::<E>(values.len());
+    let (d_weight, d_bias) = match operation {
+        Operation::Convolution { stride, padding, algorithm } => {
+            let conv = convolution::<E>(&x, &weight, (stride, padding), algorithm, isa);
+            let [dw, db] = convolution_gradients(&conv, (values, weights, d_values), &mut dx, wanted, isa);
+            (of_parameter(dw, &weight), tensor_of(db, [conv.shape().out_channels]))
+        }
+        Operation::Linear => {
+            let conv = product::<E>(&x, &weight, isa);
+            let [dw, db] = product_gradients(&conv, (values, weights, d_values), &mut dx, wanted, isa);
+            (of_parameter(dw, &weight), tensor_of(db, [conv.shape().in_channels]))
+        }
+        Operation::Depthwise { stride, padding } => {
+            let shape = depthwise_shape(&x, &weight, (stride, padding));
+            let [dw, db] = depthwise_gradients(&shape, (values, weights, d_values), &mut dx, wanted, isa);
+            (of_parameter(dw, &weight), tensor_of(db, [shape.channels]))
+        }
+        Operation::LayerNorm { epsilon } => {
+            let channels = weights.len();
+            let [mut d_gamma, mut d_beta] = [(); 2].map(|()| ARENA.take::<f32>(channels));
+            with_workspace(layer_norm::backward_workspace_len(values.len() / channels, channels), |workspace| {
+                let wanted = layer_norm::Gradients { dx: &mut dx, d_gamma: &mut d_gamma, d_beta: &mut d_beta };
+                layer_norm::backward(isa, epsilon, values, weights, d_values, wanted, workspace);
+            });
+            (tensor_of(d_gamma, [channels]), tensor_of(d_beta, [channels]))
+        }
+        Operation::Activation(function) => {
+            activation::backward(isa, function, values, d_values, &mut dx);
+            nothing()
+        }
+        Operation::Attention { heads } => {
+            let attention = attention_shape(&x, heads);
+            with_workspace(attention.workspace_len(), |workspace| {
+                attention.backward(isa, values, d_values, &mut dx, workspace);
+            });
+            nothing()
+        }
+        Operation::MaxPool => {
+            let shape = pool_shape(&x);
+            let (mut y, mut taps) = (ARENA.take::<E>(shape.output_len()), vec![0; shape.output_len()]);
+            pool::max_pool(isa, shape, values, &mut y, &mut taps);
+            pool::max_pool_backward(isa, shape, d_values, &taps, &mut dx);
+            nothing()
+        }
+    };
+    SingleGradients { input: tensor_of(dx, x.shape()), weight: d_weight, bias: d_bias }
+}
+
+fn convolve<E: Activation>(conv: &Conv2d, x: &[E], weight: &[f32], bias: Option<&[f32]>) -> Block<E> {
+    let mut y = ARENA.take::<E>(conv.shape().output_len());
+    SCRATCH.with_borrow_mut(|scratch| {
+        let packed = scratch.packed.floats(conv.packed_forward_len());
+        conv.pack_forward(weight, packed);
+        let workspace = scratch.workspace.floats(conv.forward_workspace_len());
+        conv.forward(x, packed, &mut y, workspace, bias.map_or(Epilogue::None, Epilogue::Bias));
+    });
+    y
+}
+
+/// Writes dx, and returns the gradients of weight and bias, each if it is wanted.
+fn convolution_gradients<E: Activation>(
+    conv: &Conv2d,
+    (x, weight, dy): (&[E], &[f32], &[E]),
+    dx: &mut [E],
+    [wants_dx, wants_dw, wants_db]: Wanted,
+    isa: Isa,
+) -> [Block<f32>; 2] {
+    let channels = conv.shape().out_channels;
+    let [mut dw, mut db] = [weight.len(), channels].map(|len| ARENA.take::<f32>(len));
+    SCRATCH.with_borrow_mut(|scratch| {
+        if wants_dx {
+            let packed = scratch.packed.floats(conv.packed_data_gradient_len());
+            conv.pack_data_gradient(weight, packed);
+            let workspace = scratch.workspace.floats(conv.data_gradient_workspace_len());
+            conv.data_gradient(dy, packed, Addend::None, dx, workspace);
+        }
+        if wants_dw {
+            let workspace = scratch.workspace.floats(conv.weight_gradient_workspace_len());
+            conv.weight_gradient(x, dy, &mut dw, workspace);
+        }
+        if wants_db {
+            let workspace =
+                scratch.workspace.floats(conv2d::bias_gradient_workspace_len(dy.len() / channels, channels));
+            conv2d::bias_gradient(isa, dy, &mut db, workspace);
+        }
+    });
+    [dw, db]
+}
+
+/// As [`convolution_gradients`].
+fn depthwise_gradients<E: Activation>(
+    shape: &DepthwiseShape,
+    (x, weight, dy): (&[E], &[f32], &[E]),
+    dx: &mut [E],
+    [wants_dx, wants_dw, wants_db]: Wanted,
+    isa: Isa,
+) -> [Block<f32>; 2] {
+    let [mut dw, mut db] = [weight.len(), shape.channels].map(|len| ARENA.take::<f32>(len));
+    with_workspace(shape.workspace_len(), |workspace| {
+        if wants_dx {
+            depthwise::data_gradient(isa, shape, dy, weight, dx, workspace);
+        }
+        if wants_dw || wants_db {
+            depthwise::weight_gradient(isa, shape, x, dy, &mut dw, &mut db, workspace);
+        }
+    });
+    [dw, db]
+}
+
+fn convolution<E: Activation>(
+    x: &FlexTensor,
+    weight: &FlexTensor,
+    (stride, padding): (usize, usize),
+    algorithm: Convolution,
+    isa: Isa,
+) -> Conv2d {
+    let [batch, height, width, in_channels] = x.shape().dims();
+    let [out_channels, _, kernel, _] = weight.shape().dims();
+    let shape = Conv2dShape { batch, height, width, in_channels, out_channels, kernel, stride, padding };
+    Conv2d::new(shape, algorithm.of_kernels(), isa, Storage::of::<E>())
+}
+
+/// The 1x1 convolution of one row of pixels whose gradient of the input is the linear layer: so burn's weight `[C_in, C_out]` is the
+/// convolution's as it lies.
+fn product<E: Activation>(x: &FlexTensor, weight: &FlexTensor, isa: Isa) -> Conv2d {
+    let [out_channels, in_channels] = weight.shape().dims();
+    let width = x.shape().num_elements() / out_channels;
+    let shape = Conv2dShape { batch: 1, height: 1, width, in_channels, out_channels, kernel: 1, stride: 1, padding: 0 };
+    Conv2d::new(shape, Algorithm::Auto, isa, Storage::of::<E>())
+}
+
+/// y = x W + b.
+fn transposed_convolve<E: Activation>(conv: &Conv2d, x: &[E], weight: &[f32], bias: Option<&[f32]>) -> Block<E> {
+    let mut y = ARENA.take::<E>(conv.shape().input_len());
+    SCRATCH.with_borrow_mut(|scratch| {
+        let packed = scratch.packed.floats(conv.packed_data_gradient_len());
+        conv.pack_data_gradient(weight, packed);
+        let workspace = scratch.workspace.floats(conv.data_gradient_workspace_len());
+        conv.data_gradient(x, packed, bias.map_or(Addend::None, Addend::Bias), &mut y, workspace);
+    });
+    y
+}
+
+/// As [`convolution_gradients`], of [`transposed_convolve`].
+fn product_gradients<E: Activation>(
+    conv: &Conv2d,
+    (x, weight, dy): (&[E], &[f32], &[E]),
+    dx: &mut [E],
+    [wants_dx, wants_dw, wants_db]: Wanted,
+    isa: Isa,
+) -> [Block<f32>; 2] {
+    let channels = conv.shape().in_channels;
+    let [mut dw, mut db] = [weight.len(), channels].map(|len| ARENA.take::<f32>(len));
+    SCRATCH.with_borrow_mut(|scratch| {
+        if wants_dx {
+            let packed = scratch.packed.floats(conv.packed_forward_len());
+            conv.pack_forward(weight, packed);
+            let workspace = scratch.workspace.floats(conv.forward_workspace_len());
+            conv.forward(dy, packed, dx, workspace, Epilogue::None);
+        }
+        if wants_dw {
+            let workspace = scratch.workspace.floats(conv.weight_gradient_workspace_len());
+            conv.weight_gradient(dy, x, &mut dw, workspace);
+        }
+        if wants_db {
+            let workspace =
+                scratch.workspace.floats(conv2d::bias_gradient_workspace_len(dy.len() / channels, channels));
+            conv2d::bias_gradient(isa, dy, &mut db, workspace);
+        }
+    });
+    [dw, db]
+}
+
+fn depthwise_shape(x: &FlexTensor, weight: &FlexTensor, (stride, padding): (usize, usize)) -> DepthwiseShape {
+    let [batch, height, width, channels] = x.shape().dims();
+    let [.., kernel] = weight.shape().dims::<4>();
+    DepthwiseShape { batch, height, width, channels, kernel, stride, padding }
+}
+
+fn attention_shape(x: &FlexTensor, heads: usize) -> Attention {
+    let [images, tokens, channels] = x.shape().dims();
+    Attention { images, tokens, heads, width: channels / (3 * heads) }
+}
+
+fn pool_shape(x: &FlexTensor) -> MaxPoolShape {
+    let [num_images, height, width, channels] = x.shape().dims();
+    MaxPoolShape { num_images, height, width, channels }
+}
+
+fn with_workspace<T>(len: usize, work: impl FnOnce(&mut [f32]) -> T) -> T {
+    SCRATCH.with_borrow_mut(|scratch| work(scratch.workspace.floats(len)))
+}
+
+/// A gradient of a parameter's shape.
+fn of_parameter(values: Block<f32>, parameter: &FlexTensor) -> FlexTensor {
+    tensor_of(values, parameter.shape())
+}
+
+/// The shape with another last axis.
+fn with_last(mut shape: Shape, last: usize) -> Shape {
+    let axis = shape.num_dims() - 1;
+    shape[axis] = last;
+    shape
+}
+
+/// For parameters that an operation has not.
+fn nothing() -> (FlexTensor, FlexTensor) {
+    (tensor(vec![0.0], [1]), tensor(vec![0.0], [1]))
+}

@@ -1,0 +1,193 @@
+//! Layers that stand alone: by our kernels the values and gradients that burn's own operations give, in f32 and, as near as it can be, in bf16.
+
+use burn::module::Param;
+use burn::nn::PaddingConfig2d::{Explicit, Same, Valid};
+use burn::nn::conv::Conv2dConfig;
+use burn::nn::pool::MaxPool2dConfig;
+use burn::nn::{LinearConfig, PaddingConfig2d};
+use burn::tensor::{Device, Distribution, FloatDType, Tensor, TensorData};
+use layers::{
+    Activations, BatchNorm, BatchNormConfig, Computation, Conv2d, Features, Kernels, LayerNormConfig, Linear,
+    PassContext, attention, gelu, max_pool, relu, relu6, silu,
+};
+
+use crate::differences::{relative_difference, values};
+
+const STOCK: Computation = Computation { kernels: Kernels::Stock, ..AUTO };
+const AUTO: Computation = Computation {
+    kernels: Kernels::Fused,
+    convolution: layers::Convolution::Auto,
+    isa: layers::Isa::Portable,
+    activations: Activations::F32,
+};
+
+fn fused() -> Computation {
+    Computation { isa: layers::Isa::detect(), ..AUTO }
+}
+
+fn device() -> Device {
+    let device = Device::flex().autodiff();
+    device.seed(7);
+    device
+}
+
+fn random<const D: usize>(shape: [usize; D], device: &Device) -> Tensor<D> {
+    Tensor::random(shape, Distribution::Normal(0.3, 1.0), device)
+}
+
+/// What `layer` gives for x, and the gradient of x for one without a pattern of that, flat.
+fn run<const D: usize>(
+    computation: Computation,
+    x: &Tensor<D>,
+    layer: impl Fn(Tensor<D>) -> Tensor<D>,
+) -> [Vec<f32>; 2] {
+    let x = x.clone().detach().require_grad();
+    let context = PassContext { computation, ..PassContext::default() };
+    let y = context.during(|| layer(x.clone()));
+    let count = y.shape().num_elements();
+    let weights: Vec<f32> = (0..count).map(|i| ((i * 37 % 101) as f32 - 50.0) / 50.0).collect();
+    let weights = Tensor::<1>::from_data(TensorData::new(weights, [count]), &x.device());
+    let flat = y.cast(FloatDType::F32).reshape([-1]);
+    let gradients = (flat.clone() * weights).sum().backward();
+    let of_x = x.grad(&gradients).expect("x has a gradient").cast(FloatDType::F32);
+    [values(flat.inner()), values(of_x)]
+}
+
+fn assert_equal(name: &str, found: &[Vec<f32>], expected: &[Vec<f32>], tolerance: f64) {
+    assert_eq!(found.len(), expected.len());
+    for (index, (found, expected)) in found.iter().zip(expected).enumerate() {
+        let off = relative_difference(found, expected);
+        assert!(off <= tolerance, "{name}: result {index}: {off:.2e}");
+    }
+}
+
+/// Both ways in f32, then ours in bf16 against f32.
+fn check<const D: usize>(name: &str, x: Tensor<D>, layer: impl Fn(Tensor<D>) -> Tensor<D>) {
+    // Rounded before, or a value beside a corner has another slope.
+    let x = x.cast(FloatDType::BF16).cast(FloatDType::F32);
+    let expected = run(STOCK, &x, &layer);
+    assert_equal(name, &run(fused(), &x, &layer), &expected, 2e-5);
+    let rounded = run(fused(), &x.cast(FloatDType::BF16), &layer);
+    assert_equal(&format!("{name} in bf16"), &rounded, &expected, 3e-2);
+}
+
+fn conv(channels: [usize; 2], kernel: usize, stride: usize, padding: PaddingConfig2d, groups: usize) -> Conv2d {
+    let config = Conv2dConfig::new(channels, [kernel; 2]).with_stride([stride; 2]).with_padding(padding);
+    config.with_groups(groups).init(&device()).into()
+}
+
+#[test]
+fn convolutions_alone_equal_burns_with_bias_depthwise_and_where_our_kernels_lack_the_shape() {
+    let pad = |p| Explicit(p, p, p, p);
+    for (channels, kernel, stride, padding, groups) in [
+        ([3, 20], 3, 1, pad(1), 1),
+        ([16, 24], 3, 2, pad(1), 1),
+        ([16, 8], 1, 1, Valid, 1),
+        ([8, 16], 2, 2, Valid, 1),
+        ([20, 20], 3, 1, pad(1), 20),
+        ([16, 16], 3, 2, pad(1), 16),
+        ([17, 17], 7, 1, pad(3), 17),
+        ([8, 8], 5, 1, Same, 8),
+        // burn's own: a kernel of 2 for each channel, groups of two, a step of 3, a side without padding.
+        ([6, 6], 2, 1, Valid, 6),
+        ([8, 4], 3, 1, pad(1), 4),
+        ([4, 4], 3, 3, Valid, 1),
+        ([4, 4], 3, 1, Explicit(0, 1, 0, 1), 1),
+    ] {
+        let name = format!("{channels:?}, kernel {kernel}, stride {stride}, {groups} groups");
+        let conv = conv(channels, kernel, stride, padding, groups);
+        let x = random([3, 9, 8, channels[0]], &device());
+        let forward = |x: Tensor<4>| Tensor::from(conv.forward(x));
+        check(&name, x.clone(), forward);
+        let bias = conv.bias.as_ref().expect("burn's default").val();
+        let weight = conv.weight.val();
+        let gradients = |computation| {
+            let context = PassContext { computation, ..PassContext::default() };
+            let gradients = context.during(|| forward(x.clone()).powi_scalar(2).sum().backward());
+            [values(weight.grad(&gradients).expect("weight")), values(bias.grad(&gradients).expect("bias"))]
+        };
+        assert_equal(&name, &gradients(fused()), &gradients(STOCK), 2e-5);
+    }
+}
+
+#[test]
+fn linear_layers_of_any_rank_equal_burns_and_a_scale_of_their_outputs_is_put_into_the_weights() {
+    let device = device();
+    let linear: Linear = LinearConfig::new(24, 10).init(&device).into();
+    let scale = Param::from_tensor(random([10], &device));
+    let (weight, bias) = (linear.weight.val(), linear.bias.as_ref().expect("burn's default").val());
+    check("rank 2", random([7, 24], &device), |x| linear.forward(x));
+    check("rank 4", random([2, 3, 5, 24], &device), |x| linear.forward(x));
+    let x = random([3, 65, 24], &device);
+    let gradients = |computation, scaled: bool| {
+        let context = PassContext { computation, ..PassContext::default() };
+        let y = context.during(|| {
+            if scaled {
+                linear.forward_scaled(x.clone(), &scale)
+            } else {
+                linear.forward(x.clone()) * scale.val().reshape([1, 1, 10])
+            }
+        });
+        let gradients = y.clone().powi_scalar(2).sum().backward();
+        let of = [
+            weight.grad(&gradients).map(values),
+            bias.grad(&gradients).map(values),
+            scale.val().grad(&gradients).map(values),
+        ];
+        let mut all: Vec<Vec<f32>> = of.into_iter().map(|gradient| gradient.expect("a gradient")).collect();
+        all.push(values(y.inner()));
+        all
+    };
+    assert_equal("scaled", &gradients(fused(), true), &gradients(STOCK, false), 2e-5);
+    assert_equal("scaled, by burn's operations", &gradients(STOCK, true), &gradients(STOCK, false), 2e-5);
+}
+
+#[test]
+fn layer_norm_activations_and_attention_equal_burns() {
+    let device = device();
+    let norm = LayerNormConfig::new(40).init(&device);
+    check("layer norm", random([4, 9, 40], &device), |x| norm.forward(x));
+    let x = random([400, 40], &device);
+    let gradients = |computation| {
+        let context = PassContext { computation, ..PassContext::default() };
+        let gradients = context.during(|| norm.forward(x.clone())).powi_scalar(3).sum().backward();
+        [norm.gamma.val(), norm.beta.val()].map(|parameter| values(parameter.grad(&gradients).expect("a gradient")))
+    };
+    assert_equal("layer norm's parameters", &gradients(fused()), &gradients(STOCK), 2e-5);
+    check("gelu", random([3, 50], &device), gelu);
+    check("silu", random([3, 50], &device), silu);
+    check("relu6", random([3, 50], &device).mul_scalar(5.0), relu6);
+    check("relu of features", random([2, 3, 3, 7], &device), |x| relu(x).into());
+    check("gelu of features", random([2, 3, 3, 7], &device), |x| gelu(Features::from(x)).into());
+    // The result is a third as wide: filled up, so that the check's gradient fits.
+    check("attention", random([2, 17, 3 * 2 * 16], &device), |x| {
+        let y = attention(x, 2);
+        Tensor::cat(vec![y.clone(), y.clone(), y], 2)
+    });
+}
+
+#[test]
+fn pooling_and_sums_of_features_equal_burns() {
+    let device = device();
+    let ours = MaxPool2dConfig::new([3, 3]).with_strides([2, 2]).with_padding(Explicit(1, 1, 1, 1)).init();
+    let burns = MaxPool2dConfig::new([2, 2]).with_strides([2, 2]).init();
+    for pool in [ours, burns] {
+        check("max pool", random([2, 8, 6, 5], &device), |x| max_pool(&pool, x).into());
+    }
+    check("a sum", random([2, 8, 6, 5], &device), |x| (Features::from(x.clone()) + Features::from(x)).into());
+}
+
+#[test]
+fn a_norm_that_follows_no_convolution_of_ours_equals_burns_in_training() {
+    let device = device();
+    let norm: BatchNorm = BatchNormConfig::new(12).init(&device);
+    let x = random([5, 6, 7, 12], &device);
+    check("norm", x.clone(), |x| norm.forward(x).into());
+    let gradients = |computation| {
+        let context = PassContext { computation, ..PassContext::default() };
+        let y = context.during(|| Tensor::from(norm.forward(x.clone())));
+        let gradients = y.powi_scalar(3).sum().backward();
+        [norm.gamma.val(), norm.beta.val()].map(|parameter| values(parameter.grad(&gradients).expect("a gradient")))
+    };
+    assert_equal("norm's parameters", &gradients(fused()), &gradients(STOCK), 5e-5);
+}
