@@ -4,7 +4,7 @@
 //! Source: He et al. 2015, arXiv 1512.03385, section 4.2, and table 1 for 18 and 34 layers.
 
 use burn::tensor::Device;
-use layers::{Activations, Computation, Convolution, Isa, Kernels};
+use layers::{Activations, Computation, Kernels};
 
 use crate::{ModelError, ResNet, init::WeightInit};
 
@@ -30,10 +30,7 @@ pub struct ResNetConfig {
     in_channels: usize,
     shortcut: Shortcut,
     zero_gamma: bool,
-    kernels: Kernels,
-    convolution: Convolution,
-    isa: Isa,
-    activations: Activations,
+    computation: Computation,
 }
 
 impl ResNetConfig {
@@ -59,10 +56,7 @@ impl ResNetConfig {
             in_channels: 3,
             shortcut: if is_wide { Shortcut::B } else { Shortcut::A },
             zero_gamma: false,
-            kernels: Kernels::Fused,
-            convolution: Convolution::Auto,
-            isa: Isa::detect(),
-            activations: Activations::F32,
+            computation: Computation::default(),
         })
     }
 
@@ -112,33 +106,13 @@ impl ResNetConfig {
         self
     }
 
-    /// Sets whose kernels compute the layers.
-    pub fn with_kernels(mut self, kernels: Kernels) -> Self {
-        self.kernels = kernels;
-        self
-    }
-
-    /// Sets how our own kernels convolve.
-    pub fn with_convolution(mut self, convolution: Convolution) -> Self {
-        self.convolution = convolution;
-        self
-    }
-
-    /// Sets the instruction set of our own kernels instead of the processor's best. Results differ by rounding.
+    /// Sets how the layers are computed. Instruction sets and algorithms differ by rounding.
     ///
     /// # Panics
-    /// The first layer does if the processor lacks it.
-    pub fn with_instruction_set(mut self, isa: Isa) -> Self {
-        self.isa = isa;
-        self
-    }
-
-    /// Sets the number format of activations.
-    ///
-    /// # Panics
-    /// [`ResNetConfig::init`] does for 16 bits with [`Kernels::Stock`].
-    pub fn with_activations(mut self, activations: Activations) -> Self {
-        self.activations = activations;
+    /// [`ResNetConfig::init`] does for activations of 16 bits with [`Kernels::Stock`], the first layer if the processor lacks the instruction
+    /// set.
+    pub fn with_computation(mut self, computation: Computation) -> Self {
+        self.computation = computation;
         self
     }
 
@@ -194,7 +168,8 @@ impl ResNetConfig {
     /// # Panics
     /// For 16 bits with [`Kernels::Stock`]: burn's operations would keep parameters and statistics in 16 bits too.
     pub fn init(&self, seed: u64, device: &Device) -> ResNet {
-        let mixed = self.activations == Activations::F32 || self.kernels == Kernels::Fused;
+        let Computation { activations, kernels, .. } = self.computation;
+        let mixed = activations == Activations::F32 || kernels == Kernels::Fused;
         assert!(mixed, "activations in 16 bits: expected Kernels::Fused, got Kernels::Stock");
         ResNet::new(self, &mut WeightInit::new(seed, device))
     }
@@ -209,8 +184,7 @@ impl ResNetConfig {
     }
 
     pub(crate) fn computation(&self) -> Computation {
-        let Self { kernels, convolution, isa, activations, .. } = *self;
-        Computation { kernels, convolution, isa, activations }
+        self.computation
     }
 
     pub(crate) fn zero_gamma(&self) -> bool {

@@ -16,6 +16,6 @@ mod resnet;
 pub use block::BasicBlock;
 pub use config::{ResNetConfig, Shortcut};
 pub use error::{ModelError, WeightsError};
-pub use layers::{Activations, Convolution, Isa, Kernels};
+pub use layers::{Activations, Computation, Convolution, Isa, Kernels};
 pub use pretrained::{load_weights, load_weights_and_key, save_safetensors};
 pub use resnet::ResNet;

@@ -18,28 +18,38 @@ def numbers(length, salt):
     return (bits >> 8).astype(numpy.float32) / numpy.float32(1 << 23) - numpy.float32(1)
 
 
-def main():
+def number(model):
+    """Gives every parameter its numbers, in f64."""
+    for salt, (name, parameter) in enumerate(model.named_parameters(), 1):
+        values = numbers(parameter.numel(), salt)
+        if name.endswith("weight") and parameter.dim() > 1:
+            values *= numpy.float32((6 / parameter[0].numel()) ** 0.5)
+        elif name.endswith(("weight", "gamma")):
+            values = 1 + values / 2
+        parameter.data = torch.from_numpy(values).reshape(parameter.shape).double()
+    return model.double().train()
+
+
+def ten_losses(model, learning_rate=0.0002, size=16):
+    """Of ten steps of SGD over four images of this height and width."""
+    images = torch.from_numpy(numbers(4 * size * size * 3, 0)).reshape(4, size, size, 3).permute(0, 3, 1, 2).double()
+    labels = torch.tensor([3, 8, 0, 5])
+    optimizer = torch.optim.SGD(model.parameters(), learning_rate, 0.9, weight_decay=1e-4)
+    losses = []
+    for _ in range(10):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(images), labels)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return [float(f"{loss:.7g}") for loss in losses]
+
+
+def count(model):
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+if __name__ == "__main__":
     for depth in (18, 34):
-        model = ResNet(depth, "B")
-        for salt, (name, parameter) in enumerate(model.named_parameters(), 1):
-            values = numbers(parameter.numel(), salt)
-            if parameter.dim() > 1:
-                values *= numpy.float32((6 / parameter[0].numel()) ** 0.5)
-            elif name.endswith("weight"):
-                values = 1 + values / 2
-            parameter.data = torch.from_numpy(values).reshape(parameter.shape).double()
-        model.double().train()
-        images = torch.from_numpy(numbers(4 * 16 * 16 * 3, 0)).reshape(4, 16, 16, 3).permute(0, 3, 1, 2).double()
-        labels = torch.tensor([3, 8, 0, 5])
-        optimizer = torch.optim.SGD(model.parameters(), 0.0002, 0.9, weight_decay=1e-4)
-        losses = []
-        for _ in range(10):
-            optimizer.zero_grad()
-            loss = F.cross_entropy(model(images), labels)
-            loss.backward()
-            optimizer.step()
-            losses.append(loss.item())
-        print(depth, sum(parameter.numel() for parameter in model.parameters()), [float(f"{loss:.7g}") for loss in losses])
-
-
-main()
+        model = number(ResNet(depth, "B"))
+        print(depth, count(model), ten_losses(model))

@@ -3,7 +3,7 @@
 use burn::module::Module;
 use burn::tensor::activation::log_softmax;
 use burn::tensor::{Device, Int, Tensor, TensorData};
-use burn_resnet::{Kernels, ResNet, ResNetConfig, Shortcut};
+use burn_resnet::{Computation, Kernels, ResNet, ResNetConfig, Shortcut};
 
 use crate::support::{Named, assert_close, gradients, relative_difference, tensors, values};
 
@@ -16,7 +16,7 @@ const SIZES: [[usize; 4]; 3] = [[4, 16, 16, 3], [3, 9, 14, 3], [2, 7, 8, 1]];
 
 fn model(kernels: Kernels, shortcut: Shortcut, channels: usize, device: &Device) -> ResNet {
     let config = ResNetConfig::cifar(8).unwrap().with_shortcut(shortcut).with_in_channels(channels);
-    config.with_kernels(kernels).init(11, device)
+    config.with_computation(Computation { kernels, ..Computation::default() }).init(11, device)
 }
 
 /// Smooth and without symmetry, so that a mirrored or shifted result differs.

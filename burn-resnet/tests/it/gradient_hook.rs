@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::tensor::{Device, Tensor, TensorData};
-use burn_resnet::{Kernels, ResNet, ResNetConfig};
+use burn_resnet::{Computation, Kernels, ResNet, ResNetConfig};
 use layers::{GradientHook, PassContext};
 
 use crate::support::{Named, gradients};
@@ -39,7 +39,7 @@ fn names(model: &ResNet) -> Vec<(ParamId, String)> {
 }
 
 fn model(kernels: Kernels, device: &Device) -> ResNet {
-    ResNetConfig::cifar(8).unwrap().with_kernels(kernels).init(5, device)
+    ResNetConfig::cifar(8).unwrap().with_computation(Computation { kernels, ..Computation::default() }).init(5, device)
 }
 
 fn with_hook(hook: &Arc<Collector>) -> PassContext {

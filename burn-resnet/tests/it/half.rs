@@ -2,7 +2,7 @@
 
 use burn::tensor::activation::log_softmax;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
-use burn_resnet::{Activations, Isa, Kernels, ResNet, ResNetConfig, Shortcut};
+use burn_resnet::{Activations, Computation, Isa, Kernels, ResNet, ResNetConfig, Shortcut};
 
 use crate::support::{Named, gradients, tensors, values};
 
@@ -17,8 +17,16 @@ const F16_GRADIENT_TOLERANCE: f64 = 0.05;
 /// What the loss of a step in f16 is multiplied by.
 const LOSS_SCALE: f32 = 1024.0;
 
+fn computed(computation: Computation) -> ResNetConfig {
+    ResNetConfig::cifar(8).unwrap().with_computation(computation)
+}
+
+fn bf16_on(isa: Isa) -> ResNetConfig {
+    computed(Computation { activations: Activations::Bf16, isa, ..Computation::default() })
+}
+
 fn config(activations: Activations) -> ResNetConfig {
-    ResNetConfig::cifar(8).unwrap().with_activations(activations)
+    computed(Computation { activations, ..Computation::default() })
 }
 
 fn images(device: &Device) -> Tensor<4> {
@@ -96,9 +104,9 @@ fn the_number_of_threads_changes_no_bit_of_a_bf16_step() {
 
 #[test]
 fn every_instruction_set_makes_the_same_bf16_step_within_bf16s_precision() {
-    let expected = step(&config(Activations::Bf16).with_instruction_set(Isa::Portable));
+    let expected = step(&bf16_on(Isa::Portable));
     for isa in Isa::available() {
-        let found = step(&config(Activations::Bf16).with_instruction_set(isa));
+        let found = step(&bf16_on(isa));
         assert!(distance(&found.logits, &expected.logits) < FORWARD_TOLERANCE, "{isa:?}");
     }
 }
@@ -106,5 +114,6 @@ fn every_instruction_set_makes_the_same_bf16_step_within_bf16s_precision() {
 #[test]
 #[should_panic(expected = "expected Kernels::Fused, got Kernels::Stock")]
 fn burns_own_operations_refuse_activations_of_16_bits() {
-    config(Activations::Bf16).with_kernels(Kernels::Stock).init(0, &Device::flex());
+    computed(Computation { activations: Activations::Bf16, kernels: Kernels::Stock, ..Computation::default() })
+        .init(0, &Device::flex());
 }

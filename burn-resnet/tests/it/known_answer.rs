@@ -9,7 +9,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use burn::tensor::{Device, Tensor, TensorData};
-use burn_resnet::{Activations, Convolution, Isa, Kernels, ResNet, ResNetConfig, load_weights, save_safetensors};
+use burn_resnet::{
+    Activations, Computation, Convolution, Isa, Kernels, ResNet, ResNetConfig, load_weights, save_safetensors,
+};
 
 use crate::support::{tensors, values};
 
@@ -84,15 +86,19 @@ fn the_published_resnet20_gets_932_of_1017_images_right() {
     let records: Vec<&[u8]> = bytes.chunks_exact(RECORD_BYTES).collect();
     assert_eq!((records.len(), bytes.len() % RECORD_BYTES), (NUM_IMAGES, 0));
     let fused = || ResNetConfig::from_name("resnet20").unwrap();
-    let mut paths = vec![fused().with_kernels(Kernels::Stock), fused().with_convolution(Convolution::Direct)];
-    paths.extend(Isa::available().map(|isa| fused().with_instruction_set(isa)));
+    let auto = Computation::default();
+    let (stock, direct) = (Kernels::Stock, Convolution::Direct);
+    let mut paths = vec![Computation { kernels: stock, ..auto }, Computation { convolution: direct, ..auto }];
+    paths.extend(Isa::available().map(|isa| Computation { isa, ..auto }));
+    let paths = paths.into_iter().map(|computation| fused().with_computation(computation));
     for path in paths {
         let model = published(&path, &folder, &device);
         let found: usize = records.chunks(128).map(|records| num_correct(&model, records, &device)).sum();
         assert_eq!(found, NUM_CORRECT, "{path:?}");
     }
     // bf16 moves logits by up to a hundredth: images on the edge between two classes may change sides.
-    let model = published(&fused().with_activations(Activations::Bf16), &folder, &device);
+    let model =
+        published(&fused().with_computation(Computation { activations: Activations::Bf16, ..auto }), &folder, &device);
     let found: usize = records.chunks(128).map(|records| num_correct(&model, records, &device)).sum();
     assert!(found.abs_diff(NUM_CORRECT) <= BF16_IMAGES, "bf16: {found}");
 }

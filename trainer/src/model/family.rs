@@ -10,11 +10,12 @@ use anyhow::{Result, ensure};
 use burn::tensor::Device;
 use clap::Args;
 use distributed::ParameterLayout;
+use layers::{Activations, Computation, Convolution, Kernels};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::config::cli::{ComputeArgs, ModelSection};
-use crate::config::{ConfigError, Family, ModelOption, decided};
+use crate::config::{ConfigError, ConvolutionKind, Dtype, Family, KernelsKind, ModelOption, decided, instruction_set};
 use crate::model::ImageClassifier;
 
 /// What a model is made for.
@@ -32,6 +33,33 @@ pub struct ModelRequest<'a> {
     pub compute: &'a ComputeArgs,
     /// Where the parameters live: an autodiff device for training.
     pub device: &'a Device,
+}
+
+impl ModelRequest<'_> {
+    /// How the layers are computed, as `--kernels`, `--dtype`, `--convolution` and `--cpu` say: for the [`PassContext`](layers::PassContext) that a
+    /// model of crate `layers` sets around its forward pass.
+    ///
+    /// # Errors
+    /// When this processor lacks the instruction set.
+    pub fn computation(&self) -> Result<Computation, ConfigError> {
+        let ComputeArgs { kernels, convolution, cpu, .. } = *self.compute;
+        Ok(Computation {
+            kernels: match kernels.unwrap_or(KernelsKind::Fused) {
+                KernelsKind::Stock => Kernels::Stock,
+                KernelsKind::Fused => Kernels::Fused,
+            },
+            convolution: match convolution.unwrap_or(ConvolutionKind::Auto) {
+                ConvolutionKind::Auto => Convolution::Auto,
+                ConvolutionKind::Direct => Convolution::Direct,
+            },
+            isa: instruction_set(cpu)?,
+            activations: match self.compute.dtype() {
+                Dtype::F32 => Activations::F32,
+                Dtype::Bf16 => Activations::Bf16,
+                Dtype::F16 => Activations::F16,
+            },
+        })
+    }
 }
 
 /// Models that share their flags. [`program`](crate::commands::program::program) is the program of one family.

@@ -6,14 +6,10 @@ use std::path::Path;
 
 use anyhow::{Result, ensure};
 use burn::module::Module;
-use burn_resnet::{
-    Activations, Convolution, Kernels, ResNet, ResNetConfig, Shortcut, WeightsError, load_weights_and_key,
-};
+use burn_resnet::{ResNet, ResNetConfig, Shortcut, WeightsError, load_weights_and_key};
 
 use crate::config::cli::ModelArgs;
-use crate::config::{
-    ConfigError, ConvolutionKind, Dtype, Family, Filled, KernelsKind, ModelOption, ShortcutKind, instruction_set,
-};
+use crate::config::{ConfigError, Family, Filled, ModelOption, ShortcutKind};
 use crate::measure::report::Reporter;
 use crate::model::family::{ModelFamily, ModelRequest};
 
@@ -58,29 +54,13 @@ fn layers(model: &ModelArgs, request: &ModelRequest<'_>) -> Result<ResNetConfig>
         ShortcutKind::A => Shortcut::A,
         ShortcutKind::B => Shortcut::B,
     };
-    let convolution = match request.compute.convolution.filled() {
-        ConvolutionKind::Auto => Convolution::Auto,
-        ConvolutionKind::Direct => Convolution::Direct,
-    };
-    let activations = match request.compute.dtype() {
-        Dtype::F32 => Activations::F32,
-        Dtype::Bf16 => Activations::Bf16,
-        Dtype::F16 => Activations::F16,
-    };
-    let kernels = match request.compute.kernels.filled() {
-        KernelsKind::Stock => Kernels::Stock,
-        KernelsKind::Fused => Kernels::Fused,
-    };
     Ok(model
         .network()?
         .with_num_classes(request.num_classes)
         .with_in_channels(request.in_channels)
         .with_shortcut(shortcut)
         .with_zero_gamma(request.zero_gamma)
-        .with_kernels(kernels)
-        .with_convolution(convolution)
-        .with_instruction_set(instruction_set(request.compute.cpu)?)
-        .with_activations(activations))
+        .with_computation(request.computation()?))
 }
 
 /// Puts the weights of a file into `model`, and says where they stood if that is not where PyTorch's own examples put them.

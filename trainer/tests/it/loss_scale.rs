@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::fixture::{TINY, flags, run};
 use crate::stepper_under_test::{StepperUnderTest, one_shard, step_config, with_bad_pixel};
 use burn::tensor::Device;
-use burn_resnet::{Activations, ResNetConfig};
+use burn_resnet::{Activations, Computation, ResNetConfig};
 use datasets::{Augment, LoadedStep, ShardConfig};
 use distributed::{Communicator, run_ranks};
 use trainer::config::LossScaling;
@@ -60,7 +60,8 @@ fn steps(rank: usize) -> Vec<LoadedStep> {
 }
 
 fn stepper(communicator: Arc<dyn Communicator>, loss_scale: LossScaling) -> StepperUnderTest {
-    let network = ResNetConfig::cifar(8).unwrap().with_activations(Activations::F16);
+    let f16 = Computation { activations: Activations::F16, ..Computation::default() };
+    let network = ResNetConfig::cifar(8).unwrap().with_computation(f16);
     let model = network.init(3, &Device::flex().autodiff());
     StepperUnderTest::new(model, StepConfig { loss_scale, ..step_config() }, communicator, &Device::flex())
 }

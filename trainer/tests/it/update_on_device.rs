@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::fixture::{TINY, flags, run};
 use crate::stepper_under_test::{StepperUnderTest, one_shard, resnet8, step_config, with_bad_pixel};
 use burn::tensor::Device;
-use burn_resnet::{Activations, ResNetConfig};
+use burn_resnet::{Activations, Computation, ResNetConfig};
 use datasets::{Augment, LoadedStep};
 use distributed::{ParameterLayout, SingleCommunicator, read};
 use trainer::config::cli::TrainArgs;
@@ -110,7 +110,8 @@ fn a_loss_that_is_not_finite_ends_the_run_at_the_next_step_and_names_its_own() {
 #[test]
 fn a_gradient_that_overflows_is_named_before_anything_is_saved() {
     let config = StepConfig { loss_scale: LossScaling::Fixed(1 << 24), ..config(UpdateKind::Device) };
-    let network = ResNetConfig::cifar(8).unwrap().with_activations(Activations::F16);
+    let f16 = Computation { activations: Activations::F16, ..Computation::default() };
+    let network = ResNetConfig::cifar(8).unwrap().with_computation(f16);
     let model = network.init(3, &Device::flex().autodiff());
     let mut stepper = StepperUnderTest::new(model, config, Arc::new(SingleCommunicator::new()), &Device::flex());
     stepper.step(0, steps().swap_remove(0)).unwrap();

@@ -1,5 +1,7 @@
 //! What several tests share: tensors by their PyTorch names, and differences between lists.
 
+pub(crate) mod ten_losses;
+
 use std::collections::BTreeMap;
 
 use burn::module::{Module, ModuleVisitor, Param};
