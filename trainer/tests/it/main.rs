@@ -13,6 +13,7 @@ mod interruptions;
 mod jobs;
 mod loss_scale;
 mod netbench;
+mod networks;
 mod non_finite;
 mod own_model;
 mod predict_scaling;

@@ -1,0 +1,100 @@
+//! ConvNeXt-T: a residual network with the choices of vision transformers.
+//!
+//! In: `[N, H, W, C]` images. Out: `[N, num_classes]` logits. Layers as the published code has them, without stochastic depth; the stem's
+//! windows are 2x2 instead of 4x4, for small images.
+//! Source: Liu et al. 2022, arXiv 2201.03545, figure 4 and table 9.
+
+use burn::module::{Initializer, Module, Param};
+use burn::nn::PaddingConfig2d::{Explicit, Valid};
+use burn::tensor::{Device, Tensor};
+use layers::{Conv2d, Conv2dConfig, LayerNorm, LayerNormConfig, Linear, LinearConfig, gelu, global_avg_pool};
+
+const STAGES: [(usize, usize); 4] = [(96, 3), (192, 3), (384, 9), (768, 3)];
+const WEIGHTS: Initializer = Initializer::Normal { mean: 0.0, std: 0.02 };
+
+fn layer_norm(channels: usize, device: &Device) -> LayerNorm {
+    LayerNormConfig::new(channels).with_epsilon(1e-6).init(device)
+}
+
+fn linear(c_in: usize, c_out: usize, device: &Device) -> Linear {
+    LinearConfig::new(c_in, c_out).with_initializer(WEIGHTS).init(device)
+}
+
+/// A 7x7 convolution of each channel, and two linear layers of each pixel, scaled.
+#[derive(Module, Debug)]
+struct Block {
+    dwconv: Conv2d,
+    norm: LayerNorm,
+    pwconv1: Linear,
+    pwconv2: Linear,
+    gamma: Param<Tensor<1>>,
+}
+
+impl Block {
+    fn new(channels: usize, device: &Device) -> Self {
+        let dwconv = Conv2dConfig::new([channels, channels], [7, 7]).with_groups(channels);
+        Self {
+            dwconv: dwconv.with_padding(Explicit(3, 3, 3, 3)).with_initializer(WEIGHTS).init(device),
+            norm: layer_norm(channels, device),
+            pwconv1: linear(channels, 4 * channels, device),
+            pwconv2: linear(4 * channels, channels, device),
+            gamma: Initializer::Constant { value: 1e-6 }.init([channels], device),
+        }
+    }
+
+    fn forward(&self, x: Tensor<4>) -> Tensor<4> {
+        let hidden = self.norm.forward(Tensor::from(self.dwconv.forward(x.clone())));
+        x + self.pwconv2.forward_scaled(gelu(self.pwconv1.forward(hidden)), &self.gamma)
+    }
+}
+
+/// Half the size, and more channels.
+#[derive(Module, Debug)]
+struct Downsampling {
+    norm: LayerNorm,
+    conv: Conv2d,
+}
+
+fn halving(channels: [usize; 2], device: &Device) -> Conv2d {
+    let conv = Conv2dConfig::new(channels, [2, 2]).with_stride([2, 2]);
+    conv.with_padding(Valid).with_initializer(WEIGHTS).init(device)
+}
+
+/// The network.
+#[derive(Module, Debug)]
+pub(crate) struct ConvNeXt {
+    stem: (Conv2d, LayerNorm),
+    downsamplings: Vec<Downsampling>,
+    stages: Vec<Vec<Block>>,
+    norm: LayerNorm,
+    head: Linear,
+}
+
+impl ConvNeXt {
+    /// With the publication's first weights, of which the tails are not cut.
+    pub(crate) fn new(in_channels: usize, num_classes: usize, device: &Device) -> Self {
+        let between = STAGES.windows(2).map(|pair| Downsampling {
+            norm: layer_norm(pair[0].0, device),
+            conv: halving([pair[0].0, pair[1].0], device),
+        });
+        Self {
+            stem: (halving([in_channels, STAGES[0].0], device), layer_norm(STAGES[0].0, device)),
+            downsamplings: between.collect(),
+            stages: STAGES.iter().map(|&(c, count)| (0..count).map(|_| Block::new(c, device)).collect()).collect(),
+            norm: layer_norm(STAGES[3].0, device),
+            head: linear(STAGES[3].0, num_classes, device),
+        }
+    }
+
+    /// The logits.
+    pub(crate) fn forward(&self, images: Tensor<4>) -> Tensor<2> {
+        let mut x = self.stem.1.forward(Tensor::from(self.stem.0.forward(images)));
+        for (index, blocks) in self.stages.iter().enumerate() {
+            if let Some(down) = index.checked_sub(1).map(|before| &self.downsamplings[before]) {
+                x = down.conv.forward(down.norm.forward(x)).into();
+            }
+            x = blocks.iter().fold(x, |x, block| block.forward(x));
+        }
+        self.head.forward(self.norm.forward(global_avg_pool(x)))
+    }
+}

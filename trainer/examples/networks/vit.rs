@@ -1,0 +1,98 @@
+//! ViT-Ti/4: a vision transformer over patches of 4x4 pixels.
+//!
+//! In: `[N, H, W, C]` images of one size. Out: `[N, num_classes]` logits. Layers as timm has them: normalisation before each part, a class
+//! token, learned positions.
+//! Source: Dosovitskiy et al. 2020, arXiv 2010.11929; the size Ti is of Touvron et al. 2020, arXiv 2012.12877, table 1.
+
+use burn::module::{Initializer, Module, Param};
+use burn::tensor::{Device, FloatDType, Tensor};
+use layers::{LayerNorm, LayerNormConfig, Linear, LinearConfig, PassContext, attention, gated, gelu};
+
+const PATCH: usize = 4;
+const CHANNELS: usize = 192;
+const DEPTH: usize = 12;
+const HEADS: usize = 3;
+const WEIGHTS: Initializer = Initializer::Normal { mean: 0.0, std: 0.02 };
+
+fn layer_norm(device: &Device) -> LayerNorm {
+    LayerNormConfig::new(CHANNELS).with_epsilon(1e-6).init(device)
+}
+
+fn linear(c_in: usize, c_out: usize, device: &Device) -> Linear {
+    LinearConfig::new(c_in, c_out).with_initializer(WEIGHTS).init(device)
+}
+
+/// Attention between tokens, then two linear layers of each, both around a shortcut.
+#[derive(Module, Debug)]
+struct Block {
+    norm1: LayerNorm,
+    qkv: Linear,
+    proj: Linear,
+    norm2: LayerNorm,
+    fc1: Linear,
+    fc2: Linear,
+}
+
+impl Block {
+    fn new(device: &Device) -> Self {
+        Self {
+            norm1: layer_norm(device),
+            qkv: linear(CHANNELS, 3 * CHANNELS, device),
+            proj: linear(CHANNELS, CHANNELS, device),
+            norm2: layer_norm(device),
+            fc1: linear(CHANNELS, 4 * CHANNELS, device),
+            fc2: linear(4 * CHANNELS, CHANNELS, device),
+        }
+    }
+
+    fn forward(&self, x: Tensor<3>) -> Tensor<3> {
+        let mixed = attention(self.qkv.forward(self.norm1.forward(x.clone())), HEADS);
+        let x = x + self.proj.forward(mixed);
+        let hidden = gelu(self.fc1.forward(self.norm2.forward(x.clone())));
+        x + self.fc2.forward(hidden)
+    }
+}
+
+/// The network.
+#[derive(Module, Debug)]
+pub(crate) struct VisionTransformer {
+    patches: Linear,
+    cls_token: Param<Tensor<1>>,
+    positions: Param<Tensor<2>>,
+    blocks: Vec<Block>,
+    norm: LayerNorm,
+    head: Linear,
+}
+
+impl VisionTransformer {
+    /// For images of `size` x `size`, with timm's first weights, of which the tails are not cut.
+    pub(crate) fn new(size: usize, in_channels: usize, num_classes: usize, device: &Device) -> Self {
+        let tokens = (size / PATCH).pow(2) + 1;
+        Self {
+            patches: linear(PATCH * PATCH * in_channels, CHANNELS, device),
+            cls_token: Initializer::Normal { mean: 0.0, std: 1e-6 }.init([CHANNELS], device),
+            positions: WEIGHTS.init([tokens, CHANNELS], device),
+            blocks: (0..DEPTH).map(|_| Block::new(device)).collect(),
+            norm: layer_norm(device),
+            head: linear(CHANNELS, num_classes, device),
+        }
+    }
+
+    /// The logits.
+    ///
+    /// # Panics
+    /// When the images have another size than the network was made for.
+    pub(crate) fn forward(&self, images: Tensor<4>) -> Tensor<2> {
+        let [n, height, width, channels] = images.dims();
+        let (rows, columns) = (height / PATCH, width / PATCH);
+        let windows = images.reshape([n, rows, PATCH, columns, PATCH, channels]).permute([0, 1, 3, 2, 4, 5]);
+        let patches = self.patches.forward(windows.reshape([n, rows * columns, PATCH * PATCH * channels]));
+        let hook = PassContext::current().hook;
+        let cls = gated(&self.cls_token, &patches, hook.as_ref()).reshape([1, 1, CHANNELS]).expand([n, 1, CHANNELS]);
+        let positions = gated(&self.positions, &patches, hook.as_ref()).unsqueeze::<3>();
+        let x = Tensor::cat(vec![cls, patches], 1) + positions;
+        let x = self.blocks.iter().fold(x, |x, block| block.forward(x));
+        let of_class = x.slice([0..n, 0..1]).reshape([n, CHANNELS]);
+        self.head.forward(self.norm.forward(of_class).cast(FloatDType::F32))
+    }
+}

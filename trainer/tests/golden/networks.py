@@ -1,0 +1,186 @@
+"""Prints what networks.rs expects: parameters and ten losses of the networks of examples/networks in f64.
+
+In: nothing. Out: for each network the number of its parameters and the losses of ten steps of SGD. The layers are those of torchvision's
+mobilenet_v2, timm's convnext_tiny and vit_tiny, and the published wide_resnet; parameters stand in the order of the Rust modules.
+Needs: torch, numpy.
+"""
+
+import sys
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+sys.path.append(str(Path(__file__).parents[3] / "burn-resnet/tests/golden"))
+from ten_losses import count, number, ten_losses
+
+
+def conv_norm(c_in, c_out, kernel, stride=1, groups=1):
+    conv = nn.Conv2d(c_in, c_out, kernel, stride, kernel // 2, groups=groups, bias=False)
+    return nn.Sequential(conv, nn.BatchNorm2d(c_out))
+
+
+class InvertedResidual(nn.Module):
+    def __init__(self, c_in, c_out, widening, stride):
+        super().__init__()
+        wide = c_in * widening
+        self.expand = conv_norm(c_in, wide, 1) if widening > 1 else None
+        self.filter = conv_norm(wide, wide, 3, stride, wide)
+        self.project = conv_norm(wide, c_out, 1)
+        self.is_residual = stride == 1 and c_in == c_out
+
+    def forward(self, x):
+        wide = F.relu6(self.expand(x)) if self.expand else x
+        y = self.project(F.relu6(self.filter(wide)))
+        return x + y if self.is_residual else y
+
+
+class MobileNetV2(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.stem = conv_norm(3, 32, 3)
+        blocks, c_in = [], 32
+        for widening, channels, repeats, stride in (
+            (1, 16, 1, 1), (6, 24, 2, 1), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1)
+        ):
+            for index in range(repeats):
+                blocks.append(InvertedResidual(c_in, channels, widening, stride if index == 0 else 1))
+                c_in = channels
+        self.blocks = nn.Sequential(*blocks)
+        self.head = conv_norm(c_in, 1280, 1)
+        self.classifier = nn.Linear(1280, 10)
+
+    def forward(self, x):
+        x = F.relu6(self.head(self.blocks(F.relu6(self.stem(x)))))
+        return self.classifier(x.mean((2, 3)))
+
+
+class PreActivation(nn.Module):
+    def __init__(self, c_in, c_out, stride):
+        super().__init__()
+        self.norm1 = nn.BatchNorm2d(c_in)
+        self.conv1 = nn.Conv2d(c_in, c_out, 3, stride, 1, bias=False)
+        self.norm2 = nn.BatchNorm2d(c_out)
+        self.conv2 = nn.Conv2d(c_out, c_out, 3, 1, 1, bias=False)
+        self.shortcut = nn.Conv2d(c_in, c_out, 1, stride, bias=False) if c_in != c_out else None
+
+    def forward(self, x):
+        active = F.relu(self.norm1(x))
+        y = self.conv2(F.relu(self.norm2(self.conv1(active))))
+        return y + (self.shortcut(active) if self.shortcut else x)
+
+
+class WideResNet(nn.Module):
+    def __init__(self, depth, width):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 16, 3, 1, 1, bias=False)
+        blocks, c_in = [], 16
+        for channels, stride in ((16 * width, 1), (32 * width, 2), (64 * width, 2)):
+            for index in range((depth - 4) // 6):
+                blocks.append(PreActivation(c_in, channels, stride if index == 0 else 1))
+                c_in = channels
+        self.blocks = nn.Sequential(*blocks)
+        self.norm = nn.BatchNorm2d(c_in)
+        self.linear = nn.Linear(c_in, 10)
+
+    def forward(self, x):
+        return self.linear(F.relu(self.norm(self.blocks(self.conv(x)))).mean((2, 3)))
+
+
+class ConvNeXtBlock(nn.Module):
+    def __init__(self, channels):
+        super().__init__()
+        self.dwconv = nn.Conv2d(channels, channels, 7, 1, 3, groups=channels)
+        self.norm = nn.LayerNorm(channels, 1e-6)
+        self.pwconv1 = nn.Linear(channels, 4 * channels)
+        self.pwconv2 = nn.Linear(4 * channels, channels)
+        # A parameter of the module itself would come first.
+        self.scale = nn.Module()
+        self.scale.gamma = nn.Parameter(torch.full((channels,), 1e-6))
+
+    def forward(self, x):
+        y = self.norm(self.dwconv(x).permute(0, 2, 3, 1))
+        y = self.scale.gamma * self.pwconv2(F.gelu(self.pwconv1(y)))
+        return x + y.permute(0, 3, 1, 2)
+
+
+class Downsampling(nn.Module):
+    def __init__(self, c_in, c_out):
+        super().__init__()
+        self.norm = nn.LayerNorm(c_in, 1e-6)
+        self.conv = nn.Conv2d(c_in, c_out, 2, 2)
+
+    def forward(self, x):
+        return self.conv(self.norm(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2))
+
+
+class ConvNeXt(nn.Module):
+    def __init__(self):
+        super().__init__()
+        stages = ((96, 3), (192, 3), (384, 9), (768, 3))
+        self.stem = nn.ModuleList([nn.Conv2d(3, 96, 2, 2), nn.LayerNorm(96, 1e-6)])
+        pairs = zip(stages, stages[1:])
+        self.downsamplings = nn.ModuleList([Downsampling(a[0], b[0]) for a, b in pairs])
+        self.stages = nn.ModuleList([nn.Sequential(*[ConvNeXtBlock(c) for _ in range(n)]) for c, n in stages])
+        self.norm = nn.LayerNorm(768, 1e-6)
+        self.head = nn.Linear(768, 10)
+
+    def forward(self, x):
+        x = self.stem[1](self.stem[0](x).permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+        for index, blocks in enumerate(self.stages):
+            x = blocks(self.downsamplings[index - 1](x) if index else x)
+        return self.head(self.norm(x.mean((2, 3))))
+
+
+class VitBlock(nn.Module):
+    def __init__(self, channels, heads):
+        super().__init__()
+        self.heads = heads
+        self.norm1 = nn.LayerNorm(channels, 1e-6)
+        self.qkv = nn.Linear(channels, 3 * channels)
+        self.proj = nn.Linear(channels, channels)
+        self.norm2 = nn.LayerNorm(channels, 1e-6)
+        self.fc1 = nn.Linear(channels, 4 * channels)
+        self.fc2 = nn.Linear(4 * channels, channels)
+
+    def forward(self, x):
+        n, tokens, channels = x.shape
+        q, k, v = self.qkv(self.norm1(x)).reshape(n, tokens, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(n, tokens, channels)
+        x = x + self.proj(mixed)
+        return x + self.fc2(F.gelu(self.fc1(self.norm2(x))))
+
+
+class Vit(nn.Module):
+    def __init__(self, size, channels=192, depth=12, heads=3):
+        super().__init__()
+        self.patches = nn.Linear(48, channels)
+        self.tokens = nn.Module()
+        self.tokens.cls = nn.Parameter(torch.zeros(channels))
+        self.tokens.positions = nn.Parameter(torch.zeros((size // 4) ** 2 + 1, channels))
+        self.blocks = nn.Sequential(*[VitBlock(channels, heads) for _ in range(depth)])
+        self.norm = nn.LayerNorm(channels, 1e-6)
+        self.head = nn.Linear(channels, 10)
+
+    def forward(self, x):
+        n, c, h, w = x.shape
+        windows = x.permute(0, 2, 3, 1).reshape(n, h // 4, 4, w // 4, 4, c).permute(0, 1, 3, 2, 4, 5)
+        x = self.patches(windows.reshape(n, -1, 16 * c))
+        x = torch.cat([self.tokens.cls.expand(n, 1, -1), x], 1) + self.tokens.positions
+        return self.head(self.norm(self.blocks(x)[:, 0]))
+
+
+if __name__ == "__main__":
+    print("wide-resnet-28-10", count(WideResNet(28, 10)))
+    for name, make in (
+        ("wide-resnet-16-2", lambda: WideResNet(16, 2)),
+        ("mobilenet-v2", MobileNetV2),
+        ("convnext-tiny", ConvNeXt),
+        ("vit-tiny", lambda: Vit(16)),
+    ):
+        model = number(make())
+        # Steps over so few values of depthwise layers are chaotic: small ones.
+        learning_rate = 0.0000001 if name == "mobilenet-v2" else 0.0002
+        print(name, count(model), ten_losses(model, learning_rate))
+    print("vit-tiny at 32", count(Vit(32)))

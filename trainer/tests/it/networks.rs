@@ -1,0 +1,93 @@
+//! The networks of examples/networks compute what PyTorch computes: golden/networks.py printed the numbers, in f64.
+
+// What the program has beside them is not used here.
+#[allow(dead_code)]
+#[path = "../../examples/networks/convnext.rs"]
+mod convnext;
+#[allow(dead_code)]
+#[path = "../../examples/networks/mobilenet_v2.rs"]
+mod mobilenet_v2;
+#[path = "../../../burn-resnet/tests/it/support/ten_losses.rs"]
+mod ten_losses;
+#[allow(dead_code)]
+#[path = "../../examples/networks/vit.rs"]
+mod vit;
+#[allow(dead_code)]
+#[path = "../../examples/networks/wide_resnet.rs"]
+mod wide_resnet;
+
+use burn::module::Module;
+use burn::tensor::{Device, FloatDType, Tensor};
+use convnext::ConvNeXt;
+use distributed::ParameterLayout;
+use layers::{Computation, Kernels, PassContext};
+use mobilenet_v2::MobileNetV2;
+use ten_losses::ten_losses;
+use vit::VisionTransformer;
+use wide_resnet::WideResNet;
+
+/// Each of ten steps of SGD starts from the rounding of the ones before.
+const TOLERANCE: f32 = 1e-5;
+
+fn check<M: Module>(
+    name: &str,
+    model: M,
+    num_parameters: usize,
+    expected: [f32; 10],
+    forward: impl Fn(&M, Tensor<4>) -> Tensor<2>,
+) {
+    assert_eq!(ParameterLayout::new(&model).num_elements(), num_parameters, "{name}");
+    compare(
+        name,
+        &ten_losses(model, 0.0002, FloatDType::F32, &Device::flex().autodiff(), forward),
+        expected,
+        TOLERANCE,
+    );
+}
+
+fn compare(name: &str, losses: &[f32], expected: [f32; 10], tolerance: f32) {
+    let off = losses.iter().zip(expected).map(|(found, expected)| (found - expected).abs() / expected);
+    let off = off.fold(0.0, f32::max);
+    assert!(off <= tolerance, "{name}: losses {losses:?}: {off:.2e}");
+}
+
+#[test]
+fn a_wide_resnet_has_pytorchs_parameters_and_ten_losses() {
+    let device = Device::flex().autodiff();
+    let published = WideResNet::new(28, 10, 3, 10, &Device::flex());
+    assert_eq!(ParameterLayout::new(&published).num_elements(), 36_479_194);
+    let expected = [2.759791, 2.751102, 2.734704, 2.711631, 2.682814, 2.648869, 2.610642, 2.568754, 2.523891, 2.476755];
+    check("wide-resnet-16-2", WideResNet::new(16, 2, 3, 10, &device), 691_674, expected, WideResNet::forward);
+}
+
+#[test]
+fn mobilenet_v2_has_pytorchs_parameters_and_ten_losses() {
+    let device = Device::flex().autodiff();
+    let expected = [3.106751, 3.091028, 3.063266, 3.029122, 2.989592, 2.953824, 2.911638, 2.871531, 2.830287, 2.78638];
+    let model = MobileNetV2::new(3, 10, &device);
+    assert_eq!(ParameterLayout::new(&model).num_elements(), 2_236_682);
+    let ten_losses = |model, dtype, kernels| {
+        let computation = Computation { kernels, ..Computation::default() };
+        let context = PassContext { computation, ..PassContext::default() };
+        context.during(|| ten_losses(model, 0.0000001, dtype, &device, MobileNetV2::forward))
+    };
+    // Norms over so few values of depthwise layers lose digits: in f32, PyTorch's too, the gradients are right to a hundredth. In f64 burn's own
+    // operations compute them.
+    let losses = ten_losses(model.clone(), FloatDType::F64, Kernels::Stock);
+    compare("mobilenet-v2 in f64", &losses, expected, TOLERANCE);
+    compare("mobilenet-v2", &ten_losses(model, FloatDType::F32, Kernels::Fused), expected, 1e-3);
+}
+
+#[test]
+fn convnext_has_pytorchs_parameters_and_ten_losses() {
+    let device = Device::flex().autodiff();
+    let expected = [2.841134, 2.652444, 2.357922, 2.04496, 1.775002, 1.581221, 1.493268, 1.539318, 1.610718, 1.553383];
+    check("convnext-tiny", ConvNeXt::new(3, 10, &device), 27_824_362, expected, ConvNeXt::forward);
+}
+
+#[test]
+fn a_vision_transformer_has_pytorchs_parameters_and_ten_losses() {
+    let device = Device::flex().autodiff();
+    let expected = [2.944258, 2.876257, 2.751145, 2.582798, 2.388026, 2.186065, 1.996593, 1.835799, 1.711955, 1.623741];
+    check("vit-tiny", VisionTransformer::new(16, 3, 10, &device), 5_353_546, expected, VisionTransformer::forward);
+}
