@@ -22,9 +22,9 @@ pub mod conv2d;
 pub mod depthwise;
 pub mod layer;
 pub mod layer_norm;
+pub mod optimizer;
 pub mod pool;
 pub mod scratch;
-pub mod sgd;
 
 mod element;
 mod entries;

@@ -3,8 +3,11 @@
 //! In: the networks. Out: a measurement of each operation; each has a copy of as many bytes beside it.
 
 use kernels::Element;
+use kernels::optimizer::adam::{self, AdamDirection, AdamWUpdate};
+use kernels::optimizer::lamb::{self, LambUpdate};
+use kernels::optimizer::lars;
+use kernels::optimizer::sgd::{self, SgdUpdate};
 use kernels::pool::{self, MaxPoolShape};
-use kernels::sgd::{self, SgdUpdate};
 
 use crate::measure::{Bench, OnTensor};
 
@@ -59,5 +62,23 @@ fn measure_update(bench: &Bench) {
     // Three are read and two written.
     tensor.measure("SGD step", 5 * size_of::<f32>() * NUM_PARAMETERS, || {
         sgd::step(isa, &update, &mut parameters, &mut velocities, &gradients);
+    });
+    // The norms read parameters and gradients once more.
+    tensor.measure("LARS step", 7 * size_of::<f32>() * NUM_PARAMETERS, || {
+        lars::step(isa, &update, 1e-3, &mut parameters, &mut velocities, &gradients);
+    });
+    let direction = AdamDirection::new([0.9, 0.999], 1e-8, 10);
+    let update = AdamWUpdate { learning_rate: 1e-9, kept: 1.0, direction };
+    let mut second = bench.values::<f32>(NUM_PARAMETERS);
+    second.iter_mut().for_each(|value| *value = value.abs());
+    // Four are read and three written.
+    tensor.measure("AdamW step", 7 * size_of::<f32>() * NUM_PARAMETERS, || {
+        adam::step(isa, &update, &mut parameters, [&mut velocities, &mut second], &gradients);
+    });
+    let update = LambUpdate { learning_rate: 1e-9, weight_decay: 1e-2, direction, adapts: true };
+    let mut updated = bench.values::<f32>(NUM_PARAMETERS);
+    // Four are read and three written; the norm reads one, the descent two, and writes one.
+    tensor.measure("LAMB step", 11 * size_of::<f32>() * NUM_PARAMETERS, || {
+        lamb::step(isa, &update, &parameters, &mut updated, [&mut velocities, &mut second], &gradients);
     });
 }

@@ -27,7 +27,7 @@ use crate::run::output::RUN_TOML;
 use crate::run::resumption::Resumption;
 use crate::run::run_files::RunFiles;
 use crate::run::session::Session;
-use crate::run::train::{Outcome, fit, sgd_config};
+use crate::run::train::{Outcome, fit, optimizer_config};
 use crate::step;
 use crate::world::ranks::World;
 use crate::world::roles::Role;
@@ -92,8 +92,8 @@ pub fn train<F: ModelFamily>(args: &TrainArgs, world: &World) -> Result<Outcome<
     let (workers, server_link) = match Role::of(&config.sync_config(), &world.communicator)? {
         Role::Worker { communicator, server_link } => (communicator, server_link),
         Role::Server(link) => {
-            let sgd = sgd_config(&config);
-            step::serve(&config.sync_config(), sgd, &model, link, &world.rank_status)?;
+            let optimizer = optimizer_config(&config);
+            step::serve(&config.sync_config(), optimizer, &model, link, &world.rank_status)?;
             world.end_watch(watchdog)?;
             return Ok(Outcome::of_server(model));
         }

@@ -3,29 +3,32 @@
 use super::checks::{Filled, at_least, in_range, is_share, no_effect};
 use super::error::ConfigError;
 use crate::config::choices::LossScaling;
-use crate::config::choices::{Dtype, SyncKind};
+use crate::config::choices::{Dtype, OptimizerKind, SyncKind};
 use crate::config::cli::OptimizerArgs;
 
 impl OptimizerArgs {
     /// Fills the gaps for activations of `dtype`, and refuses what contradicts itself.
     pub(super) fn fill(&mut self, dtype: Dtype) -> Result<(), ConfigError> {
-        in_range("--learning-rate", *self.learning_rate.get_or_insert(0.1), "above 0", |rate| rate > 0.0)?;
+        let kind = *self.optimizer.get_or_insert(OptimizerKind::Sgd);
+        self.reject_inapplicable(kind)?;
+        let default = match kind {
+            OptimizerKind::Sgd => 0.1,
+            OptimizerKind::Adamw | OptimizerKind::Lamb => 1e-3,
+            OptimizerKind::Lars => 1.0,
+        };
+        in_range("--learning-rate", *self.learning_rate.get_or_insert(default), "above 0", |rate| rate > 0.0)?;
         if *self.scale_learning_rate.get_or_insert(false) {
             at_least("--reference-batch-size", *self.reference_batch_size.get_or_insert(128), 1)?;
         } else if self.reference_batch_size.is_some() {
             let because = "without --scale-learning-rate";
             return Err(no_effect("--reference-batch-size", because, "add that or leave this out"));
         }
-        let momentum = *self.momentum.get_or_insert(0.9);
-        in_range("--momentum", momentum, "0 up to but not 1", is_share)?;
-        if *self.nesterov.get_or_insert(false) && momentum == 0.0 {
-            return Err(ConfigError::Conflict {
-                option: "--nesterov",
-                other: "--momentum 0".to_owned(),
-                remedy: "give a momentum above 0, or --nesterov=false".to_owned(),
-            });
+        if kind.has_momentum() {
+            self.fill_momentum(kind)?;
+        } else {
+            self.fill_moments(kind)?;
         }
-        self.fill_decay()?;
+        self.fill_decay(kind)?;
         let smoothing = *self.label_smoothing.get_or_insert(0.0);
         in_range("--label-smoothing", smoothing, "0 up to but not 1", is_share)?;
         if let Some(norm) = self.clip_grad_norm {
@@ -38,11 +41,59 @@ impl OptimizerArgs {
         Ok(())
     }
 
-    fn fill_decay(&mut self) -> Result<(), ConfigError> {
-        let weight_decay = *self.weight_decay.get_or_insert(1e-4);
+    /// Refuses options of other optimizers than the chosen one.
+    fn reject_inapplicable(&self, kind: OptimizerKind) -> Result<(), ConfigError> {
+        let (sgd_or_lars, adamw_or_lamb) = ("--optimizer sgd or lars", "--optimizer adamw or lamb");
+        let (is_lars, has_momentum) = (kind == OptimizerKind::Lars, kind.has_momentum());
+        let rules: [(&'static str, bool, bool, &str); 6] = [
+            ("--momentum", self.momentum.is_some(), has_momentum, sgd_or_lars),
+            ("--nesterov", self.nesterov.is_some(), has_momentum, sgd_or_lars),
+            ("--beta1", self.beta1.is_some(), !has_momentum, adamw_or_lamb),
+            ("--beta2", self.beta2.is_some(), !has_momentum, adamw_or_lamb),
+            ("--epsilon", self.epsilon.is_some(), !has_momentum, adamw_or_lamb),
+            ("--trust-coefficient", self.trust_coefficient.is_some(), is_lars, "--optimizer lars"),
+        ];
+        for (option, is_given, has_effect, needs) in rules {
+            if is_given && !has_effect {
+                return Err(no_effect(option, format!("without {needs}"), "add that or leave this out"));
+            }
+        }
+        Ok(())
+    }
+
+    fn fill_momentum(&mut self, kind: OptimizerKind) -> Result<(), ConfigError> {
+        let momentum = *self.momentum.get_or_insert(0.9);
+        in_range("--momentum", momentum, "0 up to but not 1", is_share)?;
+        if *self.nesterov.get_or_insert(false) && momentum == 0.0 {
+            return Err(ConfigError::Conflict {
+                option: "--nesterov",
+                other: "--momentum 0".to_owned(),
+                remedy: "give a momentum above 0, or --nesterov=false".to_owned(),
+            });
+        }
+        if kind == OptimizerKind::Lars {
+            let coefficient = *self.trust_coefficient.get_or_insert(0.001);
+            in_range("--trust-coefficient", coefficient, "above 0", |coefficient| coefficient > 0.0)?;
+        }
+        Ok(())
+    }
+
+    fn fill_moments(&mut self, kind: OptimizerKind) -> Result<(), ConfigError> {
+        in_range("--beta1", *self.beta1.get_or_insert(0.9), "0 up to but not 1", is_share)?;
+        in_range("--beta2", *self.beta2.get_or_insert(0.999), "0 up to but not 1", is_share)?;
+        let default = if kind == OptimizerKind::Lamb { 1e-6 } else { 1e-8 };
+        let epsilon = *self.epsilon.get_or_insert(default);
+        // A smaller one would be 0 as f32.
+        in_range("--epsilon", epsilon, "above 1e-38", |epsilon| epsilon > 1e-38)?;
+        Ok(())
+    }
+
+    fn fill_decay(&mut self, kind: OptimizerKind) -> Result<(), ConfigError> {
+        let default = if kind.has_momentum() { 1e-4 } else { 0.01 };
+        let weight_decay = *self.weight_decay.get_or_insert(default);
         in_range("--weight-decay", weight_decay, "0 or more", |decay| decay >= 0.0)?;
-        if weight_decay > 0.0 {
-            self.decay_norm_and_bias.get_or_insert(true);
+        if weight_decay > 0.0 || kind.adapts() {
+            self.decay_norm_and_bias.get_or_insert(kind.decays_norm_and_bias());
         } else if self.decay_norm_and_bias.take() == Some(false) {
             return Err(no_effect("--decay-norm-and-bias=false", "with --weight-decay 0", "leave it out"));
         }
@@ -51,6 +102,14 @@ impl OptimizerArgs {
 
     /// Refuses what a rank cannot do that is updated on its device.
     pub(super) fn expect_update(&self, is_on_device: bool) -> Result<(), ConfigError> {
+        let kind = self.optimizer.filled();
+        if is_on_device && kind != OptimizerKind::Sgd {
+            return Err(ConfigError::Conflict {
+                option: kind.flag(),
+                other: "--update device, the default of --device cuda".to_owned(),
+                remedy: "devices update by sgd alone; give --update host".to_owned(),
+            });
+        }
         if is_on_device && self.ema_decay.is_some() {
             return Err(ConfigError::Conflict {
                 option: "--ema-decay",
@@ -63,6 +122,14 @@ impl OptimizerArgs {
 
     /// Refuses what ranks cannot do that synchronise in this way.
     pub(super) fn expect_sync(&self, sync: SyncKind) -> Result<(), ConfigError> {
+        let kind = self.optimizer.filled();
+        if sync != SyncKind::Allreduce && kind != OptimizerKind::Sgd {
+            return Err(ConfigError::Conflict {
+                option: kind.flag(),
+                other: format!("--sync {sync}"),
+                remedy: "servers, and ranks that run apart, update by sgd alone; use --sync allreduce".to_owned(),
+            });
+        }
         let drifts_apart = !matches!(sync, SyncKind::Allreduce | SyncKind::ParameterServer);
         if drifts_apart && self.ema_decay.is_some() {
             return Err(ConfigError::Conflict {
@@ -90,5 +157,32 @@ impl OptimizerArgs {
             None => learning_rate,
             Some(reference) => learning_rate * global_batch_size as f64 / reference as f64,
         }
+    }
+}
+
+impl OptimizerKind {
+    /// With its flag.
+    fn flag(self) -> &'static str {
+        match self {
+            Self::Sgd => "--optimizer sgd",
+            Self::Adamw => "--optimizer adamw",
+            Self::Lars => "--optimizer lars",
+            Self::Lamb => "--optimizer lamb",
+        }
+    }
+
+    /// Whether it has velocities; else two moments.
+    fn has_momentum(self) -> bool {
+        matches!(self, Self::Sgd | Self::Lars)
+    }
+
+    /// Whether it scales the step of each tensor.
+    fn adapts(self) -> bool {
+        matches!(self, Self::Lars | Self::Lamb)
+    }
+
+    /// Whether parameters of one axis decay, and are adapted, unless asked for otherwise.
+    pub(crate) fn decays_norm_and_bias(self) -> bool {
+        !self.adapts()
     }
 }

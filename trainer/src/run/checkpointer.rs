@@ -23,6 +23,7 @@ use crate::run::resumption::Resumption;
 use crate::run::session::Session;
 use crate::step::Stepper;
 use crate::step::ema::Ema;
+use crate::step::optimizer::OptimizerState;
 
 /// Of messages with a rank's residual.
 const RESIDUAL_TAG: u16 = 104;
@@ -67,7 +68,7 @@ impl<'a> Checkpointer<'a> {
         let num_residuals = if carried.is_some() { communicator.world_size() } else { 0 };
         let Carried { residual, factors, num_drawn } = carried.unwrap_or_default();
         let tensors = TrainingTensors {
-            velocities: stepper.velocities().into_owned(),
+            optimizer: stepper.optimizer_state(),
             norm_statistics: all_statistics.iter().map(|bytes| bytes_to_floats(bytes)).collect(),
             factors,
             num_drawn,
@@ -128,7 +129,7 @@ impl<'a> Checkpointer<'a> {
             return Ok(Progress::default());
         }
         let state: CheckpointState = serde_json::from_slice(&state_json).context("checkpoint state from root")?;
-        let velocities = bytes_to_floats(&from_root(floats_to_bytes(&tensors.velocities))?);
+        let optimizer = self.optimizer_state(tensors.optimizer.clone(), &stepper.optimizer_state())?;
         let statistics = bytes_to_floats(&from_root(floats_to_bytes(&tensors.norm_statistics.concat()))?);
         model = broadcast_module(model, communicator, ROOT)?;
         if let Some(ema) = ema {
@@ -140,7 +141,7 @@ impl<'a> Checkpointer<'a> {
             let row = communicator.rank() * layout.num_elements();
             model = write(model, &layout, &statistics[row..row + layout.num_elements()]);
         }
-        stepper.restore(model, &velocities, state.loss_scale)?;
+        stepper.restore(model, &optimizer, state.loss_scale)?;
         if let Some(fresh) = stepper.carried() {
             let factors = bytes_to_floats(&from_root(floats_to_bytes(&tensors.factors))?);
             let num_drawn = serde_json::from_slice(&from_root(serde_json::to_vec(&tensors.num_drawn)?)?)?;
@@ -159,6 +160,25 @@ impl<'a> Checkpointer<'a> {
         ));
         resumption.iter().for_each(|resumption| resumption.tell(self.session.reporter));
         Ok(state.progress)
+    }
+
+    /// The optimizer's state `saved` on root, which must be of the kind of `fresh`.
+    ///
+    /// # Collective
+    /// Must be called by all ranks.
+    fn optimizer_state(&self, saved: OptimizerState, fresh: &OptimizerState) -> Result<OptimizerState> {
+        let from_root = |bytes: Vec<u8>| from_root(&*self.session.communicator, &bytes);
+        let moments = bytes_to_floats(&from_root(floats_to_bytes(&saved.moments))?);
+        let num_updates = serde_json::from_slice(&from_root(serde_json::to_vec(&saved.num_updates)?)?)?;
+        let state = OptimizerState { moments, num_updates };
+        let kind = |state: &OptimizerState| (state.moments.len(), state.num_updates.is_some());
+        ensure!(
+            kind(&state) == kind(fresh),
+            "resume: state of the optimizer: expected {} values, got {} of another optimizer or model; take another checkpoint",
+            fresh.moments.len(),
+            state.moments.len()
+        );
+        Ok(state)
     }
 
     /// `model`, which has the average, with the parameters that training goes on with, from root.

@@ -13,6 +13,9 @@ use crate::model::schedule::LearningRate;
 use crate::run::checkpoint::{Checkpoint, CheckpointState, CheckpointStore, Damaged, Progress};
 use crate::run::output::OutputDirectory;
 
+/// The option that names the optimizer.
+const OPTIMIZER: &str = "optimizer.optimizer";
+
 /// A checkpoint that this start may go on from.
 #[derive(Clone, Debug)]
 pub struct Resumption {
@@ -101,6 +104,10 @@ impl Resumption {
             |difference: &ConfigDifference| difference.key == "schedule.milestones" && passed(config) == passed(before);
         let mut differences = config.differences(before);
         differences.retain(|difference| !is_to_come(difference));
+        // Another optimizer has other options.
+        if differences.iter().any(|difference| difference.key == OPTIMIZER) {
+            differences.retain(|difference| difference.key == OPTIMIZER || !difference.key.starts_with("optimizer."));
+        }
         if !differences.is_empty() {
             let list: Vec<String> =
                 differences.iter().map(|difference| format!("{difference} ({})", why(difference))).collect();
@@ -125,6 +132,7 @@ fn why(ConfigDifference { key, before, now }: &ConfigDifference) -> String {
         "schedule.milestones" => "only those to come may change",
         "run.seed" => "the order of the samples follows from it",
         "batch.global-batch-size" | "train-split.drop-last" => "the position in the epoch is counted in batches",
+        OPTIMIZER => "what is saved of its gradients is of use to that optimizer alone",
         _ if key.starts_with("model.") => "the saved parameters are those of that network",
         _ if key.starts_with("data.") || key.starts_with("train-split.") => "the saved position is one in those images",
         _ => "the steps before and after would be of two trainings",

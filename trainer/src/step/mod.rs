@@ -39,13 +39,13 @@ use crate::measure::timer::Timer;
 use crate::model::ImageClassifier;
 use crate::step::loss_scale::LossScale;
 use crate::step::norm_reducer::NormReducer;
-use crate::step::optimizer::SgdConfig;
+use crate::step::optimizer::{OptimizerConfig, OptimizerState};
 
 /// How a step is made, apart from model and data.
 #[derive(Clone, Debug)]
 pub struct StepConfig {
-    /// The optimizer.
-    pub sgd: SgdConfig,
+    /// The optimizer; SGD alone where the device or servers update, or ranks by themselves.
+    pub optimizer: OptimizerConfig,
     /// Share of the label's weight spread over all classes, in `[0, 1)`.
     pub label_smoothing: f64,
     /// Largest L2 norm of the mean gradient; a longer one is scaled down to it.
@@ -127,7 +127,8 @@ impl<M: ImageClassifier> Stepper<M> {
     /// `device` is the plain device; the model trains on its autodiff form.
     ///
     /// # Errors
-    /// When the ranks' models differ in structure, or norms are to be synchronised and the model's are not.
+    /// When the ranks' models differ in structure, norms are to be synchronised and the model's are not, or the way to update has not
+    /// that optimizer.
     ///
     /// # Collective
     /// Must be called by all ranks.
@@ -286,21 +287,21 @@ impl<M: ImageClassifier> Stepper<M> {
         self.update.parameters()
     }
 
-    /// The optimizer's velocities, flat in module order: its state to save.
-    pub fn velocities(&self) -> Cow<'_, [f32]> {
-        self.update.velocities()
+    /// What the optimizer remembers: its state to save.
+    pub fn optimizer_state(&self) -> OptimizerState {
+        self.update.optimizer_state()
     }
 
-    /// Continues from a saved model (parameters and norm statistics), saved velocities and, if it was saved, the loss scale.
+    /// Continues from a saved model (parameters and norm statistics), a saved state of the optimizer and, if it was saved, the loss scale.
     ///
     /// # Errors
     /// As [`new`](Self::new).
     ///
     /// # Collective
     /// Must be called by all ranks.
-    pub fn restore(&mut self, model: M, velocities: &[f32], loss_scale: Option<LossScale>) -> Result<()> {
+    pub fn restore(&mut self, model: M, state: &OptimizerState, loss_scale: Option<LossScale>) -> Result<()> {
         self.loss_scale = loss_scale.unwrap_or(self.loss_scale);
-        self.update.restore(&model, velocities);
+        self.update.restore(&model, state);
         self.attach(model)
     }
 

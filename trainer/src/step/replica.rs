@@ -20,14 +20,14 @@ use super::pass::Output;
 use super::update::{MicroStep, Step};
 use crate::measure::metrics::ScoreSums;
 use crate::measure::timer::Timer;
-use crate::step::optimizer::Sgd;
+use crate::step::optimizer::{Optimizer, OptimizerState};
 use crate::step::sync_plan::reducer_config;
 
-/// Parameters, velocities and buckets of one rank.
+/// Parameters, optimizer and buckets of one rank.
 #[derive(Debug)]
 pub(super) struct Replica {
     pub(super) reducer: GradientReducer,
-    pub(super) optimizer: Sgd,
+    pub(super) optimizer: Optimizer,
     pub(super) communicator: Arc<dyn Communicator>,
     /// Where layers hand their gradients over.
     hook: Arc<BucketHook>,
@@ -57,7 +57,7 @@ impl Replica {
             Ok(Box::new(WatchedReduction::new(reduction(plans, own)?, Arc::clone(&config.rank_status))))
         })?;
         Ok(Self {
-            optimizer: Sgd::new(config.sgd, reducer.layout(), read(model, reducer.layout())),
+            optimizer: Optimizer::new(config.optimizer, reducer.layout(), read(model, reducer.layout())),
             hook: Arc::new(BucketHook::new(reducer.collector(), config.sync.update)),
             reducer,
             communicator: Arc::clone(communicator),
@@ -140,7 +140,7 @@ impl Replica {
     pub(super) fn reduce(
         &mut self,
         timer: &Timer,
-        mut use_bucket: impl FnMut(&mut Sgd, &SyncedBucket),
+        mut use_bucket: impl FnMut(&mut Optimizer, &SyncedBucket),
     ) -> Result<Option<GlobalStepStatus>, CollectiveError> {
         let _waiting = timer.enter(Phase::Waiting);
         let status = self.reducer.finish(|bucket| {
@@ -164,8 +164,8 @@ impl Replica {
         *model = write(model.clone(), self.reducer.layout(), self.optimizer.parameters());
     }
 
-    /// Goes on from the parameters of `model`, and these velocities.
-    pub(super) fn restore<M: Module>(&mut self, model: &M, velocities: &[f32]) {
-        self.optimizer.restore(&read(model, self.reducer.layout()), velocities);
+    /// Goes on from the parameters of `model`, and this state of the optimizer.
+    pub(super) fn restore<M: Module>(&mut self, model: &M, state: &OptimizerState) {
+        self.optimizer.restore(&read(model, self.reducer.layout()), state);
     }
 }

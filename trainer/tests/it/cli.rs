@@ -68,7 +68,7 @@ fn run(arguments: &[&str]) -> Output {
 }
 
 /// Flag sets that between them use every option of `train`.
-const VALID_FLAGS: [&str; 19] = [
+const VALID_FLAGS: [&str; 22] = [
     "",
     "--model resnet20 --shortcut a --dataset cifar10 --data-dir d --epochs 2 --global-batch-size 256 --learning-rate 0.1 \
      --schedule-epochs 3 --schedule cosine --warmup-epochs 1 --momentum 0.9 --weight-decay 1e-4 --seed 0 --dtype bf16 --threads 1 --cpu portable \
@@ -95,6 +95,9 @@ const VALID_FLAGS: [&str; 19] = [
     "--sync local-sgd --dtype bf16 --device flex --loss-scale 16777216",
     "--device flex --input device --update device",
     "--ema-decay 0.999 --sync parameter-server",
+    "--optimizer adamw --beta1 0.8 --beta2 0.99 --epsilon 1e-7 --clip-grad-norm 1 --ema-decay 0.99",
+    "--optimizer lars --trust-coefficient 0.01 --nesterov --momentum 0.8 --weight-decay 0 --decay-norm-and-bias=false",
+    "--optimizer lamb --epsilon 0.1 --decay-norm-and-bias",
 ];
 
 #[test]
@@ -280,7 +283,7 @@ fn the_default_batch_divides_among_any_number_of_ranks() {
 }
 
 /// Flags, and what their refusal on two ranks must say.
-const REFUSED: [(&str, &[&str]); 60] = [
+const REFUSED: [(&str, &[&str]); 74] = [
     ("--dataset cifar10", &["--data-dir", "--download", "--dataset shapes"]),
     ("--dataset image-folder", &["--data-dir", "train/<class>"]),
     ("--data-dir d", &["--data-dir has no effect with --dataset shapes", "cifar10"]),
@@ -305,6 +308,26 @@ const REFUSED: [(&str, &[&str]); 60] = [
     ("--momentum 1", &["--momentum", "but not 1"]),
     ("--nesterov --momentum 0", &["--nesterov", "--momentum 0", "above 0"]),
     ("--weight-decay 0 --decay-norm-and-bias=false", &["no effect with --weight-decay 0"]),
+    (
+        "--optimizer adamw --momentum 0.9",
+        &["--momentum has no effect without --optimizer sgd or lars", "leave this out"],
+    ),
+    ("--optimizer lamb --nesterov", &["--nesterov has no effect without --optimizer sgd or lars"]),
+    ("--beta1 0.9", &["--beta1 has no effect without --optimizer adamw or lamb"]),
+    ("--optimizer lars --beta2 0.9", &["--beta2 has no effect without --optimizer adamw or lamb"]),
+    ("--optimizer sgd --epsilon 1e-8", &["--epsilon has no effect without --optimizer adamw or lamb"]),
+    ("--optimizer lamb --trust-coefficient 1", &["--trust-coefficient has no effect without --optimizer lars"]),
+    ("--optimizer adamw --beta1 1", &["--beta1", "but not 1", "got 1"]),
+    ("--optimizer adamw --beta2 -1", &["--beta2", "0 up to", "got -1"]),
+    ("--optimizer adamw --epsilon 0", &["--epsilon", "above 1e-38", "got 0"]),
+    ("--optimizer lars --trust-coefficient 0", &["--trust-coefficient", "above 0"]),
+    ("--optimizer adamw --weight-decay 0 --decay-norm-and-bias=false", &["no effect with --weight-decay 0"]),
+    (
+        "--optimizer adamw --sync parameter-server",
+        &["--optimizer adamw contradicts --sync parameter-server", "by sgd alone; use --sync allreduce"],
+    ),
+    ("--optimizer lars --sync local-sgd", &["--optimizer lars contradicts --sync local-sgd"]),
+    ("--optimizer lamb --sync post-local-sgd --from-step 3", &["--optimizer lamb contradicts --sync post-local-sgd"]),
     ("--label-smoothing 1", &["--label-smoothing"]),
     ("--clip-grad-norm 0", &["--clip-grad-norm", "above 0"]),
     ("--ema-decay 1", &["--ema-decay", "but not 1", "got 1"]),

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use crate::stepper_under_test::{StepperUnderTest, one_shard, resnet8, step_config, steps};
+use crate::stepper_under_test::{OTHER_OPTIMIZERS, SGD, StepperUnderTest, one_shard, resnet8, step_config, steps};
 use burn::module::Module;
 use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::nn::{Linear, LinearConfig, PaddingConfig2d};
@@ -14,10 +14,13 @@ use distributed::{Communicator, run_ranks};
 use trainer::config::SyncConfig;
 use trainer::model::ImageClassifier;
 use trainer::step::StepConfig;
-use trainer::step::optimizer::SgdConfig;
+use trainer::step::optimizer::{OptimizerConfig, SgdConfig};
 
 /// docs/numerics.md: relative L2 distance of the mean gradients.
 const GRADIENT_TOLERANCE: f64 = 1e-5;
+/// docs/numerics.md: relative L2 distance of the parameters after two steps: Adam's first ones are signs, also of gradients that are
+/// roundings alone.
+const STEP_TOLERANCE: f64 = 1e-3;
 const GLOBAL_BATCH_SIZE: usize = 24;
 /// One full batch, and 5 samples: 3 ranks get 2, 2, 1 of them, 4 ranks 2, 1, 1, 1.
 const NUM_SAMPLES: usize = 29;
@@ -74,7 +77,7 @@ fn first_velocity<M: ImageClassifier>(
 ) -> Vec<f32> {
     let base = step_config();
     let config = StepConfig {
-        sgd: SgdConfig { weight_decay: 0.0, ..base.sgd },
+        optimizer: OptimizerConfig::Sgd(SgdConfig { weight_decay: 0.0, ..SGD }),
         label_smoothing: 0.1,
         sync_batch_norm,
         sync: SyncConfig { bucket_cap_bytes: 16 << 10, ..base.sync },
@@ -84,17 +87,20 @@ fn first_velocity<M: ImageClassifier>(
     let model = model.valid().train();
     let mut stepper = StepperUnderTest::new(model, config, Arc::clone(communicator), &Device::flex());
     stepper.step(0, loaded).unwrap();
-    stepper.velocities().to_vec()
+    stepper.optimizer_state().moments
+}
+
+fn relative_l2(one: &[f32], other: &[f32]) -> f64 {
+    let square = |value: f32| f64::from(value) * f64::from(value);
+    let distance: f64 = one.iter().zip(other).map(|(a, b)| square(a - b)).sum();
+    (distance / one.iter().map(|a| square(*a)).sum::<f64>()).sqrt()
 }
 
 fn assert_equivalent(one: &[Vec<f32>], many: &[Vec<f32>], what: &str) {
     assert_eq!(one.len(), many.len());
     for (step, (one, many)) in one.iter().zip(many).enumerate() {
-        let square = |value: f32| f64::from(value) * f64::from(value);
-        let distance: f64 = one.iter().zip(many).map(|(a, b)| square(a - b)).sum();
-        let norm: f64 = one.iter().map(|a| square(*a)).sum();
-        let relative = (distance / norm).sqrt();
-        assert!(norm > 0.0, "{what}: step {step} has no gradient");
+        let relative = relative_l2(one, many);
+        assert!(one.iter().any(|value| *value != 0.0), "{what}: step {step} has no gradient");
         assert!(relative <= GRADIENT_TOLERANCE, "{what}: step {step}: relative L2 distance {relative:e}");
     }
 }
@@ -130,6 +136,41 @@ fn ranks_with_synchronised_norm_give_the_gradient_of_one_rank() {
         for world_size in [2, 3, 4] {
             let many = gradients(&model, world_size, num_samples, GLOBAL_BATCH_SIZE, true);
             assert_equivalent(&one, &many, &format!("{world_size} ranks, {num_samples} samples"));
+        }
+    }
+}
+
+/// The parameters after two steps.
+fn after_two_steps<M: ImageClassifier + Sync>(model: &M, optimizer: OptimizerConfig, world_size: usize) -> Vec<f32> {
+    let record = model.clone();
+    let mut of_ranks = run_ranks(world_size, |communicator| {
+        let communicator: Arc<dyn Communicator> = Arc::new(communicator);
+        let of_all = one_shard(2 * GLOBAL_BATCH_SIZE, GLOBAL_BATCH_SIZE);
+        let shard = ShardConfig { shard_index: communicator.rank(), num_shards: world_size, ..of_all };
+        let base = step_config();
+        let sync = SyncConfig { bucket_cap_bytes: 16 << 10, ..base.sync };
+        let config = StepConfig { optimizer, sync_batch_norm: true, sync, ..base };
+        let model = record.valid().train();
+        let mut stepper = StepperUnderTest::new(model, config, communicator, &Device::flex());
+        for (index, loaded) in steps(shard, GLOBAL_BATCH_SIZE, Augment::None).into_iter().enumerate() {
+            stepper.step(index, loaded).unwrap();
+        }
+        stepper.parameters().into_owned()
+    });
+    let of_root = of_ranks.swap_remove(0);
+    assert!(of_ranks.iter().all(|of_rank| *of_rank == of_root), "ranks differ in the parameters");
+    of_root
+}
+
+#[test]
+fn every_optimizer_on_many_ranks_takes_the_steps_of_one_rank() {
+    let model = resnet8(&Device::flex());
+    for optimizer in OTHER_OPTIMIZERS {
+        let one = after_two_steps(&model, optimizer, 1);
+        for world_size in [2, 3] {
+            let many = after_two_steps(&model, optimizer, world_size);
+            let error = relative_l2(&one, &many);
+            assert!(error <= STEP_TOLERANCE, "{optimizer:?}, {world_size} ranks: relative L2 distance {error:e}");
         }
     }
 }

@@ -74,8 +74,8 @@ fn an_overflow_is_left_out_on_all_ranks_the_scale_halves_and_training_goes_on() 
         let mut stepper = stepper(communicator, LossScaling::Dynamic);
         // As much as the scale can ever be, which no gradient of these in f16 bears.
         let largest = r#"{"is_dynamic":true,"factor":16777216,"num_good_steps":0,"num_overflows":0}"#;
-        let (model, velocities) = (stepper.model().clone(), stepper.velocities().to_vec());
-        stepper.restore(model, &velocities, Some(serde_json::from_str(largest).unwrap())).unwrap();
+        let (model, state) = (stepper.model().clone(), stepper.optimizer_state());
+        stepper.restore(model, &state, Some(serde_json::from_str(largest).unwrap())).unwrap();
         let mut overflows = Vec::new();
         for (index, loaded) in steps(rank).into_iter().enumerate() {
             let (before, scale) = (stepper.state(), stepper.loss_scale().factor());

@@ -15,6 +15,7 @@ mod loss_scale;
 mod netbench;
 mod networks;
 mod non_finite;
+mod optimizers;
 mod own_model;
 mod predict_scaling;
 mod program;

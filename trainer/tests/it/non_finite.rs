@@ -3,11 +3,14 @@
 use std::sync::Arc;
 
 use crate::fixture::flags;
-use crate::stepper_under_test::{StepperUnderTest, one_shard, resnet8, step_config, steps, with_bad_pixel};
+use crate::stepper_under_test::{
+    OTHER_OPTIMIZERS, State, StepperUnderTest, one_shard, resnet8, step_config, steps, with_bad_pixel,
+};
 use burn::tensor::Device;
 use datasets::{Augment, ShardConfig};
 use distributed::{Communicator, run_ranks};
 use trainer::config::{SyncConfig, TrainConfig};
+use trainer::step::optimizer::OptimizerConfig;
 use trainer::step::{StepConfig, StepOutcome};
 
 const NUM_STEPS: usize = 4;
@@ -18,12 +21,17 @@ fn sync(options: &str) -> SyncConfig {
 }
 
 /// The state of both ranks after the steps of which `broken` has a bad pixel on rank 1, and `left_out` is never begun.
-fn train(sync: &SyncConfig, broken: Option<(usize, f32)>, left_out: Option<usize>) -> Vec<[Vec<u32>; 3]> {
-    let num_shards = sync.method.virtual_shards().unwrap_or(2);
+fn train(sync: &SyncConfig, broken: Option<(usize, f32)>, left_out: Option<usize>) -> Vec<State> {
+    train_by(&StepConfig { sync: sync.clone(), ..step_config() }, broken, left_out)
+}
+
+/// As `train`, with more of the step to choose.
+fn train_by(how: &StepConfig, broken: Option<(usize, f32)>, left_out: Option<usize>) -> Vec<State> {
+    let num_shards = how.sync.method.virtual_shards().unwrap_or(2);
     run_ranks(2, |communicator| {
         let communicator: Arc<dyn Communicator> = Arc::new(communicator);
         let rank = communicator.rank();
-        let config = StepConfig { skips_non_finite: true, sync: sync.clone(), ..step_config() };
+        let config = StepConfig { skips_non_finite: true, ..how.clone() };
         let mut stepper = StepperUnderTest::new(resnet8(&Device::flex()), config, communicator, &Device::flex());
         let num_own_shards = num_shards / 2;
         let shard = ShardConfig {
@@ -70,6 +78,20 @@ fn a_skipped_step_leaves_no_trace_on_any_rank() {
         assert_ne!(expected, train(&sync, None, None), "the step matters");
         for bad in [f32::NAN, f32::INFINITY] {
             assert_eq!(train(&sync, Some((1, bad)), None), expected, "{options:?} {bad}");
+        }
+    }
+}
+
+#[test]
+fn a_skipped_step_leaves_no_trace_in_any_optimizer_and_does_not_count_as_an_update() {
+    for optimizer in OTHER_OPTIMIZERS {
+        for clip_norm in [None, Some(0.5)] {
+            let how = StepConfig { optimizer, clip_norm, ..step_config() };
+            let expected = train_by(&how, None, Some(1));
+            assert_ne!(expected, train_by(&how, None, None), "the step matters");
+            assert_eq!(train_by(&how, Some((1, f32::NAN)), None), expected, "{optimizer:?}");
+            let counts = !matches!(optimizer, OptimizerConfig::Lars { .. });
+            assert_eq!(expected[0].1, counts.then_some(NUM_STEPS as u64 - 1));
         }
     }
 }

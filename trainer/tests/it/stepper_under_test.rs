@@ -12,13 +12,27 @@ use trainer::config::{LossScaling, SyncConfig};
 use trainer::measure::metrics::ScoreSums;
 use trainer::measure::timer::Timer;
 use trainer::model::ImageClassifier;
-use trainer::step::optimizer::SgdConfig;
+use trainer::step::optimizer::{AdamConfig, OptimizerConfig, OptimizerState, SgdConfig};
 use trainer::step::{StepConfig, StepContext, StepEnd, Stepper};
 
-/// Momentum and decay, nothing else.
+/// Momentum and decay.
+pub(crate) const SGD: SgdConfig =
+    SgdConfig { momentum: 0.9, nesterov: false, weight_decay: 1e-4, decay_norm_and_bias: true };
+
+const ADAM: AdamConfig =
+    AdamConfig { betas: [0.9, 0.999], epsilon: 1e-6, weight_decay: 0.01, decay_norm_and_bias: false };
+
+/// The optimizers beside SGD.
+pub(crate) const OTHER_OPTIMIZERS: [OptimizerConfig; 3] = [
+    OptimizerConfig::AdamW(ADAM),
+    OptimizerConfig::Lars { sgd: SgdConfig { decay_norm_and_bias: false, ..SGD }, trust_coefficient: 0.1 },
+    OptimizerConfig::Lamb(ADAM),
+];
+
+/// That optimizer, nothing else.
 pub(crate) fn step_config() -> StepConfig {
     StepConfig {
-        sgd: SgdConfig { momentum: 0.9, nesterov: false, weight_decay: 1e-4, decay_norm_and_bias: true },
+        optimizer: OptimizerConfig::Sgd(SGD),
         label_smoothing: 0.0,
         clip_norm: None,
         loss_scale: LossScaling::None,
@@ -66,6 +80,9 @@ pub(crate) fn with_bad_pixel(mut loaded: LoadedStep, value: f32) -> LoadedStep {
     loaded
 }
 
+/// What a step changes.
+pub(crate) type State = ([Vec<u32>; 3], Option<u64>);
+
 /// A stepper whose steps have one learning rate.
 pub(crate) struct StepperUnderTest<M = ResNet>(Stepper<M>);
 
@@ -90,10 +107,12 @@ impl<M: ImageClassifier> StepperUnderTest<M> {
         read(&model, &ParameterLayout::state(&model))
     }
 
-    /// Everything that a step changes: parameters, velocities, norm statistics; bits, so that NaN would equal NaN.
-    pub(crate) fn state(&self) -> [Vec<u32>; 3] {
+    /// Everything that a step changes: parameters, the optimizer's memory, norm statistics; bits, so that NaN would equal NaN. And the
+    /// number of updates, where it counts.
+    pub(crate) fn state(&self) -> State {
         let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect();
-        [bits(&self.parameters()), bits(&self.velocities()), bits(&self.norm_statistics())]
+        let OptimizerState { moments, num_updates } = self.optimizer_state();
+        ([bits(&self.parameters()), bits(&moments), bits(&self.norm_statistics())], num_updates)
     }
 }
 

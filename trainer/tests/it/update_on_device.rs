@@ -3,20 +3,22 @@
 use std::sync::Arc;
 
 use crate::fixture::{TINY, flags, run};
-use crate::stepper_under_test::{StepperUnderTest, one_shard, resnet8, step_config, with_bad_pixel};
+use crate::stepper_under_test::{SGD, StepperUnderTest, one_shard, resnet8, step_config, with_bad_pixel};
 use burn::tensor::Device;
 use burn_resnet::{Activations, Computation, ResNetConfig};
 use datasets::{Augment, LoadedStep};
 use distributed::{ParameterLayout, SingleCommunicator, read};
 use trainer::config::cli::TrainArgs;
 use trainer::config::{LossScaling, SyncConfig, UpdateKind};
-use trainer::step::optimizer::SgdConfig;
+use trainer::step::optimizer::{OptimizerConfig, SgdConfig};
 use trainer::step::{StepConfig, StepOutcome};
 
 const NUM_STEPS: usize = 5;
 
 /// How far parameters, velocities and losses may be off, relative to the largest: roundings only.
 const TOLERANCE: f64 = 2e-5;
+
+const DECAYING: SgdConfig = SgdConfig { weight_decay: 1e-2, ..SGD };
 
 /// Five steps of eight images in micro-batches of three.
 fn steps() -> Vec<LoadedStep> {
@@ -25,7 +27,7 @@ fn steps() -> Vec<LoadedStep> {
 
 fn config(update: UpdateKind) -> StepConfig {
     let base = step_config();
-    StepConfig { sgd: SgdConfig { weight_decay: 1e-2, ..base.sgd }, sync: SyncConfig { update, ..base.sync }, ..base }
+    StepConfig { optimizer: OptimizerConfig::Sgd(DECAYING), sync: SyncConfig { update, ..base.sync }, ..base }
 }
 
 fn stepper(config: StepConfig, device: &Device) -> StepperUnderTest {
@@ -44,7 +46,7 @@ fn course(config: StepConfig, device: &Device, num_steps: usize) -> [Vec<f32>; 4
     let losses = losses.collect();
     let in_model = read(stepper.model(), &ParameterLayout::new(stepper.model()));
     assert_eq!(in_model, *stepper.parameters(), "the model has the optimizer's parameters");
-    [in_model, stepper.velocities().into_owned(), stepper.norm_statistics(), losses]
+    [in_model, stepper.optimizer_state().moments, stepper.norm_statistics(), losses]
 }
 
 fn assert_close(what: &str, [host, device]: [&[f32]; 2]) {
@@ -72,10 +74,10 @@ fn five_steps_equal_those_of_the_host_whatever_the_optimizer_does() {
     let flex = Device::flex();
     assert_updates_agree("momentum and decay", &flex, |_| {});
     assert_updates_agree("nesterov, decay of weights only", &flex, |config| {
-        config.sgd = SgdConfig { nesterov: true, decay_norm_and_bias: false, ..config.sgd };
+        config.optimizer = OptimizerConfig::Sgd(SgdConfig { nesterov: true, decay_norm_and_bias: false, ..DECAYING });
     });
     assert_updates_agree("no momentum, no decay", &flex, |config| {
-        config.sgd = SgdConfig { momentum: 0.0, weight_decay: 0.0, ..config.sgd };
+        config.optimizer = OptimizerConfig::Sgd(SgdConfig { momentum: 0.0, weight_decay: 0.0, ..SGD });
     });
     assert_updates_agree("clipped", &flex, |config| config.clip_norm = Some(0.5));
     assert_updates_agree("hardly clipped", &flex, |config| config.clip_norm = Some(1e6));

@@ -81,6 +81,20 @@ pub enum OnNonFiniteKind {
     Skip,
 }
 
+/// What makes parameters of gradients.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum OptimizerKind {
+    /// Stochastic gradient descent with momentum.
+    Sgd,
+    /// Adam with decoupled weight decay.
+    Adamw,
+    /// Descent with momentum, its step scaled for each tensor.
+    Lars,
+    /// Adam's direction, its step scaled for each tensor.
+    Lamb,
+}
+
 /// How the learning rate moves over the run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -322,6 +336,7 @@ spelled_as_in_clap!(
     OnBadImageKind,
     OnNonFiniteKind,
     ScalingKind,
+    OptimizerKind,
     ScheduleKind,
     KernelsKind,
     InputKind,

@@ -7,7 +7,7 @@ use super::sync::SyncArgs;
 use crate::config::choices::LossScaling;
 use crate::config::choices::{
     AugmentKind, BatchNormKind, ConvolutionKind, CpuKind, DatasetKind, DeviceChoice, Dtype, InputKind, KernelsKind,
-    OnBadImageKind, OnNonFiniteKind, ScheduleKind, ShortcutKind,
+    OnBadImageKind, OnNonFiniteKind, OptimizerKind, ScheduleKind, ShortcutKind,
 };
 use clap::{Args, value_parser};
 use serde::{Deserialize, Serialize};
@@ -188,12 +188,16 @@ pub struct BatchArgs {
     pub batch_norm: Option<BatchNormKind>,
 }
 
-/// Stochastic gradient descent and its loss.
+/// The optimizer and its loss.
 #[derive(Debug, Clone, Default, PartialEq, Args, Serialize, Deserialize)]
 #[command(next_help_heading = "Optimizer")]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct OptimizerArgs {
-    /// Learning rate after warmup, for the reference batch if scaled [default: 0.1]
+    /// sgd, adamw (as PyTorch's), lars or lamb (for large batches: steps are scaled for each tensor); all but sgd only with --sync allreduce [default: sgd]
+    #[arg(long, value_enum, value_name = "NAME", hide_possible_values = true)]
+    pub optimizer: Option<OptimizerKind>,
+
+    /// Learning rate after warmup, for the reference batch if scaled [default: sgd 0.1; adamw, lamb 1e-3; lars 1]
     #[arg(long, value_name = "RATE")]
     pub learning_rate: Option<f64>,
 
@@ -205,19 +209,35 @@ pub struct OptimizerArgs {
     #[arg(long, value_name = "SAMPLES")]
     pub reference_batch_size: Option<usize>,
 
-    /// Momentum, 0 up to but not 1 [default: 0.9]
+    /// Momentum of sgd and lars, 0 up to but not 1 [default: 0.9]
     #[arg(long, value_name = "FACTOR")]
     pub momentum: Option<f64>,
 
-    /// Nesterov's form of momentum [default: off]
+    /// Nesterov's form of momentum (sgd, lars) [default: off]
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
     pub nesterov: Option<bool>,
 
-    /// L2 penalty added to the gradient, per step [default: 1e-4]
+    /// Decay of the mean of gradients (adamw, lamb), 0 up to but not 1 [default: 0.9]
+    #[arg(long, value_name = "FACTOR")]
+    pub beta1: Option<f64>,
+
+    /// Decay of the mean of squared gradients (adamw, lamb), 0 up to but not 1 [default: 0.999]
+    #[arg(long, value_name = "FACTOR")]
+    pub beta2: Option<f64>,
+
+    /// Added to the root of the mean of squared gradients (adamw, lamb), above 0 [default: adamw 1e-8; lamb 1e-6]
+    #[arg(long, value_name = "NUMBER")]
+    pub epsilon: Option<f64>,
+
+    /// Share of a tensor's norm by which a step of lars at learning rate 1 moves it, above 0 [default: 0.001]
+    #[arg(long, value_name = "SHARE")]
+    pub trust_coefficient: Option<f64>,
+
+    /// L2 penalty added to the gradient (sgd, lars), or share taken from the parameters per step and learning rate (adamw, lamb) [default: 1e-4; adamw, lamb 0.01]
     #[arg(long, value_name = "FACTOR")]
     pub weight_decay: Option<f64>,
 
-    /// Decay the normalisation parameters and biases too, as the published networks were trained [default: true]
+    /// Decay the normalisation parameters and biases too, as the published networks were trained; lars and lamb scale their steps then, too [default: true; lars, lamb false]
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
     pub decay_norm_and_bias: Option<bool>,
 

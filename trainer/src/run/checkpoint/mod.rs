@@ -1,7 +1,7 @@
 //! Checkpoints: a directory a step, whole or not there at all.
 //!
 //! In: the state of a run. Out: `checkpoints/step-00001234/` with `model.safetensors` (what PyTorch loads), `training.safetensors`
-//! (velocities; every rank's norm statistics; the factors of compressed sums; the parameters in training where the model has their
+//! (velocities, or two moments and the number of updates; every rank's norm statistics; the factors of compressed sums; the parameters in training where the model has their
 //! average), with compression `residual-00000.safetensors` … (what
 //! each rank has kept back), `state.json` (position, sums, configuration, checksums of the others) and `state.sha256` (the checksum
 //! of that, as `sha256sum` writes it).
@@ -19,6 +19,8 @@ use datasets::Counted;
 use distributed::{ROOT, bytes_to_floats, floats_to_bytes};
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 use sha2::{Digest, Sha256};
+
+use crate::step::optimizer::OptimizerState;
 
 pub use state::{Best, CheckpointState, ModelInput, Progress};
 use state::{FORMAT, OLDEST_FORMAT};
@@ -80,7 +82,7 @@ impl Checkpoint {
         self.directory.join(MODEL_FILE)
     }
 
-    /// The velocities and norm statistics.
+    /// What is in training beside the model.
     ///
     /// # Errors
     /// When the file does not hold them as f32.
@@ -99,7 +101,15 @@ impl Checkpoint {
         );
         let row_len = flat.len() / rows;
         let norm_statistics = (0..rows).map(|rank| flat[rank * row_len..(rank + 1) * row_len].to_vec()).collect();
-        let mut read = TrainingTensors { velocities: floats("velocities")?, norm_statistics, ..Default::default() };
+        let mut read = TrainingTensors { norm_statistics, ..Default::default() };
+        read.optimizer = match tensors.tensor("num_updates") {
+            Ok(num_updates) => {
+                let bytes = <[u8; 8]>::try_from(num_updates.data()).ok();
+                let bytes = bytes.with_context(|| format!("{}: num_updates: expected one u64", path.display()))?;
+                OptimizerState { moments: floats("moments")?, num_updates: Some(u64::from_le_bytes(bytes)) }
+            }
+            Err(_) => OptimizerState { moments: floats("velocities")?, num_updates: None },
+        };
         // Only runs that compress have them.
         if let Ok(num_drawn) = tensors.tensor("num_drawn") {
             ensure!(num_drawn.dtype() == Dtype::U64, "{}: num_drawn: expected u64", path.display());
@@ -140,8 +150,8 @@ impl Checkpoint {
 /// What is in training beside the model.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct TrainingTensors {
-    /// The optimizer's velocities, flat in module order.
-    pub velocities: Vec<f32>,
+    /// What the optimizer remembers.
+    pub optimizer: OptimizerState,
     /// Every rank's norm statistics, flat in module order; as many rows as ranks wrote them.
     pub norm_statistics: Vec<Vec<f32>>,
     /// [`distributed::Carried::factors`] of compressed sums.
@@ -154,16 +164,24 @@ pub struct TrainingTensors {
 
 impl TrainingTensors {
     fn to_bytes(&self) -> Result<Vec<u8>> {
-        let velocities = floats_to_bytes(&self.velocities);
+        let OptimizerState { moments, num_updates } = &self.optimizer;
+        let (moments, len) = (floats_to_bytes(moments), moments.len());
+        let num_updates = num_updates.map(u64::to_le_bytes);
         let statistics = floats_to_bytes(&self.norm_statistics.concat());
         let factors = floats_to_bytes(&self.factors);
         let num_drawn: Vec<u8> = self.num_drawn.iter().flat_map(|number| number.to_le_bytes()).collect();
         let parameters = floats_to_bytes(&self.parameters);
         let row_len = self.norm_statistics.first().map_or(0, Vec::len);
-        let mut views = vec![
-            ("velocities", TensorView::new(Dtype::F32, vec![self.velocities.len()], &velocities)?),
-            ("norm_statistics", TensorView::new(Dtype::F32, vec![self.norm_statistics.len(), row_len], &statistics)?),
-        ];
+        let mut views = vec![(
+            "norm_statistics",
+            TensorView::new(Dtype::F32, vec![self.norm_statistics.len(), row_len], &statistics)?,
+        )];
+        if let Some(num_updates) = &num_updates {
+            views.push(("moments", TensorView::new(Dtype::F32, vec![2, len / 2], &moments)?));
+            views.push(("num_updates", TensorView::new(Dtype::U64, vec![1], num_updates)?));
+        } else {
+            views.push(("velocities", TensorView::new(Dtype::F32, vec![len], &moments)?));
+        }
         if !self.num_drawn.is_empty() {
             views.push(("factors", TensorView::new(Dtype::F32, vec![self.factors.len()], &factors)?));
             views.push(("num_drawn", TensorView::new(Dtype::U64, vec![self.num_drawn.len()], &num_drawn)?));

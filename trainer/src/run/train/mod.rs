@@ -11,7 +11,7 @@ use std::time::Instant;
 use anyhow::{Result, ensure};
 use distributed::{Phase, check_fingerprint};
 
-use crate::config::{BatchNormKind, Filled, LossScaling, OnNonFiniteKind, TrainConfig};
+use crate::config::{BatchNormKind, Filled, LossScaling, OnNonFiniteKind, OptimizerKind, TrainConfig};
 use crate::measure::gather::{self, RankTimes, SessionTimes};
 use crate::measure::metrics::{EpochCost, ScoreSums};
 use crate::measure::timer::Timer;
@@ -24,7 +24,7 @@ use crate::run::checkpointer::Checkpointer;
 use crate::run::evaluate::{EvaluateConfig, Evaluation, evaluate};
 use crate::run::session::Session;
 use crate::step::ema::Ema;
-use crate::step::optimizer::SgdConfig;
+use crate::step::optimizer::{AdamConfig, OptimizerConfig, SgdConfig};
 use crate::step::{StepConfig, Stepper};
 
 /// How a run ended, equal on all ranks but for the model's local norm statistics and for what was measured: of that root alone
@@ -207,7 +207,7 @@ impl<M: ImageClassifier> Training<'_, M> {
 fn step_config(session: &Session<'_>) -> StepConfig {
     let config = session.config;
     StepConfig {
-        sgd: sgd_config(config),
+        optimizer: optimizer_config(config),
         label_smoothing: config.optimizer.label_smoothing.filled(),
         clip_norm: config.optimizer.clip_grad_norm,
         loss_scale: config.optimizer.loss_scale.filled(),
@@ -220,11 +220,28 @@ fn step_config(session: &Session<'_>) -> StepConfig {
 }
 
 /// The optimizer of a run.
-pub(crate) fn sgd_config(config: &TrainConfig) -> SgdConfig {
-    SgdConfig {
-        momentum: config.optimizer.momentum.filled(),
-        nesterov: config.optimizer.nesterov.filled(),
-        weight_decay: config.optimizer.weight_decay.filled(),
-        decay_norm_and_bias: config.optimizer.decay_norm_and_bias.unwrap_or(true),
+pub(crate) fn optimizer_config(config: &TrainConfig) -> OptimizerConfig {
+    let flags = &config.optimizer;
+    let (kind, weight_decay) = (flags.optimizer.filled(), flags.weight_decay.filled());
+    let decay_norm_and_bias = flags.decay_norm_and_bias.unwrap_or(kind.decays_norm_and_bias());
+    let sgd = || SgdConfig {
+        momentum: flags.momentum.filled(),
+        nesterov: flags.nesterov.filled(),
+        weight_decay,
+        decay_norm_and_bias,
+    };
+    let adam = || AdamConfig {
+        betas: [flags.beta1.filled(), flags.beta2.filled()],
+        epsilon: flags.epsilon.filled(),
+        weight_decay,
+        decay_norm_and_bias,
+    };
+    match kind {
+        OptimizerKind::Sgd => OptimizerConfig::Sgd(sgd()),
+        OptimizerKind::Adamw => OptimizerConfig::AdamW(adam()),
+        OptimizerKind::Lars => {
+            OptimizerConfig::Lars { sgd: sgd(), trust_coefficient: flags.trust_coefficient.filled() }
+        }
+        OptimizerKind::Lamb => OptimizerConfig::Lamb(adam()),
     }
 }

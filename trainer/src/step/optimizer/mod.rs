@@ -1,80 +1,79 @@
-//! Stochastic gradient descent with momentum over one flat buffer of parameters.
+//! Optimizers over one flat buffer of parameters: descent with momentum, LARS, AdamW, LAMB.
 //!
 //! In: the learning rate and the synchronised mean gradient. Out: updated parameters.
 //! Invariant: equal inputs give equal bits on every rank, so replicas never drift apart.
-//! Source: Sutskever et al. 2013; Nesterov's form and the order of operations as in PyTorch's `torch.optim.SGD`.
+//! Source: Sutskever et al. 2013; Nesterov's form and the order of operations as in PyTorch's `torch.optim.SGD`. Those of the other
+//! rules stand with [`OptimizerConfig`].
 
+mod config;
 mod on_device;
+#[cfg(test)]
+mod tests;
 
 use std::ops::Range;
 
 use distributed::{CollectiveError, Communicator, LocalBucket, ParameterEntry, ParameterLayout, SyncedBucket};
-use kernels::sgd::{SgdUpdate, step, step_alone};
+use kernels::optimizer::sgd::{self, SgdUpdate};
+use kernels::optimizer::{adam, lamb, lars};
 use kernels::simd::Isa;
+
+pub use config::{AdamConfig, OptimizerConfig, SgdConfig};
 pub use on_device::DeviceSgd;
-use serde::{Deserialize, Serialize};
 
-/// What [`Sgd`] does with a gradient.
-///
-/// # Differs from PyTorch
-/// None with `dampening = 0`. burn's own `MomentumConfig` has a dampening of 0.1 by default.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct SgdConfig {
-    /// Decay of the velocity, in `[0, 1)`.
-    pub momentum: f64,
-    /// Look ahead along the velocity (Nesterov).
-    pub nesterov: bool,
-    /// L2 penalty added to the gradient.
-    pub weight_decay: f64,
-    /// Whether parameters of one axis (norm scales and shifts, biases) decay too: He et al. say yes, Goyal et al. no.
-    pub decay_norm_and_bias: bool,
-}
-
-impl SgdConfig {
-    fn decays(&self, entry: &ParameterEntry) -> bool {
-        self.decay_norm_and_bias || entry.shape.len() > 1
-    }
-}
-
-/// The parameters of a model and their velocities, updated bucket by bucket in one pass each.
+/// The parameters of a model and what the optimizer remembers of their gradients, updated bucket by bucket.
 ///
 /// An update is made beside the present values and takes effect with [`commit`](Self::commit): until then it can be dropped,
 /// though its first buckets were computed while later ones were still on their way.
 #[derive(Clone, Debug)]
-pub struct Sgd {
-    config: SgdConfig,
-    present: State,
-    next: State,
-    /// `(offset, len, weight_decay)` of every parameter, in module order.
-    spans: Vec<(usize, usize, f32)>,
+pub struct Optimizer {
+    config: OptimizerConfig,
+    present: Values,
+    next: Values,
+    /// In module order.
+    spans: Vec<Span>,
+    /// That took effect.
+    num_updates: u64,
 }
 
-/// One of the kernel's ways to make an update.
-type Step = fn(Isa, &SgdUpdate, &mut [f32], &mut [f32], &[f32]);
+/// What an optimizer remembers: what a checkpoint holds of it.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct OptimizerState {
+    /// Velocities, flat in module order; or first moments and, behind them, second moments.
+    pub moments: Vec<f32>,
+    /// Updates made, which count where there are two moments.
+    pub num_updates: Option<u64>,
+}
 
 #[derive(Clone, Debug)]
-struct State {
+struct Values {
     parameters: Vec<f32>,
-    velocities: Vec<f32>,
+    /// As in [`OptimizerState`].
+    moments: Vec<f32>,
 }
 
-impl Sgd {
+/// One parameter tensor.
+#[derive(Clone, Debug)]
+struct Span {
+    range: Range<usize>,
+    /// Whether it is spared decay.
+    is_spared: bool,
+}
+
+/// One of the kernel's ways to make an update by SGD.
+type SgdStep = fn(Isa, &SgdUpdate, &mut [f32], &mut [f32], &[f32]);
+
+impl Optimizer {
     /// An optimizer at rest over `parameters`, which lie as `layout` says.
     ///
     /// # Panics
     /// When `parameters` has another length than the layout.
-    pub fn new(config: SgdConfig, layout: &ParameterLayout, parameters: Vec<f32>) -> Self {
+    pub fn new(config: OptimizerConfig, layout: &ParameterLayout, parameters: Vec<f32>) -> Self {
         assert_eq!(parameters.len(), layout.num_elements(), "parameters and layout differ in length");
-        let spans = layout
-            .entries()
-            .iter()
-            .map(|entry| {
-                let weight_decay = if config.decays(entry) { config.weight_decay as f32 } else { 0.0 };
-                (entry.offset, entry.len, weight_decay)
-            })
-            .collect();
-        let present = State { velocities: vec![0.0; parameters.len()], parameters };
-        Self { config, next: present.clone(), present, spans }
+        let span = |entry: &ParameterEntry| Span { range: entry.range(), is_spared: config.spares(entry) };
+        let num_moments = if config.has_two_moments() { 2 } else { 1 };
+        let present = Values { moments: vec![0.0; num_moments * parameters.len()], parameters };
+        let spans = layout.entries().iter().map(span).collect();
+        Self { config, next: present.clone(), present, spans, num_updates: 0 }
     }
 
     /// The parameters, flat in module order.
@@ -82,30 +81,37 @@ impl Sgd {
         &self.present.parameters
     }
 
-    /// The velocities, flat in module order: the state to save.
-    pub fn velocities(&self) -> &[f32] {
-        &self.present.velocities
+    /// The velocities, flat in module order; or first moments and, behind them, second moments.
+    pub fn moments(&self) -> &[f32] {
+        &self.present.moments
     }
 
-    /// Replaces parameters and velocities by saved ones.
+    /// What it remembers: the state to save.
+    pub fn state(&self) -> OptimizerState {
+        let num_updates = self.config.has_two_moments().then_some(self.num_updates);
+        OptimizerState { moments: self.present.moments.clone(), num_updates }
+    }
+
+    /// Replaces parameters and state by saved ones.
     ///
     /// # Panics
     /// When a length differs.
-    pub fn restore(&mut self, parameters: &[f32], velocities: &[f32]) {
+    pub fn restore(&mut self, parameters: &[f32], state: &OptimizerState) {
         self.present.parameters.copy_from_slice(parameters);
-        self.present.velocities.copy_from_slice(velocities);
+        self.present.moments.copy_from_slice(&state.moments);
+        self.num_updates = state.num_updates.unwrap_or(0);
     }
 
-    /// Prepares the update `w -= learning_rate * direction` of one bucket.
+    /// Prepares the update of one bucket.
     ///
     /// Only synchronised gradients have the type this takes.
     pub fn update(&mut self, learning_rate: f64, bucket: &SyncedBucket) {
-        self.prepare(learning_rate as f32, bucket.elements(), bucket.values(), step);
+        self.prepare(learning_rate, bucket.elements(), bucket.values(), sgd::step);
     }
 
     /// As [`update`](Self::update), from this rank's own gradients: replicas drift apart until they are averaged.
     pub fn update_alone(&mut self, learning_rate: f64, bucket: &LocalBucket<'_>) {
-        self.prepare(learning_rate as f32, bucket.elements(), bucket.values(), step);
+        self.prepare(learning_rate, bucket.elements(), bucket.values(), sgd::step);
     }
 
     /// Prepares parameters that a server has updated; velocities are the server's affair.
@@ -113,19 +119,19 @@ impl Sgd {
         self.next.parameters[bucket.elements()].copy_from_slice(bucket.values());
     }
 
-    /// Makes an update of some elements at once, on the calling thread: on a server, where no step can be dropped, and whose thread may
-    /// be beside a compute pool that waits for it.
+    /// Makes an update by SGD of some elements at once, on the calling thread: on a server, where no step can be dropped, and whose
+    /// thread may be beside a compute pool that waits for it.
     pub fn update_in_place(&mut self, learning_rate: f64, elements: Range<usize>, gradients: &[f32]) {
-        self.prepare(learning_rate as f32, elements.clone(), gradients, step_alone);
-        let State { parameters, velocities } = &self.next;
+        self.prepare(learning_rate, elements.clone(), gradients, sgd::step_alone);
+        let Values { parameters, moments } = &self.next;
         self.present.parameters[elements.clone()].copy_from_slice(&parameters[elements.clone()]);
-        self.present.velocities[elements.clone()].copy_from_slice(&velocities[elements]);
+        self.present.moments[elements.clone()].copy_from_slice(&moments[elements]);
     }
 
     /// Replaces parameters and velocities of some elements.
     pub fn restore_elements(&mut self, elements: Range<usize>, parameters: &[f32], velocities: &[f32]) {
         self.present.parameters[elements.clone()].copy_from_slice(parameters);
-        self.present.velocities[elements].copy_from_slice(velocities);
+        self.present.moments[elements].copy_from_slice(velocities);
     }
 
     /// Replaces parameters and velocities by their mean over all ranks.
@@ -137,7 +143,7 @@ impl Sgd {
     /// Must be called by all ranks.
     pub fn average(&mut self, communicator: &dyn Communicator) -> Result<(), CollectiveError> {
         let num_ranks = communicator.world_size() as f32;
-        for values in [&mut self.present.parameters, &mut self.present.velocities] {
+        for values in [&mut self.present.parameters, &mut self.present.moments] {
             communicator.all_reduce_sum(values)?;
             values.iter_mut().for_each(|value| *value /= num_ranks);
         }
@@ -147,105 +153,60 @@ impl Sgd {
     /// Makes the prepared updates, of which there must be one for every bucket, the present values.
     pub fn commit(&mut self) {
         std::mem::swap(&mut self.present, &mut self.next);
+        self.num_updates += 1;
     }
 
-    fn prepare(&mut self, learning_rate: f32, elements: Range<usize>, gradients: &[f32], step: Step) {
-        let SgdConfig { momentum, nesterov, .. } = self.config;
-        let first = self.spans.partition_point(|(offset, ..)| *offset < elements.start);
-        for &(offset, len, weight_decay) in &self.spans[first..] {
-            if offset >= elements.end {
-                break;
+    /// Prepares the update of whole tensors.
+    fn prepare(&mut self, learning_rate: f64, elements: Range<usize>, gradients: &[f32], sgd_step: SgdStep) {
+        let Self { config, present, next, spans, num_updates } = self;
+        let (isa, number) = (Isa::detect(), *num_updates + 1);
+        let first = spans.partition_point(|span| span.range.start < elements.start);
+        for Span { range, is_spared } in spans[first..].iter().take_while(|span| span.range.start < elements.end) {
+            let is_spared = *is_spared;
+            let gradients = &gradients[range.start - elements.start..range.end - elements.start];
+            next.copy(present, range);
+            let (parameters, [first, second]) = next.tensor(range);
+            match config {
+                OptimizerConfig::Lars { sgd, trust_coefficient } if !is_spared => {
+                    let update = sgd.update(learning_rate, is_spared);
+                    lars::step(isa, &update, *trust_coefficient, parameters, first, gradients);
+                }
+                OptimizerConfig::Sgd(sgd) | OptimizerConfig::Lars { sgd, .. } => {
+                    sgd_step(isa, &sgd.update(learning_rate, is_spared), parameters, first, gradients);
+                }
+                OptimizerConfig::AdamW(config) => {
+                    let update = config.adamw_update(learning_rate, number, is_spared);
+                    adam::step(isa, &update, parameters, [first, second], gradients);
+                }
+                OptimizerConfig::Lamb(config) => {
+                    let update = config.lamb_update(learning_rate, number, is_spared);
+                    lamb::step(
+                        isa,
+                        &update,
+                        &present.parameters[range.clone()],
+                        parameters,
+                        [first, second],
+                        gradients,
+                    );
+                }
             }
-            let range = offset..offset + len;
-            let update = SgdUpdate { learning_rate, momentum: momentum as f32, weight_decay, nesterov };
-            let parameters = &mut self.next.parameters[range.clone()];
-            let velocities = &mut self.next.velocities[range.clone()];
-            parameters.copy_from_slice(&self.present.parameters[range.clone()]);
-            velocities.copy_from_slice(&self.present.velocities[range]);
-            let own = offset - elements.start;
-            step(Isa::detect(), &update, parameters, velocities, &gradients[own..own + len]);
         }
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use burn::module::{Module, Param};
-    use burn::tensor::{Device, Tensor};
-
-    #[derive(Module, Debug)]
-    struct WeightAndBias {
-        weight: Param<Tensor<2>>,
-        bias: Param<Tensor<1>>,
+impl Values {
+    /// Takes a tensor's values from `other`.
+    fn copy(&mut self, other: &Self, range: &Range<usize>) {
+        self.parameters[range.clone()].copy_from_slice(&other.parameters[range.clone()]);
+        let num_parameters = self.parameters.len();
+        let of_all = self.moments.chunks_mut(num_parameters).zip(other.moments.chunks(num_parameters));
+        of_all.for_each(|(own, others)| own[range.clone()].copy_from_slice(&others[range.clone()]));
     }
 
-    fn sgd(config: SgdConfig) -> Sgd {
-        let device = Device::flex();
-        let module = WeightAndBias {
-            weight: Param::from_tensor(Tensor::from_floats([[0.5, -1.25]], &device)),
-            bias: Param::from_tensor(Tensor::from_floats([2.0], &device)),
-        };
-        Sgd::new(config, &ParameterLayout::new(&module), vec![0.5, -1.25, 2.0])
-    }
-
-    /// One step in two buckets, the last parameter first.
-    fn update(sgd: &mut Sgd, learning_rate: f32, gradients: &[f32]) {
-        sgd.prepare(learning_rate, 2..3, &gradients[2..], step);
-        sgd.prepare(learning_rate, 0..2, &gradients[..2], step_alone);
-        sgd.commit();
-    }
-
-    fn after_three_steps(nesterov: bool, decay_norm_and_bias: bool) -> Vec<f32> {
-        let mut sgd = sgd(SgdConfig { momentum: 0.9, nesterov, weight_decay: 0.01, decay_norm_and_bias });
-        for gradients in [[1.0, -2.0, 0.5], [0.25, 0.5, -1.5], [-3.0, 1.0, 0.125]] {
-            update(&mut sgd, 0.1, &gradients);
-        }
-        sgd.parameters().to_vec()
-    }
-
-    fn assert_close(got: &[f32], expected: &[f32]) {
-        assert!(got.iter().zip(expected).all(|(a, b)| (a - b).abs() < 1e-6), "{got:?} against {expected:?}");
-    }
-
-    /// Expected values by PyTorch 2.15 in double precision:
-    /// `w = tensor([[0.5, -1.25]]); b = tensor([2.]); SGD([w, b], lr=0.1, momentum=0.9, weight_decay=0.01, nesterov=…)`,
-    /// then three steps with these gradients.
-    #[test]
-    fn three_steps_equal_pytorchs() {
-        assert_close(&after_three_steps(false, true), &[0.479_102_3, -0.896_703_3, 2.125_829_5]);
-        assert_close(&after_three_steps(true, true), &[0.655_451_8, -0.879_533_9, 2.194_702_9]);
-    }
-
-    #[test]
-    fn a_bias_is_spared_decay_if_asked_and_a_weight_is_not() {
-        let (all, spared) = (after_three_steps(false, true), after_three_steps(false, false));
-        assert_eq!(all[..2], spared[..2]);
-        assert!(spared[2] > all[2]);
-    }
-
-    #[test]
-    fn a_restored_optimizer_makes_the_same_next_update() {
-        let config = SgdConfig { momentum: 0.9, nesterov: true, weight_decay: 0.01, decay_norm_and_bias: true };
-        let mut one = sgd(config);
-        update(&mut one, 0.1, &[1.0, 2.0, 3.0]);
-        let mut other = sgd(config);
-        other.restore(one.parameters(), one.velocities());
-        for sgd in [&mut one, &mut other] {
-            update(sgd, 0.05, &[-1.0, 0.5, 2.0]);
-        }
-        assert_eq!(one.parameters(), other.parameters());
-    }
-
-    #[test]
-    fn an_update_that_is_not_committed_leaves_no_trace() {
-        let config = SgdConfig { momentum: 0.9, nesterov: false, weight_decay: 0.01, decay_norm_and_bias: true };
-        let (mut plain, mut disturbed) = (sgd(config), sgd(config));
-        disturbed.prepare(0.1, 2..3, &[f32::NAN], step);
-        for sgd in [&mut plain, &mut disturbed] {
-            update(sgd, 0.1, &[1.0, 2.0, 3.0]);
-        }
-        assert_eq!(plain.parameters(), disturbed.parameters());
-        assert_eq!(plain.velocities(), disturbed.velocities());
+    /// A tensor's parameters and moments, of which the second are nothing where there is one.
+    fn tensor(&mut self, range: &Range<usize>) -> (&mut [f32], [&mut [f32]; 2]) {
+        let (first, second) = self.moments.split_at_mut(self.parameters.len());
+        let second = second.get_mut(range.clone()).unwrap_or_default();
+        (&mut self.parameters[range.clone()], [&mut first[range.clone()], second])
     }
 }

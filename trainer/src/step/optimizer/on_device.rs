@@ -1,4 +1,4 @@
-//! The same descent as [`Sgd`](super::Sgd), by tensor operations on the device that computes: gradients never leave it.
+//! The same descent as [`Optimizer`](super::Optimizer) with SGD, by tensor operations on the device that computes: gradients never leave it.
 //!
 //! In: the learning rate, the mean gradient as one flat tensor. Out: updated parameters, placed in the model.
 //! Invariant: nothing here waits for the device but reading the state out. Roundings differ from the kernel's, which multiplies and
@@ -8,7 +8,7 @@ use burn::module::Module;
 use burn::tensor::{Device, Tensor, TensorData};
 use distributed::{ParameterLayout, replace, tensors};
 
-use super::SgdConfig;
+use super::{OptimizerState, SgdConfig};
 use crate::model::floats;
 
 /// Elements of flat tensors come in such numbers, so that a parameter which begins and ends at a multiple of it can be a view of
@@ -53,19 +53,19 @@ impl DeviceSgd {
         self.read(&self.parameters)
     }
 
-    /// The velocities, flat in module order, read back: the state to save.
-    pub fn velocities(&self) -> Vec<f32> {
-        self.read(&self.velocities)
+    /// The velocities, read back: the state to save.
+    pub fn state(&self) -> OptimizerState {
+        OptimizerState { moments: self.read(&self.velocities), num_updates: None }
     }
 
     /// Replaces parameters by those of `model`, and velocities by saved ones.
     ///
     /// # Panics
-    /// When `velocities` has another length than the layout.
-    pub fn restore<M: Module>(&mut self, model: &M, velocities: &[f32]) {
-        assert_eq!(velocities.len(), self.layout.num_elements(), "velocities and layout differ in length");
+    /// When there are other than one velocity for each parameter.
+    pub fn restore<M: Module>(&mut self, model: &M, state: &OptimizerState) {
+        assert_eq!(state.moments.len(), self.layout.num_elements(), "velocities and layout differ in length");
         self.parameters = flat(tensors(model, &self.layout));
-        self.velocities = upload(velocities, &self.device);
+        self.velocities = upload(&state.moments, &self.device);
     }
 
     /// Makes the update `w -= learning_rate * direction`.

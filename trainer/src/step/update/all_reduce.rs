@@ -19,6 +19,7 @@ use super::{Finished, MicroStep, Output, Replica, Step, StepPlan, Update};
 use crate::config::SyncMethod;
 use crate::measure::timer::Timer;
 use crate::model::ImageClassifier;
+use crate::step::optimizer::OptimizerState;
 
 /// Sums gradients, clips their mean, updates.
 #[derive(Debug)]
@@ -99,12 +100,12 @@ impl<M: ImageClassifier> Update<M> for AllReduce {
         self.replica.optimizer.parameters().into()
     }
 
-    fn velocities(&self) -> Cow<'_, [f32]> {
-        self.replica.optimizer.velocities().into()
+    fn optimizer_state(&self) -> OptimizerState {
+        self.replica.optimizer.state()
     }
 
-    fn restore(&mut self, model: &M, velocities: &[f32]) {
-        self.replica.restore(model, velocities);
+    fn restore(&mut self, model: &M, state: &OptimizerState) {
+        self.replica.restore(model, state);
     }
 
     fn attach(&mut self, model: &M) -> Result<()> {

@@ -16,6 +16,7 @@ use super::super::StepConfig;
 use super::{AllReduce, Finished, MicroStep, Output, Replica, Step, StepPlan, Update};
 use crate::measure::timer::Timer;
 use crate::model::ImageClassifier;
+use crate::step::optimizer::OptimizerState;
 use crate::step::sync_plan::own_shards;
 
 /// The all-reduce of virtual shards.
@@ -75,12 +76,12 @@ impl<M: ImageClassifier> Update<M> for Exact {
         self.all_reduce.replica.optimizer.parameters().into()
     }
 
-    fn velocities(&self) -> Cow<'_, [f32]> {
-        self.all_reduce.replica.optimizer.velocities().into()
+    fn optimizer_state(&self) -> OptimizerState {
+        self.all_reduce.replica.optimizer.state()
     }
 
-    fn restore(&mut self, model: &M, velocities: &[f32]) {
-        self.all_reduce.restore(model, velocities);
+    fn restore(&mut self, model: &M, state: &OptimizerState) {
+        self.all_reduce.restore(model, state);
     }
 
     fn attach(&mut self, model: &M) -> Result<()> {

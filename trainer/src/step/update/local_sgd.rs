@@ -17,6 +17,7 @@ use super::super::{StepConfig, StepContext};
 use super::{AllReduce, Finished, MicroStep, Output, Replica, Step, StepPlan, SyncMode, Update};
 use crate::measure::timer::Timer;
 use crate::model::ImageClassifier;
+use crate::step::optimizer::OptimizerState;
 
 /// Local updates, after a beginning in which all gradients are summed.
 #[derive(Debug)]
@@ -106,12 +107,12 @@ impl<M: ImageClassifier> Update<M> for LocalSgd {
         self.all_reduce.replica.optimizer.parameters().into()
     }
 
-    fn velocities(&self) -> Cow<'_, [f32]> {
-        self.all_reduce.replica.optimizer.velocities().into()
+    fn optimizer_state(&self) -> OptimizerState {
+        self.all_reduce.replica.optimizer.state()
     }
 
-    fn restore(&mut self, model: &M, velocities: &[f32]) {
-        self.all_reduce.restore(model, velocities);
+    fn restore(&mut self, model: &M, state: &OptimizerState) {
+        self.all_reduce.restore(model, state);
     }
 
     fn attach(&mut self, model: &M) -> Result<()> {

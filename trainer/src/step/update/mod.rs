@@ -13,7 +13,7 @@ use std::borrow::Cow;
 use std::fmt::Debug;
 use std::sync::Arc;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use burn::tensor::{Device, Tensor};
 use distributed::{CollectiveError, Communicator, Traffic};
 
@@ -30,6 +30,7 @@ use crate::config::SyncMethod;
 use crate::measure::metrics::ScoreSums;
 use crate::measure::timer::Timer;
 use crate::model::ImageClassifier;
+use crate::step::optimizer::{OptimizerConfig, OptimizerState, SgdConfig};
 
 /// A way to make parameters of gradients.
 ///
@@ -68,11 +69,11 @@ pub(super) trait Update<M>: Debug {
     /// The parameters, flat in module order.
     fn parameters(&self) -> Cow<'_, [f32]>;
 
-    /// The optimizer's velocities, flat in module order.
-    fn velocities(&self) -> Cow<'_, [f32]>;
+    /// What the optimizer remembers.
+    fn optimizer_state(&self) -> OptimizerState;
 
-    /// Goes on from the parameters of `model`, and these velocities; [`attach`](Self::attach) follows.
-    fn restore(&mut self, model: &M, velocities: &[f32]);
+    /// Goes on from the parameters of `model`, and this state of the optimizer; [`attach`](Self::attach) follows.
+    fn restore(&mut self, model: &M, state: &OptimizerState);
 
     /// Ties a model to what its update is made of: buckets that know its parameters, servers that learn of them.
     ///
@@ -101,7 +102,7 @@ pub(super) trait Update<M>: Debug {
 /// The way that `config` chooses.
 ///
 /// # Errors
-/// When the ranks' models differ in structure, or a collective fails.
+/// When the ranks' models differ in structure, the way has not that optimizer, or a collective fails.
 ///
 /// # Collective
 /// Must be called by all ranks.
@@ -112,7 +113,10 @@ pub(super) fn start<M: ImageClassifier>(
     device: &Device,
 ) -> Result<Box<dyn Update<M>>> {
     if config.sync.updates_on_device(communicator.world_size()) {
-        return Ok(Box::new(OnDevice::new(config, model, device)));
+        return Ok(Box::new(OnDevice::new(sgd_alone(config)?, config, model, device)));
+    }
+    if !matches!(config.sync.method, SyncMethod::Allreduce { .. } | SyncMethod::Exact { .. }) {
+        sgd_alone(config)?;
     }
     Ok(match config.sync.method {
         SyncMethod::Allreduce { .. } => Box::new(AllReduce::start(config, model, communicator)?),
@@ -122,6 +126,16 @@ pub(super) fn start<M: ImageClassifier>(
         }
         SyncMethod::ParameterServer { .. } => Box::new(Servers::start(config, model, communicator)?),
     })
+}
+
+/// The optimizer of ways that have SGD alone.
+fn sgd_alone(config: &StepConfig) -> Result<SgdConfig> {
+    match config.optimizer {
+        OptimizerConfig::Sgd(sgd) => Ok(sgd),
+        other => bail!(
+            "optimizer: expected SGD, as it alone updates on a device, on servers or on ranks that run apart, got {other:?}"
+        ),
+    }
 }
 
 /// A step under way on this rank.

@@ -17,7 +17,7 @@ use super::{Finished, MicroStep, Output, Replica, Step, StepPlan, SyncMode, Upda
 use crate::measure::metrics::ScoreSums;
 use crate::measure::timer::Timer;
 use crate::model::{ImageClassifier, UnreadScore, floats};
-use crate::step::optimizer::DeviceSgd;
+use crate::step::optimizer::{DeviceSgd, OptimizerState, SgdConfig};
 use crate::step::readback::Readback;
 
 /// Steps whose results are not read yet: while the device computes one, the next is given to it.
@@ -58,10 +58,10 @@ struct Scored {
 
 impl OnDevice {
     /// Over the parameters of `model`, on the plain `device`.
-    pub(super) fn new<M: Module>(config: &StepConfig, model: &M, device: &Device) -> Self {
+    pub(super) fn new<M: Module>(sgd: SgdConfig, config: &StepConfig, model: &M, device: &Device) -> Self {
         let layout = ParameterLayout::new(model);
         Self {
-            sgd: DeviceSgd::new(config.sgd, &layout, model, device),
+            sgd: DeviceSgd::new(sgd, &layout, model, device),
             layout,
             clip_norm: config.clip_norm,
             outputs: Vec::new(),
@@ -150,12 +150,12 @@ impl<M: ImageClassifier> Update<M> for OnDevice {
         self.sgd.parameters().into()
     }
 
-    fn velocities(&self) -> Cow<'_, [f32]> {
-        self.sgd.velocities().into()
+    fn optimizer_state(&self) -> OptimizerState {
+        self.sgd.state()
     }
 
-    fn restore(&mut self, model: &M, velocities: &[f32]) {
-        self.sgd.restore(model, velocities);
+    fn restore(&mut self, model: &M, state: &OptimizerState) {
+        self.sgd.restore(model, state);
     }
 
     fn attach(&mut self, _: &M) -> Result<()> {

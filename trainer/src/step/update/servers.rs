@@ -21,7 +21,7 @@ use super::{Finished, MicroStep, Output, Replica, Step, StepPlan, SyncMode, Upda
 use crate::config::{PlacementKind, SyncConfig, SyncMethod};
 use crate::measure::timer::Timer;
 use crate::model::ImageClassifier;
-use crate::step::optimizer::{Sgd, SgdConfig};
+use crate::step::optimizer::{Optimizer, OptimizerConfig, OptimizerState};
 use crate::step::sync_plan::{consistency, reducer_config, staleness};
 
 /// A worker of parameter servers, and this rank's own server, if it has one.
@@ -80,7 +80,7 @@ impl Servers {
         if communicator.rank() == ROOT {
             for (index, bucket) in reducer.plan().buckets().iter().enumerate() {
                 let elements = bucket.elements.clone();
-                let (parameters, velocities) = (optimizer.parameters(), optimizer.velocities());
+                let (parameters, velocities) = (optimizer.parameters(), optimizer.moments());
                 self.client.restore(index, &parameters[elements.clone()], &velocities[elements])?;
                 // Its answer comes after the server has taken them in.
                 self.client.fetch(index, bucket.elements.len())?;
@@ -109,7 +109,7 @@ impl<M: ImageClassifier> Update<M> for Servers {
     }
 
     fn finish(&mut self, model: &mut M, step: &Step, _: &StepPlan, timer: &Timer) -> Result<Finished> {
-        let status = self.replica.reduce(timer, Sgd::take_parameters)?;
+        let status = self.replica.reduce(timer, Optimizer::take_parameters)?;
         let traffic = self.replica.reducer.report().traffic;
         let mut stop = status.is_some_and(|status| status.stop);
         self.replica.optimizer.commit();
@@ -128,12 +128,12 @@ impl<M: ImageClassifier> Update<M> for Servers {
         self.replica.optimizer.parameters().into()
     }
 
-    fn velocities(&self) -> Cow<'_, [f32]> {
-        self.replica.optimizer.velocities().into()
+    fn optimizer_state(&self) -> OptimizerState {
+        self.replica.optimizer.state()
     }
 
-    fn restore(&mut self, model: &M, velocities: &[f32]) {
-        self.replica.restore(model, velocities);
+    fn restore(&mut self, model: &M, state: &OptimizerState) {
+        self.replica.restore(model, state);
     }
 
     fn attach(&mut self, model: &M) -> Result<()> {
@@ -173,7 +173,7 @@ fn connect(
     };
     let servers = server_plan(method, plan, link.world_size());
     let beside = servers.servers.contains(&link.rank()).then(|| {
-        let update = ServerSgd::new(config.sgd, layout, plan);
+        let update = ServerSgd::new(config.optimizer, layout, plan);
         Arc::new(Server::new(&servers, Arc::clone(&link), Box::new(update)))
     });
     let start = |server: Arc<Server>| {
@@ -207,7 +207,7 @@ pub fn check_threads(method: &SyncMethod, communicator: &dyn Communicator) -> Re
 /// When the job ends.
 pub fn serve<M: Module>(
     config: &SyncConfig,
-    sgd: SgdConfig,
+    optimizer: OptimizerConfig,
     model: &M,
     server_link: Arc<dyn Communicator>,
     rank_status: &Arc<RankStatus>,
@@ -215,7 +215,7 @@ pub fn serve<M: Module>(
     let layout = ParameterLayout::new(model);
     let plan = BucketPlan::new(&layout, reducer_config(config, &layout).bucket_cap_bytes);
     let servers = server_plan(&config.method, &plan, server_link.world_size());
-    let update = ServerSgd { status: Some(Arc::clone(rank_status)), ..ServerSgd::new(sgd, &layout, &plan) };
+    let update = ServerSgd { status: Some(Arc::clone(rank_status)), ..ServerSgd::new(optimizer, &layout, &plan) };
     rank_status.enter(Phase::Serving);
     let served = Server::new(&servers, server_link, Box::new(update)).serve();
     rank_status.enter(Phase::Ending);
@@ -238,15 +238,15 @@ fn server_plan(method: &SyncMethod, plan: &BucketPlan, world_size: usize) -> Ser
 #[derive(Debug)]
 struct ServerSgd {
     plan: BucketPlan,
-    sgd: Sgd,
+    sgd: Optimizer,
     /// Of a rank that only serves.
     status: Option<Arc<RankStatus>>,
 }
 
 impl ServerSgd {
     /// At zero: root sends the parameters before any worker asks for them.
-    fn new(sgd: SgdConfig, layout: &ParameterLayout, plan: &BucketPlan) -> Self {
-        let sgd = Sgd::new(sgd, layout, vec![0.0; layout.num_elements()]);
+    fn new(optimizer: OptimizerConfig, layout: &ParameterLayout, plan: &BucketPlan) -> Self {
+        let sgd = Optimizer::new(optimizer, layout, vec![0.0; layout.num_elements()]);
         Self { plan: plan.clone(), sgd, status: None }
     }
 
@@ -264,7 +264,7 @@ impl ShardUpdate for ServerSgd {
 
     fn state(&self, bucket: usize) -> (&[f32], &[f32]) {
         let elements = self.plan.buckets()[bucket].elements.clone();
-        (&self.sgd.parameters()[elements.clone()], &self.sgd.velocities()[elements])
+        (&self.sgd.parameters()[elements.clone()], &self.sgd.moments()[elements])
     }
 
     fn restore(&mut self, bucket: usize, parameters: &[f32], velocities: &[f32]) {

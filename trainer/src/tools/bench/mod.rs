@@ -25,7 +25,7 @@ use crate::measure::trace::{self, TraceClock};
 use crate::model::ImageClassifier;
 use crate::model::family::{ModelFamily, ModelRequest, build};
 use crate::model::input::Input;
-use crate::step::optimizer::SgdConfig;
+use crate::step::optimizer::{OptimizerConfig, SgdConfig};
 use crate::step::sync_plan::own_shards;
 use crate::step::{self, StepConfig, StepContext, Stepper};
 use crate::tools::device_kernels::observed;
@@ -41,6 +41,8 @@ const NUM_OBSERVED: usize = 4;
 
 /// Small, so that random labels do not blow the loss up.
 const LEARNING_RATE: f64 = 0.01;
+/// What a measured step does with gradients.
+const SGD: SgdConfig = SgdConfig { momentum: 0.9, nesterov: false, weight_decay: 1e-4, decay_norm_and_bias: true };
 
 /// What was measured on a rank that trains.
 #[derive(Clone, Debug)]
@@ -91,13 +93,13 @@ pub fn measure<F: ModelFamily>(config: &BenchConfig, world: &World) -> Result<Op
     let (communicator, server_link) = match Role::of(&step_config.sync, &world.communicator)? {
         Role::Worker { communicator, server_link } => (communicator, server_link),
         Role::Server(link) => {
-            step::serve(&step_config.sync, step_config.sgd, &model, link, &world.rank_status)?;
+            step::serve(&step_config.sync, step_config.optimizer, &model, link, &world.rank_status)?;
             return Ok(None);
         }
     };
     let batches = batches(config, &*communicator)?;
     if let Some(directory) = &config.export_job {
-        let job = job::job(config, communicator.world_size(), batches.len(), LEARNING_RATE, &step_config.sgd)?;
+        let job = job::job(config, communicator.world_size(), batches.len(), LEARNING_RATE, &SGD)?;
         job::export(directory, &job, &model, &batches, &*communicator)?;
     }
     let step_config = StepConfig { server_link, ..step_config };
@@ -306,7 +308,7 @@ fn batches(config: &BenchConfig, communicator: &dyn Communicator) -> Result<Vec<
 
 fn step_config(config: &BenchConfig, rank_status: &Arc<RankStatus>) -> StepConfig {
     StepConfig {
-        sgd: SgdConfig { momentum: 0.9, nesterov: false, weight_decay: 1e-4, decay_norm_and_bias: true },
+        optimizer: OptimizerConfig::Sgd(SGD),
         label_smoothing: 0.0,
         clip_norm: None,
         loss_scale: LossScaling::of(config.compute.dtype()),

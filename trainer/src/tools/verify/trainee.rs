@@ -16,7 +16,7 @@ use crate::config::{Filled, LossScaling, SyncConfig};
 use crate::measure::timer::Timer;
 use crate::model::family::ModelRequest;
 use crate::model::network::resnet;
-use crate::step::optimizer::SgdConfig;
+use crate::step::optimizer::{OptimizerConfig, SgdConfig};
 use crate::step::{StepConfig, StepContext, Stepper};
 
 /// At which the first losses fall smoothly: at a rate that makes them jump every rounding is amplified.
@@ -77,7 +77,12 @@ impl Trainee {
             device: &device.clone().autodiff(),
         };
         let config = StepConfig {
-            sgd: SgdConfig { momentum: 0.9, nesterov: false, weight_decay: 1e-4, decay_norm_and_bias: true },
+            optimizer: OptimizerConfig::Sgd(SgdConfig {
+                momentum: 0.9,
+                nesterov: false,
+                weight_decay: 1e-4,
+                decay_norm_and_bias: true,
+            }),
             label_smoothing: 0.0,
             clip_norm: None,
             loss_scale: LossScaling::of(compute.dtype()),

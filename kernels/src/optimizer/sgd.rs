@@ -1,21 +1,13 @@
 //! Stochastic gradient descent with momentum, Nesterov's form and weight decay in one pass.
 //!
 //! In: parameters, velocities, gradients, three flat slices. Out: parameters and velocities, updated.
-//! Invariant: the same bits as the plain loop (`reference::step`), for any instruction set and number of threads.
 //! Source: Sutskever et al. 2013, "On the importance of initialization and momentum in deep learning"; the order of
 //! operations is that of PyTorch's `torch.optim.SGD`.
 
 use rayon::prelude::*;
 
+use super::{PIECE_VALUES, check_lengths};
 use crate::simd::{Isa, Task, vectorized};
-
-#[cfg(test)]
-mod reference;
-#[cfg(test)]
-mod tests;
-
-/// Values in a piece: three streams of 128 KiB.
-const PIECE_VALUES: usize = 1 << 15;
 
 /// What one update does; the same for every value.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -41,7 +33,7 @@ pub struct SgdUpdate {
 /// # Differs from PyTorch
 /// Not with `dampening = 0`.
 pub fn step(isa: Isa, update: &SgdUpdate, parameters: &mut [f32], velocities: &mut [f32], gradients: &[f32]) {
-    check_lengths(parameters, velocities, gradients);
+    check_lengths("sgd", parameters.len(), [("velocities", velocities.len()), ("gradients", gradients.len())]);
     let pieces = parameters
         .par_chunks_mut(PIECE_VALUES)
         .zip(velocities.par_chunks_mut(PIECE_VALUES))
@@ -53,14 +45,8 @@ pub fn step(isa: Isa, update: &SgdUpdate, parameters: &mut [f32], velocities: &m
 
 /// As [`step`], to the same bits, on the calling thread: for a thread beside a pool whose only thread waits for it.
 pub fn step_alone(isa: Isa, update: &SgdUpdate, parameters: &mut [f32], velocities: &mut [f32], gradients: &[f32]) {
-    check_lengths(parameters, velocities, gradients);
+    check_lengths("sgd", parameters.len(), [("velocities", velocities.len()), ("gradients", gradients.len())]);
     vectorized(isa, Piece { update: *update, parameters, velocities, gradients });
-}
-
-fn check_lengths(parameters: &[f32], velocities: &[f32], gradients: &[f32]) {
-    let len = parameters.len();
-    assert!(velocities.len() == len, "sgd: {len} parameters but {} velocities", velocities.len());
-    assert!(gradients.len() == len, "sgd: {len} parameters but {} gradients", gradients.len());
 }
 
 struct Piece<'a> {

@@ -1,0 +1,136 @@
+//! LAMB: Adam's direction and the decay, scaled, tensor by tensor, by the ratio of the parameters' norm to theirs.
+//!
+//! In: parameters, first and second moments, gradients of one tensor, flat slices. Out: new parameters; moments, updated.
+//! Source: You et al. 2020, "Large Batch Optimization for Deep Learning" (1904.00962), algorithm 2 with φ(x) = x; as in timm's `Lamb`.
+
+use rayon::prelude::*;
+
+use super::adam::AdamDirection;
+use super::{LANES, PIECE_VALUES, ROUND_PIECES, ROUND_VALUES, add_squares, check_lengths, norm, trust_ratio};
+use crate::simd::{Isa, Task, vectorized};
+
+/// What one update does; the same for every value.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LambUpdate {
+    /// The step along the direction.
+    pub learning_rate: f32,
+    /// Share of a parameter that is added to its direction.
+    pub weight_decay: f32,
+    /// That of the moments.
+    pub direction: AdamDirection,
+    /// Whether the step is scaled by the ratio; else by 1.
+    pub adapts: bool,
+}
+
+/// One update: m, v as [`adam::step`](super::adam::step) has them; u = m̂ / (√v̂ + epsilon) + weight_decay · w; r = ‖w‖ / ‖u‖, 1 where
+/// a norm is 0; `updated` = w − learning_rate · r · u.
+///
+/// # Shapes
+/// Five slices of one length, one whole tensor. What `updated` held before is not looked at.
+///
+/// # Panics
+/// If the lengths differ, or the processor lacks `isa`.
+pub fn step(
+    isa: Isa,
+    update: &LambUpdate,
+    parameters: &[f32],
+    updated: &mut [f32],
+    moments: [&mut [f32]; 2],
+    gradients: &[f32],
+) {
+    let [first, second] = moments.each_ref().map(|moments| moments.len());
+    let lens = [
+        ("updated", updated.len()),
+        ("first moments", first),
+        ("second moments", second),
+        ("gradients", gradients.len()),
+    ];
+    check_lengths("lamb", parameters.len(), lens);
+    let of_direction = directions(isa, update, parameters, updated, moments, gradients);
+    let of_parameters = if update.adapts { norm(isa, parameters) } else { 0.0 };
+    let ratio = trust_ratio(of_parameters, of_direction, || of_parameters / of_direction);
+    let rate = update.learning_rate * ratio;
+    let pieces = updated.par_chunks_mut(PIECE_VALUES).zip(parameters.par_chunks(PIECE_VALUES));
+    pieces.for_each(|(updated, parameters)| vectorized(isa, Descent { rate, parameters, updated }));
+}
+
+/// Moves the moments and leaves the direction in `updated`; its norm.
+fn directions(
+    isa: Isa,
+    update: &LambUpdate,
+    parameters: &[f32],
+    updated: &mut [f32],
+    [first, second]: [&mut [f32]; 2],
+    gradients: &[f32],
+) -> f64 {
+    let rounds = parameters
+        .chunks(ROUND_VALUES)
+        .zip(updated.chunks_mut(ROUND_VALUES))
+        .zip(first.chunks_mut(ROUND_VALUES).zip(second.chunks_mut(ROUND_VALUES)))
+        .zip(gradients.chunks(ROUND_VALUES));
+    let mut sum = 0.0;
+    for (((parameters, updated), (first, second)), gradients) in rounds {
+        let mut sums = [0.0; ROUND_PIECES];
+        let pieces = parameters
+            .par_chunks(PIECE_VALUES)
+            .zip(updated.par_chunks_mut(PIECE_VALUES))
+            .zip(first.par_chunks_mut(PIECE_VALUES).zip(second.par_chunks_mut(PIECE_VALUES)))
+            .zip(gradients.par_chunks(PIECE_VALUES))
+            .zip(&mut sums);
+        pieces.for_each(|((((parameters, updated), (first, second)), gradients), sum)| {
+            *sum = vectorized(isa, Direction { update: *update, parameters, updated, first, second, gradients });
+        });
+        sum += sums.iter().sum::<f64>();
+    }
+    sum.sqrt()
+}
+
+struct Direction<'a> {
+    update: LambUpdate,
+    parameters: &'a [f32],
+    updated: &'a mut [f32],
+    first: &'a mut [f32],
+    second: &'a mut [f32],
+    gradients: &'a [f32],
+}
+
+impl Task for Direction<'_> {
+    type Output = f64;
+
+    #[inline(always)]
+    fn run(self) -> f64 {
+        let LambUpdate { weight_decay, direction, .. } = self.update;
+        let mut sums = [0.0; LANES];
+        let groups = self
+            .parameters
+            .chunks(LANES)
+            .zip(self.updated.chunks_mut(LANES))
+            .zip(self.first.chunks_mut(LANES).zip(self.second.chunks_mut(LANES)))
+            .zip(self.gradients.chunks(LANES));
+        for (((parameters, updated), (first, second)), gradients) in groups {
+            let values = parameters.iter().zip(updated.iter_mut()).zip(first.iter_mut().zip(second)).zip(gradients);
+            for (((&parameter, updated), (first, second)), &gradient) in values {
+                *updated = direction.of(first, second, gradient) + weight_decay * parameter;
+            }
+            add_squares(&mut sums, updated);
+        }
+        sums.iter().sum()
+    }
+}
+
+struct Descent<'a> {
+    rate: f32,
+    parameters: &'a [f32],
+    updated: &'a mut [f32],
+}
+
+impl Task for Descent<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        for (updated, &parameter) in self.updated.iter_mut().zip(self.parameters) {
+            *updated = parameter - self.rate * *updated;
+        }
+    }
+}

@@ -1,0 +1,118 @@
+//! Which rule an optimizer follows, and with which numbers.
+
+use distributed::ParameterEntry;
+use kernels::optimizer::adam::{AdamDirection, AdamWUpdate};
+use kernels::optimizer::lamb::LambUpdate;
+use kernels::optimizer::sgd::SgdUpdate;
+use serde::{Deserialize, Serialize};
+
+/// What [`Optimizer`](super::Optimizer) does with a gradient.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum OptimizerConfig {
+    /// Descent with momentum.
+    Sgd(SgdConfig),
+    /// Descent with momentum whose step is scaled for each tensor (You et al. 2017, 1708.03888).
+    ///
+    /// As timm's `Lars`: the learning rate is outside the velocity, a ratio without meaning is 1, parameters that are spared decay are
+    /// spared the ratio too. Unlike there weights have the ratio without decay as well, and no epsilon is added to norms.
+    Lars {
+        /// Of the descent.
+        sgd: SgdConfig,
+        /// Share of a tensor's norm by which a step at learning rate 1 moves it.
+        trust_coefficient: f64,
+    },
+    /// Adam with decoupled decay (Loshchilov and Hutter 2019, 1711.05101), as PyTorch's `torch.optim.AdamW`.
+    AdamW(AdamConfig),
+    /// Adam's direction scaled for each tensor (You et al. 2020, 1904.00962).
+    ///
+    /// As timm's `Lamb` without its clipping: moments are corrected for their beginning, a ratio without meaning is 1, parameters that
+    /// are spared decay are spared the ratio too. Unlike there weights have the ratio without decay as well.
+    Lamb(AdamConfig),
+}
+
+/// What descent with momentum does with a gradient.
+///
+/// # Differs from PyTorch
+/// None with `dampening = 0`. burn's own `MomentumConfig` has a dampening of 0.1 by default.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SgdConfig {
+    /// Decay of the velocity, in `[0, 1)`.
+    pub momentum: f64,
+    /// Look ahead along the velocity (Nesterov).
+    pub nesterov: bool,
+    /// L2 penalty added to the gradient.
+    pub weight_decay: f64,
+    /// Whether parameters of one axis (norm scales and shifts, biases) decay too: He et al. say yes, Goyal et al. no.
+    pub decay_norm_and_bias: bool,
+}
+
+/// What Adam's descendants do with a gradient.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AdamConfig {
+    /// Decays of the first and the second moment, in `[0, 1)`.
+    pub betas: [f64; 2],
+    /// Added to the root of the second moment.
+    pub epsilon: f64,
+    /// Share of a parameter that a step at learning rate 1 takes from it.
+    pub weight_decay: f64,
+    /// As in [`SgdConfig`].
+    pub decay_norm_and_bias: bool,
+}
+
+impl OptimizerConfig {
+    /// Whether it has first and second moments, corrected for their beginning, instead of velocities.
+    pub(super) fn has_two_moments(&self) -> bool {
+        matches!(self, Self::AdamW(_) | Self::Lamb(_))
+    }
+
+    /// Whether this parameter is to be spared decay, and the ratio of a rule that has one.
+    pub(super) fn spares(&self, entry: &ParameterEntry) -> bool {
+        let (Self::Sgd(SgdConfig { decay_norm_and_bias, .. })
+        | Self::Lars { sgd: SgdConfig { decay_norm_and_bias, .. }, .. }
+        | Self::AdamW(AdamConfig { decay_norm_and_bias, .. })
+        | Self::Lamb(AdamConfig { decay_norm_and_bias, .. })) = self;
+        !decay_norm_and_bias && entry.shape.len() <= 1
+    }
+}
+
+impl SgdConfig {
+    /// The update of a tensor.
+    pub(super) fn update(&self, learning_rate: f64, is_spared: bool) -> SgdUpdate {
+        SgdUpdate {
+            learning_rate: learning_rate as f32,
+            momentum: self.momentum as f32,
+            weight_decay: if is_spared { 0.0 } else { self.weight_decay as f32 },
+            nesterov: self.nesterov,
+        }
+    }
+
+    /// Whether this parameter decays.
+    pub(super) fn decays(&self, entry: &ParameterEntry) -> bool {
+        !OptimizerConfig::Sgd(*self).spares(entry)
+    }
+}
+
+impl AdamConfig {
+    /// AdamW's update of a tensor, `number` from 1.
+    pub(super) fn adamw_update(&self, learning_rate: f64, number: u64, is_spared: bool) -> AdamWUpdate {
+        AdamWUpdate {
+            learning_rate: learning_rate as f32,
+            kept: (1.0 - learning_rate * self.weight_decay(is_spared)) as f32,
+            direction: AdamDirection::new(self.betas, self.epsilon, number),
+        }
+    }
+
+    /// LAMB's update of a tensor, `number` from 1.
+    pub(super) fn lamb_update(&self, learning_rate: f64, number: u64, is_spared: bool) -> LambUpdate {
+        LambUpdate {
+            learning_rate: learning_rate as f32,
+            weight_decay: self.weight_decay(is_spared) as f32,
+            direction: AdamDirection::new(self.betas, self.epsilon, number),
+            adapts: !is_spared,
+        }
+    }
+
+    fn weight_decay(&self, is_spared: bool) -> f64 {
+        if is_spared { 0.0 } else { self.weight_decay }
+    }
+}

@@ -1,0 +1,131 @@
+//! The updates against PyTorch's and against the papers' formulas.
+
+use super::*;
+use burn::module::{Module, Param};
+use burn::tensor::{Device, Tensor};
+
+#[derive(Module, Debug)]
+struct WeightAndBias {
+    weight: Param<Tensor<2>>,
+    bias: Param<Tensor<1>>,
+}
+
+fn optimizer(config: OptimizerConfig) -> Optimizer {
+    let device = Device::flex();
+    let module = WeightAndBias {
+        weight: Param::from_tensor(Tensor::from_floats([[0.5, -1.25]], &device)),
+        bias: Param::from_tensor(Tensor::from_floats([2.0], &device)),
+    };
+    Optimizer::new(config, &ParameterLayout::new(&module), vec![0.5, -1.25, 2.0])
+}
+
+fn sgd_config(nesterov: bool, decay_norm_and_bias: bool) -> SgdConfig {
+    SgdConfig { momentum: 0.9, nesterov, weight_decay: 0.01, decay_norm_and_bias }
+}
+
+fn adam_config(epsilon: f64, decay_norm_and_bias: bool) -> AdamConfig {
+    AdamConfig { betas: [0.9, 0.999], epsilon, weight_decay: 0.01, decay_norm_and_bias }
+}
+
+/// One of each rule.
+fn all() -> [OptimizerConfig; 4] {
+    [
+        OptimizerConfig::Sgd(sgd_config(true, true)),
+        OptimizerConfig::Lars { sgd: sgd_config(false, false), trust_coefficient: 0.5 },
+        OptimizerConfig::AdamW(adam_config(1e-8, true)),
+        OptimizerConfig::Lamb(adam_config(1e-6, false)),
+    ]
+}
+
+/// One step in two buckets, the last parameter first.
+fn update(optimizer: &mut Optimizer, learning_rate: f64, gradients: &[f32]) {
+    optimizer.prepare(learning_rate, 2..3, &gradients[2..], sgd::step);
+    optimizer.prepare(learning_rate, 0..2, &gradients[..2], sgd::step_alone);
+    optimizer.commit();
+}
+
+fn after_three_steps(config: OptimizerConfig) -> Vec<f32> {
+    let mut optimizer = optimizer(config);
+    for gradients in [[1.0, -2.0, 0.5], [0.25, 0.5, -1.5], [-3.0, 1.0, 0.125]] {
+        update(&mut optimizer, 0.1, &gradients);
+    }
+    optimizer.parameters().to_vec()
+}
+
+fn assert_close(got: &[f32], expected: &[f32]) {
+    assert!(got.iter().zip(expected).all(|(a, b)| (a - b).abs() < 1e-6), "{got:?} against {expected:?}");
+}
+
+/// Expected values by PyTorch 2.15 in double precision:
+/// `w = tensor([[0.5, -1.25]]); b = tensor([2.]); SGD([w, b], lr=0.1, momentum=0.9, weight_decay=0.01, nesterov=…)`,
+/// then three steps with these gradients.
+#[test]
+fn three_steps_of_sgd_equal_pytorchs() {
+    let sgd = |nesterov| after_three_steps(OptimizerConfig::Sgd(sgd_config(nesterov, true)));
+    assert_close(&sgd(false), &[0.479_102_3, -0.896_703_3, 2.125_829_5]);
+    assert_close(&sgd(true), &[0.655_451_8, -0.879_533_9, 2.194_702_9]);
+}
+
+/// As above, by `AdamW([w, b], lr=0.1, betas=(0.9, 0.999), eps=…, weight_decay=0.01)`; without decay of `b` in the second line.
+#[test]
+fn three_steps_of_adamw_equal_pytorchs() {
+    let adamw = |epsilon, decays| after_three_steps(OptimizerConfig::AdamW(adam_config(epsilon, decays)));
+    assert_close(&adamw(1e-8, true), &[0.355_300_4, -1.094_810_4, 1.976_620_2]);
+    assert_close(&adamw(1e-8, false), &[0.355_300_4, -1.094_810_4, 1.982_463_7]);
+    assert_close(&adamw(0.1, true), &[0.372_337_6, -1.102_907_7, 1.985_947_6]);
+}
+
+/// Expected values by the formulas of [`OptimizerConfig::Lars`] in double precision: r = trust coefficient · ‖w‖ / (‖g‖ + decay · ‖w‖) for
+/// each tensor, or 1 and no decay where it is spared; v = 0.9 v + r (g + decay · w); w -= 0.1 v, or 0.1 (r (g + decay · w) + 0.9 v).
+#[test]
+fn three_steps_of_lars_are_those_of_its_formulas() {
+    let lars = |nesterov, decays, trust_coefficient| {
+        after_three_steps(OptimizerConfig::Lars { sgd: sgd_config(nesterov, decays), trust_coefficient })
+    };
+    assert_close(&lars(false, false, 0.5), &[0.423_829_3, -1.210_145_9, 2.137]);
+    assert_close(&lars(true, true, 0.5), &[0.434_312_7, -1.220_889_0, 1.715_306_0]);
+    assert_close(&lars(false, false, 0.001), &[0.499_850_0, -1.249_933_3, 2.137]);
+}
+
+/// As above, of [`OptimizerConfig::Lamb`]: u = m̂ / (√v̂ + 1e-6) + decay · w; w -= 0.1 · ‖w‖ / ‖u‖ · u.
+#[test]
+fn three_steps_of_lamb_are_those_of_its_formulas() {
+    let lamb = |decays| after_three_steps(OptimizerConfig::Lamb(adam_config(1e-6, decays)));
+    assert_close(&lamb(false), &[0.411_276_2, -1.076_696_5, 1.982_463_9]);
+    assert_close(&lamb(true), &[0.411_276_2, -1.076_696_5, 2.178]);
+}
+
+#[test]
+fn a_bias_is_spared_decay_if_asked_and_a_weight_is_not() {
+    let [all, spared] = [true, false].map(|decays| after_three_steps(OptimizerConfig::Sgd(sgd_config(false, decays))));
+    assert_eq!(all[..2], spared[..2]);
+    assert!(spared[2] > all[2]);
+}
+
+#[test]
+fn a_restored_optimizer_makes_the_same_next_update() {
+    for config in all() {
+        let mut one = optimizer(config);
+        update(&mut one, 0.1, &[1.0, 2.0, 3.0]);
+        let mut other = optimizer(config);
+        other.restore(one.parameters(), &one.state());
+        for optimizer in [&mut one, &mut other] {
+            update(optimizer, 0.05, &[-1.0, 0.5, 2.0]);
+        }
+        assert_eq!(one.parameters(), other.parameters(), "{config:?}");
+        assert_eq!(one.state(), other.state(), "{config:?}");
+    }
+}
+
+#[test]
+fn an_update_that_is_not_committed_leaves_no_trace() {
+    for config in all() {
+        let (mut plain, mut disturbed) = (optimizer(config), optimizer(config));
+        disturbed.prepare(0.1, 2..3, &[f32::NAN], sgd::step);
+        for optimizer in [&mut plain, &mut disturbed] {
+            update(optimizer, 0.1, &[1.0, 2.0, 3.0]);
+        }
+        assert_eq!(plain.parameters(), disturbed.parameters(), "{config:?}");
+        assert_eq!(plain.state(), disturbed.state(), "{config:?}");
+    }
+}
