@@ -256,6 +256,10 @@ def checkpoint(training=None, **changes):
 
 none = safetensors({"velocities": entry([0], 0, 0), "norm_statistics": entry([2**62, 0], 0, 0)}, b"")
 write("checkpoint", "good", checkpoint())
+moments = {"num_updates": entry([1], 0, 8, "U64"), "moments": entry([2, 1], 8, 16), "norm_statistics": entry([2, 1], 16, 24)}
+write("checkpoint", "moments", checkpoint(safetensors(moments, floats)))
+many = {"num_updates": entry([2], 0, 16, "U64"), "moments": entry([2, 1], 16, 24), "norm_statistics": entry([2, 0], 24, 24)}
+write("checkpoint", "many_numbers_of_updates", checkpoint(safetensors(many, floats)))
 write("checkpoint", "no_norms", checkpoint(safetensors({"velocities": entry([2], 0, 8), "norm_statistics": entry([2, 0], 8, 8)}, floats[:8])))
 write("checkpoint", "many_ranks_without_norms", checkpoint(none, world_size=2**62))
 write("checkpoint", "no_ranks", checkpoint(world_size=0))

@@ -256,6 +256,19 @@ fn a_state_that_no_run_could_have_written_is_refused_with_the_field() {
 }
 
 #[test]
+fn two_moments_are_read_with_their_one_number_of_updates() {
+    let tensors = |input| {
+        let folder = checkpoint_folder(input);
+        checkpoint::find(folder.path()).unwrap().0.training_tensors()
+    };
+    let optimizer = tensors("moments").unwrap().optimizer;
+    assert_eq!(optimizer.moments, [3.0, 4.0]);
+    assert_eq!(optimizer.num_updates.map(u64::to_le_bytes), Some([0, 0, 128, 63, 0, 0, 0, 64]));
+    let text = format!("{:#}", tensors("many_numbers_of_updates").unwrap_err());
+    assert!(text.contains("num_updates: expected one u64"), "{text}");
+}
+
+#[test]
 fn a_state_of_gigabytes_is_refused_without_reading_it() {
     let folder = checkpoint_folder("good");
     let state = folder.path().join("state.json");

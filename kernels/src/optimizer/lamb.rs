@@ -9,6 +9,9 @@ use super::adam::AdamDirection;
 use super::{LANES, PIECE_VALUES, ROUND_PIECES, ROUND_VALUES, add_squares, check_lengths, norm, trust_ratio};
 use crate::simd::{Isa, Task, vectorized};
 
+/// Values whose squares are added while they are in the nearest cache.
+const BLOCK_VALUES: usize = 64 * LANES;
+
 /// What one update does; the same for every value.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LambUpdate {
@@ -101,13 +104,13 @@ impl Task for Direction<'_> {
     fn run(self) -> f64 {
         let LambUpdate { weight_decay, direction, .. } = self.update;
         let mut sums = [0.0; LANES];
-        let groups = self
+        let blocks = self
             .parameters
-            .chunks(LANES)
-            .zip(self.updated.chunks_mut(LANES))
-            .zip(self.first.chunks_mut(LANES).zip(self.second.chunks_mut(LANES)))
-            .zip(self.gradients.chunks(LANES));
-        for (((parameters, updated), (first, second)), gradients) in groups {
+            .chunks(BLOCK_VALUES)
+            .zip(self.updated.chunks_mut(BLOCK_VALUES))
+            .zip(self.first.chunks_mut(BLOCK_VALUES).zip(self.second.chunks_mut(BLOCK_VALUES)))
+            .zip(self.gradients.chunks(BLOCK_VALUES));
+        for (((parameters, updated), (first, second)), gradients) in blocks {
             let values = parameters.iter().zip(updated.iter_mut()).zip(first.iter_mut().zip(second)).zip(gradients);
             for (((&parameter, updated), (first, second)), &gradient) in values {
                 *updated = direction.of(first, second, gradient) + weight_decay * parameter;

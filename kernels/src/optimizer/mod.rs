@@ -58,16 +58,21 @@ impl Task for SumOfSquares<'_> {
     #[inline(always)]
     fn run(self) -> f64 {
         let mut sums = [0.0; LANES];
-        let (groups, rest) = self.0.as_chunks::<LANES>();
-        groups.iter().for_each(|group| add_squares(&mut sums, group));
-        add_squares(&mut sums, rest);
+        add_squares(&mut sums, self.0);
         sums.iter().sum()
     }
 }
 
+/// Adds the squares of `values`, the first of which belongs to the first sum.
 #[inline(always)]
 fn add_squares(sums: &mut [f64; LANES], values: &[f32]) {
-    for (sum, &value) in sums.iter_mut().zip(values) {
+    let (groups, rest) = values.as_chunks::<LANES>();
+    for group in groups {
+        for (sum, &value) in sums.iter_mut().zip(group) {
+            *sum += f64::from(value) * f64::from(value);
+        }
+    }
+    for (sum, &value) in sums.iter_mut().zip(rest) {
         *sum += f64::from(value) * f64::from(value);
     }
 }

@@ -82,16 +82,16 @@ fn three_steps_of_lars_are_those_of_its_formulas() {
     let lars = |nesterov, decays, trust_coefficient| {
         after_three_steps(OptimizerConfig::Lars { sgd: sgd_config(nesterov, decays), trust_coefficient })
     };
-    assert_close(&lars(false, false, 0.5), &[0.423_829_3, -1.210_145_9, 2.137]);
-    assert_close(&lars(true, true, 0.5), &[0.434_312_7, -1.220_889_0, 1.715_306_0]);
-    assert_close(&lars(false, false, 0.001), &[0.499_850_0, -1.249_933_3, 2.137]);
+    assert_close(&lars(false, false, 0.5), &[0.423_829_3, -1.210_146, 2.137]);
+    assert_close(&lars(true, true, 0.5), &[0.434_312_7, -1.220_889, 1.715_306]);
+    assert_close(&lars(false, false, 0.001), &[0.499_85, -1.249_933_3, 2.137]);
 }
 
 /// As above, of [`OptimizerConfig::Lamb`]: u = m̂ / (√v̂ + 1e-6) + decay · w; w -= 0.1 · ‖w‖ / ‖u‖ · u.
 #[test]
 fn three_steps_of_lamb_are_those_of_its_formulas() {
     let lamb = |decays| after_three_steps(OptimizerConfig::Lamb(adam_config(1e-6, decays)));
-    assert_close(&lamb(false), &[0.411_276_2, -1.076_696_5, 1.982_463_9]);
+    assert_close(&lamb(false), &[0.411_276_2, -1.076_696_5, 1.982_464]);
     assert_close(&lamb(true), &[0.411_276_2, -1.076_696_5, 2.178]);
 }
 
