@@ -39,6 +39,9 @@ run servers-beside 3 --sync parameter-server --servers 2
 run servers-own 3 --sync parameter-server --servers 1 --server-placement own
 run local-sgd 3 --sync local-sgd --every 4
 run post-local-sgd 2 --sync post-local-sgd --every 4 --from-step 6
+run adamw 2 --optimizer adamw
+run lars 2 --optimizer lars
+run lamb 2 --optimizer lamb
 run clipping 2 --clip-grad-norm 0.5
 run accumulation 2 --grad-accum-steps 3
 run device-update 1 --update device --input device
