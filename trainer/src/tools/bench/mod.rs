@@ -273,7 +273,8 @@ fn global_losses(communicator: &dyn Communicator, own: &[ScoreSums]) -> Result<V
 }
 
 fn kernel_seconds(before: &[KernelTime], after: &[KernelTime]) -> BTreeMap<String, f64> {
-    before.iter().zip(after).map(|(before, after)| (after.name.to_owned(), after.seconds - before.seconds)).collect()
+    let spent = before.iter().zip(after).map(|(before, after)| (after.name.to_owned(), after.seconds - before.seconds));
+    spent.filter(|(_, seconds)| *seconds > 0.0).collect()
 }
 
 /// This rank's share of a few global batches.
