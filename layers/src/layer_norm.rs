@@ -58,7 +58,12 @@ impl LayerNorm {
     ///
     /// # Shapes
     /// `[.., C]` to the same.
+    ///
+    /// # Panics
+    /// When the last axis is another.
     pub fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
+        let [channels] = self.gamma.dims();
+        assert_eq!(x.dims().last(), Some(&channels), "layer norm: expected [.., {channels}], got {:?}", x.dims());
         let PassContext { computation, hook, .. } = PassContext::current();
         let (gamma, beta) = (gated(&self.gamma, &x, hook.as_ref()), gated(&self.beta, &x, hook.as_ref()));
         if computes(&x, &computation) {

@@ -131,6 +131,9 @@ impl Linear {
     ///
     /// # Shapes
     /// `[.., C]` to `[.., K]`.
+    ///
+    /// # Panics
+    /// When the last axis is another.
     pub fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
         self.forward_with(x, |parameters| parameters)
     }
@@ -140,6 +143,9 @@ impl Linear {
     ///
     /// # Shapes
     /// `x`: `[.., C]`; `scale`: `[K]`. Returns `[.., K]`.
+    ///
+    /// # Panics
+    /// As [`forward`](Self::forward).
     pub fn forward_scaled<const D: usize>(&self, x: Tensor<D>, scale: &Param<Tensor<1>>) -> Tensor<D> {
         let gate = x.clone();
         self.forward_with(x, |(weight, bias)| {
@@ -154,6 +160,8 @@ impl Linear {
         x: Tensor<D>,
         make: impl FnOnce((Tensor<2>, Option<Tensor<1>>)) -> (Tensor<2>, Option<Tensor<1>>),
     ) -> Tensor<D> {
+        let [channels, _] = self.weight.dims();
+        assert_eq!(x.dims().last(), Some(&channels), "linear layer: expected [.., {channels}], got {:?}", x.dims());
         let PassContext { computation, hook, .. } = PassContext::current();
         let bias = self.bias.as_ref().map(|bias| gated(bias, &x, hook.as_ref()));
         let (weight, bias) = make((gated(&self.weight, &x, hook.as_ref()), bias));

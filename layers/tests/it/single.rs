@@ -191,3 +191,10 @@ fn a_norm_that_follows_no_convolution_of_ours_equals_burns_in_training() {
     };
     assert_equal("norm's parameters", &gradients(fused()), &gradients(STOCK), 5e-5);
 }
+
+#[test]
+#[should_panic(expected = "linear layer: expected [.., 12], got [2, 24]")]
+fn a_last_axis_that_is_a_multiple_of_the_layers_is_refused() {
+    let linear: Linear = LinearConfig::new(12, 3).init(&Device::flex()).into();
+    linear.forward(Tensor::<2>::zeros([2, 24], &Device::flex()));
+}

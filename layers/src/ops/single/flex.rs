@@ -54,13 +54,15 @@ fn forward<E: Activation>(
         Operation::Convolution { stride, padding, algorithm } => {
             let conv = convolution::<E>(&x, &weight, (stride, padding), algorithm, isa);
             let shape = conv.shape();
-            let out = [shape.batch, shape.out_height(), shape.out_width(), shape.out_channels];
-            tensor_of(convolve(&conv, values, weights, bias), out)
+            let mut y = ARENA.take::<E>(shape.output_len());
+            Way::Convolution.run(&conv, values, weights, bias, &mut y);
+            tensor_of(y, [shape.batch, shape.out_height(), shape.out_width(), shape.out_channels])
         }
         Operation::Linear => {
             let conv = product::<E>(&x, &weight, isa);
-            let out = with_last(x.shape(), conv.shape().in_channels);
-            tensor_of(transposed_convolve(&conv, values, weights, bias), out)
+            let mut y = ARENA.take::<E>(conv.shape().input_len());
+            Way::Transposed.run(&conv, values, weights, bias, &mut y);
+            tensor_of(y, with_last(x.shape(), conv.shape().in_channels))
         }
         Operation::Depthwise { stride, padding } => {
             let shape = depthwise_shape(&x, &weight, (stride, padding));
@@ -109,12 +111,12 @@ fn backward<E: Activation>(
     let (d_weight, d_bias) = match operation {
         Operation::Convolution { stride, padding, algorithm } => {
             let conv = convolution::<E>(&x, &weight, (stride, padding), algorithm, isa);
-            let [dw, db] = convolution_gradients(&conv, (values, weights, d_values), &mut dx, wanted, isa);
+            let [dw, db] = Way::Convolution.gradients(&conv, (values, weights, d_values), &mut dx, wanted, isa);
             (of_parameter(dw, &weight), tensor_of(db, [conv.shape().out_channels]))
         }
         Operation::Linear => {
             let conv = product::<E>(&x, &weight, isa);
-            let [dw, db] = product_gradients(&conv, (values, weights, d_values), &mut dx, wanted, isa);
+            let [dw, db] = Way::Transposed.gradients(&conv, (values, weights, d_values), &mut dx, wanted, isa);
             (of_parameter(dw, &weight), tensor_of(db, [conv.shape().in_channels]))
         }
         Operation::Depthwise { stride, padding } => {
@@ -153,48 +155,64 @@ fn backward<E: Activation>(
     SingleGradients { input: tensor_of(dx, x.shape()), weight: d_weight, bias: d_bias }
 }
 
-fn convolve<E: Activation>(conv: &Conv2d, x: &[E], weight: &[f32], bias: Option<&[f32]>) -> Block<E> {
-    let mut y = ARENA.take::<E>(conv.shape().output_len());
-    SCRATCH.with_borrow_mut(|scratch| {
-        let packed = scratch.packed.floats(conv.packed_forward_len());
-        conv.pack_forward(weight, packed);
-        let workspace = scratch.workspace.floats(conv.forward_workspace_len());
-        conv.forward(x, packed, &mut y, workspace, bias.map_or(Epilogue::None, Epilogue::Bias));
-    });
-    y
+/// Which of a convolution's passes is the operation; the other one gives the gradient of its input.
+#[derive(Clone, Copy)]
+enum Way {
+    Convolution,
+    /// The gradient of the convolution's input.
+    Transposed,
 }
 
-/// Writes dx, and returns the gradients of weight and bias, each if it is wanted.
-fn convolution_gradients<E: Activation>(
-    conv: &Conv2d,
-    (x, weight, dy): (&[E], &[f32], &[E]),
-    dx: &mut [E],
-    [wants_dx, wants_dw, wants_db]: Wanted,
-    isa: Isa,
-) -> [Block<f32>; 2] {
-    let channels = conv.shape().out_channels;
-    let [mut dw, mut db] = [weight.len(), channels].map(|len| ARENA.take::<f32>(len));
-    SCRATCH.with_borrow_mut(|scratch| {
+impl Way {
+    fn run<E: Activation>(self, conv: &Conv2d, x: &[E], weight: &[f32], bias: Option<&[f32]>, y: &mut [E]) {
+        SCRATCH.with_borrow_mut(|scratch| match self {
+            Self::Convolution => {
+                let packed = scratch.packed.floats(conv.packed_forward_len());
+                conv.pack_forward(weight, packed);
+                let workspace = scratch.workspace.floats(conv.forward_workspace_len());
+                conv.forward(x, packed, y, workspace, bias.map_or(Epilogue::None, Epilogue::Bias));
+            }
+            Self::Transposed => {
+                let packed = scratch.packed.floats(conv.packed_data_gradient_len());
+                conv.pack_data_gradient(weight, packed);
+                let workspace = scratch.workspace.floats(conv.data_gradient_workspace_len());
+                conv.data_gradient(x, packed, bias.map_or(Addend::None, Addend::Bias), y, workspace);
+            }
+        });
+    }
+
+    /// Writes dx, and returns the gradients of weight and bias, each if it is wanted.
+    fn gradients<E: Activation>(
+        self,
+        conv: &Conv2d,
+        (x, weight, dy): (&[E], &[f32], &[E]),
+        dx: &mut [E],
+        [wants_dx, wants_dw, wants_db]: Wanted,
+        isa: Isa,
+    ) -> [Block<f32>; 2] {
+        let (back, channels, images, gradients) = match self {
+            Self::Convolution => (Self::Transposed, conv.shape().out_channels, x, dy),
+            Self::Transposed => (Self::Convolution, conv.shape().in_channels, dy, x),
+        };
+        let [mut dw, mut db] = [weight.len(), channels].map(|len| ARENA.take::<f32>(len));
         if wants_dx {
-            let packed = scratch.packed.floats(conv.packed_data_gradient_len());
-            conv.pack_data_gradient(weight, packed);
-            let workspace = scratch.workspace.floats(conv.data_gradient_workspace_len());
-            conv.data_gradient(dy, packed, Addend::None, dx, workspace);
+            back.run(conv, dy, weight, None, dx);
         }
         if wants_dw {
-            let workspace = scratch.workspace.floats(conv.weight_gradient_workspace_len());
-            conv.weight_gradient(x, dy, &mut dw, workspace);
+            with_workspace(conv.weight_gradient_workspace_len(), |workspace| {
+                conv.weight_gradient(images, gradients, &mut dw, workspace);
+            });
         }
         if wants_db {
-            let workspace =
-                scratch.workspace.floats(conv2d::bias_gradient_workspace_len(dy.len() / channels, channels));
-            conv2d::bias_gradient(isa, dy, &mut db, workspace);
+            with_workspace(conv2d::bias_gradient_workspace_len(dy.len() / channels, channels), |workspace| {
+                conv2d::bias_gradient(isa, dy, &mut db, workspace);
+            });
         }
-    });
-    [dw, db]
+        [dw, db]
+    }
 }
 
-/// As [`convolution_gradients`].
+/// As [`Way::gradients`].
 fn depthwise_gradients<E: Activation>(
     shape: &DepthwiseShape,
     (x, weight, dy): (&[E], &[f32], &[E]),
@@ -234,48 +252,6 @@ fn product<E: Activation>(x: &FlexTensor, weight: &FlexTensor, isa: Isa) -> Conv
     let width = x.shape().num_elements() / out_channels;
     let shape = Conv2dShape { batch: 1, height: 1, width, in_channels, out_channels, kernel: 1, stride: 1, padding: 0 };
     Conv2d::new(shape, Algorithm::Auto, isa, Storage::of::<E>())
-}
-
-/// y = x W + b.
-fn transposed_convolve<E: Activation>(conv: &Conv2d, x: &[E], weight: &[f32], bias: Option<&[f32]>) -> Block<E> {
-    let mut y = ARENA.take::<E>(conv.shape().input_len());
-    SCRATCH.with_borrow_mut(|scratch| {
-        let packed = scratch.packed.floats(conv.packed_data_gradient_len());
-        conv.pack_data_gradient(weight, packed);
-        let workspace = scratch.workspace.floats(conv.data_gradient_workspace_len());
-        conv.data_gradient(x, packed, bias.map_or(Addend::None, Addend::Bias), &mut y, workspace);
-    });
-    y
-}
-
-/// As [`convolution_gradients`], of [`transposed_convolve`].
-fn product_gradients<E: Activation>(
-    conv: &Conv2d,
-    (x, weight, dy): (&[E], &[f32], &[E]),
-    dx: &mut [E],
-    [wants_dx, wants_dw, wants_db]: Wanted,
-    isa: Isa,
-) -> [Block<f32>; 2] {
-    let channels = conv.shape().in_channels;
-    let [mut dw, mut db] = [weight.len(), channels].map(|len| ARENA.take::<f32>(len));
-    SCRATCH.with_borrow_mut(|scratch| {
-        if wants_dx {
-            let packed = scratch.packed.floats(conv.packed_forward_len());
-            conv.pack_forward(weight, packed);
-            let workspace = scratch.workspace.floats(conv.forward_workspace_len());
-            conv.forward(dy, packed, dx, workspace, Epilogue::None);
-        }
-        if wants_dw {
-            let workspace = scratch.workspace.floats(conv.weight_gradient_workspace_len());
-            conv.weight_gradient(dy, x, &mut dw, workspace);
-        }
-        if wants_db {
-            let workspace =
-                scratch.workspace.floats(conv2d::bias_gradient_workspace_len(dy.len() / channels, channels));
-            conv2d::bias_gradient(isa, dy, &mut db, workspace);
-        }
-    });
-    [dw, db]
 }
 
 fn depthwise_shape(x: &FlexTensor, weight: &FlexTensor, (stride, padding): (usize, usize)) -> DepthwiseShape {
