@@ -1,10 +1,12 @@
-//! Random crops and flips of training images.
+//! Random changes of training images.
 //!
-//! In: (seed, epoch, sample index). Out: where in the source image each output pixel comes from.
+//! In: (seed, epoch, sample index). Out: where in the source image each output pixel comes from, and other pixels in it.
 //! Invariant: the draw depends on these three only, never on shard, thread or batch.
 //! Source: 4 pixels of padding, random crop, horizontal flip: arXiv 1512.03385, section 4.2.
 
+use crate::dataset::ImageShape;
 use crate::random::{Purpose, Stream};
+use crate::trivial_augment::Operation;
 
 /// How training images are varied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,6 +19,13 @@ pub enum Augment {
     /// padding is black pixels, so its value after normalisation is (0 - mean) / std, not 0.
     CropFlip {
         /// The padding on each side, in pixels; 4 in the paper.
+        pad: usize,
+    },
+    /// As `CropFlip`, after one random operation of random strength (TrivialAugment, Müller and Hutter 2021, 2103.10158).
+    ///
+    /// The operations are those of torchvision's `TrivialAugmentWide`, whose recipes apply them after crop and flip.
+    Trivial {
+        /// As in `CropFlip`.
         pad: usize,
     },
 }
@@ -38,12 +47,19 @@ impl Augment {
     pub fn draw(self, seed: u64, epoch: u64, index: usize) -> Placement {
         match self {
             Self::None => Placement::default(),
-            Self::CropFlip { pad } => {
+            Self::CropFlip { pad } | Self::Trivial { pad } => {
                 let mut stream = Stream::new(seed, epoch, index as u64, Purpose::Augmentation);
                 let mut offset = || stream.below(2 * pad + 1) as isize - pad as isize;
                 let (dy, dx) = (offset(), offset());
                 Placement { dy, dx, flip: stream.coin() }
             }
+        }
+    }
+
+    /// Changes the pixels `[H, W, C]` of one sample in one epoch, before it is placed.
+    pub fn change_pixels(self, seed: u64, epoch: u64, index: usize, image: &mut [u8], shape: ImageShape) {
+        if let Self::Trivial { .. } = self {
+            Operation::draw(seed, epoch, index).apply(image, shape);
         }
     }
 }

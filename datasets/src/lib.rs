@@ -24,7 +24,10 @@ pub mod batch;
 pub mod shard;
 
 pub mod augment;
+pub mod mix;
 pub mod normalize;
+
+mod trivial_augment;
 
 pub mod decode;
 
@@ -41,7 +44,7 @@ mod progress;
 pub mod error;
 
 pub use augment::{Augment, Placement};
-pub use batch::{DeviceBatch, HostBatch, ImageBatch, Pixels, RawPixels};
+pub use batch::{DeviceBatch, HostBatch, ImageBatch, MixedLabels, MixedTargets, Pixels, RawPixels, Targets};
 pub use cifar::Cifar;
 pub use dataset::{DatasetSplits, ImageDataset, ImageShape, Normalization};
 pub use decode::load_image;
@@ -49,6 +52,7 @@ pub use error::DatasetError;
 pub use image_folder::{ImageFolderConfig, OnBadImage};
 pub use limited::Subset;
 pub use loader::{LoadedStep, Loader, LoaderConfig};
+pub use mix::Mix;
 pub use progress::{Counted, progress};
 pub use shapes::ShapesConfig;
 pub use shard::{ShardConfig, ShardPlan, StepShard};

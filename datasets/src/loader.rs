@@ -12,9 +12,10 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 
 use crate::augment::{Augment, Placement};
-use crate::batch::{HostBatch, Pixels, RawPixels};
+use crate::batch::{HostBatch, MixedLabels, Pixels, RawPixels};
 use crate::dataset::{ImageDataset, Normalization};
 use crate::error::DatasetError;
+use crate::mix::{Mix, Mixture};
 use crate::normalize::NormalizationTable;
 use crate::progress;
 use crate::shard::{ShardPlan, StepShard};
@@ -26,6 +27,8 @@ pub struct LoaderConfig {
     pub micro_batch_size: usize,
     /// How images are varied; `None` for testing.
     pub augment: Augment,
+    /// How they are mixed with others; the default for testing. Not of raw pixels.
+    pub mix: Mix,
     /// Mean and standard deviation of each channel.
     pub normalization: Normalization,
     /// Whether pixels are left as they were read, for the device to crop, flip and normalise.
@@ -45,11 +48,12 @@ pub struct LoaderConfig {
 }
 
 impl LoaderConfig {
-    /// The defaults: no augmentation, normalised pixels, seed and epoch 0, one thread, two steps ahead, from the first step.
+    /// The defaults: no augmentation, nothing mixed, normalised pixels, seed and epoch 0, one thread, two steps ahead, from the first step.
     pub fn new(micro_batch_size: usize, normalization: Normalization) -> Self {
         Self {
             micro_batch_size,
             augment: Augment::None,
+            mix: Mix::default(),
             normalization,
             raw: false,
             seed: 0,
@@ -101,7 +105,7 @@ impl Loader {
     /// Starts the threads.
     ///
     /// # Panics
-    /// If the plan was made for another number of samples than `dataset` has, the normalisation is for another number of
+    /// If raw pixels are to be mixed, the plan was made for another number of samples than `dataset` has, the normalisation is for another number of
     /// channels, `micro_batch_size` is 0, `prefetch_steps` is 0 though there are threads, `first_step` is beyond the
     /// plan's last step, or the operating system refuses a thread.
     pub fn start(dataset: Arc<dyn ImageDataset>, plan: ShardPlan, config: LoaderConfig) -> Self {
@@ -234,6 +238,7 @@ impl StepMaker {
         assert_eq!(plan.config().num_samples, dataset.len(), "num_samples of plan and data set");
         assert_eq!(table.num_channels(), dataset.image_shape().channels, "channels of normalisation and data set");
         assert!(config.micro_batch_size > 0, "micro_batch_size: expected at least 1, got 0");
+        assert!(!config.raw || config.mix == Mix::default(), "mix: expected normalised pixels, got raw ones");
         Self { dataset, plan, table, config }
     }
 
@@ -258,29 +263,68 @@ impl StepMaker {
     }
 
     fn make_batch(&self, indices: &[usize], stop: &AtomicBool) -> Result<Option<HostBatch>, DatasetError> {
-        let LoaderConfig { augment, seed, epoch, raw, .. } = self.config;
         let shape = self.dataset.image_shape();
-        let len = shape.num_values();
-        let placements: Vec<Placement> = indices.iter().map(|index| augment.draw(seed, epoch, *index)).collect();
-        let mut pixels = match raw {
-            true => Pixels::Raw(RawPixels::black(placements.clone(), shape, Arc::clone(&self.table))),
+        let (len, mixtures) = (shape.num_values(), self.mixtures(indices));
+        let mut pixels = match self.config.raw {
+            true => {
+                let placements = indices.iter().map(|index| self.placement(*index)).collect();
+                Pixels::Raw(RawPixels::black(placements, shape, Arc::clone(&self.table)))
+            }
             false => Pixels::Normalised(vec![0.0; indices.len() * len]),
         };
-        let mut bytes = vec![0; len];
-        for (position, (index, placement)) in indices.iter().zip(placements).enumerate() {
+        let (mut bytes, mut other) = (vec![0; len], vec![0.0; if mixtures.is_empty() { 0 } else { len }]);
+        for (position, index) in indices.iter().enumerate() {
             if stop.load(Ordering::Relaxed) {
                 return Ok(None);
             }
             let values = position * len..(position + 1) * len;
             match &mut pixels {
-                Pixels::Raw(raw) => self.dataset.read_image(*index, &mut raw.bytes[values])?,
+                Pixels::Raw(raw) => self.read(*index, &mut raw.bytes[values])?,
                 Pixels::Normalised(pixels) => {
-                    self.dataset.read_image(*index, &mut bytes)?;
-                    self.table.apply(&bytes, shape, placement, &mut pixels[values]);
+                    let image = &mut pixels[values];
+                    self.read_normalised(*index, &mut bytes, image)?;
+                    if let Some(mixture) = mixtures.get(position) {
+                        self.read_normalised(mixture.other, &mut bytes, &mut other)?;
+                        mixture.apply(image, &other, shape);
+                    }
                 }
             }
         }
-        let labels = indices.iter().map(|index| self.dataset.label(*index) as u32).collect();
-        Ok(Some(HostBatch { pixels, labels, indices: indices.to_vec(), shape }))
+        let labels = indices.iter().map(|index| self.label(*index)).collect();
+        let mixed = (!mixtures.is_empty()).then(|| MixedLabels {
+            labels: mixtures.iter().map(|mixture| self.label(mixture.other)).collect(),
+            shares: mixtures.iter().map(|mixture| mixture.share).collect(),
+        });
+        Ok(Some(HostBatch { pixels, labels, mixed, indices: indices.to_vec(), shape }))
+    }
+
+    /// What the samples are mixed with; empty if they stay alone.
+    fn mixtures(&self, indices: &[usize]) -> Vec<Mixture> {
+        let LoaderConfig { mix, seed, epoch, .. } = self.config;
+        let (num_samples, shape) = (self.dataset.len(), self.dataset.image_shape());
+        indices.iter().filter_map(|index| mix.draw(seed, epoch, *index, num_samples, shape)).collect()
+    }
+
+    /// Reads one image, cropped, flipped and normalised; `bytes` has room for it.
+    fn read_normalised(&self, index: usize, bytes: &mut [u8], output: &mut [f32]) -> Result<(), DatasetError> {
+        self.read(index, bytes)?;
+        self.table.apply(bytes, self.dataset.image_shape(), self.placement(index), output);
+        Ok(())
+    }
+
+    /// Reads one image, its pixels changed.
+    fn read(&self, index: usize, bytes: &mut [u8]) -> Result<(), DatasetError> {
+        self.dataset.read_image(index, bytes)?;
+        let LoaderConfig { augment, seed, epoch, .. } = self.config;
+        augment.change_pixels(seed, epoch, index, bytes, self.dataset.image_shape());
+        Ok(())
+    }
+
+    fn placement(&self, index: usize) -> Placement {
+        self.config.augment.draw(self.config.seed, self.config.epoch, index)
+    }
+
+    fn label(&self, index: usize) -> u32 {
+        self.dataset.label(index) as u32
     }
 }

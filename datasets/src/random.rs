@@ -5,6 +5,9 @@
 //! thread or platform draws.
 //! Source: D. J. Bernstein, "ChaCha, a variant of Salsa20" (2008).
 
+use std::convert::Infallible;
+
+use rand::TryRng;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
 
@@ -17,6 +20,8 @@ pub(crate) enum Purpose {
     Shape = 3,
     Synthetic = 4,
     Subset = 5,
+    Mix = 6,
+    TrivialAugment = 7,
 }
 
 /// A stream of random numbers.
@@ -71,6 +76,24 @@ impl Stream {
             order.swap(last, self.below(last + 1));
         }
         order
+    }
+}
+
+/// What distributions draw from.
+impl TryRng for Stream {
+    type Error = Infallible;
+
+    fn try_next_u32(&mut self) -> Result<u32, Infallible> {
+        Ok(self.0.next_u32())
+    }
+
+    fn try_next_u64(&mut self) -> Result<u64, Infallible> {
+        Ok(self.0.next_u64())
+    }
+
+    fn try_fill_bytes(&mut self, bytes: &mut [u8]) -> Result<(), Infallible> {
+        self.fill(bytes);
+        Ok(())
     }
 }
 

@@ -3,6 +3,7 @@
 //! Invariant: times are seconds; an accuracy is a share 0..1 and its exact count stands beside it.
 
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::ops::AddAssign;
 
 /// The data a run read.
@@ -164,4 +165,7 @@ pub struct EpochRecord {
     /// Steps of the run so far that were left out because scaled gradients overflowed, which halves the factor.
     #[serde(default)]
     pub overflowed_steps: u64,
+    /// What a program of its own measures of the test split, by name.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub test_metrics: BTreeMap<String, f64>,
 }

@@ -55,7 +55,7 @@ fn train(communicator: &Arc<dyn Communicator>) -> Result<()> {
                 let batch = batch.upload(&device).into_images();
                 let loss = context.clone().during(|| {
                     let logits = model.forward(batch.images);
-                    CrossEntropyLossConfig::new().init(&device).forward(logits, batch.labels)
+                    CrossEntropyLossConfig::new().init(&device).forward(logits, batch.targets.labels)
                 });
                 sum += share * loss.clone().into_scalar::<f32>() as f64;
                 let gradients = reducer.backward(&model, loss, share)?; // 5

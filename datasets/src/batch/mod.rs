@@ -22,10 +22,21 @@ pub struct HostBatch {
     pub pixels: Pixels,
     /// The classes `[N]`.
     pub labels: Vec<u32>,
+    /// The classes of the samples that these were mixed with, if they were.
+    pub mixed: Option<MixedLabels>,
     /// The samples' indices in the data set `[N]`.
     pub indices: Vec<usize>,
     /// The shape of each image.
     pub shape: ImageShape,
+}
+
+/// A second class of each sample.
+#[derive(Clone, Debug, PartialEq)]
+pub struct MixedLabels {
+    /// `[N]`.
+    pub labels: Vec<u32>,
+    /// Its share of the sample `[N]`, 0 to 1; the rest is that of the first class.
+    pub shares: Vec<f32>,
 }
 
 /// The pixels of a micro-batch in host memory.
@@ -55,7 +66,7 @@ pub struct DeviceBatch {
 #[derive(Clone, Debug)]
 struct Uploaded {
     images: UploadedImages,
-    labels: Tensor<1, Int>,
+    targets: Targets,
 }
 
 #[derive(Clone, Debug)]
@@ -70,8 +81,33 @@ enum UploadedImages {
 pub struct ImageBatch {
     /// Normalised pixels `[N, H, W, C]`.
     pub images: Tensor<4>,
-    /// The classes `[N]`.
+    /// What a model is to answer.
+    pub targets: Targets,
+}
+
+/// The classes of a micro-batch.
+#[derive(Clone, Debug)]
+pub struct Targets {
+    /// `[N]`.
     pub labels: Tensor<1, Int>,
+    /// A second class of each sample, where images were mixed.
+    pub mixed: Option<MixedTargets>,
+}
+
+/// [`MixedLabels`] on a device.
+#[derive(Clone, Debug)]
+pub struct MixedTargets {
+    /// `[N]`.
+    pub labels: Tensor<1, Int>,
+    /// `[N]`, 0 to 1.
+    pub shares: Tensor<1>,
+}
+
+impl Targets {
+    /// One class a sample, `[N]`.
+    pub fn of(labels: Tensor<1, Int>) -> Self {
+        Self { labels, mixed: None }
+    }
 }
 
 impl HostBatch {
@@ -93,9 +129,8 @@ impl HostBatch {
     /// # Panics
     /// If there are 2^30 pixels or more, and raw ones are to be moved.
     pub fn upload(self, device: &Device) -> DeviceBatch {
-        let Self { pixels, labels, indices: _, shape } = self;
+        let Self { pixels, labels, mixed, indices: _, shape } = self;
         let tensors = (!labels.is_empty()).then(|| {
-            let classes: Vec<i32> = labels.iter().map(|label| *label as i32).collect();
             let images = match pixels {
                 Pixels::Normalised(pixels) => {
                     let len = pixels.len();
@@ -103,8 +138,11 @@ impl HostBatch {
                 }
                 Pixels::Raw(raw) => UploadedImages::Raw(raw.upload(shape, device)),
             };
-            let labels = Tensor::from_data(TensorData::new(classes, [labels.len()]), device);
-            Uploaded { images, labels }
+            let mixed = mixed.map(|MixedLabels { labels, shares }| {
+                let shares = Tensor::from_data(TensorData::new(shares, [labels.len()]), device);
+                MixedTargets { labels: classes(&labels, device), shares }
+            });
+            Uploaded { images, targets: Targets { labels: classes(&labels, device), mixed } }
         });
         DeviceBatch { labels, shape, tensors }
     }
@@ -130,14 +168,19 @@ impl DeviceBatch {
     /// If the batch is empty: there is nothing to compute.
     pub fn into_images(self) -> ImageBatch {
         let num_samples = self.num_samples();
-        let Uploaded { images, labels } = self.tensors.expect("batch: expected at least one sample, got none");
+        let Uploaded { images, targets } = self.tensors.expect("batch: expected at least one sample, got none");
         let ImageShape { height, width, channels } = self.shape;
         let images = match images {
             UploadedImages::Normalised(pixels) => pixels.reshape([num_samples, height, width, channels]),
             UploadedImages::Raw(raw) => raw.normalised(num_samples, self.shape),
         };
-        ImageBatch { images, labels }
+        ImageBatch { images, targets }
     }
+}
+
+fn classes(labels: &[u32], device: &Device) -> Tensor<1, Int> {
+    let classes: Vec<i32> = labels.iter().map(|label| *label as i32).collect();
+    Tensor::from_data(TensorData::new(classes, [labels.len()]), device)
 }
 
 #[cfg(test)]
@@ -148,18 +191,24 @@ mod tests {
     fn tensors_hold_the_pixels_and_labels_in_order() {
         let shape = ImageShape { height: 2, width: 3, channels: 1 };
         let pixels: Vec<f32> = (0..12).map(|value| value as f32 / 8.0).collect();
-        let host =
-            HostBatch { pixels: Pixels::Normalised(pixels.clone()), labels: vec![7, 3], indices: vec![0, 1], shape };
+        let host = HostBatch {
+            pixels: Pixels::Normalised(pixels.clone()),
+            labels: vec![7, 3],
+            mixed: None,
+            indices: vec![0, 1],
+            shape,
+        };
         let batch = host.to_device(&Device::flex());
         assert_eq!(batch.images.dims(), [2, 2, 3, 1]);
         assert_eq!(batch.images.into_data().as_slice::<f32>().unwrap(), &pixels[..]);
-        assert_eq!(batch.labels.into_data().as_slice::<i32>().unwrap(), &[7, 3]);
+        assert_eq!(batch.targets.labels.into_data().as_slice::<i32>().unwrap(), &[7, 3]);
     }
 
     #[test]
     fn an_empty_batch_is_uploaded_though_there_is_nothing_of_it() {
         let shape = ImageShape { height: 2, width: 3, channels: 1 };
-        let empty = HostBatch { pixels: Pixels::Normalised(vec![]), labels: vec![], indices: vec![], shape };
+        let empty =
+            HostBatch { pixels: Pixels::Normalised(vec![]), labels: vec![], mixed: None, indices: vec![], shape };
         let uploaded = empty.upload(&Device::flex());
         assert_eq!((uploaded.num_samples(), uploaded.shape), (0, shape));
     }

@@ -35,7 +35,7 @@ fn steps(shape: ImageShape, augment: Augment, seed: u64, shard: (usize, usize), 
 
 fn bits(batch: DeviceBatch) -> (Vec<u32>, Vec<i32>, [usize; 4]) {
     let batch = batch.into_images();
-    let (dims, images, labels) = (batch.images.dims(), batch.images.into_data(), batch.labels.into_data());
+    let (dims, images, labels) = (batch.images.dims(), batch.images.into_data(), batch.targets.labels.into_data());
     let images = images.as_slice::<f32>().unwrap().iter().map(|value| value.to_bits()).collect();
     (images, labels.as_slice::<i32>().unwrap().to_vec(), dims)
 }
@@ -99,6 +99,7 @@ fn every_placement_of_every_pixel_value_is_that_of_the_host() {
     let batch = HostBatch {
         pixels: Pixels::Raw(raw),
         labels: vec![0; num_samples],
+        mixed: None,
         indices: (0..num_samples).collect(),
         shape,
     };

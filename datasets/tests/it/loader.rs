@@ -1,11 +1,12 @@
 //! The loader: order, equality over threads and shards, bounded memory, and failures that come out as errors.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use datasets::{
-    Augment, DatasetError, ImageDataset, ImageShape, LoadedStep, Loader, LoaderConfig, Normalization, ShardConfig,
+    Augment, DatasetError, ImageDataset, ImageShape, LoadedStep, Loader, LoaderConfig, Mix, Normalization, ShardConfig,
     ShardPlan,
 };
 
@@ -100,6 +101,41 @@ fn config(micro_batch_size: usize) -> LoaderConfig {
 
 fn load(dataset: Numbered, plan: ShardPlan, config: LoaderConfig) -> Vec<LoadedStep> {
     Loader::start(Arc::new(dataset), plan, config).collect::<Result<_, _>>().unwrap()
+}
+
+#[test]
+fn mixed_and_changed_images_are_the_same_on_any_number_of_shards_and_threads() {
+    let how = LoaderConfig {
+        augment: Augment::Trivial { pad: 2 },
+        mix: Mix { mixup: Some(0.4), cutmix: Some(1.0) },
+        ..config(4)
+    };
+    type Sample = (u32, (u32, u32), Vec<u32>);
+    let samples = |num_shards, num_threads| -> BTreeMap<usize, Sample> {
+        let mut samples = BTreeMap::new();
+        for shard in 0..num_shards {
+            let how = LoaderConfig { num_threads, ..how.clone() };
+            for step in load(Numbered::new(50), plan(50, 8, (shard, num_shards)), how) {
+                for batch in step.micro_batches.iter().filter(|batch| batch.num_samples() > 0) {
+                    let mixed = batch.mixed.as_ref().unwrap();
+                    let images = batch.normalised_pixels();
+                    let images = images.chunks_exact(SHAPE.num_values());
+                    for (place, (index, image)) in batch.indices.iter().zip(images).enumerate() {
+                        let bits = image.iter().map(|value| value.to_bits()).collect();
+                        let other = (mixed.labels[place], mixed.shares[place].to_bits());
+                        samples.insert(*index, (batch.labels[place], other, bits));
+                    }
+                }
+            }
+        }
+        samples
+    };
+    let expected = samples(1, 0);
+    assert_eq!(expected.len(), 50);
+    assert!(expected.values().any(|(label, (other, _), _)| label != other));
+    for (num_shards, num_threads) in [(1, 2), (2, 1), (4, 0)] {
+        assert_eq!(samples(num_shards, num_threads), expected, "{num_shards} shards, {num_threads} threads");
+    }
 }
 
 #[test]

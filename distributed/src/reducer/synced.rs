@@ -106,6 +106,16 @@ impl<'a> SyncedGradients<'a> {
         }
     }
 
+    /// Limits the size of every element to `limit`, 0 or more; the same on every rank.
+    ///
+    /// # Panics
+    /// When `limit` is negative or NaN.
+    pub fn clamp(&mut self, limit: f32) {
+        for bucket in &mut *self.buckets {
+            bucket.values.iter_mut().for_each(|value| *value = value.clamp(-limit, limit));
+        }
+    }
+
     /// Whether no element is NaN or infinite.
     pub fn is_finite(&self) -> bool {
         self.buckets.iter().all(SyncedBucket::is_finite)

@@ -1,5 +1,7 @@
 //! `trainer eval`: loss and accuracy of saved weights on a test split.
 
+use std::collections::BTreeMap;
+
 use anyhow::{Context, Result, ensure};
 use datasets::ImageDataset;
 use distributed::Phase;
@@ -24,12 +26,15 @@ pub struct EvalResult {
     pub top1_correct: u64,
     /// Label among the first five.
     pub top5_correct: u64,
-    /// Mean cross entropy, nats.
+    /// Mean loss, by default cross entropy in nats.
     pub loss: f64,
     /// Data set, with its split.
     pub dataset: String,
     /// SHA-256 of the test split.
     pub dataset_checksum: String,
+    /// What a program of its own measures, by name.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub metrics: BTreeMap<String, f64>,
 }
 
 /// Evaluates a weights file or a checkpoint, which root reads for all ranks.
@@ -80,6 +85,8 @@ pub fn eval<F: ModelFamily>(args: &EvalArgs, world: &World) -> Result<EvalResult
         micro_batch_size: config.batch_size_per_rank.filled(),
         loader_threads: config.data.loader_threads.filled(),
         input: config.compute.input.filled(),
+        loss: F::loss(&config.model.read()?, 0.0),
+        metrics: F::metrics(&config.model.read()?, request.num_classes),
     };
     let evaluation = evaluate(&model, &data.test, &data.normalization, &how, communicator, &device, &world.stop)?;
     let sums = evaluation.scores.context("eval: stopped by a signal before all images were measured")?;
@@ -90,8 +97,9 @@ pub fn eval<F: ModelFamily>(args: &EvalArgs, world: &World) -> Result<EvalResult
         loss: sums.loss_mean(),
         dataset: data.test.name().to_owned(),
         dataset_checksum: data.test.checksum(),
+        metrics: evaluation.metrics,
     };
-    world.reporter.evaluation(&format!("{} on {}", saved.name(), data.test.name()), &sums);
+    world.reporter.evaluation(&format!("{} on {}", saved.name(), data.test.name()), &sums, &result.metrics);
     if config.json {
         world.reporter.json(&result);
     }

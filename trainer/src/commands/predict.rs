@@ -77,7 +77,7 @@ pub fn predict<F: ModelFamily>(args: &PredictArgs, world: &World) -> Result<Pred
             InputKind::Host => Pixels::Normalised(raw.normalised(shape)),
             InputKind::Device => Pixels::Raw(raw),
         };
-        let batch = HostBatch { pixels, labels: vec![0], indices: vec![0], shape }.to_device(&device);
+        let batch = HostBatch { pixels, labels: vec![0], mixed: None, indices: vec![0], shape }.to_device(&device);
         let classes = likeliest(model.forward(batch.images), &input.class_names, config.top.filled())?;
         world.reporter.note(&path.display().to_string());
         for class in &classes {

@@ -100,6 +100,8 @@ pub fn train<F: ModelFamily>(args: &TrainArgs, world: &World) -> Result<Outcome<
     };
     let session = Session {
         config: &config,
+        loss: F::loss(&config.model.read()?, config.optimizer.label_smoothing.filled()),
+        metrics: F::metrics(&config.model.read()?, request.num_classes),
         ema_decay: config.optimizer.ema_decay,
         data: &data,
         communicator: workers,

@@ -2,9 +2,9 @@
 //!
 //! In: [`DataArgs`] and [`TrainSplitArgs`]. Out: the same with their gaps filled. Invariant: nothing is opened.
 
-use super::checks::{Filled, at_least, at_least_one, no_effect, within};
+use super::checks::{Filled, at_least, at_least_one, in_range, no_effect, within};
 use super::error::ConfigError;
-use crate::config::choices::{AugmentKind, DatasetKind, OnBadImageKind};
+use crate::config::choices::{AugmentKind, DatasetKind, InputKind, OnBadImageKind};
 use crate::config::cli::{DataArgs, TrainSplitArgs};
 
 /// Height and width of images where nobody says, pixels.
@@ -89,7 +89,27 @@ impl TrainSplitArgs {
         at_least_one("--limit-train", self.limit_train)?;
         self.augment.get_or_insert(if crops { AugmentKind::CropFlip } else { AugmentKind::None });
         self.drop_last.get_or_insert(false);
+        for (option, alpha) in self.mixes() {
+            in_range(option, alpha.unwrap_or(1.0), "above 0 and at most 100", |alpha| alpha > 0.0 && alpha <= 100.0)?;
+        }
         Ok(())
+    }
+
+    /// Refuses what a device cannot do that makes its images.
+    pub(super) fn expect_input(&self, input: InputKind) -> Result<(), ConfigError> {
+        let given = self.mixes().into_iter().find(|(_, alpha)| alpha.is_some());
+        match given.filter(|_| input == InputKind::Device) {
+            None => Ok(()),
+            Some((option, _)) => Err(ConfigError::Conflict {
+                option,
+                other: "--input device, the default of --device cuda".to_owned(),
+                remedy: "images are mixed in main memory; give --input host".to_owned(),
+            }),
+        }
+    }
+
+    fn mixes(&self) -> [(&'static str, Option<f64>); 2] {
+        [("--mixup", self.mixup), ("--cutmix", self.cutmix)]
     }
 }
 

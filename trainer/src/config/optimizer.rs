@@ -34,6 +34,16 @@ impl OptimizerArgs {
         if let Some(norm) = self.clip_grad_norm {
             in_range("--clip-grad-norm", norm, "above 0", |norm| norm > 0.0)?;
         }
+        if let Some(size) = self.clip_grad_value {
+            in_range("--clip-grad-value", size, "above 0", |size| size > 0.0)?;
+            if self.clip_grad_norm.is_some() {
+                return Err(ConfigError::Conflict {
+                    option: "--clip-grad-value",
+                    other: "--clip-grad-norm".to_owned(),
+                    remedy: "choose one of them".to_owned(),
+                });
+            }
+        }
         if let Some(decay) = self.ema_decay {
             in_range("--ema-decay", decay, "0 up to but not 1", is_share)?;
         }
@@ -139,11 +149,12 @@ impl OptimizerArgs {
                     .to_owned(),
             });
         }
-        if sync != SyncKind::Allreduce && self.clip_grad_norm.is_some() {
+        let clips = [("--clip-grad-norm", self.clip_grad_norm), ("--clip-grad-value", self.clip_grad_value)];
+        if let Some((option, _)) = clips.into_iter().find(|(_, limit)| sync != SyncKind::Allreduce && limit.is_some()) {
             return Err(ConfigError::Conflict {
-                option: "--clip-grad-norm",
+                option,
                 other: format!("--sync {sync}"),
-                remedy: "only --sync allreduce has the norm of the whole mean gradient before the update".to_owned(),
+                remedy: "only --sync allreduce has the whole mean gradient before the update".to_owned(),
             });
         }
         Ok(())

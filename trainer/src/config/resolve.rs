@@ -29,6 +29,7 @@ pub(super) fn fill(args: &mut TrainArgs, heeded: &[ModelOption], world_size: usi
     args.run.fill(heeded)?;
     args.run.expect_sync(args.sync.sync.filled())?;
     args.train_split.fill(&args.data)?;
+    args.train_split.expect_input(args.compute.input.filled())?;
     args.schedule.fill(dataset)
 }
 

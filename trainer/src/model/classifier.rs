@@ -1,15 +1,16 @@
-//! What the trainer asks of a model, and the loss it trains it with.
+//! What the trainer asks of a model, and how many of its answers are right.
 //!
-//! In: images `[N, H, W, C]`, labels `[N]`. Out: logits `[N, K]`, the summed cross entropy, counts of right answers.
-//! Invariant: sums are made here, means only where the global number of samples is known.
+//! In: images `[N, H, W, C]`, labels `[N]`. Out: logits `[N, K]`, counts of right answers.
+
+use std::sync::Arc;
 
 use anyhow::{Result, anyhow};
 use burn::module::Module;
-use burn::tensor::activation::log_softmax;
-use burn::tensor::{Int, Tensor, TensorData};
+use burn::tensor::{Tensor, TensorData};
 use burn_resnet::ResNet;
 
 use crate::measure::metrics::ScoreSums;
+use crate::model::metric::Metric;
 
 /// A burn module that turns images into one logit a class.
 pub trait ImageClassifier: Module {
@@ -34,21 +35,6 @@ impl ImageClassifier for ResNet {
     fn heeds_pass_context(&self) -> bool {
         true
     }
-}
-
-/// The cross entropy of every sample, summed (not averaged), with label smoothing (Szegedy et al. 2015, 1512.00567).
-///
-/// # Shapes
-/// `logits`: `[N, K]`; `labels`: `[N]`; returns `[1]`.
-pub fn cross_entropy_sum(logits: Tensor<2>, labels: Tensor<1, Int>, label_smoothing: f64) -> Tensor<1> {
-    let [_, num_classes] = logits.dims();
-    let log_probabilities = log_softmax(logits, 1);
-    let of_label = log_probabilities.clone().gather(1, labels.unsqueeze_dim(1)).sum();
-    if label_smoothing == 0.0 {
-        return of_label.neg();
-    }
-    let uniform = log_probabilities.sum().mul_scalar(label_smoothing / num_classes as f64);
-    of_label.mul_scalar(1.0 - label_smoothing).add(uniform).neg()
 }
 
 /// The loss and the right answers of one batch, read back from the device.
@@ -84,14 +70,32 @@ impl UnreadScore {
     /// # Errors
     /// When they cannot be read.
     pub fn read(self) -> Result<ScoreSums> {
+        self.read_with(&[]).map(|(scores, _)| scores)
+    }
+
+    /// As [`read`](Self::read), with the sums of each metric, one metric's after the other's.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    pub fn read_with(self, metrics: &[Arc<dyn Metric>]) -> Result<(ScoreSums, Vec<f64>)> {
         let [num_samples, num_classes] = self.logits.shape().dims();
-        let (top1_correct, top5_correct) = count_correct(&floats(self.logits)?, &self.labels, num_classes);
-        Ok(ScoreSums {
+        let logits = floats(self.logits)?;
+        let (top1_correct, top5_correct) = count_correct(&logits, &self.labels, num_classes);
+        let mut sums = Vec::new();
+        for metric in metrics {
+            let start = sums.len();
+            sums.resize(start + metric.num_sums(), 0.0);
+            for (row, label) in logits.chunks_exact(num_classes).zip(&self.labels) {
+                metric.add(row, *label, &mut sums[start..]);
+            }
+        }
+        let scores = ScoreSums {
             loss_sum: floats(self.loss_sum)?.into_iter().map(f64::from).sum(),
             num_samples: num_samples as u64,
             top1_correct,
             top5_correct,
-        })
+        };
+        Ok((scores, sums))
     }
 }
 
@@ -131,7 +135,6 @@ pub fn count_correct(logits: &[f32], labels: &[u32], num_classes: usize) -> (u64
 #[cfg(test)]
 mod tests {
     use super::*;
-    use burn::tensor::Device;
 
     #[test]
     fn equal_logits_favour_the_lower_class() {
@@ -150,20 +153,5 @@ mod tests {
         let logits = [6.0, 5.0, 4.0, 3.0, 2.0, 1.0];
         assert_eq!(count_correct(&logits, &[4], 6), (0, 1));
         assert_eq!(count_correct(&logits, &[5], 6), (0, 0));
-    }
-
-    #[test]
-    fn smoothed_cross_entropy_mixes_the_label_with_the_uniform_distribution() {
-        let device = Device::flex();
-        let logits = || Tensor::<2>::from_floats([[2.0, 0.5, -1.0]], &device);
-        let labels = || Tensor::<1, Int>::from_ints([1], &device);
-        let row = [2.0f64, 0.5, -1.0];
-        let log_sum = row.iter().map(|x| x.exp()).sum::<f64>().ln();
-        let log_probability = |k: usize| row[k] - log_sum;
-        let plain = cross_entropy_sum(logits(), labels(), 0.0).into_scalar::<f32>() as f64;
-        assert!((plain + log_probability(1)).abs() < 1e-6);
-        let smoothed = cross_entropy_sum(logits(), labels(), 0.3).into_scalar::<f32>() as f64;
-        let expected = -(0.7 * log_probability(1) + 0.1 * (0..3).map(log_probability).sum::<f64>());
-        assert!((smoothed - expected).abs() < 1e-6, "{smoothed} against {expected}");
     }
 }

@@ -151,6 +151,7 @@ pub fn augment(kind: AugmentKind) -> Augment {
     match kind {
         AugmentKind::None => Augment::None,
         AugmentKind::CropFlip => Augment::CropFlip { pad: CROP_PAD },
+        AugmentKind::Trivial => Augment::Trivial { pad: CROP_PAD },
     }
 }
 

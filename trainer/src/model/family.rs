@@ -4,7 +4,7 @@
 //! Invariant: a model whose file cannot hold it is not made, where its family can tell.
 
 use std::fmt::Debug;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Result, ensure};
 use burn::tensor::Device;
@@ -17,6 +17,8 @@ use serde::de::DeserializeOwned;
 use crate::config::cli::{ComputeArgs, ModelSection};
 use crate::config::{ConfigError, ConvolutionKind, Dtype, Family, KernelsKind, ModelOption, decided, instruction_set};
 use crate::model::ImageClassifier;
+use crate::model::loss::{CrossEntropy, Loss};
+use crate::model::metric::Metric;
 
 /// What a model is made for.
 #[derive(Clone, Debug)]
@@ -97,6 +99,16 @@ pub trait ModelFamily {
     /// When there is no such model.
     fn num_values(_args: &Self::Args, _request: &ModelRequest<'_>) -> Result<Option<u64>> {
         Ok(None)
+    }
+
+    /// What its models are trained by; by default cross entropy with `--label-smoothing`, a share in `[0, 1)`.
+    fn loss(_args: &Self::Args, label_smoothing: f64) -> Arc<dyn Loss> {
+        Arc::new(CrossEntropy { label_smoothing })
+    }
+
+    /// What is reported of the test split beside loss, top-1 and top-5; by default nothing.
+    fn metrics(_args: &Self::Args, _num_classes: usize) -> Vec<Arc<dyn Metric>> {
+        Vec::new()
     }
 
     /// The model with its initial weights, from flags that are filled.

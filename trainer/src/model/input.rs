@@ -139,10 +139,17 @@ mod tests {
         let batch = HostBatch {
             pixels: Pixels::Normalised(vec![step_in_epoch as f32; 4]),
             labels: vec![step_in_epoch as u32],
+            mixed: None,
             indices: vec![step_in_epoch],
             shape: SHAPE,
         };
-        let empty = HostBatch { pixels: Pixels::Normalised(vec![]), labels: vec![], indices: vec![], shape: SHAPE };
+        let empty = HostBatch {
+            pixels: Pixels::Normalised(vec![]),
+            labels: vec![],
+            mixed: None,
+            indices: vec![],
+            shape: SHAPE,
+        };
         LoadedStep { step_in_epoch, global_num_samples: 1, micro_batches: vec![batch, empty] }
     }
 

@@ -4,7 +4,9 @@ pub mod classifier;
 pub mod data;
 pub mod family;
 pub mod input;
+pub mod loss;
+pub mod metric;
 pub mod network;
 pub mod schedule;
 
-pub use classifier::{ImageClassifier, UnreadScore, count_correct, cross_entropy_sum, floats, score};
+pub use classifier::{ImageClassifier, UnreadScore, count_correct, floats, score};

@@ -2,6 +2,7 @@
 //!
 //! In: a model, a split. Out: global sums, equal on all ranks. Invariant: every sample counts once, whatever the number of ranks.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use anyhow::Result;
@@ -13,7 +14,9 @@ use crate::config::InputKind;
 use crate::measure::gather::total_scores;
 use crate::measure::metrics::ScoreSums;
 use crate::model::input::Input;
-use crate::model::{ImageClassifier, UnreadScore, cross_entropy_sum};
+use crate::model::loss::Loss;
+use crate::model::metric::Metric;
+use crate::model::{ImageClassifier, UnreadScore};
 use crate::step::readback::Readback;
 use crate::world::stop::StopFlag;
 
@@ -26,13 +29,19 @@ pub struct EvaluateConfig {
     pub loader_threads: usize,
     /// Who makes the images.
     pub input: InputKind,
+    /// What is reported of its answers, beside how many are right.
+    pub loss: Arc<dyn Loss>,
+    /// And beside the loss.
+    pub metrics: Vec<Arc<dyn Metric>>,
 }
 
 /// What an evaluation came to, equal on all ranks.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Evaluation {
     /// Sums over the whole split; `None` if a rank broke off.
     pub scores: Option<ScoreSums>,
+    /// The metrics by their names; empty if a rank broke off.
+    pub metrics: BTreeMap<String, f64>,
     /// Whether a stop was asked for on any rank.
     pub stop: bool,
 }
@@ -73,8 +82,9 @@ pub fn evaluate<M: ImageClassifier>(
         ..LoaderConfig::new(config.micro_batch_size, normalization.clone())
     };
     let loader = Loader::start(Arc::clone(dataset), plan, how);
-    let mut sums = ScoreSums::default();
-    let mut readback = Readback::start(UnreadScore::read);
+    let mut sums = Sums::new(&config.metrics);
+    let metrics = config.metrics.clone();
+    let mut readback = Readback::start(move |score: UnreadScore| score.read_with(&metrics));
     let mut broken_off = false;
     for loaded in Input::start(loader, config.input, device) {
         broken_off = stop.is_raised();
@@ -83,24 +93,59 @@ pub fn evaluate<M: ImageClassifier>(
         }
         for batch in loaded?.micro_batches.into_iter().filter(|batch| !batch.labels.is_empty()) {
             let known = batch.labels.clone();
-            let ImageBatch { images, labels } = batch.into_images();
+            let ImageBatch { images, targets } = batch.into_images();
             let logits = model.forward(images);
-            let loss_sum = cross_entropy_sum(logits.clone(), labels, 0.0);
+            let loss_sum = config.loss.test_sum(logits.clone(), targets.labels);
             // Read while the device computes the next ones.
             readback.send(UnreadScore::new(logits, loss_sum, known));
             if readback.num_unanswered() > 1
                 && let Some(scored) = readback.receive()
             {
-                sums += scored?;
+                sums.add(scored?);
             }
         }
     }
     while let Some(scored) = readback.receive() {
-        sums += scored?;
+        sums.add(scored?);
     }
     let mut wishes = [u64::from(stop.is_raised()), u64::from(broken_off)];
     communicator.all_reduce_sum_u64(&mut wishes)?;
     let [num_stops, num_broken_off] = wishes;
-    let scores = total_scores(communicator, sums)?;
-    Ok(Evaluation { scores: (num_broken_off == 0).then_some(scores), stop: num_stops > 0 })
+    let scores = total_scores(communicator, sums.scores)?;
+    communicator.all_reduce_sum_f64(&mut sums.of_metrics)?;
+    let is_whole = num_broken_off == 0;
+    Ok(Evaluation {
+        scores: is_whole.then_some(scores),
+        metrics: if is_whole { figures(&config.metrics, &sums.of_metrics) } else { BTreeMap::new() },
+        stop: num_stops > 0,
+    })
+}
+
+/// What is summed over samples.
+struct Sums {
+    scores: ScoreSums,
+    /// One metric's after the other's.
+    of_metrics: Vec<f64>,
+}
+
+impl Sums {
+    fn new(metrics: &[Arc<dyn Metric>]) -> Self {
+        let len = metrics.iter().map(|metric| metric.num_sums()).sum();
+        Self { scores: ScoreSums::default(), of_metrics: vec![0.0; len] }
+    }
+
+    fn add(&mut self, (scores, of_metrics): (ScoreSums, Vec<f64>)) {
+        self.scores += scores;
+        self.of_metrics.iter_mut().zip(of_metrics).for_each(|(sum, of_batch)| *sum += of_batch);
+    }
+}
+
+fn figures(metrics: &[Arc<dyn Metric>], mut sums: &[f64]) -> BTreeMap<String, f64> {
+    let mut figures = BTreeMap::new();
+    for metric in metrics {
+        let (own, rest) = sums.split_at(metric.num_sums());
+        figures.insert(metric.name(), metric.value(own));
+        sums = rest;
+    }
+    figures
 }

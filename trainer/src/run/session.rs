@@ -9,6 +9,8 @@ use records::Manifest;
 
 use crate::config::TrainConfig;
 use crate::measure::report::Reporter;
+use crate::model::loss::Loss;
+use crate::model::metric::Metric;
 use crate::run::resumption::Resumption;
 use crate::run::run_files::RunFiles;
 use crate::world::stop::StopFlag;
@@ -18,6 +20,10 @@ use crate::world::stop::StopFlag;
 pub struct Session<'a> {
     /// The resolved configuration, equal on all ranks.
     pub config: &'a TrainConfig,
+    /// What is differentiated.
+    pub loss: Arc<dyn Loss>,
+    /// What is reported of the test split beside loss and right answers.
+    pub metrics: Vec<Arc<dyn Metric>>,
     /// Of the average of the parameters, if one is kept: 0 up to but not 1.
     pub ema_decay: Option<f64>,
     /// Train and test split.

@@ -37,6 +37,7 @@ use crate::config::{LossScaling, SyncConfig};
 use crate::measure::metrics::{ScoreSums, StepTraffic};
 use crate::measure::timer::Timer;
 use crate::model::ImageClassifier;
+use crate::model::loss::Loss;
 use crate::step::loss_scale::LossScale;
 use crate::step::norm_reducer::NormReducer;
 use crate::step::optimizer::{OptimizerConfig, OptimizerState};
@@ -46,10 +47,10 @@ use crate::step::optimizer::{OptimizerConfig, OptimizerState};
 pub struct StepConfig {
     /// The optimizer; SGD alone where the device or servers update, or ranks by themselves.
     pub optimizer: OptimizerConfig,
-    /// Share of the label's weight spread over all classes, in `[0, 1)`.
-    pub label_smoothing: f64,
-    /// Largest L2 norm of the mean gradient; a longer one is scaled down to it.
-    pub clip_norm: Option<f64>,
+    /// What is differentiated.
+    pub loss: Arc<dyn Loss>,
+    /// How large the mean gradient may be, where every step sums all gradients.
+    pub clip: Option<Clip>,
     /// Factor on the loss; dynamic only where all ranks sum the gradients of every step.
     pub loss_scale: LossScaling,
     /// Norm statistics over all ranks instead of each rank's own.
@@ -63,6 +64,15 @@ pub struct StepConfig {
     pub server_link: Option<Arc<dyn Communicator>>,
     /// Where the communication thread says which bucket it reduces.
     pub rank_status: Arc<RankStatus>,
+}
+
+/// A limit of the mean gradient over all samples of a step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Clip {
+    /// Largest L2 norm; a longer gradient is scaled down to it, as by `torch.nn.utils.clip_grad_norm_`.
+    Norm(f64),
+    /// Largest size of a value, as by `torch.nn.utils.clip_grad_value_`.
+    Value(f64),
 }
 
 /// One step of a run: the same on all ranks, but for the wish to stop.
@@ -201,7 +211,7 @@ impl<M: ImageClassifier> Stepper<M> {
     /// synchronised norm.
     fn pass(&self, batch: DeviceBatch) -> Pass {
         let forward = |batch, has_samples| {
-            self.pass_context(has_samples).during(|| forward(&self.model, batch, self.config.label_smoothing))
+            self.pass_context(has_samples).during(|| forward(&self.model, batch, &*self.config.loss))
         };
         if !batch.labels.is_empty() {
             let (output, loss_sum) = forward(batch, true);

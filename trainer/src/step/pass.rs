@@ -6,7 +6,8 @@
 use burn::tensor::Tensor;
 use datasets::{DeviceBatch, HostBatch, ImageBatch, ImageShape, Pixels};
 
-use crate::model::{ImageClassifier, UnreadScore, cross_entropy_sum};
+use crate::model::loss::Loss;
+use crate::model::{ImageClassifier, UnreadScore};
 
 /// What a forward pass gave; nothing where there was none to make.
 #[derive(Default)]
@@ -33,16 +34,16 @@ impl Output {
 }
 
 /// The results of one micro-batch, and its summed loss to differentiate.
-pub(super) fn forward<M: ImageClassifier>(model: &M, batch: DeviceBatch, label_smoothing: f64) -> (Output, Tensor<1>) {
+pub(super) fn forward<M: ImageClassifier>(model: &M, batch: DeviceBatch, loss: &dyn Loss) -> (Output, Tensor<1>) {
     let known = batch.labels.clone();
-    let ImageBatch { images, labels } = batch.into_images();
+    let ImageBatch { images, targets } = batch.into_images();
     let logits = model.forward(images);
-    let loss_sum = cross_entropy_sum(logits.clone(), labels, label_smoothing);
+    let loss_sum = loss.sum(logits.clone(), targets);
     (Output { logits: logits.inner(), loss_sum: loss_sum.clone().inner(), labels: known }, loss_sum)
 }
 
 /// One black image, for a rank that has no sample but takes part in the collectives of a synchronised norm.
 pub(super) fn placeholder(shape: ImageShape) -> HostBatch {
     let pixels = Pixels::Normalised(vec![0.0; shape.num_values()]);
-    HostBatch { pixels, labels: vec![0], indices: vec![0], shape }
+    HostBatch { pixels, labels: vec![0], mixed: None, indices: vec![0], shape }
 }

@@ -111,6 +111,7 @@ mod tests {
             micro_batches: vec![HostBatch {
                 pixels: Pixels::Normalised((0..12).map(|value| (start * 12 + value) as f32 / 3.0).collect()),
                 labels: vec![label],
+                mixed: None,
                 indices: vec![start],
                 shape: ImageShape { height: 2, width: 2, channels: 3 },
             }],

@@ -13,6 +13,7 @@ use datasets::{Augment, LoadedStep, ShardConfig};
 use distributed::{Communicator, run_ranks};
 use trainer::config::SyncConfig;
 use trainer::model::ImageClassifier;
+use trainer::model::loss::CrossEntropy;
 use trainer::step::StepConfig;
 use trainer::step::optimizer::{OptimizerConfig, SgdConfig};
 
@@ -78,7 +79,7 @@ fn first_velocity<M: ImageClassifier>(
     let base = step_config();
     let config = StepConfig {
         optimizer: OptimizerConfig::Sgd(SgdConfig { weight_decay: 0.0, ..SGD }),
-        label_smoothing: 0.1,
+        loss: Arc::new(CrossEntropy { label_smoothing: 0.1 }),
         sync_batch_norm,
         sync: SyncConfig { bucket_cap_bytes: 16 << 10, ..base.sync },
         ..base

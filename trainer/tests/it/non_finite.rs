@@ -11,7 +11,7 @@ use datasets::{Augment, ShardConfig};
 use distributed::{Communicator, run_ranks};
 use trainer::config::{SyncConfig, TrainConfig};
 use trainer::step::optimizer::OptimizerConfig;
-use trainer::step::{StepConfig, StepOutcome};
+use trainer::step::{Clip, StepConfig, StepOutcome};
 
 const NUM_STEPS: usize = 4;
 
@@ -85,8 +85,8 @@ fn a_skipped_step_leaves_no_trace_on_any_rank() {
 #[test]
 fn a_skipped_step_leaves_no_trace_in_any_optimizer_and_does_not_count_as_an_update() {
     for optimizer in OTHER_OPTIMIZERS {
-        for clip_norm in [None, Some(0.5)] {
-            let how = StepConfig { optimizer, clip_norm, ..step_config() };
+        for clip in [None, Some(Clip::Norm(0.5)), Some(Clip::Value(0.01))] {
+            let how = StepConfig { optimizer, clip, ..step_config() };
             let expected = train_by(&how, None, Some(1));
             assert_ne!(expected, train_by(&how, None, None), "the step matters");
             assert_eq!(train_by(&how, Some((1, f32::NAN)), None), expected, "{optimizer:?}");

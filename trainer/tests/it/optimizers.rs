@@ -59,6 +59,16 @@ fn neither_overlap_nor_the_size_of_buckets_nor_a_fixed_loss_scale_changes_a_bit_
 }
 
 #[test]
+fn mixed_images_and_limited_gradients_give_the_same_bits_on_any_number_of_ranks() {
+    let options = "--augment trivial --mixup 0.3 --cutmix 1 --clip-grad-value 0.01 --label-smoothing 0.1 \
+                   --reduction exact --virtual-shards 2 --epochs 1";
+    let one = hash(1, options);
+    assert_eq!(hash(2, options), one);
+    assert_ne!(hash(1, &options.replace("--clip-grad-value 0.01", "")), one, "gradients are limited");
+    assert_ne!(hash(1, &options.replace("--mixup 0.3 --cutmix 1", "")), one, "images are mixed");
+}
+
+#[test]
 fn every_optimizer_learns_a_batch_by_heart() {
     let one_batch = "--shapes-train 16 --shapes-test 16 --global-batch-size 16 --epochs 25 --eval-every-epochs 25";
     let plain = "--schedule constant --warmup-epochs 0 --checkpoint-every-epochs 25";

@@ -9,6 +9,7 @@ use datasets::{DatasetError, ImageDataset, ImageShape, ShapesConfig, shapes};
 use distributed::{ROOT, fingerprint, run_ranks};
 use trainer::config::InputKind;
 use trainer::config::cli::TrainArgs;
+use trainer::model::loss::CrossEntropy;
 use trainer::run::evaluate::{EvaluateConfig, evaluate};
 use trainer::world::stop::StopFlag;
 
@@ -100,7 +101,13 @@ impl ImageDataset for Noting {
 fn evaluation_counts_every_sample_once_on_any_number_of_ranks() {
     let splits = shapes::open(&ShapesConfig { num_train: 10, num_test: 40, seed: 1 }).unwrap();
     // 40 samples fill no whole number of global batches on any of these.
-    let how = EvaluateConfig { micro_batch_size: 7, loader_threads: 1, input: InputKind::Host };
+    let how = EvaluateConfig {
+        micro_batch_size: 7,
+        loader_threads: 1,
+        input: InputKind::Host,
+        loss: Arc::new(CrossEntropy::default()),
+        metrics: Vec::new(),
+    };
     let scores = [1, 2, 3, 5].map(|world_size| {
         let noting = Arc::new(Noting { inner: Arc::clone(&splits.test), read: Mutex::default() });
         let dataset: Arc<dyn ImageDataset> = noting.clone();

@@ -12,6 +12,7 @@ use trainer::config::{LossScaling, SyncConfig};
 use trainer::measure::metrics::ScoreSums;
 use trainer::measure::timer::Timer;
 use trainer::model::ImageClassifier;
+use trainer::model::loss::CrossEntropy;
 use trainer::step::optimizer::{AdamConfig, OptimizerConfig, OptimizerState, SgdConfig};
 use trainer::step::{StepConfig, StepContext, StepEnd, Stepper};
 
@@ -33,8 +34,8 @@ pub(crate) const OTHER_OPTIMIZERS: [OptimizerConfig; 3] = [
 pub(crate) fn step_config() -> StepConfig {
     StepConfig {
         optimizer: OptimizerConfig::Sgd(SGD),
-        label_smoothing: 0.0,
-        clip_norm: None,
+        loss: Arc::new(CrossEntropy::default()),
+        clip: None,
         loss_scale: LossScaling::None,
         sync_batch_norm: false,
         skips_non_finite: false,

@@ -10,8 +10,9 @@ use datasets::{Augment, LoadedStep};
 use distributed::{ParameterLayout, SingleCommunicator, read};
 use trainer::config::cli::TrainArgs;
 use trainer::config::{LossScaling, SyncConfig, UpdateKind};
+use trainer::model::loss::CrossEntropy;
 use trainer::step::optimizer::{OptimizerConfig, SgdConfig};
-use trainer::step::{StepConfig, StepOutcome};
+use trainer::step::{Clip, StepConfig, StepOutcome};
 
 const NUM_STEPS: usize = 5;
 
@@ -79,11 +80,12 @@ fn five_steps_equal_those_of_the_host_whatever_the_optimizer_does() {
     assert_updates_agree("no momentum, no decay", &flex, |config| {
         config.optimizer = OptimizerConfig::Sgd(SgdConfig { momentum: 0.0, weight_decay: 0.0, ..SGD });
     });
-    assert_updates_agree("clipped", &flex, |config| config.clip_norm = Some(0.5));
-    assert_updates_agree("hardly clipped", &flex, |config| config.clip_norm = Some(1e6));
+    assert_updates_agree("clipped", &flex, |config| config.clip = Some(Clip::Norm(0.5)));
+    assert_updates_agree("clipped by value", &flex, |config| config.clip = Some(Clip::Value(0.003)));
+    assert_updates_agree("hardly clipped", &flex, |config| config.clip = Some(Clip::Norm(1e6)));
     assert_updates_agree("scaled", &flex, |config| config.loss_scale = LossScaling::Fixed(4096));
     assert_updates_agree("smoothed, looked at before", &flex, |config| {
-        (config.label_smoothing, config.skips_non_finite) = (0.1, true);
+        (config.loss, config.skips_non_finite) = (Arc::new(CrossEntropy { label_smoothing: 0.1 }), true);
     });
 }
 

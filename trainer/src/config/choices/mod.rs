@@ -59,6 +59,8 @@ pub enum AugmentKind {
     None,
     /// Four pixels of padding, a random crop and a random horizontal flip.
     CropFlip,
+    /// The same after one operation of TrivialAugment.
+    Trivial,
 }
 
 /// What to do with an image file that cannot be decoded.

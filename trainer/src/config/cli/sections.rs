@@ -141,7 +141,7 @@ pub struct DataArgs {
 }
 
 /// What only training does with the data.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Args, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Args, Serialize, Deserialize)]
 #[command(next_help_heading = "Train split")]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct TrainSplitArgs {
@@ -157,9 +157,17 @@ pub struct TrainSplitArgs {
     #[arg(long, value_name = "IMAGES")]
     pub limit_train: Option<usize>,
 
-    /// Random changes: crop-flip (pad 4 pixels, crop, flip) or none [default: crop-flip for cifar and for image-folder up to 64 pixels, else none]
+    /// Random changes: crop-flip (pad 4 pixels, crop, flip), trivial (the same after one operation of TrivialAugment) or none [default: crop-flip for cifar and for image-folder up to 64 pixels, else none]
     #[arg(long, value_enum, value_name = "KIND", hide_possible_values = true)]
     pub augment: Option<AugmentKind>,
+
+    /// Mix each image with another, and their labels, by shares from a beta distribution with this parameter, such as 0.2 (Zhang et al. 2018) [default: off]
+    #[arg(long, value_name = "ALPHA")]
+    pub mixup: Option<f64>,
+
+    /// Paste a part of another image into each, and mix labels by area (CutMix, Yun et al. 2019), such as 1; beside --mixup each image takes one of the two at random [default: off]
+    #[arg(long, value_name = "ALPHA")]
+    pub cutmix: Option<f64>,
 
     /// Leave out the last, partial batch of an epoch [default: off]
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
@@ -248,6 +256,10 @@ pub struct OptimizerArgs {
     /// Scale the gradient down to this global L2 norm if it is larger [default: off]
     #[arg(long, value_name = "NORM")]
     pub clip_grad_norm: Option<f64>,
+
+    /// Limit every value of the mean gradient to this size, up or down [default: off]
+    #[arg(long, value_name = "SIZE")]
+    pub clip_grad_value: Option<f64>,
 
     /// Keep a moving average of the parameters, of which each step leaves this share: evaluated, saved as the model, used by eval and predict; 0 up to but not 1, such as 0.999 (not where ranks run apart) [default: off]
     #[arg(long, value_name = "SHARE")]

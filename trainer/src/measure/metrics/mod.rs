@@ -11,6 +11,7 @@ pub use results::{Quantiles, StepSketch, throughput};
 use distributed::Traffic;
 use records::{EpochRecord, Seconds};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::ops::AddAssign;
 use std::time::Duration;
 
@@ -145,6 +146,7 @@ impl EpochCost {
             skipped_steps: self.skipped_steps,
             loss_scale: self.loss_scale,
             overflowed_steps: self.overflowed_steps,
+            test_metrics: BTreeMap::new(),
         }
     }
 }

@@ -2,6 +2,8 @@
 //!
 //! In: records. Out: text without line ends. Invariant: pure; nothing is printed here.
 
+use std::collections::BTreeMap;
+
 use super::format::{bytes, grouped, rate, seconds};
 use crate::config::{Filled, TrainConfig};
 use crate::measure::metrics::{ScoreSums, StepLine};
@@ -59,11 +61,16 @@ fn phases(times: &Seconds, scale: f64) -> String {
     )
 }
 
+/// What a program of its own measures.
+pub(super) fn metrics(metrics: &BTreeMap<String, f64>) -> String {
+    metrics.iter().map(|(name, value)| format!(" {name} {value:.4}")).collect()
+}
+
 pub(super) fn epoch(record: &EpochRecord) -> String {
     let test = match (record.test_loss, record.test_top1, record.test_top5) {
         (Some(loss), Some(top1), Some(top5)) => scores(loss, top1, top5),
         _ => "not measured".to_owned(),
-    };
+    } + &metrics(&record.test_metrics);
     let train = match (record.train_loss, record.train_top1, record.train_top5) {
         (Some(loss), Some(top1), Some(top5)) => scores(loss, top1, top5),
         _ => "no step counted".to_owned(),

@@ -15,6 +15,7 @@ use crate::measure::metrics::{ScoreSums, StepLine};
 use indicatif::{ProgressBar, ProgressStyle};
 use records::{BenchResult, DeviceKernels, EpochRecord, Summary, ThroughputStats};
 use serde::Serialize;
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, IsTerminal, Write};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -138,8 +139,8 @@ impl Reporter {
     }
 
     /// Prints the scores of an evaluation.
-    pub fn evaluation(&self, name: &str, sums: &ScoreSums) {
-        self.note(&lines::evaluation(name, sums));
+    pub fn evaluation(&self, name: &str, sums: &ScoreSums, metrics: &BTreeMap<String, f64>) {
+        self.note(&format!("{}{}", lines::evaluation(name, sums), lines::metrics(metrics)));
     }
 
     /// Prints a measured speed, with a warning if the steps vary.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
-use datasets::{Loader, LoaderConfig, ShardConfig, ShardPlan};
+use datasets::{Loader, LoaderConfig, Mix, ShardConfig, ShardPlan};
 use distributed::Phase;
 
 use super::Training;
@@ -200,6 +200,7 @@ fn loader_config(session: &Session<'_>, progress: &Progress) -> LoaderConfig {
     let config = session.config;
     LoaderConfig {
         augment: data::augment(config.train_split.augment.filled()),
+        mix: Mix { mixup: config.train_split.mixup, cutmix: config.train_split.cutmix },
         raw: config.compute.input.filled() == InputKind::Device,
         seed: config.run.seed.filled(),
         epoch: progress.epoch,

@@ -5,11 +5,13 @@
 
 mod epoch;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Result, ensure};
 use distributed::{Phase, check_fingerprint};
+use records::EpochRecord;
 
 use crate::config::{BatchNormKind, Filled, LossScaling, OnNonFiniteKind, OptimizerKind, TrainConfig};
 use crate::measure::gather::{self, RankTimes, SessionTimes};
@@ -25,7 +27,7 @@ use crate::run::evaluate::{EvaluateConfig, Evaluation, evaluate};
 use crate::run::session::Session;
 use crate::step::ema::Ema;
 use crate::step::optimizer::{AdamConfig, OptimizerConfig, SgdConfig};
-use crate::step::{StepConfig, Stepper};
+use crate::step::{Clip, StepConfig, Stepper};
 
 /// How a run ended, equal on all ranks but for the model's local norm statistics and for what was measured: of that root alone
 /// knows all ranks' part.
@@ -110,12 +112,12 @@ impl<M: ImageClassifier> Training<'_, M> {
         }
         check_fingerprint(self.stepper.model(), &*self.session.communicator, self.progress.epoch)?;
         let evaluation = self.evaluate_if_due()?;
-        if evaluation.is_some_and(|evaluation| evaluation.scores.is_none()) {
+        if evaluation.as_ref().is_some_and(|evaluation| evaluation.scores.is_none()) {
             // The epoch is trained; a resumed run begins with its evaluation.
             self.save()?;
             return Ok(true);
         }
-        let test = evaluation.and_then(|evaluation| evaluation.scores);
+        let test = evaluation.as_ref().and_then(|evaluation| evaluation.scores);
         // The sums are global, so all ranks stop here together, before such a model is saved.
         ensure!(
             test.is_none_or(|test| test.loss_sum.is_finite()),
@@ -123,7 +125,8 @@ impl<M: ImageClassifier> Training<'_, M> {
             self.progress.epoch
         );
         let is_best = self.progress.note_evaluation(test);
-        self.record(start, test)?;
+        let metrics = evaluation.as_ref().map(|evaluation| evaluation.metrics.clone()).unwrap_or_default();
+        self.record(start, test, metrics)?;
         self.progress.begin_next_epoch();
         let is_last = self.progress.epoch == config.schedule.epochs.filled();
         let stopped = !is_last && evaluation.is_some_and(|evaluation| evaluation.stop);
@@ -154,6 +157,8 @@ impl<M: ImageClassifier> Training<'_, M> {
             micro_batch_size: config.micro_batch_size(),
             loader_threads: config.data.loader_threads.filled(),
             input: config.compute.input.filled(),
+            loss: Arc::clone(&self.session.loss),
+            metrics: self.session.metrics.clone(),
         };
         let _evaluation = self.times.timer.enter(Phase::Evaluation);
         let (device, stop) = (self.session.device, self.session.stop);
@@ -163,7 +168,7 @@ impl<M: ImageClassifier> Training<'_, M> {
     }
 
     /// Writes the epoch that began at `start` down, on root.
-    fn record(&mut self, start: Instant, test: Option<ScoreSums>) -> Result<()> {
+    fn record(&mut self, start: Instant, test: Option<ScoreSums>, metrics: BTreeMap<String, f64>) -> Result<()> {
         let Self { session, stepper, progress, .. } = self;
         let communicator = &*session.communicator;
         let world = self.times.take_epoch().gather(communicator)?;
@@ -182,7 +187,7 @@ impl<M: ImageClassifier> Training<'_, M> {
             loss_scale: scales_loss.then(|| stepper.loss_scale().factor()),
             overflowed_steps: stepper.loss_scale().num_overflows(),
         };
-        let record = cost.record(progress.epoch_scores, test);
+        let record = EpochRecord { test_metrics: metrics, ..cost.record(progress.epoch_scores, test) };
         session.reporter.epoch(&record);
         session.files.epoch(&record)?;
         progress.last_record = Some(record);
@@ -208,8 +213,8 @@ fn step_config(session: &Session<'_>) -> StepConfig {
     let config = session.config;
     StepConfig {
         optimizer: optimizer_config(config),
-        label_smoothing: config.optimizer.label_smoothing.filled(),
-        clip_norm: config.optimizer.clip_grad_norm,
+        loss: Arc::clone(&session.loss),
+        clip: config.optimizer.clip_grad_norm.map(Clip::Norm).or(config.optimizer.clip_grad_value.map(Clip::Value)),
         loss_scale: config.optimizer.loss_scale.filled(),
         sync_batch_norm: config.batch.batch_norm.filled() == BatchNormKind::Sync,
         skips_non_finite: config.run.on_non_finite.filled() == OnNonFiniteKind::Skip,

@@ -14,7 +14,7 @@ use distributed::{
     ReductionKind, SumReduction,
 };
 
-use super::super::StepConfig;
+use super::super::{Clip, StepConfig};
 use super::{Finished, MicroStep, Output, Replica, Step, StepPlan, Update};
 use crate::config::SyncMethod;
 use crate::measure::timer::Timer;
@@ -25,7 +25,7 @@ use crate::step::optimizer::OptimizerState;
 #[derive(Debug)]
 pub(super) struct AllReduce {
     pub(super) replica: Replica,
-    clip_norm: Option<f64>,
+    clip: Option<Clip>,
 }
 
 impl AllReduce {
@@ -44,15 +44,20 @@ impl AllReduce {
 
     /// With the reduction that `replica` has.
     pub(super) fn of(replica: Replica, config: &StepConfig) -> Self {
-        Self { replica, clip_norm: config.clip_norm }
+        Self { replica, clip: config.clip }
     }
 
-    /// Scales a mean gradient that is too long down to `clip_norm`, and updates with it.
-    fn update_clipped(&mut self, learning_rate: f64, clip_norm: f64) {
+    /// Limits the mean gradient, and updates with it.
+    fn update_clipped(&mut self, learning_rate: f64, clip: Clip) {
         let mut gradients = self.replica.reducer.synced();
-        let norm = gradients.norm();
-        if norm > clip_norm {
-            gradients.scale((clip_norm / norm) as f32);
+        match clip {
+            Clip::Norm(limit) => {
+                let norm = gradients.norm();
+                if norm > limit {
+                    gradients.scale((limit / norm) as f32);
+                }
+            }
+            Clip::Value(limit) => gradients.clamp(limit as f32),
         }
         for bucket in gradients.buckets() {
             self.replica.optimizer.update(learning_rate, bucket);
@@ -75,10 +80,10 @@ impl<M: ImageClassifier> Update<M> for AllReduce {
     }
 
     fn finish(&mut self, model: &mut M, step: &Step, _: &StepPlan, timer: &Timer) -> Result<Finished> {
-        let (learning_rate, clip_norm) = (step.context.learning_rate, self.clip_norm);
+        let (learning_rate, clip) = (step.context.learning_rate, self.clip);
         let reduced = self.replica.reduce(timer, |optimizer, bucket| {
             // The norm of the whole gradient is known only with its last bucket.
-            if clip_norm.is_none() {
+            if clip.is_none() {
                 optimizer.update(learning_rate, bucket);
             }
         });
@@ -88,8 +93,8 @@ impl<M: ImageClassifier> Update<M> for AllReduce {
             reduced => reduced?,
         };
         let _optimizer = timer.enter(Phase::Optimizer);
-        if let Some(clip_norm) = clip_norm {
-            self.update_clipped(learning_rate, clip_norm);
+        if let Some(clip) = clip {
+            self.update_clipped(learning_rate, clip);
         }
         self.replica.commit(model);
         let traffic = self.replica.reducer.report().traffic;

@@ -12,7 +12,7 @@ use burn::module::Module;
 use burn::tensor::{Device, Tensor, TensorData};
 use distributed::{CollectiveError, ParameterLayout, Phase, ROOT, locate_non_finite, take_gradients};
 
-use super::super::StepConfig;
+use super::super::{Clip, StepConfig};
 use super::{Finished, MicroStep, Output, Replica, Step, StepPlan, SyncMode, Update};
 use crate::measure::metrics::ScoreSums;
 use crate::measure::timer::Timer;
@@ -28,7 +28,7 @@ const MOST_UNREAD: usize = 1;
 pub(super) struct OnDevice {
     sgd: DeviceSgd,
     layout: ParameterLayout,
-    clip_norm: Option<f64>,
+    clip: Option<Clip>,
     /// Of the step under way: what its forward passes gave, and the sum of its gradients.
     outputs: Vec<Output>,
     gradient: Option<Tensor<1>>,
@@ -63,7 +63,7 @@ impl OnDevice {
         Self {
             sgd: DeviceSgd::new(sgd, &layout, model, device),
             layout,
-            clip_norm: config.clip_norm,
+            clip: config.clip,
             outputs: Vec::new(),
             gradient: None,
             readback: Readback::start(Results::read),
@@ -122,7 +122,7 @@ impl<M: ImageClassifier> Update<M> for OnDevice {
         let stop = step.context.stop;
         let outputs = std::mem::take(&mut self.outputs);
         let Some(gradient) = self.gradient.take() else { return Ok(Finished { stop, ..Finished::default() }) };
-        let (clipped, zero) = clipped(gradient.clone(), self.clip_norm);
+        let (clipped, zero) = clipped(gradient.clone(), self.clip);
         let unread = Unread { step: step.context.step, gradient };
         if step.can_skip {
             let scored = {
@@ -198,10 +198,14 @@ impl Scored {
 }
 
 /// `gradient` with at most this L2 norm; and zero, `[1]`, or NaN where a value is not finite, or where the norm is not.
-fn clipped(gradient: Tensor<1>, clip_norm: Option<f64>) -> (Tensor<1>, Tensor<1>) {
+fn clipped(gradient: Tensor<1>, clip: Option<Clip>) -> (Tensor<1>, Tensor<1>) {
     let zero = (gradient.clone() * 0.0).sum();
-    let Some(clip_norm) = clip_norm else { return (gradient, zero) };
+    let limit = match clip {
+        None => return (gradient, zero),
+        Some(Clip::Value(limit)) => return (gradient.clamp(-limit, limit), zero),
+        Some(Clip::Norm(limit)) => limit,
+    };
     let norm = (gradient.clone() * gradient.clone()).sum().sqrt();
-    let factor = (norm.clone().recip() * clip_norm).clamp_max(1.0);
+    let factor = (norm.clone().recip() * limit).clamp_max(1.0);
     (gradient * factor, zero + norm * 0.0)
 }

@@ -25,6 +25,7 @@ use crate::measure::trace::{self, TraceClock};
 use crate::model::ImageClassifier;
 use crate::model::family::{ModelFamily, ModelRequest, build};
 use crate::model::input::Input;
+use crate::model::loss::CrossEntropy;
 use crate::step::optimizer::{OptimizerConfig, SgdConfig};
 use crate::step::sync_plan::own_shards;
 use crate::step::{self, StepConfig, StepContext, Stepper};
@@ -310,8 +311,8 @@ fn batches(config: &BenchConfig, communicator: &dyn Communicator) -> Result<Vec<
 fn step_config(config: &BenchConfig, rank_status: &Arc<RankStatus>) -> StepConfig {
     StepConfig {
         optimizer: OptimizerConfig::Sgd(SGD),
-        label_smoothing: 0.0,
-        clip_norm: None,
+        loss: Arc::new(CrossEntropy::default()),
+        clip: None,
         loss_scale: LossScaling::of(config.compute.dtype()),
         sync_batch_norm: config.batch_norm.filled() == BatchNormKind::Sync,
         skips_non_finite: false,

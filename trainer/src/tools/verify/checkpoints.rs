@@ -3,6 +3,8 @@
 //! In: a short run on the verified device. Out: whether its checkpoint holds the same bits there, on the reference, and back again;
 //! how far the two evaluations of it are apart.
 
+use std::sync::Arc;
+
 use anyhow::{Context, Result};
 use burn::tensor::Device;
 use burn_resnet::{ResNet, load_weights, save_safetensors};
@@ -17,6 +19,7 @@ use crate::config::Filled;
 use crate::config::cli::{ComputeArgs, ModelArgs};
 use crate::measure::metrics::ScoreSums;
 use crate::model::family::ModelRequest;
+use crate::model::loss::CrossEntropy;
 use crate::model::network::resnet;
 use crate::run::checkpoint;
 use crate::run::evaluate::{EvaluateConfig, evaluate};
@@ -69,7 +72,13 @@ fn all_values(model: &ResNet) -> Vec<f32> {
 
 fn evaluated(subject: &Subject<'_>, model: &ResNet, device: &Device) -> Result<ScoreSums> {
     let data = shapes::open(&ShapesConfig { num_train: 1, num_test: NUM_TEST, seed: 0 })?;
-    let how = EvaluateConfig { micro_batch_size: 50, loader_threads: 0, input: subject.compute().input.filled() };
+    let how = EvaluateConfig {
+        micro_batch_size: 50,
+        loader_threads: 0,
+        input: subject.compute().input.filled(),
+        loss: Arc::new(CrossEntropy::default()),
+        metrics: Vec::new(),
+    };
     let alone: &dyn Communicator = &SingleCommunicator::new();
     let stop = &subject.world.stop;
     let evaluation = evaluate(model, &data.test, &data.normalization, &how, alone, device, stop)?;

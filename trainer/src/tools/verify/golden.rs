@@ -6,6 +6,7 @@
 use anyhow::{Context, Result, anyhow, ensure};
 use burn::optim::GradientsParams;
 use burn::tensor::{Int, Tensor, TensorData};
+use datasets::Targets;
 use distributed::{ParameterEntry, ParameterLayout, bytes_to_floats, write};
 use safetensors::SafeTensors;
 use safetensors::tensor::Dtype;
@@ -14,8 +15,8 @@ use super::Subject;
 use super::comparison::{Comparison, Finding, of_largest, relative_l2};
 use super::files;
 use crate::config::cli::ModelArgs;
-use crate::model::cross_entropy_sum;
 use crate::model::family::ModelRequest;
+use crate::model::loss::{CrossEntropy, Loss as _};
 use crate::model::network::resnet;
 
 pub(super) const EXPECTATION: &str = "logits, loss and gradients of a ResNet-8 equal PyTorch's in f64";
@@ -48,7 +49,7 @@ pub(super) fn check(subject: &Subject<'_>) -> Result<Finding> {
     let num_samples = labels.len();
     let logits = model.forward(Tensor::<4>::from_data(TensorData::new(images, shape), &device));
     let labels = Tensor::<1, Int>::from_data(TensorData::new(labels, [num_samples]), &device);
-    let loss = cross_entropy_sum(logits.clone(), labels, 0.0).div_scalar(num_samples as f64);
+    let loss = CrossEntropy::default().sum(logits.clone(), Targets::of(labels)).div_scalar(num_samples as f64);
     let gradients = GradientsParams::from_grads(loss.backward(), &model);
     let gradients = layout.entries().iter().map(|entry| gradient(&gradients, entry)).collect::<Result<Vec<_>>>()?;
 

@@ -16,8 +16,9 @@ use super::files;
 use crate::config::cli::ModelArgs;
 use crate::measure::metrics::ScoreSums;
 use crate::model::family::ModelRequest;
+use crate::model::loss::{CrossEntropy, Loss as _};
 use crate::model::network::resnet;
-use crate::model::{cross_entropy_sum, score};
+use crate::model::score;
 
 pub(super) const EXPECTATION: &str = "a published ResNet-20 gets 932 of 1,017 CIFAR-10 images right";
 
@@ -70,7 +71,7 @@ pub(super) fn check(subject: &Subject<'_>) -> Result<Finding> {
             let labels = batch.labels.clone();
             let batch = batch.to_device(&subject.device);
             let logits = model.forward(batch.images);
-            sums += score(logits.clone(), cross_entropy_sum(logits, batch.labels, 0.0), &labels)?;
+            sums += score(logits.clone(), CrossEntropy::default().sum(logits, batch.targets), &labels)?;
         }
     }
     Ok(Finding::Compared(vec![

@@ -15,6 +15,7 @@ use crate::config::cli::{ComputeArgs, ModelArgs};
 use crate::config::{Filled, LossScaling, SyncConfig};
 use crate::measure::timer::Timer;
 use crate::model::family::ModelRequest;
+use crate::model::loss::CrossEntropy;
 use crate::model::network::resnet;
 use crate::step::optimizer::{OptimizerConfig, SgdConfig};
 use crate::step::{StepConfig, StepContext, Stepper};
@@ -83,8 +84,8 @@ impl Trainee {
                 weight_decay: 1e-4,
                 decay_norm_and_bias: true,
             }),
-            label_smoothing: 0.0,
-            clip_norm: None,
+            loss: Arc::new(CrossEntropy::default()),
+            clip: None,
             loss_scale: LossScaling::of(compute.dtype()),
             sync_batch_norm: communicator.world_size() > 1,
             skips_non_finite: false,

@@ -1,0 +1,108 @@
+//! What a model's answers cost in training and in evaluation.
+//!
+//! In: logits `[N, K]`, the classes. Out: the loss of all samples, summed.
+//! Invariant: sums are made here, means only where the global number of samples is known.
+
+use std::fmt::Debug;
+
+use burn::tensor::activation::log_softmax;
+use burn::tensor::{Int, Tensor};
+use datasets::{MixedTargets, Targets};
+
+/// A loss. A program of its own brings one by [`ModelFamily::loss`](super::family::ModelFamily::loss).
+pub trait Loss: Debug + Send + Sync {
+    /// The loss of every sample, summed (not averaged), to be differentiated.
+    ///
+    /// # Shapes
+    /// `logits`: `[N, K]`; returns `[1]`.
+    fn sum(&self, logits: Tensor<2>, targets: Targets) -> Tensor<1>;
+
+    /// The loss that evaluation reports, by default the same.
+    ///
+    /// # Shapes
+    /// `logits`: `[N, K]`; `labels`: `[N]`; returns `[1]`.
+    fn test_sum(&self, logits: Tensor<2>, labels: Tensor<1, Int>) -> Tensor<1> {
+        self.sum(logits, Targets::of(labels))
+    }
+}
+
+/// Cross entropy, with label smoothing in training (Szegedy et al. 2015, 1512.00567). Where images are mixed, it is that of both
+/// classes by their shares.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct CrossEntropy {
+    /// Share of a sample's weight spread over all classes, in `[0, 1)`.
+    pub label_smoothing: f64,
+}
+
+impl Loss for CrossEntropy {
+    fn sum(&self, logits: Tensor<2>, Targets { labels, mixed }: Targets) -> Tensor<1> {
+        let [_, num_classes] = logits.dims();
+        let log_probabilities = log_softmax(logits, 1);
+        let of = |labels: Tensor<1, Int>| log_probabilities.clone().gather(1, labels.unsqueeze_dim(1));
+        let of_label = match mixed {
+            None => of(labels).sum(),
+            Some(MixedTargets { labels: others, shares }) => {
+                let shares = shares.unsqueeze_dim(1);
+                let own = of(labels);
+                (own.clone() + shares * (of(others) - own)).sum()
+            }
+        };
+        if self.label_smoothing == 0.0 {
+            return of_label.neg();
+        }
+        let uniform = log_probabilities.sum().mul_scalar(self.label_smoothing / num_classes as f64);
+        of_label.mul_scalar(1.0 - self.label_smoothing).add(uniform).neg()
+    }
+
+    fn test_sum(&self, logits: Tensor<2>, labels: Tensor<1, Int>) -> Tensor<1> {
+        Self::default().sum(logits, Targets::of(labels))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use burn::tensor::Device;
+
+    const ROW: [f64; 3] = [2.0, 0.5, -1.0];
+
+    fn loss(label_smoothing: f64, mixed: Option<(i32, f32)>) -> f64 {
+        let device = Device::flex();
+        let mixed = mixed.map(|(label, share)| MixedTargets {
+            labels: Tensor::from_ints([label], &device),
+            shares: Tensor::from_floats([share], &device),
+        });
+        let targets = Targets { labels: Tensor::from_ints([1], &device), mixed };
+        let logits = Tensor::<2>::from_floats([ROW.map(|logit| logit as f32)], &device);
+        CrossEntropy { label_smoothing }.sum(logits, targets).into_scalar::<f32>() as f64
+    }
+
+    fn log_probability(class: usize) -> f64 {
+        ROW[class] - ROW.iter().map(|logit| logit.exp()).sum::<f64>().ln()
+    }
+
+    fn assert_near(got: f64, expected: f64) {
+        assert!((got - expected).abs() < 1e-6, "{got} against {expected}");
+    }
+
+    #[test]
+    fn smoothed_cross_entropy_mixes_the_label_with_the_uniform_distribution() {
+        assert_near(loss(0.0, None), -log_probability(1));
+        assert_near(loss(0.3, None), -(0.7 * log_probability(1) + 0.1 * (0..3).map(log_probability).sum::<f64>()));
+    }
+
+    #[test]
+    fn mixed_samples_cost_what_both_classes_cost_by_their_shares() {
+        let both = 0.75 * log_probability(1) + 0.25 * log_probability(2);
+        assert_near(loss(0.0, Some((2, 0.25))), -both);
+        assert_near(loss(0.3, Some((2, 0.25))), -(0.7 * both + 0.1 * (0..3).map(log_probability).sum::<f64>()));
+    }
+
+    #[test]
+    fn evaluation_knows_no_smoothing() {
+        let device = Device::flex();
+        let logits = Tensor::<2>::from_floats([ROW.map(|logit| logit as f32)], &device);
+        let loss = CrossEntropy { label_smoothing: 0.3 }.test_sum(logits, Tensor::from_ints([1], &device));
+        assert_near(loss.into_scalar::<f32>() as f64, -log_probability(1));
+    }
+}
