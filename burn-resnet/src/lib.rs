@@ -17,5 +17,5 @@ pub use block::BasicBlock;
 pub use config::{ResNetConfig, Shortcut};
 pub use error::{ModelError, WeightsError};
 pub use layers::{Activations, Computation, Convolution, Isa, Kernels};
-pub use pretrained::{load_weights, load_weights_and_key, save_safetensors};
+pub use pretrained::{Head, Loaded, load_weights, load_weights_with, save_safetensors};
 pub use resnet::ResNet;

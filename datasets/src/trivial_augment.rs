@@ -185,8 +185,11 @@ fn identity() -> [u8; 256] {
 
 /// The darkest value becomes 0, the brightest 255.
 fn stretched(histogram: &[usize; 256]) -> [u8; 256] {
-    let mut used = (0..256).filter(|value| histogram[*value] > 0);
-    let (Some(darkest), Some(brightest)) = (used.next(), used.last()) else { return identity() };
+    let is_used = |value: &usize| histogram[*value] > 0;
+    let (darkest, brightest) = ((0..256).find(is_used), (0..256).rfind(is_used));
+    let (Some(darkest), Some(brightest)) = (darkest, brightest.filter(|value| Some(*value) != darkest)) else {
+        return identity();
+    };
     let scale = 255.0 / (brightest - darkest) as f64;
     std::array::from_fn(|value| (value as f64 * scale - darkest as f64 * scale) as u8)
 }

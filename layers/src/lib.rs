@@ -15,6 +15,7 @@ mod modules;
 mod norm;
 mod ops;
 mod pooling;
+mod stochastic_depth;
 
 pub use attention::attention;
 pub use choices::{Activations, Computation, Convolution, Kernels};
@@ -31,3 +32,4 @@ pub use ops::{
     kernel_times,
 };
 pub use pooling::{avg_pool, global_avg_pool, max_pool};
+pub use stochastic_depth::stochastic_depth;

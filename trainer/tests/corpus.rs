@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use burn::nn::LinearConfig;
 use burn::tensor::Device;
+use burn_resnet::{Head, Loaded, load_weights_with};
 use trainer::run::checkpoint;
 
 /// After so long a reader counts as one that never ends: the test says of which input, and ends. A fuzzer allows ten seconds.
@@ -192,7 +193,7 @@ fn weights_in_a_dictionary_of_a_pytorch_checkpoint_are_found() {
         let path = folder.path().join(format!("{input}.pth"));
         fs::copy(corpus().join("pytorch").join(input), &path).unwrap();
         let layer = LinearConfig::new(2, 2).init(&Device::flex());
-        let (layer, key) = burn_resnet::load_weights_and_key(layer, &path).unwrap();
+        let (layer, Loaded { key, .. }) = load_weights_with(layer, &path, Head::OfFile).unwrap();
         assert_eq!(key.as_deref(), expected, "{input}");
         let bias = layer.bias.unwrap().val().into_data().try_to_vec::<f32>().unwrap();
         assert_eq!(bias, [5.0, 6.0], "{input}");

@@ -48,23 +48,51 @@ const MAX_REASON_BYTES: usize = 500;
 /// # Errors
 /// [`WeightsError`]: an unknown extension, an unreadable file, one that claims more than it can hold, or tensors that do not fit.
 pub fn load_weights<M: Module>(model: M, path: impl AsRef<Path>) -> Result<M, WeightsError> {
-    load_weights_and_key(model, path).map(|(model, _)| model)
+    load_weights_with(model, path, Head::OfFile).map(|(model, _)| model)
 }
 
-/// As [`load_weights`], with the key of the dictionary in which the tensors stood, if they did.
+/// Where the last layer of a model gets its values, that which tells the classes apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Head {
+    /// From the file, as all others.
+    OfFile,
+    /// It keeps its own, whatever the file has in its place: for other classes than those of the file.
+    Own,
+}
+
+/// What a model took from a file.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Loaded {
+    /// The key of the dictionary in which the tensors stood, if they did.
+    pub key: Option<String>,
+    /// The tensors that were taken, by the names that PyTorch gives them, in module order.
+    pub taken: Vec<String>,
+    /// Those that stay as they were: the head's, where it keeps its own.
+    pub kept: Vec<String>,
+}
+
+/// As [`load_weights`], with a choice for the head; it is the module of the last tensor in module order.
 ///
 /// # Errors
 /// As [`load_weights`].
-pub fn load_weights_and_key<M: Module>(
+pub fn load_weights_with<M: Module>(
     mut model: M,
     path: impl AsRef<Path>,
-) -> Result<(M, Option<String>), WeightsError> {
+    head: Head,
+) -> Result<(M, Loaded), WeightsError> {
     let path = path.as_ref();
+    let names = names(&model);
+    let head = names.last().filter(|_| head == Head::Own).map(|last| match last.rsplit_once('.') {
+        Some((module, _)) => format!("{module}."),
+        None => last.clone(),
+    });
+    let is_kept = |name: &String| head.as_ref().is_some_and(|head| name.starts_with(head));
     let file_len = claims::file_len(path)?;
     let (applied, key) = match path.extension().and_then(|extension| extension.to_str()) {
-        Some("safetensors") => {
-            (apply(&mut model, SafetensorsStore::from_file(path), path, file_len, "safetensors")?, None)
-        }
+        Some("safetensors") => (
+            apply((&mut model, &names), SafetensorsStore::from_file(path), path, (file_len, "safetensors"), is_kept)?,
+            None,
+        ),
         Some("pth" | "th" | "pt") => {
             let unreadable = |reason| WeightsError::Format { path: path.into(), format: PYTORCH, reason };
             let refusal = claims::refusal_of_container(path, file_len)
@@ -78,12 +106,13 @@ pub fn load_weights_and_key<M: Module>(
                 Some(key) => store.with_top_level_key(key),
                 None => store,
             };
-            (apply(&mut model, store, path, file_len, PYTORCH)?, key)
+            (apply((&mut model, &names), store, path, (file_len, PYTORCH), is_kept)?, key)
         }
         _ => return Err(WeightsError::Extension { path: path.into() }),
     };
-    check(path, applied)?;
-    Ok((model, key))
+    check(path, applied, is_kept)?;
+    let (kept, taken) = names.into_iter().partition(is_kept);
+    Ok((model, Loaded { key, taken, kept }))
 }
 
 /// Writes all parameters and running statistics as PyTorch names and lays them out.
@@ -108,11 +137,11 @@ pub fn save_safetensors<M: Module>(model: &M, path: impl AsRef<Path>) -> Result<
 }
 
 fn apply<M: Module, S: ModuleStore>(
-    model: &mut M,
+    (model, own_names): (&mut M, &[String]),
     mut store: S,
     path: &Path,
-    file_len: u64,
-    format: &'static str,
+    (file_len, format): (u64, &'static str),
+    is_kept: impl Fn(&String) -> bool,
 ) -> Result<ApplyResult, WeightsError> {
     let unreadable = |reason| WeightsError::Format { path: path.into(), format, reason };
     let tensors = store.get_all_tensors().map_err(|error| unreadable(shortened(error.to_string())))?;
@@ -120,13 +149,14 @@ fn apply<M: Module, S: ModuleStore>(
     if let Some(reason) = tensors.values().find_map(|tensor| claims::refusal_of_tensor(tensor, file_len)) {
         return Err(unreadable(reason));
     }
-    let own_names = names(model);
+    let own_names: HashSet<&str> = own_names.iter().map(String::as_str).collect();
     let mut tensors: Vec<_> = tensors.values().cloned().collect();
     for tensor in &mut tensors {
         if let Some(name) = own_name(&tensor.name, &own_names) {
             tensor.name = name;
         }
     }
+    tensors.retain(|tensor| !is_kept(&tensor.name));
     // Without the cast burn-store would give the model the type of a half-precision file.
     let adapter = PyTorchToBurnAdapter.chain(FloatCastAdapter::to(DType::F32));
     Ok(model.apply(tensors, None, Some(Box::new(adapter)), false))
@@ -141,24 +171,25 @@ fn shortened(mut reason: String) -> String {
     reason
 }
 
-/// The names under which [`save_safetensors`] writes the tensors of `model`.
-fn names<M: Module>(model: &M) -> HashSet<String> {
+/// The names under which [`save_safetensors`] writes the tensors of `model`, in module order.
+fn names<M: Module>(model: &M) -> Vec<String> {
     let tensors = model.collect(None, Some(Box::new(BurnToPyTorchAdapter)), false);
     tensors.into_iter().map(|tensor| tensor.name).collect()
 }
 
 /// What `model` calls a tensor of this name in a file, if it does not call it so itself.
-fn own_name(name: &str, own_names: &HashSet<String>) -> Option<String> {
+fn own_name(name: &str, own_names: &HashSet<&str>) -> Option<String> {
     if own_names.contains(name) {
         return None;
     }
     let stripped = name.strip_prefix(DATA_PARALLEL).unwrap_or(name);
     let (theirs, ours) = SHORTCUT;
-    [stripped.to_owned(), stripped.replace(theirs, ours)].into_iter().find(|name| own_names.contains(name))
+    [stripped.to_owned(), stripped.replace(theirs, ours)].into_iter().find(|name| own_names.contains(name.as_str()))
 }
 
-fn check(path: &Path, applied: ApplyResult) -> Result<(), WeightsError> {
-    let missing: Vec<String> = applied.missing.into_iter().map(|(name, _)| pytorch_name(&name)).collect();
+fn check(path: &Path, applied: ApplyResult, is_kept: impl Fn(&String) -> bool) -> Result<(), WeightsError> {
+    let missing = applied.missing.into_iter().map(|(name, _)| pytorch_name(&name));
+    let missing: Vec<String> = missing.filter(|name| !is_kept(name)).collect();
     let unexpected: Vec<String> = applied.unused.into_iter().filter(|name| !name.ends_with(BATCH_COUNTER)).collect();
     let misshaped: Vec<String> = applied.errors.iter().map(describe).collect();
     if missing.is_empty() && unexpected.is_empty() && misshaped.is_empty() {

@@ -1,13 +1,15 @@
 //! ConvNeXt-T: a residual network with the choices of vision transformers.
 //!
-//! In: `[N, H, W, C]` images. Out: `[N, num_classes]` logits. Layers as the published code has them, without stochastic depth; the stem's
+//! In: `[N, H, W, C]` images. Out: `[N, num_classes]` logits. Layers as the published code has them; the stem's
 //! windows are 2x2 instead of 4x4, for small images.
 //! Source: Liu et al. 2022, arXiv 2201.03545, figure 4 and table 9.
 
 use burn::module::{Initializer, Module, Param};
 use burn::nn::PaddingConfig2d::{Explicit, Valid};
 use burn::tensor::{Device, Tensor};
-use layers::{Conv2d, Conv2dConfig, LayerNorm, LayerNormConfig, Linear, LinearConfig, gelu, global_avg_pool};
+use layers::{
+    Conv2d, Conv2dConfig, LayerNorm, LayerNormConfig, Linear, LinearConfig, gelu, global_avg_pool, stochastic_depth,
+};
 
 const STAGES: [(usize, usize); 4] = [(96, 3), (192, 3), (384, 9), (768, 3)];
 const WEIGHTS: Initializer = Initializer::Normal { mean: 0.0, std: 0.02 };
@@ -28,10 +30,11 @@ struct Block {
     pwconv1: Linear,
     pwconv2: Linear,
     gamma: Param<Tensor<1>>,
+    drop: f64,
 }
 
 impl Block {
-    fn new(channels: usize, device: &Device) -> Self {
+    fn new(channels: usize, drop: f64, device: &Device) -> Self {
         let dwconv = Conv2dConfig::new([channels, channels], [7, 7]).with_groups(channels);
         Self {
             dwconv: dwconv.with_padding(Explicit(3, 3, 3, 3)).with_initializer(WEIGHTS).init(device),
@@ -39,12 +42,14 @@ impl Block {
             pwconv1: linear(channels, 4 * channels, device),
             pwconv2: linear(4 * channels, channels, device),
             gamma: Initializer::Constant { value: 1e-6 }.init([channels], device),
+            drop,
         }
     }
 
     fn forward(&self, x: Tensor<4>) -> Tensor<4> {
         let hidden = self.norm.forward(Tensor::from(self.dwconv.forward(x.clone())));
-        x + self.pwconv2.forward_scaled(gelu(self.pwconv1.forward(hidden)), &self.gamma)
+        let branch = self.pwconv2.forward_scaled(gelu(self.pwconv1.forward(hidden)), &self.gamma);
+        x + stochastic_depth(branch, self.drop)
     }
 }
 
@@ -71,8 +76,12 @@ pub(crate) struct ConvNeXt {
 }
 
 impl ConvNeXt {
-    /// With the publication's first weights, of which the tails are not cut.
-    pub(crate) fn new(in_channels: usize, num_classes: usize, device: &Device) -> Self {
+    /// With the publication's first weights, of which the tails are not cut; its last block is left out with probability `drop`, the
+    /// others less.
+    pub(crate) fn new(in_channels: usize, num_classes: usize, drop: f64, device: &Device) -> Self {
+        let depth = STAGES.iter().map(|(_, count)| count).sum::<usize>();
+        let mut drops = (0..depth).map(|block| drop * block as f64 / (depth - 1) as f64);
+        let mut blocks = |c, count| drops.by_ref().take(count).map(|drop| Block::new(c, drop, device)).collect();
         let between = STAGES.windows(2).map(|pair| Downsampling {
             norm: layer_norm(pair[0].0, device),
             conv: halving([pair[0].0, pair[1].0], device),
@@ -80,7 +89,7 @@ impl ConvNeXt {
         Self {
             stem: (halving([in_channels, STAGES[0].0], device), layer_norm(STAGES[0].0, device)),
             downsamplings: between.collect(),
-            stages: STAGES.iter().map(|&(c, count)| (0..count).map(|_| Block::new(c, device)).collect()).collect(),
+            stages: STAGES.iter().map(|&(c, count)| blocks(c, count)).collect(),
             norm: layer_norm(STAGES[3].0, device),
             head: linear(STAGES[3].0, num_classes, device),
         }

@@ -65,6 +65,10 @@ struct NetworkArgs {
     /// Which network [default: mobilenet-v2]
     #[arg(long, value_enum, value_name = "NAME")]
     network: Option<Name>,
+
+    /// Probability of leaving a branch of the last block out for a sample, of earlier ones less (convnext-tiny, vit-tiny), 0 up to but not 1 [default: 0]
+    #[arg(long, value_name = "PROBABILITY")]
+    stochastic_depth: Option<f64>,
 }
 
 struct Networks;
@@ -75,8 +79,15 @@ impl ModelFamily for Networks {
     type Model = Network;
 
     fn fill(args: &mut NetworkArgs) -> Result<(), ConfigError> {
-        args.network.get_or_insert(Name::MobilenetV2);
-        Ok(())
+        let name = *args.network.get_or_insert(Name::MobilenetV2);
+        let (option, drop) = ("--stochastic-depth", args.stochastic_depth.unwrap_or(0.0));
+        let expected = match name {
+            Name::ConvnextTiny | Name::VitTiny if (0.0..1.0).contains(&drop) => return Ok(()),
+            Name::ConvnextTiny | Name::VitTiny => "0 up to but not 1",
+            _ if args.stochastic_depth.is_none() => return Ok(()),
+            _ => "--network convnext-tiny or vit-tiny, or nothing",
+        };
+        Err(ConfigError::Invalid { option, expected: expected.to_owned(), got: drop.to_string() })
     }
 
     fn name(args: &NetworkArgs) -> String {
@@ -86,11 +97,12 @@ impl ModelFamily for Networks {
 
     fn build(args: &NetworkArgs, request: &ModelRequest<'_>) -> Result<Network> {
         let (channels, classes, device) = (request.in_channels, request.num_classes, request.device);
+        let drop = args.stochastic_depth.unwrap_or(0.0);
         Ok(match args.network.unwrap_or(Name::MobilenetV2) {
             Name::WideResNet => Network::WideResNet(WideResNet::new(28, 10, channels, classes, device)),
             Name::MobilenetV2 => Network::MobileNetV2(MobileNetV2::new(channels, classes, device)),
-            Name::ConvnextTiny => Network::ConvNeXt(ConvNeXt::new(channels, classes, device)),
-            Name::VitTiny => Network::Vit(VisionTransformer::new(32, channels, classes, device)),
+            Name::ConvnextTiny => Network::ConvNeXt(ConvNeXt::new(channels, classes, drop, device)),
+            Name::VitTiny => Network::Vit(VisionTransformer::new(32, channels, classes, drop, device)),
         })
     }
 }

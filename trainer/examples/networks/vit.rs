@@ -6,7 +6,7 @@
 
 use burn::module::{Initializer, Module, Param};
 use burn::tensor::{Device, FloatDType, Tensor};
-use layers::{LayerNorm, LayerNormConfig, Linear, LinearConfig, PassContext, attention, gated, gelu};
+use layers::{LayerNorm, LayerNormConfig, Linear, LinearConfig, PassContext, attention, gated, gelu, stochastic_depth};
 
 const PATCH: usize = 4;
 const CHANNELS: usize = 192;
@@ -31,10 +31,11 @@ struct Block {
     norm2: LayerNorm,
     fc1: Linear,
     fc2: Linear,
+    drop: f64,
 }
 
 impl Block {
-    fn new(device: &Device) -> Self {
+    fn new(drop: f64, device: &Device) -> Self {
         Self {
             norm1: layer_norm(device),
             qkv: linear(CHANNELS, 3 * CHANNELS, device),
@@ -42,14 +43,15 @@ impl Block {
             norm2: layer_norm(device),
             fc1: linear(CHANNELS, 4 * CHANNELS, device),
             fc2: linear(4 * CHANNELS, CHANNELS, device),
+            drop,
         }
     }
 
     fn forward(&self, x: Tensor<3>) -> Tensor<3> {
         let mixed = attention(self.qkv.forward(self.norm1.forward(x.clone())), HEADS);
-        let x = x + self.proj.forward(mixed);
+        let x = x + stochastic_depth(self.proj.forward(mixed), self.drop);
         let hidden = gelu(self.fc1.forward(self.norm2.forward(x.clone())));
-        x + self.fc2.forward(hidden)
+        x + stochastic_depth(self.fc2.forward(hidden), self.drop)
     }
 }
 
@@ -65,14 +67,15 @@ pub(crate) struct VisionTransformer {
 }
 
 impl VisionTransformer {
-    /// For images of `size` x `size`, with timm's first weights, of which the tails are not cut.
-    pub(crate) fn new(size: usize, in_channels: usize, num_classes: usize, device: &Device) -> Self {
+    /// For images of `size` x `size`, with timm's first weights, of which the tails are not cut; the
+    /// branches of its last block are left out with probability `drop`, the others less.
+    pub(crate) fn new(size: usize, in_channels: usize, num_classes: usize, drop: f64, device: &Device) -> Self {
         let tokens = (size / PATCH).pow(2) + 1;
         Self {
             patches: linear(PATCH * PATCH * in_channels, CHANNELS, device),
             cls_token: Initializer::Normal { mean: 0.0, std: 1e-6 }.init([CHANNELS], device),
             positions: WEIGHTS.init([tokens, CHANNELS], device),
-            blocks: (0..DEPTH).map(|_| Block::new(device)).collect(),
+            blocks: (0..DEPTH).map(|block| Block::new(drop * block as f64 / (DEPTH - 1) as f64, device)).collect(),
             norm: layer_norm(device),
             head: linear(CHANNELS, num_classes, device),
         }

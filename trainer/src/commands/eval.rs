@@ -9,8 +9,9 @@ use serde::Serialize;
 
 use crate::config::cli::EvalArgs;
 use crate::config::{EvalConfig, Family, Filled, WeightSource};
+use crate::measure::metrics::ScoreSums;
 use crate::model::data;
-use crate::model::family::{ModelFamily, ModelRequest};
+use crate::model::family::{ModelFamily, ModelRequest, own_data};
 use crate::run::checkpoint::ModelInput;
 use crate::run::evaluate::{EvaluateConfig, evaluate};
 use crate::run::identity;
@@ -35,6 +36,20 @@ pub struct EvalResult {
     /// What a program of its own measures, by name.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub metrics: BTreeMap<String, f64>,
+}
+
+impl EvalResult {
+    fn of(sums: &ScoreSums, metrics: BTreeMap<String, f64>, test: &dyn ImageDataset) -> Self {
+        Self {
+            num_samples: sums.num_samples,
+            top1_correct: sums.top1_correct,
+            top5_correct: sums.top5_correct,
+            loss: sums.loss_mean(),
+            dataset: test.name().to_owned(),
+            dataset_checksum: test.checksum(),
+            metrics,
+        }
+    }
 }
 
 /// Evaluates a weights file or a checkpoint, which root reads for all ranks.
@@ -64,7 +79,8 @@ pub fn eval<F: ModelFamily>(args: &EvalArgs, world: &World) -> Result<EvalResult
     identity::compare(config.shared_settings(), communicator)?;
     let (device, _) = world.prepare_compute(&config.compute)?;
     world.rank_status.enter(Phase::Data);
-    let data = data::open(&config.data, &config.train_split, communicator, &world.reporter)?;
+    let own = own_data::<F>(&config.model);
+    let data = data::open(&config.data, &config.train_split, own, communicator, &world.reporter)?;
     data::share_checksums(&[&data.test], config.data.data_dir.as_deref(), communicator)?;
     identity::compare(vec![("test split".to_owned(), data.test.checksum())], communicator)?;
     let input = saved.state.as_ref().map(|state| &state.input);
@@ -90,15 +106,7 @@ pub fn eval<F: ModelFamily>(args: &EvalArgs, world: &World) -> Result<EvalResult
     };
     let evaluation = evaluate(&model, &data.test, &data.normalization, &how, communicator, &device, &world.stop)?;
     let sums = evaluation.scores.context("eval: stopped by a signal before all images were measured")?;
-    let result = EvalResult {
-        num_samples: sums.num_samples,
-        top1_correct: sums.top1_correct,
-        top5_correct: sums.top5_correct,
-        loss: sums.loss_mean(),
-        dataset: data.test.name().to_owned(),
-        dataset_checksum: data.test.checksum(),
-        metrics: evaluation.metrics,
-    };
+    let result = EvalResult::of(&sums, evaluation.metrics, &*data.test);
     world.reporter.evaluation(&format!("{} on {}", saved.name(), data.test.name()), &sums, &result.metrics);
     if config.json {
         world.reporter.json(&result);

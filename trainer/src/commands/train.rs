@@ -9,19 +9,21 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use burn::tensor::Device;
+use burn_resnet::Head;
 use datasets::DatasetSplits;
-use distributed::{Communicator, scheduler_job, watchdog};
+use distributed::{Communicator, ParameterLayout, scheduler_job, watchdog};
 use records::{DatasetFacts, LaunchFacts, Manifest, Summary};
 
 use crate::config::cli::TrainArgs;
-use crate::config::{BatchNormKind, Family, Filled, TrainConfig};
+use crate::config::{BatchNormKind, Family, Filled, OptimizerKind, TrainConfig};
 use crate::measure::gather;
 use crate::measure::manifest;
 use crate::measure::trace;
 use crate::model::ImageClassifier;
 use crate::model::data;
-use crate::model::family::{ModelFamily, ModelRequest, build};
+use crate::model::family::{ModelFamily, ModelRequest, build, own_data};
 use crate::model::network::load_weights_aloud;
+use crate::model::parts;
 use crate::run::identity;
 use crate::run::output::RUN_TOML;
 use crate::run::resumption::Resumption;
@@ -29,6 +31,7 @@ use crate::run::run_files::RunFiles;
 use crate::run::session::Session;
 use crate::run::train::{Outcome, fit, optimizer_config};
 use crate::step;
+use crate::step::optimizer::OwnOptimizer;
 use crate::world::ranks::World;
 use crate::world::roles::Role;
 
@@ -52,7 +55,7 @@ pub fn train<F: ModelFamily>(args: &TrainArgs, world: &World) -> Result<Outcome<
     watchdog.iter().for_each(|watchdog| watchdog.set_timeout(timeout));
     let (device, num_threads) = world.prepare_compute(&config.compute)?;
     world.rank_status.enter(watchdog::Phase::Opening);
-    let data = data::open(&config.data, &config.train_split, communicator, reporter)?;
+    let data = data::open(&config.data, &config.train_split, own_data::<F>(&config.model), communicator, reporter)?;
     identity::check(&config, &data, communicator)?;
     step::check_threads(&config.sync.method(), communicator)?;
     world.rank_status.enter(watchdog::Phase::Starting);
@@ -100,6 +103,7 @@ pub fn train<F: ModelFamily>(args: &TrainArgs, world: &World) -> Result<Outcome<
     };
     let session = Session {
         config: &config,
+        own_optimizer: own_optimizer::<F>(&config)?,
         loss: F::loss(&config.model.read()?, config.optimizer.label_smoothing.filled()),
         metrics: F::metrics(&config.model.read()?, request.num_classes),
         ema_decay: config.optimizer.ema_decay,
@@ -154,10 +158,36 @@ fn initial_model<F: ModelFamily>(config: &TrainConfig, request: &ModelRequest<'_
         config.batch.batch_norm.filled() == BatchNormKind::Local || model.heeds_pass_context(),
         "--batch-norm sync: this model has no synchronised norm, expected one that heeds_pass_context; use --batch-norm local"
     );
-    match &config.run.weights {
-        Some(path) => Ok(load_weights_aloud(model, path, &world.reporter)?),
-        None => Ok(model),
+    let model = match &config.run.weights {
+        Some(path) => {
+            let head = if config.run.new_head.unwrap_or(false) { Head::Own } else { Head::OfFile };
+            load_weights_aloud(model, path, head, &world.reporter)?
+        }
+        None => model,
+    };
+    let frozen = config.optimizer.freeze.as_deref().unwrap_or_default();
+    let layout = ParameterLayout::new(&model);
+    parts::expect("--freeze", frozen, &layout)?;
+    let rates = config.optimizer.learning_rate_factors.iter().flatten().map(|factor| factor.part.clone());
+    parts::expect("--learning-rate-factors", &rates.collect::<Vec<_>>(), &layout)?;
+    let model = parts::freeze(model, frozen);
+    ensure!(
+        ParameterLayout::new(&model).num_elements() > 0,
+        "--freeze {}: expected parameters that are left to train, got none; freeze fewer",
+        frozen.join(",")
+    );
+    Ok(model)
+}
+
+/// The program's own optimizer, where `--optimizer own` asks for it.
+fn own_optimizer<F: ModelFamily>(config: &TrainConfig) -> Result<Option<OwnOptimizer>> {
+    if config.optimizer.optimizer.filled() != OptimizerKind::Own {
+        return Ok(None);
     }
+    let own = F::optimizer(&config.model.read()?).context(
+        "--optimizer own: expected a program whose model family brings an optimizer, got none; choose one of sgd, adamw, lars, lamb",
+    )?;
+    Ok(Some(OwnOptimizer(own)))
 }
 
 /// Who this process is, for another that wants its output directory.

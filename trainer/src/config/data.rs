@@ -40,6 +40,7 @@ impl DataArgs {
                 at_least("--shapes-test", *self.shapes_test.get_or_insert(2_000), 1)?;
                 self.shapes_seed.get_or_insert(0);
             }
+            DatasetKind::Own => {}
             DatasetKind::Cifar10 | DatasetKind::Cifar100 => expect_folder(self, kind)?,
             DatasetKind::ImageFolder => {
                 expect_folder(self, kind)?;

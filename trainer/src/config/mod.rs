@@ -30,6 +30,7 @@ mod schedule;
 mod sync;
 mod verify;
 
+pub use crate::config::choices::RateFactor;
 pub use crate::config::choices::{
     AugmentKind, BatchNormKind, Compression, ConvolutionKind, CpuKind, DatasetKind, DeviceChoice, Dtype, InputKind,
     KernelsKind, LossScaling, OnBadImageKind, OnNonFiniteKind, OnOff, OptimizerKind, PlacementKind, ReductionChoice,

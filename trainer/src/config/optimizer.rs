@@ -3,7 +3,7 @@
 use super::checks::{Filled, at_least, in_range, is_share, no_effect};
 use super::error::ConfigError;
 use crate::config::choices::LossScaling;
-use crate::config::choices::{Dtype, OptimizerKind, SyncKind};
+use crate::config::choices::{Dtype, OptimizerKind, RateFactor, SyncKind};
 use crate::config::cli::OptimizerArgs;
 
 impl OptimizerArgs {
@@ -13,7 +13,7 @@ impl OptimizerArgs {
         self.reject_inapplicable(kind)?;
         let default = match kind {
             OptimizerKind::Sgd => 0.1,
-            OptimizerKind::Adamw | OptimizerKind::Lamb => 1e-3,
+            OptimizerKind::Adamw | OptimizerKind::Lamb | OptimizerKind::Own => 1e-3,
             OptimizerKind::Lars => 1.0,
         };
         in_range("--learning-rate", *self.learning_rate.get_or_insert(default), "above 0", |rate| rate > 0.0)?;
@@ -25,10 +25,12 @@ impl OptimizerArgs {
         }
         if kind.has_momentum() {
             self.fill_momentum(kind)?;
-        } else {
+        } else if kind.has_two_moments() {
             self.fill_moments(kind)?;
         }
-        self.fill_decay(kind)?;
+        if kind != OptimizerKind::Own {
+            self.fill_decay(kind)?;
+        }
         let smoothing = *self.label_smoothing.get_or_insert(0.0);
         in_range("--label-smoothing", smoothing, "0 up to but not 1", is_share)?;
         if let Some(norm) = self.clip_grad_norm {
@@ -44,6 +46,9 @@ impl OptimizerArgs {
                 });
             }
         }
+        for RateFactor { factor, .. } in self.learning_rate_factors.iter().flatten() {
+            in_range("--learning-rate-factors", *factor, "factors above 0", |factor| factor > 0.0)?;
+        }
         if let Some(decay) = self.ema_decay {
             in_range("--ema-decay", decay, "0 up to but not 1", is_share)?;
         }
@@ -54,13 +59,18 @@ impl OptimizerArgs {
     /// Refuses options of other optimizers than the chosen one.
     fn reject_inapplicable(&self, kind: OptimizerKind) -> Result<(), ConfigError> {
         let (sgd_or_lars, adamw_or_lamb) = ("--optimizer sgd or lars", "--optimizer adamw or lamb");
-        let (is_lars, has_momentum) = (kind == OptimizerKind::Lars, kind.has_momentum());
-        let rules: [(&'static str, bool, bool, &str); 6] = [
+        let (is_lars, has_momentum, has_two_moments) =
+            (kind == OptimizerKind::Lars, kind.has_momentum(), kind.has_two_moments());
+        let (is_built_in, built_in) = (kind != OptimizerKind::Own, "an optimizer of this program");
+        let rules: [(&'static str, bool, bool, &str); 9] = [
+            ("--weight-decay", self.weight_decay.is_some(), is_built_in, built_in),
+            ("--decay-norm-and-bias", self.decay_norm_and_bias.is_some(), is_built_in, built_in),
+            ("--learning-rate-factors", self.learning_rate_factors.is_some(), is_built_in, built_in),
             ("--momentum", self.momentum.is_some(), has_momentum, sgd_or_lars),
             ("--nesterov", self.nesterov.is_some(), has_momentum, sgd_or_lars),
-            ("--beta1", self.beta1.is_some(), !has_momentum, adamw_or_lamb),
-            ("--beta2", self.beta2.is_some(), !has_momentum, adamw_or_lamb),
-            ("--epsilon", self.epsilon.is_some(), !has_momentum, adamw_or_lamb),
+            ("--beta1", self.beta1.is_some(), has_two_moments, adamw_or_lamb),
+            ("--beta2", self.beta2.is_some(), has_two_moments, adamw_or_lamb),
+            ("--epsilon", self.epsilon.is_some(), has_two_moments, adamw_or_lamb),
             ("--trust-coefficient", self.trust_coefficient.is_some(), is_lars, "--optimizer lars"),
         ];
         for (option, is_given, has_effect, needs) in rules {
@@ -120,6 +130,13 @@ impl OptimizerArgs {
                 remedy: "devices update by sgd alone; give --update host".to_owned(),
             });
         }
+        if is_on_device && self.learning_rate_factors.is_some() {
+            return Err(ConfigError::Conflict {
+                option: "--learning-rate-factors",
+                other: "--update device, the default of --device cuda".to_owned(),
+                remedy: "devices update all parameters alike; give --update host".to_owned(),
+            });
+        }
         if is_on_device && self.ema_decay.is_some() {
             return Err(ConfigError::Conflict {
                 option: "--ema-decay",
@@ -138,6 +155,14 @@ impl OptimizerArgs {
                 option: kind.flag(),
                 other: format!("--sync {sync}"),
                 remedy: "servers, and ranks that run apart, update by sgd alone; use --sync allreduce".to_owned(),
+            });
+        }
+        let serves = matches!(sync, SyncKind::ParameterServer | SyncKind::AsyncParameterServer);
+        if serves && self.learning_rate_factors.is_some() {
+            return Err(ConfigError::Conflict {
+                option: "--learning-rate-factors",
+                other: format!("--sync {sync}"),
+                remedy: "servers update all parameters alike; use --sync allreduce or local-sgd".to_owned(),
             });
         }
         let drifts_apart = !matches!(sync, SyncKind::Allreduce | SyncKind::ParameterServer);
@@ -179,10 +204,16 @@ impl OptimizerKind {
             Self::Adamw => "--optimizer adamw",
             Self::Lars => "--optimizer lars",
             Self::Lamb => "--optimizer lamb",
+            Self::Own => "--optimizer own",
         }
     }
 
-    /// Whether it has velocities; else two moments.
+    /// Whether it has first and second moments.
+    fn has_two_moments(self) -> bool {
+        matches!(self, Self::Adamw | Self::Lamb)
+    }
+
+    /// Whether it has velocities.
     fn has_momentum(self) -> bool {
         matches!(self, Self::Sgd | Self::Lars)
     }

@@ -15,6 +15,9 @@ impl RunArgs {
         if self.zero_gamma == Some(true) && self.weights.is_some() {
             return Err(no_effect("--zero-gamma", "with --weights, which bring their own", "leave one of them out"));
         }
+        if self.new_head == Some(true) && self.weights.is_none() {
+            return Err(no_effect("--new-head", "without --weights", "add that or leave this out"));
+        }
         if heeded.contains(&ModelOption::ZeroGamma) {
             self.zero_gamma.get_or_insert(false);
         }

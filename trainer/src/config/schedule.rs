@@ -29,7 +29,7 @@ impl ScheduleArgs {
         let epochs = *self.epochs.get_or_insert(match dataset {
             DatasetKind::Cifar10 | DatasetKind::Cifar100 => 200,
             DatasetKind::ImageFolder => 90,
-            DatasetKind::Shapes | DatasetKind::Synthetic => 5,
+            DatasetKind::Shapes | DatasetKind::Synthetic | DatasetKind::Own => 5,
         });
         at_least("--epochs", epochs, 1)?;
         let kind = *self.schedule.get_or_insert(ScheduleKind::Cosine);

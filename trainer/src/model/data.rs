@@ -8,7 +8,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use datasets::{
     Augment, Cifar, DatasetSplits, ImageDataset, ImageFolderConfig, ImageShape, Normalization, OnBadImage,
     ShapesConfig, ShardConfig, ShardPlan, Subset, SyntheticConfig, cifar, image_folder, shapes, synthetic,
@@ -42,7 +42,7 @@ pub fn steps_per_epoch(config: &TrainConfig, data: &DatasetSplits) -> Result<u64
     Ok(plan.num_steps() as u64)
 }
 
-/// Opens the data set, its splits limited as configured.
+/// Opens the data set, or with `own` that of the program, its splits limited as configured.
 ///
 /// # Errors
 /// When files are missing or broken, or a download fails.
@@ -52,6 +52,7 @@ pub fn steps_per_epoch(config: &TrainConfig, data: &DatasetSplits) -> Result<u64
 pub fn open(
     config: &DataArgs,
     split: &TrainSplitArgs,
+    own: impl FnOnce() -> Result<Option<DatasetSplits>>,
     communicator: &dyn Communicator,
     reporter: &Reporter,
 ) -> Result<DatasetSplits> {
@@ -71,6 +72,9 @@ pub fn open(
             let how = folder_of_rank(config.image_size.filled(), on_bad_image, communicator.topology())?;
             image_folder::open(config.data_dir.filled(), &how)?
         }
+        DatasetKind::Own => own()?.context(
+            "--dataset own: expected a program whose model family brings a data set, got none; choose another, such as shapes",
+        )?,
         DatasetKind::Synthetic => {
             let side = config.image_size.filled();
             synthetic::open(&SyntheticConfig {

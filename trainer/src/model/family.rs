@@ -7,8 +7,10 @@ use std::fmt::Debug;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Result, ensure};
+use burn::optim::ModuleOptimizer;
 use burn::tensor::Device;
 use clap::Args;
+use datasets::DatasetSplits;
 use distributed::ParameterLayout;
 use layers::{Activations, Computation, Convolution, Kernels};
 use serde::Serialize;
@@ -101,6 +103,19 @@ pub trait ModelFamily {
         Ok(None)
     }
 
+    /// What updates the parameters with `--optimizer own`, at the schedule's learning rate; by default nothing.
+    fn optimizer(_args: &Self::Args) -> Option<ModuleOptimizer> {
+        None
+    }
+
+    /// The data set of `--dataset own`; by default none.
+    ///
+    /// # Errors
+    /// When it cannot be opened.
+    fn dataset(_args: &Self::Args) -> Result<Option<DatasetSplits>> {
+        Ok(None)
+    }
+
     /// What its models are trained by; by default cross entropy with `--label-smoothing`, a share in `[0, 1)`.
     fn loss(_args: &Self::Args, label_smoothing: f64) -> Arc<dyn Loss> {
         Arc::new(CrossEntropy { label_smoothing })
@@ -144,6 +159,11 @@ pub fn build<F: ModelFamily>(model: &ModelSection, request: &ModelRequest<'_>, r
     ParameterLayout::state(&model);
     request.device.seed(request.seed.wrapping_add((rank as u64 + 1).wrapping_mul(ODD_STRIDE)));
     Ok(model)
+}
+
+/// Opens the data set that `F` brings, with the flags of a filled section.
+pub fn own_data<F: ModelFamily>(model: &ModelSection) -> impl FnOnce() -> Result<Option<DatasetSplits>> {
+    || F::dataset(&model.read()?)
 }
 
 /// The model of a filled section, to be filled from a weights file of `num_bytes` bytes: a model that such a file cannot hold asks for no memory.

@@ -7,6 +7,7 @@ pub mod input;
 pub mod loss;
 pub mod metric;
 pub mod network;
+pub mod parts;
 pub mod schedule;
 
 pub use classifier::{ImageClassifier, UnreadScore, count_correct, floats, score};

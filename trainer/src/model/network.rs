@@ -6,7 +6,7 @@ use std::path::Path;
 
 use anyhow::{Result, ensure};
 use burn::module::Module;
-use burn_resnet::{ResNet, ResNetConfig, Shortcut, WeightsError, load_weights_and_key};
+use burn_resnet::{Head, Loaded, ResNet, ResNetConfig, Shortcut, WeightsError, load_weights_with};
 
 use crate::config::cli::ModelArgs;
 use crate::config::{ConfigError, Family, Filled, ModelOption, ShortcutKind};
@@ -63,14 +63,31 @@ fn layers(model: &ModelArgs, request: &ModelRequest<'_>) -> Result<ResNetConfig>
         .with_computation(request.computation()?))
 }
 
-/// Puts the weights of a file into `model`, and says where they stood if that is not where PyTorch's own examples put them.
+/// Puts the weights of a file into `model`, and says where they stood if that is not where PyTorch's own examples put them, and which
+/// were taken if not all were.
 ///
 /// # Errors
 /// As [`burn_resnet::load_weights`].
-pub fn load_weights_aloud<M: Module>(model: M, path: &Path, reporter: &Reporter) -> Result<M, WeightsError> {
-    let (model, key) = load_weights_and_key(model, path)?;
+pub fn load_weights_aloud<M: Module>(
+    model: M,
+    path: &Path,
+    head: Head,
+    reporter: &Reporter,
+) -> Result<M, WeightsError> {
+    let (model, Loaded { key, taken, kept }) = load_weights_with(model, path, head)?;
+    if !kept.is_empty() {
+        let (path, kept) = (path.display(), kept.join(", "));
+        reporter.note(&format!("weights {path}: taken: {}; new: {kept}", by_module(&taken)));
+    }
     if let Some(key) = key.filter(|key| key != "state_dict") {
         reporter.note(&format!("weights {}: taken from under its key `{key}`", path.display()));
     }
     Ok(model)
+}
+
+/// How many tensors each outermost module has of those with these `names`, such as `conv1 1, bn1 4`.
+fn by_module(names: &[String]) -> String {
+    let outermost = |name: &String| name.split('.').next().unwrap_or_default().to_owned();
+    let modules = names.chunk_by(|a, b| outermost(a) == outermost(b));
+    modules.map(|tensors| format!("{} {}", outermost(&tensors[0]), tensors.len())).collect::<Vec<_>>().join(", ")
 }

@@ -170,8 +170,9 @@ impl<'a> Checkpointer<'a> {
         let from_root = |bytes: Vec<u8>| from_root(&*self.session.communicator, &bytes);
         let moments = bytes_to_floats(&from_root(floats_to_bytes(&saved.moments))?);
         let num_updates = serde_json::from_slice(&from_root(serde_json::to_vec(&saved.num_updates)?)?)?;
-        let state = OptimizerState { moments, num_updates };
-        let kind = |state: &OptimizerState| (state.moments.len(), state.num_updates.is_some());
+        let own: Option<Vec<u8>> = serde_json::from_slice(&from_root(serde_json::to_vec(&saved.own)?)?)?;
+        let state = OptimizerState { moments, num_updates, own };
+        let kind = |state: &OptimizerState| (state.moments.len(), state.num_updates.is_some(), state.own.is_some());
         ensure!(
             kind(&state) == kind(fresh),
             "resume: state of the optimizer: expected {} values, got {} of another optimizer or model; take another checkpoint",

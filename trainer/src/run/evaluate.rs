@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use anyhow::Result;
 use burn::tensor::Device;
-use datasets::{ImageBatch, ImageDataset, Loader, LoaderConfig, Normalization, ShardConfig, ShardPlan};
+use datasets::{DatasetError, ImageBatch, ImageDataset, Loader, LoaderConfig, Normalization, ShardConfig, ShardPlan};
 use distributed::{Communicator, average_norm_statistics};
 
 use crate::config::InputKind;
@@ -65,17 +65,7 @@ pub fn evaluate<M: ImageClassifier>(
     stop: &StopFlag,
 ) -> Result<Evaluation> {
     let model = average_norm_statistics(model.valid(), communicator)?;
-    let plan = ShardPlan::new(ShardConfig {
-        num_samples: dataset.len(),
-        global_batch_size: config.micro_batch_size * communicator.world_size(),
-        seed: 0,
-        epoch: 0,
-        shuffle: false,
-        drop_last: false,
-        shard_index: communicator.rank(),
-        num_shards: communicator.world_size(),
-        num_own_shards: 1,
-    })?;
+    let plan = own_share(dataset.len(), config.micro_batch_size, communicator)?;
     let how = LoaderConfig {
         raw: config.input == InputKind::Device,
         num_threads: config.loader_threads,
@@ -118,6 +108,26 @@ pub fn evaluate<M: ImageClassifier>(
         scores: is_whole.then_some(scores),
         metrics: if is_whole { figures(&config.metrics, &sums.of_metrics) } else { BTreeMap::new() },
         stop: num_stops > 0,
+    })
+}
+
+/// The samples of this rank, in their order.
+fn own_share(
+    num_samples: usize,
+    micro_batch_size: usize,
+    communicator: &dyn Communicator,
+) -> Result<ShardPlan, DatasetError> {
+    let world_size = communicator.world_size();
+    ShardPlan::new(ShardConfig {
+        num_samples,
+        global_batch_size: micro_batch_size * world_size,
+        seed: 0,
+        epoch: 0,
+        shuffle: false,
+        drop_last: false,
+        shard_index: communicator.rank(),
+        num_shards: world_size,
+        num_own_shards: 1,
     })
 }
 

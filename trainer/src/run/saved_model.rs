@@ -7,6 +7,7 @@ use std::fs;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
+use burn_resnet::Head;
 use distributed::{Phase, ROOT, broadcast_module};
 
 use crate::config::cli::ModelSection;
@@ -81,7 +82,7 @@ impl SavedModel {
     ) -> Result<F::Model> {
         let mut model = build_within::<F>(self.num_bytes, section, request).with_context(|| self.name())?;
         if world.is_root() {
-            model = load_weights_aloud(model, &self.path, &world.reporter)?;
+            model = load_weights_aloud(model, &self.path, Head::OfFile, &world.reporter)?;
         }
         Ok(broadcast_module(model, &*world.communicator, ROOT)?)
     }

@@ -13,6 +13,7 @@ use crate::model::loss::Loss;
 use crate::model::metric::Metric;
 use crate::run::resumption::Resumption;
 use crate::run::run_files::RunFiles;
+use crate::step::optimizer::OwnOptimizer;
 use crate::world::stop::StopFlag;
 
 /// Everything a run needs beside its model.
@@ -20,6 +21,8 @@ use crate::world::stop::StopFlag;
 pub struct Session<'a> {
     /// The resolved configuration, equal on all ranks.
     pub config: &'a TrainConfig,
+    /// What updates the parameters in place of the optimizers of the configuration.
+    pub own_optimizer: Option<OwnOptimizer>,
     /// What is differentiated.
     pub loss: Arc<dyn Loss>,
     /// What is reported of the test split beside loss and right answers.

@@ -13,6 +13,7 @@ pub mod readback;
 pub mod sync_plan;
 
 mod bucket_hook;
+mod config;
 mod pass;
 mod replica;
 mod rollback;
@@ -25,55 +26,21 @@ use std::time::Instant;
 use anyhow::{Result, ensure};
 use burn::tensor::Device;
 use datasets::{DeviceBatch, LoadedStep};
-use distributed::{Carried, CollectiveError, Communicator, ParameterLayout, Phase, RankStatus, broadcast_module};
+use distributed::{Carried, CollectiveError, Communicator, ParameterLayout, Phase, broadcast_module};
 use layers::{PassContext, StatisticsReducer};
 
+pub use self::config::{Clip, StepConfig};
 use self::pass::{Pass, forward, placeholder};
 use self::replica::Replica;
 use self::rollback::{Rollback, Saved};
 use self::update::{Finished, MicroStep, Step, Update};
 pub use self::update::{check_threads, serve};
-use crate::config::{LossScaling, SyncConfig};
 use crate::measure::metrics::{ScoreSums, StepTraffic};
 use crate::measure::timer::Timer;
 use crate::model::ImageClassifier;
-use crate::model::loss::Loss;
 use crate::step::loss_scale::LossScale;
 use crate::step::norm_reducer::NormReducer;
-use crate::step::optimizer::{OptimizerConfig, OptimizerState};
-
-/// How a step is made, apart from model and data.
-#[derive(Clone, Debug)]
-pub struct StepConfig {
-    /// The optimizer; SGD alone where the device or servers update, or ranks by themselves.
-    pub optimizer: OptimizerConfig,
-    /// What is differentiated.
-    pub loss: Arc<dyn Loss>,
-    /// How large the mean gradient may be, where every step sums all gradients.
-    pub clip: Option<Clip>,
-    /// Factor on the loss; dynamic only where all ranks sum the gradients of every step.
-    pub loss_scale: LossScaling,
-    /// Norm statistics over all ranks instead of each rank's own.
-    pub sync_batch_norm: bool,
-    /// Whether a step with a loss or gradient that is not finite is skipped, instead of ending in an error. Only where all ranks
-    /// sum the gradients of every step.
-    pub skips_non_finite: bool,
-    /// How the ranks' gradients or parameters become one.
-    pub sync: SyncConfig,
-    /// Joins the ranks that train with those that only serve parameters, where there are such.
-    pub server_link: Option<Arc<dyn Communicator>>,
-    /// Where the communication thread says which bucket it reduces.
-    pub rank_status: Arc<RankStatus>,
-}
-
-/// A limit of the mean gradient over all samples of a step.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Clip {
-    /// Largest L2 norm; a longer gradient is scaled down to it, as by `torch.nn.utils.clip_grad_norm_`.
-    Norm(f64),
-    /// Largest size of a value, as by `torch.nn.utils.clip_grad_value_`.
-    Value(f64),
-}
+use crate::step::optimizer::{OptimizerState, with_ids_by_order};
 
 /// One step of a run: the same on all ranks, but for the wish to stop.
 #[derive(Clone, Copy, Debug, Default)]
@@ -311,7 +278,7 @@ impl<M: ImageClassifier> Stepper<M> {
     /// Must be called by all ranks.
     pub fn restore(&mut self, model: M, state: &OptimizerState, loss_scale: Option<LossScale>) -> Result<()> {
         self.loss_scale = loss_scale.unwrap_or(self.loss_scale);
-        self.update.restore(&model, state);
+        self.update.restore(&model, state)?;
         self.attach(model)
     }
 
@@ -384,6 +351,7 @@ impl<M: ImageClassifier> Stepper<M> {
             !self.syncs_norm() || model.heeds_pass_context(),
             "batch norm sync: this model has no synchronised norm, expected one that heeds_pass_context; use --batch-norm local"
         );
+        let model = if self.config.own_optimizer.is_some() { with_ids_by_order(model) } else { model };
         self.update.attach(&model)?;
         self.model = model;
         Ok(())

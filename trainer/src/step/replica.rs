@@ -57,7 +57,12 @@ impl Replica {
             Ok(Box::new(WatchedReduction::new(reduction(plans, own)?, Arc::clone(&config.rank_status))))
         })?;
         Ok(Self {
-            optimizer: Optimizer::new(config.optimizer, reducer.layout(), read(model, reducer.layout())),
+            optimizer: Optimizer::with_rate_factors(
+                config.optimizer,
+                &config.rate_factors,
+                reducer.layout(),
+                read(model, reducer.layout()),
+            ),
             hook: Arc::new(BucketHook::new(reducer.collector(), config.sync.update)),
             reducer,
             communicator: Arc::clone(communicator),
@@ -157,6 +162,11 @@ impl Replica {
     pub(super) fn commit<M: Module>(&mut self, model: &mut M) {
         self.optimizer.commit();
         self.place(model);
+    }
+
+    /// Takes the parameters of `model`, which something else has updated.
+    pub(super) fn note_parameters<M: Module>(&mut self, model: &M) {
+        self.optimizer.note_parameters(read(model, self.reducer.layout()));
     }
 
     /// Gives `model` the optimizer's parameters.

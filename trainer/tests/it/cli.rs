@@ -68,7 +68,7 @@ fn run(arguments: &[&str]) -> Output {
 }
 
 /// Flag sets that between them use every option of `train`.
-const VALID_FLAGS: [&str; 23] = [
+const VALID_FLAGS: [&str; 25] = [
     "",
     "--model resnet20 --shortcut a --dataset cifar10 --data-dir d --epochs 2 --global-batch-size 256 --learning-rate 0.1 \
      --schedule-epochs 3 --schedule cosine --warmup-epochs 1 --momentum 0.9 --weight-decay 1e-4 --seed 0 --dtype bf16 --threads 1 --cpu portable \
@@ -98,6 +98,8 @@ const VALID_FLAGS: [&str; 23] = [
     "--optimizer adamw --beta1 0.8 --beta2 0.99 --epsilon 1e-7 --clip-grad-norm 1 --ema-decay 0.99",
     "--optimizer lars --trust-coefficient 0.01 --nesterov --momentum 0.8 --weight-decay 0 --decay-norm-and-bias=false",
     "--optimizer lamb --epsilon 0.1 --decay-norm-and-bias",
+    "--freeze conv1,layer1 --learning-rate-factors layer2=0.1,linear=10 --weights w.pth --new-head",
+    "--optimizer own --dataset own --learning-rate 0.1",
     "--augment trivial --mixup 0.2 --cutmix 1 --clip-grad-value 0.5",
 ];
 
@@ -284,7 +286,7 @@ fn the_default_batch_divides_among_any_number_of_ranks() {
 }
 
 /// Flags, and what their refusal on two ranks must say.
-const REFUSED: [(&str, &[&str]); 79] = [
+const REFUSED: [(&str, &[&str]); 85] = [
     ("--dataset cifar10", &["--data-dir", "--download", "--dataset shapes"]),
     ("--dataset image-folder", &["--data-dir", "train/<class>"]),
     ("--data-dir d", &["--data-dir has no effect with --dataset shapes", "cifar10"]),
@@ -334,6 +336,12 @@ const REFUSED: [(&str, &[&str]); 79] = [
     ("--clip-grad-value 0", &["--clip-grad-value", "above 0"]),
     ("--clip-grad-value 1 --clip-grad-norm 1", &["--clip-grad-value contradicts --clip-grad-norm"]),
     ("--clip-grad-value 1 --sync local-sgd", &["--clip-grad-value contradicts --sync local-sgd"]),
+    ("--new-head", &["--new-head has no effect without --weights"]),
+    ("--learning-rate-factors layer1=0", &["--learning-rate-factors", "above 0"]),
+    ("--learning-rate-factors layer1=2 --sync parameter-server", &["--learning-rate-factors contradicts --sync"]),
+    ("--optimizer own --momentum 0.9", &["--momentum has no effect without --optimizer sgd or lars"]),
+    ("--optimizer own --weight-decay 0.1", &["--weight-decay has no effect"]),
+    ("--optimizer own --sync local-sgd", &["--optimizer own contradicts --sync local-sgd"]),
     ("--mixup 0", &["--mixup", "above 0", "got 0"]),
     ("--cutmix 1 --device flex --input device", &["--cutmix contradicts --input device", "--input host"]),
     ("--ema-decay 1", &["--ema-decay", "but not 1", "got 1"]),

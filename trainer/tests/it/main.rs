@@ -17,6 +17,7 @@ mod networks;
 mod non_finite;
 mod optimizers;
 mod own_model;
+mod own_parts;
 mod predict_scaling;
 mod program;
 mod report;

@@ -82,12 +82,12 @@ fn mobilenet_v2_has_pytorchs_parameters_and_ten_losses() {
 fn convnext_has_pytorchs_parameters_and_ten_losses() {
     let device = Device::flex().autodiff();
     let expected = [2.841134, 2.652444, 2.357922, 2.04496, 1.775002, 1.581221, 1.493268, 1.539318, 1.610718, 1.553383];
-    check("convnext-tiny", ConvNeXt::new(3, 10, &device), 27_824_362, expected, ConvNeXt::forward);
+    check("convnext-tiny", ConvNeXt::new(3, 10, 0.0, &device), 27_824_362, expected, ConvNeXt::forward);
 }
 
 #[test]
 fn a_vision_transformer_has_pytorchs_parameters_and_ten_losses() {
     let device = Device::flex().autodiff();
     let expected = [2.944258, 2.876257, 2.751145, 2.582798, 2.388026, 2.186065, 1.996593, 1.835799, 1.711955, 1.623741];
-    check("vit-tiny", VisionTransformer::new(16, 3, 10, &device), 5_353_546, expected, VisionTransformer::forward);
+    check("vit-tiny", VisionTransformer::new(16, 3, 10, 0.0, &device), 5_353_546, expected, VisionTransformer::forward);
 }

@@ -34,6 +34,8 @@ pub(crate) const OTHER_OPTIMIZERS: [OptimizerConfig; 3] = [
 pub(crate) fn step_config() -> StepConfig {
     StepConfig {
         optimizer: OptimizerConfig::Sgd(SGD),
+        rate_factors: Vec::new(),
+        own_optimizer: None,
         loss: Arc::new(CrossEntropy::default()),
         clip: None,
         loss_scale: LossScaling::None,
@@ -112,7 +114,7 @@ impl<M: ImageClassifier> StepperUnderTest<M> {
     /// number of updates, where it counts.
     pub(crate) fn state(&self) -> State {
         let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect();
-        let OptimizerState { moments, num_updates } = self.optimizer_state();
+        let OptimizerState { moments, num_updates, .. } = self.optimizer_state();
         ([bits(&self.parameters()), bits(&moments), bits(&self.norm_statistics())], num_updates)
     }
 }

@@ -5,9 +5,11 @@
 
 mod device;
 mod loss_scaling;
+mod rate_factor;
 
 pub use device::{DeviceChoice, nvidia_driver_present};
 pub use loss_scaling::LossScaling;
+pub use rate_factor::RateFactor;
 
 use clap::ValueEnum;
 use distributed::{CompressionKind, ParseCompressionError, ReductionKind};
@@ -29,6 +31,8 @@ pub enum DatasetKind {
     ImageFolder,
     /// Random pixels and random labels, for measuring speed.
     Synthetic,
+    /// That of the program's model family.
+    Own,
 }
 
 /// Shortcut of a block that changes the shape (He et al. 2015, section 4.2).
@@ -95,6 +99,8 @@ pub enum OptimizerKind {
     Lars,
     /// Adam's direction, its step scaled for each tensor.
     Lamb,
+    /// That of the program's model family.
+    Own,
 }
 
 /// How the learning rate moves over the run.

@@ -9,6 +9,7 @@ mod definitions;
 mod doctor;
 mod family;
 mod netbench;
+mod optimizer;
 mod predict_scaling;
 mod report;
 mod sections;
@@ -19,11 +20,10 @@ pub use definitions::{CompletionsArgs, ManArgs, Shell};
 pub use doctor::DoctorArgs;
 pub use family::{ModelSection, TakesModel, WithModel};
 pub use netbench::NetbenchArgs;
+pub use optimizer::OptimizerArgs;
 pub use predict_scaling::PredictScalingArgs;
 pub use report::ReportArgs;
-pub use sections::{
-    BatchArgs, ComputeArgs, DataArgs, ModelArgs, OptimizerArgs, RunArgs, ScheduleArgs, TrainArgs, TrainSplitArgs,
-};
+pub use sections::{BatchArgs, ComputeArgs, DataArgs, ModelArgs, RunArgs, ScheduleArgs, TrainArgs, TrainSplitArgs};
 pub use sync::SyncArgs;
 pub use verify::VerifyArgs;
 

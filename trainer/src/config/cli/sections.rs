@@ -3,11 +3,11 @@
 //! In: flags, or TOML with the flags' names as keys. Out: options. Invariant: unknown keys are refused.
 
 use super::family::ModelSection;
+use super::optimizer::OptimizerArgs;
 use super::sync::SyncArgs;
-use crate::config::choices::LossScaling;
 use crate::config::choices::{
     AugmentKind, BatchNormKind, ConvolutionKind, CpuKind, DatasetKind, DeviceChoice, Dtype, InputKind, KernelsKind,
-    OnBadImageKind, OnNonFiniteKind, OptimizerKind, ScheduleKind, ShortcutKind,
+    OnBadImageKind, OnNonFiniteKind, ScheduleKind, ShortcutKind,
 };
 use clap::{Args, value_parser};
 use serde::{Deserialize, Serialize};
@@ -87,7 +87,7 @@ pub struct ModelArgs {
 #[command(next_help_heading = "Data")]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct DataArgs {
-    /// Data set; shapes and synthetic are made in memory [default: shapes; eval: that of the checkpoint]
+    /// Data set; shapes and synthetic are made in memory, own is that of a program of your own [default: shapes; eval: that of the checkpoint]
     #[arg(long, value_enum, value_name = "NAME")]
     pub dataset: Option<DatasetKind>,
 
@@ -179,7 +179,7 @@ pub struct TrainSplitArgs {
 #[command(next_help_heading = "Batch")]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct BatchArgs {
-    /// Samples of one step over all ranks [default: 64, cifar and image-folder 128, rounded up to divide]
+    /// Samples of one step over all ranks [default: 64, cifar, image-folder and own 128, rounded up to divide]
     #[arg(long, value_name = "SAMPLES")]
     pub global_batch_size: Option<usize>,
 
@@ -194,80 +194,6 @@ pub struct BatchArgs {
     /// Batch statistics of each rank alone (local) or of all ranks together (sync) [default: local]
     #[arg(long, value_enum, value_name = "KIND", hide_possible_values = true)]
     pub batch_norm: Option<BatchNormKind>,
-}
-
-/// The optimizer and its loss.
-#[derive(Debug, Clone, Default, PartialEq, Args, Serialize, Deserialize)]
-#[command(next_help_heading = "Optimizer")]
-#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
-pub struct OptimizerArgs {
-    /// sgd, adamw (as PyTorch's), lars or lamb (for large batches: steps are scaled for each tensor); all but sgd only with --sync allreduce [default: sgd]
-    #[arg(long, value_enum, value_name = "NAME", hide_possible_values = true)]
-    pub optimizer: Option<OptimizerKind>,
-
-    /// Learning rate after warmup, for the reference batch if scaled [default: sgd 0.1; adamw, lamb 1e-3; lars 1]
-    #[arg(long, value_name = "RATE")]
-    pub learning_rate: Option<f64>,
-
-    /// Linear scaling rule: rate * global batch size / reference batch size [default: off]
-    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
-    pub scale_learning_rate: Option<bool>,
-
-    /// Batch size that --learning-rate is meant for, samples (with --scale-learning-rate) [default: 128]
-    #[arg(long, value_name = "SAMPLES")]
-    pub reference_batch_size: Option<usize>,
-
-    /// Momentum of sgd and lars, 0 up to but not 1 [default: 0.9]
-    #[arg(long, value_name = "FACTOR")]
-    pub momentum: Option<f64>,
-
-    /// Nesterov's form of momentum (sgd, lars) [default: off]
-    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
-    pub nesterov: Option<bool>,
-
-    /// Decay of the mean of gradients (adamw, lamb), 0 up to but not 1 [default: 0.9]
-    #[arg(long, value_name = "FACTOR")]
-    pub beta1: Option<f64>,
-
-    /// Decay of the mean of squared gradients (adamw, lamb), 0 up to but not 1 [default: 0.999]
-    #[arg(long, value_name = "FACTOR")]
-    pub beta2: Option<f64>,
-
-    /// Added to the root of the mean of squared gradients (adamw, lamb), above 0 [default: adamw 1e-8; lamb 1e-6]
-    #[arg(long, value_name = "NUMBER")]
-    pub epsilon: Option<f64>,
-
-    /// Share of a tensor's norm by which a step of lars at learning rate 1 moves it, above 0 [default: 0.001]
-    #[arg(long, value_name = "SHARE")]
-    pub trust_coefficient: Option<f64>,
-
-    /// L2 penalty added to the gradient (sgd, lars), or share taken from the parameters per step and learning rate (adamw, lamb) [default: 1e-4; adamw, lamb 0.01]
-    #[arg(long, value_name = "FACTOR")]
-    pub weight_decay: Option<f64>,
-
-    /// Decay the normalisation parameters and biases too, as the published networks were trained; lars and lamb scale their steps then, too [default: true; lars, lamb false]
-    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
-    pub decay_norm_and_bias: Option<bool>,
-
-    /// Share of the target spread evenly over all classes, 0 up to but not 1 [default: 0]
-    #[arg(long, value_name = "SHARE")]
-    pub label_smoothing: Option<f64>,
-
-    /// Scale the gradient down to this global L2 norm if it is larger [default: off]
-    #[arg(long, value_name = "NORM")]
-    pub clip_grad_norm: Option<f64>,
-
-    /// Limit every value of the mean gradient to this size, up or down [default: off]
-    #[arg(long, value_name = "SIZE")]
-    pub clip_grad_value: Option<f64>,
-
-    /// Keep a moving average of the parameters, of which each step leaves this share: evaluated, saved as the model, used by eval and predict; 0 up to but not 1, such as 0.999 (not where ranks run apart) [default: off]
-    #[arg(long, value_name = "SHARE")]
-    pub ema_decay: Option<f64>,
-
-    /// Factor on the loss that keeps gradients of 16 bits in range: none, dynamic (sync allreduce) or a power of two [default: dynamic with --dtype f16, else none]
-    #[arg(long, value_name = "FACTOR")]
-    pub loss_scale: Option<LossScaling>,
 }
 
 /// Length of the run and course of the learning rate.
@@ -328,6 +254,10 @@ pub struct RunArgs {
     /// Weights to start from instead of random ones: .safetensors, or .pth/.pt/.th of PyTorch [default: none]
     #[arg(long, value_name = "FILE")]
     pub weights: Option<PathBuf>,
+
+    /// With --weights: leave out the file's last layer, for other classes, and say which tensors were taken [default: off]
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
+    pub new_head: Option<bool>,
 
     /// Directory for metrics, log and checkpoints; must be empty or new unless --resume [default: runs/<model>-<dataset>-seed<seed>, numbered if it is there]
     #[arg(long, value_name = "DIR")]

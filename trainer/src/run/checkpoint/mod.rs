@@ -102,13 +102,15 @@ impl Checkpoint {
         let row_len = flat.len() / rows;
         let norm_statistics = (0..rows).map(|rank| flat[rank * row_len..(rank + 1) * row_len].to_vec()).collect();
         let mut read = TrainingTensors { norm_statistics, ..Default::default() };
-        read.optimizer = match tensors.tensor("num_updates") {
-            Ok(num_updates) => {
+        read.optimizer = match (tensors.tensor("num_updates"), tensors.tensor("own_optimizer")) {
+            (_, Ok(own)) => OptimizerState { own: Some(own.data().to_vec()), ..OptimizerState::default() },
+            (Ok(num_updates), _) => {
                 let bytes = <[u8; 8]>::try_from(num_updates.data()).ok();
                 let bytes = bytes.with_context(|| format!("{}: num_updates: expected one u64", path.display()))?;
-                OptimizerState { moments: floats("moments")?, num_updates: Some(u64::from_le_bytes(bytes)) }
+                let num_updates = Some(u64::from_le_bytes(bytes));
+                OptimizerState { moments: floats("moments")?, num_updates, own: None }
             }
-            Err(_) => OptimizerState { moments: floats("velocities")?, num_updates: None },
+            _ => OptimizerState { moments: floats("velocities")?, ..OptimizerState::default() },
         };
         // Only runs that compress have them.
         if let Ok(num_drawn) = tensors.tensor("num_drawn") {
@@ -164,7 +166,7 @@ pub struct TrainingTensors {
 
 impl TrainingTensors {
     fn to_bytes(&self) -> Result<Vec<u8>> {
-        let OptimizerState { moments, num_updates } = &self.optimizer;
+        let OptimizerState { moments, num_updates, own } = &self.optimizer;
         let (moments, len) = (floats_to_bytes(moments), moments.len());
         let num_updates = num_updates.map(u64::to_le_bytes);
         let statistics = floats_to_bytes(&self.norm_statistics.concat());
@@ -176,7 +178,9 @@ impl TrainingTensors {
             "norm_statistics",
             TensorView::new(Dtype::F32, vec![self.norm_statistics.len(), row_len], &statistics)?,
         )];
-        if let Some(num_updates) = &num_updates {
+        if let Some(own) = own {
+            views.push(("own_optimizer", TensorView::new(Dtype::U8, vec![own.len()], own)?));
+        } else if let Some(num_updates) = &num_updates {
             views.push(("moments", TensorView::new(Dtype::F32, vec![2, len / 2], &moments)?));
             views.push(("num_updates", TensorView::new(Dtype::U64, vec![1], num_updates)?));
         } else {

@@ -213,6 +213,8 @@ fn step_config(session: &Session<'_>) -> StepConfig {
     let config = session.config;
     StepConfig {
         optimizer: optimizer_config(config),
+        rate_factors: config.optimizer.learning_rate_factors.clone().unwrap_or_default(),
+        own_optimizer: session.own_optimizer.clone(),
         loss: Arc::clone(&session.loss),
         clip: config.optimizer.clip_grad_norm.map(Clip::Norm).or(config.optimizer.clip_grad_value.map(Clip::Value)),
         loss_scale: config.optimizer.loss_scale.filled(),
@@ -227,11 +229,11 @@ fn step_config(session: &Session<'_>) -> StepConfig {
 /// The optimizer of a run.
 pub(crate) fn optimizer_config(config: &TrainConfig) -> OptimizerConfig {
     let flags = &config.optimizer;
-    let (kind, weight_decay) = (flags.optimizer.filled(), flags.weight_decay.filled());
+    let (kind, weight_decay) = (flags.optimizer.filled(), flags.weight_decay.unwrap_or(0.0));
     let decay_norm_and_bias = flags.decay_norm_and_bias.unwrap_or(kind.decays_norm_and_bias());
     let sgd = || SgdConfig {
-        momentum: flags.momentum.filled(),
-        nesterov: flags.nesterov.filled(),
+        momentum: flags.momentum.unwrap_or(0.0),
+        nesterov: flags.nesterov.unwrap_or(false),
         weight_decay,
         decay_norm_and_bias,
     };
@@ -242,7 +244,8 @@ pub(crate) fn optimizer_config(config: &TrainConfig) -> OptimizerConfig {
         decay_norm_and_bias,
     };
     match kind {
-        OptimizerKind::Sgd => OptimizerConfig::Sgd(sgd()),
+        // One of the program's own stands in the place of plain descent.
+        OptimizerKind::Sgd | OptimizerKind::Own => OptimizerConfig::Sgd(sgd()),
         OptimizerKind::Adamw => OptimizerConfig::AdamW(adam()),
         OptimizerKind::Lars => {
             OptimizerConfig::Lars { sgd: sgd(), trust_coefficient: flags.trust_coefficient.filled() }

@@ -7,6 +7,7 @@
 
 mod config;
 mod on_device;
+mod own;
 #[cfg(test)]
 mod tests;
 
@@ -17,8 +18,12 @@ use kernels::optimizer::sgd::{self, SgdUpdate};
 use kernels::optimizer::{adam, lamb, lars};
 use kernels::simd::Isa;
 
+use crate::config::RateFactor;
+use crate::model::parts::is_within;
+
 pub use config::{AdamConfig, OptimizerConfig, SgdConfig};
 pub use on_device::DeviceSgd;
+pub use own::{OwnOptimizer, with_ids_by_order};
 
 /// The parameters of a model and what the optimizer remembers of their gradients, updated bucket by bucket.
 ///
@@ -42,6 +47,8 @@ pub struct OptimizerState {
     pub moments: Vec<f32>,
     /// Updates made, which count where there are two moments.
     pub num_updates: Option<u64>,
+    /// The record of an optimizer of the program's own, in its place.
+    pub own: Option<Vec<u8>>,
 }
 
 #[derive(Clone, Debug)]
@@ -57,6 +64,8 @@ struct Span {
     range: Range<usize>,
     /// Whether it is spared decay.
     is_spared: bool,
+    /// On the learning rate.
+    factor: f64,
 }
 
 /// One of the kernel's ways to make an update by SGD.
@@ -68,8 +77,30 @@ impl Optimizer {
     /// # Panics
     /// When `parameters` has another length than the layout.
     pub fn new(config: OptimizerConfig, layout: &ParameterLayout, parameters: Vec<f32>) -> Self {
+        Self::with_rate_factors(config, &[], layout, parameters)
+    }
+
+    /// As [`new`](Self::new), with factors on the learning rate of parts of the model; of several that hold a parameter the longest
+    /// name counts.
+    ///
+    /// # Panics
+    /// As [`new`](Self::new).
+    pub fn with_rate_factors(
+        config: OptimizerConfig,
+        factors: &[RateFactor],
+        layout: &ParameterLayout,
+        parameters: Vec<f32>,
+    ) -> Self {
         assert_eq!(parameters.len(), layout.num_elements(), "parameters and layout differ in length");
-        let span = |entry: &ParameterEntry| Span { range: entry.range(), is_spared: config.spares(entry) };
+        let factor = |entry: &ParameterEntry| {
+            let of_parts = factors.iter().filter(|factor| is_within(&entry.path, &factor.part));
+            of_parts.max_by_key(|factor| factor.part.len()).map_or(1.0, |factor| factor.factor)
+        };
+        let span = |entry: &ParameterEntry| Span {
+            range: entry.range(),
+            is_spared: config.spares(entry),
+            factor: factor(entry),
+        };
         let num_moments = if config.has_two_moments() { 2 } else { 1 };
         let present = Values { moments: vec![0.0; num_moments * parameters.len()], parameters };
         let spans = layout.entries().iter().map(span).collect();
@@ -89,7 +120,7 @@ impl Optimizer {
     /// What it remembers: the state to save.
     pub fn state(&self) -> OptimizerState {
         let num_updates = self.config.has_two_moments().then_some(self.num_updates);
-        OptimizerState { moments: self.present.moments.clone(), num_updates }
+        OptimizerState { moments: self.present.moments.clone(), num_updates, own: None }
     }
 
     /// Replaces parameters and state by saved ones.
@@ -134,6 +165,15 @@ impl Optimizer {
         self.present.moments[elements].copy_from_slice(velocities);
     }
 
+    /// Takes parameters that something else has updated.
+    ///
+    /// # Panics
+    /// When their number is another.
+    pub fn note_parameters(&mut self, parameters: Vec<f32>) {
+        assert_eq!(parameters.len(), self.present.parameters.len(), "parameters and layout differ in length");
+        self.present.parameters = parameters;
+    }
+
     /// Replaces parameters and velocities by their mean over all ranks.
     ///
     /// # Errors
@@ -161,8 +201,10 @@ impl Optimizer {
         let Self { config, present, next, spans, num_updates } = self;
         let (isa, number) = (Isa::detect(), *num_updates + 1);
         let first = spans.partition_point(|span| span.range.start < elements.start);
-        for Span { range, is_spared } in spans[first..].iter().take_while(|span| span.range.start < elements.end) {
-            let is_spared = *is_spared;
+        for Span { range, is_spared, factor } in
+            spans[first..].iter().take_while(|span| span.range.start < elements.end)
+        {
+            let (is_spared, learning_rate) = (*is_spared, learning_rate * factor);
             let gradients = &gradients[range.start - elements.start..range.end - elements.start];
             next.copy(present, range);
             let (parameters, [first, second]) = next.tensor(range);

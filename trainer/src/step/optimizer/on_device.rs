@@ -55,7 +55,7 @@ impl DeviceSgd {
 
     /// The velocities, read back: the state to save.
     pub fn state(&self) -> OptimizerState {
-        OptimizerState { moments: self.read(&self.velocities), num_updates: None }
+        OptimizerState { moments: self.read(&self.velocities), num_updates: None, own: None }
     }
 
     /// Replaces parameters by those of `model`, and velocities by saved ones.

@@ -19,13 +19,14 @@ use super::{Finished, MicroStep, Output, Replica, Step, StepPlan, Update};
 use crate::config::SyncMethod;
 use crate::measure::timer::Timer;
 use crate::model::ImageClassifier;
-use crate::step::optimizer::OptimizerState;
+use crate::step::optimizer::{OptimizerState, OwnOptimizer};
 
 /// Sums gradients, clips their mean, updates.
 #[derive(Debug)]
 pub(super) struct AllReduce {
     pub(super) replica: Replica,
     clip: Option<Clip>,
+    own_optimizer: Option<OwnOptimizer>,
 }
 
 impl AllReduce {
@@ -44,11 +45,11 @@ impl AllReduce {
 
     /// With the reduction that `replica` has.
     pub(super) fn of(replica: Replica, config: &StepConfig) -> Self {
-        Self { replica, clip: config.clip }
+        Self { replica, clip: config.clip, own_optimizer: config.own_optimizer.clone() }
     }
 
-    /// Limits the mean gradient, and updates with it.
-    fn update_clipped(&mut self, learning_rate: f64, clip: Clip) {
+    /// Limits the mean gradient.
+    fn clip(&mut self, clip: Clip) {
         let mut gradients = self.replica.reducer.synced();
         match clip {
             Clip::Norm(limit) => {
@@ -58,9 +59,6 @@ impl AllReduce {
                 }
             }
             Clip::Value(limit) => gradients.clamp(limit as f32),
-        }
-        for bucket in gradients.buckets() {
-            self.replica.optimizer.update(learning_rate, bucket);
         }
     }
 }
@@ -81,9 +79,10 @@ impl<M: ImageClassifier> Update<M> for AllReduce {
 
     fn finish(&mut self, model: &mut M, step: &Step, _: &StepPlan, timer: &Timer) -> Result<Finished> {
         let (learning_rate, clip) = (step.context.learning_rate, self.clip);
+        let updates_early = clip.is_none() && self.own_optimizer.is_none();
         let reduced = self.replica.reduce(timer, |optimizer, bucket| {
             // The norm of the whole gradient is known only with its last bucket.
-            if clip.is_none() {
+            if updates_early {
                 optimizer.update(learning_rate, bucket);
             }
         });
@@ -93,10 +92,26 @@ impl<M: ImageClassifier> Update<M> for AllReduce {
             reduced => reduced?,
         };
         let _optimizer = timer.enter(Phase::Optimizer);
-        if let Some(clip) = clip {
-            self.update_clipped(learning_rate, clip);
+        clip.into_iter().for_each(|clip| self.clip(clip));
+        let Self { replica, own_optimizer, .. } = self;
+        match own_optimizer {
+            Some(own) => {
+                let gradients = replica.reducer.synced().to_params(model);
+                *model = own.step(learning_rate, model.clone(), gradients);
+                replica.note_parameters(model);
+            }
+            None => {
+                if !updates_early {
+                    replica
+                        .reducer
+                        .synced()
+                        .buckets()
+                        .iter()
+                        .for_each(|bucket| replica.optimizer.update(learning_rate, bucket));
+                }
+                replica.commit(model);
+            }
         }
-        self.replica.commit(model);
         let traffic = self.replica.reducer.report().traffic;
         Ok(Finished { stop: status.is_some_and(|status| status.stop), scores, traffic, fault: None })
     }
@@ -106,11 +121,21 @@ impl<M: ImageClassifier> Update<M> for AllReduce {
     }
 
     fn optimizer_state(&self) -> OptimizerState {
-        self.replica.optimizer.state()
+        match &self.own_optimizer {
+            Some(own) => OptimizerState { own: Some(own.record()), ..OptimizerState::default() },
+            None => self.replica.optimizer.state(),
+        }
     }
 
-    fn restore(&mut self, model: &M, state: &OptimizerState) {
-        self.replica.restore(model, state);
+    fn restore(&mut self, model: &M, state: &OptimizerState) -> Result<()> {
+        match (&mut self.own_optimizer, &state.own) {
+            (Some(own), Some(record)) => {
+                own.restore(record)?;
+                self.replica.note_parameters(model);
+            }
+            _ => self.replica.restore(model, state),
+        }
+        Ok(())
     }
 
     fn attach(&mut self, model: &M) -> Result<()> {

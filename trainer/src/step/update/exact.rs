@@ -77,11 +77,11 @@ impl<M: ImageClassifier> Update<M> for Exact {
     }
 
     fn optimizer_state(&self) -> OptimizerState {
-        self.all_reduce.replica.optimizer.state()
+        Update::<M>::optimizer_state(&self.all_reduce)
     }
 
-    fn restore(&mut self, model: &M, state: &OptimizerState) {
-        self.all_reduce.restore(model, state);
+    fn restore(&mut self, model: &M, state: &OptimizerState) -> Result<()> {
+        self.all_reduce.restore(model, state)
     }
 
     fn attach(&mut self, model: &M) -> Result<()> {
@@ -124,15 +124,19 @@ impl ShardStatistics {
         *model = write(model.clone(), &self.layout, &self.start);
     }
 
-    /// Gives the model the mean over all ranks' `num_shards` shards that had samples.
+    /// Gives the model the mean over all ranks' `num_shards` shards that had samples: of the changes, so that parameters which are
+    /// frozen and stand among the statistics keep their bits.
     ///
     /// # Collective
     /// Must be called by all ranks.
     fn end_step<M: Module>(&mut self, model: &mut M, num_shards: usize) -> Result<()> {
+        for shard in &mut self.shards {
+            shard.iter_mut().zip(&self.start).for_each(|(value, start)| *value -= start);
+        }
         let shards: Vec<&[f32]> = self.shards.iter().map(Vec::as_slice).collect();
         let mut means = vec![0.0; self.layout.num_elements()];
         self.reducer.sum_shards(&shards, &mut means)?;
-        means.iter_mut().for_each(|mean| *mean /= num_shards as f32);
+        means.iter_mut().zip(&self.start).for_each(|(mean, start)| *mean = start + *mean / num_shards as f32);
         *model = write(model.clone(), &self.layout, &means);
         Ok(())
     }

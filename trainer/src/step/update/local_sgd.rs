@@ -111,8 +111,8 @@ impl<M: ImageClassifier> Update<M> for LocalSgd {
         self.all_reduce.replica.optimizer.state()
     }
 
-    fn restore(&mut self, model: &M, state: &OptimizerState) {
-        self.all_reduce.restore(model, state);
+    fn restore(&mut self, model: &M, state: &OptimizerState) -> Result<()> {
+        self.all_reduce.restore(model, state)
     }
 
     fn attach(&mut self, model: &M) -> Result<()> {

@@ -13,7 +13,7 @@ use std::borrow::Cow;
 use std::fmt::Debug;
 use std::sync::Arc;
 
-use anyhow::{Result, bail};
+use anyhow::{Result, bail, ensure};
 use burn::tensor::{Device, Tensor};
 use distributed::{CollectiveError, Communicator, Traffic};
 
@@ -73,7 +73,10 @@ pub(super) trait Update<M>: Debug {
     fn optimizer_state(&self) -> OptimizerState;
 
     /// Goes on from the parameters of `model`, and this state of the optimizer; [`attach`](Self::attach) follows.
-    fn restore(&mut self, model: &M, state: &OptimizerState);
+    ///
+    /// # Errors
+    /// When the state is none of this optimizer, the same on all ranks.
+    fn restore(&mut self, model: &M, state: &OptimizerState) -> Result<()>;
 
     /// Ties a model to what its update is made of: buckets that know its parameters, servers that learn of them.
     ///
@@ -112,10 +115,22 @@ pub(super) fn start<M: ImageClassifier>(
     communicator: &Arc<dyn Communicator>,
     device: &Device,
 ) -> Result<Box<dyn Update<M>>> {
-    if config.sync.updates_on_device(communicator.world_size()) {
+    let is_on_device = config.sync.updates_on_device(communicator.world_size());
+    let sums_all = matches!(config.sync.method, SyncMethod::Allreduce { .. } | SyncMethod::Exact { .. });
+    ensure!(
+        config.own_optimizer.is_none() || (sums_all && !is_on_device),
+        "optimizer: expected SGD, as an own one updates only where every step sums all gradients, in main memory"
+    );
+    ensure!(
+        config.rate_factors.is_empty()
+            || !(is_on_device || matches!(config.sync.method, SyncMethod::ParameterServer { .. })),
+        "rate_factors: expected none where a device or servers update, got {:?}",
+        config.rate_factors
+    );
+    if is_on_device {
         return Ok(Box::new(OnDevice::new(sgd_alone(config)?, config, model, device)));
     }
-    if !matches!(config.sync.method, SyncMethod::Allreduce { .. } | SyncMethod::Exact { .. }) {
+    if !sums_all {
         sgd_alone(config)?;
     }
     Ok(match config.sync.method {

@@ -154,8 +154,9 @@ impl<M: ImageClassifier> Update<M> for OnDevice {
         self.sgd.state()
     }
 
-    fn restore(&mut self, model: &M, state: &OptimizerState) {
+    fn restore(&mut self, model: &M, state: &OptimizerState) -> Result<()> {
         self.sgd.restore(model, state);
+        Ok(())
     }
 
     fn attach(&mut self, _: &M) -> Result<()> {

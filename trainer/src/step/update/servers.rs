@@ -132,8 +132,9 @@ impl<M: ImageClassifier> Update<M> for Servers {
         self.replica.optimizer.state()
     }
 
-    fn restore(&mut self, model: &M, state: &OptimizerState) {
+    fn restore(&mut self, model: &M, state: &OptimizerState) -> Result<()> {
         self.replica.restore(model, state);
+        Ok(())
     }
 
     fn attach(&mut self, model: &M) -> Result<()> {

@@ -311,6 +311,8 @@ fn batches(config: &BenchConfig, communicator: &dyn Communicator) -> Result<Vec<
 fn step_config(config: &BenchConfig, rank_status: &Arc<RankStatus>) -> StepConfig {
     StepConfig {
         optimizer: OptimizerConfig::Sgd(SGD),
+        rate_factors: Vec::new(),
+        own_optimizer: None,
         loss: Arc::new(CrossEntropy::default()),
         clip: None,
         loss_scale: LossScaling::of(config.compute.dtype()),

@@ -249,7 +249,7 @@ fn compute(config: &ComputeArgs, world: &World) -> Result<ComputeFacts, String> 
 /// The data set, or why this rank cannot open it. # Collective: ranks of a node share checksums.
 fn data(config: &DoctorConfig, communicator: &dyn Communicator) -> Result<Result<DataFacts, String>> {
     let quiet = Reporter::new(false, None);
-    let splits = data::open(&config.data, &config.train_split, communicator, &quiet);
+    let splits = data::open(&config.data, &config.train_split, || Ok(None), communicator, &quiet);
     let opened = splits.as_ref().map_or(vec![], |splits| vec![&splits.train, &splits.test]);
     data::share_checksums(&opened, config.data.data_dir.as_deref(), communicator)?;
     let facts = splits.map(|splits| DataFacts {

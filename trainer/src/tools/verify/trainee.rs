@@ -84,6 +84,8 @@ impl Trainee {
                 weight_decay: 1e-4,
                 decay_norm_and_bias: true,
             }),
+            rate_factors: Vec::new(),
+            own_optimizer: None,
             loss: Arc::new(CrossEntropy::default()),
             clip: None,
             loss_scale: LossScaling::of(compute.dtype()),

@@ -1,0 +1,150 @@
+//! An optimizer, a loss, a metric and a data set of a researcher's own, with the program's networks and everything else of it.
+//!
+//!     cargo run --release -p trainer --example own_parts -- train --dataset own --optimizer own --epochs 3 --output-dir runs/stripes
+//!     mpirun -n 2 target/release/examples/own_parts train --dataset own --optimizer lamb
+//!     target/release/examples/own_parts eval --checkpoint runs/stripes
+//!
+//! Each part is a method of the model family that has a default: bring one of them or all.
+
+use std::sync::Arc;
+
+use anyhow::Result;
+use burn::optim::{LionConfig, ModuleOptimizer};
+use burn::tensor::Tensor;
+use burn::tensor::activation::log_softmax;
+use burn_resnet::ResNet;
+use datasets::{DatasetError, DatasetSplits, ImageDataset, ImageShape, Normalization, Targets};
+use trainer::commands::program::program;
+use trainer::config::cli::ModelArgs;
+use trainer::config::{ConfigError, ModelOption};
+use trainer::model::family::{ModelFamily, ModelRequest};
+use trainer::model::loss::Loss;
+use trainer::model::metric::Metric;
+use trainer::model::network::ResNetFamily;
+
+/// Focal loss (Lin et al. 2017, 1708.02002): samples that are right already count less.
+#[derive(Debug)]
+struct Focal {
+    gamma: f64,
+}
+
+impl Loss for Focal {
+    fn sum(&self, logits: Tensor<2>, targets: Targets) -> Tensor<1> {
+        let log_probability = log_softmax(logits, 1).gather(1, targets.labels.unsqueeze_dim(1));
+        let doubt = log_probability.clone().exp().neg().add_scalar(1.0).clamp_min(0.0);
+        (doubt.powf_scalar(self.gamma) * log_probability).sum().neg()
+    }
+}
+
+/// The mean of the shares of right answers in each class, whatever their sizes. Sums: samples of each class, right ones of each.
+#[derive(Debug)]
+struct MeanClassAccuracy {
+    num_classes: usize,
+}
+
+impl Metric for MeanClassAccuracy {
+    fn name(&self) -> String {
+        "mean_class_accuracy".to_owned()
+    }
+
+    fn num_sums(&self) -> usize {
+        2 * self.num_classes
+    }
+
+    fn add(&self, logits: &[f32], label: u32, sums: &mut [f64]) {
+        let label = label as usize;
+        sums[label] += 1.0;
+        let is_right = logits.iter().enumerate().all(|(class, logit)| class == label || *logit < logits[label]);
+        sums[self.num_classes + label] += f64::from(is_right);
+    }
+
+    fn value(&self, sums: &[f64]) -> f64 {
+        let (samples, right) = sums.split_at(self.num_classes);
+        let shares = samples.iter().zip(right).filter(|(samples, _)| **samples > 0.0);
+        let shares: Vec<f64> = shares.map(|(samples, right)| right / samples).collect();
+        shares.iter().sum::<f64>() / shares.len() as f64
+    }
+}
+
+/// Stripes across or along, two pixels wide, of a colour that the index chooses.
+struct Stripes {
+    len: usize,
+    class_names: Vec<String>,
+}
+
+impl ImageDataset for Stripes {
+    fn name(&self) -> &str {
+        "stripes"
+    }
+
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    fn image_shape(&self) -> ImageShape {
+        ImageShape { height: 16, width: 16, channels: 3 }
+    }
+
+    fn class_names(&self) -> &[String] {
+        &self.class_names
+    }
+
+    fn label(&self, index: usize) -> usize {
+        index % 2
+    }
+
+    fn read_image(&self, index: usize, pixels: &mut [u8]) -> Result<(), DatasetError> {
+        for (place, value) in pixels.iter_mut().enumerate() {
+            let along = if self.label(index) == 0 { place / 48 } else { place / 3 % 16 };
+            *value = if (along + index / 2) % 4 < 2 { (index * 37 + place % 3 * 85) as u8 } else { 128 };
+        }
+        Ok(())
+    }
+
+    fn checksum(&self) -> String {
+        format!("stripes {}", self.len)
+    }
+
+    fn notes(&self) -> &[String] {
+        &[]
+    }
+}
+
+/// The program's residual networks with these parts.
+pub(crate) struct OwnParts;
+
+impl ModelFamily for OwnParts {
+    const NAME: &'static str = "resnet-with-own-parts";
+    const OPTIONS: &'static [ModelOption] = ModelOption::ALL;
+    type Args = ModelArgs;
+    type Model = ResNet;
+
+    fn fill(args: &mut ModelArgs) -> Result<(), ConfigError> {
+        ResNetFamily::fill(args)
+    }
+
+    fn build(args: &ModelArgs, request: &ModelRequest<'_>) -> Result<ResNet> {
+        ResNetFamily::build(args, request)
+    }
+
+    fn optimizer(_: &ModelArgs) -> Option<ModuleOptimizer> {
+        Some(LionConfig::new().init())
+    }
+
+    fn loss(_: &ModelArgs, _: f64) -> Arc<dyn Loss> {
+        Arc::new(Focal { gamma: 2.0 })
+    }
+
+    fn metrics(_: &ModelArgs, num_classes: usize) -> Vec<Arc<dyn Metric>> {
+        vec![Arc::new(MeanClassAccuracy { num_classes })]
+    }
+
+    fn dataset(_: &ModelArgs) -> Result<Option<DatasetSplits>> {
+        let split = |len| Arc::new(Stripes { len, class_names: vec!["across".into(), "along".into()] });
+        Ok(Some(DatasetSplits { train: split(960), test: split(99), normalization: Normalization::uniform(3) }))
+    }
+}
+
+fn main() -> std::process::ExitCode {
+    program::<OwnParts>()
+}

@@ -1,0 +1,122 @@
+//! Parts that a program brings (optimizer, loss, metric, data set), and parts of a model that are trained otherwise than the rest.
+
+#[allow(dead_code)]
+#[path = "../../examples/own_parts.rs"]
+mod example;
+
+use std::fs;
+
+use burn_resnet::{Head, ResNet, load_weights_with, save_safetensors};
+use distributed::{ParameterLayout, read};
+use trainer::model::family::ModelFamily;
+use trainer::model::network::ResNetFamily;
+
+use crate::fixture::{Run, TINY, flags};
+use example::OwnParts;
+
+const OWN: &str = "--model resnet8 --dataset own --limit-train 96 --limit-test 40 --global-batch-size 24 --epochs 2";
+
+fn run_as<F: ModelFamily<Model = ResNet>>(world_size: usize, lines: &[&str]) -> anyhow::Result<Run> {
+    Run::in_new_directory().try_go_as::<F>(world_size, &flags(lines))
+}
+
+fn own(world_size: usize, options: &str) -> Run {
+    run_as::<OwnParts>(world_size, &[OWN, options]).unwrap()
+}
+
+fn refusal<F: ModelFamily<Model = ResNet>>(lines: &[&str]) -> String {
+    format!("{:#}", run_as::<F>(1, lines).unwrap_err())
+}
+
+#[test]
+fn own_parts_learn_their_stripes_and_their_metric_stands_in_the_records() {
+    let options = "--optimizer own --learning-rate 0.003 --epochs 6 --schedule constant --warmup-epochs 0";
+    let run = own(1, &format!("{options} --eval-every-epochs 6"));
+    let record = run.last_record();
+    assert!(record.test_top1.unwrap() > 0.95, "{record:?}");
+    // As many images of both classes.
+    assert_eq!(record.test_metrics["mean_class_accuracy"], record.test_top1.unwrap());
+    let lines = fs::read_to_string(run.directory().join("metrics.jsonl")).unwrap();
+    assert!(lines.contains("\"test_metrics\":{\"mean_class_accuracy\":"), "{lines}");
+}
+
+#[test]
+fn an_own_optimizer_gives_the_same_bits_on_any_number_of_ranks_and_across_a_restart() {
+    let exact = "--optimizer own --learning-rate 0.001 --schedule constant --reduction exact --virtual-shards 2";
+    let one = own(1, exact).parameter_hash();
+    assert_eq!(own(2, exact).parameter_hash(), one);
+    let half = own(2, &format!("{exact} --epochs 1"));
+    let resumed = half.again().try_go_as::<OwnParts>(2, &flags(&[OWN, exact, "--resume"])).unwrap();
+    assert_eq!(resumed.parameter_hash(), one);
+    assert_ne!(own(1, &exact.replace("--optimizer own", "--optimizer adamw")).parameter_hash(), one);
+}
+
+#[test]
+fn what_a_program_does_not_bring_is_refused() {
+    let message = refusal::<ResNetFamily>(&[TINY, "--optimizer own"]);
+    assert!(message.contains("--optimizer own") && message.contains("brings an optimizer"), "{message}");
+    let message = refusal::<ResNetFamily>(&[OWN]);
+    assert!(message.contains("--dataset own") && message.contains("brings a data set"), "{message}");
+}
+
+/// The parameters of `part` after a run.
+fn part(run: &Run, part: &str) -> Vec<f32> {
+    let model = &run.outcomes()[0].model;
+    let (trained, frozen) = (ParameterLayout::new(model), ParameterLayout::state(model));
+    let of = |layout: &ParameterLayout| {
+        let values = read(model, layout);
+        let entries =
+            layout.entries().iter().filter(|entry| entry.path.starts_with(part) && !entry.path.contains("running"));
+        entries.flat_map(|entry| values[entry.range()].to_vec()).collect::<Vec<_>>()
+    };
+    [of(&trained), of(&frozen)].concat()
+}
+
+#[test]
+fn frozen_parts_stay_and_the_rest_learns_on_any_number_of_ranks() {
+    for options in
+        ["", "--reduction exact --virtual-shards 3", "--sync local-sgd --every 2", "--optimizer adamw --ema-decay 0.5"]
+    {
+        let start = run_as::<ResNetFamily>(1, &[TINY, "--freeze conv1,bn1,layer1,layer2,layer3 --epochs 1"]).unwrap();
+        for world_size in [1, 3] {
+            let run =
+                run_as::<ResNetFamily>(world_size, &[TINY, "--freeze conv1,bn1,layer1 --epochs 1", options]).unwrap();
+            for frozen in ["conv1", "bn1", "layer1"] {
+                assert_eq!(part(&run, frozen), part(&start, frozen), "{frozen} {options} {world_size}");
+            }
+            assert_ne!(part(&run, "layer2"), part(&start, "layer2"), "{options} {world_size}");
+        }
+    }
+    let message = refusal::<ResNetFamily>(&[TINY, "--freeze layer9"]);
+    assert!(message.contains("--freeze layer9") && message.contains("layer1, layer2, layer3"), "{message}");
+    assert!(refusal::<ResNetFamily>(&[TINY, "--freeze conv1,bn1,layer1,layer2,layer3,linear"]).contains("got none"));
+}
+
+#[test]
+fn a_factor_on_the_rate_of_every_part_is_that_rate_and_the_longest_name_counts() {
+    let plain = "--epochs 1 --schedule constant --warmup-epochs 0";
+    let run = |options: &str| run_as::<ResNetFamily>(1, &[TINY, plain, options]).unwrap().parameter_hash();
+    let halved = run("--learning-rate 0.05");
+    let all = "conv1=0.5,bn1=0.5,layer1=0.5,layer2=0.5,layer3=0.5,linear=0.5";
+    assert_eq!(run(&format!("--learning-rate 0.1 --learning-rate-factors {all}")), halved);
+    assert_eq!(run(&format!("--learning-rate 0.1 --learning-rate-factors {all},layer1.0=0.5")), halved);
+    assert_ne!(run(&format!("--learning-rate 0.1 --learning-rate-factors {all},layer1.0=0.25")), halved);
+}
+
+#[test]
+fn a_new_head_leaves_the_last_layer_of_a_file_with_other_classes_out() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("ten_classes.safetensors");
+    let trained = run_as::<ResNetFamily>(1, &[TINY, "--epochs 1"]).unwrap();
+    save_safetensors(&trained.outcomes()[0].model, &file).unwrap();
+    let still = format!("--learning-rate 1e-30 --weight-decay 0 --epochs 1 --weights {}", file.display());
+    let message = refusal::<OwnParts>(&[OWN, &still]);
+    assert!(message.contains("misshaped") && message.contains("linear.weight"), "{message}");
+    let tuned = run_as::<OwnParts>(1, &[OWN, &still, "--new-head"]).unwrap();
+    for taken in ["conv1", "layer1", "layer3"] {
+        assert_eq!(part(&tuned, taken), part(&trained, taken), "{taken}");
+    }
+    assert_eq!(part(&tuned, "linear").len(), 64 * 2 + 2);
+    let (_, loaded) = load_weights_with(tuned.outcomes()[0].model.clone(), &file, Head::Own).unwrap();
+    assert_eq!((loaded.kept, loaded.taken.len()), (vec!["linear.weight".to_owned(), "linear.bias".to_owned()], 35));
+}
