@@ -9,7 +9,7 @@ use half::bf16;
 
 use crate::activation::{self, Function};
 use crate::attention::Attention;
-use crate::batch_norm::{Affine, Residual, ResidualGradient, Saved, gradient, moments, normalize, sums};
+use crate::batch_norm::{Affine, Rectifier, Residual, ResidualGradient, Saved, gradient, moments, normalize, sums};
 use crate::conv2d::{Addend, Conv2d, Epilogue, bias};
 use crate::depthwise::{self, DepthwiseShape};
 use crate::layer::{Backward, Gradients, Input, Layer};
@@ -45,10 +45,10 @@ entries! {
     conv2d_weight_gradient(conv: &Conv2d, x: &[Self], dy: &[Self], dw: &mut [f32], workspace: &mut [f32])
         => Conv2d::weight_gradient_of;
     normalize(
-        isa: Isa, affine: &Affine<'_>, x: &[Self], residual: Residual<'_, Self>, relu: bool, y: &mut [Self]
+        isa: Isa, affine: &Affine<'_>, x: &[Self], residual: Residual<'_, Self>, rectifier: Rectifier, y: &mut [Self]
     ) => normalize::normalize_of;
     scale_shift(
-        isa: Isa, scale: &[f32], shift: &[f32], x: &[Self], residual: Residual<'_, Self>, relu: bool, y: &mut [Self]
+        isa: Isa, scale: &[f32], shift: &[f32], x: &[Self], residual: Residual<'_, Self>, rectifier: Rectifier, y: &mut [Self]
     ) => normalize::scale_shift_of;
     batch_moments(isa: Isa, x: &[Self], moments: &mut [f64], workspace: &mut [f32]) => moments::moments_of;
     backward_sums(isa: Isa, saved: &Saved<'_, Self>, dy: &[Self], sums: &mut [f64], workspace: &mut [f64])

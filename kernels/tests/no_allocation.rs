@@ -5,7 +5,7 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use kernels::batch_norm::{self, Affine, Gate, Residual, ResidualGradient, Saved, ShortcutA};
+use kernels::batch_norm::{self, Affine, Gate, Rectifier, Residual, ResidualGradient, Saved, ShortcutA};
 use kernels::optimizer::adam::{self, AdamDirection, AdamWUpdate};
 use kernels::optimizer::lamb::{self, LambUpdate};
 use kernels::optimizer::lars;
@@ -48,7 +48,7 @@ fn norm_and_update_allocate_nothing() {
     let isa = Isa::detect();
     let mut run = || {
         let affine = Affine { mean: &mean, invstd: &invstd, gamma: &gamma, beta: &beta };
-        batch_norm::normalize(isa, &affine, &x, Residual::OptionA(shape, &input), true, &mut y);
+        batch_norm::normalize(isa, &affine, &x, Residual::OptionA(shape, &input), Rectifier::Relu, &mut y);
         let saved = Saved { affine, x: &x, gate: Gate::Output(&y) };
         batch_norm::backward_sums(isa, &saved, &x, &mut sums, &mut workspace);
         let residual = ResidualGradient::WriteOptionA(shape, &mut input);

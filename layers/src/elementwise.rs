@@ -4,6 +4,7 @@
 
 use burn::tensor::{Tensor, activation};
 use kernels::activation::Function;
+use kernels::batch_norm::Rectifier;
 
 use crate::context::PassContext;
 use crate::features::Features;
@@ -35,7 +36,15 @@ impl<const D: usize> Elementwise for Tensor<D> {
 
 impl Elementwise for Features {
     fn apply(self, function: Function) -> Self {
-        let tensor = Tensor::from(self);
+        let features = match function {
+            Function::Relu => self.rectified(Rectifier::Relu),
+            Function::Relu6 => self.rectified(Rectifier::Relu6),
+            _ => Err(self),
+        };
+        let tensor = match features {
+            Ok(rectified) => return rectified,
+            Err(features) => Tensor::from(features),
+        };
         if computes(&tensor, &PassContext::current().computation) {
             return tensor.apply(function).into();
         }

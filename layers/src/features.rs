@@ -17,10 +17,11 @@ use crate::choices::{Activations, Computation};
 use crate::context::PassContext;
 use crate::elementwise::Elementwise;
 use crate::layer::{Convolved, Normalised, Skip};
-use crate::norm::{batch_norm, takes_batch_statistics};
+use crate::norm::{Alone, batch_norm, takes_batch_statistics};
 use crate::ops::single::computes;
 use crate::ops::{NormLink, stock};
 use kernels::activation::Function;
+use kernels::batch_norm::Rectifier;
 
 /// Activations `[N, H, W, C]` on their way through a network, computed when they are read.
 ///
@@ -32,6 +33,7 @@ enum State {
     Ready(Values),
     Convolved(Box<Convolved>),
     Normalised(Box<Normalised>),
+    Alone(Box<Alone>),
     /// Shortcut A of these, for so many channels.
     Shortcut(Values, usize),
     /// Being computed; for ever, if that panicked.
@@ -71,6 +73,7 @@ impl State {
             Self::Ready(values) => values,
             Self::Convolved(convolved) => convolved.evaluate().into(),
             Self::Normalised(layer) => layer.evaluate(NormLink::new(false)),
+            Self::Alone(norm) => norm.evaluate(NormLink::new(false)),
             Self::Shortcut(Values { tensor, .. }, channels) => {
                 let zero_channels = (channels - tensor.dims()[3]) / 2;
                 stock::subsample_and_pad(tensor, zero_channels).into()
@@ -139,8 +142,12 @@ impl Features {
                 State::Normalised(Box::new(convolved.normalised(norm))).into()
             }
             other => {
-                let context = PassContext::current();
-                in_f32(other.evaluate().tensor, |tensor| batch_norm(norm, tensor, &context)).into()
+                let (context, input) = (PassContext::current(), other.evaluate().tensor);
+                if takes_batch_statistics(norm, &input) && computes(&input, &context.computation) {
+                    let (norm, rectifier) = (norm.clone(), Rectifier::None);
+                    return State::Alone(Box::new(Alone { context, norm, input, rectifier })).into();
+                }
+                in_f32(input, |tensor| batch_norm(norm, tensor, &context)).into()
             }
         }
     }
@@ -149,12 +156,34 @@ impl Features {
     /// alike.
     pub(crate) fn into_values_for(self, next: &BatchNorm, computation: &Computation) -> Values {
         match self.into_state() {
-            State::Normalised(layer) if layer.relu && matches!(layer.skip, Skip::None) => {
+            State::Normalised(layer) if matches!(layer.skip, Skip::None) => {
                 let may_be_raw =
                     layer.computation() == computation && takes_batch_statistics(next, &layer.input.tensor);
                 layer.evaluate(NormLink::new(may_be_raw))
             }
+            State::Alone(norm) => {
+                let is_alike = norm.context.computation == *computation
+                    && norm.input.dtype()
+                        == Values::from(norm.input.clone()).in_format(computation.activations).tensor.dtype();
+                let may_be_raw = is_alike && takes_batch_statistics(next, &norm.input);
+                norm.evaluate(NormLink::new(may_be_raw))
+            }
             other => other.evaluate(),
+        }
+    }
+
+    /// Behind this rectifier, in the operation that makes them; itself if that has none to give.
+    pub(crate) fn rectified(self, rectifier: Rectifier) -> Result<Self, Self> {
+        match self.into_state() {
+            State::Normalised(mut layer) if layer.rectifier == Rectifier::None && layer.takes(rectifier) => {
+                layer.rectifier = rectifier;
+                Ok(State::Normalised(layer).into())
+            }
+            State::Alone(mut norm) if norm.rectifier == Rectifier::None => {
+                norm.rectifier = rectifier;
+                Ok(State::Alone(norm).into())
+            }
+            other => Err(other.into()),
         }
     }
 
@@ -220,13 +249,7 @@ fn halved(values: &Values) -> [usize; 3] {
 
 /// `max(x, 0)`.
 pub fn relu(features: impl Into<Features>) -> Features {
-    match features.into().into_state() {
-        State::Normalised(mut layer) if !layer.relu => {
-            layer.relu = true;
-            State::Normalised(layer).into()
-        }
-        other => Features::from(other).apply(Function::Relu),
-    }
+    features.into().apply(Function::Relu)
 }
 
 /// Applies an operation in f32 to a tensor of any type.

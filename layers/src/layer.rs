@@ -15,6 +15,7 @@ use crate::features::{Features, Values, in_f32};
 use crate::norm;
 use crate::ops::single::{Operation, computes, single};
 use crate::ops::{FusedOptions, HookedParameters, NormLink, Residual, fused_inference, fused_train, gated, stock};
+use kernels::batch_norm::Rectifier;
 use kernels::depthwise::DepthwiseShape;
 
 /// What is added before the ReLU.
@@ -62,7 +63,7 @@ impl Convolved {
         let Self { context, conv, input } = self;
         let input = input.into_values_for(norm, &context.computation).in_format(context.computation.activations);
         let padding = kernels_padding(&conv).expect("a convolution that can be fused");
-        Normalised { context, conv, padding, norm: norm.clone(), input, skip: Skip::None, relu: false }
+        Normalised { context, conv, padding, norm: norm.clone(), input, skip: Skip::None, rectifier: Rectifier::None }
     }
 
     pub(crate) fn evaluate(self) -> Tensor<4> {
@@ -88,12 +89,18 @@ pub(crate) struct Normalised {
     norm: BatchNorm,
     pub(crate) input: Values,
     pub(crate) skip: Skip,
-    pub(crate) relu: bool,
+    pub(crate) rectifier: Rectifier,
 }
 
 impl Normalised {
     pub(crate) fn can_take_residual(&self) -> bool {
-        !self.relu && matches!(self.skip, Skip::None)
+        self.rectifier == Rectifier::None && matches!(self.skip, Skip::None)
+    }
+
+    /// Whether this may end it: a ReLU6 is our kernels' alone, without a residual.
+    pub(crate) fn takes(&self, rectifier: Rectifier) -> bool {
+        rectifier != Rectifier::Relu6
+            || (matches!(self.skip, Skip::None) && computes(&self.input.tensor, &self.context.computation))
     }
 
     pub(crate) fn computation(&self) -> &Computation {
@@ -110,7 +117,9 @@ impl Normalised {
 
     /// `output` leads to its readers.
     pub(crate) fn evaluate(self, output: NormLink) -> Values {
-        let Self { context: PassContext { computation, reducer, hook }, conv, padding, norm, input, skip, relu } = self;
+        let Self { context, conv, padding, norm, input, skip, rectifier } = self;
+        let norm_options = norm::options(&norm, &context);
+        let PassContext { computation, hook, .. } = context;
         let (residual, skipped) = skip.into_parts();
         let skipped = skipped.map(|values| values.in_format(computation.activations));
         let (skipped, residual_from) = skipped.map_or((None, None), |values| (Some(values.tensor), values.link));
@@ -118,10 +127,10 @@ impl Normalised {
             stride: conv.stride[0],
             padding,
             residual,
-            relu,
+            rectifier,
             convolution: computation.convolution,
             isa: computation.isa,
-            norm: norm::options(&norm, reducer),
+            norm: norm_options,
             hooked: hook.map(|hook| HookedParameters {
                 hook,
                 weight: conv.weight.id,

@@ -12,7 +12,9 @@ use burn::nn::BatchNorm;
 use burn::tensor::Tensor;
 
 use crate::context::PassContext;
-use crate::ops::{BatchNormOptions, BatchNormTrain, StatisticsReducer, batch_norm_train, gated, stock};
+use crate::features::Values;
+use crate::ops::{BatchNormOptions, BatchNormTrain, NormLink, batch_norm_train, gated, stock};
+use kernels::batch_norm::Rectifier;
 
 /// Normalises per channel: by the batch's statistics where [`takes_batch_statistics`], else by the running ones.
 ///
@@ -26,7 +28,27 @@ pub(crate) fn batch_norm(norm: &BatchNorm, input: Tensor<4>, context: &PassConte
     }
     let hook = context.hook.as_ref();
     let (gamma, beta) = (gated(&norm.gamma, &input, hook), gated(&norm.beta, &input, hook));
-    update_running(norm, batch_norm_train(input, gamma, beta, options(norm, context.reducer.clone())))
+    update_running(norm, batch_norm_train(input, gamma, beta, options(norm, context)))
+}
+
+/// A normalisation in training by our kernels, whose reader is not known yet.
+pub(crate) struct Alone {
+    pub(crate) context: PassContext,
+    pub(crate) norm: BatchNorm,
+    pub(crate) input: Tensor<4>,
+    pub(crate) rectifier: Rectifier,
+}
+
+impl Alone {
+    /// `output` leads to its readers.
+    pub(crate) fn evaluate(self, output: NormLink) -> Values {
+        let Self { context, norm, input, rectifier } = self;
+        let (output, hook) = (Arc::new(output), context.hook.as_ref());
+        let options = BatchNormOptions { rectifier, output: Some(Arc::clone(&output)), ..options(&norm, &context) };
+        let (gamma, beta) = (gated(&norm.gamma, &input, hook), gated(&norm.beta, &input, hook));
+        let batch = batch_norm_train(input, gamma, beta, options);
+        Values { tensor: update_running(&norm, batch), link: Some(output) }
+    }
 }
 
 /// Whether this is a training pass: on an autodiff device, with the layer's training flag set.
@@ -41,8 +63,9 @@ pub(crate) fn folded(norm: &BatchNorm) -> (Tensor<1>, Tensor<1>) {
     (scale, shift)
 }
 
-pub(crate) fn options(norm: &BatchNorm, reducer: Option<Arc<dyn StatisticsReducer>>) -> BatchNormOptions {
-    BatchNormOptions { epsilon: norm.epsilon, reducer }
+pub(crate) fn options(norm: &BatchNorm, context: &PassContext) -> BatchNormOptions {
+    let PassContext { computation, reducer, .. } = context;
+    BatchNormOptions { reducer: reducer.clone(), isa: computation.isa, ..BatchNormOptions::new(norm.epsilon) }
 }
 
 /// Takes the batch's statistics into the running ones and gives the output back.

@@ -5,7 +5,7 @@
 
 use kernels::Element;
 use kernels::arena::Block;
-use kernels::batch_norm::{self, Affine, Gate, Residual, ResidualGradient, Saved, ShortcutA};
+use kernels::batch_norm::{self, Affine, Gate, Rectifier, Residual, ResidualGradient, Saved, ShortcutA};
 
 use crate::measure::{Bench, OnTensor};
 
@@ -73,7 +73,7 @@ impl<E: Element> Norm<'_, E> {
         let (isa, bytes) = (self.bench.arguments.isa, size_of_val(self.x));
         let mut of = |operation: &str, num_bytes: usize, residual: Residual<'_, E>| {
             self.tensor.measure(operation, num_bytes, || {
-                batch_norm::normalize(isa, &self.affine, self.x, residual, true, y);
+                batch_norm::normalize(isa, &self.affine, self.x, residual, Rectifier::Relu, y);
             });
         };
         of("normalize, ReLU", 2 * bytes, Residual::None);

@@ -41,19 +41,19 @@ fn compute<E: Element>(isa: Isa, stored: &Stored<E>, shape: ShortcutA, parameter
     let mut workspace = vec![f64::NAN; workspace_len(rows, channels)];
     let (mut results, mut all_sums) = (Vec::new(), Vec::new());
     let dirty = || vec![E::from_f32(f32::NAN); x.len()];
-    for relu in [false, true] {
+    for rectifier in [Rectifier::None, Rectifier::Relu, Rectifier::Relu6] {
         for residual in [Residual::None, Residual::Identity(residual), Residual::OptionA(shape, input)] {
             let (mut y, mut scaled) = (dirty(), dirty());
-            normalize(isa, &affine, x, residual, relu, &mut y);
-            scale_shift(isa, gamma, beta, x, residual, relu, &mut scaled);
+            normalize(isa, &affine, x, residual, rectifier, &mut y);
+            scale_shift(isa, gamma, beta, x, residual, rectifier, &mut scaled);
             results.extend([y, scaled]);
         }
     }
-    for gate in [Gate::Open, Gate::Recomputed, Gate::Output(residual)] {
+    for gate in [Gate::Open, Gate::Recomputed, Gate::Recomputed6, Gate::Output(residual)] {
         let saved = Saved { affine, x, gate };
         let mut sums = vec![f64::NAN; 2 * channels];
         backward_sums(isa, &saved, dy, &mut sums, &mut workspace);
-        for kind in 0..if matches!(gate, Gate::Recomputed) { 1 } else { 3 } {
+        for kind in 0..if matches!(gate, Gate::Recomputed | Gate::Recomputed6) { 1 } else { 3 } {
             let mut dx = dirty();
             let (mut of_residual, mut of_input) = (residual.to_vec(), input.to_vec());
             let residual = match kind {

@@ -7,7 +7,7 @@
 use std::marker::PhantomData;
 
 use super::shortcut::Scatter;
-use super::sums::{OPEN, OUTPUT, RECOMPUTED, fill_scale};
+use super::sums::{OPEN, OUTPUT, RECOMPUTED, RECOMPUTED_6, fill_scale};
 use super::{Gate, Saved, ShortcutA, assert_len};
 use crate::Element;
 use crate::simd::{GenericWork, Isa, Kernel, Lanes, PerVector, Simd, each_vector};
@@ -30,7 +30,7 @@ pub enum ResidualGradient<'a, E = f32> {
 /// `sums`: `[2, C]`, S1 then S2, over all `count` rows of all ranks. `dy`, `dx`: `[rows, C]`. The rest as their types say.
 ///
 /// # Panics
-/// If a length differs, `count` is not above 0, an option A residual meets [`Gate::Recomputed`], or the processor lacks
+/// If a length differs, `count` is not above 0, an option A residual meets a recomputed gate, or the processor lacks
 /// `isa`.
 pub fn backward<E: Element>(
     isa: Isa,
@@ -65,7 +65,7 @@ pub(crate) fn backward_of<E: Element>(
     };
     let residual = writes || option_a.is_some();
     assert!(
-        !residual || !matches!(saved.gate, Gate::Recomputed),
+        !residual || !matches!(saved.gate, Gate::Recomputed | Gate::Recomputed6),
         "batch_norm: a gate behind a residual is read from y"
     );
     // One unit is a row, or an image where the shortcut reaches over rows.
@@ -98,6 +98,7 @@ pub(crate) fn backward_of<E: Element>(
             Gate::Open => part.gated::<OPEN>(isa, writes),
             Gate::Output(_) => part.gated::<OUTPUT>(isa, writes),
             Gate::Recomputed => part.gated::<RECOMPUTED>(isa, false),
+            Gate::Recomputed6 => part.gated::<RECOMPUTED_6>(isa, false),
         }
     });
 }
@@ -170,7 +171,7 @@ impl<S: Simd, E: Element, const GATE: u8, const RESIDUAL: bool> PerChannel for T
         let affine = saved.affine;
         columns.fill(&mut self.mean, affine.mean);
         fill_scale(columns, &mut self.scale, affine.gamma, affine.invstd);
-        if GATE == RECOMPUTED {
+        if GATE == RECOMPUTED || GATE == RECOMPUTED_6 {
             columns.fill(&mut self.beta, affine.beta);
         }
         let (first_sums, second_sums) = sums.split_at(affine.num_channels());
@@ -225,7 +226,11 @@ impl<S: Simd, E: Element, const GATE: u8, const RESIDUAL: bool> PerVector<S> for
             let gradient = match GATE {
                 OPEN => dy,
                 OUTPUT => S::where_positive(lanes.load(self.y), dy),
-                _ => S::where_positive(S::add(S::mul(centred, scale), lanes.load(self.beta)), dy),
+                RECOMPUTED => S::where_positive(S::add(S::mul(centred, scale), lanes.load(self.beta)), dy),
+                _ => {
+                    let value = S::add(S::mul(centred, scale), lanes.load(self.beta));
+                    S::where_positive(value, S::where_positive(S::sub(S::splat(6.0), value), dy))
+                }
             };
             if RESIDUAL {
                 lanes.store(self.residual, gradient);

@@ -1,6 +1,6 @@
-//! Batch normalisation of `[rows, C]` with a residual and a ReLU in the same pass, forward and backward.
+//! Batch normalisation of `[rows, C]` with a residual and a ReLU or ReLU6 in the same pass, forward and backward.
 //!
-//! Forward: [`normalize()`]: y = relu(gamma · (x - mean) · invstd + beta + residual); the statistics come with the convolution
+//! Forward: [`normalize()`]: y = rectified(gamma · (x - mean) · invstd + beta + residual); the statistics come with the convolution
 //! ([`crate::conv2d::Conv2d::forward`]), or by [`moments()`]. Inference: [`normalize()`] with the running mean, or [`scale_shift`] with folded
 //! parameters.
 //! Backward: [`backward_sums`] (S1 = Σ g, S2 = Σ g·x̂, with g = dy where the ReLU was open), which are also the gradients of
@@ -30,7 +30,7 @@ mod tests;
 
 pub use gradient::{ResidualGradient, backward};
 pub use moments::{moments, moments_workspace_len};
-pub use normalize::{Residual, normalize, scale_shift};
+pub use normalize::{Rectifier, Residual, normalize, scale_shift};
 pub use shortcut::ShortcutA;
 pub use sums::{backward_sums, workspace_len};
 
@@ -75,6 +75,24 @@ pub enum Gate<'a, E = f32> {
     Output(&'a [E]),
     /// A ReLU right after the normalisation, without a residual: where gamma · (x - mean) · invstd + beta is above 0.
     Recomputed,
+    /// A ReLU6 there: where that is above 0 and below 6.
+    Recomputed6,
+}
+
+impl<'a, E> Gate<'a, E> {
+    /// That of a rectifier whose output is `y`; after a residual it is read from there.
+    ///
+    /// # Panics
+    /// For a ReLU6 after a residual, which is an operation of its own.
+    pub fn of(rectifier: Rectifier, has_residual: bool, y: &'a [E]) -> Self {
+        match (rectifier, has_residual) {
+            (Rectifier::None, _) => Self::Open,
+            (Rectifier::Relu, true) => Self::Output(y),
+            (Rectifier::Relu, false) => Self::Recomputed,
+            (Rectifier::Relu6, false) => Self::Recomputed6,
+            (Rectifier::Relu6, true) => panic!("batch_norm: a ReLU6 after a residual has no gate here"),
+        }
+    }
 }
 
 /// The inputs that both backward passes share.

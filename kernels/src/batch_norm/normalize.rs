@@ -1,7 +1,7 @@
-//! Normalisation, residual and ReLU in one pass.
+//! Normalisation, residual and ReLU or ReLU6 in one pass.
 //!
 //! In: `[rows, C]`, four parameters a channel, a residual. Out: `[rows, C]`.
-//! Invariant: y = relu((x - mean) · (gamma · invstd) + beta + residual), added in this order.
+//! Invariant: y = rectified((x - mean) · (gamma · invstd) + beta + residual), added in this order.
 //! Source: arXiv 1502.03167, algorithms 1 and 2.
 
 use std::marker::PhantomData;
@@ -12,7 +12,19 @@ use crate::Element;
 use crate::simd::{GenericWork, Isa, Kernel, Lanes, PerVector, Simd, each_vector};
 use crate::tiles::{Columns, PerChannel, Read, Streams, TILE_MAX, Write, piece_rows, walk};
 
-/// What is added before the ReLU.
+/// What ends a normalisation.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Rectifier {
+    /// Nothing.
+    #[default]
+    None,
+    /// max(x, 0).
+    Relu,
+    /// min(max(x, 0), 6).
+    Relu6,
+}
+
+/// What is added before the rectifier.
 #[derive(Clone, Copy, Debug)]
 pub enum Residual<'a, E = f32> {
     /// Nothing.
@@ -23,7 +35,7 @@ pub enum Residual<'a, E = f32> {
     OptionA(ShortcutA, &'a [E]),
 }
 
-/// y = relu(gamma · (x - mean) · invstd + beta + residual).
+/// y = rectified(gamma · (x - mean) · invstd + beta + residual).
 ///
 /// # Shapes
 /// `x`, `y`: `[rows, C]`.
@@ -35,10 +47,10 @@ pub fn normalize<E: Element>(
     affine: &Affine<'_>,
     x: &[E],
     residual: Residual<'_, E>,
-    relu: bool,
+    rectifier: Rectifier,
     y: &mut [E],
 ) {
-    E::normalize(isa, affine, x, residual, relu, y);
+    E::normalize(isa, affine, x, residual, rectifier, y);
 }
 
 pub(crate) fn normalize_of<E: Element>(
@@ -46,15 +58,15 @@ pub(crate) fn normalize_of<E: Element>(
     affine: &Affine<'_>,
     x: &[E],
     residual: Residual<'_, E>,
-    relu: bool,
+    rectifier: Rectifier,
     y: &mut [E],
 ) {
     affine.check();
     assert_len("y", y.len(), x.len());
-    run(isa, Coefficients::of(affine), x, residual, relu, y);
+    run(isa, Coefficients::of(affine), x, residual, rectifier, y);
 }
 
-/// y = relu(scale · x + shift + residual): inference with folded parameters, each `[C]`.
+/// y = rectified(scale · x + shift + residual): inference with folded parameters, each `[C]`.
 ///
 /// # Shapes
 /// `x`, `y`: `[rows, C]`.
@@ -67,10 +79,10 @@ pub fn scale_shift<E: Element>(
     shift: &[f32],
     x: &[E],
     residual: Residual<'_, E>,
-    relu: bool,
+    rectifier: Rectifier,
     y: &mut [E],
 ) {
-    E::scale_shift(isa, scale, shift, x, residual, relu, y);
+    E::scale_shift(isa, scale, shift, x, residual, rectifier, y);
 }
 
 pub(crate) fn scale_shift_of<E: Element>(
@@ -79,12 +91,12 @@ pub(crate) fn scale_shift_of<E: Element>(
     shift: &[f32],
     x: &[E],
     residual: Residual<'_, E>,
-    relu: bool,
+    rectifier: Rectifier,
     y: &mut [E],
 ) {
     assert_len("shift", shift.len(), scale.len());
     assert_len("y", y.len(), x.len());
-    run(isa, Coefficients { mean: None, scale, invstd: None, shift }, x, residual, relu, y);
+    run(isa, Coefficients { mean: None, scale, invstd: None, shift }, x, residual, rectifier, y);
 }
 
 /// y = (x - mean) · (scale · invstd) + shift; an absent mean is 0, an absent invstd 1.
@@ -107,7 +119,7 @@ fn run<E: Element>(
     coefficients: Coefficients<'_>,
     x: &[E],
     residual: Residual<'_, E>,
-    relu: bool,
+    rectifier: Rectifier,
     y: &mut [E],
 ) {
     let channels = coefficients.scale.len();
@@ -144,20 +156,25 @@ fn run<E: Element>(
         }
         let part = Part { coefficients, x: x.values, residual, y: y.values };
         match (shortcut.is_some(), part.residual.is_empty()) {
-            (false, true) => gated::<E, NONE>(isa, part, relu),
-            (false, false) => gated::<E, SEPARATE>(isa, part, relu),
-            (true, _) => gated::<E, IN_OUTPUT>(isa, part, relu),
+            (false, true) => gated::<E, NONE>(isa, part, rectifier),
+            (false, false) => gated::<E, SEPARATE>(isa, part, rectifier),
+            (true, _) => gated::<E, IN_OUTPUT>(isa, part, rectifier),
         }
     });
 }
 
-fn gated<E: Element, const RESIDUAL: u8>(isa: Isa, part: Part<'_, E>, relu: bool) {
-    if relu {
-        E::run(isa, PartOf::<E, RESIDUAL, true>(part));
-    } else {
-        E::run(isa, PartOf::<E, RESIDUAL, false>(part));
+fn gated<E: Element, const RESIDUAL: u8>(isa: Isa, part: Part<'_, E>, rectifier: Rectifier) {
+    match rectifier {
+        Rectifier::None => E::run(isa, PartOf::<E, RESIDUAL, NOT>(part)),
+        Rectifier::Relu => E::run(isa, PartOf::<E, RESIDUAL, RELU>(part)),
+        Rectifier::Relu6 => E::run(isa, PartOf::<E, RESIDUAL, RELU6>(part)),
     }
 }
+
+/// [`Rectifier`] as a constant.
+const NOT: u8 = 0;
+const RELU: u8 = 1;
+const RELU6: u8 = 2;
 
 /// Where the residual is.
 const NONE: u8 = 0;
@@ -171,9 +188,9 @@ struct Part<'a, E> {
     y: &'a mut [E],
 }
 
-struct PartOf<'a, E, const RESIDUAL: u8, const RELU: bool>(Part<'a, E>);
+struct PartOf<'a, E, const RESIDUAL: u8, const RECTIFIER: u8>(Part<'a, E>);
 
-impl<E: Element, const RESIDUAL: u8, const RELU: bool> GenericWork for PartOf<'_, E, RESIDUAL, RELU> {
+impl<E: Element, const RESIDUAL: u8, const RECTIFIER: u8> GenericWork for PartOf<'_, E, RESIDUAL, RECTIFIER> {
     type Output = ();
 
     fn run<S: Simd>(self) {
@@ -182,20 +199,20 @@ impl<E: Element, const RESIDUAL: u8, const RELU: bool> GenericWork for PartOf<'_
     }
 }
 
-impl<S: Simd, E: Element, const RESIDUAL: u8, const RELU: bool> Kernel<S> for PartOf<'_, E, RESIDUAL, RELU> {
+impl<S: Simd, E: Element, const RESIDUAL: u8, const RECTIFIER: u8> Kernel<S> for PartOf<'_, E, RESIDUAL, RECTIFIER> {
     #[inline(always)]
     unsafe fn run(self) {
         let channels = self.0.coefficients.scale.len();
         let rows = self.0.y.len() / channels;
         let (mean, scale, shift) = ([0.0; TILE_MAX], [0.0; TILE_MAX], [0.0; TILE_MAX]);
-        let mut tiles = Tiles::<S, E, RESIDUAL, RELU> { part: self.0, mean, scale, shift, simd: PhantomData };
+        let mut tiles = Tiles::<S, E, RESIDUAL, RECTIFIER> { part: self.0, mean, scale, shift, simd: PhantomData };
         walk(&mut tiles, rows, channels);
     }
 }
 
 /// Only made where the features of `S` are switched on. Parameters start where a cache line does.
 #[repr(C, align(64))]
-struct Tiles<'a, S, E, const RESIDUAL: u8, const RELU: bool> {
+struct Tiles<'a, S, E, const RESIDUAL: u8, const RECTIFIER: u8> {
     mean: [f32; TILE_MAX],
     scale: [f32; TILE_MAX],
     shift: [f32; TILE_MAX],
@@ -203,7 +220,7 @@ struct Tiles<'a, S, E, const RESIDUAL: u8, const RELU: bool> {
     simd: PhantomData<S>,
 }
 
-impl<S: Simd, E: Element, const RESIDUAL: u8, const RELU: bool> PerChannel for Tiles<'_, S, E, RESIDUAL, RELU> {
+impl<S: Simd, E: Element, const RESIDUAL: u8, const RECTIFIER: u8> PerChannel for Tiles<'_, S, E, RESIDUAL, RECTIFIER> {
     #[inline(always)]
     fn enter(&mut self, columns: Columns) {
         let Coefficients { mean, scale, invstd, shift } = self.part.coefficients;
@@ -228,14 +245,14 @@ impl<S: Simd, E: Element, const RESIDUAL: u8, const RELU: bool> PerChannel for T
         };
         let (mean, scale, shift) = (&self.mean[..width], &self.scale[..width], &self.shift[..width]);
         let [mean, scale, shift] = [mean, scale, shift].map(<[f32]>::as_ptr);
-        let run = Run::<E, RESIDUAL, RELU> { x, residual, y, mean, scale, shift };
+        let run = Run::<E, RESIDUAL, RECTIFIER> { x, residual, y, mean, scale, shift };
         // SAFETY: features as of `S::vectorize`, in which alone this type is made; `width` values lie at each address.
         unsafe { each_vector::<S>(width, &run) }
     }
 }
 
 /// The addresses of one tile.
-struct Run<E, const RESIDUAL: u8, const RELU: bool> {
+struct Run<E, const RESIDUAL: u8, const RECTIFIER: u8> {
     x: *const E,
     residual: *const E,
     y: *mut E,
@@ -244,7 +261,7 @@ struct Run<E, const RESIDUAL: u8, const RELU: bool> {
     shift: *const f32,
 }
 
-impl<S: Simd, E: Element, const RESIDUAL: u8, const RELU: bool> PerVector<S> for Run<E, RESIDUAL, RELU> {
+impl<S: Simd, E: Element, const RESIDUAL: u8, const RECTIFIER: u8> PerVector<S> for Run<E, RESIDUAL, RECTIFIER> {
     #[inline(always)]
     unsafe fn vector(&self, lanes: Lanes<S>) {
         // SAFETY: passed on.
@@ -254,7 +271,12 @@ impl<S: Simd, E: Element, const RESIDUAL: u8, const RELU: bool> PerVector<S> for
             if RESIDUAL != NONE {
                 value = S::add(value, lanes.load(self.residual));
             }
-            lanes.store(self.y, if RELU { S::relu(value) } else { value });
+            let value = match RECTIFIER {
+                NOT => value,
+                RELU => S::relu(value),
+                _ => S::at_most(S::relu(value), S::splat(6.0)),
+            };
+            lanes.store(self.y, value);
         }
     }
 }

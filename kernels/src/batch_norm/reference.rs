@@ -1,6 +1,6 @@
 //! Batch normalisation as plain loops in f64.
 
-use super::ShortcutA;
+use super::{Rectifier, ShortcutA};
 
 /// Mean and biased variance of every channel.
 pub(super) fn moments(x: &[f64], channels: usize) -> (Vec<f64>, Vec<f64>) {
@@ -16,14 +16,25 @@ pub(super) fn moments(x: &[f64], channels: usize) -> (Vec<f64>, Vec<f64>) {
     (mean, variance)
 }
 
-/// gamma · (x - mean) / sqrt(variance + epsilon) + beta + residual, then ReLU, with the statistics of `x`.
-pub(super) fn forward(x: &[f64], gamma: &[f64], beta: &[f64], residual: &[f64], relu: bool, epsilon: f64) -> Vec<f64> {
+/// gamma · (x - mean) / sqrt(variance + epsilon) + beta + residual, then the rectifier, with the statistics of `x`.
+pub(super) fn forward(
+    x: &[f64],
+    gamma: &[f64],
+    beta: &[f64],
+    residual: &[f64],
+    rectifier: Rectifier,
+    epsilon: f64,
+) -> Vec<f64> {
     let channels = gamma.len();
     let (mean, variance) = moments(x, channels);
     let value = |i: usize| {
         let c = i % channels;
         let y = gamma[c] * (x[i] - mean[c]) / (variance[c] + epsilon).sqrt() + beta[c] + residual[i];
-        if relu && y < 0.0 { 0.0 } else { y }
+        match rectifier {
+            Rectifier::None => y,
+            Rectifier::Relu => y.max(0.0),
+            Rectifier::Relu6 => y.clamp(0.0, 6.0),
+        }
     };
     (0..x.len()).map(value).collect()
 }

@@ -58,6 +58,7 @@ pub(crate) fn backward_sums_of<E: Element>(
             Gate::Open => vectorized(isa, Summed::<E, OPEN> { part, channels, sums }),
             Gate::Output(_) => vectorized(isa, Summed::<E, OUTPUT> { part, channels, sums }),
             Gate::Recomputed => vectorized(isa, Summed::<E, RECOMPUTED> { part, channels, sums }),
+            Gate::Recomputed6 => vectorized(isa, Summed::<E, RECOMPUTED_6> { part, channels, sums }),
         }
     });
     // The kernel summed g · (x - mean).
@@ -70,6 +71,7 @@ pub(crate) fn backward_sums_of<E: Element>(
 pub(super) const OPEN: u8 = 0;
 pub(super) const OUTPUT: u8 = 1;
 pub(super) const RECOMPUTED: u8 = 2;
+pub(super) const RECOMPUTED_6: u8 = 3;
 
 struct GateSums<'a, E> {
     saved: &'a Saved<'a, E>,
@@ -86,7 +88,7 @@ impl<E: Element> GateSums<'_, E> {
     fn enter<const GATE: u8>(&mut self, columns: Columns) {
         let affine = self.saved.affine;
         columns.fill(&mut self.mean, affine.mean);
-        if GATE == RECOMPUTED {
+        if GATE == RECOMPUTED || GATE == RECOMPUTED_6 {
             fill_scale(columns, &mut self.scale, affine.gamma, affine.invstd);
             columns.fill(&mut self.beta, affine.beta);
         }
@@ -108,7 +110,11 @@ impl<E: Element> GateSums<'_, E> {
                 let open = match GATE {
                     OPEN => true,
                     OUTPUT => y[t][i].to_f32() > 0.0,
-                    _ => centred * scale[i] + beta[i] > 0.0,
+                    RECOMPUTED => centred * scale[i] + beta[i] > 0.0,
+                    _ => {
+                        let value = centred * scale[i] + beta[i];
+                        (value > 0.0) & (value < 6.0)
+                    }
                 };
                 // Loaded whatever the gate says, or the compiler makes a jump of it.
                 let dy = dy[t][i].to_f32();

@@ -46,10 +46,10 @@ impl Case {
         (mean.iter().map(|mean| *mean as f32).collect(), invstd)
     }
 
-    fn forward(&self, isa: Isa, residual: Residual<'_>, relu: bool) -> Vec<f32> {
+    fn forward(&self, isa: Isa, residual: Residual<'_>, rectifier: Rectifier) -> Vec<f32> {
         let (mean, invstd) = self.finished();
         let mut y = vec![f32::NAN; self.x.len()];
-        normalize(isa, &self.affine(&mean, &invstd), &self.x, residual, relu, &mut y);
+        normalize(isa, &self.affine(&mean, &invstd), &self.x, residual, rectifier, &mut y);
         y
     }
 
@@ -68,14 +68,18 @@ impl Case {
         (sums, dx)
     }
 
-    fn reference(&self, x: &[f64], gamma: &[f64], beta: &[f64], residual: &[f64], relu: bool) -> Vec<f64> {
-        reference::forward(x, gamma, beta, residual, relu, EPSILON)
+    fn reference(&self, x: &[f64], gamma: &[f64], beta: &[f64], residual: &[f64], rectifier: Rectifier) -> Vec<f64> {
+        reference::forward(x, gamma, beta, residual, rectifier, EPSILON)
     }
 
     /// Σ dy · y, whose gradients the backward pass computes.
     fn loss(&self, y: &[f64]) -> f64 {
         y.iter().zip(&self.dy).map(|(y, dy)| y * f64::from(*dy)).sum()
     }
+}
+
+fn rectifiers() -> impl Strategy<Value = Rectifier> {
+    prop_oneof![Just(Rectifier::None), Just(Rectifier::Relu), Just(Rectifier::Relu6)]
 }
 
 fn shapes() -> impl Strategy<Value = (usize, usize, u64)> {
@@ -88,7 +92,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(40))]
 
     #[test]
-    fn forward_equals_the_reference_everywhere((rows, channels, seed) in shapes(), relu in any::<bool>()) {
+    fn forward_equals_the_reference_everywhere((rows, channels, seed) in shapes(), rectifier in rectifiers()) {
         let case = Case::new(rows, channels, seed);
         let (_, variance) = reference::moments(&doubles(&case.x), channels);
         // The mean is rounded to f32: invstd, large where a few rows are alike, magnifies that.
@@ -96,16 +100,16 @@ proptest! {
         let tolerance = 1e-5 + 1e-6 * largest;
         let (gamma, beta, residual) = (doubles(&case.gamma), doubles(&case.beta), doubles(&case.residual));
         let x = doubles(&case.x);
-        let y = same_everywhere(|isa| case.forward(isa, Residual::Identity(&case.residual), relu));
-        assert_close("with residual", &y, &case.reference(&x, &gamma, &beta, &residual, relu), tolerance);
-        let y = same_everywhere(|isa| case.forward(isa, Residual::None, relu));
-        assert_close("without", &y, &case.reference(&x, &gamma, &beta, &vec![0.0; x.len()], relu), tolerance);
+        let y = same_everywhere(|isa| case.forward(isa, Residual::Identity(&case.residual), rectifier));
+        assert_close("with residual", &y, &case.reference(&x, &gamma, &beta, &residual, rectifier), tolerance);
+        let y = same_everywhere(|isa| case.forward(isa, Residual::None, rectifier));
+        assert_close("without", &y, &case.reference(&x, &gamma, &beta, &vec![0.0; x.len()], rectifier), tolerance);
     }
 
     #[test]
     fn backward_passes_agree_with_each_other_everywhere((rows, channels, seed) in shapes()) {
         let case = Case::new(rows, channels, seed);
-        let y = case.forward(Isa::Portable, Residual::None, true);
+        let y = case.forward(Isa::Portable, Residual::None, Rectifier::Relu);
         let recomputed = same_everywhere(|isa| case.backward(isa, Gate::Recomputed, ResidualGradient::None));
         let from_y = same_everywhere(|isa| case.backward(isa, Gate::Output(&y), ResidualGradient::None));
         prop_assert_eq!(&recomputed, &from_y, "the recomputed gate is the forward's");
@@ -122,19 +126,37 @@ proptest! {
     }
 
     #[test]
+    fn the_gate_of_a_relu6_is_shut_outside_0_to_6((rows, channels, seed) in shapes()) {
+        let mut case = Case::new(rows, channels, seed);
+        case.gamma.iter_mut().for_each(|gamma| *gamma *= 6.0);
+        let y = case.forward(Isa::Portable, Residual::None, Rectifier::Relu6);
+        let open = |y: f32| y > 0.0 && y < 6.0;
+        // With no gradient where the gate is shut, no gate is needed.
+        let masked = Case {
+            dy: case.dy.iter().zip(&y).map(|(dy, y)| if open(*y) { *dy } else { 0.0 }).collect(),
+            x: case.x.clone(),
+            gamma: case.gamma.clone(),
+            beta: case.beta.clone(),
+            residual: Vec::new(),
+        };
+        let gated = same_everywhere(|isa| case.backward(isa, Gate::Recomputed6, ResidualGradient::None));
+        prop_assert_eq!(gated, masked.backward(Isa::Portable, Gate::Open, ResidualGradient::None));
+    }
+
+    #[test]
     fn gradients_are_those_of_finite_differences(rows in 3..12usize, channels in 1..6usize, seed in 0..1000u64) {
         let case = Case::new(rows, channels, seed);
-        let y = case.forward(Isa::Portable, Residual::Identity(&case.residual), true);
+        let y = case.forward(Isa::Portable, Residual::Identity(&case.residual), Rectifier::Relu);
         // A ReLU at its kink has no gradient.
         prop_assume!(y.iter().all(|y| *y == 0.0 || *y > 1e-3));
         let mut dresidual = vec![f32::NAN; y.len()];
         let (sums, dx) = case.backward(Isa::detect(), Gate::Output(&y), ResidualGradient::Write(&mut dresidual));
         let (x, gamma) = (doubles(&case.x), doubles(&case.gamma));
         let (beta, residual) = (doubles(&case.beta), doubles(&case.residual));
-        let before = case.reference(&x, &gamma, &beta, &residual, false);
+        let before = case.reference(&x, &gamma, &beta, &residual, Rectifier::None);
         prop_assume!(before.iter().all(|y| y.abs() > 1e-3));
         let loss = |x: &[f64], gamma: &[f64], beta: &[f64], residual: &[f64]| {
-            case.loss(&case.reference(x, gamma, beta, residual, true))
+            case.loss(&case.reference(x, gamma, beta, residual, Rectifier::Relu))
         };
         assert_close("dx", &dx, &finite_differences(&x, |x| loss(x, &gamma, &beta, &residual)), 1e-4);
         assert_close("dbeta", &sums[..channels], &finite_differences(&beta, |b| loss(&x, &gamma, b, &residual)), 1e-4);
@@ -152,8 +174,8 @@ proptest! {
         let case = Case::new(num_images * shape.pixels_out(), channels, seed);
         let input = values(num_images * shape.image_in(), seed + 9);
         let stored: Vec<f32> = reference::shortcut(shape, &doubles(&input)).iter().map(|value| *value as f32).collect();
-        let y = same_everywhere(|isa| case.forward(isa, Residual::OptionA(shape, &input), true));
-        prop_assert_eq!(&y, &case.forward(Isa::Portable, Residual::Identity(&stored), true));
+        let y = same_everywhere(|isa| case.forward(isa, Residual::OptionA(shape, &input), Rectifier::Relu));
+        prop_assert_eq!(&y, &case.forward(Isa::Portable, Residual::Identity(&stored), Rectifier::Relu));
         let mut masked = vec![f32::NAN; y.len()];
         let expected = case.backward(Isa::Portable, Gate::Output(&y), ResidualGradient::Write(&mut masked));
         let written = same_everywhere(|isa| {
@@ -197,10 +219,10 @@ fn folded_inference_equals_normalisation_and_a_nan_passes_the_relu() {
     let (scale, shift) = (&case.gamma, &case.beta);
     let expected: Vec<f32> = (0..case.x.len()).map(|i| (case.x[i] * scale[i % 7] + shift[i % 7]).max(0.0)).collect();
     let mut y = vec![f32::NAN; case.x.len()];
-    scale_shift(Isa::detect(), scale, shift, &case.x, Residual::None, true, &mut y);
+    scale_shift(Isa::detect(), scale, shift, &case.x, Residual::None, Rectifier::Relu, &mut y);
     assert_eq!(y, expected);
     let nan = vec![f32::NAN; case.x.len()];
-    scale_shift(Isa::detect(), scale, shift, &nan, Residual::None, true, &mut y);
+    scale_shift(Isa::detect(), scale, shift, &nan, Residual::None, Rectifier::Relu, &mut y);
     assert!(y.iter().all(|y| y.is_nan()));
 }
 

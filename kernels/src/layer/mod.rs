@@ -16,7 +16,7 @@ mod tests;
 use crate::batch_norm::gradient::backward_of;
 use crate::batch_norm::normalize::normalize_of;
 use crate::batch_norm::sums::backward_sums_of;
-use crate::batch_norm::{Gate, Residual, ResidualGradient, Saved, ShortcutA, workspace_len};
+use crate::batch_norm::{Gate, Rectifier, Residual, ResidualGradient, Saved, ShortcutA, workspace_len};
 use crate::conv2d::statistics::{Statistics, partials_len, reduce_partials};
 use crate::conv2d::{Addend, Algorithm, Conv2d, Conv2dShape, Epilogue, add_weight_gradients};
 use crate::pieces::{SharedMut, for_each_piece, slots_len, whole_lines};
@@ -253,13 +253,14 @@ impl Layer {
             return &x[group.input()];
         }
         let Some(norm) = input.norm else { panic!("layer: an input that is neither stored nor normalised here") };
-        let relu = match norm.gate {
-            Gate::Open => false,
-            Gate::Recomputed => true,
+        let rectifier = match norm.gate {
+            Gate::Open => Rectifier::None,
+            Gate::Recomputed => Rectifier::Relu,
+            Gate::Recomputed6 => Rectifier::Relu6,
             Gate::Output(_) => panic!("layer: an input behind a residual is stored"),
         };
         let x = scratch(floats, group.input().len());
-        normalize_of(self.isa, &norm.affine, &norm.x[group.input()], Residual::None, relu, x);
+        normalize_of(self.isa, &norm.affine, &norm.x[group.input()], Residual::None, rectifier, x);
         x
     }
 

@@ -22,8 +22,8 @@ enum Reads {
     Values,
     /// What was normalised behind a residual.
     Stored,
-    /// A raw result.
-    Raw,
+    /// A raw result, to be normalised; whether a ReLU6 follows, else a ReLU.
+    Raw(bool),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -83,9 +83,12 @@ impl<E: Element> Given<E> {
             Reads::Values => {}
             Reads::Stored => {
                 let residual = x.clone();
-                normalize(isa, &before.affine(), &x_raw, Residual::Identity(&residual), true, &mut x);
+                normalize(isa, &before.affine(), &x_raw, Residual::Identity(&residual), Rectifier::Relu, &mut x);
             }
-            Reads::Raw => normalize(isa, &before.affine(), &x_raw, Residual::None, true, &mut x),
+            Reads::Raw(six) => {
+                let rectifier = if six { Rectifier::Relu6 } else { Rectifier::Relu };
+                normalize(isa, &before.affine(), &x_raw, Residual::None, rectifier, &mut x);
+            }
         }
         Self {
             case,
@@ -112,7 +115,9 @@ impl<E: Element> Given<E> {
         match self.case.input {
             Reads::Values => Input { stored: Some(&self.x), norm: None },
             Reads::Stored => Input { stored: Some(&self.x), norm: norm(Gate::Output(&self.x)) },
-            Reads::Raw => Input { stored: None, norm: norm(Gate::Recomputed) },
+            Reads::Raw(six) => {
+                Input { stored: None, norm: norm(if six { Gate::Recomputed6 } else { Gate::Recomputed }) }
+            }
         }
     }
 
@@ -232,8 +237,8 @@ fn cases() -> impl Iterator<Item = Case> {
     let surroundings = [
         (Reads::Values, Adds::Nothing),
         (Reads::Stored, Adds::Nothing),
-        (Reads::Raw, Adds::Identity),
-        (Reads::Raw, Adds::ShortcutA),
+        (Reads::Raw(false), Adds::Identity),
+        (Reads::Raw(true), Adds::ShortcutA),
         (Reads::Stored, Adds::Identity),
     ];
     shapes.into_iter().flat_map(move |shape| {

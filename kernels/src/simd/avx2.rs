@@ -171,6 +171,11 @@ impl Simd for Avx2Fma {
         unsafe { _mm256_max_ps(_mm256_setzero_ps(), v) }
     }
     #[inline(always)]
+    unsafe fn at_most(v: __m256, limit: __m256) -> __m256 {
+        // SAFETY: the trait's contract, which the caller keeps. The second operand is the result where one is a NaN.
+        unsafe { _mm256_min_ps(limit, v) }
+    }
+    #[inline(always)]
     unsafe fn where_positive(gate: __m256, v: __m256) -> __m256 {
         // SAFETY: the trait's contract, which the caller keeps.
         unsafe { _mm256_and_ps(_mm256_cmp_ps::<_CMP_GT_OQ>(gate, _mm256_setzero_ps()), v) }

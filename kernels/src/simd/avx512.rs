@@ -149,6 +149,11 @@ impl<const BF16: bool> Simd for Avx512<BF16> {
         unsafe { _mm512_max_ps(_mm512_setzero_ps(), v) }
     }
     #[inline(always)]
+    unsafe fn at_most(v: __m512, limit: __m512) -> __m512 {
+        // SAFETY: the trait's contract, which the caller keeps. The second operand is the result where one is a NaN.
+        unsafe { _mm512_min_ps(limit, v) }
+    }
+    #[inline(always)]
     unsafe fn where_positive(gate: __m512, v: __m512) -> __m512 {
         // SAFETY: the trait's contract, which the caller keeps.
         unsafe { _mm512_maskz_mov_ps(_mm512_cmp_ps_mask::<_CMP_GT_OQ>(gate, _mm512_setzero_ps()), v) }

@@ -189,6 +189,8 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     unsafe fn mul(a: Self::V, b: Self::V) -> Self::V;
     /// 0 where `v` is below 0; a NaN stays one, so that a diverged run is seen.
     unsafe fn relu(v: Self::V) -> Self::V;
+    /// `limit` where `v` is above it; a NaN stays one.
+    unsafe fn at_most(v: Self::V, limit: Self::V) -> Self::V;
     /// `v` where `gate` is above 0, else 0.
     unsafe fn where_positive(gate: Self::V, v: Self::V) -> Self::V;
     /// Transposes the square of the first [`Self::LANES`] vectors, in registers where the instruction set can.

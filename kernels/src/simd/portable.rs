@@ -134,6 +134,10 @@ impl Simd for Portable {
         v.map(|value| if value < 0.0 { 0.0 } else { value })
     }
     #[inline(always)]
+    unsafe fn at_most(v: V4, limit: V4) -> V4 {
+        std::array::from_fn(|i| if v[i] > limit[i] { limit[i] } else { v[i] })
+    }
+    #[inline(always)]
     unsafe fn where_positive(gate: V4, v: V4) -> V4 {
         let lane = |i: usize| if gate[i] > 0.0 { v[i] } else { 0.0 };
         [lane(0), lane(1), lane(2), lane(3)]

@@ -134,7 +134,7 @@ fn prepare_of<E: Element>(kernel: Kernel, call: LayerCall, arena: &Arena) -> Box
                     Residual::Identity => batch_norm::Residual::Identity(&residual[..]),
                     Residual::ShortcutA => batch_norm::Residual::OptionA(shortcut(&call), &residual),
                 };
-                batch_norm::normalize(call.isa, &norm.affine(), &z, residual, call.relu, &mut y);
+                batch_norm::normalize(call.isa, &norm.affine(), &z, residual, call.rectifier, &mut y);
             })
         }
         Kernel::NormSums => {
@@ -231,7 +231,7 @@ impl Parameters {
 }
 
 fn gate<'a, E>(call: &LayerCall, output: &'a [E]) -> Gate<'a, E> {
-    fused::gate(call.relu, call.residual != Residual::None, output)
+    Gate::of(call.rectifier, call.residual != Residual::None, output)
 }
 
 fn shortcut(call: &LayerCall) -> ShortcutA {
@@ -240,6 +240,7 @@ fn shortcut(call: &LayerCall) -> ShortcutA {
 
 #[cfg(test)]
 mod tests {
+    use kernels::batch_norm::Rectifier;
     use kernels::conv2d::{Algorithm, Conv2dShape};
     use kernels::simd::Isa;
 
@@ -257,7 +258,7 @@ mod tests {
             storage,
             before: Before::Raw,
             residual: Residual::Identity,
-            relu: true,
+            rectifier: Rectifier::Relu,
             needs_input: true,
             has_addend: false,
         }

@@ -14,18 +14,19 @@ use burn::backend::{Autodiff, AutodiffBackend};
 use burn::tensor::FloatDType;
 
 use super::{
-    BatchNormGradients, BatchNormOptions, BatchNormOutput, FusedGradients, FusedOptions, FusedOutput, FusedSaved, Gate,
-    LayerOps, average, fused, gate,
+    BatchNormGradients, BatchNormOptions, BatchNormOutput, BatchNormSaved, FusedGradients, FusedOptions, FusedOutput,
+    FusedSaved, Gate, LayerOps, average, fused, gate,
 };
 
 #[derive(Debug)]
 struct BatchNormTrainBackward;
 
-/// The graph's own copies of input and gamma, and the forward pass's statistics.
+/// The graph's own copies of input, gamma and beta, and the forward pass's statistics.
 #[derive(Debug, Clone)]
 struct State<T> {
     input: NodeId,
     gamma: NodeId,
+    beta: NodeId,
     mean: T,
     variance: T,
     num_values: f64,
@@ -38,15 +39,15 @@ impl<B: LayerOps> Backward<B, 3> for BatchNormTrainBackward {
     fn backward(self, ops: Ops<Self::State, 3>, gradients: &mut Gradients, checkpointer: &mut Checkpointer) {
         let output_gradient = gradients.consume::<B>(&ops.node);
         let state = ops.state;
-        let computed = <B as LayerOps>::batch_norm_train_backward(
-            checkpointer.retrieve_node_output(state.input),
-            checkpointer.retrieve_node_output(state.gamma),
-            state.mean,
-            state.variance,
-            output_gradient,
-            state.num_values,
-            state.options,
-        );
+        let saved = BatchNormSaved {
+            input: checkpointer.retrieve_node_output(state.input),
+            gamma: checkpointer.retrieve_node_output(state.gamma),
+            beta: checkpointer.retrieve_node_output(state.beta),
+            mean: state.mean,
+            variance: state.variance,
+            num_values: state.num_values,
+        };
+        let computed = <B as LayerOps>::batch_norm_train_backward(saved, output_gradient, state.options);
         let computed = [computed.input, computed.gamma, computed.beta];
         for (parent, gradient) in ops.parents.into_iter().zip(computed) {
             if let Some(node) = parent {
@@ -65,18 +66,22 @@ impl<B: LayerOps, C: CheckpointStrategy> LayerOps for Autodiff<B, C> {
     ) -> BatchNormOutput<Self> {
         let guards = [input.node(), gamma.node(), beta.node()];
         let prepared = BatchNormTrainBackward.prepare::<C>(guards).compute_bound().stateful();
-        let inner = |input: FloatTensor<Self>, gamma: FloatTensor<Self>, options| {
-            let primitives = (input.into_primitive(), gamma.into_primitive());
-            let beta = beta.into_primitive();
-            <B as LayerOps>::batch_norm_train(primitives.0, primitives.1, beta, options)
+        let inner = |[input, gamma, beta]: [FloatTensor<Self>; 3], options| {
+            <B as LayerOps>::batch_norm_train(
+                input.into_primitive(),
+                gamma.into_primitive(),
+                beta.into_primitive(),
+                options,
+            )
         };
         match prepared {
             OpsKind::Tracked(mut prepared) => {
-                let nodes = [prepared.checkpoint(&input), prepared.checkpoint(&gamma)];
-                let batch = inner(input, gamma, options.clone());
+                let nodes = [&input, &gamma, &beta].map(|tensor| prepared.checkpoint(tensor));
+                let batch = inner([input, gamma, beta], options.clone());
                 let state = State {
                     input: nodes[0],
                     gamma: nodes[1],
+                    beta: nodes[2],
                     mean: batch.mean.clone(),
                     variance: batch.variance.clone(),
                     num_values: batch.num_values,
@@ -84,17 +89,15 @@ impl<B: LayerOps, C: CheckpointStrategy> LayerOps for Autodiff<B, C> {
                 };
                 lift(batch, |output| prepared.finish(state, output))
             }
-            OpsKind::UnTracked(prepared) => lift(inner(input, gamma, options), |output| prepared.finish(output)),
+            OpsKind::UnTracked(prepared) => {
+                lift(inner([input, gamma, beta], options), |output| prepared.finish(output))
+            }
         }
     }
 
     fn batch_norm_train_backward(
-        _input: FloatTensor<Self>,
-        _gamma: FloatTensor<Self>,
-        _mean: FloatTensor<Self>,
-        _variance: FloatTensor<Self>,
+        _saved: BatchNormSaved<Self>,
         _output_gradient: FloatTensor<Self>,
-        _num_values: f64,
         _options: BatchNormOptions,
     ) -> BatchNormGradients<Self> {
         panic!("batch_norm_train_backward: its own derivative is not implemented");

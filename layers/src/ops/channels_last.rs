@@ -5,14 +5,13 @@
 use burn::backend::flex::FlexTensor;
 use burn::backend::{Flex, TensorMetadata};
 use kernels::batch_norm::{self, Affine, Gate, Residual, ResidualGradient, Saved};
-use kernels::simd::Isa;
 
 use super::clock::{Kernel, time};
-use super::composed;
 use super::flex::{inverse_stds, to_f32};
+use super::fused::LinkedNorm;
 use super::memory::{ARENA, Activation, SCRATCH, activation, contiguous, floats, tensor};
 use super::statistics::{GradientSums, Moments};
-use super::{BatchNormGradients, BatchNormOptions, BatchNormOutput};
+use super::{BatchNormGradients, BatchNormOptions, BatchNormOutput, BatchNormSaved};
 
 pub(super) fn forward<E: Activation>(
     input: FlexTensor,
@@ -20,7 +19,7 @@ pub(super) fn forward<E: Activation>(
     beta: FlexTensor,
     options: &BatchNormOptions,
 ) -> BatchNormOutput<Flex> {
-    let (isa, shape) = (Isa::detect(), input.shape());
+    let (isa, shape) = (options.isa, input.shape());
     let (input, gamma, beta) = (E::activations(input), contiguous(gamma), contiguous(beta));
     let (x, channels) = (E::values(&input), floats(&gamma).len());
     let rows = x.len() / channels;
@@ -33,12 +32,21 @@ pub(super) fn forward<E: Activation>(
     let (mean, variance) = (to_f32(&moments.mean), to_f32(&moments.variance()));
     let invstd = inverse_stds(&variance, options.epsilon);
     let affine = Affine { mean: &mean, invstd: &invstd, gamma: floats(&gamma), beta: floats(&beta) };
-    let mut output = ARENA.take::<E>(x.len());
-    time(Kernel::Normalisation, None, || {
-        batch_norm::normalize(isa, &affine, x, Residual::None, false, &mut output);
+    let is_raw = options.output.as_ref().is_some_and(|link| link.may_be_raw);
+    let normalised = (!is_raw).then(|| {
+        let mut output = ARENA.take::<E>(x.len());
+        time(Kernel::Normalisation, None, || {
+            batch_norm::normalize(isa, &affine, x, Residual::None, options.rectifier, &mut output);
+        });
+        activation(output, shape)
     });
+    if let Some(link) = &options.output {
+        let (convolved, mean, rectifier) = (input.clone(), mean.clone(), options.rectifier);
+        // Made for this one pass.
+        let _ = link.norm.set(LinkedNorm { convolved, mean, invstd, gamma, beta, rectifier, has_residual: false });
+    }
     BatchNormOutput {
-        output: activation(output, shape),
+        output: normalised.unwrap_or(input),
         mean: tensor(mean, [channels]),
         variance: tensor(variance, [channels]),
         num_values: moments.count,
@@ -46,25 +54,28 @@ pub(super) fn forward<E: Activation>(
 }
 
 pub(super) fn backward<E: Activation>(
-    saved: composed::Saved<Flex>,
+    saved: BatchNormSaved<Flex>,
     output_gradient: FlexTensor,
     options: &BatchNormOptions,
 ) -> BatchNormGradients<Flex> {
-    let (isa, shape) = (Isa::detect(), saved.input.shape());
+    let (isa, shape) = (options.isa, saved.input.shape());
     let [input, dy] = [saved.input, output_gradient].map(E::activations);
-    let [gamma, mean, variance] = [saved.gamma, saved.mean, saved.variance].map(contiguous);
-    let (x, dy) = (E::values(&input), E::values(&dy));
+    let [gamma, beta, mean, variance] = [saved.gamma, saved.beta, saved.mean, saved.variance].map(contiguous);
+    let (x, gradient) = (E::values(&input), &dy);
+    let dy = E::values(gradient);
     let channels = floats(&gamma).len();
     let invstd = inverse_stds(floats(&variance), options.epsilon);
-    // The shift has no part in the gradient.
-    let affine = Affine { mean: floats(&mean), invstd: &invstd, gamma: floats(&gamma), beta: floats(&gamma) };
-    let norm = Saved { affine, x, gate: Gate::Open };
-    let mut sums = vec![0.0; 2 * channels];
-    SCRATCH.with_borrow_mut(|scratch| {
-        let workspace = scratch.workspace.doubles(batch_norm::workspace_len(x.len() / channels, channels));
-        time(Kernel::NormSums, None, || batch_norm::backward_sums(isa, &norm, dy, &mut sums, workspace));
+    let affine = Affine { mean: floats(&mean), invstd: &invstd, gamma: floats(&gamma), beta: floats(&beta) };
+    let norm = Saved { affine, x, gate: Gate::of(options.rectifier, false, x) };
+    let left = options.output.as_deref().and_then(|link| link.take_sums(gradient));
+    let local = left.unwrap_or_else(|| {
+        let mut sums = vec![0.0; 2 * channels];
+        SCRATCH.with_borrow_mut(|scratch| {
+            let workspace = scratch.workspace.doubles(batch_norm::workspace_len(x.len() / channels, channels));
+            time(Kernel::NormSums, None, || batch_norm::backward_sums(isa, &norm, dy, &mut sums, workspace));
+        });
+        GradientSums::of(sums)
     });
-    let local = GradientSums::of(sums);
     let all = local.reduce(options.reducer.as_deref());
     let sums = [all.plain.as_slice(), &all.with_normalised].concat();
     let mut d_input = ARENA.take::<E>(x.len());

@@ -7,17 +7,10 @@ use burn::backend::tensor::{Device, FloatTensor};
 use burn::backend::{Backend, Scalar, TensorMetadata, read_sync};
 use burn::tensor::{DType, FloatDType, Shape, TensorData};
 
-use super::statistics::{GradientSums, Moments};
-use super::{BatchNormGradients, BatchNormOptions, BatchNormOutput};
+use kernels::batch_norm::Rectifier;
 
-/// What the backward pass keeps of the forward pass.
-pub(super) struct Saved<B: Backend> {
-    pub(super) input: FloatTensor<B>,
-    pub(super) gamma: FloatTensor<B>,
-    pub(super) mean: FloatTensor<B>,
-    pub(super) variance: FloatTensor<B>,
-    pub(super) num_values: f64,
-}
+use super::statistics::{GradientSums, Moments};
+use super::{BatchNormGradients, BatchNormOptions, BatchNormOutput, BatchNormSaved};
 
 pub(super) fn forward<B: Backend>(
     input: FloatTensor<B>,
@@ -53,7 +46,7 @@ pub(super) fn forward<B: Backend>(
     let output = B::float_mul(B::float_sub(table, mean.clone()), scale);
     let output = B::float_add(output, as_row::<B>(beta));
     BatchNormOutput {
-        output: round::<B>(B::float_reshape(output, shape), stored),
+        output: round::<B>(B::float_reshape(rectified::<B>(options.rectifier, output), shape), stored),
         mean: B::float_reshape(mean, Shape::new([channels])),
         variance: B::float_reshape(variance, Shape::new([channels])),
         num_values,
@@ -61,7 +54,7 @@ pub(super) fn forward<B: Backend>(
 }
 
 pub(super) fn backward<B: Backend>(
-    saved: Saved<B>,
+    saved: BatchNormSaved<B>,
     output_gradient: FloatTensor<B>,
     options: &BatchNormOptions,
 ) -> BatchNormGradients<B> {
@@ -74,6 +67,13 @@ pub(super) fn backward<B: Backend>(
     let inverse_std = inverse_std::<B>(as_row::<B>(saved.variance), options);
     let centred = B::float_sub(table, as_row::<B>(saved.mean));
     let normalised = B::float_mul(centred, inverse_std.clone());
+    let dy = match options.rectifier {
+        Rectifier::None => dy,
+        rectifier => {
+            let scaled = B::float_mul(normalised.clone(), as_row::<B>(saved.gamma.clone()));
+            behind::<B>(rectifier, B::float_add(scaled, as_row::<B>(saved.beta)), dy)
+        }
+    };
 
     let beta = B::float_sum_dim(dy.clone(), 0);
     let gamma = B::float_sum_dim(B::float_mul(dy.clone(), normalised.clone()), 0);
@@ -93,6 +93,28 @@ pub(super) fn backward<B: Backend>(
         input: round::<B>(B::float_reshape(dx, shape), stored),
         gamma: B::float_reshape(gamma, Shape::new([channels])),
         beta: B::float_reshape(beta, Shape::new([channels])),
+    }
+}
+
+/// A rectifier's output.
+pub(super) fn rectified<B: Backend>(rectifier: Rectifier, values: FloatTensor<B>) -> FloatTensor<B> {
+    match rectifier {
+        Rectifier::None => values,
+        Rectifier::Relu => B::relu(values),
+        Rectifier::Relu6 => B::float_clamp(values, Scalar::Float(0.0), Scalar::Float(6.0)),
+    }
+}
+
+/// The gradient behind a rectifier of which these are the inputs or outputs: `dy` where the derivative is not 0.
+pub(super) fn behind<B: Backend>(rectifier: Rectifier, values: FloatTensor<B>, dy: FloatTensor<B>) -> FloatTensor<B> {
+    let above = B::relu_backward(values.clone(), dy);
+    match rectifier {
+        Rectifier::Relu6 => {
+            // Above 6 where 6 - x is not above 0.
+            let room = B::float_add_scalar(B::float_neg(values), Scalar::Float(6.0));
+            B::relu_backward(room, above)
+        }
+        _ => above,
     }
 }
 

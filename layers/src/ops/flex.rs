@@ -9,11 +9,12 @@
 use burn::backend::flex::FlexTensor;
 use burn::backend::{Flex, TensorMetadata};
 use burn::tensor::{DType, FloatDType, TensorData, bf16};
+use kernels::batch_norm::Rectifier;
 
 use super::statistics::{GradientSums, Moments};
 use super::{
-    BatchNormGradients, BatchNormOptions, BatchNormOutput, FusedGradients, FusedOptions, FusedOutput, FusedSaved,
-    LayerOps, average, channels_last, composed, fused,
+    BatchNormGradients, BatchNormOptions, BatchNormOutput, BatchNormSaved, FusedGradients, FusedOptions, FusedOutput,
+    FusedSaved, LayerOps, average, channels_last, composed, fused,
 };
 
 impl LayerOps for Flex {
@@ -23,8 +24,9 @@ impl LayerOps for Flex {
         beta: FlexTensor,
         options: BatchNormOptions,
     ) -> BatchNormOutput<Self> {
+        let is_last = input.is_contiguous() || options.rectifier != Rectifier::None;
         match input.dtype() {
-            DType::F32 if input.is_contiguous() => return channels_last::forward::<f32>(input, gamma, beta, &options),
+            DType::F32 if is_last => return channels_last::forward::<f32>(input, gamma, beta, &options),
             DType::F32 => {}
             DType::BF16 => return channels_last::forward::<bf16>(input, gamma, beta, &options),
             _ => return composed::forward::<Self>(input, gamma, beta, &options),
@@ -48,29 +50,18 @@ impl LayerOps for Flex {
     }
 
     fn batch_norm_train_backward(
-        input: FlexTensor,
-        gamma: FlexTensor,
-        mean: FlexTensor,
-        variance: FlexTensor,
+        saved: BatchNormSaved<Self>,
         output_gradient: FlexTensor,
-        num_values: f64,
         options: BatchNormOptions,
     ) -> BatchNormGradients<Self> {
-        let saved = |input| composed::Saved {
-            input,
-            gamma: gamma.clone(),
-            mean: mean.clone(),
-            variance: variance.clone(),
-            num_values,
-        };
-        match input.dtype() {
-            DType::F32 if input.is_contiguous() => {
-                return channels_last::backward::<f32>(saved(input), output_gradient, &options);
-            }
+        let is_last = saved.input.is_contiguous() || options.rectifier != Rectifier::None;
+        match saved.input.dtype() {
+            DType::F32 if is_last => return channels_last::backward::<f32>(saved, output_gradient, &options),
             DType::F32 => {}
-            DType::BF16 => return channels_last::backward::<bf16>(saved(input), output_gradient, &options),
-            _ => return composed::backward::<Self>(saved(input), output_gradient, &options),
+            DType::BF16 => return channels_last::backward::<bf16>(saved, output_gradient, &options),
+            _ => return composed::backward::<Self>(saved, output_gradient, &options),
         }
+        let BatchNormSaved { input, gamma, mean, variance, num_values, .. } = saved;
         let (input, dy) = (Planes::of(&input), Planes::of(&output_gradient));
         let (mean, variance) = (channel_values(&mean), channel_values(&variance));
         let inverse_std = inverse_stds(&variance, options.epsilon);

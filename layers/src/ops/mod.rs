@@ -30,6 +30,8 @@ use std::sync::Arc;
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, Dispatch, ExtensionType, backend_extension};
 use burn::tensor::{FloatDType, Tensor};
+use kernels::batch_norm::Rectifier;
+use kernels::simd::Isa;
 
 pub use alone::{KernelAlone, KernelCalls};
 pub use average::global_average;
@@ -48,18 +50,49 @@ pub struct BatchNormOptions {
     pub epsilon: f64,
     /// Sums the statistics over all who compute the batch together; `None`: this batch alone.
     pub reducer: Option<Arc<dyn StatisticsReducer>>,
+    /// What follows it in the same operation, where it stands alone.
+    pub rectifier: Rectifier,
+    /// To the layers that will read the output, where it stands alone.
+    pub output: Option<Arc<NormLink>>,
+    /// The instruction set of our own kernels.
+    pub isa: Isa,
+}
+
+impl BatchNormOptions {
+    /// Of this batch alone, with nothing after it, on the best instruction set there is.
+    pub fn new(epsilon: f64) -> Self {
+        Self { epsilon, reducer: None, rectifier: Rectifier::None, output: None, isa: Isa::detect() }
+    }
 }
 
 /// Results of [`LayerOps::batch_norm_train`] on a backend.
 #[derive(ExtensionType)]
 pub struct BatchNormOutput<B: Backend> {
-    /// `[N, H, W, C]`.
+    /// `[N, H, W, C]`; where the link to the next layer says so, the input, of which the gradient is nevertheless that of what the next
+    /// layer makes of it.
     pub output: FloatTensor<B>,
     /// `[C]`, over all values of the channel; not tracked.
     pub mean: FloatTensor<B>,
     /// `[C]`, biased; not tracked.
     pub variance: FloatTensor<B>,
     /// How many values of each channel the statistics were taken over.
+    pub num_values: f64,
+}
+
+/// What [`LayerOps::batch_norm_train_backward`] needs of the forward pass.
+#[derive(ExtensionType, Clone, Debug)]
+pub struct BatchNormSaved<B: Backend> {
+    /// `[N, H, W, C]`.
+    pub input: FloatTensor<B>,
+    /// `[C]`.
+    pub gamma: FloatTensor<B>,
+    /// `[C]`.
+    pub beta: FloatTensor<B>,
+    /// `[C]`.
+    pub mean: FloatTensor<B>,
+    /// `[C]`, biased.
+    pub variance: FloatTensor<B>,
+    /// Over all who computed the batch together.
     pub num_values: f64,
 }
 
@@ -83,7 +116,7 @@ pub struct BatchNormGradients<B: Backend> {
 )]
 pub trait LayerOps: Backend {
     /// Normalises each channel by the mean and biased variance over `N * H * W`, scales by
-    /// `gamma`, shifts by `beta` (Ioffe and Szegedy 2015, arXiv 1502.03167, algorithm 1).
+    /// `gamma`, shifts by `beta` (Ioffe and Szegedy 2015, arXiv 1502.03167, algorithm 1), rectifies.
     ///
     /// # Collective
     /// With a reducer: one sum of `1 + 2C` values.
@@ -96,21 +129,16 @@ pub trait LayerOps: Backend {
         composed::forward::<Self>(input, gamma, beta, &options)
     }
 
-    /// The gradients of [`LayerOps::batch_norm_train`], given its input and statistics:
+    /// The gradients of [`LayerOps::batch_norm_train`], given its input and statistics; with `dy` behind the rectifier
     /// `dx = gamma / std * (dy - sum(dy) / n - xhat * sum(dy * xhat) / n)`.
     ///
     /// # Collective
     /// With a reducer: one sum of `2C` values.
     fn batch_norm_train_backward(
-        input: FloatTensor<Self>,
-        gamma: FloatTensor<Self>,
-        mean: FloatTensor<Self>,
-        variance: FloatTensor<Self>,
+        #[extension_type] saved: BatchNormSaved<Self>,
         output_gradient: FloatTensor<Self>,
-        num_values: f64,
         options: BatchNormOptions,
     ) -> BatchNormGradients<Self> {
-        let saved = composed::Saved { input, gamma, mean, variance, num_values };
         composed::backward::<Self>(saved, output_gradient, &options)
     }
 

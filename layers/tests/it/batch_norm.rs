@@ -63,7 +63,7 @@ fn on_device(problem: &Problem, device: &Device, memory: Memory) -> Answer {
         // Adding zero writes the permuted order into memory.
         Memory::Planes => (x.clone().permute([0, 3, 1, 2]) + 0.0).permute([0, 2, 3, 1]),
     };
-    let options = BatchNormOptions { epsilon: EPSILON, reducer: None };
+    let options = BatchNormOptions::new(EPSILON);
     let batch = batch_norm_train(input, gamma.clone(), beta.clone(), options);
     assert_eq!(batch.num_values, 45.0);
     let loss = (batch.output.clone() * Tensor::from_data(tensor(&problem.weight), device)).sum();
@@ -163,7 +163,7 @@ fn a_large_mean_does_not_cost_the_variance() {
 #[test]
 fn one_value_a_channel_is_normalised_to_beta() {
     let device = Device::flex().autodiff();
-    let options = BatchNormOptions { epsilon: EPSILON, reducer: None };
+    let options = BatchNormOptions::new(EPSILON);
     let x = Tensor::from_floats([[[[3.0, -2.0]]]], &device);
     let beta = Tensor::from_floats([0.5, 0.25], &device);
     let batch = batch_norm_train(x, Tensor::ones([2], &device), beta, options);

@@ -1,7 +1,7 @@
 //! The fused operation refuses what it would compute wrongly.
 
 use burn::tensor::{Device, Tensor};
-use layers::{BatchNormOptions, Convolution, FusedOptions, Isa, Residual, fused_inference, fused_train};
+use layers::{BatchNormOptions, Convolution, FusedOptions, Isa, Rectifier, Residual, fused_inference, fused_train};
 
 #[test]
 fn a_weight_in_groups_is_refused_by_its_shape() {
@@ -9,10 +9,10 @@ fn a_weight_in_groups_is_refused_by_its_shape() {
         stride: 1,
         padding: 1,
         residual: Residual::None,
-        relu: true,
+        rectifier: Rectifier::Relu,
         convolution: Convolution::Auto,
         isa: Isa::detect(),
-        norm: BatchNormOptions { epsilon: 1e-5, reducer: None },
+        norm: BatchNormOptions::new(1e-5),
         hooked: None,
         input: None,
         residual_from: None,

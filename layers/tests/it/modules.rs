@@ -1,12 +1,12 @@
 //! Modules in burn's place: the same parameters, paths, values, gradients and running statistics as burn's own modules give.
 
-use burn::module::{Module, ModuleVisitor, Param};
+use burn::module::{Initializer, Module, ModuleVisitor, Param};
 use burn::nn;
 use burn::nn::PaddingConfig2d;
 use burn::nn::conv::Conv2dConfig;
 use burn::tensor::activation::{gelu, relu as relu_of_burn};
 use burn::tensor::{Device, Gradients, Tensor, TensorData};
-use layers::{Activations, BatchNorm, Computation, Conv2d, Features, Kernels, PassContext, relu};
+use layers::{Activations, BatchNorm, Computation, Conv2d, Features, Kernels, PassContext, relu, relu6};
 
 use crate::differences::{relative_difference, values};
 
@@ -83,7 +83,11 @@ fn pointwise() -> Conv2dConfig {
     Conv2dConfig::new([8, 8], [1, 1]).with_bias(false)
 }
 
-const CASES: [Case; 7] = [
+fn depthwise() -> Conv2dConfig {
+    same().with_groups(8)
+}
+
+const CASES: [Case; 9] = [
     Case {
         name: "two blocks, one with a projection",
         configs: [same, same, pointwise],
@@ -190,7 +194,55 @@ const CASES: [Case; 7] = [
         ours: |m, x| m.conv.iter().zip(&m.norm).fold(x, |x, (conv, norm)| relu(norm.forward(conv.forward(x)))),
         stock: |m, x| m.conv.iter().zip(&m.norm).fold(x, |x, (conv, norm)| relu_of_burn(norm.forward(conv.forward(x)))),
     },
+    Case {
+        name: "inverted residuals with ReLU6: norms that stand alone, and before a convolution without a ReLU",
+        configs: [pointwise, depthwise, pointwise],
+        ours: |m, x| {
+            let y = relu6(m.norm[0].forward(m.conv[0].forward(x.clone())));
+            let y = relu6(m.norm[1].forward(m.conv[1].forward(y)));
+            let x = m.norm[2].forward(m.conv[2].forward(y)) + x;
+            let y = m.norm[2].forward(m.conv[2].forward(x.clone()));
+            let y = relu6(m.norm[0].forward(m.conv[0].forward(y)));
+            relu6(m.norm[1].forward(m.conv[2].forward(y)) + x)
+        },
+        stock: |m, x| {
+            let y = relu6_of_burn(m.norm[0].forward(m.conv[0].forward(x.clone())));
+            let y = relu6_of_burn(m.norm[1].forward(m.conv[1].forward(y)));
+            let x = m.norm[2].forward(m.conv[2].forward(y)) + x;
+            let y = m.norm[2].forward(m.conv[2].forward(x.clone()));
+            let y = relu6_of_burn(m.norm[0].forward(m.conv[0].forward(y)));
+            relu6_of_burn(m.norm[1].forward(m.conv[2].forward(y)) + x)
+        },
+    },
+    Case {
+        name: "norms that stand alone: read twice, by another norm, by a convolution without a ReLU, with a residual",
+        configs: [same, depthwise, pointwise],
+        ours: |m, x| {
+            let x = relu(m.norm[0].forward(m.conv[1].forward(x)));
+            let a = m.norm[2].forward(m.conv[2].forward(x.clone()));
+            let b = m.norm[1].forward(m.norm[0].forward(m.conv[1].forward(x.clone())));
+            let b = m.norm[2].forward(m.conv[0].forward(b));
+            relu(m.norm[1].forward(m.conv[1].forward(a)) + x) + b
+        },
+        stock: |m, x| {
+            let x = relu_of_burn(m.norm[0].forward(m.conv[1].forward(x)));
+            let a = m.norm[2].forward(m.conv[2].forward(x.clone()));
+            let b = m.norm[1].forward(m.norm[0].forward(m.conv[1].forward(x.clone())));
+            let b = m.norm[2].forward(m.conv[0].forward(b));
+            relu_of_burn(m.norm[1].forward(m.conv[1].forward(a)) + x) + b
+        },
+    },
 ];
+
+fn relu6_of_burn(x: Tensor<4>) -> Tensor<4> {
+    x.clamp(0.0, 6.0)
+}
+
+/// With a scale that takes values above 6.
+fn norm(device: &Device) -> nn::BatchNorm {
+    let gamma = Initializer::Constant { value: 3.0 }.init([8], device);
+    nn::BatchNorm { gamma, ..nn::BatchNormConfig::new(8).init(device) }
+}
 
 fn images(device: &Device) -> Tensor<4> {
     let len = SHAPE.iter().product::<usize>();
@@ -213,7 +265,7 @@ fn networks_compute_what_burns_own_modules_do() {
         for case in CASES {
             device.seed(7);
             let conv = || case.configs.iter().map(|config| config().init(&device));
-            let norm = || (0..3).map(|_| nn::BatchNormConfig::new(8).init(&device));
+            let norm = || (0..3).map(|_| norm(&device));
             let stock = Stock { conv: conv().collect(), norm: norm().collect() };
             let ours = Ours { conv: conv().map(Conv2d::from).collect(), norm: norm().map(BatchNorm::from).collect() };
             let ours = ours.load_record(stock.clone().into_record());

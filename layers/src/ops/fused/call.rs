@@ -1,7 +1,7 @@
 //! A layer's call as its kernels see it: all that their time depends on, and the activations that they walk over.
 
 use kernels::Storage;
-use kernels::batch_norm::{Gate, ShortcutA};
+use kernels::batch_norm::{Rectifier, ShortcutA};
 use kernels::conv2d::{Algorithm, Conv2dShape};
 use kernels::layer::Layer;
 use kernels::simd::Isa;
@@ -29,7 +29,7 @@ pub(crate) struct LayerCall {
     pub(in crate::ops) storage: Storage,
     pub(in crate::ops) before: Before,
     pub(in crate::ops) residual: Residual,
-    pub(in crate::ops) relu: bool,
+    pub(in crate::ops) rectifier: Rectifier,
     /// Of the backward pass, as `has_addend`.
     pub(in crate::ops) needs_input: bool,
     pub(in crate::ops) has_addend: bool,
@@ -57,7 +57,7 @@ impl LayerCall {
 
     /// Whether the gate of the ReLU is read from the output.
     pub(in crate::ops) fn is_gated_by_output(&self) -> bool {
-        self.relu && self.residual != Residual::None
+        self.rectifier != Rectifier::None && self.residual != Residual::None
     }
 
     /// Bytes of activations that a kernel reads and writes in memory, if a group of images stays in a cache.
@@ -86,15 +86,6 @@ impl LayerCall {
         let normalised = usize::from(self.before == Before::Raw) * 2 * x;
         let sums = usize::from(self.needs_input && self.before != Before::Unknown) * 2 * x;
         dz + normalised + sums
-    }
-}
-
-/// Where the gradient of a normalisation passes whose layer gave `output`.
-pub(in crate::ops) fn gate<E>(relu: bool, has_residual: bool, output: &[E]) -> Gate<'_, E> {
-    match (relu, has_residual) {
-        (false, _) => Gate::Open,
-        (true, false) => Gate::Recomputed,
-        (true, true) => Gate::Output(output),
     }
 }
 

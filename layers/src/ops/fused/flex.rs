@@ -7,13 +7,13 @@ use burn::backend::flex::FlexTensor;
 use burn::backend::{Flex, TensorMetadata};
 use kernels::Storage;
 use kernels::arena::Block;
-use kernels::batch_norm::{self, Affine, ResidualGradient, Saved};
+use kernels::batch_norm::{self, Affine, Gate, ResidualGradient, Saved};
 use kernels::conv2d::{Conv2dShape, Epilogue};
 use kernels::layer::{Backward, Gradients, Input};
 use kernels::pool;
 use kernels::simd::Isa;
 
-use super::call::{Before, LayerCall, gate, shortcut_a};
+use super::call::{Before, LayerCall, shortcut_a};
 use super::link::LinkedNorm;
 use super::{FusedGradients, FusedOptions, FusedOutput, FusedSaved, NormLink, Residual};
 use crate::ops::clock::{Kernel, time};
@@ -45,17 +45,17 @@ pub(in crate::ops) fn forward<E: Activation>(
         let mut output = ARENA.take::<E>(convolved.len());
         with_residual::<E, _>(&residual, &options, channels, |residual| {
             time(Kernel::Normalisation, Some(&call), || {
-                batch_norm::normalize(options.isa, &affine, &convolved, residual, options.relu, &mut output);
+                batch_norm::normalize(options.isa, &affine, &convolved, residual, options.rectifier, &mut output);
             });
         });
         activation(output, shape)
     });
     let convolved = activation(convolved, shape);
     if let Some(link) = &options.output {
-        let (relu, has_residual) = (options.relu, options.residual != Residual::None);
+        let (rectifier, has_residual) = (options.rectifier, options.residual != Residual::None);
         let (convolved, mean) = (convolved.clone(), mean.clone());
         // Made for this one pass.
-        let _ = link.norm.set(LinkedNorm { convolved, mean, invstd, gamma, beta, relu, has_residual });
+        let _ = link.norm.set(LinkedNorm { convolved, mean, invstd, gamma, beta, rectifier, has_residual });
     }
     FusedOutput {
         output: normalised.unwrap_or_else(|| convolved.clone()),
@@ -91,7 +91,7 @@ pub(in crate::ops) fn inference<E: Activation>(
     let (scale, shift) = (contiguous(scale), contiguous(shift));
     with_residual::<E, _>(&residual, options, conv.shape().out_channels, |residual| {
         let (scale, shift) = (floats(&scale), floats(&shift));
-        batch_norm::scale_shift(options.isa, scale, shift, &convolved, residual, options.relu, &mut output);
+        batch_norm::scale_shift(options.isa, scale, shift, &convolved, residual, options.rectifier, &mut output);
     });
     activation(output, output_shape(&call.shape))
 }
@@ -110,7 +110,7 @@ pub(in crate::ops) fn backward<E: Activation>(
         [saved.output, saved.convolved, output_gradient, saved.input].map(E::activations);
     let invstd = inverse_stds(floats(&variance), options.norm.epsilon);
     let affine = Affine { mean: floats(&mean), invstd: &invstd, gamma: floats(&gamma), beta: floats(&beta) };
-    let gate = gate(options.relu, options.residual != Residual::None, E::values(&output));
+    let gate = Gate::of(options.rectifier, options.residual != Residual::None, E::values(&output));
     let norm = Saved { affine, x: E::values(&convolved), gate };
     let left = options.output.as_deref().and_then(|link| link.take_sums(&dy));
     let local = left.unwrap_or_else(|| gradient_sums(&call, &norm, E::values(&dy)));
@@ -189,7 +189,7 @@ impl<'a, E: Activation> Read<'a, E> {
         };
         let affine =
             Affine { mean: &norm.mean, invstd: &norm.invstd, gamma: floats(&norm.gamma), beta: floats(&norm.beta) };
-        let gate = gate(norm.relu, norm.has_residual, self.values);
+        let gate = Gate::of(norm.rectifier, norm.has_residual, self.values);
         let is_raw = link.may_be_raw && !norm.has_residual;
         Input {
             stored: (!is_raw).then_some(self.values),
@@ -235,7 +235,7 @@ fn call<E: Activation>(input: &FlexTensor, weight: &FlexTensor, options: &FusedO
             Some(_) => Before::Stored,
         },
         residual: options.residual,
-        relu: options.relu,
+        rectifier: options.rectifier,
         needs_input: false,
         has_addend: false,
     }

@@ -12,6 +12,8 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 
 #[cfg(feature = "flex")]
 use burn::backend::flex::FlexTensor;
+#[cfg(feature = "flex")]
+use kernels::batch_norm::Rectifier;
 
 use crate::ops::statistics::GradientSums;
 
@@ -19,11 +21,11 @@ use crate::ops::statistics::GradientSums;
 #[derive(Debug)]
 pub struct NormLink {
     /// Whether the output may stay the convolution's raw result, since there is one reader, which normalises it.
-    pub(super) may_be_raw: bool,
+    pub(in crate::ops) may_be_raw: bool,
     /// Whether the tape holds a gradient of the output.
     has_gradient: AtomicBool,
     #[cfg(feature = "flex")]
-    pub(super) norm: OnceLock<LinkedNorm>,
+    pub(in crate::ops) norm: OnceLock<LinkedNorm>,
     #[cfg(feature = "flex")]
     sums: Mutex<Option<(FlexTensor, GradientSums)>>,
 }
@@ -31,17 +33,17 @@ pub struct NormLink {
 /// A normalisation in training.
 #[cfg(feature = "flex")]
 #[derive(Debug)]
-pub(super) struct LinkedNorm {
+pub(in crate::ops) struct LinkedNorm {
     /// Its input, `[N, H, W, C]`.
-    pub(super) convolved: FlexTensor,
-    pub(super) mean: Vec<f32>,
-    pub(super) invstd: Vec<f32>,
+    pub(in crate::ops) convolved: FlexTensor,
+    pub(in crate::ops) mean: Vec<f32>,
+    pub(in crate::ops) invstd: Vec<f32>,
     /// Contiguous, as `beta`.
-    pub(super) gamma: FlexTensor,
-    pub(super) beta: FlexTensor,
-    pub(super) relu: bool,
-    /// Whether something was added before the ReLU.
-    pub(super) has_residual: bool,
+    pub(in crate::ops) gamma: FlexTensor,
+    pub(in crate::ops) beta: FlexTensor,
+    pub(in crate::ops) rectifier: Rectifier,
+    /// Whether something was added before it.
+    pub(in crate::ops) has_residual: bool,
 }
 
 impl NormLink {
@@ -58,19 +60,19 @@ impl NormLink {
     }
 
     /// Says whether the tape holds a gradient of the output from now on. Returns what was said before.
-    pub(super) fn hold_gradient(&self, holds: bool) -> bool {
+    pub(in crate::ops) fn hold_gradient(&self, holds: bool) -> bool {
         self.has_gradient.swap(holds, Ordering::Relaxed)
     }
 
     /// Leaves the sums of `gradient` for the first layer. Held here, its memory is not written again.
     #[cfg(feature = "flex")]
-    pub(super) fn leave_sums(&self, gradient: FlexTensor, sums: GradientSums) {
+    pub(in crate::ops) fn leave_sums(&self, gradient: FlexTensor, sums: GradientSums) {
         *self.sums.lock().unwrap_or_else(PoisonError::into_inner) = Some((gradient, sums));
     }
 
     /// The sums, if the last reader left those of `gradient`.
     #[cfg(feature = "flex")]
-    pub(super) fn take_sums(&self, gradient: &FlexTensor) -> Option<GradientSums> {
+    pub(in crate::ops) fn take_sums(&self, gradient: &FlexTensor) -> Option<GradientSums> {
         let (summed, sums) = self.sums.lock().unwrap_or_else(PoisonError::into_inner).take()?;
         std::ptr::eq(summed.bytes(), gradient.bytes()).then_some(sums)
     }

@@ -18,9 +18,12 @@ use burn::backend::{Backend, Dispatch, ExtensionType};
 use burn::tensor::{Device, Tensor};
 
 use super::{BatchNormOptions, BatchNormTrain, HookedParameters, LayerOps};
+use kernels::batch_norm::Rectifier;
 use kernels::simd::Isa;
 
-pub(super) use call::{Before, LayerCall, gate, shortcut_a};
+pub(super) use call::{Before, LayerCall, shortcut_a};
+#[cfg(feature = "flex")]
+pub(super) use link::LinkedNorm;
 pub use link::NormLink;
 
 use crate::choices::Convolution;
@@ -45,8 +48,8 @@ pub struct FusedOptions {
     pub padding: usize,
     /// What is added after the normalisation.
     pub residual: Residual,
-    /// Whether a ReLU ends the operation.
-    pub relu: bool,
+    /// What ends the operation; a ReLU6 only without a residual.
+    pub rectifier: Rectifier,
     /// How our own kernels convolve; in other bodies burn chooses.
     pub convolution: Convolution,
     /// Their instruction set.

@@ -7,11 +7,12 @@ use burn::backend::Backend;
 use burn::backend::TensorMetadata;
 use burn::backend::tensor::FloatTensor;
 use burn::tensor::{FloatDType, Shape, Slice};
+use kernels::batch_norm::Rectifier;
 
 use super::convolution::Convolution;
 use super::{FusedGradients, FusedOptions, FusedOutput, FusedSaved, Residual};
-use crate::ops::LayerOps;
-use crate::ops::composed::{round, widen};
+use crate::ops::composed::{behind, rectified, round, widen};
+use crate::ops::{BatchNormSaved, LayerOps};
 
 pub(in crate::ops) fn forward<B: LayerOps>(
     input: FloatTensor<B>,
@@ -59,21 +60,24 @@ pub(in crate::ops) fn backward<B: LayerOps>(
 ) -> FusedGradients<B> {
     let convolution = Convolution::of::<B>(&saved.input, &options);
     let dy = widen::<B>(output_gradient);
-    let gated = if options.relu { B::relu_backward(widen::<B>(saved.output), dy) } else { dy };
+    let gated = match options.rectifier {
+        Rectifier::None => dy,
+        rectifier => behind::<B>(rectifier, widen::<B>(saved.output), dy),
+    };
     let residual = match options.residual {
-        Residual::None => saved.beta,
+        Residual::None => saved.beta.clone(),
         Residual::Identity => gated.clone(),
         Residual::ShortcutA => scatter::<B>(gated.clone(), saved.residual_shape),
     };
-    let norm = <B as LayerOps>::batch_norm_train_backward(
-        widen::<B>(saved.convolved),
-        saved.gamma.clone(),
-        saved.mean,
-        saved.variance,
-        gated,
-        saved.num_values,
-        options.norm.clone(),
-    );
+    let of_norm = BatchNormSaved {
+        input: widen::<B>(saved.convolved),
+        gamma: saved.gamma.clone(),
+        beta: saved.beta,
+        mean: saved.mean,
+        variance: saved.variance,
+        num_values: saved.num_values,
+    };
+    let norm = <B as LayerOps>::batch_norm_train_backward(of_norm, gated, options.norm.clone());
     let (input, weight) = convolution.gradients::<B>(saved.input, saved.weight, norm.input, saved.needs_input);
     let input = match input {
         Some(input) if saved.has_addend => B::float_add(widen::<B>(input), widen::<B>(saved.addend)),
@@ -84,7 +88,7 @@ pub(in crate::ops) fn backward<B: LayerOps>(
     FusedGradients { input, weight, gamma: norm.gamma, beta: norm.beta, residual }
 }
 
-/// Adds the residual and applies the ReLU.
+/// Adds the residual and rectifies.
 fn end<B: Backend>(normalised: FloatTensor<B>, residual: FloatTensor<B>, options: &FusedOptions) -> FloatTensor<B> {
     let sum = match options.residual {
         Residual::None => normalised,
@@ -97,7 +101,7 @@ fn end<B: Backend>(normalised: FloatTensor<B>, residual: FloatTensor<B>, options
             B::float_slice_assign(normalised, &slices, own)
         }
     };
-    if options.relu { B::relu(sum) } else { sum }
+    rectified::<B>(options.rectifier, sum)
 }
 
 /// The gradient of shortcut A: its channels' gradients at every second pixel, zero elsewhere.

@@ -55,14 +55,14 @@ struct Case {
     stride: usize,
     kernel: usize,
     channels: [usize; 2],
-    relu: bool,
+    rectifier: Rectifier,
 }
 
 const CASES: [Case; 4] = [
-    Case { residual: Residual::None, stride: 1, kernel: 3, channels: [3, 16], relu: true },
-    Case { residual: Residual::Identity, stride: 1, kernel: 3, channels: [16, 16], relu: true },
-    Case { residual: Residual::ShortcutA, stride: 1, kernel: 3, channels: [16, 16], relu: true },
-    Case { residual: Residual::None, stride: 2, kernel: 1, channels: [8, 16], relu: false },
+    Case { residual: Residual::None, stride: 1, kernel: 3, channels: [3, 16], rectifier: Rectifier::Relu },
+    Case { residual: Residual::Identity, stride: 1, kernel: 3, channels: [16, 16], rectifier: Rectifier::Relu },
+    Case { residual: Residual::ShortcutA, stride: 1, kernel: 3, channels: [16, 16], rectifier: Rectifier::Relu },
+    Case { residual: Residual::None, stride: 2, kernel: 1, channels: [8, 16], rectifier: Rectifier::None },
 ];
 
 impl Case {
@@ -71,10 +71,10 @@ impl Case {
             stride: self.stride,
             padding: self.kernel / 2,
             residual: self.residual,
-            relu: self.relu,
+            rectifier: self.rectifier,
             convolution: choices::Convolution::Auto,
             isa: Isa::detect(),
-            norm: BatchNormOptions { epsilon: 1e-5, reducer: None },
+            norm: BatchNormOptions::new(1e-5),
             hooked: None,
             input: None,
             residual_from: None,
