@@ -33,11 +33,11 @@ def parsed_facts(line):
 
 
 def cuda_roots():
-    """Folders that may hold CUDA: told, installed, or brought by PyTorch's wheels; the first that has all is taken."""
+    """Folders that may hold CUDA: told, installed, and only then brought by PyTorch's wheels; the first that has all is taken."""
     told = [os.environ[name] for name in ("CUDA_PATH", "CUDA_HOME") if name in os.environ]
     installed = ["/usr/local/cuda", *sorted(glob.glob("/usr/local/cuda-*"), reverse=True), "/opt/cuda"]
     wheels = []
-    for folder in {*site.getsitepackages(), site.getusersitepackages(), *sys.path}:
+    for folder in dict.fromkeys([*site.getsitepackages(), site.getusersitepackages(), *sys.path]):
         wheels.extend(sorted(glob.glob(f"{folder}/nvidia/*"), reverse=True))
     return [pathlib.Path(root) for root in told + installed + wheels]
 
@@ -50,12 +50,18 @@ def libraries(root):
     return found
 
 
+def has_headers(root):
+    """Whether kernels of 16 bits compile with the headers below a root: NVRTC also needs `nv/target`, since CUDA 13 in a folder `cccl`."""
+    include = root / "include"
+    return (include / "cuda_fp16.h").is_file() and any((include / name).is_file() for name in ("nv/target", "cccl/nv/target"))
+
+
 def compiler(roots):
-    """The root whose headers are there, and the library of the run-time compiler; its own is preferred."""
-    headers = next((root for root in roots if (root / "include/cuda_fp16.h").is_file()), None)
-    both = next((root for root in roots if (root / "include/cuda_fp16.h").is_file() and libraries(root)), None)
+    """The root whose headers are there and whole, and the library of the run-time compiler; its own is preferred."""
+    whole = [root for root in roots if has_headers(root)]
+    both = next((root for root in whole if libraries(root)), None)
     library = next((libraries(root)[0] for root in ([both] if both else roots) if libraries(root)), None)
-    return both or headers, library
+    return both or next(iter(whole), None), library
 
 
 def trainer_environment(folder, scratch):

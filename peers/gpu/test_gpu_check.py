@@ -102,19 +102,43 @@ class Places(unittest.TestCase):
         facts = place.parsed_facts("NVIDIA X, 580.1, 81559 MiB, 345 MHz, 2619 MHz, 1980 MHz, 2619 MHz, 30, 70 W, 700 W\n")
         self.assertEqual((facts["name"], facts["driver_version"], facts["power.limit"]), ("NVIDIA X", "580.1", "700 W"))
 
+    def roots(self, scratch, **files):
+        """Folders of these names with empty files."""
+        for name, paths in files.items():
+            for path in paths:
+                path = scratch / name / path
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.touch()
+        return [scratch / name for name in files]
+
     def test_headers_and_compiler_of_one_root_are_preferred(self):
+        headers_of_12, headers_of_13 = (["include/cuda_fp16.h", f"include/{target}"] for target in ("nv/target", "cccl/nv/target"))
+        compiler = ["lib/libnvrtc.so.13"]
         with tempfile.TemporaryDirectory() as scratch:
-            scratch = pathlib.Path(scratch)
-            headers, library, both = (scratch / name for name in ("headers", "library", "both"))
-            for root in (headers, both):
-                (root / "include").mkdir(parents=True)
-                (root / "include/cuda_fp16.h").touch()
-            for root in (library, both):
-                (root / "lib").mkdir(parents=True)
-                (root / "lib/libnvrtc.so.13").touch()
+            headers, library, both = self.roots(
+                pathlib.Path(scratch), headers=headers_of_12, library=compiler, both=headers_of_13 + compiler
+            )
             self.assertEqual(place.compiler([headers, library, both]), (both, both / "lib/libnvrtc.so.13"))
             self.assertEqual(place.compiler([headers, library]), (headers, library / "lib/libnvrtc.so.13"))
             self.assertEqual(place.compiler([]), (None, None))
+
+    def test_headers_without_those_that_they_include_are_none(self):
+        with tempfile.TemporaryDirectory() as scratch:
+            part, whole = self.roots(
+                pathlib.Path(scratch),
+                part=["include/cuda_fp16.h", "lib/libnvrtc.so.12"],
+                whole=["include/cuda_fp16.h", "include/nv/target"],
+            )
+            self.assertEqual(place.compiler([part]), (None, part / "lib/libnvrtc.so.12"))
+            self.assertEqual(place.compiler([part, whole]), (whole, part / "lib/libnvrtc.so.12"))
+
+    def test_a_toolkit_is_looked_at_before_wheels(self):
+        with tempfile.TemporaryDirectory() as scratch:
+            scratch = pathlib.Path(scratch)
+            toolkit, _ = self.roots(scratch, toolkit=["include/x"], **{"nvidia/cu13": ["include/x"]})
+            with mock.patch.dict(place.os.environ, {"CUDA_PATH": str(toolkit)}), mock.patch.object(place.sys, "path", [str(scratch)]):
+                roots = place.cuda_roots()
+            self.assertLess(roots.index(toolkit), roots.index(scratch / "nvidia/cu13"))
 
 
 class Processes(unittest.TestCase):
