@@ -1,11 +1,12 @@
-//! Whether NVIDIA's libraries load here; cudarc panics where one is missing, so it is asked first.
+//! Whether NVIDIA's libraries load here; cudarc panics where the driver is missing, so it is asked first.
 //!
 //! Out: yes or no, a version. Invariant: nothing of CUDA or NCCL is called before its library was loaded.
 
+use super::api::{Api, NAMES};
 use super::readiness::Readiness;
 
-/// Whether both libraries load, or what is missing.
-pub(super) fn load() -> Result<(), Readiness> {
+/// NCCL, if the driver loads too, or what is missing.
+pub(super) fn load() -> Result<&'static Api, Readiness> {
     if !driver_loads() {
         return Err(Readiness::Lacking {
             problem: "expected NVIDIA's driver to load (libcuda.so.1), got none in the loader's path".to_owned(),
@@ -13,21 +14,16 @@ pub(super) fn load() -> Result<(), Readiness> {
                 .to_owned(),
         });
     }
-    if !nccl_loads() {
-        return Err(Readiness::Lacking {
-            problem: "expected NCCL to load (libnccl.so), got none in the loader's path".to_owned(),
-            remedy: "add its folder to LD_LIBRARY_PATH; where there is only libnccl.so.2, link libnccl.so to it \
-                     or install the development package"
-                .to_owned(),
-        });
-    }
-    Ok(())
+    Api::get().map_err(|reason| Readiness::Lacking {
+        problem: format!("expected NCCL to load ({}), got {reason}", NAMES.join(" or ")),
+        remedy: "install it, or add its folder to LD_LIBRARY_PATH; PyTorch's wheels have it in site-packages/nvidia/nccl/lib"
+            .to_owned(),
+    })
 }
 
 /// The version of the NCCL that this process would use, such as `2.21.5`; `None` where it does not load.
 pub fn library_version() -> Option<String> {
-    let code = nccl_loads().then(|| cudarc::nccl::result::get_nccl_version().ok()).flatten()?;
-    Some(version_text(code))
+    Some(version_text(Api::get().ok()?.version().ok()?))
 }
 
 /// NCCL's number of its version in words: up to 2.8 the minor version had one digit less.
@@ -39,11 +35,6 @@ fn version_text(code: i32) -> String {
 fn driver_loads() -> bool {
     // SAFETY: loading runs the library's own initialisers; every CUDA program, also burn's, runs those of this one.
     unsafe { cudarc::driver::sys::is_culib_present() }
-}
-
-fn nccl_loads() -> bool {
-    // SAFETY: loading runs the library's own initialisers, which need no driver and no GPU.
-    unsafe { cudarc::nccl::sys::is_culib_present() }
 }
 
 #[cfg(test)]

@@ -1,18 +1,22 @@
-//! This rank's GPU and its connection to the others'; the only file that calls CUDA and NCCL.
+//! This rank's GPU and its connection to the others'; the only file that calls CUDA.
 //!
 //! In: a GPU's index, the group's name, buckets in host memory. Out: sums in host memory.
 //! Invariant: a bucket's memory is written and read only while no copy of it is under way.
 //! Source: NVIDIA, NCCL user guide, "Thread safety": one call at a time, from any thread.
 
 use std::sync::Arc;
+use std::thread;
+use std::time::Instant;
 
-use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DriverError, PinnedHostSlice};
-use cudarc::nccl::{Comm, Id, ReduceOp, result::NcclError};
+use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtrMut, DriverError, PinnedHostSlice};
 
+use super::api::{Api, Connection, UniqueId};
 use super::libraries;
 use super::readiness::Readiness;
+use crate::pause::pause;
 
 /// A call that failed.
+#[derive(Debug)]
 pub(super) struct Failure {
     pub(super) call: &'static str,
     pub(super) text: String,
@@ -22,16 +26,12 @@ fn by_driver(call: &'static str) -> impl Fn(DriverError) -> Failure {
     move |error| Failure { call, text: error.to_string() }
 }
 
-fn by_nccl(call: &'static str) -> impl Fn(NcclError) -> Failure {
-    // Its own `Debug` does not tell which error it is.
-    move |NcclError(result)| Failure { call, text: format!("{result:?}") }
-}
-
-/// What this rank can do with `gpu`, and the GPU if it can.
-pub(super) fn open(gpu: usize) -> (Readiness, Option<Arc<CudaContext>>) {
-    if let Err(lacking) = libraries::load() {
-        return (lacking, None);
-    }
+/// What this rank can do with `gpu`, and the GPU with NCCL's functions if it can.
+pub(super) fn open(gpu: usize) -> (Readiness, Option<(Arc<CudaContext>, &'static Api)>) {
+    let api = match libraries::load() {
+        Ok(api) => api,
+        Err(lacking) => return (lacking, None),
+    };
     let lacking = |problem: String, remedy: &str| (Readiness::Lacking { problem, remedy: remedy.to_owned() }, None);
     let Some(version) = libraries::library_version() else {
         return lacking("expected NCCL to tell its version, got an error".to_owned(), "load another NCCL");
@@ -39,7 +39,7 @@ pub(super) fn open(gpu: usize) -> (Readiness, Option<Arc<CudaContext>>) {
     let opened = CudaContext::new(gpu).and_then(|context| Ok((context.uuid()?, context)));
     match opened {
         Ok((uuid, context)) => {
-            (Readiness::Ready { version, gpu: name(bytemuck::cast_slice(&uuid.bytes)) }, Some(context))
+            (Readiness::Ready { version, gpu: name(bytemuck::cast_slice(&uuid.bytes)) }, Some((context, api)))
         }
         Err(error) => {
             let count = CudaContext::device_count().map_or("unknown".to_owned(), |count| count.to_string());
@@ -58,33 +58,11 @@ fn name(uuid: &[u8]) -> String {
     format!("GPU-{}", parts.join("-"))
 }
 
-/// The name of a group of GPUs.
-pub(super) struct UniqueId(Id);
-
-impl UniqueId {
-    pub(super) const BYTES: usize = 128;
-
-    /// A new one, or NCCL's result.
-    pub(super) fn new() -> Result<Self, u8> {
-        Id::new().map(Self).map_err(|NcclError(result)| u8::try_from(result as u32).unwrap_or(u8::MAX))
-    }
-
-    pub(super) fn to_bytes(&self) -> [u8; Self::BYTES] {
-        bytemuck::cast(*self.0.internal())
-    }
-
-    /// # Panics
-    /// When there are not [`BYTES`](Self::BYTES) of them.
-    pub(super) fn from_bytes(bytes: &[u8]) -> Self {
-        let bytes: [u8; Self::BYTES] = bytes.try_into().expect("an id has 128 bytes");
-        Self(Id::uninit(bytemuck::cast(bytes)))
-    }
-}
-
 /// The connection of this rank's GPU to the others'.
 #[derive(Debug)]
 pub(super) struct Link {
-    comm: Comm,
+    // Dropped first: its end waits for what is under way on the stream.
+    connection: Connection,
     stream: Arc<CudaStream>,
 }
 
@@ -102,15 +80,14 @@ pub(super) struct Staging {
 impl Link {
     /// Waits until all ranks of `id` have come.
     pub(super) fn new(
-        context: Arc<CudaContext>,
+        (context, api): (Arc<CudaContext>, &'static Api),
         (rank, world_size): (usize, usize),
-        UniqueId(id): UniqueId,
+        id: UniqueId,
     ) -> Result<Self, Failure> {
         // NCCL takes the GPU whose context is current.
         context.bind_to_thread().map_err(by_driver("cuCtxSetCurrent"))?;
         let stream = context.new_stream().map_err(by_driver("cuStreamCreate"))?;
-        let comm = Comm::from_rank(Arc::clone(&stream), rank, world_size, id).map_err(by_nccl("ncclCommInitRank"))?;
-        Ok(Self { comm, stream })
+        Ok(Self { connection: Connection::new(api, rank, world_size, id)?, stream })
     }
 
     /// Replaces `values` by their sum over all ranks, by way of `staging`, which is made where it does not fit.
@@ -127,14 +104,30 @@ impl Link {
         };
         host.as_mut_slice().map_err(by_driver("cuEventSynchronize"))?.copy_from_slice(values);
         self.stream.memcpy_htod(host, device).map_err(by_driver("cuMemcpyHtoDAsync"))?;
-        self.comm.all_reduce_in_place(device, &ReduceOp::Sum).map_err(by_nccl("ncclAllReduce"))?;
+        {
+            let (address, _written) = device.device_ptr_mut(&self.stream);
+            // SAFETY: the staging's memory on this GPU, which has as many values, and the stream that all its copies are on.
+            unsafe { self.connection.sum_in_place(address, values.len(), self.stream.cu_stream().cast())? };
+        }
         self.stream.memcpy_dtoh(device, host).map_err(by_driver("cuMemcpyDtoHAsync"))?;
-        // Sleeps until the event behind the copy, where waiting for the stream would keep the core busy.
+        self.wait()?;
         let sums = host.as_slice().map_err(by_driver("cuEventSynchronize"))?;
-        // Errors on the way to that event.
+        // Errors on the way here that cudarc keeps.
         self.stream.context().check_err().map_err(by_driver("ncclAllReduce"))?;
         values.copy_from_slice(sums);
         Ok(())
+    }
+
+    /// Until all of the stream is done, or a connection is known to have failed, after which it would never be. Sleeps between looks, where
+    /// waiting for the stream would keep the core busy.
+    fn wait(&self) -> Result<(), Failure> {
+        let done = self.stream.record_event(None).map_err(by_driver("cuEventRecord"))?;
+        let start = Instant::now();
+        while !done.try_is_complete().map_err(by_driver("cuEventQuery"))? {
+            self.connection.check()?;
+            thread::sleep(pause(start.elapsed()));
+        }
+        self.connection.check()
     }
 
     fn staging(&self, len: usize) -> Result<Staging, Failure> {

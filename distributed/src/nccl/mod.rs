@@ -6,18 +6,20 @@
 //!
 //! NCCL has no timeout, and a rank that waits in it cannot be asked to leave: what ends such a wait is the end of the process. Every
 //! wait is noted in a [`RankStatus`], so that a [`Watchdog`](crate::Watchdog) ends the job after its timeout. Errors that NCCL finds
-//! beside a call (`ncclCommGetAsyncError`), as when a connection breaks, are not asked for: the sum then never ends, and the watchdog
-//! ends it. Ranks that are threads of one process do not end by it.
+//! beside a call, as when a connection breaks, are asked for while a sum is waited for, and end it. Ranks that are threads of one process
+//! do not end by a watchdog.
 
 #![allow(unsafe_code, reason = "loading libraries, page-locked memory, a handle that changes threads")]
 
 use std::sync::Arc;
 
-use self::link::{Failure, Link, Staging, UniqueId};
+use self::api::{Api, UniqueId};
+use self::link::{Failure, Link, Staging};
 use crate::reduction::{BucketContext, BucketReduction, Traffic};
 use crate::watchdog::{Call, RankStatus};
 use crate::{CollectiveError, Communicator, ROOT};
 
+mod api;
 mod libraries;
 mod link;
 mod readiness;
@@ -33,9 +35,9 @@ pub use self::readiness::{Readiness, verdict};
 /// Gradients come from host memory and go back to it, where its reducer leaves them on the GPU.
 #[derive(Debug)]
 pub struct NcclReduction {
-    // In the order in which they are given back: memory, then the connection with its stream.
-    staging: Vec<Option<Staging>>,
+    // In the order in which they are given back: a connection that failed is aborted before its memory, which would wait for the sum.
     link: Link,
+    staging: Vec<Option<Staging>>,
     rank: usize,
     world_size: usize,
     rank_status: Arc<RankStatus>,
@@ -59,10 +61,10 @@ impl NcclReduction {
         let (own, context) = link::open(gpu);
         let gathered = communicator.all_gather(own.to_text().as_bytes())?;
         verdict(&gathered.iter().map(|text| Readiness::from_text(&String::from_utf8_lossy(text))).collect::<Vec<_>>())?;
-        let context = context.expect("a rank that is ready has opened its GPU");
-        let id = unique_id(communicator)?;
+        let (context, api) = context.expect("a rank that is ready has opened its GPU");
+        let id = unique_id(communicator, api)?;
         let noted = rank_status.note(Call::NcclInit);
-        let link = Link::new(context, (rank, world_size), id).map_err(|failure| failed(rank, failure))?;
+        let link = Link::new((context, api), (rank, world_size), id).map_err(|failure| failed(rank, failure))?;
         drop(noted);
         Ok(Self { staging: Vec::new(), link, rank, world_size, rank_status })
     }
@@ -84,20 +86,18 @@ fn failed(rank: usize, Failure { call, text }: Failure) -> CollectiveError {
 }
 
 /// The name of the new group of GPUs, made by root.
-fn unique_id(communicator: &dyn Communicator) -> Result<UniqueId, CollectiveError> {
+fn unique_id(communicator: &dyn Communicator, api: &Api) -> Result<UniqueId, CollectiveError> {
     // The first byte is NCCL's result.
     let mut bytes = [0; 1 + UniqueId::BYTES];
     if communicator.rank() == ROOT {
-        match UniqueId::new() {
-            Ok(id) => bytes[1..].copy_from_slice(&id.to_bytes()),
-            Err(code) => bytes[0] = code,
+        match api.unique_id() {
+            Ok(UniqueId(id)) => bytes[1..].copy_from_slice(&id),
+            Err(result) => bytes[0] = u8::try_from(result).unwrap_or(u8::MAX),
         }
     }
     communicator.broadcast(ROOT, &mut bytes)?;
     match bytes[0] {
-        0 => Ok(UniqueId::from_bytes(&bytes[1..])),
-        code => {
-            Err(CollectiveError::Nccl { call: "ncclGetUniqueId", rank: ROOT, text: format!("ncclResult_t {code}") })
-        }
+        0 => Ok(UniqueId(std::array::from_fn(|index| bytes[1 + index]))),
+        result => Err(CollectiveError::Nccl { call: "ncclGetUniqueId", rank: ROOT, text: api.words(result.into()) }),
     }
 }

@@ -244,7 +244,9 @@ fn nccl(context: &Context<'_>) -> Verdict {
     {
         return Verdict::Failed(failure.to_string());
     }
-    over_workspace(context, "test", &["--features", "nccl", "--test", "nccl"]).into()
+    // Its loader's own tests are in the library.
+    let of_loader = over_workspace(context, "test", &["--features", "nccl", "--lib", "--", "nccl::"]);
+    of_loader.and_then(|()| over_workspace(context, "test", &["--features", "nccl", "--test", "nccl"])).into()
 }
 
 fn over_workspace(context: &Context<'_>, subcommand: &str, further: &[&str]) -> Outcome {

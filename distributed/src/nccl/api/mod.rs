@@ -1,0 +1,194 @@
+//! NCCL's functions, of the library that is loaded when a job first asks for it.
+//!
+//! In: a group's name, memory of a GPU, a stream. Out: sums in place. Invariant: a connection that is in order is finalized, so that
+//! what is under way arrives; one that failed is aborted, which waits for nobody.
+//! Source: nccl.h of NCCL 2.14, which all later ones of version 2 keep. cudarc has the same functions, but looks for `libnccl.so` only,
+//! which the packages that programs run with do not bring, and aborts every connection.
+
+use std::cell::Cell;
+use std::error::Error;
+use std::ffi::{CStr, OsStr, c_char, c_int, c_void};
+use std::sync::OnceLock;
+use std::thread;
+
+use libloading::Library;
+
+use super::link::Failure;
+
+/// That of PyTorch's wheels and of the package `libnccl2`, then that of the development package.
+pub(super) const NAMES: [&str; 2] = ["libnccl.so.2", "libnccl.so"];
+
+// Of nccl.h.
+const SUCCESS: c_int = 0;
+const IN_PROGRESS: c_int = 7;
+const FLOAT_32: c_int = 7;
+const SUM: c_int = 0;
+
+type Handle = *mut c_void;
+type OfHandle = unsafe extern "C" fn(Handle) -> c_int;
+
+/// The name of a group of GPUs.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct UniqueId(pub(super) [u8; UniqueId::BYTES]);
+
+impl UniqueId {
+    pub(super) const BYTES: usize = 128;
+}
+
+/// The functions of a loaded library.
+#[derive(Debug)]
+pub(super) struct Api {
+    get_version: unsafe extern "C" fn(*mut c_int) -> c_int,
+    get_unique_id: unsafe extern "C" fn(*mut UniqueId) -> c_int,
+    comm_init_rank: unsafe extern "C" fn(*mut Handle, c_int, UniqueId, c_int) -> c_int,
+    all_reduce: unsafe extern "C" fn(*const c_void, Handle, usize, c_int, c_int, Handle, *mut c_void) -> c_int,
+    get_async_error: unsafe extern "C" fn(Handle, *mut c_int) -> c_int,
+    finalize: OfHandle,
+    destroy: OfHandle,
+    abort: OfHandle,
+    get_error_string: unsafe extern "C" fn(c_int) -> *const c_char,
+    /// Unloaded with the functions, so never.
+    _library: Library,
+}
+
+impl Api {
+    /// NCCL of this process, or why there is none.
+    pub(super) fn get() -> Result<&'static Self, &'static str> {
+        static API: OnceLock<Result<Api, String>> = OnceLock::new();
+        API.get_or_init(|| Self::open(&NAMES)).as_ref().map_err(String::as_str)
+    }
+
+    /// The first library of `names` that loads.
+    fn open<N: AsRef<OsStr>>(names: &[N]) -> Result<Self, String> {
+        let mut reasons = Vec::new();
+        for name in names {
+            // SAFETY: loading runs the library's own initialisers, which need no driver and no GPU.
+            match unsafe { Library::new(name.as_ref()) } {
+                Ok(library) => {
+                    return Self::of(library).map_err(|error| {
+                        let (library, got) = (name.as_ref().display(), reason(&error));
+                        format!("expected NCCL 2.14 or newer in {library}, got {got}")
+                    });
+                }
+                Err(error) => reasons.push(reason(&error)),
+            }
+        }
+        Err(reasons.join("; "))
+    }
+
+    fn of(library: Library) -> Result<Self, libloading::Error> {
+        // SAFETY: the signatures are those of nccl.h, and the functions are dropped with the library.
+        unsafe {
+            Ok(Self {
+                get_version: *library.get(b"ncclGetVersion")?,
+                get_unique_id: *library.get(b"ncclGetUniqueId")?,
+                comm_init_rank: *library.get(b"ncclCommInitRank")?,
+                all_reduce: *library.get(b"ncclAllReduce")?,
+                get_async_error: *library.get(b"ncclCommGetAsyncError")?,
+                finalize: *library.get(b"ncclCommFinalize")?,
+                destroy: *library.get(b"ncclCommDestroy")?,
+                abort: *library.get(b"ncclCommAbort")?,
+                get_error_string: *library.get(b"ncclGetErrorString")?,
+                _library: library,
+            })
+        }
+    }
+
+    /// NCCL's number of its version.
+    pub(super) fn version(&self) -> Result<i32, Failure> {
+        let mut version = 0;
+        // SAFETY: it writes one number.
+        self.check("ncclGetVersion", unsafe { (self.get_version)(&mut version) })?;
+        Ok(version)
+    }
+
+    /// The name of a new group of GPUs, or NCCL's result.
+    pub(super) fn unique_id(&self) -> Result<UniqueId, c_int> {
+        let mut id = UniqueId([0; UniqueId::BYTES]);
+        // SAFETY: it writes an id.
+        match unsafe { (self.get_unique_id)(&mut id) } {
+            SUCCESS => Ok(id),
+            result => Err(result),
+        }
+    }
+
+    /// NCCL's words for a result.
+    pub(super) fn words(&self, result: c_int) -> String {
+        // SAFETY: it takes any number and gives a text that stays.
+        let text = unsafe { CStr::from_ptr((self.get_error_string)(result)) };
+        format!("{} (ncclResult_t {result})", text.to_string_lossy())
+    }
+
+    fn check(&self, call: &'static str, result: c_int) -> Result<(), Failure> {
+        if result == SUCCESS { Ok(()) } else { Err(Failure { call, text: self.words(result) }) }
+    }
+}
+
+/// The loader's own words, which libloading keeps behind its error.
+fn reason(error: &libloading::Error) -> String {
+    error.source().map_or_else(|| error.to_string(), ToString::to_string)
+}
+
+/// This rank's place in a group of GPUs.
+#[derive(Debug)]
+pub(super) struct Connection {
+    api: &'static Api,
+    handle: Handle,
+    has_failed: Cell<bool>,
+}
+
+impl Connection {
+    /// Waits until all ranks of `id` have come, each with the GPU whose context is current.
+    pub(super) fn new(api: &'static Api, rank: usize, world_size: usize, id: UniqueId) -> Result<Self, Failure> {
+        let mut handle = std::ptr::null_mut();
+        // SAFETY: it writes a handle, which only this connection has.
+        let result = unsafe { (api.comm_init_rank)(&mut handle, world_size as c_int, id, rank as c_int) };
+        api.check("ncclCommInitRank", result)?;
+        Ok(Self { api, handle, has_failed: Cell::new(false) })
+    }
+
+    /// Gives `stream` the sum of `len` values of f32 at `address` over all ranks, in their place.
+    ///
+    /// # Safety
+    /// `address` is memory of this rank's GPU for so many values, which nobody else uses until the stream has passed, and `stream` is one of
+    /// CUDA's on that GPU.
+    pub(super) unsafe fn sum_in_place(&self, address: u64, len: usize, stream: *mut c_void) -> Result<(), Failure> {
+        let memory = address as Handle;
+        // SAFETY: the caller's promise; the handle is that of a connection.
+        let result = unsafe { (self.api.all_reduce)(memory, memory, len, FLOAT_32, SUM, self.handle, stream) };
+        self.noted(self.api.check("ncclAllReduce", result))
+    }
+
+    /// Whether nothing has gone wrong beside the calls, as when a connection breaks.
+    pub(super) fn check(&self) -> Result<(), Failure> {
+        let mut error = SUCCESS;
+        // SAFETY: it writes one number; the handle is that of a connection.
+        let result = unsafe { (self.api.get_async_error)(self.handle, &mut error) };
+        let error = if error == IN_PROGRESS { SUCCESS } else { error };
+        let checked = self.api.check("ncclCommGetAsyncError", result);
+        self.noted(checked.and_then(|()| self.api.check("ncclAllReduce", error)))
+    }
+
+    fn noted(&self, result: Result<(), Failure>) -> Result<(), Failure> {
+        self.has_failed.set(self.has_failed.get() || result.is_err());
+        result
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        let Self { api, handle, .. } = *self;
+        // SAFETY: the handle is that of a connection, and this is its last use. What these functions say is nobody's concern any more.
+        unsafe {
+            if self.has_failed.get() || thread::panicking() || (api.finalize)(handle) != SUCCESS {
+                (api.abort)(handle);
+            } else {
+                (api.destroy)(handle);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
