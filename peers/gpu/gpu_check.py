@@ -1,10 +1,11 @@
 """Checks that the trainer computes rightly on this machine's GPU, and measures it beside PyTorch.
 
 In: what `cargo xtask gpu-check` packed into this folder, a GPU, PyTorch. Out: tables on stdout, everything in `gpu-check.json`.
-Invariant: ends within its time. What fails, crashes or has no time left is a row with the reason; the file is whole after every part.
+Invariant: ends within its time. What fails, crashes or has no time left is a row with the reason; the file is whole after every part,
+and so is the archive of tuned and compiled kernels, with which another start goes on.
 Exit codes: 0 all that was measured is right, 1 something is wrong or broke off, 3 there is no GPU.
 
-    ./gpu-check.sh [--quick] [--output FILE.json]
+    ./gpu-check.sh [--quick] [--only PARTS] [--output FILE.json] [--cache FILE.tar]
 """
 
 import argparse
@@ -16,12 +17,16 @@ import tempfile
 import time
 
 import arithmetic
+import cache
 import peer
 import place
 import processes
 import table
 
-DEADLINE_S, QUICK_DEADLINE_S = 470, 225
+# Seconds: of everything, and of one program started by each part.
+LIMITS = {"deadline": 470, "peaks": 90, "verify": 120, "warm": 90, "bench": 90, "pytorch": 40, "compiled": 90}
+QUICK_LIMITS = {**LIMITS, "deadline": 225, "verify": 60}
+PARTS = ("peaks", "verify", "warm", "measure")
 NO_GPU = 3
 ROUNDS = 2
 # Beyond which a throughput counts for nothing: the programs did not do the same.
@@ -29,6 +34,7 @@ LOSSES_OFF = {"f32": 1e-2, "bf16": 5e-2, "f16": 5e-2}
 JOBS = [("resnet20", 128), ("resnet20", 1024), ("resnet44", 128), ("resnet44", 1024)]
 QUICK_JOBS = JOBS[:2]
 COMPILED = "compiled"
+LIMIT_HELP = "another limit, " + ", ".join(f"{part}={seconds}" for part, seconds in LIMITS.items())
 
 
 class Check:
@@ -36,14 +42,15 @@ class Check:
 
     def __init__(self, options, folder, scratch):
         self.options, self.folder, self.scratch = options, folder, scratch
-        self.start, self.limit_s = time.monotonic(), QUICK_DEADLINE_S if options.quick else DEADLINE_S
+        self.start, self.limits = time.monotonic(), limits(options)
+        self.parts = options.only.split(",") if options.only else list(PARTS)
         self.result = {"schema": "lockstep.gpu-check/1", "quick": options.quick, "verify": [], "rows": []}
         self.result.update(gpu=None, peaks={}, pytorch=None, trainer=None, kernels=[], gaps=[], commands=[])
         self.is_wrong = False
 
     def left(self):
         """Seconds until the deadline."""
-        return self.limit_s - (time.monotonic() - self.start)
+        return self.limits["deadline"] - (time.monotonic() - self.start)
 
     def say(self, text):
         """Progress, on stderr: stdout is for the tables."""
@@ -56,7 +63,8 @@ class Check:
         self.say(f"gap: {what}: {why}")
 
     def save(self):
-        """Writes what is there so far."""
+        """Writes what is there so far, and the kernels that are."""
+        cache.save(self.scratch / "cache", self.options.cache)
         self.result["seconds"] = time.monotonic() - self.start
         path = pathlib.Path(self.options.output)
         partial = path.with_suffix(".partial")
@@ -73,6 +81,9 @@ class Check:
         """The program and the GPU; whether there is one."""
         self.program = place.trainer(self.folder, self.scratch)
         self.environment, self.result["cuda"] = place.trainer_environment(self.folder, self.scratch)
+        # Where the program keeps tuned and compiled kernels.
+        self.environment["XDG_CACHE_HOME"] = str(self.scratch / "cache")
+        self.result["cache_files"] = cache.load(self.options.cache, self.scratch / "cache")
         version = self.trainer(["--version"], 60)
         if version.code != 0:
             self.gap("the program", version.reason, is_wrong=True)
@@ -86,7 +97,7 @@ class Check:
     def peaks(self):
         """What the machine can do at most."""
         script = str(self.folder / "pytorch_gpu.py")
-        found = processes.run([sys.executable, "-B", script], min(90, self.left()))
+        found = processes.run([sys.executable, "-B", script], min(self.limits["peaks"], self.left()))
         if found.code != 0:
             self.gap("the machine's own rates", found.reason)
             return
@@ -101,7 +112,7 @@ class Check:
         words += ["--quick"] if self.options.quick else []
         data = self.folder / "data"
         words += ["--data-dir", data] if data.is_dir() else []
-        ended = self.trainer(words, 60 if self.options.quick else 120)
+        ended = self.trainer(words, self.limits["verify"])
         if output.exists():
             verification = json.loads(output.read_text())
             self.result["verify"].append(verification)
@@ -110,12 +121,22 @@ class Check:
             # A number format that this program does not have on a GPU is refused as wrong usage.
             self.gap(f"verify {dtype}", ended.reason, is_wrong=ended.code != 2)
 
+    def warm(self, model, batch):
+        """Lets our program tune and compile the kernels of a job; nothing is measured."""
+        for dtype in ("f32", "bf16", "f16"):
+            if self.left() < 5:
+                self.gap(f"warm {model} {batch} {dtype}", "no time left")
+                continue
+            self.say(f"warm {model} {batch} {dtype}")
+            ended = self.trainer([*bench(model, batch, dtype), "--steps", 2, "--warmup-steps", 1], self.limits["warm"])
+            if ended.code != 0:
+                self.gap(f"warm {model} {batch} {dtype}", ended.reason)
+
     def ours(self, model, batch, dtype, job):
         """One block of our steps; the first of a job writes it for PyTorch."""
-        words = ["bench", "--device", "cuda", "--model", model, "--batch-size-per-rank", batch, "--dtype", dtype]
-        words += ["--steps", 40, "--warmup-steps", 10, "--json"]
+        words = [*bench(model, batch, dtype), "--steps", 40, "--warmup-steps", 10, "--json"]
         words += ["--export-job", job] if not job.exists() else []
-        ended = self.trainer(words, 90)
+        ended = self.trainer(words, self.limits["bench"])
         if ended.code != 0:
             raise peer.Silent(ended.reason)
         told = json.loads(ended.output.splitlines()[-1])
@@ -153,7 +174,7 @@ class Check:
                         reasons["PyTorch"] = str(silent)
                 for way, dtype in self.ways(rival, model, batch):
                     ask = {"kind": "measure", "name": way, "warmup_steps": 10, "steps": 40, "blocks": 3}
-                    limit_s = min(90 if COMPILED in way else 40, self.left())
+                    limit_s = min(self.limits["compiled" if COMPILED in way else "pytorch"], self.left())
                     attempt(f"PyTorch, {way}", dtype, lambda ask=ask, limit_s=limit_s: rival.ask(limit_s, **ask))
             self.result["rows"] += rows(model, batch, blocks, reasons)
             if "PyTorch" in reasons or not job.exists():
@@ -175,7 +196,7 @@ class Check:
         """Kernels of PyTorch's step, by its profiler."""
         for way in ("eager, TF32", "AMP"):
             try:
-                found = rival.ask(min(40, self.left()), kind="profile", name=way)
+                found = rival.ask(min(self.limits["pytorch"], self.left()), kind="profile", name=way)
                 self.result["kernels"].append({"program": f"PyTorch, {way}", **found})
             except peer.Silent as silent:
                 self.gap(f"kernels of PyTorch, {way}", str(silent))
@@ -188,6 +209,33 @@ class Check:
                 self.result["kernels"].append({"program": f"lockstep {dtype}", **arithmetic.kernels(told)})
             else:
                 self.gap(f"kernels of lockstep {dtype}", "bench told none")
+
+
+def limits(options):
+    """Seconds by part, as the command line changes them."""
+    known = dict(QUICK_LIMITS if options.quick else LIMITS)
+    return {**known, **dict(options.limit)}
+
+
+def limit(text):
+    """`PART=SECONDS` of the command line."""
+    part, _, seconds = text.partition("=")
+    if part not in LIMITS or not seconds.isdigit():
+        raise argparse.ArgumentTypeError(f"expected PART=SECONDS with one of {', '.join(LIMITS)}, got {text!r}")
+    return part, int(seconds)
+
+
+def parts(text):
+    """Parts of the command line."""
+    unknown = [part for part in text.split(",") if part not in PARTS]
+    if unknown:
+        raise argparse.ArgumentTypeError(f"expected some of {','.join(PARTS)}, got {','.join(unknown)!r}")
+    return text
+
+
+def bench(model, batch, dtype):
+    """The words of our program for a job."""
+    return ["bench", "--device", "cuda", "--model", model, "--batch-size-per-rank", batch, "--dtype", dtype]
 
 
 def rows(model, batch, blocks, reasons):
@@ -223,16 +271,21 @@ def run(check):
     """All parts; the exit code."""
     if not check.prepare():
         return 1 if check.is_wrong else NO_GPU
-    check.peaks()
-    for dtype in ("f32", "bf16"):
+    if "peaks" in check.parts:
+        check.peaks()
+    for dtype in ("f32", "bf16") if "verify" in check.parts else ():
         check.verify(dtype)
         check.save()
     for model, batch in QUICK_JOBS if check.options.quick else JOBS:
-        if check.left() < 20:
-            check.gap(f"{model} {batch}", "no time left")
-            continue
-        check.measure(model, batch)
-        check.save()
+        # Side by side, so that what no time is left for is whole jobs.
+        for part, work in (("warm", check.warm), ("measure", check.measure)):
+            if part not in check.parts:
+                continue
+            if check.left() < 20:
+                check.gap(f"{part} {model} {batch}", "no time left")
+                continue
+            work(model, batch)
+            check.save()
     return 1 if check.is_wrong else 0
 
 
@@ -241,6 +294,9 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="under four minutes: ResNet-20 alone, nothing compiled")
     parser.add_argument("--output", default="gpu-check.json", help="file of the result (default gpu-check.json)")
+    parser.add_argument("--only", type=parts, metavar="PARTS", help=f"some of {','.join(PARTS)}; warm tunes our kernels")
+    parser.add_argument("--limit", type=limit, action="append", default=[], metavar="PART=SECONDS", help=LIMIT_HELP)
+    parser.add_argument("--cache", default="gpu-check-cache.tar", help="file of our tuned kernels (default gpu-check-cache.tar)")
     options = parser.parse_args()
     folder = pathlib.Path(__file__).resolve().parent
     with tempfile.TemporaryDirectory(prefix="gpu-check-") as scratch:

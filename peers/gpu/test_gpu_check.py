@@ -1,10 +1,12 @@
 """Tests of what can be tested without a GPU: `python3 -m unittest` in this folder, as the tests of xtask do."""
 
+import argparse
 import contextlib
 import io
 import json
 import pathlib
 import sys
+import tarfile
 import tempfile
 import unittest
 from unittest import mock
@@ -12,11 +14,17 @@ from unittest import mock
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 import arithmetic
+import cache
 import gpu_check
 import peer
 import place
 import processes
 import table
+
+
+def options(**changed):
+    """Those of a quick run."""
+    return argparse.Namespace(**{"quick": True, "only": None, "limit": [], "cache": "none", "output": "none", **changed})
 
 
 def block(step_s, losses, memory_bytes=2**20):
@@ -173,27 +181,52 @@ class Kernels(unittest.TestCase):
         self.assertIn("| PyTorch | 9 | - | - |", row)
 
     def test_a_job_without_observed_kernels_is_a_gap(self):
-        check = gpu_check.Check(mock.Mock(quick=True), pathlib.Path("."), pathlib.Path("."))
+        check = gpu_check.Check(options(), pathlib.Path("."), pathlib.Path("."))
         with contextlib.redirect_stderr(io.StringIO()):
             check.our_kernels({("lockstep", "f32"): [{"told": {"device_kernels": None}}]})
         self.assertEqual([what for what, _ in check.result["gaps"]], ["kernels of lockstep f32", "kernels of lockstep bf16"])
 
 
+class Caches(unittest.TestCase):
+    def test_kernels_of_one_start_are_there_in_the_next_and_an_archive_from_elsewhere_stays_in_its_folder(self):
+        with tempfile.TemporaryDirectory() as scratch:
+            scratch = pathlib.Path(scratch)
+            archive = scratch / "kernels.tar"
+            self.assertEqual(cache.load(archive, scratch / "first"), 0)
+            cache.save(scratch / "first", archive)
+            self.assertFalse(archive.exists())
+            (scratch / "first/cubecl").mkdir()
+            (scratch / "first/cubecl/db").write_bytes(b"tuned")
+            cache.save(scratch / "first", archive)
+            self.assertEqual(cache.load(archive, scratch / "second"), 1)
+            self.assertEqual((scratch / "second/cubecl/db").read_bytes(), b"tuned")
+            with tarfile.open(archive, "w") as packed:
+                packed.add(__file__, "../outside")
+            with self.assertRaises(ValueError):
+                cache.load(archive, scratch / "third")
+
+
 class Whole(unittest.TestCase):
-    def run_with(self, facts):
-        options = mock.Mock(quick=True)
+    PROGRAM = """#!/bin/sh
+[ "$1" = --version ] && echo trainer 1 && exit 0
+mkdir -p "$XDG_CACHE_HOME/cubecl" && echo "$@" >>"$XDG_CACHE_HOME/cubecl/asked"
+echo no device >&2; exit 1
+"""
+
+    def run_with(self, facts, **changed):
         with tempfile.TemporaryDirectory() as scratch, contextlib.redirect_stderr(io.StringIO()):
             scratch = pathlib.Path(scratch)
-            options.output = str(scratch / "result.json")
             program = scratch / "trainer"
-            program.write_text("#!/bin/sh\n[ \"$1\" = --version ] && echo trainer 1 && exit 0\necho no device >&2; exit 1\n")
+            program.write_text(self.PROGRAM)
             program.chmod(0o755)
-            check = gpu_check.Check(options, scratch, scratch)
+            told = options(output=str(scratch / "result.json"), cache=str(scratch / "cache.tar"), **changed)
+            check = gpu_check.Check(told, scratch, scratch)
             with mock.patch.object(place, "trainer", return_value=program), \
                     mock.patch.object(place, "gpu_facts", return_value=facts):
                 code = gpu_check.run(check)
             check.save()
-            return code, json.loads(pathlib.Path(options.output).read_text())
+            self.has_cache = pathlib.Path(told.cache).exists()
+            return code, json.loads(pathlib.Path(told.output).read_text())
 
     def test_without_a_gpu_there_is_a_row_and_a_code_of_its_own(self):
         code, result = self.run_with((None, "no GPU: nvidia-smi: exit code 127"))
@@ -208,6 +241,24 @@ class Whole(unittest.TestCase):
         self.assertIn("no device", missing["verify f32"])
         self.assertEqual([row["gap"] for row in result["rows"]], ["exit code 1: no device"] * 6)
         self.assertEqual(missing["PyTorch, resnet20 1024"], "no job was written")
+        self.assertIn("no device", missing["warm resnet20 1024 f16"])
+        self.assertTrue(self.has_cache)
+
+    def test_one_part_alone_asks_nothing_of_the_others(self):
+        _, result = self.run_with(({"name": "G"}, None), only="warm")
+        self.assertEqual({words[0] for words in result["commands"]}, {"--version", "bench"})
+        self.assertEqual([result["rows"], result["verify"]], [[], []])
+        self.assertEqual(sum("--warmup-steps" in words for words in result["commands"]), 6)
+
+    def test_limits_are_those_given_and_unknown_parts_are_refused(self):
+        self.assertEqual(gpu_check.limits(options())["verify"], 60)
+        given = gpu_check.limits(options(quick=False, limit=[gpu_check.limit("verify=500"), gpu_check.limit("deadline=1500")]))
+        self.assertEqual([given[part] for part in ("verify", "deadline", "bench")], [500, 1500, 90])
+        for text in ("verify", "verify=x", "other=3"):
+            with self.assertRaises(argparse.ArgumentTypeError):
+                gpu_check.limit(text)
+        with self.assertRaises(argparse.ArgumentTypeError):
+            gpu_check.parts("warm,cool")
 
 
 if __name__ == "__main__":

@@ -15,10 +15,11 @@ use jobs::process;
 pub(super) const ENTRY: &str = "gpu-check.sh";
 
 /// Of `peers/`.
-const SCRIPTS: [&str; 11] = [
+const SCRIPTS: [&str; 12] = [
     "gpu/gpu-check.sh",
     "gpu/gpu_check.py",
     "gpu/arithmetic.py",
+    "gpu/cache.py",
     "gpu/peer.py",
     "gpu/place.py",
     "gpu/processes.py",
