@@ -19,7 +19,7 @@ pub(super) const EXPECTATION: &str = "two ranks on the device train as one rank 
 const NUM_STEPS: usize = 2;
 
 /// Of both ranks together.
-const LESSON: Lesson = Lesson { depth: 8, batch_size: 8, num_batches: NUM_STEPS };
+const LESSON: Lesson = Lesson { depth: 8, batch_size: 8, num_batches: NUM_STEPS, last_batch_size: 8 };
 
 pub(super) fn check(subject: &Subject<'_>) -> Result<Finding> {
     let alone = update(subject, Arc::new(SingleCommunicator::new()))?;

@@ -1,4 +1,6 @@
-//! Ten training steps equal those of the reference, from the same weights over the same images.
+//! Ten training steps equal those of the reference, from the same weights over the same images: two epochs, whose last batch is short.
+//!
+//! A device that has chosen a kernel for a full batch may find that it does not take one image less, of which it believes the same.
 
 use anyhow::Result;
 use burn::tensor::Device;
@@ -9,7 +11,8 @@ use super::reference::{ABSENT, reference};
 use super::trainee::{Lesson, Trainee};
 use crate::config::cli::ComputeArgs;
 
-pub(super) const EXPECTATION: &str = "ten training steps equal those of the reference on Flex in f32";
+pub(super) const EXPECTATION: &str =
+    "ten training steps equal those of the reference on Flex in f32, over batches one of which is short";
 
 const NUM_STEPS: usize = 10;
 
@@ -26,7 +29,7 @@ pub(super) fn check(subject: &Subject<'_>) -> Result<Finding> {
         return Ok(Finding::Skipped(ABSENT.to_owned()));
     };
     let (depth, batch_size) = if subject.config.quick { (8, 4) } else { (20, 64) };
-    let lesson = Lesson { depth, batch_size, num_batches: NUM_STEPS };
+    let lesson = Lesson { depth, batch_size, num_batches: NUM_STEPS / 2, last_batch_size: batch_size - 1 };
     let expected = course(lesson, &compute, &device)?;
     let got = course(lesson, subject.compute(), &subject.device)?;
     let again = course(lesson, subject.compute(), &subject.device)?;

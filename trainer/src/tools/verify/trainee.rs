@@ -30,6 +30,8 @@ pub(super) struct Lesson {
     pub(super) batch_size: usize,
     /// Different batches, which come in turn.
     pub(super) num_batches: usize,
+    /// Images that the last of them has.
+    pub(super) last_batch_size: usize,
 }
 
 /// A network in training.
@@ -53,7 +55,7 @@ impl Trainee {
         device: &Device,
         communicator: Arc<dyn Communicator>,
     ) -> Result<Self> {
-        let num_samples = lesson.batch_size * lesson.num_batches;
+        let num_samples = lesson.batch_size * (lesson.num_batches - 1) + lesson.last_batch_size;
         let data = shapes::open(&ShapesConfig { num_train: num_samples, num_test: 1, seed: 7 })?;
         let plan = ShardPlan::new(ShardConfig {
             num_samples,
@@ -61,7 +63,7 @@ impl Trainee {
             seed: 7,
             epoch: 0,
             shuffle: true,
-            drop_last: true,
+            drop_last: false,
             shard_index: communicator.rank(),
             num_shards: communicator.world_size(),
             num_own_shards: 1,
@@ -118,5 +120,24 @@ impl Trainee {
     /// All parameters, flat in module order.
     pub(super) fn parameters(&self) -> Vec<f32> {
         self.stepper.parameters().into_owned()
+    }
+}
+
+#[cfg(all(test, feature = "flex"))]
+mod tests {
+    use super::super::reference::reference;
+    use super::*;
+
+    #[test]
+    fn an_epoch_ends_with_the_short_batch_and_training_goes_on_after_it() -> Result<()> {
+        let (device, compute) = reference(&ComputeArgs::default()).expect("this test is built with the reference");
+        let lesson = Lesson { depth: 8, batch_size: 4, num_batches: 3, last_batch_size: 3 };
+        let mut trainee = Trainee::new(lesson, &compute, &device)?;
+        let sizes: Vec<_> = trainee.batches.iter().map(|step| step.global_num_samples).collect();
+        assert_eq!(sizes, [4, 4, 3]);
+        for _ in 0..4 {
+            assert!(trainee.step()?.is_finite());
+        }
+        Ok(())
     }
 }
