@@ -3,7 +3,8 @@
 //! In: `[N, H, W, C_in]`. Out: `[N, H_out, W_out, C_out]`; in training the running statistics are updated.
 //! Invariant: a layer that is fused is one that our kernels compute; all others are burn's own operation.
 
-use std::sync::Arc;
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use burn::nn::conv::Conv2d;
 use burn::nn::{BatchNorm, PaddingConfig2d};
@@ -76,7 +77,12 @@ impl Convolved {
                 let bias = conv.bias.as_ref().map(|bias| gated(bias, &input, hook).into_dispatch());
                 single(input, [Some(weight), bias], operation, context.computation.isa)
             }
-            None => in_f32(input, |input| stock::conv(&conv, input, hook)),
+            None => {
+                if computes(&input, &context.computation) {
+                    note_stand_in(&conv);
+                }
+                in_f32(input, |input| stock::conv(&conv, input, hook))
+            }
         }
     }
 }
@@ -151,6 +157,26 @@ impl Normalised {
         let (scale, shift) = norm::folded(&norm);
         fused_inference(input, weight, scale, shift, skipped, options).into()
     }
+}
+
+/// Convolutions that our kernels would have computed, if they had them.
+static STAND_INS: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+
+fn note_stand_in(conv: &Conv2d) {
+    let [out, group, height, width] = conv.weight.dims();
+    let (stride, dilation, groups) = (conv.stride, conv.dilation, conv.groups);
+    let text = format!(
+        "{height}x{width} of {} to {out} channels, groups {groups}, stride {stride:?}, dilation {dilation:?}, padding {:?}",
+        group * groups,
+        conv.padding
+    );
+    STAND_INS.lock().unwrap_or_else(PoisonError::into_inner).insert(text);
+}
+
+/// The convolutions of this process for which burn's own operation stood in on Flex, each once: our kernels lack them, and they are
+/// several times slower so.
+pub fn stand_ins() -> Vec<String> {
+    STAND_INS.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
 }
 
 /// The operation of our kernels that the convolution is, if they have it.

@@ -24,6 +24,7 @@ pub use elementwise::{Elementwise, gelu, relu6, silu};
 pub use features::{Features, relu};
 pub use kernels::batch_norm::Rectifier;
 pub use kernels::simd::Isa;
+pub use layer::stand_ins;
 pub use layer_norm::{LayerNorm, LayerNormConfig};
 pub use modules::{BatchNorm, BatchNormConfig, Conv2d, Conv2dConfig, Linear, LinearConfig};
 pub use ops::{

@@ -308,6 +308,17 @@ fn networks_compute_what_burns_own_modules_do() {
 }
 
 #[test]
+fn convolutions_for_which_burns_own_operation_stands_in_are_told_and_others_are_not() {
+    let device = Device::flex();
+    let computed = |config: Conv2dConfig| Tensor::from(Conv2d::from(config.init(&device)).forward(images(&device)));
+    computed(Conv2dConfig::new([8, 6], [3, 5]).with_dilation([2, 1]));
+    computed(Conv2dConfig::new([8, 5], [3, 3]));
+    let told = layers::stand_ins();
+    assert!(told.iter().any(|conv| conv.starts_with("3x5 of 8 to 6 channels, groups 1,")), "{told:?}");
+    assert!(!told.iter().any(|conv| conv.starts_with("3x3 of 8 to 5 channels")), "{told:?}");
+}
+
+#[test]
 fn a_part_in_bf16_between_parts_in_f32_is_the_network_to_the_precision_of_bf16() {
     let device = Device::flex().autodiff();
     device.seed(3);

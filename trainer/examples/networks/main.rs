@@ -2,22 +2,23 @@
 //!
 //!     cargo run --release -p trainer --example networks -- train --network vit-tiny --optimizer adamw --epochs 5 --output-dir runs/vit
 //!     mpirun -n 2 target/release/examples/networks train --network mobilenet-v2
-//!     target/release/examples/networks bench --network convnext-tiny
+//!     target/release/examples/networks bench --network convnext-tiny --dtype bf16
 
 mod convnext;
 mod mobilenet_v2;
 mod vit;
 mod wide_resnet;
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use burn::module::Module;
-use burn::tensor::Tensor;
+use burn::tensor::{FloatDType, Tensor};
 use clap::{Args, ValueEnum};
 use convnext::ConvNeXt;
+use layers::{Activations, Computation, PassContext};
 use mobilenet_v2::MobileNetV2;
 use serde::{Deserialize, Serialize};
 use trainer::commands::program::program;
-use trainer::config::ConfigError;
+use trainer::config::{ConfigError, ModelOption};
 use trainer::model::ImageClassifier;
 use trainer::model::family::{ModelFamily, ModelRequest};
 use vit::VisionTransformer;
@@ -33,14 +34,27 @@ enum Network {
     Vit(VisionTransformer),
 }
 
-impl ImageClassifier for Network {
+/// A network and how it is computed.
+#[derive(Module, Debug)]
+struct Computed {
+    network: Network,
+    #[module(skip)]
+    computation: Computation,
+}
+
+impl ImageClassifier for Computed {
     fn forward(&self, images: Tensor<4>) -> Tensor<2> {
-        match self {
-            Self::WideResNet(network) => network.forward(images),
-            Self::MobileNetV2(network) => network.forward(images),
-            Self::ConvNeXt(network) => network.forward(images),
-            Self::Vit(network) => network.forward(images),
-        }
+        // Layers compute in the number format of what they read.
+        let images = match self.computation.activations {
+            Activations::Bf16 => images.cast(FloatDType::BF16),
+            _ => images,
+        };
+        PassContext { computation: self.computation, ..PassContext::current() }.during(|| match &self.network {
+            Network::WideResNet(network) => network.forward(images),
+            Network::MobileNetV2(network) => network.forward(images),
+            Network::ConvNeXt(network) => network.forward(images),
+            Network::Vit(network) => network.forward(images),
+        })
     }
 
     fn heeds_pass_context(&self) -> bool {
@@ -75,8 +89,10 @@ struct Networks;
 
 impl ModelFamily for Networks {
     const NAME: &'static str = "networks";
+    const OPTIONS: &'static [ModelOption] =
+        &[ModelOption::Kernels, ModelOption::Dtype, ModelOption::Convolution, ModelOption::Cpu];
     type Args = NetworkArgs;
-    type Model = Network;
+    type Model = Computed;
 
     fn fill(args: &mut NetworkArgs) -> Result<(), ConfigError> {
         let name = *args.network.get_or_insert(Name::MobilenetV2);
@@ -95,15 +111,21 @@ impl ModelFamily for Networks {
         name.map_or_else(|| Self::NAME.to_owned(), |value| value.get_name().to_owned())
     }
 
-    fn build(args: &NetworkArgs, request: &ModelRequest<'_>) -> Result<Network> {
+    fn build(args: &NetworkArgs, request: &ModelRequest<'_>) -> Result<Computed> {
+        let computation = request.computation()?;
+        ensure!(
+            computation.activations != Activations::F16,
+            "--dtype: expected f32 or bf16 for these networks, got f16"
+        );
         let (channels, classes, device) = (request.in_channels, request.num_classes, request.device);
         let drop = args.stochastic_depth.unwrap_or(0.0);
-        Ok(match args.network.unwrap_or(Name::MobilenetV2) {
+        let network = match args.network.unwrap_or(Name::MobilenetV2) {
             Name::WideResNet => Network::WideResNet(WideResNet::new(28, 10, channels, classes, device)),
             Name::MobilenetV2 => Network::MobileNetV2(MobileNetV2::new(channels, classes, device)),
             Name::ConvnextTiny => Network::ConvNeXt(ConvNeXt::new(channels, classes, drop, device)),
             Name::VitTiny => Network::Vit(VisionTransformer::new(32, channels, classes, drop, device)),
-        })
+        };
+        Ok(Computed { network, computation })
     }
 }
 

@@ -93,7 +93,8 @@ impl VisionTransformer {
         let hook = PassContext::current().hook;
         let cls = gated(&self.cls_token, &patches, hook.as_ref()).reshape([1, 1, CHANNELS]).expand([n, 1, CHANNELS]);
         let positions = gated(&self.positions, &patches, hook.as_ref()).unsqueeze::<3>();
-        let x = Tensor::cat(vec![cls, patches], 1) + positions;
+        let dtype = FloatDType::from(patches.dtype());
+        let x = Tensor::cat(vec![cls.cast(dtype), patches], 1) + positions.cast(dtype);
         let x = self.blocks.iter().fold(x, |x, block| block.forward(x));
         let of_class = x.slice([0..n, 0..1]).reshape([n, CHANNELS]);
         self.head.forward(self.norm.forward(of_class).cast(FloatDType::F32))

@@ -17,10 +17,11 @@ mod vit;
 mod wide_resnet;
 
 use burn::module::Module;
-use burn::tensor::{Device, FloatDType, Tensor};
+use burn::tensor::activation::log_softmax;
+use burn::tensor::{Device, FloatDType, Tensor, TensorData};
 use convnext::ConvNeXt;
 use distributed::ParameterLayout;
-use layers::{Computation, Kernels, PassContext};
+use layers::{Activations, Computation, Kernels, PassContext};
 use mobilenet_v2::MobileNetV2;
 use ten_losses::ten_losses;
 use vit::VisionTransformer;
@@ -90,4 +91,44 @@ fn a_vision_transformer_has_pytorchs_parameters_and_ten_losses() {
     let device = Device::flex().autodiff();
     let expected = [2.944258, 2.876257, 2.751145, 2.582798, 2.388026, 2.186065, 1.996593, 1.835799, 1.711955, 1.623741];
     check("vit-tiny", VisionTransformer::new(16, 3, 10, 0.0, &device), 5_353_546, expected, VisionTransformer::forward);
+}
+
+type Forward = Box<dyn Fn(Tensor<4>) -> Tensor<2>>;
+
+#[test]
+fn every_network_in_bf16_has_the_first_loss_of_f32_to_the_precision_of_bf16() {
+    let device = Device::flex().autodiff();
+    let first = |dtype: FloatDType, forward: &dyn Fn(Tensor<4>) -> Tensor<2>| {
+        let activations = if dtype == FloatDType::BF16 { Activations::Bf16 } else { Activations::F32 };
+        let computation = Computation { activations, ..Computation::default() };
+        let images: Vec<f32> = (0..2 * 16 * 16 * 3).map(|i| ((i * 31 % 101) as f32 * 0.37).sin()).collect();
+        let images = Tensor::<4>::from_data(TensorData::new(images, [2, 16, 16, 3]), &device).cast(dtype);
+        let logits = PassContext { computation, ..PassContext::default() }.during(|| forward(images));
+        let loss = log_softmax(logits.cast(FloatDType::F32), 1).slice([0..2, 3..4]).sum();
+        drop(loss.clone().backward());
+        loss.into_scalar::<f32>()
+    };
+    let networks: [(&str, Forward); 4] = [
+        ("wide-resnet", {
+            let model = WideResNet::new(10, 1, 3, 10, &device);
+            Box::new(move |images| model.forward(images))
+        }),
+        ("mobilenet-v2", {
+            let model = MobileNetV2::new(3, 10, &device);
+            Box::new(move |images| model.forward(images))
+        }),
+        ("convnext-tiny", {
+            let model = ConvNeXt::new(3, 10, 0.0, &device);
+            Box::new(move |images| model.forward(images))
+        }),
+        ("vit-tiny", {
+            let model = VisionTransformer::new(16, 3, 10, 0.0, &device);
+            Box::new(move |images| model.forward(images))
+        }),
+    ];
+    for (name, forward) in networks {
+        let (expected, found) = (first(FloatDType::F32, &forward), first(FloatDType::BF16, &forward));
+        let off = (found - expected).abs() / expected.abs();
+        assert!(off > 0.0 && off < 0.1, "{name}: {found} against {expected}");
+    }
 }

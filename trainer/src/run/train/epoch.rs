@@ -79,6 +79,7 @@ impl<M: ImageClassifier> Training<'_, M> {
         let should_log = (self.progress.step_in_epoch + 1).is_multiple_of(config.log_every_steps.filled());
         self.add_scores(epoch, &end, should_log || saves || ends_epoch)?;
         self.note_outcome(end.outcome)?;
+        self.note_stand_ins();
 
         let duration = start.elapsed();
         self.session.reporter.step(&StepLine {
@@ -99,6 +100,17 @@ impl<M: ImageClassifier> Training<'_, M> {
             self.save()?;
         }
         Ok(end.stop)
+    }
+
+    /// Says once, after the first step, which convolutions are burn's own.
+    fn note_stand_ins(&mut self) {
+        if !std::mem::replace(&mut self.noted_stand_ins, true) {
+            for convolution in layers::stand_ins() {
+                self.session.reporter.note(&format!(
+                    "burn's own operation, which is slower, stands in for the convolution {convolution}"
+                ));
+            }
+        }
     }
 
     /// What the next step is to be; all replicas `must_sync` after it, or where ranks that run apart found that they stop there.

@@ -80,7 +80,8 @@ pub fn fit<M: ImageClassifier>(model: M, session: &Session<'_>) -> Result<Outcom
     let trace = TraceClock::start(config.sync.trace.as_deref(), communicator)?;
     let timer = Timer::new(Arc::clone(&session.rank_status)).keeping_spans(trace.is_some());
     let times = SessionTimes::starting_at(progress.step + config.run.warmup_steps.filled(), timer);
-    let mut training = Training { session, stepper, ema, checkpointer, schedule, progress, times };
+    let mut training =
+        Training { session, stepper, ema, checkpointer, schedule, progress, times, noted_stand_ins: false };
     // A signal that came during the start: there is nothing new to keep.
     let mut stopped = session.stop.is_raised_anywhere(communicator)?;
     while !stopped && training.progress.epoch < config.schedule.epochs.filled() {
@@ -99,6 +100,7 @@ struct Training<'a, M> {
     schedule: LearningRate,
     progress: Progress,
     times: SessionTimes,
+    noted_stand_ins: bool,
 }
 
 impl<M: ImageClassifier> Training<'_, M> {
