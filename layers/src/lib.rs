@@ -31,7 +31,7 @@ pub use ops::{
     BatchNormGradients, BatchNormOptions, BatchNormOutput, BatchNormTrain, FusedGradients, FusedOptions, FusedOutput,
     FusedSaved, Gate, GradientHook, HookedParameters, KernelAlone, KernelCalls, KernelTime, LayerOps, NormLink,
     Residual, StatisticsReducer, batch_norm_train, fused_inference, fused_train, gated, global_average, gradient_hook,
-    kernel_times,
+    kernel_times, sum_in_one_stage,
 };
 pub use pooling::{avg_pool, global_avg_pool, max_pool};
 pub use stochastic_depth::stochastic_depth;

@@ -2,14 +2,16 @@
 //!
 //! In and out: as the trait says. Invariant: without a reducer nothing leaves the device; with one
 //! the sums of each channel pass through the host in f64. Activations of 16 bits are computed with in f32.
+//! Order: views first, then arithmetic, since a view ends burn's fused kernel.
 
 use burn::backend::tensor::{Device, FloatTensor};
 use burn::backend::{Backend, Scalar, TensorMetadata, read_sync};
-use burn::tensor::{DType, FloatDType, Shape, TensorData};
+use burn::tensor::{DType, FloatDType, TensorData};
 
 use kernels::batch_norm::Rectifier;
 
 use super::statistics::{GradientSums, Moments};
+use super::tables::{Tables, as_row, as_vector};
 use super::{BatchNormGradients, BatchNormOptions, BatchNormOutput, BatchNormSaved};
 
 pub(super) fn forward<B: Backend>(
@@ -18,18 +20,42 @@ pub(super) fn forward<B: Backend>(
     beta: FloatTensor<B>,
     options: &BatchNormOptions,
 ) -> BatchNormOutput<B> {
-    let shape = input.shape();
-    let device = input.device();
-    let [rows, channels] = rows_and_channels(&shape);
-    let stored = FloatDType::from(input.dtype());
-    let table = B::float_reshape(widen::<B>(input), Shape::new([rows, channels]));
+    let (shape, stored) = (input.shape(), FloatDType::from(input.dtype()));
+    let tables = Tables::of(&shape);
+    let batch = normalise::<B>(tables, tables.view::<B>(input), [gamma, beta], options);
+    BatchNormOutput {
+        output: B::float_reshape(round::<B>(rectified::<B>(options.rectifier, batch.values), stored), shape),
+        mean: as_vector::<B>(batch.mean),
+        variance: as_vector::<B>(batch.variance),
+        num_values: batch.num_values,
+    }
+}
+
+/// A normalised table, `[groups, rows, C]`, and its statistics, `[1, 1, C]`, in f32.
+pub(super) struct Normalised<B: Backend> {
+    pub(super) values: FloatTensor<B>,
+    pub(super) mean: FloatTensor<B>,
+    pub(super) variance: FloatTensor<B>,
+    pub(super) num_values: f64,
+}
+
+/// `table` is widened anew for each use, so that no copy of it in f32 is kept where burn fuses the uses.
+pub(super) fn normalise<B: Backend>(
+    tables: Tables,
+    table: FloatTensor<B>,
+    parameters: [FloatTensor<B>; 2],
+    options: &BatchNormOptions,
+) -> Normalised<B> {
+    let device = table.device();
+    let [gamma, beta] = parameters.map(as_row::<B>);
+    let wide = || widen::<B>(table.clone());
 
     // Deviations are squared, not values: E[x^2] - E[x]^2 in f32 loses the variance of a channel
     // whose mean is large.
-    let mut mean = B::float_mean_dim(table.clone(), 0);
-    let centred = B::float_sub(table.clone(), mean.clone());
-    let mut variance = B::float_mean_dim(B::float_mul(centred.clone(), centred), 0);
-    let mut num_values = rows as f64;
+    let mut mean = tables.mean::<B>(wide());
+    let centred = B::float_sub(wide(), mean.clone());
+    let mut variance = tables.mean::<B>(B::float_mul(centred.clone(), centred));
+    let mut num_values = tables.num_rows() as f64;
     if let Some(reducer) = options.reducer.as_deref() {
         let moments = Moments {
             count: num_values,
@@ -42,15 +68,9 @@ pub(super) fn forward<B: Backend>(
         num_values = moments.count;
     }
 
-    let scale = B::float_mul(as_row::<B>(gamma), inverse_std::<B>(variance.clone(), options));
-    let output = B::float_mul(B::float_sub(table, mean.clone()), scale);
-    let output = B::float_add(output, as_row::<B>(beta));
-    BatchNormOutput {
-        output: round::<B>(B::float_reshape(rectified::<B>(options.rectifier, output), shape), stored),
-        mean: B::float_reshape(mean, Shape::new([channels])),
-        variance: B::float_reshape(variance, Shape::new([channels])),
-        num_values,
-    }
+    let scale = B::float_mul(gamma, inverse_std::<B>(variance.clone(), options));
+    let values = B::float_mul(B::float_sub(widen::<B>(table), mean.clone()), scale);
+    Normalised { values: B::float_add(values, beta), mean, variance, num_values }
 }
 
 pub(super) fn backward<B: Backend>(
@@ -58,25 +78,47 @@ pub(super) fn backward<B: Backend>(
     output_gradient: FloatTensor<B>,
     options: &BatchNormOptions,
 ) -> BatchNormGradients<B> {
-    let shape = saved.input.shape();
-    let device = saved.input.device();
-    let [rows, channels] = rows_and_channels(&shape);
-    let stored = FloatDType::from(saved.input.dtype());
-    let [dy, table] =
-        [output_gradient, saved.input].map(|tensor| B::float_reshape(widen::<B>(tensor), Shape::new([rows, channels])));
-    let inverse_std = inverse_std::<B>(as_row::<B>(saved.variance), options);
-    let centred = B::float_sub(table, as_row::<B>(saved.mean));
-    let normalised = B::float_mul(centred, inverse_std.clone());
+    let (shape, stored) = (saved.input.shape(), FloatDType::from(saved.input.dtype()));
+    let tables = Tables::of(&shape);
+    let dy = tables.view::<B>(output_gradient);
+    let saved = BatchNormSaved { input: tables.view::<B>(saved.input), ..saved };
     let dy = match options.rectifier {
         Rectifier::None => dy,
-        rectifier => {
-            let scaled = B::float_mul(normalised.clone(), as_row::<B>(saved.gamma.clone()));
-            behind::<B>(rectifier, B::float_add(scaled, as_row::<B>(saved.beta)), dy)
-        }
+        rectifier => behind::<B>(rectifier, output::<B>(&saved, options), widen::<B>(dy)),
     };
+    let gradients = gradients::<B>(tables, saved, dy, options);
+    BatchNormGradients {
+        input: B::float_reshape(round::<B>(gradients.input, stored), shape),
+        gamma: as_vector::<B>(gradients.gamma),
+        beta: as_vector::<B>(gradients.beta),
+    }
+}
 
-    let beta = B::float_sum_dim(dy.clone(), 0);
-    let gamma = B::float_sum_dim(B::float_mul(dy.clone(), normalised.clone()), 0);
+/// What [`normalise`] made of a table.
+fn output<B: Backend>(saved: &BatchNormSaved<B>, options: &BatchNormOptions) -> FloatTensor<B> {
+    let [gamma, beta, mean, variance] =
+        [&saved.gamma, &saved.beta, &saved.mean, &saved.variance].map(|values| as_row::<B>(values.clone()));
+    let scale = B::float_mul(gamma, inverse_std::<B>(variance, options));
+    B::float_add(B::float_mul(B::float_sub(widen::<B>(saved.input.clone()), mean), scale), beta)
+}
+
+/// Of [`normalise`], given tables: the gradient of the table in f32, those of the parameters as `[1, 1, C]`.
+pub(super) fn gradients<B: Backend>(
+    tables: Tables,
+    saved: BatchNormSaved<B>,
+    dy: FloatTensor<B>,
+    options: &BatchNormOptions,
+) -> BatchNormGradients<B> {
+    let device = dy.device();
+    let [parameter, mean, variance] = [saved.gamma, saved.mean, saved.variance].map(as_row::<B>);
+    let wide = || widen::<B>(dy.clone());
+    let centred = || B::float_sub(widen::<B>(saved.input.clone()), mean.clone());
+
+    // Each sum reads the two tables; what is one value a channel comes after it, or it could not be part of the sum's kernel.
+    let beta = tables.sum::<B>(wide());
+    let with_centred = tables.sum::<B>(B::float_mul(wide(), centred()));
+    let inverse_std = inverse_std::<B>(variance, options);
+    let gamma = B::float_mul(with_centred, inverse_std.clone());
     let mut sums = [beta.clone(), gamma.clone()];
     if let Some(reducer) = options.reducer.as_deref() {
         let all = GradientSums { plain: to_host::<B>(beta.clone()), with_normalised: to_host::<B>(gamma.clone()) }
@@ -86,14 +128,10 @@ pub(super) fn backward<B: Backend>(
 
     let share = Scalar::Float(1.0 / saved.num_values);
     let [plain, with_normalised] = sums.map(|sum| B::float_mul_scalar(sum, share));
-    let projected = B::float_mul(normalised, with_normalised);
-    let dx = B::float_sub(B::float_sub(dy, plain), projected);
-    let dx = B::float_mul(dx, B::float_mul(as_row::<B>(saved.gamma), inverse_std));
-    BatchNormGradients {
-        input: round::<B>(B::float_reshape(dx, shape), stored),
-        gamma: B::float_reshape(gamma, Shape::new([channels])),
-        beta: B::float_reshape(beta, Shape::new([channels])),
-    }
+    let projected = B::float_mul(centred(), B::float_mul(with_normalised, inverse_std.clone()));
+    let dx = B::float_sub(B::float_sub(wide(), plain), projected);
+    let dx = B::float_mul(dx, B::float_mul(parameter, inverse_std));
+    BatchNormGradients { input: dx, gamma, beta }
 }
 
 /// A rectifier's output.
@@ -131,16 +169,6 @@ pub(super) fn round<B: Backend>(tensor: FloatTensor<B>, to: FloatDType) -> Float
     if FloatDType::from(tensor.dtype()) == to { tensor } else { B::float_cast(tensor, to) }
 }
 
-fn rows_and_channels(shape: &Shape) -> [usize; 2] {
-    let [n, h, w, channels] = shape.dims();
-    [n * h * w, channels]
-}
-
-fn as_row<B: Backend>(values: FloatTensor<B>) -> FloatTensor<B> {
-    let channels = values.shape().num_elements();
-    B::float_reshape(values, Shape::new([1, channels]))
-}
-
 fn inverse_std<B: Backend>(variance: FloatTensor<B>, options: &BatchNormOptions) -> FloatTensor<B> {
     let shifted = B::float_add_scalar(variance, Scalar::Float(options.epsilon));
     B::float_recip(B::float_sqrt(shifted))
@@ -156,5 +184,5 @@ fn to_host<B: Backend>(row: FloatTensor<B>) -> Vec<f64> {
 fn from_host<B: Backend>(values: &[f64], device: &Device<B>) -> FloatTensor<B> {
     let values: Vec<f32> = values.iter().map(|&v| v as f32).collect();
     let channels = values.len();
-    B::float_from_data(TensorData::new(values, [1, channels]), device)
+    B::float_from_data(TensorData::new(values, [1, 1, channels]), device)
 }

@@ -24,6 +24,7 @@ mod memory;
 pub(crate) mod single;
 mod statistics;
 pub(crate) mod stock;
+mod tables;
 
 use std::sync::Arc;
 
@@ -42,6 +43,7 @@ pub use fused::{
 pub use gate::{Gate, gated};
 pub use gradient_hook::{GradientHook, HookedParameters, gradient_hook};
 pub use statistics::StatisticsReducer;
+pub use tables::sum_in_one_stage;
 
 /// What a batch normalisation needs beside its tensors.
 #[derive(Clone, Debug)]

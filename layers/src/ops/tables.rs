@@ -1,0 +1,148 @@
+//! Activations as groups of rows, and sums over the rows in two stages.
+//!
+//! In: `[N, H, W, C]`. Out: views `[groups, rows, C]`; means and sums of each channel, `[1, 1, C]`.
+//! Invariant: a function of the shape alone, so that all ranks with equal batches round alike.
+//!
+//! One stage is slow on a GPU, where a sum over the rows of one table is a thread block for each vector of four channels: 4 blocks at 16
+//! channels, for some hundred multiprocessors. Over groups it is `groups` times as many; what is left is small. It also rounds less.
+//! burn's fused kernels end where a tensor gets fewer dimensions, so that operations between two reductions keep all three.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use burn::backend::Backend;
+use burn::backend::TensorMetadata;
+use burn::backend::tensor::FloatTensor;
+use burn::tensor::Shape;
+
+/// Values that the first stage leaves: 2,048 vectors of four.
+const MOST_VALUES: usize = 8192;
+/// Of a group; with fewer the second stage would have as much to do as the first.
+const FEWEST_ROWS: usize = 32;
+/// Whether sums have one stage in this process.
+static ONE_STAGE: AtomicBool = AtomicBool::new(false);
+
+/// Lets the normalisation's sums of this process go over all rows at once, as burn has them, or in two stages again: to find out where two
+/// compute wrongly or slowly. What burn's operations compose is meant; our own kernels have an order of their own.
+pub fn sum_in_one_stage(yes: bool) {
+    ONE_STAGE.store(yes, Ordering::Relaxed);
+}
+
+/// How the rows of a channels-last tensor are grouped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Tables {
+    groups: usize,
+    rows: usize,
+    channels: usize,
+}
+
+impl Tables {
+    /// Of a tensor `[N, H, W, C]`.
+    pub(super) fn of(shape: &Shape) -> Self {
+        let [n, h, w, channels] = shape.dims();
+        Self::new(n * h * w, channels, !ONE_STAGE.load(Ordering::Relaxed))
+    }
+
+    /// As many groups as leave neither too many values nor too few rows, and divide the rows; images in a batch or their sides mostly do.
+    fn new(rows: usize, channels: usize, has_two_stages: bool) -> Self {
+        let most = if has_two_stages { (MOST_VALUES / channels.max(1)).min(rows / FEWEST_ROWS) } else { 1 };
+        let groups = (1..=most).rev().find(|groups| rows.is_multiple_of(*groups)).unwrap_or(1);
+        Self { groups, rows: rows / groups, channels }
+    }
+
+    /// Values of each channel.
+    pub(super) fn num_rows(self) -> usize {
+        self.groups * self.rows
+    }
+
+    /// `[N, H, W, C]` as `[groups, rows, C]`.
+    pub(super) fn view<B: Backend>(self, tensor: FloatTensor<B>) -> FloatTensor<B> {
+        B::float_reshape(tensor, Shape::new([self.groups, self.rows, self.channels]))
+    }
+
+    /// The mean of each channel, `[1, 1, C]`: all groups have equally many rows.
+    pub(super) fn mean<B: Backend>(self, table: FloatTensor<B>) -> FloatTensor<B> {
+        self.reduce::<B>(table, B::float_mean_dim)
+    }
+
+    /// The sum of each channel, `[1, 1, C]`.
+    pub(super) fn sum<B: Backend>(self, table: FloatTensor<B>) -> FloatTensor<B> {
+        self.reduce::<B>(table, B::float_sum_dim)
+    }
+
+    fn reduce<B: Backend>(
+        self,
+        table: FloatTensor<B>,
+        stage: impl Fn(FloatTensor<B>, usize) -> FloatTensor<B>,
+    ) -> FloatTensor<B> {
+        let of_groups = stage(table, 1);
+        if self.groups == 1 { of_groups } else { stage(of_groups, 0) }
+    }
+}
+
+/// `[C]` as `[1, 1, C]`.
+pub(super) fn as_row<B: Backend>(values: FloatTensor<B>) -> FloatTensor<B> {
+    let channels = values.shape().num_elements();
+    B::float_reshape(values, Shape::new([1, 1, channels]))
+}
+
+/// `[1, 1, C]` as `[C]`.
+pub(super) fn as_vector<B: Backend>(row: FloatTensor<B>) -> FloatTensor<B> {
+    let channels = row.shape().num_elements();
+    B::float_reshape(row, Shape::new([channels]))
+}
+
+#[cfg(all(test, feature = "flex"))]
+mod tests {
+    #![allow(clippy::unwrap_used)] // A failed unwrap here is a failed test.
+
+    use burn::backend::Flex;
+    use burn::backend::flex::FlexTensor;
+    use burn::tensor::TensorData;
+
+    use super::*;
+
+    #[test]
+    fn every_layer_of_a_network_has_blocks_for_a_whole_gpu_and_groups_worth_a_block() {
+        let layers =
+            [([128, 32, 32, 16], 512), ([128, 16, 16, 32], 256), ([128, 8, 8, 64], 128), ([96, 7, 7, 512], 16)];
+        for (shape, groups) in layers {
+            let [n, h, w, channels] = shape;
+            let expected = Tables { groups, rows: n * h * w / groups, channels };
+            assert_eq!(Tables::new(n * h * w, channels, true), expected, "{shape:?}");
+            assert!(groups * channels / 4 >= 132 && expected.rows >= FEWEST_ROWS, "{shape:?}");
+            assert_eq!(Tables::new(n * h * w, channels, false), Tables { groups: 1, rows: n * h * w, channels });
+        }
+    }
+
+    #[test]
+    fn rows_that_nothing_divides_and_few_rows_are_one_group() {
+        for rows in [0, 1, 31, 45, 63, 8191] {
+            assert_eq!(Tables::new(rows, 16, true), Tables { groups: 1, rows, channels: 16 });
+        }
+        // A last batch of 97 images of 7x7 pixels.
+        assert_eq!(Tables::new(97 * 49, 16, true), Tables { groups: 97, rows: 49, channels: 16 });
+    }
+
+    #[test]
+    fn sums_and_means_over_groups_are_those_over_all_rows() {
+        for rows in [45, 127, 96 * 49, 97 * 49] {
+            let channels = 3;
+            let values: Vec<f32> = (0..rows * channels).map(|i| (i * 7919 % 1000) as f32 / 500.0 - 0.4).collect();
+            let tensor = || FlexTensor::from_data(TensorData::new(values.clone(), [1, rows, 1, channels]));
+            let tables = Tables::new(rows, channels, true);
+            assert_eq!(tables.num_rows(), rows);
+            let read = |row: FlexTensor| {
+                assert_eq!(row.shape().as_slice(), [1, 1, channels]);
+                as_vector::<Flex>(row).as_slice::<f32>().unwrap().to_vec()
+            };
+            let sums = read(tables.sum::<Flex>(tables.view::<Flex>(tensor())));
+            let means = read(tables.mean::<Flex>(tables.view::<Flex>(tensor())));
+            for channel in 0..channels {
+                let expected: f64 = values.iter().skip(channel).step_by(channels).map(|&v| f64::from(v)).sum();
+                let near = |found: f32, expected: f64| (f64::from(found) - expected).abs() <= 1e-6 * expected.abs();
+                assert!(near(sums[channel], expected), "{} of {rows} rows, expected {expected}", sums[channel]);
+                assert!(near(means[channel], expected / rows as f64), "{} of {rows} rows", means[channel]);
+            }
+        }
+    }
+}
