@@ -23,8 +23,8 @@ pub fn global_average(input: Tensor<4>) -> Tensor<2> {
 
 pub(super) fn composed<B: Backend>(input: FloatTensor<B>) -> FloatTensor<B> {
     let [n, h, w, channels] = input.shape().dims();
-    let input = B::float_cast(input, FloatDType::F32);
-    let pixels = B::float_reshape(input, Shape::new([n, h * w, channels]));
+    // Reshaped first: a cast in front of a view would write all of it.
+    let pixels = B::float_cast(B::float_reshape(input, Shape::new([n, h * w, channels])), FloatDType::F32);
     B::float_reshape(B::float_mean_dim(pixels, 1), Shape::new([n, channels]))
 }
 

@@ -1,7 +1,8 @@
 //! The fused operations composed of burn's own.
 //!
 //! In and out: as the trait says. Invariant: activations of 16 bits are convolved as they are ([`Convolution`]); all else is
-//! computed in f32, and rounded where it is stored.
+//! computed in f32, and rounded where it is stored. Order: views of tensors first, then arithmetic without a change of dimensions, so that
+//! burn fuses it; a tensor of 16 bits is widened where it is used.
 
 use burn::backend::Backend;
 use burn::backend::TensorMetadata;
@@ -11,7 +12,8 @@ use kernels::batch_norm::Rectifier;
 
 use super::convolution::Convolution;
 use super::{FusedGradients, FusedOptions, FusedOutput, FusedSaved, Residual};
-use crate::ops::composed::{behind, rectified, round, widen};
+use crate::ops::composed::{behind, gradients, normalise, rectified, round, widen};
+use crate::ops::tables::{Tables, as_row, as_vector};
 use crate::ops::{BatchNormSaved, LayerOps};
 
 pub(in crate::ops) fn forward<B: LayerOps>(
@@ -24,13 +26,16 @@ pub(in crate::ops) fn forward<B: LayerOps>(
 ) -> FusedOutput<B> {
     let convolution = Convolution::of::<B>(&input, &options);
     let convolved = convolution.forward::<B>(input, weight);
-    let batch = <B as LayerOps>::batch_norm_train(widen::<B>(convolved.clone()), gamma, beta, options.norm.clone());
-    let output = end::<B>(batch.output, widen::<B>(residual), &options);
+    let shape = convolved.shape();
+    let tables = Tables::of(&shape);
+    let residual = residual_table::<B>(tables, residual, &shape, &options);
+    let batch = normalise::<B>(tables, tables.view::<B>(convolved.clone()), [gamma, beta], &options.norm);
+    let output = round::<B>(end::<B>(batch.values, residual, &options), convolution.stored);
     FusedOutput {
-        output: round::<B>(output, convolution.stored),
+        output: B::float_reshape(output, shape),
         convolved,
-        mean: batch.mean,
-        variance: batch.variance,
+        mean: as_vector::<B>(batch.mean),
+        variance: as_vector::<B>(batch.variance),
         num_values: batch.num_values,
     }
 }
@@ -44,13 +49,15 @@ pub(in crate::ops) fn inference<B: LayerOps>(
     options: &FusedOptions,
 ) -> FloatTensor<B> {
     let convolution = Convolution::of::<B>(&input, options);
-    let convolved = widen::<B>(convolution.forward::<B>(input, weight));
-    let per_channel = |values: FloatTensor<B>| {
-        let channels = values.shape().num_elements();
-        B::float_reshape(values, Shape::new([1, 1, 1, channels]))
-    };
-    let scaled = B::float_add(B::float_mul(convolved, per_channel(scale)), per_channel(shift));
-    round::<B>(end::<B>(scaled, widen::<B>(residual), options), convolution.stored)
+    let convolved = convolution.forward::<B>(input, weight);
+    let shape = convolved.shape();
+    let tables = Tables::of(&shape);
+    let residual = residual_table::<B>(tables, residual, &shape, options);
+    let [scale, shift] = [scale, shift].map(as_row::<B>);
+    let table = widen::<B>(tables.view::<B>(convolved));
+    let scaled = B::float_add(B::float_mul(table, scale), shift);
+    let output = round::<B>(end::<B>(scaled, residual, options), convolution.stored);
+    B::float_reshape(output, shape)
 }
 
 pub(in crate::ops) fn backward<B: LayerOps>(
@@ -59,47 +66,64 @@ pub(in crate::ops) fn backward<B: LayerOps>(
     options: FusedOptions,
 ) -> FusedGradients<B> {
     let convolution = Convolution::of::<B>(&saved.input, &options);
-    let dy = widen::<B>(output_gradient);
+    let shape = saved.convolved.shape();
+    let tables = Tables::of(&shape);
+    let [dy, output, table] = [output_gradient, saved.output, saved.convolved].map(|tensor| tables.view::<B>(tensor));
+    // In the stored type, where a gate loses nothing: it is read by the sums, and may be the residual's gradient.
     let gated = match options.rectifier {
         Rectifier::None => dy,
-        rectifier => behind::<B>(rectifier, widen::<B>(saved.output), dy),
+        rectifier => behind::<B>(rectifier, output, dy),
     };
-    let residual = match options.residual {
-        Residual::None => saved.beta.clone(),
-        Residual::Identity => gated.clone(),
-        Residual::ShortcutA => scatter::<B>(gated.clone(), saved.residual_shape),
-    };
-    let of_norm = BatchNormSaved {
-        input: widen::<B>(saved.convolved),
+    let norm = BatchNormSaved {
+        input: table,
         gamma: saved.gamma.clone(),
-        beta: saved.beta,
+        beta: saved.beta.clone(),
         mean: saved.mean,
         variance: saved.variance,
         num_values: saved.num_values,
     };
-    let norm = <B as LayerOps>::batch_norm_train_backward(of_norm, gated, options.norm.clone());
-    let (input, weight) = convolution.gradients::<B>(saved.input, saved.weight, norm.input, saved.needs_input);
+    let norm = gradients::<B>(tables, norm, gated.clone(), &options.norm);
+    let d_convolved = B::float_reshape(round::<B>(norm.input, convolution.stored), shape.clone());
+    let (input, weight) = convolution.gradients::<B>(saved.input, saved.weight, d_convolved, saved.needs_input);
     let input = match input {
         Some(input) if saved.has_addend => B::float_add(widen::<B>(input), widen::<B>(saved.addend)),
         Some(input) => input,
         None => saved.gamma,
     };
+    let residual = match options.residual {
+        Residual::None => saved.beta,
+        Residual::Identity => B::float_reshape(gated, shape),
+        Residual::ShortcutA => scatter::<B>(B::float_reshape(gated, shape), saved.residual_shape),
+    };
     let [input, residual] = [input, residual].map(|gradient| round::<B>(gradient, convolution.stored));
-    FusedGradients { input, weight, gamma: norm.gamma, beta: norm.beta, residual }
+    let [gamma, beta] = [norm.gamma, norm.beta].map(as_vector::<B>);
+    FusedGradients { input, weight, gamma, beta, residual }
+}
+
+/// What is added, in its stored type; any tensor where nothing is.
+fn residual_table<B: Backend>(
+    tables: Tables,
+    residual: FloatTensor<B>,
+    shape: &Shape,
+    options: &FusedOptions,
+) -> FloatTensor<B> {
+    match options.residual {
+        Residual::None => residual,
+        Residual::Identity => tables.view::<B>(residual),
+        Residual::ShortcutA => {
+            let kept = B::float_slice(residual, &every_second());
+            let [.., channels_in] = kept.shape().dims::<4>();
+            let zeros = B::float_zeros(shape.clone(), &kept.device(), FloatDType::from(kept.dtype()));
+            tables.view::<B>(B::float_slice_assign(zeros, &own_channels(&shape.dims(), channels_in), kept))
+        }
+    }
 }
 
 /// Adds the residual and rectifies.
 fn end<B: Backend>(normalised: FloatTensor<B>, residual: FloatTensor<B>, options: &FusedOptions) -> FloatTensor<B> {
     let sum = match options.residual {
         Residual::None => normalised,
-        Residual::Identity => B::float_add(normalised, residual),
-        Residual::ShortcutA => {
-            let kept = B::float_slice(residual, &every_second());
-            let [.., channels_in] = kept.shape().dims::<4>();
-            let slices = own_channels(&normalised.shape().dims(), channels_in);
-            let own = B::float_add(B::float_slice(normalised.clone(), &slices), kept);
-            B::float_slice_assign(normalised, &slices, own)
-        }
+        Residual::Identity | Residual::ShortcutA => B::float_add(normalised, widen::<B>(residual)),
     };
     rectified::<B>(options.rectifier, sum)
 }
