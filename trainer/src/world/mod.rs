@@ -6,3 +6,4 @@ pub mod launch;
 pub mod ranks;
 pub mod roles;
 pub mod stop;
+mod switches;

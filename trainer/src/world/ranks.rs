@@ -20,6 +20,7 @@ use crate::config::cli::ComputeArgs;
 use crate::config::{DeviceChoice, Dtype, Filled};
 use crate::measure::report::{self, Reporter};
 use crate::world::stop::StopFlag;
+use crate::world::switches;
 
 /// What a rank is handed at its start.
 #[derive(Debug)]
@@ -107,6 +108,7 @@ impl World {
         let topology = self.communicator.topology();
         let num_threads = compute.threads.map_or_else(|| share_of_threads(topology), Ok)?;
         let num_threads = set_threads(num_threads, self.is_only_rank);
+        switches::choose_sums()?;
         let device = device(compute.device.filled(), topology)?;
         let dtype = match compute.dtype() {
             Dtype::F32 => FloatDType::F32,
@@ -152,6 +154,7 @@ fn device(choice: DeviceChoice, topology: &Topology) -> Result<Device> {
             }
             #[cfg(feature = "kernel-cache")]
             crate::world::kernel_cache::use_the_users_folder();
+            switches::remove_fusers()?;
             Ok(Device::cuda(index.unwrap_or(topology.local_rank)))
         }
         #[cfg(not(feature = "cuda"))]

@@ -33,7 +33,7 @@ use jobs::{CompareArgs, HostsCommand, LaunchArgs, SlurmCommand, StudyArgs};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 
-/// A variable of the environment, for the doctor, which looks at what other programs read.
+/// A variable of the environment, for the doctor, which looks at what other programs read, and for switches that narrow a fault down.
 pub fn environment(variable: &str) -> Option<String> {
     std::env::var(variable).ok()
 }

@@ -1,0 +1,88 @@
+//! Parts of the computation switched off, to find out which of them computes wrongly or slowly on a device.
+//!
+//! In: `LOCKSTEP_WITHOUT_FUSERS`: `all`, or names of burn's fusers; `LOCKSTEP_SUM_STAGES`: 1 or 2. Out: burn without these fusers, layers
+//! that sum so. Invariant: done before the first operation on a device, after which burn refuses it; what is not known is refused.
+
+use anyhow::{Result, bail};
+
+use crate::config::cli::environment;
+
+#[cfg(any(feature = "cuda", test))]
+const FUSERS: &str = "LOCKSTEP_WITHOUT_FUSERS";
+const SUM_STAGES: &str = "LOCKSTEP_SUM_STAGES";
+
+/// Sums as the environment says.
+///
+/// # Errors
+/// When it says neither one stage nor two.
+pub(super) fn choose_sums() -> Result<()> {
+    layers::sum_in_one_stage(is_one_stage(environment(SUM_STAGES).as_deref())?);
+    Ok(())
+}
+
+fn is_one_stage(value: Option<&str>) -> Result<bool> {
+    match value {
+        None | Some("2") => Ok(false),
+        Some("1") => Ok(true),
+        Some(other) => bail!("{SUM_STAGES}: expected 1 or 2, got {other}"),
+    }
+}
+
+/// Removes the fusers that the environment names; once, as burn takes it only before it computes.
+///
+/// # Errors
+/// When burn has none of a name, or already computes.
+#[cfg(feature = "cuda")]
+pub(super) fn remove_fusers() -> Result<()> {
+    use burn_cubecl::fusion::{BUILTIN_NAMES, remove};
+    use std::sync::OnceLock;
+
+    static REMOVED: OnceLock<Result<(), String>> = OnceLock::new();
+    let removed = REMOVED.get_or_init(|| {
+        let names = unwanted(environment(FUSERS).as_deref(), &BUILTIN_NAMES).map_err(|error| error.to_string())?;
+        names.into_iter().try_for_each(|name| remove(name).map_err(|error| format!("{FUSERS}: {name}: {error}")))
+    });
+    removed.clone().map_err(anyhow::Error::msg)
+}
+
+/// Those of `known` that `value` names.
+#[cfg(any(feature = "cuda", test))]
+fn unwanted<'a>(value: Option<&str>, known: &[&'a str]) -> Result<Vec<&'a str>> {
+    match value {
+        None | Some("") => Ok(Vec::new()),
+        Some("all") => Ok(known.to_vec()),
+        Some(names) => names.split(',').map(|name| named(name, known)).collect(),
+    }
+}
+
+#[cfg(any(feature = "cuda", test))]
+fn named<'a>(name: &str, known: &[&'a str]) -> Result<&'a str> {
+    match known.iter().find(|known| **known == name) {
+        Some(found) => Ok(found),
+        None => bail!("{FUSERS}: expected all or some of {}, got {name}", known.join(",")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fusers_are_named_one_by_one_or_all_and_an_unknown_one_is_refused() -> Result<()> {
+        let known = ["ElementWise", "Reduce"];
+        assert!(unwanted(None, &known)?.is_empty());
+        assert_eq!(unwanted(Some("all"), &known)?, known);
+        assert_eq!(unwanted(Some("Reduce"), &known)?, ["Reduce"]);
+        let error = unwanted(Some("Reduce,reduce"), &known).expect_err("burn has no such fuser").to_string();
+        assert_eq!(error, "LOCKSTEP_WITHOUT_FUSERS: expected all or some of ElementWise,Reduce, got reduce");
+        Ok(())
+    }
+
+    #[test]
+    fn sums_have_one_stage_or_two() -> Result<()> {
+        assert!(is_one_stage(Some("1"))? && !is_one_stage(Some("2"))? && !is_one_stage(None)?);
+        let error = is_one_stage(Some("3")).expect_err("no sum has three").to_string();
+        assert_eq!(error, "LOCKSTEP_SUM_STAGES: expected 1 or 2, got 3");
+        Ok(())
+    }
+}
