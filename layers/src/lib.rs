@@ -29,9 +29,9 @@ pub use layer_norm::{LayerNorm, LayerNormConfig};
 pub use modules::{BatchNorm, BatchNormConfig, Conv2d, Conv2dConfig, Linear, LinearConfig};
 pub use ops::{
     BatchNormGradients, BatchNormOptions, BatchNormOutput, BatchNormTrain, FusedGradients, FusedOptions, FusedOutput,
-    FusedSaved, Gate, GradientHook, HookedParameters, KernelAlone, KernelCalls, KernelTime, LayerOps, NormLink,
-    Residual, StatisticsReducer, batch_norm_train, fused_inference, fused_train, gated, global_average, gradient_hook,
-    kernel_times, sum_in_one_stage,
+    FusedSaved, Gate, GradientHook, HookedParameters, Joined, JoinedGradients, KernelAlone, KernelCalls, KernelTime,
+    LayerOps, NormLink, Residual, StatisticsReducer, batch_norm_train, fused_inference, fused_train, gated,
+    global_average, gradient_hook, kernel_times, sum_in_one_stage,
 };
 pub use pooling::{avg_pool, global_avg_pool, max_pool};
 pub use stochastic_depth::stochastic_depth;

@@ -105,6 +105,13 @@ impl GradientCollector {
         }
     }
 
+    /// The bucket of a parameter, and how many parameters that has; `None` for one that it does not know.
+    pub fn bucket_of(&self, parameter: ParamId) -> Option<(usize, usize)> {
+        let entry = *self.lock().entries.get(&parameter)?;
+        let bucket = self.bucket_of[entry];
+        Some((bucket, self.plan.buckets()[bucket].parameters.len()))
+    }
+
     pub(super) fn layout(&self) -> &ParameterLayout {
         &self.layout
     }

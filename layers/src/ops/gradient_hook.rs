@@ -10,7 +10,9 @@ use std::sync::Arc;
 use burn::backend::Backend;
 use burn::backend::tensor::FloatTensor;
 use burn::module::ParamId;
-use burn::tensor::{TensorData, read_sync};
+use burn::tensor::TensorData;
+
+use super::joined_gradients::{Joined, JoinedGradients, to_data};
 
 /// Takes gradients out of a backward pass.
 pub trait GradientHook: Debug + Send + Sync {
@@ -19,6 +21,23 @@ pub trait GradientHook: Debug + Send + Sync {
     ///
     /// A GPU may not have computed it yet: whoever looks at the values first waits for it and copies them.
     fn on_gradient(&self, parameter: ParamId, gradient: TensorData);
+
+    /// Where gradients wait for those that they leave together with, `None`: each comes alone. Whoever has one also takes what is left
+    /// in it at the end of a pass.
+    fn joined(&self) -> Option<&JoinedGradients> {
+        None
+    }
+
+    /// As [`on_gradient`](GradientHook::on_gradient), of all gradients of a group; called where [`joined`](GradientHook::joined) is one.
+    ///
+    /// # Panics
+    /// Unless it is implemented with that.
+    fn on_gradients(&self, gradients: Joined) {
+        panic!(
+            "{} gradients came together, expected the hook that joins them to take them so",
+            gradients.parameters.len()
+        );
+    }
 }
 
 /// A hook that is a function.
@@ -50,11 +69,17 @@ pub struct HookedParameters {
     pub beta: ParamId,
 }
 
-/// Hands one gradient over, contiguous.
+/// Hands one gradient over, contiguous, or with it those that have waited for it.
 ///
 /// # Panics
 /// When the device fails: a backward pass has no error to return.
 pub(super) fn call_hook<B: Backend>(hook: &dyn GradientHook, parameter: ParamId, gradient: FloatTensor<B>) {
-    let data = read_sync(B::float_into_data(gradient)).expect("a gradient just computed can be read");
-    hook.on_gradient(parameter, data);
+    match hook.joined() {
+        Some(joined) => {
+            if let Some(whole) = joined.add::<B>(parameter, gradient) {
+                hook.on_gradients(whole);
+            }
+        }
+        None => hook.on_gradient(parameter, to_data::<B>(gradient)),
+    }
 }

@@ -19,6 +19,7 @@ mod flex;
 mod fused;
 mod gate;
 mod gradient_hook;
+mod joined_gradients;
 #[cfg(feature = "flex")]
 mod memory;
 pub(crate) mod single;
@@ -42,6 +43,7 @@ pub use fused::{
 };
 pub use gate::{Gate, gated};
 pub use gradient_hook::{GradientHook, HookedParameters, gradient_hook};
+pub use joined_gradients::{Joined, JoinedGradients};
 pub use statistics::StatisticsReducer;
 pub use tables::sum_in_one_stage;
 

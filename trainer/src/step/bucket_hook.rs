@@ -1,14 +1,14 @@
 //! Gradients from a model's hooks to their buckets, while the backward pass goes on.
 //!
 //! In: each parameter's gradient when it is final. Out: the same values in the bucket of that parameter.
-//! Invariant: after [`BucketHook::wait`] every gradient of the pass is in its bucket.
+//! Invariant: after [`BucketHook::wait`] every gradient of the pass is in its bucket. What is on a device leaves it bucket by bucket.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use burn::module::ParamId;
 use burn::tensor::TensorData;
 use distributed::GradientCollector;
-use layers::GradientHook;
+use layers::{GradientHook, Joined, JoinedGradients};
 
 use crate::config::UpdateKind;
 use crate::step::readback::Readback;
@@ -19,7 +19,7 @@ pub(super) enum BucketHook {
     /// Values are looked at where they were computed.
     Inline(Arc<GradientCollector>),
     /// A thread waits for the device, while the backward pass is still being given to it.
-    Background(Mutex<Readback<(ParamId, TensorData), ()>>),
+    Background { joined: JoinedGradients, readback: Mutex<Readback<Joined, ()>> },
 }
 
 impl BucketHook {
@@ -27,9 +27,13 @@ impl BucketHook {
     pub(super) fn new(collector: Arc<GradientCollector>, update: UpdateKind) -> Self {
         match update {
             UpdateKind::Host => Self::Inline(collector),
-            UpdateKind::Device => Self::Background(Mutex::new(Readback::start(move |(parameter, gradient)| {
-                put(&collector, parameter, &gradient);
-            }))),
+            UpdateKind::Device => {
+                let of_plan = Arc::clone(&collector);
+                Self::Background {
+                    joined: JoinedGradients::new(move |parameter| of_plan.bucket_of(parameter)),
+                    readback: Mutex::new(Readback::start(move |joined| put_all(&collector, &joined))),
+                }
+            }
         }
     }
 
@@ -38,8 +42,9 @@ impl BucketHook {
     /// # Panics
     /// As the copy of one of them did.
     pub(super) fn wait(&self) {
-        if let Self::Background(readback) = self {
+        if let Self::Background { joined, readback } = self {
             let mut readback = lock(readback);
+            joined.rest().into_iter().for_each(|rest| readback.send(rest));
             while readback.receive().is_some() {}
         }
     }
@@ -48,14 +53,41 @@ impl BucketHook {
 impl GradientHook for BucketHook {
     fn on_gradient(&self, parameter: ParamId, gradient: TensorData) {
         match self {
-            Self::Inline(collector) => put(collector, parameter, &gradient),
-            Self::Background(readback) => lock(readback).send((parameter, gradient)),
+            Self::Inline(collector) => collector.take(parameter, floats(&gradient)),
+            Self::Background { .. } => {
+                let parameters = vec![(parameter, gradient.num_elements())];
+                self.on_gradients(Joined { parameters, values: gradient });
+            }
+        }
+    }
+
+    fn joined(&self) -> Option<&JoinedGradients> {
+        match self {
+            Self::Inline(_) => None,
+            Self::Background { joined, .. } => Some(joined),
+        }
+    }
+
+    fn on_gradients(&self, gradients: Joined) {
+        match self {
+            Self::Inline(collector) => put_all(collector, &gradients),
+            Self::Background { readback, .. } => lock(readback).send(gradients),
         }
     }
 }
 
-fn put(collector: &GradientCollector, parameter: ParamId, gradient: &TensorData) {
-    collector.take(parameter, gradient.as_slice().expect("gradients of parameters are f32, and their device works"));
+fn put_all(collector: &GradientCollector, joined: &Joined) {
+    let mut values = floats(&joined.values);
+    for &(parameter, len) in &joined.parameters {
+        let (own, rest) = values.split_at(len);
+        collector.take(parameter, own);
+        values = rest;
+    }
+}
+
+/// Waits for the device.
+fn floats(gradients: &TensorData) -> &[f32] {
+    gradients.as_slice().expect("gradients of parameters are f32, and their device works")
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

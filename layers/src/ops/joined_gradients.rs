@@ -1,0 +1,141 @@
+//! Gradients that leave a device together: joined there, and read back once.
+//!
+//! In: single gradients in the order of the backward pass. Out: all of a group end to end, in that order, when its last one has come.
+//! Invariant: every gradient leaves once a pass; what is left of groups that got no whole number leaves by [`JoinedGradients::rest`].
+//! Why: each read closes what burn was about to fuse, and waits for the device on its own; a network has a hundred parameters and some
+//! buckets of them.
+
+use std::any::Any;
+use std::collections::BTreeMap;
+use std::fmt::{self, Debug};
+use std::mem;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{Backend, TensorMetadata};
+use burn::module::ParamId;
+use burn::tensor::{Shape, TensorData, read_sync};
+
+/// A parameter's group, and how many parameters that has; `None` for one that goes alone.
+type GroupOf = dyn Fn(ParamId) -> Option<(usize, usize)> + Send + Sync;
+
+/// Gradients end to end, with whose they are and how many elements each has.
+#[derive(Debug)]
+pub struct Joined {
+    /// In the order of the values.
+    pub parameters: Vec<(ParamId, usize)>,
+    /// f32, as [`GradientHook`](super::GradientHook) has them.
+    pub values: TensorData,
+}
+
+/// Gradients that wait for those of their group.
+pub struct JoinedGradients {
+    group_of: Box<GroupOf>,
+    waiting: Mutex<BTreeMap<usize, Waiting>>,
+}
+
+/// Of a group.
+struct Waiting {
+    parameters: Vec<(ParamId, usize)>,
+    /// A `Vec` of a backend's tensors, `[len]` each, of which only `join` knows the type.
+    tensors: Box<dyn Any + Send>,
+    join: fn(Box<dyn Any + Send>) -> TensorData,
+}
+
+impl Waiting {
+    fn joined(self) -> Joined {
+        Joined { parameters: self.parameters, values: (self.join)(self.tensors) }
+    }
+}
+
+impl JoinedGradients {
+    /// In groups by `group_of`, which is asked for each gradient.
+    pub fn new(group_of: impl Fn(ParamId) -> Option<(usize, usize)> + Send + Sync + 'static) -> Self {
+        Self { group_of: Box::new(group_of), waiting: Mutex::default() }
+    }
+
+    /// The groups that are not whole, at the end of a pass: of parameters without a gradient.
+    pub fn rest(&self) -> Vec<Joined> {
+        mem::take(&mut *self.lock()).into_values().map(Waiting::joined).collect()
+    }
+
+    /// The whole group that `gradient` completes, if it does.
+    pub(super) fn add<B: Backend>(&self, parameter: ParamId, gradient: FloatTensor<B>) -> Option<Joined> {
+        let len = gradient.shape().num_elements();
+        let (group, size) = (self.group_of)(parameter).unwrap_or((usize::MAX, 1));
+        let mut all = self.lock();
+        let waiting = all.entry(group).or_insert_with(|| Waiting {
+            parameters: Vec::with_capacity(size),
+            tensors: Box::new(Vec::<FloatTensor<B>>::with_capacity(size)),
+            join: join::<B>,
+        });
+        let tensors = waiting.tensors.downcast_mut::<Vec<FloatTensor<B>>>().expect("a pass is on one backend");
+        tensors.push(B::float_reshape(gradient, Shape::new([len])));
+        waiting.parameters.push((parameter, len));
+        let is_whole = waiting.parameters.len() == size;
+        let whole = if is_whole { all.remove(&group) } else { None };
+        drop(all);
+        whole.map(Waiting::joined)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<usize, Waiting>> {
+        // A poisoned lock means that a pass panicked; the job ends with that panic.
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Debug for JoinedGradients {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "JoinedGradients({} groups wait)", self.lock().len())
+    }
+}
+
+fn join<B: Backend>(tensors: Box<dyn Any + Send>) -> TensorData {
+    let mut tensors = *tensors.downcast::<Vec<FloatTensor<B>>>().expect("they were put in with this function");
+    let joined = if tensors.len() == 1 { tensors.remove(0) } else { B::float_cat(tensors, 0) };
+    to_data::<B>(joined)
+}
+
+/// What a device has of a tensor, or will have: whoever looks at the values waits for it.
+///
+/// # Panics
+/// When the device fails: a backward pass has no error to return.
+pub(super) fn to_data<B: Backend>(tensor: FloatTensor<B>) -> TensorData {
+    read_sync(B::float_into_data(tensor)).expect("a gradient just computed can be read")
+}
+
+#[cfg(all(test, feature = "flex"))]
+mod tests {
+    use burn::backend::Flex;
+    use burn::backend::flex::FlexTensor;
+
+    use super::*;
+
+    fn gradient(values: &[f32]) -> FlexTensor {
+        FlexTensor::from_data(TensorData::new(values.to_vec(), [values.len(), 1]))
+    }
+
+    #[test]
+    fn a_group_leaves_with_its_last_gradient_in_order_of_arrival_and_the_next_pass_begins_anew() {
+        let [a, b, c, alone] = [0; 4].map(|_| ParamId::new());
+        let groups = JoinedGradients::new(move |id| match id {
+            id if id == alone => None,
+            id if id == c => Some((1, 2)),
+            _ => Some((0, 2)),
+        });
+        for pass in [0.0, 1.0] {
+            assert!(groups.add::<Flex>(b, gradient(&[pass, 2.0])).is_none());
+            let own = groups.add::<Flex>(alone, gradient(&[7.0])).expect("it waits for nobody");
+            assert_eq!((own.parameters, own.values), (vec![(alone, 1)], TensorData::from([7.0_f32])));
+            assert!(groups.add::<Flex>(c, gradient(&[8.0])).is_none());
+            let whole = groups.add::<Flex>(a, gradient(&[3.0])).expect("its group is whole");
+            assert_eq!(whole.parameters, [(b, 2), (a, 1)]);
+            assert_eq!(whole.values, TensorData::from([pass, 2.0, 3.0]));
+            // The other parameter of its group has no gradient in this pass.
+            let rest = groups.rest();
+            assert_eq!(rest.len(), 1);
+            assert_eq!((&rest[0].parameters, &rest[0].values), (&vec![(c, 1)], &TensorData::from([8.0_f32])));
+        }
+        assert!(groups.rest().is_empty());
+    }
+}
