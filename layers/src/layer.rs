@@ -6,6 +6,7 @@
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use burn::module::{Param, ParamId};
 use burn::nn::conv::Conv2d;
 use burn::nn::{BatchNorm, PaddingConfig2d};
 use burn::tensor::Tensor;
@@ -139,9 +140,9 @@ impl Normalised {
             norm: norm_options,
             hooked: hook.map(|hook| HookedParameters {
                 hook,
-                weight: conv.weight.id,
-                gamma: norm.gamma.id,
-                beta: norm.beta.id,
+                weight: trained(&conv.weight),
+                gamma: trained(&norm.gamma),
+                beta: trained(&norm.beta),
             }),
             input: None,
             residual_from: None,
@@ -177,6 +178,11 @@ fn note_stand_in(conv: &Conv2d) {
 /// several times slower so.
 pub fn stand_ins() -> Vec<String> {
     STAND_INS.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
+}
+
+/// The id of a parameter that is a leaf of the tape and not frozen.
+fn trained<const D: usize>(parameter: &Param<Tensor<D>>) -> Option<ParamId> {
+    parameter.is_require_grad().then_some(parameter.id)
 }
 
 /// The operation of our kernels that the convolution is, if they have it.

@@ -16,6 +16,7 @@ mod norm;
 mod ops;
 mod pooling;
 mod stochastic_depth;
+mod stream;
 
 pub use attention::attention;
 pub use choices::{Activations, Computation, Convolution, Kernels};
@@ -35,3 +36,4 @@ pub use ops::{
 };
 pub use pooling::{avg_pool, global_avg_pool, max_pool};
 pub use stochastic_depth::stochastic_depth;
+pub use stream::stream;

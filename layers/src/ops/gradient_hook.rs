@@ -56,17 +56,17 @@ pub fn gradient_hook(take: impl Fn(ParamId, TensorData) + Send + Sync + 'static)
     Arc::new(Function(take))
 }
 
-/// Where a layer's gradients go.
+/// Where a layer's gradients go; `None`: to the tape, as of what was made of a parameter by a gate.
 #[derive(Clone, Debug)]
 pub struct HookedParameters {
     /// Who takes them.
     pub hook: Arc<dyn GradientHook>,
     /// The convolution's weight.
-    pub weight: ParamId,
+    pub weight: Option<ParamId>,
     /// The normalisation's scale.
-    pub gamma: ParamId,
+    pub gamma: Option<ParamId>,
     /// The normalisation's shift.
-    pub beta: ParamId,
+    pub beta: Option<ParamId>,
 }
 
 /// Hands one gradient over, contiguous, or with it those that have waited for it.

@@ -7,3 +7,4 @@ mod differences;
 mod fused;
 mod modules;
 mod single;
+mod stream;

@@ -24,6 +24,7 @@ mod report;
 mod resuming;
 mod runs;
 mod stepper_under_test;
+mod streaming;
 mod synchronisation;
 mod update_on_device;
 mod verify;

@@ -37,20 +37,12 @@ impl<B: LayerOps> Backward<B, 5> for FusedTrainBackward {
         let hooked = options.hooked.clone();
         let computed = <B as LayerOps>::fused_train_backward(saved, output_gradient, options);
         let parameters = [(weight, computed.weight), (gamma, computed.gamma), (beta, computed.beta)];
-        match hooked {
-            Some(to) => {
-                for ((node, gradient), parameter) in parameters.into_iter().zip([to.weight, to.gamma, to.beta]) {
-                    if node.is_some() {
-                        call_hook::<B>(&*to.hook, parameter, gradient);
-                    }
-                }
-            }
-            None => {
-                for (node, gradient) in parameters {
-                    if let Some(node) = node {
-                        gradients.register::<B>(node.id, gradient);
-                    }
-                }
+        let ids = hooked.as_ref().map_or([None; 3], |to| [to.weight, to.gamma, to.beta]);
+        for ((node, gradient), id) in parameters.into_iter().zip(ids) {
+            match (node, &hooked, id) {
+                (Some(_), Some(to), Some(id)) => call_hook::<B>(&*to.hook, id, gradient),
+                (Some(node), ..) => gradients.register::<B>(node.id, gradient),
+                (None, ..) => {}
             }
         }
         if let Some(node) = residual.filter(|_| has_residual) {
