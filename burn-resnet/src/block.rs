@@ -1,39 +1,44 @@
-//! The basic block: two 3x3 convolutions and a shortcut around them.
+//! A block: two 3x3 convolutions, or a 3x3 one between two of 1x1, and a shortcut around them.
 //!
 //! In: `[N, H, W, C_in]`. Out: `[N, H / stride, W / stride, C_out]` (rounded up). Invariant: the
 //! field names are PyTorch's, so module paths are the names of the published weights.
-//! Source: He et al. 2015, arXiv 1512.03385, figure 2 and section 4.2.
+//! Source: He et al. 2015, arXiv 1512.03385, figures 2 and 5 and section 4.2.
 
 use burn::module::Module;
 use layers::{BatchNorm, Conv2d, Features, relu};
 
-use crate::config::{ResNetConfig, Shortcut};
+use crate::config::{ResNetConfig, Shortcut, Stage};
 use crate::init::WeightInit;
 
-/// Convolution, normalisation, ReLU, convolution, normalisation, plus the shortcut, ReLU.
+/// Convolutions, each with a normalisation and a ReLU, of which the last comes after the shortcut is added.
 #[derive(Module, Debug)]
-pub struct BasicBlock {
+pub struct Block {
     conv1: Conv2d,
     bn1: BatchNorm,
     conv2: Conv2d,
     bn2: BatchNorm,
+    /// Of a bottleneck.
+    conv3: Option<Conv2d>,
+    bn3: Option<BatchNorm>,
     /// Shortcut B where the shape changes; the tuple gives the paths `downsample.0` and `.1`.
     downsample: Option<(Conv2d, BatchNorm)>,
     /// Whether shortcut A subsamples and pads, because the shape changes.
     is_padded: bool,
 }
 
-impl BasicBlock {
-    pub(crate) fn new(config: &ResNetConfig, channels: [usize; 2], init: &mut WeightInit) -> Self {
-        let [c_in, c_out] = channels;
-        let reshapes = c_in != c_out;
-        let stride = if reshapes { 2 } else { 1 };
-        let shortcut = config.shortcut();
+impl Block {
+    pub(crate) fn new(config: &ResNetConfig, c_in: usize, stride: usize, stage: Stage, init: &mut WeightInit) -> Self {
+        let (inner, c_out) = (stage.channels, stage.out_channels());
+        let reshapes = c_in != c_out || stride > 1;
+        let (shortcut, zero_gamma) = (config.shortcut(), config.zero_gamma());
+        let (first, second) = if stage.has_bottlenecks { (1, stride) } else { (stride, 1) };
         Self {
-            conv1: init.conv([c_in, c_out], 3, stride),
-            bn1: init.norm(c_out, false),
-            conv2: init.conv([c_out, c_out], 3, 1),
-            bn2: init.norm(c_out, config.zero_gamma()),
+            conv1: init.conv([c_in, inner], if stage.has_bottlenecks { 1 } else { 3 }, first),
+            bn1: init.norm(inner, false),
+            conv2: init.conv([inner, inner], 3, second),
+            bn2: init.norm(inner, zero_gamma && !stage.has_bottlenecks),
+            conv3: stage.has_bottlenecks.then(|| init.conv([inner, c_out], 1, 1)),
+            bn3: stage.has_bottlenecks.then(|| init.norm(c_out, zero_gamma)),
             downsample: (reshapes && shortcut == Shortcut::B)
                 .then(|| (init.conv([c_in, c_out], 1, stride), init.norm(c_out, false))),
             is_padded: reshapes && shortcut == Shortcut::A,
@@ -51,6 +56,11 @@ impl BasicBlock {
             None => input.clone(),
         };
         let hidden = relu(self.bn1.forward(self.conv1.forward(input)));
-        relu(self.bn2.forward(self.conv2.forward(hidden)) + shortcut)
+        let hidden = self.bn2.forward(self.conv2.forward(hidden));
+        let last = match (&self.conv3, &self.bn3) {
+            (Some(conv), Some(norm)) => norm.forward(conv.forward(relu(hidden))),
+            _ => hidden,
+        };
+        relu(last + shortcut)
     }
 }

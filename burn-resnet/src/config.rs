@@ -1,12 +1,12 @@
 //! What a network looks like: depth, classes, shortcut.
 //!
-//! In: user data. Out: a configuration that is valid by construction. Invariant: the depth is `6n + 2`, 18 or 34.
-//! Source: He et al. 2015, arXiv 1512.03385, section 4.2, and table 1 for 18 and 34 layers.
+//! In: user data. Out: a configuration that is valid by construction. Invariant: there is a network of that depth for such images.
+//! Source: He et al. 2015, arXiv 1512.03385, section 4.2, and table 1.
 
 use burn::tensor::Device;
 use layers::{Activations, Computation, Kernels};
 
-use crate::{ModelError, ResNet, init::WeightInit};
+use crate::{ModelError, ResNet, init::Rule, init::WeightInit};
 
 /// How a block's input reaches its output where the shape changes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -18,13 +18,43 @@ pub enum Shortcut {
     B,
 }
 
-/// Of table 1, beside `6n + 2`.
-const WIDE_DEPTHS: [usize; 2] = [18, 34];
+/// Depths of table 1: the networks for ImageNet.
+const IMAGENET_DEPTHS: [usize; 5] = [18, 34, 50, 101, 152];
 
-/// A ResNet of basic blocks for small images: three stages of `n` blocks with 16, 32 and 64 channels, or the four stages of ResNet-18
-/// and -34 with 64, 128, 256 and 512, after a 3x3 convolution that keeps the size and no pooling, as everybody trains them on CIFAR.
+/// Before the name of a network for small images whose depth is one for ImageNet, too.
+const SMALL: &str = "cifar-";
+
+/// Which images a network is for: its stem, stages and first weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Images {
+    /// Such as CIFAR's.
+    Small,
+    /// Such as ImageNet's.
+    Large,
+}
+
+/// A stage of blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Stage {
+    /// Of the 3x3 convolutions; what the stage gives has [`Stage::out_channels`].
+    pub(crate) channels: usize,
+    pub(crate) num_blocks: usize,
+    /// Whether a block is 1x1, 3x3, 1x1 with four times the channels at its end, instead of 3x3, 3x3.
+    pub(crate) has_bottlenecks: bool,
+}
+
+impl Stage {
+    pub(crate) fn out_channels(self) -> usize {
+        if self.has_bottlenecks { 4 * self.channels } else { self.channels }
+    }
+}
+
+/// A ResNet. For small images: three stages of `n` basic blocks with 16, 32 and 64 channels (`6n + 2` layers), or the four stages of
+/// ResNet-18 and -34 with 64, 128, 256 and 512, after a 3x3 convolution that keeps the size and no pooling, as everybody trains them on
+/// CIFAR. For ImageNet: the networks of table 1 as torchvision has them, with the stride of a bottleneck in its 3x3 convolution ("v1.5").
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ResNetConfig {
+    images: Images,
     depth: usize,
     num_classes: usize,
     in_channels: usize,
@@ -34,43 +64,63 @@ pub struct ResNetConfig {
 }
 
 impl ResNetConfig {
-    /// The network of `depth` layers (20, 32, 44, 56, 110, 1202, …; 18, 34) with 10 classes, RGB images
+    /// The network of `depth` layers for small images (20, 32, 44, 56, 110, 1202, …; 18, 34) with 10 classes, RGB images
     /// and the shortcut that its paper has: B for 18 and 34 layers, else A.
     ///
     /// # Errors
     /// [`ModelError::Depth`] unless `depth` is `6n + 2` with `n` at least 1, 18 or 34.
     pub fn cifar(depth: usize) -> Result<Self, ModelError> {
-        let is_wide = WIDE_DEPTHS.contains(&depth);
+        let is_wide = [18, 34].contains(&depth);
         if !is_wide && (depth < 8 || !(depth - 2).is_multiple_of(6)) {
             let lower = (depth.saturating_sub(2) / 6 * 6 + 2).max(8);
-            let wide = WIDE_DEPTHS.into_iter();
+            let others = [18, 34, 101].into_iter();
             return Err(ModelError::Depth {
                 depth,
-                lower: wide.clone().filter(|&wide| wide < depth).fold(lower, usize::max),
-                upper: wide.filter(|&wide| wide > depth).fold(lower + 6, usize::min),
+                lower: others.clone().filter(|&other| other < depth).fold(lower, usize::max),
+                upper: others.filter(|&other| other > depth).fold(lower + 6, usize::min),
             });
         }
-        Ok(Self {
+        let shortcut = if is_wide { Shortcut::B } else { Shortcut::A };
+        Ok(Self { images: Images::Small, depth, num_classes: 10, shortcut, ..Self::of_large_images(depth) })
+    }
+
+    /// The network of `depth` layers for ImageNet with 1000 classes, RGB images and shortcut B, which torchvision's all have: 11,689,512
+    /// parameters (18 layers), 21,797,672 (34), 25,557,032 (50), 44,549,160 (101) or 60,192,808 (152).
+    ///
+    /// # Errors
+    /// [`ModelError::Depth`] for another depth.
+    pub fn imagenet(depth: usize) -> Result<Self, ModelError> {
+        if IMAGENET_DEPTHS.contains(&depth) {
+            return Ok(Self::of_large_images(depth));
+        }
+        let depths = IMAGENET_DEPTHS.into_iter();
+        Err(ModelError::Depth {
             depth,
-            num_classes: 10,
-            in_channels: 3,
-            shortcut: if is_wide { Shortcut::B } else { Shortcut::A },
-            zero_gamma: false,
-            computation: Computation::default(),
+            lower: depths.clone().filter(|other| *other < depth).max().unwrap_or(18),
+            upper: depths.filter(|other| *other > depth).min().unwrap_or(152),
         })
     }
 
-    /// The configuration a name such as `resnet20` stands for.
+    fn of_large_images(depth: usize) -> Self {
+        let (images, shortcut) = (Images::Large, Shortcut::B);
+        let (num_classes, in_channels, zero_gamma) = (1000, 3, false);
+        Self { images, depth, num_classes, in_channels, shortcut, zero_gamma, computation: Computation::default() }
+    }
+
+    /// The configuration a name stands for: `resnet18`, `34`, `50`, `101` and `152` are ImageNet's, other depths those for small images,
+    /// of which `cifar-` before the name makes one in any case.
     ///
     /// # Errors
     /// [`ModelError::Name`] when the name is not `resnet` and a number, [`ModelError::Depth`] when
     /// the number is no valid depth.
     pub fn from_name(name: &str) -> Result<Self, ModelError> {
-        let depth = name
-            .strip_prefix("resnet")
-            .and_then(|digits| digits.parse().ok())
-            .ok_or_else(|| ModelError::Name { name: name.to_owned() })?;
-        Self::cifar(depth)
+        let small = name.strip_prefix(SMALL);
+        let depth = small.unwrap_or(name).strip_prefix("resnet").and_then(|digits| digits.parse().ok());
+        let depth = depth.ok_or_else(|| ModelError::Name { name: name.to_owned() })?;
+        match small.is_none() && IMAGENET_DEPTHS.contains(&depth) {
+            true => Self::imagenet(depth),
+            false => Self::cifar(depth),
+        }
     }
 
     /// Sets the number of classes.
@@ -138,7 +188,13 @@ impl ResNetConfig {
 
     /// The name [`ResNetConfig::from_name`] reads.
     pub fn name(&self) -> String {
-        format!("resnet{}", self.depth)
+        let is_other = self.is_small() && IMAGENET_DEPTHS.contains(&self.depth);
+        format!("{}resnet{}", if is_other { SMALL } else { "" }, self.depth)
+    }
+
+    /// Whether it is one for small images.
+    pub fn is_small(&self) -> bool {
+        self.images == Images::Small
     }
 
     /// The number of values in its weights file, parameters and running statistics, without making it; `u64::MAX` for more.
@@ -147,19 +203,24 @@ impl ResNetConfig {
         let layer = |[c_in, c_out]: [u64; 2], kernel: u64| {
             c_out.saturating_mul(c_in.saturating_mul(kernel * kernel).saturating_add(4))
         };
-        let stage = |c_in: u64, c_out: u64, num_blocks: u64| {
+        let block = |c_in: u64, stage: Stage| {
+            let (inner, c_out) = (stage.channels as u64, stage.out_channels() as u64);
+            let convolutions = match stage.has_bottlenecks {
+                true => layer([c_in, inner], 1) + layer([inner, inner], 3) + layer([inner, c_out], 1),
+                false => layer([c_in, c_out], 3) + layer([c_out, c_out], 3),
+            };
             let has_projection = self.shortcut == Shortcut::B && c_in != c_out;
-            let projection = if has_projection { layer([c_in, c_out], 1) } else { 0 };
-            let others = num_blocks.saturating_mul(2).saturating_sub(1);
-            others.saturating_mul(layer([c_out, c_out], 3)).saturating_add(layer([c_in, c_out], 3) + projection)
+            convolutions + if has_projection { layer([c_in, c_out], 1) } else { 0 }
         };
-        let stages = self.stages().into_iter().map(|(channels, num_blocks)| (channels as u64, num_blocks as u64));
-        let stem = self.stages()[0].0 as u64;
-        let (num_values, last) = stages
-            .fold((layer([self.in_channels as u64, stem], 3), stem), |(sum, c_in), (c_out, n)| {
-                (sum.saturating_add(stage(c_in, c_out, n)), c_out)
-            });
-        num_values.saturating_add((self.num_classes as u64).saturating_mul(last + 1))
+        let (stem, kernel) = (self.stem_channels() as u64, if self.is_small() { 3 } else { 7 });
+        let (mut num_values, mut c_in) = (layer([self.in_channels as u64, stem], kernel), stem);
+        for stage in self.stages() {
+            let c_out = stage.out_channels() as u64;
+            let others = (stage.num_blocks as u64).saturating_sub(1).saturating_mul(block(c_out, stage));
+            num_values = num_values.saturating_add(block(c_in, stage)).saturating_add(others);
+            c_in = c_out;
+        }
+        num_values.saturating_add((self.num_classes as u64).saturating_mul(c_in + 1))
     }
 
     /// Makes the network with the weights that `seed` stands for: the same bits on every backend
@@ -171,16 +232,26 @@ impl ResNetConfig {
         let Computation { activations, kernels, .. } = self.computation;
         let mixed = activations == Activations::F32 || kernels == Kernels::Fused;
         assert!(mixed, "activations in 16 bits: expected Kernels::Fused, got Kernels::Stock");
-        ResNet::new(self, &mut WeightInit::new(seed, device))
+        let rule = if self.is_small() { Rule::FanIn } else { Rule::FanOut };
+        ResNet::new(self, &mut WeightInit::new(seed, rule, device))
     }
 
-    /// Channels and number of blocks of each stage; the stem has the channels of the first one.
-    pub(crate) fn stages(&self) -> Vec<(usize, usize)> {
-        match self.depth {
-            18 => vec![(64, 2), (128, 2), (256, 2), (512, 2)],
-            34 => vec![(64, 3), (128, 4), (256, 6), (512, 3)],
-            depth => [16, 32, 64].map(|channels| (channels, (depth - 2) / 6)).to_vec(),
-        }
+    /// Channels of the first convolution.
+    pub(crate) fn stem_channels(&self) -> usize {
+        self.stages()[0].channels
+    }
+
+    pub(crate) fn stages(&self) -> Vec<Stage> {
+        let has_bottlenecks = !self.is_small() && self.depth >= 50;
+        let four = |counts: [usize; 4]| [64, 128, 256, 512].into_iter().zip(counts).collect::<Vec<_>>();
+        let stages = match (self.images, self.depth) {
+            (_, 18) => four([2, 2, 2, 2]),
+            (_, 34) | (Images::Large, 50) => four([3, 4, 6, 3]),
+            (Images::Large, 101) => four([3, 4, 23, 3]),
+            (Images::Large, _) => four([3, 8, 36, 3]),
+            (Images::Small, depth) => [16, 32, 64].map(|channels| (channels, (depth - 2) / 6)).to_vec(),
+        };
+        stages.into_iter().map(|(channels, num_blocks)| Stage { channels, num_blocks, has_bottlenecks }).collect()
     }
 
     pub(crate) fn computation(&self) -> Computation {
@@ -198,11 +269,24 @@ mod tests {
 
     #[test]
     fn published_depths_are_accepted_by_number_and_by_name() {
-        for depth in [8, 18, 20, 32, 34, 44, 56, 110, 1202] {
+        for depth in [8, 18, 20, 32, 34, 44, 50, 56, 110, 152, 1202] {
             let config = ResNetConfig::cifar(depth).unwrap();
-            assert_eq!(config.depth(), depth);
+            assert_eq!((config.depth(), config.is_small()), (depth, true));
             assert_eq!(ResNetConfig::from_name(&config.name()).unwrap(), config);
         }
+        for depth in IMAGENET_DEPTHS {
+            let config = ResNetConfig::imagenet(depth).unwrap();
+            assert_eq!((config.name(), config.is_small()), (format!("resnet{depth}"), false));
+            assert_eq!(ResNetConfig::from_name(&config.name()).unwrap(), config);
+        }
+    }
+
+    #[test]
+    fn a_name_of_both_kinds_is_imagenets_unless_it_says_cifar() {
+        let name = |name: &str| ResNetConfig::from_name(name).unwrap().name();
+        assert_eq!((name("cifar-resnet50"), name("cifar-resnet20")), ("cifar-resnet50".into(), "resnet20".into()));
+        let text = ResNetConfig::imagenet(20).unwrap_err().to_string();
+        assert!(text.ends_with("got 20; the nearest are 18 and 34"), "{text}");
     }
 
     #[test]
@@ -210,7 +294,7 @@ mod tests {
         let text = ResNetConfig::cifar(52).unwrap_err().to_string();
         assert_eq!(
             text,
-            "depth: expected 6n + 2 (20, 32, 44, 56, 110, 1202, ...), 18 or 34, got 52; the nearest are 50 and 56"
+            "depth: expected 6n + 2 (20, 32, 44, 56, 110, 1202, ...), 18, 34 or 101, got 52; the nearest are 50 and 56"
         );
         for depth in [0, 1, 2, 7] {
             let text = ResNetConfig::cifar(depth).unwrap_err().to_string();

@@ -5,9 +5,9 @@ use std::path::PathBuf;
 /// A configuration that names no network.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ModelError {
-    /// The depth is neither `6n + 2` nor 18 nor 34.
+    /// There is no network of this depth.
     #[error(
-        "depth: expected 6n + 2 (20, 32, 44, 56, 110, 1202, ...), 18 or 34, got {depth}; the nearest are {lower} and {upper}"
+        "depth: expected 6n + 2 (20, 32, 44, 56, 110, 1202, ...), 18, 34 or 101, got {depth}; the nearest are {lower} and {upper}"
     )]
     Depth {
         /// What was asked for.

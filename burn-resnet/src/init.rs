@@ -15,15 +15,26 @@ use layers::{BatchNorm, Conv2d, Linear};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
 
+/// How weights are drawn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Rule {
+    /// All by the number of inputs, as the published networks for CIFAR.
+    FanIn,
+    /// Convolutions by the number of outputs; the linear layer's weights and bias uniform within one over the root of its inputs. As
+    /// torchvision's.
+    FanOut,
+}
+
 /// Makes layers, drawing their weights from one stream.
 pub(crate) struct WeightInit<'a> {
     stream: ChaCha8Rng,
+    rule: Rule,
     device: &'a Device,
 }
 
 impl<'a> WeightInit<'a> {
-    pub(crate) fn new(seed: u64, device: &'a Device) -> Self {
-        Self { stream: ChaCha8Rng::seed_from_u64(seed), device }
+    pub(crate) fn new(seed: u64, rule: Rule, device: &'a Device) -> Self {
+        Self { stream: ChaCha8Rng::seed_from_u64(seed), rule, device }
     }
 
     /// A convolution without bias, padded so that stride 1 keeps the size (odd kernels).
@@ -36,8 +47,8 @@ impl<'a> WeightInit<'a> {
             .with_initializer(Initializer::Zeros)
             .init(self.device);
         let [c_in, c_out] = channels;
-        let fan_in = c_in * kernel * kernel;
-        conv.weight = self.kaiming_normal([c_out, c_in, kernel, kernel], fan_in);
+        let fan = if self.rule == Rule::FanIn { c_in } else { c_out } * kernel * kernel;
+        conv.weight = self.kaiming_normal([c_out, c_in, kernel, kernel], fan);
         conv.into()
     }
 
@@ -53,7 +64,14 @@ impl<'a> WeightInit<'a> {
     pub(crate) fn linear(&mut self, num_inputs: usize, num_outputs: usize) -> Linear {
         let mut linear =
             LinearConfig::new(num_inputs, num_outputs).with_initializer(Initializer::Zeros).init(self.device);
-        linear.weight = self.kaiming_normal([num_inputs, num_outputs], num_inputs);
+        match self.rule {
+            Rule::FanIn => linear.weight = self.kaiming_normal([num_inputs, num_outputs], num_inputs),
+            Rule::FanOut => {
+                let bound = 1.0 / (num_inputs as f64).sqrt();
+                linear.weight = self.uniform_within(bound, [num_inputs, num_outputs]);
+                linear.bias = Some(self.uniform_within(bound, [num_outputs]));
+            }
+        }
         linear.into()
     }
 
@@ -66,6 +84,11 @@ impl<'a> WeightInit<'a> {
         }
         values.truncate(num_elements);
         Param::from_tensor(Tensor::from_data(TensorData::new(values, shape), self.device))
+    }
+
+    fn uniform_within<const D: usize>(&mut self, bound: f64, shape: [usize; D]) -> Param<Tensor<D>> {
+        let values = (0..shape.iter().product()).map(|_| (bound * (2.0 * self.uniform() - 1.0)) as f32);
+        Param::from_tensor(Tensor::from_data(TensorData::new(values.collect::<Vec<_>>(), shape), self.device))
     }
 
     /// Two independent standard normal numbers (Box and Muller 1958).
@@ -88,7 +111,7 @@ mod tests {
     #[test]
     fn convolution_weights_have_mean_zero_and_variance_two_over_fan_in() {
         let device = Device::flex();
-        let conv = WeightInit::new(1, &device).conv([64, 64], 3, 1);
+        let conv = WeightInit::new(1, Rule::FanIn, &device).conv([64, 64], 3, 1);
         let values = conv.weight.val().into_data().try_to_vec::<f32>().unwrap();
         let n = values.len() as f64;
         let mean = values.iter().map(|&v| f64::from(v)).sum::<f64>() / n;
@@ -101,7 +124,7 @@ mod tests {
     #[test]
     fn an_odd_number_of_weights_is_filled() {
         let device = Device::flex();
-        let conv = WeightInit::new(1, &device).conv([1, 1], 3, 1);
+        let conv = WeightInit::new(1, Rule::FanIn, &device).conv([1, 1], 3, 1);
         assert_eq!(conv.weight.shape().num_elements(), 9);
     }
 }

@@ -1,10 +1,10 @@
-//! Residual networks for small images, on burn.
+//! Residual networks for small images and for ImageNet, on burn.
 //!
 //! In: `[N, H, W, C]` images. Out: `[N, num_classes]` logits. Invariant: no communication (but
 //! through a [`layers::StatisticsReducer`] the caller gives), no I/O but in [`load_weights`] and
 //! [`save_safetensors`], no randomness but the seed of [`ResNetConfig::init`].
 //! Source: He, Zhang, Ren, Sun 2015, "Deep Residual Learning for Image Recognition",
-//! arXiv 1512.03385, section 4.2.
+//! arXiv 1512.03385, section 4.2 and table 1.
 
 mod block;
 mod config;
@@ -13,7 +13,7 @@ mod init;
 mod pretrained;
 mod resnet;
 
-pub use block::BasicBlock;
+pub use block::Block;
 pub use config::{ResNetConfig, Shortcut};
 pub use error::{ModelError, WeightsError};
 pub use layers::{Activations, Computation, Convolution, Isa, Kernels};

@@ -2,19 +2,21 @@
 //!
 //! In: `[N, H, W, C]` images. Out: `[N, num_classes]` logits. Invariant: module paths are the
 //! names of the published PyTorch weights.
-//! Source: He et al. 2015, arXiv 1512.03385, section 4.2.
+//! Source: He et al. 2015, arXiv 1512.03385, section 4.2 and table 1.
 
 use std::mem;
 
 use burn::module::{Module, ModuleVisitor, Param};
+use burn::nn::PaddingConfig2d;
+use burn::nn::pool::{MaxPool2d, MaxPool2dConfig};
 use burn::tensor::{Tensor, assert_shape};
-use layers::{BatchNorm, Computation, Conv2d, Linear, PassContext, global_avg_pool, relu};
+use layers::{BatchNorm, Computation, Conv2d, Linear, PassContext, global_avg_pool, max_pool, relu};
 
-use crate::BasicBlock;
+use crate::Block;
 use crate::config::ResNetConfig;
 use crate::init::WeightInit;
 
-/// A residual network for small images.
+/// A residual network.
 ///
 /// A clone shares the running statistics of its normalisations with the original (burn keeps them
 /// behind an `Arc`), so two training threads need two networks, each from
@@ -23,41 +25,44 @@ use crate::init::WeightInit;
 pub struct ResNet {
     conv1: Conv2d,
     bn1: BatchNorm,
-    layer1: Vec<BasicBlock>,
-    layer2: Vec<BasicBlock>,
-    layer3: Vec<BasicBlock>,
+    layer1: Vec<Block>,
+    layer2: Vec<Block>,
+    layer3: Vec<Block>,
     /// Empty in networks of three stages.
-    layer4: Vec<BasicBlock>,
-    linear: Linear,
+    layer4: Vec<Block>,
+    /// The last layer, of networks for small images as their published weights call it.
+    linear: Option<Linear>,
+    /// That of networks for ImageNet, as torchvision calls it.
+    fc: Option<Linear>,
     #[module(skip)]
     computation: Computation,
+}
+
+/// 3x3 windows, half the size.
+fn pool() -> MaxPool2d {
+    let padding = PaddingConfig2d::Explicit(1, 1, 1, 1);
+    MaxPool2dConfig::new([3, 3]).with_strides([2, 2]).with_padding(padding).init()
 }
 
 impl ResNet {
     /// Draws the weights in module order; materialised so that no later access initialises lazily.
     pub(crate) fn new(config: &ResNetConfig, init: &mut WeightInit) -> Self {
-        let stages = config.stages();
-        let stem_channels = stages[0].0;
-        let (conv1, bn1) = (init.conv([config.in_channels(), stem_channels], 3, 1), init.norm(stem_channels, false));
-        let mut c_in = stem_channels;
-        let mut layers = stages.into_iter().map(|(channels, num_blocks)| {
-            let blocks =
-                (0..num_blocks).map(|_| BasicBlock::new(config, [mem::replace(&mut c_in, channels), channels], init));
+        let (stem, is_small) = (config.stem_channels(), config.is_small());
+        let (kernel, stride) = if is_small { (3, 1) } else { (7, 2) };
+        let (conv1, bn1) = (init.conv([config.in_channels(), stem], kernel, stride), init.norm(stem, false));
+        let mut c_in = stem;
+        let mut layers = config.stages().into_iter().enumerate().map(|(index, stage)| {
+            let blocks = (0..stage.num_blocks).map(|block| {
+                let stride = if index > 0 && block == 0 { 2 } else { 1 };
+                Block::new(config, mem::replace(&mut c_in, stage.out_channels()), stride, stage, init)
+            });
             blocks.collect::<Vec<_>>()
         });
         let [layer1, layer2, layer3, layer4] = [(); 4].map(|()| layers.next().unwrap_or_default());
         drop(layers);
-        Self {
-            conv1,
-            bn1,
-            layer1,
-            layer2,
-            layer3,
-            layer4,
-            linear: init.linear(c_in, config.num_classes()),
-            computation: config.computation(),
-        }
-        .materialize()
+        let linear = init.linear(c_in, config.num_classes());
+        let (linear, fc) = if is_small { (Some(linear), None) } else { (None, Some(linear)) };
+        Self { conv1, bn1, layer1, layer2, layer3, layer4, linear, fc, computation: config.computation() }.materialize()
     }
 
     /// Maps images to logits. On an autodiff device with training enabled the normalisations use
@@ -78,9 +83,11 @@ impl ResNet {
         assert_shape!(images, [_, _, _, in_channels]);
         PassContext { computation: self.computation, ..PassContext::current() }.during(|| {
             let stem = relu(self.bn1.forward(self.conv1.forward(images)));
+            let stem = if self.fc.is_some() { max_pool(&pool(), stem) } else { stem };
             let blocks = [&self.layer1, &self.layer2, &self.layer3, &self.layer4].into_iter().flatten();
             let features = blocks.fold(stem, |hidden, block| block.forward(hidden));
-            self.linear.forward(global_avg_pool(features))
+            let last = self.linear.as_ref().or(self.fc.as_ref()).expect("a network has a last layer");
+            last.forward(global_avg_pool(features))
         })
     }
 

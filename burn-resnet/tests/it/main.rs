@@ -6,6 +6,7 @@ mod fused;
 mod golden;
 mod gradient_hook;
 mod half;
+mod imagenet;
 mod known_answer;
 mod network;
 mod support;

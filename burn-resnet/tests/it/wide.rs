@@ -18,12 +18,12 @@ const LOSSES_OF_34: [f32; 10] =
 fn resnet18_and_resnet34_have_pytorchs_parameters_and_ten_losses() {
     let device = Device::flex().autodiff();
     for (name, num_parameters, expected) in
-        [("resnet18", 11_173_962, LOSSES_OF_18), ("resnet34", 21_282_122, LOSSES_OF_34)]
+        [("cifar-resnet18", 11_173_962, LOSSES_OF_18), ("cifar-resnet34", 21_282_122, LOSSES_OF_34)]
     {
         let config = ResNetConfig::from_name(name).unwrap();
         let model = config.init(0, &device);
         assert_eq!(model.num_trainable(), num_parameters, "{name}");
-        let losses = ten_losses(model, 0.0002, FloatDType::F32, &device, ResNet::forward);
+        let losses = ten_losses(model, 16, 0.0002, FloatDType::F32, &device, ResNet::forward);
         let off = relative_difference(&losses, &expected);
         assert!(off <= TEN_LOSSES_TOLERANCE, "{name}: losses {losses:?}: {off:.2e}");
     }

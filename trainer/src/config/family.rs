@@ -154,6 +154,14 @@ impl ModelSection {
         if let Some(name) = self.0.get("model").and_then(Value::as_str).filter(|_| is_own) {
             self.0 = Table::from_iter([(FAMILY.to_owned(), name.into())]);
         }
+        // So they were called before there were ImageNet's, which have no shortcut A.
+        let has_a = self.0.get("shortcut").and_then(Value::as_str) == Some("a");
+        let renamed = ["resnet50", "resnet152"]
+            .into_iter()
+            .find(|name| self.0.get("model").and_then(Value::as_str) == Some(name));
+        if let Some(name) = renamed.filter(|_| has_a) {
+            self.0.insert("model".to_owned(), format!("cifar-{name}").into());
+        }
     }
 
     /// A flag that is given.

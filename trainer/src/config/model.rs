@@ -38,8 +38,18 @@ impl ModelArgs {
                 remedy: "give one of them".to_owned(),
             });
         }
-        let network = ResNetConfig::cifar(depth.or(named).unwrap_or(20))?;
+        let network = match (named, &self.model) {
+            (Some(_), Some(name)) => ResNetConfig::from_name(name)?,
+            _ => ResNetConfig::from_name(&format!("resnet{}", depth.unwrap_or(20)))?,
+        };
         self.model = Some(network.name());
+        if !network.is_small() && self.shortcut == Some(ShortcutKind::A) {
+            return Err(ConfigError::Conflict {
+                option: "--shortcut a",
+                other: format!("--model {}", network.name()),
+                remedy: format!("that is ImageNet's; the one for small images is cifar-{}", network.name()),
+            });
+        }
         self.shortcut.get_or_insert(match network.shortcut() {
             Shortcut::A => ShortcutKind::A,
             Shortcut::B => ShortcutKind::B,

@@ -399,8 +399,12 @@ fn contradictions_are_refused_with_the_remedy() {
 #[test]
 fn a_model_that_is_no_cifar_resnet_is_refused_with_the_nearest_depths() {
     assert!(refusal("--model resnet19").contains("18 and 20"));
+    assert!(refusal("--model resnet100").contains("98 and 101"));
     assert!(refusal("--depth 35").contains("34 and 38"));
     assert_eq!(network(&resolved("--model resnet18").model), "resnet18");
+    assert_eq!(network(&resolved("--model cifar-resnet50").model), "cifar-resnet50");
+    assert_eq!(network(&resolved("--model resnet --depth 101").model), "resnet101");
+    assert!(refusal("--model resnet50 --shortcut a").contains("the one for small images is cifar-resnet50"));
     assert!(refusal("--depth 21").contains("20 and 26"));
     assert!(refusal("--model resnet2").contains("8 and 14"));
     assert!(refusal("--model vgg16").contains("resnet20"));

@@ -40,7 +40,7 @@ fn check<M: Module>(
     assert_eq!(ParameterLayout::new(&model).num_elements(), num_parameters, "{name}");
     compare(
         name,
-        &ten_losses(model, 0.0002, FloatDType::F32, &Device::flex().autodiff(), forward),
+        &ten_losses(model, 16, 0.0002, FloatDType::F32, &Device::flex().autodiff(), forward),
         expected,
         TOLERANCE,
     );
@@ -70,7 +70,7 @@ fn mobilenet_v2_has_pytorchs_parameters_and_ten_losses() {
     let ten_losses = |model, dtype, kernels| {
         let computation = Computation { kernels, ..Computation::default() };
         let context = PassContext { computation, ..PassContext::default() };
-        context.during(|| ten_losses(model, 0.0000001, dtype, &device, MobileNetV2::forward))
+        context.during(|| ten_losses(model, 16, 0.0000001, dtype, &device, MobileNetV2::forward))
     };
     // Norms over so few values of depthwise layers lose digits: in f32, PyTorch's too, the gradients are right to a hundredth. In f64 burn's own
     // operations compute them.

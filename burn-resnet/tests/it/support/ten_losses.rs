@@ -58,17 +58,18 @@ impl ModuleMapper for Numbered {
     }
 }
 
-/// The losses of `model`, whose weights get their numbers in this format, by `forward`.
+/// The losses of `model`, whose weights get their numbers in this format, over four images of `size` x `size`, by `forward`.
 pub(crate) fn ten_losses<M: Module>(
     model: M,
+    size: usize,
     learning_rate: f64,
     dtype: FloatDType,
     device: &Device,
     forward: impl Fn(&M, Tensor<4>) -> Tensor<2>,
 ) -> Vec<f32> {
     let mut model = model.map(&mut Numbered { dtype, salt: 0, field: String::new() });
-    let images =
-        Tensor::<4>::from_data(TensorData::new(numbers(4 * 16 * 16 * 3, 0), [4, 16, 16, 3]), device).cast(dtype);
+    let images = Tensor::<4>::from_data(TensorData::new(numbers(4 * size * size * 3, 0), [4, size, size, 3]), device)
+        .cast(dtype);
     let labels = Tensor::<1, Int>::from_ints([3, 8, 0, 5], device);
     // burn's default dampening is 0.1, PyTorch's is 0.
     let momentum = MomentumConfig::new().with_momentum(0.9).with_dampening(0.0);

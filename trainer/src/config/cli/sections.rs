@@ -69,15 +69,15 @@ pub struct TrainArgs {
 #[command(next_help_heading = "Model")]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct ModelArgs {
-    /// resnet20, resnet32, resnet44, resnet56, resnet110 or any resnet<6n+2>; resnet18, resnet34; or `resnet` with --depth [default: resnet20]
+    /// For small images resnet20, resnet32, resnet44, resnet56, resnet110 or any resnet<6n+2>, cifar-resnet18, cifar-resnet34; for ImageNet resnet18, 34, 50, 101, 152; or `resnet` with --depth [default: resnet20]
     #[arg(long, value_name = "NAME")]
     pub model: Option<String>,
 
-    /// Number of weighted layers, 6n+2, 18 or 34 [default: that of --model]
+    /// Number of weighted layers, 6n+2, 18, 34 or 101 [default: that of --model]
     #[arg(long, value_name = "LAYERS")]
     pub depth: Option<usize>,
 
-    /// Shortcut where the shape changes: a (padded identity) or b (1x1 convolution) [default: a; b for resnet18 and resnet34]
+    /// Shortcut where the shape changes: a (padded identity) or b (1x1 convolution) [default: a; b for cifar-resnet18 and -34; ImageNet's have b]
     #[arg(long, value_enum, value_name = "KIND", hide_possible_values = true)]
     pub shortcut: Option<ShortcutKind>,
 }
