@@ -55,6 +55,19 @@ pub fn take_gradients<M: Module>(module: &M, layout: &ParameterLayout, gradients
     walk(module, layout, Taken { gradients, tensors }).tensors
 }
 
+/// As [`take_gradients`], of gradients that were taken from the tape for burn's optimizers.
+///
+/// # Panics
+/// When `layout` is not of this module.
+pub(crate) fn take_params<M: Module>(
+    module: &M,
+    layout: &ParameterLayout,
+    params: GradientsParams,
+) -> Vec<Option<Tensor<1>>> {
+    let tensors = Vec::with_capacity(layout.entries().len());
+    walk(module, layout, TakenParams { params, tensors }).tensors
+}
+
 /// The flat gradients of `layout` as burn's optimizers take them.
 ///
 /// # Panics
@@ -116,6 +129,18 @@ struct Taken {
 impl EachTensor for Taken {
     fn visit<const D: usize>(&mut self, param: &Param<Tensor<D>>, entry: &ParameterEntry) {
         let gradient = param.val().grad_remove(&mut self.gradients);
+        self.tensors.push(gradient.map(|gradient| flat(gradient, entry)));
+    }
+}
+
+struct TakenParams {
+    params: GradientsParams,
+    tensors: Vec<Option<Tensor<1>>>,
+}
+
+impl EachTensor for TakenParams {
+    fn visit<const D: usize>(&mut self, param: &Param<Tensor<D>>, entry: &ParameterEntry) {
+        let gradient = self.params.remove::<D>(param.id);
         self.tensors.push(gradient.map(|gradient| flat(gradient, entry)));
     }
 }

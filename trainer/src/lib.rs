@@ -4,6 +4,9 @@
 //! Invariant: the model never sees a rank, the data set never sees a tensor before its batch, this crate never sees a byte
 //! of an image format. Imports point down this list of modules.
 
+#[cfg(feature = "burn-train")]
+pub mod burn_loop;
+
 pub mod commands;
 
 pub mod tools;

@@ -6,6 +6,7 @@
 #![allow(clippy::print_stdout, clippy::print_stderr)] // Talking to the developer is what this program is for.
 
 mod bench;
+mod burn_loop;
 mod cargo;
 mod chaos;
 mod ci;

@@ -23,7 +23,7 @@ pub use synced::{LocalBucket, SyncedBucket, SyncedGradients};
 use crate::communicator::expect_equal;
 use crate::header::{Largest, StepHeader, diagnose, global_status};
 use crate::layout::with_values;
-use crate::on_device::take_gradients;
+use crate::on_device::{take_gradients, take_params};
 use crate::reduction::{BucketContext, BucketReduction, Carried, SumReduction, Traffic};
 use crate::{BucketPlan, CollectiveError, Communicator, GlobalStepStatus, ParameterLayout, ReductionKind};
 
@@ -184,11 +184,25 @@ impl GradientReducer {
     /// # Panics
     /// When `module` is not built like the one the reducer was made for.
     pub fn accumulate<M: Module>(&mut self, module: &M, gradients: Gradients, weight: f32) {
+        let gradients = take_gradients(module, self.collector.layout(), gradients);
+        self.close_micro_step(gradients, weight);
+    }
+
+    /// As [`accumulate`](Self::accumulate), of gradients that were taken from the tape for burn's optimizers.
+    ///
+    /// # Panics
+    /// When `module` is not built like the one the reducer was made for.
+    pub fn accumulate_params<M: Module>(&mut self, module: &M, gradients: GradientsParams, weight: f32) {
+        let gradients = take_params(module, self.collector.layout(), gradients);
+        self.close_micro_step(gradients, weight);
+    }
+
+    fn close_micro_step(&mut self, gradients: Vec<Option<Tensor<1>>>, weight: f32) {
         if !self.is_open {
             self.begin_micro_step(MicroStepConfig { weight, ..MicroStepConfig::default() });
         }
         self.is_open = false;
-        for (index, gradient) in take_gradients(module, self.collector.layout(), gradients).into_iter().enumerate() {
+        for (index, gradient) in gradients.into_iter().enumerate() {
             if let Some(gradient) = gradient {
                 with_values(gradient, |values| self.collector.put_entry(index, values));
             }

@@ -13,6 +13,7 @@ use std::time::Instant;
 
 use clap::Args;
 
+use crate::burn_loop;
 use crate::cargo::{self, Mpi};
 use crate::kernel_stages;
 use crate::mpi_choice::{self, MpiChoice};
@@ -31,10 +32,10 @@ use jobs::process;
 use verdict::{Row, Verdict, table};
 
 const DETAILS: &str = "\
-Stages in order: fmt, tidy, clippy, test, doc, ndarray, nccl, corpus, memory, arm, mpi, report, mpich, slurm, chaos.
-Only with --all, or named by --only: ndarray, nccl, corpus, memory, arm, mpich, slurm, chaos, and of mpi the check of 2,000 steps.
-fmt, tidy and test come first. Then the suites, mpi, report, mpich, slurm and chaos, whose processes often wait, run one after
-the other; clippy, doc, ndarray, nccl, corpus, memory and arm compile and compute beside them, and what they write is shown
+Stages in order: fmt, tidy, clippy, test, doc, ndarray, nccl, corpus, memory, arm, mpi, report, mpich, burn-loop, slurm, chaos.
+Only with --all, or named by --only: ndarray, nccl, corpus, memory, arm, mpich, burn-loop, slurm, chaos, and of mpi the check of 2,000 steps.
+fmt, tidy and test come first. Then the suites, mpi, report, mpich, burn-loop, slurm and chaos, whose processes often wait, run one
+after the other; clippy, doc, ndarray, nccl, corpus, memory and arm compile and compute beside them, and what they write is shown
 when they end.
 The ndarray stage runs what a second backend of burn computes: a second opinion.
 The nccl stage checks and tests what the cargo feature nccl adds; it needs neither CUDA nor a GPU.
@@ -45,6 +46,7 @@ The mpi stage runs on 1 to 4 ranks under mpirun; without mpirun only its launche
 The report stage opens the page of `trainer report` in a headless Chromium, which --all and --only report install.
 With --mpi mpich the stages are built with MPICH, in target/mpich, and started with its mpirun; MPICH is installed beside the
 other MPI where that is allowed. The mpich stage is the mpi stage so.
+The burn-loop stage tests what the cargo feature burn-train adds, on threads and under mpirun; it compiles burn anew.
 The slurm stage starts a small Slurm cluster of two nodes on this machine, trains, stops, preempts and kills jobs there, and
 stops it again, within ten minutes; it needs root or sudo without a password. The chaos stage is `cargo xtask chaos`.
 MPICC=/nonexistent LOCKSTEP_NO_INSTALL=1 checks the workspace as on a machine without MPI.";
@@ -105,7 +107,7 @@ const fn long(name: &'static str, turn: Turn, run: fn(&Context<'_>) -> Verdict) 
     Stage { name, turn, is_long: true, run }
 }
 
-const STAGES: [Stage; 15] = [
+const STAGES: [Stage; 16] = [
     stage("fmt", Turn::First, format),
     stage("tidy", Turn::First, |_| tidy::run().into()),
     stage("clippy", Turn::Beside, lints),
@@ -119,6 +121,7 @@ const STAGES: [Stage; 15] = [
     stage("mpi", Turn::Suite, mpi),
     stage("report", Turn::Suite, report),
     long("mpich", Turn::Suite, mpich),
+    long("burn-loop", Turn::Suite, burn_loops),
     long("slurm", Turn::Suite, slurm),
     long("chaos", Turn::Suite, chaos),
 ];
@@ -291,6 +294,14 @@ fn mpich(context: &Context<'_>) -> Verdict {
     words.extend(context.args.all.then_some("--all"));
     words.extend(context.args.claim.as_deref().into_iter().flat_map(|text| ["--claim", text]));
     again(context, &words).into()
+}
+
+fn burn_loops(context: &Context<'_>) -> Verdict {
+    let mpirun = context.found.mpirun.as_ref().filter(|_| context.mpi == Mpi::With);
+    match (burn_loop::run(context.mpi, mpirun, context.args.claim.as_deref()), mpirun) {
+        (Ok(()), None) => Verdict::Skipped("no mpirun with an MPI to build with; on threads it passed".to_owned()),
+        (outcome, _) => outcome.into(),
+    }
 }
 
 fn report(context: &Context<'_>) -> Verdict {

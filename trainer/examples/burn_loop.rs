@@ -1,0 +1,160 @@
+//! burn's own training loop on any number of ranks: a model and a training as in burn's guide, and one line that these lack.
+//!
+//!     cargo run --release -p trainer --features burn-train --example burn_loop -- FOLDER
+//!     mpirun -n 2 target/release/examples/burn_loop FOLDER
+
+#![allow(clippy::print_stdout, reason = "an example that says what it did")]
+
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use anyhow::{Result, anyhow, bail};
+use burn::data::dataloader::DataLoaderBuilder;
+use burn::data::dataloader::batcher::Batcher;
+use burn::data::dataset::InMemDataset;
+use burn::module::Module;
+use burn::nn::conv::{Conv2d, Conv2dConfig};
+use burn::nn::loss::CrossEntropyLossConfig;
+use burn::nn::pool::{AdaptiveAvgPool2d, AdaptiveAvgPool2dConfig};
+use burn::nn::{Linear, LinearConfig, Relu};
+use burn::optim::SgdConfig;
+use burn::optim::momentum::MomentumConfig;
+use burn::tensor::{Device, Int, Tensor, TensorData};
+use burn_train::metric::{AccuracyMetric, LossMetric};
+use burn_train::{ClassificationOutput, InferenceStep, Learner, SupervisedTraining, TrainOutput, TrainStep};
+use datasets::{ImageDataset, ShapesConfig, shapes};
+use distributed::{Communicator, ROOT, check_fingerprint, launch};
+use layers::stream;
+use trainer::burn_loop::data_parallel;
+
+#[derive(Module, Debug)]
+struct Model {
+    conv1: Conv2d,
+    conv2: Conv2d,
+    pool: AdaptiveAvgPool2d,
+    linear1: Linear,
+    linear2: Linear,
+    activation: Relu,
+}
+
+impl Model {
+    fn new(num_classes: usize, device: &Device) -> Self {
+        Self {
+            conv1: Conv2dConfig::new([3, 8], [3, 3]).init(device),
+            conv2: Conv2dConfig::new([8, 16], [3, 3]).init(device),
+            pool: AdaptiveAvgPool2dConfig::new([8, 8]).init(),
+            linear1: LinearConfig::new(16 * 8 * 8, 128).init(device),
+            linear2: LinearConfig::new(128, num_classes).init(device),
+            activation: Relu::new(),
+        }
+    }
+
+    /// `[N, 3, H, W]` to `[N, K]`. Streamed layers hand their gradients over while those before them are differentiated.
+    fn forward(&self, images: Tensor<4>) -> Tensor<2> {
+        let x = self.activation.forward(self.conv1.forward(images));
+        let x = stream(&self.conv2, &x).forward(x);
+        let x = self.pool.forward(self.activation.forward(x)).flatten(1, 3);
+        let x = self.activation.forward(stream(&self.linear1, &x).forward(x));
+        stream(&self.linear2, &x).forward(x)
+    }
+
+    fn classify(&self, batch: Batch) -> ClassificationOutput {
+        let output = self.forward(batch.images);
+        let loss = CrossEntropyLossConfig::new().init(&output.device()).forward(output.clone(), batch.targets.clone());
+        ClassificationOutput::new(loss, output, batch.targets)
+    }
+}
+
+impl TrainStep for Model {
+    type Input = Batch;
+    type Output = ClassificationOutput;
+
+    fn step(&self, batch: Batch) -> TrainOutput<ClassificationOutput> {
+        let item = self.classify(batch);
+        TrainOutput::new(self, item.loss.backward(), item)
+    }
+}
+
+impl InferenceStep for Model {
+    type Input = Batch;
+    type Output = ClassificationOutput;
+
+    fn step(&self, batch: Batch) -> ClassificationOutput {
+        self.classify(batch)
+    }
+}
+
+#[derive(Clone, Debug)]
+struct Batch {
+    images: Tensor<4>,
+    targets: Tensor<1, Int>,
+}
+
+/// Pixels `[H, W, C]`, and the class.
+type Sample = (Vec<u8>, usize);
+
+struct ShapesBatcher;
+
+impl Batcher<Sample, Batch> for ShapesBatcher {
+    fn batch(&self, items: Vec<Sample>, device: &Device) -> Batch {
+        let pixels = items.iter().flat_map(|(pixels, _)| pixels).map(|&pixel| f32::from(pixel) / 63.75 - 2.0);
+        let images = TensorData::new(pixels.collect::<Vec<f32>>(), [items.len(), 32, 32, 3]);
+        let targets: Vec<i64> = items.iter().map(|&(_, label)| label as i64).collect();
+        Batch {
+            images: Tensor::<4>::from_data(images, device).permute([0, 3, 1, 2]),
+            targets: Tensor::from_data(TensorData::new(targets, [items.len()]), device),
+        }
+    }
+}
+
+fn read(dataset: &dyn ImageDataset) -> Result<InMemDataset<Sample>> {
+    let sample = |index| {
+        let mut pixels = vec![0; dataset.image_shape().num_values()];
+        dataset.read_image(index, &mut pixels)?;
+        Ok((pixels, dataset.label(index)))
+    };
+    Ok(InMemDataset::new((0..dataset.len()).map(sample).collect::<Result<_>>()?))
+}
+
+fn main() -> ExitCode {
+    launch(train)
+}
+
+fn train(communicator: &Arc<dyn Communicator>) -> Result<()> {
+    let mut arguments = std::env::args().skip(1);
+    let folder =
+        arguments.next().ok_or_else(|| anyhow!("usage: burn_loop FOLDER [SAMPLES [GLOBAL_BATCH [EPOCHS]]]"))?;
+    let mut number = |default| arguments.next().map_or(Ok(default), |text| text.parse::<usize>());
+    let (num_train, global_batch, num_epochs) = (number(2400)?, number(48)?, number(3)?);
+
+    let device = Device::flex();
+    let splits = shapes::open(&ShapesConfig { num_train, num_test: 200, seed: 0 })?;
+    let batch_size = global_batch.div_ceil(communicator.world_size());
+    let loader = || DataLoaderBuilder::new(ShapesBatcher).batch_size(batch_size).num_workers(1);
+    let valid = loader().build(read(&*splits.test)?);
+    let training = SupervisedTraining::new(&folder, loader().shuffle(42).build(read(&*splits.train)?), valid.clone())
+        .metrics((AccuracyMetric::new(), LossMetric::new()))
+        .with_default_checkpointers()
+        .num_epochs(num_epochs)
+        .summary();
+    let training = data_parallel(training, communicator, &device); // the line
+
+    device.seed(0);
+    let optimizer = SgdConfig::new().with_momentum(Some(MomentumConfig::new())).init();
+    let model = Model::new(splits.train.class_names().len(), &device.clone().autodiff());
+    let result = training.launch(Learner::new(model, optimizer, 0.02));
+    if let Some(error) = result.error {
+        bail!("{error}");
+    }
+    let parameters = check_fingerprint(&result.model, &**communicator, num_epochs as u64)?; // all ranks have the same bits
+    if communicator.rank() == ROOT {
+        let mut loss = 0.0;
+        for batch in valid.iter() {
+            let batch = batch?;
+            let share = batch.targets.dims()[0] as f64 / valid.num_items() as f64;
+            loss += share * f64::from(result.model.classify(batch).loss.into_scalar::<f32>());
+        }
+        println!("loss {loss:.9}, parameters {parameters}");
+    }
+    Ok(())
+}

@@ -1,0 +1,83 @@
+//! What `cargo xtask test` checks of burn's own training loop on ranks.
+//!
+//! In: the cargo feature `burn-train`, an mpirun. Out: the verdict of a stage. Invariant: a target folder of its own, as burn has
+//! further features with it and is compiled anew.
+
+use std::path::{Path, PathBuf};
+
+use crate::cargo::{self, Mpi};
+use crate::mpi_suite::Suite;
+use crate::suite::launcher::Launcher;
+use crate::suite::{Check, Ended, conclude, empty_folder, run_all};
+use jobs::failure::Outcome;
+use jobs::mpirun::Mpirun;
+use jobs::process;
+
+const FEATURE: [&str; 4] = ["--package", "trainer", "--features", "burn-train"];
+const EXAMPLE: &str = "burn_loop";
+
+const CHECKS: [Check<Suite>; 1] = [Check {
+    claim: "burn's loop on two ranks trains what it trains on one, and root alone speaks and writes",
+    needs_mpirun: true,
+    run: two_ranks_are_one,
+}];
+
+/// Its tests on threads, then the example under mpirun.
+pub(crate) fn run(mpi: Mpi, mpirun: Option<&Mpirun>, only: Option<&str>) -> Outcome {
+    let target = cargo::target_folder().join("burn-train");
+    cargo::begin_folder(&target, |_| Ok(()))?;
+    let command = |subcommand: &str, further: &[&str]| {
+        let mut command = cargo::command(&[subcommand]);
+        command.args(mpi.features()).args(FEATURE).args(further).env("CARGO_TARGET_DIR", &target);
+        command
+    };
+    process::run(command("test", &["--test", EXAMPLE]))?;
+    let example = cargo::executable(command("build", &["--example", EXAMPLE]), EXAMPLE, false)?;
+    let suite = Suite::new(mpirun.cloned(), example, empty_folder("burn-loop-suite")?);
+    let failed = run_all(&suite, mpirun.is_some(), only, CHECKS.iter());
+    conclude(suite.folder(), &failed)
+}
+
+/// Each epoch is one step over all samples, so that both see the same global batches; slices are of two sizes. That both ranks hold the
+/// same bits is what the example checks itself.
+fn two_ranks_are_one(suite: &Suite) -> Result<(), String> {
+    const WORDS: [&str; 3] = ["97", "97", "8"];
+    let mut losses = Vec::new();
+    let mut written = Vec::new();
+    for ranks in [1, 2] {
+        let folder = suite.folder().join(format!("{ranks}-ranks"));
+        let mut arguments = vec![folder.display().to_string()];
+        arguments.extend(WORDS.map(str::to_owned));
+        let command = suite.on_ranks(ranks, suite.trainer(), &arguments)?;
+        let ended = Ended::of(command, &suite.folder().join(format!("{ranks}.log")), 300)?;
+        ended.expect_success()?;
+        let text = &ended.finished.text;
+        ended.expect(text.matches("training ended.").count() == 1, "one rank that speaks")?;
+        let loss = text.lines().find_map(|line| line.strip_prefix("loss ")?.split(',').next()?.parse::<f64>().ok());
+        ended.expect(loss.is_some(), "a line `loss …`")?;
+        losses.extend(loss);
+        written.push(files(&folder, &folder));
+    }
+    if (losses[0] - losses[1]).abs() > 1e-5 * losses[0].abs() {
+        return Err(format!("loss after 8 steps: expected {} as on one rank, to 1e-5, got {}", losses[0], losses[1]));
+    }
+    if written[0].is_empty() || written[0] != written[1] {
+        return Err(format!("files: expected {:?} as on one rank, got {:?}", written[0], written[1]));
+    }
+    Ok(())
+}
+
+/// The files below a folder, from there, in order. Which epoch was the best, whose checkpoint is kept, may differ by rounding.
+fn files(folder: &Path, from: &Path) -> Vec<PathBuf> {
+    let Ok(entries) = std::fs::read_dir(folder) else { return Vec::new() };
+    let mut files: Vec<PathBuf> = entries
+        .filter_map(|entry| Some(entry.ok()?.path()))
+        .flat_map(|path| match path.is_dir() {
+            true => files(&path, from),
+            false => path.strip_prefix(from).map(Path::to_owned).into_iter().collect(),
+        })
+        .filter(|path| !path.starts_with("checkpoint"))
+        .collect();
+    files.sort();
+    files
+}
