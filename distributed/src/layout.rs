@@ -7,7 +7,7 @@ use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::tensor::{Tensor, TensorData};
 use sha2::{Digest, Sha256};
 
-use crate::on_device::{place, tensors};
+use crate::on_device::{ElementOrder, place, tensors};
 
 /// One parameter, or one running statistic, in the flat buffer.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -106,7 +106,7 @@ impl ParameterLayout {
 /// When `layout` is not of this module.
 pub fn read<M: Module>(module: &M, layout: &ParameterLayout) -> Vec<f32> {
     let mut values = vec![0.0; layout.num_elements()];
-    for (entry, tensor) in layout.entries().iter().zip(tensors(module, layout)) {
+    for (entry, tensor) in layout.entries().iter().zip(tensors(module, layout, ElementOrder::Module)) {
         with_values(tensor, |own| values[entry.range()].copy_from_slice(own));
     }
     values
@@ -121,7 +121,7 @@ pub fn read<M: Module>(module: &M, layout: &ParameterLayout) -> Vec<f32> {
 /// When `layout` is not of this module, or `values` has another length than the layout.
 pub fn write<M: Module>(module: M, layout: &ParameterLayout, values: &[f32]) -> M {
     assert_eq!(values.len(), layout.num_elements(), "values and layout differ in length");
-    place(module, layout, |entry, device| {
+    place(module, layout, ElementOrder::Module, |entry, device| {
         Tensor::from_data(TensorData::new(values[entry.range()].to_vec(), [entry.len]), device)
     })
 }

@@ -63,7 +63,7 @@ pub use error::CollectiveError;
 pub use header::{GlobalStepStatus, StepHeader, agree, locate_non_finite};
 pub use launch::{check_world, join, launch, launch_with};
 pub use layout::{ParameterEntry, ParameterLayout, read, write};
-pub use on_device::{replace, take_gradients, tensors};
+pub use on_device::{ElementOrder, replace, take_gradients, tensors};
 pub use parameter_server::{Consistency, Server, ServerClient, ServerPlan, Shard, ShardUpdate, assign_buckets};
 pub use pause::LONGEST_PAUSE;
 pub use reducer::{

@@ -3,56 +3,98 @@
 //! In: a module, a layout of it. Out: flat tensors on the module's device, detached; the module with others in their place.
 //! Invariant: handles are moved, no element is read back, so that nothing waits for the device.
 
+use std::array;
+
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
-use burn::tensor::{Device, FloatDType, Gradients, Tensor, TensorData};
+use burn::tensor::{Device, FloatDType, Gradients, Shape, Tensor, TensorData};
 
 use crate::layout::Cursor;
 use crate::{ParameterEntry, ParameterLayout};
 
-/// The tensors of `layout` in `module`, each flat and in f32, in the order of the layout.
+/// How the elements of a flat tensor follow each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ElementOrder {
+    /// As in the module's tensors.
+    Module,
+    /// Tensors of four dimensions, `[O, I, H, W]`, as `[O, H, W, I]`: so a GPU's convolutions read weights and write their gradients, and
+    /// neither is copied. All others as in the module.
+    ChannelsLast,
+}
+
+impl ElementOrder {
+    /// # Panics
+    /// When the tensor has not the entry's shape.
+    fn flat<const D: usize>(self, tensor: Tensor<D>, entry: &ParameterEntry) -> Tensor<1> {
+        assert_eq!(tensor.shape().as_slice(), entry.shape, "{}: tensor and layout differ in shape", entry.path);
+        let ordered = if self.moves(D) { tensor.permute(array::from_fn(|axis| [0, 2, 3, 1][axis])) } else { tensor };
+        ordered.reshape([entry.len]).cast(FloatDType::F32)
+    }
+
+    /// # Panics
+    /// When `flat` has another number of elements than `shape`.
+    fn shaped<const D: usize>(self, flat: Tensor<1>, shape: Shape) -> Tensor<D> {
+        if !self.moves(D) {
+            return flat.reshape(shape);
+        }
+        let ordered: [usize; D] = array::from_fn(|axis| shape[[0, 2, 3, 1][axis]]);
+        flat.reshape(ordered).permute(array::from_fn(|axis| [0, 3, 1, 2][axis]))
+    }
+
+    fn moves(self, num_dimensions: usize) -> bool {
+        self == Self::ChannelsLast && num_dimensions == 4
+    }
+}
+
+/// The tensors of `layout` in `module`, each flat in this order and in f32, one after the other as in the layout.
 ///
 /// Norm statistics come with the updates of all forward passes made so far.
 ///
 /// # Panics
 /// When `layout` is not of this module.
-pub fn tensors<M: Module>(module: &M, layout: &ParameterLayout) -> Vec<Tensor<1>> {
+pub fn tensors<M: Module>(module: &M, layout: &ParameterLayout, order: ElementOrder) -> Vec<Tensor<1>> {
     // `valid` takes pending updates of running states in.
-    walk(&module.valid(), layout, Values(Vec::with_capacity(layout.entries().len()))).0
+    walk(&module.valid(), layout, Values { order, tensors: Vec::with_capacity(layout.entries().len()) }).tensors
 }
 
-/// `module` with the tensors of `layout` replaced by `tensors`; ids, shapes, gradient requirements and types stay. As
+/// `module` with the tensors of `layout` replaced by `tensors`, flat in this order; ids, shapes, gradient requirements and types stay. As
 /// [`write`](crate::write), without the way through host memory.
 ///
 /// # Panics
 /// When `layout` is not of this module, or a tensor has another number of elements than its entry.
-pub fn replace<M: Module>(module: M, layout: &ParameterLayout, tensors: Vec<Tensor<1>>) -> M {
+pub fn replace<M: Module>(module: M, layout: &ParameterLayout, order: ElementOrder, tensors: Vec<Tensor<1>>) -> M {
     assert_eq!(tensors.len(), layout.entries().len(), "tensors and layout differ in number");
     let mut tensors = tensors.into_iter();
-    place(module, layout, |_, _| tensors.next().expect("there are as many tensors as entries"))
+    place(module, layout, order, |_, _| tensors.next().expect("there are as many tensors as entries"))
 }
 
-/// `module` with each tensor of `layout` replaced by what `make` makes of its entry and plain device, flat.
+/// `module` with each tensor of `layout` replaced by what `make` makes of its entry and plain device, flat in this order.
 pub(crate) fn place<M: Module>(
     module: M,
     layout: &ParameterLayout,
+    order: ElementOrder,
     make: impl FnMut(&ParameterEntry, &Device) -> Tensor<1>,
 ) -> M {
     // A pending update would overwrite what is placed here at the next forward pass; `valid` takes it in first.
     drop(module.valid());
-    let mut placer = Placer { cursor: Cursor::new(layout), make };
+    let mut placer = Placer { cursor: Cursor::new(layout), order, make };
     let module = module.map(&mut placer);
     placer.cursor.finish();
     module
 }
 
-/// The gradients of the parameters of `layout`, each flat and in f32; `None` where the tape has none.
+/// The gradients of the parameters of `layout`, each flat in this order and in f32; `None` where the tape has none.
 ///
 /// # Panics
 /// When `layout` is not of this module.
-pub fn take_gradients<M: Module>(module: &M, layout: &ParameterLayout, gradients: Gradients) -> Vec<Option<Tensor<1>>> {
+pub fn take_gradients<M: Module>(
+    module: &M,
+    layout: &ParameterLayout,
+    order: ElementOrder,
+    gradients: Gradients,
+) -> Vec<Option<Tensor<1>>> {
     let tensors = Vec::with_capacity(layout.entries().len());
-    walk(module, layout, Taken { gradients, tensors }).tensors
+    walk(module, layout, Taken { gradients, order, tensors }).tensors
 }
 
 /// As [`take_gradients`], of gradients that were taken from the tape for burn's optimizers.
@@ -113,23 +155,27 @@ impl<V: EachTensor> ModuleVisitor for Walk<'_, V> {
     }
 }
 
-struct Values(Vec<Tensor<1>>);
+struct Values {
+    order: ElementOrder,
+    tensors: Vec<Tensor<1>>,
+}
 
 impl EachTensor for Values {
     fn visit<const D: usize>(&mut self, param: &Param<Tensor<D>>, entry: &ParameterEntry) {
-        self.0.push(flat(param.val().inner(), entry));
+        self.tensors.push(self.order.flat(param.val().inner(), entry));
     }
 }
 
 struct Taken {
     gradients: Gradients,
+    order: ElementOrder,
     tensors: Vec<Option<Tensor<1>>>,
 }
 
 impl EachTensor for Taken {
     fn visit<const D: usize>(&mut self, param: &Param<Tensor<D>>, entry: &ParameterEntry) {
         let gradient = param.val().grad_remove(&mut self.gradients);
-        self.tensors.push(gradient.map(|gradient| flat(gradient, entry)));
+        self.tensors.push(gradient.map(|gradient| self.order.flat(gradient, entry)));
     }
 }
 
@@ -141,7 +187,7 @@ struct TakenParams {
 impl EachTensor for TakenParams {
     fn visit<const D: usize>(&mut self, param: &Param<Tensor<D>>, entry: &ParameterEntry) {
         let gradient = self.params.remove::<D>(param.id);
-        self.tensors.push(gradient.map(|gradient| flat(gradient, entry)));
+        self.tensors.push(gradient.map(|gradient| ElementOrder::Module.flat(gradient, entry)));
     }
 }
 
@@ -161,6 +207,7 @@ impl EachTensor for Registered<'_> {
 
 struct Placer<'a, F> {
     cursor: Cursor<'a>,
+    order: ElementOrder,
     make: F,
 }
 
@@ -180,16 +227,9 @@ impl<F: FnMut(&ParameterEntry, &Device) -> Tensor<1>> ModuleMapper for Placer<'_
         param.map(|tensor| {
             assert_eq!(tensor.shape().as_slice(), entry.shape, "{}: tensor and layout differ in shape", entry.path);
             let own = (self.make)(entry, &tensor.device().inner());
-            let placed = own.reshape(tensor.shape()).cast(FloatDType::from(tensor.dtype()));
+            let placed = self.order.shaped::<D>(own, tensor.shape()).cast(FloatDType::from(tensor.dtype()));
             let placed = if tensor.is_autodiff() { placed.autodiff() } else { placed };
             placed.set_require_grad(tensor.is_require_grad())
         })
     }
-}
-
-/// # Panics
-/// When the tensor has not the entry's shape.
-fn flat<const D: usize>(tensor: Tensor<D>, entry: &ParameterEntry) -> Tensor<1> {
-    assert_eq!(tensor.shape().as_slice(), entry.shape, "{}: tensor and layout differ in shape", entry.path);
-    tensor.reshape([entry.len]).cast(FloatDType::F32)
 }

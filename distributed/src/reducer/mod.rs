@@ -23,7 +23,7 @@ pub use synced::{LocalBucket, SyncedBucket, SyncedGradients};
 use crate::communicator::expect_equal;
 use crate::header::{Largest, StepHeader, diagnose, global_status};
 use crate::layout::with_values;
-use crate::on_device::{take_gradients, take_params};
+use crate::on_device::{ElementOrder, take_gradients, take_params};
 use crate::reduction::{BucketContext, BucketReduction, Carried, SumReduction, Traffic};
 use crate::{BucketPlan, CollectiveError, Communicator, GlobalStepStatus, ParameterLayout, ReductionKind};
 
@@ -184,7 +184,7 @@ impl GradientReducer {
     /// # Panics
     /// When `module` is not built like the one the reducer was made for.
     pub fn accumulate<M: Module>(&mut self, module: &M, gradients: Gradients, weight: f32) {
-        let gradients = take_gradients(module, self.collector.layout(), gradients);
+        let gradients = take_gradients(module, self.collector.layout(), ElementOrder::Module, gradients);
         self.close_micro_step(gradients, weight);
     }
 

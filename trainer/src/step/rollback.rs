@@ -4,7 +4,7 @@
 
 use burn::module::Module;
 use burn::tensor::Tensor;
-use distributed::{ParameterLayout, replace, tensors};
+use distributed::{ElementOrder, ParameterLayout, replace, tensors};
 
 /// Puts norm statistics back.
 #[derive(Debug)]
@@ -25,13 +25,13 @@ impl Rollback {
 
     /// To be called before the first forward pass of a step.
     pub(super) fn save<M: Module>(&self, module: &M) -> Saved {
-        Saved(tensors(module, &self.layout))
+        Saved(tensors(module, &self.layout, ElementOrder::Module))
     }
 
     /// Puts back what was saved.
     pub(super) fn undo<M: Module>(&self, module: &mut M, saved: Option<Saved>) {
         if let Some(Saved(statistics)) = saved {
-            *module = replace(module.clone(), &self.layout, statistics);
+            *module = replace(module.clone(), &self.layout, ElementOrder::Module, statistics);
         }
     }
 }

@@ -8,6 +8,7 @@
 mod config;
 mod on_device;
 mod own;
+mod placement;
 #[cfg(test)]
 mod tests;
 

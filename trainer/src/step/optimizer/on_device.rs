@@ -5,22 +5,17 @@
 //! adds in one.
 
 use burn::module::Module;
-use burn::tensor::{Device, Tensor, TensorData};
-use distributed::{ParameterLayout, replace, tensors};
+use burn::tensor::{Device, Gradients, Tensor};
+use distributed::{ParameterLayout, replace, take_gradients, tensors};
 
+use super::placement::{ORDER, Placement};
 use super::{OptimizerState, SgdConfig};
-use crate::model::floats;
-
-/// Elements of flat tensors come in such numbers, so that a parameter which begins and ends at a multiple of it can be a view of
-/// them on a GPU, where views are aligned to 512 bytes.
-const GRANULE: usize = 128;
 
 /// Parameters and velocities, flat on a device.
 #[derive(Clone, Debug)]
 pub struct DeviceSgd {
     config: SgdConfig,
-    layout: ParameterLayout,
-    device: Device,
+    placement: Placement,
     parameters: Tensor<1>,
     velocities: Tensor<1>,
     /// Of every element, where some do not decay.
@@ -30,32 +25,32 @@ pub struct DeviceSgd {
 impl DeviceSgd {
     /// An optimizer at rest over the parameters of `model`, which lie as `layout` says, on the plain `device`.
     pub fn new<M: Module>(config: SgdConfig, layout: &ParameterLayout, model: &M, device: &Device) -> Self {
+        let placement = Placement::new(layout, device);
         let decays_alike = config.weight_decay == 0.0 || layout.entries().iter().all(|entry| config.decays(entry));
         let weight_decays = (!decays_alike).then(|| {
             let mut of_elements = vec![0.0; layout.num_elements()];
             for entry in layout.entries().iter().filter(|entry| config.decays(entry)) {
                 of_elements[entry.range()].fill(config.weight_decay as f32);
             }
-            upload(&of_elements, device)
+            placement.upload(&of_elements)
         });
         Self {
             config,
-            parameters: flat(tensors(model, layout)),
-            velocities: upload(&vec![0.0; layout.num_elements()], device),
+            parameters: parameters(&placement, model),
+            velocities: placement.upload(&vec![0.0; layout.num_elements()]),
             weight_decays,
-            layout: layout.clone(),
-            device: device.clone(),
+            placement,
         }
     }
 
     /// The parameters, flat in module order, read back.
     pub fn parameters(&self) -> Vec<f32> {
-        self.read(&self.parameters)
+        self.placement.read(&self.parameters)
     }
 
     /// The velocities, read back: the state to save.
     pub fn state(&self) -> OptimizerState {
-        OptimizerState { moments: self.read(&self.velocities), num_updates: None, own: None }
+        OptimizerState { moments: self.placement.read(&self.velocities), num_updates: None, own: None }
     }
 
     /// Replaces parameters by those of `model`, and velocities by saved ones.
@@ -63,15 +58,19 @@ impl DeviceSgd {
     /// # Panics
     /// When there are other than one velocity for each parameter.
     pub fn restore<M: Module>(&mut self, model: &M, state: &OptimizerState) {
-        assert_eq!(state.moments.len(), self.layout.num_elements(), "velocities and layout differ in length");
-        self.parameters = flat(tensors(model, &self.layout));
-        self.velocities = upload(&state.moments, &self.device);
+        assert_eq!(
+            state.moments.len(),
+            self.placement.layout().num_elements(),
+            "velocities and layout differ in length"
+        );
+        self.parameters = parameters(&self.placement, model);
+        self.velocities = self.placement.upload(&state.moments);
     }
 
     /// Makes the update `w -= learning_rate * direction`.
     ///
     /// # Shapes
-    /// `gradient`: as [`flat_gradient`](Self::flat_gradient) makes it.
+    /// `gradient`: as [`gradient`](Self::gradient) makes it.
     pub fn update(&mut self, learning_rate: f64, gradient: Tensor<1>) {
         let SgdConfig { momentum, nesterov, weight_decay, .. } = self.config;
         let gradient = match &self.weight_decays {
@@ -84,43 +83,22 @@ impl DeviceSgd {
         self.parameters = self.parameters.clone() - direction * learning_rate;
     }
 
-    /// Gradients of all parameters in module order, flat; zeros where there is none.
-    pub fn flat_gradient(&self, gradients: Vec<Option<Tensor<1>>>) -> Tensor<1> {
-        let entries = self.layout.entries().iter().zip(gradients);
-        let whole = entries.map(|(entry, gradient)| match gradient {
-            Some(gradient) => gradient,
-            None => Tensor::zeros([entry.len], &self.device),
-        });
-        flat(whole.collect())
+    /// The gradients of `model` as one flat tensor, zeros where there is none.
+    pub fn gradient<M: Module>(&self, model: &M, gradients: Gradients) -> Tensor<1> {
+        self.placement.joined(take_gradients(model, self.placement.layout(), ORDER, gradients))
     }
 
-    /// `model` with these parameters.
+    /// A gradient's values in module order, read back.
+    pub fn read(&self, gradient: &Tensor<1>) -> Vec<f32> {
+        self.placement.read(gradient)
+    }
+
+    /// `model` with these parameters, which are views of the flat ones.
     pub fn place<M: Module>(&self, model: M) -> M {
-        let parts = self.layout.entries().iter().map(|entry| self.parameters.clone().slice(entry.range()));
-        replace(model, &self.layout, parts.collect())
-    }
-
-    fn read(&self, values: &Tensor<1>) -> Vec<f32> {
-        let mut values = floats(values.clone().into_data()).expect("what was computed in f32 is read as f32");
-        values.truncate(self.layout.num_elements());
-        values
+        replace(model, self.placement.layout(), ORDER, self.placement.views(&self.parameters))
     }
 }
 
-/// Tensors end to end, and zeros behind them up to a whole number of granules.
-fn flat(mut tensors: Vec<Tensor<1>>) -> Tensor<1> {
-    let num_elements: usize = tensors.iter().map(|tensor| tensor.dims()[0]).sum();
-    let num_missing = num_elements.next_multiple_of(GRANULE) - num_elements;
-    if let (Some(first), true) = (tensors.first(), num_missing > 0) {
-        tensors.push(Tensor::zeros([num_missing], &first.device()));
-    }
-    Tensor::cat(tensors, 0)
-}
-
-/// As [`flat`], of values in host memory.
-fn upload(values: &[f32], device: &Device) -> Tensor<1> {
-    let mut padded = values.to_vec();
-    padded.resize(values.len().next_multiple_of(GRANULE), 0.0);
-    let len = padded.len();
-    Tensor::from_data(TensorData::new(padded, [len]), device)
+fn parameters<M: Module>(placement: &Placement, model: &M) -> Tensor<1> {
+    placement.joined(tensors(model, placement.layout(), ORDER).into_iter().map(Some))
 }

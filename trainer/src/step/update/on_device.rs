@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 use anyhow::Result;
 use burn::module::Module;
 use burn::tensor::{Device, Tensor, TensorData};
-use distributed::{CollectiveError, ParameterLayout, Phase, ROOT, locate_non_finite, take_gradients};
+use distributed::{CollectiveError, ParameterLayout, Phase, ROOT, locate_non_finite};
 
 use super::super::{Clip, StepConfig};
 use super::{Finished, MicroStep, Output, Replica, Step, StepPlan, SyncMode, Update};
@@ -85,7 +85,7 @@ impl OnDevice {
         while self.unread.len() > most_unread {
             let Some((unread, scored)) = self.unread.pop_front().zip(self.readback.receive()) else { break };
             let scored = scored?;
-            if let Some(fault) = scored.fault(unread, &self.layout)? {
+            if let Some(fault) = scored.fault(unread, &self.sgd, &self.layout)? {
                 return Err(fault.into());
             }
             *sums.get_or_insert_with(ScoreSums::default) += scored.sums;
@@ -107,7 +107,7 @@ impl<M: ImageClassifier> Update<M> for OnDevice {
 
     fn backward(&mut self, model: &M, loss: Option<Tensor<1>>, step: &Step, _: &MicroStep) {
         let Some(loss) = loss else { return };
-        let mut gradient = self.sgd.flat_gradient(take_gradients(model, &self.layout, loss.backward()));
+        let mut gradient = self.sgd.gradient(model, loss.backward());
         if step.loss_scale != 1 {
             // A power of two: nothing is rounded.
             gradient = gradient / f64::from(step.loss_scale);
@@ -129,7 +129,7 @@ impl<M: ImageClassifier> Update<M> for OnDevice {
                 let _backward = timer.enter(Phase::Backward);
                 Results::new(outputs, zero).read()?
             };
-            if let Some(fault) = scored.fault(unread, &self.layout)? {
+            if let Some(fault) = scored.fault(unread, &self.sgd, &self.layout)? {
                 return Ok(Finished::not_finite(fault, Some(scored.sums)));
             }
             self.update(model, step.context.learning_rate, clipped, timer);
@@ -184,7 +184,7 @@ impl Results {
 
 impl Scored {
     /// What was not finite in the step, if anything was.
-    fn fault(&self, unread: Unread, layout: &ParameterLayout) -> Result<Option<CollectiveError>> {
+    fn fault(&self, unread: Unread, sgd: &DeviceSgd, layout: &ParameterLayout) -> Result<Option<CollectiveError>> {
         let step = unread.step;
         if !self.sums.loss_sum.is_finite() {
             let (ranks, value) = (vec![ROOT], f32::NAN);
@@ -193,8 +193,7 @@ impl Scored {
         if self.is_gradient_finite {
             return Ok(None);
         }
-        let gradient = floats(unread.gradient.into_data())?;
-        Ok(Some(locate_non_finite(step, ROOT, &gradient[..layout.num_elements()], layout)))
+        Ok(Some(locate_non_finite(step, ROOT, &sgd.read(&unread.gradient), layout)))
     }
 }
 

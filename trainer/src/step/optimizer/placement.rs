@@ -1,0 +1,151 @@
+//! Where each parameter lies in one flat tensor of a device, so that it is used there without being copied.
+//!
+//! In: a layout. Out: flat tensors, views of them, values in module order. Invariant: every parameter begins and ends with a granule; what
+//! is between them is zero and stays so under an update.
+//!
+//! A GPU's slice is a view where it begins and ends at multiples of 512 bytes (cubecl 0.11.3, cubecl-cuda, `runtime.rs`; burn-cubecl 0.22.1,
+//! `kernel/index/slice.rs`), and one window of such a slice is a view of any length. Weights of convolutions lie channels-last.
+
+use burn::tensor::{Device, Tensor, TensorData};
+use distributed::{ElementOrder, ParameterEntry, ParameterLayout};
+
+use crate::model::floats;
+
+/// 512 bytes.
+const GRANULE: usize = 128;
+
+/// The order of elements within a parameter.
+pub(super) const ORDER: ElementOrder = ElementOrder::ChannelsLast;
+
+/// The parameters of a layout in a flat tensor.
+#[derive(Clone, Debug)]
+pub(super) struct Placement {
+    layout: ParameterLayout,
+    device: Device,
+    /// Of every parameter.
+    starts: Vec<usize>,
+    len: usize,
+}
+
+impl Placement {
+    pub(super) fn new(layout: &ParameterLayout, device: &Device) -> Self {
+        let mut len = 0;
+        let starts = layout.entries().iter().map(|entry| {
+            let start = len;
+            len += padded(entry);
+            start
+        });
+        let starts = starts.collect();
+        Self { layout: layout.clone(), device: device.clone(), starts, len }
+    }
+
+    pub(super) fn layout(&self) -> &ParameterLayout {
+        &self.layout
+    }
+
+    /// Flat tensors of all parameters, `None` for zeros, as one.
+    pub(super) fn joined(&self, tensors: impl IntoIterator<Item = Option<Tensor<1>>>) -> Tensor<1> {
+        let mut parts = Vec::with_capacity(2 * self.starts.len());
+        for (entry, tensor) in self.layout.entries().iter().zip(tensors) {
+            parts.push(tensor.unwrap_or_else(|| self.zeros(entry.len)));
+            if padded(entry) > entry.len {
+                parts.push(self.zeros(padded(entry) - entry.len));
+            }
+        }
+        Tensor::cat(parts, 0)
+    }
+
+    /// Every parameter of a flat tensor, flat.
+    pub(super) fn views(&self, whole: &Tensor<1>) -> Vec<Tensor<1>> {
+        let of_entry = |(entry, &start): (&ParameterEntry, &usize)| {
+            let with_zeros = whole.clone().slice(start..start + padded(entry));
+            with_zeros.unfold::<2, _>(0, entry.len, padded(entry)).reshape([entry.len])
+        };
+        self.layout.entries().iter().zip(&self.starts).map(of_entry).collect()
+    }
+
+    /// Values in module order as a flat tensor.
+    pub(super) fn upload(&self, values: &[f32]) -> Tensor<1> {
+        let mut placed = vec![0.0; self.len];
+        self.each(|index, place| placed[place] = values[index]);
+        Tensor::from_data(TensorData::new(placed, [self.len]), &self.device)
+    }
+
+    /// A flat tensor's values in module order, read back.
+    pub(super) fn read(&self, whole: &Tensor<1>) -> Vec<f32> {
+        let placed = floats(whole.clone().into_data()).expect("what was computed in f32 is read as f32");
+        let mut values = vec![0.0; self.layout.num_elements()];
+        self.each(|index, place| values[index] = placed[place]);
+        values
+    }
+
+    /// Every element's index in module order, and its place.
+    fn each(&self, mut visit: impl FnMut(usize, usize)) {
+        for (entry, start) in self.layout.entries().iter().zip(&self.starts) {
+            let (inputs, pixels) = match entry.shape[..] {
+                [_, inputs, height, width] => (inputs, height * width),
+                _ => (1, entry.len),
+            };
+            for index in 0..entry.len {
+                let (output, input, pixel) = (index / (inputs * pixels), index / pixels % inputs, index % pixels);
+                visit(entry.offset + index, start + (output * pixels + pixel) * inputs + input);
+            }
+        }
+    }
+
+    fn zeros(&self, len: usize) -> Tensor<1> {
+        Tensor::zeros([len], &self.device)
+    }
+}
+
+/// The granules of a parameter, in elements.
+fn padded(entry: &ParameterEntry) -> usize {
+    entry.len.next_multiple_of(GRANULE)
+}
+
+#[cfg(all(test, feature = "flex"))]
+mod tests {
+    use burn::nn::conv::{Conv2d, Conv2dConfig};
+    use burn::nn::{Linear, LinearConfig};
+    use distributed::{read, replace, tensors};
+
+    use super::*;
+
+    #[derive(burn::module::Module, Debug)]
+    struct Net {
+        conv: Conv2d,
+        linear: Linear,
+    }
+
+    fn net(device: &Device) -> Net {
+        Net { conv: Conv2dConfig::new([3, 5], [3, 2]).init(device), linear: LinearConfig::new(8, 64).init(device) }
+    }
+
+    #[test]
+    fn values_go_to_a_device_and_come_back_in_module_order_from_wherever_they_lie() {
+        let device = Device::flex();
+        let net = net(&device);
+        let layout = ParameterLayout::new(&net);
+        let placement = Placement::new(&layout, &device);
+        let expected = read(&net, &layout);
+        let whole = placement.joined(tensors(&net, &layout, ORDER).into_iter().map(Some));
+        assert_eq!(placement.read(&whole), expected);
+        assert_eq!(placement.read(&placement.upload(&expected)), expected);
+        // 90 and 5 of the convolution, 512 and 64 of the linear layer.
+        assert_eq!((placement.starts.as_slice(), placement.len), ([0, 128, 256, 768].as_slice(), 896));
+        // What is between parameters is zero.
+        assert_eq!(whole.clone().slice(90..128).abs().sum().into_scalar::<f32>(), 0.0);
+        let other = replace(self::net(&device), &layout, ORDER, placement.views(&whole));
+        assert_eq!(read(&other, &layout), expected);
+    }
+
+    #[test]
+    fn a_parameter_without_a_gradient_has_zeros() {
+        let device = Device::flex();
+        let layout = ParameterLayout::new(&net(&device));
+        let placement = Placement::new(&layout, &device);
+        let ones = layout.entries().iter().map(|entry| (entry.len != 5).then(|| Tensor::ones([entry.len], &device)));
+        let values = placement.read(&placement.joined(ones));
+        assert_eq!(values.iter().filter(|value| **value == 0.0).count(), 5);
+    }
+}
