@@ -160,6 +160,7 @@ fn without_a_hook_or_a_tape_a_streamed_block_is_the_block() {
 }
 
 #[cfg(feature = "ndarray")]
+#[allow(deprecated, reason = "burn calls its NdArray so")]
 mod second_opinion {
     use super::*;
 
