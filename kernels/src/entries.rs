@@ -11,7 +11,6 @@ use crate::activation::{self, Function};
 use crate::attention::Attention;
 use crate::batch_norm::{Affine, Rectifier, Residual, ResidualGradient, Saved, gradient, moments, normalize, sums};
 use crate::conv2d::{Addend, Conv2d, Epilogue, bias};
-use crate::depthwise::{self, DepthwiseShape};
 use crate::layer::{Backward, Gradients, Input, Layer};
 use crate::layer_norm;
 use crate::pool::{MaxPoolShape, average, max};
@@ -62,15 +61,6 @@ entries! {
     ) => Layer::forward_of;
     layer_backward(layer: &Layer, given: &Backward<'_, Self>, wanted: Gradients<'_, Self>, workspace: &mut [f32])
         => Layer::backward_of;
-    depthwise_forward(
-        isa: Isa, shape: &DepthwiseShape, x: &[Self], weight: &[f32], bias: Option<&[f32]>, y: &mut [Self], workspace: &mut [f32]
-    ) => depthwise::forward_of;
-    depthwise_data_gradient(
-        isa: Isa, shape: &DepthwiseShape, dy: &[Self], weight: &[f32], dx: &mut [Self], workspace: &mut [f32]
-    ) => depthwise::data_gradient_of;
-    depthwise_weight_gradient(
-        isa: Isa, shape: &DepthwiseShape, x: &[Self], dy: &[Self], dw: &mut [f32], db: &mut [f32], workspace: &mut [f32]
-    ) => depthwise::weight_gradient_of;
     activation_forward(isa: Isa, function: Function, x: &[Self], y: &mut [Self]) => activation::forward_of;
     activation_backward(isa: Isa, function: Function, x: &[Self], dy: &[Self], dx: &mut [Self]) => activation::backward_of;
     layer_norm_forward(isa: Isa, epsilon: f32, x: &[Self], gamma: &[f32], beta: &[f32], y: &mut [Self])

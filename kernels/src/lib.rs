@@ -19,7 +19,6 @@ pub mod arena;
 pub mod attention;
 pub mod batch_norm;
 pub mod conv2d;
-pub mod depthwise;
 pub mod layer;
 pub mod layer_norm;
 pub mod optimizer;

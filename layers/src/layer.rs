@@ -18,7 +18,8 @@ use crate::norm;
 use crate::ops::single::{Operation, computes, single};
 use crate::ops::{FusedOptions, HookedParameters, NormLink, Residual, fused_inference, fused_train, gated, stock};
 use kernels::batch_norm::Rectifier;
-use kernels::depthwise::DepthwiseShape;
+use kernels::conv2d::Conv2dShape;
+
 
 /// What is added before the ReLU.
 pub(crate) enum Skip {
@@ -53,8 +54,8 @@ impl Convolved {
 
     /// Whether it and a normalisation are one operation.
     pub(crate) fn can_be_fused(&self) -> bool {
-        let is_plain = self.conv.bias.is_none() && self.conv.groups == 1;
-        self.context.computation.kernels == Kernels::Fused && is_plain && kernels_padding(&self.conv).is_some()
+        let is_plain = self.conv.bias.is_none() && kernels_padding(&self.conv).is_some();
+        self.context.computation.kernels == Kernels::Fused && is_plain
     }
 
     /// With the normalisation that reads it.
@@ -188,17 +189,11 @@ fn trained<const D: usize>(parameter: &Param<Tensor<D>>) -> Option<ParamId> {
 /// The operation of our kernels that the convolution is, if they have it.
 fn operation(conv: &Conv2d, computation: &Computation) -> Option<Operation> {
     let (padding, stride) = (kernels_padding(conv)?, conv.stride[0]);
-    let [channels, ..] = conv.weight.dims();
-    match conv.groups {
-        1 => Some(Operation::Convolution { stride, padding, algorithm: computation.convolution }),
-        groups if groups == channels && DepthwiseShape::has_kernel(conv.kernel_size[0]) => {
-            (conv.weight.dims()[1] == 1).then_some(Operation::Depthwise { stride, padding })
-        }
-        _ => None,
-    }
+    Some(Operation::Convolution { stride, padding, algorithm: computation.convolution })
 }
 
-/// The padding, the same on all sides, of a convolution that our kernels compute: square, stride 1 or 2, no dilation.
+/// The padding, the same on all sides, of a convolution that our kernels compute: square, stride 1 or 2, no dilation, in one group or
+/// depthwise.
 fn kernels_padding(conv: &Conv2d) -> Option<usize> {
     let [height, width] = conv.kernel_size;
     let padding = match conv.padding {
@@ -208,5 +203,7 @@ fn kernels_padding(conv: &Conv2d) -> Option<usize> {
         _ => None,
     };
     let is_square = height == width && conv.stride[0] == conv.stride[1] && conv.dilation == [1, 1];
-    padding.filter(|&padding| is_square && conv.stride[0] <= 2 && padding < height)
+    let [out_channels, of_group, ..] = conv.weight.dims();
+    let has_groups = Conv2dShape::has_groups([of_group * conv.groups, out_channels], height, conv.groups);
+    padding.filter(|&padding| is_square && has_groups && conv.stride[0] <= 2 && padding < height)
 }

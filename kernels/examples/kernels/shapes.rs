@@ -1,6 +1,7 @@
 //! The convolutions of the CIFAR ResNets and of ResNet-50, by name; `onednn_layers.py` has the same lists.
 //!
-//! In: `cifar`, `resnet50`, `all`, or names as `256->512@56k1s2`: channels, extent of the input, kernel, stride.
+//! In: `cifar`, `resnet50`, `all`, or names as `256->512@56k1s2`: channels, extent of the input, kernel, stride;
+//! `144->144@32k3s1g144` is depthwise.
 //! Out: the shape of each. Source: He et al., arXiv 1512.03385, table 1 and section 4.2; strides of ResNet-50 as PyTorch.
 
 use std::str::FromStr;
@@ -63,6 +64,7 @@ pub(crate) struct Layer {
     extent: usize,
     kernel: usize,
     stride: usize,
+    groups: usize,
 }
 
 impl Layers {
@@ -106,7 +108,7 @@ impl FromStr for Layers {
 
 impl Layer {
     fn shape(&self, batch: usize) -> Conv2dShape {
-        let Self { in_channels, out_channels, extent, kernel, stride, .. } = *self;
+        let Self { in_channels, out_channels, extent, kernel, stride, groups, .. } = *self;
         Conv2dShape {
             batch,
             height: extent,
@@ -116,6 +118,7 @@ impl Layer {
             kernel,
             stride,
             padding: kernel / 2,
+            groups,
         }
     }
 }
@@ -128,7 +131,8 @@ impl FromStr for Layer {
             let (in_channels, rest) = name.split_once("->")?;
             let (out_channels, rest) = rest.split_once('@')?;
             let (extent, rest) = rest.split_once('k')?;
-            let (kernel, stride) = rest.split_once('s')?;
+            let (kernel, rest) = rest.split_once('s')?;
+            let (stride, groups) = rest.split_once('g').unwrap_or((rest, "1"));
             let number = |text: &str| text.parse::<usize>().ok().filter(|number| *number > 0);
             Some(Self {
                 name: name.to_owned(),
@@ -137,10 +141,11 @@ impl FromStr for Layer {
                 extent: number(extent)?,
                 kernel: number(kernel)?,
                 stride: number(stride).filter(|stride| *stride <= 2)?,
+                groups: number(groups)?,
             })
         };
         numbers().ok_or_else(|| {
-            format!("expected cifar, resnet50, all, or names as 256->512@56k1s2 with a stride of 1 or 2, got '{name}'")
+            format!("expected cifar, resnet50, all, or names as 256->512@56k1s2 with a stride of 1 or 2, or 144->144@32k3s1g144 with groups, got '{name}'")
         })
     }
 }

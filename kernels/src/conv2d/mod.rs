@@ -1,6 +1,6 @@
 //! Two-dimensional convolution in channels-last: forward, data gradient, weight gradient.
 //!
-//! In: activations `[N, H, W, C]`, weights `[C_out, C_in, K, K]` packed by [`Conv2d::pack_forward`] and
+//! In: activations `[N, H, W, C]`, weights `[C_out, C_in, K, K]` (of a depthwise one `[C, 1, K, K]`) packed by [`Conv2d::pack_forward`] and
 //! [`Conv2d::pack_data_gradient`] (again after each change of the weights), a workspace of the stated length.
 //! Out: the result in the caller's slice, every element written.
 //! Activations and their gradients are f32 or bf16 ([`Element`]), widened as they are read and rounded as they are
@@ -9,6 +9,7 @@
 //! Invariant: bit-equal for any number of threads; a workspace for fewer threads only uses fewer.
 
 pub(crate) mod bias;
+mod depthwise;
 mod direct;
 mod dot;
 mod gradient_pieces;
@@ -85,7 +86,7 @@ pub struct Conv2d {
 
 impl Conv2d {
     /// Plans `shape` for an instruction set and activations of this storage. Results of different algorithms and instruction
-    /// sets differ by rounding.
+    /// sets differ by rounding. There is one algorithm for depthwise convolution, in f32.
     ///
     /// With f32 it takes activations of any storage; what is stored as bf16 is multiplied as f32. With bf16 the passes without
     /// Winograd multiply by dot products of bf16 where the instruction set has them ([`Isa::Avx512Bf16`], [`Isa::Amx`]) and gains
@@ -94,12 +95,21 @@ impl Conv2d {
     /// [`Isa::Amx`]: a value that is not finite may then spoil all gradients of its channel; otherwise it is that of f32.
     ///
     /// # Panics
-    /// If an extent is zero, the stride is not 1 or 2, the padding reaches the kernel's side, the kernel is larger than the
+    /// If an extent is zero, the groups are not as [`Conv2dShape::groups`] says, the stride is not 1 or 2, the padding reaches the kernel's side, the kernel is larger than the
     /// padded image, or `Winograd` is asked for another shape than 3x3 with stride 1. A plan for bf16 may panic on activations
     /// of f32.
     #[must_use]
     pub fn new(shape: Conv2dShape, algorithm: Algorithm, isa: Isa, storage: Storage) -> Self {
         shape.assert_valid();
+        if shape.is_depthwise() {
+            return Self {
+                shape,
+                isa,
+                forward: Pass::Depthwise(depthwise::Plan::forward(&shape)),
+                data_gradient: Pass::Depthwise(depthwise::Plan::data_gradient(&shape)),
+                weight_gradient: WeightPass::Depthwise(depthwise::WeightPlan::new(&shape)),
+            };
+        }
         let supported = winograd::plan::Plan::supports(&shape);
         assert!(algorithm != Algorithm::Winograd || supported, "winograd: expected 3x3 with stride 1, got {shape:?}");
         let [of_forward, of_data] = [winograd::plan::Plan::forward, winograd::plan::Plan::data_gradient]
@@ -167,6 +177,7 @@ impl Conv2d {
         assert_eq!(packed.len(), self.packed_forward_len(), "convolution: length of the packed weights");
         assert_on_line("convolution: packed weights", [packed]);
         match &self.forward {
+            Pass::Depthwise(plan) => plan.pack(weights, packed),
             Pass::Direct(plan) => self.isa.run(Pack { shape: &self.shape, plan, weights, packed }),
             Pass::Dot(dot) => dot.pack(&self.shape, weights, packed),
             Pass::Winograd(_) => self.isa.run(PackKernels {
@@ -190,6 +201,7 @@ impl Conv2d {
         assert_eq!(packed.len(), self.packed_data_gradient_len(), "convolution: length of the packed weights");
         assert_on_line("convolution: packed weights", [packed]);
         match &self.data_gradient {
+            Pass::Depthwise(plan) => plan.pack(weights, packed),
             Pass::Direct(plan) => self.isa.run(Pack { shape: &self.shape, plan, weights, packed }),
             Pass::Dot(dot) => dot.pack(&self.shape, weights, packed),
             Pass::Winograd(_) => self.isa.run(PackKernels {

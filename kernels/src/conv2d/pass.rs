@@ -1,5 +1,6 @@
 //! The algorithm chosen for a pass, with its plan.
 
+use super::depthwise::{self, Depthwise, DepthwiseWeight};
 use super::direct::weight_gradient::{self, WeightGradient};
 use super::direct::{Blocks, Direct, Products};
 use super::dot::Dot;
@@ -21,6 +22,7 @@ use core::marker::PhantomData;
 #[derive(Clone, Copy, Debug)]
 #[allow(clippy::large_enum_variant)] // A few hundred bytes for each layer, and no allocation.
 pub(super) enum Pass {
+    Depthwise(depthwise::Plan),
     Direct(Plan),
     Dot(Dot),
     Winograd(winograd::plan::Plan),
@@ -40,6 +42,7 @@ impl Pass {
 
     pub(super) fn packed_len(&self) -> usize {
         match self {
+            Self::Depthwise(plan) => plan.packed_len(),
             Self::Direct(plan) => plan.packed_len,
             Self::Dot(dot) => dot.plan().packed_len,
             Self::Winograd(plan) => plan.packed_len(),
@@ -48,6 +51,7 @@ impl Pass {
 
     pub(super) fn slot_len(&self) -> usize {
         match self {
+            Self::Depthwise(plan) => plan.slot_len(),
             Self::Direct(plan) => Blocks::<f32>::slot_len(plan),
             Self::Dot(dot) => dot.slot_len(),
             Self::Winograd(plan) => plan.slot_len(),
@@ -56,6 +60,7 @@ impl Pass {
 
     pub(super) fn num_pieces(&self) -> usize {
         match self {
+            Self::Depthwise(plan) => plan.num_pieces(),
             Self::Direct(plan) => plan.num_pieces(),
             Self::Dot(dot) => dot.plan().num_pieces(),
             Self::Winograd(plan) => plan.num_pieces(),
@@ -64,6 +69,7 @@ impl Pass {
 
     pub(super) fn run<E: Element>(&self, isa: Isa, operands: Operands<'_, E>, after_piece: AfterPiece<'_, E>) {
         match self {
+            Self::Depthwise(plan) => E::run(isa, Depthwise { plan, operands, after_piece }),
             Self::Direct(plan) => {
                 E::run(isa, Direct { plan, operands, after_piece, products: PhantomData::<Blocks<f32>> });
             }
@@ -76,6 +82,7 @@ impl Pass {
 /// The same for the weight gradient.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum WeightPass {
+    Depthwise(depthwise::WeightPlan),
     Direct(weight_gradient::Plan),
     #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
     Tiles(tile_gradient::Plan),
@@ -97,6 +104,7 @@ impl WeightPass {
 
     pub(super) fn workspace_len(&self, num_threads: usize) -> usize {
         match self {
+            Self::Depthwise(plan) => plan.workspace_len(num_threads),
             Self::Direct(plan) => plan.workspace_len(num_threads),
             #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
             Self::Tiles(plan) => plan.workspace_len(num_threads),
@@ -109,6 +117,7 @@ impl WeightPass {
     /// Elements of the sums of all tasks, and of the scratch to add to them: [`WeightTarget::Sums`].
     pub(super) fn sums_lens(&self) -> [usize; 2] {
         match self {
+            Self::Depthwise(plan) => plan.sums_lens(),
             Self::Direct(plan) => plan.sums_lens(),
             #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
             Self::Tiles(plan) => plan.sums_lens(),
@@ -120,6 +129,7 @@ impl WeightPass {
 
     pub(super) fn run<E: Element>(&self, isa: Isa, operands: WeightOperands<'_, E>) {
         match self {
+            Self::Depthwise(plan) => isa.run(DepthwiseWeight { plan, operands }),
             Self::Direct(plan) => isa.run(WeightGradient { plan, operands }),
             #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
             Self::Tiles(plan) => {

@@ -299,6 +299,7 @@ mod tests {
                 kernel: 1,
                 stride: 1,
                 padding: 0,
+                groups: 1,
             };
             let rows = PixelRows::of(&shape);
             assert_eq!(rows.shape.width, pixels.min(64), "{pixels} pixels");

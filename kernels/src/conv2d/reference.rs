@@ -14,9 +14,10 @@ fn each_product(s: &Conv2dShape, mut visit: impl FnMut(usize, usize, usize)) {
                 }
                 let x = ((n * s.height + ih - s.padding) * s.width + iw - s.padding) * s.in_channels;
                 let y = ((n * out_h + oh) * out_w + ow) * s.out_channels;
+                let (of_group, per_group) = (s.in_channels / s.groups, s.out_channels / s.groups);
                 for co in 0..s.out_channels {
-                    for ci in 0..s.in_channels {
-                        visit(y + co, x + ci, ((co * s.in_channels + ci) * k + kh) * k + kw);
+                    for ci in 0..of_group {
+                        visit(y + co, x + co / per_group * of_group + ci, ((co * of_group + ci) * k + kh) * k + kw);
                     }
                 }
             }
@@ -40,7 +41,7 @@ pub(super) fn data_gradient(s: &Conv2dShape, dy: &[f32], w: &[f32]) -> Vec<f64> 
     dx
 }
 
-/// The gradient of the weights `[C_out, C_in, K, K]`.
+/// The gradient of the weights `[C_out, C_in / groups, K, K]`.
 #[must_use]
 pub(super) fn weight_gradient(s: &Conv2dShape, x: &[f32], dy: &[f32]) -> Vec<f64> {
     let mut dw = vec![0.0; s.weight_len()];

@@ -45,6 +45,7 @@ pub(super) fn random_shape(random: &mut Random, limit: f64) -> Conv2dShape {
             kernel,
             stride,
             padding,
+            groups: 1,
         };
         let fits = kernel <= shape.height.min(shape.width) + 2 * padding;
         if fits && shape.flops() / 2.0 <= limit {
@@ -109,15 +110,19 @@ fn plan(shape: Conv2dShape) -> Conv2d {
     Conv2d::new(shape, Algorithm::Auto, Isa::detect(), Storage::F32)
 }
 
+/// Those that have the shape.
+fn algorithms(shape: &Conv2dShape) -> &'static [Algorithm] {
+    let has_winograd = shape.kernel == 3 && shape.stride == 1 && shape.groups == 1;
+    if has_winograd { &[Algorithm::Direct, Algorithm::Winograd] } else { &[Algorithm::Direct] }
+}
+
 fn check_shape(shape: &Conv2dShape, random: &mut Random, pools: &[rayon::ThreadPool]) {
     let (x, w) = (random.values(shape.input_len()), random.values(shape.weight_len()));
     let dy = random.values(shape.output_len());
     let expected_y = reference::forward(shape, &x[1..], &w[1..]);
     let expected_dx = reference::data_gradient(shape, &dy[1..], &w[1..]);
     let expected_dw = reference::weight_gradient(shape, &x[1..], &dy[1..]);
-    let algorithms = if shape.kernel == 3 && shape.stride == 1 { 2 } else { 1 };
-    let algorithms = &[Algorithm::Direct, Algorithm::Winograd][..algorithms];
-    for (isa, &algorithm) in Isa::available().flat_map(|isa| algorithms.iter().map(move |a| (isa, a))) {
+    for (isa, &algorithm) in Isa::available().flat_map(|isa| algorithms(shape).iter().map(move |a| (isa, a))) {
         let conv = Conv2d::new(*shape, algorithm, isa, Storage::F32);
         let results: Vec<Results> = pools.iter().map(|p| p.install(|| run_all(&conv, &x, &w, &dy))).collect();
         let first = &results[0];
@@ -158,6 +163,7 @@ fn a_mean_of_a_hundred_standard_deviations_costs_the_moments_no_digits() {
         kernel: 1,
         stride: 1,
         padding: 0,
+        groups: 1,
     };
     let x: Vec<f32> = Random(3).values(shape.input_len()).iter().map(|x| 100.0 + x).collect();
     let results = run_all(&plan(shape), &x, &vec![1.0; shape.weight_len() + 1], &vec![0.0; shape.output_len() + 1]);
@@ -178,15 +184,13 @@ fn random_shapes_equal_the_reference_for_any_number_of_threads() {
 fn bf16_storage_gives_the_f32_results_of_the_widened_inputs_rounded_to_bf16() {
     let pools = [pool(1), pool(2), pool(3)];
     let mut random = Random(13);
-    let shapes: Vec<_> = (0..100).map(|_| random_shape(&mut random, 8e5)).chain(odd_numbers_of_pixels()).collect();
-    for shape in shapes {
+    let shapes: Vec<_> = (0..100).map(|_| random_shape(&mut random, 8e5)).collect();
+    for shape in shapes.into_iter().chain(odd_numbers_of_pixels()).chain(depthwise_shapes()) {
         let stored = |values: Vec<f32>| values.into_iter().map(bf16::from_f32).collect::<Vec<bf16>>();
         let widened = |stored: &[bf16]| stored.iter().map(|value| value.to_f32()).collect::<Vec<f32>>();
         let (x, dy) = (stored(random.values(shape.input_len())), stored(random.values(shape.output_len())));
         let w = random.values(shape.weight_len());
-        let algorithms = if shape.kernel == 3 && shape.stride == 1 { 2 } else { 1 };
-        let algorithms = &[Algorithm::Direct, Algorithm::Winograd][..algorithms];
-        for (isa, &algorithm) in Isa::available().flat_map(|isa| algorithms.iter().map(move |a| (isa, a))) {
+        for (isa, &algorithm) in Isa::available().flat_map(|isa| algorithms(&shape).iter().map(move |a| (isa, a))) {
             let conv = Conv2d::new(shape, algorithm, isa, Storage::F32);
             let expected = run_all(&conv, &widened(&x), &w, &widened(&dy));
             for pool in &pools {
@@ -215,7 +219,7 @@ fn the_layers_of_resnets_equal_the_reference() {
     ];
     for (batch, extent, in_channels, out_channels, kernel, stride) in layers {
         let (height, width, padding) = (extent, extent, kernel / 2);
-        let shape = Conv2dShape { batch, height, width, in_channels, out_channels, kernel, stride, padding };
+        let shape = Conv2dShape { batch, height, width, in_channels, out_channels, kernel, stride, padding, groups: 1 };
         check_shape(&shape, &mut Random(3), &pools);
     }
 }
@@ -237,15 +241,59 @@ fn channels_of_several_blocks_equal_the_reference() {
     ];
     for (batch, extent, in_channels, out_channels, kernel, stride) in layers {
         let (height, width, padding) = (extent, extent, kernel / 2);
-        let shape = Conv2dShape { batch, height, width, in_channels, out_channels, kernel, stride, padding };
+        let shape = Conv2dShape { batch, height, width, in_channels, out_channels, kernel, stride, padding, groups: 1 };
         check_shape(&shape, &mut Random(5), &pools);
     }
     // Without padding x is read in place where a task has all its channels, and copied where it has not.
     for in_channels in [20, 200] {
         let (batch, height, width, out_channels) = (2, 7, 9, 33);
-        let shape = Conv2dShape { batch, height, width, in_channels, out_channels, kernel: 3, stride: 2, padding: 0 };
+        let shape = Conv2dShape { batch, height, width, in_channels, out_channels, kernel: 3, stride: 2, padding: 0, groups: 1 };
         check_shape(&shape, &mut Random(5), &pools);
     }
+}
+
+/// Depthwise convolutions of any side and stride, with blocks of channels that are not whole and bands that are.
+fn depthwise_shapes() -> impl Iterator<Item = Conv2dShape> {
+    let layers = [
+        ([2, 8, 8, 16], 3, 1, 1),
+        ([1, 5, 7, 2], 3, 1, 1),
+        ([5, 7, 5, 17], 3, 2, 1),
+        ([2, 32, 30, 40], 3, 2, 1),
+        ([2, 40, 33, 45], 3, 1, 1),
+        ([3, 2, 2, 33], 7, 1, 3),
+        ([1, 9, 16, 3], 7, 1, 3),
+        ([2, 9, 16, 24], 7, 2, 3),
+        ([2, 8, 11, 16], 5, 2, 2),
+        ([1, 6, 6, 20], 5, 1, 2),
+        ([1, 9, 8, 4], 3, 1, 0),
+    ];
+    layers.into_iter().map(|([batch, height, width, channels], kernel, stride, padding)| {
+        let (in_channels, out_channels, groups) = (channels, channels, channels);
+        Conv2dShape { batch, height, width, in_channels, out_channels, kernel, stride, padding, groups }
+    })
+}
+
+#[test]
+fn depthwise_convolutions_equal_the_reference() {
+    for shape in depthwise_shapes() {
+        check_shape(&shape, &mut Random(9), &[pool(1), pool(3)]);
+    }
+}
+
+#[test]
+#[should_panic(expected = "convolution: expected one group, or as many as channels and a kernel of 3, 5 or 7")]
+fn other_groups_are_refused() {
+    plan(Conv2dShape {
+        batch: 1,
+        height: 4,
+        width: 4,
+        in_channels: 4,
+        out_channels: 4,
+        kernel: 3,
+        stride: 1,
+        padding: 1,
+        groups: 2,
+    });
 }
 
 /// 1x1 convolutions whose pixels, all in one row or in images, have no divisor near 64, or fewer than 64.
@@ -263,6 +311,7 @@ pub(super) fn odd_numbers_of_pixels() -> impl Iterator<Item = Conv2dShape> {
                 kernel: 1,
                 stride: 1,
                 padding: 0,
+                groups: 1,
             })
         },
     )
@@ -315,6 +364,7 @@ fn a_short_input_is_refused() {
         kernel: 3,
         stride: 1,
         padding: 1,
+        groups: 1,
     };
     let conv = plan(shape);
     let (packed, mut y) = (dirty(conv.packed_forward_len()), vec![0.0; shape.output_len()]);
@@ -333,7 +383,7 @@ fn the_error_of_winograd_stays_within_its_bound() {
     for channels in [16, 32, 64, 256] {
         let (batch, in_channels, out_channels) = (1, channels, 16);
         let shape =
-            Conv2dShape { batch, height: 16, width: 16, in_channels, out_channels, kernel: 3, stride: 1, padding: 1 };
+            Conv2dShape { batch, height: 16, width: 16, in_channels, out_channels, kernel: 3, stride: 1, padding: 1, groups: 1 };
         let mut random = Random(5);
         let (x, w) = (random.values(shape.input_len()), random.values(shape.weight_len()));
         let dy = random.values(shape.output_len());

@@ -227,12 +227,15 @@ fn cases() -> impl Iterator<Item = Case> {
         kernel,
         stride,
         padding,
+        groups: 1,
     };
     let shapes = [
         shape(8, [16, 16], [3, 1, 1]),
         shape(9, [5, 17], [3, 2, 1]),
         shape(6, [33, 16], [1, 1, 0]),
         shape(12, [16, 33], [3, 1, 1]),
+        Conv2dShape { groups: 18, ..shape(9, [18, 18], [3, 1, 1]) },
+        Conv2dShape { groups: 32, ..shape(8, [32, 32], [5, 2, 2]) },
     ];
     let surroundings = [
         (Reads::Values, Adds::Nothing),
@@ -312,6 +315,7 @@ fn groups_of_real_networks_stay_in_l2_and_cover_the_batch() {
             kernel: 3,
             stride: 1,
             padding: 1,
+            groups: 1,
         };
         let layer = Layer::new(shape, Algorithm::Auto, isa, storage);
         let groups = layer.groups;

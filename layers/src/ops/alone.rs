@@ -250,7 +250,7 @@ mod tests {
     fn call(storage: Storage) -> LayerCall {
         let (height, width, in_channels, out_channels) = (16, 16, 32, 32);
         let shape =
-            Conv2dShape { batch: 16, height, width, in_channels, out_channels, kernel: 3, stride: 1, padding: 1 };
+            Conv2dShape { batch: 16, height, width, in_channels, out_channels, kernel: 3, stride: 1, padding: 1, groups: 1 };
         LayerCall {
             shape,
             algorithm: Algorithm::Auto,

@@ -22,7 +22,6 @@ pub(crate) enum Kernel {
     NormStatistics,
     NormGradient,
     PlainConvolution,
-    Depthwise,
     Linear,
     LayerNorm,
     Activation,
@@ -30,7 +29,7 @@ pub(crate) enum Kernel {
     MaxPool,
 }
 
-const NAMES: [&str; 16] = [
+const NAMES: [&str; 15] = [
     "weight packing",
     "convolution, norm statistics",
     "normalisation, residual, ReLU",
@@ -41,7 +40,6 @@ const NAMES: [&str; 16] = [
     "norm statistics",
     "norm gradient",
     "convolution alone, gradients",
-    "depthwise convolution, gradients",
     "linear layer, gradients",
     "layer norm, gradients",
     "activation, gradients",

@@ -37,7 +37,11 @@ pub(crate) struct LayerCall {
 
 impl LayerCall {
     pub(in crate::ops) fn plan(&self) -> Layer {
-        Layer::new(self.shape, self.algorithm, self.isa, self.storage)
+        let Conv2dShape { batch, height, kernel, stride, .. } = self.shape;
+        // A convolution of single pixels may be cut between any rows; shortcut A between images only.
+        let by_rows = kernel == 1 && stride == 1 && self.residual != Residual::ShortcutA;
+        let shape = if by_rows { Conv2dShape { batch: batch * height, height: 1, ..self.shape } } else { self.shape };
+        Layer::new(shape, self.algorithm, self.isa, self.storage)
     }
 
     /// Elements of the residual.

@@ -26,12 +26,15 @@ pub(super) struct Convolution {
 impl Convolution {
     /// Computes in the type of `input` where the device has tensor cores for it. Elsewhere in f32, with operands and results
     /// rounded: Flex's own convolution in f16 would sum in f16, and its own in bf16 does just this.
-    pub(super) fn of<B: Backend>(input: &FloatTensor<B>, options: &FusedOptions) -> Self {
+    /// In as many groups as a weight's second axis says.
+    pub(super) fn of<B: Backend>(input: &FloatTensor<B>, weight: &FloatTensor<B>, options: &FusedOptions) -> Self {
         let is_accelerated = B::dtype_usage(&input.device(), input.dtype()).contains(DTypeUsage::Accelerated);
         let stored = FloatDType::from(input.dtype());
         let is_half = matches!(stored, FloatDType::F16 | FloatDType::BF16);
         let computed = if is_half && !is_accelerated { FloatDType::F32 } else { stored };
-        Self { stored, computed, options: ConvOptions::new([options.stride; 2], [options.padding; 2], [1, 1], 1) }
+        let ([.., channels], [_, of_group, ..]) = (input.shape().dims::<4>(), weight.shape().dims::<4>());
+        let (stride, padding) = ([options.stride; 2], [options.padding; 2]);
+        Self { stored, computed, options: ConvOptions::new(stride, padding, [1, 1], channels / of_group) }
     }
 
     /// Of the stored type.

@@ -221,11 +221,12 @@ pub(in crate::ops) fn global_average_backward<E: Activation>(gradient: FlexTenso
 /// What the passes of a layer are planned by; the gradients' are filled in later.
 fn call<E: Activation>(input: &FlexTensor, weight: &FlexTensor, options: &FusedOptions) -> LayerCall {
     let [batch, height, width, in_channels] = input.shape().dims();
-    let [out_channels, _, kernel, _] = weight.shape().dims();
+    let [out_channels, of_group, kernel, _] = weight.shape().dims();
+    let groups = in_channels / of_group;
     let (stride, padding) = (options.stride, options.padding);
     let before = options.input.as_deref().and_then(|link| Some((link, link.norm.get()?)));
     LayerCall {
-        shape: Conv2dShape { batch, height, width, in_channels, out_channels, kernel, stride, padding },
+        shape: Conv2dShape { batch, height, width, in_channels, out_channels, kernel, stride, padding, groups },
         algorithm: options.convolution.of_kernels(),
         isa: options.isa,
         storage: Storage::of::<E>(),

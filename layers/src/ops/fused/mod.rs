@@ -19,6 +19,7 @@ use burn::tensor::{Device, Tensor};
 
 use super::{BatchNormOptions, BatchNormTrain, HookedParameters, LayerOps};
 use kernels::batch_norm::Rectifier;
+use kernels::conv2d::Conv2dShape;
 use kernels::simd::Isa;
 
 pub(super) use call::{Before, LayerCall, shortcut_a};
@@ -87,7 +88,7 @@ pub struct FusedOutput<B: Backend> {
 pub struct FusedSaved<B: Backend> {
     /// `[N, H, W, C_in]`.
     pub input: FloatTensor<B>,
-    /// `[C_out, C_in, K, K]`.
+    /// `[C_out, C_in / groups, K, K]`.
     pub weight: FloatTensor<B>,
     /// `[C_out]`.
     pub gamma: FloatTensor<B>,
@@ -118,7 +119,7 @@ pub struct FusedSaved<B: Backend> {
 pub struct FusedGradients<B: Backend> {
     /// `[N, H, W, C_in]`, or any tensor if it was not needed.
     pub input: FloatTensor<B>,
-    /// `[C_out, C_in, K, K]`.
+    /// `[C_out, C_in / groups, K, K]`.
     pub weight: FloatTensor<B>,
     /// `[C_out]`, summed over this batch only.
     pub gamma: FloatTensor<B>,
@@ -131,11 +132,11 @@ pub struct FusedGradients<B: Backend> {
 /// [`LayerOps::fused_train`] on tensors of any device, differentiable on autodiff ones.
 ///
 /// # Shapes
-/// `input`: `[N, H, W, C_in]`; `weight`: `[C_out, C_in, K, K]`; `gamma`, `beta`: `[C_out]`; `residual`: as
+/// `input`: `[N, H, W, C_in]`; `weight`: `[C_out, C_in, K, K]`, depthwise `[C, 1, K, K]`; `gamma`, `beta`: `[C_out]`; `residual`: as
 /// [`FusedOptions::residual`] says; `None` without one.
 ///
 /// # Panics
-/// When the weight is not of these shapes: a convolution in groups is none of this operation's, burn's `Conv2d` computes it.
+/// When the weight is not of these shapes: other groups are none of this operation's, burn's `Conv2d` computes them.
 ///
 /// # Collective
 /// With a reducer: one sum in the forward and one in the backward pass.
@@ -147,7 +148,7 @@ pub fn fused_train(
     residual: Option<Tensor<4>>,
     options: FusedOptions,
 ) -> BatchNormTrain {
-    expect_one_group(&input, &weight);
+    expect_groups(&input, &weight);
     let residual = residual_or_nothing(residual, &options, &input.device());
     let fused = <Dispatch as LayerOps>::fused_train(
         input.into_dispatch(),
@@ -180,7 +181,7 @@ pub fn fused_inference(
     residual: Option<Tensor<4>>,
     options: FusedOptions,
 ) -> Tensor<4> {
-    expect_one_group(&input, &weight);
+    expect_groups(&input, &weight);
     let residual = residual_or_nothing(residual, &options, &input.device());
     Tensor::from_dispatch(<Dispatch as LayerOps>::fused_inference(
         input.into_dispatch(),
@@ -192,12 +193,13 @@ pub fn fused_inference(
     ))
 }
 
-fn expect_one_group(input: &Tensor<4>, weight: &Tensor<4>) {
-    let ([.., channels], [_, c_in, height, width]) = (input.dims(), weight.dims());
+fn expect_groups(input: &Tensor<4>, weight: &Tensor<4>) {
+    let ([.., channels], [c_out, of_group, height, width]) = (input.dims(), weight.dims());
+    let groups = channels / of_group.max(1);
     assert!(
-        c_in == channels && height == width,
-        "fused operation: expected a weight [C_out, {channels}, K, K] for an input of {channels} channels, got {:?}; a convolution \
-         in groups or with a kernel that is not square takes burn's Conv2d",
+        groups * of_group == channels && Conv2dShape::has_groups([channels, c_out], height, groups) && height == width,
+        "fused operation: expected a weight [C_out, {channels}, K, K], or [{channels}, 1, K, K] with K = 3, 5 or 7, for an input of \
+         {channels} channels, got {:?}; other groups and kernels that are not square take burn's Conv2d",
         weight.dims()
     );
 }

@@ -9,7 +9,6 @@ use burn::tensor::{DType, Shape, bf16};
 use kernels::arena::Block;
 use kernels::attention::Attention;
 use kernels::conv2d::{self, Addend, Algorithm, Conv2d, Conv2dShape, Epilogue};
-use kernels::depthwise::{self, DepthwiseShape};
 use kernels::pool::{self, MaxPoolShape};
 use kernels::simd::Isa;
 use kernels::{Storage, activation, layer_norm};
@@ -64,14 +63,6 @@ fn forward<E: Activation>(
             Way::Transposed.run(&conv, values, weights, bias, &mut y);
             tensor_of(y, with_last(x.shape(), conv.shape().in_channels))
         }
-        Operation::Depthwise { stride, padding } => {
-            let shape = depthwise_shape(&x, &weight, (stride, padding));
-            let mut y = ARENA.take::<E>(shape.output_len());
-            with_workspace(shape.workspace_len(), |workspace| {
-                depthwise::forward(isa, &shape, values, weights, bias, &mut y, workspace);
-            });
-            tensor_of(y, [shape.batch, shape.out_height(), shape.out_width(), shape.channels])
-        }
         Operation::LayerNorm { epsilon } => {
             let mut y = ARENA.take::<E>(values.len());
             layer_norm::forward(isa, epsilon, values, weights, bias.unwrap_or_default(), &mut y);
@@ -118,11 +109,6 @@ fn backward<E: Activation>(
             let conv = product::<E>(&x, &weight, isa);
             let [dw, db] = Way::Transposed.gradients(&conv, (values, weights, d_values), &mut dx, wanted, isa);
             (of_parameter(dw, &weight), tensor_of(db, [conv.shape().in_channels]))
-        }
-        Operation::Depthwise { stride, padding } => {
-            let shape = depthwise_shape(&x, &weight, (stride, padding));
-            let [dw, db] = depthwise_gradients(&shape, (values, weights, d_values), &mut dx, wanted, isa);
-            (of_parameter(dw, &weight), tensor_of(db, [shape.channels]))
         }
         Operation::LayerNorm { epsilon } => {
             let channels = weights.len();
@@ -212,26 +198,6 @@ impl Way {
     }
 }
 
-/// As [`Way::gradients`].
-fn depthwise_gradients<E: Activation>(
-    shape: &DepthwiseShape,
-    (x, weight, dy): (&[E], &[f32], &[E]),
-    dx: &mut [E],
-    [wants_dx, wants_dw, wants_db]: Wanted,
-    isa: Isa,
-) -> [Block<f32>; 2] {
-    let [mut dw, mut db] = [weight.len(), shape.channels].map(|len| ARENA.take::<f32>(len));
-    with_workspace(shape.workspace_len(), |workspace| {
-        if wants_dx {
-            depthwise::data_gradient(isa, shape, dy, weight, dx, workspace);
-        }
-        if wants_dw || wants_db {
-            depthwise::weight_gradient(isa, shape, x, dy, &mut dw, &mut db, workspace);
-        }
-    });
-    [dw, db]
-}
-
 fn convolution<E: Activation>(
     x: &FlexTensor,
     weight: &FlexTensor,
@@ -240,8 +206,9 @@ fn convolution<E: Activation>(
     isa: Isa,
 ) -> Conv2d {
     let [batch, height, width, in_channels] = x.shape().dims();
-    let [out_channels, _, kernel, _] = weight.shape().dims();
-    let shape = Conv2dShape { batch, height, width, in_channels, out_channels, kernel, stride, padding };
+    let [out_channels, of_group, kernel, _] = weight.shape().dims();
+    let groups = in_channels / of_group;
+    let shape = Conv2dShape { batch, height, width, in_channels, out_channels, kernel, stride, padding, groups };
     Conv2d::new(shape, algorithm.of_kernels(), isa, Storage::of::<E>())
 }
 
@@ -250,14 +217,8 @@ fn convolution<E: Activation>(
 fn product<E: Activation>(x: &FlexTensor, weight: &FlexTensor, isa: Isa) -> Conv2d {
     let [out_channels, in_channels] = weight.shape().dims();
     let width = x.shape().num_elements() / out_channels;
-    let shape = Conv2dShape { batch: 1, height: 1, width, in_channels, out_channels, kernel: 1, stride: 1, padding: 0 };
+    let shape = Conv2dShape { batch: 1, height: 1, width, in_channels, out_channels, kernel: 1, stride: 1, padding: 0, groups: 1 };
     Conv2d::new(shape, Algorithm::Auto, isa, Storage::of::<E>())
-}
-
-fn depthwise_shape(x: &FlexTensor, weight: &FlexTensor, (stride, padding): (usize, usize)) -> DepthwiseShape {
-    let [batch, height, width, channels] = x.shape().dims();
-    let [.., kernel] = weight.shape().dims::<4>();
-    DepthwiseShape { batch, height, width, channels, kernel, stride, padding }
 }
 
 fn attention_shape(x: &FlexTensor, heads: usize) -> Attention {

@@ -19,7 +19,7 @@ use crate::choices::{Computation, Convolution, Kernels};
 /// What is computed of x and two parameters.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Operation {
-    /// x `[N, H, W, C_in]`, weight `[C_out, C_in, K, K]`, bias `[C_out]`.
+    /// x `[N, H, W, C_in]`, weight `[C_out, C_in / groups, K, K]`, bias `[C_out]`.
     Convolution {
         /// Rows and columns from window to window.
         stride: usize,
@@ -27,13 +27,6 @@ pub(crate) enum Operation {
         padding: usize,
         /// Which algorithm.
         algorithm: Convolution,
-    },
-    /// x `[N, H, W, C]`, weight `[C, 1, K, K]`, bias `[C]`.
-    Depthwise {
-        /// Rows and columns from window to window.
-        stride: usize,
-        /// Zeros around the image on each side.
-        padding: usize,
     },
     /// x `[.., C_in]`, weight `[C_in, C_out]` as burn has it, bias `[C_out]`.
     Linear,
@@ -57,7 +50,6 @@ impl Operation {
     fn kernel(&self) -> Kernel {
         match self {
             Self::Convolution { .. } => Kernel::PlainConvolution,
-            Self::Depthwise { .. } => Kernel::Depthwise,
             Self::Linear => Kernel::Linear,
             Self::LayerNorm { .. } => Kernel::LayerNorm,
             Self::Activation(_) => Kernel::Activation,

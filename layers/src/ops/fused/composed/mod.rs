@@ -24,7 +24,7 @@ pub(in crate::ops) fn forward<B: LayerOps>(
     residual: FloatTensor<B>,
     options: FusedOptions,
 ) -> FusedOutput<B> {
-    let convolution = Convolution::of::<B>(&input, &options);
+    let convolution = Convolution::of::<B>(&input, &weight, &options);
     let convolved = convolution.forward::<B>(input, weight);
     let shape = convolved.shape();
     let tables = Tables::of(&shape);
@@ -48,7 +48,7 @@ pub(in crate::ops) fn inference<B: LayerOps>(
     residual: FloatTensor<B>,
     options: &FusedOptions,
 ) -> FloatTensor<B> {
-    let convolution = Convolution::of::<B>(&input, options);
+    let convolution = Convolution::of::<B>(&input, &weight, options);
     let convolved = convolution.forward::<B>(input, weight);
     let shape = convolved.shape();
     let tables = Tables::of(&shape);
@@ -65,7 +65,7 @@ pub(in crate::ops) fn backward<B: LayerOps>(
     output_gradient: FloatTensor<B>,
     options: FusedOptions,
 ) -> FusedGradients<B> {
-    let convolution = Convolution::of::<B>(&saved.input, &options);
+    let convolution = Convolution::of::<B>(&saved.input, &saved.weight, &options);
     let shape = saved.convolved.shape();
     let tables = Tables::of(&shape);
     let [dy, output, table] = [output_gradient, saved.output, saved.convolved].map(|tensor| tables.view::<B>(tensor));

@@ -208,7 +208,7 @@ fn a_convolution_given_to_burn_in_16_bits_has_its_types_and_stays_near_the_one_i
     assert!(!Flex::dtype_usage(&FlexDevice, DType::F16).contains(DTypeUsage::Accelerated));
     for (case, dtype) in CASES.iter().flat_map(|case| HALVES.map(|dtype| (case, dtype))) {
         let input = Flex::float_cast(tensor(1, [4, 10, 10, case.channels[0]], 1.0), dtype);
-        let rounded = Convolution::of::<Flex>(&input, &case.options());
+        let rounded = Convolution::of::<Flex>(&input, &case.weight(), &case.options());
         assert_eq!((rounded.stored, rounded.computed), (dtype, FloatDType::F32));
         let native = Convolution { computed: dtype, ..rounded.clone() };
         let expected = rounded.forward::<Flex>(input.clone(), case.weight());
