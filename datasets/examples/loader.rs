@@ -1,9 +1,9 @@
 //! Measures the loader alone: images a second on the host route (normalised f32) and on the device route (raw u8).
 //!
-//!     cargo run --release -p datasets --example loader -- [THREADS [FOLDER]]
+//!     cargo run --release -p datasets --example loader -- [THREADS [FOLDER [RESOLUTION]]]
 //!
 //! In: loader threads (2 if not given), and a folder `train/<class>/*`, `test/<class>/*` of images instead of CIFAR-sized pixels in
-//! memory. Out: a line for each route and augmentation.
+//! memory, brought to 32 pixels, or read at their own size for a resolution such as 224. Out: a line for each route and augmentation.
 #![allow(clippy::print_stdout, reason = "printing is its job")]
 
 use std::error::Error;
@@ -11,8 +11,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use datasets::{
-    Augment, DatasetSplits, ImageFolderConfig, ImageShape, Loader, LoaderConfig, ShardConfig, ShardPlan,
-    SyntheticConfig, image_folder, synthetic,
+    Augment, DatasetSplits, ImageFolderConfig, ImageShape, Loader, LoaderConfig, ResizedCrop, ShardConfig, ShardPlan,
+    Sizing, SyntheticConfig, image_folder, synthetic,
 };
 
 const GLOBAL_BATCH_SIZE: usize = 256;
@@ -23,8 +23,14 @@ const AT_LEAST: Duration = Duration::from_secs(2);
 fn main() -> Result<(), Box<dyn Error>> {
     let mut arguments = std::env::args().skip(1);
     let num_threads = arguments.next().map_or(Ok(2), |threads| threads.parse())?;
-    let data = match arguments.next() {
-        Some(folder) => image_folder::open(folder, &ImageFolderConfig::new(32))?,
+    let folder = arguments.next();
+    let resolution: Option<usize> = arguments.next().map(|size| size.parse()).transpose()?;
+    let data = match folder {
+        Some(folder) => {
+            let of_own_size = |size| Sizing { size, shorter_side: Some(size * 256 / 224) };
+            let sizing = resolution.map_or(Sizing::square(32), of_own_size);
+            image_folder::open(folder, &ImageFolderConfig::new(sizing))?
+        }
         None => synthetic::open(&SyntheticConfig {
             shape: ImageShape { height: 32, width: 32, channels: 3 },
             num_classes: 10,
@@ -34,7 +40,11 @@ fn main() -> Result<(), Box<dyn Error>> {
         })?,
     };
     println!("{}, {} images, {num_threads} loader threads", data.train.name(), data.train.len());
-    for augment in [Augment::None, Augment::CropFlip { pad: 4 }] {
+    let varied = match resolution {
+        Some(_) => Augment::ResizedCrop(ResizedCrop { min_scale: 0.08, max_scale: 1.0 }),
+        None => Augment::CropFlip { pad: 4 },
+    };
+    for augment in [Augment::None, varied] {
         for (route, raw) in [("host, f32", false), ("device, u8", true)] {
             let speed = images_per_second(&data, augment, raw, num_threads)?;
             println!("{route:<10} {augment:?}: {speed:.0} images/s");

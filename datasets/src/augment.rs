@@ -4,12 +4,14 @@
 //! Invariant: the draw depends on these three only, never on shard, thread or batch.
 //! Source: 4 pixels of padding, random crop, horizontal flip: arXiv 1512.03385, section 4.2.
 
-use crate::dataset::ImageShape;
+use crate::dataset::ImageDataset;
+use crate::error::DatasetError;
 use crate::random::{Purpose, Stream};
+use crate::resized_crop::ResizedCrop;
 use crate::trivial_augment::Operation;
 
 /// How training images are varied.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Augment {
     /// Images as they are.
     None,
@@ -28,6 +30,10 @@ pub enum Augment {
         /// As in `CropFlip`.
         pad: usize,
     },
+    /// A random part brought to the size of the sample, flipped left to right with probability one half.
+    ///
+    /// As torchvision's `RandomResizedCrop` then `RandomHorizontalFlip()`.
+    ResizedCrop(ResizedCrop),
 }
 
 /// Where an image is read: output pixel (y, x) is source pixel (y + dy, x' + dx), x' = W - 1 - x if flipped, else x;
@@ -53,14 +59,36 @@ impl Augment {
                 let (dy, dx) = (offset(), offset());
                 Placement { dy, dx, flip: stream.coin() }
             }
+            Self::ResizedCrop(_) => {
+                let flip = Stream::new(seed, epoch, index as u64, Purpose::Augmentation).coin();
+                Placement { flip, ..Placement::default() }
+            }
         }
     }
 
-    /// Changes the pixels `[H, W, C]` of one sample in one epoch, before it is placed.
-    pub fn change_pixels(self, seed: u64, epoch: u64, index: usize, image: &mut [u8], shape: ImageShape) {
-        if let Self::Trivial { .. } = self {
-            Operation::draw(seed, epoch, index).apply(image, shape);
+    /// Reads the pixels `[H, W, C]` of one sample in one epoch, which are yet to be placed.
+    ///
+    /// # Errors
+    /// If the data set cannot read them.
+    pub(crate) fn read(
+        self,
+        seed: u64,
+        epoch: u64,
+        index: usize,
+        dataset: &dyn ImageDataset,
+        pixels: &mut [u8],
+    ) -> Result<(), DatasetError> {
+        match self {
+            Self::None | Self::CropFlip { .. } => dataset.read_image(index, pixels)?,
+            Self::Trivial { .. } => {
+                dataset.read_image(index, pixels)?;
+                Operation::draw(seed, epoch, index).apply(pixels, dataset.image_shape());
+            }
+            Self::ResizedCrop(crop) => {
+                dataset.read_crop(index, &|size| crop.draw(seed, epoch, index, size), pixels)?;
+            }
         }
+        Ok(())
     }
 }
 

@@ -7,6 +7,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::error::DatasetError;
+use crate::resize::{CropBox, View};
 
 /// The shape of every image of a data set: u8 pixels `[H, W, C]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -23,6 +24,11 @@ impl ImageShape {
     /// The number of values of one image: H * W * C.
     pub fn num_values(self) -> usize {
         self.height * self.width * self.channels
+    }
+
+    /// H, W and C.
+    pub(crate) fn dims(self) -> [usize; 3] {
+        [self.height, self.width, self.channels]
     }
 }
 
@@ -69,6 +75,28 @@ pub trait ImageDataset: Send + Sync {
     /// If `index` is not below `len` or `pixels` has another length than the image.
     fn read_image(&self, index: usize, pixels: &mut [u8]) -> Result<(), DatasetError>;
 
+    /// Writes the pixels of a part of a sample's image, brought to the shape of every image.
+    ///
+    /// `choose` is given the width and height of the image that parts are cut of: as it is stored, where images are kept at their own
+    /// size, else `image_shape`'s.
+    ///
+    /// # Shapes
+    /// `pixels`: `[H, W, C]` of `image_shape`.
+    ///
+    /// # Errors
+    /// As [`read_image`](Self::read_image).
+    ///
+    /// # Panics
+    /// As [`read_image`](Self::read_image), and if the part does not lie within the image.
+    fn read_crop(
+        &self,
+        index: usize,
+        choose: &dyn Fn([u32; 2]) -> CropBox,
+        pixels: &mut [u8],
+    ) -> Result<(), DatasetError> {
+        crop_of_whole(self, index, choose, pixels)
+    }
+
     /// The data's identity, a sha256 in hex over shape, labels and pixels, or over labels, names and bytes of image files.
     ///
     /// It is computed at the first call and may read the whole data set.
@@ -86,6 +114,21 @@ pub trait ImageDataset: Send + Sync {
 
     /// Warnings and facts for the log, one sentence each.
     fn notes(&self) -> &[String];
+}
+
+/// As [`ImageDataset::read_crop`], of images that are kept in one shape.
+pub(crate) fn crop_of_whole<D: ImageDataset + ?Sized>(
+    dataset: &D,
+    index: usize,
+    choose: &dyn Fn([u32; 2]) -> CropBox,
+    pixels: &mut [u8],
+) -> Result<(), DatasetError> {
+    let shape = dataset.image_shape();
+    let mut whole = vec![0; shape.num_values()];
+    dataset.read_image(index, &mut whole)?;
+    let size = [shape.width as u32, shape.height as u32];
+    View::Crop(choose(size)).apply(&whole, size, shape.dims(), pixels);
+    Ok(())
 }
 
 impl fmt::Debug for dyn ImageDataset {

@@ -82,9 +82,9 @@ pub enum DatasetError {
     #[error("cannot decode the image {}: {reason}", path.display())]
     BadImage { path: PathBuf, reason: String },
 
-    /// A class folder holds no image, or none that decodes.
+    /// A class has no image, or none that decodes.
     #[error(
-        "class folder {}: expected at least one image ({extensions}), got none{}; add images or remove the folder",
+        "class {}: expected at least one image ({extensions}), got none{}; add images or leave the class out",
         path.display(),
         if *num_skipped > 0 { format!(" ({num_skipped} could not be decoded)") } else { String::new() }
     )]
@@ -92,7 +92,7 @@ pub enum DatasetError {
         path: PathBuf,
         /// The file name extensions that count as images.
         extensions: String,
-        /// How many of its files were skipped because they do not decode.
+        /// How many of its images were skipped because they do not decode.
         num_skipped: usize,
     },
 
@@ -156,4 +156,15 @@ impl DatasetError {
     pub(crate) fn config(field: &'static str, expected: impl Into<String>, got: impl ToString) -> Self {
         Self::Config { field, expected: expected.into(), got: got.to_string() }
     }
+}
+
+/// The first ten items and how many more there are.
+pub(crate) fn list(items: impl ExactSizeIterator<Item: ToString>) -> String {
+    const MAX_SHOWN: usize = 10;
+    let num_more = items.len().saturating_sub(MAX_SHOWN);
+    let mut shown: Vec<String> = items.take(MAX_SHOWN).map(|item| item.to_string()).collect();
+    if num_more > 0 {
+        shown.push(format!("and {num_more} more"));
+    }
+    shown.join("; ")
 }

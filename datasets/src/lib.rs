@@ -16,6 +16,8 @@ pub mod image_folder;
 pub mod shapes;
 pub mod synthetic;
 
+mod encoded;
+
 pub mod limited;
 
 pub mod loader;
@@ -27,6 +29,7 @@ pub mod augment;
 pub mod mix;
 pub mod normalize;
 
+mod resized_crop;
 mod trivial_augment;
 
 pub mod decode;
@@ -34,6 +37,8 @@ pub mod decode;
 mod memory;
 
 pub mod dataset;
+
+mod resize;
 
 mod random;
 
@@ -47,13 +52,16 @@ pub use augment::{Augment, Placement};
 pub use batch::{DeviceBatch, HostBatch, ImageBatch, MixedLabels, MixedTargets, Pixels, RawPixels, Targets};
 pub use cifar::Cifar;
 pub use dataset::{DatasetSplits, ImageDataset, ImageShape, Normalization};
-pub use decode::load_image;
+pub use decode::{Sizing, load_image};
+pub use encoded::OnBadImage;
 pub use error::DatasetError;
-pub use image_folder::{ImageFolderConfig, OnBadImage};
+pub use image_folder::ImageFolderConfig;
 pub use limited::Subset;
 pub use loader::{LoadedStep, Loader, LoaderConfig};
 pub use mix::Mix;
 pub use progress::{Counted, progress};
+pub use resize::CropBox;
+pub use resized_crop::ResizedCrop;
 pub use shapes::ShapesConfig;
 pub use shard::{ShardConfig, ShardPlan, StepShard};
 pub use synthetic::SyntheticConfig;

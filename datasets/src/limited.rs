@@ -12,6 +12,7 @@ use crate::dataset::{ImageDataset, ImageShape};
 use crate::error::DatasetError;
 use crate::memory::to_hex;
 use crate::random::{Purpose, Stream};
+use crate::resize::CropBox;
 
 /// The first samples of a fixed permutation that spreads the classes evenly.
 pub struct Subset {
@@ -93,6 +94,15 @@ impl ImageDataset for Subset {
 
     fn read_image(&self, index: usize, pixels: &mut [u8]) -> Result<(), DatasetError> {
         self.inner.read_image(self.indices[index], pixels)
+    }
+
+    fn read_crop(
+        &self,
+        index: usize,
+        choose: &dyn Fn([u32; 2]) -> CropBox,
+        pixels: &mut [u8],
+    ) -> Result<(), DatasetError> {
+        self.inner.read_crop(self.indices[index], choose, pixels)
     }
 
     /// The whole data set's checksum with the chosen indices.

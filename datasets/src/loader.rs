@@ -314,10 +314,8 @@ impl StepMaker {
 
     /// Reads one image, its pixels changed.
     fn read(&self, index: usize, bytes: &mut [u8]) -> Result<(), DatasetError> {
-        self.dataset.read_image(index, bytes)?;
         let LoaderConfig { augment, seed, epoch, .. } = self.config;
-        augment.change_pixels(seed, epoch, index, bytes, self.dataset.image_shape());
-        Ok(())
+        augment.read(seed, epoch, index, &*self.dataset, bytes)
     }
 
     fn placement(&self, index: usize) -> Placement {

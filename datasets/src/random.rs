@@ -22,6 +22,7 @@ pub(crate) enum Purpose {
     Subset = 5,
     Mix = 6,
     TrivialAugment = 7,
+    ResizedCrop = 8,
 }
 
 /// A stream of random numbers.

@@ -13,7 +13,7 @@ use std::path::Path;
 use burn::nn::LinearConfig;
 use burn::tensor::Device;
 use datasets::cifar::{self, Cifar};
-use datasets::{download, load_image};
+use datasets::{CropBox, ImageFolderConfig, Sizing, download, image_folder, load_image};
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use sha2::{Digest, Sha256};
@@ -81,9 +81,28 @@ pub fn image(bytes: &[u8]) {
     let path = folder.path().join("image");
     write(&path, bytes);
     let channels = if bytes.len().is_multiple_of(2) { 3 } else { 1 };
-    match load_image(&path, 8, channels) {
-        Err(error) => names(&error.to_string(), &path),
-        Ok(pixels) => assert_eq!(pixels.len(), 64 * channels),
+    for shorter_side in [None, Some(9)] {
+        match load_image(&path, Sizing { size: 8, shorter_side }, channels) {
+            Err(error) => names(&error.to_string(), &path),
+            Ok(pixels) => assert_eq!(pixels.len(), 64 * channels),
+        }
+    }
+    crop(bytes);
+}
+
+/// The decoder of a part of an image.
+fn crop(bytes: &[u8]) {
+    let folder = folder();
+    for class in ["train/a", "train/b", "test/a", "test/b"] {
+        let dir = folder.path().join(class);
+        fs::create_dir_all(&dir).expect("a folder in a folder of our own");
+        write(&dir.join("image.jpg"), bytes);
+    }
+    let config = ImageFolderConfig::new(Sizing { size: 8, shorter_side: Some(9) });
+    let train = image_folder::open(folder.path(), &config).expect("files that nobody has looked into").train;
+    let upper_half = |[width, height]: [u32; 2]| CropBox { left: 0, top: 0, width, height: height.div_ceil(2) };
+    if let Err(error) = train.read_crop(0, &upper_half, &mut [0; 192]) {
+        names(&error.to_string(), folder.path());
     }
 }
 

@@ -1,10 +1,12 @@
 //! From an image file to u8 pixels of one size.
 //!
-//! In: a JPEG, PNG, BMP or WebP file of any size and colour type. Out: u8 `[H, W, C]`.
+//! In: a JPEG, PNG, BMP or WebP file of any size and colour type, and a [`Sizing`] or a choice of its part. Out: u8 `[H, W, C]`.
 //! Invariant: a file that does not decode whole is an error that names its path; a hostile one cannot claim the memory.
 
+mod jpeg;
+
 use std::io::Cursor;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use image::imageops::{self, FilterType};
 use image::{DynamicImage, ImageError, ImageFormat, ImageReader, Limits};
@@ -12,6 +14,7 @@ use image::{DynamicImage, ImageError, ImageFormat, ImageReader, Limits};
 use crate::dataset::ImageShape;
 use crate::error::DatasetError;
 use crate::file::read_whole;
+use crate::resize::{CropBox, View};
 
 /// The file name extensions that count as images, in lower case.
 pub const EXTENSIONS: [&str; 5] = ["jpg", "jpeg", "png", "bmp", "webp"];
@@ -29,9 +32,40 @@ const SMALL_ALLOC_BYTES: u64 = 64 << 20;
 /// many; WebP knows no such bound, so this keeps its headers honest.
 const MAX_EXPANSION: u64 = 2048;
 
+/// How an image of any size is brought to the height and width of a sample.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sizing {
+    /// Height and width of the sample, in pixels.
+    pub size: usize,
+    /// The length to which the shorter side of the image is brought before its middle is cut out, as torchvision's `Resize` and
+    /// `CenterCrop` do; `None` brings the largest centred square to `size`.
+    pub shorter_side: Option<usize>,
+}
+
+impl Sizing {
+    /// The largest centred square, brought to `size` x `size`.
+    pub fn square(size: usize) -> Self {
+        Self { size, shorter_side: None }
+    }
+
+    /// Whether images can be brought to this size.
+    pub(crate) fn check(self) -> Result<(), DatasetError> {
+        let max = MAX_SIDE as usize;
+        if !(1..=max).contains(&self.size) {
+            return Err(DatasetError::config("image size", format!("1 to {MAX_SIDE} pixels"), self.size));
+        }
+        match self.shorter_side.filter(|side| !(self.size..=max).contains(side)) {
+            None => Ok(()),
+            Some(side) => {
+                Err(DatasetError::config("shorter side", format!("{} to {MAX_SIDE} pixels", self.size), side))
+            }
+        }
+    }
+}
+
 /// Reads one image file as the image-folder data set would: for predictions on single files.
 ///
-/// The largest centred square is resized to `size` x `size` (triangle filter, antialiased when it shrinks). Grey, alpha, 16-bit
+/// With [`Sizing::square`] the largest centred square is resized (triangle filter, antialiased when it shrinks). Grey, alpha, 16-bit
 /// and CMYK images are converted; alpha is dropped and an EXIF orientation ignored, as Pillow's `convert("RGB")` does.
 ///
 /// # Shapes
@@ -39,17 +73,17 @@ const MAX_EXPANSION: u64 = 2048;
 ///
 /// # Errors
 /// If the file cannot be read or decoded whole, is no regular file, exceeds 16,384 pixels a side or 512 MiB (less for a small
-/// file), `size` is not in 1..=16,384, or `channels` is neither 1 nor 3.
-pub fn load_image(path: impl AsRef<Path>, size: usize, channels: usize) -> Result<Vec<u8>, DatasetError> {
+/// file), a length of `sizing` is not in 1..=16,384, or `channels` is neither 1 nor 3.
+pub fn load_image(path: impl AsRef<Path>, sizing: Sizing, channels: usize) -> Result<Vec<u8>, DatasetError> {
     let path = path.as_ref();
-    check_size(size)?;
+    sizing.check()?;
     if channels != 1 && channels != 3 {
         return Err(DatasetError::config("image channels", "1 (grey) or 3 (RGB)", channels));
     }
-    let shape = ImageShape { height: size, width: size, channels };
+    let shape = ImageShape { height: sizing.size, width: sizing.size, channels };
     let bytes = read_image_file(path)?;
     let mut pixels = vec![0; shape.num_values()];
-    decode_into(&bytes, path, shape, &mut pixels)?;
+    decode_into(bytes, &|| path.to_path_buf(), shape, sizing, &mut pixels)?;
     Ok(pixels)
 }
 
@@ -58,18 +92,19 @@ pub(crate) fn read_image_file(path: &Path) -> Result<Vec<u8>, DatasetError> {
     read_whole(path, MAX_ALLOC_BYTES)
 }
 
-/// Whether images can be brought to `size` x `size`.
-pub(crate) fn check_size(size: usize) -> Result<(), DatasetError> {
-    if (1..=MAX_SIDE as usize).contains(&size) {
-        return Ok(());
+/// Decodes the bytes of an image, which errors call `path`, into `pixels`, `[H, W, C]` of `shape`, whose height and width are those of `sizing`.
+pub(crate) fn decode_into(
+    bytes: Vec<u8>,
+    path: &dyn Fn() -> PathBuf,
+    shape: ImageShape,
+    sizing: Sizing,
+    pixels: &mut [u8],
+) -> Result<(), DatasetError> {
+    if let Some(side) = sizing.shorter_side {
+        return decode_view(bytes, path, shape, &|_| View::Middle { shorter_side: side as u32 }, pixels);
     }
-    Err(DatasetError::config("image size", format!("1 to {MAX_SIDE} pixels"), size))
-}
-
-/// Decodes the bytes of the file at `path` into `pixels`, `[H, W, C]` of `shape` with H = W.
-pub(crate) fn decode_into(bytes: &[u8], path: &Path, shape: ImageShape, pixels: &mut [u8]) -> Result<(), DatasetError> {
-    let square = decode_square(bytes, shape.height as u32)
-        .map_err(|reason| DatasetError::BadImage { path: path.to_path_buf(), reason })?;
+    let square =
+        decode_square(&bytes, shape.height as u32).map_err(|reason| DatasetError::BadImage { path: path(), reason })?;
     match shape.channels {
         1 => pixels.copy_from_slice(square.into_luma8().as_raw()),
         _ => pixels.copy_from_slice(square.into_rgb8().as_raw()),
@@ -77,31 +112,53 @@ pub(crate) fn decode_into(bytes: &[u8], path: &Path, shape: ImageShape, pixels: 
     Ok(())
 }
 
-fn decode_square(bytes: &[u8], size: u32) -> Result<DynamicImage, String> {
-    let mut limits = Limits::default();
-    limits.max_image_width = Some(MAX_SIDE);
-    limits.max_image_height = Some(MAX_SIDE);
-    let max_alloc = MAX_ALLOC_BYTES.min(SMALL_ALLOC_BYTES + MAX_EXPANSION * bytes.len() as u64);
-    limits.max_alloc = Some(max_alloc);
-    // The content tells the format, since the extension is sometimes wrong.
-    let mut reader = ImageReader::new(Cursor::new(bytes)).with_guessed_format().map_err(|error| error.to_string())?;
-    reader.limits(limits);
-    if reader.format() == Some(ImageFormat::Jpeg) && !jpeg_is_whole(bytes) {
-        return Err("the JPEG file is truncated: it has no end-of-image marker".into());
+/// Decodes the part that is chosen by the width and height of an image; of a JPEG not the rows below it.
+pub(crate) fn decode_crop(
+    bytes: Vec<u8>,
+    path: &dyn Fn() -> PathBuf,
+    shape: ImageShape,
+    choose: &dyn Fn([u32; 2]) -> CropBox,
+    pixels: &mut [u8],
+) -> Result<(), DatasetError> {
+    decode_view(bytes, path, shape, &|size| View::Crop(choose(size)), pixels)
+}
+
+fn decode_view(
+    mut bytes: Vec<u8>,
+    path: &dyn Fn() -> PathBuf,
+    shape: ImageShape,
+    choose: &dyn Fn([u32; 2]) -> View,
+    pixels: &mut [u8],
+) -> Result<(), DatasetError> {
+    let bad = |reason| DatasetError::BadImage { path: path(), reason };
+    let frame = jpeg::Frame::find(&bytes).filter(|frame| frame.size()[1] <= MAX_SIDE && jpeg::is_whole(&bytes));
+    let before = frame.map(|frame| {
+        let view = choose(frame.size());
+        frame.keep_rows(&mut bytes, view.bottom(frame.size()[1]));
+        (frame.size(), view)
+    });
+    let image = decode_whole(&bytes).map_err(bad)?;
+    let (size, view) = before.unwrap_or_else(|| {
+        let size = [image.width(), image.height()];
+        (size, choose(size))
+    });
+    if image.width() != size[0] || image.height() < view.bottom(size[1]) {
+        let (width, height) = (image.width(), image.height());
+        return Err(bad(format!("expected {} x {} pixels by its header, got {width} x {height}", size[0], size[1])));
     }
-    let image = reader.decode().map_err(|error| match error {
-        ImageError::Limits(_) => format!(
-            "{error}: expected at most {MAX_SIDE} pixels a side and {} MiB from a file of {} bytes",
-            max_alloc >> 20,
-            bytes.len()
-        ),
-        error => error.to_string(),
-    })?;
+    let rows = match shape.channels {
+        1 => image.into_luma8().into_raw(),
+        _ => image.into_rgb8().into_raw(),
+    };
+    view.apply(&rows, size, shape.dims(), pixels);
+    Ok(())
+}
+
+/// The largest centred square, brought to `size` x `size`.
+fn decode_square(bytes: &[u8], size: u32) -> Result<DynamicImage, String> {
+    let image = decode_whole(bytes)?;
     let (width, height) = (image.width(), image.height());
     let side = width.min(height);
-    if side == 0 {
-        return Err(format!("the image is empty: {width}x{height} pixels"));
-    }
     // The crop comes first, so that a long thin image cannot be blown up to size x (size * length).
     let square =
         if width == height { image } else { image.crop_imm((width - side) / 2, (height - side) / 2, side, side) };
@@ -112,29 +169,32 @@ fn decode_square(bytes: &[u8], size: u32) -> Result<DynamicImage, String> {
     Ok(DynamicImage::ImageRgb8(imageops::resize(&square.into_rgb8(), size, size, FilterType::Triangle)))
 }
 
-/// Whether an end-of-image marker follows the start of the scan.
-///
-/// The decoder fills what is missing of a truncated file with grey and reports nothing. Inside a scan 0xFF is always escaped, so
-/// the marker's bytes cannot be data; before the scan they could (an EXIF thumbnail is a JPEG), so segments are skipped.
-fn jpeg_is_whole(bytes: &[u8]) -> bool {
-    const START_OF_SCAN: u8 = 0xDA;
-    let mut position = 2;
-    while let Some(&[0xFF, marker]) = bytes.get(position..position + 2) {
-        if marker == 0xFF {
-            position += 1; // A fill byte before a marker.
-            continue;
-        }
-        let Some(&[high, low]) = bytes.get(position + 2..position + 4) else {
-            return false;
-        };
-        position += 2 + usize::from(u16::from_be_bytes([high, low]));
-        if marker == START_OF_SCAN {
-            let scan = bytes.get(position..).unwrap_or_default();
-            return scan.windows(2).any(|pair| pair == [0xFF, 0xD9]);
-        }
+/// All pixels of a file; there is at least one.
+fn decode_whole(bytes: &[u8]) -> Result<DynamicImage, String> {
+    let mut limits = Limits::default();
+    limits.max_image_width = Some(MAX_SIDE);
+    limits.max_image_height = Some(MAX_SIDE);
+    let max_alloc = MAX_ALLOC_BYTES.min(SMALL_ALLOC_BYTES + MAX_EXPANSION * bytes.len() as u64);
+    limits.max_alloc = Some(max_alloc);
+    // The content tells the format, since the extension is sometimes wrong.
+    let mut reader = ImageReader::new(Cursor::new(bytes)).with_guessed_format().map_err(|error| error.to_string())?;
+    reader.limits(limits);
+    if reader.format() == Some(ImageFormat::Jpeg) && !jpeg::is_whole(bytes) {
+        return Err("the JPEG file is truncated: it has no end-of-image marker".into());
     }
-    // Whatever this is, the decoder has an error for it.
-    position < bytes.len()
+    let image = reader.decode().map_err(|error| match error {
+        ImageError::Limits(_) => format!(
+            "{error}: expected at most {MAX_SIDE} pixels a side and {} MiB from a file of {} bytes",
+            max_alloc >> 20,
+            bytes.len()
+        ),
+        error => error.to_string(),
+    })?;
+    match (image.width(), image.height()) {
+        (0, height) => Err(format!("the image is empty: 0x{height} pixels")),
+        (width, 0) => Err(format!("the image is empty: {width}x0 pixels")),
+        _ => Ok(image),
+    }
 }
 
 #[cfg(test)]

@@ -18,7 +18,7 @@ fn pixels_of_the_right_size_are_kept_exactly() {
     for name in ["image.png", "image.bmp", "image.webp"] {
         let path = folder.path().join(name);
         image.save(&path).unwrap();
-        assert_eq!(load_image(&path, 4, 3).unwrap(), *image.as_raw(), "{name}");
+        assert_eq!(load_image(&path, Sizing::square(4), 3).unwrap(), *image.as_raw(), "{name}");
     }
 }
 
@@ -28,7 +28,7 @@ fn odd_colour_types_become_rgb() {
     let save = |image: DynamicImage, name: &str| {
         let path = folder.path().join(name);
         image.save(&path).unwrap();
-        load_image(path, 2, 3).unwrap()
+        load_image(path, Sizing::square(2), 3).unwrap()
     };
     let grey = GrayImage::from_pixel(2, 2, Luma([9]));
     assert_eq!(save(grey.into(), "grey.png"), [9; 12]);
@@ -43,8 +43,11 @@ fn rgb_becomes_grey_when_asked_for() {
     let path = folder();
     let path = path.path().join("image.png");
     RgbImage::from_pixel(3, 3, Rgb([8; 3])).save(&path).unwrap();
-    assert_eq!(load_image(&path, 3, 1).unwrap(), [8; 9]);
-    assert_eq!(load_image(&path, 3, 2).unwrap_err().to_string(), "image channels: expected 1 (grey) or 3 (RGB), got 2");
+    assert_eq!(load_image(&path, Sizing::square(3), 1).unwrap(), [8; 9]);
+    assert_eq!(
+        load_image(&path, Sizing::square(3), 2).unwrap_err().to_string(),
+        "image channels: expected 1 (grey) or 3 (RGB), got 2"
+    );
 }
 
 #[test]
@@ -55,7 +58,7 @@ fn the_centre_square_is_resized() {
     let image = RgbImage::from_fn(24, 8, |x, _| Rgb([if x / 8 == 1 { 255 } else { 0 }; 3]));
     image.save(&path).unwrap();
     for size in [4, 8, 16] {
-        let pixels = load_image(&path, size, 3).unwrap();
+        let pixels = load_image(&path, Sizing::square(size), 3).unwrap();
         assert_eq!(pixels, vec![255; size * size * 3]);
     }
 }
@@ -66,7 +69,7 @@ fn a_wrong_extension_does_not_matter() {
     let path = folder.path().join("image.jpg");
     let image = RgbImage::from_pixel(2, 2, Rgb([5; 3]));
     image.save_with_format(&path, ImageFormat::Png).unwrap();
-    assert_eq!(load_image(path, 2, 3).unwrap(), [5; 12]);
+    assert_eq!(load_image(path, Sizing::square(2), 3).unwrap(), [5; 12]);
 }
 
 #[test]
@@ -77,10 +80,10 @@ fn a_file_cut_at_any_place_is_an_error_that_names_it() {
         let path = folder.path().join(name);
         image.save(&path).unwrap();
         let whole = fs::read(&path).unwrap();
-        assert!(load_image(&path, 16, 3).is_ok(), "{name}");
+        assert!(load_image(&path, Sizing::square(16), 3).is_ok(), "{name}");
         for len in [0, 1, 2, 10, whole.len() / 2, whole.len() * 9 / 10] {
             fs::write(&path, &whole[..len]).unwrap();
-            let error = load_image(&path, 16, 3).unwrap_err().to_string();
+            let error = load_image(&path, Sizing::square(16), 3).unwrap_err().to_string();
             assert!(error.contains(name), "{len} bytes: {error}");
         }
     }
@@ -91,11 +94,11 @@ fn bytes_after_the_end_of_a_jpeg_are_ignored() {
     let folder = folder();
     let path = folder.path().join("image.jpg");
     RgbImage::from_pixel(8, 8, Rgb([100; 3])).save(&path).unwrap();
-    let pixels = load_image(&path, 8, 3).unwrap();
+    let pixels = load_image(&path, Sizing::square(8), 3).unwrap();
     let mut bytes = fs::read(&path).unwrap();
     bytes.extend([0; 100]);
     fs::write(&path, bytes).unwrap();
-    assert_eq!(load_image(&path, 8, 3).unwrap(), pixels);
+    assert_eq!(load_image(&path, Sizing::square(8), 3).unwrap(), pixels);
 }
 
 #[test]
@@ -112,12 +115,74 @@ fn a_decompression_bomb_is_refused() {
     bytes[26] = 1;
     bytes[28] = 24;
     fs::write(&path, bytes).unwrap();
-    let error = load_image(&path, 32, 3).unwrap_err().to_string();
+    let error = load_image(&path, Sizing::square(32), 3).unwrap_err().to_string();
     assert!(error.contains("bomb.bmp"), "{error}");
 }
 
 #[test]
 fn a_missing_file_is_named() {
-    let error = load_image("no/such.png", 8, 3).unwrap_err().to_string();
+    let error = load_image("no/such.png", Sizing::square(8), 3).unwrap_err().to_string();
     assert!(error.starts_with("cannot read no/such.png: "), "{error}");
+}
+
+fn part_of(name: &str) -> std::path::PathBuf {
+    std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/images/resize").join(name)
+}
+
+#[test]
+fn the_rows_of_a_jpeg_are_the_same_whether_or_not_those_below_are_decoded() {
+    for (name, is_cut) in [("444", 1), ("422", 1), ("420", 1), ("restarts", 1), ("grey", 1), ("progressive", 0)] {
+        let path = part_of(&format!("rows_{name}.jpg"));
+        let bytes = fs::read(&path).unwrap();
+        let whole = decode_whole(&bytes).unwrap().into_rgb8();
+        let [width, height] = [45, 70];
+        assert_eq!(whole.dimensions(), (width, height), "{name}");
+        assert_eq!(usize::from(jpeg::Frame::find(&bytes).is_some()), is_cut, "{name}");
+        for bottom in 1..=height {
+            let shape = ImageShape { height: bottom as usize, width: 45, channels: 3 };
+            let mut pixels = vec![0; shape.num_values()];
+            let choose = |size| {
+                assert_eq!(size, [width, height]);
+                CropBox { left: 0, top: 0, width, height: bottom }
+            };
+            decode_crop(bytes.clone(), &|| path.clone(), shape, &choose, &mut pixels).unwrap();
+            assert!(pixels == whole.as_raw()[..pixels.len()], "{name}: {bottom} rows");
+        }
+    }
+}
+
+#[test]
+fn only_the_wanted_rows_of_a_jpeg_are_decoded() {
+    let mut bytes = fs::read(part_of("rows_420.jpg")).unwrap();
+    for (rows, decoded) in [(1, 16), (15, 16), (16, 32), (47, 48), (48, 64), (64, 70), (70, 70)] {
+        let mut cut = bytes.clone();
+        jpeg::Frame::find(&bytes).unwrap().keep_rows(&mut cut, rows);
+        assert_eq!(decode_whole(&cut).unwrap().height(), decoded, "{rows}");
+    }
+    bytes.truncate(bytes.len() / 2);
+    let error = decode_crop(
+        bytes,
+        &|| "cut.jpg".into(),
+        ImageShape { height: 2, width: 2, channels: 3 },
+        &|_| CropBox { left: 0, top: 0, width: 2, height: 2 },
+        &mut [0; 12],
+    );
+    let text = error.unwrap_err().to_string();
+    assert!(text.contains("cut.jpg") && text.contains("truncated"), "{text}");
+}
+
+#[test]
+fn an_image_of_its_own_size_is_what_torchvision_makes_of_it_whatever_its_format() {
+    let folder = folder();
+    let sizing = Sizing { size: 16, shorter_side: Some(20) };
+    let image = RgbImage::from_fn(30, 50, |x, y| Rgb([(x * 8) as u8, (y * 5) as u8, 9]));
+    let mut expected = vec![0; 16 * 16 * 3];
+    View::Middle { shorter_side: 20 }.apply(image.as_raw(), [30, 50], [16, 16, 3], &mut expected);
+    for name in ["image.png", "image.bmp", "image.webp"] {
+        let path = folder.path().join(name);
+        image.save(&path).unwrap();
+        assert_eq!(load_image(&path, sizing, 3).unwrap(), expected, "{name}");
+    }
+    let error = load_image("image.png", Sizing { size: 16, shorter_side: Some(15) }, 3).unwrap_err();
+    assert_eq!(error.to_string(), "shorter side: expected 16 to 16384 pixels, got 15");
 }

@@ -5,35 +5,27 @@
 //! have the same classes; no file is dropped without a note that names it.
 
 mod scan;
-mod split;
+mod source;
 
 use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 use std::thread;
 
-use crate::dataset::{DatasetSplits, ImageDataset, ImageShape, Normalization};
-use crate::decode::check_size;
+use crate::dataset::{DatasetSplits, ImageDataset, Normalization};
+use crate::decode::Sizing;
+use crate::encoded::{Contents, EncodedDataset, OnBadImage, Reading};
 use crate::error::DatasetError;
 use scan::{ScannedSplit, scan_split};
-use split::FolderDataset;
-
-/// What happens with an image file that cannot be decoded.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum OnBadImage {
-    /// Opening (or, if decoded on demand, reading) fails and names the file.
-    #[default]
-    Fail,
-    /// The file is left out; the notes give the count and the paths.
-    Skip,
-}
+use source::FolderSource;
 
 /// How a folder of images is read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ImageFolderConfig {
-    /// Height and width to which all images are brought, in pixels.
-    pub size: usize,
-    /// Decoded images are kept if both splits together need no more than this; else each read decodes its file.
+    /// How all images are brought to one height and width.
+    pub sizing: Sizing,
+    /// Decoded images are kept if both splits together need no more than this; else each read decodes its file. Of images that
+    /// [keep their own size](Sizing::shorter_side) none is.
     pub memory_limit_bytes: u64,
     /// What happens with a file that cannot be decoded.
     pub on_bad_image: OnBadImage,
@@ -43,10 +35,10 @@ pub struct ImageFolderConfig {
 }
 
 impl ImageFolderConfig {
-    /// Images of `size` x `size`, kept in memory up to 4 GiB, failing on bad files, decoded on all processors.
-    pub fn new(size: usize) -> Self {
+    /// Images brought to one size, kept in memory up to 4 GiB, failing on bad files, decoded on all processors.
+    pub fn new(sizing: Sizing) -> Self {
         Self {
-            size,
+            sizing,
             memory_limit_bytes: 4 << 30,
             on_bad_image: OnBadImage::Fail,
             num_threads: thread::available_parallelism().map_or(1, usize::from),
@@ -56,7 +48,7 @@ impl ImageFolderConfig {
 
 /// Opens a folder of images.
 ///
-/// Images are brought to `size` as by [`load_image`](crate::load_image) and normalised with ImageNet's statistics. If they
+/// Images are brought to their size as by [`load_image`](crate::load_image) and normalised with ImageNet's statistics. If they
 /// fit into memory they are decoded now; else with [`OnBadImage::Skip`] every file is decoded once to find the bad ones, and with
 /// [`OnBadImage::Fail`] a bad file is found when it is read. If there is `test` as well as `val`, `test` is used.
 ///
@@ -68,31 +60,35 @@ impl ImageFolderConfig {
 /// torchvision's `ImageFolder` opens one split, descends into subfolders of a class and leaves the resizing to a transform.
 pub fn open(dir: impl AsRef<Path>, config: &ImageFolderConfig) -> Result<DatasetSplits, DatasetError> {
     let dir = dir.as_ref();
-    check_size(config.size)?;
+    config.sizing.check()?;
     if config.num_threads == 0 {
         return Err(DatasetError::config("num_threads", "at least 1", 0));
     }
     let mut train = scan_split(dir, &["train"])?;
     let mut test = scan_split(dir, &["test", "val"])?;
     check_classes(dir, &train, &test)?;
-    let shape = ImageShape { height: config.size, width: config.size, channels: 3 };
     let num_files = (train.files.len() + test.files.len()) as u64;
-    let needed_bytes = num_files.saturating_mul(shape.num_values() as u64);
-    let keep = needed_bytes <= config.memory_limit_bytes;
-    let how = if keep {
-        format!("kept in memory ({} for both splits)", Mebibytes(needed_bytes))
-    } else {
-        format!(
+    let needed_bytes = num_files.saturating_mul(3 * (config.sizing.size as u64).pow(2));
+    let keep = config.sizing.shorter_side.is_none() && needed_bytes <= config.memory_limit_bytes;
+    let how = match config.sizing.shorter_side {
+        Some(_) => "decoded on demand, each at its own size".to_owned(),
+        None if keep => format!("kept in memory ({} for both splits)", Mebibytes(needed_bytes)),
+        None => format!(
             "decoded on demand (both splits would need {}, the limit is {})",
             Mebibytes(needed_bytes),
             Mebibytes(config.memory_limit_bytes)
-        )
+        ),
     };
     for split in [&mut train, &mut test] {
         split.notes.push(format!("{} image files, {how}", split.files.len()));
     }
+    let ImageFolderConfig { sizing, on_bad_image, num_threads, .. } = *config;
     let open_split = |split: ScannedSplit| -> Result<Arc<dyn ImageDataset>, DatasetError> {
-        Ok(Arc::new(FolderDataset::open(split, shape, keep, config)?))
+        let ScannedSplit { dir, class_names, files, labels, notes } = split;
+        let name = format!("image-folder {}", dir.file_name().unwrap_or_default().to_string_lossy());
+        let contents = Contents { name, class_names, labels, notes };
+        let reading = Reading { sizing, keep, on_bad_image, num_threads };
+        Ok(Arc::new(EncodedDataset::open(FolderSource { dir, files }, contents, reading)?))
     };
     Ok(DatasetSplits { train: open_split(train)?, test: open_split(test)?, normalization: Normalization::imagenet() })
 }

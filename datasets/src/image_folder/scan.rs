@@ -7,24 +7,19 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::decode::EXTENSIONS;
-use crate::error::DatasetError;
+use crate::error::{DatasetError, list};
 
 /// The files of a split before any is opened.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct ScannedSplit {
     /// The folder of the split.
     pub(super) dir: PathBuf,
     pub(super) class_names: Vec<String>,
     /// Sorted by class, then by name.
-    pub(super) files: Vec<ImageFile>,
+    pub(super) files: Vec<PathBuf>,
+    /// Of each file.
+    pub(super) labels: Vec<u16>,
     pub(super) notes: Vec<String>,
-}
-
-/// One image file.
-#[derive(Clone, Debug)]
-pub(super) struct ImageFile {
-    pub(super) path: PathBuf,
-    pub(super) label: u16,
 }
 
 /// Scans the first folder of `root` that has one of the `names`.
@@ -53,20 +48,25 @@ pub(super) fn scan_split(root: &Path, names: &[&str]) -> Result<ScannedSplit, Da
     if class_dirs.len() > 1 << 16 {
         return Err(DatasetError::config("number of class folders", "at most 65536", class_dirs.len()));
     }
-    let mut split = ScannedSplit { dir: dir.clone(), class_names: Vec::new(), files: Vec::new(), notes: Vec::new() };
+    let mut split = ScannedSplit { dir: dir.clone(), ..ScannedSplit::default() };
     for (label, class_dir) in class_dirs.iter().enumerate() {
         let (images, others): (Vec<PathBuf>, Vec<PathBuf>) =
             visible_entries(class_dir)?.into_iter().partition(|path| has_image_extension(path) && path.is_file());
         ignored.extend(others);
         if images.is_empty() {
-            return Err(empty_class(class_dir, 0));
+            return Err(DatasetError::EmptyClass {
+                path: class_dir.clone(),
+                extensions: EXTENSIONS.join(", "),
+                num_skipped: 0,
+            });
         }
         let label = label as u16;
         let Some(name) = class_dir.file_name().and_then(OsStr::to_str) else {
             return Err(DatasetError::ClassFolderName { path: class_dir.clone() });
         };
         split.class_names.push(name.to_owned());
-        split.files.extend(images.into_iter().map(|path| ImageFile { path, label }));
+        split.labels.extend(images.iter().map(|_| label));
+        split.files.extend(images);
     }
     if !ignored.is_empty() {
         split.notes.push(format!(
@@ -80,22 +80,6 @@ pub(super) fn scan_split(root: &Path, names: &[&str]) -> Result<ScannedSplit, Da
         split.notes.push(format!("{} is used, {} is not", used.display(), other.display()));
     }
     Ok(split)
-}
-
-/// The error for a class folder without (good) images.
-pub(super) fn empty_class(class_dir: &Path, num_skipped: usize) -> DatasetError {
-    DatasetError::EmptyClass { path: class_dir.to_path_buf(), extensions: EXTENSIONS.join(", "), num_skipped }
-}
-
-/// The first ten items and how many more there are.
-pub(super) fn list(items: impl ExactSizeIterator<Item: ToString>) -> String {
-    const MAX_SHOWN: usize = 10;
-    let num_more = items.len().saturating_sub(MAX_SHOWN);
-    let mut shown: Vec<String> = items.take(MAX_SHOWN).map(|item| item.to_string()).collect();
-    if num_more > 0 {
-        shown.push(format!("and {num_more} more"));
-    }
-    shown.join("; ")
 }
 
 /// A folder's entries sorted by name; hidden ones are none of ours.

@@ -35,7 +35,7 @@ fn folder() -> TempDir {
 }
 
 fn config() -> ImageFolderConfig {
-    ImageFolderConfig { num_threads: 2, ..ImageFolderConfig::new(2) }
+    ImageFolderConfig { num_threads: 2, ..ImageFolderConfig::new(Sizing::square(2)) }
 }
 
 fn on_demand() -> ImageFolderConfig {
@@ -101,7 +101,7 @@ fn the_checksum_depends_on_content_names_and_size_alone() {
     let first = checksum(&config());
     assert_eq!(checksum(&on_demand()), first);
     assert_eq!(checksum(&skipping(on_demand())), first);
-    assert_ne!(checksum(&ImageFolderConfig { size: 3, ..config() }), first);
+    assert_ne!(checksum(&ImageFolderConfig { sizing: Sizing::square(3), ..config() }), first);
     fs::rename(root.path().join("train/cat/2.png"), root.path().join("train/cat/3.png")).unwrap();
     let renamed = checksum(&config());
     assert_ne!(renamed, first);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use burn::tensor::Device;
 use datasets::{
     Augment, DeviceBatch, HostBatch, ImageShape, LoadedStep, Loader, LoaderConfig, Normalization, Pixels, Placement,
-    RawPixels, ShardConfig, ShardPlan, SyntheticConfig, normalize::NormalizationTable, synthetic,
+    RawPixels, ResizedCrop, ShardConfig, ShardPlan, SyntheticConfig, normalize::NormalizationTable, synthetic,
 };
 
 const NUM_SAMPLES: usize = 29;
@@ -67,7 +67,8 @@ fn assert_routes_are_equal(shape: ImageShape, augment: Augment, seed: u64, shard
 #[test]
 fn the_device_makes_the_images_of_the_host_bit_by_bit() {
     for channels in [1, 3] {
-        for augment in [Augment::None, Augment::CropFlip { pad: 4 }, Augment::CropFlip { pad: 11 }] {
+        let resized = Augment::ResizedCrop(ResizedCrop { min_scale: 0.08, max_scale: 1.0 });
+        for augment in [Augment::None, Augment::CropFlip { pad: 4 }, Augment::CropFlip { pad: 11 }, resized] {
             for seed in [0, 1, 2, 77] {
                 assert_routes_are_equal(ImageShape { height: 8, width: 6, channels }, augment, seed, (0, 1));
             }

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "test code")]
 
+mod any_size;
 mod device_route;
 mod loader;
 mod odd_folders;

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use datasets::image_folder::open;
-use datasets::{DatasetSplits, ImageFolderConfig, OnBadImage};
+use datasets::{DatasetSplits, ImageFolderConfig, OnBadImage, Sizing};
 use image::{Rgb, RgbImage};
 use tempfile::TempDir;
 
@@ -33,7 +33,7 @@ fn folder() -> TempDir {
 
 /// Opened with images in memory and with images decoded on demand: both must see the same.
 fn opened(root: &TempDir) -> DatasetSplits {
-    let config = ImageFolderConfig { num_threads: 2, ..ImageFolderConfig::new(2) };
+    let config = ImageFolderConfig { num_threads: 2, ..ImageFolderConfig::new(Sizing::square(2)) };
     let on_demand = open(root.path(), &ImageFolderConfig { memory_limit_bytes: 0, ..config.clone() }).unwrap();
     let splits = open(root.path(), &config).unwrap();
     assert_eq!(on_demand.train.checksum(), splits.train.checksum());
@@ -44,7 +44,7 @@ fn opened(root: &TempDir) -> DatasetSplits {
 }
 
 fn message(root: &TempDir) -> String {
-    open(root.path(), &ImageFolderConfig::new(2)).unwrap_err().to_string()
+    open(root.path(), &ImageFolderConfig::new(Sizing::square(2))).unwrap_err().to_string()
 }
 
 /// The first note says what was ignored.
@@ -66,7 +66,7 @@ fn an_empty_file_is_refused_or_skipped_as_any_that_does_not_decode() {
     let root = folder();
     fs::write(root.path().join("train/cat/b.png"), "").unwrap();
     assert!(message(&root).contains("b.png"));
-    let config = ImageFolderConfig { on_bad_image: OnBadImage::Skip, ..ImageFolderConfig::new(2) };
+    let config = ImageFolderConfig { on_bad_image: OnBadImage::Skip, ..ImageFolderConfig::new(Sizing::square(2)) };
     let splits = open(root.path(), &config).unwrap();
     assert_eq!(splits.train.len(), 2);
     assert!(splits.train.notes().last().unwrap().starts_with("1 of 3 image files were skipped"));
@@ -104,7 +104,7 @@ fn folders_without_any_image_are_refused_and_named() {
 fn an_image_size_out_of_range_is_refused() {
     let root = folder();
     for size in [0, 16_385, usize::MAX] {
-        let text = open(root.path(), &ImageFolderConfig::new(size)).unwrap_err().to_string();
+        let text = open(root.path(), &ImageFolderConfig::new(Sizing::square(size))).unwrap_err().to_string();
         assert_eq!(text, format!("image size: expected 1 to 16384 pixels, got {size}"));
     }
 }
@@ -127,7 +127,7 @@ mod unix {
     #[test]
     fn a_pipe_that_takes_the_place_of_an_image_later_is_refused_when_read() {
         let root = folder();
-        let config = ImageFolderConfig { memory_limit_bytes: 0, ..ImageFolderConfig::new(2) };
+        let config = ImageFolderConfig { memory_limit_bytes: 0, ..ImageFolderConfig::new(Sizing::square(2)) };
         let splits = open(root.path(), &config).unwrap();
         let path = root.path().join("train/cat/a.png");
         fs::remove_file(&path).unwrap();
@@ -176,7 +176,7 @@ mod unix {
             symlink("/proc/self/mem", &path).unwrap();
         }
         for on_bad_image in [OnBadImage::Fail, OnBadImage::Skip] {
-            let config = ImageFolderConfig { on_bad_image, ..ImageFolderConfig::new(2) };
+            let config = ImageFolderConfig { on_bad_image, ..ImageFolderConfig::new(Sizing::square(2)) };
             let text = open(root.path(), &config).unwrap_err().to_string();
             assert!(text.starts_with("cannot read ") && text.contains("b.png: "), "{text}");
         }

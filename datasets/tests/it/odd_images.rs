@@ -3,14 +3,14 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use datasets::load_image;
+use datasets::{Sizing, load_image};
 
 fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/images").join(name)
 }
 
 fn message(path: &Path) -> String {
-    load_image(path, 16, 3).unwrap_err().to_string()
+    load_image(path, Sizing::square(16), 3).unwrap_err().to_string()
 }
 
 /// Writes a file of these bytes and returns the error of loading it.
@@ -32,7 +32,7 @@ fn rare_kinds_of_images_have_the_pixels_that_pillow_finds() {
     for line in expected.lines().filter(|line| !line.starts_with("gif")) {
         let (name, colours) = line.split_once(' ').unwrap();
         let colours: Vec<i32> = colours.split(' ').map(|value| value.parse().unwrap()).collect();
-        let pixels = load_image(fixture(name), 16, 3).unwrap();
+        let pixels = load_image(fixture(name), Sizing::square(16), 3).unwrap();
         let at = |x: usize| pixels[(8 * 16 + x) * 3..][..3].iter().map(|value| i32::from(*value));
         for (got, expected) in at(3).chain(at(12)).zip(&colours) {
             // Two decoders of JPEG may differ in the last bits; the others are exact.
@@ -55,7 +55,7 @@ fn an_image_of_one_pixel_fills_the_square() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("pixel.png");
     image::RgbImage::from_pixel(1, 1, image::Rgb([3, 5, 7])).save(&path).unwrap();
-    assert_eq!(load_image(&path, 16, 3).unwrap(), [3, 5, 7].repeat(256));
+    assert_eq!(load_image(&path, Sizing::square(16), 3).unwrap(), [3, 5, 7].repeat(256));
 }
 
 #[test]
@@ -159,7 +159,7 @@ fn peak_kib() -> Option<u64> {
 #[test]
 fn a_size_out_of_range_is_refused() {
     for size in [0, 16_385, usize::MAX] {
-        let error = load_image(fixture("grey.jpg"), size, 3).unwrap_err().to_string();
+        let error = load_image(fixture("grey.jpg"), Sizing::square(size), 3).unwrap_err().to_string();
         assert_eq!(error, format!("image size: expected 1 to 16384 pixels, got {size}"));
     }
 }

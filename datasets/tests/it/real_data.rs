@@ -7,7 +7,7 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::process::Command;
 
-use datasets::{Cifar, ImageFolderConfig, cifar, image_folder};
+use datasets::{Cifar, ImageFolderConfig, Sizing, cifar, image_folder};
 use tempfile::TempDir;
 
 /// Unpacks an archive of the shared data, or says that there is none.
@@ -73,7 +73,7 @@ fn the_jpeg_files_are_decoded() {
     let Some(folder) = unpack("cifar10-jpeg.tar.gz") else {
         return;
     };
-    let splits = image_folder::open(folder.path(), &ImageFolderConfig::new(32)).unwrap();
+    let splits = image_folder::open(folder.path(), &ImageFolderConfig::new(Sizing::square(32))).unwrap();
     assert_eq!((splits.train.len(), splits.test.len()), (50_000, 10_000));
     assert_eq!(splits.train.notes(), ["50000 image files, kept in memory (175.8 MiB for both splits)"]);
     let names = splits.train.class_names();

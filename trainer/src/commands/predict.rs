@@ -6,7 +6,8 @@ use anyhow::{Context, Result, anyhow, ensure};
 use burn::tensor::Tensor;
 use burn::tensor::activation::softmax;
 use datasets::{
-    HostBatch, ImageShape, Normalization, Pixels, Placement, RawPixels, load_image, normalize::NormalizationTable,
+    HostBatch, ImageShape, Normalization, Pixels, Placement, RawPixels, Sizing, load_image,
+    normalize::NormalizationTable,
 };
 use serde::Serialize;
 
@@ -68,10 +69,12 @@ pub fn predict<F: ModelFamily>(args: &PredictArgs, world: &World) -> Result<Pred
     let normalization = Normalization { mean: input.mean.clone(), std: input.std.clone() };
     let table = Arc::new(NormalizationTable::new(&normalization));
 
+    let sizing = Sizing { size: input.height, shorter_side: trained.data.eval_resize };
+
     let mut images = Vec::new();
     for path in &config.images {
         ensure!(!world.stop.is_raised(), "predict: stopped by a signal before {}", path.display());
-        let bytes = load_image(path, input.height, input.channels)?;
+        let bytes = load_image(path, sizing, input.channels)?;
         let raw = RawPixels { bytes, placements: vec![Placement::default()], table: Arc::clone(&table) };
         let pixels = match config.compute.input.filled() {
             InputKind::Host => Pixels::Normalised(raw.normalised(shape)),

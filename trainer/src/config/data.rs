@@ -44,7 +44,7 @@ impl DataArgs {
             DatasetKind::Cifar10 | DatasetKind::Cifar100 => expect_folder(self, kind)?,
             DatasetKind::ImageFolder => {
                 expect_folder(self, kind)?;
-                self.fill_image_size()?;
+                self.fill_size_of_files()?;
                 self.on_bad_image.get_or_insert(OnBadImageKind::Fail);
             }
             DatasetKind::Synthetic => {
@@ -64,6 +64,28 @@ impl DataArgs {
 
     fn fill_image_size(&mut self) -> Result<(), ConfigError> {
         within("--image-size", *self.image_size.get_or_insert(DEFAULT_SIDE), 8..=MAX_IMAGE_SIDE)?;
+        Ok(())
+    }
+
+    /// Fills how images of any size are brought to that of the model.
+    fn fill_size_of_files(&mut self) -> Result<(), ConfigError> {
+        let Some(resolution) = self.resolution else {
+            if self.eval_resize.is_some() {
+                return Err(no_effect("--eval-resize", "without --resolution", "give both, or leave this out"));
+            }
+            return self.fill_image_size();
+        };
+        if self.image_size.is_some() {
+            return Err(ConfigError::Conflict {
+                option: "--resolution",
+                other: "--image-size".to_owned(),
+                remedy: "both say the height and width of images; give one of them".to_owned(),
+            });
+        }
+        within("--resolution", resolution, 8..=MAX_IMAGE_SIDE)?;
+        // 256 at 224, rounded: He et al. 2015 (1512.03385), section 3.4, and torchvision's evaluation since.
+        let shorter_side = *self.eval_resize.get_or_insert((resolution * 256 + 112) / 224);
+        within("--eval-resize", shorter_side, resolution..=2 * MAX_IMAGE_SIDE)?;
         Ok(())
     }
 
@@ -88,7 +110,20 @@ impl TrainSplitArgs {
         // Shapes are drawn with random pose already, and random pixels have no pose.
         let crops = kind.is_cifar() || (kind == DatasetKind::ImageFolder && data.image_size() <= MAX_AUGMENTED_SIZE);
         at_least_one("--limit-train", self.limit_train)?;
-        self.augment.get_or_insert(if crops { AugmentKind::CropFlip } else { AugmentKind::None });
+        let augment = *self.augment.get_or_insert(match data.resolution {
+            Some(_) => AugmentKind::ResizedCrop,
+            None if crops => AugmentKind::CropFlip,
+            None => AugmentKind::None,
+        });
+        if augment == AugmentKind::ResizedCrop {
+            self.crop_scale.get_or_insert_default();
+        } else if self.crop_scale.is_some() {
+            return Err(no_effect(
+                "--crop-scale",
+                format!("with --augment {augment}"),
+                "it is for --augment resized-crop",
+            ));
+        }
         self.drop_last.get_or_insert(false);
         for (option, alpha) in self.mixes() {
             in_range(option, alpha.unwrap_or(1.0), "above 0 and at most 100", |alpha| alpha > 0.0 && alpha <= 100.0)?;
@@ -118,10 +153,12 @@ impl TrainSplitArgs {
 fn refuse_foreign_options(args: &DataArgs, split: &TrainSplitArgs, kind: DatasetKind) -> Result<(), ConfigError> {
     use DatasetKind::{Cifar10, Cifar100, ImageFolder, Shapes, Synthetic};
     let download = args.download == Some(true);
-    let known: [(&'static str, bool, &[DatasetKind]); 10] = [
+    let known: [(&'static str, bool, &[DatasetKind]); 12] = [
         ("--data-dir", args.data_dir.is_some(), &[Cifar10, Cifar100, ImageFolder]),
         ("--download", download, &[Cifar10, Cifar100]),
         ("--image-size", args.image_size.is_some(), &[ImageFolder, Synthetic]),
+        ("--resolution", args.resolution.is_some(), &[ImageFolder]),
+        ("--eval-resize", args.eval_resize.is_some(), &[ImageFolder]),
         ("--on-bad-image", args.on_bad_image.is_some(), &[ImageFolder]),
         ("--shapes-train", split.shapes_train.is_some(), &[Shapes]),
         ("--shapes-test", args.shapes_test.is_some(), &[Shapes]),

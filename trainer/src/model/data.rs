@@ -10,8 +10,8 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use datasets::{
-    Augment, Cifar, DatasetSplits, ImageDataset, ImageFolderConfig, ImageShape, Normalization, OnBadImage,
-    ShapesConfig, ShardConfig, ShardPlan, Subset, SyntheticConfig, cifar, image_folder, shapes, synthetic,
+    Augment, Cifar, DatasetSplits, ImageDataset, ImageFolderConfig, ImageShape, Normalization, OnBadImage, ResizedCrop,
+    ShapesConfig, ShardConfig, ShardPlan, Sizing, Subset, SyntheticConfig, cifar, image_folder, shapes, synthetic,
 };
 use distributed::{Communicator, Topology};
 
@@ -69,7 +69,7 @@ pub fn open(
                 OnBadImageKind::Fail => OnBadImage::Fail,
                 OnBadImageKind::Skip => OnBadImage::Skip,
             };
-            let how = folder_of_rank(config.image_size.filled(), on_bad_image, communicator.topology())?;
+            let how = folder_of_rank(sizing(config), on_bad_image, communicator.topology())?;
             image_folder::open(config.data_dir.filled(), &how)?
         }
         DatasetKind::Own => own()?.context(
@@ -105,14 +105,22 @@ pub fn open(
 }
 
 /// How one rank reads a folder of images: with its share of the memory and the processors that a node's only rank would use.
-fn folder_of_rank(size: usize, on_bad_image: OnBadImage, topology: &Topology) -> Result<ImageFolderConfig> {
-    let of_node = ImageFolderConfig::new(size);
+fn folder_of_rank(sizing: Sizing, on_bad_image: OnBadImage, topology: &Topology) -> Result<ImageFolderConfig> {
+    let of_node = ImageFolderConfig::new(sizing);
     Ok(ImageFolderConfig {
         memory_limit_bytes: of_node.memory_limit_bytes / topology.local_size as u64,
         num_threads: ranks::share_of_threads(topology)?,
         on_bad_image,
         ..of_node
     })
+}
+
+/// How image files become samples, in training without a crop and in testing.
+pub fn sizing(config: &DataArgs) -> Sizing {
+    match config.resolution {
+        Some(size) => Sizing { size, shorter_side: Some(config.eval_resize.filled()) },
+        None => Sizing::square(config.image_size.filled()),
+    }
 }
 
 /// Lets the ranks of a node take checksums from the first of them where they would have to read all files for these.
@@ -151,11 +159,15 @@ pub fn share_checksums(
 }
 
 /// The loader's form of the configured augmentation.
-pub fn augment(kind: AugmentKind) -> Augment {
-    match kind {
+pub fn augment(split: &TrainSplitArgs) -> Augment {
+    match split.augment.filled() {
         AugmentKind::None => Augment::None,
         AugmentKind::CropFlip => Augment::CropFlip { pad: CROP_PAD },
         AugmentKind::Trivial => Augment::Trivial { pad: CROP_PAD },
+        AugmentKind::ResizedCrop => {
+            let scale = split.crop_scale.filled();
+            Augment::ResizedCrop(ResizedCrop { min_scale: scale.min, max_scale: scale.max })
+        }
     }
 }
 
@@ -310,11 +322,12 @@ mod tests {
     #[test]
     fn ranks_share_their_node_s_memory_and_processors() {
         let nodes = ["a", "a", "a", "b"].map(String::from);
-        let [of_three, alone] =
-            [0, 3].map(|rank| folder_of_rank(8, OnBadImage::Skip, &Topology::from_nodes(rank, &nodes)).unwrap());
-        assert_eq!(alone.memory_limit_bytes, ImageFolderConfig::new(8).memory_limit_bytes);
+        let [of_three, alone] = [0, 3].map(|rank| {
+            folder_of_rank(Sizing::square(8), OnBadImage::Skip, &Topology::from_nodes(rank, &nodes)).unwrap()
+        });
+        assert_eq!(alone.memory_limit_bytes, ImageFolderConfig::new(Sizing::square(8)).memory_limit_bytes);
         assert_eq!(of_three.memory_limit_bytes, alone.memory_limit_bytes / 3);
         assert!((1..=alone.num_threads).contains(&of_three.num_threads));
-        assert_eq!((of_three.size, of_three.on_bad_image), (8, OnBadImage::Skip));
+        assert_eq!((of_three.sizing, of_three.on_bad_image), (Sizing::square(8), OnBadImage::Skip));
     }
 }

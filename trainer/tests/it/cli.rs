@@ -68,7 +68,7 @@ fn run(arguments: &[&str]) -> Output {
 }
 
 /// Flag sets that between them use every option of `train`.
-const VALID_FLAGS: [&str; 25] = [
+const VALID_FLAGS: [&str; 26] = [
     "",
     "--model resnet20 --shortcut a --dataset cifar10 --data-dir d --epochs 2 --global-batch-size 256 --learning-rate 0.1 \
      --schedule-epochs 3 --schedule cosine --warmup-epochs 1 --momentum 0.9 --weight-decay 1e-4 --seed 0 --dtype bf16 --threads 1 --cpu portable \
@@ -101,6 +101,7 @@ const VALID_FLAGS: [&str; 25] = [
     "--freeze conv1,layer1 --learning-rate-factors layer2=0.1,linear=10 --weights w.pth --new-head",
     "--optimizer own --dataset own --learning-rate 0.1",
     "--augment trivial --mixup 0.2 --cutmix 1 --clip-grad-value 0.5",
+    "--dataset image-folder --data-dir d --resolution 160 --eval-resize 224 --crop-scale 0.35:1 --loader-threads 4",
 ];
 
 #[test]
@@ -286,7 +287,7 @@ fn the_default_batch_divides_among_any_number_of_ranks() {
 }
 
 /// Flags, and what their refusal on two ranks must say.
-const REFUSED: [(&str, &[&str]); 85] = [
+const REFUSED: [(&str, &[&str]); 91] = [
     ("--dataset cifar10", &["--data-dir", "--download", "--dataset shapes"]),
     ("--dataset image-folder", &["--data-dir", "train/<class>"]),
     ("--data-dir d", &["--data-dir has no effect with --dataset shapes", "cifar10"]),
@@ -296,6 +297,15 @@ const REFUSED: [(&str, &[&str]); 85] = [
     ("--dataset cifar10 --data-dir d --shapes-train 10", &["--shapes-train"]),
     ("--synthetic-classes 5", &["--synthetic-classes", "--dataset synthetic"]),
     ("--on-bad-image skip", &["--on-bad-image", "image-folder"]),
+    ("--resolution 224", &["--resolution has no effect with --dataset shapes", "image-folder"]),
+    ("--dataset image-folder --data-dir d --eval-resize 256", &["--eval-resize has no effect without --resolution"]),
+    (
+        "--dataset image-folder --data-dir d --resolution 224 --image-size 64",
+        &["--resolution contradicts --image-size", "one of them"],
+    ),
+    ("--dataset image-folder --data-dir d --resolution 4", &["--resolution", "8 to 4096", "got 4"]),
+    ("--dataset image-folder --data-dir d --resolution 224 --eval-resize 223", &["--eval-resize", "224 to", "got 223"]),
+    ("--crop-scale 0.5:1", &["--crop-scale has no effect with --augment none", "resized-crop"]),
     ("--dataset synthetic --image-size 4", &["--image-size", "8 to 4096", "got 4"]),
     ("--normalize-mean 0.5,0.5,0.5", &["--normalize-std is missing", "both or neither"]),
     ("--normalize-mean 0.5,0.5 --normalize-std 1,1", &["--normalize-mean", "three numbers", "got 0.5,0.5"]),

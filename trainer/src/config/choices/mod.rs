@@ -3,10 +3,12 @@
 //! In: text of the command line or of a TOML file. Out: enums.
 //! Invariant: `Display`, `FromStr`, clap and serde agree on the spelling.
 
+mod crop_scale;
 mod device;
 mod loss_scaling;
 mod rate_factor;
 
+pub use crop_scale::CropScale;
 pub use device::{DeviceChoice, nvidia_driver_present};
 pub use loss_scaling::LossScaling;
 pub use rate_factor::RateFactor;
@@ -65,6 +67,8 @@ pub enum AugmentKind {
     CropFlip,
     /// The same after one operation of TrivialAugment.
     Trivial,
+    /// A random part of the image brought to its size, and a random horizontal flip.
+    ResizedCrop,
 }
 
 /// What to do with an image file that cannot be decoded.

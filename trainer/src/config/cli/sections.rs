@@ -6,8 +6,8 @@ use super::family::ModelSection;
 use super::optimizer::OptimizerArgs;
 use super::sync::SyncArgs;
 use crate::config::choices::{
-    AugmentKind, BatchNormKind, ConvolutionKind, CpuKind, DatasetKind, DeviceChoice, Dtype, InputKind, KernelsKind,
-    OnBadImageKind, OnNonFiniteKind, ScheduleKind, ShortcutKind,
+    AugmentKind, BatchNormKind, ConvolutionKind, CpuKind, CropScale, DatasetKind, DeviceChoice, Dtype, InputKind,
+    KernelsKind, OnBadImageKind, OnNonFiniteKind, ScheduleKind, ShortcutKind,
 };
 use clap::{Args, value_parser};
 use serde::{Deserialize, Serialize};
@@ -103,6 +103,14 @@ pub struct DataArgs {
     #[arg(long, value_name = "PIXELS")]
     pub image_size: Option<usize>,
 
+    /// Height and width of the images as the model takes them, pixels, read from image-folder at their own size when they are wanted, as torchvision does: training takes random parts (--augment resized-crop), testing the middle; instead of --image-size [default: off]
+    #[arg(long, value_name = "PIXELS")]
+    pub resolution: Option<usize>,
+
+    /// With --resolution: length of the shorter side before the middle is cut out, pixels [default: 256 for each 224 of --resolution]
+    #[arg(long, value_name = "PIXELS")]
+    pub eval_resize: Option<usize>,
+
     /// Image that cannot be decoded (image-folder): fail, or skip it with a note [default: fail]
     #[arg(long, value_enum, value_name = "WHAT", hide_possible_values = true)]
     pub on_bad_image: Option<OnBadImageKind>,
@@ -157,9 +165,13 @@ pub struct TrainSplitArgs {
     #[arg(long, value_name = "IMAGES")]
     pub limit_train: Option<usize>,
 
-    /// Random changes: crop-flip (pad 4 pixels, crop, flip), trivial (the same after one operation of TrivialAugment) or none [default: crop-flip for cifar and for image-folder up to 64 pixels, else none]
+    /// Random changes: crop-flip (pad 4 pixels, crop, flip), trivial (the same after one operation of TrivialAugment), resized-crop (a random part, resized and flipped) or none [default: resized-crop with --resolution; crop-flip for cifar and for image-folder up to 64 pixels; else none]
     #[arg(long, value_enum, value_name = "KIND", hide_possible_values = true)]
     pub augment: Option<AugmentKind>,
+
+    /// Share of an image's area that --augment resized-crop takes, smallest:largest [default: 0.08:1]
+    #[arg(long, value_name = "MIN:MAX")]
+    pub crop_scale: Option<CropScale>,
 
     /// Mix each image with another, and their labels, by shares from a beta distribution with this parameter, such as 0.2 (Zhang et al. 2018) [default: off]
     #[arg(long, value_name = "ALPHA")]

@@ -211,7 +211,7 @@ fn shard_plan(session: &Session<'_>, epoch: u64) -> Result<ShardPlan> {
 fn loader_config(session: &Session<'_>, progress: &Progress) -> LoaderConfig {
     let config = session.config;
     LoaderConfig {
-        augment: data::augment(config.train_split.augment.filled()),
+        augment: data::augment(&config.train_split),
         mix: Mix { mixup: config.train_split.mixup, cutmix: config.train_split.cutmix },
         raw: config.compute.input.filled() == InputKind::Device,
         seed: config.run.seed.filled(),

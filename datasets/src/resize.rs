@@ -1,0 +1,162 @@
+//! A part of an image of any size, brought to the size of a sample as Pillow and torchvision do it.
+//!
+//! In: u8 `[h, w, C]` and a [`View`] of it. Out: u8 `[H, W, C]`.
+//! Invariant: bilinear with a filter that widens as the image shrinks (antialiased), rounded to 8 bits after each of its two passes;
+//! each value is within 1 of 255 of Pillow's (a test says so), on every instruction set.
+
+use std::cell::RefCell;
+
+use fast_image_resize::images::{CroppedImage, Image, ImageRef};
+use fast_image_resize::{FilterType, PixelType, ResizeAlg, ResizeOptions, Resizer};
+
+/// A part of an image in whole pixels, inside of it and not empty.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CropBox {
+    /// Columns left of it.
+    pub left: u32,
+    /// Rows above it.
+    pub top: u32,
+    /// Columns of it.
+    pub width: u32,
+    /// Rows of it.
+    pub height: u32,
+}
+
+/// What of an image becomes a sample.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum View {
+    /// This part, cut out before it is resized, as torchvision's `resized_crop`: the filter sees nothing around it.
+    Crop(CropBox),
+    /// The middle of the image whose shorter side was brought to this length, as torchvision's `Resize` and `CenterCrop`.
+    Middle {
+        /// At least the height and width of the sample, in pixels.
+        shorter_side: u32,
+    },
+}
+
+impl View {
+    /// The rows of an image of this height that are looked at, from the first.
+    pub(crate) fn bottom(self, height: u32) -> u32 {
+        match self {
+            Self::Crop(part) => part.top + part.height,
+            Self::Middle { .. } => height,
+        }
+    }
+
+    /// Writes what is seen of the first rows of an image that is `height` rows high.
+    ///
+    /// # Shapes
+    /// `rows`: `[rows, width, C]`, at least those down to [`bottom`](Self::bottom); `output`: `[H, W, C]`.
+    ///
+    /// # Panics
+    /// If a slice does not fit its shape, or a crop its image.
+    pub(crate) fn apply(self, rows: &[u8], [width, height]: [u32; 2], shape: [usize; 3], output: &mut [u8]) {
+        let [lines, columns, channels] = shape;
+        let kind = if channels == 1 { PixelType::U8 } else { PixelType::U8x3 };
+        let num_rows = (rows.len() / (width as usize * channels)) as u32;
+        let source = ImageRef::new(width, num_rows, rows, kind).expect("rows of the image");
+        let target = Image::from_slice_u8(columns as u32, lines as u32, output, kind);
+        let mut target = target.expect("a sample of its shape");
+        let options = ResizeOptions::new().resize_alg(ResizeAlg::Convolution(FilterType::Bilinear));
+        RESIZER.with_borrow_mut(|resizer| {
+            let resized = match self {
+                Self::Crop(CropBox { left, top, width, height }) => {
+                    let part = CroppedImage::new(&source, left, top, width, height).expect("a crop inside the image");
+                    resizer.resize(&part, &mut target, &options)
+                }
+                Self::Middle { shorter_side } => {
+                    // Only the middle is computed: which pixels it comes from, seen with those around it.
+                    let [wide, high] = resized_size([width, height], shorter_side);
+                    let (left, across) = middle(width, wide, columns as u32);
+                    let (top, down) = middle(height, high, lines as u32);
+                    resizer.resize(&source, &mut target, &options.crop(left, top, across, down))
+                }
+            };
+            resized.expect("both images hold pixels of one kind");
+        });
+    }
+}
+
+thread_local! {
+    /// With the memory between its two passes.
+    static RESIZER: RefCell<Resizer> = RefCell::new(Resizer::new());
+}
+
+/// Width and height when the shorter of both becomes `shorter_side`: the longer one is rounded down, as torchvision's `Resize` does.
+fn resized_size([width, height]: [u32; 2], shorter_side: u32) -> [u32; 2] {
+    let (short, long) = (u64::from(width.min(height)), u64::from(width.max(height)));
+    let longer_side = (u64::from(shorter_side) * long / short) as u32;
+    if width <= height { [shorter_side, longer_side] } else { [longer_side, shorter_side] }
+}
+
+/// Start and length, in pixels of a side of `len`, of the middle `wanted` pixels of that side resized to `resized`.
+///
+/// A rest of one pixel lies on the side that torchvision's `CenterCrop` leaves it on: half a pixel is rounded to the even number.
+fn middle(len: u32, resized: u32, wanted: u32) -> (f64, f64) {
+    let first = (f64::from(resized - wanted) / 2.0).round_ties_even();
+    let scale = f64::from(len) / f64::from(resized);
+    let start = first * scale;
+    (start, (f64::from(wanted) * scale).min(f64::from(len) - start))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_longer_side_is_rounded_down_as_torchvision_does() {
+        // int(256 * 500 / 375) = 341; int(256 * 333 / 500)'s shorter side is the width.
+        assert_eq!(resized_size([500, 375], 256), [341, 256]);
+        assert_eq!(resized_size([333, 500], 256), [256, 384]);
+        assert_eq!(resized_size([7, 7], 256), [256, 256]);
+        assert_eq!(resized_size([1, 16_384], 8), [8, 131_072]);
+    }
+
+    #[test]
+    fn half_a_pixel_of_margin_is_rounded_to_the_even_number() {
+        // Margins of 117, 115 and 32 pixels on both sides together.
+        for (resized, first) in [(341, 58.0), (339, 58.0), (256, 16.0)] {
+            assert_eq!(middle(resized, resized, 224), (first, 224.0));
+        }
+        assert_eq!(middle(227, 227, 224), (2.0, 224.0));
+        assert_eq!(middle(225, 225, 224), (0.0, 224.0));
+    }
+
+    #[test]
+    fn the_middle_never_reaches_beyond_the_image() {
+        for len in 1..400 {
+            for resized in [224, 225, 256, 300, 401] {
+                let (start, columns) = middle(len, resized, 224);
+                assert!(start >= 0.0 && start + columns <= f64::from(len), "{len} {resized}");
+            }
+        }
+    }
+
+    /// The image of `make.py`, beside the file.
+    fn drawn(width: u32, height: u32) -> Vec<u8> {
+        let pixel = |y: u32, x: u32, channel: u32| ((x * 7 + y * 13 + channel * 50) ^ (x * y / 3)) as u8;
+        let row = |y| (0..width).flat_map(move |x| (0..3).map(move |channel| pixel(y, x, channel)));
+        (0..height).flat_map(row).collect()
+    }
+
+    #[test]
+    fn each_value_is_within_one_of_that_of_pillow() {
+        let cases = include_bytes!("../tests/images/resize/resized.bin");
+        let (mut num_cases, mut rest) = (0, &cases[..]);
+        while let Some((numbers, behind)) = rest.split_first_chunk::<16>() {
+            let [width, height, left, top, w, h, size, _] =
+                std::array::from_fn(|at| u32::from(u16::from_le_bytes([numbers[2 * at], numbers[2 * at + 1]])));
+            let (expected, behind) = behind.split_at((size * size * 3) as usize);
+            let view = match w {
+                0 => View::Middle { shorter_side: h },
+                _ => View::Crop(CropBox { left, top, width: w, height: h }),
+            };
+            let mut got = vec![0; expected.len()];
+            view.apply(&drawn(width, height), [width, height], [size as usize, size as usize, 3], &mut got);
+            let difference = got.iter().zip(expected).map(|(got, expected)| got.abs_diff(*expected)).max().unwrap();
+            assert!(difference <= 1, "{width} x {height}, {view:?}: off by {difference}");
+            (num_cases, rest) = (num_cases + 1, behind);
+        }
+        assert_eq!((num_cases, rest.len()), (19, 0));
+    }
+}

@@ -1,0 +1,58 @@
+"""Writes what Pillow makes of drawn images (resized.bin), and JPEG files of all samplings (rows_*.jpg).
+
+Needs Pillow 13 and numpy. Run: python3 make.py
+resized.bin holds cases: eight u16 (little endian), then the pixels [size, size, 3]. The numbers are the image's width and height; left,
+top, width and height of a part that is cut out and resized, as torchvision's resized_crop does; or 0, 0, 0 and the length of the shorter
+side, as its Resize and CenterCrop do; the size; and 0.
+"""
+
+import struct
+from pathlib import Path
+
+import numpy
+from PIL import Image
+
+folder = Path(__file__).parent
+
+
+def drawn(width, height):
+    y, x, channel = numpy.meshgrid(range(height), range(width), range(3), indexing="ij")
+    return Image.fromarray(((x * 7 + y * 13 + channel * 50) ^ (x * y // 3)).astype(numpy.uint8))
+
+
+def resize(image, shorter_side):
+    """torchvision.transforms.functional.resize of one number."""
+    width, height = image.size
+    short, long = min(width, height), max(width, height)
+    longer_side = int(shorter_side * long / short)
+    size = (shorter_side, longer_side) if width <= height else (longer_side, shorter_side)
+    return image if image.size == size else image.resize(size, Image.BILINEAR)
+
+
+def center_crop(image, size):
+    """torchvision.transforms.functional.center_crop."""
+    top, left = (int(round((side - size) / 2.0)) for side in (image.height, image.width))
+    return image.crop((left, top, left + size, top + size))
+
+
+crops = [
+    (75, 56, 10, 3, 40, 41), (75, 56, 0, 0, 75, 56), (75, 56, 70, 50, 5, 6), (75, 56, 1, 1, 19, 54), (20, 20, 0, 0, 20, 20),
+    (300, 7, 13, 0, 260, 7), (7, 300, 0, 13, 7, 260), (211, 173, 3, 5, 200, 160), (2, 3, 1, 1, 1, 2), (41, 41, 0, 20, 20, 21),
+]
+middles = [(75, 56, 23), (56, 75, 23), (75, 56, 20), (20, 20, 20), (21, 20, 21), (500, 31, 22), (31, 500, 25), (5, 4, 24), (211, 173, 29)]
+with open(folder / "resized.bin", "wb") as file:
+    size = 20
+    for width, height, left, top, w, h in crops:
+        part = drawn(width, height).crop((left, top, left + w, top + h)).resize((size, size), Image.BILINEAR)
+        file.write(struct.pack("<8H", width, height, left, top, w, h, size, 0) + part.tobytes())
+    for width, height, shorter_side in middles:
+        part = center_crop(resize(drawn(width, height), shorter_side), size)
+        file.write(struct.pack("<8H", width, height, 0, 0, 0, shorter_side, size, 0) + part.tobytes())
+
+photo = drawn(45, 70).resize((45, 70), Image.BOX)
+photo.save(folder / "rows_444.jpg", quality=80, subsampling="4:4:4")
+photo.save(folder / "rows_422.jpg", quality=80, subsampling="4:2:2")
+photo.save(folder / "rows_420.jpg", quality=80, subsampling="4:2:0")
+photo.save(folder / "rows_restarts.jpg", quality=80, subsampling="4:2:0", restart_marker_blocks=3)
+photo.save(folder / "rows_progressive.jpg", quality=80, progressive=True)
+photo.convert("L").save(folder / "rows_grey.jpg", quality=80)

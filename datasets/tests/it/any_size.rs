@@ -1,0 +1,129 @@
+//! Images of different sizes: random parts to train on, the middle to test with, from files that are decoded when they are read.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use datasets::{
+    Augment, CropBox, ImageDataset, ImageFolderConfig, Loader, LoaderConfig, Normalization, OnBadImage, ResizedCrop,
+    ShardConfig, ShardPlan, Sizing, Subset, image_folder,
+};
+use image::{Rgb, RgbImage};
+use tempfile::TempDir;
+
+const SIZE: usize = 24;
+const AUGMENT: Augment = Augment::ResizedCrop(ResizedCrop { min_scale: 0.08, max_scale: 1.0 });
+
+/// Two classes of drawn photographs, none of the size of another, in three formats.
+fn photographs() -> TempDir {
+    let root = tempfile::tempdir().unwrap();
+    for (number, class) in (0..20).map(|number| (number, ["cat", "dog"][number as usize % 2])) {
+        let split = if number < 14 { "train" } else { "test" };
+        let path = root.path().join(split).join(class);
+        std::fs::create_dir_all(&path).unwrap();
+        let (width, height) = (30 + 7 * number, 90 - 3 * number);
+        let pixel = |x: u32, y: u32| Rgb([(x * 3 + number * 9) as u8, (y * 5) as u8, ((x * y) >> 3) as u8]);
+        let name = format!("{number}.{}", ["jpg", "png", "jpg", "bmp"][number as usize % 4]);
+        RgbImage::from_fn(width, height, pixel).save(path.join(name)).unwrap();
+    }
+    root
+}
+
+fn config() -> ImageFolderConfig {
+    let sizing = Sizing { size: SIZE, shorter_side: Some(28) };
+    ImageFolderConfig { num_threads: 2, ..ImageFolderConfig::new(sizing) }
+}
+
+fn train(root: &Path) -> Arc<dyn ImageDataset> {
+    image_folder::open(root, &config()).unwrap().train
+}
+
+/// The bits of every image of an epoch, in the order of samples.
+fn epoch(dataset: &Arc<dyn ImageDataset>, epoch: u64, num_shards: usize, num_threads: usize) -> Vec<Vec<u32>> {
+    let mut images = vec![Vec::new(); dataset.len()];
+    for shard_index in 0..num_shards {
+        let plan = ShardPlan::new(ShardConfig {
+            num_samples: dataset.len(),
+            global_batch_size: 8,
+            seed: 1,
+            epoch,
+            shuffle: true,
+            drop_last: false,
+            shard_index,
+            num_shards,
+            num_own_shards: 1,
+        });
+        let loading =
+            LoaderConfig { augment: AUGMENT, seed: 1, epoch, num_threads, ..LoaderConfig::new(2, imagenet()) };
+        for step in Loader::start(Arc::clone(dataset), plan.unwrap(), loading) {
+            for batch in step.unwrap().micro_batches {
+                let pixels = batch.normalised_pixels();
+                for (index, image) in batch.indices.iter().zip(pixels.chunks_exact(SIZE * SIZE * 3)) {
+                    images[*index] = image.iter().map(|value| value.to_bits()).collect();
+                }
+            }
+        }
+    }
+    images
+}
+
+fn imagenet() -> Normalization {
+    Normalization::imagenet()
+}
+
+#[test]
+fn random_parts_are_the_same_on_any_number_of_shards_and_threads_and_others_in_each_epoch() {
+    let root = photographs();
+    let dataset = train(root.path());
+    let expected = epoch(&dataset, 0, 1, 0);
+    assert!(expected.iter().all(|image| image.len() == SIZE * SIZE * 3));
+    for (num_shards, num_threads) in [(1, 3), (2, 1), (4, 2)] {
+        assert!(epoch(&dataset, 0, num_shards, num_threads) == expected, "{num_shards} {num_threads}");
+    }
+    let later = epoch(&dataset, 1, 1, 1);
+    assert!(expected.iter().zip(&later).all(|(image, later)| image != later));
+}
+
+#[test]
+fn a_part_is_cut_out_of_the_image_as_it_is_stored() {
+    let root = photographs();
+    let dataset = train(root.path());
+    let stored = image::open(root.path().join("train/cat/0.jpg")).unwrap().into_rgb8();
+    let mut pixels = vec![0; SIZE * SIZE * 3];
+    let choose = |[width, height]: [u32; 2]| {
+        assert_eq!([width, height], [30, 90]);
+        CropBox { left: 3, top: 41, width: 24, height: 24 }
+    };
+    dataset.read_crop(0, &choose, &mut pixels).unwrap();
+    let expected = image::imageops::crop_imm(&stored, 3, 41, 24, 24).to_image();
+    assert_eq!(pixels, *expected.as_raw());
+    // The sample of a subset is another one of the whole; what is cut is that one.
+    let subset = Subset::first(Arc::clone(&dataset), dataset.len()).unwrap();
+    let mut of_subset = vec![0; pixels.len()];
+    subset.read_crop(0, &choose, &mut of_subset).unwrap();
+    assert_eq!(of_subset, pixels);
+}
+
+#[test]
+fn the_notes_and_the_checksum_tell_the_sizes() {
+    let root = photographs();
+    let dataset = train(root.path());
+    assert_eq!(dataset.notes(), ["14 image files, decoded on demand, each at its own size"]);
+    let other = Sizing { size: SIZE, shorter_side: Some(30) };
+    let other = image_folder::open(root.path(), &ImageFolderConfig { sizing: other, ..config() }).unwrap().train;
+    assert_ne!(other.checksum(), dataset.checksum());
+    assert_eq!(train(root.path()).checksum(), dataset.checksum());
+}
+
+#[test]
+fn a_bad_photograph_is_named_when_it_is_read_or_left_out_when_asked_for() {
+    let root = photographs();
+    std::fs::write(root.path().join("train/cat/0.jpg"), b"\xFF\xD8\xFF no image").unwrap();
+    let dataset = train(root.path());
+    let choose = |[width, height]: [u32; 2]| CropBox { left: 0, top: 0, width, height };
+    let text = dataset.read_crop(0, &choose, &mut [0; SIZE * SIZE * 3]).unwrap_err().to_string();
+    assert!(text.contains("0.jpg"), "{text}");
+    let skipping = ImageFolderConfig { on_bad_image: OnBadImage::Skip, ..config() };
+    let dataset = image_folder::open(root.path(), &skipping).unwrap().train;
+    assert_eq!(dataset.len(), 13);
+    dataset.read_crop(0, &choose, &mut [0; SIZE * SIZE * 3]).unwrap();
+}
