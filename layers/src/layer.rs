@@ -20,7 +20,6 @@ use crate::ops::{FusedOptions, HookedParameters, NormLink, Residual, fused_infer
 use kernels::batch_norm::Rectifier;
 use kernels::conv2d::Conv2dShape;
 
-
 /// What is added before the ReLU.
 pub(crate) enum Skip {
     None,

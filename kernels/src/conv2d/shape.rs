@@ -85,7 +85,8 @@ impl Conv2dShape {
     /// If an extent is zero, the groups are not as [`Self::groups`] says, the stride is not 1 or 2, the padding reaches the kernel's side, or the kernel is larger
     /// than the padded image.
     pub(super) fn assert_valid(&self) {
-        let extents = [self.batch, self.height, self.width, self.in_channels, self.out_channels, self.kernel, self.groups];
+        let extents =
+            [self.batch, self.height, self.width, self.in_channels, self.out_channels, self.kernel, self.groups];
         assert!(extents.iter().all(|&extent| extent > 0), "convolution: an extent is zero in {self:?}");
         assert!(
             Self::has_groups([self.in_channels, self.out_channels], self.kernel, self.groups),

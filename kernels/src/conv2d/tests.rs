@@ -247,7 +247,17 @@ fn channels_of_several_blocks_equal_the_reference() {
     // Without padding x is read in place where a task has all its channels, and copied where it has not.
     for in_channels in [20, 200] {
         let (batch, height, width, out_channels) = (2, 7, 9, 33);
-        let shape = Conv2dShape { batch, height, width, in_channels, out_channels, kernel: 3, stride: 2, padding: 0, groups: 1 };
+        let shape = Conv2dShape {
+            batch,
+            height,
+            width,
+            in_channels,
+            out_channels,
+            kernel: 3,
+            stride: 2,
+            padding: 0,
+            groups: 1,
+        };
         check_shape(&shape, &mut Random(5), &pools);
     }
 }
@@ -382,8 +392,17 @@ fn relative_error(got: &[f32], expected: &[f64]) -> f64 {
 fn the_error_of_winograd_stays_within_its_bound() {
     for channels in [16, 32, 64, 256] {
         let (batch, in_channels, out_channels) = (1, channels, 16);
-        let shape =
-            Conv2dShape { batch, height: 16, width: 16, in_channels, out_channels, kernel: 3, stride: 1, padding: 1, groups: 1 };
+        let shape = Conv2dShape {
+            batch,
+            height: 16,
+            width: 16,
+            in_channels,
+            out_channels,
+            kernel: 3,
+            stride: 1,
+            padding: 1,
+            groups: 1,
+        };
         let mut random = Random(5);
         let (x, w) = (random.values(shape.input_len()), random.values(shape.weight_len()));
         let dy = random.values(shape.output_len());

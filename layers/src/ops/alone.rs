@@ -249,8 +249,17 @@ mod tests {
     /// The second convolution of a residual block in training, of images that are walked over in groups.
     fn call(storage: Storage) -> LayerCall {
         let (height, width, in_channels, out_channels) = (16, 16, 32, 32);
-        let shape =
-            Conv2dShape { batch: 16, height, width, in_channels, out_channels, kernel: 3, stride: 1, padding: 1, groups: 1 };
+        let shape = Conv2dShape {
+            batch: 16,
+            height,
+            width,
+            in_channels,
+            out_channels,
+            kernel: 3,
+            stride: 1,
+            padding: 1,
+            groups: 1,
+        };
         LayerCall {
             shape,
             algorithm: Algorithm::Auto,

@@ -4,6 +4,7 @@
 
 mod batch_norm;
 mod differences;
+mod every_layer;
 mod fused;
 mod modules;
 mod single;

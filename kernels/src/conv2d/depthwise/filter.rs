@@ -29,7 +29,8 @@ impl<E: Element> GenericWork for Depthwise<'_, E> {
         for_each_piece(plan.images, workspace, plan.slot_len(), &|image, slot| {
             // SAFETY: each image has its own part, and the slice outlives the pass.
             let to = unsafe { core::slice::from_raw_parts_mut(output.at(image * written, written), written) };
-            let work = Image { plan, index: image, from: &input[image * read..][..read], packed, to, slot, after_piece };
+            let work =
+                Image { plan, index: image, from: &input[image * read..][..read], packed, to, slot, after_piece };
             // SAFETY: features asserted by `Isa::run`; the kernel stays inside the slices.
             unsafe { vectorize_sized!(plan, S, Filter, work) }
         });

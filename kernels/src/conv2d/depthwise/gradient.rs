@@ -114,7 +114,8 @@ impl<S: Simd, E: Element, const K: usize, const STRIDE: usize> Kernel<S> for Cor
                     let x = &ring.rows()[under + block * block_len..][..block_len];
                     let sums = &mut sums[tap_row * K * BLOCK..][..K * BLOCK];
                     for first in (0..BLOCK.min(plan.channels - block * BLOCK)).step_by(S::LANES) {
-                        let row = Row { plan, x: &x[first..], dy: &dy[block * BLOCK + first..], sums: &mut sums[first..] };
+                        let row =
+                            Row { plan, x: &x[first..], dy: &dy[block * BLOCK + first..], sums: &mut sums[first..] };
                         // SAFETY: features by contract.
                         unsafe { row.correlate::<S, K, STRIDE>() };
                     }

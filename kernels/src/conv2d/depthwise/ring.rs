@@ -58,7 +58,12 @@ impl<'a, E: Element> Ring<'a, E> {
             for first in (0..plan.channels).step_by(S::LANES) {
                 let to = &mut to[first / BLOCK * block_len + at + first % BLOCK..][..S::LANES];
                 // SAFETY: as many lanes as there are channels left are read; a whole vector is inside the slice, as just cut.
-                unsafe { S::store(to.as_mut_ptr(), E::load_masked::<S>(from[first..].as_ptr(), S::mask(plan.channels - first))) };
+                unsafe {
+                    S::store(
+                        to.as_mut_ptr(),
+                        E::load_masked::<S>(from[first..].as_ptr(), S::mask(plan.channels - first)),
+                    )
+                };
             }
         }
         self.next += 1;

@@ -180,7 +180,8 @@ fn without_dot_products_a_plan_for_bf16_is_that_of_f32() {
 #[test]
 fn a_plan_with_dot_products_refuses_f32() {
     let (batch, height, width, in_channels, out_channels) = (1, 4, 4, 32, 32);
-    let shape = Conv2dShape { batch, height, width, in_channels, out_channels, kernel: 3, stride: 1, padding: 1, groups: 1 };
+    let shape =
+        Conv2dShape { batch, height, width, in_channels, out_channels, kernel: 3, stride: 1, padding: 1, groups: 1 };
     for (name, conv) in every_way(shape) {
         let (packed, mut y) = (dirty(conv.packed_forward_len()), vec![0.0; shape.output_len()]);
         let mut workspace = dirty(conv.forward_workspace_len());
@@ -195,7 +196,17 @@ fn a_plan_with_dot_products_refuses_f32() {
 fn with_tiles_auto_is_direct_wherever_a_run_fills_a_tile() {
     let planned = |channels, algorithm| {
         let (batch, height, width, in_channels, out_channels) = (1, 14, 14, channels, channels);
-        let shape = Conv2dShape { batch, height, width, in_channels, out_channels, kernel: 3, stride: 1, padding: 1, groups: 1 };
+        let shape = Conv2dShape {
+            batch,
+            height,
+            width,
+            in_channels,
+            out_channels,
+            kernel: 3,
+            stride: 1,
+            padding: 1,
+            groups: 1,
+        };
         Conv2d::new(shape, algorithm, Isa::Amx, Storage::Bf16).packed_forward_len()
     };
     for channels in [11usize, 16, 64, 131] {

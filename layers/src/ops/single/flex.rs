@@ -217,7 +217,17 @@ fn convolution<E: Activation>(
 fn product<E: Activation>(x: &FlexTensor, weight: &FlexTensor, isa: Isa) -> Conv2d {
     let [out_channels, in_channels] = weight.shape().dims();
     let width = x.shape().num_elements() / out_channels;
-    let shape = Conv2dShape { batch: 1, height: 1, width, in_channels, out_channels, kernel: 1, stride: 1, padding: 0, groups: 1 };
+    let shape = Conv2dShape {
+        batch: 1,
+        height: 1,
+        width,
+        in_channels,
+        out_channels,
+        kernel: 1,
+        stride: 1,
+        padding: 0,
+        groups: 1,
+    };
     Conv2d::new(shape, Algorithm::Auto, isa, Storage::of::<E>())
 }
 
