@@ -140,6 +140,22 @@ pub enum DatasetError {
         got: String,
     },
 
+    /// Shards hold samples that cannot be taken, or none that can.
+    #[error("{}: {problems}; make the shards again, or skip what is bad", path.display())]
+    BadShards {
+        path: PathBuf,
+        /// Each with its shard and key.
+        problems: String,
+    },
+
+    /// Writing was stopped by a wish.
+    #[error("{}: stopped before all was written; nothing of it is kept, start again", path.display())]
+    Stopped { path: PathBuf },
+
+    /// A folder to write to has something in it.
+    #[error("{}: expected a new or empty folder, got one with files; choose another", path.display())]
+    NotEmpty { path: PathBuf },
+
     /// An archive holds something that its data set does not have.
     #[error("{}: {reason}", path.display())]
     Archive { path: PathBuf, reason: String },

@@ -15,6 +15,7 @@ pub mod cifar;
 pub mod image_folder;
 pub mod shapes;
 pub mod synthetic;
+pub mod tar_shards;
 
 mod encoded;
 
@@ -65,3 +66,4 @@ pub use resized_crop::ResizedCrop;
 pub use shapes::ShapesConfig;
 pub use shard::{ShardConfig, ShardPlan, StepShard};
 pub use synthetic::SyntheticConfig;
+pub use tar_shards::TarShardsConfig;

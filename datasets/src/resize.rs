@@ -6,8 +6,9 @@
 
 use std::cell::RefCell;
 
-use fast_image_resize::images::{CroppedImage, Image, ImageRef};
-use fast_image_resize::{FilterType, PixelType, ResizeAlg, ResizeOptions, Resizer};
+use fast_image_resize::images::{TypedCroppedImage, TypedImage, TypedImageRef};
+use fast_image_resize::pixels::U8x3;
+use fast_image_resize::{FilterType, ResizeAlg, ResizeOptions, Resizer};
 
 /// A part of an image in whole pixels, inside of it and not empty.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,30 +51,42 @@ impl View {
     ///
     /// # Panics
     /// If a slice does not fit its shape, or a crop its image.
-    pub(crate) fn apply(self, rows: &[u8], [width, height]: [u32; 2], shape: [usize; 3], output: &mut [u8]) {
-        let [lines, columns, channels] = shape;
-        let kind = if channels == 1 { PixelType::U8 } else { PixelType::U8x3 };
-        let num_rows = (rows.len() / (width as usize * channels)) as u32;
-        let source = ImageRef::new(width, num_rows, rows, kind).expect("rows of the image");
-        let target = Image::from_slice_u8(columns as u32, lines as u32, output, kind);
-        let mut target = target.expect("a sample of its shape");
+    pub(crate) fn apply(self, rows: &[u8], size: [u32; 2], shape: [usize; 3], output: &mut [u8]) {
+        let [height, width, channels] = shape;
+        if channels == 3 {
+            return self.apply_to_rgb(rows, size, [width as u32, height as u32], output);
+        }
+        // Nobody hurries with others: each channel is made three.
+        let mut resized = vec![0; 3 * height * width];
+        for channel in 0..channels {
+            let of_channel = rows.iter().skip(channel).step_by(channels);
+            let rgb: Vec<u8> = of_channel.flat_map(|value| [*value; 3]).collect();
+            self.apply_to_rgb(&rgb, size, [width as u32, height as u32], &mut resized);
+            let values = output.iter_mut().skip(channel).step_by(channels);
+            values.zip(resized.chunks_exact(3)).for_each(|(value, rgb)| *value = rgb[0]);
+        }
+    }
+
+    fn apply_to_rgb(self, rows: &[u8], [width, height]: [u32; 2], [columns, lines]: [u32; 2], output: &mut [u8]) {
+        let num_rows = (rows.len() / (3 * width as usize)) as u32;
+        let source = TypedImageRef::<U8x3>::from_buffer(width, num_rows, rows).expect("rows of the image");
+        let mut target = TypedImage::<U8x3>::from_buffer(columns, lines, output).expect("a sample of its shape");
         let options = ResizeOptions::new().resize_alg(ResizeAlg::Convolution(FilterType::Bilinear));
-        RESIZER.with_borrow_mut(|resizer| {
-            let resized = match self {
-                Self::Crop(CropBox { left, top, width, height }) => {
-                    let part = CroppedImage::new(&source, left, top, width, height).expect("a crop inside the image");
-                    resizer.resize(&part, &mut target, &options)
-                }
-                Self::Middle { shorter_side } => {
-                    // Only the middle is computed: which pixels it comes from, seen with those around it.
-                    let [wide, high] = resized_size([width, height], shorter_side);
-                    let (left, across) = middle(width, wide, columns as u32);
-                    let (top, down) = middle(height, high, lines as u32);
-                    resizer.resize(&source, &mut target, &options.crop(left, top, across, down))
-                }
-            };
-            resized.expect("both images hold pixels of one kind");
-        });
+        let (part, options) = match self {
+            Self::Crop(part) => (part, options),
+            Self::Middle { shorter_side } => {
+                // Only the middle is computed: which pixels it comes from, seen with those around it.
+                let [wide, high] = resized_size([width, height], shorter_side);
+                let (left, across) = middle(width, wide, columns);
+                let (top, down) = middle(height, high, lines);
+                (CropBox { left: 0, top: 0, width, height }, options.crop(left, top, across, down))
+            }
+        };
+        let CropBox { left, top, width, height } = part;
+        // One type of source, since each is compiled for every instruction set.
+        let part = TypedCroppedImage::new(source, left, top, width, height).expect("a crop inside the image");
+        let resized = RESIZER.with_borrow_mut(|resizer| resizer.resize_typed(&part, &mut target, &options));
+        resized.expect("a part inside the crop");
     }
 }
 
@@ -158,5 +171,20 @@ mod tests {
             (num_cases, rest) = (num_cases + 1, behind);
         }
         assert_eq!((num_cases, rest.len()), (19, 0));
+    }
+
+    #[test]
+    fn each_channel_is_resized_alone() {
+        let rgb = drawn(31, 22);
+        let view = View::Crop(CropBox { left: 2, top: 1, width: 25, height: 20 });
+        let mut expected = vec![0; 9 * 8 * 3];
+        view.apply(&rgb, [31, 22], [9, 8, 3], &mut expected);
+        for channels in [1, 2] {
+            let first: Vec<u8> = rgb.chunks(3).flat_map(|pixel| &pixel[..channels]).copied().collect();
+            let mut got = vec![0; 9 * 8 * channels];
+            view.apply(&first, [31, 22], [9, 8, channels], &mut got);
+            let expected: Vec<u8> = expected.chunks(3).flat_map(|pixel| &pixel[..channels]).copied().collect();
+            assert_eq!(got, expected, "{channels}");
+        }
     }
 }

@@ -13,7 +13,9 @@ use std::path::Path;
 use burn::nn::LinearConfig;
 use burn::tensor::Device;
 use datasets::cifar::{self, Cifar};
-use datasets::{CropBox, ImageFolderConfig, Sizing, download, image_folder, load_image};
+use datasets::{
+    CropBox, ImageFolderConfig, OnBadImage, Sizing, TarShardsConfig, download, image_folder, load_image, tar_shards,
+};
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use sha2::{Digest, Sha256};
@@ -25,10 +27,11 @@ use trainer::run::checkpoint;
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All targets.
-pub const TARGETS: [Target; 7] = [
+pub const TARGETS: [Target; 8] = [
     ("cifar", cifar),
     ("image", image),
     ("archive", archive),
+    ("shards", shards),
     ("checkpoint", checkpoint),
     ("config", config),
     ("pytorch", pytorch),
@@ -103,6 +106,29 @@ fn crop(bytes: &[u8]) {
     let upper_half = |[width, height]: [u32; 2]| CropBox { left: 0, top: 0, width, height: height.div_ceil(2) };
     if let Err(error) = train.read_crop(0, &upper_half, &mut [0; 192]) {
         names(&error.to_string(), folder.path());
+    }
+}
+
+/// The reading of a shard's headers, and of the samples that they tell.
+pub fn shards(bytes: &[u8]) {
+    let folder = folder();
+    for name in ["train-0.tar", "val-0.tar"] {
+        write(&folder.path().join(name), bytes);
+    }
+    let sizing = Sizing { size: 8, shorter_side: Some(9) };
+    for on_bad_image in [OnBadImage::Fail, OnBadImage::Skip, OnBadImage::Fail] {
+        let config = TarShardsConfig { sizing, on_bad_image, num_threads: 1, cache_dir: None };
+        match tar_shards::open(folder.path(), &config) {
+            Err(error) => names(&error.to_string(), folder.path()),
+            Ok(splits) => {
+                for index in 0..splits.train.len() {
+                    assert!(splits.train.label(index) < splits.train.class_names().len());
+                    if let Err(error) = splits.train.read_image(index, &mut [0; 192]) {
+                        names(&error.to_string(), folder.path());
+                    }
+                }
+            }
+        }
     }
 }
 

@@ -40,6 +40,8 @@ write("cifar", "empty", b"\0")
 for path in images.iterdir():
     if path.suffix in (".jpg", ".png", ".webp"):
         write("image", path.name, path.read_bytes())
+for name in ("rows_420.jpg", "rows_restarts.jpg"):
+    write("image", name, (images / "resize" / name).read_bytes())
 
 
 def png_chunk(kind, data):
@@ -110,6 +112,30 @@ for name, odd in {
     write("archive", f"{name}.tar", small(tar(one, two, odd)))
 write("archive", "expands.tar.gz", gz(tar((f"{release}/train.bin", tarfile.REGTYPE, bytes(3_000_000)))))
 write("archive", "empty.tar.gz", gz(b""))
+
+
+# Shards of samples.
+pixel = png(1, 1, 8, 2, b"\0\1\2\3")
+
+
+def member(name, content):
+    return name, tarfile.REGTYPE, content
+
+
+image_1, label_1 = member("1.png", pixel), member("1.cls", b"1")
+write("shards", "whole.tar", tar(image_1, label_1)[:3072])
+write("shards", "json.tar", tar(image_1, member("1.json", b'{"label": 0}'))[:3072])
+write("shards", "long_name.tar", tar(member("a" * 150 + ".png", pixel))[:3072])
+write("shards", "no_label.tar", tar(image_1)[:2048])
+write("shards", "no_image.tar", tar(label_1)[:2048])
+write("shards", "twice.tar", tar(image_1, image_1, label_1)[:4096])
+write("shards", "label_of_65536.tar", tar(image_1, member("1.cls", b"65536"))[:3072])
+write("shards", "no_json.tar", tar(image_1, member("1.json", b"{"))[:3072])
+write("shards", "cut.tar", tar(image_1, label_1)[:540])
+write("shards", "no_end.tar", tar(image_1, label_1)[:2048])
+write("shards", "symlink.tar", tar(("1.png", tarfile.SYMTYPE, b"/etc/passwd"), label_1)[:2560])
+write("shards", "other_bytes.tar", tar(image_1)[:1024] + b"\7" * 1024)
+write("shards", "empty", b"")
 
 
 # Weights of a linear layer of 2 x 2.

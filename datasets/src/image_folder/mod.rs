@@ -16,7 +16,8 @@ use crate::dataset::{DatasetSplits, ImageDataset, Normalization};
 use crate::decode::Sizing;
 use crate::encoded::{Contents, EncodedDataset, OnBadImage, Reading};
 use crate::error::DatasetError;
-use scan::{ScannedSplit, scan_split};
+pub(crate) use scan::ScannedSplit;
+use scan::scan_split;
 use source::FolderSource;
 
 /// How a folder of images is read.
@@ -64,9 +65,7 @@ pub fn open(dir: impl AsRef<Path>, config: &ImageFolderConfig) -> Result<Dataset
     if config.num_threads == 0 {
         return Err(DatasetError::config("num_threads", "at least 1", 0));
     }
-    let mut train = scan_split(dir, &["train"])?;
-    let mut test = scan_split(dir, &["test", "val"])?;
-    check_classes(dir, &train, &test)?;
+    let [mut train, mut test] = scan_both(dir)?;
     let num_files = (train.files.len() + test.files.len()) as u64;
     let needed_bytes = num_files.saturating_mul(3 * (config.sizing.size as u64).pow(2));
     let keep = config.sizing.shorter_side.is_none() && needed_bytes <= config.memory_limit_bytes;
@@ -91,6 +90,14 @@ pub fn open(dir: impl AsRef<Path>, config: &ImageFolderConfig) -> Result<Dataset
         Ok(Arc::new(EncodedDataset::open(FolderSource { dir, files }, contents, reading)?))
     };
     Ok(DatasetSplits { train: open_split(train)?, test: open_split(test)?, normalization: Normalization::imagenet() })
+}
+
+/// The files to train on and those to test with; no file is opened.
+pub(crate) fn scan_both(dir: &Path) -> Result<[ScannedSplit; 2], DatasetError> {
+    let train = scan_split(dir, &["train"])?;
+    let test = scan_split(dir, &["test", "val"])?;
+    check_classes(dir, &train, &test)?;
+    Ok([train, test])
 }
 
 fn check_classes(dir: &Path, train: &ScannedSplit, test: &ScannedSplit) -> Result<(), DatasetError> {

@@ -11,15 +11,15 @@ use crate::error::{DatasetError, list};
 
 /// The files of a split before any is opened.
 #[derive(Debug, Default)]
-pub(super) struct ScannedSplit {
+pub(crate) struct ScannedSplit {
     /// The folder of the split.
-    pub(super) dir: PathBuf,
-    pub(super) class_names: Vec<String>,
+    pub(crate) dir: PathBuf,
+    pub(crate) class_names: Vec<String>,
     /// Sorted by class, then by name.
-    pub(super) files: Vec<PathBuf>,
+    pub(crate) files: Vec<PathBuf>,
     /// Of each file.
-    pub(super) labels: Vec<u16>,
-    pub(super) notes: Vec<String>,
+    pub(crate) labels: Vec<u16>,
+    pub(crate) notes: Vec<String>,
 }
 
 /// Scans the first folder of `root` that has one of the `names`.

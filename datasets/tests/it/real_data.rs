@@ -7,7 +7,7 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::process::Command;
 
-use datasets::{Cifar, ImageFolderConfig, Sizing, cifar, image_folder};
+use datasets::{Cifar, ImageFolderConfig, OnBadImage, Sizing, TarShardsConfig, cifar, image_folder, tar_shards};
 use tempfile::TempDir;
 
 /// Unpacks an archive of the shared data, or says that there is none.
@@ -83,5 +83,36 @@ fn the_jpeg_files_are_decoded() {
     let published = Cifar::Ten.normalization().mean;
     for (measured, published) in mean(&*splits.train).iter().zip(published) {
         assert!((measured - f64::from(published)).abs() < 0.005, "{measured}");
+    }
+}
+
+#[test]
+fn real_images_enlarged_are_the_same_from_files_and_from_shards() {
+    let Some(all) = unpack("cifar10-jpeg.tar.gz") else {
+        return;
+    };
+    let (folder, shards) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    for (split, class) in [("train", "cat"), ("train", "dog"), ("test", "cat"), ("test", "dog")] {
+        let [from, to] = [all.path(), folder.path()].map(|root| root.join(split).join(class));
+        std::fs::create_dir_all(&to).unwrap();
+        for number in 0..20 {
+            let name = format!("{number:04}.jpg");
+            std::fs::copy(from.join(&name), to.join(&name)).unwrap();
+        }
+    }
+    let sizing = Sizing { size: 224, shorter_side: Some(256) };
+    let expected = image_folder::open(folder.path(), &ImageFolderConfig::new(sizing)).unwrap().train;
+    for images_per_shard in [40, 20, 10] {
+        let to = shards.path().join(images_per_shard.to_string());
+        tar_shards::write(folder.path(), &to, images_per_shard, &mut |_| true).unwrap();
+        let how = TarShardsConfig { sizing, on_bad_image: OnBadImage::Fail, num_threads: 2, cache_dir: None };
+        let train = tar_shards::open(&to, &how).unwrap().train;
+        assert_eq!((train.len(), train.class_names()), (40, expected.class_names()));
+        let [mut image, mut other] = [(); 2].map(|()| vec![0; 224 * 224 * 3]);
+        for index in 0..train.len() {
+            train.read_image(index, &mut image).unwrap();
+            expected.read_image(index, &mut other).unwrap();
+            assert!(image == other && train.label(index) == expected.label(index), "{index}");
+        }
     }
 }

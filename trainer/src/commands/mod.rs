@@ -13,5 +13,6 @@ pub mod predict;
 pub mod predict_scaling;
 pub mod program;
 pub mod report;
+pub mod shard;
 pub mod train;
 pub mod verify;

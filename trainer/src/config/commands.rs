@@ -176,7 +176,8 @@ fn expect_few_drawn(data: &DataArgs, typed: &DataArgs) -> Result<(), ConfigError
     let (option, num_test, typed) = match data.dataset.filled() {
         DatasetKind::Shapes => ("--shapes-test", data.shapes_test, typed.shapes_test),
         DatasetKind::Synthetic => ("--synthetic-test", data.synthetic_test, typed.synthetic_test),
-        DatasetKind::Cifar10 | DatasetKind::Cifar100 | DatasetKind::ImageFolder | DatasetKind::Own => return Ok(()),
+        DatasetKind::Cifar10 | DatasetKind::Cifar100 | DatasetKind::ImageFolder => return Ok(()),
+        DatasetKind::Shards | DatasetKind::Own => return Ok(()),
     };
     let (num_test, side) = (num_test.filled(), data.image_size() as u64);
     if typed.is_none() && (num_test as u64).saturating_mul(3 * side * side) > MOST_DRAWN_BYTES {

@@ -42,7 +42,7 @@ impl DataArgs {
             }
             DatasetKind::Own => {}
             DatasetKind::Cifar10 | DatasetKind::Cifar100 => expect_folder(self, kind)?,
-            DatasetKind::ImageFolder => {
+            DatasetKind::ImageFolder | DatasetKind::Shards => {
                 expect_folder(self, kind)?;
                 self.fill_size_of_files()?;
                 self.on_bad_image.get_or_insert(OnBadImageKind::Fail);
@@ -57,7 +57,7 @@ impl DataArgs {
         self.download = kind.is_cifar().then_some(self.download.unwrap_or(false));
         check_normalization(self)?;
         at_least_one("--limit-test", self.limit_test)?;
-        let threads = if kind == DatasetKind::ImageFolder { 2 } else { 1 };
+        let threads = if kind.is_of_files() { 2 } else { 1 };
         within("--loader-threads", *self.loader_threads.get_or_insert(threads), 0..=MOST_THREADS)?;
         Ok(())
     }
@@ -108,7 +108,7 @@ impl TrainSplitArgs {
     pub(super) fn fill(&mut self, data: &DataArgs) -> Result<(), ConfigError> {
         let kind = data.dataset.filled();
         // Shapes are drawn with random pose already, and random pixels have no pose.
-        let crops = kind.is_cifar() || (kind == DatasetKind::ImageFolder && data.image_size() <= MAX_AUGMENTED_SIZE);
+        let crops = kind.is_cifar() || (kind.is_of_files() && data.image_size() <= MAX_AUGMENTED_SIZE);
         at_least_one("--limit-train", self.limit_train)?;
         let augment = *self.augment.get_or_insert(match data.resolution {
             Some(_) => AugmentKind::ResizedCrop,
@@ -151,15 +151,15 @@ impl TrainSplitArgs {
 
 /// Options that only some data sets know.
 fn refuse_foreign_options(args: &DataArgs, split: &TrainSplitArgs, kind: DatasetKind) -> Result<(), ConfigError> {
-    use DatasetKind::{Cifar10, Cifar100, ImageFolder, Shapes, Synthetic};
+    use DatasetKind::{Cifar10, Cifar100, ImageFolder, Shapes, Shards, Synthetic};
     let download = args.download == Some(true);
     let known: [(&'static str, bool, &[DatasetKind]); 12] = [
-        ("--data-dir", args.data_dir.is_some(), &[Cifar10, Cifar100, ImageFolder]),
+        ("--data-dir", args.data_dir.is_some(), &[Cifar10, Cifar100, ImageFolder, Shards]),
         ("--download", download, &[Cifar10, Cifar100]),
-        ("--image-size", args.image_size.is_some(), &[ImageFolder, Synthetic]),
-        ("--resolution", args.resolution.is_some(), &[ImageFolder]),
-        ("--eval-resize", args.eval_resize.is_some(), &[ImageFolder]),
-        ("--on-bad-image", args.on_bad_image.is_some(), &[ImageFolder]),
+        ("--image-size", args.image_size.is_some(), &[ImageFolder, Shards, Synthetic]),
+        ("--resolution", args.resolution.is_some(), &[ImageFolder, Shards]),
+        ("--eval-resize", args.eval_resize.is_some(), &[ImageFolder, Shards]),
+        ("--on-bad-image", args.on_bad_image.is_some(), &[ImageFolder, Shards]),
         ("--shapes-train", split.shapes_train.is_some(), &[Shapes]),
         ("--shapes-test", args.shapes_test.is_some(), &[Shapes]),
         ("--shapes-seed", args.shapes_seed.is_some(), &[Shapes]),
@@ -184,9 +184,10 @@ fn expect_folder(args: &DataArgs, kind: DatasetKind) -> Result<(), ConfigError> 
     Err(ConfigError::Missing {
         option: "--data-dir",
         because: format!("--dataset {kind} is read from files"),
-        remedy: match kind.is_cifar() {
-            true => "give the folder of the binary release (with --download it is fetched into it), or --dataset shapes, which needs no files".to_owned(),
-            false => "give the folder that holds train/<class>/ and test/<class>/, or --dataset shapes, which needs no files".to_owned(),
+        remedy: match kind {
+            DatasetKind::Shards => "give the folder that holds train-*.tar and val-*.tar (`trainer shard` makes it of a folder of images), or --dataset shapes, which needs no files".to_owned(),
+            _ if kind.is_cifar() => "give the folder of the binary release (with --download it is fetched into it), or --dataset shapes, which needs no files".to_owned(),
+            _ => "give the folder that holds train/<class>/ and test/<class>/, or --dataset shapes, which needs no files".to_owned(),
         },
     })
 }

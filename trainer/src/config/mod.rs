@@ -27,6 +27,7 @@ mod run;
 mod saved;
 mod scaling_method;
 mod schedule;
+mod shard;
 mod sync;
 mod verify;
 
@@ -49,6 +50,7 @@ pub use predict_scaling::{NamedNetwork, NetworkSource, PredictScalingConfig, Pro
 pub use report::report_request;
 pub use scaling_method::scaling_method_name;
 pub use schedule::LrSchedule;
+pub use shard::images_per_shard;
 pub use sync::{Staleness, SyncConfig, SyncMethod};
 pub use verify::VerifyConfig;
 

@@ -5,17 +5,18 @@
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use datasets::{
     Augment, Cifar, DatasetSplits, ImageDataset, ImageFolderConfig, ImageShape, Normalization, OnBadImage, ResizedCrop,
-    ShapesConfig, ShardConfig, ShardPlan, Sizing, Subset, SyntheticConfig, cifar, image_folder, shapes, synthetic,
+    ShapesConfig, ShardConfig, ShardPlan, Sizing, Subset, SyntheticConfig, TarShardsConfig, cifar, image_folder,
+    shapes, synthetic, tar_shards,
 };
 use distributed::{Communicator, Topology};
 
-use crate::config::cli::{DataArgs, TrainSplitArgs};
+use crate::config::cli::{DataArgs, TrainSplitArgs, environment};
 use crate::config::{AugmentKind, DatasetKind, Filled, OnBadImageKind, TrainConfig};
 use crate::measure::report::Reporter;
 use crate::world::ranks;
@@ -65,13 +66,10 @@ pub fn open(
         DatasetKind::Cifar10 => open_cifar(Cifar::Ten, config, communicator, reporter)?,
         DatasetKind::Cifar100 => open_cifar(Cifar::Hundred, config, communicator, reporter)?,
         DatasetKind::ImageFolder => {
-            let on_bad_image = match config.on_bad_image.filled() {
-                OnBadImageKind::Fail => OnBadImage::Fail,
-                OnBadImageKind::Skip => OnBadImage::Skip,
-            };
-            let how = folder_of_rank(sizing(config), on_bad_image, communicator.topology())?;
+            let how = folder_of_rank(sizing(config), on_bad_image(config), communicator.topology())?;
             image_folder::open(config.data_dir.filled(), &how)?
         }
+        DatasetKind::Shards => open_shards(config, communicator)?,
         DatasetKind::Own => own()?.context(
             "--dataset own: expected a program whose model family brings a data set, got none; choose another, such as shapes",
         )?,
@@ -113,6 +111,35 @@ fn folder_of_rank(sizing: Sizing, on_bad_image: OnBadImage, topology: &Topology)
         on_bad_image,
         ..of_node
     })
+}
+
+/// Opens shards, whose headers root reads first, then the first rank of each machine, which may see other disks.
+fn open_shards(config: &DataArgs, communicator: &dyn Communicator) -> Result<DatasetSplits> {
+    let topology = communicator.topology();
+    let set = |variable| environment(variable).filter(|folder| !folder.is_empty()).map(PathBuf::from);
+    let cache_dir = set("XDG_CACHE_HOME").or_else(|| set("HOME").map(|home| home.join(".cache")));
+    let how = TarShardsConfig {
+        sizing: sizing(config),
+        on_bad_image: on_bad_image(config),
+        num_threads: ranks::share_of_threads(topology)?,
+        cache_dir: cache_dir.map(|folder| folder.join("lockstep")),
+    };
+    let dir = config.data_dir.filled();
+    for reads in [communicator.rank() == distributed::ROOT, topology.local_rank == 0] {
+        if reads {
+            // What keeps the headers from being read keeps the shards from being opened, which says so.
+            let _ = tar_shards::index(&dir, &how);
+        }
+        communicator.barrier()?;
+    }
+    Ok(tar_shards::open(dir, &how)?)
+}
+
+fn on_bad_image(config: &DataArgs) -> OnBadImage {
+    match config.on_bad_image.filled() {
+        OnBadImageKind::Fail => OnBadImage::Fail,
+        OnBadImageKind::Skip => OnBadImage::Skip,
+    }
 }
 
 /// How image files become samples, in training without a crop and in testing.

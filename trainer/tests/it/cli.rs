@@ -68,7 +68,7 @@ fn run(arguments: &[&str]) -> Output {
 }
 
 /// Flag sets that between them use every option of `train`.
-const VALID_FLAGS: [&str; 26] = [
+const VALID_FLAGS: [&str; 27] = [
     "",
     "--model resnet20 --shortcut a --dataset cifar10 --data-dir d --epochs 2 --global-batch-size 256 --learning-rate 0.1 \
      --schedule-epochs 3 --schedule cosine --warmup-epochs 1 --momentum 0.9 --weight-decay 1e-4 --seed 0 --dtype bf16 --threads 1 --cpu portable \
@@ -102,6 +102,7 @@ const VALID_FLAGS: [&str; 26] = [
     "--optimizer own --dataset own --learning-rate 0.1",
     "--augment trivial --mixup 0.2 --cutmix 1 --clip-grad-value 0.5",
     "--dataset image-folder --data-dir d --resolution 160 --eval-resize 224 --crop-scale 0.35:1 --loader-threads 4",
+    "--dataset shards --data-dir d --resolution 224 --on-bad-image skip --augment resized-crop",
 ];
 
 #[test]
@@ -109,7 +110,7 @@ fn every_specified_command_line_parses() {
     for flags in VALID_FLAGS {
         resolved(flags);
     }
-    for dataset in ["shapes", "cifar10", "cifar100", "image-folder", "synthetic"] {
+    for dataset in ["shapes", "cifar10", "cifar100", "image-folder", "shards", "synthetic"] {
         let directory = if dataset == "shapes" || dataset == "synthetic" { "" } else { "--data-dir d" };
         resolved(&format!("--dataset {dataset} {directory}"));
     }
@@ -287,12 +288,13 @@ fn the_default_batch_divides_among_any_number_of_ranks() {
 }
 
 /// Flags, and what their refusal on two ranks must say.
-const REFUSED: [(&str, &[&str]); 91] = [
+const REFUSED: [(&str, &[&str]); 92] = [
     ("--dataset cifar10", &["--data-dir", "--download", "--dataset shapes"]),
     ("--dataset image-folder", &["--data-dir", "train/<class>"]),
+    ("--dataset shards", &["--data-dir", "train-*.tar", "trainer shard"]),
     ("--data-dir d", &["--data-dir has no effect with --dataset shapes", "cifar10"]),
     ("--download", &["--download has no effect", "cifar10, cifar100"]),
-    ("--dataset cifar10 --data-dir d --image-size 64", &["--image-size", "image-folder, synthetic"]),
+    ("--dataset cifar10 --data-dir d --image-size 64", &["--image-size", "image-folder, shards, synthetic"]),
     ("--dataset cifar10 --data-dir d --shapes-seed 1", &["--shapes-seed", "shapes"]),
     ("--dataset cifar10 --data-dir d --shapes-train 10", &["--shapes-train"]),
     ("--synthetic-classes 5", &["--synthetic-classes", "--dataset synthetic"]),

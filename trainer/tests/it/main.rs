@@ -23,6 +23,7 @@ mod program;
 mod report;
 mod resuming;
 mod runs;
+mod shards;
 mod stepper_under_test;
 mod streaming;
 mod synchronisation;

@@ -31,6 +31,8 @@ pub enum DatasetKind {
     Cifar100,
     /// A folder `train/<class>/*` and `test/<class>/*` (or `val`) of images.
     ImageFolder,
+    /// Tar files `train-*.tar` and `val-*.tar` (or `test-*.tar`) of images and labels, as WebDataset names them.
+    Shards,
     /// Random pixels and random labels, for measuring speed.
     Synthetic,
     /// That of the program's model family.
@@ -366,5 +368,10 @@ impl DatasetKind {
     /// Whether it is one of the two CIFAR sets.
     pub fn is_cifar(self) -> bool {
         matches!(self, Self::Cifar10 | Self::Cifar100)
+    }
+
+    /// Whether its images are files of any size.
+    pub fn is_of_files(self) -> bool {
+        matches!(self, Self::ImageFolder | Self::Shards)
     }
 }

@@ -13,6 +13,7 @@ mod optimizer;
 mod predict_scaling;
 mod report;
 mod sections;
+mod shard;
 mod sync;
 mod verify;
 
@@ -24,6 +25,7 @@ pub use optimizer::OptimizerArgs;
 pub use predict_scaling::PredictScalingArgs;
 pub use report::ReportArgs;
 pub use sections::{BatchArgs, ComputeArgs, DataArgs, ModelArgs, RunArgs, ScheduleArgs, TrainArgs, TrainSplitArgs};
+pub use shard::ShardArgs;
 pub use sync::SyncArgs;
 pub use verify::VerifyArgs;
 
@@ -102,6 +104,8 @@ pub enum CommandOf<A: Args> {
     PredictScaling(Box<WithModel<A, PredictScalingArgs>>),
     /// Make a page, figures and tables of runs, studies, comparisons, predictions and networks; one process.
     Report(ReportArgs),
+    /// Make tar shards of a folder of images, for --dataset shards; one process.
+    Shard(ShardArgs),
     /// Start a command of this program on N ranks, by mpirun; with --restarts again when it fails.
     Launch(LaunchArgs),
     /// Submit a command of this program to a Slurm cluster, and follow, read or stop its jobs.

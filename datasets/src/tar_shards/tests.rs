@@ -1,0 +1,226 @@
+//! What shards promise, on tar files made here.
+
+use super::*;
+use crate::image_folder;
+use std::path::Path;
+use tar::{Builder, Header};
+use tempfile::TempDir;
+
+/// A PNG of one colour.
+fn png(value: u8) -> Vec<u8> {
+    let mut bytes = std::io::Cursor::new(Vec::new());
+    image::RgbImage::from_pixel(9, 7, image::Rgb([value; 3])).write_to(&mut bytes, image::ImageFormat::Png).unwrap();
+    bytes.into_inner()
+}
+
+/// A tar file of these members.
+fn tar(members: &[(&str, &[u8])]) -> Vec<u8> {
+    let mut archive = Builder::new(Vec::new());
+    for (name, bytes) in members {
+        let mut header = Header::new_gnu();
+        header.set_size(bytes.len() as u64);
+        header.set_mode(0o644);
+        // Names of more than 100 bytes become GNU's long ones.
+        archive.append_data(&mut header, name, *bytes).unwrap();
+    }
+    archive.into_inner().unwrap()
+}
+
+fn config(on_bad_image: OnBadImage) -> TarShardsConfig {
+    let sizing = Sizing { size: 4, shorter_side: Some(5) };
+    TarShardsConfig { sizing, on_bad_image, num_threads: 2, cache_dir: None }
+}
+
+/// A folder with this first shard of training, a second one and one to test with, both good.
+fn folder(train: &[u8]) -> TempDir {
+    let root = tempfile::tempdir().unwrap();
+    let good = tar(&[("x.png", &png(70)), ("x.cls", b"1"), ("y.json", b"{\"label\": 0}"), ("y.png", &png(71))]);
+    for (name, bytes) in [("train-0.tar", train), ("train-1.tar", &good), ("val-0.tar", &good)] {
+        fs::write(root.path().join(name), bytes).unwrap();
+    }
+    root
+}
+
+/// (label, grey value) of each sample.
+fn samples(dataset: &dyn ImageDataset) -> Vec<(usize, u8)> {
+    let sample = |index| {
+        let mut pixels = [0; 48];
+        dataset.read_image(index, &mut pixels).unwrap();
+        (dataset.label(index), pixels[0])
+    };
+    (0..dataset.len()).map(sample).collect()
+}
+
+fn opened(root: &Path) -> Vec<(usize, u8)> {
+    samples(&*open(root, &config(OnBadImage::Fail)).unwrap().train)
+}
+
+#[test]
+fn samples_stand_in_the_order_of_their_shards() {
+    let long = format!("{}/a.b.png", "folder/".repeat(30));
+    let train = tar(&[
+        ("d/1.cls", b" 2\n"),
+        ("d/1.PNG", &png(10)),
+        (&long.replace("a.b.png", "a.png"), &png(11)),
+        (&long.replace("a.b.png", "a.cls"), b"0"),
+        ("note.txt", b"nothing"),
+        ("2.jpeg", &png(12)),
+        ("2.cls", b"1"),
+        ("2.json", b"{\"label\": 1, \"caption\": \"a cat\"}"),
+    ]);
+    let root = folder(&train);
+    let expected = [(2, 10), (0, 11), (1, 12), (1, 70), (0, 71)];
+    for _ in 0..2 {
+        assert_eq!(opened(root.path()), expected);
+        assert!(root.path().join(INDEX).exists());
+    }
+    let splits = open(root.path(), &config(OnBadImage::Fail)).unwrap();
+    assert_eq!((splits.train.name(), splits.test.name()), ("shards train", "shards val"));
+    assert_eq!(splits.test.class_names(), ["0", "1", "2"]);
+    fs::write(root.path().join(CLASSES), "cat\ndog\n").unwrap();
+    let text = open(root.path(), &config(OnBadImage::Fail)).unwrap_err().to_string();
+    assert!(text.ends_with("classes.txt: expected 3 class names, got 2"), "{text}");
+}
+
+#[test]
+fn the_index_is_read_again_when_a_shard_changes_and_made_in_the_cache_where_it_must() {
+    let root = folder(&tar(&[("1.png", &png(10)), ("1.cls", b"1")]));
+    assert_eq!(opened(root.path())[0], (1, 10));
+    fs::write(root.path().join("train-0.tar"), tar(&[("1.png", &png(20)), ("1.cls", b"0")])).unwrap();
+    assert_eq!(opened(root.path())[0], (0, 20));
+    // Damaged, it is made anew.
+    fs::write(root.path().join(INDEX), "lockstep shards 1\n").unwrap();
+    assert_eq!(opened(root.path())[0], (0, 20));
+    // A folder in its place cannot be written.
+    fs::remove_file(root.path().join(INDEX)).unwrap();
+    fs::create_dir(root.path().join(INDEX)).unwrap();
+    let cache = tempfile::tempdir().unwrap();
+    let config = TarShardsConfig { cache_dir: Some(cache.path().join("new")), ..config(OnBadImage::Fail) };
+    for _ in 0..2 {
+        assert_eq!(samples(&*open(root.path(), &config).unwrap().train)[0], (0, 20));
+        assert_eq!(fs::read_dir(cache.path().join("new")).unwrap().count(), 1);
+    }
+}
+
+#[test]
+fn what_is_wrong_is_named_and_refused_or_skipped_with_a_note() {
+    let (image, good) = (png(10), tar(&[("1.png", &png(10)), ("1.cls", b"1"), ("2.png", &png(12)), ("2.cls", b"0")]));
+    let after = |members: &[(&str, &[u8])]| tar(&[&[("1.png", &image[..]), ("1.cls", b"1")], members].concat());
+    let cases: [(Vec<u8>, &str); 10] = [
+        (after(&[("2.png", &image)]), "2: expected a label, 2.cls or 2.json, got none"),
+        (after(&[("2.png", &image), ("2.json", b"{}")]), "2: expected a label"),
+        (after(&[("2.cls", b"0")]), "2: expected an image"),
+        (
+            after(&[("2.png", &image), ("2.png", &image), ("2.cls", b"0")]),
+            "2: expected one image of this key, got several",
+        ),
+        (
+            after(&[("2.png", &image), ("2.cls", b"0"), ("2.json", b"{\"label\":1}")]),
+            "2: expected one label, got 0 and 1",
+        ),
+        (after(&[("2.png", &image), ("2.cls", b"cat")]), "2: expected a label from 0 to 65535, got cat"),
+        (after(&[("2.png", &image), ("2.cls", b"65536")]), "2: expected a label from 0 to 65535, got 65536"),
+        (good[..good.len() - 1024].to_vec(), "expected the end of the archive after byte"),
+        (good[..512 * 5 + 30].to_vec(), "2.png: expected"),
+        ([&good[..2048], &[7; 4096]].concat(), "expected the header of a member, got other bytes"),
+    ];
+    for (train, expected) in cases {
+        let root = folder(&train);
+        for _ in 0..2 {
+            let text = open(root.path(), &config(OnBadImage::Fail)).unwrap_err().to_string();
+            assert!(text.contains("train-0.tar: ") && text.contains(expected), "{expected}: {text}");
+        }
+        let splits = open(root.path(), &config(OnBadImage::Skip)).unwrap();
+        let kept = samples(&*splits.train);
+        assert!(kept.starts_with(&[(1, 10)]) && kept.ends_with(&[(1, 70), (0, 71)]), "{expected}: {kept:?}");
+        assert!(splits.train.notes().iter().any(|note| note.contains(expected)), "{expected}");
+    }
+}
+
+#[test]
+fn an_image_that_does_not_decode_is_named_by_shard_and_key() {
+    let root = folder(&tar(&[("1.png", b"no image"), ("1.cls", b"1"), ("2.png", &png(9)), ("2.cls", b"1")]));
+    let train = open(root.path(), &config(OnBadImage::Fail)).unwrap().train;
+    let text = train.read_image(0, &mut [0; 48]).unwrap_err().to_string();
+    assert!(text.contains("train-0.tar/1"), "{text}");
+    let train = open(root.path(), &config(OnBadImage::Skip)).unwrap().train;
+    assert_eq!(samples(&*train), [(1, 9), (1, 70), (0, 71)]);
+    assert!(train.notes().last().unwrap().starts_with("1 of 4 image files were skipped"));
+}
+
+#[test]
+fn missing_shards_are_told_with_a_remedy() {
+    let root = tempfile::tempdir().unwrap();
+    let text = open(root.path(), &config(OnBadImage::Fail)).unwrap_err().to_string();
+    assert!(text.contains("shards of train not found") && text.contains("trainer shard"), "{text}");
+}
+
+/// A folder of images of two classes, 7 to train on and 3 to test with.
+fn images() -> TempDir {
+    let root = tempfile::tempdir().unwrap();
+    for number in 0..10u8 {
+        let split = if number < 7 { "train" } else { "val" };
+        let dir = root.path().join(split).join(["cat", "dog"][usize::from(number % 2)]);
+        fs::create_dir_all(&dir).unwrap();
+        fs::write(dir.join(format!("photo.of.{number}.png")), png(10 * number)).unwrap();
+    }
+    root
+}
+
+#[test]
+fn shards_of_a_folder_hold_its_samples_in_its_order_whatever_their_number() {
+    let (from, target) = (images(), tempfile::tempdir().unwrap());
+    let sizing = config(OnBadImage::Fail).sizing;
+    let expected = image_folder::open(from.path(), &crate::ImageFolderConfig::new(sizing)).unwrap();
+    for (images_per_shard, num_shards) in [(7, 2), (4, 3), (2, 6)] {
+        let to = target.path().join(format!("{images_per_shard}"));
+        let mut told = Vec::new();
+        let written = write(from.path(), &to, images_per_shard, &mut |name| {
+            told.push(name.to_owned());
+            true
+        })
+        .unwrap();
+        assert_eq!(written, ShardWriting { num_shards, num_images: 10 });
+        assert_eq!((told.len(), &told[0][..]), (num_shards, "train-000000.tar"));
+        let splits = open(&to, &config(OnBadImage::Fail)).unwrap();
+        assert_eq!(samples(&*splits.train), samples(&*expected.train));
+        assert_eq!(samples(&*splits.test), samples(&*expected.test));
+        assert_eq!(splits.train.class_names(), ["cat", "dog"]);
+        assert!(!splits.train.checksum_reads_files());
+        // The digests are those of the files.
+        for line in fs::read_to_string(to.join(MANIFEST)).unwrap().lines() {
+            let (digest, name) = line.split_once("  ").unwrap();
+            assert_eq!(digest, to_hex(&Sha256::digest(fs::read(to.join(name)).unwrap())));
+        }
+        // Without them the checksum is another one, over the images.
+        fs::remove_file(to.join(MANIFEST)).unwrap();
+        let without = open(&to, &config(OnBadImage::Fail)).unwrap();
+        assert!(without.train.checksum_reads_files());
+        assert_ne!(without.train.checksum(), splits.train.checksum());
+    }
+    assert_eq!(fs::read_dir(target.path()).unwrap().count(), 3, "no parts are left");
+}
+
+#[test]
+fn shards_are_not_written_over_anything_nor_left_half_done() {
+    let (from, target) = (images(), tempfile::tempdir().unwrap());
+    let to = target.path().join("to");
+    fs::create_dir(&to).unwrap();
+    write(from.path(), &to, 100, &mut |_| true).unwrap();
+    let text = write(from.path(), &to, 100, &mut |_| true).unwrap_err().to_string();
+    assert!(text.contains("to: expected a new or empty folder"), "{text}");
+    let other = target.path().join("other");
+    let text = write(from.path(), &other, 100, &mut |_| false).unwrap_err().to_string();
+    assert!(text.contains("stopped before all was written"), "{text}");
+    assert_eq!(fs::read_dir(target.path()).unwrap().count(), 1, "only what is whole");
+}
+
+#[test]
+fn a_shard_that_the_manifest_lists_must_be_there() {
+    let (from, target) = (images(), tempfile::tempdir().unwrap());
+    let to = target.path().join("to");
+    write(from.path(), &to, 3, &mut |_| true).unwrap();
+    fs::remove_file(to.join("train-000001.tar")).unwrap();
+    let text = open(&to, &config(OnBadImage::Fail)).unwrap_err().to_string();
+    assert!(text.contains("train-000001.tar not found"), "{text}");
+}

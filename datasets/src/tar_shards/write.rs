@@ -1,0 +1,149 @@
+//! Makes shards of a folder of images.
+//!
+//! In: `FROM/train/<class>/*` and `FROM/test/<class>/*` (or `val`). Out: `TO/train-000000.tar` and so on, `classes.txt`, `MANIFEST`.
+//! Invariant: samples stand in the order of the folder, files as they are; the same folder gives the same bytes; all of it is written
+//! beside `TO` and renamed when it is whole.
+
+use std::fs::{self, File};
+use std::io::{self, BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use sha2::{Digest, Sha256};
+use tar::{Builder, EntryType, Header};
+
+use super::{CLASSES, MANIFEST};
+use crate::decode::read_image_file;
+use crate::error::DatasetError;
+use crate::image_folder::{ScannedSplit, scan_both};
+use crate::memory::to_hex;
+use crate::progress;
+
+/// What was written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ShardWriting {
+    /// The shards of both splits.
+    pub num_shards: usize,
+    /// The images of both splits.
+    pub num_images: usize,
+}
+
+/// Writes the images of the folder `from` into shards of `images_per_shard` in the folder `to`, which is new or empty.
+///
+/// A training image becomes `NUMBER.EXTENSION` and `NUMBER.cls` of `train-*.tar`, another one of `test-*.tar` or `val-*.tar`, as its folder is
+/// called. `go_on` is given each shard's name when it is written, and says whether to write the next.
+///
+/// # Errors
+/// If `from` is no such folder, `to` is there and not empty, or a file cannot be read or written, or `go_on` says no; then `to` is as it was.
+///
+/// # Panics
+/// If `images_per_shard` is 0.
+pub fn write(
+    from: &Path,
+    to: &Path,
+    images_per_shard: usize,
+    go_on: &mut dyn FnMut(&str) -> bool,
+) -> Result<ShardWriting, DatasetError> {
+    assert!(images_per_shard > 0, "images_per_shard: expected at least 1, got 0");
+    let splits = scan_both(from)?;
+    if to.exists() && fs::read_dir(to).map_err(DatasetError::io("read", to))?.next().is_some() {
+        return Err(DatasetError::NotEmpty { path: to.to_path_buf() });
+    }
+    // The folder itself, without a slash or dots behind its name.
+    let to = match to.exists() {
+        true => to.canonicalize().map_err(DatasetError::io("read", to))?,
+        false => to.components().collect(),
+    };
+    let mut part = to.as_os_str().to_owned();
+    part.push(format!(".part-{}", std::process::id()));
+    let part = PathBuf::from(part);
+    fs::create_dir_all(&part).map_err(DatasetError::io("create", &part))?;
+    let written = write_all(&splits, &part, images_per_shard, go_on)
+        .and_then(|written| fs::rename(&part, &to).map(|()| written).map_err(DatasetError::io("rename to", &to)));
+    if written.is_err() {
+        // The first error is the one to be told.
+        let _ = fs::remove_dir_all(&part);
+    }
+    written
+}
+
+fn write_all(
+    splits: &[ScannedSplit],
+    folder: &Path,
+    images_per_shard: usize,
+    go_on: &mut dyn FnMut(&str) -> bool,
+) -> Result<ShardWriting, DatasetError> {
+    let (mut manifest, mut written) = (String::new(), ShardWriting::default());
+    for split in splits {
+        let name = split.dir.file_name().unwrap_or_default().to_string_lossy();
+        for (number, first) in (0..split.files.len()).step_by(images_per_shard).enumerate() {
+            let name = format!("{name}-{number:06}.tar");
+            let images = first..(first + images_per_shard).min(split.files.len());
+            written.num_images += images.len();
+            let digest = write_shard(&folder.join(&name), split, images)?;
+            manifest += &format!("{digest}  {name}\n");
+            written.num_shards += 1;
+            if !go_on(&name) {
+                return Err(DatasetError::Stopped { path: folder.to_path_buf() });
+            }
+        }
+    }
+    let classes = splits[0].class_names.iter().map(|name| format!("{name}\n")).collect::<String>();
+    let whole = |name: &str, text: &str| {
+        let path = folder.join(name);
+        let file =
+            File::create(&path).and_then(|mut file| file.write_all(text.as_bytes()).and_then(|()| file.sync_all()));
+        file.map_err(DatasetError::io("write", path))
+    };
+    whole(CLASSES, &classes)?;
+    whole(MANIFEST, &manifest)?;
+    Ok(written)
+}
+
+/// Writes one shard, and gives its sha256.
+fn write_shard(path: &Path, split: &ScannedSplit, images: std::ops::Range<usize>) -> Result<String, DatasetError> {
+    let file = File::create(path).map_err(DatasetError::io("create", path))?;
+    let mut archive = Builder::new(Digested { file: BufWriter::with_capacity(1 << 20, file), digest: Sha256::new() });
+    for image in images {
+        let (file, label) = (&split.files[image], split.labels[image]);
+        let bytes = read_image_file(file)?;
+        let extension = file.extension().unwrap_or_default().to_string_lossy().to_ascii_lowercase();
+        let appended = append(&mut archive, &format!("{image:09}.{extension}"), &bytes)
+            .and_then(|()| append(&mut archive, &format!("{image:09}.cls"), label.to_string().as_bytes()));
+        appended.map_err(DatasetError::io("write", path))?;
+        progress::advance(bytes.len());
+    }
+    let end = || {
+        let Digested { file, digest } = archive.into_inner()?;
+        file.into_inner().map_err(io::IntoInnerError::into_error)?.sync_all()?;
+        Ok(to_hex(&digest.finalize()))
+    };
+    end().map_err(DatasetError::io("write", path))
+}
+
+/// Appends a member that is of no user and no time.
+fn append<W: Write>(archive: &mut Builder<W>, name: &str, bytes: &[u8]) -> io::Result<()> {
+    let mut header = Header::new_ustar();
+    header.set_entry_type(EntryType::Regular);
+    header.set_mode(0o644);
+    header.set_mtime(0);
+    header.set_size(bytes.len() as u64);
+    archive.append_data(&mut header, name, bytes)
+}
+
+/// What is written, and its digest.
+struct Digested {
+    file: BufWriter<File>,
+    digest: Sha256,
+}
+
+impl Write for Digested {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let len = self.file.write(bytes)?;
+        self.digest.update(&bytes[..len]);
+        Ok(len)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.flush()
+    }
+}

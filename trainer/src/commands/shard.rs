@@ -1,0 +1,26 @@
+//! `trainer shard`: tar files of samples, made of a folder of images.
+//!
+//! In: flags. Out: a folder that `--dataset shards` reads. Invariant: it is whole or not there.
+
+use anyhow::Result;
+use datasets::tar_shards;
+
+use crate::config::cli::ShardArgs;
+use crate::config::images_per_shard;
+use crate::world::ranks::World;
+
+/// Writes the shards.
+///
+/// # Errors
+/// When the folder of images is none, the target is not empty, a file cannot be read or written, or a signal wishes this to end.
+pub fn shard(args: &ShardArgs, world: &World) -> Result<()> {
+    let images_per_shard = images_per_shard(args)?;
+    let mut go_on = |name: &str| {
+        world.reporter.note(&format!("{name} is written"));
+        !world.stop.is_raised()
+    };
+    let written = tar_shards::write(&args.from, &args.to, images_per_shard, &mut go_on)?;
+    let (images, shards) = (written.num_images, written.num_shards);
+    world.reporter.note(&format!("{images} images in {shards} shards in {}", args.to.display()));
+    Ok(())
+}

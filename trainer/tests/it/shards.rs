@@ -1,0 +1,96 @@
+//! Runs on tar shards are runs on the folder that these were made of, bit by bit, also when they are killed and go on.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+
+use crate::fixture::{flags, program, run};
+
+/// JPEG files of two classes and several sizes: those of the tests of `datasets`.
+fn photographs() -> TempDir {
+    let root = tempfile::tempdir().unwrap();
+    let images = Path::new(env!("CARGO_MANIFEST_DIR")).join("../datasets/tests/images");
+    let names = [
+        "resize/rows_420.jpg",
+        "turned.jpg",
+        "resize/rows_444.jpg",
+        "cmyk.jpg",
+        "resize/rows_restarts.jpg",
+        "grey.jpg",
+    ];
+    for (split, num_each) in [("train", 4), ("val", 1)] {
+        for (number, name) in names.iter().cycle().take(num_each * names.len()).enumerate() {
+            let class = root.path().join(split).join(["cat", "dog"][number % 2]);
+            fs::create_dir_all(&class).unwrap();
+            fs::copy(images.join(name), class.join(format!("{number:02}.jpg"))).unwrap();
+        }
+    }
+    root
+}
+
+/// Shards of these photographs, by the program itself.
+fn sharded(from: &Path, images_per_shard: usize) -> TempDir {
+    let to = tempfile::tempdir().unwrap();
+    let mut shard = program();
+    shard.args(["shard", "--images-per-shard", &images_per_shard.to_string(), "--from"]).arg(from).arg("--to");
+    assert!(shard.arg(to.path()).stdout(Stdio::null()).status().unwrap().success());
+    to
+}
+
+fn words(dataset: &str, dir: &Path) -> String {
+    let dir = dir.display();
+    format!(
+        "--model resnet8 --dataset {dataset} --data-dir {dir} --resolution 16 --global-batch-size 4 --epochs 2 --warmup-epochs 0"
+    )
+}
+
+#[test]
+fn shards_train_to_the_bits_of_their_folder_whatever_their_number() {
+    let photographs = photographs();
+    for world_size in [1, 2] {
+        let trained = |dataset, dir: &Path| run(world_size, &flags(&[&words(dataset, dir)])).parameter_hash();
+        let expected = trained("image-folder", photographs.path());
+        for (images_per_shard, num_shards) in [(24, 1), (12, 2), (6, 4)] {
+            let shards = sharded(photographs.path(), images_per_shard);
+            assert!(shards.path().join(format!("train-{:06}.tar", num_shards - 1)).exists());
+            assert!(!shards.path().join(format!("train-{num_shards:06}.tar")).exists());
+            assert_eq!(trained("shards", shards.path()), expected, "{num_shards} shards, {world_size} ranks");
+        }
+    }
+}
+
+#[test]
+fn a_run_on_shards_that_was_killed_in_an_epoch_goes_on_to_the_same_bits() {
+    let (photographs, runs) = (photographs(), tempfile::tempdir().unwrap());
+    let shards = sharded(photographs.path(), 5);
+    let train = |directory: &PathBuf| {
+        let mut train = program();
+        let words = words("shards", shards.path()).replace("--epochs 2", "--epochs 20");
+        train.arg("train").args(words.split_whitespace()).args("--threads 1 --eval-every-epochs 20".split(' '));
+        train.args("--checkpoint-every-steps 1 --log-every-steps 1 --resume --output-dir".split(' ')).arg(directory);
+        train.stdout(Stdio::null()).stderr(Stdio::null());
+        train
+    };
+    let hash = |directory: &Path| {
+        let text = fs::read_to_string(directory.join("summary.json")).unwrap();
+        serde_json::from_str::<serde_json::Value>(&text).unwrap()["parameter_hash"].clone()
+    };
+    let (whole, killed) = (runs.path().join("whole"), runs.path().join("killed"));
+    assert!(train(&whole).status().unwrap().success());
+    let mut child = train(&killed).spawn().unwrap();
+    let start = Instant::now();
+    let is_under_way = || {
+        let saved = fs::read_dir(killed.join("checkpoints")).into_iter().flatten();
+        saved.flatten().any(|entry| *entry.file_name() >= *"step-00000009")
+    };
+    while !is_under_way() && start.elapsed() < Duration::from_secs(60) {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert!(Command::new("kill").args(["-KILL", &child.id().to_string()]).status().unwrap().success());
+    assert!(!child.wait().unwrap().success() && !killed.join("summary.json").exists());
+    assert!(train(&killed).status().unwrap().success());
+    assert_eq!(hash(&killed), hash(&whole));
+}
