@@ -102,13 +102,10 @@ impl Conv2d {
     pub fn new(shape: Conv2dShape, algorithm: Algorithm, isa: Isa, storage: Storage) -> Self {
         shape.assert_valid();
         if shape.is_depthwise() {
-            return Self {
-                shape,
-                isa,
-                forward: Pass::Depthwise(depthwise::Plan::forward(&shape)),
-                data_gradient: Pass::Depthwise(depthwise::Plan::data_gradient(&shape)),
-                weight_gradient: WeightPass::Depthwise(depthwise::WeightPlan::new(&shape)),
-            };
+            let [forward, data_gradient] = [depthwise::Plan::forward(&shape), depthwise::Plan::data_gradient(&shape)];
+            let weight_gradient = WeightPass::Depthwise(depthwise::WeightPlan::new(&shape));
+            let (forward, data_gradient) = (Pass::Depthwise(forward), Pass::Depthwise(data_gradient));
+            return Self { shape, isa, forward, data_gradient, weight_gradient };
         }
         let supported = winograd::plan::Plan::supports(&shape);
         assert!(algorithm != Algorithm::Winograd || supported, "winograd: expected 3x3 with stride 1, got {shape:?}");

@@ -1,7 +1,7 @@
 //! Fast equals reference: random shapes, every instruction set, unaligned slices, 1..=3 threads bit-equal;
 //! bf16 equals f32 of the widened inputs, rounded.
 
-use super::{Addend, Algorithm, Conv2d, Conv2dShape, Epilogue, reference};
+use super::{Addend, Algorithm, Conv2d, Conv2dShape, Epilogue, depthwise, reference};
 use crate::simd::Isa;
 use crate::testing::dirty;
 use crate::{Element, Storage};
@@ -106,7 +106,7 @@ pub(super) fn pool(num_threads: usize) -> rayon::ThreadPool {
 }
 
 /// The fastest way of this processor.
-fn plan(shape: Conv2dShape) -> Conv2d {
+pub(super) fn plan(shape: Conv2dShape) -> Conv2d {
     Conv2d::new(shape, Algorithm::Auto, Isa::detect(), Storage::F32)
 }
 
@@ -116,7 +116,7 @@ fn algorithms(shape: &Conv2dShape) -> &'static [Algorithm] {
     if has_winograd { &[Algorithm::Direct, Algorithm::Winograd] } else { &[Algorithm::Direct] }
 }
 
-fn check_shape(shape: &Conv2dShape, random: &mut Random, pools: &[rayon::ThreadPool]) {
+pub(super) fn check_shape(shape: &Conv2dShape, random: &mut Random, pools: &[rayon::ThreadPool]) {
     let (x, w) = (random.values(shape.input_len()), random.values(shape.weight_len()));
     let dy = random.values(shape.output_len());
     let expected_y = reference::forward(shape, &x[1..], &w[1..]);
@@ -185,7 +185,7 @@ fn bf16_storage_gives_the_f32_results_of_the_widened_inputs_rounded_to_bf16() {
     let pools = [pool(1), pool(2), pool(3)];
     let mut random = Random(13);
     let shapes: Vec<_> = (0..100).map(|_| random_shape(&mut random, 8e5)).collect();
-    for shape in shapes.into_iter().chain(odd_numbers_of_pixels()).chain(depthwise_shapes()) {
+    for shape in shapes.into_iter().chain(odd_numbers_of_pixels()).chain(depthwise::tests::shapes()) {
         let stored = |values: Vec<f32>| values.into_iter().map(bf16::from_f32).collect::<Vec<bf16>>();
         let widened = |stored: &[bf16]| stored.iter().map(|value| value.to_f32()).collect::<Vec<f32>>();
         let (x, dy) = (stored(random.values(shape.input_len())), stored(random.values(shape.output_len())));
@@ -260,50 +260,6 @@ fn channels_of_several_blocks_equal_the_reference() {
         };
         check_shape(&shape, &mut Random(5), &pools);
     }
-}
-
-/// Depthwise convolutions of any side and stride, with blocks of channels that are not whole and bands that are.
-fn depthwise_shapes() -> impl Iterator<Item = Conv2dShape> {
-    let layers = [
-        ([2, 8, 8, 16], 3, 1, 1),
-        ([1, 5, 7, 2], 3, 1, 1),
-        ([5, 7, 5, 17], 3, 2, 1),
-        ([2, 32, 30, 40], 3, 2, 1),
-        ([2, 40, 33, 45], 3, 1, 1),
-        ([3, 2, 2, 33], 7, 1, 3),
-        ([1, 9, 16, 3], 7, 1, 3),
-        ([2, 9, 16, 24], 7, 2, 3),
-        ([2, 8, 11, 16], 5, 2, 2),
-        ([1, 6, 6, 20], 5, 1, 2),
-        ([1, 9, 8, 4], 3, 1, 0),
-    ];
-    layers.into_iter().map(|([batch, height, width, channels], kernel, stride, padding)| {
-        let (in_channels, out_channels, groups) = (channels, channels, channels);
-        Conv2dShape { batch, height, width, in_channels, out_channels, kernel, stride, padding, groups }
-    })
-}
-
-#[test]
-fn depthwise_convolutions_equal_the_reference() {
-    for shape in depthwise_shapes() {
-        check_shape(&shape, &mut Random(9), &[pool(1), pool(3)]);
-    }
-}
-
-#[test]
-#[should_panic(expected = "convolution: expected one group, or as many as channels and a kernel of 3, 5 or 7")]
-fn other_groups_are_refused() {
-    plan(Conv2dShape {
-        batch: 1,
-        height: 4,
-        width: 4,
-        in_channels: 4,
-        out_channels: 4,
-        kernel: 3,
-        stride: 1,
-        padding: 1,
-        groups: 2,
-    });
 }
 
 /// 1x1 convolutions whose pixels, all in one row or in images, have no divisor near 64, or fewer than 64.

@@ -8,6 +8,8 @@
 mod filter;
 mod gradient;
 mod ring;
+#[cfg(test)]
+pub(super) mod tests;
 
 use super::Conv2dShape;
 pub(super) use filter::Depthwise;
