@@ -12,7 +12,7 @@ const TEN_LOSSES_TOLERANCE: f64 = 1e-3;
 const LOSSES_OF_18: [f32; 10] =
     [4.68018, 3.825113, 2.50971, 1.248238, 0.4771358, 0.1728046, 0.0729147, 0.03761868, 0.02230514, 0.0145483];
 const LOSSES_OF_50: [f32; 10] =
-    [3.099716, 2.723074, 2.198997, 1.732592, 1.36288, 1.051958, 0.8181469, 0.634891, 0.4984744, 0.3919587];
+    [3.099716, 3.016805, 2.872753, 2.686528, 2.478568, 2.268484, 2.06617, 1.882815, 1.715163, 1.564017];
 
 #[test]
 fn all_five_have_torchvisions_parameters() {
@@ -30,7 +30,7 @@ fn all_five_have_torchvisions_parameters() {
 #[test]
 fn resnet18_and_resnet50_have_pytorchs_ten_losses() {
     let device = Device::flex().autodiff();
-    for (depth, learning_rate, expected) in [(18, 2e-4, LOSSES_OF_18), (50, 1e-6, LOSSES_OF_50)] {
+    for (depth, learning_rate, expected) in [(18, 2e-4, LOSSES_OF_18), (50, 2e-7, LOSSES_OF_50)] {
         let model = ResNetConfig::imagenet(depth).unwrap().with_num_classes(10).init(0, &device);
         let losses = ten_losses(model, 64, learning_rate, FloatDType::F32, &device, ResNet::forward);
         let off = relative_difference(&losses, &expected);
