@@ -9,7 +9,7 @@ use kernels::batch_norm::{self, Affine, Gate, Residual, ResidualGradient, Saved}
 use super::clock::{Kernel, time};
 use super::flex::{inverse_stds, to_f32};
 use super::fused::LinkedNorm;
-use super::memory::{ARENA, Activation, SCRATCH, activation, contiguous, floats, tensor};
+use super::memory::{ARENA, Activation, activation, contiguous, floats, tensor, with_scratch};
 use super::statistics::{GradientSums, Moments};
 use super::{BatchNormGradients, BatchNormOptions, BatchNormOutput, BatchNormSaved};
 
@@ -24,7 +24,7 @@ pub(super) fn forward<E: Activation>(
     let (x, channels) = (E::values(&input), floats(&gamma).len());
     let rows = x.len() / channels;
     let mut moments = vec![0.0; 2 * channels];
-    SCRATCH.with_borrow_mut(|scratch| {
+    with_scratch(|scratch| {
         let workspace = scratch.workspace.floats(batch_norm::moments_workspace_len(rows, channels));
         time(Kernel::NormStatistics, None, || batch_norm::moments(isa, x, &mut moments, workspace));
     });
@@ -70,7 +70,7 @@ pub(super) fn backward<E: Activation>(
     let left = options.output.as_deref().and_then(|link| link.take_sums(gradient));
     let local = left.unwrap_or_else(|| {
         let mut sums = vec![0.0; 2 * channels];
-        SCRATCH.with_borrow_mut(|scratch| {
+        with_scratch(|scratch| {
             let workspace = scratch.workspace.doubles(batch_norm::workspace_len(x.len() / channels, channels));
             time(Kernel::NormSums, None, || batch_norm::backward_sums(isa, &norm, dy, &mut sums, workspace));
         });

@@ -3,7 +3,7 @@
 //! In: a number of values. Out: tensors over blocks of one arena, which all ranks of the process share. Invariant: after the first step
 //! nothing is asked of the system.
 
-use std::cell::RefCell;
+use std::cell::Cell;
 use std::sync::LazyLock;
 
 use burn::backend::Flex;
@@ -18,13 +18,23 @@ use kernels::scratch::Scratch;
 pub(super) static ARENA: LazyLock<Arena> = LazyLock::new(Arena::new);
 
 thread_local! {
-    /// Buffers that no operation keeps, used again by the next.
-    pub(super) static SCRATCH: RefCell<Buffers> = const { RefCell::new(Buffers { packed: Scratch::new(), workspace: Scratch::new() }) };
+    static SCRATCH: Cell<Buffers> = const { Cell::new(Buffers { packed: Scratch::new(), workspace: Scratch::new() }) };
 }
 
+/// Buffers that no operation keeps.
+#[derive(Default)]
 pub(super) struct Buffers {
     pub(super) packed: Scratch,
     pub(super) workspace: Scratch,
+}
+
+/// Runs `work` with this thread's buffers, which the next operation uses again. A thread of a rayon pool that waits for others' pieces may
+/// start another pass in between: that one gets buffers of its own.
+pub(super) fn with_scratch<T>(work: impl FnOnce(&mut Buffers) -> T) -> T {
+    let mut buffers = SCRATCH.take();
+    let result = work(&mut buffers);
+    SCRATCH.set(buffers);
+    result
 }
 
 /// The tensor in memory order.

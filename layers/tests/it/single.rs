@@ -193,6 +193,27 @@ fn a_norm_that_follows_no_convolution_of_ours_equals_burns_in_training() {
 }
 
 #[test]
+fn passes_that_share_the_threads_of_a_pool_interrupt_each_other_without_harm() {
+    let device = device();
+    let conv: Conv2d = Conv2dConfig::new([16, 16], [3, 3]).with_bias(false).init(&device).into();
+    let norm: BatchNorm = BatchNormConfig::new(16).init(&device);
+    let x = random([32, 18, 18, 16], &device);
+    let pass = || {
+        let (conv, norm, x) = (conv.clone(), norm.clone(), x.clone().detach().require_grad());
+        let y = Tensor::from(relu(norm.forward(conv.forward(x.clone()))));
+        values(x.grad(&y.powi_scalar(2).sum().backward()).expect("x has a gradient"))
+    };
+    let expected = pass();
+    // A worker that waits for a piece of its pass takes a whole pass of another thread in the meantime.
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(2).build().unwrap();
+    std::thread::scope(|scope| {
+        for _ in 0..6 {
+            scope.spawn(|| (0..100).for_each(|_| assert_eq!(pool.install(pass), expected)));
+        }
+    });
+}
+
+#[test]
 #[should_panic(expected = "linear layer: expected [.., 12], got [2, 24]")]
 fn a_last_axis_that_is_a_multiple_of_the_layers_is_refused() {
     let linear: Linear = LinearConfig::new(12, 3).init(&Device::flex()).into();

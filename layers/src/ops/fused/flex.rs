@@ -18,7 +18,7 @@ use super::link::LinkedNorm;
 use super::{FusedGradients, FusedOptions, FusedOutput, FusedSaved, NormLink, Residual};
 use crate::ops::clock::{Kernel, time};
 use crate::ops::flex::{inverse_stds, to_f32};
-use crate::ops::memory::{ARENA, Activation, SCRATCH, activation, contiguous, floats, tensor};
+use crate::ops::memory::{ARENA, Activation, activation, contiguous, floats, tensor, with_scratch};
 use crate::ops::statistics::{GradientSums, Moments};
 
 pub(in crate::ops) fn forward<E: Activation>(
@@ -79,7 +79,7 @@ pub(in crate::ops) fn inference<E: Activation>(
     let conv = layer.conv();
     let (input, weight) = (E::activations(input), contiguous(weight));
     let mut convolved = ARENA.take::<E>(conv.shape().output_len());
-    SCRATCH.with_borrow_mut(|scratch| {
+    with_scratch(|scratch| {
         let packed = scratch.packed.floats(conv.packed_forward_len());
         time(Kernel::PackForward, Some(&call), || conv.pack_forward(floats(&weight), packed));
         let workspace = scratch.workspace.floats(conv.forward_workspace_len());
@@ -157,7 +157,7 @@ pub(in crate::ops) fn backward<E: Activation>(
 
 /// Runs the backward pass, with the weights packed for it if the input's gradient is wanted.
 fn gradients<E: Activation>(call: &LayerCall, weight: &[f32], given: Backward<'_, E>, wanted: Gradients<'_, E>) {
-    SCRATCH.with_borrow_mut(|scratch| {
+    with_scratch(|scratch| {
         let layer = call.plan();
         let conv = layer.conv();
         let packed = scratch.packed.floats(conv.packed_data_gradient_len());
@@ -257,7 +257,7 @@ fn convolve<E: Activation>(
     let layer = call.plan();
     let conv = layer.conv();
     let mut output = ARENA.take(conv.shape().output_len());
-    SCRATCH.with_borrow_mut(|scratch| {
+    with_scratch(|scratch| {
         let packed = scratch.packed.floats(conv.packed_forward_len());
         time(Kernel::PackForward, Some(call), || conv.pack_forward(floats(&weight), packed));
         let workspace = scratch.workspace.floats(layer.forward_workspace_len());
@@ -270,7 +270,7 @@ fn convolve<E: Activation>(
 fn gradient_sums<E: Activation>(call: &LayerCall, saved: &Saved<'_, E>, dy: &[E]) -> GradientSums {
     let channels = call.shape.out_channels;
     let mut sums = vec![0.0; 2 * channels];
-    SCRATCH.with_borrow_mut(|scratch| {
+    with_scratch(|scratch| {
         let workspace = scratch.workspace.doubles(batch_norm::workspace_len(dy.len() / channels, channels));
         time(Kernel::NormSums, Some(call), || {
             batch_norm::backward_sums(call.isa, saved, dy, &mut sums, workspace);

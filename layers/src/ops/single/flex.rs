@@ -16,7 +16,7 @@ use kernels::{Storage, activation, layer_norm};
 use super::{Operation, SingleGradients, SingleOps, SingleOptions, SingleSaved, Wanted};
 use crate::choices::Convolution;
 use crate::ops::clock::time;
-use crate::ops::memory::{ARENA, Activation, SCRATCH, activation as tensor_of, contiguous, floats, tensor};
+use crate::ops::memory::{ARENA, Activation, activation as tensor_of, contiguous, floats, tensor, with_scratch};
 
 impl SingleOps for Flex {
     fn single(input: FlexTensor, weight: FlexTensor, bias: FlexTensor, options: SingleOptions) -> FlexTensor {
@@ -151,7 +151,7 @@ enum Way {
 
 impl Way {
     fn run<E: Activation>(self, conv: &Conv2d, x: &[E], weight: &[f32], bias: Option<&[f32]>, y: &mut [E]) {
-        SCRATCH.with_borrow_mut(|scratch| match self {
+        with_scratch(|scratch| match self {
             Self::Convolution => {
                 let packed = scratch.packed.floats(conv.packed_forward_len());
                 conv.pack_forward(weight, packed);
@@ -242,7 +242,7 @@ fn pool_shape(x: &FlexTensor) -> MaxPoolShape {
 }
 
 fn with_workspace<T>(len: usize, work: impl FnOnce(&mut [f32]) -> T) -> T {
-    SCRATCH.with_borrow_mut(|scratch| work(scratch.workspace.floats(len)))
+    with_scratch(|scratch| work(scratch.workspace.floats(len)))
 }
 
 /// A gradient of a parameter's shape.
