@@ -112,6 +112,10 @@ impl LayerOps for Flex {
         options: FusedOptions,
     ) -> FlexTensor {
         match input.dtype() {
+            // Our kernels refuse an empty batch.
+            _ if input.shape().num_elements() == 0 => {
+                fused::composed::inference::<Self>(input, weight, scale, shift, residual, &options)
+            }
             DType::F32 => fused::flex::inference::<f32>(input, weight, scale, shift, residual, &options),
             DType::BF16 => fused::flex::inference::<bf16>(input, weight, scale, shift, residual, &options),
             _ => fused::composed::inference::<Self>(input, weight, scale, shift, residual, &options),

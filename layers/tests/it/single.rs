@@ -1,6 +1,6 @@
 //! Layers that stand alone: by our kernels the values and gradients that burn's own operations give, in f32 and, as near as it can be, in bf16.
 
-use burn::module::Param;
+use burn::module::{Module, Param};
 use burn::nn::PaddingConfig2d::{Explicit, Same, Valid};
 use burn::nn::conv::Conv2dConfig;
 use burn::nn::pool::MaxPool2dConfig;
@@ -211,6 +211,24 @@ fn passes_that_share_the_threads_of_a_pool_interrupt_each_other_without_harm() {
             scope.spawn(|| (0..100).for_each(|_| assert_eq!(pool.install(pass), expected)));
         }
     });
+}
+
+#[test]
+fn an_empty_batch_has_an_empty_result_and_gradients_of_zero() {
+    let (device, tape) = (Device::flex(), device());
+    let (conv, linear): (Conv2d, Linear) =
+        (conv([4, 6], 3, 1, Explicit(1, 1, 1, 1), 1), LinearConfig::new(6, 5).init(&tape).into());
+    let norm: BatchNorm = BatchNormConfig::new(6).init(&tape);
+    let x = Tensor::<4>::zeros([0, 3, 3, 4], &tape).require_grad();
+    let y = linear.forward(Tensor::<4>::from(relu(conv.forward(x.clone()))));
+    assert_eq!(y.dims(), [0, 3, 3, 5]);
+    let gradients = y.sum().backward();
+    assert_eq!(x.grad(&gradients).expect("x has a gradient").dims(), [0, 3, 3, 4]);
+    assert_eq!(values(conv.weight.val().grad(&gradients).expect("weight")), [0.0; 6 * 4 * 9]);
+    assert_eq!(values(linear.bias.as_ref().unwrap().val().grad(&gradients).expect("bias")), [0.0; 5]);
+    let (plain, norm) = (Conv2dConfig::new([4, 6], [1, 1]).with_bias(false).init(&device), norm.valid());
+    let y: Tensor<4> = relu(norm.forward(Conv2d::from(plain).forward(Tensor::zeros([0, 3, 3, 4], &device)))).into();
+    assert_eq!(y.dims(), [0, 3, 3, 6]);
 }
 
 #[test]

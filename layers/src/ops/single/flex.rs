@@ -14,7 +14,6 @@ use kernels::simd::Isa;
 use kernels::{Storage, activation, layer_norm};
 
 use super::{Operation, SingleGradients, SingleOps, SingleOptions, SingleSaved, Wanted};
-use crate::choices::Convolution;
 use crate::ops::clock::time;
 use crate::ops::memory::{ARENA, Activation, activation as tensor_of, contiguous, floats, tensor, with_scratch};
 
@@ -51,17 +50,23 @@ fn forward<E: Activation>(
     let bias = has[1].then(|| floats(&bias));
     match operation {
         Operation::Convolution { stride, padding, algorithm } => {
-            let conv = convolution::<E>(&x, &weight, (stride, padding), algorithm, isa);
-            let shape = conv.shape();
+            let shape = convolution(&x, &weight, stride, padding);
             let mut y = ARENA.take::<E>(shape.output_len());
-            Way::Convolution.run(&conv, values, weights, bias, &mut y);
+            // An empty batch has no plan.
+            if !values.is_empty() {
+                let conv = Conv2d::new(shape, algorithm.of_kernels(), isa, Storage::of::<E>());
+                Way::Convolution.run(&conv, values, weights, bias, &mut y);
+            }
             tensor_of(y, [shape.batch, shape.out_height(), shape.out_width(), shape.out_channels])
         }
         Operation::Linear => {
-            let conv = product::<E>(&x, &weight, isa);
-            let mut y = ARENA.take::<E>(conv.shape().input_len());
-            Way::Transposed.run(&conv, values, weights, bias, &mut y);
-            tensor_of(y, with_last(x.shape(), conv.shape().in_channels))
+            let shape = product(&x, &weight);
+            let mut y = ARENA.take::<E>(shape.input_len());
+            if !values.is_empty() {
+                let conv = Conv2d::new(shape, Algorithm::Auto, isa, Storage::of::<E>());
+                Way::Transposed.run(&conv, values, weights, bias, &mut y);
+            }
+            tensor_of(y, with_last(x.shape(), shape.in_channels))
         }
         Operation::LayerNorm { epsilon } => {
             let mut y = ARENA.take::<E>(values.len());
@@ -98,15 +103,19 @@ fn backward<E: Activation>(
     let [x, dy] = [saved.input, output_gradient].map(E::activations);
     let weight = contiguous(saved.weight);
     let (values, weights, d_values) = (E::values(&x), floats(&weight), E::values(&dy));
+    if values.is_empty() {
+        return of_empty(x, dy, &weight);
+    }
     let mut dx = ARENA.take::<E>(values.len());
     let (d_weight, d_bias) = match operation {
         Operation::Convolution { stride, padding, algorithm } => {
-            let conv = convolution::<E>(&x, &weight, (stride, padding), algorithm, isa);
+            let shape = convolution(&x, &weight, stride, padding);
+            let conv = Conv2d::new(shape, algorithm.of_kernels(), isa, Storage::of::<E>());
             let [dw, db] = Way::Convolution.gradients(&conv, (values, weights, d_values), &mut dx, wanted, isa);
             (of_parameter(dw, &weight), tensor_of(db, [conv.shape().out_channels]))
         }
         Operation::Linear => {
-            let conv = product::<E>(&x, &weight, isa);
+            let conv = Conv2d::new(product(&x, &weight), Algorithm::Auto, isa, Storage::of::<E>());
             let [dw, db] = Way::Transposed.gradients(&conv, (values, weights, d_values), &mut dx, wanted, isa);
             (of_parameter(dw, &weight), tensor_of(db, [conv.shape().in_channels]))
         }
@@ -198,37 +207,26 @@ impl Way {
     }
 }
 
-fn convolution<E: Activation>(
-    x: &FlexTensor,
-    weight: &FlexTensor,
-    (stride, padding): (usize, usize),
-    algorithm: Convolution,
-    isa: Isa,
-) -> Conv2d {
+/// The gradients of an empty batch: zeros.
+fn of_empty(x: FlexTensor, dy: FlexTensor, weight: &FlexTensor) -> SingleGradients<Flex> {
+    let zeros = |shape: Shape| tensor(vec![0.0; shape.num_elements()], [shape.num_elements()]).reshape(shape);
+    let channels = dy.shape().as_slice().last().copied().unwrap_or_default();
+    SingleGradients { input: x, weight: zeros(weight.shape()), bias: zeros(Shape::new([channels])) }
+}
+
+fn convolution(x: &FlexTensor, weight: &FlexTensor, stride: usize, padding: usize) -> Conv2dShape {
     let [batch, height, width, in_channels] = x.shape().dims();
     let [out_channels, of_group, kernel, _] = weight.shape().dims();
     let groups = in_channels / of_group;
-    let shape = Conv2dShape { batch, height, width, in_channels, out_channels, kernel, stride, padding, groups };
-    Conv2d::new(shape, algorithm.of_kernels(), isa, Storage::of::<E>())
+    Conv2dShape { batch, height, width, in_channels, out_channels, kernel, stride, padding, groups }
 }
 
 /// The 1x1 convolution of one row of pixels whose gradient of the input is the linear layer: so burn's weight `[C_in, C_out]` is the
 /// convolution's as it lies.
-fn product<E: Activation>(x: &FlexTensor, weight: &FlexTensor, isa: Isa) -> Conv2d {
+fn product(x: &FlexTensor, weight: &FlexTensor) -> Conv2dShape {
     let [out_channels, in_channels] = weight.shape().dims();
     let width = x.shape().num_elements() / out_channels;
-    let shape = Conv2dShape {
-        batch: 1,
-        height: 1,
-        width,
-        in_channels,
-        out_channels,
-        kernel: 1,
-        stride: 1,
-        padding: 0,
-        groups: 1,
-    };
-    Conv2d::new(shape, Algorithm::Auto, isa, Storage::of::<E>())
+    Conv2dShape { batch: 1, height: 1, width, in_channels, out_channels, kernel: 1, stride: 1, padding: 0, groups: 1 }
 }
 
 fn attention_shape(x: &FlexTensor, heads: usize) -> Attention {
