@@ -26,8 +26,11 @@ impl<const D: usize> Elementwise for Tensor<D> {
         }
         match function {
             Function::Relu => activation::relu(self),
-            // The derivative is 0 at both corners, as PyTorch's.
-            Function::Relu6 => (activation::relu(activation::relu(self).neg() + 6.0) - 6.0).neg(),
+            // The derivative is 0 at both corners, as PyTorch's, and what lies between them keeps its digits.
+            Function::Relu6 => {
+                let (low, high) = (self.clone().lower_equal_elem(0.0), self.clone().greater_equal_elem(6.0));
+                self.mask_fill(low, 0.0).mask_fill(high, 6.0)
+            }
             Function::Gelu => activation::gelu(self),
             Function::Silu => activation::silu(self),
         }

@@ -104,10 +104,12 @@ impl Normalised {
         self.rectifier == Rectifier::None && matches!(self.skip, Skip::None)
     }
 
-    /// Whether this may end it: a ReLU6 is our kernels' alone, without a residual.
+    /// Whether this may end it: a ReLU6 is our kernels' alone, without a residual; a frozen norm on a training device is not theirs.
     pub(crate) fn takes(&self, rectifier: Rectifier) -> bool {
-        rectifier != Rectifier::Relu6
-            || (matches!(self.skip, Skip::None) && computes(&self.input.tensor, &self.context.computation))
+        let input = &self.input.tensor;
+        let is_ours = computes(input, &self.context.computation)
+            && (norm::takes_batch_statistics(&self.norm, input) || !input.device().is_autodiff());
+        rectifier != Rectifier::Relu6 || (matches!(self.skip, Skip::None) && is_ours)
     }
 
     pub(crate) fn computation(&self) -> &Computation {

@@ -1,6 +1,7 @@
 //! Layers that stand alone: by our kernels the values and gradients that burn's own operations give, in f32 and, as near as it can be, in bf16.
 
-use burn::module::{Module, Param};
+use burn::module::{Initializer, Module, Param};
+use burn::nn;
 use burn::nn::PaddingConfig2d::{Explicit, Same, Valid};
 use burn::nn::conv::Conv2dConfig;
 use burn::nn::pool::MaxPool2dConfig;
@@ -211,6 +212,43 @@ fn passes_that_share_the_threads_of_a_pool_interrupt_each_other_without_harm() {
             scope.spawn(|| (0..100).for_each(|_| assert_eq!(pool.install(pass), expected)));
         }
     });
+}
+
+#[test]
+fn relu6_keeps_small_values_and_their_gradients_in_16_bits_and_has_none_at_its_corners() {
+    for dtype in [FloatDType::F32, FloatDType::F16, FloatDType::BF16] {
+        for computation in [STOCK, fused()] {
+            let x = Tensor::<1>::from_floats([-1.0, 0.0, 0.01, 0.1, 5.5, 6.0, 7.0, 60_000.0], &device()).cast(dtype);
+            let [y, dx] = run(computation, &x, relu6);
+            let x = values(x.cast(FloatDType::F32).inner());
+            assert_eq!(y, x.iter().map(|x| x.clamp(0.0, 6.0)).collect::<Vec<_>>(), "{dtype:?}");
+            let open: Vec<bool> = dx.iter().map(|dx| *dx != 0.0).collect();
+            assert_eq!(open, [false, false, true, true, true, false, false, false], "{dtype:?}");
+        }
+    }
+}
+
+#[test]
+fn a_relu6_behind_a_norm_has_no_gradient_at_its_corners_whether_the_norm_is_trained_or_frozen() {
+    let device = Device::flex().autodiff();
+    let x = random([2, 5, 5, 8], &device);
+    for (is_trained, corner) in [(true, 0.0), (true, 6.0), (false, 0.0), (false, 6.0)] {
+        for kernels in [Kernels::Fused, Kernels::Stock] {
+            let [gamma, beta] = [0.0, corner].map(|value| Initializer::Constant { value }.init([8], &device));
+            let norm = BatchNormConfig::new(8).init(&device);
+            let training = Param::from_bool(is_trained);
+            let norm = BatchNorm::from(nn::BatchNorm { gamma, beta, training, ..(*norm).clone() });
+            let context = PassContext {
+                computation: Computation { kernels, ..Computation::default() },
+                ..PassContext::default()
+            };
+            let conv = conv([8, 8], 3, 1, Same, 1);
+            let y = context.during(|| Tensor::<4>::from(relu6(norm.forward(conv.forward(x.clone())))));
+            assert!(values(y.clone().inner()).iter().all(|&y| f64::from(y) == corner));
+            let gradient = norm.beta.val().grad(&y.sum().backward()).expect("beta has a gradient");
+            assert_eq!(values(gradient), [0.0; 8], "trained: {is_trained}, {corner}, {kernels:?}");
+        }
+    }
 }
 
 #[test]
