@@ -17,7 +17,7 @@ use crate::choices::{Activations, Computation};
 use crate::context::PassContext;
 use crate::elementwise::Elementwise;
 use crate::layer::{Convolved, Normalised, Skip};
-use crate::norm::{Alone, batch_norm, takes_batch_statistics};
+use crate::norm::{Alone, batch_norm, expect_channels, takes_batch_statistics};
 use crate::ops::single::computes;
 use crate::ops::{NormLink, stock};
 use kernels::activation::Function;
@@ -143,6 +143,7 @@ impl Features {
             }
             other => {
                 let (context, input) = (PassContext::current(), other.evaluate().tensor);
+                expect_channels(norm, input.dims()[3], || input.dims());
                 if takes_batch_statistics(norm, &input) && computes(&input, &context.computation) {
                     let (norm, rectifier) = (norm.clone(), Rectifier::None);
                     return State::Alone(Box::new(Alone { context, norm, input, rectifier })).into();

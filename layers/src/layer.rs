@@ -65,21 +65,27 @@ impl Convolved {
         let Self { context, conv, input } = self;
         let input = input.into_values_for(norm, &context.computation).in_format(context.computation.activations);
         let padding = kernels_padding(&conv).expect("a convolution that can be fused");
-        Normalised { context, conv, padding, norm: norm.clone(), input, skip: Skip::None, rectifier: Rectifier::None }
+        expect_channels(&conv, &input.tensor);
+        let (norm, [channels, ..]) = (norm.clone(), conv.weight.dims());
+        let layer = Normalised { context, conv, padding, norm, input, skip: Skip::None, rectifier: Rectifier::None };
+        norm::expect_channels(&layer.norm, channels, || layer.out_dims());
+        layer
     }
 
     pub(crate) fn evaluate(self) -> Tensor<4> {
         let Self { context, conv, input } = self;
         let input = input.into_values().in_format(context.computation.activations).tensor;
+        expect_channels(&conv, &input);
         let hook = context.hook.as_ref();
-        match operation(&conv, &context.computation).filter(|_| computes(&input, &context.computation)) {
+        let is_ours = computes(&input, &context.computation);
+        match operation(&conv, &context.computation).filter(|_| is_ours) {
             Some(operation) => {
                 let weight = gated(&conv.weight, &input, hook).into_dispatch();
                 let bias = conv.bias.as_ref().map(|bias| gated(bias, &input, hook).into_dispatch());
                 single(input, [Some(weight), bias], operation, context.computation.isa)
             }
             None => {
-                if computes(&input, &context.computation) {
+                if is_ours {
                     note_stand_in(&conv);
                 }
                 in_f32(input, |input| stock::conv(&conv, input, hook))
@@ -164,6 +170,14 @@ impl Normalised {
 
 /// Convolutions that our kernels would have computed, if they had them.
 static STAND_INS: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+/// # Panics
+/// Unless the input has the convolution's channels: our kernels would see other groups.
+fn expect_channels(conv: &Conv2d, input: &Tensor<4>) {
+    let ([_, of_group, ..], dims) = (conv.weight.dims(), input.dims());
+    let channels = of_group * conv.groups;
+    assert!(dims[3] == channels, "convolution: expected [N, H, W, {channels}], got {dims:?}");
+}
+
 
 fn note_stand_in(conv: &Conv2d) {
     let [out, group, height, width] = conv.weight.dims();

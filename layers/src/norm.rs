@@ -56,6 +56,13 @@ pub(crate) fn takes_batch_statistics(norm: &BatchNorm, input: &Tensor<4>) -> boo
     input.device().is_autodiff() && norm.training.is_enabled()
 }
 
+/// # Panics
+/// Unless these are the norm's channels, those of features of the shape `got`.
+pub(crate) fn expect_channels(norm: &BatchNorm, channels: usize, got: impl FnOnce() -> [usize; 4]) {
+    let [expected] = norm.gamma.dims();
+    assert!(channels == expected, "batch norm: expected [N, H, W, {expected}], got {:?}", got());
+}
+
 /// Running statistics and parameters as one scale and one shift per channel.
 pub(crate) fn folded(norm: &BatchNorm) -> (Tensor<1>, Tensor<1>) {
     let scale = norm.gamma.val() / (norm.running_var.value_sync() + norm.epsilon).sqrt();

@@ -270,6 +270,34 @@ fn an_empty_batch_has_an_empty_result_and_gradients_of_zero() {
 }
 
 #[test]
+fn channels_that_are_not_a_layers_own_are_refused() {
+    let device = device();
+    let x = || Features::from(Tensor::<4>::ones([2, 4, 4, 8], &device));
+    let conv = |bias| Conv2d::from(Conv2dConfig::new([1, 8], [3, 3]).with_bias(bias).init(&device));
+    let norm = |channels| BatchNormConfig::new(channels).init(&device);
+    type Pass<'a> = Box<dyn Fn() -> Features + 'a>;
+    // Of one channel: else it would count as depthwise.
+    let passes: [(Pass<'_>, &str); 4] = [
+        (Box::new(|| conv(true).forward(x())), "convolution: expected [N, H, W, 1], got [2, 4, 4, 8]"),
+        (
+            Box::new(|| norm(8).forward(conv(false).forward(x()))),
+            "convolution: expected [N, H, W, 1], got [2, 4, 4, 8]",
+        ),
+        (Box::new(|| norm(4).forward(x())), "batch norm: expected [N, H, W, 4], got [2, 4, 4, 8]"),
+        (
+            Box::new(|| norm(4).forward(conv(false).forward(Tensor::<4>::ones([2, 4, 4, 1], &device)))),
+            "batch norm: expected [N, H, W, 4], got [2, 2, 2, 8]",
+        ),
+    ];
+    for (pass, expected) in passes {
+        let pass = || values(Tensor::<4>::from(pass()).inner());
+        let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(pass)).unwrap_err();
+        let text = panic.downcast_ref::<String>().unwrap();
+        assert!(text.contains(expected), "{text}");
+    }
+}
+
+#[test]
 #[should_panic(expected = "linear layer: expected [.., 12], got [2, 24]")]
 fn a_last_axis_that_is_a_multiple_of_the_layers_is_refused() {
     let linear: Linear = LinearConfig::new(12, 3).init(&Device::flex()).into();
