@@ -237,9 +237,15 @@ fn with_residual(mut layer: Box<Normalised>, residual: State) -> Features {
     State::Normalised(layer).into()
 }
 
-/// In the memory order of those who made them.
+/// In the memory order of those who made them; of two number formats in that of the pass.
 fn sum(left: Tensor<4>, right: Tensor<4>) -> Tensor<4> {
-    if computes(&left, &PassContext::current().computation) { left + right } else { stock::add(left, right) }
+    let computation = PassContext::current().computation;
+    let [left, right] = if left.dtype() == right.dtype() {
+        [left, right]
+    } else {
+        [left, right].map(|tensor| Values::from(tensor).in_format(computation.activations).tensor)
+    };
+    if computes(&left, &computation) { left + right } else { stock::add(left, right) }
 }
 
 /// Images, rows and columns of shortcut A.
@@ -254,10 +260,15 @@ pub fn relu(features: impl Into<Features>) -> Features {
 }
 
 /// Applies an operation in f32 to a tensor of any type.
-pub(crate) fn in_f32(tensor: Tensor<4>, operation: impl FnOnce(Tensor<4>) -> Tensor<4>) -> Tensor<4> {
+pub(crate) fn in_f32<const D: usize>(tensor: Tensor<D>, operation: impl FnOnce(Tensor<D>) -> Tensor<D>) -> Tensor<D> {
     let dtype = FloatDType::from(tensor.dtype());
-    match dtype {
-        FloatDType::F16 | FloatDType::BF16 => operation(tensor.cast(FloatDType::F32)).cast(dtype),
-        _ => operation(tensor),
+    operation(widened(tensor)).cast(dtype)
+}
+
+/// What is narrower than f32 as f32.
+pub(crate) fn widened<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
+    match FloatDType::from(tensor.dtype()) {
+        FloatDType::F16 | FloatDType::BF16 => tensor.cast(FloatDType::F32),
+        _ => tensor,
     }
 }

@@ -5,9 +5,10 @@
 
 use burn::module::{Initializer, Module, Param};
 use burn::tensor::module::layer_norm;
-use burn::tensor::{Device, FloatDType, Tensor};
+use burn::tensor::{Device, Tensor};
 
 use crate::context::PassContext;
+use crate::features::{in_f32, widened};
 use crate::ops::gated;
 use crate::ops::single::{Operation, computes, single};
 
@@ -70,7 +71,6 @@ impl LayerNorm {
             let parameters = [gamma, beta].map(|parameter| Some(parameter.into_dispatch()));
             return single(x, parameters, Operation::LayerNorm { epsilon: self.epsilon as f32 }, computation.isa);
         }
-        let dtype = FloatDType::from(x.dtype());
-        layer_norm(x.cast(FloatDType::F32), gamma, Some(beta), self.epsilon).cast(dtype)
+        in_f32(x, |x| layer_norm(x, widened(gamma), Some(widened(beta)), self.epsilon))
     }
 }

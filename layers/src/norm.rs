@@ -12,7 +12,7 @@ use burn::nn::BatchNorm;
 use burn::tensor::Tensor;
 
 use crate::context::PassContext;
-use crate::features::Values;
+use crate::features::{Values, in_f32, widened};
 use crate::ops::{BatchNormOptions, BatchNormTrain, NormLink, batch_norm_train, gated, stock};
 use kernels::batch_norm::Rectifier;
 
@@ -65,8 +65,10 @@ pub(crate) fn expect_channels(norm: &BatchNorm, channels: usize, got: impl FnOnc
 
 /// Running statistics and parameters as one scale and one shift per channel.
 pub(crate) fn folded(norm: &BatchNorm) -> (Tensor<1>, Tensor<1>) {
-    let scale = norm.gamma.val() / (norm.running_var.value_sync() + norm.epsilon).sqrt();
-    let shift = norm.beta.val() - norm.running_mean.value_sync() * scale.clone();
+    let [gamma, beta] = [&norm.gamma, &norm.beta].map(|parameter| widened(parameter.val()));
+    let [mean, variance] = [&norm.running_mean, &norm.running_var].map(|running| widened(running.value_sync()));
+    let scale = gamma / (variance + norm.epsilon).sqrt();
+    let shift = beta - mean * scale.clone();
     (scale, shift)
 }
 
@@ -86,7 +88,7 @@ pub(crate) fn update_running(norm: &BatchNorm, batch: BatchNormTrain) -> Tensor<
 /// `running = (1 - momentum) * running + momentum * batch`, stored at once: `update` alone leaves
 /// the value pending until the next forward pass, where readers and `map` would miss it.
 fn update(running: &RunningState<Tensor<1>>, momentum: f64, batch: Tensor<1>) {
-    let updated = running.value_sync() * (1.0 - momentum) + batch * momentum;
+    let updated = in_f32(running.value_sync(), |running| running * (1.0 - momentum) + batch * momentum);
     running.update(updated.detach());
     running.value_sync();
 }

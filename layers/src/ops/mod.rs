@@ -239,8 +239,8 @@ pub fn batch_norm_train(
 ) -> BatchNormTrain {
     let batch = <Dispatch as LayerOps>::batch_norm_train(
         input.into_dispatch(),
-        gamma.into_dispatch(),
-        beta.into_dispatch(),
+        composed::widen::<Dispatch>(gamma.into_dispatch()),
+        composed::widen::<Dispatch>(beta.into_dispatch()),
         options,
     );
     BatchNormTrain {

@@ -17,8 +17,9 @@ use super::{GradientHook, gated};
 
 /// Any convolution of burn's.
 pub(crate) fn conv(conv: &Conv2d, input: Tensor<4>, hook: Option<&Arc<dyn GradientHook>>) -> Tensor<4> {
-    let weight = Param::initialized(conv.weight.id, gated(&conv.weight, &input, hook));
-    let bias = conv.bias.as_ref().map(|bias| Param::initialized(bias.id, gated(bias, &input, hook)));
+    let dtype = FloatDType::from(input.dtype());
+    let weight = Param::initialized(conv.weight.id, gated(&conv.weight, &input, hook).cast(dtype));
+    let bias = conv.bias.as_ref().map(|bias| Param::initialized(bias.id, gated(bias, &input, hook).cast(dtype)));
     to_channels_last(Conv2d { weight, bias, ..conv.clone() }.forward(to_planes(input)))
 }
 
@@ -51,7 +52,7 @@ pub(crate) fn subsample_and_pad(input: Tensor<4>, zero_channels: usize) -> Tenso
     let every_second = Slice::new(0, None, 2);
     let kept = to_planes(input).slice([Slice::full(), Slice::full(), every_second, every_second]);
     let [n, _, h, w] = kept.dims();
-    let zeros = Tensor::zeros([n, zero_channels, h, w], &kept.device());
+    let zeros = Tensor::zeros([n, zero_channels, h, w], (&kept.device(), kept.dtype()));
     to_channels_last(Tensor::cat(vec![zeros.clone(), kept, zeros], 1))
 }
 

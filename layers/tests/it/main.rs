@@ -7,5 +7,6 @@ mod differences;
 mod every_layer;
 mod fused;
 mod modules;
+mod number_formats;
 mod single;
 mod stream;

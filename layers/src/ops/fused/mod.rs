@@ -17,6 +17,7 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, Dispatch, ExtensionType};
 use burn::tensor::{Device, Tensor};
 
+use super::composed::widen;
 use super::{BatchNormOptions, BatchNormTrain, HookedParameters, LayerOps};
 use kernels::batch_norm::Rectifier;
 use kernels::conv2d::Conv2dShape;
@@ -152,9 +153,9 @@ pub fn fused_train(
     let residual = residual_or_nothing(residual, &options, &input.device());
     let fused = <Dispatch as LayerOps>::fused_train(
         input.into_dispatch(),
-        weight.into_dispatch(),
-        gamma.into_dispatch(),
-        beta.into_dispatch(),
+        widen::<Dispatch>(weight.into_dispatch()),
+        widen::<Dispatch>(gamma.into_dispatch()),
+        widen::<Dispatch>(beta.into_dispatch()),
         residual.into_dispatch(),
         options,
     );
@@ -185,7 +186,7 @@ pub fn fused_inference(
     let residual = residual_or_nothing(residual, &options, &input.device());
     Tensor::from_dispatch(<Dispatch as LayerOps>::fused_inference(
         input.into_dispatch(),
-        weight.into_dispatch(),
+        widen::<Dispatch>(weight.into_dispatch()),
         scale.into_dispatch(),
         shift.into_dispatch(),
         residual.into_dispatch(),

@@ -1,6 +1,6 @@
 //! Operations of our kernels that are no part of a fused layer, as one extension operation.
 //!
-//! In: a tensor on Flex, of f32 or bf16, and up to two parameters of f32. Out: a tensor of the input's format. Invariant: the same function
+//! In: a tensor on Flex, of f32 or bf16, and up to two parameters of f32 or narrower. Out: a tensor of the input's format. Invariant: the same function
 //! as burn's own operations, which the callers take where [`computes`] says no: on other devices, in other number formats.
 
 mod autodiff;
@@ -14,6 +14,7 @@ use kernels::activation::Function;
 use kernels::simd::Isa;
 
 use super::clock::Kernel;
+use super::composed::widen;
 use crate::choices::{Computation, Convolution, Kernels};
 
 /// What is computed of x and two parameters.
@@ -142,8 +143,10 @@ pub(crate) fn single<const D: usize>(
     let has = parameters.each_ref().map(Option::is_some);
     let device = input.device();
     // The extension's operations take no optional tensors.
-    let [weight, bias] =
-        parameters.map(|tensor| tensor.unwrap_or_else(|| Tensor::<1>::zeros([1], &device).into_dispatch()));
+    let [weight, bias] = parameters.map(|tensor| match tensor {
+        Some(parameter) => widen::<Dispatch>(parameter),
+        None => Tensor::<1>::zeros([1], &device).into_dispatch(),
+    });
     let options = SingleOptions { operation, isa, has };
     Tensor::from_dispatch(<Dispatch as SingleOps>::single(input.into_dispatch(), weight, bias, options))
 }
