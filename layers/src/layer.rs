@@ -135,6 +135,7 @@ impl Normalised {
         let Self { context, conv, padding, norm, input, skip, rectifier } = self;
         let norm_options = norm::options(&norm, &context);
         let PassContext { computation, hook, .. } = context;
+        let is_trained = norm::takes_batch_statistics(&norm, &input.tensor);
         let (residual, skipped) = skip.into_parts();
         let skipped = skipped.map(|values| values.in_format(computation.activations));
         let (skipped, residual_from) = skipped.map_or((None, None), |values| (Some(values.tensor), values.link));
@@ -146,7 +147,7 @@ impl Normalised {
             convolution: computation.convolution,
             isa: computation.isa,
             norm: norm_options,
-            hooked: hook.map(|hook| HookedParameters {
+            hooked: hook.clone().filter(|_| is_trained).map(|hook| HookedParameters {
                 hook,
                 weight: trained(&conv.weight),
                 gamma: trained(&norm.gamma),
@@ -156,20 +157,19 @@ impl Normalised {
             residual_from: None,
             output: None,
         };
-        let (weight, Values { tensor: input, link }) = (conv.weight.val(), input);
-        if norm::takes_batch_statistics(&norm, &input) {
+        let Values { tensor: input, link } = input;
+        if is_trained {
             let output = Arc::new(output);
             (options.input, options.residual_from, options.output) = (link, residual_from, Some(Arc::clone(&output)));
-            let batch = fused_train(input, weight, norm.gamma.val(), norm.beta.val(), skipped, options);
+            let batch = fused_train(input, conv.weight.val(), norm.gamma.val(), norm.beta.val(), skipped, options);
             return Values { tensor: norm::update_running(&norm, batch), link: Some(output) };
         }
-        let (scale, shift) = norm::folded(&norm);
+        let (scale, shift) = norm::folded(&norm, &input, hook.as_ref());
+        let weight = gated(&conv.weight, &input, hook.as_ref());
         fused_inference(input, weight, scale, shift, skipped, options).into()
     }
 }
 
-/// Convolutions that our kernels would have computed, if they had them.
-static STAND_INS: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
 /// # Panics
 /// Unless the input has the convolution's channels: our kernels would see other groups.
 fn expect_channels(conv: &Conv2d, input: &Tensor<4>) {
@@ -178,6 +178,8 @@ fn expect_channels(conv: &Conv2d, input: &Tensor<4>) {
     assert!(dims[3] == channels, "convolution: expected [N, H, W, {channels}], got {dims:?}");
 }
 
+/// Convolutions that our kernels would have computed, if they had them.
+static STAND_INS: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
 
 fn note_stand_in(conv: &Conv2d) {
     let [out, group, height, width] = conv.weight.dims();

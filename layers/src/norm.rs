@@ -13,7 +13,7 @@ use burn::tensor::Tensor;
 
 use crate::context::PassContext;
 use crate::features::{Values, in_f32, widened};
-use crate::ops::{BatchNormOptions, BatchNormTrain, NormLink, batch_norm_train, gated, stock};
+use crate::ops::{BatchNormOptions, BatchNormTrain, GradientHook, NormLink, batch_norm_train, gated, stock};
 use kernels::batch_norm::Rectifier;
 
 /// Normalises per channel: by the batch's statistics where [`takes_batch_statistics`], else by the running ones.
@@ -22,11 +22,11 @@ use kernels::batch_norm::Rectifier;
 /// One value per channel is normalised to `beta` where PyTorch raises an error, and enters the
 /// running variance as 0.
 pub(crate) fn batch_norm(norm: &BatchNorm, input: Tensor<4>, context: &PassContext) -> Tensor<4> {
+    let hook = context.hook.as_ref();
     if !takes_batch_statistics(norm, &input) {
-        let (scale, shift) = folded(norm);
+        let (scale, shift) = folded(norm, &input, hook);
         return stock::scale_shift(input, scale, shift);
     }
-    let hook = context.hook.as_ref();
     let (gamma, beta) = (gated(&norm.gamma, &input, hook), gated(&norm.beta, &input, hook));
     update_running(norm, batch_norm_train(input, gamma, beta, options(norm, context)))
 }
@@ -63,9 +63,13 @@ pub(crate) fn expect_channels(norm: &BatchNorm, channels: usize, got: impl FnOnc
     assert!(channels == expected, "batch norm: expected [N, H, W, {expected}], got {:?}", got());
 }
 
-/// Running statistics and parameters as one scale and one shift per channel.
-pub(crate) fn folded(norm: &BatchNorm) -> (Tensor<1>, Tensor<1>) {
-    let [gamma, beta] = [&norm.gamma, &norm.beta].map(|parameter| widened(parameter.val()));
+/// Running statistics and parameters as one scale and one shift per channel, the parameters gated by the input.
+pub(crate) fn folded(
+    norm: &BatchNorm,
+    input: &Tensor<4>,
+    hook: Option<&Arc<dyn GradientHook>>,
+) -> (Tensor<1>, Tensor<1>) {
+    let [gamma, beta] = [&norm.gamma, &norm.beta].map(|parameter| widened(gated(parameter, input, hook)));
     let [mean, variance] = [&norm.running_mean, &norm.running_var].map(|running| widened(running.value_sync()));
     let scale = gamma / (variance + norm.epsilon).sqrt();
     let shift = beta - mean * scale.clone();

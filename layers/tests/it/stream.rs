@@ -149,6 +149,28 @@ fn gradients_come_block_by_block_the_deepest_first_while_earlier_blocks_are_not_
 }
 
 #[test]
+fn gradients_of_a_layer_whose_norm_is_frozen_go_to_the_hook_as_those_of_others_do() {
+    let device = Device::flex().autodiff();
+    let conv: layers::Conv2d = Conv2dConfig::new([3, 4], [3, 3]).with_bias(false).init(&device).into();
+    let norm = nn::BatchNormConfig::new(4).init(&device);
+    let norm: layers::BatchNorm = nn::BatchNorm { training: Param::from_bool(false), ..norm }.into();
+    let x = Tensor::<4>::ones([2, 5, 5, 3], &device);
+    let alone = |x: &Tensor<4>| Tensor::<4>::from(norm.forward(Tensor::<4>::ones([2, 3, 3, 4], &x.device())));
+    let fused = |x: &Tensor<4>| Tensor::<4>::from(norm.forward(conv.forward(x.clone())));
+    for (forward, expected) in [(&fused as &dyn Fn(&Tensor<4>) -> Tensor<4>, 3), (&alone, 2)] {
+        let given: Arc<Mutex<Vec<ParamId>>> = Arc::default();
+        let taken = Arc::clone(&given);
+        let hook = gradient_hook(move |id, _| taken.lock().unwrap().push(id));
+        let y = PassContext { hook: Some(hook), ..PassContext::default() }.during(|| forward(&x));
+        let gradients = y.powi_scalar(2).sum().backward();
+        assert_eq!(given.lock().unwrap().len(), expected);
+        for (id, gradient) in [on_tape(&conv, &gradients), on_tape(&norm, &gradients)].concat() {
+            assert_eq!(gradient, None, "{id} is on the tape, too");
+        }
+    }
+}
+
+#[test]
 fn without_a_hook_or_a_tape_a_streamed_block_is_the_block() {
     let device = Device::flex();
     let net = Net::new(&device.clone().autodiff()).valid();
