@@ -8,5 +8,6 @@ mod every_layer;
 mod fused;
 mod modules;
 mod number_formats;
+mod random_networks;
 mod single;
 mod stream;
