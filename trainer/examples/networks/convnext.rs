@@ -5,11 +5,11 @@
 //! Source: Liu et al. 2022, arXiv 2201.03545, figure 4 and table 9.
 
 use burn::module::{Initializer, Module, Param};
+use burn::nn;
 use burn::nn::PaddingConfig2d::{Explicit, Valid};
+use burn::nn::conv::Conv2dConfig;
 use burn::tensor::{Device, Tensor};
-use layers::{
-    Conv2d, Conv2dConfig, LayerNorm, LayerNormConfig, Linear, LinearConfig, gelu, global_avg_pool, stochastic_depth,
-};
+use layers::{Conv2d, LayerNorm, LayerNormConfig, Linear, gelu, global_avg_pool, stochastic_depth};
 
 const STAGES: [(usize, usize); 4] = [(96, 3), (192, 3), (384, 9), (768, 3)];
 const WEIGHTS: Initializer = Initializer::Normal { mean: 0.0, std: 0.02 };
@@ -19,7 +19,14 @@ fn layer_norm(channels: usize, device: &Device) -> LayerNorm {
 }
 
 fn linear(c_in: usize, c_out: usize, device: &Device) -> Linear {
-    LinearConfig::new(c_in, c_out).with_initializer(WEIGHTS).init(device)
+    let bias = Some(Initializer::Zeros.init([c_out], device));
+    nn::Linear { bias, ..nn::LinearConfig::new(c_in, c_out).with_bias(false).with_initializer(WEIGHTS).init(device) }
+        .into()
+}
+
+fn conv2d(config: Conv2dConfig, device: &Device) -> Conv2d {
+    let bias = Some(Initializer::Zeros.init([config.channels[1]], device));
+    nn::conv::Conv2d { bias, ..config.with_bias(false).with_initializer(WEIGHTS).init(device) }.into()
 }
 
 /// A 7x7 convolution of each channel, and two linear layers of each pixel, scaled.
@@ -37,7 +44,7 @@ impl Block {
     fn new(channels: usize, drop: f64, device: &Device) -> Self {
         let dwconv = Conv2dConfig::new([channels, channels], [7, 7]).with_groups(channels);
         Self {
-            dwconv: dwconv.with_padding(Explicit(3, 3, 3, 3)).with_initializer(WEIGHTS).init(device),
+            dwconv: conv2d(dwconv.with_padding(Explicit(3, 3, 3, 3)), device),
             norm: layer_norm(channels, device),
             pwconv1: linear(channels, 4 * channels, device),
             pwconv2: linear(4 * channels, channels, device),
@@ -62,7 +69,7 @@ struct Downsampling {
 
 fn halving(channels: [usize; 2], device: &Device) -> Conv2d {
     let conv = Conv2dConfig::new(channels, [2, 2]).with_stride([2, 2]);
-    conv.with_padding(Valid).with_initializer(WEIGHTS).init(device)
+    conv2d(conv.with_padding(Valid), device)
 }
 
 /// The network.

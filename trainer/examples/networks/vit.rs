@@ -5,6 +5,7 @@
 //! Source: Dosovitskiy et al. 2020, arXiv 2010.11929; the size Ti is of Touvron et al. 2020, arXiv 2012.12877, table 1.
 
 use burn::module::{Initializer, Module, Param};
+use burn::nn;
 use burn::tensor::{Device, FloatDType, Tensor};
 use layers::{LayerNorm, LayerNormConfig, Linear, LinearConfig, PassContext, attention, gated, gelu, stochastic_depth};
 
@@ -19,7 +20,9 @@ fn layer_norm(device: &Device) -> LayerNorm {
 }
 
 fn linear(c_in: usize, c_out: usize, device: &Device) -> Linear {
-    LinearConfig::new(c_in, c_out).with_initializer(WEIGHTS).init(device)
+    let bias = Some(Initializer::Zeros.init([c_out], device));
+    nn::Linear { bias, ..nn::LinearConfig::new(c_in, c_out).with_bias(false).with_initializer(WEIGHTS).init(device) }
+        .into()
 }
 
 /// Attention between tokens, then two linear layers of each, both around a shortcut.
@@ -72,7 +75,7 @@ impl VisionTransformer {
     pub(crate) fn new(size: usize, in_channels: usize, num_classes: usize, drop: f64, device: &Device) -> Self {
         let tokens = (size / PATCH).pow(2) + 1;
         Self {
-            patches: linear(PATCH * PATCH * in_channels, CHANNELS, device),
+            patches: LinearConfig::new(PATCH * PATCH * in_channels, CHANNELS).init(device),
             cls_token: Initializer::Normal { mean: 0.0, std: 1e-6 }.init([CHANNELS], device),
             positions: WEIGHTS.init([tokens, CHANNELS], device),
             blocks: (0..DEPTH).map(|block| Block::new(drop * block as f64 / (DEPTH - 1) as f64, device)).collect(),
