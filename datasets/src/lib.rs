@@ -13,6 +13,8 @@ pub mod download;
 
 pub mod cifar;
 pub mod image_folder;
+#[cfg(feature = "parquet")]
+pub mod parquet_files;
 pub mod shapes;
 pub mod synthetic;
 pub mod tar_shards;

@@ -6,13 +6,13 @@
 #![allow(clippy::print_stdout, clippy::print_stderr)] // Talking to the developer is what this program is for.
 
 mod bench;
-mod burn_loop;
 mod cargo;
 mod chaos;
 mod ci;
 #[cfg(test)]
 mod containers;
 mod cuda;
+mod features;
 mod gpu_check;
 mod kernel_stages;
 mod mpi_choice;

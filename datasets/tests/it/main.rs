@@ -7,5 +7,7 @@ mod device_route;
 mod loader;
 mod odd_folders;
 mod odd_images;
+#[cfg(feature = "parquet")]
+mod parquet_files;
 mod real_data;
 mod shard;

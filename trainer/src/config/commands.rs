@@ -177,7 +177,7 @@ fn expect_few_drawn(data: &DataArgs, typed: &DataArgs) -> Result<(), ConfigError
         DatasetKind::Shapes => ("--shapes-test", data.shapes_test, typed.shapes_test),
         DatasetKind::Synthetic => ("--synthetic-test", data.synthetic_test, typed.synthetic_test),
         DatasetKind::Cifar10 | DatasetKind::Cifar100 | DatasetKind::ImageFolder => return Ok(()),
-        DatasetKind::Shards | DatasetKind::Own => return Ok(()),
+        DatasetKind::Shards | DatasetKind::Parquet | DatasetKind::Own => return Ok(()),
     };
     let (num_test, side) = (num_test.filled(), data.image_size() as u64);
     if typed.is_none() && (num_test as u64).saturating_mul(3 * side * side) > MOST_DRAWN_BYTES {

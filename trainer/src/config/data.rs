@@ -42,7 +42,7 @@ impl DataArgs {
             }
             DatasetKind::Own => {}
             DatasetKind::Cifar10 | DatasetKind::Cifar100 => expect_folder(self, kind)?,
-            DatasetKind::ImageFolder | DatasetKind::Shards => {
+            DatasetKind::ImageFolder | DatasetKind::Shards | DatasetKind::Parquet => {
                 expect_folder(self, kind)?;
                 self.fill_size_of_files()?;
                 self.on_bad_image.get_or_insert(OnBadImageKind::Fail);
@@ -93,6 +93,13 @@ impl DataArgs {
     pub(super) fn expect_offered(&self) -> Result<(), ConfigError> {
         if self.download == Some(true) && !cfg!(feature = "download") {
             return Err(no_effect("--download", "in this program", "rebuild with --features download"));
+        }
+        if self.dataset == Some(DatasetKind::Parquet) && !cfg!(feature = "parquet") {
+            return Err(no_effect(
+                "--dataset parquet",
+                "in this program",
+                "rebuild with --features parquet, or make tar shards",
+            ));
         }
         Ok(())
     }
@@ -151,15 +158,15 @@ impl TrainSplitArgs {
 
 /// Options that only some data sets know.
 fn refuse_foreign_options(args: &DataArgs, split: &TrainSplitArgs, kind: DatasetKind) -> Result<(), ConfigError> {
-    use DatasetKind::{Cifar10, Cifar100, ImageFolder, Shapes, Shards, Synthetic};
+    use DatasetKind::{Cifar10, Cifar100, ImageFolder, Parquet, Shapes, Shards, Synthetic};
     let download = args.download == Some(true);
     let known: [(&'static str, bool, &[DatasetKind]); 12] = [
-        ("--data-dir", args.data_dir.is_some(), &[Cifar10, Cifar100, ImageFolder, Shards]),
+        ("--data-dir", args.data_dir.is_some(), &[Cifar10, Cifar100, ImageFolder, Shards, Parquet]),
         ("--download", download, &[Cifar10, Cifar100]),
-        ("--image-size", args.image_size.is_some(), &[ImageFolder, Shards, Synthetic]),
-        ("--resolution", args.resolution.is_some(), &[ImageFolder, Shards]),
-        ("--eval-resize", args.eval_resize.is_some(), &[ImageFolder, Shards]),
-        ("--on-bad-image", args.on_bad_image.is_some(), &[ImageFolder, Shards]),
+        ("--image-size", args.image_size.is_some(), &[ImageFolder, Shards, Parquet, Synthetic]),
+        ("--resolution", args.resolution.is_some(), &[ImageFolder, Shards, Parquet]),
+        ("--eval-resize", args.eval_resize.is_some(), &[ImageFolder, Shards, Parquet]),
+        ("--on-bad-image", args.on_bad_image.is_some(), &[ImageFolder, Shards, Parquet]),
         ("--shapes-train", split.shapes_train.is_some(), &[Shapes]),
         ("--shapes-test", args.shapes_test.is_some(), &[Shapes]),
         ("--shapes-seed", args.shapes_seed.is_some(), &[Shapes]),
@@ -186,6 +193,7 @@ fn expect_folder(args: &DataArgs, kind: DatasetKind) -> Result<(), ConfigError> 
         because: format!("--dataset {kind} is read from files"),
         remedy: match kind {
             DatasetKind::Shards => "give the folder that holds train-*.tar and val-*.tar (`trainer shard` makes it of a folder of images), or --dataset shapes, which needs no files".to_owned(),
+            DatasetKind::Parquet => "give the folder of the data set as it was downloaded, or --dataset shapes, which needs no files".to_owned(),
             _ if kind.is_cifar() => "give the folder of the binary release (with --download it is fetched into it), or --dataset shapes, which needs no files".to_owned(),
             _ => "give the folder that holds train/<class>/ and test/<class>/, or --dataset shapes, which needs no files".to_owned(),
         },

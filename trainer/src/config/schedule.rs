@@ -28,7 +28,7 @@ impl ScheduleArgs {
     pub(super) fn fill(&mut self, dataset: DatasetKind) -> Result<(), ConfigError> {
         let epochs = *self.epochs.get_or_insert(match dataset {
             DatasetKind::Cifar10 | DatasetKind::Cifar100 => 200,
-            DatasetKind::ImageFolder | DatasetKind::Shards => 90,
+            DatasetKind::ImageFolder | DatasetKind::Shards | DatasetKind::Parquet => 90,
             DatasetKind::Shapes | DatasetKind::Synthetic | DatasetKind::Own => 5,
         });
         at_least("--epochs", epochs, 1)?;

@@ -9,6 +9,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
+#[cfg(feature = "parquet")]
+use datasets::parquet_files::{self, ParquetConfig};
 use datasets::{
     Augment, Cifar, DatasetSplits, ImageDataset, ImageFolderConfig, ImageShape, Normalization, OnBadImage, ResizedCrop,
     ShapesConfig, ShardConfig, ShardPlan, Sizing, Subset, SyntheticConfig, TarShardsConfig, cifar, image_folder,
@@ -70,6 +72,7 @@ pub fn open(
             image_folder::open(config.data_dir.filled(), &how)?
         }
         DatasetKind::Shards => open_shards(config, communicator)?,
+        DatasetKind::Parquet => open_parquet(config, communicator.topology())?,
         DatasetKind::Own => own()?.context(
             "--dataset own: expected a program whose model family brings a data set, got none; choose another, such as shapes",
         )?,
@@ -133,6 +136,20 @@ fn open_shards(config: &DataArgs, communicator: &dyn Communicator) -> Result<Dat
         communicator.barrier()?;
     }
     Ok(tar_shards::open(dir, &how)?)
+}
+
+#[cfg(feature = "parquet")]
+fn open_parquet(config: &DataArgs, topology: &Topology) -> Result<DatasetSplits> {
+    let num_threads = ranks::share_of_threads(topology)?;
+    let how = ParquetConfig { sizing: sizing(config), on_bad_image: on_bad_image(config), num_threads };
+    Ok(parquet_files::open(config.data_dir.filled(), &how)?)
+}
+
+#[cfg(not(feature = "parquet"))]
+fn open_parquet(_config: &DataArgs, _topology: &Topology) -> Result<DatasetSplits> {
+    anyhow::bail!(
+        "dataset parquet: this program was built without it, expected the cargo feature `parquet`; rebuild with --features parquet"
+    )
 }
 
 fn on_bad_image(config: &DataArgs) -> OnBadImage {

@@ -288,13 +288,14 @@ fn the_default_batch_divides_among_any_number_of_ranks() {
 }
 
 /// Flags, and what their refusal on two ranks must say.
-const REFUSED: [(&str, &[&str]); 92] = [
+const REFUSED: [(&str, &[&str]); 93] = [
     ("--dataset cifar10", &["--data-dir", "--download", "--dataset shapes"]),
     ("--dataset image-folder", &["--data-dir", "train/<class>"]),
+    ("--dataset parquet", &["--data-dir", "as it was downloaded"]),
     ("--dataset shards", &["--data-dir", "train-*.tar", "trainer shard"]),
     ("--data-dir d", &["--data-dir has no effect with --dataset shapes", "cifar10"]),
     ("--download", &["--download has no effect", "cifar10, cifar100"]),
-    ("--dataset cifar10 --data-dir d --image-size 64", &["--image-size", "image-folder, shards, synthetic"]),
+    ("--dataset cifar10 --data-dir d --image-size 64", &["--image-size", "image-folder, shards, parquet, synthetic"]),
     ("--dataset cifar10 --data-dir d --shapes-seed 1", &["--shapes-seed", "shapes"]),
     ("--dataset cifar10 --data-dir d --shapes-train 10", &["--shapes-train"]),
     ("--synthetic-classes 5", &["--synthetic-classes", "--dataset synthetic"]),

@@ -1,4 +1,4 @@
-//! Runs on tar shards are runs on the folder that these were made of, bit by bit, also when they are killed and go on.
+//! Runs on tar shards and on Parquet files are runs on the folder that these were made of, bit by bit, also when they are killed and go on.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -50,7 +50,7 @@ fn words(dataset: &str, dir: &Path) -> String {
 #[test]
 fn shards_train_to_the_bits_of_their_folder_whatever_their_number() {
     let photographs = photographs();
-    for world_size in [1, 2] {
+    for world_size in [1, 2, 4] {
         let trained = |dataset, dir: &Path| run(world_size, &flags(&[&words(dataset, dir)])).parameter_hash();
         let expected = trained("image-folder", photographs.path());
         for (images_per_shard, num_shards) in [(24, 1), (12, 2), (6, 4)] {
@@ -93,4 +93,26 @@ fn a_run_on_shards_that_was_killed_in_an_epoch_goes_on_to_the_same_bits() {
     assert!(!child.wait().unwrap().success() && !killed.join("summary.json").exists());
     assert!(train(&killed).status().unwrap().success());
     assert_eq!(hash(&killed), hash(&whole));
+}
+
+#[cfg(feature = "parquet")]
+#[test]
+fn parquet_files_train_to_the_bits_of_a_folder_of_the_same_images() {
+    let images = Path::new(env!("CARGO_MANIFEST_DIR")).join("../datasets/tests/images");
+    let names = ["cmyk", "grey", "progressive", "turned"].map(str::to_owned).into_iter();
+    let names = names.chain(["420", "444", "grey", "restarts"].map(|name| format!("resize/rows_{name}")));
+    let folder = tempfile::tempdir().unwrap();
+    for (number, name) in names.enumerate() {
+        let splits = [("train", true), ("val", (3..5).contains(&number))];
+        for (split, _) in splits.into_iter().filter(|(_, is_in)| *is_in) {
+            let class = folder.path().join(split).join(["cat", "dog"][number / 4]);
+            fs::create_dir_all(&class).unwrap();
+            fs::copy(images.join(format!("{name}.jpg")), class.join(format!("{number}.jpg"))).unwrap();
+        }
+    }
+    for world_size in [1, 2, 4] {
+        let trained = |dataset, dir: &Path| run(world_size, &flags(&[&words(dataset, dir)])).parameter_hash();
+        let expected = trained("image-folder", folder.path());
+        assert_eq!(trained("parquet", &images.join("parquet")), expected, "{world_size} ranks");
+    }
 }

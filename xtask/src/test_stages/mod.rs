@@ -13,8 +13,8 @@ use std::time::Instant;
 
 use clap::Args;
 
-use crate::burn_loop;
 use crate::cargo::{self, Mpi};
+use crate::features;
 use crate::kernel_stages;
 use crate::mpi_choice::{self, MpiChoice};
 use crate::mpi_suite;
@@ -32,9 +32,9 @@ use jobs::process;
 use verdict::{Row, Verdict, table};
 
 const DETAILS: &str = "\
-Stages in order: fmt, tidy, clippy, test, doc, ndarray, nccl, corpus, memory, arm, mpi, report, mpich, burn-loop, slurm, chaos.
-Only with --all, or named by --only: ndarray, nccl, corpus, memory, arm, mpich, burn-loop, slurm, chaos, and of mpi the check of 2,000 steps.
-fmt, tidy and test come first. Then the suites, mpi, report, mpich, burn-loop, slurm and chaos, whose processes often wait, run one
+Stages in order: fmt, tidy, clippy, test, doc, ndarray, nccl, corpus, memory, arm, mpi, report, mpich, features, slurm, chaos.
+Only with --all, or named by --only: ndarray, nccl, corpus, memory, arm, mpich, features, slurm, chaos, and of mpi the check of 2,000 steps.
+fmt, tidy and test come first. Then the suites, mpi, report, mpich, features, slurm and chaos, whose processes often wait, run one
 after the other; clippy, doc, ndarray, nccl, corpus, memory and arm compile and compute beside them, and what they write is shown
 when they end.
 The ndarray stage runs what a second backend of burn computes: a second opinion.
@@ -46,7 +46,7 @@ The mpi stage runs on 1 to 4 ranks under mpirun; without mpirun only its launche
 The report stage opens the page of `trainer report` in a headless Chromium, which --all and --only report install.
 With --mpi mpich the stages are built with MPICH, in target/mpich, and started with its mpirun; MPICH is installed beside the
 other MPI where that is allowed. The mpich stage is the mpi stage so.
-The burn-loop stage tests what the cargo feature burn-train adds, on threads and under mpirun; it compiles burn anew.
+The features stage tests what the cargo features burn-train and parquet add, on threads and under mpirun; it compiles burn anew.
 The slurm stage starts a small Slurm cluster of two nodes on this machine, trains, stops, preempts and kills jobs there, and
 stops it again, within ten minutes; it needs root or sudo without a password. The chaos stage is `cargo xtask chaos`.
 MPICC=/nonexistent LOCKSTEP_NO_INSTALL=1 checks the workspace as on a machine without MPI.";
@@ -121,7 +121,7 @@ const STAGES: [Stage; 16] = [
     stage("mpi", Turn::Suite, mpi),
     stage("report", Turn::Suite, report),
     long("mpich", Turn::Suite, mpich),
-    long("burn-loop", Turn::Suite, burn_loops),
+    long("features", Turn::Suite, cargo_features),
     long("slurm", Turn::Suite, slurm),
     long("chaos", Turn::Suite, chaos),
 ];
@@ -296,9 +296,9 @@ fn mpich(context: &Context<'_>) -> Verdict {
     again(context, &words).into()
 }
 
-fn burn_loops(context: &Context<'_>) -> Verdict {
+fn cargo_features(context: &Context<'_>) -> Verdict {
     let mpirun = context.found.mpirun.as_ref().filter(|_| context.mpi == Mpi::With);
-    match (burn_loop::run(context.mpi, mpirun, context.args.claim.as_deref()), mpirun) {
+    match (features::run(context.mpi, mpirun, context.args.claim.as_deref()), mpirun) {
         (Ok(()), None) => Verdict::Skipped("no mpirun with an MPI to build with; on threads it passed".to_owned()),
         (outcome, _) => outcome.into(),
     }

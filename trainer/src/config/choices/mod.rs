@@ -33,6 +33,8 @@ pub enum DatasetKind {
     ImageFolder,
     /// Tar files `train-*.tar` and `val-*.tar` (or `test-*.tar`) of images and labels, as WebDataset names them.
     Shards,
+    /// Parquet files `train-*` and `validation-*` of images and labels, as Hugging Face publishes them.
+    Parquet,
     /// Random pixels and random labels, for measuring speed.
     Synthetic,
     /// That of the program's model family.
@@ -372,6 +374,6 @@ impl DatasetKind {
 
     /// Whether its images are files of any size.
     pub fn is_of_files(self) -> bool {
-        matches!(self, Self::ImageFolder | Self::Shards)
+        matches!(self, Self::ImageFolder | Self::Shards | Self::Parquet)
     }
 }

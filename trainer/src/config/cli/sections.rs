@@ -91,7 +91,7 @@ pub struct DataArgs {
     #[arg(long, value_enum, value_name = "NAME")]
     pub dataset: Option<DatasetKind>,
 
-    /// Directory of cifar10, cifar100, image-folder or shards [default: none, required for these]
+    /// Directory of cifar10, cifar100, image-folder, shards or parquet [default: none, required for these]
     #[arg(long, value_name = "DIR")]
     pub data_dir: Option<PathBuf>,
 
@@ -99,11 +99,11 @@ pub struct DataArgs {
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
     pub download: Option<bool>,
 
-    /// Height and width of the images of image-folder, shards or synthetic, pixels [default: 32]
+    /// Height and width of the images of image-folder, shards, parquet or synthetic, pixels [default: 32]
     #[arg(long, value_name = "PIXELS")]
     pub image_size: Option<usize>,
 
-    /// Height and width of the images as the model takes them, pixels, read from image-folder or shards at their own size when they are wanted, as torchvision does: training takes random parts (--augment resized-crop), testing the middle; instead of --image-size [default: off]
+    /// Height and width of the images as the model takes them, pixels, read from image-folder, shards or parquet at their own size when they are wanted, as torchvision does: training takes random parts (--augment resized-crop), testing the middle; instead of --image-size [default: off]
     #[arg(long, value_name = "PIXELS")]
     pub resolution: Option<usize>,
 
@@ -111,7 +111,7 @@ pub struct DataArgs {
     #[arg(long, value_name = "PIXELS")]
     pub eval_resize: Option<usize>,
 
-    /// Image that cannot be decoded, or sample without one (image-folder, shards): fail, or skip it with a note [default: fail]
+    /// Image that cannot be decoded, or sample without one (image-folder, shards, parquet): fail, or skip it with a note [default: fail]
     #[arg(long, value_enum, value_name = "WHAT", hide_possible_values = true)]
     pub on_bad_image: Option<OnBadImageKind>,
 
@@ -143,7 +143,7 @@ pub struct DataArgs {
     #[arg(long, value_name = "IMAGES")]
     pub limit_test: Option<usize>,
 
-    /// Threads of one rank that prepare batches; 0 prepares them between the steps [default: 1, image-folder and shards 2]
+    /// Threads of one rank that prepare batches; 0 prepares them between the steps [default: 1, image-folder, shards and parquet 2]
     #[arg(long, value_name = "THREADS")]
     pub loader_threads: Option<usize>,
 }
@@ -165,7 +165,7 @@ pub struct TrainSplitArgs {
     #[arg(long, value_name = "IMAGES")]
     pub limit_train: Option<usize>,
 
-    /// Random changes: crop-flip (pad 4 pixels, crop, flip), trivial (the same after one operation of TrivialAugment), resized-crop (a random part, resized and flipped) or none [default: resized-crop with --resolution; crop-flip for cifar and for image-folder and shards up to 64 pixels; else none]
+    /// Random changes: crop-flip (pad 4 pixels, crop, flip), trivial (the same after one operation of TrivialAugment), resized-crop (a random part, resized and flipped) or none [default: resized-crop with --resolution; crop-flip for cifar and for image-folder, shards and parquet up to 64 pixels; else none]
     #[arg(long, value_enum, value_name = "KIND", hide_possible_values = true)]
     pub augment: Option<AugmentKind>,
 
@@ -191,7 +191,7 @@ pub struct TrainSplitArgs {
 #[command(next_help_heading = "Batch")]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct BatchArgs {
-    /// Samples of one step over all ranks [default: 64, cifar, image-folder, shards and own 128, rounded up to divide]
+    /// Samples of one step over all ranks [default: 64, cifar, image-folder, shards, parquet and own 128, rounded up to divide]
     #[arg(long, value_name = "SAMPLES")]
     pub global_batch_size: Option<usize>,
 
@@ -213,7 +213,7 @@ pub struct BatchArgs {
 #[command(next_help_heading = "Schedule")]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct ScheduleArgs {
-    /// Passes over the train split [default: 5; cifar 200, image-folder and shards 90]
+    /// Passes over the train split [default: 5; cifar 200, image-folder, shards and parquet 90]
     #[arg(long, value_name = "EPOCHS")]
     pub epochs: Option<u64>,
 

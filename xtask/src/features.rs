@@ -1,7 +1,8 @@
-//! What `cargo xtask test` checks of burn's own training loop on ranks.
+//! What `cargo xtask test` checks of the cargo features of the trainer that need other features of the crates below it: burn's own
+//! training loop on ranks, and Parquet files.
 //!
-//! In: the cargo feature `burn-train`, an mpirun. Out: the verdict of a stage. Invariant: a target folder of its own, as burn has
-//! further features with it and is compiled anew.
+//! In: the features `burn-train` and `parquet`, an mpirun. Out: the verdict of a stage. Invariant: a target folder of its own, as burn
+//! is compiled anew.
 
 use std::path::{Path, PathBuf};
 
@@ -13,7 +14,8 @@ use jobs::failure::Outcome;
 use jobs::mpirun::Mpirun;
 use jobs::process;
 
-const FEATURE: [&str; 4] = ["--package", "trainer", "--features", "burn-train"];
+const FEATURES: [&str; 6] =
+    ["--package", "trainer", "--package", "datasets", "--features", "trainer/burn-train,trainer/parquet"];
 const EXAMPLE: &str = "burn_loop";
 
 const CHECKS: [Check<Suite>; 1] = [Check {
@@ -24,16 +26,17 @@ const CHECKS: [Check<Suite>; 1] = [Check {
 
 /// Its tests on threads, then the example under mpirun.
 pub(crate) fn run(mpi: Mpi, mpirun: Option<&Mpirun>, only: Option<&str>) -> Outcome {
-    let target = cargo::target_folder().join("burn-train");
+    let target = cargo::target_folder().join("features");
     cargo::begin_folder(&target, |_| Ok(()))?;
     let command = |subcommand: &str, further: &[&str]| {
         let mut command = cargo::command(&[subcommand]);
-        command.args(mpi.features()).args(FEATURE).args(further).env("CARGO_TARGET_DIR", &target);
+        command.args(mpi.features()).args(FEATURES).args(further).env("CARGO_TARGET_DIR", &target);
         command
     };
     process::run(command("test", &["--test", EXAMPLE]))?;
+    process::run(command("test", &["--test", "it", "--", "parquet"]))?;
     let example = cargo::executable(command("build", &["--example", EXAMPLE]), EXAMPLE, false)?;
-    let suite = Suite::new(mpirun.cloned(), example, empty_folder("burn-loop-suite")?);
+    let suite = Suite::new(mpirun.cloned(), example, empty_folder("features-suite")?);
     let failed = run_all(&suite, mpirun.is_some(), only, CHECKS.iter());
     conclude(suite.folder(), &failed)
 }

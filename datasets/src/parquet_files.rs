@@ -1,0 +1,243 @@
+//! A data set of images in Parquet files, as Hugging Face publishes it.
+//!
+//! In: `DIR/train-*.parquet` and `DIR/validation-*.parquet` (or `val-*`, `test-*`), also in `DIR/data`, with the columns `image.bytes` and
+//! `label`. Out: [`DatasetSplits`].
+//! Invariant: files are sorted by name and samples stand as in their file, so that indices are the same on every machine; any sample is
+//! read by its file, row group and row.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use parquet::column::reader::{ColumnReader, ColumnReaderImpl};
+use parquet::data_type::{ByteArray, ByteArrayType, Int64Type};
+use parquet::file::reader::{FileReader, SerializedFileReader};
+use serde::Deserialize;
+
+use crate::dataset::{DatasetSplits, ImageDataset, Normalization};
+use crate::decode::Sizing;
+use crate::encoded::{Contents, EncodedDataset, OnBadImage, Reading, Source};
+use crate::error::DatasetError;
+use crate::progress;
+
+/// The key of a file's metadata that holds the names of classes.
+const FACTS: &str = "huggingface";
+
+/// How Parquet files are read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ParquetConfig {
+    /// How all images are brought to one height and width.
+    pub sizing: Sizing,
+    /// What happens with an image that does not decode.
+    pub on_bad_image: OnBadImage,
+    /// The number of threads that decode with [`OnBadImage::Skip`] when files are opened.
+    pub num_threads: usize,
+}
+
+/// Opens a folder of Parquet files; their footers and labels are read now, an image when it is wanted.
+///
+/// # Errors
+/// If there are no files of a split, one cannot be read or has other columns, or a label is negative, missing or without a name.
+pub fn open(dir: impl AsRef<Path>, config: &ParquetConfig) -> Result<DatasetSplits, DatasetError> {
+    let dir = dir.as_ref();
+    config.sizing.check()?;
+    let sources = [&["train"][..], &["validation", "val", "test"]].map(|names| ParquetSource::open(dir, names));
+    let [train, test] = sources;
+    let (train, test) = (train?, test?);
+    let num_labels = [&train, &test].into_iter().flat_map(|source| source.labels.iter().max()).max();
+    let num_labels = num_labels.map_or(0, |label| usize::from(*label) + 1).max(2);
+    let class_names = match &train.class_names {
+        Some(names) if names.len() < num_labels => {
+            let path = train.files[0].path.clone();
+            return Err(DatasetError::ClassNames { path, expected: num_labels, got: names.len() });
+        }
+        Some(names) => names.clone(),
+        None => (0..num_labels).map(|label| label.to_string()).collect(),
+    };
+    let open_split = |mut source: ParquetSource| -> Result<Arc<dyn ImageDataset>, DatasetError> {
+        let note = format!("{} images in {} files, decoded on demand", source.labels.len(), source.files.len());
+        let contents = Contents {
+            name: format!("parquet {}", source.split),
+            class_names: class_names.clone(),
+            labels: std::mem::take(&mut source.labels),
+            notes: vec![note],
+        };
+        let ParquetConfig { sizing, on_bad_image, num_threads } = *config;
+        Ok(Arc::new(EncodedDataset::open(
+            source,
+            contents,
+            Reading { sizing, keep: false, on_bad_image, num_threads },
+        )?))
+    };
+    Ok(DatasetSplits { train: open_split(train)?, test: open_split(test)?, normalization: Normalization::imagenet() })
+}
+
+/// The files of a split.
+struct ParquetSource {
+    dir: PathBuf,
+    split: String,
+    files: Vec<ParquetFile>,
+    /// File, row group and row of each image.
+    images: Vec<[u32; 3]>,
+    /// Of each image, until they are the data set's.
+    labels: Vec<u16>,
+    class_names: Option<Vec<String>>,
+}
+
+struct ParquetFile {
+    path: PathBuf,
+    reader: SerializedFileReader<File>,
+    /// The column `image.bytes`.
+    bytes: usize,
+}
+
+impl ParquetSource {
+    /// Opens the files of the first of `splits` that has any.
+    fn open(dir: &Path, splits: &[&str]) -> Result<Self, DatasetError> {
+        let (split, paths) = find(dir, splits)?;
+        let (files, images, labels) = (Vec::new(), Vec::new(), Vec::new());
+        let mut source = Self { dir: dir.to_path_buf(), split, files, images, labels, class_names: None };
+        for path in paths {
+            source.add(&path)?;
+        }
+        if source.images.is_empty() {
+            let problems = format!("{}: expected at least one row, got none", source.split);
+            return Err(DatasetError::BadShards { path: dir.to_path_buf(), problems });
+        }
+        Ok(source)
+    }
+
+    fn add(&mut self, path: &Path) -> Result<(), DatasetError> {
+        let bad = |problem: String| DatasetError::BadShards { path: path.to_path_buf(), problems: problem };
+        let file = File::open(path).map_err(DatasetError::io("read", path))?;
+        let reader = SerializedFileReader::new(file).map_err(|error| bad(error.to_string()))?;
+        let columns = reader.metadata().file_metadata().schema_descr().columns();
+        let find = |name: &str| {
+            let found = columns.iter().position(|column| column.path().string() == name);
+            found.ok_or_else(|| bad(format!("expected the columns image.bytes and label, got no {name}")))
+        };
+        let (bytes, label) = (find("image.bytes")?, find("label")?);
+        for group in 0..reader.num_row_groups() {
+            let labels = labels(&reader, group, label).map_err(|reason| bad(format!("row group {group}: {reason}")))?;
+            let place = |row| [self.files.len() as u32, group as u32, row];
+            self.images.extend((0..labels.len() as u32).map(place));
+            self.labels.extend(labels);
+            progress::advance(1);
+        }
+        if self.class_names.is_none() {
+            self.class_names = class_names(&reader);
+        }
+        self.files.push(ParquetFile { path: path.to_path_buf(), reader, bytes });
+        Ok(())
+    }
+}
+
+impl Source for ParquetSource {
+    fn read(&self, image: usize) -> Result<Vec<u8>, DatasetError> {
+        let [file, group, row] = self.images[image];
+        let file = &self.files[file as usize];
+        let bytes = bytes(&file.reader, group as usize, file.bytes, row as usize);
+        let bytes = bytes.map_err(|reason| DatasetError::BadImage { path: self.path(image), reason })?;
+        progress::advance(bytes.len());
+        Ok(bytes.data().to_vec())
+    }
+
+    fn path(&self, image: usize) -> PathBuf {
+        let [file, group, row] = self.images[image];
+        self.files[file as usize].path.join(format!("row group {group} row {row}"))
+    }
+
+    fn key(&self, image: usize) -> String {
+        let [file, group, row] = self.images[image];
+        let name = self.files[file as usize].path.file_name().unwrap_or_default();
+        format!("{}/{group}/{row}", name.to_string_lossy())
+    }
+
+    fn class_path(&self, class_name: &str) -> PathBuf {
+        self.dir.join(&self.split).join(class_name)
+    }
+}
+
+/// The files of the first of `splits` that has any, sorted, and its name.
+fn find(dir: &Path, splits: &[&str]) -> Result<(String, Vec<PathBuf>), DatasetError> {
+    let data = dir.join("data");
+    let dir = if data.is_dir() { &data } else { dir };
+    let mut paths = Vec::new();
+    for entry in fs::read_dir(dir).map_err(DatasetError::io("read", dir))? {
+        paths.push(entry.map_err(DatasetError::io("read", dir))?.path());
+    }
+    paths.sort();
+    for split in splits {
+        let is_of_split = |path: &&PathBuf| {
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            name.ends_with(".parquet") && name.strip_prefix(split).is_some_and(|rest| rest.starts_with(['-', '.']))
+        };
+        let of_split: Vec<PathBuf> = paths.iter().filter(is_of_split).cloned().collect();
+        if !of_split.is_empty() {
+            return Ok(((*split).to_owned(), of_split));
+        }
+    }
+    Err(DatasetError::Missing {
+        what: format!("Parquet files of {}", splits.join(" or ")),
+        path: dir.to_path_buf(),
+        expected: format!("{}-*.parquet", splits[0]),
+        remedy: "give the folder of a data set as it was downloaded",
+    })
+}
+
+/// All labels of a row group.
+fn labels(reader: &SerializedFileReader<File>, group: usize, column: usize) -> Result<Vec<u16>, String> {
+    let group = reader.get_row_group(group).map_err(|error| error.to_string())?;
+    let num_rows = group.metadata().num_rows() as usize;
+    let ColumnReader::Int64ColumnReader(mut column) =
+        group.get_column_reader(column).map_err(|error| error.to_string())?
+    else {
+        return Err("expected labels of 64 bits, got another type".to_owned());
+    };
+    let column: &mut ColumnReaderImpl<Int64Type> = &mut column;
+    let (mut present, mut values) = (Vec::new(), Vec::new());
+    column.read_records(num_rows, Some(&mut present), None, &mut values).map_err(|error| error.to_string())?;
+    if values.len() != num_rows {
+        return Err(format!("expected {num_rows} labels, got {}", values.len()));
+    }
+    let label = |label: i64| u16::try_from(label).map_err(|_| format!("expected a label from 0 to 65535, got {label}"));
+    values.into_iter().map(label).collect()
+}
+
+/// The bytes of one image.
+fn bytes(reader: &SerializedFileReader<File>, group: usize, column: usize, row: usize) -> Result<ByteArray, String> {
+    let group = reader.get_row_group(group).map_err(|error| error.to_string())?;
+    let ColumnReader::ByteArrayColumnReader(mut column) =
+        group.get_column_reader(column).map_err(|error| error.to_string())?
+    else {
+        return Err("expected bytes in image.bytes, got another type".to_owned());
+    };
+    let column: &mut ColumnReaderImpl<ByteArrayType> = &mut column;
+    let (mut present, mut values) = (Vec::new(), Vec::new());
+    column.skip_records(row).map_err(|error| error.to_string())?;
+    column.read_records(1, Some(&mut present), None, &mut values).map_err(|error| error.to_string())?;
+    values.pop().ok_or_else(|| "expected an image in image.bytes, got none".to_owned())
+}
+
+/// The names of the classes that a file tells.
+fn class_names(reader: &SerializedFileReader<File>) -> Option<Vec<String>> {
+    #[derive(Deserialize)]
+    struct Facts {
+        info: Info,
+    }
+    #[derive(Deserialize)]
+    struct Info {
+        features: Features,
+    }
+    #[derive(Deserialize)]
+    struct Features {
+        label: Label,
+    }
+    #[derive(Deserialize)]
+    struct Label {
+        names: Vec<String>,
+    }
+    let metadata = reader.metadata().file_metadata().key_value_metadata()?;
+    let text = metadata.iter().find(|pair| pair.key == FACTS)?.value.as_deref()?;
+    serde_json::from_str::<Facts>(text).ok().map(|facts| facts.info.features.label.names)
+}
