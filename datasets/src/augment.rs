@@ -4,7 +4,7 @@
 //! Invariant: the draw depends on these three only, never on shard, thread or batch.
 //! Source: 4 pixels of padding, random crop, horizontal flip: arXiv 1512.03385, section 4.2.
 
-use crate::dataset::ImageDataset;
+use crate::dataset::{ImageDataset, ImageShape};
 use crate::error::DatasetError;
 use crate::random::{Purpose, Stream};
 use crate::resized_crop::ResizedCrop;
@@ -66,7 +66,8 @@ impl Augment {
         }
     }
 
-    /// Reads the pixels `[H, W, C]` of one sample in one epoch, which are yet to be placed.
+    /// Reads the pixels `[H, W, C]` of one sample in one epoch, which are yet to be placed; `shape` is another than the data set's for
+    /// resized crops alone.
     ///
     /// # Errors
     /// If the data set cannot read them.
@@ -76,16 +77,17 @@ impl Augment {
         epoch: u64,
         index: usize,
         dataset: &dyn ImageDataset,
+        shape: ImageShape,
         pixels: &mut [u8],
     ) -> Result<(), DatasetError> {
         match self {
             Self::None | Self::CropFlip { .. } => dataset.read_image(index, pixels)?,
             Self::Trivial { .. } => {
                 dataset.read_image(index, pixels)?;
-                Operation::draw(seed, epoch, index).apply(pixels, dataset.image_shape());
+                Operation::draw(seed, epoch, index).apply(pixels, shape);
             }
             Self::ResizedCrop(crop) => {
-                dataset.read_crop(index, &|size| crop.draw(seed, epoch, index, size), pixels)?;
+                dataset.read_crop(index, &|size| crop.draw(seed, epoch, index, size), shape, pixels)?;
             }
         }
         Ok(())

@@ -75,13 +75,13 @@ pub trait ImageDataset: Send + Sync {
     /// If `index` is not below `len` or `pixels` has another length than the image.
     fn read_image(&self, index: usize, pixels: &mut [u8]) -> Result<(), DatasetError>;
 
-    /// Writes the pixels of a part of a sample's image, brought to the shape of every image.
+    /// Writes the pixels of a part of a sample's image, brought to `shape`, which has the channels of every image.
     ///
     /// `choose` is given the width and height of the image that parts are cut of: as it is stored, where images are kept at their own
     /// size, else `image_shape`'s.
     ///
     /// # Shapes
-    /// `pixels`: `[H, W, C]` of `image_shape`.
+    /// `pixels`: `[H, W, C]` of `shape`.
     ///
     /// # Errors
     /// As [`read_image`](Self::read_image).
@@ -92,9 +92,10 @@ pub trait ImageDataset: Send + Sync {
         &self,
         index: usize,
         choose: &dyn Fn([u32; 2]) -> CropBox,
+        shape: ImageShape,
         pixels: &mut [u8],
     ) -> Result<(), DatasetError> {
-        crop_of_whole(self, index, choose, pixels)
+        crop_of_whole(self, index, choose, shape, pixels)
     }
 
     /// The data's identity, a sha256 in hex over shape, labels and pixels, or over labels, names and bytes of image files.
@@ -121,12 +122,13 @@ pub(crate) fn crop_of_whole<D: ImageDataset + ?Sized>(
     dataset: &D,
     index: usize,
     choose: &dyn Fn([u32; 2]) -> CropBox,
+    shape: ImageShape,
     pixels: &mut [u8],
 ) -> Result<(), DatasetError> {
-    let shape = dataset.image_shape();
-    let mut whole = vec![0; shape.num_values()];
+    let stored = dataset.image_shape();
+    let mut whole = vec![0; stored.num_values()];
     dataset.read_image(index, &mut whole)?;
-    let size = [shape.width as u32, shape.height as u32];
+    let size = [stored.width as u32, stored.height as u32];
     View::Crop(choose(size)).apply(&whole, size, shape.dims(), pixels);
     Ok(())
 }

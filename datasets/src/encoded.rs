@@ -289,13 +289,14 @@ impl<S: Source> ImageDataset for EncodedDataset<S> {
         &self,
         index: usize,
         choose: &dyn Fn([u32; 2]) -> CropBox,
+        shape: ImageShape,
         pixels: &mut [u8],
     ) -> Result<(), DatasetError> {
         if self.sizing.shorter_side.is_none() {
-            return crop_of_whole(self, index, choose, pixels);
+            return crop_of_whole(self, index, choose, shape, pixels);
         }
         let image = self.images[index] as usize;
-        decode_crop(self.source.read(image)?, &|| self.source.path(image), self.shape, choose, pixels)
+        decode_crop(self.source.read(image)?, &|| self.source.path(image), shape, choose, pixels)
     }
 
     /// Over keys and bytes of the images, whether or not their pixels are in memory.

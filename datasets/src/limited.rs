@@ -100,9 +100,10 @@ impl ImageDataset for Subset {
         &self,
         index: usize,
         choose: &dyn Fn([u32; 2]) -> CropBox,
+        shape: ImageShape,
         pixels: &mut [u8],
     ) -> Result<(), DatasetError> {
-        self.inner.read_crop(self.indices[index], choose, pixels)
+        self.inner.read_crop(self.indices[index], choose, shape, pixels)
     }
 
     /// The whole data set's checksum with the chosen indices.

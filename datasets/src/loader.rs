@@ -13,7 +13,7 @@ use std::thread::JoinHandle;
 
 use crate::augment::{Augment, Placement};
 use crate::batch::{HostBatch, MixedLabels, Pixels, RawPixels};
-use crate::dataset::{ImageDataset, Normalization};
+use crate::dataset::{ImageDataset, ImageShape, Normalization};
 use crate::error::DatasetError;
 use crate::mix::{Mix, Mixture};
 use crate::normalize::NormalizationTable;
@@ -29,6 +29,8 @@ pub struct LoaderConfig {
     pub augment: Augment,
     /// How they are mixed with others; the default for testing. Not of raw pixels.
     pub mix: Mix,
+    /// The shape of images, where it is another than the data set's; of resized crops only.
+    pub image_shape: Option<ImageShape>,
     /// Mean and standard deviation of each channel.
     pub normalization: Normalization,
     /// Whether pixels are left as they were read, for the device to crop, flip and normalise.
@@ -54,6 +56,7 @@ impl LoaderConfig {
             micro_batch_size,
             augment: Augment::None,
             mix: Mix::default(),
+            image_shape: None,
             normalization,
             raw: false,
             seed: 0,
@@ -106,7 +109,7 @@ impl Loader {
     ///
     /// # Panics
     /// If raw pixels are to be mixed, the plan was made for another number of samples than `dataset` has, the normalisation is for another number of
-    /// channels, `micro_batch_size` is 0, `prefetch_steps` is 0 though there are threads, `first_step` is beyond the
+    /// channels, images that are no resized crops are to have another shape than the data set's, `micro_batch_size` is 0, `prefetch_steps` is 0 though there are threads, `first_step` is beyond the
     /// plan's last step, or the operating system refuses a thread.
     pub fn start(dataset: Arc<dyn ImageDataset>, plan: ShardPlan, config: LoaderConfig) -> Self {
         let (first_step, end_step) = (config.first_step, plan.num_steps());
@@ -218,6 +221,7 @@ struct StepMaker {
     dataset: Arc<dyn ImageDataset>,
     plan: ShardPlan,
     table: Arc<NormalizationTable>,
+    shape: ImageShape,
     config: LoaderConfig,
 }
 
@@ -239,7 +243,14 @@ impl StepMaker {
         assert_eq!(table.num_channels(), dataset.image_shape().channels, "channels of normalisation and data set");
         assert!(config.micro_batch_size > 0, "micro_batch_size: expected at least 1, got 0");
         assert!(!config.raw || config.mix == Mix::default(), "mix: expected normalised pixels, got raw ones");
-        Self { dataset, plan, table, config }
+        let shape = config.image_shape.unwrap_or(dataset.image_shape());
+        let is_of_crops =
+            matches!(config.augment, Augment::ResizedCrop(_)) && shape.channels == dataset.image_shape().channels;
+        assert!(
+            is_of_crops || shape == dataset.image_shape(),
+            "image_shape: expected that of {dataset:?}, got {shape:?}"
+        );
+        Self { dataset, plan, table, shape, config }
     }
 
     /// Makes one step; None if it was stopped.
@@ -263,7 +274,7 @@ impl StepMaker {
     }
 
     fn make_batch(&self, indices: &[usize], stop: &AtomicBool) -> Result<Option<HostBatch>, DatasetError> {
-        let shape = self.dataset.image_shape();
+        let shape = self.shape;
         let (len, mixtures) = (shape.num_values(), self.mixtures(indices));
         let mut pixels = match self.config.raw {
             true => {
@@ -301,21 +312,21 @@ impl StepMaker {
     /// What the samples are mixed with; empty if they stay alone.
     fn mixtures(&self, indices: &[usize]) -> Vec<Mixture> {
         let LoaderConfig { mix, seed, epoch, .. } = self.config;
-        let (num_samples, shape) = (self.dataset.len(), self.dataset.image_shape());
-        indices.iter().filter_map(|index| mix.draw(seed, epoch, *index, num_samples, shape)).collect()
+        let num_samples = self.dataset.len();
+        indices.iter().filter_map(|index| mix.draw(seed, epoch, *index, num_samples, self.shape)).collect()
     }
 
     /// Reads one image, cropped, flipped and normalised; `bytes` has room for it.
     fn read_normalised(&self, index: usize, bytes: &mut [u8], output: &mut [f32]) -> Result<(), DatasetError> {
         self.read(index, bytes)?;
-        self.table.apply(bytes, self.dataset.image_shape(), self.placement(index), output);
+        self.table.apply(bytes, self.shape, self.placement(index), output);
         Ok(())
     }
 
     /// Reads one image, its pixels changed.
     fn read(&self, index: usize, bytes: &mut [u8]) -> Result<(), DatasetError> {
         let LoaderConfig { augment, seed, epoch, .. } = self.config;
-        augment.read(seed, epoch, index, &*self.dataset, bytes)
+        augment.read(seed, epoch, index, &*self.dataset, self.shape, bytes)
     }
 
     fn placement(&self, index: usize) -> Placement {

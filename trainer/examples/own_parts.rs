@@ -131,7 +131,7 @@ impl ModelFamily for OwnParts {
         Some(LionConfig::new().init())
     }
 
-    fn loss(_: &ModelArgs, _: f64) -> Arc<dyn Loss> {
+    fn loss(_: &ModelArgs, _: Arc<dyn Loss>) -> Arc<dyn Loss> {
         Arc::new(Focal { gamma: 2.0 })
     }
 

@@ -104,7 +104,7 @@ fn crop(bytes: &[u8]) {
     let config = ImageFolderConfig::new(Sizing { size: 8, shorter_side: Some(9) });
     let train = image_folder::open(folder.path(), &config).expect("files that nobody has looked into").train;
     let upper_half = |[width, height]: [u32; 2]| CropBox { left: 0, top: 0, width, height: height.div_ceil(2) };
-    if let Err(error) = train.read_crop(0, &upper_half, &mut [0; 192]) {
+    if let Err(error) = train.read_crop(0, &upper_half, train.image_shape(), &mut [0; 192]) {
         names(&error.to_string(), folder.path());
     }
 }

@@ -4,8 +4,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use datasets::{
-    Augment, CropBox, ImageDataset, ImageFolderConfig, Loader, LoaderConfig, Normalization, OnBadImage, ResizedCrop,
-    ShardConfig, ShardPlan, Sizing, Subset, image_folder,
+    Augment, CropBox, ImageDataset, ImageFolderConfig, ImageShape, Loader, LoaderConfig, Normalization, OnBadImage,
+    ResizedCrop, ShardConfig, ShardPlan, Sizing, Subset, image_folder,
 };
 use image::{Rgb, RgbImage};
 use tempfile::TempDir;
@@ -39,6 +39,18 @@ fn train(root: &Path) -> Arc<dyn ImageDataset> {
 
 /// The bits of every image of an epoch, in the order of samples.
 fn epoch(dataset: &Arc<dyn ImageDataset>, epoch: u64, num_shards: usize, num_threads: usize) -> Vec<Vec<u32>> {
+    epoch_in(dataset, None, epoch, num_shards, num_threads)
+}
+
+/// As [`epoch`], of images of this shape.
+fn epoch_in(
+    dataset: &Arc<dyn ImageDataset>,
+    image_shape: Option<ImageShape>,
+    epoch: u64,
+    num_shards: usize,
+    num_threads: usize,
+) -> Vec<Vec<u32>> {
+    let num_values = image_shape.unwrap_or(dataset.image_shape()).num_values();
     let mut images = vec![Vec::new(); dataset.len()];
     for shard_index in 0..num_shards {
         let plan = ShardPlan::new(ShardConfig {
@@ -52,12 +64,18 @@ fn epoch(dataset: &Arc<dyn ImageDataset>, epoch: u64, num_shards: usize, num_thr
             num_shards,
             num_own_shards: 1,
         });
-        let loading =
-            LoaderConfig { augment: AUGMENT, seed: 1, epoch, num_threads, ..LoaderConfig::new(2, imagenet()) };
+        let loading = LoaderConfig {
+            augment: AUGMENT,
+            image_shape,
+            seed: 1,
+            epoch,
+            num_threads,
+            ..LoaderConfig::new(2, imagenet())
+        };
         for step in Loader::start(Arc::clone(dataset), plan.unwrap(), loading) {
             for batch in step.unwrap().micro_batches {
                 let pixels = batch.normalised_pixels();
-                for (index, image) in batch.indices.iter().zip(pixels.chunks_exact(SIZE * SIZE * 3)) {
+                for (index, image) in batch.indices.iter().zip(pixels.chunks_exact(num_values)) {
                     images[*index] = image.iter().map(|value| value.to_bits()).collect();
                 }
             }
@@ -84,6 +102,16 @@ fn random_parts_are_the_same_on_any_number_of_shards_and_threads_and_others_in_e
 }
 
 #[test]
+fn parts_of_another_size_than_the_data_sets_are_those_of_a_data_set_of_that_size() {
+    let root = photographs();
+    let small = Sizing { size: 16, shorter_side: Some(19) };
+    let small = image_folder::open(root.path(), &ImageFolderConfig { sizing: small, ..config() }).unwrap().train;
+    assert_ne!(small.image_shape(), train(root.path()).image_shape());
+    let of_large = epoch_in(&train(root.path()), Some(small.image_shape()), 0, 1, 1);
+    assert!(of_large == epoch(&small, 0, 1, 1));
+}
+
+#[test]
 fn a_part_is_cut_out_of_the_image_as_it_is_stored() {
     let root = photographs();
     let dataset = train(root.path());
@@ -93,13 +121,13 @@ fn a_part_is_cut_out_of_the_image_as_it_is_stored() {
         assert_eq!([width, height], [30, 90]);
         CropBox { left: 3, top: 41, width: 24, height: 24 }
     };
-    dataset.read_crop(0, &choose, &mut pixels).unwrap();
+    dataset.read_crop(0, &choose, dataset.image_shape(), &mut pixels).unwrap();
     let expected = image::imageops::crop_imm(&stored, 3, 41, 24, 24).to_image();
     assert_eq!(pixels, *expected.as_raw());
     // The sample of a subset is another one of the whole; what is cut is that one.
     let subset = Subset::first(Arc::clone(&dataset), dataset.len()).unwrap();
     let mut of_subset = vec![0; pixels.len()];
-    subset.read_crop(0, &choose, &mut of_subset).unwrap();
+    subset.read_crop(0, &choose, dataset.image_shape(), &mut of_subset).unwrap();
     assert_eq!(of_subset, pixels);
 }
 
@@ -120,10 +148,10 @@ fn a_bad_photograph_is_named_when_it_is_read_or_left_out_when_asked_for() {
     std::fs::write(root.path().join("train/cat/0.jpg"), b"\xFF\xD8\xFF no image").unwrap();
     let dataset = train(root.path());
     let choose = |[width, height]: [u32; 2]| CropBox { left: 0, top: 0, width, height };
-    let text = dataset.read_crop(0, &choose, &mut [0; SIZE * SIZE * 3]).unwrap_err().to_string();
+    let text = dataset.read_crop(0, &choose, dataset.image_shape(), &mut [0; SIZE * SIZE * 3]).unwrap_err().to_string();
     assert!(text.contains("0.jpg"), "{text}");
     let skipping = ImageFolderConfig { on_bad_image: OnBadImage::Skip, ..config() };
     let dataset = image_folder::open(root.path(), &skipping).unwrap().train;
     assert_eq!(dataset.len(), 13);
-    dataset.read_crop(0, &choose, &mut [0; SIZE * SIZE * 3]).unwrap();
+    dataset.read_crop(0, &choose, dataset.image_shape(), &mut [0; SIZE * SIZE * 3]).unwrap();
 }

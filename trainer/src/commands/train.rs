@@ -22,6 +22,7 @@ use crate::measure::trace;
 use crate::model::ImageClassifier;
 use crate::model::data;
 use crate::model::family::{ModelFamily, ModelRequest, build, own_data};
+use crate::model::loss;
 use crate::model::network::load_weights_aloud;
 use crate::model::parts;
 use crate::run::identity;
@@ -104,7 +105,7 @@ pub fn train<F: ModelFamily>(args: &TrainArgs, world: &World) -> Result<Outcome<
     let session = Session {
         config: &config,
         own_optimizer: own_optimizer::<F>(&config)?,
-        loss: F::loss(&config.model.read()?, config.optimizer.label_smoothing.filled()),
+        loss: F::loss(&config.model.read()?, loss::configured(&config.optimizer)),
         metrics: F::metrics(&config.model.read()?, request.num_classes),
         ema_decay: config.optimizer.ema_decay,
         data: &data,
@@ -203,7 +204,7 @@ fn holder(communicator: &dyn Communicator) -> String {
 fn resolve(args: &TrainArgs, family: &Family, world: &World) -> Result<TrainConfig> {
     let communicator = &*world.communicator;
     let mut saved = String::new();
-    if let (true, None, Some(directory)) = (args.resume, &args.config, &args.run.output_dir) {
+    if let (true, None, None, Some(directory)) = (args.resume, &args.config, args.recipe, &args.run.output_dir) {
         let path = directory.join(RUN_TOML);
         if world.is_root() && path.exists() {
             saved = fs::read_to_string(&path).with_context(|| path.display().to_string())?;

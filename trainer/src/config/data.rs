@@ -4,7 +4,7 @@
 
 use super::checks::{Filled, at_least, at_least_one, in_range, no_effect, within};
 use super::error::ConfigError;
-use crate::config::choices::{AugmentKind, DatasetKind, InputKind, OnBadImageKind};
+use crate::config::choices::{AugmentKind, DatasetKind, InputKind, OnBadImageKind, Resolution};
 use crate::config::cli::{DataArgs, TrainSplitArgs};
 
 /// Height and width of images where nobody says, pixels.
@@ -69,7 +69,7 @@ impl DataArgs {
 
     /// Fills how images of any size are brought to that of the model.
     fn fill_size_of_files(&mut self) -> Result<(), ConfigError> {
-        let Some(resolution) = self.resolution else {
+        let Some(resolution) = &self.resolution else {
             if self.eval_resize.is_some() {
                 return Err(no_effect("--eval-resize", "without --resolution", "give both, or leave this out"));
             }
@@ -82,10 +82,11 @@ impl DataArgs {
                 remedy: "both say the height and width of images; give one of them".to_owned(),
             });
         }
-        within("--resolution", resolution, 8..=MAX_IMAGE_SIDE)?;
+        resolution.sides().try_for_each(|side| within("--resolution", side, 8..=MAX_IMAGE_SIDE).map(drop))?;
+        let side = resolution.in_evaluation();
         // 256 at 224, rounded: He et al. 2015 (1512.03385), section 3.4, and torchvision's evaluation since.
-        let shorter_side = *self.eval_resize.get_or_insert((resolution * 256 + 112) / 224);
-        within("--eval-resize", shorter_side, resolution..=2 * MAX_IMAGE_SIDE)?;
+        let shorter_side = *self.eval_resize.get_or_insert((side * 256 + 112) / 224);
+        within("--eval-resize", shorter_side, side..=2 * MAX_IMAGE_SIDE)?;
         Ok(())
     }
 
@@ -122,6 +123,13 @@ impl TrainSplitArgs {
             None if crops => AugmentKind::CropFlip,
             None => AugmentKind::None,
         });
+        if augment != AugmentKind::ResizedCrop && data.resolution.as_ref().is_some_and(Resolution::varies) {
+            return Err(ConfigError::Conflict {
+                option: "--augment",
+                other: "--resolution with several sizes".to_owned(),
+                remedy: "only --augment resized-crop, its default, makes images of any size".to_owned(),
+            });
+        }
         if augment == AugmentKind::ResizedCrop {
             self.crop_scale.get_or_insert_default();
         } else if self.crop_scale.is_some() {

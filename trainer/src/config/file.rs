@@ -40,7 +40,7 @@ pub(super) fn table(flags: &impl Serialize) -> Result<Table, ConfigError> {
 pub(super) fn merged(file: &TrainArgs, flags: &TrainArgs) -> Result<TrainArgs, ConfigError> {
     [file, flags].into_iter().try_for_each(expect_writable)?;
     let mut args: TrainArgs = laid_over(file, flags)?;
-    args.resume = flags.resume;
+    (args.resume, args.recipe) = (flags.resume, flags.recipe);
     Ok(args)
 }
 

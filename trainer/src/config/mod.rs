@@ -21,6 +21,7 @@ mod netbench;
 mod optimizer;
 mod options;
 mod predict_scaling;
+pub mod recipes;
 mod report;
 mod resolve;
 mod run;
@@ -54,6 +55,7 @@ pub use shard::images_per_shard;
 pub use sync::{Staleness, SyncConfig, SyncMethod};
 pub use verify::VerifyConfig;
 
+use crate::config::choices::Resolution;
 use crate::config::cli::{ModelSection, TrainArgs};
 use options::{OnResume, Scope};
 use serde::{Deserialize, Serialize};
@@ -100,10 +102,14 @@ impl TrainConfig {
     /// # Errors
     /// As [`resolve`](Self::resolve); also for an option that the family does not heed.
     pub fn resolve_for(family: &Family, args: &TrainArgs, world_size: usize) -> Result<Self, ConfigError> {
-        match &args.config {
-            None => Self::decide(args.clone(), family, world_size),
-            Some(path) => Self::decide(file::merged(&file::read(path)?, args)?, family, world_size),
+        let mut args = args.clone();
+        if let Some(path) = &args.config {
+            args = file::merged(&file::read(path)?, &args)?;
         }
+        if let Some(recipe) = args.recipe {
+            args = file::merged(&recipe.options(family)?, &args)?;
+        }
+        Self::decide(args, family, world_size)
     }
 
     /// As [`resolve_for`](Self::resolve_for), with the options of an earlier session, as [`to_toml`](Self::to_toml) printed them, in
@@ -133,7 +139,7 @@ impl TrainConfig {
 
     fn decide(args: TrainArgs, family: &Family, world_size: usize) -> Result<Self, ConfigError> {
         assert!(world_size > 0, "world_size: expected at least 1, got 0");
-        let mut flags = TrainArgs { config: None, allow_changed_data: false, ..args };
+        let mut flags = TrainArgs { config: None, recipe: None, allow_changed_data: false, ..args };
         family.reject_inapplicable_options(&flags)?;
         let model_name = family.decide(&mut flags.model)?;
         resolve::fill(&mut flags, family.options, world_size)?;
@@ -218,11 +224,16 @@ impl TrainConfig {
             .filter(|difference| difference.before != difference.now)
             .collect();
         let (planned, was) = (self.schedule.planned_epochs(), before.schedule.planned_epochs());
-        if self.schedule.depends_on_epochs() && self.schedule.schedule_epochs.is_none() && planned != was {
+        if self.depends_on_epochs() && self.schedule.schedule_epochs.is_none() && planned != was {
             let (key, before, now) = ("schedule.epochs".to_owned(), was.to_string(), planned.to_string());
             differences.push(ConfigDifference { key, before, now });
         }
         differences
+    }
+
+    /// Whether a step depends on how many epochs are planned.
+    fn depends_on_epochs(&self) -> bool {
+        self.schedule.depends_on_epochs() || self.data.resolution.as_ref().is_some_and(Resolution::depends_on_epochs)
     }
 
     /// All options with effect as (`section.key`, value), sorted.

@@ -2,11 +2,24 @@
 
 use super::checks::{Filled, at_least, in_range, is_share, no_effect};
 use super::error::ConfigError;
-use crate::config::choices::LossScaling;
-use crate::config::choices::{Dtype, OptimizerKind, RateFactor, SyncKind};
+use crate::config::choices::{Dtype, LossKind, LossScaling, OptimizerKind, RateFactor, SyncKind};
 use crate::config::cli::OptimizerArgs;
 
 impl OptimizerArgs {
+    fn fill_loss(&mut self) -> Result<(), ConfigError> {
+        let loss = *self.loss.get_or_insert(LossKind::CrossEntropy);
+        if loss == LossKind::CrossEntropy {
+            let smoothing = *self.label_smoothing.get_or_insert(0.0);
+            return in_range("--label-smoothing", smoothing, "0 up to but not 1", is_share).map(drop);
+        }
+        match self.label_smoothing {
+            None => Ok(()),
+            Some(_) => {
+                Err(no_effect("--label-smoothing", format!("with --loss {loss}"), "it is for --loss cross-entropy"))
+            }
+        }
+    }
+
     /// Fills the gaps for activations of `dtype`, and refuses what contradicts itself.
     pub(super) fn fill(&mut self, dtype: Dtype) -> Result<(), ConfigError> {
         let kind = *self.optimizer.get_or_insert(OptimizerKind::Sgd);
@@ -31,8 +44,7 @@ impl OptimizerArgs {
         if kind != OptimizerKind::Own {
             self.fill_decay(kind)?;
         }
-        let smoothing = *self.label_smoothing.get_or_insert(0.0);
-        in_range("--label-smoothing", smoothing, "0 up to but not 1", is_share)?;
+        self.fill_loss()?;
         if let Some(norm) = self.clip_grad_norm {
             in_range("--clip-grad-norm", norm, "above 0", |norm| norm > 0.0)?;
         }

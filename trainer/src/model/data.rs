@@ -161,8 +161,10 @@ fn on_bad_image(config: &DataArgs) -> OnBadImage {
 
 /// How image files become samples, in training without a crop and in testing.
 pub fn sizing(config: &DataArgs) -> Sizing {
-    match config.resolution {
-        Some(size) => Sizing { size, shorter_side: Some(config.eval_resize.filled()) },
+    match &config.resolution {
+        Some(resolution) => {
+            Sizing { size: resolution.in_evaluation(), shorter_side: Some(config.eval_resize.filled()) }
+        }
         None => Sizing::square(config.image_size.filled()),
     }
 }

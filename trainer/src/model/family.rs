@@ -19,7 +19,7 @@ use serde::de::DeserializeOwned;
 use crate::config::cli::{ComputeArgs, ModelSection};
 use crate::config::{ConfigError, ConvolutionKind, Dtype, Family, KernelsKind, ModelOption, decided, instruction_set};
 use crate::model::ImageClassifier;
-use crate::model::loss::{CrossEntropy, Loss};
+use crate::model::loss::Loss;
 use crate::model::metric::Metric;
 
 /// What a model is made for.
@@ -116,9 +116,9 @@ pub trait ModelFamily {
         Ok(None)
     }
 
-    /// What its models are trained by; by default cross entropy with `--label-smoothing`, a share in `[0, 1)`.
-    fn loss(_args: &Self::Args, label_smoothing: f64) -> Arc<dyn Loss> {
-        Arc::new(CrossEntropy { label_smoothing })
+    /// What its models are trained by; by default `configured`, that of `--loss` and `--label-smoothing`.
+    fn loss(_args: &Self::Args, configured: Arc<dyn Loss>) -> Arc<dyn Loss> {
+        configured
     }
 
     /// What is reported of the test split beside loss, top-1 and top-5; by default nothing.

@@ -4,10 +4,18 @@
 //! Invariant: sums are made here, means only where the global number of samples is known.
 
 use std::fmt::Debug;
+use std::sync::Arc;
 
-use burn::tensor::activation::log_softmax;
+use burn::tensor::activation::{log_sigmoid, log_softmax};
 use burn::tensor::{Int, Tensor};
 use datasets::{MixedTargets, Targets};
+
+use crate::config::Filled;
+use crate::config::choices::LossKind;
+use crate::config::cli::OptimizerArgs;
+
+/// Share of a mixed image above which binary cross entropy counts its class as present: that of Wightman et al.
+const PRESENT_FROM: f64 = 0.2;
 
 /// A loss. A program of its own brings one by [`ModelFamily::loss`](super::family::ModelFamily::loss).
 pub trait Loss: Debug + Send + Sync {
@@ -59,6 +67,45 @@ impl Loss for CrossEntropy {
     }
 }
 
+/// Binary cross entropy of each class for itself, averaged over the classes (Wightman et al. 2021, 2110.00476, section 4). Of mixed
+/// images, each class whose share is above `threshold` is present. Evaluation reports cross entropy, as timm does.
+#[derive(Clone, Copy, Debug)]
+pub struct BinaryCrossEntropy {
+    /// Share of the label above which a class counts as present, in `[0, 1)`.
+    pub threshold: f64,
+}
+
+impl Loss for BinaryCrossEntropy {
+    fn sum(&self, logits: Tensor<2>, Targets { labels, mixed }: Targets) -> Tensor<1> {
+        let [_, num_classes] = logits.dims();
+        let device = logits.device();
+        let share_of = |labels: Tensor<1, Int>| labels.one_hot::<2>(num_classes).float().to_device(&device);
+        let shares = match mixed {
+            None => share_of(labels),
+            Some(MixedTargets { labels: others, shares }) => {
+                let (own, shares) = (share_of(labels), shares.unsqueeze_dim(1));
+                own.clone() + shares * (share_of(others) - own)
+            }
+        };
+        let present = shares.greater_elem(self.threshold).float();
+        // softplus(z) - t z, which neither overflows nor loses small terms.
+        let losses = log_sigmoid(logits.clone().neg()).neg() - present * logits;
+        losses.sum().div_scalar(num_classes as f64)
+    }
+
+    fn test_sum(&self, logits: Tensor<2>, labels: Tensor<1, Int>) -> Tensor<1> {
+        CrossEntropy::default().sum(logits, Targets::of(labels))
+    }
+}
+
+/// The loss that the options say.
+pub fn configured(options: &OptimizerArgs) -> Arc<dyn Loss> {
+    match options.loss.filled() {
+        LossKind::CrossEntropy => Arc::new(CrossEntropy { label_smoothing: options.label_smoothing.filled() }),
+        LossKind::BinaryCrossEntropy => Arc::new(BinaryCrossEntropy { threshold: PRESENT_FROM }),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -96,6 +143,29 @@ mod tests {
         let both = 0.75 * log_probability(1) + 0.25 * log_probability(2);
         assert_near(loss(0.0, Some((2, 0.25))), -both);
         assert_near(loss(0.3, Some((2, 0.25))), -(0.7 * both + 0.1 * (0..3).map(log_probability).sum::<f64>()));
+    }
+
+    #[test]
+    fn binary_cross_entropy_is_that_of_pytorch_with_every_class_of_a_share_above_the_threshold() {
+        let device = Device::flex();
+        let loss = |mixed: Option<(i32, f32)>| {
+            let mixed = mixed.map(|(label, share)| MixedTargets {
+                labels: Tensor::from_ints([label], &device),
+                shares: Tensor::from_floats([share], &device),
+            });
+            let targets = Targets { labels: Tensor::from_ints([1], &device), mixed };
+            let logits = Tensor::<2>::from_floats([ROW.map(|logit| logit as f32)], &device);
+            f64::from(BinaryCrossEntropy { threshold: 0.2 }.sum(logits, targets).into_scalar::<f32>())
+        };
+        // torch.nn.functional.binary_cross_entropy_with_logits([2, 0.5, -1], target).
+        let expected =
+            |targets: [f64; 3]| ROW.iter().zip(targets).map(|(z, t)| (1.0 + z.exp()).ln() - t * z).sum::<f64>() / 3.0;
+        assert_near(expected([0.0, 1.0, 0.0]), 0.971_422_2);
+        assert_near(loss(None), expected([0.0, 1.0, 0.0]));
+        assert_near(loss(Some((2, 0.25))), expected([0.0, 1.0, 1.0]));
+        assert_near(loss(Some((2, 0.15))), expected([0.0, 1.0, 0.0]));
+        assert_near(loss(Some((2, 0.85))), expected([0.0, 0.0, 1.0]));
+        assert_near(loss(Some((1, 0.5))), expected([0.0, 1.0, 0.0]));
     }
 
     #[test]

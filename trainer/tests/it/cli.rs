@@ -3,12 +3,13 @@
 // tidy: long file because the flags that are accepted and those that are refused are two tables to be read whole.
 
 use crate::fixture::program;
-use clap::{CommandFactory, Parser};
+use clap::{CommandFactory, Parser, ValueEnum};
 use std::fs;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Output;
 use trainer::config::cli::{Cli, Command, EvalArgs, ModelArgs, ModelSection, TrainArgs};
+use trainer::config::recipes::Recipe;
 use trainer::config::{
     AugmentKind, BenchConfig, ConfigError, DatasetKind, DeviceChoice, EvalConfig, Family, Filled, InputKind,
     LossScaling, PredictConfig, ScheduleKind, TrainConfig, UpdateKind, WeightSource,
@@ -68,7 +69,7 @@ fn run(arguments: &[&str]) -> Output {
 }
 
 /// Flag sets that between them use every option of `train`.
-const VALID_FLAGS: [&str; 27] = [
+const VALID_FLAGS: [&str; 29] = [
     "",
     "--model resnet20 --shortcut a --dataset cifar10 --data-dir d --epochs 2 --global-batch-size 256 --learning-rate 0.1 \
      --schedule-epochs 3 --schedule cosine --warmup-epochs 1 --momentum 0.9 --weight-decay 1e-4 --seed 0 --dtype bf16 --threads 1 --cpu portable \
@@ -103,6 +104,8 @@ const VALID_FLAGS: [&str; 27] = [
     "--augment trivial --mixup 0.2 --cutmix 1 --clip-grad-value 0.5",
     "--dataset image-folder --data-dir d --resolution 160 --eval-resize 224 --crop-scale 0.35:1 --loader-threads 4",
     "--dataset shards --data-dir d --resolution 224 --on-bad-image skip --augment resized-crop",
+    "--dataset shards --data-dir d --resolution 160:192@0.65:224@eval --loss binary-cross-entropy",
+    "--recipe imagenet-a3 --data-dir d --epochs 3 --warmup-epochs 1",
 ];
 
 #[test]
@@ -171,6 +174,30 @@ fn resolved_but_for_resume(flags: &str, world_size: usize) -> TrainConfig {
 
 fn resolved_again(text: &str) -> Option<String> {
     TrainConfig::from_toml(text, 1).map(|config| config.to_toml()).ok()
+}
+
+#[test]
+fn a_recipe_is_ordinary_options_below_the_file_and_the_flags() {
+    for recipe in Recipe::value_variants() {
+        let name = recipe.to_possible_value().unwrap();
+        let config = resolved(&format!("--recipe {} --data-dir d", name.get_name()));
+        assert!(config.recipe.is_none() && !config.to_toml().contains("recipe"));
+        assert_eq!(TrainConfig::from_toml(&config.to_toml(), 1).unwrap(), config);
+    }
+    let a3 = resolved("--recipe imagenet-a3 --data-dir d --epochs 8");
+    let resolution = a3.data.resolution.clone().unwrap().to_string();
+    assert_eq!((network(&a3.model).as_str(), resolution.as_str()), ("resnet50", "160:224@eval"));
+    assert_eq!((a3.schedule.epochs, a3.optimizer.weight_decay), (Some(8), Some(0.02)));
+    // Another data set and optimizer take what only served the recipe's with them.
+    let other = resolved("--recipe imagenet-a3 --dataset shapes --optimizer sgd");
+    assert_eq!((&other.data.resolution, other.optimizer.weight_decay), (&None, Some(1e-4)));
+    assert_eq!(other.schedule.warmup_epochs, Some(5.0));
+    let over_file =
+        over_file("[schedule]\nepochs = 7\n[data]\ndata-dir = \"d\"", "--recipe cifar-resnet18 --seed 3").unwrap();
+    assert_eq!(
+        (over_file.schedule.epochs, over_file.run.seed, over_file.optimizer.weight_decay),
+        (Some(7), Some(3), Some(5e-4))
+    );
 }
 
 #[test]
@@ -288,7 +315,7 @@ fn the_default_batch_divides_among_any_number_of_ranks() {
 }
 
 /// Flags, and what their refusal on two ranks must say.
-const REFUSED: [(&str, &[&str]); 93] = [
+const REFUSED: [(&str, &[&str]); 97] = [
     ("--dataset cifar10", &["--data-dir", "--download", "--dataset shapes"]),
     ("--dataset image-folder", &["--data-dir", "train/<class>"]),
     ("--dataset parquet", &["--data-dir", "as it was downloaded"]),
@@ -306,6 +333,13 @@ const REFUSED: [(&str, &[&str]); 93] = [
         "--dataset image-folder --data-dir d --resolution 224 --image-size 64",
         &["--resolution contradicts --image-size", "one of them"],
     ),
+    ("--dataset image-folder --data-dir d --resolution 16:4@0.5", &["--resolution", "8 to 4096", "got 4"]),
+    (
+        "--dataset image-folder --data-dir d --resolution 16:32@eval --augment none",
+        &["--augment contradicts --resolution with several sizes", "resized-crop"],
+    ),
+    ("--loss binary-cross-entropy --label-smoothing 0.1", &["--label-smoothing has no effect", "--loss cross-entropy"]),
+    ("--recipe imagenet-a3", &["--data-dir", "train-*.tar"]),
     ("--dataset image-folder --data-dir d --resolution 4", &["--resolution", "8 to 4096", "got 4"]),
     ("--dataset image-folder --data-dir d --resolution 224 --eval-resize 223", &["--eval-resize", "224 to", "got 223"]),
     ("--crop-scale 0.5:1", &["--crop-scale has no effect with --augment none", "resized-crop"]),

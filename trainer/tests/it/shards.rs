@@ -63,6 +63,27 @@ fn shards_train_to_the_bits_of_their_folder_whatever_their_number() {
 }
 
 #[test]
+fn the_size_of_images_changes_with_the_epoch_on_any_number_of_ranks_and_after_a_restart() {
+    let photographs = photographs();
+    let of = |resolution: &str, further: &str| {
+        let words = words("image-folder", photographs.path());
+        flags(&[
+            &words,
+            "--epochs 4 --reduction exact --virtual-shards 2",
+            &format!("--resolution {resolution} {further}"),
+        ])
+    };
+    let whole = run(1, &of("16:24@0.5:32@eval", ""));
+    assert_eq!(run(2, &of("16:24@0.5:32@eval", "")).parameter_hash(), whole.parameter_hash());
+    assert_ne!(run(1, &of("16", "")).parameter_hash(), whole.parameter_hash());
+    let half = "--epochs 2 --schedule-epochs 4";
+    let first = run(1, &of("16:24@0.5:32@eval", half));
+    assert_eq!(run(1, &of("16", half)).parameter_hash(), first.parameter_hash());
+    let resumed = first.again().go(1, &of("16:24@0.5:32@eval", "--resume --schedule-epochs 4"));
+    assert_eq!(resumed.parameter_hash(), whole.parameter_hash());
+}
+
+#[test]
 fn a_run_on_shards_that_was_killed_in_an_epoch_goes_on_to_the_same_bits() {
     let (photographs, runs) = (photographs(), tempfile::tempdir().unwrap());
     let shards = sharded(photographs.path(), 5);

@@ -7,11 +7,13 @@ mod crop_scale;
 mod device;
 mod loss_scaling;
 mod rate_factor;
+mod resolution;
 
 pub use crop_scale::CropScale;
 pub use device::{DeviceChoice, nvidia_driver_present};
 pub use loss_scaling::LossScaling;
 pub use rate_factor::RateFactor;
+pub use resolution::Resolution;
 
 use clap::ValueEnum;
 use distributed::{CompressionKind, ParseCompressionError, ReductionKind};
@@ -59,6 +61,16 @@ pub enum BatchNormKind {
     Local,
     /// The micro batches of all ranks together.
     Sync,
+}
+
+/// What a model is trained by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum LossKind {
+    /// Of the softmax over all classes.
+    CrossEntropy,
+    /// Of a sigmoid for each class.
+    BinaryCrossEntropy,
 }
 
 /// Random changes of the training images.
@@ -348,6 +360,7 @@ spelled_as_in_clap!(
     DatasetKind,
     ShortcutKind,
     BatchNormKind,
+    LossKind,
     AugmentKind,
     OnBadImageKind,
     OnNonFiniteKind,

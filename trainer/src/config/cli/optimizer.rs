@@ -1,6 +1,6 @@
 //! The section of the optimizer as typed.
 
-use crate::config::choices::{LossScaling, OptimizerKind, RateFactor};
+use crate::config::choices::{LossKind, LossScaling, OptimizerKind, RateFactor};
 use clap::Args;
 use serde::{Deserialize, Serialize};
 
@@ -57,7 +57,11 @@ pub struct OptimizerArgs {
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
     pub decay_norm_and_bias: Option<bool>,
 
-    /// Share of the target spread evenly over all classes, 0 up to but not 1 [default: 0]
+    /// cross-entropy, or binary-cross-entropy: each class for itself, of mixed images those with a share above 0.2 present; evaluation reports cross entropy [default: cross-entropy]
+    #[arg(long, value_enum, value_name = "NAME", hide_possible_values = true)]
+    pub loss: Option<LossKind>,
+
+    /// Share of the target spread evenly over all classes, 0 up to but not 1 (loss cross-entropy) [default: 0]
     #[arg(long, value_name = "SHARE")]
     pub label_smoothing: Option<f64>,
 

@@ -7,8 +7,9 @@ use super::optimizer::OptimizerArgs;
 use super::sync::SyncArgs;
 use crate::config::choices::{
     AugmentKind, BatchNormKind, ConvolutionKind, CpuKind, CropScale, DatasetKind, DeviceChoice, Dtype, InputKind,
-    KernelsKind, OnBadImageKind, OnNonFiniteKind, ScheduleKind, ShortcutKind,
+    KernelsKind, OnBadImageKind, OnNonFiniteKind, Resolution, ScheduleKind, ShortcutKind,
 };
+use crate::config::recipes::Recipe;
 use clap::{Args, value_parser};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
@@ -16,7 +17,7 @@ use std::path::PathBuf;
 /// Largest seed: TOML integers are signed.
 const MAX_SEED: u64 = i64::MAX as u64;
 
-/// Flags of `trainer train` and, but for the first two, keys of its TOML file.
+/// Flags of `trainer train` and, but for the first four, keys of its TOML file.
 #[derive(Debug, Clone, Default, PartialEq, Args, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct TrainArgs {
@@ -24,6 +25,11 @@ pub struct TrainArgs {
     #[arg(long, value_name = "FILE")]
     #[serde(skip)]
     pub config: Option<PathBuf>,
+
+    /// A published training, as options that stand below those of --config and these; `trainer config` prints them [default: none]
+    #[arg(long, value_enum, value_name = "NAME")]
+    #[serde(skip)]
+    pub recipe: Option<Recipe>,
 
     /// Continue from the newest checkpoint of the output directory, with the options saved in that of --output-dir; with more --epochs it trains longer; start anew if there is none [default: off]
     #[arg(long)]
@@ -103,9 +109,9 @@ pub struct DataArgs {
     #[arg(long, value_name = "PIXELS")]
     pub image_size: Option<usize>,
 
-    /// Height and width of the images as the model takes them, pixels, read from image-folder, shards or parquet at their own size when they are wanted, as torchvision does: training takes random parts (--augment resized-crop), testing the middle; instead of --image-size [default: off]
+    /// Height and width of the images as the model takes them, pixels, read from image-folder, shards or parquet at their own size when they are wanted, as torchvision does: training takes random parts (--augment resized-crop), testing the middle; instead of --image-size. 160:192@0.65:224@eval trains with 160, from 0.65 of the epochs on with 192, and tests with 224 [default: off]
     #[arg(long, value_name = "PIXELS")]
-    pub resolution: Option<usize>,
+    pub resolution: Option<Resolution>,
 
     /// With --resolution: length of the shorter side before the middle is cut out, pixels [default: 256 for each 224 of --resolution]
     #[arg(long, value_name = "PIXELS")]

@@ -129,7 +129,7 @@ pub struct ModelInput {
 impl ModelInput {
     /// What models trained on `data` take.
     pub fn of(data: &DatasetSplits) -> Self {
-        let shape = data.train.image_shape();
+        let shape = data.test.image_shape();
         Self {
             height: shape.height,
             width: shape.width,

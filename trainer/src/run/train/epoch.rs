@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
-use datasets::{Loader, LoaderConfig, Mix, ShardConfig, ShardPlan};
+use datasets::{ImageShape, Loader, LoaderConfig, Mix, ShardConfig, ShardPlan};
 use distributed::Phase;
 
 use super::Training;
@@ -43,6 +43,7 @@ impl<M: ImageClassifier> Training<'_, M> {
         let session = self.session;
         let plan = shard_plan(session, self.progress.epoch)?;
         let num_steps = plan.num_steps() as u64;
+        self.note_image_shape();
         let loader = Loader::start(Arc::clone(&session.data.train), plan, loader_config(session, &self.progress));
         let vote = staleness(&session.config.sync.method())
             .map(|staleness| StopVote::new(&*session.communicator, staleness, self.progress.step));
@@ -100,6 +101,15 @@ impl<M: ImageClassifier> Training<'_, M> {
             self.save()?;
         }
         Ok(end.stop)
+    }
+
+    /// Says the size of images where it changes with the epoch, at the session's first and whenever it is another.
+    fn note_image_shape(&mut self) {
+        let (session, epoch) = (self.session, self.progress.epoch);
+        let Some(shape) = image_shape(session, epoch) else { return };
+        if self.image_shape.replace(shape) != Some(shape) {
+            session.reporter.note(&format!("epoch {epoch:02}: images of {} x {} pixels", shape.height, shape.width));
+        }
     }
 
     /// Says once, after the first step, which convolutions are burn's own.
@@ -208,9 +218,18 @@ fn shard_plan(session: &Session<'_>, epoch: u64) -> Result<ShardPlan> {
     })?)
 }
 
+/// The shape of an epoch's images, where the run says one apart from the data set's.
+fn image_shape(session: &Session<'_>, epoch: u64) -> Option<ImageShape> {
+    let config = session.config;
+    let resolution = config.data.resolution.as_ref().filter(|resolution| resolution.varies())?;
+    let side = resolution.in_epoch(epoch, config.schedule.planned_epochs());
+    Some(ImageShape { height: side, width: side, ..session.data.train.image_shape() })
+}
+
 fn loader_config(session: &Session<'_>, progress: &Progress) -> LoaderConfig {
     let config = session.config;
     LoaderConfig {
+        image_shape: image_shape(session, progress.epoch),
         augment: data::augment(&config.train_split),
         mix: Mix { mixup: config.train_split.mixup, cutmix: config.train_split.cutmix },
         raw: config.compute.input.filled() == InputKind::Device,

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Result, ensure};
+use datasets::ImageShape;
 use distributed::{Phase, check_fingerprint};
 use records::EpochRecord;
 
@@ -80,8 +81,17 @@ pub fn fit<M: ImageClassifier>(model: M, session: &Session<'_>) -> Result<Outcom
     let trace = TraceClock::start(config.sync.trace.as_deref(), communicator)?;
     let timer = Timer::new(Arc::clone(&session.rank_status)).keeping_spans(trace.is_some());
     let times = SessionTimes::starting_at(progress.step + config.run.warmup_steps.filled(), timer);
-    let mut training =
-        Training { session, stepper, ema, checkpointer, schedule, progress, times, noted_stand_ins: false };
+    let mut training = Training {
+        session,
+        stepper,
+        ema,
+        checkpointer,
+        schedule,
+        progress,
+        times,
+        noted_stand_ins: false,
+        image_shape: None,
+    };
     // A signal that came during the start: there is nothing new to keep.
     let mut stopped = session.stop.is_raised_anywhere(communicator)?;
     while !stopped && training.progress.epoch < config.schedule.epochs.filled() {
@@ -101,6 +111,8 @@ struct Training<'a, M> {
     progress: Progress,
     times: SessionTimes,
     noted_stand_ins: bool,
+    /// The size that was noted last, where it changes with the epoch.
+    image_shape: Option<ImageShape>,
 }
 
 impl<M: ImageClassifier> Training<'_, M> {

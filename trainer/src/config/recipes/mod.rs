@@ -1,0 +1,39 @@
+//! Published trainings by name: options as a TOML file has them, below all that is typed.
+//!
+//! In: a name. Out: [`TrainArgs`]. Invariant: what a recipe says are ordinary options, which are printed, saved and changed as such.
+
+use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
+
+use super::error::ConfigError;
+use super::family::Family;
+use super::file;
+use crate::config::cli::{ModelSection, TrainArgs};
+
+/// A published training.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Recipe {
+    /// ResNet-18 for CIFAR-10, 200 epochs of SGD: the 93 to 95 % that everybody starts from.
+    CifarResnet18,
+    /// ResNet-50, 90 epochs of SGD: torchvision's first weights, 76.1 %.
+    ImagenetResnet50,
+    /// ResNet-50, 100 epochs of LAMB with batches of 2,048 images of 160 pixels: procedure A3 of Wightman et al. 2021, 78.1 % at 224.
+    ImagenetA3,
+}
+
+impl Recipe {
+    /// Its options; the model is left out for a program of another family.
+    pub(super) fn options(self, family: &Family) -> Result<TrainArgs, ConfigError> {
+        let text = match self {
+            Self::CifarResnet18 => include_str!("cifar-resnet18.toml"),
+            Self::ImagenetResnet50 => include_str!("imagenet-resnet50.toml"),
+            Self::ImagenetA3 => include_str!("imagenet-a3.toml"),
+        };
+        let mut options = file::parse(text, "the recipe")?;
+        if !family.is_resnet() {
+            options.model = ModelSection::default();
+        }
+        Ok(options)
+    }
+}
