@@ -17,5 +17,5 @@ pub use block::Block;
 pub use config::{ResNetConfig, Shortcut};
 pub use error::{ModelError, WeightsError};
 pub use layers::{Activations, Computation, Convolution, Isa, Kernels};
-pub use pretrained::{Head, Loaded, load_weights, load_weights_with, save_safetensors};
+pub use pretrained::{Head, Loaded, load_weights, load_weights_with, safetensors_bytes, save_safetensors};
 pub use resnet::ResNet;

@@ -124,16 +124,28 @@ pub fn load_weights_with<M: Module>(
 /// [`WeightsError::Write`] or [`WeightsError::Io`] when the file cannot be written.
 pub fn save_safetensors<M: Module>(model: &M, path: impl AsRef<Path>) -> Result<(), WeightsError> {
     let path = path.as_ref();
-    let mut store = SafetensorsStore::from_file(path)
-        .with_to_adapter(BurnToPyTorchAdapter)
-        .overwrite(true)
-        .clear_metadata()
-        .metadata("format", "pt");
+    collect(model, SafetensorsStore::from_file(path).overwrite(true))
+        .map(drop)
+        .map_err(|reason| WeightsError::Write { path: path.into(), reason })
+}
+
+/// What [`save_safetensors`] writes.
+///
+/// # Errors
+/// [`WeightsError::Write`] when a tensor cannot be read from its device.
+pub fn safetensors_bytes<M: Module>(model: &M) -> Result<Vec<u8>, WeightsError> {
+    let store = collect(model, SafetensorsStore::from_bytes(None));
+    store
+        .and_then(|store| store.get_bytes().map_err(|error| error.to_string()))
+        .map_err(|reason| WeightsError::Write { path: "main memory".into(), reason })
+}
+
+/// `store` with all parameters and running statistics as PyTorch has them.
+fn collect<M: Module>(model: &M, store: SafetensorsStore) -> Result<SafetensorsStore, String> {
+    let mut store = store.with_to_adapter(BurnToPyTorchAdapter).clear_metadata().metadata("format", "pt");
     // `valid` flushes the running statistics and takes the parameters off the autodiff device.
-    model
-        .valid()
-        .save_into(&mut store)
-        .map_err(|error| WeightsError::Write { path: path.into(), reason: error.to_string() })
+    model.valid().save_into(&mut store).map_err(|error| error.to_string())?;
+    Ok(store)
 }
 
 fn apply<M: Module, S: ModuleStore>(

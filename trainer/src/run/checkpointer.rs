@@ -5,10 +5,12 @@
 //! statistics are kept, and what compression has kept back on it, so that the same number of ranks goes on with the same bits; another
 //! number takes the statistics' mean, and root the sum of what was kept back.
 
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
-use burn_resnet::{load_weights, save_safetensors};
+use burn_resnet::{load_weights, safetensors_bytes};
 use distributed::{
     Carried, ParameterLayout, ROOT, average_norm_statistics, broadcast_module, bytes_to_floats, fingerprint,
     floats_to_bytes, read, write,
@@ -17,7 +19,9 @@ use distributed::{
 use crate::config::Filled;
 use crate::measure::gather::from_root;
 use crate::model::ImageClassifier;
-use crate::run::checkpoint::{Checkpoint, CheckpointState, CheckpointStore, ModelInput, Progress, TrainingTensors};
+use crate::run::checkpoint::{
+    Background, Checkpoint, CheckpointState, CheckpointStore, ModelInput, Progress, TrainingTensors,
+};
 use crate::run::output::OutputDirectory;
 use crate::run::resumption::Resumption;
 use crate::run::session::Session;
@@ -33,6 +37,8 @@ const RESIDUAL_TAG: u16 = 104;
 pub struct Checkpointer<'a> {
     session: &'a Session<'a>,
     store: Option<CheckpointStore>,
+    /// The checkpoint that is being written while training goes on, and what is said of it then.
+    writing: Background<String>,
 }
 
 impl<'a> Checkpointer<'a> {
@@ -41,19 +47,27 @@ impl<'a> Checkpointer<'a> {
         let store = |directory: &OutputDirectory| {
             CheckpointStore::new(&directory.checkpoints(), session.config.run.keep_checkpoints.filled())
         };
-        Self { session, store: session.files.directory().map(store) }
+        Self { session, store: session.files.directory().map(store), writing: Background::default() }
     }
 
     /// Saves the run as it stands: the model to be used, which has the average's parameters where there is one, and what training goes
     /// on from. Each epoch's sums in `progress` must be global.
     ///
+    /// Root copies what it writes, and writes it beside training; the next call waits for that, and so does [`finish`](Self::finish).
+    /// With compression, where every rank sends as much as a model, it writes before it returns.
+    ///
     /// # Errors
-    /// When root cannot write, or a collective fails.
+    /// When root cannot write this checkpoint or could not write the one before, or a collective fails.
     ///
     /// # Collective
     /// Must be called by all ranks.
-    pub fn save<M: ImageClassifier>(&self, stepper: &Stepper<M>, ema: Option<&Ema>, progress: &Progress) -> Result<()> {
-        let start = Instant::now();
+    pub fn save<M: ImageClassifier>(
+        &mut self,
+        stepper: &Stepper<M>,
+        ema: Option<&Ema>,
+        progress: &Progress,
+    ) -> Result<()> {
+        let (start, step) = (Instant::now(), progress.step);
         let communicator = &*self.session.communicator;
         // A detached copy: its norm statistics are settled and may be averaged without touching those in training.
         let model = stepper.model().valid();
@@ -61,7 +75,8 @@ impl<'a> Checkpointer<'a> {
         let all_statistics = communicator.all_gather(&own_statistics)?;
         let model = average_norm_statistics(model, communicator)?;
         let carried = stepper.carried();
-        let Some(store) = &self.store else {
+        self.finish()?;
+        let Some(store) = self.store.clone() else {
             let send = |own: &Carried| communicator.send(ROOT, RESIDUAL_TAG, &floats_to_bytes(&own.residual));
             return Ok(carried.as_ref().map_or(Ok(()), send)?);
         };
@@ -74,11 +89,6 @@ impl<'a> Checkpointer<'a> {
             num_drawn,
             parameters: ema.map_or(Vec::new(), |_| stepper.parameters().into_owned()),
         };
-        // One after the other: all of them together are as many models as there are ranks.
-        let residuals = (0..num_residuals).map(|rank| match rank {
-            ROOT => Ok(residual.clone()),
-            rank => self.receive_residual(rank, residual.len()),
-        });
         let state = CheckpointState::new(
             progress.clone(),
             stepper.loss_scale(),
@@ -89,13 +99,43 @@ impl<'a> Checkpointer<'a> {
             serde_json::to_value(self.session.config)?,
         );
         let model = ema.map_or_else(|| model.clone(), |ema| ema.place(model.clone()));
-        let directory = store.save(state, &tensors, residuals, |path| Ok(save_safetensors(&model, path)?))?;
-        self.session.reporter.note(&format!(
-            "checkpoint {} ({} steps) written in {:.2} s",
-            directory.display(),
-            progress.step,
-            start.elapsed().as_secs_f64()
-        ));
+        let bytes = safetensors_bytes(&model)?;
+        let write_model =
+            move |path: &Path| fs::write(path, &bytes).with_context(|| format!("write {}", path.display()));
+        let note = move |directory: PathBuf| {
+            let seconds = start.elapsed().as_secs_f64();
+            format!("checkpoint {} ({step} steps) written in {seconds:.2} s", directory.display())
+        };
+        if num_residuals == 0 {
+            return self.writing.start(move || store.save(state, &tensors, None, write_model).map(note));
+        }
+        // One after the other: all of them together are as many models as there are ranks.
+        let residuals = (0..num_residuals).map(|rank| match rank {
+            ROOT => Ok(residual.clone()),
+            rank => self.receive_residual(rank, residual.len()),
+        });
+        let written = note(store.save(state, &tensors, residuals, write_model)?);
+        self.session.reporter.note(&written);
+        Ok(())
+    }
+
+    /// Says what became of a checkpoint that has been written since; to be called now and then.
+    ///
+    /// # Errors
+    /// When it could not be written.
+    pub fn look(&mut self) -> Result<()> {
+        let written = self.writing.ended()?;
+        written.iter().for_each(|note| self.session.reporter.note(note));
+        Ok(())
+    }
+
+    /// Waits for the checkpoint that is being written.
+    ///
+    /// # Errors
+    /// When it could not be written.
+    pub fn finish(&mut self) -> Result<()> {
+        let written = self.writing.wait()?;
+        written.iter().for_each(|note| self.session.reporter.note(note));
         Ok(())
     }
 

@@ -7,6 +7,7 @@
 //! of that, as `sha256sum` writes it).
 //! Invariant: written under a temporary name, synced, then renamed; a checkpoint whose checksums fail is passed over aloud.
 
+mod background;
 mod state;
 mod store;
 
@@ -22,6 +23,7 @@ use sha2::{Digest, Sha256};
 
 use crate::step::optimizer::OptimizerState;
 
+pub use background::Background;
 pub use state::{Best, CheckpointState, ModelInput, Progress};
 use state::{FORMAT, OLDEST_FORMAT};
 pub use store::{CheckpointStore, Damaged, find};

@@ -67,10 +67,6 @@ impl CheckpointStore {
                 .with_context(|| format!("sync {}", model_path.display()))?;
             let training_path = unfinished.join(TRAINING_FILE);
             write_synced(&training_path, &tensors.to_bytes()?)?;
-            // The model was written as a temporary file, which nobody else may read; the other has what the user's mask allows.
-            fs::metadata(&training_path)
-                .and_then(|file| fs::set_permissions(&model_path, file.permissions()))
-                .with_context(|| format!("permissions of {}", model_path.display()))?;
             let mut files = vec![MODEL_FILE.to_owned(), TRAINING_FILE.to_owned()];
             for (rank, residual) in residuals.into_iter().enumerate() {
                 files.push(residual_file(rank));

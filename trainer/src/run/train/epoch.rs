@@ -81,6 +81,7 @@ impl<M: ImageClassifier> Training<'_, M> {
         self.add_scores(epoch, &end, should_log || saves || ends_epoch)?;
         self.note_outcome(end.outcome)?;
         self.note_stand_ins();
+        self.checkpointer.look()?;
 
         let duration = start.elapsed();
         self.session.reporter.step(&StepLine {

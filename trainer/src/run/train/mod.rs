@@ -154,7 +154,7 @@ impl<M: ImageClassifier> Training<'_, M> {
         Ok(stopped)
     }
 
-    fn save(&self) -> Result<()> {
+    fn save(&mut self) -> Result<()> {
         let _checkpoint = self.times.timer.enter(Phase::Checkpoint);
         self.checkpointer.save(&self.stepper, self.ema.as_ref(), &self.progress)
     }
@@ -213,6 +213,7 @@ impl<M: ImageClassifier> Training<'_, M> {
         let communicator = &*self.session.communicator;
         self.session.rank_status.enter(Phase::Ending);
         let parameter_hash = check_fingerprint(self.stepper.model(), communicator, self.progress.epoch)?.to_string();
+        self.checkpointer.finish()?;
         if let Some(trace) = trace {
             trace.write(&self.times.timer.take_spans(), communicator)?;
             self.session.reporter.note(&format!("trace of all ranks written to {}", trace.path().display()));
