@@ -21,8 +21,11 @@ pub struct BenchResult {
     pub ranks: usize,
     /// Compute threads of each rank.
     pub threads: usize,
-    /// Samples of one rank in one step.
+    /// Samples of one rank in one pass.
     pub batch_size_per_rank: usize,
+    /// Passes of a step, where they are several.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub grad_accum_steps: Option<usize>,
     /// Samples of one step over all ranks.
     pub global_batch_size: usize,
     /// Measured steps.

@@ -51,12 +51,13 @@ pub fn bench<F: ModelFamily>(args: &BenchArgs, world: &World) -> Result<()> {
 /// Prints what was measured.
 pub(super) fn tell(Measurement { result, stats, own_seconds, .. }: &Measurement, world: &World) {
     world.reporter.note(&format!(
-        "{} {} on {} ranks x {} threads, batch {} a rank, {} steps after {} of warm-up:",
+        "{} {} on {} ranks x {} threads, batch {} a rank{}, {} steps after {} of warm-up:",
         result.model,
         result.device,
         result.ranks,
         result.threads,
         result.batch_size_per_rank,
+        result.grad_accum_steps.map_or(String::new(), |passes| format!(" x {passes} passes")),
         result.steps,
         result.warmup_steps
     ));

@@ -266,6 +266,16 @@ impl BenchConfig {
         }
         let model_name = family.decide(&mut flags.model)?;
         at_least("--batch-size-per-rank", *flags.batch_size_per_rank.get_or_insert(128), 1)?;
+        at_least("--grad-accum-steps", *flags.grad_accum_steps.get_or_insert(1), 1)?;
+        if flags.grad_accum_steps.filled() > 1 {
+            let one_pass = [
+                ("with --export-job, whose steps are one pass", flags.export_job.is_some()),
+                ("with --virtual-shards, of which each is a pass", flags.sync.method().virtual_shards().is_some()),
+            ];
+            if let Some((because, _)) = one_pass.into_iter().find(|(_, is_so)| *is_so) {
+                return Err(no_effect("--grad-accum-steps", because, "leave it out"));
+            }
+        }
         at_least("--steps", *flags.steps.get_or_insert(20), 1)?;
         flags.warmup_steps.get_or_insert(3);
         at_least("--image-size", *flags.image_size.get_or_insert(32), 8)?;
@@ -277,7 +287,12 @@ impl BenchConfig {
         Ok(Self { flags, model_name, simulation })
     }
 
-    /// The same with other samples of one rank in one step.
+    /// Samples of one rank in one step.
+    pub fn samples_per_rank(&self) -> usize {
+        self.batch_size_per_rank.filled() * self.grad_accum_steps.filled()
+    }
+
+    /// The same with other samples of one rank in one pass.
     pub fn with_batch_size_per_rank(mut self, samples: usize) -> Self {
         self.flags.batch_size_per_rank = Some(samples);
         self

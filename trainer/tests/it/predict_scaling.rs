@@ -30,6 +30,29 @@ fn profile(path: &Path) -> String {
 }
 
 #[test]
+fn gradients_of_a_step_of_several_passes_leave_in_the_last() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("step.json");
+    let output = [
+        "bench",
+        "--model",
+        "resnet8",
+        "--grad-accum-steps",
+        "3",
+        "--profile-output",
+        path.to_str().unwrap(),
+        "--json",
+    ];
+    let text = succeeded(&[&output[..], &BRIEF[..]].concat());
+    let result: BenchResult = serde_json::from_str(text.lines().last().unwrap()).unwrap();
+    assert_eq!((result.batch_size_per_rank, result.grad_accum_steps, result.global_batch_size), (4, Some(3), 12));
+    let file = read_profile(&path).unwrap();
+    assert_eq!(file.batch_size_per_rank, 12);
+    let in_the_last = |ready_s: f64| (file.backward_s * 2.0 / 3.0..=file.backward_s).contains(&ready_s);
+    assert!(file.parameters.iter().all(|parameter| in_the_last(parameter.ready_s)));
+}
+
+#[test]
 fn a_measured_step_is_written_and_predicted_from() {
     let directory = tempfile::tempdir().unwrap();
     let path = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();

@@ -194,9 +194,13 @@ pub struct PredictArgs {
 #[derive(Debug, Clone, Default, PartialEq, Args, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct BenchArgs {
-    /// Samples of one rank in one step [default: 128]
+    /// Samples of one rank in one pass [default: 128]
     #[arg(long, value_name = "SAMPLES")]
     pub batch_size_per_rank: Option<usize>,
+
+    /// Forward and backward passes of a step, whose gradients are added up [default: 1]
+    #[arg(long, value_name = "PASSES")]
+    pub grad_accum_steps: Option<usize>,
 
     /// Measured steps [default: 20]
     #[arg(long, value_name = "STEPS")]

@@ -222,7 +222,8 @@ fn result(
         ranks: communicator.world_size(),
         threads,
         batch_size_per_rank: config.batch_size_per_rank.filled(),
-        global_batch_size: config.batch_size_per_rank.filled() * communicator.world_size(),
+        grad_accum_steps: config.grad_accum_steps.filter(|passes| *passes > 1),
+        global_batch_size: config.samples_per_rank() * communicator.world_size(),
         steps: config.steps.filled(),
         warmup_steps: config.warmup_steps.filled(),
         images_per_second: stats.mean,
@@ -280,7 +281,7 @@ fn kernel_seconds(before: &[KernelTime], after: &[KernelTime]) -> BTreeMap<Strin
 
 /// This rank's share of a few global batches.
 fn batches(config: &BenchConfig, communicator: &dyn Communicator) -> Result<Vec<LoadedStep>> {
-    let global_batch_size = config.batch_size_per_rank.filled() * communicator.world_size();
+    let global_batch_size = config.samples_per_rank() * communicator.world_size();
     let side = config.image_size.filled();
     let data = synthetic::open(&SyntheticConfig {
         num_train: NUM_BATCHES * global_batch_size,
@@ -302,7 +303,7 @@ fn batches(config: &BenchConfig, communicator: &dyn Communicator) -> Result<Vec<
         num_shards,
         num_own_shards: own_shards.len(),
     })?;
-    let micro_batch_size = global_batch_size.div_ceil(num_shards);
+    let micro_batch_size = global_batch_size.div_ceil(num_shards * config.grad_accum_steps.filled());
     let raw = config.compute.input.filled() == InputKind::Device;
     let how = LoaderConfig { num_threads: 0, raw, ..LoaderConfig::new(micro_batch_size, data.normalization) };
     Ok(Loader::start(data.train, plan, how).collect::<Result<_, _>>()?)

@@ -35,10 +35,13 @@ pub(super) fn of(
     let (forward_s, backward_s) = (part(seconds.forward), part(seconds.backward));
     let (optimizer_s, input_s) = (part(seconds.optimizer), part(seconds.data));
     let step_s = median_s - waiting_s;
+    // Gradients leave in the last of the backward passes.
+    let passes = config.grad_accum_steps.filled() as f64;
+    let before_last_s = backward_s * (passes - 1.0) / passes;
     let parameters = layout.entries().iter().zip(ready_s).map(|(entry, ready_s)| ParameterRecord {
         name: entry.path.clone(),
         shape: entry.shape.clone(),
-        ready_s: (ready_s * median_s / mean_s).min(backward_s),
+        ready_s: (before_last_s + ready_s * median_s / mean_s).min(backward_s),
     });
     let mut file = ProfileFile {
         schema: PROFILE_SCHEMA.to_owned(),
@@ -52,7 +55,7 @@ pub(super) fn of(
         device: result.device.clone(),
         ranks: result.ranks,
         threads: result.threads,
-        batch_size_per_rank: result.batch_size_per_rank,
+        batch_size_per_rank: config.samples_per_rank(),
         steps: config.steps.filled(),
         step_s,
         step_spread_s: NORMAL_SPREAD * slowest.steps.milliseconds_deviation / 1e3,
