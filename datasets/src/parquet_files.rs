@@ -6,12 +6,16 @@
 //! read by its file, row group and row.
 
 use std::fs::{self, File};
+use std::io::{self, BufReader, Read};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use bytes::Bytes;
 use parquet::column::reader::{ColumnReader, ColumnReaderImpl};
 use parquet::data_type::{ByteArray, ByteArrayType, Int64Type};
-use parquet::file::reader::{FileReader, SerializedFileReader};
+use parquet::errors::{ParquetError, Result as ParquetResult};
+use parquet::file::reader::{ChunkReader, FileReader, Length, SerializedFileReader};
 use serde::Deserialize;
 
 use crate::dataset::{DatasetSplits, ImageDataset, Normalization};
@@ -84,9 +88,49 @@ struct ParquetSource {
     class_names: Option<Vec<String>>,
 }
 
+/// A file that several threads read at once: each says where, and none moves the position of another, as `File` itself would.
+struct SharedFile(Arc<File>);
+
+/// What is read of it from a position on.
+struct FileFrom {
+    file: Arc<File>,
+    position: u64,
+}
+
+impl Read for FileFrom {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let len = self.file.read_at(buffer, self.position)?;
+        self.position += len as u64;
+        Ok(len)
+    }
+}
+
+impl Length for SharedFile {
+    fn len(&self) -> u64 {
+        self.0.metadata().map_or(0, |facts| facts.len())
+    }
+}
+
+impl ChunkReader for SharedFile {
+    type T = BufReader<FileFrom>;
+
+    fn get_read(&self, start: u64) -> ParquetResult<Self::T> {
+        Ok(BufReader::new(FileFrom { file: Arc::clone(&self.0), position: start }))
+    }
+
+    fn get_bytes(&self, start: u64, length: usize) -> ParquetResult<Bytes> {
+        let mut bytes = Vec::new();
+        FileFrom { file: Arc::clone(&self.0), position: start }.take(length as u64).read_to_end(&mut bytes)?;
+        match bytes.len() {
+            len if len == length => Ok(bytes.into()),
+            len => Err(ParquetError::EOF(format!("expected {length} bytes from byte {start} on, got {len}"))),
+        }
+    }
+}
+
 struct ParquetFile {
     path: PathBuf,
-    reader: SerializedFileReader<File>,
+    reader: SerializedFileReader<SharedFile>,
     /// The column `image.bytes`.
     bytes: usize,
 }
@@ -110,7 +154,7 @@ impl ParquetSource {
     fn add(&mut self, path: &Path) -> Result<(), DatasetError> {
         let bad = |problem: String| DatasetError::BadShards { path: path.to_path_buf(), problems: problem };
         let file = File::open(path).map_err(DatasetError::io("read", path))?;
-        let reader = SerializedFileReader::new(file).map_err(|error| bad(error.to_string()))?;
+        let reader = SerializedFileReader::new(SharedFile(Arc::new(file))).map_err(|error| bad(error.to_string()))?;
         let columns = reader.metadata().file_metadata().schema_descr().columns();
         let find = |name: &str| {
             let found = columns.iter().position(|column| column.path().string() == name);
@@ -186,7 +230,7 @@ fn find(dir: &Path, splits: &[&str]) -> Result<(String, Vec<PathBuf>), DatasetEr
 }
 
 /// All labels of a row group.
-fn labels(reader: &SerializedFileReader<File>, group: usize, column: usize) -> Result<Vec<u16>, String> {
+fn labels(reader: &SerializedFileReader<SharedFile>, group: usize, column: usize) -> Result<Vec<u16>, String> {
     let group = reader.get_row_group(group).map_err(|error| error.to_string())?;
     let num_rows = group.metadata().num_rows() as usize;
     let ColumnReader::Int64ColumnReader(mut column) =
@@ -205,7 +249,12 @@ fn labels(reader: &SerializedFileReader<File>, group: usize, column: usize) -> R
 }
 
 /// The bytes of one image.
-fn bytes(reader: &SerializedFileReader<File>, group: usize, column: usize, row: usize) -> Result<ByteArray, String> {
+fn bytes(
+    reader: &SerializedFileReader<SharedFile>,
+    group: usize,
+    column: usize,
+    row: usize,
+) -> Result<ByteArray, String> {
     let group = reader.get_row_group(group).map_err(|error| error.to_string())?;
     let ColumnReader::ByteArrayColumnReader(mut column) =
         group.get_column_reader(column).map_err(|error| error.to_string())?
@@ -220,7 +269,7 @@ fn bytes(reader: &SerializedFileReader<File>, group: usize, column: usize, row: 
 }
 
 /// The names of the classes that a file tells.
-fn class_names(reader: &SerializedFileReader<File>) -> Option<Vec<String>> {
+fn class_names(reader: &SerializedFileReader<SharedFile>) -> Option<Vec<String>> {
     #[derive(Deserialize)]
     struct Facts {
         info: Info,

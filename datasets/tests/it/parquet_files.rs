@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::thread;
 
 use datasets::image_folder;
 use datasets::parquet_files::{ParquetConfig, open};
@@ -72,6 +73,24 @@ fn samples_are_read_in_any_order() {
         train.read_image(index, &mut pixels).unwrap();
         assert_eq!(pixels, expected[index].1, "{index}");
     }
+}
+
+#[test]
+fn threads_that_read_one_file_at_once_get_their_own_samples() {
+    let train = opened(&images().join("parquet")).unwrap().train;
+    let expected = samples(&*train);
+    thread::scope(|scope| {
+        for first in 0..8 {
+            let (train, expected) = (&train, &expected);
+            scope.spawn(move || {
+                let mut pixels = vec![0; 12 * 12 * 3];
+                for index in (0..400).map(|step| (first + 3 * step) % 8) {
+                    train.read_image(index, &mut pixels).unwrap();
+                    assert_eq!(pixels, expected[index].1, "{index}");
+                }
+            });
+        }
+    });
 }
 
 #[test]
