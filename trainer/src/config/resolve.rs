@@ -8,6 +8,7 @@ use super::checks::Filled;
 use super::error::ConfigError;
 use super::family::ModelOption;
 use super::sync::SyncConfig;
+use crate::config::choices::Resolution;
 use crate::config::cli::TrainArgs;
 
 /// Fills the gaps of `args`, section by section, and refuses what contradicts itself. What is of one start, as `--resume`, is left
@@ -30,7 +31,7 @@ pub(super) fn fill(args: &mut TrainArgs, heeded: &[ModelOption], world_size: usi
     args.run.expect_sync(args.sync.sync.filled())?;
     args.train_split.fill(&args.data)?;
     args.train_split.expect_input(args.compute.input.filled())?;
-    args.schedule.fill(dataset)
+    args.schedule.fill(dataset, args.data.resolution.as_ref().is_some_and(Resolution::depends_on_epochs))
 }
 
 /// Refuses what this program or this processor has not.

@@ -24,8 +24,8 @@ pub enum LrSchedule {
 }
 
 impl ScheduleArgs {
-    /// Fills the gaps for a data set, and refuses what contradicts itself.
-    pub(super) fn fill(&mut self, dataset: DatasetKind) -> Result<(), ConfigError> {
+    /// Fills the gaps for a data set, whose images may have sizes that depend on the planned epochs, and refuses what contradicts itself.
+    pub(super) fn fill(&mut self, dataset: DatasetKind, has_planned_sizes: bool) -> Result<(), ConfigError> {
         let epochs = *self.epochs.get_or_insert(match dataset {
             DatasetKind::Cifar10 | DatasetKind::Cifar100 => 200,
             DatasetKind::ImageFolder | DatasetKind::Shards | DatasetKind::Parquet => 90,
@@ -39,7 +39,7 @@ impl ScheduleArgs {
                 ScheduleKind::Multistep => "leave it out; --milestones says when the rate falls",
                 _ => "leave it out",
             };
-            if !self.depends_on_epochs() {
+            if !self.depends_on_epochs() && !has_planned_sizes {
                 return Err(no_effect("--schedule-epochs", format!("with --schedule {kind}"), remedy));
             }
         }

@@ -104,7 +104,7 @@ const VALID_FLAGS: [&str; 29] = [
     "--augment trivial --mixup 0.2 --cutmix 1 --clip-grad-value 0.5",
     "--dataset image-folder --data-dir d --resolution 160 --eval-resize 224 --crop-scale 0.35:1 --loader-threads 4",
     "--dataset shards --data-dir d --resolution 224 --on-bad-image skip --augment resized-crop",
-    "--dataset shards --data-dir d --resolution 160:192@0.65:224@eval --loss binary-cross-entropy",
+    "--dataset shards --data-dir d --resolution 160:192@0.65:224@eval --loss binary-cross-entropy --schedule constant --schedule-epochs 20",
     "--recipe imagenet-a3 --data-dir d --epochs 3 --warmup-epochs 1",
 ];
 

@@ -57,8 +57,8 @@ pub(crate) struct ChaosArgs {
     installing: Installing,
 }
 
-/// Enough steps for several faults on their way.
-pub(crate) const EPOCHS: usize = 60;
+/// Enough steps for several faults on their way, and for Slurm to look at a time limit meanwhile.
+pub(crate) const EPOCHS: usize = 200;
 /// Steps from a checkpoint to the next.
 const CADENCE: u64 = 3;
 /// How long ranks wait for one that has stopped.
