@@ -31,7 +31,7 @@ def test_top1(framework, split, batch_size):
 
 
 def train(framework, job, options):
-    """All epochs; `elapsed_s` counts training and evaluation, not the reading of the images."""
+    """All epochs; `elapsed_s` counts training and evaluation, not the decoding of the images."""
     if job.ranks != 1:
         raise SystemExit(f"accuracy: expected a job of 1 rank, got {job.ranks}")
     if not options.data_dir:
@@ -58,4 +58,4 @@ def train(framework, job, options):
         record.update(elapsed_s=time.perf_counter() - start)
         print(record, flush=True)
         records.append(record)
-    return {"epochs": records, "peak_memory_bytes": measure.peak_memory_bytes()}
+    return {"epochs": records, "peak_memory_bytes": measure.memory_bytes("VmHWM")}

@@ -89,6 +89,7 @@ class Framework:
             self.split = NamedSharding(mesh, split)
             everywhere = NamedSharding(mesh, same)
             state = jax.tree.map(lambda array: jax.make_array_from_process_local_data(everywhere, array), state)
+            # Running statistics are called the same everywhere, but stay each rank's own, as in the other frameworks.
             ins, outs = (same, same, same, split, split, same), ((same, same, same), split)
             local = jax.shard_map(local, mesh=mesh, in_specs=ins, out_specs=outs, check_vma=False)
         else:
@@ -105,7 +106,7 @@ class Framework:
 
         (loss, statistics), gradients = jax.value_and_grad(loss_of, has_aux=True)(parameters)
         if self.ranks > 1:
-            gradients, statistics = lax.pmean(gradients, AXIS), lax.pmean(statistics, AXIS)
+            gradients = lax.pmean(gradients, AXIS)
 
         def velocity(old, gradient, value):
             return self.momentum * old + gradient + self.weight_decay * value

@@ -9,10 +9,10 @@ import pathlib
 import time
 
 
-def peak_memory_bytes():
-    """The largest memory of this process so far."""
+def memory_bytes(which):
+    """The memory of this process: `VmRSS` now, `VmHWM` at its largest so far."""
     for line in pathlib.Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmHWM:"):
+        if line.startswith(f"{which}:"):
             return int(line.split()[1]) * 1024
     return None
 
@@ -26,6 +26,7 @@ def measure(framework, job, warmup_steps, steps):
         if index == warmup_steps:
             warmup_s = time.perf_counter() - start
             framework.barrier()
+            begin_unix_s = time.time()
         before = time.perf_counter()
         losses.append(framework.step(batches[index % len(batches)], job.learning_rate))
         if index >= warmup_steps:
@@ -35,5 +36,6 @@ def measure(framework, job, warmup_steps, steps):
         "step_s": step_s,
         "seconds": sum(step_s),
         "warmup_s": warmup_s,
-        "peak_memory_bytes": peak_memory_bytes(),
+        "measured_unix_s": [begin_unix_s, time.time()],
+        "peak_memory_bytes": memory_bytes("VmHWM"),
     }

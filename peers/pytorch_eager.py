@@ -1,4 +1,4 @@
-"""PyTorch: eager, channels-last; several ranks by DistributedDataParallel over gloo, or by Horovod over MPI.
+"""PyTorch: eager or compiled, channels-last or contiguous; several ranks by DistributedDataParallel over gloo, or by Horovod over MPI.
 
 In: the job. Out: [`Framework`]. Invariant: under Horovod only activations are channels-last: it refuses gradients that are not
 contiguous.
@@ -60,8 +60,10 @@ class Framework:
     def __init__(self, job, place, dtype, wanted):
         torch.set_num_threads(place.threads)
         torch.set_num_interop_threads(1)
-        self.name, self.version, self.variant = "PyTorch DDP", torch.__version__, "eager, channels-last"
-        self.communication, self.horovod, self.is_gloo = "none", None, False
+        setting = place.setting
+        mode, layout = setting.get("mode", "eager"), setting.get("layout", "channels-last")
+        self.name, self.version, self.variant = "PyTorch DDP", torch.__version__, f"{mode}, {layout}"
+        self.communication, self.horovod, self.is_gloo, self.is_contiguous = "none", None, False, False
         model = ResNet(job.depth, job.num_classes)
         weights = {name: torch.from_numpy(array) for name, array in job.weights.items()}
         missing, unexpected = model.load_state_dict(weights, strict=False)
@@ -71,12 +73,23 @@ class Framework:
         if wanted == "horovod":
             self._use_horovod(model, job)
         else:
-            self.model = model.to(memory_format=torch.channels_last)
+            self.is_contiguous = layout == "contiguous"
+            if not self.is_contiguous:
+                self.model = model.to(memory_format=torch.channels_last)
             self.optimizer = sgd(model, job)
             if place.ranks > 1:
                 torch.distributed.init_process_group("gloo", rank=place.rank, world_size=place.ranks)
                 self.is_gloo, self.communication = True, "DistributedDataParallel, gloo"
-                self.model = torch.nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
+                # Norms are each rank's own, as in the other frameworks: nothing but gradients is exchanged.
+                self.model = torch.nn.parallel.DistributedDataParallel(
+                    model,
+                    gradient_as_bucket_view=True,
+                    broadcast_buffers=False,
+                    bucket_cap_mb=float(setting.get("bucket-mib", "25")),
+                    static_graph=setting.get("graph") == "static",
+                )
+            if mode == "compile":
+                self.model = torch.compile(self.model)
 
     def _use_horovod(self, model, job):
         import horovod
@@ -89,9 +102,13 @@ class Framework:
         self.optimizer = hvd.DistributedOptimizer(sgd(model, job), named_parameters=model.named_parameters())
 
     def place(self, images, labels):
-        """A batch as the network takes it: [N, C, H, W], channels last in memory."""
+        """A batch as the network takes it: [N, C, H, W]."""
+        return self._images(images), torch.from_numpy(labels).long()
+
+    def _images(self, images):
         # NHWC memory seen as NCHW is PyTorch's channels-last.
-        return torch.from_numpy(images).permute(0, 3, 1, 2), torch.from_numpy(labels).long()
+        images = torch.from_numpy(images).permute(0, 3, 1, 2)
+        return images.contiguous() if self.is_contiguous else images
 
     def step(self, batch, learning_rate):
         """One update; the mean loss of this rank's samples."""
@@ -110,7 +127,7 @@ class Framework:
         """Logits [N, K] with running statistics."""
         self.model.eval()
         with torch.inference_mode(), self._precision():
-            logits = self.model(torch.from_numpy(images).permute(0, 3, 1, 2)).float().numpy()
+            logits = self.model(self._images(images)).float().numpy()
         self.model.train()
         return logits
 

@@ -14,13 +14,15 @@ RANK_VARIABLES = ("LOCKSTEP_PEER_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMI
 
 
 class Place(NamedTuple):
-    """A process of the job. `addresses` has one `host:port` of each rank; the first is also where all meet."""
+    """A process of the job. `addresses` has one `host:port` of each rank; the first is also where all meet. `setting` has the options
+    that are not the framework's defaults, by name."""
 
     rank: int
     ranks: int
     threads: int
     addresses: list
     role: str
+    setting: dict
 
     @property
     def root(self):
@@ -39,12 +41,31 @@ def own_rank(ranks):
     raise SystemExit(f"ranks: expected one of {', '.join(RANK_VARIABLES)} to be set among {ranks} ranks, found none")
 
 
+def of_setting(setting):
+    """The variables of those options that a framework reads from its environment."""
+    variables = {}
+    if setting.get("affinity") == "bound":
+        variables.update(OMP_PROC_BIND="close", OMP_PLACES="cores", KMP_AFFINITY="granularity=fine,compact,1,0")
+    if setting.get("xla") == "auto":
+        variables.update(TF_XLA_FLAGS="--tf_xla_auto_jit=2 --tf_xla_cpu_global_jit")
+    if setting.get("onednn") == "off":
+        variables.update(TF_ENABLE_ONEDNN_OPTS="0")
+    if setting.get("fast-math") == "on":
+        variables.update(XLA_FLAGS="--xla_cpu_enable_fast_math=true")
+    if "fusion-mib" in setting:
+        variables.update(HOROVOD_FUSION_THRESHOLD=str(int(setting["fusion-mib"]) << 20))
+    if "cycle-ms" in setting:
+        variables.update(HOROVOD_CYCLE_TIME=setting["cycle-ms"])
+    return variables
+
+
 def set_environment(place):
     """Tells every framework, in its own words, how many threads and which rank. Must come before their import."""
     threads = str(place.threads)
     # MXNet's engine runs one operation at a time; inside it OpenMP has its threads.
     counts = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), threads)
     variables = dict(counts, MXNET_CPU_WORKER_NTHREADS="1", TF_CPP_MIN_LOG_LEVEL="2")
+    variables.update(of_setting(place.setting))
     if place.ranks > 1:
         host, port = place.root
         # PyTorch.

@@ -35,6 +35,7 @@ def arguments():
     parser.add_argument("--threads", type=int, default=1, help="of each rank")
     parser.add_argument("--dtype", choices=["f32", "bf16"], default="f32")
     parser.add_argument("--rendezvous", default="127.0.0.1:0", help="host:port of each rank, comma-separated")
+    parser.add_argument("--setting", action="append", default=[], help="name=option, other than the framework's own default")
     parser.add_argument("--role", choices=["worker", "scheduler", "server"], default="worker", help="of MXNet's processes")
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--warmup-steps", type=int, default=2)
@@ -57,7 +58,7 @@ def serve(options, output):
         importlib.import_module(MODULES[options.framework])
         raise ValueError(f"{options.framework} has no role {options.role}")
     except SystemExit:
-        write(output / f"{options.role}.json", {"peak_memory_bytes": measure.peak_memory_bytes()})
+        write(output / f"{options.role}.json", {"peak_memory_bytes": measure.memory_bytes("VmHWM")})
 
 
 def main():
@@ -65,7 +66,8 @@ def main():
     options = arguments()
     is_worker = options.role == "worker"
     rank = ranks.own_rank(options.ranks) if is_worker else 0
-    place = ranks.Place(rank, options.ranks, options.threads, options.rendezvous.split(","), options.role)
+    setting = dict(one.split("=", 1) for one in options.setting)
+    place = ranks.Place(rank, options.ranks, options.threads, options.rendezvous.split(","), options.role, setting)
     ranks.set_environment(place)
     output = pathlib.Path(options.output)
     # Only now: frameworks read the environment when they are imported.
@@ -73,6 +75,7 @@ def main():
         serve(options, output)
         return
     module = importlib.import_module(MODULES[options.framework])
+    import_memory_bytes = measure.memory_bytes("VmRSS")
     import job
 
     task = job.read(options.job, rank)
@@ -84,7 +87,7 @@ def main():
     else:
         result = measure.measure(framework, task, options.warmup_steps, options.steps)
     result.update(framework=framework.name, version=framework.version, variant=framework.variant)
-    result.update(communication=framework.communication, rank=rank)
+    result.update(communication=framework.communication, rank=rank, import_memory_bytes=import_memory_bytes)
     write(output / f"rank-{rank}.json", result)
     framework.finish()
 

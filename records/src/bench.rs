@@ -32,6 +32,9 @@ pub struct BenchResult {
     pub steps: usize,
     /// Steps before them.
     pub warmup_steps: usize,
+    /// Begin and end of the measured steps on root, seconds since 1970.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub measured_unix_s: Option<[f64; 2]>,
     /// Global samples over the slowest rank's time.
     pub images_per_second: f64,
     /// Median of the slowest rank's steps.

@@ -3,9 +3,10 @@
 //! Invariant: a row without a number says why; images/s are the global samples over the slowest rank's time.
 
 use crate::number::nans_if_null;
-use crate::{Machine, Quiet};
+use crate::{Estimate, Machine, Quiet};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
+use std::collections::BTreeMap;
 
 /// What `comparison.json` says of itself.
 pub const COMPARISON_SCHEMA: &str = "lockstep.comparison/1";
@@ -24,8 +25,10 @@ pub struct Comparison {
     pub machine: Machine,
     /// The job that all did, by name.
     pub job: Map<String, Value>,
-    /// One a framework and setting.
+    /// One a framework and job.
     pub rows: Vec<ComparisonRow>,
+    /// What was tried to find the setting that each framework competes with, one a setting.
+    pub sweep: Vec<ComparisonRow>,
     /// The training of each framework on images.
     pub accuracy: Vec<Course>,
 }
@@ -40,6 +43,11 @@ pub struct ComparisonRow {
     pub version: String,
     /// Which of its ways.
     pub variant: String,
+    /// What was set other than the framework's own defaults, by name.
+    pub setting: BTreeMap<String, String>,
+    /// In a sweep: the name whose options were tried, the others held.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub tried: String,
     /// Network.
     pub model: String,
     /// Number format.
@@ -52,20 +60,26 @@ pub struct ComparisonRow {
     pub ranks: u64,
     /// Compute threads of each.
     pub threads: u64,
-    /// One a block.
+    /// One a round.
     pub images_per_second: Vec<Option<f64>>,
-    /// Median of the blocks.
+    /// Median of the rounds.
     pub images_per_second_median: Option<f64>,
-    /// Its speed over ours.
+    /// Median of its speed over ours in the same round.
     pub ratio_to_lockstep: Option<f64>,
-    /// Against its own single rank.
+    /// See [`Estimate::interval`].
+    pub ratio_interval: Option<[f64; 2]>,
+    /// Median of its speed over its own single rank's in the same round.
     pub speedup: Option<f64>,
+    /// See [`Estimate::interval`].
+    pub speedup_interval: Option<[f64; 2]>,
     /// Speedup by rank.
     pub efficiency: Option<f64>,
-    /// Most of any block, bytes.
+    /// Most of any round, bytes.
     pub peak_memory_bytes_rank: Option<u64>,
-    /// Most of any block, bytes, all ranks together.
+    /// Most of any round, bytes, all ranks together.
     pub peak_memory_bytes_total: Option<u64>,
+    /// Of a rank's peak: what was there as soon as the framework had been imported, bytes.
+    pub import_memory_bytes_rank: Option<u64>,
     /// Mean loss of the parameters after two updates, nats.
     pub loss_after_2: Option<f64>,
     /// Mean loss of the parameters after five updates, nats.
@@ -74,16 +88,28 @@ pub struct ComparisonRow {
     pub loss_agrees: Option<bool>,
     /// Whether the number may be compared.
     pub counts: Option<bool>,
-    /// Blocks that were measured although the machine was not quiet.
+    /// Rounds that were measured although the machine was not quiet.
     pub disturbed_blocks: Option<u64>,
-    /// How quiet the machine was in the last block.
+    /// How quiet the machine was in the last round.
     pub quiet: Option<Quiet>,
-    /// Of the last block, as a shell reads it.
+    /// Of the last round, as a shell reads it.
     pub command: Option<String>,
-    /// What failed: why there is no number, or fewer blocks.
+    /// What failed: why there is no number, or fewer rounds.
     pub gap: Option<String>,
     /// What was measured.
     pub blocks: Vec<Block>,
+}
+
+impl ComparisonRow {
+    /// Its speed over ours, with the interval.
+    pub fn ratio(&self) -> Option<Estimate> {
+        self.ratio_to_lockstep.map(|median| Estimate { median, interval: self.ratio_interval })
+    }
+
+    /// Its speed over its single rank's, with the interval.
+    pub fn speedup(&self) -> Option<Estimate> {
+        self.speedup.map(|median| Estimate { median, interval: self.speedup_interval })
+    }
 }
 
 /// One measurement.
@@ -98,7 +124,13 @@ pub struct Block {
     pub peak_memory_bytes_rank: u64,
     /// All processes together, bytes.
     pub peak_memory_bytes_total: u64,
-    /// How quiet the machine was.
+    /// Of the largest rank's peak: what was there as soon as the framework had been imported, bytes; 0 for ours, which imports nothing.
+    #[serde(default)]
+    pub import_memory_bytes_rank: u64,
+    /// Begin and end of the measured steps, seconds since 1970.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub measured_unix_s: Option<[f64; 2]>,
+    /// How quiet the machine was between them.
     #[serde(default)]
     pub quiet: Option<Quiet>,
     /// Whether others used the processors meanwhile.
@@ -132,6 +164,8 @@ pub struct Course {
     pub threads: u64,
     /// Epochs that were asked for.
     pub num_epochs: u64,
+    /// Of the initial weights, the order and the augmentation.
+    pub seed: u64,
     /// Folder of the images.
     pub data_dir: String,
     /// Ascending.
@@ -150,9 +184,9 @@ pub struct CourseEpoch {
     pub train_loss: Option<f64>,
     /// Share 0..1.
     pub test_top1: Option<f64>,
-    /// Seconds since the start.
+    /// Seconds of training and evaluation since the images lie decoded in memory.
     pub elapsed_s: Option<f64>,
-    /// Of the epoch.
+    /// Training images by the seconds of the epoch without its evaluation.
     pub images_per_second: Option<f64>,
 }
 
@@ -173,6 +207,10 @@ pub struct PeerResult {
     pub losses: Vec<f64>,
     /// Bytes.
     pub peak_memory_bytes: u64,
+    /// Of it: what was there as soon as the framework had been imported.
+    pub import_memory_bytes: u64,
+    /// Begin and end of the measured steps, seconds since 1970.
+    pub measured_unix_s: Option<[f64; 2]>,
     /// Of a training on images.
     pub epochs: Vec<CourseEpoch>,
 }

@@ -5,6 +5,7 @@
 
 mod bench;
 mod comparison;
+mod estimate;
 mod job;
 mod network;
 mod number;
@@ -18,6 +19,7 @@ mod trace;
 
 pub use bench::{BenchResult, DeviceKernels, KernelAlone, KernelShare};
 pub use comparison::{Block, COMPARISON_SCHEMA, Comparison, ComparisonRow, Course, CourseEpoch, PeerResult};
+pub use estimate::Estimate;
 pub use job::{JOB_SCHEMA, Job, SgdFacts};
 pub use network::{
     CollectiveTimes, Environment, FitFacts, Links, Method, NetbenchResult, Operation, Overlap, PairTimes, Point,

@@ -30,6 +30,7 @@ pub(super) fn of_ours(log: &str) -> Result<(About, Block), String> {
         losses: numbers(&told["losses"]).ok_or("it told no losses: build the trainer of this version")?,
         peak_memory_bytes_rank: told["peak_memory_bytes"].as_u64().unwrap_or(0),
         peak_memory_bytes_total: told["peak_memory_bytes_total"].as_u64().unwrap_or(0),
+        measured_unix_s: serde_json::from_value(told["measured_unix_s"].clone()).unwrap_or_default(),
         ..Block::default()
     };
     // The library says much of itself after its name and version.
@@ -56,12 +57,18 @@ pub(super) fn of_peer(folder: &Path, ranks: usize, global_samples: usize) -> Res
     }
     let num_losses = told.iter().map(|rank| rank.losses.len()).min().unwrap_or(0);
     let mean = |step: usize| told.iter().map(|rank| rank.losses[step]).sum::<f64>() / told.len() as f64;
+    let largest = told.iter().max_by_key(|rank| rank.peak_memory_bytes);
     let block = Block {
         images_per_second: global_samples as f64 / seconds,
         losses: (0..num_losses).map(mean).collect(),
-        peak_memory_bytes_rank: told.iter().map(|rank| rank.peak_memory_bytes).max().unwrap_or(0),
+        peak_memory_bytes_rank: largest.map_or(0, |rank| rank.peak_memory_bytes),
         peak_memory_bytes_total: told.iter().map(|rank| rank.peak_memory_bytes).sum::<u64>()
             + servers.map(|server| server.peak_memory_bytes).sum::<u64>(),
+        import_memory_bytes_rank: largest.map_or(0, |rank| rank.import_memory_bytes),
+        measured_unix_s: told
+            .iter()
+            .filter_map(|rank| rank.measured_unix_s)
+            .reduce(|a, b| [a[0].min(b[0]), a[1].max(b[1])]),
         ..Block::default()
     };
     Ok((about_peer(&told[0]), block))
@@ -107,7 +114,9 @@ mod tests {
         let folder = std::env::temp_dir().join(format!("lockstep-jobs-{}-ranks", std::process::id()));
         fs::create_dir_all(&folder).unwrap();
         for (rank, seconds, loss) in [(0, 2.0, 3.0), (1, 4.0, 5.0)] {
-            let told = json!({ "seconds": seconds, "losses": [loss], "peak_memory_bytes": 100 + rank, "version": "1" });
+            let measured = [10.0 + f64::from(rank), 20.0 + f64::from(rank)];
+            let told = json!({ "seconds": seconds, "losses": [loss], "peak_memory_bytes": 100 + rank, "import_memory_bytes": 50 + rank,
+                "measured_unix_s": measured, "version": "1" });
             fs::write(folder.join(format!("rank-{rank}.json")), told.to_string()).unwrap();
         }
         fs::write(folder.join("server.json"), "{\"peak_memory_bytes\": 7}").unwrap();
@@ -116,6 +125,7 @@ mod tests {
         fs::remove_dir_all(folder).unwrap();
         assert_eq!((block.images_per_second, block.losses.as_slice()), (100.0, &[4.0][..]));
         assert_eq!((block.peak_memory_bytes_rank, block.peak_memory_bytes_total), (101, 208));
+        assert_eq!((block.import_memory_bytes_rank, block.measured_unix_s), (51, Some([10.0, 21.0])));
         assert_eq!(about.version, "1");
         assert!(missing.unwrap_err().contains("rank-2.json"));
     }

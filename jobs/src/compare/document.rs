@@ -5,7 +5,7 @@
 
 use std::path::{Path, PathBuf};
 
-use records::{COMPARISON_SCHEMA, Comparison, Course, Machine};
+use records::{COMPARISON_SCHEMA, Comparison, ComparisonRow, Course, Machine};
 use serde_json::{Map, Value};
 
 use super::block::read;
@@ -17,11 +17,13 @@ use crate::machine;
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Document {
     path: PathBuf,
-    created: String,
+    pub(super) created: String,
     commit: String,
     machine: Machine,
     job: Map<String, Value>,
     pub(super) rows: Vec<Row>,
+    /// What was tried to find each framework's best setting.
+    pub(super) sweep: Vec<Row>,
     /// Records of training on images, as they are written.
     pub(super) accuracy: Vec<Course>,
 }
@@ -37,7 +39,8 @@ impl Document {
     ) -> Outcome<Self> {
         let path = directory.join("comparison.json");
         let (created, commit) = (machine::now().unwrap_or_default(), commit.unwrap_or_default());
-        let new = Document { path, created, commit, machine, job, rows: Vec::new(), accuracy: Vec::new() };
+        let new =
+            Document { path, created, commit, machine, job, rows: Vec::new(), sweep: Vec::new(), accuracy: Vec::new() };
         if is_again || !new.path.exists() {
             return Ok(new);
         }
@@ -52,12 +55,12 @@ impl Document {
         if found.schema != COMPARISON_SCHEMA {
             return Err(refused(format!("schema: expected {COMPARISON_SCHEMA}, got `{}`", found.schema)));
         }
-        // More blocks of the same job may be measured.
-        let without_blocks = |job: &Map<String, Value>| {
-            let kept = job.iter().filter(|(key, _)| *key != "blocks");
+        // More rounds of the same job may be measured.
+        let without_rounds = |job: &Map<String, Value>| {
+            let kept = job.iter().filter(|(key, _)| *key != "rounds");
             Value::Object(kept.map(|(key, value)| (key.clone(), value.clone())).collect())
         };
-        let (own, theirs) = (without_blocks(&self.job), without_blocks(&found.job));
+        let (own, theirs) = (without_rounds(&self.job), without_rounds(&found.job));
         if own != theirs {
             return Err(refused(format!("job: expected {own}, got {theirs}")));
         }
@@ -66,20 +69,14 @@ impl Document {
             return Err(refused(format!("cpu_model: expected {own:?}, got {theirs:?}")));
         }
         // What had no number is tried again; blocks before a failed one are kept.
-        let rows = found.rows.into_iter().map(|row| Row { gap: None, ..Row::of(row) });
-        self.rows = rows.filter(|row| !row.blocks.is_empty()).collect();
+        let measured = |rows: Vec<ComparisonRow>| -> Vec<Row> {
+            let rows = rows.into_iter().map(|row| Row { gap: None, ..Row::of(row) });
+            rows.filter(|row| !row.blocks.is_empty()).collect()
+        };
+        (self.rows, self.sweep) = (measured(found.rows), measured(found.sweep));
         self.accuracy = found.accuracy.into_iter().filter(|course| course.gap.is_none()).collect();
         self.created = found.created;
         Ok(self)
-    }
-
-    /// The row of this key, made if it is not there.
-    pub(super) fn row(&mut self, key: &Key, threads: usize) -> &mut Row {
-        let index = self.rows.iter().position(|row| row.key == *key).unwrap_or_else(|| {
-            self.rows.push(Row::new(key.clone(), threads));
-            self.rows.len() - 1
-        });
-        &mut self.rows[index]
     }
 
     /// Writes the file.
@@ -91,10 +88,20 @@ impl Document {
             machine: self.machine.clone(),
             job: self.job.clone(),
             rows: self.rows.iter().map(|row| row.record(&self.rows)).collect(),
+            sweep: self.sweep.iter().map(|row| row.record(&self.sweep)).collect(),
             accuracy: self.accuracy.clone(),
         };
         crate::json::write(&self.path, &document)
     }
+}
+
+/// The row of this key, made if it is not there.
+pub(super) fn row_of<'r>(rows: &'r mut Vec<Row>, key: &Key, threads: usize) -> &'r mut Row {
+    let index = rows.iter().position(|row| row.key == *key).unwrap_or_else(|| {
+        rows.push(Row::new(key.clone(), threads));
+        rows.len() - 1
+    });
+    &mut rows[index]
 }
 
 #[cfg(test)]
@@ -127,7 +134,7 @@ mod tests {
         // Its second block failed.
         document.rows[1].gap = Some("did not end".into());
         document.save().unwrap();
-        let resumed = open(&folder, json!({ "steps": 8, "blocks": 9 }), false).unwrap();
+        let resumed = open(&folder, json!({ "steps": 8, "rounds": 9 }), false).unwrap();
         let anew = open(&folder, json!({ "steps": 9 }), true).unwrap();
         let other = open(&folder, json!({ "steps": 9 }), false);
         fs::remove_dir_all(folder).unwrap();

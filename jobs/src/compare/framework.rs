@@ -107,6 +107,11 @@ impl Framework {
     }
 }
 
+/// Of a framework by its name in the table.
+pub(super) fn titled(title: &str) -> Option<Framework> {
+    ALL.into_iter().find(|framework| framework.title() == title)
+}
+
 /// The frameworks of `--with`, each once, in the order of the table.
 pub(super) fn named(list: &str) -> Outcome<Vec<Framework>> {
     let mut found = Vec::new();

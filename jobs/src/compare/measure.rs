@@ -1,4 +1,4 @@
-//! How one block of one row is measured.
+//! How one round of one row is measured.
 //!
 //! In: [`Settings`], a trainer, the Pythons that were found. Out: a [`Block`] and what the framework says of itself, or the reason why
 //! there is none.
@@ -21,6 +21,9 @@ use super::settings::{Launcher, Settings};
 use super::start::Program;
 use crate::mpirun::Mpirun;
 use crate::run_directory;
+
+/// Of the weights and batches with which speed is measured.
+const SEED: u64 = 0;
 
 /// Whose turn it is.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -58,19 +61,29 @@ pub(super) struct Bench<'a> {
 }
 
 impl Bench<'_> {
-    /// One block of a row; the launcher is the one really used.
+    /// Why a contender cannot do a job at all.
+    pub(super) fn gap(&self, contender: Contender, key: &Key) -> Option<String> {
+        let Contender::Peer(framework) = contender else { return None };
+        let refusal = framework.refusal(&key.dtype, key.ranks).map(str::to_owned);
+        refusal.or_else(|| self.python(framework).err())
+    }
+
+    /// One round of a row; the launcher is the one really used.
     pub(super) fn block(
         &self,
         contender: Contender,
         key: &Key,
-        index: usize,
+        round: usize,
     ) -> Result<(Launcher, About, Block), String> {
-        if let Contender::Peer(framework) = contender {
-            self.python(framework)?;
-        }
-        let job = self.job(&key.model, key.ranks)?;
+        let job = self.job(&key.model, key.ranks, SEED)?;
         let mark = format!("compare-{}", std::process::id());
-        let name = format!("{}-{}-r{}-{}-b{}", key.model, key.dtype, key.ranks, contender.word(), index + 1);
+        let name = format!("{}-{}-r{}-{}-", key.model, key.dtype, key.ranks, contender.word());
+        let name = if key.tried.is_empty() {
+            format!("{name}round{}", round + 1)
+        } else {
+            let setting = key.setting.shown().replace(|c: char| !c.is_ascii_alphanumeric() && c != '.', "-");
+            format!("{name}{}-{setting}", key.tried)
+        };
         let patience = Patience {
             limit_cores: self.settings.quiet_cores,
             attempts: self.settings.attempts,
@@ -79,10 +92,12 @@ impl Bench<'_> {
         let watched = patience.watched(&mark, |attempt| {
             let folder = self.settings.output.join("runs").join(format!("{name}a{attempt}"));
             fresh(&folder)?;
-            match contender {
+            let measured = match contender {
                 Contender::Ours => self.ours(key, &folder, &mark),
                 Contender::Peer(framework) => self.peer(framework, key, &job, &folder, &mark),
-            }
+            }?;
+            let window = measured.2.measured_unix_s;
+            Ok((measured, window))
         })?;
         let (launcher, about, block) = watched.result;
         Ok((launcher, about, Block { quiet: Some(watched.quiet), is_disturbed: watched.is_disturbed, ..block }))
@@ -107,8 +122,14 @@ impl Bench<'_> {
         folder: &Path,
         mark: &str,
     ) -> Result<(Launcher, String), String> {
-        let program =
-            Program { file: self.trainer.clone(), words, ranks, threads: self.settings.threads, needs_mpi: true };
+        let program = Program {
+            file: self.trainer.clone(),
+            words,
+            ranks,
+            threads: self.settings.threads,
+            needs_mpi: true,
+            environment: Vec::new(),
+        };
         self.run(&program, &[], folder, mark)
     }
 
@@ -124,6 +145,7 @@ impl Bench<'_> {
         let python = self.python(framework)?;
         let mut program = Program::peer(framework, python, self.scripts, key.ranks, settings.threads)
             .map_err(|failure| failure.to_string())?;
+        program.set(&key.setting)?;
         let paths = [("--job", job), ("--output", folder)];
         program.words.extend(paths.iter().flat_map(|(flag, path)| [(*flag).to_owned(), path.display().to_string()]));
         program.words.extend([
@@ -135,7 +157,11 @@ impl Bench<'_> {
         program.words.extend(["--warmup-steps".to_owned(), settings.warmup_steps.to_string()]);
         let (launcher, command) = self.run(&program, framework.roles(key.ranks), folder, mark)?;
         let global_samples = key.ranks * settings.batch_size_per_rank * settings.steps;
-        let (about, block) = of_peer(folder, key.ranks, global_samples)?;
+        let (mut about, block) = of_peer(folder, key.ranks, global_samples)?;
+        if !framework.roles(key.ranks).is_empty() {
+            let whose = if program.leaves_a_core() { "a core of its own" } else { "the ranks' cores" };
+            about.communication = format!("{} on {whose}", about.communication);
+        }
         Ok((launcher, about, Block { command, ..block }))
     }
 
@@ -165,16 +191,16 @@ impl Bench<'_> {
     }
 
     /// The folder of a job's files, written by our trainer where they are not there yet.
-    pub(super) fn job(&self, model: &str, ranks: usize) -> Result<PathBuf, String> {
+    pub(super) fn job(&self, model: &str, ranks: usize, seed: u64) -> Result<PathBuf, String> {
         let batch = self.settings.batch_size_per_rank;
-        let folder = self.settings.output.join(format!("jobs/{model}-b{batch}-r{ranks}"));
+        let folder = self.settings.output.join(format!("jobs/{model}-b{batch}-r{ranks}-s{seed}"));
         // The last of the files that root writes.
         if !folder.join("job.json").exists() || !folder.join(format!("batches-rank{}.safetensors", ranks - 1)).exists()
         {
             fresh(&folder)?;
             let mut words = self.bench_words(model, "f32");
-            words.extend(["--steps", "1", "--warmup-steps", "0", "--export-job"].map(str::to_owned));
-            words.push(folder.display().to_string());
+            words.extend(["--steps", "1", "--warmup-steps", "0", "--seed"].map(str::to_owned));
+            words.extend([seed.to_string(), "--export-job".to_owned(), folder.display().to_string()]);
             let mark = format!("compare-{}", std::process::id());
             self.run_ours(words, ranks, &folder, &mark)
                 .map_err(|reason| format!("the job cannot be written: {reason}"))?;

@@ -1,13 +1,15 @@
 //! `trainer compare`: the same job in other frameworks, in turn with ours.
 //!
 //! In: frameworks, networks, ranks. Out: `comparison.json` in the output directory, a table on standard output.
-//! Invariant: all have the same network, initial weights, batches, optimizer and steps, written once by our trainer; a framework's k-th
-//! block lies beside our k-th; what cannot be had is a named gap. The scripts of the other
+//! Invariant: all have the same network, initial weights, batches, optimizer and steps, written once by our trainer. Each other framework
+//! competes in the best of its usual settings, ours in its defaults. In each round all do the job once, in an order of its own; what
+//! cannot be had is a named gap. The scripts of the other
 //! frameworks, `peers/` of the repository, travel inside this program.
 //! Source: Hoefler & Belli 2015, Scientific benchmarking of parallel computing systems, rules 1, 2 and 4.
 
 mod accuracy;
 mod block;
+mod choice;
 mod document;
 mod framework;
 mod install;
@@ -17,18 +19,22 @@ mod run;
 mod scripts;
 mod settings;
 mod start;
+mod sweep;
 mod table;
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::PathBuf;
 
 use clap::Args;
 
-use self::document::Document;
+use self::accuracy::Training;
+use self::choice::Setting;
+use self::document::{Document, row_of};
 use self::install::Installer;
 use self::measure::{Bench, Contender};
-use self::row::Key;
+use self::row::{Key, Row};
 use self::scripts::Scripts;
 use self::settings::Settings;
 use crate::failure::{Failure, Outcome};
@@ -41,7 +47,9 @@ const DETAILS: &str = "\
 Example: trainer compare --with pytorch,jax --models resnet20,resnet44 --ranks 1,2
 The other frameworks live in virtual environments below --peers-dir, which are made where they are missing (PyTorch takes
 5.5 GB, TensorFlow 1.5 GB, JAX 0.6 GB, MXNet 0.3 GB; Horovod is built, with mpicxx). A throughput counts only if the losses
-after 2 and 5 steps are ours. Several ranks of ours and of Horovod are always started by mpirun or srun.
+after 2 and 5 steps are ours. Each framework first tries its usual settings (layout, compiler, allocator, buckets), one after the
+other, and competes with the best; --all-variants prints all. Ratios are taken in each round: their median, and an interval that
+holds the true median with 95 %. Several ranks of ours and of Horovod are always started by mpirun or srun.
 The same --output goes on with a half-done comparison; a framework that is added later is measured then, not beside ours.";
 
 /// Flags of `trainer compare`.
@@ -72,7 +80,7 @@ pub struct CompareArgs {
     #[arg(long, value_name = "LIST")]
     dtype: Option<String>,
 
-    /// Measured steps of a block [default: 8]
+    /// Measured steps of a round [default: 8]
     #[arg(long, value_name = "N", value_parser = options::count)]
     steps: Option<usize>,
 
@@ -80,9 +88,17 @@ pub struct CompareArgs {
     #[arg(long, value_name = "N", value_parser = options::count)]
     warmup_steps: Option<usize>,
 
-    /// Rounds over all frameworks [default: 3]
+    /// Rounds over all frameworks; intervals need 6 [default: 6]
     #[arg(long, value_name = "N", value_parser = options::count)]
-    blocks: Option<usize>,
+    rounds: Option<usize>,
+
+    /// Best: try each framework's usual settings first; defaults [default: best]
+    #[arg(long, value_name = "NAME")]
+    peer_settings: Option<String>,
+
+    /// Print the settings that lost, too [default: off]
+    #[arg(long)]
+    all_variants: bool,
 
     /// Plain, mpirun or srun [default: plain]
     #[arg(long, value_name = "NAME")]
@@ -91,6 +107,10 @@ pub struct CompareArgs {
     /// Train on images too, for accuracy [default: none]
     #[arg(long, value_name = "N", value_parser = options::count)]
     epochs: Option<usize>,
+
+    /// With --epochs: how many seeds [default: 3]
+    #[arg(long, value_name = "N", value_parser = options::count)]
+    seeds: Option<usize>,
 
     /// With --epochs: train/<class>/* and test/<class>/* [default: none]
     #[arg(long, value_name = "DIR")]
@@ -160,6 +180,9 @@ impl CompareArgs {
         measure_speed(&bench, &mut document)?;
         measure_accuracy(&bench, &mut document)?;
         print!("\n{}", table::table(&document.rows));
+        if self.all_variants && !document.sweep.is_empty() {
+            print!("\n{}", table::sweep(&document.sweep));
+        }
         if !document.accuracy.is_empty() {
             print!("\n{}", table::accuracy(&document.accuracy));
         }
@@ -172,34 +195,53 @@ impl CompareArgs {
     }
 }
 
-/// All blocks that are not there yet, ours and theirs in turn.
+/// All rounds that are not there yet, each in another order: what comes first or follows whom is chance.
 fn measure_speed(bench: &Bench<'_>, document: &mut Document) -> Outcome {
     let settings = bench.settings;
-    for index in 0..settings.blocks {
-        for (model, dtype, ranks) in jobs(settings) {
-            let peers = settings.frameworks.iter().map(|&framework| Contender::Peer(framework));
-            for contender in std::iter::once(Contender::Ours).chain(peers) {
-                let key =
-                    Key { framework: contender.title().to_owned(), model: model.clone(), dtype: dtype.clone(), ranks };
-                measure_block(bench, document, contender, &key, index)?;
+    let mut contenders = Vec::new();
+    for (model, dtype, ranks) in jobs(settings) {
+        let (framework, setting, tried) = Default::default();
+        let key = Key { framework, model, dtype, ranks, setting, tried };
+        let mut of_job = vec![(Contender::Ours, Key { framework: framework::OURS.to_owned(), ..key.clone() })];
+        for &framework in &settings.frameworks {
+            let key = Key { framework: framework.title().to_owned(), ..key.clone() };
+            let setting = sweep::best(bench, document, framework, &key)?;
+            of_job.push((Contender::Peer(framework), Key { setting, ..key }));
+        }
+        contenders.push(of_job);
+    }
+    for round in 0..settings.rounds {
+        let created = document.created.clone();
+        let place = |key: &Key, framework: &str| hash((&created, round, &key.model, &key.dtype, key.ranks, framework));
+        contenders.sort_by_cached_key(|of_job| place(&of_job[0].1, ""));
+        for of_job in &mut contenders {
+            of_job.sort_by_cached_key(|(_, key)| place(key, &key.framework));
+            for (contender, key) in of_job {
+                measure_block(bench, row_of(&mut document.rows, key, settings.threads), *contender, round);
+                document.save()?;
             }
         }
     }
     Ok(())
 }
 
-/// One block of a row, unless it is there, or the row has none.
-fn measure_block(bench: &Bench<'_>, document: &mut Document, contender: Contender, key: &Key, index: usize) -> Outcome {
-    let row = document.row(key, bench.settings.threads);
-    if row.blocks.len() > index || row.gap.is_some() {
-        return Ok(());
+/// A number by which things stand in an order that is chance, but the same for the same comparison: its keys are fixed.
+fn hash(of: impl Hash) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    of.hash(&mut hasher);
+    hasher.finish()
+}
+
+/// One round of a row, unless it is there, or the row has a gap.
+fn measure_block(bench: &Bench<'_>, row: &mut Row, contender: Contender, round: usize) {
+    if row.blocks.len() > round || row.gap.is_some() {
+        return;
     }
-    let place = format!("block {} {} {} r{} {}", index + 1, key.model, key.dtype, key.ranks, key.framework);
-    let refusal = match contender {
-        Contender::Peer(framework) => framework.refusal(&key.dtype, key.ranks).map(str::to_owned),
-        Contender::Ours => None,
-    };
-    match refusal.map_or_else(|| bench.block(contender, key, index), Err) {
+    let key = row.key.clone();
+    let setting = if row.is_ours() { String::new() } else { format!(" ({})", key.setting.shown()) };
+    let which = if key.tried.is_empty() { format!("round {}", round + 1) } else { format!("{}?", key.tried) };
+    let place = format!("{which} {} {} r{} {}{setting}", key.model, key.dtype, key.ranks, key.framework);
+    match bench.gap(contender, &key).map_or_else(|| bench.block(contender, &key, round), Err) {
         Ok((launcher, about, block)) => {
             let disturbed = if block.is_disturbed { ", disturbed" } else { "" };
             println!("{place}: {:.0} images/s{disturbed}", block.images_per_second);
@@ -212,7 +254,6 @@ fn measure_block(bench: &Bench<'_>, document: &mut Document, contender: Contende
             row.gap = Some(reason);
         }
     }
-    document.save()
 }
 
 /// Every combination of network, number format and ranks.
@@ -233,17 +274,31 @@ fn measure_accuracy(bench: &Bench<'_>, document: &mut Document) -> Outcome {
     for model in &settings.models {
         for dtype in &settings.dtypes {
             let peers = settings.frameworks.iter().map(|&framework| Contender::Peer(framework));
-            for contender in std::iter::once(Contender::Ours).chain(peers) {
-                if accuracy::is_there(&document.accuracy, contender, model, dtype, wanted) {
-                    continue;
+            let contenders: Vec<Contender> = std::iter::once(Contender::Ours).chain(peers).collect();
+            for seed in 0..wanted.seeds as u64 {
+                for &contender in &contenders {
+                    let training = Training { contender, model, dtype, seed, wanted };
+                    if training.is_there(&document.accuracy) {
+                        continue;
+                    }
+                    println!("accuracy {model} {dtype} seed {seed} {}: {} epochs", contender.title(), wanted.epochs);
+                    let course = training.record(bench, &competing(document, &training));
+                    document.accuracy.push(course);
+                    document.save()?;
                 }
-                println!("accuracy {model} {dtype} {}: {} epochs", contender.title(), wanted.epochs);
-                document.accuracy.push(accuracy::record(bench, contender, model, dtype, wanted));
-                document.save()?;
             }
         }
     }
     Ok(())
+}
+
+/// The setting with which a framework competes on one rank.
+fn competing(document: &Document, training: &Training<'_>) -> Setting {
+    let is_its = |key: &Key| {
+        (key.framework.as_str(), key.model.as_str(), key.dtype.as_str(), key.ranks)
+            == (training.contender.title(), training.model, training.dtype, 1)
+    };
+    document.rows.iter().find(|row| is_its(&row.key)).map(|row| row.key.setting.clone()).unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -254,7 +309,7 @@ mod tests {
     fn what_cannot_be_had_is_a_named_gap_of_the_table() {
         let folder = std::env::temp_dir().join(format!("lockstep-jobs-{}-gaps", std::process::id()));
         let line = format!(
-            "--with jax,horovod --ranks 1 --no-install --peers-dir {0}/peers --output {0}/out --trainer /bin/true --quiet-cores 1e9 --blocks 1",
+            "--with jax,horovod --ranks 1 --no-install --peers-dir {0}/peers --output {0}/out --trainer /bin/true --quiet-cores 1e9 --rounds 1",
             folder.display()
         );
         let failure = settings::tests::args(&line).unwrap().run().unwrap_err();

@@ -2,11 +2,12 @@
 //!
 //! In: measured blocks or the reason why there are none. Out: the rows of `comparison.json`.
 //! Invariant: pure. A throughput counts only if the losses say that the work was the same; what does not count is shown and ranked
-//! nowhere. Speedup and ratio are of medians over the blocks.
+//! nowhere. Speedup and ratio are taken in each round, where both sides were measured minutes apart; then comes the median.
 
-use records::{Block, ComparisonRow};
+use records::{Block, ComparisonRow, Estimate};
 
 use super::block::About;
+use super::choice::Setting;
 use super::framework::{self, OURS};
 use super::settings::LAST_COMPARED_STEP;
 
@@ -25,6 +26,9 @@ pub(super) struct Key {
     pub(super) model: String,
     pub(super) dtype: String,
     pub(super) ranks: usize,
+    pub(super) setting: Setting,
+    /// In a sweep: whose options were tried.
+    pub(super) tried: String,
 }
 
 /// One row.
@@ -43,9 +47,9 @@ pub(super) struct Row {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Judged {
     pub(super) median: Option<f64>,
-    pub(super) ratio: Option<f64>,
-    pub(super) speedup: Option<f64>,
-    pub(super) efficiency: Option<f64>,
+    pub(super) ratio: Option<Estimate>,
+    pub(super) speedup: Option<Estimate>,
+    pub(super) efficiency: Option<Estimate>,
     pub(super) loss_agrees: Option<bool>,
     pub(super) counts: bool,
 }
@@ -75,6 +79,8 @@ impl Row {
             framework: self.key.framework.clone(),
             version: self.about.version.clone(),
             variant: self.about.variant.clone(),
+            setting: self.key.setting.clone().into(),
+            tried: self.key.tried.clone(),
             model: self.key.model.clone(),
             dtype: self.key.dtype.clone(),
             launcher: self.launcher.clone(),
@@ -83,11 +89,14 @@ impl Row {
             threads: self.threads as u64,
             images_per_second: self.blocks.iter().map(|block| Some(block.images_per_second)).collect(),
             images_per_second_median: judged.median,
-            ratio_to_lockstep: judged.ratio,
-            speedup: judged.speedup,
-            efficiency: judged.efficiency,
+            ratio_to_lockstep: judged.ratio.map(|ratio| ratio.median),
+            ratio_interval: judged.ratio.and_then(|ratio| ratio.interval),
+            speedup: judged.speedup.map(|speedup| speedup.median),
+            speedup_interval: judged.speedup.and_then(|speedup| speedup.interval),
+            efficiency: judged.efficiency.map(|efficiency| efficiency.median),
             peak_memory_bytes_rank: self.blocks.iter().map(|block| block.peak_memory_bytes_rank).max(),
             peak_memory_bytes_total: self.blocks.iter().map(|block| block.peak_memory_bytes_total).max(),
+            import_memory_bytes_rank: self.blocks.iter().map(|block| block.import_memory_bytes_rank).max(),
             loss_after_2: first.and_then(|block| block.loss_after(2)),
             loss_after_5: first.and_then(|block| block.loss_after(LAST_COMPARED_STEP)),
             loss_agrees: judged.loss_agrees,
@@ -102,9 +111,16 @@ impl Row {
 
     /// A row that [`Row::record`] made.
     pub(super) fn of(record: ComparisonRow) -> Self {
-        let ComparisonRow { framework, model, dtype, version, variant, communication, .. } = record;
+        let ComparisonRow { framework, model, dtype, version, variant, communication, tried, .. } = record;
         Row {
-            key: Key { framework, model, dtype, ranks: record.ranks as usize },
+            key: Key {
+                framework,
+                model,
+                dtype,
+                ranks: record.ranks as usize,
+                setting: Setting::from(record.setting),
+                tried,
+            },
             threads: record.threads as usize,
             launcher: record.launcher,
             about: About { version, variant, communication },
@@ -115,38 +131,50 @@ impl Row {
 
     /// What this row says beside the others.
     pub(super) fn judged(&self, rows: &[Row]) -> Judged {
-        let row_of = |framework: &str, ranks: usize| {
-            let key = Key { framework: framework.to_owned(), ranks, ..self.key.clone() };
-            rows.iter().find(|row| row.key == key)
-        };
         let median = self.median();
-        let ours = row_of(OURS, self.key.ranks);
+        let ours = self.beside(rows, OURS, self.key.ranks);
         let loss_agrees =
             if self.is_ours() { median.map(|_| true) } else { ours.and_then(|ours| self.agrees_with(ours)) };
         let counts = median.is_some() && loss_agrees == Some(true);
-        let over = |other: Option<f64>| median.filter(|_| counts).zip(other).map(|(own, other)| own / other);
-        let alone = framework::ALL.into_iter().find(|framework| framework.title() == self.key.framework);
-        let alone = alone.map_or(OURS, |framework| framework.alone().title());
-        let speedup =
-            over(row_of(alone, 1).filter(|row| row.is_ours() || row.judged_alone(rows)).and_then(Row::median));
+        let over = |other: Option<&Row>| other.filter(|_| counts).and_then(|other| self.over(other));
+        let alone = framework::titled(&self.key.framework).map_or(OURS, |framework| framework.alone().title());
+        let speedup = over(self.beside(rows, alone, 1).filter(|row| row.is_ours() || row.judged_alone(rows)));
         Judged {
             median,
-            ratio: over(ours.and_then(Row::median)),
+            ratio: over(ours),
             speedup,
-            efficiency: speedup.map(|speedup| speedup / self.key.ranks as f64),
+            efficiency: speedup.map(|speedup| speedup.scaled(1.0 / self.key.ranks as f64)),
             loss_agrees,
             counts,
         }
     }
 
+    /// The row of a framework on the same job with so many ranks, in whatever setting it competes.
+    fn beside<'r>(&self, rows: &'r [Row], framework: &str, ranks: usize) -> Option<&'r Row> {
+        rows.iter().find(|row| {
+            (row.key.framework.as_str(), row.key.ranks) == (framework, ranks)
+                && (&row.key.model, &row.key.dtype) == (&self.key.model, &self.key.dtype)
+        })
+    }
+
+    /// Its speed by that of another in each round that both have.
+    fn over(&self, other: &Row) -> Option<Estimate> {
+        if self.key == other.key {
+            // By definition, not by measurement.
+            return Some(Estimate { median: 1.0, interval: None });
+        }
+        let rounds = self.blocks.iter().zip(&other.blocks);
+        let ratios: Vec<f64> = rounds.map(|(own, other)| own.images_per_second / other.images_per_second).collect();
+        Estimate::of(&ratios)
+    }
+
     /// Whether a row of one rank counts, so that others may be measured by it.
     fn judged_alone(&self, rows: &[Row]) -> bool {
-        let key = Key { framework: OURS.to_owned(), ..self.key.clone() };
-        rows.iter().find(|row| row.key == key).and_then(|ours| self.agrees_with(ours)) == Some(true)
+        self.beside(rows, OURS, self.key.ranks).and_then(|ours| self.agrees_with(ours)) == Some(true)
     }
 
     /// Whether all blocks' losses are those of our first block; unknown where one side has none.
-    fn agrees_with(&self, ours: &Row) -> Option<bool> {
+    pub(super) fn agrees_with(&self, ours: &Row) -> Option<bool> {
         let tolerances = if self.key.dtype == "bf16" { BF16_TOLERANCES } else { F32_TOLERANCES };
         let expected = ours.blocks.first()?;
         if self.blocks.is_empty() {
@@ -169,7 +197,9 @@ pub(super) mod tests {
 
     /// A row of resnet20 whose losses begin with 3 and go on with these at 2 and 5.
     pub(in super::super) fn row(framework: &str, ranks: usize, rates: &[f64], losses: (f64, f64)) -> Row {
-        let key = Key { framework: framework.to_owned(), model: "resnet20".into(), dtype: "f32".into(), ranks };
+        let (setting, tried) = Default::default();
+        let (framework, model, dtype) = (framework.to_owned(), "resnet20".to_owned(), "f32".to_owned());
+        let key = Key { framework, model, dtype, ranks, setting, tried };
         let block = |&images_per_second: &f64| Block {
             images_per_second,
             losses: vec![3.0, 3.0, losses.0, 2.0, 2.0, losses.1],
@@ -181,19 +211,29 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn ratio_speedup_and_efficiency_are_of_medians() {
+    fn ratio_speedup_and_efficiency_are_taken_in_each_round() {
         let rows = [
+            // The machine is three times as fast in the second round.
             row(OURS, 1, &[100.0, 300.0, 110.0], (2.5, 2.0)),
-            row(OURS, 2, &[200.0, 220.0], (2.5, 2.0)),
-            row("JAX", 1, &[50.0], (2.5001, 2.001)),
-            row("JAX", 2, &[84.0], (2.5, 2.0)),
+            row(OURS, 2, &[200.0, 540.0, 220.0], (2.5, 2.0)),
+            row("JAX", 1, &[50.0, 150.0, 55.0], (2.5001, 2.001)),
+            row("JAX", 2, &[80.0, 240.0], (2.5, 2.0)),
         ];
         let ours = rows[1].judged(&rows);
-        assert_eq!((ours.median, ours.ratio, ours.counts), (Some(210.0), Some(1.0), true));
-        assert!((ours.speedup.unwrap() - 210.0 / 110.0).abs() < 1e-9);
+        assert_eq!((ours.median, ours.counts), (Some(220.0), true));
+        assert!((ours.speedup.unwrap().median - 2.0).abs() < 1e-9);
         let theirs = rows[3].judged(&rows);
-        assert!((theirs.ratio.unwrap() - 0.4).abs() < 1e-9);
-        assert!((theirs.efficiency.unwrap() - 0.84).abs() < 1e-9);
+        assert!((theirs.ratio.unwrap().median - (0.4 + 240.0 / 540.0) / 2.0).abs() < 1e-9);
+        assert!((theirs.efficiency.unwrap().median - 0.8).abs() < 1e-9);
+        assert_eq!(theirs.ratio.unwrap().interval, None, "two rounds are too few for an interval");
+    }
+
+    #[test]
+    fn six_rounds_give_an_interval() {
+        let rows =
+            [row(OURS, 1, &[100.0; 6], (2.5, 2.0)), row("JAX", 1, &[50.0, 51.0, 52.0, 53.0, 54.0, 55.0], (2.5, 2.0))];
+        let record = rows[1].record(&rows);
+        assert_eq!((record.ratio_to_lockstep, record.ratio_interval), (Some(0.525), Some([0.5, 0.55])));
     }
 
     #[test]
@@ -225,7 +265,7 @@ pub(super) mod tests {
             row("PyTorch DDP", 1, &[50.0], (2.5, 2.0)),
             row("Horovod", 2, &[80.0], (2.5, 2.0)),
         ];
-        assert_eq!(rows[3].judged(&rows).speedup, Some(1.6));
+        assert_eq!(rows[3].judged(&rows).speedup.map(|speedup| speedup.median), Some(1.6));
     }
 
     #[test]

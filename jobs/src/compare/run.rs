@@ -112,11 +112,12 @@ pub(super) struct Patience {
 }
 
 impl Patience {
-    /// Makes a run until one is undisturbed, at most so often; the last one counts. One that fails is made once more.
+    /// Makes a run until one is undisturbed, at most so often; the last one counts. One that fails is made once more. A run also tells
+    /// begin and end of its measured part, in which alone others disturb it.
     pub(super) fn watched<T>(
         &self,
         mark: &str,
-        mut run: impl FnMut(usize) -> Result<T, String>,
+        mut run: impl FnMut(usize) -> Result<(T, Option<[f64; 2]>), String>,
     ) -> Result<Watched<T>, String> {
         let mut failures = 0;
         let mut attempt = 0;
@@ -125,11 +126,12 @@ impl Patience {
             let before = quiet::wait(self.limit_cores, self.patience);
             let watch = Watch::start(mark);
             let result = run(attempt);
-            let seen = watch.finish();
+            let looks = watch.finish();
             match result {
                 Err(reason) if failures > 0 => return Err(reason),
                 Err(_) => failures += 1,
-                Ok(result) => {
+                Ok((result, measured_unix_s)) => {
+                    let seen = looks.seen(measured_unix_s);
                     let is_disturbed = seen.quiet.cores() > self.limit_cores;
                     if !is_disturbed || attempt >= self.attempts {
                         let quiet = quiet::record(Some(before), &seen, Some(self.limit_cores));
@@ -214,7 +216,7 @@ mod tests {
 
     #[test]
     fn an_undisturbed_run_is_made_once_and_tells_the_limit() {
-        let seen = EASY.watched("-", Ok::<_, String>).unwrap();
+        let seen = EASY.watched("-", |attempt| Ok((attempt, None))).unwrap();
         assert_eq!((seen.result, seen.is_disturbed), (1, false));
         assert_eq!(seen.quiet.limit_cores, Some(1e9));
     }
@@ -222,7 +224,7 @@ mod tests {
     #[test]
     fn a_disturbed_run_is_repeated_as_often_as_allowed_and_marked() {
         let strict = Patience { limit_cores: -1.0, attempts: 2, patience: Duration::ZERO };
-        let seen = strict.watched("-", Ok::<_, String>).unwrap();
+        let seen = strict.watched("-", |attempt| Ok((attempt, None))).unwrap();
         assert_eq!((seen.result, seen.is_disturbed), (2, true));
     }
 }

@@ -35,6 +35,12 @@ const FILES: [(&str, &str); 17] = files![
     "tensorflow_keras.py",
 ];
 
+/// Their texts.
+#[cfg(test)]
+pub(super) fn all() -> Vec<&'static str> {
+    FILES.iter().map(|(_, text)| *text).collect()
+}
+
 /// The scripts in a folder.
 #[derive(Debug)]
 pub(super) struct Scripts(PathBuf);

@@ -39,6 +39,7 @@ impl Launcher {
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Accuracy {
     pub(super) epochs: usize,
+    pub(super) seeds: usize,
     pub(super) data_dir: PathBuf,
 }
 
@@ -52,7 +53,9 @@ pub(super) struct Settings {
     pub(super) batch_size_per_rank: usize,
     pub(super) steps: usize,
     pub(super) warmup_steps: usize,
-    pub(super) blocks: usize,
+    pub(super) rounds: usize,
+    /// Whether the other frameworks' usual settings are tried.
+    pub(super) is_swept: bool,
     pub(super) launcher: Launcher,
     pub(super) accuracy: Option<Accuracy>,
     pub(super) output: PathBuf,
@@ -81,7 +84,8 @@ impl Settings {
             batch_size_per_rank: args.batch_size_per_rank.unwrap_or(128),
             steps: args.steps.unwrap_or(8),
             warmup_steps: args.warmup_steps.unwrap_or(2),
-            blocks: args.blocks.unwrap_or(3),
+            rounds: args.rounds.unwrap_or(6),
+            is_swept: is_swept(or(&args.peer_settings, "best"))?,
             launcher: launcher(or(&args.launcher, "plain"))?,
             accuracy: accuracy(args)?,
             output: args.output.clone().unwrap_or_else(|| PathBuf::from("runs/comparison")),
@@ -108,7 +112,8 @@ impl Settings {
             ("optimizer", json!("SGD lr 0.01 momentum 0.9 weight decay 1e-4 on all parameters")),
             ("steps", json!(self.steps)),
             ("warmup_steps", json!(self.warmup_steps)),
-            ("blocks", json!(self.blocks)),
+            ("rounds", json!(self.rounds)),
+            ("peer_settings", json!(if self.is_swept { "best" } else { "defaults" })),
             ("threads", json!(self.threads)),
             ("launcher", json!(self.launcher.word())),
             ("initial_weights", json!("the same file for all")),
@@ -174,6 +179,14 @@ fn launcher(word: &str) -> Outcome<Launcher> {
         .ok_or_else(|| Failure::Usage(format!("--launcher: expected plain, mpirun or srun, got `{word}`")))
 }
 
+fn is_swept(word: &str) -> Outcome<bool> {
+    match word {
+        "best" => Ok(true),
+        "defaults" => Ok(false),
+        other => Err(Failure::Usage(format!("--peer-settings: expected best or defaults, got `{other}`"))),
+    }
+}
+
 fn quiet_cores(text: &str) -> Outcome<f64> {
     match text.parse::<f64>() {
         Ok(cores) if cores >= 0.0 && cores.is_finite() => Ok(cores),
@@ -183,6 +196,9 @@ fn quiet_cores(text: &str) -> Outcome<f64> {
 
 fn accuracy(args: &CompareArgs) -> Outcome<Option<Accuracy>> {
     match (args.epochs, &args.data_dir) {
+        (None, None) if args.seeds.is_some() => {
+            Err(Failure::Usage("--seeds has no effect without --epochs and --data-dir: add them".to_owned()))
+        }
         (None, None) => Ok(None),
         (Some(epochs), Some(folder)) => {
             // Absolute, as records name it and peers may start elsewhere.
@@ -196,7 +212,7 @@ fn accuracy(args: &CompareArgs) -> Outcome<Option<Accuracy>> {
                     )));
                 }
             }
-            Ok(Some(Accuracy { epochs, data_dir }))
+            Ok(Some(Accuracy { epochs, seeds: args.seeds.unwrap_or(3), data_dir }))
         }
         (Some(_), None) => Err(Failure::Usage("--epochs needs --data-dir: say where the images are".to_owned())),
         (None, Some(_)) => Err(Failure::Usage("--data-dir has no effect without --epochs: add that".to_owned())),
@@ -239,7 +255,7 @@ pub(super) mod tests {
     fn unsaid_the_cpu_table_of_one_network_is_meant() {
         let settings = read("").unwrap();
         assert_eq!((settings.frameworks.len(), settings.models.as_slice()), (5, &["resnet20".to_owned()][..]));
-        assert_eq!((settings.ranks.as_slice(), settings.threads, settings.blocks), (&[1, 2][..], 1, 3));
+        assert_eq!((settings.ranks.as_slice(), settings.threads, settings.rounds), (&[1, 2][..], 1, 6));
         assert_eq!((settings.launcher, settings.accuracy), (Launcher::Plain, None));
     }
 
@@ -260,6 +276,8 @@ pub(super) mod tests {
             ("--ranks 1,,2", "--ranks"),
             ("--dtype f16", "--dtype"),
             ("--launcher ssh", "--launcher"),
+            ("--peer-settings worst", "--peer-settings"),
+            ("--seeds 3", "--epochs"),
             ("--quiet-cores=-1", "--quiet-cores"),
             ("--epochs 2", "--data-dir"),
             ("--data-dir /tmp", "--epochs"),

@@ -8,6 +8,7 @@ use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use super::choice::Setting;
 use super::framework::Framework;
 use super::scripts::Scripts;
 use super::settings::Launcher;
@@ -25,6 +26,8 @@ pub(super) struct Program {
     pub(super) ranks: usize,
     pub(super) threads: usize,
     pub(super) needs_mpi: bool,
+    /// Further variables of its processes.
+    pub(super) environment: Vec<(String, String)>,
 }
 
 impl Program {
@@ -41,7 +44,15 @@ impl Program {
         words.push(framework.word().to_owned());
         words.extend(["--ranks".to_owned(), ranks.to_string(), "--threads".to_owned(), threads.to_string()]);
         words.extend(["--rendezvous".to_owned(), free_addresses(ranks)?.join(",")]);
-        Ok(Program { file: python.to_owned(), words, ranks, threads, needs_mpi: framework.needs_mpi() })
+        let (file, needs_mpi) = (python.to_owned(), framework.needs_mpi());
+        Ok(Program { file, words, ranks, threads, needs_mpi, environment: Vec::new() })
+    }
+
+    /// In which setting a peer competes.
+    pub(super) fn set(&mut self, setting: &Setting) -> Result<(), String> {
+        self.words.extend(setting.words());
+        self.environment = setting.environment()?;
+        Ok(())
     }
 
     /// The launcher that is really used.
@@ -59,17 +70,30 @@ impl Program {
             Launcher::Mpirun => vec![self.by_mpirun(mpirun)?],
             Launcher::Srun => vec![self.by_srun()],
         };
+        for command in &mut commands {
+            command.envs(self.environment.iter().map(|(name, value)| (name, value)));
+        }
         if self.launcher(wanted) != Launcher::Srun {
             commands.iter_mut().for_each(forget_surrounding_job);
         }
         Ok(commands)
     }
 
-    /// A process beside the ranks, such as a server; it is bound to no core.
+    /// A process beside the ranks, such as a server: on a core of its own where the ranks leave one, else on all of them.
     pub(super) fn beside(&self, role: &str) -> Command {
-        let mut command = Command::new(&self.file);
+        let mut command = if self.leaves_a_core() {
+            cores::pinned(&self.file, self.ranks * self.threads, 1)
+        } else {
+            Command::new(&self.file)
+        };
         command.args(&self.words).args(["--role", role]);
+        command.envs(self.environment.iter().map(|(name, value)| (name, value)));
         command
+    }
+
+    /// Whether the ranks leave a core to the processes beside them.
+    pub(super) fn leaves_a_core(&self) -> bool {
+        self.ranks * self.threads < cores::available()
     }
 
     fn plain(&self, rank: usize) -> Command {
@@ -125,7 +149,8 @@ mod tests {
     use crate::process::shown;
 
     fn program(ranks: usize, threads: usize, needs_mpi: bool) -> Program {
-        Program { file: "program".into(), words: vec!["word".to_owned()], ranks, threads, needs_mpi }
+        let (words, environment) = (vec!["word".to_owned()], Vec::new());
+        Program { file: "program".into(), words, ranks, threads, needs_mpi, environment }
     }
 
     #[test]

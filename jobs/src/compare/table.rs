@@ -3,12 +3,12 @@
 //! In: rows and accuracies. Out: Markdown.
 //! Invariant: pure. In each group of equal job ours comes first, then what counts by its speed, then what does not, then gaps.
 
-use records::{Block, Course, CourseEpoch};
+use records::{Block, Course, CourseEpoch, Estimate};
 
-use super::row::{Judged, Row};
+use super::row::{Judged, Key, Row};
 
 const HEAD: &str = "\
-| model | dtype | ranks | framework | how | images/s (blocks) | of ours | speedup | efficiency | memory a rank / all, MB | loss after 2 / 5 | note |
+| model | dtype | ranks | framework | how | images/s (rounds) | of ours (95 %) | speedup (95 %) | efficiency (95 %) | memory a rank / all, MB | loss after 2 / 5 | note |
 |---|---|---|---|---|---|---|---|---|---|---|---|
 ";
 
@@ -44,12 +44,14 @@ fn line(row: &Row, judged: &Judged) -> String {
         None => "–".to_owned(),
         Some(median) => format!("{median:.0} ({})", blocks.join(", ")),
     };
-    let megabytes = |pick: fn(&Block) -> u64| {
+    let megabytes = |pick: &dyn Fn(&Block) -> u64| {
         row.blocks.iter().map(pick).max().map_or("–".to_owned(), |bytes| format!("{:.0}", bytes as f64 / 1e6))
     };
     let loss = |updates: usize| number(row.blocks.first().and_then(|block| block.loss_after(updates)), 5);
-    let how = [&row.about.variant, &row.about.communication, &row.launcher];
+    let setting = if row.is_ours() { "defaults".to_owned() } else { row.key.setting.shown() };
+    let how = [&row.about.variant, &setting, &row.about.communication, &row.launcher];
     let how: Vec<&str> = how.into_iter().map(String::as_str).filter(|word| !["", "none"].contains(word)).collect();
+    let estimate = |value: Option<Estimate>| value.map_or("–".to_owned(), |value| value.shown(2));
     format!(
         "| {} | {} | {}x{} | {} {} | {} | {rate} | {} | {} | {} | {} / {} | {} / {} | {} |\n",
         row.key.model,
@@ -59,11 +61,14 @@ fn line(row: &Row, judged: &Judged) -> String {
         row.key.framework,
         row.about.version,
         how.join("; "),
-        number(judged.ratio, 2),
-        number(judged.speedup, 2),
-        number(judged.efficiency, 2),
-        megabytes(|block| block.peak_memory_bytes_rank),
-        megabytes(|block| block.peak_memory_bytes_total),
+        estimate(judged.ratio),
+        estimate(judged.speedup),
+        estimate(judged.efficiency),
+        // What a framework brings, whether it is used or not, is not its training's.
+        megabytes(&|block| block.peak_memory_bytes_rank.saturating_sub(block.import_memory_bytes_rank)),
+        megabytes(&|block| {
+            block.peak_memory_bytes_total.saturating_sub(row.key.ranks as u64 * block.import_memory_bytes_rank)
+        }),
         loss(2),
         loss(super::settings::LAST_COMPARED_STEP),
         note(row, judged),
@@ -81,37 +86,102 @@ fn note(row: &Row, judged: &Judged) -> String {
         None if judged.median.is_some() => notes.push("nothing to compare its losses with: does not count".to_owned()),
         _ => {}
     }
+    match judged.ratio {
+        Some(ratio) if !row.is_ours() && ratio.interval.is_none() => {
+            notes.push("fewer than 6 rounds: no interval".to_owned())
+        }
+        Some(ratio) if !row.is_ours() && !ratio.differs_from(1.0) => {
+            notes.push("no difference from ours shown".to_owned())
+        }
+        _ => {}
+    }
     let disturbed = row.blocks.iter().filter(|block| block.is_disturbed).count();
     if disturbed > 0 {
-        notes.push(format!("{disturbed} of {} blocks disturbed", row.blocks.len()));
+        notes.push(format!("{disturbed} of {} rounds disturbed", row.blocks.len()));
     }
     notes.join("; ")
 }
 
-/// Test accuracy by epoch.
-pub(super) fn accuracy(courses: &[Course]) -> String {
-    let mut text = "| framework | model | dtype | threads | test accuracy after each epoch, % | seconds | images/s, last | note |\n|---|---|---|---|---|---|---|---|\n".to_owned();
-    for course in courses {
-        let shares = course.epochs.iter().filter_map(|epoch| epoch.test_top1);
-        let shares: Vec<String> = shares.map(|share| format!("{:.1}", share * 100.0)).collect();
-        let of_last = |pick: fn(&CourseEpoch) -> Option<f64>| {
-            course.epochs.last().and_then(pick).map_or("–".to_owned(), |value| format!("{value:.0}"))
-        };
-        let word = |text: &str| text.replace('|', "/");
+/// All settings that were tried, those of one choice together.
+pub(super) fn sweep(rows: &[Row]) -> String {
+    let mut text = "| model | dtype | ranks | framework | tried | setting | images/s | note |\n|---|---|---|---|---|---|---|---|\n".to_owned();
+    for row in rows.iter().filter(|row| !row.is_ours()) {
+        let Key { framework, model, dtype, ranks, setting, tried } = &row.key;
+        let rate = row.median().map_or("–".to_owned(), |median| format!("{median:.0}"));
+        let ours = rows.iter().find(|ours| {
+            ours.is_ours() && (&ours.key.model, &ours.key.dtype, ours.key.ranks) == (model, dtype, *ranks)
+        });
+        let loss_agrees = ours.and_then(|ours| row.agrees_with(ours));
+        let judged = Judged { median: row.median(), loss_agrees, ..Judged::default() };
+        let (setting, note) = (setting.shown(), note(row, &judged));
         text.push_str(&format!(
-            "| {} {} | {} | {} | {} | {} | {} | {} | {} |\n",
-            word(&course.framework),
-            word(course.version.as_deref().unwrap_or_default()),
-            word(&course.model),
-            word(&course.dtype),
-            course.threads,
-            shares.join(", "),
-            of_last(|epoch| epoch.elapsed_s),
-            of_last(|epoch| epoch.images_per_second),
-            course.gap.as_ref().map_or(String::new(), |gap| format!("gap: {}", word(gap))),
+            "| {model} | {dtype} | {ranks} | {framework} | {tried} | {setting} | {rate} | {note} |\n"
         ));
     }
     text
+}
+
+/// Test accuracy after the last epoch: of each seed, their mean and spread.
+pub(super) fn accuracy(courses: &[Course]) -> String {
+    let mut text = "\
+| framework | model | dtype | threads | epochs | test accuracy after the last epoch, % (seeds) | mean ± standard deviation | seconds, median | images/s of the last epoch, median | note |
+|---|---|---|---|---|---|---|---|---|---|
+"
+    .to_owned();
+    let mut groups: Vec<Vec<&Course>> = Vec::new();
+    for course in courses {
+        let key =
+            |course: &Course| (course.framework.clone(), course.model.clone(), course.dtype.clone(), course.num_epochs);
+        match groups.iter_mut().find(|group| key(group[0]) == key(course)) {
+            Some(group) => group.push(course),
+            None => groups.push(vec![course]),
+        }
+    }
+    groups.iter().for_each(|seeds| text.push_str(&accuracy_line(seeds)));
+    text
+}
+
+fn accuracy_line(seeds: &[&Course]) -> String {
+    let course = seeds[0];
+    let of_last = |pick: fn(&CourseEpoch) -> Option<f64>| -> Vec<f64> {
+        seeds.iter().filter_map(|course| course.epochs.last().and_then(pick)).collect()
+    };
+    let middle = |mut values: Vec<f64>| {
+        if values.is_empty() { "–".to_owned() } else { format!("{:.0}", records::median(&mut values)) }
+    };
+    let percents: Vec<f64> = of_last(|epoch| epoch.test_top1).iter().map(|share| 100.0 * share).collect();
+    let shown: Vec<String> = percents.iter().map(|percent| format!("{percent:.1}")).collect();
+    let word = |text: &str| text.replace('|', "/");
+    let version = seeds.iter().find_map(|course| course.version.as_deref()).unwrap_or_default();
+    let gaps = seeds.iter().filter_map(|course| Some(format!("gap: {}", word(course.gap.as_ref()?))));
+    format!(
+        "| {} {} | {} | {} | {} | {} | {} | {} | {} | {} | {} |\n",
+        word(&course.framework),
+        word(version),
+        word(&course.model),
+        word(&course.dtype),
+        course.threads,
+        course.num_epochs,
+        shown.join(", "),
+        spread(&percents),
+        middle(of_last(|epoch| epoch.elapsed_s)),
+        middle(of_last(|epoch| epoch.images_per_second)),
+        gaps.collect::<Vec<_>>().join("; "),
+    )
+}
+
+/// Mean and standard deviation of a sample; of one value no deviation is known.
+fn spread(values: &[f64]) -> String {
+    let count = values.len() as f64;
+    let mean = values.iter().sum::<f64>() / count;
+    match values.len() {
+        0 => "–".to_owned(),
+        1 => format!("{mean:.1}"),
+        _ => {
+            let variance = values.iter().map(|value| (value - mean).powi(2)).sum::<f64>() / (count - 1.0);
+            format!("{mean:.1} ± {:.1}", variance.sqrt())
+        }
+    }
 }
 
 #[cfg(test)]
@@ -140,22 +210,42 @@ mod tests {
     }
 
     #[test]
-    fn accuracies_are_percent_by_epoch() {
+    fn what_no_interval_tells_apart_from_ours_is_said() {
+        let rows = [
+            row("Lockstep", 1, &[100.0; 6], (2.5, 2.0)),
+            row("JAX", 1, &[95.0, 105.0, 99.0, 101.0, 100.0, 98.0], (2.5, 2.0)),
+            row("MXNet", 1, &[50.0; 5], (2.5, 2.0)),
+        ];
+        let text = table(&rows);
+        assert!(
+            text.contains("| 0.99 (0.95 to 1.05) |") && text.contains("| no difference from ours shown |"),
+            "{text}"
+        );
+        assert!(text.contains("| fewer than 6 rounds: no interval |"), "{text}");
+    }
+
+    #[test]
+    fn accuracies_of_several_seeds_have_a_mean_and_a_spread() {
         let epoch = |test_top1: f64, elapsed_s: f64| CourseEpoch {
             test_top1: Some(test_top1),
             elapsed_s: Some(elapsed_s),
             images_per_second: Some(99.6),
             ..CourseEpoch::default()
         };
-        let text = accuracy(&[Course {
+        let course = |seed: u64, test_top1: f64| Course {
             framework: "JAX".to_owned(),
             version: Some("1".to_owned()),
             model: "resnet20".to_owned(),
             dtype: "f32".to_owned(),
             threads: 2,
-            epochs: vec![epoch(0.5, 10.0), epoch(0.625, 20.4)],
+            num_epochs: 2,
+            seed,
+            epochs: vec![epoch(0.9, 10.0), epoch(test_top1, 20.4)],
             ..Course::default()
-        }]);
-        assert!(text.ends_with("| JAX 1 | resnet20 | f32 | 2 | 50.0, 62.5 | 20 | 100 |  |\n"), "{text}");
+        };
+        let text = accuracy(&[course(0, 0.5), course(1, 0.52), course(2, 0.54)]);
+        let expected = "| JAX 1 | resnet20 | f32 | 2 | 2 | 50.0, 52.0, 54.0 | 52.0 ± 2.0 | 20 | 100 |  |\n";
+        assert!(text.ends_with(expected), "{text}");
+        assert_eq!(text.lines().count(), 3);
     }
 }

@@ -8,7 +8,7 @@
 
 use std::collections::HashMap;
 use std::fs;
-use std::time::Instant;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use super::MARK;
 
@@ -19,6 +19,8 @@ const TICKS_PER_SECOND: f64 = 100.0;
 #[derive(Clone, Debug)]
 pub(super) struct Accounts {
     pub(super) at: Instant,
+    /// The same moment, since 1970.
+    pub(super) unix_s: f64,
     /// In user and kernel mode, without interrupts.
     pub(super) busy_s: f64,
     pub(super) steal_s: f64,
@@ -47,7 +49,8 @@ impl Own {
 
     pub(super) fn look(&mut self) -> Accounts {
         let (busy_s, steal_s) = machine_seconds(&fs::read_to_string("/proc/stat").unwrap_or_default());
-        let at = Instant::now();
+        let (at, now) = (Instant::now(), SystemTime::now());
+        let unix_s = now.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
         let processes: Vec<Process> = processes();
         let this = std::process::id();
         let is_ours = |process: &&Process| {
@@ -60,7 +63,7 @@ impl Own {
         let seconds = |ticks: u64| ticks as f64 / TICKS_PER_SECOND;
         let mhz = megahertz(&fs::read_to_string("/proc/cpuinfo").unwrap_or_default());
         let (own_s, lost_s) = (seconds(self.most_ticks), seconds(self.lost_ticks));
-        Accounts { at, busy_s, steal_s, own_s, lost_s, num_own, mhz }
+        Accounts { at, unix_s, busy_s, steal_s, own_s, lost_s, num_own, mhz }
     }
 
     /// Takes the processes of ours that there are now for those of the last look.

@@ -96,11 +96,25 @@ impl Watch {
         Watch { stop, looks }
     }
 
-    /// Ends looking. The time up to now counts where all that ended was waited for by processes of ours. Else what some did between
-    /// a look and their end is not known, and the last look counts at which processes of ours ran.
-    pub(crate) fn finish(self) -> Seen {
+    /// Ends looking.
+    pub(crate) fn finish(self) -> Looks {
         let _ = self.stop.send(());
-        let looks = self.looks.join().unwrap_or_default();
+        Looks(self.looks.join().unwrap_or_default())
+    }
+}
+
+/// The looks at the machine beside a run that has ended.
+#[derive(Debug)]
+pub(crate) struct Looks(Vec<Accounts>);
+
+impl Looks {
+    /// What was seen during the run, or between the looks around the begin and end of its measured part, seconds since 1970, if
+    /// that is known: others may work while it starts.
+    ///
+    /// The time up to the last look counts where all that ended was waited for by processes of ours. Else what some did between
+    /// a look and their end is not known, and the last look counts at which processes of ours ran.
+    pub(crate) fn seen(&self, measured_unix_s: Option<[f64; 2]>) -> Seen {
+        let looks = measured_unix_s.and_then(|measured| self.around(measured)).unwrap_or(&self.0);
         let mut seen = Seen::default();
         if let (Some(first), Some(last)) = (looks.first(), looks.last()) {
             let is_known = last.lost_s == first.lost_s;
@@ -112,6 +126,13 @@ impl Watch {
             seen.mhz = Some((so_far.0.min(low), so_far.1.max(high)));
         }
         seen
+    }
+
+    /// From the last look before to the first one after.
+    fn around(&self, [begin, end]: [f64; 2]) -> Option<&[Accounts]> {
+        let first = self.0.iter().rposition(|look| look.unix_s <= begin)?;
+        let last = self.0.iter().position(|look| look.unix_s >= end)?;
+        self.0.get(first..=last)
     }
 }
 
@@ -137,7 +158,7 @@ mod tests {
 
     fn accounts(seconds: u64, busy_s: f64, steal_s: f64, own_s: f64) -> Accounts {
         let at = Instant::now() + Duration::from_secs(seconds);
-        Accounts { at, busy_s, steal_s, own_s, lost_s: 0.0, num_own: 1, mhz: None }
+        Accounts { at, unix_s: seconds as f64, busy_s, steal_s, own_s, lost_s: 0.0, num_own: 1, mhz: None }
     }
 
     #[test]
@@ -147,6 +168,18 @@ mod tests {
         assert!((quiet.cores() - 0.4).abs() < 1e-3);
         let ours_alone = Quiet::between(&accounts(0, 0.0, 0.0, 0.0), &accounts(10, 9.9, 0.0, 10.0));
         assert_eq!(ours_alone.other_cores, 0.0);
+    }
+
+    #[test]
+    fn others_count_while_steps_are_measured_and_not_while_a_run_starts() {
+        // Others took a whole core in the first 10 of 30 seconds.
+        let at = |seconds: u64, busy_s: f64| accounts(seconds, busy_s, 0.0, seconds as f64);
+        let looks = Looks(vec![at(0, 0.0), at(10, 20.0), at(20, 30.0), at(30, 40.0)]);
+        let others = |measured: Option<[f64; 2]>| looks.seen(measured).quiet.other_cores;
+        assert!((others(None) - 1.0 / 3.0).abs() < 1e-3);
+        assert!(others(Some([10.5, 29.0])).abs() < 1e-3);
+        assert!((others(Some([9.5, 15.0])) - 0.5).abs() < 1e-3, "a part of it lies in the first seconds");
+        assert!((others(Some([-5.0, 15.0])) - 1.0 / 3.0).abs() < 1e-3, "nobody looked before: the whole run counts");
     }
 
     #[test]
@@ -176,7 +209,7 @@ mod tests {
     fn a_watch_ends_and_tells_no_negative_numbers() {
         let watch = Watch::start("-");
         assert!(Command::new("sh").args(["-c", "sleep 0.7"]).status().unwrap().success());
-        let seen = watch.finish();
+        let seen = watch.finish().seen(None);
         assert!(seen.quiet.other_cores >= 0.0 && seen.quiet.steal_cores >= 0.0);
         let record = record(None, &seen, Some(0.2));
         assert_eq!((record.before, record.limit_cores), (None, Some(0.2)));

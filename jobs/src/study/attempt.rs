@@ -109,6 +109,12 @@ impl Attempt<'_> {
     }
 }
 
+/// Begin and end of the measured steps, seconds since 1970, where a result tells them.
+pub(super) fn measured_unix_s(result: &Value) -> Option<[f64; 2]> {
+    let measured = result["measured_unix_s"].as_array()?;
+    Some([measured.first()?.as_f64()?, measured.get(1)?.as_f64()?])
+}
+
 /// The last words of a program, for a message.
 pub(super) fn last_words(output: &str) -> String {
     let lines: Vec<&str> = output.lines().map(str::trim).filter(|line| !line.is_empty()).collect();

@@ -14,7 +14,7 @@ use records::Status;
 use serde_json::{Value, json};
 use toml::Value as Toml;
 
-use super::attempt::{Attempt, Came, last_words};
+use super::attempt::{Attempt, Came, last_words, measured_unix_s};
 use super::cell::Place;
 use super::file::{Kind, StudyFile};
 use super::keys::word;
@@ -204,7 +204,7 @@ pub(super) fn wait(
         }
         sleep(LOOK_EVERY);
     };
-    let seen = watch.map(Watch::finish);
+    let looks = watch.map(Watch::finish);
     let directory = study.join(attempt.directory());
     let file = output_file(attempt, &directory, job);
     let start = Instant::now();
@@ -213,7 +213,10 @@ pub(super) fn wait(
     }
     let output = String::from_utf8_lossy(&fs::read(&file).unwrap_or_default()).into_owned();
     let state = slurm::field(job, "JobState");
-    let (status, why, result) = match attempt.result(&directory, &output) {
+    let result = attempt.result(&directory, &output);
+    let measured = result.as_ref().ok().and_then(measured_unix_s);
+    let seen = looks.map(|looks| looks.seen(measured));
+    let (status, why, result) = match result {
         // A job that Slurm has forgotten is judged by what it left.
         Ok(result) if stage == Stage::Unknown || state.as_deref().is_none_or(|state| state == "COMPLETED") => {
             let why = seen.as_ref().and_then(|seen| local.disturbance(&seen.quiet));

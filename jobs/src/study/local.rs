@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use records::Status;
 use serde_json::Value;
 
-use super::attempt::{Attempt, Came, last_words};
+use super::attempt::{Attempt, Came, last_words, measured_unix_s};
 use super::cell::{Cell, Place};
 use super::file::StudyFile;
 use crate::cores;
@@ -49,9 +49,11 @@ impl<'a> Local<'a> {
         let (watch, started, start) = (Watch::start(&mark), machine::now(), Instant::now());
         let log = directory.join("output.log");
         let ended = Guarded::start(&command, &log)?.finish(Duration::from_secs(self.file.limit_s as u64));
-        let (seconds, seen, code) = (start.elapsed().as_secs_f64(), watch.finish(), ended?);
+        let (seconds, looks, code) = (start.elapsed().as_secs_f64(), watch.finish(), ended?);
         let output = String::from_utf8_lossy(&fs::read(&log).unwrap_or_default()).into_owned();
-        let (status, why, result) = match (code, attempt.result(&directory, &output)) {
+        let result = attempt.result(&directory, &output);
+        let seen = looks.seen(result.as_ref().ok().and_then(measured_unix_s));
+        let (status, why, result) = match (code, result) {
             (Some(0), Ok(result)) => {
                 let why = self.disturbance(&seen.quiet);
                 (if why.is_some() { Status::Disturbed } else { Status::Ok }, why, result)

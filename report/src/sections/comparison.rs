@@ -6,8 +6,8 @@ use super::{Facts, MOST_SERIES};
 use crate::chart::{Axis, Bar, BarPlot, Kind, LinePlot, Plot, Point, Series, Unit};
 use crate::document::{Block, Cell, Figure, Table};
 use crate::measurements::{median, range};
-use crate::sources::{course_name, row_name};
-use records::{Comparison, ComparisonRow, Course, CourseEpoch};
+use crate::sources::{course_name, row_name, setting};
+use records::{Comparison, ComparisonRow, Course, CourseEpoch, Estimate};
 use serde_json::Value;
 use std::collections::BTreeMap;
 
@@ -37,6 +37,9 @@ fn one(comparison: &Comparison, index: usize, num_comparisons: usize) -> Vec<Blo
         blocks.extend(figure.map(|figure| Block::Figure(Box::new(figure))));
     }
     blocks.push(Block::Table(table(&prefix, &comparison.rows)));
+    if !comparison.sweep.is_empty() {
+        blocks.push(Block::Table(sweep(&prefix, &comparison.sweep)));
+    }
     let mut differing: Vec<String> =
         comparison.rows.iter().filter(|row| row.loss_agrees == Some(false)).map(row_name).collect();
     differing.sort();
@@ -108,7 +111,7 @@ fn bars(id: &str, title: &str, rows: &[&ComparisonRow], job: &[String]) -> Optio
         id: id.to_owned(),
         title: title.to_owned(),
         caption: format!(
-            "Images/s of all ranks, global samples over the slowest rank's time; bars are medians of the blocks, whiskers their least and most. Lockstep in colour. The job, with its warm-up: {}.",
+            "Images/s of all ranks, global samples over the slowest rank's time; bars are medians of the rounds, whiskers their least and most. Lockstep in colour. The job, with its warm-up: {}.",
             job.join(", ")
         ),
         plot: Plot::Bars(BarPlot { x: Axis::from_zero("images/s, all ranks"), parts: Vec::new(), rows: plotted }),
@@ -128,15 +131,16 @@ fn table(id: &str, rows: &[ComparisonRow]) -> Table {
         "images/s, median",
         "least",
         "most",
-        "ratio to Lockstep",
-        "speedup",
+        "ratio to Lockstep (95 %)",
+        "speedup (95 %)",
         "efficiency, %",
         "memory of a rank, MiB",
+        "of it after the import, MiB",
         "loss after 2",
         "loss after 5",
         "losses agree",
         "counts",
-        "disturbed blocks",
+        "disturbed rounds",
         "what failed",
     ];
     let mut table = Table::new(id, "Frameworks on the same job", &columns);
@@ -156,10 +160,11 @@ fn table(id: &str, rows: &[ComparisonRow]) -> Table {
             Cell::number(speed(row), 1),
             Cell::number(range.map(|range| range.0), 1),
             Cell::number(range.map(|range| range.1), 1),
-            Cell::number(row.ratio_to_lockstep, 2),
-            Cell::number(row.speedup, 2),
+            estimate(row.ratio()),
+            estimate(row.speedup()),
             Cell::number(row.efficiency.map(|share| 100.0 * share), 1),
             Cell::mebibytes(row.peak_memory_bytes_rank.map(|bytes| bytes as f64)),
+            Cell::mebibytes(row.import_memory_bytes_rank.filter(|bytes| *bytes > 0).map(|bytes| bytes as f64)),
             Cell::number(row.loss_after_2, 4),
             Cell::number(row.loss_after_5, 4),
             truth(row.loss_agrees),
@@ -171,11 +176,45 @@ fn table(id: &str, rows: &[ComparisonRow]) -> Table {
     table
 }
 
-/// Test accuracies by epoch and by time, in as many figures as they need; a framework without any is named with the reason.
+fn estimate(estimate: Option<Estimate>) -> Cell {
+    estimate.map_or(Cell::Missing, |estimate| Cell::Text(estimate.shown(2)))
+}
+
+/// The settings among which each framework's was chosen.
+fn sweep(prefix: &str, rows: &[ComparisonRow]) -> Table {
+    let columns =
+        ["framework", "model", "format", "ranks", "tried", "setting", "images/s", "losses agree", "what failed"];
+    let mut table = Table::new(format!("{prefix}-settings"), "Settings that were tried, one run each", &columns);
+    for row in rows.iter().filter(|row| row.framework != "Lockstep") {
+        let setting = setting(row);
+        table.push(vec![
+            Cell::text(row.framework.as_str()),
+            Cell::text(row.model.as_str()),
+            Cell::text(row.dtype.as_str()),
+            Cell::count(row.ranks),
+            Cell::text(row.tried.as_str()),
+            Cell::text(if setting.is_empty() { "defaults" } else { &setting }),
+            Cell::number(speed(row), 1),
+            row.loss_agrees.map_or(Cell::Missing, |agrees| Cell::text(if agrees { "yes" } else { "no" })),
+            row.gap.as_deref().map_or(Cell::Missing, Cell::text),
+        ]);
+    }
+    table
+}
+
+/// Test accuracies by epoch and by time, in as many figures as they need, a line a seed; a framework without any is named with the reason.
 fn courses(comparison: &Comparison, prefix: &str) -> Vec<Block> {
     let is_drawn = |course: &&Course| course.epochs.iter().any(|epoch| epoch.test_top1.is_some());
     let (drawn, empty): (Vec<&Course>, Vec<&Course>) = comparison.accuracy.iter().partition(is_drawn);
-    let parts: Vec<&[&Course]> = drawn.chunks(MOST_SERIES).collect();
+    let mut by_name: Vec<(String, Vec<&Course>)> = Vec::new();
+    for course in drawn {
+        let name = course_name(course);
+        match by_name.iter_mut().find(|(known, _)| *known == name) {
+            Some((_, seeds)) => seeds.push(course),
+            None => by_name.push((name, vec![course])),
+        }
+    }
+    let parts: Vec<&[(String, Vec<&Course>)]> = by_name.chunks(MOST_SERIES).collect();
     let mut blocks = Vec::new();
     for (number, part) in parts.iter().enumerate() {
         let suffix = if parts.len() > 1 { format!("-{}", number + 1) } else { String::new() };
@@ -188,26 +227,25 @@ fn courses(comparison: &Comparison, prefix: &str) -> Vec<Block> {
     blocks
 }
 
-fn course_figures(courses: &[&Course], prefix: &str, suffix: &str) -> Vec<Figure> {
-    let mut data = Table::new("", "", &["framework", "epoch", "elapsed, s", "test accuracy"]);
+fn course_figures(by_name: &[(String, Vec<&Course>)], prefix: &str, suffix: &str) -> Vec<Figure> {
+    let mut data = Table::new("", "", &["framework", "seed", "epoch", "elapsed, s", "test accuracy"]);
     let mut series = [Vec::new(), Vec::new()];
-    for (style, course) in courses.iter().enumerate() {
-        let points = |x: fn(&CourseEpoch) -> Option<f64>| {
-            course
-                .epochs
-                .iter()
-                .filter_map(|epoch| Some(Point::new(x(epoch)?, epoch.test_top1?)))
-                .collect::<Vec<Point>>()
+    for (style, (name, seeds)) in by_name.iter().enumerate() {
+        let lines = |x: fn(&CourseEpoch) -> Option<f64>| -> Vec<Vec<Point>> {
+            let points = |course: &&Course| {
+                course.epochs.iter().filter_map(|epoch| Some(Point::new(x(epoch)?, epoch.test_top1?))).collect()
+            };
+            seeds.iter().map(points).collect()
         };
-        let name = course_name(course);
-        for (series, points) in
-            series.iter_mut().zip([points(|epoch| Some(epoch.epoch as f64)), points(|epoch| epoch.elapsed_s)])
+        for (series, lines) in
+            series.iter_mut().zip([lines(|epoch| Some(epoch.epoch as f64)), lines(|epoch| epoch.elapsed_s)])
         {
-            series.push(Series { name: name.clone(), style, kind: Kind::Measured, lines: vec![points] });
+            series.push(Series { name: name.clone(), style, kind: Kind::Measured, lines });
         }
-        for epoch in &course.epochs {
+        for (course, epoch) in seeds.iter().flat_map(|course| course.epochs.iter().map(move |epoch| (course, epoch))) {
             data.push(vec![
                 Cell::text(name.clone()),
+                Cell::count(course.seed),
                 Cell::count(epoch.epoch),
                 Cell::number(epoch.elapsed_s, 1),
                 Cell::number(epoch.test_top1, 4),
@@ -215,13 +253,13 @@ fn course_figures(courses: &[&Course], prefix: &str, suffix: &str) -> Vec<Figure
         }
     }
     let [by_epoch, by_time] = series;
-    [("epoch", "Test accuracy by epoch", by_epoch), ("seconds", "Test accuracy by wall time", by_time)]
+    [("epoch", "Test accuracy by epoch", by_epoch), ("seconds", "Test accuracy by time of training and evaluation", by_time)]
         .into_iter()
         .filter(|(_, _, series)| series.iter().any(|series| series.lines.iter().any(|line| !line.is_empty())))
         .map(|(label, title, series)| Figure {
             id: format!("{prefix}-accuracy-{label}{suffix}"),
             title: title.to_owned(),
-            caption: "Share of the test images whose likeliest class is right, after each epoch of every framework's own training.".to_owned(),
+            caption: "Share of the test images whose likeliest class is right, after each epoch of every framework's own training; a line a seed. Everybody decodes the images before the clock starts.".to_owned(),
             plot: Plot::Lines(LinePlot { x: if label == "epoch" { Axis::whole(label) } else { Axis::from_zero(label) }, y: Axis::from_zero("top-1 accuracy").in_unit(Unit::Share), series, band: None }),
             data: Table { id: format!("{prefix}-accuracy-{label}{suffix}"), title: title.to_owned(), ..data.clone() },
         })

@@ -20,7 +20,13 @@ pub(super) fn read(path: &Path, remarks: &mut Vec<String>) -> Result<Comparison>
 
 /// Framework with its way, for a reader.
 pub(crate) fn row_name(row: &ComparisonRow) -> String {
-    in_words([&row.framework, &row.version, &row.variant])
+    let name = in_words([&row.framework, &row.version, &row.variant]);
+    if row.setting.is_empty() { name } else { format!("{name} ({})", setting(row)) }
+}
+
+/// What was set other than the framework's defaults, for a reader.
+pub(crate) fn setting(row: &ComparisonRow) -> String {
+    row.setting.iter().map(|(name, option)| format!("{name} {option}")).collect::<Vec<_>>().join(", ")
 }
 
 /// Framework with what it trained, for a reader.

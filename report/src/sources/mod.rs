@@ -9,7 +9,7 @@ mod run;
 mod study;
 mod trace;
 
-pub(crate) use comparison::{course_name, row_name};
+pub(crate) use comparison::{course_name, row_name, setting};
 pub(crate) use prediction::Predictions;
 pub(crate) use run::{Run, RunGroup};
 pub(crate) use study::StudyFolder;

@@ -5,7 +5,7 @@
 
 use std::cell::RefCell;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use distributed::{Phase, RankStatus};
 use records::Seconds;
@@ -158,6 +158,11 @@ fn seconds_of(seconds: &mut Seconds, phase: Phase) -> Option<&mut f64> {
         Phase::Checkpoint => Some(&mut seconds.checkpoint),
         _ => None,
     }
+}
+
+/// The wall clock, which other programs on this machine read too.
+pub fn seconds_since_1970() -> f64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64()
 }
 
 #[cfg(test)]

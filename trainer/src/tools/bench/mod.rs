@@ -20,7 +20,7 @@ use crate::config::{BatchNormKind, BenchConfig, Filled, InputKind, KernelsKind, 
 use crate::measure::gather::{OwnTimes, RankTimes, peak_memory_bytes, slowest_rank};
 use crate::measure::metrics::{ScoreSums, StepTraffic};
 use crate::measure::process_memory::minor_page_faults;
-use crate::measure::timer::Timer;
+use crate::measure::timer::{Timer, seconds_since_1970};
 use crate::measure::trace::{self, TraceClock};
 use crate::model::ImageClassifier;
 use crate::model::family::{ModelFamily, ModelRequest, build};
@@ -134,17 +134,45 @@ pub fn measure<F: ModelFamily>(config: &BenchConfig, world: &World) -> Result<Op
 /// What this rank measured, its warm-up left out but in the scores.
 struct Measured {
     times: OwnTimes,
+    used: Used,
     /// Of each step that had samples here.
     scores: Vec<ScoreSums>,
     /// Mean time of each parameter's gradient after the beginning of the last backward pass.
     ready_s: Vec<f64>,
-    kernel_seconds: BTreeMap<String, f64>,
-    num_page_faults: u64,
     traffic: StepTraffic,
     /// How gradients reach the other ranks.
     gradients: &'static str,
     /// Of further steps on a GPU.
     device_kernels: Option<DeviceKernels>,
+}
+
+/// The accounts of this rank when the measured steps begin.
+struct Before {
+    unix_s: f64,
+    kernels: Vec<KernelTime>,
+    num_page_faults: u64,
+}
+
+/// What they took.
+struct Used {
+    /// Begin and end.
+    unix_s: [f64; 2],
+    kernel_seconds: BTreeMap<String, f64>,
+    num_page_faults: u64,
+}
+
+impl Before {
+    fn now() -> Self {
+        Before { unix_s: seconds_since_1970(), kernels: kernel_times(), num_page_faults: minor_page_faults() }
+    }
+
+    fn until_now(&self) -> Used {
+        Used {
+            unix_s: [self.unix_s, seconds_since_1970()],
+            kernel_seconds: kernel_seconds(&self.kernels, &kernel_times()),
+            num_page_faults: minor_page_faults() - self.num_page_faults,
+        }
+    }
 }
 
 /// Makes the steps that are measured, after those of the warm-up; also what the last one called.
@@ -157,7 +185,7 @@ fn measure_steps<M: ImageClassifier>(
 ) -> Result<(Measured, KernelCalls)> {
     let new_timer = || Timer::new(Arc::clone(&world.rank_status)).keeping_spans(trace.is_some());
     let mut timer = new_timer();
-    let (mut kernels_before, mut faults_before) = (kernel_times(), 0);
+    let mut before = Before::now();
     let mut times = OwnTimes::default();
     let (num_warmup, num_measured) = (config.warmup_steps.filled(), config.steps.filled());
     let num_steps = num_warmup + num_measured;
@@ -171,7 +199,7 @@ fn measure_steps<M: ImageClassifier>(
             communicator.barrier()?;
             timer = new_timer();
             stepper.take_traffic();
-            (kernels_before, faults_before) = (kernel_times(), minor_page_faults());
+            before = Before::now();
         }
         ensure!(!world.stop.is_raised(), "bench: stopped by a signal in step {step}");
         let start = Instant::now();
@@ -189,15 +217,13 @@ fn measure_steps<M: ImageClassifier>(
             ready.for_each(|(sum, ready)| *sum += ready / num_measured as f64);
         }
     }
-    let kernel_seconds = kernel_seconds(&kernels_before, &kernel_times());
-    let num_page_faults = minor_page_faults() - faults_before;
+    let used = before.until_now();
     times.seconds = timer.take_epoch();
     if let Some(trace) = trace {
         trace.write(&timer.take_spans(), communicator)?;
     }
     let (traffic, gradients) = (stepper.take_traffic(), stepper.gradient_route());
-    let measured =
-        Measured { times, scores, ready_s, kernel_seconds, num_page_faults, traffic, gradients, device_kernels: None };
+    let measured = Measured { times, used, scores, ready_s, traffic, gradients, device_kernels: None };
     Ok((measured, calls))
 }
 
@@ -226,16 +252,17 @@ fn result(
         global_batch_size: config.samples_per_rank() * communicator.world_size(),
         steps: config.steps.filled(),
         warmup_steps: config.warmup_steps.filled(),
+        measured_unix_s: Some(measured.used.unix_s),
         images_per_second: stats.mean,
         step_milliseconds_median: stats.step_milliseconds_median,
         step_milliseconds_min: slowest.steps.milliseconds.min,
         step_milliseconds_max: slowest.steps.milliseconds.max,
         seconds: slowest.seconds,
-        kernel_seconds: measured.kernel_seconds.clone(),
+        kernel_seconds: measured.used.kernel_seconds.clone(),
         kernels_alone: BTreeMap::new(),
         activation_walks: 0.0,
         device_kernels: measured.device_kernels.clone(),
-        minor_faults_per_step: measured.num_page_faults as f64 / config.steps.filled() as f64,
+        minor_faults_per_step: measured.used.num_page_faults as f64 / config.steps.filled() as f64,
         peak_memory_bytes: peak_memory_bytes(times),
         peak_memory_bytes_total: times.iter().map(|rank| rank.peak_memory_bytes).sum(),
         device_memory_bytes: device.memory_pool_usage().map(|usage| usage.bytes_reserved),

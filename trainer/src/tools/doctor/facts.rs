@@ -6,7 +6,7 @@
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::Path;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use distributed::{Communicator, Launcher, ROOT, Topology, check_place, check_world_size};
@@ -23,6 +23,7 @@ use crate::config::{DoctorConfig, Filled, instruction_set};
 use crate::measure::clock_offset::ClockOffset;
 use crate::measure::gather;
 use crate::measure::report::Reporter;
+use crate::measure::timer::seconds_since_1970;
 use crate::model::data;
 use crate::world::ranks::World;
 
@@ -147,7 +148,7 @@ pub fn examine(config: &DoctorConfig, world: &World) -> Result<Vec<RankFacts>> {
     let program = program(&**communicator);
     let data = data(config, &**communicator)?;
     let sums = network::sums(communicator)?;
-    let clock = ClockOffset::measure(&**communicator, wall_clock_s)?;
+    let clock = ClockOffset::measure(&**communicator, seconds_since_1970)?;
 
     let (output, token) = if world.is_root() {
         let (facts, token) = storage::examine(&config.output_dir);
@@ -260,8 +261,4 @@ fn data(config: &DoctorConfig, communicator: &dyn Communicator) -> Result<Result
         test_checksum: splits.test.checksum(),
     });
     Ok(facts.map_err(|error| format!("{error:#}")))
-}
-
-fn wall_clock_s() -> f64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64()
 }
