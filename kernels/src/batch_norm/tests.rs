@@ -158,7 +158,10 @@ proptest! {
         let loss = |x: &[f64], gamma: &[f64], beta: &[f64], residual: &[f64]| {
             case.loss(&case.reference(x, gamma, beta, residual, Rectifier::Relu))
         };
-        assert_close("dx", &dx, &finite_differences(&x, |x| loss(x, &gamma, &beta, &residual)), 1e-4);
+        // Values near 3 lie 2e-7 apart; dx has their distance from the mean and itself in standard deviations, and three may be near each other.
+        let most_invstd = case.finished().1.iter().copied().fold(0.0, f32::max);
+        let tolerance = 1e-4_f64.max(1e-6 * f64::from(most_invstd).powi(2));
+        assert_close("dx", &dx, &finite_differences(&x, |x| loss(x, &gamma, &beta, &residual)), tolerance);
         assert_close("dbeta", &sums[..channels], &finite_differences(&beta, |b| loss(&x, &gamma, b, &residual)), 1e-4);
         assert_close("dgamma", &sums[channels..], &finite_differences(&gamma, |g| loss(&x, g, &beta, &residual)), 1e-4);
         assert_close("dresidual", &dresidual, &finite_differences(&residual, |r| loss(&x, &gamma, &beta, r)), 1e-4);
