@@ -77,7 +77,7 @@ pub struct Point {
     pub seconds_p10: f64,
     /// A tenth of the repetitions were slower.
     pub seconds_p90: f64,
-    /// Half the width of the median's 95 % confidence interval, as a share of the median; none below six repetitions.
+    /// How far the median's 95 % confidence interval reaches to its farther side, as a share of the median; none below six repetitions.
     pub relative_half_width: Option<f64>,
     /// How many there were.
     pub repetitions: u64,
@@ -153,8 +153,11 @@ pub struct Overlap {
     pub computing_share: f64,
     /// Bytes that are summed.
     pub bytes: u64,
-    /// Seconds of a sum with nothing beside it, on the slowest rank.
+    /// Seconds of a sum with nothing beside it: median over rounds, on the slowest rank.
     pub sum_seconds: f64,
+    /// Seconds of a sum while the ranks compute: median over rounds, on the slowest rank; 0 where it was not measured.
+    #[serde(default)]
+    pub sum_seconds_beside: f64,
 }
 
 /// What all ranks do.

@@ -84,6 +84,8 @@ pub struct PredictionRecord {
     pub communication_ms: Option<f64>,
     /// A step is longer by it than without the others, but for stragglers; milliseconds.
     pub exposed_ms: Option<f64>,
+    /// A step in which a rank waits, for gradients or for slower ranks, milliseconds; mean over the ranks.
+    pub waiting_ms: Option<f64>,
     /// Limit of a bucket.
     pub bucket_bytes: Option<u64>,
     /// Limit with which training is fastest; none where nothing is sent in buckets or alone.
@@ -92,6 +94,9 @@ pub struct PredictionRecord {
     pub best_images_per_second: Option<f64>,
     /// The measured cell of a study that it stands for.
     pub cell: Option<String>,
+    /// Which repetition of the cell, if it was made for one alone, before that ran.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub repetition: Option<u64>,
 }
 
 /// What `--output` writes: a profile of one rank, a network, and what follows of them.
@@ -141,22 +146,8 @@ pub struct PublishedFigure {
     pub published_efficiency: Option<f64>,
     /// Speedup a GPU, as simulated.
     pub predicted_efficiency: Option<f64>,
-    /// Serial share that the published figure tells of.
-    pub published_serial_fraction: Option<f64>,
     /// What of the simulation's input the source does not tell.
     pub assumed: String,
-    /// Why the two differ.
-    pub explanation: String,
-}
-
-impl ProfileFacts {
-    /// Seconds of a step of `step_s` on a machine whose forward pass takes `forward_s`: all that is computed takes as much longer, what
-    /// is waited for does not. None without a forward pass.
-    pub fn step_at(&self, step_s: f64, forward_s: f64) -> Option<f64> {
-        let computed_s = self.forward_s + self.backward_s + self.optimizer_s + self.other_s;
-        let stretched_s = step_s + (forward_s / self.forward_s - 1.0) * computed_s;
-        (self.forward_s > 0.0 && stretched_s > 0.0).then_some(stretched_s)
-    }
 }
 
 impl PredictionFile {
@@ -170,21 +161,6 @@ impl PredictionFile {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_slower_machine_computes_longer_and_waits_as_long() {
-        let profile = ProfileFacts {
-            forward_s: 0.02,
-            backward_s: 0.05,
-            optimizer_s: 0.01,
-            other_s: 0.02,
-            ..ProfileFacts::default()
-        };
-        let step_s = profile.step_at(0.15, 0.03).unwrap();
-        assert!((step_s - 0.2).abs() < 1e-12, "{step_s}");
-        assert_eq!(profile.step_at(0.15, 0.02), Some(0.15));
-        assert_eq!(ProfileFacts::default().step_at(0.15, 0.02), None);
-    }
 
     #[test]
     fn a_predictions_own_cell_wins_over_the_files() {

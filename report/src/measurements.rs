@@ -4,7 +4,7 @@
 //! speedup is against one rank of the same setting, or says against how many.
 
 use super::sources::{Run, Sources, StudyFolder};
-use records::{AttemptRecord, ORIGIN, Status, StudyCell, WORK};
+use records::{AttemptRecord, Estimate, ORIGIN, Status, StudyCell, WORK};
 use std::collections::BTreeMap;
 
 /// One setting at one number of ranks, measured once or several times.
@@ -21,6 +21,8 @@ pub(super) struct Measurement {
     pub(crate) scaling: String,
     /// Images/s of every repetition that counts.
     pub(crate) speeds: Vec<f64>,
+    /// What else a study tells of these repetitions, in their order.
+    pub(crate) repetitions: Vec<Repetition>,
     /// Largest memory of a rank in every repetition, bytes.
     pub(crate) memory_bytes: Vec<f64>,
     /// The slowest rank's milliseconds of a step by phase, in the order of [`PHASES`], one list a repetition.
@@ -29,11 +31,19 @@ pub(super) struct Measurement {
     pub(crate) num_disturbed: usize,
 }
 
+/// A repetition of a study's cell.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Repetition {
+    /// From 1.
+    pub(crate) number: u64,
+    /// Begin in UTC, RFC 3339.
+    pub(crate) started: String,
+    /// Milliseconds of a step in which a rank waits for collectives, mean over the ranks, if that is told.
+    pub(crate) waiting_ms: Option<f64>,
+}
+
 /// Where a step's time goes.
 pub(super) const PHASES: [&str; 6] = ["data", "forward", "backward", "communication", "optimizer", "other"];
-
-/// The place of the forward pass among them.
-pub(super) const FORWARD: usize = 1;
 
 /// Settings that say how much was computed, not how.
 const SIZES: [&str; 2] = ["ranks", "scaling"];
@@ -85,23 +95,38 @@ impl Measurement {
         self.ranks == 1 && self.work == other.work && WORK.iter().chain(&ORIGIN).chain([&batch]).all(same)
     }
 
-    /// Ranks and speed of what this is compared with for its speedup: one rank on the same line, else one rank of the same work,
-    /// else the fewest ranks on the line.
-    pub(super) fn reference(&self, all: &[Self]) -> Option<(usize, f64)> {
+    /// What this is compared with for its speedup: one rank on the same line, else one rank of the same work, else the fewest ranks
+    /// on the line.
+    pub(super) fn reference<'a>(&self, all: &'a [Self]) -> Option<&'a Self> {
         let line = self.line();
         let on_line = || all.iter().filter(|one| one.line() == line && one.scaling == self.scaling);
         let alone = on_line().find(|one| one.ranks == 1 && one.is_reference_of(self));
         let base = alone
             .or_else(|| all.iter().find(|one| one.is_reference_of(self)))
             .or_else(|| on_line().min_by_key(|one| one.ranks));
-        base.and_then(|base| Some((base.ranks, base.speed()?))).filter(|(_, speed)| *speed > 0.0)
+        base.filter(|base| base.speed().is_some_and(|speed| speed > 0.0))
     }
 
-    /// How many times as fast as one rank, and that by rank: where the reference has several ranks, they count as equally efficient.
-    pub(super) fn speedup_and_efficiency(&self, all: &[Self]) -> Option<(f64, f64)> {
-        let (ranks, speed) = self.reference(all)?;
-        let speedup = self.speed()? / speed * ranks as f64;
-        Some((speedup, speedup / self.ranks.max(1) as f64))
+    /// How many times as fast as one rank, in each repetition that its reference has, too, so that what drifts from one to the next
+    /// meets both; where the reference has several ranks, they count as equally efficient.
+    pub(super) fn speedups(&self, all: &[Self]) -> Vec<f64> {
+        let Some(base) = self.reference(all) else { return Vec::new() };
+        let in_turn = self.numbered().filter_map(|(number, speed)| {
+            let (_, of_base) = base.numbered().find(|(other, _)| *other == number)?;
+            Some(speed / of_base * base.ranks as f64)
+        });
+        in_turn.filter(|speedup| speedup.is_finite()).collect()
+    }
+
+    /// The middle of those, and where the true one lies.
+    pub(super) fn speedup(&self, all: &[Self]) -> Option<Estimate> {
+        Estimate::of(&self.speedups(all))
+    }
+
+    /// The number of each repetition, and its speed.
+    fn numbered(&self) -> impl Iterator<Item = (u64, f64)> {
+        let number = |index: usize| self.repetitions.get(index).map_or(index as u64 + 1, |one| one.number);
+        self.speeds.iter().enumerate().map(move |(index, speed)| (number(index), *speed))
     }
 }
 
@@ -120,6 +145,7 @@ fn of_study(study: &StudyFolder, number: usize) -> Vec<Measurement> {
         }
         let Some(measurement) = measurements.last_mut() else { continue };
         measurement.speeds.push(speed);
+        measurement.repetitions.push(repetition_of(record));
         measurement.memory_bytes.extend(record.result["peak_memory_bytes"].as_f64());
         measurement.phases_ms.extend(phases_of(record, speed));
         measurement.num_disturbed += usize::from(record.status == Status::Disturbed);
@@ -139,6 +165,12 @@ fn of_cell(cell: &StudyCell, study: usize) -> Measurement {
     settings.insert("kind".to_owned(), cell.kind.clone());
     settings.insert("study".to_owned(), study.to_string());
     Measurement { id: cell.id.clone(), settings, ranks, scaling, ..Measurement::default() }
+}
+
+fn repetition_of(record: &AttemptRecord) -> Repetition {
+    let of = |key: &str| record.result[key].as_f64();
+    let waiting_ms = of("waiting_seconds").zip(of("steps")).map(|(seconds, steps)| seconds / steps * 1e3);
+    Repetition { number: record.repetition, started: record.started.clone().unwrap_or_default(), waiting_ms }
 }
 
 /// What `bench` says, or the summary of a run.
@@ -286,8 +318,24 @@ mod tests {
     #[test]
     fn speedup_is_against_one_rank_of_the_same_work() {
         let all = [measurement(1, 100.0, "none"), measurement(2, 180.0, "ring"), measurement(4, 320.0, "ring")];
-        assert_eq!(all[2].speedup_and_efficiency(&all), Some((3.2, 0.8)));
-        assert_eq!(all[0].speedup_and_efficiency(&all), Some((1.0, 1.0)));
+        assert_eq!([0, 2].map(|index| all[index].speedups(&all)), [[1.0], [3.2]]);
+    }
+
+    #[test]
+    fn speedups_are_taken_in_each_repetition_against_the_same_one_of_the_reference() {
+        let numbered = |ranks: usize, speeds: &[(u64, f64)]| {
+            let repetitions =
+                speeds.iter().map(|(number, _)| Repetition { number: *number, ..Repetition::default() }).collect();
+            let speeds = speeds.iter().map(|(_, speed)| *speed).collect();
+            Measurement { repetitions, speeds, ..measurement(ranks, 0.0, "ring") }
+        };
+        // The machine became twice as fast after the first repetition; the third of the reference failed.
+        let all = [
+            numbered(1, &[(1, 100.0), (2, 200.0), (4, 200.0)]),
+            numbered(2, &[(1, 180.0), (2, 360.0), (3, 100.0), (4, 380.0)]),
+        ];
+        assert_eq!(all[1].speedups(&all), [1.8, 1.8, 1.9]);
+        assert_eq!(all[1].speedup(&all), Some(Estimate { median: 1.8, interval: None }));
     }
 
     #[test]
@@ -296,11 +344,11 @@ mod tests {
             let mut other = measurement(1, 100.0, "none");
             other.settings.insert(key.to_owned(), value.to_owned());
             let two = measurement(2, 180.0, "ring");
-            assert_eq!(two.reference(&[other.clone(), two.clone()]), Some((2, 180.0)), "{key}");
+            assert_eq!(two.reference(&[other.clone(), two.clone()]), Some(&two), "{key}");
             let mut same = two.clone();
             same.settings.insert(key.to_owned(), value.to_owned());
             assert_ne!(same.line(), two.line(), "{key}");
-            assert_eq!(same.reference(&[two, other, same.clone()]), Some((1, 100.0)), "{key}");
+            assert_eq!(same.reference(&[two, other.clone(), same.clone()]), Some(&other), "{key}");
         }
     }
 
@@ -337,7 +385,7 @@ mod tests {
             of_runs(&[one(), run(2, "11111111aa", &[]), run(4, "11111111aa", &[("optimizer.learning-rate", "0.4")])]);
         assert!(same.iter().all(|one| one.scaling == "strong"), "{same:?}");
         assert_eq!(same[1].line(), same[2].line());
-        assert_eq!(same[2].reference(&same).map(|(ranks, _)| ranks), Some(1));
+        assert_eq!(same[2].reference(&same).map(|base| base.ranks), Some(1));
         assert!(same.iter().all(|one| !one.settings.contains_key("data")), "what all have in common needs no words");
 
         let others: [&[(&str, &str)]; 4] = [
@@ -351,19 +399,18 @@ mod tests {
             let two = of_runs(&[one(), run(2, checksum, options)]);
             assert!(two.iter().all(|one| one.scaling == "none"), "{options:?}");
             assert_ne!(two[0].line(), two[1].line(), "{options:?}");
-            assert_eq!(two[1].reference(&two).map(|(ranks, _)| ranks), Some(2), "{options:?}");
+            assert_eq!(two[1].reference(&two).map(|base| base.ranks), Some(2), "{options:?}");
         }
 
         let met = of_runs(&[one(), run(2, "11111111aa", &[]), run(4, "11111111aa", &[("sync.overlap", "\"off\"")])]);
         assert_ne!(met[1].line(), met[2].line(), "another way to meet");
-        assert_eq!(met[2].reference(&met).map(|(ranks, _)| ranks), Some(1), "a rank alone meets nobody");
+        assert_eq!(met[2].reference(&met).map(|base| base.ranks), Some(1), "a rank alone meets nobody");
     }
 
     #[test]
     fn without_one_rank_the_fewest_ranks_of_the_line_are_the_reference() {
         let all = [measurement(2, 180.0, "ring"), measurement(4, 324.0, "ring"), measurement(3, 999.0, "mpi")];
-        assert_eq!(all[1].reference(&all), Some((2, 180.0)));
-        let (speedup, efficiency) = all[1].speedup_and_efficiency(&all).unwrap();
-        assert!((speedup - 3.6).abs() < 1e-12 && (efficiency - 0.9).abs() < 1e-12);
+        assert_eq!(all[1].reference(&all), Some(&all[0]));
+        assert!((all[1].speedup(&all).unwrap().median - 3.6).abs() < 1e-12);
     }
 }

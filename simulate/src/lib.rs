@@ -75,6 +75,9 @@ pub enum SimulationError {
     /// Messages that would leave nothing of the computing, or add to it.
     #[error("network: expected messages to take a share of computing from 0 to below 1, got {share}")]
     ComputingShare { share: f64 },
+    /// Sums that computing would make faster.
+    #[error("network: expected sums to take at least 1 times as long beside computing, got {times}")]
+    SumSlowdown { times: f64 },
     /// Every rank waits for a message that none sends.
     #[error("simulation: rank {rank} waits for a message or a collective that never comes")]
     Deadlock { rank: usize },

@@ -45,7 +45,8 @@ pub struct Node {
 /// `ib-edr` (1.5 us, 100 Gbit/s), `10gbe` (25 us, 1.17 GB/s), `1gbe` (50 us, 113 MB/s), or `LATENCY,BANDWIDTH` such as `50us,113MB/s`:
 /// the latency in `us` or `ms`, the bandwidth in `MB/s`, `GB/s` (10^6 and 10^9 bytes) or `Gbit/s` (10^9 bits), and after another comma,
 /// where a limit lets bursts pass at once, their length in `KB` or `MB`: `50us,113MB/s,256KB`, and after one more, where messages
-/// slow computing down, by how much: `50us,113MB/s,256KB,15%` or `1gbe,0KB,15%`. With `@RANKS` after it,
+/// slow computing down, by how much: `50us,113MB/s,256KB,15%` or `1gbe,0KB,15%`, and after one more how many times as long sums take
+/// beside computing: `1gbe,0KB,15%,1.3x`. With `@RANKS` after it,
 /// so many ranks run on each node. `:shared` after that lets them reduce in [shared](Node::shared) memory, and `:LATENCY,BANDWIDTH` at
 /// the end is the memory between them, 1 us and 5 GB/s without: `10gbe@8`, `ib-edr@4:2us,10GB/s`, `1gbe@8:shared:2us,10GB/s`.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -59,6 +60,8 @@ pub struct NetworkModel {
     /// What messages between nodes take from a rank's computing while they are under way, as a share of it from 0 to below 1: more than 0
     /// where the thread that sends them, and the kernel below it, have no core of their own.
     pub computing_share: f64,
+    /// How many times as long a sum between nodes takes while the ranks compute, at least 1.
+    pub sum_slowdown: f64,
 }
 
 /// A text that is no network.
@@ -96,8 +99,8 @@ impl Link {
 
 impl NetworkModel {
     /// A network of such links, with one rank a node.
-    pub fn new(link: Link) -> Self {
-        Self { link, node: None, burst_bytes: 0.0, computing_share: 0.0 }
+    pub const fn new(link: Link) -> Self {
+        Self { link, node: None, burst_bytes: 0.0, computing_share: 0.0, sum_slowdown: 1.0 }
     }
 
     /// This network with `ranks` ranks on each node.
@@ -123,6 +126,9 @@ impl NetworkModel {
         }
         if !(0.0..1.0).contains(&self.computing_share) {
             return Err(SimulationError::ComputingShare { share: self.computing_share });
+        }
+        if !(self.sum_slowdown >= 1.0 && self.sum_slowdown.is_finite()) {
+            return Err(SimulationError::SumSlowdown { times: self.sum_slowdown });
         }
         match links.into_iter().flatten().find(|link| !(is_time(link.alpha) && is_time(link.beta))) {
             None => Ok(()),
@@ -158,11 +164,15 @@ impl fmt::Display for NetworkModel {
             Some((name, _)) => f.write_str(name)?,
             None => self.link.fmt(f)?,
         }
-        if self.burst_bytes > 0.0 || self.computing_share > 0.0 {
+        let is_slower = self.sum_slowdown > 1.0;
+        if self.burst_bytes > 0.0 || self.computing_share > 0.0 || is_slower {
             write!(f, ",{}KB", rounded(self.burst_bytes / 1e3))?;
         }
-        if self.computing_share > 0.0 {
+        if self.computing_share > 0.0 || is_slower {
             write!(f, ",{}%", rounded(self.computing_share * 100.0))?;
+        }
+        if is_slower {
+            write!(f, ",{}x", rounded(self.sum_slowdown))?;
         }
         let Some(node) = self.node else { return Ok(()) };
         write!(f, "@{}{}", node.ranks, if node.shared { ":shared" } else { "" })?;
@@ -182,10 +192,8 @@ impl FromStr for NetworkModel {
             None => (network, None),
             Some((comma, _)) => (&network[..comma], Some(&network[comma + 1..])),
         };
-        let (burst, share) = match further.and_then(|text| text.split_once(',')) {
-            Some((burst, share)) => (Some(burst), Some(share)),
-            None => (further, None),
-        };
+        let mut further = further.map(|text| text.splitn(3, ',')).into_iter().flatten();
+        let (burst, share, slowdown) = (further.next(), further.next(), further.next());
         let preset = PRESETS.iter().find(|(name, _)| network.trim().eq_ignore_ascii_case(name));
         let link = match preset {
             Some((_, link)) => *link,
@@ -202,8 +210,14 @@ impl FromStr for NetworkModel {
             share.filter(|share| (0.0..1.0).contains(share)).ok_or_else(|| (expected, text.to_owned()))
         });
         let computing_share = share.transpose().map_err(refuse)?.unwrap_or(0.0);
+        let slowdown = slowdown.map(|text| {
+            let times = quantity(text, &[("x", 1.0)]).map(|(number, _)| number);
+            let expected = "how many times as long sums take beside computing, from 1x, such as 1.3x";
+            times.filter(|times| *times >= 1.0).ok_or_else(|| (expected, text.to_owned()))
+        });
+        let sum_slowdown = slowdown.transpose().map_err(refuse)?.unwrap_or(1.0);
         let node = node.map(self::node);
-        Ok(Self { link, node: node.transpose().map_err(refuse)?, burst_bytes, computing_share })
+        Ok(Self { link, node: node.transpose().map_err(refuse)?, burst_bytes, computing_share, sum_slowdown })
     }
 }
 
@@ -271,6 +285,7 @@ mod tests {
             "7us,25MB/s,262.144KB@2:shared",
             "7us,25MB/s,65.536KB,12.5%@2:shared",
             "1gbe,0KB,15%",
+            "1gbe,0KB,15%,1.3x",
             "10gbe,64KB",
             "0.3us,12100MB/s",
             "10gbe@2:2us,10000MB/s",
@@ -304,8 +319,11 @@ mod tests {
         for text in ["50us,113MB/s,", "50us,113MB/s,-1KB", "50us,113MB/s,256", "1gbe,15%"] {
             assert!(refused(text).contains("expected the length of bursts"), "{text}");
         }
-        for text in ["50us,113MB/s,1KB,1KB", "1gbe,0KB,100%", "1gbe,0KB,-1%", "1gbe,0KB,15", "1gbe,0KB,15%,15%"] {
+        for text in ["50us,113MB/s,1KB,1KB", "1gbe,0KB,100%", "1gbe,0KB,-1%", "1gbe,0KB,15"] {
             assert!(refused(text).contains("expected the share of computing"), "{text}");
+        }
+        for text in ["1gbe,0KB,15%,15%", "1gbe,0KB,15%,0.9x", "1gbe,0KB,15%,1.3x,1x"] {
+            assert!(refused(text).contains("expected how many times as long"), "{text}");
         }
         for text in ["-1us,1GB/s", "NaNus,1GB/s", "us,1GB/s", ",1GB/s"] {
             assert!(refused(text).contains("expected a latency such as"), "{text}");

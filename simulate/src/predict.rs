@@ -62,6 +62,8 @@ pub struct Prediction {
     pub communication_s: f64,
     /// Seconds a step longer than without communication and stragglers' delay.
     pub exposed_s: f64,
+    /// Seconds of a step in which a rank waits, for gradients or for slower ranks; mean over the ranks.
+    pub waiting_s: f64,
     /// Images a second of all ranks.
     pub images_per_second: f64,
     /// How many times as many images a second as one rank.
@@ -74,8 +76,8 @@ pub struct Prediction {
 ///
 /// The ranks' agreement on the step comes first; then the reduction of a bucket begins when the bucket is full on the slowest rank and
 /// the one before has been reduced: with `overlap` during the backward pass, else after it. The optimizer follows the last reduction.
-/// While gradients travel between nodes, computing is slower by the network's [share](NetworkModel::computing_share). Asynchronous
-/// servers and local SGD wait for stragglers seldom or never.
+/// While gradients travel between nodes, computing is slower by the network's [share](NetworkModel::computing_share), and their sums
+/// by its [slowdown](NetworkModel::sum_slowdown). Asynchronous servers and local SGD wait for stragglers seldom or never.
 ///
 /// # Errors
 /// When there is no rank or server, more servers beside ranks than ranks, a compression needs shapes that the profile lacks, or a time
@@ -199,6 +201,7 @@ impl Predictor {
             step_s,
             communication_s,
             exposed_s,
+            waiting_s: straggler_s + exposed_s,
             images_per_second: (self.ranks * profile.batch_size_per_rank) as f64 / step_s,
             speedup: self.ranks as f64 * efficiency,
             efficiency,
@@ -231,6 +234,8 @@ struct Way {
     tokens: Tokens,
     /// Of the computing beside it.
     computing_share: f64,
+    /// Of sums beside computing.
+    sum_slowdown: f64,
     /// Bytes that a rank sends at least, over those of an uncompressed bucket.
     sent: f64,
 }
@@ -239,9 +244,10 @@ impl Way {
     fn of(network: &NetworkModel, ranks: usize) -> Self {
         let sent = 2.0 * (ranks - 1) as f64 / ranks as f64;
         if network.is_inside(0, ranks - 1) {
-            return Self { tokens: Tokens::default(), computing_share: 0.0, sent };
+            return Self { tokens: Tokens::default(), computing_share: 0.0, sum_slowdown: 1.0, sent };
         }
-        Self { tokens: Tokens::full(network), computing_share: network.computing_share, sent }
+        let NetworkModel { computing_share, sum_slowdown, .. } = *network;
+        Self { tokens: Tokens::full(network), computing_share, sum_slowdown, sent }
     }
 }
 
@@ -282,6 +288,8 @@ impl Costs {
             };
             let ready = if overlap { bucket.ready_s + behind_s } else { 0.0 };
             let start = f64::max(end, ready);
+            let is_beside = start < profile.backward_s + behind_s;
+            let seconds = if is_beside { seconds * way.sum_slowdown } else { seconds };
             let seconds = encoding_s + way.tokens.send(start + encoding_s, sent_bytes, seconds);
             behind_s += lost_s(profile.backward_s + behind_s - start, seconds, way.computing_share);
             end = start + seconds;

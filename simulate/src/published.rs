@@ -1,11 +1,12 @@
-//! Published scaling figures, and what the simulation says of the same ranks, gradients and networks.
+//! Published scaling figures, and what the simulation says of the same ranks, gradients and networks: a check of plausibility, no test,
+//! since each figure needs assumptions that decide it.
 //!
 //! In: a table of figures with where they come from. Out: [`PublishedAnswer`]s. Invariant: answers are computed, never written down here.
 //! Source: each line names its own. What a source does not tell is assumed, and said so in the line.
 
 use distributed::ReductionKind;
 
-use crate::{BucketProfile, NetworkModel, SimulationError, StepProfile, karp_flatt, predict};
+use crate::{BucketProfile, NetworkModel, SimulationError, StepProfile, predict};
 
 /// The forward pass's share of the time of both: two of three products of a layer are in the backward pass.
 const FORWARD_SHARE: f64 = 1.0 / 3.0;
@@ -33,8 +34,6 @@ pub struct PublishedClaim {
     pub network: &'static str,
     /// What of this the source does not tell.
     pub assumed: &'static str,
-    /// Why the two figures differ.
-    pub explanation: &'static str,
 }
 
 /// The figures.
@@ -52,8 +51,6 @@ const FIGURES: [PublishedClaim; 5] = [
         bucket_bytes: 25 << 20,
         network: "ib-edr@4:10us,10GB/s",
         assumed: "EDR InfiniBand, 4 GPUs a node, batch 128 a GPU, and the rate of one GPU, derived from its rate on ResNet-50",
-        explanation: "All gradients fit one bucket, which leaves when the backward pass is over, and that is all the model charges; launching \
-                      small kernels, decoding input and waiting for the slowest of 12, which it leaves out, are the rest.",
     },
     PublishedClaim {
         source: "Wang (WASET), over InfiniBand",
@@ -66,8 +63,6 @@ const FIGURES: [PublishedClaim; 5] = [
         bucket_bytes: 25 << 20,
         network: "ib-edr",
         assumed: "EDR InfiniBand, a card for each GPU, V100 in f32 at NVIDIA's 367 images/s, batch 64 a GPU, buckets of 25 MiB",
-        explanation: "The model hides nearly all of the traffic behind the backward pass at the link's full rate; input, stragglers and the \
-                      copies between GPU and card, which it leaves out, are the rest.",
     },
     PublishedClaim {
         source: "Wang (WASET), over 10 Gbit/s Ethernet",
@@ -80,8 +75,6 @@ const FIGURES: [PublishedClaim; 5] = [
         bucket_bytes: 25 << 20,
         network: "10gbe",
         assumed: "a card for each GPU, V100 in f32 at NVIDIA's 367 images/s, batch 64 a GPU, buckets of 25 MiB",
-        explanation: "Bandwidth alone, 201 MB a rank and step, accounts for the loss; what the model leaves out is as large as what the assumed \
-                      batch and GPU are off, as a larger batch or a slower GPU hides more.",
     },
     PublishedClaim {
         source: "Horovod's documentation",
@@ -95,8 +88,6 @@ const FIGURES: [PublishedClaim; 5] = [
         bucket_bytes: 64 << 20,
         network: "5us,2.9GB/s@4:10us,10GB/s",
         assumed: "batch 64 a GPU, latencies, PCIe of 10 GB/s, one GPU as a sixteenth of the 1,656.82 images/s on 16, fusion buffers of 64 MiB",
-        explanation: "The last fusion buffer cannot hide and a ring of 512 pays its latency 1,022 times a buffer; the model lets full buffers \
-                      leave during the backward pass without the 5 ms cycles and negotiation of Horovod, and without stragglers.",
     },
     PublishedClaim {
         source: "Horovod's documentation",
@@ -110,8 +101,6 @@ const FIGURES: [PublishedClaim; 5] = [
         network: "5us,2.9GB/s@4:10us,10GB/s",
         assumed: "batch 64 a GPU, latencies, PCIe of 10 GB/s, 142 images/s of one P100 (TensorFlow's benchmark page, from memory), no \
                   auxiliary head, fusion buffers of 64 MiB",
-        explanation: "Half of the gradients of ResNet-101 for nearly the same computing hide better; cycles, negotiation, input and \
-                      stragglers, which the model leaves out, make up the rest.",
     },
 ];
 
@@ -122,8 +111,6 @@ pub struct PublishedAnswer {
     pub claim: PublishedClaim,
     /// Speedup a GPU, as simulated.
     pub predicted_efficiency: f64,
-    /// Serial share that the published figure tells of.
-    pub published_serial_fraction: Option<f64>,
 }
 
 /// What the simulation says of every claim.
@@ -137,11 +124,7 @@ pub fn published_answers() -> Result<Vec<PublishedAnswer>, SimulationError> {
 fn answer(claim: &PublishedClaim) -> Result<PublishedAnswer, SimulationError> {
     let network: NetworkModel = claim.network.parse().expect("a figure's network reads as one");
     let prediction = predict(&step(claim), ReductionKind::Ring, &network, claim.ranks, true)?;
-    Ok(PublishedAnswer {
-        claim: *claim,
-        predicted_efficiency: prediction.efficiency,
-        published_serial_fraction: karp_flatt(claim.efficiency * claim.ranks as f64, claim.ranks),
-    })
+    Ok(PublishedAnswer { claim: *claim, predicted_efficiency: prediction.efficiency })
 }
 
 /// The step of one GPU: gradients come evenly over the backward pass.
@@ -169,18 +152,14 @@ mod tests {
         assert_eq!(answers.len(), FIGURES.len());
         for answer in &answers {
             assert!(answer.predicted_efficiency > 0.5 && answer.predicted_efficiency <= 1.0, "{answer:?}");
-            assert!(answer.claim.explanation.ends_with('.') && !answer.claim.assumed.is_empty());
+            assert!(!answer.claim.assumed.is_empty());
         }
     }
 
     #[test]
-    fn the_slower_network_loses_more_and_about_as_much_as_was_published() {
+    fn the_slower_network_loses_more() {
         let answers = published_answers().unwrap();
         let of = |text: &str| answers.iter().find(|answer| answer.claim.source.contains(text)).unwrap();
-        let (fast, slow) = (of("InfiniBand"), of("Ethernet"));
-        let (published, predicted) =
-            (slow.claim.efficiency / fast.claim.efficiency, slow.predicted_efficiency / fast.predicted_efficiency);
-        // Both lose what the model does not know of, as input and stragglers; the ratio keeps the network alone.
-        assert!((predicted / published - 1.0).abs() < 0.15, "published {published}, predicted {predicted}");
+        assert!(of("Ethernet").predicted_efficiency < of("InfiniBand").predicted_efficiency);
     }
 }

@@ -117,9 +117,6 @@ impl StudyArgs {
         write_study(&file, &cells, &directory, &trainer)?;
         println!("study {}: {} cells, {}", file.name, chosen.len(), directory.display());
         let failed = session.run(&chosen)?;
-        if file.profile.is_some() {
-            predict::run(&file, &cells, &chosen, &directory, &trainer, !self.no_quiet_check);
-        }
         if !self.no_report {
             report(&trainer, &directory)?;
         }

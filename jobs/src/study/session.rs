@@ -15,7 +15,7 @@ use super::cell::{Cell, Place};
 use super::file::{Kind, StudyFile};
 use super::journal::{Need, Records};
 use super::local::{self, Local};
-use super::predict::Profiling;
+use super::predict::Predicting;
 use crate::failure::{Failure, Outcome};
 use crate::guard::Guarded;
 use crate::machine;
@@ -85,17 +85,27 @@ impl<'a> Session<'a> {
         }
         let mut round = 0;
         for (index, task) in here.iter().enumerate() {
-            if task.repetition != round && self.file.profile.is_some() {
+            // After the networks, which are measured first.
+            if task.repetition != round && task.cell.kind != Kind::Netbench {
                 round = task.repetition;
-                let (file, directory, trainer) = (self.file, self.directory, self.trainer);
-                let checks_quiet = self.options.checks_quiet;
-                Profiling { file, chosen: cells, directory, trainer, checks_quiet }.take_round(round);
+                self.freeze_predictions(cells, &here[index..]);
             }
             let left = here[index + 1..].iter().chain(&jobs);
             self.repeat(task, &format!("[{}/{}]", num_all - here.len() - jobs.len() + index + 1, num_all), left)?;
         }
-        if !jobs.is_empty() {
-            self.run_jobs(&jobs)?;
+        // What is predicted waits for the networks, and for its predictions.
+        let (networks, runs): (Vec<Task<'_>>, Vec<Task<'_>>) =
+            jobs.into_iter().partition(|task| task.cell.kind == Kind::Netbench);
+        if !networks.is_empty() {
+            self.run_jobs(&networks)?;
+        }
+        if !runs.is_empty() {
+            for repetition in 1..=runs.iter().map(|task| task.repetition).max().unwrap_or(0) {
+                let of_round: Vec<Task<'_>> =
+                    runs.iter().filter(|task| task.repetition == repetition).copied().collect();
+                self.freeze_predictions(cells, &of_round);
+            }
+            self.run_jobs(&runs)?;
         }
         let is_failed = |cell: &&&Cell| {
             (1..=cell.repetitions).any(|repetition| {
@@ -106,9 +116,22 @@ impl<'a> Session<'a> {
         Ok(cells.iter().filter(is_failed).map(|cell| cell.id.clone()).collect())
     }
 
-    /// First repetitions of all cells, then the second ones.
+    /// Writes down, before they run, what the next of these tasks will do, as far as they are of one repetition.
+    fn freeze_predictions(&self, cells: &[&Cell], tasks: &[Task<'_>]) {
+        let (Some(first), Some(_)) = (tasks.first(), &self.file.profile) else { return };
+        let of_round = tasks.iter().filter(|task| task.repetition == first.repetition);
+        let next: Vec<&Cell> = of_round.map(|task| task.cell).collect();
+        let (file, directory, trainer) = (self.file, self.directory, self.trainer);
+        let predicting = Predicting { file, cells, directory, trainer, checks_quiet: self.options.checks_quiet };
+        predicting.freeze(&next, first.repetition);
+    }
+
+    /// First repetitions of all cells, then the second ones; in each the networks first.
     fn tasks<'c>(&self, cells: &[&'c Cell]) -> Vec<Task<'c>> {
         let most = cells.iter().map(|cell| cell.repetitions).max().unwrap_or(0);
+        let mut cells = cells.to_vec();
+        cells.sort_by_key(|cell| cell.kind != Kind::Netbench);
+        let cells = &cells;
         let all = (1..=most).flat_map(|repetition| cells.iter().map(move |&cell| Task { cell, repetition }));
         all.filter(|task| task.repetition <= task.cell.repetitions)
             .filter(|task| self.need(task) != Need::Nothing)

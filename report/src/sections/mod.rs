@@ -13,6 +13,7 @@ mod predictions;
 mod records;
 mod repeat;
 mod scaling;
+mod scores;
 mod side_by_side;
 mod step_time;
 mod summary;

@@ -3,15 +3,14 @@
 //! In: predictions, measurements. Out: a figure with the line of equality and ten percent around it, tables.
 //! Invariant: a prediction is compared with the cell it names, or with the only one of its setting; a gap is in percent of the measured.
 
+use super::scores::{BAND, Scores, middle, repetitions};
 use super::{Facts, MOST_SERIES};
 use crate::chart::{Axis, Kind, LinePlot, Plot, Point, Series};
 use crate::document::{Block, Cell, Figure, Table};
-use crate::measurements::{FORWARD, Measurement, PHASES, median, range};
+use crate::measurements::{Measurement, range};
 use crate::sources::Predictions;
 use records::PredictionRecord;
 use std::collections::BTreeSet;
-
-const BAND: f64 = 0.1;
 
 /// A prediction, its file, and the measurement it stands for, as far as that is known.
 pub(super) type Matched<'f> = (&'f Predictions, &'f PredictionRecord, Option<&'f Measurement>);
@@ -75,25 +74,6 @@ pub(super) fn blocks(facts: &Facts<'_>) -> Vec<Block> {
     blocks
 }
 
-/// The middle of what is predicted at the speed of each repetition, images/s, and of the gaps, as shares of the measured.
-fn at_run_speeds(file: &Predictions, prediction: &PredictionRecord, measured: &Measurement) -> Option<(f64, f64)> {
-    let step_s = prediction.step_ms? / 1e3;
-    let of_run = |(speed, phases): (&f64, &[f64; PHASES.len()])| {
-        let images = speed * phases.iter().sum::<f64>() / 1e3;
-        let predicted = images / file.file.profile.step_at(step_s, phases[FORWARD] / 1e3)?;
-        Some((predicted, (predicted - speed) / speed))
-    };
-    // A repetition without phases would be beside another one's.
-    let are_pairs = measured.speeds.len() == measured.phases_ms.len();
-    let runs = measured.speeds.iter().zip(&measured.phases_ms).filter(|_| are_pairs);
-    let (predicted, gaps): (Vec<f64>, Vec<f64>) = runs.filter_map(of_run).unzip();
-    Some((median(&predicted)?, median(&gaps)?))
-}
-
-fn within(gaps: &[f64]) -> String {
-    format!("{} of {}", gaps.iter().filter(|gap| **gap <= 100.0 * BAND).count(), gaps.len())
-}
-
 /// What points with the same look have in common: method and network, or one of them where those were too many.
 fn grouping(
     pairs: &[(&Predictions, &PredictionRecord, &Measurement)],
@@ -134,22 +114,22 @@ fn compared(facts: &Facts<'_>, pairs: &[(&Predictions, &PredictionRecord, &Measu
             "least",
             "most",
             "gap, %",
-            "predicted at the runs' speed",
-            "gap at it, %",
+            "gap without waiting, %",
+            "waiting predicted, ms",
+            "measured, ms",
+            "gap of waiting, %",
         ],
     );
     let mut groups: Vec<Series> = Vec::new();
     let group_of = grouping(pairs);
     let mut ends = (f64::INFINITY, 0.0_f64);
-    let (mut gaps, mut gaps_at_speed) = (Vec::new(), Vec::new());
+    let mut scores = Scores::default();
     for (file, prediction, measured) in pairs {
-        let (Some(predicted), Some(speed)) = (prediction.images_per_second, measured.speed()) else { continue };
-        let gap = 100.0 * (predicted - speed) / speed;
-        gaps.push(gap.abs());
-        let at_speed = at_run_speeds(file, prediction, measured);
-        let gap_at_speed = at_speed.map(|(_, gap)| 100.0 * gap);
-        gaps_at_speed.extend(gap_at_speed.map(f64::abs));
-        let predicted_at_speed = at_speed.map(|(speed, _)| speed);
+        let repetitions = repetitions(file, prediction, measured);
+        let predicted = middle(&repetitions, |pair| pair.prediction.images_per_second);
+        let speed = middle(&repetitions, |pair| Some(pair.speed));
+        let (Some(predicted), Some(speed)) = (predicted, speed) else { continue };
+        let [gap, without_waiting, waiting] = scores.add(&repetitions);
         ends = (ends.0.min(predicted).min(speed), ends.1.max(predicted).max(speed));
         let range = range(&measured.speeds);
         table.push(vec![
@@ -161,8 +141,10 @@ fn compared(facts: &Facts<'_>, pairs: &[(&Predictions, &PredictionRecord, &Measu
             Cell::number(range.map(|range| range.0), 1),
             Cell::number(range.map(|range| range.1), 1),
             Cell::number(gap, 1),
-            Cell::number(predicted_at_speed, 1),
-            Cell::number(gap_at_speed, 1),
+            Cell::number(without_waiting, 1),
+            Cell::number(middle(&repetitions, |pair| pair.prediction.waiting_ms), 1),
+            Cell::number(middle(&repetitions, |pair| pair.waiting_ms), 1),
+            Cell::number(waiting, 1),
         ]);
         let name = group_of(file, prediction);
         let point = Point { x: predicted, y: speed, range };
@@ -176,17 +158,7 @@ fn compared(facts: &Facts<'_>, pairs: &[(&Predictions, &PredictionRecord, &Measu
         0,
         Series { name: "predicted = measured".to_owned(), style: 0, kind: Kind::Reference, lines: vec![line] },
     );
-    let mut caption = format!(
-        "{} predictions are within 10 % of the measured speed, the shaded band. Points are medians of the repetitions, bars their least and most. {}",
-        within(&gaps),
-        facts.speed_words()
-    );
-    if !gaps_at_speed.is_empty() {
-        caption.push_str(&format!(
-            " At the speed that the machine had in each run, by its forward pass, in which no gradient travels: {}; see the table.",
-            within(&gaps_at_speed)
-        ));
-    }
+    let caption = format!("{} {}", scores.words(), facts.speed_words());
     let axis = |label: &str| {
         if ends.1 / ends.0.max(f64::MIN_POSITIVE) > 8.0 { Axis::logarithmic(label) } else { Axis::linear(label) }
     };
@@ -248,8 +220,8 @@ fn predicted_table(all: &[Matched<'_>]) -> Table {
 }
 
 fn published(facts: &Facts<'_>) -> Option<Table> {
-    let columns = ["source", "what", "ranks", "published efficiency, %", "predicted efficiency, %", "why they differ"];
-    let mut table = Table::new("published", "Published efficiencies and our predictions of them", &columns);
+    let columns = ["source", "what", "ranks", "published efficiency, %", "predicted efficiency, %", "assumed"];
+    let mut table = Table::new("published", "A check of plausibility: published efficiencies, and what the model makes of the assumptions beside them", &columns);
     let percent = |share: Option<f64>| Cell::number(share.map(|share| 100.0 * share), 1);
     for one in facts.sources.predictions.iter().flat_map(|one| &one.file.published) {
         table.push(vec![
@@ -258,7 +230,7 @@ fn published(facts: &Facts<'_>) -> Option<Table> {
             Cell::count(one.ranks),
             percent(one.published_efficiency),
             percent(one.predicted_efficiency),
-            Cell::text(one.explanation.clone()),
+            Cell::text(one.assumed.clone()),
         ]);
     }
     (!table.rows.is_empty()).then_some(table)
@@ -311,21 +283,5 @@ mod tests {
         assert_eq!(found(cells("1"), None, prediction("allreduce:hierarchical")), None);
         assert_eq!(found(cells("1"), None, prediction("")), None, "there are two");
         assert_eq!(found(cells("2"), None, prediction("allreduce:ring")), None);
-    }
-
-    #[test]
-    fn a_run_on_a_machine_that_slowed_down_meets_a_prediction_that_did_too() {
-        let profile = serde_json::json!({ "profile": { "forward_s": 0.02, "backward_s": 0.06 } });
-        let file = serde_json::from_value(profile).unwrap();
-        let file = Predictions { file, ..Predictions::default() };
-        let prediction = PredictionRecord { step_ms: Some(100.0), ..PredictionRecord::default() };
-        let mut one = measured("a", &[]);
-        // 64 images in steps of 100 and 140 ms.
-        one.speeds = vec![640.0, 64.0 / 0.14];
-        one.phases_ms = vec![[0.0, 20.0, 60.0, 20.0, 0.0, 0.0], [0.0, 30.0, 90.0, 20.0, 0.0, 0.0]];
-        let (predicted, gap) = at_run_speeds(&file, &prediction, &one).unwrap();
-        assert!((predicted - (640.0 + 64.0 / 0.14) / 2.0).abs() < 1e-9 && gap.abs() < 1e-9, "{predicted} {gap}");
-        one.phases_ms.pop();
-        assert_eq!(at_run_speeds(&file, &prediction, &one), None, "a repetition has no phases");
     }
 }

@@ -2,7 +2,8 @@
 //!
 //! In: measurements, predictions. Out: two figures for each network, number format and kind of scaling, bars for what was measured at
 //! one number of ranks only, and one table of everything.
-//! Invariant: points are medians, bars the least and the most of the repetitions; what is predicted is hollow and dashed.
+//! Invariant: points are medians; bars of speeds are the least and the most of the repetitions, those of efficiencies the interval of
+//! ratios taken repetition by repetition, so that they have the reference's spread, too; what is predicted is hollow and dashed.
 //! Source: Hoefler & Belli 2015, Scientific Benchmarking of Parallel Computing Systems, rules 1 (what a speedup is against) and 5.
 
 use super::naming::{self, Settings};
@@ -10,6 +11,7 @@ use super::{Facts, MOST_SERIES, side_by_side};
 use crate::chart::{Axis, Kind, LinePlot, Plot, Point, Scale, Series, Unit};
 use crate::document::{Block, Cell, Figure, Table};
 use crate::measurements::{Measurement, range};
+use records::Estimate;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Settings by which a crowded figure is divided, first to last.
@@ -102,10 +104,12 @@ impl Drawing {
         let speed =
             |one: &&Measurement| Some(Point { x: one.ranks as f64, y: one.speed()?, range: range(&one.speeds) });
         let efficiency = |one: &&Measurement| {
-            let (ranks, speed) = one.reference(&facts.measurements)?;
-            let factor = ranks as f64 / (speed * one.ranks as f64);
-            let range = range(&one.speeds).map(|(low, high)| (low * factor, high * factor));
-            Some(Point { x: one.ranks as f64, y: one.speed()? * factor, range })
+            let speedups = one.speedups(&facts.measurements);
+            let efficiency = Estimate::of(&speedups)?.scaled(1.0 / one.ranks as f64);
+            let interval = efficiency.interval.map(|[low, high]| (low, high));
+            let range = interval
+                .or_else(|| range(&speedups).map(|(low, high)| (low / one.ranks as f64, high / one.ranks as f64)));
+            Some(Point { x: one.ranks as f64, y: efficiency.median, range })
         };
         let points = [members.iter().filter_map(speed).collect(), members.iter().filter_map(efficiency).collect()];
         self.add((name, style, Kind::Measured), points, |point| {
@@ -120,19 +124,28 @@ impl Drawing {
     }
 
     fn ranks(&self) -> Vec<f64> {
-        self.speeds.iter().flat_map(|series| &series.lines[0]).map(|point| point.x).collect()
+        self.speeds.iter().flat_map(|series| series.lines.iter().flatten()).map(|point| point.x).collect()
     }
 
-    /// Adds what as many ranks would do that cost each other nothing.
+    /// Adds what as many ranks would do that cost each other nothing: a line from each reference.
     fn add_ideal(&mut self, facts: &Facts<'_>, facet: &[&Measurement]) {
         let ends = self
             .ranks()
             .into_iter()
             .fold([f64::INFINITY, 1.0], |[low, high]: [f64; 2], ranks| [low.min(ranks), high.max(ranks)]);
-        let by_rank = facet.iter().filter_map(|one| one.reference(&facts.measurements));
-        let best = by_rank.map(|(ranks, speed)| speed / ranks as f64).fold(0.0, f64::max);
+        let by_rank = |one: &&Measurement| {
+            let base = one.reference(&facts.measurements)?;
+            Some(base.speed()? / base.ranks as f64)
+        };
+        let mut speeds: Vec<f64> = facet.iter().filter_map(by_rank).collect();
+        speeds.sort_by(f64::total_cmp);
+        speeds.dedup();
         let line = |at: &dyn Fn(f64) -> f64| ends.map(|ranks| Point::new(ranks, at(ranks))).to_vec();
-        self.add(("ideal", 0, Kind::Reference), [line(&|ranks| best * ranks), line(&|_| 1.0)], |_| 0);
+        let lines: Vec<Vec<Point>> = speeds.into_iter().map(|speed| line(&|ranks| speed * ranks)).collect();
+        self.add(("ideal", 0, Kind::Reference), [lines.concat(), line(&|_| 1.0)], |_| 0);
+        if let Some(drawn) = self.speeds.last_mut() {
+            drawn.lines = lines;
+        }
     }
 }
 
@@ -159,14 +172,14 @@ fn figures(facts: &Facts<'_>, facet: &[&Measurement], number: usize) -> Vec<Figu
         figure(
             "throughput",
             format!("Throughput: {words}"),
-            "The grey line is the speed of one rank times the ranks.",
+            "A grey line is the speed of one rank times the ranks; lines of different work by rank have one each.",
             LinePlot { x: x.clone(), y: speed_axis, series: drawing.speeds, band: None },
             drawing.speed_data,
         ),
         figure(
             "efficiency",
             format!("Efficiency: {words}"),
-            "Efficiency is the speed by rank over that of one rank; where no single rank was measured, over that of the fewest ranks.",
+            "Efficiency is the speed by rank over that of one rank in the same repetition; where no single rank was measured, over that of the fewest ranks. Bars are the interval that holds the true median with 95 %, from six repetitions on, and before that the least and most.",
             LinePlot {
                 x,
                 y: Axis::from_zero("efficiency").in_unit(Unit::Share),
@@ -197,8 +210,7 @@ fn members<'a>(facts: &'a Facts<'_>, facet: &[&'a Measurement], line: &Settings<
     // A single rank needs no synchronisation, so that its own line is another one.
     if members.iter().all(|one| one.ranks > 1) {
         let reference = members[0].reference(&facts.measurements);
-        let is_it = |one: &&Measurement| one.ranks == 1 && one.speed().map(|speed| (1, speed)) == reference;
-        members.extend(facts.measurements.iter().find(is_it));
+        members.extend(reference.filter(|one| one.ranks == 1));
     }
     members.sort_by_key(|one| one.ranks);
     members
@@ -206,10 +218,7 @@ fn members<'a>(facts: &'a Facts<'_>, facet: &[&'a Measurement], line: &Settings<
 
 /// How to read both figures.
 fn notes(facts: &Facts<'_>, facet: &[&Measurement], has_predicted: bool) -> String {
-    let mut notes = format!(
-        "Scaling: {}. Points are medians of the repetitions, bars their least and most.",
-        scaling_words(facet[0])
-    );
+    let mut notes = format!("Scaling: {}. Points are medians of the repetitions.", scaling_words(facet[0]));
     if has_predicted {
         notes.push_str(" Hollow markers on dashed lines are predictions.");
     }
@@ -303,6 +312,7 @@ fn table(all: &[Measurement]) -> Table {
         "most",
         "repetitions",
         "speedup",
+        "with 95 % between",
         "efficiency, %",
         "compared with, ranks",
     ];
@@ -312,7 +322,8 @@ fn table(all: &[Measurement]) -> Table {
     let mut table = Table::new("throughput", "Throughput of all measurements", &columns);
     for one in all {
         let (low, high) = range(&one.speeds).map_or((None, None), |(low, high)| (Some(low), Some(high)));
-        let relative = one.speedup_and_efficiency(all);
+        let speedup = one.speedup(all);
+        let interval = speedup.and_then(|speedup| speedup.interval);
         let mut row = vec![
             Cell::text(one.id.clone()),
             Cell::text(one.scaling.clone()),
@@ -322,9 +333,10 @@ fn table(all: &[Measurement]) -> Table {
             Cell::number(low, 1),
             Cell::number(high, 1),
             Cell::count(one.speeds.len() as u64),
-            Cell::number(relative.map(|relative| relative.0), 2),
-            Cell::number(relative.map(|relative| 100.0 * relative.1), 1),
-            Cell::count(one.reference(all).map(|(ranks, _)| ranks as u64)),
+            Cell::number(speedup.map(|speedup| speedup.median), 2),
+            interval.map_or(Cell::Missing, |[low, high]| Cell::text(format!("{low:.2} and {high:.2}"))),
+            Cell::number(speedup.map(|speedup| 100.0 * speedup.median / one.ranks as f64), 1),
+            Cell::count(one.reference(all).map(|base| base.ranks as u64)),
         ];
         if has_disturbed {
             row.push(Cell::count(one.num_disturbed as u64));

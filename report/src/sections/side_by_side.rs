@@ -143,7 +143,8 @@ fn caption(facts: &Facts<'_>, members: &[&Measurement], has_predicted: bool) -> 
         .iter()
         .filter(|one| one.ranks > 1)
         .filter_map(|one| one.reference(&facts.measurements))
-        .filter_map(|(ranks, speed)| (ranks == 1).then_some(speed))
+        .filter(|base| base.ranks == 1)
+        .filter_map(Measurement::speed)
         .collect();
     alone.dedup();
     if let [speed] = alone[..] {

@@ -10,7 +10,7 @@ mod study;
 mod trace;
 
 pub(crate) use comparison::{course_name, row_name, setting};
-pub(crate) use prediction::Predictions;
+pub(crate) use prediction::{Predictions, Round};
 pub(crate) use run::{Run, RunGroup};
 pub(crate) use study::StudyFolder;
 pub(crate) use trace::Trace;
@@ -162,16 +162,18 @@ impl Sources {
             .map(|entry| entry.path())
             .collect();
         files.sort();
+        let mut read = Vec::new();
         for path in files.iter().filter(|path| path.extension().is_some_and(|extension| extension == "json")) {
             let file = read_json(path).and_then(|value| Predictions::from_value(path, value, &mut self.remarks));
             match file {
                 Ok(mut file) => {
                     file.stand_in(study, number);
-                    self.predictions.push(file);
+                    read.push(file);
                 }
                 Err(error) => self.remarks.push(format!("{error:#}, so that it is left out")),
             }
         }
+        self.predictions.extend(Predictions::merged(read));
     }
 }
 

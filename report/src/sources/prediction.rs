@@ -4,8 +4,9 @@
 
 use super::{StudyFolder, check_schema, name, network_name, parsed};
 use anyhow::Result;
-use records::{PREDICTION_SCHEMA, PredictionFile, StudyCell};
+use records::{PREDICTION_SCHEMA, PredictionFile, PredictionRecord, StudyCell};
 use serde_json::Value;
+use std::collections::BTreeMap;
 use std::path::Path;
 
 /// A file of predictions.
@@ -15,8 +16,19 @@ pub(crate) struct Predictions {
     pub(crate) label: String,
     /// Number, from 1, of the study it lies in; none for a file on its own.
     pub(crate) study: Option<usize>,
-    /// As it was written.
+    /// As it was written; of several for one cell the middle one by its speed.
     pub(crate) file: PredictionFile,
+    /// Of those made for one repetition each: when, and what.
+    pub(crate) rounds: Vec<Round>,
+}
+
+/// A prediction for one repetition of a cell.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Round {
+    /// In UTC, RFC 3339.
+    pub(crate) created: String,
+    /// What was written then.
+    pub(crate) prediction: PredictionRecord,
 }
 
 impl Predictions {
@@ -36,7 +48,32 @@ impl Predictions {
         for index in 0..file.predictions.len() {
             file.predictions[index].cell = file.cell(index).map(str::to_owned);
         }
-        Ok(Self { label: name(path), study: None, file })
+        Ok(Self { label: name(path), study: None, file, rounds: Vec::new() })
+    }
+
+    /// Files for single repetitions become one a cell; others stay as they are.
+    pub(super) fn merged(files: Vec<Self>) -> Vec<Self> {
+        let mut merged: Vec<Self> = Vec::new();
+        let mut by_cell: BTreeMap<String, Vec<Self>> = BTreeMap::new();
+        for file in files {
+            match file.file.predictions.as_slice() {
+                [PredictionRecord { cell: Some(cell), repetition: Some(_), .. }] => {
+                    by_cell.entry(cell.clone()).or_default().push(file);
+                }
+                _ => merged.push(file),
+            }
+        }
+        for (cell, mut files) in by_cell {
+            let round = |file: &Self| {
+                Some(Round { created: file.file.created.clone(), prediction: file.file.predictions.first()?.clone() })
+            };
+            let rounds = files.iter().filter_map(round).collect();
+            let speed = |file: &Self| file.file.predictions[0].images_per_second.unwrap_or(0.0);
+            files.sort_by(|a, b| speed(a).total_cmp(&speed(b)));
+            let middle = files.swap_remove(files.len() / 2);
+            merged.push(Self { label: cell, rounds, ..middle });
+        }
+        merged
     }
 
     /// Makes it one of a study: its network is that of the cells for which it stands.
@@ -58,6 +95,30 @@ impl Predictions {
 mod tests {
     use super::*;
     use records::Study;
+
+    #[test]
+    fn predictions_of_single_repetitions_become_one_a_cell() {
+        let file = |speed: f64, repetition: Option<u64>| {
+            let prediction = PredictionRecord {
+                images_per_second: Some(speed),
+                cell: Some("a".to_owned()),
+                repetition,
+                ..PredictionRecord::default()
+            };
+            let file = PredictionFile {
+                created: speed.to_string(),
+                predictions: vec![prediction],
+                ..PredictionFile::default()
+            };
+            Predictions { file, ..Predictions::default() }
+        };
+        let merged =
+            Predictions::merged(vec![file(9.0, Some(1)), file(50.0, None), file(7.0, Some(2)), file(8.0, Some(3))]);
+        assert_eq!(merged.len(), 2);
+        assert_eq!((merged[1].label.as_str(), merged[1].file.created.as_str()), ("a", "8"));
+        let created: Vec<&str> = merged[1].rounds.iter().map(|round| round.created.as_str()).collect();
+        assert_eq!(created, ["9", "7", "8"]);
+    }
 
     #[test]
     fn a_network_that_was_measured_is_called_by_its_study_and_not_by_its_file() {

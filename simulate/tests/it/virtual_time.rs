@@ -19,8 +19,7 @@ const ALPHA: f64 = 1.0 / 16384.0;
 const BETA: f64 = 1.0 / (1 << 30) as f64;
 
 /// One rank a node.
-const FLAT: NetworkModel =
-    NetworkModel { link: Link { alpha: ALPHA, beta: BETA }, node: None, burst_bytes: 0.0, computing_share: 0.0 };
+const FLAT: NetworkModel = NetworkModel::new(Link { alpha: ALPHA, beta: BETA });
 
 fn nodes(ranks: usize) -> NetworkModel {
     FLAT.with_nodes(ranks, Link { alpha: ALPHA / 64.0, beta: BETA / 4.0 })

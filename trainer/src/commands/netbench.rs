@@ -65,7 +65,8 @@ fn measure(config: &NetbenchConfig, world: &World, environment: Environment) -> 
         // Sums between nodes were measured where there are several.
         Some(overlap) if environment.nodes > 1 => {
             tell(world, &[overlap_line(overlap)]);
-            network.map(|network| NetworkModel { computing_share: overlap.computing_share, ..network })
+            let sum_slowdown = (overlap.sum_seconds_beside / overlap.sum_seconds).max(1.0);
+            network.map(|network| NetworkModel { computing_share: overlap.computing_share, sum_slowdown, ..network })
         }
         _ => network,
     };

@@ -124,7 +124,7 @@ fn strong_scaling_measures_two_batches_by_itself() {
 #[test]
 fn published_figures_stand_beside_what_is_simulated_of_them() {
     let text = succeeded(&["predict-scaling", "--published"]);
-    assert!(text.contains("published efficiency 84.2 % (serial share 1.70 %)"), "{text}");
+    assert!(text.contains("published efficiency 84.2 %, predicted"), "{text}");
     assert_eq!(text.matches("assumed: ").count(), 5);
     assert!(!text.contains("img/s"), "nothing is measured");
 }

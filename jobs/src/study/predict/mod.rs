@@ -1,9 +1,9 @@
 //! Predictions of a study's runs: a step's profile and the measured network, put together by `trainer predict-scaling`.
 //!
-//! In: cells, network.json files of the study's own network measurements. Out: profiles/*.json, predictions/*.json.
-//! Invariant: nothing is taken from the predicted runs; what is there already is not measured again.
+//! In: cells, network.json files of the study's own network measurements. Out: profiles/*.json, predictions/*.json, one a repetition.
+//! Invariant: a prediction is on disk before the run that it predicts starts, and is never made anew; nothing is taken from that run.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -38,90 +38,65 @@ const OF_SYNCHRONISATION: [&str; 13] = [
     "--trace",
 ];
 
-/// Makes the predictions of the chosen cells that have what they need. What fails is said and no reason to lose the rest.
-pub(super) fn run(
-    file: &StudyFile,
-    cells: &[Cell],
-    chosen: &[&Cell],
-    directory: &Path,
-    trainer: &Path,
-    checks_quiet: bool,
-) {
-    let knows_profiles =
-        process::answer(trainer, &["bench", "--help"]).is_some_and(|help| help.contains("--profile-output"));
-    if !knows_profiles || !flags::has_command(trainer, "predict-scaling") {
-        println!("note: this trainer has no `predict-scaling` or `bench --profile-output`: nothing is predicted");
-        return;
-    }
-    let mut profiles = BTreeMap::new();
-    let how = Profiling { file, chosen, directory, trainer, checks_quiet };
-    for cell in chosen.iter().copied().filter(|cell| plan::is_predicted(cell)) {
-        let network = cells.iter().filter(|other| plan::measures_network_of(other, cell));
-        let Some(network) = network.flat_map(|other| measured(other, directory)).next() else {
-            println!("note: {}: its network has not been measured: not predicted", cell.id);
-            continue;
-        };
-        // One that has failed is not tried again for the next cell.
-        let profile =
-            profiles.entry(key(cell)).or_insert_with(|| how.profile(cell).map_err(|failure| failure.to_string()));
-        let predicted = profile.as_ref().map_err(String::clone).and_then(|profile| {
-            // A method may be one that the simulation does not know.
-            predict(cell, profile, &network, directory, trainer)
-        });
-        if let Err(failure) = predicted {
-            println!("note: {}: not predicted: {failure}", cell.id);
-        }
-    }
-}
-
-/// The newest network file of a measuring cell that succeeded.
-fn measured(cell: &Cell, directory: &Path) -> Option<PathBuf> {
-    let runs = fs::read_dir(directory.join("runs").join(&cell.id)).ok()?;
-    let files = runs.filter_map(|run| Some(run.ok()?.path().join("network.json"))).filter(|file| file.exists());
-    files.max_by_key(|file| fs::metadata(file).and_then(|file| file.modified()).ok())
-}
-
-/// How profiles are taken.
-pub(super) struct Profiling<'a> {
+/// Predicts one repetition of all cells of a study.
+pub(super) struct Predicting<'a> {
     pub(super) file: &'a StudyFile,
-    pub(super) chosen: &'a [&'a Cell],
+    /// All of them, also what measures networks.
+    pub(super) cells: &'a [&'a Cell],
     pub(super) directory: &'a Path,
     pub(super) trainer: &'a Path,
     pub(super) checks_quiet: bool,
 }
 
-impl Profiling<'_> {
-    /// Takes the profiles of a round of runs, so that what drifts meets profiles and runs alike.
-    pub(super) fn take_round(&self, repetition: usize) {
-        let mut seen = BTreeSet::new();
-        for cell in self.chosen.iter().filter(|cell| plan::is_predicted(cell) && seen.insert(key(cell))) {
-            if let Err(failure) = self.take(cell, repetition) {
-                println!("note: profile {}: {failure}", key(cell));
+impl Predicting<'_> {
+    /// Freezes the predictions of this repetition of these cells, which has not begun. What fails is said and no reason to lose the
+    /// rest; what is there already stays as it is.
+    pub(super) fn freeze(&self, cells: &[&Cell], repetition: usize) {
+        let is_missing = |cell: &&&Cell| plan::is_predicted(cell) && !self.path(cell, repetition).exists();
+        let cells: Vec<&Cell> = cells.iter().filter(is_missing).copied().collect();
+        if cells.is_empty() || !self.can_predict() {
+            return;
+        }
+        let mut profiles = BTreeMap::new();
+        for cell in cells {
+            let network = self.cells.iter().filter(|other| plan::measures_network_of(other, cell));
+            let Some(network) = network.flat_map(|other| measured(other, self.directory)).next() else {
+                println!("note: {}: its network has not been measured: not predicted", cell.id);
+                continue;
+            };
+            // One that has failed is not tried again for the next cell.
+            let profile = profiles
+                .entry(key(cell))
+                .or_insert_with(|| self.profile(cell, repetition).map_err(|failure| failure.to_string()));
+            let predicted = profile.as_ref().map_err(String::clone).and_then(|profile| {
+                // A method may be one that the simulation does not know.
+                predict(cell, profile, &network, &self.path(cell, repetition), self.trainer, repetition)
+            });
+            if let Err(failure) = predicted {
+                println!("note: {}: not predicted: {failure}", cell.id);
             }
         }
     }
 
-    /// The profile of a cell's step on one rank: the median of those of all rounds, of which those that are not there are taken now.
-    fn profile(&self, cell: &Cell) -> Outcome<PathBuf> {
-        let key = key(cell);
-        let path = self.directory.join("profiles").join(format!("{key}.json"));
-        if path.exists() {
-            return Ok(path);
+    fn can_predict(&self) -> bool {
+        let knows_profiles =
+            process::answer(self.trainer, &["bench", "--help"]).is_some_and(|help| help.contains("--profile-output"));
+        let can = knows_profiles && flags::has_command(self.trainer, "predict-scaling");
+        if !can {
+            println!("note: this trainer has no `predict-scaling` or `bench --profile-output`: nothing is predicted");
         }
-        let rounds = 1..=self.file.repetitions.max(1);
-        let mut taken = rounds.map(|repetition| self.take(cell, repetition)).collect::<Outcome<Vec<_>>>()?;
-        taken.sort_by(|a, b| a.0.total_cmp(&b.0));
-        let number = taken.len();
-        let (_, value) = taken.swap_remove(number / 2);
-        json::write(&path, &value)?;
-        println!("profile {key}: the median of {number}");
-        Ok(path)
+        can
     }
 
-    /// The slowest of as many ranks alone, at the same time, as the largest run of this step has; one where that was asked for.
-    fn take(&self, cell: &Cell, repetition: usize) -> Outcome<(f64, Value)> {
+    fn path(&self, cell: &Cell, repetition: usize) -> PathBuf {
+        self.directory.join("predictions").join(format!("{}-r{repetition}.json", cell.id))
+    }
+
+    /// The step of one rank, taken now: the slowest of as many ranks alone, at the same time, as the largest run of this step has; one
+    /// where that was asked for.
+    fn profile(&self, cell: &Cell, repetition: usize) -> Outcome<PathBuf> {
         let key = key(cell);
-        let alike = self.chosen.iter().filter(|other| plan::is_predicted(other) && self::key(other) == key);
+        let alike = self.cells.iter().filter(|other| plan::is_predicted(other) && self::key(other) == key);
         let most_ranks = alike.map(|other| other.ranks).max().unwrap_or(1);
         let num_copies = match self.file.profile {
             Some(Profile::Together) => most_ranks.min(cores::available() / cell.threads).max(1),
@@ -135,12 +110,18 @@ impl Profiling<'_> {
             Local::new(self.file, self.trainer, None, self.checks_quiet).wait_for_quiet();
             run_together(self.file, cell, self.trainer, &outputs)?;
         }
-        let profiles = outputs.iter().map(|output| read(output)).collect::<Outcome<Vec<_>>>()?;
+        let seconds = outputs.iter().map(|output| Ok(step_seconds(&read(output)?))).collect::<Outcome<Vec<f64>>>()?;
         // All ranks wait for the slowest.
-        let slowest =
-            profiles.into_iter().map(|profile| (step_seconds(&profile), profile)).max_by(|a, b| a.0.total_cmp(&b.0));
-        slowest.ok_or_else(|| Failure::Failed("no profile was taken".to_owned()))
+        let slowest = seconds.into_iter().zip(outputs).max_by(|a, b| a.0.total_cmp(&b.0));
+        slowest.map(|(_, output)| output).ok_or_else(|| Failure::Failed("no profile was taken".to_owned()))
     }
+}
+
+/// The newest network file of a measuring cell that succeeded.
+fn measured(cell: &Cell, directory: &Path) -> Option<PathBuf> {
+    let runs = fs::read_dir(directory.join("runs").join(&cell.id)).ok()?;
+    let files = runs.filter_map(|run| Some(run.ok()?.path().join("network.json"))).filter(|file| file.exists());
+    files.max_by_key(|file| fs::metadata(file).and_then(|file| file.modified()).ok())
 }
 
 /// Steps of as many ranks alone as there are `outputs`, at the same time.
@@ -218,13 +199,21 @@ fn method(cell: &Cell) -> Result<String, String> {
     Ok(if compression == "none" { method } else { format!("{method}+{compression}") })
 }
 
-fn predict(cell: &Cell, profile: &Path, network: &Path, directory: &Path, trainer: &Path) -> Result<(), String> {
-    let path = directory.join("predictions").join(format!("{}.json", cell.id));
-    let folder = directory.join("predictions");
-    fs::create_dir_all(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+fn predict(
+    cell: &Cell,
+    profile: &Path,
+    network: &Path,
+    target: &Path,
+    trainer: &Path,
+    repetition: usize,
+) -> Result<(), String> {
+    let folder = target.parent().unwrap_or(Path::new("."));
+    fs::create_dir_all(folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+    // Whole or not there: what is there is never made again.
+    let path = &target.with_extension("partial");
     let mut command = std::process::Command::new(trainer);
     command.arg("predict-scaling").arg("--profile").arg(profile).arg("--network").arg(network);
-    command.args(["--ranks", &cell.ranks.to_string(), "--methods", &method(cell)?]).arg("--output").arg(&path);
+    command.args(["--ranks", &cell.ranks.to_string(), "--methods", &method(cell)?]).arg("--output").arg(path);
     for flag in ["bucket_mib", "overlap"] {
         let value = cell.setting(flag);
         if !value.is_empty() {
@@ -239,10 +228,11 @@ fn predict(cell: &Cell, profile: &Path, network: &Path, directory: &Path, traine
     if !output.status.success() {
         return Err(super::attempt::last_words(&String::from_utf8_lossy(&output.stderr)));
     }
-    let text = fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+    let text = fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))?;
     let mut value: Value = serde_json::from_str(&text).map_err(|error| format!("{}: {error}", path.display()))?;
-    assign(&mut value, cell);
-    json::write(&path, &value).map_err(|failure| failure.to_string())
+    assign(&mut value, cell, repetition);
+    json::write(target, &value).map_err(|failure| failure.to_string())?;
+    fs::remove_file(path).map_err(|error| format!("{}: {error}", path.display()))
 }
 
 /// Ranks on each host where there are more of them than hosts.
@@ -255,12 +245,13 @@ fn ranks_per_node(cell: &Cell) -> Option<usize> {
     }
 }
 
-/// Says in a file of predictions which of them are the cell's, and how the cell scales: its step is predicted from its own batch, so
+/// Says in a file of predictions which of them are the cell's, for which repetition, and how the cell scales: its step is predicted from its own batch, so
 /// against one rank with the same batch no speedup of a strong scaling is told.
-fn assign(file: &mut Value, cell: &Cell) {
+fn assign(file: &mut Value, cell: &Cell, repetition: usize) {
     let predictions = file["predictions"].as_array_mut().into_iter().flatten();
     for prediction in predictions.filter(|prediction| prediction.is_object() && prediction["ranks"] == cell.ranks) {
         prediction["cell"] = Value::String(cell.id.clone());
+        prediction["repetition"] = Value::from(repetition);
         if cell.setting("scaling") == "strong" {
             prediction["scaling"] = Value::String("strong".to_owned());
             prediction["speedup"] = Value::Null;

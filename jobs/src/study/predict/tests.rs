@@ -46,16 +46,16 @@ fn a_strong_cells_prediction_tells_no_speedup() {
     let predictions = || serde_json::json!({ "predictions": [{ "ranks": 2, "scaling": "weak", "speedup": 1.9, "efficiency": 0.95 }, { "ranks": 4 }] });
     let mut weak = predictions();
     let cell = &cells("")[0];
-    assign(&mut weak, cell);
+    assign(&mut weak, cell, 3);
     assert_eq!(
         (&weak["predictions"][0]["cell"], &weak["predictions"][0]["speedup"]),
         (&cell.id.as_str().into(), &1.9.into())
     );
-    assert!(weak["predictions"][1]["cell"].is_null());
+    assert!(weak["predictions"][1]["cell"].is_null() && weak["predictions"][0]["repetition"] == 3);
     let text = "name = \"a\"\ntitle = \"A\"\nabout = \"a\"\n[[matrix]]\nscaling = \"strong\"\nglobal_batch_size = 8\nranks = 2\n";
     let strong = plan::cells(&StudyFile::read("s.toml", text, &Table::new()).unwrap()).unwrap();
     let mut value = predictions();
-    assign(&mut value, &strong[0]);
+    assign(&mut value, &strong[0], 1);
     let prediction = &value["predictions"][0];
     assert_eq!(prediction["scaling"], "strong");
     assert!(prediction["speedup"].is_null() && prediction["efficiency"].is_null(), "{prediction}");

@@ -42,7 +42,7 @@ pub struct PredictScalingArgs {
     #[arg(long, value_enum, value_name = "ON|OFF", hide_possible_values = true)]
     pub overlap: Option<OnOff>,
 
-    /// Measured runs: lines of bench --json in a file, or the directory of a study; prints speedup, efficiency and Karp-Flatt serial shares, and how far predictions are off; may be repeated [default: none]
+    /// Measured runs: lines of bench --json in a file, or the directory of a study; prints speedup, efficiency and for a global batch of fixed size Karp-Flatt serial shares, and how far predictions are off; may be repeated [default: none]
     #[arg(long, value_name = "FILE|DIR")]
     pub measured: Option<Vec<PathBuf>>,
 

@@ -43,8 +43,8 @@ pub struct StepSketch {
     pub milliseconds: Quantiles,
     /// Variance of that (n - 1), square milliseconds; 0 for one step.
     pub milliseconds_variance: f64,
-    /// Median of the steps' distances from the median time, milliseconds.
-    pub milliseconds_deviation: f64,
+    /// Mean difference of a step from the one before, milliseconds: what varies from step to step, without what drifts.
+    pub milliseconds_jitter: f64,
 }
 
 impl StepSketch {
@@ -52,7 +52,7 @@ impl StepSketch {
     pub fn of(steps: &[(u64, Duration)]) -> Self {
         let times = milliseconds(steps);
         let milliseconds = Quantiles::of(&times);
-        let distances: Vec<f64> = times.iter().map(|time| (time - milliseconds.median).abs()).collect();
+        let differences: f64 = times.windows(2).map(|pair| (pair[1] - pair[0]).abs()).sum();
         let mean = times.iter().sum::<f64>() / times.len().max(1) as f64;
         let squares: f64 = times.iter().map(|time| (time - mean).powi(2)).sum();
         Self {
@@ -61,7 +61,7 @@ impl StepSketch {
             speed: throughput(steps),
             milliseconds,
             milliseconds_variance: squares / times.len().saturating_sub(1).max(1) as f64,
-            milliseconds_deviation: Quantiles::of(&distances).median,
+            milliseconds_jitter: differences / times.len().saturating_sub(1).max(1) as f64,
         }
     }
 }
@@ -129,7 +129,7 @@ mod tests {
         assert_eq!([min, p5, p25, median, p75, p95, max], [100.0, 101.0, 105.0, 110.0, 115.0, 119.0, 120.0]);
         assert_eq!((sketch.num_steps, sketch.total), (21, Duration::from_millis(2310)));
         assert!(
-            (sketch.milliseconds_variance - 38.5).abs() < 1e-9 && sketch.milliseconds_deviation == 5.0,
+            (sketch.milliseconds_variance - 38.5).abs() < 1e-9 && (sketch.milliseconds_jitter - 1.0).abs() < 1e-9,
             "{sketch:?}"
         );
         assert_eq!(sketch.speed, throughput(&steps));

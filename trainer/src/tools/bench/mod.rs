@@ -258,6 +258,7 @@ fn result(
         step_milliseconds_min: slowest.steps.milliseconds.min,
         step_milliseconds_max: slowest.steps.milliseconds.max,
         seconds: slowest.seconds,
+        waiting_seconds: times.iter().map(|rank| rank.seconds.communication).sum::<f64>() / times.len() as f64,
         kernel_seconds: measured.used.kernel_seconds.clone(),
         kernels_alone: BTreeMap::new(),
         activation_walks: 0.0,

@@ -1,6 +1,6 @@
 //! The measured step without its waiting, for a prediction of more ranks.
 //!
-//! In: the slowest rank's times. Out: [`ProfileFile`]. Invariant: its parts add up to the median step.
+//! In: the slowest rank's times. Out: [`ProfileFile`]. Invariant: its parts add up to the mean step, as what will be measured are means.
 
 use std::time::SystemTime;
 
@@ -13,8 +13,9 @@ use crate::measure::manifest::cpu_model;
 use crate::step::sync_plan::bucket_cap_bytes;
 use crate::tools::predict_scaling::step_of;
 
-/// Median absolute deviation of a normal distribution, in standard deviations, inverted.
-const NORMAL_SPREAD: f64 = 1.4826;
+/// Standard deviation of normal numbers over the mean difference of two of them, half the root of pi (von Neumann et al. 1941, The mean
+/// square successive difference). What drifts does so on all ranks of a machine, and keeps none waiting.
+const OF_DIFFERENCES: f64 = 0.886_227;
 
 /// The step of the slowest rank; `ready_s` of each parameter of `layout`.
 pub(super) fn of(
@@ -26,22 +27,20 @@ pub(super) fn of(
 ) -> ProfileFile {
     let steps = config.steps.filled() as f64;
     let mean_s = slowest.steps.total.as_secs_f64() / steps;
-    let median_s = slowest.steps.milliseconds.median / 1e3;
-    // Means of the parts, made to add up to the median, which disturbed steps do not move.
-    let part = |seconds: f64| seconds / steps * median_s / mean_s;
+    let part = |seconds: f64| seconds / steps;
     let seconds = &slowest.seconds;
     // What one rank alone spends there is no waiting.
     let waiting_s = if result.ranks > 1 { part(seconds.communication) } else { 0.0 };
     let (forward_s, backward_s) = (part(seconds.forward), part(seconds.backward));
     let (optimizer_s, input_s) = (part(seconds.optimizer), part(seconds.data));
-    let step_s = median_s - waiting_s;
+    let step_s = mean_s - waiting_s;
     // Gradients leave in the last of the backward passes.
     let passes = config.grad_accum_steps.filled() as f64;
     let before_last_s = backward_s * (passes - 1.0) / passes;
     let parameters = layout.entries().iter().zip(ready_s).map(|(entry, ready_s)| ParameterRecord {
         name: entry.path.clone(),
         shape: entry.shape.clone(),
-        ready_s: (before_last_s + ready_s * median_s / mean_s).min(backward_s),
+        ready_s: (before_last_s + ready_s).min(backward_s),
     });
     let mut file = ProfileFile {
         schema: PROFILE_SCHEMA.to_owned(),
@@ -58,7 +57,7 @@ pub(super) fn of(
         batch_size_per_rank: config.samples_per_rank(),
         steps: config.steps.filled(),
         step_s,
-        step_spread_s: NORMAL_SPREAD * slowest.steps.milliseconds_deviation / 1e3,
+        step_spread_s: OF_DIFFERENCES * slowest.steps.milliseconds_jitter / 1e3,
         forward_s,
         backward_s,
         optimizer_s,

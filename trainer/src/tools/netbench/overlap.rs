@@ -1,7 +1,7 @@
 //! What communication takes from the computing beside it.
 //!
 //! In: the ranks. Out: [`Overlap`]: how much slower all ranks compute while they sum, from a thread that sleeps between looks, as in a
-//! training step. Invariant: all ranks make the same sums; the computing needs no memory beyond the first cache, so that only the
+//! training step, and how much longer the sums take. Invariant: all ranks make the same sums; the computing needs no memory beyond the first cache, so that only the
 //! processor's time is shared.
 //! Source: Hoefler, Lumsdaine & Rehm 2007, Implementation and performance analysis of non-blocking collective operations for MPI (the
 //! overlap benchmark of NBCBench), with a thread in place of non-blocking calls.
@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use distributed::{AllReducer, CollectiveError, Communicator, ReductionKind, WaitPolicy};
-use records::Overlap;
+use records::{Overlap, median};
 
 /// A default gradient bucket.
 const BYTES: usize = 512 << 10;
@@ -53,33 +53,41 @@ pub fn measure(
     communicator.all_reduce_max_u64(&mut nanos)?;
     let number = (time_per_round.as_nanos() as u64 / nanos[0].max(1)).clamp(FEWEST_SUMS, MOST_SUMS);
 
-    let mut shares = Vec::new();
+    let (mut shares, mut alone_s, mut beside_s) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..NUM_ROUNDS {
         communicator.barrier()?;
         let start = Instant::now();
         let alone = units_a_second(|| start.elapsed() < time_per_round);
         communicator.barrier()?;
+        let start = Instant::now();
+        sum_several(number)?;
+        alone_s.push(start.elapsed().as_secs_f64() / number as f64);
+        communicator.barrier()?;
         let is_summing = AtomicBool::new(true);
         let (summed, shared) = std::thread::scope(|scope| {
             let sums = scope.spawn(|| {
-                let summed = sum_several(number);
+                let start = Instant::now();
+                let summed = sum_several(number).map(|()| start.elapsed().as_secs_f64() / number as f64);
                 is_summing.store(false, Ordering::Release);
                 summed
             });
             let shared = units_a_second(|| is_summing.load(Ordering::Acquire));
             (sums.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)), shared)
         });
-        summed?;
+        beside_s.push(summed?);
         shares.push(1.0 - shared / alone);
     }
-    shares.sort_by(f64::total_cmp);
-    let mut sum = [shares[NUM_ROUNDS / 2]];
+    let mut sum = [median(&mut shares)];
     communicator.all_reduce_sum_f64(&mut sum)?;
     let mean = sum[0] / communicator.world_size() as f64;
+    let mut nanos = [&mut alone_s, &mut beside_s].map(|seconds| (median(seconds) * 1e9).round() as u64);
+    communicator.all_reduce_max_u64(&mut nanos)?;
+    let [sum_seconds, sum_seconds_beside] = nanos.map(|nanos| nanos as f64 / 1e9);
     Ok(Some(Overlap {
         computing_share: (mean.clamp(0.0, 0.99) * 1e4).round() / 1e4,
         bytes: BYTES as u64,
-        sum_seconds: nanos[0] as f64 / 1e9,
+        sum_seconds,
+        sum_seconds_beside,
     }))
 }
 
@@ -110,7 +118,7 @@ mod tests {
         });
         assert_eq!(measured[0], measured[1]);
         assert!((0.0..1.0).contains(&measured[0].computing_share), "{measured:?}");
-        assert!(measured[0].sum_seconds > 0.0 && measured[0].bytes == 1 << 19);
+        assert!(measured[0].sum_seconds > 0.0 && measured[0].sum_seconds_beside > 0.0 && measured[0].bytes == 1 << 19);
         let alone: Arc<dyn Communicator> = Arc::new(distributed::SingleCommunicator::new());
         assert_eq!(measure(&alone, Duration::from_millis(1)).unwrap(), None);
     }

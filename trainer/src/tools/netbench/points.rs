@@ -27,7 +27,7 @@ fn point_of(bytes: usize, sorted: &[u64], parts: f64, stopped_by: StoppedBy) -> 
         seconds_median: seconds(spread.median),
         seconds_p10: seconds(spread.p10),
         seconds_p90: seconds(spread.p90),
-        relative_half_width: spread.relative_half_width,
+        relative_half_width: spread.relative_reach,
         repetitions: sorted.len() as u64,
         stopped_by,
         simulated_seconds: None,

@@ -8,7 +8,7 @@ use super::statistics::Spread;
 use records::StoppedBy;
 use std::time::Duration;
 
-/// Half the width of the median's interval, as a share of the median, that is narrow enough.
+/// How far the median's interval may reach to either side, as a share of the median.
 pub const PRECISION: f64 = 0.05;
 
 /// Repetitions of a point at least, and before the median's precision counts.
@@ -36,8 +36,8 @@ pub fn next(sorted: &[u64], elapsed: Duration, budget: Duration) -> Next {
     if number < LEAST {
         return Next::Repeat(LEAST - number);
     }
-    let width = Spread::of(sorted).and_then(|spread| spread.relative_half_width);
-    if number >= LEAST_PRECISE && width.is_some_and(|width| width < PRECISION) {
+    let reach = Spread::of(sorted).and_then(|spread| spread.relative_reach);
+    if number >= LEAST_PRECISE && reach.is_some_and(|reach| reach < PRECISION) {
         return Next::Stop(StoppedBy::Precision);
     }
     if number >= MOST {

@@ -22,9 +22,9 @@ pub struct Spread {
     pub p10: f64,
     /// Nine tenths of the times are shorter.
     pub p90: f64,
-    /// Half the width of the interval that holds the true median with 95 % confidence, as a share of the median; `None` for fewer
-    /// than six times, which have no such interval.
-    pub relative_half_width: Option<f64>,
+    /// How far the interval that holds the true median with 95 % confidence reaches to its farther side, as a share of the median;
+    /// `None` for fewer than six times, which have no such interval.
+    pub relative_reach: Option<f64>,
 }
 
 impl Spread {
@@ -34,12 +34,13 @@ impl Spread {
             return None;
         }
         let median = percentile(sorted, 0.5);
-        let half_width = median_interval(sorted.len()).map(|(low, high)| (sorted[high] - sorted[low]) as f64 / 2.0);
+        let reach = median_interval(sorted.len())
+            .map(|(low, high)| f64::max(sorted[high] as f64 - median, median - sorted[low] as f64));
         Some(Self {
             median,
             p10: percentile(sorted, 0.1),
             p90: percentile(sorted, 0.9),
-            relative_half_width: half_width.map(|width| if width == 0.0 { 0.0 } else { width / median }),
+            relative_reach: reach.map(|reach| if reach == 0.0 { 0.0 } else { reach / median }),
         })
     }
 }
@@ -146,9 +147,10 @@ mod tests {
     #[test]
     fn a_spread_tells_how_sure_its_median_is() {
         assert_eq!(Spread::of(&[]), None);
-        assert_eq!(Spread::of(&[5, 5, 5]).unwrap().relative_half_width, None);
+        assert_eq!(Spread::of(&[5, 5, 5]).unwrap().relative_reach, None);
         let spread = Spread::of(&[90, 100, 100, 100, 100, 110]).unwrap();
-        assert_eq!((spread.median, spread.relative_half_width), (100.0, Some(0.1)));
-        assert_eq!(Spread::of(&[0; 8]).unwrap().relative_half_width, Some(0.0));
+        assert_eq!((spread.median, spread.relative_reach), (100.0, Some(0.1)));
+        assert_eq!(Spread::of(&[99, 100, 100, 100, 100, 150]).unwrap().relative_reach, Some(0.5), "the farther side");
+        assert_eq!(Spread::of(&[0; 8]).unwrap().relative_reach, Some(0.0));
     }
 }

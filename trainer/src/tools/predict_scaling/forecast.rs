@@ -103,10 +103,12 @@ fn record(method: &SyncMethod, scaling: ScalingKind, scenario: &Scenario, outcom
         efficiency: Some(speedup / scenario.ranks as f64),
         communication_ms: Some(prediction.communication_s * 1e3),
         exposed_ms: Some(prediction.exposed_s * 1e3),
+        waiting_ms: Some(prediction.waiting_s * 1e3),
         bucket_bytes: Some(scenario.bucket_bytes),
         best_bucket_bytes: best_buckets.map(|(bytes, _)| bytes),
         best_images_per_second: best_buckets.map(|(_, prediction)| prediction.images_per_second),
         cell: None,
+        repetition: None,
     }
 }
 

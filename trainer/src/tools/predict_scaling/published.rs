@@ -15,15 +15,13 @@ pub fn answers() -> Result<Vec<PublishedFigure>> {
 }
 
 fn as_written(answer: PublishedAnswer) -> PublishedFigure {
-    let PublishedAnswer { claim, predicted_efficiency, published_serial_fraction } = answer;
+    let PublishedAnswer { claim, predicted_efficiency } = answer;
     PublishedFigure {
         source: claim.source.to_owned(),
         what: claim.what.to_owned(),
         ranks: claim.ranks as u64,
         published_efficiency: Some(claim.efficiency),
         predicted_efficiency: Some(predicted_efficiency),
-        published_serial_fraction,
         assumed: claim.assumed.to_owned(),
-        explanation: claim.explanation.to_owned(),
     }
 }

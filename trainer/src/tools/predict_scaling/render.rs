@@ -95,20 +95,18 @@ pub fn measured_lines(groups: &[Measured]) -> Vec<String> {
 /// A few lines a figure.
 pub fn published_lines(answers: &[PublishedFigure]) -> Vec<String> {
     let mut lines =
-        vec!["published figures, and what the simulation says of the same ranks, gradients and networks:".to_owned()];
+        vec!["published figures, and what the simulation makes of the assumptions beside each (a check of plausibility):".to_owned()];
     for answer in answers {
         lines.push(format!("published {}: {}", answer.source, answer.what));
         let published = 100.0 * answer.published_efficiency.unwrap_or(f64::NAN);
         let predicted = 100.0 * answer.predicted_efficiency.unwrap_or(f64::NAN);
         lines.push(format!(
-            "          {} ranks: published efficiency {:.1} % (serial share {}), predicted {:.1} %, gap {:+.1} points",
+            "          {} ranks: published efficiency {:.1} %, predicted {:.1} %, gap {:+.1} points",
             answer.ranks,
             published,
-            answer.published_serial_fraction.map_or("-".to_owned(), |share| format!("{:.2} %", 100.0 * share)),
             predicted,
             predicted - published,
         ));
-        lines.push(format!("          {}", answer.explanation));
         lines.push(format!("          assumed: {}", answer.assumed));
     }
     lines

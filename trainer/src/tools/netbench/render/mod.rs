@@ -136,10 +136,11 @@ fn fit_text(fit: &FitFacts) -> String {
 /// What sums take from the computing beside them.
 pub fn overlap_line(overlap: &Overlap) -> String {
     format!(
-        "computing beside all-reduces of {} ({} us each) is {:.1} % slower",
+        "computing beside all-reduces of {} is {:.1} % slower, and these take {} us each instead of {}",
         bytes(overlap.bytes),
-        microseconds(overlap.sum_seconds),
-        100.0 * overlap.computing_share
+        100.0 * overlap.computing_share,
+        microseconds(overlap.sum_seconds_beside),
+        microseconds(overlap.sum_seconds)
     )
 }
 
