@@ -1,18 +1,21 @@
 """oneDNN's time for each pass of a network's convolutions, through PyTorch, on one thread, in f32, channels-last.
 
-Prints a JSON line for each (layer, operation): the best of the variants that PyTorch offers, each the minimum over repetitions
-after a warm-up. With --ours, the example `kernels` is run for the same layer before and after oneDNN, the faster of
-its two lines is passed on, and "ratio" in it is oneDNN's time over ours, for the operations that oneDNN has: what packs
-weights or takes the moments of the output is passed on without.
+A round is the minimum over repetitions after a warm-up, of each variant that PyTorch offers and, with --ours, of the example
+`kernels`, in an order that is chance. Prints a JSON line for each (layer, operation): oneDNN's best variant by the median of its
+rounds; with --ours also ours, where "ratio" is the median over the rounds of oneDNN's best in the round over ours, and
+"ratio_interval" what holds the true median with 95 %. What oneDNN does not have (packing, moments) has no ratio.
 
-    cargo build --release -p kernels --example kernels
+    cargo build --release -p lockstep-kernels --example kernels
     python onednn_layers.py --ours target/release/examples/kernels
 """
 
 import argparse
 import json
+import math
+import random
 import re
 import shlex
+import statistics
 import subprocess
 import time
 
@@ -75,6 +78,13 @@ def ours(command, layer, batch, seconds):
     return {line["operation"]: line for line in map(json.loads, out.splitlines())}
 
 
+def outer_ranks(number):
+    """How many values on either side lie outside the interval that holds the median with 95 %; None below six values."""
+    below = [sum(math.comb(number, k) for k in range(rank + 1)) / 2**number for rank in range(number // 2)]
+    inside = [rank for rank, share in enumerate(below) if 1 - 2 * share >= 0.95]
+    return max(inside, default=None)
+
+
 def named(word):
     """The layers that a word of the command line names."""
     if word not in NETWORKS and not LAYER.fullmatch(word):
@@ -88,6 +98,7 @@ def main():
     parser.add_argument(
         "--seconds", type=float, default=0.3, help="time of the repetitions of each variant (default: %(default)s)"
     )
+    parser.add_argument("--rounds", type=int, default=6, help="intervals need 6 (default: %(default)s)")
     parser.add_argument(
         "--ours",
         metavar="COMMAND",
@@ -111,20 +122,31 @@ def main():
     for layer in (layer for layers in arguments.layers for layer in layers):
         c_in, c_out, extent, kernel, stride = map(int, LAYER.fullmatch(layer).groups())
         flops = 2 * batch * c_in * c_out * kernel**2 * ((extent + 2 * (kernel // 2) - kernel) // stride + 1) ** 2
-        before = ours(arguments.ours, layer, batch, seconds)
-        times = {
-            operation: min((best_ms(work, seconds), way) for way, work in ways.items())
-            for operation, ways in variants(c_in, c_out, extent, kernel, stride, batch).items()
-        }
-        after = ours(arguments.ours, layer, batch, seconds)
-        for operation, (ms, way) in times.items():
-            line = {"layer": layer, "batch": batch, "operation": operation, "dtype": "f32", "threads": 1, "ms": round(ms, 6)}
-            line |= {"gflops": round(flops / ms / 1e6, 1), "library": "oneDNN", "variant": way, "torch": torch.__version__}
-            print(json.dumps(line), flush=True)
-        for operation, line in after.items():
-            line = min(line, before[operation], key=lambda line: line["ms"])
-            if operation in times:
-                line["ratio"] = round(times[operation][0] / line["ms"], 3)
+        ways = variants(c_in, c_out, extent, kernel, stride, batch)
+        contenders = [
+            lambda: {operation: {way: best_ms(work, seconds) for way, work in by_way.items()} for operation, by_way in ways.items()},
+            lambda: ours(arguments.ours, layer, batch, seconds),
+        ]
+        rounds = []
+        for _ in range(arguments.rounds):
+            order = random.sample(range(2), 2)
+            results = {index: contenders[index]() for index in order}
+            rounds.append((results[0], results[1]))
+        for operation, by_way in ways.items():
+            medians = {way: statistics.median(theirs[operation][way] for theirs, _ in rounds) for way in by_way}
+            way = min(medians, key=medians.get)
+            line = {"layer": layer, "batch": batch, "operation": operation, "dtype": "f32", "threads": 1}
+            line |= {"ms": round(medians[way], 6), "gflops": round(flops / medians[way] / 1e6, 1), "library": "oneDNN"}
+            print(json.dumps(line | {"variant": way, "torch": torch.__version__}), flush=True)
+        for operation in rounds[0][1]:
+            lines = sorted((mine[operation] for _, mine in rounds), key=lambda line: line["ms"])
+            line = lines[len(lines) // 2] | {"rounds": len(rounds)}
+            if operation in ways:
+                ratios = sorted(min(theirs[operation].values()) / mine[operation]["ms"] for theirs, mine in rounds)
+                line["ratio"] = round(statistics.median(ratios), 3)
+                left_out = outer_ranks(len(ratios))
+                if left_out is not None:
+                    line["ratio_interval"] = [round(ratios[left_out], 3), round(ratios[-1 - left_out], 3)]
             print(json.dumps(line), flush=True)
 
 

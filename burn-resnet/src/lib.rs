@@ -19,3 +19,8 @@ pub use error::{ModelError, WeightsError};
 pub use layers::{Activations, Computation, Convolution, Isa, Kernels};
 pub use pretrained::{Head, Loaded, load_weights, load_weights_with, safetensors_bytes, save_safetensors};
 pub use resnet::ResNet;
+
+/// The example of the crate's page, as a test.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+mod readme {}

@@ -1,6 +1,6 @@
 //! Measures the loader alone: images a second on the host route (normalised f32) and on the device route (raw u8).
 //!
-//!     cargo run --release -p datasets --example loader -- [THREADS [FOLDER [RESOLUTION]]]
+//!     cargo run --release -p lockstep-datasets --example loader -- [THREADS [FOLDER [RESOLUTION]]]
 //!
 //! In: loader threads (2 if not given), and a folder `train/<class>/*`, `test/<class>/*` of images instead of CIFAR-sized pixels in
 //! memory, brought to 32 pixels, or read at their own size for a resolution such as 224. Out: a line for each route and augmentation.

@@ -69,3 +69,8 @@ pub use shapes::ShapesConfig;
 pub use shard::{ShardConfig, ShardPlan, StepShard};
 pub use synthetic::SyntheticConfig;
 pub use tar_shards::TarShardsConfig;
+
+/// The example of the crate's page, as a test.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+mod readme {}

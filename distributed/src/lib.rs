@@ -74,7 +74,12 @@ pub use reduction::{
     BucketContext, BucketReduction, Carried, CompressedReduction, ExactReduction, SumReduction, Traffic, tensor_spans,
 };
 pub use single::SingleCommunicator;
-pub use sync::{Fingerprint, average_norm_statistics, broadcast_module, check_fingerprint, fingerprint};
+pub use sync::{Fingerprint, average_norm_statistics, broadcast_module, check_fingerprint, fingerprint, tensor_hashes};
 pub use threads::{ThreadCommunicator, run_ranks};
 pub use topology::{Launcher, Topology, check_place, check_world_size, scheduler_job};
 pub use watchdog::{Alarm, Phase, RankStatus, Watchdog, WatchedCommunicator, WatchedReduction};
+
+/// The example of the crate's page, as a test.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+mod readme {}

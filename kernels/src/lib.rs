@@ -34,5 +34,10 @@ pub mod simd;
 
 pub use element::{Element, Storage};
 
+/// The example of the crate's page, as a test.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+mod readme {}
+
 #[cfg(test)]
 mod testing;

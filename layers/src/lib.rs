@@ -37,3 +37,8 @@ pub use ops::{
 pub use pooling::{avg_pool, global_avg_pool, max_pool};
 pub use stochastic_depth::stochastic_depth;
 pub use stream::stream;
+
+/// The example of the crate's page, as a test.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+mod readme {}

@@ -62,7 +62,7 @@ impl KernelsArgs {
         let shared =
             ["--threads", &threads, "--dtype", &self.dtype, "--convolution", &self.convolution, "--cpu", &self.cpu];
         let found = setup::run(self.installing)?;
-        let build = cargo::command(&["build", "--release", "-p", "kernels", "--example", "kernels"]);
+        let build = cargo::command(&["build", "--release", "-p", "lockstep-kernels", "--example", "kernels"]);
         let kernels = cargo::executable(build, "kernels", false)?;
         let trainer = cargo::trainer(Mpi::of(&found), "release")?;
 

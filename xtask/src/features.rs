@@ -15,7 +15,7 @@ use jobs::mpirun::Mpirun;
 use jobs::process;
 
 const FEATURES: [&str; 6] =
-    ["--package", "trainer", "--package", "datasets", "--features", "trainer/burn-train,trainer/parquet"];
+    ["--package", "trainer", "--package", "lockstep-datasets", "--features", "trainer/burn-train,trainer/parquet"];
 const EXAMPLE: &str = "burn_loop";
 
 const CHECKS: [Check<Suite>; 1] = [Check {

@@ -31,7 +31,7 @@ pub(crate) fn sanitized() -> Result<Outcome, Reason> {
     let mut command = kernel_tests(HOST, "sanitized");
     command.args(
         ["debug-assertions", "overflow-checks"]
-            .map(|check| format!("--config=profile.dev.package.kernels.{check}=true")),
+            .map(|check| format!("--config=profile.dev.package.lockstep-kernels.{check}=true")),
     );
     command.env("RUSTC_BOOTSTRAP", "1").env("RUSTFLAGS", "-Zsanitizer=address");
     Ok(process::run(command))
@@ -61,7 +61,7 @@ pub(crate) fn on_arm() -> Result<Outcome, Reason> {
         }
         None => {
             println!("no {} with {ARM_LINKER}: the tests are compiled but not run", EMULATORS[0]);
-            let mut command = cargo::command(&["check", "-p", "kernels", "--lib", "--tests", "--target", ARM]);
+            let mut command = cargo::command(&["check", "-p", "lockstep-kernels", "--lib", "--tests", "--target", ARM]);
             command.arg("--target-dir").arg(cargo::target_folder().join("arm"));
             Ok(process::run(command))
         }
@@ -69,7 +69,7 @@ pub(crate) fn on_arm() -> Result<Outcome, Reason> {
 }
 
 fn kernel_tests(target: &str, folder: &str) -> Command {
-    let mut command = cargo::command(&["test", "-p", "kernels", "--lib", "--target", target]);
+    let mut command = cargo::command(&["test", "-p", "lockstep-kernels", "--lib", "--target", target]);
     command.arg("--target-dir").arg(cargo::target_folder().join(folder));
     command
 }

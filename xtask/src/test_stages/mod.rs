@@ -231,9 +231,9 @@ fn documentation(context: &Context<'_>) -> Verdict {
 /// compiled anew, and another stage would put its program in the place of this one's.
 fn second_opinion(context: &Context<'_>) -> Verdict {
     let packages =
-        ["--package", "layers", "--package", "burn-resnet", "--package", "trainer", "--features", "ndarray", "--tests"];
+        ["lockstep-layers", "lockstep-burn-resnet", "trainer"].into_iter().flat_map(|name| ["--package", name]);
     let mut command = cargo::command(&["test"]);
-    command.args(context.mpi.features()).args(packages).arg("second_opinion");
+    command.args(context.mpi.features()).args(packages).args(["--features", "ndarray", "--tests", "second_opinion"]);
     let folder = cargo::target_folder().join("ndarray");
     command.env("CARGO_TARGET_DIR", &folder);
     cargo::begin_folder(&folder, |_| Ok(())).and_then(|()| process::run(command)).into()
