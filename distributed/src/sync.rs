@@ -9,6 +9,7 @@ use burn::module::Module;
 use sha2::{Digest, Sha256};
 
 use crate::communicator::expect_equal;
+use crate::layout::first_u64;
 use crate::{CollectiveError, Communicator, ParameterLayout, ROOT, bytes_to_floats, floats_to_bytes, read, write};
 
 /// `module` with the parameters and norm statistics of rank `root`.
@@ -87,12 +88,24 @@ impl fmt::Display for Fingerprint {
 
 /// SHA-256 over the bits of all trainable parameters in module order, as little-endian `f32`; norm statistics do not count.
 pub fn fingerprint<M: Module>(module: &M) -> Fingerprint {
+    let digest = digest_of(&read(module, &ParameterLayout::new(module)));
+    Fingerprint(digest.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+/// The first 64 bits of the SHA-256 of each tensor's bits, as little-endian `f32`; `values` lie flat as `layout` says.
+///
+/// # Panics
+/// When `values` has another length than the layout.
+pub fn tensor_hashes(layout: &ParameterLayout, values: &[f32]) -> Vec<u64> {
+    assert_eq!(values.len(), layout.num_elements(), "values and layout differ in length");
+    layout.entries().iter().map(|entry| first_u64(digest_of(&values[entry.range()]))).collect()
+}
+
+fn digest_of(values: &[f32]) -> Sha256 {
     let mut digest = Sha256::new();
     // A value at a time takes several times as long.
-    for values in read(module, &ParameterLayout::new(module)).chunks(1 << 12) {
-        digest.update(floats_to_bytes(values));
-    }
-    Fingerprint(digest.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
+    values.chunks(1 << 12).for_each(|values| digest.update(floats_to_bytes(values)));
+    digest
 }
 
 /// The fingerprint of `module`, which must be the same on all ranks; `epoch` is for the error's text.

@@ -6,6 +6,7 @@
 mod bench;
 mod comparison;
 mod estimate;
+mod hashes;
 mod job;
 mod network;
 mod number;
@@ -20,6 +21,7 @@ mod trace;
 pub use bench::{BenchResult, DeviceKernels, KernelAlone, KernelShare};
 pub use comparison::{Block, COMPARISON_SCHEMA, Comparison, ComparisonRow, Course, CourseEpoch, PeerResult};
 pub use estimate::Estimate;
+pub use hashes::StepHashes;
 pub use job::{JOB_SCHEMA, Job, SgdFacts};
 pub use network::{
     CollectiveTimes, Environment, FitFacts, Links, Method, NetbenchResult, Operation, Overlap, PairTimes, Point,

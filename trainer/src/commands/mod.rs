@@ -16,3 +16,4 @@ pub mod report;
 pub mod shard;
 pub mod train;
 pub mod verify;
+pub mod verify_run;

@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use crate::commands::{
     bench::bench, completions::completions, config::config, doctor::doctor, eval::eval, man::man, netbench::netbench,
     predict::predict, predict_scaling::predict_scaling, report::report, shard::shard, train::train, verify::verify,
+    verify_run::verify_run,
 };
 use crate::config::cli::{CliOf, CommandOf};
 use crate::model::family::ModelFamily;
@@ -25,6 +26,7 @@ pub fn program<F: ModelFamily>() -> ExitCode {
         CommandOf::Netbench(args) => launch(|world| netbench(&args, world)),
         CommandOf::PredictScaling(args) => launch(|world| predict_scaling::<F>(&args.into_args()?, world)),
         CommandOf::Verify(args) => launch(|world| verify(&args, world)),
+        CommandOf::VerifyRun(args) => launch(|world| verify_run::<F>(&args, world)),
         CommandOf::Report(args) => launch_alone(|world| report(&args, world)),
         CommandOf::Shard(args) => launch_alone(|world| shard(&args, world)),
         CommandOf::Doctor(args) => launch_in_any_world(|world| doctor(&args, world)),

@@ -5,9 +5,10 @@
 
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 use distributed::{Communicator, ROOT};
 use records::{RankSeconds, Seconds, SlowestRank};
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::measure::metrics::{ScoreSums, StepSketch};
@@ -42,6 +43,23 @@ pub fn total_scores(communicator: &dyn Communicator, own: ScoreSums) -> Result<S
 pub fn from_root(communicator: &dyn Communicator, bytes: &[u8]) -> Result<Vec<u8>> {
     let own = if communicator.rank() == ROOT { bytes } else { &[] };
     Ok(communicator.all_gather(own)?.swap_remove(ROOT))
+}
+
+/// What root found out, on all ranks, or why it could not; `of_root` is called on root alone.
+///
+/// # Errors
+/// Root's, on all ranks, or when the collective fails.
+///
+/// # Collective
+/// Must be called by all ranks.
+pub fn found_by_root<T: Serialize + DeserializeOwned>(
+    communicator: &dyn Communicator,
+    of_root: impl FnOnce() -> Result<T>,
+) -> Result<T> {
+    let own = (communicator.rank() == ROOT).then(|| of_root().map_err(|error| format!("{error:#}")));
+    let found: Option<Result<T, String>> =
+        serde_json::from_slice(&from_root(communicator, &serde_json::to_vec(&own)?)?)?;
+    found.context("root found nothing")?.map_err(|text| anyhow!(text))
 }
 
 /// What this rank measured over some steps.

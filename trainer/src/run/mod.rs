@@ -10,4 +10,5 @@ pub mod resumption;
 pub mod run_files;
 pub mod saved_model;
 pub mod session;
+pub mod step_hashes;
 pub mod train;

@@ -18,6 +18,9 @@ const RUNS: &str = "runs";
 /// The file with a run's options, in its output directory.
 pub const RUN_TOML: &str = "run.toml";
 
+/// The file with the hashes of a run's first steps.
+pub const HASHES: &str = "hashes.jsonl";
+
 /// The directory of one run. Only root makes it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OutputDirectory {
@@ -103,6 +106,11 @@ impl OutputDirectory {
     /// [`MetricsFile`].
     pub fn metrics(&self) -> PathBuf {
         self.path.join("metrics.jsonl")
+    }
+
+    /// [`records::StepHashes`].
+    pub fn hashes(&self) -> PathBuf {
+        self.path.join(HASHES)
     }
 
     /// [`records::Summary`].

@@ -1,6 +1,6 @@
 //! The files of a run beside its checkpoints: configuration, manifest, metrics, summary.
 //!
-//! In: what root knows. Out: `run.toml`, `manifest.json`, `metrics.jsonl`, `summary.json`.
+//! In: what root knows. Out: `run.toml`, `manifest.json`, `hashes.jsonl`, `metrics.jsonl`, `summary.json`.
 //! Invariant: root alone writes; on other ranks every call does nothing.
 
 use std::fs;
@@ -8,12 +8,13 @@ use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context, Result};
-use records::{EpochRecord, Manifest, Summary};
+use records::{EpochRecord, Manifest, StepHashes, Summary};
 
 use crate::config::TrainConfig;
-use crate::measure::whole_file::write_json;
+use crate::measure::whole_file::{write_atomically, write_json};
 use crate::run::lock::DirectoryLock;
 use crate::run::output::{MetricsFile, OutputDirectory};
+use crate::run::step_hashes;
 
 /// One run's files, on root.
 #[derive(Debug)]
@@ -90,6 +91,24 @@ impl RunFiles {
         let Some(root) = &self.root else { return Ok(()) };
         let mut metrics = root.metrics.lock().unwrap_or_else(PoisonError::into_inner);
         metrics.as_mut().context("metrics: not opened")?.append(record)
+    }
+
+    /// Puts the hashes of these steps, one after the other, in place of those that an earlier session left of them and of later ones.
+    ///
+    /// # Errors
+    /// When the file cannot be read or written.
+    pub fn hashes(&self, steps: &[StepHashes]) -> Result<()> {
+        let (Some(root), Some(first)) = (&self.root, steps.first()) else { return Ok(()) };
+        let path = root.directory.hashes();
+        let mut lines = if path.exists() { step_hashes::read(&path)? } else { Vec::new() };
+        lines.retain(|line| line.step < first.step);
+        lines.extend_from_slice(steps);
+        let mut text = String::new();
+        for line in &lines {
+            text.push_str(&serde_json::to_string(line)?);
+            text.push('\n');
+        }
+        write_atomically(&path, text.as_bytes())
     }
 
     /// Writes the summary.

@@ -8,3 +8,4 @@ pub mod netbench;
 pub mod predict_scaling;
 pub mod simulation;
 pub mod verify;
+pub mod verify_run;

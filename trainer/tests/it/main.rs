@@ -29,3 +29,4 @@ mod streaming;
 mod synchronisation;
 mod update_on_device;
 mod verify;
+mod verify_run;

@@ -8,12 +8,12 @@ use std::process::Command;
 
 use super::Suite;
 use crate::suite::launcher::Launcher;
-use crate::suite::run::{EXACT, Run, arguments, instead};
+use crate::suite::run::{EXACT, LIMIT_S, Run, arguments, instead};
 use crate::suite::{Check, same};
 use jobs::json;
 use jobs::mpirun::Mpirun;
 
-pub(super) const CHECKS: [Check<Suite>; 7] = [
+pub(super) const CHECKS: [Check<Suite>; 8] = [
     Check {
         claim: "exact reduction gives the same parameter hash on 1, 2, 3 and 4 ranks",
         needs_mpirun: true,
@@ -23,6 +23,11 @@ pub(super) const CHECKS: [Check<Suite>; 7] = [
         claim: "overlap, reductions and parameter servers on ranks of their own give the bits they promise",
         needs_mpirun: true,
         run: methods_agree,
+    },
+    Check {
+        claim: "verify-run finds a run of two ranks equal on two, and tells another seed's step and tensor with exit code 3",
+        needs_mpirun: true,
+        run: repetition_is_equal,
     },
     Check {
         claim: "a rank with another seed, model, way to synchronise or data ends all, named in one message",
@@ -93,6 +98,21 @@ fn methods_agree(suite: &Suite) -> Result<(), String> {
     hash(suite, "async", 3, &with(&["--sync", "async-parameter-server", "--servers", "2"]))?;
     hash(suite, "local-sgd", 3, &with(&["--sync", "local-sgd", "--every", "2"]))?;
     Ok(())
+}
+
+fn repetition_is_equal(suite: &Suite) -> Result<(), String> {
+    let run = Run::new(suite, "repeated");
+    run.train(suite, 2, 1, &[])?;
+    let words = ["verify-run".to_owned(), run.folder.display().to_string()];
+    let repeated = |name: &str| suite.finish(suite.on_ranks(2, &suite.trainer, &words)?, name, LIMIT_S);
+    let ended = repeated("repetition")?;
+    ended.expect_success()?;
+    ended.expect(ended.finished.text.contains("equal: 5 steps"), "five equal steps")?;
+    let options = run.file("run.toml")?.replace("\nseed = 0\n", "\nseed = 1\n");
+    fs::write(run.folder.join("run.toml"), options).map_err(|error| error.to_string())?;
+    let ended = repeated("repetition-of-another-seed")?;
+    ended.expect(ended.finished.code == Some(3), "exit code 3")?;
+    ended.expect(ended.finished.text.contains("different from step 0 on"), "the first step")
 }
 
 fn strangers_are_named(suite: &Suite) -> Result<(), String> {

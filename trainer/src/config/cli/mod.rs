@@ -27,7 +27,7 @@ pub use report::ReportArgs;
 pub use sections::{BatchArgs, ComputeArgs, DataArgs, ModelArgs, RunArgs, ScheduleArgs, TrainArgs, TrainSplitArgs};
 pub use shard::ShardArgs;
 pub use sync::SyncArgs;
-pub use verify::VerifyArgs;
+pub use verify::{VerifyArgs, VerifyRunArgs};
 
 use crate::config::choices::BatchNormKind;
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
@@ -98,6 +98,8 @@ pub enum CommandOf<A: Args> {
     Doctor(Box<DoctorArgs>),
     /// Check whether a device computes what the reference computes: PyTorch's numbers, training, checkpoints, memory; exit code 1 if not.
     Verify(Box<VerifyArgs>),
+    /// Repeat the first steps of a run and say which tensor of which step differs first, if one does; on as many ranks as it had; exit code 3 if so.
+    VerifyRun(VerifyRunArgs),
     /// Measure latency and bandwidth between ranks and the speed of collectives by size; collective.
     Netbench(NetbenchArgs),
     /// Predict speed and efficiency on up to thousands of ranks from one step and a network; compare measured runs. One rank.

@@ -1,4 +1,4 @@
-//! Flags of `trainer verify`.
+//! Flags of `trainer verify` and `trainer verify-run`.
 
 #![allow(rustdoc::invalid_html_tags, rustdoc::broken_intra_doc_links, reason = "the comments here are texts of --help")]
 
@@ -28,4 +28,20 @@ pub struct VerifyArgs {
     /// Device and threads.
     #[command(flatten)]
     pub compute: ComputeArgs,
+}
+
+/// Flags of `trainer verify-run`.
+#[derive(Debug, Clone, Default, Args)]
+pub struct VerifyRunArgs {
+    /// Output directory of the run, finished or stopped.
+    #[arg(value_name = "RUN")]
+    pub run: PathBuf,
+
+    /// Steps to repeat, of its first epoch [default: 20, those that a run keeps hashes of, or the epoch if it is shorter]
+    #[arg(long, value_name = "STEPS")]
+    pub steps: Option<u64>,
+
+    /// Where the images are now, if not where the run had them [default: as the run]
+    #[arg(long, value_name = "DIR")]
+    pub data_dir: Option<PathBuf>,
 }

@@ -18,6 +18,7 @@ use crate::model::data;
 use crate::model::input::Input;
 use crate::run::checkpoint::Progress;
 use crate::run::session::Session;
+use crate::run::step_hashes::OwnHashes;
 use crate::step::loss_scale::LossScale;
 use crate::step::sync_plan::{own_shards, staleness};
 use crate::step::{StepContext, StepEnd, StepOutcome};
@@ -78,7 +79,8 @@ impl<M: ImageClassifier> Training<'_, M> {
         let end = self.stepper.step(context, loaded, &self.times.timer)?;
         // What is printed or saved is whole; between, a device is not waited for.
         let should_log = (self.progress.step_in_epoch + 1).is_multiple_of(config.log_every_steps.filled());
-        self.add_scores(epoch, &end, should_log || saves || ends_epoch)?;
+        let hashes = OwnHashes::is_of(&self.hashes, &self.progress);
+        let own = self.add_scores(epoch, &end, should_log || saves || ends_epoch || hashes)?;
         self.note_outcome(end.outcome)?;
         self.note_stand_ins();
         self.checkpointer.look()?;
@@ -95,6 +97,9 @@ impl<M: ImageClassifier> Training<'_, M> {
             global_num_samples,
         });
         self.times.add_step(self.progress.step, global_num_samples, duration);
+        if let Some(hashes) = self.hashes.as_mut().filter(|_| hashes) {
+            hashes.add(self.progress.step, own, self.stepper.layout(), &self.stepper.parameters());
+        }
         self.progress.step += 1;
         self.progress.step_in_epoch += 1;
         if saves && !end.stop && !ends_epoch {
@@ -140,8 +145,9 @@ impl<M: ImageClassifier> Training<'_, M> {
         })
     }
 
-    /// Adds what became known with a step; of this step itself, where it must be or nothing is known yet.
-    fn add_scores(&mut self, epoch: &mut Epoch<'_>, end: &StepEnd, must_be_whole: bool) -> Result<()> {
+    /// Adds what became known with a step; of this step itself, where it must be or nothing is known yet. What is known of the
+    /// last step that is.
+    fn add_scores(&mut self, epoch: &mut Epoch<'_>, end: &StepEnd, must_be_whole: bool) -> Result<Option<ScoreSums>> {
         let mut scores = end.scores;
         epoch.own += scores.unwrap_or_default();
         if must_be_whole || end.stop || epoch.last_scores.is_none() {
@@ -150,11 +156,14 @@ impl<M: ImageClassifier> Training<'_, M> {
             scores = rest.or(scores);
         }
         epoch.last_scores = scores.or(epoch.last_scores);
-        Ok(())
+        Ok(scores)
     }
 
-    /// The scores of the epoch so far, over all ranks and sessions.
+    /// The scores of the epoch so far, over all ranks and sessions; what was hashed in it is written.
     fn total_scores(&mut self, epoch: &Epoch<'_>) -> Result<()> {
+        if let Some(hashes) = &mut self.hashes {
+            hashes.write(self.stepper.layout(), &*self.session.communicator, self.session.files)?;
+        }
         self.progress.epoch_scores = total_scores(&*self.session.communicator, epoch.own)?;
         self.progress.epoch_scores += epoch.earlier;
         Ok(())

@@ -26,6 +26,7 @@ use crate::run::checkpoint::Progress;
 use crate::run::checkpointer::Checkpointer;
 use crate::run::evaluate::{EvaluateConfig, Evaluation, evaluate};
 use crate::run::session::Session;
+use crate::run::step_hashes::OwnHashes;
 use crate::step::ema::Ema;
 use crate::step::optimizer::{AdamConfig, OptimizerConfig, SgdConfig};
 use crate::step::{Clip, StepConfig, Stepper};
@@ -89,6 +90,7 @@ pub fn fit<M: ImageClassifier>(model: M, session: &Session<'_>) -> Result<Outcom
         schedule,
         progress,
         times,
+        hashes: OwnHashes::of_run(config),
         noted_stand_ins: false,
         image_shape: None,
     };
@@ -110,6 +112,8 @@ struct Training<'a, M> {
     schedule: LearningRate,
     progress: Progress,
     times: SessionTimes,
+    /// Of the first steps, where a repetition has the same bits.
+    hashes: Option<OwnHashes>,
     noted_stand_ins: bool,
     /// The size that was noted last, where it changes with the epoch.
     image_shape: Option<ImageShape>,

@@ -34,6 +34,11 @@ impl StopFlag {
         Self { looks_left: Some(Arc::new(AtomicU64::new(num_looks))), ..Self::default() }
     }
 
+    /// The same flag, which also raises itself as [`after_looks`](Self::after_looks) does.
+    pub fn or_after_looks(&self, num_looks: u64) -> Self {
+        Self { raised: Arc::clone(&self.raised), ..Self::after_looks(num_looks) }
+    }
+
     /// A flag set by SIGTERM, SIGINT and SIGUSR1; a second SIGINT ends the process at once with code 130.
     ///
     /// # Errors

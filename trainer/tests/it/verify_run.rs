@@ -1,0 +1,118 @@
+//! `trainer verify-run`: a repetition has the run's bits, and what changed them is told by its first step.
+
+use std::fs;
+use std::path::Path;
+
+use crate::fixture::{Run, TINY, bitmap, flags, program, run};
+
+/// Exit code and words of a repetition on one rank.
+fn verified(directory: &Path, further: &[&str]) -> (Option<i32>, String) {
+    let output = program().arg("verify-run").arg(directory).args(further).output().unwrap();
+    let text = [output.stdout, output.stderr].map(|bytes| String::from_utf8(bytes).unwrap()).concat();
+    (output.status.code(), text)
+}
+
+fn says(directory: &Path, further: &[&str], code: i32, words: &[&str]) {
+    let (got, text) = verified(directory, further);
+    assert_eq!(got, Some(code), "{text}");
+    assert!(words.iter().all(|word| text.contains(word)), "{words:?} in {text}");
+}
+
+fn hashes(run: &Run) -> String {
+    fs::read_to_string(run.directory().join("hashes.jsonl")).unwrap()
+}
+
+#[test]
+fn a_run_repeated_is_equal_and_another_seed_is_told_by_step_and_tensor() {
+    let run = run(1, &flags(&[TINY, "--augment crop-flip"]));
+    assert_eq!(hashes(&run).lines().count(), 5, "the steps of the first epoch");
+    says(&run.directory(), &[], 0, &["equal: 5 steps"]);
+    says(&run.directory(), &["--steps", "2"], 0, &["equal: 2 steps"]);
+    says(&run.directory(), &["--steps", "6"], 2, &["--steps", "1 to 5", "got 6"]);
+    let options = run.directory().join("run.toml");
+    let text = fs::read_to_string(&options).unwrap();
+    assert!(text.contains("\nseed = 0\n"), "{text}");
+    fs::write(&options, text.replace("\nseed = 0\n", "\nseed = 1\n")).unwrap();
+    says(
+        &run.directory(),
+        &[],
+        3,
+        &[
+            "different from step 0 on",
+            "loss before its update on rank 0",
+            "tensor conv1.weight",
+            "hash of the options was",
+        ],
+    );
+}
+
+#[test]
+fn a_changed_byte_of_the_weights_is_told_though_the_manifest_knows_none() {
+    let first = run(1, &flags(&[TINY, "--epochs 1"]));
+    let weights = fs::read_dir(first.directory().join("checkpoints")).unwrap().next().unwrap().unwrap().path();
+    let weights = weights.join("model.safetensors");
+    let run = Run::in_new_directory();
+    let mut train = program();
+    train.arg("train").args(TINY.split(' ')).args([
+        "--threads",
+        "1",
+        "--weights",
+        weights.to_str().unwrap(),
+        "--output-dir",
+    ]);
+    assert!(train.arg(run.directory()).output().unwrap().status.success());
+    says(&run.directory(), &[], 0, &["equal"]);
+    let mut bytes = fs::read(&weights).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    fs::write(&weights, bytes).unwrap();
+    says(&run.directory(), &[], 3, &["different from step 0 on", "tensor ", "the bytes of --weights"]);
+}
+
+#[test]
+fn a_changed_byte_of_an_image_is_told_with_the_checksum() {
+    let images = tempfile::tempdir().unwrap();
+    for (class, split, number) in [("a", "train", 4), ("b", "train", 4), ("a", "test", 1), ("b", "test", 1)] {
+        let folder = images.path().join(split).join(class);
+        fs::create_dir_all(&folder).unwrap();
+        for index in 0..number {
+            let grey = index * 20 + if class == "a" { 10 } else { 150 };
+            fs::write(folder.join(format!("{index}.bmp")), bitmap(grey)).unwrap();
+        }
+    }
+    let data = format!(
+        "--model resnet8 --dataset image-folder --image-size 8 --augment none --epochs 1 --data-dir {}",
+        images.path().display()
+    );
+    let run = run(1, &flags(&[&data, "--global-batch-size 2"]));
+    says(&run.directory(), &[], 0, &["equal: 4 steps"]);
+    fs::write(images.path().join("train/a/0.bmp"), bitmap(11)).unwrap();
+    says(&run.directory(), &[], 3, &["different from step", "loss", "checksum of the train split was"]);
+}
+
+#[test]
+fn a_run_of_two_ranks_is_repeated_on_two_and_an_exact_one_on_any_number() {
+    let local = run(2, &flags(&[TINY]));
+    let line = hashes(&local).lines().next().unwrap().to_owned();
+    let line: records::StepHashes = serde_json::from_str(&line).unwrap();
+    assert_eq!((line.losses.len(), line.tensors.len()), (2, line.names.len()));
+    assert!(line.losses[0] != line.losses[1] && line.parameters[0] == line.parameters[1], "{line:?}");
+    says(&local.directory(), &[], 1, &["expected 2 ranks", "got 1", "--reduction exact"]);
+    let exact = run(2, &flags(&[TINY, "--reduction exact --virtual-shards 4"]));
+    says(&exact.directory(), &[], 0, &["equal: 5 steps", "ranks was 2, is 1"]);
+}
+
+#[test]
+fn a_run_resumed_in_its_first_steps_keeps_the_hashes_of_an_undisturbed_one() {
+    let whole = run(2, &flags(&[TINY]));
+    let stopped = Run::in_new_directory().stopping_after(2).go(2, &flags(&[TINY]));
+    let kept = hashes(&stopped);
+    assert!(hashes(&whole).starts_with(&kept) && kept.lines().count() < 5, "{kept}");
+    let resumed = stopped.again().go(2, &flags(&[TINY, "--resume"]));
+    assert_eq!(hashes(&resumed), hashes(&whole));
+}
+
+#[test]
+fn ranks_that_run_apart_keep_no_hashes() {
+    let run = run(2, &flags(&[TINY, "--sync async-parameter-server --epochs 1"]));
+    says(&run.directory(), &[], 1, &["hashes.jsonl", "ranks that run apart"]);
+}
