@@ -6,6 +6,7 @@
 #![allow(clippy::print_stdout, clippy::print_stderr)] // Talking to the developer is what this program is for.
 
 mod bench;
+mod book;
 mod cargo;
 mod chaos;
 mod ci;
@@ -62,6 +63,8 @@ enum Command {
     /// Check the rules of this workspace that no compiler checks.
     #[command(after_help = tidy::DETAILS)]
     Tidy,
+    /// Write the book's reference anew, and build the book where mdbook is installed.
+    Book,
     /// Run all checks as `test` does, or check the CUDA build.
     Ci(ci::CiArgs),
 }
@@ -86,6 +89,7 @@ fn run(command: &Command) -> Outcome {
         Command::Cluster(command) => command.run(),
         Command::Chaos(args) => args.run(),
         Command::Tidy => tidy::run(),
+        Command::Book => book::run(),
         Command::Ci(args) => args.run(),
     }
 }

@@ -144,6 +144,19 @@ fn a_file_that_is_no_weights_file_is_refused() {
 }
 
 #[test]
+fn a_pickle_that_would_start_a_program_starts_none() {
+    let folder = tempfile::tempdir().unwrap();
+    let (path, made) = (folder.path().join("weights.pth"), folder.path().join("made"));
+    let call = format!("cposix\nsystem\n(S'touch {}'\ntR", made.display());
+    // Python's own `pickle.load` makes the file out of either.
+    for pickle in [format!("{call}."), format!("(dS'state_dict'\n{call}s.")] {
+        std::fs::write(&path, pickle).unwrap();
+        assert!(load_weights(config().init(0, &Device::flex()), &path).is_err());
+        assert!(!made.exists());
+    }
+}
+
+#[test]
 fn saving_replaces_an_older_file_and_leaves_nothing_else() {
     let folder = tempfile::tempdir().unwrap();
     let path = saved(&config(), folder.path());

@@ -19,10 +19,13 @@ const GROWTH_INTERVAL: u32 = 2000;
 /// The factor stays between 1 and 2^24; at 1 gradients that are not finite are no matter of scaling any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LossScale {
+    /// Whether an overflow halves the factor and good steps double it.
     is_dynamic: bool,
+    /// What the loss is multiplied by.
     factor: u32,
     /// Since the factor last changed.
     num_good_steps: u32,
+    /// Steps of the whole run that were left out because gradients overflowed.
     num_overflows: u64,
 }
 

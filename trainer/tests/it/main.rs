@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap here is a failed test")]
 
+mod book;
 mod cli;
 mod doctor;
 mod ema;

@@ -1,9 +1,10 @@
 //! `cargo xtask tidy`: the rules of this workspace that no compiler checks.
 //!
-//! In: every `.rs` file and every manifest. Out: `file:line: message` for each broken rule.
+//! In: every `.rs` file, every manifest, every page. Out: `file:line: message` for each broken rule.
 //! Invariant: a rule reads text only, so that this runs in milliseconds and also within `cargo test`.
 
 mod imports;
+mod links;
 mod places;
 mod shape;
 mod source;
@@ -14,11 +15,13 @@ use std::path::Path;
 
 use crate::cargo;
 use jobs::failure::{Failure, Outcome};
+use links::Page;
 use source::Source;
 
 /// What `--help` adds.
 pub(crate) const DETAILS: &str = "\
 Headers, length of files, names, where printing, environment variables and unsafe may stand, who may import whom.
+Links in pages lead to files and headings that are there; every page of docs/ is a chapter of docs/SUMMARY.md.
 A file of more than 400 lines needs a line `// tidy: long file because …` near its top; the reason is printed.
 A function of more than 60 lines needs `// tidy: long function because …` before it.";
 
@@ -52,21 +55,29 @@ const RULES: [fn(&Source) -> Vec<Finding>; 10] = [
 
 /// Checks the workspace.
 pub(crate) fn run() -> Outcome {
-    let (sources, manifests) = files(cargo::root())?;
-    for source in &sources {
+    let files = files(cargo::root())?;
+    for source in &files.sources {
         if let Some(reason) = shape::reason_for_length(source) {
             println!("{}: {} lines, because {reason}", source.path, source.lines.len());
         }
     }
-    let findings = broken(&sources, &manifests);
+    let findings = broken(&files);
     if findings.is_empty() {
-        println!("tidy: {} files", sources.len());
+        println!("tidy: {} files", files.sources.len());
         return Ok(());
     }
     Err(Failure::Failed(format!("{} rules broken:\n{}", findings.len(), findings.join("\n"))))
 }
 
-fn broken(sources: &[Source], manifests: &[Manifest]) -> Vec<String> {
+/// What the rules look at.
+#[derive(Default)]
+struct Files {
+    sources: Vec<Source>,
+    manifests: Vec<Manifest>,
+    pages: Vec<Page>,
+}
+
+fn broken(Files { sources, manifests, pages }: &Files) -> Vec<String> {
     let mut findings = Vec::new();
     for source in sources {
         for finding in RULES.iter().flat_map(|rule| rule(source)) {
@@ -78,6 +89,14 @@ fn broken(sources: &[Source], manifests: &[Manifest]) -> Vec<String> {
             findings.push(format!("{path}:{finding}"));
         }
     }
+    for page in pages {
+        for finding in links::broken_links(page, pages, |path| cargo::root().join(path).exists()) {
+            findings.push(format!("{}:{finding}", page.path));
+        }
+    }
+    for (path, finding) in links::pages_outside_the_book(pages) {
+        findings.push(format!("{path}:{finding}"));
+    }
     findings
 }
 
@@ -87,9 +106,9 @@ impl fmt::Display for Finding {
     }
 }
 
-/// All sources and all manifests below a folder, in a fixed order.
-fn files(root: &Path) -> Outcome<(Vec<Source>, Vec<Manifest>)> {
-    let (mut sources, mut manifests) = (Vec::new(), Vec::new());
+/// All sources, manifests and pages below a folder, in a fixed order.
+fn files(root: &Path) -> Outcome<Files> {
+    let mut files = Files::default();
     let mut folders = vec![root.to_owned()];
     while let Some(folder) = folders.pop() {
         let failed = |error| Failure::Failed(format!("{}: {error}", folder.display()));
@@ -99,28 +118,31 @@ fn files(root: &Path) -> Outcome<(Vec<Source>, Vec<Manifest>)> {
             if path.is_dir() {
                 // Build results, runs and hidden folders hold no sources of ours.
                 let is_root = folder == root || folder.ends_with("trainer/fuzz");
-                let is_output = is_root && ["target", "runs"].contains(&name.as_str());
+                let is_output = is_root && ["target", "runs", "book"].contains(&name.as_str());
                 if !is_output && !name.starts_with('.') {
                     folders.push(path);
                 }
                 continue;
             }
-            let is_source = name.ends_with(".rs");
-            if is_source || name == "Cargo.toml" {
+            let (is_source, is_page) = (name.ends_with(".rs"), name.ends_with(".md"));
+            if is_source || is_page || name == "Cargo.toml" {
                 let text = fs::read_to_string(&path)
                     .map_err(|error| Failure::Failed(format!("{}: {error}", path.display())))?;
-                let relative = path.strip_prefix(root).unwrap_or(&path).display().to_string();
+                let path = path.strip_prefix(root).unwrap_or(&path).display().to_string();
                 if is_source {
-                    sources.push(Source::new(&relative, &text));
+                    files.sources.push(Source::new(&path, &text));
+                } else if is_page {
+                    files.pages.push(Page { path, text });
                 } else {
-                    manifests.push(Manifest { path: relative, text });
+                    files.manifests.push(Manifest { path, text });
                 }
             }
         }
     }
-    sources.sort_by(|a, b| a.path.cmp(&b.path));
-    manifests.sort_by(|a, b| a.path.cmp(&b.path));
-    Ok((sources, manifests))
+    files.sources.sort_by(|a, b| a.path.cmp(&b.path));
+    files.manifests.sort_by(|a, b| a.path.cmp(&b.path));
+    files.pages.sort_by(|a, b| a.path.cmp(&b.path));
+    Ok(files)
 }
 
 #[cfg(test)]
@@ -129,16 +151,16 @@ mod tests {
 
     #[test]
     fn the_workspace_is_tidy() {
-        let (sources, manifests) = files(cargo::root()).unwrap();
-        assert!(sources.iter().any(|source| source.path == "xtask/src/tidy/mod.rs"), "the walk finds this file");
-        let findings = broken(&sources, &manifests);
+        let files = files(cargo::root()).unwrap();
+        assert!(files.sources.iter().any(|source| source.path == "xtask/src/tidy/mod.rs"), "the walk finds this file");
+        let findings = broken(&files);
         assert!(findings.is_empty(), "{} rules broken:\n{}", findings.len(), findings.join("\n"));
     }
 
     #[test]
     fn a_finding_reads_as_editors_expect() {
         let source = Source::new("datasets/src/decode.rs", "fn decode() {}\n");
-        let findings = broken(&[source], &[]);
+        let findings = broken(&Files { sources: vec![source], ..Files::default() });
         assert_eq!(findings.len(), 1);
         assert!(findings[0].starts_with("datasets/src/decode.rs:1: "), "{}", findings[0]);
     }

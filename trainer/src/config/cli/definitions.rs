@@ -28,4 +28,8 @@ pub struct ManArgs {
     /// Directory for the pages, such as ~/.local/share/man/man1.
     #[arg(value_name = "DIR")]
     pub directory: PathBuf,
+
+    /// Write one page of Markdown, flags.md, instead [default: off]
+    #[arg(long)]
+    pub markdown: bool,
 }

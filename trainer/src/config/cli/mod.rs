@@ -122,7 +122,7 @@ pub enum CommandOf<A: Args> {
     Hosts(HostsCommand),
     /// Print the completions of a shell, to be sourced by it.
     Completions(CompletionsArgs),
-    /// Write a man page for each command.
+    /// Write a man page for each command, or a page of Markdown of all flags.
     Man(ManArgs),
 }
 
