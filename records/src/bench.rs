@@ -65,6 +65,8 @@ pub struct BenchResult {
     pub peak_memory_bytes_total: u64,
     /// Bytes that root's device holds for tensors after the last step; absent where it does not tell.
     pub device_memory_bytes: Option<u64>,
+    /// Energy of the machines' processors (RAPL) in the measured steps, for each image; absent (null) where it cannot be read.
+    pub joules_per_image: Option<f64>,
     /// Mean loss of the last step on root, to compare with other programs.
     #[serde(deserialize_with = "nan_if_null")]
     pub loss_mean: f64,

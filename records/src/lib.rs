@@ -32,7 +32,7 @@ pub use prediction::{
     NetworkFacts, PREDICTION_SCHEMA, PredictionFile, PredictionRecord, ProfileFacts, PublishedFigure,
 };
 pub use profile::{BucketRecord, LayerSeconds, PROFILE_SCHEMA, ParameterRecord, ProfileFile};
-pub use run::{DatasetFacts, EpochRecord, LaunchFacts, Manifest, Seconds};
+pub use run::{DatasetFacts, EpochRecord, GradientNoise, LaunchFacts, Manifest, Seconds};
 pub use settings::{ORIGIN, WORK, method, text};
 pub use study::{ATTEMPT_SCHEMA, AttemptRecord, Machine, OtherCores, Quiet, STUDY_SCHEMA, Status, Study, StudyCell};
 pub use summary::{RankSeconds, SlowestRank, Summary, ThroughputStats};

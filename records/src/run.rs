@@ -103,6 +103,19 @@ impl AddAssign for Seconds {
     }
 }
 
+/// How much the gradients of single images differ, from those of small and large batches (McCandlish et al. 2018).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct GradientNoise {
+    /// Of the true gradient, estimated; without bias, so that of few steps it may be below zero.
+    pub squared_norm: f64,
+    /// Trace of the covariance of single images' gradients, estimated in the same way.
+    pub covariance_trace: f64,
+    /// The simple noise scale, their ratio: the batch size from which on larger ones bring little. Absent (null) where it is not told.
+    pub batch_size: Option<f64>,
+    /// Steps that were measured: those with a whole batch.
+    pub num_steps: u64,
+}
+
 /// One line of `metrics.jsonl`.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct EpochRecord {
@@ -165,6 +178,12 @@ pub struct EpochRecord {
     /// Steps of the run so far that were left out because scaled gradients overflowed, which halves the factor.
     #[serde(default)]
     pub overflowed_steps: u64,
+    /// Energy of the machines' processors (RAPL) in the epoch's steps, for each image; absent (null) where it cannot be read.
+    #[serde(default)]
+    pub joules_per_image: Option<f64>,
+    /// Noise of the gradients of the epoch's steps; absent (null) where it was not measured.
+    #[serde(default)]
+    pub gradient_noise: Option<GradientNoise>,
     /// What a program of its own measures of the test split, by name.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub test_metrics: BTreeMap<String, f64>,

@@ -11,7 +11,7 @@ use std::time::Instant;
 use burn::module::ParamId;
 
 use super::engine::{Job, JobSender};
-use super::synced::LocalBucket;
+use super::synced::{LocalBucket, squares};
 use crate::header::largest_magnitude_bits;
 use crate::{BucketContext, BucketPlan, ParameterLayout};
 
@@ -47,6 +47,8 @@ struct State {
     /// The next bucket to leave.
     next: usize,
     job_sender: JobSender,
+    /// Squared norms of this step's micro-steps so far, added up, where they are measured.
+    squares: Option<f64>,
     /// Of every bucket that left: index in the layout, and magnitude, of its largest gradient.
     largest: Vec<(u32, f32)>,
 }
@@ -89,6 +91,7 @@ impl GradientCollector {
             overwrites: true,
             next: 0,
             job_sender,
+            squares: None,
             largest: vec![(0, 0.0); buckets.len()],
         };
         Self { layout, plan, bucket_of, num_slots, state: Mutex::new(state) }
@@ -128,6 +131,16 @@ impl GradientCollector {
     /// Sends the step's header ahead of its buckets.
     pub(super) fn send_header(&self, bytes: Vec<u8>) {
         self.lock().job_sender.send(Job::Header(bytes));
+    }
+
+    /// From now on each micro-step's squared norm is taken.
+    pub(super) fn measure_parts(&self) {
+        self.lock().squares = Some(0.0);
+    }
+
+    /// The squared norms since the last call, added up; 0 where they are not measured.
+    pub(super) fn take_squares(&self) -> f64 {
+        self.lock().squares.as_mut().map_or(0.0, mem::take)
     }
 
     /// Knows the parameters by the ids of this layout of the same module, rebuilt or loaded.
@@ -229,6 +242,9 @@ impl GradientCollector {
         let sums = &mut state.buffers[bucket][start..start + description.len];
         match gradient {
             Some(gradient) => {
+                if let Some(sum) = &mut state.squares {
+                    *sum += f64::from(weight).powi(2) * squares(gradient);
+                }
                 assert_eq!(gradient.len(), sums.len(), "{}: gradient and parameter differ in length", description.path);
                 match state.overwrites {
                     true => sums.iter_mut().zip(gradient).for_each(|(sum, value)| *sum = weight * value),

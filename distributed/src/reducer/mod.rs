@@ -73,6 +73,9 @@ pub struct StepReport {
     pub traffic: Traffic,
     /// When each bucket was complete and reduced.
     pub buckets: Vec<BucketTimes>,
+    /// The squared L2 norm of each of this rank's micro-steps, weighted, added up over them; 0 unless
+    /// [`measure_parts`](GradientReducer::measure_parts) asked for it.
+    pub squared_norm_of_parts: f64,
 }
 
 impl GradientReducer {
@@ -141,6 +144,11 @@ impl GradientReducer {
     /// Whether buckets travel beside the backward pass.
     pub fn overlaps(&self) -> bool {
         self.engine.is_beside()
+    }
+
+    /// From now on the [report](Self::report) has the squared norms of micro-steps, taken on the gradients' way into the buckets.
+    pub fn measure_parts(&self) {
+        self.collector.measure_parts();
     }
 
     /// Begins a step whose buckets bring `context` along. Needed where the reduction asks for that, and where hooks give gradients
@@ -262,6 +270,7 @@ impl GradientReducer {
     ) -> Result<Option<GlobalStepStatus>, CollectiveError> {
         self.reclaim_buffers();
         self.collector.complete();
+        self.report.squared_norm_of_parts = self.collector.take_squares();
         self.engine.spin();
         let header = self.header.take();
         let mut status = Ok(None);

@@ -122,7 +122,7 @@ impl<'a> SyncedGradients<'a> {
     }
 }
 
-fn squares(values: &[f32]) -> f64 {
+pub(super) fn squares(values: &[f32]) -> f64 {
     // Eight running sums, because one would wait for the last addition each time.
     let mut lanes = [0.0_f64; 8];
     for values in values.chunks(lanes.len()) {

@@ -49,7 +49,7 @@ impl BatchArgs {
     }
 
     /// Forward passes that all ranks together make in a step.
-    fn parts(&self, method: &SyncMethod, num_workers: usize) -> usize {
+    pub(super) fn parts(&self, method: &SyncMethod, num_workers: usize) -> usize {
         method.virtual_shards().unwrap_or_else(|| self.grad_accum_steps().saturating_mul(num_workers))
     }
 

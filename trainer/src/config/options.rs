@@ -149,6 +149,7 @@ pub(crate) const OPTIONS: &[OptionFacts] = &[
     option("run.keep-checkpoints").free(),
     option("run.log-every-steps").free(),
     option("run.warmup-steps").free(),
+    option("run.gradient-noise").free(),
     option("compute.device").of_rank(),
     option("compute.input").of_rank().belongs_to(&["compute.device"]),
     option("compute.kernels").free().heeded_as(ModelOption::Kernels),

@@ -29,6 +29,8 @@ pub(super) fn fill(args: &mut TrainArgs, heeded: &[ModelOption], world_size: usi
     args.sync.expect_loss_scale(args.optimizer.loss_scale.filled())?;
     args.run.fill(heeded)?;
     args.run.expect_sync(args.sync.sync.filled())?;
+    let num_parts = args.batch.parts(&method, method.num_workers(world_size));
+    args.run.expect_noise(&sync, num_parts, sync.updates_on_device(world_size))?;
     args.train_split.fill(&args.data)?;
     args.train_split.expect_input(args.compute.input.filled())?;
     args.schedule.fill(dataset, args.data.resolution.as_ref().is_some_and(Resolution::depends_on_epochs))

@@ -3,6 +3,7 @@
 use super::checks::{at_least, at_least_one, no_effect};
 use super::error::ConfigError;
 use super::family::ModelOption;
+use super::sync::{SyncConfig, SyncMethod};
 use crate::config::choices::{OnNonFiniteKind, SyncKind};
 use crate::config::cli::RunArgs;
 
@@ -37,6 +38,40 @@ impl RunArgs {
         at_least("--log-every-steps", *self.log_every_steps.get_or_insert(50), 1)?;
         self.warmup_steps.get_or_insert(5);
         Ok(())
+    }
+
+    /// Refuses to measure the noise of gradients where a step has no small ones beside their sum.
+    pub(super) fn expect_noise(
+        &mut self,
+        sync: &SyncConfig,
+        num_parts: usize,
+        updates_on_device: bool,
+    ) -> Result<(), ConfigError> {
+        if self.gradient_noise.take_if(|measures| !*measures).is_some() || self.gradient_noise.is_none() {
+            return Ok(());
+        }
+        let conflict = |other: String, remedy: &str| {
+            Err(ConfigError::Conflict { option: "--gradient-noise", other, remedy: remedy.to_owned() })
+        };
+        match &sync.method {
+            SyncMethod::Allreduce { compression, .. } if compression.is_some() => conflict(
+                format!("--compress {compression}"),
+                "a compressed sum is not that of the ranks' gradients; leave one of them out",
+            ),
+            SyncMethod::Allreduce { .. } if updates_on_device => {
+                conflict("--update device".to_owned(), "it adds gradients up unseen; give --update host")
+            }
+            SyncMethod::Allreduce { .. } | SyncMethod::Exact { .. } if num_parts < 2 => Err(no_effect(
+                "--gradient-noise",
+                "with one pass a step, whose gradient is the sum",
+                "train on several ranks, or give --grad-accum-steps 2 or more",
+            )),
+            SyncMethod::Allreduce { .. } | SyncMethod::Exact { .. } => Ok(()),
+            method => conflict(
+                format!("--sync {}", method.kind()),
+                "there no rank has the sum of all gradients; use --sync allreduce",
+            ),
+        }
     }
 
     /// Refuses to skip steps where ranks do not make them together.

@@ -11,6 +11,7 @@ use records::{RankSeconds, Seconds, SlowestRank};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use crate::measure::energy::{self, EnergyMeter, MachineEnergy};
 use crate::measure::metrics::{ScoreSums, StepSketch};
 use crate::measure::timer::Timer;
 
@@ -25,12 +26,24 @@ const GATHER_TAG: u16 = 103;
 /// # Collective
 /// Must be called by all ranks.
 pub fn total_scores(communicator: &dyn Communicator, own: ScoreSums) -> Result<ScoreSums> {
-    let mut loss = [own.loss_sum];
+    total_scores_with(communicator, own, &mut [])
+}
+
+/// As [`total_scores`], and `further` sums on the same way.
+///
+/// # Errors
+/// When a collective fails.
+///
+/// # Collective
+/// Must be called by all ranks, with as many further sums.
+pub fn total_scores_with(communicator: &dyn Communicator, own: ScoreSums, further: &mut [f64]) -> Result<ScoreSums> {
+    let mut sums = [&[own.loss_sum], &*further].concat();
     let mut counts = [own.num_samples, own.top1_correct, own.top5_correct];
-    communicator.all_reduce_sum_f64(&mut loss)?;
+    communicator.all_reduce_sum_f64(&mut sums)?;
     communicator.all_reduce_sum_u64(&mut counts)?;
     let [num_samples, top1_correct, top5_correct] = counts;
-    Ok(ScoreSums { loss_sum: loss[0], num_samples, top1_correct, top5_correct })
+    further.copy_from_slice(&sums[1..]);
+    Ok(ScoreSums { loss_sum: sums[0], num_samples, top1_correct, top5_correct })
 }
 
 /// Root's bytes, on all ranks; those of the others are not looked at.
@@ -71,6 +84,10 @@ pub struct OwnTimes {
     pub num_steps: u64,
     /// The time of those steps with everything in it.
     pub steps_total: Duration,
+    /// Global samples of those steps.
+    pub num_samples: u64,
+    /// What its machine used in them, on a rank that reads that.
+    pub energy: Option<MachineEnergy>,
     /// Global samples and time of each measured step.
     pub steps: Vec<(u64, Duration)>,
 }
@@ -89,6 +106,8 @@ impl OwnTimes {
             seconds: self.seconds,
             num_steps: self.num_steps,
             steps_total: self.steps_total,
+            num_samples: self.num_samples,
+            energy: self.energy,
             steps: StepSketch::of(&self.steps),
             peak_memory_bytes: crate::measure::process_memory::peak_memory_bytes(),
         };
@@ -120,6 +139,10 @@ pub struct RankTimes {
     pub num_steps: u64,
     /// The time of those steps with everything in it.
     pub steps_total: Duration,
+    /// Global samples of those steps.
+    pub num_samples: u64,
+    /// What its machine used in them, on a rank that reads that.
+    pub energy: Option<MachineEnergy>,
     /// Its measured steps.
     pub steps: StepSketch,
     /// Largest memory of its process so far.
@@ -131,6 +154,8 @@ pub struct RankTimes {
 pub struct SessionTimes {
     /// Counts the phases.
     pub timer: Timer,
+    /// Of steps.
+    pub energy: EnergyMeter,
     first_measured_step: u64,
     warmup: Vec<(u64, Duration)>,
     epoch: OwnTimes,
@@ -138,14 +163,16 @@ pub struct SessionTimes {
 }
 
 impl SessionTimes {
-    /// Times of a session whose steps before `first_measured_step` are warm-up, counted by `timer`.
-    pub fn starting_at(first_measured_step: u64, timer: Timer) -> Self {
+    /// Times of a session whose steps before `first_measured_step` are warm-up, counted by `timer`; joules by `energy`.
+    pub fn starting_at(first_measured_step: u64, timer: Timer, energy: EnergyMeter) -> Self {
         let (warmup, epoch, session) = Default::default();
-        Self { timer, first_measured_step, warmup, epoch, session }
+        Self { timer, energy, first_measured_step, warmup, epoch, session }
     }
 
     /// Counts a step.
     pub fn add_step(&mut self, step: u64, global_num_samples: u64, time: Duration) {
+        self.energy.look();
+        self.epoch.num_samples += global_num_samples;
         self.epoch.num_steps += 1;
         self.epoch.steps_total += time;
         let steps = if step < self.first_measured_step { &mut self.warmup } else { &mut self.epoch.steps };
@@ -157,6 +184,7 @@ impl SessionTimes {
     pub fn take_epoch(&mut self) -> OwnTimes {
         let mut epoch = std::mem::take(&mut self.epoch);
         epoch.seconds = self.timer.take_epoch();
+        epoch.energy = self.energy.take();
         self.session.seconds += epoch.seconds;
         self.session.num_steps += epoch.num_steps;
         self.session.steps_total += epoch.steps_total;
@@ -183,6 +211,13 @@ pub fn slowest_rank(world: &[RankTimes]) -> usize {
 /// Global samples over the slowest rank's time; 0 where no step was measured.
 pub fn images_per_second(world: &[RankTimes]) -> f64 {
     world[slowest_rank(world)].steps.speed.map_or(0.0, |speed| speed.mean)
+}
+
+/// Joules of all machines for each sample; `None` if one of them cannot tell, or there was none.
+pub fn joules_per_image(world: &[RankTimes]) -> Option<f64> {
+    let joules = energy::total(world.iter().map(|rank| rank.energy.as_ref()))?;
+    let num_samples = world[0].num_samples;
+    (num_samples > 0).then(|| joules / num_samples as f64)
 }
 
 /// The largest peak of any rank.

@@ -1,6 +1,7 @@
 //! What a run tells of itself: times, sums, traces, messages.
 
 pub mod clock_offset;
+pub mod energy;
 pub mod gather;
 pub mod manifest;
 pub mod metrics;

@@ -6,6 +6,7 @@ use distributed::{Communicator, RankStatus};
 
 use crate::config::{LossScaling, RateFactor, SyncConfig};
 use crate::model::loss::Loss;
+use crate::step::gradient_noise::NoiseBatches;
 use crate::step::optimizer::{OptimizerConfig, OwnOptimizer};
 
 /// How a step is made, apart from model and data.
@@ -28,6 +29,8 @@ pub struct StepConfig {
     /// Whether a step with a loss or gradient that is not finite is skipped, instead of ending in an error. Only where all ranks
     /// sum the gradients of every step.
     pub skips_non_finite: bool,
+    /// Measures the noise of gradients between batches of these sizes, where every step sums all gradients as they are.
+    pub gradient_noise: Option<NoiseBatches>,
     /// How the ranks' gradients or parameters become one.
     pub sync: SyncConfig,
     /// Joins the ranks that train with those that only serve parameters, where there are such.

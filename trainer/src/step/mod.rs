@@ -6,6 +6,7 @@
 //! Source: Li et al. 2020, PyTorch Distributed (2006.15704), for buckets; Goyal et al. 2017 (1706.02677), section 3, for the mean.
 
 pub mod ema;
+pub mod gradient_noise;
 pub mod loss_scale;
 pub mod norm_reducer;
 pub mod optimizer;
@@ -38,6 +39,7 @@ pub use self::update::{check_threads, serve};
 use crate::measure::metrics::{ScoreSums, StepTraffic};
 use crate::measure::timer::Timer;
 use crate::model::ImageClassifier;
+use crate::step::gradient_noise::NoiseSums;
 use crate::step::loss_scale::LossScale;
 use crate::step::norm_reducer::NormReducer;
 use crate::step::optimizer::{OptimizerState, with_ids_by_order};
@@ -91,6 +93,7 @@ pub struct Stepper<M> {
     /// Of the parameters.
     layout: ParameterLayout,
     traffic: StepTraffic,
+    noise: NoiseSums,
     /// When the last backward pass began.
     backward_start: Instant,
     communicator: Arc<dyn Communicator>,
@@ -117,6 +120,7 @@ impl<M: ImageClassifier> Stepper<M> {
             rollback: Rollback::new(&model),
             layout: ParameterLayout::new(&model),
             traffic: StepTraffic::default(),
+            noise: NoiseSums::default(),
             backward_start: Instant::now(),
             device: device.clone().autodiff(),
             model: model.clone(),
@@ -156,7 +160,13 @@ impl<M: ImageClassifier> Stepper<M> {
             self.micro_step(batch, &step, &micro, timer)?;
         }
         let finished = self.update.finish(&mut self.model, &step, &plan, timer);
-        self.settle(finished.map_err(|error| self.add_loss_scale_hint(error))?, saved)
+        let finished = finished.map_err(|error| self.add_loss_scale_hint(error))?;
+        if let (Some(batches), Some(norms)) = (self.config.gradient_noise, finished.squared_norms)
+            && step.num_global == batches.large
+        {
+            self.noise += NoiseSums::of_step(norms, num_micro_steps, batches);
+        }
+        self.settle(finished, saved)
     }
 
     /// Forward and backward pass of one micro-batch.
@@ -196,7 +206,7 @@ impl<M: ImageClassifier> Stepper<M> {
     /// # Errors
     /// What was not finite, where the step cannot be skipped.
     fn settle(&mut self, finished: Finished, saved: Option<Saved>) -> Result<StepEnd> {
-        let Finished { stop, scores, traffic, fault } = finished;
+        let Finished { stop, scores, traffic, fault, .. } = finished;
         self.traffic.num_steps += 1;
         self.traffic.total += traffic;
         let Some(fault) = fault else {
@@ -323,6 +333,11 @@ impl<M: ImageClassifier> Stepper<M> {
     /// What this rank sent for gradients since the last call.
     pub fn take_traffic(&mut self) -> StepTraffic {
         std::mem::take(&mut self.traffic)
+    }
+
+    /// What was measured of this rank's gradients since the last call.
+    pub fn take_noise(&mut self) -> NoiseSums {
+        std::mem::take(&mut self.noise)
     }
 
     /// How gradients reach the buckets and these the other ranks, in words.

@@ -56,6 +56,9 @@ impl Replica {
         let reducer = GradientReducer::with_reduction(model, Arc::clone(communicator), &how, |plans, own| {
             Ok(Box::new(WatchedReduction::new(reduction(plans, own)?, Arc::clone(&config.rank_status))))
         })?;
+        if config.gradient_noise.is_some() {
+            reducer.measure_parts();
+        }
         Ok(Self {
             optimizer: Optimizer::with_rate_factors(
                 config.optimizer,

@@ -9,6 +9,7 @@ mod ema;
 mod equivalence;
 mod evaluation;
 mod fixture;
+mod gradient_noise;
 mod input;
 mod interruptions;
 mod jobs;

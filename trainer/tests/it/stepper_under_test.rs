@@ -41,6 +41,7 @@ pub(crate) fn step_config() -> StepConfig {
         loss_scale: LossScaling::None,
         sync_batch_norm: false,
         skips_non_finite: false,
+        gradient_noise: None,
         sync: SyncConfig::default(),
         server_link: None,
         rank_status: Arc::default(),

@@ -304,6 +304,10 @@ pub struct RunArgs {
     /// First steps that do not count in the images/s of the summary [default: 5]
     #[arg(long, value_name = "STEPS")]
     pub warmup_steps: Option<u64>,
+
+    /// Measure in every step how much gradients of the ranks and passes differ, and tell after each epoch the batch size from which on larger ones bring little (McCandlish et al. 2018); with --sync allreduce, uncompressed, and several passes or ranks [default: off]
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
+    pub gradient_noise: Option<bool>,
 }
 
 /// Device, number format and threads.

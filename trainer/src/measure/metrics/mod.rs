@@ -9,7 +9,7 @@ mod results;
 pub use results::{Quantiles, StepSketch, throughput};
 
 use distributed::Traffic;
-use records::{EpochRecord, Seconds};
+use records::{EpochRecord, GradientNoise, Seconds};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::ops::AddAssign;
@@ -111,6 +111,10 @@ pub struct EpochCost {
     pub loss_scale: Option<u32>,
     /// Steps of the run so far that were left out because scaled gradients overflowed.
     pub overflowed_steps: u64,
+    /// Of all machines' processors in steps, if they tell.
+    pub joules_per_image: Option<f64>,
+    /// Of the epoch's gradients, if it is measured.
+    pub gradient_noise: Option<GradientNoise>,
 }
 
 impl EpochCost {
@@ -146,6 +150,8 @@ impl EpochCost {
             skipped_steps: self.skipped_steps,
             loss_scale: self.loss_scale,
             overflowed_steps: self.overflowed_steps,
+            joules_per_image: self.joules_per_image,
+            gradient_noise: self.gradient_noise,
             test_metrics: BTreeMap::new(),
         }
     }
@@ -169,6 +175,8 @@ pub(crate) mod tests {
             skipped_steps: 0,
             loss_scale: None,
             overflowed_steps: 0,
+            joules_per_image: None,
+            gradient_noise: None,
         }
     }
 

@@ -98,6 +98,15 @@ pub(super) fn epoch(record: &EpochRecord) -> String {
     if let Some(factor) = record.loss_scale {
         line.push_str(&format!(" | loss scale {factor}, {} steps left out", grouped(record.overflowed_steps)));
     }
+    if let Some(joules) = record.joules_per_image {
+        line.push_str(&format!(" | {joules:.3} J an image"));
+    }
+    if let Some(noise) = &record.gradient_noise {
+        line.push_str(&match noise.batch_size {
+            Some(size) => format!(" | gradient noise suggests batches of {}", grouped(size.round() as u64)),
+            None => " | gradient noise suggests no batch size".to_owned(),
+        });
+    }
     line
 }
 
@@ -184,6 +193,7 @@ pub(super) fn step_parts(seconds: f64, result: &BenchResult) -> Vec<String> {
         ));
     }
     rows.push(format!("  {:33} {:9.1} a step", "fresh pages", result.minor_faults_per_step));
+    rows.extend(result.joules_per_image.map(|joules| format!("  {:33} {joules:9.3} J an image", "energy")));
     rows
 }
 

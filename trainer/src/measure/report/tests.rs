@@ -4,7 +4,7 @@ use super::*;
 use crate::config::cli::TrainArgs;
 use crate::measure::metrics::tests::record;
 use crate::measure::metrics::throughput;
-use records::{Seconds, SlowestRank};
+use records::{GradientNoise, Seconds, SlowestRank};
 use std::fs;
 use std::sync::Arc;
 use std::time::Duration;
@@ -103,6 +103,10 @@ fn an_epoch_line_tells_train_test_speed_phases_and_memory() {
          |       5 img/s |   3.0 s (data  0.0 fwd   0.5 bwd   1.0 comm  0.0 opt  0.0 eval  0.0 save  0.0) | peak 200 MiB"
     );
     assert!(lines::epoch(&record(3, None)).contains("test not measured"));
+    let noise = GradientNoise { batch_size: Some(1234.4), ..GradientNoise::default() };
+    let measured = EpochRecord { joules_per_image: Some(0.25), gradient_noise: Some(noise), ..record(3, None) };
+    let line = lines::epoch(&measured);
+    assert!(line.ends_with(" | 0.250 J an image | gradient noise suggests batches of 1 234"), "{line}");
 }
 
 #[test]

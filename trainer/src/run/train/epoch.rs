@@ -11,7 +11,7 @@ use distributed::Phase;
 
 use super::Training;
 use crate::config::{Filled, InputKind};
-use crate::measure::gather::total_scores;
+use crate::measure::gather::total_scores_with;
 use crate::measure::metrics::{ScoreSums, StepLine};
 use crate::model::ImageClassifier;
 use crate::model::data;
@@ -19,6 +19,7 @@ use crate::model::input::Input;
 use crate::run::checkpoint::Progress;
 use crate::run::session::Session;
 use crate::run::step_hashes::OwnHashes;
+use crate::step::gradient_noise::NoiseSums;
 use crate::step::loss_scale::LossScale;
 use crate::step::sync_plan::{own_shards, staleness};
 use crate::step::{StepContext, StepEnd, StepOutcome};
@@ -57,9 +58,11 @@ impl<M: ImageClassifier> Training<'_, M> {
             vote,
         };
         let mut stopped = false;
+        self.times.energy.begin();
         while !stopped && self.progress.step_in_epoch < num_steps {
             stopped = self.step(&mut epoch)?;
         }
+        self.times.energy.end();
         self.total_scores(&epoch)?;
         Ok(stopped)
     }
@@ -164,8 +167,11 @@ impl<M: ImageClassifier> Training<'_, M> {
         if let Some(hashes) = &mut self.hashes {
             hashes.write(self.stepper.layout(), &*self.session.communicator, self.session.files)?;
         }
-        self.progress.epoch_scores = total_scores(&*self.session.communicator, epoch.own)?;
+        self.own_noise += self.stepper.take_noise();
+        let mut further = [self.own_noise.small, self.own_noise.num_small];
+        self.progress.epoch_scores = total_scores_with(&*self.session.communicator, epoch.own, &mut further)?;
         self.progress.epoch_scores += epoch.earlier;
+        self.noise = NoiseSums { small: further[0], num_small: further[1], ..self.own_noise };
         Ok(())
     }
 

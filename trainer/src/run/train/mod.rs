@@ -6,6 +6,7 @@
 mod epoch;
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -15,6 +16,7 @@ use distributed::{Phase, check_fingerprint};
 use records::EpochRecord;
 
 use crate::config::{BatchNormKind, Filled, LossScaling, OnNonFiniteKind, OptimizerKind, TrainConfig};
+use crate::measure::energy::{self, EnergyMeter};
 use crate::measure::gather::{self, RankTimes, SessionTimes};
 use crate::measure::metrics::{EpochCost, ScoreSums};
 use crate::measure::timer::Timer;
@@ -28,6 +30,7 @@ use crate::run::evaluate::{EvaluateConfig, Evaluation, evaluate};
 use crate::run::session::Session;
 use crate::run::step_hashes::OwnHashes;
 use crate::step::ema::Ema;
+use crate::step::gradient_noise::{NoiseBatches, NoiseSums};
 use crate::step::optimizer::{AdamConfig, OptimizerConfig, SgdConfig};
 use crate::step::{Clip, StepConfig, Stepper};
 
@@ -81,7 +84,8 @@ pub fn fit<M: ImageClassifier>(model: M, session: &Session<'_>) -> Result<Outcom
     let schedule = LearningRate::new(config, data::steps_per_epoch(config, session.data)?);
     let trace = TraceClock::start(config.sync.trace.as_deref(), communicator)?;
     let timer = Timer::new(Arc::clone(&session.rank_status)).keeping_spans(trace.is_some());
-    let times = SessionTimes::starting_at(progress.step + config.run.warmup_steps.filled(), timer);
+    let energy = EnergyMeter::of_rank(communicator.topology(), Path::new(energy::POWERCAP));
+    let times = SessionTimes::starting_at(progress.step + config.run.warmup_steps.filled(), timer, energy);
     let mut training = Training {
         session,
         stepper,
@@ -91,6 +95,8 @@ pub fn fit<M: ImageClassifier>(model: M, session: &Session<'_>) -> Result<Outcom
         progress,
         times,
         hashes: OwnHashes::of_run(config),
+        own_noise: NoiseSums::default(),
+        noise: NoiseSums::default(),
         noted_stand_ins: false,
         image_shape: None,
     };
@@ -114,6 +120,9 @@ struct Training<'a, M> {
     times: SessionTimes,
     /// Of the first steps, where a repetition has the same bits.
     hashes: Option<OwnHashes>,
+    /// Of this rank's gradients in the epoch, as far as this session made it; then of all ranks'.
+    own_noise: NoiseSums,
+    noise: NoiseSums,
     noted_stand_ins: bool,
     /// The size that was noted last, where it changes with the epoch.
     image_shape: Option<ImageShape>,
@@ -204,7 +213,10 @@ impl<M: ImageClassifier> Training<'_, M> {
             skipped_steps: progress.skipped_steps,
             loss_scale: scales_loss.then(|| stepper.loss_scale().factor()),
             overflowed_steps: stepper.loss_scale().num_overflows(),
+            joules_per_image: gather::joules_per_image(&world),
+            gradient_noise: noise_batches(session.config).and_then(|batches| self.noise.estimate(batches)),
         };
+        self.own_noise = NoiseSums::default();
         let record = EpochRecord { test_metrics: metrics, ..cost.record(progress.epoch_scores, test) };
         session.reporter.epoch(&record);
         session.files.epoch(&record)?;
@@ -239,10 +251,17 @@ fn step_config(session: &Session<'_>) -> StepConfig {
         loss_scale: config.optimizer.loss_scale.filled(),
         sync_batch_norm: config.batch.batch_norm.filled() == BatchNormKind::Sync,
         skips_non_finite: config.run.on_non_finite.filled() == OnNonFiniteKind::Skip,
+        gradient_noise: noise_batches(config),
         sync: config.sync_config(),
         server_link: session.server_link.clone(),
         rank_status: Arc::clone(&session.rank_status),
     }
+}
+
+/// The batch sizes that the noise of gradients is measured between, if it is.
+fn noise_batches(config: &TrainConfig) -> Option<NoiseBatches> {
+    let batches = NoiseBatches { small: config.micro_batch_size(), large: config.batch.global_batch_size.filled() };
+    config.run.gradient_noise.unwrap_or(false).then_some(batches)
 }
 
 /// The optimizer of a run.

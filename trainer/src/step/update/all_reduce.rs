@@ -19,6 +19,7 @@ use super::{Finished, MicroStep, Output, Replica, Step, StepPlan, Update};
 use crate::config::SyncMethod;
 use crate::measure::timer::Timer;
 use crate::model::ImageClassifier;
+use crate::step::gradient_noise::SquaredNorms;
 use crate::step::optimizer::{OptimizerState, OwnOptimizer};
 
 /// Sums gradients, clips their mean, updates.
@@ -26,6 +27,7 @@ use crate::step::optimizer::{OptimizerState, OwnOptimizer};
 pub(super) struct AllReduce {
     pub(super) replica: Replica,
     clip: Option<Clip>,
+    measures_noise: bool,
     own_optimizer: Option<OwnOptimizer>,
 }
 
@@ -45,7 +47,8 @@ impl AllReduce {
 
     /// With the reduction that `replica` has.
     pub(super) fn of(replica: Replica, config: &StepConfig) -> Self {
-        Self { replica, clip: config.clip, own_optimizer: config.own_optimizer.clone() }
+        let measures_noise = config.gradient_noise.is_some();
+        Self { replica, clip: config.clip, measures_noise, own_optimizer: config.own_optimizer.clone() }
     }
 
     /// Limits the mean gradient.
@@ -92,6 +95,10 @@ impl<M: ImageClassifier> Update<M> for AllReduce {
             reduced => reduced?,
         };
         let _optimizer = timer.enter(Phase::Optimizer);
+        let squared_norms = self.measures_noise.then(|| {
+            let parts = self.replica.reducer.report().squared_norm_of_parts;
+            SquaredNorms { parts, sum: self.replica.reducer.synced().norm().powi(2) }
+        });
         clip.into_iter().for_each(|clip| self.clip(clip));
         let Self { replica, own_optimizer, .. } = self;
         match own_optimizer {
@@ -113,7 +120,7 @@ impl<M: ImageClassifier> Update<M> for AllReduce {
             }
         }
         let traffic = self.replica.reducer.report().traffic;
-        Ok(Finished { stop: status.is_some_and(|status| status.stop), scores, traffic, fault: None })
+        Ok(Finished { stop: status.is_some_and(|status| status.stop), scores, traffic, squared_norms, fault: None })
     }
 
     fn parameters(&self) -> Cow<'_, [f32]> {

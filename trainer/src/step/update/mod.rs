@@ -30,6 +30,7 @@ use crate::config::SyncMethod;
 use crate::measure::metrics::ScoreSums;
 use crate::measure::timer::Timer;
 use crate::model::ImageClassifier;
+use crate::step::gradient_noise::SquaredNorms;
 use crate::step::optimizer::{OptimizerConfig, OptimizerState, SgdConfig};
 
 /// A way to make parameters of gradients.
@@ -236,6 +237,8 @@ pub(super) struct Finished {
     pub(super) scores: Option<ScoreSums>,
     /// What it sent.
     pub(super) traffic: Traffic,
+    /// Of its gradients, where they are measured.
+    pub(super) squared_norms: Option<SquaredNorms>,
     /// What was not finite, the same on all ranks: then no parameter has changed.
     pub(super) fault: Option<CollectiveError>,
 }

@@ -121,7 +121,7 @@ impl<M: ImageClassifier> Update<M> for Servers {
         }
         let _optimizer = timer.enter(Phase::Optimizer);
         self.replica.place(model);
-        Ok(Finished { stop, scores: self.replica.scores(), traffic, fault: None })
+        Ok(Finished { stop, scores: self.replica.scores(), traffic, ..Finished::default() })
     }
 
     fn parameters(&self) -> Cow<'_, [f32]> {

@@ -6,6 +6,7 @@
 mod profile;
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -17,7 +18,8 @@ use layers::{KernelCalls, KernelTime, kernel_times};
 use records::{BenchResult, DeviceKernels, KernelAlone, ProfileFile, ThroughputStats};
 
 use crate::config::{BatchNormKind, BenchConfig, Filled, InputKind, KernelsKind, LossScaling, scaling_method_name};
-use crate::measure::gather::{OwnTimes, RankTimes, peak_memory_bytes, slowest_rank};
+use crate::measure::energy::{self, EnergyMeter};
+use crate::measure::gather::{OwnTimes, RankTimes, joules_per_image, peak_memory_bytes, slowest_rank};
 use crate::measure::metrics::{ScoreSums, StepTraffic};
 use crate::measure::process_memory::minor_page_faults;
 use crate::measure::timer::{Timer, seconds_since_1970};
@@ -187,6 +189,7 @@ fn measure_steps<M: ImageClassifier>(
     let mut timer = new_timer();
     let mut before = Before::now();
     let mut times = OwnTimes::default();
+    let mut energy = EnergyMeter::of_rank(communicator.topology(), Path::new(energy::POWERCAP));
     let (num_warmup, num_measured) = (config.warmup_steps.filled(), config.steps.filled());
     let num_steps = num_warmup + num_measured;
     // Where a device updates, a step's scores come with the next step.
@@ -200,6 +203,7 @@ fn measure_steps<M: ImageClassifier>(
             timer = new_timer();
             stepper.take_traffic();
             before = Before::now();
+            energy.begin();
         }
         ensure!(!world.stop.is_raised(), "bench: stopped by a signal in step {step}");
         let start = Instant::now();
@@ -213,11 +217,15 @@ fn measure_steps<M: ImageClassifier>(
         }
         if step >= num_warmup {
             times.steps.push((num_samples, start.elapsed()));
+            times.num_samples += num_samples;
+            energy.look();
             let ready = ready_s.iter_mut().zip(stepper.parameter_ready_s());
             ready.for_each(|(sum, ready)| *sum += ready / num_measured as f64);
         }
     }
+    energy.end();
     let used = before.until_now();
+    times.energy = energy.take();
     times.seconds = timer.take_epoch();
     if let Some(trace) = trace {
         trace.write(&timer.take_spans(), communicator)?;
@@ -267,6 +275,7 @@ fn result(
         peak_memory_bytes: peak_memory_bytes(times),
         peak_memory_bytes_total: times.iter().map(|rank| rank.peak_memory_bytes).sum(),
         device_memory_bytes: device.memory_pool_usage().map(|usage| usage.bytes_reserved),
+        joules_per_image: joules_per_image(times),
         loss_mean: measured.scores.last().map_or(f64::NAN, ScoreSums::loss_mean),
         losses: global_losses(communicator, &measured.scores)?,
         bytes_sent_per_step: measured.traffic.total.bytes_sent / measured.traffic.num_steps.max(1),
@@ -347,6 +356,7 @@ fn step_config(config: &BenchConfig, rank_status: &Arc<RankStatus>) -> StepConfi
         loss_scale: LossScaling::of(config.compute.dtype()),
         sync_batch_norm: config.batch_norm.filled() == BatchNormKind::Sync,
         skips_non_finite: false,
+        gradient_noise: None,
         sync: config.sync_config(),
         server_link: None,
         rank_status: Arc::clone(rank_status),

@@ -47,6 +47,8 @@ pub struct RankFacts {
     pub gradients: Option<GradientFacts>,
     /// Memory of its node.
     pub memory: MemoryFacts,
+    /// Packages whose energy it can read, or why it cannot.
+    pub energy: Result<usize, String>,
     /// Ways to other nodes.
     pub interfaces: Vec<InterfaceFacts>,
     /// Sums over all ranks.
@@ -172,6 +174,7 @@ pub fn examine(config: &DoctorConfig, world: &World) -> Result<Vec<RankFacts>> {
         gpus: machine::gpus(),
         gradients,
         memory: machine::memory(),
+        energy: machine::energy(),
         interfaces: machine::interfaces(),
         sums,
         clock,

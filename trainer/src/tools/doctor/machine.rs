@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::cpu_set::CpuSet;
 use crate::config::choices::nvidia_driver_present;
+use crate::measure::energy;
 use crate::measure::manifest::cpu_model;
 
 /// Where Linux tells of resource groups.
@@ -154,6 +155,12 @@ pub(super) fn gpus() -> GpuFacts {
     };
     let by_device = names("/dev").iter().filter(|name| is_device(name)).count();
     GpuFacts { has_driver: nvidia_driver_present(), num_gpus: if by_device > 0 { by_device } else { by_driver } }
+}
+
+/// How many packages tell of their energy, or why they do not.
+pub(super) fn energy() -> Result<usize, String> {
+    let packages = energy::Packages::open(Path::new(energy::POWERCAP)).map_err(|error| format!("{error:#}"))?;
+    Ok(packages.num_packages())
 }
 
 /// Ways to other nodes that are up.

@@ -93,6 +93,7 @@ impl Trainee {
             loss_scale: LossScaling::of(compute.dtype()),
             sync_batch_norm: communicator.world_size() > 1,
             skips_non_finite: false,
+            gradient_noise: None,
             sync: SyncConfig { update: compute.device.filled().update(), ..SyncConfig::default() },
             server_link: None,
             rank_status: Arc::default(),

@@ -148,3 +148,13 @@ pub(super) fn open_files(ranks: &[RankFacts]) -> Row {
         Some((files, _)) => Row::ok(NAME, format!("up to {files} a rank")),
     }
 }
+
+/// Whether a run's records will have joules; training does not need them.
+pub(super) fn energy(machines: &[Node<'_>]) -> Row {
+    const NAME: &str = "energy";
+    let unread = machines.iter().find_map(|node| Some((node.name, node.ranks[0].energy.as_ref().err()?)));
+    match unread {
+        Some((name, error)) => Row::ok(NAME, format!("no joules in a run's records, as {name} has {error}")),
+        None => Row::ok(NAME, "joules per image by RAPL"),
+    }
+}

@@ -33,6 +33,7 @@ pub fn diagnose(ranks: Vec<RankFacts>) -> Diagnosis {
         machine::memory(&machines),
         machine::shared_memory(&nodes),
         machine::open_files(&ranks),
+        machine::energy(&machines),
         network::sums(&ranks),
         network::bandwidth(&ranks, nodes.len()),
         network::clocks(&ranks),

@@ -63,6 +63,7 @@ fn healthy_rank(rank: usize, world_size: usize) -> RankFacts {
             shared_free_bytes: Some(1 << 30),
             open_files: Some(1024),
         },
+        energy: Ok(2),
         interfaces: vec![InterfaceFacts { name: "eth0".to_owned(), speed: None }],
         sums: vec![way("library", 2e-3), way("hierarchical", 1e-3)],
         clock: ClockOffset { offset_s: 0.01, uncertainty_s: 0.02 },
@@ -479,4 +480,11 @@ fn the_map_joins_neighbours_with_the_same_cores() {
             line("n3", "5", "2-3", None),
         ]
     );
+}
+
+#[test]
+fn energy_that_cannot_be_read_is_said_with_the_reason_and_is_no_fault() {
+    let row = row_after("energy", |ranks| ranks[2].energy = Err("no package of RAPL".to_owned()));
+    says(&row, Verdict::Ok, &["no joules", "n2 has no package of RAPL"], "");
+    says(&row_after("energy", |_| {}), Verdict::Ok, &["joules per image"], "");
 }

@@ -1,0 +1,234 @@
+//! Energy of this machine's processors, as RAPL counts it.
+//!
+//! In: `/sys/class/powercap`, or a folder of the same layout. Out: joules between a begin and an end.
+//! Invariant: the first rank of a node reads, and root counts each machine once; what cannot be read is `None`, never 0.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use distributed::Topology;
+use serde::{Deserialize, Serialize};
+
+/// Where Linux tells of it.
+pub const POWERCAP: &str = "/sys/class/powercap";
+
+/// Between two looks: at a kilowatt a counter wraps after some minutes.
+const LOOK_EVERY: Duration = Duration::from_secs(10);
+
+/// What a machine's packages used.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct MachineEnergy {
+    /// The machine: of this start of its system, which containers share.
+    pub machine: String,
+    /// `None` where it cannot be read.
+    pub joules: Option<f64>,
+}
+
+/// The packages' counters, read.
+#[derive(Debug)]
+pub struct Packages {
+    packages: Vec<Package>,
+    last_look: Instant,
+}
+
+/// Domains inside a package, such as cores and memory, are part of it.
+#[derive(Debug)]
+struct Package {
+    counter: PathBuf,
+    /// Largest value of the counter, microjoules.
+    range: u64,
+    last: u64,
+    microjoules: u64,
+}
+
+impl Packages {
+    /// Those below `powercap`, counted from now on.
+    ///
+    /// # Errors
+    /// When there is none, or one cannot be read: then a sum would leave it out.
+    pub fn open(powercap: &Path) -> Result<Self> {
+        let mut packages = Vec::new();
+        for entry in fs::read_dir(powercap).into_iter().flatten().flatten() {
+            let zone = entry.path();
+            let name = fs::read_to_string(zone.join("name")).unwrap_or_default();
+            let is_rapl = entry.file_name().to_string_lossy().starts_with("intel-rapl:");
+            if is_rapl && name.starts_with("package") {
+                let counter = zone.join("energy_uj");
+                let (range, last) = (number(&zone.join("max_energy_range_uj"))?, number(&counter)?);
+                packages.push(Package { counter, range, last, microjoules: 0 });
+            }
+        }
+        ensure!(!packages.is_empty(), "no package of RAPL in {}, as on most virtual machines", powercap.display());
+        Ok(Self { packages, last_look: Instant::now() })
+    }
+
+    /// How many there are.
+    pub fn num_packages(&self) -> usize {
+        self.packages.len()
+    }
+
+    /// Joules since they were opened; to be called before a counter can wrap twice.
+    ///
+    /// # Errors
+    /// When a counter cannot be read.
+    pub fn joules(&mut self) -> Result<f64> {
+        self.last_look = Instant::now();
+        for package in &mut self.packages {
+            let now = number(&package.counter)?;
+            let wrapped = if now < package.last { package.range } else { 0 };
+            package.microjoules += (wrapped + now).saturating_sub(package.last);
+            package.last = now;
+        }
+        Ok(self.packages.iter().map(|package| package.microjoules).sum::<u64>() as f64 / 1e6)
+    }
+}
+
+fn number(path: &Path) -> Result<u64> {
+    let text = fs::read_to_string(path).with_context(|| format!("{} (root may open it: chmod a+r)", path.display()))?;
+    text.trim().parse().with_context(|| format!("{}: expected a number, got {text:?}", path.display()))
+}
+
+/// One rank's part in measuring energy.
+#[derive(Debug, Default)]
+pub struct EnergyMeter {
+    /// The machine that it reads for.
+    machine: Option<String>,
+    powercap: PathBuf,
+    /// While it measures.
+    packages: Option<Packages>,
+    /// Of what was measured; `None` from the first failure on.
+    joules: Option<f64>,
+}
+
+impl EnergyMeter {
+    /// The meter of the rank at this place, which reads below `powercap` if it is the first of its node.
+    pub fn of_rank(topology: &Topology, powercap: &Path) -> Self {
+        let boot = || fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_else(|_| topology.node.clone());
+        let machine = (topology.local_rank == 0).then(boot);
+        Self { machine, powercap: powercap.to_owned(), packages: None, joules: Some(0.0) }
+    }
+
+    /// Measures from now on.
+    pub fn begin(&mut self) {
+        if self.machine.is_some() {
+            self.packages = Packages::open(&self.powercap).ok();
+            self.joules = self.joules.filter(|_| self.packages.is_some());
+        }
+    }
+
+    /// To be called now and then while it measures, as counters wrap; costs nothing mostly.
+    pub fn look(&mut self) {
+        if self.packages.as_ref().is_some_and(|packages| packages.last_look.elapsed() > LOOK_EVERY)
+            && self.packages.as_mut().is_some_and(|packages| packages.joules().is_err())
+        {
+            (self.packages, self.joules) = (None, None);
+        }
+    }
+
+    /// Measures no longer.
+    pub fn end(&mut self) {
+        if let Some(mut packages) = self.packages.take() {
+            self.joules = self.joules.zip(packages.joules().ok()).map(|(before, joules)| before + joules);
+        }
+    }
+
+    /// What was measured since the last call; `None` on a rank that does not read.
+    pub fn take(&mut self) -> Option<MachineEnergy> {
+        let joules = self.joules.replace(0.0);
+        self.machine.clone().map(|machine| MachineEnergy { machine, joules })
+    }
+}
+
+/// Joules of all machines; `None` if one of them cannot tell.
+pub fn total<'a>(ranks: impl Iterator<Item = Option<&'a MachineEnergy>>) -> Option<f64> {
+    let mut machines: Vec<&MachineEnergy> = Vec::new();
+    for energy in ranks.flatten() {
+        if !machines.iter().any(|known| known.machine == energy.machine) {
+            machines.push(energy);
+        }
+    }
+    machines.iter().map(|energy| energy.joules).sum::<Option<f64>>().filter(|_| !machines.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn write(powercap: &Path, zone: &str, name: &str, energy_uj: &str) {
+        let zone = powercap.join(zone);
+        fs::create_dir_all(&zone).unwrap();
+        for (file, text) in [("name", name), ("energy_uj", energy_uj), ("max_energy_range_uj", "262143328850")] {
+            fs::write(zone.join(file), format!("{text}\n")).unwrap();
+        }
+    }
+
+    fn machine() -> tempfile::TempDir {
+        let powercap = tempfile::tempdir().unwrap();
+        write(powercap.path(), "intel-rapl:0", "package-0", "1000000");
+        write(powercap.path(), "intel-rapl:0:0", "core", "500000");
+        write(powercap.path(), "intel-rapl:1", "package-1", "262143000000");
+        write(powercap.path(), "intel-rapl:2", "psys", "7000000");
+        powercap
+    }
+
+    fn meter(powercap: &Path, local_rank: usize) -> EnergyMeter {
+        EnergyMeter::of_rank(&Topology::from_nodes(local_rank, &["n1".to_owned(), "n1".to_owned()]), powercap)
+    }
+
+    #[test]
+    fn packages_are_summed_without_their_parts_and_a_counter_that_wrapped_goes_on() {
+        let powercap = machine();
+        let mut packages = Packages::open(powercap.path()).unwrap();
+        assert_eq!(packages.num_packages(), 2);
+        write(powercap.path(), "intel-rapl:0", "package-0", "3500000");
+        write(powercap.path(), "intel-rapl:0:0", "core", "900000");
+        write(powercap.path(), "intel-rapl:1", "package-1", "671150");
+        assert_eq!(packages.joules().unwrap(), 2.5 + 1.0);
+        write(powercap.path(), "intel-rapl:1", "package-1", "1671150");
+        assert_eq!(packages.joules().unwrap(), 4.5);
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_said_and_no_number() {
+        let powercap = machine();
+        fs::remove_file(powercap.path().join("intel-rapl:1/energy_uj")).unwrap();
+        let error = format!("{:#}", Packages::open(powercap.path()).unwrap_err());
+        assert!(error.contains("intel-rapl:1/energy_uj") && error.contains("chmod a+r"), "{error}");
+        let error = Packages::open(&powercap.path().join("none")).unwrap_err().to_string();
+        assert!(error.contains("no package of RAPL"), "{error}");
+        let mut meter = meter(powercap.path(), 0);
+        meter.begin();
+        meter.end();
+        assert_eq!(meter.take().unwrap().joules, None);
+    }
+
+    #[test]
+    fn the_first_rank_of_a_node_reads_between_begin_and_end_alone() {
+        let powercap = machine();
+        let mut reader = meter(powercap.path(), 0);
+        for joules in [2, 3] {
+            reader.begin();
+            write(powercap.path(), "intel-rapl:0", "package-0", &format!("{joules}000000"));
+            reader.look();
+            reader.end();
+            write(powercap.path(), "intel-rapl:0", "package-0", "1500000");
+        }
+        assert_eq!(reader.take().unwrap().joules, Some(1.0 + 1.5));
+        assert_eq!(reader.take().unwrap().joules, Some(0.0));
+        let mut other = meter(powercap.path(), 1);
+        other.begin();
+        other.end();
+        assert_eq!(other.take(), None);
+    }
+
+    #[test]
+    fn a_machine_counts_once_and_one_that_cannot_tell_leaves_no_sum() {
+        let of = |machine: &str, joules| Some(MachineEnergy { machine: machine.to_owned(), joules });
+        let sum = |ranks: &[Option<MachineEnergy>]| total(ranks.iter().map(Option::as_ref));
+        assert_eq!(sum(&[of("a", Some(2.0)), None, of("a", Some(2.5)), of("b", Some(3.0))]), Some(5.0));
+        assert_eq!(sum(&[of("a", Some(2.0)), of("b", None)]), None);
+        assert_eq!(sum(&[None]), None);
+    }
+}
