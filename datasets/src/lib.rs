@@ -36,6 +36,7 @@ mod resized_crop;
 mod trivial_augment;
 
 pub mod decode;
+pub mod picture;
 
 mod memory;
 
@@ -62,6 +63,7 @@ pub use image_folder::ImageFolderConfig;
 pub use limited::Subset;
 pub use loader::{LoadedStep, Loader, LoaderConfig};
 pub use mix::Mix;
+pub use picture::{Picture, picture};
 pub use progress::{Counted, progress};
 pub use resize::CropBox;
 pub use resized_crop::ResizedCrop;

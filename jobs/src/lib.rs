@@ -26,5 +26,5 @@ mod study;
 pub use compare::CompareArgs;
 pub use hosts::HostsCommand;
 pub use launch::LaunchArgs;
-pub use slurm::SlurmCommand;
+pub use slurm::{SlurmCommand, directory_of_run};
 pub use study::StudyArgs;

@@ -12,6 +12,7 @@ mod network;
 mod number;
 mod prediction;
 mod profile;
+mod progress;
 mod run;
 mod settings;
 mod study;
@@ -32,6 +33,7 @@ pub use prediction::{
     NetworkFacts, PREDICTION_SCHEMA, PredictionFile, PredictionRecord, ProfileFacts, PublishedFigure,
 };
 pub use profile::{BucketRecord, LayerSeconds, PROFILE_SCHEMA, ParameterRecord, ProfileFile};
+pub use progress::RunProgress;
 pub use run::{DatasetFacts, EpochRecord, GradientNoise, LaunchFacts, Manifest, Seconds};
 pub use settings::{ORIGIN, WORK, method, text};
 pub use study::{ATTEMPT_SCHEMA, AttemptRecord, Machine, OtherCores, Quiet, STUDY_SCHEMA, Status, Study, StudyCell};

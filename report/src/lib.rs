@@ -9,6 +9,7 @@ mod chart;
 mod document;
 mod files;
 mod html;
+pub mod live;
 mod measurements;
 mod sections;
 mod sources;

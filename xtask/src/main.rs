@@ -26,6 +26,7 @@ mod slurm_cluster;
 mod slurm_suite;
 mod suite;
 mod test_stages;
+mod tensorboard;
 mod tidy;
 mod train;
 

@@ -1,6 +1,7 @@
-//! `trainer report` in a real browser: the page of a short run, wide and narrow, light, dark and on paper.
+//! `trainer report` in a real browser: the page of a short run, wide and narrow, light, dark and on paper. The run's event files in the
+//! real TensorBoard.
 //!
-//! In: the trainer, a headless Chromium. Out: one line for each check. Invariant: the page itself is opened as a user opens it, from
+//! In: the trainer, a headless Chromium, a TensorBoard. Out: one line for each check. Invariant: the page itself is opened as a user opens it, from
 //! its file; only the check of its width puts it into a frame, since a window cannot be as narrow as a telephone.
 
 use std::fs;
@@ -10,6 +11,7 @@ use std::process::Command;
 use crate::packages::Need;
 use crate::setup;
 use crate::suite::{self, Check, Ended};
+use crate::tensorboard;
 use jobs::failure::{Failure, Outcome};
 use jobs::options::Installing;
 use jobs::probe;
@@ -42,6 +44,9 @@ const LEAST_IMAGE_BYTES: u64 = 20_000;
 struct Suite {
     folder: PathBuf,
     browser: PathBuf,
+    trainer: PathBuf,
+    /// One that can import TensorBoard, where that can be had.
+    python: PathBuf,
 }
 
 const CHECKS: [Check<Suite>; 4] = [
@@ -63,6 +68,12 @@ const CHECKS: [Check<Suite>; 4] = [
     Check { claim: "a report prints", needs_mpirun: false, run: Suite::prints },
 ];
 
+const OF_EVENTS: Check<Suite> = Check {
+    claim: "TensorBoard reads the curves, gradients and images of a run that lost its last epoch and went on",
+    needs_mpirun: false,
+    run: Suite::shows_events,
+};
+
 /// Why the suite cannot run here; a missing browser is installed where that was asked for and is allowed.
 pub(crate) fn lacking(installing: Installing, may_provide: bool) -> Option<String> {
     if browser().is_none() && may_provide {
@@ -76,27 +87,48 @@ fn browser() -> Option<PathBuf> {
 }
 
 /// Makes a report of a short run and looks at it.
-pub(crate) fn run(trainer: &Path, only: Option<&str>) -> Outcome {
+pub(crate) fn run(trainer: &Path, only: Option<&str>, may_provide: bool) -> Outcome {
     let browser = browser().ok_or_else(|| Failure::Failed("no chromium".to_owned()))?;
     let folder = suite::empty_folder("report-suite")?;
-    let suite = Suite { folder, browser };
-    suite.make(trainer).map_err(Failure::Failed)?;
-    let failed = suite::run_all(&suite, true, only, CHECKS.iter());
+    let python = tensorboard::python(may_provide);
+    if let Err(reason) = &python {
+        println!("skipped: {reason}: {}", OF_EVENTS.claim);
+    }
+    let of_events = python.is_ok().then_some(&OF_EVENTS);
+    let suite = Suite { folder, browser, trainer: trainer.to_owned(), python: python.unwrap_or_default() };
+    suite.make().map_err(Failure::Failed)?;
+    let failed = suite::run_all(&suite, true, only, CHECKS.iter().chain(of_events));
     suite::conclude(&suite.folder, &failed)
 }
 
 impl Suite {
     /// Trains and reports.
-    fn make(&self, trainer: &Path) -> Result<(), String> {
+    fn make(&self) -> Result<(), String> {
         let run = self.folder.join("run");
-        let mut train = Command::new(trainer);
+        let mut train = Command::new(&self.trainer);
         let flags =
             "train --model resnet8 --shapes-train 64 --shapes-test 20 --global-batch-size 32 --epochs 2 --threads 1";
-        train.args(flags.split(' ')).arg("--output-dir").arg(&run);
+        train.args(flags.split(' ')).args(["--log-every-steps", "1", "--output-dir"]).arg(&run);
+        train.arg("--tensorboard").arg(self.folder.join("events"));
         Ended::of(train, &self.folder.join("train.txt"), LIMIT_S)?.expect_success()?;
-        let mut report = Command::new(trainer);
+        let mut report = Command::new(&self.trainer);
         report.arg("report").arg(&run).args(["--target-accuracy", "0.01", "--output"]).arg(self.folder.join("report"));
         Ended::of(report, &self.folder.join("report.txt"), LIMIT_S)?.expect_success()
+    }
+
+    /// Takes the last checkpoint away and goes on: the steps of the last epoch are written again.
+    fn shows_events(&self) -> Result<(), String> {
+        let run = self.folder.join("run");
+        let last = run.join("checkpoints/step-00000004");
+        fs::remove_dir_all(&last).map_err(|error| format!("{}: {error}", last.display()))?;
+        let mut resume = Command::new(&self.trainer);
+        resume.args(["train", "--resume", "--output-dir"]).arg(&run);
+        Ended::of(resume, &self.folder.join("resume.txt"), LIMIT_S)?.expect_success()?;
+        let files = fs::read_dir(self.folder.join("events")).map_or(0, Iterator::count);
+        if files < 2 {
+            return Err(format!("expected an event file of each session, got {files}"));
+        }
+        tensorboard::judge(&self.python, &self.folder.join("events"), &run.join("metrics.jsonl"), &self.folder)
     }
 
     /// Opens a page with further flags; what the browser wrote.

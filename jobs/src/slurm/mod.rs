@@ -27,6 +27,7 @@ use self::logs::LogsArgs;
 use self::request::SubmitArgs;
 use self::status::StatusArgs;
 pub(crate) use self::submit::submit_into;
+pub use self::target::directory_of_run;
 
 /// Commands of `trainer slurm`; a job is named by its id or by its run's directory.
 #[derive(Debug, Clone, Subcommand)]

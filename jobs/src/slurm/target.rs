@@ -6,6 +6,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use super::{queue, require};
 use crate::failure::{Failure, Outcome};
 
 /// The file with the ids of a run's jobs, a line each, in the run's directory.
@@ -45,6 +46,19 @@ impl Target {
         };
         Failure::Failed(format!("job {} is unknown to Slurm: {remedy}", self.job))
     }
+}
+
+/// The directory of a run, which is named by itself or by its job of Slurm.
+///
+/// # Errors
+/// When Slurm does not know the job, or it was not submitted by `trainer slurm submit`.
+pub fn directory_of_run(word: &str) -> Outcome<PathBuf> {
+    if !is_job(word) || Path::new(word).is_dir() {
+        return Ok(PathBuf::from(word));
+    }
+    require()?;
+    let directory = queue::of_job(word)?.into_iter().find_map(|row| row.directory);
+    directory.ok_or_else(|| Target { job: word.to_owned(), directory: None }.unknown())
 }
 
 /// The last job of a run, if it has any.

@@ -17,3 +17,4 @@ pub mod shard;
 pub mod train;
 pub mod verify;
 pub mod verify_run;
+pub mod watch;

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use crate::commands::{
     bench::bench, completions::completions, config::config, doctor::doctor, eval::eval, man::man, netbench::netbench,
     predict::predict, predict_scaling::predict_scaling, report::report, shard::shard, train::train, verify::verify,
-    verify_run::verify_run,
+    verify_run::verify_run, watch::watch,
 };
 use crate::config::cli::{CliOf, CommandOf};
 use crate::model::family::ModelFamily;
@@ -28,6 +28,7 @@ pub fn program<F: ModelFamily>() -> ExitCode {
         CommandOf::Verify(args) => launch(|world| verify(&args, world)),
         CommandOf::VerifyRun(args) => launch(|world| verify_run::<F>(&args, world)),
         CommandOf::Report(args) => launch_alone(|world| report(&args, world)),
+        CommandOf::Watch(args) => launch_alone(|world| watch(&args, world)),
         CommandOf::Shard(args) => launch_alone(|world| shard(&args, world)),
         CommandOf::Doctor(args) => launch_in_any_world(|world| doctor(&args, world)),
         CommandOf::Completions(args) => launch_alone(|_| completions::<F>(&args)),

@@ -30,6 +30,7 @@ use crate::run::output::RUN_TOML;
 use crate::run::resumption::Resumption;
 use crate::run::run_files::RunFiles;
 use crate::run::session::Session;
+use crate::run::tensorboard;
 use crate::run::train::{Outcome, fit, optimizer_config};
 use crate::step;
 use crate::step::optimizer::OwnOptimizer;
@@ -119,7 +120,7 @@ pub fn train<F: ModelFamily>(args: &TrainArgs, world: &World) -> Result<Outcome<
         reporter,
         files: &files,
     };
-    let outcome = fit(model, &session)?;
+    let outcome = fit(model, &session).inspect_err(|error| reporter.log(&format!("error: {error:#}")))?;
     world.end_watch(watchdog)?;
     let summary = summary(&outcome, start.elapsed(), session.data.train.len());
     files.finish(&summary)?;
@@ -138,7 +139,9 @@ fn accept(
     world: &World,
 ) -> Result<(RunFiles, Option<Resumption>)> {
     let communicator = &*world.communicator;
-    let own = RunFiles::prepare(config, world.is_root(), &holder(communicator)).and_then(|files| {
+    let is_unused = if world.is_root() { tensorboard::expect_no_events(config) } else { Ok(()) };
+    let prepare = || RunFiles::prepare(config, world.is_root(), &holder(communicator));
+    let own = is_unused.and_then(|()| prepare()).and_then(|files| {
         let resumption = match files.directory() {
             Some(directory) if config.resume => Resumption::find(directory, config, data, allow_changed_data)?,
             _ => None,

@@ -148,6 +148,7 @@ pub(crate) const OPTIONS: &[OptionFacts] = &[
     option("run.checkpoint-every-steps").free(),
     option("run.keep-checkpoints").free(),
     option("run.log-every-steps").free(),
+    option("run.tensorboard").of_rank(),
     option("run.warmup-steps").free(),
     option("run.gradient-noise").free(),
     option("compute.device").of_rank(),

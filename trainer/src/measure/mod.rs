@@ -2,6 +2,7 @@
 
 pub mod clock_offset;
 pub mod energy;
+pub mod event_file;
 pub mod gather;
 pub mod manifest;
 pub mod metrics;

@@ -40,15 +40,31 @@ pub fn write_json(path: &Path, value: &impl Serialize) -> Result<()> {
 /// # Panics
 /// If `path` names no file.
 pub fn write_atomically(path: &Path, bytes: &[u8]) -> Result<()> {
+    write_beside(path, bytes, File::sync_all)?;
+    sync_parent(path)
+}
+
+/// As [`write_atomically`], but a crash of the machine may undo or tear it: for what is soon written anew.
+///
+/// # Errors
+/// I/O errors.
+///
+/// # Panics
+/// If `path` names no file.
+pub fn replace(path: &Path, bytes: &[u8]) -> Result<()> {
+    write_beside(path, bytes, |_| Ok(()))
+}
+
+/// Writes a file beside the one of `path`, does `then` to it, and puts it in its place.
+fn write_beside(path: &Path, bytes: &[u8], then: impl FnOnce(&File) -> std::io::Result<()>) -> Result<()> {
     let partial = partial_beside(path);
     let write = || -> std::io::Result<()> {
         let mut file = File::create(&partial)?;
         file.write_all(bytes)?;
-        file.sync_all()?;
+        then(&file)?;
         fs::rename(&partial, path)
     };
-    write().with_context(|| format!("cannot write {}", path.display()))?;
-    sync_parent(path)
+    write().with_context(|| format!("cannot write {}", path.display()))
 }
 
 /// Waits until the names in a directory are on disk, where its file system can and this user may read it.

@@ -108,6 +108,11 @@ impl OutputDirectory {
         self.path.join("metrics.jsonl")
     }
 
+    /// [`records::RunProgress`].
+    pub fn progress(&self) -> PathBuf {
+        self.path.join("progress.json")
+    }
+
     /// [`records::StepHashes`].
     pub fn hashes(&self) -> PathBuf {
         self.path.join(HASHES)

@@ -274,6 +274,12 @@ impl<M: ImageClassifier> Stepper<M> {
         self.update.parameters()
     }
 
+    /// The mean gradient of the last step, flat as [`layout`](Self::layout) says, where that is summed over all ranks in main memory.
+    /// To be asked between steps.
+    pub fn gradients(&mut self) -> Option<Vec<f32>> {
+        self.update.gradients()
+    }
+
     /// What the optimizer remembers: its state to save.
     pub fn optimizer_state(&self) -> OptimizerState {
         self.update.optimizer_state()

@@ -61,7 +61,11 @@ impl World {
     /// # Collective
     /// Must be called by all ranks.
     pub fn watch(&self, timeout: Duration) -> Result<Option<Watchdog>> {
-        let say = Box::new(|alarm: &Alarm| report::alarm(&alarm.to_string()));
+        let reporter = self.reporter.clone();
+        let say = Box::new(move |alarm: &Alarm| {
+            report::alarm(&alarm.to_string());
+            reporter.log(&alarm.to_string());
+        });
         match Watchdog::start(&*self.communicator, Arc::clone(&self.rank_status), timeout, say) {
             Ok(watchdog) => Ok(Some(watchdog)),
             Err(error @ CollectiveError::WatchdogNeedsThreads { .. }) => {

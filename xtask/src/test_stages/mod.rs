@@ -310,7 +310,10 @@ fn report(context: &Context<'_>) -> Verdict {
     match (report_suite::lacking(args.installing, is_named || args.all), context.programs()) {
         (Some(reason), _) => Verdict::Skipped(reason),
         (None, Err(failed)) => failed,
-        (None, Ok(programs)) => report_suite::run(&programs.trainer, args.claim.as_deref()).into(),
+        (None, Ok(programs)) => {
+            let may_provide = (is_named || args.all) && !args.installing.no_install;
+            report_suite::run(&programs.trainer, args.claim.as_deref(), may_provide).into()
+        }
     }
 }
 

@@ -16,6 +16,7 @@ mod sections;
 mod shard;
 mod sync;
 mod verify;
+mod watch;
 
 pub use definitions::{CompletionsArgs, ManArgs, Shell};
 pub use doctor::DoctorArgs;
@@ -28,6 +29,7 @@ pub use sections::{BatchArgs, ComputeArgs, DataArgs, ModelArgs, RunArgs, Schedul
 pub use shard::ShardArgs;
 pub use sync::SyncArgs;
 pub use verify::{VerifyArgs, VerifyRunArgs};
+pub use watch::WatchArgs;
 
 use crate::config::choices::BatchNormKind;
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
@@ -106,6 +108,8 @@ pub enum CommandOf<A: Args> {
     PredictScaling(Box<WithModel<A, PredictScalingArgs>>),
     /// Make a page, figures and tables of runs, studies, comparisons, predictions and networks; one process.
     Report(ReportArgs),
+    /// Show a run as it stands: curves, speed, time left, warnings; until q is pressed, or once where there is no terminal.
+    Watch(WatchArgs),
     /// Make tar shards of a folder of images, for --dataset shards; one process.
     Shard(ShardArgs),
     /// Start a command of this program on N ranks, by mpirun; with --restarts again when it fails.

@@ -301,6 +301,10 @@ pub struct RunArgs {
     #[arg(long, value_name = "STEPS")]
     pub log_every_steps: Option<u64>,
 
+    /// Directory for event files of TensorBoard: curves by step and epoch, gradients by parameter and epoch, images of the first batch; a run that goes on adds a file [default: none]
+    #[arg(long, value_name = "DIR")]
+    pub tensorboard: Option<PathBuf>,
+
     /// First steps that do not count in the images/s of the summary [default: 5]
     #[arg(long, value_name = "STEPS")]
     pub warmup_steps: Option<u64>,

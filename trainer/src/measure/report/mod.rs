@@ -18,14 +18,15 @@ use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, IsTerminal, Write};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Steps differing by more than this share of the mean speed are worth a warning.
 const UNEVEN_SHARE: f64 = 0.1;
 
-/// Prints for root and is silent on all other ranks.
+/// Prints for root and is silent on all other ranks; a clone has the same console and log.
+#[derive(Clone)]
 pub struct Reporter {
-    output: Option<Mutex<Output>>,
+    output: Option<Arc<Mutex<Output>>>,
 }
 
 struct Output {
@@ -49,12 +50,12 @@ impl Reporter {
         let has_step_lines = !(has_bars && io::stdout().is_terminal());
         let output =
             Output { has_bars, has_step_lines, ..Output::plain(Box::new(io::stdout()), Box::new(io::stderr()), log) };
-        Self { output: is_root.then(|| Mutex::new(output)) }
+        Self { output: is_root.then(|| Arc::new(Mutex::new(output))) }
     }
 
     #[cfg(test)]
     fn with_console(console: Box<dyn Write + Send>, warnings: Box<dyn Write + Send>) -> Self {
-        Self { output: Some(Mutex::new(Output::plain(console, warnings, None))) }
+        Self { output: Some(Arc::new(Mutex::new(Output::plain(console, warnings, None)))) }
     }
 
     /// From now on the text goes into `log` too.
@@ -75,6 +76,14 @@ impl Reporter {
     pub fn warn(&self, text: &str) {
         if let Some(mut output) = self.lock() {
             output.warn(text);
+        }
+    }
+
+    /// Adds a line to the log alone, of something that is said elsewhere and may end the program: it waits for nobody who may hold
+    /// the console.
+    pub fn log(&self, text: &str) {
+        if let Some(mut output) = self.output.as_ref().and_then(|output| output.try_lock().ok()) {
+            output.log_line(text);
         }
     }
 

@@ -79,17 +79,23 @@ impl<M: ImageClassifier> Training<'_, M> {
         let saves = config.checkpoint_every_steps.is_some_and(|every| (self.progress.step + 1).is_multiple_of(every));
         let ends_epoch = self.progress.step_in_epoch + 1 == epoch.num_steps;
         let context = self.context(epoch, saves || ends_epoch)?;
+        if let (0, Some(batch)) = (self.progress.step, loaded.micro_batches.first()) {
+            self.tensorboard.batch(batch, &self.session.data.normalization);
+        }
         let end = self.stepper.step(context, loaded, &self.times.timer)?;
         // What is printed or saved is whole; between, a device is not waited for.
         let should_log = (self.progress.step_in_epoch + 1).is_multiple_of(config.log_every_steps.filled());
         let hashes = OwnHashes::is_of(&self.hashes, &self.progress);
         let own = self.add_scores(epoch, &end, should_log || saves || ends_epoch || hashes)?;
+        if ends_epoch && self.tensorboard.is_open() && end.outcome == StepOutcome::Updated {
+            self.show_gradients();
+        }
         self.note_outcome(end.outcome)?;
         self.note_stand_ins();
         self.checkpointer.look()?;
 
         let duration = start.elapsed();
-        self.session.reporter.step(&StepLine {
+        let line = StepLine {
             epoch: self.progress.epoch,
             step_in_epoch: self.progress.step_in_epoch,
             steps_per_epoch: epoch.num_steps,
@@ -98,7 +104,12 @@ impl<M: ImageClassifier> Training<'_, M> {
             duration,
             seconds: self.times.timer.take_step(),
             global_num_samples,
-        });
+        };
+        self.session.reporter.step(&line);
+        self.progress_file.step(&line, self.progress.step + 1);
+        if should_log || ends_epoch {
+            self.tensorboard.step(self.progress.step + 1, &line);
+        }
         self.times.add_step(self.progress.step, global_num_samples, duration);
         if let Some(hashes) = self.hashes.as_mut().filter(|_| hashes) {
             hashes.add(self.progress.step, own, self.stepper.layout(), &self.stepper.parameters());
@@ -110,6 +121,13 @@ impl<M: ImageClassifier> Training<'_, M> {
             self.save()?;
         }
         Ok(end.stop)
+    }
+
+    /// How the last step's mean gradient is spread, for TensorBoard.
+    fn show_gradients(&mut self) {
+        if let Some(gradients) = self.stepper.gradients() {
+            self.tensorboard.gradients(self.progress.step + 1, self.stepper.layout(), &gradients);
+        }
     }
 
     /// Says the size of images where it changes with the epoch, at the session's first and whenever it is another.

@@ -27,8 +27,10 @@ use crate::model::schedule::LearningRate;
 use crate::run::checkpoint::Progress;
 use crate::run::checkpointer::Checkpointer;
 use crate::run::evaluate::{EvaluateConfig, Evaluation, evaluate};
+use crate::run::progress_file::ProgressFile;
 use crate::run::session::Session;
 use crate::run::step_hashes::OwnHashes;
+use crate::run::tensorboard::Tensorboard;
 use crate::step::ema::Ema;
 use crate::step::gradient_noise::{NoiseBatches, NoiseSums};
 use crate::step::optimizer::{AdamConfig, OptimizerConfig, SgdConfig};
@@ -88,6 +90,8 @@ pub fn fit<M: ImageClassifier>(model: M, session: &Session<'_>) -> Result<Outcom
     let times = SessionTimes::starting_at(progress.step + config.run.warmup_steps.filled(), timer, energy);
     let mut training = Training {
         session,
+        tensorboard: Tensorboard::open(session, progress.step)?,
+        progress_file: ProgressFile::new(session),
         stepper,
         ema,
         checkpointer,
@@ -123,6 +127,8 @@ struct Training<'a, M> {
     /// Of this rank's gradients in the epoch, as far as this session made it; then of all ranks'.
     own_noise: NoiseSums,
     noise: NoiseSums,
+    tensorboard: Tensorboard<'a>,
+    progress_file: ProgressFile,
     noted_stand_ins: bool,
     /// The size that was noted last, where it changes with the epoch.
     image_shape: Option<ImageShape>,
@@ -168,11 +174,12 @@ impl<M: ImageClassifier> Training<'_, M> {
     }
 
     fn save(&mut self) -> Result<()> {
+        self.progress_file.enter("checkpoint");
         let _checkpoint = self.times.timer.enter(Phase::Checkpoint);
         self.checkpointer.save(&self.stepper, self.ema.as_ref(), &self.progress)
     }
 
-    fn evaluate_if_due(&self) -> Result<Option<Evaluation>> {
+    fn evaluate_if_due(&mut self) -> Result<Option<Evaluation>> {
         let Session { config, data, communicator, .. } = self.session;
         let num_epochs = self.progress.epoch + 1;
         if num_epochs != config.schedule.epochs.filled()
@@ -180,6 +187,7 @@ impl<M: ImageClassifier> Training<'_, M> {
         {
             return Ok(None);
         }
+        self.progress_file.enter("evaluation");
         let how = EvaluateConfig {
             micro_batch_size: config.micro_batch_size(),
             loader_threads: config.data.loader_threads.filled(),
@@ -199,6 +207,7 @@ impl<M: ImageClassifier> Training<'_, M> {
         let Self { session, stepper, progress, .. } = self;
         let communicator = &*session.communicator;
         let world = self.times.take_epoch().gather(communicator)?;
+        self.progress_file.epoch(&world);
         let scales_loss = session.config.optimizer.loss_scale.filled() != LossScaling::None;
         let cost = EpochCost {
             epoch: progress.epoch,
@@ -220,6 +229,7 @@ impl<M: ImageClassifier> Training<'_, M> {
         let record = EpochRecord { test_metrics: metrics, ..cost.record(progress.epoch_scores, test) };
         session.reporter.epoch(&record);
         session.files.epoch(&record)?;
+        self.tensorboard.epoch(&record);
         progress.last_record = Some(record);
         Ok(())
     }

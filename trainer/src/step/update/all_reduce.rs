@@ -150,6 +150,10 @@ impl<M: ImageClassifier> Update<M> for AllReduce {
         Ok(())
     }
 
+    fn gradients(&mut self) -> Option<Vec<f32>> {
+        Some(self.replica.reducer.synced().to_flat())
+    }
+
     fn replica(&self) -> Option<&Replica> {
         Some(&self.replica)
     }

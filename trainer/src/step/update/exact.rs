@@ -88,6 +88,10 @@ impl<M: ImageClassifier> Update<M> for Exact {
         self.all_reduce.attach(model)
     }
 
+    fn gradients(&mut self) -> Option<Vec<f32>> {
+        Some(self.all_reduce.replica.reducer.synced().to_flat())
+    }
+
     fn replica(&self) -> Option<&Replica> {
         Some(&self.all_reduce.replica)
     }

@@ -88,6 +88,11 @@ pub(super) trait Update<M>: Debug {
     /// Must be called by all ranks.
     fn attach(&mut self, model: &M) -> Result<()>;
 
+    /// The mean gradient of the last step, flat in module order, where that is summed over all ranks in main memory.
+    fn gradients(&mut self) -> Option<Vec<f32>> {
+        None
+    }
+
     /// What is in main memory; nothing where the device updates.
     fn replica(&self) -> Option<&Replica>;
 

@@ -1,0 +1,155 @@
+//! What the page says of runs in every state.
+
+use super::*;
+use crate::Refusal;
+use records::{EpochRecord, LaunchFacts, Manifest, RankSeconds, RunProgress, Seconds, Summary};
+use serde::Serialize;
+use std::fs;
+use std::time::SystemTime;
+use tempfile::TempDir;
+
+fn write(folder: &TempDir, file: &str, value: &impl Serialize) {
+    fs::write(folder.path().join(file), serde_json::to_string(value).unwrap()).unwrap();
+}
+
+fn progress(seconds_ago: u64) -> RunProgress {
+    let written = SystemTime::now() - Duration::from_secs(seconds_ago);
+    let rank = |rank, communication| RankSeconds {
+        rank,
+        node: "n1".to_owned(),
+        num_steps: 10,
+        forward: 1.0,
+        backward: 1.0,
+        communication,
+        ..RankSeconds::default()
+    };
+    RunProgress {
+        written: humantime::format_rfc3339_seconds(written).to_string(),
+        phase: "training".to_owned(),
+        epoch: 2,
+        epochs: 4,
+        step: 25,
+        step_in_epoch: 5,
+        steps_per_epoch: 10,
+        session_steps: 25,
+        session_seconds: 50.0,
+        global_batch_size: 64,
+        loss: Some(0.5),
+        top1: Some(0.75),
+        learning_rate: 0.1,
+        images_per_second: 123.4,
+        seconds: Seconds { forward: 0.9, communication: 0.1, ..Seconds::default() },
+        ranks: vec![rank(0, 0.0), rank(1, 2.0)],
+    }
+}
+
+/// A run of two epochs of four, on 2 ranks.
+fn run() -> TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("run.toml"), "[model]\nmodel = \"resnet20\"\n[data]\ndataset = \"shapes\"\n").unwrap();
+    let launch = LaunchFacts { ranks: 2, threads_per_rank: 1, nodes: vec!["n1".to_owned()], ..LaunchFacts::default() };
+    write(&folder, "manifest.json", &Manifest { launch, ..Manifest::default() });
+    let epoch = |epoch, loss, top1| EpochRecord {
+        epoch,
+        train_loss: Some(loss),
+        train_top1: Some(top1),
+        test_loss: Some(loss + 0.1),
+        test_top1: Some(top1 - 0.1),
+        images_per_second: 100.0,
+        ..EpochRecord::default()
+    };
+    let lines = [epoch(0, 2.0, 0.3), epoch(1, 1.0, 0.6)].map(|epoch| serde_json::to_string(&epoch).unwrap());
+    fs::write(folder.path().join("metrics.jsonl"), lines.join("\n")).unwrap();
+    folder
+}
+
+fn shown(folder: &TempDir) -> String {
+    snapshot(folder.path()).unwrap()
+}
+
+#[test]
+fn a_running_runs_page_has_its_place_its_curves_its_ranks_and_the_time_left() {
+    let folder = run();
+    write(&folder, "progress.json", &progress(1));
+    let page = shown(&folder);
+    for expected in [
+        "running: training",
+        "resnet20 on shapes | 2 ranks of 1 threads on n1",
+        "123.4 images/s | exposed communication 10.0 %",
+        "step 25: loss 0.5000 accuracy 75.0 %",
+        "epoch 1: test loss 1.1000 accuracy 50.00 %",
+        "epoch 3 of 4, step 5 of 10, 30s left",
+        "images/s",
+        "50.0 %",
+    ] {
+        assert!(page.contains(expected), "{expected}\n{page}");
+    }
+    // Each rank's half of 64 images in 10 steps, of which 2 s were not waiting.
+    assert_eq!(page.matches("160.0").count(), 2, "{page}");
+}
+
+#[test]
+fn a_run_is_silent_dead_stopped_or_finished_as_its_files_say() {
+    let folder = run();
+    write(&folder, "progress.json", &progress(300));
+    assert!(shown(&folder).contains("silent for 5m"), "{}", shown(&folder));
+    let node = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let lock = |process: u32| format!("process {process} on {} since 2026-01-01T00:00:00Z", node.trim());
+    fs::write(folder.path().join(".lock"), lock(u32::MAX)).unwrap();
+    assert!(shown(&folder).contains("dead: its process is gone"), "{}", shown(&folder));
+    fs::write(folder.path().join(".lock"), lock(std::process::id())).unwrap();
+    assert!(shown(&folder).contains("silent"));
+    let mut summary = Summary {
+        epochs: 2,
+        steps: 25,
+        images: 1600,
+        final_epoch: None,
+        best_epoch: None,
+        best_test_top1: None,
+        parameter_hash: String::new(),
+        seconds_total: 50.0,
+        images_per_second: None,
+        slowest_rank: None,
+        rank_seconds: Vec::new(),
+        peak_memory_bytes: 1 << 20,
+        staleness: None,
+        skipped_steps: 0,
+        stopped_early: true,
+    };
+    write(&folder, "summary.json", &summary);
+    assert!(shown(&folder).contains("stopped with a checkpoint"));
+    summary.stopped_early = false;
+    write(&folder, "summary.json", &summary);
+    assert!(shown(&folder).contains("finished"));
+}
+
+#[test]
+fn a_resumed_run_is_not_taken_for_the_session_before_it() {
+    let folder = run();
+    write(&folder, "progress.json", &progress(300));
+    let manifest = fs::File::options().append(true).open(folder.path().join("manifest.json")).unwrap();
+    manifest.set_modified(SystemTime::now() + Duration::from_secs(10)).unwrap();
+    assert!(shown(&folder).contains("running: starting"), "{}", shown(&folder));
+}
+
+#[test]
+fn alerts_are_the_warnings_and_errors_of_this_session_each_once() {
+    let folder = run();
+    write(&folder, "progress.json", &progress(1));
+    let log = "version 1\nwarning: an old one\nversion 1\nepoch 00 done\nwarning: slow rank\nerror (rank 0): silent\n  rank 1: stopped\nx\n";
+    fs::write(folder.path().join("train.log"), log).unwrap();
+    fs::write(folder.path().join("slurm-7.out"), "warning: slow rank\nerror: killed\n  rank 0: y\n").unwrap();
+    let live = Live::read(folder.path()).unwrap();
+    assert_eq!(
+        live.alerts,
+        ["warning: slow rank", "error (rank 0): silent", "  rank 1: stopped", "error: killed", "  rank 0: y"]
+    );
+}
+
+#[test]
+fn a_directory_without_a_run_has_not_begun_and_one_that_is_not_there_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    assert!(shown(&folder).contains("not begun"));
+    let error = snapshot(&folder.path().join("none")).unwrap_err();
+    assert!(error.is::<Refusal>(), "{error}");
+}

@@ -1,0 +1,224 @@
+//! The page of a run that is watched, out of widgets of ratatui.
+//!
+//! In: [`Live`], an area of a terminal or of text. Out: its cells. Invariant: pure; without colours it says the same.
+
+use std::time::Duration;
+
+use ratatui::buffer::Buffer;
+use ratatui::layout::{Constraint, Layout, Rect};
+use ratatui::style::{Color, Style, Stylize};
+use ratatui::symbols::Marker;
+use ratatui::text::{Line, Span};
+use ratatui::widgets::{Axis, Block, Cell, Chart, Dataset, Gauge, GraphType, Paragraph, Row, Table, Widget};
+use records::{EpochRecord, RankSeconds, RunProgress, Seconds};
+
+use super::state::{Live, Stage};
+
+const TRAIN: Color = Color::Yellow;
+const TEST: Color = Color::Cyan;
+
+/// Lines of alerts, and of the log.
+const NUM_LINES: u16 = 4;
+
+/// Draws the page.
+pub(super) fn render(live: &Live, area: Rect, buffer: &mut Buffer) {
+    let ranks = live.progress.as_ref().map_or(&[][..], |progress| &progress.ranks);
+    let ranks_height = u16::try_from(ranks.len().clamp(1, 8)).unwrap_or(8) + 3;
+    let [head, bar, charts, middle, alerts, log] = Layout::vertical([
+        Constraint::Length(4),
+        Constraint::Length(1),
+        Constraint::Min(6),
+        Constraint::Length(ranks_height.max(7)),
+        Constraint::Length(NUM_LINES + 2),
+        Constraint::Length(NUM_LINES + 2),
+    ])
+    .areas(area);
+    Paragraph::new(head_lines(live)).render(head, buffer);
+    progress_bar(live, bar, buffer);
+    let [loss, accuracy] = Layout::horizontal([Constraint::Fill(1), Constraint::Fill(1)]).areas(charts);
+    chart(live, "loss", [|epoch| epoch.train_loss, |epoch| epoch.test_loss], loss, buffer);
+    chart(
+        live,
+        "accuracy, %",
+        [|epoch| per_cent(epoch.train_top1), |epoch| per_cent(epoch.test_top1)],
+        accuracy,
+        buffer,
+    );
+    let [speed, table] = Layout::horizontal([Constraint::Fill(1), Constraint::Fill(1)]).areas(middle);
+    chart(live, "images/s by epoch", [|epoch| Some(epoch.images_per_second), |_| None], speed, buffer);
+    ranks_table(live, ranks, table, buffer);
+    lines(" warnings and errors ", &live.alerts, Style::new().fg(Color::Red), alerts, buffer);
+    lines(" log ", &live.log, Style::new(), log, buffer);
+}
+
+fn per_cent(share: Option<f64>) -> Option<f64> {
+    share.map(|share| 100.0 * share)
+}
+
+fn head_lines(live: &Live) -> Vec<Line<'_>> {
+    let run = &live.run;
+    let setting = |key| run.setting(key).unwrap_or("?");
+    let launch = run.manifest().map(|manifest| &manifest.launch);
+    let ranks = launch.map_or(String::new(), |launch| {
+        format!("{} ranks of {} threads on {}", launch.ranks, launch.threads_per_rank, launch.nodes.join(", "))
+    });
+    let title = Line::from(vec![
+        Span::from(run.directory.display().to_string()).bold(),
+        Span::from("  "),
+        Span::styled(stage(live), stage_style(&live.stage)),
+    ]);
+    let job = format!("{} on {} | {ranks}", setting("model.model"), setting("data.dataset"));
+    vec![title, Line::from(job), Line::from(speed(live)), Line::from(newest(live))]
+}
+
+fn stage(live: &Live) -> String {
+    let phase = live.progress.as_ref().map_or("starting", |progress| &progress.phase);
+    match &live.stage {
+        Stage::NotBegun => "not begun: no file of a run is here yet".to_owned(),
+        Stage::Running(age) => format!("running: {phase} (written {} ago)", time(*age)),
+        Stage::Silent(age) => format!("silent for {} in {phase}: long at it, or dead", time(*age)),
+        Stage::Dead => format!("dead: its process is gone, in {phase}; `trainer train --resume` goes on"),
+        Stage::Stopped => "stopped with a checkpoint; `trainer train --resume` goes on".to_owned(),
+        Stage::Finished => "finished".to_owned(),
+    }
+}
+
+fn stage_style(stage: &Stage) -> Style {
+    let colour = match stage {
+        Stage::Running(_) | Stage::Finished => Color::Green,
+        Stage::NotBegun | Stage::Stopped | Stage::Silent(_) => Color::Yellow,
+        Stage::Dead => Color::Red,
+    };
+    Style::new().fg(colour).bold()
+}
+
+/// The speed now: of the last seconds while it runs, else of the session.
+fn speed(live: &Live) -> String {
+    let run = &live.run;
+    let exposed = |seconds: &Seconds| 100.0 * seconds.communication / seconds.step_total().max(f64::MIN_POSITIVE);
+    let (speed, exposed) = match (&live.stage, &live.progress, run.epochs.last()) {
+        (Stage::Running(_), Some(progress), _) => (Some(progress.images_per_second), Some(exposed(&progress.seconds))),
+        (.., last) => (run.images_per_second(), last.map(|epoch| 100.0 * epoch.exposed_communication_share)),
+    };
+    let or_dash = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
+    format!(
+        "{} images/s | exposed communication {} % | memory {}",
+        or_dash(speed.map(|speed| format!("{speed:.1}"))),
+        or_dash(exposed.map(|exposed| format!("{exposed:.1}"))),
+        or_dash(run.peak_memory_bytes().map(records::bytes)),
+    )
+}
+
+/// The newest scores.
+fn newest(live: &Live) -> String {
+    let mut parts = Vec::new();
+    if let Some(progress) = &live.progress {
+        let [loss, top1] = [progress.loss, progress.top1.map(|share| 100.0 * share)];
+        let of_step = loss.zip(top1).map(|(loss, top1)| format!("loss {loss:.4} accuracy {top1:.1} %"));
+        let rate = progress.learning_rate;
+        parts.push(format!("step {}: {} rate {rate:.4}", progress.step, of_step.unwrap_or_default()));
+    }
+    if let Some(epoch) = live.run.epochs.iter().rev().find(|epoch| epoch.test_top1.is_some()) {
+        let [loss, top1] = [epoch.test_loss, epoch.test_top1].map(Option::unwrap_or_default);
+        parts.push(format!("epoch {}: test loss {loss:.4} accuracy {:.2} %", epoch.epoch, 100.0 * top1));
+    }
+    let best = live.run.epochs.iter().filter_map(|epoch| Some((epoch.test_top1?, epoch.epoch)));
+    if let Some((top1, epoch)) = best.max_by(|a, b| a.0.total_cmp(&b.0)) {
+        parts.push(format!("best {:.2} % in epoch {epoch}", 100.0 * top1));
+    }
+    parts.join(" | ")
+}
+
+fn progress_bar(live: &Live, area: Rect, buffer: &mut Buffer) {
+    let whole = live.epochs().map(|epochs| (live.run.epochs.len() as u64, epochs));
+    let Some((done, all)) = live.steps().or(whole) else { return };
+    let place = live.progress.as_ref().map_or_else(
+        || format!("epoch {done} of {all}"),
+        |progress| {
+            let RunProgress { epoch, epochs, step_in_epoch, steps_per_epoch, .. } = progress;
+            format!("epoch {} of {epochs}, step {step_in_epoch} of {steps_per_epoch}", epoch + 1)
+        },
+    );
+    let left = live.time_left().map_or(String::new(), |left| format!(", {} left", time(left)));
+    let ratio = (done as f64 / all as f64).clamp(0.0, 1.0);
+    let label = format!("{:.0} % | {place}{left}", 100.0 * ratio);
+    Gauge::default().ratio(ratio).label(label).gauge_style(Style::new().fg(Color::Blue)).render(area, buffer);
+}
+
+/// A curve or two by epoch.
+fn chart(live: &Live, title: &str, values: [fn(&EpochRecord) -> Option<f64>; 2], area: Rect, buffer: &mut Buffer) {
+    let epochs = &live.run.epochs;
+    let points = |value: fn(&EpochRecord) -> Option<f64>| -> Vec<(f64, f64)> {
+        let point = |epoch: &EpochRecord| Some((epoch.epoch as f64, value(epoch).filter(|value| value.is_finite())?));
+        epochs.iter().filter_map(point).collect()
+    };
+    let curves = values.map(points);
+    let all = || curves.iter().flatten().map(|point| point.1);
+    let (least, most) = (all().fold(f64::INFINITY, f64::min), all().fold(f64::NEG_INFINITY, f64::max));
+    let (least, most) = match () {
+        () if least > most => (0.0, 1.0),
+        () if least == most => (least - 0.5, most + 0.5),
+        () => (least, most),
+    };
+    let last = epochs.last().map_or(1, |epoch| epoch.epoch.max(1)) as f64;
+    let datasets = [("train", TRAIN), ("test", TEST)].into_iter().zip(&curves).filter(|(_, points)| !points.is_empty());
+    let datasets = datasets.map(|((name, colour), points)| {
+        let (marker, kind) =
+            if points.len() > 1 { (Marker::Braille, GraphType::Line) } else { (Marker::Dot, GraphType::Scatter) };
+        Dataset::default().name(name).marker(marker).graph_type(kind).style(Style::new().fg(colour)).data(points)
+    });
+    let datasets: Vec<_> = datasets.collect();
+    let has_legend = datasets.len() > 1;
+    let digits = if most - least < 10.0 { 2 } else { 0 };
+    let y_labels = [least, f64::midpoint(least, most), most].map(|value| format!("{value:.digits$}"));
+    let chart = Chart::new(datasets)
+        .block(Block::bordered().title(format!(" {title} ")))
+        .x_axis(Axis::default().bounds([0.0, last]).labels(["epoch 0".to_owned(), format!("{last}")]))
+        .y_axis(Axis::default().bounds([least, most]).labels(y_labels));
+    if has_legend { chart } else { chart.legend_position(None) }.render(area, buffer);
+}
+
+/// What every rank did in the last epoch: how fast it is when it does not wait, and where a step's time goes.
+fn ranks_table(live: &Live, ranks: &[RankSeconds], area: Rect, buffer: &mut Buffer) {
+    let block = Block::bordered().title(" ranks, last epoch of this session ");
+    let num_images = live.progress.as_ref().map_or(0, |progress| progress.global_batch_size);
+    if ranks.is_empty() {
+        return Paragraph::new("known after the first epoch").dim().block(block).render(area, buffer);
+    }
+    let per_rank = num_images as f64 / ranks.len() as f64;
+    let row = |rank: &RankSeconds| {
+        let own = rank.data + rank.forward + rank.backward + rank.optimizer + rank.other;
+        let [steps, whole] = [rank.num_steps.max(1) as f64, (own + rank.communication).max(f64::MIN_POSITIVE)];
+        let milliseconds = |seconds: f64| format!("{:.1}", 1e3 * seconds / steps);
+        Row::new(vec![
+            Cell::from(rank.rank.to_string()),
+            Cell::from(rank.node.clone()),
+            Cell::from(format!("{:.1}", per_rank * steps / own.max(f64::MIN_POSITIVE))),
+            Cell::from(format!("{:.1} %", 100.0 * rank.communication / whole)),
+            Cell::from(milliseconds(rank.data)),
+            Cell::from(milliseconds(rank.forward)),
+            Cell::from(milliseconds(rank.backward)),
+            Cell::from(milliseconds(rank.optimizer)),
+        ])
+    };
+    let columns = ["rank", "node", "images/s", "waits", "data ms", "fwd", "bwd", "opt"];
+    let widths = [4, 9, 8, 7, 7, 6, 6, 5].map(Constraint::Min);
+    let table = Table::new(ranks.iter().map(row), widths).header(Row::new(columns).bold()).block(block);
+    Widget::render(table, area, buffer);
+}
+
+/// The last of these lines.
+fn lines(title: &str, lines: &[String], style: Style, area: Rect, buffer: &mut Buffer) {
+    let first = lines.len().saturating_sub(usize::from(NUM_LINES));
+    let shown: Vec<Line<'_>> = lines[first..].iter().map(|line| Line::from(line.as_str()).style(style)).collect();
+    Paragraph::new(shown).block(Block::bordered().title(title)).render(area, buffer);
+}
+
+/// Seconds at most: `2h 3m`.
+fn time(duration: Duration) -> String {
+    let whole = match duration.as_secs() {
+        seconds if seconds >= 3600 => seconds / 60 * 60,
+        seconds => seconds,
+    };
+    humantime::format_duration(Duration::from_secs(whole)).to_string()
+}

@@ -1,0 +1,15 @@
+//! Flags of `trainer watch`.
+
+use clap::Args;
+
+/// Flags of `trainer watch`.
+#[derive(Debug, Clone, Args)]
+pub struct WatchArgs {
+    /// Directory of a run, or the id of a Slurm job that `slurm submit` made.
+    #[arg(value_name = "RUN")]
+    pub run: String,
+
+    /// Print the page once, as it is also where standard output is no terminal [default: off, until q is pressed]
+    #[arg(long)]
+    pub once: bool,
+}

@@ -1,0 +1,130 @@
+//! What TensorBoard shows of a run, where `--tensorboard` asks for it.
+//!
+//! In: a run's steps and epochs. Out: an event file a session, written by root.
+//! Invariant: steps are numbered as done, so that what an epoch's end and a resumed session write lies at different steps. A file that
+//! cannot be written stops no run: that is said once, and nothing more is written.
+
+use anyhow::{Result, ensure};
+use datasets::{DeviceBatch, ImageShape, Normalization, picture};
+use distributed::{ParameterLayout, ROOT};
+use records::EpochRecord;
+
+use crate::config::TrainConfig;
+use crate::measure::event_file::{EventFile, EventValue, Histogram};
+use crate::measure::metrics::StepLine;
+use crate::measure::report::Reporter;
+use crate::run::session::Session;
+
+/// Images of the batch that is shown.
+const MOST_IMAGES: usize = 64;
+
+/// Where root writes events; nothing on other ranks, or where nobody asked for them.
+#[derive(Debug)]
+pub struct Tensorboard<'a> {
+    file: Option<EventFile>,
+    reporter: &'a Reporter,
+}
+
+/// Refuses to begin a run whose directory for TensorBoard has the events of another.
+///
+/// # Errors
+/// When it has, or cannot be read.
+pub fn expect_no_events(config: &TrainConfig) -> Result<()> {
+    let Some(directory) = config.run.tensorboard.as_deref().filter(|_| !config.resume) else { return Ok(()) };
+    ensure!(
+        !EventFile::is_any_in(directory)?,
+        "--tensorboard {}: expected a directory without event files, got one that has those of another run; choose another, or \
+         --resume that run",
+        directory.display()
+    );
+    Ok(())
+}
+
+impl<'a> Tensorboard<'a> {
+    /// For a session that goes on after `num_steps` steps.
+    ///
+    /// # Errors
+    /// When the file cannot be made.
+    pub fn open(session: &Session<'a>, num_steps: u64) -> Result<Self> {
+        let directory = session.config.run.tensorboard.as_deref().filter(|_| session.communicator.rank() == ROOT);
+        // What is written of the last step done stays; of a run that begins anew nothing does.
+        let first_step = if num_steps == 0 { 0 } else { num_steps + 1 };
+        let node = &session.communicator.topology().node;
+        let file = directory.map(|directory| EventFile::create(directory, node, first_step)).transpose()?;
+        Ok(Self { file, reporter: session.reporter })
+    }
+
+    /// Whether anything is written.
+    pub fn is_open(&self) -> bool {
+        self.file.is_some()
+    }
+
+    /// The images of root's first batch, as the model sees them.
+    pub fn batch(&mut self, batch: &DeviceBatch, normalization: &Normalization) {
+        if !self.is_open() || batch.num_samples() == 0 {
+            return;
+        }
+        let images = batch.clone().into_images().images;
+        let [number, height, width, channels] = images.dims();
+        let shape = ImageShape { height, width, channels };
+        let num_pixels = number.min(MOST_IMAGES) * height * width * channels;
+        let pixels = images.into_data().convert::<f32>();
+        if let Some(picture) =
+            pixels.as_slice().ok().and_then(|pixels| picture(&pixels[..num_pixels], shape, normalization))
+        {
+            self.add(0, vec![("batch/images".to_owned(), EventValue::Picture(picture))]);
+        }
+    }
+
+    /// A step that has its line in the log: what that says.
+    pub fn step(&mut self, step: u64, line: &StepLine) {
+        let seconds = line.duration.as_secs_f64();
+        let mut values = vec![
+            scalar("step/learning_rate", line.learning_rate),
+            scalar("step/images_per_second", line.global_num_samples as f64 / seconds),
+        ];
+        if line.scores.num_samples > 0 {
+            values.extend([scalar("step/loss", line.scores.loss_mean()), scalar("step/accuracy", line.scores.top1())]);
+        }
+        self.add(step, values);
+    }
+
+    /// The mean gradient of a step, flat as `layout` says.
+    pub fn gradients(&mut self, step: u64, layout: &ParameterLayout, gradients: &[f32]) {
+        let histogram = |entry: &distributed::ParameterEntry| {
+            let histogram = Histogram::of(&gradients[entry.range()])?;
+            Some((format!("gradients/{}", entry.path), EventValue::Histogram(histogram)))
+        };
+        self.add(step, layout.entries().iter().filter_map(histogram).collect());
+    }
+
+    /// An epoch: what its line of `metrics.jsonl` says.
+    pub fn epoch(&mut self, record: &EpochRecord) {
+        let measured = [
+            ("train/loss", record.train_loss),
+            ("train/accuracy", record.train_top1),
+            ("test/loss", record.test_loss),
+            ("test/accuracy", record.test_top1),
+            ("epoch/images_per_second", Some(record.images_per_second)),
+            (
+                "epoch/exposed_communication_share",
+                Some(record.exposed_communication_share).filter(|_| record.num_ranks > 1),
+            ),
+        ];
+        let mut values: Vec<_> = measured.iter().filter_map(|(tag, value)| Some(scalar(tag, (*value)?))).collect();
+        values.extend(record.test_metrics.iter().map(|(name, value)| scalar(&format!("test/{name}"), *value)));
+        self.add(record.step, values);
+    }
+
+    fn add(&mut self, step: u64, values: Vec<(String, EventValue)>) {
+        let Some(file) = &mut self.file else { return };
+        if let Err(error) = file.add(step, &values) {
+            self.reporter.warn(&format!("--tensorboard: {error:#}; nothing more is written for TensorBoard"));
+            self.file = None;
+        }
+    }
+}
+
+fn scalar(tag: &str, value: f64) -> (String, EventValue) {
+    (tag.to_owned(), EventValue::Scalar(value))
+}

@@ -1,0 +1,50 @@
+"""Holds the event files of a run against its metrics, by TensorBoard's own reader.
+
+usage: event_files.py DIR METRICS
+"""
+
+import io
+import json
+import sys
+
+import numpy
+from PIL import Image
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+directory, metrics = sys.argv[1:]
+events = EventAccumulator(directory, size_guidance={"scalars": 0, "histograms": 0, "images": 0})
+events.Reload()
+with open(metrics) as file:
+    epochs = [json.loads(line) for line in file]
+steps = [epoch["step"] for epoch in epochs]
+tags = events.Tags()
+
+
+def expect(what, expected, got):
+    if expected != got:
+        sys.exit(f"{what}: expected {expected}, got {got}")
+
+
+curves = {
+    "train/loss": "train_loss",
+    "train/accuracy": "train_top1",
+    "test/loss": "test_loss",
+    "test/accuracy": "test_top1",
+    "epoch/images_per_second": "images_per_second",
+}
+for tag, key in curves.items():
+    expected = [(epoch["step"], float(numpy.float32(epoch[key]))) for epoch in epochs]
+    expect(tag, expected, [(event.step, event.value) for event in events.Scalars(tag)])
+for tag in ["step/loss", "step/accuracy", "step/learning_rate", "step/images_per_second"]:
+    expect(tag, list(range(1, steps[-1] + 1)), [event.step for event in events.Scalars(tag)])
+gradients = [tag for tag in tags["histograms"] if tag.startswith("gradients/")]
+expect("gradients of the classifier and more", True, "gradients/linear.weight" in gradients and len(gradients) > 10)
+for tag in gradients:
+    histograms = events.Histograms(tag)
+    expect(tag, steps, [event.step for event in histograms])
+    for event in histograms:
+        expect(f"{tag}, numbers counted", event.histogram_value.num, sum(event.histogram_value.bucket))
+expect("images", ["batch/images"], tags["images"])
+(image,) = events.Images("batch/images")
+expect("image", (image.width, image.height), Image.open(io.BytesIO(image.encoded_image_string)).size)
+print(f"{len(epochs)} epochs, {len(gradients)} gradients, an image of {image.width} x {image.height}")
