@@ -13,11 +13,14 @@ mod ci;
 #[cfg(test)]
 mod containers;
 mod cuda;
+mod deny;
+mod dist;
 mod features;
 mod gpu_check;
 mod kernel_stages;
 mod mpi_choice;
 mod mpi_suite;
+mod needs;
 mod packages;
 mod probe;
 mod report_suite;
@@ -66,6 +69,8 @@ enum Command {
     Tidy,
     /// Write the book's reference anew, and build the book where mdbook is installed.
     Book,
+    /// Pack the programs of a release, or the crates; nothing is uploaded.
+    Dist(dist::DistArgs),
     /// Run all checks as `test` does, or check the CUDA build.
     Ci(ci::CiArgs),
 }
@@ -91,6 +96,7 @@ fn run(command: &Command) -> Outcome {
         Command::Chaos(args) => args.run(),
         Command::Tidy => tidy::run(),
         Command::Book => book::run(),
+        Command::Dist(args) => args.run(),
         Command::Ci(args) => args.run(),
     }
 }

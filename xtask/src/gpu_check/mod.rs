@@ -3,7 +3,6 @@
 //! In: the workspace, files that stay outside it. Out: `target/gpu-check`, which needs bash and a python3 with PyTorch where it runs.
 //! Invariant: nothing is measured beside a compiler of ours; the scripts are those of `peers/`, copied.
 
-mod glibc;
 mod pack;
 
 use std::process::Command as Process;
@@ -11,6 +10,7 @@ use std::process::Command as Process;
 use clap::Args;
 
 use crate::cuda;
+use crate::needs;
 use crate::setup;
 use jobs::failure::Outcome;
 use jobs::options::Installing;
@@ -41,7 +41,7 @@ impl GpuCheckArgs {
         let known_answer = self.data_dir.as_deref().map(pack::KnownAnswer::find).transpose()?;
         setup::run(self.installing)?;
         let built = cuda::built()?;
-        let needed = glibc::needed(&built.trainer)?;
+        let needed = needs::glibc(&built.trainer)?;
         let folder = pack::pack(&built, known_answer.as_ref())?;
         println!("{} packed; the program needs glibc {needed} or newer", folder.display());
         if !cuda::has_gpu() {

@@ -14,6 +14,7 @@ use std::time::Instant;
 use clap::Args;
 
 use crate::cargo::{self, Mpi};
+use crate::deny;
 use crate::features;
 use crate::kernel_stages;
 use crate::mpi_choice::{self, MpiChoice};
@@ -32,11 +33,12 @@ use jobs::process;
 use verdict::{Row, Verdict, table};
 
 const DETAILS: &str = "\
-Stages in order: fmt, tidy, clippy, test, doc, ndarray, nccl, corpus, memory, arm, mpi, report, mpich, features, slurm, chaos.
-Only with --all, or named by --only: ndarray, nccl, corpus, memory, arm, mpich, features, slurm, chaos, and of mpi the check of 2,000 steps.
+Stages in order: fmt, tidy, clippy, test, doc, deny, ndarray, nccl, corpus, memory, arm, mpi, report, mpich, features, slurm, chaos.
+Only with --all, or named by --only: deny, ndarray, nccl, corpus, memory, arm, mpich, features, slurm, chaos, and of mpi the check of 2,000 steps.
 fmt, tidy and test come first. Then the suites, mpi, report, mpich, features, slurm and chaos, whose processes often wait, run one
-after the other; clippy, doc, ndarray, nccl, corpus, memory and arm compile and compute beside them, and what they write is shown
+after the other; clippy, doc, deny, ndarray, nccl, corpus, memory and arm compile and compute beside them, and what they write is shown
 when they end.
+The deny stage checks licences, sources, versions and known faults of all crates by cargo-deny, where it is installed.
 The ndarray stage runs what a second backend of burn computes: a second opinion.
 The nccl stage checks and tests what the cargo feature nccl adds; it needs neither CUDA nor a GPU.
 The corpus stage changes each input of the fuzz targets ten times as often as the stage test does.
@@ -107,12 +109,13 @@ const fn long(name: &'static str, turn: Turn, run: fn(&Context<'_>) -> Verdict) 
     Stage { name, turn, is_long: true, run }
 }
 
-const STAGES: [Stage; 16] = [
+const STAGES: [Stage; 17] = [
     stage("fmt", Turn::First, format),
     stage("tidy", Turn::First, |_| tidy::run().into()),
     stage("clippy", Turn::Beside, lints),
     stage("test", Turn::First, |context| over_workspace(context, "test", &[]).into()),
     stage("doc", Turn::Beside, documentation),
+    long("deny", Turn::Beside, |_| or_skipped(deny::check())),
     long("ndarray", Turn::Beside, second_opinion),
     long("nccl", Turn::Beside, nccl),
     long("corpus", Turn::Beside, |context| corpus(context).into()),
