@@ -1,3 +1,5 @@
+//! What belongs on one line, and what a speedup is against.
+
 use super::*;
 use records::{DatasetFacts, EpochRecord, LaunchFacts, Manifest};
 
