@@ -93,8 +93,8 @@ impl<'a> WeightInit<'a> {
 
     /// Two independent standard normal numbers (Box and Muller 1958).
     fn normal_pair(&mut self) -> [f64; 2] {
-        let radius = (-2.0 * self.uniform().ln()).sqrt();
-        let (sin, cos) = (std::f64::consts::TAU * self.uniform()).sin_cos();
+        let radius = (-2.0 * libm::log(self.uniform())).sqrt();
+        let (sin, cos) = libm::sincos(std::f64::consts::TAU * self.uniform());
         [radius * cos, radius * sin]
     }
 

@@ -33,7 +33,7 @@ impl ResizedCrop {
         let area = f64::from(width) * f64::from(height);
         let mut sides = || {
             let target = area * between(self.min_scale, self.max_scale);
-            let ratio = between(RATIOS.0.ln(), RATIOS.1.ln()).exp();
+            let ratio = libm::exp(between(libm::log(RATIOS.0), libm::log(RATIOS.1)));
             // Python's round: half goes to the even number.
             let side = |square: f64| square.sqrt().round_ties_even() as u32;
             (side(target * ratio), side(target / ratio))

@@ -125,7 +125,7 @@ fn rotation(degrees: f64, shape: ImageShape) -> [f64; 6] {
     let radians = -degrees.to_radians();
     // Fifteen digits: a right angle has a cosine of 0.
     let rounded = |value: f64| (value * 1e15).round_ties_even() / 1e15;
-    let (cos, sin) = (rounded(radians.cos()), rounded(radians.sin()));
+    let (cos, sin) = (rounded(libm::cos(radians)), rounded(libm::sin(radians)));
     let (x, y) = (shape.width as f64 / 2.0, shape.height as f64 / 2.0);
     [cos, sin, cos * -x + sin * -y + x, -sin, cos, -sin * -x + cos * -y + y]
 }

@@ -21,6 +21,7 @@ pub mod batch_norm;
 pub mod conv2d;
 pub mod layer;
 pub mod layer_norm;
+pub mod loss;
 pub mod optimizer;
 pub mod pool;
 pub mod scratch;

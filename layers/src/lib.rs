@@ -11,6 +11,7 @@ mod elementwise;
 mod features;
 mod layer;
 mod layer_norm;
+mod loss;
 mod modules;
 mod norm;
 mod ops;
@@ -24,9 +25,11 @@ pub use context::PassContext;
 pub use elementwise::{Elementwise, gelu, relu6, silu};
 pub use features::{Features, relu};
 pub use kernels::batch_norm::Rectifier;
+pub use kernels::loss::Loss;
 pub use kernels::simd::Isa;
 pub use layer::stand_ins;
 pub use layer_norm::{LayerNorm, LayerNormConfig};
+pub use loss::loss_sum;
 pub use modules::{BatchNorm, BatchNormConfig, Conv2d, Conv2dConfig, Linear, LinearConfig};
 pub use ops::{
     BatchNormGradients, BatchNormOptions, BatchNormOutput, BatchNormTrain, FusedGradients, FusedOptions, FusedOutput,

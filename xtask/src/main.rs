@@ -23,6 +23,7 @@ mod mpi_suite;
 mod needs;
 mod packages;
 mod probe;
+mod processor_stage;
 mod report_suite;
 mod setup;
 mod slurm_cluster;

@@ -47,7 +47,7 @@ impl Figure {
         let angle = stream.between(0.0, std::f32::consts::TAU);
         let side = SIDE as f32;
         let mut place = || stream.between(radius, side - radius) - 0.5;
-        Self { class, centre: [place(), place()], radius, cos: angle.cos(), sin: angle.sin() }
+        Self { class, centre: [place(), place()], radius, cos: libm::cosf(angle), sin: libm::sinf(angle) }
     }
 
     /// Calls `paint` with the position, the coverage in 0..=1 and a place along the figure in 0..=1 for each pixel covered.
@@ -57,7 +57,7 @@ impl Figure {
             let y = (position / SIDE) as f32 - self.centre[1];
             let point = [(x * self.cos + y * self.sin) / self.radius, (y * self.cos - x * self.sin) / self.radius];
             // No figure reaches beyond 1.1 radii; half a pixel more is the soft edge.
-            if point[0].hypot(point[1]) > 1.2 {
+            if libm::hypotf(point[0], point[1]) > 1.2 {
                 continue;
             }
             let coverage = (0.5 - distance(self.class, point) * self.radius).clamp(0.0, 1.0);
@@ -72,8 +72,8 @@ impl Figure {
 fn distance(class: usize, point: Point) -> f32 {
     let [x, y] = point;
     match class {
-        0 => x.hypot(y) - 0.9,
-        1 => (x.hypot(y) - 0.72).abs() - 0.2,
+        0 => libm::hypotf(x, y) - 0.9,
+        1 => (libm::hypotf(x, y) - 0.72).abs() - 0.2,
         2 => to_box(point, [0.72, 0.72]),
         3 => to_box(point, [0.62, 0.62]).abs() - 0.16,
         4 => to_polygon(point, &TRIANGLE),
@@ -82,7 +82,7 @@ fn distance(class: usize, point: Point) -> f32 {
         7 => {
             [-0.62, 0.0, 0.62].map(|middle| to_box([x, y - middle], [0.75, 0.17])).into_iter().fold(f32::MAX, f32::min)
         }
-        8 => (x.hypot(y) - 0.95).max(0.75 - (x - 0.45).hypot(y)),
+        8 => (libm::hypotf(x, y) - 0.95).max(0.75 - libm::hypotf(x - 0.45, y)),
         9 => to_polygon(point, &ANGLE),
         _ => unreachable!("there are ten classes"),
     }
@@ -90,7 +90,7 @@ fn distance(class: usize, point: Point) -> f32 {
 
 fn to_box([x, y]: Point, half: Point) -> f32 {
     let (dx, dy) = (x.abs() - half[0], y.abs() - half[1]);
-    dx.max(0.0).hypot(dy.max(0.0)) + dx.max(dy).min(0.0)
+    libm::hypotf(dx.max(0.0), dy.max(0.0)) + dx.max(dy).min(0.0)
 }
 
 fn to_polygon([x, y]: Point, vertices: &[Point]) -> f32 {
@@ -102,7 +102,7 @@ fn to_polygon([x, y]: Point, vertices: &[Point]) -> f32 {
         let from = [x - vertex[0], y - vertex[1]];
         let share = (from[0] * edge[0] + from[1] * edge[1]) / (edge[0] * edge[0] + edge[1] * edge[1]);
         let share = share.clamp(0.0, 1.0);
-        nearest = nearest.min((from[0] - edge[0] * share).hypot(from[1] - edge[1] * share));
+        nearest = nearest.min(libm::hypotf(from[0] - edge[0] * share, from[1] - edge[1] * share));
         // A ray to the right crosses an odd number of edges exactly if it starts inside.
         if (vertex[1] > y) != (previous[1] > y) && from[0] < edge[0] * from[1] / edge[1] {
             inside = !inside;

@@ -159,13 +159,13 @@ impl Background {
             // From one period over three images, almost a gradient, to one in ten pixels.
             let frequency = std::f32::consts::TAU / stream.between(10.0, 96.0);
             let phase = stream.between(0.0, std::f32::consts::TAU);
-            [angle.cos() * frequency, angle.sin() * frequency, phase]
+            [libm::cosf(angle) * frequency, libm::sinf(angle) * frequency, phase]
         });
         Self { waves, strength: stream.between(0.2, 0.9) }
     }
 
     fn at(&self, x: f32, y: f32) -> f32 {
-        let [a, b] = self.waves.map(|[across, down, phase]| (x * across + y * down + phase).sin());
+        let [a, b] = self.waves.map(|[across, down, phase]| libm::sinf(x * across + y * down + phase));
         (0.5 + 0.5 * a * b) * self.strength
     }
 }
@@ -178,11 +178,11 @@ fn draw_distractor(stream: &mut Stream, canvas: &mut [Colour; SIDE * SIDE]) {
     let angle = stream.between(0.0, std::f32::consts::TAU);
     let length = if stream.coin() { stream.between(3.0, 12.0) } else { 0.0 };
     let half_width = stream.between(0.5, 1.2);
-    let (dx, dy) = (angle.cos(), angle.sin());
+    let (dx, dy) = (libm::cosf(angle), libm::sinf(angle));
     for (position, pixel) in canvas.iter_mut().enumerate() {
         let (px, py) = ((position % SIDE) as f32 - x, (position / SIDE) as f32 - y);
         let along = (px * dx + py * dy).clamp(0.0, length);
-        let distance = (px - along * dx).hypot(py - along * dy) - half_width;
+        let distance = libm::hypotf(px - along * dx, py - along * dy) - half_width;
         if distance < 0.5 {
             *pixel = mix(*pixel, colour, (0.5 - distance).min(1.0));
         }

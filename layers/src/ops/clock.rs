@@ -27,9 +27,10 @@ pub(crate) enum Kernel {
     Activation,
     Attention,
     MaxPool,
+    Loss,
 }
 
-const NAMES: [&str; 15] = [
+const NAMES: [&str; 16] = [
     "weight packing",
     "convolution, norm statistics",
     "normalisation, residual, ReLU",
@@ -45,6 +46,7 @@ const NAMES: [&str; 15] = [
     "activation, gradients",
     "attention, gradients",
     "max pool, gradients",
+    "loss, gradients",
 ];
 
 static NANOSECONDS: [AtomicU64; NAMES.len()] = [const { AtomicU64::new(0) }; NAMES.len()];

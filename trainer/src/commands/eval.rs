@@ -1,7 +1,6 @@
 //! `trainer eval`: loss and accuracy of saved weights on a test split.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
 use datasets::ImageDataset;
@@ -13,7 +12,7 @@ use crate::config::{EvalConfig, Family, Filled, WeightSource};
 use crate::measure::metrics::ScoreSums;
 use crate::model::data;
 use crate::model::family::{ModelFamily, ModelRequest, own_data};
-use crate::model::loss::CrossEntropy;
+use crate::model::loss;
 use crate::run::checkpoint::ModelInput;
 use crate::run::evaluate::{EvaluateConfig, evaluate};
 use crate::run::identity;
@@ -103,7 +102,7 @@ pub fn eval<F: ModelFamily>(args: &EvalArgs, world: &World) -> Result<EvalResult
         micro_batch_size: config.batch_size_per_rank.filled(),
         loader_threads: config.data.loader_threads.filled(),
         input: config.compute.input.filled(),
-        loss: F::loss(&config.model.read()?, Arc::new(CrossEntropy::default())),
+        loss: F::loss(&config.model.read()?, loss::cross_entropy(0.0, &config.compute)),
         metrics: F::metrics(&config.model.read()?, request.num_classes),
     };
     let evaluation = evaluate(&model, &data.test, &data.normalization, &how, communicator, &device, &world.stop)?;

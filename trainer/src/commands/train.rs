@@ -106,7 +106,7 @@ pub fn train<F: ModelFamily>(args: &TrainArgs, world: &World) -> Result<Outcome<
     let session = Session {
         config: &config,
         own_optimizer: own_optimizer::<F>(&config)?,
-        loss: F::loss(&config.model.read()?, loss::configured(&config.optimizer)),
+        loss: F::loss(&config.model.read()?, loss::configured(&config.optimizer, &config.compute)),
         metrics: F::metrics(&config.model.read()?, request.num_classes),
         ema_decay: config.optimizer.ema_decay,
         data: &data,

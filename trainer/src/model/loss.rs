@@ -7,12 +7,13 @@ use std::fmt::Debug;
 use std::sync::Arc;
 
 use burn::tensor::activation::{log_sigmoid, log_softmax};
-use burn::tensor::{Int, Tensor};
+use burn::tensor::{Device, Int, Tensor};
 use datasets::{MixedTargets, Targets};
+use layers::loss_sum;
 
 use crate::config::Filled;
-use crate::config::choices::LossKind;
-use crate::config::cli::OptimizerArgs;
+use crate::config::choices::{CpuKind, LossKind};
+use crate::config::cli::{ComputeArgs, OptimizerArgs};
 
 /// Share of a mixed image above which binary cross entropy counts its class as present: that of Wightman et al.
 const PRESENT_FROM: f64 = 0.2;
@@ -76,18 +77,9 @@ pub struct BinaryCrossEntropy {
 }
 
 impl Loss for BinaryCrossEntropy {
-    fn sum(&self, logits: Tensor<2>, Targets { labels, mixed }: Targets) -> Tensor<1> {
+    fn sum(&self, logits: Tensor<2>, targets: Targets) -> Tensor<1> {
         let [_, num_classes] = logits.dims();
-        let device = logits.device();
-        let share_of = |labels: Tensor<1, Int>| labels.one_hot::<2>(num_classes).float().to_device(&device);
-        let shares = match mixed {
-            None => share_of(labels),
-            Some(MixedTargets { labels: others, shares }) => {
-                let (own, shares) = (share_of(labels), shares.unsqueeze_dim(1));
-                own.clone() + shares * (share_of(others) - own)
-            }
-        };
-        let present = shares.greater_elem(self.threshold).float();
+        let present = self.present(targets, num_classes, &logits.device());
         // softplus(z) - t z, which neither overflows nor loses small terms.
         let losses = log_sigmoid(logits.clone().neg()).neg() - present * logits;
         losses.sum().div_scalar(num_classes as f64)
@@ -98,11 +90,78 @@ impl Loss for BinaryCrossEntropy {
     }
 }
 
+impl BinaryCrossEntropy {
+    /// 1 for each class that counts as present, else 0: `[N, K]`.
+    fn present(&self, targets: Targets, num_classes: usize, device: &Device) -> Tensor<2> {
+        shares(targets, num_classes, device).greater_elem(self.threshold).float()
+    }
+}
+
+/// The share of each class in each label, `[N, K]`.
+fn shares(Targets { labels, mixed }: Targets, num_classes: usize, device: &Device) -> Tensor<2> {
+    let share_of = |labels: Tensor<1, Int>| labels.one_hot::<2>(num_classes).float().to_device(device);
+    match mixed {
+        None => share_of(labels),
+        Some(MixedTargets { labels: others, shares }) => {
+            let (own, shares) = (share_of(labels), shares.unsqueeze_dim(1));
+            own.clone() + shares * (share_of(others) - own)
+        }
+    }
+}
+
+/// A loss by the kernel whose bits are the same on every processor; that of burn's operations where that kernel does not compute.
+#[derive(Clone, Copy, Debug)]
+struct SameBits<L>(L);
+
+impl Loss for SameBits<CrossEntropy> {
+    fn sum(&self, logits: Tensor<2>, targets: Targets) -> Tensor<1> {
+        let ([_, num_classes], device) = (logits.dims(), logits.device());
+        let CrossEntropy { label_smoothing } = self.0;
+        let smoothed = shares(targets.clone(), num_classes, &device)
+            .mul_scalar(1.0 - label_smoothing)
+            .add_scalar(label_smoothing / num_classes as f64);
+        loss_sum(layers::Loss::SoftmaxCrossEntropy, logits.clone(), smoothed)
+            .unwrap_or_else(|| self.0.sum(logits, targets))
+    }
+
+    fn test_sum(&self, logits: Tensor<2>, labels: Tensor<1, Int>) -> Tensor<1> {
+        SameBits(CrossEntropy::default()).sum(logits, Targets::of(labels))
+    }
+}
+
+impl Loss for SameBits<BinaryCrossEntropy> {
+    fn sum(&self, logits: Tensor<2>, targets: Targets) -> Tensor<1> {
+        let ([_, num_classes], device) = (logits.dims(), logits.device());
+        let present = self.0.present(targets.clone(), num_classes, &device);
+        loss_sum(layers::Loss::SigmoidCrossEntropy, logits.clone(), present)
+            .map_or_else(|| self.0.sum(logits, targets), |sum| sum.div_scalar(num_classes as f64))
+    }
+
+    fn test_sum(&self, logits: Tensor<2>, labels: Tensor<1, Int>) -> Tensor<1> {
+        SameBits(CrossEntropy::default()).test_sum(logits, labels)
+    }
+}
+
 /// The loss that the options say.
-pub fn configured(options: &OptimizerArgs) -> Arc<dyn Loss> {
+pub fn configured(options: &OptimizerArgs, compute: &ComputeArgs) -> Arc<dyn Loss> {
     match options.loss.filled() {
-        LossKind::CrossEntropy => Arc::new(CrossEntropy { label_smoothing: options.label_smoothing.filled() }),
-        LossKind::BinaryCrossEntropy => Arc::new(BinaryCrossEntropy { threshold: PRESENT_FROM }),
+        LossKind::CrossEntropy => cross_entropy(options.label_smoothing.filled(), compute),
+        LossKind::BinaryCrossEntropy => arc(BinaryCrossEntropy { threshold: PRESENT_FROM }, compute),
+    }
+}
+
+/// Cross entropy, with the same bits on every processor where `--cpu` names an instruction set.
+pub fn cross_entropy(label_smoothing: f64, compute: &ComputeArgs) -> Arc<dyn Loss> {
+    arc(CrossEntropy { label_smoothing }, compute)
+}
+
+fn arc<L: Loss + 'static>(loss: L, compute: &ComputeArgs) -> Arc<dyn Loss>
+where
+    SameBits<L>: Loss,
+{
+    match compute.cpu {
+        None | Some(CpuKind::Auto) => Arc::new(loss),
+        Some(_) => Arc::new(SameBits(loss)),
     }
 }
 
@@ -174,5 +233,32 @@ mod tests {
         let logits = Tensor::<2>::from_floats([ROW.map(|logit| logit as f32)], &device);
         let loss = CrossEntropy { label_smoothing: 0.3 }.test_sum(logits, Tensor::from_ints([1], &device));
         assert_near(loss.into_scalar::<f32>() as f64, -log_probability(1));
+    }
+
+    #[test]
+    fn losses_of_the_same_bits_and_their_gradients_are_those_of_burns_operations() {
+        fn results(loss: &dyn Loss, is_mixed: bool) -> Vec<f32> {
+            let device = Device::flex().autodiff();
+            let mixed = is_mixed.then(|| MixedTargets {
+                labels: Tensor::from_ints([2, 0], &device),
+                shares: Tensor::from_floats([0.25, 0.6], &device),
+            });
+            let targets = Targets { labels: Tensor::from_ints([1, 2], &device), mixed };
+            let logits = Tensor::<2>::from_floats([[2.0, 0.5, -1.0], [-3.0, 4.0, 0.25]], &device).require_grad();
+            let sum = loss.sum(logits.clone(), targets);
+            let gradients = sum.clone().mul_scalar(0.5).backward();
+            let values = [logits.grad(&gradients).unwrap().reshape([6]), sum.inner()].map(Tensor::<1>::into_data);
+            values.into_iter().flat_map(|values| values.try_to_vec::<f32>().unwrap()).collect()
+        }
+        let named = ComputeArgs { cpu: Some(CpuKind::Portable), ..ComputeArgs::default() };
+        let (smoothed, binary) = (CrossEntropy { label_smoothing: 0.1 }, BinaryCrossEntropy { threshold: 0.2 });
+        let pairs: [(&dyn Loss, _); 2] = [(&smoothed, arc(smoothed, &named)), (&binary, arc(binary, &named))];
+        for (burns, ours) in pairs {
+            for is_mixed in [false, true] {
+                let (got, expected) = (results(&*ours, is_mixed), results(burns, is_mixed));
+                let is_near = got.iter().zip(&expected).all(|(got, expected)| (got - expected).abs() < 1e-6);
+                assert!(is_near, "{ours:?}, mixed {is_mixed}: {got:?} against {expected:?}");
+            }
+        }
     }
 }

@@ -92,7 +92,7 @@ impl LearningRate {
 
 /// From 1 at 0 down to 0 at 1.
 fn half_cosine(progress: f64) -> f64 {
-    0.5 * (1.0 + (PI * progress).cos())
+    0.5 * (1.0 + libm::cos(PI * progress))
 }
 
 #[cfg(test)]

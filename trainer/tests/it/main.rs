@@ -25,6 +25,7 @@ mod program;
 mod report;
 mod resuming;
 mod runs;
+mod same_bits;
 mod shards;
 mod stepper_under_test;
 mod streaming;

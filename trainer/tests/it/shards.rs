@@ -10,7 +10,7 @@ use tempfile::TempDir;
 use crate::fixture::{flags, program, run};
 
 /// JPEG files of two classes and several sizes: those of the tests of `datasets`.
-fn photographs() -> TempDir {
+pub(crate) fn photographs() -> TempDir {
     let root = tempfile::tempdir().unwrap();
     let images = Path::new(env!("CARGO_MANIFEST_DIR")).join("../datasets/tests/images");
     let names = [

@@ -20,6 +20,7 @@ use crate::kernel_stages;
 use crate::mpi_choice::{self, MpiChoice};
 use crate::mpi_suite;
 use crate::probe::Found;
+use crate::processor_stage;
 use crate::report_suite;
 use crate::setup;
 use crate::slurm_cluster;
@@ -33,10 +34,10 @@ use jobs::process;
 use verdict::{Row, Verdict, table};
 
 const DETAILS: &str = "\
-Stages in order: fmt, tidy, clippy, test, doc, deny, ndarray, nccl, corpus, memory, arm, mpi, report, mpich, features, slurm, chaos.
-Only with --all, or named by --only: deny, ndarray, nccl, corpus, memory, arm, mpich, features, slurm, chaos, and of mpi the check of 2,000 steps.
+Stages in order: fmt, tidy, clippy, test, doc, deny, ndarray, nccl, corpus, memory, arm, bits, mpi, report, mpich, features, slurm, chaos.
+Only with --all, or named by --only: deny, ndarray, nccl, corpus, memory, arm, bits, mpich, features, slurm, chaos, and of mpi the check of 2,000 steps.
 fmt, tidy and test come first. Then the suites, mpi, report, mpich, features, slurm and chaos, whose processes often wait, run one
-after the other; clippy, doc, deny, ndarray, nccl, corpus, memory and arm compile and compute beside them, and what they write is shown
+after the other; clippy, doc, deny, ndarray, nccl, corpus, memory, arm and bits compile and compute beside them, and what they write is shown
 when they end.
 The deny stage checks licences, sources, versions and known faults of all crates by cargo-deny, where it is installed.
 The ndarray stage runs what a second backend of burn computes: a second opinion.
@@ -44,6 +45,8 @@ The nccl stage checks and tests what the cargo feature nccl adds; it needs neith
 The corpus stage changes each input of the fuzz targets ten times as often as the stage test does.
 The memory stage runs the kernels' tests under AddressSanitizer; arm compiles them for aarch64, and runs them where
 qemu-user and a cross linker are installed.
+The bits stage trains with a C library that rounds otherwise and, where qemu-user is installed, on an emulated processor without
+AVX-512: the parameters must be those that the test names.
 The mpi stage runs on 1 to 4 ranks under mpirun; without mpirun only its launcher checks run, and that is said aloud.
 The report stage opens the page of `trainer report` in a headless Chromium, which --all and --only report install.
 With --mpi mpich the stages are built with MPICH, in target/mpich, and started with its mpirun; MPICH is installed beside the
@@ -109,7 +112,7 @@ const fn long(name: &'static str, turn: Turn, run: fn(&Context<'_>) -> Verdict) 
     Stage { name, turn, is_long: true, run }
 }
 
-const STAGES: [Stage; 17] = [
+const STAGES: [Stage; 18] = [
     stage("fmt", Turn::First, format),
     stage("tidy", Turn::First, |_| tidy::run().into()),
     stage("clippy", Turn::Beside, lints),
@@ -121,6 +124,7 @@ const STAGES: [Stage; 17] = [
     long("corpus", Turn::Beside, |context| corpus(context).into()),
     long("memory", Turn::Beside, |_| or_skipped(kernel_stages::sanitized())),
     long("arm", Turn::Beside, |_| or_skipped(kernel_stages::on_arm())),
+    long("bits", Turn::Beside, |context| or_skipped(processor_stage::same_bits(context.mpi))),
     stage("mpi", Turn::Suite, mpi),
     stage("report", Turn::Suite, report),
     long("mpich", Turn::Suite, mpich),

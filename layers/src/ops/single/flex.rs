@@ -9,6 +9,7 @@ use burn::tensor::{DType, Shape, bf16};
 use kernels::arena::Block;
 use kernels::attention::Attention;
 use kernels::conv2d::{self, Addend, Algorithm, Conv2d, Conv2dShape, Epilogue};
+use kernels::loss::Loss;
 use kernels::pool::{self, MaxPoolShape};
 use kernels::simd::Isa;
 use kernels::{Storage, activation, layer_norm};
@@ -91,6 +92,7 @@ fn forward<E: Activation>(
             pool::max_pool(isa, shape, values, &mut y, &mut vec![0; shape.output_len()]);
             tensor_of(y, [shape.num_images, shape.height_out(), shape.width_out(), shape.channels])
         }
+        Operation::Loss(loss) => tensor(vec![loss.sum(floats(&x), weights, num_classes(&x))], [1, 1]),
     }
 }
 
@@ -146,6 +148,7 @@ fn backward<E: Activation>(
             pool::max_pool_backward(isa, shape, d_values, &taps, &mut dx);
             nothing()
         }
+        Operation::Loss(loss) => return of_logits(loss, &x, weights, &dy),
     };
     SingleGradients { input: tensor_of(dx, x.shape()), weight: d_weight, bias: d_bias }
 }
@@ -205,6 +208,21 @@ impl Way {
         }
         [dw, db]
     }
+}
+
+/// The gradients of a loss, which the logits alone have.
+fn of_logits(loss: Loss, logits: &FlexTensor, targets: &[f32], scale: &FlexTensor) -> SingleGradients<Flex> {
+    let values = floats(logits);
+    let mut gradient = vec![0.0; values.len()];
+    loss.gradient(floats(scale)[0], values, targets, num_classes(logits), &mut gradient);
+    let [samples, classes] = logits.shape().dims();
+    let (weight, bias) = nothing();
+    SingleGradients { input: tensor(gradient, [samples, classes]), weight, bias }
+}
+
+fn num_classes(logits: &FlexTensor) -> usize {
+    let [_, classes] = logits.shape().dims();
+    classes
 }
 
 /// The gradients of an empty batch: zeros.

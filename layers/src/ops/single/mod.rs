@@ -11,6 +11,7 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, Dispatch, DispatchDevice, DispatchTensor, ExtensionType, backend_extension};
 use burn::tensor::{DType, Tensor};
 use kernels::activation::Function;
+use kernels::loss::Loss;
 use kernels::simd::Isa;
 
 use super::clock::Kernel;
@@ -45,6 +46,8 @@ pub(crate) enum Operation {
     },
     /// x `[N, H, W, C]`: 3x3, stride 2, padding 1.
     MaxPool,
+    /// Logits `[N, K]` in f32 and targets `[N, K]`, which get no gradient, to `[1, 1]`.
+    Loss(Loss),
 }
 
 impl Operation {
@@ -56,6 +59,7 @@ impl Operation {
             Self::Activation(_) => Kernel::Activation,
             Self::Attention { .. } => Kernel::Attention,
             Self::MaxPool => Kernel::MaxPool,
+            Self::Loss(_) => Kernel::Loss,
         }
     }
 }

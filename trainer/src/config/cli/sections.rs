@@ -339,7 +339,7 @@ pub struct ComputeArgs {
     #[arg(long, value_enum, value_name = "ALGORITHM", hide_possible_values = true)]
     pub convolution: Option<ConvolutionKind>,
 
-    /// Instruction set of our own kernels: auto, avx512, avx2 or portable [default: auto, the best of the processor]
+    /// Instruction set of our own kernels: auto, avx512, avx2 or portable; a named one gives the same bits on every processor that has it [default: auto, the best of the processor]
     #[arg(long, value_enum, value_name = "SET", hide_possible_values = true, env = "LOCKSTEP_CPU")]
     pub cpu: Option<CpuKind>,
 

@@ -27,7 +27,7 @@ use crate::measure::trace::{self, TraceClock};
 use crate::model::ImageClassifier;
 use crate::model::family::{ModelFamily, ModelRequest, build};
 use crate::model::input::Input;
-use crate::model::loss::CrossEntropy;
+use crate::model::loss;
 use crate::step::optimizer::{OptimizerConfig, SgdConfig};
 use crate::step::sync_plan::own_shards;
 use crate::step::{self, StepConfig, StepContext, Stepper};
@@ -351,7 +351,7 @@ fn step_config(config: &BenchConfig, rank_status: &Arc<RankStatus>) -> StepConfi
         optimizer: OptimizerConfig::Sgd(SGD),
         rate_factors: Vec::new(),
         own_optimizer: None,
-        loss: Arc::new(CrossEntropy::default()),
+        loss: loss::cross_entropy(0.0, &config.compute),
         clip: None,
         loss_scale: LossScaling::of(config.compute.dtype()),
         sync_batch_norm: config.batch_norm.filled() == BatchNormKind::Sync,
