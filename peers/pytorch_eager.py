@@ -80,12 +80,16 @@ class Framework:
             if place.ranks > 1:
                 torch.distributed.init_process_group("gloo", rank=place.rank, world_size=place.ranks)
                 self.is_gloo, self.communication = True, "DistributedDataParallel, gloo"
+                bucket_mib = float(setting.get("bucket-mib", "25"))
+                # The first bucket, of 1 MiB, must not be larger than the others; no argument says so.
+                first = torch.distributed._DEFAULT_FIRST_BUCKET_BYTES
+                torch.distributed._DEFAULT_FIRST_BUCKET_BYTES = min(first, int(bucket_mib * 2**20))
                 # Norms are each rank's own, as in the other frameworks: nothing but gradients is exchanged.
                 self.model = torch.nn.parallel.DistributedDataParallel(
                     model,
                     gradient_as_bucket_view=True,
                     broadcast_buffers=False,
-                    bucket_cap_mb=float(setting.get("bucket-mib", "25")),
+                    bucket_cap_mb=bucket_mib,
                     static_graph=setting.get("graph") == "static",
                 )
             if mode == "compile":
