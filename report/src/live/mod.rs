@@ -56,8 +56,9 @@ pub fn watch(directory: &Path, is_to_end: impl Fn() -> bool) -> Result<()> {
             Err(error) => break Err(error),
         }
     };
-    ratatui::try_restore()?;
-    result
+    let restored = ratatui::try_restore();
+    result?;
+    Ok(restored?)
 }
 
 /// Listens until the files are to be looked at again; whether somebody wants no more.

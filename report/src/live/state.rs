@@ -81,7 +81,7 @@ impl Live {
             _ => Stage::Running(age),
         };
         let log = of_last_session(lines_at_end(&directory.join("train.log")));
-        let output = newest_output(directory).map(|path| lines_at_end(&path)).unwrap_or_default();
+        let output = newest_output(directory).map(|path| of_last_session(lines_at_end(&path))).unwrap_or_default();
         Ok(Self { alerts: alerts(&log, &output), log, progress, stage, run })
     }
 
@@ -93,7 +93,7 @@ impl Live {
     /// Steps done and steps of the whole run.
     pub(super) fn steps(&self) -> Option<(u64, u64)> {
         let RunProgress { epochs, steps_per_epoch, step, .. } = self.progress.as_ref()?;
-        Some((*step, epochs * steps_per_epoch)).filter(|(_, all)| *all > 0)
+        Some((*step, epochs.checked_mul(*steps_per_epoch)?)).filter(|(_, all)| *all > 0)
     }
 
     /// How long the rest takes, at the speed of this session, evaluations and checkpoints included; nothing where it does not go on.
@@ -101,7 +101,7 @@ impl Live {
         let (Stage::Running(_), (done, all)) = (&self.stage, self.steps()?) else { return None };
         let progress = self.progress.as_ref().filter(|progress| progress.session_steps > 0)?;
         let per_step = progress.session_seconds / progress.session_steps as f64;
-        Some(Duration::from_secs_f64((all.saturating_sub(done) as f64 * per_step).max(0.0)))
+        Duration::try_from_secs_f64(all.saturating_sub(done) as f64 * per_step).ok()
     }
 }
 

@@ -79,7 +79,7 @@ fn a_running_runs_page_has_its_place_its_curves_its_ranks_and_the_time_left() {
         "step 25: loss 0.5000 accuracy 75.0 %",
         "epoch 1: test loss 1.1000 accuracy 50.00 %",
         "epoch 3 of 4, step 5 of 10, 30s left",
-        "images/s",
+        " images/s by epoch ",
         "50.0 %",
     ] {
         assert!(page.contains(expected), "{expected}\n{page}");
@@ -138,12 +138,25 @@ fn alerts_are_the_warnings_and_errors_of_this_session_each_once() {
     write(&folder, "progress.json", &progress(1));
     let log = "version 1\nwarning: an old one\nversion 1\nepoch 00 done\nwarning: slow rank\nerror (rank 0): silent\n  rank 1: stopped\nx\n";
     fs::write(folder.path().join("train.log"), log).unwrap();
-    fs::write(folder.path().join("slurm-7.out"), "warning: slow rank\nerror: killed\n  rank 0: y\n").unwrap();
+    let output = "version 1\nerror: of the session before\nversion 1\nwarning: slow rank\nerror: killed\n  rank 0: y\n";
+    fs::write(folder.path().join("slurm-7.out"), output).unwrap();
     let live = Live::read(folder.path()).unwrap();
     assert_eq!(
         live.alerts,
         ["warning: slow rank", "error (rank 0): silent", "  rank 1: stopped", "error: killed", "  rank 0: y"]
     );
+}
+
+#[test]
+fn numbers_that_no_run_has_are_shown_without_a_time_left() {
+    let folder = run();
+    let most = RunProgress { epoch: u64::MAX, epochs: u64::MAX, step: 1, ..progress(1) };
+    let endless = RunProgress { session_seconds: f64::MAX, ..progress(1) };
+    for numbers in [most, endless] {
+        write(&folder, "progress.json", &numbers);
+        let page = shown(&folder);
+        assert!(page.contains("running: training") && !page.contains(" left"), "{page}");
+    }
 }
 
 #[test]

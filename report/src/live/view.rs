@@ -136,7 +136,7 @@ fn progress_bar(live: &Live, area: Rect, buffer: &mut Buffer) {
         || format!("epoch {done} of {all}"),
         |progress| {
             let RunProgress { epoch, epochs, step_in_epoch, steps_per_epoch, .. } = progress;
-            format!("epoch {} of {epochs}, step {step_in_epoch} of {steps_per_epoch}", epoch + 1)
+            format!("epoch {} of {epochs}, step {step_in_epoch} of {steps_per_epoch}", epoch.saturating_add(1))
         },
     );
     let left = live.time_left().map_or(String::new(), |left| format!(", {} left", time(left)));
