@@ -33,7 +33,7 @@ pub use self::report::Report;
 pub use self::watched::WatchedCommunicator;
 pub use self::watched_reduction::WatchedReduction;
 
-/// What is done with an alarm before the job ends; it prints.
+/// What is done with an alarm before the job ends, which waits for it; it prints.
 pub type OnAlarm = Box<dyn Fn(&Alarm) + Send>;
 
 /// Later ranks give earlier ones this long to speak first where nobody can be asked; times their rank, up to [`MAX_STAGGERED`].

@@ -6,6 +6,7 @@
 use std::fs;
 use std::num::NonZero;
 use std::sync::Arc;
+use std::sync::mpsc::channel;
 use std::time::Duration;
 
 use anyhow::{Result, bail, ensure};
@@ -21,6 +22,9 @@ use crate::config::{DeviceChoice, Dtype, Filled};
 use crate::measure::report::{self, Reporter};
 use crate::world::stop::StopFlag;
 use crate::world::switches;
+
+/// The job is ended after this time, whether an alarm is written or not: a file system may hang.
+const MOST_OF_AN_ALARM: Duration = Duration::from_secs(1);
 
 /// What a rank is handed at its start.
 #[derive(Debug)]
@@ -63,8 +67,11 @@ impl World {
     pub fn watch(&self, timeout: Duration) -> Result<Option<Watchdog>> {
         let reporter = self.reporter.clone();
         let say = Box::new(move |alarm: &Alarm| {
-            report::alarm(&alarm.to_string());
-            reporter.log(&alarm.to_string());
+            let (text, reporter) = (alarm.to_string(), reporter.clone());
+            wait_for(MOST_OF_AN_ALARM, move || {
+                report::alarm(&text);
+                reporter.log(&text);
+            });
         });
         match Watchdog::start(&*self.communicator, Arc::clone(&self.rank_status), timeout, say) {
             Ok(watchdog) => Ok(Some(watchdog)),
@@ -125,6 +132,20 @@ impl World {
             compute.dtype()
         );
         Ok((device, num_threads))
+    }
+}
+
+/// Lets a thread do something and waits for it, no longer than `limit`.
+fn wait_for(limit: Duration, something: impl FnOnce() + Send + 'static) {
+    let (done, waits) = channel::<()>();
+    let thread = std::thread::Builder::new().name("alarm".to_owned());
+    let started = thread.spawn(move || {
+        something();
+        drop(done);
+    });
+    if started.is_ok() {
+        // Nothing is sent: the thread's end says enough.
+        let _ = waits.recv_timeout(limit);
     }
 }
 
@@ -204,7 +225,20 @@ fn set_threads(num_threads: usize, caller_included: bool) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use super::share_of_processors;
+    use super::{share_of_processors, wait_for};
+    use std::sync::mpsc::channel;
+    use std::time::{Duration, Instant};
+
+    #[test]
+    fn an_alarm_is_waited_for_and_one_that_cannot_be_written_for_no_longer_than_its_limit() {
+        let (written, is_written) = channel();
+        wait_for(Duration::from_secs(60), move || written.send(()).unwrap());
+        assert!(is_written.try_recv().is_ok());
+        let (_hangs, end) = channel::<()>();
+        let start = Instant::now();
+        wait_for(Duration::from_millis(10), move || _ = end.recv());
+        assert!(start.elapsed() < Duration::from_secs(30));
+    }
 
     #[test]
     fn ranks_left_unbound_share_the_machine() {
