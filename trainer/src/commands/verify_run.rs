@@ -51,7 +51,6 @@ pub fn verify_run<F: ModelFamily>(args: &VerifyRunArgs, world: &World) -> Result
     expect_repeatable(&config, &recording.manifest, communicator.world_size())?;
     let scratch = world.is_root().then(tempfile::tempdir).transpose().context("a temporary folder")?;
     let directory = scratch.as_ref().map_or(PathBuf::new(), |scratch| scratch.path().join("run"));
-    let config_hash = config.hash();
     let quiet = World {
         communicator: Arc::clone(&world.communicator),
         rank_status: Arc::clone(&world.rank_status),
@@ -72,8 +71,10 @@ pub fn verify_run<F: ModelFamily>(args: &VerifyRunArgs, world: &World) -> Result
             got >= num_steps,
             "verify-run: expected {num_steps} steps, got {got}, as a signal stopped it; start it again"
         );
-        // What the repetition leaves out is no difference.
-        again.manifest.config_hash = config_hash;
+        // What the repetition leaves out is no difference, nor is whether the run was started with `--resume`, which its options do not tell.
+        let hashes = [false, true].map(|resume| config.clone().resuming(resume).hash());
+        let was = &recording.manifest.config_hash;
+        again.manifest.config_hash = if hashes.contains(was) { was.clone() } else { config.hash() };
         Ok(compare(&recording, &again, num_steps as usize))
     })?;
     lines(&verdict, num_steps as usize).iter().for_each(|line| world.reporter.note(line));
@@ -86,8 +87,8 @@ fn original(run: &Path) -> Result<Original> {
     let hashes = run.join(HASHES);
     ensure!(
         hashes.exists(),
-        "verify-run: expected {HASHES} in {}, got none: of ranks that run apart, of a run that was killed in its first steps and of \
-         older versions there is none; train again",
+        "verify-run: expected {HASHES} in {}, got none: of ranks that run apart, of --update device, of a run that was killed in its first \
+         steps and of older versions there is none; train again",
         run.display()
     );
     // The first session's, which a later one has put aside.
@@ -127,11 +128,15 @@ fn expect_repeatable(config: &TrainConfig, manifest: &Manifest, world_size: usiz
     Ok(())
 }
 
-/// The flags of the run, for another directory; without what only costs time.
+/// The flags of the run, for another directory; without what only costs time or is for others to see.
 fn repetition(config: &TrainConfig, directory: &Path) -> TrainArgs {
     let mut args = (**config).clone();
     args.run.output_dir = Some(directory.to_owned());
-    args.run.checkpoint_every_steps = None;
+    args.run.tensorboard = None;
+    // Ranks that update alone average before they save.
+    if !matches!(config.sync.method(), SyncMethod::LocalSgd { .. }) {
+        args.run.checkpoint_every_steps = None;
+    }
     args.sync.trace = None;
     args
 }

@@ -147,9 +147,17 @@ impl TrainConfig {
         Ok(Self { flags, model_name, heeded: family.options.to_vec(), world_size })
     }
 
-    /// The same, written to `directory`.
+    /// The same, written to `directory`; what else it writes to is found from any folder.
     pub(crate) fn in_directory(mut self, directory: &Path) -> Self {
-        self.flags.run.output_dir = Some(directory.to_owned());
+        let run = &mut self.flags.run;
+        run.output_dir = Some(directory.to_owned());
+        run.tensorboard = run.tensorboard.take().map(|events| std::path::absolute(&events).unwrap_or(events));
+        self
+    }
+
+    /// The same, of a start with `--resume` or without.
+    pub(crate) fn resuming(mut self, resume: bool) -> Self {
+        self.flags.resume = resume;
         self
     }
 

@@ -270,6 +270,19 @@ mod tests {
     }
 
     #[test]
+    fn a_session_in_another_folder_finds_the_directory_of_tensorboard() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut args = TrainArgs::default();
+        args.run.output_dir = Some(directory.path().to_owned());
+        args.run.tensorboard = Some(PathBuf::from("events"));
+        let config = TrainConfig::resolve(&args, 1).unwrap();
+        let output = OutputDirectory::prepare(&config).unwrap();
+        output.write_run_toml(&config).unwrap();
+        let saved = TrainConfig::from_toml(&fs::read_to_string(output.run_toml()).unwrap(), 1).unwrap();
+        assert_eq!(saved.run.tensorboard, Some(std::env::current_dir().unwrap().join("events")));
+    }
+
+    #[test]
     fn lines_of_epochs_to_be_redone_and_torn_lines_are_dropped() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("metrics.jsonl");

@@ -93,15 +93,19 @@ impl RunFiles {
         metrics.as_mut().context("metrics: not opened")?.append(record)
     }
 
-    /// Puts the hashes of these steps, one after the other, in place of those that an earlier session left of them and of later ones.
+    /// Puts the hashes of these steps, one after the other, in place of those that an earlier session left of them and of later ones;
+    /// does nothing where the steps before have none that can be read.
     ///
     /// # Errors
-    /// When the file cannot be read or written.
+    /// When the file cannot be written.
     pub fn hashes(&self, steps: &[StepHashes]) -> Result<()> {
         let (Some(root), Some(first)) = (&self.root, steps.first()) else { return Ok(()) };
         let path = root.directory.hashes();
-        let mut lines = if path.exists() { step_hashes::read(&path)? } else { Vec::new() };
+        let mut lines = if first.step == 0 { Vec::new() } else { step_hashes::read(&path).unwrap_or_default() };
         lines.retain(|line| line.step < first.step);
+        if lines.len() as u64 != first.step {
+            return Ok(());
+        }
         lines.extend_from_slice(steps);
         let mut text = String::new();
         for line in &lines {

@@ -1,7 +1,8 @@
 //! What the first steps of a run computed, as hashes: `hashes.jsonl`, with which `trainer verify-run` compares a repetition.
 //!
 //! In: a rank's loss and parameters after each of these steps. Out: a line a step, written by root.
-//! Invariant: a rank hashes by itself, outside the time of its step; ranks meet only where they add up their scores anyway.
+//! Invariant: a rank hashes by itself, outside the time of its step; ranks meet only where they add up their scores anyway. A file that
+//! cannot be read or written stops no run.
 
 use std::fs;
 use std::path::Path;
@@ -13,6 +14,7 @@ use sha2::{Digest, Sha256};
 
 use crate::config::TrainConfig;
 use crate::measure::metrics::ScoreSums;
+use crate::measure::report::Reporter;
 use crate::run::checkpoint::Progress;
 use crate::run::run_files::RunFiles;
 use crate::step::sync_plan::staleness;
@@ -22,7 +24,11 @@ pub const NUM_HASHED_STEPS: u64 = 20;
 
 /// What a rank hashed and root has not written.
 #[derive(Debug, Default)]
-pub struct OwnHashes(Vec<OwnStep>);
+pub struct OwnHashes {
+    steps: Vec<OwnStep>,
+    /// On root, once it could not write.
+    gave_up: bool,
+}
 
 #[derive(Debug)]
 struct OwnStep {
@@ -33,9 +39,10 @@ struct OwnStep {
 }
 
 impl OwnHashes {
-    /// None yet; `None` where ranks run apart, and no two runs are alike.
+    /// None yet; `None` where ranks run apart, and no two runs are alike, and where the device updates, which would be waited for.
     pub fn of_run(config: &TrainConfig) -> Option<Self> {
-        staleness(&config.sync.method()).is_none().then(Self::default)
+        let is_on_device = config.sync_config().updates_on_device(config.num_workers());
+        (staleness(&config.sync.method()).is_none() && !is_on_device).then(Self::default)
     }
 
     /// Whether the step that follows on `progress` is hashed; the same on all ranks.
@@ -51,18 +58,23 @@ impl OwnHashes {
         let digest = digest.finalize();
         let parameters = u64::from_be_bytes(std::array::from_fn(|index| digest[index]));
         let loss = scores.map_or(0.0, |scores| scores.loss_sum).to_bits();
-        self.0.push(OwnStep { step, loss, parameters, tensors });
+        self.steps.push(OwnStep { step, loss, parameters, tensors });
     }
 
-    /// Writes what was hashed since the last call.
+    /// Writes what was hashed since the last call; where root cannot, it warns and writes no more.
     ///
     /// # Errors
-    /// When a collective fails, or root cannot write.
+    /// When a collective fails.
     ///
     /// # Collective
     /// Must be called by all ranks, after the same steps.
-    pub fn write(&mut self, layout: &ParameterLayout, communicator: &dyn Communicator, files: &RunFiles) -> Result<()> {
-        let own = std::mem::take(&mut self.0);
+    pub fn write(
+        &mut self,
+        layout: &ParameterLayout,
+        communicator: &dyn Communicator,
+        (files, reporter): (&RunFiles, &Reporter),
+    ) -> Result<()> {
+        let own = std::mem::take(&mut self.steps);
         if own.is_empty() {
             return Ok(());
         }
@@ -85,7 +97,13 @@ impl OwnHashes {
                 _ => Vec::new(),
             },
         };
-        files.hashes(&own.iter().enumerate().map(line).collect::<Vec<_>>())
+        if !self.gave_up
+            && let Err(error) = files.hashes(&own.iter().enumerate().map(line).collect::<Vec<_>>())
+        {
+            reporter.warn(&format!("hashes of the first steps: {error:#}; no more are written for trainer verify-run"));
+            self.gave_up = true;
+        }
+        Ok(())
     }
 }
 

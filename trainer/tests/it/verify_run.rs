@@ -2,6 +2,16 @@
 
 use std::fs;
 use std::path::Path;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use distributed::run_ranks;
+use trainer::commands::verify_run::verify_run;
+use trainer::config::cli::VerifyRunArgs;
+use trainer::measure::report::Reporter;
+use trainer::model::network::ResNetFamily;
+use trainer::world::ranks::World;
+use trainer::world::stop::StopFlag;
 
 use crate::fixture::{Run, TINY, bitmap, flags, program, run};
 
@@ -44,6 +54,26 @@ fn a_run_repeated_is_equal_and_another_seed_is_told_by_step_and_tensor() {
             "hash of the options was",
         ],
     );
+}
+
+#[test]
+fn neither_event_files_nor_an_idle_resume_make_a_repetition_differ() {
+    let events = tempfile::tempdir().unwrap();
+    let run = run(1, &flags(&[TINY, "--epochs 1 --resume --tensorboard", events.path().to_str().unwrap()]));
+    let (code, text) = verified(&run.directory(), &[]);
+    assert!(code == Some(0) && text.contains("equal: 5 steps") && !text.contains("hash of the options"), "{text}");
+    assert_eq!(fs::read_dir(events.path()).unwrap().count(), 1);
+}
+
+#[test]
+fn local_sgd_that_averages_before_checkpoints_is_repeated_with_them() {
+    let run = run(2, &flags(&[TINY, "--epochs 1 --sync local-sgd --every 4 --checkpoint-every-steps 1"]));
+    let args = VerifyRunArgs { run: run.directory(), ..VerifyRunArgs::default() };
+    let codes = run_ranks(2, |communicator| {
+        let world = World::reporting(Arc::new(communicator), StopFlag::new(), Reporter::new(false, None));
+        format!("{:?}", verify_run::<ResNetFamily>(&args, &world).unwrap())
+    });
+    assert_eq!(codes, vec![format!("{:?}", ExitCode::SUCCESS); 2]);
 }
 
 #[test]
@@ -112,7 +142,40 @@ fn a_run_resumed_in_its_first_steps_keeps_the_hashes_of_an_undisturbed_one() {
 }
 
 #[test]
-fn ranks_that_run_apart_keep_no_hashes() {
-    let run = run(2, &flags(&[TINY, "--sync async-parameter-server --epochs 1"]));
-    says(&run.directory(), &[], 1, &["hashes.jsonl", "ranks that run apart"]);
+fn ranks_that_run_apart_and_one_that_its_device_updates_keep_no_hashes() {
+    for (ranks, method) in [(2, "--sync async-parameter-server"), (1, "--update device")] {
+        let run = run(ranks, &flags(&[TINY, "--epochs 1", method]));
+        says(&run.directory(), &[], 1, &["hashes.jsonl", "ranks that run apart, of --update device"]);
+    }
+}
+
+#[test]
+fn a_resumed_run_goes_on_without_the_hashes_that_its_first_steps_have_lost() {
+    let stopped = Run::in_new_directory().stopping_after(2).go(1, &flags(&[TINY]));
+    let file = stopped.directory().join("hashes.jsonl");
+    let torn = &hashes(&stopped)[..20];
+    fs::write(&file, torn).unwrap();
+    let resumed = stopped.again().go(1, &flags(&[TINY, "--resume"]));
+    assert_eq!(hashes(&resumed), torn);
+    fs::remove_file(&file).unwrap();
+    fs::remove_dir_all(resumed.directory().join("checkpoints")).unwrap();
+    let stopped = resumed.again().stopping_after(2).go(1, &flags(&[TINY, "--resume"]));
+    fs::remove_file(&file).unwrap();
+    stopped.again().go(1, &flags(&[TINY, "--resume"]));
+    assert!(!file.exists());
+}
+
+#[test]
+fn hashes_that_cannot_be_written_are_warned_of_once_and_stop_no_rank() {
+    let run = Run::in_new_directory();
+    fs::create_dir_all(run.directory().join("hashes.jsonl/in-the-way")).unwrap();
+    let further = "--resume --checkpoint-every-steps 2";
+    let mut train = program();
+    train.arg("train").args(TINY.split(' ')).args(further.split(' ')).arg("--output-dir").arg(run.directory());
+    let output = train.output().unwrap();
+    let words = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success(), "{words}");
+    assert_eq!(words.matches("warning: hashes of the first steps: cannot write").count(), 1, "{words}");
+    fs::remove_dir_all(run.directory().join("checkpoints")).unwrap();
+    run.go(2, &flags(&[TINY, further]));
 }

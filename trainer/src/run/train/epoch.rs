@@ -83,7 +83,7 @@ impl<M: ImageClassifier> Training<'_, M> {
             self.tensorboard.batch(batch, &self.session.data.normalization);
         }
         let end = self.stepper.step(context, loaded, &self.times.timer)?;
-        // What is printed or saved is whole; between, a device is not waited for.
+        // What is printed, saved or hashed is whole; between, a device is not waited for.
         let should_log = (self.progress.step_in_epoch + 1).is_multiple_of(config.log_every_steps.filled());
         let hashes = OwnHashes::is_of(&self.hashes, &self.progress);
         let own = self.add_scores(epoch, &end, should_log || saves || ends_epoch || hashes)?;
@@ -183,7 +183,8 @@ impl<M: ImageClassifier> Training<'_, M> {
     /// The scores of the epoch so far, over all ranks and sessions; what was hashed in it is written.
     fn total_scores(&mut self, epoch: &Epoch<'_>) -> Result<()> {
         if let Some(hashes) = &mut self.hashes {
-            hashes.write(self.stepper.layout(), &*self.session.communicator, self.session.files)?;
+            let Session { communicator, files, reporter, .. } = self.session;
+            hashes.write(self.stepper.layout(), &**communicator, (files, reporter))?;
         }
         self.own_noise += self.stepper.take_noise();
         let mut further = [self.own_noise.small, self.own_noise.num_small];
