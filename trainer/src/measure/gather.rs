@@ -213,8 +213,12 @@ pub fn images_per_second(world: &[RankTimes]) -> f64 {
     world[slowest_rank(world)].steps.speed.map_or(0.0, |speed| speed.mean)
 }
 
-/// Joules of all machines for each sample; `None` if one of them cannot tell, or there was none.
-pub fn joules_per_image(world: &[RankTimes]) -> Option<f64> {
+/// Joules of all machines for each sample; `None` if one of them cannot tell, there was none, or only servers of parameters run on
+/// one of the job's `num_nodes`, which nobody measures.
+pub fn joules_per_image(world: &[RankTimes], num_nodes: usize) -> Option<f64> {
+    if world.iter().filter(|rank| rank.energy.is_some()).count() < num_nodes {
+        return None;
+    }
     let joules = energy::total(world.iter().map(|rank| rank.energy.as_ref()))?;
     let num_samples = world[0].num_samples;
     (num_samples > 0).then(|| joules / num_samples as f64)
@@ -266,6 +270,14 @@ mod tests {
             seconds: Seconds { forward: total - communication, communication, ..Seconds::default() },
             ..RankTimes::default()
         }
+    }
+
+    #[test]
+    fn joules_are_no_sum_where_a_node_has_no_rank_that_measures() {
+        let energy = Some(MachineEnergy { machine: "a".to_owned(), joules: Some(6.0) });
+        let world = [RankTimes { energy, num_samples: 3, ..RankTimes::default() }, RankTimes::default()];
+        assert_eq!(joules_per_image(&world, 1), Some(2.0));
+        assert_eq!(joules_per_image(&world, 2), None);
     }
 
     #[test]

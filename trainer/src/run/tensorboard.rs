@@ -30,7 +30,7 @@ pub struct Tensorboard<'a> {
 /// # Errors
 /// When it has, or cannot be read.
 pub fn expect_no_events(config: &TrainConfig) -> Result<()> {
-    let Some(directory) = config.run.tensorboard.as_deref().filter(|_| !config.resume) else { return Ok(()) };
+    let Some(directory) = config.run.tensorboard.as_deref() else { return Ok(()) };
     ensure!(
         !EventFile::is_any_in(directory)?,
         "--tensorboard {}: expected a directory without event files, got one that has those of another run; choose another, or \
@@ -42,16 +42,15 @@ pub fn expect_no_events(config: &TrainConfig) -> Result<()> {
 
 impl<'a> Tensorboard<'a> {
     /// For a session that goes on after `num_steps` steps.
-    ///
-    /// # Errors
-    /// When the file cannot be made.
-    pub fn open(session: &Session<'a>, num_steps: u64) -> Result<Self> {
+    pub fn open(session: &Session<'a>, num_steps: u64) -> Self {
         let directory = session.config.run.tensorboard.as_deref().filter(|_| session.communicator.rank() == ROOT);
         // What is written of the last step done stays; of a run that begins anew nothing does.
         let first_step = if num_steps == 0 { 0 } else { num_steps + 1 };
         let node = &session.communicator.topology().node;
-        let file = directory.map(|directory| EventFile::create(directory, node, first_step)).transpose()?;
-        Ok(Self { file, reporter: session.reporter })
+        let warn =
+            |error| session.reporter.warn(&format!("--tensorboard: {error:#}; nothing is written for TensorBoard"));
+        let file = directory.and_then(|directory| EventFile::create(directory, node, first_step).map_err(warn).ok());
+        Self { file, reporter: session.reporter }
     }
 
     /// Whether anything is written.

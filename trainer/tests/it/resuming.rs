@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use crate::fixture::{Run, TINY, bitmap, flags, run};
+use crate::fixture::{Run, TINY, bitmap, flags, program, run};
 use distributed::{ROOT, SingleCommunicator};
 use records::EpochRecord;
 use trainer::config::cli::TrainArgs;
@@ -65,6 +65,32 @@ fn replace(file: &Path, from: &str, to: &str) {
     let text = fs::read_to_string(file).unwrap();
     assert!(text.contains(from), "{from} is not in {text}");
     fs::write(file, text.replacen(from, to, 1)).unwrap();
+}
+
+#[test]
+fn events_of_another_run_refuse_a_resume_that_finds_no_run_and_no_other() {
+    let events = tempfile::tempdir().unwrap();
+    let with_events = format!("--epochs 1 --resume --tensorboard {}", events.path().join("events").display());
+    let num_files = || fs::read_dir(events.path().join("events")).unwrap().count();
+    let first = run(1, &tiny(&with_events));
+    let error = refusal(&Run::in_new_directory(), 1, &with_events);
+    assert!(error.contains("expected a directory without event files"), "{error}");
+    assert_eq!(num_files(), 1);
+    first.again().go(1, &tiny(&with_events));
+    fs::remove_dir_all(first.directory().join("checkpoints")).unwrap();
+    first.again().go(1, &tiny(&with_events));
+    assert_eq!(num_files(), 3);
+}
+
+#[test]
+fn a_run_goes_on_without_a_file_for_tensorboard_that_cannot_be_made() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let run = Run::in_new_directory();
+    let mut train = program();
+    train.arg("train").args(TINY.split(' ')).arg("--output-dir").arg(run.directory());
+    let output = train.arg("--tensorboard").arg(file.path().join("events")).output().unwrap();
+    let words = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success() && words.contains("warning: --tensorboard: cannot make"), "{words}");
 }
 
 #[test]

@@ -90,7 +90,7 @@ pub fn fit<M: ImageClassifier>(model: M, session: &Session<'_>) -> Result<Outcom
     let times = SessionTimes::starting_at(progress.step + config.run.warmup_steps.filled(), timer, energy);
     let mut training = Training {
         session,
-        tensorboard: Tensorboard::open(session, progress.step)?,
+        tensorboard: Tensorboard::open(session, progress.step),
         progress_file: ProgressFile::new(session),
         stepper,
         ema,
@@ -206,6 +206,7 @@ impl<M: ImageClassifier> Training<'_, M> {
     fn record(&mut self, start: Instant, test: Option<ScoreSums>, metrics: BTreeMap<String, f64>) -> Result<()> {
         let Self { session, stepper, progress, .. } = self;
         let communicator = &*session.communicator;
+        let all_ranks = session.server_link.as_ref().unwrap_or(&session.communicator);
         let world = self.times.take_epoch().gather(communicator)?;
         self.progress_file.epoch(&world);
         let scales_loss = session.config.optimizer.loss_scale.filled() != LossScaling::None;
@@ -222,7 +223,7 @@ impl<M: ImageClassifier> Training<'_, M> {
             skipped_steps: progress.skipped_steps,
             loss_scale: scales_loss.then(|| stepper.loss_scale().factor()),
             overflowed_steps: stepper.loss_scale().num_overflows(),
-            joules_per_image: gather::joules_per_image(&world),
+            joules_per_image: gather::joules_per_image(&world, all_ranks.topology().num_nodes),
             gradient_noise: noise_batches(session.config).and_then(|batches| self.noise.estimate(batches)),
         };
         self.own_noise = NoiseSums::default();

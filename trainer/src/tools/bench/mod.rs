@@ -126,7 +126,8 @@ pub fn measure<F: ModelFamily>(config: &BenchConfig, world: &World) -> Result<Op
     let slowest = &times[slowest_rank(&times)];
     let stats = slowest.steps.speed.context("bench: no step was measured")?;
     let measured = Measured { device_kernels, ..measured };
-    let result = result(config, (&device, threads), &measured, (&times, stats), &*communicator)?;
+    let num_nodes = world.communicator.topology().num_nodes;
+    let result = result(config, (&device, threads), &measured, (&times, stats, num_nodes), &*communicator)?;
     let profile = profile::of(&result, slowest, &measured.ready_s, stepper.layout(), config);
     stepper.finish()?;
     let own_seconds = measured.times.seconds.step_total();
@@ -235,7 +236,7 @@ fn measure_steps<M: ImageClassifier>(
     Ok((measured, calls))
 }
 
-/// As it is printed; `stats` are of the slowest rank of `times`.
+/// As it is printed; `stats` are of the slowest rank of `times`, `num_nodes` those of all ranks.
 ///
 /// # Collective
 /// Must be called by all ranks.
@@ -243,7 +244,7 @@ fn result(
     config: &BenchConfig,
     (device, threads): (&Device, usize),
     measured: &Measured,
-    (times, stats): (&[RankTimes], ThroughputStats),
+    (times, stats, num_nodes): (&[RankTimes], ThroughputStats, usize),
     communicator: &dyn Communicator,
 ) -> Result<BenchResult> {
     let slowest = &times[slowest_rank(times)];
@@ -275,7 +276,7 @@ fn result(
         peak_memory_bytes: peak_memory_bytes(times),
         peak_memory_bytes_total: times.iter().map(|rank| rank.peak_memory_bytes).sum(),
         device_memory_bytes: device.memory_pool_usage().map(|usage| usage.bytes_reserved),
-        joules_per_image: joules_per_image(times),
+        joules_per_image: joules_per_image(times, num_nodes),
         loss_mean: measured.scores.last().map_or(f64::NAN, ScoreSums::loss_mean),
         losses: global_losses(communicator, &measured.scores)?,
         bytes_sent_per_step: measured.traffic.total.bytes_sent / measured.traffic.num_steps.max(1),
