@@ -1,10 +1,10 @@
 //! Where a run that is started again keeps its script, its output and its checkpoints.
 //!
-//! In: the trainer's words, perhaps a name. Out: [`Job`]: its directory, and the words without what decided it.
+//! In: the trainer's words, perhaps a name. Out: [`Job`]: its directory, and the words without what decided it; a directory's lock.
 //! Invariant: `train` is always given its directory and `--resume`, so that a second start goes on where the first ended;
 //! the other commands of the trainer get nothing but their own words.
 
-use std::fs;
+use std::fs::{self, File, TryLockError};
 use std::path::{Path, PathBuf};
 
 use crate::failure::{Failure, Outcome};
@@ -74,6 +74,22 @@ pub(crate) fn fresh(directory: &Path) -> Outcome {
     fs::create_dir_all(directory).map_err(failed)
 }
 
+/// Keeps a second program of this name out of the directory; the system releases it with this process, however it ends.
+pub(crate) fn lock(directory: &Path, program: &str) -> Outcome<File> {
+    let path = directory.join("lock");
+    let failed = |error: std::io::Error| Failure::Failed(format!("{}: {error}", path.display()));
+    fs::create_dir_all(directory).map_err(failed)?;
+    let file = File::create(&path).map_err(failed)?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(TryLockError::WouldBlock) => Err(Failure::Failed(format!(
+            "{}: another `{program}` runs there: wait for it, or choose another --output",
+            directory.display()
+        ))),
+        Err(TryLockError::Error(error)) => Err(failed(error)),
+    }
+}
+
 /// Takes `--output-dir` and `--resume` out of the words of `train`.
 fn without_directory(words: &[String]) -> Outcome<(Option<String>, Vec<String>)> {
     let (mut chosen, mut others) = (None, Vec::new());
@@ -123,6 +139,16 @@ mod tests {
     fn read(line: &str, name: Option<&str>) -> Outcome<Job> {
         let words: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
         Job::read(&words, name)
+    }
+
+    #[test]
+    fn a_second_program_is_kept_out_of_a_directory() {
+        let directory = std::env::temp_dir().join(format!("lockstep-jobs-{}-lock", std::process::id()));
+        let first = lock(&directory, "trainer study").unwrap();
+        assert!(lock(&directory, "trainer study").unwrap_err().to_string().contains("another `trainer study`"));
+        drop(first);
+        drop(lock(&directory, "trainer study").unwrap());
+        fs::remove_dir_all(directory).unwrap();
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! `comparison.json`: what a comparison has found so far.
 //!
 //! In: rows and accuracies as they come. Out: the file, whole at any time.
-//! Invariant: a comparison goes on only in the directory of the same job on the same kind of machine; what was measured is kept.
+//! Invariant: a comparison goes on only in the directory of the same job and commit on the same kind of machine; what was measured is kept.
 
 use std::path::{Path, PathBuf};
 
@@ -67,6 +67,14 @@ impl Document {
         let (own, theirs) = (&self.machine.cpu_model, &found.machine.cpu_model);
         if own != theirs {
             return Err(refused(format!("cpu_model: expected {own:?}, got {theirs:?}")));
+        }
+        let (own, theirs) = (self.machine.cpu_count, found.machine.cpu_count);
+        if own != theirs {
+            return Err(refused(format!("cpu_count: expected {own}, got {theirs}")));
+        }
+        let (own, theirs) = (&self.commit, &found.commit);
+        if own != theirs {
+            return Err(refused(format!("commit of our program: expected {own:?}, got {theirs:?}")));
         }
         // What had no number is tried again; blocks before a failed one are kept.
         let measured = |rows: Vec<ComparisonRow>| -> Vec<Row> {
@@ -141,6 +149,23 @@ mod tests {
         assert_eq!((resumed.rows, resumed.accuracy.len()), (measured, 1));
         assert!(anew.rows.is_empty());
         assert!(other.unwrap_err().to_string().contains("--again"));
+    }
+
+    #[test]
+    fn a_comparison_of_another_commit_or_number_of_processors_is_not_gone_on_with() {
+        let folder = folder("commit");
+        let open = |commit: &str, cpu_count: u64| {
+            let machine = Machine { cpu_count, ..Machine::default() };
+            Document::open(&folder, Some(commit.to_owned()), machine, Map::new(), false)
+        };
+        open("a", 2).unwrap().save().unwrap();
+        let found = [open("a", 2), open("b", 2), open("a", 4)].map(|document| document.map_err(|no| no.to_string()));
+        fs::remove_dir_all(&folder).unwrap();
+        let [same, commit, processors] = found;
+        assert!(same.is_ok());
+        let (commit, processors) = (commit.unwrap_err(), processors.unwrap_err());
+        assert!(commit.contains("expected \"b\", got \"a\"") && commit.contains("--again"), "{commit}");
+        assert!(processors.contains("cpu_count: expected 4, got 2"), "{processors}");
     }
 
     #[test]

@@ -47,10 +47,11 @@ const DETAILS: &str = "\
 Example: trainer compare --with pytorch,jax --models resnet20,resnet44 --ranks 1,2
 The other frameworks live in virtual environments below --peers-dir, which are made where they are missing (PyTorch takes
 5.5 GB, TensorFlow 1.5 GB, JAX 0.6 GB, MXNet 0.3 GB; Horovod is built, with mpicxx). A throughput counts only if the losses
-after 2 and 5 steps are ours. Each framework first tries its usual settings (layout, compiler, allocator, buckets), one after the
-other, and competes with the best; --all-variants prints all. Ratios are taken in each round: their median, and an interval that
-holds the true median with 95 %. Several ranks of ours and of Horovod are always started by mpirun or srun.
-The same --output goes on with a half-done comparison; a framework that is added later is measured then, not beside ours.";
+after 2 and 5 steps are ours. Each framework first tries its usual settings (layout, compiler, allocator, buckets), chosen
+greedily, one run each, and competes with the best; --all-variants prints all. Ratios are taken in each round: their median, and
+an interval that holds the true median with 95 %. Several ranks of ours and of Horovod are always started by mpirun or srun.
+The same --output goes on with a half-done comparison of the same commit, in the settings that were chosen; a framework that is
+added later is measured then, and has a ratio only in rounds within an hour of ours.";
 
 /// Flags of `trainer compare`.
 #[derive(Debug, Clone, Args)]
@@ -163,6 +164,7 @@ impl CompareArgs {
         let output =
             output.canonicalize().map_err(|error| Failure::Failed(format!("{}: {error}", output.display())))?;
         let settings = Settings { output, ..settings };
+        let _lock = run_directory::lock(&settings.output, "trainer compare")?;
         if settings.is_again {
             // Another trainer may write other weights and batches.
             run_directory::fresh(&settings.output.join("jobs"))?;

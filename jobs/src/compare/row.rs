@@ -2,7 +2,7 @@
 //!
 //! In: measured blocks or the reason why there are none. Out: the rows of `comparison.json`.
 //! Invariant: pure. A throughput counts only if the losses say that the work was the same; what does not count is shown and ranked
-//! nowhere. Speedup and ratio are taken in each round, where both sides were measured minutes apart; then comes the median.
+//! nowhere. Speedup and ratio are taken in each round in which both sides were measured within an hour; then comes the median.
 
 use records::{Block, ComparisonRow, Estimate};
 
@@ -17,6 +17,11 @@ use super::settings::LAST_COMPARED_STEP;
 /// missing would not be seen, so small is its part in five steps. In bf16 each framework rounds elsewhere.
 const F32_TOLERANCES: [(usize, f64); 2] = [(2, 5e-4), (LAST_COMPARED_STEP, 3e-3)];
 const BF16_TOLERANCES: [(usize, f64); 2] = [(2, 5e-3), (LAST_COMPARED_STEP, 2e-2)];
+
+/// Between two measurements that may be compared: longer ago the machine may have been another.
+const FARTHEST_S: f64 = 3600.0;
+/// So many quiet rounds have an interval without the disturbed ones.
+const ENOUGH_QUIET: usize = 6;
 
 /// Which measurement: one row of the table.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -68,6 +73,12 @@ impl Row {
     pub(super) fn median(&self) -> Option<f64> {
         let mut rates: Vec<f64> = self.blocks.iter().map(|block| block.images_per_second).collect();
         (!rates.is_empty()).then(|| records::median(&mut rates))
+    }
+
+    /// The same over the blocks that nobody disturbed, over all where there are none.
+    pub(super) fn quiet_median(&self) -> Option<f64> {
+        let quiet: Vec<Block> = self.blocks.iter().filter(|block| !block.is_disturbed).cloned().collect();
+        if quiet.is_empty() { self.median() } else { Row { blocks: quiet, ..self.clone() }.median() }
     }
 
     /// The row as `comparison.json` has it.
@@ -157,15 +168,20 @@ impl Row {
         })
     }
 
-    /// Its speed by that of another in each round that both have.
+    /// Its speed by that of another in each round that both have at about the same time; without the disturbed ones, if enough are quiet.
     fn over(&self, other: &Row) -> Option<Estimate> {
         if self.key == other.key {
             // By definition, not by measurement.
             return Some(Estimate { median: 1.0, interval: None });
         }
-        let rounds = self.blocks.iter().zip(&other.blocks);
-        let ratios: Vec<f64> = rounds.map(|(own, other)| own.images_per_second / other.images_per_second).collect();
-        Estimate::of(&ratios)
+        let mut rounds: Vec<_> =
+            self.blocks.iter().zip(&other.blocks).filter(|(own, other)| are_near(own, other)).collect();
+        let is_quiet = |(own, other): &(&Block, &Block)| !own.is_disturbed && !other.is_disturbed;
+        if rounds.iter().filter(|pair| is_quiet(pair)).count() >= ENOUGH_QUIET {
+            rounds.retain(is_quiet);
+        }
+        let ratios = rounds.into_iter().map(|(own, other)| own.images_per_second / other.images_per_second);
+        Estimate::of(&ratios.collect::<Vec<f64>>())
     }
 
     /// Whether a row of one rank counts, so that others may be measured by it.
@@ -189,6 +205,12 @@ impl Row {
         };
         Some(self.blocks.iter().all(is_near))
     }
+}
+
+/// Whether two blocks were measured within an hour, or may have been, as one does not tell its time.
+fn are_near(a: &Block, b: &Block) -> bool {
+    let times = a.measured_unix_s.zip(b.measured_unix_s);
+    times.is_none_or(|(a, b)| (a[0] - b[1]).max(b[0] - a[1]) <= FARTHEST_S)
 }
 
 #[cfg(test)]
@@ -234,6 +256,20 @@ pub(super) mod tests {
             [row(OURS, 1, &[100.0; 6], (2.5, 2.0)), row("JAX", 1, &[50.0, 51.0, 52.0, 53.0, 54.0, 55.0], (2.5, 2.0))];
         let record = rows[1].record(&rows);
         assert_eq!((record.ratio_to_lockstep, record.ratio_interval), (Some(0.525), Some([0.5, 0.55])));
+    }
+
+    #[test]
+    fn rounds_of_another_day_are_no_pair_and_disturbed_ones_count_only_where_few_are_quiet() {
+        let mut rows = [row(OURS, 1, &[100.0; 7], (2.5, 2.0)), row("JAX", 1, &[50.0; 7], (2.5, 2.0))];
+        rows[1].blocks[6] = Block { images_per_second: 1.0, is_disturbed: true, ..rows[1].blocks[6].clone() };
+        let ratio = |rows: &[Row]| rows[1].judged(rows).ratio;
+        assert_eq!(ratio(&rows), Some(Estimate { median: 0.5, interval: Some([0.5, 0.5]) }));
+        for (round, begin) in [(0, 0.0), (1, 90_000.0)] {
+            rows[0].blocks[round].measured_unix_s = Some([0.0, 10.0]);
+            rows[1].blocks[round].measured_unix_s = Some([begin, begin + 10.0]);
+        }
+        // Of the six that are left one is disturbed: without it there would be no interval.
+        assert_eq!(ratio(&rows), Some(Estimate { median: 0.5, interval: Some([0.01, 0.5]) }));
     }
 
     #[test]

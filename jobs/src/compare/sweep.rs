@@ -15,6 +15,9 @@ use crate::failure::Outcome;
 /// The setting of a framework for one job, measured as far as it is not known; `key` is that of its defaults.
 pub(super) fn best(bench: &Bench<'_>, document: &mut Document, framework: Framework, key: &Key) -> Outcome<Setting> {
     let threads = bench.settings.threads;
+    if let Some(setting) = frozen(document, key) {
+        return Ok(setting);
+    }
     if !bench.settings.is_swept || bench.gap(Contender::Peer(framework), key).is_some() {
         return Ok(Setting::default());
     }
@@ -39,20 +42,29 @@ pub(super) fn best(bench: &Bench<'_>, document: &mut Document, framework: Framew
     Ok(setting)
 }
 
+/// The setting of the rounds of this job, if they began: all of them have one.
+fn frozen(document: &Document, key: &Key) -> Option<Setting> {
+    let mut rows = document.rows.iter();
+    rows.find(|row| is_same_job(&row.key, key) && !row.blocks.is_empty()).map(|row| row.key.setting.clone())
+}
+
 /// What a complete sweep over these choices has found.
 fn winner(document: &Document, framework: Framework, key: &Key, choices: &[Choice]) -> Setting {
     let key = Key { framework: framework.title().to_owned(), ..key.clone() };
     choices.iter().fold(Setting::default(), |setting, choice| best_of(document, &key, choice, &setting))
 }
 
-/// The fastest that does the same work; the setting as it was where none does.
+/// The fastest that does the same work, of equals the first; the setting as it was where none does.
 fn best_of(document: &Document, key: &Key, choice: &Choice, setting: &Setting) -> Setting {
     let our_key = Key { framework: OURS.to_owned(), ..key.clone() };
     let ours = document.sweep.iter().find(|row| is_same_job(&row.key, &our_key));
-    let speed = |row: &Row| row.median().filter(|_| ours.is_some_and(|ours| row.agrees_with(ours) == Some(true)));
+    let speed = |row: &Row| row.quiet_median().filter(|_| ours.is_some_and(|ours| row.agrees_with(ours) == Some(true)));
     let rows = document.sweep.iter().filter(|row| is_same_job(&row.key, key) && row.key.tried == choice.name);
     let known = rows.filter_map(|row| Some((row, speed(row)?)));
-    known.max_by(|(_, a), (_, b)| a.total_cmp(b)).map_or_else(|| setting.clone(), |(row, _)| row.key.setting.clone())
+    known
+        .rev()
+        .max_by(|(_, a), (_, b)| a.total_cmp(b))
+        .map_or_else(|| setting.clone(), |(row, _)| row.key.setting.clone())
 }
 
 /// Our own losses, by which the others' work is judged.
@@ -72,6 +84,7 @@ mod tests {
     use super::super::row::tests::row;
     use super::*;
     use crate::machine;
+    use records::Block;
 
     fn tried(framework: &str, choice: &Choice, option: &str, rate: f64, losses: (f64, f64)) -> Row {
         let mut row = row(framework, 1, &[rate], losses);
@@ -101,5 +114,14 @@ mod tests {
         ];
         let key = Key { framework: "PyTorch DDP".into(), ..document.sweep[0].key.clone() };
         assert_eq!(winner(&document, Framework::PyTorch, &key, &all).shown(), "mode compile");
+        // As fast as the default before it.
+        document.sweep[4].blocks[0].images_per_second = 50.0;
+        assert_eq!(winner(&document, Framework::PyTorch, &key, &all), Setting::default());
+        let disturbed = Block { images_per_second: 90.0, is_disturbed: true, ..document.sweep[4].blocks[0].clone() };
+        document.sweep[4].blocks.push(disturbed);
+        assert_eq!(winner(&document, Framework::PyTorch, &key, &all), Setting::default(), "the quiet block counts");
+        assert_eq!(frozen(&document, &key), None);
+        document.rows = vec![tried("PyTorch DDP", &all[0], "contiguous", 80.0, good)];
+        assert_eq!(frozen(&document, &key).unwrap().shown(), "layout contiguous");
     }
 }

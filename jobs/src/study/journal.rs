@@ -91,6 +91,12 @@ impl Records {
         self.lines.iter().any(|line| line.cell == cell)
     }
 
+    /// The cell's newest attempt that is ok, else the newest that was disturbed; never a failed one.
+    pub(super) fn newest(&self, cell: &str) -> Option<&AttemptRecord> {
+        let ended = self.lines.iter().filter(|line| line.cell == cell && line.status != Status::Failed);
+        ended.max_by_key(|line| (line.status == Status::Ok, line.repetition, line.attempt))
+    }
+
     /// The last attempt's status, if there is any.
     pub(super) fn status(&self, cell: &str, repetition: usize) -> Option<Status> {
         self.of(cell, repetition).next_back().map(|line| line.status)

@@ -17,7 +17,7 @@ mod plan;
 mod predict;
 mod session;
 
-use std::fs::{self, File, TryLockError};
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command as Process;
 
@@ -33,6 +33,7 @@ use crate::machine;
 use crate::mpirun::Mpirun;
 use crate::options;
 use crate::process;
+use crate::run_directory;
 use crate::slurm;
 
 const WARM_UP: &str =
@@ -110,7 +111,7 @@ impl StudyArgs {
         let directory = self.output.clone().unwrap_or_else(|| Path::new("runs/studies").join(&file.name));
         let directory = std::path::absolute(&directory)
             .map_err(|error| Failure::Failed(format!("{}: {error}", directory.display())))?;
-        let _lock = lock(&directory)?;
+        let _lock = run_directory::lock(&directory, "trainer study")?;
         let mpirun = Mpirun::find();
         let options = session::Options { checks_quiet: !self.no_quiet_check, again_disturbed: self.again_disturbed };
         let mut session = Session::open(&file, &cells, &directory, &trainer, mpirun.as_ref(), options)?;
@@ -188,22 +189,6 @@ fn check_places(cells: &[&Cell]) -> Outcome {
     Ok(())
 }
 
-/// Keeps a second study out of the directory; the system releases it with this process, however it ends.
-fn lock(directory: &Path) -> Outcome<File> {
-    let path = directory.join("lock");
-    let failed = |error: std::io::Error| Failure::Failed(format!("{}: {error}", path.display()));
-    fs::create_dir_all(directory).map_err(failed)?;
-    let file = File::create(&path).map_err(failed)?;
-    match file.try_lock() {
-        Ok(()) => Ok(file),
-        Err(TryLockError::WouldBlock) => Err(Failure::Failed(format!(
-            "{}: another `trainer study` runs there: wait for it, or choose another --output",
-            directory.display()
-        ))),
-        Err(TryLockError::Error(error)) => Err(failed(error)),
-    }
-}
-
 /// What an earlier start wrote, if it can be understood.
 fn earlier(directory: &Path) -> Option<Study> {
     let text = fs::read_to_string(directory.join("study.json")).ok()?;
@@ -242,16 +227,6 @@ fn report(trainer: &Path, directory: &Path) -> Outcome {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_second_study_is_kept_out_of_a_directory() {
-        let directory = std::env::temp_dir().join(format!("lockstep-jobs-{}-lock", std::process::id()));
-        let first = lock(&directory).unwrap();
-        assert!(lock(&directory).unwrap_err().to_string().contains("another `trainer study`"));
-        drop(first);
-        drop(lock(&directory).unwrap());
-        fs::remove_dir_all(directory).unwrap();
-    }
 
     #[test]
     fn every_study_of_the_workspace_is_a_right_one() {

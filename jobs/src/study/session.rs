@@ -32,6 +32,8 @@ pub(super) struct Options {
 /// One start of a study.
 pub(super) struct Session<'a> {
     file: &'a StudyFile,
+    /// All of the study, also those that were not chosen.
+    cells: &'a [Cell],
     directory: &'a Path,
     trainer: &'a Path,
     options: Options,
@@ -50,7 +52,7 @@ impl<'a> Session<'a> {
     /// Reads the records, and refuses to mix them with those of other arguments or of another machine.
     pub(super) fn open(
         file: &'a StudyFile,
-        cells: &[Cell],
+        cells: &'a [Cell],
         directory: &'a Path,
         trainer: &'a Path,
         mpirun: Option<&'a Mpirun>,
@@ -68,7 +70,7 @@ impl<'a> Session<'a> {
             }
         }
         let local = Local::new(file, trainer, mpirun, options.checks_quiet);
-        Ok(Session { file, directory, trainer, options, records, local })
+        Ok(Session { file, cells, directory, trainer, options, records, local })
     }
 
     /// Runs what is not done; the ids of cells that have a failed repetition.
@@ -88,7 +90,7 @@ impl<'a> Session<'a> {
             // After the networks, which are measured first.
             if task.repetition != round && task.cell.kind != Kind::Netbench {
                 round = task.repetition;
-                self.freeze_predictions(cells, &here[index..]);
+                self.freeze_predictions(&here[index..]);
             }
             let left = here[index + 1..].iter().chain(&jobs);
             self.repeat(task, &format!("[{}/{}]", num_all - here.len() - jobs.len() + index + 1, num_all), left)?;
@@ -100,10 +102,14 @@ impl<'a> Session<'a> {
             self.run_jobs(&networks)?;
         }
         if !runs.is_empty() {
-            for repetition in 1..=runs.iter().map(|task| task.repetition).max().unwrap_or(0) {
+            // A job of an earlier session may run already.
+            let jobs = Jobs::open(self.directory)?;
+            let new: Vec<Task<'_>> =
+                runs.iter().filter(|task| jobs.of(&self.next_attempt(task)).is_none()).copied().collect();
+            for repetition in 1..=new.iter().map(|task| task.repetition).max().unwrap_or(0) {
                 let of_round: Vec<Task<'_>> =
-                    runs.iter().filter(|task| task.repetition == repetition).copied().collect();
-                self.freeze_predictions(cells, &of_round);
+                    new.iter().filter(|task| task.repetition == repetition).copied().collect();
+                self.freeze_predictions(&of_round);
             }
             self.run_jobs(&runs)?;
         }
@@ -117,12 +123,12 @@ impl<'a> Session<'a> {
     }
 
     /// Writes down, before they run, what the next of these tasks will do, as far as they are of one repetition.
-    fn freeze_predictions(&self, cells: &[&Cell], tasks: &[Task<'_>]) {
+    fn freeze_predictions(&self, tasks: &[Task<'_>]) {
         let (Some(first), Some(_)) = (tasks.first(), &self.file.profile) else { return };
         let of_round = tasks.iter().filter(|task| task.repetition == first.repetition);
         let next: Vec<&Cell> = of_round.map(|task| task.cell).collect();
-        let (file, directory, trainer) = (self.file, self.directory, self.trainer);
-        let predicting = Predicting { file, cells, directory, trainer, checks_quiet: self.options.checks_quiet };
+        let Session { file, cells, directory, trainer, ref records, options, .. } = *self;
+        let predicting = Predicting { file, cells, records, directory, trainer, checks_quiet: options.checks_quiet };
         predicting.freeze(&next, first.repetition);
     }
 

@@ -12,6 +12,7 @@ use serde_json::Value;
 
 use super::cell::{Cell, Place};
 use super::file::{Profile, StudyFile};
+use super::journal::Records;
 use super::local::Local;
 use super::{flags, local, plan};
 use crate::cores;
@@ -42,7 +43,8 @@ const OF_SYNCHRONISATION: [&str; 13] = [
 pub(super) struct Predicting<'a> {
     pub(super) file: &'a StudyFile,
     /// All of them, also what measures networks.
-    pub(super) cells: &'a [&'a Cell],
+    pub(super) cells: &'a [Cell],
+    pub(super) records: &'a Records,
     pub(super) directory: &'a Path,
     pub(super) trainer: &'a Path,
     pub(super) checks_quiet: bool,
@@ -60,7 +62,7 @@ impl Predicting<'_> {
         let mut profiles = BTreeMap::new();
         for cell in cells {
             let network = self.cells.iter().filter(|other| plan::measures_network_of(other, cell));
-            let Some(network) = network.flat_map(|other| measured(other, self.directory)).next() else {
+            let Some(network) = network.flat_map(|other| measured(other, self.records, self.directory)).next() else {
                 println!("note: {}: its network has not been measured: not predicted", cell.id);
                 continue;
             };
@@ -117,11 +119,9 @@ impl Predicting<'_> {
     }
 }
 
-/// The newest network file of a measuring cell that succeeded.
-fn measured(cell: &Cell, directory: &Path) -> Option<PathBuf> {
-    let runs = fs::read_dir(directory.join("runs").join(&cell.id)).ok()?;
-    let files = runs.filter_map(|run| Some(run.ok()?.path().join("network.json"))).filter(|file| file.exists());
-    files.max_by_key(|file| fs::metadata(file).and_then(|file| file.modified()).ok())
+/// The network file of a measuring cell's newest attempt that was quiet, else of the newest that was disturbed.
+fn measured(cell: &Cell, records: &Records, directory: &Path) -> Option<PathBuf> {
+    records.newest(&cell.id).map(|record| directory.join(&record.directory).join("network.json"))
 }
 
 /// Steps of as many ranks alone as there are `outputs`, at the same time.

@@ -62,19 +62,24 @@ fn a_strong_cells_prediction_tells_no_speedup() {
 }
 
 #[test]
-fn the_newest_network_file_counts_whatever_its_folder_is_called() {
+fn the_network_is_of_the_newest_quiet_attempt_else_of_the_newest_disturbed_one() {
     let directory = std::env::temp_dir().join(format!("lockstep-jobs-{}-newest", std::process::id()));
+    fs::create_dir_all(&directory).unwrap();
     let cell = &cells("")[0];
-    let file = |attempt: &str| directory.join("runs").join(&cell.id).join(attempt).join("network.json");
-    assert_eq!(measured(cell, &directory), None);
-    for (attempt, age_s) in [("r1a2", 20), ("r1a10", 10), ("r1a9", 30)] {
-        fs::create_dir_all(file(attempt).parent().unwrap()).unwrap();
-        let written = fs::File::create(file(attempt)).unwrap();
-        written.set_modified(std::time::SystemTime::now() - Duration::from_secs(age_s)).unwrap();
+    let (mut records, _) = Records::open(&directory).unwrap();
+    assert_eq!(measured(cell, &records, &directory), None);
+    let mut found = Vec::new();
+    for (repetition, attempt, status) in
+        [(1, 1, "failed"), (1, 2, "disturbed"), (1, 10, "ok"), (2, 1, "disturbed"), (2, 9, "failed")]
+    {
+        let record = serde_json::json!({ "cell": cell.id, "repetition": repetition, "attempt": attempt, "status": status,
+            "directory": format!("r{repetition}a{attempt}") });
+        records.append(serde_json::from_value(record).unwrap()).unwrap();
+        found.push(measured(cell, &records, &directory));
     }
-    let newest = measured(cell, &directory);
     fs::remove_dir_all(&directory).unwrap();
-    assert_eq!(newest, Some(file("r1a10")));
+    let file = |attempt: &str| Some(directory.join(attempt).join("network.json"));
+    assert_eq!(found, [None, file("r1a2"), file("r1a10"), file("r1a10"), file("r1a10")]);
 }
 
 #[test]
