@@ -31,6 +31,8 @@ NETWORKS = {
 64->64@56k3s1 128->128@28k3s1 256->256@14k3s1 512->512@7k3s1 128->128@56k3s2 256->256@28k3s2 512->512@14k3s2
 3->64@224k7s2""".split(),
 }
+# What differs from round to round in a line of ours.
+MEASURED = ["ms", "gflops", "share_of_peak", "gb_per_s", "share_of_copy"]
 LAYER = re.compile(r"(\d+)->(\d+)@(\d+)k(\d+)s([12])")
 
 
@@ -139,8 +141,10 @@ def main():
             line |= {"ms": round(medians[way], 6), "gflops": round(flops / medians[way] / 1e6, 1), "library": "oneDNN"}
             print(json.dumps(line | {"variant": way, "torch": torch.__version__}), flush=True)
         for operation in rounds[0][1]:
-            lines = sorted((mine[operation] for _, mine in rounds), key=lambda line: line["ms"])
-            line = lines[len(lines) // 2] | {"rounds": len(rounds)}
+            lines = [mine[operation] for _, mine in rounds]
+            known = [key for key in MEASURED if lines[0].get(key) is not None]
+            line = lines[0] | {key: round(statistics.median(line[key] for line in lines), 6) for key in known}
+            line["rounds"] = len(rounds)
             if operation in ways:
                 ratios = sorted(min(theirs[operation].values()) / mine[operation]["ms"] for theirs, mine in rounds)
                 line["ratio"] = round(statistics.median(ratios), 3)
