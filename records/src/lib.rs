@@ -30,7 +30,7 @@ pub use network::{
 };
 pub use number::{bytes, median};
 pub use prediction::{
-    NetworkFacts, PREDICTION_SCHEMA, PredictionFile, PredictionRecord, ProfileFacts, PublishedFigure,
+    NetworkFacts, PREDICTION_SCHEMA, PredictionFile, PredictionRecord, ProfileFacts, PublishedFigure, is_in_time,
 };
 pub use profile::{BucketRecord, LayerSeconds, PROFILE_SCHEMA, ParameterRecord, ProfileFile};
 pub use progress::RunProgress;

@@ -150,6 +150,11 @@ pub struct PublishedFigure {
     pub assumed: String,
 }
 
+/// Whether what was created then was there before a run began, both in UTC, RFC 3339; a run that does not tell its begin has none.
+pub fn is_in_time(created: &str, started: Option<&str>) -> bool {
+    started.is_some_and(|started| !started.is_empty() && created <= started)
+}
+
 impl PredictionFile {
     /// The cell of a study that the prediction at this place stands for.
     pub fn cell(&self, index: usize) -> Option<&str> {

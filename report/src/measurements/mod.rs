@@ -9,6 +9,7 @@ mod tests;
 use super::sources::{Run, Sources, StudyFolder};
 use records::{AttemptRecord, Estimate, ORIGIN, Status, StudyCell, WORK};
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 /// One setting at one number of ranks, measured once or several times.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -110,12 +111,16 @@ impl Measurement {
         base.filter(|base| base.speed().is_some_and(|speed| speed > 0.0))
     }
 
-    /// How many times as fast as one rank, in each repetition that its reference has, too, so that what drifts from one to the next
-    /// meets both; where the reference has several ranks, they count as equally efficient.
+    /// How many times as fast as one rank, in each repetition that its reference has, too, within an hour, so that what drifts from one
+    /// to the next meets both; where the reference has several ranks, they count as equally efficient, which is no measurement of it.
     pub(super) fn speedups(&self, all: &[Self]) -> Vec<f64> {
         let Some(base) = self.reference(all) else { return Vec::new() };
-        let in_turn = self.numbered().filter_map(|(number, speed)| {
-            let (_, of_base) = base.numbered().find(|(other, _)| *other == number)?;
+        if base == self {
+            return vec![base.ranks as f64];
+        }
+        let in_turn = self.numbered().filter_map(|(number, started, speed)| {
+            let mut of_number = base.numbered().filter(|(other, ..)| *other == number);
+            let (.., of_base) = of_number.find(|(_, other, _)| are_near(started, other))?;
             Some(speed / of_base * base.ranks as f64)
         });
         in_turn.filter(|speedup| speedup.is_finite()).collect()
@@ -126,11 +131,21 @@ impl Measurement {
         Estimate::of(&self.speedups(all))
     }
 
-    /// The number of each repetition, and its speed.
-    fn numbered(&self) -> impl Iterator<Item = (u64, f64)> {
-        let number = |index: usize| self.repetitions.get(index).map_or(index as u64 + 1, |one| one.number);
-        self.speeds.iter().enumerate().map(move |(index, speed)| (number(index), *speed))
+    /// The number of each repetition, its begin if that is told, and its speed.
+    fn numbered(&self) -> impl Iterator<Item = (u64, &str, f64)> {
+        let of = |index: usize| {
+            let told = self.repetitions.get(index).map(|one| (one.number, one.started.as_str()));
+            told.unwrap_or((index as u64 + 1, ""))
+        };
+        self.speeds.iter().enumerate().map(move |(index, speed)| (of(index).0, of(index).1, *speed))
     }
+}
+
+/// Whether two repetitions began within an hour, or may have, as one does not tell its begin.
+fn are_near(a: &str, b: &str) -> bool {
+    const FARTHEST: Duration = Duration::from_secs(3600);
+    let times = humantime::parse_rfc3339(a).ok().zip(humantime::parse_rfc3339(b).ok());
+    times.is_none_or(|(a, b)| a.max(b).duration_since(a.min(b)).unwrap_or_default() <= FARTHEST)
 }
 
 /// All measurements of the sources that have a speed, in their order.

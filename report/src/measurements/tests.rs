@@ -40,6 +40,22 @@ fn speedups_are_taken_in_each_repetition_against_the_same_one_of_the_reference()
 }
 
 #[test]
+fn repetitions_of_another_day_are_no_pair_and_a_reference_is_no_measurement_of_itself() {
+    let begun = |ranks: usize, day: u32| {
+        let of = |hour: u64| Repetition {
+            number: hour,
+            started: format!("2026-01-{day:02}T{hour:02}:00:00Z"),
+            waiting_ms: None,
+        };
+        let speeds = (1..=6).map(|hour| 100.0 * ranks as f64 + hour as f64).collect();
+        Measurement { repetitions: (1..=6).map(of).collect(), speeds, ..measurement(ranks, 0.0, "ring") }
+    };
+    let all = [begun(1, 1), begun(2, 1), begun(4, 2)];
+    assert_eq!([0, 1, 2].map(|index| all[index].speedups(&all).len()), [1, 6, 0]);
+    assert_eq!(all[0].speedup(&all), Some(Estimate { median: 1.0, interval: None }));
+}
+
+#[test]
 fn a_single_rank_of_another_kind_study_or_work_is_no_reference() {
     for (key, value) in [("kind", "train"), ("study", "2"), ("image_size", "64"), ("grad_accum_steps", "2")] {
         let mut other = measurement(1, 100.0, "none");
@@ -67,10 +83,8 @@ fn strong_scaling_of_another_batch_is_another_line_and_a_weak_one_grows_with_its
 
 /// A run without a name, at 100 images/s, with these options beside its ranks.
 fn run(ranks: usize, checksum: &str, options: &[(&str, &str)]) -> Run {
-    let batch =
-        [("batch.global-batch-size", "64"), ("model.model", "\"resnet20\""), ("sync.sync", "\"allreduce\"")];
-    let settings =
-        batch.iter().chain(options).map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
+    let batch = [("batch.global-batch-size", "64"), ("model.model", "\"resnet20\""), ("sync.sync", "\"allreduce\"")];
+    let settings = batch.iter().chain(options).map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
     let launch = LaunchFacts { ranks, threads_per_rank: 1, ..LaunchFacts::default() };
     let dataset =
         DatasetFacts { name: "cifar10".to_owned(), train_checksum: checksum.to_owned(), ..DatasetFacts::default() };

@@ -3,7 +3,7 @@
 //! In: predictions, measurements. Out: a figure with the line of equality and ten percent around it, tables.
 //! Invariant: a prediction is compared with the cell it names, or with the only one of its setting; a gap is in percent of the measured.
 
-use super::scores::{BAND, Scores, middle, repetitions};
+use super::scores::{BAND, Scores, late, middle, repetitions};
 use super::{Facts, MOST_SERIES};
 use crate::chart::{Axis, Kind, LinePlot, Plot, Point, Series};
 use crate::document::{Block, Cell, Figure, Table};
@@ -126,6 +126,7 @@ fn compared(facts: &Facts<'_>, pairs: &[(&Predictions, &PredictionRecord, &Measu
     let mut scores = Scores::default();
     for (file, prediction, measured) in pairs {
         let repetitions = repetitions(file, prediction, measured);
+        scores.late += late(file, measured);
         let predicted = middle(&repetitions, |pair| pair.prediction.images_per_second);
         let speed = middle(&repetitions, |pair| Some(pair.speed));
         let (Some(predicted), Some(speed)) = (predicted, speed) else { continue };
@@ -221,7 +222,11 @@ fn predicted_table(all: &[Matched<'_>]) -> Table {
 
 fn published(facts: &Facts<'_>) -> Option<Table> {
     let columns = ["source", "what", "ranks", "published efficiency, %", "predicted efficiency, %", "assumed"];
-    let mut table = Table::new("published", "A check of plausibility: published efficiencies, and what the model makes of the assumptions beside them", &columns);
+    let mut table = Table::new(
+        "published",
+        "A check of plausibility: published efficiencies, and what the model makes of the assumptions beside them",
+        &columns,
+    );
     let percent = |share: Option<f64>| Cell::number(share.map(|share| 100.0 * share), 1);
     for one in facts.sources.predictions.iter().flat_map(|one| &one.file.published) {
         table.push(vec![

@@ -6,7 +6,7 @@
 
 use crate::measurements::{Measurement, Repetition, median};
 use crate::sources::{Predictions, Round};
-use records::PredictionRecord;
+use records::{PredictionRecord, is_in_time};
 
 /// A prediction within this share of the measured is near.
 pub(super) const BAND: f64 = 0.1;
@@ -61,11 +61,20 @@ pub(super) fn repetitions<'f>(
     }
     let of_round = |round: &'f Round| {
         let is_its = |one: &Repetition| {
-            Some(one.number) == round.prediction.repetition && !one.started.is_empty() && round.created <= one.started
+            Some(one.number) == round.prediction.repetition && is_in_time(&round.created, Some(&one.started))
         };
         pair(&round.prediction, measured.repetitions.iter().position(is_its)?)
     };
     file.rounds.iter().filter_map(of_round).collect()
+}
+
+/// How many predictions for repetitions that were measured came too late.
+pub(super) fn late(file: &Predictions, measured: &Measurement) -> usize {
+    let is_late = |round: &&Round| {
+        let its = measured.repetitions.iter().find(|one| Some(one.number) == round.prediction.repetition);
+        its.is_some_and(|one| !is_in_time(&round.created, Some(&one.started)))
+    };
+    file.rounds.iter().filter(is_late).count()
 }
 
 /// The middle over the repetitions.
@@ -79,6 +88,8 @@ pub(super) struct Scores {
     gaps: Vec<f64>,
     without_waiting: Vec<f64>,
     waiting: Vec<f64>,
+    /// Predictions that are left out since they came after their repetition had begun.
+    pub(super) late: usize,
 }
 
 impl Scores {
@@ -118,6 +129,9 @@ impl Scores {
                 " Of the waiting, mean over the ranks, the median gap is {signed:+.0} %, without its sign {:.0} %.",
                 unsigned(&self.waiting)
             ));
+        }
+        if self.late > 0 {
+            words.push_str(&format!(" Left out, as they were made after their run had begun: {}.", self.late));
         }
         words
     }
@@ -162,5 +176,7 @@ mod tests {
         let [gap, without_waiting, waiting] = scores.add(&pairs).map(|gap| gap.unwrap());
         assert!((gap - 10.0).abs() < 1e-9 && (without_waiting - 37.5).abs() < 1e-9 && (waiting + 20.0).abs() < 1e-9);
         assert!(scores.words().contains("the median gap is -20 %"), "{}", scores.words());
+        scores.late += late(&file, &measured);
+        assert!(scores.words().ends_with("had begun: 1."), "{}", scores.words());
     }
 }

@@ -8,7 +8,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 use records::{
-    AttemptRecord, ORIGIN, PredictionFile, PredictionRecord, Status, Study, StudyCell, WORK, median, method,
+    AttemptRecord, ORIGIN, PredictionFile, PredictionRecord, Status, Study, StudyCell, WORK, is_in_time, median, method,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -72,6 +72,8 @@ struct Cell {
     settings: BTreeMap<String, String>,
     /// By repetition.
     speeds: BTreeMap<u64, (f64, bool)>,
+    /// When these began, as far as that is told.
+    started: BTreeMap<u64, String>,
 }
 
 impl Cell {
@@ -166,7 +168,7 @@ fn study(directory: &Path) -> Result<Vec<Cell>> {
         let mut settings = settings(&cell.settings);
         settings.insert("kind".to_owned(), cell.kind.clone());
         settings.insert("study".to_owned(), study_name(directory));
-        Cell { id: Some(cell.id.clone()), settings, speeds: BTreeMap::new() }
+        Cell { id: Some(cell.id.clone()), settings, ..Cell::default() }
     };
     let mut cells: Vec<Cell> = study.cells.iter().map(cell).collect();
     let path = directory.join("records.jsonl");
@@ -180,6 +182,7 @@ fn study(directory: &Path) -> Result<Vec<Cell>> {
         // A disturbed attempt counts as long as none was quiet.
         if known.is_none_or(|(_, disturbed)| *disturbed) {
             cell.speeds.insert(attempt.repetition, (speed, attempt.status == Status::Disturbed));
+            cell.started.insert(attempt.repetition, attempt.started.unwrap_or_default());
         }
     }
     cells.retain(|cell| !cell.speeds.is_empty() && cell.number("ranks") > 0);
@@ -239,10 +242,15 @@ fn run(cell: &Cell, group: &[&Cell], all: &[Cell], predictions: &[(Option<String
     // What lies in a study stands for the study's own cells.
     let is_its = |study: &Option<String>| study.is_none() || study.as_ref() == cell.settings.get("study");
     let mut gaps: Vec<f64> = Vec::new();
-    for record in predictions.iter().filter(|(study, _)| is_its(study)).filter_map(|(_, file)| predicted(cell, file)) {
-        // One that was made for a repetition stands for that alone.
+    let files = predictions.iter().filter(|(study, _)| is_its(study)).map(|(_, file)| file);
+    for (file, record) in files.filter_map(|file| Some((file, predicted(cell, file)?))) {
+        // One that was made for a repetition stands for that alone, if it was there before that began.
         let measured = match record.repetition {
-            Some(repetition) => cell.speeds.get(&repetition).map(|(speed, _)| *speed),
+            Some(repetition) => {
+                let started = cell.started.get(&repetition).map(String::as_str);
+                let speed = cell.speeds.get(&repetition).map(|(speed, _)| *speed);
+                speed.filter(|_| is_in_time(&file.created, started))
+            }
             None => Some(speed),
         };
         gaps.extend(record.images_per_second.zip(measured).map(|(predicted, measured)| predicted / measured - 1.0));
@@ -285,88 +293,4 @@ fn predicted<'a>(cell: &Cell, file: &'a PredictionFile) -> Option<&'a Prediction
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn line(ranks: usize, speed: f64) -> String {
-        format!(
-            "{{\"model\":\"resnet20\",\"dtype\":\"f32\",\"threads\":1,\"ranks\":{ranks},\"batch_size_per_rank\":32,\
-             \"global_batch_size\":{},\"method\":\"allreduce:ring\",\"images_per_second\":{speed}}}",
-            32 * ranks
-        )
-    }
-
-    #[test]
-    fn speeds_are_compared_with_that_of_one_rank() {
-        let [weak, strong] = [false, true].map(|is_strong| scaled(180.0, 100.0, 2, is_strong));
-        assert_eq!((weak.speedup, weak.efficiency, weak.serial_fraction), (1.8, 0.9, None));
-        assert!((strong.serial_fraction.unwrap() - 1.0 / 9.0).abs() < 1e-12);
-    }
-
-    #[test]
-    fn results_of_bench_are_grouped_over_ranks_and_repetitions() {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("runs.txt");
-        let lines = [line(2, 180.0), "some words".to_owned(), line(1, 100.0), line(2, 200.0), line(2, 190.0)];
-        std::fs::write(&path, lines.join("\n")).unwrap();
-        let groups = read(&[&path], &[]).unwrap();
-        assert_eq!((groups.len(), groups[0].runs.len()), (1, 2));
-        let two = &groups[0].runs[1];
-        assert_eq!((two.ranks, two.images_per_second, two.repetitions, two.gap), (2, 190.0, 3, None));
-        let scaled = two.scaled.unwrap();
-        assert!((scaled.speedup - 1.9).abs() < 1e-12);
-        std::fs::write(&path, "nothing").unwrap();
-        assert!(read(&[&path], &[]).unwrap_err().to_string().contains("expected lines of `trainer bench --json`"));
-    }
-
-    #[test]
-    fn a_study_counts_its_last_attempts_and_one_rank_alone_stands_for_every_network() {
-        let directory = tempfile::tempdir().unwrap();
-        let cell = |id: &str, ranks: usize, network: &str| {
-            let batch = 32 * ranks;
-            format!(
-                "{{\"id\":\"{id}\",\"kind\":\"bench\",\"settings\":{{\"model\":\"resnet20\",\"dtype\":\"f32\",\"ranks\":{ranks},\
-                 \"threads\":1,\"batch_size_per_rank\":32,\"global_batch_size\":{batch},\"sync\":\"allreduce\",\
-                 \"compress\":\"none\",\"network\":\"{network}\",\"scaling\":\"weak\"}}}}"
-            )
-        };
-        let cells = [cell("one", 1, "none"), cell("two", 2, "1gbit"), cell("failed", 2, "10gbit")].join(",");
-        std::fs::write(directory.path().join("study.json"), format!("{{\"cells\":[{cells}]}}")).unwrap();
-        let record = |cell: &str, attempt: usize, status: &str, speed: f64| {
-            format!(
-                "{{\"cell\":\"{cell}\",\"repetition\":1,\"attempt\":{attempt},\"status\":\"{status}\",\
-                 \"result\":{{\"images_per_second\":{speed}}}}}\n"
-            )
-        };
-        let records = record("one", 1, "ok", 100.0)
-            + &record("two", 1, "disturbed", 100.0)
-            + &record("two", 2, "ok", 160.0)
-            + &record("failed", 1, "failed", 1.0)
-            + "{\"cell\":\"tw";
-        std::fs::write(directory.path().join("records.jsonl"), records).unwrap();
-        let groups = read(&[directory.path()], &[]).unwrap();
-        assert_eq!(groups.len(), 2);
-        let two = &groups[1].runs[0];
-        assert_eq!((two.images_per_second, two.disturbed), (160.0, false));
-        assert!((two.scaled.unwrap().efficiency - 0.8).abs() < 1e-12);
-        assert_eq!(groups[1].settings["network"], "1gbit");
-    }
-
-    #[test]
-    fn a_speed_is_not_compared_with_one_rank_of_another_study_or_kind() {
-        let cell = |study: &str, kind: &str, ranks: usize, speed: f64| {
-            let settings = [("model", "resnet20"), ("batch_size_per_rank", "32"), ("study", study), ("kind", kind)];
-            let settings = settings.map(|(key, value)| (key.to_owned(), value.to_owned())).into_iter();
-            let settings = settings.chain([("ranks".to_owned(), ranks.to_string())]).collect();
-            Cell { id: Some("same".to_owned()), settings, speeds: BTreeMap::from([(1, (speed, false))]) }
-        };
-        let others = [cell("a", "bench", 1, 100.0), cell("b", "train", 1, 50.0)];
-        let groups_with = |base: Option<Cell>| {
-            let cells: Vec<Cell> = others.iter().cloned().chain(base).chain([cell("b", "bench", 2, 150.0)]).collect();
-            groups(&cells, &[])
-        };
-        let last = |groups: &[Measured]| groups.last().unwrap().runs.last().unwrap().scaled;
-        assert_eq!(last(&groups_with(None)), None);
-        assert_eq!(last(&groups_with(Some(cell("b", "bench", 1, 100.0)))).unwrap().speedup, 1.5);
-    }
-}
+mod tests;

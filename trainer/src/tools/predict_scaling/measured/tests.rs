@@ -1,0 +1,109 @@
+//! What speeds and predictions are compared with.
+
+use super::*;
+
+fn line(ranks: usize, speed: f64) -> String {
+    format!(
+        "{{\"model\":\"resnet20\",\"dtype\":\"f32\",\"threads\":1,\"ranks\":{ranks},\"batch_size_per_rank\":32,\
+         \"global_batch_size\":{},\"method\":\"allreduce:ring\",\"images_per_second\":{speed}}}",
+        32 * ranks
+    )
+}
+
+#[test]
+fn speeds_are_compared_with_that_of_one_rank() {
+    let [weak, strong] = [false, true].map(|is_strong| scaled(180.0, 100.0, 2, is_strong));
+    assert_eq!((weak.speedup, weak.efficiency, weak.serial_fraction), (1.8, 0.9, None));
+    assert!((strong.serial_fraction.unwrap() - 1.0 / 9.0).abs() < 1e-12);
+}
+
+#[test]
+fn results_of_bench_are_grouped_over_ranks_and_repetitions() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("runs.txt");
+    let lines = [line(2, 180.0), "some words".to_owned(), line(1, 100.0), line(2, 200.0), line(2, 190.0)];
+    std::fs::write(&path, lines.join("\n")).unwrap();
+    let groups = read(&[&path], &[]).unwrap();
+    assert_eq!((groups.len(), groups[0].runs.len()), (1, 2));
+    let two = &groups[0].runs[1];
+    assert_eq!((two.ranks, two.images_per_second, two.repetitions, two.gap), (2, 190.0, 3, None));
+    let scaled = two.scaled.unwrap();
+    assert!((scaled.speedup - 1.9).abs() < 1e-12);
+    std::fs::write(&path, "nothing").unwrap();
+    assert!(read(&[&path], &[]).unwrap_err().to_string().contains("expected lines of `trainer bench --json`"));
+}
+
+#[test]
+fn a_study_counts_its_last_attempts_and_one_rank_alone_stands_for_every_network() {
+    let directory = tempfile::tempdir().unwrap();
+    let cell = |id: &str, ranks: usize, network: &str| {
+        let batch = 32 * ranks;
+        format!(
+            "{{\"id\":\"{id}\",\"kind\":\"bench\",\"settings\":{{\"model\":\"resnet20\",\"dtype\":\"f32\",\"ranks\":{ranks},\
+             \"threads\":1,\"batch_size_per_rank\":32,\"global_batch_size\":{batch},\"sync\":\"allreduce\",\
+             \"compress\":\"none\",\"network\":\"{network}\",\"scaling\":\"weak\"}}}}"
+        )
+    };
+    let cells = [cell("one", 1, "none"), cell("two", 2, "1gbit"), cell("failed", 2, "10gbit")].join(",");
+    std::fs::write(directory.path().join("study.json"), format!("{{\"cells\":[{cells}]}}")).unwrap();
+    let record = |cell: &str, attempt: usize, status: &str, speed: f64| {
+        format!(
+            "{{\"cell\":\"{cell}\",\"repetition\":1,\"attempt\":{attempt},\"status\":\"{status}\",\
+             \"result\":{{\"images_per_second\":{speed}}}}}\n"
+        )
+    };
+    let records = record("one", 1, "ok", 100.0)
+        + &record("two", 1, "disturbed", 100.0)
+        + &record("two", 2, "ok", 160.0)
+        + &record("failed", 1, "failed", 1.0)
+        + "{\"cell\":\"tw";
+    std::fs::write(directory.path().join("records.jsonl"), records).unwrap();
+    let groups = read(&[directory.path()], &[]).unwrap();
+    assert_eq!(groups.len(), 2);
+    let two = &groups[1].runs[0];
+    assert_eq!((two.images_per_second, two.disturbed), (160.0, false));
+    assert!((two.scaled.unwrap().efficiency - 0.8).abs() < 1e-12);
+    assert_eq!(groups[1].settings["network"], "1gbit");
+}
+
+#[test]
+fn a_prediction_for_a_repetition_counts_only_if_it_was_there_before_that_began() {
+    let cell = Cell {
+        id: Some("a".to_owned()),
+        settings: BTreeMap::from([("ranks".to_owned(), "2".to_owned())]),
+        speeds: BTreeMap::from([(1, (100.0, false))]),
+        started: BTreeMap::from([(1, "2026-01-01T00:01:00Z".to_owned())]),
+    };
+    let gap = |created: &str, repetition: Option<u64>| {
+        let record = PredictionRecord {
+            cell: cell.id.clone(),
+            images_per_second: Some(110.0),
+            repetition,
+            ..PredictionRecord::default()
+        };
+        let file =
+            PredictionFile { created: created.to_owned(), predictions: vec![record], ..PredictionFile::default() };
+        groups(std::slice::from_ref(&cell), &[(None, file)])[0].runs[0].gap
+    };
+    assert!((gap("2026-01-01T00:00:59Z", Some(1)).unwrap() - 0.1).abs() < 1e-12);
+    assert_eq!(gap("2026-01-01T00:01:01Z", Some(1)), None);
+    assert!(gap("2026-01-01T00:01:01Z", None).is_some(), "one of all repetitions is no forecast of one");
+}
+
+#[test]
+fn a_speed_is_not_compared_with_one_rank_of_another_study_or_kind() {
+    let cell = |study: &str, kind: &str, ranks: usize, speed: f64| {
+        let settings = [("model", "resnet20"), ("batch_size_per_rank", "32"), ("study", study), ("kind", kind)];
+        let settings = settings.map(|(key, value)| (key.to_owned(), value.to_owned())).into_iter();
+        let settings = settings.chain([("ranks".to_owned(), ranks.to_string())]).collect();
+        Cell { id: Some("same".to_owned()), settings, speeds: BTreeMap::from([(1, (speed, false))]), ..Cell::default() }
+    };
+    let others = [cell("a", "bench", 1, 100.0), cell("b", "train", 1, 50.0)];
+    let groups_with = |base: Option<Cell>| {
+        let cells: Vec<Cell> = others.iter().cloned().chain(base).chain([cell("b", "bench", 2, 150.0)]).collect();
+        groups(&cells, &[])
+    };
+    let last = |groups: &[Measured]| groups.last().unwrap().runs.last().unwrap().scaled;
+    assert_eq!(last(&groups_with(None)), None);
+    assert_eq!(last(&groups_with(Some(cell("b", "bench", 1, 100.0)))).unwrap().speedup, 1.5);
+}
