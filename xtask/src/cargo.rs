@@ -72,9 +72,43 @@ fn describes_this_package(name: &str) -> bool {
 
 /// Builds the trainer in this profile. The dev profile's is nearly as fast, and the tests share what is compiled for it.
 pub(crate) fn trainer(mpi: Mpi, profile: &str) -> Outcome<PathBuf> {
+    executable(trainer_build(mpi, profile), "trainer", false)
+}
+
+fn trainer_build(mpi: Mpi, profile: &str) -> Command {
     let mut build = command(&["build", "--package", "trainer", "--profile", profile]);
     build.args(mpi.features());
-    executable(build, "trainer", false)
+    build
+}
+
+/// The trainer for other machines: its messages name no path of this one, and one that has them all the same is refused.
+pub(crate) fn trainer_without_paths(mpi: Mpi) -> Outcome<PathBuf> {
+    let paths = [(home()?, "/cargo"), (root().to_owned(), "/lockstep")];
+    let remaps = paths.iter().map(|(path, name)| format!("--remap-path-prefix={}={name}", path.display()));
+    let mut build = trainer_build(mpi, "release");
+    // The variables would take the place of what configuration files say; this comes on top of it.
+    build.arg("--config").arg(format!("build.rustflags={:?}", remaps.collect::<Vec<_>>()));
+    let program = executable(build, "trainer", false)?;
+    let bytes = fs::read(&program).map_err(|error| Failure::Failed(format!("{}: {error}", program.display())))?;
+    match paths.iter().find(|(path, _)| contains(&bytes, path.as_os_str().as_encoded_bytes())) {
+        None => Ok(program),
+        Some((path, _)) => Err(Failure::Failed(format!(
+            "{}: expected no path of this machine in it, got {}: unset RUSTFLAGS, or find by `strings` whose it is",
+            program.display(),
+            path.display()
+        ))),
+    }
+}
+
+fn contains(bytes: &[u8], words: &[u8]) -> bool {
+    bytes.windows(words.len()).any(|window| window == words)
+}
+
+/// Where cargo keeps the crates of others.
+fn home() -> Outcome<PathBuf> {
+    let home = env::var_os("CARGO_HOME").map(PathBuf::from);
+    home.or_else(|| Some(env::home_dir()?.join(".cargo")))
+        .ok_or_else(|| Failure::Failed("no home directory, expected it or CARGO_HOME".to_owned()))
 }
 
 /// The same in the dev profile, copied to where no other build, as one with another feature, puts its own in its place.
@@ -167,6 +201,11 @@ mod tests {
         let removed = |name: &str| command.get_envs().any(|(key, value)| key == name && value.is_none());
         assert!(removed("CARGO_MANIFEST_DIR") && removed("CARGO_PKG_NAME"));
         assert!(!removed("CARGO_TARGET_DIR") && !removed("CARGO_INCREMENTAL") && !removed("PATH"));
+    }
+
+    #[test]
+    fn a_path_is_found_in_a_program() {
+        assert!(contains(b"\0/w/src/a.rs\0", b"/w/src") && !contains(b"/lockstep/src/a.rs", b"/w/src"));
     }
 
     #[test]

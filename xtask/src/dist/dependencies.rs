@@ -96,14 +96,18 @@ fn joined(
         packages.iter().filter_map(|package| Some((text(&package["id"])?, key(package)?))).collect();
     let nodes = array(&metadata["resolve"]["nodes"]);
     let needs: BTreeMap<_, _> =
-        nodes.iter().filter_map(|node| Some((text(&node["id"])?, array(&node["dependencies"])))).collect();
+        nodes.iter().filter_map(|node| Some((text(&node["id"])?, array(&node["deps"])))).collect();
     let mut dependencies: Vec<Dependency> = packages
         .iter()
         .filter_map(|package| {
             let (name, version) = key(package).filter(|key| inside.contains(key))?;
             let manifest = PathBuf::from(text(&package["manifest_path"])?);
             let needs = needs.get(package["id"].as_str()?).into_iter().flatten();
-            let needs = needs.filter_map(|id| keys.get(id.as_str()?)).filter(|key| inside.contains(*key)).cloned();
+            // Neither what builds or tests it, nor itself, as its tests may name it.
+            let is_inside = |need: &&Value| array(&need["dep_kinds"]).iter().any(|kind| kind["kind"].is_null());
+            let needs = needs.filter(is_inside).filter(|need| need["pkg"] != package["id"]);
+            let needs =
+                needs.filter_map(|need| keys.get(need["pkg"].as_str()?)).filter(|key| inside.contains(*key)).cloned();
             Some(Dependency {
                 licence: or(&text(&package["license"]).unwrap_or_default()),
                 authors: array(&package["authors"]).iter().filter_map(text).collect(),
@@ -138,11 +142,19 @@ mod tests {
                 { "id": "b", "name": "half", "version": "2.7.1", "license": "MIT / Apache-2.0", "manifest_path": "/r/half/Cargo.toml", "authors": ["A"] },
                 { "id": "c", "name": "proptest", "version": "1.0.0", "manifest_path": "/r/proptest/Cargo.toml" },
             ],
-            "resolve": { "nodes": [{ "id": "a", "dependencies": ["b", "c"] }, { "id": "b", "dependencies": [] }] },
+            "resolve": { "nodes": [
+                { "id": "a", "deps": [
+                    { "pkg": "b", "dep_kinds": [{ "kind": "build" }, { "kind": null }] },
+                    { "pkg": "c", "dep_kinds": [{ "kind": null }] },
+                    { "pkg": "a", "dep_kinds": [{ "kind": null }] },
+                ] },
+                { "id": "b", "deps": [{ "pkg": "a", "dep_kinds": [{ "kind": "dev" }] }] },
+            ] },
         });
         let checksums = checksums("[[package]]\nname = \"half\"\nversion = \"2.7.1\"\nchecksum = \"ab\"\n").unwrap();
         let [half, trainer] = joined(&inside, &metadata, &checksums).try_into().unwrap();
         assert_eq!((half.licence.as_str(), half.checksum.as_deref()), ("MIT OR Apache-2.0", Some("ab")));
+        assert!(half.needs.is_empty());
         assert_eq!((trainer.needs, trainer.checksum), (vec![("half".to_owned(), "2.7.1".to_owned())], None));
     }
 }

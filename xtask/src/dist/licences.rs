@@ -9,7 +9,6 @@ use std::path::Path;
 
 use super::dependencies::Dependency;
 use super::failed;
-use crate::cargo;
 use jobs::failure::{Failure, Outcome};
 
 /// How the names of such files begin, in small letters.
@@ -17,11 +16,11 @@ const NAMES: [&str; 6] = ["license", "licence", "copying", "copyright", "notice"
 const NO_TEXT: &str = "These bring no text of the licence named beside them; that of Apache-2.0 is LICENSE-APACHE beside this file. Their authors:";
 const LINE: &str = "================================================================================";
 
-/// The notices of all crates that are not ours.
+/// The notices of all crates that are not ours, which a registry has.
 pub(super) fn notices(dependencies: &[Dependency]) -> Outcome<String> {
     let mut of_text: BTreeMap<String, Vec<String>> = BTreeMap::new();
     let mut without = Vec::new();
-    for dependency in dependencies.iter().filter(|dependency| !dependency.folder.starts_with(cargo::root())) {
+    for dependency in dependencies.iter().filter(|dependency| dependency.checksum.is_some()) {
         if dependency.licence.is_empty() {
             return Err(Failure::Failed(format!(
                 "{} {}: expected a licence in its manifest, got none: take another crate",
@@ -37,6 +36,12 @@ pub(super) fn notices(dependencies: &[Dependency]) -> Outcome<String> {
             let crate_ = format!("{} {} ({})", dependency.name, dependency.version, dependency.licence);
             of_text.entry(text).or_default().push(crate_);
         }
+    }
+    if of_text.is_empty() {
+        return Err(Failure::Failed(format!(
+            "licences of {} crates: expected crates of others with a checksum in Cargo.lock, got none",
+            dependencies.len()
+        )));
     }
     println!("crates that bring no text of their licence, and are named with their authors: {}", without.join(", "));
     let mut entries: Vec<_> = of_text.into_iter().collect();
@@ -87,11 +92,14 @@ mod tests {
                 version: "1.0.0".to_owned(),
                 licence: "MIT".to_owned(),
                 authors: vec!["Ada".to_owned()],
+                checksum: Some("ab".to_owned()),
                 folder,
                 ..Dependency::default()
             }
         };
         let crates = [crate_("a", Some("Permission\r\n")), crate_("b", Some("Permission  \n")), crate_("c", None)];
+        let ours = Dependency { checksum: None, ..crates[0].clone() };
+        assert!(super::notices(&[ours]).unwrap_err().to_string().contains("got none"));
         let notices = notices(&crates).unwrap();
         assert!(
             notices.contains("a 1.0.0 (MIT)\nb 1.0.0 (MIT)\n") && notices.contains("Their authors:\n\nAda"),

@@ -2,7 +2,8 @@
 //!
 //! In: the workspace, an MPI to build with. Out: `target/dist` with a tarball for each way to build the program, without MPI and with it,
 //! and their checksums; with `--crates` the packages of the crates that can be published. Nothing is uploaded.
-//! Invariant: the same commit and compiler give the same lists and file dates; what a program needs is read from the program.
+//! Invariant: the same commit and compiler give the same lists and file dates; what a program needs is read from the program, which has no
+//! path of the machine that built it.
 
 mod bill;
 mod crates;
@@ -39,7 +40,7 @@ pub(crate) struct DistArgs {
     /// Only the tarball of the program without MPI.
     #[arg(long)]
     without_mpi: bool,
-    /// How the program is built; dev only to try the packing.
+    /// How the program is built; dev, with paths of this machine, only to try the packing.
     #[arg(long, value_name = "NAME", default_value = "release", value_parser = ["release", "dev"])]
     profile: String,
     /// Instead package the crates that can be published.

@@ -17,20 +17,24 @@ pub(super) struct Page {
     pub(super) text: String,
 }
 
-/// The broken links of a page among `pages`; `exists` knows the files that are no pages.
+/// The broken links of a page among `pages`; `exists` knows all files and folders.
 pub(super) fn broken_links(page: &Page, pages: &[Page], exists: impl Fn(&Path) -> bool) -> Vec<Finding> {
     let folder = Path::new(&page.path).parent().unwrap_or(Path::new(""));
     let mut findings = Vec::new();
     for (line, target) in links(&page.text) {
         let (path, anchor) =
             target.split_once('#').map_or((target.as_str(), None), |(path, anchor)| (path, Some(anchor)));
-        let path = if path.is_empty() { PathBuf::from(&page.path) } else { joined(folder, path) };
+        let path = if path.is_empty() { Some(PathBuf::from(&page.path)) } else { joined(folder, path) };
+        let Some(path) = path.filter(|path| exists(path)) else {
+            findings
+                .push(Finding { line, message: format!("link to `{target}`: no such file is kept in the repository") });
+            continue;
+        };
         let linked = pages.iter().find(|other| Path::new(&other.path) == path);
         let message = match (linked, anchor) {
             (Some(other), Some(anchor)) if !anchors(&other.text).iter().any(|found| found == anchor) => {
                 format!("link to `{target}`: no heading of {} has the anchor `{anchor}`", other.path)
             }
-            (None, _) if !exists(&path) => format!("link to `{target}`: there is no {}", path.display()),
             _ => continue,
         };
         findings.push(Finding { line, message });
@@ -94,17 +98,21 @@ fn anchors(text: &str) -> Vec<String> {
     anchors
 }
 
-/// `path` as seen from `folder`, without `..`.
-fn joined(folder: &Path, path: &str) -> PathBuf {
+/// `path` as seen from `folder`, without `..`; none above the root.
+fn joined(folder: &Path, path: &str) -> Option<PathBuf> {
     let mut joined = PathBuf::new();
     for component in folder.join(path).components() {
         match component {
-            Component::ParentDir => _ = joined.pop(),
+            Component::ParentDir => {
+                if !joined.pop() {
+                    return None;
+                }
+            }
             Component::CurDir => {}
             component => joined.push(component),
         }
     }
-    joined
+    Some(joined)
 }
 
 #[cfg(test)]
@@ -124,17 +132,17 @@ mod tests {
             ),
             page(
                 "docs/a.md",
-                "# A `b` c, d\n[x](#a-b-c-d) [y](#e)\n![p](figures/p.svg) [r](../README.md) [s](../src/s.rs)\n",
+                "# A `b` c, d\n[x](#a-b-c-d) [y](#e)\n![p](figures/p.svg) [r](../README.md) [s](../src/s.rs)\n[t](../../README.md)\n",
             ),
         ];
-        let exists = |path: &Path| path == Path::new("src/s.rs");
+        let exists = |path: &Path| ["README.md", "docs/a.md", "src/s.rs"].iter().any(|file| path == Path::new(file));
         let found = |page| -> Vec<(usize, String)> {
             broken_links(page, &pages, exists).into_iter().map(|finding| (finding.line, finding.message)).collect()
         };
-        assert_eq!(found(&pages[0]), [(1, "link to `docs/b.md`: there is no docs/b.md".to_owned())]);
+        assert_eq!(found(&pages[0]), [(1, "link to `docs/b.md`: no such file is kept in the repository".to_owned())]);
         let of_a = found(&pages[1]);
-        assert_eq!(of_a.iter().map(|(line, _)| *line).collect::<Vec<_>>(), [2, 3], "{of_a:?}");
-        assert!(of_a[0].1.contains("`e`") && of_a[1].1.contains("docs/figures/p.svg"), "{of_a:?}");
+        assert_eq!(of_a.iter().map(|(line, _)| *line).collect::<Vec<_>>(), [2, 3, 4], "{of_a:?}");
+        assert!(of_a[0].1.contains("`e`") && of_a[1].1.contains("figures/p.svg"), "{of_a:?}");
     }
 
     #[test]

@@ -15,13 +15,14 @@ use std::path::Path;
 
 use crate::cargo;
 use jobs::failure::{Failure, Outcome};
+use jobs::process;
 use links::Page;
 use source::Source;
 
 /// What `--help` adds.
 pub(crate) const DETAILS: &str = "\
 Headers, length of files, names, where printing, environment variables and unsafe may stand, who may import whom.
-Links in pages lead to files and headings that are there; every page of docs/ is a chapter of docs/SUMMARY.md.
+Links in pages lead to files that git keeps and headings that are there; every page of docs/ is a chapter of docs/SUMMARY.md.
 A file of more than 400 lines needs a line `// tidy: long file because …` near its top; the reason is printed.
 A function of more than 60 lines needs `// tidy: long function because …` before it.";
 
@@ -89,8 +90,13 @@ fn broken(Files { sources, manifests, pages }: &Files) -> Vec<String> {
             findings.push(format!("{path}:{finding}"));
         }
     }
+    let tracked = tracked();
+    let is_kept = |path: &Path| match &tracked {
+        Some(paths) => paths.iter().any(|kept| Path::new(kept).starts_with(path)),
+        None => cargo::root().join(path).exists(),
+    };
     for page in pages {
-        for finding in links::broken_links(page, pages, |path| cargo::root().join(path).exists()) {
+        for finding in links::broken_links(page, pages, is_kept) {
             findings.push(format!("{}:{finding}", page.path));
         }
     }
@@ -98,6 +104,12 @@ fn broken(Files { sources, manifests, pages }: &Files) -> Vec<String> {
         findings.push(format!("{path}:{finding}"));
     }
     findings
+}
+
+/// The files that git keeps and that are there; none where this is no repository of git.
+fn tracked() -> Option<Vec<String>> {
+    let listed = process::answer("git", &["-C", &cargo::root().to_string_lossy(), "ls-files"])?;
+    Some(listed.lines().filter(|path| cargo::root().join(path).exists()).map(str::to_owned).collect())
 }
 
 impl fmt::Display for Finding {
