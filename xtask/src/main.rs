@@ -29,8 +29,8 @@ mod setup;
 mod slurm_cluster;
 mod slurm_suite;
 mod suite;
-mod test_stages;
 mod tensorboard;
+mod test_stages;
 mod tidy;
 mod train;
 

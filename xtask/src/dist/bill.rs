@@ -1,7 +1,7 @@
 //! A bill of materials: what is inside the program, for those who must know.
 //!
 //! In: the crates. Out: CycloneDX 1.5 as JSON. Invariant: no date and no serial number, so that the same crates give the same bytes.
-//! Source: CycloneDX 1.5, https://cyclonedx.org/docs/1.5/json/; package URLs as https://github.com/package-url/purl-spec has them.
+//! Source: CycloneDX 1.5, <https://cyclonedx.org/docs/1.5/json/>; package URLs as <https://github.com/package-url/purl-spec> has them.
 
 use serde_json::{Value, json};
 

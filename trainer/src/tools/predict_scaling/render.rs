@@ -94,8 +94,10 @@ pub fn measured_lines(groups: &[Measured]) -> Vec<String> {
 
 /// A few lines a figure.
 pub fn published_lines(answers: &[PublishedFigure]) -> Vec<String> {
-    let mut lines =
-        vec!["published figures, and what the simulation makes of the assumptions beside each (a check of plausibility):".to_owned()];
+    let mut lines = vec![
+        "published figures, and what the simulation makes of the assumptions beside each (a check of plausibility):"
+            .to_owned(),
+    ];
     for answer in answers {
         lines.push(format!("published {}: {}", answer.source, answer.what));
         let published = 100.0 * answer.published_efficiency.unwrap_or(f64::NAN);
