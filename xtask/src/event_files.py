@@ -44,6 +44,7 @@ for tag in gradients:
     expect(tag, steps, [event.step for event in histograms])
     for event in histograms:
         expect(f"{tag}, numbers counted", event.histogram_value.num, sum(event.histogram_value.bucket))
+        expect(f"{tag}, not all zero", True, event.histogram_value.sum_squares > 0)
 expect("images", ["batch/images"], tags["images"])
 (image,) = events.Images("batch/images")
 expect("image", (image.width, image.height), Image.open(io.BytesIO(image.encoded_image_string)).size)
