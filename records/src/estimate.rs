@@ -7,7 +7,13 @@ use crate::median;
 use serde::{Deserialize, Serialize};
 
 /// How sure an interval must be.
-const CONFIDENCE: f64 = 0.95;
+pub const CONFIDENCE: f64 = 0.95;
+
+/// The normal distribution's 97.5 % quantile.
+const NORMAL_QUANTILE: f64 = 1.959_963_985;
+
+/// Up to this number the binomial distribution is summed; 2^-n is a number.
+const MOST_SUMMED: usize = 1000;
 
 /// The middle of several measurements, in their unit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -28,8 +34,7 @@ impl Estimate {
         }
         let mut sorted = values.to_vec();
         let median = median(&mut sorted);
-        let interval =
-            outer_ranks(sorted.len()).map(|left_out| [sorted[left_out], sorted[sorted.len() - 1 - left_out]]);
+        let interval = median_interval(sorted.len()).map(|(low, high)| [sorted[low], sorted[high]]);
         Some(Estimate { median, interval })
     }
 
@@ -56,20 +61,24 @@ impl Estimate {
     }
 }
 
-/// How many measurements may lie outside on either side: each falls on one side of the true median like a coin.
-fn outer_ranks(number: usize) -> Option<usize> {
-    let mut term = 0.5_f64.powi(i32::try_from(number).ok()?);
-    let mut below = term;
-    let mut ranks = None;
-    for outside in 0..number / 2 {
-        if 1.0 - 2.0 * below < CONFIDENCE {
-            break;
+/// The positions, from 0, of the two of `number` ascending values between which the true median lies with at least 95 % confidence.
+///
+/// The number of values below the median is binomial with probability 1/2, whatever their distribution. `None` below six values.
+pub fn median_interval(number: usize) -> Option<(usize, usize)> {
+    let outside = (1.0 - CONFIDENCE) / 2.0;
+    let from_one = if number <= MOST_SUMMED {
+        let mut term = 0.5_f64.powi(i32::try_from(number).expect("at most a thousand"));
+        let (mut sum, mut rank) = (0.0, 0);
+        while sum + term <= outside {
+            sum += term;
+            term *= (number - rank) as f64 / (rank + 1) as f64;
+            rank += 1;
         }
-        ranks = Some(outside);
-        term *= (number - outside) as f64 / (outside + 1) as f64;
-        below += term;
-    }
-    ranks
+        rank
+    } else {
+        ((number as f64 - NORMAL_QUANTILE * (number as f64).sqrt()) / 2.0) as usize
+    };
+    (from_one > 0).then(|| (from_one - 1, number - from_one))
 }
 
 #[cfg(test)]
@@ -79,7 +88,10 @@ mod tests {
     #[test]
     fn the_interval_needs_six_measurements_and_leaves_out_what_the_binomial_distribution_allows() {
         // 1 - 2 x 9 / 256 = 0.93 is too little for 8 without their ends, 1 - 2 x 10 / 512 = 0.96 is enough for 9.
-        assert_eq!([5, 6, 8, 9, 20].map(outer_ranks), [None, Some(0), Some(0), Some(1), Some(5)]);
+        assert_eq!(
+            [5, 6, 8, 9, 20].map(|n| median_interval(n).map(|(low, _)| low)),
+            [None, Some(0), Some(0), Some(1), Some(5)]
+        );
         assert_eq!(Estimate::of(&[1.0; 5]), Some(Estimate { median: 1.0, interval: None }));
         let estimate = Estimate::of(&[6.0, 1.0, 2.0, 5.0, 3.0, 4.0]).unwrap();
         assert_eq!(estimate, Estimate { median: 3.5, interval: Some([1.0, 6.0]) });

@@ -21,7 +21,7 @@ mod trace;
 
 pub use bench::{BenchResult, DeviceKernels, KernelAlone, KernelShare};
 pub use comparison::{Block, COMPARISON_SCHEMA, Comparison, ComparisonRow, Course, CourseEpoch, PeerResult};
-pub use estimate::Estimate;
+pub use estimate::{CONFIDENCE, Estimate, median_interval};
 pub use hashes::StepHashes;
 pub use job::{JOB_SCHEMA, Job, SgdFacts};
 pub use network::{

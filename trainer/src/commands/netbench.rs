@@ -14,8 +14,8 @@ use crate::config::cli::NetbenchArgs;
 use crate::measure::whole_file;
 use crate::run::identity;
 use crate::tools::netbench::{
-    CONFIDENCE, MOST_REPETITIONS, PRECISION, PairPlan, collective_lines, collectives, conclusion_lines, environment,
-    heading_lines, overlap, overlap_line, pair_lines, point_to_point, ranks_per_node,
+    MOST_REPETITIONS, PRECISION, PairPlan, collective_lines, collectives, conclusion_lines, environment, heading_lines,
+    overlap, overlap_line, pair_lines, point_to_point, ranks_per_node,
 };
 use crate::world::ranks::World;
 
@@ -91,7 +91,7 @@ fn measure(config: &NetbenchConfig, world: &World, environment: Environment) -> 
     tell(world, &conclusion_lines(network.as_deref(), environment.nodes == 1, &all));
     Ok(NetbenchResult {
         method: Method {
-            confidence: CONFIDENCE,
+            confidence: records::CONFIDENCE,
             precision: PRECISION,
             seconds_per_point: config.time_per_point.as_secs_f64(),
             most_repetitions: MOST_REPETITIONS,

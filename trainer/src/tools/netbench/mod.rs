@@ -22,4 +22,4 @@ pub use environment::{environment, ranks_per_node};
 pub use pairs::{Pair, PairPlan};
 pub use render::{collective_lines, conclusion_lines, heading_lines, overlap_line, pair_lines};
 pub use repetitions::{MOST as MOST_REPETITIONS, Next, PRECISION, next};
-pub use statistics::{CONFIDENCE, Spread, median_interval, percentile};
+pub use statistics::{Spread, percentile};

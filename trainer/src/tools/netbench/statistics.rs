@@ -4,14 +4,7 @@
 //! Source: Hoefler & Belli 2015, Scientific Benchmarking of Parallel Computing Systems, rules 5 to 8 and section 3.1.3 (the interval
 //! between two order statistics); Hyndman & Fan 1996, Sample Quantiles, definition 7.
 
-/// The confidence of the interval around a median.
-pub const CONFIDENCE: f64 = 0.95;
-
-/// The normal distribution's 97.5 % quantile.
-const NORMAL_QUANTILE: f64 = 1.959_963_985;
-
-/// Up to this number the binomial distribution is summed; 2^-n is a number.
-const MOST_SUMMED: usize = 1000;
+use records::median_interval;
 
 /// Times of one point, in the unit of the times.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -55,26 +48,6 @@ pub fn percentile(sorted: &[u64], share: f64) -> f64 {
     let below = sorted[position as usize] as f64;
     let above = sorted[(position as usize + 1).min(sorted.len() - 1)] as f64;
     below + (above - below) * position.fract()
-}
-
-/// The positions, from 0, of the two of `number` ascending values between which the true median lies with at least 95 % confidence.
-///
-/// The number of values below the median is binomial with probability 1/2, whatever their distribution. `None` below six values.
-pub fn median_interval(number: usize) -> Option<(usize, usize)> {
-    let outside = (1.0 - CONFIDENCE) / 2.0;
-    let from_one = if number <= MOST_SUMMED {
-        let mut term = 0.5_f64.powi(i32::try_from(number).expect("at most a thousand"));
-        let (mut sum, mut rank) = (0.0, 0);
-        while sum + term <= outside {
-            sum += term;
-            term *= (number - rank) as f64 / (rank + 1) as f64;
-            rank += 1;
-        }
-        rank
-    } else {
-        ((number as f64 - NORMAL_QUANTILE * (number as f64).sqrt()) / 2.0) as usize
-    };
-    (from_one > 0).then(|| (from_one - 1, number - from_one))
 }
 
 #[cfg(test)]
