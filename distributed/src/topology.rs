@@ -170,10 +170,12 @@ pub fn scheduler_job() -> Option<String> {
 /// Whether `srun` started this process as one of several and left it no address of the others, as `srun --mpi=none` does.
 ///
 /// Open MPI ends such a process in `MPI_Init`, other libraries make it a world of one.
+#[cfg(feature = "mpi")]
 pub(crate) fn srun_left_no_address() -> bool {
     left_no_address(|variable| std::env::var(variable).ok())
 }
 
+#[cfg(any(feature = "mpi", test))]
 fn left_no_address(lookup: impl Fn(&str) -> Option<String>) -> bool {
     const ADDRESSES: [&str; 4] = ["PMIX_NAMESPACE", "PMIX_RANK", "PMI_RANK", "PMI_FD"];
     let launcher = Launcher::detect(&lookup).ok().flatten();

@@ -18,7 +18,9 @@ mod hierarchical;
 mod ring;
 
 use self::group::{Group, Scratch};
-pub(crate) use self::group::{Number, add};
+#[cfg(feature = "mpi")]
+pub(crate) use self::group::Number;
+pub(crate) use self::group::add;
 
 /// How gradients are summed over ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -4,9 +4,11 @@
 //! Invariant: ranks left unbound share the processors of their machine.
 
 use std::fs;
+use std::io;
 use std::num::NonZero;
 use std::sync::Arc;
 use std::sync::mpsc::channel;
+use std::thread::Builder;
 use std::time::Duration;
 
 use anyhow::{Result, bail, ensure};
@@ -68,10 +70,15 @@ impl World {
         let reporter = self.reporter.clone();
         let say = Box::new(move |alarm: &Alarm| {
             let (text, reporter) = (alarm.to_string(), reporter.clone());
-            wait_for(MOST_OF_AN_ALARM, move || {
+            let thread = Builder::new().name("alarm".to_owned());
+            let started = wait_for(thread, MOST_OF_AN_ALARM, move || {
                 report::alarm(&text);
                 reporter.log(&text);
             });
+            // The log may lie where writing hangs.
+            if let Err(error) = started {
+                report::alarm(&format!("{alarm}\nnot in the log: no thread could be started: {error}"));
+            }
         });
         match Watchdog::start(&*self.communicator, Arc::clone(&self.rank_status), timeout, say) {
             Ok(watchdog) => Ok(Some(watchdog)),
@@ -136,17 +143,18 @@ impl World {
 }
 
 /// Lets a thread do something and waits for it, no longer than `limit`.
-fn wait_for(limit: Duration, something: impl FnOnce() + Send + 'static) {
+///
+/// # Errors
+/// When the thread cannot be started.
+fn wait_for(thread: Builder, limit: Duration, something: impl FnOnce() + Send + 'static) -> io::Result<()> {
     let (done, waits) = channel::<()>();
-    let thread = std::thread::Builder::new().name("alarm".to_owned());
-    let started = thread.spawn(move || {
+    thread.spawn(move || {
         something();
         drop(done);
-    });
-    if started.is_ok() {
-        // Nothing is sent: the thread's end says enough.
-        let _ = waits.recv_timeout(limit);
-    }
+    })?;
+    // Nothing is sent: the thread's end says enough.
+    let _ = waits.recv_timeout(limit);
+    Ok(())
 }
 
 /// The device that `choice` means. `cuda` without an index takes the rank's index on its node.
@@ -227,17 +235,24 @@ fn set_threads(num_threads: usize, caller_included: bool) -> usize {
 mod tests {
     use super::{share_of_processors, wait_for};
     use std::sync::mpsc::channel;
+    use std::thread::Builder;
     use std::time::{Duration, Instant};
 
     #[test]
     fn an_alarm_is_waited_for_and_one_that_cannot_be_written_for_no_longer_than_its_limit() {
         let (written, is_written) = channel();
-        wait_for(Duration::from_secs(60), move || written.send(()).unwrap());
+        wait_for(Builder::new(), Duration::from_secs(60), move || written.send(()).unwrap()).unwrap();
         assert!(is_written.try_recv().is_ok());
         let (_hangs, end) = channel::<()>();
         let start = Instant::now();
-        wait_for(Duration::from_millis(10), move || _ = end.recv());
+        wait_for(Builder::new(), Duration::from_millis(10), move || _ = end.recv()).unwrap();
         assert!(start.elapsed() < Duration::from_secs(30));
+    }
+
+    #[test]
+    fn an_alarm_without_a_thread_is_known_to_be_unwritten() {
+        let thread = Builder::new().stack_size(1 << 60);
+        assert!(wait_for(thread, Duration::from_secs(60), || unreachable!("no thread has such a stack")).is_err());
     }
 
     #[test]
