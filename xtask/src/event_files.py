@@ -1,6 +1,6 @@
 """Holds the event files of a run against its metrics, by TensorBoard's own reader.
 
-usage: event_files.py DIR METRICS
+usage: event_files.py DIR METRICS [EVERY]
 """
 
 import io
@@ -11,12 +11,14 @@ import numpy
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-directory, metrics = sys.argv[1:]
+directory, metrics, *every = sys.argv[1:]
 events = EventAccumulator(directory, size_guidance={"scalars": 0, "histograms": 0, "images": 0})
 events.Reload()
 with open(metrics) as file:
     epochs = [json.loads(line) for line in file]
 steps = [epoch["step"] for epoch in epochs]
+shown = [step for step in range(1, steps[-1] + 1) if every and step % int(every[0]) == 0]
+curves_at = sorted({*shown, *steps}) if every else list(range(1, steps[-1] + 1))
 tags = events.Tags()
 
 
@@ -36,16 +38,18 @@ for tag, key in curves.items():
     expected = [(epoch["step"], float(numpy.float32(epoch[key]))) for epoch in epochs]
     expect(tag, expected, [(event.step, event.value) for event in events.Scalars(tag)])
 for tag in ["step/loss", "step/accuracy", "step/learning_rate", "step/images_per_second"]:
-    expect(tag, list(range(1, steps[-1] + 1)), [event.step for event in events.Scalars(tag)])
+    expect(tag, curves_at, [event.step for event in events.Scalars(tag)])
 gradients = [tag for tag in tags["histograms"] if tag.startswith("gradients/")]
 expect("gradients of the classifier and more", True, "gradients/linear.weight" in gradients and len(gradients) > 10)
 for tag in gradients:
     histograms = events.Histograms(tag)
-    expect(tag, steps, [event.step for event in histograms])
+    expect(tag, sorted({*shown, *steps}), [event.step for event in histograms])
     for event in histograms:
         expect(f"{tag}, numbers counted", event.histogram_value.num, sum(event.histogram_value.bucket))
         expect(f"{tag}, not all zero", True, event.histogram_value.sum_squares > 0)
 expect("images", ["batch/images"], tags["images"])
-(image,) = events.Images("batch/images")
+images = events.Images("batch/images")
+expect("images", sorted({1, *shown}), [event.step for event in images])
+image = images[0]
 expect("image", (image.width, image.height), Image.open(io.BytesIO(image.encoded_image_string)).size)
 print(f"{len(epochs)} epochs, {len(gradients)} gradients, an image of {image.width} x {image.height}")

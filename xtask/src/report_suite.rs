@@ -68,11 +68,22 @@ const CHECKS: [Check<Suite>; 4] = [
     Check { claim: "a report prints", needs_mpirun: false, run: Suite::prints },
 ];
 
-const OF_EVENTS: Check<Suite> = Check {
-    claim: "TensorBoard reads the curves, gradients and images of a run that lost its last epoch and went on",
-    needs_mpirun: false,
-    run: Suite::shows_events,
-};
+const OF_EVENTS: [Check<Suite>; 2] = [
+    Check {
+        claim: "TensorBoard reads the curves, gradients and images of a run that lost its last epoch and went on",
+        needs_mpirun: false,
+        run: Suite::shows_events,
+    },
+    Check {
+        claim: "TensorBoard reads curves, gradients and images of every third step of a rank that its device updates",
+        needs_mpirun: false,
+        run: Suite::shows_every_third_step,
+    },
+];
+
+/// A short run.
+const TRAIN: &str =
+    "train --model resnet8 --shapes-train 64 --shapes-test 20 --global-batch-size 32 --epochs 2 --threads 1";
 
 /// Why the suite cannot run here; a missing browser is installed where that was asked for and is allowed.
 pub(crate) fn lacking(installing: Installing, may_provide: bool) -> Option<String> {
@@ -92,9 +103,9 @@ pub(crate) fn run(trainer: &Path, only: Option<&str>, may_provide: bool) -> Outc
     let folder = suite::empty_folder("report-suite")?;
     let python = tensorboard::python(may_provide);
     if let Err(reason) = &python {
-        println!("skipped: {reason}: {}", OF_EVENTS.claim);
+        OF_EVENTS.iter().for_each(|check| println!("skipped: {reason}: {}", check.claim));
     }
-    let of_events = python.is_ok().then_some(&OF_EVENTS);
+    let of_events = if python.is_ok() { &OF_EVENTS[..] } else { &[] };
     let suite = Suite { folder, browser, trainer: trainer.to_owned(), python: python.unwrap_or_default() };
     suite.make().map_err(Failure::Failed)?;
     let failed = suite::run_all(&suite, true, only, CHECKS.iter().chain(of_events));
@@ -106,9 +117,7 @@ impl Suite {
     fn make(&self) -> Result<(), String> {
         let run = self.folder.join("run");
         let mut train = Command::new(&self.trainer);
-        let flags =
-            "train --model resnet8 --shapes-train 64 --shapes-test 20 --global-batch-size 32 --epochs 2 --threads 1";
-        train.args(flags.split(' ')).args(["--log-every-steps", "1", "--output-dir"]).arg(&run);
+        train.args(TRAIN.split(' ')).args(["--log-every-steps", "1", "--output-dir"]).arg(&run);
         train.arg("--tensorboard").arg(self.folder.join("events"));
         Ended::of(train, &self.folder.join("train.txt"), LIMIT_S)?.expect_success()?;
         let mut report = Command::new(&self.trainer);
@@ -128,7 +137,17 @@ impl Suite {
         if files < 2 {
             return Err(format!("expected an event file of each session, got {files}"));
         }
-        tensorboard::judge(&self.python, &self.folder.join("events"), &run.join("metrics.jsonl"), &self.folder)
+        let files = (self.folder.join("events"), run.join("metrics.jsonl"));
+        tensorboard::judge(&self.python, (&files.0, &files.1), None, &self.folder)
+    }
+
+    fn shows_every_third_step(&self) -> Result<(), String> {
+        let (run, events) = (self.folder.join("third"), self.folder.join("third-events"));
+        let mut train = Command::new(&self.trainer);
+        train.args(TRAIN.split(' ')).args(["--device", "flex", "--update", "device", "--tensorboard-every", "3"]);
+        train.arg("--output-dir").arg(&run).arg("--tensorboard").arg(&events);
+        Ended::of(train, &self.folder.join("third.txt"), LIMIT_S)?.expect_success()?;
+        tensorboard::judge(&self.python, (&events, &run.join("metrics.jsonl")), Some(3), &self.folder)
     }
 
     /// Opens a page with further flags; what the browser wrote.

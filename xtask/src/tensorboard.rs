@@ -47,11 +47,16 @@ pub(crate) fn python(may_install: bool) -> Result<PathBuf, String> {
     if is_usable() { Ok(python) } else { Err(format!("TensorBoard is installed, but `{IMPORTS}` fails")) }
 }
 
-/// Holds the event files in a directory against the metrics of their run.
-pub(crate) fn judge(python: &Path, events: &Path, metrics: &Path, folder: &Path) -> Result<(), String> {
+/// Holds the event files in a directory, written `every` so many steps, against the metrics of their run.
+pub(crate) fn judge(
+    python: &Path,
+    (events, metrics): (&Path, &Path),
+    every: Option<u64>,
+    folder: &Path,
+) -> Result<(), String> {
     let script = folder.join("event_files.py");
     fs::write(&script, JUDGE).map_err(|error| format!("{}: {error}", script.display()))?;
     let mut command = Command::new(python);
-    command.arg(&script).arg(events).arg(metrics);
+    command.arg(&script).arg(events).arg(metrics).args(every.map(|every| every.to_string()));
     Ended::of(command, &folder.join("event_files.txt"), LIMIT_S)?.expect_success()
 }

@@ -26,7 +26,7 @@ use crate::model::loss;
 use crate::model::network::load_weights_aloud;
 use crate::model::parts;
 use crate::run::identity;
-use crate::run::output::{OutputDirectory, RUN_TOML};
+use crate::run::output::RUN_TOML;
 use crate::run::resumption::Resumption;
 use crate::run::run_files::RunFiles;
 use crate::run::session::Session;
@@ -140,17 +140,16 @@ fn accept(
 ) -> Result<(RunFiles, Option<Resumption>)> {
     let communicator = &*world.communicator;
     // A run that may go on is looked for first; else a refusal leaves no directory.
-    let is_unused = if world.is_root() && !config.resume { tensorboard::expect_no_events(config) } else { Ok(()) };
+    let is_unused =
+        if world.is_root() && !config.resume { tensorboard::expect_own_events(config, None) } else { Ok(()) };
     let prepare = || RunFiles::prepare(config, world.is_root(), &holder(communicator));
     let own = is_unused.and_then(|()| prepare()).and_then(|files| {
         let resumption = match files.directory() {
             Some(directory) if config.resume => Resumption::find(directory, config, data, allow_changed_data)?,
             _ => None,
         };
-        // One that was killed before its first checkpoint has its manifest, and may have its events.
-        let has_begun = |directory: &OutputDirectory| resumption.is_some() || directory.manifest().exists();
-        if files.directory().is_some_and(|directory| !has_begun(directory)) {
-            tensorboard::expect_no_events(config)?;
+        if let Some(directory) = files.directory() {
+            tensorboard::expect_own_events(config, Some(&directory.run_toml()))?;
         }
         Ok((files, resumption))
     });

@@ -132,7 +132,7 @@ fn expect_repeatable(config: &TrainConfig, manifest: &Manifest, world_size: usiz
 fn repetition(config: &TrainConfig, directory: &Path) -> TrainArgs {
     let mut args = (**config).clone();
     args.run.output_dir = Some(directory.to_owned());
-    args.run.tensorboard = None;
+    (args.run.tensorboard, args.run.tensorboard_every) = (None, None);
     // Ranks that update alone average before they save.
     if !matches!(config.sync.method(), SyncMethod::LocalSgd { .. }) {
         args.run.checkpoint_every_steps = None;

@@ -149,6 +149,7 @@ pub(crate) const OPTIONS: &[OptionFacts] = &[
     option("run.keep-checkpoints").free(),
     option("run.log-every-steps").free(),
     option("run.tensorboard").of_rank(),
+    option("run.tensorboard-every").of_rank(),
     option("run.warmup-steps").free(),
     option("run.gradient-noise").free(),
     option("compute.device").of_rank(),

@@ -36,6 +36,10 @@ impl RunArgs {
         at_least_one("--checkpoint-every-steps", self.checkpoint_every_steps)?;
         at_least("--keep-checkpoints", *self.keep_checkpoints.get_or_insert(2), 1)?;
         at_least("--log-every-steps", *self.log_every_steps.get_or_insert(50), 1)?;
+        at_least_one("--tensorboard-every", self.tensorboard_every)?;
+        if self.tensorboard_every.is_some() && self.tensorboard.is_none() {
+            return Err(no_effect("--tensorboard-every", "without --tensorboard", "add that or leave this out"));
+        }
         self.warmup_steps.get_or_insert(5);
         Ok(())
     }

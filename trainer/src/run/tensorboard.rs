@@ -4,12 +4,15 @@
 //! Invariant: steps are numbered as done, so that what an epoch's end and a resumed session write lies at different steps. A file that
 //! cannot be written stops no run: that is said once, and nothing more is written.
 
+use std::fs;
+use std::path::{Path, PathBuf};
+
 use anyhow::{Result, ensure};
 use datasets::{DeviceBatch, ImageShape, Normalization, picture};
 use distributed::{ParameterLayout, ROOT};
 use records::EpochRecord;
 
-use crate::config::TrainConfig;
+use crate::config::{SyncMethod, TrainConfig};
 use crate::measure::event_file::{EventFile, EventValue, Histogram};
 use crate::measure::metrics::StepLine;
 use crate::measure::report::Reporter;
@@ -25,19 +28,30 @@ pub struct Tensorboard<'a> {
     reporter: &'a Reporter,
 }
 
-/// Refuses to begin a run whose directory for TensorBoard has the events of another.
+/// Refuses a directory for TensorBoard that has events, unless they are those of the run to go on with: its `run_toml` names the
+/// directory.
 ///
 /// # Errors
-/// When it has, or cannot be read.
-pub fn expect_no_events(config: &TrainConfig) -> Result<()> {
+/// When it has others, or cannot be read.
+pub fn expect_own_events(config: &TrainConfig, run_toml: Option<&Path>) -> Result<()> {
     let Some(directory) = config.run.tensorboard.as_deref() else { return Ok(()) };
+    if !EventFile::is_any_in(directory)? {
+        return Ok(());
+    }
+    let own = run_toml.and_then(directory_in).and_then(|own| fs::canonicalize(own).ok());
     ensure!(
-        !EventFile::is_any_in(directory)?,
-        "--tensorboard {}: expected a directory without event files, got one that has those of another run; choose another, or \
-         --resume that run",
+        own.is_some() && own == fs::canonicalize(directory).ok(),
+        "--tensorboard {}: expected a directory without event files, or the one that run.toml of the run to go on with names, got \
+         one that has those of another run; choose an empty one, or --resume that run",
         directory.display()
     );
     Ok(())
+}
+
+/// Where the run of this `run.toml` has its events.
+fn directory_in(run_toml: &Path) -> Option<PathBuf> {
+    let options: toml::Table = fs::read_to_string(run_toml).ok()?.parse().ok()?;
+    Some(options.get("run")?.get("tensorboard")?.as_str()?.into())
 }
 
 impl<'a> Tensorboard<'a> {
@@ -50,6 +64,11 @@ impl<'a> Tensorboard<'a> {
         let warn =
             |error| session.reporter.warn(&format!("--tensorboard: {error:#}; nothing is written for TensorBoard"));
         let file = directory.and_then(|directory| EventFile::create(directory, node, first_step).map_err(warn).ok());
+        if file.is_some() && matches!(session.config.sync.method(), SyncMethod::ParameterServer { .. }) {
+            session.reporter.note(
+                "--tensorboard: no histograms, since gradients leave for the parameter servers bucket by bucket, and parameters come back",
+            );
+        }
         Self { file, reporter: session.reporter }
     }
 
@@ -58,8 +77,8 @@ impl<'a> Tensorboard<'a> {
         self.file.is_some()
     }
 
-    /// The images of root's first batch, as the model sees them.
-    pub fn batch(&mut self, batch: &DeviceBatch, normalization: &Normalization) {
+    /// The images of root's first batch of a step, as the model sees them.
+    pub fn batch(&mut self, step: u64, batch: &DeviceBatch, normalization: &Normalization) {
         if !self.is_open() || batch.num_samples() == 0 {
             return;
         }
@@ -71,11 +90,11 @@ impl<'a> Tensorboard<'a> {
         if let Some(picture) =
             pixels.as_slice().ok().and_then(|pixels| picture(&pixels[..num_pixels], shape, normalization))
         {
-            self.add(0, vec![("batch/images".to_owned(), EventValue::Picture(picture))]);
+            self.add(step, vec![("batch/images".to_owned(), EventValue::Picture(picture))]);
         }
     }
 
-    /// A step that has its line in the log: what that says.
+    /// A step: what its line in the log says.
     pub fn step(&mut self, step: u64, line: &StepLine) {
         let seconds = line.duration.as_secs_f64();
         let mut values = vec![
@@ -88,7 +107,7 @@ impl<'a> Tensorboard<'a> {
         self.add(step, values);
     }
 
-    /// The mean gradient of a step, flat as `layout` says.
+    /// The gradient of a step, flat as `layout` says.
     pub fn gradients(&mut self, step: u64, layout: &ParameterLayout, gradients: &[f32]) {
         let histogram = |entry: &distributed::ParameterEntry| {
             let histogram = Histogram::of(&gradients[entry.range()])?;

@@ -44,7 +44,7 @@ use crate::step::loss_scale::LossScale;
 use crate::step::norm_reducer::NormReducer;
 use crate::step::optimizer::{OptimizerState, with_ids_by_order};
 
-/// One step of a run: the same on all ranks, but for the wish to stop.
+/// One step of a run: the same on all ranks, but for the last two.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct StepContext {
     /// Pass over the train split, from 0.
@@ -55,6 +55,8 @@ pub struct StepContext {
     pub learning_rate: f64,
     /// Whether all replicas must be equal after it, whatever the method: the epoch ends, or a checkpoint is due.
     pub must_sync: bool,
+    /// Whether [`Stepper::gradients`] will be asked for after it; a rank's own affair.
+    pub keeps_gradients: bool,
     /// Whether this rank wants the run to stop after it.
     pub stop: bool,
 }
@@ -142,7 +144,7 @@ impl<M: ImageClassifier> Stepper<M> {
     /// drifted apart. Where the device updates and no step is skipped, the first comes a step late, or from [`wait`](Self::wait).
     ///
     /// # Collective
-    /// Must be called by all ranks, with the same context but for its wish to stop.
+    /// Must be called by all ranks, with the same context but for its wish to stop, and whether it keeps gradients.
     pub fn step(&mut self, context: StepContext, loaded: LoadedStep<DeviceBatch>, timer: &Timer) -> Result<StepEnd> {
         timer.begin_step(context.epoch, context.step);
         let step = Step {
@@ -274,8 +276,9 @@ impl<M: ImageClassifier> Stepper<M> {
         self.update.parameters()
     }
 
-    /// The mean gradient of the last step, flat as [`layout`](Self::layout) says, where that is summed over all ranks in main memory.
-    /// To be asked between steps.
+    /// The mean gradient of the last step, flat as [`layout`](Self::layout) says, where that was to
+    /// [keep](StepContext::keeps_gradients) it: over all ranks' samples, or this rank's own where it updated alone. Nothing where
+    /// servers update.
     pub fn gradients(&mut self) -> Option<Vec<f32>> {
         self.update.gradients()
     }

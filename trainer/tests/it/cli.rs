@@ -69,7 +69,7 @@ fn run(arguments: &[&str]) -> Output {
 }
 
 /// Flag sets that between them use every option of `train`.
-const VALID_FLAGS: [&str; 29] = [
+const VALID_FLAGS: [&str; 30] = [
     "",
     "--model resnet20 --shortcut a --dataset cifar10 --data-dir d --epochs 2 --global-batch-size 256 --learning-rate 0.1 \
      --schedule-epochs 3 --schedule cosine --warmup-epochs 1 --momentum 0.9 --weight-decay 1e-4 --seed 0 --dtype bf16 --threads 1 --cpu portable \
@@ -106,6 +106,7 @@ const VALID_FLAGS: [&str; 29] = [
     "--dataset shards --data-dir d --resolution 224 --on-bad-image skip --augment resized-crop",
     "--dataset shards --data-dir d --resolution 160:192@0.65:224@eval --loss binary-cross-entropy --schedule constant --schedule-epochs 20",
     "--recipe imagenet-a3 --data-dir d --epochs 3 --warmup-epochs 1",
+    "--tensorboard d --tensorboard-every 10",
 ];
 
 #[test]

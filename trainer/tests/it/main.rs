@@ -30,6 +30,7 @@ mod shards;
 mod stepper_under_test;
 mod streaming;
 mod synchronisation;
+mod tensorboard;
 mod update_on_device;
 mod verify;
 mod verify_run;

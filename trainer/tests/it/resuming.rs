@@ -75,6 +75,11 @@ fn events_of_another_run_refuse_a_resume_that_finds_no_run_and_no_other() {
     let first = run(1, &tiny(&with_events));
     let error = refusal(&Run::in_new_directory(), 1, &with_events);
     assert!(error.contains("expected a directory without event files"), "{error}");
+    let own = tempfile::tempdir().unwrap();
+    for began_with in ["--epochs 1".to_owned(), format!("--epochs 1 --tensorboard {}", own.path().display())] {
+        let error = refusal(&run(1, &tiny(&began_with)), 1, &with_events);
+        assert!(error.contains("got one that has those of another run"), "{error}");
+    }
     assert_eq!(num_files(), 1);
     first.again().go(1, &tiny(&with_events));
     fs::remove_dir_all(first.directory().join("checkpoints")).unwrap();

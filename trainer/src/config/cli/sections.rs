@@ -305,6 +305,10 @@ pub struct RunArgs {
     #[arg(long, value_name = "DIR")]
     pub tensorboard: Option<PathBuf>,
 
+    /// With --tensorboard: write curves, gradients and images every so many steps [default: curves with the log's lines, gradients each epoch, images once]
+    #[arg(long, value_name = "STEPS")]
+    pub tensorboard_every: Option<u64>,
+
     /// First steps that do not count in the images/s of the summary [default: 5]
     #[arg(long, value_name = "STEPS")]
     pub warmup_steps: Option<u64>,

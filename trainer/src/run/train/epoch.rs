@@ -78,16 +78,19 @@ impl<M: ImageClassifier> Training<'_, M> {
         let global_num_samples = loaded.global_num_samples as u64;
         let saves = config.checkpoint_every_steps.is_some_and(|every| (self.progress.step + 1).is_multiple_of(every));
         let ends_epoch = self.progress.step_in_epoch + 1 == epoch.num_steps;
-        let context = self.context(epoch, saves || ends_epoch)?;
-        if let (0, Some(batch)) = (self.progress.step, loaded.micro_batches.first()) {
-            self.tensorboard.batch(batch, &self.session.data.normalization);
+        let number = self.progress.step + 1;
+        let is_shown = config.tensorboard_every.is_some_and(|every| number.is_multiple_of(every));
+        let keeps_gradients = self.tensorboard.is_open() && (is_shown || ends_epoch);
+        let context = StepContext { keeps_gradients, ..self.context(epoch, saves || ends_epoch)? };
+        if let Some(batch) = loaded.micro_batches.first().filter(|_| is_shown || number == 1) {
+            self.tensorboard.batch(number, batch, &self.session.data.normalization);
         }
         let end = self.stepper.step(context, loaded, &self.times.timer)?;
         // What is printed, saved or hashed is whole; between, a device is not waited for.
         let should_log = (self.progress.step_in_epoch + 1).is_multiple_of(config.log_every_steps.filled());
         let hashes = OwnHashes::is_of(&self.hashes, &self.progress);
-        let own = self.add_scores(epoch, &end, should_log || saves || ends_epoch || hashes)?;
-        if ends_epoch && self.tensorboard.is_open() && end.outcome == StepOutcome::Updated {
+        let own = self.add_scores(epoch, &end, should_log || saves || ends_epoch || hashes || is_shown)?;
+        if keeps_gradients && end.outcome == StepOutcome::Updated {
             self.show_gradients();
         }
         self.note_outcome(end.outcome)?;
@@ -106,9 +109,9 @@ impl<M: ImageClassifier> Training<'_, M> {
             global_num_samples,
         };
         self.session.reporter.step(&line);
-        self.progress_file.step(&line, self.progress.step + 1);
-        if should_log || ends_epoch {
-            self.tensorboard.step(self.progress.step + 1, &line);
+        self.progress_file.step(&line, number);
+        if ends_epoch || config.tensorboard_every.map_or(should_log, |_| is_shown) {
+            self.tensorboard.step(number, &line);
         }
         self.times.add_step(self.progress.step, global_num_samples, duration);
         if let Some(hashes) = self.hashes.as_mut().filter(|_| hashes) {
@@ -123,7 +126,7 @@ impl<M: ImageClassifier> Training<'_, M> {
         Ok(end.stop)
     }
 
-    /// How the last step's mean gradient is spread, for TensorBoard.
+    /// How the last step's gradient is spread, for TensorBoard.
     fn show_gradients(&mut self) {
         if let Some(gradients) = self.stepper.gradients() {
             self.tensorboard.gradients(self.progress.step + 1, self.stepper.layout(), &gradients);
@@ -162,6 +165,7 @@ impl<M: ImageClassifier> Training<'_, M> {
             step: self.progress.step,
             learning_rate: self.schedule.at(self.progress.schedule_step()),
             must_sync,
+            keeps_gradients: false,
             stop,
         })
     }

@@ -29,6 +29,8 @@ pub(super) struct LocalSgd {
     from_step: u64,
     /// Since the run began.
     has_met_non_finite: bool,
+    /// Of the last step, if that was to keep it and this rank took it alone.
+    own_gradient: Option<Vec<f32>>,
 }
 
 impl LocalSgd {
@@ -41,7 +43,7 @@ impl LocalSgd {
         communicator: &Arc<dyn Communicator>,
     ) -> Result<Self> {
         let all_reduce = AllReduce::start(config, model, communicator)?;
-        Ok(Self { all_reduce, every, from_step, has_met_non_finite: false })
+        Ok(Self { all_reduce, every, from_step, has_met_non_finite: false, own_gradient: None })
     }
 
     fn mode(&self, context: &StepContext) -> SyncMode {
@@ -56,7 +58,15 @@ impl LocalSgd {
     fn update_alone(&mut self, step: &Step) -> StepHeader {
         let replica = &mut self.all_reduce.replica;
         let learning_rate = step.context.learning_rate;
-        let is_finite = replica.reducer.finish_alone(|bucket| replica.optimizer.update_alone(learning_rate, bucket));
+        let mut kept = (step.context.keeps_gradients && step.num_own > 0)
+            .then(|| vec![0.0; replica.reducer.layout().num_elements()]);
+        let is_finite = replica.reducer.finish_alone(|bucket| {
+            if let Some(kept) = &mut kept {
+                kept[bucket.elements()].copy_from_slice(bucket.values());
+            }
+            replica.optimizer.update_alone(learning_rate, bucket);
+        });
+        self.own_gradient = kept;
         if step.num_own > 0 && is_finite {
             replica.optimizer.commit();
         }
@@ -117,6 +127,12 @@ impl<M: ImageClassifier> Update<M> for LocalSgd {
 
     fn attach(&mut self, model: &M) -> Result<()> {
         self.all_reduce.attach(model)
+    }
+
+    fn gradients(&mut self) -> Option<Vec<f32>> {
+        let synced = self.all_reduce.replica.reducer.synced();
+        // After a step of this rank alone there is no sum.
+        self.own_gradient.take().or_else(|| (!synced.buckets().is_empty()).then(|| synced.to_flat()))
     }
 
     fn replica(&self) -> Option<&Replica> {

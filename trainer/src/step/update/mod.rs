@@ -88,7 +88,7 @@ pub(super) trait Update<M>: Debug {
     /// Must be called by all ranks.
     fn attach(&mut self, model: &M) -> Result<()>;
 
-    /// The mean gradient of the last step, flat in module order, where that is summed over all ranks in main memory.
+    /// The mean gradient of the last step, flat in module order, where that was to keep it and this rank had it.
     fn gradients(&mut self) -> Option<Vec<f32>> {
         None
     }

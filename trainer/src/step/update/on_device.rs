@@ -32,6 +32,8 @@ pub(super) struct OnDevice {
     /// Of the step under way: what its forward passes gave, and the sum of its gradients.
     outputs: Vec<Output>,
     gradient: Option<Tensor<1>>,
+    /// Of the last step, if that was to keep it.
+    kept: Option<Tensor<1>>,
     readback: Readback<Results, Result<Scored>>,
     /// In the order of the readback.
     unread: VecDeque<Unread>,
@@ -66,6 +68,7 @@ impl OnDevice {
             clip: config.clip,
             outputs: Vec::new(),
             gradient: None,
+            kept: None,
             readback: Readback::start(Results::read),
             unread: VecDeque::new(),
         }
@@ -123,6 +126,7 @@ impl<M: ImageClassifier> Update<M> for OnDevice {
         let outputs = std::mem::take(&mut self.outputs);
         let Some(gradient) = self.gradient.take() else { return Ok(Finished { stop, ..Finished::default() }) };
         let (clipped, zero) = clipped(gradient.clone(), self.clip);
+        self.kept = step.context.keeps_gradients.then(|| clipped.clone());
         let unread = Unread { step: step.context.step, gradient };
         if step.can_skip {
             let scored = {
@@ -161,6 +165,10 @@ impl<M: ImageClassifier> Update<M> for OnDevice {
 
     fn attach(&mut self, _: &M) -> Result<()> {
         Ok(())
+    }
+
+    fn gradients(&mut self) -> Option<Vec<f32>> {
+        self.kept.take().map(|gradient| self.sgd.read(&gradient))
     }
 
     fn replica(&self) -> Option<&Replica> {
