@@ -153,7 +153,7 @@ pub struct Overlap {
     pub computing_share: f64,
     /// Bytes that are summed.
     pub bytes: u64,
-    /// Seconds of a sum with nothing beside it: median over rounds, on the slowest rank.
+    /// Seconds of a sum with nothing beside it, waited for busily: median over rounds, on the slowest rank.
     pub sum_seconds: f64,
     /// Seconds of a sum while the ranks compute: median over rounds, on the slowest rank; 0 where it was not measured.
     #[serde(default)]

@@ -76,8 +76,8 @@ pub struct Prediction {
 ///
 /// The ranks' agreement on the step comes first; then the reduction of a bucket begins when the bucket is full on the slowest rank and
 /// the one before has been reduced: with `overlap` during the backward pass, else after it. The optimizer follows the last reduction.
-/// While gradients travel between nodes, computing is slower by the network's [share](NetworkModel::computing_share), and their sums
-/// by its [slowdown](NetworkModel::sum_slowdown). Asynchronous servers and local SGD wait for stragglers seldom or never.
+/// While gradients travel between nodes beside computing, that is slower by the network's [share](NetworkModel::computing_share), and
+/// their sums by its [slowdown](NetworkModel::sum_slowdown). Asynchronous servers and local SGD wait for stragglers seldom or never.
 ///
 /// # Errors
 /// When there is no rank or server, more servers beside ranks than ranks, a compression needs shapes that the profile lacks, or a time
@@ -171,28 +171,28 @@ impl Predictor {
         // The header of every rank, gathered ahead of the first bucket.
         let header_s = self.library.gather((self.ranks * StepHeader::NUM_BYTES) as f64);
         let straggler_s = profile.straggler_s(self.ranks);
-        let (communication_s, exposed_s, straggler_s) = match &mut self.costs {
-            Costs::Nothing => (0.0, 0.0, 0.0),
+        let (communication_s, exposed_s, slowed_s, straggler_s) = match &mut self.costs {
+            Costs::Nothing => (0.0, 0.0, 0.0, 0.0),
             Costs::Servers { servers, placement, consistency } => {
                 let (workers, servers, placement, consistency) = (self.ranks, *servers, *placement, *consistency);
                 let network = &self.network;
                 let world =
                     ServerWorld { profile, network, workers, servers, placement, consistency, overlap, header_s };
-                let ServedStep { step_s, communication_s } = world.step();
+                let ServedStep { step_s, communication_s, waiting_s } = world.step();
                 let is_together = consistency == Consistency::Synchronous;
                 let exposed_s = (step_s - profile.compute_s()).max(0.0);
-                (communication_s, exposed_s, if is_together { straggler_s } else { 0.0 })
+                (communication_s, exposed_s, exposed_s - waiting_s, if is_together { straggler_s } else { 0.0 })
             }
             Costs::Averages { every } => {
                 let bytes: u64 = profile.buckets.iter().map(|bucket| bucket.bytes).sum();
                 let seconds = (header_s + 2.0 * self.library.reduce(bytes as f64)) / *every;
                 // The delays of so many steps add up before ranks wait for each other.
-                (seconds, seconds, straggler_s / every.sqrt())
+                (seconds, seconds, 0.0, straggler_s / every.sqrt())
             }
             costs => {
                 let way = Way::of(&self.network, self.ranks);
-                let (communication_s, end) = costs.reduce(profile, overlap, header_s, way)?;
-                (communication_s, (end - profile.backward_s).max(0.0), straggler_s)
+                let (communication_s, end, slowed_s) = costs.reduce(profile, overlap, header_s, way)?;
+                (communication_s, (end - profile.backward_s).max(0.0), slowed_s, straggler_s)
             }
         };
         let step_s = profile.compute_s() + straggler_s + exposed_s;
@@ -201,7 +201,7 @@ impl Predictor {
             step_s,
             communication_s,
             exposed_s,
-            waiting_s: straggler_s + exposed_s,
+            waiting_s: straggler_s + exposed_s - slowed_s,
             images_per_second: (self.ranks * profile.batch_size_per_rank) as f64 / step_s,
             speedup: self.ranks as f64 * efficiency,
             efficiency,
@@ -251,13 +251,18 @@ impl Way {
     }
 }
 
-/// Seconds that a computation with `left_s` to go loses to a communication of `seconds` beside it.
-fn lost_s(left_s: f64, seconds: f64, share: f64) -> f64 {
-    if left_s <= 0.0 { 0.0 } else { share * seconds.min(left_s / (1.0 - share)) }
+impl Way {
+    /// How long a sum of `seconds` takes beside a computation with `left_s` to go, and what that one loses; what is left of the sum when
+    /// the computation has ended is as fast as alone.
+    fn beside(&self, left_s: f64, seconds: f64) -> (f64, f64) {
+        let beside_s = (seconds * self.sum_slowdown).min(left_s.max(0.0) / (1.0 - self.computing_share));
+        (beside_s + seconds - beside_s / self.sum_slowdown, beside_s * self.computing_share)
+    }
 }
 
 impl Costs {
-    /// Seconds in which all buckets travel, and when after the start of the backward pass both that pass and the last bucket have ended.
+    /// Seconds in which all buckets travel, when after the start of the backward pass both that pass and the last bucket have ended, and
+    /// by how much that pass is slower for what travels beside it.
     ///
     /// A link that is limited has its whole burst at the start of the step, and again what it gathers in pauses. No rank sends less than
     /// 2 (N-1) / N of an uncompressed bucket, half of that in half precision; what passes at once of other compressed ones is not counted.
@@ -267,7 +272,7 @@ impl Costs {
         overlap: bool,
         header_s: f64,
         mut way: Way,
-    ) -> Result<(f64, f64), SimulationError> {
+    ) -> Result<(f64, f64, f64), SimulationError> {
         let spans = match self {
             Self::Compressed { .. } => spans_of_buckets(profile)?,
             _ => Vec::new(),
@@ -288,14 +293,13 @@ impl Costs {
             };
             let ready = if overlap { bucket.ready_s + behind_s } else { 0.0 };
             let start = f64::max(end, ready);
-            let is_beside = start < profile.backward_s + behind_s;
-            let seconds = if is_beside { seconds * way.sum_slowdown } else { seconds };
             let seconds = encoding_s + way.tokens.send(start + encoding_s, sent_bytes, seconds);
-            behind_s += lost_s(profile.backward_s + behind_s - start, seconds, way.computing_share);
+            let (seconds, lost_s) = way.beside(profile.backward_s + behind_s - start, seconds);
+            behind_s += lost_s;
             end = start + seconds;
             communication_s += seconds;
         }
-        Ok((communication_s, end.max(profile.backward_s + behind_s)))
+        Ok((communication_s, end.max(profile.backward_s + behind_s), behind_s))
     }
 }
 

@@ -7,7 +7,7 @@
 //!
 //! As the trainer does it: a worker has one bucket under way, a push and then its answer, in the order of the buckets; a server does one
 //! thing at a time, and receives, adds, updates and sends. Messages between ranks of a node take the node's link. A server beside a
-//! worker takes that one's pushes by a call, and its computing is taken from that worker's, whose cores it shares. While a message between
+//! worker takes that one's pushes by a call, also while it receives, and its computing is taken from that worker's, whose cores it shares. While a message between
 //! nodes is under way, its two ranks compute slower by the network's share.
 
 use std::collections::{BinaryHeap, VecDeque};
@@ -59,6 +59,8 @@ pub(crate) struct ServedStep {
     pub(crate) step_s: f64,
     /// In which a worker waits for an answer, hidden or not.
     pub(crate) communication_s: f64,
+    /// In which a worker has computed and waits for its last answer.
+    pub(crate) waiting_s: f64,
 }
 
 /// A server's values do not matter here.
@@ -84,10 +86,12 @@ struct Worker {
     /// A push waits for its answer since then.
     waits_since: Option<f64>,
     may_push: bool,
-    has_computed: bool,
+    /// When it had computed its step.
+    computed_at: Option<f64>,
     /// Seconds of its core that a server has taken.
     taken_s: f64,
     waited_s: f64,
+    idle_s: f64,
     num_steps: usize,
     /// When the warm-up and when the last step ended.
     ends: [f64; 2],
@@ -126,12 +130,13 @@ impl ServerWorld<'_> {
             let Some(Timed { time, event, .. }) = simulation.events.pop() else { break };
             simulation.happen(time, event);
         }
-        let number = (self.workers * NUM_STEPS) as f64;
         let workers = &simulation.workers;
+        let mean = |part: fn(&Worker) -> f64| workers.iter().map(part).sum::<f64>() / (self.workers * NUM_STEPS) as f64;
         let slowest = workers.iter().map(|worker| worker.ends[1] - worker.ends[0]).fold(0.0, f64::max);
         ServedStep {
             step_s: slowest / NUM_STEPS as f64,
-            communication_s: workers.iter().map(|worker| worker.waited_s).sum::<f64>() / number,
+            communication_s: mean(|worker| worker.waited_s),
+            waiting_s: mean(|worker| worker.idle_s),
         }
     }
 
@@ -140,6 +145,12 @@ impl ServerWorld<'_> {
             ServerPlacement::Beside => server,
             ServerPlacement::Own => self.workers + server,
         }
+    }
+}
+
+impl Worker {
+    fn is_measured(&self) -> bool {
+        (NUM_WARMUP_STEPS..NUM_WARMUP_STEPS + NUM_STEPS).contains(&self.num_steps)
     }
 }
 
@@ -183,7 +194,7 @@ impl<'a> Simulation<'a> {
 
     fn begin_step(&mut self, worker: usize, now: f64) {
         let state = &mut self.workers[worker];
-        (state.full, state.pushed, state.answered, state.has_computed) = (0, 0, 0, false);
+        (state.full, state.pushed, state.answered, state.computed_at) = (0, 0, 0, None);
         state.may_push = self.world.consistency != Consistency::Synchronous;
         let taken_s = state.taken_s;
         self.at(now + self.milestones[0], Event::Milestone { worker, index: 0, taken_s });
@@ -199,7 +210,7 @@ impl<'a> Simulation<'a> {
             Event::Answer { worker } => {
                 let state = &mut self.workers[worker];
                 if let Some(since) = state.waits_since.take()
-                    && (NUM_WARMUP_STEPS..NUM_WARMUP_STEPS + NUM_STEPS).contains(&state.num_steps)
+                    && state.is_measured()
                 {
                     state.waited_s += now - since;
                 }
@@ -239,7 +250,7 @@ impl<'a> Simulation<'a> {
                 (0..self.world.workers).for_each(|worker| self.at(now + self.world.header_s, Event::Header { worker }));
             }
         } else if index == last {
-            self.workers[worker].has_computed = true;
+            self.workers[worker].computed_at = Some(now);
             self.end_step_if_done(worker, now);
         } else if index > 0 {
             self.workers[worker].full += 1;
@@ -252,8 +263,13 @@ impl<'a> Simulation<'a> {
     }
 
     fn end_step_if_done(&mut self, worker: usize, now: f64) {
-        let state = &self.workers[worker];
-        if state.has_computed && state.answered == self.server_of.len() {
+        let state = &mut self.workers[worker];
+        if let Some(computed_at) = state.computed_at
+            && state.answered == self.server_of.len()
+        {
+            if state.is_measured() {
+                state.idle_s += now - computed_at;
+            }
             self.at(now + self.world.profile.optimizer_s, Event::StepEnd { worker });
         }
     }
@@ -268,20 +284,32 @@ impl<'a> Simulation<'a> {
         state.pushed += 1;
         state.waits_since = Some(now);
         let index = self.server_of[bucket];
+        // A worker calls its own server, whatever that one is receiving.
+        if self.world.rank_of_server(index) == worker {
+            self.handle(index, worker, bucket, now);
+            return;
+        }
         let server = &mut self.servers[index];
         server.pushes.push_back((worker, bucket));
         if !std::mem::replace(&mut server.is_busy, true) {
-            let nap_s = if self.world.rank_of_server(index) == worker { 0.0 } else { NAP_S };
-            self.at(now + nap_s, Event::Serve { server: index });
+            self.at(now + NAP_S, Event::Serve { server: index });
         }
     }
 
-    /// Does what the next push asks for, with all its answers.
+    /// Receives the next push and does what it asks for.
     fn serve(&mut self, server: usize, now: f64) {
         let Some((worker, bucket)) = self.servers[server].pushes.pop_front() else {
             self.servers[server].is_busy = false;
             return;
         };
+        let bytes = self.world.profile.buckets[bucket].bytes as f64;
+        let received = self.transfer(worker, self.world.rank_of_server(server), bytes + PUSH_BYTES, now);
+        let time = self.handle(server, worker, bucket, received);
+        self.at(time, Event::Serve { server });
+    }
+
+    /// Adds a gradient that is there, updates, and sends all answers; when that is done.
+    fn handle(&mut self, server: usize, worker: usize, bucket: usize, now: f64) -> f64 {
         let profile = self.world.profile;
         let own = self.world.rank_of_server(server);
         let bytes = profile.buckets[bucket].bytes as f64;
@@ -289,25 +317,22 @@ impl<'a> Simulation<'a> {
         let update_s = profile.optimizer_s * bytes / (total as f64).max(1.0);
         // Each pass over values is one at the speed of memory.
         let pass_s = Link::MEMORY.beta * bytes;
-        let mut time = self.transfer(worker, own, bytes + PUSH_BYTES, now) + pass_s;
-        let mut computing_s = pass_s;
         let answered = self.servers[server].shard.push(worker, bucket, 0.0, Vec::new());
         let updates_s = match self.world.consistency {
             Consistency::Synchronous if answered.is_empty() => 0.0,
             Consistency::Synchronous => update_s + pass_s * (self.world.workers - 1) as f64,
             Consistency::Asynchronous { .. } => update_s,
         };
-        time += updates_s;
-        computing_s += updates_s;
+        let mut time = now + pass_s + updates_s;
+        let computing_s = pass_s * (1 + answered.len()) as f64 + updates_s;
         for to in answered {
             time = self.transfer(own, to, bytes, time + pass_s);
-            computing_s += pass_s;
             self.at(time, Event::Answer { worker: to });
         }
         if self.world.placement == ServerPlacement::Beside {
             self.workers[own].taken_s += computing_s;
         }
-        self.at(time, Event::Serve { server });
+        time
     }
 
     /// When a message that could leave now has come.
