@@ -1,7 +1,7 @@
 //! Layers of convolutional networks on this workspace's kernels, for any burn module.
 //!
-//! In: `[N, H, W, C]` tensors, and modules with burn's names, which hold burn's own. Out: [`Features`], tensors. Invariant: a layer computes the same function on every backend: by our kernels on Flex, by burn's
-//! operations elsewhere; no communication but through what a [`PassContext`] holds.
+//! In: `[N, H, W, C]` tensors, and modules with burn's names, which hold burn's own. Out: [`Features`], tensors. Invariant: a layer computes the same function on every backend: by our kernels on Flex and,
+//! for a normalisation, on GPUs, by burn's operations elsewhere; no communication but through what a [`PassContext`] holds.
 //! Source: Ioffe and Szegedy 2015, arXiv 1502.03167; Li et al. 2020, arXiv 2006.15704, section 3.2.3.
 
 mod attention;
@@ -34,8 +34,8 @@ pub use modules::{BatchNorm, BatchNormConfig, Conv2d, Conv2dConfig, Linear, Line
 pub use ops::{
     BatchNormGradients, BatchNormOptions, BatchNormOutput, BatchNormTrain, FusedGradients, FusedOptions, FusedOutput,
     FusedSaved, Gate, GradientHook, HookedParameters, Joined, JoinedGradients, KernelAlone, KernelCalls, KernelTime,
-    LayerOps, NormLink, Residual, StatisticsReducer, batch_norm_train, fused_inference, fused_train, gated,
-    global_average, gradient_hook, kernel_times, sum_in_one_stage,
+    LayerOps, NormEnd, NormLink, Residual, StatisticsReducer, batch_norm_train, fused_inference, fused_train, gated,
+    global_average, gradient_hook, kernel_times, normalise_by_composition, sum_in_one_stage,
 };
 pub use pooling::{avg_pool, global_avg_pool, max_pool};
 pub use stochastic_depth::stochastic_depth;

@@ -4,6 +4,8 @@
 //! the sums of each channel pass through the host in f64. Activations of 16 bits are computed with in f32.
 //! Order: views first, then arithmetic, since a view ends burn's fused kernel.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use burn::backend::tensor::{Device, FloatTensor};
 use burn::backend::{Backend, Scalar, TensorMetadata, read_sync};
 use burn::tensor::{DType, FloatDType, TensorData};
@@ -12,126 +14,200 @@ use kernels::batch_norm::Rectifier;
 
 use super::statistics::{GradientSums, Moments};
 use super::tables::{Tables, as_row, as_vector};
-use super::{BatchNormGradients, BatchNormOptions, BatchNormOutput, BatchNormSaved};
+use super::{BatchNormGradients, BatchNormOptions, BatchNormOutput, BatchNormSaved, LayerOps, NormEnd};
 
-pub(super) fn forward<B: Backend>(
+/// Whether the normalisation is composed of burn's operations where there are kernels of ours for it.
+static IS_COMPOSED: AtomicBool = AtomicBool::new(false);
+
+/// Lets the normalisation of this process be composed of burn's operations on a GPU too, or take our kernels there again: to find out
+/// where one computes wrongly or slowly. Nothing changes on other backends.
+pub fn normalise_by_composition(yes: bool) {
+    IS_COMPOSED.store(yes, Ordering::Relaxed);
+}
+
+/// Whether a table is for a backend's own kernels: they know f32 and what is narrower.
+fn has_kernels<B: Backend>(table: &FloatTensor<B>) -> bool {
+    !IS_COMPOSED.load(Ordering::Relaxed) && matches!(table.dtype(), DType::F32 | DType::BF16 | DType::F16)
+}
+
+pub(super) fn forward<B: LayerOps>(
     input: FloatTensor<B>,
     gamma: FloatTensor<B>,
     beta: FloatTensor<B>,
     options: &BatchNormOptions,
 ) -> BatchNormOutput<B> {
-    let (shape, stored) = (input.shape(), FloatDType::from(input.dtype()));
-    let tables = Tables::of(&shape);
-    let batch = normalise::<B>(tables, tables.view::<B>(input), [gamma, beta], options);
+    let shape = input.shape();
+    let table = Tables::of(&shape).view::<B>(input);
+    let saved = normalised::<B>(table, [gamma.clone(), beta], options);
+    let end = end(options);
     BatchNormOutput {
-        output: B::float_reshape(round::<B>(rectified::<B>(options.rectifier, batch.values), stored), shape),
-        mean: as_vector::<B>(batch.mean),
-        variance: as_vector::<B>(batch.variance),
-        num_values: batch.num_values,
+        output: B::float_reshape(ended::<B>(&saved, gamma, end), shape),
+        mean: as_vector::<B>(saved.mean),
+        variance: as_vector::<B>(saved.variance),
+        num_values: saved.num_values,
     }
 }
 
-/// A normalised table, `[groups, rows, C]`, and its statistics, `[1, 1, C]`, in f32.
-pub(super) struct Normalised<B: Backend> {
-    pub(super) values: FloatTensor<B>,
-    pub(super) mean: FloatTensor<B>,
-    pub(super) variance: FloatTensor<B>,
-    pub(super) num_values: f64,
-}
-
-/// `table` is widened anew for each use, so that no copy of it in f32 is kept where burn fuses the uses.
-pub(super) fn normalise<B: Backend>(
-    tables: Tables,
+/// A table `[groups, rows, C]` with the statistics that normalise it, `[1, 1, C]`.
+///
+/// # Collective
+/// With a reducer: one sum of `1 + 2C` values.
+pub(super) fn normalised<B: LayerOps>(
     table: FloatTensor<B>,
     parameters: [FloatTensor<B>; 2],
     options: &BatchNormOptions,
-) -> Normalised<B> {
+) -> BatchNormSaved<B> {
     let device = table.device();
-    let [gamma, beta] = parameters.map(as_row::<B>);
-    let wide = || widen::<B>(table.clone());
-
-    // Deviations are squared, not values: E[x^2] - E[x]^2 in f32 loses the variance of a channel
-    // whose mean is large.
-    let mut mean = tables.mean::<B>(wide());
-    let centred = B::float_sub(wide(), mean.clone());
-    let mut variance = tables.mean::<B>(B::float_mul(centred.clone(), centred));
-    let mut num_values = tables.num_rows() as f64;
-    if let Some(reducer) = options.reducer.as_deref() {
-        let moments = Moments {
-            count: num_values,
-            mean: to_host::<B>(mean),
-            squares: to_host::<B>(variance).iter().map(|v| v * num_values).collect(),
-        }
-        .reduce(Some(reducer));
-        mean = from_host::<B>(&moments.mean, &device);
-        variance = from_host::<B>(&moments.variance(), &device);
-        num_values = moments.count;
+    let num_rows = Tables::viewed(&table.shape()).num_rows() as f64;
+    let (mean, variance) =
+        if has_kernels::<B>(&table) { B::norm_moments(table.clone()) } else { moments::<B>(table.clone()) };
+    let [gamma, beta] = parameters;
+    let alone = BatchNormSaved { input: table, gamma, beta, mean, variance, num_values: num_rows };
+    let Some(reducer) = options.reducer.as_deref() else { return alone };
+    let moments = Moments {
+        count: num_rows,
+        mean: to_host::<B>(alone.mean),
+        squares: to_host::<B>(alone.variance).iter().map(|v| v * num_rows).collect(),
     }
-
-    let scale = B::float_mul(gamma, inverse_std::<B>(variance.clone(), options));
-    let values = B::float_mul(B::float_sub(widen::<B>(table), mean.clone()), scale);
-    Normalised { values: B::float_add(values, beta), mean, variance, num_values }
+    .reduce(Some(reducer));
+    BatchNormSaved {
+        mean: from_host::<B>(&moments.mean, &device),
+        variance: from_host::<B>(&moments.variance(), &device),
+        num_values: moments.count,
+        ..alone
+    }
 }
 
-pub(super) fn backward<B: Backend>(
+/// [`LayerOps::norm_apply`] as the process was told to.
+pub(super) fn ended<B: LayerOps>(saved: &BatchNormSaved<B>, residual: FloatTensor<B>, end: NormEnd) -> FloatTensor<B> {
+    if has_kernels::<B>(&saved.input) {
+        B::norm_apply(saved.clone(), residual, end)
+    } else {
+        apply::<B>(saved, residual, end)
+    }
+}
+
+/// [`LayerOps::norm_moments`] of burn's operations. `table` is widened anew for each use, so that no copy of it in f32 is kept where burn
+/// fuses the uses.
+pub(super) fn moments<B: Backend>(table: FloatTensor<B>) -> (FloatTensor<B>, FloatTensor<B>) {
+    let tables = Tables::viewed(&table.shape());
+    let wide = || widen::<B>(table.clone());
+    // Deviations are squared, not values: E[x^2] - E[x]^2 in f32 loses the variance of a channel
+    // whose mean is large.
+    let mean = tables.mean::<B>(wide());
+    let centred = B::float_sub(wide(), mean.clone());
+    let variance = tables.mean::<B>(B::float_mul(centred.clone(), centred));
+    (mean, variance)
+}
+
+/// [`LayerOps::norm_apply`] of burn's operations.
+pub(super) fn apply<B: Backend>(saved: &BatchNormSaved<B>, residual: FloatTensor<B>, end: NormEnd) -> FloatTensor<B> {
+    let [gamma, beta, mean, variance] =
+        [&saved.gamma, &saved.beta, &saved.mean, &saved.variance].map(|values| as_row::<B>(values.clone()));
+    let scale = B::float_mul(gamma, inverse_std::<B>(variance, end.epsilon));
+    let centred = B::float_sub(widen::<B>(saved.input.clone()), mean);
+    let values = B::float_add(B::float_mul(centred, scale), beta);
+    let sum = if end.has_residual { B::float_add(values, widen::<B>(residual)) } else { values };
+    round::<B>(rectified::<B>(end.rectifier, sum), FloatDType::from(saved.input.dtype()))
+}
+
+pub(super) fn backward<B: LayerOps>(
     saved: BatchNormSaved<B>,
     output_gradient: FloatTensor<B>,
     options: &BatchNormOptions,
 ) -> BatchNormGradients<B> {
-    let (shape, stored) = (saved.input.shape(), FloatDType::from(saved.input.dtype()));
+    let shape = saved.input.shape();
     let tables = Tables::of(&shape);
     let dy = tables.view::<B>(output_gradient);
     let saved = BatchNormSaved { input: tables.view::<B>(saved.input), ..saved };
-    let dy = match options.rectifier {
-        Rectifier::None => dy,
-        rectifier => behind::<B>(rectifier, output::<B>(&saved, options), widen::<B>(dy)),
+    let end = end(options);
+    // What the forward pass made of it, where a rectifier asks; else any tensor.
+    let output = match options.rectifier {
+        Rectifier::None => dy.clone(),
+        _ => ended::<B>(&saved, dy.clone(), end),
     };
-    let gradients = gradients::<B>(tables, saved, dy, options);
+    let (gradients, _) = gradients::<B>(saved, output, dy, end, options);
     BatchNormGradients {
-        input: B::float_reshape(round::<B>(gradients.input, stored), shape),
+        input: B::float_reshape(gradients.input, shape),
         gamma: as_vector::<B>(gradients.gamma),
         beta: as_vector::<B>(gradients.beta),
     }
 }
 
-/// What [`normalise`] made of a table.
-fn output<B: Backend>(saved: &BatchNormSaved<B>, options: &BatchNormOptions) -> FloatTensor<B> {
-    let [gamma, beta, mean, variance] =
-        [&saved.gamma, &saved.beta, &saved.mean, &saved.variance].map(|values| as_row::<B>(values.clone()));
-    let scale = B::float_mul(gamma, inverse_std::<B>(variance, options));
-    B::float_add(B::float_mul(B::float_sub(widen::<B>(saved.input.clone()), mean), scale), beta)
-}
-
-/// Of [`normalise`], given tables: the gradient of the table in f32, those of the parameters as `[1, 1, C]`.
-pub(super) fn gradients<B: Backend>(
-    tables: Tables,
+/// Of a table and its `output` with `dy`: the gradient of the table in its number format, those of the parameters as `[1, 1, C]`; and the
+/// gradient behind the rectifier.
+///
+/// # Collective
+/// With a reducer: one sum of `2C` values.
+pub(super) fn gradients<B: LayerOps>(
     saved: BatchNormSaved<B>,
+    output: FloatTensor<B>,
     dy: FloatTensor<B>,
+    end: NormEnd,
     options: &BatchNormOptions,
-) -> BatchNormGradients<B> {
+) -> (BatchNormGradients<B>, FloatTensor<B>) {
     let device = dy.device();
-    let [parameter, mean, variance] = [saved.gamma, saved.mean, saved.variance].map(as_row::<B>);
-    let wide = || widen::<B>(dy.clone());
-    let centred = || B::float_sub(widen::<B>(saved.input.clone()), mean.clone());
-
-    // Each sum reads the two tables; what is one value a channel comes after it, or it could not be part of the sum's kernel.
-    let beta = tables.sum::<B>(wide());
-    let with_centred = tables.sum::<B>(B::float_mul(wide(), centred()));
-    let inverse_std = inverse_std::<B>(variance, options);
-    let gamma = B::float_mul(with_centred, inverse_std.clone());
+    let has_kernels = has_kernels::<B>(&saved.input);
+    let (gated, beta, gamma) = if has_kernels {
+        B::norm_gradient_sums(saved.clone(), output, dy, end)
+    } else {
+        gradient_sums::<B>(&saved, output, dy, end)
+    };
     let mut sums = [beta.clone(), gamma.clone()];
     if let Some(reducer) = options.reducer.as_deref() {
         let all = GradientSums { plain: to_host::<B>(beta.clone()), with_normalised: to_host::<B>(gamma.clone()) }
             .reduce(Some(reducer));
         sums = [&all.plain, &all.with_normalised].map(|values| from_host::<B>(values, &device));
     }
+    let input = if has_kernels {
+        let [plain, with_normalised] = sums;
+        B::norm_gradient_input(saved, plain, with_normalised, gated.clone(), end)
+    } else {
+        gradient_input::<B>(saved, sums, gated.clone(), end)
+    };
+    (BatchNormGradients { input, gamma, beta }, gated)
+}
 
+/// [`LayerOps::norm_gradient_sums`] of burn's operations.
+pub(super) fn gradient_sums<B: Backend>(
+    saved: &BatchNormSaved<B>,
+    output: FloatTensor<B>,
+    dy: FloatTensor<B>,
+    end: NormEnd,
+) -> (FloatTensor<B>, FloatTensor<B>, FloatTensor<B>) {
+    let tables = Tables::viewed(&saved.input.shape());
+    let [mean, variance] = [&saved.mean, &saved.variance].map(|row| as_row::<B>(row.clone()));
+    // In the stored type, where a gate loses nothing: it is read by the sums, and may be the residual's gradient.
+    let gated = match end.rectifier {
+        Rectifier::None => dy,
+        rectifier => behind::<B>(rectifier, output, dy),
+    };
+    // Each sum reads the two tables; what is one value a channel comes after it, or it could not be part of the sum's kernel.
+    let plain = tables.sum::<B>(widen::<B>(gated.clone()));
+    let centred = B::float_sub(widen::<B>(saved.input.clone()), mean);
+    let with_centred = tables.sum::<B>(B::float_mul(widen::<B>(gated.clone()), centred));
+    (gated, plain, B::float_mul(with_centred, inverse_std::<B>(variance, end.epsilon)))
+}
+
+/// [`LayerOps::norm_gradient_input`] of burn's operations.
+pub(super) fn gradient_input<B: Backend>(
+    saved: BatchNormSaved<B>,
+    sums: [FloatTensor<B>; 2],
+    dy: FloatTensor<B>,
+    end: NormEnd,
+) -> FloatTensor<B> {
+    let [gamma, mean, variance] = [saved.gamma, saved.mean, saved.variance].map(as_row::<B>);
+    let inverse_std = inverse_std::<B>(variance, end.epsilon);
     let share = Scalar::Float(1.0 / saved.num_values);
     let [plain, with_normalised] = sums.map(|sum| B::float_mul_scalar(sum, share));
-    let projected = B::float_mul(centred(), B::float_mul(with_normalised, inverse_std.clone()));
-    let dx = B::float_sub(B::float_sub(wide(), plain), projected);
-    let dx = B::float_mul(dx, B::float_mul(parameter, inverse_std));
-    BatchNormGradients { input: dx, gamma, beta }
+    let centred = B::float_sub(widen::<B>(saved.input.clone()), mean);
+    let projected = B::float_mul(centred, B::float_mul(with_normalised, inverse_std.clone()));
+    let dx = B::float_sub(B::float_sub(widen::<B>(dy), plain), projected);
+    round::<B>(B::float_mul(dx, B::float_mul(gamma, inverse_std)), FloatDType::from(saved.input.dtype()))
+}
+
+fn end(options: &BatchNormOptions) -> NormEnd {
+    NormEnd { epsilon: options.epsilon, has_residual: false, rectifier: options.rectifier }
 }
 
 /// A rectifier's output.
@@ -169,8 +245,8 @@ pub(super) fn round<B: Backend>(tensor: FloatTensor<B>, to: FloatDType) -> Float
     if FloatDType::from(tensor.dtype()) == to { tensor } else { B::float_cast(tensor, to) }
 }
 
-fn inverse_std<B: Backend>(variance: FloatTensor<B>, options: &BatchNormOptions) -> FloatTensor<B> {
-    let shifted = B::float_add_scalar(variance, Scalar::Float(options.epsilon));
+fn inverse_std<B: Backend>(variance: FloatTensor<B>, epsilon: f64) -> FloatTensor<B> {
+    let shifted = B::float_add_scalar(variance, Scalar::Float(epsilon));
     B::float_recip(B::float_sqrt(shifted))
 }
 

@@ -14,6 +14,8 @@ mod average;
 mod channels_last;
 mod clock;
 mod composed;
+#[cfg(any(feature = "cuda", feature = "wgpu"))]
+mod cube;
 #[cfg(feature = "flex")]
 mod flex;
 mod fused;
@@ -38,6 +40,7 @@ use kernels::simd::Isa;
 pub use alone::{KernelAlone, KernelCalls};
 pub use average::global_average;
 pub use clock::{KernelTime, kernel_times};
+pub use composed::normalise_by_composition;
 pub use fused::{
     FusedGradients, FusedOptions, FusedOutput, FusedSaved, NormLink, Residual, fused_inference, fused_train,
 };
@@ -85,8 +88,9 @@ pub struct BatchNormOutput<B: Backend> {
 
 /// What [`LayerOps::batch_norm_train_backward`] needs of the forward pass.
 #[derive(ExtensionType, Clone, Debug)]
+#[extension_type(fusion: cfg(any(feature = "cuda", feature = "wgpu")))]
 pub struct BatchNormSaved<B: Backend> {
-    /// `[N, H, W, C]`.
+    /// `[N, H, W, C]`; as a table `[groups, rows, C]`.
     pub input: FloatTensor<B>,
     /// `[C]`.
     pub gamma: FloatTensor<B>,
@@ -100,6 +104,17 @@ pub struct BatchNormSaved<B: Backend> {
     pub num_values: f64,
 }
 
+/// What belongs to a normalisation's table beside its tensors.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct NormEnd {
+    /// Added to the variance before the square root.
+    pub epsilon: f64,
+    /// Whether something is added to what was normalised.
+    pub has_residual: bool,
+    /// What follows.
+    pub rectifier: Rectifier,
+}
+
 /// Results of [`LayerOps::batch_norm_train_backward`].
 #[derive(ExtensionType)]
 pub struct BatchNormGradients<B: Backend> {
@@ -111,11 +126,13 @@ pub struct BatchNormGradients<B: Backend> {
     pub beta: FloatTensor<B>,
 }
 
-/// The backend extension.
+/// The backend extension. On burn's GPU backend the methods `norm_*` are kernels of ours, which burn's fusion queues and runs in their
+/// turn; the others are composed of them and of operations that burn fuses.
 #[backend_extension(
     Flex: cfg(feature = "flex"),
     NdArray: cfg(feature = "ndarray"),
-    Cube: cfg(feature = "cuda"),
+    Cube: cfg(any(feature = "cuda", feature = "wgpu")),
+    Fusion: cfg(any(feature = "cuda", feature = "wgpu")),
     Autodiff,
 )]
 pub trait LayerOps: Backend {
@@ -124,6 +141,7 @@ pub trait LayerOps: Backend {
     ///
     /// # Collective
     /// With a reducer: one sum of `1 + 2C` values.
+    #[fusion(default)]
     fn batch_norm_train(
         input: FloatTensor<Self>,
         gamma: FloatTensor<Self>,
@@ -138,6 +156,7 @@ pub trait LayerOps: Backend {
     ///
     /// # Collective
     /// With a reducer: one sum of `2C` values.
+    #[fusion(default)]
     fn batch_norm_train_backward(
         #[extension_type] saved: BatchNormSaved<Self>,
         output_gradient: FloatTensor<Self>,
@@ -150,6 +169,7 @@ pub trait LayerOps: Backend {
     ///
     /// # Collective
     /// With a reducer: one sum of `1 + 2C` values.
+    #[fusion(default)]
     fn fused_train(
         input: FloatTensor<Self>,
         weight: FloatTensor<Self>,
@@ -162,6 +182,7 @@ pub trait LayerOps: Backend {
     }
 
     /// Convolution without bias, scale and shift per channel, residual, ReLU.
+    #[fusion(default)]
     fn fused_inference(
         input: FloatTensor<Self>,
         weight: FloatTensor<Self>,
@@ -177,6 +198,7 @@ pub trait LayerOps: Backend {
     ///
     /// # Collective
     /// With a reducer: one sum of `2C` values.
+    #[fusion(default)]
     fn fused_train_backward(
         #[extension_type] saved: FusedSaved<Self>,
         output_gradient: FloatTensor<Self>,
@@ -186,16 +208,19 @@ pub trait LayerOps: Backend {
     }
 
     /// The parameter, unchanged; on autodiff tensors its gradient goes through the gate, and none to the tape.
+    #[fusion(default)]
     fn gate(parameter: FloatTensor<Self>, _input: FloatTensor<Self>, _gate: Gate) -> FloatTensor<Self> {
         parameter
     }
 
     /// The mean over all pixels in f32: `[N, H, W, C]` to `[N, C]`.
+    #[fusion(default)]
     fn global_average(input: FloatTensor<Self>) -> FloatTensor<Self> {
         average::composed::<Self>(input)
     }
 
     /// The gradient of [`LayerOps::global_average`] for an input of `shape` and `dtype`.
+    #[fusion(default)]
     fn global_average_backward(
         output_gradient: FloatTensor<Self>,
         shape: [usize; 4],
@@ -203,13 +228,52 @@ pub trait LayerOps: Backend {
     ) -> FloatTensor<Self> {
         average::composed_backward::<Self>(output_gradient, shape, dtype)
     }
+
+    /// The mean and the biased variance of each channel of a table `[groups, rows, C]`: two tensors `[1, 1, C]` in f32.
+    #[fusion(meta = |table| (cube::row(table), cube::row(table)))]
+    fn norm_moments(table: FloatTensor<Self>) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        composed::moments::<Self>(table)
+    }
+
+    /// What a layer makes of a table: `rectified(gamma * (x - mean) / std + beta + residual)`, in its shape and number format.
+    /// `residual`: a table of the same shape, or any tensor where the end has none.
+    #[fusion(meta = |saved, _residual, _end| saved.input.clone())]
+    fn norm_apply(
+        #[extension_type] saved: BatchNormSaved<Self>,
+        residual: FloatTensor<Self>,
+        end: NormEnd,
+    ) -> FloatTensor<Self> {
+        composed::apply::<Self>(&saved, residual, end)
+    }
+
+    /// The gradient behind the rectifier, which let `output` through, in the table's shape and number format; its sum over the rows, and
+    /// that of it times the normalised input, `[1, 1, C]` in f32.
+    #[fusion(meta = |saved, _output, _dy, _end| (saved.input.clone(), cube::row(&saved.input), cube::row(&saved.input)))]
+    fn norm_gradient_sums(
+        #[extension_type] saved: BatchNormSaved<Self>,
+        output: FloatTensor<Self>,
+        dy: FloatTensor<Self>,
+        end: NormEnd,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
+        composed::gradient_sums::<Self>(&saved, output, dy, end)
+    }
+
+    /// The gradient of the table in its number format, given that behind the rectifier and the two sums `[1, 1, C]` of all who computed
+    /// the batch together.
+    #[fusion(meta = |saved, _plain, _with_normalised, _dy, _end| saved.input.clone())]
+    fn norm_gradient_input(
+        #[extension_type] saved: BatchNormSaved<Self>,
+        plain: FloatTensor<Self>,
+        with_normalised: FloatTensor<Self>,
+        dy: FloatTensor<Self>,
+        end: NormEnd,
+    ) -> FloatTensor<Self> {
+        composed::gradient_input::<Self>(saved, [plain, with_normalised], dy, end)
+    }
 }
 
 #[cfg(feature = "ndarray")]
 impl LayerOps for burn::backend::NdArray {}
-
-#[cfg(feature = "cuda")]
-impl LayerOps for burn::backend::Cube {}
 
 /// Results of [`batch_norm_train`].
 #[derive(Debug)]

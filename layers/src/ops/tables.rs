@@ -42,6 +42,12 @@ impl Tables {
         Self::new(n * h * w, channels, !ONE_STAGE.load(Ordering::Relaxed))
     }
 
+    /// Of a tensor that [`Tables::view`] made.
+    pub(super) fn viewed(shape: &Shape) -> Self {
+        let [groups, rows, channels] = shape.dims();
+        Self { groups, rows, channels }
+    }
+
     /// As many groups as leave neither too many values nor too few rows, and divide the rows; images in a batch or their sides mostly do.
     fn new(rows: usize, channels: usize, has_two_stages: bool) -> Self {
         let most = if has_two_stages { (MOST_VALUES / channels.max(1)).min(rows / FEWEST_ROWS) } else { 1 };

@@ -1,7 +1,8 @@
 //! Parts of the computation switched off, to find out which of them computes wrongly or slowly on a device.
 //!
-//! In: `LOCKSTEP_WITHOUT_FUSERS`: `all`, or names of burn's fusers; `LOCKSTEP_SUM_STAGES`: 1 or 2. Out: burn without these fusers, layers
-//! that sum so. Invariant: done before the first operation on a device, after which burn refuses it; what is not known is refused.
+//! In: `LOCKSTEP_WITHOUT_FUSERS`: `all`, or names of burn's fusers; `LOCKSTEP_SUM_STAGES`: 1 or 2; `LOCKSTEP_NORM`: `kernels` or
+//! `composed`. Out: burn without these fusers, layers that sum and normalise so. Invariant: done before the first operation on a device,
+//! after which burn refuses it; what is not known is refused.
 
 use anyhow::{Result, bail};
 
@@ -10,14 +11,24 @@ use crate::config::cli::environment;
 #[cfg(any(feature = "cuda", test))]
 const FUSERS: &str = "LOCKSTEP_WITHOUT_FUSERS";
 const SUM_STAGES: &str = "LOCKSTEP_SUM_STAGES";
+const NORM: &str = "LOCKSTEP_NORM";
 
-/// Sums as the environment says.
+/// Layers that sum and normalise as the environment says.
 ///
 /// # Errors
-/// When it says neither one stage nor two.
-pub(super) fn choose_sums() -> Result<()> {
+/// When it says neither one stage nor two, or neither our kernels nor burn's operations.
+pub(super) fn choose_normalisation() -> Result<()> {
     layers::sum_in_one_stage(is_one_stage(environment(SUM_STAGES).as_deref())?);
+    layers::normalise_by_composition(is_composed(environment(NORM).as_deref())?);
     Ok(())
+}
+
+fn is_composed(value: Option<&str>) -> Result<bool> {
+    match value {
+        None | Some("kernels") => Ok(false),
+        Some("composed") => Ok(true),
+        Some(other) => bail!("{NORM}: expected kernels or composed, got {other}"),
+    }
 }
 
 fn is_one_stage(value: Option<&str>) -> Result<bool> {
@@ -83,6 +94,14 @@ mod tests {
         assert!(is_one_stage(Some("1"))? && !is_one_stage(Some("2"))? && !is_one_stage(None)?);
         let error = is_one_stage(Some("3")).expect_err("no sum has three").to_string();
         assert_eq!(error, "LOCKSTEP_SUM_STAGES: expected 1 or 2, got 3");
+        Ok(())
+    }
+
+    #[test]
+    fn a_normalisation_is_of_our_kernels_or_composed() -> Result<()> {
+        assert!(is_composed(Some("composed"))? && !is_composed(Some("kernels"))? && !is_composed(None)?);
+        let error = is_composed(Some("burn")).expect_err("there is no third way").to_string();
+        assert_eq!(error, "LOCKSTEP_NORM: expected kernels or composed, got burn");
         Ok(())
     }
 }

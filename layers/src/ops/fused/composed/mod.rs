@@ -8,13 +8,12 @@ use burn::backend::Backend;
 use burn::backend::TensorMetadata;
 use burn::backend::tensor::FloatTensor;
 use burn::tensor::{FloatDType, Shape, Slice};
-use kernels::batch_norm::Rectifier;
 
 use super::convolution::Convolution;
 use super::{FusedGradients, FusedOptions, FusedOutput, FusedSaved, Residual};
-use crate::ops::composed::{behind, gradients, normalise, rectified, round, widen};
+use crate::ops::composed::{ended, gradients, normalised, rectified, round, widen};
 use crate::ops::tables::{Tables, as_row, as_vector};
-use crate::ops::{BatchNormSaved, LayerOps};
+use crate::ops::{BatchNormSaved, LayerOps, NormEnd};
 
 pub(in crate::ops) fn forward<B: LayerOps>(
     input: FloatTensor<B>,
@@ -29,14 +28,14 @@ pub(in crate::ops) fn forward<B: LayerOps>(
     let shape = convolved.shape();
     let tables = Tables::of(&shape);
     let residual = residual_table::<B>(tables, residual, &shape, &options);
-    let batch = normalise::<B>(tables, tables.view::<B>(convolved.clone()), [gamma, beta], &options.norm);
-    let output = round::<B>(end::<B>(batch.values, residual, &options), convolution.stored);
+    let saved = normalised::<B>(tables.view::<B>(convolved.clone()), [gamma, beta], &options.norm);
+    let output = ended::<B>(&saved, residual, end(&options));
     FusedOutput {
         output: B::float_reshape(output, shape),
         convolved,
-        mean: as_vector::<B>(batch.mean),
-        variance: as_vector::<B>(batch.variance),
-        num_values: batch.num_values,
+        mean: as_vector::<B>(saved.mean),
+        variance: as_vector::<B>(saved.variance),
+        num_values: saved.num_values,
     }
 }
 
@@ -56,7 +55,11 @@ pub(in crate::ops) fn inference<B: LayerOps>(
     let [scale, shift] = [scale, shift].map(as_row::<B>);
     let table = widen::<B>(tables.view::<B>(convolved));
     let scaled = B::float_add(B::float_mul(table, scale), shift);
-    let output = round::<B>(end::<B>(scaled, residual, options), convolution.stored);
+    let sum = match options.residual {
+        Residual::None => scaled,
+        Residual::Identity | Residual::ShortcutA => B::float_add(scaled, widen::<B>(residual)),
+    };
+    let output = round::<B>(rectified::<B>(options.rectifier, sum), convolution.stored);
     B::float_reshape(output, shape)
 }
 
@@ -69,11 +72,6 @@ pub(in crate::ops) fn backward<B: LayerOps>(
     let shape = saved.convolved.shape();
     let tables = Tables::of(&shape);
     let [dy, output, table] = [output_gradient, saved.output, saved.convolved].map(|tensor| tables.view::<B>(tensor));
-    // In the stored type, where a gate loses nothing: it is read by the sums, and may be the residual's gradient.
-    let gated = match options.rectifier {
-        Rectifier::None => dy,
-        rectifier => behind::<B>(rectifier, output, dy),
-    };
     let norm = BatchNormSaved {
         input: table,
         gamma: saved.gamma.clone(),
@@ -82,8 +80,8 @@ pub(in crate::ops) fn backward<B: LayerOps>(
         variance: saved.variance,
         num_values: saved.num_values,
     };
-    let norm = gradients::<B>(tables, norm, gated.clone(), &options.norm);
-    let d_convolved = B::float_reshape(round::<B>(norm.input, convolution.stored), shape.clone());
+    let (norm, gated) = gradients::<B>(norm, output, dy, end(&options), &options.norm);
+    let d_convolved = B::float_reshape(norm.input, shape.clone());
     let (input, weight) = convolution.gradients::<B>(saved.input, saved.weight, d_convolved, saved.needs_input);
     let input = match input {
         Some(input) if saved.has_addend => B::float_add(widen::<B>(input), widen::<B>(saved.addend)),
@@ -119,13 +117,12 @@ fn residual_table<B: Backend>(
     }
 }
 
-/// Adds the residual and rectifies.
-fn end<B: Backend>(normalised: FloatTensor<B>, residual: FloatTensor<B>, options: &FusedOptions) -> FloatTensor<B> {
-    let sum = match options.residual {
-        Residual::None => normalised,
-        Residual::Identity | Residual::ShortcutA => B::float_add(normalised, widen::<B>(residual)),
-    };
-    rectified::<B>(options.rectifier, sum)
+fn end(options: &FusedOptions) -> NormEnd {
+    NormEnd {
+        epsilon: options.norm.epsilon,
+        has_residual: options.residual != Residual::None,
+        rectifier: options.rectifier,
+    }
 }
 
 /// The gradient of shortcut A: its channels' gradients at every second pixel, zero elsewhere.

@@ -6,6 +6,7 @@ use burn::backend::flex::{FlexDevice, FlexTensor};
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::{DTypeUsage, Flex};
 use burn::tensor::{DType, TensorData};
+use kernels::batch_norm::Rectifier;
 use kernels::simd::Isa;
 
 use super::super::flex;

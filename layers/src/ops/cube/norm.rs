@@ -1,0 +1,377 @@
+//! The normalisation's kernels, in CubeCL.
+//!
+//! In: tables `[rows, C]` of f32, bf16 or f16, channels next to each other; tables and rows `[C]` of statistics in f32. Out: the same.
+//! A block of rows is a cube: its units along x have a vector of channels each, those along y, the lanes, take the block's rows in turn.
+//! Invariant: sums are taken in f32 and in one order, which only the shape decides: the rows of a lane, the lanes as a tree, then, in a
+//! second launch of one cube for some channels, the blocks in the same two steps. No atomics.
+//! Source: Chan, Golub and LeVeque 1983, The American Statistician 37 (3), formula 2.1, joins moments.
+
+// The macro makes of each kernel a module with public functions.
+#![allow(missing_docs, unreachable_pub)]
+
+use burn_cubecl::cubecl;
+use cubecl::prelude::*;
+
+/// How a table is divided.
+#[derive(CubeType, CubeLaunch)]
+pub(super) struct Table {
+    rows: usize,
+    /// Vectors of channels in a row.
+    columns: usize,
+    rows_of_block: usize,
+}
+
+#[cube]
+fn this_column() -> usize {
+    (CUBE_POS_X * CUBE_DIM_X + UNIT_POS_X) as usize
+}
+
+/// This lane's first row.
+#[cube]
+fn first_row(table: &Table) -> usize {
+    CUBE_POS_Y as usize * table.rows_of_block + UNIT_POS_Y as usize
+}
+
+/// Behind the block's last row.
+#[cube]
+fn last_row(table: &Table) -> usize {
+    let end = (CUBE_POS_Y as usize + 1) * table.rows_of_block;
+    select(end < table.rows, end, table.rows)
+}
+
+#[cube]
+fn inverse_std<N: Size>(variance: Vector<f32, N>, epsilon: f32) -> Vector<f32, N> {
+    Vector::new(1.0f32) / (variance + Vector::new(epsilon)).sqrt()
+}
+
+/// The moments of each block: `[blocks, C]` means, and sums of squared deviations from them.
+///
+/// A lane's deviations are first taken from its first value, which is one of the n they are of: so their squares add up to at most 1 + n
+/// times those from the mean, and the difference of the two loses n roundings of it, however far the mean is from zero.
+#[cube(launch, address_type = "dynamic")]
+pub(super) fn block_moments<E: Float, N: Size>(
+    input: &[Vector<E, N>],
+    means: &mut [Vector<f32, N>],
+    squares: &mut [Vector<f32, N>],
+    table: &Table,
+    #[comptime] units: usize,
+    #[define(E)] _element: ElemType,
+) {
+    let column = this_column();
+    let end = last_row(table);
+    let mut row = first_row(table);
+    let mut count = 0.0f32;
+    let mut mean = Vector::<f32, N>::new(0.0f32);
+    let mut square = Vector::<f32, N>::new(0.0f32);
+    if column < table.columns && row < end {
+        let origin = Vector::<f32, N>::cast_from(input[row * table.columns + column]);
+        let mut sum = Vector::<f32, N>::new(0.0f32);
+        while row < end {
+            let value = Vector::<f32, N>::cast_from(input[row * table.columns + column]) - origin;
+            sum += value;
+            square += value * value;
+            count += 1.0f32;
+            row += CUBE_DIM_Y as usize;
+        }
+        let shift = sum / Vector::new(count);
+        mean = origin + shift;
+        square -= sum * shift;
+    }
+
+    let unit = UNIT_POS as usize;
+    let mut lane_counts = Shared::<[f32]>::new_slice(units);
+    let mut lane_means = Shared::<[Vector<f32, N>]>::new_slice(units);
+    let mut lane_squares = Shared::<[Vector<f32, N>]>::new_slice(units);
+    lane_counts[unit] = count;
+    lane_means[unit] = mean;
+    lane_squares[unit] = square;
+    join_lanes::<N>(&mut lane_counts, &mut lane_means, &mut lane_squares);
+    if UNIT_POS_Y == 0 && column < table.columns {
+        let to = CUBE_POS_Y as usize * table.columns + column;
+        means[to] = lane_means[unit];
+        squares[to] = lane_squares[unit];
+    }
+}
+
+/// The blocks' moments joined: `[C]` means and biased variances.
+#[cube(launch, address_type = "dynamic")]
+pub(super) fn whole_moments<N: Size>(
+    means: &[Vector<f32, N>],
+    squares: &[Vector<f32, N>],
+    mean: &mut [Vector<f32, N>],
+    variance: &mut [Vector<f32, N>],
+    table: &Table,
+    blocks: usize,
+    #[comptime] units: usize,
+) {
+    let column = this_column();
+    let unit = UNIT_POS as usize;
+    let mut lane_counts = Shared::<[f32]>::new_slice(units);
+    let mut lane_means = Shared::<[Vector<f32, N>]>::new_slice(units);
+    let mut lane_squares = Shared::<[Vector<f32, N>]>::new_slice(units);
+    lane_counts[unit] = 0.0f32;
+    lane_means[unit] = Vector::new(0.0f32);
+    lane_squares[unit] = Vector::new(0.0f32);
+    if column < table.columns {
+        let mut block = UNIT_POS_Y as usize;
+        while block < blocks {
+            let left = table.rows - block * table.rows_of_block;
+            let count = select(left < table.rows_of_block, left, table.rows_of_block);
+            let at = block * table.columns + column;
+            join::<N>(
+                &mut lane_counts,
+                &mut lane_means,
+                &mut lane_squares,
+                unit,
+                f32::cast_from(count),
+                means[at],
+                squares[at],
+            );
+            block += CUBE_DIM_Y as usize;
+        }
+    }
+    join_lanes::<N>(&mut lane_counts, &mut lane_means, &mut lane_squares);
+    if UNIT_POS_Y == 0 && column < table.columns {
+        mean[column] = lane_means[unit];
+        variance[column] = lane_squares[unit] / Vector::new(lane_counts[unit]);
+    }
+}
+
+/// Joins further moments to those of a unit.
+#[cube]
+fn join<N: Size>(
+    counts: &mut Shared<[f32]>,
+    means: &mut Shared<[Vector<f32, N>]>,
+    squares: &mut Shared<[Vector<f32, N>]>,
+    unit: usize,
+    count: f32,
+    mean: Vector<f32, N>,
+    square: Vector<f32, N>,
+) {
+    let before = counts[unit];
+    let all = before + count;
+    // Of nothing and nothing it is 0.
+    let share = count / select(all > 0.0f32, all, 1.0f32);
+    let distance = mean - means[unit];
+    counts[unit] = all;
+    means[unit] += distance * Vector::new(share);
+    squares[unit] += square + distance * distance * Vector::new(before * share);
+}
+
+/// Joins the moments of all lanes into the first lane's: a tree.
+#[cube]
+fn join_lanes<N: Size>(
+    counts: &mut Shared<[f32]>,
+    means: &mut Shared<[Vector<f32, N>]>,
+    squares: &mut Shared<[Vector<f32, N>]>,
+) {
+    let unit = UNIT_POS as usize;
+    let mut lanes = CUBE_DIM_Y;
+    sync_cube();
+    while lanes > 1 {
+        lanes /= 2;
+        if UNIT_POS_Y < lanes {
+            let other = unit + (lanes * CUBE_DIM_X) as usize;
+            let count = counts[other];
+            let mean = means[other];
+            let square = squares[other];
+            join::<N>(counts, means, squares, unit, count, mean, square);
+        }
+        sync_cube();
+    }
+}
+
+/// `rectified((input - mean) * gamma / std + beta + residual)` in the input's type.
+#[cube(launch, address_type = "dynamic")]
+pub(super) fn apply<E: Float, N: Size>(
+    input: &[Vector<E, N>],
+    mean: &[Vector<f32, N>],
+    variance: &[Vector<f32, N>],
+    gamma: &[Vector<f32, N>],
+    beta: &[Vector<f32, N>],
+    residual: &[Vector<E, N>],
+    output: &mut [Vector<E, N>],
+    table: &Table,
+    epsilon: f32,
+    #[comptime] has_residual: bool,
+    #[comptime] is_rectified: bool,
+    #[comptime] is_limited: bool,
+    #[define(E)] _element: ElemType,
+) {
+    let column = this_column();
+    let end = last_row(table);
+    if column < table.columns {
+        let mean = mean[column];
+        let scale = gamma[column] * inverse_std::<N>(variance[column], epsilon);
+        let shift = beta[column];
+        let mut row = first_row(table);
+        while row < end {
+            let at = row * table.columns + column;
+            let mut value = (Vector::<f32, N>::cast_from(input[at]) - mean) * scale + shift;
+            if comptime!(has_residual) {
+                value += Vector::<f32, N>::cast_from(residual[at]);
+            }
+            if comptime!(is_rectified) {
+                value = open_above_zero::<N>(value, value);
+            }
+            if comptime!(is_limited) {
+                let six = Vector::new(6.0f32);
+                value = select_many(value.greater_than(&six), six, value);
+            }
+            output[at] = Vector::cast_from(value);
+            row += CUBE_DIM_Y as usize;
+        }
+    }
+}
+
+/// `value` where `gate` is not below or at zero; so one that is no number stays.
+#[cube]
+fn open_above_zero<N: Size>(gate: Vector<f32, N>, value: Vector<f32, N>) -> Vector<f32, N> {
+    let zero = Vector::new(0.0f32);
+    select_many(gate.less_equal(&zero), zero, value)
+}
+
+/// The output's gradient `dy` behind the rectifier, if there is one, and its sums over each block, `[blocks, C]`: of itself, and times the
+/// input's deviation from the mean.
+#[cube(launch, address_type = "dynamic")]
+pub(super) fn block_gradient_sums<E: Float, N: Size>(
+    input: &[Vector<E, N>],
+    mean: &[Vector<f32, N>],
+    output: &[Vector<E, N>],
+    dy: &[Vector<E, N>],
+    gated: &mut [Vector<E, N>],
+    plain: &mut [Vector<f32, N>],
+    with_centred: &mut [Vector<f32, N>],
+    table: &Table,
+    #[comptime] is_rectified: bool,
+    #[comptime] is_limited: bool,
+    #[comptime] units: usize,
+    #[define(E)] _element: ElemType,
+) {
+    let column = this_column();
+    let end = last_row(table);
+    let mut sum = Vector::<f32, N>::new(0.0f32);
+    let mut sum_with_centred = Vector::<f32, N>::new(0.0f32);
+    if column < table.columns {
+        let mean = mean[column];
+        let mut row = first_row(table);
+        while row < end {
+            let at = row * table.columns + column;
+            let mut gradient = Vector::<f32, N>::cast_from(dy[at]);
+            if comptime!(is_rectified) {
+                let made = Vector::<f32, N>::cast_from(output[at]);
+                gradient = open_above_zero::<N>(made, gradient);
+                if comptime!(is_limited) {
+                    gradient = open_above_zero::<N>(Vector::new(6.0f32) - made, gradient);
+                }
+                gated[at] = Vector::cast_from(gradient);
+            }
+            sum += gradient;
+            sum_with_centred += gradient * (Vector::<f32, N>::cast_from(input[at]) - mean);
+            row += CUBE_DIM_Y as usize;
+        }
+    }
+
+    let unit = UNIT_POS as usize;
+    let mut lane_sums = Shared::<[Vector<f32, N>]>::new_slice(units);
+    let mut lane_sums_with_centred = Shared::<[Vector<f32, N>]>::new_slice(units);
+    lane_sums[unit] = sum;
+    lane_sums_with_centred[unit] = sum_with_centred;
+    add_lanes::<N>(&mut lane_sums, &mut lane_sums_with_centred);
+    if UNIT_POS_Y == 0 && column < table.columns {
+        let to = CUBE_POS_Y as usize * table.columns + column;
+        plain[to] = lane_sums[unit];
+        with_centred[to] = lane_sums_with_centred[unit];
+    }
+}
+
+/// The blocks' sums added: `[C]` sums of the gradient, and of the gradient times the normalised input.
+#[cube(launch, address_type = "dynamic")]
+pub(super) fn whole_gradient_sums<N: Size>(
+    block_sums: &[Vector<f32, N>],
+    block_sums_with_centred: &[Vector<f32, N>],
+    variance: &[Vector<f32, N>],
+    plain: &mut [Vector<f32, N>],
+    with_normalised: &mut [Vector<f32, N>],
+    table: &Table,
+    blocks: usize,
+    epsilon: f32,
+    #[comptime] units: usize,
+) {
+    let column = this_column();
+    let mut sum = Vector::<f32, N>::new(0.0f32);
+    let mut sum_with_centred = Vector::<f32, N>::new(0.0f32);
+    if column < table.columns {
+        let mut block = UNIT_POS_Y as usize;
+        while block < blocks {
+            sum += block_sums[block * table.columns + column];
+            sum_with_centred += block_sums_with_centred[block * table.columns + column];
+            block += CUBE_DIM_Y as usize;
+        }
+    }
+
+    let unit = UNIT_POS as usize;
+    let mut lane_sums = Shared::<[Vector<f32, N>]>::new_slice(units);
+    let mut lane_sums_with_centred = Shared::<[Vector<f32, N>]>::new_slice(units);
+    lane_sums[unit] = sum;
+    lane_sums_with_centred[unit] = sum_with_centred;
+    add_lanes::<N>(&mut lane_sums, &mut lane_sums_with_centred);
+    if UNIT_POS_Y == 0 && column < table.columns {
+        plain[column] = lane_sums[unit];
+        with_normalised[column] = lane_sums_with_centred[unit] * inverse_std::<N>(variance[column], epsilon);
+    }
+}
+
+/// Adds two values of all lanes into the first lane's: a tree.
+#[cube]
+fn add_lanes<N: Size>(left: &mut Shared<[Vector<f32, N>]>, right: &mut Shared<[Vector<f32, N>]>) {
+    let unit = UNIT_POS as usize;
+    let mut lanes = CUBE_DIM_Y;
+    sync_cube();
+    while lanes > 1 {
+        lanes /= 2;
+        if UNIT_POS_Y < lanes {
+            let other = unit + (lanes * CUBE_DIM_X) as usize;
+            let added = left[other];
+            left[unit] += added;
+            let added = right[other];
+            right[unit] += added;
+        }
+        sync_cube();
+    }
+}
+
+/// `gamma / std * (dy - plain / n - xhat * with_normalised / n)` in the input's type; `share` is 1 / n.
+#[cube(launch, address_type = "dynamic")]
+pub(super) fn gradient_input<E: Float, N: Size>(
+    input: &[Vector<E, N>],
+    mean: &[Vector<f32, N>],
+    variance: &[Vector<f32, N>],
+    gamma: &[Vector<f32, N>],
+    plain: &[Vector<f32, N>],
+    with_normalised: &[Vector<f32, N>],
+    dy: &[Vector<E, N>],
+    dx: &mut [Vector<E, N>],
+    table: &Table,
+    epsilon: f32,
+    share: f32,
+    #[define(E)] _element: ElemType,
+) {
+    let column = this_column();
+    let end = last_row(table);
+    if column < table.columns {
+        let mean = mean[column];
+        let inverse_std = inverse_std::<N>(variance[column], epsilon);
+        let scale = gamma[column] * inverse_std;
+        let shift = plain[column] * Vector::new(share);
+        let slope = with_normalised[column] * Vector::new(share) * inverse_std;
+        let mut row = first_row(table);
+        while row < end {
+            let at = row * table.columns + column;
+            let centred = Vector::<f32, N>::cast_from(input[at]) - mean;
+            let value = (Vector::<f32, N>::cast_from(dy[at]) - shift - centred * slope) * scale;
+            dx[at] = Vector::cast_from(value);
+            row += CUBE_DIM_Y as usize;
+        }
+    }
+}
