@@ -3,11 +3,12 @@
 //! In: `DIR/train-*.parquet` and `DIR/validation-*.parquet` (or `val-*`, `test-*`), also in `DIR/data`, with the columns `image.bytes` and
 //! `label`. Out: [`DatasetSplits`].
 //! Invariant: files are sorted by name and samples stand as in their file, so that indices are the same on every machine; any sample is
-//! read by its file, row group and row.
+//! read by its file, row group and row. What damaged bytes do to the library that reads them is an error of their file.
 
 use std::fs::{self, File};
 use std::io::{self, BufReader, Read};
 use std::os::unix::fs::FileExt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -153,16 +154,20 @@ impl ParquetSource {
 
     fn add(&mut self, path: &Path) -> Result<(), DatasetError> {
         let bad = |problem: String| DatasetError::BadShards { path: path.to_path_buf(), problems: problem };
-        let file = File::open(path).map_err(DatasetError::io("read", path))?;
-        let reader = SerializedFileReader::new(SharedFile(Arc::new(file))).map_err(|error| bad(error.to_string()))?;
+        let file = SharedFile(Arc::new(File::open(path).map_err(DatasetError::io("read", path))?));
+        let most_rows = file.len();
+        let reader = guarded(|| SerializedFileReader::new(file).map_err(|error| error.to_string())).map_err(bad)?;
         let columns = reader.metadata().file_metadata().schema_descr().columns();
         let find = |name: &str| {
             let found = columns.iter().position(|column| column.path().string() == name);
+            // One value a row: a list is another column.
+            let found = found.filter(|found| columns[*found].max_rep_level() == 0);
             found.ok_or_else(|| bad(format!("expected the columns image.bytes and label, got no {name}")))
         };
         let (bytes, label) = (find("image.bytes")?, find("label")?);
         for group in 0..reader.num_row_groups() {
-            let labels = labels(&reader, group, label).map_err(|reason| bad(format!("row group {group}: {reason}")))?;
+            let labels = guarded(|| labels(&reader, group, label, most_rows))
+                .map_err(|reason| bad(format!("row group {group}: {reason}")))?;
             let place = |row| [self.files.len() as u32, group as u32, row];
             self.images.extend((0..labels.len() as u32).map(place));
             self.labels.extend(labels);
@@ -180,7 +185,7 @@ impl Source for ParquetSource {
     fn read(&self, image: usize) -> Result<Vec<u8>, DatasetError> {
         let [file, group, row] = self.images[image];
         let file = &self.files[file as usize];
-        let bytes = bytes(&file.reader, group as usize, file.bytes, row as usize);
+        let bytes = guarded(|| bytes(&file.reader, group as usize, file.bytes, row as usize));
         let bytes = bytes.map_err(|reason| DatasetError::BadImage { path: self.path(image), reason })?;
         progress::advance(bytes.len());
         Ok(bytes.data().to_vec())
@@ -229,10 +234,26 @@ fn find(dir: &Path, splits: &[&str]) -> Result<(String, Vec<PathBuf>), DatasetEr
     })
 }
 
-/// All labels of a row group.
-fn labels(reader: &SerializedFileReader<SharedFile>, group: usize, column: usize) -> Result<Vec<u16>, String> {
+/// What the library makes of a file's bytes; at damaged ones it may panic.
+fn guarded<T>(read: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
+    let read = catch_unwind(AssertUnwindSafe(read));
+    read.unwrap_or_else(|_| Err("the bytes are damaged: the library that reads them panicked".to_owned()))
+}
+
+/// All labels of a row group. A few bytes can claim any number of them, but no more than the file has bytes are images.
+fn labels(
+    reader: &SerializedFileReader<SharedFile>,
+    group: usize,
+    column: usize,
+    most_rows: u64,
+) -> Result<Vec<u16>, String> {
     let group = reader.get_row_group(group).map_err(|error| error.to_string())?;
-    let num_rows = group.metadata().num_rows() as usize;
+    let num_rows = group.metadata().num_rows();
+    let num_rows = u64::try_from(num_rows)
+        .ok()
+        .filter(|rows| *rows <= most_rows)
+        .ok_or_else(|| format!("expected at most as many rows as the file has bytes, {most_rows}, got {num_rows}"))?;
+    let num_rows = num_rows as usize;
     let ColumnReader::Int64ColumnReader(mut column) =
         group.get_column_reader(column).map_err(|error| error.to_string())?
     else {

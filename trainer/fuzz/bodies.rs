@@ -13,6 +13,8 @@ use std::path::Path;
 use burn::nn::LinearConfig;
 use burn::tensor::Device;
 use datasets::cifar::{self, Cifar};
+#[cfg(feature = "parquet")]
+use datasets::parquet_files::{self, ParquetConfig};
 use datasets::{
     CropBox, ImageFolderConfig, OnBadImage, Sizing, TarShardsConfig, download, image_folder, load_image, tar_shards,
 };
@@ -21,17 +23,21 @@ use flate2::write::GzEncoder;
 use sha2::{Digest, Sha256};
 use tempfile::TempDir;
 use trainer::config::TrainConfig;
-use trainer::run::checkpoint;
+use trainer::run::{checkpoint, step_hashes};
+use trainer::tools::verify_run::{self, Recording};
 
 /// A target: the name of its folder in the corpus, and what it does with an input.
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All targets.
-pub const TARGETS: [Target; 8] = [
+pub const TARGETS: &[Target] = &[
     ("cifar", cifar),
     ("image", image),
     ("archive", archive),
     ("shards", shards),
+    #[cfg(feature = "parquet")]
+    ("parquet", parquet),
+    ("records", records),
     ("checkpoint", checkpoint),
     ("config", config),
     ("pytorch", pytorch),
@@ -128,6 +134,93 @@ pub fn shards(bytes: &[u8]) {
                     }
                 }
             }
+        }
+    }
+}
+
+/// The reading of a Parquet file's footer and labels, and of the images that it has.
+#[cfg(feature = "parquet")]
+pub fn parquet(bytes: &[u8]) {
+    let folder = folder();
+    for name in ["train-0.parquet", "val-0.parquet"] {
+        write(&folder.path().join(name), bytes);
+    }
+    let sizing = Sizing { size: 8, shorter_side: Some(9) };
+    for on_bad_image in [OnBadImage::Fail, OnBadImage::Skip] {
+        match parquet_files::open(folder.path(), &ParquetConfig { sizing, on_bad_image, num_threads: 1 }) {
+            Err(error) => names(&error.to_string(), folder.path()),
+            Ok(splits) => {
+                for index in 0..splits.train.len() {
+                    assert!(splits.train.label(index) < splits.train.class_names().len());
+                    if let Err(error) = splits.train.read_image(index, &mut [0; 192]) {
+                        names(&error.to_string(), folder.path());
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The files that `trainer watch`, `report` and `verify-run` read; the first lines of the parts of an input name them.
+const RECORDS: [&str; 19] = [
+    "run.toml",
+    "manifest.json",
+    "manifest-1.json",
+    "metrics.jsonl",
+    "summary.json",
+    "progress.json",
+    "hashes.jsonl",
+    "train.log",
+    "slurm-1.out",
+    ".lock",
+    "study.json",
+    "records.jsonl",
+    "comparison.json",
+    "predictions/a.json",
+    "a/run/metrics.jsonl",
+    "a/network.json",
+    "prediction.json",
+    "network.json",
+    "trace.json",
+];
+
+/// The readers of what programs record: the page of a watched run, the report of a directory and of each file by itself, and the hashes
+/// of a run's first steps.
+pub fn records(bytes: &[u8]) {
+    let folder = folder();
+    let directory = folder.path().join("run");
+    fs::create_dir(&directory).expect("a folder in a folder of our own");
+    let mut inputs = vec![directory.clone()];
+    let mut rest = bytes;
+    while !rest.is_empty() {
+        let (part, after) = split(rest);
+        rest = after;
+        let end = part.iter().position(|byte| *byte == b'\n').unwrap_or(part.len());
+        let Some(name) = RECORDS.into_iter().find(|name| name.as_bytes() == &part[..end]) else { continue };
+        let path = directory.join(name);
+        fs::create_dir_all(path.parent().unwrap_or(&directory)).expect("a folder in a folder of our own");
+        write(&path, part.get(end + 1..).unwrap_or_default());
+        if name.ends_with(".json") && !inputs.contains(&path) {
+            inputs.push(path);
+        }
+    }
+    if let Err(error) = report::live::snapshot(&directory) {
+        names(&format!("{error:#}"), folder.path());
+    }
+    for input in inputs {
+        let request =
+            report::Request { inputs: vec![input], output: folder.path().join("report"), ..Default::default() };
+        if let Err(error) = report::write(&request) {
+            names(&format!("{error:#}"), folder.path());
+        }
+    }
+    match step_hashes::read(&directory.join("hashes.jsonl")) {
+        Err(error) => names(&format!("{error:#}"), folder.path()),
+        Ok(hashes) => {
+            let run = Recording { hashes, ..Recording::default() };
+            let repetition = Recording { hashes: run.hashes.iter().rev().cloned().collect(), ..Recording::default() };
+            assert!(verify_run::compare(&run, &run, usize::MAX).difference.is_none());
+            verify_run::lines(&verify_run::compare(&run, &repetition, usize::MAX), run.hashes.len());
         }
     }
 }

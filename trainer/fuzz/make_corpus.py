@@ -1,6 +1,6 @@
 """Writes the seeds of the fuzz targets: small files that are right, and hostile ones that are refused.
 
-Needs nothing but Python 3.11. Run: python3 make_corpus.py
+Needs nothing but Python 3.11, and pyarrow 26 for the Parquet files, which else stay as they are. Run: python3 make_corpus.py
 Files named `crash-*` and `slow-*` beside them were found by fuzzing and come from no program.
 """
 
@@ -294,6 +294,139 @@ write("checkpoint", "huge_image", checkpoint(input={"height": 2**62, "width": 2*
 write("checkpoint", "nested", checkpoint(config="@").replace(b'"@"', b"[" * 500 + b"]" * 500))
 write("checkpoint", "other_type", checkpoint(safetensors({"velocities": entry([2], 0, 8), "norm_statistics": entry([2, 4], 8, 24, "F16")}, floats)))
 write("checkpoint", "wrong_checksum", checkpoint(files={"model.safetensors": "0", "training.safetensors": "0"}))
+
+
+# What programs record: parts, each with the name of its file in its first line.
+def records(name, **files):
+    parts = []
+    for file, content in files.items():
+        if isinstance(content, list):
+            content = "\n".join(json.dumps(line) for line in content)
+        elif not isinstance(content, str):
+            content = json.dumps(content)
+        parts.append(file + "\n" + content)
+    write("records", name, "\n====\n".join(parts).encode())
+
+
+def epoch(number, **changes):
+    seconds = {"data": 0.1, "forward": 1, "backward": 2, "communication": 0.5, "optimizer": 0.1}
+    counts = {"train_num_samples": 8, "train_top1_correct": 4, "train_top5_correct": 8, "test_num_samples": 4}
+    losses = {"train_loss": 2 - number, "train_top1": 0.5, "test_loss": 2.5 - number, "test_top1": 0.25 * number}
+    speed = {"images_per_second": 10.5, "learning_rate": 0.1, "seconds": seconds, "seconds_total": 4, "peak_memory_bytes": 2**20}
+    return {"epoch": number, "step": 2 * number + 2, **counts, **losses, **speed, "num_ranks": 2, **changes}
+
+
+manifest = {
+    "version": "0.1.0", "commit": "abc", "config_hash": "0", "started": "2026-01-01T00:00:00Z", "command_line": ["trainer"],
+    "cpu_model": "x", "cpu_count": 2, "platform": "linux",
+    "launch": {"ranks": 2, "threads_per_rank": 1, "nodes": ["n1"], "mpi_library": "", "device": "flex"},
+    "dataset": {"name": "shapes", "num_train": 8, "num_test": 4, "train_checksum": "0", "test_checksum": "0"},
+}
+seconds_of_ranks = [{"rank": rank, "node": "n1", "num_steps": 2, "forward": 1.0, "backward": 2.0, "communication": rank} for rank in range(2)]
+speed = {"mean": 10, "sigma": 1, "min": 9, "max": 11, "step_milliseconds_median": 400, "num_steps": 4}
+summary = {
+    "epochs": 2, "steps": 4, "images": 16, "parameter_hash": "0", "seconds_total": 8, "images_per_second": speed,
+    "rank_seconds": seconds_of_ranks, "peak_memory_bytes": 2**20, "skipped_steps": 0, "stopped_early": False,
+}
+progress = {
+    "written": "2026-01-01T00:00:00Z", "phase": "training", "epoch": 1, "epochs": 2, "step": 3, "step_in_epoch": 1, "steps_per_epoch": 2,
+    "session_steps": 3, "session_seconds": 6.5, "global_batch_size": 4, "loss": 0.5, "ranks": seconds_of_ranks,
+}
+toml = '[model]\nmodel = "resnet20"\n[data]\ndataset = "shapes"\n[schedule]\nepochs = 2\n'
+log = "version 1\nwarning: slow\nerror (rank 0): gone\n  rank 1: waits\n"
+hashes = [
+    {"step": step, "losses": [f"{step}", "b"], "parameters": ["c", "d"], "tensors": ["e"], **({"names": ["w"]} if step == 0 else {})}
+    for step in range(2)
+]
+records("run", **{"run.toml": toml, "manifest.json": manifest, "metrics.jsonl": [epoch(0), epoch(1)], "summary.json": summary})
+records("running", **{"run.toml": toml, "progress.json": progress, "metrics.jsonl": [epoch(0)], ".lock": "process 1 on n1", "train.log": log, "slurm-1.out": log})
+records("hashes", **{"hashes.jsonl": hashes, "manifest-1.json": manifest})
+records("torn", **{"metrics.jsonl": json.dumps(epoch(0)) + '\n{"epoch": 1, "st'})
+records("huge_numbers", **{"metrics.jsonl": [epoch(2**63, train_loss=1e308), epoch(2**64 - 1, train_loss=-1e308, images_per_second=1e308)]})
+settings = {"model": "resnet20", "dtype": "f32", "ranks": 2, "scaling": "weak", "batch_size_per_rank": 4, "sync": "allreduce", "network": "slow"}
+cells = [{"id": "a", "kind": "train", "repetitions": 2, "settings": settings}, {"id": "n", "kind": "netbench", "settings": {"network": "slow"}}]
+attempts = [
+    {"cell": "a", "repetition": repetition, "attempt": 1, "status": "ok", "directory": "a", "result": {"images_per_second": 10.0 + repetition}}
+    for repetition in (1, 2)
+]
+prediction = {
+    "schema": "lockstep.prediction/1", "created": "2026-01-01T00:00:00Z", "model": "resnet20", "batch_size_per_rank": 4,
+    "profile": {"forward_s": 1, "backward_s": 2, "buckets": [{"ready_s": 1, "bytes": 4}], "layers": [{"name": "fc", "seconds": 1}]},
+    "network": {"name": "network", "source": "measured runs/n/r1a1/network.json", "alpha_s": 1e-5, "bytes_per_second": 1e9},
+    "predictions": [{"cell": "a", "sync": "allreduce", "ranks": 2, "step_ms": 5, "images_per_second": 9.5, "speedup": 1.9, "efficiency": 0.95}],
+}
+fit = {"alpha_s": 1e-5, "beta_s_per_byte": 1e-9, "bandwidth_bytes_per_s": 1e9, "residual": 0.01, "worst_residual": 0.1, "worst_bytes": 8, "num_points": 2}
+points = [
+    {"bytes": 8**power, "seconds_median": 1e-5, "seconds_p10": 1e-5, "seconds_p90": 2e-5, "repetitions": 9, "stopped_by": "time"}
+    for power in (1, 6)
+]
+network = {
+    "environment": {
+        "version": "0.1.0", "commit": "abc", "date": "2026-01-01", "command_line": [], "processor": "x", "processor_count": 2,
+        "platform": "linux", "library": "", "ranks": 2, "nodes": 1, "node_of_rank": ["n1", "n1"],
+    },
+    "method": {"confidence": 0.95, "precision": 0.05, "seconds_per_point": 1, "most_repetitions": 9},
+    "possible_pairs": 1,
+    "point_to_point": [{"ranks": [0, 1], "nodes": ["n1", "n1"], "is_inside_node": True, "points": points, "fit": fit}],
+    "links": {"inside_node": fit},
+    "collectives": [{"operation": "all-reduce", "algorithm": "ring", "ranks": 2, "points": points}],
+}
+study = {"schema": "lockstep.study/1", "name": "s", "title": "t", "machine": {"cpu_count": 2}, "target_accuracy": 0.2, "cells": cells}
+records("study", **{"study.json": study, "records.jsonl": attempts, "a/run/metrics.jsonl": [epoch(0), epoch(1)], "predictions/a.json": prediction})
+records("network", **{"network.json": network})
+records("prediction", **{"prediction.json": prediction})
+row = {
+    "framework": "PyTorch", "variant": "DDP", "model": "resnet20", "dtype": "f32", "ranks": 2, "threads": 1, "images_per_second": [9.0, None],
+    "images_per_second_median": 9, "ratio_to_lockstep": 1.5, "ratio_interval": [1.4, 1.6], "peak_memory_bytes_rank": 2**20,
+    "blocks": [{"images_per_second": 9, "losses": [2.5, None], "peak_memory_bytes_rank": 1, "peak_memory_bytes_total": 2, "disturbed": False, "command": "x"}],
+}
+course = {"framework": "PyTorch", "model": "resnet20", "dtype": "f32", "num_epochs": 1, "epochs": [{"epoch": 0, "test_top1": 0.5, "elapsed_s": 9}]}
+comparison = {"schema": "lockstep.comparison/1", "created": "2026-01-01", "machine": {"cpu_count": 2}, "job": {"ranks": 2}, "rows": [row], "accuracy": [course]}
+records("comparison", **{"comparison.json": comparison})
+events = [{"name": "process_name", "ph": "M", "pid": 0, "args": {"name": "rank 0 on n1"}}]
+events += [{"name": name, "ph": "X", "ts": 0, "dur": 5, "pid": 0, "tid": 0} for name in ("forward", "backward")]
+records("trace", **{"trace.json": {"traceEvents": events}})
+records("nested", **{"trace.json": "[" * 1000})
+write("records", "empty", b"")
+
+
+# Parquet files as Hugging Face publishes them.
+try:
+    import pyarrow
+    from pyarrow import parquet
+except ModuleNotFoundError:
+    print("no pyarrow: the Parquet files stay as they are")
+else:
+    image = pyarrow.struct([("bytes", pyarrow.binary()), ("path", pyarrow.string())])
+    facts = {"info": {"features": {"label": {"names": ["cat", "dog"]}}}}
+    described = {"huggingface": json.dumps(facts)}
+
+    def parquet_file(name, labels, metadata=None, images=None, types=(image, pyarrow.int64()), **how):
+        schema = pyarrow.schema([("image", types[0]), ("label", types[1])], metadata=metadata)
+        images = images or [{"bytes": pixel, "path": "1.png"} for _ in labels]
+        with io.BytesIO() as file:
+            plain = {"use_dictionary": False, "write_statistics": False, "store_schema": False, "compression": "none"}
+            parquet.write_table(pyarrow.table({"image": images, "label": labels}, schema=schema), file, **{**plain, **how})
+            write("parquet", name, file.getvalue())
+
+    parquet_file("two_groups", [0, 1, 1], described, row_group_size=2)
+    parquet_file("snappy", [0, 1], described, compression="snappy")
+    parquet_file("dictionary", [0, 1, 1, 0], use_dictionary=True, write_statistics=True)
+    parquet_file("second_pages", [0, 1], data_page_version="2.0", compression="snappy")
+    parquet_file("delta", [0, 1, 70], column_encoding={"label": "DELTA_BINARY_PACKED", "image.bytes": "DELTA_LENGTH_BYTE_ARRAY"})
+    parquet_file("gzip", [0], compression="gzip")
+    parquet_file("no_image", [0, 1], images=[None, {"bytes": None, "path": "1.png"}])
+    parquet_file("no_label", [None, 1])
+    parquet_file("label_below_0", [-1])
+    parquet_file("label_of_65536", [65536])
+    parquet_file("label_without_a_name", [2], described)
+    parquet_file("labels_of_32_bits", [1], types=(image, pyarrow.int32()))
+    parquet_file("texts", ["a"], types=(image, pyarrow.string()))
+    parquet_file("no_rows", [], described, images=[])
+    whole = (fuzz / "corpus/parquet/two_groups").read_bytes()
+    write("parquet", "cut", whole[:-9])
+    write("parquet", "footer_of_2_gb", whole[:-8] + struct.pack("<i", 2**31 - 1) + b"PAR1")
+    write("parquet", "empty", b"")
 
 # Configurations: those beside it were printed by `trainer config`, with the flags in their first line.
 write("config", "empty", b"")

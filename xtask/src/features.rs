@@ -35,6 +35,7 @@ pub(crate) fn run(mpi: Mpi, mpirun: Option<&Mpirun>, only: Option<&str>) -> Outc
     };
     process::run(command("test", &["--test", EXAMPLE]))?;
     process::run(command("test", &["--test", "it", "--", "parquet"]))?;
+    process::run(command("test", &["--test", "corpus", "--", "inputs"]))?;
     let example = cargo::executable(command("build", &["--example", EXAMPLE]), EXAMPLE, false)?;
     let suite = Suite::new(mpirun.cloned(), example, empty_folder("features-suite")?);
     let failed = run_all(&suite, mpirun.is_some(), only, CHECKS.iter());

@@ -1,0 +1,9 @@
+//! Fuzz target: the reading of a Parquet file of samples.
+
+#![no_main]
+
+#[path = "../bodies.rs"]
+mod bodies;
+
+// The reader catches its library's panics, at which the fuzzer's own hook would end the process. One that nobody catches still does.
+libfuzzer_sys::fuzz_target!(init: std::panic::set_hook(Box::new(|_| {})), |bytes: &[u8]| bodies::parquet(bytes));
