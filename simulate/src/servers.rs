@@ -7,8 +7,9 @@
 //!
 //! As the trainer does it: a worker has one bucket under way, a push and then its answer, in the order of the buckets; a server does one
 //! thing at a time, and receives, adds, updates and sends. Messages between ranks of a node take the node's link. A server beside a
-//! worker takes that one's pushes by a call, also while it receives, and its computing is taken from that worker's, whose cores it shares. While a message between
-//! nodes is under way, its two ranks compute slower by the network's share.
+//! worker takes that one's pushes by a call, also while it receives, and its computing is taken from that worker's, whose cores it shares.
+//! While a message between nodes is under way, its two ranks compute slower by the network's share, and it takes longer by the slowdown
+//! of sums for as long as one of them computes.
 
 use std::collections::{BinaryHeap, VecDeque};
 
@@ -88,8 +89,10 @@ struct Worker {
     may_push: bool,
     /// When it had computed its step.
     computed_at: Option<f64>,
-    /// Seconds of its core that a server has taken.
+    began_at: f64,
+    /// Seconds of its core that a server has taken, and had taken before this step.
     taken_s: f64,
+    taken_before_s: f64,
     waited_s: f64,
     idle_s: f64,
     num_steps: usize,
@@ -197,6 +200,7 @@ impl<'a> Simulation<'a> {
         (state.full, state.pushed, state.answered, state.computed_at) = (0, 0, 0, None);
         state.may_push = self.world.consistency != Consistency::Synchronous;
         let taken_s = state.taken_s;
+        (state.began_at, state.taken_before_s) = (now, taken_s);
         self.at(now + self.milestones[0], Event::Milestone { worker, index: 0, taken_s });
     }
 
@@ -335,6 +339,12 @@ impl<'a> Simulation<'a> {
         time
     }
 
+    /// When a rank will have computed its step, as far as is known now.
+    fn computes_until(&self, rank: usize) -> f64 {
+        let computed = self.milestones[self.milestones.len() - 1];
+        self.workers.get(rank).map_or(0.0, |worker| worker.began_at + computed + worker.taken_s - worker.taken_before_s)
+    }
+
     /// When a message that could leave now has come.
     fn transfer(&mut self, from: usize, to: usize, bytes: f64, now: f64) -> f64 {
         if from == to {
@@ -343,7 +353,17 @@ impl<'a> Simulation<'a> {
         let is_inside = self.world.network.is_inside(from, to);
         let (out, incoming) = (self.links[from][0][usize::from(is_inside)], self.links[to][1][usize::from(is_inside)]);
         let (start, seconds) = (now.max(out).max(incoming), self.world.network.link(is_inside).seconds(bytes));
-        let end = start + if is_inside { seconds } else { self.tokens[from].send(start, bytes, seconds) };
+        let end = start
+            + match is_inside {
+                true => seconds,
+                false => {
+                    let seconds = self.tokens[from].send(start, bytes, seconds);
+                    let slowdown = self.world.network.sum_slowdown;
+                    let until = f64::max(self.computes_until(from), self.computes_until(to));
+                    let beside_s = (seconds * slowdown).min((until - start).max(0.0));
+                    beside_s + seconds - beside_s / slowdown
+                }
+            };
         self.links[from][0][usize::from(is_inside)] = end;
         self.links[to][1][usize::from(is_inside)] = end;
         if !is_inside {
