@@ -113,9 +113,10 @@ impl LayerOps for CubeBackend {
     ) -> (CubeTensor, CubeTensor, CubeTensor) {
         let table = into_contiguous(saved.input);
         let plan = Plan::of(&table);
-        let [output, dy] = [output, dy].map(|tensor| like(tensor, &table));
+        let dy = like(dy, &table);
         let is_rectified = end.rectifier != Rectifier::None;
-        // Without a rectifier the gradient is what it was, and nothing is written here.
+        // Without a rectifier the gradient is what it was: `output` is not read, nothing is written here.
+        let output = if is_rectified { like(output, &table) } else { dy.clone() };
         let gated = if is_rectified { plan.empty_like(&table) } else { plan.empty_gate(&table) };
         let [sums, sums_with_centred] = [(); 2].map(|()| plan.empty(&table, plan.blocks));
         let [plain, with_normalised] = [(); 2].map(|()| plan.empty(&table, 1));
