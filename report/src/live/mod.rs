@@ -7,6 +7,7 @@ mod state;
 mod view;
 
 use std::path::Path;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
@@ -29,23 +30,41 @@ const TEXT: Rect = Rect { x: 0, y: 0, width: 120, height: 40 };
 /// # Errors
 /// A [`Refusal`](crate::Refusal) if the directory is none of a run; when its metrics cannot be read.
 pub fn snapshot(directory: &Path) -> Result<String> {
-    let mut buffer = Buffer::empty(TEXT);
-    view::render(&Live::read(directory)?, TEXT, &mut buffer);
-    let row = |y| (0..TEXT.width).map(|x| buffer[(x, y)].symbol()).collect::<String>().trim_end().to_owned();
-    Ok((0..TEXT.height).map(row).collect::<Vec<_>>().join("\n").trim_end().to_owned())
+    page(directory, TEXT)
 }
 
-/// Shows the page on the terminal until `q` is pressed, or the program `is_to_end`.
+fn page(directory: &Path, area: Rect) -> Result<String> {
+    let mut buffer = Buffer::empty(area);
+    view::render(&Live::read(directory)?, area, &mut buffer);
+    let row = |y| (0..area.width).map(|x| buffer[(x, y)].symbol()).collect::<String>().trim_end().to_owned();
+    Ok((0..area.height).map(row).collect::<Vec<_>>().join("\n").trim_end().to_owned())
+}
+
+/// Waits until the run has ended, or the program `is_to_end`.
+///
+/// # Errors
+/// As [`snapshot`].
+pub fn wait(directory: &Path, is_to_end: impl Fn() -> bool) -> Result<()> {
+    while !Live::read(directory)?.stage.has_ended() && !is_to_end() {
+        thread::sleep(LOOK);
+    }
+    Ok(())
+}
+
+/// Shows the page on the terminal until `q` is pressed, the program `is_to_end`, or, if it is to be watched `until_end`, the run has ended.
 ///
 /// # Errors
 /// As [`snapshot`], and when the terminal cannot be read or written.
-pub fn watch(directory: &Path, is_to_end: impl Fn() -> bool) -> Result<()> {
+pub fn watch(directory: &Path, until_end: bool, is_to_end: impl Fn() -> bool) -> Result<()> {
     // Before the screen is taken, so that a refusal is seen.
     let mut live = Live::read(directory)?;
     let mut terminal = ratatui::try_init()?;
     let result = loop {
         if let Err(error) = terminal.draw(|frame| view::render(&live, frame.area(), frame.buffer_mut())) {
             break Err(error.into());
+        }
+        if until_end && live.stage.has_ended() {
+            break Ok(());
         }
         match is_ended_by_key(&is_to_end) {
             Ok(false) => {}

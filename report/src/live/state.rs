@@ -50,6 +50,12 @@ pub(super) enum Stage {
     Finished,
 }
 
+impl Stage {
+    pub(super) fn has_ended(&self) -> bool {
+        matches!(self, Stage::Dead | Stage::Stopped | Stage::Finished)
+    }
+}
+
 impl Live {
     pub(super) fn read(directory: &Path) -> Result<Self> {
         if !directory.is_dir() {

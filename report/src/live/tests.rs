@@ -4,6 +4,7 @@ use super::*;
 use crate::Refusal;
 use records::{EpochRecord, LaunchFacts, Manifest, RankSeconds, RunProgress, Seconds, Summary};
 use serde::Serialize;
+use std::cell::Cell;
 use std::fs;
 use std::time::SystemTime;
 use tempfile::TempDir;
@@ -63,6 +64,12 @@ fn run() -> TempDir {
     folder
 }
 
+/// What a run's lock says of its process on this machine.
+fn lock(process: u32) -> String {
+    let node = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    format!("process {process} on {} since 2026-01-01T00:00:00Z", node.trim())
+}
+
 fn shown(folder: &TempDir) -> String {
     snapshot(folder.path()).unwrap()
 }
@@ -93,8 +100,6 @@ fn a_run_is_silent_dead_stopped_or_finished_as_its_files_say() {
     let folder = run();
     write(&folder, "progress.json", &progress(300));
     assert!(shown(&folder).contains("silent for 5m"), "{}", shown(&folder));
-    let node = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-    let lock = |process: u32| format!("process {process} on {} since 2026-01-01T00:00:00Z", node.trim());
     fs::write(folder.path().join(".lock"), lock(u32::MAX)).unwrap();
     assert!(shown(&folder).contains("dead: its process is gone"), "{}", shown(&folder));
     fs::write(folder.path().join(".lock"), lock(std::process::id())).unwrap();
@@ -121,6 +126,31 @@ fn a_run_is_silent_dead_stopped_or_finished_as_its_files_say() {
     summary.stopped_early = false;
     write(&folder, "summary.json", &summary);
     assert!(shown(&folder).contains("finished"));
+}
+
+#[test]
+fn curves_are_told_apart_without_colours_and_a_terminal_of_24_rows_has_room_for_what_matters() {
+    let folder = run();
+    write(&folder, "progress.json", &progress(1));
+    fs::write(folder.path().join("train.log"), "version 1\nwarning: slow\nthe last line\n").unwrap();
+    let page = page(folder.path(), Rect { x: 0, y: 0, width: 80, height: 24 }).unwrap();
+    for expected in
+        ["running: training", "123.4 images/s", "step 25:", "30s left", "warning: slow", "the last line", "n1 "]
+    {
+        assert!(page.contains(expected), "{expected}\n{page}");
+    }
+    assert!(page.contains("loss ⠒ train • test") && !page.contains("fwd"), "{page}");
+}
+
+#[test]
+fn a_run_is_waited_for_until_it_has_ended_or_nobody_wants_it_any_more() {
+    let folder = run();
+    write(&folder, "progress.json", &progress(1));
+    let looks = Cell::new(0);
+    wait(folder.path(), || looks.replace(looks.get() + 1) == 2).unwrap();
+    assert_eq!(looks.get(), 3);
+    fs::write(folder.path().join(".lock"), lock(u32::MAX)).unwrap();
+    wait(folder.path(), || unreachable!("it is dead")).unwrap();
 }
 
 #[test]

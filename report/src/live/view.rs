@@ -17,20 +17,28 @@ use super::state::{Live, Stage};
 const TRAIN: Color = Color::Yellow;
 const TEST: Color = Color::Cyan;
 
-/// Lines of alerts, and of the log.
-const NUM_LINES: u16 = 4;
+/// Lines of alerts, and of the log, where there is room.
+const MOST_LINES: u16 = 4;
+
+/// Rows of the head, the bar, and the least of the charts.
+const FIXED: [u16; 3] = [4, 1, 6];
+
+/// Columns of the table of ranks in which all of it can be read.
+const WIDE: u16 = 55;
 
 /// Draws the page.
 pub(super) fn render(live: &Live, area: Rect, buffer: &mut Buffer) {
     let ranks = live.progress.as_ref().map_or(&[][..], |progress| &progress.ranks);
-    let ranks_height = u16::try_from(ranks.len().clamp(1, 8)).unwrap_or(8) + 3;
+    let ranks_height = (u16::try_from(ranks.len().clamp(1, 8)).unwrap_or(8) + 3).max(7);
+    let left = area.height.saturating_sub(FIXED.iter().sum::<u16>() + ranks_height);
+    let lines_height = (left / 2).clamp(3, MOST_LINES + 2);
     let [head, bar, charts, middle, alerts, log] = Layout::vertical([
-        Constraint::Length(4),
-        Constraint::Length(1),
-        Constraint::Min(6),
-        Constraint::Length(ranks_height.max(7)),
-        Constraint::Length(NUM_LINES + 2),
-        Constraint::Length(NUM_LINES + 2),
+        Constraint::Length(FIXED[0]),
+        Constraint::Length(FIXED[1]),
+        Constraint::Min(FIXED[2]),
+        Constraint::Length(ranks_height),
+        Constraint::Length(lines_height),
+        Constraint::Length(lines_height),
     ])
     .areas(area);
     Paragraph::new(head_lines(live)).render(head, buffer);
@@ -67,14 +75,19 @@ fn head_lines(live: &Live) -> Vec<Line<'_>> {
         Span::from("  "),
         Span::styled(stage(live), stage_style(&live.stage)),
     ]);
-    let job = format!("{} on {} | {ranks}", setting("model.model"), setting("data.dataset"));
+    let job = match live.stage {
+        Stage::NotBegun => String::new(),
+        _ => format!("{} on {} | {ranks}", setting("model.model"), setting("data.dataset")),
+    };
     vec![title, Line::from(job), Line::from(speed(live)), Line::from(newest(live))]
 }
 
 fn stage(live: &Live) -> String {
     let phase = live.progress.as_ref().map_or("starting", |progress| &progress.phase);
     match &live.stage {
-        Stage::NotBegun => "not begun: no file of a run is here yet".to_owned(),
+        Stage::NotBegun => {
+            "not begun: no file of a run is here yet; does its job wait (`trainer slurm status`)?".to_owned()
+        }
         Stage::Running(age) => format!("running: {phase} (written {} ago)", time(*age)),
         Stage::Silent(age) => format!("silent for {} in {phase}: long at it, or dead", time(*age)),
         Stage::Dead => format!("dead: its process is gone, in {phase}; `trainer train --resume` goes on"),
@@ -161,21 +174,25 @@ fn chart(live: &Live, title: &str, values: [fn(&EpochRecord) -> Option<f64>; 2],
         () => (least, most),
     };
     let last = epochs.last().map_or(1, |epoch| epoch.epoch.max(1)) as f64;
-    let datasets = [("train", TRAIN), ("test", TEST)].into_iter().zip(&curves).filter(|(_, points)| !points.is_empty());
-    let datasets = datasets.map(|((name, colour), points)| {
+    let shown = [("⠒ train ", TRAIN, Marker::Braille), ("• test ", TEST, Marker::Dot)].into_iter().zip(&curves);
+    let shown: Vec<_> = shown.filter(|(_, points)| !points.is_empty()).collect();
+    let mut title = vec![Span::from(format!(" {title} "))];
+    if shown.len() > 1 {
+        title.extend(shown.iter().map(|((name, colour, _), _)| Span::styled(*name, *colour)));
+    }
+    let datasets = shown.iter().map(|((_, colour, marker), points)| {
         let (marker, kind) =
-            if points.len() > 1 { (Marker::Braille, GraphType::Line) } else { (Marker::Dot, GraphType::Scatter) };
-        Dataset::default().name(name).marker(marker).graph_type(kind).style(Style::new().fg(colour)).data(points)
+            if points.len() > 1 { (*marker, GraphType::Line) } else { (Marker::Dot, GraphType::Scatter) };
+        Dataset::default().marker(marker).graph_type(kind).style(Style::new().fg(*colour)).data(points)
     });
-    let datasets: Vec<_> = datasets.collect();
-    let has_legend = datasets.len() > 1;
     let digits = if most - least < 10.0 { 2 } else { 0 };
     let y_labels = [least, f64::midpoint(least, most), most].map(|value| format!("{value:.digits$}"));
-    let chart = Chart::new(datasets)
-        .block(Block::bordered().title(format!(" {title} ")))
+    Chart::new(datasets.collect())
+        .block(Block::bordered().title(Line::from(title)))
         .x_axis(Axis::default().bounds([0.0, last]).labels(["epoch 0".to_owned(), format!("{last}")]))
-        .y_axis(Axis::default().bounds([least, most]).labels(y_labels));
-    if has_legend { chart } else { chart.legend_position(None) }.render(area, buffer);
+        .y_axis(Axis::default().bounds([least, most]).labels(y_labels))
+        .legend_position(None)
+        .render(area, buffer);
 }
 
 /// What every rank did in the last epoch: how fast it is when it does not wait, and where a step's time goes.
@@ -186,11 +203,12 @@ fn ranks_table(live: &Live, ranks: &[RankSeconds], area: Rect, buffer: &mut Buff
         return Paragraph::new("known after the first epoch").dim().block(block).render(area, buffer);
     }
     let per_rank = num_images as f64 / ranks.len() as f64;
+    let num_columns = if area.width < WIDE { 4 } else { 8 };
     let row = |rank: &RankSeconds| {
         let own = rank.data + rank.forward + rank.backward + rank.optimizer + rank.other;
         let [steps, whole] = [rank.num_steps.max(1) as f64, (own + rank.communication).max(f64::MIN_POSITIVE)];
         let milliseconds = |seconds: f64| format!("{:.1}", 1e3 * seconds / steps);
-        Row::new(vec![
+        let cells = vec![
             Cell::from(rank.rank.to_string()),
             Cell::from(rank.node.clone()),
             Cell::from(format!("{:.1}", per_rank * steps / own.max(f64::MIN_POSITIVE))),
@@ -199,17 +217,19 @@ fn ranks_table(live: &Live, ranks: &[RankSeconds], area: Rect, buffer: &mut Buff
             Cell::from(milliseconds(rank.forward)),
             Cell::from(milliseconds(rank.backward)),
             Cell::from(milliseconds(rank.optimizer)),
-        ])
+        ];
+        Row::new(cells.into_iter().take(num_columns))
     };
     let columns = ["rank", "node", "images/s", "waits", "data ms", "fwd", "bwd", "opt"];
     let widths = [4, 9, 8, 7, 7, 6, 6, 5].map(Constraint::Min);
-    let table = Table::new(ranks.iter().map(row), widths).header(Row::new(columns).bold()).block(block);
+    let header = Row::new(columns[..num_columns].to_vec()).bold();
+    let table = Table::new(ranks.iter().map(row), &widths[..num_columns]).header(header).block(block);
     Widget::render(table, area, buffer);
 }
 
 /// The last of these lines.
 fn lines(title: &str, lines: &[String], style: Style, area: Rect, buffer: &mut Buffer) {
-    let first = lines.len().saturating_sub(usize::from(NUM_LINES));
+    let first = lines.len().saturating_sub(usize::from(area.height.saturating_sub(2)));
     let shown: Vec<Line<'_>> = lines[first..].iter().map(|line| Line::from(line.as_str()).style(style)).collect();
     Paragraph::new(shown).block(Block::bordered().title(title)).render(area, buffer);
 }

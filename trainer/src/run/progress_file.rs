@@ -17,6 +17,9 @@ use crate::run::session::Session;
 /// Between two writings of one phase.
 const PAUSE: Duration = Duration::from_secs(2);
 
+/// The phase of steps.
+const TRAINING: &str = "training";
+
 /// What root tells of the session under way.
 #[derive(Debug)]
 pub struct ProgressFile {
@@ -68,26 +71,33 @@ impl ProgressFile {
         self.images += line.global_num_samples;
         self.duration += line.duration;
         if self.written.is_none_or(|written| written.elapsed() >= PAUSE) {
-            self.enter("training");
+            self.enter(TRAINING);
+        } else if self.record.phase != TRAINING {
+            // One step is too little for a speed.
+            self.write(TRAINING);
         }
     }
 
     /// Something begins that may take long.
     pub fn enter(&mut self, phase: &str) {
-        let Some(path) = &self.path else { return };
-        phase.clone_into(&mut self.record.phase);
-        self.record.written = humantime::format_rfc3339_seconds(SystemTime::now()).to_string();
         // Where no step is new, the speed is that of the last ones.
         if self.images > 0 {
             self.record.images_per_second = self.images as f64 / self.duration.as_secs_f64();
             self.record.seconds = std::mem::take(&mut self.seconds);
         }
+        (self.images, self.duration) = (0, Duration::ZERO);
+        self.write(phase);
+        self.written = Some(Instant::now());
+    }
+
+    fn write(&mut self, phase: &str) {
+        let Some(path) = &self.path else { return };
+        phase.clone_into(&mut self.record.phase);
+        self.record.written = humantime::format_rfc3339_seconds(SystemTime::now()).to_string();
         if let Ok(text) = serde_json::to_vec_pretty(&self.record) {
             // What matters is written elsewhere with its errors checked.
             let _ = replace(path, &text);
         }
-        self.written = Some(Instant::now());
-        (self.images, self.duration) = (0, Duration::ZERO);
     }
 
     /// An epoch's times, of all ranks on root.

@@ -7,27 +7,61 @@ use std::fs;
 use super::job::Job;
 use super::{EPOCHS, Suite};
 use crate::suite::launcher::Launcher;
-use crate::suite::run::{QUICK, Run, arguments, instead};
+use crate::suite::run::{LIMIT_S, QUICK, Run, arguments, instead};
 use crate::suite::{Check, Ended, checkpoints, same};
 
-pub(super) const CHECKS: [Check<Suite>; 1] = [Check {
-    claim: "slurm submit, status, cancel and logs: a job that is cancelled keeps a checkpoint, and submitted again it goes on",
-    needs_mpirun: true,
-    run: submitted_and_cancelled,
-}];
+pub(super) const CHECKS: [Check<Suite>; 2] = [
+    Check {
+        claim: "slurm submit, status, cancel and logs: a job that is cancelled keeps a checkpoint, and submitted again it goes on",
+        needs_mpirun: true,
+        run: submitted_and_cancelled,
+    },
+    Check {
+        claim: "watch of a running job, by its id, shows the ranks of both nodes, and with --until-end it ends when the job has finished",
+        needs_mpirun: true,
+        run: watched,
+    },
+];
+
+/// A job of one rank on each node.
+const SUBMIT: [&str; 6] = ["submit", "--ntasks-per-node", "1", "--requeue", "--restarts", "1"];
+
+/// `trainer slurm` with these words, which succeeds.
+fn slurm(suite: &Suite, name: &str, words: &[&str], passed_on: &[String]) -> Result<Ended, String> {
+    let log = suite.folder().join(format!("slurm-{name}.log"));
+    let ended = Ended::of(suite.slurm(words, passed_on), &log, 200)?;
+    ended.expect_success()?;
+    Ok(ended)
+}
+
+fn watched(suite: &Suite) -> Result<(), String> {
+    let run = Run::new(suite, "watched");
+    slurm(suite, "watched", &SUBMIT, &instead(arguments(&run.folder, EPOCHS), &QUICK))?;
+    let job = submitted(suite, &run)?;
+    let watch = |flag: &str| -> Result<Ended, String> {
+        let mut command = suite.cluster.command(suite.trainer());
+        command.args(["watch", &job.id, flag]);
+        let ended = Ended::of(command, &suite.folder().join(format!("watch{flag}.log")), LIMIT_S)?;
+        ended.expect_success()?;
+        Ok(ended)
+    };
+    let has_row =
+        |page: &str, row: [&str; 2]| page.split(['│', '\n']).any(|cell| cell.split_whitespace().take(2).eq(row));
+    job.wait_for("the page of a running run with a rank of each node", || {
+        let page = watch("--once")?.finished.text;
+        Ok(page.contains("running: ") && [["0", "n1"], ["1", "n2"]].into_iter().all(|row| has_row(&page, row)))
+    })?;
+    let page = watch("--until-end")?;
+    page.expect(page.finished.text.contains("finished"), "the page of a finished run")?;
+    job.ends("COMPLETED")
+}
 
 fn submitted_and_cancelled(suite: &Suite) -> Result<(), String> {
     let run = Run::new(suite, "submitted");
     let folder = run.folder.display().to_string();
     let words = instead(arguments(&run.folder, EPOCHS), &QUICK);
-    let command = |name: &str, words: &[&str], passed_on: &[String]| -> Result<Ended, String> {
-        let log = suite.folder().join(format!("slurm-{name}.log"));
-        let ended = Ended::of(suite.slurm(words, passed_on), &log, 200)?;
-        ended.expect_success()?;
-        Ok(ended)
-    };
-    let submit = ["submit", "--ntasks-per-node", "1", "--requeue", "--restarts", "1"];
-    command("submit", &submit, &words)?;
+    let command = |name: &str, words: &[&str], passed_on: &[String]| slurm(suite, name, words, passed_on);
+    command("submit", &SUBMIT, &words)?;
     let job = submitted(suite, &run)?;
     job.wait_for("the first epoch's end", || Ok(run.has_line()))?;
     let status = command("status", &["status", &folder], &[])?;
@@ -37,7 +71,7 @@ fn submitted_and_cancelled(suite: &Suite) -> Result<(), String> {
     if job.restarts()? > 0 || !run.has_stopped_early()? || checkpoints::whole(&run.folder)?.is_empty() {
         return Err(job.but("expected an early stop with a checkpoint, and no further life"));
     }
-    command("submit-again", &submit, &words)?;
+    command("submit-again", &SUBMIT, &words)?;
     submitted(suite, &run)?.ends("COMPLETED")?;
     same(&run.name, suite.undisturbed()?, &run.parameter_hash()?)?;
     let logs = command("logs", &["logs", &folder], &[])?;

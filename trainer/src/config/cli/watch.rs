@@ -12,4 +12,8 @@ pub struct WatchArgs {
     /// Print the page once, as it is also where standard output is no terminal [default: off, until q is pressed]
     #[arg(long)]
     pub once: bool,
+
+    /// End when the run has ended, and print the page then; waits without a page where standard output is no terminal [default: off]
+    #[arg(long, conflicts_with = "once")]
+    pub until_end: bool,
 }
