@@ -4,8 +4,8 @@
 //! Invariant: the shell between us and the program holds the reading end of a pipe of which only we have the other, so that no
 //! signal has to be caught here. It sleeps until then and costs a measured program nothing.
 
-use std::fs::File;
-use std::path::Path;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -62,9 +62,18 @@ impl Guarded {
     /// # Errors
     /// A file that cannot be made, a system without bash.
     pub fn start(command: &Command, log: &Path) -> Outcome<Self> {
-        let failed = |error: std::io::Error| Failure::Failed(format!("{}: {error}", log.display()));
-        let file = File::create(log).map_err(failed)?;
-        let copy = file.try_clone().map_err(failed)?;
+        let output = create(log)?;
+        let errors = output.try_clone().map_err(|error| Failure::Failed(format!("{}: {error}", log.display())))?;
+        Self::start_into(command, output, errors)
+    }
+
+    /// As [`start`](Guarded::start), for one whose output is a result: standard error goes to `NAME.err` beside the file. A launcher forwards
+    /// both streams piece by piece, and in one file a warning may stand in the middle of a line of the other. [`said`] reads both.
+    pub(crate) fn start_apart(command: &Command, log: &Path) -> Outcome<Self> {
+        Self::start_into(command, create(log)?, create(&errors_beside(log))?)
+    }
+
+    fn start_into(command: &Command, output: File, errors: File) -> Outcome<Self> {
         let mut shell = Command::new("bash");
         shell.args(["-c", SCRIPT, "guard"]).arg(command.get_program()).args(command.get_args());
         for (name, value) in command.get_envs() {
@@ -76,7 +85,7 @@ impl Guarded {
         if let Some(folder) = command.get_current_dir() {
             shell.current_dir(folder);
         }
-        shell.stdin(Stdio::piped()).stdout(file).stderr(copy);
+        shell.stdin(Stdio::piped()).stdout(output).stderr(errors);
         let child = shell.spawn().map_err(|error| process::cannot_start(&shell, &error))?;
         Ok(Guarded { shell: child, started: Instant::now() })
     }
@@ -119,6 +128,20 @@ impl Drop for Guarded {
     }
 }
 
+fn create(path: &Path) -> Outcome<File> {
+    File::create(path).map_err(|error| Failure::Failed(format!("{}: {error}", path.display())))
+}
+
+fn errors_beside(log: &Path) -> PathBuf {
+    log.with_extension("err")
+}
+
+/// All that a program has said: standard output, then standard error.
+pub(crate) fn said(log: &Path) -> String {
+    let read = |path: &Path| String::from_utf8_lossy(&fs::read(path).unwrap_or_default()).into_owned();
+    format!("{}\n{}", read(log), read(&errors_beside(log)))
+}
+
 /// A command that is run once this value is dropped or this process is gone.
 pub(crate) struct Afterwards {
     shell: Child,
@@ -145,8 +168,6 @@ impl Drop for Afterwards {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::fs;
-    use std::path::PathBuf;
 
     fn file(name: &str) -> PathBuf {
         std::env::temp_dir().join(format!("lockstep-jobs-{}-guard-{name}", std::process::id()))
@@ -166,6 +187,18 @@ mod tests {
         let code = Guarded::start(&command, &log).unwrap().finish(Duration::from_secs(20)).unwrap();
         assert_eq!((code, fs::read_to_string(&log).unwrap().as_str()), (Some(3), "a b\nerr\n"));
         fs::remove_file(log).unwrap();
+    }
+
+    #[test]
+    fn a_warning_in_the_middle_of_a_result_is_apart_from_it_and_both_are_said() {
+        let log = file("apart.log");
+        let command = shell("printf '{\"a\": '; echo 'warning: slow' >&2; echo '1}'");
+        let code = Guarded::start_apart(&command, &log).unwrap().finish(Duration::from_secs(20)).unwrap();
+        assert_eq!((code, fs::read_to_string(&log).unwrap().as_str()), (Some(0), "{\"a\": 1}\n"));
+        assert_eq!(said(&log), "{\"a\": 1}\n\nwarning: slow\n");
+        for path in [&log, &errors_beside(&log)] {
+            fs::remove_file(path).unwrap();
+        }
     }
 
     #[test]

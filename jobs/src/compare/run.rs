@@ -10,7 +10,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use super::install::last_line;
-use crate::guard::Guarded;
+use crate::guard::{Guarded, said};
 use crate::process;
 use crate::quiet::{self, MARK, Watch};
 
@@ -34,7 +34,7 @@ impl Processes {
         lines.join(" & ")
     }
 
-    /// Starts all and waits until all ranks have ended well; their output goes to `process-<n>.log` in the folder.
+    /// Starts all and waits until all ranks have ended well; their output goes to `process-<n>.log` and `.err` in the folder.
     pub(super) fn run(mut self, folder: &Path, limit: Duration, mark: &str) -> Result<(), String> {
         fs::create_dir_all(folder).map_err(|error| format!("{}: {error}", folder.display()))?;
         let start = Instant::now();
@@ -44,7 +44,7 @@ impl Processes {
         for (index, mut command) in self.ranks.into_iter().enumerate() {
             command.env(MARK, mark);
             let log = folder.join(format!("process-{index}.log"));
-            all.push((Guarded::start(&command, &log).map_err(|failure| failure.to_string())?, log));
+            all.push((Guarded::start_apart(&command, &log).map_err(|failure| failure.to_string())?, log));
         }
         let mut left = all.into_iter();
         let mut ranks: Vec<(Guarded, PathBuf)> = left.by_ref().take(num_ranks).collect();
@@ -83,8 +83,7 @@ fn ended_well((process, log): (Guarded, PathBuf), limit: Duration) -> Result<(),
         Some(0) => Ok(()),
         code => {
             let how = code.map_or_else(|| "was ended".to_owned(), |code| format!("ended with exit code {code}"));
-            let text = fs::read_to_string(&log).unwrap_or_default();
-            Err(format!("{how}: {}", last_line(complaint(&text))))
+            Err(format!("{how}: {}", last_line(complaint(&said(&log)))))
         }
     }
 }
@@ -170,10 +169,14 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_rank_ends_the_others_and_its_last_line_is_the_reason() {
+    fn a_failed_rank_ends_the_others_and_its_last_line_of_both_streams_is_the_reason() {
         let start = Instant::now();
-        let reason =
-            run("badly", &["exec sleep 60", "echo no such thing; exit 3"], &["exec sleep 60"], Duration::from_secs(50));
+        let reason = run(
+            "badly",
+            &["exec sleep 60", "echo step 1; echo no such thing >&2; exit 3"],
+            &["exec sleep 60"],
+            Duration::from_secs(50),
+        );
         assert_eq!(reason, Err("ended with exit code 3: no such thing".to_owned()));
         assert!(start.elapsed() < Duration::from_secs(20));
     }

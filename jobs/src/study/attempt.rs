@@ -65,7 +65,7 @@ impl Attempt<'_> {
         words
     }
 
-    /// What the trainer wrote at its end; `output` is both its streams.
+    /// What the trainer wrote at its end; `output` is what it printed; in a job of Slurm also on standard error.
     pub(super) fn result(&self, directory: &Path, output: &str) -> Result<Value, String> {
         let read = |name: &str| -> Result<Value, String> {
             let text = fs::read_to_string(directory.join(name)).map_err(|error| format!("{name}: {error}"))?;

@@ -16,7 +16,7 @@ use super::cell::{Cell, Place};
 use super::file::StudyFile;
 use crate::cores;
 use crate::failure::{Failure, Outcome};
-use crate::guard::Guarded;
+use crate::guard::{Guarded, said};
 use crate::hosts::{Hosts, Rate};
 use crate::machine;
 use crate::mpirun::{self, Mpirun, Placement};
@@ -48,7 +48,7 @@ impl<'a> Local<'a> {
         let before = self.wait_for_quiet();
         let (watch, started, start) = (Watch::start(&mark), machine::now(), Instant::now());
         let log = directory.join("output.log");
-        let ended = Guarded::start(&command, &log)?.finish(Duration::from_secs(self.file.limit_s as u64));
+        let ended = Guarded::start_apart(&command, &log)?.finish(Duration::from_secs(self.file.limit_s as u64));
         let (seconds, looks, code) = (start.elapsed().as_secs_f64(), watch.finish(), ended?);
         let output = String::from_utf8_lossy(&fs::read(&log).unwrap_or_default()).into_owned();
         let result = attempt.result(&directory, &output);
@@ -60,11 +60,11 @@ impl<'a> Local<'a> {
             }
             (Some(0), Err(text)) => (Status::Failed, Some(text), Value::Null),
             (Some(code), _) => {
-                (Status::Failed, Some(format!("exit code {code}: {}", last_words(&output))), Value::Null)
+                (Status::Failed, Some(format!("exit code {code}: {}", last_words(&said(&log)))), Value::Null)
             }
             (None, _) => {
                 let how = format!("ended by a signal or after the limit of {} s", self.file.limit_s);
-                (Status::Failed, Some(format!("{how}: {}", last_words(&output))), Value::Null)
+                (Status::Failed, Some(format!("{how}: {}", last_words(&said(&log)))), Value::Null)
             }
         };
         let quiet = Some(quiet::record(Some(before), &seen, self.limit_cores()));
