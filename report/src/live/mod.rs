@@ -15,7 +15,7 @@ use ratatui::buffer::Buffer;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyModifiers};
 use ratatui::layout::Rect;
 
-use self::state::Live;
+use self::state::{Live, Stage};
 
 /// Between two looks at the files.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -40,22 +40,26 @@ fn page(directory: &Path, area: Rect) -> Result<String> {
     Ok((0..area.height).map(row).collect::<Vec<_>>().join("\n").trim_end().to_owned())
 }
 
-/// Waits until the run has ended, or the program `is_to_end`.
+/// Waits until the run has ended, or the program `is_to_end`; whether the run has finished.
 ///
 /// # Errors
 /// As [`snapshot`].
-pub fn wait(directory: &Path, is_to_end: impl Fn() -> bool) -> Result<()> {
-    while !Live::read(directory)?.stage.has_ended() && !is_to_end() {
+pub fn wait(directory: &Path, is_to_end: impl Fn() -> bool) -> Result<bool> {
+    loop {
+        let stage = Live::read(directory)?.stage;
+        if stage.has_ended() || is_to_end() {
+            return Ok(stage == Stage::Finished);
+        }
         thread::sleep(LOOK);
     }
-    Ok(())
 }
 
-/// Shows the page on the terminal until `q` is pressed, the program `is_to_end`, or, if it is to be watched `until_end`, the run has ended.
+/// Shows the page on the terminal until `q` is pressed, the program `is_to_end`, or, if it is to be watched `until_end`, the run has ended;
+/// whether it has finished.
 ///
 /// # Errors
 /// As [`snapshot`], and when the terminal cannot be read or written.
-pub fn watch(directory: &Path, until_end: bool, is_to_end: impl Fn() -> bool) -> Result<()> {
+pub fn watch(directory: &Path, until_end: bool, is_to_end: impl Fn() -> bool) -> Result<bool> {
     // Before the screen is taken, so that a refusal is seen.
     let mut live = Live::read(directory)?;
     let mut terminal = ratatui::try_init()?;
@@ -77,7 +81,8 @@ pub fn watch(directory: &Path, until_end: bool, is_to_end: impl Fn() -> bool) ->
     };
     let restored = ratatui::try_restore();
     result?;
-    Ok(restored?)
+    restored?;
+    Ok(live.stage == Stage::Finished)
 }
 
 /// Listens until the files are to be looked at again; whether somebody wants no more.

@@ -147,10 +147,10 @@ fn a_run_is_waited_for_until_it_has_ended_or_nobody_wants_it_any_more() {
     let folder = run();
     write(&folder, "progress.json", &progress(1));
     let looks = Cell::new(0);
-    wait(folder.path(), || looks.replace(looks.get() + 1) == 2).unwrap();
+    assert!(!wait(folder.path(), || looks.replace(looks.get() + 1) == 2).unwrap());
     assert_eq!(looks.get(), 3);
     fs::write(folder.path().join(".lock"), lock(u32::MAX)).unwrap();
-    wait(folder.path(), || unreachable!("it is dead")).unwrap();
+    assert!(!wait(folder.path(), || unreachable!("it is dead")).unwrap());
 }
 
 #[test]

@@ -67,6 +67,22 @@ fn a_run_leaves_metrics_summary_configuration_manifest_log_and_checkpoints() {
 }
 
 #[test]
+fn a_watch_until_the_end_succeeds_only_if_the_run_has_finished() {
+    let directory = tempfile::tempdir().unwrap();
+    let run = directory.path().join("run");
+    succeed(trainer(&format!("{TINY} --epochs 1 --output-dir"), &[&run]));
+    let code = || {
+        let output = trainer("watch --until-end", &[&run]).output().unwrap();
+        (output.status.code(), String::from_utf8_lossy(&output.stdout).contains("stopped with a checkpoint"))
+    };
+    assert_eq!(code(), (Some(0), false));
+    let mut summary = json_file(&run.join("summary.json"));
+    summary["stopped_early"] = true.into();
+    std::fs::write(run.join("summary.json"), summary.to_string()).unwrap();
+    assert_eq!(code(), (Some(3), true));
+}
+
+#[test]
 fn a_checkpoint_evaluates_to_what_training_measured_and_predicts() {
     let directory = tempfile::tempdir().unwrap();
     let run = directory.path().join("run");

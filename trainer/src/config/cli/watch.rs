@@ -13,7 +13,7 @@ pub struct WatchArgs {
     #[arg(long)]
     pub once: bool,
 
-    /// End when the run has ended, and print the page then; waits without a page where standard output is no terminal [default: off]
+    /// End when the run has ended, and print the page then, with exit code 3 if it has not finished; waits without a page where standard output is no terminal [default: off]
     #[arg(long, conflicts_with = "once")]
     pub until_end: bool,
 }
