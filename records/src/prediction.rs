@@ -74,6 +74,8 @@ pub struct PredictionRecord {
     pub scaling: String,
     /// A step, milliseconds.
     pub step_ms: Option<f64>,
+    /// What one rank alone computes of it, milliseconds: a step where communication costs nothing and no rank is slower than others.
+    pub compute_ms: Option<f64>,
     /// Over all ranks.
     pub images_per_second: Option<f64>,
     /// Times as fast as one rank.

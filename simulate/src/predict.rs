@@ -252,11 +252,11 @@ impl Way {
 }
 
 impl Way {
-    /// How long a sum of `seconds` takes beside a computation with `left_s` to go, and what that one loses; what is left of the sum when
-    /// the computation has ended is as fast as alone.
-    fn beside(&self, left_s: f64, seconds: f64) -> (f64, f64) {
-        let beside_s = (seconds * self.sum_slowdown).min(left_s.max(0.0) / (1.0 - self.computing_share));
-        (beside_s + seconds - beside_s / self.sum_slowdown, beside_s * self.computing_share)
+    /// How long something of `seconds` that is slower by `slowdown` beside a computation takes with `left_s` of that to go, and what that
+    /// loses; what is left when the computation has ended is as fast as alone.
+    fn beside(&self, left_s: f64, seconds: f64, slowdown: f64) -> (f64, f64) {
+        let beside_s = (seconds * slowdown).min(left_s.max(0.0) / (1.0 - self.computing_share));
+        (beside_s + seconds - beside_s / slowdown, beside_s * self.computing_share)
     }
 }
 
@@ -293,11 +293,14 @@ impl Costs {
             };
             let ready = if overlap { bucket.ready_s + behind_s } else { 0.0 };
             let start = f64::max(end, ready);
-            let seconds = encoding_s + way.tokens.send(start + encoding_s, sent_bytes, seconds);
-            let (seconds, lost_s) = way.beside(profile.backward_s + behind_s - start, seconds);
+            let (encoding_s, lost_s) = way.beside(profile.backward_s + behind_s - start, encoding_s, 1.0);
             behind_s += lost_s;
-            end = start + seconds;
-            communication_s += seconds;
+            let sent_at = start + encoding_s;
+            let seconds = way.tokens.send(sent_at, sent_bytes, seconds);
+            let (seconds, lost_s) = way.beside(profile.backward_s + behind_s - sent_at, seconds, way.sum_slowdown);
+            behind_s += lost_s;
+            end = sent_at + seconds;
+            communication_s += end - start;
         }
         Ok((communication_s, end.max(profile.backward_s + behind_s), behind_s))
     }

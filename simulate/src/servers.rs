@@ -339,10 +339,11 @@ impl<'a> Simulation<'a> {
         time
     }
 
-    /// When a rank will have computed its step, as far as is known now.
+    /// When a rank has computed its step, or will have if nothing more is taken from it.
     fn computes_until(&self, rank: usize) -> f64 {
         let computed = self.milestones[self.milestones.len() - 1];
-        self.workers.get(rank).map_or(0.0, |worker| worker.began_at + computed + worker.taken_s - worker.taken_before_s)
+        let until = |worker: &Worker| worker.began_at + computed + worker.taken_s - worker.taken_before_s;
+        self.workers.get(rank).map_or(0.0, |worker| worker.computed_at.unwrap_or_else(|| until(worker)))
     }
 
     /// When a message that could leave now has come.
@@ -360,7 +361,8 @@ impl<'a> Simulation<'a> {
                     let seconds = self.tokens[from].send(start, bytes, seconds);
                     let slowdown = self.world.network.sum_slowdown;
                     let until = f64::max(self.computes_until(from), self.computes_until(to));
-                    let beside_s = (seconds * slowdown).min((until - start).max(0.0));
+                    let left_s = (until - start).max(0.0) / (1.0 - self.world.network.computing_share);
+                    let beside_s = (seconds * slowdown).min(left_s);
                     beside_s + seconds - beside_s / slowdown
                 }
             };

@@ -114,7 +114,7 @@ fn compared(facts: &Facts<'_>, pairs: &[(&Predictions, &PredictionRecord, &Measu
             "least",
             "most",
             "gap, %",
-            "gap without waiting, %",
+            "gap without communication, %",
             "waiting predicted, ms",
             "measured, ms",
             "gap of waiting, %",
@@ -130,7 +130,7 @@ fn compared(facts: &Facts<'_>, pairs: &[(&Predictions, &PredictionRecord, &Measu
         let predicted = middle(&repetitions, |pair| pair.prediction.images_per_second);
         let speed = middle(&repetitions, |pair| Some(pair.speed));
         let (Some(predicted), Some(speed)) = (predicted, speed) else { continue };
-        let [gap, without_waiting, waiting] = scores.add(&repetitions);
+        let [gap, without_communication, waiting] = scores.add(&repetitions);
         ends = (ends.0.min(predicted).min(speed), ends.1.max(predicted).max(speed));
         let range = range(&measured.speeds);
         table.push(vec![
@@ -142,7 +142,7 @@ fn compared(facts: &Facts<'_>, pairs: &[(&Predictions, &PredictionRecord, &Measu
             Cell::number(range.map(|range| range.0), 1),
             Cell::number(range.map(|range| range.1), 1),
             Cell::number(gap, 1),
-            Cell::number(without_waiting, 1),
+            Cell::number(without_communication, 1),
             Cell::number(middle(&repetitions, |pair| pair.prediction.waiting_ms), 1),
             Cell::number(middle(&repetitions, |pair| pair.waiting_ms), 1),
             Cell::number(waiting, 1),

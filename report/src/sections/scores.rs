@@ -2,7 +2,7 @@
 //!
 //! In: predictions, measurements. Out: gaps in percent of the measured, of each cell and of all.
 //! Invariant: a prediction for a repetition counts only if it was there before that began; nothing of the measured run corrects it. Beside it
-//! stands one that knows nothing of waiting.
+//! stands one that knows nothing of communication.
 
 use crate::measurements::{Measurement, Repetition, median};
 use crate::sources::{Predictions, Round};
@@ -26,10 +26,13 @@ impl Pair<'_> {
         Some(percent(self.prediction.images_per_second?, self.speed))
     }
 
-    /// The same of a prediction that knows the ranks' steps and nothing of waiting.
-    fn gap_without_waiting(&self) -> Option<f64> {
+    /// The same of a prediction that knows one rank's step and nothing of others. Older files have it by its efficiency, where the work of a
+    /// rank is fixed, or only without waiting.
+    fn gap_without_communication(&self) -> Option<f64> {
         let step_ms = self.prediction.step_ms?;
-        let computed_ms = step_ms - self.prediction.waiting_ms.or(self.prediction.exposed_ms)?;
+        let by_efficiency = || self.prediction.efficiency.map(|efficiency| efficiency * step_ms);
+        let without_waiting = || Some(step_ms - self.prediction.waiting_ms.or(self.prediction.exposed_ms)?);
+        let computed_ms = self.prediction.compute_ms.or_else(by_efficiency).or_else(without_waiting)?;
         let predicted = self.prediction.images_per_second? * step_ms / computed_ms;
         (computed_ms > 0.0).then(|| percent(predicted, self.speed))
     }
@@ -86,7 +89,7 @@ pub(super) fn middle<'f>(pairs: &[Pair<'f>], value: impl Fn(&Pair<'f>) -> Option
 #[derive(Default)]
 pub(super) struct Scores {
     gaps: Vec<f64>,
-    without_waiting: Vec<f64>,
+    without_communication: Vec<f64>,
     waiting: Vec<f64>,
     /// Predictions that are left out since they came after their repetition had begun.
     pub(super) late: usize,
@@ -97,12 +100,12 @@ impl Scores {
     pub(super) fn add(&mut self, repetitions: &[Pair<'_>]) -> [Option<f64>; 3] {
         let gaps = [
             middle(repetitions, Pair::gap),
-            middle(repetitions, Pair::gap_without_waiting),
+            middle(repetitions, Pair::gap_without_communication),
             middle(repetitions, Pair::waiting_gap),
         ];
-        let [gap, without_waiting, waiting] = gaps;
+        let [gap, without_communication, waiting] = gaps;
         self.gaps.extend(gap);
-        self.without_waiting.extend(without_waiting);
+        self.without_communication.extend(without_communication);
         self.waiting.extend(waiting);
         gaps
     }
@@ -117,11 +120,11 @@ impl Scores {
             within(&self.gaps),
             unsigned(&self.gaps)
         );
-        if !self.without_waiting.is_empty() {
+        if !self.without_communication.is_empty() {
             words.push_str(&format!(
-                " Predicted without any waiting: {} within 10 %, {:.1} %.",
-                within(&self.without_waiting),
-                unsigned(&self.without_waiting)
+                " Predicted without any communication: {} within 10 %, {:.1} %.",
+                within(&self.without_communication),
+                unsigned(&self.without_communication)
             ));
         }
         if let Some(signed) = median(&self.waiting) {
@@ -148,6 +151,7 @@ mod tests {
             prediction: PredictionRecord {
                 images_per_second: Some(speed),
                 step_ms: Some(100.0),
+                compute_ms: Some(50.0),
                 waiting_ms: Some(20.0),
                 repetition: Some(repetition),
                 ..PredictionRecord::default()
@@ -173,8 +177,10 @@ mod tests {
         let pairs = repetitions(&file, &file.rounds[0].prediction, &measured);
         assert_eq!(pairs.len(), 2);
         let mut scores = Scores::default();
-        let [gap, without_waiting, waiting] = scores.add(&pairs).map(|gap| gap.unwrap());
-        assert!((gap - 10.0).abs() < 1e-9 && (without_waiting - 37.5).abs() < 1e-9 && (waiting + 20.0).abs() < 1e-9);
+        let [gap, without_communication, waiting] = scores.add(&pairs).map(|gap| gap.unwrap());
+        assert!(
+            (gap - 10.0).abs() < 1e-9 && (without_communication - 120.0).abs() < 1e-9 && (waiting + 20.0).abs() < 1e-9
+        );
         assert!(scores.words().contains("the median gap is -20 %"), "{}", scores.words());
         scores.late += late(&file, &measured);
         assert!(scores.words().ends_with("had begun: 1."), "{}", scores.words());

@@ -191,6 +191,29 @@ fn asynchronous_workers_go_step_after_step_until_their_server_is_never_idle() {
 }
 
 #[test]
+fn a_worker_beside_its_server_waits_for_no_message_of_others() {
+    let method = servers(1, ServerPlacement::Beside, ASYNCHRONOUS);
+    let prediction = predict(&profile(), method, &network("10us,200MB/s"), 2, true).unwrap();
+    // The other one waits for all that its step is longer.
+    let share = prediction.waiting_s / prediction.exposed_s;
+    assert!(prediction.exposed_s > 0.1 && (share - 0.5).abs() < 0.05, "{share} of {prediction:?}");
+}
+
+#[test]
+fn messages_to_servers_are_slower_beside_computing_and_not_after_it() {
+    let step = |text: &str, overlap| {
+        let method = servers(1, ServerPlacement::Own, Consistency::Synchronous);
+        predict(&profile(), method, &network(text), 2, overlap).unwrap().step_s
+    };
+    let (fast, slow) = ("10us,1000MB/s", "10us,1000MB/s,0KB,0%,2x");
+    assert_close(step(slow, false), step(fast, false));
+    // Two messages of a rank a bucket, four buckets beside the backward pass.
+    let message = network(fast).link.seconds(f64::from(5 << 20));
+    let longer = step(slow, true) - step(fast, true);
+    assert!(longer > message && longer < 16.0 * message, "{longer} against {message}");
+}
+
+#[test]
 fn workers_that_must_not_run_apart_are_as_slow_as_synchronous_ones_or_faster() {
     let speed = |consistency| {
         let method = servers(2, ServerPlacement::Beside, consistency);
@@ -245,6 +268,11 @@ fn what_travels_beside_the_backward_pass_slows_it_down_by_its_share_and_nothing_
     let behind = 0.25 * 4.0 * bucket;
     assert_close(predicted(&slow, 4, true).exposed_s, predicted(&fast, 4, true).exposed_s + behind);
     assert_eq!(predicted(&slow, 4, false), predicted(&fast, 4, false));
+    // Sums that take longer beside it by a fifth take so much more from it; what it loses so is no waiting.
+    let (slower, quick) = (predicted(&network("10gbe,0KB,25%,1.2x"), 4, true), predicted(&fast, 4, true));
+    assert_close(slower.exposed_s, quick.exposed_s + 1.2 * behind);
+    assert_close(slower.communication_s, quick.communication_s + 4.0 * 0.2 * bucket);
+    assert_close(slower.waiting_s, quick.waiting_s);
     let inside = network("10gbe,0KB,25%@4");
     assert_eq!(predicted(&inside, 4, true), predicted(&network("10gbe@4"), 4, true));
     // Small enough that workers compute most of the time.

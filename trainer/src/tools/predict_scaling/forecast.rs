@@ -98,6 +98,7 @@ fn record(method: &SyncMethod, scaling: ScalingKind, scenario: &Scenario, outcom
         batch_size_per_rank,
         scaling: scaling.to_string(),
         step_ms: Some(prediction.step_s * 1e3),
+        compute_ms: Some(prediction.step_s * prediction.efficiency * 1e3),
         images_per_second: Some(prediction.images_per_second),
         speedup: Some(speedup),
         efficiency: Some(speedup / scenario.ranks as f64),
