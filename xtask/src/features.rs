@@ -1,7 +1,7 @@
-//! What `cargo xtask test` checks of the cargo features of the trainer that need other features of the crates below it: burn's own
-//! training loop on ranks, and Parquet files.
+//! What `cargo xtask test` checks of the cargo features that need other features of the crates below them: burn's own training loop on
+//! ranks, Parquet files, and that our kernels of GPUs compile.
 //!
-//! In: the features `burn-train` and `parquet`, an mpirun. Out: the verdict of a stage. Invariant: a target folder of its own, as burn
+//! In: the features `burn-train`, `parquet` and `wgpu`, an mpirun. Out: the verdict of a stage. Invariant: a target folder of its own, as burn
 //! is compiled anew.
 
 use std::path::{Path, PathBuf};
@@ -36,6 +36,9 @@ pub(crate) fn run(mpi: Mpi, mpirun: Option<&Mpirun>, only: Option<&str>) -> Outc
     process::run(command("test", &["--test", EXAMPLE]))?;
     process::run(command("test", &["--test", "it", "--", "parquet"]))?;
     process::run(command("test", &["--test", "corpus", "--", "inputs"]))?;
+    let mut kernels = cargo::command(&["check", "--package", "lockstep-layers", "--features", "wgpu", "--all-targets"]);
+    kernels.env("CARGO_TARGET_DIR", &target);
+    process::run(kernels)?;
     let example = cargo::executable(command("build", &["--example", EXAMPLE]), EXAMPLE, false)?;
     let suite = Suite::new(mpirun.cloned(), example, empty_folder("features-suite")?);
     let failed = run_all(&suite, mpirun.is_some(), only, CHECKS.iter());

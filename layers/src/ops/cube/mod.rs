@@ -230,7 +230,7 @@ impl Plan {
         let lanes = 1 << (UNITS / width).ilog2();
         let most = (MOST_CUBES / (channels / vector).div_ceil(width)).max(1);
         let rows_of_block = rows.div_ceil(rows.div_ceil(lanes * FEWEST_ROWS).clamp(1, most)).max(1);
-        Self { rows, channels, vector, width, lanes, rows_of_block, blocks: rows.div_ceil(rows_of_block) }
+        Self { rows, channels, vector, width, lanes, rows_of_block, blocks: rows.div_ceil(rows_of_block).max(1) }
     }
 
     fn table(self) -> TableLaunch {
