@@ -5,6 +5,7 @@
 //! Invariant: files are sorted by name and samples stand as in their file, so that indices are the same on every machine; any sample is
 //! read by its file, row group and row. What damaged bytes do to the library that reads them is an error of their file.
 
+use std::cell::Cell;
 use std::fs::{self, File};
 use std::io::{self, BufReader, Read};
 use std::os::unix::fs::FileExt;
@@ -157,6 +158,7 @@ impl ParquetSource {
         let file = SharedFile(Arc::new(File::open(path).map_err(DatasetError::io("read", path))?));
         let most_rows = file.len();
         let reader = guarded(|| SerializedFileReader::new(file).map_err(|error| error.to_string())).map_err(bad)?;
+        expect_rows(&reader, most_rows).map_err(bad)?;
         let columns = reader.metadata().file_metadata().schema_descr().columns();
         let find = |name: &str| {
             let found = columns.iter().position(|column| column.path().string() == name);
@@ -166,7 +168,7 @@ impl ParquetSource {
         };
         let (bytes, label) = (find("image.bytes")?, find("label")?);
         for group in 0..reader.num_row_groups() {
-            let labels = guarded(|| labels(&reader, group, label, most_rows))
+            let labels = guarded(|| labels(&reader, group, label))
                 .map_err(|reason| bad(format!("row group {group}: {reason}")))?;
             let place = |row| [self.files.len() as u32, group as u32, row];
             self.images.extend((0..labels.len() as u32).map(place));
@@ -234,26 +236,39 @@ fn find(dir: &Path, splits: &[&str]) -> Result<(String, Vec<PathBuf>), DatasetEr
     })
 }
 
+thread_local! {
+    static IS_READING: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether this thread is inside the library that reads the files. A panic there is caught and becomes an error of the file, so a panic
+/// hook that ends the program, as MPI needs one, asks this first.
+#[must_use]
+pub fn is_reading() -> bool {
+    IS_READING.get()
+}
+
 /// What the library makes of a file's bytes; at damaged ones it may panic.
 fn guarded<T>(read: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
+    IS_READING.set(true);
     let read = catch_unwind(AssertUnwindSafe(read));
+    IS_READING.set(false);
     read.unwrap_or_else(|_| Err("the bytes are damaged: the library that reads them panicked".to_owned()))
 }
 
-/// All labels of a row group. A few bytes can claim any number of them, but no more than the file has bytes are images.
-fn labels(
-    reader: &SerializedFileReader<SharedFile>,
-    group: usize,
-    column: usize,
-    most_rows: u64,
-) -> Result<Vec<u16>, String> {
+/// A few bytes can claim any number of rows, but no more than the file has bytes are images, all row groups together.
+fn expect_rows(reader: &SerializedFileReader<SharedFile>, most_rows: u64) -> Result<(), String> {
+    let groups = reader.metadata().row_groups().iter();
+    let num_rows = groups.map(|group| u64::try_from(group.num_rows()).unwrap_or(u64::MAX)).fold(0, u64::saturating_add);
+    if num_rows > most_rows {
+        return Err(format!("expected at most as many rows as the file has bytes, {most_rows}, got {num_rows}"));
+    }
+    Ok(())
+}
+
+/// All labels of a row group.
+fn labels(reader: &SerializedFileReader<SharedFile>, group: usize, column: usize) -> Result<Vec<u16>, String> {
     let group = reader.get_row_group(group).map_err(|error| error.to_string())?;
-    let num_rows = group.metadata().num_rows();
-    let num_rows = u64::try_from(num_rows)
-        .ok()
-        .filter(|rows| *rows <= most_rows)
-        .ok_or_else(|| format!("expected at most as many rows as the file has bytes, {most_rows}, got {num_rows}"))?;
-    let num_rows = num_rows as usize;
+    let num_rows = group.metadata().num_rows() as usize;
     let ColumnReader::Int64ColumnReader(mut column) =
         group.get_column_reader(column).map_err(|error| error.to_string())?
     else {

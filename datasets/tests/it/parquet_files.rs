@@ -1,13 +1,19 @@
 //! What Parquet files promise, on those that `make.py` wrote, as Hugging Face writes them.
 
-use std::fs;
+use std::fs::{self, File};
+use std::panic;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use datasets::image_folder;
-use datasets::parquet_files::{ParquetConfig, open};
+use datasets::parquet_files::{ParquetConfig, is_reading, open};
 use datasets::tar_shards;
 use datasets::{DatasetError, DatasetSplits, ImageDataset, ImageFolderConfig, OnBadImage, Sizing, TarShardsConfig};
+use parquet::data_type::{ByteArray, ByteArrayType, Int64Type};
+use parquet::file::writer::SerializedFileWriter;
+use parquet::schema::parser::parse_message_type;
 
 const SIZING: Sizing = Sizing { size: 12, shorter_side: Some(14) };
 
@@ -116,4 +122,64 @@ fn damaged_and_missing_files_are_named() {
     let train = opened(folder.path()).unwrap().train;
     let text = train.read_image(5, &mut [0; 12 * 12 * 3]).unwrap_err().to_string();
     assert!(text.contains("train-00001") && text.contains("row group 0 row 0"), "{text}");
+}
+
+/// Row groups with the same image in every row, which takes few bytes but for the first group's.
+fn write_alike(path: &Path, num_groups: usize, num_rows: usize) {
+    let schema = "message m { required group image { required binary bytes; } required int64 label; }";
+    let schema = Arc::new(parse_message_type(schema).unwrap());
+    let mut writer = SerializedFileWriter::new(File::create(path).unwrap(), schema, Arc::default()).unwrap();
+    for number in 0..num_groups {
+        let image = ByteArray::from(vec![7; if number == 0 { num_rows } else { 1 }]);
+        let mut group = writer.next_row_group().unwrap();
+        let mut column = group.next_column().unwrap().unwrap();
+        column.typed::<ByteArrayType>().write_batch(&vec![image; num_rows], None, None).unwrap();
+        column.close().unwrap();
+        let mut column = group.next_column().unwrap().unwrap();
+        column.typed::<Int64Type>().write_batch(&vec![0; num_rows], None, None).unwrap();
+        column.close().unwrap();
+        group.close().unwrap();
+    }
+    writer.close().unwrap();
+}
+
+#[test]
+fn row_groups_together_have_no_more_rows_than_the_file_has_bytes() {
+    const NUM_ROWS: usize = 5000;
+    let folder = tempfile::tempdir().unwrap();
+    let train = folder.path().join("train-0.parquet");
+    for (num_groups, is_read) in [(1, true), (4, false)] {
+        write_alike(&train, num_groups, NUM_ROWS);
+        fs::copy(&train, folder.path().join("val-0.parquet")).unwrap();
+        let num_bytes = fs::metadata(&train).unwrap().len() as usize;
+        assert!(
+            (NUM_ROWS..4 * NUM_ROWS).contains(&num_bytes),
+            "each group's claim alone is allowed: {num_bytes} bytes"
+        );
+        match opened(folder.path()) {
+            Ok(splits) => assert!(is_read && splits.train.len() == NUM_ROWS),
+            Err(error) => assert!(!is_read && error.to_string().contains("got 20000"), "{error}"),
+        }
+    }
+}
+
+#[test]
+fn a_panic_hook_can_tell_the_librarys_panics_from_others() {
+    static WAS_TOLD: AtomicBool = AtomicBool::new(false);
+    let folder = tempfile::tempdir().unwrap();
+    let damaged = Path::new(env!("CARGO_MANIFEST_DIR")).join("../trainer/fuzz/corpus/parquet/crash-length-beyond-page");
+    for name in ["train-0.parquet", "val-0.parquet"] {
+        fs::copy(&damaged, folder.path().join(name)).unwrap();
+    }
+    let hook = panic::take_hook();
+    panic::set_hook(Box::new(move |panic| match is_reading() {
+        true => WAS_TOLD.store(true, Ordering::SeqCst),
+        false => hook(panic),
+    }));
+    let train = opened(folder.path()).unwrap().train;
+    let read = |index| train.read_image(index, &mut [0; 12 * 12 * 3]).unwrap_err().to_string();
+    let told: Vec<String> = (0..train.len()).map(read).collect();
+    let is_named = |text: &String| text.contains("train-0.parquet") && text.contains("panicked");
+    assert!(told.iter().any(is_named), "{told:?}");
+    assert!(WAS_TOLD.load(Ordering::SeqCst) && !is_reading());
 }
