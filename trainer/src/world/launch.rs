@@ -12,6 +12,7 @@ use jobs::failure::Outcome;
 
 use crate::config::ConfigError;
 use crate::measure::report;
+use crate::world::panics;
 use crate::world::ranks::World;
 use crate::world::stop::StopFlag;
 
@@ -78,6 +79,7 @@ fn enter<T: Termination>(
         Err(error) => return tell(None, &error).into(),
     };
     let work = |communicator: &Arc<dyn Communicator>| {
+        panics::spare_caught();
         work(&World { is_only_rank: true, ..World::new(Arc::clone(communicator), stop) })
     };
     launch_with(join, work, tell)

@@ -3,6 +3,7 @@
 #[cfg(feature = "kernel-cache")]
 pub mod kernel_cache;
 pub mod launch;
+pub mod panics;
 pub mod ranks;
 pub mod roles;
 pub mod stop;

@@ -20,6 +20,7 @@ mod non_finite;
 mod optimizers;
 mod own_model;
 mod own_parts;
+mod panics;
 mod predict_scaling;
 mod program;
 mod report;

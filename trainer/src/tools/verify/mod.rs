@@ -19,7 +19,6 @@ mod render;
 mod ten_steps;
 mod trainee;
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
 
 use anyhow::{Result, anyhow, ensure};
@@ -30,6 +29,7 @@ use serde::Serialize;
 use crate::config::cli::{ComputeArgs, TrainArgs};
 use crate::config::{Filled, VerifyConfig};
 use crate::run::train::Outcome;
+use crate::world::panics;
 use crate::world::ranks::World;
 pub use comparison::{Comparison, Finding, Verdict};
 use precision::Precision;
@@ -158,11 +158,7 @@ pub fn verify(config: &VerifyConfig, world: &World, train: Train, tell: impl Fn(
 
 /// Backends report what they cannot do by a panic; it belongs to its check.
 fn caught(make: impl FnOnce() -> Result<Finding>) -> Result<Finding> {
-    catch_unwind(AssertUnwindSafe(make)).unwrap_or_else(|payload| {
-        let text = payload.downcast_ref::<String>().cloned();
-        let text = text.or_else(|| payload.downcast_ref::<&str>().map(|text| (*text).to_owned()));
-        Err(anyhow!("panic: {}", text.unwrap_or_else(|| "without a message".to_owned())))
-    })
+    panics::caught(make).unwrap_or_else(|panic| Err(anyhow!(panic)))
 }
 
 #[cfg(test)]
