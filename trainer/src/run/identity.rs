@@ -11,6 +11,7 @@ use distributed::{Communicator, ROOT};
 
 use crate::config::TrainConfig;
 use crate::model::data;
+use crate::world::switches;
 
 /// Compares version, configuration and checksums of the data with root's.
 ///
@@ -34,7 +35,7 @@ pub fn check(config: &TrainConfig, data: &DatasetSplits, communicator: &dyn Comm
     compare(own.map(|(what, value)| (what.to_owned(), value)).to_vec(), communicator)
 }
 
-/// Compares the program's version and these facts, as (what, value), with root's; a fact that only one of the two has differs.
+/// Compares the program's version, its switches and these facts, as (what, value), with root's; a fact that only one of the two has differs.
 ///
 /// # Errors
 /// When a rank differs; all ranks return the same error.
@@ -43,7 +44,8 @@ pub fn check(config: &TrainConfig, data: &DatasetSplits, communicator: &dyn Comm
 /// Must be called by all ranks.
 pub fn compare(own: Vec<(String, String)>, communicator: &dyn Communicator) -> Result<()> {
     let version = ("version".to_owned(), env!("CARGO_PKG_VERSION").to_owned());
-    let own: BTreeMap<String, String> = own.into_iter().chain([version]).collect();
+    let switches = ("LOCKSTEP_ variables".to_owned(), switches::in_words());
+    let own: BTreeMap<String, String> = own.into_iter().chain([version, switches]).collect();
     let all = communicator.all_gather(&serde_json::to_vec(&own)?)?;
     let facts = |rank: usize| -> Result<BTreeMap<String, String>> {
         serde_json::from_slice(&all[rank]).with_context(|| format!("start: what rank {rank} says of itself"))

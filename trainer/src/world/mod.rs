@@ -7,4 +7,4 @@ pub mod panics;
 pub mod ranks;
 pub mod roles;
 pub mod stop;
-mod switches;
+pub(crate) mod switches;

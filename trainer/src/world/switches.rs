@@ -8,10 +8,15 @@ use anyhow::{Result, bail};
 
 use crate::config::cli::environment;
 
-#[cfg(any(feature = "cuda", test))]
 const FUSERS: &str = "LOCKSTEP_WITHOUT_FUSERS";
 const SUM_STAGES: &str = "LOCKSTEP_SUM_STAGES";
 const NORM: &str = "LOCKSTEP_NORM";
+
+/// What the environment says to all of them, for a comparison of ranks; launchers bring variables to other nodes only if told so.
+pub(crate) fn in_words() -> String {
+    let set = |name| environment(name).map(|value| format!("{name}={value}"));
+    [FUSERS, SUM_STAGES, NORM].into_iter().filter_map(set).collect::<Vec<_>>().join(" ")
+}
 
 /// Layers that sum and normalise as the environment says.
 ///

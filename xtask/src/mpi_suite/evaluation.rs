@@ -79,7 +79,8 @@ fn strangers_are_named(suite: &Suite) -> Result<(), String> {
     let run = Run::new(suite, "stranger-eval");
     run.train(suite, 1, 1, &[])?;
     let (trainer, variable, folder) = (suite.trainer.display(), suite.rank_variable(), run.folder.display());
-    let measured = "--steps 1 --warmup-steps 0 --threads 1 --device flex --model";
+    let measured = "bench --steps 1 --warmup-steps 0 --threads 1 --device flex --model";
+    let switched = format!("LOCKSTEP_SUM_STAGES=$((1 + {variable})) exec {trainer} {measured} resnet8");
     for (name, words, named) in [
         ("test", format!("eval --threads 1 --checkpoint {folder} --shapes-seed ${variable}"), "data.shapes-seed"),
         (
@@ -87,9 +88,13 @@ fn strangers_are_named(suite: &Suite) -> Result<(), String> {
             format!("eval --threads 1 --checkpoint {folder} --batch-size-per-rank 1${variable}"),
             "--batch-size-per-rank",
         ),
-        ("bench", format!("bench {measured} resnet$((8 + 6 * {variable}))"), "model.model"),
-    ] {
-        let ended = on_two_ranks(suite, &format!("stranger-{name}"), format!("exec {trainer} {words}"))?;
+        ("bench", format!("{measured} resnet$((8 + 6 * {variable}))"), "model.model"),
+    ]
+    .map(|(name, words, named)| (name, format!("exec {trainer} {words}"), named))
+    .into_iter()
+    .chain([("switch", switched, "LOCKSTEP_ variables")])
+    {
+        let ended = on_two_ranks(suite, &format!("stranger-{name}"), words)?;
         ended.expect(ended.finished.code != Some(0), "an exit code that is not 0")?;
         let text = &ended.finished.text;
         ended.expect(text.contains(named) && text.contains("of rank 1 differs from root's"), named)?;
