@@ -17,10 +17,10 @@ mod halving_doubling;
 mod hierarchical;
 mod ring;
 
-use self::group::{Group, Scratch};
 #[cfg(feature = "mpi")]
 pub(crate) use self::group::Number;
 pub(crate) use self::group::add;
+use self::group::{Group, Scratch};
 
 /// How gradients are summed over ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

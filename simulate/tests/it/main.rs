@@ -6,4 +6,5 @@
 mod conformance;
 mod conforms;
 mod predictions;
+mod servers;
 mod virtual_time;
