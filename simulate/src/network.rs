@@ -108,6 +108,13 @@ impl NetworkModel {
         Self { node: Some(Node { ranks, link, shared: false }), ..self }
     }
 
+    /// How long something of `seconds` between nodes takes that is slower by `slowdown` beside a computation with `left_s` to go, and what
+    /// that loses; what is left when the computation has ended is as fast as alone.
+    pub(crate) fn beside(&self, left_s: f64, seconds: f64, slowdown: f64) -> (f64, f64) {
+        let beside_s = (seconds * slowdown).min(left_s.max(0.0) / (1.0 - self.computing_share));
+        (beside_s + seconds - beside_s / slowdown, beside_s * self.computing_share)
+    }
+
     /// This network where the ranks of a node, if there are nodes, reduce in memory that they share.
     pub fn with_shared_memory(self) -> Self {
         Self { node: self.node.map(|node| Node { shared: true, ..node }), ..self }

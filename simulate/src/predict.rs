@@ -231,11 +231,9 @@ impl Predictor {
 /// What the buckets of a rank share on their way to the others.
 #[derive(Clone, Copy, Debug)]
 struct Way {
+    /// Inside a node one that takes nothing from computing.
+    network: NetworkModel,
     tokens: Tokens,
-    /// Of the computing beside it.
-    computing_share: f64,
-    /// Of sums beside computing.
-    sum_slowdown: f64,
     /// Bytes that a rank sends at least, over those of an uncompressed bucket.
     sent: f64,
 }
@@ -243,20 +241,9 @@ struct Way {
 impl Way {
     fn of(network: &NetworkModel, ranks: usize) -> Self {
         let sent = 2.0 * (ranks - 1) as f64 / ranks as f64;
-        if network.is_inside(0, ranks - 1) {
-            return Self { tokens: Tokens::default(), computing_share: 0.0, sum_slowdown: 1.0, sent };
-        }
-        let NetworkModel { computing_share, sum_slowdown, .. } = *network;
-        Self { tokens: Tokens::full(network), computing_share, sum_slowdown, sent }
-    }
-}
-
-impl Way {
-    /// How long something of `seconds` that is slower by `slowdown` beside a computation takes with `left_s` of that to go, and what that
-    /// loses; what is left when the computation has ended is as fast as alone.
-    fn beside(&self, left_s: f64, seconds: f64, slowdown: f64) -> (f64, f64) {
-        let beside_s = (seconds * slowdown).min(left_s.max(0.0) / (1.0 - self.computing_share));
-        (beside_s + seconds - beside_s / slowdown, beside_s * self.computing_share)
+        let is_inside = network.is_inside(0, ranks - 1);
+        let network = if is_inside { NetworkModel::new(network.link) } else { *network };
+        Self { network, tokens: Tokens::full(&network), sent }
     }
 }
 
@@ -293,11 +280,12 @@ impl Costs {
             };
             let ready = if overlap { bucket.ready_s + behind_s } else { 0.0 };
             let start = f64::max(end, ready);
-            let (encoding_s, lost_s) = way.beside(profile.backward_s + behind_s - start, encoding_s, 1.0);
+            let (encoding_s, lost_s) = way.network.beside(profile.backward_s + behind_s - start, encoding_s, 1.0);
             behind_s += lost_s;
             let sent_at = start + encoding_s;
             let seconds = way.tokens.send(sent_at, sent_bytes, seconds);
-            let (seconds, lost_s) = way.beside(profile.backward_s + behind_s - sent_at, seconds, way.sum_slowdown);
+            let left_s = profile.backward_s + behind_s - sent_at;
+            let (seconds, lost_s) = way.network.beside(left_s, seconds, way.network.sum_slowdown);
             behind_s += lost_s;
             end = sent_at + seconds;
             communication_s += end - start;

@@ -359,11 +359,9 @@ impl<'a> Simulation<'a> {
                 true => seconds,
                 false => {
                     let seconds = self.tokens[from].send(start, bytes, seconds);
-                    let slowdown = self.world.network.sum_slowdown;
                     let until = f64::max(self.computes_until(from), self.computes_until(to));
-                    let left_s = (until - start).max(0.0) / (1.0 - self.world.network.computing_share);
-                    let beside_s = (seconds * slowdown).min(left_s);
-                    beside_s + seconds - beside_s / slowdown
+                    let network = self.world.network;
+                    network.beside(until - start, seconds, network.sum_slowdown).0
                 }
             };
         self.links[from][0][usize::from(is_inside)] = end;
