@@ -272,16 +272,11 @@ pub(super) fn block_gradient_sums<E: Float, N: Size>(
         }
     }
 
-    let unit = UNIT_POS as usize;
-    let mut lane_sums = Shared::<[Vector<f32, N>]>::new_slice(units);
-    let mut lane_sums_with_centred = Shared::<[Vector<f32, N>]>::new_slice(units);
-    lane_sums[unit] = sum;
-    lane_sums_with_centred[unit] = sum_with_centred;
-    add_lanes::<N>(&mut lane_sums, &mut lane_sums_with_centred);
+    let (sum, sum_with_centred) = add_lanes::<N>(sum, sum_with_centred, units);
     if UNIT_POS_Y == 0 && column < table.columns {
         let to = CUBE_POS_Y as usize * table.columns + column;
-        plain[to] = lane_sums[unit];
-        with_centred[to] = lane_sums_with_centred[unit];
+        plain[to] = sum;
+        with_centred[to] = sum_with_centred;
     }
 }
 
@@ -310,35 +305,39 @@ pub(super) fn whole_gradient_sums<N: Size>(
         }
     }
 
-    let unit = UNIT_POS as usize;
-    let mut lane_sums = Shared::<[Vector<f32, N>]>::new_slice(units);
-    let mut lane_sums_with_centred = Shared::<[Vector<f32, N>]>::new_slice(units);
-    lane_sums[unit] = sum;
-    lane_sums_with_centred[unit] = sum_with_centred;
-    add_lanes::<N>(&mut lane_sums, &mut lane_sums_with_centred);
+    let (sum, sum_with_centred) = add_lanes::<N>(sum, sum_with_centred, units);
     if UNIT_POS_Y == 0 && column < table.columns {
-        plain[column] = lane_sums[unit];
-        with_normalised[column] = lane_sums_with_centred[unit] * inverse_std::<N>(variance[column], epsilon);
+        plain[column] = sum;
+        with_normalised[column] = sum_with_centred * inverse_std::<N>(variance[column], epsilon);
     }
 }
 
-/// Adds two values of all lanes into the first lane's: a tree.
+/// Two values added over all lanes, a tree; only the first lane gets the sums.
 #[cube]
-fn add_lanes<N: Size>(left: &mut Shared<[Vector<f32, N>]>, right: &mut Shared<[Vector<f32, N>]>) {
+fn add_lanes<N: Size>(
+    left: Vector<f32, N>,
+    right: Vector<f32, N>,
+    #[comptime] units: usize,
+) -> (Vector<f32, N>, Vector<f32, N>) {
     let unit = UNIT_POS as usize;
+    let mut lefts = Shared::<[Vector<f32, N>]>::new_slice(units);
+    let mut rights = Shared::<[Vector<f32, N>]>::new_slice(units);
+    lefts[unit] = left;
+    rights[unit] = right;
     let mut lanes = CUBE_DIM_Y;
     sync_cube();
     while lanes > 1 {
         lanes /= 2;
         if UNIT_POS_Y < lanes {
             let other = unit + (lanes * CUBE_DIM_X) as usize;
-            let added = left[other];
-            left[unit] += added;
-            let added = right[other];
-            right[unit] += added;
+            let added = lefts[other];
+            lefts[unit] += added;
+            let added = rights[other];
+            rights[unit] += added;
         }
         sync_cube();
     }
+    (lefts[unit], rights[unit])
 }
 
 /// `gamma / std * (dy - plain / n - xhat * with_normalised / n)` in the input's type; `share` is 1 / n.
