@@ -9,6 +9,14 @@ pub fn median(values: &mut [f64]) -> f64 {
     if number == 0 { 0.0 } else { (values[(number - 1) / 2] + values[number / 2]) / 2.0 }
 }
 
+/// Mean and standard deviation of a sample (divided by its number less one); `None` of no value, and no deviation of one alone.
+pub fn mean_and_deviation(values: &[f64]) -> Option<(f64, Option<f64>)> {
+    let count = values.len() as f64;
+    let mean = values.iter().sum::<f64>() / count;
+    let squares = values.iter().map(|value| (value - mean).powi(2)).sum::<f64>();
+    (!values.is_empty()).then(|| (mean, (values.len() > 1).then(|| (squares / (count - 1.0)).sqrt())))
+}
+
 /// Bytes in the unit that leaves one to four digits before the point: `412 MiB`, `1.4 GiB`.
 pub fn bytes(count: u64) -> String {
     const KIB: f64 = 1024.0;
@@ -39,6 +47,12 @@ mod tests {
     #[test]
     fn the_middle_of_an_even_number_is_a_mean() {
         assert_eq!((median(&mut [3.0, 1.0, 2.0]), median(&mut [2.0, 1.0]), median(&mut [])), (2.0, 1.5, 0.0));
+    }
+
+    #[test]
+    fn a_deviation_is_known_of_several_values() {
+        assert_eq!(mean_and_deviation(&[1.0, 3.0, 5.0]), Some((3.0, Some(2.0))));
+        assert_eq!((mean_and_deviation(&[4.0]), mean_and_deviation(&[])), (Some((4.0, None)), None));
     }
 
     #[test]

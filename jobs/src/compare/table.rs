@@ -170,17 +170,11 @@ fn accuracy_line(seeds: &[&Course]) -> String {
     )
 }
 
-/// Mean and standard deviation of a sample; of one value no deviation is known.
 fn spread(values: &[f64]) -> String {
-    let count = values.len() as f64;
-    let mean = values.iter().sum::<f64>() / count;
-    match values.len() {
-        0 => "–".to_owned(),
-        1 => format!("{mean:.1}"),
-        _ => {
-            let variance = values.iter().map(|value| (value - mean).powi(2)).sum::<f64>() / (count - 1.0);
-            format!("{mean:.1} ± {:.1}", variance.sqrt())
-        }
+    match records::mean_and_deviation(values) {
+        None => "–".to_owned(),
+        Some((mean, None)) => format!("{mean:.1}"),
+        Some((mean, Some(deviation))) => format!("{mean:.1} ± {deviation:.1}"),
     }
 }
 

@@ -53,9 +53,18 @@ impl Attempt<'_> {
         Ok(directory)
     }
 
-    /// The trainer's words with the files that it writes.
+    /// The trainer's words with the files that it writes. Each repetition of a training has a seed of its own, from the cell's on: with
+    /// the same one it would be the same training, timed again.
     pub(super) fn words(&self, directory: &Path) -> Vec<String> {
         let mut words = self.cell.arguments.clone();
+        if self.cell.kind == Kind::Train {
+            let further = self.repetition as u64 - 1;
+            match words.iter().position(|word| word == "--seed").and_then(|place| words.get_mut(place + 1)) {
+                // What is no number is the trainer's to refuse.
+                Some(seed) => *seed = seed.parse().map_or(seed.clone(), |seed: u64| seed.wrapping_add(further).to_string()),
+                None => words.extend(["--seed".to_owned(), further.to_string()]),
+            }
+        }
         let (flag, name) = match self.cell.kind {
             Kind::Bench => return words,
             Kind::Train => ("--output-dir", "run"),
@@ -149,6 +158,22 @@ mod tests {
         assert_eq!(attempt.result(Path::new("/nonexistent"), mixed).unwrap()["images_per_second"], 3.5);
         assert!(attempt.result(Path::new("/nonexistent"), "{broken\n").unwrap_err().contains("got none"));
         assert!(attempt.directory().ends_with(format!("{}/r1a2", cell.id)));
+    }
+
+    #[test]
+    fn repetitions_of_a_training_have_seeds_from_that_of_the_cell_on() {
+        let with_seed = |cell: &Cell, repetition| {
+            let words = Attempt { cell, repetition, number: 1 }.words(Path::new("/d"));
+            let place = words.iter().position(|word| word == "--seed");
+            place.map(|place| words[place + 1].clone())
+        };
+        let mut cell = cell("train");
+        let of_default = [1, 3].map(|repetition| with_seed(&cell, repetition));
+        assert_eq!(of_default, [Some("0".to_owned()), Some("2".to_owned())]);
+        cell.arguments.extend(["--seed".to_owned(), "7".to_owned()]);
+        assert_eq!([1, 3].map(|repetition| with_seed(&cell, repetition)), [Some("7".to_owned()), Some("9".to_owned())]);
+        cell.kind = Kind::Bench;
+        assert_eq!(with_seed(&cell, 3), Some("7".to_owned()));
     }
 
     #[test]

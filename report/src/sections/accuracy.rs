@@ -1,6 +1,6 @@
 //! How long it takes to reach an accuracy.
 //!
-//! In: runs, a target. Out: a table, and two figures against the batch size where there are several.
+//! In: runs, a target. Out: a table, one of repetitions put together, and two figures against the batch size where there are several.
 //! Invariant: an accuracy counts from the end of the epoch after which it was measured, with evaluation and checkpoints up to there; a
 //! run that never stood at it is named and drawn as such.
 
@@ -30,6 +30,7 @@ struct Course<'a> {
     reached: Option<Reached>,
     ended: Reached,
     best: f64,
+    last: f64,
 }
 
 /// What goes up: file's name, title, axis, its value.
@@ -58,9 +59,10 @@ fn reached(run: &Run, target: f64) -> Option<Reached> {
 }
 
 fn course(run: &Run, target: f64) -> Option<Course<'_>> {
-    let best = run.epochs.iter().filter_map(|epoch| epoch.test_top1).reduce(f64::max)?;
+    let accuracies = || run.epochs.iter().filter_map(|epoch| epoch.test_top1);
+    let (best, last) = (accuracies().reduce(f64::max)?, accuracies().next_back()?);
     let global_batch_size = run.setting("batch.global-batch-size").and_then(|batch| batch.parse().ok());
-    Some(Course { run, global_batch_size, reached: reached(run, target), ended: *ends(run).last()?, best })
+    Some(Course { run, global_batch_size, reached: reached(run, target), ended: *ends(run).last()?, best, last })
 }
 
 pub(super) fn blocks(facts: &Facts<'_>) -> Vec<Block> {
@@ -74,6 +76,7 @@ pub(super) fn blocks(facts: &Facts<'_>) -> Vec<Block> {
     let mut blocks: Vec<Block> = missed.map(|course| Block::Warning(missed_words(course, percent))).collect();
     let figures = COSTS.iter().filter_map(|cost| figure(&courses, percent, *cost));
     blocks.extend(figures.map(|figure| Block::Figure(Box::new(figure))));
+    blocks.extend(together(facts, target).map(Block::Table));
     blocks.push(Block::Table(table(&courses, percent)));
     blocks
 }
@@ -127,6 +130,43 @@ fn table(courses: &[Course<'_>], percent: f64) -> Table {
         ]);
     }
     table
+}
+
+/// Repetitions of a cell in one row, where there are several: trainings with different seeds.
+fn together(facts: &Facts<'_>, target: f64) -> Option<Table> {
+    let columns = [
+        "cell",
+        "runs",
+        "reached",
+        "seconds to it, median",
+        "least",
+        "most",
+        "epochs to it, median",
+        "last accuracy, %, mean",
+        "standard deviation",
+    ];
+    let caption = format!("The same, repetitions together: accuracy of {} % and after the last epoch", percent(target));
+    let mut table = Table::new("time-to-accuracy-together", caption, &columns);
+    for runs in facts.run_groups() {
+        let courses: Vec<Course<'_>> = runs.into_iter().filter_map(|run| course(run, target)).collect();
+        let reached: Vec<Reached> = courses.iter().filter_map(|course| course.reached).collect();
+        let seconds: Vec<f64> = reached.iter().map(|at| at.seconds).collect();
+        let epochs: Vec<f64> = reached.iter().map(|at| at.epochs as f64).collect();
+        let last: Vec<f64> = courses.iter().map(|course| 100.0 * course.last).collect();
+        let Some((mean, Some(deviation))) = records::mean_and_deviation(&last) else { continue };
+        table.push(vec![
+            Cell::text(courses[0].run.group.as_ref().map(|group| group.cell.clone()).unwrap_or_default()),
+            Cell::count(courses.len() as u64),
+            Cell::count(reached.len() as u64),
+            Cell::number(median(&seconds), 1),
+            Cell::number(seconds.iter().copied().reduce(f64::min), 1),
+            Cell::number(seconds.iter().copied().reduce(f64::max), 1),
+            Cell::number(median(&epochs), 1),
+            Cell::number(mean, 2),
+            Cell::number(deviation, 2),
+        ]);
+    }
+    (!table.rows.is_empty()).then_some(table)
 }
 
 /// Costs by batch size of runs that are alike but for it.
@@ -212,7 +252,7 @@ fn alike(run: &Run) -> BTreeMap<String, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sources::Sources;
+    use crate::sources::{RunGroup, Sources};
     use records::EpochRecord;
 
     /// Ten test images; every epoch takes 3 s, 10 images and 5 steps.
@@ -261,6 +301,21 @@ mod tests {
             ["ended without it", "20", "3"],
         ];
         assert_eq!(rows, expected);
+    }
+
+    #[test]
+    fn repetitions_come_together_with_the_spread_of_their_last_accuracies() {
+        let of_cell = |cell: &str, run: Run| Run { group: Some(RunGroup { cell: cell.to_owned(), study: 0 }), ..run };
+        let runs = vec![
+            of_cell("x", run(10, "a", &[Some(8), Some(7)])),
+            of_cell("y", run(20, "a", &[Some(8)])),
+            of_cell("x", run(10, "a", &[Some(3), Some(5)])),
+            of_cell("x", run(10, "a", &[Some(6)])),
+        ];
+        let sources = Sources { runs, ..Sources::default() };
+        let table = together(&Facts::new(&sources, None), 0.7).unwrap();
+        let rows: Vec<Vec<String>> = table.rows.iter().map(|row| row.iter().map(Cell::raw).collect()).collect();
+        assert_eq!(rows, [["x", "3", "1", "3", "3", "3", "1", "60", "10"]]);
     }
 
     #[test]
