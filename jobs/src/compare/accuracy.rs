@@ -83,7 +83,7 @@ impl Training<'_> {
             },
             Contender::Peer(framework) => self.peer(framework, bench, setting, &job, &folder)?,
         };
-        let ranks = program.commands(Launcher::Plain, None).map_err(|failure| failure.to_string())?;
+        let ranks = program.commands(Launcher::Plain, None, None).map_err(|failure| failure.to_string())?;
         let limit = EPOCH_LIMIT * self.wanted.epochs as u32;
         Processes { ranks, beside: Vec::new() }.run(&folder, limit, &format!("compare-{}", std::process::id()))?;
         match self.contender {
@@ -109,7 +109,7 @@ impl Training<'_> {
             return Err(refusal.to_owned());
         }
         let threads = cores::available();
-        let mut program = Program::peer(framework, bench.python(framework)?, bench.scripts, 1, threads)
+        let mut program = Program::peer(framework, bench.python(framework)?, bench.scripts, 1, threads, None)
             .map_err(|failure| failure.to_string())?;
         program.set(setting)?;
         let paths = [("--job", job), ("--output", folder), ("--data-dir", &self.wanted.data_dir)];

@@ -19,6 +19,7 @@ use super::run::{Patience, Processes};
 use super::scripts::Scripts;
 use super::settings::{Launcher, Settings};
 use super::start::Program;
+use crate::hosts::Hosts;
 use crate::mpirun::Mpirun;
 use crate::run_directory;
 
@@ -54,6 +55,8 @@ impl Contender {
 pub(super) struct Bench<'a> {
     pub(super) settings: &'a Settings,
     pub(super) mpirun: Option<Mpirun>,
+    /// Where ranks are started on some.
+    pub(super) hosts: Option<Hosts>,
     pub(super) trainer: PathBuf,
     pub(super) scripts: &'a Scripts,
     /// The Python of each framework, or why there is none.
@@ -64,8 +67,11 @@ impl Bench<'_> {
     /// Why a contender cannot do a job at all.
     pub(super) fn gap(&self, contender: Contender, key: &Key) -> Option<String> {
         let Contender::Peer(framework) = contender else { return None };
-        let refusal = framework.refusal(&key.dtype, key.ranks).map(str::to_owned);
-        refusal.or_else(|| self.python(framework).err())
+        let servers = self.hosts.is_some() && !framework.roles(key.ranks).is_empty();
+        let refusal = framework
+            .refusal(&key.dtype, key.ranks)
+            .or(servers.then_some("its scheduler and server are not started on emulated hosts"));
+        refusal.map(str::to_owned).or_else(|| self.python(framework).err())
     }
 
     /// One round of a row; the launcher is the one really used.
@@ -143,8 +149,9 @@ impl Bench<'_> {
     ) -> Result<(Launcher, About, Block), String> {
         let settings = self.settings;
         let python = self.python(framework)?;
-        let mut program = Program::peer(framework, python, self.scripts, key.ranks, settings.threads)
-            .map_err(|failure| failure.to_string())?;
+        let mut program =
+            Program::peer(framework, python, self.scripts, key.ranks, settings.threads, self.hosts.as_ref())
+                .map_err(|failure| failure.to_string())?;
         program.set(&key.setting)?;
         let paths = [("--job", job), ("--output", folder)];
         program.words.extend(paths.iter().flat_map(|(flag, path)| [(*flag).to_owned(), path.display().to_string()]));
@@ -177,7 +184,9 @@ impl Bench<'_> {
     /// Starts a program's ranks and its roles and waits for them.
     fn run(&self, program: &Program, roles: &[&str], folder: &Path, mark: &str) -> Result<(Launcher, String), String> {
         let wanted = self.settings.launcher;
-        let mut ranks = program.commands(wanted, self.mpirun.as_ref()).map_err(|failure| failure.to_string())?;
+        let mut ranks = program
+            .commands(wanted, self.mpirun.as_ref(), self.hosts.as_ref())
+            .map_err(|failure| failure.to_string())?;
         if program.launcher(wanted) != Launcher::Plain && program.file != self.trainer {
             // Horovod's thread shares the rank's core: waiting at full speed would take it from the training.
             for command in &mut ranks {

@@ -36,8 +36,9 @@ use self::install::Installer;
 use self::measure::{Bench, Contender};
 use self::row::{Key, Row};
 use self::scripts::Scripts;
-use self::settings::Settings;
+use self::settings::{Launcher, Settings};
 use crate::failure::{Failure, Outcome};
+use crate::hosts::Hosts;
 use crate::machine;
 use crate::mpirun::Mpirun;
 use crate::options::{self, Installing};
@@ -101,7 +102,7 @@ pub struct CompareArgs {
     #[arg(long)]
     all_variants: bool,
 
-    /// Plain, mpirun or srun [default: plain]
+    /// Plain, mpirun, srun, or hosts:RATE as in hosts:1gbit: each rank on an emulated host (root; not MXNet) [default: plain]
     #[arg(long, value_name = "NAME")]
     launcher: Option<String>,
 
@@ -176,7 +177,8 @@ impl CompareArgs {
         let pythons: BTreeMap<_, _> =
             settings.frameworks.iter().map(|&framework| (framework, installer.python(framework))).collect();
         let commit = machine::commit(&trainer);
-        let bench = Bench { settings: &settings, mpirun: Mpirun::find(), trainer, scripts: &scripts, pythons };
+        let hosts = emulated_hosts(&settings)?;
+        let bench = Bench { settings: &settings, mpirun: Mpirun::find(), hosts, trainer, scripts: &scripts, pythons };
         let mut document =
             Document::open(&settings.output, commit, machine::machine(), settings.job(), settings.is_again)?;
         measure_speed(&bench, &mut document)?;
@@ -195,6 +197,16 @@ impl CompareArgs {
             Some(reason) => Err(Failure::Failed(format!("our own measurement failed: {reason}"))),
         }
     }
+}
+
+/// As many as there are ranks at most, where ranks are started on some; they are gone with the value.
+fn emulated_hosts(settings: &Settings) -> Outcome<Option<Hosts>> {
+    let (Launcher::Hosts(rate), Some(&count)) = (settings.launcher, settings.ranks.iter().max()) else {
+        return Ok(None);
+    };
+    let hosts = Hosts::up(count)?;
+    hosts.set_rate(rate)?;
+    Ok(Some(hosts))
 }
 
 /// All rounds that are not there yet, each in another order: what comes first or follows whom is chance.
@@ -247,7 +259,7 @@ fn measure_block(bench: &Bench<'_>, row: &mut Row, contender: Contender, round: 
         Ok((launcher, about, block)) => {
             let disturbed = if block.is_disturbed { ", disturbed" } else { "" };
             println!("{place}: {:.0} images/s{disturbed}", block.images_per_second);
-            row.launcher = launcher.word().to_owned();
+            row.launcher = launcher.to_string();
             row.about = about;
             row.blocks.push(block);
         }

@@ -4,6 +4,7 @@
 //! Invariant: every list has something in it and nothing twice; what cannot be measured is refused before anything is started.
 
 use std::env;
+use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -12,6 +13,7 @@ use serde_json::{Map, Value, json};
 use super::CompareArgs;
 use super::framework::{self, Framework};
 use crate::failure::{Failure, Outcome};
+use crate::hosts::Rate;
 use crate::machine;
 
 /// The last loss that is compared is that after this many updates.
@@ -23,14 +25,17 @@ pub(super) enum Launcher {
     Plain,
     Mpirun,
     Srun,
+    /// Each rank on an emulated host that sends at this rate.
+    Hosts(Rate),
 }
 
-impl Launcher {
-    pub(super) fn word(self) -> &'static str {
+impl fmt::Display for Launcher {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Launcher::Plain => "plain",
-            Launcher::Mpirun => "mpirun",
-            Launcher::Srun => "srun",
+            Launcher::Plain => f.write_str("plain"),
+            Launcher::Mpirun => f.write_str("mpirun"),
+            Launcher::Srun => f.write_str("srun"),
+            Launcher::Hosts(rate) => write!(f, "hosts:{rate}"),
         }
     }
 }
@@ -102,6 +107,11 @@ impl Settings {
                 settings.warmup_steps + settings.steps
             )));
         }
+        if matches!(settings.launcher, Launcher::Hosts(_)) && settings.ranks == [1] {
+            return Err(Failure::Usage(
+                "--launcher hosts: expected several --ranks, as one has nobody to send to, got 1".to_owned(),
+            ));
+        }
         Ok(settings)
     }
 
@@ -115,7 +125,7 @@ impl Settings {
             ("rounds", json!(self.rounds)),
             ("peer_settings", json!(if self.is_swept { "best" } else { "defaults" })),
             ("threads", json!(self.threads)),
-            ("launcher", json!(self.launcher.word())),
+            ("launcher", json!(self.launcher.to_string())),
             ("initial_weights", json!("the same file for all")),
             ("batches", json!("the same files for all: 4 a rank in turn, random pixels and labels")),
             ("images_per_second_means", json!(machine::IMAGES_PER_SECOND_MEANS)),
@@ -173,10 +183,18 @@ fn dtypes(list: &str) -> Outcome<Vec<String>> {
 }
 
 fn launcher(word: &str) -> Outcome<Launcher> {
-    let all = [Launcher::Plain, Launcher::Mpirun, Launcher::Srun];
-    all.into_iter()
-        .find(|launcher| launcher.word() == word)
-        .ok_or_else(|| Failure::Usage(format!("--launcher: expected plain, mpirun or srun, got `{word}`")))
+    match word {
+        "plain" => Ok(Launcher::Plain),
+        "mpirun" => Ok(Launcher::Mpirun),
+        "srun" => Ok(Launcher::Srun),
+        other => match other.strip_prefix("hosts:").map(Rate::read) {
+            Some(Ok(rate)) => Ok(Launcher::Hosts(rate)),
+            Some(Err(reason)) => Err(Failure::Usage(format!("--launcher hosts: {reason}"))),
+            None => Err(Failure::Usage(format!(
+                "--launcher: expected plain, mpirun, srun or hosts:RATE such as hosts:1gbit, got `{other}`"
+            ))),
+        },
+    }
 }
 
 fn is_swept(word: &str) -> Outcome<bool> {
@@ -265,6 +283,9 @@ pub(super) mod tests {
         assert_eq!(settings.ranks, [1, 4]);
         assert_eq!(settings.dtypes, ["bf16", "f32"]);
         assert_eq!(settings.models.len(), 2);
+        for word in ["plain", "mpirun", "srun", "hosts:unlimited", "hosts:200mbit"] {
+            assert_eq!(launcher(word).unwrap().to_string(), word);
+        }
     }
 
     #[test]
@@ -275,7 +296,9 @@ pub(super) mod tests {
             ("--ranks 0", "--ranks"),
             ("--ranks 1,,2", "--ranks"),
             ("--dtype f16", "--dtype"),
-            ("--launcher ssh", "--launcher"),
+            ("--launcher ssh", "hosts:RATE"),
+            ("--launcher hosts:fast", "200mbit"),
+            ("--launcher hosts:1gbit --ranks 1", "several --ranks"),
             ("--peer-settings worst", "--peer-settings"),
             ("--seeds 3", "--epochs"),
             ("--quiet-cores=-1", "--quiet-cores"),

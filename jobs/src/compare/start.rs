@@ -2,7 +2,8 @@
 //!
 //! In: a program with its words, a [`Launcher`]. Out: prepared commands, one for all ranks or one a rank.
 //! Invariant: pure, apart from free ports. Under each launcher a rank has its own cores where there are enough: mpirun and srun bind
-//! it, for plain processes taskset does. Several ranks of ours need an MPI launcher, so their plain way is mpirun.
+//! it, for plain processes taskset does, for emulated hosts their agent. Several ranks of ours need an MPI launcher, so their plain way
+//! is mpirun; one rank meets nobody, so it is plain instead of on a host.
 
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
@@ -14,6 +15,7 @@ use super::scripts::Scripts;
 use super::settings::Launcher;
 use crate::cores;
 use crate::failure::{Failure, Outcome};
+use crate::hosts::Hosts;
 use crate::mpirun::{Mpirun, Placement, forget_surrounding_job};
 
 /// By which a rank that no launcher numbers learns its number; `peers/ranks.py` reads it.
@@ -31,19 +33,20 @@ pub(super) struct Program {
 }
 
 impl Program {
-    /// A peer's script with the words that all of its processes get.
+    /// A peer's script with the words that all of its processes get; on `hosts`, if there are any, its ranks meet.
     pub(super) fn peer(
         framework: Framework,
         python: &Path,
         scripts: &Scripts,
         ranks: usize,
         threads: usize,
+        hosts: Option<&Hosts>,
     ) -> Outcome<Self> {
         // Nothing is written beside the scripts.
         let mut words = vec!["-B".to_owned(), scripts.path("run.py").display().to_string()];
         words.push(framework.word().to_owned());
         words.extend(["--ranks".to_owned(), ranks.to_string(), "--threads".to_owned(), threads.to_string()]);
-        words.extend(["--rendezvous".to_owned(), free_addresses(ranks)?.join(",")]);
+        words.extend(["--rendezvous".to_owned(), addresses(ranks, hosts)?.join(",")]);
         let (file, needs_mpi) = (python.to_owned(), framework.needs_mpi());
         Ok(Program { file, words, ranks, threads, needs_mpi, environment: Vec::new() })
     }
@@ -59,16 +62,23 @@ impl Program {
     pub(super) fn launcher(&self, wanted: Launcher) -> Launcher {
         match wanted {
             Launcher::Plain if self.needs_mpi && self.ranks > 1 => Launcher::Mpirun,
+            Launcher::Hosts(_) if self.ranks == 1 => Launcher::Plain,
             other => other,
         }
     }
 
     /// The commands whose processes are the ranks.
-    pub(super) fn commands(&self, wanted: Launcher, mpirun: Option<&Mpirun>) -> Outcome<Vec<Command>> {
+    pub(super) fn commands(
+        &self,
+        wanted: Launcher,
+        mpirun: Option<&Mpirun>,
+        hosts: Option<&Hosts>,
+    ) -> Outcome<Vec<Command>> {
         let mut commands = match self.launcher(wanted) {
             Launcher::Plain => (0..self.ranks).map(|rank| self.plain(rank)).collect(),
             Launcher::Mpirun => vec![self.by_mpirun(mpirun)?],
             Launcher::Srun => vec![self.by_srun()],
+            Launcher::Hosts(_) => vec![self.on_hosts(mpirun, hosts)?],
         };
         for command in &mut commands {
             command.envs(self.environment.iter().map(|(name, value)| (name, value)));
@@ -108,12 +118,6 @@ impl Program {
     }
 
     fn by_mpirun(&self, mpirun: Option<&Mpirun>) -> Outcome<Command> {
-        let mpirun = mpirun.ok_or_else(|| {
-            Failure::Failed(format!(
-                "{} ranks need mpirun, not found in PATH: load or install the MPI that the trainer was built with",
-                self.ranks
-            ))
-        })?;
         let placement = Placement {
             ranks: self.ranks,
             hosts: Vec::new(),
@@ -121,7 +125,21 @@ impl Program {
             threads: Some(self.threads),
             is_polite: false,
         };
-        mpirun.command(&placement, &self.file, &self.words)
+        self.found(mpirun)?.command(&placement, &self.file, &self.words)
+    }
+
+    fn on_hosts(&self, mpirun: Option<&Mpirun>, hosts: Option<&Hosts>) -> Outcome<Command> {
+        let hosts = hosts.ok_or_else(|| Failure::Failed("no emulated hosts are up".to_owned()))?;
+        hosts.command(self.found(mpirun)?, self.ranks, &self.file, &self.words)
+    }
+
+    fn found<'m>(&self, mpirun: Option<&'m Mpirun>) -> Outcome<&'m Mpirun> {
+        mpirun.ok_or_else(|| {
+            Failure::Failed(format!(
+                "{} ranks need mpirun, not found in PATH: load or install the MPI that the trainer was built with",
+                self.ranks
+            ))
+        })
     }
 
     fn by_srun(&self) -> Command {
@@ -134,18 +152,26 @@ impl Program {
     }
 }
 
-/// As many addresses of this machine as nobody listens at.
-fn free_addresses(count: usize) -> Outcome<Vec<String>> {
+/// Where each of several ranks listens: on its host, else at an address of this machine.
+fn addresses(ranks: usize, hosts: Option<&Hosts>) -> Outcome<Vec<String>> {
+    let ports = free_ports(ranks)?.into_iter().enumerate();
+    let host = |rank| hosts.filter(|_| ranks > 1).map_or("127.0.0.1".to_owned(), |hosts| hosts.address(rank));
+    Ok(ports.map(|(rank, port)| format!("{}:{port}", host(rank))).collect())
+}
+
+/// As many ports of this machine as nobody listens at.
+fn free_ports(count: usize) -> Outcome<Vec<u16>> {
     let failed = |error: std::io::Error| Failure::Failed(format!("no free port on 127.0.0.1: {error}"));
     // All are held until all are found, so that none is found twice.
     let held: Vec<TcpListener> =
         (0..count).map(|_| TcpListener::bind("127.0.0.1:0")).collect::<Result<_, _>>().map_err(failed)?;
-    held.iter().map(|listener| Ok(listener.local_addr().map_err(failed)?.to_string())).collect()
+    held.iter().map(|listener| Ok(listener.local_addr().map_err(failed)?.port())).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::hosts::Rate;
     use crate::process::shown;
 
     fn program(ranks: usize, threads: usize, needs_mpi: bool) -> Program {
@@ -155,7 +181,7 @@ mod tests {
 
     #[test]
     fn a_plain_rank_is_a_process_that_knows_its_number() {
-        let commands = program(2, 1000, false).commands(Launcher::Plain, None).unwrap();
+        let commands = program(2, 1000, false).commands(Launcher::Plain, None, None).unwrap();
         let lines: Vec<String> = commands.iter().map(shown).collect();
         assert_eq!(lines, ["LOCKSTEP_PEER_RANK=0 program word", "LOCKSTEP_PEER_RANK=1 program word"]);
     }
@@ -165,13 +191,20 @@ mod tests {
         assert_eq!(program(1, 1, true).launcher(Launcher::Plain), Launcher::Plain);
         assert_eq!(program(2, 1, true).launcher(Launcher::Plain), Launcher::Mpirun);
         assert_eq!(program(2, 1, false).launcher(Launcher::Plain), Launcher::Plain);
-        let refusal = program(2, 1, true).commands(Launcher::Plain, None).unwrap_err().to_string();
+        let refusal = program(2, 1, true).commands(Launcher::Plain, None, None).unwrap_err().to_string();
         assert!(refusal.contains("mpirun"), "{refusal}");
     }
 
     #[test]
+    fn one_rank_is_plain_and_several_are_on_hosts() {
+        let hosts = Launcher::Hosts(Rate::Unlimited);
+        assert_eq!(program(1, 1, true).launcher(hosts), Launcher::Plain);
+        assert_eq!(program(2, 1, false).launcher(hosts), hosts);
+    }
+
+    #[test]
     fn srun_starts_all_ranks_by_one_command() {
-        let commands = program(2, 3, true).commands(Launcher::Srun, None).unwrap();
+        let commands = program(2, 3, true).commands(Launcher::Srun, None, None).unwrap();
         let line = shown(&commands[0]);
         assert!(line.contains("srun --mpi=pmix") && line.contains("--ntasks=2 --cpus-per-task=3"), "{line}");
         assert!(line.ends_with("program word") && commands.len() == 1, "{line}");
@@ -179,7 +212,7 @@ mod tests {
 
     #[test]
     fn addresses_are_different() {
-        let mut addresses = free_addresses(5).unwrap();
+        let mut addresses = addresses(5, None).unwrap();
         addresses.sort();
         addresses.dedup();
         assert_eq!(addresses.len(), 5);

@@ -25,7 +25,7 @@ fn space(host: usize) -> String {
     format!("{PREFIX}{}", name(host))
 }
 
-fn address(host: usize) -> String {
+pub(super) fn address(host: usize) -> String {
     format!("10.98.0.{host}")
 }
 

@@ -196,6 +196,11 @@ impl Hosts {
         self.count
     }
 
+    /// Of the host on which [`Hosts::command`] starts a rank.
+    pub(crate) fn address(&self, rank: usize) -> String {
+        commands::address(rank % self.count + 1)
+    }
+
     /// Limits what every host sends.
     pub(crate) fn set_rate(&self, rate: Rate) -> Outcome {
         for host in 1..=self.count {

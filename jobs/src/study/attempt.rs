@@ -61,7 +61,9 @@ impl Attempt<'_> {
             let further = self.repetition as u64 - 1;
             match words.iter().position(|word| word == "--seed").and_then(|place| words.get_mut(place + 1)) {
                 // What is no number is the trainer's to refuse.
-                Some(seed) => *seed = seed.parse().map_or(seed.clone(), |seed: u64| seed.wrapping_add(further).to_string()),
+                Some(seed) => {
+                    *seed = seed.parse().map_or(seed.clone(), |seed: u64| seed.wrapping_add(further).to_string())
+                }
                 None => words.extend(["--seed".to_owned(), further.to_string()]),
             }
         }

@@ -6,6 +6,8 @@ use std::fs;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use serde_json::Value;
+
 use super::Suite;
 use crate::suite::launcher::Launcher;
 use crate::suite::run::{LIMIT_S, wait_until};
@@ -22,7 +24,7 @@ pub(super) const CHECKS: [Check<Suite>; 2] = [
         run: killed_and_resumed,
     },
     Check {
-        claim: "study: ranks on emulated hosts train, and no host is left, neither after the end nor after a kill",
+        claim: "study, compare: ranks on emulated hosts train, and no host is left, neither after the end nor after a kill",
         needs_mpirun: true,
         run: on_emulated_hosts,
     },
@@ -89,7 +91,24 @@ fn on_emulated_hosts(suite: &Suite) -> Result<(), String> {
     let ended = Ended::of(command(), &log, LIMIT_S)?;
     ended.expect_success()?;
     ended.expect(!hosts::are_there(), "no host left")?;
-    study.expect_each_once("1gbit")
+    study.expect_each_once("1gbit")?;
+    compared_on_hosts(suite)
+}
+
+/// Ours alone, as the other frameworks are not installed in tests.
+fn compared_on_hosts(suite: &Suite) -> Result<(), String> {
+    const WORDS: &str = "compare --models resnet8 --ranks 1,2 --batch-size-per-rank 2 --rounds 1 --quiet-cores 100 --launcher hosts:1gbit";
+    let folder = suite.folder().join("compare-hosts");
+    let mut command = Command::new(suite.trainer());
+    command.args(WORDS.split(' ')).args(["--with", "", "--output"]).arg(&folder);
+    let ended = Ended::of(command, &suite.folder().join("compare-hosts.log"), LIMIT_S)?;
+    ended.expect_success()?;
+    ended.expect(!hosts::are_there(), "no host left")?;
+    let text = fs::read_to_string(folder.join("comparison.json")).map_err(|error| error.to_string())?;
+    let document: Value = serde_json::from_str(&text).map_err(|error| error.to_string())?;
+    let launchers: Vec<&str> =
+        document["rows"].as_array().into_iter().flatten().filter_map(|row| row["launcher"].as_str()).collect();
+    ended.expect(launchers == ["plain", "hosts:1gbit"], "a row of one rank and one of two on hosts")
 }
 
 /// How many processes of the trainer, started by mpirun, measure.
