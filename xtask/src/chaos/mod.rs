@@ -274,14 +274,15 @@ impl Saved<'_> {
     /// as there is no older checkpoint, was a kill.
     fn lost(&mut self, lived: &Lived, fault: &Fault) -> Result<(Kind, u64), String> {
         let mut kind = fault.kind;
-        let mut most = if lived.ended.finished.code == Some(0) { 0 } else { CADENCE };
+        // While a checkpoint is written beside training, until the next one is due, the one before it is the newest.
+        let mut most = if lived.ended.finished.code == Some(0) { 0 } else { 2 * CADENCE };
         if kind == Kind::CutCheckpoint {
             let cut = if self.cut.is_none() { Cut::make(&self.run.folder, &self.steps, fault.cut)? } else { None };
             match cut {
                 Some(cut) => {
                     self.steps.pop();
                     self.cut = Some(cut);
-                    most = 2 * CADENCE;
+                    most = 3 * CADENCE;
                 }
                 None => kind = Kind::Kill,
             }
