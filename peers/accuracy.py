@@ -47,7 +47,7 @@ def train(framework, job, options):
         order, loss_sum, epoch_start = random.permutation(count), 0.0, time.perf_counter()
         for first in range(0, count, batch_size):
             chosen = order[first : first + batch_size]
-            pixels = images.augmented(images.normalised(train_split.pixels[chosen]), random)
+            pixels = images.normalised(images.augmented(train_split.pixels[chosen], random))
             batch = framework.place(np.ascontiguousarray(pixels), train_split.labels[chosen])
             rate = learning_rate(step, options.epochs * steps_per_epoch)
             loss_sum += framework.step(batch, rate) * len(chosen)
