@@ -50,7 +50,7 @@ def normalised(pixels):
 
 
 def augmented(images, random):
-    """Each image moved by up to four pixels, black coming in, and mirrored or not. Before they are normalised, where 0 is no longer black."""
+    """Each image moved by up to four pixels, black coming in, and mirrored or not. Call before normalising: afterwards 0 is the mean colour."""
     count, height, width, channels = images.shape
     padded = np.zeros((count, height + 2 * PADDING, width + 2 * PADDING, channels), images.dtype)
     padded[:, PADDING:-PADDING, PADDING:-PADDING] = images

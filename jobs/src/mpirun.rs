@@ -133,6 +133,17 @@ impl Mpirun {
         self.make == Make::OpenMpi
     }
 
+    /// Refuses what cannot start ranks on emulated hosts.
+    pub(crate) fn require_emulated_hosts(found: Option<&Self>) -> Outcome {
+        match found {
+            Some(mpirun) if mpirun.starts_on_emulated_hosts() => Ok(()),
+            Some(other) => {
+                Err(Failure::Failed(format!("emulated hosts need Open MPI's mpirun, got {other}: install Open MPI")))
+            }
+            None => Err(Failure::Failed("emulated hosts need mpirun, not found in PATH: install Open MPI".to_owned())),
+        }
+    }
+
     /// The command that starts this program on emulated hosts, whose agent stands in for ssh; mpirun itself runs on the first of them,
     /// where the others reach it.
     pub fn over_emulated_hosts(
@@ -144,11 +155,7 @@ impl Mpirun {
         program: &Path,
         arguments: &[String],
     ) -> Outcome<Command> {
-        if !self.starts_on_emulated_hosts() {
-            return Err(Failure::Failed(format!(
-                "emulated hosts need Open MPI's mpirun, got {self}: install Open MPI"
-            )));
-        }
+        Self::require_emulated_hosts(Some(self))?;
         let first = hosts.first().map_or("", String::as_str);
         let slots = ranks.div_ceil(hosts.len().max(1));
         let list: Vec<String> = hosts.iter().map(|host| format!("{host}:{slots}")).collect();

@@ -55,7 +55,7 @@ impl Contender {
 pub(super) struct Bench<'a> {
     pub(super) settings: &'a Settings,
     pub(super) mpirun: Option<Mpirun>,
-    /// Where ranks are started on some.
+    /// With `--launcher hosts:RATE`.
     pub(super) hosts: Option<Hosts>,
     pub(super) trainer: PathBuf,
     pub(super) scripts: &'a Scripts,

@@ -38,7 +38,7 @@ use self::row::{Key, Row};
 use self::scripts::Scripts;
 use self::settings::{Launcher, Settings};
 use crate::failure::{Failure, Outcome};
-use crate::hosts::Hosts;
+use crate::hosts::{self, Hosts};
 use crate::machine;
 use crate::mpirun::Mpirun;
 use crate::options::{self, Installing};
@@ -158,6 +158,11 @@ impl CompareArgs {
     /// Flags that do not go together; our own measurement failed. What another framework lacks is a gap in the table.
     pub fn run(&self) -> Outcome {
         let settings = Settings::read(self)?;
+        let mpirun = Mpirun::find();
+        if matches!(settings.launcher, Launcher::Hosts(_)) {
+            hosts::require()?;
+            Mpirun::require_emulated_hosts(mpirun.as_ref())?;
+        }
         let trainer = options::trainer(self.trainer.as_deref())?;
         let output = &settings.output;
         fs::create_dir_all(output).map_err(|error| Failure::Failed(format!("{}: {error}", output.display())))?;
@@ -178,7 +183,7 @@ impl CompareArgs {
             settings.frameworks.iter().map(|&framework| (framework, installer.python(framework))).collect();
         let commit = machine::commit(&trainer);
         let hosts = emulated_hosts(&settings)?;
-        let bench = Bench { settings: &settings, mpirun: Mpirun::find(), hosts, trainer, scripts: &scripts, pythons };
+        let bench = Bench { settings: &settings, mpirun, hosts, trainer, scripts: &scripts, pythons };
         let mut document =
             Document::open(&settings.output, commit, machine::machine(), settings.job(), settings.is_again)?;
         measure_speed(&bench, &mut document)?;
@@ -199,7 +204,7 @@ impl CompareArgs {
     }
 }
 
-/// As many as there are ranks at most, where ranks are started on some; they are gone with the value.
+/// One for each of several ranks, where they are started on some; they are gone with the value.
 fn emulated_hosts(settings: &Settings) -> Outcome<Option<Hosts>> {
     let (Launcher::Hosts(rate), Some(&count)) = (settings.launcher, settings.ranks.iter().max()) else {
         return Ok(None);

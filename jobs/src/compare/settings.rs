@@ -107,10 +107,14 @@ impl Settings {
                 settings.warmup_steps + settings.steps
             )));
         }
-        if matches!(settings.launcher, Launcher::Hosts(_)) && settings.ranks == [1] {
-            return Err(Failure::Usage(
-                "--launcher hosts: expected several --ranks, as one has nobody to send to, got 1".to_owned(),
-            ));
+        let on_hosts = settings.ranks.iter().filter(|&&ranks| ranks > 1).count();
+        if matches!(settings.launcher, Launcher::Hosts(_)) && on_hosts != 1 {
+            let got: Vec<String> = settings.ranks.iter().map(usize::to_string).collect();
+            return Err(Failure::Usage(format!(
+                "--launcher hosts: expected one number of --ranks above 1, for which hosts are made, got {}: \
+                 compare others with another --output",
+                got.join(",")
+            )));
         }
         Ok(settings)
     }
@@ -298,7 +302,8 @@ pub(super) mod tests {
             ("--dtype f16", "--dtype"),
             ("--launcher ssh", "hosts:RATE"),
             ("--launcher hosts:fast", "200mbit"),
-            ("--launcher hosts:1gbit --ranks 1", "several --ranks"),
+            ("--launcher hosts:1gbit --ranks 1", "one number of --ranks above 1"),
+            ("--launcher hosts:1gbit --ranks 1,2,4", "got 1,2,4"),
             ("--peer-settings worst", "--peer-settings"),
             ("--seeds 3", "--epochs"),
             ("--quiet-cores=-1", "--quiet-cores"),

@@ -122,7 +122,7 @@ fn start(ranks: Option<usize>, words: &[String]) -> Outcome {
 /// Refuses to go on where no hosts can be made.
 pub(crate) fn require() -> Outcome {
     if !process::is_root() {
-        let text = "emulated hosts need root: run this as root, or leave networks `hosts:…` out";
+        let text = "emulated hosts need root: run this as root, or ask for no `hosts:…`";
         return Err(Failure::Failed(text.to_owned()));
     }
     let missing: Vec<&str> = PROGRAMS.into_iter().filter(|name| probe::program(name).is_none()).collect();
@@ -241,7 +241,7 @@ fn refuse_others(file: &Path) -> Outcome {
     {
         None => Ok(()),
         Some(owner) => Err(Failure::Failed(format!(
-            "emulated hosts are in use by process {owner}, as a study keeps them: wait for its end, or end it"
+            "emulated hosts are in use by process {owner}, as a study or a comparison keeps them: wait for its end, or end it"
         ))),
     }
 }
@@ -298,6 +298,12 @@ fn asked(words: &[String]) -> Outcome {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn ranks_are_on_the_hosts_in_turn() {
+        let hosts = Hosts { count: 2, afterwards: None };
+        assert_eq!([0, 1, 2].map(|rank| hosts.address(rank)), ["10.98.0.1", "10.98.0.2", "10.98.0.1"]);
+    }
 
     #[test]
     fn hosts_of_another_living_process_are_refused_and_those_of_one_that_is_gone_are_not() {

@@ -57,8 +57,8 @@ impl Attempt<'_> {
     /// the same one it would be the same training, timed again.
     pub(super) fn words(&self, directory: &Path) -> Vec<String> {
         let mut words = self.cell.arguments.clone();
-        if self.cell.kind == Kind::Train {
-            let further = self.repetition as u64 - 1;
+        let further = (self.repetition as u64).saturating_sub(1);
+        if self.cell.kind == Kind::Train && further > 0 {
             match words.iter().position(|word| word == "--seed").and_then(|place| words.get_mut(place + 1)) {
                 // What is no number is the trainer's to refuse.
                 Some(seed) => {
@@ -171,7 +171,7 @@ mod tests {
         };
         let mut cell = cell("train");
         let of_default = [1, 3].map(|repetition| with_seed(&cell, repetition));
-        assert_eq!(of_default, [Some("0".to_owned()), Some("2".to_owned())]);
+        assert_eq!(of_default, [None, Some("2".to_owned())]);
         cell.arguments.extend(["--seed".to_owned(), "7".to_owned()]);
         assert_eq!([1, 3].map(|repetition| with_seed(&cell, repetition)), [Some("7".to_owned()), Some("9".to_owned())]);
         cell.kind = Kind::Bench;

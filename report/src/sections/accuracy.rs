@@ -10,7 +10,7 @@ use crate::chart::{Axis, Kind, LinePlot, Plot, Point, Series};
 use crate::document::{Block, Cell, Figure, Table};
 use crate::measurements::{median, meeting_of, range, settings_of, work_of};
 use crate::sources::Run;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// How far a run was at the end of an epoch.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -132,11 +132,12 @@ fn table(courses: &[Course<'_>], percent: f64) -> Table {
     table
 }
 
-/// Repetitions of a cell in one row, where there are several: trainings with different seeds.
+/// Repetitions of a cell in one row, where there are several; accuracies have a deviation where each has a seed of its own.
 fn together(facts: &Facts<'_>, target: f64) -> Option<Table> {
     let columns = [
         "cell",
         "runs",
+        "seeds",
         "reached",
         "seconds to it, median",
         "least",
@@ -145,7 +146,8 @@ fn together(facts: &Facts<'_>, target: f64) -> Option<Table> {
         "last accuracy, %, mean",
         "standard deviation",
     ];
-    let caption = format!("The same, repetitions together: accuracy of {} % and after the last epoch", percent(target));
+    let percent = percent(target);
+    let caption = format!("Repetitions together: time to {percent} % of those that reached it, accuracy at the last test");
     let mut table = Table::new("time-to-accuracy-together", caption, &columns);
     for runs in facts.run_groups() {
         let courses: Vec<Course<'_>> = runs.into_iter().filter_map(|run| course(run, target)).collect();
@@ -153,17 +155,19 @@ fn together(facts: &Facts<'_>, target: f64) -> Option<Table> {
         let seconds: Vec<f64> = reached.iter().map(|at| at.seconds).collect();
         let epochs: Vec<f64> = reached.iter().map(|at| at.epochs as f64).collect();
         let last: Vec<f64> = courses.iter().map(|course| 100.0 * course.last).collect();
+        let seeds: BTreeSet<&str> = courses.iter().filter_map(|course| course.run.setting("run.seed")).collect();
         let Some((mean, Some(deviation))) = records::mean_and_deviation(&last) else { continue };
         table.push(vec![
             Cell::text(courses[0].run.group.as_ref().map(|group| group.cell.clone()).unwrap_or_default()),
             Cell::count(courses.len() as u64),
+            Cell::count(seeds.len() as u64),
             Cell::count(reached.len() as u64),
             Cell::number(median(&seconds), 1),
             Cell::number(seconds.iter().copied().reduce(f64::min), 1),
             Cell::number(seconds.iter().copied().reduce(f64::max), 1),
             Cell::number(median(&epochs), 1),
             Cell::number(mean, 2),
-            Cell::number(deviation, 2),
+            Cell::number(Some(deviation).filter(|_| seeds.len() == courses.len()), 2),
         ]);
     }
     (!table.rows.is_empty()).then_some(table)
@@ -305,17 +309,24 @@ mod tests {
 
     #[test]
     fn repetitions_come_together_with_the_spread_of_their_last_accuracies() {
-        let of_cell = |cell: &str, run: Run| Run { group: Some(RunGroup { cell: cell.to_owned(), study: 0 }), ..run };
+        let of_cell = |cell: &str, seed: &str, run: Run| {
+            let settings = run.settings.iter().map(|(key, value)| (key.clone(), value.clone()));
+            let settings = settings.chain([("run.seed".to_owned(), seed.to_owned())]).collect();
+            Run { group: Some(RunGroup { cell: cell.to_owned(), study: 0 }), settings, ..run }
+        };
         let runs = vec![
-            of_cell("x", run(10, "a", &[Some(8), Some(7)])),
-            of_cell("y", run(20, "a", &[Some(8)])),
-            of_cell("x", run(10, "a", &[Some(3), Some(5)])),
-            of_cell("x", run(10, "a", &[Some(6)])),
+            of_cell("x", "0", run(10, "a", &[Some(8), Some(7)])),
+            of_cell("y", "0", run(20, "a", &[Some(8)])),
+            of_cell("x", "1", run(10, "a", &[Some(3), Some(5)])),
+            of_cell("x", "2", run(10, "a", &[Some(6)])),
+            of_cell("z", "0", run(10, "a", &[Some(6)])),
+            of_cell("z", "0", run(10, "a", &[Some(6)])),
         ];
         let sources = Sources { runs, ..Sources::default() };
         let table = together(&Facts::new(&sources, None), 0.7).unwrap();
         let rows: Vec<Vec<String>> = table.rows.iter().map(|row| row.iter().map(Cell::raw).collect()).collect();
-        assert_eq!(rows, [["x", "3", "1", "3", "3", "3", "1", "60", "10"]]);
+        let of_one_seed = ["z", "2", "1", "0", "", "", "", "", "60", ""];
+        assert_eq!(rows, [["x", "3", "3", "1", "3", "3", "3", "1", "60", "10"], of_one_seed]);
     }
 
     #[test]
