@@ -147,7 +147,8 @@ fn together(facts: &Facts<'_>, target: f64) -> Option<Table> {
         "standard deviation",
     ];
     let percent = percent(target);
-    let caption = format!("Repetitions together: time to {percent} % of those that reached it, accuracy at the last test");
+    let caption =
+        format!("Repetitions together: time to {percent} % of those that reached it, accuracy at the last test");
     let mut table = Table::new("time-to-accuracy-together", caption, &columns);
     for runs in facts.run_groups() {
         let courses: Vec<Course<'_>> = runs.into_iter().filter_map(|run| course(run, target)).collect();

@@ -110,7 +110,10 @@ fn compared_on_hosts(suite: &Suite) -> Result<(), String> {
     let of_row = |row: &Value| Some((row["ranks"].as_u64()?, row["launcher"].as_str()?.to_owned()));
     let mut launchers: Vec<_> = document["rows"].as_array().into_iter().flatten().filter_map(of_row).collect();
     launchers.sort();
-    ended.expect(launchers == [(1, "plain".to_owned()), (2, "hosts:1gbit".to_owned())], "a row of one rank and one of two on hosts")
+    ended.expect(
+        launchers == [(1, "plain".to_owned()), (2, "hosts:1gbit".to_owned())],
+        "a row of one rank and one of two on hosts",
+    )
 }
 
 /// How many processes of the trainer, started by mpirun, measure.
