@@ -133,15 +133,21 @@ impl Mpirun {
         self.make == Make::OpenMpi
     }
 
-    /// Refuses what cannot start ranks on emulated hosts.
-    pub(crate) fn require_emulated_hosts(found: Option<&Self>) -> Outcome {
-        match found {
-            Some(mpirun) if mpirun.starts_on_emulated_hosts() => Ok(()),
-            Some(other) => {
-                Err(Failure::Failed(format!("emulated hosts need Open MPI's mpirun, got {other}: install Open MPI")))
-            }
-            None => Err(Failure::Failed("emulated hosts need mpirun, not found in PATH: install Open MPI".to_owned())),
+    /// The one that was found, if any: what starts several ranks.
+    pub(crate) fn needed(found: Option<&Self>) -> Outcome<&Self> {
+        found.ok_or_else(|| {
+            let text =
+                "several ranks need mpirun, not found in PATH: load or install the MPI that the trainer was built with";
+            Failure::Failed(text.to_owned())
+        })
+    }
+
+    /// Refuses one that cannot start ranks on emulated hosts.
+    pub(crate) fn expect_emulated_hosts(&self) -> Outcome {
+        if self.starts_on_emulated_hosts() {
+            return Ok(());
         }
+        Err(Failure::Failed(format!("emulated hosts need Open MPI's mpirun, got {self}: install Open MPI")))
     }
 
     /// The command that starts this program on emulated hosts, whose agent stands in for ssh; mpirun itself runs on the first of them,
@@ -155,7 +161,7 @@ impl Mpirun {
         program: &Path,
         arguments: &[String],
     ) -> Outcome<Command> {
-        Self::require_emulated_hosts(Some(self))?;
+        self.expect_emulated_hosts()?;
         let first = hosts.first().map_or("", String::as_str);
         let slots = ranks.div_ceil(hosts.len().max(1));
         let list: Vec<String> = hosts.iter().map(|host| format!("{host}:{slots}")).collect();

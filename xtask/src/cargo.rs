@@ -125,8 +125,8 @@ pub(crate) fn kept_trainer(mpi: Mpi) -> Outcome<PathBuf> {
 /// Makes a folder for cargo to build into that begins with what is compiled in the usual one; there `adapt` removes what cannot
 /// serve. A folder that exists is left as it is.
 ///
-/// Libraries and metadata, nearly all of it, are shared by hard links, since a copy would take gigabytes for each folder: rustc renames a new file to its
-/// name and so never writes into one of another folder.
+/// Libraries and metadata, nearly all of it, are shared by hard links, since a copy would take gigabytes for each folder: rustc renames
+/// a new file to its name and so never writes into one of another folder.
 pub(crate) fn begin_folder(folder: &Path, adapt: impl FnOnce(&Path) -> Outcome) -> Outcome {
     const COPY: &str =
         "mkdir -p \"$2/debug/deps\" && cp -a \"$1/debug/.fingerprint\" \"$1/debug/build\" \"$2/debug\" &&

@@ -38,7 +38,7 @@ use self::row::{Key, Row};
 use self::scripts::Scripts;
 use self::settings::{Launcher, Settings};
 use crate::failure::{Failure, Outcome};
-use crate::hosts::{self, Hosts};
+use crate::hosts::Hosts;
 use crate::machine;
 use crate::mpirun::Mpirun;
 use crate::options::{self, Installing};
@@ -159,10 +159,8 @@ impl CompareArgs {
     pub fn run(&self) -> Outcome {
         let settings = Settings::read(self)?;
         let mpirun = Mpirun::find();
-        if matches!(settings.launcher, Launcher::Hosts(_)) {
-            hosts::require()?;
-            Mpirun::require_emulated_hosts(mpirun.as_ref())?;
-        }
+        // Before anything is installed: what cannot be had is refused at once.
+        let hosts = emulated_hosts(&settings, mpirun.as_ref())?;
         let trainer = options::trainer(self.trainer.as_deref())?;
         let output = &settings.output;
         fs::create_dir_all(output).map_err(|error| Failure::Failed(format!("{}: {error}", output.display())))?;
@@ -182,7 +180,6 @@ impl CompareArgs {
         let pythons: BTreeMap<_, _> =
             settings.frameworks.iter().map(|&framework| (framework, installer.python(framework))).collect();
         let commit = machine::commit(&trainer);
-        let hosts = emulated_hosts(&settings)?;
         let bench = Bench { settings: &settings, mpirun, hosts, trainer, scripts: &scripts, pythons };
         let mut document =
             Document::open(&settings.output, commit, machine::machine(), settings.job(), settings.is_again)?;
@@ -205,10 +202,11 @@ impl CompareArgs {
 }
 
 /// One for each of several ranks, where they are started on some; they are gone with the value.
-fn emulated_hosts(settings: &Settings) -> Outcome<Option<Hosts>> {
+fn emulated_hosts(settings: &Settings, mpirun: Option<&Mpirun>) -> Outcome<Option<Hosts>> {
     let (Launcher::Hosts(rate), Some(&count)) = (settings.launcher, settings.ranks.iter().max()) else {
         return Ok(None);
     };
+    Mpirun::needed(mpirun)?.expect_emulated_hosts()?;
     let hosts = Hosts::up(count)?;
     hosts.set_rate(rate)?;
     Ok(Some(hosts))

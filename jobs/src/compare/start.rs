@@ -125,21 +125,12 @@ impl Program {
             threads: Some(self.threads),
             is_polite: false,
         };
-        self.found(mpirun)?.command(&placement, &self.file, &self.words)
+        Mpirun::needed(mpirun)?.command(&placement, &self.file, &self.words)
     }
 
     fn on_hosts(&self, mpirun: Option<&Mpirun>, hosts: Option<&Hosts>) -> Outcome<Command> {
         let hosts = hosts.ok_or_else(|| Failure::Failed("no emulated hosts are up".to_owned()))?;
-        hosts.command(self.found(mpirun)?, self.ranks, &self.file, &self.words)
-    }
-
-    fn found<'m>(&self, mpirun: Option<&'m Mpirun>) -> Outcome<&'m Mpirun> {
-        mpirun.ok_or_else(|| {
-            Failure::Failed(format!(
-                "{} ranks need mpirun, not found in PATH: load or install the MPI that the trainer was built with",
-                self.ranks
-            ))
-        })
+        hosts.command(Mpirun::needed(mpirun)?, self.ranks, &self.file, &self.words)
     }
 
     fn by_srun(&self) -> Command {

@@ -123,11 +123,7 @@ impl<'a> Local<'a> {
     }
 
     fn mpirun(&self) -> Outcome<&'a Mpirun> {
-        self.mpirun.ok_or_else(|| {
-            let text =
-                "several ranks need mpirun, not found in PATH: load or install the MPI that the trainer was built with";
-            Failure::Failed(text.to_owned())
-        })
+        Mpirun::needed(self.mpirun)
     }
 
     /// Hosts of this number and rate; those that are up are kept.

@@ -154,6 +154,8 @@ fn together(facts: &Facts<'_>, target: f64) -> Option<Table> {
         let courses: Vec<Course<'_>> = runs.into_iter().filter_map(|run| course(run, target)).collect();
         let reached: Vec<Reached> = courses.iter().filter_map(|course| course.reached).collect();
         let seconds: Vec<f64> = reached.iter().map(|at| at.seconds).collect();
+        let middle = median(&seconds);
+        let ends = range(&seconds).or(middle.map(|middle| (middle, middle)));
         let epochs: Vec<f64> = reached.iter().map(|at| at.epochs as f64).collect();
         let last: Vec<f64> = courses.iter().map(|course| 100.0 * course.last).collect();
         let seeds: BTreeSet<&str> = courses.iter().filter_map(|course| course.run.setting("run.seed")).collect();
@@ -163,9 +165,9 @@ fn together(facts: &Facts<'_>, target: f64) -> Option<Table> {
             Cell::count(courses.len() as u64),
             Cell::count(seeds.len() as u64),
             Cell::count(reached.len() as u64),
-            Cell::number(median(&seconds), 1),
-            Cell::number(seconds.iter().copied().reduce(f64::min), 1),
-            Cell::number(seconds.iter().copied().reduce(f64::max), 1),
+            Cell::number(middle, 1),
+            Cell::number(ends.map(|ends| ends.0), 1),
+            Cell::number(ends.map(|ends| ends.1), 1),
             Cell::number(median(&epochs), 1),
             Cell::number(mean, 2),
             Cell::number(Some(deviation).filter(|_| seeds.len() == courses.len()), 2),
