@@ -50,6 +50,8 @@ pub(super) struct Plan {
     /// Rows of a class in one band.
     pub(super) band_rows: usize,
     pub(super) num_bands: usize,
+    /// Images of a piece, more than one only where a band is a whole image.
+    pub(super) images_of_piece: usize,
     /// Zeros above and left of the padded band, and its extents.
     pub(super) pad_top: usize,
     pub(super) pad_left: usize,
@@ -62,6 +64,11 @@ pub(super) struct Plan {
 
 /// Input elements of a band: with its share of weights and output it stays in L2, and a few of its rows in L1.
 const BAND_ELEMENTS: usize = 24 * 1024;
+/// Weights beyond so many elements come from beyond L2 for every piece: then a piece has about so many pixels of a class, if need be of
+/// several images, but no more images than leave a few pieces to share out.
+const LARGE_WEIGHTS: usize = 256 * 1024;
+const LARGE_WEIGHTS_PIXELS: usize = 192;
+const LEAST_PIECES: usize = 8;
 
 impl Plan {
     pub(super) fn classes(&self) -> &[Class] {
@@ -70,11 +77,16 @@ impl Plan {
 
     /// Scratch elements of one worker: the padded band. Borrowed rows use it where they have to be widened.
     pub(super) fn slot_len(&self) -> usize {
+        self.images_of_piece * self.band_len()
+    }
+
+    /// Elements of an image's padded band.
+    pub(super) fn band_len(&self) -> usize {
         self.padded_rows * self.band_width() * self.in_c
     }
 
     pub(super) fn num_pieces(&self) -> usize {
-        self.images * self.num_bands
+        self.images.div_ceil(self.images_of_piece) * self.num_bands
     }
 
     /// The same plan for weights of which each run of a kernel row makes `vectors(run)` vectors.
@@ -178,6 +190,7 @@ impl Plan {
             is_flat: rows.is_flat(),
             band_rows: 0,
             num_bands: 0,
+            images_of_piece: 1,
             pad_top: 0,
             pad_left: 0,
             padded_w: 0,
@@ -192,20 +205,28 @@ impl Plan {
         let pad_top = classes.iter().map(|c| c.1).max().unwrap_or(0).max(0);
         let pad_left = classes.iter().map(|c| c.2).max().unwrap_or(0).max(0);
         (self.pad_top, self.pad_left) = (pad_top as usize, pad_left as usize);
-        let (mut rows_of_one, mut max_h, mut reach_h) = (0, 0, 0);
+        let (mut rows_of_one, mut max_h, mut max_w, mut reach_h) = (0, 0, 1, 0);
         for (class, top, left) in classes {
             let (down, right) = ((pad_top - top) as usize, (pad_left - left) as usize);
             rows_of_one = rows_of_one.max(down + class.taps_h);
             max_h = max_h.max(class.out_h);
+            max_w = max_w.max(class.out_w);
             reach_h = reach_h.max((class.out_h.max(1) - 1) * self.step + down + class.taps_h);
             self.padded_w = self.padded_w.max((class.out_w.max(1) - 1) * self.step + right + class.taps_w);
         }
         self.borrows_input = pad_top == 0 && pad_left == 0 && self.padded_w <= self.in_w && reach_h <= self.in_h;
         let row_len = self.padded_w * self.in_c;
+        let weights: usize =
+            classes.iter().map(|(class, ..)| class.taps_h * class.taps_w * self.in_c * self.out_c).sum();
+        let least = if weights > LARGE_WEIGHTS { LARGE_WEIGHTS_PIXELS } else { 1 };
         let fitting = (BAND_ELEMENTS / row_len).saturating_sub(rows_of_one) / self.step + 1;
+        let fitting = fitting.max(least.div_ceil(max_w));
         self.num_bands = max_h.div_ceil(fitting);
         self.band_rows = max_h.div_ceil(self.num_bands);
         self.num_bands = max_h.div_ceil(self.band_rows);
+        if self.num_bands == 1 {
+            self.images_of_piece = least.div_ceil(max_h * max_w).min(self.images.div_ceil(LEAST_PIECES));
+        }
         self.padded_rows = (self.band_rows - 1) * self.step + rows_of_one;
         let width = self.band_width();
         for (slot, (class, top, left)) in self.classes.iter_mut().zip(classes) {

@@ -238,6 +238,14 @@ fn channels_of_several_blocks_equal_the_reference() {
         (2, 5, 1024, 85, 1, 1),
         // Transformed weights that no cache holds.
         (2, 5, 345, 350, 3, 1),
+        // Weights that L2 does not hold: several images make a piece, and fewer the last one.
+        (19, 3, 176, 178, 3, 2),
+        (19, 3, 530, 500, 1, 2),
+        (11, 3, 176, 178, 3, 1),
+        // Pixels of x, then of dy, so far apart that the weight gradient packs them.
+        (5, 7, 1030, 40, 1, 1),
+        (5, 5, 1030, 40, 1, 2),
+        (5, 7, 130, 1030, 1, 1),
     ];
     for (batch, extent, in_channels, out_channels, kernel, stride) in layers {
         let (height, width, padding) = (extent, extent, kernel / 2);
@@ -259,6 +267,27 @@ fn channels_of_several_blocks_equal_the_reference() {
             groups: 1,
         };
         check_shape(&shape, &mut Random(5), &pools);
+    }
+}
+
+#[test]
+fn a_weight_gradient_planned_for_many_threads_has_the_bits_of_one_for_few() {
+    for (extent, in_channels, out_channels, kernel, stride) in
+        [(9, 600, 300, 1, 1), (9, 1100, 300, 1, 2), (5, 300, 300, 3, 2)]
+    {
+        let (batch, height, width, padding) = (3, extent, extent, kernel / 2);
+        let shape = Conv2dShape { batch, height, width, in_channels, out_channels, kernel, stride, padding, groups: 1 };
+        let mut random = Random(13);
+        let (x, dy) = (random.values(shape.input_len()), random.values(shape.output_len()));
+        let gradient = |num_threads| {
+            pool(num_threads).install(|| {
+                let conv = plan(shape);
+                let mut dw = vec![f32::NAN; shape.weight_len()];
+                conv.weight_gradient(&x[1..], &dy[1..], &mut dw, &mut dirty(conv.weight_gradient_workspace_len()));
+                dw
+            })
+        };
+        assert_eq!(gradient(1), gradient(8), "{shape:?}");
     }
 }
 

@@ -7,6 +7,7 @@ pub(super) mod factor;
 pub(super) mod pack;
 mod padded;
 pub(super) mod row_kernel;
+mod unit;
 pub(super) mod weight_gradient;
 pub(super) mod weight_kernel;
 
@@ -52,12 +53,15 @@ pub(super) trait Products {
 /// Register blocks.
 pub(super) struct Blocks<X>(PhantomData<X>);
 
-/// One class in one band.
+/// One class in one band, of one image or a few.
 pub(super) struct ClassBand<'a, X> {
     pub(super) plan: &'a Plan,
     pub(super) class: &'a Class,
     /// The band from the class's first window on.
     pub(super) x: &'a [X],
+    /// Images of the piece, and elements from one's band to the next one's.
+    pub(super) images: usize,
+    pub(super) image_stride: usize,
     pub(super) row_stride: usize,
     /// All panels of the class.
     pub(super) weights: &'a [f32],
@@ -76,26 +80,28 @@ impl<E: Element, K: Products> GenericWork for Direct<'_, E, K> {
         assert_eq!(packed.len(), plan.packed_len, "convolution: length of the packed weights");
         let output = SharedMut::new(output);
         for_each_piece(plan.num_pieces(), workspace, K::slot_len(plan), &|piece, slot| {
-            let (image, band) = (piece / plan.num_bands, piece % plan.num_bands);
-            let source = &input[image * plan.in_image_len..][..plan.in_image_len];
-            let first_row = band * plan.band_rows;
+            let (image, first_row) =
+                (piece / plan.num_bands * plan.images_of_piece, piece % plan.num_bands * plan.band_rows);
+            let images = plan.images_of_piece.min(plan.images - image);
+            let source = &input[image * plan.in_image_len..][..images * plan.in_image_len];
             let start = first_row * plan.out_row_stride;
-            let len = (plan.band_rows * plan.out_row_stride).min(plan.out_image_len - start);
-            // SAFETY: bands of images are disjoint, and each is one piece.
+            let len = (images - 1) * plan.out_image_len
+                + (plan.band_rows * plan.out_row_stride).min(plan.out_image_len - start);
+            // SAFETY: bands of images are disjoint, and each is of one piece.
             let rows = unsafe {
                 let first = output.at(image * plan.out_image_len + start, len);
                 core::slice::from_raw_parts_mut(first, len)
             };
-            run_band::<S, E, K>(plan, source, packed, first_row, rows, slot);
+            run_piece::<S, E, K>(plan, (source, images), packed, first_row, rows, slot);
             after_piece(piece, image * plan.out_image_len + start, rows);
         });
     }
 }
 
-/// One band: `out` is the part of the output image that starts with class row `first_row`.
-fn run_band<S: Simd, E: Element, K: Products>(
+/// One band of a few images: `out` starts with class row `first_row` of the first one's output.
+fn run_piece<S: Simd, E: Element, K: Products>(
     plan: &Plan,
-    image: &[E],
+    (input, images): (&[E], usize),
     packed: &[f32],
     first_row: usize,
     out: &mut [E],
@@ -103,8 +109,9 @@ fn run_band<S: Simd, E: Element, K: Products>(
 ) {
     let top = (first_row * plan.step) as isize - plan.pad_top as isize;
     let row_stride = plan.band_width() * plan.in_c;
-    let x = if let Some(image) = K::X::in_place(image).filter(|_| plan.borrows_input) {
-        &image[top as usize * row_stride..]
+    let in_place = K::X::in_place(input).filter(|_| plan.borrows_input);
+    let (x, image_stride) = if let Some(input) = in_place {
+        (&input[top as usize * row_stride..], plan.in_image_len)
     } else {
         let band = Band {
             in_h: plan.in_h,
@@ -119,8 +126,10 @@ fn run_band<S: Simd, E: Element, K: Products>(
             taps: plan.max_taps_h(),
         };
         let slot = K::X::of_slot(slot);
-        copy_band::<S, E, K::X>(image, &band, slot);
-        slot
+        for (image, slot) in input.chunks_exact(plan.in_image_len).zip(slot.chunks_exact_mut(plan.band_len())) {
+            copy_band::<S, E, K::X>(image, &band, slot);
+        }
+        (&*slot, plan.band_len())
     };
     for class in plan.classes() {
         let rows = plan.band_rows.min(class.out_h.saturating_sub(first_row));
@@ -134,6 +143,8 @@ fn run_band<S: Simd, E: Element, K: Products>(
             plan,
             class,
             x: &x[class.in_offset.min(x.len())..],
+            images,
+            image_stride,
             row_stride,
             weights: &packed[class.packed_offset..][..plan.out_c.div_ceil(PANEL) * panel_stride],
             rows,
@@ -162,11 +173,12 @@ impl<X> ClassBand<'_, X> {
     fn check(&self, out_len: usize) {
         let (plan, class, rows) = (self.plan, self.class, self.rows);
         if class.taps_h * class.taps_w > 0 {
-            let last_row = ((rows - 1) * plan.step + class.taps_h - 1) * self.row_stride;
+            let last_row =
+                (self.images - 1) * self.image_stride + ((rows - 1) * plan.step + class.taps_h - 1) * self.row_stride;
             let last_x = last_row + (class.out_w - 1) * self.pixel_stride() + self.run();
             assert!(last_x <= self.x.len(), "convolution: band of {} elements, {last_x} needed", self.x.len());
         }
-        let last_row = class.out_offset + (rows - 1) * plan.out_row_stride;
+        let last_row = (self.images - 1) * plan.out_image_len + class.out_offset + (rows - 1) * plan.out_row_stride;
         let last_y = last_row + (class.out_w - 1) * plan.out_pixel_stride + plan.out_c;
         assert!(last_y <= out_len, "convolution: band of {out_len} output elements, {last_y} needed");
     }
@@ -214,21 +226,23 @@ fn run_channels<S: Simd, X: Factor, E: Element, const NV: usize>(
     let asks_ahead = channel == 0 && plan.borrows_input && pixel_stride == band.run();
     let select = if asks_ahead { select::<S, X, E, NV, true> } else { select::<S, X, E, NV, false> };
     let kernels = [select(pixels), select(pixels + usize::from(longer > 0))];
-    for row in 0..band.rows {
+    for (image, row) in (0..band.images).flat_map(|image| (0..band.rows).map(move |row| (image, row))) {
+        let x = band.x.as_ptr().wrapping_add(image * band.image_stride + row * plan.step * band.row_stride);
+        let first_y = image * plan.out_image_len + first_y + row * plan.out_row_stride;
         let mut pixel = 0;
         for index in 0..num_blocks {
             let is_longer = index < longer;
             // SAFETY: inside `x`, `weights` and `out` as `ClassBand::check` asserted; features asserted by `Isa::run`.
             unsafe {
                 let block = Block {
-                    x: band.x.as_ptr().wrapping_add(row * plan.step * band.row_stride + pixel * pixel_stride),
+                    x: x.wrapping_add(pixel * pixel_stride),
                     x_pixel_stride: pixel_stride,
                     x_row_stride: band.row_stride,
                     rows: class.taps_h,
                     run: band.run(),
                     weights: band.weights.as_ptr().wrapping_add(channel / PANEL * panel_stride + channel % PANEL),
                     panel_stride,
-                    y: out.as_mut_ptr().add(first_y + row * plan.out_row_stride + pixel * plan.out_pixel_stride),
+                    y: out.as_mut_ptr().add(first_y + pixel * plan.out_pixel_stride),
                     y_pixel_stride: plan.out_pixel_stride,
                     channels,
                 };

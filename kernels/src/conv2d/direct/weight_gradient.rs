@@ -6,6 +6,7 @@
 //! Invariant: pieces and the order of sums inside one depend on the shape only.
 
 use super::padded::{Band, copy_band};
+use super::unit::{self, Cut, Layout, UnitPixels};
 use super::weight_kernel::{Block, max_run, select};
 use crate::Element;
 use crate::conv2d::Conv2dShape;
@@ -19,11 +20,20 @@ use crate::simd::{GenericWork, Kernel, PANEL, Simd};
 /// Input elements of a unit that stay in L1 while all blocks of sums pass over them.
 const UNIT_ELEMENTS: usize = 6 * 1024;
 /// A unit has at least about so many pixels, as far as its input stays in L2.
-const UNIT_PIXELS: usize = 192;
+const UNIT_PIXELS: usize = 128;
 const MAX_UNIT_ELEMENTS: usize = 48 * 1024;
-/// Most values of a kernel row's run, and most output channels, of a task.
-const TASK_RUN: usize = 256;
-const TASK_CHANNELS: usize = 128;
+/// Most values of a kernel row's run, and most output channels, of a task: of single pixels, and of larger kernels. The fewer tasks, the
+/// less often x and dy are read.
+const TASK_RUN: [usize; 2] = [512, 256];
+const TASK_CHANNELS: usize = 256;
+/// Threads up to which tasks are so large; for more there are four times as many. Sums do not depend on it.
+const FEW_THREADS: usize = 4;
+/// Channels from which on x of single pixels is packed, and dy, if so many blocks of a run pass over it: below, packing costs more than
+/// it gains.
+const FAR_CHANNELS: usize = 1024;
+const MANY_BLOCKS: usize = 8;
+/// Vectors of output channels of most blocks, for which x is packed.
+const PACKED_VECTORS: usize = 2;
 /// A piece has at least so many pixels: below, adding the pieces' gradients would cost too much.
 const PIECE_PIXELS: usize = 1024;
 
@@ -54,8 +64,8 @@ impl Plan {
         let all = PixelRows::of(s);
         let s = &all.shape;
         let (out_h, out_w) = (s.out_height(), s.out_width());
-        let in_block = block_of(s.in_channels, (TASK_RUN / s.kernel).max(PANEL));
-        let borrows_input = s.padding == 0 && (s.kernel == 1 || in_block == s.in_channels);
+        let task_run = TASK_RUN[usize::from(s.kernel > 1)] / s.kernel;
+        let in_block = block_of(s.in_channels, task_run.max(PANEL));
         let padded_w = (out_w - 1) * s.stride + s.kernel;
         let row_len = padded_w * in_block;
         let fitting = |elements: usize| (elements / row_len).saturating_sub(s.kernel) / s.stride + 1;
@@ -68,6 +78,10 @@ impl Plan {
         let images = (UNIT_ELEMENTS / image).max((UNIT_PIXELS / (out_h * out_w)).min(MAX_UNIT_ELEMENTS / image));
         let images_of_unit = if num_bands > 1 { 1 } else { images.clamp(1, s.batch) };
         let num_units = s.batch.div_ceil(images_of_unit) * num_bands;
+        // The units, and so the order of sums, are those of large tasks in any case.
+        let parts = if rayon::current_num_threads() > FEW_THREADS { 2 } else { 1 };
+        let in_block = block_of(s.in_channels, (task_run / parts).max(PANEL));
+        let borrows_input = s.padding == 0 && (s.kernel == 1 || in_block == s.in_channels);
         Self {
             rows: all,
             images_of_unit,
@@ -75,7 +89,7 @@ impl Plan {
             num_bands,
             pieces: Pieces::new(s.weight_len(), num_units, all.pixels / PIECE_PIXELS),
             in_block,
-            out_block: block_of(s.out_channels, TASK_CHANNELS),
+            out_block: block_of(s.out_channels, TASK_CHANNELS / parts),
             padded_w,
             padded_rows,
             borrows_input,
@@ -189,12 +203,22 @@ fn run_unit<S: Simd, E: Element>(
     let row = band * plan.band_rows;
     let rows = plan.band_rows.min(s.out_height() - row);
     let [runs, width] = plan.rows.runs(row, rows);
+    let extents = [images, runs, width];
     let (x_slot, dy_slot) = slot.split_at_mut(plan.x_len());
+    let ahead = |whole: usize, band: usize| if plan.num_bands > 1 { band } else { images * whole };
+
     let in_row = s.width * s.in_channels;
     let in_image = s.height * in_row;
-    let in_place = E::as_f32(task.x).filter(|_| plan.borrows_input);
-    let (x, x_image, x_row, x_pixel) = if let Some(x) = in_place {
-        (&x[image * in_image + row * s.stride * in_row + task.in_c..], in_image, in_row, s.in_channels)
+    let first_x = image * in_image + row * s.stride * in_row + task.in_c;
+    let x_strides = [in_image, s.stride * in_row, s.stride * s.in_channels];
+    let is_far = s.kernel == 1 && s.in_channels >= FAR_CHANNELS;
+    let in_place = E::as_f32(task.x).filter(|_| plan.borrows_input && !is_far);
+    let (x, layout, x_row, x_ahead) = if let Some(x) = in_place {
+        (&x[first_x..], Layout::Strided(x_strides), in_row, ahead(in_image, rows * s.stride * in_row))
+    } else if s.kernel == 1 && plan.borrows_input {
+        let cut = Cut::evenly(task.in_count, max_run::<S>(PACKED_VECTORS));
+        unit::pack::<S, E>(&task.x[first_x..], (x_strides, extents), cut, x_slot);
+        (&*x_slot, Layout::Blocks, 0, 0)
     } else {
         let row_len = plan.row_pixels() * task.in_count;
         let band = Band {
@@ -212,76 +236,46 @@ fn run_unit<S: Simd, E: Element>(
         for (index, padded) in x_slot.chunks_exact_mut(plan.padded_rows * row_len).take(images).enumerate() {
             copy_band::<S, E, f32>(&task.x[(image + index) * in_image + task.in_c..], &band, padded);
         }
-        (&*x_slot, plan.padded_rows * row_len, row_len, task.in_count)
+        let strides = [plan.padded_rows * row_len, s.stride * row_len, s.stride * task.in_count];
+        (&*x_slot, Layout::Strided(strides), row_len, 0)
     };
+    let x = UnitPixels { values: x, layout, extents };
+
     let out_row = s.out_width() * s.out_channels;
     let out_image = s.out_height() * out_row;
+    let dy_strides = [out_image, out_row, s.out_channels];
     let dy = &task.dy[image * out_image + row * out_row + task.out_c..];
-    let (dy, dy_strides) = if let Some(dy) = E::as_f32(dy) {
-        (dy, [out_image, out_row, s.out_channels])
+    let num_blocks = s.kernel * (s.kernel * task.in_count).div_ceil(max_run::<S>(PACKED_VECTORS));
+    let is_far = s.out_channels >= FAR_CHANNELS && num_blocks >= MANY_BLOCKS;
+    let channels = Cut::wholly(task.out_count, PACKED_VECTORS * S::LANES);
+    let (dy, layout, dy_ahead) = if let Some(dy) = E::as_f32(dy).filter(|_| !is_far) {
+        (dy, Layout::Strided(dy_strides), ahead(out_image, rows * out_row))
     } else {
-        widen_rows::<S, E>(dy, [images, runs * width], [out_image, s.out_channels], task.out_count, dy_slot);
-        let row_len = width * task.out_count;
-        (&*dy_slot, [runs * row_len, row_len, task.out_count])
+        unit::pack::<S, E>(dy, (dy_strides, extents), channels, dy_slot);
+        (&*dy_slot, Layout::Blocks, 0)
     };
-    let ahead = |whole: usize, band: usize| if plan.num_bands > 1 { band } else { images * whole };
-    let view = UnitView {
-        x,
-        x_strides: [x_image, s.stride * x_row, s.stride * x_pixel],
-        x_row,
-        taps: s.kernel,
-        run: s.kernel * task.in_count,
-        dy,
-        dy_strides,
-        extents: [images, runs, width],
-        ahead: [
-            if in_place.is_some() { ahead(in_image, rows * s.stride * in_row) } else { 0 },
-            if E::as_f32(task.dy).is_some() { ahead(out_image, rows * out_row) } else { 0 },
-        ],
-    };
-    let mut channel = 0;
-    while channel < task.out_count {
-        let some = (2 * S::LANES).min(task.out_count - channel);
-        if some > S::LANES {
-            run_channels::<S, 2>(&view, (channel, some), sums, accumulate);
+    let dy = UnitPixels { values: dy, layout, extents };
+
+    let view = UnitView { x, x_row, taps: s.kernel, run: s.kernel * task.in_count, dy, ahead: [x_ahead, dy_ahead] };
+    for channels in channels.blocks() {
+        if channels.len() > S::LANES {
+            run_channels::<S, 2>(&view, (channels.start, channels.len()), sums, accumulate);
         } else {
-            run_channels::<S, 1>(&view, (channel, some), sums, accumulate);
-        }
-        channel += 2 * S::LANES;
-    }
-}
-
-/// `[images, pixels]` of `count` channels as f32, side by side; from one image and one pixel to the next in `from`: `strides`.
-fn widen_rows<S: Simd, E: Element>(
-    from: &[E],
-    [images, pixels]: [usize; 2],
-    [image_stride, pixel_stride]: [usize; 2],
-    count: usize,
-    to: &mut [f32],
-) {
-    for (image, to) in to.chunks_exact_mut(pixels * count).take(images).enumerate() {
-        let from = &from[image * image_stride..];
-        if count == pixel_stride {
-            E::widen::<S>(&from[..pixels * count], to);
-            continue;
-        }
-        for (pixel, to) in to.chunks_exact_mut(count).enumerate() {
-            E::widen::<S>(&from[pixel * pixel_stride..][..count], to);
+            run_channels::<S, 1>(&view, (channels.start, channels.len()), sums, accumulate);
         }
     }
 }
 
-/// A unit's x and dy from the task's first channel on, in place, or padded and widened.
+/// A unit's x and dy from the task's first channel on.
 struct UnitView<'a> {
-    x: &'a [f32],
-    x_strides: [usize; 3],
+    x: UnitPixels<'a>,
+    /// From one row of the kernel to the next; x of several is not packed.
     x_row: usize,
     taps: usize,
     /// Values of x that one pixel of dy meets in one kernel row.
     run: usize,
-    dy: &'a [f32],
-    dy_strides: [usize; 3],
-    extents: [usize; 3],
+    dy: UnitPixels<'a>,
+    /// From this unit to the next one, where it is in place.
     ahead: [usize; 2],
 }
 
@@ -294,39 +288,34 @@ fn run_channels<S: Simd, const NV: usize>(
 ) {
     let (taps, run) = (view.taps, view.run);
     let panel_stride = taps * run * PANEL;
-    let last = |strides: [usize; 3]| (0..3).map(|axis| (view.extents[axis] - 1) * strides[axis]).sum::<usize>();
-    assert!(last(view.x_strides) + (taps - 1) * view.x_row + run <= view.x.len(), "weight gradient: x of a unit");
-    assert!(last(view.dy_strides) + channel + channels <= view.dy.len(), "weight gradient: dy of a unit");
     assert!((channel + channels).div_ceil(PANEL) * panel_stride <= sums.len(), "weight gradient: sums of a task");
-    let num_blocks = run.div_ceil(max_run::<S>(NV));
-    let (values, longer) = (run / num_blocks, run % num_blocks);
-    let kernels = [select::<S, NV>(values), select::<S, NV>(values + usize::from(longer > 0))];
+    let (dy, dy_strides) = view.dy.block(0, channel, channels);
+    let packed_for = if matches!(view.x.layout, Layout::Blocks) { PACKED_VECTORS } else { NV };
+    let cut = Cut::evenly(run, max_run::<S>(packed_for));
     for tap in 0..taps {
-        let mut first = 0;
-        for index in 0..num_blocks {
-            let is_longer = usize::from(index < longer);
-            // SAFETY: inside `x`, `dy` and `sums` as asserted above; features asserted by `Isa::run`.
+        for values in cut.blocks() {
+            let (x, x_strides) = view.x.block(tap * view.x_row, values.start, values.len());
+            let vector = channel / PANEL * panel_stride + channel % PANEL + (tap * run + values.start) * PANEL;
+            // SAFETY: inside `x`, `dy` and `sums` as asserted above and by `block`; features asserted by `Isa::run`.
             unsafe {
-                let vector = channel / PANEL * panel_stride + channel % PANEL + (tap * run + first) * PANEL;
                 let block = Block {
-                    x: view.x.as_ptr().add(tap * view.x_row + first),
-                    x_strides: view.x_strides,
-                    dy: view.dy.as_ptr().add(channel),
-                    dy_strides: view.dy_strides,
-                    extents: view.extents,
+                    x,
+                    x_strides,
+                    dy,
+                    dy_strides,
+                    extents: view.x.extents,
                     // The first pass over x and the first over these vectors of dy ask for those of the next unit.
                     ahead: [
                         if channel == 0 { view.ahead[0] } else { 0 },
-                        if tap + first == 0 { view.ahead[1] } else { 0 },
+                        if tap + values.start == 0 { view.ahead[1] } else { 0 },
                     ],
                     channels,
                     dw: sums.as_mut_ptr().add(vector),
                     panel_stride,
                     accumulate,
                 };
-                kernels[is_longer](&block);
+                select::<S, NV>(values.len())(&block);
             }
-            first += values + is_longer;
         }
     }
 }

@@ -26,6 +26,7 @@ const WEIGHT_TILE: usize = TILE_ROWS * PANEL;
 pub(crate) struct TileProducts<T>(PhantomData<T>);
 
 /// Pixels as positions: one for each place of a window's start in a row, `pitch` to a row.
+#[derive(Clone, Copy)]
 struct Strips {
     /// Runs of positions: the rows, or all rows in one with the positions between their last windows and the next row.
     count: usize,
@@ -76,15 +77,18 @@ impl<T: Tiles> Products for TileProducts<T> {
                 let is_pair = panel + 1 < num_panels;
                 // Four sums either way: a product waits for the one before in the same sum.
                 let most = if is_pair { 2 } else { MOST_TILES };
-                for (strip, tile) in (0..strips.count)
-                    .flat_map(|strip| (0..strips.num_tiles()).step_by(most).map(move |tile| (strip, tile)))
-                {
+                for (image, strip, tile) in (0..band.images).flat_map(|image| {
+                    let tiles =
+                        move |strip| (0..strips.num_tiles()).step_by(most).map(move |tile| (image, strip, tile));
+                    (0..strips.count).flat_map(tiles)
+                }) {
                     let some = most.min(strips.num_tiles() - tile);
                     let mut positions = [strips.first(strip, tile); MOST_TILES];
                     for (index, position) in positions.iter_mut().enumerate().take(some) {
                         *position = strips.first(strip, tile + index);
                     }
-                    let block = Block { band, positions, panel };
+                    let x = band.x.as_ptr().add(image * band.image_stride);
+                    let block = Block { band, x, positions, panel };
                     match (some, is_pair) {
                         (1, true) => block.multiply::<T, 1, 2>(&mut tiles, &mut sums),
                         (_, true) => block.multiply::<T, 2, 2>(&mut tiles, &mut sums),
@@ -96,7 +100,7 @@ impl<T: Tiles> Products for TileProducts<T> {
                     for (index, position) in positions.into_iter().enumerate().take(some) {
                         S::vectorize(StoreTile {
                             sums: sums[index * TILE_ROWS * SUM_STRIDE..].as_ptr(),
-                            y: out.as_mut_ptr().add(class.out_offset + panel * PANEL),
+                            y: out.as_mut_ptr().add(image * plan.out_image_len + class.out_offset + panel * PANEL),
                             strides: [plan.out_row_stride, plan.out_pixel_stride],
                             start: [position / strips.pitch, position % strips.pitch],
                             positions: strips.tile,
@@ -114,6 +118,8 @@ impl<T: Tiles> Products for TileProducts<T> {
 /// Up to two tiles of positions and two panels, or four and one.
 struct Block<'a> {
     band: &'a ClassBand<'a, bf16>,
+    /// The image's band.
+    x: *const bf16,
     positions: [usize; MOST_TILES],
     panel: usize,
 }
@@ -137,7 +143,7 @@ impl Block<'_> {
             tiles.zero::<1>();
             tiles.zero::<2>();
             tiles.zero::<3>();
-            let x = self.positions.map(|position| band.x.as_ptr().wrapping_add(position * band.pixel_stride()));
+            let x = self.positions.map(|position| self.x.wrapping_add(position * band.pixel_stride()));
             let mut weights = band.weights.as_ptr().wrapping_add(self.panel * panel_stride);
             for row in 0..band.class.taps_h {
                 for first in (0..run).step_by(TILE_VALUES) {

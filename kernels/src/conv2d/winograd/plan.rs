@@ -14,9 +14,9 @@ const PIECE_TILES: usize = 64;
 /// Elements of a block's transformed tiles, input and output: with the weights they stay in L2.
 const BLOCK_ELEMENTS: usize = 160 * 1024;
 const MAX_BLOCK_TILES: usize = 24;
-/// Transformed weights beyond these 16 MB come from memory for every block: then a block is a whole piece, and it is its
-/// tiles that leave L2.
-const CACHED_WEIGHTS: usize = 4 * 1024 * 1024;
+/// Transformed weights beyond these 4 MB come from the last cache, or from memory, for every block: then a block is a whole piece, and
+/// it is its tiles that leave L2. (On Intel, 256 channels: 1.27 times as fast as blocks of 8 tiles.)
+const CACHED_WEIGHTS: usize = 1024 * 1024;
 
 /// How tiles are cut into pieces and blocks.
 #[derive(Clone, Copy, Debug)]
