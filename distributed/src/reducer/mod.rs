@@ -30,15 +30,15 @@ use crate::{BucketPlan, CollectiveError, Communicator, GlobalStepStatus, Paramet
 /// How gradients travel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReducerConfig {
-    /// Largest size of a bucket, bytes of `f32`.
-    pub bucket_cap_bytes: usize,
+    /// Largest size of a bucket, bytes of `f32`; `None`: as the gradients' size suggests, [`BucketPlan::default_cap_bytes`].
+    pub bucket_cap_bytes: Option<usize>,
     /// Whether buckets travel while the backward pass goes on, where the communicator allows a second thread.
     pub overlap: bool,
 }
 
 impl Default for ReducerConfig {
     fn default() -> Self {
-        Self { bucket_cap_bytes: BucketPlan::DEFAULT_CAP_BYTES, overlap: true }
+        Self { bucket_cap_bytes: None, overlap: true }
     }
 }
 
@@ -113,7 +113,8 @@ impl GradientReducer {
         ) -> Result<Box<dyn BucketReduction>, CollectiveError>,
     ) -> Result<Self, CollectiveError> {
         let layout = ParameterLayout::new(module);
-        let plan = BucketPlan::new(&layout, config.bucket_cap_bytes);
+        let default = || BucketPlan::default_cap_bytes(layout.num_elements() * size_of::<f32>());
+        let plan = BucketPlan::new(&layout, config.bucket_cap_bytes.unwrap_or_else(default));
         let description = format!(
             "{} parameters with {} elements in {} buckets (hash {:016x})",
             layout.entries().len(),

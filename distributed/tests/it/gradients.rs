@@ -62,7 +62,7 @@ impl Net {
 }
 
 fn capped(bucket_cap_bytes: usize) -> ReducerConfig {
-    ReducerConfig { bucket_cap_bytes, ..ReducerConfig::default() }
+    ReducerConfig { bucket_cap_bytes: Some(bucket_cap_bytes), ..ReducerConfig::default() }
 }
 
 /// A smooth sequence without structure, in -1..1.
@@ -213,7 +213,7 @@ fn a_non_finite_gradient_of_one_rank_stops_all_naming_rank_and_parameter_and_the
             let communicator: Arc<dyn Communicator> = Arc::new(communicator);
             let device = Device::flex().autodiff();
             let net = Net::new(&device);
-            let config = ReducerConfig { bucket_cap_bytes: 64, overlap };
+            let config = ReducerConfig { bucket_cap_bytes: Some(64), overlap };
             let mut reducer = GradientReducer::new(&net, Arc::clone(&communicator), &config).unwrap();
             assert_eq!(reducer.overlaps(), overlap);
             let factor = if communicator.rank() == 1 { f64::INFINITY } else { 1.0 };
@@ -243,7 +243,7 @@ fn a_rank_at_another_step_stops_all_before_a_bucket_is_used() {
         let errors = run_ranks(2, |communicator| {
             let communicator: Arc<dyn Communicator> = Arc::new(communicator);
             let net = Net::new(&Device::flex().autodiff());
-            let config = ReducerConfig { bucket_cap_bytes: 64, overlap };
+            let config = ReducerConfig { bucket_cap_bytes: Some(64), overlap };
             let mut reducer = GradientReducer::new(&net, Arc::clone(&communicator), &config).unwrap();
             let step = if communicator.rank() == 1 { 13 } else { 12 };
             reducer.post_header(StepHeader { step, ..header(&reducer) });
@@ -261,7 +261,7 @@ fn of_three_steps(streams: bool, overlap: bool) -> Vec<Vec<u32>> {
         let communicator: Arc<dyn Communicator> = Arc::new(communicator);
         let device = Device::flex().autodiff();
         let net = Net::new(&device);
-        let config = ReducerConfig { bucket_cap_bytes: 700, overlap };
+        let config = ReducerConfig { bucket_cap_bytes: Some(700), overlap };
         let mut reducer = GradientReducer::new(&net, Arc::clone(&communicator), &config).unwrap();
         let collector = reducer.collector();
         let mut steps = Vec::new();

@@ -5,8 +5,6 @@
 
 use std::time::Duration;
 
-use distributed::BucketPlan;
-
 use super::checks::{Filled, at_least, in_range, no_effect};
 use super::error::ConfigError;
 use crate::config::choices::LossScaling;
@@ -23,8 +21,8 @@ pub(super) const MIB: f64 = 1024.0 * 1024.0;
 pub struct SyncConfig {
     /// What is brought together, and when.
     pub method: SyncMethod,
-    /// Largest gradient bucket.
-    pub bucket_cap_bytes: usize,
+    /// Largest gradient bucket; `None`: as the size of the gradients suggests.
+    pub bucket_cap_bytes: Option<usize>,
     /// Whether gradients travel beside the backward pass.
     pub overlap: bool,
     /// The GPU that sums where GPUs do, if `--device` tells its index; otherwise that of the rank's index on its node.
@@ -93,7 +91,7 @@ impl SyncConfig {
         };
         Self {
             method: args.method(),
-            bucket_cap_bytes: (args.bucket_mib.filled() * MIB).round() as usize,
+            bucket_cap_bytes: args.bucket_mib.map(|mib| (mib * MIB).round() as usize),
             overlap: args.overlap.filled() == OnOff::On,
             gpu,
             update: args.update.filled(),
@@ -151,9 +149,10 @@ impl SyncArgs {
             SyncKind::ParameterServer | SyncKind::AsyncParameterServer => self.fill_servers(world_size)?,
             SyncKind::LocalSgd | SyncKind::PostLocalSgd => self.fill_local_sgd(kind)?,
         }
-        let mib = *self.bucket_mib.get_or_insert(BucketPlan::DEFAULT_CAP_BYTES as f64 / MIB);
-        in_range("--bucket-mib", mib, "0.001 to 4096 MiB", |mib| (0.001..=4096.0).contains(&mib))?;
-        self.bucket_mib = Some((mib * MIB).round() / MIB);
+        if let Some(mib) = &mut self.bucket_mib {
+            in_range("--bucket-mib", *mib, "0.001 to 4096 MiB", |mib| (0.001..=4096.0).contains(&mib))?;
+            *mib = (*mib * MIB).round() / MIB;
+        }
         self.overlap.get_or_insert(OnOff::On);
         self.timeout = Some(self.timeout()?.as_secs());
         self.update.get_or_insert(device.update());

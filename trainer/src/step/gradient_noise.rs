@@ -117,7 +117,7 @@ mod tests {
             let place = Tensor::<1>::full([DIMENSIONS], DISTANCE, &device);
             let point = Point { place: Param::from_tensor(place) };
             let mut state = (communicator.rank() as u64) << 40;
-            let config = ReducerConfig { bucket_cap_bytes: 64, ..ReducerConfig::default() };
+            let config = ReducerConfig { bucket_cap_bytes: Some(64), ..ReducerConfig::default() };
             let mut reducer = GradientReducer::new(&point, Arc::new(communicator), &config).unwrap();
             reducer.measure_parts();
             let mut sums = NoiseSums::default();

@@ -4,7 +4,7 @@
 
 use std::ops::Range;
 
-use distributed::{Consistency, ParameterLayout, ReducerConfig};
+use distributed::{BucketPlan, Consistency, ParameterLayout, ReducerConfig};
 
 use crate::config::{Staleness, SyncConfig, SyncMethod};
 
@@ -30,17 +30,18 @@ pub(crate) fn consistency(asynchronous: Option<Staleness>) -> Consistency {
 
 /// The largest bucket of a model with `total_bytes` of gradients.
 pub fn bucket_cap_bytes(config: &SyncConfig, total_bytes: usize) -> usize {
+    let cap_bytes = config.bucket_cap_bytes.unwrap_or_else(|| BucketPlan::default_cap_bytes(total_bytes));
     match config.method {
         // Buckets are what servers share: there are at least two for each.
-        SyncMethod::ParameterServer { servers, .. } => config.bucket_cap_bytes.min(total_bytes.div_ceil(2 * servers)),
-        _ => config.bucket_cap_bytes,
+        SyncMethod::ParameterServer { servers, .. } => cap_bytes.min(total_bytes.div_ceil(2 * servers)),
+        _ => cap_bytes,
     }
 }
 
 /// How the gradients of `layout` travel.
 pub(crate) fn reducer_config(config: &SyncConfig, layout: &ParameterLayout) -> ReducerConfig {
     let total_bytes = layout.num_elements() * size_of::<f32>();
-    ReducerConfig { bucket_cap_bytes: bucket_cap_bytes(config, total_bytes), overlap: config.overlap }
+    ReducerConfig { bucket_cap_bytes: Some(bucket_cap_bytes(config, total_bytes)), overlap: config.overlap }
 }
 
 /// The virtual shards of a rank: consecutive ones, as many on each rank as can be.

@@ -81,7 +81,7 @@ fn first_velocity<M: ImageClassifier>(
         optimizer: OptimizerConfig::Sgd(SgdConfig { weight_decay: 0.0, ..SGD }),
         loss: Arc::new(CrossEntropy { label_smoothing: 0.1 }),
         sync_batch_norm,
-        sync: SyncConfig { bucket_cap_bytes: 16 << 10, ..base.sync },
+        sync: SyncConfig { bucket_cap_bytes: Some(16 << 10), ..base.sync },
         ..base
     };
     // Each rank's own: a clone would share norm statistics with the other ranks' models.
@@ -149,7 +149,7 @@ fn after_two_steps<M: ImageClassifier + Sync>(model: &M, optimizer: OptimizerCon
         let of_all = one_shard(2 * GLOBAL_BATCH_SIZE, GLOBAL_BATCH_SIZE);
         let shard = ShardConfig { shard_index: communicator.rank(), num_shards: world_size, ..of_all };
         let base = step_config();
-        let sync = SyncConfig { bucket_cap_bytes: 16 << 10, ..base.sync };
+        let sync = SyncConfig { bucket_cap_bytes: Some(16 << 10), ..base.sync };
         let config = StepConfig { optimizer, sync_batch_norm: true, sync, ..base };
         let model = record.valid().train();
         let mut stepper = StepperUnderTest::new(model, config, communicator, &Device::flex());

@@ -48,7 +48,7 @@ fn gradients(
     let net = Net::new(&device);
     let num_own = 8 / communicator.world_size();
     let own = communicator.rank() * num_own;
-    let config = ReducerConfig { bucket_cap_bytes: 64, ..ReducerConfig::default() };
+    let config = ReducerConfig { bucket_cap_bytes: Some(64), ..ReducerConfig::default() };
     let mut reducer = GradientReducer::new(&net, communicator, &config).unwrap();
     let collector = reducer.collector();
     let hook = gradient_hook(move |id, gradient| collector.take(id, gradient.as_slice().unwrap()));

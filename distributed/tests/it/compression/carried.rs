@@ -22,7 +22,13 @@ struct Rank {
 impl Rank {
     fn new(communicator: ThreadCommunicator, kind: &str, warmup_steps: u64, overlap: bool) -> Self {
         let layer = LinearConfig::new(40, 50).init(&Device::flex().autodiff());
-        Self::of(layer, Arc::new(communicator), kind, warmup_steps, ReducerConfig { bucket_cap_bytes: 1000, overlap })
+        Self::of(
+            layer,
+            Arc::new(communicator),
+            kind,
+            warmup_steps,
+            ReducerConfig { bucket_cap_bytes: Some(1000), overlap },
+        )
     }
 
     fn of(layer: Linear, communicator: Arc<dyn Communicator>, kind: &str, warmup: u64, how: ReducerConfig) -> Self {
@@ -35,7 +41,13 @@ impl Rank {
 
     /// The same ranks, begun anew.
     fn again(self, kind: &str, warmup_steps: u64, bucket_cap_bytes: usize) -> Self {
-        Self::of(self.layer, self.communicator, kind, warmup_steps, ReducerConfig { bucket_cap_bytes, overlap: false })
+        Self::of(
+            self.layer,
+            self.communicator,
+            kind,
+            warmup_steps,
+            ReducerConfig { bucket_cap_bytes: Some(bucket_cap_bytes), overlap: false },
+        )
     }
 
     /// The bits of a step's sums; `broken` has a bias on rank 1 that is not finite.

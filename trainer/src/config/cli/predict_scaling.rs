@@ -34,7 +34,7 @@ pub struct PredictScalingArgs {
     #[arg(long, value_enum, value_name = "KIND", hide_possible_values = true)]
     pub scaling: Option<ScalingKind>,
 
-    /// Largest gradient bucket, MiB, as in training [default: 0.5]
+    /// Largest gradient bucket, MiB, as in training [default: an eighth of the gradients, 0.0625 to 0.5]
     #[arg(long, value_name = "MIB")]
     pub bucket_mib: Option<f64>,
 

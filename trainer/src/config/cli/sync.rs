@@ -30,7 +30,7 @@ pub struct SyncArgs {
     #[arg(long, value_enum, value_name = "ON|OFF", hide_possible_values = true)]
     pub overlap: Option<OnOff>,
 
-    /// Largest gradient bucket that is sent at once, MiB; the first is at most 0.25 [default: 0.5]
+    /// Largest gradient bucket that is sent at once, MiB; the first is at most 0.25 [default: an eighth of the gradients, 0.0625 to 0.5]
     #[arg(long, value_name = "MIB")]
     pub bucket_mib: Option<f64>,
 

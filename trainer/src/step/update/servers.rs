@@ -22,7 +22,7 @@ use crate::config::{PlacementKind, SyncConfig, SyncMethod};
 use crate::measure::timer::Timer;
 use crate::model::ImageClassifier;
 use crate::step::optimizer::{Optimizer, OptimizerConfig, OptimizerState};
-use crate::step::sync_plan::{consistency, reducer_config, staleness};
+use crate::step::sync_plan::{bucket_cap_bytes, consistency, staleness};
 
 /// A worker of parameter servers, and this rank's own server, if it has one.
 #[derive(Debug)]
@@ -214,7 +214,7 @@ pub fn serve<M: Module>(
     rank_status: &Arc<RankStatus>,
 ) -> Result<(), CollectiveError> {
     let layout = ParameterLayout::new(model);
-    let plan = BucketPlan::new(&layout, reducer_config(config, &layout).bucket_cap_bytes);
+    let plan = BucketPlan::new(&layout, bucket_cap_bytes(config, layout.num_elements() * size_of::<f32>()));
     let servers = server_plan(&config.method, &plan, server_link.world_size());
     let update = ServerSgd { status: Some(Arc::clone(rank_status)), ..ServerSgd::new(optimizer, &layout, &plan) };
     rank_status.enter(Phase::Serving);
