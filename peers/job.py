@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 SCHEMA = "lockstep.job/1"
+IMAGENET = [f"resnet{depth}" for depth in (18, 34, 50, 101, 152)]
 DTYPES = {"F32": np.float32, "I32": np.int32}
 
 
@@ -18,6 +19,7 @@ class Job(NamedTuple):
     """What is trained, and how. `batches` are pairs of images [N, H, W, C] and labels [N], which come in turn."""
 
     model: str
+    is_imagenet: bool
     depth: int
     num_classes: int
     image_size: int
@@ -50,7 +52,8 @@ def read(directory, rank):
     directory = pathlib.Path(directory)
     told = json.loads((directory / "job.json").read_text())
     sgd = told["sgd"]
-    expected = {"schema": SCHEMA, "shortcut": "a", "nesterov": False, "decay_norm_and_bias": True}
+    is_imagenet = told["model"] in IMAGENET
+    expected = {"schema": SCHEMA, "shortcut": "b" if is_imagenet else "a", "nesterov": False, "decay_norm_and_bias": True}
     for name, value in expected.items():
         got = told.get(name, sgd.get(name))
         if got != value:
@@ -58,6 +61,7 @@ def read(directory, rank):
     arrays = read_safetensors(directory / f"batches-rank{rank}.safetensors")
     return Job(
         model=told["model"],
+        is_imagenet=is_imagenet,
         depth=told["depth"],
         num_classes=told["num_classes"],
         image_size=told["image_size"],

@@ -7,6 +7,7 @@ contiguous.
 import contextlib
 
 import architecture
+import pytorch_imagenet
 import torch
 import torch.nn.functional as F
 
@@ -64,7 +65,8 @@ class Framework:
         mode, layout = setting.get("mode", "eager"), setting.get("layout", "channels-last")
         self.name, self.version, self.variant = "PyTorch DDP", torch.__version__, f"{mode}, {layout}"
         self.communication, self.horovod, self.is_gloo, self.is_contiguous = "none", None, False, False
-        model = ResNet(job.depth, job.num_classes)
+        network = pytorch_imagenet.ResNet if job.is_imagenet else ResNet
+        model = network(job.depth, job.num_classes)
         weights = {name: torch.from_numpy(array) for name, array in job.weights.items()}
         missing, unexpected = model.load_state_dict(weights, strict=False)
         if unexpected or any(not name.endswith("num_batches_tracked") for name in missing):

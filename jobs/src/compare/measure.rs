@@ -17,7 +17,7 @@ use super::framework::{Framework, OURS};
 use super::row::Key;
 use super::run::{Patience, Processes};
 use super::scripts::Scripts;
-use super::settings::{Launcher, Settings};
+use super::settings::{Launcher, Settings, is_imagenet};
 use super::start::Program;
 use crate::hosts::Hosts;
 use crate::mpirun::Mpirun;
@@ -219,13 +219,16 @@ impl Bench<'_> {
 
     fn bench_words(&self, model: &str, dtype: &str) -> Vec<String> {
         let settings = self.settings;
-        let pairs = [
+        let mut pairs = vec![
             ("--device", "flex".to_owned()),
             ("--model", model.to_owned()),
             ("--dtype", dtype.to_owned()),
             ("--batch-size-per-rank", settings.batch_size_per_rank.to_string()),
             ("--threads", settings.threads.to_string()),
         ];
+        if is_imagenet(model) {
+            pairs.extend([("--image-size", "224".to_owned()), ("--num-classes", "1000".to_owned())]);
+        }
         std::iter::once("bench".to_owned())
             .chain(pairs.into_iter().flat_map(|(flag, value)| [flag.to_owned(), value]))
             .collect()

@@ -15,7 +15,7 @@ macro_rules! files {
     };
 }
 
-const FILES: [(&str, &str); 17] = files![
+const FILES: [(&str, &str); 18] = files![
     "accuracy.py",
     "architecture.py",
     "images.py",
@@ -25,6 +25,7 @@ const FILES: [(&str, &str); 17] = files![
     "measure.py",
     "mxnet_gluon.py",
     "pytorch_eager.py",
+    "pytorch_imagenet.py",
     "ranks.py",
     "requirements/horovod.txt",
     "requirements/jax.txt",

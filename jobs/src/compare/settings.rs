@@ -40,6 +40,8 @@ impl fmt::Display for Launcher {
     }
 }
 
+const IMAGENET: [&str; 5] = ["resnet18", "resnet34", "resnet50", "resnet101", "resnet152"];
+
 /// Training on images for some epochs.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Accuracy {
@@ -82,7 +84,7 @@ impl Settings {
         }
         let settings = Settings {
             frameworks: framework::named(or(&args.with, "pytorch,horovod,tensorflow,mxnet,jax"))?,
-            models: models(or(&args.models, "resnet20"))?,
+            models: models(or(&args.models, "resnet20"), args)?,
             ranks: ranks(or(&args.ranks, "1,2"))?,
             dtypes: dtypes(or(&args.dtype, "f32"))?,
             threads: args.threads.unwrap_or(1),
@@ -132,6 +134,7 @@ impl Settings {
             ("launcher", json!(self.launcher.to_string())),
             ("initial_weights", json!("the same file for all")),
             ("batches", json!("the same files for all: 4 a rank in turn, random pixels and labels")),
+            ("images", json!("32 x 32, 10 classes; ImageNet's networks 224 x 224, 1000 classes")),
             ("images_per_second_means", json!(machine::IMAGES_PER_SECOND_MEANS)),
         ];
         entries.map(|(key, value)| (key.to_owned(), value)).into_iter().collect()
@@ -152,17 +155,36 @@ fn words(flag: &str, list: &str) -> Outcome<Vec<String>> {
     Ok(words)
 }
 
-fn models(list: &str) -> Outcome<Vec<String>> {
+fn models(list: &str, args: &CompareArgs) -> Outcome<Vec<String>> {
     let models = words("--models", list)?;
     for model in &models {
         let depth = model.strip_prefix("resnet").and_then(|depth| depth.parse::<usize>().ok());
-        if !depth.is_some_and(|depth| depth >= 8 && depth % 6 == 2) {
+        if !is_imagenet(model) && !depth.is_some_and(|depth| depth >= 8 && depth % 6 == 2) {
             return Err(Failure::Usage(format!(
-                "--models: expected resnet<6n+2> as in resnet20,resnet44, got `{model}`"
+                "--models: expected resnet<6n+2> as in resnet20,resnet44, or ImageNet's {}, got `{model}`",
+                IMAGENET.join(", ")
+            )));
+        }
+    }
+    if let Some(model) = models.iter().find(|model| is_imagenet(model)) {
+        let is_torch = |word: &str| matches!(word.trim(), "pytorch" | "horovod");
+        if !args.with.as_deref().is_some_and(|with| with.split(',').all(is_torch)) {
+            return Err(Failure::Usage(format!(
+                "--models {model}: only PyTorch and Horovod know ImageNet's networks here: say --with pytorch,horovod, or one of them"
+            )));
+        }
+        if args.epochs.is_some() {
+            return Err(Failure::Usage(format!(
+                "--models {model}: accuracy is compared on small images only: leave out --epochs, or take resnet<6n+2>"
             )));
         }
     }
     Ok(models)
+}
+
+/// Whether it is one of ImageNet's networks, whose job has images of 224 pixels and 1,000 classes.
+pub(super) fn is_imagenet(model: &str) -> bool {
+    IMAGENET.contains(&model)
 }
 
 fn ranks(list: &str) -> Outcome<Vec<usize>> {
@@ -287,6 +309,8 @@ pub(super) mod tests {
         assert_eq!(settings.ranks, [1, 4]);
         assert_eq!(settings.dtypes, ["bf16", "f32"]);
         assert_eq!(settings.models.len(), 2);
+        let settings = read("--models resnet44,resnet50 --with pytorch,horovod").unwrap();
+        assert_eq!(settings.models, ["resnet44", "resnet50"]);
         for word in ["plain", "mpirun", "srun", "hosts:unlimited", "hosts:200mbit"] {
             assert_eq!(launcher(word).unwrap().to_string(), word);
         }
@@ -296,6 +320,9 @@ pub(super) mod tests {
     fn what_cannot_be_measured_is_refused_with_its_flag() {
         let refusals = [
             ("--models resnet21", "--models"),
+            ("--models resnet50", "--with pytorch,horovod"),
+            ("--models resnet20,resnet18 --with pytorch,jax", "--with pytorch,horovod"),
+            ("--models resnet50 --with pytorch --epochs 1 --data-dir /images", "--epochs"),
             ("--models resnet20,resnet20", "twice"),
             ("--ranks 0", "--ranks"),
             ("--ranks 1,,2", "--ranks"),
