@@ -49,6 +49,13 @@ fn all_small_layouts_are_covered_once_in_reverse_order() {
 }
 
 #[test]
+fn by_default_a_bucket_is_an_eighth_of_the_gradients_within_64_and_512_kib() {
+    let default = BucketPlan::default_cap_bytes;
+    assert_eq!((default(1 << 10), default(1 << 19), default(1 << 20)), (1 << 16, 1 << 16, 1 << 17));
+    assert_eq!((default(1 << 22), default(1 << 30)), (1 << 19, 1 << 19));
+}
+
+#[test]
 fn the_first_bucket_holds_the_last_parameters_and_at_most_a_quarter_of_a_mebibyte() {
     let quarter = (1 << 18) / F32_BYTES / 4;
     let layout = layout(&[quarter; 12]);

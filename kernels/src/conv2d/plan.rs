@@ -50,8 +50,9 @@ pub(super) struct Plan {
     /// Rows of a class in one band.
     pub(super) band_rows: usize,
     pub(super) num_bands: usize,
-    /// Images of a piece, more than one only where a band is a whole image.
-    pub(super) images_of_piece: usize,
+    /// Bands that are computed together, a part of the work: some of an image, or all of some images. No result depends on it.
+    pub(super) bands_of_part: usize,
+    pub(super) images_of_part: usize,
     /// Zeros above and left of the padded band, and its extents.
     pub(super) pad_top: usize,
     pub(super) pad_left: usize,
@@ -64,11 +65,11 @@ pub(super) struct Plan {
 
 /// Input elements of a band: with its share of weights and output it stays in L2, and a few of its rows in L1.
 const BAND_ELEMENTS: usize = 24 * 1024;
-/// Weights beyond so many elements come from beyond L2 for every piece: then a piece has about so many pixels of a class, if need be of
-/// several images, but no more images than leave a few pieces to share out.
+/// Weights beyond so many elements come from beyond L2 for every part of the work: then a part has about so many pixels of a class, if need
+/// be of several images, as long as enough parts are left for each thread.
 const LARGE_WEIGHTS: usize = 256 * 1024;
 const LARGE_WEIGHTS_PIXELS: usize = 192;
-const LEAST_PIECES: usize = 8;
+const PARTS_OF_THREAD: usize = 4;
 
 impl Plan {
     pub(super) fn classes(&self) -> &[Class] {
@@ -77,16 +78,26 @@ impl Plan {
 
     /// Scratch elements of one worker: the padded band. Borrowed rows use it where they have to be widened.
     pub(super) fn slot_len(&self) -> usize {
-        self.images_of_piece * self.band_len()
+        self.images_of_part * self.band_len()
     }
 
-    /// Elements of an image's padded band.
+    /// Elements of the padded bands of a part in one image.
     pub(super) fn band_len(&self) -> usize {
         self.padded_rows * self.band_width() * self.in_c
     }
 
     pub(super) fn num_pieces(&self) -> usize {
-        self.images.div_ceil(self.images_of_piece) * self.num_bands
+        self.images * self.num_bands
+    }
+
+    /// Parts of the work: runs of pieces.
+    pub(super) fn num_parts(&self) -> usize {
+        self.images.div_ceil(self.images_of_part) * self.parts_of_image()
+    }
+
+    /// Parts of an image; 1 where a part is some images.
+    pub(super) fn parts_of_image(&self) -> usize {
+        self.num_bands.div_ceil(self.bands_of_part)
     }
 
     /// The same plan for weights of which each run of a kernel row makes `vectors(run)` vectors.
@@ -190,7 +201,8 @@ impl Plan {
             is_flat: rows.is_flat(),
             band_rows: 0,
             num_bands: 0,
-            images_of_piece: 1,
+            bands_of_part: 1,
+            images_of_part: 1,
             pad_top: 0,
             pad_left: 0,
             padded_w: 0,
@@ -216,18 +228,19 @@ impl Plan {
         }
         self.borrows_input = pad_top == 0 && pad_left == 0 && self.padded_w <= self.in_w && reach_h <= self.in_h;
         let row_len = self.padded_w * self.in_c;
-        let weights: usize =
-            classes.iter().map(|(class, ..)| class.taps_h * class.taps_w * self.in_c * self.out_c).sum();
-        let least = if weights > LARGE_WEIGHTS { LARGE_WEIGHTS_PIXELS } else { 1 };
         let fitting = (BAND_ELEMENTS / row_len).saturating_sub(rows_of_one) / self.step + 1;
-        let fitting = fitting.max(least.div_ceil(max_w));
         self.num_bands = max_h.div_ceil(fitting);
         self.band_rows = max_h.div_ceil(self.num_bands);
         self.num_bands = max_h.div_ceil(self.band_rows);
-        if self.num_bands == 1 {
-            self.images_of_piece = least.div_ceil(max_h * max_w).min(self.images.div_ceil(LEAST_PIECES));
+        let weights: usize =
+            classes.iter().map(|(class, ..)| class.taps_h * class.taps_w * self.in_c * self.out_c).sum();
+        if weights > LARGE_WEIGHTS {
+            let most = self.num_pieces() / (PARTS_OF_THREAD * rayon::current_num_threads());
+            let bands = LARGE_WEIGHTS_PIXELS.div_ceil(self.band_rows * max_w).min(most).max(1);
+            self.bands_of_part = bands.min(self.num_bands);
+            self.images_of_part = (bands / self.num_bands).max(1);
         }
-        self.padded_rows = (self.band_rows - 1) * self.step + rows_of_one;
+        self.padded_rows = (self.bands_of_part * self.band_rows - 1) * self.step + rows_of_one;
         let width = self.band_width();
         for (slot, (class, top, left)) in self.classes.iter_mut().zip(classes) {
             let (down, right) = ((pad_top - top) as usize, (pad_left - left) as usize);

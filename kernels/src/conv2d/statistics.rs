@@ -1,7 +1,7 @@
 //! Moments of a convolution's output per channel for batch normalisation, taken piece by piece while it is in the cache.
 //!
 //! In: the finished pieces of the output, as stored. Out: `[sum, centred sum of squares][C]` in f64.
-//! Invariant: within a piece (a band of an image, or a few small images) sums are taken in f32 of the differences from a value near the
+//! Invariant: within a piece (at most a band of one image) sums are taken in f32 of the differences from a value near the
 //! piece's mean, at most 64 in one chain; pieces are merged in f64 in index order. So a mean far from zero costs no digits
 //! of the variance, and the result does not depend on threads.
 //! Source: Chan, Golub, LeVeque 1983, "Algorithms for Computing the Sample Variance", for the merge and the shift.

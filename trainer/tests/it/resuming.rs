@@ -246,7 +246,9 @@ fn a_configuration_of_the_second_format_is_read_as_the_flags_that_it_stood_for()
     let runs: Vec<serde_json::Value> = serde_json::from_str(OF_FORMAT_2).unwrap();
     for run in &runs {
         let words = run["flags"].as_str().unwrap();
-        let expected = TrainConfig::resolve(&flags(&[words]), 1).unwrap();
+        // Until then all buckets had one default.
+        let bucket = if words.contains("--bucket-mib") { "" } else { "--bucket-mib 0.5" };
+        let expected = TrainConfig::resolve(&flags(&[words, bucket]), 1).unwrap();
         assert_eq!(serde_json::from_value::<TrainConfig>(run["config"].clone()).unwrap(), expected, "{words}");
     }
     let mut of_servers = runs[4]["config"].clone();

@@ -1,7 +1,7 @@
 //! Direct convolution: no im2col; a padded band of rows, then register blocks of pixels x channels.
 //!
 //! In: [`Plan`], input image by image, packed weights. Out: the output; every element written once.
-//! Invariant: a piece is one band of one image; it writes only its own rows.
+//! Invariant: a piece is one band of one image; a worker computes one or several at a time, and writes only their rows.
 
 pub(super) mod factor;
 pub(super) mod pack;
@@ -53,13 +53,13 @@ pub(super) trait Products {
 /// Register blocks.
 pub(super) struct Blocks<X>(PhantomData<X>);
 
-/// One class in one band, of one image or a few.
+/// One class in the bands of a part, of one image or a few.
 pub(super) struct ClassBand<'a, X> {
     pub(super) plan: &'a Plan,
     pub(super) class: &'a Class,
     /// The band from the class's first window on.
     pub(super) x: &'a [X],
-    /// Images of the piece, and elements from one's band to the next one's.
+    /// Images of the part, and elements from one's band to the next one's.
     pub(super) images: usize,
     pub(super) image_stride: usize,
     pub(super) row_stride: usize,
@@ -79,31 +79,36 @@ impl<E: Element, K: Products> GenericWork for Direct<'_, E, K> {
         assert_eq!(output.len(), plan.images * plan.out_image_len, "convolution: output length");
         assert_eq!(packed.len(), plan.packed_len, "convolution: length of the packed weights");
         let output = SharedMut::new(output);
-        for_each_piece(plan.num_pieces(), workspace, K::slot_len(plan), &|piece, slot| {
-            let (image, first_row) =
-                (piece / plan.num_bands * plan.images_of_piece, piece % plan.num_bands * plan.band_rows);
-            let images = plan.images_of_piece.min(plan.images - image);
+        for_each_piece(plan.num_parts(), workspace, K::slot_len(plan), &|part, slot| {
+            let image = part / plan.parts_of_image() * plan.images_of_part;
+            let band = part % plan.parts_of_image() * plan.bands_of_part;
+            let images = plan.images_of_part.min(plan.images - image);
+            let bands = plan.bands_of_part.min(plan.num_bands - band);
             let source = &input[image * plan.in_image_len..][..images * plan.in_image_len];
-            let start = first_row * plan.out_row_stride;
-            let len = (images - 1) * plan.out_image_len
-                + (plan.band_rows * plan.out_row_stride).min(plan.out_image_len - start);
-            // SAFETY: bands of images are disjoint, and each is of one piece.
+            let band_len = plan.band_rows * plan.out_row_stride;
+            let start = band * band_len;
+            let len = (images - 1) * plan.out_image_len + (bands * band_len).min(plan.out_image_len - start);
+            // SAFETY: bands of images are disjoint, and each is of one part.
             let rows = unsafe {
                 let first = output.at(image * plan.out_image_len + start, len);
                 core::slice::from_raw_parts_mut(first, len)
             };
-            run_piece::<S, E, K>(plan, (source, images), packed, first_row, rows, slot);
-            after_piece(piece, image * plan.out_image_len + start, rows);
+            run_part::<S, E, K>(plan, (source, images), packed, (band * plan.band_rows, bands), rows, slot);
+            for (image, rows) in (image..).zip(rows.chunks_mut(plan.out_image_len)) {
+                for (band, rows) in (band..).zip(rows.chunks_mut(band_len)) {
+                    after_piece(image * plan.num_bands + band, image * plan.out_image_len + band * band_len, rows);
+                }
+            }
         });
     }
 }
 
-/// One band of a few images: `out` starts with class row `first_row` of the first one's output.
-fn run_piece<S: Simd, E: Element, K: Products>(
+/// Some bands of an image, or all of some: `out` starts with class row `first_row` of the first one's output.
+fn run_part<S: Simd, E: Element, K: Products>(
     plan: &Plan,
     (input, images): (&[E], usize),
     packed: &[f32],
-    first_row: usize,
+    (first_row, bands): (usize, usize),
     out: &mut [E],
     slot: &mut [f32],
 ) {
@@ -132,7 +137,7 @@ fn run_piece<S: Simd, E: Element, K: Products>(
         (&*slot, plan.band_len())
     };
     for class in plan.classes() {
-        let rows = plan.band_rows.min(class.out_h.saturating_sub(first_row));
+        let rows = (bands * plan.band_rows).min(class.out_h.saturating_sub(first_row));
         if rows == 0 || class.out_w == 0 {
             continue;
         }

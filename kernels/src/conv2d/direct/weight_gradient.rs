@@ -19,15 +19,12 @@ use crate::simd::{GenericWork, Kernel, PANEL, Simd};
 
 /// Input elements of a unit that stay in L1 while all blocks of sums pass over them.
 const UNIT_ELEMENTS: usize = 6 * 1024;
-/// A unit has at least about so many pixels, as far as its input stays in L2.
-const UNIT_PIXELS: usize = 128;
+/// A unit has at least about so many pixels, as far as its input stays in L2: of single pixels, and of larger kernels.
+const UNIT_PIXELS: [usize; 2] = [128, 192];
 const MAX_UNIT_ELEMENTS: usize = 48 * 1024;
-/// Most values of a kernel row's run, and most output channels, of a task: of single pixels, and of larger kernels. The fewer tasks, the
-/// less often x and dy are read.
-const TASK_RUN: [usize; 2] = [512, 256];
-const TASK_CHANNELS: usize = 256;
-/// Threads up to which tasks are so large; for more there are four times as many. Sums do not depend on it.
-const FEW_THREADS: usize = 4;
+/// Most values of a kernel row's run, and most output channels, of a task: of single pixels, and of larger kernels.
+const TASK_RUN: usize = 256;
+const TASK_CHANNELS: [usize; 2] = [256, 128];
 /// Channels from which on x of single pixels is packed, and dy, if so many blocks of a run pass over it: below, packing costs more than
 /// it gains.
 const FAR_CHANNELS: usize = 1024;
@@ -64,24 +61,21 @@ impl Plan {
         let all = PixelRows::of(s);
         let s = &all.shape;
         let (out_h, out_w) = (s.out_height(), s.out_width());
-        let task_run = TASK_RUN[usize::from(s.kernel > 1)] / s.kernel;
-        let in_block = block_of(s.in_channels, task_run.max(PANEL));
+        let [unit_pixels, task_channels] = [UNIT_PIXELS, TASK_CHANNELS].map(|of| of[usize::from(s.kernel > 1)]);
+        let in_block = block_of(s.in_channels, (TASK_RUN / s.kernel).max(PANEL));
+        let borrows_input = s.padding == 0 && (s.kernel == 1 || in_block == s.in_channels);
         let padded_w = (out_w - 1) * s.stride + s.kernel;
         let row_len = padded_w * in_block;
         let fitting = |elements: usize| (elements / row_len).saturating_sub(s.kernel) / s.stride + 1;
-        let rows = fitting(UNIT_ELEMENTS).max(UNIT_PIXELS.div_ceil(out_w).min(fitting(MAX_UNIT_ELEMENTS)));
+        let rows = fitting(UNIT_ELEMENTS).max(unit_pixels.div_ceil(out_w).min(fitting(MAX_UNIT_ELEMENTS)));
         let num_bands = out_h.div_ceil(rows);
         let band_rows = out_h.div_ceil(num_bands);
         let num_bands = out_h.div_ceil(band_rows);
         let padded_rows = (band_rows - 1) * s.stride + s.kernel;
         let image = padded_rows * row_len;
-        let images = (UNIT_ELEMENTS / image).max((UNIT_PIXELS / (out_h * out_w)).min(MAX_UNIT_ELEMENTS / image));
+        let images = (UNIT_ELEMENTS / image).max((unit_pixels / (out_h * out_w)).min(MAX_UNIT_ELEMENTS / image));
         let images_of_unit = if num_bands > 1 { 1 } else { images.clamp(1, s.batch) };
         let num_units = s.batch.div_ceil(images_of_unit) * num_bands;
-        // The units, and so the order of sums, are those of large tasks in any case.
-        let parts = if rayon::current_num_threads() > FEW_THREADS { 2 } else { 1 };
-        let in_block = block_of(s.in_channels, (task_run / parts).max(PANEL));
-        let borrows_input = s.padding == 0 && (s.kernel == 1 || in_block == s.in_channels);
         Self {
             rows: all,
             images_of_unit,
@@ -89,7 +83,7 @@ impl Plan {
             num_bands,
             pieces: Pieces::new(s.weight_len(), num_units, all.pixels / PIECE_PIXELS),
             in_block,
-            out_block: block_of(s.out_channels, TASK_CHANNELS / parts),
+            out_block: block_of(s.out_channels, task_channels),
             padded_w,
             padded_rows,
             borrows_input,
@@ -215,7 +209,7 @@ fn run_unit<S: Simd, E: Element>(
     let in_place = E::as_f32(task.x).filter(|_| plan.borrows_input && !is_far);
     let (x, layout, x_row, x_ahead) = if let Some(x) = in_place {
         (&x[first_x..], Layout::Strided(x_strides), in_row, ahead(in_image, rows * s.stride * in_row))
-    } else if s.kernel == 1 && plan.borrows_input {
+    } else if plan.borrows_input && is_far {
         let cut = Cut::evenly(task.in_count, max_run::<S>(PACKED_VECTORS));
         unit::pack::<S, E>(&task.x[first_x..], (x_strides, extents), cut, x_slot);
         (&*x_slot, Layout::Blocks, 0, 0)
