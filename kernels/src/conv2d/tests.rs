@@ -238,7 +238,7 @@ fn channels_of_several_blocks_equal_the_reference() {
         (2, 5, 1024, 85, 1, 1),
         // Transformed weights that no cache holds.
         (2, 5, 345, 350, 3, 1),
-        // Weights that L2 does not hold: several images make a piece, and fewer the last one.
+        // Weights that L2 does not hold: several images make a part of the work, and fewer the last one.
         (19, 3, 176, 178, 3, 2),
         (19, 3, 530, 500, 1, 2),
         (11, 3, 176, 178, 3, 1),

@@ -106,7 +106,7 @@ fn the_layers_of_resnets_by_dot_products_equal_the_reference() {
         (2, 14, 130, 64, 1, 1),
         (2, 7, 70, 131, 3, 1),
         (1, 9, 131, 31, 3, 2),
-        // Several images make a piece, and fewer the last one.
+        // Several images make a part of the work, and fewer the last one.
         (19, 3, 176, 178, 3, 2),
         (19, 3, 530, 500, 1, 2),
         (11, 4, 176, 178, 3, 1),
