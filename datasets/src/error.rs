@@ -140,6 +140,18 @@ pub enum DatasetError {
         got: String,
     },
 
+    /// A shard is not the one that MANIFEST lists.
+    #[error(
+        "{}: expected sha256 {expected}, as MANIFEST says, got {got}; fetch the shard again, or make MANIFEST anew (sha256sum *.tar)",
+        path.display()
+    )]
+    ChangedShard {
+        path: PathBuf,
+        expected: String,
+        /// The digest of the shard as it is.
+        got: String,
+    },
+
     /// Shards hold samples that cannot be taken, or none that can.
     #[error("{}: {problems}; make the shards again, or skip what is bad", path.display())]
     BadShards {

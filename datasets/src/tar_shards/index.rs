@@ -60,6 +60,10 @@ impl Identity {
         let modified_ns = i128::from(metadata.mtime()) * 1_000_000_000 + i128::from(metadata.mtime_nsec());
         Ok(Self { len_bytes: metadata.len(), modified_ns, inode: metadata.ino() })
     }
+
+    pub(super) fn is_newer_than(&self, other: &Self) -> bool {
+        self.modified_ns > other.modified_ns
+    }
 }
 
 /// The file's text.

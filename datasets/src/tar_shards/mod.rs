@@ -10,6 +10,7 @@ mod scan;
 mod write;
 
 use std::fs::{self, File};
+use std::io::Read;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -39,6 +40,9 @@ const INDEX: &str = ".lockstep-index";
 
 /// The most bytes of names and of digests.
 const MAX_TEXT_BYTES: u64 = 64 << 20;
+
+/// Bytes of a shard that are hashed at a time.
+const DIGEST_BYTES: usize = 1 << 20;
 
 /// The shards that are kept open: a process may often have 1,024 files open.
 const MAX_OPEN: usize = 512;
@@ -135,11 +139,17 @@ fn indexed(dir: &Path, names: &[String], config: &TarShardsConfig) -> Result<Vec
     let kept: Vec<_> = places.iter().flat_map(|place| index::read(place)).collect();
     let mut found = Vec::with_capacity(names.len());
     let mut missing = Vec::new();
+    let manifest = Manifest::read(dir)?;
     for name in names {
         let identity = Identity::of(&dir.join(name))?;
-        match kept.iter().find(|(of, index)| of == name && index.identity == identity) {
+        let mut of_name = kept.iter().filter(|(of, _)| of == name).peekable();
+        let was_known = of_name.peek().is_some();
+        match of_name.find(|(_, index)| index.identity == identity) {
             Some(index) => found.push(index.clone()),
-            None => missing.push(name),
+            // What the manifest says of a shard that came later than it, or is another than before, is looked at once.
+            None => {
+                missing.push((name, manifest.as_ref().and_then(|manifest| manifest.doubted(name, identity, was_known))))
+            }
         }
     }
     if missing.is_empty() {
@@ -150,8 +160,10 @@ fn indexed(dir: &Path, names: &[String], config: &TarShardsConfig) -> Result<Vec
     thread::scope(|scope| {
         for _ in 0..config.num_threads.clamp(1, missing.len()) {
             scope.spawn(|| {
-                while let Some(name) = missing.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let result = scan::scan(&dir.join(name)).map(|index| ((*name).clone(), index));
+                while let Some((name, doubted)) = missing.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let path = dir.join(name);
+                    let checked = doubted.map_or(Ok(()), |digest| expect_digest(&path, digest));
+                    let result = checked.and_then(|()| scan::scan(&path)).map(|index| ((*name).clone(), index));
                     scanned.lock().expect("no thread panics with it").push(result);
                 }
             });
@@ -242,7 +254,8 @@ impl TarSource {
     /// The shards of a split, and what is wrong with them.
     fn new(dir: &Path, indices: Vec<(String, ShardIndex)>) -> Result<(Self, Vec<String>), DatasetError> {
         let split = indices[0].0.split('-').next().unwrap_or_default().to_owned();
-        let digest = manifest_digest(dir, &split, &indices)?;
+        let manifest = Manifest::read(dir)?;
+        let digest = manifest.map_or(Ok(None), |manifest| manifest.digest_of_split(dir, &split, &indices))?;
         let (mut shards, mut images, mut keys, mut problems) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         for (number, (name, index)) in (0..).zip(indices) {
             images.extend(index.images.into_iter().map(|image| (number, image)));
@@ -296,32 +309,80 @@ impl Source for TarSource {
     }
 }
 
-/// One digest of those that the manifest has of a split's shards; none where there is no manifest or it misses one.
-fn manifest_digest(dir: &Path, split: &str, indices: &[(String, ShardIndex)]) -> Result<Option<String>, DatasetError> {
-    let path = dir.join(MANIFEST);
-    if !path.exists() {
-        return Ok(None);
-    }
-    let text = String::from_utf8(read_whole(&path, MAX_TEXT_BYTES)?).map_err(|_| DatasetError::NotText { path })?;
-    let lines: Vec<(&str, &str)> = text.lines().filter_map(|line| line.split_once("  ")).collect();
-    let is_there = |name: &str| indices.iter().any(|(indexed, _)| indexed == name);
-    let of_split = |name: &str| name.strip_prefix(split).is_some_and(|rest| rest.starts_with('-'));
-    if let Some((_, name)) = lines.iter().find(|(_, name)| of_split(name) && !is_there(name)) {
-        return Err(DatasetError::Missing {
-            what: (*name).to_owned(),
-            path: dir.to_path_buf(),
-            expected: "every shard that MANIFEST lists".to_owned(),
-            remedy: "fetch it again, or remove MANIFEST to do without it",
-        });
-    }
-    let mut digest = Sha256::new();
-    for (name, _) in indices {
-        let Some((of_shard, _)) = lines.iter().find(|(_, listed)| listed == name) else {
+/// The digests of all shards, by name.
+struct Manifest {
+    text: String,
+    identity: Identity,
+}
+
+impl Manifest {
+    /// That of a folder, if it has one.
+    fn read(dir: &Path) -> Result<Option<Self>, DatasetError> {
+        let path = dir.join(MANIFEST);
+        if !path.exists() {
             return Ok(None);
-        };
-        digest.update(of_shard);
+        }
+        let identity = Identity::of(&path)?;
+        let text = String::from_utf8(read_whole(&path, MAX_TEXT_BYTES)?).map_err(|_| DatasetError::NotText { path })?;
+        Ok(Some(Self { text, identity }))
     }
-    Ok(Some(to_hex(&digest.finalize())))
+
+    /// Digests and names.
+    fn lines(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.text.lines().filter_map(|line| line.split_once("  "))
+    }
+
+    fn digest(&self, name: &str) -> Option<&str> {
+        self.lines().find(|(_, listed)| *listed == name).map(|(digest, _)| digest)
+    }
+
+    /// What it says of a shard, if that may be another by now.
+    fn doubted(&self, name: &str, shard: Identity, was_known: bool) -> Option<&str> {
+        self.digest(name).filter(|_| was_known || shard.is_newer_than(&self.identity))
+    }
+
+    /// One digest of those of a split's shards; none where it misses one.
+    fn digest_of_split(
+        &self,
+        dir: &Path,
+        split: &str,
+        indices: &[(String, ShardIndex)],
+    ) -> Result<Option<String>, DatasetError> {
+        let is_there = |name: &str| indices.iter().any(|(indexed, _)| indexed == name);
+        let of_split = |name: &str| name.strip_prefix(split).is_some_and(|rest| rest.starts_with('-'));
+        if let Some((_, name)) = self.lines().find(|(_, name)| of_split(name) && !is_there(name)) {
+            return Err(DatasetError::Missing {
+                what: name.to_owned(),
+                path: dir.to_path_buf(),
+                expected: "every shard that MANIFEST lists".to_owned(),
+                remedy: "fetch it again, or remove MANIFEST to do without it",
+            });
+        }
+        let mut digest = Sha256::new();
+        for (name, _) in indices {
+            let Some(of_shard) = self.digest(name) else { return Ok(None) };
+            digest.update(of_shard);
+        }
+        Ok(Some(to_hex(&digest.finalize())))
+    }
+}
+
+/// Refuses a shard that is not what the manifest lists.
+fn expect_digest(path: &Path, expected: &str) -> Result<(), DatasetError> {
+    let mut file = File::open(path).map_err(DatasetError::io("read", path))?;
+    let (mut digest, mut bytes) = (Sha256::new(), vec![0; DIGEST_BYTES]);
+    loop {
+        match file.read(&mut bytes).map_err(DatasetError::io("read", path))? {
+            0 => break,
+            len => digest.update(&bytes[..len]),
+        }
+        progress::advance(bytes.len());
+    }
+    let got = to_hex(&digest.finalize());
+    if got == expected {
+        return Ok(());
+    }
+    Err(DatasetError::ChangedShard { path: path.to_path_buf(), expected: expected.to_owned(), got })
 }
 
 #[cfg(test)]

@@ -216,6 +216,32 @@ fn shards_are_not_written_over_anything_nor_left_half_done() {
 }
 
 #[test]
+fn a_shard_that_is_newer_than_the_manifest_or_was_another_before_must_be_the_one_it_lists() {
+    let (from, target) = (images(), tempfile::tempdir().unwrap());
+    let to = target.path().join("to");
+    write(from.path(), &to, 3, &mut |_| true).unwrap();
+    let listed = samples(&*open(&to, &config(OnBadImage::Fail)).unwrap().train);
+    let path = to.join("train-000001.tar");
+    let bytes = fs::read(&path).unwrap();
+    // The same once more: other times, the same bytes.
+    fs::write(&path, &bytes).unwrap();
+    assert_eq!(samples(&*open(&to, &config(OnBadImage::Fail)).unwrap().train), listed);
+    // Another of the same length, as old as the manifest: the index knew one that was not it.
+    let mut other = bytes.clone();
+    let place = other.iter().rposition(|byte| *byte != 0).unwrap();
+    other[place] ^= 1;
+    fs::write(&path, &other).unwrap();
+    let old = fs::metadata(to.join(MANIFEST)).unwrap().modified().unwrap();
+    File::options().append(true).open(&path).unwrap().set_modified(old).unwrap();
+    let text = open(&to, &config(OnBadImage::Skip)).unwrap_err().to_string();
+    assert!(text.contains("train-000001.tar: expected sha256") && text.contains("as MANIFEST says"), "{text}");
+    // No index, and newer than the manifest.
+    fs::remove_file(to.join(INDEX)).unwrap();
+    File::options().append(true).open(&path).unwrap().set_modified(old + std::time::Duration::from_secs(1)).unwrap();
+    open(&to, &config(OnBadImage::Fail)).unwrap_err();
+}
+
+#[test]
 fn a_shard_that_the_manifest_lists_must_be_there() {
     let (from, target) = (images(), tempfile::tempdir().unwrap());
     let to = target.path().join("to");
