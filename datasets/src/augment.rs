@@ -4,11 +4,12 @@
 //! Invariant: the draw depends on these three only, never on shard, thread or batch.
 //! Source: 4 pixels of padding, random crop, horizontal flip: arXiv 1512.03385, section 4.2.
 
-use crate::dataset::{ImageDataset, ImageShape};
+use crate::dataset::{ImageDataset, ImageShape, Normalization};
 use crate::error::DatasetError;
+use crate::rand_augment::RandAugment;
 use crate::random::{Purpose, Stream};
 use crate::resized_crop::ResizedCrop;
-use crate::trivial_augment::Operation;
+use crate::trivial_augment;
 
 /// How training images are varied.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -34,6 +35,8 @@ pub enum Augment {
     ///
     /// As torchvision's `RandomResizedCrop` then `RandomHorizontalFlip()`.
     ResizedCrop(ResizedCrop),
+    /// As `ResizedCrop`, with two random operations before the flip (RandAugment, Cubuk et al. 2019, 1909.13719).
+    Rand(ResizedCrop, RandAugment),
 }
 
 /// Where an image is read: output pixel (y, x) is source pixel (y + dy, x' + dx), x' = W - 1 - x if flipped, else x;
@@ -59,7 +62,7 @@ impl Augment {
                 let (dy, dx) = (offset(), offset());
                 Placement { dy, dx, flip: stream.coin() }
             }
-            Self::ResizedCrop(_) => {
+            Self::ResizedCrop(_) | Self::Rand(..) => {
                 let flip = Stream::new(seed, epoch, index as u64, Purpose::Augmentation).coin();
                 Placement { flip, ..Placement::default() }
             }
@@ -67,27 +70,30 @@ impl Augment {
     }
 
     /// Reads the pixels `[H, W, C]` of one sample in one epoch, which are yet to be placed; `shape` is another than the data set's for
-    /// resized crops alone.
+    /// resized crops alone; what comes in at an image's edges may be the mean that `normalization` knows.
     ///
     /// # Errors
     /// If the data set cannot read them.
     pub(crate) fn read(
         self,
-        seed: u64,
-        epoch: u64,
-        index: usize,
+        (seed, epoch, index): (u64, u64, usize),
         dataset: &dyn ImageDataset,
         shape: ImageShape,
+        normalization: &Normalization,
         pixels: &mut [u8],
     ) -> Result<(), DatasetError> {
         match self {
             Self::None | Self::CropFlip { .. } => dataset.read_image(index, pixels)?,
             Self::Trivial { .. } => {
                 dataset.read_image(index, pixels)?;
-                Operation::draw(seed, epoch, index).apply(pixels, shape);
+                trivial_augment::draw(seed, epoch, index).apply(pixels, shape);
             }
-            Self::ResizedCrop(crop) => {
+            Self::ResizedCrop(crop) | Self::Rand(crop, _) => {
                 dataset.read_crop(index, &|size| crop.draw(seed, epoch, index, size), shape, pixels)?;
+                if let Self::Rand(_, rand) = self {
+                    let operations = rand.draw(seed, epoch, index, &normalization.mean);
+                    operations.into_iter().for_each(|operation| operation.apply(pixels, shape));
+                }
             }
         }
         Ok(())

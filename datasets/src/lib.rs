@@ -32,6 +32,8 @@ pub mod augment;
 pub mod mix;
 pub mod normalize;
 
+mod operation;
+pub mod rand_augment;
 mod resized_crop;
 mod trivial_augment;
 
@@ -65,6 +67,7 @@ pub use loader::{LoadedStep, Loader, LoaderConfig};
 pub use mix::Mix;
 pub use picture::{Picture, picture};
 pub use progress::{Counted, progress};
+pub use rand_augment::RandAugment;
 pub use resize::CropBox;
 pub use resized_crop::ResizedCrop;
 pub use shapes::ShapesConfig;

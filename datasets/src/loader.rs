@@ -244,8 +244,8 @@ impl StepMaker {
         assert!(config.micro_batch_size > 0, "micro_batch_size: expected at least 1, got 0");
         assert!(!config.raw || config.mix == Mix::default(), "mix: expected normalised pixels, got raw ones");
         let shape = config.image_shape.unwrap_or(dataset.image_shape());
-        let is_of_crops =
-            matches!(config.augment, Augment::ResizedCrop(_)) && shape.channels == dataset.image_shape().channels;
+        let is_of_crops = matches!(config.augment, Augment::ResizedCrop(_) | Augment::Rand(..))
+            && shape.channels == dataset.image_shape().channels;
         assert!(
             is_of_crops || shape == dataset.image_shape(),
             "image_shape: expected that of {dataset:?}, got {shape:?}"
@@ -326,7 +326,7 @@ impl StepMaker {
     /// Reads one image, its pixels changed.
     fn read(&self, index: usize, bytes: &mut [u8]) -> Result<(), DatasetError> {
         let LoaderConfig { augment, seed, epoch, .. } = self.config;
-        augment.read(seed, epoch, index, &*self.dataset, self.shape, bytes)
+        augment.read((seed, epoch, index), &*self.dataset, self.shape, &self.config.normalization, bytes)
     }
 
     fn placement(&self, index: usize) -> Placement {

@@ -23,6 +23,7 @@ pub(crate) enum Purpose {
     Mix = 6,
     TrivialAugment = 7,
     ResizedCrop = 8,
+    RandAugment = 9,
 }
 
 /// A stream of random numbers.

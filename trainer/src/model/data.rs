@@ -12,9 +12,9 @@ use anyhow::{Context, Result};
 #[cfg(feature = "parquet")]
 use datasets::parquet_files::{self, ParquetConfig};
 use datasets::{
-    Augment, Cifar, DatasetSplits, ImageDataset, ImageFolderConfig, ImageShape, Normalization, OnBadImage, ResizedCrop,
-    ShapesConfig, ShardConfig, ShardPlan, Sizing, Subset, SyntheticConfig, TarShardsConfig, cifar, image_folder,
-    shapes, synthetic, tar_shards,
+    Augment, Cifar, DatasetSplits, ImageDataset, ImageFolderConfig, ImageShape, Normalization, OnBadImage, RandAugment,
+    ResizedCrop, ShapesConfig, ShardConfig, ShardPlan, Sizing, Subset, SyntheticConfig, TarShardsConfig, cifar,
+    image_folder, shapes, synthetic, tar_shards,
 };
 use distributed::{Communicator, Topology};
 
@@ -212,7 +212,11 @@ pub fn augment(split: &TrainSplitArgs) -> Augment {
         AugmentKind::Trivial => Augment::Trivial { pad: CROP_PAD },
         AugmentKind::ResizedCrop => {
             let scale = split.crop_scale.filled();
-            Augment::ResizedCrop(ResizedCrop { min_scale: scale.min, max_scale: scale.max })
+            let crop = ResizedCrop { min_scale: scale.min, max_scale: scale.max };
+            match split.rand_augment {
+                Some(magnitude) => Augment::Rand(crop, RandAugment { magnitude }),
+                None => Augment::ResizedCrop(crop),
+            }
         }
     }
 }

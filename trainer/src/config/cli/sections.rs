@@ -179,6 +179,10 @@ pub struct TrainSplitArgs {
     #[arg(long, value_name = "MIN:MAX")]
     pub crop_scale: Option<CropScale>,
 
+    /// After --augment resized-crop two operations of RandAugment, each with probability one half, of about this magnitude, 0 to 10 (Cubuk et al. 2019, as timm's rand-mM-mstd0.5-inc1) [default: off]
+    #[arg(long, value_name = "MAGNITUDE")]
+    pub rand_augment: Option<f64>,
+
     /// Mix each image with another, and their labels, by shares from a beta distribution with this parameter, such as 0.2 (Zhang et al. 2018) [default: off]
     #[arg(long, value_name = "ALPHA")]
     pub mixup: Option<f64>,
