@@ -85,7 +85,7 @@ fn trainer_build(mpi: Mpi, profile: &str) -> Command {
 pub(crate) fn trainer_without_paths(mpi: Mpi) -> Outcome<PathBuf> {
     let paths = [(home()?, "/cargo"), (root().to_owned(), "/lockstep")];
     let remaps = paths.iter().map(|(path, name)| format!("--remap-path-prefix={}={name}", path.display()));
-    let mut build = trainer_build(mpi, "release");
+    let mut build = trainer_build(mpi, "dist");
     // The variables would take the place of what configuration files say; this comes on top of it.
     build.arg("--config").arg(format!("build.rustflags={:?}", remaps.collect::<Vec<_>>()));
     let program = executable(build, "trainer", false)?;

@@ -24,7 +24,7 @@ pub(super) fn make(folder: &Path, mpi: Mpi, profile: &str) -> Outcome<String> {
     let dependencies = of_trainer(mpi)?;
     let version = dependencies.iter().find(|crate_| crate_.name == PROGRAM).map_or("", |crate_| &crate_.version);
     let name = format!("lockstep-{version}-x86_64-linux{}", if mpi == Mpi::With { "-mpi" } else { "" });
-    let built = if profile == "release" { cargo::trainer_without_paths(mpi) } else { cargo::trainer(mpi, profile) }?;
+    let built = if profile == "dist" { cargo::trainer_without_paths(mpi) } else { cargo::trainer(mpi, profile) }?;
     let packed = folder.join(&name);
     fill(&packed, &built, &dependencies)?;
     let date = process::answer("git", &["-C", &cargo::root().to_string_lossy(), "log", "-1", "--format=@%ct"]);
