@@ -151,9 +151,9 @@ pub struct EpochRecord {
     pub images_per_second: f64,
     /// Rate of the epoch's last step.
     pub learning_rate: f64,
-    /// Root's time by phase.
+    /// Root's time by phase, in the start that ended the epoch.
     pub seconds: Seconds,
-    /// Time of the epoch with everything in it.
+    /// Time of the epoch with everything in it, over all starts that trained it.
     pub seconds_total: f64,
     /// Largest resident memory of a rank, bytes.
     pub peak_memory_bytes: u64,

@@ -63,7 +63,7 @@ pub struct StudyArgs {
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
 
-    /// Other values for keys of the file [default: the file's]
+    /// Other values for keys of the file, all in one list [default: the file's]
     #[arg(long, value_name = "K=V,K=V")]
     set: Option<String>,
 

@@ -121,23 +121,16 @@ pub fn eval<F: ModelFamily>(args: &EvalArgs, world: &World) -> Result<EvalResult
 fn check_input(input: &ModelInput, test: &dyn ImageDataset, config: &EvalConfig, world: &World) -> Result<()> {
     let channels = test.image_shape().channels;
     ensure!(channels == input.channels, "eval: expected images of {} channels, got {channels}", input.channels);
-    let (trained, now) = (&input.class_names, test.class_names());
-    let Some(first) = (0..trained.len().max(now.len())).find(|&class| trained.get(class) != now.get(class)) else {
-        return Ok(());
-    };
-    let named = |names: &[String]| names.get(first).map_or("none".to_owned(), |name| format!("\"{name}\""));
-    let change = format!(
-        "eval: the classes are not those of the training: class {first} of {}: expected {}, got {} (class {first} of {})",
-        trained.len(),
-        named(trained),
-        named(now),
-        now.len()
-    );
+    let Some(other) = input.other_class(test.class_names()) else { return Ok(()) };
+    let change = format!("eval: the classes are not those of the training: {other}");
     ensure!(
         config.allow_changed_classes,
         "{change}; give the data with the names of the training, or --allow-changed-classes if equal labels mean equal things"
     );
-    ensure!(now.len() <= trained.len(), "{change}; the network has no answer for the further classes");
+    ensure!(
+        test.class_names().len() <= input.class_names.len(),
+        "{change}; the network has no answer for the further classes"
+    );
     world.reporter.warn(&format!("{change}; going on, as --allow-changed-classes says"));
     Ok(())
 }

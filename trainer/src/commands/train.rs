@@ -76,10 +76,14 @@ pub fn train<F: ModelFamily>(args: &TrainArgs, world: &World) -> Result<Outcome<
         compute: &config.compute,
         device: &training_device,
     };
-    let model = initial_model::<F>(&config, &request, world)?;
+    let (model, unread_weights) = initial_model::<F>(&config, &request, world)?;
     trace::check(config.sync.trace.as_deref(), communicator)?;
 
-    let (files, resumption) = accept(&config, &data, args.allow_changed_data, world)?;
+    let (files, resumption) = accept(&config, &data, (args.allow_changed_data, unread_weights), world)?;
+    let config = match &resumption {
+        Some(resumption) => config.clone().begun_as(&resumption.before),
+        None => config.clone(),
+    };
     if files.is_unlocked() {
         reporter
             .warn("the file system of the output directory has no locks: two runs in it would not notice each other");
@@ -122,7 +126,7 @@ pub fn train<F: ModelFamily>(args: &TrainArgs, world: &World) -> Result<Outcome<
     };
     let outcome = fit(model, &session).inspect_err(|error| reporter.log(&format!("error: {error:#}")))?;
     world.end_watch(watchdog)?;
-    let summary = summary(&outcome, start.elapsed(), session.data.train.len());
+    let summary = summary(&outcome, start.elapsed());
     files.finish(&summary)?;
     reporter.finish(&summary);
     Ok(outcome)
@@ -135,7 +139,7 @@ pub fn train<F: ModelFamily>(args: &TrainArgs, world: &World) -> Result<Outcome<
 fn accept(
     config: &TrainConfig,
     data: &DatasetSplits,
-    allow_changed_data: bool,
+    (allow_changed_data, unread_weights): (bool, Option<anyhow::Error>),
     world: &World,
 ) -> Result<(RunFiles, Option<Resumption>)> {
     let communicator = &*world.communicator;
@@ -148,6 +152,9 @@ fn accept(
             Some(directory) if config.resume => Resumption::find(directory, config, data, allow_changed_data)?,
             _ => None,
         };
+        if let (Some(error), None, true) = (unread_weights, &resumption, world.is_root()) {
+            return Err(error);
+        }
         if let Some(directory) = files.directory() {
             tensorboard::expect_own_events(config, Some(&directory.run_toml()))?;
         }
@@ -160,32 +167,45 @@ fn accept(
     Ok(accepted)
 }
 
-/// The model as the run begins: random by its seed, or with the weights of `--weights`.
-fn initial_model<F: ModelFamily>(config: &TrainConfig, request: &ModelRequest<'_>, world: &World) -> Result<F::Model> {
+/// The model as the run begins: random by its seed, or with the weights of `--weights`; and why those could not be read, where the run
+/// may go on without them.
+fn initial_model<F: ModelFamily>(
+    config: &TrainConfig,
+    request: &ModelRequest<'_>,
+    world: &World,
+) -> Result<(F::Model, Option<anyhow::Error>)> {
     let model = build::<F>(&config.model, request, world.communicator.rank())?;
     ensure!(
         config.batch.batch_norm.filled() == BatchNormKind::Local || model.heeds_pass_context(),
         "--batch-norm sync: this model has no synchronised norm, expected one that heeds_pass_context; use --batch-norm local"
     );
+    let mut unread = None;
     let model = match &config.run.weights {
         Some(path) => {
             let head = if config.run.new_head.unwrap_or(false) { Head::Own } else { Head::OfFile };
-            load_weights_aloud(model, path, head, &world.reporter)?
+            match load_weights_aloud(model.clone(), path, head, &world.reporter) {
+                Err(error) if config.resume => {
+                    unread = Some(error.into());
+                    model
+                }
+                loaded => loaded?,
+            }
         }
         None => model,
     };
     let frozen = config.optimizer.freeze.as_deref().unwrap_or_default();
     let layout = ParameterLayout::new(&model);
     parts::expect("--freeze", frozen, &layout)?;
-    let rates = config.optimizer.learning_rate_factors.iter().flatten().map(|factor| factor.part.clone());
-    parts::expect("--learning-rate-factors", &rates.collect::<Vec<_>>(), &layout)?;
     let model = parts::freeze(model, frozen);
+    let layout = ParameterLayout::new(&model);
     ensure!(
-        ParameterLayout::new(&model).num_elements() > 0,
+        layout.num_elements() > 0,
         "--freeze {}: expected parameters that are left to train, got none; freeze fewer",
         frozen.join(",")
     );
-    Ok(model)
+    let rates = config.optimizer.learning_rate_factors.iter().flatten().map(|factor| factor.part.clone());
+    parts::expect("--learning-rate-factors", &rates.collect::<Vec<_>>(), &layout)?;
+    Ok((model, unread))
 }
 
 /// The program's own optimizer, where `--optimizer own` asks for it.
@@ -221,10 +241,11 @@ fn resolve(args: &TrainArgs, family: &Family, world: &World) -> Result<TrainConf
         saved = String::from_utf8_lossy(&from_root).into_owned();
     }
     let world_size = communicator.world_size();
-    if saved.is_empty() {
-        return Ok(TrainConfig::resolve_for(family, args, world_size)?);
-    }
-    Ok(TrainConfig::resolve_over(&saved, family, args, world_size)?)
+    let config = match saved.is_empty() {
+        true => TrainConfig::resolve_for(family, args, world_size),
+        false => TrainConfig::resolve_over(&saved, family, args, world_size),
+    };
+    Ok(config?.with_absolute_paths())
 }
 
 /// What this launch is. # Collective: the ranks' machines are gathered.
@@ -274,14 +295,13 @@ fn facts(manifest: &Manifest, files: &RunFiles) -> Vec<(&'static str, String)> {
     ]
 }
 
-fn summary<M>(outcome: &Outcome<M>, total: Duration, num_train: usize) -> Summary {
+fn summary<M>(outcome: &Outcome<M>, total: Duration) -> Summary {
     let slowest = &outcome.world[gather::slowest_rank(&outcome.world)];
     let progress = &outcome.progress;
-    let full_epochs = progress.epoch * num_train as u64;
     Summary {
         epochs: progress.epoch,
         steps: progress.step,
-        images: full_epochs + progress.epoch_scores.num_samples,
+        images: progress.images(),
         final_epoch: progress.last_record.clone(),
         best_epoch: progress.best.map(|best| best.epoch),
         best_test_top1: progress.best.map(|best| best.test_top1),

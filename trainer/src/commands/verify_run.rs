@@ -18,7 +18,7 @@ use crate::config::{ConfigError, Family, SyncMethod, TrainConfig};
 use crate::measure::gather::found_by_root;
 use crate::measure::report::Reporter;
 use crate::model::family::ModelFamily;
-use crate::run::output::{HASHES, RUN_TOML};
+use crate::run::output::{HASHES, RUN_TOML, numbered_beside};
 use crate::run::step_hashes;
 use crate::step::sync_plan::staleness;
 use crate::tools::verify_run::{Recording, compare, lines};
@@ -82,7 +82,12 @@ pub fn verify_run<F: ModelFamily>(args: &VerifyRunArgs, world: &World) -> Result
 }
 
 fn original(run: &Path) -> Result<Original> {
-    let options = run.join(RUN_TOML);
+    // Of the first session, which a later one has put aside.
+    let of_first = |name: &str| {
+        let first = numbered_beside(&run.join(name), 1);
+        if first.exists() { first } else { run.join(name) }
+    };
+    let options = of_first(RUN_TOML);
     let options = fs::read_to_string(&options).with_context(|| options.display().to_string())?;
     let hashes = run.join(HASHES);
     ensure!(
@@ -91,9 +96,7 @@ fn original(run: &Path) -> Result<Original> {
          steps and of older versions there is none; train again",
         run.display()
     );
-    // The first session's, which a later one has put aside.
-    let first = run.join("manifest-1.json");
-    let manifest = read_json::<Manifest>(&if first.exists() { first } else { run.join("manifest.json") })?;
+    let manifest = read_json::<Manifest>(&of_first("manifest.json"))?;
     Ok(Original { options, recording: Recording { manifest, hashes: step_hashes::read(&hashes)? } })
 }
 

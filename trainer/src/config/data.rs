@@ -6,6 +6,7 @@ use super::checks::{Filled, at_least, at_least_one, in_range, no_effect, within}
 use super::error::ConfigError;
 use crate::config::choices::{AugmentKind, DatasetKind, InputKind, OnBadImageKind, Resolution};
 use crate::config::cli::{DataArgs, TrainSplitArgs};
+use datasets::rand_augment::MAX_MAGNITUDE;
 
 /// Height and width of images where nobody says, pixels.
 const DEFAULT_SIDE: usize = 32;
@@ -132,13 +133,11 @@ impl TrainSplitArgs {
         }
         if augment == AugmentKind::ResizedCrop {
             self.crop_scale.get_or_insert_default();
-        } else if self.crop_scale.is_some() {
-            return Err(no_effect(
-                "--crop-scale",
-                format!("with --augment {augment}"),
-                "it is for --augment resized-crop",
-            ));
+        } else if let Some((option, _)) = self.of_resized_crop().into_iter().find(|(_, is_given)| *is_given) {
+            return Err(no_effect(option, format!("with --augment {augment}"), "it is for --augment resized-crop"));
         }
+        let magnitude = self.rand_augment.unwrap_or(0.0);
+        in_range("--rand-augment", magnitude, "0 to 10", |magnitude| (0.0..=MAX_MAGNITUDE).contains(&magnitude))?;
         self.drop_last.get_or_insert(false);
         for (option, alpha) in self.mixes() {
             in_range(option, alpha.unwrap_or(1.0), "above 0 and at most 100", |alpha| alpha > 0.0 && alpha <= 100.0)?;
@@ -157,6 +156,10 @@ impl TrainSplitArgs {
                 remedy: "images are mixed in main memory; give --input host".to_owned(),
             }),
         }
+    }
+
+    fn of_resized_crop(&self) -> [(&'static str, bool); 2] {
+        [("--crop-scale", self.crop_scale.is_some()), ("--rand-augment", self.rand_augment.is_some())]
     }
 
     fn mixes(&self) -> [(&'static str, Option<f64>); 2] {
@@ -213,7 +216,7 @@ fn check_normalization(args: &DataArgs) -> Result<(), ConfigError> {
         (None, None) => Ok(()),
         (Some(mean), Some(std)) => {
             channels("--normalize-mean", mean, "three numbers from 0 to 1", |mean| (0.0..=1.0).contains(&mean))?;
-            channels("--normalize-std", std, "three numbers above 0", |std| std > 0.0)
+            channels("--normalize-std", std, "three numbers above 0", |std| std as f32 > 0.0)
         }
         (Some(_), None) => Err(half_a_normalization("--normalize-std", "--normalize-mean")),
         (None, Some(_)) => Err(half_a_normalization("--normalize-mean", "--normalize-std")),

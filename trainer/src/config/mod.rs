@@ -147,12 +147,41 @@ impl TrainConfig {
         Ok(Self { flags, model_name, heeded: family.options.to_vec(), world_size })
     }
 
-    /// The same, written to `directory`; what else it writes to is found from any folder.
+    /// The same, written to `directory`.
     pub(crate) fn in_directory(mut self, directory: &Path) -> Self {
-        let run = &mut self.flags.run;
-        run.output_dir = Some(directory.to_owned());
-        run.tensorboard = run.tensorboard.take().map(|events| std::path::absolute(&events).unwrap_or(events));
+        self.flags.run.output_dir = Some(directory.to_owned());
         self
+    }
+
+    /// The same, its files found from any folder, but for the output directory.
+    pub(crate) fn with_absolute_paths(mut self) -> Self {
+        let TrainArgs { data, run, .. } = &mut self.flags;
+        for path in [&mut data.data_dir, &mut run.weights, &mut run.tensorboard].into_iter().flatten() {
+            *path = std::path::absolute(&*path).unwrap_or_else(|_| path.clone());
+        }
+        self
+    }
+
+    /// The same, begun as `before` was: with what counts at the first start alone.
+    pub(crate) fn begun_as(mut self, before: &Self) -> Self {
+        let (run, began) = (&mut self.flags.run, &before.flags.run);
+        run.weights.clone_from(&began.weights);
+        (run.new_head, run.zero_gamma) = (began.new_head, began.zero_gamma);
+        self
+    }
+
+    /// A sentence on each option that is given otherwise than the run of `before` began with, and counts at the first start alone.
+    pub(crate) fn without_effect_on(&self, before: &Self) -> Vec<String> {
+        let (now, was) = (&self.run, &before.run);
+        let given = [
+            ("--weights", now.weights.is_some() && now.weights != was.weights),
+            ("--new-head", now.new_head == Some(true) && now.new_head != was.new_head),
+            ("--zero-gamma", now.zero_gamma == Some(true) && now.zero_gamma != was.zero_gamma),
+        ];
+        let ignored = given.into_iter().filter(|(_, is_ignored)| *is_ignored);
+        ignored
+            .map(|(option, _)| format!("resume: {option} has no effect, as the run goes on from its checkpoint"))
+            .collect()
     }
 
     /// The same, of a start with `--resume` or without.

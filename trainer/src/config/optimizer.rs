@@ -58,8 +58,16 @@ impl OptimizerArgs {
                 });
             }
         }
-        for RateFactor { factor, .. } in self.learning_rate_factors.iter().flatten() {
+        let factors = self.learning_rate_factors.as_deref().unwrap_or_default();
+        for (index, RateFactor { part, factor }) in factors.iter().enumerate() {
             in_range("--learning-rate-factors", *factor, "factors above 0", |factor| factor > 0.0)?;
+            if factors[..index].iter().any(|earlier| earlier.part == *part) {
+                return Err(ConfigError::Invalid {
+                    option: "--learning-rate-factors",
+                    expected: "each part once".to_owned(),
+                    got: format!("{part} twice"),
+                });
+            }
         }
         if let Some(decay) = self.ema_decay {
             in_range("--ema-decay", decay, "0 up to but not 1", is_share)?;

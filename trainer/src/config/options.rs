@@ -34,8 +34,8 @@ pub(crate) enum Scope {
 pub(crate) enum OnResume {
     /// It changes the course of the parameters.
     Fixed,
-    /// It does not move the parameters, or, as accumulation and kernels, only in the order of roundings. A longer schedule is looked
-    /// at apart.
+    /// It does not move the parameters, or, as kernels, only in the order of roundings, or a warning says that it does. A longer
+    /// schedule is looked at apart.
     Free,
 }
 
@@ -70,8 +70,8 @@ pub(crate) const OPTIONS: &[OptionFacts] = &[
     option("data.dataset"),
     option("data.data-dir").of_rank().belongs_to(&["data.dataset"]),
     option("data.download").of_rank().belongs_to(&["data.dataset"]),
-    option("data.image-size").belongs_to(&["data.dataset"]),
-    option("data.resolution").belongs_to(&["data.dataset"]),
+    option("data.image-size").belongs_to(&["data.dataset", "data.resolution"]),
+    option("data.resolution").belongs_to(&["data.dataset", "data.image-size"]),
     option("data.eval-resize").belongs_to(&["data.dataset", "data.resolution"]),
     option("data.on-bad-image").belongs_to(&["data.dataset"]),
     option("data.normalize-mean").belongs_to(&["data.dataset"]),
@@ -87,6 +87,7 @@ pub(crate) const OPTIONS: &[OptionFacts] = &[
     option("train-split.limit-train"),
     option("train-split.augment").belongs_to(&["data.dataset"]),
     option("train-split.crop-scale").belongs_to(&["data.dataset", "train-split.augment"]),
+    option("train-split.rand-augment").belongs_to(&["data.dataset", "train-split.augment"]),
     option("train-split.mixup"),
     option("train-split.cutmix"),
     option("train-split.drop-last"),

@@ -205,7 +205,12 @@ fn networks(args: &PredictScalingArgs) -> Result<Vec<NamedNetwork>, ConfigError>
     let mut networks: Vec<NamedNetwork> = Vec::new();
     for text in &given {
         // Latency and bandwidth have a comma between them, as names of a list have.
-        let is_whole = text.parse::<NetworkModel>().is_ok() || names_a_measurement(text) && !text.contains(',');
+        let first = text.split(',').next().unwrap_or_default().trim();
+        let begins_with_latency =
+            first.starts_with(|c: char| c.is_ascii_digit()) && first.parse::<NetworkModel>().is_err();
+        let is_whole = text.parse::<NetworkModel>().is_ok()
+            || begins_with_latency
+            || names_a_measurement(text) && !text.contains(',');
         let texts: Vec<&str> = if is_whole { vec![text] } else { text.split(',').collect() };
         for text in texts.into_iter().map(str::trim) {
             let mut network = named(text)?;
@@ -272,6 +277,7 @@ mod tests {
             (["token-ring"], "--network"),
             (["1gbe,1gbe"], "1gbe twice"),
             (["absent.json"], "--network: expected a file"),
+            (["50us,113Mbit/s"], "113Mbit/s"),
         ] {
             let error = resolve(with_networks(&networks)).unwrap_err();
             assert!(error.contains(expected), "{error}");

@@ -24,7 +24,7 @@ pub fn expect(option: &str, parts: &[String], layout: &ParameterLayout) -> Resul
         outermost.dedup();
         ensure!(
             paths().any(|path| is_within(path, part)),
-            "{option} {part}: expected a part of the model that has parameters, as {}, or one within them",
+            "{option} {part}: expected a part of the model that has parameters to train, as {}, or one within them",
             outermost.join(", ")
         );
     }

@@ -146,6 +146,31 @@ impl OutputDirectory {
             .with_context(|| format!("cannot open {}", path.display()))
     }
 
+    /// Keeps what the last session has written of itself under the number of that session: `run-1.toml`, `manifest-1.json` and
+    /// `summary-1.json`, the last of which is no longer the run's.
+    ///
+    /// # Errors
+    /// I/O errors; then the files are as they were.
+    pub fn keep_earlier_session(&self) -> Result<()> {
+        let manifest = self.manifest();
+        if !manifest.exists() {
+            return Ok(());
+        }
+        let of_session = |path: &Path, session: u32| numbered_beside(path, session);
+        let session =
+            (1..).find(|&session| !of_session(&manifest, session).exists()).context("manifest: no free name")?;
+        // Copies, since the disk may be too full for the new ones.
+        for path in [self.run_toml(), manifest].into_iter().filter(|path| path.exists()) {
+            let bytes = fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
+            write_atomically(&of_session(&path, session), &bytes)?;
+        }
+        let summary = self.summary();
+        match fs::rename(&summary, of_session(&summary, session)) {
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+            result => result.with_context(|| format!("cannot rename {}", summary.display())),
+        }
+    }
+
     /// Writes `run.toml`, with this directory as `output-dir`.
     ///
     /// # Errors
@@ -154,6 +179,12 @@ impl OutputDirectory {
         let config = config.clone().in_directory(&self.path);
         write_atomically(&self.run_toml(), config.to_toml().as_bytes())
     }
+}
+
+/// The name that a session's file has once another has begun: `run-1.toml` of `run.toml`.
+pub(crate) fn numbered_beside(path: &Path, session: u32) -> PathBuf {
+    let text = |part: Option<&std::ffi::OsStr>| part.unwrap_or_default().to_string_lossy().into_owned();
+    path.with_file_name(format!("{}-{session}.{}", text(path.file_stem()), text(path.extension())))
 }
 
 /// Whether a directory has anything in it beside the file that is locked.
@@ -270,16 +301,21 @@ mod tests {
     }
 
     #[test]
-    fn a_session_in_another_folder_finds_the_directory_of_tensorboard() {
+    fn a_session_in_another_folder_finds_the_files_that_the_run_names() {
         let directory = tempfile::tempdir().unwrap();
         let mut args = TrainArgs::default();
         args.run.output_dir = Some(directory.path().to_owned());
         args.run.tensorboard = Some(PathBuf::from("events"));
-        let config = TrainConfig::resolve(&args, 1).unwrap();
+        args.run.weights = Some(PathBuf::from("begun.safetensors"));
+        let config = TrainConfig::resolve(&args, 1).unwrap().with_absolute_paths();
         let output = OutputDirectory::prepare(&config).unwrap();
         output.write_run_toml(&config).unwrap();
         let saved = TrainConfig::from_toml(&fs::read_to_string(output.run_toml()).unwrap(), 1).unwrap();
-        assert_eq!(saved.run.tensorboard, Some(std::env::current_dir().unwrap().join("events")));
+        let absolute = |name| Some(std::env::current_dir().unwrap().join(name));
+        assert_eq!(
+            (saved.run.tensorboard.clone(), saved.run.weights.clone()),
+            (absolute("events"), absolute("begun.safetensors"))
+        );
     }
 
     #[test]

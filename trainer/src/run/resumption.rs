@@ -5,8 +5,9 @@
 
 use anyhow::{Context, Result, bail};
 use datasets::DatasetSplits;
+use distributed::CompressionKind;
 
-use crate::config::{ConfigDifference, Filled, TrainConfig};
+use crate::config::{BatchNormKind, Compression, ConfigDifference, Filled, SyncMethod, TrainConfig};
 use crate::measure::report::Reporter;
 use crate::model::data::steps_per_epoch;
 use crate::model::schedule::LearningRate;
@@ -27,6 +28,8 @@ pub struct Resumption {
     pub notes: Vec<String>,
     /// What is no longer as the run began.
     pub warnings: Vec<String>,
+    /// How the run was configured.
+    pub before: TrainConfig,
 }
 
 impl Resumption {
@@ -43,14 +46,21 @@ impl Resumption {
     ) -> Result<Option<Self>> {
         let store = CheckpointStore::new(&directory.checkpoints(), config.run.keep_checkpoints.filled());
         let (Some(checkpoint), damaged) = store.resume()? else { return Ok(None) };
-        let mut resumption = Self { checkpoint, damaged, notes: Vec::new(), warnings: Vec::new() };
-        let before: TrainConfig = serde_json::from_value(resumption.checkpoint.state.config.clone())
-            .context("configuration in the checkpoint")?;
+        let before: TrainConfig =
+            serde_json::from_value(checkpoint.state.config.clone()).context("configuration in the checkpoint")?;
+        let before = before.with_absolute_paths();
+        let mut resumption = Self { checkpoint, damaged, notes: Vec::new(), warnings: Vec::new(), before };
+        let before = resumption.before.clone();
         let steps_per_epoch = steps_per_epoch(config, data)?;
         resumption.check_config(config, &before)?;
+        resumption.notes.extend(config.without_effect_on(&before));
+        resumption.warnings.extend(changes_of_course(config, &before));
         resumption.check_data(data, allow_changed_data)?;
         resumption.check_position(data, steps_per_epoch)?;
-        let step = resumption.state().progress.schedule_step();
+        let progress = &mut resumption.checkpoint.state.progress;
+        // Older versions did not count them.
+        progress.images.get_or_insert(progress.epoch.saturating_mul(data.train.len() as u64));
+        let step = progress.schedule_step();
         resumption.notes.extend(change_of_schedule(config, &before, steps_per_epoch, step));
         Ok(Some(resumption))
     }
@@ -66,6 +76,12 @@ impl Resumption {
     }
 
     fn check_data(&mut self, data: &DatasetSplits, allow_changed_data: bool) -> Result<()> {
+        if let Some(other) = self.state().input.other_class(data.train.class_names()) {
+            bail!(
+                "resume: the classes are not those of the run: {other}; restore the data, or begin another run from its weights: --weights {} --new-head and another --output-dir",
+                self.checkpoint.model_path().display()
+            );
+        }
         for (split, before, got) in [
             ("train", Some(&self.checkpoint.state.dataset_checksum), data.train.checksum()),
             ("test", self.checkpoint.state.test_checksum.as_ref(), data.test.checksum()),
@@ -76,6 +92,13 @@ impl Resumption {
                 bail!("{change}; restore the data, choose another --output-dir, or go on with --allow-changed-data");
             }
             self.warnings.push(format!("{change}; going on, as --allow-changed-data says"));
+            if let Some(best) = self.checkpoint.state.progress.best.take_if(|_| split == "test") {
+                self.warnings.push(format!(
+                    "resume: the best so far, {:.2} % after epoch {:02}, was of other test images: it is forgotten",
+                    100.0 * best.test_top1,
+                    best.epoch
+                ));
+            }
         }
         Ok(())
     }
@@ -144,6 +167,27 @@ fn why(ConfigDifference { key, before, now }: &ConfigDifference) -> String {
 fn passed_milestones(config: &TrainConfig, progress: &Progress) -> Vec<u64> {
     let is_passed = |epoch: &u64| (*epoch, 0) < (progress.epoch, progress.step_in_epoch);
     config.schedule.milestones.iter().flatten().copied().filter(is_passed).collect()
+}
+
+/// A sentence on each option that may change and yet moves the parameters by more than roundings.
+fn changes_of_course(config: &TrainConfig, before: &TrainConfig) -> Vec<String> {
+    let mut changes = Vec::new();
+    let (now, was) = (config.micro_batch_size(), before.micro_batch_size());
+    if now != was && config.batch.batch_norm.filled() == BatchNormKind::Local {
+        changes.push(format!(
+            "micro-batches of {now} samples, {was} before, of each of which batch norm takes its statistics"
+        ));
+    }
+    let (now, was) = (config.sync.bucket_mib, before.sync.bucket_mib);
+    if now != was && matches!(config.sync.compress, Some(Compression(CompressionKind::TopK { .. }))) {
+        changes.push("--bucket-mib, within which the largest gradients are chosen".to_owned());
+    }
+    let (now, was) = (config.run.checkpoint_every_steps, before.run.checkpoint_every_steps);
+    if now != was && matches!(config.sync.method(), SyncMethod::LocalSgd { .. }) {
+        changes.push("--checkpoint-every-steps, as ranks that run apart are averaged before a checkpoint".to_owned());
+    }
+    let sentence = |change| format!("resume: another course than the run would have had: {change}");
+    changes.into_iter().map(sentence).collect()
 }
 
 /// One sentence on another length of the run, and what becomes of the learning rate.

@@ -3,8 +3,6 @@
 //! In: what root knows. Out: `run.toml`, `manifest.json`, `hashes.jsonl`, `metrics.jsonl`, `summary.json`.
 //! Invariant: root alone writes; on other ranks every call does nothing.
 
-use std::fs;
-use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context, Result};
@@ -54,21 +52,14 @@ impl RunFiles {
         self.root.as_ref().map(|root| &root.directory)
     }
 
-    /// Writes configuration and manifest; the manifest of an earlier session of this run is kept beside the new one.
+    /// Writes configuration and manifest; those of an earlier session of this run, and its summary, are kept beside the new ones.
     ///
     /// # Errors
     /// When a file cannot be written.
     pub fn begin(&self, config: &TrainConfig, manifest: &Manifest) -> Result<()> {
         let Some(root) = &self.root else { return Ok(()) };
-        let path = root.directory.manifest();
-        if path.exists() {
-            let earlier = (1..)
-                .map(|session| PathBuf::from(format!("{}-{session}.json", path.with_extension("").display())))
-                .find(|earlier| !earlier.exists())
-                .context("manifest: no free name")?;
-            fs::rename(&path, &earlier).with_context(|| format!("rename to {}", earlier.display()))?;
-        }
-        write_json(&path, manifest)?;
+        root.directory.keep_earlier_session()?;
+        write_json(&root.directory.manifest(), manifest)?;
         root.directory.write_run_toml(config)
     }
 

@@ -6,7 +6,7 @@
 use std::fs;
 use std::path::PathBuf;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use burn_resnet::Head;
 use distributed::{Phase, ROOT, broadcast_module};
 
@@ -49,7 +49,9 @@ impl SavedModel {
                 path = found.model_path();
                 state = Some(found.state);
             }
-            let num_bytes = fs::metadata(&path).with_context(|| path.display().to_string())?.len();
+            let metadata = fs::metadata(&path).with_context(|| path.display().to_string())?;
+            ensure!(metadata.is_file(), "{}: expected a file of weights, got none", path.display());
+            let num_bytes = metadata.len();
             told = serde_json::to_vec(&(num_bytes, state))?;
         }
         // Root too takes what it told: the same digits are the same numbers.

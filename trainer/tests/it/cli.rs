@@ -102,7 +102,7 @@ const VALID_FLAGS: [&str; 30] = [
     "--freeze conv1,layer1 --learning-rate-factors layer2=0.1,linear=10 --weights w.pth --new-head",
     "--optimizer own --dataset own --learning-rate 0.1",
     "--augment trivial --mixup 0.2 --cutmix 1 --clip-grad-value 0.5",
-    "--dataset image-folder --data-dir d --resolution 160 --eval-resize 224 --crop-scale 0.35:1 --loader-threads 4",
+    "--dataset image-folder --data-dir d --resolution 160 --eval-resize 224 --crop-scale 0.35:1 --rand-augment 7.5 --loader-threads 4",
     "--dataset shards --data-dir d --resolution 224 --on-bad-image skip --augment resized-crop",
     "--dataset shards --data-dir d --resolution 160:192@0.65:224@eval --loss binary-cross-entropy --schedule constant --schedule-epochs 20",
     "--recipe imagenet-a3 --data-dir d --epochs 3 --warmup-epochs 1",
@@ -316,7 +316,7 @@ fn the_default_batch_divides_among_any_number_of_ranks() {
 }
 
 /// Flags, and what their refusal on two ranks must say.
-const REFUSED: [(&str, &[&str]); 97] = [
+const REFUSED: [(&str, &[&str]); 99] = [
     ("--dataset cifar10", &["--data-dir", "--download", "--dataset shapes"]),
     ("--dataset image-folder", &["--data-dir", "train/<class>"]),
     ("--dataset parquet", &["--data-dir", "as it was downloaded"]),
@@ -344,6 +344,8 @@ const REFUSED: [(&str, &[&str]); 97] = [
     ("--dataset image-folder --data-dir d --resolution 4", &["--resolution", "8 to 4096", "got 4"]),
     ("--dataset image-folder --data-dir d --resolution 224 --eval-resize 223", &["--eval-resize", "224 to", "got 223"]),
     ("--crop-scale 0.5:1", &["--crop-scale has no effect with --augment none", "resized-crop"]),
+    ("--rand-augment 6", &["--rand-augment has no effect with --augment none", "resized-crop"]),
+    ("--augment resized-crop --rand-augment 11", &["--rand-augment", "0 to 10", "11"]),
     ("--dataset synthetic --image-size 4", &["--image-size", "8 to 4096", "got 4"]),
     ("--normalize-mean 0.5,0.5,0.5", &["--normalize-std is missing", "both or neither"]),
     ("--normalize-mean 0.5,0.5 --normalize-std 1,1", &["--normalize-mean", "three numbers", "got 0.5,0.5"]),

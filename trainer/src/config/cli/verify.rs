@@ -13,7 +13,7 @@ pub struct VerifyArgs {
     #[arg(long)]
     pub quick: bool,
 
-    /// Make only these checks, comma-separated: known-answer, golden, ten-steps, learning, checkpoints, memory [default: all]
+    /// Make only these checks, comma-separated: known-answer, golden, ten-steps, ranks, nccl, learning, checkpoints, memory [default: all]
     #[arg(long, value_name = "CHECK,...", value_delimiter = ',')]
     pub only: Option<Vec<String>>,
 

@@ -39,6 +39,12 @@ pub struct Progress {
     /// Steps of the whole run that were skipped because a loss or gradient was not finite.
     #[serde(default)]
     pub skipped_steps: u64,
+    /// Images trained in the epochs done; older versions did not count them.
+    #[serde(default)]
+    pub images: Option<u64>,
+    /// How long this epoch has taken so far, seconds, in all sessions.
+    #[serde(default)]
+    pub epoch_seconds: f64,
     /// This epoch's scores over all ranks so far.
     pub epoch_scores: ScoreSums,
     /// The best evaluation so far.
@@ -92,10 +98,17 @@ impl Progress {
         self.extra_steps = self.step.wrapping_sub(counted) as i64;
     }
 
+    /// Images trained so far.
+    pub fn images(&self) -> u64 {
+        self.images.unwrap_or(0).saturating_add(self.epoch_scores.num_samples)
+    }
+
     /// Goes to the beginning of the next epoch.
     pub fn begin_next_epoch(&mut self) {
         self.epoch += 1;
         self.step_in_epoch = 0;
+        self.images = Some(self.images());
+        self.epoch_seconds = 0.0;
         self.epoch_scores = ScoreSums::default();
     }
 }
@@ -138,6 +151,20 @@ impl ModelInput {
             std: data.normalization.std.clone(),
             class_names: data.train.class_names().to_vec(),
         }
+    }
+
+    /// The first class that is another in `now`, in words, if there is one.
+    pub fn other_class(&self, now: &[String]) -> Option<String> {
+        let trained = &self.class_names;
+        let first = (0..trained.len().max(now.len())).find(|&class| trained.get(class) != now.get(class))?;
+        let named = |names: &[String]| names.get(first).map_or("none".to_owned(), |name| format!("\"{name}\""));
+        Some(format!(
+            "class {first} of {}: expected {}, got {} (class {first} of {})",
+            trained.len(),
+            named(trained),
+            named(now),
+            now.len()
+        ))
     }
 }
 
@@ -240,6 +267,11 @@ impl CheckpointState {
         ensure!(
             scores.num_samples <= MAX_SAMPLES && scores.top1_correct.max(scores.top5_correct) <= scores.num_samples,
             "epoch_scores: expected at most {MAX_SAMPLES} samples and no more right answers, got {scores:?}"
+        );
+        ensure!(
+            self.progress.epoch_seconds >= 0.0 && self.progress.epoch_seconds.is_finite(),
+            "epoch_seconds: expected 0 or more, got {}",
+            self.progress.epoch_seconds
         );
         ensure!(*channels > 0, "input: expected at least 1 channel, got 0");
         ensure!(

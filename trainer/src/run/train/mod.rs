@@ -8,7 +8,7 @@ mod epoch;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use datasets::ImageShape;
@@ -102,6 +102,7 @@ pub fn fit<M: ImageClassifier>(model: M, session: &Session<'_>) -> Result<Outcom
         own_noise: NoiseSums::default(),
         noise: NoiseSums::default(),
         noted_stand_ins: false,
+        epoch_start: Instant::now(),
         image_shape: None,
     };
     // A signal that came during the start: there is nothing new to keep.
@@ -130,6 +131,8 @@ struct Training<'a, M> {
     tensorboard: Tensorboard<'a>,
     progress_file: ProgressFile,
     noted_stand_ins: bool,
+    /// When this session began the epoch.
+    epoch_start: Instant,
     /// The size that was noted last, where it changes with the epoch.
     image_shape: Option<ImageShape>,
 }
@@ -137,7 +140,7 @@ struct Training<'a, M> {
 impl<M: ImageClassifier> Training<'_, M> {
     /// The rest of the epoch, its evaluation, its record, and a checkpoint if one is due; whether the ranks agreed to stop.
     fn epoch(&mut self) -> Result<bool> {
-        let start = Instant::now();
+        self.epoch_start = Instant::now();
         let config = self.session.config;
         if self.train()? {
             self.save()?;
@@ -159,7 +162,7 @@ impl<M: ImageClassifier> Training<'_, M> {
         );
         let is_best = self.progress.note_evaluation(test);
         let metrics = evaluation.as_ref().map(|evaluation| evaluation.metrics.clone()).unwrap_or_default();
-        self.record(start, test, metrics)?;
+        self.record(test, metrics)?;
         self.progress.begin_next_epoch();
         let is_last = self.progress.epoch == config.schedule.epochs.filled();
         let stopped = !is_last && evaluation.is_some_and(|evaluation| evaluation.stop);
@@ -176,7 +179,16 @@ impl<M: ImageClassifier> Training<'_, M> {
     fn save(&mut self) -> Result<()> {
         self.progress_file.enter("checkpoint");
         let _checkpoint = self.times.timer.enter(Phase::Checkpoint);
-        self.checkpointer.save(&self.stepper, self.ema.as_ref(), &self.progress)
+        let mut progress = self.progress.clone();
+        if progress.step_in_epoch > 0 {
+            progress.epoch_seconds = self.epoch_seconds();
+        }
+        self.checkpointer.save(&self.stepper, self.ema.as_ref(), &progress)
+    }
+
+    /// How long the epoch has taken so far, in all sessions.
+    fn epoch_seconds(&self) -> f64 {
+        self.progress.epoch_seconds + self.epoch_start.elapsed().as_secs_f64()
     }
 
     fn evaluate_if_due(&mut self) -> Result<Option<Evaluation>> {
@@ -202,8 +214,9 @@ impl<M: ImageClassifier> Training<'_, M> {
         evaluate(model, &data.test, &data.normalization, &how, &**communicator, device, stop).map(Some)
     }
 
-    /// Writes the epoch that began at `start` down, on root.
-    fn record(&mut self, start: Instant, test: Option<ScoreSums>, metrics: BTreeMap<String, f64>) -> Result<()> {
+    /// Writes the epoch down, on root.
+    fn record(&mut self, test: Option<ScoreSums>, metrics: BTreeMap<String, f64>) -> Result<()> {
+        let seconds_total = self.epoch_seconds();
         let Self { session, stepper, progress, .. } = self;
         let communicator = &*session.communicator;
         let all_ranks = session.server_link.as_ref().unwrap_or(&session.communicator);
@@ -215,7 +228,7 @@ impl<M: ImageClassifier> Training<'_, M> {
             step: progress.step,
             learning_rate: self.schedule.at(progress.schedule_step().saturating_sub(1)),
             images_per_second: gather::images_per_second(&world),
-            total: start.elapsed(),
+            total: Duration::try_from_secs_f64(seconds_total).unwrap_or_default(),
             seconds: world[0].seconds,
             peak_memory_bytes: gather::peak_memory_bytes(&world),
             traffic: stepper.take_traffic(),
