@@ -110,7 +110,7 @@ fn luminance(pixel: &[u8]) -> u8 {
 
 /// What turns an image around its middle.
 fn rotation(degrees: f64, shape: ImageShape) -> [f64; 6] {
-    let radians = -degrees.to_radians();
+    let radians = -degrees.rem_euclid(360.0).to_radians();
     // Fifteen digits: a right angle has a cosine of 0.
     let rounded = |value: f64| (value * 1e15).round_ties_even() / 1e15;
     let (cos, sin) = (rounded(libm::cos(radians)), rounded(libm::sin(radians)));

@@ -28,7 +28,7 @@ impl RandAugment {
     /// Draws what is done to one sample in one epoch; the mean of its data set, in parts of white, comes in at the edges.
     ///
     /// # Differs from PyTorch
-    /// The distribution is timm's, the random stream our own.
+    /// The distribution is timm's, but that images are flipped after it, not before; the random stream is our own.
     pub(crate) fn draw(self, seed: u64, epoch: u64, index: usize, mean: &[f32]) -> [Operation; NUM_DRAWS] {
         let mut stream = Stream::new(seed, epoch, index as u64, Purpose::RandAugment);
         let mut channels = mean.iter().map(|mean| (mean * 255.0).round_ties_even() as u8).cycle();

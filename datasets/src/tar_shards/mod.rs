@@ -169,16 +169,20 @@ fn indexed(dir: &Path, names: &[String], config: &TarShardsConfig) -> Result<Vec
             });
         }
     });
+    let mut fault = None;
     for result in scanned.into_inner().expect("no thread panicked") {
-        found.push(result?);
+        match result {
+            Ok(index) => found.push(index),
+            Err(error) => fault = Some(error),
+        }
     }
     found.sort_by(|(a, _), (b, _)| a.cmp(b));
-    // Where it can be written nowhere, each start reads the headers.
+    // Where it can be written nowhere, each start reads the headers, and shards that the manifest may not know.
     let _ = places.iter().any(|place| {
         let made = place.parent().is_some_and(|folder| folder == dir || fs::create_dir_all(folder).is_ok());
         made && index::write(place, &found).is_ok()
     });
-    Ok(found)
+    fault.map_or(Ok(found), Err)
 }
 
 /// Where the index of a folder may be.
@@ -338,7 +342,7 @@ impl Manifest {
 
     /// What it says of a shard, if that may be another by now.
     fn doubted(&self, name: &str, shard: Identity, was_known: bool) -> Option<&str> {
-        self.digest(name).filter(|_| was_known || shard.is_newer_than(&self.identity))
+        if was_known || shard.is_newer_than(&self.identity) { self.digest(name) } else { None }
     }
 
     /// One digest of those of a split's shards; none where it misses one.
@@ -379,7 +383,7 @@ fn expect_digest(path: &Path, expected: &str) -> Result<(), DatasetError> {
         progress::advance(bytes.len());
     }
     let got = to_hex(&digest.finalize());
-    if got == expected {
+    if got.eq_ignore_ascii_case(expected) {
         return Ok(());
     }
     Err(DatasetError::ChangedShard { path: path.to_path_buf(), expected: expected.to_owned(), got })

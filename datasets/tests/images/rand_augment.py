@@ -1,6 +1,6 @@
 """Writes rand_augment.bin: what PIL makes of one picture by each operation of RandAugment in the form of timm's rand-mM-mstd0.5-inc1.
 
-    python rand_augment.py             # Python with Pillow
+    python rand_augment.py             # Python with Pillow 12: later ones refuse to posterize to 0 bits
 """
 from pathlib import Path
 

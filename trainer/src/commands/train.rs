@@ -26,7 +26,7 @@ use crate::model::loss;
 use crate::model::network::load_weights_aloud;
 use crate::model::parts;
 use crate::run::identity;
-use crate::run::output::RUN_TOML;
+use crate::run::output::{OutputDirectory, RUN_TOML};
 use crate::run::resumption::Resumption;
 use crate::run::run_files::RunFiles;
 use crate::run::session::Session;
@@ -93,7 +93,7 @@ pub fn train<F: ModelFamily>(args: &TrainArgs, world: &World) -> Result<Outcome<
     }
     let manifest = manifest(&config, &data, communicator, num_threads, &device)?;
     if resumption.is_none() {
-        files.begin(&config, &manifest)?;
+        files.begin(&config, &manifest, false)?;
     }
     reporter.configuration(&config, &facts(&manifest, &files));
 
@@ -144,16 +144,20 @@ fn accept(
 ) -> Result<(RunFiles, Option<Resumption>)> {
     let communicator = &*world.communicator;
     // A run that may go on is looked for first; else a refusal leaves no directory.
-    let is_unused =
-        if world.is_root() && !config.resume { tensorboard::expect_own_events(config, None) } else { Ok(()) };
+    let unread = |error: &anyhow::Error| anyhow::anyhow!("{error:#}");
+    let is_unused = match &unread_weights {
+        Some(error) if world.is_root() && !OutputDirectory::exists(config) => Err(unread(error)),
+        _ if world.is_root() && !config.resume => tensorboard::expect_own_events(config, None),
+        _ => Ok(()),
+    };
     let prepare = || RunFiles::prepare(config, world.is_root(), &holder(communicator));
     let own = is_unused.and_then(|()| prepare()).and_then(|files| {
         let resumption = match files.directory() {
             Some(directory) if config.resume => Resumption::find(directory, config, data, allow_changed_data)?,
             _ => None,
         };
-        if let (Some(error), None, true) = (unread_weights, &resumption, world.is_root()) {
-            return Err(error);
+        if let (Some(error), None, true) = (&unread_weights, &resumption, world.is_root()) {
+            return Err(unread(error));
         }
         if let Some(directory) = files.directory() {
             tensorboard::expect_own_events(config, Some(&directory.run_toml()))?;
@@ -194,17 +198,25 @@ fn initial_model<F: ModelFamily>(
         None => model,
     };
     let frozen = config.optimizer.freeze.as_deref().unwrap_or_default();
-    let layout = ParameterLayout::new(&model);
-    parts::expect("--freeze", frozen, &layout)?;
+    let whole = ParameterLayout::new(&model);
+    parts::expect("--freeze", frozen, &whole)?;
     let model = parts::freeze(model, frozen);
-    let layout = ParameterLayout::new(&model);
+    let trained = ParameterLayout::new(&model);
     ensure!(
-        layout.num_elements() > 0,
+        trained.num_elements() > 0,
         "--freeze {}: expected parameters that are left to train, got none; freeze fewer",
         frozen.join(",")
     );
     let rates = config.optimizer.learning_rate_factors.iter().flatten().map(|factor| factor.part.clone());
-    parts::expect("--learning-rate-factors", &rates.collect::<Vec<_>>(), &layout)?;
+    let rates: Vec<String> = rates.collect();
+    // A run that older versions began goes on, though a factor of it has no effect.
+    parts::expect("--learning-rate-factors", &rates, if config.resume { &whole } else { &trained })?;
+    let twice = rates.iter().enumerate().find(|(index, part)| rates[..*index].contains(part));
+    ensure!(
+        twice.is_none() || config.resume,
+        "--learning-rate-factors: expected each part once, got {} twice; keep one",
+        twice.map_or("", |(_, part)| part)
+    );
     Ok((model, unread))
 }
 
@@ -241,11 +253,10 @@ fn resolve(args: &TrainArgs, family: &Family, world: &World) -> Result<TrainConf
         saved = String::from_utf8_lossy(&from_root).into_owned();
     }
     let world_size = communicator.world_size();
-    let config = match saved.is_empty() {
-        true => TrainConfig::resolve_for(family, args, world_size),
-        false => TrainConfig::resolve_over(&saved, family, args, world_size),
-    };
-    Ok(config?.with_absolute_paths())
+    if saved.is_empty() {
+        return Ok(TrainConfig::resolve_for(family, args, world_size)?);
+    }
+    Ok(TrainConfig::resolve_over(&saved, family, args, world_size)?)
 }
 
 /// What this launch is. # Collective: the ranks' machines are gathered.

@@ -147,13 +147,14 @@ impl TrainConfig {
         Ok(Self { flags, model_name, heeded: family.options.to_vec(), world_size })
     }
 
-    /// The same, written to `directory`.
-    pub(crate) fn in_directory(mut self, directory: &Path) -> Self {
-        self.flags.run.output_dir = Some(directory.to_owned());
-        self
+    /// The same, written to `directory`; its other files are found from any folder.
+    pub(crate) fn in_directory(self, directory: &Path) -> Self {
+        let mut config = self.with_absolute_paths();
+        config.flags.run.output_dir = Some(directory.to_owned());
+        config
     }
 
-    /// The same, its files found from any folder, but for the output directory.
+    /// The same, its files but the output directory found from any folder.
     pub(crate) fn with_absolute_paths(mut self) -> Self {
         let TrainArgs { data, run, .. } = &mut self.flags;
         for path in [&mut data.data_dir, &mut run.weights, &mut run.tensorboard].into_iter().flatten() {
@@ -172,7 +173,8 @@ impl TrainConfig {
 
     /// A sentence on each option that is given otherwise than the run of `before` began with, and counts at the first start alone.
     pub(crate) fn without_effect_on(&self, before: &Self) -> Vec<String> {
-        let (now, was) = (&self.run, &before.run);
+        let now = self.clone().with_absolute_paths();
+        let (now, was) = (&now.run, &before.run);
         let given = [
             ("--weights", now.weights.is_some() && now.weights != was.weights),
             ("--new-head", now.new_head == Some(true) && now.new_head != was.new_head),

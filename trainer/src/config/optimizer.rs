@@ -58,16 +58,8 @@ impl OptimizerArgs {
                 });
             }
         }
-        let factors = self.learning_rate_factors.as_deref().unwrap_or_default();
-        for (index, RateFactor { part, factor }) in factors.iter().enumerate() {
+        for RateFactor { factor, .. } in self.learning_rate_factors.iter().flatten() {
             in_range("--learning-rate-factors", *factor, "factors above 0", |factor| factor > 0.0)?;
-            if factors[..index].iter().any(|earlier| earlier.part == *part) {
-                return Err(ConfigError::Invalid {
-                    option: "--learning-rate-factors",
-                    expected: "each part once".to_owned(),
-                    got: format!("{part} twice"),
-                });
-            }
         }
         if let Some(decay) = self.ema_decay {
             in_range("--ema-decay", decay, "0 up to but not 1", is_share)?;

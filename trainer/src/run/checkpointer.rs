@@ -96,7 +96,7 @@ impl<'a> Checkpointer<'a> {
             fingerprint(&model).to_string(),
             ModelInput::of(self.session.data),
             (self.session.data.train.checksum(), self.session.data.test.checksum()),
-            serde_json::to_value(self.session.config)?,
+            serde_json::to_value(self.session.config.clone().with_absolute_paths())?,
         );
         let model = ema.map_or_else(|| model.clone(), |ema| ema.place(model.clone()));
         let bytes = safetensors_bytes(&model)?;

@@ -73,6 +73,11 @@ impl OutputDirectory {
         }
     }
 
+    /// Whether there is a directory that a start with `--resume` would go on in.
+    pub fn exists(config: &TrainConfig) -> bool {
+        config.run.output_dir.clone().unwrap_or_else(|| Path::new(RUNS).join(config.run_name())).is_dir()
+    }
+
     /// Takes the directory for this process, which must end before another may write to it.
     ///
     /// `None` where the file system has no locks.
@@ -146,29 +151,55 @@ impl OutputDirectory {
             .with_context(|| format!("cannot open {}", path.display()))
     }
 
-    /// Keeps what the last session has written of itself under the number of that session: `run-1.toml`, `manifest-1.json` and
-    /// `summary-1.json`, the last of which is no longer the run's.
+    /// Keeps what the last session has written of itself under its number, `run-1.toml` and `manifest-1.json`, beside the present
+    /// files: the disk may be too full for new ones. The number, if there was a session.
     ///
     /// # Errors
-    /// I/O errors; then the files are as they were.
-    pub fn keep_earlier_session(&self) -> Result<()> {
-        let manifest = self.manifest();
+    /// I/O errors.
+    pub fn keep_session(&self) -> Result<Option<u32>> {
+        let (manifest, options) = (self.manifest(), self.run_toml());
         if !manifest.exists() {
-            return Ok(());
+            return Ok(None);
         }
-        let of_session = |path: &Path, session: u32| numbered_beside(path, session);
-        let session =
-            (1..).find(|&session| !of_session(&manifest, session).exists()).context("manifest: no free name")?;
-        // Copies, since the disk may be too full for the new ones.
-        for path in [self.run_toml(), manifest].into_iter().filter(|path| path.exists()) {
-            let bytes = fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
-            write_atomically(&of_session(&path, session), &bytes)?;
+        let read = |path: &Path| fs::read(path).with_context(|| format!("cannot read {}", path.display()));
+        let free = (1..).find(|&session| !numbered_beside(&manifest, session).exists());
+        let free = free.context("manifest: no free name")?;
+        // A start that failed may have kept it already.
+        if free > 1 && read(&numbered_beside(&manifest, free - 1))? == read(&manifest)? {
+            return Ok(Some(free - 1));
         }
+        for path in [options, manifest].iter().filter(|path| path.exists()) {
+            write_atomically(&numbered_beside(path, free), &read(path)?)?;
+        }
+        Ok(Some(free))
+    }
+
+    /// Puts the summary of this session aside as `summary-1.json`: it is no longer the run's.
+    ///
+    /// # Errors
+    /// I/O errors.
+    pub fn keep_summary(&self, session: u32) -> Result<()> {
         let summary = self.summary();
-        match fs::rename(&summary, of_session(&summary, session)) {
+        match fs::rename(&summary, numbered_beside(&summary, session)) {
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
             result => result.with_context(|| format!("cannot rename {}", summary.display())),
         }
+    }
+
+    /// Removes what earlier sessions wrote of themselves: the run begins anew.
+    ///
+    /// # Errors
+    /// I/O errors.
+    pub fn forget_sessions(&self) -> Result<()> {
+        let remove = |path: &Path| match fs::remove_file(path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+            result => result.with_context(|| format!("cannot remove {}", path.display())),
+        };
+        let files = [self.run_toml(), self.manifest(), self.summary()];
+        for session in (1..).take_while(|&session| numbered_beside(&files[1], session).exists()) {
+            files.iter().try_for_each(|path| remove(&numbered_beside(path, session)))?;
+        }
+        remove(&files[2])
     }
 
     /// Writes `run.toml`, with this directory as `output-dir`.
@@ -307,7 +338,7 @@ mod tests {
         args.run.output_dir = Some(directory.path().to_owned());
         args.run.tensorboard = Some(PathBuf::from("events"));
         args.run.weights = Some(PathBuf::from("begun.safetensors"));
-        let config = TrainConfig::resolve(&args, 1).unwrap().with_absolute_paths();
+        let config = TrainConfig::resolve(&args, 1).unwrap();
         let output = OutputDirectory::prepare(&config).unwrap();
         output.write_run_toml(&config).unwrap();
         let saved = TrainConfig::from_toml(&fs::read_to_string(output.run_toml()).unwrap(), 1).unwrap();

@@ -49,8 +49,8 @@ impl Resumption {
         let before: TrainConfig =
             serde_json::from_value(checkpoint.state.config.clone()).context("configuration in the checkpoint")?;
         let before = before.with_absolute_paths();
-        let mut resumption = Self { checkpoint, damaged, notes: Vec::new(), warnings: Vec::new(), before };
-        let before = resumption.before.clone();
+        let mut resumption =
+            Self { checkpoint, damaged, notes: Vec::new(), warnings: Vec::new(), before: before.clone() };
         let steps_per_epoch = steps_per_epoch(config, data)?;
         resumption.check_config(config, &before)?;
         resumption.notes.extend(config.without_effect_on(&before));
@@ -172,11 +172,13 @@ fn passed_milestones(config: &TrainConfig, progress: &Progress) -> Vec<u64> {
 /// A sentence on each option that may change and yet moves the parameters by more than roundings.
 fn changes_of_course(config: &TrainConfig, before: &TrainConfig) -> Vec<String> {
     let mut changes = Vec::new();
-    let (now, was) = (config.micro_batch_size(), before.micro_batch_size());
-    if now != was && config.batch.batch_norm.filled() == BatchNormKind::Local {
-        changes.push(format!(
-            "micro-batches of {now} samples, {was} before, of each of which batch norm takes its statistics"
-        ));
+    let normalised_together = |config: &TrainConfig| match config.batch.batch_norm.filled() {
+        BatchNormKind::Local => config.micro_batch_size(),
+        BatchNormKind::Sync => config.batch.global_batch_size.filled() / config.batch.grad_accum_steps.filled(),
+    };
+    let (now, was) = (normalised_together(config), normalised_together(before));
+    if now != was {
+        changes.push(format!("batch norm takes its statistics over {now} samples at a time, {was} before"));
     }
     let (now, was) = (config.sync.bucket_mib, before.sync.bucket_mib);
     if now != was && matches!(config.sync.compress, Some(Compression(CompressionKind::TopK { .. }))) {

@@ -52,15 +52,20 @@ impl RunFiles {
         self.root.as_ref().map(|root| &root.directory)
     }
 
-    /// Writes configuration and manifest; those of an earlier session of this run, and its summary, are kept beside the new ones.
+    /// Writes configuration and manifest. Those of an earlier session, and its summary, are kept beside them where the run goes on from
+    /// it; else they are of no run any more.
     ///
     /// # Errors
     /// When a file cannot be written.
-    pub fn begin(&self, config: &TrainConfig, manifest: &Manifest) -> Result<()> {
+    pub fn begin(&self, config: &TrainConfig, manifest: &Manifest, goes_on: bool) -> Result<()> {
         let Some(root) = &self.root else { return Ok(()) };
-        root.directory.keep_earlier_session()?;
+        let earlier = if goes_on { root.directory.keep_session()? } else { None };
         write_json(&root.directory.manifest(), manifest)?;
-        root.directory.write_run_toml(config)
+        root.directory.write_run_toml(config)?;
+        match earlier {
+            Some(session) => root.directory.keep_summary(session),
+            None => root.directory.forget_sessions(),
+        }
     }
 
     /// Opens the metrics to go on with `epoch`.

@@ -575,6 +575,10 @@ fn eval_of_a_checkpoint_uses_its_model_and_data_unless_told_otherwise() {
     let other = eval("--checkpoint c --dataset shapes --shapes-seed 5");
     assert_eq!((other.data.shapes_test, other.data.shapes_seed), (Some(2_000), Some(5)));
     assert_eq!(other.train_split.shapes_train, Some(1), "nothing to be trained on is drawn");
+    let at_own_size = resolved("--dataset image-folder --data-dir d --resolution 64");
+    let args = eval_args("--checkpoint c --image-size 48");
+    let squeezed = EvalConfig::resolve(&args, &Family::RESNET, Some(&at_own_size)).unwrap().data.clone();
+    assert_eq!((squeezed.image_size, squeezed.resolution, squeezed.eval_resize), (Some(48), None, None));
 }
 
 #[test]
@@ -583,7 +587,9 @@ fn the_hash_ignores_what_differs_between_machines_and_nothing_else() {
     let cifar = "--dataset cifar10 --data-dir";
     assert_eq!(hash(""), hash("--threads 2 --loader-threads 3 --output-dir o --input device --update device"));
     assert_eq!(hash(&format!("{cifar} a")), hash(&format!("{cifar} b --download")));
-    for flags in ["--seed 1", "--learning-rate 0.2", "--resume", "--epochs 6", "--weights w", "--drop-last"] {
+    // Root's are taken.
+    assert_eq!(hash("--weights a/w"), hash("--weights b/w"));
+    for flags in ["--seed 1", "--learning-rate 0.2", "--resume", "--epochs 6", "--drop-last"] {
         assert_ne!(hash(""), hash(flags), "{flags}");
     }
     assert_ne!(hash("--batch-size-per-rank 64"), resolved_for("--global-batch-size 64", 2).unwrap().hash());

@@ -382,7 +382,8 @@ fn what_counts_at_the_first_start_alone_is_neither_needed_nor_taken_when_a_run_g
 #[test]
 fn options_that_may_change_and_move_the_parameters_are_told_of() {
     for (began, with, expected) in [
-        ("", "--grad-accum-steps 2", "micro-batches of 12 samples, 24 before"),
+        ("", "--grad-accum-steps 2", "its statistics over 12 samples at a time, 24 before"),
+        ("--batch-norm sync", "--batch-norm sync --grad-accum-steps 2", "over 12 samples at a time, 24 before"),
         ("--sync local-sgd --every 2", "--checkpoint-every-steps 3", "--checkpoint-every-steps"),
         ("--compress topk:5", "--bucket-mib 1", "--bucket-mib"),
     ] {
@@ -418,4 +419,22 @@ fn a_run_forgets_its_best_with_its_test_images_and_refuses_other_classes() {
     }
     let refused = format!("{:#}", resumed.again().try_go(1, &resume).unwrap_err());
     assert!(refused.contains("class 0 of 2: expected \"dark\", got \"black\""), "{refused}");
+}
+
+#[test]
+fn sessions_are_numbered_once_and_forgotten_when_the_run_begins_anew() {
+    let run = run(1, &tiny(""));
+    let path = |name: &str| run.directory().join(name);
+    // What a start leaves that found the disk full.
+    fs::copy(path("manifest.json"), path("manifest-1.json")).unwrap();
+    run.again().go(1, &tiny("--resume --epochs 3 --schedule-epochs 2"));
+    assert!(path("summary-1.json").exists() && !path("manifest-2.json").exists());
+    run.again().go(1, &tiny("--resume --epochs 4 --schedule-epochs 2"));
+    assert!(path("summary-2.json").exists() && path("run-2.toml").exists());
+    fs::remove_dir_all(path("checkpoints")).unwrap();
+    let anew = run.again().go(1, &tiny("--resume --learning-rate 0.05"));
+    for name in ["run-1.toml", "manifest-1.json", "summary-1.json", "run-2.toml", "manifest-2.json", "summary-2.json"] {
+        assert!(!path(name).exists(), "{name}");
+    }
+    assert_eq!(metrics(&anew).len(), 2);
 }

@@ -36,7 +36,7 @@ pub struct TrainArgs {
     #[serde(skip)]
     pub resume: bool,
 
-    /// With --resume: go on though the data are not those that the run began with [default: off]
+    /// With --resume: go on though the images are not those that the run began with, of the same classes [default: off]
     #[arg(long, requires = "resume")]
     #[serde(skip)]
     pub allow_changed_data: bool,

@@ -79,7 +79,7 @@ pub fn fit<M: ImageClassifier>(model: M, session: &Session<'_>) -> Result<Outcom
     let progress = if config.resume { checkpointer.resume(&mut stepper, ema.as_mut())? } else { Progress::default() };
     // Whatever could refuse this start has been asked: a refused one leaves the run's files as they were.
     if session.resumption.is_some() {
-        session.files.begin(config, session.manifest)?;
+        session.files.begin(config, session.manifest, true)?;
     }
     session.reporter.note(&format!("gradients {}", stepper.gradient_route()));
     session.files.open_metrics(progress.epoch)?;
