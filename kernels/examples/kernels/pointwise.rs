@@ -54,29 +54,31 @@ fn measure_max_pool<E: Element>(bench: &Bench, num_images: usize) {
 
 fn measure_update(bench: &Bench) {
     let isa = bench.arguments.isa;
+    // So small a step that no repetition makes the values large.
     let update = SgdUpdate { learning_rate: 1e-9, momentum: 0.9, weight_decay: 1e-4, nesterov: true };
-    let [w, m, mut v, gradients, mut next_w, mut next_m, mut next_v] =
-        std::array::from_fn(|_| bench.values::<f32>(NUM_PARAMETERS));
-    v.iter_mut().for_each(|value| *value = value.abs());
-    // So many for each copied one: the copy's two buffers are as large as the update's five.
-    let tensor = OnTensor::new::<f32>(bench, format!("[{NUM_PARAMETERS}]"), None, NUM_PARAMETERS * 5 / 2);
+    let [mut parameters, mut velocities, gradients] = std::array::from_fn(|_| bench.values::<f32>(NUM_PARAMETERS));
+    // Two parameters for each copied one: the copy's two buffers are as large as the update's three.
+    let tensor = OnTensor::new::<f32>(bench, format!("[{NUM_PARAMETERS}]"), None, NUM_PARAMETERS * 3 / 2);
     // Three are read and two written.
     tensor.measure("SGD step", 5 * size_of::<f32>() * NUM_PARAMETERS, || {
-        sgd::step(isa, &update, [&w, &m], [&mut next_w, &mut next_m], &gradients);
+        sgd::step(isa, &update, &mut parameters, &mut velocities, &gradients);
     });
     // The norms read parameters and gradients once more.
     tensor.measure("LARS step", 7 * size_of::<f32>() * NUM_PARAMETERS, || {
-        lars::step(isa, &update, 1e-3, [&w, &m], [&mut next_w, &mut next_m], &gradients);
+        lars::step(isa, &update, 1e-3, &mut parameters, &mut velocities, &gradients);
     });
     let direction = AdamDirection::new([0.9, 0.999], 1e-8, 10);
     let update = AdamWUpdate { learning_rate: 1e-9, kept: 1.0, direction };
+    let mut second = bench.values::<f32>(NUM_PARAMETERS);
+    second.iter_mut().for_each(|value| *value = value.abs());
     // Four are read and three written.
     tensor.measure("AdamW step", 7 * size_of::<f32>() * NUM_PARAMETERS, || {
-        adam::step(isa, &update, [&w, &m, &v], [&mut next_w, &mut next_m, &mut next_v], &gradients);
+        adam::step(isa, &update, &mut parameters, [&mut velocities, &mut second], &gradients);
     });
     let update = LambUpdate { learning_rate: 1e-9, weight_decay: 1e-2, direction, adapts: true };
+    let mut updated = bench.values::<f32>(NUM_PARAMETERS);
     // Four are read and three written; the norm reads one, the descent two, and writes one.
     tensor.measure("LAMB step", 11 * size_of::<f32>() * NUM_PARAMETERS, || {
-        lamb::step(isa, &update, [&w, &m, &v], [&mut next_w, &mut next_m, &mut next_v], &gradients);
+        lamb::step(isa, &update, &parameters, &mut updated, [&mut velocities, &mut second], &gradients);
     });
 }

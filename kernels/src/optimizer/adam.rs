@@ -1,6 +1,6 @@
 //! Adam's moments of the gradient, and AdamW: its step with decoupled weight decay, in one pass.
 //!
-//! In: parameters, first and second moments, gradients, four flat slices. Out: the next parameters and moments, beside them.
+//! In: parameters, first and second moments, gradients, four flat slices. Out: parameters and moments, updated.
 //! Source: Kingma and Ba 2015 (1412.6980) for the moments and their correction; Loshchilov and Hutter 2019 (1711.05101) for the decay;
 //! the order of operations is that of PyTorch's `torch.optim.AdamW`.
 
@@ -35,13 +35,12 @@ impl AdamDirection {
         }
     }
 
-    /// The next moments of one value, and m̂ / (√v̂ + epsilon) of them.
+    /// Moves the moments of one value; m̂ / (√v̂ + epsilon) of them.
     #[inline(always)]
-    pub(super) fn of(&self, [first, second]: [f32; 2], gradient: f32) -> ([f32; 2], f32) {
-        let first = first + self.first_share * (gradient - first);
-        let second = self.second_decay * second + self.second_share * (gradient * gradient);
-        let direction = self.first_correction * first / (self.root_correction * second.sqrt() + self.epsilon);
-        ([first, second], direction)
+    pub(super) fn of(&self, first: &mut f32, second: &mut f32, gradient: f32) -> f32 {
+        *first += self.first_share * (gradient - *first);
+        *second = self.second_decay * *second + self.second_share * (gradient * gradient);
+        self.first_correction * *first / (self.root_correction * second.sqrt() + self.epsilon)
     }
 }
 
@@ -58,33 +57,38 @@ pub struct AdamWUpdate {
 
 /// One update: m, v = their means with the gradient and its square; w = kept · w − learning_rate · m̂ / (√v̂ + epsilon).
 ///
-/// `present` and `next` are parameters, first and second moments; what `next` held before is not looked at.
-///
 /// # Shapes
-/// Seven slices of one length.
+/// Four slices of one length.
 ///
 /// # Panics
 /// If the lengths differ, or the processor lacks `isa`.
 ///
 /// # Differs from PyTorch
 /// By roundings: corrections are multiplied, not divided by.
-pub fn step(isa: Isa, update: &AdamWUpdate, present: [&[f32]; 3], next: [&mut [f32]; 3], gradients: &[f32]) {
-    check_lengths("adamw", &present, &next, gradients);
-    let [parameters, first, second] = present.map(|values| values.par_chunks(PIECE_VALUES));
-    let next = next.map(|values| values.par_chunks_mut(PIECE_VALUES));
-    let [next_parameters, next_first, next_second] = next;
-    let present = parameters.zip(first.zip(second));
-    let next = next_parameters.zip(next_first.zip(next_second));
-    present.zip(next).zip(gradients.par_chunks(PIECE_VALUES)).for_each(|((present, next), gradients)| {
-        let ((w, (m, v)), (next_w, (next_m, next_v))) = (present, next);
-        vectorized(isa, Piece { update: *update, present: [w, m, v], next: [next_w, next_m, next_v], gradients });
+pub fn step(
+    isa: Isa,
+    update: &AdamWUpdate,
+    parameters: &mut [f32],
+    [first, second]: [&mut [f32]; 2],
+    gradients: &[f32],
+) {
+    let lens = [("first moments", first.len()), ("second moments", second.len()), ("gradients", gradients.len())];
+    check_lengths("adamw", parameters.len(), lens);
+    let pieces = parameters
+        .par_chunks_mut(PIECE_VALUES)
+        .zip(first.par_chunks_mut(PIECE_VALUES))
+        .zip(second.par_chunks_mut(PIECE_VALUES))
+        .zip(gradients.par_chunks(PIECE_VALUES));
+    pieces.for_each(|(((parameters, first), second), gradients)| {
+        vectorized(isa, Piece { update: *update, parameters, first, second, gradients });
     });
 }
 
 struct Piece<'a> {
     update: AdamWUpdate,
-    present: [&'a [f32]; 3],
-    next: [&'a mut [f32]; 3],
+    parameters: &'a mut [f32],
+    first: &'a mut [f32],
+    second: &'a mut [f32],
     gradients: &'a [f32],
 }
 
@@ -94,13 +98,9 @@ impl Task for Piece<'_> {
     #[inline(always)]
     fn run(self) {
         let AdamWUpdate { learning_rate, kept, direction } = self.update;
-        let ([parameters, first, second], [next_parameters, next_first, next_second]) = (self.present, self.next);
-        let present = parameters.iter().zip(first.iter().zip(second)).zip(self.gradients);
-        let next = next_parameters.iter_mut().zip(next_first.iter_mut().zip(next_second));
-        for (((&w, (&m, &v)), &gradient), (next_w, (next_m, next_v))) in present.zip(next) {
-            let (moments, direction) = direction.of([m, v], gradient);
-            [*next_m, *next_v] = moments;
-            *next_w = kept * w - learning_rate * direction;
+        let values = self.parameters.iter_mut().zip(self.first).zip(self.second).zip(self.gradients);
+        for (((parameter, first), second), &gradient) in values {
+            *parameter = kept * *parameter - learning_rate * direction.of(first, second, gradient);
         }
     }
 }

@@ -1,6 +1,6 @@
 //! LAMB: Adam's direction and the decay, scaled, tensor by tensor, by the ratio of the parameters' norm to theirs.
 //!
-//! In: parameters, first and second moments, gradients of one tensor, flat slices. Out: the next parameters and moments, beside them.
+//! In: parameters, first and second moments, gradients of one tensor, flat slices. Out: new parameters; moments, updated.
 //! Source: You et al. 2020, "Large Batch Optimization for Deep Learning" (1904.00962), algorithm 2 with φ(x) = x; as in timm's `Lamb`.
 
 use rayon::prelude::*;
@@ -26,46 +26,62 @@ pub struct LambUpdate {
 }
 
 /// One update: m, v as [`adam::step`](super::adam::step) has them; u = m̂ / (√v̂ + epsilon) + weight_decay · w; r = ‖w‖ / ‖u‖, 1 where
-/// a norm is 0; w −= learning_rate · r · u.
+/// a norm is 0; `updated` = w − learning_rate · r · u.
 ///
 /// # Shapes
-/// Seven slices of one length, one whole tensor.
+/// Five slices of one length, one whole tensor. What `updated` held before is not looked at.
 ///
 /// # Panics
 /// If the lengths differ, or the processor lacks `isa`.
-pub fn step(isa: Isa, update: &LambUpdate, present: [&[f32]; 3], next: [&mut [f32]; 3], gradients: &[f32]) {
-    check_lengths("lamb", &present, &next, gradients);
-    let (parameters, [next_parameters, next_first, next_second]) = (present[0], next);
-    let of_direction = directions(isa, update, present, [next_parameters, next_first, next_second], gradients);
+pub fn step(
+    isa: Isa,
+    update: &LambUpdate,
+    parameters: &[f32],
+    updated: &mut [f32],
+    moments: [&mut [f32]; 2],
+    gradients: &[f32],
+) {
+    let [first, second] = moments.each_ref().map(|moments| moments.len());
+    let lens = [
+        ("updated", updated.len()),
+        ("first moments", first),
+        ("second moments", second),
+        ("gradients", gradients.len()),
+    ];
+    check_lengths("lamb", parameters.len(), lens);
+    let of_direction = directions(isa, update, parameters, updated, moments, gradients);
     let of_parameters = if update.adapts { norm(isa, parameters) } else { 0.0 };
     let ratio = trust_ratio(of_parameters, of_direction, || of_parameters / of_direction);
     let rate = update.learning_rate * ratio;
-    let pieces = next_parameters.par_chunks_mut(PIECE_VALUES).zip(parameters.par_chunks(PIECE_VALUES));
-    pieces.for_each(|(next, parameters)| vectorized(isa, Descent { rate, parameters, next }));
+    let pieces = updated.par_chunks_mut(PIECE_VALUES).zip(parameters.par_chunks(PIECE_VALUES));
+    pieces.for_each(|(updated, parameters)| vectorized(isa, Descent { rate, parameters, updated }));
 }
 
-/// The next moments, and the direction in the place of the next parameters; its norm.
+/// Moves the moments and leaves the direction in `updated`; its norm.
 fn directions(
     isa: Isa,
     update: &LambUpdate,
-    [parameters, first, second]: [&[f32]; 3],
-    [directions, next_first, next_second]: [&mut [f32]; 3],
+    parameters: &[f32],
+    updated: &mut [f32],
+    [first, second]: [&mut [f32]; 2],
     gradients: &[f32],
 ) -> f64 {
-    let round = |values| <[f32]>::chunks(values, ROUND_VALUES);
-    let next_round = |values| <[f32]>::chunks_mut(values, ROUND_VALUES);
-    let present = round(parameters).zip(round(first).zip(round(second))).zip(round(gradients));
-    let next = next_round(directions).zip(next_round(next_first).zip(next_round(next_second)));
+    let rounds = parameters
+        .chunks(ROUND_VALUES)
+        .zip(updated.chunks_mut(ROUND_VALUES))
+        .zip(first.chunks_mut(ROUND_VALUES).zip(second.chunks_mut(ROUND_VALUES)))
+        .zip(gradients.chunks(ROUND_VALUES));
     let mut sum = 0.0;
-    for (((w, (m, v)), gradients), (directions, (next_m, next_v))) in present.zip(next) {
+    for (((parameters, updated), (first, second)), gradients) in rounds {
         let mut sums = [0.0; ROUND_PIECES];
-        let [w, m, v, gradients] = [w, m, v, gradients].map(|values| values.par_chunks(PIECE_VALUES));
-        let [directions, next_m, next_v] =
-            [directions, next_m, next_v].map(|values| values.par_chunks_mut(PIECE_VALUES));
-        let pieces = w.zip(m.zip(v)).zip(gradients).zip(directions.zip(next_m.zip(next_v))).zip(&mut sums);
-        pieces.for_each(|((((w, (m, v)), gradients), (directions, (next_m, next_v))), sum)| {
-            let next = [directions, next_m, next_v];
-            *sum = vectorized(isa, Direction { update: *update, present: [w, m, v], next, gradients });
+        let pieces = parameters
+            .par_chunks(PIECE_VALUES)
+            .zip(updated.par_chunks_mut(PIECE_VALUES))
+            .zip(first.par_chunks_mut(PIECE_VALUES).zip(second.par_chunks_mut(PIECE_VALUES)))
+            .zip(gradients.par_chunks(PIECE_VALUES))
+            .zip(&mut sums);
+        pieces.for_each(|((((parameters, updated), (first, second)), gradients), sum)| {
+            *sum = vectorized(isa, Direction { update: *update, parameters, updated, first, second, gradients });
         });
         sum += sums.iter().sum::<f64>();
     }
@@ -74,9 +90,10 @@ fn directions(
 
 struct Direction<'a> {
     update: LambUpdate,
-    present: [&'a [f32]; 3],
-    /// Directions and the next moments.
-    next: [&'a mut [f32]; 3],
+    parameters: &'a [f32],
+    updated: &'a mut [f32],
+    first: &'a mut [f32],
+    second: &'a mut [f32],
     gradients: &'a [f32],
 }
 
@@ -86,21 +103,19 @@ impl Task for Direction<'_> {
     #[inline(always)]
     fn run(self) -> f64 {
         let LambUpdate { weight_decay, direction, .. } = self.update;
-        let block = |values| <[f32]>::chunks(values, BLOCK_VALUES);
-        let next_block = |values| <[f32]>::chunks_mut(values, BLOCK_VALUES);
-        let [w, m, v] = self.present.map(block);
-        let [directions, next_m, next_v] = self.next.map(next_block);
         let mut sums = [0.0; LANES];
-        let blocks = w.zip(m.zip(v)).zip(block(self.gradients)).zip(directions.zip(next_m.zip(next_v)));
-        for (((w, (m, v)), gradients), (directions, (next_m, next_v))) in blocks {
-            let present = w.iter().zip(m.iter().zip(v)).zip(gradients);
-            let next = directions.iter_mut().zip(next_m.iter_mut().zip(next_v));
-            for (((&w, (&m, &v)), &gradient), (of_value, (next_m, next_v))) in present.zip(next) {
-                let (moments, adam) = direction.of([m, v], gradient);
-                [*next_m, *next_v] = moments;
-                *of_value = adam + weight_decay * w;
+        let blocks = self
+            .parameters
+            .chunks(BLOCK_VALUES)
+            .zip(self.updated.chunks_mut(BLOCK_VALUES))
+            .zip(self.first.chunks_mut(BLOCK_VALUES).zip(self.second.chunks_mut(BLOCK_VALUES)))
+            .zip(self.gradients.chunks(BLOCK_VALUES));
+        for (((parameters, updated), (first, second)), gradients) in blocks {
+            let values = parameters.iter().zip(updated.iter_mut()).zip(first.iter_mut().zip(second)).zip(gradients);
+            for (((&parameter, updated), (first, second)), &gradient) in values {
+                *updated = direction.of(first, second, gradient) + weight_decay * parameter;
             }
-            add_squares(&mut sums, directions);
+            add_squares(&mut sums, updated);
         }
         sums.iter().sum()
     }
@@ -109,8 +124,7 @@ impl Task for Direction<'_> {
 struct Descent<'a> {
     rate: f32,
     parameters: &'a [f32],
-    /// In: directions. Out: parameters.
-    next: &'a mut [f32],
+    updated: &'a mut [f32],
 }
 
 impl Task for Descent<'_> {
@@ -118,8 +132,8 @@ impl Task for Descent<'_> {
 
     #[inline(always)]
     fn run(self) {
-        for (next, &parameter) in self.next.iter_mut().zip(self.parameters) {
-            *next = parameter - self.rate * *next;
+        for (updated, &parameter) in self.updated.iter_mut().zip(self.parameters) {
+            *updated = parameter - self.rate * *updated;
         }
     }
 }

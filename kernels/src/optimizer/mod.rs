@@ -1,7 +1,7 @@
 //! The updates of the optimizers: each in as few passes over a tensor as its rule allows.
 //!
 //! In: parameters, what the optimizer remembers of gradients, gradients: flat slices of one tensor, or of several where the rule looks
-//! at single values only. Out: the next parameters and what is remembered next, in slices of their own, as an update may be dropped.
+//! at single values only. Out: the same slices, updated.
 //! Invariant: the same bits for any instruction set and number of threads, and where there are no norms as the plain loops
 //! (`reference`); norms are sums in f64 in one fixed order.
 
@@ -27,11 +27,8 @@ const ROUND_VALUES: usize = ROUND_PIECES * PIECE_VALUES;
 /// Sums that a piece keeps: those of its values at equal places of groups of so many.
 const LANES: usize = 16;
 
-fn check_lengths<const N: usize>(what: &str, present: &[&[f32]; N], next: &[&mut [f32]; N], gradients: &[f32]) {
-    let num_parameters = present[0].len();
-    let present = present.iter().map(|values| ("present values", values.len()));
-    let next = next.iter().map(|values| ("next values", values.len()));
-    for (name, len) in present.chain(next).chain([("gradients", gradients.len())]) {
+fn check_lengths<const N: usize>(what: &str, num_parameters: usize, others: [(&str, usize); N]) {
+    for (name, len) in others {
         assert!(len == num_parameters, "{what}: {num_parameters} parameters but {len} {name}");
     }
 }

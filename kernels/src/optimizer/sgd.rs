@@ -1,6 +1,6 @@
 //! Stochastic gradient descent with momentum, Nesterov's form and weight decay in one pass.
 //!
-//! In: parameters, velocities, gradients, three flat slices. Out: the next parameters and velocities, beside them.
+//! In: parameters, velocities, gradients, three flat slices. Out: parameters and velocities, updated.
 //! Source: Sutskever et al. 2013, "On the importance of initialization and momentum in deep learning"; the order of
 //! operations is that of PyTorch's `torch.optim.SGD`.
 
@@ -24,50 +24,35 @@ pub struct SgdUpdate {
 
 /// One update: g' = g + weight_decay · w; v = momentum · v + g'; w -= learning_rate · (g' + momentum · v or v).
 ///
-/// `present` and `next` are parameters and velocities; what `next` held before is not looked at.
-///
 /// # Shapes
-/// Five slices of one length.
+/// Three slices of one length.
 ///
 /// # Panics
 /// If the lengths differ, or the processor lacks `isa`.
 ///
 /// # Differs from PyTorch
 /// Not with `dampening = 0`.
-pub fn step(isa: Isa, update: &SgdUpdate, present: [&[f32]; 2], next: [&mut [f32]; 2], gradients: &[f32]) {
-    check_lengths("sgd", &present, &next, gradients);
-    step_scaled(isa, update, 1.0, present, next, gradients);
+pub fn step(isa: Isa, update: &SgdUpdate, parameters: &mut [f32], velocities: &mut [f32], gradients: &[f32]) {
+    check_lengths("sgd", parameters.len(), [("velocities", velocities.len()), ("gradients", gradients.len())]);
+    let pieces = parameters
+        .par_chunks_mut(PIECE_VALUES)
+        .zip(velocities.par_chunks_mut(PIECE_VALUES))
+        .zip(gradients.par_chunks(PIECE_VALUES));
+    pieces.for_each(|((parameters, velocities), gradients)| {
+        vectorized(isa, Piece { update: *update, parameters, velocities, gradients });
+    });
 }
 
 /// As [`step`], to the same bits, on the calling thread: for a thread beside a pool whose only thread waits for it.
-pub fn step_alone(isa: Isa, update: &SgdUpdate, present: [&[f32]; 2], next: [&mut [f32]; 2], gradients: &[f32]) {
-    check_lengths("sgd", &present, &next, gradients);
-    vectorized(isa, Piece { update: *update, ratio: 1.0, present, next, gradients });
-}
-
-/// As [`step`] with ratio · g' in the place of g'.
-pub(super) fn step_scaled(
-    isa: Isa,
-    update: &SgdUpdate,
-    ratio: f32,
-    present: [&[f32]; 2],
-    next: [&mut [f32]; 2],
-    gradients: &[f32],
-) {
-    let present = present.map(|values| values.par_chunks(PIECE_VALUES));
-    let next = next.map(|values| values.par_chunks_mut(PIECE_VALUES));
-    let ([parameters, velocities], [next_parameters, next_velocities]) = (present, next);
-    let pieces = parameters.zip(velocities).zip(next_parameters.zip(next_velocities));
-    pieces.zip(gradients.par_chunks(PIECE_VALUES)).for_each(|((present, next), gradients)| {
-        vectorized(isa, Piece { update: *update, ratio, present: present.into(), next: next.into(), gradients });
-    });
+pub fn step_alone(isa: Isa, update: &SgdUpdate, parameters: &mut [f32], velocities: &mut [f32], gradients: &[f32]) {
+    check_lengths("sgd", parameters.len(), [("velocities", velocities.len()), ("gradients", gradients.len())]);
+    vectorized(isa, Piece { update: *update, parameters, velocities, gradients });
 }
 
 struct Piece<'a> {
     update: SgdUpdate,
-    ratio: f32,
-    present: [&'a [f32]; 2],
-    next: [&'a mut [f32]; 2],
+    parameters: &'a mut [f32],
+    velocities: &'a mut [f32],
     gradients: &'a [f32],
 }
 
@@ -78,14 +63,11 @@ impl Task for Piece<'_> {
     fn run(self) {
         let SgdUpdate { learning_rate, momentum, weight_decay, nesterov } = self.update;
         let (of_gradient, of_velocity) = if nesterov { (1.0, momentum) } else { (0.0, 1.0) };
-        let ([parameters, velocities], [next_parameters, next_velocities]) = (self.present, self.next);
-        let present = parameters.iter().zip(velocities).zip(self.gradients);
-        let next = next_parameters.iter_mut().zip(next_velocities);
-        for (((&parameter, &velocity), &gradient), (next_parameter, next_velocity)) in present.zip(next) {
-            let gradient = self.ratio * (gradient + weight_decay * parameter);
-            let velocity = momentum * velocity + gradient;
-            *next_velocity = velocity;
-            *next_parameter = parameter - learning_rate * (of_gradient * gradient + of_velocity * velocity);
+        let values = self.parameters.iter_mut().zip(self.velocities).zip(self.gradients);
+        for ((parameter, velocity), &gradient) in values {
+            let gradient = gradient + weight_decay * *parameter;
+            *velocity = momentum * *velocity + gradient;
+            *parameter -= learning_rate * (of_gradient * gradient + of_velocity * *velocity);
         }
     }
 }

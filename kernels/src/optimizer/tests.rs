@@ -29,9 +29,7 @@ proptest! {
         let got = same_everywhere(|isa| {
             let (mut w, mut v) = (values(len, seed), vec![0.0; len]);
             for round in 1..4 {
-                let (mut next_w, mut next_v) = (vec![f32::NAN; len], vec![f32::NAN; len]);
-                sgd::step(isa, &update, [&w, &v], [&mut next_w, &mut next_v], &values(len, seed + round));
-                (w, v) = (next_w, next_v);
+                sgd::step(isa, &update, &mut w, &mut v, &values(len, seed + round));
             }
             (w, v)
         });
@@ -50,10 +48,7 @@ proptest! {
         let got = same_everywhere(|isa| {
             let (mut w, mut m, mut v) = (values(len, seed), vec![0.0; len], vec![0.0; len]);
             for round in 1..4 {
-                let [mut next_w, mut next_m, mut next_v] = std::array::from_fn(|_| vec![f32::NAN; len]);
-                let next = [&mut *next_w, &mut next_m, &mut next_v];
-                adam::step(isa, &update(round), [&w, &m, &v], next, &values(len, seed + round));
-                (w, m, v) = (next_w, next_m, next_v);
+                adam::step(isa, &update(round), &mut w, [&mut m, &mut v], &values(len, seed + round));
             }
             (w, m, v)
         });
@@ -64,13 +59,13 @@ proptest! {
     fn updates_with_norms_have_the_same_bits_on_any_threads_and_instruction_set(len in lens(), seed in 0..1000u64) {
         same_everywhere(|isa| {
             let update = SgdUpdate { learning_rate: 0.1, momentum: 0.9, weight_decay: 1e-2, nesterov: true };
-            let (w, halves, gradients) = (values(len, seed), vec![0.5; len], values(len, seed + 1));
-            let [mut by_lars, mut velocities, mut by_lamb, mut m, mut v] = std::array::from_fn(|_| vec![f32::NAN; len]);
-            lars::step(isa, &update, 1e-3, [&w, &halves], [&mut by_lars, &mut velocities], &gradients);
+            let (mut w, mut m, gradients) = (values(len, seed), vec![0.5; len], values(len, seed + 1));
+            lars::step(isa, &update, 1e-3, &mut w, &mut m, &gradients);
+            let (mut updated, mut v) = (vec![f32::NAN; len], vec![0.5; len]);
             let direction = AdamDirection::new([0.9, 0.999], 1e-6, 3);
             let update = LambUpdate { learning_rate: 0.1, weight_decay: 1e-2, direction, adapts: true };
-            lamb::step(isa, &update, [&w, &halves, &halves], [&mut by_lamb, &mut m, &mut v], &gradients);
-            [by_lars, velocities, by_lamb, m, v]
+            lamb::step(isa, &update, &w, &mut updated, [&mut m, &mut v], &gradients);
+            [w, updated, m, v]
         });
     }
 }
@@ -96,11 +91,11 @@ fn a_ratio_without_meaning_is_1() {
 #[test]
 fn parameters_or_gradients_of_zeros_take_a_step_of_ratio_1() {
     let update = SgdUpdate { learning_rate: 0.5, momentum: 0.0, weight_decay: 0.0, nesterov: false };
-    for (w, gradients) in [([0.0, 0.0], [1.0, -2.0]), ([-0.5, 1.0], [0.0, 0.0])] {
-        let (mut next_w, mut next_v) = ([f32::NAN; 2], [f32::NAN; 2]);
-        lars::step(Isa::Portable, &update, 1e-3, [&w, &[0.0; 2]], [&mut next_w, &mut next_v], &gradients);
-        assert_eq!(next_w, [-0.5, 1.0]);
-    }
+    let (mut w, mut v) = ([0.0; 2], [0.0; 2]);
+    lars::step(Isa::Portable, &update, 1e-3, &mut w, &mut v, &[1.0, -2.0]);
+    assert_eq!(w, [-0.5, 1.0]);
+    lars::step(Isa::Portable, &update, 1e-3, &mut w, &mut v, &[0.0; 2]);
+    assert_eq!(w, [-0.5, 1.0]);
 }
 
 /// Three steps of these gradients, from these parameters; `step` gets the number of each, from 1.
@@ -120,9 +115,7 @@ fn three_steps_of_sgd_and_adamw_equal_pytorchs() {
     {
         let update = SgdUpdate { learning_rate: 0.1, momentum: 0.9, weight_decay: 0.01, nesterov };
         let mut v = [0.0; 3];
-        let w = after_three_steps(|w, _, gradients| {
-            sgd::step(Isa::detect(), &update, [&w.clone(), &v.clone()], [w, &mut v], gradients);
-        });
+        let w = after_three_steps(|w, _, gradients| sgd::step(Isa::detect(), &update, w, &mut v, gradients));
         assert_close("parameters", &w, &expected, 1e-6);
     }
     for (epsilon, expected) in
@@ -132,8 +125,7 @@ fn three_steps_of_sgd_and_adamw_equal_pytorchs() {
         let w = after_three_steps(|w, number, gradients| {
             let direction = AdamDirection::new([0.9, 0.999], epsilon, number);
             let update = AdamWUpdate { learning_rate: 0.1, kept: 0.999, direction };
-            let present = [*w, m, v];
-            adam::step(Isa::detect(), &update, present.each_ref().map(|it| &it[..]), [w, &mut m, &mut v], gradients);
+            adam::step(Isa::detect(), &update, w, [&mut m, &mut v], gradients);
         });
         assert_close("parameters", &w, &expected, 1e-6);
     }
@@ -143,5 +135,5 @@ fn three_steps_of_sgd_and_adamw_equal_pytorchs() {
 #[should_panic(expected = "sgd: 3 parameters but 2 gradients")]
 fn a_wrong_length_is_named() {
     let update = SgdUpdate { learning_rate: 0.1, momentum: 0.9, weight_decay: 0.0, nesterov: false };
-    sgd::step(Isa::Portable, &update, [&[0.0; 3]; 2], [&mut [0.0; 3], &mut [0.0; 3]], &[0.0; 2]);
+    sgd::step(Isa::Portable, &update, &mut [0.0; 3], &mut [0.0; 3], &[0.0; 2]);
 }

@@ -70,7 +70,7 @@ struct Span {
 }
 
 /// One of the kernel's ways to make an update by SGD.
-type SgdStep = fn(Isa, &SgdUpdate, [&[f32]; 2], [&mut [f32]; 2], &[f32]);
+type SgdStep = fn(Isa, &SgdUpdate, &mut [f32], &mut [f32], &[f32]);
 
 impl Optimizer {
     /// An optimizer at rest over `parameters`, which lie as `layout` says.
@@ -207,23 +207,30 @@ impl Optimizer {
         {
             let (is_spared, learning_rate) = (*is_spared, learning_rate * factor);
             let gradients = &gradients[range.start - elements.start..range.end - elements.start];
-            let (present, next) = (present.tensor(range), next.tensor_mut(range));
+            next.copy(present, range);
+            let (parameters, [first, second]) = next.tensor(range);
             match config {
                 OptimizerConfig::Lars { sgd, trust_coefficient } if !is_spared => {
                     let update = sgd.update(learning_rate, is_spared);
-                    lars::step(isa, &update, *trust_coefficient, one_moment(present), one_moment(next), gradients);
+                    lars::step(isa, &update, *trust_coefficient, parameters, first, gradients);
                 }
                 OptimizerConfig::Sgd(sgd) | OptimizerConfig::Lars { sgd, .. } => {
-                    let update = sgd.update(learning_rate, is_spared);
-                    sgd_step(isa, &update, one_moment(present), one_moment(next), gradients);
+                    sgd_step(isa, &sgd.update(learning_rate, is_spared), parameters, first, gradients);
                 }
                 OptimizerConfig::AdamW(config) => {
                     let update = config.adamw_update(learning_rate, number, is_spared);
-                    adam::step(isa, &update, present, next, gradients);
+                    adam::step(isa, &update, parameters, [first, second], gradients);
                 }
                 OptimizerConfig::Lamb(config) => {
                     let update = config.lamb_update(learning_rate, number, is_spared);
-                    lamb::step(isa, &update, present, next, gradients);
+                    lamb::step(
+                        isa,
+                        &update,
+                        &present.parameters[range.clone()],
+                        parameters,
+                        [first, second],
+                        gradients,
+                    );
                 }
             }
         }
@@ -231,21 +238,18 @@ impl Optimizer {
 }
 
 impl Values {
-    /// A tensor's parameters, first and second moments, of which the second are nothing where there is one.
-    fn tensor(&self, range: &Range<usize>) -> [&[f32]; 3] {
-        let (first, second) = self.moments.split_at(self.parameters.len());
-        [&self.parameters[range.clone()], &first[range.clone()], second.get(range.clone()).unwrap_or_default()]
+    /// Takes a tensor's values from `other`.
+    fn copy(&mut self, other: &Self, range: &Range<usize>) {
+        self.parameters[range.clone()].copy_from_slice(&other.parameters[range.clone()]);
+        let num_parameters = self.parameters.len();
+        let of_all = self.moments.chunks_mut(num_parameters).zip(other.moments.chunks(num_parameters));
+        of_all.for_each(|(own, others)| own[range.clone()].copy_from_slice(&others[range.clone()]));
     }
 
-    /// As [`tensor`](Self::tensor), to write.
-    fn tensor_mut(&mut self, range: &Range<usize>) -> [&mut [f32]; 3] {
+    /// A tensor's parameters and moments, of which the second are nothing where there is one.
+    fn tensor(&mut self, range: &Range<usize>) -> (&mut [f32], [&mut [f32]; 2]) {
         let (first, second) = self.moments.split_at_mut(self.parameters.len());
         let second = second.get_mut(range.clone()).unwrap_or_default();
-        [&mut self.parameters[range.clone()], &mut first[range.clone()], second]
+        (&mut self.parameters[range.clone()], [&mut first[range.clone()], second])
     }
-}
-
-/// Without the second moments.
-fn one_moment<T>([parameters, first, _]: [T; 3]) -> [T; 2] {
-    [parameters, first]
 }

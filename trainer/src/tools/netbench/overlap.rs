@@ -7,7 +7,6 @@
 //! Source: Hoefler, Lumsdaine & Rehm 2007, Implementation and performance analysis of non-blocking collective operations for MPI (the
 //! overlap benchmark of NBCBench), with a thread in place of non-blocking calls.
 
-use std::mem;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -95,19 +94,11 @@ pub fn measure(
 /// How many updates a second are made of the same values, for as long as `goes_on`.
 fn updates_a_second(goes_on: impl Fn() -> bool) -> f64 {
     let (isa, gradients) = (Isa::detect(), vec![1e-3; NUM_VALUES]);
-    let mut present = [gradients.clone(), gradients.clone()];
-    let mut next = present.clone();
+    let (mut parameters, mut velocities) = (gradients.clone(), gradients.clone());
     let update = SgdUpdate { learning_rate: 0.1, momentum: 0.9, weight_decay: 1e-4, nesterov: true };
     let (start, mut number) = (Instant::now(), 0_u64);
     while goes_on() {
-        sgd::step_alone(
-            isa,
-            &update,
-            present.each_ref().map(Vec::as_slice),
-            next.each_mut().map(Vec::as_mut_slice),
-            &gradients,
-        );
-        mem::swap(&mut present, &mut next);
+        sgd::step_alone(isa, &update, &mut parameters, &mut velocities, &gradients);
         number += 1;
     }
     number as f64 / start.elapsed().as_secs_f64()
