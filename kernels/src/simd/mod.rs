@@ -15,6 +15,8 @@ mod peak;
 mod portable;
 mod task;
 
+use std::sync::LazyLock;
+
 #[cfg(test)]
 pub(crate) use amx::Emulated as EmulatedTiles;
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
@@ -26,6 +28,17 @@ pub(crate) use exp::exp;
 pub(crate) use lanes::{Lanes, PerVector, each_vector};
 pub use peak::measure_fma_gflops;
 pub(crate) use task::{Task, vectorized};
+
+/// Whether the processor calls itself Intel's.
+static IS_INTEL: LazyLock<bool> = LazyLock::new(|| {
+    #[cfg(target_arch = "x86_64")]
+    {
+        let vendor = core::arch::x86_64::__cpuid(0);
+        [vendor.ebx, vendor.edx, vendor.ecx].map(u32::to_le_bytes).concat() == b"GenuineIntel"
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    false
+});
 
 /// An instruction set the kernels are compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -53,10 +66,12 @@ impl Default for Isa {
 impl Isa {
     const ALL: [Self; 5] = [Self::Amx, Self::Avx512Bf16, Self::Avx512, Self::Avx2Fma, Self::Portable];
 
-    /// The best instruction set of this processor.
+    /// The best instruction set of this processor: not AVX512-BF16 on Intel's that show no AMX, where a product of pairs takes as long as
+    /// the two that it stands for, and converting them costs more.
     #[must_use]
     pub fn detect() -> Self {
-        Self::available().next().expect("portable code runs everywhere")
+        let pays = |isa: &Self| *isa != Self::Avx512Bf16 || !*IS_INTEL;
+        Self::available().find(pays).expect("portable code runs everywhere")
     }
 
     /// Every instruction set of this processor, the best first.

@@ -28,7 +28,7 @@ const TARGET: &str = "x86_64-unknown-linux-gnu";
 const CHECKSUMS: &str = "SHA256SUMS";
 
 const DETAILS: &str = "\
-Builds the trainer in the profile dist (10 to 15 minutes on 2 cores when new), once without MPI and once with the MPI that mpicc
+Builds the trainer in the profile dist (15 to 20 minutes on 2 cores when new), once without MPI and once with the MPI that mpicc
 names, and packs each as target/dist/lockstep-VERSION-x86_64-linux[-mpi].tar.gz: the program, completions for shells, man pages,
 the licences of all crates inside, and a bill of materials (CycloneDX 1.5). SHA256SUMS has the checksums. It prints which glibc and
 which libraries each program needs, read from its symbols: build on an old system to serve many.";
