@@ -66,8 +66,8 @@ impl Default for Isa {
 impl Isa {
     const ALL: [Self; 5] = [Self::Amx, Self::Avx512Bf16, Self::Avx512, Self::Avx2Fma, Self::Portable];
 
-    /// The best instruction set of this processor: not AVX512-BF16 on Intel's that show no AMX, where a product of pairs takes as long as
-    /// the two that it stands for, and converting them costs more.
+    /// The best instruction set of this processor: not AVX512-BF16 on Intel's that show no AMX, where its products were
+    /// measured to be no faster than those of widened values (docs/log.md, 2026-11-25).
     #[must_use]
     pub fn detect() -> Self {
         let pays = |isa: &Self| *isa != Self::Avx512Bf16 || !*IS_INTEL;
