@@ -4,6 +4,7 @@
 //! Invariant: what is wrong with flags or data is said before anything is written.
 
 use std::fs;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -243,20 +244,30 @@ fn holder(communicator: &dyn Communicator) -> String {
 /// Root reads the saved configuration for all.
 fn resolve(args: &TrainArgs, family: &Family, world: &World) -> Result<TrainConfig> {
     let communicator = &*world.communicator;
-    let mut saved = String::new();
-    if let (true, None, None, Some(directory)) = (args.resume, &args.config, args.recipe, &args.run.output_dir) {
-        let path = directory.join(RUN_TOML);
-        if world.is_root() && path.exists() {
-            saved = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
-        }
-        let from_root = gather::from_root(communicator, saved.as_bytes())?;
-        saved = String::from_utf8_lossy(&from_root).into_owned();
-    }
     let world_size = communicator.world_size();
-    if saved.is_empty() {
-        return Ok(TrainConfig::resolve_for(family, args, world_size)?);
+    let saved = match (args.resume, &args.config, args.recipe, &args.run.output_dir) {
+        (true, None, None, Some(directory)) => gather::found_by_root(communicator, || saved_options(directory))?,
+        _ => None,
+    };
+    Ok(match saved {
+        Some(saved) => TrainConfig::resolve_over(&saved, family, args, world_size)?,
+        None => TrainConfig::resolve_for(family, args, world_size)?,
+    })
+}
+
+/// The text of `run.toml`, where there is one.
+fn saved_options(directory: &Path) -> Result<Option<String>> {
+    let path = directory.join(RUN_TOML);
+    if !path.exists() {
+        return Ok(None);
     }
-    Ok(TrainConfig::resolve_over(&saved, family, args, world_size)?)
+    let text = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+    ensure!(
+        !text.trim().is_empty(),
+        "{}: expected the options of the run, got an empty file; remove it and give them anew",
+        path.display()
+    );
+    Ok(Some(text))
 }
 
 /// What this launch is. # Collective: the ranks' machines are gathered.
