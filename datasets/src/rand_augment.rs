@@ -1,6 +1,6 @@
 //! RandAugment: two random operations of about one strength on each training image.
 //!
-//! In: (seed, epoch, sample index). Out: the [`Operation`]s. Invariant: the draw depends on these only.
+//! In: (seed, epoch, sample index). Out: the operations. Invariant: the draw depends on these only.
 //! Source: Cubuk et al. 2019, RandAugment (1909.13719), in the form of Wightman, Touvron and Jégou (2110.00476), which is timm's
 //! `rand-mM-mstd0.5-inc1`: two of 15 operations, each made with probability one half, stronger with a greater magnitude.
 

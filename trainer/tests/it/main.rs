@@ -27,6 +27,7 @@ mod report;
 mod resuming;
 mod runs;
 mod same_bits;
+mod sessions;
 mod shards;
 mod stepper_under_test;
 mod streaming;

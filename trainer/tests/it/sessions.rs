@@ -1,0 +1,123 @@
+//! What one start of a run leaves to the next: its files, its time and images, what may and may not be changed.
+
+use std::fs;
+
+use crate::fixture::{Run, bitmap, flags, run};
+use crate::resuming::{metrics, newest, refusal, tiny, told};
+use distributed::ROOT;
+
+#[test]
+fn what_a_session_wrote_of_itself_is_kept_under_its_number_when_the_next_begins() {
+    let run = run(1, &tiny(""));
+    let read = |name: &str| fs::read_to_string(run.directory().join(name)).unwrap();
+    let first = ["run.toml", "manifest.json", "summary.json"].map(read);
+    run.again().go(1, &tiny("--resume --epochs 3 --schedule-epochs 2"));
+    assert_eq!(["run-1.toml", "manifest-1.json", "summary-1.json"].map(read), first);
+    assert!(first[0].contains("epochs = 2") && read("run.toml").contains("epochs = 3"));
+    let epochs = |name: &str| serde_json::from_str::<records::Summary>(&read(name)).unwrap().epochs;
+    assert_eq!((epochs("summary-1.json"), epochs("summary.json")), (2, 3));
+}
+
+#[test]
+fn the_images_and_the_time_of_an_epoch_are_those_of_all_sessions_that_trained_it() {
+    let num_images = |run: &Run| {
+        let text = fs::read_to_string(run.directory().join("summary.json")).unwrap();
+        serde_json::from_str::<records::Summary>(&text).unwrap().images
+    };
+    // Of 104 images four whole batches of 24 are trained.
+    let whole = run(1, &tiny("--drop-last"));
+    assert_eq!(num_images(&whole), 2 * 96);
+    let stopped = Run::in_new_directory().stopping_after(2).go(1, &tiny("--drop-last"));
+    assert_eq!(num_images(&stopped), 2 * 24);
+    let before = newest(&stopped).state.progress.epoch_seconds;
+    assert!(before > 0.0);
+    let resumed = stopped.again().go(1, &tiny("--drop-last --resume"));
+    assert_eq!(num_images(&resumed), 2 * 96);
+    assert!(metrics(&resumed)[0].seconds_total > before);
+    assert_eq!(newest(&resumed).state.progress.epoch_seconds, 0.0);
+}
+
+#[test]
+fn what_counts_at_the_first_start_alone_is_neither_needed_nor_taken_when_a_run_goes_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let weights = folder.path().join("begun.safetensors");
+    let other = run(1, &tiny("--seed 5"));
+    fs::copy(newest(&other).model_path(), &weights).unwrap();
+    let with_weights = tiny(&format!("--weights {}", weights.display()));
+    let whole = run(1, &with_weights);
+    let stopped = Run::in_new_directory().stopping_after(2).go(1, &with_weights);
+    fs::remove_file(&weights).unwrap();
+    assert!(
+        refusal(&Run::in_new_directory(), 1, &format!("--resume --weights {}", weights.display())).contains("begun")
+    );
+    let resumed = stopped.again().go(1, &flags(&["--resume"]));
+    assert_eq!(resumed.parameter_hash(), whole.parameter_hash());
+    let plain = run(1, &tiny(""));
+    for (option, value) in [("--weights", "other.safetensors"), ("--zero-gamma", "")] {
+        let words = told(&plain, &tiny(&format!("--resume {option} {value}")));
+        assert!(words.contains(&format!("{option} has no effect")), "{words}");
+    }
+    plain.again().go(1, &tiny("--resume --zero-gamma --epochs 3 --schedule-epochs 2"));
+    let options = fs::read_to_string(plain.directory().join("run.toml")).unwrap();
+    assert!(!options.contains("zero-gamma = true"), "{options}");
+}
+
+#[test]
+fn options_that_may_change_and_move_the_parameters_are_told_of() {
+    for (began, with, expected) in [
+        ("", "--grad-accum-steps 2", "its statistics over 12 samples at a time, 24 before"),
+        ("--batch-norm sync", "--batch-norm sync --grad-accum-steps 2", "over 12 samples at a time, 24 before"),
+        ("--sync local-sgd --every 2", "--checkpoint-every-steps 3", "--checkpoint-every-steps"),
+        ("--compress topk:5", "--bucket-mib 1", "--bucket-mib"),
+    ] {
+        let run = Run::in_new_directory().stopping_after(2).go(1, &tiny(began));
+        let words = told(&run, &tiny(&format!("--resume {began} {with}")));
+        assert!(words.contains(expected), "{with}: {words}");
+        assert_eq!(told(&run, &tiny(&format!("--resume {began}"))), "");
+    }
+}
+
+#[test]
+fn a_run_forgets_its_best_with_its_test_images_and_refuses_other_classes() {
+    let data = tempfile::tempdir().unwrap();
+    let folder = |split: &str, class: &str| data.path().join(split).join(class);
+    for (split, class, value) in ["train", "test"].iter().flat_map(|split| [(split, "dark", 10), (split, "light", 200)])
+    {
+        fs::create_dir_all(folder(split, class)).unwrap();
+        for image in 0..4 {
+            fs::write(folder(split, class).join(format!("{image}.bmp")), bitmap(value + image)).unwrap();
+        }
+    }
+    let words = "--dataset image-folder --model resnet8 --global-batch-size 4 --augment none --data-dir";
+    let with = |further: &str| flags(&[&format!("{words} {} --schedule-epochs 2", data.path().display()), further]);
+    let run = run(1, &with("--epochs 2"));
+    assert!(newest(&run).state.progress.best.is_some());
+    fs::remove_file(folder("test", "dark").join("0.bmp")).unwrap();
+    let resume = with("--epochs 3 --resume --allow-changed-data");
+    assert!(told(&run, &resume).contains("was of other test images: it is forgotten"));
+    let resumed = run.again().go(1, &resume);
+    assert_eq!(resumed.outcomes()[ROOT].progress.best.unwrap().epoch, 2);
+    for split in ["train", "test"] {
+        fs::rename(folder(split, "dark"), folder(split, "black")).unwrap();
+    }
+    let refused = format!("{:#}", resumed.again().try_go(1, &resume).unwrap_err());
+    assert!(refused.contains("class 0 of 2: expected \"dark\", got \"black\""), "{refused}");
+}
+
+#[test]
+fn sessions_are_numbered_once_and_forgotten_when_the_run_begins_anew() {
+    let run = run(1, &tiny(""));
+    let path = |name: &str| run.directory().join(name);
+    // What a start leaves that found the disk full.
+    fs::copy(path("manifest.json"), path("manifest-1.json")).unwrap();
+    run.again().go(1, &tiny("--resume --epochs 3 --schedule-epochs 2"));
+    assert!(path("summary-1.json").exists() && !path("manifest-2.json").exists());
+    run.again().go(1, &tiny("--resume --epochs 4 --schedule-epochs 2"));
+    assert!(path("summary-2.json").exists() && path("run-2.toml").exists());
+    fs::remove_dir_all(path("checkpoints")).unwrap();
+    let anew = run.again().go(1, &tiny("--resume --learning-rate 0.05"));
+    for name in ["run-1.toml", "manifest-1.json", "summary-1.json", "run-2.toml", "manifest-2.json", "summary-2.json"] {
+        assert!(!path(name).exists(), "{name}");
+    }
+    assert_eq!(metrics(&anew).len(), 2);
+}
