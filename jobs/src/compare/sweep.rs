@@ -23,11 +23,11 @@ pub(super) fn best(bench: &Bench<'_>, document: &mut Document, framework: Framew
     }
     let all = choices(framework, key.ranks, threads);
     let on_one_rank = Key { framework: framework.alone().title().to_owned(), ranks: 1, ..key.clone() };
-    let is_known = key.ranks > 1 && document.sweep.iter().any(|row| is_same_job(&row.key, &on_one_rank));
+    let choices_alone = choices(framework.alone(), 1, threads);
+    let is_known = key.ranks > 1 && is_whole(document, &on_one_rank, &choices_alone);
     let mut setting = Setting::default();
     if is_known {
-        setting =
-            winner(document, framework.alone(), &on_one_rank, &choices(framework.alone(), 1, threads)).among(&all);
+        setting = winner(document, framework.alone(), &on_one_rank, &choices_alone).among(&all);
     }
     let tried: Vec<Choice> = all.into_iter().filter(|choice| !is_known || choice.is_communication).collect();
     reference(bench, document, key)?;
@@ -46,6 +46,14 @@ pub(super) fn best(bench: &Bench<'_>, document: &mut Document, framework: Framew
 fn frozen(document: &Document, key: &Key) -> Option<Setting> {
     let mut rows = document.rows.iter();
     rows.find(|row| is_same_job(&row.key, key) && !row.blocks.is_empty()).map(|row| row.key.setting.clone())
+}
+
+/// Whether every option of these choices has been tried.
+fn is_whole(document: &Document, key: &Key, choices: &[Choice]) -> bool {
+    let tried = |choice: &Choice| {
+        document.sweep.iter().filter(|row| is_same_job(&row.key, key) && row.key.tried == choice.name).count()
+    };
+    choices.iter().all(|choice| tried(choice) >= choice.options.len())
 }
 
 /// What a complete sweep over these choices has found.
@@ -114,6 +122,7 @@ mod tests {
         ];
         let key = Key { framework: "PyTorch DDP".into(), ..document.sweep[0].key.clone() };
         assert_eq!(winner(&document, Framework::PyTorch, &key, &all).shown(), "mode compile");
+        assert!(is_whole(&document, &key, &all[..2]) && !is_whole(&document, &key, &all), "a choice is cut off");
         // As fast as the default before it.
         document.sweep[4].blocks[0].images_per_second = 50.0;
         assert_eq!(winner(&document, Framework::PyTorch, &key, &all), Setting::default());
