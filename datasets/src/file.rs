@@ -1,13 +1,16 @@
-//! Reads a whole file, if it is one and not larger than it could be.
+//! Reads a whole file, if it is one and not larger than it could be; or hashes one.
 //!
-//! In: a path and the most bytes that make sense there. Out: the bytes.
+//! In: a path and the most bytes that make sense there. Out: the bytes, or their sha256.
 //! Invariant: never waits for the writer of a named pipe and never reads on without end, as from a device.
 
 use std::fs::{self, File, FileType};
-use std::io::Read;
+use std::io::{self, Read};
 use std::path::Path;
 
+use sha2::{Digest, Sha256};
+
 use crate::error::DatasetError;
+use crate::memory::to_hex;
 use crate::progress::Counted;
 
 /// The bytes of the file at `path`, of which there may be up to `max_bytes`.
@@ -29,6 +32,14 @@ pub(crate) fn read_whole(path: &Path, max_bytes: u64) -> Result<Vec<u8>, Dataset
         return Err(too_large(bytes.len() as u64));
     }
     Ok(bytes)
+}
+
+/// The sha256 of a file, in hex.
+pub(crate) fn sha256_of(path: &Path) -> Result<String, DatasetError> {
+    let mut file = Counted(File::open(path).map_err(DatasetError::io("read", path))?);
+    let mut digest = Sha256::new();
+    io::copy(&mut file, &mut digest).map_err(DatasetError::io("read", path))?;
+    Ok(to_hex(&digest.finalize()))
 }
 
 fn kind(file_type: FileType) -> &'static str {

@@ -9,12 +9,11 @@ use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use sha2::{Digest, Sha256};
 use ureq::Agent;
 
 use crate::cifar::Cifar;
 use crate::error::DatasetError;
-use crate::memory::to_hex;
+use crate::file::sha256_of;
 use crate::progress::Counted;
 
 mod unpack;
@@ -188,10 +187,7 @@ fn refuse_long(source: &Source, len: u64) -> Result<(), DatasetError> {
 
 /// Compares the archive's digest with the published one and removes what differs, since continuing it could never succeed.
 fn check(source: &Source, path: &Path) -> Result<(), DatasetError> {
-    let mut file = Counted(File::open(path).map_err(DatasetError::io("read", path))?);
-    let mut digest = Sha256::new();
-    io::copy(&mut file, &mut digest).map_err(DatasetError::io("read", path))?;
-    let got = to_hex(&digest.finalize());
+    let got = sha256_of(path)?;
     if got == source.sha256 {
         return Ok(());
     }

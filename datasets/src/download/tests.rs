@@ -10,6 +10,8 @@ use flate2::write::GzEncoder;
 use tempfile::TempDir;
 
 use super::*;
+use crate::memory::to_hex;
+use sha2::{Digest, Sha256};
 
 /// How the server answers.
 #[derive(Clone, Copy, PartialEq)]

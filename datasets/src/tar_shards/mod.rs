@@ -10,7 +10,6 @@ mod scan;
 mod write;
 
 use std::fs::{self, File};
-use std::io::Read;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -23,7 +22,7 @@ use crate::dataset::{DatasetSplits, ImageDataset, Normalization};
 use crate::decode::Sizing;
 use crate::encoded::{Contents, EncodedDataset, OnBadImage, Reading, Source};
 use crate::error::{DatasetError, list};
-use crate::file::read_whole;
+use crate::file::{read_whole, sha256_of};
 use crate::memory::to_hex;
 use crate::progress;
 use index::{Identity, IndexedImage, ShardIndex};
@@ -40,9 +39,6 @@ const INDEX: &str = ".lockstep-index";
 
 /// The most bytes of names and of digests.
 const MAX_TEXT_BYTES: u64 = 64 << 20;
-
-/// Bytes of a shard that are hashed at a time.
-const DIGEST_BYTES: usize = 1 << 20;
 
 /// The shards that are kept open: a process may often have 1,024 files open.
 const MAX_OPEN: usize = 512;
@@ -74,14 +70,15 @@ pub fn open(dir: impl AsRef<Path>, config: &TarShardsConfig) -> Result<DatasetSp
     let dir = dir.as_ref();
     config.sizing.check()?;
     let names = shard_names(dir)?;
-    let mut indices = indexed(dir, &names.concat(), config)?;
+    let manifest = Manifest::read(dir)?;
+    let mut indices = indexed(dir, &names.concat(), manifest.as_ref(), config)?;
     let mut splits = Vec::new();
     for names in &names {
         let of_split = names.iter().map(|name| {
             let place = indices.iter().position(|(indexed, _)| indexed == name).expect("each shard was indexed");
             indices.swap_remove(place)
         });
-        splits.push(TarSource::new(dir, of_split.collect())?);
+        splits.push(TarSource::new(dir, manifest.as_ref(), of_split.collect())?);
     }
     let class_names = class_names(dir, &splits)?;
     let [test, train] = [splits.pop(), splits.pop()].map(|split| split.expect("two splits"));
@@ -103,7 +100,7 @@ pub fn open(dir: impl AsRef<Path>, config: &TarShardsConfig) -> Result<DatasetSp
 /// If there are no shards of a split or one cannot be read.
 pub fn index(dir: impl AsRef<Path>, config: &TarShardsConfig) -> Result<(), DatasetError> {
     let dir = dir.as_ref();
-    indexed(dir, &shard_names(dir)?.concat(), config).map(drop)
+    indexed(dir, &shard_names(dir)?.concat(), Manifest::read(dir)?.as_ref(), config).map(drop)
 }
 
 fn shard_names(dir: &Path) -> Result<[Vec<String>; 2], DatasetError> {
@@ -134,12 +131,16 @@ fn find(dir: &Path, splits: &[&str]) -> Result<Vec<String>, DatasetError> {
 }
 
 /// The index of each shard: as it was kept, or read now and then kept.
-fn indexed(dir: &Path, names: &[String], config: &TarShardsConfig) -> Result<Vec<(String, ShardIndex)>, DatasetError> {
+fn indexed(
+    dir: &Path,
+    names: &[String],
+    manifest: Option<&Manifest>,
+    config: &TarShardsConfig,
+) -> Result<Vec<(String, ShardIndex)>, DatasetError> {
     let places = index_places(dir, config.cache_dir.as_deref());
     let kept: Vec<_> = places.iter().flat_map(|place| index::read(place)).collect();
     let mut found = Vec::with_capacity(names.len());
     let mut missing = Vec::new();
-    let manifest = Manifest::read(dir)?;
     for name in names {
         let identity = Identity::of(&dir.join(name))?;
         let mut of_name = kept.iter().filter(|(of, _)| of == name).peekable();
@@ -147,9 +148,7 @@ fn indexed(dir: &Path, names: &[String], config: &TarShardsConfig) -> Result<Vec
         match of_name.find(|(_, index)| index.identity == identity) {
             Some(index) => found.push(index.clone()),
             // What the manifest says of a shard that came later than it, or is another than before, is looked at once.
-            None => {
-                missing.push((name, manifest.as_ref().and_then(|manifest| manifest.doubted(name, identity, was_known))))
-            }
+            None => missing.push((name, manifest.and_then(|manifest| manifest.doubted(name, identity, was_known)))),
         }
     }
     if missing.is_empty() {
@@ -256,9 +255,12 @@ struct Shard {
 
 impl TarSource {
     /// The shards of a split, and what is wrong with them.
-    fn new(dir: &Path, indices: Vec<(String, ShardIndex)>) -> Result<(Self, Vec<String>), DatasetError> {
+    fn new(
+        dir: &Path,
+        manifest: Option<&Manifest>,
+        indices: Vec<(String, ShardIndex)>,
+    ) -> Result<(Self, Vec<String>), DatasetError> {
         let split = indices[0].0.split('-').next().unwrap_or_default().to_owned();
-        let manifest = Manifest::read(dir)?;
         let digest = manifest.map_or(Ok(None), |manifest| manifest.digest_of_split(dir, &split, &indices))?;
         let (mut shards, mut images, mut keys, mut problems) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         for (number, (name, index)) in (0..).zip(indices) {
@@ -373,16 +375,7 @@ impl Manifest {
 
 /// Refuses a shard that is not what the manifest lists.
 fn expect_digest(path: &Path, expected: &str) -> Result<(), DatasetError> {
-    let mut file = File::open(path).map_err(DatasetError::io("read", path))?;
-    let (mut digest, mut bytes) = (Sha256::new(), vec![0; DIGEST_BYTES]);
-    loop {
-        match file.read(&mut bytes).map_err(DatasetError::io("read", path))? {
-            0 => break,
-            len => digest.update(&bytes[..len]),
-        }
-        progress::advance(bytes.len());
-    }
-    let got = to_hex(&digest.finalize());
+    let got = sha256_of(path)?;
     if got.eq_ignore_ascii_case(expected) {
         return Ok(());
     }

@@ -19,7 +19,7 @@ mod reference;
 #[cfg(test)]
 mod tests;
 
-/// Values in a piece: five or seven streams of 128 KiB.
+/// Values in a piece: three streams of 128 KiB.
 const PIECE_VALUES: usize = 1 << 15;
 /// Pieces whose sums are kept apart, until they are added in order: no memory need be asked for.
 const ROUND_PIECES: usize = 64;

@@ -26,6 +26,7 @@ use crate::model::family::{ModelFamily, ModelRequest, build, own_data};
 use crate::model::loss;
 use crate::model::network::load_weights_aloud;
 use crate::model::parts;
+use crate::run::checkpoint::CheckpointStore;
 use crate::run::identity;
 use crate::run::output::{OutputDirectory, RUN_TOML};
 use crate::run::resumption::Resumption;
@@ -77,10 +78,11 @@ pub fn train<F: ModelFamily>(args: &TrainArgs, world: &World) -> Result<Outcome<
         compute: &config.compute,
         device: &training_device,
     };
-    let (model, unread_weights) = initial_model::<F>(&config, &request, world)?;
+    let goes_on = config.resume && gather::found_by_root(communicator, || has_checkpoint(&config))?;
+    let model = initial_model::<F>(&config, &request, goes_on, world)?;
     trace::check(config.sync.trace.as_deref(), communicator)?;
 
-    let (files, resumption) = accept(&config, &data, (args.allow_changed_data, unread_weights), world)?;
+    let (files, resumption) = accept(&config, &data, args.allow_changed_data, world)?;
     let config = match &resumption {
         Some(resumption) => config.clone().begun_as(&resumption.before),
         None => config.clone(),
@@ -140,26 +142,19 @@ pub fn train<F: ModelFamily>(args: &TrainArgs, world: &World) -> Result<Outcome<
 fn accept(
     config: &TrainConfig,
     data: &DatasetSplits,
-    (allow_changed_data, unread_weights): (bool, Option<anyhow::Error>),
+    allow_changed_data: bool,
     world: &World,
 ) -> Result<(RunFiles, Option<Resumption>)> {
     let communicator = &*world.communicator;
     // A run that may go on is looked for first; else a refusal leaves no directory.
-    let unread = |error: &anyhow::Error| anyhow::anyhow!("{error:#}");
-    let is_unused = match &unread_weights {
-        Some(error) if world.is_root() && !OutputDirectory::exists(config) => Err(unread(error)),
-        _ if world.is_root() && !config.resume => tensorboard::expect_own_events(config, None),
-        _ => Ok(()),
-    };
+    let is_unused =
+        if world.is_root() && !config.resume { tensorboard::expect_own_events(config, None) } else { Ok(()) };
     let prepare = || RunFiles::prepare(config, world.is_root(), &holder(communicator));
     let own = is_unused.and_then(|()| prepare()).and_then(|files| {
         let resumption = match files.directory() {
             Some(directory) if config.resume => Resumption::find(directory, config, data, allow_changed_data)?,
             _ => None,
         };
-        if let (Some(error), None, true) = (&unread_weights, &resumption, world.is_root()) {
-            return Err(unread(error));
-        }
         if let Some(directory) = files.directory() {
             tensorboard::expect_own_events(config, Some(&directory.run_toml()))?;
         }
@@ -172,31 +167,30 @@ fn accept(
     Ok(accepted)
 }
 
-/// The model as the run begins: random by its seed, or with the weights of `--weights`; and why those could not be read, where the run
-/// may go on without them.
+/// Whether the run that is to be resumed has a checkpoint, whole or not.
+fn has_checkpoint(config: &TrainConfig) -> Result<bool> {
+    let Some(directory) = OutputDirectory::to_resume(config) else { return Ok(false) };
+    CheckpointStore::new(&directory.checkpoints(), config.run.keep_checkpoints.filled()).has_any()
+}
+
+/// The model as the run begins: random by its seed, or with the weights of `--weights`, which a run that goes on needs no more.
 fn initial_model<F: ModelFamily>(
     config: &TrainConfig,
     request: &ModelRequest<'_>,
+    goes_on: bool,
     world: &World,
-) -> Result<(F::Model, Option<anyhow::Error>)> {
+) -> Result<F::Model> {
     let model = build::<F>(&config.model, request, world.communicator.rank())?;
     ensure!(
         config.batch.batch_norm.filled() == BatchNormKind::Local || model.heeds_pass_context(),
         "--batch-norm sync: this model has no synchronised norm, expected one that heeds_pass_context; use --batch-norm local"
     );
-    let mut unread = None;
     let model = match &config.run.weights {
-        Some(path) => {
+        Some(path) if !goes_on => {
             let head = if config.run.new_head.unwrap_or(false) { Head::Own } else { Head::OfFile };
-            match load_weights_aloud(model.clone(), path, head, &world.reporter) {
-                Err(error) if config.resume => {
-                    unread = Some(error.into());
-                    model
-                }
-                loaded => loaded?,
-            }
+            load_weights_aloud(model, path, head, &world.reporter)?
         }
-        None => model,
+        _ => model,
     };
     let frozen = config.optimizer.freeze.as_deref().unwrap_or_default();
     let whole = ParameterLayout::new(&model);
@@ -208,17 +202,14 @@ fn initial_model<F: ModelFamily>(
         "--freeze {}: expected parameters that are left to train, got none; freeze fewer",
         frozen.join(",")
     );
-    let rates = config.optimizer.learning_rate_factors.iter().flatten().map(|factor| factor.part.clone());
-    let rates: Vec<String> = rates.collect();
+    let factors = config.optimizer.learning_rate_factors.as_deref().unwrap_or_default();
+    let rates: Vec<String> = factors.iter().map(|factor| factor.part.clone()).collect();
     // A run that older versions began goes on, though a factor of it has no effect.
-    parts::expect("--learning-rate-factors", &rates, if config.resume { &whole } else { &trained })?;
-    let twice = rates.iter().enumerate().find(|(index, part)| rates[..*index].contains(part));
-    ensure!(
-        twice.is_none() || config.resume,
-        "--learning-rate-factors: expected each part once, got {} twice; keep one",
-        twice.map_or("", |(_, part)| part)
-    );
-    Ok((model, unread))
+    parts::expect("--learning-rate-factors", &rates, if goes_on { &whole } else { &trained })?;
+    if let Some((_, part)) = rates.iter().enumerate().find(|(index, part)| rates[..*index].contains(part)) {
+        ensure!(goes_on, "--learning-rate-factors: expected each part once, got {part} twice; keep one");
+    }
+    Ok(model)
 }
 
 /// The program's own optimizer, where `--optimizer own` asks for it.

@@ -53,29 +53,34 @@ impl OutputDirectory {
     }
 
     fn numbered(first: &Path, resume: bool) -> Result<PathBuf> {
-        let nth = |number: u32| match number {
-            1 => first.to_owned(),
-            _ => PathBuf::from(format!("{}-{number}", first.display())),
-        };
+        if let Some(last) = Self::last(first).filter(|_| resume) {
+            return Ok(last);
+        }
         fs::create_dir_all(first.parent().unwrap_or(Path::new(".")))
             .with_context(|| format!("cannot make {}", first.display()))?;
         let mut number = 1;
         loop {
-            // With --resume, a directory is the last if the next does not exist.
-            if resume && nth(number).is_dir() && !nth(number + 1).exists() {
-                return Ok(nth(number));
-            }
-            match fs::create_dir(nth(number)) {
-                Ok(()) => return Ok(nth(number)),
+            let path = nth(first, number);
+            match fs::create_dir(&path) {
+                Ok(()) => return Ok(path),
                 Err(error) if error.kind() == ErrorKind::AlreadyExists => number += 1,
-                Err(error) => return Err(error).with_context(|| format!("cannot make {}", nth(number).display())),
+                Err(error) => return Err(error).with_context(|| format!("cannot make {}", path.display())),
             }
         }
     }
 
-    /// Whether there is a directory that a start with `--resume` would go on in.
-    pub fn exists(config: &TrainConfig) -> bool {
-        config.run.output_dir.clone().unwrap_or_else(|| Path::new(RUNS).join(config.run_name())).is_dir()
+    /// The directory that a start with `--resume` would use, if it is there.
+    pub fn to_resume(config: &TrainConfig) -> Option<Self> {
+        let path = match &config.run.output_dir {
+            Some(path) => Some(path.clone()),
+            None => Self::last(&Path::new(RUNS).join(config.run_name())),
+        };
+        path.filter(|path| path.is_dir()).map(|path| Self { path })
+    }
+
+    /// The last of these directories, which have no gaps.
+    fn last(first: &Path) -> Option<PathBuf> {
+        (1..).map(|number| nth(first, number)).take_while(|path| path.exists()).last().filter(|path| path.is_dir())
     }
 
     /// Takes the directory for this process, which must end before another may write to it.
@@ -209,6 +214,14 @@ impl OutputDirectory {
     pub fn write_run_toml(&self, config: &TrainConfig) -> Result<()> {
         let config = config.clone().in_directory(&self.path);
         write_atomically(&self.run_toml(), config.to_toml().as_bytes())
+    }
+}
+
+/// `runs/name`, `runs/name-2`, …
+fn nth(first: &Path, number: u32) -> PathBuf {
+    match number {
+        1 => first.to_owned(),
+        _ => PathBuf::from(format!("{}-{number}", first.display())),
     }
 }
 

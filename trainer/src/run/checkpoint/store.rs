@@ -185,6 +185,14 @@ impl CheckpointStore {
         Ok((None, passed_over))
     }
 
+    /// Whether there is a checkpoint, whole or not.
+    ///
+    /// # Errors
+    /// When the directory cannot be read.
+    pub fn has_any(&self) -> Result<bool> {
+        Ok(!self.names()?.is_empty())
+    }
+
     /// The checkpoint of the model with the best evaluation, if there is one.
     ///
     /// # Errors
