@@ -50,7 +50,11 @@ impl SavedModel {
                 state = Some(found.state);
             }
             let metadata = fs::metadata(&path).with_context(|| path.display().to_string())?;
-            ensure!(metadata.is_file(), "{}: expected a file of weights, got none", path.display());
+            ensure!(
+                metadata.is_file(),
+                "{}: expected a file of weights, got a folder or a device; a run's folder is for --checkpoint",
+                path.display()
+            );
             let num_bytes = metadata.len();
             told = serde_json::to_vec(&(num_bytes, state))?;
         }
