@@ -216,7 +216,12 @@ fn check_normalization(args: &DataArgs) -> Result<(), ConfigError> {
         (None, None) => Ok(()),
         (Some(mean), Some(std)) => {
             channels("--normalize-mean", mean, "three numbers from 0 to 1", |mean| (0.0..=1.0).contains(&mean))?;
-            channels("--normalize-std", std, "three numbers above 0 that 32 bits hold in full (1.2e-38 to 3.4e38)", |std| std > 0.0 && (std as f32).is_normal())
+            channels(
+                "--normalize-std",
+                std,
+                "three numbers above 0 that 32 bits hold in full (1.2e-38 to 3.4e38)",
+                |std| std > 0.0 && (std as f32).is_normal(),
+            )
         }
         (Some(_), None) => Err(half_a_normalization("--normalize-std", "--normalize-mean")),
         (None, Some(_)) => Err(half_a_normalization("--normalize-mean", "--normalize-std")),

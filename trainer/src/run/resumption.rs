@@ -3,7 +3,7 @@
 //! In: configuration and data of this start, the run's checkpoints. Out: a [`Resumption`], or what does not fit and why.
 //! Invariant: root decides, for it alone looks at the disk; what is refused leaves the run's files as they were.
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use datasets::DatasetSplits;
 use distributed::CompressionKind;
 
@@ -36,7 +36,7 @@ impl Resumption {
     /// The newest whole checkpoint of the run in `directory`; `None` if it has none yet.
     ///
     /// # Errors
-    /// When no checkpoint is whole, the run was configured otherwise, its data were others and `allow_changed_data` is not set, or
+    /// When no checkpoint is whole, the run was configured otherwise or for fewer epochs than it has begun, its data were others and `allow_changed_data` is not set, or
     /// the checkpoint's position contradicts itself.
     pub fn find(
         directory: &OutputDirectory,
@@ -52,6 +52,7 @@ impl Resumption {
         let mut resumption =
             Self { checkpoint, damaged, notes: Vec::new(), warnings: Vec::new(), before: before.clone() };
         let steps_per_epoch = steps_per_epoch(config, data)?;
+        resumption.check_epochs(config.schedule.epochs.filled())?;
         resumption.check_config(config, &before)?;
         resumption.notes.extend(config.without_effect_on(&before));
         resumption.warnings.extend(changes_of_course(config, &before));
@@ -73,6 +74,17 @@ impl Resumption {
 
     fn state(&self) -> &CheckpointState {
         &self.checkpoint.state
+    }
+
+    fn check_epochs(&self, epochs: u64) -> Result<()> {
+        let progress = &self.state().progress;
+        let begun = progress.epoch + u64::from(progress.step_in_epoch > 0);
+        ensure!(
+            epochs >= begun,
+            "resume: expected --epochs {begun} or more, as {} is from epoch {begun} of the run, got {epochs}",
+            self.checkpoint.directory.display()
+        );
+        Ok(())
     }
 
     fn check_data(&mut self, data: &DatasetSplits, allow_changed_data: bool) -> Result<()> {

@@ -121,3 +121,14 @@ fn sessions_are_numbered_once_and_forgotten_when_the_run_begins_anew() {
     }
     assert_eq!(metrics(&anew).len(), 2);
 }
+
+#[test]
+fn a_run_is_not_resumed_for_fewer_epochs_than_it_has_begun() {
+    let whole = run(1, &tiny(""));
+    let shorter = "--epochs 1 --schedule-epochs 2";
+    let words = refusal(&whole, 1, &format!("--resume {shorter}"));
+    assert!(words.contains("expected --epochs 2 or more") && words.contains("got 1"), "{words}");
+    // Stopped in the first epoch: that one can still be the last.
+    let stopped = Run::in_new_directory().stopping_after(2).go(1, &tiny(""));
+    stopped.again().go(1, &tiny(&format!("--resume {shorter}")));
+}
