@@ -15,6 +15,7 @@ use crate::cores;
 use crate::failure::{Failure, Outcome};
 use crate::mpirun::{Mpirun, Placement};
 use crate::options;
+use crate::output::{self, say};
 use crate::process;
 use crate::restart::{Launcher, Start};
 use crate::run_directory::{self, Job};
@@ -84,8 +85,7 @@ impl LaunchArgs {
         let launch = Launch { ranks: self.ranks, hosts, words: &self.words, again };
         let command = launch.command(Mpirun::find().as_ref(), &options::trainer(None)?)?;
         if self.dry_run {
-            print!("{}", launch.script(&command)?);
-            return Ok(());
+            return output::result(&launch.script(&command)?);
         }
         launch.start(command)
     }
@@ -108,11 +108,11 @@ fn again(restarts: Option<usize>, name: Option<&str>, words: &[String]) -> Outco
 
 impl Launch<'_> {
     fn start(&self, command: Process) -> Outcome {
-        println!("$ {}", process::shown(&command));
+        say!("$ {}", process::shown(&command));
         if let Some((_, job)) = &self.again {
             let file = job.directory.join(FILE);
             run_directory::write(&file, &self.script(&command)?)?;
-            println!("script: {}", file.display());
+            say!("script: {}", file.display());
             let mut bash = Process::new("bash");
             bash.arg(file);
             return replace_this_process(bash);

@@ -2,7 +2,7 @@
 //!
 //! In: command lines; each command is a struct of flags with `run`. Out: programs that run, files, what a user reads.
 //! Invariant: knows neither tensors nor MPI: a rank is a program, known by its path, its exit code and the files that it writes.
-#![allow(clippy::print_stdout, clippy::print_stderr, reason = "the commands talk to who typed them")]
+#![allow(clippy::print_stderr, reason = "the commands talk to who typed them")]
 #![allow(rustdoc::invalid_html_tags, rustdoc::broken_intra_doc_links, reason = "comments of flags are texts of --help")]
 
 mod compare;
@@ -15,6 +15,7 @@ mod launch;
 mod machine;
 pub mod mpirun;
 pub mod options;
+pub mod output;
 pub mod probe;
 pub mod process;
 mod quiet;

@@ -12,6 +12,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use crate::failure::{Failure, Outcome};
+use crate::output::say;
 
 /// The command as a line that can be pasted into a shell, with the variables that were set for it.
 pub fn shown(command: &Command) -> String {
@@ -34,7 +35,7 @@ pub fn quoted(word: impl AsRef<OsStr>) -> String {
 
 /// Prints the command, runs it and passes its output through.
 pub fn run(mut command: Command) -> Outcome {
-    println!("$ {}", shown(&command));
+    say!("$ {}", shown(&command));
     let status = command.stdin(Stdio::null()).status().map_err(|error| cannot_start(&command, &error))?;
     if status.success() {
         Ok(())

@@ -79,6 +79,12 @@ pub(crate) fn lock(directory: &Path, program: &str) -> Outcome<File> {
     let path = directory.join("lock");
     let failed = |error: std::io::Error| Failure::Failed(format!("{}: {error}", path.display()));
     fs::create_dir_all(directory).map_err(failed)?;
+    if !path.exists() && fs::read_dir(directory).map_err(failed)?.next().is_some() {
+        return Err(Failure::Usage(format!(
+            "--output {}: expected a folder that is new, empty or of an earlier `{program}`, got another with files in it",
+            directory.display()
+        )));
+    }
     let file = File::create(&path).map_err(failed)?;
     match file.try_lock() {
         Ok(()) => Ok(file),

@@ -13,6 +13,7 @@ use std::time::Duration;
 use super::framework::Framework;
 use super::scripts::{Scripts, requirements};
 use crate::guard::Guarded;
+use crate::output::say;
 use crate::probe;
 use crate::process;
 
@@ -40,7 +41,7 @@ impl Installer<'_> {
         if !self.may_install {
             return Err(format!("not installed in {}, and --no-install is given", environment.display()));
         }
-        println!("installing {} into {}", framework.title(), environment.display());
+        say!("installing {} into {}", framework.title(), environment.display());
         fs::create_dir_all(self.folder).map_err(|error| format!("{}: {error}", self.folder.display()))?;
         if !python.exists() {
             let (first, last) = framework.python();
@@ -81,7 +82,7 @@ impl Installer<'_> {
 
     /// One program of the installation; its last line is the reason of its failure.
     fn step(&self, framework: Framework, command: Command) -> Result<(), String> {
-        println!("$ {}", process::shown(&command));
+        say!("$ {}", process::shown(&command));
         let log = self.folder.join(format!("{}.log", framework.word()));
         let running = Guarded::start(&command, &log).map_err(|failure| failure.to_string())?;
         match running.finish(LIMIT).map_err(|failure| failure.to_string())? {

@@ -42,6 +42,7 @@ use crate::hosts::Hosts;
 use crate::machine;
 use crate::mpirun::Mpirun;
 use crate::options::{self, Installing};
+use crate::output::say;
 use crate::run_directory;
 
 const DETAILS: &str = "\
@@ -185,14 +186,14 @@ impl CompareArgs {
             Document::open(&settings.output, commit, machine::machine(), settings.job(), settings.is_again)?;
         measure_speed(&bench, &mut document)?;
         measure_accuracy(&bench, &mut document)?;
-        print!("\n{}", table::table(&document.rows));
+        say!("\n{}", table::table(&document.rows).trim_end());
         if self.all_variants && !document.sweep.is_empty() {
-            print!("\n{}", table::sweep(&document.sweep));
+            say!("\n{}", table::sweep(&document.sweep).trim_end());
         }
         if !document.accuracy.is_empty() {
-            print!("\n{}", table::accuracy(&document.accuracy));
+            say!("\n{}", table::accuracy(&document.accuracy).trim_end());
         }
-        println!("\nwritten: {}", settings.output.join("comparison.json").display());
+        say!("\nwritten: {}", settings.output.join("comparison.json").display());
         // A framework that cannot be had is a gap; that we cannot do the job ourselves is a failure.
         match document.rows.iter().filter(|row| row.is_ours()).find_map(|row| row.gap.as_ref()) {
             None => Ok(()),
@@ -261,13 +262,13 @@ fn measure_block(bench: &Bench<'_>, row: &mut Row, contender: Contender, round: 
     match bench.gap(contender, &key).map_or_else(|| bench.block(contender, &key, round), Err) {
         Ok((launcher, about, block)) => {
             let disturbed = if block.is_disturbed { ", disturbed" } else { "" };
-            println!("{place}: {:.0} images/s{disturbed}", block.images_per_second);
+            say!("{place}: {:.0} images/s{disturbed}", block.images_per_second);
             row.launcher = launcher.to_string();
             row.about = about;
             row.blocks.push(block);
         }
         Err(reason) => {
-            println!("{place}: gap: {reason}");
+            say!("{place}: gap: {reason}");
             row.gap = Some(reason);
         }
     }
@@ -298,7 +299,7 @@ fn measure_accuracy(bench: &Bench<'_>, document: &mut Document) -> Outcome {
                     if training.is_there(&document.accuracy) {
                         continue;
                     }
-                    println!("accuracy {model} {dtype} seed {seed} {}: {} epochs", contender.title(), wanted.epochs);
+                    say!("accuracy {model} {dtype} seed {seed} {}: {} epochs", contender.title(), wanted.epochs);
                     let course = training.record(bench, &competing(document, &training));
                     document.accuracy.push(course);
                     document.save()?;

@@ -20,6 +20,7 @@ use crate::failure::{Failure, Outcome};
 use crate::guard::Afterwards;
 use crate::mpirun::Mpirun;
 use crate::options;
+use crate::output::say;
 use crate::probe;
 use crate::process;
 use crate::run_directory;
@@ -99,7 +100,7 @@ fn up(rate: Rate, count: usize) -> Outcome {
         _ => Hosts::make(count, None)?,
     };
     hosts.set_rate(rate)?;
-    println!("{count} emulated hosts are up, {rate}; `trainer hosts down` removes them");
+    say!("{count} emulated hosts are up, {rate}; `trainer hosts down` removes them");
     Ok(())
 }
 

@@ -16,6 +16,7 @@ use super::{answer, queue, require};
 use crate::failure::{Failure, Outcome};
 use crate::json;
 use crate::options;
+use crate::output::say;
 
 const DEFAULT_WAIT_S: usize = 120;
 /// After plain scancel Slurm waits for its KillWait (by default 30 s) before it kills.
@@ -54,7 +55,7 @@ impl CancelArgs {
         let (running, waiting): (Vec<Row>, Vec<Row>) =
             rows.into_iter().filter(Row::is_in_queue).partition(|row| row.is_running() && !self.now);
         if running.is_empty() && waiting.is_empty() {
-            println!("job {} has left the queue: nothing to cancel", target.job);
+            say!("job {} has left the queue: nothing to cancel", target.job);
             return Ok(());
         }
         for row in &waiting {
@@ -64,7 +65,7 @@ impl CancelArgs {
         for row in &running {
             answer("scontrol", &["update", &format!("JobId={}", row.job), "Requeue=0"])?;
             answer("scancel", &["--signal=USR1", &row.job])?;
-            println!("job {}: asked to stop with a checkpoint", row.job);
+            say!("job {}: asked to stop with a checkpoint", row.job);
         }
         let deadline = Instant::now() + Duration::from_secs(self.wait.unwrap_or(DEFAULT_WAIT_S) as u64);
         for row in &running {
@@ -77,7 +78,7 @@ impl CancelArgs {
 /// Plain scancel.
 fn cancel(row: &Row) -> Outcome {
     answer("scancel", &[&row.job])?;
-    println!("job {}: cancelled ({} before)", row.job, row.state);
+    say!("job {}: cancelled ({} before)", row.job, row.state);
     Ok(())
 }
 
@@ -92,17 +93,17 @@ fn await_stop(row: &Row, asked_at: SystemTime, deadline: Instant) -> Outcome {
                 let state = now.map_or("gone", |now| now.state.as_str());
                 let stopped = row.directory.as_deref().is_some_and(|directory| stopped_since(directory, asked_at));
                 let result = if stopped { "its checkpoint is written" } else { "without a stop: see its output" };
-                println!("job {}: {state}, {result}", row.job);
+                say!("job {}: {state}, {result}", row.job);
                 return Ok(());
             }
         }
     }
-    println!("job {}: still there; cancelling it without waiting any longer", row.job);
+    say!("job {}: still there; cancelling it without waiting any longer", row.job);
     answer("scancel", &[&row.job])?;
     let end = Instant::now() + END_WAIT;
     while Instant::now() < end {
         if !queue::of_job(&row.job)?.iter().any(Row::is_in_queue) {
-            println!("job {}: cancelled", row.job);
+            say!("job {}: cancelled", row.job);
             return Ok(());
         }
         sleep(PAUSE);

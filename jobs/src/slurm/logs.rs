@@ -15,6 +15,7 @@ use clap::Args;
 use super::target::Target;
 use super::{queue, require, script};
 use crate::failure::{Failure, Outcome};
+use crate::output::say;
 
 /// Flags of `trainer slurm logs`.
 #[derive(Debug, Clone, Args)]
@@ -65,7 +66,7 @@ impl LogsArgs {
 fn print(outputs: &[Output]) -> Outcome {
     for output in outputs {
         if outputs.len() > 1 {
-            println!("==> {} <==", output.file.display());
+            say!("==> {} <==", output.file.display());
         }
         if output.file.exists() {
             copy_from(&output.file, 0, &mut io::stdout())?;

@@ -12,6 +12,7 @@ use super::target::Target;
 use super::{queue, require};
 use crate::failure::{Failure, Outcome};
 use crate::json;
+use crate::output::say;
 
 /// Flags of `trainer slurm status`.
 #[derive(Debug, Clone, Args)]
@@ -28,7 +29,7 @@ impl StatusArgs {
         let Some(target) = target else {
             let rows = queue::of_user()?;
             if rows.is_empty() {
-                println!("no job of yours is in the queue");
+                say!("no job of yours is in the queue");
             }
             rows.iter().for_each(show);
             return Ok(());
@@ -36,7 +37,7 @@ impl StatusArgs {
         let rows = queue::of_job(&target.job)?;
         if rows.is_empty() {
             let Some(directory) = &target.directory else { return Err(target.unknown()) };
-            println!("job {} has left the queue", target.job);
+            say!("job {} has left the queue", target.job);
             show_progress(directory, false)?;
         }
         rows.iter().for_each(show);
@@ -45,18 +46,18 @@ impl StatusArgs {
 }
 
 fn show(row: &queue::Row) {
-    println!("{}", row.line());
+    say!("{}", row.line());
     if let Some(directory) = &row.directory {
         // A run whose files cannot be read from here still has a state.
         if let Err(failure) = show_progress(directory, row.is_in_queue()) {
-            println!("    {failure}");
+            say!("    {failure}");
         }
     }
 }
 
 /// The last epoch; and how the run ended, unless it goes on: then its summary is of an earlier start.
 fn show_progress(directory: &Path, goes_on: bool) -> Outcome {
-    println!("    {}", directory.display());
+    say!("    {}", directory.display());
     let read = |name: &str| {
         let file = directory.join(name);
         if !file.exists() {
@@ -66,11 +67,11 @@ fn show_progress(directory: &Path, goes_on: bool) -> Outcome {
         fs::read_to_string(&file).map(Some).map_err(failed)
     };
     match read("metrics.jsonl")?.as_deref().and_then(last_epoch) {
-        Some(line) => println!("    {line}"),
-        None => println!("    no epoch yet"),
+        Some(line) => say!("    {line}"),
+        None => say!("    no epoch yet"),
     }
     if !goes_on && let Some(summary) = read("summary.json")? {
-        println!("    {}", end(&summary));
+        say!("    {}", end(&summary));
     }
     Ok(())
 }

@@ -16,6 +16,7 @@ use super::{ask, queue, require, script, target};
 use crate::failure::{Failure, Outcome};
 use crate::mpirun;
 use crate::options;
+use crate::output::{self, say};
 use crate::process;
 use crate::run_directory;
 
@@ -24,15 +25,14 @@ impl SubmitArgs {
         let request = Request::read(self)?;
         let trainer = self.program()?;
         if self.dry_run {
-            print!("{}", script::text(&request, &trainer));
-            return Ok(());
+            return output::result(&script::text(&request, &trainer));
         }
         require()?;
         if self.dependency.is_none() {
             check_free(&request)?;
         }
         let (job, file) = place(&request, &trainer)?;
-        println!("{}", report(&request, &job, &file));
+        say!("{}", report(&request, &job, &file));
         Ok(())
     }
 

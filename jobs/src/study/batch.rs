@@ -20,6 +20,7 @@ use super::file::{Kind, StudyFile};
 use super::keys::word;
 use super::local::Local;
 use crate::failure::{Failure, Outcome};
+use crate::output::say;
 use crate::process;
 use crate::quiet::{self, MARK, Watch};
 use crate::slurm::{self, Stage};
@@ -182,7 +183,7 @@ pub(super) fn wait(
             Ok((stage, reason)) => {
                 failures = 0;
                 if stage == Stage::Waiting && reason != told && reason != "None" {
-                    println!("job {job} waits: {reason}");
+                    say!("job {job} waits: {reason}");
                     told = reason;
                 }
                 stage

@@ -32,6 +32,7 @@ use crate::hosts;
 use crate::machine;
 use crate::mpirun::Mpirun;
 use crate::options;
+use crate::output::{self, say};
 use crate::process;
 use crate::run_directory;
 use crate::slurm;
@@ -102,8 +103,7 @@ impl StudyArgs {
         let cells = plan::cells(&file)?;
         let chosen = self.chosen(&cells)?;
         if self.dry_run {
-            print!("{}", listed(&chosen));
-            return Ok(());
+            return output::result(&listed(&chosen));
         }
         check_places(&chosen)?;
         let trainer = options::trainer(self.trainer.as_deref())?;
@@ -116,7 +116,7 @@ impl StudyArgs {
         let options = session::Options { checks_quiet: !self.no_quiet_check, again_disturbed: self.again_disturbed };
         let mut session = Session::open(&file, &cells, &directory, &trainer, mpirun.as_ref(), options)?;
         write_study(&file, &cells, &directory, &trainer)?;
-        println!("study {}: {} cells, {}", file.name, chosen.len(), directory.display());
+        say!("study {}: {} cells, {}", file.name, chosen.len(), directory.display());
         let failed = session.run(&chosen)?;
         if !self.no_report {
             report(&trainer, &directory)?;
@@ -216,7 +216,7 @@ fn write_study(file: &StudyFile, cells: &[Cell], directory: &Path, trainer: &Pat
 
 fn report(trainer: &Path, directory: &Path) -> Outcome {
     if !flags::has_command(trainer, "report") {
-        println!("note: this trainer has no `report` command: no report was written");
+        say!("note: this trainer has no `report` command: no report was written");
         return Ok(());
     }
     let mut command = Process::new(trainer);

@@ -20,6 +20,7 @@ use crate::failure::{Failure, Outcome};
 use crate::guard::Guarded;
 use crate::machine;
 use crate::mpirun::Mpirun;
+use crate::output::say;
 use crate::slurm;
 
 /// How the command line wants it.
@@ -60,7 +61,7 @@ impl<'a> Session<'a> {
     ) -> Outcome<Self> {
         let (records, is_torn) = Records::open(directory)?;
         if is_torn {
-            println!("note: the last line of records.jsonl was torn and is dropped");
+            say!("note: the last line of records.jsonl was torn and is dropped");
         }
         if let Some(study) = super::earlier(directory) {
             check_same(&study, cells, &records, directory)?;
@@ -78,7 +79,7 @@ impl<'a> Session<'a> {
         let tasks = self.tasks(cells);
         let num_all: usize = cells.iter().map(|cell| cell.repetitions).sum();
         if tasks.len() < num_all {
-            println!("{} of {num_all} runs are done already", num_all - tasks.len());
+            say!("{} of {num_all} runs are done already", num_all - tasks.len());
         }
         let is_job = |task: &Task<'_>| matches!(task.cell.place, Place::Slurm { .. });
         let (jobs, here): (Vec<Task<'_>>, Vec<Task<'_>>) = tasks.into_iter().partition(is_job);
@@ -187,10 +188,8 @@ impl<'a> Session<'a> {
         let line = line(attempt.cell, &record);
         self.records.append(record)?;
         let left_s: f64 = left.iter().filter_map(|id| self.records.expected_seconds(id)).sum();
-        println!(
-            "{place} {line}{}",
-            if left.is_empty() { String::new() } else { format!("; about {} left", span(left_s)) }
-        );
+        let left = if left_s > 0.0 { format!("; about {} left", span(left_s)) } else { String::new() };
+        say!("{place} {line}{left}");
         Ok(())
     }
 
@@ -219,7 +218,7 @@ impl<'a> Session<'a> {
                 submitted.push((attempt, job));
             }
             let ids: Vec<&str> = submitted.iter().map(|(_, submitted)| submitted.job.as_str()).collect();
-            println!("round {round}: {} jobs of Slurm, one after the other: {}", ids.len(), ids.join(", "));
+            say!("round {round}: {} jobs of Slurm, one after the other: {}", ids.len(), ids.join(", "));
             for (index, (attempt, job)) in submitted.iter().enumerate() {
                 let came = batch::wait(attempt, job, self.directory, &self.local, is_here)?;
                 let left: Vec<&str> = submitted[index + 1..].iter().map(|(next, _)| next.cell.id.as_str()).collect();
@@ -292,7 +291,7 @@ fn note_commit(study: &Study, trainer: &Path) {
     if let (Some(theirs), Some(own)) = (&study.commit, machine::commit(trainer))
         && *theirs != own
     {
-        println!("note: earlier records are of commit {theirs}, this is {own}");
+        say!("note: earlier records are of commit {theirs}, this is {own}");
     }
 }
 

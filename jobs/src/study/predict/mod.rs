@@ -20,6 +20,7 @@ use crate::failure::{Failure, Outcome};
 use crate::guard::Guarded;
 use crate::json;
 use crate::mpirun;
+use crate::output::say;
 use crate::process;
 
 /// Flags about other ranks, which a profile of one rank has not.
@@ -63,7 +64,7 @@ impl Predicting<'_> {
         for cell in cells {
             let network = self.cells.iter().filter(|other| plan::measures_network_of(other, cell));
             let Some(network) = network.flat_map(|other| measured(other, self.records, self.directory)).next() else {
-                println!("note: {}: its network has not been measured: not predicted", cell.id);
+                say!("note: {}: its network has not been measured: not predicted", cell.id);
                 continue;
             };
             // One that has failed is not tried again for the next cell.
@@ -75,7 +76,7 @@ impl Predicting<'_> {
                 predict(cell, profile, &network, &self.path(cell, repetition), self.trainer, repetition)
             });
             if let Err(failure) = predicted {
-                println!("note: {}: not predicted: {failure}", cell.id);
+                say!("note: {}: not predicted: {failure}", cell.id);
             }
         }
     }
@@ -85,7 +86,7 @@ impl Predicting<'_> {
             process::answer(self.trainer, &["bench", "--help"]).is_some_and(|help| help.contains("--profile-output"));
         let can = knows_profiles && flags::has_command(self.trainer, "predict-scaling");
         if !can {
-            println!("note: this trainer has no `predict-scaling` or `bench --profile-output`: nothing is predicted");
+            say!("note: this trainer has no `predict-scaling` or `bench --profile-output`: nothing is predicted");
         }
         can
     }
