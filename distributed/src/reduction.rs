@@ -89,7 +89,7 @@ pub type Traffic = CompressionReport;
 
 impl Traffic {
     /// A sum of `len` values of `element_bytes` over `world_size` ranks, by an algorithm that sends the least possible.
-    pub(crate) fn of_sum(len: usize, element_bytes: usize, world_size: usize) -> Self {
+    pub fn of_sum(len: usize, element_bytes: usize, world_size: usize) -> Self {
         let bytes = |element: usize| (2 * (world_size - 1) * len * element / world_size) as u64;
         Self {
             bytes_sent: bytes(element_bytes),

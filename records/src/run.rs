@@ -160,10 +160,10 @@ pub struct EpochRecord {
     /// Share of root's steps that was waiting for the other ranks, 0..1: communication that nothing hid.
     #[serde(default)]
     pub exposed_communication_share: f64,
-    /// Bytes of gradients that root sent in a step.
+    /// Bytes of gradients, or of what is averaged in their place, that root sent in a step, in the mean of this start's steps.
     #[serde(default)]
     pub bytes_sent_per_step: u64,
-    /// What compression left out, as a share of the gradient's L2 norm, 0 without one.
+    /// What compression left out, as a share of the gradient's L2 norm, in the mean of this start's steps; 0 without one.
     #[serde(default)]
     pub compression_error: f64,
     /// Ranks that trained.

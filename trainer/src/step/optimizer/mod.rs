@@ -14,7 +14,7 @@ mod tests;
 
 use std::ops::Range;
 
-use distributed::{CollectiveError, Communicator, LocalBucket, ParameterEntry, ParameterLayout, SyncedBucket};
+use distributed::{CollectiveError, Communicator, LocalBucket, ParameterEntry, ParameterLayout, SyncedBucket, Traffic};
 use kernels::optimizer::sgd::{self, SgdUpdate};
 use kernels::optimizer::{adam, lamb, lars};
 use kernels::simd::Isa;
@@ -182,13 +182,15 @@ impl Optimizer {
     ///
     /// # Collective
     /// Must be called by all ranks.
-    pub fn average(&mut self, communicator: &dyn Communicator) -> Result<(), CollectiveError> {
+    pub fn average(&mut self, communicator: &dyn Communicator) -> Result<Traffic, CollectiveError> {
         let num_ranks = communicator.world_size() as f32;
+        let mut traffic = Traffic::default();
         for values in [&mut self.present.parameters, &mut self.present.moments] {
             communicator.all_reduce_sum(values)?;
             values.iter_mut().for_each(|value| *value /= num_ranks);
+            traffic += Traffic::of_sum(values.len(), size_of::<f32>(), communicator.world_size());
         }
-        Ok(())
+        Ok(traffic)
     }
 
     /// Makes the prepared updates, of which there must be one for every bucket, the present values.

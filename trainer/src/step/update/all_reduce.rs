@@ -91,7 +91,9 @@ impl<M: ImageClassifier> Update<M> for AllReduce {
         });
         let scores = self.replica.scores();
         let status = match reduced {
-            Err(fault @ CollectiveError::NonFinite { .. }) => return Ok(Finished::not_finite(fault, scores)),
+            Err(fault @ CollectiveError::NonFinite { .. }) => {
+                return Ok(Finished::not_finite(fault, scores, self.replica.reducer.report().traffic));
+            }
             reduced => reduced?,
         };
         let _optimizer = timer.enter(Phase::Optimizer);

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use anyhow::Result;
 use burn::module::Module;
 use burn::tensor::Tensor;
-use distributed::{Communicator, Phase, StepHeader, agree};
+use distributed::{Communicator, Phase, StepHeader, Traffic, agree};
 
 use super::super::{StepConfig, StepContext};
 use super::{AllReduce, Finished, MicroStep, Output, Replica, Step, StepPlan, SyncMode, Update};
@@ -102,15 +102,15 @@ impl<M: ImageClassifier> Update<M> for LocalSgd {
             self.update_alone(step)
         };
         let replica = &mut self.all_reduce.replica;
-        let mut stop = false;
+        let (mut stop, mut traffic) = (false, Traffic::default());
         if plan.mode == SyncMode::LocalThenAverage {
             let _waiting = timer.enter(Phase::Waiting);
             stop = agree(&*replica.communicator, &header)?.stop;
-            replica.optimizer.average(&*replica.communicator)?;
+            traffic = replica.optimizer.average(&*replica.communicator)?;
         }
         let _optimizer = timer.enter(Phase::Optimizer);
         replica.place(model);
-        Ok(Finished { stop, scores: replica.scores(), ..Finished::default() })
+        Ok(Finished { stop, scores: replica.scores(), traffic, ..Finished::default() })
     }
 
     fn parameters(&self) -> Cow<'_, [f32]> {

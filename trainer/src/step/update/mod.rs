@@ -250,7 +250,7 @@ pub(super) struct Finished {
 
 impl Finished {
     /// A step that could not be made; its losses were `scores`.
-    fn not_finite(fault: CollectiveError, scores: Option<ScoreSums>) -> Self {
-        Self { fault: Some(fault), scores, ..Self::default() }
+    fn not_finite(fault: CollectiveError, scores: Option<ScoreSums>, traffic: Traffic) -> Self {
+        Self { fault: Some(fault), scores, traffic, ..Self::default() }
     }
 }

@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 use anyhow::Result;
 use burn::module::Module;
 use burn::tensor::{Device, Tensor, TensorData};
-use distributed::{CollectiveError, ParameterLayout, Phase, ROOT, locate_non_finite};
+use distributed::{CollectiveError, ParameterLayout, Phase, ROOT, Traffic, locate_non_finite};
 
 use super::super::{Clip, StepConfig};
 use super::{Finished, MicroStep, Output, Replica, Step, StepPlan, SyncMode, Update};
@@ -134,7 +134,7 @@ impl<M: ImageClassifier> Update<M> for OnDevice {
                 Results::new(outputs, zero).read()?
             };
             if let Some(fault) = scored.fault(unread, &self.sgd, &self.layout)? {
-                return Ok(Finished::not_finite(fault, Some(scored.sums)));
+                return Ok(Finished::not_finite(fault, Some(scored.sums), Traffic::default()));
             }
             self.update(model, step.context.learning_rate, clipped, timer);
             return Ok(Finished { stop, scores: Some(scored.sums), ..Finished::default() });
