@@ -43,7 +43,7 @@ pub fn bench<F: ModelFamily>(args: &BenchArgs, world: &World) -> Result<()> {
         }
     }
     if config.json {
-        world.reporter.json(result);
+        world.reporter.json(result)?;
     }
     world.end_watch(watchdog)
 }

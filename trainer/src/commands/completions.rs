@@ -6,6 +6,7 @@ use std::io::{self, Write};
 
 use anyhow::{Context, Result};
 use clap_complete::aot;
+use jobs::output::unless_reader_left;
 
 use crate::config::cli::{CliOf, CompletionsArgs, Shell};
 use crate::model::family::ModelFamily;
@@ -24,5 +25,5 @@ pub fn completions<F: ModelFamily>(args: &CompletionsArgs) -> Result<()> {
     let mut definitions = CliOf::<F::Args>::definitions();
     let program = definitions.get_name().to_owned();
     aot::generate(shell, &mut definitions, program, &mut script);
-    io::stdout().write_all(&script).context("completions: standard output")
+    unless_reader_left(io::stdout().write_all(&script)).context("completions: standard output")
 }

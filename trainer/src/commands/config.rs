@@ -10,9 +10,8 @@ use crate::world::ranks::World;
 /// Prints the resolved configuration as TOML that `--config` takes.
 ///
 /// # Errors
-/// When the flags contradict each other.
+/// When the flags contradict each other, or standard output takes no more.
 pub fn config<F: ModelFamily>(args: &TrainArgs, world: &World) -> Result<()> {
     let config = TrainConfig::resolve_for(&Family::of::<F>(), args, world.communicator.world_size())?;
-    world.reporter.note(config.to_toml().trim_end());
-    Ok(())
+    world.reporter.result(config.to_toml().trim_end())
 }

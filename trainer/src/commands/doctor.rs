@@ -30,7 +30,7 @@ pub fn doctor(args: &DoctorArgs, world: &World) -> Result<ExitCode> {
         world.reporter.note(&line);
     }
     if config.json {
-        world.reporter.json(&diagnosis);
+        world.reporter.json(&diagnosis)?;
     }
     world.end_watch(watchdog)?;
     Ok(if diagnosis.verdict == Verdict::Fail { ExitCode::FAILURE } else { ExitCode::SUCCESS })

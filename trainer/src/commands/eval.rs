@@ -110,7 +110,7 @@ pub fn eval<F: ModelFamily>(args: &EvalArgs, world: &World) -> Result<EvalResult
     let result = EvalResult::of(&sums, evaluation.metrics, &*data.test);
     world.reporter.evaluation(&format!("{} on {}", saved.name(), data.test.name()), &sums, &result.metrics);
     if config.json {
-        world.reporter.json(&result);
+        world.reporter.json(&result)?;
     }
     world.rank_status.enter(Phase::Ending);
     world.end_watch(watchdog)?;

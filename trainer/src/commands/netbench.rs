@@ -41,7 +41,7 @@ pub fn netbench(args: &NetbenchArgs, world: &World) -> Result<()> {
         world.reporter.note(&format!("written to {}{}", path.display(), hint(path)));
     }
     if config.json {
-        world.reporter.json(&result);
+        world.reporter.json(&result)?;
     }
     world.end_watch(watchdog)
 }

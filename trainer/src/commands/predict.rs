@@ -90,7 +90,7 @@ pub fn predict<F: ModelFamily>(args: &PredictArgs, world: &World) -> Result<Pred
     }
     let predictions = Predictions { images };
     if config.json {
-        world.reporter.json(&predictions);
+        world.reporter.json(&predictions)?;
     }
     Ok(predictions)
 }

@@ -53,7 +53,7 @@ pub fn predict_scaling<F: ModelFamily>(args: &PredictScalingArgs, world: &World)
         say(&published_lines(&published));
     }
     if config.json {
-        world.reporter.json(&All { predictions, measured, published });
+        world.reporter.json(&All { predictions, measured, published })?;
     }
     Ok(())
 }

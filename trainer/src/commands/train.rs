@@ -60,7 +60,7 @@ pub fn train<F: ModelFamily>(args: &TrainArgs, world: &World) -> Result<Outcome<
     let (device, num_threads) = world.prepare_compute(&config.compute)?;
     world.rank_status.enter(watchdog::Phase::Opening);
     let data = data::open(&config.data, &config.train_split, own_data::<F>(&config.model), communicator, reporter)?;
-    identity::check(&config, &data, communicator)?;
+    identity::check(&config, &data, communicator, reporter)?;
     step::check_threads(&config.sync.method(), communicator)?;
     world.rank_status.enter(watchdog::Phase::Starting);
     ensure!(

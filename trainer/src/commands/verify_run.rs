@@ -88,6 +88,11 @@ fn original(run: &Path) -> Result<Original> {
         if first.exists() { first } else { run.join(name) }
     };
     let options = of_first(RUN_TOML);
+    ensure!(
+        options.exists(),
+        "verify-run: expected the directory of a run, got {}, which has no {RUN_TOML}",
+        run.display()
+    );
     let options = fs::read_to_string(&options).with_context(|| options.display().to_string())?;
     let hashes = run.join(HASHES);
     ensure!(

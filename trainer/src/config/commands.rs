@@ -3,11 +3,11 @@
 //! In: their flags, and for `eval` the configuration a checkpoint was trained with. Out: the flags with their gaps filled.
 //! Invariant: as in [`super`], an option without effect is refused.
 
-use super::checks::{Filled, at_least, no_effect};
+use super::checks::{Filled, at_least, no_effect, within};
 use super::error::ConfigError;
 use super::family::Family;
 use super::sync::SyncConfig;
-use super::{TrainConfig, file, netbench, shared_settings};
+use super::{MAX_CLASSES, MAX_IMAGE_SIDE, TrainConfig, file, netbench, shared_settings};
 use crate::config::choices::LossScaling;
 use crate::config::choices::{BatchNormKind, DatasetKind, UpdateKind};
 use crate::config::cli::{BenchArgs, DataArgs, EvalArgs, PredictArgs, SyncArgs, TrainSplitArgs};
@@ -16,6 +16,9 @@ use simulate::{NetworkError, NetworkModel};
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+
+/// The most samples of a pass of `bench`.
+const MOST_SAMPLES: usize = 1 << 20;
 
 /// The most bytes of test images that are drawn because a checkpoint says so: its numbers may be anybody's.
 const MOST_DRAWN_BYTES: u64 = 4 << 30;
@@ -265,7 +268,7 @@ impl BenchConfig {
             flags.sync.update = Some(UpdateKind::Host);
         }
         let model_name = family.decide(&mut flags.model)?;
-        at_least("--batch-size-per-rank", *flags.batch_size_per_rank.get_or_insert(128), 1)?;
+        within("--batch-size-per-rank", *flags.batch_size_per_rank.get_or_insert(128), 1..=MOST_SAMPLES)?;
         at_least("--grad-accum-steps", *flags.grad_accum_steps.get_or_insert(1), 1)?;
         if flags.grad_accum_steps.filled() > 1 {
             let one_pass = [
@@ -278,8 +281,8 @@ impl BenchConfig {
         }
         at_least("--steps", *flags.steps.get_or_insert(20), 1)?;
         flags.warmup_steps.get_or_insert(3);
-        at_least("--image-size", *flags.image_size.get_or_insert(32), 8)?;
-        at_least("--num-classes", *flags.num_classes.get_or_insert(10), 2)?;
+        within("--image-size", *flags.image_size.get_or_insert(32), 8..=MAX_IMAGE_SIDE)?;
+        within("--num-classes", *flags.num_classes.get_or_insert(10), 2..=MAX_CLASSES)?;
         flags.batch_norm.get_or_insert(BatchNormKind::Local);
         flags.seed.get_or_insert(0);
         flags.profile_output = flags.profile_output.map(|path| file_name("--profile-output", path)).transpose()?;

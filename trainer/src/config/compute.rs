@@ -1,6 +1,7 @@
 //! Defaults and checks of the flags of device, number format and threads.
 
-use super::checks::{Filled, at_least};
+use super::checks::{Filled, within};
+use super::data::MOST_THREADS;
 use super::error::ConfigError;
 use super::family::{Family, ModelOption};
 use crate::config::choices::{ConvolutionKind, CpuKind, DeviceChoice, Dtype, KernelsKind};
@@ -38,7 +39,7 @@ impl ComputeArgs {
             self.cpu.get_or_insert(CpuKind::Auto);
         }
         if let Some(threads) = self.threads {
-            at_least("--threads", threads, 1)?;
+            within("--threads", threads, 1..=MOST_THREADS)?;
         }
         let option = match self.dtype() {
             Dtype::F32 => return Ok(()),

@@ -2,7 +2,7 @@
 //!
 //! In: [`DataArgs`] and [`TrainSplitArgs`]. Out: the same with their gaps filled. Invariant: nothing is opened.
 
-use super::checks::{Filled, at_least, at_least_one, in_range, no_effect, within};
+use super::checks::{Filled, at_least_one, in_range, no_effect, within};
 use super::error::ConfigError;
 use crate::config::choices::{AugmentKind, DatasetKind, InputKind, OnBadImageKind, Resolution};
 use crate::config::cli::{DataArgs, TrainSplitArgs};
@@ -17,11 +17,14 @@ const MAX_AUGMENTED_SIZE: usize = 64;
 /// The largest height and width of images, pixels.
 pub(crate) const MAX_IMAGE_SIDE: usize = 1 << 12;
 
+/// The most images that are made in memory.
+const MOST_MADE_IMAGES: usize = 1 << 24;
+
 /// The most classes.
 pub(crate) const MAX_CLASSES: usize = 1 << 16;
 
-/// The most threads that prepare batches.
-const MOST_THREADS: usize = 1 << 10;
+/// The most threads that a rank computes with, and that prepare its batches.
+pub(super) const MOST_THREADS: usize = 1 << 10;
 
 impl DataArgs {
     /// These flags and those of the train split with their gaps filled, for who does not train.
@@ -35,10 +38,11 @@ impl DataArgs {
     pub(super) fn fill(&mut self, split: &mut TrainSplitArgs) -> Result<(), ConfigError> {
         let kind = *self.dataset.get_or_insert(DatasetKind::Shapes);
         refuse_foreign_options(self, split, kind)?;
+        let made = 1..=MOST_MADE_IMAGES;
         match kind {
             DatasetKind::Shapes => {
-                at_least("--shapes-train", *split.shapes_train.get_or_insert(10_000), 1)?;
-                at_least("--shapes-test", *self.shapes_test.get_or_insert(2_000), 1)?;
+                within("--shapes-train", *split.shapes_train.get_or_insert(10_000), made.clone())?;
+                within("--shapes-test", *self.shapes_test.get_or_insert(2_000), made)?;
                 self.shapes_seed.get_or_insert(0);
             }
             DatasetKind::Own => {}
@@ -50,8 +54,8 @@ impl DataArgs {
             }
             DatasetKind::Synthetic => {
                 self.fill_image_size()?;
-                at_least("--synthetic-train", *split.synthetic_train.get_or_insert(10_000), 1)?;
-                at_least("--synthetic-test", *self.synthetic_test.get_or_insert(2_000), 1)?;
+                within("--synthetic-train", *split.synthetic_train.get_or_insert(10_000), made.clone())?;
+                within("--synthetic-test", *self.synthetic_test.get_or_insert(2_000), made)?;
                 within("--synthetic-classes", *self.synthetic_classes.get_or_insert(10), 2..=MAX_CLASSES)?;
             }
         }

@@ -15,6 +15,11 @@ use toml::{Table, Value};
 /// Reads the options of a file.
 pub(super) fn read(path: &Path) -> Result<TrainArgs, ConfigError> {
     let text = fs::read_to_string(path).map_err(|reason| ConfigError::Read { path: path.to_owned(), reason })?;
+    if text.trim().is_empty() {
+        // As a full disk leaves it: not the options of any run.
+        let problem = "expected options, got an empty file; write one with `trainer config --output-dir DIR > FILE`";
+        return Err(ConfigError::Syntax { origin: path.display().to_string(), problem: problem.to_owned() });
+    }
     parse(&text, &path.display().to_string())
 }
 

@@ -279,6 +279,13 @@ impl TrainConfig {
     pub fn settings(&self) -> Vec<(String, String)> {
         settings(&self.flags)
     }
+
+    /// What must be equal on all ranks, as (option, value).
+    pub fn shared_settings(&self) -> Vec<(String, String)> {
+        let mut settings = shared_settings(&self.flags);
+        settings.push(("--resume".to_owned(), self.resume.to_string()));
+        settings
+    }
 }
 
 /// All options that are given as (`section.key`, value), sorted; those that belong to no section as (`--key`, value).

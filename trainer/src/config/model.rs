@@ -6,6 +6,9 @@ use crate::config::choices::ShortcutKind;
 use crate::config::cli::ModelArgs;
 use burn_resnet::{ResNetConfig, Shortcut};
 
+/// The deepest network that is made; the deepest published has 1,202 layers.
+const MOST_LAYERS: usize = 10_000;
+
 impl ModelArgs {
     /// The residual network with `depth` weighted layers and no parameters in its shortcuts.
     pub fn resnet(depth: usize) -> Self {
@@ -42,6 +45,10 @@ impl ModelArgs {
             (Some(_), Some(name)) => ResNetConfig::from_name(name)?,
             _ => ResNetConfig::from_name(&format!("resnet{}", depth.unwrap_or(20)))?,
         };
+        if network.depth() > MOST_LAYERS {
+            let expected = format!("a network of at most {MOST_LAYERS} layers");
+            return Err(ConfigError::Invalid { option: "--model", expected, got: network.name() });
+        }
         self.model = Some(network.name());
         if !network.is_small() && self.shortcut == Some(ShortcutKind::A) {
             return Err(ConfigError::Conflict {

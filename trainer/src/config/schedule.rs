@@ -86,7 +86,18 @@ impl ScheduleArgs {
             };
         }
         // He et al. 2015, section 4.2: at 32k and 48k of 64k steps.
-        let milestones = self.milestones.get_or_insert_with(|| vec![epochs / 2, epochs * 3 / 4]);
+        if epochs < 2 {
+            return Err(ConfigError::Invalid {
+                option: "--epochs",
+                expected: "at least 2 with --schedule multistep, whose rate falls between epochs".to_owned(),
+                got: epochs.to_string(),
+            });
+        }
+        let milestones = self.milestones.get_or_insert_with(|| {
+            let mut milestones = vec![epochs / 2, epochs * 3 / 4];
+            milestones.dedup();
+            milestones
+        });
         let ascend = milestones.windows(2).all(|pair| pair[0] < pair[1]);
         let inside = milestones.iter().all(|epoch| (1..epochs).contains(epoch));
         if !ascend || !inside || milestones.is_empty() {

@@ -64,7 +64,7 @@ fn write_beside(path: &Path, bytes: &[u8], then: impl FnOnce(&File) -> std::io::
         then(&file)?;
         fs::rename(&partial, path)
     };
-    write().with_context(|| format!("cannot write {}", path.display()))
+    write().inspect_err(|_| drop(fs::remove_file(&partial))).with_context(|| format!("cannot write {}", path.display()))
 }
 
 /// Waits until the names in a directory are on disk, where its file system can and this user may read it.

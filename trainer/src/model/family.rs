@@ -180,7 +180,7 @@ pub fn build_within<F: ModelFamily>(
         ensure!(
             num_values <= num_bytes,
             "{} for {} classes and {} channels: expected at most {num_bytes} values, as many as the weights file has bytes, \
-             got {num_values}; check the flags of the model and the number of classes",
+             got {num_values}; check that it is a file of weights, the flags of the model and the number of classes",
             F::name(&args),
             request.num_classes,
             request.in_channels

@@ -9,33 +9,58 @@ use anyhow::{Context, Result, bail};
 use datasets::DatasetSplits;
 use distributed::{Communicator, ROOT};
 
-use crate::config::TrainConfig;
+use crate::config::{CpuKind, TrainConfig, instruction_set};
+use crate::measure::report::Reporter;
 use crate::model::data;
 use crate::world::switches;
 
-/// Compares version, configuration and checksums of the data with root's.
+/// Compares version, configuration and checksums of the data with root's, and warns of unlike processors.
 ///
 /// # Errors
 /// When a rank differs; all ranks return the same error.
 ///
 /// # Collective
 /// Must be called by all ranks.
-pub fn check(config: &TrainConfig, data: &DatasetSplits, communicator: &dyn Communicator) -> Result<()> {
+pub fn check(
+    config: &TrainConfig,
+    data: &DatasetSplits,
+    communicator: &dyn Communicator,
+    reporter: &Reporter,
+) -> Result<()> {
     if communicator.world_size() == 1 {
         return Ok(());
     }
     data::share_checksums(&[&data.train, &data.test], config.data.data_dir.as_deref(), communicator)?;
-    let own = [
-        ("configuration", config.hash()),
+    let facts = [
         ("train images", data.train.len().to_string()),
         ("test images", data.test.len().to_string()),
         ("train split", data.train.checksum()),
         ("test split", data.test.checksum()),
     ];
-    compare(own.map(|(what, value)| (what.to_owned(), value)).to_vec(), communicator)
+    let mut own = config.shared_settings();
+    own.extend(facts.map(|(what, value)| (what.to_owned(), value)));
+    compare(own, communicator)?;
+    match config.compute.cpu {
+        Some(cpu) => warn_of_other_instructions(cpu, communicator, reporter),
+        None => Ok(()),
+    }
 }
 
-/// Compares the program's version, its switches and these facts, as (what, value), with root's; a fact that only one of the two has differs.
+/// Warns where ranks would compute by other instructions than root does: the last bits of sums depend on them.
+fn warn_of_other_instructions(cpu: CpuKind, communicator: &dyn Communicator, reporter: &Reporter) -> Result<()> {
+    let own =
+        instruction_set(Some(cpu)).map_or_else(|error| error.to_string(), |isa| format!("{isa:?}").to_lowercase());
+    let all = communicator.all_gather(own.as_bytes())?;
+    if let Some(rank) = (0..all.len()).find(|&rank| all[rank] != all[ROOT]) {
+        reporter.warn(&format!(
+            "rank {rank} computes by {}, root by {own}: a repetition on other processors will differ in the last bits; --cpu avx2 makes them alike",
+            String::from_utf8_lossy(&all[rank])
+        ));
+    }
+    Ok(())
+}
+
+/// Compares the program's version and commit, its switches and these facts, as (what, value), with root's; a fact that only one of the two has differs.
 ///
 /// # Errors
 /// When a rank differs; all ranks return the same error.
@@ -44,24 +69,32 @@ pub fn check(config: &TrainConfig, data: &DatasetSplits, communicator: &dyn Comm
 /// Must be called by all ranks.
 pub fn compare(own: Vec<(String, String)>, communicator: &dyn Communicator) -> Result<()> {
     let version = ("version".to_owned(), env!("CARGO_PKG_VERSION").to_owned());
+    let commit = ("commit".to_owned(), env!("LOCKSTEP_COMMIT").to_owned());
     let switches = ("LOCKSTEP_ variables".to_owned(), switches::in_words());
-    let own: BTreeMap<String, String> = own.into_iter().chain([version, switches]).collect();
+    let own: BTreeMap<String, String> = own.into_iter().chain([version, commit, switches]).collect();
     let all = communicator.all_gather(&serde_json::to_vec(&own)?)?;
     let facts = |rank: usize| -> Result<BTreeMap<String, String>> {
-        serde_json::from_slice(&all[rank]).with_context(|| format!("start: what rank {rank} says of itself"))
+        serde_json::from_slice(&all[rank]).with_context(|| {
+            format!(
+                "start: rank {rank} does not say what it runs: expected all ranks to run the same program and command"
+            )
+        })
     };
     let root = facts(ROOT)?;
     for rank in 0..all.len() {
         let theirs = facts(rank)?;
         let unequal = root.keys().chain(theirs.keys()).find(|what| root.get(*what) != theirs.get(*what));
         if let Some(what) = unequal {
-            let told = |facts: &BTreeMap<String, String>| facts.get(what).map_or("none".to_owned(), String::clone);
             bail!(
                 "start: {what} of rank {rank} differs from root's: expected {}, got {}; start all ranks with the same program, flags and data",
-                told(&root),
-                told(&theirs)
+                told(&root, what),
+                told(&theirs, what)
             );
         }
     }
     Ok(())
+}
+
+fn told<'a>(facts: &'a BTreeMap<String, String>, what: &str) -> &'a str {
+    facts.get(what).map(String::as_str).filter(|value| !value.is_empty()).unwrap_or("none")
 }

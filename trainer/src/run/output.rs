@@ -32,7 +32,8 @@ impl OutputDirectory {
     /// With `--resume` an existing one is used: that of `--output-dir`, else the last of the run's name.
     ///
     /// # Errors
-    /// [`ConfigError::OutputDirectoryInUse`] if `--output-dir` has files and `--resume` was not given; I/O errors.
+    /// [`ConfigError::OutputDirectoryInUse`] if `--output-dir` has files and `--resume` was not given, another if it is that of a data set;
+    /// I/O errors.
     pub fn prepare(config: &TrainConfig) -> Result<Self> {
         Self::prepare_below(Path::new(RUNS), config)
     }
@@ -43,6 +44,14 @@ impl OutputDirectory {
                 fs::create_dir_all(path).with_context(|| format!("cannot make {}", path.display()))?;
                 if !config.resume && has_files(path)? {
                     return Err(ConfigError::OutputDirectoryInUse { path: path.clone() }.into());
+                }
+                if holds_data(path) {
+                    return Err(ConfigError::Invalid {
+                        option: "--output-dir",
+                        expected: "the directory of a run".to_owned(),
+                        got: format!("{}, which holds the folders of a data set", path.display()),
+                    }
+                    .into());
                 }
                 path.clone()
             }
@@ -240,6 +249,12 @@ fn has_files(directory: &Path) -> Result<bool> {
         }
     }
     Ok(false)
+}
+
+/// Whether a directory is an image folder, and no run has begun there.
+fn holds_data(directory: &Path) -> bool {
+    let is_split = |name: &&str| directory.join(name).is_dir();
+    !directory.join(RUN_TOML).exists() && ["train", "test", "val"].iter().any(is_split)
 }
 
 /// `metrics.jsonl`: one [`EpochRecord`] a line, on disk when [`append`](Self::append) returns.

@@ -63,7 +63,14 @@ impl Resumption {
         progress.images.get_or_insert(progress.epoch.saturating_mul(data.train.len() as u64));
         let step = progress.schedule_step();
         resumption.notes.extend(change_of_schedule(config, &before, steps_per_epoch, step));
+        resumption.notes.extend(change_of_sizes(config, &before));
         Ok(Some(resumption))
+    }
+
+    /// Whether the steps from here on are those that the run would have made: equal options, ranks and device.
+    pub fn keeps_course(&self, config: &TrainConfig) -> bool {
+        let hash = |config: &TrainConfig| config.clone().resuming(true).hash();
+        hash(config) == hash(&self.before) && config.compute == self.before.compute
     }
 
     /// Says the warnings and notes.
@@ -202,6 +209,13 @@ fn changes_of_course(config: &TrainConfig, before: &TrainConfig) -> Vec<String> 
     }
     let sentence = |change| format!("resume: another course than the run would have had: {change}");
     changes.into_iter().map(sentence).collect()
+}
+
+/// A sentence on image sizes that change in other epochs than planned, since they do so at shares of the planned ones.
+fn change_of_sizes(config: &TrainConfig, before: &TrainConfig) -> Option<String> {
+    let (now, was) = (config.schedule.planned_epochs(), before.schedule.planned_epochs());
+    let resolution = config.data.resolution.as_ref().filter(|resolution| resolution.depends_on_epochs())?;
+    (now != was).then(|| format!("resume: --resolution {resolution} is of {now} epochs now, of {was} before: images change their size in other ones"))
 }
 
 /// One sentence on another length of the run, and what becomes of the learning rate.

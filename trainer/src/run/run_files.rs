@@ -3,6 +3,7 @@
 //! In: what root knows. Out: `run.toml`, `manifest.json`, `hashes.jsonl`, `metrics.jsonl`, `summary.json`.
 //! Invariant: root alone writes; on other ranks every call does nothing.
 
+use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context, Result};
@@ -103,12 +104,18 @@ impl RunFiles {
             return Ok(());
         }
         lines.extend_from_slice(steps);
-        let mut text = String::new();
-        for line in &lines {
-            text.push_str(&serde_json::to_string(line)?);
-            text.push('\n');
+        write_hashes(&path, &lines)
+    }
+
+    /// Forgets the hashes of steps from `step` on, which others will follow; a file that cannot be read stays.
+    pub fn end_hashes(&self, step: u64) {
+        let Some(root) = &self.root else { return };
+        let path = root.directory.hashes();
+        if let Ok(mut lines) = step_hashes::read(&path) {
+            lines.retain(|line| line.step < step);
+            // Without them `verify-run` has less to compare, which is no reason to end a run.
+            let _ = write_hashes(&path, &lines);
         }
-        write_atomically(&path, text.as_bytes())
     }
 
     /// Writes the summary.
@@ -119,4 +126,13 @@ impl RunFiles {
         let Some(root) = &self.root else { return Ok(()) };
         write_json(&root.directory.summary(), summary)
     }
+}
+
+fn write_hashes(path: &Path, lines: &[StepHashes]) -> Result<()> {
+    let mut text = String::new();
+    for line in lines {
+        text.push_str(&serde_json::to_string(line)?);
+        text.push('\n');
+    }
+    write_atomically(path, text.as_bytes())
 }

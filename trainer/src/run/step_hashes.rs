@@ -26,7 +26,7 @@ pub const NUM_HASHED_STEPS: u64 = 20;
 #[derive(Debug, Default)]
 pub struct OwnHashes {
     steps: Vec<OwnStep>,
-    /// On root, once it could not write.
+    /// On root, once it could not write or the run took another course.
     gave_up: bool,
 }
 
@@ -43,6 +43,11 @@ impl OwnHashes {
     pub fn of_run(config: &TrainConfig) -> Option<Self> {
         let is_on_device = config.sync_config().updates_on_device(config.num_workers());
         (staleness(&config.sync.method()).is_none() && !is_on_device).then(Self::default)
+    }
+
+    /// Writes no more: what follows is no part of what a repetition of the run's beginning would compute.
+    pub fn give_up(&mut self) {
+        self.gave_up = true;
     }
 
     /// Whether the step that follows on `progress` is hashed; the same on all ranks.

@@ -316,7 +316,7 @@ fn the_default_batch_divides_among_any_number_of_ranks() {
 }
 
 /// Flags, and what their refusal on two ranks must say.
-const REFUSED: [(&str, &[&str]); 99] = [
+const REFUSED: [(&str, &[&str]); 104] = [
     ("--dataset cifar10", &["--data-dir", "--download", "--dataset shapes"]),
     ("--dataset image-folder", &["--data-dir", "train/<class>"]),
     ("--dataset parquet", &["--data-dir", "as it was downloaded"]),
@@ -400,15 +400,20 @@ const REFUSED: [(&str, &[&str]); 99] = [
     ("--milestones 2", &["--milestones has no effect with --schedule cosine", "--schedule multistep"]),
     ("--gamma 0.5 --schedule one-cycle", &["--gamma has no effect with --schedule one-cycle"]),
     ("--schedule multistep --milestones 3,2", &["ascending"]),
+    ("--schedule multistep --epochs 1", &["--epochs", "at least 2 with --schedule multistep"]),
     ("--schedule multistep --milestones 5", &["below the 5 of the run", "got 5"]),
     ("--warmup-epochs 5", &["less than the 5 epochs"]),
+    ("--threads 100000", &["--threads", "1 to 1024", "got 100000"]),
+    ("--shapes-train 100000000000", &["--shapes-train", "1 to 16777216"]),
+    ("--shapes-test 9223372036854775807", &["--shapes-test", "1 to 16777216"]),
+    ("--model resnet9999998", &["--model", "at most 10000 layers", "resnet9999998"]),
     ("--schedule-epochs 2 --warmup-epochs 3", &["less than the 2 epochs"]),
     ("--schedule constant --schedule-epochs 3", &["--schedule-epochs has no effect with --schedule constant"]),
     ("--schedule multistep --schedule-epochs 3", &["--schedule-epochs has no effect", "--milestones"]),
     ("--schedule one-cycle --warmup-epochs 0", &["--warmup-epochs", "above 0"]),
     ("--warmup-epochs 0 --warmup-start-factor 0.5", &["no effect without warmup"]),
     ("--zero-gamma --weights w.pth", &["--zero-gamma has no effect with --weights"]),
-    ("--threads 0", &["--threads", "at least 1"]),
+    ("--threads 0", &["--threads", "1 to 1024"]),
     ("--virtual-shards 4", &["--virtual-shards has no effect without --reduction exact"]),
     ("--reduction exact --virtual-shards 1", &["--virtual-shards", "at least 2"]),
     ("--reduction exact --grad-accum-steps 2", &["--grad-accum-steps contradicts --reduction exact"]),

@@ -203,3 +203,64 @@ fn an_output_directory_in_use_is_refused_and_left_as_it_was() {
     assert!(String::from_utf8_lossy(&output.stderr).contains("--resume"));
     assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 1);
 }
+
+#[test]
+fn a_run_is_not_begun_in_a_folder_of_images_even_with_resume() {
+    let images = tempfile::tempdir().unwrap();
+    std::fs::create_dir(images.path().join("train")).unwrap();
+    let output = trainer(&format!("{TINY} --resume --output-dir"), &[images.path()]).output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("holds the folders of a data set"));
+    assert_eq!(std::fs::read_dir(images.path()).unwrap().count(), 1);
+}
+
+#[test]
+fn what_a_command_was_asked_for_is_printed_whole_or_is_an_error_unless_the_reader_has_left() {
+    let directory = tempfile::tempdir().unwrap();
+    let study = directory.path().join("study.toml");
+    std::fs::write(
+        &study,
+        "name = \"s\"\ntitle = \"S\"\nabout = \"A.\"\n[[matrix]]\nranks = 1\nbatch_size_per_rank = 8\n",
+    )
+    .unwrap();
+    for words in ["config", "completions bash", "launch --dry-run -n 1 -- train", "study --dry-run"] {
+        let of = |stdout: Stdio| {
+            let mut command = trainer(words, &[]);
+            command.args(words.starts_with("study").then_some(&study));
+            let output = command.stdout(stdout).output().unwrap();
+            (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+        };
+        let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+        let (code, text) = of(full.into());
+        assert!(code == Some(1) && text.contains("standard output"), "{words}: {code:?} {text}");
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let (code, text) = of(writer.into());
+        assert!(code == Some(0) && !text.contains("panicked"), "{words}: {code:?} {text}");
+    }
+}
+
+#[test]
+fn an_empty_file_of_options_is_refused() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let output = trainer("config --config", &[file.path()]).output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("got an empty file"));
+}
+
+#[test]
+fn a_study_is_not_written_into_the_folder_of_something_else() {
+    let directory = tempfile::tempdir().unwrap();
+    let (study, output) = (directory.path().join("study.toml"), directory.path().join("run"));
+    std::fs::write(
+        &study,
+        "name = \"s\"\ntitle = \"S\"\nabout = \"A.\"\n[[matrix]]\nranks = 1\nbatch_size_per_rank = 8\n",
+    )
+    .unwrap();
+    std::fs::create_dir(&output).unwrap();
+    std::fs::write(output.join("run.toml"), "").unwrap();
+    let ended = trainer("study", &[&study, Path::new("--output"), &output]).output().unwrap();
+    assert_eq!(ended.status.code(), Some(2), "{}", String::from_utf8_lossy(&ended.stderr));
+    assert!(String::from_utf8_lossy(&ended.stderr).contains("of an earlier `trainer study`"));
+    assert_eq!(std::fs::read_dir(&output).unwrap().count(), 1);
+}

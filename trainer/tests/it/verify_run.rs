@@ -142,6 +142,15 @@ fn a_run_resumed_in_its_first_steps_keeps_the_hashes_of_an_undisturbed_one() {
 }
 
 #[test]
+fn what_a_resume_with_other_options_computes_is_no_part_of_the_repetition() {
+    let stopped = Run::in_new_directory().stopping_after(2).go(1, &flags(&[TINY]));
+    let kept = hashes(&stopped);
+    let resumed = stopped.again().go(1, &flags(&[TINY, "--resume --grad-accum-steps 2"]));
+    assert_eq!(hashes(&resumed), kept);
+    says(&resumed.directory(), &[], 0, &["equal: "]);
+}
+
+#[test]
 fn ranks_that_run_apart_and_one_that_its_device_updates_keep_no_hashes() {
     for (ranks, method) in [(2, "--sync async-parameter-server"), (1, "--update device")] {
         let run = run(ranks, &flags(&[TINY, "--epochs 1", method]));

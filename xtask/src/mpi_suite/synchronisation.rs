@@ -118,14 +118,14 @@ fn repetition_is_equal(suite: &Suite) -> Result<(), String> {
 fn strangers_are_named(suite: &Suite) -> Result<(), String> {
     let variable = suite.rank_variable();
     for (name, differing, named) in [
-        ("seed", format!("--seed ${variable}"), "configuration of rank 1"),
-        ("model", format!("--model resnet$((8 + 6 * {variable}))"), "configuration of rank 1"),
+        ("seed", format!("--seed ${variable}"), "run.seed of rank 1"),
+        ("model", format!("--model resnet$((8 + 6 * {variable}))"), "model.model of rank 1"),
         (
             "sync",
             format!("--sync $(test ${variable} = 0 && echo parameter-server || echo allreduce)"),
-            "configuration of rank 1",
+            "differs from root's",
         ),
-        ("images", format!("--shapes-train $((202 + {variable}))"), "configuration of rank 1"),
+        ("images", format!("--shapes-train $((202 + {variable}))"), "train-split.shapes-train of rank 1"),
     ] {
         let run = Run::new(suite, &format!("stranger-{name}"));
         let differing: Vec<&str> = differing.splitn(2, ' ').collect();

@@ -26,7 +26,8 @@ enum Written {
 impl Resolution {
     /// The side of training images in an epoch of so many planned ones; in later ones, that of the last.
     pub fn in_epoch(&self, epoch: u64, planned: u64) -> usize {
-        let reached = |(share, _): &&(f64, usize)| epoch as f64 >= share * planned as f64;
+        // 0.28 of 25 epochs are 7, though their product in f64 is a little more.
+        let reached = |(share, _): &&(f64, usize)| epoch as f64 + 1e-6 >= share * planned as f64;
         self.training.iter().rev().find(reached).unwrap_or(&self.training[0]).1
     }
 
@@ -124,6 +125,7 @@ mod tests {
             (resolution.in_evaluation(), resolution.varies(), resolution.depends_on_epochs()),
             (224, true, true)
         );
+        assert_eq!([6, 7].map(|epoch| parsed("16:24@0.28").in_epoch(epoch, 25)), [16, 24]);
         assert!(parsed("160:224@eval").varies() && !parsed("160:224@eval").depends_on_epochs());
         let plain = parsed("224");
         assert_eq!((plain.in_epoch(3, 5), plain.in_evaluation(), plain.varies()), (224, 224, false));

@@ -12,7 +12,9 @@ pub use look::ConsoleLook;
 
 use crate::config::{Filled, TrainConfig};
 use crate::measure::metrics::{ScoreSums, StepLine};
+use anyhow::{Context, Result};
 use indicatif::{ProgressBar, ProgressStyle};
+use jobs::output::unless_reader_left;
 use records::{BenchResult, DeviceKernels, EpochRecord, Summary, ThroughputStats};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -206,13 +208,22 @@ impl Reporter {
         self.note(&format!("parameters sha256 {}", summary.parameter_hash));
     }
 
-    /// Prints `value` as one line of JSON on stdout, and not in the log.
-    pub fn json(&self, value: &impl Serialize) {
-        if let Some(mut output) = self.lock() {
-            output.clear_bar();
-            let line = serde_json::to_string(value).expect("records have text keys, which JSON needs");
-            output.console_line(&line);
-        }
+    /// Prints `value` as one line of JSON, as [`result`](Self::result) does.
+    ///
+    /// # Errors
+    /// As [`result`](Self::result).
+    pub fn json(&self, value: &impl Serialize) -> Result<()> {
+        self.result(&serde_json::to_string(value)?)
+    }
+
+    /// Prints what a command was asked for, on stdout and not in the log. A reader who has left has what he wanted.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn result(&self, text: &str) -> Result<()> {
+        let Some(mut output) = self.lock() else { return Ok(()) };
+        output.clear_bar();
+        unless_reader_left(one_write(&mut output.console, text)).context("standard output")
     }
 
     fn lock(&self) -> Option<MutexGuard<'_, Output>> {

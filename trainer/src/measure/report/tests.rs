@@ -130,7 +130,7 @@ fn the_log_has_the_text_of_the_console_and_the_warnings_but_no_json() {
     reporter.log_to(File::create(&path).unwrap());
     reporter.note("hello");
     reporter.warn("slow disk");
-    reporter.json(&serde_json::json!({ "loss": 0.5 }));
+    reporter.json(&serde_json::json!({ "loss": 0.5 })).unwrap();
     assert_eq!(fs::read_to_string(&path).unwrap(), "hello\nwarning: slow disk\n");
     assert_eq!(console.text(), "hello\n{\"loss\":0.5}\n");
     assert_eq!(warnings.text(), "warning: slow disk\n");

@@ -78,8 +78,13 @@ pub fn fit<M: ImageClassifier>(model: M, session: &Session<'_>) -> Result<Outcom
     let mut ema = session.ema_decay.map(|decay| Ema::new(decay, stepper.parameters().into_owned()));
     let progress = if config.resume { checkpointer.resume(&mut stepper, ema.as_mut())? } else { Progress::default() };
     // Whatever could refuse this start has been asked: a refused one leaves the run's files as they were.
-    if session.resumption.is_some() {
+    let mut hashes = OwnHashes::of_run(config);
+    if let Some(resumption) = &session.resumption {
         session.files.begin(config, session.manifest, true)?;
+        if !resumption.keeps_course(config) {
+            session.files.end_hashes(progress.step);
+            hashes.iter_mut().for_each(OwnHashes::give_up);
+        }
     }
     session.reporter.note(&format!("gradients {}", stepper.gradient_route()));
     session.files.open_metrics(progress.epoch)?;
@@ -98,7 +103,7 @@ pub fn fit<M: ImageClassifier>(model: M, session: &Session<'_>) -> Result<Outcom
         schedule,
         progress,
         times,
-        hashes: OwnHashes::of_run(config),
+        hashes,
         own_noise: NoiseSums::default(),
         noise: NoiseSums::default(),
         noted_stand_ins: false,
