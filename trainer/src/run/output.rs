@@ -253,8 +253,7 @@ fn has_files(directory: &Path) -> Result<bool> {
 
 /// Whether a directory is an image folder, and no run has begun there.
 fn holds_data(directory: &Path) -> bool {
-    let is_split = |name: &&str| directory.join(name).is_dir();
-    !directory.join(RUN_TOML).exists() && ["train", "test", "val"].iter().any(is_split)
+    !directory.join(RUN_TOML).exists() && ["train", "test", "val"].iter().any(|name| directory.join(name).is_dir())
 }
 
 /// `metrics.jsonl`: one [`EpochRecord`] a line, on disk when [`append`](Self::append) returns.
