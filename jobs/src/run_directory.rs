@@ -74,11 +74,9 @@ pub(crate) fn fresh(directory: &Path) -> Outcome {
     fs::create_dir_all(directory).map_err(failed)
 }
 
-/// Whether a directory is that of a run or has folders in it: a log that is being written there already may stay.
-fn is_of_something_else(directory: &Path) -> std::io::Result<bool> {
-    let is_folder = |entry: std::io::Result<fs::DirEntry>| Ok::<_, std::io::Error>(entry?.file_type()?.is_dir());
-    let folders = fs::read_dir(directory)?.map(is_folder).collect::<Result<Vec<_>, _>>()?;
-    Ok(directory.join("run.toml").exists() || folders.contains(&true))
+/// Whether a directory is that of a run or of images.
+fn is_of_something_else(directory: &Path) -> bool {
+    ["run.toml", "train", "test", "val"].iter().any(|name| directory.join(name).exists())
 }
 
 /// Keeps a second program of this name out of the directory; the system releases it with this process, however it ends.
@@ -86,7 +84,7 @@ pub(crate) fn lock(directory: &Path, program: &str) -> Outcome<File> {
     let path = directory.join("lock");
     let failed = |error: std::io::Error| Failure::Failed(format!("{}: {error}", path.display()));
     fs::create_dir_all(directory).map_err(failed)?;
-    if !path.exists() && is_of_something_else(directory).map_err(failed)? {
+    if !path.exists() && is_of_something_else(directory) {
         return Err(Failure::Usage(format!(
             "--output {}: expected a folder that is new or of an earlier `{program}`, got one with the files of something else",
             directory.display()

@@ -171,6 +171,10 @@ fn copy_from(file: &Path, position: u64, out: &mut impl Write) -> Outcome<u64> {
     let mut source = File::open(file).map_err(failed)?;
     source.seek(SeekFrom::Start(position)).map_err(failed)?;
     let length = io::copy(&mut source, out).and_then(|length| out.flush().map(|()| length));
+    // A reader who has left has what he wanted.
+    if length.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::BrokenPipe) {
+        std::process::exit(0);
+    }
     length.map(|length| position + length).map_err(|error| Failure::Failed(format!("{}: {error}", file.display())))
 }
 

@@ -107,6 +107,17 @@ impl RunFiles {
         write_hashes(&path, &lines)
     }
 
+    /// Whether the session before was of the same program, processor, device and data; not where its manifest cannot be read.
+    pub fn was_begun_alike(&self, manifest: &Manifest) -> bool {
+        let facts = |of: &Manifest| {
+            let Manifest { version, commit, cpu_model, launch, dataset, .. } = of.clone();
+            [version, commit, cpu_model, launch.device, launch.mpi_library, dataset.train_checksum]
+        };
+        let read = |root: &RootFiles| std::fs::read(root.directory.manifest()).ok();
+        let before = self.root.as_ref().and_then(read).and_then(|text| serde_json::from_slice(&text).ok());
+        before.is_some_and(|before| facts(&before) == facts(manifest))
+    }
+
     /// Forgets the hashes of steps from `step` on, which others will follow; a file that cannot be read stays.
     pub fn end_hashes(&self, step: u64) {
         let Some(root) = &self.root else { return };

@@ -80,8 +80,9 @@ pub fn fit<M: ImageClassifier>(model: M, session: &Session<'_>) -> Result<Outcom
     // Whatever could refuse this start has been asked: a refused one leaves the run's files as they were.
     let mut hashes = OwnHashes::of_run(config);
     if let Some(resumption) = &session.resumption {
+        let keeps_course = resumption.keeps_course(config) && session.files.was_begun_alike(session.manifest);
         session.files.begin(config, session.manifest, true)?;
-        if !resumption.keeps_course(config) {
+        if !keeps_course {
             session.files.end_hashes(progress.step);
             hashes.iter_mut().for_each(OwnHashes::give_up);
         }
