@@ -69,7 +69,9 @@ fn print(outputs: &[Output]) -> Outcome {
             say!("==> {} <==", output.file.display());
         }
         if output.file.exists() {
-            copy_from(&output.file, 0, &mut io::stdout())?;
+            if copy_from(&output.file, 0, &mut io::stdout())?.is_none() {
+                return Ok(());
+            }
         } else if outputs.len() == 1 {
             return Err(Failure::Failed(format!(
                 "job {} has written nothing yet: {} does not exist; `trainer slurm status {}` tells why",
@@ -155,7 +157,8 @@ fn follow(output: &Output) -> Outcome {
         }
         for _ in 0..LOOKS {
             if output.file.exists() {
-                position = copy_from(&output.file, position, &mut io::stdout())?;
+                let Some(end) = copy_from(&output.file, position, &mut io::stdout())? else { return Ok(()) };
+                position = end;
             }
             if ends == NUM_ENDS {
                 return Ok(());
@@ -165,17 +168,16 @@ fn follow(output: &Output) -> Outcome {
     }
 }
 
-/// Copies the file from there on and returns its end.
-fn copy_from(file: &Path, position: u64, out: &mut impl Write) -> Outcome<u64> {
+/// Copies the file from there on and returns its end; `None` where the reader has left.
+fn copy_from(file: &Path, position: u64, out: &mut impl Write) -> Outcome<Option<u64>> {
     let failed = |error: io::Error| Failure::Failed(format!("cannot read {}: {error}", file.display()));
     let mut source = File::open(file).map_err(failed)?;
     source.seek(SeekFrom::Start(position)).map_err(failed)?;
-    let length = io::copy(&mut source, out).and_then(|length| out.flush().map(|()| length));
-    // A reader who has left has what he wanted.
-    if length.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::BrokenPipe) {
-        std::process::exit(0);
+    match io::copy(&mut source, out).and_then(|length| out.flush().map(|()| length)) {
+        Ok(length) => Ok(Some(position + length)),
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(None),
+        Err(error) => Err(Failure::Failed(format!("{}: {error}", file.display()))),
     }
-    length.map(|length| position + length).map_err(|error| Failure::Failed(format!("{}: {error}", file.display())))
 }
 
 #[cfg(test)]
@@ -203,13 +205,16 @@ mod tests {
     }
 
     #[test]
-    fn copying_goes_on_where_it_ended() {
+    fn copying_goes_on_where_it_ended_and_ends_where_the_reader_has_left() {
         let file = std::env::temp_dir().join(format!("lockstep-jobs-{}-output", std::process::id()));
         fs::write(&file, "ab").unwrap();
         let mut seen = Vec::new();
-        assert_eq!(copy_from(&file, 0, &mut seen).unwrap(), 2);
+        assert_eq!(copy_from(&file, 0, &mut seen).unwrap(), Some(2));
         fs::write(&file, "abcd").unwrap();
-        assert_eq!(copy_from(&file, 2, &mut seen).unwrap(), 4);
+        assert_eq!(copy_from(&file, 2, &mut seen).unwrap(), Some(4));
+        let (reader, mut left) = io::pipe().unwrap();
+        drop(reader);
+        assert_eq!(copy_from(&file, 0, &mut left).unwrap(), None);
         assert_eq!(seen, b"abcd");
         fs::remove_file(file).unwrap();
     }

@@ -24,6 +24,23 @@ pub fn of_this_launch(config_hash: String, launch: LaunchFacts, dataset: Dataset
     }
 }
 
+/// What of a launch bears on the bits that it computes, beside its options, as (what, value).
+pub fn bearing_on_bits(manifest: &Manifest) -> [(&'static str, String); 10] {
+    let Manifest { version, commit, cpu_model, platform, launch, dataset, .. } = manifest;
+    [
+        ("version", version.clone()),
+        ("commit", commit.clone()),
+        ("processor", cpu_model.clone()),
+        ("platform", platform.clone()),
+        ("ranks", launch.ranks.to_string()),
+        ("threads of a rank", launch.threads_per_rank.to_string()),
+        ("communication", launch.mpi_library.clone()),
+        ("device", launch.device.clone()),
+        ("data set", format!("{} of {} images", dataset.name, dataset.num_train)),
+        ("checksum of the train split", dataset.train_checksum.clone()),
+    ]
+}
+
 /// Name of the processor as Linux tells it, or "unknown".
 pub fn cpu_model() -> String {
     let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();

@@ -3,6 +3,7 @@
 //! In: what root knows. Out: `run.toml`, `manifest.json`, `hashes.jsonl`, `metrics.jsonl`, `summary.json`.
 //! Invariant: root alone writes; on other ranks every call does nothing.
 
+use std::fs;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
@@ -10,6 +11,7 @@ use anyhow::{Context, Result};
 use records::{EpochRecord, Manifest, StepHashes, Summary};
 
 use crate::config::TrainConfig;
+use crate::measure::manifest::bearing_on_bits;
 use crate::measure::whole_file::{write_atomically, write_json};
 use crate::run::lock::DirectoryLock;
 use crate::run::output::{MetricsFile, OutputDirectory};
@@ -107,15 +109,11 @@ impl RunFiles {
         write_hashes(&path, &lines)
     }
 
-    /// Whether the session before was of the same program, processor, device and data; not where its manifest cannot be read.
+    /// Whether the session before computed on the same program, machine and data; not where its manifest cannot be read.
     pub fn was_begun_alike(&self, manifest: &Manifest) -> bool {
-        let facts = |of: &Manifest| {
-            let Manifest { version, commit, cpu_model, launch, dataset, .. } = of.clone();
-            [version, commit, cpu_model, launch.device, launch.mpi_library, dataset.train_checksum]
-        };
-        let read = |root: &RootFiles| std::fs::read(root.directory.manifest()).ok();
+        let read = |root: &RootFiles| fs::read(root.directory.manifest()).ok();
         let before = self.root.as_ref().and_then(read).and_then(|text| serde_json::from_slice(&text).ok());
-        before.is_some_and(|before| facts(&before) == facts(manifest))
+        before.is_some_and(|before| bearing_on_bits(&before) == bearing_on_bits(manifest))
     }
 
     /// Forgets the hashes of steps from `step` on, which others will follow; a file that cannot be read stays.

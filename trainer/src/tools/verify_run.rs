@@ -5,6 +5,8 @@
 use records::{Manifest, StepHashes};
 use serde::{Deserialize, Serialize};
 
+use crate::measure::manifest::bearing_on_bits;
+
 /// One launch and what its first steps gave.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Recording {
@@ -66,21 +68,9 @@ fn difference(run: &StepHashes, repetition: &StepHashes, names: &[String]) -> Di
 
 fn launches(run: &Manifest, repetition: &Manifest) -> Vec<String> {
     let facts = |manifest: &Manifest| {
-        let Manifest { version, commit, config_hash, cpu_model, platform, launch, dataset, .. } = manifest;
-        [
-            ("version", version.clone()),
-            ("commit", commit.clone()),
-            ("processor", cpu_model.clone()),
-            ("platform", platform.clone()),
-            ("ranks", launch.ranks.to_string()),
-            ("threads of a rank", launch.threads_per_rank.to_string()),
-            ("communication", launch.mpi_library.clone()),
-            ("device", launch.device.clone()),
-            ("data set", format!("{} of {} images", dataset.name, dataset.num_train)),
-            ("checksum of the train split", dataset.train_checksum.clone()),
-            // Version and ranks are part of it.
-            ("hash of the options", config_hash.clone()),
-        ]
+        // Version and ranks are part of it.
+        let options = ("hash of the options", manifest.config_hash.clone());
+        bearing_on_bits(manifest).into_iter().chain([options]).collect::<Vec<_>>()
     };
     let (was, is) = (facts(run), facts(repetition));
     let differing = was.iter().zip(&is).filter(|(was, is)| was != is);

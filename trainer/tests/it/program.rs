@@ -10,6 +10,8 @@ use serde_json::Value;
 const TINY: &str =
     "train --model resnet8 --shapes-train 96 --shapes-test 40 --global-batch-size 32 --threads 1 --seed 7";
 
+const STUDY: &str = "name = \"s\"\ntitle = \"S\"\nabout = \"A.\"\n[[matrix]]\nranks = 1\nbatch_size_per_rank = 8\n";
+
 fn trainer(words: &str, more: &[&Path]) -> Command {
     let mut command = program();
     command.args(words.split_whitespace()).args(more);
@@ -20,6 +22,14 @@ fn succeed(mut command: Command) -> String {
     let output = command.output().unwrap();
     assert!(output.status.success(), "{:?}: {}", output.status, String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).unwrap()
+}
+
+/// What the command is refused with, as wrong usage.
+fn refused(mut command: Command) -> String {
+    let output = command.output().unwrap();
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(2), "{text}");
+    text
 }
 
 fn last_line_as_json(stdout: &str) -> Value {
@@ -198,9 +208,7 @@ fn work_for_one_process_is_refused_as_one_of_several_tasks() {
 fn an_output_directory_in_use_is_refused_and_left_as_it_was() {
     let directory = tempfile::tempdir().unwrap();
     std::fs::write(directory.path().join("precious"), "data").unwrap();
-    let output = trainer(&format!("{TINY} --output-dir"), &[directory.path()]).output().unwrap();
-    assert_eq!(output.status.code(), Some(2));
-    assert!(String::from_utf8_lossy(&output.stderr).contains("--resume"));
+    assert!(refused(trainer(&format!("{TINY} --output-dir"), &[directory.path()])).contains("--resume"));
     assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 1);
 }
 
@@ -208,9 +216,8 @@ fn an_output_directory_in_use_is_refused_and_left_as_it_was() {
 fn a_run_is_not_begun_in_a_folder_of_images_even_with_resume() {
     let images = tempfile::tempdir().unwrap();
     std::fs::create_dir(images.path().join("train")).unwrap();
-    let output = trainer(&format!("{TINY} --resume --output-dir"), &[images.path()]).output().unwrap();
-    assert_eq!(output.status.code(), Some(2));
-    assert!(String::from_utf8_lossy(&output.stderr).contains("holds the folders of a data set"));
+    let text = refused(trainer(&format!("{TINY} --resume --output-dir"), &[images.path()]));
+    assert!(text.contains("holds the folders of a data set"), "{text}");
     assert_eq!(std::fs::read_dir(images.path()).unwrap().count(), 1);
 }
 
@@ -218,11 +225,7 @@ fn a_run_is_not_begun_in_a_folder_of_images_even_with_resume() {
 fn what_a_command_was_asked_for_is_printed_whole_or_is_an_error_unless_the_reader_has_left() {
     let directory = tempfile::tempdir().unwrap();
     let study = directory.path().join("study.toml");
-    std::fs::write(
-        &study,
-        "name = \"s\"\ntitle = \"S\"\nabout = \"A.\"\n[[matrix]]\nranks = 1\nbatch_size_per_rank = 8\n",
-    )
-    .unwrap();
+    std::fs::write(&study, STUDY).unwrap();
     for words in ["config", "completions bash", "launch --dry-run -n 1 -- train", "study --dry-run"] {
         let of = |stdout: Stdio| {
             let mut command = trainer(words, &[]);
@@ -243,24 +246,17 @@ fn what_a_command_was_asked_for_is_printed_whole_or_is_an_error_unless_the_reade
 #[test]
 fn an_empty_file_of_options_is_refused() {
     let file = tempfile::NamedTempFile::new().unwrap();
-    let output = trainer("config --config", &[file.path()]).output().unwrap();
-    assert_eq!(output.status.code(), Some(2));
-    assert!(String::from_utf8_lossy(&output.stderr).contains("got an empty file"));
+    assert!(refused(trainer("config --config", &[file.path()])).contains("got an empty file"));
 }
 
 #[test]
 fn a_study_is_not_written_into_the_folder_of_something_else() {
     let directory = tempfile::tempdir().unwrap();
     let (study, output) = (directory.path().join("study.toml"), directory.path().join("run"));
-    std::fs::write(
-        &study,
-        "name = \"s\"\ntitle = \"S\"\nabout = \"A.\"\n[[matrix]]\nranks = 1\nbatch_size_per_rank = 8\n",
-    )
-    .unwrap();
+    std::fs::write(&study, STUDY).unwrap();
     std::fs::create_dir(&output).unwrap();
     std::fs::write(output.join("run.toml"), "").unwrap();
-    let ended = trainer("study", &[&study, Path::new("--output"), &output]).output().unwrap();
-    assert_eq!(ended.status.code(), Some(2), "{}", String::from_utf8_lossy(&ended.stderr));
-    assert!(String::from_utf8_lossy(&ended.stderr).contains("of an earlier `trainer study`"));
+    let text = refused(trainer("study", &[&study, Path::new("--output"), &output]));
+    assert!(text.contains("of an earlier `trainer study`"), "{text}");
     assert_eq!(std::fs::read_dir(&output).unwrap().count(), 1);
 }

@@ -123,7 +123,7 @@ fn strangers_are_named(suite: &Suite) -> Result<(), String> {
         (
             "sync",
             format!("--sync $(test ${variable} = 0 && echo parameter-server || echo allreduce)"),
-            "differs from root's",
+            "sync.server-placement of rank 1 differs from root's",
         ),
         (
             "images",
