@@ -36,13 +36,19 @@ pub(super) fn table(rows: &[Row]) -> String {
     text
 }
 
+/// Images/s with three digits or more: an ImageNet network's on one core are few.
+pub(super) fn shown_rate(images_per_second: f64) -> String {
+    let decimals = (images_per_second < 10.0) as usize + (images_per_second < 100.0) as usize;
+    format!("{images_per_second:.decimals$}")
+}
+
 fn line(row: &Row, judged: &Judged) -> String {
     let number =
         |value: Option<f64>, decimals: usize| value.map_or("–".to_owned(), |value| format!("{value:.decimals$}"));
-    let blocks: Vec<String> = row.blocks.iter().map(|block| format!("{:.0}", block.images_per_second)).collect();
+    let blocks: Vec<String> = row.blocks.iter().map(|block| shown_rate(block.images_per_second)).collect();
     let rate = match judged.median {
         None => "–".to_owned(),
-        Some(median) => format!("{median:.0} ({})", blocks.join(", ")),
+        Some(median) => format!("{} ({})", shown_rate(median), blocks.join(", ")),
     };
     let megabytes = |pick: &dyn Fn(&Block) -> u64| {
         row.blocks.iter().map(pick).max().map_or("–".to_owned(), |bytes| format!("{:.0}", bytes as f64 / 1e6))
@@ -107,7 +113,7 @@ pub(super) fn sweep(rows: &[Row]) -> String {
     let mut text = "| model | dtype | ranks | framework | tried | setting | images/s | note |\n|---|---|---|---|---|---|---|---|\n".to_owned();
     for row in rows.iter().filter(|row| !row.is_ours()) {
         let Key { framework, model, dtype, ranks, setting, tried } = &row.key;
-        let rate = row.median().map_or("–".to_owned(), |median| format!("{median:.0}"));
+        let rate = row.median().map_or("–".to_owned(), shown_rate);
         let ours = rows.iter().find(|ours| {
             ours.is_ours() && (&ours.key.model, &ours.key.dtype, ours.key.ranks) == (model, dtype, *ranks)
         });
@@ -146,8 +152,8 @@ fn accuracy_line(seeds: &[&Course]) -> String {
     let of_last = |pick: fn(&CourseEpoch) -> Option<f64>| -> Vec<f64> {
         seeds.iter().filter_map(|course| course.epochs.last().and_then(pick)).collect()
     };
-    let middle = |mut values: Vec<f64>| {
-        if values.is_empty() { "–".to_owned() } else { format!("{:.0}", records::median(&mut values)) }
+    let middle = |mut values: Vec<f64>, show: fn(f64) -> String| {
+        if values.is_empty() { "–".to_owned() } else { show(records::median(&mut values)) }
     };
     let percents: Vec<f64> = of_last(|epoch| epoch.test_top1).iter().map(|share| 100.0 * share).collect();
     let shown: Vec<String> = percents.iter().map(|percent| format!("{percent:.1}")).collect();
@@ -164,8 +170,8 @@ fn accuracy_line(seeds: &[&Course]) -> String {
         course.num_epochs,
         shown.join(", "),
         spread(&percents),
-        middle(of_last(|epoch| epoch.elapsed_s)),
-        middle(of_last(|epoch| epoch.images_per_second)),
+        middle(of_last(|epoch| epoch.elapsed_s), |seconds| format!("{seconds:.0}")),
+        middle(of_last(|epoch| epoch.images_per_second), shown_rate),
         gaps.collect::<Vec<_>>().join("; "),
     )
 }
@@ -199,7 +205,7 @@ mod tests {
             assert!(line.contains(&format!("| {name} ")), "{line}");
             assert_eq!(line.matches('|').count(), 13, "{line}");
         }
-        assert!(lines[0].contains("| 70 (60, 80) | 1.00 |"), "{}", lines[0]);
+        assert!(lines[0].contains("| 70.0 (60.0, 80.0) | 1.00 |"), "{}", lines[0]);
         assert!(lines[3].contains("does not count") && lines[4].contains("gap: no Python / 3.9"));
     }
 
@@ -238,7 +244,7 @@ mod tests {
             ..Course::default()
         };
         let text = accuracy(&[course(0, 0.5), course(1, 0.52), course(2, 0.54)]);
-        let expected = "| JAX 1 | resnet20 | f32 | 2 | 2 | 50.0, 52.0, 54.0 | 52.0 ± 2.0 | 20 | 100 |  |\n";
+        let expected = "| JAX 1 | resnet20 | f32 | 2 | 2 | 50.0, 52.0, 54.0 | 52.0 ± 2.0 | 20 | 99.6 |  |\n";
         assert!(text.ends_with(expected), "{text}");
         assert_eq!(text.lines().count(), 3);
     }
