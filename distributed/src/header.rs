@@ -169,10 +169,29 @@ pub(crate) fn largest_magnitude_bits(values: &[f32]) -> u32 {
     values.iter().map(|value| value.to_bits() & (u32::MAX >> 1)).max().unwrap_or(0)
 }
 
+/// Whether none is NaN or infinite; looks at all of them, which is faster than to end at the first.
+pub(crate) fn are_finite(values: &[f32]) -> bool {
+    largest_magnitude_bits(values) < f32::INFINITY.to_bits()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::run_ranks;
+
+    #[test]
+    fn one_value_that_is_not_finite_is_found_at_any_place() {
+        for wrong in [f32::NAN, -f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            for place in 0..40 {
+                let mut values = vec![f32::MAX, -f32::MAX, 0.0, -0.0, f32::MIN_POSITIVE / 2.0];
+                values.resize(40, -1.0);
+                assert!(are_finite(&values));
+                values[place] = wrong;
+                assert!(!are_finite(&values), "{wrong} at {place}");
+            }
+        }
+        assert!(are_finite(&[]));
+    }
 
     fn header() -> StepHeader {
         StepHeader { epoch: 2, step: 40, plan_hash: u64::MAX - 1, stop: false, num_samples: 16, finite: true }

@@ -12,6 +12,8 @@
 //! of its time (`docs/benchmarks.md`). Aligned, a vector's load never crosses two cache lines.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+#[cfg(all(target_os = "linux", target_env = "gnu", target_pointer_width = "64"))]
+use std::ffi::c_int;
 use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -32,6 +34,29 @@ const LINE: usize = 64;
 
 /// Lines of the smallest region, 64 MiB: the system's allocator maps what is so large, instead of clearing it.
 const REGION_LINES: usize = 1024 * 1024;
+
+/// Lets the system's allocator keep what the main thread frees, in blocks up to 32 MiB, instead of returning it: the tensors of a step that are in
+/// no arena (new parameters, burn's own operations) then lie in memory of the step before.
+///
+/// For a program to call where training begins: threads that decode before it would keep their memory, too. It overrides what the environment says of
+/// these two settings; without effect outside 64-bit glibc.
+pub fn keep_freed_memory() {
+    #[cfg(all(target_os = "linux", target_env = "gnu", target_pointer_width = "64"))]
+    {
+        // Of <malloc.h>: from what size on a block is mapped apart, of which 32 MiB is the highest, and how much may lie free at the heap's end.
+        const M_TRIM_THRESHOLD: c_int = -1;
+        const M_MMAP_THRESHOLD: c_int = -3;
+        const NEVER: c_int = -1;
+        // SAFETY: glibc's function of this signature, which takes any values and its own locks.
+        unsafe extern "C" {
+            safe fn mallopt(parameter: c_int, value: c_int) -> c_int;
+        }
+        // A refusal leaves all as it was: right, but slower.
+        if mallopt(M_MMAP_THRESHOLD, 32 << 20) == 1 {
+            mallopt(M_TRIM_THRESHOLD, NEVER);
+        }
+    }
+}
 
 /// Memory for blocks. A clone is another handle of the same arena.
 #[derive(Clone, Debug, Default)]

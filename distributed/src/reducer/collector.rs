@@ -12,7 +12,7 @@ use burn::module::ParamId;
 
 use super::engine::{Job, JobSender};
 use super::synced::{LocalBucket, squares};
-use crate::header::largest_magnitude_bits;
+use crate::header::{are_finite, largest_magnitude_bits};
 use crate::{BucketContext, BucketPlan, ParameterLayout};
 
 /// Where the backward pass puts gradients; shared by a reducer and the hooks of a model.
@@ -192,7 +192,7 @@ impl GradientCollector {
         state.is_written.fill(false);
         let mut is_finite = true;
         for (bucket, values) in self.plan.buckets().iter().zip(&state.buffers) {
-            is_finite &= values.iter().all(|value| value.is_finite());
+            is_finite &= are_finite(values);
             use_bucket(&LocalBucket { elements: bucket.elements.clone(), values });
         }
         is_finite

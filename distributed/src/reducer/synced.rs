@@ -9,6 +9,7 @@ use burn::module::Module;
 use burn::optim::GradientsParams;
 
 use crate::ParameterLayout;
+use crate::header::are_finite;
 use crate::on_device::to_params;
 
 /// One bucket of gradients, summed over all ranks.
@@ -32,7 +33,7 @@ impl SyncedBucket {
 
     /// Whether no element is NaN or infinite: finite parts of several ranks can overflow in the sum.
     pub fn is_finite(&self) -> bool {
-        self.values.iter().all(|value| value.is_finite())
+        are_finite(&self.values)
     }
 }
 

@@ -16,6 +16,7 @@ use std::sync::Arc;
 use anyhow::{Result, bail, ensure};
 use burn::tensor::{Device, Tensor};
 use distributed::{CollectiveError, Communicator, Traffic};
+use kernels::arena::keep_freed_memory;
 
 use self::all_reduce::AllReduce;
 use self::exact::Exact;
@@ -108,7 +109,7 @@ pub(super) trait Update<M>: Debug {
     }
 }
 
-/// The way that `config` chooses.
+/// The way that `config` chooses. From here on the process keeps what steps free ([`keep_freed_memory`]).
 ///
 /// # Errors
 /// When the ranks' models differ in structure, the way has not that optimizer, or a collective fails.
@@ -121,6 +122,7 @@ pub(super) fn start<M: ImageClassifier>(
     communicator: &Arc<dyn Communicator>,
     device: &Device,
 ) -> Result<Box<dyn Update<M>>> {
+    keep_freed_memory();
     let is_on_device = config.sync.updates_on_device(communicator.world_size());
     let sums_all = matches!(config.sync.method, SyncMethod::Allreduce { .. } | SyncMethod::Exact { .. });
     ensure!(
