@@ -29,6 +29,12 @@ pub fn bytes(count: u64) -> String {
     }
 }
 
+/// Images/s in three digits or more: an ImageNet network's on one core are few.
+pub fn rate(images_per_second: f64) -> String {
+    let decimals = usize::from(images_per_second < 10.0) + usize::from(images_per_second < 100.0);
+    format!("{images_per_second:.decimals$}")
+}
+
 /// A number that is not finite is written as null.
 pub(crate) fn nan_if_null<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
     Ok(Option::<f64>::deserialize(deserializer)?.unwrap_or(f64::NAN))
@@ -58,5 +64,10 @@ mod tests {
     #[test]
     fn bytes_choose_their_unit() {
         assert_eq!([5, 2_048, 432_013_312, 1_503_238_554].map(bytes), ["5 B", "2 KiB", "412 MiB", "1.4 GiB"]);
+    }
+
+    #[test]
+    fn rates_have_three_digits_or_more() {
+        assert_eq!([5.494, 54.94, 549.4, 5494.0].map(rate), ["5.49", "54.9", "549", "5494"]);
     }
 }

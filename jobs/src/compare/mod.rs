@@ -262,7 +262,7 @@ fn measure_block(bench: &Bench<'_>, row: &mut Row, contender: Contender, round: 
     match bench.gap(contender, &key).map_or_else(|| bench.block(contender, &key, round), Err) {
         Ok((launcher, about, block)) => {
             let disturbed = if block.is_disturbed { ", disturbed" } else { "" };
-            say!("{place}: {} images/s{disturbed}", table::shown_rate(block.images_per_second));
+            say!("{place}: {} images/s{disturbed}", records::rate(block.images_per_second));
             row.launcher = launcher.to_string();
             row.about = about;
             row.blocks.push(block);

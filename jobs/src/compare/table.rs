@@ -36,19 +36,13 @@ pub(super) fn table(rows: &[Row]) -> String {
     text
 }
 
-/// Images/s with three digits or more: an ImageNet network's on one core are few.
-pub(super) fn shown_rate(images_per_second: f64) -> String {
-    let decimals = (images_per_second < 10.0) as usize + (images_per_second < 100.0) as usize;
-    format!("{images_per_second:.decimals$}")
-}
-
 fn line(row: &Row, judged: &Judged) -> String {
     let number =
         |value: Option<f64>, decimals: usize| value.map_or("–".to_owned(), |value| format!("{value:.decimals$}"));
-    let blocks: Vec<String> = row.blocks.iter().map(|block| shown_rate(block.images_per_second)).collect();
+    let blocks: Vec<String> = row.blocks.iter().map(|block| records::rate(block.images_per_second)).collect();
     let rate = match judged.median {
         None => "–".to_owned(),
-        Some(median) => format!("{} ({})", shown_rate(median), blocks.join(", ")),
+        Some(median) => format!("{} ({})", records::rate(median), blocks.join(", ")),
     };
     let megabytes = |pick: &dyn Fn(&Block) -> u64| {
         row.blocks.iter().map(pick).max().map_or("–".to_owned(), |bytes| format!("{:.0}", bytes as f64 / 1e6))
@@ -113,7 +107,7 @@ pub(super) fn sweep(rows: &[Row]) -> String {
     let mut text = "| model | dtype | ranks | framework | tried | setting | images/s | note |\n|---|---|---|---|---|---|---|---|\n".to_owned();
     for row in rows.iter().filter(|row| !row.is_ours()) {
         let Key { framework, model, dtype, ranks, setting, tried } = &row.key;
-        let rate = row.median().map_or("–".to_owned(), shown_rate);
+        let rate = row.median().map_or("–".to_owned(), records::rate);
         let ours = rows.iter().find(|ours| {
             ours.is_ours() && (&ours.key.model, &ours.key.dtype, ours.key.ranks) == (model, dtype, *ranks)
         });
@@ -171,7 +165,7 @@ fn accuracy_line(seeds: &[&Course]) -> String {
         shown.join(", "),
         spread(&percents),
         middle(of_last(|epoch| epoch.elapsed_s), |seconds| format!("{seconds:.0}")),
-        middle(of_last(|epoch| epoch.images_per_second), shown_rate),
+        middle(of_last(|epoch| epoch.images_per_second), records::rate),
         gaps.collect::<Vec<_>>().join("; "),
     )
 }

@@ -238,7 +238,7 @@ fn line(cell: &Cell, record: &AttemptRecord) -> String {
     let again = if record.attempt > 1 { format!(", attempt {}", record.attempt) } else { String::new() };
     let mut line = format!("{}, repetition {} of {}{again}", cell.id, record.repetition, cell.repetitions);
     if let Some(rate) = record.images_per_second() {
-        line.push_str(&format!(" | {rate:.0} images/s"));
+        line.push_str(&format!(" | {} images/s", records::rate(rate)));
     }
     if let Some(seconds) = record.seconds {
         line.push_str(&format!(" | {seconds:.1} s"));

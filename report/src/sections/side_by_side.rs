@@ -148,7 +148,7 @@ fn caption(facts: &Facts<'_>, members: &[&Measurement], has_predicted: bool) -> 
         .collect();
     alone.dedup();
     if let [speed] = alone[..] {
-        words.push_str(&format!(" One rank alone: {speed:.0} images/s."));
+        words.push_str(&format!(" One rank alone: {} images/s.", records::rate(speed)));
     }
     words.push_str(&scaling::disturbed_words(members));
     format!("{words} {}", facts.speed_words())
