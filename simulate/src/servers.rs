@@ -12,8 +12,9 @@
 //! of sums for as long as one of them computes.
 
 use std::collections::{BinaryHeap, VecDeque};
+use std::time::Duration;
 
-use distributed::{Consistency, LONGEST_PAUSE, Shard, ShardUpdate, assign_buckets};
+use distributed::{Consistency, Shard, ShardUpdate, assign_buckets, pause_between};
 
 use crate::burst::Tokens;
 use crate::event::{Event, Timed};
@@ -23,8 +24,8 @@ use crate::profile::StepProfile;
 /// Bytes of a push that are no gradient: what it is, the bucket, the learning rate.
 const PUSH_BYTES: f64 = 17.0;
 
-/// How long an idle server sleeps on average before it sees a push: half of its longest pause, and the 50 us by which Linux wakes late.
-const NAP_S: f64 = LONGEST_PAUSE.as_micros() as f64 / 2e6 + 50e-6;
+/// By how much Linux wakes a thread late.
+const LATE_S: f64 = 50e-6;
 
 /// Steps of each worker: those before all have found their rhythm, and those that count.
 const NUM_WARMUP_STEPS: usize = 4;
@@ -112,6 +113,8 @@ struct Simulation<'a> {
     /// Seconds after the start of a step: backward pass begins, each bucket is full, backward pass ends.
     milestones: Vec<f64>,
     server_of: Vec<usize>,
+    /// How long an idle server sleeps on average before it sees a push.
+    nap_s: f64,
     workers: Vec<Worker>,
     servers: Vec<Server>,
     /// When the links of each rank are free, inside the node and between nodes: outgoing, incoming.
@@ -170,6 +173,11 @@ impl<'a> Simulation<'a> {
             milestones.push(start + if world.overlap { latest } else { profile.backward_s });
         }
         milestones.push(start + profile.backward_s);
+        // Half of a pause between messages, of which a step has one a bucket and worker; the worker beside sends none.
+        let senders = world.workers - usize::from(world.placement == ServerPlacement::Beside);
+        let num_requests = sizes.len().div_ceil(world.servers) * senders;
+        let interval = Duration::from_secs_f64((start + profile.backward_s) / num_requests.max(1) as f64);
+        let nap_s = pause_between(interval).as_secs_f64() / 2.0 + LATE_S;
         let servers = (0..world.servers).map(|server| {
             let buckets = (0..sizes.len()).filter(|&bucket| server_of[bucket] == server);
             let shard = Shard::new(Box::new(Nothing), world.consistency, world.workers, buckets);
@@ -179,6 +187,7 @@ impl<'a> Simulation<'a> {
             servers: servers.collect(),
             milestones,
             server_of,
+            nap_s,
             workers: vec![Worker::default(); world.workers],
             links: vec![[[0.0; 2]; 2]; world.workers + world.servers],
             tokens: vec![Tokens::full(world.network); world.workers + world.servers],
@@ -296,7 +305,7 @@ impl<'a> Simulation<'a> {
         let server = &mut self.servers[index];
         server.pushes.push_back((worker, bucket));
         if !std::mem::replace(&mut server.is_busy, true) {
-            self.at(now + NAP_S, Event::Serve { server: index });
+            self.at(now + self.nap_s, Event::Serve { server: index });
         }
     }
 

@@ -3,11 +3,12 @@
 //! In: a choice, which another thread may change. Out: the pause between two looks at what is waited for.
 //! Invariant: whoever looks busily still yields its core now and then, as there may be more ranks than cores.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::WaitPolicy;
-use crate::pause::pause;
+use crate::pause::{pause_after, pause_between};
 
 /// Time of looks without a pause at the beginning of every wait; what is nearly there costs no sleep.
 ///
@@ -25,10 +26,32 @@ const LOOKS_A_WAKE: u32 = 4;
 #[derive(Debug, Default)]
 pub(super) struct SharedWaitPolicy {
     sleeping: AtomicBool,
+    /// Since when it is [`WaitPolicy::Sleep`].
+    since: Mutex<Option<Instant>>,
+    /// Waits since then that came to a pause.
+    num_waits: AtomicU32,
+    /// Microseconds between two looks, by the waits of the last time of sleeping, such as a pass; 0 before it ended.
+    pause_micros: AtomicU32,
 }
 
 impl SharedWaitPolicy {
     pub(super) fn set(&self, wait_policy: WaitPolicy) {
+        let mut since = self.since.lock().unwrap_or_else(PoisonError::into_inner);
+        match (wait_policy, *since) {
+            (WaitPolicy::Sleep, None) => {
+                *since = Some(Instant::now());
+                self.num_waits.store(0, Ordering::Relaxed);
+            }
+            (WaitPolicy::Spin, Some(start)) => {
+                *since = None;
+                let num_waits = self.num_waits.load(Ordering::Relaxed);
+                if num_waits > 0 {
+                    let micros = pause_between(start.elapsed() / num_waits).as_micros() as u32;
+                    self.pause_micros.store(micros, Ordering::Relaxed);
+                }
+            }
+            _ => {}
+        }
         self.sleeping.store(wait_policy == WaitPolicy::Sleep, Ordering::Relaxed);
     }
 
@@ -40,6 +63,7 @@ impl SharedWaitPolicy {
     pub(super) fn wait<T>(&self, mut look: impl FnMut() -> Option<T>) -> T {
         let mut looks: u32 = 0;
         let mut start = None;
+        let mut has_paused = false;
         loop {
             if let Some(found) = look() {
                 return found;
@@ -49,7 +73,15 @@ impl SharedWaitPolicy {
                 WaitPolicy::Sleep if looks.is_multiple_of(LOOKS_A_WAKE) => {
                     let waited = start.get_or_insert_with(Instant::now).elapsed();
                     if waited > FIRST_LOOKS {
-                        std::thread::sleep(pause(waited));
+                        if !std::mem::replace(&mut has_paused, true) {
+                            self.num_waits.fetch_add(1, Ordering::Relaxed);
+                        }
+                        let pause = match self.pause_micros.load(Ordering::Relaxed) {
+                            0 => pause_after(waited),
+                            micros => Duration::from_micros(micros.into()),
+                        };
+                        // Whoever waits for this thread may wake it.
+                        std::thread::park_timeout(pause);
                     }
                 }
                 WaitPolicy::Spin if looks.is_multiple_of(YIELD_INTERVAL) => std::thread::yield_now(),
@@ -62,6 +94,26 @@ impl SharedWaitPolicy {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn few_waits_in_a_long_pass_pause_longer_than_many_in_a_short_one() {
+        let pause_of = |waits: usize, pass: Duration| {
+            let wait_policy = SharedWaitPolicy::default();
+            wait_policy.set(WaitPolicy::Sleep);
+            let start = Instant::now();
+            for _ in 0..waits {
+                let begin = Instant::now();
+                wait_policy.wait(|| (begin.elapsed() > 2 * FIRST_LOOKS).then_some(()));
+            }
+            std::thread::sleep(pass.saturating_sub(start.elapsed()));
+            wait_policy.set(WaitPolicy::Spin);
+            wait_policy.pause_micros.load(Ordering::Relaxed)
+        };
+        assert_eq!(pause_of(0, Duration::from_millis(1)), 0, "nothing is known");
+        assert_eq!(pause_of(1, Duration::from_millis(5)), 1000);
+        let of_many = pause_of(50, Duration::ZERO);
+        assert!((50..1000).contains(&of_many), "{of_many} us");
+    }
 
     #[test]
     fn a_wait_becomes_patient_while_it_waits() {

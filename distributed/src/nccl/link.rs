@@ -13,7 +13,7 @@ use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtrMut, DriverErr
 use super::api::{Api, Connection, UniqueId};
 use super::libraries;
 use super::readiness::Readiness;
-use crate::pause::pause;
+use crate::pause::pause_after;
 
 /// A call that failed.
 #[derive(Debug)]
@@ -125,7 +125,7 @@ impl Link {
         let start = Instant::now();
         while !done.try_is_complete().map_err(by_driver("cuEventQuery"))? {
             self.connection.check()?;
-            thread::sleep(pause(start.elapsed()));
+            thread::sleep(pause_after(start.elapsed()));
         }
         self.connection.check()
     }

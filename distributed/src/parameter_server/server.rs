@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use super::message::{Request, TO_SERVER, TO_WORKER};
 use super::shard::{Consistency, Shard, ShardUpdate, assign_buckets};
-use crate::pause::pause;
+use crate::pause::pause_between;
 use crate::{BucketPlan, CollectiveError, Communicator, floats_to_bytes};
 
 /// Which rank serves which buckets.
@@ -66,7 +66,8 @@ impl Server {
     /// # Errors
     /// When the job ends.
     pub fn serve(&self) -> Result<(), CollectiveError> {
-        let mut last_request = Instant::now();
+        let start = Instant::now();
+        let mut num_requests: u32 = 0;
         loop {
             let shard = lock(&self.shard);
             if shard.is_abandoned() {
@@ -79,10 +80,10 @@ impl Server {
             match request {
                 Some((worker, bytes)) => {
                     self.handle(worker, Request::from_bytes(&bytes))?;
-                    last_request = Instant::now();
+                    num_requests = num_requests.saturating_add(1);
                 }
                 // A worker may compute on the same core.
-                None => std::thread::sleep(pause(last_request.elapsed())),
+                None => std::thread::sleep(pause_between(start.elapsed() / num_requests.max(1))),
             }
         }
         Ok(())

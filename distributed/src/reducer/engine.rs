@@ -173,8 +173,11 @@ impl Engine {
 
     /// The caller has nothing left but to wait.
     pub(super) fn spin(&self) {
-        if let Self::Background { communicator, .. } = self {
+        if let Self::Background { communicator, thread, .. } = self {
             communicator.set_wait_policy(WaitPolicy::Spin);
+            if let Some(thread) = thread {
+                thread.thread().unpark();
+            }
         }
     }
 
