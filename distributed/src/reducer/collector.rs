@@ -185,17 +185,15 @@ impl GradientCollector {
         self.release(&mut state);
     }
 
-    /// Closes the step without letting a bucket leave. Whether all values are finite.
-    pub(super) fn finish_alone(&self, mut use_bucket: impl FnMut(&LocalBucket<'_>)) -> bool {
+    /// Closes the step without letting a bucket leave; `use_buckets` learns whether all values are finite.
+    pub(super) fn finish_alone<T>(&self, use_buckets: impl FnOnce(&[LocalBucket<'_>], bool) -> T) -> T {
         let mut state = self.lock();
         self.clear_unwritten(&mut state);
         state.is_written.fill(false);
-        let mut is_finite = true;
-        for (bucket, values) in self.plan.buckets().iter().zip(&state.buffers) {
-            is_finite &= are_finite(values);
-            use_bucket(&LocalBucket { elements: bucket.elements.clone(), values });
-        }
-        is_finite
+        let buckets = self.plan.buckets().iter().zip(&state.buffers);
+        let buckets: Vec<_> =
+            buckets.map(|(bucket, values)| LocalBucket { elements: bucket.elements.clone(), values }).collect();
+        use_buckets(&buckets, buckets.iter().all(|bucket| are_finite(bucket.values)))
     }
 
     /// Takes a bucket's buffer back; with the last one the next step may begin.

@@ -251,12 +251,11 @@ impl GradientReducer {
     /// # Collective
     /// Must be called by all ranks.
     pub fn reduce(&mut self) -> Result<SyncedGradients<'_>, CollectiveError> {
-        self.finish(|_| {})?;
+        self.finish()?;
         Ok(SyncedGradients::new(self.collector.layout(), &mut self.synced))
     }
 
-    /// As [`reduce`](Self::reduce), with agreement on a posted header and a look at finiteness; `use_bucket` is given each
-    /// bucket as soon as it is there. What it did is to be undone when this fails.
+    /// As [`reduce`](Self::reduce), with agreement on a posted header and a look at finiteness; the sums are [`synced`](Self::synced).
     ///
     /// # Errors
     /// [`CollectiveError::RanksDiverged`] and [`CollectiveError::NonFinite`], the same on all ranks; or a collective failed. After
@@ -265,10 +264,7 @@ impl GradientReducer {
     ///
     /// # Collective
     /// Must be called by all ranks.
-    pub fn finish(
-        &mut self,
-        mut use_bucket: impl FnMut(&SyncedBucket),
-    ) -> Result<Option<GlobalStepStatus>, CollectiveError> {
+    pub fn finish(&mut self) -> Result<Option<GlobalStepStatus>, CollectiveError> {
         self.reclaim_buffers();
         self.collector.complete();
         self.report.squared_norm_of_parts = self.collector.take_squares();
@@ -294,9 +290,6 @@ impl GradientReducer {
             if broken.is_none() && !bucket.is_finite() {
                 broken = Some(index);
             }
-            if (broken.is_none() || header.is_none()) && status.is_ok() {
-                use_bucket(&bucket);
-            }
             self.synced.push(bucket);
         }
         // The same on every rank: headers and sums are. Such a step is not made, or not worth going on from.
@@ -313,11 +306,11 @@ impl GradientReducer {
         }
     }
 
-    /// Ends a step that this rank takes alone: its own sums go to `use_bucket`, and nothing to the others. Neither
-    /// [`post_header`](Self::post_header) nor a last micro-step may have been part of it. Whether all values are finite.
-    pub fn finish_alone(&mut self, use_bucket: impl FnMut(&LocalBucket<'_>)) -> bool {
+    /// Ends a step that this rank takes alone: its own sums go to `use_buckets`, with whether all values are finite, and nothing to the
+    /// others. Neither [`post_header`](Self::post_header) nor a last micro-step may have been part of it.
+    pub fn finish_alone<T>(&mut self, use_buckets: impl FnOnce(&[LocalBucket<'_>], bool) -> T) -> T {
         self.reclaim_buffers();
-        self.collector.finish_alone(use_bucket)
+        self.collector.finish_alone(use_buckets)
     }
 
     /// The buckets of the last reduction, summed over all ranks, until the next step begins.

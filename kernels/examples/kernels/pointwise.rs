@@ -76,9 +76,9 @@ fn measure_update(bench: &Bench) {
         adam::step(isa, &update, &mut parameters, [&mut velocities, &mut second], &gradients);
     });
     let update = LambUpdate { learning_rate: 1e-9, weight_decay: 1e-2, direction, adapts: true };
-    let mut updated = bench.values::<f32>(NUM_PARAMETERS);
+    let mut scratch = bench.values::<f32>(NUM_PARAMETERS);
     // Four are read and three written; the norm reads one, the descent two, and writes one.
     tensor.measure("LAMB step", 11 * size_of::<f32>() * NUM_PARAMETERS, || {
-        lamb::step(isa, &update, &parameters, &mut updated, [&mut velocities, &mut second], &gradients);
+        lamb::step(isa, &update, &mut parameters, &mut scratch, [&mut velocities, &mut second], &gradients);
     });
 }

@@ -1,6 +1,6 @@
 //! LAMB: Adam's direction and the decay, scaled, tensor by tensor, by the ratio of the parameters' norm to theirs.
 //!
-//! In: parameters, first and second moments, gradients of one tensor, flat slices. Out: new parameters; moments, updated.
+//! In: parameters, first and second moments, gradients of one tensor, flat slices. Out: parameters and moments, updated.
 //! Source: You et al. 2020, "Large Batch Optimization for Deep Learning" (1904.00962), algorithm 2 with φ(x) = x; as in timm's `Lamb`.
 
 use rayon::prelude::*;
@@ -26,62 +26,62 @@ pub struct LambUpdate {
 }
 
 /// One update: m, v as [`adam::step`](super::adam::step) has them; u = m̂ / (√v̂ + epsilon) + weight_decay · w; r = ‖w‖ / ‖u‖, 1 where
-/// a norm is 0; `updated` = w − learning_rate · r · u.
+/// a norm is 0; w −= learning_rate · r · u.
 ///
 /// # Shapes
-/// Five slices of one length, one whole tensor. What `updated` held before is not looked at.
+/// Five slices of one length, one whole tensor. `scratch` is given the direction u; what it held before is not looked at.
 ///
 /// # Panics
 /// If the lengths differ, or the processor lacks `isa`.
 pub fn step(
     isa: Isa,
     update: &LambUpdate,
-    parameters: &[f32],
-    updated: &mut [f32],
+    parameters: &mut [f32],
+    scratch: &mut [f32],
     moments: [&mut [f32]; 2],
     gradients: &[f32],
 ) {
     let [first, second] = moments.each_ref().map(|moments| moments.len());
     let lens = [
-        ("updated", updated.len()),
+        ("scratch", scratch.len()),
         ("first moments", first),
         ("second moments", second),
         ("gradients", gradients.len()),
     ];
     check_lengths("lamb", parameters.len(), lens);
-    let of_direction = directions(isa, update, parameters, updated, moments, gradients);
+    let of_direction = directions(isa, update, parameters, scratch, moments, gradients);
     let of_parameters = if update.adapts { norm(isa, parameters) } else { 0.0 };
     let ratio = trust_ratio(of_parameters, of_direction, || of_parameters / of_direction);
     let rate = update.learning_rate * ratio;
-    let pieces = updated.par_chunks_mut(PIECE_VALUES).zip(parameters.par_chunks(PIECE_VALUES));
-    pieces.for_each(|(updated, parameters)| vectorized(isa, Descent { rate, parameters, updated }));
+    let pieces = parameters.par_chunks_mut(PIECE_VALUES).zip(scratch.par_chunks(PIECE_VALUES));
+    pieces.for_each(|(parameters, directions)| vectorized(isa, Descent { rate, parameters, directions }));
 }
 
-/// Moves the moments and leaves the direction in `updated`; its norm.
+/// Moves the moments and leaves the direction in `directions`; its norm.
 fn directions(
     isa: Isa,
     update: &LambUpdate,
     parameters: &[f32],
-    updated: &mut [f32],
+    directions: &mut [f32],
     [first, second]: [&mut [f32]; 2],
     gradients: &[f32],
 ) -> f64 {
     let rounds = parameters
         .chunks(ROUND_VALUES)
-        .zip(updated.chunks_mut(ROUND_VALUES))
+        .zip(directions.chunks_mut(ROUND_VALUES))
         .zip(first.chunks_mut(ROUND_VALUES).zip(second.chunks_mut(ROUND_VALUES)))
         .zip(gradients.chunks(ROUND_VALUES));
     let mut sum = 0.0;
-    for (((parameters, updated), (first, second)), gradients) in rounds {
+    for (((parameters, directions), (first, second)), gradients) in rounds {
         let mut sums = [0.0; ROUND_PIECES];
         let pieces = parameters
             .par_chunks(PIECE_VALUES)
-            .zip(updated.par_chunks_mut(PIECE_VALUES))
+            .zip(directions.par_chunks_mut(PIECE_VALUES))
             .zip(first.par_chunks_mut(PIECE_VALUES).zip(second.par_chunks_mut(PIECE_VALUES)))
             .zip(gradients.par_chunks(PIECE_VALUES))
             .zip(&mut sums);
-        pieces.for_each(|((((parameters, updated), (first, second)), gradients), sum)| {
-            *sum = vectorized(isa, Direction { update: *update, parameters, updated, first, second, gradients });
+        pieces.for_each(|((((parameters, directions), (first, second)), gradients), sum)| {
+            *sum = vectorized(isa, Direction { update: *update, parameters, directions, first, second, gradients });
         });
         sum += sums.iter().sum::<f64>();
     }
@@ -91,7 +91,7 @@ fn directions(
 struct Direction<'a> {
     update: LambUpdate,
     parameters: &'a [f32],
-    updated: &'a mut [f32],
+    directions: &'a mut [f32],
     first: &'a mut [f32],
     second: &'a mut [f32],
     gradients: &'a [f32],
@@ -107,15 +107,15 @@ impl Task for Direction<'_> {
         let blocks = self
             .parameters
             .chunks(BLOCK_VALUES)
-            .zip(self.updated.chunks_mut(BLOCK_VALUES))
+            .zip(self.directions.chunks_mut(BLOCK_VALUES))
             .zip(self.first.chunks_mut(BLOCK_VALUES).zip(self.second.chunks_mut(BLOCK_VALUES)))
             .zip(self.gradients.chunks(BLOCK_VALUES));
-        for (((parameters, updated), (first, second)), gradients) in blocks {
-            let values = parameters.iter().zip(updated.iter_mut()).zip(first.iter_mut().zip(second)).zip(gradients);
-            for (((&parameter, updated), (first, second)), &gradient) in values {
-                *updated = direction.of(first, second, gradient) + weight_decay * parameter;
+        for (((parameters, directions), (first, second)), gradients) in blocks {
+            let values = parameters.iter().zip(directions.iter_mut()).zip(first.iter_mut().zip(second)).zip(gradients);
+            for (((&parameter, value), (first, second)), &gradient) in values {
+                *value = direction.of(first, second, gradient) + weight_decay * parameter;
             }
-            add_squares(&mut sums, updated);
+            add_squares(&mut sums, directions);
         }
         sums.iter().sum()
     }
@@ -123,8 +123,8 @@ impl Task for Direction<'_> {
 
 struct Descent<'a> {
     rate: f32,
-    parameters: &'a [f32],
-    updated: &'a mut [f32],
+    parameters: &'a mut [f32],
+    directions: &'a [f32],
 }
 
 impl Task for Descent<'_> {
@@ -132,8 +132,8 @@ impl Task for Descent<'_> {
 
     #[inline(always)]
     fn run(self) {
-        for (updated, &parameter) in self.updated.iter_mut().zip(self.parameters) {
-            *updated = parameter - self.rate * *updated;
+        for (parameter, &direction) in self.parameters.iter_mut().zip(self.directions) {
+            *parameter -= self.rate * direction;
         }
     }
 }

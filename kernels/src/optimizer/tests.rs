@@ -61,11 +61,11 @@ proptest! {
             let update = SgdUpdate { learning_rate: 0.1, momentum: 0.9, weight_decay: 1e-2, nesterov: true };
             let (mut w, mut m, gradients) = (values(len, seed), vec![0.5; len], values(len, seed + 1));
             lars::step(isa, &update, 1e-3, &mut w, &mut m, &gradients);
-            let (mut updated, mut v) = (vec![f32::NAN; len], vec![0.5; len]);
+            let (mut scratch, mut v) = (vec![f32::NAN; len], vec![0.5; len]);
             let direction = AdamDirection::new([0.9, 0.999], 1e-6, 3);
             let update = LambUpdate { learning_rate: 0.1, weight_decay: 1e-2, direction, adapts: true };
-            lamb::step(isa, &update, &w, &mut updated, [&mut m, &mut v], &gradients);
-            [w, updated, m, v]
+            lamb::step(isa, &update, &mut w, &mut scratch, [&mut m, &mut v], &gradients);
+            [w, m, v]
         });
     }
 }

@@ -1,7 +1,7 @@
 //! A rank's parameters in main memory, and the buckets in which its gradients leave for other ranks.
 //!
 //! In: forward results, losses. Out: gradients in buckets, their sums, parameters in the model.
-//! Invariant: what was prepared from some buckets takes effect only by [`Replica::commit`], when all are there and finite.
+//! Invariant: parameters change only when all buckets are there and finite.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use burn::module::Module;
 use burn::tensor::Tensor;
 use distributed::{
     BucketContext, BucketPlan, BucketReduction, CollectiveError, Communicator, GlobalStepStatus, GradientReducer,
-    MicroStepConfig, ParameterLayout, Phase, StepHeader, SyncedBucket, WatchedReduction, read, write,
+    MicroStepConfig, ParameterLayout, Phase, StepHeader, WatchedReduction, read, write,
 };
 use layers::GradientHook;
 
@@ -138,33 +138,20 @@ impl Replica {
         Some(self.scores).filter(|scores| scores.num_samples > 0)
     }
 
-    /// Waits for the buckets of the step and gives each to `use_bucket` as it comes.
+    /// Waits for the buckets of the step.
     ///
     /// # Errors
     /// As [`GradientReducer::finish`].
     ///
     /// # Collective
     /// Must be called by all ranks.
-    pub(super) fn reduce(
-        &mut self,
-        timer: &Timer,
-        mut use_bucket: impl FnMut(&mut Optimizer, &SyncedBucket),
-    ) -> Result<Option<GlobalStepStatus>, CollectiveError> {
+    pub(super) fn reduce(&mut self, timer: &Timer) -> Result<Option<GlobalStepStatus>, CollectiveError> {
         let _waiting = timer.enter(Phase::Waiting);
-        let status = self.reducer.finish(|bucket| {
-            let _optimizer = timer.enter(Phase::Optimizer);
-            use_bucket(&mut self.optimizer, bucket);
-        })?;
+        let status = self.reducer.finish()?;
         for (bucket, times) in self.reducer.report().buckets.iter().enumerate() {
             timer.add_bucket(bucket, times.start, times.end);
         }
         Ok(status)
-    }
-
-    /// The prepared update takes effect, in the optimizer and in `model`.
-    pub(super) fn commit<M: Module>(&mut self, model: &mut M) {
-        self.optimizer.commit();
-        self.place(model);
     }
 
     /// Takes the parameters of `model`, which something else has updated.

@@ -63,7 +63,7 @@ impl Rank {
             }
             collector.take(entry.id, &gradient);
         }
-        self.reducer.finish(|_| {})?;
+        self.reducer.finish()?;
         Ok(self.reducer.synced().to_flat().iter().map(|value| value.to_bits()).collect())
     }
 

@@ -26,18 +26,19 @@ pub use config::{AdamConfig, OptimizerConfig, SgdConfig};
 pub use on_device::DeviceSgd;
 pub use own::{OwnOptimizer, with_ids_by_order};
 
-/// The parameters of a model and what the optimizer remembers of their gradients, updated bucket by bucket.
-///
-/// An update is made beside the present values and takes effect with [`commit`](Self::commit): until then it can be dropped,
-/// though its first buckets were computed while later ones were still on their way.
+/// The parameters of a model and what the optimizer remembers of their gradients, updated in place: by whoever knows that all gradients are there and
+/// finite.
 #[derive(Clone, Debug)]
 pub struct Optimizer {
     config: OptimizerConfig,
-    present: Values,
-    next: Values,
+    /// Flat in module order.
+    parameters: Vec<f32>,
+    /// As in [`OptimizerState`].
+    moments: Vec<f32>,
+    /// As long as the longest tensor where the rule needs it.
+    scratch: Vec<f32>,
     /// In module order.
     spans: Vec<Span>,
-    /// That took effect.
     num_updates: u64,
 }
 
@@ -50,13 +51,6 @@ pub struct OptimizerState {
     pub num_updates: Option<u64>,
     /// The record of an optimizer of the program's own, in its place.
     pub own: Option<Vec<u8>>,
-}
-
-#[derive(Clone, Debug)]
-struct Values {
-    parameters: Vec<f32>,
-    /// As in [`OptimizerState`].
-    moments: Vec<f32>,
 }
 
 /// One parameter tensor.
@@ -103,25 +97,27 @@ impl Optimizer {
             factor: factor(entry),
         };
         let num_moments = if config.has_two_moments() { 2 } else { 1 };
-        let present = Values { moments: vec![0.0; num_moments * parameters.len()], parameters };
-        let spans = layout.entries().iter().map(span).collect();
-        Self { config, next: present.clone(), present, spans, num_updates: 0 }
+        let moments = vec![0.0; num_moments * parameters.len()];
+        let spans: Vec<Span> = layout.entries().iter().map(span).collect();
+        let longest = spans.iter().map(|span| span.range.len()).max().unwrap_or(0);
+        let scratch = vec![0.0; if matches!(config, OptimizerConfig::Lamb(_)) { longest } else { 0 }];
+        Self { config, parameters, moments, scratch, spans, num_updates: 0 }
     }
 
     /// The parameters, flat in module order.
     pub fn parameters(&self) -> &[f32] {
-        &self.present.parameters
+        &self.parameters
     }
 
     /// The velocities, flat in module order; or first moments and, behind them, second moments.
     pub fn moments(&self) -> &[f32] {
-        &self.present.moments
+        &self.moments
     }
 
     /// What it remembers: the state to save.
     pub fn state(&self) -> OptimizerState {
         let num_updates = self.config.has_two_moments().then_some(self.num_updates);
-        OptimizerState { moments: self.present.moments.clone(), num_updates, own: None }
+        OptimizerState { moments: self.moments.clone(), num_updates, own: None }
     }
 
     /// Replaces parameters and state by saved ones.
@@ -129,41 +125,44 @@ impl Optimizer {
     /// # Panics
     /// When a length differs.
     pub fn restore(&mut self, parameters: &[f32], state: &OptimizerState) {
-        self.present.parameters.copy_from_slice(parameters);
-        self.present.moments.copy_from_slice(&state.moments);
+        self.parameters.copy_from_slice(parameters);
+        self.moments.copy_from_slice(&state.moments);
         self.num_updates = state.num_updates.unwrap_or(0);
     }
 
-    /// Prepares the update of one bucket.
+    /// Makes an update with the gradients of all buckets.
     ///
     /// Only synchronised gradients have the type this takes.
-    pub fn update(&mut self, learning_rate: f64, bucket: &SyncedBucket) {
-        self.prepare(learning_rate, bucket.elements(), bucket.values(), sgd::step);
+    pub fn update(&mut self, learning_rate: f64, buckets: &[SyncedBucket]) {
+        self.update_all(learning_rate, buckets.iter().map(|bucket| (bucket.elements(), bucket.values())));
     }
 
     /// As [`update`](Self::update), from this rank's own gradients: replicas drift apart until they are averaged.
-    pub fn update_alone(&mut self, learning_rate: f64, bucket: &LocalBucket<'_>) {
-        self.prepare(learning_rate, bucket.elements(), bucket.values(), sgd::step);
+    pub fn update_alone(&mut self, learning_rate: f64, buckets: &[LocalBucket<'_>]) {
+        self.update_all(learning_rate, buckets.iter().map(|bucket| (bucket.elements(), bucket.values())));
     }
 
-    /// Prepares parameters that a server has updated; velocities are the server's affair.
+    fn update_all<'a>(&mut self, learning_rate: f64, buckets: impl IntoIterator<Item = (Range<usize>, &'a [f32])>) {
+        for (elements, gradients) in buckets {
+            self.step(learning_rate, elements, gradients, sgd::step);
+        }
+        self.num_updates += 1;
+    }
+
+    /// Takes parameters that a server has updated; velocities are the server's affair.
     pub fn take_parameters(&mut self, bucket: &SyncedBucket) {
-        self.next.parameters[bucket.elements()].copy_from_slice(bucket.values());
+        self.parameters[bucket.elements()].copy_from_slice(bucket.values());
     }
 
-    /// Makes an update by SGD of some elements at once, on the calling thread: on a server, where no step can be dropped, and whose
-    /// thread may be beside a compute pool that waits for it.
-    pub fn update_in_place(&mut self, learning_rate: f64, elements: Range<usize>, gradients: &[f32]) {
-        self.prepare(learning_rate, elements.clone(), gradients, sgd::step_alone);
-        let Values { parameters, moments } = &self.next;
-        self.present.parameters[elements.clone()].copy_from_slice(&parameters[elements.clone()]);
-        self.present.moments[elements.clone()].copy_from_slice(&moments[elements]);
+    /// Makes an update by SGD of some elements, on the calling thread: on a server, whose thread may be beside a compute pool that waits for it.
+    pub fn update_elements(&mut self, learning_rate: f64, elements: Range<usize>, gradients: &[f32]) {
+        self.step(learning_rate, elements, gradients, sgd::step_alone);
     }
 
     /// Replaces parameters and velocities of some elements.
     pub fn restore_elements(&mut self, elements: Range<usize>, parameters: &[f32], velocities: &[f32]) {
-        self.present.parameters[elements.clone()].copy_from_slice(parameters);
-        self.present.moments[elements].copy_from_slice(velocities);
+        self.parameters[elements.clone()].copy_from_slice(parameters);
+        self.moments[elements].copy_from_slice(velocities);
     }
 
     /// Takes parameters that something else has updated.
@@ -171,8 +170,8 @@ impl Optimizer {
     /// # Panics
     /// When their number is another.
     pub fn note_parameters(&mut self, parameters: Vec<f32>) {
-        assert_eq!(parameters.len(), self.present.parameters.len(), "parameters and layout differ in length");
-        self.present.parameters = parameters;
+        assert_eq!(parameters.len(), self.parameters.len(), "parameters and layout differ in length");
+        self.parameters = parameters;
     }
 
     /// Replaces parameters and velocities by their mean over all ranks.
@@ -185,7 +184,7 @@ impl Optimizer {
     pub fn average(&mut self, communicator: &dyn Communicator) -> Result<Traffic, CollectiveError> {
         let num_ranks = communicator.world_size() as f32;
         let mut traffic = Traffic::default();
-        for values in [&mut self.present.parameters, &mut self.present.moments] {
+        for values in [&mut self.parameters, &mut self.moments] {
             communicator.all_reduce_sum(values)?;
             values.iter_mut().for_each(|value| *value /= num_ranks);
             traffic += Traffic::of_sum(values.len(), size_of::<f32>(), communicator.world_size());
@@ -193,24 +192,20 @@ impl Optimizer {
         Ok(traffic)
     }
 
-    /// Makes the prepared updates, of which there must be one for every bucket, the present values.
-    pub fn commit(&mut self) {
-        std::mem::swap(&mut self.present, &mut self.next);
-        self.num_updates += 1;
-    }
-
-    /// Prepares the update of whole tensors.
-    fn prepare(&mut self, learning_rate: f64, elements: Range<usize>, gradients: &[f32], sgd_step: SgdStep) {
-        let Self { config, present, next, spans, num_updates } = self;
+    /// Updates whole tensors.
+    fn step(&mut self, learning_rate: f64, elements: Range<usize>, gradients: &[f32], sgd_step: SgdStep) {
+        let Self { config, parameters, moments, scratch, spans, num_updates } = self;
         let (isa, number) = (Isa::detect(), *num_updates + 1);
+        let (first_moments, second_moments) = moments.split_at_mut(parameters.len());
         let first = spans.partition_point(|span| span.range.start < elements.start);
         for Span { range, is_spared, factor } in
             spans[first..].iter().take_while(|span| span.range.start < elements.end)
         {
             let (is_spared, learning_rate) = (*is_spared, learning_rate * factor);
             let gradients = &gradients[range.start - elements.start..range.end - elements.start];
-            next.copy(present, range);
-            let (parameters, [first, second]) = next.tensor(range);
+            let (parameters, first) = (&mut parameters[range.clone()], &mut first_moments[range.clone()]);
+            // Nothing where there is one moment.
+            let second = second_moments.get_mut(range.clone()).unwrap_or_default();
             match config {
                 OptimizerConfig::Lars { sgd, trust_coefficient } if !is_spared => {
                     let update = sgd.update(learning_rate, is_spared);
@@ -225,33 +220,9 @@ impl Optimizer {
                 }
                 OptimizerConfig::Lamb(config) => {
                     let update = config.lamb_update(learning_rate, number, is_spared);
-                    lamb::step(
-                        isa,
-                        &update,
-                        &present.parameters[range.clone()],
-                        parameters,
-                        [first, second],
-                        gradients,
-                    );
+                    lamb::step(isa, &update, parameters, &mut scratch[..range.len()], [first, second], gradients);
                 }
             }
         }
-    }
-}
-
-impl Values {
-    /// Takes a tensor's values from `other`.
-    fn copy(&mut self, other: &Self, range: &Range<usize>) {
-        self.parameters[range.clone()].copy_from_slice(&other.parameters[range.clone()]);
-        let num_parameters = self.parameters.len();
-        let of_all = self.moments.chunks_mut(num_parameters).zip(other.moments.chunks(num_parameters));
-        of_all.for_each(|(own, others)| own[range.clone()].copy_from_slice(&others[range.clone()]));
-    }
-
-    /// A tensor's parameters and moments, of which the second are nothing where there is one.
-    fn tensor(&mut self, range: &Range<usize>) -> (&mut [f32], [&mut [f32]; 2]) {
-        let (first, second) = self.moments.split_at_mut(self.parameters.len());
-        let second = second.get_mut(range.clone()).unwrap_or_default();
-        (&mut self.parameters[range.clone()], [&mut first[range.clone()], second])
     }
 }

@@ -81,14 +81,8 @@ impl<M: ImageClassifier> Update<M> for AllReduce {
     }
 
     fn finish(&mut self, model: &mut M, step: &Step, _: &StepPlan, timer: &Timer) -> Result<Finished> {
-        let (learning_rate, clip) = (step.context.learning_rate, self.clip);
-        let updates_early = clip.is_none() && self.own_optimizer.is_none();
-        let reduced = self.replica.reduce(timer, |optimizer, bucket| {
-            // The norm of the whole gradient is known only with its last bucket.
-            if updates_early {
-                optimizer.update(learning_rate, bucket);
-            }
-        });
+        let learning_rate = step.context.learning_rate;
+        let reduced = self.replica.reduce(timer);
         let scores = self.replica.scores();
         let status = match reduced {
             Err(fault @ CollectiveError::NonFinite { .. }) => {
@@ -101,7 +95,7 @@ impl<M: ImageClassifier> Update<M> for AllReduce {
             let parts = self.replica.reducer.report().squared_norm_of_parts;
             SquaredNorms { parts, sum: self.replica.reducer.synced().norm().powi(2) }
         });
-        clip.into_iter().for_each(|clip| self.clip(clip));
+        self.clip.into_iter().for_each(|clip| self.clip(clip));
         let Self { replica, own_optimizer, .. } = self;
         match own_optimizer {
             Some(own) => {
@@ -110,15 +104,8 @@ impl<M: ImageClassifier> Update<M> for AllReduce {
                 replica.note_parameters(model);
             }
             None => {
-                if !updates_early {
-                    replica
-                        .reducer
-                        .synced()
-                        .buckets()
-                        .iter()
-                        .for_each(|bucket| replica.optimizer.update(learning_rate, bucket));
-                }
-                replica.commit(model);
+                replica.optimizer.update(learning_rate, replica.reducer.synced().buckets());
+                replica.place(model);
             }
         }
         let traffic = self.replica.reducer.report().traffic;

@@ -60,16 +60,16 @@ impl LocalSgd {
         let learning_rate = step.context.learning_rate;
         let mut kept = (step.context.keeps_gradients && step.num_own > 0)
             .then(|| vec![0.0; replica.reducer.layout().num_elements()]);
-        let is_finite = replica.reducer.finish_alone(|bucket| {
+        let is_finite = replica.reducer.finish_alone(|buckets, is_finite| {
             if let Some(kept) = &mut kept {
-                kept[bucket.elements()].copy_from_slice(bucket.values());
+                buckets.iter().for_each(|bucket| kept[bucket.elements()].copy_from_slice(bucket.values()));
             }
-            replica.optimizer.update_alone(learning_rate, bucket);
+            if step.num_own > 0 && is_finite {
+                replica.optimizer.update_alone(learning_rate, buckets);
+            }
+            is_finite
         });
         self.own_gradient = kept;
-        if step.num_own > 0 && is_finite {
-            replica.optimizer.commit();
-        }
         let header = replica.header(step);
         self.has_met_non_finite |= !(header.finite && is_finite);
         StepHeader { finite: !self.has_met_non_finite, ..header }

@@ -1,7 +1,7 @@
 //! How gradients become parameters: one file for each way.
 //!
 //! In: the passes of a step. Out: changed parameters, or what was not finite in them. Invariant: every way makes the same
-//! collectives on all ranks; what was prepared from some buckets takes effect only when all are there and finite.
+//! collectives on all ranks; parameters change only when all buckets are there and finite.
 
 mod all_reduce;
 mod exact;

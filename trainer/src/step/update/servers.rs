@@ -109,10 +109,14 @@ impl<M: ImageClassifier> Update<M> for Servers {
     }
 
     fn finish(&mut self, model: &mut M, step: &Step, _: &StepPlan, timer: &Timer) -> Result<Finished> {
-        let status = self.replica.reduce(timer, Optimizer::take_parameters)?;
-        let traffic = self.replica.reducer.report().traffic;
+        let status = self.replica.reduce(timer)?;
+        let Replica { reducer, optimizer, .. } = &mut self.replica;
+        let traffic = reducer.report().traffic;
+        {
+            let _optimizer = timer.enter(Phase::Optimizer);
+            reducer.synced().buckets().iter().for_each(|bucket| optimizer.take_parameters(bucket));
+        }
         let mut stop = status.is_some_and(|status| status.stop);
-        self.replica.optimizer.commit();
         // What a stopped run saves is on the servers.
         if step.context.must_sync || stop {
             let _waiting = timer.enter(Phase::Waiting);
@@ -259,7 +263,7 @@ impl ServerSgd {
 impl ShardUpdate for ServerSgd {
     fn update(&mut self, bucket: usize, learning_rate: f64, gradient: &[f32]) {
         self.enter(Phase::Optimizer);
-        self.sgd.update_in_place(learning_rate, self.plan.buckets()[bucket].elements.clone(), gradient);
+        self.sgd.update_elements(learning_rate, self.plan.buckets()[bucket].elements.clone(), gradient);
         self.enter(Phase::Serving);
     }
 
