@@ -18,8 +18,8 @@ pub enum WaitPolicy {
     /// It looks without pause.
     #[default]
     Spin,
-    /// It sleeps between looks, so that another thread of this process can compute on this core: a quarter of the mean time from wait to wait
-    /// when it last slept until it was to spin, 50 µs to 1 ms; before that an eighth of its wait, 50 to 250 µs.
+    /// It sleeps between looks, 50 µs to 1 ms, so that another thread of this process can compute on this core: for an eighth of its wait; once it was to
+    /// [`Spin`](Self::Spin) after that, for a quarter of the mean time from wait to wait in between.
     Sleep,
 }
 

@@ -65,7 +65,7 @@ pub use launch::{check_world, join, launch, launch_with};
 pub use layout::{ParameterEntry, ParameterLayout, read, write};
 pub use on_device::{ElementOrder, replace, take_gradients, tensors};
 pub use parameter_server::{Consistency, Server, ServerClient, ServerPlan, Shard, ShardUpdate, assign_buckets};
-pub use pause::pause_between;
+pub use pause::pause_after;
 pub use reducer::{
     BucketTimes, GradientCollector, GradientReducer, LocalBucket, MicroStepConfig, ReducerConfig, StepReport,
     SyncedBucket, SyncedGradients,

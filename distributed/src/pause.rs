@@ -1,7 +1,7 @@
 //! How long a thread sleeps that looks for messages beside one that computes.
 //!
-//! In: how far apart what it waits for comes, or how long it has waited. Out: a pause. Invariant: all pauses together make a pass later by a quarter of
-//! itself at most, where they lie between their bounds.
+//! In: how long it has waited, or how far apart its waits begin. Out: a pause. Invariant: within their bounds a pause is an eighth of its wait, or the
+//! pauses at the ends of a pass's waits together a quarter of it.
 //!
 //! A look costs far more than its instructions: two switches of the thread, and on a virtual machine exits for the timer, 40 µs in all
 //! on one of them. So few waits may each be late, and many may not: `docs/log.md`, 2026-11-25.
@@ -14,17 +14,17 @@ const SHORTEST: Duration = Duration::from_micros(50);
 /// At 10 Gbit/s 1.2 MB arrive meanwhile, which the buffers of a TCP connection hold; 2 ms gain nothing more.
 const LONGEST: Duration = Duration::from_millis(1);
 
-/// The longest where nothing is known of other waits.
-const LONGEST_UNKNOWN: Duration = Duration::from_micros(250);
+/// Looks after each pause: a look at a TCP connection takes one fragment of a message off it.
+pub(crate) const LOOKS_A_WAKE: u32 = 4;
 
-/// The pause between two looks for what comes once in `interval`, on average.
-pub fn pause_between(interval: Duration) -> Duration {
+/// The pause between two looks where waits begin `interval` apart, on average.
+pub(crate) fn pause_between(interval: Duration) -> Duration {
     (interval / 4).clamp(SHORTEST, LONGEST)
 }
 
-/// The pause before the next look of a thread that has waited for `waited` and knows of no other wait.
-pub(crate) fn pause_after(waited: Duration) -> Duration {
-    (waited / 8).clamp(SHORTEST, LONGEST_UNKNOWN)
+/// The pause before the next look of a thread that has waited for `waited` and knows of no other wait, 50 µs to 1 ms.
+pub fn pause_after(waited: Duration) -> Duration {
+    (waited / 8).clamp(SHORTEST, LONGEST)
 }
 
 #[cfg(test)]
@@ -33,11 +33,10 @@ mod tests {
 
     #[test]
     fn a_pause_is_a_quarter_of_the_interval_or_an_eighth_of_the_wait_within_bounds() {
-        assert_eq!(pause_between(Duration::ZERO), SHORTEST);
-        assert_eq!(pause_between(Duration::from_millis(2)), Duration::from_micros(500));
-        assert_eq!(pause_between(Duration::from_secs(1)), LONGEST);
-        assert_eq!(pause_after(Duration::ZERO), SHORTEST);
-        assert_eq!(pause_after(Duration::from_micros(800)), Duration::from_micros(100));
-        assert_eq!(pause_after(Duration::from_secs(1)), LONGEST_UNKNOWN);
+        for (pause, share) in [(pause_between as fn(Duration) -> Duration, 4), (pause_after, 8)] {
+            assert_eq!(pause(Duration::ZERO), SHORTEST);
+            assert_eq!(pause(Duration::from_millis(2)), Duration::from_millis(2) / share);
+            assert_eq!(pause(Duration::from_secs(1)), LONGEST);
+        }
     }
 }

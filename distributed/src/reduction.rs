@@ -54,6 +54,11 @@ pub trait BucketReduction: Send + Debug {
     fn is_needed_alone(&self) -> bool {
         false
     }
+
+    /// The communicator that it waits on, where that is not the one it was given.
+    fn waits_on(&self) -> Option<Arc<dyn Communicator>> {
+        None
+    }
 }
 
 /// What a bucket brings along of its step, from the training loop to whoever reduces it.

@@ -14,7 +14,7 @@
 use std::collections::{BinaryHeap, VecDeque};
 use std::time::Duration;
 
-use distributed::{Consistency, Shard, ShardUpdate, assign_buckets, pause_between};
+use distributed::{Consistency, Shard, ShardUpdate, assign_buckets, pause_after};
 
 use crate::burst::Tokens;
 use crate::event::{Event, Timed};
@@ -176,8 +176,8 @@ impl<'a> Simulation<'a> {
         // Half of a pause between messages, of which a step has one a bucket and worker; the worker beside sends none.
         let senders = world.workers - usize::from(world.placement == ServerPlacement::Beside);
         let num_requests = sizes.len().div_ceil(world.servers) * senders;
-        let interval = Duration::from_secs_f64((start + profile.backward_s) / num_requests.max(1) as f64);
-        let nap_s = pause_between(interval).as_secs_f64() / 2.0 + LATE_S;
+        let interval_s = (start + profile.backward_s) / num_requests.max(1) as f64;
+        let nap_s = pause_after(Duration::from_secs_f64(interval_s.min(1.0))).as_secs_f64() / 2.0 + LATE_S;
         let servers = (0..world.servers).map(|server| {
             let buckets = (0..sizes.len()).filter(|&bucket| server_of[bucket] == server);
             let shard = Shard::new(Box::new(Nothing), world.consistency, world.workers, buckets);

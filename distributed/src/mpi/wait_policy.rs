@@ -8,7 +8,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::WaitPolicy;
-use crate::pause::{pause_after, pause_between};
+use crate::pause::{LOOKS_A_WAKE, pause_after, pause_between};
 
 /// Time of looks without a pause at the beginning of every wait; what is nearly there costs no sleep.
 ///
@@ -19,9 +19,6 @@ const FIRST_LOOKS: Duration = Duration::from_micros(20);
 /// Busy looks between two yields.
 const YIELD_INTERVAL: u32 = 16;
 
-/// Looks after each sleep: a look at a TCP connection takes one fragment of a message off it.
-const LOOKS_A_WAKE: u32 = 4;
-
 /// The wait policy of a communicator, shared by all that wait on its behalf.
 #[derive(Debug, Default)]
 pub(super) struct SharedWaitPolicy {
@@ -30,7 +27,7 @@ pub(super) struct SharedWaitPolicy {
     since: Mutex<Option<Instant>>,
     /// Waits since then that came to a pause.
     num_waits: AtomicU32,
-    /// Microseconds between two looks, by the waits of the last time of sleeping, such as a pass; 0 before it ended.
+    /// Microseconds between two looks, by the waits of the last time of sleeping, such as a pass, that had any; 0 before it ended.
     pause_micros: AtomicU32,
 }
 

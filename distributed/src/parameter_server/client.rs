@@ -131,4 +131,8 @@ impl BucketReduction for Arc<ServerClient> {
     fn is_needed_alone(&self) -> bool {
         true
     }
+
+    fn waits_on(&self) -> Option<Arc<dyn Communicator>> {
+        Some(Arc::clone(&self.communicator))
+    }
 }

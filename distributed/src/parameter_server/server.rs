@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use super::message::{Request, TO_SERVER, TO_WORKER};
 use super::shard::{Consistency, Shard, ShardUpdate, assign_buckets};
-use crate::pause::pause_between;
+use crate::pause::{LOOKS_A_WAKE, pause_after};
 use crate::{BucketPlan, CollectiveError, Communicator, floats_to_bytes};
 
 /// Which rank serves which buckets.
@@ -66,8 +66,8 @@ impl Server {
     /// # Errors
     /// When the job ends.
     pub fn serve(&self) -> Result<(), CollectiveError> {
-        let start = Instant::now();
-        let mut num_requests: u32 = 0;
+        let mut last_request = Instant::now();
+        let mut looks: u32 = 0;
         loop {
             let shard = lock(&self.shard);
             if shard.is_abandoned() {
@@ -80,10 +80,15 @@ impl Server {
             match request {
                 Some((worker, bytes)) => {
                     self.handle(worker, Request::from_bytes(&bytes))?;
-                    num_requests = num_requests.saturating_add(1);
+                    last_request = Instant::now();
                 }
                 // A worker may compute on the same core.
-                None => std::thread::sleep(pause_between(start.elapsed() / num_requests.max(1))),
+                None => {
+                    looks = looks.wrapping_add(1);
+                    if looks.is_multiple_of(LOOKS_A_WAKE) {
+                        std::thread::sleep(pause_after(last_request.elapsed()));
+                    }
+                }
             }
         }
         Ok(())

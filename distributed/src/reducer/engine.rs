@@ -95,7 +95,8 @@ pub(super) enum Engine {
     Inline(Worker),
     Background {
         finished: Receiver<Result<Finished, CollectiveError>>,
-        communicator: Arc<dyn Communicator>,
+        /// All that the thread waits on.
+        communicators: Vec<Arc<dyn Communicator>>,
         thread: Option<JoinHandle<()>>,
         num_pending: Arc<AtomicUsize>,
     },
@@ -143,7 +144,8 @@ impl Engine {
     /// # Errors
     /// When the system gives no thread.
     pub(super) fn background(mut worker: Worker) -> std::io::Result<Self> {
-        let communicator = Arc::clone(&worker.communicator);
+        let mut communicators = vec![Arc::clone(&worker.communicator)];
+        communicators.extend(worker.reduction.lock().waits_on());
         let num_pending = Arc::clone(&worker.num_pending);
         let (results, finished) = channel();
         let thread = Builder::new().name("communication".to_owned()).spawn(move || {
@@ -157,7 +159,7 @@ impl Engine {
                 }
             }
         })?;
-        Ok(Self::Background { finished, communicator, thread: Some(thread), num_pending })
+        Ok(Self::Background { finished, communicators, thread: Some(thread), num_pending })
     }
 
     pub(super) fn is_beside(&self) -> bool {
@@ -166,15 +168,15 @@ impl Engine {
 
     /// The caller begins to compute: the thread leaves it the core.
     pub(super) fn begin(&self) {
-        if let Self::Background { communicator, .. } = self {
-            communicator.set_wait_policy(WaitPolicy::Sleep);
+        if let Self::Background { communicators, .. } = self {
+            communicators.iter().for_each(|communicator| communicator.set_wait_policy(WaitPolicy::Sleep));
         }
     }
 
     /// The caller has nothing left but to wait.
     pub(super) fn spin(&self) {
-        if let Self::Background { communicator, thread, .. } = self {
-            communicator.set_wait_policy(WaitPolicy::Spin);
+        if let Self::Background { communicators, thread, .. } = self {
+            communicators.iter().for_each(|communicator| communicator.set_wait_policy(WaitPolicy::Spin));
             if let Some(thread) = thread {
                 thread.thread().unpark();
             }

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use super::RankStatus;
-use crate::{BucketContext, BucketReduction, Carried, CollectiveError, Traffic};
+use crate::{BucketContext, BucketReduction, Carried, CollectiveError, Communicator, Traffic};
 
 /// Tells of each bucket before and after another reduction takes it.
 #[derive(Debug)]
@@ -52,5 +52,9 @@ impl BucketReduction for WatchedReduction {
 
     fn is_needed_alone(&self) -> bool {
         self.inner.is_needed_alone()
+    }
+
+    fn waits_on(&self) -> Option<Arc<dyn Communicator>> {
+        self.inner.waits_on()
     }
 }
