@@ -13,6 +13,25 @@ use crate::progress;
 /// Bytes made or hashed between two signs of progress; whole words of a random stream.
 pub(crate) const PART_BYTES: usize = 1 << 20;
 
+/// Black images of one shape.
+///
+/// # Errors
+/// When memory lacks.
+pub(crate) fn black_images(
+    field: &'static str,
+    num_samples: usize,
+    shape: ImageShape,
+) -> Result<Vec<u8>, DatasetError> {
+    let mut pixels = Vec::new();
+    let len = num_samples.checked_mul(shape.num_values()).filter(|&len| pixels.try_reserve_exact(len).is_ok());
+    let Some(len) = len else {
+        let got = format!("{num_samples} images of {shape}");
+        return Err(DatasetError::config(field, "images that fit into memory", got));
+    };
+    pixels.resize(len, 0);
+    Ok(pixels)
+}
+
 /// Images and labels in memory.
 pub(crate) struct MemoryDataset {
     pub(crate) name: String,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::dataset::{DatasetSplits, ImageDataset, ImageShape, Normalization};
 use crate::error::DatasetError;
-use crate::memory::{MemoryDataset, PART_BYTES};
+use crate::memory::{MemoryDataset, PART_BYTES, black_images};
 use crate::progress;
 use crate::random::{Purpose, Stream};
 
@@ -28,7 +28,7 @@ pub struct SyntheticConfig {
 /// Makes the data set in memory: N * H * W * C bytes.
 ///
 /// # Errors
-/// If a count or a side of the image is 0, or there are more than 65,536 classes.
+/// If a count or a side of the image is 0, there are more than 65,536 classes, or memory lacks.
 pub fn open(config: &SyntheticConfig) -> Result<DatasetSplits, DatasetError> {
     if config.shape.num_values() == 0 {
         return Err(DatasetError::config("synthetic image shape", "no side of 0", config.shape));
@@ -53,7 +53,7 @@ fn make_split(
         return Err(DatasetError::config("synthetic num_samples", "at least 1", 0));
     }
     let mut labels = Stream::new(config.seed, split_index, 0, Purpose::Synthetic);
-    let mut pixels = vec![0; num_samples * config.shape.num_values()];
+    let mut pixels = black_images("synthetic num_samples", num_samples, config.shape)?;
     let mut stream = Stream::new(config.seed, split_index, 1, Purpose::Synthetic);
     for part in pixels.chunks_mut(PART_BYTES) {
         stream.fill(part);
@@ -116,5 +116,13 @@ mod tests {
         assert!(open(&without_test).is_err());
         let without_classes = SyntheticConfig { num_classes: 0, ..config() };
         assert!(open(&without_classes).is_err());
+    }
+
+    #[test]
+    fn more_images_than_memory_holds_are_refused() {
+        for num_train in [usize::MAX, usize::MAX / 70] {
+            let error = open(&SyntheticConfig { num_train, ..config() }).err().unwrap().to_string();
+            assert!(error.contains("fit into memory"), "{error}");
+        }
     }
 }

@@ -94,9 +94,15 @@ fn obtain(
     if let Some(folder) = source.cifar.find(dir) {
         return Ok(folder);
     }
+    let is_new = !dir.exists();
     fs::create_dir_all(dir).map_err(DatasetError::io("create", dir))?;
     let archive = dir.join(format!("{}.tar.gz.part", source.cifar.folder()));
-    receive(agent, source, &archive, progress)?;
+    receive(agent, source, &archive, progress).inspect_err(|_| {
+        if is_new {
+            // What has come stays there; an empty folder does not.
+            let _ = fs::remove_dir(dir);
+        }
+    })?;
     check(source, &archive)?;
     let folder = unpack(source.cifar, &archive, dir)?;
     fs::remove_file(&archive).map_err(DatasetError::io("remove", &archive))?;

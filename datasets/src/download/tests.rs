@@ -242,6 +242,9 @@ fn failures_of_the_network_name_the_address_and_a_remedy() {
     // Nobody listens there any more.
     let text = run(&source(&url, b""), &dir).unwrap_err().to_string();
     assert!(text.contains(&url) && text.contains("check the network"), "{text}");
+    let new = dir.path().join("new");
+    obtain(&agent(), &source(&url, b""), &new, &mut |_, _| {}).unwrap_err();
+    assert!(!new.exists() && dir.path().exists(), "a folder that is empty and new does not stay");
 }
 
 #[test]

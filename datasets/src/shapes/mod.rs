@@ -12,7 +12,7 @@ use std::thread;
 
 use crate::dataset::{DatasetSplits, ImageDataset, ImageShape, Normalization};
 use crate::error::DatasetError;
-use crate::memory::MemoryDataset;
+use crate::memory::{MemoryDataset, black_images};
 use crate::progress;
 use crate::random::{Purpose, Stream};
 use figure::{CLASS_NAMES, Figure};
@@ -41,7 +41,7 @@ impl Default for ShapesConfig {
 /// Draws the data set on all processors.
 ///
 /// # Errors
-/// If a count is 0.
+/// If a count is 0, or memory lacks.
 pub fn open(config: &ShapesConfig) -> Result<DatasetSplits, DatasetError> {
     Ok(DatasetSplits {
         train: draw_split("train", config.seed, 0, config.num_train)?,
@@ -60,7 +60,7 @@ fn draw_split(
     if num_samples == 0 {
         return Err(DatasetError::config("shapes num_samples", "at least 1", 0));
     }
-    let mut pixels = vec![0; num_samples * SHAPE.num_values()];
+    let mut pixels = black_images("shapes num_samples", num_samples, SHAPE)?;
     let num_threads = thread::available_parallelism().map_or(1, usize::from);
     let per_thread = num_samples.div_ceil(num_threads);
     thread::scope(|scope| {

@@ -230,6 +230,10 @@ fn contents(
     if !problems.is_empty() {
         notes.push(format!("{} samples were skipped: {}", problems.len(), list(problems.iter())));
     }
+    if source.digest.is_none() && source.dir.join(MANIFEST).exists() {
+        let remedy = "make it anew (sha256sum *.tar > MANIFEST) or remove it";
+        notes.push(format!("{MANIFEST} is not used, as it does not list all shards of this split; {remedy}"));
+    }
     let labels = source.images.iter().map(|(_, image)| image.label).collect();
     Ok(Contents { name: format!("shards {}", source.split), class_names, labels, notes })
 }

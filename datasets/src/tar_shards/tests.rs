@@ -242,6 +242,22 @@ fn a_shard_that_is_newer_than_the_manifest_or_was_another_before_must_be_the_one
 }
 
 #[test]
+fn a_manifest_that_does_not_list_all_shards_is_spoken_of() {
+    let (from, target) = (images(), tempfile::tempdir().unwrap());
+    let to = target.path().join("to");
+    write(from.path(), &to, 3, &mut |_| true).unwrap();
+    let speaks = || {
+        let splits = open(&to, &config(OnBadImage::Fail)).unwrap();
+        [splits.train, splits.test].map(|split| split.notes().iter().any(|note| note.starts_with("MANIFEST")))
+    };
+    assert_eq!(speaks(), [false; 2]);
+    let manifest = fs::read_to_string(to.join(MANIFEST)).unwrap();
+    let without_first: String = manifest.split_inclusive('\n').filter(|line| !line.contains("train-000000")).collect();
+    fs::write(to.join(MANIFEST), without_first).unwrap();
+    assert_eq!(speaks(), [true, false]);
+}
+
+#[test]
 fn a_shard_that_the_manifest_lists_must_be_there() {
     let (from, target) = (images(), tempfile::tempdir().unwrap());
     let to = target.path().join("to");
