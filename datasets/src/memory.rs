@@ -16,20 +16,21 @@ pub(crate) const PART_BYTES: usize = 1 << 20;
 /// Black images of one shape.
 ///
 /// # Errors
-/// When memory lacks.
+/// When the system does not grant that much memory.
 pub(crate) fn black_images(
     field: &'static str,
     num_samples: usize,
     shape: ImageShape,
 ) -> Result<Vec<u8>, DatasetError> {
-    let mut pixels = Vec::new();
-    let len = num_samples.checked_mul(shape.num_values()).filter(|&len| pixels.try_reserve_exact(len).is_ok());
-    let Some(len) = len else {
-        let got = format!("{num_samples} images of {shape}");
-        return Err(DatasetError::config(field, "images that fit into memory", got));
-    };
-    pixels.resize(len, 0);
-    Ok(pixels)
+    let is_granted = |&len: &usize| Vec::<u8>::new().try_reserve_exact(len).is_ok();
+    match num_samples.checked_mul(shape.num_values()).filter(is_granted) {
+        // Pages that whoever draws there touches first.
+        Some(len) => Ok(vec![0; len]),
+        None => {
+            let got = format!("{num_samples} images of {shape}");
+            Err(DatasetError::config(field, "images that fit into memory", got))
+        }
+    }
 }
 
 /// Images and labels in memory.

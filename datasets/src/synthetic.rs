@@ -28,7 +28,7 @@ pub struct SyntheticConfig {
 /// Makes the data set in memory: N * H * W * C bytes.
 ///
 /// # Errors
-/// If a count or a side of the image is 0, there are more than 65,536 classes, or memory lacks.
+/// If a count or a side of the image is 0, there are more than 65,536 classes, or the system does not grant the memory.
 pub fn open(config: &SyntheticConfig) -> Result<DatasetSplits, DatasetError> {
     if config.shape.num_values() == 0 {
         return Err(DatasetError::config("synthetic image shape", "no side of 0", config.shape));
@@ -120,7 +120,7 @@ mod tests {
 
     #[test]
     fn more_images_than_memory_holds_are_refused() {
-        for num_train in [usize::MAX, usize::MAX / 70] {
+        for num_train in [usize::MAX, usize::MAX / 70, isize::MAX as usize / 70] {
             let error = open(&SyntheticConfig { num_train, ..config() }).err().unwrap().to_string();
             assert!(error.contains("fit into memory"), "{error}");
         }

@@ -18,8 +18,8 @@ pub enum WaitPolicy {
     /// It looks without pause.
     #[default]
     Spin,
-    /// It sleeps between looks, 50 µs to 1 ms, so that another thread of this process can compute on this core: for an eighth of its wait; once it was to
-    /// [`Spin`](Self::Spin) after that, for a quarter of the mean time from wait to wait in between.
+    /// It sleeps between looks, 50 µs to 1 ms, so that another thread of this process can compute on this core: for an eighth of its wait, or, where it had
+    /// waits when it was to sleep the time before, for a quarter of the mean time between those.
     Sleep,
 }
 

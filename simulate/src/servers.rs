@@ -173,10 +173,11 @@ impl<'a> Simulation<'a> {
             milestones.push(start + if world.overlap { latest } else { profile.backward_s });
         }
         milestones.push(start + profile.backward_s);
-        // Half of a pause between messages, of which a step has one a bucket and worker; the worker beside sends none.
+        // Half of the pause after the mean wait for a message, of which a step has one a bucket and worker; the worker beside sends none.
         let senders = world.workers - usize::from(world.placement == ServerPlacement::Beside);
         let num_requests = sizes.len().div_ceil(world.servers) * senders;
         let interval_s = (start + profile.backward_s) / num_requests.max(1) as f64;
+        // A second has the longest pause already.
         let nap_s = pause_after(Duration::from_secs_f64(interval_s.min(1.0))).as_secs_f64() / 2.0 + LATE_S;
         let servers = (0..world.servers).map(|server| {
             let buckets = (0..sizes.len()).filter(|&bucket| server_of[bucket] == server);

@@ -97,13 +97,13 @@ fn obtain(
     let is_new = !dir.exists();
     fs::create_dir_all(dir).map_err(DatasetError::io("create", dir))?;
     let archive = dir.join(format!("{}.tar.gz.part", source.cifar.folder()));
-    receive(agent, source, &archive, progress).inspect_err(|_| {
+    let received = receive(agent, source, &archive, progress).and_then(|()| check(source, &archive));
+    received.inspect_err(|_| {
         if is_new {
             // What has come stays there; an empty folder does not.
             let _ = fs::remove_dir(dir);
         }
     })?;
-    check(source, &archive)?;
     let folder = unpack(source.cifar, &archive, dir)?;
     fs::remove_file(&archive).map_err(DatasetError::io("remove", &archive))?;
     Ok(folder)

@@ -206,6 +206,11 @@ fn other_bytes_than_the_published_ones_are_refused_and_removed() {
     assert!(text.contains("expected sha256 "), "{text}");
     assert!(names(dir.path()).is_empty());
     server.finish();
+    let server = Server::start(cifar_100(), vec![Answer::Whole]);
+    let new = dir.path().join("new");
+    obtain(&agent(), &source(&server.url, b"other"), &new, &mut |_, _| {}).unwrap_err();
+    assert!(!new.exists(), "a folder that is empty and new does not stay");
+    server.finish();
 }
 
 #[test]

@@ -41,7 +41,7 @@ impl Default for ShapesConfig {
 /// Draws the data set on all processors.
 ///
 /// # Errors
-/// If a count is 0, or memory lacks.
+/// If a count is 0, or the system does not grant the memory.
 pub fn open(config: &ShapesConfig) -> Result<DatasetSplits, DatasetError> {
     Ok(DatasetSplits {
         train: draw_split("train", config.seed, 0, config.num_train)?,

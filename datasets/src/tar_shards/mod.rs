@@ -231,8 +231,10 @@ fn contents(
         notes.push(format!("{} samples were skipped: {}", problems.len(), list(problems.iter())));
     }
     if source.digest.is_none() && source.dir.join(MANIFEST).exists() {
-        let remedy = "make it anew (sha256sum *.tar > MANIFEST) or remove it";
-        notes.push(format!("{MANIFEST} is not used, as it does not list all shards of this split; {remedy}"));
+        let remedy = "make it anew (sha256sum *.tar > MANIFEST)";
+        notes.push(format!(
+            "{MANIFEST} does not list all shards of this split, so these are hashed for its checksum; {remedy}"
+        ));
     }
     let labels = source.images.iter().map(|(_, image)| image.label).collect();
     Ok(Contents { name: format!("shards {}", source.split), class_names, labels, notes })

@@ -25,7 +25,7 @@ pub(super) struct SharedWaitPolicy {
     sleeping: AtomicBool,
     /// Since when it is [`WaitPolicy::Sleep`].
     since: Mutex<Option<Instant>>,
-    /// Waits since then that came to a pause.
+    /// Waits since then that came to a pause, of all threads: of a server beside its worker, too.
     num_waits: AtomicU32,
     /// Microseconds between two looks, by the waits of the last time of sleeping, such as a pass, that had any; 0 before it ended.
     pause_micros: AtomicU32,

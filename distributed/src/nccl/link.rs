@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtrMut, DriverError, PinnedHostSlice};
 
@@ -14,6 +14,9 @@ use super::api::{Api, Connection, UniqueId};
 use super::libraries;
 use super::readiness::Readiness;
 use crate::pause::pause_after;
+
+/// Nobody wakes this thread, and a GPU computes beside it.
+const LONGEST_PAUSE: Duration = Duration::from_micros(250);
 
 /// A call that failed.
 #[derive(Debug)]
@@ -125,7 +128,7 @@ impl Link {
         let start = Instant::now();
         while !done.try_is_complete().map_err(by_driver("cuEventQuery"))? {
             self.connection.check()?;
-            thread::sleep(pause_after(start.elapsed()));
+            thread::sleep(pause_after(start.elapsed()).min(LONGEST_PAUSE));
         }
         self.connection.check()
     }

@@ -80,7 +80,7 @@ impl Server {
             match request {
                 Some((worker, bytes)) => {
                     self.handle(worker, Request::from_bytes(&bytes))?;
-                    last_request = Instant::now();
+                    (last_request, looks) = (Instant::now(), 0);
                 }
                 // A worker may compute on the same core.
                 None => {

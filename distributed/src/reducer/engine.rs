@@ -95,7 +95,7 @@ pub(super) enum Engine {
     Inline(Worker),
     Background {
         finished: Receiver<Result<Finished, CollectiveError>>,
-        /// All that the thread waits on.
+        /// All that the thread waits on, perhaps shared with a server beside.
         communicators: Vec<Arc<dyn Communicator>>,
         thread: Option<JoinHandle<()>>,
         num_pending: Arc<AtomicUsize>,

@@ -10,9 +10,12 @@ use burn::nn::{Linear, LinearConfig};
 use burn::tensor::activation::{log_softmax, relu};
 use burn::tensor::{Device, Gradients, Tensor, TensorData};
 use distributed::{
-    BucketContext, CollectiveError, Communicator, GradientReducer, LocalBucket, MicroStepConfig, ParameterLayout,
-    ReducerConfig, SingleCommunicator, StepHeader, run_ranks, write,
+    BucketContext, BucketReduction, CollectiveError, Communicator, GradientReducer, LocalBucket, MicroStepConfig,
+    ParameterLayout, ReducerConfig, SingleCommunicator, StepHeader, Traffic, WaitPolicy, WatchedReduction, run_ranks,
+    write,
 };
+
+use crate::watchdog_refusals::Unthreaded;
 
 const CHANNELS: usize = 2;
 const SIDE: usize = 6;
@@ -331,6 +334,39 @@ fn a_step_taken_alone_gives_this_ranks_own_gradient_and_sends_nothing() {
         own
     });
     assert!(relative_l2(&sums[0], &gradient(1, 8, usize::MAX, 1 << 20)) <= 1e-5);
+}
+
+/// Waits, as it says, on a communicator of its own.
+#[derive(Debug)]
+struct Elsewhere(Arc<Unthreaded>);
+
+impl BucketReduction for Elsewhere {
+    fn reduce(&mut self, _: BucketContext, _: usize, _: &mut Vec<f32>) -> Result<Traffic, CollectiveError> {
+        Ok(Traffic::default())
+    }
+
+    fn waits_on(&self) -> Option<Arc<dyn Communicator>> {
+        Some(self.0.clone())
+    }
+}
+
+#[test]
+fn what_a_watched_reduction_waits_on_is_to_sleep_beside_the_pass_and_to_spin_after_it() {
+    run_ranks(2, |communicator| {
+        let net = Net::new(&Device::flex().autodiff());
+        let own = Arc::new(Unthreaded::default());
+        let reduction = WatchedReduction::new(Box::new(Elsewhere(Arc::clone(&own))), Arc::default());
+        let config = ReducerConfig { bucket_cap_bytes: Some(700), overlap: true };
+        let mut reducer =
+            GradientReducer::with_reduction(&net, Arc::new(communicator), &config, |_, _| Ok(Box::new(reduction)))
+                .unwrap();
+        for _ in 0..2 {
+            reducer.begin_micro_step(MicroStepConfig::default());
+            reducer.reduce().unwrap();
+        }
+        let expected = [WaitPolicy::Sleep, WaitPolicy::Spin].repeat(2);
+        assert_eq!(*own.wait_policies.lock().unwrap(), expected);
+    });
 }
 
 #[test]

@@ -1,13 +1,16 @@
 //! A communicator that one thread alone may use is not watched, and says so.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use distributed::{CollectiveError, Communicator, Topology, WaitPolicy, Watchdog};
 
 /// One of two ranks under an MPI library without support for threads; nothing else of it may be used.
-#[derive(Debug)]
-struct Unthreaded;
+#[derive(Debug, Default)]
+pub(crate) struct Unthreaded {
+    /// What it was told.
+    pub(crate) wait_policies: Mutex<Vec<WaitPolicy>>,
+}
 
 type Outcome<T> = Result<T, CollectiveError>;
 
@@ -59,7 +62,7 @@ impl Communicator for Unthreaded {
     #[rustfmt::skip]
     fn duplicate(&self) -> Outcome<Arc<dyn Communicator>> { unreachable!() }
     #[rustfmt::skip]
-    fn set_wait_policy(&self, _: WaitPolicy) { unreachable!() }
+    fn set_wait_policy(&self, policy: WaitPolicy) { self.wait_policies.lock().unwrap().push(policy) }
     #[rustfmt::skip]
     fn abort(&self, _: &str, _: i32) { unreachable!() }
     #[rustfmt::skip]
@@ -68,7 +71,8 @@ impl Communicator for Unthreaded {
 
 #[test]
 fn a_communicator_without_threads_is_refused_and_named() {
-    let error = Watchdog::start(&Unthreaded, Arc::default(), Duration::from_secs(1), Box::new(|_| {})).unwrap_err();
+    let error = Watchdog::start(&Unthreaded::default(), Arc::default(), Duration::from_secs(1), Box::new(|_| {}));
+    let error = error.unwrap_err();
     assert_eq!(error, CollectiveError::WatchdogNeedsThreads { library: "MPI without threads".to_owned() });
     let text = "the watchdog needs a communicator that two threads may use at once, which MPI without threads does not offer here; \
                 a rank that stops will keep the others waiting";
