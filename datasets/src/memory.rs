@@ -33,7 +33,7 @@ pub(crate) fn black_images(
         // Pages that whoever draws there touches first.
         Some(len) => Ok(vec![0; len]),
         None => {
-            let got = format!("{num_samples} images of {shape}");
+            let got = format!("{num_samples} images of {shape}; ask for fewer");
             Err(DatasetError::config(field, "images that fit into memory", got))
         }
     }
