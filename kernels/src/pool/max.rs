@@ -115,29 +115,49 @@ impl<E: Element> Task for OutputRow<'_, E> {
 
     #[inline(always)]
     fn run(self) {
-        let MaxPoolShape { height, width, channels, .. } = self.shape;
-        let pixels = self.y.chunks_exact_mut(channels).zip(self.taps.chunks_exact_mut(channels)).enumerate();
+        let Self { shape: MaxPoolShape { height, width, channels, .. }, x, row, y, taps } = self;
+        let pixels = y.chunks_exact_mut(channels).zip(taps.chunks_exact_mut(channels)).enumerate();
         for (column, (y, taps)) in pixels {
-            y.fill(E::from_f32(f32::NEG_INFINITY));
-            // The middle of a window always lies inside; it stands until something above minus infinity comes.
-            taps.fill(4);
+            let mut window: [(&[E], u8); 9] = [(&[], 0); 9];
+            let mut count = 0;
             for tap in 0..9 {
-                let (source_row, source_column) = (2 * self.row + tap / 3, 2 * column + tap % 3);
+                let (source_row, source_column) = (2 * row + tap / 3, 2 * column + tap % 3);
                 if (1..=height).contains(&source_row) && (1..=width).contains(&source_column) {
                     let at = ((source_row - 1) * width + source_column - 1) * channels;
-                    keep_maximum(&self.x[at..at + channels], tap as u8, y, taps);
+                    window[count] = (&x[at..at + channels], tap as u8);
+                    count += 1;
                 }
+            }
+            let window = &window[..count];
+            let ((y, last_y), (taps, last_taps)) = (y.as_chunks_mut::<BLOCK>(), taps.as_chunks_mut::<BLOCK>());
+            let first_of_last = y.len() * BLOCK;
+            for (index, (y, taps)) in y.iter_mut().zip(taps).enumerate() {
+                choose(window, index * BLOCK, y, taps);
+            }
+            let last = last_y.as_chunks_mut::<1>().0.iter_mut().zip(last_taps.as_chunks_mut::<1>().0);
+            for (index, (y, tap)) in last.enumerate() {
+                choose(window, first_of_last + index, y, tap);
             }
         }
     }
 }
 
+/// The largest value of a window, and its tap, for `N` channels from `first` on.
 #[inline(always)]
-fn keep_maximum<E: Element>(x: &[E], tap: u8, y: &mut [E], taps: &mut [u8]) {
-    for ((x, y), kept) in x.iter().zip(y).zip(taps) {
-        let larger = (x.to_f32() > y.to_f32()) | x.to_f32().is_nan();
-        *y = if larger { *x } else { *y };
-        *kept = if larger { tap } else { *kept };
+fn choose<E: Element, const N: usize>(window: &[(&[E], u8)], first: usize, y: &mut [E; N], taps: &mut [u8; N]) {
+    // The middle of a window always lies inside; it stands until something above minus infinity comes. Taps as wide as values share their vectors.
+    let (mut largest, mut chosen) = ([f32::NEG_INFINITY; N], [4_u32; N]);
+    for (x, tap) in window {
+        let x = &x[first..first + N];
+        for i in 0..N {
+            let x = x[i].to_f32();
+            let larger = (x > largest[i]) | x.is_nan();
+            largest[i] = if larger { x } else { largest[i] };
+            chosen[i] = if larger { u32::from(*tap) } else { chosen[i] };
+        }
+    }
+    for i in 0..N {
+        (y[i], taps[i]) = (E::from_f32(largest[i]), chosen[i] as u8);
     }
 }
 
