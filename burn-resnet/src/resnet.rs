@@ -8,9 +8,8 @@ use std::mem;
 
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::nn::PaddingConfig2d;
-use burn::nn::pool::{MaxPool2d, MaxPool2dConfig};
 use burn::tensor::{Tensor, assert_shape};
-use layers::{BatchNorm, Computation, Conv2d, Linear, PassContext, global_avg_pool, max_pool, relu};
+use layers::{BatchNorm, Computation, Conv2d, Linear, MaxPool2d, MaxPool2dConfig, PassContext, global_avg_pool, relu};
 
 use crate::Block;
 use crate::config::ResNetConfig;
@@ -83,7 +82,7 @@ impl ResNet {
         assert_shape!(images, [_, _, _, in_channels]);
         PassContext { computation: self.computation, ..PassContext::current() }.during(|| {
             let stem = relu(self.bn1.forward(self.conv1.forward(images)));
-            let stem = if self.fc.is_some() { max_pool(&pool(), stem) } else { stem };
+            let stem = if self.fc.is_some() { pool().forward(stem) } else { stem };
             let blocks = [&self.layer1, &self.layer2, &self.layer3, &self.layer4].into_iter().flatten();
             let features = blocks.fold(stem, |hidden, block| block.forward(hidden));
             let last = self.linear.as_ref().or(self.fc.as_ref()).expect("a network has a last layer");

@@ -3,8 +3,7 @@
 //! In: `[N, H, W, C_in]`. Out: `[N, H_out, W_out, C_out]`; in training the running statistics are updated.
 //! Invariant: a layer that is fused is one that our kernels compute; all others are burn's own operation.
 
-use std::collections::BTreeSet;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use burn::module::{Param, ParamId};
 use burn::nn::conv::Conv2d;
@@ -14,9 +13,9 @@ use burn::tensor::Tensor;
 use crate::choices::{Computation, Kernels};
 use crate::context::PassContext;
 use crate::features::{Features, Values, in_f32};
-use crate::norm;
 use crate::ops::single::{Operation, computes, single};
 use crate::ops::{FusedOptions, HookedParameters, NormLink, Residual, fused_inference, fused_train, gated, stock};
+use crate::{norm, stand_in};
 use kernels::batch_norm::Rectifier;
 use kernels::conv2d::Conv2dShape;
 
@@ -178,24 +177,14 @@ fn expect_channels(conv: &Conv2d, input: &Tensor<4>) {
     assert!(dims[3] == channels, "convolution: expected [N, H, W, {channels}], got {dims:?}");
 }
 
-/// Convolutions that our kernels would have computed, if they had them.
-static STAND_INS: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
-
 fn note_stand_in(conv: &Conv2d) {
     let [out, group, height, width] = conv.weight.dims();
     let (stride, dilation, groups) = (conv.stride, conv.dilation, conv.groups);
-    let text = format!(
-        "{height}x{width} of {} to {out} channels, groups {groups}, stride {stride:?}, dilation {dilation:?}, padding {:?}",
+    stand_in::note(format!(
+        "convolution {height}x{width} of {} to {out} channels, groups {groups}, stride {stride:?}, dilation {dilation:?}, padding {:?}",
         group * groups,
         conv.padding
-    );
-    STAND_INS.lock().unwrap_or_else(PoisonError::into_inner).insert(text);
-}
-
-/// The convolutions of this process for which burn's own operation stood in on Flex, each once: our kernels lack them, and they are
-/// several times slower so.
-pub fn stand_ins() -> Vec<String> {
-    STAND_INS.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
+    ));
 }
 
 /// The id of a parameter that is a leaf of the tape and not frozen.

@@ -4,6 +4,7 @@
 //! Source: Ba et al. 2016, arXiv 1607.06450.
 
 use burn::module::{Initializer, Module, Param};
+use burn::nn;
 use burn::tensor::module::layer_norm;
 use burn::tensor::{Device, Tensor};
 
@@ -17,12 +18,13 @@ use crate::ops::single::{Operation, computes, single};
 pub struct LayerNormConfig {
     d_model: usize,
     epsilon: f64,
+    has_bias: bool,
 }
 
 impl LayerNormConfig {
     /// Of so many channels.
     pub fn new(d_model: usize) -> Self {
-        Self { d_model, epsilon: 1e-5 }
+        Self { d_model, epsilon: 1e-5, has_bias: true }
     }
 
     /// Added to the variance before the square root; 1e-5 by default.
@@ -30,11 +32,16 @@ impl LayerNormConfig {
         Self { epsilon, ..self }
     }
 
+    /// Whether there is a shift; true by default.
+    pub fn with_bias(self, has_bias: bool) -> Self {
+        Self { has_bias, ..self }
+    }
+
     /// The module: a scale of 1, a shift of 0.
     pub fn init(&self, device: &Device) -> LayerNorm {
         LayerNorm {
             gamma: Initializer::Ones.init([self.d_model], device),
-            beta: Initializer::Zeros.init([self.d_model], device),
+            beta: self.has_bias.then(|| Initializer::Zeros.init([self.d_model], device)),
             epsilon: self.epsilon,
         }
     }
@@ -43,18 +50,23 @@ impl LayerNormConfig {
 /// Layer normalisation of a tensor's last axis.
 ///
 /// # Differs from burn
-/// It is no wrapper of burn's module, which keeps its epsilon to itself; the parameters' names are the same.
+/// It is no wrapper of burn's module, which keeps its epsilon to itself: [`LayerNorm::from_burn`] asks for it. The parameters' names are the same.
 #[derive(Module, Debug)]
 pub struct LayerNorm {
     /// Scale, `[C]`.
     pub gamma: Param<Tensor<1>>,
     /// Shift, `[C]`.
-    pub beta: Param<Tensor<1>>,
+    pub beta: Option<Param<Tensor<1>>>,
     /// Added to the variance.
     pub epsilon: f64,
 }
 
 impl LayerNorm {
+    /// With the parameters of burn's module, and the epsilon that it was made with.
+    pub fn from_burn(stock: nn::LayerNorm, epsilon: f64) -> Self {
+        Self { gamma: stock.gamma, beta: stock.beta, epsilon }
+    }
+
     /// Each row less its mean, divided by its standard deviation, times gamma, plus beta.
     ///
     /// # Shapes
@@ -66,11 +78,14 @@ impl LayerNorm {
         let [channels] = self.gamma.dims();
         assert_eq!(x.dims().last(), Some(&channels), "layer norm: expected [.., {channels}], got {:?}", x.dims());
         let PassContext { computation, hook, .. } = PassContext::current();
-        let (gamma, beta) = (gated(&self.gamma, &x, hook.as_ref()), gated(&self.beta, &x, hook.as_ref()));
+        let gamma = gated(&self.gamma, &x, hook.as_ref());
+        let beta = self.beta.as_ref().map(|beta| gated(beta, &x, hook.as_ref()));
         if computes(&x, &computation) {
+            // The kernel always shifts; by zeros costs nothing.
+            let beta = beta.unwrap_or_else(|| Tensor::zeros([channels], &gamma.device()));
             let parameters = [gamma, beta].map(|parameter| Some(parameter.into_dispatch()));
             return single(x, parameters, Operation::LayerNorm { epsilon: self.epsilon as f32 }, computation.isa);
         }
-        in_f32(x, |x| layer_norm(x, widened(gamma), Some(widened(beta)), self.epsilon))
+        in_f32(x, |x| layer_norm(x, widened(gamma), beta.map(widened), self.epsilon))
     }
 }

@@ -16,6 +16,7 @@ mod modules;
 mod norm;
 mod ops;
 mod pooling;
+mod stand_in;
 mod stochastic_depth;
 mod stream;
 
@@ -27,7 +28,6 @@ pub use features::{Features, relu};
 pub use kernels::batch_norm::Rectifier;
 pub use kernels::loss::Loss;
 pub use kernels::simd::Isa;
-pub use layer::stand_ins;
 pub use layer_norm::{LayerNorm, LayerNormConfig};
 pub use loss::loss_sum;
 pub use modules::{BatchNorm, BatchNormConfig, Conv2d, Conv2dConfig, Linear, LinearConfig};
@@ -37,7 +37,10 @@ pub use ops::{
     LayerOps, NormEnd, NormLink, Residual, StatisticsReducer, batch_norm_train, fused_inference, fused_train, gated,
     global_average, gradient_hook, kernel_times, normalise_by_composition, sum_in_one_stage,
 };
-pub use pooling::{avg_pool, global_avg_pool, max_pool};
+pub use pooling::{
+    AdaptiveAvgPool2d, AdaptiveAvgPool2dConfig, AvgPool2d, AvgPool2dConfig, MaxPool2d, MaxPool2dConfig, global_avg_pool,
+};
+pub use stand_in::stand_ins;
 pub use stochastic_depth::stochastic_depth;
 pub use stream::stream;
 

@@ -3,11 +3,7 @@
 //! In: [`Features`] or a tensor `[N, H, W, C]`. Out: features, or a tensor `[N, K]`. Invariant: each module is burn's own one inside, whose
 //! parameters have the same paths in records and weights files as if it stood there itself.
 
-use std::ops::Deref;
-
-use burn::module::{
-    Content, Devices, Initializer, Module, ModuleDisplay, ModuleDisplayDefault, ModuleMapper, ModuleVisitor, Param,
-};
+use burn::module::{Initializer, Param};
 use burn::nn;
 use burn::nn::PaddingConfig2d;
 use burn::nn::conv::{Conv2d as StockConv2d, Conv2dConfig as StockConv2dConfig};
@@ -34,7 +30,7 @@ macro_rules! around {
             }
         }
 
-        impl Deref for $name {
+        impl std::ops::Deref for $name {
             type Target = $stock;
 
             fn deref(&self) -> &$stock {
@@ -42,16 +38,16 @@ macro_rules! around {
             }
         }
 
-        impl Module for $name {
-            fn collect_devices(&self, devices: Devices) -> Devices {
+        impl burn::module::Module for $name {
+            fn collect_devices(&self, devices: burn::module::Devices) -> burn::module::Devices {
                 self.0.collect_devices(devices)
             }
 
-            fn fork(self, device: &Device) -> Self {
+            fn fork(self, device: &burn::tensor::Device) -> Self {
                 Self(self.0.fork(device))
             }
 
-            fn to_device(self, device: &Device) -> Self {
+            fn to_device(self, device: &burn::tensor::Device) -> Self {
                 Self(self.0.to_device(device))
             }
 
@@ -67,28 +63,30 @@ macro_rules! around {
                 Self(self.0.materialize())
             }
 
-            fn visit<V: ModuleVisitor>(&self, visitor: &mut V) {
+            fn visit<V: burn::module::ModuleVisitor>(&self, visitor: &mut V) {
                 self.0.visit(visitor);
             }
 
-            fn map<M: ModuleMapper>(self, mapper: &mut M) -> Self {
+            fn map<M: burn::module::ModuleMapper>(self, mapper: &mut M) -> Self {
                 Self(self.0.map(mapper))
             }
         }
 
-        impl ModuleDisplayDefault for $name {
-            fn content(&self, content: Content) -> Option<Content> {
-                ModuleDisplayDefault::content(&self.0, content)
+        impl burn::module::ModuleDisplayDefault for $name {
+            fn content(&self, content: burn::module::Content) -> Option<burn::module::Content> {
+                burn::module::ModuleDisplayDefault::content(&self.0, content)
             }
 
             fn num_params(&self) -> usize {
-                Module::num_params(&self.0)
+                burn::module::Module::num_params(&self.0)
             }
         }
 
-        impl ModuleDisplay for $name {}
+        impl burn::module::ModuleDisplay for $name {}
     };
 }
+
+pub(crate) use around;
 
 around!(Conv2d, StockConv2d, "A convolution of channels-last features.");
 around!(BatchNorm, nn::BatchNorm, "Batch normalisation of channels-last features.");
@@ -175,7 +173,7 @@ impl Linear {
 
 /// A configuration around burn's own one.
 macro_rules! config_around {
-    ($name:ident, $stock:ty, $module:ident, [$($setter:ident: $type:ty),*]) => {
+    ($name:ident, $stock:ty, $module:ident, [$($setter:ident: $type:ty),*] $(, $device:ident)?) => {
         #[doc = concat!("As burn's configuration of that name, of a [`", stringify!($module), "`].")]
         #[derive(Clone, Debug)]
         pub struct $name($stock);
@@ -188,9 +186,9 @@ macro_rules! config_around {
                 }
             )*
 
-            /// The module, its parameters drawn from burn's random numbers.
-            pub fn init(&self, device: &Device) -> $module {
-                $module(self.0.init(device))
+            /// The module; parameters are drawn from burn's random numbers.
+            pub fn init(&self $(, $device: &Device)?) -> $module {
+                self.0.init($($device)?).into()
             }
         }
     };
@@ -199,9 +197,11 @@ macro_rules! config_around {
 config_around!(Conv2dConfig, StockConv2dConfig, Conv2d, [
     with_stride: [usize; 2], with_dilation: [usize; 2], with_groups: usize, with_padding: PaddingConfig2d, with_bias: bool,
     with_initializer: Initializer
-]);
-config_around!(BatchNormConfig, nn::BatchNormConfig, BatchNorm, [with_epsilon: f64, with_momentum: f64]);
-config_around!(LinearConfig, nn::LinearConfig, Linear, [with_bias: bool, with_initializer: Initializer]);
+], device);
+config_around!(BatchNormConfig, nn::BatchNormConfig, BatchNorm, [with_epsilon: f64, with_momentum: f64], device);
+config_around!(LinearConfig, nn::LinearConfig, Linear, [with_bias: bool, with_initializer: Initializer], device);
+
+pub(crate) use config_around;
 
 impl Conv2dConfig {
     /// Of `[C_in, C_out]` channels and a kernel of these sides.

@@ -4,14 +4,111 @@
 //! where our kernels lack the shape.
 
 use burn::nn::PaddingConfig2d;
-use burn::nn::pool::{AvgPool2d, MaxPool2d};
+use burn::nn::pool;
 use burn::tensor::Tensor;
 
 use crate::choices::Kernels;
 use crate::context::PassContext;
 use crate::features::Features;
+use crate::modules::{around, config_around};
 use crate::ops::single::{Operation, computes, single};
 use crate::ops::{global_average, stock};
+use crate::stand_in;
+
+around!(MaxPool2d, pool::MaxPool2d, "The largest value of windows of channels-last features.");
+around!(AvgPool2d, pool::AvgPool2d, "The mean of windows of channels-last features.");
+around!(AdaptiveAvgPool2d, pool::AdaptiveAvgPool2d, "The mean of as many windows as the output has pixels.");
+
+config_around!(MaxPool2dConfig, pool::MaxPool2dConfig, MaxPool2d, [
+    with_strides: [usize; 2], with_padding: PaddingConfig2d, with_dilation: [usize; 2], with_ceil_mode: bool
+]);
+config_around!(AvgPool2dConfig, pool::AvgPool2dConfig, AvgPool2d, [
+    with_strides: [usize; 2], with_padding: PaddingConfig2d, with_count_include_pad: bool, with_ceil_mode: bool
+]);
+config_around!(AdaptiveAvgPool2dConfig, pool::AdaptiveAvgPool2dConfig, AdaptiveAvgPool2d, []);
+
+impl MaxPool2dConfig {
+    /// Windows of these sides, which are the strides, too.
+    pub fn new(kernel_size: [usize; 2]) -> Self {
+        Self(pool::MaxPool2dConfig::new(kernel_size))
+    }
+}
+
+impl AvgPool2dConfig {
+    /// Windows of these sides, which are the strides, too.
+    pub fn new(kernel_size: [usize; 2]) -> Self {
+        Self(pool::AvgPool2dConfig::new(kernel_size))
+    }
+}
+
+impl AdaptiveAvgPool2dConfig {
+    /// To an output of this height and width.
+    pub fn new(output_size: [usize; 2]) -> Self {
+        Self(pool::AdaptiveAvgPool2dConfig::new(output_size))
+    }
+}
+
+impl MaxPool2d {
+    /// The maxima. 3x3 windows with stride 2 and padding 1, those of ResNets, are our kernel's.
+    ///
+    /// # Shapes
+    /// `[N, H, W, C]` to `[N, H_out, W_out, C]`.
+    pub fn forward(&self, features: impl Into<Features>) -> Features {
+        let tensor = Tensor::from(features.into());
+        let computation = PassContext::current().computation;
+        let is_ours = self.kernel_size == [3, 3]
+            && self.stride == [2, 2]
+            && self.padding == PaddingConfig2d::Explicit(1, 1, 1, 1)
+            && self.dilation == [1, 1]
+            && !self.ceil_mode;
+        if is_ours && computes(&tensor, &computation) {
+            return single(tensor, [None, None], Operation::MaxPool, computation.isa).into();
+        }
+        let ([height, width], stride) = (self.kernel_size, self.stride);
+        by_burn(tensor, || format!("max pool {height}x{width}, stride {stride:?}"), |planes| self.0.forward(planes))
+    }
+}
+
+impl AvgPool2d {
+    /// The means, by burn's operation.
+    ///
+    /// # Shapes
+    /// `[N, H, W, C]` to `[N, H_out, W_out, C]`.
+    pub fn forward(&self, features: impl Into<Features>) -> Features {
+        let ([height, width], stride) = (self.kernel_size, self.stride);
+        let name = || format!("average pool {height}x{width}, stride {stride:?}");
+        by_burn(features.into().into(), name, |planes| self.0.forward(planes))
+    }
+}
+
+impl AdaptiveAvgPool2d {
+    /// The means; to one pixel by our kernel, which is [`global_avg_pool`].
+    ///
+    /// # Shapes
+    /// `[N, H, W, C]` to `[N, H_out, W_out, C]`.
+    pub fn forward(&self, features: impl Into<Features>) -> Features {
+        let features = features.into();
+        if self.output_size == [1, 1] {
+            let means = global_avg_pool(features);
+            let [n, channels] = means.dims();
+            return means.reshape([n, 1, 1, channels]).into();
+        }
+        let [height, width] = self.output_size;
+        by_burn(features.into(), || format!("average pool to {height}x{width}"), |planes| self.0.forward(planes))
+    }
+}
+
+/// By burn's operation on planes, which is noted where our kernels compute the rest.
+fn by_burn(
+    tensor: Tensor<4>,
+    name: impl FnOnce() -> String,
+    operation: impl FnOnce(Tensor<4>) -> Tensor<4>,
+) -> Features {
+    if computes(&tensor, &PassContext::current().computation) {
+        stand_in::note(name());
+    }
+    stock::in_planes(tensor, operation).into()
+}
 
 /// The mean over all pixels: `[N, H, W, C]` to `[N, C]` in f32.
 pub fn global_avg_pool(features: impl Into<Features>) -> Tensor<2> {
@@ -20,30 +117,4 @@ pub fn global_avg_pool(features: impl Into<Features>) -> Tensor<2> {
         Kernels::Stock => stock::global_average(tensor),
         Kernels::Fused => global_average(tensor),
     }
-}
-
-/// What burn's module gives for planes, of channels-last features. 3x3 windows with stride 2 and padding 1, those of ResNets, are our kernel's.
-///
-/// # Shapes
-/// `[N, H, W, C]` to `[N, H_out, W_out, C]`.
-pub fn max_pool(pool: &MaxPool2d, features: impl Into<Features>) -> Features {
-    let tensor = Tensor::from(features.into());
-    let computation = PassContext::current().computation;
-    let is_ours = pool.kernel_size == [3, 3]
-        && pool.stride == [2, 2]
-        && pool.padding == PaddingConfig2d::Explicit(1, 1, 1, 1)
-        && pool.dilation == [1, 1]
-        && !pool.ceil_mode;
-    if is_ours && computes(&tensor, &computation) {
-        return single(tensor, [None, None], Operation::MaxPool, computation.isa).into();
-    }
-    stock::in_planes(tensor, |planes| pool.forward(planes)).into()
-}
-
-/// What burn's module gives for planes, of channels-last features, by burn's operation.
-///
-/// # Shapes
-/// `[N, H, W, C]` to `[N, H_out, W_out, C]`.
-pub fn avg_pool(pool: &AvgPool2d, features: impl Into<Features>) -> Features {
-    stock::in_planes(features.into().into(), |planes| pool.forward(planes)).into()
 }

@@ -3,12 +3,11 @@
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::nn::PaddingConfig2d::Explicit;
 use burn::nn::conv::Conv2dConfig;
-use burn::nn::pool::{AvgPool2dConfig, MaxPool2dConfig};
 use burn::nn::{BatchNormConfig, LinearConfig};
 use burn::tensor::{Device, FloatDType, Gradients, Tensor, TensorData};
 use layers::{
-    Activations, BatchNorm, Computation, Conv2d, Features, LayerNorm, LayerNormConfig, Linear, PassContext, attention,
-    avg_pool, gelu, global_avg_pool, max_pool, relu, relu6, silu,
+    Activations, AvgPool2dConfig, BatchNorm, Computation, Conv2d, Features, LayerNorm, LayerNormConfig, Linear,
+    MaxPool2dConfig, PassContext, attention, gelu, global_avg_pool, relu, relu6, silu,
 };
 
 use crate::differences::values;
@@ -76,6 +75,9 @@ fn cases() -> Vec<Case> {
         ("convolution 1x1, stride 2", parts(conv([12, 1, 2, 1], false), None), count, of_conv),
         ("depthwise 5x5, stride 2", parts(conv([C, 5, 2, C], true), None), count, of_conv),
         ("depthwise 7x7", parts(conv([C, 7, 1, C], false), None), count, of_conv),
+        ("depthwise 3x3, stride 2", parts(conv([C, 3, 2, C], false), None), count, of_conv),
+        ("depthwise 5x5", parts(conv([C, 5, 1, C], true), None), count, of_conv),
+        ("depthwise 7x7, stride 2", parts(conv([C, 7, 2, C], true), None), count, of_conv),
         ("batch norm", parts(None, norm(C)), count, |m, x| flat(m.norm(images(x)))),
         ("convolution, norm", parts(conv([12, 3, 1, 1], false), norm(12)), count, of_both),
         ("convolution, norm, residual, ReLU", parts(conv([C, 3, 1, 1], false), norm(C)), count, |m, x| {
@@ -101,21 +103,22 @@ fn cases() -> Vec<Case> {
         ("attention", none(), 2 * 7 * 48, |_, x| attention(x.reshape([2, 7, 48]), 2).reshape([-1])),
         ("max pool", none(), count, |_, x| {
             let pool = MaxPool2dConfig::new([3, 3]).with_strides([2, 2]).with_padding(Explicit(1, 1, 1, 1));
-            flat(max_pool(&pool.init(), images(x)))
+            flat(pool.init().forward(images(x)))
         }),
-        ("average pool", none(), count, |_, x| {
-            flat(avg_pool(&AvgPool2dConfig::new([2, 2]).with_strides([2, 2]).init(), images(x)))
-        }),
+        ("average pool", none(), count, |_, x| flat(AvgPool2dConfig::new([2, 2]).init().forward(images(x)))),
         ("global average pool", none(), count, |_, x| global_avg_pool(images(x)).reshape([-1])),
     ]
 }
 
 /// By PyTorch: the checksum of the output, of the input's gradient and of each parameter's.
-const EXPECTED: [(&str, &[f64]); 20] = [
+const EXPECTED: [(&str, &[f64]); 23] = [
     ("convolution", &[-12.92813491821289, 1.995931625366211, 14.800662994384766, 0.1124267578125]),
     ("convolution 1x1, stride 2", &[-0.7277202606201172, -1.5081977844238281, 3.659099578857422]),
     ("depthwise 5x5, stride 2", &[3.11959171295166, -1.7919502258300781, 1.7885675430297852, 0.7989501953125]),
     ("depthwise 7x7", &[7.313961029052734, 2.8186235427856445, -0.551727294921875]),
+    ("depthwise 3x3, stride 2", &[0.8846549987792969, 0.1950855255126953, -2.18707275390625]),
+    ("depthwise 5x5", &[-3.908823013305664, 3.798325538635254, 0.26700592041015625, 1.028076171875]),
+    ("depthwise 7x7, stride 2", &[-2.145893096923828, 3.2669687271118164, -1.8470382690429688, 0.7989501953125]),
     ("batch norm", &[-3.8253987346169804, 4.386801738369517, 9.860641210169856, 1.028076171875]),
     (
         "convolution, norm",

@@ -4,6 +4,7 @@
 
 mod batch_norm;
 mod differences;
+mod drop_in;
 mod every_layer;
 mod fused;
 mod modules;

@@ -28,7 +28,7 @@ struct Ours {
 }
 
 /// Every tensor's path and, of those with a gradient, the gradient.
-fn tensors(module: &impl Module, gradients: Option<&Gradients>) -> Vec<(String, Vec<f32>)> {
+pub(crate) fn tensors(module: &impl Module, gradients: Option<&Gradients>) -> Vec<(String, Vec<f32>)> {
     struct Visitor<'a>(Vec<String>, Vec<(String, Vec<f32>)>, Option<&'a Gradients>);
     impl ModuleVisitor for Visitor<'_> {
         fn enter_module(&mut self, name: &str, _container_type: &str) {
@@ -314,8 +314,8 @@ fn convolutions_for_which_burns_own_operation_stands_in_are_told_and_others_are_
     computed(Conv2dConfig::new([8, 6], [3, 5]).with_dilation([2, 1]));
     computed(Conv2dConfig::new([8, 5], [3, 3]));
     let told = layers::stand_ins();
-    assert!(told.iter().any(|conv| conv.starts_with("3x5 of 8 to 6 channels, groups 1,")), "{told:?}");
-    assert!(!told.iter().any(|conv| conv.starts_with("3x3 of 8 to 5 channels")), "{told:?}");
+    assert!(told.iter().any(|conv| conv.starts_with("convolution 3x5 of 8 to 6 channels, groups 1,")), "{told:?}");
+    assert!(!told.iter().any(|conv| conv.starts_with("convolution 3x3 of 8 to 5 channels")), "{told:?}");
 }
 
 #[test]

@@ -142,13 +142,12 @@ impl<M: ImageClassifier> Training<'_, M> {
         }
     }
 
-    /// Says once, after the first step, which convolutions are burn's own.
+    /// Says once, after the first step, which operations are burn's own.
     fn note_stand_ins(&mut self) {
         if !std::mem::replace(&mut self.noted_stand_ins, true) {
-            for convolution in layers::stand_ins() {
-                self.session.reporter.note(&format!(
-                    "burn's own operation, which is slower, stands in for the convolution {convolution}"
-                ));
+            for operation in layers::stand_ins() {
+                let note = format!("burn's own operation, which is slower, stands in for the {operation}");
+                self.session.reporter.note(&note);
             }
         }
     }
