@@ -138,7 +138,7 @@ pub(in crate::ops) fn backward<E: Activation>(
         addend: addend.as_ref().map(E::values),
     };
     let mut d_input = saved.needs_input.then(|| ARENA.take::<E>(shape.input_len()));
-    let (mut d_weight, mut input_sums) = (vec![0.0; shape.weight_len()], vec![0.0; 2 * shape.in_channels]);
+    let (mut d_weight, mut input_sums) = (ARENA.take::<f32>(shape.weight_len()), vec![0.0; 2 * shape.in_channels]);
     let wanted = Gradients { dx: d_input.as_deref_mut(), dw: &mut d_weight, residual, input_sums: &mut input_sums };
     gradients(&call, floats(&weight), given, wanted);
     let d_input = d_input.map(|values| activation(values, input.shape()));
@@ -148,7 +148,7 @@ pub(in crate::ops) fn backward<E: Activation>(
     let nothing = || tensor(vec![0.0], [1, 1, 1, 1]);
     FusedGradients {
         input: d_input.unwrap_or_else(nothing),
-        weight: tensor(d_weight, weight.shape().dims::<4>()),
+        weight: activation(d_weight, weight.shape().dims::<4>()),
         gamma: tensor(to_f32(&local.with_normalised), [shape.out_channels]),
         beta: tensor(to_f32(&local.plain), [shape.out_channels]),
         residual: if d_residual.is_empty() { nothing() } else { activation(d_residual, saved.residual_shape) },

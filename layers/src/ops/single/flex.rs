@@ -89,7 +89,7 @@ fn forward<E: Activation>(
         Operation::MaxPool => {
             let shape = pool_shape(&x);
             let mut y = ARENA.take::<E>(shape.output_len());
-            pool::max_pool(isa, shape, values, &mut y, &mut vec![0; shape.output_len()]);
+            with_taps(shape, |taps| pool::max_pool(isa, shape, values, &mut y, taps));
             tensor_of(y, [shape.num_images, shape.height_out(), shape.width_out(), shape.channels])
         }
         Operation::Loss(loss) => tensor(vec![loss.sum(floats(&x), weights, num_classes(&x))], [1, 1]),
@@ -143,9 +143,11 @@ fn backward<E: Activation>(
         }
         Operation::MaxPool => {
             let shape = pool_shape(&x);
-            let (mut y, mut taps) = (ARENA.take::<E>(shape.output_len()), vec![0; shape.output_len()]);
-            pool::max_pool(isa, shape, values, &mut y, &mut taps);
-            pool::max_pool_backward(isa, shape, d_values, &taps, &mut dx);
+            let mut y = ARENA.take::<E>(shape.output_len());
+            with_taps(shape, |taps| {
+                pool::max_pool(isa, shape, values, &mut y, taps);
+                pool::max_pool_backward(isa, shape, d_values, taps, &mut dx);
+            });
             nothing()
         }
         Operation::Loss(loss) => return of_logits(loss, &x, weights, &dy),
@@ -259,6 +261,12 @@ fn pool_shape(x: &FlexTensor) -> MaxPoolShape {
 
 fn with_workspace<T>(len: usize, work: impl FnOnce(&mut [f32]) -> T) -> T {
     with_scratch(|scratch| work(scratch.workspace.floats(len)))
+}
+
+/// Room for a byte for each value of a max pool's output.
+fn with_taps<T>(shape: MaxPoolShape, work: impl FnOnce(&mut [u8]) -> T) -> T {
+    let len = shape.output_len();
+    with_workspace(len.div_ceil(size_of::<f32>()), |workspace| work(&mut bytemuck::cast_slice_mut(workspace)[..len]))
 }
 
 /// A gradient of a parameter's shape.
