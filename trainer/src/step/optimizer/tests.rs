@@ -1,4 +1,4 @@
-//! The updates against PyTorch's and against the papers' formulas.
+//! The updates against PyTorch's, timm's and the papers' formulas.
 
 use super::*;
 use burn::module::{Module, Param};
@@ -8,6 +8,13 @@ use burn::tensor::{Device, Tensor};
 struct WeightAndBias {
     weight: Param<Tensor<2>>,
     bias: Param<Tensor<1>>,
+}
+
+#[derive(Module, Debug)]
+struct TwoLayers {
+    first: Param<Tensor<2>>,
+    bias: Param<Tensor<1>>,
+    second: Param<Tensor<2>>,
 }
 
 fn optimizer(config: OptimizerConfig) -> Optimizer {
@@ -92,6 +99,87 @@ fn three_steps_of_lamb_are_those_of_its_formulas() {
     let lamb = |decays| after_three_steps(OptimizerConfig::Lamb(adam_config(1e-6, decays)));
     assert_close(&lamb(false), &[0.411_276_2, -1.076_696_5, 1.982_464]);
     assert_close(&lamb(true), &[0.411_276_2, -1.076_696_5, 2.178]);
+}
+
+/// As golden/optimizers.py makes them: the rates differ, the second weight begins at zeros, and in the third step the first has no gradient.
+fn after_five_steps(config: OptimizerConfig) -> Vec<f32> {
+    let device = Device::flex();
+    let module = TwoLayers {
+        first: Param::from_tensor(Tensor::zeros([2, 2], &device)),
+        bias: Param::from_tensor(Tensor::zeros([2], &device)),
+        second: Param::from_tensor(Tensor::zeros([2, 1], &device)),
+    };
+    let parameters = vec![0.5, -1.25, 2.0, 0.75, 1.5, -0.5, 0.0, 0.0];
+    let mut optimizer = Optimizer::new(config, &ParameterLayout::new(&module), parameters);
+    for (step, learning_rate) in [0.1, 0.1, 0.05, 0.02, 0.2].into_iter().enumerate() {
+        let gradient = |index: usize| ((5 * index + 9 * step) % 11) as f32 / 8.0 - 0.625;
+        let mut gradients: Vec<f32> = (0..8).map(gradient).collect();
+        if step == 2 {
+            gradients[..4].fill(0.0);
+        }
+        optimizer.update_all(learning_rate, [(0..8, &gradients[..])]);
+    }
+    optimizer.parameters().to_vec()
+}
+
+fn assert_equals_timms(config: OptimizerConfig, expected: [f32; 8]) {
+    let got = after_five_steps(config);
+    let is_close = got.iter().zip(expected).all(|(a, b)| (a - b).abs() <= 1e-6 * b.abs());
+    assert!(is_close, "{config:?}: {got:?} against {expected:?}");
+}
+
+/// Expected values by timm 1.0.31 in double precision: trainer/tests/golden/optimizers.py. Its `Lars` is ours with `eps=0`, of what it adds to
+/// the norms, and `always_adapt=True` for what is not spared, without which there is no ratio where there is no decay.
+#[test]
+fn five_steps_of_lars_equal_timms() {
+    let lars = |nesterov, decays, trust_coefficient, weight_decay| {
+        let sgd = SgdConfig { weight_decay, ..sgd_config(nesterov, decays) };
+        OptimizerConfig::Lars { sgd, trust_coefficient }
+    };
+    let cases = [
+        (
+            lars(false, false, 0.5, 0.01),
+            [0.6615677, -1.4136326, 1.6293072, 0.7518954, 1.3851, -0.496175, -0.116647616, 0.13074115],
+        ),
+        (
+            lars(true, true, 0.5, 0.01),
+            [0.7359511, -1.4877815, 1.6407883, 0.7260473, 1.3447405, -0.42367107, -0.11733022, 0.1548274],
+        ),
+        (
+            lars(false, false, 0.001, 0.01),
+            [0.49918303, -1.2475027, 1.9946826, 0.7482515, 1.3851, -0.496175, -0.14106372, 0.14109236],
+        ),
+        (
+            lars(true, false, 0.5, 0.0),
+            [0.75748473, -1.5275131, 1.6756637, 0.74367887, 1.42659, -0.4853075, -0.1173363, 0.15493186],
+        ),
+    ];
+    for (config, expected) in cases {
+        assert_equals_timms(config, expected);
+    }
+}
+
+/// As above. timm's `Lamb` is ours with `max_grad_norm=None`, of its clipping, and `always_adapt=True`.
+#[test]
+fn five_steps_of_lamb_equal_timms() {
+    let lamb = |decays, weight_decay| OptimizerConfig::Lamb(AdamConfig { weight_decay, ..adam_config(1e-6, decays) });
+    let cases = [
+        (
+            lamb(false, 0.01),
+            [0.79309905, -1.4700375, 1.4752904, 0.89811057, 1.2943882, -0.35873538, -0.08082646, 0.118599504],
+        ),
+        (
+            lamb(true, 0.01),
+            [0.79309905, -1.4700375, 1.4752904, 0.89811057, 1.3166709, -0.5162909, -0.08082646, 0.118599504],
+        ),
+        (
+            lamb(false, 0.0),
+            [0.80133116, -1.4823527, 1.4921439, 0.91292006, 1.2943882, -0.35873538, -0.08083915, 0.11872503],
+        ),
+    ];
+    for (config, expected) in cases {
+        assert_equals_timms(config, expected);
+    }
 }
 
 #[test]

@@ -1,0 +1,64 @@
+"""Prints what trainer/src/step/optimizer/tests.rs expects: parameters after five steps of timm's LARS and LAMB, in f64.
+
+In: nothing. Out: for each setting the parameters, flat in module order, rounded to f32. Needs: torch, timm 1.0, numpy.
+
+timm's settings are those that make it our rule: no epsilon beside LARS's norms, no clipping in LAMB, the ratio for weights without decay
+too; what is spared decay is a group of its own, without ratio.
+"""
+
+import numpy
+import torch
+from timm.optim import Lamb, Lars
+
+# A weight, a bias, and a weight of zeros, which has no ratio in the first step.
+SHAPES = ((2, 2), (2,), (2, 1))
+# In the paper of LARS a rate is inside the velocity: only rates that change tell.
+RATES = (0.1, 0.1, 0.05, 0.02, 0.2)
+
+
+def parameters():
+    """0.5, -1.25, 2, ... as in tests.rs."""
+    values = torch.tensor([0.5, -1.25, 2.0, 0.75, 1.5, -0.5, 0.0, 0.0], dtype=torch.float64)
+    return [part.reshape(shape).clone() for part, shape in zip(values.split([4, 2, 2]), SHAPES)]
+
+
+def gradients(step):
+    """Eighths, exact in f32, as in tests.rs; of zeros for the first weight in step 2, which then has no ratio in LARS."""
+    values = [((5 * index + 9 * step) % 11 - 5) / 8 for index in range(8)]
+    values[:4] = [0.0] * 4 if step == 2 else values[:4]
+    parts = torch.tensor(values, dtype=torch.float64).split([4, 2, 2])
+    return [part.reshape(shape) for part, shape in zip(parts, SHAPES)]
+
+
+def after_five_steps(make, weight_decay, decays_bias, **settings):
+    """Of timm's two ways, one tensor after the other and all at once, which have to agree."""
+    found = []
+    for foreach in (False, True):
+        first, bias, second = tensors = parameters()
+        of_bias = {"weight_decay": weight_decay if decays_bias else 0.0, "always_adapt": decays_bias}
+        groups = [
+            {"params": [first, second], "weight_decay": weight_decay, "always_adapt": True}, {"params": [bias], **of_bias}
+        ]
+        optimizer = make(groups, foreach=foreach, **settings)
+        for step, rate in enumerate(RATES):
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+            for tensor, gradient in zip(tensors, gradients(step)):
+                tensor.grad = gradient
+            optimizer.step()
+        found.append(torch.cat([tensor.flatten() for tensor in tensors]))
+    assert torch.allclose(*found, rtol=1e-12, atol=1e-14), found
+    return ", ".join(str(value) for value in found[0].numpy().astype(numpy.float32))
+
+
+if __name__ == "__main__":
+    for nesterov, decays_bias, trust_coeff, weight_decay in (
+        (False, False, 0.5, 0.01), (True, True, 0.5, 0.01), (False, False, 0.001, 0.01), (True, False, 0.5, 0.0)
+    ):
+        settings = {"momentum": 0.9, "nesterov": nesterov, "trust_coeff": trust_coeff, "eps": 0.0}
+        values = after_five_steps(Lars, weight_decay, decays_bias, **settings)
+        print("lars", nesterov, decays_bias, trust_coeff, weight_decay, f"[{values}]")
+    for decays_bias, weight_decay in ((False, 0.01), (True, 0.01), (False, 0.0)):
+        settings = {"betas": (0.9, 0.999), "eps": 1e-6, "max_grad_norm": None}
+        values = after_five_steps(Lamb, weight_decay, decays_bias, **settings)
+        print("lamb", decays_bias, weight_decay, f"[{values}]")
