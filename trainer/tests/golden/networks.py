@@ -2,10 +2,16 @@
 
 In: nothing. Out: for each network the number of its parameters and the losses of ten steps of SGD. The layers are those of torchvision's
 mobilenet_v2, timm's convnext_tiny and vit_tiny, and the published wide_resnet; parameters stand in the order of the Rust modules.
-Needs: torch, numpy.
+With --check: the same networks of these libraries (WideResNet of pytorchcv), given the same parameters, have the same outputs and losses.
+With --speed NAME BATCH: the images/s of training steps at 32 pixels as `networks bench --network NAME --batch-size-per-rank BATCH --threads 1` takes
+them, f32, channels-last, eager; run both in turn.
+Needs: torch, numpy; with --check torchvision, timm, pytorchcv.
 """
 
+import re
+import statistics
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -13,7 +19,7 @@ import torch.nn.functional as F
 from torch import nn
 
 sys.path.append(str(Path(__file__).parents[3] / "burn-resnet/tests/golden"))
-from ten_losses import count, number, ten_losses
+from ten_losses import count, number, numbers, ten_losses
 
 
 def conv_norm(c_in, c_out, kernel, stride=1, groups=1):
@@ -171,16 +177,125 @@ class Vit(nn.Module):
         return self.head(self.norm(self.blocks(x)[:, 0]))
 
 
+# Name, how it is made, and the learning rate: small where steps amplify what f32 rounds, above all norms over so few values of depthwise layers.
+NETWORKS = (
+    ("wide-resnet-28-10", lambda: WideResNet(28, 10), 0.00002),
+    ("mobilenet-v2", MobileNetV2, 0.0000001),
+    ("convnext-tiny", ConvNeXt, 0.0002),
+    ("vit-tiny", lambda: Vit(16), 0.0002),
+)
+
+# From our names of parameters to the library's; networks that are not here have them in the same order.
+RENAMINGS = {
+    "convnext-tiny": (
+        (r"^stages\.(\d)", r"stages.\1.blocks"),
+        (r"^downsamplings\.(\d)", lambda match: f"stages.{int(match[1]) + 1}.downsample"),
+        (r"downsample\.norm", "downsample.0"),
+        (r"downsample\.conv", "downsample.1"),
+        ("dwconv", "conv_dw"),
+        ("pwconv", "mlp.fc"),
+        (r"scale\.gamma", "gamma"),
+        (r"^head\.", "head.fc."),
+        (r"^norm\.", "head.norm."),
+    ),
+    "vit-tiny": (
+        ("^patches", "patch_embed.proj"),
+        (r"^tokens\.cls", "cls_token"),
+        (r"^tokens\.positions", "pos_embed"),
+        (r"(\d)\.(qkv|proj)", r"\1.attn.\2"),
+        (r"\.fc", ".mlp.fc"),
+    ),
+}
+
+
+def published(name):
+    """The library's network, in what the examples say changed for small images."""
+    if name == "wide-resnet-28-10":
+        from pytorchcv.models.wrn_cifar import get_wrn_cifar
+
+        model = get_wrn_cifar(num_classes=10, blocks=28, width_factor=10)
+        # Not another network: of 16 pixels, not 32, less is left to be averaged.
+        model.features.final_pool = nn.AdaptiveAvgPool2d(1)
+    elif name == "mobilenet-v2":
+        from torchvision.models import mobilenet_v2
+
+        model = mobilenet_v2(num_classes=10, dropout=0.0)
+        # Stem and second stage keep the size.
+        model.features[0][0].stride = model.features[2].conv[1][0].stride = (1, 1)
+    elif name == "convnext-tiny":
+        from timm import create_model
+
+        model = create_model("convnext_tiny", num_classes=10)
+        # The stem's windows are 2x2.
+        model.stem[0] = nn.Conv2d(3, 96, 2, 2)
+    else:
+        from timm import create_model
+
+        # Of size Ti, for other images and patches.
+        model = create_model("vit_tiny_patch16_224", img_size=16, patch_size=4, num_classes=10)
+    return model.double().train()
+
+
+def give(name, ours, theirs):
+    """Copies our parameters; each of the library's gets one, of its shape."""
+    found = dict(theirs.named_parameters())
+    names = [name for name, _ in ours.named_parameters()]
+    for pattern, replacement in RENAMINGS.get(name, ()):
+        names = [re.sub(pattern, replacement, name) for name in names]
+    names = names if name in RENAMINGS else list(found)
+    assert sorted(names) == sorted(found), set(names) ^ set(found)
+    for its_name, values in zip(names, ours.parameters(), strict=True):
+        values = values.data.clone()
+        if its_name == "patch_embed.proj.weight":
+            # A linear layer over the pixels of a window, rows first, against a convolution.
+            values = values.reshape(-1, 4, 4, 3).permute(0, 3, 1, 2)
+        assert values.squeeze().shape == found[its_name].squeeze().shape, its_name
+        found[its_name].data = values.reshape(found[its_name].shape).contiguous()
+
+
+def check(name, make, learning_rate):
+    ours, theirs = number(make()), published(name)
+    give(name, ours, theirs)
+    assert count(ours) == count(theirs), (count(ours), count(theirs))
+    images = torch.from_numpy(numbers(4 * 16 * 16 * 3, 0)).reshape(4, 3, 16, 16).double()
+    off = {}
+    # The pass in training has moved the statistics that the one in evaluation takes.
+    for mode in (True, False):
+        with torch.no_grad():
+            a, b = (model.train(mode)(images) for model in (ours, theirs))
+        off["train" if mode else "eval"] = ((a - b).abs().max() / b.abs().max()).item()
+    a, b = (ten_losses(model.train(), learning_rate) for model in (ours, theirs))
+    off["losses"] = max(abs(x - y) / y for x, y in zip(a, b))
+    print(name, count(theirs), *(f"{what} {value:.1e}" for what, value in off.items()), flush=True)
+    assert off["train"] < 1e-9 and off["eval"] < 1e-9 and off["losses"] < 1e-6, off
+
+
+def speed(name, batch, steps=8, warmup=2):
+    torch.set_num_threads(1)
+    make = {name: make for name, make, _ in NETWORKS} | {"vit-tiny": lambda: Vit(32)}
+    model = make[name]().train().to(memory_format=torch.channels_last)
+    images = torch.randn(batch, 3, 32, 32).to(memory_format=torch.channels_last)
+    labels = torch.arange(batch) % 10
+    optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9, weight_decay=1e-4)
+    seconds = []
+    for _ in range(warmup + steps):
+        start = time.perf_counter()
+        optimizer.zero_grad()
+        F.cross_entropy(model(images), labels).backward()
+        optimizer.step()
+        seconds.append(time.perf_counter() - start)
+    return batch / statistics.median(seconds[warmup:])
+
+
 if __name__ == "__main__":
-    print("wide-resnet-28-10", count(WideResNet(28, 10)))
-    for name, make in (
-        ("wide-resnet-16-2", lambda: WideResNet(16, 2)),
-        ("mobilenet-v2", MobileNetV2),
-        ("convnext-tiny", ConvNeXt),
-        ("vit-tiny", lambda: Vit(16)),
-    ):
-        model = number(make())
-        # Steps over so few values of depthwise layers are chaotic: small ones.
-        learning_rate = 0.0000001 if name == "mobilenet-v2" else 0.0002
-        print(name, count(model), ten_losses(model, learning_rate))
+    if "--speed" in sys.argv:
+        name, batch = sys.argv[-2:]
+        print(f"{name}: {speed(name, int(batch)):.1f} images/s")
+        sys.exit()
+    for name, make, learning_rate in NETWORKS:
+        if "--check" in sys.argv:
+            check(name, make, learning_rate)
+        else:
+            model = number(make())
+            print(name, count(model), ten_losses(model, learning_rate))
     print("vit-tiny at 32", count(Vit(32)))
