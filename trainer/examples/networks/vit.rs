@@ -2,11 +2,12 @@
 //!
 //! In: `[N, H, W, C]` images of one size. Out: `[N, num_classes]` logits. Layers as timm has them: normalisation before each part, a class
 //! token, learned positions.
-//! Source: Dosovitskiy et al. 2020, arXiv 2010.11929; the size Ti is of Touvron et al. 2020, arXiv 2012.12877, table 1.
+//! Source: Dosovitskiy et al. 2020, arXiv 2010.11929; the size Ti is of Touvron et al. 2020, arXiv 2012.12877, table 1; the first positions are
+//! of Beyer et al. 2022, arXiv 2205.01580.
 
 use burn::module::{Initializer, Module, Param};
 use burn::nn;
-use burn::tensor::{Device, FloatDType, Tensor};
+use burn::tensor::{Device, FloatDType, Tensor, TensorData};
 use layers::{LayerNorm, LayerNormConfig, Linear, LinearConfig, PassContext, attention, gated, gelu, stochastic_depth};
 
 const PATCH: usize = 4;
@@ -23,6 +24,22 @@ fn linear(c_in: usize, c_out: usize, device: &Device) -> Linear {
     let bias = Some(Initializer::Zeros.init([c_out], device));
     nn::Linear { bias, ..nn::LinearConfig::new(c_in, c_out).with_bias(false).with_initializer(WEIGHTS).init(device) }
         .into()
+}
+
+/// The first positions `[1 + grid * grid, CHANNELS]`: zeros for the class token, then sines and cosines of each patch's row and column. timm draws
+/// them with a deviation of 0.02, which patches of 0.6 drown: on shapes such a network is at chance when this one has begun to learn (docs/benchmarks.md).
+fn positions(grid: usize, device: &Device) -> Param<Tensor<2>> {
+    let frequencies = CHANNELS / 4;
+    let mut values = vec![0.0_f32; CHANNELS];
+    for patch in 0..grid * grid {
+        for place in [patch / grid, patch % grid] {
+            for index in 0..frequencies {
+                let angle = place as f32 * libm::powf(1e-4, index as f32 / (frequencies - 1) as f32);
+                values.extend([libm::sinf(angle), libm::cosf(angle)]);
+            }
+        }
+    }
+    Param::from_data(TensorData::new(values, [grid * grid + 1, CHANNELS]), device)
 }
 
 /// Attention between tokens, then two linear layers of each, both around a shortcut.
@@ -70,14 +87,13 @@ pub(crate) struct VisionTransformer {
 }
 
 impl VisionTransformer {
-    /// For images of `size` x `size`, with timm's first weights, of which the tails are not cut; the
+    /// For images of `size` x `size`, with timm's first weights but for the positions, tails not cut; the
     /// branches of its last block are left out with probability `drop`, the others less.
     pub(crate) fn new(size: usize, in_channels: usize, num_classes: usize, drop: f64, device: &Device) -> Self {
-        let tokens = (size / PATCH).pow(2) + 1;
         Self {
             patches: LinearConfig::new(PATCH * PATCH * in_channels, CHANNELS).init(device),
             cls_token: Initializer::Normal { mean: 0.0, std: 1e-6 }.init([CHANNELS], device),
-            positions: WEIGHTS.init([tokens, CHANNELS], device),
+            positions: positions(size / PATCH, device),
             blocks: (0..DEPTH).map(|block| Block::new(drop * block as f64 / (DEPTH - 1) as f64, device)).collect(),
             norm: layer_norm(device),
             head: linear(CHANNELS, num_classes, device),
