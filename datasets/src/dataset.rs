@@ -113,8 +113,10 @@ pub trait ImageDataset: Send + Sync {
         let _ = checksum;
     }
 
-    /// Warnings and facts for the log, one sentence each.
-    fn notes(&self) -> &[String];
+    /// Warnings and facts for the log, one sentence each; none by default.
+    fn notes(&self) -> &[String] {
+        &[]
+    }
 }
 
 /// As [`ImageDataset::read_crop`], of images that are kept in one shape.

@@ -9,9 +9,9 @@
 use std::sync::Arc;
 
 use anyhow::Result;
-use burn::optim::{LionConfig, ModuleOptimizer};
-use burn::tensor::Tensor;
+use burn::optim::{LionState, ModuleOptimizer, Optimizer};
 use burn::tensor::activation::log_softmax;
+use burn::tensor::{Device, Tensor};
 use burn_resnet::ResNet;
 use datasets::{DatasetError, DatasetSplits, ImageDataset, ImageShape, Normalization, Targets};
 use trainer::commands::program::program;
@@ -66,33 +66,52 @@ impl Metric for MeanClassAccuracy {
     }
 }
 
-/// Stripes across or along, two pixels wide, of a colour that the index chooses.
-struct Stripes {
-    len: usize,
-    class_names: Vec<String>,
+/// Signum (Bernstein et al. 2018, 1802.04434): steps of one length along the signs of the gradients' moving average. Its state is
+/// one of burn's, as burn 0.22.1 derives `RecordState` in its own crate only.
+#[derive(Clone)]
+struct Signum {
+    beta: f64,
 }
+
+impl Optimizer for Signum {
+    type State<const D: usize> = LionState<D>;
+
+    fn step<const D: usize>(
+        &self,
+        learning_rate: f64,
+        parameter: Tensor<D>,
+        gradient: Tensor<D>,
+        state: Option<LionState<D>>,
+    ) -> (Tensor<D>, Option<LionState<D>>) {
+        let last = state.map_or_else(|| gradient.zeros_like(), |state| state.momentum);
+        let average = last * self.beta + gradient * (1.0 - self.beta);
+        (parameter - average.clone().sign() * learning_rate, Some(LionState::new(average)))
+    }
+
+    fn to_device<const D: usize>(state: LionState<D>, device: &Device) -> LionState<D> {
+        LionState::new(state.momentum.to_device(device))
+    }
+}
+
+/// Stripes across or along, two pixels wide, of a colour that the index chooses: so many, and the names of both classes.
+struct Stripes(usize, Vec<String>);
 
 impl ImageDataset for Stripes {
     fn name(&self) -> &str {
         "stripes"
     }
-
     fn len(&self) -> usize {
-        self.len
+        self.0
     }
-
     fn image_shape(&self) -> ImageShape {
         ImageShape { height: 16, width: 16, channels: 3 }
     }
-
     fn class_names(&self) -> &[String] {
-        &self.class_names
+        &self.1
     }
-
     fn label(&self, index: usize) -> usize {
         index % 2
     }
-
     fn read_image(&self, index: usize, pixels: &mut [u8]) -> Result<(), DatasetError> {
         for (place, value) in pixels.iter_mut().enumerate() {
             let along = if self.label(index) == 0 { place / 48 } else { place / 3 % 16 };
@@ -100,13 +119,8 @@ impl ImageDataset for Stripes {
         }
         Ok(())
     }
-
     fn checksum(&self) -> String {
-        format!("stripes {}", self.len)
-    }
-
-    fn notes(&self) -> &[String] {
-        &[]
+        format!("stripes {}", self.0)
     }
 }
 
@@ -128,7 +142,7 @@ impl ModelFamily for OwnParts {
     }
 
     fn optimizer(_: &ModelArgs) -> Option<ModuleOptimizer> {
-        Some(LionConfig::new().init())
+        Some(Signum { beta: 0.9 }.into())
     }
 
     fn loss(_: &ModelArgs, _: Arc<dyn Loss>) -> Arc<dyn Loss> {
@@ -140,7 +154,7 @@ impl ModelFamily for OwnParts {
     }
 
     fn dataset(_: &ModelArgs) -> Result<Option<DatasetSplits>> {
-        let split = |len| Arc::new(Stripes { len, class_names: vec!["across".into(), "along".into()] });
+        let split = |len| Arc::new(Stripes(len, vec!["across".into(), "along".into()]));
         Ok(Some(DatasetSplits { train: split(960), test: split(99), normalization: Normalization::uniform(3) }))
     }
 }

@@ -69,10 +69,6 @@ impl ImageDataset for Numbered {
     fn checksum(&self) -> String {
         String::new()
     }
-
-    fn notes(&self) -> &[String] {
-        &[]
-    }
 }
 
 fn plan(num_samples: usize, global_batch_size: usize, shard: (usize, usize)) -> ShardPlan {

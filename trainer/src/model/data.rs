@@ -308,10 +308,6 @@ mod tests {
         fn adopt_checksum(&self, checksum: &str) {
             self.checksum.get_or_init(|| checksum.to_owned());
         }
-
-        fn notes(&self) -> &[String] {
-            &[]
-        }
     }
 
     /// The checksums of the train split on each of three ranks of one node, some without data, and how many read it.
