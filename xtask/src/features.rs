@@ -17,12 +17,20 @@ use jobs::process;
 const FEATURES: [&str; 6] =
     ["--package", "trainer", "--package", "lockstep-datasets", "--features", "trainer/burn-train,trainer/parquet"];
 const EXAMPLE: &str = "burn_loop";
+const OWN_LOOP: &str = "own_loop";
 
-const CHECKS: [Check<Suite>; 1] = [Check {
-    claim: "burn's loop on two ranks trains what it trains on one, and root alone speaks and writes",
-    needs_mpirun: true,
-    run: two_ranks_are_one,
-}];
+const CHECKS: [Check<Suite>; 2] = [
+    Check {
+        claim: "burn's loop on two ranks trains what it trains on one, and root alone speaks and writes",
+        needs_mpirun: true,
+        run: two_ranks_are_one,
+    },
+    Check {
+        claim: "a loop of one's own learns on two ranks, which hold the same parameters, and root alone speaks",
+        needs_mpirun: true,
+        run: own_loop_learns,
+    },
+];
 
 /// Its tests on threads, then the example under mpirun.
 pub(crate) fn run(mpi: Mpi, mpirun: Option<&Mpirun>, only: Option<&str>) -> Outcome {
@@ -39,7 +47,7 @@ pub(crate) fn run(mpi: Mpi, mpirun: Option<&Mpirun>, only: Option<&str>) -> Outc
     let mut kernels = cargo::command(&["check", "--package", "lockstep-layers", "--features", "wgpu", "--all-targets"]);
     kernels.env("CARGO_TARGET_DIR", &target);
     process::run(kernels)?;
-    let example = cargo::executable(command("build", &["--example", EXAMPLE]), EXAMPLE, false)?;
+    let example = cargo::executable(command("build", &["--example", EXAMPLE, "--example", OWN_LOOP]), EXAMPLE, false)?;
     let suite = Suite::new(mpirun.cloned(), example, empty_folder("features-suite")?);
     let failed = run_all(&suite, mpirun.is_some(), only, CHECKS.iter());
     conclude(suite.folder(), &failed)
@@ -72,6 +80,17 @@ fn two_ranks_are_one(suite: &Suite) -> Result<(), String> {
         return Err(format!("files: expected {:?} as on one rank, got {:?}", written[0], written[1]));
     }
     Ok(())
+}
+
+/// The example itself compares the ranks' parameters after each epoch, and fails if they differ.
+fn own_loop_learns(suite: &Suite) -> Result<(), String> {
+    let command = suite.on_ranks(2, &suite.trainer().with_file_name(OWN_LOOP), &[])?;
+    let ended = Ended::of(command, &suite.folder().join("own-loop.log"), 300)?;
+    ended.expect_success()?;
+    let epochs = ended.finished.text.lines().filter_map(|line| line.strip_prefix("epoch ")?.split_once(": loss "));
+    let losses: Vec<f64> = epochs.filter_map(|(_, rest)| rest.split(',').next()?.parse().ok()).collect();
+    ended.expect(losses.len() == 3, "a line for each of three epochs, of one rank")?;
+    ended.expect(losses[2] < losses[0], "a loss that falls")
 }
 
 /// The files below a folder, from there, in order. Which epoch was the best, whose checkpoint is kept, may differ by rounding.

@@ -184,6 +184,10 @@ fn a_step_starts_from_zero_after_a_reduction_whatever_was_done_to_the_result() {
         let norm = reduced.norm();
         let expected: f64 = runs[0].iter().map(|&value| f64::from(value).powi(2)).sum::<f64>().sqrt();
         assert!((norm - expected).abs() <= 1e-9 * expected);
+        let limit = runs[0].iter().map(|value| value.abs()).sum::<f32>() / runs[0].len() as f32;
+        reduced.clamp(limit);
+        let clamped: Vec<f32> = runs[0].iter().map(|value| value.max(-limit).min(limit)).collect();
+        assert!(clamped != runs[0] && bits(&reduced.to_flat()) == bits(&clamped), "{clamped:?}");
         reduced.scale(f32::NAN);
         assert!(!reduced.is_finite());
     }
