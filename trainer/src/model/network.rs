@@ -91,3 +91,14 @@ fn by_module(names: &[String]) -> String {
     let modules = names.chunk_by(|a, b| outermost(a) == outermost(b));
     modules.map(|tensors| format!("{} {}", outermost(&tensors[0]), tensors.len())).collect::<Vec<_>>().join(", ")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tensors_are_counted_by_their_outermost_module() {
+        let names = ["conv1.weight", "bn1.weight", "bn1.bias", "layer1.0.conv1.weight", "layer1.1.conv1.weight"];
+        assert_eq!(by_module(&names.map(str::to_owned)), "conv1 1, bn1 2, layer1 2");
+    }
+}

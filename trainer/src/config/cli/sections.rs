@@ -277,7 +277,7 @@ pub struct RunArgs {
     #[arg(long, value_name = "FILE")]
     pub weights: Option<PathBuf>,
 
-    /// With --weights: leave out the file's last layer, for other classes, and say which tensors were taken [default: off]
+    /// With --weights: leave out the file's last layer, for other classes, and say how many tensors of each part were taken and which are new [default: off]
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
     pub new_head: Option<bool>,
 
