@@ -148,12 +148,13 @@ fn choose<E: Element, const N: usize>(window: &[(&[E], u8)], first: usize, y: &m
     // The middle of a window always lies inside; it stands until something above minus infinity comes. Taps as wide as values share their vectors.
     let (mut largest, mut chosen) = ([f32::NEG_INFINITY; N], [4_u32; N]);
     for (x, tap) in window {
-        let x = &x[first..first + N];
+        let (x, tap) = (&x[first..first + N], u32::from(*tap));
         for i in 0..N {
             let x = x[i].to_f32();
-            let larger = (x > largest[i]) | x.is_nan();
-            largest[i] = if larger { x } else { largest[i] };
-            chosen[i] = if larger { u32::from(*tap) } else { chosen[i] };
+            // All bits or none: of a condition the compiler makes a jump for each value.
+            let larger = (u32::from(x > largest[i]) | u32::from(x.is_nan())).wrapping_neg();
+            largest[i] = f32::from_bits(x.to_bits() & larger | largest[i].to_bits() & !larger);
+            chosen[i] = tap & larger | chosen[i] & !larger;
         }
     }
     for i in 0..N {
