@@ -145,8 +145,8 @@ impl<E: Element> Task for OutputRow<'_, E> {
 /// The largest value of a window, and its tap, for `N` channels from `first` on.
 #[inline(always)]
 fn choose<E: Element, const N: usize>(window: &[(&[E], u8)], first: usize, y: &mut [E; N], taps: &mut [u8; N]) {
-    // The middle of a window always lies inside; it stands until something above minus infinity comes. Taps as wide as values share their vectors.
-    let (mut largest, mut chosen) = ([f32::NEG_INFINITY; N], [4_u32; N]);
+    // The first stands until something larger comes. Taps are as wide as values, so that one mask serves both.
+    let (mut largest, mut chosen) = ([f32::NEG_INFINITY; N], [u32::from(window[0].1); N]);
     for (x, tap) in window {
         let (x, tap) = (&x[first..first + N], u32::from(*tap));
         for i in 0..N {

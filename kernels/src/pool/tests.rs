@@ -86,19 +86,34 @@ fn average_both<E: Element>(isa: Isa, x: &[E], pixels: usize, channels: usize, d
     (y, dx)
 }
 
+/// The taps of a pool of 4x4 pixels, the same values in every channel, and how many maxima are NaN.
+fn chosen<E: Element>(pixels: [f32; 16], stored: impl Fn(f32) -> E) -> (Vec<u8>, usize) {
+    // A block of channels and one more.
+    const CHANNELS: usize = 17;
+    let shape = MaxPoolShape { num_images: 1, height: 4, width: 4, channels: CHANNELS };
+    let x: Vec<E> = pixels.iter().flat_map(|&pixel| [pixel; CHANNELS]).map(stored).collect();
+    let (y, taps) = same_everywhere(|isa| {
+        let (mut y, mut taps) = (vec![E::from_f32(0.0); 4 * CHANNELS], vec![99; 4 * CHANNELS]);
+        max_pool(isa, shape, &x, &mut y, &mut taps);
+        (y.iter().filter(|y| y.to_f32().is_nan()).count(), taps)
+    });
+    assert!(taps.chunks(CHANNELS).all(|of_window| of_window.iter().all(|tap| *tap == of_window[0])), "{taps:?}");
+    (taps.into_iter().step_by(CHANNELS).collect(), y / CHANNELS)
+}
+
 #[test]
 fn a_nan_is_the_maximum_of_its_windows() {
-    let shape = MaxPoolShape { num_images: 1, height: 4, width: 4, channels: 1 };
-    let mut x = vec![1.0; 16];
-    x[5] = f32::NAN;
-    let (mut y, mut taps) = ([0.0; 4], [0; 4]);
-    max_pool(Isa::detect(), shape, &x, &mut y, &mut taps);
-    assert!(y.iter().all(|y| y.is_nan()));
-    assert_eq!(taps, [8, 6, 2, 0]);
-    let (x, mut y) = (rounded(&x), [bf16::ZERO; 4]);
-    max_pool(Isa::detect(), shape, &x, &mut y, &mut taps);
-    assert!(y.iter().all(|y| y.is_nan()));
-    assert_eq!(taps, [8, 6, 2, 0]);
+    let mut pixels = [1.0; 16];
+    pixels[5] = f32::NAN;
+    assert_eq!(chosen(pixels, |x| x), (vec![8, 6, 2, 0], 4));
+    assert_eq!(chosen(pixels, bf16::from_f32), (vec![8, 6, 2, 0], 4));
+}
+
+#[test]
+fn of_equal_values_the_first_is_the_maximum_minus_infinity_too() {
+    for value in [1.0, f32::NEG_INFINITY] {
+        assert_eq!(chosen([value; 16], |x| x), (vec![4, 3, 1, 0], 0));
+    }
 }
 
 #[test]
