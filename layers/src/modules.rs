@@ -82,7 +82,21 @@ macro_rules! around {
             }
         }
 
-        impl burn::module::ModuleDisplay for $name {}
+        impl burn::module::ModuleDisplay for $name {
+            fn custom_settings(&self) -> Option<burn::module::DisplaySettings> {
+                burn::module::ModuleDisplay::custom_settings(&self.0)
+            }
+
+            fn custom_content(&self, content: burn::module::Content) -> Option<burn::module::Content> {
+                burn::module::ModuleDisplay::custom_content(&self.0, content)
+            }
+        }
+
+        impl std::fmt::Display for $name {
+            fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                formatter.write_str(&burn::module::ModuleDisplay::format(self, Default::default()))
+            }
+        }
     };
 }
 

@@ -5,7 +5,7 @@
 
 use burn::nn::PaddingConfig2d;
 use burn::nn::pool;
-use burn::tensor::Tensor;
+use burn::tensor::{FloatDType, Tensor};
 
 use crate::choices::Kernels;
 use crate::context::PassContext;
@@ -82,16 +82,18 @@ impl AvgPool2d {
 }
 
 impl AdaptiveAvgPool2d {
-    /// The means; to one pixel by our kernel, which is [`global_avg_pool`].
+    /// The means; to one pixel by our kernel, as [`global_avg_pool`], but in the number format of the features.
     ///
     /// # Shapes
     /// `[N, H, W, C]` to `[N, H_out, W_out, C]`.
     pub fn forward(&self, features: impl Into<Features>) -> Features {
         let features = features.into();
         if self.output_size == [1, 1] {
+            let features = features.into_values().tensor;
+            let dtype = FloatDType::from(features.dtype());
             let means = global_avg_pool(features);
             let [n, channels] = means.dims();
-            return means.reshape([n, 1, 1, channels]).into();
+            return means.reshape([n, 1, 1, channels]).cast(dtype).into();
         }
         let [height, width] = self.output_size;
         by_burn(features.into(), || format!("average pool to {height}x{width}"), |planes| self.0.forward(planes))

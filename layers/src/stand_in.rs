@@ -11,7 +11,7 @@ pub(crate) fn note(operation: String) {
     STAND_INS.lock().unwrap_or_else(PoisonError::into_inner).insert(operation);
 }
 
-/// The operations of this process for which burn's own ones stood in on Flex, each once, such as "max pool of 2x2, ...": our kernels lack
+/// The operations of this process for which burn's own ones stood in on Flex, each once, such as "max pool 2x2, stride [2, 2]": our kernels lack
 /// them, and they are several times slower so. The trainer prints them after its first step; a loop of one's own asks here.
 pub fn stand_ins() -> Vec<String> {
     STAND_INS.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()

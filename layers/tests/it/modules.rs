@@ -5,8 +5,11 @@ use burn::nn;
 use burn::nn::PaddingConfig2d;
 use burn::nn::conv::Conv2dConfig;
 use burn::tensor::activation::{gelu, relu as relu_of_burn};
-use burn::tensor::{Device, Gradients, Tensor, TensorData};
-use layers::{Activations, BatchNorm, Computation, Conv2d, Features, Kernels, PassContext, relu, relu6};
+use burn::tensor::{Device, FloatDType, Gradients, Tensor, TensorData};
+use layers::{
+    Activations, AdaptiveAvgPool2dConfig, BatchNorm, Computation, Conv2d, Features, Kernels, MaxPool2dConfig,
+    PassContext, relu, relu6,
+};
 
 use crate::differences::{relative_difference, values};
 
@@ -308,14 +311,36 @@ fn networks_compute_what_burns_own_modules_do() {
 }
 
 #[test]
-fn convolutions_for_which_burns_own_operation_stands_in_are_told_and_others_are_not() {
+fn operations_for_which_burns_own_one_stands_in_are_told_and_others_are_not() {
     let device = Device::flex();
     let computed = |config: Conv2dConfig| Tensor::from(Conv2d::from(config.init(&device)).forward(images(&device)));
     computed(Conv2dConfig::new([8, 6], [3, 5]).with_dilation([2, 1]));
     computed(Conv2dConfig::new([8, 5], [3, 3]));
+    let of_burn = MaxPool2dConfig::new([2, 2]);
+    let ours = MaxPool2dConfig::new([3, 3]).with_strides([2, 2]).with_padding(PaddingConfig2d::Explicit(1, 1, 1, 1));
+    for pool in [of_burn, ours] {
+        drop(Tensor::from(pool.init().forward(images(&device))));
+    }
     let told = layers::stand_ins();
+    assert!(told.contains(&"max pool 2x2, stride [2, 2]".to_owned()), "{told:?}");
+    assert!(!told.iter().any(|pool| pool.starts_with("max pool 3x3")), "{told:?}");
     assert!(told.iter().any(|conv| conv.starts_with("convolution 3x5 of 8 to 6 channels, groups 1,")), "{told:?}");
     assert!(!told.iter().any(|conv| conv.starts_with("convolution 3x3 of 8 to 5 channels")), "{told:?}");
+}
+
+#[test]
+fn averages_have_the_number_format_of_what_they_read() {
+    let x = images(&Device::flex()).cast(FloatDType::BF16);
+    for size in [1, 2] {
+        let means = Tensor::from(AdaptiveAvgPool2dConfig::new([size; 2]).init().forward(x.clone()));
+        assert_eq!((means.dims(), means.dtype()), ([3, size, size, 8], x.dtype()));
+    }
+}
+
+#[test]
+fn modules_are_shown_as_burns() {
+    let conv = same().init(&Device::flex());
+    assert_eq!(Conv2d::from(conv.clone()).to_string(), conv.to_string());
 }
 
 #[test]
@@ -338,7 +363,7 @@ fn a_part_in_bf16_between_parts_in_f32_is_the_network_to_the_precision_of_bf16()
         let a = ours.norm[2].forward(ours.conv[2].forward(y.clone()));
         let b = ours.norm[0].forward(ours.conv[0].forward(y.clone()));
         let output = relu(context().during(|| ours.norm[1].forward(ours.conv[1].forward(a)) + y) + b);
-        let output = Tensor::from(output).cast(burn::tensor::FloatDType::F32);
+        let output = Tensor::from(output).cast(FloatDType::F32);
         let gradients = loss(output.clone()).backward();
         (values(output.inner()), values(x.grad(&gradients).unwrap()), tensors(&ours, Some(&gradients)))
     };
