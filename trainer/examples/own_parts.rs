@@ -67,7 +67,7 @@ impl Metric for MeanClassAccuracy {
 }
 
 /// Signum (Bernstein et al. 2018, 1802.04434): steps of one length along the signs of the gradients' moving average. Its state is
-/// one of burn's, as burn 0.22.1 derives `RecordState` in its own crate only.
+/// one of burn's; `RecordState` can be derived for others.
 #[derive(Clone)]
 struct Signum {
     beta: f64,

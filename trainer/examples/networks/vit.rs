@@ -27,7 +27,7 @@ fn linear(c_in: usize, c_out: usize, device: &Device) -> Linear {
 }
 
 /// The first positions `[1 + grid * grid, CHANNELS]`: zeros for the class token, then sines and cosines of each patch's row and column. timm draws
-/// them with a deviation of 0.02, which patches of 0.6 drown: on shapes such a network is at chance when this one has begun to learn (docs/benchmarks.md).
+/// them with a deviation of 0.02, which patches of 0.6 drown: in its first 550 steps on shapes such a network stays at chance, where this one begins to learn at 350 (docs/benchmarks.md).
 fn positions(grid: usize, device: &Device) -> Param<Tensor<2>> {
     let frequencies = CHANNELS / 4;
     let mut values = vec![0.0_f32; CHANNELS];
