@@ -1,7 +1,9 @@
 //! One text of a network, with burn's layers and with ours: what differs is the imports, and that ours reads images `[N, H, W, C]`.
 
 use burn::module::Module;
-use burn::tensor::{Device, Tensor};
+use burn::nn;
+use burn::tensor::{Device, FloatDType, Tensor};
+use layers::{AdaptiveAvgPool2dConfig, Conv2d};
 
 use crate::differences::{relative_difference, values};
 use crate::modules::tensors;
@@ -41,4 +43,19 @@ fn a_network_of_burn_is_ours_by_its_imports_alone() {
     let found = ours.forward(images.clone().into());
     let off = relative_difference(&values(found), &values(stock.forward(images.permute([0, 3, 1, 2]))));
     assert!(off <= TOLERANCE, "evaluated: {off:.2e}");
+}
+
+#[test]
+fn averages_have_the_number_format_of_what_they_read() {
+    let x = Tensor::<4>::ones([3, 9, 8, 8], &Device::flex()).cast(FloatDType::BF16);
+    for size in [1, 2] {
+        let means = Tensor::from(AdaptiveAvgPool2dConfig::new([size; 2]).init().forward(x.clone()));
+        assert_eq!((means.dims(), means.dtype()), ([3, size, size, 8], x.dtype()));
+    }
+}
+
+#[test]
+fn modules_are_shown_as_burns() {
+    let conv = nn::conv::Conv2dConfig::new([8, 8], [3, 3]).init(&Device::flex());
+    assert_eq!(Conv2d::from(conv.clone()).to_string(), conv.to_string());
 }
