@@ -104,26 +104,70 @@ impl GenericWork for Product<'_> {
 
 impl<S: Simd> Kernel<S> for Product<'_> {
     #[inline(always)]
-    unsafe fn run(self) {
-        let [row_stride, column_stride] = self.strides;
-        for first_row in (0..self.rows).step_by(ROWS) {
-            for first in (0..self.columns).step_by(S::LANES) {
+    unsafe fn run(mut self) {
+        // SAFETY: the caller's contract.
+        unsafe {
+            // Two vectors of b for each broadcast of a, as far as there are registers.
+            if S::ACCUMULATORS >= 2 * ROWS { self.blocks::<S, ROWS>() } else { self.blocks::<S, 6>() }
+        }
+    }
+}
+
+impl Product<'_> {
+    /// In blocks of `R` rows, at most [`ROWS`], and two vectors; the last rows may be computed twice.
+    ///
+    /// # Safety
+    /// The processor has the features of `S`; the slices hold what the entry asserts.
+    #[inline(always)]
+    unsafe fn blocks<S: Simd, const R: usize>(&mut self) {
+        let all_rows = self.rows.next_multiple_of(ROWS);
+        for row in (0..self.rows).step_by(R) {
+            let row = row.min(all_rows - R);
+            let mut column = 0;
+            while column < self.columns {
                 // SAFETY: rows and columns are whole blocks, and all of them lie inside the slices.
                 unsafe {
-                    let mut sums = [S::zero(); ROWS];
-                    let mut a = self.a.as_ptr().add(first_row * row_stride);
-                    let mut b = self.b.as_ptr().add(first);
-                    for _ in 0..self.depth {
-                        let values = S::load(b);
-                        for (row, sum) in sums.iter_mut().enumerate() {
-                            *sum = S::fma(S::splat(*a.add(row * row_stride)), values, *sum);
-                        }
-                        a = a.wrapping_add(column_stride);
-                        b = b.wrapping_add(self.columns);
+                    if column + 2 * S::LANES <= self.columns {
+                        self.block::<S, R, 2>(row, column);
+                    } else {
+                        self.block::<S, R, 1>(row, column);
                     }
-                    for (row, sum) in sums.into_iter().enumerate() {
-                        S::store(self.c.as_mut_ptr().add((first_row + row) * self.columns + first), sum);
+                }
+                column += 2 * S::LANES;
+            }
+        }
+    }
+
+    /// `R` rows and `NV` vectors of columns.
+    ///
+    /// # Safety
+    /// As [`blocks`](Self::blocks).
+    #[inline(always)]
+    unsafe fn block<S: Simd, const R: usize, const NV: usize>(&mut self, row: usize, column: usize) {
+        let [row_stride, column_stride] = self.strides;
+        // SAFETY: the caller's contract.
+        unsafe {
+            let mut sums = [[S::zero(); NV]; R];
+            let mut a = self.a.as_ptr().add(row * row_stride);
+            let mut b = self.b.as_ptr().add(column);
+            for _ in 0..self.depth {
+                let mut values = [S::zero(); NV];
+                for (v, value) in values.iter_mut().enumerate() {
+                    *value = S::load(b.add(v * S::LANES));
+                }
+                for (r, sums) in sums.iter_mut().enumerate() {
+                    let factor = S::splat(*a.add(r * row_stride));
+                    for (sum, value) in sums.iter_mut().zip(values) {
+                        *sum = S::fma(factor, value, *sum);
                     }
+                }
+                a = a.wrapping_add(column_stride);
+                b = b.wrapping_add(self.columns);
+            }
+            for (r, sums) in sums.into_iter().enumerate() {
+                let c = self.c.as_mut_ptr().add((row + r) * self.columns + column);
+                for (v, sum) in sums.into_iter().enumerate() {
+                    S::store(c.add(v * S::LANES), sum);
                 }
             }
         }
