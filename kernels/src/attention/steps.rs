@@ -107,8 +107,12 @@ impl<S: Simd> Kernel<S> for Product<'_> {
     unsafe fn run(mut self) {
         // SAFETY: the caller's contract.
         unsafe {
-            // Two vectors of b for each broadcast of a, as far as there are registers.
-            if S::ACCUMULATORS >= 2 * ROWS { self.blocks::<S, ROWS>() } else { self.blocks::<S, 6>() }
+            // Two vectors of b for each broadcast of a, and as many rows as there are registers for.
+            match S::ACCUMULATORS / 2 {
+                ROWS.. => self.blocks::<S, ROWS>(),
+                6.. => self.blocks::<S, 6>(),
+                _ => self.blocks::<S, 4>(),
+            }
         }
     }
 }

@@ -129,14 +129,14 @@ impl<E: Element> Task for OutputRow<'_, E> {
                 }
             }
             let window = &window[..count];
-            let ((y, last_y), (taps, last_taps)) = (y.as_chunks_mut::<BLOCK>(), taps.as_chunks_mut::<BLOCK>());
-            let first_of_last = y.len() * BLOCK;
+            let ((y, tail_y), (taps, tail_taps)) = (y.as_chunks_mut::<BLOCK>(), taps.as_chunks_mut::<BLOCK>());
+            let first_of_tail = y.len() * BLOCK;
             for (index, (y, taps)) in y.iter_mut().zip(taps).enumerate() {
                 choose(window, index * BLOCK, y, taps);
             }
-            let last = last_y.as_chunks_mut::<1>().0.iter_mut().zip(last_taps.as_chunks_mut::<1>().0);
-            for (index, (y, tap)) in last.enumerate() {
-                choose(window, first_of_last + index, y, tap);
+            let tail = tail_y.as_chunks_mut::<1>().0.iter_mut().zip(tail_taps.as_chunks_mut::<1>().0);
+            for (index, (y, tap)) in tail.enumerate() {
+                choose(window, first_of_tail + index, y, tap);
             }
         }
     }
