@@ -87,16 +87,13 @@ impl AdaptiveAvgPool2d {
     /// # Shapes
     /// `[N, H, W, C]` to `[N, H_out, W_out, C]`.
     pub fn forward(&self, features: impl Into<Features>) -> Features {
-        let features = features.into();
+        let tensor = Tensor::from(features.into());
         if self.output_size == [1, 1] {
-            let features = features.into_values().tensor;
-            let dtype = FloatDType::from(features.dtype());
-            let means = global_avg_pool(features);
-            let [n, channels] = means.dims();
-            return means.reshape([n, 1, 1, channels]).cast(dtype).into();
+            let ([n, .., channels], dtype) = (tensor.dims(), FloatDType::from(tensor.dtype()));
+            return global_avg_pool(tensor).reshape([n, 1, 1, channels]).cast(dtype).into();
         }
         let [height, width] = self.output_size;
-        by_burn(features.into(), || format!("average pool to {height}x{width}"), |planes| self.0.forward(planes))
+        by_burn(tensor, || format!("average pool to {height}x{width}"), |planes| self.0.forward(planes))
     }
 }
 
