@@ -290,6 +290,9 @@ def speed(name, batch, steps=8, warmup=2):
 if __name__ == "__main__":
     if "--speed" in sys.argv:
         name, batch = sys.argv[-2:]
+        known = [name for name, _, _ in NETWORKS]
+        if name not in known or not batch.isdigit() or int(batch) == 0:
+            sys.exit(f"--speed: expected one of {', '.join(known)} and a number of images, got {' '.join(sys.argv[1:])}; try --speed vit-tiny 32")
         print(f"{name}: {speed(name, int(batch)):.1f} images/s")
         sys.exit()
     for name, make, learning_rate in NETWORKS:
