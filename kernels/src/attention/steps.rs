@@ -178,7 +178,7 @@ impl Product<'_> {
     }
 }
 
-/// Each of the first `tokens` rows becomes e^x over the sum of them; zeros beyond.
+/// Each of the first `tokens` rows becomes e^x over the sum of them; zeros beyond, but in a row that has a NaN.
 pub(super) struct Softmax<'a> {
     pub(super) p: &'a mut [f32],
     pub(super) tokens: usize,
@@ -195,13 +195,17 @@ impl Task for Softmax<'_> {
                 row.fill(0.0);
                 continue;
             }
-            let (row, beyond) = row.split_at_mut(self.tokens);
-            beyond.fill(0.0);
+            // In whole blocks: what lies beyond is as good as nothing beside the largest value, whose e^0 is 1.
+            row[self.tokens..].fill(f32::NEG_INFINITY);
             let largest = lanes(row, f32::NEG_INFINITY, |a, b| if b > a { b } else { a });
-            for value in row.iter_mut() {
-                *value = exp(*value - largest);
+            for block in row.as_chunks_mut::<COLUMNS>().0 {
+                for value in block {
+                    *value = exp(*value - largest);
+                }
             }
             let factor = 1.0 / lanes(row, 0.0, |a, b| a + b);
+            // Before they become subnormal, which takes long.
+            row[self.tokens..].fill(0.0);
             for value in row.iter_mut() {
                 *value *= factor;
             }
@@ -242,11 +246,11 @@ impl Task for SoftmaxGradient<'_> {
     }
 }
 
-/// A sum or maximum of a row in lanes of a block.
+/// A sum or maximum of a row of whole blocks in lanes of a block.
 #[inline(always)]
 fn lanes(row: &[f32], start: f32, of: impl Fn(f32, f32) -> f32) -> f32 {
     let mut sums = [start; COLUMNS];
-    for block in row.chunks(COLUMNS) {
+    for block in row.as_chunks::<COLUMNS>().0 {
         for (sum, value) in sums.iter_mut().zip(block) {
             *sum = of(*sum, *value);
         }

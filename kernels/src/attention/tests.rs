@@ -4,10 +4,11 @@ use super::*;
 use crate::testing::{assert_close, doubles, finite_differences, rounded, values, widened};
 use half::bf16;
 
-const SHAPES: [Attention; 3] = [
+const SHAPES: [Attention; 4] = [
     Attention { images: 2, tokens: 3, heads: 2, width: 5 },
     Attention { images: 3, tokens: 17, heads: 1, width: 16 },
     Attention { images: 2, tokens: 65, heads: 3, width: 32 },
+    Attention { images: 1, tokens: 32, heads: 2, width: 16 },
 ];
 
 fn reference(shape: &Attention, qkv: &[f64]) -> Vec<f64> {

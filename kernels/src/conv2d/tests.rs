@@ -180,12 +180,35 @@ fn random_shapes_equal_the_reference_for_any_number_of_threads() {
     }
 }
 
+/// Images, extent, channels in and out, kernel, stride.
+type Layer = (usize, usize, usize, usize, usize, usize);
+
+fn padded((batch, extent, in_channels, out_channels, kernel, stride): Layer) -> Conv2dShape {
+    let (height, width, padding) = (extent, extent, kernel / 2);
+    Conv2dShape { batch, height, width, in_channels, out_channels, kernel, stride, padding, groups: 1 }
+}
+
+/// Pixels of x so far apart that the weight gradient packs them, then of dy, then of x with vectors of 8 lanes.
+const FAR_PIXELS: [Layer; 6] = [
+    (5, 7, 1030, 40, 1, 1),
+    (5, 5, 1030, 40, 1, 2),
+    (5, 7, 130, 1030, 1, 1),
+    (5, 7, 530, 140, 1, 1),
+    (5, 5, 530, 140, 1, 2),
+    (2, 7, 260, 1030, 1, 1),
+];
+
 #[test]
 fn bf16_storage_gives_the_f32_results_of_the_widened_inputs_rounded_to_bf16() {
     let pools = [pool(1), pool(2), pool(3)];
     let mut random = Random(13);
     let shapes: Vec<_> = (0..100).map(|_| random_shape(&mut random, 8e5)).collect();
-    for shape in shapes.into_iter().chain(odd_numbers_of_pixels()).chain(depthwise::tests::shapes()) {
+    for shape in shapes
+        .into_iter()
+        .chain(odd_numbers_of_pixels())
+        .chain(depthwise::tests::shapes())
+        .chain(FAR_PIXELS.map(padded))
+    {
         let stored = |values: Vec<f32>| values.into_iter().map(bf16::from_f32).collect::<Vec<bf16>>();
         let widened = |stored: &[bf16]| stored.iter().map(|value| value.to_f32()).collect::<Vec<f32>>();
         let (x, dy) = (stored(random.values(shape.input_len())), stored(random.values(shape.output_len())));
@@ -217,9 +240,7 @@ fn the_layers_of_resnets_equal_the_reference() {
         (2, 14, 128, 64, 1, 1),
         (2, 7, 70, 131, 3, 1),
     ];
-    for (batch, extent, in_channels, out_channels, kernel, stride) in layers {
-        let (height, width, padding) = (extent, extent, kernel / 2);
-        let shape = Conv2dShape { batch, height, width, in_channels, out_channels, kernel, stride, padding, groups: 1 };
+    for shape in layers.map(padded) {
         check_shape(&shape, &mut Random(3), &pools);
     }
 }
@@ -242,41 +263,21 @@ fn channels_of_several_blocks_equal_the_reference() {
         (19, 3, 176, 178, 3, 2),
         (19, 3, 530, 500, 1, 2),
         (11, 3, 176, 178, 3, 1),
-        // Pixels of x, then of dy, so far apart that the weight gradient packs them.
-        (5, 7, 1030, 40, 1, 1),
-        (5, 5, 1030, 40, 1, 2),
-        (5, 7, 130, 1030, 1, 1),
     ];
-    for (batch, extent, in_channels, out_channels, kernel, stride) in layers {
-        let (height, width, padding) = (extent, extent, kernel / 2);
-        let shape = Conv2dShape { batch, height, width, in_channels, out_channels, kernel, stride, padding, groups: 1 };
+    for shape in layers.into_iter().chain(FAR_PIXELS).map(padded) {
         check_shape(&shape, &mut Random(5), &pools);
     }
     // Without padding x is read in place where a task has all its channels, and copied where it has not.
     for in_channels in [20, 200] {
-        let (batch, height, width, out_channels) = (2, 7, 9, 33);
-        let shape = Conv2dShape {
-            batch,
-            height,
-            width,
-            in_channels,
-            out_channels,
-            kernel: 3,
-            stride: 2,
-            padding: 0,
-            groups: 1,
-        };
+        let shape = Conv2dShape { height: 7, padding: 0, ..padded((2, 9, in_channels, 33, 3, 2)) };
         check_shape(&shape, &mut Random(5), &pools);
     }
 }
 
 #[test]
 fn a_plan_for_many_threads_gives_the_bits_of_one_for_few() {
-    for (extent, in_channels, out_channels, kernel, stride) in
-        [(9, 600, 500, 1, 1), (9, 1100, 300, 1, 2), (5, 180, 180, 3, 2), (14, 180, 180, 3, 2)]
-    {
-        let (batch, height, width, padding) = (9, extent, extent, kernel / 2);
-        let shape = Conv2dShape { batch, height, width, in_channels, out_channels, kernel, stride, padding, groups: 1 };
+    let layers = [(9, 9, 600, 500, 1, 1), (9, 9, 1100, 300, 1, 2), (9, 5, 180, 180, 3, 2), (9, 14, 180, 180, 3, 2)];
+    for shape in layers.map(padded) {
         let mut random = Random(13);
         let (x, w) = (random.values(shape.input_len()), random.values(shape.weight_len()));
         let dy = random.values(shape.output_len());
@@ -291,16 +292,10 @@ pub(super) fn odd_numbers_of_pixels() -> impl Iterator<Item = Conv2dShape> {
     let channels = [(3, 5), (16, 48), (35, 33), (300, 20), (64, 150)];
     extents.into_iter().zip(channels.into_iter().cycle()).flat_map(
         move |((batch, height, width), (inputs, outputs))| {
-            [(inputs, outputs), (outputs, inputs)].map(|(in_channels, out_channels)| Conv2dShape {
-                batch,
+            [(inputs, outputs), (outputs, inputs)].map(|(inputs, outputs)| Conv2dShape {
                 height,
                 width,
-                in_channels,
-                out_channels,
-                kernel: 1,
-                stride: 1,
-                padding: 0,
-                groups: 1,
+                ..padded((batch, 1, inputs, outputs, 1, 1))
             })
         },
     )

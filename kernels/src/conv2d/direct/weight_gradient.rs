@@ -6,7 +6,7 @@
 //! Invariant: pieces and the order of sums inside one depend on the shape only.
 
 use super::padded::{Band, copy_band};
-use super::unit::{self, Cut, Layout, UnitPixels};
+use super::unit::{self, Cut, Layout, Next, UnitPixels, lines_of};
 use super::weight_kernel::{Block, max_run, select};
 use crate::Element;
 use crate::conv2d::Conv2dShape;
@@ -15,6 +15,7 @@ use crate::conv2d::pass::WeightOperands;
 use crate::conv2d::plan::PixelRows;
 use crate::conv2d::transpose::Rows;
 use crate::pieces::whole_lines;
+use crate::scratch::LINE_FLOATS;
 use crate::simd::{GenericWork, Kernel, PANEL, Simd};
 
 /// Input elements of a unit that stay in L1 while all blocks of sums pass over them.
@@ -25,10 +26,6 @@ const MAX_UNIT_ELEMENTS: usize = 48 * 1024;
 /// Most values of a kernel row's run, and most output channels, of a task: of single pixels, and of larger kernels.
 const TASK_RUN: usize = 256;
 const TASK_CHANNELS: [usize; 2] = [256, 128];
-/// Channels from which on x of single pixels is packed, and dy, if so many blocks of a run pass over it: below, packing costs more than
-/// it gains.
-const FAR_CHANNELS: usize = 1024;
-const MANY_BLOCKS: usize = 8;
 /// Vectors of output channels of most blocks, for which x is packed.
 const PACKED_VECTORS: usize = 2;
 /// A piece has at least so many pixels: below, adding the pieces' gradients would cost too much.
@@ -95,9 +92,10 @@ impl Plan {
         self.out_block.next_multiple_of(PANEL) * self.in_block * self.rows.shape.kernel * self.rows.shape.kernel
     }
 
-    /// Room for the unit's x and dy as f32.
+    /// Room for the unit's x, and a block of its dy, as f32.
     fn scratch_len(&self) -> usize {
-        self.x_len() + self.images_of_unit * self.dy_rows_len()
+        let block = (PACKED_VECTORS * PANEL).min(self.out_block);
+        self.x_len() + self.images_of_unit * self.band_rows * self.rows.shape.out_width() * block
     }
 
     /// Channels of a task on either side.
@@ -123,11 +121,6 @@ impl Plan {
     /// Elements of a unit's x, in whole cache lines, so that its dy starts on one.
     fn x_len(&self) -> usize {
         whole_lines(self.images_of_unit * self.x_rows_len())
-    }
-
-    /// Elements of an image's rows of dy in a unit.
-    fn dy_rows_len(&self) -> usize {
-        self.band_rows * self.rows.shape.out_width() * self.out_block
     }
 
     pub(crate) fn workspace_len(&self, num_threads: usize) -> usize {
@@ -205,13 +198,17 @@ fn run_unit<S: Simd, E: Element>(
     let in_image = s.height * in_row;
     let first_x = image * in_image + row * s.stride * in_row + task.in_c;
     let x_strides = [in_image, s.stride * in_row, s.stride * s.in_channels];
-    let is_far = s.kernel == 1 && s.in_channels >= FAR_CHANNELS;
-    let in_place = E::as_f32(task.x).filter(|_| plan.borrows_input && !is_far);
+    let x_step = ahead(in_image, rows * s.stride * in_row);
+    let is_packed = plan.borrows_input && packs_x::<S>(s);
+    let in_place = E::as_f32(task.x).filter(|_| plan.borrows_input && !is_packed);
+    let mut next_x = None;
     let (x, layout, x_row, x_ahead) = if let Some(x) = in_place {
-        (&x[first_x..], Layout::Strided(x_strides), in_row, ahead(in_image, rows * s.stride * in_row))
-    } else if plan.borrows_input && is_far {
-        let cut = Cut::evenly(task.in_count, max_run::<S>(PACKED_VECTORS));
-        unit::pack::<S, E>(&task.x[first_x..], (x_strides, extents), cut, x_slot);
+        (&x[first_x..], Layout::Strided(x_strides), in_row, x_step)
+    } else if is_packed {
+        let x = &task.x[first_x..];
+        unit::pack::<S, E>(x, (x_strides, extents), Cut::evenly(task.in_count, max_run::<S>(PACKED_VECTORS)), x_slot);
+        // With larger strides the pixels are not evenly apart.
+        next_x = Some(x.as_ptr().wrapping_add(x_step)).filter(|_| s.stride == 1);
         (&*x_slot, Layout::Blocks, 0, 0)
     } else {
         let row_len = plan.row_pixels() * task.in_count;
@@ -239,19 +236,43 @@ fn run_unit<S: Simd, E: Element>(
     let out_image = s.out_height() * out_row;
     let dy_strides = [out_image, out_row, s.out_channels];
     let dy = &task.dy[image * out_image + row * out_row + task.out_c..];
-    let num_blocks = s.kernel * (s.kernel * task.in_count).div_ceil(max_run::<S>(PACKED_VECTORS));
-    let is_far = s.out_channels >= FAR_CHANNELS && num_blocks >= MANY_BLOCKS;
-    let channels = Cut::wholly(task.out_count, PACKED_VECTORS * S::LANES);
-    let (dy, layout, dy_ahead) = if let Some(dy) = E::as_f32(dy).filter(|_| !is_far) {
-        (dy, Layout::Strided(dy_strides), ahead(out_image, rows * out_row))
-    } else {
-        unit::pack::<S, E>(dy, (dy_strides, extents), channels, dy_slot);
-        (&*dy_slot, Layout::Blocks, 0)
-    };
-    let dy = UnitPixels { values: dy, layout, extents };
-
-    let view = UnitView { x, x_row, taps: s.kernel, run: s.kernel * task.in_count, dy, ahead: [x_ahead, dy_ahead] };
-    for channels in channels.blocks() {
+    let dy_step = ahead(out_image, rows * out_row);
+    let (taps, run) = (s.kernel, s.kernel * task.in_count);
+    let num_blocks = taps * run.div_ceil(max_run::<S>(PACKED_VECTORS));
+    let dy_in_place = E::as_f32(dy).filter(|_| !packs_dy::<S>(s, num_blocks));
+    let pixels_of_block = (images * runs * width).div_ceil(num_blocks);
+    let block = PACKED_VECTORS * S::LANES;
+    // Of a pixel of x so many lines with each block of dy, at most two.
+    let x_lines = lines_of::<E>(task.in_count);
+    let lines_of_block = x_lines.div_ceil(task.out_count.div_ceil(block)).min(2);
+    for channels in Cut::wholly(task.out_count, block).blocks() {
+        let first = channels.start / block * lines_of_block;
+        let mut next = [
+            None,
+            next_x.filter(|_| first < x_lines).map(|x| Next {
+                line: x.cast::<f32>().wrapping_add(first * LINE_FLOATS),
+                lines: lines_of_block,
+                stride: s.in_channels * size_of::<E>(),
+                pixels_of_block,
+            }),
+        ];
+        let (dy, layout, dy_ahead) = if let Some(dy) = dy_in_place {
+            (&dy[channels.start..], Layout::Strided(dy_strides), dy_step)
+        } else {
+            // Just before all blocks of x pass over it: it stays in L1.
+            let cut = Cut::wholly(channels.len(), channels.len());
+            unit::pack::<S, E>(&dy[channels.start..], (dy_strides, extents), cut, dy_slot);
+            let offset = if channels.end < task.out_count { channels.end } else { dy_step };
+            next[0] = Some(Next {
+                line: dy.as_ptr().wrapping_add(offset).cast(),
+                lines: lines_of::<E>(channels.len()),
+                stride: s.out_channels * size_of::<E>(),
+                pixels_of_block,
+            });
+            (&*dy_slot, Layout::Blocks, 0)
+        };
+        let dy = UnitPixels { values: dy, layout, extents };
+        let view = UnitView { x, x_row, taps, run, dy, ahead: [x_ahead, dy_ahead], next };
         if channels.len() > S::LANES {
             run_channels::<S, 2>(&view, (channels.start, channels.len()), sums, accumulate);
         } else {
@@ -260,7 +281,22 @@ fn run_unit<S: Simd, E: Element>(
     }
 }
 
-/// A unit's x and dy from the task's first channel on.
+/// Whether x is packed, block by block. As measured with vectors of 8 and of 16 lanes (the portable ones take the rule of 8): below, packing
+/// costs more than it gains.
+fn packs_x<S: Simd>(s: &Conv2dShape) -> bool {
+    let (c_in, c_out) = (s.in_channels, s.out_channels);
+    let is_far =
+        if S::LANES < PANEL { c_in >= 512 && c_out >= 128 || c_in >= 256 && c_out >= 1024 } else { c_in >= 1024 };
+    s.kernel == 1 && is_far
+}
+
+/// The same for dy, over which `num_blocks` blocks of runs pass.
+fn packs_dy<S: Simd>(s: &Conv2dShape, num_blocks: usize) -> bool {
+    let [channels, blocks] = if S::LANES < PANEL { [64, 16] } else { [1024, 8] };
+    s.out_channels >= channels && num_blocks >= blocks
+}
+
+/// A unit's x from the task's first channel on, and its dy from a block's.
 struct UnitView<'a> {
     x: UnitPixels<'a>,
     /// From one row of the kernel to the next; x of several is not packed.
@@ -271,6 +307,8 @@ struct UnitView<'a> {
     dy: UnitPixels<'a>,
     /// From this unit to the next one, where it is in place.
     ahead: [usize; 2],
+    /// What of dy and of x is packed next.
+    next: [Option<Next>; 2],
 }
 
 /// All kernel rows and runs for NV vectors of output channels from `channel` on.
@@ -283,11 +321,13 @@ fn run_channels<S: Simd, const NV: usize>(
     let (taps, run) = (view.taps, view.run);
     let panel_stride = taps * run * PANEL;
     assert!((channel + channels).div_ceil(PANEL) * panel_stride <= sums.len(), "weight gradient: sums of a task");
-    let (dy, dy_strides) = view.dy.block(0, channel, channels);
+    let (dy, dy_strides) = view.dy.block(0, 0, channels);
     let packed_for = if matches!(view.x.layout, Layout::Blocks) { PACKED_VECTORS } else { NV };
     let cut = Cut::evenly(run, max_run::<S>(packed_for));
+    let mut next = view.next;
     for tap in 0..taps {
         for values in cut.blocks() {
+            next.iter_mut().flatten().for_each(Next::ask::<S>);
             let (x, x_strides) = view.x.block(tap * view.x_row, values.start, values.len());
             let vector = channel / PANEL * panel_stride + channel % PANEL + (tap * run + values.start) * PANEL;
             // SAFETY: inside `x`, `dy` and `sums` as asserted above and by `block`; features asserted by `Isa::run`.
