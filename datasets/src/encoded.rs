@@ -216,7 +216,7 @@ impl<S: Source> EncodedDataset<S> {
             let pixels = output.get_mut(position * len..(position + 1) * len).unwrap_or(&mut scratch);
             let result = self.source.read(*image as usize).and_then(|bytes| {
                 let digest = Sha256::digest(&bytes).into();
-                self.decode(bytes, *image as usize, pixels)?;
+                self.decode(&bytes, *image as usize, pixels)?;
                 Ok(digest)
             });
             let failed = result.is_err();
@@ -228,7 +228,7 @@ impl<S: Source> EncodedDataset<S> {
         results
     }
 
-    fn decode(&self, bytes: Vec<u8>, image: usize, pixels: &mut [u8]) -> Result<(), DatasetError> {
+    fn decode(&self, bytes: &[u8], image: usize, pixels: &mut [u8]) -> Result<(), DatasetError> {
         decode_into(bytes, &|| self.source.path(image), self.shape, self.sizing, pixels)
     }
 
@@ -282,7 +282,7 @@ impl<S: Source> ImageDataset for EncodedDataset<S> {
             return Ok(());
         }
         let image = self.images[index] as usize;
-        self.decode(self.source.read(image)?, image, pixels)
+        self.decode(&self.source.read(image)?, image, pixels)
     }
 
     fn read_crop(
@@ -296,7 +296,7 @@ impl<S: Source> ImageDataset for EncodedDataset<S> {
             return crop_of_whole(self, index, choose, shape, pixels);
         }
         let image = self.images[index] as usize;
-        decode_crop(self.source.read(image)?, &|| self.source.path(image), shape, choose, pixels)
+        decode_crop(&self.source.read(image)?, &|| self.source.path(image), shape, choose, pixels)
     }
 
     /// Over keys and bytes of the images, whether or not their pixels are in memory.

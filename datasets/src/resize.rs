@@ -36,30 +36,41 @@ pub(crate) enum View {
 }
 
 impl View {
-    /// The rows of an image of this height that are looked at, from the first.
-    pub(crate) fn bottom(self, height: u32) -> u32 {
-        match self {
-            Self::Crop(part) => part.top + part.height,
-            Self::Middle { .. } => height,
-        }
+    /// The pixels of an image of this width and height that a sample of `lines` rows of `columns` is made of, or more.
+    pub(crate) fn reads(self, [width, height]: [u32; 2], [columns, lines]: [u32; 2]) -> CropBox {
+        let shorter_side = match self {
+            Self::Crop(part) => return part,
+            Self::Middle { shorter_side } => shorter_side,
+        };
+        let resized = resized_size([width, height], shorter_side);
+        // The filter sees one pixel of the result to each side.
+        let along = |len: u32, resized: u32, wanted: u32| {
+            let (start, seen) = middle(len, resized, wanted);
+            let margin = (f64::from(len) / f64::from(resized)).max(1.0) + 2.0;
+            let first = (start - margin).max(0.0) as u32;
+            (first, ((start + seen + margin).ceil() as u32).min(len) - first)
+        };
+        let (left, across) = along(width, resized[0], columns);
+        let (top, down) = along(height, resized[1], lines);
+        CropBox { left, top, width: across, height: down }
     }
 
-    /// Writes what is seen of the first rows of an image that is `height` rows high.
+    /// Writes what is seen of an image.
     ///
     /// # Shapes
-    /// `rows`: `[rows, width, C]`, at least those down to [`bottom`](Self::bottom); `output`: `[H, W, C]`.
+    /// `image`: `[height, width, C]`, of which only what [`reads`](Self::reads) says matters; `output`: `[H, W, C]`.
     ///
     /// # Panics
     /// If a slice does not fit its shape, or a crop its image.
-    pub(crate) fn apply(self, rows: &[u8], size: [u32; 2], shape: [usize; 3], output: &mut [u8]) {
+    pub(crate) fn apply(self, image: &[u8], size: [u32; 2], shape: [usize; 3], output: &mut [u8]) {
         let [height, width, channels] = shape;
         if channels == 3 {
-            return self.apply_to_rgb(rows, size, [width as u32, height as u32], output);
+            return self.apply_to_rgb(image, size, [width as u32, height as u32], output);
         }
         // Nobody hurries with others: each channel is made three.
         let mut resized = vec![0; 3 * height * width];
         for channel in 0..channels {
-            let of_channel = rows.iter().skip(channel).step_by(channels);
+            let of_channel = image.iter().skip(channel).step_by(channels);
             let rgb: Vec<u8> = of_channel.flat_map(|value| [*value; 3]).collect();
             self.apply_to_rgb(&rgb, size, [width as u32, height as u32], &mut resized);
             let values = output.iter_mut().skip(channel).step_by(channels);
@@ -67,9 +78,8 @@ impl View {
         }
     }
 
-    fn apply_to_rgb(self, rows: &[u8], [width, height]: [u32; 2], [columns, lines]: [u32; 2], output: &mut [u8]) {
-        let num_rows = (rows.len() / (3 * width as usize)) as u32;
-        let source = TypedImageRef::<U8x3>::from_buffer(width, num_rows, rows).expect("rows of the image");
+    fn apply_to_rgb(self, image: &[u8], [width, height]: [u32; 2], [columns, lines]: [u32; 2], output: &mut [u8]) {
+        let source = TypedImageRef::<U8x3>::from_buffer(width, height, image).expect("an image of its size");
         let mut target = TypedImage::<U8x3>::from_buffer(columns, lines, output).expect("a sample of its shape");
         let options = ResizeOptions::new().resize_alg(ResizeAlg::Convolution(FilterType::Bilinear));
         let (part, options) = match self {
@@ -171,6 +181,31 @@ mod tests {
             (num_cases, rest) = (num_cases + 1, behind);
         }
         assert_eq!((num_cases, rest.len()), (19, 0));
+    }
+
+    #[test]
+    fn what_is_not_read_of_an_image_does_not_matter() {
+        for case in 0..120 {
+            let [width, height] = [1 + case * 37 % 211, 1 + case * 53 % 173];
+            let size = 1 + case * 7 % 40;
+            let view = View::Middle { shorter_side: size + case * 11 % 50 };
+            let part = view.reads([width, height], [size, size]);
+            let is_read = |x: u32, y: u32| {
+                (part.left..part.left + part.width).contains(&x) && (part.top..part.top + part.height).contains(&y)
+            };
+            let resized = |outside: u8| {
+                let mut image = drawn(width, height);
+                for (place, value) in (0..).zip(&mut image) {
+                    if !is_read(place / 3 % width, place / 3 / width) {
+                        *value = outside;
+                    }
+                }
+                let mut output = vec![0; (3 * size * size) as usize];
+                view.apply(&image, [width, height], [size as usize, size as usize, 3], &mut output);
+                output
+            };
+            assert!(resized(0) == resized(255), "{width} x {height}, {view:?}, {size}");
+        }
     }
 
     #[test]

@@ -1,15 +1,16 @@
 //! From an image file to u8 pixels of one size.
 //!
 //! In: a JPEG, PNG, BMP or WebP file of any size and colour type, and a [`Sizing`] or a choice of its part. Out: u8 `[H, W, C]`.
-//! Invariant: a file that does not decode whole is an error that names its path; a hostile one cannot claim the memory.
+//! Invariant: a file whose wanted part does not decode is an error that names its path, and so is one without an end; a hostile one cannot claim the memory.
 
 mod jpeg;
 
+use std::cell::RefCell;
 use std::io::Cursor;
 use std::path::{Path, PathBuf};
 
 use image::imageops::{self, FilterType};
-use image::{DynamicImage, ImageError, ImageFormat, ImageReader, Limits};
+use image::{DynamicImage, ImageError, ImageFormat, ImageReader, Limits, RgbImage};
 
 use crate::dataset::ImageShape;
 use crate::error::DatasetError;
@@ -31,6 +32,9 @@ const SMALL_ALLOC_BYTES: u64 = 64 << 20;
 /// What each byte of a file may add to that. Deflate, and with it PNG, unpacks a byte to 1,032 at most and JPEG to about as
 /// many; WebP knows no such bound, so this keeps its headers honest.
 const MAX_EXPANSION: u64 = 2048;
+
+/// The memory that a thread keeps between two files: that of eight megapixels.
+const KEPT_BYTES: usize = 48 << 20;
 
 /// How an image of any size is brought to the height and width of a sample.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,7 +87,7 @@ pub fn load_image(path: impl AsRef<Path>, sizing: Sizing, channels: usize) -> Re
     let shape = ImageShape { height: sizing.size, width: sizing.size, channels };
     let bytes = read_image_file(path)?;
     let mut pixels = vec![0; shape.num_values()];
-    decode_into(bytes, &|| path.to_path_buf(), shape, sizing, &mut pixels)?;
+    decode_into(&bytes, &|| path.to_path_buf(), shape, sizing, &mut pixels)?;
     Ok(pixels)
 }
 
@@ -94,7 +98,7 @@ pub(crate) fn read_image_file(path: &Path) -> Result<Vec<u8>, DatasetError> {
 
 /// Decodes the bytes of an image, which errors call `path`, into `pixels`, `[H, W, C]` of `shape`, whose height and width are those of `sizing`.
 pub(crate) fn decode_into(
-    bytes: Vec<u8>,
+    bytes: &[u8],
     path: &dyn Fn() -> PathBuf,
     shape: ImageShape,
     sizing: Sizing,
@@ -104,7 +108,7 @@ pub(crate) fn decode_into(
         return decode_view(bytes, path, shape, &|_| View::Middle { shorter_side: side as u32 }, pixels);
     }
     let square =
-        decode_square(&bytes, shape.height as u32).map_err(|reason| DatasetError::BadImage { path: path(), reason })?;
+        decode_square(bytes, shape.height as u32).map_err(|reason| DatasetError::BadImage { path: path(), reason })?;
     match shape.channels {
         1 => pixels.copy_from_slice(square.into_luma8().as_raw()),
         _ => pixels.copy_from_slice(square.into_rgb8().as_raw()),
@@ -112,9 +116,9 @@ pub(crate) fn decode_into(
     Ok(())
 }
 
-/// Decodes the part that is chosen by the width and height of an image; of a JPEG not the rows below it.
+/// Decodes the part that is chosen by the width and height of an image.
 pub(crate) fn decode_crop(
-    bytes: Vec<u8>,
+    bytes: &[u8],
     path: &dyn Fn() -> PathBuf,
     shape: ImageShape,
     choose: &dyn Fn([u32; 2]) -> CropBox,
@@ -124,34 +128,58 @@ pub(crate) fn decode_crop(
 }
 
 fn decode_view(
-    mut bytes: Vec<u8>,
+    bytes: &[u8],
     path: &dyn Fn() -> PathBuf,
     shape: ImageShape,
     choose: &dyn Fn([u32; 2]) -> View,
     pixels: &mut [u8],
 ) -> Result<(), DatasetError> {
-    let bad = |reason| DatasetError::BadImage { path: path(), reason };
-    let frame = jpeg::Frame::find(&bytes).filter(|frame| frame.size()[1] <= MAX_SIDE && jpeg::is_whole(&bytes));
-    let before = frame.map(|frame| {
-        let view = choose(frame.size());
-        frame.keep_rows(&mut bytes, view.bottom(frame.size()[1]));
-        (frame.size(), view)
-    });
-    let image = decode_whole(&bytes).map_err(bad)?;
-    let (size, view) = before.unwrap_or_else(|| {
-        let size = [image.width(), image.height()];
-        (size, choose(size))
-    });
-    if image.width() != size[0] || image.height() < view.bottom(size[1]) {
-        let (width, height) = (image.width(), image.height());
-        return Err(bad(format!("expected {} x {} pixels by its header, got {width} x {height}", size[0], size[1])));
+    if shape.channels == 3 && decode_part(bytes, shape, choose, pixels).is_some() {
+        return Ok(());
     }
-    let rows = match shape.channels {
+    // Our decoder refuses a file for good.
+    let image = if shape.channels == 3 { decode_by_image(bytes) } else { decode_whole(bytes) };
+    let image = image.map_err(|reason| DatasetError::BadImage { path: path(), reason })?;
+    let size = [image.width(), image.height()];
+    let image = match shape.channels {
         1 => image.into_luma8().into_raw(),
         _ => image.into_rgb8().into_raw(),
     };
-    view.apply(&rows, size, shape.dims(), pixels);
+    choose(size).apply(&image, size, shape.dims(), pixels);
     Ok(())
+}
+
+/// Decodes what is seen of a common JPEG file, and nothing beside it.
+fn decode_part(bytes: &[u8], shape: ImageShape, choose: &dyn Fn([u32; 2]) -> View, pixels: &mut [u8]) -> Option<()> {
+    let header = jpeg_header(bytes)?;
+    let size = header.size();
+    let view = choose(size);
+    let part = view.reads(size, [shape.width as u32, shape.height as u32]);
+    with_scratch(|scratch| {
+        view.apply(header.decode(bytes, part, scratch)?, size, shape.dims(), pixels);
+        Some(())
+    })
+}
+
+/// The header of a JPEG file that our own decoder reads, if it is small enough.
+fn jpeg_header(bytes: &[u8]) -> Option<jpeg::Header> {
+    let header = bytes.starts_with(b"\xFF\xD8").then(|| jpeg::Header::read(bytes))??;
+    let is_small = header.size().iter().all(|side| *side <= MAX_SIDE) && header.memory() <= max_alloc(bytes);
+    is_small.then_some(header)
+}
+
+/// Calls `decode` with memory that its next call on this thread finds again, unless it is that of a very large image.
+fn with_scratch<R>(decode: impl FnOnce(&mut jpeg::Scratch) -> R) -> R {
+    thread_local! {
+        static SCRATCH: RefCell<jpeg::Scratch> = RefCell::default();
+    }
+    SCRATCH.with_borrow_mut(|scratch| {
+        let result = decode(scratch);
+        if scratch.len() > KEPT_BYTES {
+            *scratch = jpeg::Scratch::default();
+        }
+        result
+    })
 }
 
 /// The largest centred square, brought to `size` x `size`.
@@ -169,12 +197,29 @@ fn decode_square(bytes: &[u8], size: u32) -> Result<DynamicImage, String> {
     Ok(DynamicImage::ImageRgb8(imageops::resize(&square.into_rgb8(), size, size, FilterType::Triangle)))
 }
 
+/// The largest allocation that decoding a file may make.
+fn max_alloc(bytes: &[u8]) -> u64 {
+    MAX_ALLOC_BYTES.min(SMALL_ALLOC_BYTES + MAX_EXPANSION * bytes.len() as u64)
+}
+
 /// All pixels of a file; there is at least one.
 fn decode_whole(bytes: &[u8]) -> Result<DynamicImage, String> {
+    let jpeg = || {
+        let header = jpeg_header(bytes)?;
+        let [width, height] = header.size();
+        let mut scratch = jpeg::Scratch::default();
+        let len = header.decode(bytes, CropBox { left: 0, top: 0, width, height }, &mut scratch)?.len();
+        RgbImage::from_raw(width, height, scratch.into_pixels(len))
+    };
+    jpeg().map_or_else(|| decode_by_image(bytes), |image| Ok(image.into()))
+}
+
+/// All pixels of a file that is no common JPEG.
+fn decode_by_image(bytes: &[u8]) -> Result<DynamicImage, String> {
     let mut limits = Limits::default();
     limits.max_image_width = Some(MAX_SIDE);
     limits.max_image_height = Some(MAX_SIDE);
-    let max_alloc = MAX_ALLOC_BYTES.min(SMALL_ALLOC_BYTES + MAX_EXPANSION * bytes.len() as u64);
+    let max_alloc = max_alloc(bytes);
     limits.max_alloc = Some(max_alloc);
     // The content tells the format, since the extension is sometimes wrong.
     let mut reader = ImageReader::new(Cursor::new(bytes)).with_guessed_format().map_err(|error| error.to_string())?;

@@ -27,7 +27,7 @@ pub(crate) use amx::{TILE_ROWS, TILE_VALUES};
 pub(crate) use exp::exp;
 pub(crate) use lanes::{Lanes, PerVector, each_vector};
 pub use peak::measure_fma_gflops;
-pub(crate) use task::{Task, vectorized};
+pub use task::{Task, vectorized};
 
 /// Whether the processor calls itself Intel's.
 static IS_INTEL: LazyLock<bool> = LazyLock::new(|| {

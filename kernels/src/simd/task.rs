@@ -7,7 +7,7 @@
 use super::Isa;
 
 /// Work to be compiled once for each instruction set.
-pub(crate) trait Task {
+pub trait Task {
     /// What the work returns.
     type Output;
 
@@ -20,7 +20,7 @@ pub(crate) trait Task {
 /// # Panics
 /// If the processor lacks `isa`.
 #[allow(unsafe_code)]
-pub(crate) fn vectorized<T: Task>(isa: Isa, task: T) -> T::Output {
+pub fn vectorized<T: Task>(isa: Isa, task: T) -> T::Output {
     assert!(isa.is_available(), "instruction set {isa:?}: not offered by this processor");
     match isa {
         // SAFETY: the assertion above asked the processor for these features.

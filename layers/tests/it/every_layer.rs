@@ -1,4 +1,7 @@
-//! Every layer by our kernels against PyTorch in f64 (`golden/every_layer.py`), and its gradients against differences of its own output.
+//! Every layer by our kernels against PyTorch in f64 (`golden/every_layer.py`), and its gradients against differences of its own output
+//! and as a hook gets them.
+
+use std::sync::{Arc, Mutex};
 
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::nn::PaddingConfig2d::Explicit;
@@ -6,8 +9,8 @@ use burn::nn::conv::Conv2dConfig;
 use burn::nn::{BatchNormConfig, LinearConfig};
 use burn::tensor::{Device, FloatDType, Gradients, Tensor, TensorData};
 use layers::{
-    Activations, AvgPool2dConfig, BatchNorm, Computation, Conv2d, Features, LayerNorm, LayerNormConfig, Linear,
-    MaxPool2dConfig, PassContext, attention, gelu, global_avg_pool, relu, relu6, silu,
+    Activations, AvgPool2dConfig, BatchNorm, Computation, Conv2d, Features, GradientHook, LayerNorm, LayerNormConfig,
+    Linear, MaxPool2dConfig, PassContext, attention, gelu, global_avg_pool, gradient_hook, relu, relu6, silu,
 };
 
 use crate::differences::values;
@@ -192,21 +195,21 @@ impl ModuleVisitor for Collected<'_> {
     }
 }
 
-fn during<T>(pass: impl FnOnce() -> T) -> T {
+fn during<T>(hook: Option<Arc<dyn GradientHook>>, pass: impl FnOnce() -> T) -> T {
     let computation = Computation { activations: Activations::F32, ..Computation::default() };
-    PassContext { computation, ..PassContext::default() }.during(pass)
+    PassContext { computation, hook, ..PassContext::default() }.during(pass)
 }
 
 /// The output's checksum.
 fn loss((_, _, _, forward): &Case, parts: &Parts, x: &[f32]) -> f64 {
     let x = Tensor::from_data(TensorData::new(x.to_vec(), [x.len()]), &device());
-    checksum(&values(during(|| forward(parts, x)).inner()), 50)
+    checksum(&values(during(None, || forward(parts, x)).inner()), 50)
 }
 
-/// The gradients of the checksum of the output: of the input, then of each parameter.
-fn gradients((_, parts, _, forward): &Case, x: &[f32]) -> Vec<Vec<f32>> {
+/// The gradients of the checksum of the output: of the input, then of each parameter whose gradient no hook takes.
+fn gradients((_, parts, _, forward): &Case, x: &[f32], hook: Option<Arc<dyn GradientHook>>) -> Vec<Vec<f32>> {
     let x = Tensor::<1>::from_data(TensorData::new(x.to_vec(), [x.len()]), &device()).require_grad();
-    let y = during(|| forward(parts, x.clone())).cast(FloatDType::F32);
+    let y = during(hook, || forward(parts, x.clone())).cast(FloatDType::F32);
     let weights = TensorData::new(pattern(y.dims()[0], 50), y.dims());
     let gradients = (y.clone() * Tensor::from_data(weights, &y.device())).sum().backward();
     let mut collected = Collected(&gradients, vec![values(x.grad(&gradients).expect("x has a gradient"))]);
@@ -225,7 +228,7 @@ fn every_layer_and_its_gradients_are_pytorchs() {
         assert_eq!(case.0, name);
         let x = pattern(case.2, 0);
         let found: Vec<f64> = std::iter::once(loss(&case, &case.1, &x))
-            .chain(gradients(&case, &x).iter().map(|gradient| checksum(gradient, 60)))
+            .chain(gradients(&case, &x, None).iter().map(|gradient| checksum(gradient, 60)))
             .collect();
         assert_eq!(found.len(), expected.len(), "{name}");
         for (index, (found, expected)) in found.iter().zip(expected).enumerate() {
@@ -244,7 +247,7 @@ fn every_layers_gradients_are_those_of_differences_of_its_output() {
     for case in cases().into_iter().map(with_patterns) {
         let (name, parts, count, _) = &case;
         let x = pattern(*count, 3);
-        for (index, gradient) in gradients(&case, &x).iter().enumerate() {
+        for (index, gradient) in gradients(&case, &x, None).iter().enumerate() {
             let loss_at = |sign| {
                 if index == 0 {
                     return loss(&case, parts, &moved(&x, sign));
@@ -263,5 +266,24 @@ fn every_layers_gradients_are_those_of_differences_of_its_output() {
             let off = (difference - expected).abs() / expected.abs().max(1.0);
             assert!(off <= 0.02, "{name}: gradient {index}: {expected} along a direction, {difference} by differences");
         }
+    }
+}
+
+#[test]
+fn every_layers_gradients_go_to_a_hook_bit_for_bit_and_are_not_on_the_tape() {
+    for case in cases().into_iter().map(with_patterns) {
+        let x = pattern(case.2, 0);
+        let mut expected = gradients(&case, &x, None);
+        let given: Arc<Mutex<Vec<Vec<f32>>>> = Arc::default();
+        let taken = Arc::clone(&given);
+        let hook = gradient_hook(move |_, gradient| taken.lock().unwrap().push(gradient.try_to_vec().unwrap()));
+        let left = gradients(&case, &x, Some(hook));
+        let mut given = given.lock().unwrap().clone();
+        let of_parameters = expected.split_off(1);
+        assert_eq!(left, expected, "{}: of the input alone", case.0);
+        // In any order: the deepest first.
+        assert_eq!(given.len(), of_parameters.len(), "{}", case.0);
+        given.retain(|gradient| !of_parameters.contains(gradient));
+        assert!(given.is_empty(), "{}: {given:?}", case.0);
     }
 }

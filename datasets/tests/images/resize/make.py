@@ -1,4 +1,5 @@
-"""Writes what Pillow makes of drawn images (resized.bin), and JPEG files of all samplings (rows_*.jpg).
+"""Writes what Pillow makes of drawn images (resized.bin), JPEG files of all samplings (rows_*.jpg), and the sha256 of Pillow's pixels of
+each (rows.txt).
 
 Needs Pillow 13 and numpy. Run: python3 make.py
 resized.bin holds cases: eight u16 (little endian), then the pixels [size, size, 3]. The numbers are the image's width and height; left,
@@ -6,6 +7,7 @@ top, width and height of a part that is cut out and resized, as torchvision's re
 side, as its Resize and CenterCrop do; the size; and 0.
 """
 
+import hashlib
 import struct
 from pathlib import Path
 
@@ -56,3 +58,10 @@ photo.save(folder / "rows_420.jpg", quality=80, subsampling="4:2:0")
 photo.save(folder / "rows_restarts.jpg", quality=80, subsampling="4:2:0", restart_marker_blocks=3)
 photo.save(folder / "rows_progressive.jpg", quality=80, progressive=True)
 photo.convert("L").save(folder / "rows_grey.jpg", quality=80)
+noise = Image.fromarray(numpy.random.default_rng(0).integers(0, 256, (23, 30, 3)).astype(numpy.uint8))
+noise.save(folder / "rows_noise.jpg", quality=96, subsampling="4:2:0", optimize=True)
+noise.save(folder / "rows_coarse.jpg", quality=5, subsampling="4:2:2", restart_marker_rows=1)
+
+with open(folder / "rows.txt", "w") as file:
+    for path in sorted(folder.glob("rows_*.jpg")):
+        print(path.stem.removeprefix("rows_"), hashlib.sha256(Image.open(path).convert("RGB").tobytes()).hexdigest(), file=file)

@@ -1,0 +1,65 @@
+//! From planes of brightness and colour to RGB.
+//!
+//! In: rows of planes, those of colour as large as the image or half as wide or high. Out: rows of RGB.
+//! Invariant: bit for bit libjpeg-turbo's, whose colours of half the size are those between the nearest two, 3 to 1 ("fancy upsampling").
+//! Source: JFIF (ITU-T T.871), section 7.
+
+/// Which rows of a plane are mixed, and how a sum of four times a value is rounded left and right.
+#[derive(Clone, Copy)]
+pub(super) struct Mix<'a> {
+    /// The row of colours that the pixels lie in, and the nearest other one, or the same.
+    pub(super) rows: [&'a [u8]; 2],
+    pub(super) rounding: [u16; 2],
+}
+
+/// Makes twice as many colours as a row has: three parts of the nearest, one of the next, beyond the ends the last again.
+///
+/// # Shapes
+/// `columns`: which of the rows' colours are made two; `wide`: at least two for each; `sums`: scratch.
+#[inline(always)]
+pub(super) fn widen(mix: Mix<'_>, columns: std::ops::Range<usize>, sums: &mut Vec<u16>, wide: &mut [u8]) {
+    // Indices, not nested zips: those were calls of their own in development builds.
+    let [near, far] = mix.rows;
+    let sum = |column: usize| 3 * u16::from(near[column]) + u16::from(far[column]);
+    let (first, last) = (sum(columns.start.saturating_sub(1)), sum(columns.end.min(near.len().min(far.len()) - 1)));
+    let (near, far) = (&near[columns.clone()], &far[columns.clone()]);
+    let len = columns.len();
+    sums.resize(sums.len().max(len + 2), 0);
+    let sums = &mut sums[..len + 2];
+    (sums[0], sums[len + 1]) = (first, last);
+    let middle = &mut sums[1..=len];
+    for column in 0..len {
+        middle[column] = 3 * u16::from(near[column]) + u16::from(far[column]);
+    }
+    let (left, middle, right) = (&sums[..len], &sums[1..=len], &sums[2..]);
+    let pairs = &mut wide.as_chunks_mut().0[..len];
+    for column in 0..len {
+        // Below 2^12.
+        let both = middle[column].wrapping_mul(3);
+        let left = both.wrapping_add(left[column]).wrapping_add(mix.rounding[0]);
+        let right = both.wrapping_add(right[column]).wrapping_add(mix.rounding[1]);
+        pairs[column] = [(left >> 4) as u8, (right >> 4) as u8];
+    }
+}
+
+/// A row of pixels.
+///
+/// # Shapes
+/// `brightness`, `blue`, `red`: `[W]`; `rgb`: `[W, 3]`.
+#[inline(always)]
+pub(super) fn to_rgb(brightness: &[u8], blue: &[u8], red: &[u8], rgb: &mut [u8]) {
+    // Factors below a half, so that they and the differences have 16 bits: 1.402, 1.772, 0.34414 and 0.71414 in 2^-16.
+    let rounded = |sum: i32| (sum + (1 << 15)) >> 16;
+    let pixels = rgb.as_chunks_mut().0;
+    let len = pixels.len();
+    let (brightness, blue, red) = (&brightness[..len], &blue[..len], &red[..len]);
+    for column in 0..len {
+        let [blue, red] = [blue[column], red[column]].map(|colour| i32::from(colour) - 128);
+        let byte = |value: i32| (i32::from(brightness[column]) + value).clamp(0, 255) as u8;
+        pixels[column] = [
+            byte(red + rounded(26_345 * red)),
+            byte(rounded(-22_554 * blue + 18_734 * red) - red),
+            byte(2 * blue + rounded(-14_942 * blue)),
+        ];
+    }
+}

@@ -1,0 +1,131 @@
+//! The inverse cosine transform of eight blocks at once.
+//!
+//! In: values of blocks by their place in a file. Out: 8x8 bytes each.
+//! Invariant: bit for bit libjpeg's "islow", on every instruction set.
+//! Source: Loeffler, Ligtenberg and Moschytz 1989, "Practical fast 1-D DCT algorithms with 11 multiplications", in fixed point with 13 bits,
+//! columns first, 2 bits kept between the passes.
+
+use std::num::Wrapping;
+
+/// Blocks that are transformed together.
+pub(super) const LANES: usize = 8;
+
+/// Row by row, the places at which a file has the values of a block: along its diagonals. Those beyond a block have no row.
+const PLACES: [u8; 256] = {
+    let (mut places, mut index, mut diagonal) = ([64; 256], 0, 0);
+    while diagonal < 15 {
+        let mut step = 0;
+        while step <= diagonal {
+            // Odd diagonals are walked downwards.
+            let (row, column) = if diagonal % 2 == 1 { (step, diagonal - step) } else { (diagonal - step, step) };
+            if row < 8 && column < 8 {
+                places[index] = (8 * row + column) as u8;
+                index += 1;
+            }
+            step += 1;
+        }
+        diagonal += 1;
+    }
+    places
+};
+
+/// Values of up to eight blocks; those that were not set are zero.
+pub(super) struct Group {
+    /// `[row, column, block]`.
+    values: [[i32; 8 * LANES]; 8],
+}
+
+impl Group {
+    pub(super) fn new() -> Self {
+        Self { values: [[0; 8 * LANES]; 8] }
+    }
+
+    /// Sets the value at a place of the file's order; none beyond a block.
+    #[inline(always)]
+    pub(super) fn set(&mut self, place: u8, lane: usize, value: i32) {
+        let place = usize::from(PLACES[usize::from(place)]);
+        if let Some(row) = self.values.get_mut(place / 8) {
+            row[place % 8 * LANES + lane % LANES] = value;
+        }
+    }
+
+    /// Transforms the blocks, writes each one's rows of eight bytes to where `starts` says, `stride` bytes apart, and clears them.
+    #[inline(always)]
+    pub(super) fn write(&mut self, starts: &[(usize, usize)], planes: &mut [u8]) {
+        let values = &mut self.values;
+        for index in 0..8 * LANES {
+            let [a, b, c, d, e, f, g, h] = &*values;
+            let column = [a[index], b[index], c[index], d[index], e[index], f[index], g[index], h[index]];
+            for (row, value) in values.iter_mut().zip(one_dimension(column, 11)) {
+                row[index] = value;
+            }
+        }
+        for (row, values) in values.iter_mut().enumerate() {
+            for lane in 0..LANES {
+                let at = |column: usize| values[column * LANES + lane];
+                let transformed = one_dimension([at(0), at(1), at(2), at(3), at(4), at(5), at(6), at(7)], 18);
+                for (column, value) in transformed.into_iter().enumerate() {
+                    values[column * LANES + lane] = value;
+                }
+            }
+            let mut bytes = [0; 8 * LANES];
+            for (byte, value) in bytes.iter_mut().zip(&mut *values) {
+                *byte = value.wrapping_add(128).clamp(0, 255) as u8;
+            }
+            *values = [0; 8 * LANES];
+            for ((start, stride), block) in starts.iter().zip(transposed(&bytes)) {
+                planes[start + row * stride..][..8].copy_from_slice(&block);
+            }
+        }
+    }
+}
+
+/// Eight values of a row or column out of its eight frequencies, divided by 2^`bits`.
+#[inline(always)]
+fn one_dimension(frequencies: [i32; 8], bits: u32) -> [i32; 8] {
+    let [f0, f1, f2, f3, f4, f5, f6, f7] = frequencies.map(Wrapping);
+    let times = |value: Wrapping<i32>, factor: i32| value * Wrapping(factor);
+    let shared = times(f2 + f6, 4433);
+    let (even2, even3) = (shared - times(f6, 15_137), shared + times(f2, 6270));
+    let (even0, even1) = ((f0 + f4) << 13, (f0 - f4) << 13);
+    let even = [even0 + even3, even1 + even2, even1 - even2, even0 - even3];
+
+    let (a, b, c, d) = (f7 + f1, f5 + f3, f7 + f3, f5 + f1);
+    let shared = times(c + d, 9633);
+    let (a, b) = (times(a, -7373), times(b, -20_995));
+    let (c, d) = (shared - times(c, 16_069), shared - times(d, 3196));
+    let odd =
+        [times(f1, 12_299) + a + d, times(f3, 25_172) + b + c, times(f5, 16_819) + b + d, times(f7, 2446) + a + c];
+
+    let half = Wrapping(1 << (bits - 1));
+    let sum = |index: usize| (even[index] + odd[index] + half).0 >> bits;
+    let difference = |index: usize| (even[index] - odd[index] + half).0 >> bits;
+    [sum(0), sum(1), sum(2), sum(3), difference(3), difference(2), difference(1), difference(0)]
+}
+
+/// Rows and columns of 8x8 bytes exchanged: 1, then 2, then 4 of them at a time.
+#[inline(always)]
+fn transposed(bytes: &[u8; 64]) -> [[u8; 8]; 8] {
+    let mut rows = [0; 8];
+    for (row, bytes) in rows.iter_mut().zip(bytes.as_chunks().0) {
+        *row = u64::from_le_bytes(*bytes);
+    }
+    for row in [0, 2, 4, 6] {
+        exchange(&mut rows, row, 1, 0x00FF_00FF_00FF_00FF);
+    }
+    for row in [0, 1, 4, 5] {
+        exchange(&mut rows, row, 2, 0x0000_FFFF_0000_FFFF);
+    }
+    for row in [0, 1, 2, 3] {
+        exchange(&mut rows, row, 4, 0x0000_0000_FFFF_FFFF);
+    }
+    rows.map(u64::to_le_bytes)
+}
+
+/// Exchanges what `mask` does not have of a row for what it has of the row `distance` below.
+#[inline(always)]
+fn exchange(rows: &mut [u64; 8], row: usize, distance: usize, mask: u64) {
+    let (upper, lower) = (rows[row], rows[row + distance]);
+    rows[row] = upper & mask | (lower & mask) << (8 * distance);
+    rows[row + distance] = upper >> (8 * distance) & mask | lower & !mask;
+}
