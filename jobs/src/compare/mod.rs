@@ -27,7 +27,7 @@ use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::PathBuf;
 
-use clap::Args;
+use clap::{Args, Parser};
 
 use self::accuracy::Training;
 use self::choice::Setting;
@@ -152,7 +152,24 @@ pub struct CompareArgs {
     installing: Installing,
 }
 
+/// A command line of this command alone.
+#[derive(Debug, Parser)]
+struct CommandLine {
+    #[command(flatten)]
+    compare: CompareArgs,
+}
+
 impl CompareArgs {
+    /// The flags of a command line, without the program's name.
+    ///
+    /// # Errors
+    /// Unknown flags, or such as do not go together.
+    pub(crate) fn parsed<'w>(words: impl Iterator<Item = &'w str>) -> Outcome<Self> {
+        let line = CommandLine::try_parse_from(std::iter::once("compare").chain(words));
+        let args = line.map_err(|error| Failure::Usage(error.to_string().trim_end().to_owned()))?.compare;
+        Settings::read(&args).map(|_| args)
+    }
+
     /// Measures what the output directory has not, in turn with the other frameworks.
     ///
     /// # Errors
@@ -330,7 +347,7 @@ mod tests {
             "--with jax,horovod --ranks 1 --no-install --peers-dir {0}/peers --output {0}/out --trainer /bin/true --quiet-cores 1e9 --rounds 1",
             folder.display()
         );
-        let failure = settings::tests::args(&line).unwrap().run().unwrap_err();
+        let failure = CompareArgs::parsed(line.split_whitespace()).unwrap().run().unwrap_err();
         let found: serde_json::Value = block::read(&folder.join("out/comparison.json")).unwrap();
         fs::remove_dir_all(&folder).unwrap();
         // This trainer measures nothing, which is no gap but a failure.

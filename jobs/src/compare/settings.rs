@@ -274,25 +274,11 @@ fn cache_folder() -> Outcome<PathBuf> {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+mod tests {
     use super::*;
-    use clap::Parser;
-
-    #[derive(Debug, Parser)]
-    struct Program {
-        #[command(flatten)]
-        compare: CompareArgs,
-    }
-
-    /// The flags of a command line.
-    pub(crate) fn args(line: &str) -> Outcome<CompareArgs> {
-        let words = std::iter::once("compare").chain(line.split_whitespace());
-        let program = Program::try_parse_from(words).map_err(|error| Failure::Usage(error.to_string()))?;
-        Ok(program.compare)
-    }
 
     fn read(line: &str) -> Outcome<Settings> {
-        Settings::read(&args(line)?)
+        Settings::read(&CompareArgs::parsed(line.split_whitespace())?)
     }
 
     #[test]

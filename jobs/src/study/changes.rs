@@ -34,7 +34,9 @@ pub(super) fn apply(table: &mut Table, key: &str, value: &Value) {
     let mut has_placed = false;
     for (name, below) in table.iter_mut() {
         match below {
-            Value::Table(below) if ["base", "bench", "train", "netbench", "slurm"].contains(&name.as_str()) => {
+            Value::Table(below)
+                if ["base", "bench", "train", "netbench", "slurm", "compare"].contains(&name.as_str()) =>
+            {
                 has_placed |= place(below);
             }
             Value::Array(all) if name == "matrix" => {

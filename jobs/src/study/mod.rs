@@ -8,6 +8,7 @@ mod attempt;
 mod batch;
 mod cell;
 mod changes;
+mod comparisons;
 mod file;
 mod flags;
 mod journal;
@@ -25,6 +26,7 @@ use clap::Args;
 use records::{STUDY_SCHEMA, Study};
 
 use self::cell::{Cell, Place};
+use self::comparisons::Comparison;
 use self::file::StudyFile;
 use self::session::Session;
 use crate::failure::{Failure, Outcome};
@@ -60,7 +62,7 @@ pub struct StudyArgs {
     #[arg(long, value_name = "DIR")]
     output: Option<PathBuf>,
 
-    /// Only cells whose id has this text [default: all]
+    /// Only cells, and comparisons compare-LAUNCHER, whose id has this text [default: all]
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
 
@@ -101,11 +103,11 @@ impl StudyArgs {
     pub fn run(&self) -> Outcome {
         let file = self.read()?;
         let cells = plan::cells(&file)?;
-        let chosen = self.chosen(&cells)?;
+        let (chosen, comparisons) = self.chosen(&cells, &file.comparisons)?;
         if self.dry_run {
-            return output::result(&listed(&chosen));
+            return output::result(&listed(&chosen, &comparisons));
         }
-        check_places(&chosen)?;
+        check_places(&chosen, &comparisons)?;
         let trainer = options::trainer(self.trainer.as_deref())?;
         flags::check(&file, &trainer, &chosen)?;
         let directory = self.output.clone().unwrap_or_else(|| Path::new("runs/studies").join(&file.name));
@@ -118,9 +120,13 @@ impl StudyArgs {
         write_study(&file, &cells, &directory, &trainer)?;
         say!("study {}: {} cells, {}", file.name, chosen.len(), directory.display());
         let failed = session.run(&chosen)?;
+        // With it go the emulated hosts of its cells.
+        drop(session);
+        let compared = comparisons.iter().try_for_each(|comparison| comparison.run(&directory, &trainer));
         if !self.no_report {
             report(&trainer, &directory)?;
         }
+        compared?;
         if failed.is_empty() {
             return Ok(());
         }
@@ -145,22 +151,28 @@ impl StudyArgs {
         Ok(file)
     }
 
-    fn chosen<'c>(&self, cells: &'c [Cell]) -> Outcome<Vec<&'c Cell>> {
+    fn chosen<'c>(
+        &self,
+        cells: &'c [Cell],
+        comparisons: &'c [Comparison],
+    ) -> Outcome<(Vec<&'c Cell>, Vec<&'c Comparison>)> {
         let only = self.only.as_deref().unwrap_or_default();
         let chosen: Vec<&Cell> = cells.iter().filter(|cell| cell.id.contains(only)).collect();
-        if chosen.is_empty() {
-            let ids: Vec<&str> = cells.iter().map(|cell| cell.id.as_str()).collect();
+        let compared: Vec<&Comparison> = comparisons.iter().filter(|comparison| comparison.id.contains(only)).collect();
+        if chosen.is_empty() && compared.is_empty() {
+            let of_cells = cells.iter().map(|cell| cell.id.as_str());
+            let ids: Vec<&str> = of_cells.chain(comparisons.iter().map(|comparison| comparison.id.as_str())).collect();
             return Err(Failure::Usage(format!(
                 "--only: no cell has `{only}` in its id, expected one of: {}",
                 ids.join(", ")
             )));
         }
-        Ok(chosen)
+        Ok((chosen, compared))
     }
 }
 
 /// What a dry run shows.
-fn listed(cells: &[&Cell]) -> String {
+fn listed(cells: &[&Cell], comparisons: &[&Comparison]) -> String {
     let mut text = String::new();
     for cell in cells {
         let processes = if cell.world_size == 1 { "process" } else { "processes" };
@@ -174,13 +186,15 @@ fn listed(cells: &[&Cell]) -> String {
         ));
     }
     let runs: usize = cells.iter().map(|cell| cell.repetitions).sum();
-    text.push_str(&format!("{} cells, {runs} runs\n", cells.len()));
+    text.extend(comparisons.iter().map(|comparison| comparison.listed()));
+    text.push_str(&format!("{} cells, {runs} runs, {} comparisons\n", cells.len(), comparisons.len()));
     text
 }
 
 /// Refuses, before anything is started, places that this machine does not have.
-fn check_places(cells: &[&Cell]) -> Outcome {
-    if cells.iter().any(|cell| matches!(cell.place, Place::Hosts { .. })) {
+fn check_places(cells: &[&Cell], comparisons: &[&Comparison]) -> Outcome {
+    let on_hosts = cells.iter().any(|cell| matches!(cell.place, Place::Hosts { .. }));
+    if on_hosts || comparisons.iter().any(|comparison| comparison.needs_hosts()) {
         hosts::require()?;
     }
     if cells.iter().any(|cell| matches!(cell.place, Place::Slurm { .. })) {

@@ -7,17 +7,33 @@ use crate::chart::{Axis, Bar, BarPlot, Kind, LinePlot, Plot, Point, Series, Unit
 use crate::document::{Block, Cell, Figure, Table};
 use crate::measurements::{median, range};
 use crate::sources::{course_name, row_name, setting};
-use records::{Comparison, ComparisonRow, Course, CourseEpoch, Estimate};
+use records::{Comparison, ComparisonRow, Course, CourseEpoch, Estimate, Machine};
 use serde_json::Value;
 use std::collections::BTreeMap;
 
 pub(super) fn blocks(facts: &Facts<'_>) -> Vec<Block> {
     let comparisons = &facts.sources.comparisons;
-    comparisons.iter().enumerate().flat_map(|(index, comparison)| one(comparison, index, comparisons.len())).collect()
+    let one = |(index, comparison)| {
+        let prefix = if comparisons.len() > 1 { format!("comparison-{}", index + 1) } else { "comparison".to_owned() };
+        one(comparison, &prefix, &rows_of_last(comparisons, index))
+    };
+    comparisons.iter().enumerate().flat_map(one).collect()
 }
 
-fn one(comparison: &Comparison, index: usize, num_comparisons: usize) -> Vec<Block> {
-    let prefix = if num_comparisons > 1 { format!("comparison-{}", index + 1) } else { "comparison".to_owned() };
+/// The rows of all comparisons that differ in their launchers alone, such as those over several networks, at the last of them: one table.
+fn rows_of_last(comparisons: &[Comparison], index: usize) -> Vec<ComparisonRow> {
+    fn job(of: &Comparison) -> (Vec<(&String, &Value)>, &str, &Machine) {
+        (of.job.iter().filter(|(key, _)| *key != "launcher").collect(), &of.commit, &of.machine)
+    }
+    let is_alike = |other: &&Comparison| job(other) == job(&comparisons[index]);
+    match comparisons[index + 1..].iter().any(|other| is_alike(&other)) {
+        true => Vec::new(),
+        false => comparisons.iter().filter(is_alike).flat_map(|other| other.rows.clone()).collect(),
+    }
+}
+
+/// One comparison, with a table of these rows.
+fn one(comparison: &Comparison, prefix: &str, rows: &[ComparisonRow]) -> Vec<Block> {
     let job: Vec<String> =
         comparison.job.iter().map(|(key, value)| format!("{} {}", key.replace('_', " "), plain(value))).collect();
     let machine = &comparison.machine;
@@ -36,9 +52,11 @@ fn one(comparison: &Comparison, index: usize, num_comparisons: usize) -> Vec<Blo
         let figure = bars(&format!("{prefix}-{}", number + 1), &title, rows, &job);
         blocks.extend(figure.map(|figure| Block::Figure(Box::new(figure))));
     }
-    blocks.push(Block::Table(table(&prefix, &comparison.rows)));
+    if !rows.is_empty() {
+        blocks.push(Block::Table(table(prefix, rows)));
+    }
     if !comparison.sweep.is_empty() {
-        blocks.push(Block::Table(sweep(&prefix, &comparison.sweep)));
+        blocks.push(Block::Table(sweep(prefix, &comparison.sweep)));
     }
     let mut differing: Vec<String> =
         comparison.rows.iter().filter(|row| row.loss_agrees == Some(false)).map(row_name).collect();
@@ -50,7 +68,7 @@ fn one(comparison: &Comparison, index: usize, num_comparisons: usize) -> Vec<Blo
             differing.join(", ")
         )));
     }
-    blocks.extend(courses(comparison, &prefix));
+    blocks.extend(courses(comparison, prefix));
     blocks
 }
 
@@ -290,6 +308,23 @@ mod tests {
         let counts = table.columns.iter().position(|column| column == "counts").unwrap();
         let shown: Vec<String> = table.rows.iter().map(|row| row[counts].shown()).collect();
         assert_eq!(shown, ["no", "no", "yes"]);
+    }
+
+    #[test]
+    fn comparisons_over_several_networks_are_one_table() {
+        let over = |launcher: &str, batch: u64| Comparison {
+            job: serde_json::Map::from_iter([
+                ("launcher".to_owned(), launcher.into()),
+                ("batch".to_owned(), batch.into()),
+            ]),
+            rows: vec![ComparisonRow { launcher: launcher.to_owned(), ..ComparisonRow::default() }],
+            ..Comparison::default()
+        };
+        let all = [over("hosts:1gbit", 8), over("plain", 128), over("hosts:10gbit", 8)];
+        let launchers = |index| rows_of_last(&all, index).into_iter().map(|row| row.launcher).collect::<Vec<_>>();
+        assert!(launchers(0).is_empty());
+        assert_eq!(launchers(1), ["plain"]);
+        assert_eq!(launchers(2), ["hosts:1gbit", "hosts:10gbit"]);
     }
 
     #[test]

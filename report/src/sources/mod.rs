@@ -21,7 +21,7 @@ use records::{Comparison, NetbenchResult, StudyCell};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// All inputs of a report.
 #[derive(Debug, Default)]
@@ -29,7 +29,7 @@ pub(crate) struct Sources {
     /// Training runs, those of studies among them.
     pub(crate) runs: Vec<Run>,
     pub(crate) studies: Vec<StudyFolder>,
-    /// Comparisons with other frameworks.
+    /// Comparisons with other frameworks, those of studies among them.
     pub(crate) comparisons: Vec<Comparison>,
     /// Predictions, those of studies among them.
     pub(crate) predictions: Vec<Predictions>,
@@ -110,7 +110,7 @@ impl Sources {
         Ok(())
     }
 
-    /// A study with the runs, network measurements and predictions below it.
+    /// A study with the runs, network measurements, predictions and comparisons below it.
     fn add_study(&mut self, directory: &Path) -> Result<()> {
         let study = StudyFolder::read(directory, &mut self.remarks)?;
         let number = self.studies.len() + 1;
@@ -150,18 +150,22 @@ impl Sources {
             }
         }
         self.add_predictions(&study, number);
+        for folder in sorted(&directory.join("comparisons")) {
+            let file = folder.join("comparison.json");
+            // One that has not begun has none.
+            if file.is_file() {
+                match comparison::read(&file, &mut self.remarks) {
+                    Ok(comparison) => self.comparisons.push(comparison),
+                    Err(error) => self.remarks.push(format!("{error:#}, so that it is left out")),
+                }
+            }
+        }
         self.studies.push(study);
         Ok(())
     }
 
     fn add_predictions(&mut self, study: &StudyFolder, number: usize) {
-        let mut files: Vec<_> = fs::read_dir(study.directory.join("predictions"))
-            .into_iter()
-            .flatten()
-            .flatten()
-            .map(|entry| entry.path())
-            .collect();
-        files.sort();
+        let files = sorted(&study.directory.join("predictions"));
         let mut read = Vec::new();
         for path in files.iter().filter(|path| path.extension().is_some_and(|extension| extension == "json")) {
             let file = read_json(path).and_then(|value| Predictions::from_value(path, value, &mut self.remarks));
@@ -175,6 +179,13 @@ impl Sources {
         }
         self.predictions.extend(Predictions::merged(read));
     }
+}
+
+/// What is in a folder, by name; nothing of one that is not there.
+fn sorted(folder: &Path) -> Vec<PathBuf> {
+    let mut paths: Vec<_> = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path()).collect();
+    paths.sort();
+    paths
 }
 
 /// The last part of a path, or all of it where that says nothing.

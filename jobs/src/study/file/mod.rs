@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use toml::{Table, Value};
 
 use super::changes;
+use super::comparisons::Comparison;
 use super::keys::{Keys, shown};
 use crate::failure::{Failure, Outcome};
 
@@ -101,6 +102,7 @@ pub(super) struct StudyFile {
     pub(super) slurm: Table,
     pub(super) profile: Option<Profile>,
     pub(super) matrices: Vec<Matrix>,
+    pub(super) comparisons: Vec<Comparison>,
 }
 
 impl StudyFile {
@@ -131,6 +133,7 @@ impl StudyFile {
             slurm: keys.table("slurm")?.unwrap_or_default(),
             profile: profile(path, keys.table("predict")?)?,
             matrices: matrices(path, keys.tables("matrix")?)?,
+            comparisons: Comparison::all(path, keys.table("compare")?)?,
             name,
         };
         if file.matrices.is_empty() {
