@@ -38,7 +38,7 @@ use self::row::{Key, Row};
 use self::scripts::Scripts;
 use self::settings::{Launcher, Settings};
 use crate::failure::{Failure, Outcome};
-use crate::hosts::Hosts;
+use crate::hosts::{self, Hosts};
 use crate::machine;
 use crate::mpirun::Mpirun;
 use crate::options::{self, Installing};
@@ -163,11 +163,29 @@ impl CompareArgs {
     /// The flags of a command line, without the program's name.
     ///
     /// # Errors
-    /// Unknown flags, or such as do not go together.
-    pub(crate) fn parsed<'w>(words: impl Iterator<Item = &'w str>) -> Outcome<Self> {
+    /// Unknown flags, values of another kind.
+    pub(crate) fn parsed<'w>(words: impl IntoIterator<Item = &'w str>) -> Outcome<Self> {
         let line = CommandLine::try_parse_from(std::iter::once("compare").chain(words));
-        let args = line.map_err(|error| Failure::Usage(error.to_string().trim_end().to_owned()))?.compare;
-        Settings::read(&args).map(|_| args)
+        let in_one_line = |error: clap::Error| {
+            let text = error.to_string();
+            let first = text.lines().next().unwrap_or_default();
+            Failure::Usage(first.strip_prefix("error: ").unwrap_or(first).to_owned())
+        };
+        line.map(|line| line.compare).map_err(in_one_line)
+    }
+
+    /// Refuses, before anything is started, what [`CompareArgs::run`] would refuse.
+    ///
+    /// # Errors
+    /// Flags that do not go together; a place that this machine lacks; an output directory of another job, commit or machine.
+    pub(crate) fn check(&self) -> Outcome {
+        let settings = Settings::read(self)?;
+        if matches!(settings.launcher, Launcher::Hosts(_)) {
+            hosts::require()?;
+            Mpirun::needed(Mpirun::find().as_ref())?.expect_emulated_hosts()?;
+        }
+        let commit = machine::commit(&options::trainer(self.trainer.as_deref())?);
+        Document::open(&settings.output, commit, machine::machine(), settings.job(), false).map(|_| ())
     }
 
     /// Measures what the output directory has not, in turn with the other frameworks.

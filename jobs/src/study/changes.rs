@@ -20,7 +20,7 @@ const OF_THE_FILE: [&str; 9] = [
     "target_accuracy",
 ];
 
-/// Puts the value wherever the key stands, or among the flags of all cells.
+/// Puts the value wherever the key stands, or among the flags of all cells; `compare.KEY` into `[compare]`.
 pub(super) fn apply(table: &mut Table, key: &str, value: &Value) {
     let is_key = |candidate: &str| candidate.replace('-', "_") == key.replace('-', "_");
     let place = |table: &mut Table| -> bool {
@@ -31,12 +31,17 @@ pub(super) fn apply(table: &mut Table, key: &str, value: &Value) {
         table.insert(key.replace('-', "_"), value.clone());
         return;
     }
+    // Said with the table: its keys are other flags, even where they are called alike.
+    if let Some(key) = key.strip_prefix("compare.") {
+        if let Value::Table(compare) = table.entry("compare").or_insert_with(|| Value::Table(Table::new())) {
+            compare.insert(key.replace('-', "_"), value.clone());
+        }
+        return;
+    }
     let mut has_placed = false;
     for (name, below) in table.iter_mut() {
         match below {
-            Value::Table(below)
-                if ["base", "bench", "train", "netbench", "slurm", "compare"].contains(&name.as_str()) =>
-            {
+            Value::Table(below) if ["base", "bench", "train", "netbench", "slurm"].contains(&name.as_str()) => {
                 has_placed |= place(below);
             }
             Value::Array(all) if name == "matrix" => {

@@ -1,6 +1,6 @@
 //! `trainer study`: a matrix of runs, repeated, on a quiet machine, recorded, resumed.
 //!
-//! In: a study file (studies/README.md). Out: a directory with study.json, records.jsonl, every run's own files, predictions, a report.
+//! In: a study file (studies/README.md). Out: a directory with study.json, records.jsonl, every run's own files, predictions, comparisons, a report.
 //! Invariant: every attempt is kept; a repetition that is done is never run again; a study that is stopped in any way goes on
 //! where it was.
 
@@ -26,7 +26,7 @@ use clap::Args;
 use records::{STUDY_SCHEMA, Study};
 
 use self::cell::{Cell, Place};
-use self::comparisons::Comparison;
+use self::comparisons::{Around, Comparison};
 use self::file::StudyFile;
 use self::session::Session;
 use crate::failure::{Failure, Outcome};
@@ -74,6 +74,10 @@ pub struct StudyArgs {
     #[arg(long, value_name = "N", value_parser = options::count)]
     repetitions: Option<usize>,
 
+    /// Leave out the other frameworks of [compare] [default: off]
+    #[arg(long)]
+    no_compare: bool,
+
     /// Print the cells; run nothing [default: off]
     #[arg(long)]
     dry_run: bool,
@@ -107,36 +111,49 @@ impl StudyArgs {
         if self.dry_run {
             return output::result(&listed(&chosen, &comparisons));
         }
-        check_places(&chosen, &comparisons)?;
+        check_places(&chosen)?;
         let trainer = options::trainer(self.trainer.as_deref())?;
         flags::check(&file, &trainer, &chosen)?;
         let directory = self.output.clone().unwrap_or_else(|| Path::new("runs/studies").join(&file.name));
         let directory = std::path::absolute(&directory)
             .map_err(|error| Failure::Failed(format!("{}: {error}", directory.display())))?;
+        let around = Around {
+            directory: &directory,
+            trainer: &trainer,
+            quiet_cores: file.quiet_cores,
+            attempts: file.attempts,
+            is_watched: !self.no_quiet_check,
+        };
+        comparisons.iter().try_for_each(|comparison| comparison.check(around))?;
         let _lock = run_directory::lock(&directory, "trainer study")?;
         let mpirun = Mpirun::find();
         let options = session::Options { checks_quiet: !self.no_quiet_check, again_disturbed: self.again_disturbed };
         let mut session = Session::open(&file, &cells, &directory, &trainer, mpirun.as_ref(), options)?;
         write_study(&file, &cells, &directory, &trainer)?;
-        say!("study {}: {} cells, {}", file.name, chosen.len(), directory.display());
+        say!("study {}: {}, {}", file.name, counted(&chosen, &comparisons), directory.display());
         let failed = session.run(&chosen)?;
         // With it go the emulated hosts of its cells.
         drop(session);
-        let compared = comparisons.iter().try_for_each(|comparison| comparison.run(&directory, &trainer));
+        let mut failures: Vec<String> = Vec::new();
+        for comparison in &comparisons {
+            failures.extend(comparison.run(around).err().map(|failure| failure.to_string()));
+        }
         if !self.no_report {
             report(&trainer, &directory)?;
         }
-        compared?;
-        if failed.is_empty() {
-            return Ok(());
+        if !failed.is_empty() {
+            failures.push(format!(
+                "{} of {} cells have failed runs: {}; `why` in {}/records.jsonl says more, the same command tries them again",
+                failed.len(),
+                chosen.len(),
+                failed.join(", "),
+                directory.display()
+            ));
         }
-        Err(Failure::Failed(format!(
-            "{} of {} cells have failed runs: {}; `why` in {}/records.jsonl says more, the same command tries them again",
-            failed.len(),
-            chosen.len(),
-            failed.join(", "),
-            directory.display()
-        )))
+        match failures.is_empty() {
+            true => Ok(()),
+            false => Err(Failure::Failed(failures.join("; "))),
+        }
     }
 
     /// The file with what the command line changes.
@@ -158,12 +175,13 @@ impl StudyArgs {
     ) -> Outcome<(Vec<&'c Cell>, Vec<&'c Comparison>)> {
         let only = self.only.as_deref().unwrap_or_default();
         let chosen: Vec<&Cell> = cells.iter().filter(|cell| cell.id.contains(only)).collect();
-        let compared: Vec<&Comparison> = comparisons.iter().filter(|comparison| comparison.id.contains(only)).collect();
+        let is_chosen = |comparison: &&Comparison| !self.no_compare && comparison.id.contains(only);
+        let compared: Vec<&Comparison> = comparisons.iter().filter(is_chosen).collect();
         if chosen.is_empty() && compared.is_empty() {
             let of_cells = cells.iter().map(|cell| cell.id.as_str());
             let ids: Vec<&str> = of_cells.chain(comparisons.iter().map(|comparison| comparison.id.as_str())).collect();
             return Err(Failure::Usage(format!(
-                "--only: no cell has `{only}` in its id, expected one of: {}",
+                "--only: no cell or comparison has `{only}` in its id, expected one of: {}",
                 ids.join(", ")
             )));
         }
@@ -187,14 +205,21 @@ fn listed(cells: &[&Cell], comparisons: &[&Comparison]) -> String {
     }
     let runs: usize = cells.iter().map(|cell| cell.repetitions).sum();
     text.extend(comparisons.iter().map(|comparison| comparison.listed()));
-    text.push_str(&format!("{} cells, {runs} runs, {} comparisons\n", cells.len(), comparisons.len()));
+    text.push_str(&format!("{}, {runs} runs\n", counted(cells, comparisons)));
     text
 }
 
+fn counted(cells: &[&Cell], comparisons: &[&Comparison]) -> String {
+    match comparisons.len() {
+        0 => format!("{} cells", cells.len()),
+        1 => format!("{} cells, 1 comparison", cells.len()),
+        num => format!("{} cells, {num} comparisons", cells.len()),
+    }
+}
+
 /// Refuses, before anything is started, places that this machine does not have.
-fn check_places(cells: &[&Cell], comparisons: &[&Comparison]) -> Outcome {
-    let on_hosts = cells.iter().any(|cell| matches!(cell.place, Place::Hosts { .. }));
-    if on_hosts || comparisons.iter().any(|comparison| comparison.needs_hosts()) {
+fn check_places(cells: &[&Cell]) -> Outcome {
+    if cells.iter().any(|cell| matches!(cell.place, Place::Hosts { .. })) {
         hosts::require()?;
     }
     if cells.iter().any(|cell| matches!(cell.place, Place::Slurm { .. })) {

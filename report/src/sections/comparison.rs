@@ -7,7 +7,7 @@ use crate::chart::{Axis, Bar, BarPlot, Kind, LinePlot, Plot, Point, Series, Unit
 use crate::document::{Block, Cell, Figure, Table};
 use crate::measurements::{median, range};
 use crate::sources::{course_name, row_name, setting};
-use records::{Comparison, ComparisonRow, Course, CourseEpoch, Estimate, Machine};
+use records::{Comparison, ComparisonRow, Course, CourseEpoch, Estimate};
 use serde_json::Value;
 use std::collections::BTreeMap;
 
@@ -21,19 +21,29 @@ pub(super) fn blocks(facts: &Facts<'_>) -> Vec<Block> {
 }
 
 /// The rows of all comparisons that differ in their launchers alone, such as those over several networks, at the last of them: one table.
-fn rows_of_last(comparisons: &[Comparison], index: usize) -> Vec<ComparisonRow> {
-    fn job(of: &Comparison) -> (Vec<(&String, &Value)>, &str, &Machine) {
-        (of.job.iter().filter(|(key, _)| *key != "launcher").collect(), &of.commit, &of.machine)
+/// Each with what started its comparison, as a single rank needs no network; in the order of networks, formats and ranks.
+fn rows_of_last(comparisons: &[Comparison], index: usize) -> Vec<(String, &ComparisonRow)> {
+    /// What must be the same.
+    fn job(of: &Comparison) -> (Vec<(&String, &Value)>, &str, Option<&str>, u64) {
+        let job = of.job.iter().filter(|(key, _)| *key != "launcher").collect();
+        (job, &of.commit, of.machine.cpu_model.as_deref(), of.machine.cpu_count)
     }
-    let is_alike = |other: &&Comparison| job(other) == job(&comparisons[index]);
-    match comparisons[index + 1..].iter().any(|other| is_alike(&other)) {
-        true => Vec::new(),
-        false => comparisons.iter().filter(is_alike).flat_map(|other| other.rows.clone()).collect(),
+    let launcher = |of: &Comparison| of.job.get("launcher").map(plain).unwrap_or_default();
+    let is_alike = |&other: &usize| {
+        let [one, other] = [index, other].map(|index| &comparisons[index]);
+        std::ptr::eq(one, other) || (launcher(one) != launcher(other) && job(one) == job(other))
+    };
+    if (index + 1..comparisons.len()).any(|other| is_alike(&other)) {
+        return Vec::new();
     }
+    let alike = (0..=index).filter(is_alike).map(|index| &comparisons[index]);
+    let mut rows: Vec<_> = alike.flat_map(|of| of.rows.iter().map(move |row| (launcher(of), row))).collect();
+    rows.sort_by_key(|(_, row)| (row.model.as_str(), row.dtype.as_str(), row.ranks));
+    rows
 }
 
 /// One comparison, with a table of these rows.
-fn one(comparison: &Comparison, prefix: &str, rows: &[ComparisonRow]) -> Vec<Block> {
+fn one(comparison: &Comparison, prefix: &str, rows: &[(String, &ComparisonRow)]) -> Vec<Block> {
     let job: Vec<String> =
         comparison.job.iter().map(|(key, value)| format!("{} {}", key.replace('_', " "), plain(value))).collect();
     let machine = &comparison.machine;
@@ -137,11 +147,12 @@ fn bars(id: &str, title: &str, rows: &[&ComparisonRow], job: &[String]) -> Optio
     })
 }
 
-fn table(id: &str, rows: &[ComparisonRow]) -> Table {
+fn table(id: &str, rows: &[(String, &ComparisonRow)]) -> Table {
     let columns = [
         "framework",
         "model",
         "format",
+        "comparison",
         "launcher",
         "communication",
         "ranks",
@@ -162,7 +173,7 @@ fn table(id: &str, rows: &[ComparisonRow]) -> Table {
         "what failed",
     ];
     let mut table = Table::new(id, "Frameworks on the same job", &columns);
-    for row in rows {
+    for (comparison, row) in rows {
         let range = range(&speeds(row));
         let text = |text: &str| if text.is_empty() { Cell::Missing } else { Cell::text(text) };
         let truth =
@@ -171,6 +182,7 @@ fn table(id: &str, rows: &[ComparisonRow]) -> Table {
             Cell::text(row_name(row)),
             text(&row.model),
             text(&row.dtype),
+            text(comparison),
             text(&row.launcher),
             text(&row.communication),
             Cell::count(row.ranks),
@@ -304,7 +316,7 @@ mod tests {
         let figure = bars("id", "title", &rows.iter().collect::<Vec<_>>(), &[]).unwrap();
         let labels: Vec<String> = figure.data.rows.iter().map(|row| row[0].shown()).collect();
         assert_eq!(labels, ["Lockstep", "fast – does not count: losses differ or are unknown", "none"]);
-        let table = table("id", &rows);
+        let table = table("id", &rows.iter().map(|row| (String::new(), row)).collect::<Vec<_>>());
         let counts = table.columns.iter().position(|column| column == "counts").unwrap();
         let shown: Vec<String> = table.rows.iter().map(|row| row[counts].shown()).collect();
         assert_eq!(shown, ["no", "no", "yes"]);
@@ -317,14 +329,19 @@ mod tests {
                 ("launcher".to_owned(), launcher.into()),
                 ("batch".to_owned(), batch.into()),
             ]),
-            rows: vec![ComparisonRow { launcher: launcher.to_owned(), ..ComparisonRow::default() }],
+            rows: [2, 1].map(|ranks| ComparisonRow { ranks, ..ComparisonRow::default() }).into(),
             ..Comparison::default()
         };
-        let all = [over("hosts:1gbit", 8), over("plain", 128), over("hosts:10gbit", 8)];
-        let launchers = |index| rows_of_last(&all, index).into_iter().map(|row| row.launcher).collect::<Vec<_>>();
-        assert!(launchers(0).is_empty());
-        assert_eq!(launchers(1), ["plain"]);
-        assert_eq!(launchers(2), ["hosts:1gbit", "hosts:10gbit"]);
+        let all = ["hosts:1gbit 8", "plain 128", "hosts:10gbit 8", "plain 128"]
+            .map(|text| text.split_once(' ').map(|(launcher, batch)| over(launcher, batch.parse().unwrap())).unwrap());
+        let of = |index| {
+            let rows = rows_of_last(&all, index);
+            rows.into_iter().map(|(launcher, row)| format!("{launcher} {}", row.ranks)).collect::<Vec<_>>()
+        };
+        assert!(of(0).is_empty());
+        assert_eq!(of(1), ["plain 1", "plain 2"], "twice the same is no other network");
+        assert_eq!(of(2), ["hosts:1gbit 1", "hosts:10gbit 1", "hosts:1gbit 2", "hosts:10gbit 2"]);
+        assert_eq!(of(3), of(1));
     }
 
     #[test]
