@@ -29,7 +29,7 @@ pub trait Loss: Debug + Send + Sync {
     /// The loss that evaluation reports, by default the same.
     ///
     /// # Shapes
-    /// `logits`: `[N, K]`; `labels`: `[N]`; returns `[1]`.
+    /// `logits`: `[N, K]`; `labels`: `[N]`; returns `[1]`, or parts of the sum, which are added in f64.
     fn test_sum(&self, logits: Tensor<2>, labels: Tensor<1, Int>) -> Tensor<1> {
         self.sum(logits, Targets::of(labels))
     }
@@ -124,8 +124,14 @@ impl Loss for SameBits<CrossEntropy> {
             .unwrap_or_else(|| self.0.sum(logits, targets))
     }
 
+    /// Of each sample alone: added in f64, they come to the same in whatever batches the ranks share them out.
     fn test_sum(&self, logits: Tensor<2>, labels: Tensor<1, Int>) -> Tensor<1> {
-        SameBits(CrossEntropy::default()).sum(logits, Targets::of(labels))
+        let ([_, num_classes], device) = (logits.dims(), logits.device());
+        let shares = shares(Targets::of(labels.clone()), num_classes, &device);
+        let samples = logits.clone().split(1, 0).into_iter().zip(shares.split(1, 0));
+        let losses: Option<Vec<_>> =
+            samples.map(|(logits, shares)| loss_sum(layers::Loss::SoftmaxCrossEntropy, logits, shares)).collect();
+        losses.map_or_else(|| self.0.test_sum(logits, labels), |losses| Tensor::cat(losses, 0))
     }
 }
 

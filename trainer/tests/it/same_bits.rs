@@ -35,7 +35,7 @@ fn exact_runs_of_a_named_instruction_set_have_these_bits_on_every_processor() {
         return;
     }
     let expected = [
-        ("c245bd32c796c4adf8fc2761b1504c4672806afaac713955a1a1e004093716b8", [2.571113884449005, 3.533470869064331]),
+        ("c245bd32c796c4adf8fc2761b1504c4672806afaac713955a1a1e004093716b8", [2.571113884449005, 3.5334708839654922]),
         ("349c72addeaa0a1b43c105788471176714099e53c23b3e71621edbb3356d5c83", [1.1826963238418102, 0.7207219153642654]),
     ];
     let expected = expected.map(|(hash, losses)| (hash.to_owned(), losses));
@@ -48,10 +48,6 @@ fn exact_runs_of_a_named_instruction_set_have_the_same_bits_on_two_ranks() {
         println!("skipped: no AVX2 with FMA here");
         return;
     }
-    for of in [of_shapes, of_photographs] {
-        let [(parameters, [train, test]), (expected, [expected_train, expected_test])] = [of(2), of(1)];
-        assert_eq!((parameters, train), (expected, expected_train));
-        // Summed in the batches that the ranks share out.
-        assert!((test - expected_test).abs() <= 1e-6 * expected_test, "{test}, {expected_test}");
-    }
+    assert_eq!(of_shapes(2), of_shapes(1));
+    assert_eq!(of_photographs(2), of_photographs(1));
 }
