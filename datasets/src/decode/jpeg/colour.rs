@@ -20,16 +20,16 @@ pub(super) struct Mix<'a> {
 pub(super) fn widen(mix: Mix<'_>, columns: std::ops::Range<usize>, sums: &mut Vec<u16>, wide: &mut [u8]) {
     // Indices, not nested zips: those were calls of their own in development builds.
     let [near, far] = mix.rows;
-    let sum = |column: usize| 3 * u16::from(near[column]) + u16::from(far[column]);
-    let (first, last) = (sum(columns.start.saturating_sub(1)), sum(columns.end.min(near.len().min(far.len()) - 1)));
+    let sum = |near: &[u8], far: &[u8], column: usize| 3 * u16::from(near[column]) + u16::from(far[column]);
+    let [first, last] =
+        [columns.start.saturating_sub(1), columns.end.min(near.len() - 1)].map(|column| sum(near, far, column));
     let (near, far) = (&near[columns.clone()], &far[columns.clone()]);
     let len = columns.len();
     sums.resize(sums.len().max(len + 2), 0);
     let sums = &mut sums[..len + 2];
     (sums[0], sums[len + 1]) = (first, last);
-    let middle = &mut sums[1..=len];
-    for column in 0..len {
-        middle[column] = 3 * u16::from(near[column]) + u16::from(far[column]);
+    for (column, middle) in sums[1..=len].iter_mut().enumerate() {
+        *middle = sum(near, far, column);
     }
     let (left, middle, right) = (&sums[..len], &sums[1..=len], &sums[2..]);
     let pairs = &mut wide.as_chunks_mut().0[..len];
