@@ -17,7 +17,8 @@ const LONGEST: Duration = Duration::from_millis(1);
 /// Looks after each pause: a look at a TCP connection takes one fragment of a message off it.
 pub(crate) const LOOKS_A_WAKE: u32 = 4;
 
-/// The pause between two looks where waits begin `interval` apart, on average.
+/// The pause between two looks of MPI's threads where waits begin `interval` apart, on average.
+#[cfg(any(feature = "mpi", test))]
 pub(crate) fn pause_between(interval: Duration) -> Duration {
     (interval / 4).clamp(SHORTEST, LONGEST)
 }

@@ -9,7 +9,7 @@ use crate::config::VerifyConfig;
 use crate::config::cli::VerifyArgs;
 use crate::measure::whole_file;
 use crate::model::network::ResNetFamily;
-use crate::tools::verify::{self, Verdict};
+use crate::tools::verify::{self, Check, Verdict};
 use crate::world::ranks::World;
 
 /// Makes the checks. The code is 1 if one failed, else 0, also if all were skipped: the last line tells.
@@ -22,11 +22,11 @@ pub fn verify(args: &VerifyArgs, world: &World) -> Result<ExitCode> {
     if let Some(path) = &config.output {
         whole_file::check_writable(path)?;
     }
-    let tell = |name: &str| world.reporter.note(&format!("checking {name} ..."));
-    let verification = verify::verify(&config, world, train::<ResNetFamily>, tell)?;
-    for line in verify::lines(&verification) {
-        world.reporter.note(&line);
-    }
+    let begins = |name: &str| world.reporter.note(&format!("checking {name} ..."));
+    let ended = |check: &Check| verify::rows(check).iter().for_each(|row| world.reporter.note(row));
+    world.reporter.note(&verify::heading());
+    let verification = verify::verify(&config, world, train::<ResNetFamily>, (begins, ended))?;
+    world.reporter.note(&verify::conclusion(&verification));
     if let Some(path) = &config.output {
         whole_file::write_json(path, &verification)?;
     }

@@ -15,7 +15,7 @@ use jobs::process;
 pub(super) const ENTRY: &str = "gpu-check.sh";
 
 /// Of `peers/`.
-const SCRIPTS: [&str; 12] = [
+const SCRIPTS: [&str; 13] = [
     "gpu/gpu-check.sh",
     "gpu/gpu_check.py",
     "gpu/arithmetic.py",
@@ -28,6 +28,7 @@ const SCRIPTS: [&str; 12] = [
     "architecture.py",
     "job.py",
     "pytorch_eager.py",
+    "pytorch_imagenet.py",
 ];
 
 /// PyTorch's numbers for the check `golden`.
@@ -117,6 +118,24 @@ mod tests {
             let name = entry.unwrap().file_name().to_string_lossy().into_owned();
             let is_packed = SCRIPTS.contains(&format!("gpu/{name}").as_str());
             assert!(is_packed || name.starts_with("test_") || name.starts_with("__"), "{name} is not packed");
+        }
+    }
+
+    #[test]
+    fn what_a_packed_script_imports_is_packed_too() {
+        let peers = cargo::root().join("peers");
+        let packed = SCRIPTS.map(|script| script.rsplit('/').next().unwrap());
+        for script in SCRIPTS.iter().filter(|script| script.ends_with(".py")) {
+            let text = fs::read_to_string(peers.join(script)).unwrap();
+            let imported = text.lines().filter_map(|line| {
+                let line = line.trim_start();
+                line.strip_prefix("import ").or_else(|| line.strip_prefix("from "))?.split([' ', ',', '.']).next()
+            });
+            for module in imported {
+                let file = format!("{module}.py");
+                let is_ours = peers.join(&file).is_file() || peers.join("gpu").join(&file).is_file();
+                assert!(!is_ours || packed.contains(&file.as_str()), "{script} imports {file}");
+            }
         }
     }
 

@@ -33,7 +33,7 @@ use crate::world::panics;
 use crate::world::ranks::World;
 pub use comparison::{Comparison, Finding, Verdict};
 use precision::Precision;
-pub use render::lines;
+pub use render::{conclusion, heading, rows};
 
 /// A whole training run, as the command `train` makes it.
 pub type Train = fn(&TrainArgs, &World) -> Result<Outcome<ResNet>>;
@@ -127,22 +127,30 @@ pub struct Verification {
     pub checks: Vec<Check>,
 }
 
-/// Makes the checks that are asked for; `tell` hears the name of each before it begins.
+/// Makes the checks that are asked for; `begins` hears the name of each, `ended` what it found, since a check may take minutes, and the
+/// next may end the program.
 ///
 /// # Errors
 /// When there is no such device, or a signal asks for a stop.
-pub fn verify(config: &VerifyConfig, world: &World, train: Train, tell: impl Fn(&str)) -> Result<Verification> {
+pub fn verify(
+    config: &VerifyConfig,
+    world: &World,
+    train: Train,
+    (begins, ended): (impl Fn(&str), impl Fn(&Check)),
+) -> Result<Verification> {
     let (device, threads) = world.prepare_compute(&config.compute)?;
     let precision = Precision::of(&config.compute);
     let subject = Subject { config, world, train, device, precision };
     let is_wanted = |kind: &&Kind| config.only.as_ref().is_none_or(|only| only.iter().any(|name| name == kind.name));
     let mut checks = Vec::new();
     for kind in KINDS.iter().filter(is_wanted) {
-        tell(kind.name);
+        begins(kind.name);
         let start = Instant::now();
         let finding = caught(|| (kind.make)(&subject));
         ensure!(!world.stop.is_raised(), "verify: stopped by a signal in {}", kind.name);
-        checks.push(Check::new(kind, finding, start.elapsed().as_secs_f64()));
+        let check = Check::new(kind, finding, start.elapsed().as_secs_f64());
+        ended(&check);
+        checks.push(check);
     }
     Ok(Verification {
         device: config.compute.device.filled().to_string(),

@@ -4,15 +4,13 @@
 
 use super::{Check, Verdict, Verification};
 
-/// The lines of the table, the last of which tells the verdict.
-pub fn lines(verification: &Verification) -> Vec<String> {
-    let mut lines = vec![format!("{:<14}{:<9}{:>8}  {}", "check", "", "seconds", "what came, what was expected")];
-    lines.extend(verification.checks.iter().flat_map(rows));
-    lines.push(conclusion(verification));
-    lines
+/// The line above the checks.
+pub fn heading() -> String {
+    format!("{:<14}{:<9}{:>8}  {}", "check", "", "seconds", "what came, what was expected")
 }
 
-fn rows(check: &Check) -> Vec<String> {
+/// A check's lines.
+pub fn rows(check: &Check) -> Vec<String> {
     let head = format!("{:<14}{:<9}{:>8.1}  ", check.name, check.verdict.word(), check.seconds);
     let found = check.comparisons.iter().map(|comparison| {
         let mark = if comparison.passes { "" } else { "WRONG: " };
@@ -29,7 +27,8 @@ fn rows(check: &Check) -> Vec<String> {
         .collect()
 }
 
-fn conclusion(verification: &Verification) -> String {
+/// The last line, which tells the verdict.
+pub fn conclusion(verification: &Verification) -> String {
     let count = |verdict| verification.checks.iter().filter(|check| check.verdict == verdict).count();
     format!(
         "verify: {}: {} passed, {} failed, {} skipped; {} {} {}, tolerances of {}",
@@ -69,10 +68,11 @@ mod tests {
                 check("golden", Verdict::Failed, None, wrong),
             ],
         };
-        let lines = lines(&verification);
-        assert_eq!(lines[1], "known-answer  skipped       1.2  no files");
-        assert_eq!(lines[2], "golden        FAILED        1.2  right: 932 (expected 932, tolerance 0)");
-        assert!(lines[3].ends_with("  WRONG: loss: 5.0e-1 (expected 0, tolerance 1e-6)"), "{lines:#?}");
-        assert_eq!(lines[4], "verify: FAILED: 0 passed, 1 failed, 1 skipped; cuda f32 fused, tolerances of tf32");
+        let lines: Vec<_> = verification.checks.iter().flat_map(rows).collect();
+        assert_eq!(lines[0], "known-answer  skipped       1.2  no files");
+        assert_eq!(lines[1], "golden        FAILED        1.2  right: 932 (expected 932, tolerance 0)");
+        assert!(lines[2].ends_with("  WRONG: loss: 5.0e-1 (expected 0, tolerance 1e-6)"), "{lines:#?}");
+        let expected = "verify: FAILED: 0 passed, 1 failed, 1 skipped; cuda f32 fused, tolerances of tf32";
+        assert_eq!(conclusion(&verification), expected);
     }
 }
