@@ -16,6 +16,7 @@ mod modules;
 mod norm;
 mod ops;
 mod pooling;
+mod recorded;
 mod stand_in;
 mod stochastic_depth;
 mod stream;
@@ -40,6 +41,7 @@ pub use ops::{
 pub use pooling::{
     AdaptiveAvgPool2d, AdaptiveAvgPool2dConfig, AvgPool2d, AvgPool2dConfig, MaxPool2d, MaxPool2dConfig, global_avg_pool,
 };
+pub use recorded::{Recorded, overwrite, record, records};
 pub use stand_in::stand_ins;
 pub use stochastic_depth::stochastic_depth;
 pub use stream::stream;

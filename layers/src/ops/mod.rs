@@ -31,6 +31,7 @@ mod tables;
 
 use std::sync::Arc;
 
+use burn::backend::ops::ConvOptions;
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, Dispatch, ExtensionType, backend_extension};
 use burn::tensor::{FloatDType, Tensor};
@@ -269,6 +270,24 @@ pub trait LayerOps: Backend {
         end: NormEnd,
     ) -> FloatTensor<Self> {
         composed::gradient_input::<Self>(saved, [plain, with_normalised], dy, end)
+    }
+
+    /// The gradient of a convolution's weight `[C_out, C_in, k, k]`, of which only the shape counts, in f32: `input` `[N, H, W, C_in]`, the
+    /// output's gradient `[N, H_out, W_out, C_out]`. Where burn computes it in 16 bits, it is rounded to them.
+    #[fusion(meta = |_input, weight, _dy, _options| cube::in_f32(&weight))]
+    fn weight_gradient(
+        input: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        dy: FloatTensor<Self>,
+        options: ConvOptions<2>,
+    ) -> FloatTensor<Self> {
+        fused::weight_gradient_by_burn::<Self>(input, weight, dy, options)
+    }
+
+    /// The values of `source`, on a GPU in the memory of `target`.
+    #[fusion(meta = |target, _source| target.clone())]
+    fn overwrite(_target: FloatTensor<Self>, source: FloatTensor<Self>) -> FloatTensor<Self> {
+        source
     }
 }
 

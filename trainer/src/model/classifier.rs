@@ -13,7 +13,7 @@ use crate::measure::metrics::ScoreSums;
 use crate::model::metric::Metric;
 
 /// A burn module that turns images into one logit a class.
-pub trait ImageClassifier: Module {
+pub trait ImageClassifier: Module + 'static {
     /// The logits.
     ///
     /// # Shapes

@@ -154,6 +154,10 @@ impl<M: ImageClassifier> Stepper<M> {
             loss_scale: self.loss_scale.factor(),
             can_skip: self.config.skips_non_finite || self.loss_scale.is_dynamic(),
         };
+        let replayed = self.update.replay(&mut self.model, &loaded.micro_batches, &step, timer);
+        if let Some(finished) = replayed.map_err(|error| self.add_loss_scale_hint(error))? {
+            return self.settle(finished, None);
+        }
         let saved = step.can_skip.then(|| self.rollback.save(&self.model));
         let plan = self.update.begin(&self.model, &step);
         let num_micro_steps = loaded.micro_batches.len();
@@ -186,8 +190,7 @@ impl<M: ImageClassifier> Stepper<M> {
         Ok(())
     }
 
-    /// The forward pass of one micro-batch. A batch without samples needs none, unless the other ranks wait for this one in a
-    /// synchronised norm.
+    /// The forward pass of one micro-batch. One without samples needs none, unless others wait for its share of a synchronised norm.
     fn pass(&self, batch: DeviceBatch) -> Pass {
         let forward = |batch, has_samples| {
             self.pass_context(has_samples).during(|| forward(&self.model, batch, &*self.config.loss))
@@ -252,7 +255,7 @@ impl<M: ImageClassifier> Stepper<M> {
     /// # Errors
     /// A non-finite loss or gradient in one of them.
     pub fn wait(&mut self, timer: &Timer) -> Result<Option<ScoreSums>> {
-        self.update.wait(timer).map_err(|error| self.add_loss_scale_hint(error))
+        self.update.wait(&mut self.model, timer).map_err(|error| self.add_loss_scale_hint(error))
     }
 
     /// The model as it stands.
@@ -301,14 +304,12 @@ impl<M: ImageClassifier> Stepper<M> {
         self.attach(model)
     }
 
-    /// What the reduction of gradients carries from one step to the next:
-    /// [`GradientReducer::carried`](distributed::GradientReducer::carried).
+    /// What the reduction of gradients carries on: [`GradientReducer::carried`](distributed::GradientReducer::carried).
     pub fn carried(&self) -> Option<Carried> {
         self.update.replica()?.reducer.carried()
     }
 
-    /// Goes on after `num_steps` steps with what was carried then:
-    /// [`GradientReducer::go_on`](distributed::GradientReducer::go_on).
+    /// Goes on after so many steps with what was carried then: [`GradientReducer::go_on`](distributed::GradientReducer::go_on).
     ///
     /// # Panics
     /// When a length is not that of what is [carried](Self::carried).
@@ -328,8 +329,7 @@ impl<M: ImageClassifier> Stepper<M> {
         &self.layout
     }
 
-    /// How long after the beginning of the last backward pass each parameter's gradient was there, seconds, in the last step; 0 where
-    /// there was none.
+    /// How long after the last backward pass began each parameter's gradient was there, seconds; 0 where there was none.
     pub fn parameter_ready_s(&self) -> Vec<f64> {
         let since =
             |at: Option<Instant>| at.map_or(0.0, |at| at.saturating_duration_since(self.backward_start).as_secs_f64());

@@ -27,6 +27,11 @@ pub(super) struct Output {
 }
 
 impl Output {
+    /// Of what is detached.
+    pub(super) fn new(logits: Tensor<2>, loss_sum: Tensor<1>, labels: Vec<u32>) -> Self {
+        Self { logits, loss_sum, labels }
+    }
+
     /// To be read.
     pub(super) fn score(self) -> UnreadScore {
         UnreadScore::new(self.logits, self.loss_sum, self.labels)

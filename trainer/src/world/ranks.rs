@@ -126,7 +126,7 @@ impl World {
         let topology = self.communicator.topology();
         let num_threads = compute.threads.map_or_else(|| share_of_threads(topology), Ok)?;
         let num_threads = set_threads(num_threads, self.is_only_rank);
-        switches::choose_normalisation()?;
+        switches::choose_layers()?;
         let device = device(compute.device.filled(), topology)?;
         let dtype = match compute.dtype() {
             Dtype::F32 => FloatDType::F32,

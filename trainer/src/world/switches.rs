@@ -1,7 +1,7 @@
 //! Parts of the computation switched off, to find out which of them computes wrongly or slowly on a device.
 //!
 //! In: `LOCKSTEP_WITHOUT_FUSERS`: `all`, or names of burn's fusers; `LOCKSTEP_SUM_STAGES`: 1 or 2; `LOCKSTEP_NORM`: `kernels` or
-//! `composed`. Out: burn without these fusers, layers that sum and normalise so. Invariant: done before the first operation on a device,
+//! `composed`; `LOCKSTEP_GRAPH`: `on` or `off`. Out: burn without these fusers, layers that sum, normalise and record so. Invariant: done before the first operation on a device,
 //! after which burn refuses it; what is not known is refused.
 
 use anyhow::{Result, bail};
@@ -11,21 +11,31 @@ use crate::config::cli::environment;
 const FUSERS: &str = "LOCKSTEP_WITHOUT_FUSERS";
 const SUM_STAGES: &str = "LOCKSTEP_SUM_STAGES";
 const NORM: &str = "LOCKSTEP_NORM";
+const GRAPH: &str = "LOCKSTEP_GRAPH";
 
 /// What the environment says to all of them, for a comparison of ranks; launchers bring variables to other nodes only if told so.
 pub(crate) fn in_words() -> String {
     let set = |name| environment(name).map(|value| format!("{name}={value}"));
-    [FUSERS, SUM_STAGES, NORM].into_iter().filter_map(set).collect::<Vec<_>>().join(" ")
+    [FUSERS, SUM_STAGES, NORM, GRAPH].into_iter().filter_map(set).collect::<Vec<_>>().join(" ")
 }
 
-/// Layers that sum and normalise as the environment says.
+/// Layers that sum, normalise and record as the environment says.
 ///
 /// # Errors
-/// When it says neither one stage nor two, or neither our kernels nor burn's operations.
-pub(super) fn choose_normalisation() -> Result<()> {
+/// When it says something else than they know.
+pub(super) fn choose_layers() -> Result<()> {
+    layers::record(is_on(environment(GRAPH).as_deref())?);
     layers::sum_in_one_stage(is_one_stage(environment(SUM_STAGES).as_deref())?);
     layers::normalise_by_composition(is_composed(environment(NORM).as_deref())?);
     Ok(())
+}
+
+fn is_on(value: Option<&str>) -> Result<bool> {
+    match value {
+        Some("on") => Ok(true),
+        None | Some("off") => Ok(false),
+        Some(other) => bail!("{GRAPH}: expected on or off, got {other}"),
+    }
 }
 
 fn is_composed(value: Option<&str>) -> Result<bool> {
@@ -97,6 +107,7 @@ mod tests {
     #[test]
     fn sums_have_one_stage_or_two() -> Result<()> {
         assert!(is_one_stage(Some("1"))? && !is_one_stage(Some("2"))? && !is_one_stage(None)?);
+        assert!(is_on(Some("on"))? && !is_on(Some("off"))? && !is_on(None)? && is_on(Some("yes")).is_err());
         let error = is_one_stage(Some("3")).expect_err("no sum has three").to_string();
         assert_eq!(error, "LOCKSTEP_SUM_STAGES: expected 1 or 2, got 3");
         Ok(())

@@ -1,15 +1,19 @@
-//! The normalisation on burn's GPU backend, by kernels of our own.
+//! The normalisation, and gradients of small weights, on burn's GPU backend, by kernels of our own.
 //!
 //! In and out: as the trait says; tables of f32, bf16 or f16, statistics in f32. Invariant: how a table is divided, and so the order of
-//! every sum, is a function of its shape alone; equal bits on every run. Forward three launches, backward three; nothing waits.
+//! every sum, is a function of its shape alone; equal bits on every run. A normalisation is three launches forward and three backward, a
+//! weight's gradient two; nothing waits.
 
 mod norm;
+mod overwrite;
 #[cfg(all(test, feature = "flex"))]
 mod tests;
+mod weight_gradient;
 
 use burn::backend::TensorMetadata;
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn::backend::fusion::custom::TensorSpec;
+use burn::backend::ops::ConvOptions;
 use burn::tensor::{DType, Shape};
 use burn_cubecl::CubeBackend;
 use burn_cubecl::cubecl::prelude::{CubeCount, CubeDim};
@@ -18,6 +22,7 @@ use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
 use burn_cubecl::tensor::CubeTensor;
 use kernels::batch_norm::Rectifier;
 
+use super::fused::weight_gradient_by_burn;
 use super::{BatchNormSaved, LayerOps, NormEnd};
 use norm::TableLaunch;
 
@@ -34,6 +39,11 @@ const MOST_CUBES: usize = 1024;
 pub(super) fn row(table: &TensorSpec) -> TensorSpec {
     let channels = table.shape.iter().last().copied().unwrap_or(1);
     TensorSpec::new(Shape::new([1, 1, channels]), DType::F32)
+}
+
+/// The same shape in f32.
+pub(super) fn in_f32(tensor: &TensorSpec) -> TensorSpec {
+    TensorSpec::new(tensor.shape.clone(), DType::F32)
 }
 
 impl LayerOps for CubeBackend {
@@ -195,6 +205,16 @@ impl LayerOps for CubeBackend {
         );
         dx
     }
+
+    fn overwrite(target: CubeTensor, source: CubeTensor) -> CubeTensor {
+        overwrite::overwrite(&target, source);
+        target
+    }
+
+    fn weight_gradient(input: CubeTensor, weight: CubeTensor, dy: CubeTensor, options: ConvOptions<2>) -> CubeTensor {
+        weight_gradient::weight_gradient(&input, &weight.shape(), &dy, &options)
+            .unwrap_or_else(|| weight_gradient_by_burn::<Self>(input, weight, dy, options))
+    }
 }
 
 /// A tensor in a table's memory order and number format.
@@ -225,7 +245,7 @@ impl Plan {
     }
 
     fn new(rows: usize, channels: usize) -> Self {
-        let vector = [4, 2].into_iter().find(|size| channels.is_multiple_of(*size)).unwrap_or(1);
+        let vector = vector_of(channels);
         let width = (channels / vector).min(MOST_UNITS_IN_A_ROW);
         let lanes = 1 << (UNITS / width).ilog2();
         let most = (MOST_CUBES / (channels / vector).div_ceil(width)).max(1);
@@ -271,6 +291,11 @@ impl Plan {
     fn empty_gate(self, table: &CubeTensor) -> CubeTensor {
         empty(table, Shape::new([self.vector]), table.dtype)
     }
+}
+
+/// Channels in a vector.
+fn vector_of(channels: usize) -> usize {
+    [4, 2].into_iter().find(|size| channels.is_multiple_of(*size)).unwrap_or(1)
 }
 
 fn empty(table: &CubeTensor, shape: Shape, dtype: DType) -> CubeTensor {

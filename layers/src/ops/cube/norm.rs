@@ -314,7 +314,7 @@ pub(super) fn whole_gradient_sums<N: Size>(
 
 /// Two values added over all lanes, a tree; only the first lane gets the sums.
 #[cube]
-fn add_lanes<N: Size>(
+pub(super) fn add_lanes<N: Size>(
     left: Vector<f32, N>,
     right: Vector<f32, N>,
     #[comptime] units: usize,

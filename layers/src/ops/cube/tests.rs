@@ -22,7 +22,7 @@ use kernels::simd::Isa;
 const EPSILON: f64 = 1e-5;
 
 /// Whatever cubecl finds, for one test at a time: launches are observed, and the way to normalise chosen, process by process.
-fn adapter() -> Option<(MutexGuard<'static, ()>, CubeDevice)> {
+pub(super) fn adapter() -> Option<(MutexGuard<'static, ()>, CubeDevice)> {
     static ONE: Mutex<()> = Mutex::new(());
     let alone = ONE.lock().unwrap_or_else(PoisonError::into_inner);
     let found = CubeDevice::enumerate_all().into_iter().next();
@@ -78,7 +78,7 @@ impl Case {
 }
 
 /// Repeatable numbers in [-1, 1), hashed by the mixing of splitmix64.
-fn values(seed: usize, len: usize) -> Vec<f32> {
+pub(super) fn values(seed: usize, len: usize) -> Vec<f32> {
     let value = |i: usize| {
         let x = ((i + 1 + seed * 1_000_003) as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15);
         let x = (x ^ (x >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -87,18 +87,23 @@ fn values(seed: usize, len: usize) -> Vec<f32> {
     (0..len).map(value).collect()
 }
 
-fn upload<B: Backend>(values: Vec<f32>, shape: &[usize], device: &Device<B>, dtype: FloatDType) -> FloatTensor<B> {
+pub(super) fn upload<B: Backend>(
+    values: Vec<f32>,
+    shape: &[usize],
+    device: &Device<B>,
+    dtype: FloatDType,
+) -> FloatTensor<B> {
     B::float_from_data(TensorData::new(values, shape.to_vec()).convert_dtype(dtype.into()), device)
 }
 
-fn read<B: Backend>(tensor: FloatTensor<B>) -> Vec<f32> {
+pub(super) fn read<B: Backend>(tensor: FloatTensor<B>) -> Vec<f32> {
     read_sync(B::float_into_data(tensor)).unwrap().iter::<f32>().collect()
 }
 
 /// What the four operations make, each of the same operands: `output`, `mean` and `variance` are those of the reference, so that no gate
 /// opens on one side only.
 #[derive(Clone, Debug, PartialEq)]
-struct Results(Vec<(&'static str, Vec<f32>)>);
+pub(super) struct Results(pub(super) Vec<(&'static str, Vec<f32>)>);
 
 type Reference = [Vec<f32>; 3];
 
@@ -325,7 +330,7 @@ impl LaunchObserver for Launches {
     fn timed(&self, _: &'static str, _: Duration, _: TimingMethod) {}
 }
 
-fn launches(make: impl FnOnce()) -> Vec<&'static str> {
+pub(super) fn launches(make: impl FnOnce()) -> Vec<&'static str> {
     let log = Arc::new(Launches::default());
     let observation = LaunchObservation::new(log.clone());
     make();

@@ -11,6 +11,7 @@ use burn::backend::{DTypeUsage, TensorMetadata};
 use burn::tensor::FloatDType;
 
 use super::FusedOptions;
+use crate::ops::LayerOps;
 use crate::ops::composed::{round, widen};
 
 /// How a layer's convolution is computed.
@@ -44,9 +45,8 @@ impl Convolution {
         round::<B>(from_planes::<B>(planes), self.stored)
     }
 
-    /// The gradients of the input, if it is needed, in the computed type, and of the weight in f32. Where the computed type has
-    /// 16 bits, burn rounds the weight's gradient to it before it is widened here.
-    pub(super) fn gradients<B: Backend>(
+    /// The gradients of the input, if it is needed, in the computed type, and of the weight in f32.
+    pub(super) fn gradients<B: LayerOps>(
         &self,
         input: FloatTensor<B>,
         weight: FloatTensor<B>,
@@ -54,16 +54,26 @@ impl Convolution {
         needs_input: bool,
     ) -> (Option<FloatTensor<B>>, FloatTensor<B>) {
         let [input, weight, dy] = [input, weight, output_gradient].map(|tensor| self.operand::<B>(tensor));
+        let d_weight = B::weight_gradient(input.clone(), weight.clone(), dy.clone(), self.options.clone());
         let (input, dy) = (to_planes::<B>(input), to_planes::<B>(dy));
-        let d_weight = B::conv2d_weight_backward(input.clone(), weight.clone(), dy.clone(), self.options.clone());
         let d_input =
             needs_input.then(|| from_planes::<B>(B::conv2d_x_backward(input, weight, dy, self.options.clone())));
-        (d_input, widen::<B>(d_weight))
+        (d_input, d_weight)
     }
 
     fn operand<B: Backend>(&self, tensor: FloatTensor<B>) -> FloatTensor<B> {
         round::<B>(round::<B>(tensor, self.stored), self.computed)
     }
+}
+
+/// [`LayerOps::weight_gradient`] by burn's operations.
+pub(in crate::ops) fn weight_gradient_by_burn<B: Backend>(
+    input: FloatTensor<B>,
+    weight: FloatTensor<B>,
+    dy: FloatTensor<B>,
+    options: ConvOptions<2>,
+) -> FloatTensor<B> {
+    widen::<B>(B::conv2d_weight_backward(to_planes::<B>(input), weight, to_planes::<B>(dy), options))
 }
 
 fn to_planes<B: Backend>(channels_last: FloatTensor<B>) -> FloatTensor<B> {

@@ -25,6 +25,7 @@ use crate::model::parts::is_within;
 pub use config::{AdamConfig, OptimizerConfig, SgdConfig};
 pub use on_device::DeviceSgd;
 pub use own::{OwnOptimizer, with_ids_by_order};
+pub(in crate::step) use placement::ORDER;
 
 /// The parameters of a model and what the optimizer remembers of their gradients, updated in place: by whoever knows that all gradients are there and
 /// finite.

@@ -72,6 +72,11 @@ impl DeviceSgd {
     /// # Shapes
     /// `gradient`: as [`gradient`](Self::gradient) makes it.
     pub fn update(&mut self, learning_rate: f64, gradient: Tensor<1>) {
+        self.update_by(|direction| direction * learning_rate, gradient);
+    }
+
+    /// The same where `scaled` multiplies by the learning rate.
+    pub(in crate::step) fn update_by(&mut self, scaled: impl FnOnce(Tensor<1>) -> Tensor<1>, gradient: Tensor<1>) {
         let SgdConfig { momentum, nesterov, weight_decay, .. } = self.config;
         let gradient = match &self.weight_decays {
             Some(decays) => gradient + self.parameters.clone() * decays.clone(),
@@ -80,7 +85,17 @@ impl DeviceSgd {
         };
         self.velocities = self.velocities.clone() * momentum + gradient.clone();
         let direction = if nesterov { gradient + self.velocities.clone() * momentum } else { self.velocities.clone() };
-        self.parameters = self.parameters.clone() - direction * learning_rate;
+        self.parameters = self.parameters.clone() - scaled(direction);
+    }
+
+    /// Parameters and velocities, flat as they lie on the device.
+    pub(in crate::step) fn flat(&self) -> [&Tensor<1>; 2] {
+        [&self.parameters, &self.velocities]
+    }
+
+    /// Goes on in these tensors, as [`flat`](Self::flat) gives them.
+    pub(in crate::step) fn go_on_in(&mut self, [parameters, velocities]: [Tensor<1>; 2]) {
+        (self.parameters, self.velocities) = (parameters, velocities);
     }
 
     /// The gradients of `model` as one flat tensor, zeros where there is none.

@@ -6,6 +6,8 @@
 //! A GPU's slice is a view where it begins and ends at multiples of 512 bytes (cubecl 0.11.3, cubecl-cuda, `runtime.rs`; burn-cubecl 0.22.1,
 //! `kernel/index/slice.rs`), and one window of such a slice is a view of any length. Weights of convolutions lie channels-last.
 
+use std::collections::BTreeMap;
+
 use burn::tensor::{Device, Tensor, TensorData};
 use distributed::{ElementOrder, ParameterEntry, ParameterLayout};
 
@@ -15,7 +17,7 @@ use crate::model::floats;
 const GRANULE: usize = 128;
 
 /// The order of elements within a parameter.
-pub(super) const ORDER: ElementOrder = ElementOrder::ChannelsLast;
+pub(in crate::step) const ORDER: ElementOrder = ElementOrder::ChannelsLast;
 
 /// The parameters of a layout in a flat tensor.
 #[derive(Clone, Debug)]
@@ -25,6 +27,8 @@ pub(super) struct Placement {
     /// Of every parameter.
     starts: Vec<usize>,
     len: usize,
+    /// What fills the last granule of a parameter, by its length: made once, as each would be a launch in every step.
+    fillings: BTreeMap<usize, Tensor<1>>,
 }
 
 impl Placement {
@@ -36,7 +40,9 @@ impl Placement {
             start
         });
         let starts = starts.collect();
-        Self { layout: layout.clone(), device: device.clone(), starts, len }
+        let missing = layout.entries().iter().map(|entry| padded(entry) - entry.len).filter(|len| *len > 0);
+        let fillings = missing.map(|len| (len, Tensor::zeros([len], device))).collect();
+        Self { layout: layout.clone(), device: device.clone(), starts, len, fillings }
     }
 
     pub(super) fn layout(&self) -> &ParameterLayout {
@@ -47,10 +53,8 @@ impl Placement {
     pub(super) fn joined(&self, tensors: impl IntoIterator<Item = Option<Tensor<1>>>) -> Tensor<1> {
         let mut parts = Vec::with_capacity(2 * self.starts.len());
         for (entry, tensor) in self.layout.entries().iter().zip(tensors) {
-            parts.push(tensor.unwrap_or_else(|| self.zeros(entry.len)));
-            if padded(entry) > entry.len {
-                parts.push(self.zeros(padded(entry) - entry.len));
-            }
+            parts.push(tensor.unwrap_or_else(|| Tensor::zeros([entry.len], &self.device)));
+            parts.extend(self.fillings.get(&(padded(entry) - entry.len)).cloned());
         }
         Tensor::cat(parts, 0)
     }
@@ -91,10 +95,6 @@ impl Placement {
                 visit(entry.offset + index, start + (output * pixels + pixel) * inputs + input);
             }
         }
-    }
-
-    fn zeros(&self, len: usize) -> Tensor<1> {
-        Tensor::zeros([len], &self.device)
     }
 }
 

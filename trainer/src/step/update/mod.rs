@@ -7,6 +7,7 @@ mod all_reduce;
 mod exact;
 mod local_sgd;
 mod on_device;
+mod recorded;
 mod servers;
 
 use std::borrow::Cow;
@@ -15,6 +16,7 @@ use std::sync::Arc;
 
 use anyhow::{Result, bail, ensure};
 use burn::tensor::{Device, Tensor};
+use datasets::DeviceBatch;
 use distributed::{CollectiveError, Communicator, Traffic};
 use kernels::arena::keep_freed_memory;
 
@@ -39,6 +41,14 @@ use crate::step::optimizer::{OptimizerConfig, OptimizerState, SgdConfig};
 /// A step is [`begin`](Self::begin); for each micro-batch [`end_forward`](Self::end_forward) and [`backward`](Self::backward);
 /// [`finish`](Self::finish).
 pub(super) trait Update<M>: Debug {
+    /// Makes a step whole, where one like it was recorded.
+    ///
+    /// # Errors
+    /// As [`finish`](Self::finish).
+    fn replay(&mut self, _: &mut M, _: &[DeviceBatch], _: &Step, _: &Timer) -> Result<Option<Finished>> {
+        Ok(None)
+    }
+
     /// What the passes of this step are to do about the other ranks.
     fn begin(&mut self, model: &M, step: &Step) -> StepPlan;
 
@@ -60,11 +70,11 @@ pub(super) trait Update<M>: Debug {
     /// Must be called by all ranks.
     fn finish(&mut self, model: &mut M, step: &Step, plan: &StepPlan, timer: &Timer) -> Result<Finished>;
 
-    /// Waits for the results of all steps made so far; the scores that no [`finish`](Self::finish) has told of.
+    /// Waits for the results of all steps made so far, after which the model is what they made of it; the scores that no [`finish`](Self::finish) has told of.
     ///
     /// # Errors
     /// When something in them was not finite.
-    fn wait(&mut self, _timer: &Timer) -> Result<Option<ScoreSums>> {
+    fn wait(&mut self, _model: &mut M, _timer: &Timer) -> Result<Option<ScoreSums>> {
         Ok(None)
     }
 

@@ -6,16 +6,20 @@
 
 use std::borrow::Cow;
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 use anyhow::Result;
 use burn::module::Module;
 use burn::tensor::{Device, Tensor, TensorData};
+use datasets::{DeviceBatch, ImageBatch, Targets};
 use distributed::{CollectiveError, ParameterLayout, Phase, ROOT, Traffic, locate_non_finite};
 
 use super::super::{Clip, StepConfig};
+use super::recorded::{Made, RecordedStep};
 use super::{Finished, MicroStep, Output, Replica, Step, StepPlan, SyncMode, Update};
 use crate::measure::metrics::ScoreSums;
 use crate::measure::timer::Timer;
+use crate::model::loss::Loss;
 use crate::model::{ImageClassifier, UnreadScore, floats};
 use crate::step::optimizer::{DeviceSgd, OptimizerState, SgdConfig};
 use crate::step::readback::Readback;
@@ -37,7 +41,35 @@ pub(super) struct OnDevice {
     readback: Readback<Results, Result<Scored>>,
     /// In the order of the readback.
     unread: VecDeque<Unread>,
+    loss: Arc<dyn Loss>,
+    recording: Recording,
 }
+
+/// What becomes of steps as a whole.
+#[derive(Debug)]
+enum Recording {
+    /// None: so many steps were made operation by operation, the last ones of this shape.
+    After(usize, [usize; 4]),
+    Made {
+        step: Box<RecordedStep>,
+        latest: Latest,
+    },
+    /// This device, or this training, has none.
+    Never,
+}
+
+/// Where a training stands that steps of both kinds change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Latest {
+    /// In the tensors of the recording alone.
+    Recording,
+    /// In the model and the optimizer alone.
+    Model,
+    Both,
+}
+
+/// Before a step is recorded: by then its kernels are chosen and compiled.
+const STEPS_BEFORE: usize = 3;
 
 /// A step that may turn out not to be finite.
 #[derive(Debug)]
@@ -71,6 +103,12 @@ impl OnDevice {
             kept: None,
             readback: Readback::start(Results::read),
             unread: VecDeque::new(),
+            loss: Arc::clone(&config.loss),
+            // A device without memory of its own launches no kernels that could be recorded.
+            recording: match device.memory_pool_usage() {
+                Some(_) if layers::records() => Recording::After(0, [0; 4]),
+                _ => Recording::Never,
+            },
         }
     }
 
@@ -79,6 +117,37 @@ impl OnDevice {
         let _optimizer = timer.enter(Phase::Optimizer);
         self.sgd.update(learning_rate, gradient);
         *model = self.sgd.place(model.clone());
+    }
+
+    /// Records a step on such a batch, if it is time.
+    fn record<M: ImageClassifier>(&mut self, model: &mut M, images: &Tensor<4>, targets: &Targets) {
+        let Recording::After(steps, shape) = self.recording else { return };
+        if shape != images.dims() || steps < STEPS_BEFORE {
+            let steps = if shape == images.dims() { steps + 1 } else { 1 };
+            self.recording = Recording::After(steps, images.dims());
+            return;
+        }
+        let how = (self.clip, Arc::clone(&self.loss));
+        let batch = (images.clone(), targets.labels.clone());
+        let recorded = RecordedStep::record(model, &mut self.sgd, how, batch);
+        self.recording =
+            recorded.map_or(Recording::Never, |step| Recording::Made { step: Box::new(step), latest: Latest::Both });
+    }
+
+    /// Takes what replays changed into the model.
+    fn catch_up<M: ImageClassifier>(&mut self, model: &mut M) {
+        if let Recording::Made { step, latest: latest @ Latest::Recording } = &mut self.recording {
+            *model = step.place(model.clone(), &self.sgd);
+            *latest = Latest::Both;
+        }
+    }
+
+    /// Before a step that is none of the recorded.
+    fn leave_recording<M: ImageClassifier>(&mut self, model: &mut M) {
+        self.catch_up(model);
+        if let Recording::Made { latest, .. } = &mut self.recording {
+            *latest = Latest::Model;
+        }
     }
 
     /// Reads the results of steps until so many are unread; the scores of those that were read.
@@ -98,6 +167,50 @@ impl OnDevice {
 }
 
 impl<M: ImageClassifier> Update<M> for OnDevice {
+    fn replay(
+        &mut self,
+        model: &mut M,
+        batches: &[DeviceBatch],
+        step: &Step,
+        timer: &Timer,
+    ) -> Result<Option<Finished>> {
+        let can_replay = !step.can_skip && step.loss_scale == 1 && !step.context.keeps_gradients && step.num_own > 0;
+        let [batch] = batches else {
+            self.leave_recording(model);
+            return Ok(None);
+        };
+        if !can_replay || matches!(self.recording, Recording::Never) {
+            self.leave_recording(model);
+            return Ok(None);
+        }
+        let _forward = timer.enter(Phase::Forward);
+        let ImageBatch { images, targets } = batch.clone().into_images();
+        if targets.mixed.is_some() {
+            self.leave_recording(model);
+            self.recording = Recording::Never;
+        }
+        self.record(model, &images, &targets);
+        match &mut self.recording {
+            Recording::Made { step: recorded, latest } if recorded.fits(&images) => {
+                if *latest == Latest::Model {
+                    recorded.take(model, &mut self.sgd);
+                }
+                *latest = Latest::Recording;
+                let Made { logits, loss_sum, zero, gradient } =
+                    recorded.replay(images, targets.labels, step.context.learning_rate);
+                self.unread.push_back(Unread { step: step.context.step, gradient });
+                let output = Output::new(logits, loss_sum, batch.labels.clone());
+                self.readback.send(Results::new(vec![output], zero));
+                let scores = self.receive(MOST_UNREAD, timer)?;
+                Ok(Some(Finished { stop: step.context.stop, scores, ..Finished::default() }))
+            }
+            _ => {
+                self.leave_recording(model);
+                Ok(None)
+            }
+        }
+    }
+
     fn begin(&mut self, _: &M, step: &Step) -> StepPlan {
         // Alone it has all samples.
         StepPlan::of_own_samples(step, SyncMode::Local)
@@ -146,7 +259,8 @@ impl<M: ImageClassifier> Update<M> for OnDevice {
         Ok(Finished { stop, scores: self.receive(MOST_UNREAD, timer)?, ..Finished::default() })
     }
 
-    fn wait(&mut self, timer: &Timer) -> Result<Option<ScoreSums>> {
+    fn wait(&mut self, model: &mut M, timer: &Timer) -> Result<Option<ScoreSums>> {
+        self.catch_up(model);
         self.receive(0, timer)
     }
 
@@ -160,6 +274,9 @@ impl<M: ImageClassifier> Update<M> for OnDevice {
 
     fn restore(&mut self, model: &M, state: &OptimizerState) -> Result<()> {
         self.sgd.restore(model, state);
+        if matches!(self.recording, Recording::Made { .. }) {
+            self.recording = Recording::After(0, [0; 4]);
+        }
         Ok(())
     }
 
@@ -206,7 +323,7 @@ impl Scored {
 }
 
 /// `gradient` with at most this L2 norm; and zero, `[1]`, or NaN where a value is not finite, or where the norm is not.
-fn clipped(gradient: Tensor<1>, clip: Option<Clip>) -> (Tensor<1>, Tensor<1>) {
+pub(super) fn clipped(gradient: Tensor<1>, clip: Option<Clip>) -> (Tensor<1>, Tensor<1>) {
     let zero = (gradient.clone() * 0.0).sum();
     let limit = match clip {
         None => return (gradient, zero),

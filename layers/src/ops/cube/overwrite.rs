@@ -1,0 +1,44 @@
+//! A tensor's values replaced where it lies, in CubeCL.
+//!
+//! In: values. Out: the same in another tensor's memory. Invariant: one unit writes each element.
+
+// The macro makes of each kernel a module with public functions.
+#![allow(missing_docs, unreachable_pub)]
+
+use burn::backend::TensorMetadata;
+use burn_cubecl::cubecl;
+use burn_cubecl::kernel::into_contiguous;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::prelude::*;
+
+use super::{UNITS, vector_of};
+
+/// Writes the values of `source`, of f32, to where `target` lies.
+///
+/// # Panics
+/// When they differ in shape, or `target` has gaps.
+pub(super) fn overwrite(target: &CubeTensor, source: CubeTensor) {
+    assert_eq!(target.shape(), source.shape(), "overwrite: expected values of the target's shape");
+    assert!(target.is_contiguous(), "overwrite: expected a target without gaps");
+    let source = into_contiguous(source);
+    let len = target.shape().num_elements();
+    let vector = vector_of(len);
+    let (client, address) = (source.client.clone(), source.required_address_type());
+    copy::launch(
+        &client,
+        CubeCount::Static((len / vector).div_ceil(UNITS) as u32, 1, 1),
+        CubeDim::new_1d(UNITS as u32),
+        address,
+        vector,
+        source.into_buffer_arg(),
+        target.clone().into_buffer_arg(),
+        len / vector,
+    );
+}
+
+#[cube(launch, address_type = "dynamic")]
+fn copy<N: Size>(source: &[Vector<f32, N>], target: &mut [Vector<f32, N>], len: usize) {
+    if ABSOLUTE_POS < len {
+        target[ABSOLUTE_POS] = source[ABSOLUTE_POS];
+    }
+}

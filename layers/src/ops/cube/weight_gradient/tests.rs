@@ -1,0 +1,55 @@
+//! Our kernel of a weight's gradient against Flex's, where any adapter is.
+
+#![allow(clippy::unwrap_used)] // A failed unwrap here is a failed test.
+
+use burn::backend::flex::FlexDevice;
+use burn::backend::ops::ConvOptions;
+use burn::backend::tensor::Device;
+use burn::backend::{Cube, Flex};
+use burn::tensor::FloatDType;
+
+use crate::ops::LayerOps;
+use crate::ops::cube::tests::{adapter, launches, read, upload, values};
+
+/// A convolution whose weight's gradient is ours: input, kernel, channels out, stride, padding.
+const CONVOLUTIONS: [([usize; 4], usize, usize, usize, usize); 7] = [
+    ([5, 9, 9, 3], 3, 16, 1, 1),
+    ([3, 12, 10, 16], 3, 16, 1, 1),
+    ([40, 16, 16, 16], 3, 32, 2, 1),
+    ([2, 7, 5, 6], 2, 10, 1, 0),
+    ([130, 4, 4, 64], 3, 64, 1, 1),
+    ([1, 3, 3, 20], 3, 12, 3, 2),
+    ([7, 5, 6, 37], 3, 23, 1, 1),
+];
+
+#[test]
+fn a_weights_gradient_is_two_launches_that_agree_with_flex_and_give_equal_bits_twice() {
+    let Some((_alone, device)) = adapter() else { return };
+    for case @ (shape, kernel, channels_out, stride, padding) in CONVOLUTIONS {
+        let side = |pixels: usize| (pixels + 2 * padding - kernel) / stride + 1;
+        let of_output = [shape[0], side(shape[1]), side(shape[2]), channels_out];
+        let of_weight = [channels_out, shape[3], kernel, kernel];
+        let options = ConvOptions::new([stride; 2], [padding; 2], [1, 1], 1);
+        let tensor = |seed, shape: &[usize]| (values(seed, shape.iter().product()), shape.to_vec());
+        let (input, dy, weight) = (tensor(1, &shape), tensor(2, &of_output), tensor(3, &of_weight));
+        fn on<B: LayerOps>(
+            [input, weight, dy]: [&(Vec<f32>, Vec<usize>); 3],
+            options: &ConvOptions<2>,
+            device: &Device<B>,
+        ) -> Vec<f32> {
+            let [input, weight, dy] =
+                [input, weight, dy].map(|(values, shape)| upload::<B>(values.clone(), shape, device, FloatDType::F32));
+            read::<B>(B::weight_gradient(input, weight, dy, options.clone()))
+        }
+        let expected = on::<Flex>([&input, &weight, &dy], &options, &FlexDevice);
+        let mut found = Vec::new();
+        let made = launches(|| found = on::<Cube>([&input, &weight, &dy], &options, &device));
+        assert_eq!(made.iter().filter(|name| name.contains("cube::weight_gradient")).count(), 2, "{case:?}: {made:?}");
+        assert_eq!(found, on::<Cube>([&input, &weight, &dy], &options, &device), "{case:?}");
+        let norm =
+            |values: &mut dyn Iterator<Item = f32>| values.map(|v| f64::from(v) * f64::from(v)).sum::<f64>().sqrt();
+        let difference = norm(&mut found.iter().zip(&expected).map(|(a, b)| a - b));
+        let distance = difference / norm(&mut expected.iter().copied());
+        assert!(found.len() == expected.len() && distance <= 1e-5, "{case:?}: {distance:e}");
+    }
+}
