@@ -1,7 +1,7 @@
 //! A computation recorded once by a GPU, and replayed by one launch: a CUDA graph.
 //!
 //! In: a closure that reads and [overwrites](overwrite) tensors which stay where they are. Out: its results, the same tensors at every replay.
-//! Invariant: all that a replay reads or writes lives as long as the recording, which owns the closure.
+//! Invariant: all that a replay reads or writes lives as long as the recording; one thread records and replays.
 //! Source: burn 0.22.1, `burn::tensor::capture`, on the driver's `cuStreamBeginCapture`.
 
 #![allow(unsafe_code)]
@@ -13,7 +13,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use burn::backend::Dispatch;
-use burn::tensor::{Device, Graph, Tensor, capture};
+use burn::tensor::{Device, Graph, StreamId, Tensor, capture};
 
 use crate::ops::LayerOps;
 
@@ -33,6 +33,7 @@ pub fn records() -> bool {
 /// What a GPU recorded.
 pub struct Recorded<T> {
     graph: Graph<T, Box<dyn FnMut() -> T + Send>>,
+    stream: StreamId,
 }
 
 impl<T> Recorded<T> {
@@ -43,13 +44,19 @@ impl<T> Recorded<T> {
             return None;
         }
         let graph = capture(device, Box::new(make) as Box<dyn FnMut() -> T + Send>);
-        graph.is_hardware().then_some(Self { graph })
+        graph.is_hardware().then_some(Self { graph, stream: StreamId::current() })
     }
 
-    /// Runs what was recorded, behind all that this thread has given to the device; its results, which the next replay overwrites.
+    /// Runs what was recorded, behind all that this thread has given to the device; its results, which the next replay overwrites. What the
+    /// closure drew or decided when it was recorded stays so: random numbers, branches.
+    ///
+    /// # Panics
+    /// On another thread than that which recorded.
     pub fn replay(&mut self) -> &T {
-        // SAFETY: the closure owns every tensor that it reads or writes, and `self` owns the closure. Others may hold the tensors that it
-        // overwrites; they are memory of the device, of which a reader on another stream would find old or new values, never freed ones.
+        assert_eq!(StreamId::current(), self.stream, "replay: expected the stream that recorded");
+        // SAFETY: the backend keeps the memory that a recording touches for as long as it lives (cubecl 0.11.3, cubecl-server,
+        // `command/capture.rs`, `Graph::_guards`), whoever drops its tensors. Refreshes by `overwrite` and reads on this thread are given to the
+        // stream that recorded; a reader on another stream waits for what a replay writes, as for any launch.
         unsafe { self.graph.replay() }
     }
 }

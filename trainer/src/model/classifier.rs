@@ -25,6 +25,12 @@ pub trait ImageClassifier: Module + 'static {
     fn heeds_pass_context(&self) -> bool {
         false
     }
+
+    /// Whether a forward pass does the same with every batch, by default not: it draws nothing and decides nothing by the values it sees, so that
+    /// a GPU may record a step and replay it.
+    fn is_recordable(&self) -> bool {
+        false
+    }
 }
 
 impl ImageClassifier for ResNet {
@@ -33,6 +39,10 @@ impl ImageClassifier for ResNet {
     }
 
     fn heeds_pass_context(&self) -> bool {
+        true
+    }
+
+    fn is_recordable(&self) -> bool {
         true
     }
 }

@@ -6,6 +6,7 @@
 #![allow(missing_docs, unreachable_pub)]
 
 use burn::backend::TensorMetadata;
+use burn::tensor::DType;
 use burn_cubecl::cubecl;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
@@ -16,9 +17,10 @@ use super::{UNITS, vector_of};
 /// Writes the values of `source`, of f32, to where `target` lies.
 ///
 /// # Panics
-/// When they differ in shape, or `target` has gaps.
+/// When they differ in shape or type, or `target` has gaps.
 pub(super) fn overwrite(target: &CubeTensor, source: CubeTensor) {
     assert_eq!(target.shape(), source.shape(), "overwrite: expected values of the target's shape");
+    assert_eq!([target.dtype, source.dtype], [DType::F32; 2], "overwrite: expected two tensors of f32");
     assert!(target.is_contiguous(), "overwrite: expected a target without gaps");
     let source = into_contiguous(source);
     let len = target.shape().num_elements();

@@ -58,7 +58,8 @@ pub(super) fn weight_gradient(
     let shape = |blocks| Shape::new([blocks, channels_out, kernel, kernel, channels_in]);
     let sums = empty(&input, shape(plan.blocks), DType::F32);
     let window = plan.window(input.shape().dims::<4>(), options);
-    let (client, address) = (input.client.clone(), input.required_address_type());
+    let client = input.client.clone();
+    let address = input.required_address_type().max(dy.required_address_type()).max(sums.required_address_type());
     let element = dtype_to_storage_type(input.dtype);
     block_weight_gradients::launch(
         &client,
@@ -138,7 +139,19 @@ impl Plan {
         let rows = images * height_out;
         let rows_of_block = rows.div_ceil((MOST_CUBES / tiles).max(1)).max(lanes);
         let blocks = rows.div_ceil(rows_of_block).max(1);
-        Self { rows, height_out, width_out, vector_out, vector_in, units_in_a_row, lanes, tiles, rows_of_block, blocks }
+        Self {
+            rows,
+            height_out,
+            width_out,
+            channels_out,
+            vector_out,
+            vector_in,
+            units_in_a_row,
+            lanes,
+            tiles,
+            rows_of_block,
+            blocks,
+        }
     }
 }
 

@@ -175,14 +175,13 @@ impl<M: ImageClassifier> Update<M> for OnDevice {
         timer: &Timer,
     ) -> Result<Option<Finished>> {
         let can_replay = !step.can_skip && step.loss_scale == 1 && !step.context.keeps_gradients && step.num_own > 0;
-        let [batch] = batches else {
-            self.leave_recording(model);
-            return Ok(None);
+        let batch = match batches {
+            [batch] if can_replay && model.is_recordable() && !matches!(self.recording, Recording::Never) => batch,
+            _ => {
+                self.leave_recording(model);
+                return Ok(None);
+            }
         };
-        if !can_replay || matches!(self.recording, Recording::Never) {
-            self.leave_recording(model);
-            return Ok(None);
-        }
         let _forward = timer.enter(Phase::Forward);
         let ImageBatch { images, targets } = batch.clone().into_images();
         if targets.mixed.is_some() {

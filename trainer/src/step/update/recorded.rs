@@ -89,12 +89,17 @@ impl RecordedStep {
                 (Made { logits: logits.inner(), loss_sum: loss_sum.inner(), zero, gradient }, written)
             }
         };
-        let recorded = Recorded::record(&device, step);
+        let Some(recorded) = Recorded::record(&device, step) else {
+            // What it was to write may be spoiled.
+            let [parameters, velocities, statistics @ ..] = &before[..] else { return None };
+            sgd.go_on_in([parameters.clone(), velocities.clone()]);
+            *model = replace(sgd.place(model.clone()), &statistics_layout, ORDER, statistics.to_vec());
+            return None;
+        };
         let restored: Vec<_> = kept().zip(before).map(|(at, value)| overwrite(&at, value)).collect();
         wait(&device);
         drop(restored);
         *model = replace(sgd.place(model.clone()), &statistics_layout, ORDER, statistics.clone());
-        let recorded = recorded?;
         let flat = sgd.flat().map(Tensor::clone);
         Some(Self { images, shape, labels, learning_rate, flat, statistics, statistics_layout, recorded })
     }
