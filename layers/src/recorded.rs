@@ -6,9 +6,6 @@
 
 #![allow(unsafe_code)]
 
-#[cfg(all(test, feature = "wgpu"))]
-mod tests;
-
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 

@@ -5,6 +5,9 @@
 // The macro makes of each kernel a module with public functions.
 #![allow(missing_docs, unreachable_pub)]
 
+#[cfg(all(test, feature = "flex", feature = "wgpu"))]
+mod tests;
+
 use burn::backend::TensorMetadata;
 use burn::tensor::DType;
 use burn_cubecl::cubecl;

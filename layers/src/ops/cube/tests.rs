@@ -103,7 +103,7 @@ pub(super) fn read<B: Backend>(tensor: FloatTensor<B>) -> Vec<f32> {
 /// What the four operations make, each of the same operands: `output`, `mean` and `variance` are those of the reference, so that no gate
 /// opens on one side only.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Results(pub(super) Vec<(&'static str, Vec<f32>)>);
+struct Results(Vec<(&'static str, Vec<f32>)>);
 
 type Reference = [Vec<f32>; 3];
 

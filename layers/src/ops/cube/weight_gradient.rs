@@ -54,10 +54,10 @@ pub(super) fn weight_gradient(
         return None;
     }
     let (input, dy) = (into_contiguous(input.clone()), into_contiguous(dy.clone()));
-    let plan = Plan::new([channels_out, channels_in], dy.shape().dims::<4>());
-    let shape = |blocks| Shape::new([blocks, channels_out, kernel, kernel, channels_in]);
-    let sums = empty(&input, shape(plan.blocks), DType::F32);
-    let window = plan.window(input.shape().dims::<4>(), options);
+    let (of_input, of_output) = (input.shape().dims::<4>(), dy.shape().dims::<4>());
+    let plan = Plan::new(of_input, of_output);
+    let sums = empty(&input, Shape::new([plan.blocks, channels_out, kernel, kernel, channels_in]), DType::F32);
+    let window = plan.window(of_input, of_output, options);
     let client = input.client.clone();
     let address = input.required_address_type().max(dy.required_address_type()).max(sums.required_address_type());
     let element = dtype_to_storage_type(input.dtype);
@@ -96,11 +96,9 @@ pub(super) fn weight_gradient(
 
 /// How the outputs are divided over cubes and their units.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Plan {
+struct Plan {
+    /// Of all outputs.
     rows: usize,
-    height_out: usize,
-    width_out: usize,
-    channels_out: usize,
     /// Channels in a vector.
     vector_out: usize,
     vector_in: usize,
@@ -115,22 +113,7 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    fn window(&self, [_, height, width, channels_in]: [usize; 4], options: &ConvOptions<2>) -> WindowLaunch {
-        WindowLaunch::new(
-            self.rows,
-            self.rows_of_block,
-            self.height_out,
-            self.width_out,
-            height,
-            width,
-            self.channels_out / self.vector_out,
-            channels_in / self.vector_in,
-            options.stride[0],
-            options.padding[0].0,
-        )
-    }
-
-    fn new([channels_out, channels_in]: [usize; 2], [images, height_out, width_out, _]: [usize; 4]) -> Self {
+    fn new([.., channels_in]: [usize; 4], [images, height_out, _, channels_out]: [usize; 4]) -> Self {
         let (vector_out, vector_in) = (vector_of(channels_out), vector_of(channels_in));
         let pairs = channels_out / vector_out * (channels_in / vector_in);
         let units_in_a_row = pairs.min(UNITS);
@@ -139,19 +122,27 @@ impl Plan {
         let rows = images * height_out;
         let rows_of_block = rows.div_ceil((MOST_CUBES / tiles).max(1)).max(lanes);
         let blocks = rows.div_ceil(rows_of_block).max(1);
-        Self {
-            rows,
+        Self { rows, vector_out, vector_in, units_in_a_row, lanes, tiles, rows_of_block, blocks }
+    }
+
+    fn window(
+        &self,
+        [_, height, width, channels_in]: [usize; 4],
+        [_, height_out, width_out, channels_out]: [usize; 4],
+        options: &ConvOptions<2>,
+    ) -> WindowLaunch {
+        WindowLaunch::new(
+            self.rows,
+            self.rows_of_block,
             height_out,
             width_out,
-            channels_out,
-            vector_out,
-            vector_in,
-            units_in_a_row,
-            lanes,
-            tiles,
-            rows_of_block,
-            blocks,
-        }
+            height,
+            width,
+            channels_out / self.vector_out,
+            channels_in / self.vector_in,
+            options.stride[0],
+            options.padding[0].0,
+        )
     }
 }
 

@@ -39,7 +39,7 @@ use crate::step::optimizer::{OptimizerConfig, OptimizerState, SgdConfig};
 /// A way to make parameters of gradients.
 ///
 /// A step is [`begin`](Self::begin); for each micro-batch [`end_forward`](Self::end_forward) and [`backward`](Self::backward);
-/// [`finish`](Self::finish).
+/// [`finish`](Self::finish). Where [`replay`](Self::replay) makes it, it is that alone.
 pub(super) trait Update<M>: Debug {
     /// Makes a step whole, where one like it was recorded.
     ///
@@ -70,7 +70,8 @@ pub(super) trait Update<M>: Debug {
     /// Must be called by all ranks.
     fn finish(&mut self, model: &mut M, step: &Step, plan: &StepPlan, timer: &Timer) -> Result<Finished>;
 
-    /// Waits for the results of all steps made so far, after which the model is what they made of it; the scores that no [`finish`](Self::finish) has told of.
+    /// Waits for the results of all steps made so far, after which the model is what they made of it; the scores that neither
+    /// [`finish`](Self::finish) nor [`replay`](Self::replay) has told of.
     ///
     /// # Errors
     /// When something in them was not finite.

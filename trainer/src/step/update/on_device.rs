@@ -150,6 +150,14 @@ impl OnDevice {
         }
     }
 
+    /// Has a step's results read, now that all of it is with the device, so that this has work while the step before is waited for; whose
+    /// scores.
+    fn leave_unread(&mut self, unread: Unread, results: Results, timer: &Timer) -> Result<Option<ScoreSums>> {
+        self.unread.push_back(unread);
+        self.readback.send(results);
+        self.receive(MOST_UNREAD, timer)
+    }
+
     /// Reads the results of steps until so many are unread; the scores of those that were read.
     fn receive(&mut self, most_unread: usize, timer: &Timer) -> Result<Option<ScoreSums>> {
         let _backward = timer.enter(Phase::Backward);
@@ -197,10 +205,9 @@ impl<M: ImageClassifier> Update<M> for OnDevice {
                 *latest = Latest::Recording;
                 let Made { logits, loss_sum, zero, gradient } =
                     recorded.replay(images, targets.labels, step.context.learning_rate);
-                self.unread.push_back(Unread { step: step.context.step, gradient });
+                let unread = Unread { step: step.context.step, gradient };
                 let output = Output::new(logits, loss_sum, batch.labels.clone());
-                self.readback.send(Results::new(vec![output], zero));
-                let scores = self.receive(MOST_UNREAD, timer)?;
+                let scores = self.leave_unread(unread, Results::new(vec![output], zero), timer)?;
                 Ok(Some(Finished { stop: step.context.stop, scores, ..Finished::default() }))
             }
             _ => {
@@ -252,10 +259,8 @@ impl<M: ImageClassifier> Update<M> for OnDevice {
             return Ok(Finished { stop, scores: Some(scored.sums), ..Finished::default() });
         }
         self.update(model, step.context.learning_rate, clipped, timer);
-        self.unread.push_back(unread);
-        // Only now is all of the step with the device, so that it has work while the step before is waited for.
-        self.readback.send(Results::new(outputs, zero));
-        Ok(Finished { stop, scores: self.receive(MOST_UNREAD, timer)?, ..Finished::default() })
+        let scores = self.leave_unread(unread, Results::new(outputs, zero), timer)?;
+        Ok(Finished { stop, scores, ..Finished::default() })
     }
 
     fn wait(&mut self, model: &mut M, timer: &Timer) -> Result<Option<ScoreSums>> {

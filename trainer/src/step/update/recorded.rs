@@ -72,7 +72,7 @@ impl RecordedStep {
                 (sgd.clone(), images.clone(), labels.clone(), learning_rate.clone());
             let (model, statistics, layout) = (model.clone(), statistics.clone(), statistics_layout.clone());
             move || {
-                let model = replace(sgd.place(model.clone()), &layout, ORDER, statistics.clone());
+                let model = placed(model.clone(), &sgd, &layout, &statistics);
                 let labels: Tensor<1, Int> = Tensor::from_inner(labels.clone().int());
                 let num_samples = labels.dims()[0];
                 let images = Tensor::from_inner(images.clone().reshape(shape));
@@ -93,13 +93,13 @@ impl RecordedStep {
             // What it was to write may be spoiled.
             let [parameters, velocities, statistics @ ..] = &before[..] else { return None };
             sgd.go_on_in([parameters.clone(), velocities.clone()]);
-            *model = replace(sgd.place(model.clone()), &statistics_layout, ORDER, statistics.to_vec());
+            *model = placed(model.clone(), sgd, &statistics_layout, statistics);
             return None;
         };
         let restored: Vec<_> = kept().zip(before).map(|(at, value)| overwrite(&at, value)).collect();
         wait(&device);
         drop(restored);
-        *model = replace(sgd.place(model.clone()), &statistics_layout, ORDER, statistics.clone());
+        *model = placed(model.clone(), sgd, &statistics_layout, &statistics);
         let flat = sgd.flat().map(Tensor::clone);
         Some(Self { images, shape, labels, learning_rate, flat, statistics, statistics_layout, recorded })
     }
@@ -140,8 +140,13 @@ impl RecordedStep {
 
     /// `model` with what the replays made of it.
     pub(super) fn place<M: ImageClassifier>(&self, model: M, sgd: &DeviceSgd) -> M {
-        replace(sgd.place(model), &self.statistics_layout, ORDER, self.statistics.clone())
+        placed(model, sgd, &self.statistics_layout, &self.statistics)
     }
+}
+
+/// `model` on these parameters and norm statistics.
+fn placed<M: ImageClassifier>(model: M, sgd: &DeviceSgd, layout: &ParameterLayout, statistics: &[Tensor<1>]) -> M {
+    replace(sgd.place(model), layout, ORDER, statistics.to_vec())
 }
 
 /// The same values in memory of their own.

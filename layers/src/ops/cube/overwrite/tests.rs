@@ -2,19 +2,14 @@
 
 #![allow(clippy::unwrap_used, clippy::print_stderr)] // A failed unwrap here is a failed test.
 
-use burn::tensor::DeviceKind;
-use burn_cubecl::CubeDevice;
+use burn::tensor::{Device, DeviceKind, Tensor};
 
-use super::*;
+use crate::ops::cube::tests::adapter;
+use crate::{Recorded, overwrite, record};
 
 #[test]
 fn a_replay_reads_what_was_overwritten_and_writes_where_the_next_one_reads() {
-    if CubeDevice::enumerate_all().is_empty() {
-        eprintln!(
-            "NOT CHECKED: recordings, for want of an adapter; Debian's mesa-vulkan-drivers brings a software Vulkan"
-        );
-        return;
-    }
+    let Some((_alone, _)) = adapter() else { return };
     let device = Device::wgpu(DeviceKind::DefaultDevice);
     let full = |value: f32| Tensor::<1>::from_data([value; 1001], &device);
     let (input, state) = (full(1.0), full(0.0));
