@@ -41,7 +41,7 @@ pub use ops::{
 pub use pooling::{
     AdaptiveAvgPool2d, AdaptiveAvgPool2dConfig, AvgPool2d, AvgPool2dConfig, MaxPool2d, MaxPool2dConfig, global_avg_pool,
 };
-pub use recorded::{Recorded, overwrite, record, records};
+pub use recorded::{Recorded, overwrite, record, records, undisturbed};
 pub use stand_in::stand_ins;
 pub use stochastic_depth::stochastic_depth;
 pub use stream::stream;

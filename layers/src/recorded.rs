@@ -8,6 +8,7 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use burn::backend::Dispatch;
 use burn::tensor::{Device, Graph, StreamId, Tensor, capture};
@@ -27,6 +28,13 @@ pub fn records() -> bool {
     IS_ON.load(Ordering::Relaxed)
 }
 
+/// Held while a recording is made, and by other threads while they call the driver otherwise than to launch work: it refuses to give memory to any
+/// thread while it records.
+pub fn undisturbed() -> MutexGuard<'static, ()> {
+    static ONE: Mutex<()> = Mutex::new(());
+    ONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// What a GPU recorded.
 pub struct Recorded<T> {
     graph: Graph<T, Box<dyn FnMut() -> T + Send>>,
@@ -40,6 +48,7 @@ impl<T> Recorded<T> {
         if !records() {
             return None;
         }
+        let _undisturbed = undisturbed();
         let graph = capture(device, Box::new(make) as Box<dyn FnMut() -> T + Send>);
         graph.is_hardware().then_some(Self { graph, stream: StreamId::current() })
     }

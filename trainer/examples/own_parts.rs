@@ -34,6 +34,10 @@ impl Loss for Focal {
         let doubt = log_probability.clone().exp().neg().add_scalar(1.0).clamp_min(0.0);
         (doubt.powf_scalar(self.gamma) * log_probability).sum().neg()
     }
+
+    fn is_recordable(&self) -> bool {
+        true
+    }
 }
 
 /// The mean of the shares of right answers in each class, whatever their sizes. Sums: samples of each class, right ones of each.

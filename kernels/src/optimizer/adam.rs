@@ -23,14 +23,13 @@ pub struct AdamDirection {
 impl AdamDirection {
     /// That of update number `num_updates`, from 1, with the decays `betas` of the moments.
     pub fn new(betas: [f64; 2], epsilon: f64, num_updates: u64) -> Self {
-        let power = i32::try_from(num_updates).unwrap_or(i32::MAX);
-        let [first, second] = betas.map(|beta| 1.0 - beta.powi(power));
+        let [first_correction, root_correction] = corrections(betas, num_updates);
         Self {
             first_share: (1.0 - betas[0]) as f32,
             second_decay: betas[1] as f32,
             second_share: (1.0 - betas[1]) as f32,
-            first_correction: first.recip() as f32,
-            root_correction: second.sqrt().recip() as f32,
+            first_correction: first_correction as f32,
+            root_correction: root_correction as f32,
             epsilon: epsilon as f32,
         }
     }
@@ -42,6 +41,13 @@ impl AdamDirection {
         *second = self.second_decay * *second + self.second_share * (gradient * gradient);
         self.first_correction * *first / (self.root_correction * second.sqrt() + self.epsilon)
     }
+}
+
+/// Factors on the first moment and on the root of the second one in update number `num_updates`, from 1, which take away that both began at zero.
+pub fn corrections(betas: [f64; 2], num_updates: u64) -> [f64; 2] {
+    let power = i32::try_from(num_updates).unwrap_or(i32::MAX);
+    let [first, second] = betas.map(|beta| 1.0 - beta.powi(power));
+    [first.recip(), second.sqrt().recip()]
 }
 
 /// What one update does; the same for every value.

@@ -40,6 +40,9 @@ struct Computed {
     network: Network,
     #[module(skip)]
     computation: Computation,
+    /// Whether it leaves branches out.
+    #[module(skip)]
+    draws: bool,
 }
 
 impl ImageClassifier for Computed {
@@ -59,6 +62,10 @@ impl ImageClassifier for Computed {
 
     fn heeds_pass_context(&self) -> bool {
         true
+    }
+
+    fn is_recordable(&self) -> bool {
+        !self.draws
     }
 }
 
@@ -125,7 +132,7 @@ impl ModelFamily for Networks {
             Name::ConvnextTiny => Network::ConvNeXt(ConvNeXt::new(channels, classes, drop, device)),
             Name::VitTiny => Network::Vit(VisionTransformer::new(32, channels, classes, drop, device)),
         };
-        Ok(Computed { network, computation })
+        Ok(Computed { network, computation, draws: drop > 0.0 })
     }
 }
 

@@ -9,7 +9,7 @@ use super::family::Family;
 use super::sync::SyncConfig;
 use super::{MAX_CLASSES, MAX_IMAGE_SIDE, TrainConfig, file, netbench, shared_settings};
 use crate::config::choices::LossScaling;
-use crate::config::choices::{BatchNormKind, DatasetKind, UpdateKind};
+use crate::config::choices::{BatchNormKind, DatasetKind, DeviceChoice, UpdateKind};
 use crate::config::cli::{BenchArgs, DataArgs, EvalArgs, PredictArgs, SyncArgs, TrainSplitArgs};
 use serde::{Deserialize, Serialize};
 use simulate::{NetworkError, NetworkModel};
@@ -280,7 +280,12 @@ impl BenchConfig {
             }
         }
         at_least("--steps", *flags.steps.get_or_insert(20), 1)?;
-        flags.warmup_steps.get_or_insert(3);
+        // A GPU's fourth step may be recorded, which takes longer than any other.
+        flags.warmup_steps.get_or_insert(if matches!(flags.compute.device.filled(), DeviceChoice::Cuda(_)) {
+            5
+        } else {
+            3
+        });
         within("--image-size", *flags.image_size.get_or_insert(32), 8..=MAX_IMAGE_SIDE)?;
         within("--num-classes", *flags.num_classes.get_or_insert(10), 2..=MAX_CLASSES)?;
         flags.batch_norm.get_or_insert(BatchNormKind::Local);

@@ -135,11 +135,11 @@ impl OptimizerArgs {
     /// Refuses what a rank cannot do that is updated on its device.
     pub(super) fn expect_update(&self, is_on_device: bool) -> Result<(), ConfigError> {
         let kind = self.optimizer.filled();
-        if is_on_device && kind != OptimizerKind::Sgd {
+        if is_on_device && !matches!(kind, OptimizerKind::Sgd | OptimizerKind::Adamw) {
             return Err(ConfigError::Conflict {
                 option: kind.flag(),
                 other: "--update device, the default of --device cuda".to_owned(),
-                remedy: "devices update by sgd alone; give --update host".to_owned(),
+                remedy: "devices update by sgd or adamw; give --update host".to_owned(),
             });
         }
         if is_on_device && self.learning_rate_factors.is_some() {

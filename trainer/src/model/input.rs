@@ -59,7 +59,11 @@ impl Input {
         device: &Device,
     ) -> Self {
         let device = device.clone();
-        let uploaded = steps.map(move |loaded| Ok(loaded?.map(|batch| batch.upload(&device))));
+        let uploaded = steps.map(move |loaded| {
+            let loaded = loaded?;
+            let _undisturbed = layers::undisturbed();
+            Ok(loaded.map(|batch| batch.upload(&device)))
+        });
         Self(match kind {
             InputKind::Host => Source::OnDemand(Box::new(uploaded)),
             InputKind::Device => Source::Ahead(Ahead::start(uploaded)),

@@ -7,7 +7,7 @@ use std::fmt::Debug;
 use std::sync::Arc;
 
 use burn::tensor::activation::{log_sigmoid, log_softmax};
-use burn::tensor::{Device, Int, Tensor};
+use burn::tensor::{Device, IndexingUpdateOp, Int, Tensor};
 use datasets::{MixedTargets, Targets};
 use layers::loss_sum;
 
@@ -32,6 +32,12 @@ pub trait Loss: Debug + Send + Sync {
     /// `logits`: `[N, K]`; `labels`: `[N]`; returns `[1]`, or parts of the sum, which are added in f64.
     fn test_sum(&self, logits: Tensor<2>, labels: Tensor<1, Int>) -> Tensor<1> {
         self.sum(logits, Targets::of(labels))
+    }
+
+    /// Whether [`sum`](Self::sum) computes the same of whatever comes, by default not: it draws nothing, counts nothing, and decides nothing by values
+    /// that it reads back, so that a GPU may record a step and replay it.
+    fn is_recordable(&self) -> bool {
+        false
     }
 }
 
@@ -66,6 +72,10 @@ impl Loss for CrossEntropy {
     fn test_sum(&self, logits: Tensor<2>, labels: Tensor<1, Int>) -> Tensor<1> {
         Self::default().sum(logits, Targets::of(labels))
     }
+
+    fn is_recordable(&self) -> bool {
+        true
+    }
 }
 
 /// Binary cross entropy of each class for itself, averaged over the classes (Wightman et al. 2021, 2110.00476, section 4). Of mixed
@@ -88,6 +98,10 @@ impl Loss for BinaryCrossEntropy {
     fn test_sum(&self, logits: Tensor<2>, labels: Tensor<1, Int>) -> Tensor<1> {
         CrossEntropy::default().sum(logits, Targets::of(labels))
     }
+
+    fn is_recordable(&self) -> bool {
+        true
+    }
 }
 
 impl BinaryCrossEntropy {
@@ -97,9 +111,14 @@ impl BinaryCrossEntropy {
     }
 }
 
-/// The share of each class in each label, `[N, K]`.
+/// The share of each class in each label, `[N, K]`. On the device alone: burn's `one_hot` reads the labels back.
 fn shares(Targets { labels, mixed }: Targets, num_classes: usize, device: &Device) -> Tensor<2> {
-    let share_of = |labels: Tensor<1, Int>| labels.one_hot::<2>(num_classes).float().to_device(device);
+    let share_of = |labels: Tensor<1, Int>| {
+        let ([num_samples], at) = (labels.dims(), labels.device());
+        let none = Tensor::<2>::zeros([num_samples, num_classes], &at);
+        let one = Tensor::ones([num_samples, 1], &at);
+        none.scatter(1, labels.unsqueeze_dim(1), one, IndexingUpdateOp::Add).to_device(device)
+    };
     match mixed {
         None => share_of(labels),
         Some(MixedTargets { labels: others, shares }) => {
@@ -133,6 +152,10 @@ impl Loss for SameBits<CrossEntropy> {
             samples.map(|(logits, shares)| loss_sum(layers::Loss::SoftmaxCrossEntropy, logits, shares)).collect();
         losses.map_or_else(|| self.0.test_sum(logits, labels), |losses| Tensor::cat(losses, 0))
     }
+
+    fn is_recordable(&self) -> bool {
+        self.0.is_recordable()
+    }
 }
 
 impl Loss for SameBits<BinaryCrossEntropy> {
@@ -145,6 +168,10 @@ impl Loss for SameBits<BinaryCrossEntropy> {
 
     fn test_sum(&self, logits: Tensor<2>, labels: Tensor<1, Int>) -> Tensor<1> {
         SameBits(CrossEntropy::default()).test_sum(logits, labels)
+    }
+
+    fn is_recordable(&self) -> bool {
+        self.0.is_recordable()
     }
 }
 

@@ -12,7 +12,7 @@ use crate::step::optimizer::{OptimizerConfig, OwnOptimizer};
 /// How a step is made, apart from model and data.
 #[derive(Clone, Debug)]
 pub struct StepConfig {
-    /// The optimizer; SGD alone where the device or servers update, or ranks by themselves.
+    /// The optimizer; SGD or AdamW where the device updates, SGD alone where servers do, or ranks by themselves.
     pub optimizer: OptimizerConfig,
     /// On the learning rates of parts of the model, where neither the device nor servers update.
     pub rate_factors: Vec<RateFactor>,

@@ -351,7 +351,7 @@ impl<M: ImageClassifier> Stepper<M> {
 
     /// How gradients reach the buckets and these the other ranks, in words.
     pub fn gradient_route(&self) -> &'static str {
-        let Some(replica) = self.update.replica() else { return "none, one rank, updated on the device" };
+        let Some(replica) = self.update.replica() else { return self.update.route() };
         let is_possible = self.communicator.supports_threads();
         match (self.communicator.world_size() > 1, replica.reducer.overlaps(), self.model.heeds_pass_context()) {
             (false, ..) => "none, one rank",

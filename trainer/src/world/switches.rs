@@ -32,8 +32,8 @@ pub(super) fn choose_layers() -> Result<()> {
 
 fn is_on(value: Option<&str>) -> Result<bool> {
     match value {
-        Some("on") => Ok(true),
-        None | Some("off") => Ok(false),
+        None | Some("on") => Ok(true),
+        Some("off") => Ok(false),
         Some(other) => bail!("{GRAPH}: expected on or off, got {other}"),
     }
 }
@@ -107,7 +107,7 @@ mod tests {
     #[test]
     fn sums_have_one_stage_or_two() -> Result<()> {
         assert!(is_one_stage(Some("1"))? && !is_one_stage(Some("2"))? && !is_one_stage(None)?);
-        assert!(is_on(Some("on"))? && !is_on(Some("off"))? && !is_on(None)? && is_on(Some("yes")).is_err());
+        assert!(is_on(Some("on"))? && is_on(None)? && !is_on(Some("off"))? && is_on(Some("yes")).is_err());
         let error = is_one_stage(Some("3")).expect_err("no sum has three").to_string();
         assert_eq!(error, "LOCKSTEP_SUM_STAGES: expected 1 or 2, got 3");
         Ok(())

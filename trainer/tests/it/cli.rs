@@ -522,6 +522,13 @@ fn a_rank_is_updated_on_its_device_only_where_it_has_nobody_to_meet() {
     let error = resolved_for(averaged, 1).unwrap_err().to_string();
     assert!(error.contains("--ema-decay contradicts --update device") && error.contains("--update host"), "{error}");
     assert!(resolved_for(averaged, 2).is_ok());
+    assert!(on_device("--optimizer adamw", 1));
+    for name in ["lars", "lamb"] {
+        let error =
+            resolved_for(&format!("--device flex --update device --optimizer {name}"), 1).unwrap_err().to_string();
+        assert!(error.contains(&format!("--optimizer {name} contradicts --update device")), "{error}");
+        assert!(error.contains("sgd or adamw; give --update host"), "{error}");
+    }
 }
 
 #[test]

@@ -97,7 +97,12 @@ impl<M: ImageClassifier> StepperUnderTest<M> {
 
     /// The step with this number.
     pub(crate) fn step(&mut self, step: usize, loaded: LoadedStep) -> Result<StepEnd> {
-        let context = StepContext { step: step as u64, learning_rate: 0.02, ..StepContext::default() };
+        self.step_at(0.02, step, loaded)
+    }
+
+    /// The same at another learning rate.
+    pub(crate) fn step_at(&mut self, learning_rate: f64, step: usize, loaded: LoadedStep) -> Result<StepEnd> {
+        let context = StepContext { step: step as u64, learning_rate, ..StepContext::default() };
         let loaded = loaded.map(|batch| batch.upload(self.0.device()));
         self.0.step(context, loaded, &Timer::default())
     }

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 #[command(next_help_heading = "Optimizer")]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct OptimizerArgs {
-    /// sgd, adamw (as PyTorch's), lars or lamb (for large batches: steps are scaled for each tensor), own (that of a program of your own); all but sgd only with --sync allreduce [default: sgd]
+    /// sgd, adamw (as PyTorch's), lars or lamb (for large batches: steps are scaled for each tensor), own (that of a program of your own); all but sgd only with --sync allreduce; lars, lamb and own not with --update device (the default of --device cuda) [default: sgd]
     #[arg(long, value_enum, value_name = "NAME", hide_possible_values = true)]
     pub optimizer: Option<OptimizerKind>,
 

@@ -85,11 +85,6 @@ impl SgdConfig {
             nesterov: self.nesterov,
         }
     }
-
-    /// Whether this parameter decays.
-    pub(super) fn decays(&self, entry: &ParameterEntry) -> bool {
-        !OptimizerConfig::Sgd(*self).spares(entry)
-    }
 }
 
 impl AdamConfig {

@@ -23,7 +23,7 @@ use crate::config::RateFactor;
 use crate::model::parts::is_within;
 
 pub use config::{AdamConfig, OptimizerConfig, SgdConfig};
-pub use on_device::DeviceSgd;
+pub use on_device::DeviceOptimizer;
 pub use own::{OwnOptimizer, with_ids_by_order};
 pub(in crate::step) use placement::ORDER;
 

@@ -108,6 +108,11 @@ pub(super) trait Update<M>: Debug {
     /// What is in main memory; nothing where the device updates.
     fn replica(&self) -> Option<&Replica>;
 
+    /// How gradients get to the update where no replica is in main memory, in words.
+    fn route(&self) -> &'static str {
+        "none, one rank"
+    }
+
     /// Ends whatever was started; how many updates asynchronous servers made, by their staleness.
     ///
     /// # Errors
@@ -147,7 +152,7 @@ pub(super) fn start<M: ImageClassifier>(
         config.rate_factors
     );
     if is_on_device {
-        return Ok(Box::new(OnDevice::new(sgd_alone(config)?, config, model, device)));
+        return Ok(Box::new(OnDevice::new(config, model, device)?));
     }
     if !sums_all {
         sgd_alone(config)?;
@@ -166,9 +171,9 @@ pub(super) fn start<M: ImageClassifier>(
 fn sgd_alone(config: &StepConfig) -> Result<SgdConfig> {
     match config.optimizer {
         OptimizerConfig::Sgd(sgd) => Ok(sgd),
-        other => bail!(
-            "optimizer: expected SGD, as it alone updates on a device, on servers or on ranks that run apart, got {other:?}"
-        ),
+        other => {
+            bail!("optimizer: expected SGD, as it alone updates on servers or on ranks that run apart, got {other:?}")
+        }
     }
 }
 

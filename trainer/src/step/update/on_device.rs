@@ -8,20 +8,20 @@ use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use anyhow::Result;
+use anyhow::{Result, anyhow};
 use burn::module::Module;
 use burn::tensor::{Device, Tensor, TensorData};
 use datasets::{DeviceBatch, ImageBatch, Targets};
 use distributed::{CollectiveError, ParameterLayout, Phase, ROOT, Traffic, locate_non_finite};
 
 use super::super::{Clip, StepConfig};
-use super::recorded::{Made, RecordedStep};
+use super::recorded::{Made, RecordedStep, Shapes, Way};
 use super::{Finished, MicroStep, Output, Replica, Step, StepPlan, SyncMode, Update};
 use crate::measure::metrics::ScoreSums;
 use crate::measure::timer::Timer;
 use crate::model::loss::Loss;
 use crate::model::{ImageClassifier, UnreadScore, floats};
-use crate::step::optimizer::{DeviceSgd, OptimizerState, SgdConfig};
+use crate::step::optimizer::{DeviceOptimizer, OptimizerState};
 use crate::step::readback::Readback;
 
 /// Steps whose results are not read yet: while the device computes one, the next is given to it.
@@ -30,7 +30,7 @@ const MOST_UNREAD: usize = 1;
 /// What a device keeps of the training on it.
 #[derive(Debug)]
 pub(super) struct OnDevice {
-    sgd: DeviceSgd,
+    optimizer: DeviceOptimizer,
     layout: ParameterLayout,
     clip: Option<Clip>,
     /// Of the step under way: what its forward passes gave, and the sum of its gradients.
@@ -41,21 +41,13 @@ pub(super) struct OnDevice {
     readback: Readback<Results, Result<Scored>>,
     /// In the order of the readback.
     unread: VecDeque<Unread>,
+    /// Of steps whose results were read before their turn.
+    early: Option<ScoreSums>,
     loss: Arc<dyn Loss>,
-    recording: Recording,
-}
-
-/// What becomes of steps as a whole.
-#[derive(Debug)]
-enum Recording {
-    /// None: so many steps were made operation by operation, the last ones of this shape.
-    After(usize, [usize; 4]),
-    Made {
-        step: Box<RecordedStep>,
-        latest: Latest,
-    },
-    /// This device, or this training, has none.
-    Never,
+    /// Whether this device, and this training, may replay steps.
+    records: bool,
+    shapes: Shapes,
+    recorded: Option<(RecordedStep, Latest)>,
 }
 
 /// Where a training stands that steps of both kinds change.
@@ -67,9 +59,6 @@ enum Latest {
     Model,
     Both,
 }
-
-/// Before a step is recorded: by then its kernels are chosen and compiled.
-const STEPS_BEFORE: usize = 3;
 
 /// A step that may turn out not to be finite.
 #[derive(Debug)]
@@ -92,10 +81,16 @@ struct Scored {
 
 impl OnDevice {
     /// Over the parameters of `model`, on the plain `device`.
-    pub(super) fn new<M: Module>(sgd: SgdConfig, config: &StepConfig, model: &M, device: &Device) -> Self {
+    ///
+    /// # Errors
+    /// When the optimizer updates in main memory alone.
+    pub(super) fn new<M: Module>(config: &StepConfig, model: &M, device: &Device) -> Result<Self> {
         let layout = ParameterLayout::new(model);
-        Self {
-            sgd: DeviceSgd::new(sgd, &layout, model, device),
+        let optimizer = DeviceOptimizer::new(config.optimizer, &layout, model, device);
+        let optimizer = optimizer
+            .ok_or_else(|| anyhow!("optimizer: expected SGD or AdamW on a device, got {:?}", config.optimizer))?;
+        Ok(Self {
+            optimizer,
             layout,
             clip: config.clip,
             outputs: Vec::new(),
@@ -103,41 +98,46 @@ impl OnDevice {
             kept: None,
             readback: Readback::start(Results::read),
             unread: VecDeque::new(),
+            early: None,
             loss: Arc::clone(&config.loss),
             // A device without memory of its own launches no kernels that could be recorded.
-            recording: match device.memory_pool_usage() {
-                Some(_) if layers::records() => Recording::After(0, [0; 4]),
-                _ => Recording::Never,
-            },
-        }
+            records: layers::records() && config.loss.is_recordable() && device.memory_pool_usage().is_some(),
+            shapes: Shapes::default(),
+            recorded: None,
+        })
     }
 
     /// Gives the update to the device.
     fn update<M: Module>(&mut self, model: &mut M, learning_rate: f64, gradient: Tensor<1>, timer: &Timer) {
         let _optimizer = timer.enter(Phase::Optimizer);
-        self.sgd.update(learning_rate, gradient);
-        *model = self.sgd.place(model.clone());
+        self.optimizer.update(learning_rate, gradient);
+        *model = self.optimizer.place(model.clone());
     }
 
-    /// Records a step on such a batch, if it is time.
-    fn record<M: ImageClassifier>(&mut self, model: &mut M, images: &Tensor<4>, targets: &Targets) {
-        let Recording::After(steps, shape) = self.recording else { return };
-        if shape != images.dims() || steps < STEPS_BEFORE {
-            let steps = if shape == images.dims() { steps + 1 } else { 1 };
-            self.recording = Recording::After(steps, images.dims());
-            return;
-        }
+    /// Records a step on such a batch, in the place of what was recorded before.
+    fn record<M: ImageClassifier>(
+        &mut self,
+        model: &mut M,
+        images: &Tensor<4>,
+        targets: &Targets,
+        timer: &Timer,
+    ) -> Result<()> {
+        self.leave_recording(model);
+        self.recorded = None;
+        // No thread may read while the device records.
+        self.early = self.receive(0, timer)?;
         let how = (self.clip, Arc::clone(&self.loss));
         let batch = (images.clone(), targets.labels.clone());
-        let recorded = RecordedStep::record(model, &mut self.sgd, how, batch);
-        self.recording =
-            recorded.map_or(Recording::Never, |step| Recording::Made { step: Box::new(step), latest: Latest::Both });
+        let recorded = RecordedStep::record(model, &mut self.optimizer, how, batch);
+        self.records = recorded.is_some();
+        self.recorded = recorded.map(|step| (step, Latest::Both));
+        Ok(())
     }
 
     /// Takes what replays changed into the model.
     fn catch_up<M: ImageClassifier>(&mut self, model: &mut M) {
-        if let Recording::Made { step, latest: latest @ Latest::Recording } = &mut self.recording {
-            *model = step.place(model.clone(), &self.sgd);
+        if let Some((step, latest @ Latest::Recording)) = &mut self.recorded {
+            *model = step.place(model.clone(), &self.optimizer);
             *latest = Latest::Both;
         }
     }
@@ -145,7 +145,7 @@ impl OnDevice {
     /// Before a step that is none of the recorded.
     fn leave_recording<M: ImageClassifier>(&mut self, model: &mut M) {
         self.catch_up(model);
-        if let Recording::Made { latest, .. } = &mut self.recording {
+        if let Some((_, latest)) = &mut self.recorded {
             *latest = Latest::Model;
         }
     }
@@ -161,11 +161,11 @@ impl OnDevice {
     /// Reads the results of steps until so many are unread; the scores of those that were read.
     fn receive(&mut self, most_unread: usize, timer: &Timer) -> Result<Option<ScoreSums>> {
         let _backward = timer.enter(Phase::Backward);
-        let mut sums = None;
+        let mut sums = self.early.take();
         while self.unread.len() > most_unread {
             let Some((unread, scored)) = self.unread.pop_front().zip(self.readback.receive()) else { break };
             let scored = scored?;
-            if let Some(fault) = scored.fault(unread, &self.sgd, &self.layout)? {
+            if let Some(fault) = scored.fault(unread, &self.optimizer, &self.layout)? {
                 return Err(fault.into());
             }
             *sums.get_or_insert_with(ScoreSums::default) += scored.sums;
@@ -183,37 +183,42 @@ impl<M: ImageClassifier> Update<M> for OnDevice {
         timer: &Timer,
     ) -> Result<Option<Finished>> {
         let can_replay = !step.can_skip && step.loss_scale == 1 && !step.context.keeps_gradients && step.num_own > 0;
-        let batch = match batches {
-            [batch] if can_replay && model.is_recordable() && !matches!(self.recording, Recording::Never) => batch,
-            _ => {
-                self.leave_recording(model);
-                return Ok(None);
-            }
+        let recorded = self.recorded.as_ref().map(|(step, _)| step.shape());
+        let way = match batches {
+            [batch] if can_replay && self.records && model.is_recordable() => self.shapes.next(batch, recorded),
+            _ => Way::Plain,
+        };
+        let (Way::Record | Way::Replay, [batch]) = (way, batches) else {
+            self.leave_recording(model);
+            return Ok(None);
         };
         let _forward = timer.enter(Phase::Forward);
         let ImageBatch { images, targets } = batch.clone().into_images();
         if targets.mixed.is_some() {
-            self.leave_recording(model);
-            self.recording = Recording::Never;
+            self.records = false;
+        } else if way == Way::Record {
+            self.record(model, &images, &targets, timer)?;
         }
-        self.record(model, &images, &targets);
-        match &mut self.recording {
-            Recording::Made { step: recorded, latest } if recorded.fits(&images) => {
-                if *latest == Latest::Model {
-                    recorded.take(model, &mut self.sgd);
-                }
-                *latest = Latest::Recording;
-                let Made { logits, loss_sum, zero, gradient } =
-                    recorded.replay(images, targets.labels, step.context.learning_rate);
-                let unread = Unread { step: step.context.step, gradient };
-                let output = Output::new(logits, loss_sum, batch.labels.clone());
-                let scores = self.leave_unread(unread, Results::new(vec![output], zero), timer)?;
-                Ok(Some(Finished { stop: step.context.stop, scores, ..Finished::default() }))
-            }
-            _ => {
-                self.leave_recording(model);
-                Ok(None)
-            }
+        let Some((recorded, latest)) = self.recorded.as_mut().filter(|_| self.records) else {
+            self.leave_recording(model);
+            return Ok(None);
+        };
+        if *latest == Latest::Model {
+            recorded.take(model, &mut self.optimizer);
+        }
+        (*latest, self.kept) = (Latest::Recording, None);
+        let Made { logits, loss_sum, zero, gradient } =
+            recorded.replay(images, targets.labels, self.optimizer.next_scalars(step.context.learning_rate));
+        let unread = Unread { step: step.context.step, gradient };
+        let output = Output::new(logits, loss_sum, batch.labels.clone());
+        let scores = self.leave_unread(unread, Results::new(vec![output], zero), timer)?;
+        Ok(Some(Finished { stop: step.context.stop, scores, ..Finished::default() }))
+    }
+
+    fn route(&self) -> &'static str {
+        match self.recorded {
+            Some(_) if self.records => "none, one rank, updated on the device, a step as one recording",
+            _ => "none, one rank, updated on the device",
         }
     }
 
@@ -229,7 +234,7 @@ impl<M: ImageClassifier> Update<M> for OnDevice {
 
     fn backward(&mut self, model: &M, loss: Option<Tensor<1>>, step: &Step, _: &MicroStep) {
         let Some(loss) = loss else { return };
-        let mut gradient = self.sgd.gradient(model, loss.backward());
+        let mut gradient = self.optimizer.gradient(model, loss.backward());
         if step.loss_scale != 1 {
             // A power of two: nothing is rounded.
             gradient = gradient / f64::from(step.loss_scale);
@@ -252,7 +257,7 @@ impl<M: ImageClassifier> Update<M> for OnDevice {
                 let _backward = timer.enter(Phase::Backward);
                 Results::new(outputs, zero).read()?
             };
-            if let Some(fault) = scored.fault(unread, &self.sgd, &self.layout)? {
+            if let Some(fault) = scored.fault(unread, &self.optimizer, &self.layout)? {
                 return Ok(Finished::not_finite(fault, Some(scored.sums), Traffic::default()));
             }
             self.update(model, step.context.learning_rate, clipped, timer);
@@ -269,18 +274,16 @@ impl<M: ImageClassifier> Update<M> for OnDevice {
     }
 
     fn parameters(&self) -> Cow<'_, [f32]> {
-        self.sgd.parameters().into()
+        self.optimizer.parameters().into()
     }
 
     fn optimizer_state(&self) -> OptimizerState {
-        self.sgd.state()
+        self.optimizer.state()
     }
 
     fn restore(&mut self, model: &M, state: &OptimizerState) -> Result<()> {
-        self.sgd.restore(model, state);
-        if matches!(self.recording, Recording::Made { .. }) {
-            self.recording = Recording::After(0, [0; 4]);
-        }
+        self.optimizer.restore(model, state);
+        (self.recorded, self.shapes) = (None, Shapes::default());
         Ok(())
     }
 
@@ -289,7 +292,7 @@ impl<M: ImageClassifier> Update<M> for OnDevice {
     }
 
     fn gradients(&mut self) -> Option<Vec<f32>> {
-        self.kept.take().map(|gradient| self.sgd.read(&gradient))
+        self.kept.take().map(|gradient| self.optimizer.read(&gradient))
     }
 
     fn replica(&self) -> Option<&Replica> {
@@ -313,7 +316,12 @@ impl Results {
 
 impl Scored {
     /// What was not finite in the step, if anything was.
-    fn fault(&self, unread: Unread, sgd: &DeviceSgd, layout: &ParameterLayout) -> Result<Option<CollectiveError>> {
+    fn fault(
+        &self,
+        unread: Unread,
+        optimizer: &DeviceOptimizer,
+        layout: &ParameterLayout,
+    ) -> Result<Option<CollectiveError>> {
         let step = unread.step;
         if !self.sums.loss_sum.is_finite() {
             let (ranks, value) = (vec![ROOT], f32::NAN);
@@ -322,7 +330,7 @@ impl Scored {
         if self.is_gradient_finite {
             return Ok(None);
         }
-        Ok(Some(locate_non_finite(step, ROOT, &sgd.read(&unread.gradient), layout)))
+        Ok(Some(locate_non_finite(step, ROOT, &optimizer.read(&unread.gradient), layout)))
     }
 }
 
