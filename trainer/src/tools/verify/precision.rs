@@ -50,12 +50,12 @@ impl Precision {
 
     /// Ten losses, relative to the largest.
     pub(super) fn losses(self) -> f64 {
-        self.choose(1e-4, 1e-2, 3e-2)
+        self.choose(1e-4, 2e-3, 1e-2)
     }
 
     /// What ten steps added to the parameters, relative L2.
     pub(super) fn update(self) -> f64 {
-        self.choose(1e-3, 1e-1, 3e-1)
+        self.choose(1e-3, 1e-1, 2e-1)
     }
 
     /// Mean loss of an evaluation, relative.

@@ -10,7 +10,7 @@ use distributed::{Communicator, SingleCommunicator, run_ranks};
 
 use super::Subject;
 use super::comparison::{Comparison, Finding, relative_l2};
-use super::trainee::{Lesson, Trainee};
+use super::trainee::{Lesson, SGD, Trainee};
 
 pub(super) const EXPECTATION: &str = "two ranks on the device train as one rank with their batches joined";
 
@@ -19,7 +19,7 @@ pub(super) const EXPECTATION: &str = "two ranks on the device train as one rank 
 const NUM_STEPS: usize = 2;
 
 /// Of both ranks together.
-const LESSON: Lesson = Lesson { depth: 8, batch_size: 8, num_batches: NUM_STEPS, last_batch_size: 8 };
+const LESSON: Lesson = Lesson { depth: 8, batch_size: 8, num_batches: NUM_STEPS, last_batch_size: 8, optimizer: SGD };
 
 pub(super) fn check(subject: &Subject<'_>) -> Result<Finding> {
     let alone = update(subject, Arc::new(SingleCommunicator::new()))?;

@@ -17,11 +17,24 @@ use crate::measure::timer::Timer;
 use crate::model::family::ModelRequest;
 use crate::model::loss::CrossEntropy;
 use crate::model::network::resnet;
-use crate::step::optimizer::{OptimizerConfig, SgdConfig};
+use crate::step::optimizer::{AdamConfig, OptimizerConfig, SgdConfig};
 use crate::step::{StepConfig, StepContext, Stepper};
 
-/// At which the first losses fall smoothly: at a rate that makes them jump every rounding is amplified.
-const LEARNING_RATE: f64 = 0.02;
+/// In turn, since a step that is replayed must not keep the rate of the one that was recorded. At these the first losses fall smoothly: at rates that
+/// make them jump every rounding is amplified.
+const LEARNING_RATES: [f64; 3] = [0.002, 0.004, 0.001];
+
+/// The usual rule.
+pub(super) const SGD: OptimizerConfig =
+    OptimizerConfig::Sgd(SgdConfig { momentum: 0.9, nesterov: false, weight_decay: 1e-4, decay_norm_and_bias: true });
+
+/// With an epsilon of the size of gradients: a small one makes its first steps follow their signs, and with these their roundings.
+pub(super) const ADAMW: OptimizerConfig = OptimizerConfig::AdamW(AdamConfig {
+    betas: [0.9, 0.99],
+    epsilon: 0.1,
+    weight_decay: 1e-2,
+    decay_norm_and_bias: true,
+});
 
 /// What is trained.
 #[derive(Clone, Copy, Debug)]
@@ -32,6 +45,7 @@ pub(super) struct Lesson {
     pub(super) num_batches: usize,
     /// Images that the last of them has.
     pub(super) last_batch_size: usize,
+    pub(super) optimizer: OptimizerConfig,
 }
 
 /// A network in training.
@@ -80,12 +94,7 @@ impl Trainee {
             device: &device.clone().autodiff(),
         };
         let config = StepConfig {
-            optimizer: OptimizerConfig::Sgd(SgdConfig {
-                momentum: 0.9,
-                nesterov: false,
-                weight_decay: 1e-4,
-                decay_norm_and_bias: true,
-            }),
+            optimizer: lesson.optimizer,
             rate_factors: Vec::new(),
             own_optimizer: None,
             loss: Arc::new(CrossEntropy::default()),
@@ -111,11 +120,22 @@ impl Trainee {
     pub(super) fn step(&mut self) -> Result<f32> {
         let loaded = self.batches[self.num_steps as usize % self.batches.len()].clone();
         let loaded = loaded.map(|batch| batch.upload(self.stepper.device()));
-        let context = StepContext { step: self.num_steps, learning_rate: LEARNING_RATE, ..StepContext::default() };
+        let learning_rate = LEARNING_RATES[self.num_steps as usize % LEARNING_RATES.len()];
+        let context = StepContext { step: self.num_steps, learning_rate, ..StepContext::default() };
         let end = self.stepper.step(context, loaded, &self.timer)?;
         let scores = self.stepper.wait(&self.timer)?.or(end.scores).unwrap_or_default();
         self.num_steps += 1;
         Ok(scores.loss_mean() as f32)
+    }
+
+    /// Gives all full batches the images of the first one, as a device would that brings none of its own.
+    #[cfg(all(test, feature = "flex"))]
+    pub(super) fn show_one_batch(&mut self) {
+        let first = self.batches[0].micro_batches[0].clone();
+        let others = self.batches.iter_mut().flat_map(|step| &mut step.micro_batches);
+        others
+            .filter(|batch| batch.labels.len() == first.labels.len())
+            .for_each(|batch| batch.pixels = first.pixels.clone());
     }
 
     /// All parameters, flat in module order.
@@ -132,7 +152,7 @@ mod tests {
     #[test]
     fn an_epoch_ends_with_the_short_batch_and_training_goes_on_after_it() -> Result<()> {
         let (device, compute) = reference(&ComputeArgs::default()).expect("this test is built with the reference");
-        let lesson = Lesson { depth: 8, batch_size: 4, num_batches: 3, last_batch_size: 3 };
+        let lesson = Lesson { depth: 8, batch_size: 4, num_batches: 3, last_batch_size: 3, optimizer: SGD };
         let mut trainee = Trainee::new(lesson, &compute, &device)?;
         let sizes: Vec<_> = trainee.batches.iter().map(|step| step.global_num_samples).collect();
         assert_eq!(sizes, [4, 4, 3]);
