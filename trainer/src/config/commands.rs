@@ -281,11 +281,7 @@ impl BenchConfig {
         }
         at_least("--steps", *flags.steps.get_or_insert(20), 1)?;
         // A GPU's fourth step may be recorded, which takes longer than any other.
-        flags.warmup_steps.get_or_insert(if matches!(flags.compute.device.filled(), DeviceChoice::Cuda(_)) {
-            5
-        } else {
-            3
-        });
+        flags.warmup_steps.get_or_insert(if matches!(device, DeviceChoice::Cuda(_)) { 5 } else { 3 });
         within("--image-size", *flags.image_size.get_or_insert(32), 8..=MAX_IMAGE_SIDE)?;
         within("--num-classes", *flags.num_classes.get_or_insert(10), 2..=MAX_CLASSES)?;
         flags.batch_norm.get_or_insert(BatchNormKind::Local);

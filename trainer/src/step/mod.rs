@@ -354,7 +354,7 @@ impl<M: ImageClassifier> Stepper<M> {
         let Some(replica) = self.update.replica() else { return self.update.route() };
         let is_possible = self.communicator.supports_threads();
         match (self.communicator.world_size() > 1, replica.reducer.overlaps(), self.model.heeds_pass_context()) {
-            (false, ..) => "none, one rank",
+            (false, ..) => self.update.route(),
             (true, true, true) => "layer by layer, reduced beside the backward pass",
             (true, true, false) => "after the backward pass, as this model hands none over, reduced by a thread",
             (true, false, _) if self.config.sync.overlap && !is_possible => {

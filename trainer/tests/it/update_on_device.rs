@@ -61,10 +61,7 @@ fn assert_close(what: &str, [host, device]: [&[f32]; 2]) {
     assert_eq!(host.len(), device.len());
     let largest = host.iter().fold(0.0f32, |largest, value| largest.max(value.abs()));
     let off = host.iter().zip(device).fold(0.0f32, |off, (host, device)| off.max((host - device).abs()));
-    assert!(
-        host.is_empty() || (largest > 0.0 && f64::from(off / largest) < TOLERANCE),
-        "{what}: {off:e} of {largest:e}"
-    );
+    assert!(largest > 0.0 && f64::from(off / largest) < TOLERANCE, "{what}: {off:e} of {largest:e}");
 }
 
 fn assert_updates_agree(what: &str, device: &Device, change: impl Fn(&mut StepConfig)) {
@@ -78,7 +75,10 @@ fn assert_updates_agree(what: &str, device: &Device, change: impl Fn(&mut StepCo
     for (index, name) in
         ["parameters", "moments", "second moments", "norm statistics", "losses"].into_iter().enumerate()
     {
-        assert_close(&format!("{what}: {name}"), [&host[index], &on_device[index]]);
+        // SGD has none, neither here nor there.
+        if name != "second moments" || !(host[index].is_empty() && on_device[index].is_empty()) {
+            assert_close(&format!("{what}: {name}"), [&host[index], &on_device[index]]);
+        }
     }
 }
 
@@ -145,8 +145,8 @@ fn a_gradient_that_overflows_is_named_before_anything_is_saved() {
 
 #[test]
 fn a_skipped_step_leaves_no_trace() {
-    for (bad, optimizer) in [(f32::NAN, OptimizerConfig::Sgd(DECAYING)), (f32::INFINITY, OptimizerConfig::AdamW(ADAM))]
-    {
+    let optimizers = [OptimizerConfig::Sgd(DECAYING), OptimizerConfig::AdamW(ADAM)];
+    for (bad, optimizer) in [f32::NAN, f32::INFINITY].into_iter().flat_map(|bad| optimizers.map(|rule| (bad, rule))) {
         let config = StepConfig { skips_non_finite: true, optimizer, ..config(UpdateKind::Device) };
         let mut stepper = stepper(config, &Device::flex());
         let mut steps = steps().into_iter();

@@ -114,14 +114,6 @@ impl DeviceOptimizer {
         scalars
     }
 
-    /// How many scalars an update has.
-    pub(in crate::step) fn num_scalars(&self) -> usize {
-        match self.rule {
-            Rule::Sgd(_) => 1,
-            Rule::AdamW(_) => 3,
-        }
-    }
-
     /// The update itself, uncounted; `times` multiplies by one of its scalars.
     pub(in crate::step) fn update_by(&mut self, times: impl Fn(usize, Tensor<1>) -> Tensor<1>, gradient: Tensor<1>) {
         let decay = self.weight_decays.as_ref().map(|decays| self.parameters.clone() * decays.clone());

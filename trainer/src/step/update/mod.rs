@@ -108,7 +108,7 @@ pub(super) trait Update<M>: Debug {
     /// What is in main memory; nothing where the device updates.
     fn replica(&self) -> Option<&Replica>;
 
-    /// How gradients get to the update where no replica is in main memory, in words.
+    /// How gradients get to the update of a rank that is alone, in words.
     fn route(&self) -> &'static str {
         "none, one rank"
     }

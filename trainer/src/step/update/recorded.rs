@@ -97,7 +97,8 @@ impl RecordedStep {
         let shape = images.dims();
         let (images, labels) = (copied(images.inner().flatten(0, 3)), copied(labels.inner().float()));
         let device = images.device();
-        let scalars: Vec<_> = (0..optimizer.num_scalars()).map(|_| scalar(1.0, &device)).collect();
+        let scalars: Vec<_> =
+            optimizer.clone().next_scalars(0.0).into_iter().map(|value| scalar(value, &device)).collect();
         let statistics_layout = ParameterLayout::state(model);
         let statistics: Vec<_> = tensors(model, &statistics_layout, ORDER).into_iter().map(copied).collect();
         let flat: Vec<_> = optimizer.flat().into_iter().map(copied).collect();
