@@ -1,8 +1,8 @@
 //! What `cargo xtask test` checks of the cargo features that need other features of the crates below them: burn's own training loop on
-//! ranks, Parquet files, and that our kernels of GPUs compile.
+//! ranks, Parquet files, layers and whole runs on burn's other backend of the processor, and that our kernels of GPUs compile.
 //!
-//! In: the features `burn-train`, `parquet` and `wgpu`, an mpirun. Out: the verdict of a stage. Invariant: a target folder of its own, as burn
-//! is compiled anew.
+//! In: the features `burn-train`, `parquet`, `ndarray` and `wgpu`, an mpirun. Out: the verdict of a stage. Invariant: a target folder of its own,
+//! where burn is compiled anew, once: all commands but `check` ask for the same packages and features.
 
 use std::path::{Path, PathBuf};
 
@@ -14,8 +14,9 @@ use jobs::failure::Outcome;
 use jobs::mpirun::Mpirun;
 use jobs::process;
 
-const FEATURES: [&str; 6] =
-    ["--package", "trainer", "--package", "lockstep-datasets", "--features", "trainer/burn-train,trainer/parquet"];
+const PACKAGES: [&str; 4] = ["trainer", "lockstep-burn-resnet", "lockstep-datasets", "lockstep-layers"];
+const FEATURES: &str =
+    "trainer/burn-train,trainer/parquet,trainer/ndarray,lockstep-burn-resnet/ndarray,lockstep-layers/ndarray";
 const EXAMPLE: &str = "burn_loop";
 const OWN_LOOP: &str = "own_loop";
 
@@ -38,15 +39,19 @@ pub(crate) fn run(mpi: Mpi, mpirun: Option<&Mpirun>, only: Option<&str>) -> Outc
     cargo::begin_folder(&target, |_| Ok(()))?;
     let command = |subcommand: &str, further: &[&str]| {
         let mut command = cargo::command(&[subcommand]);
-        command.args(mpi.features()).args(FEATURES).args(further).env("CARGO_TARGET_DIR", &target);
+        command.args(mpi.features()).args(PACKAGES.iter().flat_map(|name| ["--package", name]));
+        command.args(["--features", FEATURES]).args(further).env("CARGO_TARGET_DIR", &target);
         command
     };
+    process::run(command("test", &["--tests", "--", "second_opinion", "parquet"]))?;
     process::run(command("test", &["--test", EXAMPLE]))?;
-    process::run(command("test", &["--test", "it", "--", "parquet"]))?;
     process::run(command("test", &["--test", "corpus", "--", "inputs"]))?;
-    let mut kernels = cargo::command(&["check", "--package", "lockstep-layers", "--features", "wgpu", "--all-targets"]);
-    kernels.env("CARGO_TARGET_DIR", &target);
-    process::run(kernels)?;
+    let mut on_gpus = cargo::command(&["check", "--package", "lockstep-layers", "--package", "trainer"]);
+    on_gpus
+        .args(mpi.features())
+        .args(["--features", "lockstep-layers/wgpu,trainer/wgpu", "--all-targets"])
+        .env("CARGO_TARGET_DIR", &target);
+    process::run(on_gpus)?;
     let example = cargo::executable(command("build", &["--example", EXAMPLE, "--example", OWN_LOOP]), EXAMPLE, false)?;
     let suite = Suite::new(mpirun.cloned(), example, empty_folder("features-suite")?);
     let failed = run_all(&suite, mpirun.is_some(), only, CHECKS.iter());

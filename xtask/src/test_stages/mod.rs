@@ -34,13 +34,12 @@ use jobs::process;
 use verdict::{Row, Verdict, table};
 
 const DETAILS: &str = "\
-Stages in order: fmt, tidy, clippy, test, doc, deny, ndarray, nccl, corpus, memory, arm, bits, mpi, report, mpich, features, slurm, chaos.
-Only with --all, or named by --only: deny, ndarray, nccl, corpus, memory, arm, bits, mpich, features, slurm, chaos, and of mpi the check of 2,000 steps.
+Stages in order: fmt, tidy, clippy, test, doc, deny, nccl, corpus, memory, arm, bits, mpi, report, mpich, features, slurm, chaos.
+Only with --all, or named by --only: deny, nccl, corpus, memory, arm, bits, mpich, features, slurm, chaos, and of mpi the check of 2,000 steps.
 fmt, tidy and test come first. Then the suites, mpi, report, mpich, features, slurm and chaos, whose processes often wait, run one
-after the other; clippy, doc, deny, ndarray, nccl, corpus, memory, arm and bits compile and compute beside them, and what they write is shown
+after the other; clippy, doc, deny, nccl, corpus, memory, arm and bits compile and compute beside them, and what they write is shown
 when they end.
 The deny stage checks licences, sources, versions and known faults of all crates by cargo-deny, where it is installed.
-The ndarray stage runs what a second backend of burn computes: a second opinion.
 The nccl stage checks and tests what the cargo feature nccl adds; it needs neither CUDA nor a GPU.
 The corpus stage changes each input of the fuzz targets ten times as often as the stage test does.
 The memory stage runs the kernels' tests under AddressSanitizer; arm compiles them for aarch64, and runs them where
@@ -51,7 +50,8 @@ The mpi stage runs on 1 to 4 ranks under mpirun; without mpirun only its launche
 The report stage opens the page of `trainer report` in a headless Chromium, which --all and --only report install.
 With --mpi mpich the stages are built with MPICH, in target/mpich, and started with its mpirun; MPICH is installed beside the
 other MPI where that is allowed. The mpich stage is the mpi stage so.
-The features stage tests what the cargo features burn-train and parquet add, on threads and under mpirun; it compiles burn anew.
+The features stage tests what the cargo features burn-train (also under mpirun), parquet and ndarray add, the last of which is a second
+backend of burn, for a second opinion; it compiles burn anew.
 The slurm stage starts a small Slurm cluster of two nodes on this machine, trains, stops, preempts and kills jobs there, and
 stops it again, within ten minutes; it needs root or sudo without a password. The chaos stage is `cargo xtask chaos`.
 MPICC=/nonexistent LOCKSTEP_NO_INSTALL=1 checks the workspace as on a machine without MPI.";
@@ -112,14 +112,13 @@ const fn long(name: &'static str, turn: Turn, run: fn(&Context<'_>) -> Verdict) 
     Stage { name, turn, is_long: true, run }
 }
 
-const STAGES: [Stage; 18] = [
+const STAGES: [Stage; 17] = [
     stage("fmt", Turn::First, format),
     stage("tidy", Turn::First, |_| tidy::run().into()),
     stage("clippy", Turn::Beside, lints),
     stage("test", Turn::First, |context| over_workspace(context, "test", &[]).into()),
     stage("doc", Turn::Beside, documentation),
     long("deny", Turn::Beside, |_| or_skipped(deny::check())),
-    long("ndarray", Turn::Beside, second_opinion),
     long("nccl", Turn::Beside, nccl),
     long("corpus", Turn::Beside, |context| corpus(context).into()),
     long("memory", Turn::Beside, |_| or_skipped(kernel_stages::sanitized())),
@@ -232,18 +231,6 @@ fn documentation(context: &Context<'_>) -> Verdict {
     let mut command = cargo::command(&["doc", "--no-deps", "--workspace"]);
     command.args(context.mpi.features()).env("RUSTDOCFLAGS", "-D warnings");
     process::run(command).into()
-}
-
-/// The layers and whole runs on burn's other backend of the processor. In a folder of its own: with this feature nearly all is
-/// compiled anew, and another stage would put its program in the place of this one's.
-fn second_opinion(context: &Context<'_>) -> Verdict {
-    let packages =
-        ["lockstep-layers", "lockstep-burn-resnet", "trainer"].into_iter().flat_map(|name| ["--package", name]);
-    let mut command = cargo::command(&["test"]);
-    command.args(context.mpi.features()).args(packages).args(["--features", "ndarray", "--tests", "second_opinion"]);
-    let folder = cargo::target_folder().join("ndarray");
-    command.env("CARGO_TARGET_DIR", &folder);
-    cargo::begin_folder(&folder, |_| Ok(())).and_then(|()| process::run(command)).into()
 }
 
 /// Apart from the other stages: with this feature among theirs, everybody who builds without it would build twice.

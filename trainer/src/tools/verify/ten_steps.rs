@@ -71,7 +71,29 @@ fn course_of(mut trainee: Trainee) -> Result<Course> {
 #[cfg(all(test, feature = "flex"))]
 mod tests {
     use super::*;
+    use crate::step::optimizer::{OptimizerConfig, SgdConfig};
     use crate::tools::verify::precision::Precision;
+
+    #[test]
+    fn a_momentum_that_is_off_by_a_twentieth_is_seen_in_f32() -> Result<()> {
+        let (device, compute) = reference(&ComputeArgs::default()).expect("this test is built with the reference");
+        let of = |momentum| {
+            let optimizer = match SGD {
+                OptimizerConfig::Sgd(sgd) => OptimizerConfig::Sgd(SgdConfig { momentum, ..sgd }),
+                other => other,
+            };
+            let (depth, batch_size) = size(true);
+            course(
+                Lesson { depth, batch_size, num_batches: 5, last_batch_size: batch_size - 1, optimizer },
+                &compute,
+                &device,
+            )
+        };
+        let (expected, got) = (of(0.9)?, of(0.855)?);
+        let update = relative_l2(&expected.update, &got.update);
+        assert!(update > 2.0 * Precision::Single.update(), "{update:e}");
+        Ok(())
+    }
 
     #[test]
     fn images_that_stay_those_of_the_first_batch_are_seen_at_the_widest_tolerance() -> Result<()> {
