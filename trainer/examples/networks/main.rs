@@ -11,6 +11,7 @@ mod wide_resnet;
 
 use anyhow::{Result, ensure};
 use burn::module::Module;
+use burn::optim::ModuleOptimizer;
 use burn::tensor::{FloatDType, Tensor};
 use clap::{Args, ValueEnum};
 use convnext::ConvNeXt;
@@ -111,6 +112,10 @@ impl ModelFamily for Networks {
             _ => "--network convnext-tiny or vit-tiny, or nothing",
         };
         Err(ConfigError::Invalid { option, expected: expected.to_owned(), got: drop.to_string() })
+    }
+
+    fn optimizer(args: &NetworkArgs) -> Option<ModuleOptimizer> {
+        matches!(args.network, Some(Name::VitTiny)).then(VisionTransformer::optimizer)
     }
 
     fn name(args: &NetworkArgs) -> String {

@@ -5,8 +5,9 @@
 //! Source: Dosovitskiy et al. 2020, arXiv 2010.11929; the size Ti is of Touvron et al. 2020, arXiv 2012.12877, table 1; the first positions are
 //! of Beyer et al. 2022, arXiv 2205.01580.
 
-use burn::module::{Initializer, Module, Param};
+use burn::module::{Initializer, Module, Param, ParamGroup};
 use burn::nn;
+use burn::optim::{AdamWConfig, AdjustLrFn, ModuleOptimizer, MuonConfig};
 use burn::tensor::{Device, FloatDType, Tensor, TensorData};
 use layers::{LayerNorm, LayerNormConfig, Linear, LinearConfig, PassContext, attention, gated, gelu, stochastic_depth};
 
@@ -98,6 +99,14 @@ impl VisionTransformer {
             norm: layer_norm(device),
             head: linear(CHANNELS, num_classes, device),
         }
+    }
+
+    /// What `--optimizer own` updates it with: the matrices of its blocks by Muon (Jordan et al. 2024), whose steps have the size of AdamW's (Liu et al.
+    /// 2025, 2502.16982), all else by AdamW; without weight decay.
+    pub(crate) fn optimizer() -> ModuleOptimizer {
+        let muon = MuonConfig::new().with_adjust_lr_fn(AdjustLrFn::MatchRmsAdamW).build();
+        let matrices = ParamGroup::from_predicates(vec!["blocks", "weight"]);
+        AdamWConfig::new().with_weight_decay(0.0).init().with_group(matrices, muon, None)
     }
 
     /// The logits.
