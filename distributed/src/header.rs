@@ -69,11 +69,11 @@ pub struct GlobalStepStatus {
 /// # Collective
 /// Must be called by all ranks.
 pub fn agree(communicator: &dyn Communicator, header: &StepHeader) -> Result<GlobalStepStatus, CollectiveError> {
-    global_status(&communicator.all_gather(&header.to_bytes())?)
+    global_status(&parsed(&communicator.all_gather(&header.to_bytes())?)?)
 }
 
-/// The same status wherever it is drawn from the same headers.
-pub(crate) fn global_status(gathered: &[Vec<u8>]) -> Result<GlobalStepStatus, CollectiveError> {
+/// The headers of ranks that are at the same step of the same plan.
+pub(crate) fn parsed(gathered: &[Vec<u8>]) -> Result<Vec<StepHeader>, CollectiveError> {
     let mut headers = Vec::with_capacity(gathered.len());
     for (rank, bytes) in gathered.iter().enumerate() {
         let bytes: &[u8; StepHeader::NUM_BYTES] =
@@ -100,14 +100,25 @@ pub(crate) fn global_status(gathered: &[Vec<u8>]) -> Result<GlobalStepStatus, Co
             }
         }
     }
+    Ok(headers)
+}
+
+/// The same status wherever it is drawn from the same headers.
+pub(crate) fn global_status(headers: &[StepHeader]) -> Result<GlobalStepStatus, CollectiveError> {
     let ranks: Vec<usize> = (0..headers.len()).filter(|&rank| !headers[rank].finite).collect();
     if !ranks.is_empty() {
+        let step = headers[ROOT].step;
         return Err(CollectiveError::NonFinite { step, ranks, parameter: None, value: f32::NAN });
     }
     Ok(GlobalStepStatus {
-        stop: headers.iter().any(|header| header.stop),
+        stop: wants_stop(headers),
         num_samples: headers.iter().map(|header| header.num_samples).sum(),
     })
+}
+
+/// Whether any rank wants the run to end, also after a step that cannot be made.
+pub(crate) fn wants_stop(headers: &[StepHeader]) -> bool {
+    headers.iter().any(|header| header.stop)
 }
 
 /// A rank's largest gradient in a bucket whose sum is not finite.

@@ -1,5 +1,7 @@
 //! Numbers: their middle, how people read them, and how JSON carries those that are none.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Deserializer};
 
 /// The middle of `values`, which it sorts; of an even number the mean of the two in the middle, 0 of none.
@@ -38,6 +40,12 @@ pub fn rate(images_per_second: f64) -> String {
 /// A number that is not finite is written as null.
 pub(crate) fn nan_if_null<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
     Ok(Option::<f64>::deserialize(deserializer)?.unwrap_or(f64::NAN))
+}
+
+/// As [`nan_if_null`], for each that has a name.
+pub(crate) fn nans_of_names<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BTreeMap<String, f64>, D::Error> {
+    let numbers = BTreeMap::<String, Option<f64>>::deserialize(deserializer)?;
+    Ok(numbers.into_iter().map(|(name, number)| (name, number.unwrap_or(f64::NAN))).collect())
 }
 
 /// As [`nan_if_null`], for each of a list.

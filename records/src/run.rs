@@ -2,6 +2,7 @@
 //!
 //! Invariant: times are seconds; an accuracy is a share 0..1 and its exact count stands beside it.
 
+use crate::number::{nan_if_null, nans_of_names};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::ops::AddAssign;
@@ -164,7 +165,7 @@ pub struct EpochRecord {
     #[serde(default)]
     pub bytes_sent_per_step: u64,
     /// What compression left out, as a share of the gradient's L2 norm, in the mean of this start's steps; 0 without one.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "nan_if_null")]
     pub compression_error: f64,
     /// Ranks that trained.
     #[serde(default)]
@@ -184,7 +185,7 @@ pub struct EpochRecord {
     /// Noise of the gradients of the epoch's steps; absent (null) where it was not measured.
     #[serde(default)]
     pub gradient_noise: Option<GradientNoise>,
-    /// What a program of its own measures of the test split, by name.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    /// What a program of its own measures of the test split, by name; null where it is no finite number.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty", deserialize_with = "nans_of_names")]
     pub test_metrics: BTreeMap<String, f64>,
 }

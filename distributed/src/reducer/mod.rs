@@ -21,7 +21,7 @@ use engine::{Engine, Finished, SharedReduction, Worker};
 pub use synced::{LocalBucket, SyncedBucket, SyncedGradients};
 
 use crate::communicator::expect_equal;
-use crate::header::{Largest, StepHeader, diagnose, global_status};
+use crate::header::{Largest, StepHeader, diagnose, global_status, parsed, wants_stop};
 use crate::layout::with_values;
 use crate::on_device::{ElementOrder, take_gradients, take_params};
 use crate::reduction::{BucketContext, BucketReduction, Carried, SumReduction, Traffic};
@@ -76,6 +76,8 @@ pub struct StepReport {
     /// The squared L2 norm of each of this rank's micro-steps, weighted, added up over them; 0 unless
     /// [`measure_parts`](GradientReducer::measure_parts) asked for it.
     pub squared_norm_of_parts: f64,
+    /// Whether a posted header wished the run to end, also where [`finish`](GradientReducer::finish) found something that is not finite.
+    pub stop: bool,
 }
 
 impl GradientReducer {
@@ -268,12 +270,15 @@ impl GradientReducer {
         self.reclaim_buffers();
         self.collector.complete();
         self.report.squared_norm_of_parts = self.collector.take_squares();
+        self.report.stop = false;
         self.engine.spin();
         let header = self.header.take();
         let mut status = Ok(None);
         if header.is_some()
             && let Finished::Headers(headers) = self.engine.next()?
         {
+            let headers = parsed(&headers)?;
+            self.report.stop = wants_stop(&headers);
             status = match global_status(&headers) {
                 // This step's buckets are on their way all the same.
                 Err(error @ CollectiveError::NonFinite { .. }) => Err(error),

@@ -26,7 +26,7 @@ use crate::model::family::{ModelFamily, ModelRequest, build, own_data};
 use crate::model::loss;
 use crate::model::network::load_weights_aloud;
 use crate::model::parts;
-use crate::run::checkpoint::CheckpointStore;
+use crate::run::checkpoint::{CheckpointStore, ModelInput};
 use crate::run::identity;
 use crate::run::output::{OutputDirectory, RUN_TOML};
 use crate::run::resumption::Resumption;
@@ -58,9 +58,13 @@ pub fn train<F: ModelFamily>(args: &TrainArgs, world: &World) -> Result<Outcome<
     let timeout = config.sync.timeout()?;
     watchdog.iter().for_each(|watchdog| watchdog.set_timeout(timeout));
     let (device, num_threads) = world.prepare_compute(&config.compute)?;
+    identity::check_options(&config, communicator)?;
     world.rank_status.enter(watchdog::Phase::Opening);
     let data = data::open(&config.data, &config.train_split, own_data::<F>(&config.model), communicator, reporter)?;
     identity::check(&config, &data, communicator, reporter)?;
+    if config.run.output_dir.is_some() {
+        ModelInput::of(&data).check().context("--output-dir: expected data that a checkpoint can describe")?;
+    }
     step::check_threads(&config.sync.method(), communicator)?;
     world.rank_status.enter(watchdog::Phase::Starting);
     ensure!(
@@ -81,6 +85,7 @@ pub fn train<F: ModelFamily>(args: &TrainArgs, world: &World) -> Result<Outcome<
     let goes_on = config.resume && gather::found_by_root(communicator, || has_checkpoint(&config))?;
     let model = initial_model::<F>(&config, &request, goes_on, world)?;
     trace::check(config.sync.trace.as_deref(), communicator)?;
+    let own_optimizer = own_optimizer::<F>(&config)?;
 
     let (files, resumption) = accept(&config, &data, args.allow_changed_data, world)?;
     let config = match &resumption {
@@ -112,7 +117,7 @@ pub fn train<F: ModelFamily>(args: &TrainArgs, world: &World) -> Result<Outcome<
     };
     let session = Session {
         config: &config,
-        own_optimizer: own_optimizer::<F>(&config)?,
+        own_optimizer,
         loss: F::loss(&config.model.read()?, loss::configured(&config.optimizer, &config.compute)),
         metrics: F::metrics(&config.model.read()?, request.num_classes),
         ema_decay: config.optimizer.ema_decay,
@@ -236,9 +241,17 @@ fn holder(communicator: &dyn Communicator) -> String {
 fn resolve(args: &TrainArgs, family: &Family, world: &World) -> Result<TrainConfig> {
     let communicator = &*world.communicator;
     let world_size = communicator.world_size();
-    let saved = match (args.resume, &args.config, args.recipe, &args.run.output_dir) {
-        (true, None, None, Some(directory)) => gather::found_by_root(communicator, || saved_options(directory))?,
-        _ => None,
+    // Flags that only some ranks have are compared later; here all must go the same way.
+    let mut of_ranks = [u64::from(args.resume)];
+    communicator.all_reduce_max_u64(&mut of_ranks)?;
+    let saved = match of_ranks {
+        [0] => None,
+        _ => gather::found_by_root(communicator, || {
+            match (args.resume, &args.config, args.recipe, &args.run.output_dir) {
+                (true, None, None, Some(directory)) => saved_options(directory),
+                _ => Ok(None),
+            }
+        })?,
     };
     Ok(match saved {
         Some(saved) => TrainConfig::resolve_over(&saved, family, args, world_size)?,

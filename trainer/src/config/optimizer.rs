@@ -73,7 +73,7 @@ impl OptimizerArgs {
         let (sgd_or_lars, adamw_or_lamb) = ("--optimizer sgd or lars", "--optimizer adamw or lamb");
         let (is_lars, has_momentum, has_two_moments) =
             (kind == OptimizerKind::Lars, kind.has_momentum(), kind.has_two_moments());
-        let (is_built_in, built_in) = (kind != OptimizerKind::Own, "an optimizer of this program");
+        let (is_built_in, built_in) = (kind != OptimizerKind::Own, "--optimizer sgd, adamw, lars or lamb");
         let rules: [(&'static str, bool, bool, &str); 9] = [
             ("--weight-decay", self.weight_decay.is_some(), is_built_in, built_in),
             ("--decay-norm-and-bias", self.decay_norm_and_bias.is_some(), is_built_in, built_in),

@@ -94,7 +94,7 @@ impl ScheduleArgs {
             });
         }
         let milestones = self.milestones.get_or_insert_with(|| {
-            let mut milestones = vec![epochs / 2, epochs * 3 / 4];
+            let mut milestones = vec![epochs / 2, epochs - epochs.div_ceil(4)];
             milestones.dedup();
             milestones
         });

@@ -5,13 +5,16 @@
 
 use std::time::Duration;
 
-use super::checks::{Filled, at_least, in_range, no_effect};
+use super::checks::{Filled, at_least, in_range, no_effect, within};
 use super::error::ConfigError;
 use crate::config::choices::LossScaling;
 use crate::config::choices::{
     BatchNormKind, Compression, DeviceChoice, OnOff, PlacementKind, ReductionChoice, SyncKind, UpdateKind,
 };
 use crate::config::cli::{BatchArgs, SyncArgs};
+
+/// Each has a slot of sums of its own.
+const MOST_VIRTUAL_SHARDS: usize = 65_536;
 
 /// Bytes of a MiB.
 pub(super) const MIB: f64 = 1024.0 * 1024.0;
@@ -177,7 +180,7 @@ impl SyncArgs {
             }
         }
         if self.reduction == Some(ReductionChoice::Exact) {
-            at_least("--virtual-shards", *self.virtual_shards.get_or_insert(8), world_size)?;
+            within("--virtual-shards", *self.virtual_shards.get_or_insert(8), world_size..=MOST_VIRTUAL_SHARDS)?;
         }
         Ok(())
     }

@@ -73,7 +73,8 @@ impl LearningRate {
         match &self.course {
             LrSchedule::Constant => self.peak,
             LrSchedule::Multistep { milestones, gamma } => {
-                let num_passed = milestones.iter().filter(|epoch| step >= **epoch * self.steps_per_epoch).count();
+                let num_passed =
+                    milestones.iter().filter(|epoch| step >= epoch.saturating_mul(self.steps_per_epoch)).count();
                 self.peak * gamma.powi(num_passed as i32)
             }
             LrSchedule::Cosine => self.peak * half_cosine(progress),

@@ -14,7 +14,21 @@ use crate::measure::report::Reporter;
 use crate::model::data;
 use crate::world::switches;
 
-/// Compares version, configuration and checksums of the data with root's, and warns of unlike processors.
+/// Compares version and configuration with root's, before anything is opened by which ranks wait for each other.
+///
+/// # Errors
+/// When a rank differs; all ranks return the same error.
+///
+/// # Collective
+/// Must be called by all ranks.
+pub fn check_options(config: &TrainConfig, communicator: &dyn Communicator) -> Result<()> {
+    if communicator.world_size() == 1 {
+        return Ok(());
+    }
+    compare(config.shared_settings(), communicator)
+}
+
+/// Compares the data's sizes and checksums with root's, and warns of unlike processors.
 ///
 /// # Errors
 /// When a rank differs; all ranks return the same error.
@@ -37,9 +51,7 @@ pub fn check(
         ("train split", data.train.checksum()),
         ("test split", data.test.checksum()),
     ];
-    let mut own = config.shared_settings();
-    own.extend(facts.map(|(what, value)| (what.to_owned(), value)));
-    compare(own, communicator)?;
+    compare(facts.map(|(what, value)| (what.to_owned(), value)).to_vec(), communicator)?;
     match config.compute.cpu {
         Some(cpu) => warn_of_other_instructions(cpu, communicator, reporter),
         None => Ok(()),

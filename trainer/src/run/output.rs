@@ -270,10 +270,11 @@ impl MetricsFile {
     /// # Errors
     /// I/O errors.
     pub fn truncate_from(path: &Path, epoch: u64) -> Result<(Self, Vec<EpochRecord>)> {
-        let text = match fs::read_to_string(path) {
-            Err(error) if error.kind() == ErrorKind::NotFound => String::new(),
-            text => text.with_context(|| format!("cannot read {}", path.display()))?,
+        let bytes = match fs::read(path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => Vec::new(),
+            bytes => bytes.with_context(|| format!("cannot read {}", path.display()))?,
         };
+        let text = String::from_utf8_lossy(&bytes);
         let mut kept_lines = String::new();
         let mut records = Vec::new();
         for line in text.lines() {
@@ -385,9 +386,8 @@ mod tests {
         for epoch in 0..3 {
             file.append(&record(epoch, Some(epoch))).unwrap();
         }
-        let mut text = fs::read_to_string(&path).unwrap();
-        text.push_str("{\"epoch\": 0, \"st");
-        fs::write(&path, text).unwrap();
+        // A crash may leave anything.
+        fs::write(&path, [fs::read(&path).unwrap(), b"{\"epoch\": 0, \"st\xff\xfe".to_vec()].concat()).unwrap();
         let (mut file, records) = MetricsFile::truncate_from(&path, 2).unwrap();
         assert_eq!(records, [record(0, Some(0)), record(1, Some(1))]);
         file.append(&record(2, None)).unwrap();

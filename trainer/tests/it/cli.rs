@@ -69,7 +69,7 @@ fn run(arguments: &[&str]) -> Output {
 }
 
 /// Flag sets that between them use every option of `train`.
-const VALID_FLAGS: [&str; 30] = [
+const VALID_FLAGS: [&str; 31] = [
     "",
     "--model resnet20 --shortcut a --dataset cifar10 --data-dir d --epochs 2 --global-batch-size 256 --learning-rate 0.1 \
      --schedule-epochs 3 --schedule cosine --warmup-epochs 1 --momentum 0.9 --weight-decay 1e-4 --seed 0 --dtype bf16 --threads 1 --cpu portable \
@@ -92,6 +92,7 @@ const VALID_FLAGS: [&str; 30] = [
     "--sync async-parameter-server --staleness 3",
     "--sync post-local-sgd --every 4 --from-step 100",
     "--on-non-finite skip --max-skipped-steps 3 --resume --allow-changed-data",
+    "--schedule multistep --epochs 9000000000000000000",
     "--device flex --dtype f16 --loss-scale dynamic",
     "--sync local-sgd --dtype bf16 --device flex --loss-scale 16777216",
     "--device flex --input device --update device",
@@ -316,7 +317,7 @@ fn the_default_batch_divides_among_any_number_of_ranks() {
 }
 
 /// Flags, and what their refusal on two ranks must say.
-const REFUSED: [(&str, &[&str]); 104] = [
+const REFUSED: [(&str, &[&str]); 106] = [
     ("--dataset cifar10", &["--data-dir", "--download", "--dataset shapes"]),
     ("--dataset image-folder", &["--data-dir", "train/<class>"]),
     ("--dataset parquet", &["--data-dir", "as it was downloaded"]),
@@ -390,9 +391,14 @@ const REFUSED: [(&str, &[&str]); 104] = [
     ("--learning-rate-factors layer1=0", &["--learning-rate-factors", "above 0"]),
     ("--learning-rate-factors layer1=2 --sync parameter-server", &["--learning-rate-factors contradicts --sync"]),
     ("--optimizer own --momentum 0.9", &["--momentum has no effect without --optimizer sgd or lars"]),
-    ("--optimizer own --weight-decay 0.1", &["--weight-decay has no effect"]),
+    ("--optimizer own --weight-decay 0.1", &["--weight-decay has no effect without --optimizer sgd, adamw"]),
     ("--optimizer own --sync local-sgd", &["--optimizer own contradicts --sync local-sgd"]),
     ("--mixup 0", &["--mixup", "above 0", "got 0"]),
+    ("--reduction exact --virtual-shards 9223372036854775807", &["--virtual-shards", "to 65536"]),
+    (
+        "--schedule multistep --epochs 9000000000000000000 --milestones 0",
+        &["--milestones", "below the 9000000000000000000"],
+    ),
     ("--cutmix 1 --device flex --input device", &["--cutmix contradicts --input device", "--input host"]),
     ("--ema-decay 1", &["--ema-decay", "but not 1", "got 1"]),
     ("--ema-decay 0.9 --sync local-sgd", &["--ema-decay contradicts --sync local-sgd", "--sync allreduce"]),
@@ -415,7 +421,7 @@ const REFUSED: [(&str, &[&str]); 104] = [
     ("--zero-gamma --weights w.pth", &["--zero-gamma has no effect with --weights"]),
     ("--threads 0", &["--threads", "1 to 1024"]),
     ("--virtual-shards 4", &["--virtual-shards has no effect without --reduction exact"]),
-    ("--reduction exact --virtual-shards 1", &["--virtual-shards", "at least 2"]),
+    ("--reduction exact --virtual-shards 1", &["--virtual-shards", "2 to 65536"]),
     ("--reduction exact --grad-accum-steps 2", &["--grad-accum-steps contradicts --reduction exact"]),
     ("--reduction exact --batch-norm sync", &["--batch-norm sync contradicts --reduction exact"]),
     ("--reduction ring --compress bf16", &["--compress contradicts --reduction ring"]),

@@ -49,6 +49,22 @@ fn a_stop_at_any_moment_ends_all_ranks_at_one_step_and_the_rest_gives_the_same_b
 }
 
 #[test]
+fn checkpoints_behind_a_link_to_what_is_not_mounted_are_not_taken_for_none() {
+    let done = run(1, &tiny("--epochs 1"));
+    let metrics = done.directory().join("metrics.jsonl");
+    let before = fs::read(&metrics).unwrap();
+    let away = done.directory().join("away");
+    fs::rename(checkpoints(&done), &away).unwrap();
+    std::os::unix::fs::symlink("/nonexistent/scratch", checkpoints(&done)).unwrap();
+    let error = format!("{:#}", done.again().try_go(1, &tiny("--epochs 1 --resume")).unwrap_err());
+    assert!(error.contains("cannot read") && error.contains("checkpoints"), "{error}");
+    assert_eq!(fs::read(&metrics).unwrap(), before, "nothing is begun anew");
+    fs::remove_file(checkpoints(&done)).unwrap();
+    std::os::unix::fs::symlink(&away, checkpoints(&done)).unwrap();
+    done.again().go(1, &tiny("--epochs 1 --resume"));
+}
+
+#[test]
 fn a_stop_during_the_start_leaves_no_checkpoint_and_those_that_were_there() {
     let new = Run::in_new_directory().stopping_after(0).go(1, &tiny(""));
     assert!(!checkpoints(&new).exists());

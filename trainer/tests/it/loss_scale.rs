@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::fixture::{TINY, flags, run};
+use crate::fixture::{Run, TINY, flags, run};
 use crate::stepper_under_test::{StepperUnderTest, one_shard, step_config, with_bad_pixel};
 use burn::tensor::Device;
 use burn_resnet::{Activations, Computation, ResNetConfig};
@@ -49,6 +49,32 @@ fn a_resumed_run_in_f16_ends_with_the_bits_and_the_scale_of_an_undisturbed_one()
     let (resumed, whole) = (resumed.last_record(), whole.last_record());
     assert_eq!((resumed.loss_scale, resumed.overflowed_steps), (whole.loss_scale, whole.overflowed_steps));
     assert_eq!(resumed.test_loss, whole.test_loss);
+}
+
+/// A scale that no gradient in f16 bears: every step of it is left out.
+const OVERFLOWS: &str = "--shapes-train 24 --global-batch-size 2 --dtype f16 --loss-scale 16777216 --epochs 1";
+
+#[test]
+fn steps_that_are_left_out_leave_the_error_of_a_compression_a_number_and_a_stop_ends_them() {
+    for compress in ["bf16", "f16", "powersgd:2 --compress-warmup-steps 0", "topk:5 --compress-warmup-steps 0"] {
+        let skip = format!("--on-non-finite skip --max-skipped-steps 1000 --compress {compress}");
+        let left_out = run(2, &flags(&[TINY, OVERFLOWS, &skip]));
+        let record = left_out.last_record();
+        assert!(record.skipped_steps > 0 && record.compression_error.is_finite(), "{compress}: {record:?}");
+        let stopped = Run::in_new_directory().stopping_on(1, 3).go(2, &flags(&[TINY, OVERFLOWS, &skip]));
+        let outcomes = stopped.outcomes();
+        assert!(outcomes.iter().all(|outcome| outcome.stopped_early && outcome.progress.step < 6), "{compress}");
+    }
+}
+
+#[test]
+fn no_checkpoint_has_parameters_that_asynchronous_servers_made_of_gradients_that_are_not_finite() {
+    let run = Run::in_new_directory();
+    let asynchronous = "--sync async-parameter-server --checkpoint-every-steps 1";
+    let error = run.again().try_go(2, &flags(&[TINY, OVERFLOWS, asynchronous])).unwrap_err();
+    assert!(format!("{error:#}").contains("expected finite parameters on the servers"), "{error:#}");
+    let checkpoints = std::fs::read_dir(run.directory().join("checkpoints"));
+    assert!(checkpoints.map_or(0, Iterator::count) == 0);
 }
 
 const NUM_STEPS: usize = 12;

@@ -153,6 +153,38 @@ impl ModelInput {
         }
     }
 
+    /// Whether a checkpoint can hold it.
+    ///
+    /// # Errors
+    /// What it cannot.
+    pub fn check(&self) -> Result<()> {
+        let ModelInput { height, width, channels, mean, std, class_names } = self;
+        let num_classes = class_names.len();
+        for side in [*height, *width] {
+            ensure!(
+                (1..=MAX_IMAGE_SIDE).contains(&side),
+                "input: expected sides of 1 to {MAX_IMAGE_SIDE} pixels, got {side}"
+            );
+        }
+        ensure!(height == width, "input: expected square images, got {height}x{width}");
+        ensure!(*channels > 0, "input: expected at least 1 channel, got 0");
+        ensure!(
+            mean.len() == *channels && std.len() == *channels,
+            "input: expected mean and std of {channels} channels, got {} and {}",
+            mean.len(),
+            std.len()
+        );
+        ensure!(
+            mean.iter().all(|value| value.is_finite()) && std.iter().all(|value| value.is_finite() && *value > 0.0),
+            "input: expected finite means and positive std, got {mean:?} and {std:?}"
+        );
+        ensure!(
+            (1..=MAX_CLASSES).contains(&num_classes),
+            "input: expected 1 to {MAX_CLASSES} classes, got {num_classes}"
+        );
+        Ok(())
+    }
+
     /// The first class that is another in `now`, in words, if there is one.
     pub fn other_class(&self, now: &[String]) -> Option<String> {
         let trained = &self.class_names;
@@ -248,21 +280,13 @@ impl CheckpointState {
 
     /// Whether a run could have written this: sizes that memory is asked for by are those of real jobs and images.
     pub(super) fn check(&self) -> Result<()> {
-        let ModelInput { height, width, channels, mean, std, class_names } = &self.input;
-        let (world_size, num_classes) = (self.world_size, class_names.len());
+        let world_size = self.world_size;
         ensure!((1..=MAX_RANKS).contains(&world_size), "world_size: expected 1 to {MAX_RANKS}, got {world_size}");
         ensure!(
             self.loss_scale.is_none_or(|scale| scale.is_possible()),
             "loss_scale: expected a power of two up to 2^24 after fewer than 2000 good steps, got {:?}",
             self.loss_scale
         );
-        for side in [*height, *width] {
-            ensure!(
-                (1..=MAX_IMAGE_SIDE).contains(&side),
-                "input: expected sides of 1 to {MAX_IMAGE_SIDE} pixels, got {side}"
-            );
-        }
-        ensure!(height == width, "input: expected square images, got {height}x{width}");
         let scores = &self.progress.epoch_scores;
         ensure!(
             scores.num_samples <= MAX_SAMPLES && scores.top1_correct.max(scores.top5_correct) <= scores.num_samples,
@@ -273,21 +297,6 @@ impl CheckpointState {
             "epoch_seconds: expected 0 or more, got {}",
             self.progress.epoch_seconds
         );
-        ensure!(*channels > 0, "input: expected at least 1 channel, got 0");
-        ensure!(
-            mean.len() == *channels && std.len() == *channels,
-            "input: expected mean and std of {channels} channels, got {} and {}",
-            mean.len(),
-            std.len()
-        );
-        ensure!(
-            mean.iter().all(|value| value.is_finite()) && std.iter().all(|value| value.is_finite() && *value > 0.0),
-            "input: expected finite means and positive std, got {mean:?} and {std:?}"
-        );
-        ensure!(
-            (1..=MAX_CLASSES).contains(&num_classes),
-            "input: expected 1 to {MAX_CLASSES} classes, got {num_classes}"
-        );
-        Ok(())
+        self.input.check()
     }
 }

@@ -1,7 +1,7 @@
 //! The checkpoints of one run: written whole, the last few and the best kept.
 
 use std::fs::{self, File};
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
@@ -234,10 +234,13 @@ impl CheckpointStore {
     }
 
     fn entries(&self) -> Result<Vec<String>> {
-        if !self.directory.exists() {
-            return Ok(Vec::new());
-        }
-        let entries = fs::read_dir(&self.directory).with_context(|| self.directory.display().to_string())?;
+        // A link to what is not there now is no run without checkpoints.
+        let is_absent =
+            || matches!(fs::symlink_metadata(&self.directory), Err(error) if error.kind() == ErrorKind::NotFound);
+        let entries = match fs::read_dir(&self.directory) {
+            Err(error) if error.kind() == ErrorKind::NotFound && is_absent() => return Ok(Vec::new()),
+            entries => entries.with_context(|| format!("cannot read {}", self.directory.display()))?,
+        };
         entries.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned())).collect()
     }
 

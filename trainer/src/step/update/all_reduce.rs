@@ -86,7 +86,8 @@ impl<M: ImageClassifier> Update<M> for AllReduce {
         let scores = self.replica.scores();
         let status = match reduced {
             Err(fault @ CollectiveError::NonFinite { .. }) => {
-                return Ok(Finished::not_finite(fault, scores, self.replica.reducer.report().traffic));
+                let report = self.replica.reducer.report();
+                return Ok(Finished::not_finite(fault, scores, report.traffic, report.stop));
             }
             reduced => reduced?,
         };

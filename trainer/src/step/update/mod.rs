@@ -267,8 +267,9 @@ pub(super) struct Finished {
 }
 
 impl Finished {
-    /// A step that could not be made; its losses were `scores`.
-    fn not_finite(fault: CollectiveError, scores: Option<ScoreSums>, traffic: Traffic) -> Self {
-        Self { fault: Some(fault), scores, traffic, ..Self::default() }
+    /// A step that could not be made; its losses were `scores`. What compression left out of gradients that are not finite counts nowhere.
+    fn not_finite(fault: CollectiveError, scores: Option<ScoreSums>, traffic: Traffic, stop: bool) -> Self {
+        let traffic = Traffic { input_squared: 0.0, error_squared: 0.0, ..traffic };
+        Self { fault: Some(fault), scores, traffic, stop, ..Self::default() }
     }
 }

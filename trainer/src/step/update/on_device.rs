@@ -258,7 +258,7 @@ impl<M: ImageClassifier> Update<M> for OnDevice {
                 Results::new(outputs, zero).read()?
             };
             if let Some(fault) = scored.fault(unread, &self.optimizer, &self.layout)? {
-                return Ok(Finished::not_finite(fault, Some(scored.sums), Traffic::default()));
+                return Ok(Finished::not_finite(fault, Some(scored.sums), Traffic::default(), stop));
             }
             self.update(model, step.context.learning_rate, clipped, timer);
             return Ok(Finished { stop, scores: Some(scored.sums), ..Finished::default() });

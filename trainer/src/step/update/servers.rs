@@ -8,7 +8,7 @@ use std::borrow::Cow;
 use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
 
-use anyhow::{Result, anyhow};
+use anyhow::{Result, anyhow, ensure};
 use burn::module::Module;
 use burn::tensor::Tensor;
 use distributed::{
@@ -122,6 +122,12 @@ impl<M: ImageClassifier> Update<M> for Servers {
             let _waiting = timer.enter(Phase::Waiting);
             stop = agree(&*self.replica.communicator, &self.replica.header(step))?.stop;
             self.fetch()?;
+            // A server adds whatever comes; what it holds is the same for all who fetch now.
+            ensure!(
+                self.replica.optimizer.parameters().iter().all(|value| value.is_finite()),
+                "step {}: expected finite parameters on the servers, got NaN or infinity; go on from the last checkpoint with a lower --learning-rate or --loss-scale",
+                step.context.step
+            );
         }
         let _optimizer = timer.enter(Phase::Optimizer);
         self.replica.place(model);
