@@ -9,7 +9,8 @@
 use std::sync::Arc;
 
 use anyhow::Result;
-use burn::optim::{LionState, ModuleOptimizer, Optimizer};
+use burn::module::ParamGroup;
+use burn::optim::{LionConfig, LionState, ModuleOptimizer, Optimizer};
 use burn::tensor::activation::log_softmax;
 use burn::tensor::{Device, Tensor};
 use burn_resnet::ResNet;
@@ -146,7 +147,9 @@ impl ModelFamily for OwnParts {
     }
 
     fn optimizer(_: &ModelArgs) -> Option<ModuleOptimizer> {
-        Some(Signum { beta: 0.9 }.into())
+        // The classifier by a rule of burn's.
+        let classifier = ParamGroup::from_predicate("linear");
+        Some(ModuleOptimizer::from(Signum { beta: 0.9 }).with_group(classifier, LionConfig::new().build(), None))
     }
 
     fn loss(_: &ModelArgs, _: Arc<dyn Loss>) -> Arc<dyn Loss> {

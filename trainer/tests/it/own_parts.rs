@@ -53,8 +53,11 @@ fn an_own_optimizer_gives_the_same_bits_on_any_number_of_ranks_and_across_a_rest
 
 #[test]
 fn what_a_program_does_not_bring_is_refused() {
-    let message = refusal::<ResNetFamily>(&[TINY, "--optimizer own"]);
+    let run = Run::in_new_directory();
+    let error = run.again().try_go(1, &flags(&[TINY, "--optimizer own"])).unwrap_err();
+    let message = format!("{error:#}");
     assert!(message.contains("--optimizer own") && message.contains("brings an optimizer"), "{message}");
+    assert!(!run.directory().exists(), "it is refused before anything is written");
     let message = refusal::<ResNetFamily>(&[OWN]);
     assert!(message.contains("--dataset own") && message.contains("brings a data set"), "{message}");
 }

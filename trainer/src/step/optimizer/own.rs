@@ -5,9 +5,9 @@
 
 use std::fmt;
 
-use anyhow::{Result, anyhow};
+use anyhow::{Result, anyhow, ensure};
 use burn::module::{Module, ModuleMapper, Param, ParamId};
-use burn::optim::{GradientsParams, ModuleOptimizer};
+use burn::optim::{GradientsParams, ModuleOptimizer, OptimizerRecord};
 use burn::tensor::{Bytes, Tensor};
 
 /// An optimizer of burn's kind.
@@ -32,11 +32,17 @@ impl OwnOptimizer {
     /// Goes on from a [`record`](Self::record).
     ///
     /// # Errors
-    /// When it is none.
+    /// When it is none, or one of another optimizer: burn passes over what it cannot use.
     pub fn restore(&mut self, record: &[u8]) -> Result<()> {
-        let read = self.0.clone().from_bytes(Bytes::from_bytes_vec(record.to_vec()));
-        self.0 =
-            read.map_err(|error| anyhow!("record of the program's own optimizer: {error}; take another checkpoint"))?;
+        let record = OptimizerRecord::from_bytes(Bytes::from_bytes_vec(record.to_vec()))
+            .map_err(|error| anyhow!("record of the program's own optimizer: {error}; take another checkpoint"))?;
+        let expected = record.len();
+        self.0 = self.0.clone().load_record(record);
+        let taken = self.0.to_record().len();
+        ensure!(
+            taken == expected,
+            "record of the program's own optimizer: expected {expected} tensors to be of this optimizer, got {taken}; resume with the program that began the run, or begin anew from its --weights"
+        );
         Ok(())
     }
 }
