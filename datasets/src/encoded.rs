@@ -42,7 +42,7 @@ pub(crate) trait Source: Send + Sync {
     /// The path that errors call a class by.
     fn class_path(&self, class_name: &str) -> PathBuf;
 
-    /// A digest of all images, where it is known without reading them.
+    /// A digest of all images, where it is known without reading them; the checksum is another one then.
     fn known_digest(&self) -> Option<String> {
         None
     }

@@ -23,8 +23,8 @@ pub const EXTENSIONS: [&str; 5] = ["jpg", "jpeg", "png", "bmp", "webp"];
 /// The largest width and height accepted, in pixels.
 const MAX_SIDE: u32 = 16_384;
 
-/// The largest allocation of a decoder: photographs of 100 megapixels pass, decompression bombs do not.
-const MAX_ALLOC_BYTES: u64 = 512 << 20;
+/// The largest image file, and the largest allocation of a decoder: photographs of 100 megapixels pass, decompression bombs do not.
+pub(crate) const MAX_ALLOC_BYTES: u64 = 512 << 20;
 
 /// The allocation that a decoder may make for a file however small: 22 megapixels.
 const SMALL_ALLOC_BYTES: u64 = 64 << 20;

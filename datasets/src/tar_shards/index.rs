@@ -18,7 +18,7 @@ use crate::file::read_whole;
 use crate::memory::to_hex;
 
 /// The first line.
-const TITLE: &str = "lockstep shards 1";
+const TITLE: &str = "lockstep shards 2";
 
 /// The largest index: 40 million images.
 const MAX_INDEX_BYTES: u64 = 4 << 30;

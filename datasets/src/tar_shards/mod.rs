@@ -6,14 +6,14 @@
 //! read by its place, so that order and resumption are those of a folder; no sample is dropped without a note that names it.
 
 mod index;
+mod kept_open;
 mod scan;
 mod write;
 
-use std::fs::{self, File};
-use std::os::unix::fs::FileExt;
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex};
 use std::thread;
 
 use sha2::{Digest, Sha256};
@@ -26,6 +26,7 @@ use crate::file::{read_whole, sha256_of};
 use crate::memory::to_hex;
 use crate::progress;
 use index::{Identity, IndexedImage, ShardIndex};
+use kept_open::Shard;
 pub use write::{ShardWriting, write};
 
 /// The names of the classes, a line each.
@@ -39,9 +40,6 @@ const INDEX: &str = ".lockstep-index";
 
 /// The most bytes of names and of digests.
 const MAX_TEXT_BYTES: u64 = 64 << 20;
-
-/// The shards that are kept open: a process may often have 1,024 files open.
-const MAX_OPEN: usize = 512;
 
 /// How shards are read.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -249,14 +247,8 @@ struct TarSource {
     /// The shard of each image, and where it lies there.
     images: Vec<(u32, IndexedImage)>,
     keys: Vec<String>,
-    num_open: AtomicUsize,
     /// Over the digests of all shards, where a manifest has them.
     digest: Option<String>,
-}
-
-struct Shard {
-    path: PathBuf,
-    file: OnceLock<File>,
 }
 
 impl TarSource {
@@ -273,24 +265,10 @@ impl TarSource {
             images.extend(index.images.into_iter().map(|image| (number, image)));
             keys.extend(index.keys);
             problems.extend(index.problems.into_iter().map(|problem| format!("{name}: {problem}")));
-            shards.push(Shard { path: dir.join(name), file: OnceLock::new() });
+            shards.push(Shard::new(dir.join(name)));
         }
         let dir = dir.to_path_buf();
-        Ok((Self { dir, split, shards, images, keys, num_open: AtomicUsize::new(0), digest }, problems))
-    }
-
-    /// Reads at a place of a shard, which stays open unless too many are.
-    fn read_at(&self, shard: &Shard, bytes: &mut [u8], offset: u64) -> std::io::Result<()> {
-        if let Some(file) = shard.file.get() {
-            return file.read_exact_at(bytes, offset);
-        }
-        let file = File::open(&shard.path)?;
-        file.read_exact_at(bytes, offset)?;
-        if self.num_open.fetch_add(1, Ordering::Relaxed) < MAX_OPEN {
-            // Another thread's is as good.
-            let _ = shard.file.set(file);
-        }
-        Ok(())
+        Ok((Self { dir, split, shards, images, keys, digest }, problems))
     }
 }
 
@@ -298,7 +276,7 @@ impl Source for TarSource {
     fn read(&self, image: usize) -> Result<Vec<u8>, DatasetError> {
         let (shard, IndexedImage { offset, len_bytes, .. }) = self.images[image];
         let mut bytes = vec![0; len_bytes as usize];
-        let result = self.read_at(&self.shards[shard as usize], &mut bytes, offset);
+        let result = self.shards[shard as usize].read_at(&mut bytes, offset);
         result.map_err(DatasetError::io("read", self.path(image)))?;
         progress::advance(bytes.len());
         Ok(bytes)

@@ -14,7 +14,7 @@ use serde::Deserialize;
 use tar::{Archive, Entry};
 
 use super::index::{Identity, IndexedImage, ShardIndex};
-use crate::decode::EXTENSIONS;
+use crate::decode::{EXTENSIONS, MAX_ALLOC_BYTES};
 use crate::error::DatasetError;
 use crate::progress;
 
@@ -94,7 +94,7 @@ impl Samples {
                 ));
             }
             progress::advance(1);
-            if entry.header().entry_type().is_file() {
+            if !entry.header().entry_type().is_dir() {
                 self.add(&mut entry, offset, len_bytes);
             }
         }
@@ -122,6 +122,13 @@ impl Samples {
         if key.contains(char::is_control) {
             return self.refuse(&key.escape_debug().to_string(), "expected a name without control characters");
         }
+        let is_image = EXTENSIONS.contains(&extension.as_str());
+        if !entry.header().entry_type().is_file() && (is_image || ["cls", "json"].contains(&extension.as_str())) {
+            let reason = format!(
+                "expected a file in .{extension}, got a link or another kind of member (tar -h --hard-dereference packs files)"
+            );
+            return self.refuse(&key, &reason);
+        }
         match extension.as_str() {
             "cls" | "json" => match label(entry, &extension, len_bytes) {
                 Ok(None) => {}
@@ -137,12 +144,12 @@ impl Samples {
                 }
                 Err(reason) => self.refuse(&key, &reason),
             },
-            extension if EXTENSIONS.contains(&extension) => {
+            _ if is_image => {
                 let sample = self.of(&key);
                 if sample.image.replace((offset, len_bytes)).is_some() {
                     sample.refuse("expected one image of this key, got several".to_owned());
-                } else if u32::try_from(len_bytes).is_err() {
-                    sample.refuse(format!("expected an image of less than 4 GiB, got {len_bytes} bytes"));
+                } else if len_bytes > MAX_ALLOC_BYTES {
+                    sample.refuse(format!("expected an image of at most {MAX_ALLOC_BYTES} bytes, got {len_bytes}"));
                 }
             }
             _ => {}

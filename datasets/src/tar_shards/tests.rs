@@ -1,9 +1,11 @@
 //! What shards promise, on tar files made here.
 
+use super::kept_open::MAX_OPEN;
 use super::*;
 use crate::image_folder;
+use std::fs::File;
 use std::path::Path;
-use tar::{Builder, Header};
+use tar::{Builder, EntryType, Header};
 use tempfile::TempDir;
 
 /// A PNG of one colour.
@@ -15,6 +17,11 @@ fn png(value: u8) -> Vec<u8> {
 
 /// A tar file of these members.
 fn tar(members: &[(&str, &[u8])]) -> Vec<u8> {
+    builder(members).into_inner().unwrap()
+}
+
+/// A tar file that begins with these members.
+fn builder(members: &[(&str, &[u8])]) -> Builder<Vec<u8>> {
     let mut archive = Builder::new(Vec::new());
     for (name, bytes) in members {
         let mut header = Header::new_gnu();
@@ -23,7 +30,7 @@ fn tar(members: &[(&str, &[u8])]) -> Vec<u8> {
         // Names of more than 100 bytes become GNU's long ones.
         archive.append_data(&mut header, name, *bytes).unwrap();
     }
-    archive.into_inner().unwrap()
+    archive
 }
 
 fn config(on_bad_image: OnBadImage) -> TarShardsConfig {
@@ -135,6 +142,61 @@ fn what_is_wrong_is_named_and_refused_or_skipped_with_a_note() {
         assert!(kept.starts_with(&[(1, 10)]) && kept.ends_with(&[(1, 70), (0, 71)]), "{expected}: {kept:?}");
         assert!(splits.train.notes().iter().any(|note| note.contains(expected)), "{expected}");
     }
+}
+
+#[test]
+fn a_link_in_place_of_a_file_is_refused_or_skipped_with_a_note() {
+    for (name, is_of_sample) in [("2.png", true), ("2.cls", true), ("2.json", true), ("2.txt", false)] {
+        for kind in [EntryType::Link, EntryType::Symlink] {
+            let mut train = builder(&[("1.png", &png(10)), ("1.cls", b"1")]);
+            let mut header = Header::new_gnu();
+            header.set_entry_type(kind);
+            header.set_size(0);
+            train.append_link(&mut header, name, "1.png").unwrap();
+            let root = folder(&train.into_inner().unwrap());
+            let expected = format!("train-0.tar: 2: expected a file in {}, got a link", &name[1..]);
+            let train = open(root.path(), &config(OnBadImage::Skip)).unwrap().train;
+            assert_eq!(samples(&*train), [(1, 10), (1, 70), (0, 71)]);
+            assert_eq!(train.notes().iter().any(|note| note.contains(&expected)), is_of_sample, "{name} {kind:?}");
+            let error = open(root.path(), &config(OnBadImage::Fail)).err().map(|error| error.to_string());
+            assert_eq!(error.is_some_and(|text| text.contains(&expected)), is_of_sample, "{name} {kind:?}");
+        }
+    }
+}
+
+#[test]
+fn an_image_above_the_limit_of_a_file_is_refused_by_its_header() {
+    for (len_bytes, is_refused) in [(512 << 20, false), ((512 << 20) + 1, true)] {
+        let mut train = tar(&[("1.cls", b"1"), ("1.png", b"")]);
+        // The last header; the bytes that it tells of are a hole of the file.
+        let place = train.len() - 1024 - 512;
+        let mut header = Header::from_byte_slice(&train[place..place + 512]).clone();
+        header.set_size(len_bytes);
+        header.set_cksum();
+        train[place..place + 512].copy_from_slice(header.as_bytes());
+        let root = folder(&train);
+        let shard = File::options().write(true).open(root.path().join("train-0.tar")).unwrap();
+        shard.set_len((place as u64 + 512 + len_bytes).next_multiple_of(512) + 1024).unwrap();
+        let error = open(root.path(), &config(OnBadImage::Fail)).err().map(|error| error.to_string());
+        let expected = "train-0.tar: 1: expected an image of at most 536870912 bytes, got 536870913";
+        assert_eq!(error.as_ref().is_some_and(|text| text.contains(expected)), is_refused, "{error:?}");
+    }
+}
+
+#[test]
+fn all_splits_together_keep_no_more_shards_open_than_a_process_may() {
+    let (root, shard) = (tempfile::tempdir().unwrap(), tar(&[("1.png", b"an image"), ("1.cls", b"1")]));
+    let splits = ["train", "val"].map(|split| {
+        let names: Vec<_> = (0..=MAX_OPEN / 2).map(|number| format!("{split}-{number}.tar")).collect();
+        names.iter().for_each(|name| fs::write(root.path().join(name), &shard).unwrap());
+        let indices = indexed(root.path(), &names, None, &config(OnBadImage::Fail)).unwrap();
+        TarSource::new(root.path(), None, indices).unwrap().0
+    });
+    for split in &splits {
+        (0..split.images.len()).for_each(|image| assert_eq!(split.read(image).unwrap(), b"an image"));
+    }
+    let num_open = splits.iter().flat_map(|split| &split.shards).filter(|shard| shard.is_open()).count();
+    assert!((1..=MAX_OPEN).contains(&num_open), "{num_open}");
 }
 
 #[test]

@@ -7,7 +7,7 @@ use anyhow::{Context, Result, bail, ensure};
 use datasets::DatasetSplits;
 use distributed::CompressionKind;
 
-use crate::config::{BatchNormKind, Compression, ConfigDifference, Filled, SyncMethod, TrainConfig};
+use crate::config::{BatchNormKind, Compression, ConfigDifference, DatasetKind, Filled, SyncMethod, TrainConfig};
 use crate::measure::report::Reporter;
 use crate::model::data::steps_per_epoch;
 use crate::model::schedule::LearningRate;
@@ -56,7 +56,7 @@ impl Resumption {
         resumption.check_config(config, &before)?;
         resumption.notes.extend(config.without_effect_on(&before));
         resumption.warnings.extend(changes_of_course(config, &before));
-        resumption.check_data(data, allow_changed_data)?;
+        resumption.check_data(config, data, allow_changed_data)?;
         resumption.check_position(data, steps_per_epoch)?;
         let progress = &mut resumption.checkpoint.state.progress;
         // Older versions did not count them.
@@ -94,7 +94,7 @@ impl Resumption {
         Ok(())
     }
 
-    fn check_data(&mut self, data: &DatasetSplits, allow_changed_data: bool) -> Result<()> {
+    fn check_data(&mut self, config: &TrainConfig, data: &DatasetSplits, allow_changed_data: bool) -> Result<()> {
         if let Some(other) = self.state().input.other_class(data.train.class_names()) {
             bail!(
                 "resume: the classes are not those of the run: {other}; restore the data, or begin another run from its weights: --weights {} --new-head and another --output-dir",
@@ -108,7 +108,13 @@ impl Resumption {
             let Some(before) = before.filter(|&before| *before != got) else { continue };
             let change = format!("resume: the {split} split has changed: expected sha256 {before}, got {got}");
             if !allow_changed_data {
-                bail!("{change}; restore the data, choose another --output-dir, or go on with --allow-changed-data");
+                let of_shards = match config.data.dataset.filled() {
+                    DatasetKind::Shards => " (a MANIFEST made or removed since changes it too)",
+                    _ => "",
+                };
+                bail!(
+                    "{change}{of_shards}; restore the data, choose another --output-dir, or go on with --allow-changed-data"
+                );
             }
             self.warnings.push(format!("{change}; going on, as --allow-changed-data says"));
             if let Some(best) = self.checkpoint.state.progress.best.take_if(|_| split == "test") {

@@ -1,0 +1,65 @@
+//! A shard, of which any bytes are read by their place.
+//!
+//! In: the path of a file. Out: bytes of it.
+//! Invariant: a shard stays open once it was read, but no more than [`MAX_OPEN`] of the process do, of all splits and data sets.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// The shards that the process keeps open: half of the 1,024 files that it may often have open, the others being for MPI and all else.
+pub(super) const MAX_OPEN: usize = 512;
+
+/// Those that it keeps open now.
+static NUM_OPEN: AtomicUsize = AtomicUsize::new(0);
+
+/// A shard, which is opened when it is first read.
+pub(super) struct Shard {
+    pub(super) path: PathBuf,
+    file: OnceLock<KeptOpen>,
+}
+
+impl Shard {
+    pub(super) fn new(path: PathBuf) -> Self {
+        Self { path, file: OnceLock::new() }
+    }
+
+    /// Reads at a place of the shard, which stays open unless too many are.
+    pub(super) fn read_at(&self, bytes: &mut [u8], offset: u64) -> io::Result<()> {
+        if let Some(KeptOpen(file)) = self.file.get() {
+            return file.read_exact_at(bytes, offset);
+        }
+        let file = File::open(&self.path)?;
+        file.read_exact_at(bytes, offset)?;
+        if let Some(file) = KeptOpen::new(file) {
+            // Another thread's is as good.
+            let _ = self.file.set(file);
+        }
+        Ok(())
+    }
+
+    #[cfg(test)]
+    pub(super) fn is_open(&self) -> bool {
+        self.file.get().is_some()
+    }
+}
+
+/// A file that counts as open until it is closed.
+struct KeptOpen(File);
+
+impl KeptOpen {
+    /// `None` where as many are open as may be.
+    fn new(file: File) -> Option<Self> {
+        let more = |open| (open < MAX_OPEN).then_some(open + 1);
+        NUM_OPEN.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).ok().map(|_| Self(file))
+    }
+}
+
+impl Drop for KeptOpen {
+    fn drop(&mut self) {
+        NUM_OPEN.fetch_sub(1, Ordering::Relaxed);
+    }
+}
