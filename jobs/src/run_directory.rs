@@ -2,10 +2,14 @@
 //!
 //! In: the trainer's words, perhaps a name. Out: [`Job`]: its directory, and the words without what decided it; a directory's lock.
 //! Invariant: `train` is always given its directory and `--resume`, so that a second start goes on where the first ended;
-//! the other commands of the trainer get nothing but their own words.
+//! the other commands of the trainer get nothing but their own words. A study or comparison touches no folder of something else.
 
-use std::fs::{self, File, TryLockError};
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
+
+use records::{COMPARISON_SCHEMA, STUDY_SCHEMA};
+use serde_json::Value;
 
 use crate::failure::{Failure, Outcome};
 use crate::process;
@@ -74,30 +78,73 @@ pub(crate) fn fresh(directory: &Path) -> Outcome {
     fs::create_dir_all(directory).map_err(failed)
 }
 
-/// Whether a directory is that of a run or of images.
-fn is_of_something_else(directory: &Path) -> bool {
-    ["run.toml", "train", "test", "val"].iter().any(|name| directory.join(name).exists())
+/// A command that keeps a directory, and the document by which it knows that one again.
+pub(crate) struct Owner {
+    command: &'static str,
+    document: &'static str,
+    schema: &'static str,
 }
 
-/// Keeps a second program of this name out of the directory; the system releases it with this process, however it ends.
-pub(crate) fn lock(directory: &Path, program: &str) -> Outcome<File> {
-    let path = directory.join("lock");
-    let failed = |error: std::io::Error| Failure::Failed(format!("{}: {error}", path.display()));
-    fs::create_dir_all(directory).map_err(failed)?;
-    if !path.exists() && is_of_something_else(directory) {
-        return Err(Failure::Usage(format!(
-            "--output {}: expected a folder that is new or of an earlier `{program}`, got one with the files of something else",
-            directory.display()
-        )));
+pub(crate) const STUDY: Owner = Owner { command: "trainer study", document: "study.json", schema: STUDY_SCHEMA };
+
+pub(crate) const COMPARISON: Owner =
+    Owner { command: "trainer compare", document: "comparison.json", schema: COMPARISON_SCHEMA };
+
+impl Owner {
+    /// Keeps a second one of this command out of the directory; the system releases it with this process, however it ends.
+    pub(crate) fn lock(&self, directory: &Path) -> Outcome<File> {
+        self.check(directory)?;
+        let path = directory.join("lock");
+        let failed = |error: std::io::Error| Failure::Failed(format!("{}: {error}", path.display()));
+        fs::create_dir_all(directory).map_err(failed)?;
+        let file = OpenOptions::new().create(true).write(true).truncate(false).open(&path).map_err(failed)?;
+        match file.try_lock() {
+            Ok(()) => Ok(file),
+            Err(TryLockError::WouldBlock) => Err(Failure::Failed(format!(
+                "{}: another `{}` runs there: wait for it, or choose another --output",
+                directory.display(),
+                self.command
+            ))),
+            Err(TryLockError::Error(error)) => Err(failed(error)),
+        }
     }
-    let file = File::create(&path).map_err(failed)?;
-    match file.try_lock() {
-        Ok(()) => Ok(file),
-        Err(TryLockError::WouldBlock) => Err(Failure::Failed(format!(
-            "{}: another `{program}` runs there: wait for it, or choose another --output",
-            directory.display()
-        ))),
-        Err(TryLockError::Error(error)) => Err(failed(error)),
+
+    /// Refuses a directory that has something in it and is not of an earlier start of this command.
+    pub(crate) fn check(&self, directory: &Path) -> Outcome {
+        let failed = |error: std::io::Error| Failure::Failed(format!("{}: {error}", directory.display()));
+        let entries = match fs::read_dir(directory) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+            entries => entries.and_then(Iterator::collect::<Result<Vec<_>, _>>).map_err(failed)?,
+        };
+        let foreign = entries.iter().filter(|entry| !self.is_left_before_the_document(entry));
+        match foreign.map(fs::DirEntry::file_name).min() {
+            Some(foreign) if !self.has_document(directory) => Err(Failure::Usage(format!(
+                "--output {}: expected a folder that is new, empty or of an earlier `{}`, told by {} with the schema {}; \
+                 got one without it that has `{}`: choose another --output",
+                directory.display(),
+                self.command,
+                self.document,
+                self.schema,
+                foreign.display()
+            ))),
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether it is what a start leaves that is killed before its document is there.
+    fn is_left_before_the_document(&self, entry: &fs::DirEntry) -> bool {
+        let name = entry.file_name();
+        let is_empty_file = || entry.metadata().is_ok_and(|of| of.is_file() && of.len() == 0);
+        name == *format!("{}.unfinished", self.document)
+            || (["lock", "records.jsonl"].iter().any(|known| name == *known) && is_empty_file())
+    }
+
+    /// Of any version: whether it can be gone on with is for its reader to say.
+    fn has_document(&self, directory: &Path) -> bool {
+        let kind = |schema: &str| schema.split_once('/').map(|(kind, _)| kind.to_owned());
+        let text = fs::read_to_string(directory.join(self.document)).unwrap_or_default();
+        let document: Value = serde_json::from_str(&text).unwrap_or_default();
+        document["schema"].as_str().and_then(kind) == kind(self.schema)
     }
 }
 
@@ -155,11 +202,54 @@ mod tests {
     #[test]
     fn a_second_program_is_kept_out_of_a_directory() {
         let directory = std::env::temp_dir().join(format!("lockstep-jobs-{}-lock", std::process::id()));
-        let first = lock(&directory, "trainer study").unwrap();
-        assert!(lock(&directory, "trainer study").unwrap_err().to_string().contains("another `trainer study`"));
+        let first = STUDY.lock(&directory).unwrap();
+        assert!(STUDY.lock(&directory).unwrap_err().to_string().contains("another `trainer study`"));
         drop(first);
-        drop(lock(&directory, "trainer study").unwrap());
+        drop(STUDY.lock(&directory).unwrap());
         fs::remove_dir_all(directory).unwrap();
+    }
+
+    /// Locks a folder of these files, with their text; what was said, and whether they are as they were.
+    fn locked(name: &str, owner: &Owner, files: &[(&str, &str)]) -> (Outcome, bool) {
+        let directory = std::env::temp_dir().join(format!("lockstep-jobs-{}-{name}", std::process::id()));
+        files.iter().for_each(|(file, text)| write(&directory.join(file), text).unwrap());
+        let outcome = owner.lock(&directory).map(drop);
+        let is_kept = files.iter().all(|(file, text)| fs::read_to_string(directory.join(file)).unwrap() == *text);
+        let num_files = fs::read_dir(&directory).unwrap().count();
+        fs::remove_dir_all(directory).unwrap();
+        (outcome, is_kept && num_files == files.len())
+    }
+
+    #[test]
+    fn a_folder_of_something_else_is_refused_and_stays_as_it_is() {
+        let study = r#"{"schema":"lockstep.study/1"}"#;
+        for (owner, files) in [
+            (&STUDY, &[("lock", "mine"), ("records.jsonl", "mine"), ("study.json", "{}")][..]),
+            (&STUDY, &[("lock", ""), ("records.jsonl", "mine")]),
+            (&STUDY, &[("notes.txt", "mine")]),
+            (&COMPARISON, &[("lock", ""), ("run.py", "mine")]),
+            (&COMPARISON, &[("comparison.json", study), ("study.json", study)]),
+        ] {
+            let (outcome, is_kept) = locked("foreign", owner, files);
+            let failure = outcome.unwrap_err();
+            assert!(failure.exit_code() == 2 && is_kept, "{files:?}: {failure}");
+            assert!(failure.to_string().contains("choose another --output"), "{failure}");
+        }
+    }
+
+    #[test]
+    fn a_folder_of_an_earlier_start_is_gone_on_with_however_early_that_was_killed() {
+        let (study, comparison) = (r#"{"schema":"lockstep.study/1"}"#, r#"{"schema":"lockstep.comparison/1"}"#);
+        for (owner, files) in [
+            (&STUDY, &[("lock", ""), ("records.jsonl", "{"), ("study.json", study)][..]),
+            (&STUDY, &[("lock", ""), ("records.jsonl", ""), ("study.json.unfinished", "{")]),
+            (&STUDY, &[("lock", "")]),
+            (&COMPARISON, &[("lock", ""), ("comparison.json.unfinished", "{")]),
+            (&COMPARISON, &[("lock", "kept"), ("run.py", "1"), ("comparison.json", comparison)]),
+        ] {
+            let (outcome, is_kept) = locked("own", owner, files);
+            assert!(outcome.is_ok() && is_kept, "{files:?}: {outcome:?}");
+        }
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! The files of a report.
 //!
 //! In: a [`Document`], a directory. Out: `index.html`, `report.json`, `figures/`, `tables/`.
-//! Invariant: the directory is an earlier report, empty or absent, else nothing is written; a reader sees a whole report, old or new.
+//! Invariant: the directory is an earlier report and nothing else, empty or absent, or nothing is written; a reader sees a whole report, old or new.
 
 use super::chart::{Sheet, draw};
 use super::document::{Block, Document, Section, Table};
@@ -9,12 +9,16 @@ use super::{html, tables};
 use crate::Refusal;
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
-use std::fs;
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
+use std::{fs, io};
 
 pub(crate) const SCHEMA: &str = "lockstep.report/1";
 
 const INDEX: &str = "report.json";
+const PAGE: &str = "index.html";
+const FIGURES: &str = "figures";
+const TABLES: &str = "tables";
 
 /// Whether a report may be written there.
 ///
@@ -33,19 +37,42 @@ pub(crate) fn check_free(directory: &Path) -> Result<()> {
     if !directory.exists() {
         return Ok(());
     }
-    let Ok(mut entries) = fs::read_dir(directory) else {
+    let Ok(entries) = fs::read_dir(directory) else {
         return Err(invalid(format!("{}, which is no directory", directory.display())).into());
     };
-    let is_empty = entries.next().is_none();
+    let mut names = entries.map(|entry| entry.map(|entry| entry.file_name())).collect::<io::Result<Vec<_>>>()?;
+    names.sort();
     let is_report = || {
         let text = fs::read_to_string(directory.join(INDEX)).ok()?;
         let value: Value = serde_json::from_str(&text).ok()?;
         Some(value["schema"].as_str()?.starts_with("lockstep.report/"))
     };
-    if is_empty || is_report().unwrap_or(false) {
-        return Ok(());
+    if names.is_empty() || is_report().unwrap_or(false) {
+        // It is replaced as a whole.
+        let Some(foreign) = names.iter().map(|name| directory.join(name)).find_map(|path| foreign(&path)) else {
+            return Ok(());
+        };
+        let got = format!("one that holds {}, which no report has; move that elsewhere", foreign.display());
+        return Err(invalid(got).into());
     }
     Err(invalid(format!("{}, which holds other files", directory.display())).into())
+}
+
+/// What of this entry of a report's folder no report writes.
+fn foreign(path: &Path) -> Option<PathBuf> {
+    let name = path.file_name().and_then(OsStr::to_str);
+    let of_folder: &[&str] = match name {
+        Some(INDEX | PAGE) if path.is_file() => return None,
+        Some(FIGURES) => &["svg", "csv"],
+        Some(TABLES) => &["csv", "tex", "json"],
+        _ => return Some(path.to_owned()),
+    };
+    let Ok(entries) = fs::read_dir(path) else { return Some(path.to_owned()) };
+    let is_ours = |path: &PathBuf| {
+        path.is_file()
+            && path.extension().and_then(OsStr::to_str).is_some_and(|extension| of_folder.contains(&extension))
+    };
+    entries.filter_map(|entry| Some(entry.ok()?.path())).find(|path| !is_ours(path))
 }
 
 /// Writes the report, in place of an earlier one; how many figures and tables it has.
@@ -92,7 +119,7 @@ fn beside(directory: &Path, what: &str) -> PathBuf {
 }
 
 fn write_files(document: &Document, directory: &Path) -> Result<(usize, usize)> {
-    let (figures, tables_folder) = (directory.join("figures"), directory.join("tables"));
+    let (figures, tables_folder) = (directory.join(FIGURES), directory.join(TABLES));
     for folder in [&figures, &tables_folder] {
         fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
     }
@@ -118,7 +145,7 @@ fn write_files(document: &Document, directory: &Path) -> Result<(usize, usize)> 
         }
     }
     put(directory.join(INDEX), pretty(&index(document))?)?;
-    put(directory.join("index.html"), html::page(document)?)?;
+    put(directory.join(PAGE), html::page(document)?)?;
     Ok((num_figures, num_tables))
 }
 

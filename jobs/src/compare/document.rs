@@ -47,6 +47,11 @@ impl Document {
         new.continued()
     }
 
+    /// Writes a file that is not there yet: by it the directory is known as a comparison's, whatever ends this start.
+    pub(super) fn begin(&self) -> Outcome {
+        if self.path.exists() { Ok(()) } else { self.save() }
+    }
+
     fn continued(mut self) -> Outcome<Self> {
         let path = self.path.display();
         let remedy = "give another --output, or --again to measure all anew";

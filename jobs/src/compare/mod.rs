@@ -185,6 +185,7 @@ impl CompareArgs {
             Mpirun::needed(Mpirun::find().as_ref())?.expect_emulated_hosts()?;
         }
         let commit = machine::commit(&options::trainer(self.trainer.as_deref())?);
+        run_directory::COMPARISON.check(&settings.output)?;
         Document::open(&settings.output, commit, machine::machine(), settings.job(), false).map(|_| ())
     }
 
@@ -204,7 +205,11 @@ impl CompareArgs {
         let output =
             output.canonicalize().map_err(|error| Failure::Failed(format!("{}: {error}", output.display())))?;
         let settings = Settings { output, ..settings };
-        let _lock = run_directory::lock(&settings.output, "trainer compare")?;
+        let _lock = run_directory::COMPARISON.lock(&settings.output)?;
+        let commit = machine::commit(&trainer);
+        let mut document =
+            Document::open(&settings.output, commit, machine::machine(), settings.job(), settings.is_again)?;
+        document.begin()?;
         if settings.is_again {
             // Another trainer may write other weights and batches.
             run_directory::fresh(&settings.output.join("jobs"))?;
@@ -215,10 +220,7 @@ impl CompareArgs {
             Installer { folder: &settings.peers_dir, scripts: &scripts, may_install: !self.installing.no_install };
         let pythons: BTreeMap<_, _> =
             settings.frameworks.iter().map(|&framework| (framework, installer.python(framework))).collect();
-        let commit = machine::commit(&trainer);
         let bench = Bench { settings: &settings, mpirun, hosts, trainer, scripts: &scripts, pythons };
-        let mut document =
-            Document::open(&settings.output, commit, machine::machine(), settings.job(), settings.is_again)?;
         measure_speed(&bench, &mut document)?;
         measure_accuracy(&bench, &mut document)?;
         say!("\n{}", table::table(&document.rows).trim_end());
@@ -355,29 +357,4 @@ fn competing(document: &Document, training: &Training<'_>) -> Setting {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_cannot_be_had_is_a_named_gap_of_the_table() {
-        let folder = std::env::temp_dir().join(format!("lockstep-jobs-{}-gaps", std::process::id()));
-        let line = format!(
-            "--with jax,horovod --ranks 1 --no-install --peers-dir {0}/peers --output {0}/out --trainer /bin/true --quiet-cores 1e9 --rounds 1",
-            folder.display()
-        );
-        let failure = CompareArgs::parsed(line.split_whitespace()).unwrap().run().unwrap_err();
-        let found: serde_json::Value = block::read(&folder.join("out/comparison.json")).unwrap();
-        fs::remove_dir_all(&folder).unwrap();
-        // This trainer measures nothing, which is no gap but a failure.
-        assert!(failure.to_string().contains("our own measurement failed"), "{failure}");
-        let gap = |framework: &str| {
-            let rows = found["rows"].as_array().unwrap();
-            let row = rows.iter().find(|row| row["framework"] == framework).unwrap();
-            assert_eq!((&row["counts"], row["images_per_second"].as_array().unwrap().len()), (&false.into(), 0));
-            row["gap"].as_str().unwrap().to_owned()
-        };
-        assert!(gap("JAX").contains("not installed"), "{}", gap("JAX"));
-        assert!(gap("Horovod").contains("it is PyTorch"), "{}", gap("Horovod"));
-        assert!(gap(framework::OURS).contains("JSON"), "{}", gap(framework::OURS));
-    }
-}
+mod tests;

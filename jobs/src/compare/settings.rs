@@ -5,7 +5,8 @@
 
 use std::env;
 use std::fmt;
-use std::path::PathBuf;
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde_json::{Map, Value, json};
@@ -18,6 +19,9 @@ use crate::machine;
 
 /// The last loss that is compared is that after this many updates.
 pub(super) const LAST_COMPARED_STEP: usize = 5;
+
+/// Of the small images' job, whose weights a training on images starts from.
+const NUM_CLASSES: usize = 10;
 
 /// How ranks are started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -256,11 +260,28 @@ fn accuracy(args: &CompareArgs) -> Outcome<Option<Accuracy>> {
                     )));
                 }
             }
+            let found = num_classes(&data_dir.join("train"))?;
+            if found != NUM_CLASSES {
+                return Err(Failure::Usage(format!(
+                    "--data-dir: expected {NUM_CLASSES} class folders in train, as all start from weights for as many classes, \
+                     got {found} in {}: give another folder, or leave out --epochs",
+                    folder.display()
+                )));
+            }
             Ok(Some(Accuracy { epochs, seeds: args.seeds.unwrap_or(3), data_dir }))
         }
         (Some(_), None) => Err(Failure::Usage("--epochs needs --data-dir: say where the images are".to_owned())),
         (None, Some(_)) => Err(Failure::Usage("--data-dir has no effect without --epochs: add that".to_owned())),
     }
+}
+
+/// Folders of a split; hidden ones are none of the trainer's either.
+fn num_classes(split: &Path) -> Outcome<usize> {
+    let failed = |error: std::io::Error| Failure::Failed(format!("--data-dir: {}: {error}", split.display()));
+    let entries = fs::read_dir(split).and_then(Iterator::collect::<Result<Vec<_>, _>>).map_err(failed)?;
+    let is_class =
+        |entry: &&fs::DirEntry| entry.path().is_dir() && !entry.file_name().as_encoded_bytes().starts_with(b".");
+    Ok(entries.iter().filter(is_class).count())
 }
 
 /// The virtual environments outlive a `cargo clean`: they are large, and serve every comparison.
@@ -300,6 +321,28 @@ mod tests {
         for word in ["plain", "mpirun", "srun", "hosts:unlimited", "hosts:200mbit"] {
             assert_eq!(launcher(word).unwrap().to_string(), word);
         }
+    }
+
+    #[test]
+    fn images_of_another_number_of_classes_are_refused() {
+        let folder = std::env::temp_dir().join(format!("lockstep-jobs-{}-classes", std::process::id()));
+        let of_classes = |num: usize| {
+            (0..num).for_each(|class| fs::create_dir_all(folder.join(format!("train/{class}"))).unwrap());
+            read(&format!("--epochs 1 --data-dir {}", folder.display()))
+        };
+        fs::create_dir_all(folder.join("train/.hidden")).unwrap();
+        fs::create_dir_all(folder.join("test")).unwrap();
+        let [two, ten, eleven] = [2, 10, 11].map(of_classes);
+        fs::remove_dir_all(&folder).unwrap();
+        for (refusal, got) in [(two, "got 2 in"), (eleven, "got 11 in")] {
+            let refusal = refusal.unwrap_err();
+            let text = refusal.to_string();
+            assert!(
+                refusal.exit_code() == 2 && text.contains("expected 10 class folders") && text.contains(got),
+                "{text}"
+            );
+        }
+        assert_eq!(ten.unwrap().accuracy.unwrap().epochs, 1);
     }
 
     #[test]

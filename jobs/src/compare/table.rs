@@ -130,18 +130,22 @@ pub(super) fn accuracy(courses: &[Course]) -> String {
     .to_owned();
     let mut groups: Vec<Vec<&Course>> = Vec::new();
     for course in courses {
-        let key =
-            |course: &Course| (course.framework.clone(), course.model.clone(), course.dtype.clone(), course.num_epochs);
+        let key = |course: &Course| {
+            let Course { framework, model, dtype, num_epochs, data_dir, .. } = course.clone();
+            (framework, model, dtype, num_epochs, data_dir)
+        };
         match groups.iter_mut().find(|group| key(group[0]) == key(course)) {
             Some(group) => group.push(course),
             None => groups.push(vec![course]),
         }
     }
-    groups.iter().for_each(|seeds| text.push_str(&accuracy_line(seeds)));
+    let is_folder_told = courses.iter().any(|course| course.data_dir != courses[0].data_dir);
+    groups.iter().for_each(|seeds| text.push_str(&accuracy_line(seeds, is_folder_told)));
     text
 }
 
-fn accuracy_line(seeds: &[&Course]) -> String {
+/// One line, with the folder of the images if that is to be told.
+fn accuracy_line(seeds: &[&Course], is_folder_told: bool) -> String {
     let course = seeds[0];
     let of_last = |pick: fn(&CourseEpoch) -> Option<f64>| -> Vec<f64> {
         seeds.iter().filter_map(|course| course.epochs.last().and_then(pick)).collect()
@@ -153,6 +157,7 @@ fn accuracy_line(seeds: &[&Course]) -> String {
     let shown: Vec<String> = percents.iter().map(|percent| format!("{percent:.1}")).collect();
     let word = |text: &str| text.replace('|', "/");
     let version = seeds.iter().find_map(|course| course.version.as_deref()).unwrap_or_default();
+    let folder = is_folder_told.then(|| format!("images of {}", word(&course.data_dir)));
     let gaps = seeds.iter().filter_map(|course| Some(format!("gap: {}", word(course.gap.as_ref()?))));
     format!(
         "| {} {} | {} | {} | {} | {} | {} | {} | {} | {} | {} |\n",
@@ -166,7 +171,7 @@ fn accuracy_line(seeds: &[&Course]) -> String {
         spread(&percents),
         middle(of_last(|epoch| epoch.elapsed_s), |seconds| format!("{seconds:.0}")),
         middle(of_last(|epoch| epoch.images_per_second), records::rate),
-        gaps.collect::<Vec<_>>().join("; "),
+        folder.into_iter().chain(gaps).collect::<Vec<_>>().join("; "),
     )
 }
 
@@ -241,5 +246,27 @@ mod tests {
         let expected = "| JAX 1 | resnet20 | f32 | 2 | 2 | 50.0, 52.0, 54.0 | 52.0 ± 2.0 | 20 | 99.6 |  |\n";
         assert!(text.ends_with(expected), "{text}");
         assert_eq!(text.lines().count(), 3);
+    }
+
+    #[test]
+    fn accuracies_on_other_images_are_another_line_that_names_them() {
+        let course = |data_dir: &str, num_epochs: u64, test_top1: f64| Course {
+            framework: "JAX".to_owned(),
+            num_epochs,
+            data_dir: data_dir.to_owned(),
+            epochs: vec![CourseEpoch { test_top1: Some(test_top1), ..CourseEpoch::default() }],
+            ..Course::default()
+        };
+        let text = accuracy(&[course("/dA", 2, 0.2), course("/dB", 2, 0.0), course("/dB", 3, 0.3)]);
+        let lines: Vec<&str> = text.lines().skip(2).collect();
+        for (line, parts) in lines.iter().zip([
+            ["| 2 | 20.0 | 20.0 |", "| images of /dA |"],
+            ["| 2 | 0.0 | 0.0 |", "| images of /dB |"],
+            ["| 3 | 30.0 | 30.0 |", "| images of /dB |"],
+        ]) {
+            assert!(parts.iter().all(|part| line.contains(part)), "{line}");
+        }
+        assert_eq!(lines.len(), 3, "{text}");
+        assert!(!accuracy(&[course("/dA", 2, 0.2)]).contains("/dA"), "one folder is the command's");
     }
 }

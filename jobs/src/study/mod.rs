@@ -125,11 +125,11 @@ impl StudyArgs {
             is_watched: !self.no_quiet_check,
         };
         comparisons.iter().try_for_each(|comparison| comparison.check(around))?;
-        let _lock = run_directory::lock(&directory, "trainer study")?;
+        let _lock = run_directory::STUDY.lock(&directory)?;
         let mpirun = Mpirun::find();
         let options = session::Options { checks_quiet: !self.no_quiet_check, again_disturbed: self.again_disturbed };
         let mut session = Session::open(&file, &cells, &directory, &trainer, mpirun.as_ref(), options)?;
-        write_study(&file, &cells, &directory, &trainer)?;
+        write_study(&file, &session, &directory, &trainer)?;
         say!("study {}: {}, {}", file.name, counted(&chosen, &comparisons), directory.display());
         let failed = session.run(&chosen)?;
         // With it go the emulated hosts of its cells.
@@ -235,20 +235,21 @@ fn earlier(directory: &Path) -> Option<Study> {
 }
 
 /// Writes study.json; a resumed study keeps the time of its beginning.
-fn write_study(file: &StudyFile, cells: &[Cell], directory: &Path, trainer: &Path) -> Outcome {
+fn write_study(file: &StudyFile, session: &Session<'_>, directory: &Path, trainer: &Path) -> Outcome {
+    let earlier = earlier(directory).unwrap_or_default();
     let study = Study {
         schema: STUDY_SCHEMA.to_owned(),
         name: file.name.clone(),
         title: file.title.clone(),
         about: file.about.clone(),
-        created: earlier(directory).and_then(|study| study.created).or_else(machine::now),
+        cells: session.told(&earlier),
+        created: earlier.created.or_else(machine::now),
         commit: machine::commit(trainer),
         machine: machine::machine(),
         toml: file.text.clone(),
         warmup: WARM_UP.to_owned(),
         images_per_second_means: machine::IMAGES_PER_SECOND_MEANS.to_owned(),
         target_accuracy: file.target_accuracy,
-        cells: cells.iter().map(Cell::record).collect(),
     };
     crate::json::write(&directory.join("study.json"), &study)
 }

@@ -7,7 +7,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use records::{AttemptRecord, Machine, Status, Study};
+use records::{AttemptRecord, Machine, Status, Study, StudyCell};
 
 use super::attempt::{Attempt, Came};
 use super::batch::{self, Jobs, Submitted};
@@ -63,15 +63,22 @@ impl<'a> Session<'a> {
         if is_torn {
             say!("note: the last line of records.jsonl was torn and is dropped");
         }
-        if let Some(study) = super::earlier(directory) {
-            check_same(&study, cells, &records, directory)?;
-            if !records.is_empty() {
-                check_machine(&study, &machine::machine(), directory)?;
-                note_commit(&study, trainer);
-            }
+        let earlier = super::earlier(directory).unwrap_or_default();
+        check_same(&earlier, cells, &records, directory)?;
+        if !records.is_empty() {
+            check_machine(&earlier, &machine::machine(), directory)?;
+            note_commit(&earlier, trainer);
         }
         let local = Local::new(file, trainer, mpirun, options.checks_quiet);
         Ok(Session { file, cells, directory, trainer, options, records, local })
+    }
+
+    /// What study.json tells: the study's cells, then those that it has no more but records of; with these they may come back.
+    pub(super) fn told(&self, earlier: &Study) -> Vec<StudyCell> {
+        let is_kept = |earlier: &&StudyCell| {
+            self.records.has_cell(&earlier.id) && self.cells.iter().all(|cell| cell.id != earlier.id)
+        };
+        self.cells.iter().map(Cell::record).chain(earlier.cells.iter().filter(is_kept).cloned()).collect()
     }
 
     /// Runs what is not done; the ids of cells that have a failed repetition.
@@ -260,17 +267,20 @@ fn span(seconds: f64) -> String {
 
 /// Refuses to go on with another study's records: a cell of the same id must have been run with the same arguments.
 fn check_same(study: &Study, cells: &[Cell], records: &Records, directory: &Path) -> Outcome {
-    for earlier in study.cells.iter().filter(|earlier| records.has_cell(&earlier.id)) {
-        let Some(cell) = cells.iter().find(|cell| cell.id == earlier.id) else { continue };
-        if earlier.arguments != cell.arguments || earlier.settings != cell.settings {
-            return Err(Failure::Failed(format!(
-                "{}: cell {} has records of `{}`, expected `{}`: choose another --output, or remove the directory",
-                directory.display(),
-                cell.id,
-                earlier.arguments.join(" "),
-                cell.arguments.join(" ")
-            )));
+    for cell in cells.iter().filter(|cell| records.has_cell(&cell.id)) {
+        let earlier = study.cells.iter().find(|earlier| earlier.id == cell.id);
+        if earlier.is_some_and(|earlier| earlier.arguments == cell.arguments && earlier.settings == cell.settings) {
+            continue;
         }
+        return Err(Failure::Failed(format!(
+            "{}: cell {} has records of {}, expected `{}`: choose another --output, or remove the directory",
+            directory.display(),
+            cell.id,
+            earlier.map_or("arguments that study.json does not tell".to_owned(), |earlier| {
+                format!("`{}`", earlier.arguments.join(" "))
+            }),
+            cell.arguments.join(" ")
+        )));
     }
     Ok(())
 }
@@ -335,6 +345,42 @@ mod tests {
         check_same(&study, &cells(5), &records, &directory).unwrap();
         let text = check_same(&study, &cells(6), &records, &directory).unwrap_err().to_string();
         assert!(text.contains("--steps 5") && text.contains("--steps 6"), "{text}");
+        // Without the arguments of a record nobody knows what it is of.
+        let text = check_same(&Study::default(), &cells(5), &records, &directory).unwrap_err().to_string();
+        assert!(text.contains("arguments that study.json does not tell"), "{text}");
         fs::remove_dir_all(directory).unwrap();
+    }
+
+    /// A start of a study of these batches: what is not done gets a record.
+    fn start(directory: &Path, batches: &str, steps: usize) -> Outcome {
+        let text = format!(
+            "name = \"a\"\ntitle = \"A\"\nabout = \"a\"\n[base]\nsteps = {steps}\n[[matrix]]\nbatch_size_per_rank = {batches}\n"
+        );
+        let file = StudyFile::read("s.toml", &text, &toml::Table::new())?;
+        let (cells, trainer) = (super::super::plan::cells(&file)?, Path::new("/bin/true"));
+        let options = Options { checks_quiet: false, again_disturbed: false };
+        let mut session = Session::open(&file, &cells, directory, trainer, None, options)?;
+        super::super::write_study(&file, &session, directory, trainer)?;
+        for task in session.tasks(&cells.iter().collect::<Vec<_>>()) {
+            let record = serde_json::json!({ "cell": task.cell.id, "repetition": task.repetition, "attempt": 1, "status": "ok" });
+            session.records.append(serde_json::from_value(record).unwrap())?;
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn a_cell_that_comes_back_with_other_arguments_is_refused_its_records() {
+        let directory = std::env::temp_dir().join(format!("lockstep-jobs-{}-come-back", std::process::id()));
+        fs::create_dir_all(&directory).unwrap();
+        start(&directory, "[4, 8]", 2).unwrap();
+        start(&directory, "8", 2).unwrap();
+        let other = start(&directory, "[4, 8]", 50).unwrap_err().to_string();
+        let same = start(&directory, "[4, 8]", 2);
+        let ids: Vec<String> =
+            super::super::earlier(&directory).unwrap().cells.into_iter().map(|cell| cell.id).collect();
+        fs::remove_dir_all(directory).unwrap();
+        assert!(other.contains("-b4-") && other.contains("--steps 2") && other.contains("--steps 50"), "{other}");
+        same.unwrap();
+        assert_eq!(ids.len(), 2, "each once: {ids:?}");
     }
 }

@@ -136,7 +136,8 @@ fn newest(live: &Live) -> String {
         parts.push(format!("epoch {}: test loss {loss:.4} accuracy {:.2} %", epoch.epoch, 100.0 * top1));
     }
     let best = live.run.epochs.iter().filter_map(|epoch| Some((epoch.test_top1?, epoch.epoch)));
-    if let Some((top1, epoch)) = best.max_by(|a, b| a.0.total_cmp(&b.0)) {
+    // Of equals the first, as in the log.
+    if let Some((top1, epoch)) = best.rev().max_by(|a, b| a.0.total_cmp(&b.0)) {
         parts.push(format!("best {:.2} % in epoch {epoch}", 100.0 * top1));
     }
     parts.join(" | ")

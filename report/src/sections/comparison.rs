@@ -238,7 +238,7 @@ fn courses(comparison: &Comparison, prefix: &str) -> Vec<Block> {
     let (drawn, empty): (Vec<&Course>, Vec<&Course>) = comparison.accuracy.iter().partition(is_drawn);
     let mut by_name: Vec<(String, Vec<&Course>)> = Vec::new();
     for course in drawn {
-        let name = course_name(course);
+        let name = course_name(course, &comparison.accuracy);
         match by_name.iter_mut().find(|(known, _)| *known == name) {
             Some((_, seeds)) => seeds.push(course),
             None => by_name.push((name, vec![course])),
@@ -252,7 +252,7 @@ fn courses(comparison: &Comparison, prefix: &str) -> Vec<Block> {
     }
     blocks.extend(empty.into_iter().map(|course| {
         let gap = course.gap.as_deref().unwrap_or("not said why");
-        Block::Warning(format!("{}: no accuracy: {gap}", course_name(course)))
+        Block::Warning(format!("{}: no accuracy: {gap}", course_name(course, &comparison.accuracy)))
     }));
     blocks
 }

@@ -61,9 +61,7 @@ pub(super) fn blocks(facts: &Facts<'_>) -> Vec<Block> {
         all.iter().filter_map(|(file, prediction, measured)| Some((*file, *prediction, (*measured)?))).collect();
     let mut blocks = Vec::new();
     if !pairs.is_empty() {
-        let (figure, table) = compared(facts, &pairs);
-        blocks.push(Block::Figure(Box::new(figure)));
-        blocks.push(Block::Table(table));
+        blocks.extend(compared(facts, &pairs));
     }
     if !all.is_empty() {
         blocks.push(Block::FoldedTable(format!("All {} predictions", all.len()), predicted_table(&all)));
@@ -101,7 +99,7 @@ fn method(prediction: &PredictionRecord) -> String {
 }
 
 // tidy: long function because a figure's points, words and table are made from the same predictions
-fn compared(facts: &Facts<'_>, pairs: &[(&Predictions, &PredictionRecord, &Measurement)]) -> (Figure, Table) {
+fn compared(facts: &Facts<'_>, pairs: &[(&Predictions, &PredictionRecord, &Measurement)]) -> Vec<Block> {
     let mut table = Table::new(
         "predicted-and-measured",
         "Predicted and measured throughput",
@@ -154,6 +152,9 @@ fn compared(facts: &Facts<'_>, pairs: &[(&Predictions, &PredictionRecord, &Measu
             None => groups.push(Series { name, style: groups.len(), kind: Kind::Scattered, lines: vec![vec![point]] }),
         }
     }
+    if groups.is_empty() {
+        return vec![Block::Paragraph(scores.words())];
+    }
     let line = [ends.0 * 0.9, ends.1 * 1.1].map(|at| Point::new(at, at)).to_vec();
     groups.insert(
         0,
@@ -172,7 +173,7 @@ fn compared(facts: &Facts<'_>, pairs: &[(&Predictions, &PredictionRecord, &Measu
         plot: Plot::Lines(plot),
         data: table.clone(),
     };
-    (figure, table)
+    vec![Block::Figure(Box::new(figure)), Block::Table(table)]
 }
 
 fn predicted_table(all: &[Matched<'_>]) -> Table {

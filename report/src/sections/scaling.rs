@@ -7,6 +7,7 @@
 //! Source: Hoefler & Belli 2015, Scientific Benchmarking of Parallel Computing Systems, rules 1 (what a speedup is against) and 5.
 
 use super::naming::{self, Settings};
+use super::scores::counted;
 use super::{Facts, MOST_SERIES, side_by_side};
 use crate::chart::{Axis, Kind, LinePlot, Plot, Point, Scale, Series, Unit};
 use crate::document::{Block, Cell, Figure, Table};
@@ -270,15 +271,15 @@ pub(super) fn shared_words(facet: &[&Measurement]) -> String {
 /// Speeds and efficiencies that were predicted for the cells of a line.
 fn predicted(facts: &Facts<'_>, members: &[&Measurement]) -> (Vec<Point>, Vec<Point>) {
     let mut points: Vec<(Point, Option<Point>)> = Vec::new();
-    for (_, prediction, measured) in super::predictions::all(facts) {
+    for (file, prediction, measured) in super::predictions::all(facts) {
         let is_member = |measured: &&Measurement| members.iter().any(|one| std::ptr::eq(*one, *measured));
-        let (Some(measured), Some(speed)) = (measured.filter(is_member), prediction.images_per_second) else {
-            continue;
-        };
+        let Some(measured) = measured.filter(is_member) else { continue };
+        let its = (file, prediction, measured);
+        let Some(speed) = counted(its, |one| one.images_per_second) else { continue };
         let ranks = prediction.ranks as f64;
         let scaling = if prediction.scaling.is_empty() { "weak" } else { &prediction.scaling };
         // That of another kind of scaling is against another batch of the single rank.
-        let efficiency = prediction.efficiency.filter(|_| measured.scaling == scaling);
+        let efficiency = counted(its, |one| one.efficiency).filter(|_| measured.scaling == scaling);
         points.push((Point::new(ranks, speed), efficiency.map(|efficiency| Point::new(ranks, efficiency))));
     }
     points.sort_by(|a, b| a.0.x.total_cmp(&b.0.x));

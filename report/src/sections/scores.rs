@@ -71,7 +71,18 @@ pub(super) fn repetitions<'f>(
     file.rounds.iter().filter_map(of_round).collect()
 }
 
-/// How many predictions for repetitions that were measured came too late.
+/// What is predicted for a cell: the middle of the predictions that count, if it has some for single repetitions.
+pub(super) fn counted(
+    (file, prediction, measured): (&Predictions, &PredictionRecord, &Measurement),
+    value: impl Fn(&PredictionRecord) -> Option<f64>,
+) -> Option<f64> {
+    match file.rounds.is_empty() {
+        true => value(prediction),
+        false => middle(&repetitions(file, prediction, measured), |pair| value(pair.prediction)),
+    }
+}
+
+/// How many predictions for repetitions that were measured came too late, or it is not known when those began.
 pub(super) fn late(file: &Predictions, measured: &Measurement) -> usize {
     let is_late = |round: &&Round| {
         let its = measured.repetitions.iter().find(|one| Some(one.number) == round.prediction.repetition);
@@ -91,7 +102,7 @@ pub(super) struct Scores {
     gaps: Vec<f64>,
     without_communication: Vec<f64>,
     waiting: Vec<f64>,
-    /// Predictions that are left out since they came after their repetition had begun.
+    /// Predictions that are left out, see [`late`].
     pub(super) late: usize,
 }
 
@@ -114,12 +125,15 @@ impl Scores {
         let within =
             |gaps: &[f64]| format!("{} of {}", gaps.iter().filter(|gap| gap.abs() <= 100.0 * BAND).count(), gaps.len());
         let unsigned = |gaps: &[f64]| median(&gaps.iter().map(|gap| gap.abs()).collect::<Vec<_>>()).unwrap_or(f64::NAN);
-        let mut words = format!(
-            "{} predictions are within 10 % of the measured speed, the shaded band; the median gap without its sign is {:.1} %. Points are \
+        let mut words = match self.gaps.is_empty() {
+            true => "No prediction can be compared with what was measured.".to_owned(),
+            false => format!(
+                "{} predictions are within 10 % of the measured speed, the shaded band; the median gap without its sign is {:.1} %. Points are \
              medians of the repetitions, bars their least and most; a gap is the median of the repetitions' own.",
-            within(&self.gaps),
-            unsigned(&self.gaps)
-        );
+                within(&self.gaps),
+                unsigned(&self.gaps)
+            ),
+        };
         if !self.without_communication.is_empty() {
             words.push_str(&format!(
                 " Predicted without any communication: {} within 10 %, {:.1} %.",
@@ -134,7 +148,10 @@ impl Scores {
             ));
         }
         if self.late > 0 {
-            words.push_str(&format!(" Left out, as they were made after their run had begun: {}.", self.late));
+            words.push_str(&format!(
+                " Left out, as they were made after their run had begun, or its beginning is not known: {}.",
+                self.late
+            ));
         }
         words
     }
@@ -183,6 +200,9 @@ mod tests {
         );
         assert!(scores.words().contains("the median gap is -20 %"), "{}", scores.words());
         scores.late += late(&file, &measured);
-        assert!(scores.words().ends_with("had begun: 1."), "{}", scores.words());
+        assert!(scores.words().ends_with("is not known: 1."), "{}", scores.words());
+        let counted = counted((&file, &file.rounds[2].prediction, &measured), |one| one.images_per_second);
+        assert_eq!(counted, Some(165.0), "the middle of both that were in time");
+        assert!(!Scores { late: 3, ..Scores::default() }.words().contains("NaN"));
     }
 }

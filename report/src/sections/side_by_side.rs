@@ -4,7 +4,7 @@
 //! Invariant: bars are medians, whiskers the least and the most of the repetitions; what is predicted is hollow.
 
 use super::naming::{self, Settings};
-use super::{Facts, predictions, scaling};
+use super::{Facts, predictions, scaling, scores};
 use crate::chart::{Axis, Bar, BarPlot, Plot};
 use crate::document::{Cell, Figure, Table};
 use crate::measurements::{Measurement, range};
@@ -101,7 +101,9 @@ fn figure(facts: &Facts<'_>, places: &[Place<'_>], number: usize) -> Figure {
     for place in places {
         let of_it =
             predictions.iter().find(|(_, _, measured)| measured.is_some_and(|one| std::ptr::eq(one, place.one)));
-        let predicted = of_it.and_then(|(_, prediction, _)| prediction.images_per_second);
+        let predicted = of_it.and_then(|(file, prediction, _)| {
+            scores::counted((file, prediction, place.one), |one| one.images_per_second)
+        });
         let (speed, range) = (place.one.speed(), range(&place.one.speeds));
         data.push(vec![
             Cell::text(place.group.clone()),

@@ -29,9 +29,16 @@ pub(crate) fn setting(row: &ComparisonRow) -> String {
     row.setting.iter().map(|(name, option)| format!("{name} {option}")).collect::<Vec<_>>().join(", ")
 }
 
-/// Framework with what it trained, for a reader.
-pub(crate) fn course_name(course: &Course) -> String {
-    in_words([&course.framework, &course.model, &course.dtype])
+/// Framework with what it trained, for a reader; also for how long and on what, where that is not the same for all.
+pub(crate) fn course_name(course: &Course, all: &[Course]) -> String {
+    let mut name = in_words([&course.framework, &course.model, &course.dtype]);
+    if all.iter().any(|other| other.num_epochs != course.num_epochs) {
+        name.push_str(&format!(", epochs {}", course.num_epochs));
+    }
+    if all.iter().any(|other| other.data_dir != course.data_dir) {
+        name.push_str(&format!(", {}", course.data_dir));
+    }
+    name
 }
 
 fn in_words(parts: [&str; 3]) -> String {
@@ -60,5 +67,20 @@ mod tests {
         let row = &comparison.rows[0];
         assert_eq!((row.command.as_deref(), row.gap.as_deref()), (None, Some("not installed")));
         assert_eq!(comparison.machine, Machine { cpu_count: 2, ..Machine::default() });
+    }
+
+    #[test]
+    fn trainings_on_other_images_or_for_other_epochs_are_called_otherwise() {
+        let course = |data_dir: &str, num_epochs: u64| Course {
+            framework: "JAX".to_owned(),
+            dtype: "f32".to_owned(),
+            data_dir: data_dir.to_owned(),
+            num_epochs,
+            ..Course::default()
+        };
+        let names = |all: &[Course]| all.iter().map(|course| course_name(course, all)).collect::<Vec<_>>();
+        assert_eq!(names(&[course("/dA", 2), course("/dA", 2)]), ["JAX f32"; 2]);
+        assert_eq!(names(&[course("/dA", 2), course("/dB", 2)]), ["JAX f32, /dA", "JAX f32, /dB"]);
+        assert_eq!(names(&[course("/dA", 2), course("/dA", 3)]), ["JAX f32, epochs 2", "JAX f32, epochs 3"]);
     }
 }
