@@ -34,10 +34,10 @@ use jobs::process;
 use verdict::{Row, Verdict, table};
 
 const DETAILS: &str = "\
-Stages in order: fmt, tidy, clippy, test, doc, deny, nccl, corpus, memory, arm, bits, mpi, report, mpich, features, slurm, chaos.
-Only with --all, or named by --only: deny, nccl, corpus, memory, arm, bits, mpich, features, slurm, chaos, and of mpi the check of 2,000 steps.
-fmt, tidy and test come first. Then the suites, mpi, report, mpich, features, slurm and chaos, whose processes often wait, run one
-after the other; clippy, doc, deny, nccl, corpus, memory, arm and bits compile and compute beside them, and what they write is shown
+Stages in order: fmt, tidy, clippy, test, doc, deny, nccl, corpus, memory, arm, bits, features, mpi, report, mpich, slurm, chaos.
+Only with --all, or named by --only: deny, nccl, corpus, memory, arm, bits, features, mpich, slurm, chaos, and of mpi the check of 2,000 steps.
+fmt, tidy and test come first. Then the suites, mpi, report, mpich, slurm and chaos, whose processes often wait, run one after the
+other; clippy, doc, deny, nccl, corpus, memory, arm, bits and features compile and compute beside them, and what they write is shown
 when they end.
 The deny stage checks licences, sources, versions and known faults of all crates by cargo-deny, where it is installed.
 The nccl stage checks and tests what the cargo feature nccl adds; it needs neither CUDA nor a GPU.
@@ -124,10 +124,10 @@ const STAGES: [Stage; 17] = [
     long("memory", Turn::Beside, |_| or_skipped(kernel_stages::sanitized())),
     long("arm", Turn::Beside, |_| or_skipped(kernel_stages::on_arm())),
     long("bits", Turn::Beside, |context| or_skipped(processor_stage::same_bits(context.mpi))),
+    long("features", Turn::Beside, cargo_features),
     stage("mpi", Turn::Suite, mpi),
     stage("report", Turn::Suite, report),
     long("mpich", Turn::Suite, mpich),
-    long("features", Turn::Suite, cargo_features),
     long("slurm", Turn::Suite, slurm),
     long("chaos", Turn::Suite, chaos),
 ];
