@@ -59,6 +59,11 @@ impl Precision {
         self.choose(2e-2, 1e-1, 2e-1)
     }
 
+    /// The same of two steps of two ranks, whose gradients differ by the order of sums alone.
+    pub(super) fn ranks(self) -> f64 {
+        self.choose(5e-3, 1e-1, 2e-1)
+    }
+
     /// Mean loss of an evaluation, relative.
     pub(super) fn evaluation(self) -> f64 {
         self.choose(1e-5, 1e-2, 3e-2)

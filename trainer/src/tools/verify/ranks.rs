@@ -29,7 +29,7 @@ pub(super) fn check(subject: &Subject<'_>) -> Result<Finding> {
     let off = relative_l2(&alone, &first);
     Ok(Finding::Compared(vec![
         Comparison::same_bits("parameters of both ranks", &first, &second),
-        Comparison::difference("what they moved by in two steps, relative L2", off, subject.precision.update()),
+        Comparison::difference("what they moved by in two steps, relative L2", off, subject.precision.ranks()),
     ]))
 }
 

@@ -71,27 +71,30 @@ fn course_of(mut trainee: Trainee) -> Result<Course> {
 #[cfg(all(test, feature = "flex"))]
 mod tests {
     use super::*;
-    use crate::step::optimizer::{OptimizerConfig, SgdConfig};
+    use crate::step::optimizer::{AdamConfig, OptimizerConfig, SgdConfig};
     use crate::tools::verify::precision::Precision;
 
     #[test]
-    fn a_momentum_that_is_off_by_a_twentieth_is_seen_in_f32() -> Result<()> {
+    fn rules_that_are_off_by_a_twentieth_or_leave_decay_out_are_seen_in_f32() -> Result<()> {
         let (device, compute) = reference(&ComputeArgs::default()).expect("this test is built with the reference");
-        let of = |momentum| {
-            let optimizer = match SGD {
-                OptimizerConfig::Sgd(sgd) => OptimizerConfig::Sgd(SgdConfig { momentum, ..sgd }),
-                other => other,
-            };
-            let (depth, batch_size) = size(true);
-            course(
-                Lesson { depth, batch_size, num_batches: 5, last_batch_size: batch_size - 1, optimizer },
-                &compute,
-                &device,
-            )
+        let (depth, batch_size) = size(true);
+        let update = |optimizer| {
+            let lesson = Lesson { depth, batch_size, num_batches: 5, last_batch_size: batch_size - 1, optimizer };
+            course(lesson, &compute, &device).map(|course| course.update)
         };
-        let (expected, got) = (of(0.9)?, of(0.855)?);
-        let update = relative_l2(&expected.update, &got.update);
-        assert!(update > 2.0 * Precision::Single.update(), "{update:e}");
+        let (OptimizerConfig::Sgd(sgd), OptimizerConfig::AdamW(adamw)) = (SGD, ADAMW) else {
+            unreachable!("their names")
+        };
+        let (of_sgd, of_adamw) = (update(SGD)?, update(ADAMW)?);
+        for (expected, wrong) in [
+            (&of_sgd, OptimizerConfig::Sgd(SgdConfig { momentum: 0.855, ..sgd })),
+            (&of_sgd, OptimizerConfig::Sgd(SgdConfig { weight_decay: 0.0, ..sgd })),
+            (&of_adamw, OptimizerConfig::AdamW(AdamConfig { betas: [0.855, 0.99], ..adamw })),
+            (&of_adamw, OptimizerConfig::AdamW(AdamConfig { weight_decay: 0.0, ..adamw })),
+        ] {
+            let off = relative_l2(expected, &update(wrong)?);
+            assert!(off > 1.5 * Precision::Single.update(), "{wrong:?}: {off:e}");
+        }
         Ok(())
     }
 

@@ -24,15 +24,15 @@ use crate::step::{StepConfig, StepContext, Stepper};
 /// make them jump every rounding is amplified.
 const LEARNING_RATES: [f64; 3] = [0.002, 0.004, 0.001];
 
-/// The usual rule.
+/// The usual rule, with a weight decay that ten steps show.
 pub(super) const SGD: OptimizerConfig =
-    OptimizerConfig::Sgd(SgdConfig { momentum: 0.9, nesterov: false, weight_decay: 1e-4, decay_norm_and_bias: true });
+    OptimizerConfig::Sgd(SgdConfig { momentum: 0.9, nesterov: false, weight_decay: 1e-1, decay_norm_and_bias: true });
 
 /// With an epsilon of the size of gradients: a small one makes its first steps follow their signs, and with these their roundings.
 pub(super) const ADAMW: OptimizerConfig = OptimizerConfig::AdamW(AdamConfig {
     betas: [0.9, 0.99],
     epsilon: 0.1,
-    weight_decay: 1e-2,
+    weight_decay: 1e-1,
     decay_norm_and_bias: true,
 });
 
