@@ -6,9 +6,13 @@ mod example;
 
 use std::fs;
 
+use burn::optim::{AdamWConfig, ModuleOptimizer};
 use burn_resnet::{Head, ResNet, load_weights_with, save_safetensors};
+use datasets::DatasetSplits;
 use distributed::{ParameterLayout, read};
-use trainer::model::family::ModelFamily;
+use trainer::config::cli::ModelArgs;
+use trainer::config::{ConfigError, ModelOption};
+use trainer::model::family::{ModelFamily, ModelRequest};
 use trainer::model::network::ResNetFamily;
 
 use crate::fixture::{Run, TINY, flags};
@@ -49,6 +53,41 @@ fn an_own_optimizer_gives_the_same_bits_on_any_number_of_ranks_and_across_a_rest
     let resumed = half.again().try_go_as::<OwnParts>(2, &flags(&[OWN, exact, "--resume"])).unwrap();
     assert_eq!(resumed.parameter_hash(), one);
     assert_ne!(own(1, &exact.replace("--optimizer own", "--optimizer adamw")).parameter_hash(), one);
+}
+
+/// The same networks and images with an optimizer that remembers something else.
+struct OtherRule;
+
+impl ModelFamily for OtherRule {
+    const NAME: &'static str = OwnParts::NAME;
+    const OPTIONS: &'static [ModelOption] = OwnParts::OPTIONS;
+    type Args = ModelArgs;
+    type Model = ResNet;
+
+    fn fill(args: &mut ModelArgs) -> Result<(), ConfigError> {
+        OwnParts::fill(args)
+    }
+
+    fn build(args: &ModelArgs, request: &ModelRequest<'_>) -> anyhow::Result<ResNet> {
+        OwnParts::build(args, request)
+    }
+
+    fn optimizer(_: &ModelArgs) -> Option<ModuleOptimizer> {
+        Some(AdamWConfig::new().init())
+    }
+
+    fn dataset(args: &ModelArgs) -> anyhow::Result<Option<DatasetSplits>> {
+        OwnParts::dataset(args)
+    }
+}
+
+#[test]
+fn the_state_of_another_own_optimizer_is_refused() {
+    let half = own(1, "--optimizer own --schedule constant --epochs 1");
+    let lines = [OWN, "--optimizer own --schedule constant --resume"];
+    let message = format!("{:#}", half.again().try_go_as::<OtherRule>(1, &flags(&lines)).unwrap_err());
+    assert!(message.contains("tensors to be of this optimizer, got 0"), "{message}");
+    half.again().try_go_as::<OwnParts>(1, &flags(&lines)).unwrap();
 }
 
 #[test]

@@ -32,7 +32,7 @@ impl OwnOptimizer {
     /// Goes on from a [`record`](Self::record).
     ///
     /// # Errors
-    /// When it is none, or one of another optimizer: burn passes over what it cannot use.
+    /// When it is none, or one of an optimizer whose state has another form: burn passes over what it cannot use.
     pub fn restore(&mut self, record: &[u8]) -> Result<()> {
         let record = OptimizerRecord::from_bytes(Bytes::from_bytes_vec(record.to_vec()))
             .map_err(|error| anyhow!("record of the program's own optimizer: {error}; take another checkpoint"))?;

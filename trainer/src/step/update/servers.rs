@@ -125,7 +125,7 @@ impl<M: ImageClassifier> Update<M> for Servers {
             // A server adds whatever comes; what it holds is the same for all who fetch now.
             ensure!(
                 self.replica.optimizer.parameters().iter().all(|value| value.is_finite()),
-                "step {}: expected finite parameters on the servers, got NaN or infinity; go on from the last checkpoint with a lower --learning-rate or --loss-scale",
+                "step {}: expected finite parameters on the servers, got NaN or infinity; begin another run from its weights (--weights) with a lower --learning-rate or --loss-scale",
                 step.context.step
             );
         }
