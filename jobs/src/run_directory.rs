@@ -83,12 +83,31 @@ pub(crate) struct Owner {
     command: &'static str,
     document: &'static str,
     schema: &'static str,
+    /// What it writes beside that document, or removes.
+    names: &'static [&'static str],
 }
 
-pub(crate) const STUDY: Owner = Owner { command: "trainer study", document: "study.json", schema: STUDY_SCHEMA };
+pub(crate) const STUDY: Owner = Owner {
+    command: "trainer study",
+    document: "study.json",
+    schema: STUDY_SCHEMA,
+    names: &["lock", "records.jsonl", "runs", "profiles", "predictions", "comparisons", "slurm-jobs.jsonl", "report"],
+};
 
-pub(crate) const COMPARISON: Owner =
-    Owner { command: "trainer compare", document: "comparison.json", schema: COMPARISON_SCHEMA };
+pub(crate) const COMPARISON: Owner = Owner {
+    command: "trainer compare",
+    document: "comparison.json",
+    schema: COMPARISON_SCHEMA,
+    names: &["lock", "jobs", "peers", "runs"],
+};
+
+/// By these a folder is a run's or one of images.
+const OF_RUNS_AND_IMAGES: [&str; 4] = ["run.toml", "train", "test", "val"];
+
+/// As a start leaves its lock and records that is killed before its document is there.
+fn is_empty_file(entry: &fs::DirEntry) -> bool {
+    entry.metadata().is_ok_and(|of| of.is_file() && of.len() == 0)
+}
 
 impl Owner {
     /// Keeps a second one of this command out of the directory; the system releases it with this process, however it ends.
@@ -109,34 +128,30 @@ impl Owner {
         }
     }
 
-    /// Refuses a directory that has something in it and is not of an earlier start of this command.
+    /// Refuses a directory that has what this command would write over, or a run or images, and is not of an earlier start of it.
     pub(crate) fn check(&self, directory: &Path) -> Outcome {
         let failed = |error: std::io::Error| Failure::Failed(format!("{}: {error}", directory.display()));
         let entries = match fs::read_dir(directory) {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
             entries => entries.and_then(Iterator::collect::<Result<Vec<_>, _>>).map_err(failed)?,
         };
-        let foreign = entries.iter().filter(|entry| !self.is_left_before_the_document(entry));
+        let is_in_the_way = |entry: &&fs::DirEntry| {
+            let name = entry.file_name();
+            let own = self.names.iter().chain(&OF_RUNS_AND_IMAGES).chain([&self.document]);
+            own.into_iter().any(|own| name == **own) && !is_empty_file(entry)
+        };
+        let foreign = entries.iter().filter(is_in_the_way);
         match foreign.map(fs::DirEntry::file_name).min() {
             Some(foreign) if !self.has_document(directory) => Err(Failure::Usage(format!(
-                "--output {}: expected a folder that is new, empty or of an earlier `{}`, told by {} with the schema {}; \
-                 got one without it that has `{}`: choose another --output",
+                "--output {}: expected a folder without `{}`, or of an earlier `{}`, told by {} with the schema {}: choose another --output",
                 directory.display(),
+                foreign.display(),
                 self.command,
                 self.document,
-                self.schema,
-                foreign.display()
+                self.schema
             ))),
             _ => Ok(()),
         }
-    }
-
-    /// Whether it is what a start leaves that is killed before its document is there.
-    fn is_left_before_the_document(&self, entry: &fs::DirEntry) -> bool {
-        let name = entry.file_name();
-        let is_empty_file = || entry.metadata().is_ok_and(|of| of.is_file() && of.len() == 0);
-        name == *format!("{}.unfinished", self.document)
-            || (["lock", "records.jsonl"].iter().any(|known| name == *known) && is_empty_file())
     }
 
     /// Of any version: whether it can be gone on with is for its reader to say.
@@ -226,8 +241,9 @@ mod tests {
         for (owner, files) in [
             (&STUDY, &[("lock", "mine"), ("records.jsonl", "mine"), ("study.json", "{}")][..]),
             (&STUDY, &[("lock", ""), ("records.jsonl", "mine")]),
-            (&STUDY, &[("notes.txt", "mine")]),
-            (&COMPARISON, &[("lock", ""), ("run.py", "mine")]),
+            (&STUDY, &[("train/a.png", "mine")]),
+            (&COMPARISON, &[("lock", ""), ("peers/run.py", "mine")]),
+            (&COMPARISON, &[("jobs/mine.txt", "mine")]),
             (&COMPARISON, &[("comparison.json", study), ("study.json", study)]),
         ] {
             let (outcome, is_kept) = locked("foreign", owner, files);
@@ -244,6 +260,7 @@ mod tests {
             (&STUDY, &[("lock", ""), ("records.jsonl", "{"), ("study.json", study)][..]),
             (&STUDY, &[("lock", ""), ("records.jsonl", ""), ("study.json.unfinished", "{")]),
             (&STUDY, &[("lock", "")]),
+            (&STUDY, &[("lock", ""), ("log.txt", "mine")]),
             (&COMPARISON, &[("lock", ""), ("comparison.json.unfinished", "{")]),
             (&COMPARISON, &[("lock", "kept"), ("run.py", "1"), ("comparison.json", comparison)]),
         ] {

@@ -39,6 +39,9 @@ pub struct Study {
     pub target_accuracy: Option<f64>,
     /// What was to be measured.
     pub cells: Vec<StudyCell>,
+    /// What the plan has no more but records are of: such a cell may come back, and counts nowhere until then.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub earlier_cells: Vec<StudyCell>,
 }
 
 /// The machine of a study or comparison.

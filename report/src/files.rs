@@ -9,6 +9,7 @@ use super::{html, tables};
 use crate::Refusal;
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
+use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::{fs, io};
@@ -42,35 +43,48 @@ pub(crate) fn check_free(directory: &Path) -> Result<()> {
     };
     let mut names = entries.map(|entry| entry.map(|entry| entry.file_name())).collect::<io::Result<Vec<_>>>()?;
     names.sort();
-    let is_report = || {
-        let text = fs::read_to_string(directory.join(INDEX)).ok()?;
-        let value: Value = serde_json::from_str(&text).ok()?;
-        Some(value["schema"].as_str()?.starts_with("lockstep.report/"))
+    let index = || -> Option<Value> {
+        let index: Value = serde_json::from_str(&fs::read_to_string(directory.join(INDEX)).ok()?).ok()?;
+        index["schema"].as_str()?.starts_with("lockstep.report/").then_some(index)
     };
-    if names.is_empty() || is_report().unwrap_or(false) {
-        // It is replaced as a whole.
-        let Some(foreign) = names.iter().map(|name| directory.join(name)).find_map(|path| foreign(&path)) else {
-            return Ok(());
-        };
-        let got = format!("one that holds {}, which no report has; move that elsewhere", foreign.display());
-        return Err(invalid(got).into());
+    let index = index();
+    if !names.is_empty() && index.is_none() {
+        return Err(invalid(format!("{}, which holds other files", directory.display())).into());
     }
-    Err(invalid(format!("{}, which holds other files", directory.display())).into())
+    // It is replaced as a whole.
+    let ids = index.as_ref().map(ids).unwrap_or_default();
+    match names.iter().find_map(|name| foreign(&directory.join(name), &ids)) {
+        None => Ok(()),
+        Some(foreign) => {
+            let got = format!("one that holds {}, which that report has not; move it elsewhere", foreign.display());
+            Err(invalid(got).into())
+        }
+    }
 }
 
-/// What of this entry of a report's folder no report writes.
-fn foreign(path: &Path) -> Option<PathBuf> {
-    let name = path.file_name().and_then(OsStr::to_str);
-    let of_folder: &[&str] = match name {
-        Some(INDEX | PAGE) if path.is_file() => return None,
-        Some(FIGURES) => &["svg", "csv"],
-        Some(TABLES) => &["csv", "tex", "json"],
+/// The names of a report's figures and tables, without endings.
+fn ids(index: &Value) -> BTreeSet<&str> {
+    let sections = index["sections"].as_array().into_iter().flatten();
+    let blocks = sections.flat_map(|section| [&section["figures"], &section["tables"]]);
+    blocks.filter_map(Value::as_array).flatten().filter_map(|block| block["id"].as_str()).collect()
+}
+
+/// What of this entry of a report's folder that report has not; what systems leave in any folder is nobody's.
+fn foreign(path: &Path, ids: &BTreeSet<&str>) -> Option<PathBuf> {
+    let is_of_system = |name: &str| name == ".DS_Store" || name.starts_with(".nfs");
+    let name = path.file_name().and_then(OsStr::to_str).unwrap_or_default();
+    let endings: &[&str] = match name {
+        INDEX | PAGE if path.is_file() => return None,
+        name if is_of_system(name) => return None,
+        FIGURES => &["svg", "csv"],
+        TABLES => &["csv", "tex", "json"],
         _ => return Some(path.to_owned()),
     };
     let Ok(entries) = fs::read_dir(path) else { return Some(path.to_owned()) };
     let is_ours = |path: &PathBuf| {
-        path.is_file()
-            && path.extension().and_then(OsStr::to_str).is_some_and(|extension| of_folder.contains(&extension))
+        let name = path.file_name().and_then(OsStr::to_str).unwrap_or_default();
+        let parts = name.rsplit_once('.').filter(|_| path.is_file());
+        is_of_system(name) || parts.is_some_and(|(id, ending)| ids.contains(id) && endings.contains(&ending))
     };
     entries.filter_map(|entry| Some(entry.ok()?.path())).find(|path| !is_ours(path))
 }

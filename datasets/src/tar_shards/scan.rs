@@ -35,6 +35,8 @@ struct Sample {
     image: Option<(u64, u64)>,
     label: Option<u16>,
     problem: Option<String>,
+    /// What stands in place of an image or a label that is not there otherwise.
+    stand_in: Option<String>,
 }
 
 /// Reads the headers of the shard at `path`.
@@ -50,8 +52,8 @@ pub(super) fn scan(path: &Path) -> Result<ShardIndex, DatasetError> {
         problems.push(reason);
     }
     let (mut images, mut keys) = (Vec::new(), Vec::new());
-    for Sample { key, image, label, problem } in samples.all {
-        match (problem, image, label) {
+    for Sample { key, image, label, problem, stand_in } in samples.all {
+        match (problem.or(stand_in.filter(|_| image.is_none() || label.is_none())), image, label) {
             (Some(problem), _, _) => problems.push(format!("{key}: {problem}")),
             (None, Some((offset, len_bytes)), Some(label)) => {
                 images.push(IndexedImage { offset, len_bytes: len_bytes as u32, label });
@@ -84,6 +86,12 @@ impl Samples {
         let mut end = 0;
         for entry in archive.entries_with_seek().map_err(|error| error.to_string())? {
             let mut entry = entry.map_err(|error| format!("after byte {end}: expected the header of a member, got other bytes ({error}); the file is damaged or no tar file"))?;
+            if entry.header().entry_type().is_gnu_sparse() {
+                let name = String::from_utf8_lossy(&entry.path_bytes()).into_owned();
+                return Err(format!(
+                    "{name}: expected whole files, got a sparse one (tar without -S packs whole files)"
+                ));
+            }
             let (offset, len_bytes) = (entry.raw_file_position(), entry.size());
             end = offset.saturating_add(len_bytes);
             if end > file_bytes {
@@ -127,7 +135,8 @@ impl Samples {
             let reason = format!(
                 "expected a file in .{extension}, got a link or another kind of member (tar -h --hard-dereference packs files)"
             );
-            return self.refuse(&key, &reason);
+            self.of(&key).stand_in.get_or_insert(reason);
+            return;
         }
         match extension.as_str() {
             "cls" | "json" => match label(entry, &extension, len_bytes) {

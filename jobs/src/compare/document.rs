@@ -52,6 +52,7 @@ impl Document {
         if self.path.exists() { Ok(()) } else { self.save() }
     }
 
+    /// With what was measured before, if anything was.
     fn continued(mut self) -> Outcome<Self> {
         let path = self.path.display();
         let remedy = "give another --output, or --again to measure all anew";
@@ -59,6 +60,11 @@ impl Document {
         let found: Comparison = read(&self.path).map_err(|error| Failure::Failed(format!("{error}: {remedy}")))?;
         if found.schema != COMPARISON_SCHEMA {
             return Err(refused(format!("schema: expected {COMPARISON_SCHEMA}, got `{}`", found.schema)));
+        }
+        let is_begun =
+            found.rows.iter().chain(&found.sweep).any(|row| !row.blocks.is_empty()) || !found.accuracy.is_empty();
+        if !is_begun {
+            return Ok(self);
         }
         // More rounds of the same job may be measured.
         let without_rounds = |job: &Map<String, Value>| {
@@ -163,7 +169,11 @@ mod tests {
             let machine = Machine { cpu_count, ..Machine::default() };
             Document::open(&folder, Some(commit.to_owned()), machine, Map::new(), false)
         };
-        open("a", 2).unwrap().save().unwrap();
+        let mut measured = open("a", 2).unwrap();
+        measured.save().unwrap();
+        assert!(open("b", 4).is_ok(), "nothing is measured yet");
+        measured.rows.push(row("Lockstep", 1, &[100.0], (2.5, 2.0)));
+        measured.save().unwrap();
         let found = [open("a", 2), open("b", 2), open("a", 4)].map(|document| document.map_err(|no| no.to_string()));
         fs::remove_dir_all(&folder).unwrap();
         let [same, commit, processors] = found;

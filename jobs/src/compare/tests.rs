@@ -17,7 +17,7 @@ fn the_files_of_somebody_else_stay_as_they_are() {
     let kept = files.map(|file| fs::read_to_string(file).unwrap_or_default());
     fs::remove_dir_all(&folder).unwrap();
     for failure in failures {
-        assert!(failure.exit_code() == 2 && failure.to_string().contains("has `jobs`"), "{failure}");
+        assert!(failure.exit_code() == 2 && failure.to_string().contains("without `jobs`"), "{failure}");
     }
     assert_eq!(kept, ["mine"; 3]);
 }

@@ -139,7 +139,7 @@ impl StudyArgs {
             failures.extend(comparison.run(around).err().map(|failure| failure.to_string()));
         }
         if !self.no_report {
-            report(&trainer, &directory)?;
+            failures.extend(report(&trainer, &directory).err().map(|failure| failure.to_string()));
         }
         if !failed.is_empty() {
             failures.push(format!(
@@ -242,7 +242,8 @@ fn write_study(file: &StudyFile, session: &Session<'_>, directory: &Path, traine
         name: file.name.clone(),
         title: file.title.clone(),
         about: file.about.clone(),
-        cells: session.told(&earlier),
+        cells: session.cells.iter().map(Cell::record).collect(),
+        earlier_cells: session.earlier_cells(&earlier),
         created: earlier.created.or_else(machine::now),
         commit: machine::commit(trainer),
         machine: machine::machine(),

@@ -34,7 +34,7 @@ pub(super) struct Options {
 pub(super) struct Session<'a> {
     file: &'a StudyFile,
     /// All of the study, also those that were not chosen.
-    cells: &'a [Cell],
+    pub(super) cells: &'a [Cell],
     directory: &'a Path,
     trainer: &'a Path,
     options: Options,
@@ -73,12 +73,12 @@ impl<'a> Session<'a> {
         Ok(Session { file, cells, directory, trainer, options, records, local })
     }
 
-    /// What study.json tells: the study's cells, then those that it has no more but records of; with these they may come back.
-    pub(super) fn told(&self, earlier: &Study) -> Vec<StudyCell> {
+    /// Cells of before that the study has no more but records of.
+    pub(super) fn earlier_cells(&self, earlier: &Study) -> Vec<StudyCell> {
         let is_kept = |earlier: &&StudyCell| {
             self.records.has_cell(&earlier.id) && self.cells.iter().all(|cell| cell.id != earlier.id)
         };
-        self.cells.iter().map(Cell::record).chain(earlier.cells.iter().filter(is_kept).cloned()).collect()
+        all_cells(earlier).filter(is_kept).cloned().collect()
     }
 
     /// Runs what is not done; the ids of cells that have a failed repetition.
@@ -265,10 +265,15 @@ fn span(seconds: f64) -> String {
     if seconds < 90.0 { format!("{seconds:.0} s") } else { format!("{:.0} min", seconds / 60.0) }
 }
 
+/// Those of a study's plan, then those of earlier plans.
+fn all_cells(study: &Study) -> impl Iterator<Item = &StudyCell> {
+    study.cells.iter().chain(&study.earlier_cells)
+}
+
 /// Refuses to go on with another study's records: a cell of the same id must have been run with the same arguments.
 fn check_same(study: &Study, cells: &[Cell], records: &Records, directory: &Path) -> Outcome {
     for cell in cells.iter().filter(|cell| records.has_cell(&cell.id)) {
-        let earlier = study.cells.iter().find(|earlier| earlier.id == cell.id);
+        let earlier = all_cells(study).find(|earlier| earlier.id == cell.id);
         if earlier.is_some_and(|earlier| earlier.arguments == cell.arguments && earlier.settings == cell.settings) {
             continue;
         }
@@ -374,13 +379,16 @@ mod tests {
         fs::create_dir_all(&directory).unwrap();
         start(&directory, "[4, 8]", 2).unwrap();
         start(&directory, "8", 2).unwrap();
+        let without = super::super::earlier(&directory).unwrap();
+        start(&directory, "8", 2).unwrap();
         let other = start(&directory, "[4, 8]", 50).unwrap_err().to_string();
         let same = start(&directory, "[4, 8]", 2);
         let ids: Vec<String> =
-            super::super::earlier(&directory).unwrap().cells.into_iter().map(|cell| cell.id).collect();
+            all_cells(&super::super::earlier(&directory).unwrap()).map(|cell| cell.id.clone()).collect();
         fs::remove_dir_all(directory).unwrap();
         assert!(other.contains("-b4-") && other.contains("--steps 2") && other.contains("--steps 50"), "{other}");
         same.unwrap();
+        assert_eq!((without.cells.len(), without.earlier_cells.len()), (1, 1), "it counts in no report");
         assert_eq!(ids.len(), 2, "each once: {ids:?}");
     }
 }
