@@ -104,9 +104,11 @@ pub(crate) const COMPARISON: Owner = Owner {
 /// By these a folder is a run's or one of images.
 const OF_RUNS_AND_IMAGES: [&str; 4] = ["run.toml", "train", "test", "val"];
 
-/// As a start leaves its lock and records that is killed before its document is there.
-fn is_empty_file(entry: &fs::DirEntry) -> bool {
-    entry.metadata().is_ok_and(|of| of.is_file() && of.len() == 0)
+/// Whether it is what a start leaves that is killed before its document is there.
+fn is_left_before_the_document(entry: &fs::DirEntry) -> bool {
+    let name = entry.file_name();
+    ["lock", "records.jsonl"].iter().any(|own| name == *own)
+        && entry.metadata().is_ok_and(|of| of.is_file() && of.len() == 0)
 }
 
 impl Owner {
@@ -138,7 +140,7 @@ impl Owner {
         let is_in_the_way = |entry: &&fs::DirEntry| {
             let name = entry.file_name();
             let own = self.names.iter().chain(&OF_RUNS_AND_IMAGES).chain([&self.document]);
-            own.into_iter().any(|own| name == **own) && !is_empty_file(entry)
+            own.into_iter().any(|own| name == **own) && !is_left_before_the_document(entry)
         };
         let foreign = entries.iter().filter(is_in_the_way);
         match foreign.map(fs::DirEntry::file_name).min() {
@@ -242,6 +244,7 @@ mod tests {
             (&STUDY, &[("lock", "mine"), ("records.jsonl", "mine"), ("study.json", "{}")][..]),
             (&STUDY, &[("lock", ""), ("records.jsonl", "mine")]),
             (&STUDY, &[("train/a.png", "mine")]),
+            (&STUDY, &[("run.toml", "")]),
             (&COMPARISON, &[("lock", ""), ("peers/run.py", "mine")]),
             (&COMPARISON, &[("jobs/mine.txt", "mine")]),
             (&COMPARISON, &[("comparison.json", study), ("study.json", study)]),
