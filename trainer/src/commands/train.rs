@@ -58,7 +58,8 @@ pub fn train<F: ModelFamily>(args: &TrainArgs, world: &World) -> Result<Outcome<
     let timeout = config.sync.timeout()?;
     watchdog.iter().for_each(|watchdog| watchdog.set_timeout(timeout));
     let (device, num_threads) = world.prepare_compute(&config.compute)?;
-    identity::check_options(&config, communicator)?;
+    // Before anything is opened by which ranks wait for each other.
+    identity::compare(config.shared_settings(), communicator)?;
     world.rank_status.enter(watchdog::Phase::Opening);
     let data = data::open(&config.data, &config.train_split, own_data::<F>(&config.model), communicator, reporter)?;
     identity::check(&config, &data, communicator, reporter)?;

@@ -14,20 +14,6 @@ use crate::measure::report::Reporter;
 use crate::model::data;
 use crate::world::switches;
 
-/// Compares version and configuration with root's, before anything is opened by which ranks wait for each other.
-///
-/// # Errors
-/// When a rank differs; all ranks return the same error.
-///
-/// # Collective
-/// Must be called by all ranks.
-pub fn check_options(config: &TrainConfig, communicator: &dyn Communicator) -> Result<()> {
-    if communicator.world_size() == 1 {
-        return Ok(());
-    }
-    compare(config.shared_settings(), communicator)
-}
-
 /// Compares the data's sizes and checksums with root's, and warns of unlike processors.
 ///
 /// # Errors
