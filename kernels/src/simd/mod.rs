@@ -150,6 +150,23 @@ impl Isa {
     }
 }
 
+/// The value, of which the compiler knows nothing: addresses made of it are computed where they are used, not before the loop for all its rounds,
+/// on the stack.
+#[inline(always)]
+pub(crate) fn opaque(value: usize) -> usize {
+    #[cfg(target_arch = "x86_64")]
+    {
+        let mut value = value;
+        // SAFETY: no instruction.
+        unsafe {
+            core::arch::asm!("/* {value} */", value = inout(reg) value, options(nomem, nostack, preserves_flags))
+        };
+        value
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    value
+}
+
 /// A driver, compiled once for each instruction set but without its features; it hands hot loops to [`Simd::vectorize`].
 pub(crate) trait GenericWork {
     type Output;

@@ -22,7 +22,8 @@ use tiles::{InputTile, OutputTile};
 use transform::{OUT_TILE, POSITIONS};
 
 const LINE_BYTES: usize = 64;
-/// Tiles of a register block: fewer than fit, so that the stores of one block overlap with the products of the next.
+/// Tiles of a register block of two vectors: fewer than fit, so that the stores of one block overlap with the products of the next. Of one
+/// vector it has as many as fit: each has half as many products to hide its beginning and end.
 const REGISTER_TILES: usize = 8;
 
 /// The whole correlation; `after_piece(piece, first element, elements)` is called on each finished piece of the output.
@@ -173,7 +174,8 @@ fn multiply_channels<S: Simd, const NV: usize>(
     let (in_lanes, out_lanes) = (in_c.next_multiple_of(PANEL), out_c.next_multiple_of(PANEL));
     let panel_stride = in_c * PANEL;
     let position_len = packed.len() / POSITIONS;
-    let num_blocks = tiles.div_ceil(max_pixels::<S>(NV).min(REGISTER_TILES));
+    let fitting = max_pixels::<S>(NV);
+    let num_blocks = tiles.div_ceil(if NV == 1 { fitting } else { fitting.min(REGISTER_TILES) });
     let (pixels, longer) = (tiles / num_blocks, tiles % num_blocks);
     let kernels =
         [select::<S, f32, f32, NV, false>(pixels), select::<S, f32, f32, NV, false>(pixels + usize::from(longer > 0))];

@@ -5,7 +5,7 @@
 
 use super::transform::{OUT_TILE, TILE, gradient_1d, input_1d, input_half, output_1d};
 use crate::Element;
-use crate::simd::{Kernel, Simd};
+use crate::simd::{Kernel, Simd, opaque};
 
 /// The extents of an image.
 #[derive(Clone, Copy)]
@@ -60,67 +60,78 @@ impl<E: Element, S: Simd> Kernel<S> for InputTile<'_, E> {
 /// `EDGE`: some pixels lie outside and are zero.
 #[inline(always)]
 unsafe fn transform_input<S: Simd, E: Element, const EDGE: bool>(t: &InputTile<'_, E>, row: isize, column: isize) {
+    let first = (row * t.grid.width as isize + column) * t.grid.pixel_stride as isize;
+    let mut start = t.x.as_ptr().wrapping_add(t.tile.image).wrapping_offset(first);
     // SAFETY: passed on; vectors start below the channels.
     unsafe {
         let mut channel = 0;
         while channel < t.grid.channels {
-            transform_input_half::<S, E, EDGE, false>(t, row, column, channel);
-            transform_input_half::<S, E, EDGE, true>(t, row, column, channel);
-            let below = (row + TILE as isize) * t.grid.width as isize + column + 1;
-            let image = t.x.as_ptr().wrapping_add(t.tile.image + channel);
-            prefetch_tile::<S, E>(image.wrapping_offset(below * t.grid.pixel_stride as isize), t.grid);
+            transform_input_half::<S, E, EDGE, false>(t, start, [row, column], channel);
+            transform_input_half::<S, E, EDGE, true>(t, start, [row, column], channel);
+            prefetch_tile::<S, E>(start, [TILE, 1], t.grid);
+            start = start.wrapping_add(S::LANES);
             channel += S::LANES;
         }
     }
 }
 
 /// Asks for 4x4 pixels of the tile below, which comes thousands of cycles later: rows of a tile are too short for the
-/// processor's own prefetcher.
+/// processor's own prefetcher. They begin so many rows and columns from `start`.
 #[inline(always)]
-unsafe fn prefetch_tile<S: Simd, E>(first: *const E, g: Grid) {
-    for pixel in 0..OUT_TILE * OUT_TILE {
-        let (i, j) = (pixel / OUT_TILE, pixel % OUT_TILE);
-        // SAFETY: a prefetch may name any address.
-        unsafe { S::prefetch(first.wrapping_add((i * g.width + j) * g.pixel_stride).cast()) };
+unsafe fn prefetch_tile<S: Simd, E>(start: *const E, [row, column]: [usize; 2], g: Grid) {
+    let [row_stride, pixel_stride] = [g.width * g.pixel_stride, g.pixel_stride].map(opaque);
+    let mut pixels = start.wrapping_add(row * row_stride + column * pixel_stride);
+    for _ in 0..OUT_TILE {
+        for i in 0..OUT_TILE {
+            // SAFETY: a prefetch may name any address.
+            unsafe { S::prefetch(pixels.wrapping_add(i * row_stride).cast()) };
+        }
+        pixels = pixels.wrapping_add(pixel_stride);
     }
 }
 
-/// The first or the last three rows of positions, for one vector of channels.
+/// The first or the last three rows of positions, for one vector of channels, whose pixels begin at `start`.
 #[inline(always)]
 unsafe fn transform_input_half<S: Simd, E: Element, const EDGE: bool, const LAST: bool>(
     t: &InputTile<'_, E>,
-    row: isize,
-    column: isize,
+    start: *const E,
+    [row, column]: [isize; 2],
     channel: usize,
 ) {
     let g = t.grid;
-    let row_stride = g.width * g.pixel_stride;
-    let start = t.x.as_ptr().wrapping_add(t.tile.image);
-    let start = start.wrapping_offset((row * g.width as isize + column) * g.pixel_stride as isize);
+    let [row_stride, pixel_stride, position_stride] =
+        [g.width * g.pixel_stride, g.pixel_stride, t.position_stride].map(opaque);
     let exists = |i: isize, extent: usize| i >= 0 && (i as usize) < extent;
-    // SAFETY: pixels outside the image are replaced by zeros, lanes beyond the channels are masked.
+    // SAFETY: pixels outside the image are not read, lanes beyond the channels are masked.
     unsafe {
         let full = channel + S::LANES <= g.channels;
-        let mask = S::mask(g.channels - channel);
-        let mut columns = [[S::zero(); 3]; TILE];
-        for (j, transformed) in columns.iter_mut().enumerate() {
-            let mut d = [S::zero(); TILE];
-            for (i, d) in d.iter_mut().enumerate() {
-                let mut p = start.wrapping_add(i * row_stride + j * g.pixel_stride + channel);
-                if EDGE && !(exists(row + i as isize, g.height) && exists(column + j as isize, g.width)) {
-                    p = E::ZEROS.as_ptr();
-                }
-                *d = if EDGE || !full { E::load_masked::<S>(p, mask) } else { E::load::<S>(p) };
+        let mut masks = [S::mask(g.channels - channel); TILE];
+        if EDGE {
+            for (i, mask) in masks.iter_mut().enumerate() {
+                *mask = if exists(row + i as isize, g.height) { *mask } else { S::mask(0) };
             }
-            *transformed = input_half::<S, LAST>(d);
         }
+        let mut columns = [[S::zero(); 3]; TILE];
+        let mut pixels = start;
+        for (j, transformed) in columns.iter_mut().enumerate() {
+            if !EDGE || exists(column + j as isize, g.width) {
+                let mut d = [S::zero(); TILE];
+                for (i, d) in d.iter_mut().enumerate() {
+                    let p = pixels.wrapping_add(i * row_stride);
+                    *d = if EDGE || !full { E::load_masked::<S>(p, masks[i]) } else { E::load::<S>(p) };
+                }
+                *transformed = input_half::<S, LAST>(d);
+            }
+            pixels = pixels.wrapping_add(pixel_stride);
+        }
+        let mut out = t.out.wrapping_add(channel + 3 * TILE * usize::from(LAST) * position_stride);
         for i in 0..3 {
             let c = &columns;
             let row = input_1d::<S>([c[0][i], c[1][i], c[2][i], c[3][i], c[4][i], c[5][i]]);
-            let first = (i + 3 * usize::from(LAST)) * TILE;
             for (j, value) in row.into_iter().enumerate() {
-                S::store(t.out.wrapping_add((first + j) * t.position_stride + channel), value);
+                S::store(out.wrapping_add(j * position_stride), value);
             }
+            out = out.wrapping_add(TILE * position_stride);
         }
     }
 }
@@ -163,24 +174,29 @@ unsafe fn transform_output<S: Simd, E: Element, const EDGE: bool>(
     unsafe {
         let mut channel = 0;
         while channel < g.channels {
-            let first = t.y.wrapping_add((t.tile.row * g.width + t.tile.column) * g.pixel_stride + channel);
+            let [row_stride, pixel_stride, position_stride] =
+                [g.width * g.pixel_stride, g.pixel_stride, t.position_stride].map(opaque);
             let mask = S::mask(g.channels - channel);
             let mut columns = [[S::zero(); OUT_TILE]; TILE];
-            for (j, column) in columns.iter_mut().enumerate() {
-                let at = |i: usize| S::load(t.m.wrapping_add((i * TILE + j) * t.position_stride + channel));
+            let mut m = t.m.wrapping_add(channel);
+            for column in &mut columns {
+                let at = |i: usize| S::load(m.wrapping_add(i * TILE * position_stride));
                 *column = output_1d::<S>([at(0), at(1), at(2), at(3), at(4), at(5)]);
+                m = m.wrapping_add(position_stride);
             }
+            let mut y = t.y.wrapping_add(t.tile.row * row_stride + t.tile.column * pixel_stride + channel);
             for i in 0..OUT_TILE {
                 let c = &columns;
                 let row = output_1d::<S>([c[0][i], c[1][i], c[2][i], c[3][i], c[4][i], c[5][i]]);
                 for (j, value) in row.into_iter().enumerate() {
-                    let y = first.wrapping_add((i * g.width + j) * g.pixel_stride);
+                    let y = y.wrapping_add(j * pixel_stride);
                     if !EDGE {
                         E::store::<S>(y, value);
                     } else if i < num_rows && j < num_columns {
                         E::store_masked::<S>(y, mask, value);
                     }
                 }
+                y = y.wrapping_add(row_stride);
             }
             channel += S::LANES;
         }
@@ -220,28 +236,35 @@ unsafe fn transform_gradient<S: Simd, E: Element, const EDGE: bool>(t: &Gradient
     unsafe {
         let mut channel = 0;
         while channel < g.channels {
+            let [row_stride, pixel_stride, position_stride] =
+                [g.width * g.pixel_stride, g.pixel_stride, t.position_stride].map(opaque);
             let full = channel + S::LANES <= g.channels;
             let mask = S::mask(g.channels - channel);
             let mut rows = [[S::zero(); TILE]; OUT_TILE];
+            let mut pixels = first.wrapping_add(channel);
             for (i, transformed) in rows.iter_mut().enumerate() {
-                let mut d = [S::zero(); OUT_TILE];
-                for (j, d) in d.iter_mut().enumerate() {
-                    let mut p = first.wrapping_add((i * g.width + j) * g.pixel_stride + channel);
-                    if EDGE && !(t.tile.row + i < g.height && t.tile.column + j < g.width) {
-                        p = E::ZEROS.as_ptr();
+                if !EDGE || t.tile.row + i < g.height {
+                    let mut d = [S::zero(); OUT_TILE];
+                    for (j, d) in d.iter_mut().enumerate() {
+                        let p = pixels.wrapping_add(j * pixel_stride);
+                        if !EDGE || t.tile.column + j < g.width {
+                            *d = if full { E::load::<S>(p) } else { E::load_masked::<S>(p, mask) };
+                        }
                     }
-                    *d = if full { E::load::<S>(p) } else { E::load_masked::<S>(p, mask) };
+                    *transformed = gradient_1d::<S>(d);
                 }
-                *transformed = gradient_1d::<S>(d);
+                pixels = pixels.wrapping_add(row_stride);
             }
+            let mut out = t.out.wrapping_add(channel);
             for j in 0..TILE {
                 let r = &rows;
                 let column = gradient_1d::<S>([r[0][j], r[1][j], r[2][j], r[3][j]]);
                 for (i, value) in column.into_iter().enumerate() {
-                    S::store(t.out.wrapping_add((i * TILE + j) * t.position_stride + channel), value);
+                    S::store(out.wrapping_add(i * TILE * position_stride), value);
                 }
+                out = out.wrapping_add(position_stride);
             }
-            prefetch_tile::<S, E>(first.wrapping_add(OUT_TILE * g.width * g.pixel_stride + channel), g);
+            prefetch_tile::<S, E>(first.wrapping_add(channel), [OUT_TILE, 0], g);
             channel += S::LANES;
         }
     }
