@@ -9,7 +9,7 @@ use std::marker::PhantomData;
 use super::sums::fill_scale;
 use super::{Affine, ShortcutA, assert_len, num_rows};
 use crate::Element;
-use crate::simd::{GenericWork, Isa, Kernel, Lanes, PerVector, Simd, each_vector};
+use crate::simd::{GenericWork, Isa, Kernel, Lanes, PerVector, Simd, ask_ahead, each_vector};
 use crate::tiles::{Columns, PerChannel, Read, Streams, TILE_MAX, Write, piece_rows, walk};
 
 /// What ends a normalisation.
@@ -247,7 +247,14 @@ impl<S: Simd, E: Element, const RESIDUAL: u8, const RECTIFIER: u8> PerChannel fo
         let [mean, scale, shift] = [mean, scale, shift].map(<[f32]>::as_ptr);
         let run = Run::<E, RESIDUAL, RECTIFIER> { x, residual, y, mean, scale, shift };
         // SAFETY: features as of `S::vectorize`, in which alone this type is made; `width` values lie at each address.
-        unsafe { each_vector::<S>(width, &run) }
+        unsafe {
+            ask_ahead::<S, E, false>(x, width);
+            if RESIDUAL == SEPARATE {
+                ask_ahead::<S, E, false>(residual, width);
+            }
+            ask_ahead::<S, E, true>(y, width);
+            each_vector::<S>(width, &run);
+        }
     }
 }
 

@@ -25,7 +25,7 @@ pub(crate) use amx::Hardware as TileRegisters;
 pub(crate) use amx::Tiles;
 pub(crate) use amx::{TILE_ROWS, TILE_VALUES};
 pub(crate) use exp::exp;
-pub(crate) use lanes::{Lanes, PerVector, each_vector};
+pub(crate) use lanes::{Lanes, PerVector, ask_ahead, each_vector};
 pub use peak::measure_fma_gflops;
 pub use task::{Task, vectorized};
 
