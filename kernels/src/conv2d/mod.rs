@@ -130,7 +130,7 @@ impl Conv2d {
                 _ if wins(of_forward, 1) && wins(of_data, 1) => {
                     WeightPass::Winograd(winograd::weight::Plan::new(&shape))
                 }
-                _ => WeightPass::Direct(direct::weight_gradient::Plan::new(&shape)),
+                _ => WeightPass::direct(&shape, isa, storage),
             },
         }
     }

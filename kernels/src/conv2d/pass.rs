@@ -102,6 +102,11 @@ impl WeightPass {
         None
     }
 
+    /// By vectors: of activations stored as bf16 by dot products where `isa` has them.
+    pub(super) fn direct(shape: &Conv2dShape, isa: Isa, storage: Storage) -> Self {
+        Self::Direct(weight_gradient::Plan::new(shape, storage == Storage::Bf16 && isa.has_dot_products()))
+    }
+
     pub(super) fn workspace_len(&self, num_threads: usize) -> usize {
         match self {
             Self::Depthwise(plan) => plan.workspace_len(num_threads),
@@ -130,6 +135,10 @@ impl WeightPass {
     pub(super) fn run<E: Element>(&self, isa: Isa, operands: WeightOperands<'_, E>) {
         match self {
             Self::Depthwise(plan) => isa.run(DepthwiseWeight { plan, operands }),
+            Self::Direct(plan) if plan.has_dots() => {
+                assert!(E::STORAGE == Storage::Bf16, "convolution: planned for another storage than {:?}", E::STORAGE);
+                isa.run_bf16(WeightGradient { plan, operands });
+            }
             Self::Direct(plan) => isa.run(WeightGradient { plan, operands }),
             #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
             Self::Tiles(plan) => {

@@ -7,8 +7,9 @@
 use core::ops::Range;
 
 use crate::Element;
+use crate::conv2d::Conv2dShape;
 use crate::scratch::LINE_FLOATS;
-use crate::simd::{Kernel, Simd};
+use crate::simd::{Kernel, PANEL, Simd};
 
 /// One operand in a unit: images, rows and pixels of a row.
 #[derive(Clone, Copy)]
@@ -100,24 +101,51 @@ impl Next {
     }
 }
 
-/// Writes the pixels of `from`, which starts with the first one's first channel, as `[block][pixel][channel]`.
+/// Whether x is packed, block by block. As measured with vectors of 8 and of 16 lanes (the portable ones take the rule of 8): below, packing
+/// costs more than it gains.
+pub(super) fn packs_x<S: Simd>(s: &Conv2dShape) -> bool {
+    let (c_in, c_out) = (s.in_channels, s.out_channels);
+    let is_far =
+        if S::LANES < PANEL { c_in >= 512 && c_out >= 128 || c_in >= 256 && c_out >= 1024 } else { c_in >= 1024 };
+    s.kernel == 1 && is_far
+}
+
+/// The same for dy, over which `num_blocks` blocks of runs pass.
+pub(super) fn packs_dy<S: Simd>(s: &Conv2dShape, num_blocks: usize) -> bool {
+    let [channels, blocks] = if S::LANES < PANEL { [64, 16] } else { [1024, 8] };
+    s.out_channels >= channels && num_blocks >= blocks
+}
+
+/// Writes the pixels of `from`, which starts with the first one's first channel, as `[block][pixel][channel]`; with `pairs` of bf16, two of a row
+/// in a value's place, a single last one beside zero.
 pub(super) fn pack<S: Simd, E: Element>(
     from: &[E],
     (strides, extents): ([usize; 3], [usize; 3]),
     cut: Cut,
+    pairs: bool,
     to: &mut [f32],
 ) {
     let last = (0..3).map(|axis| (extents[axis] - 1) * strides[axis]).sum::<usize>();
     assert!(last + cut.len() <= from.len(), "weight gradient: pixels of a unit");
-    assert!(extents.iter().product::<usize>() * cut.len() <= to.len(), "weight gradient: packed pixels of a unit");
+    let [images, rows, pixels] = extents;
+    let values = images * rows * pixels.div_ceil(if pairs { 2 } else { 1 });
+    assert!(values * cut.len() <= to.len(), "weight gradient: packed pixels of a unit");
+    let to = to.as_mut_ptr();
     // SAFETY: `S` was reached through `Isa::run`, which asserted the features; all pixels lie in the slices, as just asserted.
-    unsafe { S::vectorize(Pack { from, strides, extents, cut, to: to.as_mut_ptr() }) }
+    unsafe {
+        if pairs {
+            S::vectorize(Pack::<E, 2> { from, strides, extents, cut, to });
+        } else {
+            S::vectorize(Pack::<E, 1> { from, strides, extents, cut, to });
+        }
+    }
 }
 
-/// Pixels of which all blocks are written before the next ones are read: their cache lines, which blocks share, stay in L1.
-const PACKED_PIXELS: usize = 8;
+/// Values of a channel of which all blocks are written before the next ones are read: their cache lines, which blocks share, stay in L1.
+const PACKED_VALUES: usize = 8;
 
-struct Pack<'a, E> {
+/// `PIXELS` in a value: 1, or 2 of bf16.
+struct Pack<'a, E, const PIXELS: usize> {
     from: &'a [E],
     strides: [usize; 3],
     extents: [usize; 3],
@@ -125,30 +153,31 @@ struct Pack<'a, E> {
     to: *mut f32,
 }
 
-impl<S: Simd, E: Element> Kernel<S> for Pack<'_, E> {
+impl<S: Simd, E: Element, const PIXELS: usize> Kernel<S> for Pack<'_, E, PIXELS> {
     #[inline(always)]
     unsafe fn run(self) {
         let Self { from, strides, extents: [images, rows, pixels], cut, to } = self;
-        let num_pixels = images * rows * pixels;
+        let num_values = images * rows * pixels.div_ceil(PIXELS);
         let mut index = 0;
         for image in 0..images {
             for row in 0..rows {
-                for pixel in (0..pixels).step_by(PACKED_PIXELS) {
+                for pixel in (0..pixels).step_by(PACKED_VALUES * PIXELS) {
                     let start = image * strides[0] + row * strides[1] + pixel * strides[2];
-                    let count = PACKED_PIXELS.min(pixels - pixel);
+                    let pixels = (PACKED_VALUES * PIXELS).min(pixels - pixel);
+                    let count = pixels.div_ceil(PIXELS);
                     for block in cut.blocks() {
                         let width = block.len();
-                        let at = num_pixels * block.start + index * width;
-                        let group = Group {
+                        let at = num_values * block.start + index * width;
+                        let group = Group::<E, PIXELS> {
                             from: from.as_ptr().wrapping_add(start + block.start),
                             stride: strides[2],
                             to: to.wrapping_add(at),
                             width,
-                            count,
+                            pixels,
                         };
-                        // From the last pixel on: what whole vectors write too far are pixels of this block that follow.
-                        let readable = from.len() - start - (count - 1) * strides[2] - block.start;
-                        let writable = (num_pixels - index - (count - 1)) * width;
+                        // From the last pixel on: what whole vectors write too far are values of this block that follow.
+                        let readable = from.len() - start - (pixels - 1) * strides[2] - block.start;
+                        let writable = (num_values - index - (count - 1)) * width;
                         let is_whole = width.next_multiple_of(S::LANES) <= readable.min(writable);
                         // SAFETY: the caller's contract, and whole vectors stay in `from` and in the block, as just seen.
                         unsafe {
@@ -167,38 +196,52 @@ impl<S: Simd, E: Element> Kernel<S> for Pack<'_, E> {
 }
 
 /// A few pixels of one block.
-struct Group<E> {
+struct Group<E, const PIXELS: usize> {
     from: *const E,
     stride: usize,
     to: *mut f32,
     width: usize,
-    count: usize,
+    pixels: usize,
 }
 
-impl<E: Element> Group<E> {
-    /// V vectors a pixel, the first pixel first.
+impl<E: Element, const PIXELS: usize> Group<E, PIXELS> {
+    /// V vectors a value, the first value first.
     #[inline(always)]
     unsafe fn copy<S: Simd, const V: usize>(self) {
         let (mut from, mut to) = (self.from, self.to);
-        for _ in 0..self.count {
+        for pixel in (0..self.pixels).step_by(PIXELS) {
             for lane in (0..V * S::LANES).step_by(S::LANES) {
                 // SAFETY: passed on to the caller.
-                unsafe { S::store(to.wrapping_add(lane), E::load::<S>(from.wrapping_add(lane))) };
+                unsafe {
+                    let mut value = E::load::<S>(from.wrapping_add(lane));
+                    if PIXELS == 2 {
+                        let is_pair = pixel + 1 < self.pixels;
+                        let next = from.wrapping_add(self.stride + lane);
+                        value = S::pair_bf16(value, if is_pair { E::load::<S>(next) } else { S::zero() });
+                    }
+                    S::store(to.wrapping_add(lane), value);
+                }
             }
-            (from, to) = (from.wrapping_add(self.stride), to.wrapping_add(self.width));
+            (from, to) = (from.wrapping_add(PIXELS * self.stride), to.wrapping_add(self.width));
         }
     }
 
     #[inline(always)]
     unsafe fn copy_masked<S: Simd>(self) {
-        for pixel in 0..self.count {
+        for pixel in (0..self.pixels).step_by(PIXELS) {
             for lane in (0..self.width).step_by(S::LANES) {
                 let from = self.from.wrapping_add(pixel * self.stride + lane);
-                let to = self.to.wrapping_add(pixel * self.width + lane);
+                let to = self.to.wrapping_add(pixel / PIXELS * self.width + lane);
                 // SAFETY: passed on to the caller.
                 unsafe {
                     let mask = S::mask(self.width - lane);
-                    S::store_masked(to, mask, E::load_masked::<S>(from, mask));
+                    let mut value = E::load_masked::<S>(from, mask);
+                    if PIXELS == 2 {
+                        let is_pair = pixel + 1 < self.pixels;
+                        let next = from.wrapping_add(self.stride);
+                        value = S::pair_bf16(value, if is_pair { E::load_masked::<S>(next, mask) } else { S::zero() });
+                    }
+                    S::store_masked(to, mask, value);
                 }
             }
         }

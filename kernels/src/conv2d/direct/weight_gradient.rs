@@ -46,6 +46,8 @@ pub(crate) struct Plan {
     padded_rows: usize,
     /// Whether x is read in place, if it is f32.
     borrows_input: bool,
+    /// Whether pairs of pixels are multiplied by dot products of bf16.
+    dots: bool,
 }
 
 /// The size of a block that cuts `channels` into equal ones of whole panels and about `most`.
@@ -54,7 +56,8 @@ pub(crate) fn block_of(channels: usize, most: usize) -> usize {
 }
 
 impl Plan {
-    pub(crate) fn new(s: &Conv2dShape) -> Self {
+    /// With `dots`, for activations of bf16 where there are dot products, windows of one pixel are multiplied by them.
+    pub(crate) fn new(s: &Conv2dShape, dots: bool) -> Self {
         let all = PixelRows::of(s);
         let s = &all.shape;
         let (out_h, out_w) = (s.out_height(), s.out_width());
@@ -84,7 +87,13 @@ impl Plan {
             padded_w,
             padded_rows,
             borrows_input,
+            dots: dots && borrows_input && s.kernel == 1,
         }
+    }
+
+    /// Whether it takes dot products: its work is to be run by [`Isa::run_bf16`](crate::simd::Isa::run_bf16).
+    pub(crate) fn has_dots(&self) -> bool {
+        self.dots
     }
 
     /// Elements of a task's sums, the first part of a slot.
@@ -199,14 +208,15 @@ fn run_unit<S: Simd, E: Element>(
     let first_x = image * in_image + row * s.stride * in_row + task.in_c;
     let x_strides = [in_image, s.stride * in_row, s.stride * s.in_channels];
     let x_step = ahead(in_image, rows * s.stride * in_row);
-    let is_packed = plan.borrows_input && packs_x::<S>(s);
+    let is_packed = plan.borrows_input && (plan.dots || unit::packs_x::<S>(s));
     let in_place = E::as_f32(task.x).filter(|_| plan.borrows_input && !is_packed);
     let mut next_x = None;
     let (x, layout, x_row, x_ahead) = if let Some(x) = in_place {
         (&x[first_x..], Layout::Strided(x_strides), in_row, x_step)
     } else if is_packed {
         let x = &task.x[first_x..];
-        unit::pack::<S, E>(x, (x_strides, extents), Cut::evenly(task.in_count, max_run::<S>(PACKED_VECTORS)), x_slot);
+        let cut = Cut::evenly(task.in_count, max_run::<S>(PACKED_VECTORS));
+        unit::pack::<S, E>(x, (x_strides, extents), cut, plan.dots, x_slot);
         // With larger strides the pixels are not evenly apart.
         next_x = Some(x.as_ptr().wrapping_add(x_step)).filter(|_| s.stride == 1);
         (&*x_slot, Layout::Blocks, 0, 0)
@@ -230,7 +240,9 @@ fn run_unit<S: Simd, E: Element>(
         let strides = [plan.padded_rows * row_len, s.stride * row_len, s.stride * task.in_count];
         (&*x_slot, Layout::Strided(strides), row_len, 0)
     };
-    let x = UnitPixels { values: x, layout, extents };
+    // What the blocks are made of: pixels, or pairs of them.
+    let factors = if plan.dots { [images, runs, width.div_ceil(2)] } else { extents };
+    let x = UnitPixels { values: x, layout, extents: factors };
 
     let out_row = s.out_width() * s.out_channels;
     let out_image = s.out_height() * out_row;
@@ -239,7 +251,7 @@ fn run_unit<S: Simd, E: Element>(
     let dy_step = ahead(out_image, rows * out_row);
     let (taps, run) = (s.kernel, s.kernel * task.in_count);
     let num_blocks = taps * run.div_ceil(max_run::<S>(PACKED_VECTORS));
-    let dy_in_place = E::as_f32(dy).filter(|_| !packs_dy::<S>(s, num_blocks));
+    let dy_in_place = E::as_f32(dy).filter(|_| !plan.dots && !unit::packs_dy::<S>(s, num_blocks));
     let pixels_of_block = (images * runs * width).div_ceil(num_blocks);
     let block = PACKED_VECTORS * S::LANES;
     // Of a pixel of x so many lines with each block of dy, at most two.
@@ -261,7 +273,7 @@ fn run_unit<S: Simd, E: Element>(
         } else {
             // Just before all blocks of x pass over it: it stays in L1.
             let cut = Cut::wholly(channels.len(), channels.len());
-            unit::pack::<S, E>(&dy[channels.start..], (dy_strides, extents), cut, dy_slot);
+            unit::pack::<S, E>(&dy[channels.start..], (dy_strides, extents), cut, plan.dots, dy_slot);
             let offset = if channels.end < task.out_count { channels.end } else { dy_step };
             next[0] = Some(Next {
                 line: dy.as_ptr().wrapping_add(offset).cast(),
@@ -271,29 +283,16 @@ fn run_unit<S: Simd, E: Element>(
             });
             (&*dy_slot, Layout::Blocks, 0)
         };
-        let dy = UnitPixels { values: dy, layout, extents };
+        let dy = UnitPixels { values: dy, layout, extents: factors };
         let view = UnitView { x, x_row, taps, run, dy, ahead: [x_ahead, dy_ahead], next };
-        if channels.len() > S::LANES {
-            run_channels::<S, 2>(&view, (channels.start, channels.len()), sums, accumulate);
-        } else {
-            run_channels::<S, 1>(&view, (channels.start, channels.len()), sums, accumulate);
+        let channels = (channels.start, channels.len());
+        match (channels.1 > S::LANES, plan.dots) {
+            (true, false) => run_channels::<S, 2, false>(&view, channels, sums, accumulate),
+            (false, false) => run_channels::<S, 1, false>(&view, channels, sums, accumulate),
+            (true, true) => run_channels::<S, 2, true>(&view, channels, sums, accumulate),
+            (false, true) => run_channels::<S, 1, true>(&view, channels, sums, accumulate),
         }
     }
-}
-
-/// Whether x is packed, block by block. As measured with vectors of 8 and of 16 lanes (the portable ones take the rule of 8): below, packing
-/// costs more than it gains.
-fn packs_x<S: Simd>(s: &Conv2dShape) -> bool {
-    let (c_in, c_out) = (s.in_channels, s.out_channels);
-    let is_far =
-        if S::LANES < PANEL { c_in >= 512 && c_out >= 128 || c_in >= 256 && c_out >= 1024 } else { c_in >= 1024 };
-    s.kernel == 1 && is_far
-}
-
-/// The same for dy, over which `num_blocks` blocks of runs pass.
-fn packs_dy<S: Simd>(s: &Conv2dShape, num_blocks: usize) -> bool {
-    let [channels, blocks] = if S::LANES < PANEL { [64, 16] } else { [1024, 8] };
-    s.out_channels >= channels && num_blocks >= blocks
 }
 
 /// A unit's x from the task's first channel on, and its dy from a block's.
@@ -312,7 +311,7 @@ struct UnitView<'a> {
 }
 
 /// All kernel rows and runs for NV vectors of output channels from `channel` on.
-fn run_channels<S: Simd, const NV: usize>(
+fn run_channels<S: Simd, const NV: usize, const DOTS: bool>(
     view: &UnitView<'_>,
     (channel, channels): (usize, usize),
     sums: &mut [f32],
@@ -348,7 +347,7 @@ fn run_channels<S: Simd, const NV: usize>(
                     panel_stride,
                     accumulate,
                 };
-                select::<S, NV>(values.len())(&block);
+                select::<S, NV, DOTS>(values.len())(&block);
             }
         }
     }

@@ -1,7 +1,8 @@
 //! The micro-kernel of the weight gradient: R values of a run times NV vectors of output channels in registers.
 //!
 //! For one kernel row, `dw[run, channel] += x[pixel, run] * dy[pixel, channel]` summed over all pixels of a unit: NV loads
-//! of dy and R broadcasts of x for R * NV multiply-adds; the R values lie side by side.
+//! of dy and R broadcasts of x for R * NV multiply-adds; the R values lie side by side. With dot products a value is a pair of bf16, of two
+//! pixels.
 
 use crate::simd::{Kernel, PANEL, Simd};
 
@@ -26,9 +27,11 @@ pub(crate) struct Block {
     pub(crate) accumulate: bool,
 }
 
-struct Products<'a, const R: usize, const NV: usize, const FULL: bool>(&'a Block);
+struct Products<'a, const R: usize, const NV: usize, const FULL: bool, const DOTS: bool>(&'a Block);
 
-impl<S: Simd, const R: usize, const NV: usize, const FULL: bool> Kernel<S> for Products<'_, R, NV, FULL> {
+impl<S: Simd, const R: usize, const NV: usize, const FULL: bool, const DOTS: bool> Kernel<S>
+    for Products<'_, R, NV, FULL, DOTS>
+{
     #[inline(always)]
     unsafe fn run(self) {
         let b = self.0;
@@ -54,7 +57,7 @@ impl<S: Simd, const R: usize, const NV: usize, const FULL: bool> Kernel<S> for P
                         for (r, sums) in sums.iter_mut().enumerate() {
                             let value = S::splat(*x.add(r));
                             for (sum, d) in sums.iter_mut().zip(d) {
-                                *sum = S::fma(value, d, *sum);
+                                *sum = if DOTS { S::dot_bf16(value, d, *sum) } else { S::fma(value, d, *sum) };
                             }
                         }
                         x = x.wrapping_add(b.x_strides[2]);
@@ -79,26 +82,26 @@ pub(crate) fn max_run<S: Simd>(num_vectors: usize) -> usize {
     S::ACCUMULATORS / num_vectors
 }
 
-unsafe fn launch<S: Simd, const R: usize, const NV: usize>(block: &Block) {
+unsafe fn launch<S: Simd, const R: usize, const NV: usize, const DOTS: bool>(block: &Block) {
     if const { R * NV > S::ACCUMULATORS } {
         unreachable!("blocks are cut to fit the registers");
     }
     // SAFETY: passed on to the caller.
     unsafe {
         if block.channels == NV * S::LANES {
-            S::vectorize(Products::<R, NV, true>(block));
+            S::vectorize(Products::<R, NV, true, DOTS>(block));
         } else {
-            S::vectorize(Products::<R, NV, false>(block));
+            S::vectorize(Products::<R, NV, false, DOTS>(block));
         }
     }
 }
 
 /// The kernel for `values` values of a run and NV vectors.
-pub(crate) fn select<S: Simd, const NV: usize>(values: usize) -> unsafe fn(&Block) {
+pub(crate) fn select<S: Simd, const NV: usize, const DOTS: bool>(values: usize) -> unsafe fn(&Block) {
     macro_rules! among {
         ($($count:literal)*) => {
             match values {
-                $($count => launch::<S, $count, NV>,)*
+                $($count => launch::<S, $count, NV, DOTS>,)*
                 _ => unreachable!("blocks are cut to fit the registers"),
             }
         };

@@ -1,6 +1,6 @@
 //! bf16 dot products against the reference, with every instruction set that has them.
 
-use crate::conv2d::pass::Pass;
+use crate::conv2d::pass::{Pass, WeightPass};
 use crate::conv2d::tests::{Random, check_statistics, odd_numbers_of_pixels, pool, random_shape, run_all};
 use crate::conv2d::{Algorithm, Conv2d, Conv2dShape, Epilogue, reference};
 use crate::simd::Isa;
@@ -195,6 +195,39 @@ fn a_plan_with_dot_products_refuses_f32() {
         let refused = std::panic::catch_unwind(std::panic::AssertUnwindSafe(forward)).unwrap_err();
         let message = refused.downcast_ref::<String>().map_or("", String::as_str);
         assert!(message.starts_with("convolution: planned for another storage"), "{name}: {message}");
+    }
+}
+
+#[test]
+fn weight_gradients_of_single_pixels_take_dot_products_where_there_are_no_tiles_and_refuse_f32() {
+    let of_kernel = |kernel, padding| Conv2dShape {
+        batch: 1,
+        height: 5,
+        width: 5,
+        in_channels: 32,
+        out_channels: 32,
+        kernel,
+        stride: 2,
+        padding,
+        groups: 1,
+    };
+    for isa in Isa::available() {
+        let has_dots = |shape, storage| {
+            let conv = Conv2d::new(shape, Algorithm::Auto, isa, storage);
+            (conv, matches!(conv.weight_gradient, WeightPass::Direct(plan) if plan.has_dots()))
+        };
+        let [pixels, windows] = [of_kernel(1, 0), of_kernel(3, 1)];
+        assert!(!has_dots(pixels, Storage::F32).1 && !has_dots(windows, Storage::Bf16).1, "{isa:?}");
+        let (conv, takes_them) = has_dots(pixels, Storage::Bf16);
+        assert_eq!(takes_them, isa.has_dot_products() && !isa.has_tiles(), "{isa:?}");
+        if takes_them {
+            let (x, dy) = (vec![0.0_f32; pixels.input_len()], vec![0.0; pixels.output_len()]);
+            let (mut dw, mut workspace) = (vec![0.0; pixels.weight_len()], dirty(conv.weight_gradient_workspace_len()));
+            let gradient = || conv.weight_gradient(&x, &dy, &mut dw, &mut workspace);
+            let refused = std::panic::catch_unwind(std::panic::AssertUnwindSafe(gradient)).unwrap_err();
+            let message = refused.downcast_ref::<String>().map_or("", String::as_str);
+            assert!(message.starts_with("convolution: planned for another storage"), "{isa:?}: {message}");
+        }
     }
 }
 

@@ -167,7 +167,7 @@ fn multiply<S: Simd, const NV: usize>(product: &Product<'_>, sums: &mut [f32], c
     let panel_stride = in_count * PANEL;
     let num_blocks = in_count.div_ceil(max_run::<S>(NV));
     let (values, longer) = (in_count / num_blocks, in_count % num_blocks);
-    let kernels = [select::<S, NV>(values), select::<S, NV>(values + usize::from(longer > 0))];
+    let kernels = [select::<S, NV, false>(values), select::<S, NV, false>(values + usize::from(longer > 0))];
     let mut first = 0;
     for index in 0..num_blocks {
         let is_longer = usize::from(index < longer);
