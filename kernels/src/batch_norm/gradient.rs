@@ -10,7 +10,7 @@ use super::shortcut::Scatter;
 use super::sums::{OPEN, OUTPUT, RECOMPUTED, RECOMPUTED_6, fill_scale};
 use super::{Gate, Saved, ShortcutA, assert_len};
 use crate::Element;
-use crate::simd::{GenericWork, Isa, Kernel, Lanes, PerVector, Simd, ask_ahead, each_vector};
+use crate::simd::{GenericWork, Isa, Kernel, Lanes, PerVector, Simd, each_vector};
 use crate::tiles::{Columns, PerChannel, Read, Streams, TILE_MAX, Write, piece_rows, walk};
 
 /// What becomes of the residual's gradient, g = dy where the gate is open, else 0.
@@ -197,17 +197,7 @@ impl<S: Simd, E: Element, const GATE: u8, const RESIDUAL: bool> PerChannel for T
         let (offset, beta) = (self.offset[..width].as_ptr(), self.beta[..width].as_ptr());
         let run = Run::<E, GATE, RESIDUAL> { x, y, dy, dx, residual, mean, scale, slope, offset, beta };
         // SAFETY: features as of `S::vectorize`, in which alone this type is made; `width` values lie at each address.
-        unsafe {
-            ask_ahead::<S, E, false>(x, width);
-            ask_ahead::<S, E, false>(dy, width);
-            if GATE == OUTPUT {
-                ask_ahead::<S, E, false>(y, width);
-            }
-            if RESIDUAL {
-                ask_ahead::<S, E, true>(residual, width);
-            }
-            each_vector::<S>(width, &run);
-        }
+        unsafe { each_vector::<S>(width, &run) }
     }
 }
 
@@ -230,6 +220,15 @@ impl<S: Simd, E: Element, const GATE: u8, const RESIDUAL: bool> PerVector<S> for
     unsafe fn vector(&self, lanes: Lanes<S>) {
         // SAFETY: passed on.
         unsafe {
+            // Not for dx, which is scratch memory in a layer's pass.
+            lanes.ask_ahead::<E, false>(self.x);
+            lanes.ask_ahead::<E, false>(self.dy);
+            if GATE == OUTPUT {
+                lanes.ask_ahead::<E, false>(self.y);
+            }
+            if RESIDUAL {
+                lanes.ask_ahead::<E, true>(self.residual);
+            }
             let centred = S::sub(lanes.load(self.x), lanes.load(self.mean));
             let scale = lanes.load(self.scale);
             let dy = lanes.load(self.dy);

@@ -9,7 +9,7 @@ use std::marker::PhantomData;
 use super::sums::fill_scale;
 use super::{Affine, ShortcutA, assert_len, num_rows};
 use crate::Element;
-use crate::simd::{GenericWork, Isa, Kernel, Lanes, PerVector, Simd, ask_ahead, each_vector};
+use crate::simd::{GenericWork, Isa, Kernel, Lanes, PerVector, Simd, each_vector};
 use crate::tiles::{Columns, PerChannel, Read, Streams, TILE_MAX, Write, piece_rows, walk};
 
 /// What ends a normalisation.
@@ -247,14 +247,7 @@ impl<S: Simd, E: Element, const RESIDUAL: u8, const RECTIFIER: u8> PerChannel fo
         let [mean, scale, shift] = [mean, scale, shift].map(<[f32]>::as_ptr);
         let run = Run::<E, RESIDUAL, RECTIFIER> { x, residual, y, mean, scale, shift };
         // SAFETY: features as of `S::vectorize`, in which alone this type is made; `width` values lie at each address.
-        unsafe {
-            ask_ahead::<S, E, false>(x, width);
-            if RESIDUAL == SEPARATE {
-                ask_ahead::<S, E, false>(residual, width);
-            }
-            ask_ahead::<S, E, true>(y, width);
-            each_vector::<S>(width, &run);
-        }
+        unsafe { each_vector::<S>(width, &run) }
     }
 }
 
@@ -273,6 +266,11 @@ impl<S: Simd, E: Element, const RESIDUAL: u8, const RECTIFIER: u8> PerVector<S> 
     unsafe fn vector(&self, lanes: Lanes<S>) {
         // SAFETY: passed on.
         unsafe {
+            lanes.ask_ahead::<E, false>(self.x);
+            if RESIDUAL == SEPARATE {
+                lanes.ask_ahead::<E, false>(self.residual);
+            }
+            lanes.ask_ahead::<E, true>(self.y);
             let centred = S::sub(lanes.load(self.x), lanes.load(self.mean));
             let mut value = S::add(S::mul(centred, lanes.load(self.scale)), lanes.load(self.shift));
             if RESIDUAL != NONE {

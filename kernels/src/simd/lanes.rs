@@ -36,7 +36,21 @@ impl<S: Simd> Lanes<S> {
             }
         }
     }
+
+    /// Asks for the line [`AHEAD`] of this vector, to read it or to write it; it need not exist.
+    ///
+    /// # Safety
+    /// The processor has the features of `S`.
+    #[inline(always)]
+    pub(crate) unsafe fn ask_ahead<E, const WRITE: bool>(self, run: *const E) {
+        let line = run.wrapping_add(self.first).wrapping_byte_add(AHEAD).cast();
+        // SAFETY: passed on; a prefetch may name any address.
+        unsafe { if WRITE { S::prefetch_write(line) } else { S::prefetch(line) } }
+    }
 }
+
+/// Bytes from a vector to what is asked for: a page, at whose end the processor's own prefetcher stops.
+const AHEAD: usize = 4096;
 
 /// What is done with each vector. Not a closure: that would not be compiled with the features of `S`.
 pub(crate) trait PerVector<S: Simd> {
@@ -64,22 +78,5 @@ pub(crate) unsafe fn each_vector<S: Simd>(len: usize, work: &impl PerVector<S>) 
         if whole < len {
             work.vector(Lanes { first, mask: Some(S::mask(len - whole)) });
         }
-    }
-}
-
-/// Bytes from a run to what is asked for: a page, at whose end the processor's own prefetcher stops.
-const AHEAD: usize = 4096;
-const LINE_BYTES: usize = 64;
-
-/// Asks for the lines that lie so far behind those of a run, to read them or to write them; they need not exist.
-///
-/// # Safety
-/// The processor has the features of `S`.
-#[inline(always)]
-pub(crate) unsafe fn ask_ahead<S: Simd, E, const WRITE: bool>(run: *const E, len: usize) {
-    for byte in (0..len * size_of::<E>()).step_by(LINE_BYTES) {
-        let line = run.wrapping_byte_add(AHEAD + byte).cast();
-        // SAFETY: passed on; a prefetch may name any address.
-        unsafe { if WRITE { S::prefetch_write(line) } else { S::prefetch(line) } }
     }
 }

@@ -25,7 +25,7 @@ pub(crate) use amx::Hardware as TileRegisters;
 pub(crate) use amx::Tiles;
 pub(crate) use amx::{TILE_ROWS, TILE_VALUES};
 pub(crate) use exp::exp;
-pub(crate) use lanes::{Lanes, PerVector, ask_ahead, each_vector};
+pub(crate) use lanes::{Lanes, PerVector, each_vector};
 pub use peak::measure_fma_gflops;
 pub use task::{Task, vectorized};
 
@@ -185,7 +185,7 @@ pub(crate) trait Kernel<S: Simd> {
 ///
 /// # Safety
 /// Every method demands that the processor has the features of the implementor (`Isa::run` asserts it), and those with
-/// a pointer that the lanes they touch lie inside one allocation; no alignment is demanded.
+/// a pointer that the lanes they touch, of which a mask may leave none, lie inside one allocation; no alignment is demanded.
 pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// Lanes of a vector: a divisor of [`PANEL`].
     const LANES: usize;
