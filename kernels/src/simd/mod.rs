@@ -214,7 +214,6 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     unsafe fn store_bf16(p: *mut u16, v: Self::V);
     unsafe fn store_bf16_masked(p: *mut u16, mask: Self::Mask, v: Self::V);
     /// The bits of two vectors of widened bf16 in one: those of `low` in the low half of each lane, of `high` in the high.
-    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "only AMX tiles take pairs"))]
     unsafe fn pair_bf16(low: Self::V, high: Self::V) -> Self::V;
     unsafe fn add(a: Self::V, b: Self::V) -> Self::V;
     unsafe fn sub(a: Self::V, b: Self::V) -> Self::V;

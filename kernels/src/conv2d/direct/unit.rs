@@ -131,7 +131,7 @@ pub(super) fn pack<S: Simd, E: Element>(
     let values = images * rows * pixels.div_ceil(if pairs { 2 } else { 1 });
     assert!(values * cut.len() <= to.len(), "weight gradient: packed pixels of a unit");
     let to = to.as_mut_ptr();
-    // SAFETY: `S` was reached through `Isa::run`, which asserted the features; all pixels lie in the slices, as just asserted.
+    // SAFETY: `S` was reached through `Isa::run` or `Isa::run_bf16`, which asserted the features; all pixels lie in the slices, as just asserted.
     unsafe {
         if pairs {
             S::vectorize(Pack::<E, 2> { from, strides, extents, cut, to });
