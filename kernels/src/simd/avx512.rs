@@ -48,6 +48,7 @@ unsafe fn widen(bits: __m256i) -> __m512 {
 impl<const BF16: bool> Simd for Avx512<BF16> {
     const LANES: usize = 16;
     const ACCUMULATORS: usize = 24;
+    const HAS_DOTS: bool = BF16;
     type V = __m512;
     type Mask = __mmask16;
 

@@ -191,6 +191,8 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     const LANES: usize;
     /// Sums that fit into registers beside the operands.
     const ACCUMULATORS: usize;
+    /// Whether [`Simd::dot_bf16`] exists.
+    const HAS_DOTS: bool = false;
     type V: Copy;
     type Mask: Copy;
 

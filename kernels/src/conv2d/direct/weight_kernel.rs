@@ -86,6 +86,9 @@ unsafe fn launch<S: Simd, const R: usize, const NV: usize, const DOTS: bool>(blo
     if const { R * NV > S::ACCUMULATORS } {
         unreachable!("blocks are cut to fit the registers");
     }
+    if const { DOTS && !S::HAS_DOTS } {
+        unreachable!("planned where there are dot products");
+    }
     // SAFETY: passed on to the caller.
     unsafe {
         if block.channels == NV * S::LANES {

@@ -22,7 +22,7 @@ use tiles::{InputTile, OutputTile};
 use transform::{OUT_TILE, POSITIONS};
 
 const LINE_BYTES: usize = 64;
-/// Tiles of a register block of two vectors: fewer than fit, so that the stores of one block overlap with the products of the next. Of one
+/// Most tiles of a register block of two vectors: with 16 lanes fewer than fit, so that the stores of one block overlap with the products of the next. Of one
 /// vector it has as many as fit: each has half as many products to hide its beginning and end.
 const REGISTER_TILES: usize = 8;
 

@@ -48,14 +48,15 @@ impl<E: Element, S: Simd> Kernel<S> for InputTile<'_, E> {
         let inside = |first: isize, extent: usize| first >= 0 && first as usize + TILE <= extent;
         let first = self.tile.image as isize + (row * g.width as isize + column) * g.pixel_stride as isize;
         let last = first + ((TILE - 1) * (g.width + 1) * g.pixel_stride + g.channels) as isize;
+        let start = self.x.as_ptr().wrapping_offset(first);
         // SAFETY: passed on.
         unsafe {
             if inside(row, g.height) && inside(column, g.width) {
-                transform_input::<S, E, INSIDE>(&self, row, column);
+                transform_input::<S, E, INSIDE>(&self, start, [row, column]);
             } else if first >= 0 && last <= self.x.len() as isize {
-                transform_input::<S, E, EDGE>(&self, row, column);
+                transform_input::<S, E, EDGE>(&self, start, [row, column]);
             } else {
-                transform_input::<S, E, END>(&self, row, column);
+                transform_input::<S, E, END>(&self, start, [row, column]);
             }
         }
     }
@@ -67,15 +68,17 @@ const EDGE: u8 = 1;
 const END: u8 = 2;
 
 #[inline(always)]
-unsafe fn transform_input<S: Simd, E: Element, const PLACE: u8>(t: &InputTile<'_, E>, row: isize, column: isize) {
-    let first = (row * t.grid.width as isize + column) * t.grid.pixel_stride as isize;
-    let mut start = t.x.as_ptr().wrapping_add(t.tile.image).wrapping_offset(first);
+unsafe fn transform_input<S: Simd, E: Element, const PLACE: u8>(
+    t: &InputTile<'_, E>,
+    mut start: *const E,
+    place: [isize; 2],
+) {
     // SAFETY: passed on; vectors start below the channels.
     unsafe {
         let mut channel = 0;
         while channel < t.grid.channels {
-            transform_input_half::<S, E, PLACE, false>(t, start, [row, column], channel);
-            transform_input_half::<S, E, PLACE, true>(t, start, [row, column], channel);
+            transform_input_half::<S, E, PLACE, false>(t, start, place, channel);
+            transform_input_half::<S, E, PLACE, true>(t, start, place, channel);
             prefetch_tile::<S, E>(start, [TILE, 1], t.grid);
             start = start.wrapping_add(S::LANES);
             channel += S::LANES;
