@@ -35,8 +35,8 @@ pub use modules::{BatchNorm, BatchNormConfig, Conv2d, Conv2dConfig, Linear, Line
 pub use ops::{
     BatchNormGradients, BatchNormOptions, BatchNormOutput, BatchNormTrain, FusedGradients, FusedOptions, FusedOutput,
     FusedSaved, Gate, GradientHook, HookedParameters, Joined, JoinedGradients, KernelAlone, KernelCalls, KernelTime,
-    LayerOps, NormEnd, NormLink, Residual, StatisticsReducer, batch_norm_train, fused_inference, fused_train, gated,
-    global_average, gradient_hook, kernel_times, normalise_by_composition, sum_in_one_stage,
+    LayerOps, NormEnd, NormLink, Residual, StatisticsReducer, batch_norm_train, convolve_by_burn, fused_inference,
+    fused_train, gated, global_average, gradient_hook, kernel_times, normalise_by_composition, sum_in_one_stage,
 };
 pub use pooling::{
     AdaptiveAvgPool2d, AdaptiveAvgPool2dConfig, AvgPool2d, AvgPool2dConfig, MaxPool2d, MaxPool2dConfig, global_avg_pool,

@@ -42,6 +42,7 @@ pub use alone::{KernelAlone, KernelCalls};
 pub use average::global_average;
 pub use clock::{KernelTime, kernel_times};
 pub use composed::normalise_by_composition;
+pub use fused::convolve_by_burn;
 pub use fused::{
     FusedGradients, FusedOptions, FusedOutput, FusedSaved, NormLink, Residual, fused_inference, fused_train,
 };
@@ -272,9 +273,27 @@ pub trait LayerOps: Backend {
         composed::gradient_input::<Self>(saved, [plain, with_normalised], dy, end)
     }
 
+    /// A convolution without bias: `[N, H, W, C_in]` by `[C_out, C_in, k, k]` to `[N, H_out, W_out, C_out]`, in the input's number format.
+    #[fusion(meta = |input, weight, options| cube::convolved(input, weight, options))]
+    fn convolution(input: FloatTensor<Self>, weight: FloatTensor<Self>, options: ConvOptions<2>) -> FloatTensor<Self> {
+        fused::convolution_by_burn::<Self>(input, weight, options)
+    }
+
+    /// The gradient of a convolution's input `[N, H, W, C_in]`, of which only the shape counts: weight `[C_out, C_in, k, k]`, the output's
+    /// gradient `[N, H_out, W_out, C_out]`.
+    #[fusion(meta = |input, _weight, _dy, _options| input.clone())]
+    fn input_gradient(
+        input: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        dy: FloatTensor<Self>,
+        options: ConvOptions<2>,
+    ) -> FloatTensor<Self> {
+        fused::input_gradient_by_burn::<Self>(input, weight, dy, options)
+    }
+
     /// The gradient of a convolution's weight `[C_out, C_in, k, k]`, of which only the shape counts, in f32: `input` `[N, H, W, C_in]`, the
     /// output's gradient `[N, H_out, W_out, C_out]`. Where burn computes it in 16 bits, it is rounded to them.
-    #[fusion(meta = |_input, weight, _dy, _options| cube::in_f32(&weight))]
+    #[fusion(meta = |_input, weight, _dy, _options| cube::in_f32(weight))]
     fn weight_gradient(
         input: FloatTensor<Self>,
         weight: FloatTensor<Self>,

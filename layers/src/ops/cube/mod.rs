@@ -1,11 +1,13 @@
-//! The normalisation, and gradients of small weights, on burn's GPU backend, by kernels of our own.
+//! The normalisation, and convolutions of few channels, on burn's GPU backend, by kernels of our own.
 //!
 //! In and out: as the trait says; tables of f32, bf16 or f16, statistics in f32. Invariant: how a table is divided, and so the order of
 //! every sum, is a function of its shape alone; equal bits on every run. A normalisation is three launches forward and three backward, a
-//! weight's gradient two; nothing waits.
+//! weight's gradient two, a convolution one; nothing waits.
 
+mod convolution;
 mod norm;
 mod overwrite;
+mod strip;
 #[cfg(all(test, feature = "flex"))]
 mod tests;
 mod weight_gradient;
@@ -14,6 +16,7 @@ use burn::backend::TensorMetadata;
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn::backend::fusion::custom::TensorSpec;
 use burn::backend::ops::ConvOptions;
+use burn::backend::ops::conv::calculate_conv_output_sizes;
 use burn::tensor::{DType, Shape};
 use burn_cubecl::CubeBackend;
 use burn_cubecl::cubecl::prelude::{CubeCount, CubeDim};
@@ -22,7 +25,7 @@ use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
 use burn_cubecl::tensor::CubeTensor;
 use kernels::batch_norm::Rectifier;
 
-use super::fused::weight_gradient_by_burn;
+use super::fused::{convolution_by_burn, input_gradient_by_burn, weight_gradient_by_burn};
 use super::{BatchNormSaved, LayerOps, NormEnd};
 use norm::TableLaunch;
 
@@ -44,6 +47,14 @@ pub(super) fn row(table: &TensorSpec) -> TensorSpec {
 /// The same shape in f32.
 pub(super) fn in_f32(tensor: &TensorSpec) -> TensorSpec {
     TensorSpec::new(tensor.shape.clone(), DType::F32)
+}
+
+/// What a convolution makes of a table `[N, H, W, C_in]`.
+pub(super) fn convolved(input: &TensorSpec, weight: &TensorSpec, options: &ConvOptions<2>) -> TensorSpec {
+    let ([images, height, width, _], [channels, _, kernel @ ..]) = (input.shape.dims::<4>(), weight.shape.dims::<4>());
+    let sides =
+        calculate_conv_output_sizes(&kernel, &options.stride, &options.padding, &options.dilation, &[height, width]);
+    TensorSpec::new(Shape::new([images, sides[0], sides[1], channels]), input.dtype)
 }
 
 impl LayerOps for CubeBackend {
@@ -209,6 +220,16 @@ impl LayerOps for CubeBackend {
     fn overwrite(target: CubeTensor, source: CubeTensor) -> CubeTensor {
         overwrite::overwrite(&target, source);
         target
+    }
+
+    fn convolution(input: CubeTensor, weight: CubeTensor, options: ConvOptions<2>) -> CubeTensor {
+        convolution::convolve(&input, &weight, &options, false)
+            .unwrap_or_else(|| convolution_by_burn::<Self>(input, weight, options))
+    }
+
+    fn input_gradient(input: CubeTensor, weight: CubeTensor, dy: CubeTensor, options: ConvOptions<2>) -> CubeTensor {
+        convolution::convolve(&dy, &weight, &options, true)
+            .unwrap_or_else(|| input_gradient_by_burn::<Self>(input, weight, dy, options))
     }
 
     fn weight_gradient(input: CubeTensor, weight: CubeTensor, dy: CubeTensor, options: ConvOptions<2>) -> CubeTensor {

@@ -100,6 +100,22 @@ pub(super) fn read<B: Backend>(tensor: FloatTensor<B>) -> Vec<f32> {
     read_sync(B::float_into_data(tensor)).unwrap().iter::<f32>().collect()
 }
 
+/// Whether the adapter has matrix units of which our convolutions make use.
+pub(super) fn has_units(device: &CubeDevice, dtype: FloatDType) -> bool {
+    let properties = device.client().properties().clone();
+    let dtype = dtype.into();
+    strip::Factors::of(dtype).is_some_and(|factors| factors.staged(dtype, &properties).is_some())
+}
+
+/// The relative L2 distance; infinite for another length.
+pub(super) fn distance(found: &[f32], expected: &[f32]) -> f64 {
+    let norm = |values: &mut dyn Iterator<Item = f32>| values.map(|v| f64::from(v) * f64::from(v)).sum::<f64>().sqrt();
+    if found.len() != expected.len() {
+        return f64::INFINITY;
+    }
+    norm(&mut found.iter().zip(expected).map(|(a, b)| a - b)) / norm(&mut expected.iter().copied())
+}
+
 /// What the four operations make, each of the same operands: `output`, `mean` and `variance` are those of the reference, so that no gate
 /// opens on one side only.
 #[derive(Clone, Debug, PartialEq)]

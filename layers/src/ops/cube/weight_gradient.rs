@@ -1,8 +1,9 @@
 //! The weight's gradient of a convolution with few channels, in CubeCL.
 //!
 //! In: an input `[N, H, W, C_in]` and its output's gradient `[N, H_out, W_out, C_out]` of f32, bf16 or f16. Out: `[C_out, k, k, C_in]` in f32.
-//! A block of output rows is a cube: its units along x have some channels of both sides each, and all of the kernel's taps, those along y,
-//! the lanes, take the block's rows in turn; what a unit has summed stays in its registers until its last row.
+//! Where a device has matrix units, most 3x3 kernels that keep the image's size are theirs (`tiles`). Else a block of output rows is a cube: its units along x
+//! have some channels of both sides each, and all of the kernel's taps, those along y, the lanes, take the block's rows in turn; what a unit
+//! has summed stays in its registers until its last row.
 //! Invariant: sums are taken in f32, without atomics, and in one order, which only the shapes decide: the pixels of a lane, the lanes, the
 //! blocks in a second launch.
 
@@ -11,6 +12,7 @@
 
 #[cfg(all(test, feature = "flex"))]
 mod tests;
+mod tiles;
 
 use burn::backend::TensorMetadata;
 use burn::backend::cubecl::dtype_to_storage_type;
@@ -22,6 +24,7 @@ use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
+use super::convolution::keeps_size;
 use super::norm::add_lanes;
 use super::{empty, vector_of};
 
@@ -54,9 +57,32 @@ pub(super) fn weight_gradient(
         return None;
     }
     let (input, dy) = (into_contiguous(input.clone()), into_contiguous(dy.clone()));
+    let by_tiles = if keeps_size(weight, options) { tiles::block_sums(&input, &dy) } else { None };
+    let (sums, blocks) = by_tiles.unwrap_or_else(|| block_sums(&input, kernel, dy, options));
+    let whole = empty(&input, Shape::new([channels_out, kernel, kernel, channels_in]), DType::F32);
+    let vector = vector_of(channels_in);
+    let columns = whole.shape().num_elements() / vector;
+    let address = sums.required_address_type();
+    whole_weight_gradient::launch(
+        &input.client,
+        CubeCount::Static(columns.div_ceil(UNITS_IN_A_ROW) as u32, 1, 1),
+        CubeDim::new_2d(UNITS_IN_A_ROW as u32, LANES as u32),
+        address,
+        vector,
+        sums.into_buffer_arg(),
+        whole.clone().into_buffer_arg(),
+        columns,
+        blocks,
+        UNITS_IN_A_ROW * LANES,
+    );
+    Some(CubeBackend::float_permute(whole, &[0, 3, 1, 2]))
+}
+
+/// The sums of each block, without matrix units, and how many there are.
+fn block_sums(input: &CubeTensor, kernel: usize, dy: CubeTensor, options: &ConvOptions<2>) -> (CubeTensor, usize) {
     let (of_input, of_output) = (input.shape().dims::<4>(), dy.shape().dims::<4>());
     let plan = Plan::new(of_input, of_output);
-    let sums = empty(&input, Shape::new([plan.blocks, channels_out, kernel, kernel, channels_in]), DType::F32);
+    let sums = empty(input, Shape::new([plan.blocks, of_output[3], kernel, kernel, of_input[3]]), DType::F32);
     let window = plan.window(of_input, of_output, options);
     let client = input.client.clone();
     let address = input.required_address_type().max(dy.required_address_type()).max(sums.required_address_type());
@@ -77,21 +103,7 @@ pub(super) fn weight_gradient(
         plan.units_in_a_row * plan.lanes,
         element,
     );
-    let whole = empty(&input, Shape::new([channels_out, kernel, kernel, channels_in]), DType::F32);
-    let columns = whole.shape().num_elements() / plan.vector_in;
-    whole_weight_gradient::launch(
-        &client,
-        CubeCount::Static(columns.div_ceil(UNITS_IN_A_ROW) as u32, 1, 1),
-        CubeDim::new_2d(UNITS_IN_A_ROW as u32, LANES as u32),
-        address,
-        plan.vector_in,
-        sums.into_buffer_arg(),
-        whole.clone().into_buffer_arg(),
-        columns,
-        plan.blocks,
-        UNITS_IN_A_ROW * LANES,
-    );
-    Some(CubeBackend::float_permute(whole, &[0, 3, 1, 2]))
+    (sums, plan.blocks)
 }
 
 /// How the outputs are divided over cubes and their units.

@@ -1,8 +1,11 @@
-//! Convolutions and their gradients by burn's operations, in the activations' number format.
+//! Convolutions and their gradients in the activations' number format: on burn's GPU backend some by kernels of ours, else by burn's
+//! operations.
 //!
 //! In and out: `[N, H, W, C]`. Invariant: operands and result are of the activations' type, weights rounded to it; products are
 //! summed in f32. burn convolves planes, so tensors pass through permuted views.
 //! Source: Micikevicius et al. 2018, arXiv 1710.03740, section 3.3, which is what tensor cores do.
+
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use burn::backend::Backend;
 use burn::backend::ops::ConvOptions;
@@ -13,6 +16,17 @@ use burn::tensor::FloatDType;
 use super::FusedOptions;
 use crate::ops::LayerOps;
 use crate::ops::composed::{round, widen};
+
+static BY_BURN: AtomicBool = AtomicBool::new(false);
+
+/// Whether burn computes all convolutions and their gradients, where kernels of ours else compute some: on burn's GPU backend.
+/// For the whole process; to find out which of both computes wrongly or slowly on a device.
+pub fn convolve_by_burn(yes: bool) {
+    BY_BURN.store(yes, Ordering::Relaxed);
+}
+
+/// Of an input, a weight and the output's gradient.
+type Gradient<B> = fn(FloatTensor<B>, FloatTensor<B>, FloatTensor<B>, ConvOptions<2>) -> FloatTensor<B>;
 
 /// How a layer's convolution is computed.
 #[derive(Clone, Debug)]
@@ -39,10 +53,10 @@ impl Convolution {
     }
 
     /// Of the stored type.
-    pub(super) fn forward<B: Backend>(&self, input: FloatTensor<B>, weight: FloatTensor<B>) -> FloatTensor<B> {
+    pub(super) fn forward<B: LayerOps>(&self, input: FloatTensor<B>, weight: FloatTensor<B>) -> FloatTensor<B> {
         let [input, weight] = [input, weight].map(|tensor| self.operand::<B>(tensor));
-        let planes = B::conv2d(to_planes::<B>(input), weight, None, self.options.clone());
-        round::<B>(from_planes::<B>(planes), self.stored)
+        let convolved = if BY_BURN.load(Ordering::Relaxed) { convolution_by_burn::<B> } else { B::convolution };
+        round::<B>(convolved(input, weight, self.options.clone()), self.stored)
     }
 
     /// The gradients of the input, if it is needed, in the computed type, and of the weight in f32.
@@ -54,16 +68,38 @@ impl Convolution {
         needs_input: bool,
     ) -> (Option<FloatTensor<B>>, FloatTensor<B>) {
         let [input, weight, dy] = [input, weight, output_gradient].map(|tensor| self.operand::<B>(tensor));
-        let d_weight = B::weight_gradient(input.clone(), weight.clone(), dy.clone(), self.options.clone());
-        let (input, dy) = (to_planes::<B>(input), to_planes::<B>(dy));
-        let d_input =
-            needs_input.then(|| from_planes::<B>(B::conv2d_x_backward(input, weight, dy, self.options.clone())));
+        let (of_weight, of_input) = if BY_BURN.load(Ordering::Relaxed) {
+            (weight_gradient_by_burn::<B> as Gradient<B>, input_gradient_by_burn::<B> as Gradient<B>)
+        } else {
+            (B::weight_gradient as Gradient<B>, B::input_gradient as Gradient<B>)
+        };
+        let d_weight = of_weight(input.clone(), weight.clone(), dy.clone(), self.options.clone());
+        let d_input = needs_input.then(|| of_input(input, weight, dy, self.options.clone()));
         (d_input, d_weight)
     }
 
     fn operand<B: Backend>(&self, tensor: FloatTensor<B>) -> FloatTensor<B> {
         round::<B>(round::<B>(tensor, self.stored), self.computed)
     }
+}
+
+/// [`LayerOps::convolution`] by burn's operations.
+pub(in crate::ops) fn convolution_by_burn<B: Backend>(
+    input: FloatTensor<B>,
+    weight: FloatTensor<B>,
+    options: ConvOptions<2>,
+) -> FloatTensor<B> {
+    from_planes::<B>(B::conv2d(to_planes::<B>(input), weight, None, options))
+}
+
+/// [`LayerOps::input_gradient`] by burn's operations.
+pub(in crate::ops) fn input_gradient_by_burn<B: Backend>(
+    input: FloatTensor<B>,
+    weight: FloatTensor<B>,
+    dy: FloatTensor<B>,
+    options: ConvOptions<2>,
+) -> FloatTensor<B> {
+    from_planes::<B>(B::conv2d_x_backward(to_planes::<B>(input), weight, to_planes::<B>(dy), options))
 }
 
 /// [`LayerOps::weight_gradient`] by burn's operations.

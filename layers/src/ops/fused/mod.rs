@@ -24,7 +24,8 @@ use kernels::conv2d::Conv2dShape;
 use kernels::simd::Isa;
 
 pub(super) use call::{Before, LayerCall, shortcut_a};
-pub(super) use convolution::weight_gradient_by_burn;
+pub use convolution::convolve_by_burn;
+pub(super) use convolution::{convolution_by_burn, input_gradient_by_burn, weight_gradient_by_burn};
 #[cfg(feature = "flex")]
 pub(super) use link::LinkedNorm;
 pub use link::NormLink;

@@ -9,7 +9,7 @@ use burn::backend::{Cube, Flex};
 use burn::tensor::FloatDType;
 
 use crate::ops::LayerOps;
-use crate::ops::cube::tests::{adapter, launches, read, upload, values};
+use crate::ops::cube::tests::{adapter, distance, has_units, launches, read, upload, values};
 
 /// A convolution whose weight's gradient is ours: input, kernel, channels out, stride, padding.
 const CONVOLUTIONS: [([usize; 4], usize, usize, usize, usize); 7] = [
@@ -25,6 +25,7 @@ const CONVOLUTIONS: [([usize; 4], usize, usize, usize, usize); 7] = [
 #[test]
 fn a_weights_gradient_is_two_launches_that_agree_with_flex_and_give_equal_bits_twice() {
     let Some((_alone, device)) = adapter() else { return };
+    let has_units = has_units(&device, FloatDType::F32);
     for case @ (shape, kernel, channels_out, stride, padding) in CONVOLUTIONS {
         let side = |pixels: usize| (pixels + 2 * padding - kernel) / stride + 1;
         let of_output = [shape[0], side(shape[1]), side(shape[2]), channels_out];
@@ -46,10 +47,11 @@ fn a_weights_gradient_is_two_launches_that_agree_with_flex_and_give_equal_bits_t
         let made = launches(|| found = on::<Cube>([&input, &weight, &dy], &options, &device));
         assert_eq!(made.iter().filter(|name| name.contains("cube::weight_gradient")).count(), 2, "{case:?}: {made:?}");
         assert_eq!(found, on::<Cube>([&input, &weight, &dy], &options, &device), "{case:?}");
-        let norm =
-            |values: &mut dyn Iterator<Item = f32>| values.map(|v| f64::from(v) * f64::from(v)).sum::<f64>().sqrt();
-        let difference = norm(&mut found.iter().zip(&expected).map(|(a, b)| a - b));
-        let distance = difference / norm(&mut expected.iter().copied());
-        assert!(found.len() == expected.len() && distance <= 1e-5, "{case:?}: {distance:e}");
+        // Sixteens of channels with stride 1 are for matrix units, where the adapter has them: TF32.
+        let distance = distance(&found, &expected);
+        let sixteens = [channels_out, shape[3]].iter().all(|channels| channels.is_multiple_of(16));
+        let is_tiled = has_units && [kernel, stride, padding] == [3, 1, 1] && sixteens;
+        let tolerance = if is_tiled { 1e-3 } else { 1e-5 };
+        assert!(distance <= tolerance, "{case:?}: {distance:e}");
     }
 }

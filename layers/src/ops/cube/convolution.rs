@@ -1,0 +1,312 @@
+//! A 3x3 convolution with stride 1, and its input's gradient, by matrix units.
+//!
+//! In: a table `[N, H, W, C]`, a weight `[C_out, C_in, 3, 3]`; channels in sixteens, up to 64. Out: a table of the other side's channels.
+//! A cube has the whole weight in its shared memory while strips of the table pass; a plane has sixteen channels of the output, and some
+//! tiles of sixteen pixels. The input's gradient is the convolution of the output's gradient with the weight turned by half a circle.
+//! Invariant: sums are f32, in an order that only the shapes decide.
+
+// The macro makes of each kernel a module with public functions.
+#![allow(missing_docs, unreachable_pub)]
+
+#[cfg(all(test, feature = "flex"))]
+mod tests;
+
+use burn::backend::TensorMetadata;
+use burn::backend::cubecl::dtype_to_storage_type;
+use burn::backend::ops::ConvOptions;
+use burn::tensor::{DType, Shape};
+use burn_cubecl::cubecl;
+use burn_cubecl::kernel::into_contiguous;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::ir::DeviceProperties;
+use cubecl::prelude::*;
+
+use super::empty;
+use super::strip::{Factors, PLANE, PLANES, READS, Strip, TAPS, TILE, bring, clear};
+
+/// Of a multiprocessor.
+const MOST_CUBES: usize = 4;
+/// Of a cube: what one multiprocessor of an H100 has.
+const MOST_SHARED_BYTES: usize = 224 << 10;
+/// Of a plane, in its registers.
+const MOST_SUMS: usize = 8;
+/// With more, the weight would not fit.
+const MOST_CHANNELS: usize = 64;
+/// Of a strip that is not the whole image: one of fewer is read more than half as often again.
+const FEWEST_ROWS: usize = 4;
+
+/// Whether the options are of a 3x3 convolution that keeps the image's size.
+pub(super) fn keeps_size(weight: &Shape, options: &ConvOptions<2>) -> bool {
+    let [.., kernel, kernel_width] = weight.dims::<4>();
+    [kernel, kernel_width] == [3, 3] && *options == ConvOptions::new([1, 1], [1, 1], [1, 1], 1)
+}
+
+/// The output, or with `is_gradient` the input's gradient of a table that is the output's; `None` for what burn computes as well.
+pub(super) fn convolve(
+    table: &CubeTensor,
+    weight: &CubeTensor,
+    options: &ConvOptions<2>,
+    is_gradient: bool,
+) -> Option<CubeTensor> {
+    if !keeps_size(&weight.shape(), options) || weight.dtype != table.dtype {
+        return None;
+    }
+    let [channels_out, channels_in, ..] = weight.shape().dims::<4>();
+    let channels_of_result = if is_gradient { channels_in } else { channels_out };
+    let shape = table.shape().dims::<4>();
+    let [images, height, width, _] = shape;
+    let (plan, staged) = Plan::on(table.client.properties(), shape, channels_of_result, table.dtype)?;
+    let (table, weight) = (into_contiguous(table.clone()), into_contiguous(weight.clone()));
+    let result = empty(&table, Shape::new([images, height, width, channels_of_result]), table.dtype);
+    let address = table.required_address_type().max(result.required_address_type());
+    let strips = images * plan.strips();
+    let processors = table.client.properties().hardware.num_streaming_multiprocessors.unwrap_or(1) as usize;
+    let cubes = processors * (MOST_SHARED_BYTES / plan.shared_bytes()).min(MOST_CUBES);
+    convolve_strips::launch(
+        &result.client,
+        CubeCount::Static(strips.min(cubes) as u32, 1, 1),
+        CubeDim::new_2d(PLANE as u32, PLANES as u32),
+        address,
+        plan.strip.factors.vector,
+        table.clone().into_buffer_arg(),
+        weight.into_buffer_arg(),
+        result.clone().into_buffer_arg(),
+        strips,
+        plan,
+        is_gradient,
+        dtype_to_storage_type(table.dtype),
+        staged,
+    );
+    Some(result)
+}
+
+/// How a convolution is divided; constants of the compiled kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Plan {
+    /// Of the table.
+    strip: Strip,
+    /// Of the result.
+    channels: usize,
+}
+
+impl Plan {
+    /// For a device, with what its matrix units take.
+    fn on(
+        device: &DeviceProperties,
+        shape: [usize; 4],
+        channels_of_result: usize,
+        dtype: DType,
+    ) -> Option<(Self, ElemType)> {
+        let shared_bytes = device.hardware.max_shared_memory_size.min(MOST_SHARED_BYTES);
+        let plan = Self::new(shape, channels_of_result, dtype, shared_bytes)?;
+        plan.strip.factors.staged(dtype, device).map(|staged| (plan, staged))
+    }
+
+    /// `None` where matrix units don't take this type, channels are no sixteens or too many, or no strip fits.
+    fn new(
+        [_, height, width, channels]: [usize; 4],
+        channels_of_result: usize,
+        dtype: DType,
+        shared_bytes: usize,
+    ) -> Option<Self> {
+        let factors = Factors::of(dtype)?;
+        let is_ours = [channels, channels_of_result]
+            .iter()
+            .all(|channels| channels.is_multiple_of(TILE) && *channels <= MOST_CHANNELS);
+        if !is_ours || !PLANES.is_multiple_of(channels_of_result / TILE) {
+            return None;
+        }
+        let with_rows = |rows: usize| {
+            let pitch = width + 1;
+            let pixels = (rows * pitch).next_multiple_of(TILE) + 2 * pitch + 2;
+            Self {
+                strip: Strip { factors, height, width, channels, rows, border: 1, pixels },
+                channels: channels_of_result,
+            }
+        };
+        (height.min(FEWEST_ROWS)..=height)
+            .map(with_rows)
+            .filter(|plan| plan.sums() <= MOST_SUMS && plan.shared_bytes() <= shared_bytes)
+            .min_by_key(|plan| (plan.strips() * plan.sums(), plan.strips()))
+    }
+
+    /// Of an image.
+    fn strips(&self) -> usize {
+        self.strip.height.div_ceil(self.strip.rows)
+    }
+
+    /// Tiles of pixels in a strip.
+    fn tiles(&self) -> usize {
+        (self.strip.rows * self.strip.pitch()).div_ceil(TILE)
+    }
+
+    /// Planes with the same channels.
+    fn lanes(&self) -> usize {
+        PLANES / (self.channels / TILE)
+    }
+
+    /// Tiles of pixels of a plane.
+    fn sums(&self) -> usize {
+        self.tiles().div_ceil(self.lanes())
+    }
+
+    /// Rows of a tap's factors in the weight: the output's channels, in either direction.
+    fn rows(&self, is_gradient: bool) -> usize {
+        if is_gradient { self.strip.channels } else { self.channels }
+    }
+
+    /// Of such a row: the input's channels.
+    fn columns(&self, is_gradient: bool) -> usize {
+        if is_gradient { self.channels } else { self.strip.channels }
+    }
+
+    /// Factors from a row of the weight to the next.
+    fn row_pitch(&self, is_gradient: bool) -> usize {
+        self.strip.factors.stride(self.columns(is_gradient)) * self.strip.factors.vector
+    }
+
+    fn shared_bytes(&self) -> usize {
+        let weight = [false, true]
+            .map(|is_gradient| TAPS * self.rows(is_gradient) * self.row_pitch(is_gradient))
+            .into_iter()
+            .max()
+            .unwrap_or(0);
+        // Factors are 16 bytes a vector.
+        self.strip.bytes() + weight * 16 / self.strip.factors.vector + PLANES * TILE * TILE * size_of::<f32>()
+    }
+}
+
+// tidy: long function because its sums live in registers, which no other function could be given.
+/// One convolution: `[N, H, W, C']`.
+#[cube(launch, address_type = "dynamic")]
+pub(super) fn convolve_strips<E: Float, S: Float, V: Size>(
+    table: &[Vector<E, V>],
+    weight: &[Vector<E, V>],
+    result: &mut [Vector<E, V>],
+    strips: usize,
+    #[comptime] plan: Plan,
+    #[comptime] is_gradient: bool,
+    #[define(E)] _element: ElemType,
+    #[define(S)] _staged: ElemType,
+) {
+    let of_table = comptime!(plan.strip);
+    let (depth, vector, pitch) = comptime!((of_table.factors.depth, of_table.factors.vector, of_table.pitch()));
+    let (height, width, rows) = comptime!((of_table.height, of_table.width, of_table.rows));
+    let (weight_rows, columns) = comptime!((plan.rows(is_gradient), plan.columns(is_gradient)));
+    let (row_pitch, stride) = comptime!((plan.row_pitch(is_gradient), of_table.stride()));
+    let (lanes, square) = comptime!((plan.lanes(), TILE * TILE));
+    let mut inputs = Shared::<[Vector<S, V>]>::new_slice(comptime!(of_table.vectors()));
+    let factors = comptime!(TAPS * weight_rows * row_pitch);
+    let mut weights = Shared::<[S]>::new_slice(factors);
+    let mut of_planes = Shared::<[Vector<f32, V>]>::new_slice(comptime!(PLANES * square / vector));
+    clear::<S, V>(&mut inputs, of_table);
+    let units = comptime!(PLANE * PLANES);
+    let values = comptime!(weight_rows * columns * TAPS / vector);
+    let mut first = UNIT_POS as usize;
+    while first < values {
+        let mut read = Array::<Vector<E, V>>::new(READS);
+        #[unroll]
+        for turn in 0..READS {
+            read[turn] = weight[min(first + turn * units, values - 1)];
+        }
+        #[unroll]
+        for turn in 0..READS {
+            let value = read[turn];
+            #[unroll]
+            for part in 0..vector {
+                let at = min(first + turn * units, values - 1) * vector + part;
+                let (row, column, tap) = (at / comptime!(columns * TAPS), at / TAPS % columns, at % TAPS);
+                let tap = if comptime!(is_gradient) { TAPS - 1 - tap } else { tap };
+                weights[(tap * weight_rows + row) * row_pitch + column] = S::cast_from(value.extract(part));
+            }
+        }
+        first += units * READS;
+    }
+    sync_cube();
+
+    let plane = UNIT_POS_Y as usize;
+    let tile_out = plane / lanes;
+    let lane = plane % lanes;
+    let mut strip = CUBE_POS_X as usize;
+    while strip < strips {
+        let image = strip / comptime!(plan.strips());
+        let top = strip % comptime!(plan.strips()) * rows;
+        bring::<E, S, V>(table, &mut inputs, image, top, of_table);
+        sync_cube();
+
+        let mut sums = Sequence::<cmma::Matrix<f32>>::new();
+        #[unroll]
+        for _ in 0..comptime!(plan.sums()) {
+            sums.push(cmma::Matrix::<f32>::from_value(
+                cmma::MatrixIdent::Accumulator,
+                TILE,
+                TILE,
+                depth,
+                cmma::MatrixLayout::Undefined,
+                0.0f32,
+            ));
+        }
+        for tap in 0..TAPS {
+            let under = tap / 3 * pitch + tap % 3;
+            #[unroll]
+            for part in 0..comptime!(of_table.channels / depth) {
+                let of_part = comptime!(part * depth);
+                let start = if comptime!(is_gradient) {
+                    (tap * weight_rows + of_part) * row_pitch + tile_out * TILE
+                } else {
+                    (tap * weight_rows + tile_out * TILE) * row_pitch + of_part
+                };
+                let factor = cmma::Matrix::<S>::from_slice(
+                    cmma::MatrixIdent::B,
+                    TILE,
+                    TILE,
+                    depth,
+                    comptime!(if is_gradient { cmma::MatrixLayout::RowMajor } else { cmma::MatrixLayout::ColMajor }),
+                    &weights[start..factors],
+                    comptime!(row_pitch as u32),
+                );
+                #[unroll]
+                for turn in 0..comptime!(plan.sums()) {
+                    // A tile beyond the last is the last one, computed twice.
+                    let tile = min(lane + turn * lanes, comptime!(plan.tiles() - 1));
+                    let start = (tile * TILE + under) * stride + comptime!(part * depth / vector);
+                    let value = cmma::Matrix::<Vector<S, V>>::from_slice(
+                        cmma::MatrixIdent::A,
+                        TILE,
+                        TILE,
+                        depth,
+                        cmma::MatrixLayout::RowMajor,
+                        &inputs[start..comptime!(of_table.vectors())],
+                        comptime!((stride * vector) as u32),
+                    );
+                    let sum = sums.index(turn);
+                    cmma::execute(&value, &factor, sum, sum);
+                }
+            }
+        }
+
+        let start = plane * comptime!(square / vector);
+        let of_unit = comptime!(TILE / 2 / vector);
+        #[unroll]
+        for turn in 0..comptime!(plan.sums()) {
+            let place = &mut of_planes[start..start + comptime!(square / vector)];
+            cmma::store(place, sums.index(turn), comptime!(TILE as u32), cmma::MatrixLayout::RowMajor);
+            sync_plane();
+            // Two units have a pixel of sixteen channels.
+            let pixel = (lane + turn * lanes) * TILE + UNIT_POS_X as usize / 2;
+            let (row, x) = (pixel / pitch, pixel % pitch);
+            if row < rows && x < width && top + row < height {
+                let to = ((image * height + top + row) * width + x) * plan.channels + tile_out * TILE;
+                #[unroll]
+                for part in 0..of_unit {
+                    let at = start + UNIT_POS_X as usize * of_unit + part;
+                    let column = UNIT_POS_X as usize % 2 * of_unit + part;
+                    result[to / vector + column] = Vector::cast_from(of_planes[at]);
+                }
+            }
+            sync_plane();
+        }
+        sync_cube();
+        strip += CUBE_COUNT_X as usize;
+    }
+}

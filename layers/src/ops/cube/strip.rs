@@ -1,0 +1,158 @@
+//! Rows of a table in a cube's shared memory, as factors for matrix units.
+//!
+//! In: a table `[N, H, W, C]`, channels in sixteens. Out: some of an image's rows, pixel after pixel, with a pixel of zeros between rows.
+//! Invariant: so a pixel of one strip and the pixel under a 3x3 kernel's tap in another lie the same distance apart for all pixels, and what a
+//! tap multiplies is a plain matrix. Values are rounded to TF32 (f32), or stay what they are (bf16, f16).
+
+// The macro makes of each function a module with public functions.
+#![allow(missing_docs, unreachable_pub)]
+
+use burn::backend::cubecl::dtype_to_storage_type;
+use burn::tensor::DType;
+use burn_cubecl::cubecl;
+use cubecl::ir::features::MmaConfig;
+use cubecl::ir::{DeviceProperties, ElemType, FloatKind};
+use cubecl::prelude::*;
+
+/// Rows and columns of a product.
+pub(super) const TILE: usize = 16;
+/// Of a unit, at a time.
+pub(super) const READS: usize = 8;
+/// Units that have a matrix together.
+pub(super) const PLANE: usize = 32;
+/// Of a cube.
+pub(super) const PLANES: usize = 8;
+/// Of a 3x3 kernel.
+pub(super) const TAPS: usize = 9;
+
+/// The numbers that matrix units multiply.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Factors {
+    /// In 16 bytes.
+    pub(super) vector: usize,
+    /// Of a product's inner side.
+    pub(super) depth: usize,
+}
+
+impl Factors {
+    /// `None` for types that matrix units don't multiply.
+    pub(super) fn of(dtype: DType) -> Option<Self> {
+        match dtype {
+            DType::F32 => Some(Self { vector: 4, depth: 8 }),
+            DType::BF16 | DType::F16 => Some(Self { vector: 8, depth: 16 }),
+            _ => None,
+        }
+    }
+
+    /// What a device's matrix units take for values of a type, if it has such units.
+    pub(super) fn staged(self, dtype: DType, device: &DeviceProperties) -> Option<ElemType> {
+        let staged = match dtype {
+            DType::F32 => ElemType::Float(FloatKind::TF32),
+            dtype => dtype_to_storage_type(dtype),
+        };
+        let product = MmaConfig {
+            a_type: staged,
+            b_type: staged,
+            cd_type: ElemType::Float(FloatKind::F32),
+            m: TILE as u32,
+            n: TILE as u32,
+            k: self.depth as u32,
+        };
+        let has_units = device.features.matmul.cmma.contains(&product)
+            && [device.hardware.plane_size_min, device.hardware.plane_size_max] == [PLANE as u32; 2];
+        has_units.then_some(staged)
+    }
+
+    /// Vectors from a row of factors to the next: an odd number of 32 bytes, which products must begin at, so that rows lie in other banks.
+    pub(super) fn stride(self, channels: usize) -> usize {
+        2 * ((channels / self.vector).div_ceil(2) | 1)
+    }
+}
+
+/// A strip's place in its table; constants of a compiled kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Strip {
+    pub(super) factors: Factors,
+    pub(super) height: usize,
+    pub(super) width: usize,
+    pub(super) channels: usize,
+    /// Of the table, without those of the border.
+    pub(super) rows: usize,
+    /// Further rows and columns at each side: 1 for what lies under a kernel, 0 for its outputs.
+    pub(super) border: usize,
+    /// All that products read, the zeros behind the last row too.
+    pub(super) pixels: usize,
+}
+
+impl Strip {
+    /// Pixels from one row to the next.
+    pub(super) fn pitch(&self) -> usize {
+        self.width + 1
+    }
+
+    /// Vectors from one pixel to the next.
+    pub(super) fn stride(&self) -> usize {
+        self.factors.stride(self.channels)
+    }
+
+    /// Of the shared memory.
+    pub(super) fn vectors(&self) -> usize {
+        self.pixels * self.stride()
+    }
+
+    /// Of the shared memory.
+    pub(super) fn bytes(&self) -> usize {
+        self.vectors() * 16
+    }
+}
+
+/// Zeros for the whole strip, of which those between rows and behind the last one stay.
+#[cube]
+pub(super) fn clear<S: Float, V: Size>(staged: &mut [Vector<S, V>], #[comptime] strip: Strip) {
+    let mut at = UNIT_POS as usize;
+    while at < comptime!(strip.vectors()) {
+        staged[at] = Vector::new(S::from_int(0));
+        at += comptime!(PLANE * PLANES);
+    }
+}
+
+/// Brings an image's rows from `top` on; zeros for those outside.
+#[cube]
+pub(super) fn bring<E: Float, S: Float, V: Size>(
+    table: &[Vector<E, V>],
+    staged: &mut [Vector<S, V>],
+    image: usize,
+    top: usize,
+    #[comptime] strip: Strip,
+) {
+    let columns = comptime!(strip.channels / strip.factors.vector);
+    let (height, width, border) = comptime!((strip.height, strip.width, strip.border));
+    let values = comptime!((strip.rows + 2 * border) * width * columns);
+    let units = comptime!(PLANE * PLANES);
+    let turns = comptime!(values.div_ceil(units));
+    // Some reads are under way before the first is written.
+    #[unroll]
+    for first in 0..comptime!(turns.div_ceil(READS)) {
+        let reads = comptime!((turns - first * READS).min(READS));
+        let mut read = Array::<Vector<E, V>>::new(READS);
+        #[unroll]
+        for turn in 0..reads {
+            // Units beyond the end bring the last value too.
+            let value = min(UNIT_POS as usize + comptime!((first * READS + turn) * units), comptime!(values - 1));
+            let (pixel, column) = (value / columns, value % columns);
+            let (row, x) = (pixel / width, pixel % width);
+            let is_inside = top + row >= border && top + row < height + border;
+            let from = ((image * height + top + row) * width + x) * columns + column - border * width * columns;
+            let value = table[select(is_inside, from, 0)];
+            read[turn] = select(is_inside, value, Vector::new(E::from_int(0)));
+        }
+        #[unroll]
+        for turn in 0..reads {
+            let value = min(UNIT_POS as usize + comptime!((first * READS + turn) * units), comptime!(values - 1));
+            let (pixel, column) = (value / columns, value % columns);
+            let (row, x) = (pixel / width, pixel % width);
+            let at = (row * comptime!(strip.pitch()) + border + x) * comptime!(strip.stride()) + column;
+            staged[at] = Vector::cast_from(read[turn]);
+        }
+    }
+}
