@@ -1,8 +1,9 @@
 //! Parts of the computation switched off, to find out which of them computes wrongly or slowly on a device.
 //!
 //! In: `LOCKSTEP_WITHOUT_FUSERS`: `all`, or names of burn's fusers; `LOCKSTEP_SUM_STAGES`: 1 or 2; `LOCKSTEP_NORM`: `kernels` or
-//! `composed`; `LOCKSTEP_GRAPH`: `on` or `off`. Out: burn without these fusers, layers that sum, normalise and record so. Invariant: done before the first operation on a device,
-//! after which burn refuses it; what is not known is refused.
+//! `composed`; `LOCKSTEP_CONVOLUTION`: `kernels` or `burn`; `LOCKSTEP_GRAPH`: `on` or `off`. Out: burn without these fusers, layers that sum,
+//! normalise, convolve and record so. Invariant: done before the first operation on a device, after which burn refuses it; what is not known
+//! is refused.
 
 use anyhow::{Result, bail};
 
@@ -11,22 +12,24 @@ use crate::config::cli::environment;
 const FUSERS: &str = "LOCKSTEP_WITHOUT_FUSERS";
 const SUM_STAGES: &str = "LOCKSTEP_SUM_STAGES";
 const NORM: &str = "LOCKSTEP_NORM";
+const CONVOLUTION: &str = "LOCKSTEP_CONVOLUTION";
 const GRAPH: &str = "LOCKSTEP_GRAPH";
 
 /// What the environment says to all of them, for a comparison of ranks; launchers bring variables to other nodes only if told so.
 pub(crate) fn in_words() -> String {
     let set = |name| environment(name).map(|value| format!("{name}={value}"));
-    [FUSERS, SUM_STAGES, NORM, GRAPH].into_iter().filter_map(set).collect::<Vec<_>>().join(" ")
+    [FUSERS, SUM_STAGES, NORM, CONVOLUTION, GRAPH].into_iter().filter_map(set).collect::<Vec<_>>().join(" ")
 }
 
-/// Layers that sum, normalise and record as the environment says.
+/// Layers that sum, normalise, convolve and record as the environment says.
 ///
 /// # Errors
 /// When it says something else than they know.
 pub(super) fn choose_layers() -> Result<()> {
     layers::record(is_on(environment(GRAPH).as_deref())?);
     layers::sum_in_one_stage(is_one_stage(environment(SUM_STAGES).as_deref())?);
-    layers::normalise_by_composition(is_composed(environment(NORM).as_deref())?);
+    layers::normalise_by_composition(is_not_ours(NORM, "composed", environment(NORM).as_deref())?);
+    layers::convolve_by_burn(is_not_ours(CONVOLUTION, "burn", environment(CONVOLUTION).as_deref())?);
     Ok(())
 }
 
@@ -38,11 +41,12 @@ fn is_on(value: Option<&str>) -> Result<bool> {
     }
 }
 
-fn is_composed(value: Option<&str>) -> Result<bool> {
+/// Whether a switch between our kernels and another way is on the other.
+fn is_not_ours(name: &str, other_way: &str, value: Option<&str>) -> Result<bool> {
     match value {
         None | Some("kernels") => Ok(false),
-        Some("composed") => Ok(true),
-        Some(other) => bail!("{NORM}: expected kernels or composed, got {other}"),
+        Some(value) if value == other_way => Ok(true),
+        Some(other) => bail!("{name}: expected kernels or {other_way}, got {other}"),
     }
 }
 
@@ -114,10 +118,12 @@ mod tests {
     }
 
     #[test]
-    fn a_normalisation_is_of_our_kernels_or_composed() -> Result<()> {
+    fn kernels_are_ours_or_those_of_the_other_way() -> Result<()> {
+        let is_composed = |value| is_not_ours(NORM, "composed", value);
         assert!(is_composed(Some("composed"))? && !is_composed(Some("kernels"))? && !is_composed(None)?);
         let error = is_composed(Some("burn")).expect_err("there is no third way").to_string();
         assert_eq!(error, "LOCKSTEP_NORM: expected kernels or composed, got burn");
+        assert!(is_not_ours(CONVOLUTION, "burn", Some("burn"))?);
         Ok(())
     }
 }
