@@ -130,8 +130,8 @@ pub(crate) fn kept_trainer(mpi: Mpi) -> Outcome<PathBuf> {
 pub(crate) fn begin_folder(folder: &Path, adapt: impl FnOnce(&Path) -> Outcome) -> Outcome {
     const COPY: &str =
         "mkdir -p \"$2/debug/deps\" && cp -a \"$1/debug/.fingerprint\" \"$1/debug/build\" \"$2/debug\" &&
-        find \"$1/debug/deps\" -type f '(' -name '*.rlib' -o -name '*.rmeta' ')' -exec cp -al -t \"$2/debug/deps\" {} + &&
-        find \"$1/debug/deps\" -type f '(' -name '*.so' -o -name '*.d' ')' -exec cp -a -t \"$2/debug/deps\" {} +";
+        find \"$1/debug/deps\" -maxdepth 1 -type f '(' -name '*.rlib' -o -name '*.rmeta' ')' -exec cp -al -t \"$2/debug/deps\" {} + &&
+        find \"$1/debug/deps\" -maxdepth 1 -type f '(' -name '*.so' -o -name '*.d' ')' -exec cp -a -t \"$2/debug/deps\" {} +";
     let compiled = target_folder();
     if folder.exists() || !compiled.join("debug/.fingerprint").exists() {
         return Ok(());
