@@ -114,6 +114,8 @@ pub fn measure<F: ModelFamily>(config: &BenchConfig, world: &World) -> Result<Op
     let steps = (0..num_steps + num_observed).map(move |step| Ok(batches[step % batches.len()].clone()));
     let mut input = Input::start(steps, config.compute.input.filled(), stepper.device());
     let (measured, calls) = measure_steps(config, world, (&mut stepper, &mut input), trace.as_ref(), &*communicator)?;
+    // Before further steps, which are made launch by launch and take memory beside that of a recorded one.
+    let device_memory_bytes = device.memory_pool_usage().map(|usage| usage.bytes_reserved);
     let device_kernels = observed(num_observed, || {
         let timer = Timer::default();
         for step in num_steps..num_steps + num_observed {
@@ -126,7 +128,7 @@ pub fn measure<F: ModelFamily>(config: &BenchConfig, world: &World) -> Result<Op
     let times = measured.times.clone().gather(&*communicator)?;
     let slowest = &times[slowest_rank(&times)];
     let stats = slowest.steps.speed.context("bench: no step was measured")?;
-    let measured = Measured { device_kernels, ..measured };
+    let measured = Measured { device_kernels, device_memory_bytes, ..measured };
     let num_nodes = world.communicator.topology().num_nodes;
     let result = result(config, (&device, threads), &measured, (&times, stats, num_nodes), &*communicator)?;
     let profile = profile::of(&result, slowest, &measured.ready_s, stepper.layout(), config);
@@ -148,6 +150,8 @@ struct Measured {
     gradients: &'static str,
     /// Of further steps on a GPU.
     device_kernels: Option<DeviceKernels>,
+    /// What the device's pools held when the measured steps were over.
+    device_memory_bytes: Option<u64>,
 }
 
 /// The accounts of this rank when the measured steps begin.
@@ -233,7 +237,8 @@ fn measure_steps<M: ImageClassifier>(
         trace.write(&timer.take_spans(), communicator)?;
     }
     let (traffic, gradients) = (stepper.take_traffic(), stepper.gradient_route());
-    let measured = Measured { times, used, scores, ready_s, traffic, gradients, device_kernels: None };
+    let measured =
+        Measured { times, used, scores, ready_s, traffic, gradients, device_kernels: None, device_memory_bytes: None };
     Ok((measured, calls))
 }
 
@@ -276,7 +281,7 @@ fn result(
         minor_faults_per_step: measured.used.num_page_faults as f64 / config.steps.filled() as f64,
         peak_memory_bytes: peak_memory_bytes(times),
         peak_memory_bytes_total: times.iter().map(|rank| rank.peak_memory_bytes).sum(),
-        device_memory_bytes: device.memory_pool_usage().map(|usage| usage.bytes_reserved),
+        device_memory_bytes: measured.device_memory_bytes,
         joules_per_image: joules_per_image(times, num_nodes),
         loss_mean: measured.scores.last().map_or(f64::NAN, ScoreSums::loss_mean),
         losses: global_losses(communicator, &measured.scores)?,
