@@ -22,7 +22,8 @@ use cubecl::ir::DeviceProperties;
 use cubecl::prelude::*;
 
 use super::empty;
-use super::strip::{Factors, PLANE, PLANES, READS, Strip, TAPS, TILE, bring, clear};
+use super::strip::{Factors, PLANE, PLANES, READS, Strip, TAPS, TILE, bring, clear, factor, zeros};
+use crate::ops::fused::is_by_burn;
 
 /// Of a multiprocessor.
 const MOST_CUBES: usize = 4;
@@ -48,7 +49,7 @@ pub(super) fn convolve(
     options: &ConvOptions<2>,
     is_gradient: bool,
 ) -> Option<CubeTensor> {
-    if !keeps_size(&weight.shape(), options) || weight.dtype != table.dtype {
+    if is_by_burn() || !keeps_size(&weight.shape(), options) || weight.dtype != table.dtype {
         return None;
     }
     let [channels_out, channels_in, ..] = weight.shape().dims::<4>();
@@ -234,18 +235,7 @@ pub(super) fn convolve_strips<E: Float, S: Float, V: Size>(
         bring::<E, S, V>(table, &mut inputs, image, top, of_table);
         sync_cube();
 
-        let mut sums = Sequence::<cmma::Matrix<f32>>::new();
-        #[unroll]
-        for _ in 0..comptime!(plan.sums()) {
-            sums.push(cmma::Matrix::<f32>::from_value(
-                cmma::MatrixIdent::Accumulator,
-                TILE,
-                TILE,
-                depth,
-                cmma::MatrixLayout::Undefined,
-                0.0f32,
-            ));
-        }
+        let sums = zeros(comptime!(plan.sums()), depth);
         for tap in 0..TAPS {
             let under = tap / 3 * pitch + tap % 3;
             #[unroll]
@@ -256,7 +246,7 @@ pub(super) fn convolve_strips<E: Float, S: Float, V: Size>(
                 } else {
                     (tap * weight_rows + tile_out * TILE) * row_pitch + of_part
                 };
-                let factor = cmma::Matrix::<S>::from_slice(
+                let weight = cmma::Matrix::<S>::from_slice(
                     cmma::MatrixIdent::B,
                     TILE,
                     TILE,
@@ -270,17 +260,10 @@ pub(super) fn convolve_strips<E: Float, S: Float, V: Size>(
                     // A tile beyond the last is the last one, computed twice.
                     let tile = min(lane + turn * lanes, comptime!(plan.tiles() - 1));
                     let start = (tile * TILE + under) * stride + comptime!(part * depth / vector);
-                    let value = cmma::Matrix::<Vector<S, V>>::from_slice(
-                        cmma::MatrixIdent::A,
-                        TILE,
-                        TILE,
-                        depth,
-                        cmma::MatrixLayout::RowMajor,
-                        &inputs[start..comptime!(of_table.vectors())],
-                        comptime!((stride * vector) as u32),
-                    );
+                    let (a, rows) = comptime!((cmma::MatrixIdent::A, cmma::MatrixLayout::RowMajor));
+                    let value = factor::<S, V>(&inputs, start, of_table, a, rows);
                     let sum = sums.index(turn);
-                    cmma::execute(&value, &factor, sum, sum);
+                    cmma::execute(&value, &weight, sum, sum);
                 }
             }
         }

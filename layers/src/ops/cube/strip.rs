@@ -156,3 +156,41 @@ pub(super) fn bring<E: Float, S: Float, V: Size>(
         }
     }
 }
+
+/// So many sums of products, each of zeros.
+#[cube]
+pub(super) fn zeros(#[comptime] count: usize, #[comptime] depth: usize) -> Sequence<cmma::Matrix<f32>> {
+    let mut sums = Sequence::<cmma::Matrix<f32>>::new();
+    #[unroll]
+    for _ in 0..count {
+        sums.push(cmma::Matrix::<f32>::from_value(
+            cmma::MatrixIdent::Accumulator,
+            TILE,
+            TILE,
+            depth,
+            cmma::MatrixLayout::Undefined,
+            0.0f32,
+        ));
+    }
+    sums
+}
+
+/// A factor of a product, from a strip's vector `start` on.
+#[cube]
+pub(super) fn factor<S: Float, V: Size>(
+    staged: &[Vector<S, V>],
+    start: usize,
+    #[comptime] strip: Strip,
+    #[comptime] side: cmma::MatrixIdent,
+    #[comptime] layout: cmma::MatrixLayout,
+) -> cmma::Matrix<Vector<S, V>> {
+    cmma::Matrix::<Vector<S, V>>::from_slice(
+        side,
+        TILE,
+        TILE,
+        comptime!(strip.factors.depth),
+        layout,
+        &staged[start..comptime!(strip.vectors())],
+        comptime!((strip.stride() * strip.factors.vector) as u32),
+    )
+}

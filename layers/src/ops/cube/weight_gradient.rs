@@ -27,6 +27,7 @@ use cubecl::prelude::*;
 use super::convolution::keeps_size;
 use super::norm::add_lanes;
 use super::{empty, vector_of};
+use crate::ops::fused::is_by_burn;
 
 /// Of a cube; each has up to 144 sums in its registers.
 const UNITS: usize = 128;
@@ -49,7 +50,8 @@ pub(super) fn weight_gradient(
     options: &ConvOptions<2>,
 ) -> Option<CubeTensor> {
     let [channels_out, channels_in, kernel, kernel_width] = weight.dims::<4>();
-    let is_ours = kernel == kernel_width
+    let is_ours = !is_by_burn()
+        && kernel == kernel_width
         && (2..=LARGEST_KERNEL).contains(&kernel)
         && channels_out.max(channels_in) <= MOST_CHANNELS
         && *options == ConvOptions::new([options.stride[0]; 2], [options.padding[0].0; 2], [1, 1], 1);

@@ -25,8 +25,11 @@ pub fn convolve_by_burn(yes: bool) {
     BY_BURN.store(yes, Ordering::Relaxed);
 }
 
-/// Of an input, a weight and the output's gradient.
-type Gradient<B> = fn(FloatTensor<B>, FloatTensor<B>, FloatTensor<B>, ConvOptions<2>) -> FloatTensor<B>;
+/// Whether it does.
+#[cfg(feature = "cube")]
+pub(in crate::ops) fn is_by_burn() -> bool {
+    BY_BURN.load(Ordering::Relaxed)
+}
 
 /// How a layer's convolution is computed.
 #[derive(Clone, Debug)]
@@ -55,8 +58,7 @@ impl Convolution {
     /// Of the stored type.
     pub(super) fn forward<B: LayerOps>(&self, input: FloatTensor<B>, weight: FloatTensor<B>) -> FloatTensor<B> {
         let [input, weight] = [input, weight].map(|tensor| self.operand::<B>(tensor));
-        let convolved = if BY_BURN.load(Ordering::Relaxed) { convolution_by_burn::<B> } else { B::convolution };
-        round::<B>(convolved(input, weight, self.options.clone()), self.stored)
+        round::<B>(B::convolution(input, weight, self.options.clone()), self.stored)
     }
 
     /// The gradients of the input, if it is needed, in the computed type, and of the weight in f32.
@@ -68,13 +70,8 @@ impl Convolution {
         needs_input: bool,
     ) -> (Option<FloatTensor<B>>, FloatTensor<B>) {
         let [input, weight, dy] = [input, weight, output_gradient].map(|tensor| self.operand::<B>(tensor));
-        let (of_weight, of_input) = if BY_BURN.load(Ordering::Relaxed) {
-            (weight_gradient_by_burn::<B> as Gradient<B>, input_gradient_by_burn::<B> as Gradient<B>)
-        } else {
-            (B::weight_gradient as Gradient<B>, B::input_gradient as Gradient<B>)
-        };
-        let d_weight = of_weight(input.clone(), weight.clone(), dy.clone(), self.options.clone());
-        let d_input = needs_input.then(|| of_input(input, weight, dy, self.options.clone()));
+        let d_weight = B::weight_gradient(input.clone(), weight.clone(), dy.clone(), self.options.clone());
+        let d_input = needs_input.then(|| B::input_gradient(input, weight, dy, self.options.clone()));
         (d_input, d_weight)
     }
 

@@ -25,6 +25,8 @@ use kernels::simd::Isa;
 
 pub(super) use call::{Before, LayerCall, shortcut_a};
 pub use convolution::convolve_by_burn;
+#[cfg(feature = "cube")]
+pub(super) use convolution::is_by_burn;
 pub(super) use convolution::{convolution_by_burn, input_gradient_by_burn, weight_gradient_by_burn};
 #[cfg(feature = "flex")]
 pub(super) use link::LinkedNorm;

@@ -13,7 +13,7 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
 use crate::ops::cube::empty;
-use crate::ops::cube::strip::{Factors, PLANE, PLANES, Strip, TAPS, TILE, bring, clear};
+use crate::ops::cube::strip::{Factors, PLANE, PLANES, Strip, TAPS, TILE, bring, clear, factor, zeros};
 
 /// Two for each multiprocessor of an H100.
 const MOST_CUBES: usize = 264;
@@ -139,18 +139,7 @@ pub(super) fn tile_weight_gradients<E: Float, S: Float, V: Size>(
     let first_pair = CUBE_POS_X as usize * pairs;
     let pair = first_pair + plane % pairs;
     let (tile_out, tile_in) = (pair / tiles_in, pair % tiles_in);
-    let mut taps = Sequence::<cmma::Matrix<f32>>::new();
-    #[unroll]
-    for _ in 0..TAPS {
-        taps.push(cmma::Matrix::<f32>::from_value(
-            cmma::MatrixIdent::Accumulator,
-            TILE,
-            TILE,
-            depth,
-            cmma::MatrixLayout::Undefined,
-            0.0f32,
-        ));
-    }
+    let taps = zeros(TAPS, depth);
     sync_cube();
 
     let mut strip = CUBE_POS_Y as usize;
@@ -164,28 +153,14 @@ pub(super) fn tile_weight_gradients<E: Float, S: Float, V: Size>(
         while step < comptime!(tiles.steps()) {
             let pixel = step * depth;
             let start = pixel * stride_out + tile_out * comptime!(TILE / vector);
-            let gradient = cmma::Matrix::<Vector<S, V>>::from_slice(
-                cmma::MatrixIdent::A,
-                TILE,
-                TILE,
-                depth,
-                cmma::MatrixLayout::ColMajor,
-                &outputs[start..comptime!(of_output.vectors())],
-                comptime!((stride_out * vector) as u32),
-            );
+            let (a, columns) = comptime!((cmma::MatrixIdent::A, cmma::MatrixLayout::ColMajor));
+            let gradient = factor::<S, V>(&outputs, start, of_output, a, columns);
             #[unroll]
             for tap in 0..TAPS {
                 let under = pixel + comptime!(tap / 3 * pitch + tap % 3);
                 let start = under * stride_in + tile_in * comptime!(TILE / vector);
-                let value = cmma::Matrix::<Vector<S, V>>::from_slice(
-                    cmma::MatrixIdent::B,
-                    TILE,
-                    TILE,
-                    depth,
-                    cmma::MatrixLayout::RowMajor,
-                    &inputs[start..comptime!(of_input.vectors())],
-                    comptime!((stride_in * vector) as u32),
-                );
+                let (b, rows) = comptime!((cmma::MatrixIdent::B, cmma::MatrixLayout::RowMajor));
+                let value = factor::<S, V>(&inputs, start, of_input, b, rows);
                 let sum = taps.index(tap);
                 cmma::execute(&gradient, &value, sum, sum);
             }
