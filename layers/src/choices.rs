@@ -17,6 +17,8 @@ pub struct Computation {
     pub isa: Isa,
     /// The number format between layers.
     pub activations: Activations,
+    /// What is computed twice to save memory.
+    pub recompute: Recompute,
 }
 
 /// Whose kernels compute the layers.
@@ -48,6 +50,21 @@ impl Convolution {
             Self::Direct => Algorithm::Direct,
         }
     }
+}
+
+/// What the backward pass computes again instead of finding it in memory, of layers that our own kernels fuse on Flex; elsewhere nothing.
+/// The bits are the same.
+///
+/// Source: Chen et al. 2016, "Training deep nets with sublinear memory cost", arXiv 1604.06174; PyTorch's activation checkpointing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Recompute {
+    /// Nothing.
+    #[default]
+    None,
+    /// What ends in a normalisation, its residual and ReLU: a residual network keeps the convolutions' results alone.
+    Norms,
+    /// The convolutions' results, by one forward pass more: a residual network keeps what its blocks gave.
+    Convolutions,
 }
 
 /// The number format of activations and their gradients; parameters, norm statistics, sums and the optimizer are f32.

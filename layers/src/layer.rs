@@ -145,6 +145,7 @@ impl Normalised {
             rectifier,
             convolution: computation.convolution,
             isa: computation.isa,
+            recompute: computation.recompute,
             norm: norm_options,
             hooked: hook.clone().filter(|_| is_trained).map(|hook| HookedParameters {
                 hook,

@@ -22,7 +22,7 @@ mod stochastic_depth;
 mod stream;
 
 pub use attention::attention;
-pub use choices::{Activations, Computation, Convolution, Kernels};
+pub use choices::{Activations, Computation, Convolution, Kernels, Recompute};
 pub use context::PassContext;
 pub use elementwise::{Elementwise, gelu, relu6, silu};
 pub use features::{Features, relu};

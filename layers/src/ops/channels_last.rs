@@ -8,7 +8,7 @@ use kernels::batch_norm::{self, Affine, Gate, Residual, ResidualGradient, Saved}
 
 use super::clock::{Kernel, time};
 use super::flex::{inverse_stds, to_f32};
-use super::fused::LinkedNorm;
+use super::fused::{LinkedNorm, Statistics};
 use super::memory::{ARENA, Activation, activation, contiguous, floats, tensor, with_scratch};
 use super::statistics::{GradientSums, Moments};
 use super::{BatchNormGradients, BatchNormOptions, BatchNormOutput, BatchNormSaved};
@@ -31,19 +31,18 @@ pub(super) fn forward<E: Activation>(
     let moments = Moments::of_sums(rows as f64, moments).reduce(options.reducer.as_deref());
     let (mean, variance) = (to_f32(&moments.mean), to_f32(&moments.variance()));
     let invstd = inverse_stds(&variance, options.epsilon);
-    let affine = Affine { mean: &mean, invstd: &invstd, gamma: floats(&gamma), beta: floats(&beta) };
+    let statistics = Statistics { mean: mean.clone(), invstd, gamma, beta };
     let is_raw = options.output.as_ref().is_some_and(|link| link.may_be_raw);
     let normalised = (!is_raw).then(|| {
         let mut output = ARENA.take::<E>(x.len());
         time(Kernel::Normalisation, None, || {
-            batch_norm::normalize(isa, &affine, x, Residual::None, options.rectifier, &mut output);
+            batch_norm::normalize(isa, &statistics.affine(), x, Residual::None, options.rectifier, &mut output);
         });
         activation(output, shape)
     });
     if let Some(link) = &options.output {
-        let (convolved, mean, rectifier) = (input.clone(), mean.clone(), options.rectifier);
         // Made for this one pass.
-        let _ = link.norm.set(LinkedNorm { convolved, mean, invstd, gamma, beta, rectifier, has_residual: false });
+        let _ = link.norm.set(LinkedNorm::held(input.clone(), statistics, options.rectifier));
     }
     BatchNormOutput {
         output: normalised.unwrap_or(input),

@@ -122,6 +122,13 @@ impl LayerOps for Flex {
         }
     }
 
+    fn fused_train_kept(saved: FusedSaved<Self>, options: FusedOptions) -> FusedSaved<Self> {
+        match saved.input.dtype() {
+            DType::F32 | DType::BF16 => fused::flex::kept(saved, &options),
+            _ => saved,
+        }
+    }
+
     fn fused_train_backward(
         saved: FusedSaved<Self>,
         output_gradient: FlexTensor,

@@ -196,7 +196,13 @@ pub trait LayerOps: Backend {
         fused::composed::inference::<Self>(input, weight, scale, shift, residual, &options)
     }
 
-    /// The gradients of [`LayerOps::fused_train`].
+    /// What of all this is held until the backward pass: a body may make some of it again ([`crate::Recompute`]).
+    #[fusion(default)]
+    fn fused_train_kept(#[extension_type] saved: FusedSaved<Self>, _options: FusedOptions) -> FusedSaved<Self> {
+        saved
+    }
+
+    /// The gradients of [`LayerOps::fused_train`], given what [`LayerOps::fused_train_kept`] kept.
     ///
     /// # Collective
     /// With a reducer: one sum of `2C` values.

@@ -1,7 +1,9 @@
 //! The fused operation refuses what it would compute wrongly.
 
 use burn::tensor::{Device, Tensor};
-use layers::{BatchNormOptions, Convolution, FusedOptions, Isa, Rectifier, Residual, fused_inference, fused_train};
+use layers::{
+    BatchNormOptions, Convolution, FusedOptions, Isa, Recompute, Rectifier, Residual, fused_inference, fused_train,
+};
 
 #[test]
 fn a_weight_in_groups_is_refused_by_its_shape() {
@@ -12,6 +14,7 @@ fn a_weight_in_groups_is_refused_by_its_shape() {
         rectifier: Rectifier::Relu,
         convolution: Convolution::Auto,
         isa: Isa::detect(),
+        recompute: Recompute::None,
         norm: BatchNormOptions::new(1e-5),
         hooked: None,
         input: None,

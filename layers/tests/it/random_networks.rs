@@ -11,7 +11,9 @@ use burn::nn::conv::Conv2dConfig;
 #[cfg(feature = "wgpu")]
 use burn::tensor::DeviceKind;
 use burn::tensor::{Device, FloatDType, Gradients, Tensor, TensorData};
-use layers::{BatchNorm, Computation, Conv2d, Features, Kernels, PassContext, gelu, gradient_hook, relu, relu6};
+use layers::{
+    BatchNorm, Computation, Conv2d, Features, Kernels, PassContext, Recompute, gelu, gradient_hook, relu, relu6,
+};
 
 use crate::differences::{relative_difference, values};
 
@@ -132,7 +134,7 @@ impl Parts {
 }
 
 /// The output, the gradient of the images, those of the parameters.
-fn computed(seed: u64, device: &Device, kernels: Kernels, dtype: FloatDType, is_hooked: bool) -> [Vec<f32>; 3] {
+fn computed(seed: u64, device: &Device, computation: Computation, dtype: FloatDType, is_hooked: bool) -> [Vec<f32>; 3] {
     let device = device.clone().autodiff();
     let mut choices = Choices(seed);
     let parts = Parts::new(&mut choices, dtype, &device);
@@ -147,7 +149,6 @@ fn computed(seed: u64, device: &Device, kernels: Kernels, dtype: FloatDType, is_
         let sum = all.entry(id).or_insert_with(|| vec![0.0; gradient.len()]);
         sum.iter_mut().zip(gradient).for_each(|(sum, value)| *sum += value);
     });
-    let computation = Computation { kernels, ..Computation::default() };
     let context = PassContext { computation, hook: is_hooked.then_some(hook), ..PassContext::default() };
     let y = context.during(|| parts.forward(&mut choices, x.clone()));
     let weights = choices.drawn(y.dims(), [0.0, 0.6], dtype, true, &device).val();
@@ -158,9 +159,10 @@ fn computed(seed: u64, device: &Device, kernels: Kernels, dtype: FloatDType, is_
 }
 
 fn assert_is_burns(seed: u64, device: &Device) {
-    let expected = computed(seed, &Device::flex(), Kernels::Stock, FloatDType::F64, false);
+    let stock = Computation { kernels: Kernels::Stock, ..Computation::default() };
+    let expected = computed(seed, &Device::flex(), stock, FloatDType::F64, false);
     for is_hooked in [false, true] {
-        let found = computed(seed, device, Kernels::Fused, FloatDType::F32, is_hooked);
+        let found = computed(seed, device, Computation::default(), FloatDType::F32, is_hooked);
         for (index, (found, expected)) in found.iter().zip(&expected).enumerate() {
             let off = relative_difference(found, expected);
             assert!(off <= TOLERANCE, "network {seed}, hooked: {is_hooked}, result {index}: {off:.2e}");
@@ -171,6 +173,20 @@ fn assert_is_burns(seed: u64, device: &Device) {
 #[test]
 fn whatever_reads_features_gets_the_values_and_gradients_of_burns_operations() {
     (0..NETWORKS).for_each(|seed| assert_is_burns(seed, &Device::flex()));
+}
+
+#[test]
+fn what_the_backward_pass_computes_again_changes_no_bit() {
+    for seed in 0..NETWORKS {
+        let by = |recompute| {
+            let computation = Computation { recompute, ..Computation::default() };
+            computed(seed, &Device::flex(), computation, FloatDType::F32, seed % 2 == 1)
+        };
+        let expected = by(Recompute::None);
+        for recompute in [Recompute::Norms, Recompute::Convolutions] {
+            assert_eq!(by(recompute), expected, "network {seed}, {recompute:?}");
+        }
+    }
 }
 
 #[cfg(feature = "wgpu")]

@@ -19,6 +19,7 @@ const AUTO: Computation = Computation {
     convolution: layers::Convolution::Auto,
     isa: layers::Isa::Portable,
     activations: Activations::F32,
+    recompute: layers::Recompute::None,
 };
 
 fn fused() -> Computation {

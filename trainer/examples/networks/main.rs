@@ -98,7 +98,7 @@ struct Networks;
 impl ModelFamily for Networks {
     const NAME: &'static str = "networks";
     const OPTIONS: &'static [ModelOption] =
-        &[ModelOption::Kernels, ModelOption::Dtype, ModelOption::Convolution, ModelOption::Cpu];
+        &[ModelOption::Kernels, ModelOption::Dtype, ModelOption::Convolution, ModelOption::Recompute, ModelOption::Cpu];
     type Args = NetworkArgs;
     type Model = Computed;
 

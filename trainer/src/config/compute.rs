@@ -4,7 +4,7 @@ use super::checks::{Filled, within};
 use super::data::MOST_THREADS;
 use super::error::ConfigError;
 use super::family::{Family, ModelOption};
-use crate::config::choices::{ConvolutionKind, CpuKind, DeviceChoice, Dtype, KernelsKind};
+use crate::config::choices::{ConvolutionKind, CpuKind, DeviceChoice, Dtype, KernelsKind, RecomputeKind};
 use crate::config::cli::ComputeArgs;
 use kernels::simd::Isa;
 use std::collections::BTreeMap;
@@ -35,18 +35,31 @@ impl ComputeArgs {
         if heeds(ModelOption::Convolution) {
             self.convolution.get_or_insert(ConvolutionKind::Auto);
         }
+        if heeds(ModelOption::Recompute) {
+            self.recompute.get_or_insert(RecomputeKind::None);
+        }
         if heeds(ModelOption::Cpu) {
             self.cpu.get_or_insert(CpuKind::Auto);
         }
         if let Some(threads) = self.threads {
             within("--threads", threads, 1..=MOST_THREADS)?;
         }
+        let kernels = self.kernels.unwrap_or(KernelsKind::Fused);
+        let is_ours = device == DeviceChoice::Flex && kernels == KernelsKind::Fused && self.dtype() != Dtype::F16;
+        if let Some(recompute) = self.recompute.filter(|recompute| *recompute != RecomputeKind::None && !is_ours) {
+            return Err(ConfigError::Conflict {
+                option: "--recompute",
+                other: format!("--device {device} --kernels {kernels} --dtype {}", self.dtype()),
+                remedy: format!(
+                    "{recompute} are computed again by our own kernels alone: --device flex, --kernels fused, --dtype f32 or bf16"
+                ),
+            });
+        }
         let option = match self.dtype() {
             Dtype::F32 => return Ok(()),
             Dtype::Bf16 => "--dtype bf16",
             Dtype::F16 => "--dtype f16",
         };
-        let kernels = self.kernels.unwrap_or(KernelsKind::Fused);
         // burn's ndarray has no numbers of 16 bits.
         if kernels != KernelsKind::Fused || device == DeviceChoice::Ndarray {
             return Err(ConfigError::Conflict {

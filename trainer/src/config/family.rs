@@ -29,13 +29,16 @@ pub enum ModelOption {
     Dtype,
     /// `--convolution`.
     Convolution,
+    /// `--recompute`.
+    Recompute,
     /// `--cpu`.
     Cpu,
 }
 
 impl ModelOption {
     /// All of them.
-    pub const ALL: &'static [Self] = &[Self::ZeroGamma, Self::Kernels, Self::Dtype, Self::Convolution, Self::Cpu];
+    pub const ALL: &'static [Self] =
+        &[Self::ZeroGamma, Self::Kernels, Self::Dtype, Self::Convolution, Self::Recompute, Self::Cpu];
 }
 
 /// Fills and checks the flags of a model; its name, too.

@@ -36,7 +36,7 @@ pub use crate::config::choices::RateFactor;
 pub use crate::config::choices::{
     AugmentKind, BatchNormKind, Compression, ConvolutionKind, CpuKind, CropScale, DatasetKind, DeviceChoice, Dtype,
     InputKind, KernelsKind, LossScaling, OnBadImageKind, OnNonFiniteKind, OnOff, OptimizerKind, PlacementKind,
-    ReductionChoice, ScalingKind, ScheduleKind, ShortcutKind, SyncKind, UpdateKind,
+    RecomputeKind, ReductionChoice, ScalingKind, ScheduleKind, ShortcutKind, SyncKind, UpdateKind,
 };
 pub use checks::Filled;
 pub use commands::{BenchConfig, EvalConfig, PredictConfig, SimulationConfig, WeightSource};

@@ -12,12 +12,14 @@ use burn::tensor::Device;
 use clap::Args;
 use datasets::DatasetSplits;
 use distributed::ParameterLayout;
-use layers::{Activations, Computation, Convolution, Kernels};
+use layers::{Activations, Computation, Convolution, Kernels, Recompute};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::config::cli::{ComputeArgs, ModelSection};
-use crate::config::{ConfigError, ConvolutionKind, Dtype, Family, KernelsKind, ModelOption, decided, instruction_set};
+use crate::config::{
+    ConfigError, ConvolutionKind, Dtype, Family, KernelsKind, ModelOption, RecomputeKind, decided, instruction_set,
+};
 use crate::model::ImageClassifier;
 use crate::model::loss::Loss;
 use crate::model::metric::Metric;
@@ -40,13 +42,13 @@ pub struct ModelRequest<'a> {
 }
 
 impl ModelRequest<'_> {
-    /// How the layers are computed, as `--kernels`, `--dtype`, `--convolution` and `--cpu` say: for the [`PassContext`](layers::PassContext) that a
+    /// How the layers are computed, as `--kernels`, `--dtype`, `--convolution`, `--recompute` and `--cpu` say: for the [`PassContext`](layers::PassContext) that a
     /// model of crate `layers` sets around its forward pass.
     ///
     /// # Errors
     /// When this processor lacks the instruction set.
     pub fn computation(&self) -> Result<Computation, ConfigError> {
-        let ComputeArgs { kernels, convolution, cpu, .. } = *self.compute;
+        let ComputeArgs { kernels, convolution, recompute, cpu, .. } = *self.compute;
         Ok(Computation {
             kernels: match kernels.unwrap_or(KernelsKind::Fused) {
                 KernelsKind::Stock => Kernels::Stock,
@@ -55,6 +57,11 @@ impl ModelRequest<'_> {
             convolution: match convolution.unwrap_or(ConvolutionKind::Auto) {
                 ConvolutionKind::Auto => Convolution::Auto,
                 ConvolutionKind::Direct => Convolution::Direct,
+            },
+            recompute: match recompute.unwrap_or(RecomputeKind::None) {
+                RecomputeKind::None => Recompute::None,
+                RecomputeKind::Norms => Recompute::Norms,
+                RecomputeKind::Convolutions => Recompute::Convolutions,
             },
             isa: instruction_set(cpu)?,
             activations: match self.compute.dtype() {

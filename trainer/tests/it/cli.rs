@@ -12,7 +12,7 @@ use trainer::config::cli::{Cli, Command, EvalArgs, ModelArgs, ModelSection, Trai
 use trainer::config::recipes::Recipe;
 use trainer::config::{
     AugmentKind, BenchConfig, ConfigError, DatasetKind, DeviceChoice, EvalConfig, Family, Filled, InputKind,
-    LossScaling, PredictConfig, ScheduleKind, TrainConfig, UpdateKind, WeightSource,
+    LossScaling, PredictConfig, RecomputeKind, ScheduleKind, TrainConfig, UpdateKind, WeightSource,
 };
 
 fn command(line: &str) -> Command {
@@ -548,6 +548,19 @@ fn a_step_that_several_ranks_are_predicted_from_is_updated_where_they_meet() {
         assert_eq!(bench(flags).unwrap().sync.update, Some(UpdateKind::Host));
         let error = bench(&format!("{flags} --update device")).unwrap_err().to_string();
         assert!(error.contains("--update device") && error.contains("leave it out"), "{error}");
+    }
+}
+
+#[test]
+fn only_our_own_kernels_compute_anything_again() {
+    let bench = |flags: &str| match command(&format!("trainer bench --recompute norms {flags}")) {
+        Command::Bench(args) => BenchConfig::resolve(&args.into_args().unwrap(), &Family::RESNET, 1),
+        other => panic!("expected bench, got {other:?}"),
+    };
+    assert_eq!(bench("--device flex --dtype bf16").unwrap().compute.recompute, Some(RecomputeKind::Norms));
+    for flags in ["--device flex --kernels stock", "--device ndarray", "--device flex --dtype f16", "--device cuda"] {
+        let error = bench(flags).unwrap_err().to_string();
+        assert!(error.contains("--recompute") && error.contains("--device flex, --kernels fused"), "{error}");
     }
 }
 

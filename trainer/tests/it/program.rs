@@ -77,6 +77,25 @@ fn a_run_leaves_metrics_summary_configuration_manifest_log_and_checkpoints() {
 }
 
 #[test]
+fn what_is_computed_again_takes_no_memory_and_leads_to_the_same_parameters() {
+    let directory = tempfile::tempdir().unwrap();
+    let [none, norms, convolutions] = ["none", "norms", "convolutions"].map(|recompute| {
+        let run = directory.path().join(recompute);
+        let flags =
+            "train --model resnet32 --shapes-train 192 --shapes-test 10 --global-batch-size 96 --epochs 1 --threads 1";
+        succeed(trainer(&format!("{flags} --recompute {recompute} --output-dir"), &[&run]));
+        let (summary, metrics) = (json_file(&run.join("summary.json")), std::fs::read(run.join("metrics.jsonl")));
+        let metrics: Value = serde_json::from_slice(&metrics.unwrap()).unwrap();
+        (summary["parameter_hash"].clone(), metrics["peak_memory_bytes"].as_u64().unwrap() >> 20)
+    });
+    assert!([&norms, &convolutions].iter().all(|(hash, _)| *hash == none.0));
+    // In units of an activation of 16 channels, 6 MiB: 17.5 for the convolutions' results, of which `convolutions` holds a few, and half as many
+    // for what the blocks gave, of which `norms` holds those of one stage after the other.
+    let saved = [&norms, &convolutions].map(|(_, mib)| none.1 - mib);
+    assert!(saved[0] >= 20 && saved[1] >= 60, "{none:?}, {norms:?}, {convolutions:?}");
+}
+
+#[test]
 fn a_watch_until_the_end_succeeds_only_if_the_run_has_finished() {
     let directory = tempfile::tempdir().unwrap();
     let run = directory.path().join("run");

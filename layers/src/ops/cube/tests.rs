@@ -15,7 +15,7 @@ use burn_cubecl::CubeDevice;
 use burn_cubecl::cubecl::logging::{LaunchObservation, LaunchObserver, ProfileDuration, TimingMethod, TimingRequest};
 
 use super::*;
-use crate::choices::Convolution;
+use crate::choices::{Convolution, Recompute};
 use crate::ops::{BatchNormOptions, FusedOptions, FusedSaved, Residual, composed, fused};
 use kernels::simd::Isa;
 
@@ -280,6 +280,7 @@ fn layer<B: LayerOps>(residual: Residual, device: &Device<B>) -> Results {
         rectifier: Rectifier::Relu,
         convolution: Convolution::Auto,
         isa: Isa::detect(),
+        recompute: Recompute::None,
         norm: BatchNormOptions::new(EPSILON),
         hooked: None,
         input: None,

@@ -89,6 +89,7 @@ pub(in crate::ops) fn forward<B: LayerOps, C: CheckpointStrategy>(
                 has_addend: false,
                 needs_input: true,
             };
+            let saved = <B as LayerOps>::fused_train_kept(saved, options.clone());
             lift(fused, |output| prepared.finish((saved, options), output))
         }
         OpsKind::UnTracked(prepared) => {

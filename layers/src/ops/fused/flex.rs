@@ -7,15 +7,15 @@ use burn::backend::flex::FlexTensor;
 use burn::backend::{Flex, TensorMetadata};
 use kernels::Storage;
 use kernels::arena::Block;
-use kernels::batch_norm::{self, Affine, Gate, ResidualGradient, Saved};
+use kernels::batch_norm::{self, Affine, Gate, Rectifier, ResidualGradient, Saved};
 use kernels::conv2d::{Conv2dShape, Epilogue};
-use kernels::layer::{Backward, Gradients, Input};
+use kernels::layer::{Backward, Gradients};
 use kernels::pool;
 use kernels::simd::Isa;
 
 use super::call::{Before, LayerCall, shortcut_a};
-use super::link::LinkedNorm;
-use super::{FusedGradients, FusedOptions, FusedOutput, FusedSaved, NormLink, Residual};
+use super::linked::{LinkedNorm, Read, Statistics, kept_input, norm_of, only_shape, reads_raw};
+use super::{FusedGradients, FusedOptions, FusedOutput, FusedSaved, Residual};
 use crate::ops::clock::{Kernel, time};
 use crate::ops::flex::{inverse_stds, to_f32};
 use crate::ops::memory::{ARENA, Activation, activation, contiguous, floats, tensor, with_scratch};
@@ -33,18 +33,19 @@ pub(in crate::ops) fn forward<E: Activation>(
     let shape = output_shape(&call.shape);
     let [.., channels] = shape;
     let mut moments = vec![0.0; 2 * channels];
-    let convolved = convolve::<E>(&call, &options, &input, &weight, &mut moments);
+    let weight = contiguous(weight);
+    let convolved = convolve::<E>(&call, &Read::given::<E>(&input, &options), &weight, &mut moments);
     let moments = Moments::of_sums((convolved.len() / channels) as f64, moments);
     let moments = moments.reduce(options.norm.reducer.as_deref());
     let (mean, variance) = (to_f32(&moments.mean), to_f32(&moments.variance()));
     let invstd = inverse_stds(&variance, options.norm.epsilon);
-    let (gamma, beta) = (contiguous(gamma), contiguous(beta));
+    let statistics = Statistics { mean: mean.clone(), invstd, gamma: contiguous(gamma), beta: contiguous(beta) };
     let is_raw = options.residual == Residual::None && options.output.as_ref().is_some_and(|link| link.may_be_raw);
     let normalised = (!is_raw).then(|| {
-        let affine = Affine { mean: &mean, invstd: &invstd, gamma: floats(&gamma), beta: floats(&beta) };
         let mut output = ARENA.take::<E>(convolved.len());
         with_residual::<E, _>(&residual, &options, channels, |residual| {
             time(Kernel::Normalisation, Some(&call), || {
+                let affine = statistics.affine();
                 batch_norm::normalize(options.isa, &affine, &convolved, residual, options.rectifier, &mut output);
             });
         });
@@ -52,10 +53,9 @@ pub(in crate::ops) fn forward<E: Activation>(
     });
     let convolved = activation(convolved, shape);
     if let Some(link) = &options.output {
-        let (rectifier, has_residual) = (options.rectifier, options.residual != Residual::None);
-        let (convolved, mean) = (convolved.clone(), mean.clone());
         // Made for this one pass.
-        let _ = link.norm.set(LinkedNorm { convolved, mean, invstd, gamma, beta, rectifier, has_residual });
+        let _ =
+            link.norm.set(LinkedNorm::of_layer(call, &options, [&input, &weight, &residual, &convolved], statistics));
     }
     FusedOutput {
         output: normalised.unwrap_or_else(|| convolved.clone()),
@@ -96,6 +96,23 @@ pub(in crate::ops) fn inference<E: Activation>(
     activation(output, output_shape(&call.shape))
 }
 
+/// What of `saved` is held until the backward pass, in tensors that have nothing but their shape for the rest.
+pub(in crate::ops) fn kept(mut saved: FusedSaved<Flex>, options: &FusedOptions) -> FusedSaved<Flex> {
+    let own = options.output.as_deref().and_then(norm_of);
+    if !is_gated_by_output(options) || own.is_some_and(LinkedNorm::makes_output_again) {
+        saved.output = only_shape(&saved.output);
+    }
+    if own.is_some_and(LinkedNorm::makes_convolved_again) {
+        saved.convolved = only_shape(&saved.convolved);
+    }
+    saved.input = kept_input(&saved.input, options);
+    saved
+}
+
+fn is_gated_by_output(options: &FusedOptions) -> bool {
+    options.rectifier != Rectifier::None && options.residual != Residual::None
+}
+
 pub(in crate::ops) fn backward<E: Activation>(
     saved: FusedSaved<Flex>,
     output_gradient: FlexTensor,
@@ -106,8 +123,14 @@ pub(in crate::ops) fn backward<E: Activation>(
     let shape = call.shape;
     let [mean, variance, gamma, beta, weight] =
         [saved.mean, saved.variance, saved.gamma, saved.beta, saved.weight].map(contiguous);
-    let [output, convolved, dy, input] =
-        [saved.output, saved.convolved, output_gradient, saved.input].map(E::activations);
+    let dy = E::activations(output_gradient);
+    let own = options.output.as_deref().and_then(norm_of);
+    let convolved = own.map_or_else(|| E::activations(saved.convolved), LinkedNorm::convolved::<E>);
+    let output = if is_gated_by_output(&options) {
+        own.and_then(LinkedNorm::output::<E>).unwrap_or_else(|| E::activations(saved.output))
+    } else {
+        convolved.clone()
+    };
     let invstd = inverse_stds(floats(&variance), options.norm.epsilon);
     let affine = Affine { mean: floats(&mean), invstd: &invstd, gamma: floats(&gamma), beta: floats(&beta) };
     let gate = Gate::of(options.rectifier, options.residual != Residual::None, E::values(&output));
@@ -127,7 +150,7 @@ pub(in crate::ops) fn backward<E: Activation>(
         }
     };
     let addend = saved.has_addend.then(|| E::activations(saved.addend));
-    let read = Read::<E>::of(&input, &options);
+    let read = Read::again::<E>(&saved.input, &options);
     let given = Backward {
         input: read.input(),
         norm,
@@ -141,8 +164,9 @@ pub(in crate::ops) fn backward<E: Activation>(
     let (mut d_weight, mut input_sums) = (ARENA.take::<f32>(shape.weight_len()), vec![0.0; 2 * shape.in_channels]);
     let wanted = Gradients { dx: d_input.as_deref_mut(), dw: &mut d_weight, residual, input_sums: &mut input_sums };
     gradients(&call, floats(&weight), given, wanted);
-    let d_input = d_input.map(|values| activation(values, input.shape()));
-    if let (Some(link), Some(gradient)) = (read.link, &d_input) {
+    let d_input = d_input.map(|values| activation(values, saved.input.shape()));
+    own.map(LinkedNorm::give_up);
+    if let (Some(link), Some(gradient)) = (read.link(), &d_input) {
         link.leave_sums(gradient.clone(), GradientSums::of(input_sums));
     }
     let nothing = || tensor(vec![0.0], [1, 1, 1, 1]);
@@ -169,35 +193,6 @@ fn gradients<E: Activation>(call: &LayerCall, weight: &[f32], given: Backward<'_
     });
 }
 
-/// What a layer reads, with what its link tells.
-struct Read<'a, E> {
-    values: &'a [E],
-    /// If the layer that made the input filled it.
-    link: Option<&'a NormLink>,
-}
-
-impl<'a, E: Activation> Read<'a, E> {
-    /// Of what [`Activation::activations`] returned.
-    fn of(input: &'a FlexTensor, options: &'a FusedOptions) -> Self {
-        let link = options.input.as_deref().filter(|link| link.norm.get().is_some());
-        Self { values: E::values(input), link }
-    }
-
-    fn input(&self) -> Input<'a, E> {
-        let Some((link, norm)) = self.link.and_then(|link| Some((link, link.norm.get()?))) else {
-            return Input { stored: Some(self.values), norm: None };
-        };
-        let affine =
-            Affine { mean: &norm.mean, invstd: &norm.invstd, gamma: floats(&norm.gamma), beta: floats(&norm.beta) };
-        let gate = Gate::of(norm.rectifier, norm.has_residual, self.values);
-        let is_raw = link.may_be_raw && !norm.has_residual;
-        Input {
-            stored: (!is_raw).then_some(self.values),
-            norm: Some(Saved { affine, x: E::values(&norm.convolved), gate }),
-        }
-    }
-}
-
 pub(in crate::ops) fn global_average<E: Activation>(input: FlexTensor) -> FlexTensor {
     let [images, height, width, channels] = input.shape().dims();
     let mut means = vec![0.0; images * channels];
@@ -219,7 +214,7 @@ pub(in crate::ops) fn global_average_backward<E: Activation>(gradient: FlexTenso
 }
 
 /// What the passes of a layer are planned by; the gradients' are filled in later.
-fn call<E: Activation>(input: &FlexTensor, weight: &FlexTensor, options: &FusedOptions) -> LayerCall {
+pub(super) fn call<E: Activation>(input: &FlexTensor, weight: &FlexTensor, options: &FusedOptions) -> LayerCall {
     let [batch, height, width, in_channels] = input.shape().dims();
     let [out_channels, of_group, kernel, _] = weight.shape().dims();
     let groups = in_channels / of_group;
@@ -232,7 +227,7 @@ fn call<E: Activation>(input: &FlexTensor, weight: &FlexTensor, options: &FusedO
         storage: Storage::of::<E>(),
         before: match before {
             None => Before::Unknown,
-            Some((link, norm)) if link.may_be_raw && !norm.has_residual => Before::Raw,
+            Some((link, norm)) if reads_raw(link, norm) => Before::Raw,
             Some(_) => Before::Stored,
         },
         residual: options.residual,
@@ -242,26 +237,25 @@ fn call<E: Activation>(input: &FlexTensor, weight: &FlexTensor, options: &FusedO
     }
 }
 
-fn output_shape(shape: &Conv2dShape) -> [usize; 4] {
+pub(super) fn output_shape(shape: &Conv2dShape) -> [usize; 4] {
     [shape.batch, shape.out_height(), shape.out_width(), shape.out_channels]
 }
 
-fn convolve<E: Activation>(
+/// The raw result and its moments; the weight is contiguous.
+pub(super) fn convolve<E: Activation>(
     call: &LayerCall,
-    options: &FusedOptions,
-    input: &FlexTensor,
+    input: &Read<'_>,
     weight: &FlexTensor,
     moments: &mut [f64],
 ) -> Block<E> {
-    let (input, weight) = (E::activations(input.clone()), contiguous(weight.clone()));
     let layer = call.plan();
     let conv = layer.conv();
     let mut output = ARENA.take(conv.shape().output_len());
     with_scratch(|scratch| {
         let packed = scratch.packed.floats(conv.packed_forward_len());
-        time(Kernel::PackForward, Some(call), || conv.pack_forward(floats(&weight), packed));
+        time(Kernel::PackForward, Some(call), || conv.pack_forward(floats(weight), packed));
         let workspace = scratch.workspace.floats(layer.forward_workspace_len());
-        let input = Read::<E>::of(&input, options).input();
+        let input = input.input::<E>();
         time(Kernel::Convolution, Some(call), || layer.forward(input, packed, &mut output, workspace, moments));
     });
     output

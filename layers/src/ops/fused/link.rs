@@ -12,9 +12,9 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 
 #[cfg(feature = "flex")]
 use burn::backend::flex::FlexTensor;
-#[cfg(feature = "flex")]
-use kernels::batch_norm::Rectifier;
 
+#[cfg(feature = "flex")]
+use super::linked::LinkedNorm;
 use crate::ops::statistics::GradientSums;
 
 /// Between one layer and those that read its output.
@@ -28,22 +28,6 @@ pub struct NormLink {
     pub(in crate::ops) norm: OnceLock<LinkedNorm>,
     #[cfg(feature = "flex")]
     sums: Mutex<Option<(FlexTensor, GradientSums)>>,
-}
-
-/// A normalisation in training.
-#[cfg(feature = "flex")]
-#[derive(Debug)]
-pub(in crate::ops) struct LinkedNorm {
-    /// Its input, `[N, H, W, C]`.
-    pub(in crate::ops) convolved: FlexTensor,
-    pub(in crate::ops) mean: Vec<f32>,
-    pub(in crate::ops) invstd: Vec<f32>,
-    /// Contiguous, as `beta`.
-    pub(in crate::ops) gamma: FlexTensor,
-    pub(in crate::ops) beta: FlexTensor,
-    pub(in crate::ops) rectifier: Rectifier,
-    /// Whether something was added before it.
-    pub(in crate::ops) has_residual: bool,
 }
 
 impl NormLink {

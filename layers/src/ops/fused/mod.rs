@@ -10,6 +10,8 @@ mod convolution;
 #[cfg(feature = "flex")]
 pub(super) mod flex;
 mod link;
+#[cfg(feature = "flex")]
+mod linked;
 
 use std::sync::Arc;
 
@@ -28,11 +30,11 @@ pub use convolution::convolve_by_burn;
 #[cfg(feature = "cube")]
 pub(super) use convolution::is_by_burn;
 pub(super) use convolution::{convolution_by_burn, input_gradient_by_burn, weight_gradient_by_burn};
-#[cfg(feature = "flex")]
-pub(super) use link::LinkedNorm;
 pub use link::NormLink;
+#[cfg(feature = "flex")]
+pub(super) use linked::{LinkedNorm, Statistics};
 
-use crate::choices::Convolution;
+use crate::choices::{Convolution, Recompute};
 
 /// What is added after the normalisation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,6 +62,8 @@ pub struct FusedOptions {
     pub convolution: Convolution,
     /// Their instruction set.
     pub isa: Isa,
+    /// What their backward pass computes again.
+    pub recompute: Recompute,
     /// The normalisation.
     pub norm: BatchNormOptions,
     /// Where the parameters' gradients go, `None`: to the tape.
@@ -88,7 +92,7 @@ pub struct FusedOutput<B: Backend> {
     pub num_values: f64,
 }
 
-/// What [`LayerOps::fused_train_backward`] needs of the forward pass.
+/// What [`LayerOps::fused_train_backward`] needs of the forward pass, in so far as [`LayerOps::fused_train_kept`] keeps it.
 #[derive(ExtensionType, Clone, Debug)]
 pub struct FusedSaved<B: Backend> {
     /// `[N, H, W, C_in]`.

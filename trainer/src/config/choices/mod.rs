@@ -180,6 +180,18 @@ pub enum ConvolutionKind {
     Direct,
 }
 
+/// What the backward pass computes again instead of finding it in memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum RecomputeKind {
+    /// Nothing.
+    None,
+    /// What ends in a normalisation, its residual and ReLU.
+    Norms,
+    /// The convolutions' results.
+    Convolutions,
+}
+
 /// The instruction set of our own kernels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -371,6 +383,7 @@ spelled_as_in_clap!(
     InputKind,
     UpdateKind,
     ConvolutionKind,
+    RecomputeKind,
     CpuKind,
     Dtype,
     SyncKind,

@@ -7,7 +7,7 @@ use super::optimizer::OptimizerArgs;
 use super::sync::SyncArgs;
 use crate::config::choices::{
     AugmentKind, BatchNormKind, ConvolutionKind, CpuKind, CropScale, DatasetKind, DeviceChoice, Dtype, InputKind,
-    KernelsKind, OnBadImageKind, OnNonFiniteKind, Resolution, ScheduleKind, ShortcutKind,
+    KernelsKind, OnBadImageKind, OnNonFiniteKind, RecomputeKind, Resolution, ScheduleKind, ShortcutKind,
 };
 use crate::config::recipes::Recipe;
 use clap::{Args, value_parser};
@@ -346,6 +346,10 @@ pub struct ComputeArgs {
     /// How our own kernels convolve: auto (Winograd where it is faster) or direct [default: auto]
     #[arg(long, value_enum, value_name = "ALGORITHM", hide_possible_values = true)]
     pub convolution: Option<ConvolutionKind>,
+
+    /// What the backward pass computes again to save memory, with the same bits, on flex with fused kernels: none, norms (with residual and ReLU) or convolutions (a forward pass more) [default: none]
+    #[arg(long, value_enum, value_name = "WHAT", hide_possible_values = true)]
+    pub recompute: Option<RecomputeKind>,
 
     /// Instruction set of our own kernels: auto, avx512, avx2 or portable; a named one gives the same bits on every processor that has it [default: auto, the best of the processor]
     #[arg(long, value_enum, value_name = "SET", hide_possible_values = true, env = "LOCKSTEP_CPU")]

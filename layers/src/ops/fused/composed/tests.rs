@@ -75,6 +75,7 @@ impl Case {
             rectifier: self.rectifier,
             convolution: choices::Convolution::Auto,
             isa: Isa::detect(),
+            recompute: choices::Recompute::None,
             norm: BatchNormOptions::new(1e-5),
             hooked: None,
             input: None,

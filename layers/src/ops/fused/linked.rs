@@ -1,0 +1,272 @@
+//! A layer's normalisation on Flex as its readers see it, and the activations that the backward pass makes again.
+//!
+//! In: what a layer's forward pass knew. Out: the convolution's result and what the layer gave. What [`Recompute`] names is made when the first
+//! backward pass asks for it, and given up when the layer's own ends.
+//! Invariant: what is made again has the bits of the forward pass: the same kernels with the same statistics, in which no other rank has a part.
+//! Source: Chen et al. 2016, arXiv 1604.06174.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use burn::backend::flex::FlexTensor;
+use burn::backend::ops::FloatTensorOps;
+use burn::backend::{Flex, TensorMetadata};
+use burn::tensor::Shape;
+use kernels::batch_norm::{self, Affine, Gate, Rectifier, Saved};
+use kernels::layer::Input;
+
+use super::call::LayerCall;
+use super::flex::{call, convolve, output_shape};
+use super::{FusedOptions, NormLink, Residual};
+use crate::choices::Recompute;
+use crate::ops::clock::{Kernel, time};
+use crate::ops::memory::{ARENA, Activation, activation, floats};
+
+/// A normalisation in training.
+#[derive(Debug)]
+pub(in crate::ops) struct LinkedNorm {
+    pub(in crate::ops) statistics: Statistics,
+    pub(in crate::ops) rectifier: Rectifier,
+    /// Whether something was added before it.
+    pub(in crate::ops) has_residual: bool,
+    /// Its input, `[N, H, W, C]`.
+    convolved: Convolved,
+    /// `None`: whoever reads what it gave holds that.
+    output: Option<OutputAgain>,
+}
+
+/// What a normalisation does to each channel.
+#[derive(Clone, Debug)]
+pub(in crate::ops) struct Statistics {
+    pub(in crate::ops) mean: Vec<f32>,
+    pub(in crate::ops) invstd: Vec<f32>,
+    /// Contiguous, as `beta`.
+    pub(in crate::ops) gamma: FlexTensor,
+    pub(in crate::ops) beta: FlexTensor,
+}
+
+impl Statistics {
+    pub(in crate::ops) fn affine(&self) -> Affine<'_> {
+        Affine { mean: &self.mean, invstd: &self.invstd, gamma: floats(&self.gamma), beta: floats(&self.beta) }
+    }
+}
+
+/// An activation that is made when asked for.
+#[derive(Debug, Default)]
+struct Made(Mutex<Option<FlexTensor>>);
+
+impl Made {
+    fn get_or(&self, make: impl FnOnce() -> FlexTensor) -> FlexTensor {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_with(make).clone()
+    }
+
+    fn give_up(&self) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+}
+
+#[derive(Debug)]
+enum Convolved {
+    Held(FlexTensor),
+    Again(Box<ConvolvedAgain>),
+}
+
+#[derive(Debug)]
+struct ConvolvedAgain {
+    /// What was convolved; of its shape only, where the link to the layer before has it.
+    input: FlexTensor,
+    weight: FlexTensor,
+    options: FusedOptions,
+    made: Made,
+}
+
+#[derive(Debug)]
+struct OutputAgain {
+    call: LayerCall,
+    residual: ResidualAgain,
+    made: Made,
+}
+
+#[derive(Clone, Debug)]
+enum ResidualAgain {
+    None,
+    Held(FlexTensor),
+    /// By the layer behind the link.
+    Of(Arc<NormLink>),
+}
+
+impl LinkedNorm {
+    /// Of a normalisation without a residual, whose input and output are held.
+    pub(in crate::ops) fn held(convolved: FlexTensor, statistics: Statistics, rectifier: Rectifier) -> Self {
+        let (convolved, output) = (Convolved::Held(convolved), None);
+        Self { statistics, rectifier, has_residual: false, convolved, output }
+    }
+
+    /// Of a layer that was called so, with what its options say about memory.
+    pub(super) fn of_layer(
+        call: LayerCall,
+        options: &FusedOptions,
+        [input, weight, residual, convolved]: [&FlexTensor; 4],
+        statistics: Statistics,
+    ) -> Self {
+        let is_raw =
+            options.output.as_deref().is_some_and(|link| link.may_be_raw && options.residual == Residual::None);
+        let residual = match (options.residual, &options.residual_from) {
+            (Residual::None, _) => Some(ResidualAgain::None),
+            (Residual::Identity, Some(link)) if norm_of(link).is_some_and(Self::makes_output_again) => {
+                Some(ResidualAgain::Of(Arc::clone(link)))
+            }
+            // Held by the layer that made it, for its gate.
+            (Residual::Identity, Some(_)) => Some(ResidualAgain::Held(residual.clone())),
+            // Nobody else would hold it; or the stage before would have to be made again to begin with.
+            (Residual::Identity, None) | (Residual::ShortcutA, _) => None,
+        };
+        let output = residual.filter(|_| options.recompute == Recompute::Norms && !is_raw);
+        Self {
+            statistics,
+            rectifier: options.rectifier,
+            has_residual: options.residual != Residual::None,
+            convolved: if options.recompute == Recompute::Convolutions {
+                // Not to itself, nor to what only other passes need.
+                let options = FusedOptions { hooked: None, residual_from: None, output: None, ..options.clone() };
+                let input = kept_input(input, &options);
+                let made = Made::default();
+                Convolved::Again(Box::new(ConvolvedAgain { input, weight: weight.clone(), options, made }))
+            } else {
+                Convolved::Held(convolved.clone())
+            },
+            output: output.map(|residual| OutputAgain { call, residual, made: Made::default() }),
+        }
+    }
+
+    pub(super) fn makes_convolved_again(&self) -> bool {
+        matches!(self.convolved, Convolved::Again(_))
+    }
+
+    pub(super) fn makes_output_again(&self) -> bool {
+        self.output.is_some()
+    }
+
+    /// The normalisation's input, `[N, H, W, C]`.
+    pub(in crate::ops) fn convolved<E: Activation>(&self) -> FlexTensor {
+        match &self.convolved {
+            Convolved::Held(convolved) => convolved.clone(),
+            Convolved::Again(again) => again.made.get_or(|| again.make::<E>()),
+        }
+    }
+
+    /// What the layer gave, if readers do not hold it.
+    pub(super) fn output<E: Activation>(&self) -> Option<FlexTensor> {
+        let OutputAgain { call, residual, made } = self.output.as_ref()?;
+        Some(made.get_or(|| {
+            let convolved = self.convolved::<E>();
+            let residual = match residual {
+                ResidualAgain::None => None,
+                ResidualAgain::Held(residual) => Some(E::activations(residual.clone())),
+                ResidualAgain::Of(link) => norm_of(link).and_then(Self::output::<E>),
+            };
+            let residual = residual
+                .as_ref()
+                .map_or(batch_norm::Residual::None, |residual| batch_norm::Residual::Identity(E::values(residual)));
+            let mut output = ARENA.take::<E>(call.shape.output_len());
+            time(Kernel::Normalisation, Some(call), || {
+                let (affine, x) = (self.statistics.affine(), E::values(&convolved));
+                batch_norm::normalize(call.isa, &affine, x, residual, call.rectifier, &mut output);
+            });
+            activation(output, output_shape(&call.shape))
+        }))
+    }
+
+    /// When the layer's own backward pass is over, nobody will ask again.
+    pub(super) fn give_up(&self) {
+        if let Convolved::Again(again) = &self.convolved {
+            again.made.give_up();
+        }
+        if let Some(output) = &self.output {
+            output.made.give_up();
+        }
+    }
+}
+
+impl ConvolvedAgain {
+    fn make<E: Activation>(&self) -> FlexTensor {
+        let call = call::<E>(&self.input, &self.weight, &self.options);
+        // What is not raw is held, since convolutions and norms are never both made again.
+        let before = self.options.input.as_deref().and_then(|link| Some((link, norm_of(link)?)));
+        let raw = before.filter(|(link, norm)| reads_raw(link, norm)).map(|(_, norm)| norm.convolved::<E>());
+        let input = Read::given::<E>(raw.as_ref().unwrap_or(&self.input), &self.options);
+        let mut moments = vec![0.0; 2 * call.shape.out_channels];
+        activation(convolve::<E>(&call, &input, &self.weight, &mut moments), output_shape(&call.shape))
+    }
+}
+
+/// The normalisation behind a link, if the layer that it leads to filled it.
+pub(super) fn norm_of(link: &NormLink) -> Option<&LinkedNorm> {
+    link.norm.get()
+}
+
+/// What a backward pass is given for a layer's input: itself, or only its shape where the link to the layer before has it.
+pub(super) fn kept_input(input: &FlexTensor, options: &FusedOptions) -> FlexTensor {
+    let is_again = options.input.as_deref().is_some_and(|link| {
+        norm_of(link).is_some_and(|norm| {
+            if reads_raw(link, norm) { norm.makes_convolved_again() } else { norm.makes_output_again() }
+        })
+    });
+    if is_again { only_shape(input) } else { input.clone() }
+}
+
+/// A view of one zero as a tensor of this shape and type.
+pub(super) fn only_shape(tensor: &FlexTensor) -> FlexTensor {
+    let zero = Flex::float_zeros(Shape::new([1; 4]), &tensor.device(), tensor.dtype().into());
+    Flex::float_expand(zero, tensor.shape())
+}
+
+/// Whether what stands behind the link is the normalisation's input, for its one reader to normalise.
+pub(super) fn reads_raw(link: &NormLink, norm: &LinkedNorm) -> bool {
+    link.may_be_raw && !norm.has_residual
+}
+
+/// What a layer reads, with what its link tells.
+pub(super) struct Read<'a> {
+    /// Contiguous.
+    values: FlexTensor,
+    /// The normalisation that made it, if its layer filled the link, with that one's input.
+    norm: Option<(&'a NormLink, &'a LinkedNorm, FlexTensor)>,
+}
+
+impl<'a> Read<'a> {
+    /// In the forward pass, which asks for the normalisation only where it has to do it.
+    pub(super) fn given<E: Activation>(input: &FlexTensor, options: &'a FusedOptions) -> Self {
+        let values = E::activations(input.clone());
+        let link = options.input.as_deref().and_then(|link| Some((link, norm_of(link)?)));
+        let norm = link.filter(|(link, norm)| reads_raw(link, norm)).map(|(link, norm)| (link, norm, values.clone()));
+        Self { values, norm }
+    }
+
+    /// In the backward pass; `kept` is of [`kept_input`].
+    pub(super) fn again<E: Activation>(kept: &FlexTensor, options: &'a FusedOptions) -> Self {
+        let Some((link, norm)) = options.input.as_deref().and_then(|link| Some((link, norm_of(link)?))) else {
+            return Self { values: E::activations(kept.clone()), norm: None };
+        };
+        let convolved = norm.convolved::<E>();
+        let values = if reads_raw(link, norm) {
+            convolved.clone()
+        } else {
+            norm.output::<E>().unwrap_or_else(|| E::activations(kept.clone()))
+        };
+        Self { values, norm: Some((link, norm, convolved)) }
+    }
+
+    pub(super) fn link(&self) -> Option<&'a NormLink> {
+        self.norm.as_ref().map(|(link, ..)| *link)
+    }
+
+    pub(super) fn input<E: Activation>(&self) -> Input<'_, E> {
+        let values = E::values(&self.values);
+        let Some((link, norm, convolved)) = &self.norm else { return Input { stored: Some(values), norm: None } };
+        let gate = Gate::of(norm.rectifier, norm.has_residual, values);
+        Input {
+            stored: (!reads_raw(link, norm)).then_some(values),
+            norm: Some(Saved { affine: norm.statistics.affine(), x: E::values(convolved), gate }),
+        }
+    }
+}
