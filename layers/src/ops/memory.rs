@@ -6,9 +6,9 @@
 use std::cell::Cell;
 use std::sync::LazyLock;
 
-use burn::backend::Flex;
 use burn::backend::flex::FlexTensor;
 use burn::backend::ops::FloatTensorOps;
+use burn::backend::{Flex, TensorMetadata};
 use burn::tensor::{AllocationProperty, Bytes, Shape, TensorData};
 use kernels::Element;
 use kernels::arena::{Arena, Block};
@@ -40,6 +40,12 @@ pub(super) fn with_scratch<T>(work: impl FnOnce(&mut Buffers) -> T) -> T {
 /// The tensor in memory order.
 pub(super) fn contiguous(tensor: FlexTensor) -> FlexTensor {
     tensor.to_contiguous()
+}
+
+/// A view of one zero as a tensor of this shape and type.
+pub(super) fn only_shape(tensor: &FlexTensor) -> FlexTensor {
+    let zero = Flex::float_zeros(Shape::new([1; 4]), &tensor.device(), tensor.dtype().into());
+    Flex::float_expand(zero, tensor.shape())
 }
 
 /// The values of what [`contiguous`] returned.

@@ -14,11 +14,11 @@ use kernels::pool;
 use kernels::simd::Isa;
 
 use super::call::{Before, LayerCall, shortcut_a};
-use super::linked::{LinkedNorm, Read, Statistics, kept_input, norm_of, only_shape, reads_raw};
+use super::linked::{LinkedNorm, Read, Statistics, kept_input, norm_of, reads_raw};
 use super::{FusedGradients, FusedOptions, FusedOutput, FusedSaved, Residual};
 use crate::ops::clock::{Kernel, time};
 use crate::ops::flex::{inverse_stds, to_f32};
-use crate::ops::memory::{ARENA, Activation, activation, contiguous, floats, tensor, with_scratch};
+use crate::ops::memory::{ARENA, Activation, activation, contiguous, floats, only_shape, tensor, with_scratch};
 use crate::ops::statistics::{GradientSums, Moments};
 
 pub(in crate::ops) fn forward<E: Activation>(

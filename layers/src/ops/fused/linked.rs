@@ -8,9 +8,6 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use burn::backend::flex::FlexTensor;
-use burn::backend::ops::FloatTensorOps;
-use burn::backend::{Flex, TensorMetadata};
-use burn::tensor::Shape;
 use kernels::batch_norm::{self, Affine, Gate, Rectifier, Saved};
 use kernels::layer::Input;
 
@@ -19,7 +16,7 @@ use super::flex::{call, convolve, output_shape};
 use super::{FusedOptions, NormLink, Residual};
 use crate::choices::Recompute;
 use crate::ops::clock::{Kernel, time};
-use crate::ops::memory::{ARENA, Activation, activation, floats};
+use crate::ops::memory::{ARENA, Activation, activation, floats, only_shape};
 
 /// A normalisation in training.
 #[derive(Debug)]
@@ -212,12 +209,6 @@ pub(super) fn kept_input(input: &FlexTensor, options: &FusedOptions) -> FlexTens
         })
     });
     if is_again { only_shape(input) } else { input.clone() }
-}
-
-/// A view of one zero as a tensor of this shape and type.
-pub(super) fn only_shape(tensor: &FlexTensor) -> FlexTensor {
-    let zero = Flex::float_zeros(Shape::new([1; 4]), &tensor.device(), tensor.dtype().into());
-    Flex::float_expand(zero, tensor.shape())
 }
 
 /// Whether what stands behind the link is the normalisation's input, for its one reader to normalise.

@@ -2,14 +2,14 @@
 //!
 //! Invariant: it counts as compute-bound, so that checkpointing never runs it a second time.
 
-use burn::backend::Autodiff;
 use burn::backend::autodiff::checkpoint::base::Checkpointer;
 use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn::backend::autodiff::grads::Gradients;
 use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
 use burn::backend::tensor::FloatTensor;
+use burn::backend::{Autodiff, AutodiffBackend};
 
-use super::{SingleGradients, SingleOps, SingleOptions, SingleSaved, Wanted};
+use super::{SingleGradients, SingleOps, SingleOptions, SingleOutput, SingleSaved, Wanted};
 
 #[derive(Debug)]
 struct SingleBackward;
@@ -37,16 +37,19 @@ impl<B: SingleOps, C: CheckpointStrategy> SingleOps for Autodiff<B, C> {
         weight: FloatTensor<Self>,
         bias: FloatTensor<Self>,
         options: SingleOptions,
-    ) -> FloatTensor<Self> {
+    ) -> SingleOutput<Self> {
         let nodes = [input.node(), weight.node(), bias.node()];
         let prepared = SingleBackward.prepare::<C>(nodes).compute_bound().stateful();
         let [input, weight, bias] = [input, weight, bias].map(|tensor| tensor.into_primitive());
-        match prepared {
-            OpsKind::Tracked(prepared) => {
-                let saved = SingleSaved { input: input.clone(), weight: weight.clone() };
-                prepared.finish((saved, options), <B as SingleOps>::single(input, weight, bias, options))
-            }
-            OpsKind::UnTracked(prepared) => prepared.finish(<B as SingleOps>::single(input, weight, bias, options)),
+        let SingleOutput { output, input, weight } = <B as SingleOps>::single(input, weight, bias, options);
+        let untracked = <Self as AutodiffBackend>::from_inner;
+        SingleOutput {
+            input: untracked(input.clone()),
+            weight: untracked(weight.clone()),
+            output: match prepared {
+                OpsKind::Tracked(prepared) => prepared.finish((SingleSaved { input, weight }, options), output),
+                OpsKind::UnTracked(prepared) => prepared.finish(output),
+            },
         }
     }
 

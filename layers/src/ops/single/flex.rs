@@ -14,12 +14,14 @@ use kernels::pool::{self, MaxPoolShape};
 use kernels::simd::Isa;
 use kernels::{Storage, activation, layer_norm};
 
-use super::{Operation, SingleGradients, SingleOps, SingleOptions, SingleSaved, Wanted};
+use super::{Operation, SingleGradients, SingleOps, SingleOptions, SingleOutput, SingleSaved, Wanted};
 use crate::ops::clock::time;
-use crate::ops::memory::{ARENA, Activation, activation as tensor_of, contiguous, floats, tensor, with_scratch};
+use crate::ops::memory::{
+    ARENA, Activation, activation as tensor_of, contiguous, floats, only_shape, tensor, with_scratch,
+};
 
 impl SingleOps for Flex {
-    fn single(input: FlexTensor, weight: FlexTensor, bias: FlexTensor, options: SingleOptions) -> FlexTensor {
+    fn single(input: FlexTensor, weight: FlexTensor, bias: FlexTensor, options: SingleOptions) -> SingleOutput<Self> {
         time(options.operation.kernel(), None, || match input.dtype() {
             DType::BF16 => forward::<bf16>(input, weight, bias, &options),
             _ => forward::<f32>(input, weight, bias, &options),
@@ -44,12 +46,13 @@ fn forward<E: Activation>(
     weight: FlexTensor,
     bias: FlexTensor,
     &SingleOptions { operation, isa, has }: &SingleOptions,
-) -> FlexTensor {
-    let x = E::activations(input);
+) -> SingleOutput<Flex> {
+    let x = E::activations(input.clone());
+    let saved = SingleSaved::<Flex> { input, weight: weight.clone() };
     let [weight, bias] = [weight, bias].map(contiguous);
     let (values, weights) = (E::values(&x), floats(&weight));
     let bias = has[1].then(|| floats(&bias));
-    match operation {
+    let output = match operation {
         Operation::Convolution { stride, padding, algorithm } => {
             let shape = convolution(&x, &weight, stride, padding);
             let mut y = ARENA.take::<E>(shape.output_len());
@@ -89,11 +92,18 @@ fn forward<E: Activation>(
         Operation::MaxPool => {
             let shape = pool_shape(&x);
             let mut y = ARENA.take::<E>(shape.output_len());
-            with_taps(shape, |taps| pool::max_pool(isa, shape, values, &mut y, taps));
-            tensor_of(y, [shape.num_images, shape.height_out(), shape.width_out(), shape.channels])
+            let mut taps = ARENA.take::<f32>(shape.output_len().div_ceil(size_of::<f32>()));
+            pool::max_pool(isa, shape, values, &mut y, &mut bytemuck::cast_slice_mut(&mut taps)[..shape.output_len()]);
+            let taps_len = taps.len();
+            return SingleOutput {
+                output: tensor_of(y, [shape.num_images, shape.height_out(), shape.width_out(), shape.channels]),
+                input: only_shape(&x),
+                weight: tensor_of(taps, [taps_len]),
+            };
         }
         Operation::Loss(loss) => tensor(vec![loss.sum(floats(&x), weights, num_classes(&x))], [1, 1]),
-    }
+    };
+    SingleOutput { output, input: saved.input, weight: saved.weight }
 }
 
 fn backward<E: Activation>(
@@ -102,6 +112,9 @@ fn backward<E: Activation>(
     &SingleOptions { operation, isa, .. }: &SingleOptions,
     wanted: Wanted,
 ) -> SingleGradients<Flex> {
+    if let Operation::MaxPool = operation {
+        return of_maxima::<E>(&saved, E::activations(output_gradient), isa);
+    }
     let [x, dy] = [saved.input, output_gradient].map(E::activations);
     let weight = contiguous(saved.weight);
     let (values, weights, d_values) = (E::values(&x), floats(&weight), E::values(&dy));
@@ -141,16 +154,8 @@ fn backward<E: Activation>(
             });
             nothing()
         }
-        Operation::MaxPool => {
-            let shape = pool_shape(&x);
-            let mut y = ARENA.take::<E>(shape.output_len());
-            with_taps(shape, |taps| {
-                pool::max_pool(isa, shape, values, &mut y, taps);
-                pool::max_pool_backward(isa, shape, d_values, taps, &mut dx);
-            });
-            nothing()
-        }
         Operation::Loss(loss) => return of_logits(loss, &x, weights, &dy),
+        Operation::MaxPool => unreachable!("a max pool has no input to look at"),
     };
     SingleGradients { input: tensor_of(dx, x.shape()), weight: d_weight, bias: d_bias }
 }
@@ -212,6 +217,16 @@ impl Way {
     }
 }
 
+/// The gradient of a max pool's input.
+fn of_maxima<E: Activation>(saved: &SingleSaved<Flex>, dy: FlexTensor, isa: Isa) -> SingleGradients<Flex> {
+    let shape = pool_shape(&saved.input);
+    let taps = &bytemuck::cast_slice(floats(&saved.weight))[..shape.output_len()];
+    let mut dx = ARENA.take::<E>(shape.input_len());
+    pool::max_pool_backward(isa, shape, E::values(&dy), taps, &mut dx);
+    let (weight, bias) = nothing();
+    SingleGradients { input: tensor_of(dx, saved.input.shape()), weight, bias }
+}
+
 /// The gradients of a loss, which the logits alone have.
 fn of_logits(loss: Loss, logits: &FlexTensor, targets: &[f32], scale: &FlexTensor) -> SingleGradients<Flex> {
     let values = floats(logits);
@@ -261,12 +276,6 @@ fn pool_shape(x: &FlexTensor) -> MaxPoolShape {
 
 fn with_workspace<T>(len: usize, work: impl FnOnce(&mut [f32]) -> T) -> T {
     with_scratch(|scratch| work(scratch.workspace.floats(len)))
-}
-
-/// Room for a byte for each value of a max pool's output.
-fn with_taps<T>(shape: MaxPoolShape, work: impl FnOnce(&mut [u8]) -> T) -> T {
-    let len = shape.output_len();
-    with_workspace(len.div_ceil(size_of::<f32>()), |workspace| work(&mut bytemuck::cast_slice_mut(workspace)[..len]))
 }
 
 /// A gradient of a parameter's shape.

@@ -78,9 +78,20 @@ pub(crate) struct SingleOptions {
 /// What the backward pass needs of the forward pass.
 #[derive(ExtensionType, Clone, Debug)]
 pub(crate) struct SingleSaved<B: Backend> {
-    /// x.
+    /// x; of a max pool only its shape.
     pub input: FloatTensor<B>,
-    /// The first parameter, or one element.
+    /// The first parameter, or one element; of a max pool where each maximum was, a byte each.
+    pub weight: FloatTensor<B>,
+}
+
+/// What the operation gave, and what its backward pass needs.
+#[derive(ExtensionType)]
+pub(crate) struct SingleOutput<B: Backend> {
+    /// y.
+    pub output: FloatTensor<B>,
+    /// As in [`SingleSaved`].
+    pub input: FloatTensor<B>,
+    /// As in [`SingleSaved`].
     pub weight: FloatTensor<B>,
 }
 
@@ -107,7 +118,7 @@ pub(crate) trait SingleOps: Backend {
         weight: FloatTensor<Self>,
         bias: FloatTensor<Self>,
         options: SingleOptions,
-    ) -> FloatTensor<Self>;
+    ) -> SingleOutput<Self>;
 
     /// The gradients of [`SingleOps::single`].
     fn single_backward(
@@ -152,5 +163,5 @@ pub(crate) fn single<const D: usize>(
         None => Tensor::<1>::zeros([1], &device).into_dispatch(),
     });
     let options = SingleOptions { operation, isa, has };
-    Tensor::from_dispatch(<Dispatch as SingleOps>::single(input.into_dispatch(), weight, bias, options))
+    Tensor::from_dispatch(<Dispatch as SingleOps>::single(input.into_dispatch(), weight, bias, options).output)
 }
