@@ -120,17 +120,12 @@ pub(in crate::ops) fn backward<E: Activation>(
 ) -> FusedGradients<Flex> {
     let call = call::<E>(&saved.input, &saved.weight, &options);
     let call = LayerCall { needs_input: saved.needs_input, has_addend: saved.has_addend, ..call };
-    let shape = call.shape;
+    let (shape, own) = (call.shape, options.output.as_deref().and_then(norm_of));
     let [mean, variance, gamma, beta, weight] =
         [saved.mean, saved.variance, saved.gamma, saved.beta, saved.weight].map(contiguous);
     let dy = E::activations(output_gradient);
-    let own = options.output.as_deref().and_then(norm_of);
     let convolved = own.map_or_else(|| E::activations(saved.convolved), LinkedNorm::convolved::<E>);
-    let output = if is_gated_by_output(&options) {
-        own.and_then(LinkedNorm::output::<E>).unwrap_or_else(|| E::activations(saved.output))
-    } else {
-        convolved.clone()
-    };
+    let output = gate_values::<E>(own, saved.output, &options).unwrap_or_else(|| convolved.clone());
     let invstd = inverse_stds(floats(&variance), options.norm.epsilon);
     let affine = Affine { mean: floats(&mean), invstd: &invstd, gamma: floats(&gamma), beta: floats(&beta) };
     let gate = Gate::of(options.rectifier, options.residual != Residual::None, E::values(&output));
@@ -140,8 +135,8 @@ pub(in crate::ops) fn backward<E: Activation>(
     let all = local.reduce(options.norm.reducer.as_deref());
     let sums = [all.plain.as_slice(), &all.with_normalised].concat();
 
-    let mut d_residual =
-        ARENA.take::<E>(if options.residual == Residual::None { 0 } else { saved.residual_shape.iter().product() });
+    let has_residual = options.residual != Residual::None;
+    let mut d_residual = ARENA.take::<E>(if has_residual { saved.residual_shape.iter().product() } else { 0 });
     let residual = match options.residual {
         Residual::None => ResidualGradient::None,
         Residual::Identity => ResidualGradient::Write(&mut d_residual),
@@ -177,6 +172,16 @@ pub(in crate::ops) fn backward<E: Activation>(
         beta: tensor(to_f32(&local.plain), [shape.out_channels]),
         residual: if d_residual.is_empty() { nothing() } else { activation(d_residual, saved.residual_shape) },
     }
+}
+
+/// What the layer gave, where its gate is read from it.
+fn gate_values<E: Activation>(
+    own: Option<&LinkedNorm>,
+    kept: FlexTensor,
+    options: &FusedOptions,
+) -> Option<FlexTensor> {
+    let again = || own.and_then(LinkedNorm::output::<E>);
+    is_gated_by_output(options).then(|| again().unwrap_or_else(|| E::activations(kept)))
 }
 
 /// Runs the backward pass, with the weights packed for it if the input's gradient is wanted.

@@ -89,18 +89,7 @@ fn forward<E: Activation>(
             let [images, tokens, channels] = x.shape().dims();
             tensor_of(y, [images, tokens, channels / 3])
         }
-        Operation::MaxPool => {
-            let shape = pool_shape(&x);
-            let mut y = ARENA.take::<E>(shape.output_len());
-            let mut taps = ARENA.take::<f32>(shape.output_len().div_ceil(size_of::<f32>()));
-            pool::max_pool(isa, shape, values, &mut y, &mut bytemuck::cast_slice_mut(&mut taps)[..shape.output_len()]);
-            let taps_len = taps.len();
-            return SingleOutput {
-                output: tensor_of(y, [shape.num_images, shape.height_out(), shape.width_out(), shape.channels]),
-                input: only_shape(&x),
-                weight: tensor_of(taps, [taps_len]),
-            };
-        }
+        Operation::MaxPool => return maxima::<E>(&x, isa),
         Operation::Loss(loss) => tensor(vec![loss.sum(floats(&x), weights, num_classes(&x))], [1, 1]),
     };
     SingleOutput { output, input: saved.input, weight: saved.weight }
@@ -214,6 +203,20 @@ impl Way {
             });
         }
         [dw, db]
+    }
+}
+
+/// A max pool, which keeps where the maxima were.
+fn maxima<E: Activation>(x: &FlexTensor, isa: Isa) -> SingleOutput<Flex> {
+    let shape = pool_shape(x);
+    let mut y = ARENA.take::<E>(shape.output_len());
+    let num_floats = shape.output_len().div_ceil(size_of::<f32>());
+    let mut taps = ARENA.take::<f32>(num_floats);
+    pool::max_pool(isa, shape, E::values(x), &mut y, &mut bytemuck::cast_slice_mut(&mut taps)[..shape.output_len()]);
+    SingleOutput {
+        output: tensor_of(y, [shape.num_images, shape.height_out(), shape.width_out(), shape.channels]),
+        input: only_shape(x),
+        weight: tensor_of(taps, [num_floats]),
     }
 }
 

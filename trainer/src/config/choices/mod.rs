@@ -3,12 +3,14 @@
 //! In: text of the command line or of a TOML file. Out: enums.
 //! Invariant: `Display`, `FromStr`, clap and serde agree on the spelling.
 
+mod compute;
 mod crop_scale;
 mod device;
 mod loss_scaling;
 mod rate_factor;
 mod resolution;
 
+pub use compute::{ConvolutionKind, CpuKind, Dtype, KernelsKind, RecomputeKind};
 pub use crop_scale::CropScale;
 pub use device::{DeviceChoice, nvidia_driver_present};
 pub use loss_scaling::LossScaling;
@@ -137,16 +139,6 @@ pub enum ScheduleKind {
     OneCycle,
 }
 
-/// Whose kernels compute the layers of a ResNet.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum KernelsKind {
-    /// burn's operations one after the other.
-    Stock,
-    /// One fused operation a layer, by our own kernels on flex.
-    Fused,
-}
-
 /// Who crops, flips and normalises the images of a batch.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -168,54 +160,6 @@ pub enum UpdateKind {
     /// On the device, which gradients do not leave, where a rank trains alone and does nothing but sum; results are read a step
     /// later. Else as host, as ranks meet in main memory, but a thread waits for the gradients and copies them.
     Device,
-}
-
-/// How our own kernels convolve.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum ConvolutionKind {
-    /// Winograd's algorithm where it is faster, direct elsewhere.
-    Auto,
-    /// Direct everywhere.
-    Direct,
-}
-
-/// What the backward pass computes again instead of finding it in memory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum RecomputeKind {
-    /// Nothing.
-    None,
-    /// What ends in a normalisation, its residual and ReLU.
-    Norms,
-    /// The convolutions' results.
-    Convolutions,
-}
-
-/// The instruction set of our own kernels.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum CpuKind {
-    /// The best one that the processor has.
-    Auto,
-    /// AVX-512 without its bf16 instructions.
-    Avx512,
-    /// AVX2 with FMA.
-    Avx2,
-    /// Nothing beyond the target's baseline.
-    Portable,
-}
-
-/// The number format of activations and their gradients; parameters, norm statistics and the optimizer are always f32.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Dtype {
-    /// 32-bit floating point.
-    F32,
-    /// bfloat16: half the memory, 8 bits of precision.
-    Bf16,
-    /// IEEE half precision: 11 bits of precision, a short range.
-    F16,
 }
 
 /// What the ranks bring together.
