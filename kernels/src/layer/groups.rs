@@ -9,15 +9,16 @@ use crate::conv2d::{Conv2d, Conv2dShape};
 use crate::pieces::{SharedMut, whole_lines};
 use crate::{Element, Storage};
 
-/// Bytes of the larger activation of a group: the half dozen of them that a pass touches stay in an L2 of 1 MB.
+/// Bytes of the larger activation of a group, unless one image has more: the half dozen of them that a pass touches stay in an L2 of 1 MB.
 const GROUP_BYTES: usize = 128 * 1024;
 /// Sums of a gradient of the weights beyond this do not stay there: the batch is one group.
 const MAX_SUMS_BYTES: usize = 768 * 1024;
-/// An image beyond the first stays in the last cache only, one beyond the second not even there: the same.
+/// An image beyond this stays in the last cache only: its groups save scratch memory rather than walks.
 const LARGE_IMAGE_BYTES: usize = 768 * 1024;
+/// They are shared out among threads by pieces; where these are fewer, the batch is one group, whose passes use all threads.
+const MIN_LARGE_PIECES: usize = 8;
+/// An image beyond this does not even stay there: the batch is one group.
 const MAX_IMAGE_BYTES: usize = 4 * 1024 * 1024;
-/// Groups of one such image are shared out among threads; fewer of them leave threads to the passes over the whole batch.
-const MIN_LARGE_IMAGES: usize = 8;
 /// Pixels of a piece: below, adding the pieces' gradients would cost too much.
 const PIECE_PIXELS: usize = 1024;
 /// Gradients of all pieces, in elements.
@@ -39,8 +40,9 @@ impl Groups {
         let shape = *whole.shape();
         let of_image = shape.input_len().max(shape.output_len()) / shape.batch * storage.size();
         let sums = whole.weight_sums_lens()[0] * size_of::<f32>();
-        let is_large = of_image > LARGE_IMAGE_BYTES && shape.batch < MIN_LARGE_IMAGES;
-        let is_one = is_large || of_image > MAX_IMAGE_BYTES || sums > MAX_SUMS_BYTES;
+        let pieces = shape.batch.min(PIECE_ELEMENTS / shape.weight_len());
+        let are_few = of_image > LARGE_IMAGE_BYTES && pieces < MIN_LARGE_PIECES;
+        let is_one = are_few || of_image > MAX_IMAGE_BYTES || sums > MAX_SUMS_BYTES;
         let images = if is_one { shape.batch } else { (GROUP_BYTES / of_image).max(1) };
         Self::of_images(whole, plan, images.min(shape.batch))
     }

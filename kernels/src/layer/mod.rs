@@ -2,7 +2,7 @@
 //!
 //! Forward: [`Layer::forward`] writes the convolution's raw result and its moments. Its input may be the raw result of the layer
 //! before, normalised here a group of images at a time, while it is in L2, and never stored.
-//! Backward: [`Layer::backward`] walks once over a group of images, which stays in L2: gradient of the normalisation, gradient of the
+//! Backward: [`Layer::backward`] walks once over a group of images, which stays in L2, or a large image in the last cache: gradient of the normalisation, gradient of the
 //! input, gradient of the weights, and the two sums that the normalisation before needs for its own gradient. So a layer reads dy, its
 //! raw result and its input, and writes dx; the gradient of the raw result is never stored.
 //! Where an image or the weights' sums are too large for that, a group is the whole batch: the same passes, one after the other.
@@ -98,14 +98,16 @@ impl Layer {
     #[must_use]
     pub fn forward_workspace_len(&self) -> usize {
         let partials = partials_len(self.groups.num_forward_pieces(), self.whole.shape().out_channels);
-        let slots = slots_len(self.groups.num_threads(), self.forward_slot_len());
+        let num_workers = self.groups.num_threads().min(self.groups.num_groups());
+        let slots = slots_len(num_workers, self.forward_slot_len());
         self.whole.forward_workspace_len().max(partials + slots)
     }
 
     /// Elements of workspace with which [`Layer::backward`] uses every thread of the current rayon pool.
     #[must_use]
     pub fn backward_workspace_len(&self) -> usize {
-        let slots = slots_len(self.groups.num_threads(), self.slot_lens().iter().sum());
+        let num_workers = self.groups.num_threads().min(self.groups.num_pieces());
+        let slots = slots_len(num_workers, self.slot_lens().iter().sum());
         self.partial_dw_len() + self.partial_sums_len() + slots
     }
 
