@@ -123,9 +123,21 @@ impl World {
     /// # Errors
     /// When the backend is not built in, or has no driver here, or the launcher's words are not numbers.
     pub fn prepare_compute(&self, compute: &ComputeArgs) -> Result<(Device, usize)> {
+        self.prepare(compute, self.is_only_rank)
+    }
+
+    /// As [`prepare_compute`](Self::prepare_compute), for a rank that will wait for threads of its own that compute as ranks.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn prepare_compute_of_threads(&self, compute: &ComputeArgs) -> Result<(Device, usize)> {
+        self.prepare(compute, false)
+    }
+
+    fn prepare(&self, compute: &ComputeArgs, caller_included: bool) -> Result<(Device, usize)> {
         let topology = self.communicator.topology();
         let num_threads = compute.threads.map_or_else(|| share_of_threads(topology), Ok)?;
-        let num_threads = set_threads(num_threads, self.is_only_rank);
+        let num_threads = set_threads(num_threads, caller_included);
         switches::choose_layers()?;
         let device = device(compute.device.filled(), topology)?;
         let dtype = match compute.dtype() {

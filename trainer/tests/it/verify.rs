@@ -21,8 +21,10 @@ fn text(output: &Output) -> String {
 #[test]
 fn the_reference_learns_in_flat_memory_also_from_short_batches() {
     let directory = tempfile::tempdir().unwrap();
-    let output =
-        verify("--device flex --quick --only ten-steps,learning,memory", &directory.path().join("verify.json"));
+    let output = verify(
+        "--device flex --quick --threads 1 --only ten-steps,ranks,learning,memory",
+        &directory.path().join("verify.json"),
+    );
     assert_eq!(output.status.code(), Some(0), "{}", text(&output));
 }
 

@@ -138,7 +138,7 @@ pub fn verify(
     train: Train,
     (begins, ended): (impl Fn(&str), impl Fn(&Check)),
 ) -> Result<Verification> {
-    let (device, threads) = world.prepare_compute(&config.compute)?;
+    let (device, threads) = world.prepare_compute_of_threads(&config.compute)?;
     let precision = Precision::of(&config.compute);
     let subject = Subject { config, world, train, device, precision };
     let is_wanted = |kind: &&Kind| config.only.as_ref().is_none_or(|only| only.iter().any(|name| name == kind.name));
