@@ -47,11 +47,11 @@ impl KernelCalls {
     }
 
     /// How often a step reads or writes the output of a layer, or as much: the bytes of all activations' walks over those of the convolutions'
-    /// results; 0 without calls.
+    /// results of trained layers; 0 without any.
     pub fn walks(&self) -> f64 {
         let of = |bytes: fn(&(Kernel, LayerCall)) -> usize| self.0.iter().map(bytes).sum::<usize>() as f64;
         let outputs = of(|(kernel, call)| {
-            usize::from(*kernel == Kernel::Convolution) * call.shape.output_len() * call.storage.size()
+            usize::from(*kernel == Kernel::Gradients) * call.shape.output_len() * call.storage.size()
         });
         of(|(kernel, call)| call.bytes(*kernel)) / outputs.max(1.0)
     }

@@ -126,10 +126,6 @@ impl<B: LayerOps, C: CheckpointStrategy> LayerOps for Autodiff<B, C> {
         fused::composed::inference::<Self>(input, weight, scale, shift, residual, &options)
     }
 
-    fn fused_train_kept(_saved: FusedSaved<Self>, _options: FusedOptions) -> FusedSaved<Self> {
-        panic!("fused_train_kept: its own derivative is not implemented");
-    }
-
     fn fused_train_backward(
         _saved: FusedSaved<Self>,
         _output_gradient: FloatTensor<Self>,

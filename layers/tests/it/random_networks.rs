@@ -189,6 +189,34 @@ fn what_the_backward_pass_computes_again_changes_no_bit() {
     }
 }
 
+#[test]
+fn layers_that_differ_in_what_they_compute_again_agree_to_the_bit() {
+    const WAYS: [Recompute; 3] = [Recompute::None, Recompute::Norms, Recompute::Convolutions];
+    let device = Device::flex().autodiff();
+    let by = |ways: [Recompute; 3]| {
+        let mut choices = Choices(5);
+        let mut drawn = |shape| choices.drawn(shape, [0.0, 0.6], FloatDType::F32, false, &device);
+        let x = drawn([3, 6, 6, C]).val();
+        let layers = ways.map(|recompute| {
+            let config = Conv2dConfig::new([C, C], [3, 3]).with_padding(Explicit(1, 1, 1, 1)).with_bias(false);
+            let conv = nn::conv::Conv2d { weight: drawn([C, C, 3, 3]), ..config.init(&device) };
+            let computation = Computation { recompute, ..Computation::default() };
+            let context = PassContext { computation, ..PassContext::default() };
+            (context, Conv2d::from(conv), BatchNorm::from(nn::BatchNormConfig::new(C).init(&device)))
+        });
+        let y = layers.iter().fold(Features::from(x.clone()), |y, (context, conv, norm)| {
+            context.clone().during(|| relu(norm.forward(conv.forward(y.clone())) + y))
+        });
+        let gradients = Tensor::from(y).powi_scalar(2).sum().backward();
+        let of_weights = layers.iter().map(|(_, conv, _)| values(conv.weight.val().grad(&gradients).unwrap()));
+        (values(x.grad(&gradients).unwrap()), of_weights.collect::<Vec<_>>())
+    };
+    let expected = by([Recompute::None; 3]);
+    for ways in WAYS.into_iter().flat_map(|a| WAYS.into_iter().flat_map(move |b| WAYS.map(|c| [a, b, c]))) {
+        assert_eq!(by(ways), expected, "{ways:?}");
+    }
+}
+
 #[cfg(feature = "wgpu")]
 #[test]
 #[allow(clippy::print_stderr)]

@@ -10,6 +10,7 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{Autodiff, AutodiffBackend, TensorMetadata};
 
 use super::{FusedOptions, FusedOutput, FusedSaved, Residual};
+use crate::choices::Recompute;
 use crate::ops::LayerOps;
 use crate::ops::gradient_hook::call_hook;
 
@@ -93,6 +94,7 @@ pub(in crate::ops) fn forward<B: LayerOps, C: CheckpointStrategy>(
             lift(fused, |output| prepared.finish((saved, options), output))
         }
         OpsKind::UnTracked(prepared) => {
+            let options = FusedOptions { recompute: Recompute::None, ..options };
             lift(run(input, weight, gamma, beta, options), |output| prepared.finish(output))
         }
     }

@@ -145,7 +145,7 @@ pub(in crate::ops) fn backward<E: Activation>(
         }
     };
     let addend = saved.has_addend.then(|| E::activations(saved.addend));
-    let read = Read::again::<E>(&saved.input, &options);
+    let read = Read::again::<E>(&saved.input, &options, saved.needs_input);
     let given = Backward {
         input: read.input(),
         norm,

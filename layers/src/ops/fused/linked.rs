@@ -1,7 +1,7 @@
 //! A layer's normalisation on Flex as its readers see it, and the activations that the backward pass makes again.
 //!
 //! In: what a layer's forward pass knew. Out: the convolution's result and what the layer gave. What [`Recompute`] names is made when the first
-//! backward pass asks for it, and given up when the layer's own ends.
+//! backward pass asks for it, and given up when the layer's own ends; of a layer that is not trained nothing is.
 //! Invariant: what is made again has the bits of the forward pass: the same kernels with the same statistics, in which no other rank has a part.
 //! Source: Chen et al. 2016, arXiv 1604.06174.
 
@@ -112,7 +112,7 @@ impl LinkedNorm {
             (Residual::Identity, Some(link)) if norm_of(link).is_some_and(Self::makes_output_again) => {
                 Some(ResidualAgain::Of(Arc::clone(link)))
             }
-            // Held by the layer that made it, for its gate.
+            // Held as a rule, by the layer that made it for its gate, or by its readers.
             (Residual::Identity, Some(_)) => Some(ResidualAgain::Held(residual.clone())),
             // Nobody else would hold it; or the stage before would have to be made again to begin with.
             (Residual::Identity, None) | (Residual::ShortcutA, _) => None,
@@ -125,7 +125,9 @@ impl LinkedNorm {
             convolved: if options.recompute == Recompute::Convolutions {
                 // Not to itself, nor to what only other passes need.
                 let options = FusedOptions { hooked: None, residual_from: None, output: None, ..options.clone() };
-                let input = kept_input(input, &options);
+                let before = options.input.as_deref().and_then(|link| Some((link, norm_of(link)?)));
+                let is_raw = before.is_some_and(|(link, norm)| reads_raw(link, norm));
+                let input = if is_raw { kept_input(input, &options) } else { input.clone() };
                 let made = Made::default();
                 Convolved::Again(Box::new(ConvolvedAgain { input, weight: weight.clone(), options, made }))
             } else {
@@ -187,7 +189,6 @@ impl LinkedNorm {
 impl ConvolvedAgain {
     fn make<E: Activation>(&self) -> FlexTensor {
         let call = call::<E>(&self.input, &self.weight, &self.options);
-        // What is not raw is held, since convolutions and norms are never both made again.
         let before = self.options.input.as_deref().and_then(|link| Some((link, norm_of(link)?)));
         let raw = before.filter(|(link, norm)| reads_raw(link, norm)).map(|(_, norm)| norm.convolved::<E>());
         let input = Read::given::<E>(raw.as_ref().unwrap_or(&self.input), &self.options);
@@ -233,18 +234,17 @@ impl<'a> Read<'a> {
         Self { values, norm }
     }
 
-    /// In the backward pass; `kept` is of [`kept_input`].
-    pub(super) fn again<E: Activation>(kept: &FlexTensor, options: &'a FusedOptions) -> Self {
+    /// In the backward pass; `kept` is of [`kept_input`], and the sums of the norm's gradient are wanted where the input's is.
+    pub(super) fn again<E: Activation>(kept: &FlexTensor, options: &'a FusedOptions, needs_input: bool) -> Self {
         let Some((link, norm)) = options.input.as_deref().and_then(|link| Some((link, norm_of(link)?))) else {
             return Self { values: E::activations(kept.clone()), norm: None };
         };
-        let convolved = norm.convolved::<E>();
-        let values = if reads_raw(link, norm) {
-            convolved.clone()
-        } else {
-            norm.output::<E>().unwrap_or_else(|| E::activations(kept.clone()))
-        };
-        Self { values, norm: Some((link, norm, convolved)) }
+        if reads_raw(link, norm) {
+            let convolved = norm.convolved::<E>();
+            return Self { values: convolved.clone(), norm: Some((link, norm, convolved)) };
+        }
+        let values = norm.output::<E>().unwrap_or_else(|| E::activations(kept.clone()));
+        Self { values, norm: needs_input.then(|| (link, norm, norm.convolved::<E>())) }
     }
 
     pub(super) fn link(&self) -> Option<&'a NormLink> {
