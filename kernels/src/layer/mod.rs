@@ -2,9 +2,9 @@
 //!
 //! Forward: [`Layer::forward`] writes the convolution's raw result and its moments. Its input may be the raw result of the layer
 //! before, normalised here a group of images at a time, while it is in L2, and never stored.
-//! Backward: [`Layer::backward`] walks once over a group of images, which stays in L2, or a large image in the last cache: gradient of the normalisation, gradient of the
-//! input, gradient of the weights, and the two sums that the normalisation before needs for its own gradient. So a layer reads dy, its
-//! raw result and its input, and writes dx; the gradient of the raw result is never stored.
+//! Backward: [`Layer::backward`] walks once over a group of images, which stays in L2, or a large one in the last cache: gradient of the
+//! normalisation, gradient of the input, gradient of the weights, and the two sums that the normalisation before needs for its own
+//! gradient. So a layer reads dy, its raw result and its input, and writes dx; the gradient of the raw result is never stored.
 //! Where an image or the weights' sums are too large for that, a group is the whole batch: the same passes, one after the other.
 //! Invariant: groups, pieces of groups and the order of sums depend on the shape only, so no result depends on threads.
 //! Source: Jung et al. 2019, "Restructuring batch normalization to accelerate CNN training", arXiv 1807.01702.
