@@ -61,7 +61,7 @@ impl LayerCall {
 
     /// Whether the gate of the ReLU is read from the output.
     pub(in crate::ops) fn is_gated_by_output(&self) -> bool {
-        self.rectifier != Rectifier::None && self.residual != Residual::None
+        is_gated_by_output(self.rectifier, self.residual)
     }
 
     /// Bytes of activations that a kernel reads and writes in memory, if a group of images stays in a cache.
@@ -91,6 +91,11 @@ impl LayerCall {
         let sums = usize::from(self.needs_input && self.before != Before::Unknown) * 2 * x;
         dz + normalised + sums
     }
+}
+
+/// Whether the gate of what ends a layer is read from its output; else from the convolution's result.
+pub(in crate::ops) fn is_gated_by_output(rectifier: Rectifier, residual: Residual) -> bool {
+    rectifier != Rectifier::None && residual != Residual::None
 }
 
 /// Shortcut A of values of a shape, for so many channels.

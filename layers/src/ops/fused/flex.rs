@@ -7,14 +7,14 @@ use burn::backend::flex::FlexTensor;
 use burn::backend::{Flex, TensorMetadata};
 use kernels::Storage;
 use kernels::arena::Block;
-use kernels::batch_norm::{self, Affine, Gate, Rectifier, ResidualGradient, Saved};
+use kernels::batch_norm::{self, Affine, Gate, ResidualGradient, Saved};
 use kernels::conv2d::{Conv2dShape, Epilogue};
 use kernels::layer::{Backward, Gradients};
 use kernels::pool;
 use kernels::simd::Isa;
 
-use super::call::{Before, LayerCall, shortcut_a};
-use super::linked::{LinkedNorm, Read, Statistics, kept_input, norm_of, reads_raw};
+use super::call::{Before, LayerCall, is_gated_by_output, shortcut_a};
+use super::linked::{LinkedNorm, Read, Statistics, before, kept_input, leaves_raw, norm_of, normalised, reads_raw};
 use super::{FusedGradients, FusedOptions, FusedOutput, FusedSaved, Residual};
 use crate::ops::clock::{Kernel, time};
 use crate::ops::flex::{inverse_stds, to_f32};
@@ -40,16 +40,10 @@ pub(in crate::ops) fn forward<E: Activation>(
     let (mean, variance) = (to_f32(&moments.mean), to_f32(&moments.variance()));
     let invstd = inverse_stds(&variance, options.norm.epsilon);
     let statistics = Statistics { mean: mean.clone(), invstd, gamma: contiguous(gamma), beta: contiguous(beta) };
-    let is_raw = options.residual == Residual::None && options.output.as_ref().is_some_and(|link| link.may_be_raw);
-    let normalised = (!is_raw).then(|| {
-        let mut output = ARENA.take::<E>(convolved.len());
+    let output = (!leaves_raw(&options)).then(|| {
         with_residual::<E, _>(&residual, &options, channels, |residual| {
-            time(Kernel::Normalisation, Some(&call), || {
-                let affine = statistics.affine();
-                batch_norm::normalize(options.isa, &affine, &convolved, residual, options.rectifier, &mut output);
-            });
-        });
-        activation(output, shape)
+            normalised(&call, &statistics, &convolved, residual)
+        })
     });
     let convolved = activation(convolved, shape);
     if let Some(link) = &options.output {
@@ -58,7 +52,7 @@ pub(in crate::ops) fn forward<E: Activation>(
             link.norm.set(LinkedNorm::of_layer(call, &options, [&input, &weight, &residual, &convolved], statistics));
     }
     FusedOutput {
-        output: normalised.unwrap_or_else(|| convolved.clone()),
+        output: output.unwrap_or_else(|| convolved.clone()),
         convolved,
         mean: tensor(mean, [channels]),
         variance: tensor(variance, [channels]),
@@ -99,7 +93,7 @@ pub(in crate::ops) fn inference<E: Activation>(
 /// What of `saved` is held until the backward pass, in tensors that have nothing but their shape for the rest.
 pub(in crate::ops) fn kept(mut saved: FusedSaved<Flex>, options: &FusedOptions) -> FusedSaved<Flex> {
     let own = options.output.as_deref().and_then(norm_of);
-    if !is_gated_by_output(options) || own.is_some_and(LinkedNorm::makes_output_again) {
+    if !is_gated_by_output(options.rectifier, options.residual) || own.is_some_and(LinkedNorm::makes_output_again) {
         saved.output = only_shape(&saved.output);
     }
     if own.is_some_and(LinkedNorm::makes_convolved_again) {
@@ -107,10 +101,6 @@ pub(in crate::ops) fn kept(mut saved: FusedSaved<Flex>, options: &FusedOptions) 
     }
     saved.input = kept_input(&saved.input, options);
     saved
-}
-
-fn is_gated_by_output(options: &FusedOptions) -> bool {
-    options.rectifier != Rectifier::None && options.residual != Residual::None
 }
 
 pub(in crate::ops) fn backward<E: Activation>(
@@ -181,7 +171,7 @@ fn gate_values<E: Activation>(
     options: &FusedOptions,
 ) -> Option<FlexTensor> {
     let again = || own.and_then(LinkedNorm::output::<E>);
-    is_gated_by_output(options).then(|| again().unwrap_or_else(|| E::activations(kept)))
+    is_gated_by_output(options.rectifier, options.residual).then(|| again().unwrap_or_else(|| E::activations(kept)))
 }
 
 /// Runs the backward pass, with the weights packed for it if the input's gradient is wanted.
@@ -224,13 +214,12 @@ pub(super) fn call<E: Activation>(input: &FlexTensor, weight: &FlexTensor, optio
     let [out_channels, of_group, kernel, _] = weight.shape().dims();
     let groups = in_channels / of_group;
     let (stride, padding) = (options.stride, options.padding);
-    let before = options.input.as_deref().and_then(|link| Some((link, link.norm.get()?)));
     LayerCall {
         shape: Conv2dShape { batch, height, width, in_channels, out_channels, kernel, stride, padding, groups },
         algorithm: options.convolution.of_kernels(),
         isa: options.isa,
         storage: Storage::of::<E>(),
-        before: match before {
+        before: match before(options) {
             None => Before::Unknown,
             Some((link, norm)) if reads_raw(link, norm) => Before::Raw,
             Some(_) => Before::Stored,

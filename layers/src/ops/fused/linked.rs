@@ -105,8 +105,6 @@ impl LinkedNorm {
         [input, weight, residual, convolved]: [&FlexTensor; 4],
         statistics: Statistics,
     ) -> Self {
-        let is_raw =
-            options.output.as_deref().is_some_and(|link| link.may_be_raw && options.residual == Residual::None);
         let residual = match (options.residual, &options.residual_from) {
             (Residual::None, _) => Some(ResidualAgain::None),
             (Residual::Identity, Some(link)) if norm_of(link).is_some_and(Self::makes_output_again) => {
@@ -117,7 +115,7 @@ impl LinkedNorm {
             // Nobody else would hold it; or the stage before would have to be made again to begin with.
             (Residual::Identity, None) | (Residual::ShortcutA, _) => None,
         };
-        let output = residual.filter(|_| options.recompute == Recompute::Norms && !is_raw);
+        let output = residual.filter(|_| options.recompute == Recompute::Norms && !leaves_raw(options));
         Self {
             statistics,
             rectifier: options.rectifier,
@@ -125,9 +123,7 @@ impl LinkedNorm {
             convolved: if options.recompute == Recompute::Convolutions {
                 // Not to itself, nor to what only other passes need.
                 let options = FusedOptions { hooked: None, residual_from: None, output: None, ..options.clone() };
-                let before = options.input.as_deref().and_then(|link| Some((link, norm_of(link)?)));
-                let is_raw = before.is_some_and(|(link, norm)| reads_raw(link, norm));
-                let input = if is_raw { kept_input(input, &options) } else { input.clone() };
+                let input = if raw_before(&options).is_some() { only_shape(input) } else { input.clone() };
                 let made = Made::default();
                 Convolved::Again(Box::new(ConvolvedAgain { input, weight: weight.clone(), options, made }))
             } else {
@@ -166,12 +162,7 @@ impl LinkedNorm {
             let residual = residual
                 .as_ref()
                 .map_or(batch_norm::Residual::None, |residual| batch_norm::Residual::Identity(E::values(residual)));
-            let mut output = ARENA.take::<E>(call.shape.output_len());
-            time(Kernel::Normalisation, Some(call), || {
-                let (affine, x) = (self.statistics.affine(), E::values(&convolved));
-                batch_norm::normalize(call.isa, &affine, x, residual, call.rectifier, &mut output);
-            });
-            activation(output, output_shape(&call.shape))
+            normalised(call, &self.statistics, E::values(&convolved), residual)
         }))
     }
 
@@ -189,12 +180,25 @@ impl LinkedNorm {
 impl ConvolvedAgain {
     fn make<E: Activation>(&self) -> FlexTensor {
         let call = call::<E>(&self.input, &self.weight, &self.options);
-        let before = self.options.input.as_deref().and_then(|link| Some((link, norm_of(link)?)));
-        let raw = before.filter(|(link, norm)| reads_raw(link, norm)).map(|(_, norm)| norm.convolved::<E>());
+        let raw = raw_before(&self.options).map(|(_, norm)| norm.convolved::<E>());
         let input = Read::given::<E>(raw.as_ref().unwrap_or(&self.input), &self.options);
         let mut moments = vec![0.0; 2 * call.shape.out_channels];
         activation(convolve::<E>(&call, &input, &self.weight, &mut moments), output_shape(&call.shape))
     }
+}
+
+/// What a layer gives, of its convolution's result.
+pub(super) fn normalised<E: Activation>(
+    call: &LayerCall,
+    statistics: &Statistics,
+    convolved: &[E],
+    residual: batch_norm::Residual<'_, E>,
+) -> FlexTensor {
+    let mut output = ARENA.take::<E>(convolved.len());
+    time(Kernel::Normalisation, Some(call), || {
+        batch_norm::normalize(call.isa, &statistics.affine(), convolved, residual, call.rectifier, &mut output);
+    });
+    activation(output, output_shape(&call.shape))
 }
 
 /// The normalisation behind a link, if the layer that it leads to filled it.
@@ -202,12 +206,25 @@ pub(super) fn norm_of(link: &NormLink) -> Option<&LinkedNorm> {
     link.norm.get()
 }
 
+/// The normalisation that made a layer's input, with the link to it, if that one's layer filled the link.
+pub(super) fn before(options: &FusedOptions) -> Option<(&NormLink, &LinkedNorm)> {
+    options.input.as_deref().and_then(|link| Some((link, norm_of(link)?)))
+}
+
+/// The same, where the layer has to normalise what it reads.
+fn raw_before(options: &FusedOptions) -> Option<(&NormLink, &LinkedNorm)> {
+    before(options).filter(|(link, norm)| reads_raw(link, norm))
+}
+
+/// Whether a layer's output stays the convolution's result, for its reader to normalise.
+pub(super) fn leaves_raw(options: &FusedOptions) -> bool {
+    options.residual == Residual::None && options.output.as_ref().is_some_and(|link| link.may_be_raw)
+}
+
 /// What a backward pass is given for a layer's input: itself, or only its shape where the link to the layer before has it.
 pub(super) fn kept_input(input: &FlexTensor, options: &FusedOptions) -> FlexTensor {
-    let is_again = options.input.as_deref().is_some_and(|link| {
-        norm_of(link).is_some_and(|norm| {
-            if reads_raw(link, norm) { norm.makes_convolved_again() } else { norm.makes_output_again() }
-        })
+    let is_again = before(options).is_some_and(|(link, norm)| {
+        if reads_raw(link, norm) { norm.makes_convolved_again() } else { norm.makes_output_again() }
     });
     if is_again { only_shape(input) } else { input.clone() }
 }
@@ -229,14 +246,13 @@ impl<'a> Read<'a> {
     /// In the forward pass, which asks for the normalisation only where it has to do it.
     pub(super) fn given<E: Activation>(input: &FlexTensor, options: &'a FusedOptions) -> Self {
         let values = E::activations(input.clone());
-        let link = options.input.as_deref().and_then(|link| Some((link, norm_of(link)?)));
-        let norm = link.filter(|(link, norm)| reads_raw(link, norm)).map(|(link, norm)| (link, norm, values.clone()));
+        let norm = raw_before(options).map(|(link, norm)| (link, norm, values.clone()));
         Self { values, norm }
     }
 
     /// In the backward pass; `kept` is of [`kept_input`], and the sums of the norm's gradient are wanted where the input's is.
     pub(super) fn again<E: Activation>(kept: &FlexTensor, options: &'a FusedOptions, needs_input: bool) -> Self {
-        let Some((link, norm)) = options.input.as_deref().and_then(|link| Some((link, norm_of(link)?))) else {
+        let Some((link, norm)) = before(options) else {
             return Self { values: E::activations(kept.clone()), norm: None };
         };
         if reads_raw(link, norm) {

@@ -71,5 +71,5 @@ pub(super) fn trained(subject: &Subject<'_>, amount: &Amount, directory: &Path) 
     args.run.output_dir = Some(directory.to_owned());
     let (communicator, stop) = (Arc::new(SingleCommunicator::new()), subject.world.stop.clone());
     let silent = World::reporting(communicator, stop, Reporter::new(false, None));
-    (subject.train)(&args, &World { is_only_rank: subject.world.is_only_rank, ..silent })
+    (subject.train)(&args, &silent)
 }
