@@ -176,7 +176,7 @@ impl Conv2d {
         match &self.forward {
             Pass::Depthwise(plan) => plan.pack(weights, packed),
             Pass::Direct(plan) => self.isa.run(Pack { shape: &self.shape, plan, weights, packed }),
-            Pass::Dot(dot) => dot.pack(&self.shape, weights, packed),
+            Pass::Dot(dot) => dot.pack(self.isa, &self.shape, weights, packed),
             Pass::Winograd(_) => self.isa.run(PackKernels {
                 weights,
                 packed,
@@ -200,7 +200,7 @@ impl Conv2d {
         match &self.data_gradient {
             Pass::Depthwise(plan) => plan.pack(weights, packed),
             Pass::Direct(plan) => self.isa.run(Pack { shape: &self.shape, plan, weights, packed }),
-            Pass::Dot(dot) => dot.pack(&self.shape, weights, packed),
+            Pass::Dot(dot) => dot.pack(self.isa, &self.shape, weights, packed),
             Pass::Winograd(_) => self.isa.run(PackKernels {
                 weights,
                 packed,

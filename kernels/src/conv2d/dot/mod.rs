@@ -18,8 +18,8 @@ use super::plan::Plan;
 #[cfg(any(test, all(target_arch = "x86_64", target_os = "linux")))]
 use super::tiles::products::TileProducts;
 use crate::Element;
-use crate::simd::{Isa, TILE_VALUES};
-use pack::{Layout, PAIRS, TILES};
+use crate::simd::{Isa, TILE_VALUES, vectorized};
+use pack::{Layout, PAIRS, PackPairs, TILES};
 
 /// A plan with weights in pairs, and what multiplies them.
 #[derive(Clone, Copy, Debug)]
@@ -74,8 +74,8 @@ impl Dot {
         Blocks::<bf16>::slot_len(&self.plan)
     }
 
-    pub(super) fn pack(&self, s: &Conv2dShape, weights: &[f32], packed: &mut [f32]) {
-        pack::pack(&self.unit.layout(), s, &self.plan, weights, packed);
+    pub(super) fn pack(&self, isa: Isa, shape: &Conv2dShape, weights: &[f32], packed: &mut [f32]) {
+        vectorized(isa, PackPairs { layout: self.unit.layout(), shape, plan: &self.plan, weights, packed });
     }
 
     pub(super) fn run<E: Element>(&self, isa: Isa, operands: Operands<'_, E>, after_piece: AfterPiece<'_, E>) {

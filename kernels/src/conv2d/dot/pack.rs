@@ -8,50 +8,60 @@ use half::bf16;
 use crate::Element;
 use crate::conv2d::Conv2dShape;
 use crate::conv2d::plan::{Class, Plan};
-use crate::simd::{PANEL, TILE_ROWS, TILE_VALUES};
+use crate::simd::{PANEL, TILE_ROWS, TILE_VALUES, Task};
 
-/// How the values of a run are spread over vectors of pairs.
+/// How the values of a run are spread over vectors of pairs: by blocks of 32, of which the last one may be cut off or end with the run.
 pub(crate) struct Layout {
     /// Vectors of a run.
     pub(crate) vectors: fn(usize) -> usize,
-    /// Which value of a run the low (0) or high (1) half of a vector is for, if any.
-    value: fn(run: usize, vector: usize, half: usize) -> Option<usize>,
+    /// The first value for which the block has room that begins with the value `new`; those before `new` are zero.
+    start: fn(run: usize, new: usize) -> usize,
 }
 
 /// For register blocks: one pair after the other.
-pub(crate) const PAIRS: Layout = Layout {
-    vectors: |run| run.div_ceil(2),
-    value: |run, vector, half| Some(2 * vector + half).filter(|&value| value < run),
-};
+pub(crate) const PAIRS: Layout = Layout { vectors: |run| run.div_ceil(2), start: |_, new| new };
 
 /// For tiles: 16 pairs each, the last ones of a run ending with it. Runs are of 32 values at least, or empty.
-pub(crate) const TILES: Layout = Layout {
-    vectors: |run| run.div_ceil(TILE_VALUES) * TILE_ROWS,
-    value: |run, vector, half| {
-        let new = vector / TILE_ROWS * TILE_VALUES;
-        let value = new.min(run - TILE_VALUES) + 2 * (vector % TILE_ROWS) + half;
-        (value >= new).then_some(value)
-    },
-};
+pub(crate) const TILES: Layout =
+    Layout { vectors: |run| run.div_ceil(TILE_VALUES) * TILE_ROWS, start: |run, new| new.min(run - TILE_VALUES) };
 
-/// Packs for the pass of `plan`.
-pub(crate) fn pack(layout: &Layout, s: &Conv2dShape, plan: &Plan, weights: &[f32], packed: &mut [f32]) {
-    let mut lanes = packed.chunks_exact_mut(PANEL);
-    for class in plan.classes() {
-        let (taps, run) = (Taps::new(s, plan, class), class.taps_w * plan.in_c);
-        for panel in (0..plan.out_c).step_by(PANEL) {
-            let channels = PANEL.min(plan.out_c - panel);
-            for row in 0..class.taps_h {
-                for vector in 0..(layout.vectors)(run) {
-                    let pairs = lanes.next().expect("the packed length was checked");
-                    let [low, high] =
-                        [0, 1].map(|half| (layout.value)(run, vector, half).map(|at| taps.offset(row, at)));
-                    let (used, unused) = pairs.split_at_mut(channels);
-                    unused.fill(0.0);
-                    for (lane, pair) in used.iter_mut().enumerate() {
-                        let first = (panel + lane) * taps.lane_stride;
-                        let bits = |offset: Option<usize>| offset.map_or(0, |offset| bits_of(weights[first + offset]));
-                        *pair = f32::from_bits(bits(low) | bits(high) << 16);
+/// Packs for the pass of `plan`; the lengths were asserted by the caller.
+pub(crate) struct PackPairs<'a> {
+    pub(crate) layout: Layout,
+    pub(crate) shape: &'a Conv2dShape,
+    pub(crate) plan: &'a Plan,
+    pub(crate) weights: &'a [f32],
+    pub(crate) packed: &'a mut [f32],
+}
+
+impl Task for PackPairs<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let (plan, layout) = (self.plan, &self.layout);
+        let (mut packed, _) = self.packed.as_chunks_mut::<PANEL>();
+        for class in plan.classes() {
+            let (taps, run) = (Taps::new(self.shape, plan, class), class.taps_w * plan.in_c);
+            for panel in (0..plan.out_c).step_by(PANEL) {
+                let filters = Filters {
+                    taps: &taps,
+                    weights: &self.weights[panel * taps.lane_stride..],
+                    num: PANEL.min(plan.out_c - panel),
+                };
+                for row in 0..class.taps_h {
+                    for new in (0..run).step_by(TILE_VALUES) {
+                        let start = (layout.start)(run, new);
+                        let mut block = [[0.0; PANEL]; TILE_VALUES];
+                        filters.gather(row, new, &mut block[new - start..(run - start).min(TILE_VALUES)]);
+                        let vectors = TILE_ROWS.min((layout.vectors)(run) - new / 2);
+                        let (to, rest) = packed.split_at_mut(vectors);
+                        packed = rest;
+                        for (pairs, [low, high]) in to.iter_mut().zip(block.as_chunks::<2>().0) {
+                            for lane in 0..PANEL {
+                                pairs[lane] = f32::from_bits(bits_of(low[lane]) | bits_of(high[lane]) << 16);
+                            }
+                        }
                     }
                 }
             }
@@ -62,6 +72,42 @@ pub(crate) fn pack(layout: &Layout, s: &Conv2dShape, plan: &Plan, weights: &[f32
 #[inline(always)]
 fn bits_of(weight: f32) -> u32 {
     u32::from(<bf16 as Element>::from_f32(weight).to_bits())
+}
+
+/// The weights of the output channels of a panel.
+struct Filters<'a> {
+    taps: &'a Taps<'a>,
+    weights: &'a [f32],
+    num: usize,
+}
+
+impl Filters<'_> {
+    /// The values of a row of taps from `value` on, a filter in each lane.
+    #[inline(always)]
+    fn gather(&self, row: usize, value: usize, values: &mut [[f32; PANEL]]) {
+        let (taps, in_c) = (self.taps, self.taps.plan.in_c);
+        let (mut tap, mut channel) = (value / in_c, value % in_c);
+        let mut done = 0;
+        while done < values.len() {
+            // As many as have the same tap.
+            let count = (in_c - channel).min(values.len() - done);
+            let first = taps.offset(row, tap) + channel * taps.channel_stride;
+            let to = &mut values[done..done + count];
+            if taps.lane_stride == 1 && self.num == PANEL {
+                for (index, lanes) in to.iter_mut().enumerate() {
+                    lanes.copy_from_slice(&self.weights[first + index * taps.channel_stride..][..PANEL]);
+                }
+            } else {
+                for lane in 0..self.num {
+                    let filter = &self.weights[first + lane * taps.lane_stride..];
+                    for (lanes, weight) in to.iter_mut().zip(filter.iter().step_by(taps.channel_stride)) {
+                        lanes[lane] = *weight;
+                    }
+                }
+            }
+            (done, tap, channel) = (done + count, tap + 1, 0);
+        }
+    }
 }
 
 /// Where a class's weights lie among PyTorch's.
@@ -83,10 +129,10 @@ impl<'a> Taps<'a> {
         Self { plan, class, kernel: s.kernel, stride: s.stride, lane_stride, channel_stride }
     }
 
-    /// The offset of a run's value in a row of taps, for output channel 0.
-    fn offset(&self, row: usize, value: usize) -> usize {
+    /// The offset of a tap in a row of them, for output channel 0 and input channel 0.
+    #[inline(always)]
+    fn offset(&self, row: usize, column: usize) -> usize {
         let tap = |index: usize, last: usize| if self.plan.mirrored { last - self.stride * index } else { index };
-        let (kh, kw) = (tap(row, self.class.last_tap_h), tap(value / self.plan.in_c, self.class.last_tap_w));
-        value % self.plan.in_c * self.channel_stride + kh * self.kernel + kw
+        tap(row, self.class.last_tap_h) * self.kernel + tap(column, self.class.last_tap_w)
     }
 }
