@@ -92,7 +92,7 @@ impl Conv2d {
     /// Winograd multiply by dot products of bf16 where the instruction set has them ([`Isa::Avx512Bf16`], [`Isa::Amx`]) and gains
     /// by them: the weights are then rounded to bf16 as they are packed, sums are f32, and what is subnormal counts as zero; where
     /// a window has an infinity, the result may be a NaN. The gradient of the weights is likewise by products of bf16 with
-    /// [`Isa::Amx`], where a value that is not finite may spoil all gradients of its channel, and of 1x1 kernels with [`Isa::Avx512Bf16`]; else that of f32.
+    /// [`Isa::Amx`], where a value that is not finite may spoil all gradients of its channel, and without Winograd with [`Isa::Avx512Bf16`]; else that of f32.
     ///
     /// # Panics
     /// If an extent is zero, the groups are not as [`Conv2dShape::groups`] says, the stride is not 1 or 2, the padding reaches the kernel's side, the kernel is larger than the

@@ -4,6 +4,7 @@
 //! Invariant: a piece is one band of one image; a worker computes one or several at a time, and writes only their rows.
 
 pub(super) mod factor;
+pub(super) mod finish;
 pub(super) mod pack;
 mod padded;
 pub(super) mod row_kernel;

@@ -226,19 +226,28 @@ impl<E: Element, const PIXELS: usize> Group<E, PIXELS> {
         }
     }
 
+    /// Whole vectors where there are any.
     #[inline(always)]
     unsafe fn copy_masked<S: Simd>(self) {
         for pixel in (0..self.pixels).step_by(PIXELS) {
+            let is_pair = PIXELS == 2 && pixel + 1 < self.pixels;
             for lane in (0..self.width).step_by(S::LANES) {
                 let from = self.from.wrapping_add(pixel * self.stride + lane);
+                let next = from.wrapping_add(self.stride);
                 let to = self.to.wrapping_add(pixel / PIXELS * self.width + lane);
                 // SAFETY: passed on to the caller.
                 unsafe {
+                    if self.width - lane >= S::LANES {
+                        let mut value = E::load::<S>(from);
+                        if PIXELS == 2 {
+                            value = S::pair_bf16(value, if is_pair { E::load::<S>(next) } else { S::zero() });
+                        }
+                        S::store(to, value);
+                        continue;
+                    }
                     let mask = S::mask(self.width - lane);
                     let mut value = E::load_masked::<S>(from, mask);
                     if PIXELS == 2 {
-                        let is_pair = pixel + 1 < self.pixels;
-                        let next = from.wrapping_add(self.stride);
                         value = S::pair_bf16(value, if is_pair { E::load_masked::<S>(next, mask) } else { S::zero() });
                     }
                     S::store_masked(to, mask, value);

@@ -5,6 +5,10 @@
 //! in L2 whatever the channels; a unit has so many pixels that adding its products to the sums costs little.
 //! Invariant: pieces and the order of sums inside one depend on the shape only.
 
+use half::bf16;
+
+use super::factor::Factor;
+use super::finish::Finish;
 use super::padded::{Band, copy_band};
 use super::unit::{self, Cut, Layout, Next, UnitPixels, lines_of};
 use super::weight_kernel::{Block, max_run, select};
@@ -13,10 +17,9 @@ use crate::conv2d::Conv2dShape;
 use crate::conv2d::gradient_pieces::{self, Method, Pieces, Task, Tasks, num_tasks};
 use crate::conv2d::pass::WeightOperands;
 use crate::conv2d::plan::PixelRows;
-use crate::conv2d::transpose::Rows;
 use crate::pieces::whole_lines;
 use crate::scratch::LINE_FLOATS;
-use crate::simd::{GenericWork, Kernel, PANEL, Simd};
+use crate::simd::{GenericWork, PANEL, Simd};
 
 /// Input elements of a unit that stay in L1 while all blocks of sums pass over them.
 const UNIT_ELEMENTS: usize = 6 * 1024;
@@ -56,7 +59,7 @@ pub(crate) fn block_of(channels: usize, most: usize) -> usize {
 }
 
 impl Plan {
-    /// With `dots`, for activations of bf16 where there are dot products, windows of one pixel are multiplied by them.
+    /// With `dots`, for activations of bf16 where there are dot products, by these.
     pub(crate) fn new(s: &Conv2dShape, dots: bool) -> Self {
         let all = PixelRows::of(s);
         let s = &all.shape;
@@ -87,7 +90,7 @@ impl Plan {
             padded_w,
             padded_rows,
             borrows_input,
-            dots: dots && borrows_input && s.kernel == 1,
+            dots: dots && (borrows_input || s.kernel > 1),
         }
     }
 
@@ -104,7 +107,7 @@ impl Plan {
     /// Room for the unit's x, and a block of its dy, as f32.
     fn scratch_len(&self) -> usize {
         let block = (PACKED_VECTORS * PANEL).min(self.out_block);
-        self.x_len() + self.images_of_unit * self.band_rows * self.rows.shape.out_width() * block
+        self.x_lens().iter().sum::<usize>() + self.images_of_unit * self.band_rows * self.rows.shape.out_width() * block
     }
 
     /// Channels of a task on either side.
@@ -117,19 +120,29 @@ impl Plan {
         [num_tasks(&self.rows.shape, self.blocks()) * whole_lines(self.sums_len()), self.scratch_len()]
     }
 
-    /// Pixels of a row of x as the kernel reads it.
-    fn row_pixels(&self) -> usize {
-        if self.borrows_input { self.rows.shape.width } else { self.padded_w }
+    /// Whether x is packed as pairs of windows' rows: `[image][row][pair of output pixels][tap][channel]`.
+    fn pairs_windows(&self) -> bool {
+        self.dots && self.rows.shape.kernel > 1
     }
 
-    /// Elements of an image's rows of x in a unit.
-    fn x_rows_len(&self) -> usize {
-        self.padded_rows * self.row_pixels() * self.in_block
+    /// Elements of a row of x as the kernel reads it.
+    fn row_len(&self, channels: usize) -> usize {
+        let s = &self.rows.shape;
+        let pixels = if self.pairs_windows() {
+            s.out_width().div_ceil(2) * s.kernel
+        } else if self.borrows_input {
+            s.width
+        } else {
+            self.padded_w
+        };
+        pixels * channels
     }
 
-    /// Elements of a unit's x, in whole cache lines, so that its dy starts on one.
-    fn x_len(&self) -> usize {
-        whole_lines(self.images_of_unit * self.x_rows_len())
+    /// Elements of a unit's x, and of a row that windows are cut from, in whole cache lines, so that its dy starts on one.
+    fn x_lens(&self) -> [usize; 2] {
+        let x = self.images_of_unit * self.padded_rows * self.row_len(self.in_block);
+        let row = if self.pairs_windows() { (self.padded_w * self.in_block).div_ceil(2) } else { 0 };
+        [x, row].map(whole_lines)
     }
 
     pub(crate) fn workspace_len(&self, num_threads: usize) -> usize {
@@ -200,7 +213,8 @@ fn run_unit<S: Simd, E: Element>(
     let rows = plan.band_rows.min(s.out_height() - row);
     let [runs, width] = plan.rows.runs(row, rows);
     let extents = [images, runs, width];
-    let (x_slot, dy_slot) = slot.split_at_mut(plan.x_len());
+    let (x_slot, rest) = slot.split_at_mut(plan.x_lens()[0]);
+    let (row_slot, dy_slot) = rest.split_at_mut(plan.x_lens()[1]);
     let ahead = |whole: usize, band: usize| if plan.num_bands > 1 { band } else { images * whole };
 
     let in_row = s.width * s.in_channels;
@@ -208,7 +222,7 @@ fn run_unit<S: Simd, E: Element>(
     let first_x = image * in_image + row * s.stride * in_row + task.in_c;
     let x_strides = [in_image, s.stride * in_row, s.stride * s.in_channels];
     let x_step = ahead(in_image, rows * s.stride * in_row);
-    let is_packed = plan.borrows_input && (plan.dots || unit::packs_x::<S>(s));
+    let is_packed = plan.borrows_input && (plan.dots && s.kernel == 1 || unit::packs_x::<S>(s));
     let in_place = E::as_f32(task.x).filter(|_| plan.borrows_input && !is_packed);
     let mut next_x = None;
     let (x, layout, x_row, x_ahead) = if let Some(x) = in_place {
@@ -221,7 +235,7 @@ fn run_unit<S: Simd, E: Element>(
         next_x = Some(x.as_ptr().wrapping_add(x_step)).filter(|_| s.stride == 1);
         (&*x_slot, Layout::Blocks, 0, 0)
     } else {
-        let row_len = plan.row_pixels() * task.in_count;
+        let row_len = plan.row_len(task.in_count);
         let band = Band {
             in_h: s.height,
             in_w: s.width,
@@ -230,15 +244,20 @@ fn run_unit<S: Simd, E: Element>(
             first_row: (row * s.stride) as isize - s.padding as isize,
             rows: (rows - 1) * s.stride + s.kernel,
             pad_left: s.padding,
-            padded_w: plan.row_pixels(),
+            padded_w: if plan.borrows_input && !plan.dots { s.width } else { plan.padded_w },
             step: s.stride,
             taps: s.kernel,
         };
         for (index, padded) in x_slot.chunks_exact_mut(plan.padded_rows * row_len).take(images).enumerate() {
-            copy_band::<S, E, f32>(&task.x[(image + index) * in_image + task.in_c..], &band, padded);
+            let x = &task.x[(image + index) * in_image + task.in_c..];
+            if plan.dots {
+                pair_windows::<S, E>(x, &band, width, bf16::of_slot(row_slot), padded);
+            } else {
+                copy_band::<S, E, f32>(x, &band, padded);
+            }
         }
-        let strides = [plan.padded_rows * row_len, s.stride * row_len, s.stride * task.in_count];
-        (&*x_slot, Layout::Strided(strides), row_len, 0)
+        let pixel = if plan.dots { s.kernel } else { s.stride } * task.in_count;
+        (&*x_slot, Layout::Strided([plan.padded_rows * row_len, s.stride * row_len, pixel]), row_len, 0)
     };
     // What the blocks are made of: pixels, or pairs of them.
     let factors = if plan.dots { [images, runs, width.div_ceil(2)] } else { extents };
@@ -291,6 +310,20 @@ fn run_unit<S: Simd, E: Element>(
             (false, false) => run_channels::<S, 1, false>(&view, channels, sums, accumulate),
             (true, true) => run_channels::<S, 2, true>(&view, channels, sums, accumulate),
             (false, true) => run_channels::<S, 1, true>(&view, channels, sums, accumulate),
+        }
+    }
+}
+
+/// Writes the rows of a band as pairs of the rows of `pixels` windows, which overlap: `[row][pair][tap][channel]`, each by way of `row`.
+fn pair_windows<S: Simd, E: Element>(image: &[E], band: &Band, pixels: usize, row: &mut [bf16], to: &mut [f32]) {
+    let run = band.taps * band.channels;
+    let row = &mut row[..band.padded_w * band.channels];
+    for (index, to) in to.chunks_exact_mut(pixels.div_ceil(2) * run).take(band.rows).enumerate() {
+        if index % band.step < band.taps {
+            let first_row = band.first_row + index as isize;
+            copy_band::<S, E, bf16>(image, &Band { first_row, rows: 1, ..*band }, row);
+            let strides = [0, 0, band.step * band.channels];
+            unit::pack::<S, bf16>(row, (strides, [1, 1, pixels]), Cut::wholly(run, run), true, to);
         }
     }
 }
@@ -348,49 +381,6 @@ fn run_channels<S: Simd, const NV: usize, const DOTS: bool>(
                     accumulate,
                 };
                 select::<S, NV, DOTS>(values.len())(&block);
-            }
-        }
-    }
-}
-
-/// Writes a task's sums in PyTorch's order.
-pub(crate) struct Finish<'a> {
-    pub(crate) sums: &'a [f32],
-    pub(crate) taps: usize,
-    pub(crate) in_count: usize,
-    /// Vectors of sums from one tap to the next.
-    pub(crate) in_stride: usize,
-    pub(crate) out_count: usize,
-    /// The task's first channel of its first filter.
-    pub(crate) dw: *mut f32,
-    pub(crate) filter_len: usize,
-}
-
-impl<S: Simd> Kernel<S> for Finish<'_> {
-    #[inline(always)]
-    unsafe fn run(self) {
-        let columns = self.in_count * self.taps;
-        let panel_stride = self.in_stride * self.taps * PANEL;
-        assert!(self.out_count.div_ceil(PANEL) * panel_stride <= self.sums.len(), "weight gradient: sums of a task");
-        for first in (0..self.out_count).step_by(S::LANES) {
-            let sums = self.sums.as_ptr().wrapping_add(first / PANEL * panel_stride + first % PANEL);
-            let filters = Rows {
-                first: self.dw.wrapping_add(first * self.filter_len),
-                stride: self.filter_len,
-                rows: S::LANES.min(self.out_count - first),
-                columns,
-            };
-            let (mut channel, mut tap) = (0, 0);
-            // SAFETY: the sums lie in the slice as just asserted, the filters are the caller's contract.
-            unsafe {
-                filters.fill_columns::<S>(|_| {
-                    let vector = S::load(sums.wrapping_add((tap * self.in_stride + channel) * PANEL));
-                    tap += 1;
-                    if tap == self.taps {
-                        (channel, tap) = (channel + 1, 0);
-                    }
-                    vector
-                });
             }
         }
     }

@@ -199,7 +199,7 @@ fn a_plan_with_dot_products_refuses_f32() {
 }
 
 #[test]
-fn weight_gradients_of_single_pixels_take_dot_products_where_there_are_no_tiles_and_refuse_f32() {
+fn direct_weight_gradients_take_dot_products_where_there_are_no_tiles_and_refuse_f32() {
     let of_kernel = |kernel, padding| Conv2dShape {
         batch: 1,
         height: 5,
@@ -216,17 +216,19 @@ fn weight_gradients_of_single_pixels_take_dot_products_where_there_are_no_tiles_
             let conv = Conv2d::new(shape, Algorithm::Auto, isa, storage);
             (conv, matches!(conv.weight_gradient, WeightPass::Direct(plan) if plan.has_dots()))
         };
-        let [pixels, windows] = [of_kernel(1, 0), of_kernel(3, 1)];
-        assert!(!has_dots(pixels, Storage::F32).1 && !has_dots(windows, Storage::Bf16).1, "{isa:?}");
-        let (conv, takes_them) = has_dots(pixels, Storage::Bf16);
-        assert_eq!(takes_them, isa.has_dot_products() && !isa.has_tiles(), "{isa:?}");
-        if takes_them {
-            let (x, dy) = (vec![0.0_f32; pixels.input_len()], vec![0.0; pixels.output_len()]);
-            let (mut dw, mut workspace) = (vec![0.0; pixels.weight_len()], dirty(conv.weight_gradient_workspace_len()));
-            let gradient = || conv.weight_gradient(&x, &dy, &mut dw, &mut workspace);
-            let refused = std::panic::catch_unwind(std::panic::AssertUnwindSafe(gradient)).unwrap_err();
-            let message = refused.downcast_ref::<String>().map_or("", String::as_str);
-            assert!(message.starts_with("convolution: planned for another storage"), "{isa:?}: {message}");
+        for shape in [of_kernel(1, 0), of_kernel(3, 1)] {
+            assert!(!has_dots(shape, Storage::F32).1, "{isa:?}");
+            let (conv, takes_them) = has_dots(shape, Storage::Bf16);
+            assert_eq!(takes_them, isa.has_dot_products() && !isa.has_tiles(), "{isa:?}");
+            if takes_them {
+                let (x, dy) = (vec![0.0_f32; shape.input_len()], vec![0.0; shape.output_len()]);
+                let (mut dw, mut workspace) =
+                    (vec![0.0; shape.weight_len()], dirty(conv.weight_gradient_workspace_len()));
+                let gradient = || conv.weight_gradient(&x, &dy, &mut dw, &mut workspace);
+                let refused = std::panic::catch_unwind(std::panic::AssertUnwindSafe(gradient)).unwrap_err();
+                let message = refused.downcast_ref::<String>().map_or("", String::as_str);
+                assert!(message.starts_with("convolution: planned for another storage"), "{isa:?}: {message}");
+            }
         }
     }
 }

@@ -12,7 +12,8 @@ use half::bf16;
 
 use super::grid::{Grid, PackSteps, STEP_PAIRS};
 use crate::conv2d::Conv2dShape;
-use crate::conv2d::direct::weight_gradient::{Finish, block_of};
+use crate::conv2d::direct::finish::Finish;
+use crate::conv2d::direct::weight_gradient::block_of;
 use crate::conv2d::gradient_pieces::{self, Method, Pieces, Task, Tasks, num_tasks};
 use crate::conv2d::pass::WeightOperands;
 use crate::conv2d::plan::PixelRows;
