@@ -208,51 +208,49 @@ impl<E: Element, const PIXELS: usize> Group<E, PIXELS> {
     /// V vectors a value, the first value first.
     #[inline(always)]
     unsafe fn copy<S: Simd, const V: usize>(self) {
-        let (mut from, mut to) = (self.from, self.to);
+        let mut to = self.to;
         for pixel in (0..self.pixels).step_by(PIXELS) {
             for lane in (0..V * S::LANES).step_by(S::LANES) {
                 // SAFETY: passed on to the caller.
-                unsafe {
-                    let mut value = E::load::<S>(from.wrapping_add(lane));
-                    if PIXELS == 2 {
-                        let is_pair = pixel + 1 < self.pixels;
-                        let next = from.wrapping_add(self.stride + lane);
-                        value = S::pair_bf16(value, if is_pair { E::load::<S>(next) } else { S::zero() });
-                    }
-                    S::store(to.wrapping_add(lane), value);
-                }
+                unsafe { S::store(to.wrapping_add(lane), self.value::<S>(pixel, lane, |from| E::load::<S>(from))) };
             }
-            (from, to) = (from.wrapping_add(PIXELS * self.stride), to.wrapping_add(self.width));
+            to = to.wrapping_add(self.width);
         }
     }
 
-    /// Whole vectors where there are any.
+    /// Whole vectors as far as there are any, and masked ones.
     #[inline(always)]
     unsafe fn copy_masked<S: Simd>(self) {
+        let mut to = self.to;
         for pixel in (0..self.pixels).step_by(PIXELS) {
-            let is_pair = PIXELS == 2 && pixel + 1 < self.pixels;
             for lane in (0..self.width).step_by(S::LANES) {
-                let from = self.from.wrapping_add(pixel * self.stride + lane);
-                let next = from.wrapping_add(self.stride);
-                let to = self.to.wrapping_add(pixel / PIXELS * self.width + lane);
                 // SAFETY: passed on to the caller.
                 unsafe {
                     if self.width - lane >= S::LANES {
-                        let mut value = E::load::<S>(from);
-                        if PIXELS == 2 {
-                            value = S::pair_bf16(value, if is_pair { E::load::<S>(next) } else { S::zero() });
-                        }
-                        S::store(to, value);
-                        continue;
+                        S::store(to.wrapping_add(lane), self.value::<S>(pixel, lane, |from| E::load::<S>(from)));
+                    } else {
+                        let mask = S::mask(self.width - lane);
+                        let value = self.value::<S>(pixel, lane, |from| E::load_masked::<S>(from, mask));
+                        S::store_masked(to.wrapping_add(lane), mask, value);
                     }
-                    let mask = S::mask(self.width - lane);
-                    let mut value = E::load_masked::<S>(from, mask);
-                    if PIXELS == 2 {
-                        value = S::pair_bf16(value, if is_pair { E::load_masked::<S>(next, mask) } else { S::zero() });
-                    }
-                    S::store_masked(to, mask, value);
                 }
             }
+            to = to.wrapping_add(self.width);
+        }
+    }
+
+    /// The value of a pixel from its channel `lane` on, or of a pair of pixels, the second of which may be missing.
+    #[inline(always)]
+    unsafe fn value<S: Simd>(&self, pixel: usize, lane: usize, load: impl Fn(*const E) -> S::V) -> S::V {
+        let from = self.from.wrapping_add(pixel * self.stride + lane);
+        let first = load(from);
+        if PIXELS == 1 {
+            return first;
+        }
+        // SAFETY: passed on to the caller.
+        unsafe {
+            let second = if pixel + 1 < self.pixels { load(from.wrapping_add(self.stride)) } else { S::zero() };
+            S::pair_bf16(first, second)
         }
     }
 }
