@@ -7,6 +7,7 @@
 
 mod compare;
 pub mod cores;
+mod environment;
 pub mod failure;
 pub mod guard;
 pub mod hosts;

@@ -37,6 +37,7 @@ use self::measure::{Bench, Contender};
 use self::row::{Key, Row};
 use self::scripts::Scripts;
 use self::settings::{Launcher, Settings};
+use crate::environment;
 use crate::failure::{Failure, Outcome};
 use crate::hosts::{self, Hosts};
 use crate::machine;
@@ -194,6 +195,7 @@ impl CompareArgs {
     /// # Errors
     /// Flags that do not go together; our own measurement failed. What another framework lacks is a gap in the table.
     pub fn run(&self) -> Outcome {
+        environment::refuse_switches(std::env::vars_os())?;
         let settings = Settings::read(self)?;
         let mpirun = Mpirun::find();
         // Before anything is installed: what cannot be had is refused at once.

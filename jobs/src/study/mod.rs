@@ -29,6 +29,7 @@ use self::cell::{Cell, Place};
 use self::comparisons::{Around, Comparison};
 use self::file::StudyFile;
 use self::session::Session;
+use crate::environment;
 use crate::failure::{Failure, Outcome};
 use crate::hosts;
 use crate::machine;
@@ -111,6 +112,7 @@ impl StudyArgs {
         if self.dry_run {
             return output::result(&listed(&chosen, &comparisons));
         }
+        environment::refuse_switches(std::env::vars_os())?;
         check_places(&chosen)?;
         let trainer = options::trainer(self.trainer.as_deref())?;
         flags::check(&file, &trainer, &chosen)?;
