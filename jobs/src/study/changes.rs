@@ -29,6 +29,8 @@ pub(super) fn apply(table: &mut Table, key: &str, value: &Value) {
     };
     if OF_THE_FILE.iter().any(|own| is_key(own)) {
         table.insert(key.replace('-', "_"), value.clone());
+        // A matrix may have repetitions of its own.
+        matrices(table).for_each(|matrix| drop(place(matrix)));
         return;
     }
     // Said with the table: its keys are other flags, even where they are called alike.
@@ -40,21 +42,22 @@ pub(super) fn apply(table: &mut Table, key: &str, value: &Value) {
     }
     let mut has_placed = false;
     for (name, below) in table.iter_mut() {
-        match below {
-            Value::Table(below) if ["base", "bench", "train", "netbench", "slurm"].contains(&name.as_str()) => {
-                has_placed |= place(below);
-            }
-            Value::Array(all) if name == "matrix" => {
-                for matrix in all.iter_mut().filter_map(Value::as_table_mut) {
-                    has_placed |= place(matrix);
-                }
-            }
-            _ => {}
+        if let Value::Table(below) = below
+            && ["base", "bench", "train", "netbench", "slurm"].contains(&name.as_str())
+        {
+            has_placed |= place(below);
         }
     }
+    matrices(table).for_each(|matrix| has_placed |= place(matrix));
     if !has_placed && let Value::Table(shared) = table.entry("base").or_insert_with(|| Value::Table(Table::new())) {
         shared.insert(key.to_owned(), value.clone());
     }
+}
+
+/// Each `[[matrix]]`.
+fn matrices(table: &mut Table) -> impl Iterator<Item = &mut Table> {
+    let all = table.get_mut("matrix").and_then(Value::as_array_mut);
+    all.into_iter().flatten().filter_map(Value::as_table_mut)
 }
 
 /// Reads `key=value,key=value`; a value that is no TOML is a text, a comma inside brackets or quotes does not separate.

@@ -46,3 +46,11 @@ fn a_change_lands_where_its_key_stands_and_else_among_all_cells_flags() {
     assert_eq!(file.flags[&Kind::Train]["data_dir"].as_str(), Some("/d"));
     assert_eq!(file.repetitions, 1);
 }
+
+#[test]
+fn a_change_of_repetitions_reaches_a_matrix_that_has_its_own() {
+    let text = SMALL.replace("ranks", "repetitions = 5\nranks") + "[[matrix]]\nranks = 3\n";
+    let file = StudyFile::read("s.toml", &text, &changes::read(Some("repetitions=1")).unwrap()).unwrap();
+    let of_matrices: Vec<_> = file.matrices.iter().map(|matrix| matrix.repetitions).collect();
+    assert_eq!((file.repetitions, of_matrices), (1, vec![Some(1), None]));
+}
