@@ -7,8 +7,8 @@
 mod tests;
 
 use super::sources::{Run, Sources, StudyFolder};
-use records::{AttemptRecord, Estimate, ORIGIN, Status, StudyCell, WORK};
-use std::collections::BTreeMap;
+use records::{AttemptRecord, Estimate, Status, StudyCell};
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 /// One setting at one number of ranks, measured once or several times.
@@ -52,6 +52,40 @@ pub(super) const PHASES: [&str; 6] = ["data", "forward", "backward", "communicat
 /// Settings that say how much was computed, not how.
 const SIZES: [&str; 2] = ["ranks", "scaling"];
 
+/// The batch sizes, of which one goes with the ranks.
+const BATCHES: [&str; 2] = ["batch_size_per_rank", "global_batch_size"];
+
+/// Settings in which a single rank may differ from those whose reference it is: where and how ranks meet, how long and at which rate
+/// they train.
+const OF_SEVERAL: [&str; 26] = [
+    "network",
+    "launcher",
+    "communication",
+    "hosts",
+    "sync",
+    "reduction",
+    "virtual_shards",
+    "overlap",
+    "bucket_mib",
+    "update",
+    "batch_norm",
+    "compress",
+    "compress_warmup_steps",
+    "servers",
+    "server_placement",
+    "staleness",
+    "every",
+    "from_step",
+    "timeout",
+    "trace",
+    "steps",
+    "warmup_steps",
+    "epochs",
+    "warmup_epochs",
+    "learning_rate",
+    "seed",
+];
+
 /// The middle of the values; of an even number, the mean of the two in the middle.
 pub(super) fn median(values: &[f64]) -> Option<f64> {
     let mut finite: Vec<f64> = values.iter().copied().filter(|value| value.is_finite()).collect();
@@ -92,21 +126,28 @@ impl Measurement {
             .collect()
     }
 
-    /// Whether a single rank did the same work as this in the same study: a reference for its speedup.
-    fn is_reference_of(&self, other: &Self) -> bool {
-        let batch = if other.scaling == "strong" { "global_batch_size" } else { "batch_size_per_rank" };
-        let same = |key: &&str| self.setting(key) == other.setting(key);
-        self.ranks == 1 && self.work == other.work && WORK.iter().chain(&ORIGIN).chain([&batch]).all(same)
+    /// The settings that are not the same in both.
+    fn differences<'a>(&'a self, other: &'a Self) -> BTreeSet<&'a str> {
+        let keys = self.settings.keys().chain(other.settings.keys()).map(String::as_str);
+        keys.filter(|key| self.setting(key) != other.setting(key)).collect()
     }
 
-    /// What this is compared with for its speedup: one rank on the same line, else one rank of the same work, else the fewest ranks
-    /// on the line.
+    /// Whether a single rank did the same work as this in the same way in the same study: a reference for its speedup.
+    fn is_reference_of(&self, other: &Self) -> bool {
+        let kept = if other.scaling == "strong" { "global_batch_size" } else { "batch_size_per_rank" };
+        let may_differ =
+            |key: &&str| *key != kept && [&SIZES[..], &BATCHES, &OF_SEVERAL].iter().any(|keys| keys.contains(key));
+        self.ranks == 1 && self.work == other.work && self.differences(other).iter().all(may_differ)
+    }
+
+    /// What this is compared with for its speedup: of the single ranks of the same work the one whose settings are nearest, else the
+    /// fewest ranks on the line.
     pub(super) fn reference<'a>(&self, all: &'a [Self]) -> Option<&'a Self> {
         let line = self.line();
         let on_line = || all.iter().filter(|one| one.line() == line && one.scaling == self.scaling);
-        let alone = on_line().find(|one| one.ranks == 1 && one.is_reference_of(self));
+        let alone = all.iter().filter(|one| one.is_reference_of(self));
         let base = alone
-            .or_else(|| all.iter().find(|one| one.is_reference_of(self)))
+            .min_by_key(|one| (one.scaling != self.scaling, one.differences(self).len()))
             .or_else(|| on_line().min_by_key(|one| one.ranks));
         base.filter(|base| base.speed().is_some_and(|speed| speed > 0.0))
     }

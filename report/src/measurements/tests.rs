@@ -70,6 +70,28 @@ fn a_single_rank_of_another_kind_study_or_work_is_no_reference() {
 }
 
 #[test]
+fn each_variant_is_compared_with_one_rank_of_the_same_variant_however_ranks_are_started() {
+    let of = |ranks: usize, speed: f64, settings: &[(&str, &str)]| {
+        let mut one = measurement(ranks, speed, "allreduce");
+        let launcher = if ranks == 1 { "plain" } else { "mpirun" };
+        let own = settings.iter().copied().chain([("launcher", launcher)]);
+        one.settings.extend(own.map(|(key, value)| (key.to_owned(), value.to_owned())));
+        one
+    };
+    for key in ["convolution", "recompute", "cpu", "depth", "input", "batch_norm", "update", "optimizer", "num_classes"]
+    {
+        let all = [("a", 1, 100.0), ("a", 2, 180.0), ("b", 1, 50.0), ("b", 2, 95.0)]
+            .map(|(value, ranks, speed)| of(ranks, speed, &[(key, value)]));
+        assert_eq!([1, 3].map(|index| all[index].speedups(&all)), [[1.8], [1.9]], "{key}");
+    }
+    let met = [("bucket_mib", "2"), ("steps", "40"), ("learning_rate", "0.2"), ("batch_norm", "sync")];
+    let all = [of(1, 100.0, &[("steps", "8")]), of(2, 150.0, &met)];
+    assert_eq!(all[1].speedups(&all), [1.5], "a rank alone meets nobody");
+    let all = [of(1, 100.0, &[("convolution", "auto")]), of(2, 180.0, &[("convolution", "direct")])];
+    assert_eq!(all[1].reference(&all), Some(&all[1]), "no single rank of another variant");
+}
+
+#[test]
 fn strong_scaling_of_another_batch_is_another_line_and_a_weak_one_grows_with_its_ranks() {
     let scaled = |scaling: &str, ranks: usize, global: &str| {
         let mut one = measurement(ranks, 100.0, "ring");
