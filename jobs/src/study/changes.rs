@@ -30,7 +30,9 @@ pub(super) fn apply(table: &mut Table, key: &str, value: &Value) {
     if OF_THE_FILE.iter().any(|own| is_key(own)) {
         table.insert(key.replace('-', "_"), value.clone());
         // A matrix may have repetitions of its own.
-        matrices(table).for_each(|matrix| drop(place(matrix)));
+        for matrix in matrices(table) {
+            place(matrix);
+        }
         return;
     }
     // Said with the table: its keys are other flags, even where they are called alike.
