@@ -59,6 +59,15 @@ impl Keys {
         })
     }
 
+    /// A number above 0 and at most 1.
+    pub(super) fn share(&mut self, key: &'static str) -> Outcome<Option<f64>> {
+        let share = self.number(key)?;
+        match share.filter(|share| *share > 1.0) {
+            None => Ok(share),
+            Some(more) => Err(self.refusal(key, &format!("expected a share, such as 0.8, got {more}"))),
+        }
+    }
+
     /// One of these words.
     pub(super) fn choice(&mut self, key: &'static str, words: &[&str]) -> Outcome<Option<String>> {
         let expected = format!("one of {}", words.join(", "));
@@ -118,6 +127,7 @@ mod tests {
         assert_eq!(all.required_text("name").unwrap(), "a");
         assert_eq!((all.count("n").unwrap(), all.count("m").unwrap()), (Some(3), None));
         assert_eq!((all.number("limit").unwrap(), all.number("limits").unwrap()), (Some(0.5), Some(2.0)));
+        assert_eq!(keys("share = 1").share("share").unwrap(), Some(1.0));
         let text = all.end().unwrap_err().to_string();
         assert!(
             text.contains("study.toml: other: unknown key") && text.contains("name, n, m, limit, limits"),
@@ -135,6 +145,7 @@ mod tests {
         assert!(refused("n = 0", &|keys| keys.count("n").err()).contains("n: expected a whole number from 1, got 0"));
         assert!(refused("n = \"3\"", &|keys| keys.count("n").err()).contains("got \"3\""));
         assert!(refused("a = -1.0", &|keys| keys.number("a").err()).contains("above 0"));
+        assert!(refused("a = 80", &|keys| keys.share("a").err()).contains("a: expected a share, such as 0.8, got 80"));
         assert!(refused("", &|keys| keys.required_text("name").err()).contains("write name = "));
         assert!(refused("k = \"x\"", &|keys| keys.choice("k", &["a", "b"]).err()).contains("one of a, b"));
         assert!(refused("k = [1]", &|keys| keys.tables("k").err()).contains("a list of tables"));

@@ -128,7 +128,7 @@ impl StudyFile {
             quiet_cores: keys.number("quiet_cores")?.unwrap_or(0.2),
             quiet_patience_s: keys.count("quiet_patience_s")?.unwrap_or(120),
             limit_s: keys.count("limit_s")?.unwrap_or(3600),
-            target_accuracy: keys.number("target_accuracy")?,
+            target_accuracy: keys.share("target_accuracy")?,
             flags: flags(path, &mut keys)?,
             slurm: keys.table("slurm")?.unwrap_or_default(),
             profile: profile(path, keys.table("predict")?)?,

@@ -26,6 +26,7 @@ fn wrong_files_are_refused_with_their_key() {
         ("title = \"A\"", "s.toml: name: expected a text"),
         (&SMALL.replace("\"a\"", "\"a/b\""), "got `a/b`"),
         (&format!("colour = 1\n{SMALL}"), "colour: unknown key, expected only name, title"),
+        (&format!("target_accuracy = 80\n{SMALL}"), "s.toml: target_accuracy: expected a share, such as 0.8, got 80"),
         (&SMALL.replace("steps = 5", "steps = [5]"), "steps: expected one value outside [[matrix]], got [5]"),
         (&SMALL.replace("ranks = [1, 2]", "kind = \"bake\""), "[[matrix]] 1: kind: expected one of bench, train"),
         (&SMALL.replace("ranks", "overrides = [{ when = {} }]\nranks"), "expected both tables"),
