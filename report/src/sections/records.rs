@@ -4,8 +4,11 @@
 
 use super::Facts;
 use crate::document::{Block, Cell, Table};
-use crate::sources::StudyFolder;
+use crate::sources::{StudyFolder, is_judged};
 use records::{AttemptRecord, OtherCores, Status};
+
+/// Why nobody can say whether others disturbed an attempt.
+pub(super) const WHY_NOT_JUDGED: &str = "the quiet check was off (--no-quiet-check), or the attempt ran where nobody watched the machine, as on nodes of Slurm";
 
 pub(super) fn blocks(facts: &Facts<'_>) -> Vec<Block> {
     let studies = &facts.sources.studies;
@@ -53,12 +56,17 @@ fn of_study(study: &StudyFolder, index: usize, num_studies: usize) -> Vec<Block>
     }
     let disturbed = study.attempts.iter().filter(|record| record.status == Status::Disturbed).count();
     let failed = study.attempts.iter().filter(|record| record.status == Status::Failed).count();
-    let mut blocks = vec![Block::Paragraph(format!(
-        "{}: {} attempts at {} cells, {disturbed} of them disturbed, {failed} failed. An attempt is disturbed when other programs or other machines on the same host took more processors than the limit, beforehand or meanwhile.",
+    let mut words = format!(
+        "{}: {} attempts at {} cells, {disturbed} of them disturbed, {failed} failed. An attempt is disturbed when other programs or other machines on the same host took more processors than the limit meanwhile.",
         study.plan.name,
         study.attempts.len(),
         study.plan.cells.len()
-    ))];
+    );
+    let unjudged = study.attempts.iter().filter(|record| !is_judged(record)).count();
+    if unjudged > 0 {
+        words.push_str(&format!(" {unjudged} were not judged: {WHY_NOT_JUDGED}."));
+    }
+    let mut blocks = vec![Block::Paragraph(words)];
     if !table.rows.is_empty() {
         blocks.push(Block::FoldedTable(format!("Every attempt of {}", study.plan.name), table));
     }

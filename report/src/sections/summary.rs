@@ -4,8 +4,9 @@
 //! Invariant: whatever was left out of the report is named here.
 
 use super::Facts;
+use super::records::WHY_NOT_JUDGED;
 use crate::document::{Block, Cell, Table};
-use crate::sources::{Predictions, Run, StudyFolder};
+use crate::sources::{Predictions, Run, StudyFolder, is_judged};
 use records::Status;
 
 pub(super) fn blocks(facts: &Facts<'_>) -> Vec<Block> {
@@ -47,6 +48,14 @@ fn disturbances(study: &StudyFolder) -> Vec<String> {
     if disturbed > 0 {
         remarks.push(format!(
             "{}: {disturbed} of {} measurements count although the machine was not quiet; they are marked",
+            study.plan.name,
+            counted.len()
+        ));
+    }
+    let unjudged = counted.iter().filter(|(_, record)| !is_judged(record)).count();
+    if unjudged > 0 {
+        remarks.push(format!(
+            "{}: {unjudged} of {} measurements were not judged: {WHY_NOT_JUDGED}",
             study.plan.name,
             counted.len()
         ));

@@ -12,7 +12,7 @@ mod trace;
 pub(crate) use comparison::{course_name, row_name, setting};
 pub(crate) use prediction::{Predictions, Round};
 pub(crate) use run::{Run, RunGroup};
-pub(crate) use study::StudyFolder;
+pub(crate) use study::{StudyFolder, is_judged};
 pub(crate) use trace::Trace;
 
 use crate::Refusal;

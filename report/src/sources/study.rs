@@ -62,6 +62,12 @@ impl StudyFolder {
     }
 }
 
+/// Whether what others took meanwhile was held against a limit; a failed attempt has nothing to judge.
+pub(crate) fn is_judged(record: &AttemptRecord) -> bool {
+    let quiet = record.quiet.unwrap_or_default();
+    record.status != Status::Ok || quiet.limit_cores.is_some() && quiet.during.is_some()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

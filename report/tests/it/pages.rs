@@ -1,7 +1,7 @@
 //! Pages and their files, made of a study's folder.
 
 use report::Request;
-use serde_json::json;
+use serde_json::{Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -56,6 +56,35 @@ fn methods_at_one_number_of_ranks_stand_side_by_side_by_network_with_their_predi
     assert_eq!(networks, ["fast", "slow", "fast", "slow"], "by the study, not by the files");
     let (before, _) = page.split_once("id=\"table-prediction-files\"").unwrap();
     assert!(before.rfind("<details").unwrap() > before.rfind("</details>").unwrap_or(0), "the list is folded");
+}
+
+#[test]
+fn attempts_that_nobody_judged_are_counted_and_said_beside_those_that_were_undisturbed() {
+    let folder = tempfile::tempdir().unwrap();
+    let (study, output) = (folder.path().join("s"), folder.path().join("report"));
+    fs::create_dir_all(&study).unwrap();
+    let cell = json!({ "id": "a", "kind": "bench", "repetitions": 5, "settings": { "ranks": 1 } });
+    let plan = json!({ "schema": "lockstep.study/1", "name": "s", "cells": [cell] });
+    fs::write(study.join("study.json"), plan.to_string()).unwrap();
+    let quiet = |limit: Value| json!({ "during": { "other_cores": 1.6 }, "limit_cores": limit });
+    let attempts = [
+        ("ok", quiet(json!(2.0))),
+        ("ok", quiet(Value::Null)),
+        ("ok", Value::Null),
+        ("disturbed", quiet(json!(0.2))),
+        ("failed", Value::Null),
+    ];
+    let record = |(index, (status, quiet)): (usize, &(&str, Value))| {
+        json!({ "cell": "a", "repetition": index + 1, "attempt": 1, "status": status, "quiet": quiet,
+            "result": { "images_per_second": 9.0 } })
+        .to_string()
+    };
+    let lines: Vec<String> = attempts.iter().enumerate().map(record).collect();
+    fs::write(study.join("records.jsonl"), lines.join("\n")).unwrap();
+    report::write(&Request { inputs: vec![study], output: output.clone(), ..Request::default() }).unwrap();
+    let page = fs::read_to_string(output.join("index.html")).unwrap();
+    assert!(page.contains("s: 2 of 4 measurements were not judged: the quiet check was off"), "{page}");
+    assert!(page.contains("1 of them disturbed, 1 failed.") && page.contains(" 2 were not judged: "), "{page}");
 }
 
 fn csv_lines(path: &Path) -> Vec<String> {
