@@ -3,6 +3,8 @@
 //! In: a [`StudyFile`]. Out: cells in the order in which they are run.
 //! Invariant: pure; ids are unique; every entry of `skip` and `overrides` meets at least one point.
 
+use std::collections::BTreeMap;
+
 use toml::{Table, Value};
 
 use super::cell::{Cell, OWN_KEYS, Place, Point};
@@ -40,14 +42,13 @@ pub(super) fn cells(file: &StudyFile) -> Outcome<Vec<Cell>> {
 
 fn cells_of(file: &StudyFile, matrix: &Matrix) -> Outcome<Vec<Cell>> {
     let mut points = points(file, matrix)?;
-    let everywhere = points.clone();
-    let is_met = |when: &Table| everywhere.iter().any(|(values, _)| holds(when, values));
     let unmet = |what: &str, table: &Table| {
         let text = format!("{}: {what}: no point has {}", matrix.place, shown(&Value::Table(table.clone())));
         Err(Failure::Usage(format!("{text}: expected one or several, correct it or remove it")))
     };
     for (when, set) in &matrix.overrides {
-        if !is_met(when) {
+        // Those before it have been applied.
+        if !points.iter().any(|(values, _)| holds(when, values)) {
             return unmet("overrides", when);
         }
         for (values, named) in points.iter_mut().filter(|(values, _)| holds(when, values)) {
@@ -86,10 +87,30 @@ fn name<'k>(named: &mut Vec<String>, keys: impl Iterator<Item = &'k String>) {
     }
 }
 
+/// Refuses a key that two lists set, one of them in a table: one of the two would be lost.
+fn check_apart(matrix: &Matrix) -> Outcome {
+    let mut set_by: BTreeMap<&str, &str> = BTreeMap::new();
+    for (axis, value) in &matrix.axes {
+        let values = value.as_array().map_or(std::slice::from_ref(value), Vec::as_slice);
+        let keys = values.iter().flat_map(|value| match value {
+            Value::Table(together) => together.keys().map(String::as_str).collect(),
+            _ => vec![axis.as_str()],
+        });
+        for key in keys {
+            if let Some(other) = set_by.insert(key, axis).filter(|other| other != axis) {
+                let text = format!("{}: {key}: expected in one list, got it in {other} and in {axis}", matrix.place);
+                return Err(Failure::Usage(format!("{text}: keep one; `skip` leaves points out")));
+            }
+        }
+    }
+    Ok(())
+}
+
 /// Every combination of the lists' values, over the flags of all cells.
 fn points(file: &StudyFile, matrix: &Matrix) -> Outcome<Vec<(Table, Vec<String>)>> {
     let shared = file.flags.get(&matrix.kind).cloned().unwrap_or_default();
     let mut points = vec![(shared, Vec::new())];
+    check_apart(matrix)?;
     for (key, value) in &matrix.axes {
         let (values, is_list) = match value {
             Value::Array(values) => (values.clone(), true),

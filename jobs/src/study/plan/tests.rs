@@ -119,6 +119,36 @@ fn skipped_points_and_overrides_must_exist() {
 }
 
 #[test]
+fn overrides_meet_points_as_those_before_them_have_left_them() {
+    let rest = "[[matrix]]\nbatch_size_per_rank = 8\nranks = [1, 2]\nevery = 4\n";
+    let first = "{ when = { ranks = 2, every = 4 }, set = { every = 8 } }";
+    let chain = |then: &str| format!("{rest}overrides = [{first}, {then}]\n");
+    let cells = planned(&chain("{ when = { every = 8 }, set = { bucket_mib = 4 } }")).unwrap();
+    let buckets: Vec<String> = cells.iter().map(|cell| cell.setting("bucket_mib")).collect();
+    assert_eq!(buckets, ["", "4"]);
+    let without_effect = refusal(&chain("{ when = { ranks = 2, every = 4 }, set = { bucket_mib = 4 } }"));
+    assert!(without_effect.contains("overrides: no point has { every = 4, ranks = 2 }"), "{without_effect}");
+}
+
+#[test]
+fn a_key_that_two_lists_set_is_refused() {
+    for (lists, both) in [
+        (
+            "ranks = [1, 2]\nexclude = [{ ranks = 1, every = 4 }]",
+            "ranks: expected in one list, got it in exclude and in ranks",
+        ),
+        (
+            "a = [{ every = 4 }, { every = 8 }]\nb = [{ every = 2, ranks = 2 }]",
+            "every: expected in one list, got it in a and in b",
+        ),
+        ("every = 3\nsync = [\"allreduce\", { sync = \"local-sgd\", every = 4 }]", "in every and in sync"),
+    ] {
+        let text = refusal(&format!("[[matrix]]\nbatch_size_per_rank = 8\n{lists}\n"));
+        assert!(text.contains(both), "{text}\nfor {lists}");
+    }
+}
+
+#[test]
 fn an_id_is_a_files_name_and_stays_when_lists_grow() {
     let few = ids("[[matrix]]\nbatch_size_per_rank = 8\ncompress = [\"powersgd:4\", \"none\"]\nbucket_mib = [1]\n");
     assert_eq!(few[0], "resnet20-f32-b8-r1-allreduce+powersgd_4-machine-bucket_mib1");
