@@ -145,6 +145,14 @@ fn runs_of_the_same_data_model_and_settings_are_one_curve_and_no_others() {
 }
 
 #[test]
+fn servers_of_their_own_are_no_ranks_of_a_run() {
+    let mut own = run(3, "11111111aa", &[("sync.server-placement", "\"own\"")]);
+    own.epochs[0].num_ranks = 2;
+    let measured = of_run(&own).unwrap();
+    assert_eq!((measured.ranks, measured.setting("batch_size_per_rank")), (2, "32"));
+}
+
+#[test]
 fn without_one_rank_the_fewest_ranks_of_the_line_are_the_reference() {
     let all = [measurement(2, 180.0, "ring"), measurement(4, 324.0, "ring"), measurement(3, 999.0, "mpi")];
     assert_eq!(all[1].reference(&all), Some(&all[0]));

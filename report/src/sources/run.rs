@@ -100,10 +100,10 @@ impl Run {
         self.settings.get(key).map(|value| value.trim_matches('"'))
     }
 
-    /// Ranks of the newest session.
+    /// Ranks that trained the last epoch; before its end those of the newest session, servers of their own among them.
     pub(crate) fn ranks(&self) -> Option<usize> {
-        let recorded = || self.epochs.last().map(|epoch| epoch.num_ranks).filter(|ranks| *ranks > 0);
-        self.manifest().map(|manifest| manifest.launch.ranks).or_else(recorded)
+        let recorded = self.epochs.last().map(|epoch| epoch.num_ranks).filter(|ranks| *ranks > 0);
+        recorded.or_else(|| self.manifest().map(|manifest| manifest.launch.ranks))
     }
 
     /// Training speed of the last session, images/s; of its last epoch if it has not ended.
