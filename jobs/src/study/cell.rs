@@ -240,8 +240,11 @@ impl Point<'_> {
                 arguments.extend([flag, value]);
             }
         }
-        if let Some((own, _)) = batch {
-            arguments.extend(["--batch-size-per-rank".to_owned(), own.to_string()]);
+        if let Some((own, global)) = batch {
+            // A sum of the same bits on any number of ranks is told only the batch of all.
+            let is_of_all = self.matrix.kind == Kind::Train && self.values.contains_key("global_batch_size");
+            let (flag, size) = if is_of_all { ("--global-batch-size", global) } else { ("--batch-size-per-rank", own) };
+            arguments.extend([flag.to_owned(), size.to_string()]);
         }
         if self.matrix.kind == Kind::Bench {
             arguments.push("--json".to_owned());

@@ -89,6 +89,19 @@ fn batches_that_contradict_the_scaling_are_refused() {
 }
 
 #[test]
+fn a_training_is_told_the_batch_that_the_file_has() {
+    let of = |kind: &str, batch: &str| {
+        let lines = format!("kind = \"{kind}\"\nranks = 2\ngrad_accum_steps = 2\nreduction = \"exact\"\n{batch}\n");
+        planned(&format!("[[matrix]]\n{lines}")).unwrap()[0].arguments.join(" ")
+    };
+    let global = "global_batch_size = 16";
+    let training = of("train", global);
+    assert!(training.ends_with("--global-batch-size 16") && !training.contains("per-rank"), "{training}");
+    assert!(of("train", "batch_size_per_rank = 4").ends_with("--batch-size-per-rank 4"));
+    assert!(of("bench", global).ends_with("--batch-size-per-rank 4 --json"));
+}
+
+#[test]
 fn servers_of_their_own_are_further_processes() {
     let cells = planned(
         "[[matrix]]\nbatch_size_per_rank = 8\nranks = [1, 2]\nsync = [\"parameter-server\", \
