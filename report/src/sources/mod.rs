@@ -46,11 +46,18 @@ impl Sources {
     /// Reads all paths, each of any kind.
     ///
     /// # Errors
-    /// a [`Refusal`] if a path is none of these; when it cannot be read or is not what it says it is.
+    /// a [`Refusal`] if a path is none of these, or one is there twice; when it cannot be read or is not what it says it is.
     pub(crate) fn read(paths: &[impl AsRef<Path>]) -> Result<Self> {
         let mut sources = Self::default();
-        for path in paths {
-            sources.add(path.as_ref())?;
+        let mut known: Vec<(PathBuf, &Path)> = Vec::new();
+        for path in paths.iter().map(AsRef::as_ref) {
+            let place = place(path);
+            if let Some((_, first)) = known.iter().find(|(other, _)| *other == place) {
+                let got = format!("{} and {}, which are the same; leave one out", first.display(), path.display());
+                return Err(Refusal { option: "DIR", expected: "each input once".to_owned(), got }.into());
+            }
+            known.push((place, path));
+            sources.add(path)?;
         }
         sources.tell_runs_apart();
         Ok(sources)
@@ -181,6 +188,13 @@ impl Sources {
     }
 }
 
+/// Where an input is, whatever it is called: of the file that makes a directory a study or comparison, the directory.
+fn place(path: &Path) -> PathBuf {
+    let whole = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    let is_of_folder = whole.ends_with("study.json") || whole.ends_with("comparison.json");
+    whole.parent().filter(|_| is_of_folder).map(Path::to_owned).unwrap_or(whole)
+}
+
 /// What is in a folder, by name; nothing of one that is not there.
 fn sorted(folder: &Path) -> Vec<PathBuf> {
     let mut paths: Vec<_> = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path()).collect();
@@ -284,5 +298,22 @@ mod tests {
         let labels: Vec<&str> = sources.runs.iter().map(|run| run.label.as_str()).collect();
         let path = |index: usize| paths[index].display().to_string();
         assert_eq!(labels, [path(0), path(1), "other".to_owned()]);
+    }
+    #[test]
+    fn an_input_that_is_given_twice_is_refused_whatever_it_is_called() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        fs::create_dir_all(path("study/runs")).unwrap();
+        fs::write(path("study/study.json"), r#"{ "schema": "lockstep.study/1" }"#).unwrap();
+        fs::create_dir(path("run")).unwrap();
+        fs::write(path("run/run.toml"), "").unwrap();
+        for (first, second) in [("study", "study/runs/.."), ("study", "study/study.json"), ("run", "run")] {
+            let refused = Sources::read(&[path(first), path(second)]).unwrap_err().to_string();
+            let [first, second] = [first, second].map(|name| path(name).display().to_string());
+            let expected =
+                format!("DIR: expected each input once, got {first} and {second}, which are the same; leave one out");
+            assert_eq!(refused, expected);
+        }
+        assert_eq!(Sources::read(&[path("study"), path("run")]).unwrap().runs.len(), 1);
     }
 }
