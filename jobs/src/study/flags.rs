@@ -18,11 +18,7 @@ pub(super) fn check(file: &StudyFile, trainer: &Path, cells: &[&Cell]) -> Outcom
         if of_kind.peek().is_none() {
             continue;
         }
-        let asked = process::answer(trainer, &[kind.name(), "--help"]);
-        let text = asked.ok_or_else(|| {
-            Failure::Failed(format!("`{} {} --help` failed: rebuild the trainer", trainer.display(), kind.name()))
-        })?;
-        let known = flags_in(&text);
+        let known = known(trainer, kind)?;
         for cell in of_kind {
             if let Some(unknown) = plan::flags_of(cell).find(|flag| !known.iter().any(|known| known == flag)) {
                 return Err(Failure::Usage(format!(
@@ -40,6 +36,14 @@ pub(super) fn check(file: &StudyFile, trainer: &Path, cells: &[&Cell]) -> Outcom
         }
     }
     Ok(())
+}
+
+/// The flags of a command of the trainer's.
+pub(super) fn known(trainer: &Path, kind: Kind) -> Outcome<Vec<String>> {
+    let help = process::answer(trainer, &[kind.name(), "--help"]).ok_or_else(|| {
+        Failure::Failed(format!("`{} {} --help` failed: rebuild the trainer", trainer.display(), kind.name()))
+    })?;
+    Ok(flags_in(&help))
 }
 
 /// The long flags that a help text explains, each on a line of its own.

@@ -17,6 +17,7 @@ mod local;
 mod plan;
 mod predict;
 mod session;
+mod warm_up;
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -5,7 +5,6 @@
 //! which might use the same machine.
 
 use std::path::Path;
-use std::time::Duration;
 
 use records::{AttemptRecord, Machine, Status, Study, StudyCell};
 
@@ -14,10 +13,10 @@ use super::batch::{self, Jobs, Submitted};
 use super::cell::{Cell, Place};
 use super::file::{Kind, StudyFile};
 use super::journal::{Need, Records};
-use super::local::{self, Local};
+use super::local::Local;
 use super::predict::Predicting;
+use super::warm_up;
 use crate::failure::{Failure, Outcome};
-use crate::guard::Guarded;
 use crate::machine;
 use crate::mpirun::Mpirun;
 use crate::output::say;
@@ -91,7 +90,7 @@ impl<'a> Session<'a> {
         let is_job = |task: &Task<'_>| matches!(task.cell.place, Place::Slurm { .. });
         let (jobs, here): (Vec<Task<'_>>, Vec<Task<'_>>) = tasks.into_iter().partition(is_job);
         if let Some(task) = here.first() {
-            self.warm_up(task.cell)?;
+            warm_up::run(task.cell, self.file, self.trainer, self.directory)?;
         }
         let mut round = 0;
         for (index, task) in here.iter().enumerate() {
@@ -154,22 +153,6 @@ impl<'a> Session<'a> {
 
     fn need(&self, task: &Task<'_>) -> Need {
         self.records.need(&task.cell.id, task.repetition, self.file.attempts, self.options.again_disturbed)
-    }
-
-    /// Brings the program and the network into the caches; its time counts nowhere.
-    fn warm_up(&self, cell: &Cell) -> Outcome {
-        let words: Vec<String> = if cell.kind == Kind::Netbench {
-            vec!["--version".to_owned()]
-        } else {
-            let line = "bench --steps 2 --warmup-steps 0 --threads 1 --batch-size-per-rank 8 --model";
-            line.split(' ').map(str::to_owned).chain([cell.setting("model")]).collect()
-        };
-        let command = local::alone(self.trainer, &words, 0, 1);
-        let code = Guarded::start(&command, &self.directory.join("warm-up.log"))?.finish(Duration::from_secs(120))?;
-        match code {
-            Some(0) => Ok(()),
-            _ => Err(Failure::Failed(format!("the warm-up run failed: see {}/warm-up.log", self.directory.display()))),
-        }
     }
 
     /// Attempts at one repetition until one counts.

@@ -157,7 +157,7 @@ fn key(cell: &Cell) -> String {
 }
 
 /// The words without what concerns other ranks.
-fn of_one_rank(arguments: &[String]) -> Vec<String> {
+pub(super) fn of_one_rank(arguments: &[String]) -> Vec<String> {
     let mut words = Vec::new();
     let mut rest = arguments.iter();
     while let Some(word) = rest.next() {
