@@ -53,7 +53,7 @@ fn names(facts: &Facts<'_>, groups: &[Vec<&Run>]) -> Vec<String> {
         return of_cells.iter().map(|one| naming::words(one, &differing)).collect();
     }
     let whole = |runs: &Vec<&Run>| match &runs[0].group {
-        Some(group) if facts.sources.studies.len() > 1 => format!("{}, study {}", group.cell, group.study),
+        Some(group) if facts.has_several_studies() => format!("{}, study {}", group.cell, group.study),
         Some(group) => group.cell.clone(),
         None => runs[0].label.clone(),
     };

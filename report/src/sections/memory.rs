@@ -15,7 +15,7 @@ const MIB: f64 = (1 << 20) as f64;
 
 pub(super) fn blocks(facts: &Facts<'_>) -> Vec<Block> {
     let mut rows: Vec<(String, Vec<f64>)> =
-        facts.measurements.iter().map(|one| (one.id.clone(), one.memory_bytes.clone())).collect();
+        facts.measurements.iter().map(|one| (facts.name_of(one), one.memory_bytes.clone())).collect();
     let is_measured = |run: &Run| match run.group {
         Some(_) => facts.measurement_of(run).is_some(),
         None => facts.measurements.iter().any(|one| one.id == run.label && one.setting("study").is_empty()),

@@ -64,6 +64,19 @@ impl<'a> Facts<'a> {
         if words.is_empty() { format!("{RUN_WARM_UP} {RUN_SPEED}") } else { words.join(" ") }
     }
 
+    /// Whether cells of one name may be of several studies.
+    fn has_several_studies(&self) -> bool {
+        self.sources.studies.len() > 1
+    }
+
+    /// What a measurement is called where it stands beside all others.
+    fn name_of(&self, one: &Measurement) -> String {
+        match one.setting("study") {
+            study if self.has_several_studies() && !study.is_empty() => format!("{}, study {study}", one.id),
+            _ => one.id.clone(),
+        }
+    }
+
     /// Runs in groups, in order: repetitions of one cell of one study come together.
     fn run_groups(&self) -> Vec<Vec<&'a Run>> {
         let mut groups: Vec<Vec<&Run>> = Vec::new();

@@ -29,7 +29,7 @@ pub(super) fn blocks(facts: &Facts<'_>) -> Vec<Block> {
     let lines = facets.iter().enumerate().flat_map(|(index, facet)| figures(facts, facet, index + 1));
     let bars = side_by_side::figures(facts, &facets.concat());
     let mut blocks: Vec<Block> = lines.chain(bars).map(|figure| Block::Figure(Box::new(figure))).collect();
-    blocks.push(Block::Table(table(&facts.measurements)));
+    blocks.push(Block::Table(table(facts)));
     blocks
 }
 
@@ -301,7 +301,8 @@ fn record(table: &mut Table, series: &str, kind: &str, points: &[Point], repetit
     }
 }
 
-fn table(all: &[Measurement]) -> Table {
+fn table(facts: &Facts<'_>) -> Table {
+    let all = &facts.measurements;
     let has_disturbed = all.iter().any(|one| one.num_disturbed > 0);
     let mut columns = vec![
         "measurement",
@@ -319,6 +320,9 @@ fn table(all: &[Measurement]) -> Table {
     ];
     if has_disturbed {
         columns.push("of them disturbed");
+    }
+    if facts.has_several_studies() {
+        columns.push("study");
     }
     let mut table = Table::new("throughput", "Throughput of all measurements", &columns);
     for one in all {
@@ -341,6 +345,9 @@ fn table(all: &[Measurement]) -> Table {
         ];
         if has_disturbed {
             row.push(Cell::count(one.num_disturbed as u64));
+        }
+        if facts.has_several_studies() {
+            row.push(Cell::count(one.setting("study").parse::<u64>().ok()));
         }
         table.push(row);
     }

@@ -90,7 +90,7 @@ fn figure(facts: &Facts<'_>, places: &[Place<'_>], number: usize) -> Figure {
     let id = format!("side-by-side-{number}");
     let words = scaling::shared_words(&members);
     let mut title = format!("Throughput of {ranks} {}: {words}", if ranks == 1 { "rank" } else { "ranks" });
-    if facts.sources.studies.len() > 1 {
+    if facts.has_several_studies() {
         title.push_str(&format!(", study {}", members[0].setting("study")));
     }
     let columns =

@@ -110,7 +110,7 @@ fn of_measurements(facts: &Facts<'_>, part: &[&Measurement], number: usize) -> F
     let bar = |one: &&Measurement| {
         let middle =
             |phase: usize| median(&one.phases_ms.iter().map(|phases| phases[phase]).collect::<Vec<_>>()).unwrap_or(0.0);
-        (one.id.clone(), std::array::from_fn(middle))
+        (facts.name_of(one), std::array::from_fn(middle))
     };
     let caption = format!(
         "The slowest rank of every cell; of each phase, the median of the repetitions. {COMMUNICATION} {}",

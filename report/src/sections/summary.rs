@@ -73,7 +73,7 @@ fn disturbances(study: &StudyFolder) -> Vec<String> {
 }
 
 fn studies(facts: &Facts<'_>) -> Table {
-    let columns = [
+    let mut columns = vec![
         "study",
         "made",
         "commit",
@@ -87,11 +87,14 @@ fn studies(facts: &Facts<'_>) -> Table {
         "fastest, images/s",
         "its cell",
     ];
+    if facts.has_several_studies() {
+        columns.push("number");
+    }
     let mut table = Table::new("studies", "Studies", &columns);
     for (index, study) in facts.sources.studies.iter().enumerate() {
         let of_study = facts.measurements.iter().filter(|one| one.is_of_study(index + 1));
         let fastest = of_study.filter_map(|one| Some((one.speed()?, &one.id))).max_by(|a, b| a.0.total_cmp(&b.0));
-        table.push(vec![
+        let mut row = vec![
             Cell::text(study.plan.name.clone()),
             Cell::text(study.plan.created.clone().unwrap_or_default()),
             Cell::text(short(study.plan.commit.as_deref().unwrap_or_default())),
@@ -108,7 +111,11 @@ fn studies(facts: &Facts<'_>) -> Table {
             Cell::count(study.attempts.len() as u64),
             Cell::number(fastest.map(|fastest| fastest.0), 1),
             fastest.map_or(Cell::Missing, |fastest| Cell::text(fastest.1.clone())),
-        ]);
+        ];
+        if facts.has_several_studies() {
+            row.push(Cell::count(index as u64 + 1));
+        }
+        table.push(row);
     }
     table
 }

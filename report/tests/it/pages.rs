@@ -87,6 +87,20 @@ fn attempts_that_nobody_judged_are_counted_and_said_beside_those_that_were_undis
     assert!(page.contains("1 of them disturbed, 1 failed.") && page.contains(" 2 were not judged: "), "{page}");
 }
 
+#[test]
+fn cells_of_two_studies_of_one_name_are_told_apart_by_the_number_of_their_study() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = folder.path().join("report");
+    let inputs: Vec<PathBuf> = ["a", "b"].map(|part| study_of_methods(&folder.path().join(part))).into();
+    report::write(&Request { inputs, output: output.clone(), ..Request::default() }).unwrap();
+    for (table, column, count) in [("studies", "number", 1), ("throughput", "study", 4)] {
+        let lines = csv_lines(&output.join(format!("tables/{table}.csv")));
+        assert!(lines[0].ends_with(&format!(",{column}")), "{lines:?}");
+        let numbers: Vec<&str> = lines[1..].iter().filter_map(|line| line.rsplit(',').next()).collect();
+        assert_eq!(numbers, [vec!["1"; count], vec!["2"; count]].concat(), "{table}");
+    }
+}
+
 fn csv_lines(path: &Path) -> Vec<String> {
     fs::read_to_string(path).unwrap().lines().map(str::to_owned).collect()
 }
