@@ -2,9 +2,10 @@
 //!
 //! Out: the object `machine` of studies and comparisons, the commit, the time. Invariant: what cannot be learned is null, never a failure.
 
-use std::fs;
+use std::fs::{self, File};
 use std::num::NonZero;
 use std::path::Path;
+use std::process::Command;
 use std::thread;
 
 use records::Machine;
@@ -41,8 +42,29 @@ fn value_of(text: &str, key: &str) -> Option<String> {
     lines.filter(|(name, _)| name.trim() == key).map(|(_, value)| value.trim().to_owned()).next()
 }
 
+/// A trainer that measures; a commit alone does not tell what was changed and not committed.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Program {
+    /// From which it was built, as far as it tells.
+    pub(crate) commit: Option<String>,
+    /// SHA-256 of its file in hexadecimal.
+    pub(crate) sha256: Option<String>,
+}
+
+/// This trainer.
+pub(crate) fn program(trainer: &Path) -> Program {
+    Program { commit: commit(trainer), sha256: sha256(trainer) }
+}
+
+/// By the system's own program.
+fn sha256(path: &Path) -> Option<String> {
+    let output = Command::new("sha256sum").stdin(File::open(path).ok()?).output().ok()?;
+    let text = String::from_utf8(output.stdout).ok().filter(|_| output.status.success())?;
+    text.split_whitespace().next().map(str::to_owned)
+}
+
 /// The commit that this trainer was built from, which it tells itself.
-pub(crate) fn commit(trainer: &Path) -> Option<String> {
+fn commit(trainer: &Path) -> Option<String> {
     commit_in(&process::answer(trainer, &["--version"])?)
 }
 
@@ -80,6 +102,17 @@ mod tests {
         assert_eq!(commit_in(&version("36ff61616e0c1c149afb")).as_deref(), Some("36ff61616"));
         assert_eq!(commit_in(&version("unknown")), None);
         assert_eq!(commit_in("another program"), None);
+    }
+
+    #[test]
+    fn a_program_is_told_by_the_sum_of_its_file() {
+        let path = std::env::temp_dir().join(format!("lockstep-jobs-{}-sum", std::process::id()));
+        fs::write(&path, "abc").unwrap();
+        let found = sha256(&path);
+        fs::remove_file(&path).unwrap();
+        // Source: FIPS 180-2, appendix B.1.
+        let expected = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
+        assert_eq!((found.as_deref(), sha256(&path)), (Some(expected), None));
     }
 
     #[test]

@@ -21,6 +21,9 @@ pub struct Comparison {
     pub created: String,
     /// Commit of our program.
     pub commit: String,
+    /// SHA-256 of our program in hexadecimal.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub program_sha256: Option<String>,
     /// Where.
     pub machine: Machine,
     /// The job that all did, by name.

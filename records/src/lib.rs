@@ -36,7 +36,9 @@ pub use profile::{BucketRecord, LayerSeconds, PROFILE_SCHEMA, ParameterRecord, P
 pub use progress::RunProgress;
 pub use run::{DatasetFacts, EpochRecord, GradientNoise, LaunchFacts, Manifest, Seconds};
 pub use settings::{ORIGIN, WORK, method, text};
-pub use study::{ATTEMPT_SCHEMA, AttemptRecord, Machine, OtherCores, Quiet, STUDY_SCHEMA, Status, Study, StudyCell};
+pub use study::{
+    ATTEMPT_SCHEMA, AttemptRecord, Machine, OtherCores, Quiet, STUDY_SCHEMA, Status, Study, StudyCell, StudyStart,
+};
 pub use summary::{RankSeconds, SlowestRank, Summary, ThroughputStats};
 pub use trace::{EventNames, TraceEvent};
 

@@ -25,10 +25,16 @@ pub struct Study {
     pub about: String,
     /// Begin in UTC, RFC 3339.
     pub created: Option<String>,
-    /// Commit of the program.
+    /// Commit of the program that made the first records.
     pub commit: Option<String>,
-    /// Where it ran.
+    /// SHA-256 of that program in hexadecimal; a commit does not tell what was changed and not committed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub program_sha256: Option<String>,
+    /// Where it ran first.
     pub machine: Machine,
+    /// Starts by another program, or on a machine with another system, than the start before them, in time.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub later_starts: Vec<StudyStart>,
     /// The whole study file.
     pub toml: String,
     /// What was left out of each measurement.
@@ -42,6 +48,20 @@ pub struct Study {
     /// What the plan has no more but records are of: such a cell may come back, and counts nowhere until then.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub earlier_cells: Vec<StudyCell>,
+}
+
+/// By what, where and from when on attempts were made; `started` tells which.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct StudyStart {
+    /// In UTC, RFC 3339.
+    pub since: Option<String>,
+    /// Commit of the program.
+    pub commit: Option<String>,
+    /// SHA-256 of the program in hexadecimal.
+    pub program_sha256: Option<String>,
+    /// Where.
+    pub machine: Machine,
 }
 
 /// The machine of a study or comparison.

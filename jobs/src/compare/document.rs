@@ -1,7 +1,7 @@
 //! `comparison.json`: what a comparison has found so far.
 //!
 //! In: rows and accuracies as they come. Out: the file, whole at any time.
-//! Invariant: a comparison goes on only in the directory of the same job and commit on the same kind of machine; what was measured is kept.
+//! Invariant: a comparison goes on only in the directory of the same job and program on the same kind of machine; what was measured is kept.
 
 use std::path::{Path, PathBuf};
 
@@ -11,14 +11,14 @@ use serde_json::{Map, Value};
 use super::block::read;
 use super::row::{Key, Row};
 use crate::failure::{Failure, Outcome};
-use crate::machine;
+use crate::machine::{self, Program};
 
 /// The contents of the file.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Document {
     path: PathBuf,
     pub(super) created: String,
-    commit: String,
+    program: Program,
     machine: Machine,
     job: Map<String, Value>,
     pub(super) rows: Vec<Row>,
@@ -32,15 +32,15 @@ impl Document {
     /// A new one, or that of a directory if it has one of the same job and `is_again` does not ask for a new one.
     pub(super) fn open(
         directory: &Path,
-        commit: Option<String>,
+        program: Program,
         machine: Machine,
         job: Map<String, Value>,
         is_again: bool,
     ) -> Outcome<Self> {
         let path = directory.join("comparison.json");
-        let (created, commit) = (machine::now().unwrap_or_default(), commit.unwrap_or_default());
-        let new =
-            Document { path, created, commit, machine, job, rows: Vec::new(), sweep: Vec::new(), accuracy: Vec::new() };
+        let created = machine::now().unwrap_or_default();
+        let (rows, sweep, accuracy) = Default::default();
+        let new = Document { path, created, program, machine, job, rows, sweep, accuracy };
         if is_again || !new.path.exists() {
             return Ok(new);
         }
@@ -83,9 +83,14 @@ impl Document {
         if own != theirs {
             return Err(refused(format!("cpu_count: expected {own}, got {theirs}")));
         }
-        let (own, theirs) = (&self.commit, &found.commit);
+        let (own, theirs) = (self.program.commit.as_deref().unwrap_or_default(), &found.commit);
         if own != theirs {
             return Err(refused(format!("commit of our program: expected {own:?}, got {theirs:?}")));
+        }
+        let (own, theirs) = (&self.program.sha256, &found.program_sha256);
+        if own != theirs {
+            let shown = |sum: &Option<String>| sum.clone().unwrap_or_else(|| "none".to_owned());
+            return Err(refused(format!("SHA-256 of our program: expected {}, got {}", shown(own), shown(theirs))));
         }
         // What had no number is tried again; blocks before a failed one are kept.
         let measured = |rows: Vec<ComparisonRow>| -> Vec<Row> {
@@ -103,7 +108,8 @@ impl Document {
         let document = Comparison {
             schema: COMPARISON_SCHEMA.to_owned(),
             created: self.created.clone(),
-            commit: self.commit.clone(),
+            commit: self.program.commit.clone().unwrap_or_default(),
+            program_sha256: self.program.sha256.clone(),
             machine: self.machine.clone(),
             job: self.job.clone(),
             rows: self.rows.iter().map(|row| row.record(&self.rows)).collect(),
@@ -138,7 +144,7 @@ mod tests {
 
     fn open(folder: &Path, job: Value, is_again: bool) -> Outcome<Document> {
         let machine = Machine { cpu_model: Some("x".to_owned()), ..Machine::default() };
-        Document::open(folder, None, machine, job.as_object().unwrap().clone(), is_again)
+        Document::open(folder, Program::default(), machine, job.as_object().unwrap().clone(), is_again)
     }
 
     #[test]
@@ -163,22 +169,24 @@ mod tests {
     }
 
     #[test]
-    fn a_comparison_of_another_commit_or_number_of_processors_is_not_gone_on_with() {
+    fn a_comparison_of_another_program_or_number_of_processors_is_not_gone_on_with() {
         let folder = folder("commit");
-        let open = |commit: &str, cpu_count: u64| {
+        let open = |commit: &str, sum: &str, cpu_count: u64| {
             let machine = Machine { cpu_count, ..Machine::default() };
-            Document::open(&folder, Some(commit.to_owned()), machine, Map::new(), false)
+            let program = Program { commit: Some(commit.to_owned()), sha256: Some(sum.to_owned()) };
+            Document::open(&folder, program, machine, Map::new(), false)
         };
-        let mut measured = open("a", 2).unwrap();
+        let mut measured = open("a", "1", 2).unwrap();
         measured.save().unwrap();
-        assert!(open("b", 4).is_ok(), "nothing is measured yet");
+        assert!(open("b", "2", 4).is_ok(), "nothing is measured yet");
         measured.rows.push(row("Lockstep", 1, &[100.0], (2.5, 2.0)));
         measured.save().unwrap();
-        let found = [open("a", 2), open("b", 2), open("a", 4)].map(|document| document.map_err(|no| no.to_string()));
+        let found = [open("a", "1", 2), open("b", "2", 2), open("a", "2", 2), open("a", "1", 4)];
         fs::remove_dir_all(&folder).unwrap();
-        let [same, commit, processors] = found;
+        let [same, commit, changed, processors] = found.map(|document| document.map_err(|no| no.to_string()));
         assert!(same.is_ok());
-        let (commit, processors) = (commit.unwrap_err(), processors.unwrap_err());
+        let (commit, changed, processors) = (commit.unwrap_err(), changed.unwrap_err(), processors.unwrap_err());
+        assert!(changed.contains("SHA-256 of our program: expected 2, got 1"), "{changed}");
         assert!(commit.contains("expected \"b\", got \"a\"") && commit.contains("--again"), "{commit}");
         assert!(processors.contains("cpu_count: expected 4, got 2"), "{processors}");
     }

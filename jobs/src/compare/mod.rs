@@ -178,16 +178,16 @@ impl CompareArgs {
     /// Refuses, before anything is started, what [`CompareArgs::run`] would refuse.
     ///
     /// # Errors
-    /// Flags that do not go together; a place that this machine lacks; an output directory of another job, commit or machine.
+    /// Flags that do not go together; a place that this machine lacks; an output directory of another job, program or machine.
     pub(crate) fn check(&self) -> Outcome {
         let settings = Settings::read(self)?;
         if matches!(settings.launcher, Launcher::Hosts(_)) {
             hosts::require()?;
             Mpirun::needed(Mpirun::find().as_ref())?.expect_emulated_hosts()?;
         }
-        let commit = machine::commit(&options::trainer(self.trainer.as_deref())?);
+        let program = machine::program(&options::trainer(self.trainer.as_deref())?);
         run_directory::COMPARISON.check(&settings.output)?;
-        Document::open(&settings.output, commit, machine::machine(), settings.job(), false).map(|_| ())
+        Document::open(&settings.output, program, machine::machine(), settings.job(), false).map(|_| ())
     }
 
     /// Measures what the output directory has not, in turn with the other frameworks.
@@ -208,9 +208,9 @@ impl CompareArgs {
             output.canonicalize().map_err(|error| Failure::Failed(format!("{}: {error}", output.display())))?;
         let settings = Settings { output, ..settings };
         let _lock = run_directory::COMPARISON.lock(&settings.output)?;
-        let commit = machine::commit(&trainer);
+        let program = machine::program(&trainer);
         let mut document =
-            Document::open(&settings.output, commit, machine::machine(), settings.job(), settings.is_again)?;
+            Document::open(&settings.output, program, machine::machine(), settings.job(), settings.is_again)?;
         document.begin()?;
         if settings.is_again {
             // Another trainer may write other weights and batches.

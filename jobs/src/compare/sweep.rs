@@ -105,7 +105,9 @@ mod tests {
     fn the_fastest_option_of_the_same_work_is_kept_and_a_failed_one_is_not() {
         let all = choices(Framework::PyTorch, 1, 1);
         let folder = std::env::temp_dir().join("lockstep-jobs-no-such-folder");
-        let mut document = Document::open(&folder, None, machine::machine(), serde_json::Map::new(), true).unwrap();
+        let mut document =
+            Document::open(&folder, machine::Program::default(), machine::machine(), serde_json::Map::new(), true)
+                .unwrap();
         let good = (2.5, 2.0);
         document.sweep = vec![
             row(OURS, 1, &[100.0], good),

@@ -17,6 +17,7 @@ mod local;
 mod plan;
 mod predict;
 mod session;
+mod starts;
 mod warm_up;
 
 use std::fs;
@@ -132,7 +133,7 @@ impl StudyArgs {
         let mpirun = Mpirun::find();
         let options = session::Options { checks_quiet: !self.no_quiet_check, again_disturbed: self.again_disturbed };
         let mut session = Session::open(&file, &cells, &directory, &trainer, mpirun.as_ref(), options)?;
-        write_study(&file, &session, &directory, &trainer)?;
+        write_study(&file, &session, &directory)?;
         say!("study {}: {}, {}", file.name, counted(&chosen, &comparisons), directory.display());
         let failed = session.run(&chosen)?;
         // With it go the emulated hosts of its cells.
@@ -237,9 +238,10 @@ fn earlier(directory: &Path) -> Option<Study> {
     records::from_value(serde_json::from_str(&text).ok()?).ok()
 }
 
-/// Writes study.json; a resumed study keeps the time of its beginning.
-fn write_study(file: &StudyFile, session: &Session<'_>, directory: &Path, trainer: &Path) -> Outcome {
+/// Writes study.json; a resumed study keeps the time, the program and the machine of its beginning.
+fn write_study(file: &StudyFile, session: &Session<'_>, directory: &Path) -> Outcome {
     let earlier = earlier(directory).unwrap_or_default();
+    let first = session.starts.first.clone();
     let study = Study {
         schema: STUDY_SCHEMA.to_owned(),
         name: file.name.clone(),
@@ -248,8 +250,10 @@ fn write_study(file: &StudyFile, session: &Session<'_>, directory: &Path, traine
         cells: session.cells.iter().map(Cell::record).collect(),
         earlier_cells: session.earlier_cells(&earlier),
         created: earlier.created.or_else(machine::now),
-        commit: machine::commit(trainer),
-        machine: machine::machine(),
+        commit: first.commit,
+        program_sha256: first.program_sha256,
+        machine: first.machine,
+        later_starts: session.starts.later.clone(),
         toml: file.text.clone(),
         warmup: WARM_UP.to_owned(),
         images_per_second_means: machine::IMAGES_PER_SECOND_MEANS.to_owned(),

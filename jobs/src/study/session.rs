@@ -6,7 +6,7 @@
 
 use std::path::Path;
 
-use records::{AttemptRecord, Machine, Status, Study, StudyCell};
+use records::{AttemptRecord, Status, Study, StudyCell};
 
 use super::attempt::{Attempt, Came};
 use super::batch::{self, Jobs, Submitted};
@@ -15,9 +15,9 @@ use super::file::{Kind, StudyFile};
 use super::journal::{Need, Records};
 use super::local::Local;
 use super::predict::Predicting;
+use super::starts::{self, Starts};
 use super::warm_up;
 use crate::failure::{Failure, Outcome};
-use crate::machine;
 use crate::mpirun::Mpirun;
 use crate::output::say;
 use crate::slurm;
@@ -39,6 +39,7 @@ pub(super) struct Session<'a> {
     options: Options,
     records: Records,
     local: Local<'a>,
+    pub(super) starts: Starts,
 }
 
 /// A repetition of a cell that is not done, with its place in the count.
@@ -64,12 +65,10 @@ impl<'a> Session<'a> {
         }
         let earlier = super::earlier(directory).unwrap_or_default();
         check_same(&earlier, cells, &records, directory)?;
-        if !records.is_empty() {
-            check_machine(&earlier, &machine::machine(), directory)?;
-            note_commit(&earlier, trainer);
-        }
+        let own = starts::own(trainer);
+        let starts = if records.is_empty() { Starts::new(own) } else { Starts::with(&earlier, own, directory)? };
         let local = Local::new(file, trainer, mpirun, options.checks_quiet);
-        Ok(Session { file, cells, directory, trainer, options, records, local })
+        Ok(Session { file, cells, directory, trainer, options, records, local, starts })
     }
 
     /// Cells of before that the study has no more but records of.
@@ -273,26 +272,6 @@ fn check_same(study: &Study, cells: &[Cell], records: &Records, directory: &Path
     Ok(())
 }
 
-/// Refuses to go on with records of another processor.
-fn check_machine(study: &Study, now: &Machine, directory: &Path) -> Outcome {
-    match (&study.machine.cpu_model, &now.cpu_model) {
-        (Some(theirs), Some(own)) if theirs != own => Err(Failure::Failed(format!(
-            "{}: records are of `{theirs}`, this machine is `{own}`: choose another --output",
-            directory.display()
-        ))),
-        _ => Ok(()),
-    }
-}
-
-/// Another commit may compute as fast, or not: who reads the study must know.
-fn note_commit(study: &Study, trainer: &Path) {
-    if let (Some(theirs), Some(own)) = (&study.commit, machine::commit(trainer))
-        && *theirs != own
-    {
-        say!("note: earlier records are of commit {theirs}, this is {own}");
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -301,18 +280,6 @@ mod tests {
     #[test]
     fn spans_of_time_are_told_in_their_unit() {
         assert_eq!((span(12.3).as_str(), span(600.0).as_str()), ("12 s", "10 min"));
-    }
-
-    #[test]
-    fn records_of_another_processor_are_not_gone_on_with() {
-        let of = |name: Option<&str>| Machine { cpu_model: name.map(str::to_owned), ..Machine::default() };
-        let study = Study { machine: of(Some("A")), ..Study::default() };
-        let check = |now: Machine| check_machine(&study, &now, Path::new("d"));
-        check(of(Some("A"))).unwrap();
-        // What a machine does not tell is no reason.
-        check(of(None)).unwrap();
-        let text = check(of(Some("B"))).unwrap_err().to_string();
-        assert_eq!(text, "d: records are of `A`, this machine is `B`: choose another --output");
     }
 
     #[test]
@@ -348,7 +315,7 @@ mod tests {
         let (cells, trainer) = (super::super::plan::cells(&file)?, Path::new("/bin/true"));
         let options = Options { checks_quiet: false, again_disturbed: false };
         let mut session = Session::open(&file, &cells, directory, trainer, None, options)?;
-        super::super::write_study(&file, &session, directory, trainer)?;
+        super::super::write_study(&file, &session, directory)?;
         for task in session.tasks(&cells.iter().collect::<Vec<_>>()) {
             let record = serde_json::json!({ "cell": task.cell.id, "repetition": task.repetition, "attempt": 1, "status": "ok" });
             session.records.append(serde_json::from_value(record).unwrap())?;
@@ -373,5 +340,6 @@ mod tests {
         same.unwrap();
         assert_eq!((without.cells.len(), without.earlier_cells.len()), (1, 1), "it counts in no report");
         assert_eq!(ids.len(), 2, "each once: {ids:?}");
+        assert!(without.program_sha256.is_some() && without.later_starts.is_empty(), "{without:?}");
     }
 }
