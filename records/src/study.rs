@@ -37,6 +37,9 @@ pub struct Study {
     pub later_starts: Vec<StudyStart>,
     /// The whole study file.
     pub toml: String,
+    /// What the command line set otherwise than the file, TOML.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub set: String,
     /// What was left out of each measurement.
     pub warmup: String,
     /// How speeds were counted.

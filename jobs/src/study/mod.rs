@@ -255,6 +255,7 @@ fn write_study(file: &StudyFile, session: &Session<'_>, directory: &Path) -> Out
         machine: first.machine,
         later_starts: session.starts.later.clone(),
         toml: file.text.clone(),
+        set: file.changes.to_string(),
         warmup: WARM_UP.to_owned(),
         images_per_second_means: machine::IMAGES_PER_SECOND_MEANS.to_owned(),
         target_accuracy: file.target_accuracy,

@@ -324,6 +324,26 @@ mod tests {
     }
 
     #[test]
+    fn what_the_command_line_sets_otherwise_stands_beside_the_file() {
+        let directory = std::env::temp_dir().join(format!("lockstep-jobs-{}-set", std::process::id()));
+        fs::create_dir_all(&directory).unwrap();
+        let text = "name = \"a\"\ntitle = \"A\"\nabout = \"a\"\n[[matrix]]\nbatch_size_per_rank = 8\n";
+        let mut told = Vec::new();
+        for set in [None, Some("steps=5,cpu=portable")] {
+            let file = StudyFile::read("s.toml", text, &super::super::changes::read(set).unwrap()).unwrap();
+            let (cells, trainer) = (super::super::plan::cells(&file).unwrap(), Path::new("/bin/true"));
+            let options = Options { checks_quiet: false, again_disturbed: false };
+            let session = Session::open(&file, &cells, &directory, trainer, None, options).unwrap();
+            super::super::write_study(&file, &session, &directory).unwrap();
+            let study = super::super::earlier(&directory).unwrap();
+            assert_eq!(study.toml, text);
+            told.push(study.set);
+        }
+        fs::remove_dir_all(directory).unwrap();
+        assert_eq!(told, ["", "cpu = \"portable\"\nsteps = 5\n"]);
+    }
+
+    #[test]
     fn a_cell_that_comes_back_with_other_arguments_is_refused_its_records() {
         let directory = std::env::temp_dir().join(format!("lockstep-jobs-{}-come-back", std::process::id()));
         fs::create_dir_all(&directory).unwrap();

@@ -83,6 +83,8 @@ pub(super) struct StudyFile {
     /// As the user wrote it on the command line.
     pub(super) path: String,
     pub(super) text: String,
+    /// What is otherwise than in the text.
+    pub(super) changes: Table,
     pub(super) name: String,
     pub(super) title: String,
     pub(super) about: String,
@@ -121,6 +123,7 @@ impl StudyFile {
         let file = StudyFile {
             path: path.to_owned(),
             text: text.to_owned(),
+            changes: changes.clone(),
             title: keys.required_text("title")?,
             about: keys.required_text("about")?,
             repetitions: keys.count("repetitions")?.unwrap_or(3),
