@@ -35,7 +35,11 @@ class Peer:
         )
         self.answers = queue.Queue()
         threading.Thread(target=self._read, daemon=True).start()
-        self.about = self._next(limit_s)
+        try:
+            self.about = self._next(limit_s)
+        except KeyboardInterrupt:
+            self.close()
+            raise
 
     def _read(self):
         for line in self.process.stdout:

@@ -68,7 +68,9 @@ def run(words, limit_s, environment=None):
             code = process.wait(max(limit_s, 0.1))
         except subprocess.TimeoutExpired:
             code = None
-        end(process)
+        finally:
+            # In a session of its own it does not hear Ctrl-C.
+            end(process)
         texts = []
         for file in (output, errors):
             file.seek(0)

@@ -156,6 +156,25 @@ class Processes(unittest.TestCase):
         self.assertLess(ended.seconds, 10)
         self.assertIn("begun", ended.reason)
 
+    def test_an_interrupted_check_leaves_no_program_behind(self):
+        wait, waits = processes.subprocess.Popen.wait, []
+
+        def interrupted(process, timeout=None):
+            waits.append(process)
+            if len(waits) == 1:
+                raise KeyboardInterrupt
+            return wait(process, timeout)
+
+        with mock.patch.object(processes.subprocess.Popen, "wait", interrupted), self.assertRaises(KeyboardInterrupt):
+            processes.run(["sleep", "60"], 60)
+        self.assertEqual(waits[0].returncode, -9)
+
+    def test_a_peer_whose_start_is_interrupted_is_ended(self):
+        with mock.patch.object(peer.Peer, "_next", side_effect=KeyboardInterrupt), \
+                mock.patch.object(processes, "end", wraps=processes.end) as end, self.assertRaises(KeyboardInterrupt):
+            peer.Peer("job", 10)
+        end.assert_called_once()
+
     def test_a_crash_keeps_its_last_lines(self):
         ended = processes.run(["sh", "-c", "for i in 1 2 3 4 5 6 7 8; do echo line $i >&2; done; kill -SEGV $$"], 10)
         self.assertEqual((ended.code, ended.reason), (-11, "ended by signal 11: " + " / ".join(f"line {i}" for i in range(3, 9))))
