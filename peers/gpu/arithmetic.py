@@ -75,16 +75,16 @@ def losses_off(expected, got, steps=5):
 
 
 def ratios(rows):
-    """Adds to each of our rows its images/s over the best of PyTorch's for the same job and width of numbers."""
+    """Adds to each of our rows its images/s over the best of PyTorch's for the same job and width of numbers, of rows that count."""
+    counting = [row for row in rows if row.get("images_per_second") and row.get("counts", True)]
     for row in rows:
         row["of_best_pytorch"] = None
-        if row.get("contender") != "lockstep" or not row.get("images_per_second"):
+        if row.get("contender") != "lockstep" or row not in counting:
             continue
         rivals = [
             other["images_per_second"]
-            for other in rows
+            for other in counting
             if other.get("contender") != "lockstep"
-            and other.get("images_per_second")
             and (other["model"], other["batch"]) == (row["model"], row["batch"])
             and element_bytes(other["dtype"]) == element_bytes(row["dtype"])
         ]

@@ -176,7 +176,10 @@ class Check:
                     ask = {"kind": "measure", "name": way, "warmup_steps": 10, "steps": 40, "blocks": 3}
                     limit_s = min(self.limits["compiled" if COMPILED in way else "pytorch"], self.left())
                     attempt(f"PyTorch, {way}", dtype, lambda ask=ask, limit_s=limit_s: rival.ask(limit_s, **ask))
-            self.result["rows"] += rows(model, batch, blocks, reasons)
+            of_job = rows(model, batch, blocks, reasons)
+            self.result["rows"] += of_job
+            if disagrees(of_job):
+                self.gap(f"losses, {model} {batch}", "no row of PyTorch in f32 has ours", is_wrong=True)
             if "PyTorch" in reasons or not job.exists():
                 self.gap(f"PyTorch, {model} {batch}", reasons.get("PyTorch", "no job was written"))
             if (model, batch) == JOBS[0]:
@@ -256,6 +259,13 @@ def rows(model, batch, blocks, reasons):
         row["counts"] = off is not None and off <= LOSSES_OFF[dtype]
         result.append(row)
     return result
+
+
+def disagrees(of_job):
+    """Whether PyTorch has computed losses of a job in f32, and nowhere ours."""
+    pytorch = [row for row in of_job if row["contender"] != "lockstep" and row["dtype"] == "f32"]
+    compared = [row["counts"] for row in pytorch if row.get("losses_off") is not None]
+    return bool(compared) and not any(compared)
 
 
 def completed(result):

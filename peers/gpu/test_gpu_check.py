@@ -68,6 +68,48 @@ class Arithmetic(unittest.TestCase):
         self.assertEqual([one["of_best_pytorch"] for one in rows], [0.25, None, None, None, 0.25, None])
 
 
+    def test_rows_of_other_losses_are_in_no_ratio(self):
+        def row(contender, speed, counts):
+            job = {"model": "resnet20", "batch": 128, "dtype": "f32"}
+            return {**job, "contender": contender, "images_per_second": speed, "counts": counts}
+
+        rivals = [row("PyTorch, eager", 100.0, True), row("PyTorch, graph", 200.0, False)]
+        ratios = [arithmetic.ratios([row("lockstep", 50.0, counts), *rivals])[0]["of_best_pytorch"] for counts in (True, False)]
+        self.assertEqual(ratios, [0.5, None])
+
+
+class Losses(unittest.TestCase):
+    def disagrees(self, **losses):
+        """Of ours, and of PyTorch's eager and graph in f32 and AMP in bf16, where they are given."""
+        names = {"ours": ("lockstep", "f32"), "eager": ("PyTorch, eager, TF32", "f32"), "graph": ("PyTorch, graph, TF32", "f32")}
+        names["amp"] = ("PyTorch, AMP", "bf16")
+        blocks = {names[name]: [block([0.001], values)] for name, values in losses.items()}
+        return gpu_check.disagrees(gpu_check.rows("resnet20", 128, blocks, {}))
+
+    def test_a_check_is_wrong_if_pytorch_in_f32_has_nowhere_our_losses(self):
+        same, other, none = [2.0, 1.0], [2.0, 1.5], [float("nan")] * 2
+        self.assertTrue(self.disagrees(ours=same, eager=other, graph=other))
+        self.assertTrue(self.disagrees(ours=none, eager=same))
+        self.assertFalse(self.disagrees(ours=same, eager=other, graph=same))
+
+    def test_what_was_not_compared_is_not_wrong(self):
+        self.assertFalse(self.disagrees(ours=[2.0]))
+        self.assertFalse(self.disagrees(eager=[2.0]))
+        self.assertFalse(self.disagrees(ours=[2.0], amp=[3.0]))
+
+    def test_wrong_losses_fail_the_check(self):
+        check = gpu_check.Check(options(), None, None)
+        ours, theirs = block([0.001], [2.0, 1.0]), block([0.001], [2.0, 1.5])
+        rival = mock.Mock(about={"ways": ["eager, TF32"]}, ask=mock.Mock(return_value=theirs))
+        with tempfile.TemporaryDirectory() as scratch, mock.patch.object(peer, "Peer", return_value=rival), \
+                mock.patch.object(check, "ours", return_value=ours), contextlib.redirect_stderr(io.StringIO()):
+            check.scratch = pathlib.Path(scratch)
+            (check.scratch / "job-resnet44-128").touch()
+            check.measure("resnet44", 128)
+        self.assertTrue(check.is_wrong)
+        self.assertIn(["losses, resnet44 128", "no row of PyTorch in f32 has ours"], check.result["gaps"])
+
+
 class Tables(unittest.TestCase):
     def result(self):
         blocks = {
