@@ -1,6 +1,7 @@
 //! The sheet a chart is drawn on: heading, legend, the plot, a caption, and the frame of the SVG.
 //!
-//! In: a [`Figure`] and a [`Sheet`]. Out: SVG text. Invariant: the sheet is as high as what stands on it; text is escaped by plotters.
+//! In: a [`Figure`] and a [`Sheet`]. Out: SVG text. Invariant: the sheet is as high as what stands on it; text is escaped by plotters, and
+//! characters that no XML may hold are replaced.
 
 use super::look::{self, HEADING, INK, LINE_HEIGHT, MUTED, SURFACE, TEXT, text_width, wrapped};
 use super::{Kind, Plot, Series, bars, lines};
@@ -106,7 +107,10 @@ pub(crate) fn draw(figure: &Figure, sheet: Sheet) -> Result<String> {
         }
         drawn(root.present())?;
     }
-    framed(&text, figure, sheet)
+    // The drawing's own line ends stay.
+    let is_drawable = |c: char| c >= ' ' || c == '\n';
+    let replaced = |c: char| if is_drawable(c) { c } else { char::REPLACEMENT_CHARACTER };
+    Ok(framed(&text, figure, sheet)?.chars().map(replaced).collect())
 }
 
 /// What the legend says; nothing where a single kind of thing is drawn.
@@ -245,4 +249,32 @@ fn framed(drawing: &str, figure: &Figure, sheet: Sheet) -> Result<String> {
         named.into_string(),
         inside.trim_start()
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::chart::{Axis, Bar, BarPlot};
+    use crate::document::Table;
+
+    #[test]
+    fn control_characters_of_a_label_are_replaced_since_no_svg_may_hold_them() {
+        let label = "run\u{1b}[31m\u{0}\tend".to_owned();
+        let figure = Figure {
+            id: "id".to_owned(),
+            title: label.clone(),
+            caption: label.clone(),
+            plot: Plot::Bars(BarPlot {
+                x: Axis::from_zero("s"),
+                parts: Vec::new(),
+                rows: vec![Bar { label, values: vec![1.0], ..Bar::default() }],
+            }),
+            data: Table::new("id", "", &[]),
+        };
+        for sheet in [Sheet::Wide, Sheet::Narrow, Sheet::Alone] {
+            let svg = draw(&figure, sheet).unwrap();
+            assert!(svg.contains("run\u{fffd}[31m\u{fffd}"), "{svg}");
+            assert!(svg.chars().all(|c| c >= ' ' || c == '\n'), "{svg}");
+        }
+    }
 }
