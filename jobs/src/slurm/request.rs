@@ -1,7 +1,7 @@
 //! What a job is asked for, as understood from the command line.
 //!
 //! In: the flags of `slurm submit`, the words of a command. Out: [`Request`], valid by construction.
-//! Invariant: every value fits on one line of the script without quotes, and every flag has an effect.
+//! Invariant: every value fits on one line of the script, and every flag has an effect.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -254,7 +254,7 @@ pub(super) fn of_task(directory: &Path, task: impl std::fmt::Display) -> PathBuf
     PathBuf::from(path)
 }
 
-/// A value that the script can show without quotes.
+/// A value that sbatch's own lines can show without quotes.
 fn one_word(name: &str, value: &str) -> Outcome<String> {
     let is_plain = |c: char| c.is_ascii_graphic() && !"\"'\\#`$;".contains(c);
     if !value.is_empty() && value.chars().all(is_plain) {

@@ -107,7 +107,10 @@ fn surroundings(request: &Request) -> String {
     if !request.modules.is_empty() {
         text.push_str("# A batch shell may not know `module` before it has read the system's profile.\n");
         text.push_str("command -v module >/dev/null || . /etc/profile\n");
-        text.push_str(&format!("module load {} || exit 1\n", request.modules.join(" ")));
+        text.push_str(&format!(
+            "module load {} || exit 1\n",
+            request.modules.iter().map(quoted).collect::<Vec<_>>().join(" ")
+        ));
     }
     for (name, value) in &request.exports {
         text.push_str(&format!("export {name}={}\n", quoted(value)));
@@ -138,7 +141,8 @@ fn surroundings(request: &Request) -> String {
 
 /// srun's line, continued over several.
 fn command(request: &Request, trainer: &Path) -> String {
-    let mut srun = format!("srun --mpi={} --kill-on-bad-exit=1 --cpu-bind={}", request.mpi, request.cpu_bind);
+    let mut srun =
+        format!("srun --mpi={} --kill-on-bad-exit=1 --cpu-bind={}", quoted(&request.mpi), quoted(&request.cpu_bind));
     if let Some(count) = request.cpus_per_task {
         // Since 22.05 srun does not take it from the job.
         srun.push_str(&format!(" --cpus-per-task={count}"));

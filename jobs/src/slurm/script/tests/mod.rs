@@ -103,6 +103,15 @@ fn odd_words_reach_the_trainer_as_they_are() {
 }
 
 #[test]
+fn what_means_something_to_a_shell_reaches_srun_and_module_as_it_is() {
+    let text = script_of(
+        "--ntasks-per-node 1 --name q --cpu-bind cores&touch --mpi a|b --module gcc/12,x(1) -- bench --steps 3",
+    );
+    let srun = "srun --mpi='a|b' --kill-on-bad-exit=1 --cpu-bind='cores&touch' \\";
+    assert_lines(&text, &[srun, "module load gcc/12 'x(1)' || exit 1"]);
+}
+
+#[test]
 fn a_directory_with_blanks_is_quoted_for_sbatch_and_for_bash() {
     let text = script_of("--ntasks-per-node 1 -- train --output-dir /d/a_b");
     assert_lines(&text, &["#SBATCH --output            \"/d/a b/slurm-%j.out\"", "run_dir='/d/a b'"]);
