@@ -94,11 +94,9 @@ fn foreign(path: &Path, ids: &BTreeSet<&str>) -> Option<PathBuf> {
 /// # Errors
 /// When something else is there, a chart cannot be drawn, or a file cannot be written.
 pub(crate) fn write(document: &Document, directory: &Path) -> Result<(usize, usize)> {
+    clear_up(directory)?;
     check_free(directory)?;
     let fresh = beside(directory, "partial");
-    if fresh.exists() {
-        fs::remove_dir_all(&fresh).with_context(|| format!("cannot remove {}", fresh.display()))?;
-    }
     let written = write_files(document, &fresh);
     if written.is_err() {
         // What is there of it is of no use, and the error that matters is known.
@@ -130,6 +128,31 @@ pub(crate) fn write(document: &Document, directory: &Path) -> Result<(usize, usi
 fn beside(directory: &Path, what: &str) -> PathBuf {
     let name = directory.file_name().unwrap_or_default().to_string_lossy();
     directory.with_file_name(format!(".{name}.{what}-{}", std::process::id()))
+}
+
+/// Ends what processes that were killed had begun: a report that was moved aside and has no successor goes back to its place, the rest
+/// is removed. Where a system does not tell who lives, all stays but what has this process's number.
+fn clear_up(directory: &Path) -> Result<()> {
+    let name = directory.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let parent = directory.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let is_dead = |process: u32| {
+        let processes = Path::new("/proc");
+        let is_known = processes.join("self").exists();
+        process == std::process::id() || is_known && !processes.join(process.to_string()).exists()
+    };
+    for path in fs::read_dir(parent).into_iter().flatten().flatten().map(|entry| entry.path()) {
+        let own = path.file_name().and_then(OsStr::to_str).and_then(|file| file.strip_prefix(&format!(".{name}.")));
+        let Some((what, process)) = own.and_then(|own| own.split_once('-')) else { continue };
+        if !["earlier", "partial"].contains(&what) || !process.parse().is_ok_and(is_dead) {
+            continue;
+        }
+        if what == "earlier" && !directory.exists() {
+            fs::rename(&path, directory).with_context(|| format!("cannot put back {}", path.display()))?;
+        } else {
+            fs::remove_dir_all(&path).with_context(|| format!("cannot remove {}", path.display()))?;
+        }
+    }
+    Ok(())
 }
 
 fn write_files(document: &Document, directory: &Path) -> Result<(usize, usize)> {
@@ -196,4 +219,31 @@ fn index(document: &Document) -> Value {
         "inputs": document.inputs,
         "sections": document.sections.iter().map(section).collect::<Vec<_>>(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn what_killed_processes_left_is_put_back_or_removed_and_what_living_ones_write_stays() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        // No system has so many processes, and all have a first.
+        let (dead, alive) = (u32::MAX, 1);
+        let left = [format!(".report.earlier-{dead}"), format!(".report.partial-{dead}")];
+        let kept =
+            [format!(".report.partial-{alive}"), format!(".other.earlier-{dead}"), ".report.earlier-x".to_owned()];
+        for name in left.iter().chain(&kept) {
+            fs::create_dir(at(name)).unwrap();
+            fs::write(at(name).join("page"), "old").unwrap();
+        }
+        clear_up(&at("report")).unwrap();
+        assert_eq!(fs::read_to_string(at("report").join("page")).unwrap(), "old", "put back");
+        fs::create_dir(at(&left[0])).unwrap();
+        clear_up(&at("report")).unwrap();
+        assert_eq!(left.map(|name| at(&name).exists()), [false; 2]);
+        assert_eq!(kept.map(|name| at(&name).exists()), [true; 3]);
+    }
 }
