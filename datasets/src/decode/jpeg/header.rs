@@ -45,12 +45,16 @@ impl Header {
         let mut tables: [Option<Table>; 8] = [const { None }; 8];
         let mut quantizations = [None; 4];
         let (mut frame, mut restart_interval) = (None, 0);
+        let (mut is_jfif, mut adobe) = (false, None);
         let mut segments = Segments::of(bytes);
         while let Some((marker, body)) = segments.next() {
             match marker {
                 START_OF_SCAN => {
                     let (size, mut components): ([usize; 2], Vec<Component>) = frame?;
                     read_scan(body, &mut components)?;
+                    if is_rgb(&components, is_jfif, adobe) {
+                        return None;
+                    }
                     let codes_at = segments.position;
                     return Some(Self { size, components, quantizations, tables, restart_interval, codes_at });
                 }
@@ -59,8 +63,8 @@ impl Header {
                 0xDB => read_quantizations(body, &mut quantizations)?,
                 0xC4 => read_tables(body, &mut tables)?,
                 0xDD => restart_interval = usize::from(u16::from_be_bytes(body.try_into().ok()?)),
-                // Adobe's, whose last byte says what the colours are: 1 for those of JFIF.
-                0xEE if body.starts_with(b"Adobe") && body.get(11) != Some(&1) => return None,
+                0xE0 if body.starts_with(b"JFIF\0") && body.len() >= 14 => is_jfif = true,
+                0xEE if body.starts_with(b"Adobe") => adobe = body.get(11).copied().or(adobe),
                 _ if FRAMES.contains(&marker) && !NO_FRAMES.contains(&marker) => {
                     if frame.is_some() || !SEQUENTIAL.contains(&marker) {
                         return None;
@@ -84,6 +88,12 @@ impl Header {
         // Sides up to 15 pixels longer, three colours, as planes and as pixels.
         6 * (width as u64 + 15) * (height as u64 + 15)
     }
+}
+
+/// Whether three colours are red, green and blue, as libjpeg tells it: JFIF has none such, Adobe's last byte says it, else names do.
+fn is_rgb(components: &[Component], is_jfif: bool, adobe: Option<u8>) -> bool {
+    let is_named_so = || components.iter().map(|component| component.id).eq(*b"RGB");
+    components.len() == 3 && !is_jfif && adobe.map_or_else(is_named_so, |transform| transform == 0)
 }
 
 /// SOF: the size of the image and its components.
@@ -110,8 +120,7 @@ fn read_frame(body: &[u8]) -> Option<([usize; 2], Vec<Component>)> {
         [first, others @ ..] if others.len() == 2 && others.iter().all(|other| other.sampling == [1; 2]) => {
             // Of narrower images libjpeg repeats the colours.
             let is_known = matches!(first.sampling, [1, 1]) || (matches!(first.sampling, [2, 1 | 2]) && size[0] > 4);
-            let is_rgb = first.id == b'R' && others[0].id == b'G' && others[1].id == b'B';
-            if !is_known || is_rgb {
+            if !is_known {
                 return None;
             }
         }

@@ -111,11 +111,35 @@ fn kinds_whose_pixels_would_differ_are_left_to_others() {
         changed[frame + place] = value;
         assert!(Header::read(&changed).is_none(), "byte {place} of the frame");
     }
-    let mut rgb = bytes.clone();
-    rgb.splice(2..2, *b"\xFF\xEE\x00\x0EAdobe\x00\x64\x00\x00\x00\x00\x00");
-    assert!(Header::read(&rgb).is_none());
-    rgb[17] = 1;
-    assert!(Header::read(&rgb).is_some());
+}
+
+#[test]
+fn colours_are_told_as_libjpeg_tells_them_by_jfif_then_by_adobe_then_by_their_names() {
+    let read = |name: &str| std::fs::read(format!("{FOLDER}/{name}")).unwrap();
+    let is_read = |bytes: &[u8]| Header::read(bytes).is_some();
+    let jfif = read("rows_420.jpg");
+    let mut plain = jfif.clone();
+    let marker = plain.windows(5).position(|bytes| bytes == b"JFIF\0").unwrap();
+    plain[marker] = b'X';
+    let by_adobe = |bytes: &[u8], transform| {
+        let mut marked = bytes.to_vec();
+        marked.splice(2..2, *b"\xFF\xEE\x00\x0EAdobe\x00\x64\x00\x00\x00\x00\x00");
+        marked[17] = transform;
+        marked
+    };
+    assert!(is_read(&by_adobe(&jfif, 0)) && is_read(&by_adobe(&plain, 1)) && !is_read(&by_adobe(&plain, 0)));
+    let grey = read("../grey.jpg");
+    assert!(is_read(&grey) && is_read(&by_adobe(&grey, 0)));
+    let mut named = plain;
+    assert!(is_read(&named));
+    for start in [0xC0, 0xDA] {
+        let frame = named.windows(2).position(|pair| pair == [0xFF, start]).unwrap();
+        let (first, step) = if start == 0xC0 { (frame + 10, 3) } else { (frame + 5, 2) };
+        for (component, name) in b"RGB".iter().enumerate() {
+            named[first + component * step] = *name;
+        }
+    }
+    assert!(!is_read(&named) && is_read(&by_adobe(&named, 1)));
 }
 
 #[test]
