@@ -24,7 +24,8 @@ const MAX_LABEL_BYTES: u64 = 1 << 20;
 /// What a JSON member says of its sample; other keys are not ours.
 #[derive(Deserialize)]
 struct Facts {
-    label: Option<i64>,
+    /// None if it is no whole number: a class may be told in words there, and by number in a `.cls`.
+    label: Option<serde_json::Value>,
 }
 
 /// What is known of a sample so far.
@@ -194,7 +195,10 @@ fn label(entry: &mut Entry<'_, &File>, extension: &str, len_bytes: u64) -> Resul
     }
     let number = match extension {
         "cls" => Some(text.trim().parse().map_err(|_| wrong_label(&text))?),
-        _ => serde_json::from_str::<Facts>(&text).map_err(|error| format!("in .json: {error}"))?.label,
+        _ => serde_json::from_str::<Facts>(&text)
+            .map_err(|error| format!("in .json: {error}"))?
+            .label
+            .and_then(|label| label.as_i64()),
     };
     number.map(|number: i64| u16::try_from(number).map_err(|_| wrong_label(&number.to_string()))).transpose()
 }

@@ -67,6 +67,7 @@ fn samples_stand_in_the_order_of_their_shards() {
     let long = format!("{}/a.b.png", "folder/".repeat(30));
     let train = tar(&[
         ("d/1.cls", b" 2\n"),
+        ("d/1.json", b"{\"label\": \"a dog, in words\"}"),
         ("d/1.PNG", &png(10)),
         (&long.replace("a.b.png", "a.png"), &png(11)),
         (&long.replace("a.b.png", "a.cls"), b"0"),

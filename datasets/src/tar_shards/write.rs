@@ -75,8 +75,10 @@ fn write_all(
     let (mut manifest, mut written) = (String::new(), ShardWriting::default());
     for split in splits {
         let name = split.dir.file_name().unwrap_or_default().to_string_lossy();
+        // As wide as the last one, since they are read in the order of their names.
+        let width = split.files.len().div_ceil(images_per_shard).to_string().len().max(6);
         for (number, first) in (0..split.files.len()).step_by(images_per_shard).enumerate() {
-            let name = format!("{name}-{number:06}.tar");
+            let name = format!("{name}-{number:0width$}.tar");
             let images = first..(first + images_per_shard).min(split.files.len());
             written.num_images += images.len();
             let digest = write_shard(&folder.join(&name), split, images)?;
