@@ -66,6 +66,12 @@ impl LoaderConfig {
             first_step: 0,
         }
     }
+
+    /// With so many threads, and a step ahead for each: two at least.
+    #[must_use]
+    pub fn with_threads(self, num_threads: usize) -> Self {
+        Self { num_threads, prefetch_steps: num_threads.max(2), ..self }
+    }
 }
 
 /// One shard's part of one step, in host memory, or as micro-batches of another kind.

@@ -224,6 +224,14 @@ fn a_loader_that_begins_inside_an_epoch_gives_the_same_rest() {
 }
 
 #[test]
+fn each_of_many_threads_has_a_step_to_make() {
+    for (num_threads, ahead) in [(0, 2), (1, 2), (2, 2), (8, 8)] {
+        let config = config(4).with_threads(num_threads);
+        assert_eq!((config.num_threads, config.prefetch_steps), (num_threads, ahead));
+    }
+}
+
+#[test]
 fn no_more_than_prefetch_steps_are_made_ahead() {
     for (num_threads, prefetch_steps) in [(1, 1), (1, 3), (2, 3), (4, 2)] {
         let dataset = Arc::new(Numbered::new(100));

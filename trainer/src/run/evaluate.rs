@@ -68,8 +68,7 @@ pub fn evaluate<M: ImageClassifier>(
     let plan = own_share(dataset.len(), config.micro_batch_size, communicator)?;
     let how = LoaderConfig {
         raw: config.input == InputKind::Device,
-        num_threads: config.loader_threads,
-        ..LoaderConfig::new(config.micro_batch_size, normalization.clone())
+        ..LoaderConfig::new(config.micro_batch_size, normalization.clone()).with_threads(config.loader_threads)
     };
     let loader = Loader::start(Arc::clone(dataset), plan, how);
     let mut sums = Sums::new(&config.metrics);

@@ -149,7 +149,7 @@ pub struct DataArgs {
     #[arg(long, value_name = "IMAGES")]
     pub limit_test: Option<usize>,
 
-    /// Threads of one rank that prepare batches; 0 prepares them between the steps [default: 1, image-folder, shards and parquet 2]
+    /// Threads of one rank that prepare batches, each one of its own, so that memory grows with them; 0 prepares them between the steps [default: 1, image-folder, shards and parquet 2]
     #[arg(long, value_name = "THREADS")]
     pub loader_threads: Option<usize>,
 }
