@@ -105,7 +105,10 @@ pub fn eval<F: ModelFamily>(args: &EvalArgs, world: &World) -> Result<EvalResult
         loss: F::loss(&config.model.read()?, loss::cross_entropy(0.0, &config.compute)),
         metrics: F::metrics(&config.model.read()?, request.num_classes),
     };
-    let evaluation = evaluate(&model, &data.test, &data.normalization, &how, communicator, &device, &world.stop)?;
+    // Whatever the data set's: the network knows its images so.
+    let of_training = input.filter(|_| args.data.normalize_mean.is_none()).map(ModelInput::normalization);
+    let normalization = of_training.unwrap_or(data.normalization);
+    let evaluation = evaluate(&model, &data.test, &normalization, &how, communicator, &device, &world.stop)?;
     let sums = evaluation.scores.context("eval: stopped by a signal before all images were measured")?;
     let result = EvalResult::of(&sums, evaluation.metrics, &*data.test);
     world.reporter.evaluation(&format!("{} on {}", saved.name(), data.test.name()), &sums, &result.metrics);
@@ -121,6 +124,13 @@ pub fn eval<F: ModelFamily>(args: &EvalArgs, world: &World) -> Result<EvalResult
 fn check_input(input: &ModelInput, test: &dyn ImageDataset, config: &EvalConfig, world: &World) -> Result<()> {
     let channels = test.image_shape().channels;
     ensure!(channels == input.channels, "eval: expected images of {} channels, got {channels}", input.channels);
+    let (height, width) = (test.image_shape().height, test.image_shape().width);
+    if (height, width) != (input.height, input.width) {
+        world.reporter.warn(&format!(
+            "eval: images of {height}x{width} pixels, the training's were {}x{}; --image-size or --resolution say which",
+            input.height, input.width
+        ));
+    }
     let Some(other) = input.other_class(test.class_names()) else { return Ok(()) };
     let change = format!("eval: the classes are not those of the training: {other}");
     ensure!(

@@ -6,8 +6,7 @@ use anyhow::{Context, Result, anyhow, ensure};
 use burn::tensor::Tensor;
 use burn::tensor::activation::softmax;
 use datasets::{
-    HostBatch, ImageShape, Normalization, Pixels, Placement, RawPixels, Sizing, load_image,
-    normalize::NormalizationTable,
+    HostBatch, ImageShape, Pixels, Placement, RawPixels, Sizing, load_image, normalize::NormalizationTable,
 };
 use serde::Serialize;
 
@@ -66,8 +65,7 @@ pub fn predict<F: ModelFamily>(args: &PredictArgs, world: &World) -> Result<Pred
     };
     let model = saved.model::<F>(&trained.model_of(&Family::of::<F>())?, &request, world)?;
     let shape = ImageShape { height: input.height, width: input.width, channels: input.channels };
-    let normalization = Normalization { mean: input.mean.clone(), std: input.std.clone() };
-    let table = Arc::new(NormalizationTable::new(&normalization));
+    let table = Arc::new(NormalizationTable::new(&input.normalization()));
 
     let sizing = Sizing { size: input.height, shorter_side: trained.data.eval_resize };
 

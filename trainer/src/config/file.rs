@@ -4,13 +4,17 @@
 //! options that only served the old choice go with it, so that the flag can win at all.
 
 use super::error::ConfigError;
-use super::options::OPTIONS;
+use super::options::{OPTIONS, OptionFacts};
+use crate::config::DatasetKind;
 use crate::config::cli::TrainArgs;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::fs;
 use std::path::Path;
 use toml::{Table, Value};
+
+/// The option that names the data set.
+const DATASET: &str = "data.dataset";
 
 /// Reads the options of a file.
 pub(super) fn read(path: &Path) -> Result<TrainArgs, ConfigError> {
@@ -62,7 +66,15 @@ pub(super) fn laid_over<T: DeserializeOwned>(below: &impl Serialize, flags: &imp
         .map(|option| option.key)
         .filter(|key| get(&flags, key).is_some_and(|typed| get(&below, key) != Some(typed)))
         .collect();
-    for option in rows().filter(|option| option.belongs_to.iter().any(|choice| changes.contains(choice))) {
+    let kinds =
+        [&below, &flags].map(|table| get(table, DATASET).and_then(|kind| kind.clone().try_into::<DatasetKind>().ok()));
+    // Files of any size are looked at alike wherever they lie.
+    let is_alike = kinds.iter().all(|kind| kind.is_some_and(DatasetKind::is_of_files));
+    let goes = |option: &&OptionFacts| {
+        let mut choices = option.belongs_to.iter().filter(|choice| changes.contains(choice));
+        choices.any(|choice| !is_alike || *choice != DATASET || option.key == "data.data-dir")
+    };
+    for option in rows().filter(goes) {
         remove(&mut below, option.key);
     }
     if get(&flags, "schedule.warmup-epochs").and_then(Value::as_float) == Some(0.0) {

@@ -194,6 +194,13 @@ fn a_recipe_is_ordinary_options_below_the_file_and_the_flags() {
     let other = resolved("--recipe imagenet-a3 --dataset shapes --optimizer sgd");
     assert_eq!((&other.data.resolution, other.optimizer.weight_decay), (&None, Some(1e-4)));
     assert_eq!(other.schedule.warmup_epochs, Some(5.0));
+    // The same images as files of their own are looked at alike.
+    let folder = resolved("--recipe imagenet-a3 --dataset image-folder --data-dir d --epochs 8");
+    assert_eq!((&folder.data.resolution, &folder.data.eval_resize), (&a3.data.resolution, &a3.data.eval_resize));
+    assert_eq!(folder.train_split, a3.train_split);
+    let shards = "[data]\ndataset = \"shards\"\ndata-dir = \"d\"";
+    let lacking = over_file(shards, "--dataset image-folder").unwrap_err().to_string();
+    assert!(lacking.contains("--data-dir"), "files of one kind do not lie where those of another do: {lacking}");
     let over_file =
         over_file("[schedule]\nepochs = 7\n[data]\ndata-dir = \"d\"", "--recipe cifar-resnet18 --seed 3").unwrap();
     assert_eq!(

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use crate::fixture::{Run, TINY, flags, program, run};
+use crate::shards::{photographs, sharded};
 use anyhow::Result;
 use clap::Parser;
 use distributed::{Communicator, run_ranks};
@@ -116,6 +117,24 @@ fn ranks_whose_disks_hold_different_images_are_refused() {
     let data_dir = |rank: usize| folders[rank].path().to_str().unwrap();
     let text = refusal(evaluated(2, |rank| of_checkpoint(&run.directory(), &["--data-dir", data_dir(rank)])));
     assert!(text.contains("test split of rank 1 differs from root's"), "{text}");
+}
+
+#[test]
+fn another_data_set_is_looked_at_as_the_training_did_unless_flags_say_otherwise() {
+    let photographs = photographs();
+    let shards = sharded(photographs.path(), 24);
+    let words = "--model resnet8 --global-batch-size 4 --epochs 1 --warmup-epochs 0 --dataset image-folder \
+                 --resolution 16 --normalize-mean 0,0,0 --normalize-std 1,1,1";
+    let run = run(1, &flags(&[words, "--data-dir", photographs.path().to_str().unwrap()]));
+    let evaluated = |further: &str| {
+        let data = ["--dataset", "shards", "--data-dir", shards.path().to_str().unwrap()];
+        let further: Vec<&str> = further.split_whitespace().collect();
+        alone(&run.directory(), &[&data, &*further].concat()).unwrap().loss
+    };
+    let expected = alone(&run.directory(), &[]).unwrap().loss;
+    assert_eq!(evaluated(""), expected);
+    assert_ne!(evaluated("--normalize-mean 0.5,0.5,0.5 --normalize-std 0.1,0.1,0.1"), expected);
+    assert_ne!(evaluated("--image-size 24"), expected);
 }
 
 #[test]

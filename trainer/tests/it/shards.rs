@@ -32,7 +32,7 @@ pub(crate) fn photographs() -> TempDir {
 }
 
 /// Shards of these photographs, by the program itself.
-fn sharded(from: &Path, images_per_shard: usize) -> TempDir {
+pub(crate) fn sharded(from: &Path, images_per_shard: usize) -> TempDir {
     let to = tempfile::tempdir().unwrap();
     let mut shard = program();
     shard.args(["shard", "--images-per-shard", &images_per_shard.to_string(), "--from"]).arg(from).arg("--to");

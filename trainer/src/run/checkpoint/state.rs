@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use anyhow::{Context, Result, ensure};
-use datasets::DatasetSplits;
+use datasets::{DatasetSplits, Normalization};
 use records::EpochRecord;
 use serde::{Deserialize, Serialize};
 
@@ -151,6 +151,11 @@ impl ModelInput {
             std: data.normalization.std.clone(),
             class_names: data.train.class_names().to_vec(),
         }
+    }
+
+    /// How its pixels are normalised.
+    pub fn normalization(&self) -> Normalization {
+        Normalization { mean: self.mean.clone(), std: self.std.clone() }
     }
 
     /// Whether a checkpoint can hold it.
