@@ -171,10 +171,13 @@ impl<M: ImageClassifier> Training<'_, M> {
         self.record(test, metrics)?;
         self.progress.begin_next_epoch();
         let is_last = self.progress.epoch == config.schedule.epochs.filled();
+        // One that is due by steps where the epoch ends is of the whole epoch.
+        let is_due = config.run.checkpoint_every_steps.is_some_and(|every| self.progress.step.is_multiple_of(every));
         let stopped = !is_last && evaluation.is_some_and(|evaluation| evaluation.stop);
         if is_best
             || is_last
             || stopped
+            || is_due
             || self.progress.epoch.is_multiple_of(config.run.checkpoint_every_epochs.filled())
         {
             self.save()?;
