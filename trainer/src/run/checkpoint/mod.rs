@@ -239,6 +239,14 @@ fn read_state(path: &Path) -> Result<String> {
     Ok(text)
 }
 
+/// Whether a checkpoint's state is whole and of a format that only later versions know, whatever else it says.
+fn is_of_later_version(directory: &Path) -> bool {
+    let Ok(text) = read_state(&directory.join(STATE_FILE)) else { return false };
+    let state: Option<serde_json::Value> = serde_json::from_str(&text).ok();
+    let format = state.and_then(|state| state.get("format")?.as_u64());
+    format.is_some_and(|format| format > u64::from(FORMAT)) && check_state_sum(directory, &text, FORMAT).is_ok()
+}
+
 /// Compares the text of a state with its checksum, which the first format did not have.
 fn check_state_sum(directory: &Path, text: &str, format: u32) -> Result<()> {
     let path = directory.join(STATE_SUM_FILE);

@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 
 use super::{
-    Checkpoint, CheckpointState, MODEL_FILE, STATE_FILE, STATE_SUM_FILE, TRAINING_FILE, TrainingTensors, read_state,
-    residual_file, residual_to_bytes, sha256_of_file, state_sum_line,
+    Checkpoint, CheckpointState, MODEL_FILE, STATE_FILE, STATE_SUM_FILE, TRAINING_FILE, TrainingTensors,
+    is_of_later_version, read_state, residual_file, residual_to_bytes, sha256_of_file, state_sum_line,
 };
 use crate::measure::whole_file::{sync_directory, sync_parent};
 
@@ -166,12 +166,17 @@ impl CheckpointStore {
         Ok(warnings)
     }
 
-    /// The newest whole checkpoint, and the newer ones.
+    /// The newest whole checkpoint, and the newer ones that are not.
+    ///
+    /// # Errors
+    /// When none is whole, or the newest is of a later version of this program.
     fn newest_whole(&self) -> Result<(Option<Checkpoint>, Vec<Damaged>)> {
         let mut passed_over = Vec::new();
         for name in self.names()?.into_iter().rev() {
             match Checkpoint::open(&self.directory.join(&name)) {
                 Ok(checkpoint) => return Ok((Some(checkpoint), passed_over)),
+                // It is whole: to go on from an older one would lose what it holds.
+                Err(error) if is_of_later_version(&self.directory.join(&name)) => return Err(error),
                 Err(error) => {
                     let warning = format!("checkpoint {name} passed over: {error:#}");
                     passed_over.push(Damaged { name, warning });
