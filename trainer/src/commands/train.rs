@@ -175,7 +175,7 @@ fn accept(
 
 /// Whether the run that is to be resumed has a checkpoint, whole or not.
 fn has_checkpoint(config: &TrainConfig) -> Result<bool> {
-    let Some(directory) = OutputDirectory::to_resume(config) else { return Ok(false) };
+    let Some(directory) = OutputDirectory::to_resume(config)? else { return Ok(false) };
     CheckpointStore::new(&directory.checkpoints(), config.run.keep_checkpoints.filled()).has_any()
 }
 

@@ -62,12 +62,12 @@ impl OutputDirectory {
     }
 
     fn numbered(first: &Path, resume: bool) -> Result<PathBuf> {
-        if let Some(last) = Self::last(first).filter(|_| resume) {
+        if let Some(last) = Self::last(first)?.filter(|_| resume) {
             return Ok(last);
         }
         fs::create_dir_all(first.parent().unwrap_or(Path::new(".")))
             .with_context(|| format!("cannot make {}", first.display()))?;
-        let mut number = 1;
+        let mut number = last_number(first)? + 1;
         loop {
             let path = nth(first, number);
             match fs::create_dir(&path) {
@@ -79,17 +79,23 @@ impl OutputDirectory {
     }
 
     /// The directory that a start with `--resume` would use, if it is there.
-    pub fn to_resume(config: &TrainConfig) -> Option<Self> {
+    ///
+    /// # Errors
+    /// I/O errors.
+    pub fn to_resume(config: &TrainConfig) -> Result<Option<Self>> {
         let path = match &config.run.output_dir {
             Some(path) => Some(path.clone()),
-            None => Self::last(&Path::new(RUNS).join(config.run_name())),
+            None => Self::last(&Path::new(RUNS).join(config.run_name()))?,
         };
-        path.filter(|path| path.is_dir()).map(|path| Self { path })
+        Ok(path.filter(|path| path.is_dir()).map(|path| Self { path }))
     }
 
-    /// The last of these directories, which have no gaps.
-    fn last(first: &Path) -> Option<PathBuf> {
-        (1..).map(|number| nth(first, number)).take_while(|path| path.exists()).last().filter(|path| path.is_dir())
+    /// The last of these directories, if there is one.
+    fn last(first: &Path) -> Result<Option<PathBuf>> {
+        Ok(Some(last_number(first)?)
+            .filter(|&number| number > 0)
+            .map(|number| nth(first, number))
+            .filter(|path| path.is_dir()))
     }
 
     /// Takes the directory for this process, which must end before another may write to it.
@@ -140,6 +146,15 @@ impl OutputDirectory {
     /// [`records::Summary`].
     pub fn summary(&self) -> PathBuf {
         self.path.join("summary.json")
+    }
+
+    /// Whether a session of the run has come to its end, where it left a checkpoint.
+    pub fn has_summary(&self) -> bool {
+        let summary = self.summary();
+        // A later session puts it aside under its own number, whichever that is.
+        let beside = (1..).map(|session| numbered_beside(&self.manifest(), session)).take_while(|path| path.exists());
+        let numbers = 1..=beside.count() as u32;
+        summary.exists() || numbers.into_iter().any(|session| numbered_beside(&summary, session).exists())
     }
 
     /// What was printed.
@@ -232,6 +247,25 @@ fn nth(first: &Path, number: u32) -> PathBuf {
         1 => first.to_owned(),
         _ => PathBuf::from(format!("{}-{number}", first.display())),
     }
+}
+
+/// The highest number of [`nth`] that is there, whatever is missing below it; 0 if there is none.
+fn last_number(first: &Path) -> Result<u32> {
+    let folder = first.parent().unwrap_or(Path::new("."));
+    let context = || format!("cannot read {}", folder.display());
+    let entries = match fs::read_dir(folder) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(0),
+        entries => entries.with_context(context)?,
+    };
+    let mut last = 0;
+    for entry in entries {
+        let path = folder.join(entry.with_context(context)?.file_name());
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let number = name.rsplit_once('-').and_then(|(_, number)| number.parse().ok()).filter(|&number| number > 1);
+        let number = number.filter(|&number| path == nth(first, number)).unwrap_or(u32::from(path == first));
+        last = last.max(number);
+    }
+    Ok(last)
 }
 
 /// The name that a session's file has once another has begun: `run-1.toml` of `run.toml`.
@@ -335,6 +369,12 @@ mod tests {
         assert_eq!(prepare(false), "resnet20-shapes-seed0-2");
         assert_eq!(prepare(false), "resnet20-shapes-seed0-3");
         assert_eq!(prepare(true), "resnet20-shapes-seed0-3");
+        fs::remove_dir(runs.path().join("resnet20-shapes-seed0-2")).unwrap();
+        assert_eq!(prepare(true), "resnet20-shapes-seed0-3", "a gap below it");
+        assert_eq!(prepare(false), "resnet20-shapes-seed0-4");
+        fs::create_dir(runs.path().join("resnet20-shapes-seed0-9-b")).unwrap();
+        fs::create_dir(runs.path().join("resnet20-shapes-seed0-05")).unwrap();
+        assert_eq!(prepare(true), "resnet20-shapes-seed0-4", "names of others");
     }
 
     #[test]

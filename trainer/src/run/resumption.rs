@@ -36,7 +36,7 @@ impl Resumption {
     /// The newest whole checkpoint of the run in `directory`; `None` if it has none yet.
     ///
     /// # Errors
-    /// When no checkpoint is whole, the run was configured otherwise or for fewer epochs than it has begun, its data were others and `allow_changed_data` is not set, or
+    /// When no checkpoint is whole, there is none of a run that has ended before, the run was configured otherwise or for fewer epochs than it has begun, its data were others and `allow_changed_data` is not set, or
     /// the checkpoint's position contradicts itself.
     pub fn find(
         directory: &OutputDirectory,
@@ -45,7 +45,14 @@ impl Resumption {
         allow_changed_data: bool,
     ) -> Result<Option<Self>> {
         let store = CheckpointStore::new(&directory.checkpoints(), config.run.keep_checkpoints.filled());
-        let (Some(checkpoint), damaged) = store.resume()? else { return Ok(None) };
+        let (Some(checkpoint), damaged) = store.resume()? else {
+            ensure!(
+                !directory.has_summary(),
+                "resume: expected the checkpoints of the run in {}, which has come to an end before, got none; restore them, or choose another --output-dir",
+                directory.path().display()
+            );
+            return Ok(None);
+        };
         let before: TrainConfig =
             serde_json::from_value(checkpoint.state.config.clone()).context("configuration in the checkpoint")?;
         let before = before.with_absolute_paths();
@@ -208,6 +215,17 @@ fn changes_of_course(config: &TrainConfig, before: &TrainConfig) -> Vec<String> 
     let (now, was) = (config.sync.bucket_mib, before.sync.bucket_mib);
     if now != was && matches!(config.sync.compress, Some(Compression(CompressionKind::TopK { .. }))) {
         changes.push("--bucket-mib, within which the largest gradients are chosen".to_owned());
+    }
+    let (now, was) = (config.num_workers(), before.num_workers());
+    match config.sync.method() {
+        _ if now == was => {}
+        SyncMethod::LocalSgd { .. } => {
+            changes.push(format!("{now} ranks make steps of their own with their shares of a batch, {was} before"));
+        }
+        SyncMethod::ParameterServer { asynchronous: Some(_), .. } => {
+            changes.push(format!("{now} ranks send their servers updates, {was} before"));
+        }
+        _ => {}
     }
     let (now, was) = (config.run.checkpoint_every_steps, before.run.checkpoint_every_steps);
     if now != was && matches!(config.sync.method(), SyncMethod::LocalSgd { .. }) {

@@ -7,6 +7,7 @@ use std::path::Path;
 use crate::fixture::{Run, TINY, bitmap, flags, program, run};
 use distributed::{ROOT, SingleCommunicator};
 use records::EpochRecord;
+use sha2::{Digest, Sha256};
 use trainer::config::cli::TrainArgs;
 use trainer::config::{Family, TrainConfig};
 use trainer::measure::report::Reporter;
@@ -82,7 +83,11 @@ fn events_of_another_run_refuse_a_resume_that_finds_no_run_and_no_other() {
     }
     assert_eq!(num_files(), 1);
     first.again().go(1, &tiny(&with_events));
+    // As if it had been killed before its first checkpoint.
     fs::remove_dir_all(first.directory().join("checkpoints")).unwrap();
+    for summary in ["summary.json", "summary-1.json"] {
+        fs::remove_file(first.directory().join(summary)).unwrap();
+    }
     first.again().go(1, &tiny(&with_events));
     assert_eq!(num_files(), 3);
 }
@@ -140,6 +145,75 @@ fn a_refused_resume_leaves_every_file_as_it_was_and_the_plain_one_goes_on() {
         }
         let resumed = stopped.again().go(world_size, &flags(&["--resume"]));
         assert_eq!(resumed.parameter_hash(), whole.parameter_hash());
+    }
+}
+
+#[test]
+fn a_run_that_has_ended_and_lost_its_checkpoints_is_not_begun_anew_over_its_records() {
+    let ended = run(1, &tiny(""));
+    fs::remove_dir_all(ended.directory().join("checkpoints")).unwrap();
+    let before = files(&ended);
+    let text = refusal(&ended, 1, "--resume");
+    assert!(text.contains("which has come to an end before, got none; restore them"), "{text}");
+    // Nor where a later session had put the summary aside.
+    fs::rename(ended.directory().join("summary.json"), ended.directory().join("summary-1.json")).unwrap();
+    fs::copy(ended.directory().join("manifest.json"), ended.directory().join("manifest-1.json")).unwrap();
+    assert_eq!(refusal(&ended, 1, "--resume"), text);
+    assert!(before.iter().all(|(path, bytes)| path.ends_with("summary.json") || fs::read(path).unwrap() == *bytes));
+}
+
+#[test]
+fn a_checkpoint_of_a_later_version_is_refused_and_not_taken_for_damaged() {
+    let run = run(1, &tiny("--checkpoint-every-steps 3 --keep-checkpoints 99"));
+    let folder = newest(&run).directory;
+    replace(&folder.join("state.json"), "\"format\": 3", "\"format\": 4");
+    // Its checksum is not right: a damaged one, and the run goes on from the one before.
+    assert!(told(&run, &tiny("--resume")).is_empty());
+    let sum = Sha256::digest(fs::read(folder.join("state.json")).unwrap());
+    let sum: String = sum.iter().map(|byte| format!("{byte:02x}")).collect();
+    fs::write(folder.join("state.sha256"), format!("{sum}  state.json\n")).unwrap();
+    let before = files(&run);
+    let text = refusal(&run, 1, "--resume");
+    assert!(text.contains("expected format 1 to 3, got 4; use the version that wrote it"), "{text}");
+    assert!(files(&run) == before);
+}
+
+#[test]
+fn a_checkpoint_that_is_due_by_steps_is_written_where_its_step_ends_an_epoch_too() {
+    let steps = |every: u32| {
+        let with =
+            format!("--epochs 4 --checkpoint-every-epochs 99 --keep-checkpoints 99 --checkpoint-every-steps {every}");
+        let run = run(1, &tiny(&with));
+        let names = fs::read_dir(run.directory().join("checkpoints")).unwrap();
+        let mut names: Vec<String> = names.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names.iter().map(|name| name.strip_prefix("step-").unwrap().parse().unwrap()).collect::<Vec<u32>>()
+    };
+    // Five steps an epoch.
+    assert_eq!(steps(5), [5, 10, 15, 20]);
+    assert_eq!(steps(3), [3, 6, 9, 12, 15, 18, 20]);
+}
+
+#[test]
+fn a_resume_on_other_ranks_that_changes_what_they_do_apart_says_so() {
+    let servers = "--batch-norm sync --sync parameter-server --servers";
+    for (begun_with, resumed_with, sentence) in [
+        (
+            "--sync local-sgd --every 2".to_owned(),
+            "--sync local-sgd --every 2".to_owned(),
+            "1 ranks make steps of their own with their shares of a batch, 2 before",
+        ),
+        (
+            "--sync async-parameter-server --servers 2".to_owned(),
+            "--sync async-parameter-server --servers 1".to_owned(),
+            "1 ranks send their servers updates, 2 before",
+        ),
+        (format!("{servers} 2"), format!("{servers} 1"), ""),
+    ] {
+        let run = run(2, &tiny(&begun_with));
+        let told = told(&run, &tiny(&format!("--resume {resumed_with}")));
+        assert!(told.contains(sentence), "{told}");
+        assert_eq!(told.is_empty(), sentence.is_empty(), "{told}");
     }
 }
 
