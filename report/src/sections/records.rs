@@ -15,27 +15,29 @@ pub(super) fn blocks(facts: &Facts<'_>) -> Vec<Block> {
     studies.iter().enumerate().flat_map(|(index, study)| of_study(study, index, studies.len())).collect()
 }
 
+/// What is said of an attempt.
+const COLUMNS: [&str; 16] = [
+    "cell",
+    "repetition",
+    "attempt",
+    "status",
+    "counts",
+    "why",
+    "started",
+    "seconds",
+    "images/s",
+    "others' cores before",
+    "others' cores during",
+    "stolen cores",
+    "limit, cores",
+    "least MHz",
+    "most MHz",
+    "command",
+];
+
 fn of_study(study: &StudyFolder, index: usize, num_studies: usize) -> Vec<Block> {
     let suffix = if num_studies > 1 { format!("-{}", index + 1) } else { String::new() };
-    let columns = [
-        "cell",
-        "repetition",
-        "attempt",
-        "status",
-        "counts",
-        "why",
-        "started",
-        "seconds",
-        "images/s",
-        "others' cores before",
-        "others' cores during",
-        "stolen cores",
-        "limit, cores",
-        "least MHz",
-        "most MHz",
-        "command",
-    ];
-    let mut table = Table::new(format!("records{suffix}"), format!("Every attempt of {}", study.plan.name), &columns);
+    let mut table = Table::new(format!("records{suffix}"), format!("Every attempt of {}", study.plan.name), &COLUMNS);
     let counted = study.counted();
     for record in &study.attempts {
         let counts = counted.iter().any(|(_, other)| std::ptr::eq(*other, record));

@@ -5,6 +5,7 @@ pub mod checkpointer;
 pub mod evaluate;
 pub mod identity;
 pub mod lock;
+pub mod metrics_file;
 pub mod output;
 pub mod progress_file;
 pub mod resumption;

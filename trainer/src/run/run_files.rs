@@ -14,7 +14,8 @@ use crate::config::TrainConfig;
 use crate::measure::manifest::bearing_on_bits;
 use crate::measure::whole_file::{write_atomically, write_json};
 use crate::run::lock::DirectoryLock;
-use crate::run::output::{MetricsFile, OutputDirectory};
+use crate::run::metrics_file::MetricsFile;
+use crate::run::output::OutputDirectory;
 use crate::run::step_hashes;
 
 /// One run's files, on root.
