@@ -9,6 +9,37 @@ pub const WORK: [&str; 7] = ["model", "dtype", "kernels", "device", "threads", "
 /// How and where it was measured, by which its speed differs as well.
 pub const ORIGIN: [&str; 2] = ["kind", "study"];
 
+/// Settings in which a single rank may differ from those whose reference it is: where and how ranks meet, how long and at which rate
+/// they train.
+pub const OF_SEVERAL: [&str; 26] = [
+    "network",
+    "launcher",
+    "communication",
+    "hosts",
+    "sync",
+    "reduction",
+    "virtual_shards",
+    "overlap",
+    "bucket_mib",
+    "update",
+    "batch_norm",
+    "compress",
+    "compress_warmup_steps",
+    "servers",
+    "server_placement",
+    "staleness",
+    "every",
+    "from_step",
+    "timeout",
+    "trace",
+    "steps",
+    "warmup_steps",
+    "epochs",
+    "warmup_epochs",
+    "learning_rate",
+    "seed",
+];
+
 /// A setting as text; `None` where it is no single value.
 pub fn text(value: &Value) -> Option<String> {
     match value {

@@ -7,7 +7,7 @@
 mod tests;
 
 use super::sources::{Run, Sources, StudyFolder};
-use records::{AttemptRecord, Estimate, Status, StudyCell};
+use records::{AttemptRecord, Estimate, OF_SEVERAL, Status, StudyCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -54,37 +54,6 @@ const SIZES: [&str; 2] = ["ranks", "scaling"];
 
 /// The batch sizes, of which one goes with the ranks.
 const BATCHES: [&str; 2] = ["batch_size_per_rank", "global_batch_size"];
-
-/// Settings in which a single rank may differ from those whose reference it is: where and how ranks meet, how long and at which rate
-/// they train.
-const OF_SEVERAL: [&str; 26] = [
-    "network",
-    "launcher",
-    "communication",
-    "hosts",
-    "sync",
-    "reduction",
-    "virtual_shards",
-    "overlap",
-    "bucket_mib",
-    "update",
-    "batch_norm",
-    "compress",
-    "compress_warmup_steps",
-    "servers",
-    "server_placement",
-    "staleness",
-    "every",
-    "from_step",
-    "timeout",
-    "trace",
-    "steps",
-    "warmup_steps",
-    "epochs",
-    "warmup_epochs",
-    "learning_rate",
-    "seed",
-];
 
 /// The middle of the values; of an even number, the mean of the two in the middle.
 pub(super) fn median(values: &[f64]) -> Option<f64> {

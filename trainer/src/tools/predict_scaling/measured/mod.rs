@@ -8,7 +8,8 @@ use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 use records::{
-    AttemptRecord, ORIGIN, PredictionFile, PredictionRecord, Status, Study, StudyCell, WORK, is_in_time, median, method,
+    AttemptRecord, OF_SEVERAL, ORIGIN, PredictionFile, PredictionRecord, Status, Study, StudyCell, WORK, is_in_time,
+    median, method,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -102,6 +103,9 @@ impl Cell {
         median(&mut self.speeds.values().map(|(speed, _)| *speed).collect::<Vec<_>>())
     }
 }
+
+/// Settings that grow or shrink with the ranks.
+const SIZES: [&str; 4] = ["ranks", "scaling", "batch_size_per_rank", "global_batch_size"];
 
 /// Reads measured runs, and compares them with `predictions` and with those that lie in a study.
 ///
@@ -237,8 +241,17 @@ fn run(cell: &Cell, group: &[&Cell], all: &[Cell], predictions: &[(Option<String
             && other.work() == cell.work()
             && other.number("batch_size_per_rank") == cell.fixed_batch()
     };
-    // One rank alone sends nothing, so that one of another network or method will do.
-    let base = group.iter().copied().find(is_base).or_else(|| all.iter().find(is_base));
+    // One rank alone sends nothing, so that one of another network or method will do, but of no other variant.
+    let differences = |other: &Cell| {
+        let keys = cell.settings.keys().chain(other.settings.keys().filter(|key| !cell.settings.contains_key(*key)));
+        let differs =
+            |key: &&String| cell.settings.get(*key) != other.settings.get(*key) && !SIZES.contains(&key.as_str());
+        let (of_several, own): (Vec<_>, Vec<_>) =
+            keys.filter(differs).partition(|key| OF_SEVERAL.contains(&key.as_str()));
+        (own.len(), of_several.len())
+    };
+    let alone = group.iter().copied().chain(all).filter(is_base);
+    let base = alone.min_by_key(|other| differences(other));
     // What lies in a study stands for the study's own cells.
     let is_its = |study: &Option<String>| study.is_none() || study.as_ref() == cell.settings.get("study");
     let mut gaps: Vec<f64> = Vec::new();

@@ -107,3 +107,17 @@ fn a_speed_is_not_compared_with_one_rank_of_another_study_or_kind() {
     assert_eq!(last(&groups_with(None)), None);
     assert_eq!(last(&groups_with(Some(cell("b", "bench", 1, 100.0)))).unwrap().speedup, 1.5);
 }
+
+#[test]
+fn a_speed_is_compared_with_one_rank_of_the_same_variant_however_that_was_started() {
+    let cell = |convolution: &str, launcher: &str, ranks: usize, speed: f64| {
+        let texts = [("convolution", convolution), ("launcher", launcher), ("ranks", &ranks.to_string())];
+        let settings = texts.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
+        Cell { settings, speeds: BTreeMap::from([(1, (speed, false))]), ..Cell::default() }
+    };
+    let alone = [cell("auto", "mpirun", 1, 400.0), cell("direct", "plain", 1, 100.0)];
+    let cells: Vec<Cell> = alone.into_iter().chain([cell("direct", "mpirun", 2, 150.0)]).collect();
+    let groups = groups(&cells, &[]);
+    let of_two = groups.iter().flat_map(|group| &group.runs).find(|run| run.ranks == 2).unwrap();
+    assert_eq!(of_two.scaled.unwrap().speedup, 1.5);
+}
