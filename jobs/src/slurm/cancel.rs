@@ -85,7 +85,8 @@ fn cancel(row: &Row) -> Outcome {
 /// Waits for a job that was asked; past the deadline it is cancelled.
 fn await_stop(row: &Row, asked_at: SystemTime, deadline: Instant) -> Outcome {
     while Instant::now() < deadline {
-        match queue::of_job(&row.job)?.first() {
+        let Ok(rows) = answered(deadline, || queue::of_job(&row.job)) else { break };
+        match rows.first() {
             // Its script had asked to be queued again just before that was turned off.
             Some(now) if now.state == "PENDING" => return cancel(now),
             Some(now) if now.is_in_queue() => sleep(PAUSE),
@@ -102,7 +103,7 @@ fn await_stop(row: &Row, asked_at: SystemTime, deadline: Instant) -> Outcome {
     answer("scancel", &[&row.job])?;
     let end = Instant::now() + END_WAIT;
     while Instant::now() < end {
-        if !queue::of_job(&row.job)?.iter().any(Row::is_in_queue) {
+        if !answered(end, || queue::of_job(&row.job))?.iter().any(Row::is_in_queue) {
             say!("job {}: cancelled", row.job);
             return Ok(());
         }
@@ -117,6 +118,16 @@ fn await_stop(row: &Row, asked_at: SystemTime, deadline: Instant) -> Outcome {
     )))
 }
 
+/// The answer of Slurm, which is asked again until the deadline where it fails: a controller that is busy or starts anew does.
+fn answered<T>(deadline: Instant, mut ask: impl FnMut() -> Outcome<T>) -> Outcome<T> {
+    loop {
+        match ask() {
+            Err(_) if Instant::now() < deadline => sleep(PAUSE),
+            answer => return answer,
+        }
+    }
+}
+
 /// Whether the run has said, after that time, that it was stopped before its end.
 fn stopped_since(directory: &Path, time: SystemTime) -> bool {
     let file = directory.join("summary.json");
@@ -124,4 +135,18 @@ fn stopped_since(directory: &Path, time: SystemTime) -> bool {
     let is_new = |written: SystemTime| written + Duration::from_secs(5) > time;
     fs::metadata(&file).and_then(|found| found.modified()).is_ok_and(is_new)
         && fs::read_to_string(&file).is_ok_and(|summary| json::is_true(&summary, "stopped_early"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slurm_is_asked_again_where_it_fails_until_the_deadline() {
+        let mut answers = vec![Ok("gone"), Err(Failure::Failed("Socket timed out".to_owned()))];
+        let later = Instant::now() + Duration::from_secs(60);
+        assert_eq!(answered(later, || answers.pop().unwrap()).unwrap(), "gone");
+        let never = answered(Instant::now(), || Err::<(), _>(Failure::Failed("Socket timed out".to_owned())));
+        assert_eq!(never.unwrap_err().to_string(), "Socket timed out");
+    }
 }
