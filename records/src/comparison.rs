@@ -65,7 +65,7 @@ pub struct ComparisonRow {
     pub threads: u64,
     /// One a round.
     pub images_per_second: Vec<Option<f64>>,
-    /// Median of the rounds.
+    /// Median of the rounds, without the disturbed ones if six or more are quiet.
     pub images_per_second_median: Option<f64>,
     /// Median of its speed over ours in the same round.
     pub ratio_to_lockstep: Option<f64>,

@@ -74,9 +74,11 @@ impl Row {
         self.key.framework == OURS
     }
 
-    /// Median images/s over the blocks.
+    /// Median images/s over the blocks; as for a ratio without the disturbed ones, if enough are quiet.
     pub(super) fn median(&self) -> Option<f64> {
-        let mut rates: Vec<f64> = self.blocks.iter().map(|block| block.images_per_second).collect();
+        let is_enough = self.blocks.iter().filter(|block| !block.is_disturbed).count() >= ENOUGH_QUIET;
+        let counted = self.blocks.iter().filter(|block| !is_enough || !block.is_disturbed);
+        let mut rates: Vec<f64> = counted.map(|block| block.images_per_second).collect();
         (!rates.is_empty()).then(|| records::median(&mut rates))
     }
 
@@ -283,6 +285,11 @@ pub(super) mod tests {
         rows[1].blocks[6] = Block { images_per_second: 1.0, is_disturbed: true, ..rows[1].blocks[6].clone() };
         let ratio = |rows: &[Row]| rows[1].judged(rows).ratio;
         assert_eq!(ratio(&rows), Some(Estimate { median: 0.5, interval: Some([0.5, 0.5]) }));
+        for (num_quiet, expected) in [(6, 100.0), (5, 60.0)] {
+            let mut row = row(OURS, 1, &[vec![100.0; num_quiet], vec![20.0; num_quiet]].concat(), (2.5, 2.0));
+            row.blocks[num_quiet..].iter_mut().for_each(|block| block.is_disturbed = true);
+            assert_eq!(row.median(), Some(expected), "{num_quiet} quiet rounds");
+        }
         for (round, begin) in [(0, 0.0), (1, 90_000.0)] {
             rows[0].blocks[round].measured_unix_s = Some([0.0, 10.0]);
             rows[1].blocks[round].measured_unix_s = Some([begin, begin + 10.0]);
