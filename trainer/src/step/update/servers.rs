@@ -13,7 +13,7 @@ use burn::module::Module;
 use burn::tensor::Tensor;
 use distributed::{
     BucketPlan, CollectiveError, Communicator, ParameterLayout, Phase, ROOT, RankStatus, Server, ServerClient,
-    ServerPlan, ShardUpdate, agree,
+    ServerPlan, ShardUpdate, WaitPolicy, agree,
 };
 
 use super::super::StepConfig;
@@ -30,6 +30,8 @@ pub(super) struct Servers {
     replica: Replica,
     client: Arc<ServerClient>,
     server: Option<ServerThread>,
+    /// Where the ranks that train meet: who waits there sleeps, as its server works on the same core.
+    meeting: Arc<dyn Communicator>,
     /// Whether a server updates with each rank's gradient by itself.
     is_asynchronous: bool,
 }
@@ -54,8 +56,10 @@ impl Servers {
         })?;
         let (client, server) =
             connection.ok_or_else(|| anyhow!("parameter servers: expected a reduction, got none"))?;
+        let meeting = communicator.duplicate()?;
+        meeting.set_wait_policy(WaitPolicy::Sleep);
         let is_asynchronous = staleness(&config.sync.method).is_some();
-        Ok(Self { replica, client, server, is_asynchronous })
+        Ok(Self { replica, client, server, meeting, is_asynchronous })
     }
 
     /// Takes the parameters and velocities that all servers have now.
@@ -68,7 +72,7 @@ impl Servers {
             self.replica.optimizer.restore_elements(bucket.elements.clone(), &parameters, &velocities);
         }
         // No rank goes on before all have fetched.
-        self.replica.communicator.barrier()
+        self.meeting.barrier()
     }
 
     /// Root gives the servers its parameters and velocities.
@@ -76,8 +80,8 @@ impl Servers {
     /// # Collective
     /// Must be called by all ranks that train.
     fn send_state(&self) -> Result<(), CollectiveError> {
-        let Replica { reducer, optimizer, communicator, .. } = &self.replica;
-        if communicator.rank() == ROOT {
+        let Replica { reducer, optimizer, .. } = &self.replica;
+        if self.meeting.rank() == ROOT {
             for (index, bucket) in reducer.plan().buckets().iter().enumerate() {
                 let elements = bucket.elements.clone();
                 let (parameters, velocities) = (optimizer.parameters(), optimizer.moments());
@@ -87,7 +91,7 @@ impl Servers {
             }
         }
         // No rank asks a server before root has told it.
-        communicator.barrier()
+        self.meeting.barrier()
     }
 }
 
@@ -120,7 +124,7 @@ impl<M: ImageClassifier> Update<M> for Servers {
         // What a stopped run saves is on the servers.
         if step.context.must_sync || stop {
             let _waiting = timer.enter(Phase::Waiting);
-            stop = agree(&*self.replica.communicator, &self.replica.header(step))?.stop;
+            stop = agree(&*self.meeting, &self.replica.header(step))?.stop;
             self.fetch()?;
             // A server adds whatever comes; what it holds is the same for all who fetch now.
             ensure!(
@@ -158,10 +162,9 @@ impl<M: ImageClassifier> Update<M> for Servers {
     }
 
     fn end(self: Box<Self>) -> Result<Option<Vec<u64>>> {
-        let communicator = Arc::clone(&self.replica.communicator);
-        communicator.barrier()?;
+        self.meeting.barrier()?;
         let histogram = self.client.histogram()?;
-        communicator.barrier()?;
+        self.meeting.barrier()?;
         self.client.leave()?;
         if let Some(server) = self.server {
             server.join().map_err(|_| anyhow!("parameter server: its thread panicked"))??;

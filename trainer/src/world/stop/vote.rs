@@ -5,7 +5,7 @@
 //! many steps as they can be ahead.
 
 use anyhow::{Context, Result};
-use distributed::Communicator;
+use distributed::{Communicator, WaitPolicy};
 
 /// Tag of the messages in which ranks tell each other where they are.
 const STOP_TAG: u16 = 101;
@@ -85,8 +85,11 @@ impl<'a> StopVote<'a> {
             if step < self.told[self.communicator.rank()].unwrap_or(step) + lead {
                 return Ok(false);
             }
-            let message = self.communicator.receive_any(STOP_TAG)?;
-            self.hear(message)?;
+            // A server of this rank may work on the same core for those that come here.
+            self.communicator.set_wait_policy(WaitPolicy::Sleep);
+            let message = self.communicator.receive_any(STOP_TAG);
+            self.communicator.set_wait_policy(WaitPolicy::Spin);
+            self.hear(message?)?;
         }
     }
 
