@@ -20,6 +20,19 @@ pub fn staleness(method: &SyncMethod) -> Option<Option<u64>> {
     }
 }
 
+/// How far ranks that make `step` may be apart, as [`staleness`] says it, where they do not learn of each other in it.
+pub(crate) fn distance(method: &SyncMethod, step: u64) -> Option<Option<u64>> {
+    match method {
+        SyncMethod::LocalSgd { from_step, .. } => (step >= *from_step).then_some(None),
+        _ => staleness(method),
+    }
+}
+
+/// Whether ranks that run apart meet after `step` anyway.
+pub(crate) fn meets_after(method: &SyncMethod, step: u64) -> bool {
+    matches!(method, SyncMethod::LocalSgd { every, .. } if (step + 1).is_multiple_of(*every))
+}
+
 /// When servers update: a bound of 0 leaves no room for asynchrony.
 pub(crate) fn consistency(asynchronous: Option<Staleness>) -> Consistency {
     match asynchronous {

@@ -128,6 +128,18 @@ fn ranks_that_run_apart_stop_together_when_one_of_them_is_asked_to() {
 }
 
 #[test]
+fn ranks_of_local_sgd_stop_before_their_next_averaging_when_one_of_them_is_asked_to() {
+    for method in ["local-sgd", "post-local-sgd --from-step 3"] {
+        let options = tiny(&format!("--sync {method} --every 1000 --epochs 1 --shapes-train 4800"));
+        let stopped = Run::in_new_directory().stopping_on(1, 6).go(3, &options);
+        let steps: Vec<u64> = stopped.outcomes().iter().map(|outcome| outcome.progress.step).collect();
+        assert!(steps.iter().all(|&step| step == steps[0] && (6..200).contains(&step)), "{method}: {steps:?}");
+        let hashes: Vec<_> = stopped.outcomes().iter().map(|outcome| fingerprint(&outcome.model)).collect();
+        assert!(hashes.windows(2).all(|pair| pair[0] == pair[1]), "{method}: {hashes:?}");
+    }
+}
+
+#[test]
 fn local_sgd_that_averages_every_step_without_momentum_is_synchronous_descent() {
     // 96 samples: every rank has as many as the others in every step. One epoch, as what rounding differs in grows with each step.
     let plain = "--momentum 0 --limit-train 96 --epochs 1";

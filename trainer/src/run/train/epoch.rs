@@ -21,7 +21,7 @@ use crate::run::session::Session;
 use crate::run::step_hashes::OwnHashes;
 use crate::step::gradient_noise::NoiseSums;
 use crate::step::loss_scale::LossScale;
-use crate::step::sync_plan::{own_shards, staleness};
+use crate::step::sync_plan::{distance, meets_after, own_shards};
 use crate::step::{StepContext, StepEnd, StepOutcome};
 use crate::world::stop::StopVote;
 
@@ -35,11 +35,11 @@ struct Epoch<'a> {
     earlier: ScoreSums,
     /// Of the last step whose results are known.
     last_scores: Option<ScoreSums>,
-    /// Where ranks run apart.
+    /// From the first step in which ranks run apart.
     vote: Option<StopVote<'a>>,
 }
 
-impl<M: ImageClassifier> Training<'_, M> {
+impl<'run, M: ImageClassifier> Training<'run, M> {
     /// The steps that are left of the epoch; whether the ranks agreed to stop in it.
     pub(super) fn train(&mut self) -> Result<bool> {
         let session = self.session;
@@ -47,15 +47,13 @@ impl<M: ImageClassifier> Training<'_, M> {
         let num_steps = plan.num_steps() as u64;
         self.note_image_shape();
         let loader = Loader::start(Arc::clone(&session.data.train), plan, loader_config(session, &self.progress));
-        let vote = staleness(&session.config.sync.method())
-            .map(|staleness| StopVote::new(&*session.communicator, staleness, self.progress.step));
         let mut epoch = Epoch {
             input: Input::start(loader, session.config.compute.input.filled(), self.stepper.device()),
             num_steps,
             own: ScoreSums::default(),
             earlier: self.progress.epoch_scores,
             last_scores: None,
-            vote,
+            vote: None,
         };
         let mut stopped = false;
         self.times.energy.begin();
@@ -68,7 +66,7 @@ impl<M: ImageClassifier> Training<'_, M> {
     }
 
     /// One step, its line in the log, and a checkpoint if one is due within the epoch; whether the ranks agreed to stop.
-    fn step(&mut self, epoch: &mut Epoch<'_>) -> Result<bool> {
+    fn step(&mut self, epoch: &mut Epoch<'run>) -> Result<bool> {
         let config = &self.session.config.run;
         let start = Instant::now();
         let loaded = {
@@ -153,10 +151,14 @@ impl<M: ImageClassifier> Training<'_, M> {
     }
 
     /// What the next step is to be; all replicas `must_sync` after it, or where ranks that run apart found that they stop there.
-    fn context(&self, epoch: &mut Epoch<'_>, must_sync: bool) -> Result<StepContext> {
-        let stop = self.session.stop.is_raised();
-        let must_sync = match &mut epoch.vote {
-            Some(vote) => vote.meets_after(self.progress.step, stop, must_sync)?,
+    fn context(&self, epoch: &mut Epoch<'run>, must_sync: bool) -> Result<StepContext> {
+        let (session, step, method) = (self.session, self.progress.step, self.session.config.sync.method());
+        let stop = session.stop.is_raised();
+        let must_sync = match distance(&method, step) {
+            Some(distance) => {
+                let vote = epoch.vote.get_or_insert_with(|| StopVote::new(&*session.communicator, distance, step));
+                vote.meets_after(step, stop, must_sync || meets_after(&method, step))?
+            }
             None => must_sync,
         };
         Ok(StepContext {
