@@ -1,14 +1,18 @@
 //! Where ranks that run apart meet to stop together.
 //!
 //! In: one rank's wish at a step of its own. Out: a step that no rank has passed, the same on all ranks.
-//! Invariant: no rank waits for one that waits for it: a rank that others may wait for, under bounded staleness, goes on for as
-//! many steps as they can be ahead.
+//! Invariant: no rank waits for one that waits for it: a rank that others may wait for, under bounded staleness, goes on for a few
+//! steps, each of which lets go whoever waited for it.
 
 use anyhow::{Context, Result};
 use distributed::{Communicator, WaitPolicy};
 
 /// Tag of the messages in which ranks tell each other where they are.
 const STOP_TAG: u16 = 101;
+
+/// Most steps that a rank goes on after its word where others may wait for it. The first of them lets go whoever waits then; who waits
+/// for it after the last began that step after the others, and had the time of all of them to hear the word.
+const MOST_LEAD: u64 = 4;
 
 /// One rank's part in the search for a step to stop after, where ranks do not meet in every step.
 ///
@@ -17,7 +21,7 @@ const STOP_TAG: u16 = 101;
 #[derive(Debug)]
 pub struct StopVote<'a> {
     communicator: &'a dyn Communicator,
-    /// Steps that a rank can be ahead of the slowest; `None` if nobody waits for anybody.
+    /// Steps that a rank goes on after its word before it waits for those of others; `None` if nobody waits for anybody.
     lead: Option<u64>,
     /// The step that each rank told, since the last meeting.
     told: Vec<Option<u64>>,
@@ -32,7 +36,7 @@ pub struct StopVote<'a> {
 impl<'a> StopVote<'a> {
     /// For ranks of which the fastest waits when it is more than `staleness` steps ahead, if it ever does; all begin with `step`.
     pub fn new(communicator: &'a dyn Communicator, staleness: Option<u64>, step: u64) -> Self {
-        let lead = staleness.map(|bound| bound + 1);
+        let lead = staleness.map(|bound| bound.saturating_add(1).min(MOST_LEAD));
         let told = vec![None; communicator.world_size()];
         Self { communicator, lead, told, is_wished: false, since: step, has_met: false }
     }
@@ -156,6 +160,21 @@ mod tests {
             assert_eq!(vote.told, [None, None]);
             communicator.barrier().unwrap();
         });
+    }
+
+    #[test]
+    fn however_far_ranks_may_run_apart_they_stop_a_few_steps_after_the_last_word() {
+        let leads = run_ranks(3, |communicator| {
+            let mut vote = StopVote::new(&communicator, Some(u64::MAX), 0);
+            let mut step = 0;
+            while !vote.meets_after(step, communicator.rank() == 1, step == 1_000_000).unwrap() {
+                std::thread::yield_now();
+                step += 1;
+            }
+            communicator.barrier().unwrap();
+            step - vote.told.iter().flatten().max().unwrap()
+        });
+        assert_eq!(leads, [MOST_LEAD; 3]);
     }
 
     #[test]
