@@ -9,6 +9,9 @@
 //! out. Two flags suffice: who sees all `reduced` may overwrite its part, as nobody reads it any more; who sees all `arrived` of the
 //! next piece may overwrite the result, as each has copied it out before it came.
 
+use std::env;
+use std::fs::{self, File};
+use std::io::{ErrorKind, Write};
 use std::ops::Range;
 use std::os::raw::{c_int, c_void};
 use std::ptr::NonNull;
@@ -65,12 +68,13 @@ impl MpiCommunicator {
         let bytes = bytes.next_multiple_of(FLAGS_BYTES);
         let total = members.len() * (FLAGS_BYTES + bytes) + bytes;
         let node = self.split_by_node(members)?;
-        let mut failed = [u64::from(self.group_size(node)? != members.len())];
+        let leads = members.first() == Some(&self.topology.rank);
+        let is_possible = self.group_size(node)? == members.len() && (!leads || has_room(total));
+        let mut failed = [u64::from(!is_possible)];
         self.reduce(&mut failed, super::Operation::Max)?;
         if failed[0] > 0 {
             return Ok(None);
         }
-        let leads = members.first() == Some(&self.topology.rank);
         let base = self.allocate(node, if leads { total } else { 0 });
         let mut failed = [u64::from(base.is_err())];
         self.reduce(&mut failed, super::Operation::Max)?;
@@ -145,6 +149,18 @@ impl MpiCommunicator {
             text: "no memory".to_owned(),
         })
     }
+}
+
+/// Whether `bytes` more fit into where Open MPI makes shared memory: where they do not, its first process gives up and the others wait for
+/// it. A look at the free space is not in the standard library, so a file tries it.
+fn has_room(bytes: usize) -> bool {
+    let folder = env::var("OMPI_MCA_osc_sm_backing_directory").unwrap_or_else(|_| "/dev/shm".to_owned());
+    let path = format!("{folder}/lockstep-room-{}", std::process::id());
+    // Without such a folder, memory is elsewhere. Open MPI wants a twentieth more, and a page.
+    let Ok(mut file) = File::create_new(&path) else { return true };
+    let written = file.write_all(&vec![0; bytes + bytes / 16 + (1 << 16)]);
+    let _ = fs::remove_file(&path);
+    !written.is_err_and(|error| error.kind() == ErrorKind::StorageFull)
 }
 
 impl SharedMemory {

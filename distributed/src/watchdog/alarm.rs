@@ -125,9 +125,14 @@ impl Alarm {
                 }
             }
             Verdict::Together => {
-                let place = majority(&self.answers)
-                    .map_or_else(String::new, |report| format!(" in {} of {}", call(report), report.place()));
-                format!("all ranks wait{place}: a connection is lost, or the call takes longer than the timeout")
+                let most = majority(&self.answers);
+                let place =
+                    most.map_or_else(String::new, |report| format!(" in {} of {}", call(report), report.place()));
+                let full = match most.map(call) {
+                    Some("node_memory") => "/dev/shm of a node has too little space, ",
+                    _ => "",
+                };
+                format!("all ranks wait{place}: {full}a connection is lost, or the call takes longer than the timeout")
             }
             Verdict::NotStarted => "not all ranks have started their watchdogs".to_owned(),
         }
@@ -267,7 +272,9 @@ mod tests {
     fn nobody_is_named_where_all_wait_together() {
         let alarm = alarm(vec![report(7, Some("barrier")); 3]);
         assert_eq!(alarm.verdict, Verdict::Together);
-        assert!(alarm.reason().contains("all ranks wait in barrier of epoch 0, step 7: "), "{alarm}");
+        assert!(alarm.reason().contains("all ranks wait in barrier of epoch 0, step 7: a connection "), "{alarm}");
+        let allocates = self::alarm(vec![report(0, Some("node_memory")); 2]);
+        assert!(allocates.reason().contains("step 0: /dev/shm of a node has too little space, a "), "{allocates}");
     }
 
     #[test]
