@@ -116,6 +116,7 @@ impl Server {
                 }
             }
             Request::Fetch { bucket } => {
+                shard.fetch(worker, bucket);
                 let (parameters, velocities) = shard.state(bucket);
                 self.answer(worker, [floats_to_bytes(parameters), floats_to_bytes(velocities)].concat())?;
             }

@@ -130,6 +130,12 @@ impl Shard {
         self.buckets.keys().copied()
     }
 
+    /// A worker is sent a bucket's [`state`](Self::state) apart from any push: its next gradient is of these parameters.
+    pub fn fetch(&mut self, worker: usize, bucket: usize) {
+        let state = self.buckets.get_mut(&bucket).expect("a bucket is asked for at the server that holds it");
+        state.seen[worker] = state.version;
+    }
+
     /// A bucket's parameters and the optimizer's state.
     pub fn state(&self, bucket: usize) -> (&[f32], &[f32]) {
         self.update.state(bucket)
@@ -251,6 +257,18 @@ mod tests {
         assert_eq!(shard.push(0, 1, 1.0, vec![1.0]), vec![0]);
         assert_eq!(shard.state(1), ([-4.0].as_slice(), [4.0].as_slice()));
         assert_eq!(shard.histogram(), [2, 1, 1]);
+    }
+
+    #[test]
+    fn a_gradient_of_fetched_parameters_is_stale_by_the_updates_since_then() {
+        let mut shard = shard(Consistency::Asynchronous { bound: None }, 2);
+        for _ in 0..5 {
+            shard.push(0, 0, 1.0, vec![1.0]);
+        }
+        shard.fetch(1, 0);
+        shard.push(0, 0, 1.0, vec![1.0]);
+        shard.push(1, 0, 1.0, vec![1.0]);
+        assert_eq!(shard.histogram(), [6, 1]);
     }
 
     #[test]
