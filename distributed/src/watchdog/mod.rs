@@ -118,7 +118,7 @@ fn duplicate_in_time(
 ) -> Result<(Arc<dyn Communicator>, OnAlarm), CollectiveError> {
     let rank = communicator.rank();
     let start = Instant::now();
-    let limit = timeout + STAGGER * u32::try_from(rank).unwrap_or(u32::MAX).min(MAX_STAGGERED);
+    let limit = timeout.saturating_add(STAGGER * u32::try_from(rank).unwrap_or(u32::MAX).min(MAX_STAGGERED));
     let (done, waits) = channel::<()>();
     std::thread::scope(|scope| {
         let thread = std::thread::Builder::new().name("watchdog-start".to_owned());
