@@ -234,7 +234,7 @@ struct Way {
     /// Inside a node one that takes nothing from computing.
     network: NetworkModel,
     tokens: Tokens,
-    /// Bytes that a rank sends at least, over those of an uncompressed bucket.
+    /// Bytes that a rank sends at least, over those of an uncompressed bucket, where it is compressed.
     sent: f64,
 }
 
@@ -251,8 +251,9 @@ impl Costs {
     /// Seconds in which all buckets travel, when after the start of the backward pass both that pass and the last bucket have ended, and
     /// by how much that pass is slower for what travels beside it.
     ///
-    /// A link that is limited has its whole burst at the start of the step, and again what it gathers in pauses. No rank sends less than
-    /// 2 (N-1) / N of an uncompressed bucket, half of that in half precision; what passes at once of other compressed ones is not counted.
+    /// A link that is limited has its whole burst at the start of the step, and again what it gathers in pauses. N ranks, or N nodes whose
+    /// first ranks alone send, send at least 2 (N-1) / N of a bucket each, twice that in exact sums, half of it in half precision; what
+    /// passes at once of other compressed ones is not counted.
     fn reduce(
         &mut self,
         profile: &StepProfile,
@@ -270,7 +271,9 @@ impl Costs {
         for (index, bucket) in profile.buckets.iter().enumerate() {
             let bytes = bucket.bytes as f64;
             let (encoding_s, seconds, sent_bytes) = match self {
-                Self::AllReduce(reductions) => (0.0, reductions.seconds(bucket.bytes)?, way.sent * bytes),
+                Self::AllReduce(reductions) => {
+                    (0.0, reductions.seconds(bucket.bytes)?, reductions.least_sent() * bytes)
+                }
                 Self::Compressed { sums, encoding_s_per_byte } => {
                     let is_half = matches!(sums.kind(), CompressionKind::Bf16 | CompressionKind::F16);
                     let sent_bytes = if is_half { 0.5 * way.sent * bytes } else { 0.0 };

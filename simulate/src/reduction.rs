@@ -66,6 +66,21 @@ impl Reductions {
         }
     }
 
+    /// Bytes that a rank which sends to other nodes sends at least, over those of the buffer.
+    pub(crate) fn least_sent(&self) -> f64 {
+        let ranks = self.ranks.len();
+        let leaders = ranks.div_ceil(self.network.ranks_per_node());
+        let of = |senders: usize| 2.0 * (senders - 1) as f64 / senders as f64;
+        match self.ranks[0].1.kind() {
+            ReductionKind::Hierarchical => of(leaders),
+            ReductionKind::Exact => {
+                let shares_memory = self.network.node.is_some_and(|node| node.shared);
+                (size_of::<u64>() / size_of::<f32>()) as f64 * of(if shares_memory { leaders } else { ranks })
+            }
+            _ => of(ranks),
+        }
+    }
+
     /// Seconds of one reduction.
     ///
     /// # Errors

@@ -178,6 +178,23 @@ fn half_of_the_bytes_take_half_of_the_time_and_encoding_takes_its_own() {
 }
 
 #[test]
+fn what_passes_at_once_is_what_ranks_send_to_other_nodes() {
+    // In buckets of 25 MiB.
+    let saved = |kind, nodes: &str| {
+        let exposed = |burst: &str| {
+            let network = network(&format!("0us,500MB/s{burst}{nodes}"));
+            predict(&profile(), kind, &network, 4, false).unwrap().exposed_s
+        };
+        (exposed("") - exposed(",1000MB")) * 500e6 / f64::from(25 << 20)
+    };
+    let near = |got: f64, expected: f64| assert!((got - expected).abs() < 1e-3, "expected {expected}, got {got}");
+    near(saved(RING, ""), 1.5);
+    near(saved(ReductionKind::Exact, ""), 3.0);
+    near(saved(ReductionKind::Hierarchical, "@2:shared"), 1.0);
+    near(saved(ReductionKind::Exact, "@2:shared"), 2.0);
+}
+
+#[test]
 fn a_burst_hides_the_end_of_what_a_limited_network_sends() {
     let exposed = |text: &str| predict(&profile(), RING, &network(text), 2, false).unwrap().exposed_s;
     let (limited, bursts) = (exposed("10us,500MB/s"), exposed("10us,500MB/s,1MB"));
