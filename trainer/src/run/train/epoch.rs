@@ -275,8 +275,8 @@ fn loader_config(session: &Session<'_>, progress: &Progress) -> LoaderConfig {
         raw: config.compute.input.filled() == InputKind::Device,
         seed: config.run.seed.filled(),
         epoch: progress.epoch,
-        num_threads: config.data.loader_threads.filled(),
         first_step: progress.step_in_epoch as usize,
         ..LoaderConfig::new(config.micro_batch_size(), session.data.normalization.clone())
+            .with_threads(config.data.loader_threads.filled())
     }
 }
