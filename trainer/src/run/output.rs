@@ -147,13 +147,13 @@ impl OutputDirectory {
         self.path.join("summary.json")
     }
 
-    /// Whether a session of the run has come to its end, where it left a checkpoint.
-    pub fn has_summary(&self) -> bool {
+    /// Whether a session of the run that made steps has come to its end, where it left a checkpoint.
+    pub fn has_ended(&self) -> bool {
         let summary = self.summary();
         // A later session puts it aside under its own number, whichever that is.
-        let beside = (1..).map(|session| numbered_beside(&self.manifest(), session)).take_while(|path| path.exists());
-        let numbers = 1..=beside.count() as u32;
-        summary.exists() || numbers.into_iter().any(|session| numbered_beside(&summary, session).exists())
+        let is_there = |session: &u32| numbered_beside(&self.manifest(), *session).exists();
+        let beside = (1..).take_while(is_there).map(|session| numbered_beside(&summary, session));
+        beside.chain([summary.clone()]).any(|path| made_steps(&path))
     }
 
     /// What was printed.
@@ -271,6 +271,12 @@ fn last_number(first: &Path) -> Result<u32> {
 pub(crate) fn numbered_beside(path: &Path, session: u32) -> PathBuf {
     let text = |part: Option<&std::ffi::OsStr>| part.unwrap_or_default().to_string_lossy().into_owned();
     path.with_file_name(format!("{}-{session}.{}", text(path.file_stem()), text(path.extension())))
+}
+
+/// Whether a summary tells of steps; one that cannot be read may.
+fn made_steps(summary: &Path) -> bool {
+    let Ok(text) = fs::read(summary) else { return summary.exists() };
+    serde_json::from_slice(&text).map_or(true, |summary: records::Summary| summary.steps > 0)
 }
 
 /// Whether a directory has anything in it beside the file that is locked.

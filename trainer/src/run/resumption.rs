@@ -47,7 +47,7 @@ impl Resumption {
         let store = CheckpointStore::new(&directory.checkpoints(), config.run.keep_checkpoints.filled());
         let (Some(checkpoint), damaged) = store.resume()? else {
             ensure!(
-                !directory.has_summary(),
+                !directory.has_ended(),
                 "resume: expected the checkpoints of the run in {}, which has come to an end before, got none; restore them, or choose another --output-dir",
                 directory.path().display()
             );
