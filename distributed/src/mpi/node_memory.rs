@@ -9,7 +9,6 @@
 //! out. Two flags suffice: who sees all `reduced` may overwrite its part, as nobody reads it any more; who sees all `arrived` of the
 //! next piece may overwrite the result, as each has copied it out before it came.
 
-use std::env;
 use std::fs::{self, File};
 use std::io::{ErrorKind, Write};
 use std::ops::Range;
@@ -154,8 +153,7 @@ impl MpiCommunicator {
 /// Whether `bytes` more fit into where Open MPI makes shared memory: where they do not, its first process gives up and the others wait for
 /// it. A look at the free space is not in the standard library, so a file tries it.
 fn has_room(bytes: usize) -> bool {
-    let folder = env::var("OMPI_MCA_osc_sm_backing_directory").unwrap_or_else(|_| "/dev/shm".to_owned());
-    let path = format!("{folder}/lockstep-room-{}", std::process::id());
+    let path = format!("/dev/shm/lockstep-room-{}", std::process::id());
     // Without such a folder, memory is elsewhere. Open MPI wants a twentieth more, and a page.
     let Ok(mut file) = File::create_new(&path) else { return true };
     let written = file.write_all(&vec![0; bytes + bytes / 16 + (1 << 16)]);
