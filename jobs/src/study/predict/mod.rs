@@ -22,6 +22,7 @@ use crate::json;
 use crate::mpirun;
 use crate::output::say;
 use crate::process;
+use crate::quiet::Watch;
 
 /// Flags about other ranks, which a profile of one rank has not.
 const OF_SYNCHRONISATION: [&str; 13] = [
@@ -72,6 +73,10 @@ impl Predicting<'_> {
                 .entry(key(cell))
                 .or_insert_with(|| self.profile(cell, repetition).map_err(|failure| failure.to_string()));
             let predicted = profile.as_ref().map_err(String::clone).and_then(|profile| {
+                check_processor(
+                    &read(profile).map_err(|failure| failure.to_string())?,
+                    &read(&network).unwrap_or_default(),
+                )?;
                 // A method may be one that the simulation does not know.
                 predict(cell, profile, &network, &self.path(cell, repetition), self.trainer, repetition)
             });
@@ -110,13 +115,39 @@ impl Predicting<'_> {
         let outputs: Vec<PathBuf> =
             (0..num_copies).map(|copy| folder.join(format!("r{repetition}c{copy}.json"))).collect();
         if !outputs.iter().all(|output| output.exists()) {
-            Local::new(self.file, self.trainer, None, self.checks_quiet).wait_for_quiet();
-            run_together(self.file, cell, self.trainer, &outputs)?;
+            let local = Local::new(self.file, self.trainer, None, self.checks_quiet);
+            until_undisturbed(self.file.attempts, &key, || {
+                local.wait_for_quiet();
+                // What it starts are our descendants, which need no mark.
+                let watch = Watch::start("-");
+                run_together(self.file, cell, self.trainer, &outputs)?;
+                Ok(local.disturbance(&watch.finish().seen(None).quiet))
+            })?;
         }
         let seconds = outputs.iter().map(|output| Ok(step_seconds(&read(output)?))).collect::<Outcome<Vec<f64>>>()?;
         // All ranks wait for the slowest.
         let slowest = seconds.into_iter().zip(outputs).max_by(|a, b| a.0.total_cmp(&b.0));
         slowest.map(|(_, output)| output).ok_or_else(|| Failure::Failed("no profile was taken".to_owned()))
+    }
+}
+
+/// Makes a run again while it tells what disturbed it, at most so often; the last one counts, and that is said.
+fn until_undisturbed(attempts: usize, name: &str, mut run: impl FnMut() -> Outcome<Option<String>>) -> Outcome {
+    for attempt in 1..=attempts {
+        let Some(why) = run()? else { break };
+        say!("note: the profile {name}, attempt {attempt} of {attempts}: {why}");
+    }
+    Ok(())
+}
+
+/// Refuses a step of another processor than the network's, as where a cluster's nodes are others than the machine that submits.
+fn check_processor(profile: &Value, network: &Value) -> Result<(), String> {
+    let told = |name: &Value| name.as_str().filter(|name| *name != "unknown").map(str::to_owned);
+    match (told(&profile["cpu_model"]), told(&network["environment"]["processor"])) {
+        (Some(step), Some(nodes)) if step != nodes => Err(format!(
+            "its step was profiled on `{step}`, expected `{nodes}`, where its network was measured: start the study on such a machine"
+        )),
+        _ => Ok(()),
     }
 }
 

@@ -91,3 +91,27 @@ fn cells_that_differ_in_what_concerns_other_ranks_share_a_profile() {
     assert_eq!(words, "bench --dtype f32 --model resnet20 --threads 1 --batch-size-per-rank 8 --json");
     assert_eq!(step_seconds(&serde_json::json!({ "profile": { "forward_s": 1.0, "backward_s": 2.0 } })), 3.0);
 }
+
+#[test]
+fn a_disturbed_profile_is_taken_again_as_often_as_is_allowed() {
+    for (disturbed, runs) in [(0, 1), (1, 2), (9, 3)] {
+        let mut made = 0;
+        let run = || {
+            made += 1;
+            Ok((made <= disturbed).then(|| "others".to_owned()))
+        };
+        until_undisturbed(3, "a", run).unwrap();
+        assert_eq!(made, runs);
+    }
+}
+
+#[test]
+fn a_step_of_another_processor_predicts_nothing() {
+    let check = |step: &str, nodes: &str| {
+        let network = serde_json::json!({ "environment": { "processor": nodes } });
+        check_processor(&serde_json::json!({ "cpu_model": step }), &network)
+    };
+    assert_eq!(check("A", "A").and(check("A", "unknown")).and(check_processor(&Value::Null, &Value::Null)), Ok(()));
+    let told = check("A", "B").unwrap_err();
+    assert!(told.contains("profiled on `A`, expected `B`"), "{told}");
+}
