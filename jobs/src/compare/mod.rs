@@ -53,7 +53,7 @@ The other frameworks live in virtual environments below --peers-dir, which are m
 after 2 and 5 steps are ours. Each framework first tries its usual settings (layout, compiler, allocator, buckets), chosen
 greedily, one run each, and competes with the best; --all-variants prints all. Ratios are taken in each round: their median, and
 an interval that holds the true median with 95 %. Several ranks of ours and of Horovod are always started by mpirun or srun.
-The same --output goes on with a half-done comparison of the same commit, in the settings that were chosen; a framework that is
+The same --output goes on with a half-done comparison of the same program, in the settings that were chosen; a framework that is
 added later is measured then, and has a ratio only in rounds within an hour of ours.";
 
 /// Flags of `trainer compare`.

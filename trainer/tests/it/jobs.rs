@@ -72,6 +72,19 @@ fn a_job_of_slurm_runs_this_program() {
 }
 
 #[test]
+fn variables_that_change_what_is_measured_are_refused_before_a_run() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("s.toml"), "name = \"s\"\ntitle = \"t\"\nabout = \"a\"\n[[matrix]]\nranks = 1\n")
+        .unwrap();
+    for words in [["study", "s.toml"], ["compare", "--rounds=1"]] {
+        let output = run(&words, folder.path(), &[("LOCKSTEP_CPU", "portable")]);
+        let text = told(&output);
+        assert!(output.status.code() == Some(2) && text.contains("LOCKSTEP_CPU"), "{words:?}: {text}");
+    }
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "nothing is begun");
+}
+
+#[test]
 fn a_study_names_its_cells_from_its_file_alone() {
     let folder = tempfile::tempdir().unwrap();
     let text = "name = \"s\"\ntitle = \"S\"\nabout = \"s\"\n[[matrix]]\nranks = [1, 2]\nbatch_size_per_rank = 8\n";
