@@ -74,8 +74,11 @@ fn a_job_of_slurm_runs_this_program() {
 #[test]
 fn variables_that_change_what_is_measured_are_refused_before_a_run() {
     let folder = tempfile::tempdir().unwrap();
-    fs::write(folder.path().join("s.toml"), "name = \"s\"\ntitle = \"t\"\nabout = \"a\"\n[[matrix]]\nranks = 1\n")
-        .unwrap();
+    fs::write(
+        folder.path().join("s.toml"),
+        "name = \"s\"\ntitle = \"t\"\nabout = \"a\"\n[[matrix]]\nbatch_size_per_rank = 8\n",
+    )
+    .unwrap();
     for words in [["study", "s.toml"], ["compare", "--rounds=1"]] {
         let output = run(&words, folder.path(), &[("LOCKSTEP_CPU", "portable")]);
         let text = told(&output);

@@ -83,11 +83,7 @@ fn events_of_another_run_refuse_a_resume_that_finds_no_run_and_no_other() {
     }
     assert_eq!(num_files(), 1);
     first.again().go(1, &tiny(&with_events));
-    // As if it had been killed before its first checkpoint.
-    fs::remove_dir_all(first.directory().join("checkpoints")).unwrap();
-    for summary in ["summary.json", "summary-1.json"] {
-        fs::remove_file(first.directory().join(summary)).unwrap();
-    }
+    first.lose_checkpoints();
     first.again().go(1, &tiny(&with_events));
     assert_eq!(num_files(), 3);
 }

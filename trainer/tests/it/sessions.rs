@@ -114,11 +114,7 @@ fn sessions_are_numbered_once_and_forgotten_when_the_run_begins_anew() {
     assert!(path("summary-1.json").exists() && !path("manifest-2.json").exists());
     run.again().go(1, &tiny("--resume --epochs 4 --schedule-epochs 2"));
     assert!(path("summary-2.json").exists() && path("run-2.toml").exists());
-    // As if none had come to its end: what has is not begun anew.
-    fs::remove_dir_all(path("checkpoints")).unwrap();
-    for summary in ["summary.json", "summary-1.json", "summary-2.json"] {
-        fs::remove_file(path(summary)).unwrap();
-    }
+    run.lose_checkpoints();
     let anew = run.again().go(1, &tiny("--resume --learning-rate 0.05"));
     for name in ["run-1.toml", "manifest-1.json", "summary-1.json", "run-2.toml", "manifest-2.json", "summary-2.json"] {
         assert!(!path(name).exists(), "{name}");

@@ -167,7 +167,7 @@ fn a_resumed_run_goes_on_without_the_hashes_that_its_first_steps_have_lost() {
     let resumed = stopped.again().go(1, &flags(&[TINY, "--resume"]));
     assert_eq!(hashes(&resumed), torn);
     fs::remove_file(&file).unwrap();
-    fs::remove_dir_all(resumed.directory().join("checkpoints")).unwrap();
+    resumed.lose_checkpoints();
     let stopped = resumed.again().stopping_after(2).go(1, &flags(&[TINY, "--resume"]));
     fs::remove_file(&file).unwrap();
     stopped.again().go(1, &flags(&[TINY, "--resume"]));
@@ -185,6 +185,6 @@ fn hashes_that_cannot_be_written_are_warned_of_once_and_stop_no_rank() {
     let words = String::from_utf8(output.stderr).unwrap();
     assert!(output.status.success(), "{words}");
     assert_eq!(words.matches("warning: hashes of the first steps: cannot write").count(), 1, "{words}");
-    fs::remove_dir_all(run.directory().join("checkpoints")).unwrap();
+    run.lose_checkpoints();
     run.go(2, &flags(&[TINY, further]));
 }
