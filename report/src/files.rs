@@ -130,25 +130,22 @@ fn beside(directory: &Path, what: &str) -> PathBuf {
     directory.with_file_name(format!(".{name}.{what}-{}", std::process::id()))
 }
 
-/// Ends what processes that were killed had begun: a report that was moved aside and has no successor goes back to its place, the rest
-/// is removed. Where a system does not tell who lives, all stays but what has this process's number.
+/// Puts a report back that a process moved aside and was killed before another took its place, and removes what has this process's own
+/// number. What else lies there may be another machine's, at work.
 fn clear_up(directory: &Path) -> Result<()> {
     let name = directory.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let parent = directory.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let is_dead = |process: u32| {
-        let processes = Path::new("/proc");
-        let is_known = processes.join("self").exists();
-        process == std::process::id() || is_known && !processes.join(process.to_string()).exists()
-    };
+    let processes = Path::new("/proc");
+    let is_dead = |process: u32| processes.join("self").exists() && !processes.join(process.to_string()).exists();
     for path in fs::read_dir(parent).into_iter().flatten().flatten().map(|entry| entry.path()) {
         let own = path.file_name().and_then(OsStr::to_str).and_then(|file| file.strip_prefix(&format!(".{name}.")));
-        let Some((what, process)) = own.and_then(|own| own.split_once('-')) else { continue };
-        if !["earlier", "partial"].contains(&what) || !process.parse().is_ok_and(is_dead) {
-            continue;
-        }
-        if what == "earlier" && !directory.exists() {
+        let Some((what, process)) = own.and_then(|own| own.split_once('-')).filter(|_| path.is_dir()) else { continue };
+        let Ok(process) = process.parse() else { continue };
+        let is_own = process == std::process::id();
+        let is_lost = what == "earlier" && (is_own || is_dead(process)) && !directory.exists();
+        if is_lost && path.join(INDEX).is_file() {
             fs::rename(&path, directory).with_context(|| format!("cannot put back {}", path.display()))?;
-        } else {
+        } else if is_own && ["earlier", "partial"].contains(&what) {
             fs::remove_dir_all(&path).with_context(|| format!("cannot remove {}", path.display()))?;
         }
     }
@@ -226,23 +223,31 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_killed_processes_left_is_put_back_or_removed_and_what_living_ones_write_stays() {
+    fn a_report_that_a_killed_process_moved_aside_is_put_back_and_what_may_be_of_others_stays() {
         let folder = tempfile::tempdir().unwrap();
         let at = |name: &str| folder.path().join(name);
         // No system has so many processes.
-        let (dead, alive) = (u32::MAX, std::os::unix::process::parent_id());
-        let left = [format!(".report.earlier-{dead}"), format!(".report.partial-{dead}")];
-        let kept =
-            [format!(".report.partial-{alive}"), format!(".other.earlier-{dead}"), ".report.earlier-x".to_owned()];
-        for name in left.iter().chain(&kept) {
+        let (dead, own, alive) = (u32::MAX, std::process::id(), std::os::unix::process::parent_id());
+        let lost = [format!(".report.earlier-{dead}"), format!(".report.partial-{own}")];
+        let kept = [
+            format!(".report.partial-{dead}"),
+            format!(".report.earlier-{alive}"),
+            format!(".other.earlier-{dead}"),
+            ".report.earlier-x".to_owned(),
+        ];
+        for name in lost.iter().chain(&kept) {
             fs::create_dir(at(name)).unwrap();
-            fs::write(at(name).join("page"), "old").unwrap();
+            fs::write(at(name).join(INDEX), name).unwrap();
         }
+        let [of_another, no_report] = [1, 2].map(|number| format!(".report.earlier-{}", dead - number));
+        fs::write(at(&of_another), "a file").unwrap();
+        fs::create_dir(at(&no_report)).unwrap();
         clear_up(&at("report")).unwrap();
-        assert_eq!(fs::read_to_string(at("report").join("page")).unwrap(), "old", "put back");
-        fs::create_dir(at(&left[0])).unwrap();
+        assert_eq!(fs::read_to_string(at("report").join(INDEX)).unwrap(), lost[0], "put back");
+        fs::create_dir(at(&lost[0])).unwrap();
         clear_up(&at("report")).unwrap();
-        assert_eq!(left.map(|name| at(&name).exists()), [false; 2]);
-        assert_eq!(kept.map(|name| at(&name).exists()), [true; 3]);
+        assert_eq!(lost.each_ref().map(|name| at(name).exists()), [true, false], "an empty one is no report");
+        assert_eq!(kept.map(|name| at(&name).exists()), [true; 4]);
+        assert!(at(&of_another).exists() && at(&no_report).exists());
     }
 }

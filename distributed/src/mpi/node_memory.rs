@@ -154,8 +154,13 @@ impl MpiCommunicator {
 /// it. A look at the free space is not in the standard library, so a file tries it.
 fn has_room(bytes: usize) -> bool {
     let path = format!("/dev/shm/lockstep-room-{}", std::process::id());
+    // One that a killed process of this number left.
+    let _ = fs::remove_file(&path);
     // Without such a folder, memory is elsewhere. Open MPI wants a twentieth more, and a page.
-    let Ok(mut file) = File::create_new(&path) else { return true };
+    let mut file = match File::create_new(&path) {
+        Ok(file) => file,
+        Err(error) => return error.kind() != ErrorKind::StorageFull,
+    };
     let written = file.write_all(&vec![0; bytes + bytes / 16 + (1 << 16)]);
     let _ = fs::remove_file(&path);
     !written.is_err_and(|error| error.kind() == ErrorKind::StorageFull)

@@ -16,6 +16,9 @@ use toml::{Table, Value};
 /// The option that names the data set.
 const DATASET: &str = "data.dataset";
 
+/// Options of files that say nothing of others of the same kind.
+const OF_ONE_PLACE: [&str; 2] = ["data.data-dir", "data.on-bad-image"];
+
 /// Reads the options of a file.
 pub(super) fn read(path: &Path) -> Result<TrainArgs, ConfigError> {
     let text = fs::read_to_string(path).map_err(|reason| ConfigError::Read { path: path.to_owned(), reason })?;
@@ -72,7 +75,7 @@ pub(super) fn laid_over<T: DeserializeOwned>(below: &impl Serialize, flags: &imp
     let is_alike = kinds.iter().all(|kind| kind.is_some_and(DatasetKind::is_of_files));
     let goes = |option: &&OptionFacts| {
         let mut choices = option.belongs_to.iter().filter(|choice| changes.contains(choice));
-        choices.any(|choice| !is_alike || *choice != DATASET || option.key == "data.data-dir")
+        choices.any(|choice| !is_alike || *choice != DATASET || OF_ONE_PLACE.contains(&option.key))
     };
     for option in rows().filter(goes) {
         remove(&mut below, option.key);

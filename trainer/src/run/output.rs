@@ -27,7 +27,7 @@ pub struct OutputDirectory {
 }
 
 impl OutputDirectory {
-    /// Makes the directory of `--output-dir`, or the next free `runs/<name>`, `runs/<name>-2`, ….
+    /// Makes the directory of `--output-dir`, or that after the last of `runs/<name>`, `runs/<name>-2`, ….
     /// With `--resume` an existing one is used: that of `--output-dir`, else the last of the run's name.
     ///
     /// # Errors
@@ -66,7 +66,7 @@ impl OutputDirectory {
         }
         fs::create_dir_all(first.parent().unwrap_or(Path::new(".")))
             .with_context(|| format!("cannot make {}", first.display()))?;
-        let mut number = last_number(first)? + 1;
+        let mut number = last_number(first, |_| true)?.saturating_add(1);
         loop {
             let path = nth(first, number);
             match fs::create_dir(&path) {
@@ -91,10 +91,8 @@ impl OutputDirectory {
 
     /// The last of these directories, if there is one.
     fn last(first: &Path) -> Result<Option<PathBuf>> {
-        Ok(Some(last_number(first)?)
-            .filter(|&number| number > 0)
-            .map(|number| nth(first, number))
-            .filter(|path| path.is_dir()))
+        let number = last_number(first, Path::is_dir)?;
+        Ok((number > 0).then(|| nth(first, number)))
     }
 
     /// Takes the directory for this process, which must end before another may write to it.
@@ -248,8 +246,8 @@ fn nth(first: &Path, number: u32) -> PathBuf {
     }
 }
 
-/// The highest number of [`nth`] that is there, whatever is missing below it; 0 if there is none.
-fn last_number(first: &Path) -> Result<u32> {
+/// The highest number of [`nth`] that is there and `counts`, whatever is missing below it; 0 if there is none.
+fn last_number(first: &Path, counts: impl Fn(&Path) -> bool) -> Result<u32> {
     let folder = first.parent().unwrap_or(Path::new("."));
     let context = || format!("cannot read {}", folder.display());
     let entries = match fs::read_dir(folder) {
@@ -262,7 +260,9 @@ fn last_number(first: &Path) -> Result<u32> {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         let number = name.rsplit_once('-').and_then(|(_, number)| number.parse().ok()).filter(|&number| number > 1);
         let number = number.filter(|&number| path == nth(first, number)).unwrap_or(u32::from(path == first));
-        last = last.max(number);
+        if number > last && counts(&path) {
+            last = number;
+        }
     }
     Ok(last)
 }
@@ -324,6 +324,9 @@ mod tests {
         fs::create_dir(runs.path().join("resnet20-shapes-seed0-9-b")).unwrap();
         fs::create_dir(runs.path().join("resnet20-shapes-seed0-05")).unwrap();
         assert_eq!(prepare(true), "resnet20-shapes-seed0-4", "names of others");
+        fs::write(runs.path().join("resnet20-shapes-seed0-7"), "").unwrap();
+        assert_eq!(prepare(true), "resnet20-shapes-seed0-4", "a file");
+        assert_eq!(prepare(false), "resnet20-shapes-seed0-8");
     }
 
     #[test]

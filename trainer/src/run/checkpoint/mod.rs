@@ -58,15 +58,17 @@ impl Checkpoint {
     pub fn open(directory: &Path) -> Result<Self> {
         let path = directory.join(STATE_FILE);
         let text = read_state(&path).with_context(|| format!("checkpoint state {}", path.display()))?;
-        let state: CheckpointState =
-            serde_json::from_str(&text).with_context(|| format!("checkpoint state {}", path.display()))?;
+        let context = || format!("checkpoint state {}", path.display());
+        // First of all: another format may lack what this one has.
+        let origin: Origin = serde_json::from_str(&text).with_context(context)?;
         ensure!(
-            (OLDEST_FORMAT..=FORMAT).contains(&state.format),
+            (OLDEST_FORMAT..=FORMAT).contains(&origin.format),
             "checkpoint {}: expected format {OLDEST_FORMAT} to {FORMAT}, got {}; use the version that wrote it ({})",
             directory.display(),
-            state.format,
-            state.version
+            origin.format,
+            origin.version
         );
+        let state: CheckpointState = serde_json::from_str(&text).with_context(context)?;
         check_state_sum(directory, &text, state.format)?;
         state.check().with_context(|| format!("checkpoint state {}", path.display()))?;
         for name in state.file_names() {
@@ -239,12 +241,19 @@ fn read_state(path: &Path) -> Result<String> {
     Ok(text)
 }
 
+/// What every format tells.
+#[derive(serde::Deserialize)]
+struct Origin {
+    format: u32,
+    #[serde(default)]
+    version: String,
+}
+
 /// Whether a checkpoint's state is whole and of a format that only later versions know, whatever else it says.
 fn is_of_later_version(directory: &Path) -> bool {
     let Ok(text) = read_state(&directory.join(STATE_FILE)) else { return false };
-    let state: Option<serde_json::Value> = serde_json::from_str(&text).ok();
-    let format = state.and_then(|state| state.get("format")?.as_u64());
-    format.is_some_and(|format| format > u64::from(FORMAT)) && check_state_sum(directory, &text, FORMAT).is_ok()
+    let is_later = serde_json::from_str(&text).is_ok_and(|origin: Origin| origin.format > FORMAT);
+    is_later && check_state_sum(directory, &text, FORMAT).is_ok()
 }
 
 /// Compares the text of a state with its checksum, which the first format did not have.

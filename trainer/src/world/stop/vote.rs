@@ -2,7 +2,8 @@
 //!
 //! In: one rank's wish at a step of its own. Out: a step that no rank has passed, the same on all ranks.
 //! Invariant: no rank waits for one that waits for it: a rank that others may wait for, under bounded staleness, goes on for a few
-//! steps, each of which lets go whoever waited for it.
+//! steps, each of which lets go whoever waited for it. That holds as long as its word is heard
+//! before the answers that its servers give for the last of these steps: MPI promises no such order, and the watchdog ends what breaks it.
 
 use anyhow::{Context, Result};
 use distributed::{Communicator, WaitPolicy};

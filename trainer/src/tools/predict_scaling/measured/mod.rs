@@ -244,14 +244,12 @@ fn run(cell: &Cell, group: &[&Cell], all: &[Cell], predictions: &[(Option<String
     // One rank alone sends nothing, so that one of another network or method will do, but of no other variant.
     let differences = |other: &Cell| {
         let keys = cell.settings.keys().chain(other.settings.keys().filter(|key| !cell.settings.contains_key(*key)));
-        let differs =
-            |key: &&String| cell.settings.get(*key) != other.settings.get(*key) && !SIZES.contains(&key.as_str());
-        let (of_several, own): (Vec<_>, Vec<_>) =
-            keys.filter(differs).partition(|key| OF_SEVERAL.contains(&key.as_str()));
-        (own.len(), of_several.len())
+        let differs = |key: &&String| cell.settings.get(*key) != other.settings.get(*key);
+        keys.filter(differs).filter(|key| !SIZES.contains(&key.as_str())).cloned().collect::<Vec<String>>()
     };
-    let alone = group.iter().copied().chain(all).filter(is_base);
-    let base = alone.min_by_key(|other| differences(other));
+    let is_alike = |other: &&Cell| differences(other).iter().all(|key| OF_SEVERAL.contains(&key.as_str()));
+    let alone = group.iter().copied().chain(all).filter(is_base).filter(is_alike);
+    let base = alone.min_by_key(|other| differences(other).len());
     // What lies in a study stands for the study's own cells.
     let is_its = |study: &Option<String>| study.is_none() || study.as_ref() == cell.settings.get("study");
     let mut gaps: Vec<f64> = Vec::new();
