@@ -1,7 +1,7 @@
 //! Settings of a run or a study's cell: which of them are its work, and which method of synchronisation they name.
 
 use serde_json::Value;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// What a rank alone has in common with many: its work.
 pub const WORK: [&str; 7] = ["model", "dtype", "kernels", "device", "threads", "image_size", "grad_accum_steps"];
@@ -39,6 +39,13 @@ pub const OF_SEVERAL: [&str; 26] = [
     "learning_rate",
     "seed",
 ];
+
+/// The names of the settings that are not the same in both; one without a value is like one that is not there.
+pub fn differences<'a>(some: &'a BTreeMap<String, String>, others: &'a BTreeMap<String, String>) -> BTreeSet<&'a str> {
+    let value = |settings: &'a BTreeMap<String, String>, key: &str| settings.get(key).map_or("", String::as_str);
+    let keys = some.keys().chain(others.keys()).map(String::as_str);
+    keys.filter(|key| value(some, key) != value(others, key)).collect()
+}
 
 /// A setting as text; `None` where it is no single value.
 pub fn text(value: &Value) -> Option<String> {

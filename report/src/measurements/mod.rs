@@ -97,8 +97,7 @@ impl Measurement {
 
     /// The settings that are not the same in both.
     fn differences<'a>(&'a self, other: &'a Self) -> BTreeSet<&'a str> {
-        let keys = self.settings.keys().chain(other.settings.keys()).map(String::as_str);
-        keys.filter(|key| self.setting(key) != other.setting(key)).collect()
+        records::differences(&self.settings, &other.settings)
     }
 
     /// Whether a single rank did the same work as this in the same way in the same study: a reference for its speedup.

@@ -149,8 +149,7 @@ impl OutputDirectory {
     pub fn has_ended(&self) -> bool {
         let summary = self.summary();
         // A later session puts it aside under its own number, whichever that is.
-        let is_there = |session: &u32| numbered_beside(&self.manifest(), *session).exists();
-        let beside = (1..).take_while(is_there).map(|session| numbered_beside(&summary, session));
+        let beside = self.kept_sessions().map(|session| numbered_beside(&summary, session));
         beside.chain([summary.clone()]).any(|path| made_steps(&path))
     }
 
@@ -200,6 +199,12 @@ impl OutputDirectory {
         Ok(Some(free))
     }
 
+    /// The numbers of the sessions that [`keep_session`](Self::keep_session) has kept.
+    fn kept_sessions(&self) -> impl Iterator<Item = u32> {
+        let manifest = self.manifest();
+        (1..).take_while(move |&session| numbered_beside(&manifest, session).exists())
+    }
+
     /// Puts the summary of this session aside as `summary-1.json`: it is no longer the run's.
     ///
     /// # Errors
@@ -222,7 +227,7 @@ impl OutputDirectory {
             result => result.with_context(|| format!("cannot remove {}", path.display())),
         };
         let files = [self.run_toml(), self.manifest(), self.summary()];
-        for session in (1..).take_while(|&session| numbered_beside(&files[1], session).exists()) {
+        for session in self.kept_sessions() {
             files.iter().try_for_each(|path| remove(&numbered_beside(path, session)))?;
         }
         remove(&files[2])

@@ -8,8 +8,8 @@ use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 use records::{
-    AttemptRecord, OF_SEVERAL, ORIGIN, PredictionFile, PredictionRecord, Status, Study, StudyCell, WORK, is_in_time,
-    median, method,
+    AttemptRecord, OF_SEVERAL, ORIGIN, PredictionFile, PredictionRecord, Status, Study, StudyCell, WORK, differences,
+    is_in_time, median, method,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -242,14 +242,10 @@ fn run(cell: &Cell, group: &[&Cell], all: &[Cell], predictions: &[(Option<String
             && other.number("batch_size_per_rank") == cell.fixed_batch()
     };
     // One rank alone sends nothing, so that one of another network or method will do, but of no other variant.
-    let differences = |other: &Cell| {
-        let keys = cell.settings.keys().chain(other.settings.keys().filter(|key| !cell.settings.contains_key(*key)));
-        let differs = |key: &&String| cell.settings.get(*key) != other.settings.get(*key);
-        keys.filter(differs).filter(|key| !SIZES.contains(&key.as_str())).cloned().collect::<Vec<String>>()
-    };
-    let is_alike = |other: &&Cell| differences(other).iter().all(|key| OF_SEVERAL.contains(&key.as_str()));
+    let may_differ = |key: &&str| SIZES.contains(key) || OF_SEVERAL.contains(key);
+    let is_alike = |other: &&Cell| differences(&cell.settings, &other.settings).iter().all(may_differ);
     let alone = group.iter().copied().chain(all).filter(is_base).filter(is_alike);
-    let base = alone.min_by_key(|other| differences(other).len());
+    let base = alone.min_by_key(|other| differences(&cell.settings, &other.settings).len());
     // What lies in a study stands for the study's own cells.
     let is_its = |study: &Option<String>| study.is_none() || study.as_ref() == cell.settings.get("study");
     let mut gaps: Vec<f64> = Vec::new();
