@@ -3,7 +3,7 @@
 //! In: any burn module. Out: paths, shapes and offsets in module order; flat copies in and out of the module.
 //! Invariant: equal modules have equal layouts on every rank. Parameter ids are random per process and never compared.
 
-use burn::module::{Module, ModuleVisitor, Param, ParamId};
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::tensor::{Tensor, TensorData};
 use sha2::{Digest, Sha256};
 
@@ -49,6 +49,12 @@ impl ParameterLayout {
     /// The other float tensors: norm statistics, and parameters frozen by `no_grad`.
     pub fn state<M: Module>(module: &M) -> Self {
         Self::of(module, false)
+    }
+
+    /// The norm statistics alone: what forward passes change, so that ranks may differ in it.
+    pub fn statistics<M: Module>(module: &M) -> Self {
+        // burn lets every parameter require a gradient, and no running state.
+        Self::of(&module.clone().train().map(&mut RequireGradients), false)
     }
 
     /// A layout without a module: tensors of these paths and shapes, in this order.
@@ -197,6 +203,14 @@ pub(crate) fn with_values<R>(tensor: Tensor<1>, use_values: impl FnOnce(&[f32]) 
 pub(crate) fn first_u64(digest: Sha256) -> u64 {
     let bytes = digest.finalize();
     u64::from_le_bytes(std::array::from_fn(|index| bytes[index]))
+}
+
+struct RequireGradients;
+
+impl ModuleMapper for RequireGradients {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        param.set_require_grad(true)
+    }
 }
 
 struct Lister {

@@ -43,7 +43,7 @@ pub fn broadcast_module<M: Module>(
     Ok(module)
 }
 
-/// `module` with norm statistics that are the plain mean over all ranks; parameters frozen by `no_grad` are averaged with them.
+/// `module` with norm statistics that are the plain mean over all ranks.
 ///
 /// Sums are made in double precision, so statistics that are equal on all ranks keep their bits.
 /// The statistics of clones that share burn's running states change too (see [`write()`]): pass a [`Module::valid`] copy to average
@@ -61,7 +61,7 @@ pub fn average_norm_statistics<M: Module>(module: M, communicator: &dyn Communic
     if communicator.world_size() == 1 {
         return Ok(module);
     }
-    let layout = ParameterLayout::state(&module);
+    let layout = ParameterLayout::statistics(&module);
     let mut sums: Vec<f64> = read(&module, &layout).into_iter().map(f64::from).collect();
     communicator.all_reduce_sum_f64(&mut sums)?;
     let num_ranks = communicator.world_size() as f64;

@@ -54,6 +54,7 @@ fn parameters_and_statistics_are_told_apart_in_training_and_in_validation() {
     for net in [net.clone(), net.valid(), net.valid().train(), Net::new(5, &Device::flex())] {
         assert_eq!(paths(&ParameterLayout::new(&net)), PARAMETERS);
         assert_eq!(paths(&ParameterLayout::state(&net)), STATISTICS);
+        assert_eq!(paths(&ParameterLayout::statistics(&net)), STATISTICS);
     }
     let layout = ParameterLayout::new(&net);
     assert_eq!(layout.entries()[1].shape, [5, 4]);
@@ -62,20 +63,20 @@ fn parameters_and_statistics_are_told_apart_in_training_and_in_validation() {
 }
 
 #[test]
-fn a_frozen_parameter_counts_as_state_and_keeps_its_bits_through_averaging() {
+fn a_frozen_parameter_comes_from_root_and_is_no_statistic() {
     let outcomes = run_ranks(3, |communicator| {
         let mut net = Net::new(5, &autodiff());
         net.head = net.head.map(Module::no_grad);
         assert!(!paths(&ParameterLayout::new(&net)).contains(&"head.weight"));
+        for net in [net.clone(), net.valid(), net.valid().train()] {
+            assert_eq!(paths(&ParameterLayout::state(&net)), [&STATISTICS[..], &["head.weight"]].concat());
+            assert_eq!(paths(&ParameterLayout::statistics(&net)), STATISTICS);
+        }
         let net = broadcast_module(net, &communicator, 0).unwrap();
-        let layout = ParameterLayout::state(&net);
-        let before = read(&net, &layout);
-        let net = average_norm_statistics(net, &communicator).unwrap();
-        (before, read(&net, &layout))
+        read(&net, &ParameterLayout::state(&net))
     });
-    for (before, after) in outcomes {
-        assert_eq!(before, after);
-    }
+    assert_eq!(outcomes[0], outcomes[1]);
+    assert_eq!(outcomes[0], outcomes[2]);
 }
 
 #[test]

@@ -71,7 +71,7 @@ impl<'a> Checkpointer<'a> {
         let communicator = &*self.session.communicator;
         // A detached copy: its norm statistics are settled and may be averaged without touching those in training.
         let model = stepper.model().valid();
-        let own_statistics = floats_to_bytes(&read(&model, &ParameterLayout::state(&model)));
+        let own_statistics = floats_to_bytes(&read(&model, &ParameterLayout::statistics(&model)));
         let all_statistics = communicator.all_gather(&own_statistics)?;
         let model = average_norm_statistics(model, communicator)?;
         let carried = stepper.carried();
@@ -177,7 +177,15 @@ impl<'a> Checkpointer<'a> {
             model = self.in_training(model, &tensors)?;
         }
         if state.world_size == communicator.world_size() {
-            let layout = ParameterLayout::state(&model);
+            let layout = ParameterLayout::statistics(&model);
+            let expected = layout.num_elements() * state.world_size;
+            ensure!(
+                statistics.len() == expected,
+                "resume: norm statistics of {} ranks: expected {expected} values, got {}; earlier versions had frozen parameters among \
+                 them: resume on another number of ranks, which goes on from their mean",
+                state.world_size,
+                statistics.len()
+            );
             let row = communicator.rank() * layout.num_elements();
             model = write(model, &layout, &statistics[row..row + layout.num_elements()]);
         }

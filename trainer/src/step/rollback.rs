@@ -20,7 +20,7 @@ pub(super) struct Saved(Vec<Tensor<1>>);
 impl Rollback {
     /// For modules built like `module`.
     pub(super) fn new<M: Module>(module: &M) -> Self {
-        Self { layout: ParameterLayout::state(module) }
+        Self { layout: ParameterLayout::statistics(module) }
     }
 
     /// To be called before the first forward pass of a step.

@@ -112,7 +112,7 @@ impl ShardStatistics {
     /// # Collective
     /// Must be called by all ranks.
     fn new<M: Module>(model: &M, communicator: Arc<dyn Communicator>) -> Result<Self> {
-        let layout = ParameterLayout::state(model);
+        let layout = ParameterLayout::statistics(model);
         Ok(Self { layout, reducer: ExactReducer::new(communicator)?, start: Vec::new(), shards: Vec::new() })
     }
 
@@ -128,8 +128,7 @@ impl ShardStatistics {
         *model = write(model.clone(), &self.layout, &self.start);
     }
 
-    /// Gives the model the mean over all ranks' `num_shards` shards that had samples: of the changes, so that parameters which are
-    /// frozen and stand among the statistics keep their bits.
+    /// Gives the model the mean over all ranks' `num_shards` shards that had samples.
     ///
     /// # Collective
     /// Must be called by all ranks.
