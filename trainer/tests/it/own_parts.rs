@@ -14,6 +14,7 @@ use trainer::config::cli::ModelArgs;
 use trainer::config::{ConfigError, ModelOption};
 use trainer::model::family::{ModelFamily, ModelRequest};
 use trainer::model::network::ResNetFamily;
+use trainer::run::checkpoint::find;
 
 use crate::fixture::{Run, TINY, flags};
 use example::OwnParts;
@@ -132,6 +133,20 @@ fn frozen_parts_stay_and_the_rest_learns_on_any_number_of_ranks() {
     let message = refusal::<ResNetFamily>(&[TINY, "--freeze layer9"]);
     assert!(message.contains("--freeze layer9") && message.contains("layer1, layer2, layer3"), "{message}");
     assert!(refusal::<ResNetFamily>(&[TINY, "--freeze conv1,bn1,layer1,layer2,layer3,linear"]).contains("got none"));
+}
+
+#[test]
+fn a_run_with_frozen_parts_goes_on_to_the_same_bits_and_no_rank_has_them_among_its_statistics() {
+    let lines = [TINY, "--freeze conv1,bn1,layer1"];
+    let whole = run_as::<ResNetFamily>(2, &lines).unwrap();
+    let stopped = Run::in_new_directory().stopping_after(4).try_go_as::<ResNetFamily>(2, &flags(&lines)).unwrap();
+    let (checkpoint, _) = find(&stopped.directory()).unwrap();
+    let rows = checkpoint.training_tensors().unwrap().norm_statistics;
+    let statistics = ParameterLayout::statistics(&whole.outcomes()[0].model).num_elements();
+    assert_eq!(rows.iter().map(Vec::len).collect::<Vec<_>>(), [statistics; 2]);
+    let resumed = stopped.again().try_go_as::<ResNetFamily>(2, &flags(&[TINY, "--resume"])).unwrap();
+    assert_eq!(resumed.parameter_hash(), whole.parameter_hash());
+    assert_eq!(part(&resumed, "layer1"), part(&whole, "layer1"));
 }
 
 #[test]
