@@ -8,7 +8,7 @@ use distributed::ROOT;
 use records::EpochRecord;
 use trainer::config::ConfigError;
 use trainer::config::cli::TrainArgs;
-use trainer::run::checkpoint::{Best, Checkpoint, CheckpointStore};
+use trainer::run::checkpoint::{Best, Checkpoint, CheckpointStore, find};
 use trainer::run::lock::DirectoryLock;
 
 fn tiny(further: &str) -> TrainArgs {
@@ -174,6 +174,9 @@ fn whoever_is_killed_while_a_checkpoint_is_replaced_or_removed_loses_nothing() {
     fs::remove_file(folder.join("step-00000005.removed/state.json")).unwrap();
     fs::create_dir(folder.join("step-00000011.unfinished")).unwrap();
     fs::write(folder.join("step-00000011.unfinished/model.safetensors"), "half").unwrap();
+    // Who only reads it finds it, too, and renames nothing.
+    assert_eq!(find(&whole.directory()).unwrap().0.state.progress.step, 10);
+    assert!(folder.join("step-00000010.replaced").exists());
     let longer = tiny("--resume --epochs 2");
     let resumed = whole.again().go(1, &longer);
     assert_eq!(resumed.parameter_hash(), whole.parameter_hash());

@@ -228,13 +228,21 @@ impl CheckpointStore {
         Ok(serde_json::from_str(&read_state(&self.directory.join(name).join(STATE_FILE))?)?)
     }
 
-    /// Names of the finished checkpoints, oldest first.
+    /// Names of the finished checkpoints, oldest first; one that was being replaced counts where the other has not come to its place.
     fn names(&self) -> Result<Vec<String>> {
         let is_step =
             |name: &str| name.strip_prefix("step-").is_some_and(|step| step.bytes().all(|byte| byte.is_ascii_digit()));
-        let mut names: Vec<String> = self.entries()?.into_iter().filter(|name| is_step(name)).collect();
+        let entries = self.entries()?;
+        let is_finished = |name: &&String| match name.strip_suffix(REPLACED) {
+            Some(step) => is_step(step) && !entries.iter().any(|other| other == step),
+            None => is_step(name),
+        };
+        let mut names: Vec<String> = entries.iter().filter(is_finished).cloned().collect();
         // Steps have eight digits or more: the shorter name is the older one.
-        names.sort_by_key(|name| (name.len(), name.clone()));
+        names.sort_by_cached_key(|name| {
+            let step = name.trim_end_matches(REPLACED);
+            (step.len(), step.to_owned())
+        });
         Ok(names)
     }
 
