@@ -10,6 +10,7 @@ mod claims;
 mod dictionary;
 
 use std::collections::HashSet;
+use std::iter::successors;
 use std::path::{Path, PathBuf};
 
 use burn::module::Module;
@@ -21,8 +22,8 @@ use burn::tensor::DType;
 
 use crate::WeightsError;
 
-/// The prefix that `DataParallel` gives all names.
-const DATA_PARALLEL: &str = "module.";
+/// The prefixes that `DataParallel` and `torch.compile` give all names.
+const WRAPPERS: [&str; 2] = ["module.", "_orig_mod."];
 
 /// The published code's name for shortcut B, and ours.
 const SHORTCUT: (&str, &str) = (".shortcut.", ".downsample.");
@@ -41,8 +42,8 @@ const MAX_REASON_BYTES: usize = 500;
 ///
 /// The format is told by the name: `.safetensors`, or `.pth`, `.th`, `.pt`. The tensors of a PyTorch
 /// checkpoint may stand in a dictionary of it: under `state_dict`, `model_state_dict`, `net` or `model`,
-/// else in the only one that holds tensors. A name that `model` lacks is tried without the prefix
-/// `module.`, then with `downsample` for `shortcut`. A clone of `model` shares its running statistics
+/// else in the only one that holds tensors. A name that `model` lacks is tried with `downsample` for `shortcut`, then
+/// without the prefixes `module.` and `_orig_mod.`, which PyTorch's wrappers give. A clone of `model` shares its running statistics
 /// and so receives those of the file.
 ///
 /// # Errors
@@ -190,13 +191,14 @@ fn names<M: Module>(model: &M) -> Vec<String> {
 }
 
 /// What `model` calls a tensor of this name in a file, if it does not call it so itself.
-fn own_name(name: &str, own_names: &HashSet<&str>) -> Option<String> {
+fn own_name<'a>(name: &'a str, own_names: &HashSet<&str>) -> Option<String> {
     if own_names.contains(name) {
         return None;
     }
-    let stripped = name.strip_prefix(DATA_PARALLEL).unwrap_or(name);
+    let within = |name: &&'a str| WRAPPERS.iter().find_map(|wrapper| name.strip_prefix(wrapper));
     let (theirs, ours) = SHORTCUT;
-    [stripped.to_owned(), stripped.replace(theirs, ours)].into_iter().find(|name| own_names.contains(name.as_str()))
+    let mut candidates = successors(Some(name), within).flat_map(|name| [name.to_owned(), name.replace(theirs, ours)]);
+    candidates.find(|name| own_names.contains(name.as_str()))
 }
 
 fn check(path: &Path, applied: ApplyResult, is_kept: impl Fn(&String) -> bool) -> Result<(), WeightsError> {

@@ -103,11 +103,14 @@ fn names_of_published_code_are_read_by_a_network_that_has_other_ones() {
     let path = saved(&config, folder.path());
     let bytes = std::fs::read(&path).unwrap();
     let file = SafeTensors::deserialize(&bytes).unwrap();
-    let theirs = file.iter().map(|(name, view)| (format!("module.{}", name.replace("downsample", "shortcut")), view));
-    std::fs::write(&path, safetensors::serialize(theirs.collect::<Vec<_>>(), None).unwrap()).unwrap();
     let device = Device::flex();
-    let loaded = load_weights(config.init(2, &device), &path).unwrap();
-    assert_eq!(tensors(&loaded), tensors(&config.init(1, &device)));
+    for wrappers in ["module.", "_orig_mod.", "_orig_mod.module.", "module._orig_mod."] {
+        let theirs = |name: &str| format!("{wrappers}{}", name.replace("downsample", "shortcut"));
+        let theirs: Vec<_> = file.iter().map(|(name, view)| (theirs(name), view)).collect();
+        std::fs::write(&path, safetensors::serialize(theirs, None).unwrap()).unwrap();
+        let loaded = load_weights(config.init(2, &device), &path).unwrap();
+        assert_eq!(tensors(&loaded), tensors(&config.init(1, &device)), "{wrappers}");
+    }
 }
 
 #[test]

@@ -60,9 +60,8 @@ pub(super) fn scan(path: &Path) -> Result<ShardIndex, DatasetError> {
                 images.push(IndexedImage { offset, len_bytes: len_bytes as u32, label });
                 keys.push(key);
             }
-            (None, Some(_), None) => {
-                problems.push(format!("{key}: expected a label, {key}.cls or {key}.json, got none"))
-            }
+            (None, Some(_), None) => problems
+                .push(format!("{key}: expected a label, in {key}.cls or a number under label in {key}.json, got none")),
             // A label or a caption without an image is of no sample.
             (None, None, Some(_)) => {
                 problems.push(format!("{key}: expected an image, {key}.jpg or {key}.png, got none"))

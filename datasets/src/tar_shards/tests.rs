@@ -115,7 +115,7 @@ fn what_is_wrong_is_named_and_refused_or_skipped_with_a_note() {
     let (image, good) = (png(10), tar(&[("1.png", &png(10)), ("1.cls", b"1"), ("2.png", &png(12)), ("2.cls", b"0")]));
     let after = |members: &[(&str, &[u8])]| tar(&[&[("1.png", &image[..]), ("1.cls", b"1")], members].concat());
     let cases: [(Vec<u8>, &str); 10] = [
-        (after(&[("2.png", &image)]), "2: expected a label, 2.cls or 2.json, got none"),
+        (after(&[("2.png", &image)]), "2: expected a label, in 2.cls or a number under label in 2.json, got none"),
         (after(&[("2.png", &image), ("2.json", b"{}")]), "2: expected a label"),
         (after(&[("2.cls", b"0")]), "2: expected an image"),
         (
@@ -275,6 +275,11 @@ fn shards_are_not_written_over_anything_nor_left_half_done() {
     let other = target.path().join("other");
     let text = write(from.path(), &other, 100, &mut |_| false).unwrap_err().to_string();
     assert!(text.contains("stopped before all was written"), "{text}");
+    for split in ["train", "val"] {
+        fs::rename(from.path().join(split).join("cat"), from.path().join(split).join("c\nat")).unwrap();
+    }
+    let text = write(from.path(), &other, 100, &mut |_| true).unwrap_err().to_string();
+    assert!(text.contains("expected a name on one line") && text.contains(r#"got "c\nat""#), "{text}");
     assert_eq!(fs::read_dir(target.path()).unwrap().count(), 1, "only what is whole");
 }
 

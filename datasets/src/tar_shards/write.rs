@@ -45,6 +45,13 @@ pub fn write(
 ) -> Result<ShardWriting, DatasetError> {
     assert!(images_per_shard > 0, "images_per_shard: expected at least 1, got 0");
     let splits = scan_both(from)?;
+    if let Some(name) = splits[0].class_names.iter().find(|name| name.contains(['\n', '\r'])) {
+        return Err(DatasetError::Config {
+            field: "class folder",
+            expected: format!("a name on one line, as {CLASSES} has a line for each"),
+            got: format!("{name:?}"),
+        });
+    }
     if to.exists() && fs::read_dir(to).map_err(DatasetError::io("read", to))?.next().is_some() {
         return Err(DatasetError::NotEmpty { path: to.to_path_buf() });
     }

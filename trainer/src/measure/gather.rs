@@ -46,6 +46,32 @@ pub fn total_scores_with(communicator: &dyn Communicator, own: ScoreSums, furthe
     Ok(ScoreSums { loss_sum: sums[0], num_samples, top1_correct, top5_correct })
 }
 
+/// Every rank's bytes in rank order on root, which calls `take` for each as it comes, and nothing on the others.
+///
+/// # Errors
+/// When a collective or `take` fails.
+///
+/// # Collective
+/// Must be called by all ranks.
+pub fn to_root(
+    communicator: &dyn Communicator,
+    own: Vec<u8>,
+    mut take: impl FnMut(usize, Vec<u8>) -> Result<()>,
+) -> Result<()> {
+    let lengths = communicator.all_gather(&(own.len() as u64).to_le_bytes())?;
+    if communicator.rank() != ROOT {
+        return Ok(communicator.send(ROOT, GATHER_TAG, &own)?);
+    }
+    take(ROOT, own)?;
+    for (rank, length) in lengths.iter().enumerate().skip(1) {
+        let length = length.as_slice().try_into().map(u64::from_le_bytes).context("length of what a rank sends")?;
+        let mut bytes = vec![0; usize::try_from(length)?];
+        communicator.receive(rank, GATHER_TAG, &mut bytes)?;
+        take(rank, bytes)?;
+    }
+    Ok(())
+}
+
 /// Root's bytes, on all ranks; those of the others are not looked at.
 ///
 /// # Errors
@@ -112,18 +138,13 @@ impl OwnTimes {
             peak_memory_bytes: crate::measure::process_memory::peak_memory_bytes(),
         };
         let bytes = serde_json::to_vec(&own)?;
-        let lengths = communicator.all_gather(&(bytes.len() as u64).to_le_bytes())?;
         let mut world = vec![own];
-        if communicator.rank() != ROOT {
-            communicator.send(ROOT, GATHER_TAG, &bytes)?;
-            return Ok(world);
-        }
-        for (rank, length) in lengths.iter().enumerate().skip(1) {
-            let length = length.as_slice().try_into().map(u64::from_le_bytes).context("length of the times")?;
-            let mut bytes = vec![0; usize::try_from(length)?];
-            communicator.receive(rank, GATHER_TAG, &mut bytes)?;
-            world.push(serde_json::from_slice(&bytes).with_context(|| format!("times of rank {rank}"))?);
-        }
+        to_root(communicator, bytes, |rank, bytes| {
+            if rank != ROOT {
+                world.push(serde_json::from_slice(&bytes).with_context(|| format!("times of rank {rank}"))?);
+            }
+            Ok(())
+        })?;
         Ok(world)
     }
 }

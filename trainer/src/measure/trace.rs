@@ -14,6 +14,7 @@ use records::{EventNames, TraceEvent};
 use serde::{Deserialize, Serialize};
 
 use crate::measure::clock_offset::ClockOffset;
+use crate::measure::gather::to_root;
 use crate::measure::timer::{Activity, Span};
 use crate::measure::whole_file::{check_writable, write_atomically};
 
@@ -73,12 +74,14 @@ impl TraceClock {
             own.push_str(&serde_json::to_string(&event)?);
             own.push_str(",\n");
         }
-        let all = communicator.all_gather(own.as_bytes())?;
+        let mut text = b"[\n".to_vec();
+        to_root(communicator, own.into_bytes(), |_, events| {
+            text.extend_from_slice(&events);
+            Ok(())
+        })?;
         if communicator.rank() != ROOT {
             return Ok(());
         }
-        let mut text = b"[\n".to_vec();
-        all.iter().for_each(|events| text.extend_from_slice(events));
         // The format has no trailing comma.
         text.extend_from_slice(b"{\"name\":\"end\",\"ph\":\"M\",\"pid\":0,\"tid\":0}\n]\n");
         make_folder(&self.path).and_then(|()| write_atomically(&self.path, &text)).context("trace")

@@ -17,7 +17,7 @@ use distributed::{
 };
 
 use crate::config::Filled;
-use crate::measure::gather::from_root;
+use crate::measure::gather::{from_root, to_root};
 use crate::model::ImageClassifier;
 use crate::run::checkpoint::{
     Background, Checkpoint, CheckpointState, CheckpointStore, ModelInput, Progress, TrainingTensors,
@@ -72,7 +72,11 @@ impl<'a> Checkpointer<'a> {
         // A detached copy: its norm statistics are settled and may be averaged without touching those in training.
         let model = stepper.model().valid();
         let own_statistics = floats_to_bytes(&read(&model, &ParameterLayout::statistics(&model)));
-        let all_statistics = communicator.all_gather(&own_statistics)?;
+        let mut norm_statistics = Vec::new();
+        to_root(communicator, own_statistics, |_, bytes| {
+            norm_statistics.push(bytes_to_floats(&bytes));
+            Ok(())
+        })?;
         let model = average_norm_statistics(model, communicator)?;
         let carried = stepper.carried();
         self.finish()?;
@@ -84,7 +88,7 @@ impl<'a> Checkpointer<'a> {
         let Carried { residual, factors, num_drawn } = carried.unwrap_or_default();
         let tensors = TrainingTensors {
             optimizer: stepper.optimizer_state(),
-            norm_statistics: all_statistics.iter().map(|bytes| bytes_to_floats(bytes)).collect(),
+            norm_statistics,
             factors,
             num_drawn,
             parameters: ema.map_or(Vec::new(), |_| stepper.parameters().into_owned()),
