@@ -2,7 +2,7 @@
 //!
 //! In: u8 `[h, w, C]` and a [`View`] of it. Out: u8 `[H, W, C]`.
 //! Invariant: bilinear with a filter that widens as the image shrinks (antialiased), rounded to 8 bits after each of its two passes;
-//! each value is within 1 of 255 of Pillow's (a test says so), on every instruction set.
+//! each value is within 1 of 255 of Pillow's on the images of a test, and seldom 2 off on others (4 values of 263,000 on 2026-11-27).
 
 use std::cell::RefCell;
 

@@ -8,7 +8,7 @@ use super::checks::Filled;
 use super::error::ConfigError;
 use super::family::ModelOption;
 use super::sync::SyncConfig;
-use crate::config::choices::Resolution;
+use crate::config::choices::{BatchNormKind, Resolution};
 use crate::config::cli::TrainArgs;
 
 /// Fills the gaps of `args`, section by section, and refuses what contradicts itself. What is of one start, as `--resume`, is left
@@ -30,7 +30,8 @@ pub(super) fn fill(args: &mut TrainArgs, heeded: &[ModelOption], world_size: usi
     args.run.fill(heeded)?;
     args.run.expect_sync(args.sync.sync.filled())?;
     let num_parts = args.batch.parts(&method, method.num_workers(world_size));
-    args.run.expect_noise(&sync, num_parts, sync.updates_on_device(world_size))?;
+    let joins_norms = world_size > 1 && args.batch.batch_norm.filled() == BatchNormKind::Sync;
+    args.run.expect_noise(&sync, num_parts, joins_norms, sync.updates_on_device(world_size))?;
     args.train_split.fill(&args.data)?;
     args.train_split.expect_input(args.compute.input.filled())?;
     args.schedule.fill(dataset, args.data.resolution.as_ref().is_some_and(Resolution::depends_on_epochs))

@@ -49,6 +49,7 @@ impl RunArgs {
         &mut self,
         sync: &SyncConfig,
         num_parts: usize,
+        joins_norms: bool,
         updates_on_device: bool,
     ) -> Result<(), ConfigError> {
         if self.gradient_noise.take_if(|measures| !*measures).is_some() || self.gradient_noise.is_none() {
@@ -58,6 +59,10 @@ impl RunArgs {
             Err(ConfigError::Conflict { option: "--gradient-noise", other, remedy: remedy.to_owned() })
         };
         match &sync.method {
+            _ if joins_norms => conflict(
+                "--batch-norm sync".to_owned(),
+                "a rank's part is no small batch's gradient there, but its term of the joined batch's; measure with --batch-norm local",
+            ),
             SyncMethod::Allreduce { compression, .. } if compression.is_some() => conflict(
                 format!("--compress {compression}"),
                 "a compressed sum is not that of the ranks' gradients; leave one of them out",

@@ -93,6 +93,7 @@ fn every_epoch_tells_the_noise_without_changing_a_bit_and_alike_on_ranks_and_pas
 fn where_no_small_gradient_stands_beside_the_sum_it_is_refused_in_one_sentence() {
     for (world_size, further, words) in [
         (1, "", "one pass a step"),
+        (2, "--batch-norm sync", "--batch-norm sync"),
         (2, "--compress powersgd:2", "--compress powersgd:2"),
         (2, "--sync local-sgd", "--sync local-sgd"),
         (2, "--sync parameter-server", "--sync parameter-server"),
