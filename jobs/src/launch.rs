@@ -182,7 +182,8 @@ impl Launch<'_> {
                 )
             }
         };
-        Ok(format!("{head}say() {{ echo \"launch: $*\" >&2; }}\n{}\nexit \"$code\"\n", start.text()))
+        let signals = self.launcher().signals();
+        Ok(format!("{head}say() {{ echo \"launch: $*\" >&2; }}\n{signals}{}\nexit \"$code\"\n", start.text()))
     }
 }
 

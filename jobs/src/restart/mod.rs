@@ -29,7 +29,7 @@ pub(crate) enum Launcher {
 }
 
 impl Start<'_> {
-    /// The text; a script defines `say` before it, and for [`Launcher::Srun`] also `job_runs` and `usage_was_wrong`.
+    /// The text; a script has [`Launcher::signals`] before it, and for [`Launcher::Srun`] also `job_runs` and `usage_was_wrong`.
     pub(crate) fn text(&self) -> String {
         let run = RUN.replace("COMMAND", self.command);
         let course = match self.restarts {
@@ -39,11 +39,16 @@ impl Start<'_> {
                 .replace("USAGE", self.launcher.usage_was_wrong())
                 .replace("STOPPED", self.launcher.was_stopped()),
         };
-        [SIGNALS, &self.launcher.traps(), &run, &course].concat()
+        run + &course
     }
 }
 
 impl Launcher {
+    /// What a script does on signals from here on; it defines `say` before [`Start::text`].
+    pub(crate) fn signals(self) -> String {
+        SIGNALS.to_owned() + &self.traps()
+    }
+
     fn traps(self) -> String {
         match self {
             Launcher::Srun => "trap ask_to_stop TERM INT HUP USR1\n".to_owned(),
@@ -73,13 +78,23 @@ const SIGNALS: &str = r#"
 # TERM, INT, HUP and USR1 ask for a stop. For each of them the ranks get USR1: all stop after the same
 # step, one checkpoint is written, and the exit code is 0. This script must live until then.
 program=           # the process that was started
+asking=            # the process that asks it again
 stop_asked=no
 interrupted=no     # whether a signal came while the script waited
 
 ask_to_stop() {
     stop_asked=yes
     interrupted=yes
-    [ -z "$program" ] || kill -USR1 "$program" 2>/dev/null
+    [ -z "$program" ] || ask_program
+}
+
+# A launcher that has no ranks yet loses what it is to pass on: asked again until it has ended.
+ask_program() {
+    kill -USR1 "$program" 2>/dev/null
+    if [ -z "$asking" ]; then
+        (while sleep 2 && kill -USR1 "$program"; do :; done) >/dev/null 2>&1 &
+        asking=$!
+    fi
 }
 "#;
 
@@ -110,7 +125,7 @@ run_program() {
     program=$!
     set +m
     # A signal that came before its number was known has not reached it.
-    [ "$stop_asked" = no ] || kill -USR1 "$program" 2>/dev/null
+    [ "$stop_asked" = no ] || ask_program
     # A signal ends `wait` early; the program's own exit code is that of a wait which nothing interrupted.
     interrupted=yes
     while [ "$interrupted" = yes ]; do
@@ -118,6 +133,13 @@ run_program() {
         wait "$program"
         code=$?
     done
+    [ -z "$asking" ] || kill "$asking" 2>/dev/null
+    # A rank that does not listen yet ends by USR1 itself, a launcher that has nothing left to pass on does, too.
+    if [ "$stop_asked" = yes ] && [ "$code" = 138 ]; then
+        say "ended by the signal that asked it to stop"
+        code=0
+        program=
+    fi
 }
 "#;
 

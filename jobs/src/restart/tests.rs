@@ -110,7 +110,7 @@ pub(crate) const WAIT: &str = "for _ in {1..4000}; do sleep 0.02; done";
 
 fn script(restarts: usize, launcher: Launcher) -> String {
     let start = Start { command: "mpirun -n 2 trainer", restarts, launcher };
-    format!("say() {{ echo \"launch: $*\" >&2; }}\n{}\nexit \"$code\"\n", start.text())
+    format!("say() {{ echo \"launch: $*\" >&2; }}\n{}{}\nexit \"$code\"\n", launcher.signals(), start.text())
 }
 
 /// Plays the loop to its end: exit code, calls, output.
@@ -185,6 +185,38 @@ fn a_program_that_fails_while_it_stops_is_not_started_again() {
     let (code, text) = playing.end();
     assert_eq!((code, stage.num_calls("mpirun")), (Some(1), 1));
     assert!(text.contains("exit code 1 after a signal; not started again"), "{text}");
+}
+
+#[test]
+fn a_program_that_loses_the_first_wish_to_stop_is_asked_again() {
+    for restarts in [0, 2] {
+        let stage = Stage::new(&format!("loses-{restarts}"));
+        // As a launcher whose ranks are not there yet.
+        stage.program(
+            "mpirun",
+            &format!("trap 'touch asked; trap \"exit 0\" USR1' USR1; touch started; {WAIT}; exit 7"),
+        );
+        let playing = stage.play(&script(restarts, Launcher::Mpirun), &stage.folder.join("output"));
+        stage.await_file("started");
+        playing.signal("TERM");
+        let (code, text) = playing.end();
+        assert_eq!((code, stage.num_calls("mpirun")), (Some(0), 1), "{text}");
+        assert!(stage.folder.join("asked").exists() && text.lines().count() == 1, "{text}");
+    }
+}
+
+#[test]
+fn a_program_that_a_wish_to_stop_ends_before_it_listens_was_stopped() {
+    for restarts in [0, 2] {
+        let stage = Stage::new(&format!("deaf-{restarts}"));
+        stage.program("mpirun", &format!("touch started; {WAIT}"));
+        let playing = stage.play(&script(restarts, Launcher::Mpirun), &stage.folder.join("output"));
+        stage.await_file("started");
+        playing.signal("TERM");
+        let (code, text) = playing.end();
+        assert_eq!((code, stage.num_calls("mpirun")), (Some(0), 1), "{text}");
+        assert!(text.contains("launch: ended by the signal"), "{text}");
+    }
 }
 
 #[test]

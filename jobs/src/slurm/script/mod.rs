@@ -24,7 +24,9 @@ pub(super) const FILE: &str = "job.sbatch";
 pub(super) fn text(request: &Request, trainer: &Path) -> String {
     let command = command(request, trainer);
     let start = Start { command: &command, restarts: request.restarts, launcher: Launcher::Srun };
-    [directives(request), surroundings(request), start.text(), ending(request)].concat()
+    // A signal may come while modules are loaded.
+    let signals = start.launcher.signals();
+    [directives(request), signals, surroundings(request), start.text(), ending(request)].concat()
 }
 
 /// The name of a job's output in its directory: `slurm-12.out`, for a task of an array `slurm-12_3.out`.
