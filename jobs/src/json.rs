@@ -3,7 +3,6 @@
 //! In: text, a key; a value, a file. Out: the first string, number or truth; the file. Invariant: keys are looked up by name at any
 //! depth, so this is only for documents where the name is unique. A written file is whole at any time.
 
-use std::fs;
 use std::path::Path;
 
 use serde::Serialize;
@@ -14,11 +13,9 @@ use crate::run_directory;
 
 /// Writes the whole file, and its directory, or leaves the old one.
 pub fn write(path: &Path, record: &impl Serialize) -> Outcome {
-    let unfinished = path.with_extension("json.unfinished");
     let text = serde_json::to_string_pretty(record);
     let text = text.map_err(|error| Failure::Failed(format!("{}: {error}", path.display())))?;
-    run_directory::write(&unfinished, &format!("{text}\n"))?;
-    fs::rename(&unfinished, path).map_err(|error| Failure::Failed(format!("{}: {error}", path.display())))
+    run_directory::write(path, &format!("{text}\n"))
 }
 
 /// The value that a text begins with. A launcher may put what a program says on its other stream before the end of a line.

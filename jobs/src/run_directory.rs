@@ -62,11 +62,13 @@ impl Job {
     }
 }
 
-/// Writes a file of a run, and its directory.
+/// Writes a file of a run, and its directory: the whole file, or it leaves the old one, also to who is reading that.
 pub(crate) fn write(file: &Path, text: &str) -> Outcome {
     let failed = |error| Failure::Failed(format!("cannot write {}: {error}", file.display()));
+    let mut unfinished = file.as_os_str().to_owned();
+    unfinished.push(".unfinished");
     fs::create_dir_all(file.parent().unwrap_or(Path::new("/"))).map_err(failed)?;
-    fs::write(file, text).map_err(failed)
+    fs::write(&unfinished, text).and_then(|()| fs::rename(&unfinished, file)).map_err(failed)
 }
 
 /// Makes a directory anew, without what lay there.
@@ -279,6 +281,20 @@ mod tests {
             assert_eq!((job.directory.as_path(), job.name.as_str()), (Path::new("/d/x"), "night"));
             assert_eq!(job.words, ["--epochs", "3"]);
         }
+    }
+
+    #[test]
+    fn who_reads_a_file_of_a_run_reads_the_old_one_to_its_end_when_it_is_written_anew() {
+        let folder = std::env::temp_dir().join(format!("lockstep-jobs-{}-anew", std::process::id()));
+        let file = folder.join("launch.sh");
+        write(&file, "old").unwrap();
+        let mut reading = File::open(&file).unwrap();
+        write(&file, "new one").unwrap();
+        let mut text = String::new();
+        std::io::Read::read_to_string(&mut reading, &mut text).unwrap();
+        assert_eq!((text.as_str(), fs::read_to_string(&file).unwrap().as_str()), ("old", "new one"));
+        assert_eq!(fs::read_dir(&folder).unwrap().count(), 1);
+        fs::remove_dir_all(folder).unwrap();
     }
 
     #[test]
