@@ -26,8 +26,8 @@ A rank is bound to one core where it has just one, or to as many as --threads of
 enough; two jobs at once on one machine would be bound to the same cores.
 With --hosts this program must have the same path on every host, as on a shared file system.
 SIGTERM and SIGINT (Ctrl-C) stop all ranks at the same step with a checkpoint; a second one ends at once.
-With --restarts `train` goes on from its last checkpoint when it fails; its directory is --output-dir, else runs/NAME, and
-has the script that does so, launch.sh.";
+With --restarts `train` goes on from its last checkpoint when it fails; its directory is --output-dir, also that of --config,
+else runs/NAME, and has the script that does so, launch.sh.";
 
 /// Flags of `trainer launch`.
 #[derive(Debug, Clone, Args)]
@@ -203,9 +203,7 @@ fn hosts(list: Option<&str>) -> Outcome<Vec<String>> {
 
 /// The computing threads that the trainer is told to use, if it is; what is wrong is the trainer's to refuse.
 fn threads(arguments: &[String]) -> Option<usize> {
-    let attached = arguments.iter().find_map(|word| word.strip_prefix("--threads="));
-    let following = || arguments.iter().skip_while(|word| *word != "--threads").nth(1).map(String::as_str);
-    attached.or_else(following).and_then(|count| count.parse().ok())
+    options::value_of(arguments, "--threads").and_then(|count| count.parse().ok())
 }
 
 #[cfg(test)]

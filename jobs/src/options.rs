@@ -26,6 +26,12 @@ pub struct Installing {
     pub no_install: bool,
 }
 
+/// The value of a flag among a command's words, in both notations.
+pub(crate) fn value_of<'w>(words: &'w [String], flag: &str) -> Option<&'w str> {
+    let attached = words.iter().find_map(|word| word.strip_prefix(flag)?.strip_prefix('='));
+    attached.or_else(|| words.iter().skip_while(|word| *word != flag).nth(1).map(String::as_str))
+}
+
 /// The trainer to start: this program, unless another one is named; absolute.
 pub(crate) fn trainer(named: Option<&Path>) -> Outcome<PathBuf> {
     let Some(path) = named else {

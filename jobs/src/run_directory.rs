@@ -12,7 +12,9 @@ use records::{COMPARISON_SCHEMA, STUDY_SCHEMA};
 use serde_json::Value;
 
 use crate::failure::{Failure, Outcome};
+use crate::options;
 use crate::process;
+use crate::slurm::TASK;
 
 /// One command of the trainer, with its place.
 #[derive(Debug, PartialEq)]
@@ -39,6 +41,10 @@ impl Job {
         let name = match name {
             Some(name) => checked_name(name)?.to_owned(),
             None => format!("{command}-{}", now()?),
+        };
+        let chosen = match chosen {
+            None if command == "train" => directory_of_config(&words)?,
+            chosen => chosen,
         };
         let directory = chosen.map_or_else(|| Path::new("runs").join(&name), PathBuf::from);
         let directory = std::path::absolute(&directory)
@@ -190,6 +196,21 @@ fn without_directory(words: &[String]) -> Outcome<(Option<String>, Vec<String>)>
     Ok((chosen, others))
 }
 
+/// The directory that the file of `--config` names, if it does.
+fn directory_of_config(words: &[String]) -> Outcome<Option<String>> {
+    // Of an array's task: it has a directory of its own.
+    let Some(file) = options::value_of(words, "--config").filter(|file| !file.contains(TASK)) else { return Ok(None) };
+    let failed = |error: String| {
+        Failure::Usage(format!(
+            "--config {file}: expected a run's options, which may name its directory: {error}; correct it, or name the directory by --output-dir"
+        ))
+    };
+    let text = fs::read_to_string(file).map_err(|error| failed(error.to_string()))?;
+    let table: toml::Table = text.parse().map_err(|error: toml::de::Error| failed(error.message().to_owned()))?;
+    let named = table.get("run").and_then(|run| run.get("output-dir")).and_then(|named| named.as_str());
+    Ok(named.map(str::to_owned))
+}
+
 /// A name goes into file names, scripts and tables.
 fn checked_name(name: &str) -> Outcome<&str> {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
@@ -281,6 +302,30 @@ mod tests {
             assert_eq!((job.directory.as_path(), job.name.as_str()), (Path::new("/d/x"), "night"));
             assert_eq!(job.words, ["--epochs", "3"]);
         }
+    }
+
+    #[test]
+    fn the_directory_of_the_configuration_counts_where_the_command_line_names_none() {
+        let folder = std::env::temp_dir().join(format!("lockstep-jobs-{}-config", std::process::id()));
+        let [named, plain, broken] = ["named.toml", "plain.toml", "broken.toml"].map(|name| folder.join(name));
+        write(&named, "[run]\nseed = 1\noutput-dir = \"d/x\"\n").unwrap();
+        write(&plain, "[run]\nseed = 1\n").unwrap();
+        write(&broken, "[run\n").unwrap();
+        let of = |words: &str| read(words, Some("night")).map(|job| job.directory);
+        let here = std::env::current_dir().unwrap();
+        for line in
+            [format!("train --config {}", named.display()), format!("train --config={} --epochs 3", named.display())]
+        {
+            assert_eq!(of(&line).unwrap(), here.join("d/x"), "{line}");
+            assert_eq!(of(&format!("{line} --output-dir /d/y")).unwrap(), Path::new("/d/y"), "a flag wins");
+        }
+        assert_eq!(of(&format!("train --config {}", plain.display())).unwrap(), here.join("runs/night"));
+        assert_eq!(of("train --config c{task}.toml").unwrap(), here.join("runs/night"), "each task has its own");
+        for file in [broken, folder.join("none.toml")] {
+            let failure = of(&format!("train --config {}", file.display())).unwrap_err();
+            assert!(failure.exit_code() == 2 && failure.to_string().contains("or name the directory"), "{failure}");
+        }
+        fs::remove_dir_all(folder).unwrap();
     }
 
     #[test]

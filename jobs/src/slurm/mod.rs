@@ -22,6 +22,7 @@ use crate::failure::{Failure, Outcome};
 use crate::probe;
 use crate::process;
 
+pub(crate) use self::array::TASK;
 use self::cancel::CancelArgs;
 use self::logs::LogsArgs;
 use self::request::SubmitArgs;
