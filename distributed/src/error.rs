@@ -56,6 +56,11 @@ pub enum CollectiveError {
     /// Ranks built different modules or buckets.
     #[error("{what} differs: expected {expected} as on rank {ROOT}, got {got} (rank {rank}); build the same model with the same options on every rank", ROOT = crate::ROOT)]
     PlanMismatch { what: &'static str, rank: usize, expected: String, got: String },
+    /// Two modules share a parameter.
+    #[error(
+        "{first} and {second} are one parameter, expected one for each; let both places use one module, or give each a parameter of its own"
+    )]
+    SharedParameter { first: String, second: String },
     /// Replicas no longer hold the same parameters.
     #[error("epoch {epoch}: parameters drifted apart: fingerprint is {got} on {}, expected {expected} as on rank {ROOT}", list(.ranks), ROOT = crate::ROOT)]
     FingerprintMismatch {

@@ -3,6 +3,8 @@
 //! In: any burn module. Out: paths, shapes and offsets in module order; flat copies in and out of the module.
 //! Invariant: equal modules have equal layouts on every rank. Parameter ids are random per process and never compared.
 
+use std::collections::HashMap;
+
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::tensor::{Tensor, TensorData};
 use sha2::{Digest, Sha256};
@@ -74,6 +76,12 @@ impl ParameterLayout {
     /// Length of the flat buffer.
     pub fn num_elements(&self) -> usize {
         self.num_elements
+    }
+
+    /// The paths of two entries that are one parameter, by its id: a clone of it in another module. Its gradient would be told of one alone.
+    pub fn shared(&self) -> Option<(&str, &str)> {
+        let mut paths = HashMap::new();
+        self.entries.iter().find_map(|entry| Some((paths.insert(entry.id, &*entry.path)?, &*entry.path)))
     }
 
     /// A digest of paths, shapes and offsets, the same in every process.

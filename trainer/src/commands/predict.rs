@@ -79,7 +79,10 @@ pub fn predict<F: ModelFamily>(args: &PredictArgs, world: &World) -> Result<Pred
             InputKind::Device => Pixels::Raw(raw),
         };
         let batch = HostBatch { pixels, labels: vec![0], mixed: None, indices: vec![0], shape }.to_device(&device);
-        let classes = likeliest(model.forward(batch.images), &input.class_names, config.top.filled())?;
+        let logits = model.forward(batch.images);
+        let expected = [1, input.class_names.len()];
+        ensure!(logits.dims() == expected, "model: expected logits {expected:?}, got {:?}", logits.dims());
+        let classes = likeliest(logits, &input.class_names, config.top.filled())?;
         world.reporter.note(&path.display().to_string());
         for class in &classes {
             world.reporter.note(&format!("  {:6.2} %  {}", 100.0 * class.probability, class.class));

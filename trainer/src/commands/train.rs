@@ -186,7 +186,7 @@ fn initial_model<F: ModelFamily>(
     goes_on: bool,
     world: &World,
 ) -> Result<F::Model> {
-    let model = build::<F>(&config.model, request, world.communicator.rank())?;
+    let model = build::<F>(&config.model, request)?;
     ensure!(
         config.batch.batch_norm.filled() == BatchNormKind::Local || model.heeds_pass_context(),
         "--batch-norm sync: this model has no synchronised norm, expected one that heeds_pass_context; use --batch-norm local"

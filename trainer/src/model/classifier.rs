@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use anyhow::{Result, anyhow};
+use anyhow::{Result, anyhow, ensure};
 use burn::module::Module;
 use burn::tensor::{Tensor, TensorData};
 use burn_resnet::ResNet;
@@ -45,6 +45,21 @@ impl ImageClassifier for ResNet {
     fn is_recordable(&self) -> bool {
         true
     }
+}
+
+/// The logits of a batch, of which the model has made a row for each label and a column for each class.
+///
+/// # Errors
+/// When their shape is another.
+pub fn expect_logits(logits: Tensor<2>, labels: &[u32]) -> Result<Tensor<2>> {
+    let [rows, columns] = logits.dims();
+    let num_classes = labels.iter().max().map_or(0, |label| *label as usize + 1);
+    ensure!(
+        rows == labels.len() && columns >= num_classes,
+        "model: expected logits [{}, {num_classes} or more], a row for each image and a column for each class, got [{rows}, {columns}]",
+        labels.len()
+    );
+    Ok(logits)
 }
 
 /// The loss and the right answers of one batch, read back from the device.

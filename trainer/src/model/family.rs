@@ -6,12 +6,12 @@
 use std::fmt::Debug;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, bail, ensure};
 use burn::optim::ModuleOptimizer;
 use burn::tensor::Device;
 use clap::Args;
 use datasets::DatasetSplits;
-use distributed::ParameterLayout;
+use distributed::{CollectiveError, ParameterLayout};
 use layers::{Activations, Computation, Convolution, Kernels, Recompute};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -82,7 +82,8 @@ pub trait ModelFamily {
     const OPTIONS: &'static [ModelOption] = &[];
 
     /// Its own flags: each an `Option`, so that a flag that was not typed leaves the value of a TOML file, in whose section `[model]`
-    /// it has the flag's name (`#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]`).
+    /// it has the flag's name (`#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]`). No flag, and no field, has the name of
+    /// a general one: [`program`](crate::commands::program::program) refuses such a family.
     type Args: Args + Default + Debug + Serialize + DeserializeOwned;
 
     /// What is trained.
@@ -147,25 +148,34 @@ impl Family {
     }
 }
 
-/// Distance between the ranks' seeds: odd, so that no two are equal, and without a pattern (2^64 / the golden ratio).
+/// Distance between the seeds of ranks: odd, so that no two are equal, and without a pattern (2^64 / the golden ratio).
 const ODD_STRIDE: u64 = 0x9E37_79B9_7F4A_7C15;
 
-/// The model of a filled section, to be trained on `rank`: its weights are drawn, and what it draws from now on, as for dropout, is
-/// another stream on each rank.
+/// The model of a filled section, its weights drawn.
 ///
 /// # Errors
-/// When there is no such model.
-pub fn build<F: ModelFamily>(model: &ModelSection, request: &ModelRequest<'_>, rank: usize) -> Result<F::Model> {
+/// When there is no such model, or two of its modules share a parameter.
+pub fn build<F: ModelFamily>(model: &ModelSection, request: &ModelRequest<'_>) -> Result<F::Model> {
     // burn's random numbers are one stream a process; ranks that are its threads take turns.
     static BUILDING: Mutex<()> = Mutex::new(());
     let _turn = BUILDING.lock().unwrap_or_else(PoisonError::into_inner);
     request.device.seed(request.seed);
     let model = F::build(&model.read()?, request)?;
     // burn draws a parameter when it is first read: here, in module order.
-    ParameterLayout::new(&model);
+    let layout = ParameterLayout::new(&model);
     ParameterLayout::state(&model);
-    request.device.seed(request.seed.wrapping_add((rank as u64 + 1).wrapping_mul(ODD_STRIDE)));
+    if let Some((first, second)) = layout.shared() {
+        bail!("model: {}", CollectiveError::SharedParameter { first: first.to_owned(), second: second.to_owned() });
+    }
     Ok(model)
+}
+
+/// Begins burn's random numbers anew for a step: what a model draws in it, as for dropout, is another stream on each rank and in each step,
+/// and the same one where a run goes on.
+pub fn seed_draws(device: &Device, seed: u64, rank: usize, step: u64) {
+    let of_rank = seed.wrapping_add((rank as u64 + 1).wrapping_mul(ODD_STRIDE));
+    // Multiplied once more: the steps that follow are no other rank's.
+    device.seed(of_rank.wrapping_mul(ODD_STRIDE).wrapping_add(step));
 }
 
 /// Opens the data set that `F` brings, with the flags of a filled section.

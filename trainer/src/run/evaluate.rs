@@ -16,7 +16,7 @@ use crate::measure::metrics::ScoreSums;
 use crate::model::input::Input;
 use crate::model::loss::Loss;
 use crate::model::metric::Metric;
-use crate::model::{ImageClassifier, UnreadScore};
+use crate::model::{ImageClassifier, UnreadScore, expect_logits};
 use crate::step::readback::Readback;
 use crate::world::stop::StopFlag;
 
@@ -83,7 +83,7 @@ pub fn evaluate<M: ImageClassifier>(
         for batch in loaded?.micro_batches.into_iter().filter(|batch| !batch.labels.is_empty()) {
             let known = batch.labels.clone();
             let ImageBatch { images, targets } = batch.into_images();
-            let logits = model.forward(images);
+            let logits = expect_logits(model.forward(images), &known)?;
             let loss_sum = config.loss.test_sum(logits.clone(), targets.labels);
             // Read while the device computes the next ones.
             readback.send(UnreadScore::new(logits, loss_sum, known));

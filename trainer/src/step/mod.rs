@@ -179,7 +179,7 @@ impl<M: ImageClassifier> Stepper<M> {
     fn micro_step(&mut self, batch: DeviceBatch, step: &Step, micro: &MicroStep, timer: &Timer) -> Result<()> {
         let loss_sum = {
             let _forward = timer.enter(Phase::Forward);
-            let Pass { output, loss_sum } = self.pass(batch);
+            let Pass { output, loss_sum } = self.pass(batch)?;
             self.update.end_forward(&mut self.model, output)?;
             loss_sum
         };
@@ -191,19 +191,19 @@ impl<M: ImageClassifier> Stepper<M> {
     }
 
     /// The forward pass of one micro-batch. One without samples needs none, unless others wait for its share of a synchronised norm.
-    fn pass(&self, batch: DeviceBatch) -> Pass {
+    fn pass(&self, batch: DeviceBatch) -> Result<Pass> {
         let forward = |batch, has_samples| {
             self.pass_context(has_samples).during(|| forward(&self.model, batch, &*self.config.loss))
         };
         if !batch.labels.is_empty() {
-            let (output, loss_sum) = forward(batch, true);
-            return Pass { output: Some(output), loss_sum: Some(loss_sum) };
+            let (output, loss_sum) = forward(batch, true)?;
+            return Ok(Pass { output: Some(output), loss_sum: Some(loss_sum) });
         }
         if !self.syncs_norm() {
-            return Pass::default();
+            return Ok(Pass::default());
         }
-        let (_, loss_sum) = forward(placeholder(batch.shape).upload(&self.device), false);
-        Pass { output: None, loss_sum: Some(loss_sum) }
+        let (_, loss_sum) = forward(placeholder(batch.shape).upload(&self.device), false)?;
+        Ok(Pass { output: None, loss_sum: Some(loss_sum) })
     }
 
     /// Ends a step; one in which something was not finite is as if it had never begun, if it can be skipped.

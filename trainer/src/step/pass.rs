@@ -3,11 +3,12 @@
 //! In: an uploaded micro-batch. Out: its results, detached, and its summed loss to differentiate.
 //! Invariant: a rank without samples computes on a placeholder whose gradients are dropped, where others wait for its statistics.
 
+use anyhow::Result;
 use burn::tensor::Tensor;
 use datasets::{DeviceBatch, HostBatch, ImageBatch, ImageShape, Pixels};
 
 use crate::model::loss::Loss;
-use crate::model::{ImageClassifier, UnreadScore};
+use crate::model::{ImageClassifier, UnreadScore, expect_logits};
 
 /// What a forward pass gave; nothing where there was none to make.
 #[derive(Default)]
@@ -39,12 +40,19 @@ impl Output {
 }
 
 /// The results of one micro-batch, and its summed loss to differentiate.
-pub(super) fn forward<M: ImageClassifier>(model: &M, batch: DeviceBatch, loss: &dyn Loss) -> (Output, Tensor<1>) {
+///
+/// # Errors
+/// When the logits have another shape than images and classes ask for.
+pub(super) fn forward<M: ImageClassifier>(
+    model: &M,
+    batch: DeviceBatch,
+    loss: &dyn Loss,
+) -> Result<(Output, Tensor<1>)> {
     let known = batch.labels.clone();
     let ImageBatch { images, targets } = batch.into_images();
-    let logits = model.forward(images);
+    let logits = expect_logits(model.forward(images), &known)?;
     let loss_sum = loss.sum(logits.clone(), targets);
-    (Output { logits: logits.inner(), loss_sum: loss_sum.clone().inner(), labels: known }, loss_sum)
+    Ok((Output { logits: logits.inner(), loss_sum: loss_sum.clone().inner(), labels: known }, loss_sum))
 }
 
 /// One black image, for a rank that has no sample but takes part in the collectives of a synchronised norm.

@@ -82,6 +82,30 @@ impl ModelFamily for OtherRule {
     }
 }
 
+/// Networks with one class too few.
+struct Short;
+
+impl ModelFamily for Short {
+    const NAME: &'static str = OwnParts::NAME;
+    const OPTIONS: &'static [ModelOption] = OwnParts::OPTIONS;
+    type Args = ModelArgs;
+    type Model = ResNet;
+
+    fn fill(args: &mut ModelArgs) -> Result<(), ConfigError> {
+        OwnParts::fill(args)
+    }
+
+    fn build(args: &ModelArgs, request: &ModelRequest<'_>) -> anyhow::Result<ResNet> {
+        OwnParts::build(args, &ModelRequest { num_classes: request.num_classes - 1, ..*request })
+    }
+}
+
+#[test]
+fn logits_for_fewer_classes_than_the_labels_are_refused_with_both_shapes() {
+    let error = run_as::<Short>(1, &[TINY, "--grad-accum-steps 1"]).unwrap_err();
+    assert!(format!("{error:#}").contains("model: expected logits [24, 10 or more]"), "{error:#}");
+}
+
 #[test]
 fn the_state_of_another_own_optimizer_is_refused() {
     let half = own(1, "--optimizer own --schedule constant --epochs 1");

@@ -91,7 +91,7 @@ pub fn measure<F: ModelFamily>(config: &BenchConfig, world: &World) -> Result<Op
         compute: &config.compute,
         device: &training_device,
     };
-    let model = build::<F>(&config.model, &request, world.communicator.rank())?;
+    let model = build::<F>(&config.model, &request)?;
     let step_config = step_config(config, &world.rank_status);
     let (communicator, server_link) = match Role::of(&step_config.sync, &world.communicator)? {
         Role::Worker { communicator, server_link } => (communicator, server_link),
