@@ -11,10 +11,9 @@ use std::time::{Duration, Instant, SystemTime};
 use clap::Args;
 
 use super::queue::Row;
-use super::target::Target;
-use super::{answer, queue, require};
+use super::target::{JOBS, Target};
+use super::{answer, queue, require, status};
 use crate::failure::{Failure, Outcome};
-use crate::json;
 use crate::options;
 use crate::output::say;
 
@@ -22,6 +21,8 @@ const DEFAULT_WAIT_S: usize = 120;
 /// After plain scancel Slurm waits for its KillWait (by default 30 s) before it kills.
 const END_WAIT: Duration = Duration::from_secs(90);
 const PAUSE: Duration = Duration::from_secs(1);
+/// A job that has only just begun loses what it is told.
+const ASK_AGAIN: Duration = Duration::from_secs(3);
 
 /// Flags of `trainer slurm cancel`.
 #[derive(Debug, Clone, Args)]
@@ -64,7 +65,7 @@ impl CancelArgs {
         let asked_at = SystemTime::now();
         for row in &running {
             answer("scontrol", &["update", &format!("JobId={}", row.job), "Requeue=0"])?;
-            answer("scancel", &["--signal=USR1", &row.job])?;
+            ask_to_stop(row);
             say!("job {}: asked to stop with a checkpoint", row.job);
         }
         let deadline = Instant::now() + Duration::from_secs(self.wait.unwrap_or(DEFAULT_WAIT_S) as u64);
@@ -82,19 +83,35 @@ fn cancel(row: &Row) -> Outcome {
     Ok(())
 }
 
-/// Waits for a job that was asked; past the deadline it is cancelled.
+/// A script of ours passes the wish on to its ranks, and does not start them once it knows of it. Another's would end by it: there
+/// the ranks are asked themselves.
+fn ask_to_stop(row: &Row) {
+    let is_ours = row.directory.as_deref().is_some_and(|directory| directory.join(JOBS).exists());
+    let script: &[&str] = if is_ours { &["--batch"] } else { &[] };
+    // Who cannot be asked yet is asked again.
+    answer("scancel", &[script, &["--signal=USR1", &row.job]].concat()).ok();
+}
+
+/// Waits for a job that was asked, and asks it again; past the deadline it is cancelled.
 fn await_stop(row: &Row, asked_at: SystemTime, deadline: Instant) -> Outcome {
+    let mut asked = Instant::now();
     while Instant::now() < deadline {
         let Ok(rows) = answered(deadline, || queue::of_job(&row.job)) else { break };
         match rows.first() {
             // Its script had asked to be queued again just before that was turned off.
             Some(now) if now.state == "PENDING" => return cancel(now),
-            Some(now) if now.is_in_queue() => sleep(PAUSE),
+            Some(now) if now.is_in_queue() => {
+                if now.is_running() && asked.elapsed() > ASK_AGAIN {
+                    ask_to_stop(row);
+                    asked = Instant::now();
+                }
+                sleep(PAUSE);
+            }
             now => {
                 let state = now.map_or("gone", |now| now.state.as_str());
-                let stopped = row.directory.as_deref().is_some_and(|directory| stopped_since(directory, asked_at));
-                let result = if stopped { "its checkpoint is written" } else { "without a stop: see its output" };
-                say!("job {}: {state}, {result}", row.job);
+                let summary = row.directory.as_deref().and_then(|directory| summary_since(directory, asked_at));
+                let end = summary.as_deref().map_or("see its output", status::end);
+                say!("job {}: {state}, {end}", row.job);
                 return Ok(());
             }
         }
@@ -128,13 +145,12 @@ fn answered<T>(deadline: Instant, mut ask: impl FnMut() -> Outcome<T>) -> Outcom
     }
 }
 
-/// Whether the run has said, after that time, that it was stopped before its end.
-fn stopped_since(directory: &Path, time: SystemTime) -> bool {
+/// What the run has written at its end, after that time.
+fn summary_since(directory: &Path, time: SystemTime) -> Option<String> {
     let file = directory.join("summary.json");
+    let written = fs::metadata(&file).and_then(|found| found.modified()).ok()?;
     // A file server's clock may be a little behind ours.
-    let is_new = |written: SystemTime| written + Duration::from_secs(5) > time;
-    fs::metadata(&file).and_then(|found| found.modified()).is_ok_and(is_new)
-        && fs::read_to_string(&file).is_ok_and(|summary| json::is_true(&summary, "stopped_early"))
+    if written + Duration::from_secs(5) > time { fs::read_to_string(&file).ok() } else { None }
 }
 
 #[cfg(test)]

@@ -92,11 +92,12 @@ fn last_epoch(metrics: &str) -> Option<String> {
     ))
 }
 
-fn end(summary: &str) -> &'static str {
-    if json::is_true(summary, "stopped_early") {
-        "stopped before its end, with a checkpoint"
-    } else {
-        "trained to its end"
+/// How a run ended, by its summary.
+pub(super) fn end(summary: &str) -> &'static str {
+    match (json::is_true(summary, "stopped_early"), json::number(summary, "steps")) {
+        (true, Some(0.0)) => "stopped before its first step; nothing to keep",
+        (true, _) => "stopped before its end, with a checkpoint",
+        (false, _) => "trained to its end",
     }
 }
 
@@ -112,6 +113,13 @@ mod tests {
         assert_eq!(shown, "epoch 3 step 160 | loss 1.2046 | acc 56.3 % train, - test | 12270 img/s");
         let tested = last_epoch(&RECORD.replace("null", "0.5")).unwrap();
         assert!(tested.contains("56.3 % train, 50.0 % test"), "{tested}");
+    }
+
+    #[test]
+    fn a_run_that_was_stopped_before_its_first_step_is_not_said_to_have_a_checkpoint() {
+        let of = |steps: u64, is_stopped: bool| end(&format!(r#"{{"steps":{steps},"stopped_early":{is_stopped}}}"#));
+        assert_eq!(of(0, true), "stopped before its first step; nothing to keep");
+        assert_eq!((of(3, true), of(3, false)), ("stopped before its end, with a checkpoint", "trained to its end"));
     }
 
     #[test]

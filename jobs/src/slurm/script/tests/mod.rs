@@ -127,6 +127,7 @@ fn modules_and_a_container_surround_the_trainer() {
     let text = script_of(&line);
     let apptainer = format!("apptainer exec --nv --bind \"$PWD\",\"$run_dir\" {} \\", image.trim_end_matches('/'));
     assert_lines(&text, &["module load gcc/12 openmpi/4 || exit 1", &apptainer]);
+    assert!(text.find("trap ask_to_stop") < text.find("module load"), "a signal may come meanwhile:\n{text}");
 }
 
 #[test]
