@@ -27,7 +27,7 @@ use self::cancel::CancelArgs;
 use self::logs::LogsArgs;
 use self::request::SubmitArgs;
 use self::status::StatusArgs;
-pub(crate) use self::submit::submit_into;
+pub(crate) use self::submit::{check, submit_into};
 pub use self::target::directory_of_run;
 
 /// Commands of `trainer slurm`; a job is named by its id or by its run's directory.

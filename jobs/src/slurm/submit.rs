@@ -66,14 +66,23 @@ fn place(request: &Request, trainer: &Path) -> Outcome<(String, PathBuf)> {
 
 /// Submits a job with these flags of `slurm submit`, which name the trainer; its files go to the directory. Its id.
 pub(crate) fn submit_into(directory: &Path, flags: &[String], words: &[String]) -> Outcome<String> {
-    let line = [&["submit".to_owned()], flags, &["--".to_owned()], words].concat();
-    let args = SubmitArgs::try_parse_from(line).map_err(|error| {
-        let text = error.to_string();
-        Failure::Usage(text.lines().next().unwrap_or_default().trim_start_matches("error: ").to_owned())
-    })?;
+    let args = parsed(flags, words)?;
     require()?;
     let request = Request::read(&args)?.in_directory(directory.to_owned())?;
     Ok(place(&request, &args.program()?)?.0)
+}
+
+/// Refuses what [`submit_into`] would refuse of flags and words.
+pub(crate) fn check(flags: &[String], words: &[String]) -> Outcome {
+    Request::read(&parsed(flags, words)?).map(drop)
+}
+
+fn parsed(flags: &[String], words: &[String]) -> Outcome<SubmitArgs> {
+    let line = [&["submit".to_owned()], flags, &["--".to_owned()], words].concat();
+    SubmitArgs::try_parse_from(line).map_err(|error| {
+        let text = error.to_string();
+        Failure::Usage(text.lines().next().unwrap_or_default().trim_start_matches("error: ").to_owned())
+    })
 }
 
 /// Refuses a second job in the same directory: both would write the same checkpoints.

@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use toml::Value as Toml;
 
 use super::attempt::{Attempt, Came, last_words, measured_unix_s};
-use super::cell::Place;
+use super::cell::{Cell, Place};
 use super::file::{Kind, StudyFile};
 use super::keys::word;
 use super::local::Local;
@@ -116,6 +116,16 @@ pub(super) fn submit(
     let job = slurm::submit_into(&job_directory(attempt, &directory), &flags, &attempt.words(&directory))?;
     jobs.note(attempt, &job)?;
     Ok(Submitted { job, stage: Stage::Waiting })
+}
+
+/// Refuses what [`submit`] would refuse of the file and a cell, if that is a job.
+pub(super) fn check(file: &StudyFile, cell: &Cell) -> Outcome {
+    if !matches!(cell.place, Place::Slurm { .. }) {
+        return Ok(());
+    }
+    let attempt = Attempt { cell, repetition: 1, number: 1 };
+    slurm::check(&flags(file, &attempt)?, &attempt.words(Path::new("/")))
+        .map_err(|failure| Failure::Usage(format!("{}: [slurm]: {failure}", file.path)))
 }
 
 /// The flags of `slurm submit` for a cell.
@@ -249,4 +259,34 @@ fn times(job: &str) -> (Option<String>, Option<f64>) {
             .map(|text| text.trim().to_owned())
     });
     (started, start.zip(end).map(|(start, end)| end - start))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::study::plan;
+
+    #[test]
+    fn what_slurm_submit_would_refuse_is_refused_before_anything_runs() {
+        let checked = |slurm: &str, network: &str| {
+            let head = "name = \"a\"\ntitle = \"A\"\nabout = \"a\"\n";
+            let text = format!(
+                "{head}[slurm]\n{slurm}\n[[matrix]]\nbatch_size_per_rank = 8\nranks = 2\nnetwork = \"{network}\"\n"
+            );
+            let file = StudyFile::read("s.toml", &text, &toml::Table::new()).unwrap();
+            check(&file, &plan::cells(&file).unwrap()[0])
+        };
+        for (slurm, expected) in
+            [("partitoin = \"p\"", "unexpected argument '--partitoin'"), ("nodes = 2", "nodes: the study decides it")]
+        {
+            let failure = checked(slurm, "slurm").unwrap_err();
+            let text = failure.to_string();
+            assert!(
+                failure.exit_code() == 2 && text.starts_with("s.toml: [slurm]: ") && text.contains(expected),
+                "{text}"
+            );
+        }
+        checked("partition = \"p\"\nexclusive = false", "slurm").unwrap();
+        checked("partitoin = \"p\"", "machine").unwrap();
+    }
 }

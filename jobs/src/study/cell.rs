@@ -16,6 +16,9 @@ use crate::hosts::Rate;
 /// Keys of a point that are no flags of the trainer's.
 pub(super) const OWN_KEYS: [&str; 3] = ["ranks", "network", "hosts"];
 
+/// Flags of the trainer's that a study gives itself, or that leave nothing to record.
+pub(super) const NOT_HERE: [&str; 6] = ["output_dir", "output", "resume", "allow_changed_data", "json", "help"];
+
 /// Machines of a cell, where it is not said.
 const DEFAULT_HOSTS: i64 = 2;
 
@@ -115,6 +118,9 @@ impl Point<'_> {
 
     /// The cell.
     pub(super) fn cell(mut self) -> Outcome<Cell> {
+        if let Some(key) = NOT_HERE.iter().find(|key| self.values.contains_key(**key)) {
+            return Err(self.refusal(key, "expected a flag that is not the study's own to give: remove it"));
+        }
         let place = self.place()?;
         if place == Place::Machine {
             // A matrix may name a number of hosts for its other networks.
@@ -138,6 +144,9 @@ impl Point<'_> {
             return Err(self.refusal("ranks", &text));
         }
         let settings = self.settings(&place, ranks, world_size, batch)?;
+        if self.matrix.kind == Kind::Bench {
+            self.count("steps", 1)?;
+        }
         Ok(Cell {
             id: self.id(&place, ranks, batch)?,
             kind: self.matrix.kind,

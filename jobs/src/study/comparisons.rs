@@ -90,6 +90,11 @@ impl Comparison {
         CompareArgs::parsed(words(&flags))
     }
 
+    /// Refuses what is no flag of `trainer compare`.
+    pub(super) fn check_flags(&self, around: Around<'_>) -> Outcome {
+        self.args(around).map(drop).map_err(|failure| self.named(&failure, around))
+    }
+
     /// Refuses what [`Comparison::run`] would refuse.
     pub(super) fn check(&self, around: Around<'_>) -> Outcome {
         self.args(around).and_then(|args| args.check()).map_err(|failure| self.named(&failure, around))

@@ -5,7 +5,7 @@
 
 use std::path::Path;
 
-use super::cell::Cell;
+use super::cell::{Cell, NOT_HERE};
 use super::file::{Kind, StudyFile};
 use super::plan;
 use crate::failure::{Failure, Outcome};
@@ -29,6 +29,7 @@ pub(super) fn check(file: &StudyFile, trainer: &Path, cells: &[&Cell]) -> Outcom
                     known
                         .iter()
                         .map(|flag| flag.trim_start_matches('-').replace('-', "_"))
+                        .filter(|key| !NOT_HERE.contains(&key.as_str()))
                         .collect::<Vec<_>>()
                         .join(", ")
                 )));

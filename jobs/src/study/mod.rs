@@ -111,13 +111,9 @@ impl StudyArgs {
         let file = self.read()?;
         let cells = plan::cells(&file)?;
         let (chosen, comparisons) = self.chosen(&cells, &file.comparisons)?;
-        if self.dry_run {
-            return output::result(&listed(&chosen, &comparisons));
-        }
-        environment::refuse_switches(std::env::vars_os())?;
-        check_places(&chosen)?;
         let trainer = options::trainer(self.trainer.as_deref())?;
         flags::check(&file, &trainer, &chosen)?;
+        chosen.iter().try_for_each(|cell| batch::check(&file, cell))?;
         let directory = self.output.clone().unwrap_or_else(|| Path::new("runs/studies").join(&file.name));
         let directory = std::path::absolute(&directory)
             .map_err(|error| Failure::Failed(format!("{}: {error}", directory.display())))?;
@@ -128,6 +124,12 @@ impl StudyArgs {
             attempts: file.attempts,
             is_watched: !self.no_quiet_check,
         };
+        comparisons.iter().try_for_each(|comparison| comparison.check_flags(around))?;
+        if self.dry_run {
+            return output::result(&listed(&chosen, &comparisons));
+        }
+        environment::refuse_switches(std::env::vars_os())?;
+        check_places(&chosen)?;
         comparisons.iter().try_for_each(|comparison| comparison.check(around))?;
         let _lock = run_directory::STUDY.lock(&directory)?;
         let mpirun = Mpirun::find();

@@ -89,6 +89,20 @@ fn batches_that_contradict_the_scaling_are_refused() {
 }
 
 #[test]
+fn flags_that_the_study_gives_itself_and_no_steps_are_refused() {
+    for (rest, key) in [
+        ("[train]\noutput_dir = \"x\"\n[[matrix]]\nkind = \"train\"\n", "output_dir"),
+        ("[[matrix]]\nkind = \"train\"\nresume = [true, false]\n", "resume"),
+        ("[base]\njson = true\n[[matrix]]\n", "json"),
+        ("[base]\nsteps = 0\n[[matrix]]\n", "steps"),
+    ] {
+        let text = refusal(&format!("{rest}batch_size_per_rank = 8\n"));
+        assert!(text.contains(&format!("s.toml: [[matrix]] 1: {key}: expected")), "{text}");
+    }
+    assert!(refusal("[[matrix]]\nkind = \"netbench\"\noutput = \"x\"\n").contains("not the study's own to give"));
+}
+
+#[test]
 fn a_training_is_told_the_batch_that_the_file_has() {
     let of = |kind: &str, batch: &str| {
         let lines = format!("kind = \"{kind}\"\nranks = 2\ngrad_accum_steps = 2\nreduction = \"exact\"\n{batch}\n");
