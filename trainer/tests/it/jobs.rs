@@ -26,7 +26,12 @@ fn told(output: &Output) -> String {
 
 /// Writes a program that says this.
 fn stand_in(file: &Path, says: &str) {
-    fs::write(file, format!("#!/bin/sh\necho '{says}'\n")).unwrap();
+    stand_in_that(file, &format!("echo '{says}'"));
+}
+
+/// Writes a program that does this.
+fn stand_in_that(file: &Path, does: &str) {
+    fs::write(file, format!("#!/bin/sh\n{does}\n")).unwrap();
     fs::set_permissions(file, fs::Permissions::from_mode(0o755)).unwrap();
 }
 
@@ -72,6 +77,33 @@ fn a_job_of_slurm_runs_this_program() {
 }
 
 #[test]
+fn a_job_that_loses_the_first_wish_to_stop_is_asked_again_and_so_is_its_script() {
+    let folder = tempfile::tempdir().unwrap();
+    let place = folder.path().display();
+    fs::write(folder.path().join("summary.json"), r#"{"steps":0,"stopped_early":true}"#).unwrap();
+    fs::write(folder.path().join("job-id"), "12\n").unwrap();
+    let row = format!("|None|0:01|10:00|1|n1|night|{place}/job.sbatch");
+    stand_in(&folder.path().join("sbatch"), "");
+    stand_in(&folder.path().join("scontrol"), "");
+    // Slurm cannot signal a step that is only being started.
+    stand_in_that(
+        &folder.path().join("scancel"),
+        &format!("echo \"$*\" >>{place}/asked; [ $(wc -l <{place}/asked) = 2 ]"),
+    );
+    let state = format!("[ $(cat {place}/asked 2>/dev/null | wc -l) = 2 ] && state=COMPLETED || state=RUNNING");
+    stand_in_that(&folder.path().join("squeue"), &format!("{state}\necho \"12|$state{row}\""));
+    let path = format!("{place}:{}", std::env::var("PATH").unwrap());
+    let output = run(&["slurm", "cancel", "12", "--wait", "60"], folder.path(), &[("PATH", &path)]);
+    let text = told(&output);
+    assert!(
+        output.status.success() && text.contains("12: COMPLETED, stopped before its first step; nothing"),
+        "{text}"
+    );
+    let asked = fs::read_to_string(folder.path().join("asked")).unwrap();
+    assert_eq!(asked, "--batch --signal=USR1 12\n".repeat(2));
+}
+
+#[test]
 fn variables_that_change_what_is_measured_are_refused_before_a_run() {
     let folder = tempfile::tempdir().unwrap();
     fs::write(
@@ -95,6 +127,25 @@ fn a_study_names_its_cells_from_its_file_alone() {
     let output = run(&["study", "s.toml", "--dry-run"], folder.path(), &[]);
     assert!(output.status.success(), "{}", told(&output));
     assert!(told(&output).contains("2 cells"), "{}", told(&output));
+}
+
+#[test]
+fn a_dry_run_of_a_study_refuses_keys_that_nobody_knows() {
+    let folder = tempfile::tempdir().unwrap();
+    let head = "name = \"s\"\ntitle = \"S\"\nabout = \"s\"\n";
+    let text = format!("{head}[compare]\nwith = \"jax\"\n[[matrix]]\nbatch_size_per_rank = 8\n");
+    fs::write(folder.path().join("s.toml"), &text).unwrap();
+    fs::write(folder.path().join("modle.toml"), format!("{text}modle = \"resnet8\"\n")).unwrap();
+    for (words, expected) in [
+        (&["modle.toml"][..], "modle: unknown key for bench"),
+        (&["s.toml", "--set", "foo=2"], "foo: unknown key for bench"),
+        (&["s.toml", "--set", "compare.wiht=jax"], "[compare]: unexpected argument '--wiht'"),
+    ] {
+        let output = run(&[&["study", "--dry-run"], words].concat(), folder.path(), &[]);
+        assert!(output.status.code() == Some(2) && told(&output).contains(expected), "{words:?}: {}", told(&output));
+    }
+    let output = run(&["study", "--dry-run", "s.toml"], folder.path(), &[]);
+    assert!(output.status.success() && told(&output).contains("1 comparison"), "{}", told(&output));
 }
 
 #[test]
