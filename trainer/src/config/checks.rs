@@ -59,10 +59,12 @@ pub(super) fn in_range(
     expected: impl Into<String>,
     accepts: impl Fn(f64) -> bool,
 ) -> Result<f64, ConfigError> {
-    if !value.is_finite() || !accepts(value) {
-        return Err(ConfigError::Invalid { option, expected: expected.into(), got: value.to_string() });
-    }
-    Ok(value)
+    let expected = match (accepts(value), value.is_finite()) {
+        (true, true) => return Ok(value),
+        (true, false) => format!("a finite number {}", expected.into()),
+        _ => expected.into(),
+    };
+    Err(ConfigError::Invalid { option, expected, got: value.to_string() })
 }
 
 /// Whether it is 0 up to but not 1.

@@ -45,15 +45,8 @@ impl ComputeArgs {
             within("--threads", threads, 1..=MOST_THREADS)?;
         }
         let kernels = self.kernels.unwrap_or(KernelsKind::Fused);
-        let is_ours = device == DeviceChoice::Flex && kernels == KernelsKind::Fused && self.dtype() != Dtype::F16;
-        if let Some(recompute) = self.recompute.filter(|recompute| *recompute != RecomputeKind::None && !is_ours) {
-            return Err(ConfigError::Conflict {
-                option: "--recompute",
-                other: format!("--device {device} --kernels {kernels} --dtype {}", self.dtype()),
-                remedy: format!(
-                    "{recompute} are computed again by our own kernels alone: --device flex, --kernels fused, --dtype f32 or bf16"
-                ),
-            });
+        if let Some(recompute) = self.recompute.filter(|recompute| *recompute != RecomputeKind::None) {
+            self.expect_own_kernels("--recompute", &format!("{recompute} are computed again"))?;
         }
         let option = match self.dtype() {
             Dtype::F32 => return Ok(()),
@@ -71,8 +64,27 @@ impl ComputeArgs {
         Ok(())
     }
 
-    /// Refuses what this program or processor has not.
+    /// Refuses `option`, by which something `happens`, where the layers are not computed by our own kernels.
+    fn expect_own_kernels(&self, option: &'static str, happens: &str) -> Result<(), ConfigError> {
+        let (device, dtype) = (self.device.filled(), self.dtype());
+        let kernels = self.kernels.unwrap_or(KernelsKind::Fused);
+        if device == DeviceChoice::Flex && kernels == KernelsKind::Fused && dtype != Dtype::F16 {
+            return Ok(());
+        }
+        Err(ConfigError::Conflict {
+            option,
+            other: format!("--device {device} --kernels {kernels} --dtype {dtype}"),
+            remedy: format!(
+                "{happens} by our own kernels alone: --device flex, --kernels fused, --dtype f32 or bf16; or leave it out"
+            ),
+        })
+    }
+
+    /// Refuses what this program or processor has not; and a convolution without effect, which checkpoints of earlier runs may have.
     pub(super) fn expect_offered(&self) -> Result<(), ConfigError> {
+        if self.convolution == Some(ConvolutionKind::Direct) {
+            self.expect_own_kernels("--convolution direct", "it is done")?;
+        }
         let (device, built_in) = (self.device.filled(), DeviceChoice::built_in());
         if !built_in.contains(&device.backend()) {
             return Err(ConfigError::DeviceNotBuilt {

@@ -59,7 +59,7 @@ impl OptimizerArgs {
             }
         }
         for RateFactor { factor, .. } in self.learning_rate_factors.iter().flatten() {
-            in_range("--learning-rate-factors", *factor, "factors above 0", |factor| factor > 0.0)?;
+            in_range("--learning-rate-factors", *factor, "above 0 for every part", |factor| factor > 0.0)?;
         }
         if let Some(decay) = self.ema_decay {
             in_range("--ema-decay", decay, "0 up to but not 1", is_share)?;

@@ -157,7 +157,7 @@ pub(crate) const OPTIONS: &[OptionFacts] = &[
     option("compute.input").of_rank().belongs_to(&["compute.device"]),
     option("compute.kernels").free().heeded_as(ModelOption::Kernels),
     option("compute.dtype").heeded_as(ModelOption::Dtype),
-    option("compute.convolution").free().heeded_as(ModelOption::Convolution),
+    option("compute.convolution").free().belongs_to(&["compute.device", "compute.kernels", "compute.dtype"]).heeded_as(ModelOption::Convolution),
     option("compute.recompute").of_rank().belongs_to(&["compute.device", "compute.kernels", "compute.dtype"]).heeded_as(ModelOption::Recompute),
     option("compute.cpu").of_rank().heeded_as(ModelOption::Cpu),
     option("compute.threads").of_rank(),

@@ -37,8 +37,21 @@ pub(super) fn fill(args: &mut TrainArgs, heeded: &[ModelOption], world_size: usi
     args.schedule.fill(dataset, args.data.resolution.as_ref().is_some_and(Resolution::depends_on_epochs))
 }
 
-/// Refuses what this program or this processor has not.
+/// Refuses what this program or this processor has not, and paths without a name, which only a file can say.
 pub(super) fn expect_offered(args: &TrainArgs) -> Result<(), ConfigError> {
+    let TrainArgs { data, sync, run, .. } = args;
+    for (option, path) in [
+        ("--data-dir", &data.data_dir),
+        ("--trace", &sync.trace),
+        ("--weights", &run.weights),
+        ("--output-dir", &run.output_dir),
+        ("--tensorboard", &run.tensorboard),
+    ] {
+        if path.as_ref().is_some_and(|path| path.as_os_str().is_empty()) {
+            let (expected, got) = ("a path, `.` for the present folder".to_owned(), "an empty one".to_owned());
+            return Err(ConfigError::Invalid { option, expected, got });
+        }
+    }
     args.data.expect_offered()?;
     args.compute.expect_offered()?;
     args.sync.expect_offered(args.compute.device.filled())

@@ -267,6 +267,30 @@ fn a_file_with_unknown_keys_or_values_is_refused_with_its_line() {
 }
 
 #[test]
+fn a_path_without_a_name_in_a_file_is_refused_by_its_flag() {
+    for text in ["[run]\noutput-dir = \"\"\n", "[data]\ndataset = \"cifar10\"\ndata-dir = \"\"\n"] {
+        let error = over_file(text, "").unwrap_err().to_string();
+        assert!(error.contains("-dir: expected a path, `.` for the present folder, got an empty one"), "{error}");
+    }
+}
+
+#[test]
+fn a_flag_of_stock_kernels_drops_the_files_convolution() {
+    let file = resolved("--device flex --convolution direct").to_toml();
+    assert!(over_file(&file, "--kernels stock").is_ok());
+}
+
+#[test]
+fn an_instruction_set_from_the_environment_is_named_so_and_an_empty_one_is_none() {
+    let with = |value: &str| program().arg("config").env("LOCKSTEP_CPU", value).output().unwrap();
+    let wrong = with("foo");
+    let told = String::from_utf8_lossy(&wrong.stderr);
+    assert!(wrong.status.code() == Some(2) && told.contains("'--cpu <SET>, or LOCKSTEP_CPU'"), "{told}");
+    let printed = with("");
+    assert!(printed.status.success() && printed.stdout == run(&["config"]).stdout, "{printed:?}");
+}
+
+#[test]
 fn the_loss_scale_follows_the_number_format_unless_it_is_given() {
     let scaling = |flags: &str| resolved(&format!("--device flex {flags}")).optimizer.loss_scale.filled();
     assert_eq!((scaling(""), scaling("--dtype bf16")), (LossScaling::None, LossScaling::None));
@@ -324,7 +348,7 @@ fn the_default_batch_divides_among_any_number_of_ranks() {
 }
 
 /// Flags, and what their refusal on two ranks must say.
-const REFUSED: [(&str, &[&str]); 106] = [
+const REFUSED: [(&str, &[&str]); 108] = [
     ("--dataset cifar10", &["--data-dir", "--download", "--dataset shapes"]),
     ("--dataset image-folder", &["--data-dir", "train/<class>"]),
     ("--dataset parquet", &["--data-dir", "as it was downloaded"]),
@@ -452,6 +476,11 @@ const REFUSED: [(&str, &[&str]); 106] = [
     ),
     ("--sync parameter-server --device flex --dtype f16", &["the default of --dtype f16", "a fixed --loss-scale"]),
     ("--every 4", &["--every has no effect without --sync local-sgd"]),
+    ("--learning-rate inf", &["--learning-rate: expected a finite number above 0, got inf"]),
+    (
+        "--device flex --kernels stock --convolution direct",
+        &["--convolution direct contradicts", "--kernels stock", "or leave it out"],
+    ),
 ];
 
 #[test]

@@ -32,10 +32,14 @@ pub use verify::{VerifyArgs, VerifyRunArgs};
 pub use watch::WatchArgs;
 
 use crate::config::choices::BatchNormKind;
-use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
+use clap::error::{ContextKind, ContextValue};
+use clap::{Arg, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use jobs::{CompareArgs, HostsCommand, LaunchArgs, SlurmCommand, StudyArgs};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
+
+/// The variable that stands in for `--cpu`.
+pub(super) const CPU_VARIABLE: &str = "LOCKSTEP_CPU";
 
 /// A variable of the environment, for the doctor, which looks at what other programs read, and for switches that narrow a fault down.
 pub fn environment(variable: &str) -> Option<String> {
@@ -71,13 +75,30 @@ impl<A: Args + Default> CliOf<A> {
 
     /// What was typed; ends the program where it is a question, such as `--help`, or has no meaning.
     pub fn typed() -> Self {
-        Self::from_arg_matches(&Self::definitions().get_matches()).unwrap_or_else(|error| error.exit())
+        let mut definitions = Self::definitions();
+        if environment(CPU_VARIABLE).is_some_and(|value| value.is_empty()) {
+            let without = |flag: Arg| if flag.get_id() == "cpu" { flag.env(None::<&str>) } else { flag };
+            definitions = definitions.mut_subcommands(|command| command.mut_args(without));
+        }
+        let matches = definitions.try_get_matches().unwrap_or_else(|error| naming_variable(error).exit());
+        Self::from_arg_matches(&matches).unwrap_or_else(|error| error.exit())
     }
 
     /// What to do; `train` with its defaults if nothing was typed.
     pub fn into_command(self) -> CommandOf<A> {
         self.command.unwrap_or_else(|| CommandOf::Train(Box::default()))
     }
+}
+
+/// The same, where it is about `--cpu`, whose value may come from the environment.
+fn naming_variable(mut error: clap::Error) -> clap::Error {
+    if let Some(ContextValue::String(flag)) = error.get(ContextKind::InvalidArg)
+        && flag.starts_with("--cpu ")
+    {
+        let named = format!("{flag}, or {CPU_VARIABLE}");
+        error.insert(ContextKind::InvalidArg, ContextValue::String(named));
+    }
+    error
 }
 
 /// A command of the program of the residual networks.

@@ -352,7 +352,7 @@ pub struct ComputeArgs {
     pub recompute: Option<RecomputeKind>,
 
     /// Instruction set of our own kernels: auto, avx512, avx2 or portable; a named one gives the same bits on every processor that has it [default: auto, the best of the processor]
-    #[arg(long, value_enum, value_name = "SET", hide_possible_values = true, env = "LOCKSTEP_CPU")]
+    #[arg(long, value_enum, value_name = "SET", hide_possible_values = true, env = super::CPU_VARIABLE)]
     pub cpu: Option<CpuKind>,
 
     /// Compute threads of one rank [default: the rank's share of the machine's cores]
