@@ -55,7 +55,7 @@ pub enum WeightsError {
     /// The file's tensors are not those of the network.
     #[error(
         "{}: the tensors do not fit the network: missing [{}]; unexpected [{}]; misshaped [{}]; \
-         check that they are of this network: depth, number of classes, shortcut",
+         check that they are of the same network, for as many classes",
         path.display(), some(missing), some(unexpected), some(misshaped)
     )]
     Mismatch {

@@ -6,21 +6,20 @@
 //! differs; what was written here is read under the names it was written with; a file is written
 //! whole or not at all.
 
+mod adapters;
 mod claims;
 mod dictionary;
 
 use std::collections::HashSet;
 use std::iter::successors;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use burn::module::Module;
-use burn::store::{
-    ApplyError, ApplyResult, BurnToPyTorchAdapter, FloatCastAdapter, ModuleAdapter, ModuleSnapshot, ModuleStore,
-    PyTorchToBurnAdapter, PytorchStore, SafetensorsStore,
-};
-use burn::tensor::DType;
+use burn::store::{ApplyError, ApplyResult, ModuleSnapshot, ModuleStore, PytorchStore, SafetensorsStore};
 
 use crate::WeightsError;
+use adapters::{FromPyTorch, OwnTensor, ToPyTorch, own_tensors};
 
 /// The prefixes that `DataParallel` and `torch.compile` give all names.
 const WRAPPERS: [&str; 2] = ["module.", "_orig_mod."];
@@ -38,7 +37,7 @@ const PYTORCH: &str = "a PyTorch checkpoint";
 const MAX_REASON_BYTES: usize = 500;
 
 /// Puts the weights of a file into `model`, a [`crate::ResNet`] or any other module, which keeps
-/// its device and what it trains.
+/// its device, its types and what it trains.
 ///
 /// The format is told by the name: `.safetensors`, or `.pth`, `.th`, `.pt`. The tensors of a PyTorch
 /// checkpoint may stand in a dictionary of it: under `state_dict`, `model_state_dict`, `net` or `model`,
@@ -82,8 +81,9 @@ pub fn load_weights_with<M: Module>(
     head: Head,
 ) -> Result<(M, Loaded), WeightsError> {
     let path = path.as_ref();
-    let names = names(&model);
-    let head = names.last().filter(|_| head == Head::Own).map(|last| match last.rsplit_once('.') {
+    let own = own_tensors(&model);
+    let last = own.last().map(|last| &last.name);
+    let head = last.filter(|_| head == Head::Own).map(|last| match last.rsplit_once('.') {
         Some((module, _)) => format!("{module}."),
         None => last.clone(),
     });
@@ -91,7 +91,7 @@ pub fn load_weights_with<M: Module>(
     let file_len = claims::file_len(path)?;
     let (applied, key) = match path.extension().and_then(|extension| extension.to_str()) {
         Some("safetensors") => (
-            apply((&mut model, &names), SafetensorsStore::from_file(path), path, (file_len, "safetensors"), is_kept)?,
+            apply((&mut model, &own), SafetensorsStore::from_file(path), path, (file_len, "safetensors"), is_kept)?,
             None,
         ),
         Some("pth" | "th" | "pt") => {
@@ -107,12 +107,12 @@ pub fn load_weights_with<M: Module>(
                 Some(key) => store.with_top_level_key(key),
                 None => store,
             };
-            (apply((&mut model, &names), store, path, (file_len, PYTORCH), is_kept)?, key)
+            (apply((&mut model, &own), store, path, (file_len, PYTORCH), is_kept)?, key)
         }
         _ => return Err(WeightsError::Extension { path: path.into() }),
     };
-    check(path, applied, is_kept)?;
-    let (kept, taken) = names.into_iter().partition(is_kept);
+    check(path, &own, applied, is_kept)?;
+    let (kept, taken) = own.into_iter().map(|own| own.name).partition(is_kept);
     Ok((model, Loaded { key, taken, kept }))
 }
 
@@ -143,14 +143,14 @@ pub fn safetensors_bytes<M: Module>(model: &M) -> Result<Vec<u8>, WeightsError> 
 
 /// `store` with all parameters and running statistics as PyTorch has them.
 fn collect<M: Module>(model: &M, store: SafetensorsStore) -> Result<SafetensorsStore, String> {
-    let mut store = store.with_to_adapter(BurnToPyTorchAdapter).clear_metadata().metadata("format", "pt");
+    let mut store = store.with_to_adapter(ToPyTorch).clear_metadata().metadata("format", "pt");
     // `valid` flushes the running statistics and takes the parameters off the autodiff device.
     model.valid().save_into(&mut store).map_err(|error| error.to_string())?;
     Ok(store)
 }
 
 fn apply<M: Module, S: ModuleStore>(
-    (model, own_names): (&mut M, &[String]),
+    (model, own): (&mut M, &[OwnTensor]),
     mut store: S,
     path: &Path,
     (file_len, format): (u64, &'static str),
@@ -162,7 +162,7 @@ fn apply<M: Module, S: ModuleStore>(
     if let Some(reason) = tensors.values().find_map(|tensor| claims::refusal_of_tensor(tensor, file_len)) {
         return Err(unreadable(reason));
     }
-    let own_names: HashSet<&str> = own_names.iter().map(String::as_str).collect();
+    let own_names: HashSet<&str> = own.iter().map(|own| own.name.as_str()).collect();
     let mut tensors: Vec<_> = tensors.values().cloned().collect();
     for tensor in &mut tensors {
         if let Some(name) = own_name(&tensor.name, &own_names) {
@@ -170,9 +170,8 @@ fn apply<M: Module, S: ModuleStore>(
         }
     }
     tensors.retain(|tensor| !is_kept(&tensor.name));
-    // Without the cast burn-store would give the model the type of a half-precision file.
-    let adapter = PyTorchToBurnAdapter.chain(FloatCastAdapter::to(DType::F32));
-    Ok(model.apply(tensors, None, Some(Box::new(adapter)), false))
+    let types = own.iter().map(|own| (own.path.clone(), own.dtype)).collect();
+    Ok(model.apply(tensors, None, Some(Box::new(FromPyTorch(Arc::new(types)))), false))
 }
 
 /// The beginning of a reason: some readers print the object that they did not expect, however large.
@@ -182,12 +181,6 @@ fn shortened(mut reason: String) -> String {
         reason.push('…');
     }
     reason
-}
-
-/// The names under which [`save_safetensors`] writes the tensors of `model`, in module order.
-fn names<M: Module>(model: &M) -> Vec<String> {
-    let tensors = model.collect(None, Some(Box::new(BurnToPyTorchAdapter)), false);
-    tensors.into_iter().map(|tensor| tensor.name).collect()
 }
 
 /// What `model` calls a tensor of this name in a file, if it does not call it so itself.
@@ -201,37 +194,34 @@ fn own_name<'a>(name: &'a str, own_names: &HashSet<&str>) -> Option<String> {
     candidates.find(|name| own_names.contains(name.as_str()))
 }
 
-fn check(path: &Path, applied: ApplyResult, is_kept: impl Fn(&String) -> bool) -> Result<(), WeightsError> {
-    let missing = applied.missing.into_iter().map(|(name, _)| pytorch_name(&name));
-    let missing: Vec<String> = missing.filter(|name| !is_kept(name)).collect();
+fn check(
+    path: &Path,
+    own: &[OwnTensor],
+    applied: ApplyResult,
+    is_kept: impl Fn(&String) -> bool,
+) -> Result<(), WeightsError> {
+    let named = |path: String| own.iter().find(|own| own.path == path).map_or(path, |own| own.name.clone());
+    let missing: Vec<String> =
+        applied.missing.into_iter().map(|(path, _)| named(path)).filter(|name| !is_kept(name)).collect();
     let unexpected: Vec<String> = applied.unused.into_iter().filter(|name| !name.ends_with(BATCH_COUNTER)).collect();
-    let misshaped: Vec<String> = applied.errors.iter().map(describe).collect();
+    let misshaped: Vec<String> = applied.errors.into_iter().map(|error| describe(error, named)).collect();
     if missing.is_empty() && unexpected.is_empty() && misshaped.is_empty() {
         return Ok(());
     }
     Err(WeightsError::Mismatch { path: PathBuf::from(path), missing, unexpected, misshaped })
 }
 
-fn describe(error: &ApplyError) -> String {
+fn describe(error: ApplyError, named: impl Fn(String) -> String) -> String {
     match error {
         ApplyError::ShapeMismatch { path, expected, found } => {
             let (expected, found) = (expected.as_slice(), found.as_slice());
-            format!("{}: expected {expected:?}, got {found:?}", pytorch_name(path))
+            format!("{}: expected {expected:?}, got {found:?}", named(path))
         }
         ApplyError::DTypeMismatch { path, expected, found } => {
-            format!("{}: expected {expected:?}, got {found:?}", pytorch_name(path))
+            format!("{}: expected {expected:?}, got {found:?}", named(path))
         }
         ApplyError::AdapterError { path, message } | ApplyError::LoadError { path, message } => {
-            format!("{}: {message}", pytorch_name(path))
+            format!("{}: {message}", named(path))
         }
-    }
-}
-
-/// burn calls a normalisation's parameters gamma and beta.
-fn pytorch_name(path: &str) -> String {
-    match path.rsplit_once('.') {
-        Some((layer, "gamma")) => format!("{layer}.weight"),
-        Some((layer, "beta")) => format!("{layer}.bias"),
-        _ => path.to_owned(),
     }
 }

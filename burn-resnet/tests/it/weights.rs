@@ -3,10 +3,10 @@
 use std::path::Path;
 use std::process::Command;
 
-use burn::module::Module;
+use burn::module::{Module, ModuleMapper, Param};
 use burn::nn::conv::{Conv2d, Conv2dConfig};
-use burn::nn::{BatchNorm, BatchNormConfig};
-use burn::tensor::{Device, Tensor};
+use burn::nn::{self, BatchNorm, BatchNormConfig};
+use burn::tensor::{Device, FloatDType, Tensor};
 use burn_resnet::{ResNetConfig, Shortcut, WeightsError, load_weights, save_safetensors};
 use safetensors::SafeTensors;
 
@@ -94,6 +94,76 @@ fn a_module_reads_what_it_wrote_whatever_its_fields_are_called() {
     assert_ne!(tensors(&written), tensors(&other));
     save_safetensors(&written, &path).unwrap();
     assert_eq!(tensors(&load_weights(other, &path).unwrap()), tensors(&written));
+}
+
+/// Layers whose parameters PyTorch calls otherwise, and a parameter that it would call as it is called here.
+#[derive(Module, Debug)]
+struct Named {
+    norm: nn::InstanceNorm,
+    prelu: nn::PRelu,
+    gamma: Param<Tensor<1>>,
+    head: nn::Linear,
+}
+
+impl Named {
+    fn new(value: f64, device: &Device) -> Self {
+        let all = |len: usize| Tensor::full([len], value, device);
+        let mut norm = nn::InstanceNormConfig::new(3).init(device);
+        (norm.gamma, norm.beta) = (Some(Param::from_tensor(all(3))), Some(Param::from_tensor(all(3) + 1.0)));
+        let prelu = nn::PReluConfig::new().with_alpha(value).init(device);
+        Self { norm, prelu, gamma: Param::from_tensor(all(2)), head: nn::LinearConfig::new(2, 2).init(device) }
+    }
+}
+
+#[test]
+fn instance_norms_and_prelus_travel_under_the_names_of_pytorch_and_the_missing_are_told_by_those_of_the_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("weights.safetensors");
+    let device = Device::flex();
+    let written = Named::new(0.5, &device);
+    save_safetensors(&written, &path).unwrap();
+    let bytes = std::fs::read(&path).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    let mut names = file.names();
+    names.sort_unstable();
+    assert_eq!(names, ["gamma", "head.bias", "head.weight", "norm.bias", "norm.weight", "prelu.weight"]);
+    assert_eq!(tensors(&load_weights(Named::new(2.0, &device), &path).unwrap()), tensors(&written));
+
+    let other = saved(&config(), folder.path());
+    let Err(WeightsError::Mismatch { missing, .. }) = load_weights(Named::new(2.0, &device), &other) else {
+        panic!("a module took the weights of another")
+    };
+    assert_eq!(missing, names);
+}
+
+#[test]
+fn a_module_keeps_the_types_of_its_parameters_whatever_the_file_has() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("weights.safetensors");
+    let device = Device::flex();
+    let linear = |dtype| {
+        let weight = Tensor::<2>::from_floats([[0.5, -2.0], [1.0, 0.25]], &device).cast(dtype);
+        nn::Linear { weight: Param::from_tensor(weight), bias: None }
+    };
+    let types = [FloatDType::F64, FloatDType::F32, FloatDType::BF16];
+    for of_file in types {
+        save_safetensors(&linear(of_file), &path).unwrap();
+        for own in types {
+            let zeros = linear(own).map(&mut Zeros);
+            let loaded = load_weights(zeros, &path).unwrap().weight.val();
+            assert_eq!(FloatDType::from(loaded.dtype()), own, "{of_file:?}");
+            assert_eq!(values(loaded.cast(FloatDType::F32)), [0.5, -2.0, 1.0, 0.25], "{of_file:?} to {own:?}");
+        }
+    }
+}
+
+/// Makes every parameter zero.
+struct Zeros;
+
+impl ModuleMapper for Zeros {
+    fn map_float<const D: usize>(&mut self, parameter: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        parameter.map(|tensor| tensor.zeros_like())
+    }
 }
 
 #[test]
