@@ -7,9 +7,10 @@
 use std::cell::RefCell;
 use std::fmt;
 use std::ops::Add;
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
+use burn::module::ParamId;
 use burn::nn::BatchNorm;
 use burn::tensor::{FloatDType, Tensor};
 
@@ -17,11 +18,16 @@ use crate::choices::{Activations, Computation};
 use crate::context::PassContext;
 use crate::elementwise::Elementwise;
 use crate::layer::{Convolved, Normalised, Skip};
-use crate::norm::{Alone, batch_norm, expect_channels, takes_batch_statistics};
+use crate::norm::{Alone, batch_norm, expect_channels, expect_values, takes_batch_statistics};
 use crate::ops::single::computes;
 use crate::ops::{NormLink, stock};
 use kernels::activation::Function;
 use kernels::batch_norm::Rectifier;
+
+thread_local! {
+    /// What this thread has left to compute that will move a normalisation's statistics, by the normalisation's scale.
+    static WAITING: RefCell<Vec<(ParamId, Weak<RefCell<State>>)>> = const { RefCell::new(Vec::new()) };
+}
 
 /// Activations `[N, H, W, C]` on their way through a network, computed when they are read.
 ///
@@ -81,12 +87,39 @@ impl State {
             Self::Taken => panic!("features: expected values, but computing them panicked before"),
         }
     }
+
+    /// The scale of the normalisation whose statistics move when this is computed.
+    fn moves(&self) -> Option<ParamId> {
+        let (norm, input) = match self {
+            Self::Normalised(layer) => (&layer.norm, &layer.input.tensor),
+            Self::Alone(norm) => (&norm.norm, &norm.input),
+            _ => return None,
+        };
+        takes_batch_statistics(norm, input).then_some(norm.gamma.id)
+    }
 }
 
 impl From<State> for Features {
     fn from(state: State) -> Self {
-        Self(Rc::new(RefCell::new(state)))
+        let moved = state.moves();
+        let features = Rc::new(RefCell::new(state));
+        if let Some(scale) = moved {
+            WAITING.with_borrow_mut(|waiting| {
+                waiting.retain(|(_, features)| features.strong_count() > 0);
+                waiting.push((scale, Rc::downgrade(&features)));
+            });
+        }
+        Self(features)
     }
+}
+
+/// Computes what waits to move the statistics of `norm`, which is used once more: they move in the order of the program, not of the readers.
+fn compute_waiting(norm: &BatchNorm) {
+    let of_norm = |(scale, features): &(ParamId, Weak<RefCell<State>>)| {
+        features.upgrade().filter(|features| *scale == norm.gamma.id && features.borrow().moves().is_some())
+    };
+    let waiting: Vec<_> = WAITING.with_borrow(|waiting| waiting.iter().filter_map(of_norm).collect());
+    waiting.into_iter().for_each(|features| drop(Features(features).values()));
 }
 
 impl From<Tensor<4>> for Features {
@@ -137,6 +170,7 @@ impl Features {
     }
 
     pub(crate) fn normalised(self, norm: &BatchNorm) -> Self {
+        compute_waiting(norm);
         match self.into_state() {
             State::Convolved(convolved) if convolved.can_be_fused() => {
                 State::Normalised(Box::new(convolved.normalised(norm))).into()
@@ -144,6 +178,7 @@ impl Features {
             other => {
                 let (context, input) = (PassContext::current(), other.evaluate().tensor);
                 expect_channels(norm, input.dims()[3], || input.dims());
+                expect_values(norm, &input);
                 if takes_batch_statistics(norm, &input) && computes(&input, &context.computation) {
                     let (norm, rectifier) = (norm.clone(), Rectifier::None);
                     return State::Alone(Box::new(Alone { context, norm, input, rectifier })).into();

@@ -65,6 +65,7 @@ impl Convolved {
         let input = input.into_values_for(norm, &context.computation).in_format(context.computation.activations);
         let padding = kernels_padding(&conv).expect("a convolution that can be fused");
         expect_channels(&conv, &input.tensor);
+        norm::expect_values(norm, &input.tensor);
         let (norm, [channels, ..]) = (norm.clone(), conv.weight.dims());
         let layer = Normalised { context, conv, padding, norm, input, skip: Skip::None, rectifier: Rectifier::None };
         norm::expect_channels(&layer.norm, channels, || layer.out_dims());
@@ -98,7 +99,7 @@ pub(crate) struct Normalised {
     context: PassContext,
     conv: Conv2d,
     padding: usize,
-    norm: BatchNorm,
+    pub(crate) norm: BatchNorm,
     pub(crate) input: Values,
     pub(crate) skip: Skip,
     pub(crate) rectifier: Rectifier,

@@ -63,6 +63,16 @@ pub(crate) fn expect_channels(norm: &BatchNorm, channels: usize, got: impl FnOnc
     assert!(channels == expected, "batch norm: expected [N, H, W, {expected}], got {:?}", got());
 }
 
+/// # Panics
+/// In training without values: their statistics would be NaN, and the running ones for ever after.
+pub(crate) fn expect_values(norm: &BatchNorm, input: &Tensor<4>) {
+    let dims = input.dims();
+    assert!(
+        !dims.contains(&0) || !takes_batch_statistics(norm, input),
+        "batch norm in training: expected values to take statistics of, got {dims:?}; leave out a batch without samples"
+    );
+}
+
 /// Running statistics and parameters as one scale and one shift per channel, the parameters gated by the input.
 pub(crate) fn folded(
     norm: &BatchNorm,

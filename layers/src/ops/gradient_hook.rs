@@ -10,9 +10,9 @@ use std::sync::Arc;
 use burn::backend::Backend;
 use burn::backend::tensor::FloatTensor;
 use burn::module::ParamId;
-use burn::tensor::TensorData;
+use burn::tensor::{FloatDType, TensorData};
 
-use super::composed::widen;
+use super::composed::round;
 use super::joined_gradients::{Joined, JoinedGradients, to_data};
 
 /// Takes gradients out of a backward pass.
@@ -70,12 +70,12 @@ pub struct HookedParameters {
     pub beta: Option<ParamId>,
 }
 
-/// Hands one gradient over, contiguous and as f32 where the parameter is narrower, or with it those that have waited for it.
+/// Hands one gradient over, contiguous and as f32 whatever the parameter is, or with it those that have waited for it.
 ///
 /// # Panics
 /// When the device fails: a backward pass has no error to return.
 pub(super) fn call_hook<B: Backend>(hook: &dyn GradientHook, parameter: ParamId, gradient: FloatTensor<B>) {
-    let gradient = widen::<B>(gradient);
+    let gradient = round::<B>(gradient, FloatDType::F32);
     match hook.joined() {
         Some(joined) => {
             if let Some(whole) = joined.add::<B>(parameter, gradient) {

@@ -10,5 +10,6 @@ mod fused;
 mod modules;
 mod number_formats;
 mod random_networks;
+mod running_statistics;
 mod single;
 mod stream;

@@ -7,7 +7,7 @@ use burn::nn;
 use burn::nn::PaddingConfig2d;
 use burn::nn::conv::Conv2dConfig;
 use burn::tensor::activation::relu;
-use burn::tensor::{Device, Gradients, Tensor};
+use burn::tensor::{Device, FloatDType, Gradients, Tensor};
 use layers::{PassContext, gradient_hook, stream};
 
 use crate::differences::values;
@@ -167,6 +167,22 @@ fn gradients_of_a_layer_whose_norm_is_frozen_go_to_the_hook_as_those_of_others_d
         for (id, gradient) in [on_tape(&conv, &gradients), on_tape(&norm, &gradients)].concat() {
             assert_eq!(gradient, None, "{id} is on the tape, too");
         }
+    }
+}
+
+#[test]
+fn a_hook_gets_gradients_in_f32_whatever_the_parameters_are() {
+    let device = Device::flex().autodiff();
+    for dtype in [FloatDType::F64, FloatDType::F32, FloatDType::BF16] {
+        let weight = Tensor::<2>::ones([3, 2], &device).cast(dtype).detach();
+        let linear = nn::Linear { weight: Param::from_tensor(weight).set_require_grad(true), bias: None };
+        let given: Arc<Mutex<Given>> = Arc::default();
+        let taken = Arc::clone(&given);
+        let hook = gradient_hook(move |id, gradient| taken.lock().unwrap().push((id, gradient.try_to_vec().unwrap())));
+        let x = Tensor::<2>::ones([4, 3], &device).cast(dtype);
+        let context = PassContext { hook: Some(hook), ..PassContext::default() };
+        context.during(|| stream(&linear, &x).forward(x.clone())).sum().backward();
+        assert_eq!(*given.lock().unwrap(), [(linear.weight.id, vec![4.0; 6])], "{dtype:?}");
     }
 }
 

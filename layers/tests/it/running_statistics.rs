@@ -1,0 +1,102 @@
+//! Running statistics of one normalisation that several places share, and of a batch without images.
+
+use burn::nn;
+use burn::nn::PaddingConfig2d;
+use burn::tensor::{Device, Tensor};
+use layers::{BatchNorm, Computation, Conv2d, Conv2dConfig, Features, Kernels, PassContext, relu};
+
+use crate::differences::{relative_difference, values};
+
+/// Of f32 arithmetic in two orders; statistics taken in the wrong one are a tenth off.
+const TOLERANCE: f64 = 1e-5;
+
+struct Shared {
+    conv: Conv2d,
+    norm: BatchNorm,
+}
+
+impl Shared {
+    fn new(device: &Device) -> Self {
+        device.seed(3);
+        let conv = Conv2dConfig::new([3, 4], [3, 3]).with_padding(PaddingConfig2d::Explicit(1, 1, 1, 1));
+        let norm = nn::BatchNormConfig::new(4).init(device);
+        Self { conv: conv.with_bias(false).init(device), norm: norm.into() }
+    }
+
+    fn convolved(&self, brightness: f32, device: &Device) -> Features {
+        self.norm.forward(self.conv.forward(images(brightness, device)))
+    }
+
+    fn alone(&self, brightness: f32, device: &Device) -> Features {
+        let image = images(brightness, device);
+        self.norm.forward(Tensor::cat(vec![image.clone(), image.slice([0..2, 0..6, 0..6, 0..1])], 3))
+    }
+}
+
+fn images(brightness: f32, device: &Device) -> Tensor<4> {
+    let values = Tensor::<1>::from_floats(std::array::from_fn::<f32, 216, _>(|i| (i as f32 * 0.7).sin()), device);
+    (values * brightness + brightness).reshape([2, 6, 6, 3])
+}
+
+/// A part of a network that uses one normalisation more than once.
+type Part = fn(&Shared, &Device);
+
+const PARTS: [Part; 5] = [
+    // The first branch takes the second one as what is added to it.
+    |m, device| drop(Tensor::from(relu(m.convolved(1.0, device) + m.convolved(5.0, device)))),
+    // Read in the other order.
+    |m, device| {
+        let (first, second) = (m.convolved(1.0, device), m.convolved(5.0, device));
+        drop((Tensor::from(second), Tensor::from(first)));
+    },
+    |m, device| {
+        let (first, second) = (relu(m.alone(1.0, device)), relu(m.alone(5.0, device)));
+        drop((Tensor::from(second), Tensor::from(first)));
+    },
+    // Behind a convolution that waits, too.
+    |m, device| {
+        let of_four = nn::conv::Conv2dConfig::new([4, 4], [1, 1]).init(device);
+        let first = Conv2d::from(of_four).forward(m.convolved(1.0, device));
+        drop((Tensor::from(m.alone(5.0, device)), Tensor::from(first)));
+    },
+    |m, device| {
+        let shared = m.convolved(1.0, device);
+        let (first, second) = (relu(shared.clone()), m.alone(5.0, device) + shared);
+        drop((Tensor::from(second), Tensor::from(first)));
+    },
+];
+
+#[test]
+fn a_norm_that_is_used_twice_moves_its_statistics_in_the_order_of_the_program_whatever_is_read_first() {
+    let device = Device::flex().autodiff();
+    for (index, part) in PARTS.iter().enumerate() {
+        // The stock kernels take burn's operations one after the other.
+        let [found, expected] = [Kernels::Fused, Kernels::Stock].map(|kernels| {
+            let shared = Shared::new(&device);
+            let computation = Computation { kernels, ..Computation::default() };
+            PassContext { computation, ..PassContext::default() }.during(|| part(&shared, &device));
+            let running = [&shared.norm.running_mean, &shared.norm.running_var];
+            running.map(|running| values(running.value_sync().inner()))
+        });
+        for (found, expected) in found.iter().zip(&expected) {
+            let off = relative_difference(found, expected);
+            assert!(off <= TOLERANCE, "part {index}: {off:.2e}");
+        }
+    }
+}
+
+#[test]
+fn a_norm_in_training_refuses_a_batch_without_images_and_keeps_its_statistics() {
+    let device = Device::flex().autodiff();
+    let shared = Shared::new(&device);
+    let nothing = |channels: usize| Tensor::<4>::zeros([0, 6, 6, channels], &device);
+    let alone = || Tensor::from(shared.norm.forward(nothing(4)));
+    let fused = || Tensor::from(shared.norm.forward(shared.conv.forward(nothing(3))));
+    for (forward, channels) in [(&alone as &dyn Fn() -> Tensor<4>, 4), (&fused, 3)] {
+        let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(forward)).unwrap_err();
+        let text = panic.downcast_ref::<String>().unwrap();
+        let got = format!("batch norm in training: expected values to take statistics of, got [0, 6, 6, {channels}];");
+        assert!(text.starts_with(&got), "{text}");
+    }
+    assert_eq!(values(shared.norm.running_mean.value_sync().inner()), [0.0; 4]);
+}
