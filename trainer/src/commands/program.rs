@@ -9,14 +9,19 @@ use crate::commands::{
     predict::predict, predict_scaling::predict_scaling, report::report, shard::shard, train::train, verify::verify,
     verify_run::verify_run, watch::watch,
 };
+use crate::config::Family;
 use crate::config::cli::{CliOf, CommandOf};
 use crate::model::family::ModelFamily;
 use crate::world::launch::{launch, launch_alone, launch_in_any_world, start_others};
 
-/// Does what was typed, with models of the family `F`. `verify` checks the device by residual networks in every program.
+/// Does what was typed, with models of the family `F`. `verify` checks the device by residual networks in every program. Where a flag
+/// of `F` has the name of a general one it does nothing but say so.
 ///
 /// Call it once, first thing in `main`: signals are caught from here on.
 pub fn program<F: ModelFamily>() -> ExitCode {
+    if let Err(taken) = Family::expect_own_names::<F::Args>() {
+        return launch(|_| Err::<(), _>(taken.into()));
+    }
     match CliOf::<F::Args>::typed().into_command() {
         CommandOf::Train(args) => launch(|world| train::<F>(&args.into_args()?, world).map(drop)),
         CommandOf::Eval(args) => launch(|world| eval::<F>(&args.into_args()?, world).map(drop)),

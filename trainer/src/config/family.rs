@@ -8,10 +8,13 @@ use super::checks::no_effect;
 use super::error::ConfigError;
 use super::file;
 use super::options::{self, OPTIONS};
-use crate::config::cli::{ModelArgs, ModelSection, TakesModel, WithModel};
-use clap::Args;
+use crate::config::cli::{
+    BenchArgs, EvalArgs, ModelArgs, ModelSection, PredictScalingArgs, TakesModel, TrainArgs, WithModel,
+};
+use clap::{Args, Command};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use std::collections::HashSet;
 use toml::{Table, Value};
 
 /// The key of a saved section that names its family.
@@ -62,6 +65,29 @@ impl Family {
         decide: |flags| decided(flags, ModelArgs::fill, ModelArgs::name),
     };
 
+    /// Refuses flags `A` of a family of which a general one has the name: it would take their values. clap itself looks only where
+    /// debug assertions are on.
+    ///
+    /// # Errors
+    /// The first such flag.
+    pub(crate) fn expect_own_names<A: Args>() -> Result<(), ConfigError> {
+        let commands = [
+            TrainArgs::augment_args,
+            EvalArgs::augment_args,
+            BenchArgs::augment_args,
+            PredictScalingArgs::augment_args,
+        ];
+        let general: HashSet<String> = commands.into_iter().flat_map(names).collect();
+        match names(A::augment_args).into_iter().find(|name| general.contains(name)) {
+            None => Ok(()),
+            Some(name) => Err(ConfigError::Invalid {
+                option: "ModelFamily::Args",
+                expected: "flags that the program has not yet".to_owned(),
+                got: format!("{name}; give it another name"),
+            }),
+        }
+    }
+
     pub(super) fn is_resnet(&self) -> bool {
         self.name == Self::RESNET.name
     }
@@ -106,6 +132,13 @@ impl Family {
         }
         Ok(())
     }
+}
+
+/// Flags as they are typed, then the fields that they fill.
+fn names(add: fn(Command) -> Command) -> Vec<String> {
+    let command = add(Command::new("flags"));
+    let flags = command.get_arguments().filter_map(|flag| Some(format!("--{}", flag.get_long()?)));
+    flags.chain(command.get_arguments().map(|flag| format!("the field {}", flag.get_id()))).collect()
 }
 
 /// Fills the flags of a model by `fill`; they and the model's name.
@@ -182,5 +215,43 @@ impl<A: Args + Serialize, C: TakesModel> WithModel<A, C> {
         let Self { model, mut args } = self;
         *args.model_mut() = ModelSection(file::table(&model)?);
         Ok(args)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Flags of a family, a word of `train`, of `eval` and of `bench` among them.
+    macro_rules! flags {
+        ($name:ident, $field:ident, $long:literal) => {
+            #[derive(Args)]
+            struct $name {
+                #[arg(long)]
+                _blocks: Option<usize>,
+                #[arg(long = $long)]
+                $field: Option<usize>,
+            }
+        };
+    }
+    flags!(Own, mine, "mine");
+    flags!(OfTrain, mine, "momentum");
+    flags!(OfEval, mine, "checkpoint");
+    flags!(OfBench, mine, "image-size");
+    flags!(OfField, epochs, "mine");
+
+    #[test]
+    fn an_own_flag_with_the_name_or_field_of_a_general_one_is_refused_by_name() {
+        Family::expect_own_names::<ModelArgs>().unwrap();
+        Family::expect_own_names::<Own>().unwrap();
+        let text = |refused: Result<(), ConfigError>| refused.unwrap_err().to_string();
+        let of_train = text(Family::expect_own_names::<OfTrain>());
+        assert_eq!(
+            of_train,
+            "ModelFamily::Args: expected flags that the program has not yet, got --momentum; give it another name"
+        );
+        assert!(text(Family::expect_own_names::<OfEval>()).contains("got --checkpoint;"));
+        assert!(text(Family::expect_own_names::<OfBench>()).contains("got --image-size;"));
+        assert!(text(Family::expect_own_names::<OfField>()).contains("got the field epochs;"));
     }
 }
