@@ -6,11 +6,16 @@
 mod jpeg;
 
 use std::cell::RefCell;
+use std::fmt::Display;
 use std::io::Cursor;
 use std::path::{Path, PathBuf};
 
 use image::imageops::{self, FilterType};
-use image::{DynamicImage, ImageError, ImageFormat, ImageReader, Limits, RgbImage};
+use image::{DynamicImage, GrayImage, ImageError, ImageFormat, ImageReader, Limits, RgbImage};
+use zune_jpeg::JpegDecoder;
+use zune_jpeg::zune_core::bytestream::ZCursor;
+use zune_jpeg::zune_core::colorspace::ColorSpace;
+use zune_jpeg::zune_core::options::DecoderOptions;
 
 use crate::dataset::ImageShape;
 use crate::error::DatasetError;
@@ -219,20 +224,15 @@ fn decode_by_image(bytes: &[u8]) -> Result<DynamicImage, String> {
     let mut limits = Limits::default();
     limits.max_image_width = Some(MAX_SIDE);
     limits.max_image_height = Some(MAX_SIDE);
-    let max_alloc = max_alloc(bytes);
-    limits.max_alloc = Some(max_alloc);
+    limits.max_alloc = Some(max_alloc(bytes));
     // The content tells the format, since the extension is sometimes wrong.
     let mut reader = ImageReader::new(Cursor::new(bytes)).with_guessed_format().map_err(|error| error.to_string())?;
-    reader.limits(limits);
-    if reader.format() == Some(ImageFormat::Jpeg) && !jpeg::is_whole(bytes) {
-        return Err("the JPEG file is truncated: it has no end-of-image marker".into());
+    if reader.format() == Some(ImageFormat::Jpeg) {
+        return decode_rare_jpeg(bytes);
     }
+    reader.limits(limits);
     let image = reader.decode().map_err(|error| match error {
-        ImageError::Limits(_) => format!(
-            "{error}: expected at most {MAX_SIDE} pixels a side and {} MiB from a file of {} bytes",
-            max_alloc >> 20,
-            bytes.len()
-        ),
+        ImageError::Limits(_) => too_large(error, bytes),
         error => error.to_string(),
     })?;
     match (image.width(), image.height()) {
@@ -240,6 +240,43 @@ fn decode_by_image(bytes: &[u8]) -> Result<DynamicImage, String> {
         (width, 0) => Err(format!("the image is empty: {width}x0 pixels")),
         _ => Ok(image),
     }
+}
+
+/// All pixels of a JPEG file that our own decoder leaves over.
+///
+/// Not by `image`, which lets the same decoder make grey or noise of what is damaged.
+fn decode_rare_jpeg(bytes: &[u8]) -> Result<DynamicImage, String> {
+    if !jpeg::is_whole(bytes) {
+        return Err("the JPEG file is truncated: it has no end-of-image marker".into());
+    }
+    let damaged = |error| format!("the JPEG file is damaged or of an unknown kind: {error}");
+    // Sides are ours to check.
+    let options = DecoderOptions::default().set_strict_mode(true).set_max_width(usize::MAX).set_max_height(usize::MAX);
+    let mut decoder = JpegDecoder::new_with_options(ZCursor::new(bytes), options);
+    decoder.decode_headers().map_err(damaged)?;
+    let (width, height) = decoder.dimensions().unwrap_or_default();
+    let is_grey = decoder.input_colorspace() == Some(ColorSpace::Luma);
+    let (colours, num_colours) = if is_grey { (ColorSpace::Luma, 1) } else { (ColorSpace::RGB, 3) };
+    if width.max(height) > MAX_SIDE as usize || (width * height * num_colours) as u64 > max_alloc(bytes) {
+        return Err(too_large(format_args!("the image has {width}x{height} pixels"), bytes));
+    }
+    decoder.set_options(options.jpeg_set_out_colorspace(colours));
+    let pixels = decoder.decode().map_err(damaged)?;
+    let (width, height) = (width as u32, height as u32);
+    let image = if is_grey {
+        GrayImage::from_raw(width, height, pixels).map(DynamicImage::from)
+    } else {
+        RgbImage::from_raw(width, height, pixels).map(DynamicImage::from)
+    };
+    image.ok_or_else(|| format!("the JPEG file has fewer pixels than {width}x{height}"))
+}
+
+fn too_large(what: impl Display, bytes: &[u8]) -> String {
+    format!(
+        "{what}: expected at most {MAX_SIDE} pixels a side and {} MiB from a file of {} bytes",
+        max_alloc(bytes) >> 20,
+        bytes.len()
+    )
 }
 
 #[cfg(test)]

@@ -66,6 +66,31 @@ fn a_progressive_jpeg_cut_anywhere_is_refused() {
     }
 }
 
+/// Pillow refuses all of these but a code in no table, of which it makes noise.
+#[test]
+fn a_jpeg_damaged_in_any_scan_is_refused() {
+    for name in ["progressive.jpg", "cmyk.jpg", "resize/rows_420.jpg"] {
+        let whole = fs::read(fixture(name)).unwrap();
+        let scans = (0..whole.len()).filter(|&at| whole[at..].starts_with(b"\xFF\xDA"));
+        for (number, scan) in scans.enumerate() {
+            let codes = scan + 2 + usize::from(whole[scan + 3]);
+            let tables = scan + 6;
+            // A later scan of means has neither tables nor codes.
+            let is_coded = !(number > 0 && whole[codes - 3] == 0);
+            let with = |at: usize, bytes: &[u8]| {
+                let mut changed = whole.clone();
+                changed.splice(at..at + 2.min(bytes.len()), bytes.iter().copied());
+                changed
+            };
+            refused("marker.jpg", &with(codes, b"\xFF\x02"));
+            if is_coded {
+                refused("table.jpg", &with(tables, &[0x33]));
+                refused("code.jpg", &with(codes, &b"\xFF\x00".repeat(8)));
+            }
+        }
+    }
+}
+
 #[test]
 fn an_empty_file_is_refused() {
     for name in ["empty.png", "empty.jpg", "empty.bmp", "empty.webp"] {
