@@ -30,6 +30,8 @@ pub(super) struct Component {
 pub(in crate::decode) struct Header {
     pub(super) size: [usize; 2],
     pub(super) components: Vec<Component>,
+    /// Whether these are red, green and blue, as large as the image.
+    pub(super) is_rgb: bool,
     /// For each place of a block, in the file's order.
     pub(super) quantizations: [Option<[i32; 64]>; 4],
     pub(super) tables: [Option<Table>; 8],
@@ -52,11 +54,12 @@ impl Header {
                 START_OF_SCAN => {
                     let (size, mut components): ([usize; 2], Vec<Component>) = frame?;
                     read_scan(body, &mut components)?;
-                    if is_rgb(&components, is_jfif, adobe) {
+                    let is_rgb = is_rgb(&components, is_jfif, adobe);
+                    if is_rgb && components[0].sampling != [1; 2] {
                         return None;
                     }
                     let codes_at = segments.position;
-                    return Some(Self { size, components, quantizations, tables, restart_interval, codes_at });
+                    return Some(Self { size, components, is_rgb, quantizations, tables, restart_interval, codes_at });
                 }
                 // What has no length is not among segments.
                 0x00 | 0x01 | 0xD0..=END_OF_IMAGE => return None,
@@ -118,9 +121,7 @@ fn read_frame(body: &[u8]) -> Option<([usize; 2], Vec<Component>)> {
         // Alone, it is a block a unit whatever is said of it.
         [grey] => grey.sampling = [1; 2],
         [first, others @ ..] if others.len() == 2 && others.iter().all(|other| other.sampling == [1; 2]) => {
-            // Of narrower images libjpeg repeats the colours.
-            let is_known = matches!(first.sampling, [1, 1]) || (matches!(first.sampling, [2, 1 | 2]) && size[0] > 4);
-            if !is_known {
+            if !matches!(first.sampling, [1, 1] | [2, 1 | 2]) {
                 return None;
             }
         }

@@ -3,8 +3,8 @@
 //! In: the bytes of a file, and which of its pixels are wanted. Out: RGB.
 //! Invariant: bit for bit the pixels of libjpeg-turbo's defaults, and so Pillow's and torchvision's, wherever its vectors of 16 bits
 //! hold their values, as those of any image do; no byte of the file is trusted.
-//! What is rare (progressive files, CMYK, other samplings) or damaged gives `None`: `image` reads it, or has the error for it. Its
-//! decoder, `zune-jpeg`, makes pixels of all of a file and takes twice as long for the codes.
+//! What is rare (progressive files, CMYK, other samplings) or damaged gives `None`: `zune-jpeg` reads it, or has the error for it. It
+//! makes pixels of all of a file and takes twice as long for the codes.
 //! Source: ITU-T T.81.
 
 mod colour;
@@ -195,10 +195,25 @@ impl Header {
             }
             if across == 1 {
                 let [blue, red] = [1, 2].map(|component| &row_of(component, row, width)[columns.clone()]);
-                to_rgb(brightness, blue, red, pixels);
+                if self.is_rgb {
+                    // In their order, whatever else they are called here.
+                    let colours = brightness.iter().zip(blue).zip(red);
+                    let pixels = pixels.as_chunks_mut().0.iter_mut();
+                    pixels
+                        .zip(colours)
+                        .for_each(|(pixel, ((first, second), third))| *pixel = [*first, *second, *third]);
+                } else {
+                    to_rgb(brightness, blue, red, pixels);
+                }
                 continue;
             }
             for (component, wide) in (1..).zip(&mut *wide) {
+                if narrow <= 2 {
+                    // So narrow ones libjpeg repeats.
+                    let near = &row_of(component, row / down, narrow)[mixed.clone()];
+                    wide.as_chunks_mut().0.iter_mut().zip(near).for_each(|(pair, colour)| *pair = [*colour; 2]);
+                    continue;
+                }
                 let mix = if down == 1 {
                     let near = row_of(component, row, narrow);
                     Mix { rows: [near, near], rounding: [4, 8] }

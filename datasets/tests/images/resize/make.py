@@ -61,6 +61,10 @@ photo.convert("L").save(folder / "rows_grey.jpg", quality=80)
 noise = Image.fromarray(numpy.random.default_rng(0).integers(0, 256, (23, 30, 3)).astype(numpy.uint8))
 noise.save(folder / "rows_noise.jpg", quality=96, subsampling="4:2:0", optimize=True)
 noise.save(folder / "rows_coarse.jpg", quality=5, subsampling="4:2:2", restart_marker_rows=1)
+noise.save(folder / "rows_rgb.jpg", quality=60, keep_rgb=True)
+# So narrow that libjpeg repeats the colours.
+noise.crop((0, 0, 4, 23)).save(folder / "rows_narrow_420.jpg", quality=80, subsampling="4:2:0")
+noise.crop((0, 0, 3, 9)).save(folder / "rows_narrow_422.jpg", quality=80, subsampling="4:2:2")
 
 with open(folder / "rows.txt", "w") as file:
     for path in sorted(folder.glob("rows_*.jpg")):
