@@ -28,7 +28,7 @@ use crate::model::network::load_weights_aloud;
 use crate::model::parts;
 use crate::run::checkpoint::{CheckpointStore, ModelInput};
 use crate::run::identity;
-use crate::run::output::{OutputDirectory, RUN_TOML};
+use crate::run::output::{self, OutputDirectory, RUN_TOML};
 use crate::run::resumption::Resumption;
 use crate::run::run_files::RunFiles;
 use crate::run::session::Session;
@@ -85,7 +85,8 @@ pub fn train<F: ModelFamily>(args: &TrainArgs, world: &World) -> Result<Outcome<
     };
     let goes_on = config.resume && gather::found_by_root(communicator, || has_checkpoint(&config))?;
     let model = initial_model::<F>(&config, &request, goes_on, world)?;
-    trace::check(config.sync.trace.as_deref(), communicator)?;
+    let own_files = config.run.output_dir.as_deref().map_or(Vec::new(), output::files);
+    trace::check_beside(config.sync.trace.as_deref(), &own_files, communicator)?;
     let own_optimizer = own_optimizer::<F>(&config)?;
 
     let (files, resumption) = accept(&config, &data, args.allow_changed_data, world)?;

@@ -109,7 +109,7 @@ pub(crate) const OPTIONS: &[OptionFacts] = &[
     option("sync.every").belongs_to(&["sync.sync"]),
     option("sync.from-step").belongs_to(&["sync.sync"]),
     option("sync.timeout").free(),
-    option("sync.trace").free(),
+    option("sync.trace").of_rank(),
     option("optimizer.optimizer"),
     option("optimizer.learning-rate").belongs_to(&["optimizer.optimizer"]),
     option("optimizer.scale-learning-rate"),

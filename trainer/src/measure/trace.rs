@@ -5,6 +5,7 @@
 //! Source: "Trace Event Format" of the Chromium project.
 
 use std::fs;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -17,6 +18,9 @@ use crate::measure::clock_offset::ClockOffset;
 use crate::measure::gather::to_root;
 use crate::measure::timer::{Activity, Span};
 use crate::measure::whole_file::{check_writable, write_atomically};
+
+/// What every trace begins with.
+const BEGINNING: &[u8] = b"[\n{\"name\"";
 
 /// This rank's clock beside root's, and where the trace goes.
 #[derive(Clone, Debug)]
@@ -62,6 +66,17 @@ impl TraceClock {
     /// # Collective
     /// Must be called by all ranks.
     pub fn write(&self, spans: &[Span], communicator: &dyn Communicator) -> Result<()> {
+        self.gather(spans, communicator)?.map_or(Ok(()), |text| self.put(&text))
+    }
+
+    /// Brings all ranks' stretches together as the text of the file, on root.
+    ///
+    /// # Errors
+    /// When a collective fails.
+    ///
+    /// # Collective
+    /// Must be called by all ranks.
+    pub fn gather(&self, spans: &[Span], communicator: &dyn Communicator) -> Result<Option<Vec<u8>>> {
         let rank = communicator.rank();
         let name = format!("rank {rank} on {}", communicator.topology().node);
         let names = [
@@ -79,12 +94,20 @@ impl TraceClock {
             text.extend_from_slice(&events);
             Ok(())
         })?;
-        if communicator.rank() != ROOT {
-            return Ok(());
-        }
         // The format has no trailing comma.
         text.extend_from_slice(b"{\"name\":\"end\",\"ph\":\"M\",\"pid\":0,\"tid\":0}\n]\n");
-        make_folder(&self.path).and_then(|()| write_atomically(&self.path, &text)).context("trace")
+        Ok((rank == ROOT).then_some(text))
+    }
+
+    /// Writes the file.
+    ///
+    /// # Errors
+    /// When there is another that is no trace; I/O errors.
+    pub fn put(&self, text: &[u8]) -> Result<()> {
+        expect_trace(&self.path)
+            .and_then(|()| make_folder(&self.path))
+            .and_then(|()| write_atomically(&self.path, text))
+            .context("trace")
     }
 
     /// Where the trace will be.
@@ -118,7 +141,21 @@ impl TraceClock {
 /// # Collective
 /// Must be called by all ranks, also by those that want none.
 pub fn check(path: Option<&Path>, communicator: &dyn Communicator) -> Result<()> {
+    check_beside(path, &[], communicator)
+}
+
+/// As [`check`]; `others` are the files that the run will write besides.
+///
+/// # Errors
+/// As [`check`]; when the trace is to be one of `others`.
+///
+/// # Collective
+/// Must be called by all ranks, also by those that want none.
+pub fn check_beside(path: Option<&Path>, others: &[PathBuf], communicator: &dyn Communicator) -> Result<()> {
     let attempt = |path: &Path| -> Result<()> {
+        let is_taken = others.iter().any(|other| place(other) == place(path));
+        ensure!(!is_taken, "expected a file of its own, got {}, which the run writes", path.display());
+        expect_trace(path)?;
         let is_missing = |folder: &&Path| !folder.as_os_str().is_empty() && !folder.exists();
         let missing: Vec<&Path> = path.ancestors().skip(1).take_while(is_missing).collect();
         make_folder(path)?;
@@ -153,6 +190,29 @@ pub fn check(path: Option<&Path>, communicator: &dyn Communicator) -> Result<()>
         );
     }
     Ok(())
+}
+
+/// Refuses to write over what is no trace.
+fn expect_trace(path: &Path) -> Result<()> {
+    let Ok(facts) = fs::metadata(path) else { return Ok(()) };
+    // What is wrong with a folder is told by who writes.
+    if facts.is_dir() || facts.len() == 0 && facts.is_file() {
+        return Ok(());
+    }
+    let mut beginning = Vec::new();
+    if facts.is_file() {
+        let file = fs::File::open(path).with_context(|| format!("cannot read {}", path.display()))?;
+        file.take(BEGINNING.len() as u64).read_to_end(&mut beginning)?;
+    }
+    ensure!(beginning == BEGINNING, "expected a new file or an earlier trace, got {}, which is none", path.display());
+    Ok(())
+}
+
+/// The path by which files are compared.
+fn place(path: &Path) -> PathBuf {
+    let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    let folder = path.parent().and_then(|folder| fs::canonicalize(folder).ok());
+    folder.zip(path.file_name()).map_or(path.clone(), |(folder, name)| folder.join(name))
 }
 
 fn make_folder(path: &Path) -> Result<()> {
@@ -206,6 +266,32 @@ mod tests {
             assert_eq!(errors[0], errors[1]);
         }
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "a trial was left");
+    }
+
+    #[test]
+    fn a_trace_takes_the_place_of_another_trace_and_of_no_other_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        let alone = distributed::SingleCommunicator::new();
+        let told = |path: &Path| check(Some(path), &alone).map_err(|error| error.to_string());
+        let clock = TraceClock::start(Some(&path), &alone).unwrap().unwrap();
+        for text in ["", "[\n{\"name\":\"process_name\"}]"] {
+            fs::write(&path, text).unwrap();
+            assert_eq!(told(&path), Ok(()), "{text}");
+        }
+        clock.write(&[], &alone).unwrap();
+        assert_eq!(told(&path), Ok(()));
+        let others = [folder.path().join("run.toml")];
+        let error = check_beside(Some(&folder.path().join("./run.toml")), &others, &alone).unwrap_err().to_string();
+        assert!(error.contains("run.toml, which the run writes"), "{error}");
+        // It may also have come there while the run went on.
+        fs::write(&path, "precious").unwrap();
+        assert!(format!("{:#}", clock.write(&[], &alone).unwrap_err()).contains("which is none"));
+        assert_eq!(fs::read_to_string(&path).unwrap(), "precious");
+        for other in [path.as_path(), Path::new("/dev/null")] {
+            let error = told(other).unwrap_err();
+            assert!(error.contains("expected a new file or an earlier trace, got /"), "{error}");
+        }
     }
 
     #[test]

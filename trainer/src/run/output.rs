@@ -169,6 +169,9 @@ impl OutputDirectory {
     /// I/O errors.
     pub fn open_log(&self) -> Result<File> {
         let path = self.log();
+        if path.exists() {
+            records::file::open(&path).with_context(|| format!("cannot open {}", path.display()))?;
+        }
         OpenOptions::new()
             .create(true)
             .append(true)
@@ -186,7 +189,7 @@ impl OutputDirectory {
         if !manifest.exists() {
             return Ok(None);
         }
-        let read = |path: &Path| fs::read(path).with_context(|| format!("cannot read {}", path.display()));
+        let read = |path: &Path| records::file::read(path).with_context(|| format!("cannot read {}", path.display()));
         let free = (1..).find(|&session| !numbered_beside(&manifest, session).exists());
         let free = free.context("manifest: no free name")?;
         // A start that failed may have kept it already.
@@ -243,6 +246,13 @@ impl OutputDirectory {
     }
 }
 
+/// What a run writes in `directory`.
+pub fn files(directory: &Path) -> Vec<PathBuf> {
+    let run = OutputDirectory { path: directory.to_owned() };
+    let records = [run.run_toml(), run.manifest(), run.metrics(), run.progress(), run.hashes(), run.summary()];
+    [run.log(), run.checkpoints(), directory.join(LOCK_FILE)].into_iter().chain(records).collect()
+}
+
 /// `runs/name`, `runs/name-2`, …
 fn nth(first: &Path, number: u32) -> PathBuf {
     match number {
@@ -280,7 +290,7 @@ pub(crate) fn numbered_beside(path: &Path, session: u32) -> PathBuf {
 
 /// Whether a summary tells of steps; one that cannot be read may.
 fn made_steps(summary: &Path) -> bool {
-    let Ok(text) = fs::read(summary) else { return summary.exists() };
+    let Ok(text) = records::file::read(summary) else { return summary.exists() };
     serde_json::from_slice(&text).map_or(true, |summary: records::Summary| summary.steps > 0)
 }
 

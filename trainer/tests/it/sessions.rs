@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use crate::fixture::{Run, bitmap, flags, run};
+use crate::fixture::{Run, bitmap, flags, program, run};
 use crate::resuming::{metrics, newest, refusal, tiny, told};
 use distributed::ROOT;
 
@@ -16,6 +16,23 @@ fn what_a_session_wrote_of_itself_is_kept_under_its_number_when_the_next_begins(
     assert!(first[0].contains("epochs = 2") && read("run.toml").contains("epochs = 3"));
     let epochs = |name: &str| serde_json::from_str::<records::Summary>(&read(name)).unwrap().epochs;
     assert_eq!((epochs("summary-1.json"), epochs("summary.json")), (2, 3));
+}
+
+#[test]
+fn records_of_epochs_that_were_lost_are_warned_of_when_the_run_goes_on() {
+    let run = run(1, &tiny(""));
+    let metrics = run.directory().join("metrics.jsonl");
+    let text = fs::read_to_string(&metrics).unwrap();
+    fs::write(&metrics, text.replacen("{\"epoch\":0", "{\"epoch\":O", 1)).unwrap();
+    let mut train = program();
+    train.args(["train", "--resume", "--epochs", "3", "--schedule-epochs", "2", "--output-dir"]).arg(run.directory());
+    let output = train.output().unwrap();
+    let words = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success(), "{words}");
+    let said = words.lines().filter(|line| line.contains("records of epochs 0 are missing or unreadable"));
+    assert_eq!(said.filter(|line| line.contains("kept as") && line.contains("metrics-1.jsonl")).count(), 1, "{words}");
+    let epochs: Vec<u64> = crate::resuming::metrics(&run).iter().map(|record| record.epoch).collect();
+    assert_eq!(epochs, [1, 2]);
 }
 
 #[test]
@@ -102,6 +119,40 @@ fn a_run_forgets_its_best_with_its_test_images_and_refuses_other_classes() {
     }
     let refused = format!("{:#}", resumed.again().try_go(1, &resume).unwrap_err());
     assert!(refused.contains("class 0 of 2: expected \"dark\", got \"black\""), "{refused}");
+}
+
+#[test]
+fn a_trace_is_of_the_start_that_asked_for_it_and_made_steps() {
+    let folder = tempfile::tempdir().unwrap();
+    let trace = folder.path().join("trace.json");
+    let with_trace = format!("--trace {}", trace.display());
+    let stopped = Run::in_new_directory().stopping_after(2).go(1, &tiny(&with_trace));
+    let first = fs::read(&trace).unwrap();
+    let done = stopped.again().go(1, &flags(&["--resume"]));
+    assert_eq!(fs::read(&trace).unwrap(), first, "it is not inherited");
+    let num_hashes = fs::read_to_string(done.directory().join("hashes.jsonl")).unwrap().lines().count();
+    assert!(num_hashes > 2, "without it the run keeps its course: {num_hashes}");
+    done.again().go(1, &flags(&["--resume", &with_trace]));
+    assert_eq!(fs::read(&trace).unwrap(), first, "there was no step left to trace");
+}
+
+#[test]
+fn a_trace_that_cannot_be_written_in_the_end_costs_the_run_nothing_else() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = Run::in_new_directory();
+    fs::create_dir(run.directory()).unwrap();
+    // What a run of an unnamed directory could not have known beforehand.
+    let metrics = folder.path().join("trace.json");
+    std::os::unix::fs::symlink(run.directory().join("metrics.jsonl"), &metrics).unwrap();
+    let run = run.go(1, &tiny(&format!("--trace {}", metrics.display())));
+    assert!(run.directory().join("summary.json").exists());
+    assert_eq!(crate::resuming::metrics(&run).len(), 2);
+    for name in ["run.toml", "summary.json", ".lock", "checkpoints"] {
+        let own = Run::in_new_directory();
+        let words = refusal(&own, 1, &format!("--trace {}", own.directory().join(name).display()));
+        assert!(words.contains("which the run writes; give another --trace"), "{words}");
+        assert!(!own.directory().exists());
+    }
 }
 
 #[test]

@@ -102,6 +102,7 @@ pub fn fit<M: ImageClassifier>(model: M, session: &Session<'_>) -> Result<Outcom
         ema,
         checkpointer,
         schedule,
+        first_step: progress.step,
         progress,
         times,
         hashes,
@@ -128,6 +129,8 @@ struct Training<'a, M> {
     checkpointer: Checkpointer<'a>,
     schedule: LearningRate,
     progress: Progress,
+    /// Of this session.
+    first_step: u64,
     times: SessionTimes,
     /// Of the first steps, where a repetition has the same bits.
     hashes: Option<OwnHashes>,
@@ -257,6 +260,21 @@ impl<M: ImageClassifier> Training<'_, M> {
         Ok(())
     }
 
+    /// Writes the trace of this session's steps, if it made one. What keeps root from writing it is no reason to lose the run's end.
+    fn write_trace(&mut self, trace: &TraceClock) -> Result<()> {
+        let Session { reporter, communicator, .. } = self.session;
+        if self.progress.step == self.first_step {
+            reporter.note("no trace is written, as this start made no step");
+            return Ok(());
+        }
+        let Some(text) = trace.gather(&self.times.timer.take_spans(), &**communicator)? else { return Ok(()) };
+        match trace.put(&text) {
+            Ok(()) => reporter.note(&format!("trace of all ranks written to {}", trace.path().display())),
+            Err(error) => reporter.warn(&format!("{error:#}; the run is whole, and has no trace")),
+        }
+        Ok(())
+    }
+
     /// Compares the replicas for the last time and brings together what the ranks measured.
     fn end(mut self, trace: Option<TraceClock>, stopped_early: bool) -> Result<Outcome<M>> {
         let communicator = &*self.session.communicator;
@@ -264,8 +282,7 @@ impl<M: ImageClassifier> Training<'_, M> {
         let parameter_hash = check_fingerprint(self.stepper.model(), communicator, self.progress.epoch)?.to_string();
         self.checkpointer.finish()?;
         if let Some(trace) = trace {
-            trace.write(&self.times.timer.take_spans(), communicator)?;
-            self.session.reporter.note(&format!("trace of all ranks written to {}", trace.path().display()));
+            self.write_trace(&trace)?;
         }
         let world = self.times.take_session().gather(communicator)?;
         let (model, staleness) = self.stepper.finish()?;
