@@ -50,7 +50,7 @@ pub fn verify_run<F: ModelFamily>(args: &VerifyRunArgs, world: &World) -> Result
     let num_steps = num_steps(args, &recording)?;
     expect_repeatable(&config, &recording.manifest, communicator.world_size())?;
     let scratch = world.is_root().then(tempfile::tempdir).transpose().context("a temporary folder")?;
-    let directory = scratch.as_ref().map_or(PathBuf::new(), |scratch| scratch.path().join("run"));
+    let directory = scratch.as_ref().map_or(PathBuf::from("."), |scratch| scratch.path().join("run"));
     let quiet = World {
         communicator: Arc::clone(&world.communicator),
         rank_status: Arc::clone(&world.rank_status),
