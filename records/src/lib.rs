@@ -1,11 +1,12 @@
 //! The files that one program writes and another reads, each as one struct for both.
 //!
 //! In: nothing. Out: the structs, and the few pure functions that writers and readers have in common.
-//! Invariant: a file's keys stay; what a later version adds is optional, so that older files can be read. Nothing here opens a file.
+//! Invariant: a file's keys stay; what a later version adds is optional, so that older files can be read. Only `file` opens one.
 
 mod bench;
 mod comparison;
 mod estimate;
+pub mod file;
 mod hashes;
 mod job;
 mod network;

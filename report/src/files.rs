@@ -44,7 +44,7 @@ pub(crate) fn check_free(directory: &Path) -> Result<()> {
     let mut names = entries.map(|entry| entry.map(|entry| entry.file_name())).collect::<io::Result<Vec<_>>>()?;
     names.sort();
     let index = || -> Option<Value> {
-        let index: Value = serde_json::from_str(&fs::read_to_string(directory.join(INDEX)).ok()?).ok()?;
+        let index: Value = serde_json::from_str(&records::file::read_to_string(&directory.join(INDEX)).ok()?).ok()?;
         index["schema"].as_str()?.starts_with("lockstep.report/").then_some(index)
     };
     let index = index();

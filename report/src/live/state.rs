@@ -113,7 +113,7 @@ impl Live {
 
 /// Whether the process that the directory's lock names was on this machine and is there no more.
 fn holder_is_gone(directory: &Path) -> bool {
-    let Ok(text) = fs::read_to_string(directory.join(".lock")) else { return false };
+    let Ok(text) = records::file::read_to_string(&directory.join(".lock")) else { return false };
     let words: Vec<&str> = text.split_whitespace().collect();
     let ["process", process, "on", node, ..] = words[..] else { return false };
     let own = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
@@ -123,7 +123,7 @@ fn holder_is_gone(directory: &Path) -> bool {
 /// The last lines of a file, without one that was begun before them.
 fn lines_at_end(path: &Path) -> Vec<String> {
     let read = || -> std::io::Result<Vec<u8>> {
-        let mut file = fs::File::open(path)?;
+        let mut file = records::file::open(path)?;
         let length = file.metadata()?.len();
         file.seek(SeekFrom::Start(length.saturating_sub(TAIL)))?;
         let mut bytes = Vec::new();

@@ -97,7 +97,7 @@ impl Sources {
                 }
             };
         }
-        let text = fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+        let text = records::file::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
         let value: Value =
             serde_json::from_str(&text).map_err(|error| unknown(&format!("which is no JSON: {error}")))?;
         let schema = value["schema"].as_str().unwrap_or_default().to_owned();
@@ -227,7 +227,7 @@ fn network_name(path: &Path) -> String {
 
 /// A file of JSON.
 pub(crate) fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T> {
-    let text = fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+    let text = records::file::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
     serde_json::from_str(&text).with_context(|| path.display().to_string())
 }
 
@@ -237,7 +237,7 @@ fn parsed<T: DeserializeOwned>(path: &Path, value: Value) -> Result<T> {
 
 /// The lines of a file that are what they should be; others are counted in a remark.
 fn read_lines<T: DeserializeOwned>(path: &Path, remarks: &mut Vec<String>) -> Result<Vec<T>> {
-    let bytes = fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
+    let bytes = records::file::read(path).with_context(|| format!("cannot read {}", path.display()))?;
     let text = String::from_utf8_lossy(&bytes);
     let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
     let record = |line: &&str| records::from_value(serde_json::from_str(line).ok()?).ok();
@@ -299,6 +299,27 @@ mod tests {
         let path = |index: usize| paths[index].display().to_string();
         assert_eq!(labels, [path(0), path(1), "other".to_owned()]);
     }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_named_pipe_is_refused_as_an_input_and_left_out_of_a_run_with_a_remark() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        fs::create_dir(path("run")).unwrap();
+        fs::write(path("run/metrics.jsonl"), "").unwrap();
+        for pipe in ["pipe", "run/run.toml", "run/summary.json"] {
+            assert!(std::process::Command::new("mkfifo").arg(path(pipe)).status().unwrap().success());
+        }
+        let error = format!("{:#}", Sources::read(&[path("pipe")]).unwrap_err());
+        assert!(error.contains("expected a regular file, got a folder, pipe or device"), "{error}");
+        let sources = Sources::read(&[path("run")]).unwrap();
+        for pipe in ["run/run.toml", "run/summary.json"] {
+            let expected = format!("cannot read {}: expected a regular file", path(pipe).display());
+            let remarks = &sources.runs[0].remarks;
+            assert!(remarks.iter().any(|remark| remark.starts_with(&expected)), "{remarks:?}");
+        }
+    }
+
     #[test]
     fn an_input_that_is_given_twice_is_refused_whatever_it_is_called() {
         let folder = tempfile::tempdir().unwrap();

@@ -7,7 +7,7 @@ use super::{name, read_json, read_lines};
 use anyhow::Result;
 use records::{EpochRecord, Manifest, Summary};
 use std::collections::BTreeMap;
-use std::fs;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 #[derive(Clone, Debug, Default)]
@@ -50,7 +50,12 @@ impl Run {
     /// When the metrics are there and cannot be read.
     pub(crate) fn read(directory: &Path) -> Result<Self> {
         let mut run = Self { label: name(directory), directory: directory.to_owned(), ..Self::default() };
-        run.toml = fs::read_to_string(directory.join("run.toml")).unwrap_or_default();
+        let options = directory.join("run.toml");
+        match records::file::read_to_string(&options) {
+            Ok(text) => run.toml = text,
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            Err(error) => run.remarks.push(format!("cannot read {}: {error}", options.display())),
+        }
         match run.toml.parse::<toml::Table>() {
             Ok(table) => run.settings = flat(&table),
             Err(error) => run.remarks.push(format!("run.toml cannot be read: {}", error.message())),

@@ -3,7 +3,6 @@
 //! In: flags. Out: an output directory with metrics, summary, manifest, configuration and checkpoints.
 //! Invariant: what is wrong with flags or data is said before anything is written.
 
-use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -267,7 +266,7 @@ fn saved_options(directory: &Path) -> Result<Option<String>> {
     if !path.exists() {
         return Ok(None);
     }
-    let text = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+    let text = records::file::read_to_string(&path).with_context(|| path.display().to_string())?;
     ensure!(
         !text.trim().is_empty(),
         "{}: expected the options of the run, got an empty file; remove it and give them anew",

@@ -2,7 +2,6 @@
 //!
 //! In: a run's directory. Out: lines, and an exit code of its own where a hash differs. Invariant: the run's files are read alone.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -93,7 +92,7 @@ fn original(run: &Path) -> Result<Original> {
         "verify-run: expected the directory of a run, got {}, which has no {RUN_TOML}",
         run.display()
     );
-    let options = fs::read_to_string(&options).with_context(|| options.display().to_string())?;
+    let options = records::file::read_to_string(&options).with_context(|| options.display().to_string())?;
     let hashes = run.join(HASHES);
     ensure!(
         hashes.exists(),
@@ -106,7 +105,7 @@ fn original(run: &Path) -> Result<Original> {
 }
 
 fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T> {
-    let text = fs::read_to_string(path).with_context(|| path.display().to_string())?;
+    let text = records::file::read_to_string(path).with_context(|| path.display().to_string())?;
     serde_json::from_str(&text).with_context(|| path.display().to_string())
 }
 

@@ -167,7 +167,7 @@ pub(super) fn measured_network(option: &'static str, path: &Path) -> Result<Netw
         expected: "a file that `trainer netbench --output` wrote".to_owned(),
         got: format!("{}: {got}", path.display()),
     };
-    let text = std::fs::read(path).map_err(|error| refuse(error.to_string()))?;
+    let text = records::file::read(path).map_err(|error| refuse(error.to_string()))?;
     let record: serde_json::Value = serde_json::from_slice(&text).map_err(|error| refuse(error.to_string()))?;
     match record.get("network") {
         Some(serde_json::Value::String(network)) => network.parse().map_err(|error| refuse(format!("{error}"))),

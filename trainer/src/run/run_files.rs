@@ -3,7 +3,6 @@
 //! In: what root knows. Out: `run.toml`, `manifest.json`, `hashes.jsonl`, `metrics.jsonl`, `summary.json`.
 //! Invariant: root alone writes; on other ranks every call does nothing.
 
-use std::fs;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
@@ -112,7 +111,7 @@ impl RunFiles {
 
     /// Whether the session before computed on the same program, machine and data; not where its manifest cannot be read.
     pub fn was_begun_alike(&self, manifest: &Manifest) -> bool {
-        let read = |root: &RootFiles| fs::read(root.directory.manifest()).ok();
+        let read = |root: &RootFiles| records::file::read(&root.directory.manifest()).ok();
         let before = self.root.as_ref().and_then(read).and_then(|text| serde_json::from_slice(&text).ok());
         before.is_some_and(|before| bearing_on_bits(&before) == bearing_on_bits(manifest))
     }

@@ -4,7 +4,6 @@
 //! Invariant: a rank hashes by itself, outside the time of its step; ranks meet only where they add up their scores anyway. A file that
 //! cannot be read or written stops no run.
 
-use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
@@ -118,7 +117,7 @@ impl OwnHashes {
 /// When the file cannot be read, or is none of these.
 pub fn read(path: &Path) -> Result<Vec<StepHashes>> {
     let context = || format!("cannot read {}", path.display());
-    let text = fs::read_to_string(path).with_context(context)?;
+    let text = records::file::read_to_string(path).with_context(context)?;
     let lines: Vec<StepHashes> =
         text.lines().map(serde_json::from_str).collect::<Result<_, _>>().with_context(context)?;
     let is_whole = lines.iter().zip(0..).all(|(line, step)| line.step == step);

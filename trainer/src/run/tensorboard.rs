@@ -50,7 +50,7 @@ pub fn expect_own_events(config: &TrainConfig, run_toml: Option<&Path>) -> Resul
 
 /// Where the run of this `run.toml` has its events.
 fn directory_in(run_toml: &Path) -> Option<PathBuf> {
-    let options: toml::Table = fs::read_to_string(run_toml).ok()?.parse().ok()?;
+    let options: toml::Table = records::file::read_to_string(run_toml).ok()?.parse().ok()?;
     Some(options.get("run")?.get("tensorboard")?.as_str()?.into())
 }
 

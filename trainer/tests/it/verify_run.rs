@@ -188,3 +188,30 @@ fn hashes_that_cannot_be_written_are_warned_of_once_and_stop_no_rank() {
     run.lose_checkpoints();
     run.go(2, &flags(&[TINY, further]));
 }
+
+#[test]
+fn named_pipes_among_a_runs_files_are_refused_and_not_waited_for() {
+    let run = run(1, &flags(&[TINY, "--epochs 1"]));
+    for file in ["hashes.jsonl", "manifest.json", "run.toml"] {
+        let path = run.directory().join(file);
+        fs::remove_file(&path).unwrap();
+        assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());
+        says(&run.directory(), &[], 1, &[file, "expected a regular file, got a folder, pipe or device"]);
+    }
+}
+
+#[test]
+fn named_pipes_among_a_runs_files_are_refused_by_a_resume_and_not_waited_for() {
+    let original = run(1, &flags(&[TINY, "--epochs 1 --schedule constant"]));
+    for file in ["run.toml", "manifest.json", "metrics.jsonl", "train.log"] {
+        let path = original.directory().join(file);
+        let aside = path.with_extension("aside");
+        fs::rename(&path, &aside).unwrap();
+        assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());
+        let mut resume = program();
+        resume.args(["train", "--resume", "--epochs", "2", "--output-dir"]).arg(original.directory());
+        let words = String::from_utf8(resume.output().unwrap().stderr).unwrap();
+        assert!(words.contains("expected a regular file") && words.contains(file), "{words}");
+        fs::rename(&aside, &path).unwrap();
+    }
+}

@@ -14,7 +14,7 @@ use simulate::{BucketProfile, ParameterProfile, StepProfile};
 /// When it cannot be read, is none of these, or a number in it cannot be.
 pub fn read_profile(path: &Path) -> Result<ProfileFile> {
     let expected = || format!("{}: expected a file that `trainer bench --profile-output` wrote", path.display());
-    let text = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
+    let text = records::file::read(path).with_context(|| format!("cannot read {}", path.display()))?;
     let value: serde_json::Value = serde_json::from_slice(&text).with_context(expected)?;
     let schema = value.get("schema").and_then(serde_json::Value::as_str).unwrap_or("none");
     ensure!(schema == PROFILE_SCHEMA, "{}, with schema {PROFILE_SCHEMA}, got {schema}", expected());
@@ -128,6 +128,8 @@ pub(super) mod tests {
             assert!(error.contains(expected), "expected {expected} in {error}");
         }
         assert!(read_profile(&directory.path().join("absent.json")).unwrap_err().to_string().contains("cannot read"));
+        let error = format!("{:#}", read_profile(Path::new("/dev/zero")).unwrap_err());
+        assert!(error.contains("/dev/zero: expected a regular file"), "{error}");
     }
 
     #[test]

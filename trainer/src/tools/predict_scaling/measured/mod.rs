@@ -143,7 +143,7 @@ fn settings(object: &Map<String, Value>) -> BTreeMap<String, String> {
 
 /// Every line that is a result of `bench`.
 fn bench_lines(path: &Path) -> Result<Vec<Cell>> {
-    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+    let text = records::file::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
     let mut cells: Vec<Cell> = Vec::new();
     for line in text.lines().filter(|line| line.starts_with('{')) {
         let Ok(Value::Object(object)) = serde_json::from_str(line) else { continue };
@@ -166,7 +166,8 @@ fn bench_lines(path: &Path) -> Result<Vec<Cell>> {
 fn study(directory: &Path) -> Result<Vec<Cell>> {
     let path = directory.join("study.json");
     let context = || format!("cannot read {}, expected the directory of a study", path.display());
-    let study: Value = serde_json::from_slice(&std::fs::read(&path).with_context(context)?).with_context(context)?;
+    let study: Value =
+        serde_json::from_slice(&records::file::read(&path).with_context(context)?).with_context(context)?;
     let study: Study = records::from_value(study).with_context(context)?;
     let cell = |cell: &StudyCell| {
         let mut settings = settings(&cell.settings);
@@ -176,7 +177,7 @@ fn study(directory: &Path) -> Result<Vec<Cell>> {
     };
     let mut cells: Vec<Cell> = study.cells.iter().map(cell).collect();
     let path = directory.join("records.jsonl");
-    let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+    let text = records::file::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
     // A line that a crash tore is no record.
     let attempts = text.lines().filter_map(|line| serde_json::from_str::<AttemptRecord>(line).ok());
     for attempt in attempts.filter(|attempt| attempt.status != Status::Failed) {
@@ -201,7 +202,7 @@ fn study_predictions(directory: &Path) -> Result<Vec<PredictionFile>> {
         let path = entry.with_context(|| format!("cannot read {}", folder.display()))?.path();
         if path.extension().is_some_and(|extension| extension == "json") {
             let context = || format!("cannot read {}, expected a file of predict-scaling --output", path.display());
-            let text = std::fs::read(&path).with_context(context)?;
+            let text = records::file::read(&path).with_context(context)?;
             let value: Value = serde_json::from_slice(&text).with_context(context)?;
             files.push(records::from_value(value).with_context(context)?);
         }
