@@ -148,7 +148,8 @@ pub struct EpochRecord {
     pub test_top1_correct: Option<u64>,
     /// Exact count.
     pub test_top5_correct: Option<u64>,
-    /// Global samples over the slowest rank's time in steps; evaluation, checkpoints and the session's warm-up steps excluded.
+    /// Global samples over the slowest rank's time in steps; evaluation, checkpoints and the session's warm-up steps excluded; 0 where
+    /// the start that ended the epoch measured no step of it.
     pub images_per_second: f64,
     /// Rate of the epoch's last step.
     pub learning_rate: f64,
@@ -188,4 +189,16 @@ pub struct EpochRecord {
     /// What a program of its own measures of the test split, by name; null where it is no finite number.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty", deserialize_with = "nans_of_names")]
     pub test_metrics: BTreeMap<String, f64>,
+}
+
+impl EpochRecord {
+    /// Training speed, images/s; none where none was measured, as where a run was stopped in the epoch's evaluation and resumed.
+    pub fn speed(&self) -> Option<f64> {
+        Some(self.images_per_second).filter(|speed| *speed > 0.0)
+    }
+
+    /// Share of root's steps that was waiting for the other ranks; none where it made no step.
+    pub fn exposed_share(&self) -> Option<f64> {
+        Some(self.exposed_communication_share).filter(|_| self.seconds.step_total() > 0.0)
+    }
 }

@@ -53,7 +53,7 @@ pub(super) fn render(live: &Live, area: Rect, buffer: &mut Buffer) {
         buffer,
     );
     let [speed, table] = Layout::horizontal([Constraint::Fill(1), Constraint::Fill(1)]).areas(middle);
-    chart(live, "images/s by epoch", [|epoch| Some(epoch.images_per_second), |_| None], speed, buffer);
+    chart(live, "images/s by epoch", [EpochRecord::speed, |_| None], speed, buffer);
     ranks_table(live, ranks, table, buffer);
     lines(" warnings and errors ", &live.alerts, Style::new().fg(Color::Red), alerts, buffer);
     lines(" log ", &live.log, Style::new(), log, buffer);
@@ -108,10 +108,15 @@ fn stage_style(stage: &Stage) -> Style {
 /// The speed now: of the last seconds while it runs, else of the session.
 fn speed(live: &Live) -> String {
     let run = &live.run;
-    let exposed = |seconds: &Seconds| 100.0 * seconds.communication / seconds.step_total().max(f64::MIN_POSITIVE);
-    let (speed, exposed) = match (&live.stage, &live.progress, run.epochs.last()) {
-        (Stage::Running(_), Some(progress), _) => (Some(progress.images_per_second), Some(exposed(&progress.seconds))),
-        (.., last) => (run.images_per_second(), last.map(|epoch| 100.0 * epoch.exposed_communication_share)),
+    let exposed = |seconds: &Seconds| {
+        Some(100.0 * seconds.communication / seconds.step_total()).filter(|share| share.is_finite())
+    };
+    let exposed_in_epoch = run.of_last_epochs(EpochRecord::exposed_share);
+    let (speed, exposed) = match (&live.stage, &live.progress) {
+        (Stage::Running(_), Some(progress)) => {
+            (Some(progress.images_per_second).filter(|speed| *speed > 0.0), exposed(&progress.seconds))
+        }
+        _ => (run.images_per_second(), exposed_in_epoch.map(|share| 100.0 * share)),
     };
     let or_dash = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
     format!(

@@ -59,8 +59,8 @@ fn figure(id: String, title: String, caption: String, bars: Vec<(String, [f64; P
 fn of_run(run: &Run, number: usize) -> Option<Figure> {
     let id = format!("step-time-{number}");
     let title = format!("Step time of {}", run.label);
-    let all = run.summary.as_ref().map(|summary| summary.rank_seconds.as_slice()).filter(|ranks| !ranks.is_empty());
-    if let Some(ranks) = all {
+    let all = run.summary.as_ref().map(|summary| summary.rank_seconds.as_slice());
+    if let Some(ranks) = all.filter(|ranks| ranks.iter().any(|rank| rank.num_steps > 0)) {
         let bars: Vec<_> = ranks.iter().take(4 * MOST_BARS).map(of_rank).collect();
         let more = if ranks.len() > bars.len() {
             format!(" The first {} of {} ranks.", bars.len(), ranks.len())
@@ -70,11 +70,19 @@ fn of_run(run: &Run, number: usize) -> Option<Figure> {
         let caption = format!("Mean over all steps of the last session, warm-up included.{more} {COMMUNICATION}");
         return Some(figure(id, title, caption, bars));
     }
-    let num_steps = run.epochs.last()?.step as f64;
+    let mut num_steps = 0;
     let mut total = records::Seconds::default();
-    run.epochs.iter().for_each(|epoch| total += epoch.seconds);
+    let before = std::iter::once(0).chain(run.epochs.iter().map(|epoch| epoch.step));
+    // Where a run was resumed in the evaluation, nothing is known of the epoch's steps.
+    for (epoch, before) in run.epochs.iter().zip(before).filter(|(epoch, _)| epoch.seconds.step_total() > 0.0) {
+        num_steps += epoch.step.saturating_sub(before);
+        total += epoch.seconds;
+    }
+    if num_steps == 0 {
+        return None;
+    }
     let phases = [total.data, total.forward, total.backward, total.communication, total.optimizer, 0.0]
-        .map(|seconds| seconds / num_steps.max(1.0) * 1e3);
+        .map(|seconds| seconds / num_steps as f64 * 1e3);
     let caption = format!(
         "Mean over all steps of its epochs, warm-up included; the run's files tell of rank 0 only. {COMMUNICATION}"
     );
@@ -149,4 +157,23 @@ pub(super) fn staleness(facts: &Facts<'_>) -> Vec<Block> {
         Some(Block::Figure(Box::new(Figure { id, title, caption, plot, data })))
     };
     facts.sources.runs.iter().enumerate().filter_map(histogram).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use records::{EpochRecord, Seconds};
+
+    #[test]
+    fn steps_of_which_no_session_measured_anything_are_in_no_mean() {
+        let epoch = |step, forward| {
+            let seconds = Seconds { forward, ..Seconds::default() };
+            EpochRecord { epoch: step / 10 - 1, step, seconds, ..EpochRecord::default() }
+        };
+        let run = |epochs: &[EpochRecord]| Run { epochs: epochs.to_vec(), ..Run::default() };
+        let figure = of_run(&run(&[epoch(10, 1.0), epoch(20, 0.0), epoch(30, 3.0)]), 1).unwrap();
+        let Plot::Bars(bars) = figure.plot else { panic!("expected bars") };
+        assert_eq!(bars.rows[0].values[1], 200.0);
+        assert!(of_run(&run(&[epoch(10, 0.0)]), 1).is_none());
+    }
 }

@@ -111,10 +111,16 @@ impl Run {
         recorded.or_else(|| self.manifest().map(|manifest| manifest.launch.ranks))
     }
 
-    /// Training speed of the last session, images/s; of its last epoch if it has not ended.
+    /// Training speed of the last session, images/s; of the last epoch that has one if it has not ended, or made no step.
     pub(crate) fn images_per_second(&self) -> Option<f64> {
         let of_session = self.summary.as_ref().and_then(|summary| summary.images_per_second).map(|stats| stats.mean);
-        of_session.or_else(|| self.epochs.last().map(|epoch| epoch.images_per_second)).filter(|speed| *speed > 0.0)
+        of_session.filter(|speed| *speed > 0.0).or_else(|| self.of_last_epochs(EpochRecord::speed))
+    }
+
+    /// What the newest epoch tells of those on as many ranks as the last.
+    pub(crate) fn of_last_epochs(&self, value: fn(&EpochRecord) -> Option<f64>) -> Option<f64> {
+        let ranks = self.epochs.last()?.num_ranks;
+        self.epochs.iter().rev().filter(|epoch| epoch.num_ranks == ranks).find_map(value)
     }
 
     /// Largest memory of a rank, bytes.

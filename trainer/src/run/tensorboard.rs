@@ -123,11 +123,8 @@ impl<'a> Tensorboard<'a> {
             ("train/accuracy", record.train_top1),
             ("test/loss", record.test_loss),
             ("test/accuracy", record.test_top1),
-            ("epoch/images_per_second", Some(record.images_per_second)),
-            (
-                "epoch/exposed_communication_share",
-                Some(record.exposed_communication_share).filter(|_| record.num_ranks > 1),
-            ),
+            ("epoch/images_per_second", record.speed()),
+            ("epoch/exposed_communication_share", record.exposed_share().filter(|_| record.num_ranks > 1)),
         ];
         let mut values: Vec<_> = measured.iter().filter_map(|(tag, value)| Some(scalar(tag, (*value)?))).collect();
         values.extend(record.test_metrics.iter().map(|(name, value)| scalar(&format!("test/{name}"), *value)));

@@ -3,7 +3,7 @@
 
 use std::fs;
 
-use crate::fixture::{TINY, flags, run};
+use crate::fixture::{Run, TINY, flags, run};
 
 /// The event file of one session, of a run of ten steps with these flags.
 fn events(world_size: usize, with: &str) -> Vec<u8> {
@@ -56,4 +56,18 @@ fn curves_and_images_are_written_every_so_many_steps_where_that_is_asked_for() {
     assert_eq!((after(&plain, curves).len(), after(&plain, images).len()), (10, 1));
     let rare = events(1, "--log-every-steps 1 --tensorboard-every 4");
     assert_eq!((after(&rare, curves).len(), after(&rare, images).len()), (4, 3));
+}
+
+#[test]
+fn a_speed_that_no_session_measured_is_in_no_curve() {
+    let folder = tempfile::tempdir().unwrap();
+    let flags = flags(&[TINY, "--warmup-steps 0 --resume --tensorboard", &folder.path().display().to_string()]);
+    // Within the evaluation of the first epoch.
+    let stopped = Run::in_new_directory().stopping_after(7).go(1, &flags);
+    let resumed = stopped.again().go(1, &flags);
+    let speeds: Vec<_> = crate::resuming::metrics(&resumed).iter().map(|record| record.speed().is_some()).collect();
+    assert_eq!(speeds, [false, true]);
+    let files = fs::read_dir(folder.path()).unwrap();
+    let bytes: Vec<u8> = files.flat_map(|file| fs::read(file.unwrap().path()).unwrap()).collect();
+    assert_eq!((after(&bytes, "epoch/images_per_second").len(), after(&bytes, "test/loss").len()), (1, 2));
 }

@@ -147,7 +147,8 @@ fn bench_lines(path: &Path) -> Result<Vec<Cell>> {
     let mut cells: Vec<Cell> = Vec::new();
     for line in text.lines().filter(|line| line.starts_with('{')) {
         let Ok(Value::Object(object)) = serde_json::from_str(line) else { continue };
-        let Some(speed) = object.get("images_per_second").and_then(Value::as_f64) else { continue };
+        let speed = object.get("images_per_second").and_then(Value::as_f64);
+        let Some(speed) = speed.filter(|speed| *speed > 0.0) else { continue };
         let keys = WORK.iter().chain(&["method", "ranks", "batch_size_per_rank", "global_batch_size"]);
         let all = settings(&object);
         let settings: BTreeMap<_, _> =

@@ -29,8 +29,29 @@ fn results_of_bench_are_grouped_over_ranks_and_repetitions() {
     assert_eq!((two.ranks, two.images_per_second, two.repetitions, two.gap), (2, 190.0, 3, None));
     let scaled = two.scaled.unwrap();
     assert!((scaled.speedup - 1.9).abs() < 1e-12);
-    std::fs::write(&path, "nothing").unwrap();
-    assert!(read(&[&path], &[]).unwrap_err().to_string().contains("expected lines of `trainer bench --json`"));
+    for nothing in ["nothing".to_owned(), line(1, 0.0)] {
+        std::fs::write(&path, nothing).unwrap();
+        assert!(read(&[&path], &[]).unwrap_err().to_string().contains("expected lines of `trainer bench --json`"));
+    }
+}
+
+#[cfg(unix)]
+#[test]
+fn named_pipes_and_devices_are_refused_and_not_waited_for() {
+    let directory = tempfile::tempdir().unwrap();
+    let pipe = |name: &str| {
+        let path = directory.path().join(name);
+        assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());
+        path
+    };
+    let refused = |path: &Path| {
+        let error = format!("{:#}", read(&[path], &[]).unwrap_err());
+        assert!(error.contains("expected a regular file"), "{error}");
+    };
+    refused(Path::new("/dev/zero"));
+    refused(&pipe("runs.txt"));
+    pipe("study.json");
+    refused(directory.path());
 }
 
 #[test]
