@@ -45,7 +45,7 @@ pub(super) enum Stage {
     Silent(Duration),
     /// Its process is gone, and it has not said that it ended.
     Dead,
-    /// Stopped with a checkpoint before its last epoch.
+    /// Stopped before its last epoch: with a checkpoint, if it made a step.
     Stopped,
     Finished,
 }

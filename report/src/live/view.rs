@@ -91,6 +91,10 @@ fn stage(live: &Live) -> String {
         Stage::Running(age) => format!("running: {phase} (written {} ago)", time(*age)),
         Stage::Silent(age) => format!("silent for {} in {phase}: long at it, or dead", time(*age)),
         Stage::Dead => format!("dead: its process is gone, in {phase}; `trainer train --resume` goes on"),
+        Stage::Stopped if live.run.summary.as_ref().is_some_and(|summary| summary.steps == 0) => {
+            "stopped before its first step: there is nothing to go on from; `trainer train --resume` begins it anew"
+                .to_owned()
+        }
         Stage::Stopped => "stopped with a checkpoint; `trainer train --resume` goes on".to_owned(),
         Stage::Finished => "finished".to_owned(),
     }
