@@ -17,31 +17,42 @@ use super::state::{Live, Stage};
 const TRAIN: Color = Color::Yellow;
 const TEST: Color = Color::Cyan;
 
-/// Lines of alerts, and of the log, where there is room.
-const MOST_LINES: u16 = 4;
+/// Rows of alerts, and of the log, with their frames.
+const LINES: [u16; 2] = [3, 6];
 
-/// Rows of the head, the bar, and the least of the charts.
-const FIXED: [u16; 3] = [4, 1, 6];
+/// Rows of the bar, and the least of the charts.
+const FIXED: [u16; 2] = [1, 5];
+
+/// Rows of a terminal that is not small.
+const TALL: u16 = 30;
 
 /// Columns of the table of ranks in which all of it can be read.
 const WIDE: u16 = 55;
 
 /// Draws the page.
 pub(super) fn render(live: &Live, area: Rect, buffer: &mut Buffer) {
-    let ranks = live.progress.as_ref().map_or(&[][..], |progress| &progress.ranks);
-    let ranks_height = (u16::try_from(ranks.len().clamp(1, 8)).unwrap_or(8) + 3).max(7);
-    let left = area.height.saturating_sub(FIXED.iter().sum::<u16>() + ranks_height);
-    let lines_height = (left / 2).clamp(3, MOST_LINES + 2);
+    let ranks = live.progress.as_ref().map(|progress| progress.ranks.as_slice());
+    let ranks = ranks.filter(|ranks| ranks.iter().any(|rank| rank.num_steps > 0)).unwrap_or_default();
+    let head_lines = head_lines(live, area.width);
+    let alert_lines: Vec<String> =
+        live.alerts.iter().flat_map(|alert| wrapped(alert, " ", area.width.saturating_sub(2))).collect();
+    let rows = |number: usize| u16::try_from(number).unwrap_or(u16::MAX);
+    let ranks_height = (rows(ranks.len().clamp(1, 8)) + 3).max(if area.height < TALL { 5 } else { 7 });
+    let fixed = rows(head_lines.len()) + ranks_height + FIXED.iter().sum::<u16>();
+    let [least, most] = LINES;
+    let left = area.height.saturating_sub(fixed + least).max(least);
+    let alerts_height = (rows(alert_lines.len()).saturating_add(2)).clamp(least, most.min(left));
+    let log_height = ((left + least - alerts_height) / 2).clamp(least, most);
     let [head, bar, charts, middle, alerts, log] = Layout::vertical([
+        Constraint::Length(rows(head_lines.len())),
         Constraint::Length(FIXED[0]),
-        Constraint::Length(FIXED[1]),
-        Constraint::Min(FIXED[2]),
+        Constraint::Min(FIXED[1]),
         Constraint::Length(ranks_height),
-        Constraint::Length(lines_height),
-        Constraint::Length(lines_height),
+        Constraint::Length(alerts_height),
+        Constraint::Length(log_height),
     ])
     .areas(area);
-    Paragraph::new(head_lines(live)).render(head, buffer);
+    Paragraph::new(head_lines).render(head, buffer);
     progress_bar(live, bar, buffer);
     let [loss, accuracy] = Layout::horizontal([Constraint::Fill(1), Constraint::Fill(1)]).areas(charts);
     chart(live, "loss", [|epoch| epoch.train_loss, |epoch| epoch.test_loss], loss, buffer);
@@ -55,7 +66,7 @@ pub(super) fn render(live: &Live, area: Rect, buffer: &mut Buffer) {
     let [speed, table] = Layout::horizontal([Constraint::Fill(1), Constraint::Fill(1)]).areas(middle);
     chart(live, "images/s by epoch", [EpochRecord::speed, |_| None], speed, buffer);
     ranks_table(live, ranks, table, buffer);
-    lines(" warnings and errors ", &live.alerts, Style::new().fg(Color::Red), alerts, buffer);
+    lines(" warnings and errors ", &alert_lines, Style::new().fg(Color::Red), alerts, buffer);
     lines(" log ", &live.log, Style::new(), log, buffer);
 }
 
@@ -63,23 +74,41 @@ fn per_cent(share: Option<f64>) -> Option<f64> {
     share.map(|share| 100.0 * share)
 }
 
-fn head_lines(live: &Live) -> Vec<Line<'_>> {
+fn head_lines(live: &Live, width: u16) -> Vec<Line<'_>> {
     let run = &live.run;
     let setting = |key| run.setting(key).unwrap_or("?");
     let launch = run.manifest().map(|manifest| &manifest.launch);
     let ranks = launch.map_or(String::new(), |launch| {
         format!("{} ranks of {} threads on {}", launch.ranks, launch.threads_per_rank, launch.nodes.join(", "))
     });
-    let title = Line::from(vec![
-        Span::from(run.directory.display().to_string()).bold(),
-        Span::from("  "),
-        Span::styled(stage(live), stage_style(&live.stage)),
-    ]);
+    let directory = Span::from(run.directory.display().to_string()).bold();
+    let style = stage_style(&live.stage);
+    let title = Line::from(vec![directory.clone(), Span::from("  "), Span::styled(stage(live), style)]);
+    let mut lines = if title.width() <= usize::from(width) {
+        vec![title]
+    } else {
+        let stage = wrapped(&stage(live), " ", width).into_iter().map(|row| Line::styled(row, style));
+        std::iter::once(Line::from(directory)).chain(stage).collect()
+    };
     let job = match live.stage {
         Stage::NotBegun => String::new(),
         _ => format!("{} on {} | {ranks}", setting("model.model"), setting("data.dataset")),
     };
-    vec![title, Line::from(job), Line::from(speed(live)), Line::from(newest(live))]
+    let below = [job, speed(live), newest(live)];
+    lines.extend(below.iter().flat_map(|text| wrapped(text, " | ", width)).map(Line::from));
+    lines
+}
+
+/// A text in rows that end where something stands `between` its parts; a part that is longer than a row is cut.
+fn wrapped(text: &str, between: &str, width: u16) -> Vec<String> {
+    let mut rows: Vec<String> = Vec::new();
+    for part in text.split(between) {
+        match rows.last_mut().filter(|row| Line::from(format!("{row}{between}{part}")).width() <= usize::from(width)) {
+            Some(row) => row.extend([between, part]),
+            None => rows.push(part.to_owned()),
+        }
+    }
+    rows
 }
 
 fn stage(live: &Live) -> String {
