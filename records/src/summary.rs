@@ -62,6 +62,9 @@ pub struct RankSeconds {
 /// The whole run, as `summary.json`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Summary {
+    /// Start of the session that ended, as its manifest has it; absent (null) in files of earlier versions.
+    #[serde(default)]
+    pub started: Option<String>,
     /// Epochs done.
     pub epochs: u64,
     /// Steps done.

@@ -1,7 +1,7 @@
 //! Where a run stands, from its files alone.
 //!
 //! In: the files of its directory, how old they are. Out: [`Live`].
-//! Invariant: what an earlier session left is not taken for this one's: it is older than this one's manifest.
+//! Invariant: what an earlier session left is not taken for this one's: files say of which session they are, however they were copied.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use anyhow::Result;
-use records::RunProgress;
+use records::{RunProgress, Summary};
 
 use crate::Refusal;
 use crate::sources::{Run, read_json};
@@ -65,16 +65,18 @@ impl Live {
         let run = Run::read(directory)?;
         let modified = |file: &str| fs::metadata(directory.join(file)).and_then(|file| file.modified()).ok();
         let session = modified("manifest.json");
-        let of_session = |file: &str| modified(file).filter(|at| session.is_none_or(|session| *at >= session));
-        let progress: Option<RunProgress> =
-            of_session("progress.json").and_then(|_| read_json(&directory.join("progress.json")).ok());
-        let written = match &progress {
-            Some(progress) => humantime::parse_rfc3339_weak(&progress.written).ok(),
-            None => session,
-        };
+        let started = run.manifest().and_then(|manifest| time_of(&manifest.started));
+        let progress: Option<RunProgress> = read_json(&directory.join("progress.json")).ok();
+        let progress = progress.filter(|progress| time_of(&progress.written) >= started);
+        let written = progress.as_ref().map_or(started.or(session), |progress| time_of(&progress.written));
         let age = written.and_then(|at| SystemTime::now().duration_since(at).ok()).unwrap_or_default();
+        let is_of_session = |summary: &Summary| match (&summary.started, run.manifest()) {
+            (Some(started), Some(manifest)) => *started == manifest.started,
+            // Of an earlier version, whose files are told apart by their age alone.
+            _ => session.is_none_or(|session| modified("summary.json") >= Some(session)),
+        };
         let stage = match (&run.summary, session) {
-            (Some(summary), _) if of_session("summary.json").is_some() => {
+            (Some(summary), _) if is_of_session(summary) => {
                 if summary.stopped_early {
                     Stage::Stopped
                 } else {
@@ -109,6 +111,10 @@ impl Live {
         let per_step = progress.session_seconds / progress.session_steps as f64;
         Duration::try_from_secs_f64(all.saturating_sub(done) as f64 * per_step).ok()
     }
+}
+
+fn time_of(text: &str) -> Option<SystemTime> {
+    humantime::parse_rfc3339_weak(text).ok()
 }
 
 /// Whether the process that the directory's lock names was on this machine and is there no more.

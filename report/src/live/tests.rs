@@ -13,8 +13,11 @@ fn write(folder: &TempDir, file: &str, value: &impl Serialize) {
     fs::write(folder.path().join(file), serde_json::to_string(value).unwrap()).unwrap();
 }
 
+fn rfc3339(seconds_ago: u64) -> String {
+    humantime::format_rfc3339_seconds(SystemTime::now() - Duration::from_secs(seconds_ago)).to_string()
+}
+
 fn progress(seconds_ago: u64) -> RunProgress {
-    let written = SystemTime::now() - Duration::from_secs(seconds_ago);
     let rank = |rank, communication| RankSeconds {
         rank,
         node: "n1".to_owned(),
@@ -25,7 +28,7 @@ fn progress(seconds_ago: u64) -> RunProgress {
         ..RankSeconds::default()
     };
     RunProgress {
-        written: humantime::format_rfc3339_seconds(written).to_string(),
+        written: rfc3339(seconds_ago),
         phase: "training".to_owned(),
         epoch: 2,
         epochs: 4,
@@ -70,6 +73,34 @@ fn lock(process: u32) -> String {
     format!("process {process} on {} since 2026-01-01T00:00:00Z", node.trim())
 }
 
+/// Of a run that has finished.
+fn summary(started: Option<String>) -> Summary {
+    Summary {
+        started,
+        epochs: 2,
+        steps: 25,
+        images: 1600,
+        final_epoch: None,
+        best_epoch: None,
+        best_test_top1: None,
+        parameter_hash: String::new(),
+        seconds_total: 50.0,
+        images_per_second: None,
+        slowest_rank: None,
+        rank_seconds: Vec::new(),
+        peak_memory_bytes: 1 << 20,
+        staleness: None,
+        skipped_steps: 0,
+        stopped_early: false,
+    }
+}
+
+/// Makes a file this many seconds old.
+fn age(folder: &TempDir, file: &str, seconds: u64) {
+    let file = fs::File::options().append(true).open(folder.path().join(file)).unwrap();
+    file.set_modified(SystemTime::now() - Duration::from_secs(seconds)).unwrap();
+}
+
 fn shown(folder: &TempDir) -> String {
     snapshot(folder.path()).unwrap()
 }
@@ -104,27 +135,12 @@ fn a_run_is_silent_dead_stopped_or_finished_as_its_files_say() {
     assert!(shown(&folder).contains("dead: its process is gone"), "{}", shown(&folder));
     fs::write(folder.path().join(".lock"), lock(std::process::id())).unwrap();
     assert!(shown(&folder).contains("silent"));
-    let mut summary = Summary {
-        epochs: 2,
-        steps: 25,
-        images: 1600,
-        final_epoch: None,
-        best_epoch: None,
-        best_test_top1: None,
-        parameter_hash: String::new(),
-        seconds_total: 50.0,
-        images_per_second: None,
-        slowest_rank: None,
-        rank_seconds: Vec::new(),
-        peak_memory_bytes: 1 << 20,
-        staleness: None,
-        skipped_steps: 0,
-        stopped_early: true,
-    };
-    write(&folder, "summary.json", &summary);
+    let stopped = Summary { stopped_early: true, ..summary(None) };
+    write(&folder, "summary.json", &stopped);
     assert!(shown(&folder).contains("stopped with a checkpoint"));
-    summary.stopped_early = false;
-    write(&folder, "summary.json", &summary);
+    write(&folder, "summary.json", &Summary { steps: 0, ..stopped });
+    assert!(shown(&folder).contains("stopped before its first step: there is nothing to go on from"));
+    write(&folder, "summary.json", &summary(None));
     assert!(shown(&folder).contains("finished"));
 }
 
@@ -132,11 +148,20 @@ fn a_run_is_silent_dead_stopped_or_finished_as_its_files_say() {
 fn curves_are_told_apart_without_colours_and_a_terminal_of_24_rows_has_room_for_what_matters() {
     let folder = run();
     write(&folder, "progress.json", &progress(1));
-    fs::write(folder.path().join("train.log"), "version 1\nwarning: slow\nthe last line\n").unwrap();
+    let warning = "warning: the file system of the output directory has no locks: two runs in it would not notice it";
+    fs::write(folder.path().join("train.log"), format!("version 1\n{warning}\nthe last line\n")).unwrap();
     let page = page(folder.path(), Rect { x: 0, y: 0, width: 80, height: 24 }).unwrap();
-    for expected in
-        ["running: training", "123.4 images/s", "step 25:", "30s left", "warning: slow", "the last line", "n1 "]
-    {
+    for expected in [
+        "running: training",
+        "123.4 images/s",
+        "step 25:",
+        "epoch 1: test loss 1.1000 accuracy 50.00 % | best 50.00 % in epoch 1",
+        "30s left",
+        "warning: the file system",
+        "would not notice it",
+        "the last line",
+        "n1 ",
+    ] {
         assert!(page.contains(expected), "{expected}\n{page}");
     }
     assert!(page.contains("loss ⠒ train • test") && !page.contains("fwd"), "{page}");
@@ -157,9 +182,62 @@ fn a_run_is_waited_for_until_it_has_ended_or_nobody_wants_it_any_more() {
 fn a_resumed_run_is_not_taken_for_the_session_before_it() {
     let folder = run();
     write(&folder, "progress.json", &progress(300));
-    let manifest = fs::File::options().append(true).open(folder.path().join("manifest.json")).unwrap();
-    manifest.set_modified(SystemTime::now() + Duration::from_secs(10)).unwrap();
-    assert!(shown(&folder).contains("running: starting"), "{}", shown(&folder));
+    write(&folder, "summary.json", &summary(Some(rfc3339(300))));
+    write(&folder, "manifest.json", &Manifest { started: rfc3339(10), ..Manifest::default() });
+    // A copy of the files, in whatever order: their age says nothing.
+    age(&folder, "manifest.json", 600);
+    assert!(shown(&folder).contains("running: starting (written 1"), "{}", shown(&folder));
+}
+
+#[test]
+fn a_run_whose_files_were_copied_has_ended_as_it_says_itself() {
+    let folder = run();
+    write(&folder, "manifest.json", &Manifest { started: rfc3339(600), ..Manifest::default() });
+    write(&folder, "progress.json", &progress(300));
+    fs::write(folder.path().join(".lock"), lock(u32::MAX)).unwrap();
+    write(&folder, "summary.json", &summary(Some(rfc3339(600))));
+    age(&folder, "summary.json", 50);
+    assert!(shown(&folder).contains("finished"), "{}", shown(&folder));
+    // Of earlier versions.
+    write(&folder, "summary.json", &summary(None));
+    assert!(shown(&folder).contains("finished"));
+    age(&folder, "summary.json", 50);
+    let page = shown(&folder);
+    assert!(page.contains("dead: its process is gone, in training"), "{page}");
+}
+
+#[test]
+fn what_no_session_measured_is_shown_as_no_measurement() {
+    let folder = run();
+    // Of a start that found all steps of the epoch made, as the epoch's record has it.
+    let idle = RankSeconds { num_steps: 0, ..RankSeconds::default() };
+    let at_start =
+        RunProgress { images_per_second: 0.0, seconds: Seconds::default(), ranks: vec![idle], ..progress(1) };
+    write(&folder, "progress.json", &at_start);
+    let mut lines = fs::read_to_string(folder.path().join("metrics.jsonl")).unwrap();
+    let unmeasured = EpochRecord { epoch: 2, test_top1: Some(0.7), ..EpochRecord::default() };
+    lines.push_str(&format!("\n{}", serde_json::to_string(&unmeasured).unwrap()));
+    fs::write(folder.path().join("metrics.jsonl"), lines).unwrap();
+    let page = shown(&folder);
+    for expected in ["- images/s | exposed communication - %", "known after the first epoch", "│100.00│"] {
+        assert!(page.contains(expected), "{expected}\n{page}");
+    }
+    write(&folder, "summary.json", &summary(None));
+    assert!(shown(&folder).contains("100.0 images/s | exposed communication - %"), "{}", shown(&folder));
+}
+
+#[cfg(unix)]
+#[test]
+fn named_pipes_among_the_files_are_not_waited_for() {
+    let folder = run();
+    for file in ["run.toml", "manifest.json", "progress.json", "summary.json", "train.log", ".lock", "slurm-1.out"] {
+        let _ = fs::remove_file(folder.path().join(file));
+        assert!(std::process::Command::new("mkfifo").arg(folder.path().join(file)).status().unwrap().success());
+    }
+    assert!(shown(&folder).contains("best 50.00 % in epoch 1"), "{}", shown(&folder));
+    fs::rename(folder.path().join("run.toml"), folder.path().join("metrics.jsonl")).unwrap();
+    let error = format!("{:#}", snapshot(folder.path()).unwrap_err());
+    assert!(error.contains("metrics.jsonl: expected a regular file, got a folder, pipe or device"), "{error}");
 }
 
 #[test]

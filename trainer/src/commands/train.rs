@@ -135,7 +135,7 @@ pub fn train<F: ModelFamily>(args: &TrainArgs, world: &World) -> Result<Outcome<
     };
     let outcome = fit(model, &session).inspect_err(|error| reporter.log(&format!("error: {error:#}")))?;
     world.end_watch(watchdog)?;
-    let summary = summary(&outcome, start.elapsed());
+    let summary = summary(&outcome, &manifest, start.elapsed());
     files.finish(&summary)?;
     reporter.finish(&summary);
     Ok(outcome)
@@ -322,10 +322,11 @@ fn facts(manifest: &Manifest, files: &RunFiles) -> Vec<(&'static str, String)> {
     ]
 }
 
-fn summary<M>(outcome: &Outcome<M>, total: Duration) -> Summary {
+fn summary<M>(outcome: &Outcome<M>, manifest: &Manifest, total: Duration) -> Summary {
     let slowest = &outcome.world[gather::slowest_rank(&outcome.world)];
     let progress = &outcome.progress;
     Summary {
+        started: Some(manifest.started.clone()),
         epochs: progress.epoch,
         steps: progress.step,
         images: progress.images(),

@@ -105,6 +105,10 @@ fn a_watch_until_the_end_succeeds_only_if_the_run_has_finished() {
         (output.status.code(), String::from_utf8_lossy(&output.stdout).contains("stopped with a checkpoint"))
     };
     assert_eq!(code(), (Some(0), false));
+    // A copy that has the summary first.
+    let manifest = std::fs::File::options().append(true).open(run.join("manifest.json")).unwrap();
+    manifest.set_modified(std::time::SystemTime::now() + std::time::Duration::from_secs(9)).unwrap();
+    assert_eq!(code(), (Some(0), false));
     let mut summary = json_file(&run.join("summary.json"));
     summary["stopped_early"] = true.into();
     std::fs::write(run.join("summary.json"), summary.to_string()).unwrap();

@@ -57,6 +57,7 @@ fn step_line(step_in_epoch: u64) -> StepLine {
 
 fn summary(own_milliseconds_per_step: f64) -> Summary {
     Summary {
+        started: None,
         skipped_steps: 0,
         epochs: 5,
         steps: 785,
