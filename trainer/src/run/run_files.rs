@@ -71,15 +71,15 @@ impl RunFiles {
         }
     }
 
-    /// Opens the metrics to go on with `epoch`.
+    /// Opens the metrics to go on with `epoch`; what of them is lost.
     ///
     /// # Errors
     /// When the file cannot be read or written.
-    pub fn open_metrics(&self, epoch: u64) -> Result<()> {
-        let Some(root) = &self.root else { return Ok(()) };
-        let (file, _) = MetricsFile::truncate_from(&root.directory.metrics(), epoch)?;
+    pub fn open_metrics(&self, epoch: u64) -> Result<Option<String>> {
+        let Some(root) = &self.root else { return Ok(None) };
+        let (file, warning) = MetricsFile::truncate_from(&root.directory.metrics(), epoch)?;
         *root.metrics.lock().unwrap_or_else(PoisonError::into_inner) = Some(file);
-        Ok(())
+        Ok(warning)
     }
 
     /// Adds one epoch to the metrics.

@@ -88,7 +88,9 @@ pub fn fit<M: ImageClassifier>(model: M, session: &Session<'_>) -> Result<Outcom
         }
     }
     session.reporter.note(&format!("gradients {}", stepper.gradient_route()));
-    session.files.open_metrics(progress.epoch)?;
+    if let Some(lost) = session.files.open_metrics(progress.epoch)? {
+        session.reporter.warn(&lost);
+    }
     let schedule = LearningRate::new(config, data::steps_per_epoch(config, session.data)?);
     let trace = TraceClock::start(config.sync.trace.as_deref(), communicator)?;
     let timer = Timer::new(Arc::clone(&session.rank_status)).keeping_spans(trace.is_some());
