@@ -172,7 +172,7 @@ pub fn build<F: ModelFamily>(model: &ModelSection, request: &ModelRequest<'_>) -
 
 /// Begins burn's random numbers anew for a step: what a model draws in it, as for dropout, is another stream on each rank and in each step,
 /// and the same one where a run goes on.
-pub fn seed_draws(device: &Device, seed: u64, rank: usize, step: u64) {
+pub fn seed_draws(device: &Device, (seed, rank): (u64, usize), step: u64) {
     let of_rank = seed.wrapping_add((rank as u64 + 1).wrapping_mul(ODD_STRIDE));
     // Multiplied once more: the steps that follow are no other rank's.
     device.seed(of_rank.wrapping_mul(ODD_STRIDE).wrapping_add(step));

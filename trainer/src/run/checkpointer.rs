@@ -12,8 +12,8 @@ use std::time::Instant;
 use anyhow::{Context, Result, ensure};
 use burn_resnet::{load_weights, safetensors_bytes};
 use distributed::{
-    Carried, ParameterLayout, ROOT, average_norm_statistics, broadcast_module, bytes_to_floats, fingerprint,
-    floats_to_bytes, read, write,
+    Carried, Communicator, ParameterLayout, ROOT, average_norm_statistics, broadcast_module, bytes_to_floats,
+    fingerprint, floats_to_bytes, read, write,
 };
 
 use crate::config::Filled;
@@ -71,12 +71,7 @@ impl<'a> Checkpointer<'a> {
         let communicator = &*self.session.communicator;
         // A detached copy: its norm statistics are settled and may be averaged without touching those in training.
         let model = stepper.model().valid();
-        let own_statistics = floats_to_bytes(&read(&model, &ParameterLayout::statistics(&model)));
-        let mut norm_statistics = Vec::new();
-        to_root(communicator, own_statistics, |_, bytes| {
-            norm_statistics.push(bytes_to_floats(&bytes));
-            Ok(())
-        })?;
+        let norm_statistics = statistics_of_all(&model, communicator)?;
         let model = average_norm_statistics(model, communicator)?;
         let carried = stepper.carried();
         self.finish()?;
@@ -181,17 +176,7 @@ impl<'a> Checkpointer<'a> {
             model = self.in_training(model, &tensors)?;
         }
         if state.world_size == communicator.world_size() {
-            let layout = ParameterLayout::statistics(&model);
-            let expected = layout.num_elements() * state.world_size;
-            ensure!(
-                statistics.len() == expected,
-                "resume: norm statistics of {} ranks: expected {expected} values, got {}; earlier versions had frozen parameters among \
-                 them: resume on another number of ranks, which goes on from their mean",
-                state.world_size,
-                statistics.len()
-            );
-            let row = communicator.rank() * layout.num_elements();
-            model = write(model, &layout, &statistics[row..row + layout.num_elements()]);
+            model = with_own_statistics(model, &statistics, communicator)?;
         }
         stepper.restore(model, &optimizer, state.loss_scale)?;
         if let Some(fresh) = stepper.carried() {
@@ -279,4 +264,35 @@ impl<'a> Checkpointer<'a> {
         self.session.communicator.receive(from, RESIDUAL_TAG, &mut bytes)?;
         Ok(bytes_to_floats(&bytes))
     }
+}
+
+/// The norm statistics of every rank, on root.
+///
+/// # Collective
+/// Must be called by all ranks.
+fn statistics_of_all<M: ImageClassifier>(model: &M, communicator: &dyn Communicator) -> Result<Vec<Vec<f32>>> {
+    let own = read(model, &ParameterLayout::statistics(model));
+    let mut all = Vec::new();
+    to_root(communicator, floats_to_bytes(&own), |_, bytes| {
+        all.push(bytes_to_floats(&bytes));
+        Ok(())
+    })?;
+    Ok(all)
+}
+
+/// The model with this rank's own norm statistics of those that as many ranks have saved.
+///
+/// # Errors
+/// When they are not of this model, on all ranks.
+fn with_own_statistics<M: ImageClassifier>(model: M, saved: &[f32], communicator: &dyn Communicator) -> Result<M> {
+    let layout = ParameterLayout::statistics(&model);
+    let (own, num_ranks) = (layout.num_elements(), communicator.world_size());
+    ensure!(
+        saved.len() == own * num_ranks,
+        "resume: norm statistics of {num_ranks} ranks: expected {} values, got {}; earlier versions had frozen parameters among \
+         them: resume on another number of ranks, which goes on from their mean",
+        own * num_ranks,
+        saved.len()
+    );
+    Ok(write(model, &layout, &saved[communicator.rank() * own..][..own]))
 }

@@ -84,12 +84,7 @@ impl<'run, M: ImageClassifier> Training<'run, M> {
         if let Some(batch) = loaded.micro_batches.first().filter(|_| is_shown || number == 1) {
             self.tensorboard.batch(number, batch, &self.session.data.normalization);
         }
-        seed_draws(
-            self.stepper.device(),
-            self.session.config.run.seed.filled(),
-            self.session.communicator.rank(),
-            context.step,
-        );
+        seed_draws(self.stepper.device(), (config.seed.filled(), self.session.communicator.rank()), context.step);
         let end = self.stepper.step(context, loaded, &self.times.timer)?;
         // What is printed, saved or hashed is whole; between, a device is not waited for.
         let should_log = (self.progress.step_in_epoch + 1).is_multiple_of(config.log_every_steps.filled());
