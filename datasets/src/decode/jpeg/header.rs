@@ -213,11 +213,11 @@ impl<'a> Iterator for Segments<'a> {
 
     fn next(&mut self) -> Option<(u8, &'a [u8])> {
         loop {
-            let [0xFF, marker, rest @ ..] = self.bytes.get(self.position..)? else {
+            let [first, marker, rest @ ..] = self.bytes.get(self.position..)? else {
                 return None;
             };
-            if *marker == 0xFF {
-                self.position += 1; // A fill byte before a marker.
+            if *first != 0xFF || *marker == 0xFF {
+                self.position += 1; // A byte between segments, as libjpeg passes it over, or one that fills up before a marker.
                 continue;
             }
             let Some(&[high, low]) = rest.get(..2) else {

@@ -143,6 +143,16 @@ fn colours_are_told_as_libjpeg_tells_them_by_jfif_then_by_adobe_then_by_their_na
 }
 
 #[test]
+fn bytes_between_segments_are_passed_over() {
+    let mut bytes = std::fs::read(format!("{FOLDER}/rows_420.jpg")).unwrap();
+    let header = Header::read(&bytes).unwrap();
+    let expected = header.decode(&bytes, all(&header), &mut Scratch::default()).unwrap().to_vec();
+    bytes.splice(2..2, *b"\0\x01\xD8\0\xFF");
+    let header = Header::read(&bytes).unwrap();
+    assert_eq!(header.decode(&bytes, all(&header), &mut Scratch::default()).unwrap(), expected);
+}
+
+#[test]
 fn restarts_out_of_order_are_refused() {
     let bytes = std::fs::read(format!("{FOLDER}/rows_restarts.jpg")).unwrap();
     let first = bytes.windows(2).position(|pair| pair == [0xFF, 0xD0]).unwrap();
