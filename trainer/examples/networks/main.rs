@@ -1,8 +1,8 @@
 //! Four networks that people train beside ResNets, each a file, and the program that trains them.
 //!
-//!     cargo run --release -p trainer --example networks -- train --network vit-tiny --optimizer adamw --epochs 5 --output-dir runs/vit
-//!     mpirun -n 2 target/release/examples/networks train --network mobilenet-v2
-//!     target/release/examples/networks bench --network convnext-tiny --dtype bf16
+//!     cargo run --release -p trainer --example networks -- train --model vit-tiny --optimizer adamw --epochs 5 --output-dir runs/vit
+//!     mpirun -n 2 target/release/examples/networks train --model mobilenet-v2
+//!     target/release/examples/networks bench --model convnext-tiny --dtype bf16
 
 mod convnext;
 mod mobilenet_v2;
@@ -86,7 +86,7 @@ enum Name {
 struct NetworkArgs {
     /// Which network [default: mobilenet-v2]
     #[arg(long, value_enum, value_name = "NAME")]
-    network: Option<Name>,
+    model: Option<Name>,
 
     /// Probability of leaving a branch of the last block out for a sample, of earlier ones less (convnext-tiny, vit-tiny), 0 up to but not 1 [default: 0]
     #[arg(long, value_name = "PROBABILITY")]
@@ -103,23 +103,23 @@ impl ModelFamily for Networks {
     type Model = Computed;
 
     fn fill(args: &mut NetworkArgs) -> Result<(), ConfigError> {
-        let name = *args.network.get_or_insert(Name::MobilenetV2);
+        let name = *args.model.get_or_insert(Name::MobilenetV2);
         let (option, drop) = ("--stochastic-depth", args.stochastic_depth.unwrap_or(0.0));
         let expected = match name {
             Name::ConvnextTiny | Name::VitTiny if (0.0..1.0).contains(&drop) => return Ok(()),
             Name::ConvnextTiny | Name::VitTiny => "0 up to but not 1",
             _ if args.stochastic_depth.is_none() => return Ok(()),
-            _ => "--network convnext-tiny or vit-tiny, or nothing",
+            _ => "--model convnext-tiny or vit-tiny, or nothing",
         };
         Err(ConfigError::Invalid { option, expected: expected.to_owned(), got: drop.to_string() })
     }
 
     fn optimizer(args: &NetworkArgs) -> Option<ModuleOptimizer> {
-        matches!(args.network, Some(Name::VitTiny)).then(VisionTransformer::optimizer)
+        matches!(args.model, Some(Name::VitTiny)).then(VisionTransformer::optimizer)
     }
 
     fn name(args: &NetworkArgs) -> String {
-        let name = args.network.and_then(|name| name.to_possible_value());
+        let name = args.model.and_then(|name| name.to_possible_value());
         name.map_or_else(|| Self::NAME.to_owned(), |value| value.get_name().to_owned())
     }
 
@@ -131,7 +131,7 @@ impl ModelFamily for Networks {
         );
         let (channels, classes, device) = (request.in_channels, request.num_classes, request.device);
         let drop = args.stochastic_depth.unwrap_or(0.0);
-        let network = match args.network.unwrap_or(Name::MobilenetV2) {
+        let network = match args.model.unwrap_or(Name::MobilenetV2) {
             Name::WideResNet => Network::WideResNet(WideResNet::new(28, 10, channels, classes, device)),
             Name::MobilenetV2 => Network::MobileNetV2(MobileNetV2::new(channels, classes, device)),
             Name::ConvnextTiny => Network::ConvNeXt(ConvNeXt::new(channels, classes, drop, device)),

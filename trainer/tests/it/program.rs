@@ -49,6 +49,21 @@ fn end_of(mut child: Child, limit: Duration) -> Output {
     child.wait_with_output().unwrap()
 }
 
+/// `cargo test` builds them; with `--test it` alone they may be absent or older.
+#[test]
+fn the_examples_of_own_models_start_as_no_flag_of_theirs_is_a_general_one() {
+    for name in ["networks", "own_model", "own_parts"] {
+        let example = Path::new(env!("CARGO_BIN_EXE_trainer")).with_file_name("examples").join(name);
+        if !example.exists() {
+            eprintln!("not tried: {} is absent; cargo build -p trainer --examples", example.display());
+            continue;
+        }
+        let mut command = Command::new(example);
+        command.arg("config");
+        assert!(succeed(command).contains("[model]"), "{name}");
+    }
+}
+
 #[test]
 fn a_run_leaves_metrics_summary_configuration_manifest_log_and_checkpoints() {
     let directory = tempfile::tempdir().unwrap();
