@@ -110,6 +110,7 @@ pub fn train<F: ModelFamily>(args: &TrainArgs, world: &World) -> Result<Outcome<
     let (workers, server_link) = match Role::of(&config.sync_config(), &world.communicator)? {
         Role::Worker { communicator, server_link } => (communicator, server_link),
         Role::Server(link) => {
+            world.stop.heed();
             let optimizer = optimizer_config(&config);
             step::serve(&config.sync_config(), optimizer, &model, link, &world.rank_status)?;
             world.end_watch(watchdog)?;

@@ -2,8 +2,11 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
-use crate::fixture::{Run, TINY, bitmap, flags, run};
+use crate::fixture::{Run, TINY, bitmap, flags, program, run};
 use distributed::ROOT;
 use records::EpochRecord;
 use trainer::config::ConfigError;
@@ -46,6 +49,44 @@ fn a_stop_at_any_moment_ends_all_ranks_at_one_step_and_the_rest_gives_the_same_b
         assert_eq!(steps, [step, step], "after {num_looks} looks");
         assert_eq!(hash, whole, "after {num_looks} looks");
     }
+}
+
+/// The exit code of the program after these signals, a moment apart; it is killed if it stays.
+fn code_after(mut program: Child, signals: &[&str]) -> Option<i32> {
+    for signal in signals {
+        let pid = program.id().to_string();
+        assert!(Command::new("kill").args(["-s", signal, &pid]).status().unwrap().success());
+        sleep(Duration::from_millis(100));
+    }
+    let start = Instant::now();
+    while start.elapsed() < Duration::from_secs(60) {
+        if let Some(status) = program.try_wait().unwrap() {
+            return status.code();
+        }
+        sleep(Duration::from_millis(20));
+    }
+    program.kill().unwrap();
+    program.wait().unwrap();
+    None
+}
+
+#[test]
+fn a_second_sigterm_ends_a_program_that_waits_for_its_options_and_only_stops_one_that_trains() {
+    let folder = tempfile::tempdir().unwrap();
+    let pipe = folder.path().join("pipe");
+    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    let waiting = program().arg("train").arg("--config").arg(&pipe).spawn().unwrap();
+    sleep(Duration::from_millis(500));
+    assert_eq!(code_after(waiting, &["TERM", "TERM"]), Some(143));
+    let run = Run::in_new_directory();
+    let mut train = program();
+    train.args(["train", "--epochs", "1000", "--log-every-steps", "100000", "--output-dir"]).arg(run.directory());
+    let training = train.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    while !run.directory().join("progress.json").exists() {
+        sleep(Duration::from_millis(20));
+    }
+    assert_eq!(code_after(training, &["TERM", "TERM", "TERM"]), Some(0));
+    assert!(run.directory().join("summary.json").exists());
 }
 
 #[test]

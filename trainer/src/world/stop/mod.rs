@@ -5,12 +5,12 @@
 
 mod vote;
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use distributed::{CollectiveError, Communicator};
 use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
-use signal_hook::flag;
+use signal_hook::{SigId, flag, low_level};
 
 pub use vote::StopVote;
 
@@ -20,6 +20,8 @@ pub struct StopFlag {
     raised: Arc<AtomicBool>,
     /// Looks that are left until it raises itself, for a flag that does.
     looks_left: Option<Arc<AtomicU64>>,
+    /// What ends the process at a second SIGTERM, until somebody [heeds](Self::heed) the flag.
+    unheeded: Arc<Mutex<Option<SigId>>>,
 }
 
 impl StopFlag {
@@ -36,21 +38,31 @@ impl StopFlag {
 
     /// The same flag, which also raises itself as [`after_looks`](Self::after_looks) does.
     pub fn or_after_looks(&self, num_looks: u64) -> Self {
-        Self { raised: Arc::clone(&self.raised), ..Self::after_looks(num_looks) }
+        Self { looks_left: Some(Arc::new(AtomicU64::new(num_looks))), ..self.clone() }
     }
 
-    /// A flag set by SIGTERM, SIGINT and SIGUSR1; a second SIGINT ends the process at once with code 130.
+    /// A flag set by SIGTERM, SIGINT and SIGUSR1; a second SIGINT ends the process at once with code 130, a second SIGTERM with 143
+    /// until the flag is [heeded](Self::heed), as by the first look.
     ///
     /// # Errors
     /// When the operating system refuses a signal's registration.
     pub fn on_signals() -> std::io::Result<Self> {
         let stop = Self::new();
-        // Registered before the setter below, so that the first SIGINT finds the flag still down.
+        // Registered before the setter below, so that the first signal finds the flag still down.
         flag::register_conditional_shutdown(SIGINT, 130, Arc::clone(&stop.raised))?;
+        let unheeded = flag::register_conditional_shutdown(SIGTERM, 143, Arc::clone(&stop.raised))?;
+        *stop.unheeded.lock().unwrap_or_else(PoisonError::into_inner) = Some(unheeded);
         for signal in [SIGTERM, SIGINT, SIGUSR1] {
             flag::register(signal, Arc::clone(&stop.raised))?;
         }
         Ok(stop)
+    }
+
+    /// From now on the process stops in order, by itself or by those that it works for, however often SIGTERM comes.
+    pub fn heed(&self) {
+        if let Some(unheeded) = self.unheeded.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            low_level::unregister(unheeded);
+        }
     }
 
     /// Asks for a stop.
@@ -73,6 +85,7 @@ impl StopFlag {
 
     /// Whether a stop was asked for.
     pub fn is_raised(&self) -> bool {
+        self.heed();
         if let Some(looks_left) = &self.looks_left
             && looks_left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |looks| looks.checked_sub(1)).is_err()
         {
