@@ -78,7 +78,7 @@ pub(super) fn epoch(record: &EpochRecord) -> String {
     let mut line = format!(
         "epoch {:02} done | train {train} | test {test} | {:>7} img/s | {:>7} ({} eval {:4.1} save {:4.1}) | peak {}",
         record.epoch,
-        grouped(record.images_per_second.round() as u64),
+        record.speed().map_or("-".to_owned(), |speed| grouped(speed.round() as u64)),
         seconds(record.seconds_total),
         phases(&record.seconds, 1.0),
         record.seconds.evaluation,

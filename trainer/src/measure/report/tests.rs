@@ -104,6 +104,8 @@ fn an_epoch_line_tells_train_test_speed_phases_and_memory() {
          |       5 img/s |   3.0 s (data  0.0 fwd   0.5 bwd   1.0 comm  0.0 opt  0.0 eval  0.0 save  0.0) | peak 200 MiB"
     );
     assert!(lines::epoch(&record(3, None)).contains("test not measured"));
+    let unmeasured = EpochRecord { images_per_second: 0.0, ..record(3, None) };
+    assert!(lines::epoch(&unmeasured).contains(" |       - img/s |"), "as of a start that made no step of the epoch");
     let noise = GradientNoise { batch_size: Some(1234.4), ..GradientNoise::default() };
     let measured = EpochRecord { joules_per_image: Some(0.25), gradient_noise: Some(noise), ..record(3, None) };
     let line = lines::epoch(&measured);
