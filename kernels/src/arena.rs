@@ -19,6 +19,7 @@ use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::Element;
+use crate::pieces::elements;
 
 /// One cache line, the unit of every buffer.
 #[derive(Clone, Copy, Debug)]
@@ -72,9 +73,12 @@ impl Arena {
     }
 
     /// A block of `len` values of unspecified content: zeros or what an earlier holder wrote.
+    ///
+    /// # Panics
+    /// If so many values fit no slice.
     #[must_use]
     pub fn take<E: Element>(&self, len: usize) -> Block<E> {
-        let num_lines = (len * size_of::<E>()).div_ceil(LINE);
+        let num_lines = elements("arena", &[len, size_of::<E>()]).div_ceil(LINE);
         let mut regions = self.lock();
         let taken = (0..regions.len()).find_map(|index| Some((index, regions[index].take(num_lines)?)));
         let (region, first) = taken.unwrap_or_else(|| {
@@ -163,7 +167,7 @@ impl Memory {
     /// One line more than asked for, to start on a line: for an alignment beyond its own, the standard library clears the memory itself,
     /// and so touches every page.
     fn layout(num_lines: usize) -> Layout {
-        Layout::array::<u8>((num_lines + 1) * LINE).unwrap_or_else(|_| panic!("arena: {num_lines} lines of memory"))
+        Layout::array::<[u8; LINE]>(num_lines + 1).unwrap_or_else(|_| panic!("arena: {num_lines} lines of memory"))
     }
 
     fn line(&self, index: usize) -> NonNull<u8> {
@@ -282,6 +286,15 @@ mod tests {
         drop(one);
         let again = arena.take::<f32>(len);
         assert_eq!((arena.lock().len(), again[0]), (2, 1.0));
+    }
+
+    #[test]
+    #[should_panic(
+        expected = "arena: expected at most 1152921504606846975 elements, got the extents [4611686018427387920, 4]"
+    )]
+    #[cfg(target_pointer_width = "64")]
+    fn a_length_whose_bytes_wrap_is_refused() {
+        let _ = Arena::new().take::<f32>((1 << 62) + 16);
     }
 
     #[test]

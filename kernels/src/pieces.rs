@@ -8,6 +8,21 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::scratch::LINE_FLOATS;
 
+/// Beyond so many, elements of eight bytes, the largest, fit no slice.
+const MAX_ELEMENTS: usize = isize::MAX as usize / size_of::<f64>();
+
+/// The elements of these extents: their product, since one that wrapped would be the length of slices far too short.
+///
+/// # Panics
+/// If so many fit no slice.
+pub(crate) fn elements(what: &str, extents: &[usize]) -> usize {
+    let product = extents.iter().try_fold(1, |product: usize, extent| product.checked_mul(*extent));
+    let Some(product) = product.filter(|product| *product <= MAX_ELEMENTS) else {
+        panic!("{what}: expected at most {MAX_ELEMENTS} elements, got the extents {extents:?}");
+    };
+    product
+}
+
 /// Elements in whole cache lines, at least `len`: where a workspace is cut.
 pub(crate) const fn whole_lines(len: usize) -> usize {
     len.next_multiple_of(LINE_FLOATS)
@@ -80,7 +95,7 @@ impl<T> SharedMut<T> {
     /// # Safety
     /// No other piece touches what is accessed through it, and the slice outlives the access.
     pub(crate) unsafe fn at(self, offset: usize, len: usize) -> *mut T {
-        assert!(offset + len <= self.len, "range {offset}+{len} of {}", self.len);
+        assert!(offset <= self.len && len <= self.len - offset, "range {offset}+{len} of {}", self.len);
         // SAFETY: inside the slice, as just asserted.
         unsafe { self.start.add(offset) }
     }
@@ -90,6 +105,14 @@ impl<T> SharedMut<T> {
 mod tests {
     use super::*;
     use crate::scratch::Scratch;
+
+    #[test]
+    #[should_panic(expected = "range 18446744073709551615+2 of 4")]
+    #[cfg(target_pointer_width = "64")]
+    fn a_range_whose_end_wraps_is_refused() {
+        // SAFETY: nothing is accessed.
+        unsafe { SharedMut::new(&mut [0.0; 4]).at(usize::MAX, 2) };
+    }
 
     #[test]
     fn every_worker_s_slot_starts_on_a_cache_line_whatever_its_length() {
