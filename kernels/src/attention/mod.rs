@@ -10,7 +10,7 @@ mod steps;
 mod tests;
 
 use crate::Element;
-use crate::pieces::{SharedMut, for_each_piece, slots_len};
+use crate::pieces::{SharedMut, elements, for_each_piece, slots_len};
 use crate::simd::{Isa, vectorized};
 use steps::{COLUMNS, Gather, Product, Scatter, Softmax, SoftmaxGradient, transpose};
 
@@ -32,12 +32,18 @@ pub struct Attention {
 
 impl Attention {
     /// Elements of the result.
+    ///
+    /// # Panics
+    /// If so many fit no slice.
     #[must_use]
     pub fn output_len(&self) -> usize {
-        self.images * self.tokens * self.heads * self.width
+        elements("attention: result", &[self.images, self.tokens, self.heads, self.width])
     }
 
     /// Elements of workspace with which both passes use every thread of the current rayon pool.
+    ///
+    /// # Panics
+    /// If so many fit no slice.
     #[must_use]
     pub fn workspace_len(&self) -> usize {
         slots_len(rayon::current_num_threads(), self.slot_len())
@@ -46,7 +52,7 @@ impl Attention {
     /// softmax(q k^T / sqrt(width)) v.
     ///
     /// # Panics
-    /// If a length is not that of the shape, the workspace has no slot, or the processor lacks `isa`.
+    /// If an extent of an image is zero, a length is not that of the shape, the workspace has no slot, or the processor lacks `isa`.
     pub fn forward<E: Element>(&self, isa: Isa, qkv: &[E], y: &mut [E], workspace: &mut [f32]) {
         E::attention_forward(self, isa, qkv, y, workspace);
     }
@@ -90,7 +96,9 @@ impl Attention {
     }
 
     fn check(&self, qkv: usize, output: usize) {
-        assert!(self.tokens * self.heads * self.width > 0, "attention: an extent is zero: {self:?}");
+        for (name, extent) in [("tokens", self.tokens), ("heads", self.heads), ("width", self.width)] {
+            assert!(extent > 0, "attention: {name}: expected at least 1, got 0 in {self:?}");
+        }
         let expected = self.output_len();
         assert!(output == expected, "attention: expected {expected} values of the result, got {output}");
         assert!(qkv == 3 * expected, "attention: expected {} queries, keys and values, got {qkv}", 3 * expected);
@@ -98,13 +106,14 @@ impl Attention {
 
     /// Tokens and width in whole blocks.
     fn padded(&self) -> [usize; 2] {
-        [self.tokens, self.width].map(|len| len.next_multiple_of(COLUMNS))
+        [self.tokens, self.width].map(|len| len.div_ceil(COLUMNS).saturating_mul(COLUMNS))
     }
 
     /// Matrices `[tokens, width]` or the other way round, and two `[tokens, tokens]`.
     fn slot_len(&self) -> usize {
         let [tokens, width] = self.padded();
-        MATRICES * tokens * width + 2 * tokens * tokens
+        elements("attention: matrices", &[MATRICES, tokens, width])
+            + elements("attention: scores", &[2, tokens, tokens])
     }
 }
 

@@ -77,3 +77,11 @@ fn attention_of_bf16_is_that_of_the_widened_values_rounded() {
     let expected = run(&shape, Isa::detect(), &widened(&qkv), &widened(&dy));
     assert_eq!(found, expected.map(|values| rounded(&values)));
 }
+
+#[test]
+#[cfg(target_pointer_width = "64")]
+#[should_panic(expected = "attention: result: expected at most 1152921504606846975 elements")]
+fn extents_whose_product_wraps_are_refused() {
+    let shape = Attention { images: 1, tokens: (1 << 63) + 1, heads: 2, width: 1 };
+    shape.forward(Isa::detect(), &[0.0; 6], &mut [0.0; 2], &mut [0.0; 4096]);
+}

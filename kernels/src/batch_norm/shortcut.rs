@@ -5,6 +5,7 @@
 
 use super::assert_len;
 use crate::Element;
+use crate::pieces::elements;
 use crate::simd::{GenericWork, Kernel, Lanes, PerVector, Simd, each_vector};
 
 /// The shapes of an option A shortcut.
@@ -42,8 +43,12 @@ impl ShortcutA {
         assert_len("shortcut channels", self.channels, channels);
         let (few, many) = (self.channels_in, self.channels);
         assert!(few <= many, "batch_norm: shortcut from {few} to {many} channels");
-        assert_len("shortcut input", input_len, self.num_images * self.image_in());
-        assert_len("shortcut output", output_len, self.num_images * self.image_out());
+        let Self { num_images, height, width, channels_in, channels } = *self;
+        let input = elements("batch_norm: shortcut input", &[num_images, height, width, channels_in]);
+        assert_len("shortcut input", input_len, input);
+        let output =
+            elements("batch_norm: shortcut output", &[num_images, height.div_ceil(2), width.div_ceil(2), channels]);
+        assert_len("shortcut output", output_len, output);
     }
 
     fn offset(&self) -> usize {

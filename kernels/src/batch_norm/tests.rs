@@ -236,3 +236,12 @@ fn a_wrong_length_is_named() {
     let saved = Saved { affine: case.affine(&case.beta, &case.gamma), x: &case.x, gate: Gate::Open };
     backward_sums(Isa::Portable, &saved, &case.dy[..5], &mut [0.0; 6], &mut case.workspace());
 }
+
+#[test]
+#[cfg(target_pointer_width = "64")]
+#[should_panic(expected = "batch_norm: shortcut input: expected at most 1152921504606846975 elements")]
+fn a_shortcut_whose_extents_wrap_is_refused() {
+    let shortcut = ShortcutA { num_images: 1 << 62, height: 2, width: 2, channels_in: 1, channels: 4 };
+    let residual = Residual::OptionA(shortcut, &[]);
+    scale_shift::<f32>(Isa::detect(), &[1.0; 4], &[0.0; 4], &[], residual, Rectifier::None, &mut []);
+}

@@ -96,8 +96,8 @@ impl Conv2d {
     ///
     /// # Panics
     /// If an extent is zero, the groups are not as [`Conv2dShape::groups`] says, the stride is not 1 or 2, the padding reaches the kernel's side, the kernel is larger than the
-    /// padded image, or `Winograd` is asked for another shape than 3x3 with stride 1. A plan for bf16 may panic on activations
-    /// of f32.
+    /// padded image, activations or weights fit no slice, or `Winograd` is asked for another shape than 3x3 with stride 1. A plan for
+    /// bf16 may panic on activations of f32.
     #[must_use]
     pub fn new(shape: Conv2dShape, algorithm: Algorithm, isa: Isa, storage: Storage) -> Self {
         shape.assert_valid();

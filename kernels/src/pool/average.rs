@@ -8,6 +8,7 @@ use rayon::prelude::*;
 
 use super::assert_len;
 use crate::Element;
+use crate::pieces::elements;
 use crate::simd::{Isa, Task, vectorized};
 
 /// Pixels added before their sum is added to the others.
@@ -58,7 +59,7 @@ pub(crate) fn global_average_backward_of<E: Element>(
 fn check(all: usize, pixels: usize, channels: usize, means: usize) {
     assert!(pixels > 0 && channels > 0, "pool: average over {pixels} pixels of {channels} channels");
     assert!(means.is_multiple_of(channels), "pool: {means} means are no whole rows of {channels} channels");
-    assert_len("pixels", all, means * pixels);
+    assert_len("pixels", all, elements("pool: average", &[means, pixels]));
 }
 
 struct Mean<'a, E> {

@@ -7,6 +7,7 @@ use rayon::prelude::*;
 
 use super::assert_len;
 use crate::Element;
+use crate::pieces::elements;
 use crate::simd::{Isa, Task, vectorized};
 
 /// Channels whose sums stay in registers.
@@ -37,13 +38,19 @@ impl MaxPoolShape {
     }
 
     /// Values of the input.
+    ///
+    /// # Panics
+    /// If so many fit no slice.
     pub fn input_len(&self) -> usize {
-        self.num_images * self.height * self.width * self.channels
+        elements("pool: input", &[self.num_images, self.height, self.width, self.channels])
     }
 
     /// Values of the output.
+    ///
+    /// # Panics
+    /// If so many fit no slice.
     pub fn output_len(&self) -> usize {
-        self.num_images * self.height_out() * self.width_out() * self.channels
+        elements("pool: output", &[self.num_images, self.height_out(), self.width_out(), self.channels])
     }
 }
 

@@ -122,3 +122,18 @@ fn a_wrong_length_is_named() {
     let shape = MaxPoolShape { num_images: 1, height: 4, width: 4, channels: 1 };
     max_pool(Isa::Portable, shape, &[0.0; 16], &mut [0.0; 4], &mut [0; 3]);
 }
+
+#[test]
+#[cfg(target_pointer_width = "64")]
+#[should_panic(expected = "pool: average: expected at most 1152921504606846975 elements")]
+fn an_average_over_pixels_whose_number_wraps_is_refused() {
+    global_average(Isa::detect(), &[0.0; 16], (1 << 60) + 1, 16, &mut [0.0; 16]);
+}
+
+#[test]
+#[cfg(target_pointer_width = "64")]
+#[should_panic(expected = "pool: input: expected at most 1152921504606846975 elements")]
+fn a_maximum_of_extents_whose_product_wraps_is_refused() {
+    let shape = MaxPoolShape { num_images: 1 << 32, height: 1 << 16, width: 1 << 16, channels: 4 };
+    max_pool::<f32>(Isa::detect(), shape, &[], &mut [], &mut []);
+}
