@@ -30,8 +30,8 @@ pub enum ResidualGradient<'a, E = f32> {
 /// `sums`: `[2, C]`, S1 then S2, over all `count` rows of all ranks. `dy`, `dx`: `[rows, C]`. The rest as their types say.
 ///
 /// # Panics
-/// If a length differs, `count` is not above 0, an option A residual meets a recomputed gate, or the processor lacks
-/// `isa`.
+/// If a length differs, `count` is not above 0, a residual meets a recomputed gate (behind a residual it is [`Gate::Output`]), or the
+/// processor lacks `isa`.
 pub fn backward<E: Element>(
     isa: Isa,
     saved: &Saved<'_, E>,
@@ -66,7 +66,7 @@ pub(crate) fn backward_of<E: Element>(
     let residual = writes || option_a.is_some();
     assert!(
         !residual || !matches!(saved.gate, Gate::Recomputed | Gate::Recomputed6),
-        "batch_norm: a gate behind a residual is read from y"
+        "batch_norm: behind a residual: expected Gate::Output or Gate::Open, got a recomputed gate"
     );
     // One unit is a row, or an image where the shortcut reaches over rows.
     let (units, unit, residual_unit, piece) = match option_a {

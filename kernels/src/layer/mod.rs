@@ -163,7 +163,7 @@ impl Layer {
     /// All gradients of the layer.
     ///
     /// # Panics
-    /// If a length is not the one stated, or packed weights or workspace do not start on a cache line.
+    /// If a length is not the one stated, packed weights or workspace do not start on a cache line, or a residual meets a recomputed gate.
     pub fn backward<E: Element>(&self, given: &Backward<'_, E>, wanted: Gradients<'_, E>, workspace: &mut [f32]) {
         assert_on_line("layer: packed weights, workspace", [given.packed, &*workspace]);
         E::layer_backward(self, given, wanted, workspace);
