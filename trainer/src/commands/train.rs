@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Error, Result, ensure};
 use burn::tensor::Device;
 use burn_resnet::Head;
 use datasets::DatasetSplits;
@@ -134,7 +134,12 @@ pub fn train<F: ModelFamily>(args: &TrainArgs, world: &World) -> Result<Outcome<
         reporter,
         files: &files,
     };
-    let outcome = fit(model, &session).inspect_err(|error| reporter.log(&format!("error: {error:#}")))?;
+    let in_words = |error: Error| match files.expect_in_place() {
+        Ok(()) => error,
+        Err(moved) => error.context(moved),
+    };
+    let outcome =
+        fit(model, &session).map_err(in_words).inspect_err(|error| reporter.log(&format!("error: {error:#}")))?;
     world.end_watch(watchdog)?;
     let summary = summary(&outcome, &manifest, start.elapsed());
     files.finish(&summary)?;

@@ -79,6 +79,7 @@ impl<'a> Checkpointer<'a> {
             let send = |own: &Carried| communicator.send(ROOT, RESIDUAL_TAG, &floats_to_bytes(&own.residual));
             return Ok(carried.as_ref().map_or(Ok(()), send)?);
         };
+        self.session.files.expect_in_place()?;
         let num_residuals = if carried.is_some() { communicator.world_size() } else { 0 };
         let Carried { residual, factors, num_drawn } = carried.unwrap_or_default();
         let tensors = TrainingTensors {

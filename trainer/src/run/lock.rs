@@ -4,13 +4,14 @@
 //! Invariant: a run that was killed leaves nothing that keeps the next one out.
 //! Source: flock(2); over NFS the server keeps it for all machines.
 
-use std::fs::{File, OpenOptions, TryLockError};
+use std::fs::{self, File, Metadata, OpenOptions, TryLockError};
 use std::io::{self, Write};
-use std::path::Path;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 use std::thread::sleep;
 use std::time::{Duration, Instant, SystemTime};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 
 use crate::config::ConfigError;
 
@@ -23,7 +24,8 @@ const PATIENCE: Duration = Duration::from_secs(3);
 /// A directory that no other process writes to while this lives.
 #[derive(Debug)]
 pub struct DirectoryLock {
-    _file: File,
+    directory: PathBuf,
+    file: File,
 }
 
 impl DirectoryLock {
@@ -51,7 +53,25 @@ impl DirectoryLock {
         }
         let since = humantime::format_rfc3339_seconds(SystemTime::now());
         file.set_len(0).and_then(|()| write!(file, "{holder} since {since}")).with_context(context)?;
-        Ok(Some(Self { _file: file }))
+        Ok(Some(Self { directory: directory.to_owned(), file }))
+    }
+
+    /// Whether the locked directory is still that of its path: one in its place would be no run's, and have no lock.
+    ///
+    /// # Errors
+    /// When it is not.
+    pub fn expect_in_place(&self) -> Result<()> {
+        let identity = |facts: Metadata| (facts.dev(), facts.ino());
+        let there = fs::metadata(self.directory.join(LOCK_FILE)).map(identity);
+        let got = match (&there, self.file.metadata().map(identity)) {
+            (Ok(there), Ok(held)) if *there == held => return Ok(()),
+            (Ok(_), _) => "another one".to_owned(),
+            (Err(error), _) => error.to_string(),
+        };
+        bail!(
+            "output directory {} was moved or removed while the run wrote to it: expected the {LOCK_FILE} that the run has locked, got {got}; put it back and go on with --resume, or begin anew",
+            self.directory.display()
+        );
     }
 }
 

@@ -50,6 +50,15 @@ impl RunFiles {
         self.root.as_ref().is_some_and(|root| root.lock.is_none())
     }
 
+    /// Refuses to go on where the output directory is no longer at its path, on root.
+    ///
+    /// # Errors
+    /// As [`DirectoryLock::expect_in_place`].
+    pub fn expect_in_place(&self) -> Result<()> {
+        let lock = self.root.as_ref().and_then(|root| root.lock.as_ref());
+        lock.map_or(Ok(()), DirectoryLock::expect_in_place)
+    }
+
     /// Where the run's files are.
     pub fn directory(&self) -> Option<&OutputDirectory> {
         self.root.as_ref().map(|root| &root.directory)
@@ -130,9 +139,10 @@ impl RunFiles {
     /// Writes the summary.
     ///
     /// # Errors
-    /// When it cannot be written.
+    /// When it cannot be written, or the directory is no longer there.
     pub fn finish(&self, summary: &Summary) -> Result<()> {
         let Some(root) = &self.root else { return Ok(()) };
+        self.expect_in_place()?;
         write_json(&root.directory.summary(), summary)
     }
 }

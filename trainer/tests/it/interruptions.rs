@@ -90,6 +90,32 @@ fn a_second_sigterm_ends_a_program_that_waits_for_its_options_and_only_stops_one
 }
 
 #[test]
+fn a_run_whose_directory_is_moved_or_replaced_ends_and_makes_no_other() {
+    for is_replaced in [false, true] {
+        let run = Run::in_new_directory();
+        let (there, moved) = (run.directory(), run.directory().with_file_name("moved"));
+        let mut train = program();
+        train.args(["train", "--epochs", "1000", "--checkpoint-every-steps", "1", "--output-dir"]).arg(&there);
+        let training = train.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        let store = CheckpointStore::new(&there.join("checkpoints"), 9);
+        while !store.has_any().unwrap() {
+            sleep(Duration::from_millis(20));
+        }
+        fs::rename(&there, &moved).unwrap();
+        if is_replaced {
+            fs::create_dir_all(there.join("checkpoints")).unwrap();
+            fs::write(there.join(".lock"), "").unwrap();
+        }
+        let output = training.wait_with_output().unwrap();
+        let words = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.code() == Some(1) && words.contains("was moved or removed while the run"), "{words}");
+        assert_eq!(there.exists(), is_replaced);
+        let checkpoint = CheckpointStore::new(&moved.join("checkpoints"), 9).latest().unwrap().0;
+        assert!(checkpoint.is_some(), "those of the run are whole");
+    }
+}
+
+#[test]
 fn checkpoints_behind_a_link_to_what_is_not_mounted_are_not_taken_for_none() {
     let done = run(1, &tiny("--epochs 1"));
     let metrics = done.directory().join("metrics.jsonl");

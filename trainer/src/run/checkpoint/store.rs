@@ -57,7 +57,12 @@ impl CheckpointStore {
         let directory = self.directory.join(&name);
         let unfinished = self.directory.join(format!("{name}{UNFINISHED}"));
         self.sweep()?;
-        fs::create_dir_all(&unfinished).with_context(|| format!("create {}", unfinished.display()))?;
+        // Below a folder that is there: one made anew would be half a run.
+        match fs::create_dir(&self.directory) {
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
+            made => made.with_context(|| format!("create {}", self.directory.display()))?,
+        }
+        fs::create_dir(&unfinished).with_context(|| format!("create {}", unfinished.display()))?;
         sync_parent(&self.directory)?;
         let write = || {
             let model_path = unfinished.join(MODEL_FILE);
