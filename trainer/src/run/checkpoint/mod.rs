@@ -11,13 +11,13 @@ mod background;
 mod state;
 mod store;
 
-use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 use datasets::Counted;
 use distributed::{ROOT, bytes_to_floats, floats_to_bytes};
+use records::file;
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 use sha2::{Digest, Sha256};
 
@@ -218,22 +218,12 @@ fn floats(tensors: &SafeTensors<'_>, name: &str) -> Result<Vec<f32>> {
 }
 
 fn read_file(path: &Path) -> Result<Vec<u8>> {
-    let mut bytes = Vec::new();
-    open_file(path)
-        .and_then(|mut file| Ok(file.read_to_end(&mut bytes)?))
-        .with_context(|| path.display().to_string())?;
-    Ok(bytes)
-}
-
-/// Opens a file that is a file: opening a named pipe would wait for its writer.
-fn open_file(path: &Path) -> Result<File> {
-    ensure!(fs::metadata(path)?.is_file(), "expected a regular file, got a folder, pipe or device");
-    Ok(File::open(path)?)
+    file::read(path).with_context(|| path.display().to_string())
 }
 
 fn read_state(path: &Path) -> Result<String> {
     let mut text = String::new();
-    let len = open_file(path)?.take(MAX_STATE_BYTES + 1).read_to_string(&mut text)?;
+    let len = file::open(path)?.take(MAX_STATE_BYTES + 1).read_to_string(&mut text)?;
     ensure!(
         len as u64 <= MAX_STATE_BYTES,
         "expected at most {MAX_STATE_BYTES} bytes, got more; take another checkpoint"
@@ -263,8 +253,8 @@ fn check_state_sum(directory: &Path, text: &str, format: u32) -> Result<()> {
         return Ok(());
     }
     let mut line = String::new();
-    open_file(&path)
-        .and_then(|file| Ok(file.take(MAX_SUM_BYTES).read_to_string(&mut line)?))
+    file::open(&path)
+        .and_then(|file| file.take(MAX_SUM_BYTES).read_to_string(&mut line))
         .with_context(|| format!("checksum {}", path.display()))?;
     let expected = line.split_whitespace().next().unwrap_or_default();
     let got = hexadecimal(Sha256::digest(text));
@@ -287,8 +277,8 @@ fn hexadecimal(digest: impl AsRef<[u8]>) -> String {
 
 fn sha256_of_file(path: &Path) -> Result<String> {
     let mut digest = Sha256::new();
-    open_file(path)
-        .and_then(|file| Ok(io::copy(&mut Counted(file), &mut digest)?))
+    file::open(path)
+        .and_then(|file| io::copy(&mut Counted(file), &mut digest))
         .with_context(|| path.display().to_string())?;
     Ok(hexadecimal(digest.finalize()))
 }
