@@ -33,12 +33,15 @@ pub struct Damaged {
 pub struct CheckpointStore {
     directory: PathBuf,
     keep: usize,
+    /// The folder of the run was there, and is not made anew where it has gone: that would be half a run.
+    has_run: bool,
 }
 
 impl CheckpointStore {
     /// The store in `directory`, which keeps the last `keep` checkpoints and the best.
     pub fn new(directory: &Path, keep: usize) -> Self {
-        Self { directory: directory.to_owned(), keep: keep.max(1) }
+        let has_run = directory.parent().is_some_and(Path::is_dir);
+        Self { directory: directory.to_owned(), keep: keep.max(1), has_run }
     }
 
     /// Writes a checkpoint and removes those no longer kept. `residuals` are what compression has kept back, of every rank or of none;
@@ -57,8 +60,8 @@ impl CheckpointStore {
         let directory = self.directory.join(&name);
         let unfinished = self.directory.join(format!("{name}{UNFINISHED}"));
         self.sweep()?;
-        // Below a folder that is there: one made anew would be half a run.
-        match fs::create_dir(&self.directory) {
+        let make = if self.has_run { fs::create_dir } else { fs::create_dir_all };
+        match make(self.directory.as_path()) {
             Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
             made => made.with_context(|| format!("create {}", self.directory.display()))?,
         }
