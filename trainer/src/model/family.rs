@@ -148,6 +148,9 @@ impl Family {
     }
 }
 
+/// burn's random numbers are one stream a process; ranks that are its threads take turns.
+static BUILDING: Mutex<()> = Mutex::new(());
+
 /// Distance between the seeds of ranks: odd, so that no two are equal, and without a pattern (2^64 / the golden ratio).
 const ODD_STRIDE: u64 = 0x9E37_79B9_7F4A_7C15;
 
@@ -156,8 +159,6 @@ const ODD_STRIDE: u64 = 0x9E37_79B9_7F4A_7C15;
 /// # Errors
 /// When there is no such model, or two of its modules share a parameter.
 pub fn build<F: ModelFamily>(model: &ModelSection, request: &ModelRequest<'_>) -> Result<F::Model> {
-    // burn's random numbers are one stream a process; ranks that are its threads take turns.
-    static BUILDING: Mutex<()> = Mutex::new(());
     let _turn = BUILDING.lock().unwrap_or_else(PoisonError::into_inner);
     request.device.seed(request.seed);
     let model = F::build(&model.read()?, request)?;
@@ -173,6 +174,7 @@ pub fn build<F: ModelFamily>(model: &ModelSection, request: &ModelRequest<'_>) -
 /// Begins burn's random numbers anew for a step: what a model draws in it, as for dropout, is another stream on each rank and in each step,
 /// and the same one where a run goes on.
 pub fn seed_draws(device: &Device, (seed, rank): (u64, usize), step: u64) {
+    let _turn = BUILDING.lock().unwrap_or_else(PoisonError::into_inner);
     let of_rank = seed.wrapping_add((rank as u64 + 1).wrapping_mul(ODD_STRIDE));
     // Multiplied once more: the steps that follow are no other rank's.
     device.seed(of_rank.wrapping_mul(ODD_STRIDE).wrapping_add(step));
