@@ -125,12 +125,15 @@ pub(super) fn evaluation(name: &str, sums: &ScoreSums) -> String {
 }
 
 pub(super) fn finish(summary: &Summary) -> String {
+    // Of a run that went on only these steps took the time of this start.
+    let own_steps = summary.rank_seconds.first().map(|root| root.num_steps).filter(|steps| *steps < summary.steps);
     let mut line = format!(
-        "{} | {} epochs, {} steps, {} images in {}",
+        "{} | {} epochs, {} steps, {} images{} in {}",
         if summary.stopped_early { "stopped" } else { "done" },
         summary.epochs,
         grouped(summary.steps),
         grouped(summary.images),
+        own_steps.map_or(String::new(), |steps| format!("; this start: {} steps", grouped(steps))),
         seconds(summary.seconds_total),
     );
     if summary.skipped_steps > 0 {

@@ -4,7 +4,7 @@ use super::*;
 use crate::config::cli::TrainArgs;
 use crate::measure::metrics::tests::record;
 use crate::measure::metrics::throughput;
-use records::{GradientNoise, Seconds, SlowestRank};
+use records::{GradientNoise, RankSeconds, Seconds, SlowestRank};
 use std::fs;
 use std::sync::Arc;
 use std::time::Duration;
@@ -192,4 +192,16 @@ fn a_download_is_told_in_tenths() {
 #[test]
 fn staleness_is_told_as_a_histogram_with_its_mean() {
     assert_eq!(lines::staleness(&[3, 0, 1]), "staleness | 0: 3 | 1: 0 | 2: 1 | mean 0.50 updates, n = 4");
+}
+
+#[test]
+fn the_last_line_gives_the_time_of_a_start_to_the_steps_that_it_made() {
+    let of_root = |num_steps| vec![RankSeconds { num_steps, ..RankSeconds::default() }];
+    let line = |rank_seconds| lines::finish(&Summary { rank_seconds, ..summary(40.0) });
+    assert!(
+        line(of_root(785)).starts_with("done | 5 epochs, 785 steps, 50 000 images in 83.1 s |"),
+        "{}",
+        line(of_root(785))
+    );
+    assert!(line(of_root(157)).contains("50 000 images; this start: 157 steps in 83.1 s |"), "{}", line(of_root(157)));
 }
