@@ -81,14 +81,16 @@ fn last_epoch(metrics: &str) -> Option<String> {
     let record = metrics.lines().rfind(|line| line.ends_with('}'))?;
     let number = |key| json::number(record, key);
     let percent = |key| number(key).map_or("-".to_owned(), |share| format!("{:.1} %", 100.0 * share));
+    // 0 where the start that ended the epoch made no step of it.
+    let speed = number("images_per_second").filter(|speed| *speed > 0.0);
     Some(format!(
-        "epoch {} step {} | loss {:.4} | acc {} train, {} test | {:.0} img/s",
+        "epoch {} step {} | loss {:.4} | acc {} train, {} test | {} img/s",
         number("epoch")?,
         number("step")?,
         number("train_loss").unwrap_or(f64::NAN),
         percent("train_top1"),
         percent("test_top1"),
-        number("images_per_second").unwrap_or(f64::NAN),
+        speed.map_or("-".to_owned(), |speed| format!("{speed:.0}")),
     ))
 }
 
@@ -113,6 +115,8 @@ mod tests {
         assert_eq!(shown, "epoch 3 step 160 | loss 1.2046 | acc 56.3 % train, - test | 12270 img/s");
         let tested = last_epoch(&RECORD.replace("null", "0.5")).unwrap();
         assert!(tested.contains("56.3 % train, 50.0 % test"), "{tested}");
+        let unmeasured = last_epoch(&RECORD.replace("12270.4", "0.0")).unwrap();
+        assert!(unmeasured.ends_with("| - img/s"), "{unmeasured}");
     }
 
     #[test]
