@@ -251,7 +251,7 @@ fn decode_rare_jpeg(bytes: &[u8]) -> Result<DynamicImage, String> {
     }
     let damaged = |error| format!("the JPEG file is damaged or of an unknown kind: {error}");
     // Sides are ours to check.
-    let options = DecoderOptions::default().set_strict_mode(true).set_max_width(usize::MAX).set_max_height(usize::MAX);
+    let options = DecoderOptions::default().set_max_width(usize::MAX).set_max_height(usize::MAX);
     let mut decoder = JpegDecoder::new_with_options(ZCursor::new(bytes), options);
     decoder.decode_headers().map_err(damaged)?;
     let (width, height) = decoder.dimensions().unwrap_or_default();
@@ -260,7 +260,8 @@ fn decode_rare_jpeg(bytes: &[u8]) -> Result<DynamicImage, String> {
     if width.max(height) > MAX_SIDE as usize || (width * height * num_colours) as u64 > max_alloc(bytes) {
         return Err(too_large(format_args!("the image has {width}x{height} pixels"), bytes));
     }
-    decoder.set_options(options.jpeg_set_out_colorspace(colours));
+    // Strict in what it makes pixels of; headers may have bytes between them, as libjpeg takes them.
+    decoder.set_options(options.set_strict_mode(true).jpeg_set_out_colorspace(colours));
     let pixels = decoder.decode().map_err(damaged)?;
     let (width, height) = (width as u32, height as u32);
     let image = if is_grey {

@@ -92,6 +92,20 @@ fn a_jpeg_damaged_in_any_scan_is_refused() {
 }
 
 #[test]
+fn bytes_between_the_headers_of_a_jpeg_change_nothing() {
+    for name in ["progressive.jpg", "cmyk.jpg", "resize/rows_420.jpg"] {
+        let mut bytes = fs::read(fixture(name)).unwrap();
+        let tables = bytes.windows(2).position(|pair| pair == b"\xFF\xC4").unwrap();
+        bytes.splice(tables..tables, *b"between");
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.jpg");
+        fs::write(&path, bytes).unwrap();
+        let pixels = |path: &Path| load_image(path, Sizing::square(16), 3).unwrap();
+        assert_eq!(pixels(&path), pixels(&fixture(name)), "{name}");
+    }
+}
+
+#[test]
 fn an_empty_file_is_refused() {
     for name in ["empty.png", "empty.jpg", "empty.bmp", "empty.webp"] {
         refused(name, b"");
