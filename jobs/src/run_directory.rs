@@ -6,6 +6,7 @@
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::ErrorKind;
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
 use records::{COMPARISON_SCHEMA, STUDY_SCHEMA};
@@ -205,9 +206,16 @@ fn directory_of_config(words: &[String]) -> Outcome<Option<String>> {
             "--config {file}: expected a run's options, which may name its directory: {error}; correct it, or name the directory by --output-dir"
         ))
     };
+    // A pipe can be read once, by the trainer.
+    if fs::metadata(file).map_err(|error| failed(error.to_string()))?.file_type().is_fifo() {
+        return Ok(None);
+    }
     let text = fs::read_to_string(file).map_err(|error| failed(error.to_string()))?;
     let table: toml::Table = text.parse().map_err(|error: toml::de::Error| failed(error.message().to_owned()))?;
     let named = table.get("run").and_then(|run| run.get("output-dir")).and_then(|named| named.as_str());
+    if named == Some("") {
+        return Err(failed("output-dir: expected a path, got an empty one".to_owned()));
+    }
     Ok(named.map(str::to_owned))
 }
 
@@ -307,7 +315,8 @@ mod tests {
     #[test]
     fn the_directory_of_the_configuration_counts_where_the_command_line_names_none() {
         let folder = std::env::temp_dir().join(format!("lockstep-jobs-{}-config", std::process::id()));
-        let [named, plain, broken] = ["named.toml", "plain.toml", "broken.toml"].map(|name| folder.join(name));
+        let [named, plain, broken, nameless, pipe] =
+            ["named.toml", "plain.toml", "broken.toml", "nameless.toml", "pipe"].map(|name| folder.join(name));
         write(&named, "[run]\nseed = 1\noutput-dir = \"d/x\"\n").unwrap();
         write(&plain, "[run]\nseed = 1\n").unwrap();
         write(&broken, "[run\n").unwrap();
@@ -320,8 +329,12 @@ mod tests {
             assert_eq!(of(&format!("{line} --output-dir /d/y")).unwrap(), Path::new("/d/y"), "a flag wins");
         }
         assert_eq!(of(&format!("train --config {}", plain.display())).unwrap(), here.join("runs/night"));
+        assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+        let piped = of(&format!("train --config {}", pipe.display())).unwrap();
+        assert_eq!(piped, here.join("runs/night"), "a pipe is for the trainer to read");
         assert_eq!(of("train --config c{task}.toml").unwrap(), here.join("runs/night"), "each task has its own");
-        for file in [broken, folder.join("none.toml")] {
+        write(&nameless, "[run]\noutput-dir = \"\"\n").unwrap();
+        for file in [broken, nameless, folder.join("none.toml")] {
             let failure = of(&format!("train --config {}", file.display())).unwrap_err();
             assert!(failure.exit_code() == 2 && failure.to_string().contains("or name the directory"), "{failure}");
         }

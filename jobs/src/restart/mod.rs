@@ -78,6 +78,7 @@ const SIGNALS: &str = r#"
 # TERM, INT, HUP and USR1 ask for a stop. For each of them the ranks get USR1: all stop after the same
 # step, one checkpoint is written, and the exit code is 0. This script must live until then.
 program=           # the process that was started
+started=0          # when
 asking=            # the process that asks it again
 stop_asked=no
 interrupted=no     # whether a signal came while the script waited
@@ -88,14 +89,16 @@ ask_to_stop() {
     [ -z "$program" ] || ask_program
 }
 
-# A launcher that has no ranks yet loses what it is to pass on: asked again until it has ended.
+# A launcher that has no ranks yet loses what it is to pass on: asked again while it is young.
 ask_program() {
     kill -USR1 "$program" 2>/dev/null
     if [ -z "$asking" ]; then
-        (while sleep 2 && kill -USR1 "$program"; do :; done) >/dev/null 2>&1 &
+        (while sleep 2 && is_young && kill -USR1 "$program"; do :; done) >/dev/null 2>&1 &
         asking=$!
     fi
 }
+
+is_young() { [ "$((SECONDS - started))" -lt 60 ]; }
 "#;
 
 const SECOND_SIGNAL: &str = r#"
@@ -123,6 +126,7 @@ run_program() {
     set -m
     COMMAND </dev/null &
     program=$!
+    started=$SECONDS
     set +m
     # A signal that came before its number was known has not reached it.
     [ "$stop_asked" = no ] || ask_program
@@ -135,7 +139,7 @@ run_program() {
     done
     [ -z "$asking" ] || kill "$asking" 2>/dev/null
     # A rank that does not listen yet ends by USR1 itself, a launcher that has nothing left to pass on does, too.
-    if [ "$stop_asked" = yes ] && [ "$code" = 138 ]; then
+    if [ "$stop_asked" = yes ] && [ "$code" = 138 ] && is_young; then
         say "ended by the signal that asked it to stop"
         code=0
         program=
