@@ -15,7 +15,7 @@ use distributed::{Communicator, ParameterLayout, scheduler_job, watchdog};
 use records::{DatasetFacts, LaunchFacts, Manifest, Summary};
 
 use crate::config::cli::TrainArgs;
-use crate::config::{BatchNormKind, Family, Filled, OptimizerKind, TrainConfig};
+use crate::config::{BatchNormKind, ConfigError, Family, Filled, OptimizerKind, TrainConfig};
 use crate::measure::gather;
 use crate::measure::manifest;
 use crate::measure::trace;
@@ -135,8 +135,8 @@ pub fn train<F: ModelFamily>(args: &TrainArgs, world: &World) -> Result<Outcome<
         files: &files,
     };
     let in_words = |error: Error| match files.expect_in_place() {
-        Ok(()) => error,
-        Err(moved) => error.context(moved),
+        Err(moved) if !error.is::<ConfigError>() => error.context(moved),
+        _ => error,
     };
     let outcome =
         fit(model, &session).map_err(in_words).inspect_err(|error| reporter.log(&format!("error: {error:#}")))?;

@@ -115,6 +115,15 @@ pub enum ConfigError {
         /// Who, since when.
         holder: String,
     },
+    /// The output directory is no longer at its path.
+    #[error(
+        "output directory {} was moved or removed while the run wrote to it: put it back and go on with --resume, or begin anew",
+        path.display()
+    )]
+    OutputDirectoryMoved {
+        /// Where it was.
+        path: PathBuf,
+    },
     /// The directory of `--output-dir` belongs to another run.
     #[error("output directory {} is not empty: give --resume to continue its run, or another --output-dir", path.display())]
     OutputDirectoryInUse {

@@ -286,12 +286,16 @@ fn statistics_of_all<M: ImageClassifier>(model: &M, communicator: &dyn Communica
 /// # Errors
 /// When they are not of this model, on all ranks.
 fn with_own_statistics<M: ImageClassifier>(model: M, saved: &[f32], communicator: &dyn Communicator) -> Result<M> {
-    let layout = ParameterLayout::statistics(&model);
-    let (own, num_ranks) = (layout.num_elements(), communicator.world_size());
+    let num_ranks = communicator.world_size();
+    let mut layout = ParameterLayout::statistics(&model);
+    if saved.len() != layout.num_elements() * num_ranks {
+        // Earlier versions had frozen parameters among them.
+        layout = ParameterLayout::state(&model);
+    }
+    let own = layout.num_elements();
     ensure!(
         saved.len() == own * num_ranks,
-        "resume: norm statistics of {num_ranks} ranks: expected {} values, got {}; earlier versions had frozen parameters among \
-         them: resume on another number of ranks, which goes on from their mean",
+        "resume: norm statistics of {num_ranks} ranks: expected {} values, got {}; take another checkpoint",
         own * num_ranks,
         saved.len()
     );

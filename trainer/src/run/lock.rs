@@ -5,13 +5,13 @@
 //! Source: flock(2); over NFS the server keeps it for all machines.
 
 use std::fs::{self, File, Metadata, OpenOptions, TryLockError};
-use std::io::{self, Write};
+use std::io::{self, ErrorKind, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::thread::sleep;
 use std::time::{Duration, Instant, SystemTime};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 
 use crate::config::ConfigError;
 
@@ -24,8 +24,11 @@ const PATIENCE: Duration = Duration::from_secs(3);
 /// A directory that no other process writes to while this lives.
 #[derive(Debug)]
 pub struct DirectoryLock {
-    directory: PathBuf,
-    file: File,
+    path: PathBuf,
+    /// The directory itself.
+    directory: File,
+    /// What is locked.
+    _file: File,
 }
 
 impl DirectoryLock {
@@ -53,25 +56,23 @@ impl DirectoryLock {
         }
         let since = humantime::format_rfc3339_seconds(SystemTime::now());
         file.set_len(0).and_then(|()| write!(file, "{holder} since {since}")).with_context(context)?;
-        Ok(Some(Self { directory: directory.to_owned(), file }))
+        let own = File::open(directory).with_context(context)?;
+        Ok(Some(Self { path: directory.to_owned(), directory: own, _file: file }))
     }
 
-    /// Whether the locked directory is still that of its path: one in its place would be no run's, and have no lock.
+    /// Whether the directory is still at its path: one in its place would be no run's, and have no lock.
     ///
     /// # Errors
-    /// When it is not.
-    pub fn expect_in_place(&self) -> Result<()> {
+    /// [`ConfigError::OutputDirectoryMoved`] when it is not.
+    pub fn expect_in_place(&self) -> Result<(), ConfigError> {
         let identity = |facts: Metadata| (facts.dev(), facts.ino());
-        let there = fs::metadata(self.directory.join(LOCK_FILE)).map(identity);
-        let got = match (&there, self.file.metadata().map(identity)) {
-            (Ok(there), Ok(held)) if *there == held => return Ok(()),
-            (Ok(_), _) => "another one".to_owned(),
-            (Err(error), _) => error.to_string(),
+        let is_moved = match (fs::metadata(&self.path), self.directory.metadata()) {
+            (Ok(there), Ok(own)) => identity(there) != identity(own),
+            (Err(error), _) => error.kind() == ErrorKind::NotFound,
+            // What else is wrong with it is told by who writes.
+            (Ok(_), Err(_)) => false,
         };
-        bail!(
-            "output directory {} was moved or removed while the run wrote to it: expected the {LOCK_FILE} that the run has locked, got {got}; put it back and go on with --resume, or begin anew",
-            self.directory.display()
-        );
+        if is_moved { Err(ConfigError::OutputDirectoryMoved { path: self.path.clone() }) } else { Ok(()) }
     }
 }
 

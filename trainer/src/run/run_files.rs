@@ -9,7 +9,7 @@ use std::sync::{Mutex, PoisonError};
 use anyhow::{Context, Result};
 use records::{EpochRecord, Manifest, StepHashes, Summary};
 
-use crate::config::TrainConfig;
+use crate::config::{ConfigError, TrainConfig};
 use crate::measure::manifest::bearing_on_bits;
 use crate::measure::whole_file::{write_atomically, write_json};
 use crate::run::lock::DirectoryLock;
@@ -54,7 +54,7 @@ impl RunFiles {
     ///
     /// # Errors
     /// As [`DirectoryLock::expect_in_place`].
-    pub fn expect_in_place(&self) -> Result<()> {
+    pub fn expect_in_place(&self) -> Result<(), ConfigError> {
         let lock = self.root.as_ref().and_then(|root| root.lock.as_ref());
         lock.map_or(Ok(()), DirectoryLock::expect_in_place)
     }

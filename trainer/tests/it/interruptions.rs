@@ -1,6 +1,6 @@
 //! Runs that are stopped, killed, damaged or disturbed, on ranks that are threads: what they leave, and how they go on.
 
-use std::fs;
+use std::fs::{self, OpenOptions};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
@@ -76,7 +76,8 @@ fn a_second_sigterm_ends_a_program_that_waits_for_its_options_and_only_stops_one
     let pipe = folder.path().join("pipe");
     assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
     let waiting = program().arg("train").arg("--config").arg(&pipe).spawn().unwrap();
-    sleep(Duration::from_millis(500));
+    // Opened as soon as the other end is.
+    let _writer = OpenOptions::new().write(true).open(&pipe).unwrap();
     assert_eq!(code_after(waiting, &["TERM", "TERM"]), Some(143));
     let run = Run::in_new_directory();
     let mut train = program();
@@ -108,11 +109,27 @@ fn a_run_whose_directory_is_moved_or_replaced_ends_and_makes_no_other() {
         }
         let output = training.wait_with_output().unwrap();
         let words = String::from_utf8(output.stderr).unwrap();
-        assert!(output.status.code() == Some(1) && words.contains("was moved or removed while the run"), "{words}");
+        assert_eq!(words.matches("was moved or removed while the run").count(), 1, "{words}");
+        assert_eq!(output.status.code(), Some(2), "a launcher does not begin the run anew: {words}");
         assert_eq!(there.exists(), is_replaced);
         let checkpoint = CheckpointStore::new(&moved.join("checkpoints"), 9).latest().unwrap().0;
         assert!(checkpoint.is_some(), "those of the run are whole");
     }
+}
+
+#[test]
+fn a_run_whose_lock_alone_is_removed_goes_on() {
+    let run = Run::in_new_directory();
+    let mut train = program();
+    train.args(["train", "--epochs", "1000", "--output-dir"]).arg(run.directory());
+    let mut training = train.stdout(Stdio::null()).spawn().unwrap();
+    while !run.directory().join("progress.json").exists() {
+        assert!(training.try_wait().unwrap().is_none());
+        sleep(Duration::from_millis(20));
+    }
+    fs::remove_file(run.directory().join(".lock")).unwrap();
+    assert_eq!(code_after(training, &["TERM"]), Some(0));
+    assert!(run.directory().join("summary.json").exists());
 }
 
 #[test]

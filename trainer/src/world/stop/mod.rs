@@ -50,7 +50,9 @@ impl StopFlag {
         let stop = Self::new();
         // Registered before the setter below, so that the first signal finds the flag still down.
         flag::register_conditional_shutdown(SIGINT, 130, Arc::clone(&stop.raised))?;
-        let unheeded = flag::register_conditional_shutdown(SIGTERM, 143, Arc::clone(&stop.raised))?;
+        let terminated = Arc::new(AtomicBool::new(false));
+        let unheeded = flag::register_conditional_shutdown(SIGTERM, 143, Arc::clone(&terminated))?;
+        flag::register(SIGTERM, terminated)?;
         *stop.unheeded.lock().unwrap_or_else(PoisonError::into_inner) = Some(unheeded);
         for signal in [SIGTERM, SIGINT, SIGUSR1] {
             flag::register(signal, Arc::clone(&stop.raised))?;
