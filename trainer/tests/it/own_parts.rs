@@ -56,10 +56,10 @@ fn an_own_optimizer_gives_the_same_bits_on_any_number_of_ranks_and_across_a_rest
     assert_ne!(own(1, &exact.replace("--optimizer own", "--optimizer adamw")).parameter_hash(), one);
 }
 
-/// The same networks and images with an optimizer that remembers something else.
-struct OtherRule;
+/// The same networks and images with an optimizer that remembers something else, and for so many classes less.
+struct Other<const CLASSES_LESS: usize>;
 
-impl ModelFamily for OtherRule {
+impl<const CLASSES_LESS: usize> ModelFamily for Other<CLASSES_LESS> {
     const NAME: &'static str = OwnParts::NAME;
     const OPTIONS: &'static [ModelOption] = OwnParts::OPTIONS;
     type Args = ModelArgs;
@@ -70,7 +70,7 @@ impl ModelFamily for OtherRule {
     }
 
     fn build(args: &ModelArgs, request: &ModelRequest<'_>) -> anyhow::Result<ResNet> {
-        OwnParts::build(args, request)
+        OwnParts::build(args, &ModelRequest { num_classes: request.num_classes - CLASSES_LESS, ..*request })
     }
 
     fn optimizer(_: &ModelArgs) -> Option<ModuleOptimizer> {
@@ -82,27 +82,9 @@ impl ModelFamily for OtherRule {
     }
 }
 
-/// Networks with one class too few.
-struct Short;
-
-impl ModelFamily for Short {
-    const NAME: &'static str = OwnParts::NAME;
-    const OPTIONS: &'static [ModelOption] = OwnParts::OPTIONS;
-    type Args = ModelArgs;
-    type Model = ResNet;
-
-    fn fill(args: &mut ModelArgs) -> Result<(), ConfigError> {
-        OwnParts::fill(args)
-    }
-
-    fn build(args: &ModelArgs, request: &ModelRequest<'_>) -> anyhow::Result<ResNet> {
-        OwnParts::build(args, &ModelRequest { num_classes: request.num_classes - 1, ..*request })
-    }
-}
-
 #[test]
 fn logits_for_fewer_classes_than_the_labels_are_refused_with_both_shapes() {
-    let error = run_as::<Short>(1, &[TINY, "--grad-accum-steps 1"]).unwrap_err();
+    let error = run_as::<Other<1>>(1, &[TINY, "--grad-accum-steps 1"]).unwrap_err();
     assert!(format!("{error:#}").contains("model: expected logits [24, 10 or more]"), "{error:#}");
 }
 
@@ -110,7 +92,7 @@ fn logits_for_fewer_classes_than_the_labels_are_refused_with_both_shapes() {
 fn the_state_of_another_own_optimizer_is_refused() {
     let half = own(1, "--optimizer own --schedule constant --epochs 1");
     let lines = [OWN, "--optimizer own --schedule constant --resume"];
-    let message = format!("{:#}", half.again().try_go_as::<OtherRule>(1, &flags(&lines)).unwrap_err());
+    let message = format!("{:#}", half.again().try_go_as::<Other<0>>(1, &flags(&lines)).unwrap_err());
     assert!(message.contains("tensors to be of this optimizer, got 0"), "{message}");
     half.again().try_go_as::<OwnParts>(1, &flags(&lines)).unwrap();
 }
