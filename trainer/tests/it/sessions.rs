@@ -122,6 +122,19 @@ fn a_run_forgets_its_best_with_its_test_images_and_refuses_other_classes() {
 }
 
 #[test]
+fn a_resume_whose_metrics_are_no_file_leaves_the_runs_files_as_they_were() {
+    let stopped = Run::in_new_directory().stopping_after(2).go(1, &tiny(""));
+    let [metrics, manifest, summary] =
+        ["metrics.jsonl", "manifest.json", "summary.json"].map(|name| stopped.directory().join(name));
+    fs::remove_file(&metrics).unwrap();
+    fs::create_dir(&metrics).unwrap();
+    let before = fs::read(&manifest).unwrap();
+    assert!(refusal(&stopped, 1, "--resume").contains("metrics.jsonl"));
+    assert_eq!(fs::read(&manifest).unwrap(), before);
+    assert!(summary.exists() && !stopped.directory().join("manifest-1.json").exists());
+}
+
+#[test]
 fn a_trace_is_of_the_start_that_asked_for_it_and_made_steps() {
     let folder = tempfile::tempdir().unwrap();
     let trace = folder.path().join("trace.json");

@@ -77,6 +77,7 @@ pub fn fit<M: ImageClassifier>(model: M, session: &Session<'_>) -> Result<Outcom
     let checkpointer = Checkpointer::new(session);
     let mut ema = session.ema_decay.map(|decay| Ema::new(decay, stepper.parameters().into_owned()));
     let progress = if config.resume { checkpointer.resume(&mut stepper, ema.as_mut())? } else { Progress::default() };
+    let lost = session.files.open_metrics(progress.epoch)?;
     // Whatever could refuse this start has been asked: a refused one leaves the run's files as they were.
     let mut hashes = OwnHashes::of_run(config);
     if let Some(resumption) = &session.resumption {
@@ -88,9 +89,7 @@ pub fn fit<M: ImageClassifier>(model: M, session: &Session<'_>) -> Result<Outcom
         }
     }
     session.reporter.note(&format!("gradients {}", stepper.gradient_route()));
-    if let Some(lost) = session.files.open_metrics(progress.epoch)? {
-        session.reporter.warn(&lost);
-    }
+    lost.iter().for_each(|lost| session.reporter.warn(lost));
     let schedule = LearningRate::new(config, data::steps_per_epoch(config, session.data)?);
     let trace = TraceClock::start(config.sync.trace.as_deref(), communicator)?;
     let timer = Timer::new(Arc::clone(&session.rank_status)).keeping_spans(trace.is_some());
