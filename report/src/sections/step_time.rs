@@ -72,9 +72,12 @@ fn of_run(run: &Run, number: usize) -> Option<Figure> {
     }
     let mut num_steps = 0;
     let mut total = records::Seconds::default();
-    let before = std::iter::once(0).chain(run.epochs.iter().map(|epoch| epoch.step));
-    // Where a run was resumed in the evaluation, nothing is known of the epoch's steps.
-    for (epoch, before) in run.epochs.iter().zip(before).filter(|(epoch, _)| epoch.seconds.step_total() > 0.0) {
+    let starts = std::iter::once((0, 0)).chain(run.epochs.iter().map(|epoch| (epoch.epoch + 1, epoch.step)));
+    for (epoch, (number, before)) in run.epochs.iter().zip(starts) {
+        // Where a run was resumed in the evaluation, or the record before is missing, nothing is known of the epoch's steps.
+        if epoch.seconds.step_total() <= 0.0 || epoch.epoch != number {
+            continue;
+        }
         num_steps += epoch.step.saturating_sub(before);
         total += epoch.seconds;
     }
@@ -175,5 +178,6 @@ mod tests {
         let Plot::Bars(bars) = figure.plot else { panic!("expected bars") };
         assert_eq!(bars.rows[0].values[1], 200.0);
         assert!(of_run(&run(&[epoch(10, 0.0)]), 1).is_none());
+        assert!(of_run(&run(&[epoch(20, 1.0)]), 1).is_none(), "the record of the first ten steps is missing");
     }
 }
