@@ -9,6 +9,7 @@ use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::tensor::{Tensor, TensorData};
 use sha2::{Digest, Sha256};
 
+use crate::CollectiveError;
 use crate::on_device::{ElementOrder, place, tensors};
 
 /// One parameter, or one running statistic, in the flat buffer.
@@ -78,10 +79,19 @@ impl ParameterLayout {
         self.num_elements
     }
 
-    /// The paths of two entries that are one parameter, by its id: a clone of it in another module. Its gradient would be told of one alone.
-    pub fn shared(&self) -> Option<(&str, &str)> {
+    /// Refuses entries that are one parameter, by its id: a clone of it in another module. Its gradient would be told of one alone.
+    ///
+    /// # Errors
+    /// [`CollectiveError::SharedParameter`] with the first two.
+    pub fn expect_unshared(&self) -> Result<(), CollectiveError> {
         let mut paths = HashMap::new();
-        self.entries.iter().find_map(|entry| Some((paths.insert(entry.id, &*entry.path)?, &*entry.path)))
+        let shared = self.entries.iter().find_map(|entry| Some((paths.insert(entry.id, &entry.path)?, &entry.path)));
+        match shared {
+            Some((first, second)) => {
+                Err(CollectiveError::SharedParameter { first: first.clone(), second: second.clone() })
+            }
+            None => Ok(()),
+        }
     }
 
     /// A digest of paths, shapes and offsets, the same in every process.

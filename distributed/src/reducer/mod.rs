@@ -115,9 +115,7 @@ impl GradientReducer {
         ) -> Result<Box<dyn BucketReduction>, CollectiveError>,
     ) -> Result<Self, CollectiveError> {
         let layout = ParameterLayout::new(module);
-        if let Some((first, second)) = layout.shared() {
-            return Err(CollectiveError::SharedParameter { first: first.to_owned(), second: second.to_owned() });
-        }
+        layout.expect_unshared()?;
         let default = || BucketPlan::default_cap_bytes(layout.num_elements() * size_of::<f32>());
         let plan = BucketPlan::new(&layout, config.bucket_cap_bytes.unwrap_or_else(default));
         let description = format!(

@@ -82,7 +82,7 @@ fn a_frozen_parameter_comes_from_root_and_is_no_statistic() {
 #[test]
 fn a_parameter_that_two_modules_share_is_refused_with_both_names() {
     let mut net = Net::new(4, &autodiff());
-    assert_eq!(ParameterLayout::new(&net).shared(), None);
+    ParameterLayout::new(&net).expect_unshared().unwrap();
     net.blocks.push(net.blocks[1].clone());
     let error = GradientReducer::new(&net, Arc::new(SingleCommunicator::new()), &ReducerConfig::default()).unwrap_err();
     assert!(error.to_string().starts_with("blocks.1.weight and blocks.2.weight are one parameter"), "{error}");

@@ -6,12 +6,12 @@
 use std::fmt::Debug;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use burn::optim::ModuleOptimizer;
 use burn::tensor::Device;
 use clap::Args;
 use datasets::DatasetSplits;
-use distributed::{CollectiveError, ParameterLayout};
+use distributed::ParameterLayout;
 use layers::{Activations, Computation, Convolution, Kernels, Recompute};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -165,9 +165,7 @@ pub fn build<F: ModelFamily>(model: &ModelSection, request: &ModelRequest<'_>) -
     // burn draws a parameter when it is first read: here, in module order.
     let layout = ParameterLayout::new(&model);
     ParameterLayout::state(&model);
-    if let Some((first, second)) = layout.shared() {
-        bail!("model: {}", CollectiveError::SharedParameter { first: first.to_owned(), second: second.to_owned() });
-    }
+    layout.expect_unshared().context("model")?;
     Ok(model)
 }
 

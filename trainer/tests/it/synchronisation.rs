@@ -221,6 +221,7 @@ fn on_another_number_of_ranks_root_goes_on_with_the_sum_of_what_was_kept_back() 
 
     // The same without what was kept back, as older versions wrote it.
     let without = Run::in_new_directory();
+    fs::create_dir(without.directory()).unwrap();
     let store = CheckpointStore::new(&without.directory().join("checkpoints"), 9);
     let tensors = checkpoint.training_tensors().unwrap();
     let model = checkpoint.model_path();

@@ -57,8 +57,8 @@ impl Checkpoint {
     /// When a file is missing, unreadable, of another format, or fails its checksum, or the state says what cannot be.
     pub fn open(directory: &Path) -> Result<Self> {
         let path = directory.join(STATE_FILE);
-        let text = read_state(&path).with_context(|| format!("checkpoint state {}", path.display()))?;
         let context = || format!("checkpoint state {}", path.display());
+        let text = read_state(&path).with_context(context)?;
         // First of all: another format may lack what this one has.
         let origin: Origin = serde_json::from_str(&text).with_context(context)?;
         ensure!(
@@ -70,7 +70,7 @@ impl Checkpoint {
         );
         let state: CheckpointState = serde_json::from_str(&text).with_context(context)?;
         check_state_sum(directory, &text, state.format)?;
-        state.check().with_context(|| format!("checkpoint state {}", path.display()))?;
+        state.check().with_context(context)?;
         for name in state.file_names() {
             let path = directory.join(&name);
             let expected =

@@ -33,15 +33,12 @@ pub struct Damaged {
 pub struct CheckpointStore {
     directory: PathBuf,
     keep: usize,
-    /// The folder of the run was there, and is not made anew where it has gone: that would be half a run.
-    has_run: bool,
 }
 
 impl CheckpointStore {
-    /// The store in `directory`, which keeps the last `keep` checkpoints and the best.
+    /// The store in `directory`, below a run's folder, which keeps the last `keep` checkpoints and the best.
     pub fn new(directory: &Path, keep: usize) -> Self {
-        let has_run = directory.parent().is_some_and(Path::is_dir);
-        Self { directory: directory.to_owned(), keep: keep.max(1), has_run }
+        Self { directory: directory.to_owned(), keep: keep.max(1) }
     }
 
     /// Writes a checkpoint and removes those no longer kept. `residuals` are what compression has kept back, of every rank or of none;
@@ -60,8 +57,8 @@ impl CheckpointStore {
         let directory = self.directory.join(&name);
         let unfinished = self.directory.join(format!("{name}{UNFINISHED}"));
         self.sweep()?;
-        let make = if self.has_run { fs::create_dir } else { fs::create_dir_all };
-        match make(self.directory.as_path()) {
+        // Below the run's folder: where that has gone, one made anew would be half a run.
+        match fs::create_dir(&self.directory) {
             Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
             made => made.with_context(|| format!("create {}", self.directory.display()))?,
         }
