@@ -11,6 +11,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::str::Lines;
 
+use serde_json::Value;
 use sha2::{Digest, Sha256};
 
 use crate::error::DatasetError;
@@ -47,7 +48,7 @@ pub(super) struct ShardIndex {
     pub(super) images: Vec<IndexedImage>,
     /// Of each image.
     pub(super) keys: Vec<String>,
-    /// Of samples that are left out, a line each.
+    /// Of samples that are left out.
     pub(super) problems: Vec<String>,
 }
 
@@ -78,7 +79,7 @@ fn written(shards: &[(String, ShardIndex)]) -> String {
             let _ = writeln!(text, "{offset} {len_bytes} {label} {key}");
         }
         for problem in problems {
-            let _ = writeln!(text, "{}", problem.escape_debug());
+            let _ = writeln!(text, "{}", Value::from(problem.as_str()));
         }
     }
     let digest = to_hex(&Sha256::digest(&text));
@@ -105,7 +106,7 @@ fn parsed(text: &str) -> Option<Vec<(String, ShardIndex)>> {
             inode: inode.parse().ok()?,
         };
         let (images, keys) = images(&mut lines, num_images.parse().ok()?)?;
-        let problems = (0..num_problems.parse::<usize>().ok()?).map(|_| lines.next().map(str::to_owned));
+        let problems = (0..num_problems.parse::<usize>().ok()?).map(|_| serde_json::from_str(lines.next()?).ok());
         let problems = problems.collect::<Option<_>>()?;
         shards.push((name.to_owned(), ShardIndex { identity, images, keys, problems }));
     }
@@ -161,7 +162,7 @@ mod tests {
             IndexedImage { offset: 1 << 40, len_bytes: u32::MAX, label: 0 },
         ];
         let keys = vec!["a folder/a".to_owned(), "b".to_owned()];
-        let full = ShardIndex { identity, images, keys, problems: vec!["c: no label".to_owned()] };
+        let full = ShardIndex { identity, images, keys, problems: vec!["c's \\d \"e\"\n: no label".to_owned()] };
         let empty = ShardIndex { images: Vec::new(), keys: Vec::new(), problems: Vec::new(), ..full.clone() };
         vec![("train 0.tar".to_owned(), full), ("train-1.tar".to_owned(), empty)]
     }
