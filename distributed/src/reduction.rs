@@ -238,7 +238,8 @@ impl BucketReduction for CompressedReduction {
             carried.factors.extend_from_slice(factors);
             carried.num_drawn.push(num_drawn);
         }
-        Some(carried)
+        // Without compression nothing is kept back.
+        (!carried.residual.is_empty()).then_some(carried)
     }
 
     fn go_on(&mut self, num_steps: u64, carried: &Carried) {
@@ -249,7 +250,8 @@ impl BucketReduction for CompressedReduction {
         for (index, (compressor, bucket)) in self.compressors.iter_mut().zip(self.plan.buckets()).rev().enumerate() {
             let num_drawn = if is_same_plan { carried.num_drawn[index] } else { largest };
             let own = factors.split_off(..compressor.factors().0.len()).unwrap_or_default();
-            compressor.go_on(num_steps, &carried.residual[bucket.elements.clone()], (own, num_drawn));
+            let residual = carried.residual.get(bucket.elements.clone()).unwrap_or_default();
+            compressor.go_on(num_steps, residual, (own, num_drawn));
         }
     }
 

@@ -190,11 +190,11 @@ impl Engine {
                 let job = worker.jobs.try_recv().expect("as many jobs were sent as results are asked for");
                 worker.work(job)
             }
-            Self::Background { finished, .. } => {
+            Self::Background { finished, communicators, .. } => {
                 // A panic of the thread has been told by the panic hook.
                 finished.recv().unwrap_or_else(|_| {
                     let reason = "the communication thread panicked".to_owned();
-                    Err(CollectiveError::Aborted { rank: usize::MAX, reason })
+                    Err(CollectiveError::Aborted { rank: communicators[0].rank(), reason })
                 })
             }
         }

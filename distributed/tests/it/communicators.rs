@@ -5,7 +5,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use distributed::{CollectiveError, Communicator, SingleCommunicator, ThreadCommunicator, launch_with, run_ranks};
+use burn::nn::LinearConfig;
+use burn::tensor::Device;
+use distributed::{
+    BucketContext, BucketReduction, CollectiveError, Communicator, GradientReducer, ReducerConfig, SingleCommunicator,
+    ThreadCommunicator, Traffic, launch_with, run_ranks,
+};
 
 use crate::conformance;
 
@@ -226,4 +231,26 @@ fn two_threads_of_a_rank_take_turns() {
         })
     });
     assert_eq!(sums, [[200, 200], [200, 200]]);
+}
+
+/// Panics at its first bucket.
+#[derive(Debug)]
+struct Broken;
+
+impl BucketReduction for Broken {
+    fn reduce(&mut self, _: BucketContext, _: usize, _: &mut Vec<f32>) -> Result<Traffic, CollectiveError> {
+        panic!("a sum fails on purpose")
+    }
+}
+
+#[test]
+fn a_panic_of_the_communication_thread_is_told_with_the_number_of_its_rank() {
+    run_ranks(2, |communicator| {
+        let (rank, layer) = (communicator.rank(), LinearConfig::new(2, 2).init(&Device::flex().autodiff()));
+        let config = ReducerConfig { overlap: true, ..ReducerConfig::default() };
+        let reducer =
+            GradientReducer::with_reduction(&layer, Arc::new(communicator), &config, |_, _| Ok(Box::new(Broken)));
+        let reason = "the communication thread panicked".to_owned();
+        assert_eq!(reducer.unwrap().reduce().unwrap_err(), CollectiveError::Aborted { rank, reason });
+    });
 }

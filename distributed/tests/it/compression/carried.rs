@@ -131,3 +131,14 @@ fn what_was_carried_fits_other_buckets() {
         });
     }
 }
+
+#[test]
+fn without_compression_nothing_is_carried_and_a_step_goes_on() {
+    run_ranks(2, |communicator| {
+        let mut rank = Rank::new(communicator, "none", 0, false);
+        let sums = rank.step(0, false).unwrap();
+        assert_eq!(rank.reducer.carried(), None);
+        rank.reducer.go_on(1, &Carried::default());
+        assert_eq!(rank.step(0, false).unwrap(), sums);
+    });
+}
