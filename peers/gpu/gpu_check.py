@@ -98,10 +98,11 @@ class Check:
         """What the machine can do at most."""
         script = str(self.folder / "pytorch_gpu.py")
         found = processes.run([sys.executable, "-B", script], min(self.limits["peaks"], self.left()))
-        if found.code != 0:
-            self.gap("the machine's own rates", found.reason)
+        try:
+            self.result.update(found.told("pytorch", "peaks"))
+        except processes.Silent as silent:
+            self.gap("the machine's own rates", str(silent))
             return
-        self.result.update(json.loads(found.output.splitlines()[-1]))
         self.result["gpu_after_load"], _ = place.gpu_facts()
 
     def verify(self, dtype):
@@ -137,9 +138,7 @@ class Check:
         words = [*bench(model, batch, dtype), "--steps", 40, "--warmup-steps", 10, "--json"]
         words += ["--export-job", job] if not job.exists() else []
         ended = self.trainer(words, self.limits["bench"])
-        if ended.code != 0:
-            raise peer.Silent(ended.reason)
-        told = json.loads(ended.output.splitlines()[-1])
+        told = ended.told("images_per_second", "losses")
         # Over all steps, as PyTorch's: results come a step late, so that a single step's time means little.
         step_s = batch / told["images_per_second"]
         return {"step_s": [step_s], "losses": told["losses"], "memory_bytes": told.get("device_memory_bytes"), "told": told}
@@ -159,7 +158,7 @@ class Check:
             try:
                 block = work()
                 blocks.setdefault((contender, dtype), []).append(block)
-            except peer.Silent as silent:
+            except processes.Silent as silent:
                 reasons[contender, dtype] = str(silent)
 
         with contextlib.ExitStack() as stack:
@@ -170,7 +169,7 @@ class Check:
                 if rival is None and "PyTorch" not in reasons and job.exists():
                     try:
                         rival = stack.enter_context(contextlib.closing(peer.Peer(job, min(60, self.left()))))
-                    except peer.Silent as silent:
+                    except processes.Silent as silent:
                         reasons["PyTorch"] = str(silent)
                 for way, dtype in self.ways(rival, model, batch):
                     ask = {"kind": "measure", "name": way, "warmup_steps": 10, "steps": 40, "blocks": 3}
@@ -201,7 +200,7 @@ class Check:
             try:
                 found = rival.ask(min(self.limits["pytorch"], self.left()), kind="profile", name=way)
                 self.result["kernels"].append({"program": f"PyTorch, {way}", **found})
-            except peer.Silent as silent:
+            except processes.Silent as silent:
                 self.gap(f"kernels of PyTorch, {way}", str(silent))
 
     def our_kernels(self, blocks):

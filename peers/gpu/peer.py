@@ -15,10 +15,6 @@ import threading
 import processes
 
 
-class Silent(Exception):
-    """There is no answer, and why."""
-
-
 class Peer:
     """A process that trains a job in PyTorch when asked."""
 
@@ -51,13 +47,13 @@ class Peer:
             line = self.answers.get(timeout=max(limit_s, 0.1))
         except queue.Empty:
             self.close()
-            raise Silent(f"no answer after {limit_s:.0f} s") from None
+            raise processes.Silent(f"no answer after {limit_s:.0f} s") from None
         if line is None:
             self.errors.seek(0)
             text = processes.last_lines(self.errors.read().decode(errors="replace"))
             self.close()
-            raise Silent(f"ended: {text}")
-        return json.loads(line)
+            raise processes.Silent(f"ended: {text}")
+        return processes.answer(line)
 
     def ask(self, limit_s, **request):
         """The answer to one request."""
@@ -65,10 +61,10 @@ class Peer:
             self.process.stdin.write(json.dumps(request) + "\n")
             self.process.stdin.flush()
         except (OSError, ValueError):
-            raise Silent("the process has ended") from None
+            raise processes.Silent("the process has ended") from None
         answer = self._next(limit_s)
         if "error" in answer:
-            raise Silent(answer["error"])
+            raise processes.Silent(answer["error"])
         return answer
 
     def close(self):

@@ -21,7 +21,7 @@ QUERY = (
 def gpu_facts():
     """The first GPU as nvidia-smi tells it, or why there is none."""
     asked = processes.run(["nvidia-smi", f"--query-gpu={QUERY}", "--format=csv,noheader"], 30)
-    if asked.code != 0:
+    if asked.code != 0 or not asked.output.strip():
         return None, f"no GPU: nvidia-smi: {asked.reason}"
     return parsed_facts(asked.output), None
 

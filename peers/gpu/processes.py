@@ -4,6 +4,8 @@ In: a command, its environment, seconds. Out: [`Ended`]. Invariant: a program th
 and none keeps the check from going on.
 """
 
+import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -12,6 +14,10 @@ import time
 from typing import NamedTuple
 
 LAST_LINES = 6
+
+
+class Silent(Exception):
+    """There is no answer, and why."""
 
 
 class Ended(NamedTuple):
@@ -33,11 +39,27 @@ class Ended(NamedTuple):
             how = f"exit code {self.code}"
         return f"{how}: {last_lines(self.errors or self.output)}"
 
+    def told(self, *keys):
+        """Its answer, if it did not fail."""
+        if self.code != 0:
+            raise Silent(self.reason)
+        return answer(self.output, *keys)
+
 
 def last_lines(text):
     """The end of what a program said, in one line."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return " / ".join(lines[-LAST_LINES:]) or "it said nothing"
+
+
+def answer(text, *keys):
+    """The object with these keys that the last line of a text is."""
+    last = (text.splitlines() or [""])[-1]
+    with contextlib.suppress(ValueError):
+        told = json.loads(last)
+        if isinstance(told, dict) and all(key in told for key in keys):
+            return told
+    raise Silent(f"expected an object of {', '.join(keys) or 'any keys'} in its last line, got {last[:200]!r}")
 
 
 def end(process):

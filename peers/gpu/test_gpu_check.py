@@ -223,7 +223,7 @@ class Processes(unittest.TestCase):
         self.assertEqual(processes.run(["/nonexistent/program"], 1).code, 127)
 
     def test_a_peer_that_ends_says_why(self):
-        with mock.patch.object(peer.sys, "executable", "/bin/sh"), self.assertRaises(peer.Silent) as caught:
+        with mock.patch.object(peer.sys, "executable", "/bin/sh"), self.assertRaises(processes.Silent) as caught:
             # A shell does not know Python's words.
             peer.Peer("job", 10)
         self.assertIn("ended: ", str(caught.exception))
@@ -274,11 +274,11 @@ mkdir -p "$XDG_CACHE_HOME/cubecl" && echo "$@" >>"$XDG_CACHE_HOME/cubecl/asked"
 echo no device >&2; exit 1
 """
 
-    def run_with(self, facts, **changed):
+    def run_with(self, facts, said=PROGRAM, **changed):
         with tempfile.TemporaryDirectory() as scratch, contextlib.redirect_stderr(io.StringIO()):
             scratch = pathlib.Path(scratch)
             program = scratch / "trainer"
-            program.write_text(self.PROGRAM)
+            program.write_text(said)
             program.chmod(0o755)
             told = options(output=str(scratch / "result.json"), cache=str(scratch / "cache.tar"), **changed)
             check = gpu_check.Check(told, scratch, scratch)
@@ -304,6 +304,21 @@ echo no device >&2; exit 1
         self.assertEqual(missing["PyTorch, resnet20 1024"], "no job was written")
         self.assertIn("no device", missing["warm resnet20 1024 f16"])
         self.assertTrue(self.has_cache)
+
+    def test_programs_that_end_well_without_an_answer_are_rows(self):
+        for answer in ("", "done", "[1]", "{}"):
+            silent = processes.Ended(0, answer, "", 1.0)
+            with mock.patch.object(processes, "run", return_value=silent):
+                facts = place.gpu_facts()
+                with contextlib.redirect_stderr(io.StringIO()):
+                    check = gpu_check.Check(options(), pathlib.Path("."), pathlib.Path("."))
+                    check.peaks()
+            self.assertEqual(facts == (None, "no GPU: nvidia-smi: exit code 0: it said nothing"), not answer)
+            (what, why), = check.result["gaps"]
+            self.assertEqual(what, "the machine's own rates")
+            self.assertIn(f"got {answer!r}", why)
+            _, result = self.run_with(({"name": "G"}, None), f"#!/bin/sh\necho '{answer}'\n", only="measure")
+            self.assertEqual({f"got {answer!r}" in row["gap"] for row in result["rows"]}, {True})
 
     def test_one_part_alone_asks_nothing_of_the_others(self):
         _, result = self.run_with(({"name": "G"}, None), only="warm")
