@@ -2,7 +2,7 @@
 //!
 //! In: a path, bytes. Out: the file. Invariant: a reader never sees half of it; what has returned, no crash undoes.
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result, ensure};
 use serde::Serialize;
 use std::fs::{self, File};
 use std::io::{ErrorKind, Write};
@@ -11,15 +11,11 @@ use std::path::{Path, PathBuf};
 /// Tries whether [`write_atomically`] could write a file, which stays as it is.
 ///
 /// # Errors
-/// If `path` is a folder or names no file; I/O errors.
+/// If `path` is no place for a file, such as a folder or a device; I/O errors.
 pub fn check_writable(path: &Path) -> Result<()> {
-    let context = || format!("cannot write {}", path.display());
-    if path.file_name().is_none() || path.is_dir() {
-        return Err(anyhow!("expected the path of a file, got a folder")).with_context(context);
-    }
-    let partial = partial_beside(path);
+    let partial = partial_beside(&place(path)?);
     let attempt = File::create(&partial).and_then(|_| fs::remove_file(&partial));
-    attempt.with_context(context)
+    attempt.with_context(|| format!("cannot write {}", path.display()))
 }
 
 /// Writes `value` as indented JSON, at once or not at all.
@@ -35,36 +31,44 @@ pub fn write_json(path: &Path, value: &impl Serialize) -> Result<()> {
 /// Writes a file at once or not at all: beside it, synchronised, then renamed. When it returns, a crash does not undo it.
 ///
 /// # Errors
-/// I/O errors.
-///
-/// # Panics
-/// If `path` names no file.
+/// As [`check_writable`].
 pub fn write_atomically(path: &Path, bytes: &[u8]) -> Result<()> {
-    write_beside(path, bytes, File::sync_all)?;
-    sync_parent(path)
+    write_beside(path, bytes, File::sync_all).and_then(|place| sync_parent(&place))
 }
 
 /// As [`write_atomically`], but a crash of the machine may undo or tear it: for what is soon written anew.
 ///
 /// # Errors
-/// I/O errors.
-///
-/// # Panics
-/// If `path` names no file.
+/// As [`check_writable`].
 pub fn replace(path: &Path, bytes: &[u8]) -> Result<()> {
-    write_beside(path, bytes, |_| Ok(()))
+    write_beside(path, bytes, |_| Ok(())).map(drop)
 }
 
-/// Writes a file beside the one of `path`, does `then` to it, and puts it in its place.
-fn write_beside(path: &Path, bytes: &[u8], then: impl FnOnce(&File) -> std::io::Result<()>) -> Result<()> {
-    let partial = partial_beside(path);
+/// Writes a file beside the one of `path`, does `then` to it, and puts it in its place, which it returns.
+fn write_beside(path: &Path, bytes: &[u8], then: impl FnOnce(&File) -> std::io::Result<()>) -> Result<PathBuf> {
+    let place = place(path)?;
+    let partial = partial_beside(&place);
     let write = || -> std::io::Result<()> {
         let mut file = File::create(&partial)?;
         file.write_all(bytes)?;
         then(&file)?;
-        fs::rename(&partial, path)
+        fs::rename(&partial, &place)
     };
-    write().inspect_err(|_| drop(fs::remove_file(&partial))).with_context(|| format!("cannot write {}", path.display()))
+    let written = write().inspect_err(|_| drop(fs::remove_file(&partial)));
+    written.with_context(|| format!("cannot write {}", path.display()))?;
+    Ok(place)
+}
+
+/// Where links lead from `path`: a place for a file, as nothing or a regular file is there.
+fn place(path: &Path) -> Result<PathBuf> {
+    let place = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+    ensure!(
+        place.file_name().is_some() && (place.is_file() || !place.exists()),
+        "cannot write {}: expected a new or a regular file, got a {}",
+        path.display(),
+        if place.is_dir() { "folder" } else { "device, pipe or socket" }
+    );
+    Ok(place)
 }
 
 /// Waits until the names in a directory are on disk, where its file system can and this user may read it.
@@ -91,4 +95,34 @@ pub fn sync_parent(path: &Path) -> Result<()> {
 fn partial_beside(path: &Path) -> PathBuf {
     let name = path.file_name().expect("the path of a file ends in its name").to_string_lossy();
     path.with_file_name(format!(".{name}.partial"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::Command;
+
+    #[test]
+    fn a_file_takes_the_place_of_a_file_behind_links_and_of_no_pipe_or_folder() {
+        let folder = tempfile::tempdir().unwrap();
+        let [file, pipe, to_file, to_pipe] =
+            ["file", "pipe", "to_file", "to_pipe"].map(|name| folder.path().join(name));
+        fs::write(&file, "before").unwrap();
+        assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+        for (link, to) in [(&to_file, &file), (&to_pipe, &pipe)] {
+            std::os::unix::fs::symlink(to, link).unwrap();
+        }
+        for path in [&pipe, &to_pipe, &folder.path().to_owned(), &folder.path().join("..")] {
+            for refused in [check_writable(path), write_atomically(path, b"new"), replace(path, b"new")] {
+                let error = refused.unwrap_err().to_string();
+                assert!(error.contains(": expected a new or a regular file, got a "), "{error}");
+            }
+        }
+        assert!(fs::metadata(&to_pipe).is_ok_and(|facts| !facts.is_file()));
+        check_writable(&to_file).unwrap();
+        write_atomically(&to_file, b"new").unwrap();
+        assert!(to_file.is_symlink());
+        assert_eq!(fs::read(&file).unwrap(), b"new");
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 4, "an unfinished file was left");
+    }
 }
