@@ -279,6 +279,11 @@ impl BenchConfig {
                 return Err(no_effect("--grad-accum-steps", because, "leave it out"));
             }
         }
+        let shards = flags.sync.method().virtual_shards().filter(|shards| !shards.is_multiple_of(world_size));
+        if let Some(shards) = shards.filter(|_| flags.export_job.is_some()) {
+            let expected = format!("a multiple of the {world_size} ranks with --export-job, whose batches are equal");
+            return Err(ConfigError::Invalid { option: "--virtual-shards", expected, got: shards.to_string() });
+        }
         at_least("--steps", *flags.steps.get_or_insert(20), 1)?;
         // A GPU's fourth step may be recorded, which takes longer than any other.
         flags.warmup_steps.get_or_insert(if matches!(device, DeviceChoice::Cuda(_)) { 5 } else { 3 });

@@ -588,6 +588,19 @@ fn a_step_that_several_ranks_are_predicted_from_is_updated_where_they_meet() {
 }
 
 #[test]
+fn a_job_is_exported_of_ranks_with_as_many_virtual_shards_each() {
+    let bench = |shards: usize| {
+        let flags =
+            format!("trainer bench --batch-size-per-rank 3 --reduction exact --virtual-shards {shards} --export-job d");
+        let Command::Bench(args) = command(&flags) else { panic!("expected bench") };
+        BenchConfig::resolve(&args.into_args().unwrap(), &Family::RESNET, 2)
+    };
+    bench(6).unwrap();
+    let error = bench(3).unwrap_err().to_string();
+    assert!(error.contains("--virtual-shards") && error.contains("a multiple of the 2 ranks"), "{error}");
+}
+
+#[test]
 fn only_our_own_kernels_compute_anything_again() {
     let bench = |flags: &str| match command(&format!("trainer bench --recompute norms {flags}")) {
         Command::Bench(args) => BenchConfig::resolve(&args.into_args().unwrap(), &Family::RESNET, 1),
