@@ -85,7 +85,7 @@ impl EventFile {
     pub fn create(directory: &Path, node: &str, first_step: u64) -> Result<Self> {
         fs::create_dir_all(directory).with_context(|| format!("cannot make {}", directory.display()))?;
         // A clock may have gone back since.
-        let second = since_1970().as_secs().max(last_second(directory)?.map_or(0, |second| second + 1));
+        let second = since_1970().as_secs().max(last_second(directory)?.map_or(0, |second| second.saturating_add(1)));
         let path = directory.join(format!("{NAME}{second:010}.{node}.{}", std::process::id()));
         let file = File::options().append(true).create_new(true).open(&path);
         let mut events = Self { file: file.with_context(|| format!("cannot make {}", path.display()))? };
@@ -303,5 +303,13 @@ mod tests {
         names.sort();
         assert_eq!(names[0], *later);
         assert!(names[1].to_string_lossy().starts_with("events.out.tfevents.9000000001.n1."), "{names:?}");
+    }
+
+    #[test]
+    fn a_foreign_file_of_the_last_second_there_is_does_not_keep_a_session_from_its_own() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join(format!("{NAME}{}.other.1", u64::MAX)), "").unwrap();
+        EventFile::create(folder.path(), "node", 0).unwrap();
+        assert_eq!(last_second(folder.path()).unwrap(), Some(u64::MAX));
     }
 }
