@@ -46,7 +46,7 @@ pub fn predict_scaling<F: ModelFamily>(args: &PredictScalingArgs, world: &World)
     };
     let measured = match config.measured.is_empty() {
         true => Vec::new(),
-        false => read_measured(&config.measured, &predictions)?,
+        false => read_measured(&config.measured, &predictions, |text| world.reporter.warn(text))?,
     };
     say(&measured_lines(&measured));
     if config.published {

@@ -4,7 +4,7 @@
 //! Invariant: a speed is compared with that of one rank of the same work only.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 use records::{
@@ -107,11 +107,12 @@ impl Cell {
 /// Settings that grow or shrink with the ranks.
 const SIZES: [&str; 4] = ["ranks", "scaling", "batch_size_per_rank", "global_batch_size"];
 
-/// Reads measured runs, and compares them with `predictions` and with those that lie in a study.
+/// Reads measured runs, and compares them with `predictions` and with those that lie in a study, of which `warn` is told what cannot
+/// be read.
 ///
 /// # Errors
 /// When a file cannot be read, or there is no run in it.
-pub fn read(paths: &[impl AsRef<Path>], predictions: &[PredictionFile]) -> Result<Vec<Measured>> {
+pub fn read(paths: &[impl AsRef<Path>], predictions: &[PredictionFile], warn: impl Fn(&str)) -> Result<Vec<Measured>> {
     let mut cells = Vec::new();
     let mut predictions: Vec<(Option<String>, PredictionFile)> =
         predictions.iter().map(|file| (None, file.clone())).collect();
@@ -125,7 +126,12 @@ pub fn read(paths: &[impl AsRef<Path>], predictions: &[PredictionFile]) -> Resul
         );
         cells.extend(found);
         if path.is_dir() {
-            predictions.extend(study_predictions(path)?.into_iter().map(|file| (Some(study_name(path)), file)));
+            for file in study_predictions(path) {
+                match file {
+                    Ok(file) => predictions.push((Some(study_name(path)), file)),
+                    Err(error) => warn(&format!("{error:#}, so that it is left out")),
+                }
+            }
         }
     }
     Ok(groups(&cells, &predictions))
@@ -141,9 +147,15 @@ fn settings(object: &Map<String, Value>) -> BTreeMap<String, String> {
     object.iter().filter_map(|(key, value)| Some((key.clone(), records::text(value)?))).collect()
 }
 
+/// Lines, of which one that a crash tore is no record, whatever bytes it has.
+fn text(path: &Path) -> Result<String> {
+    let bytes = records::file::read(path).with_context(|| format!("cannot read {}", path.display()))?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
 /// Every line that is a result of `bench`.
 fn bench_lines(path: &Path) -> Result<Vec<Cell>> {
-    let text = records::file::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+    let text = text(path)?;
     let mut cells: Vec<Cell> = Vec::new();
     for line in text.lines().filter(|line| line.starts_with('{')) {
         let Ok(Value::Object(object)) = serde_json::from_str(line) else { continue };
@@ -177,9 +189,7 @@ fn study(directory: &Path) -> Result<Vec<Cell>> {
         Cell { id: Some(cell.id.clone()), settings, ..Cell::default() }
     };
     let mut cells: Vec<Cell> = study.cells.iter().map(cell).collect();
-    let path = directory.join("records.jsonl");
-    let text = records::file::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
-    // A line that a crash tore is no record.
+    let text = text(&directory.join("records.jsonl"))?;
     let attempts = text.lines().filter_map(|line| serde_json::from_str::<AttemptRecord>(line).ok());
     for attempt in attempts.filter(|attempt| attempt.status != Status::Failed) {
         let Some(speed) = attempt.images_per_second() else { continue };
@@ -195,20 +205,17 @@ fn study(directory: &Path) -> Result<Vec<Cell>> {
     Ok(cells)
 }
 
-fn study_predictions(directory: &Path) -> Result<Vec<PredictionFile>> {
-    let folder = directory.join("predictions");
-    let mut files = Vec::new();
-    let Ok(entries) = std::fs::read_dir(&folder) else { return Ok(files) };
-    for entry in entries {
-        let path = entry.with_context(|| format!("cannot read {}", folder.display()))?.path();
-        if path.extension().is_some_and(|extension| extension == "json") {
-            let context = || format!("cannot read {}, expected a file of predict-scaling --output", path.display());
-            let text = records::file::read(&path).with_context(context)?;
-            let value: Value = serde_json::from_slice(&text).with_context(context)?;
-            files.push(records::from_value(value).with_context(context)?);
-        }
-    }
-    Ok(files)
+fn study_predictions(directory: &Path) -> Vec<Result<PredictionFile>> {
+    let entries = std::fs::read_dir(directory.join("predictions")).into_iter().flatten().flatten();
+    let paths = entries.map(|entry| entry.path());
+    let is_json = |path: &PathBuf| path.extension().is_some_and(|extension| extension == "json");
+    let file = |path: PathBuf| {
+        let context = || format!("cannot read {}, expected a file of predict-scaling --output", path.display());
+        let value: Value =
+            serde_json::from_slice(&records::file::read(&path).with_context(context)?).with_context(context)?;
+        records::from_value(value).with_context(context)
+    };
+    paths.filter(is_json).map(file).collect()
 }
 
 fn groups(cells: &[Cell], predictions: &[(Option<String>, PredictionFile)]) -> Vec<Measured> {

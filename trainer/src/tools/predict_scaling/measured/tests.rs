@@ -23,7 +23,7 @@ fn results_of_bench_are_grouped_over_ranks_and_repetitions() {
     let path = directory.path().join("runs.txt");
     let lines = [line(2, 180.0), "some words".to_owned(), line(1, 100.0), line(2, 200.0), line(2, 190.0)];
     std::fs::write(&path, lines.join("\n")).unwrap();
-    let groups = read(&[&path], &[]).unwrap();
+    let groups = read(&[&path], &[], |_| ()).unwrap();
     assert_eq!((groups.len(), groups[0].runs.len()), (1, 2));
     let two = &groups[0].runs[1];
     assert_eq!((two.ranks, two.images_per_second, two.repetitions, two.gap), (2, 190.0, 3, None));
@@ -31,7 +31,9 @@ fn results_of_bench_are_grouped_over_ranks_and_repetitions() {
     assert!((scaled.speedup - 1.9).abs() < 1e-12);
     for nothing in ["nothing".to_owned(), line(1, 0.0)] {
         std::fs::write(&path, nothing).unwrap();
-        assert!(read(&[&path], &[]).unwrap_err().to_string().contains("expected lines of `trainer bench --json`"));
+        assert!(
+            read(&[&path], &[], |_| ()).unwrap_err().to_string().contains("expected lines of `trainer bench --json`")
+        );
     }
 }
 
@@ -45,7 +47,7 @@ fn named_pipes_and_devices_are_refused_and_not_waited_for() {
         path
     };
     let refused = |path: &Path| {
-        let error = format!("{:#}", read(&[path], &[]).unwrap_err());
+        let error = format!("{:#}", read(&[path], &[], |_| ()).unwrap_err());
         assert!(error.contains("expected a regular file"), "{error}");
     };
     refused(Path::new("/dev/zero"));
@@ -78,8 +80,14 @@ fn a_study_counts_its_last_attempts_and_one_rank_alone_stands_for_every_network(
         + &record("two", 2, "ok", 160.0)
         + &record("failed", 1, "failed", 1.0)
         + "{\"cell\":\"tw";
-    std::fs::write(directory.path().join("records.jsonl"), records).unwrap();
-    let groups = read(&[directory.path()], &[]).unwrap();
+    std::fs::write(directory.path().join("records.jsonl"), [records.as_bytes(), b"\xe2\x82"].concat()).unwrap();
+    let predictions = directory.path().join("predictions");
+    std::fs::create_dir(&predictions).unwrap();
+    std::fs::write(predictions.join("torn.json"), "{").unwrap();
+    let warnings = std::cell::RefCell::new(Vec::new());
+    let groups = read(&[directory.path()], &[], |text| warnings.borrow_mut().push(text.to_owned())).unwrap();
+    let warnings = warnings.into_inner();
+    assert!(warnings.len() == 1 && warnings[0].contains("torn.json, expected a file of"), "{warnings:?}");
     assert_eq!(groups.len(), 2);
     let two = &groups[1].runs[0];
     assert_eq!((two.images_per_second, two.disturbed), (160.0, false));
