@@ -17,7 +17,7 @@ pub fn grouped(count: u64) -> String {
 
 /// Seconds, from an hour on with hours and minutes: `31.2 s`, `2 h 05 min`.
 pub fn seconds(seconds: f64) -> String {
-    if seconds < 3600.0 {
+    if (seconds * 10.0).round() < 36_000.0 {
         return format!("{seconds:.1} s");
     }
     let minutes = (seconds / 60.0).round() as u64;
@@ -40,7 +40,10 @@ mod tests {
 
     #[test]
     fn long_times_are_told_in_hours() {
-        assert_eq!([31.24, 7_500.0].map(seconds), ["31.2 s", "2 h 05 min"]);
+        assert_eq!(
+            [31.24, 3_599.94, 3_599.96, 7_500.0].map(seconds),
+            ["31.2 s", "3599.9 s", "1 h 00 min", "2 h 05 min"]
+        );
     }
 
     #[test]
