@@ -192,6 +192,11 @@ pub struct EpochRecord {
 }
 
 impl EpochRecord {
+    /// Its number from 1; with those before it, so many epochs are done.
+    pub fn number(&self) -> u64 {
+        self.epoch.saturating_add(1)
+    }
+
     /// Training speed, images/s; none where none was measured, as where a run was stopped in the epoch's evaluation and resumed.
     pub fn speed(&self) -> Option<f64> {
         Some(self.images_per_second).filter(|speed| *speed > 0.0)

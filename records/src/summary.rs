@@ -60,7 +60,7 @@ pub struct RankSeconds {
 }
 
 /// The whole run, as `summary.json`.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Summary {
     /// Start of the session that ended, as its manifest has it; absent (null) in files of earlier versions.
     #[serde(default)]

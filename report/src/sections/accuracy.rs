@@ -44,7 +44,7 @@ const COSTS: [Cost; 2] = [
 /// The ends of all epochs.
 fn ends(run: &Run) -> Vec<Reached> {
     let end = |(epoch, (images, seconds)): (&records::EpochRecord, (f64, f64))| Reached {
-        epochs: epoch.epoch + 1,
+        epochs: epoch.number(),
         steps: epoch.step,
         images,
         seconds,

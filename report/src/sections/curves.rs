@@ -109,7 +109,7 @@ fn figure(
 
 fn points(run: &Run, course: usize, score: usize) -> Vec<Point> {
     let at = |(epoch, (images, seconds)): (&EpochRecord, (f64, f64))| {
-        let x = [(epoch.epoch + 1) as f64, images, seconds][course];
+        let x = [epoch.number() as f64, images, seconds][course];
         let y = if score == 0 { epoch.train_loss } else { epoch.test_top1 };
         y.filter(|y| y.is_finite()).map(|y| Point::new(x, y))
     };

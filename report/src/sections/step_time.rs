@@ -72,7 +72,7 @@ fn of_run(run: &Run, number: usize) -> Option<Figure> {
     }
     let mut num_steps = 0;
     let mut total = records::Seconds::default();
-    let starts = std::iter::once((0, 0)).chain(run.epochs.iter().map(|epoch| (epoch.epoch + 1, epoch.step)));
+    let starts = std::iter::once((0, 0)).chain(run.epochs.iter().map(|epoch| (epoch.number(), epoch.step)));
     for (epoch, (number, before)) in run.epochs.iter().zip(starts) {
         // Where a run was resumed in the evaluation, or the record before is missing, nothing is known of the epoch's steps.
         if epoch.seconds.step_total() <= 0.0 || epoch.epoch != number {
@@ -147,7 +147,7 @@ pub(super) fn staleness(facts: &Facts<'_>) -> Vec<Block> {
         for (at, count) in counts.iter().enumerate() {
             data.push(vec![Cell::count(at as u64), Cell::count(*count)]);
         }
-        let total: u64 = counts.iter().sum();
+        let total = counts.iter().fold(0_u64, |total, count| total.saturating_add(*count));
         let weighted: f64 = points.iter().map(|point| point.x * point.y).sum();
         let caption = format!(
             "{total} updates of the servers by how many others had changed the parameters since the gradient's were read; mean {:.2}. All steps of the last session, warm-up included.",

@@ -1,5 +1,6 @@
 //! Pages and their files, made of a study's folder.
 
+use records::{EpochRecord, Summary};
 use report::Request;
 use serde_json::{Value, json};
 use std::fs;
@@ -99,6 +100,24 @@ fn cells_of_two_studies_of_one_name_are_told_apart_by_the_number_of_their_study(
         let numbers: Vec<&str> = lines[1..].iter().filter_map(|line| line.rsplit(',').next()).collect();
         assert_eq!(numbers, [vec!["1"; count], vec!["2"; count]].concat(), "{table}");
     }
+}
+
+#[test]
+fn the_largest_numbers_that_files_can_have_are_told_like_others() {
+    let folder = tempfile::tempdir().unwrap();
+    let (run, output) = (folder.path().join("run"), folder.path().join("report"));
+    fs::create_dir(&run).unwrap();
+    let epoch = EpochRecord { epoch: u64::MAX, train_loss: Some(1.0), test_top1: Some(0.5), ..EpochRecord::default() };
+    fs::write(run.join("metrics.jsonl"), serde_json::to_string(&epoch).unwrap()).unwrap();
+    let summary = Summary { staleness: Some(vec![u64::MAX, 1]), ..Summary::default() };
+    fs::write(run.join("summary.json"), serde_json::to_string(&summary).unwrap()).unwrap();
+    let request =
+        Request { inputs: vec![run], output: output.clone(), target_accuracy: Some(0.4), ..Request::default() };
+    report::write(&request).unwrap();
+    let page = fs::read_to_string(output.join("index.html")).unwrap();
+    assert!(page.contains(&format!("{} updates of the servers", u64::MAX)), "{page}");
+    let epochs = csv_lines(&output.join("tables/time-to-accuracy.csv"));
+    assert!(epochs[1].contains(&(u64::MAX as f64).to_string()), "{epochs:?}");
 }
 
 fn csv_lines(path: &Path) -> Vec<String> {
