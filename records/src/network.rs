@@ -116,7 +116,7 @@ pub struct PairTimes {
 }
 
 /// A fitted link, as a record.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct FitFacts {
     /// Latency: seconds a message.
     pub alpha_s: f64,
@@ -215,10 +215,7 @@ mod tests {
             beta_s_per_byte: 1e-6,
             bandwidth_bytes_per_s: 1e6,
             burst_bytes: 1000.0,
-            residual: 0.0,
-            worst_residual: 0.0,
-            worst_bytes: 1,
-            num_points: 2,
+            ..FitFacts::default()
         };
         for (bytes, expected) in [(1000.0, 1.5e-3), (5000.0, 5e-3)] {
             assert!((fit.seconds(bytes) - expected).abs() < 1e-12, "{bytes}");
