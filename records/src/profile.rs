@@ -38,7 +38,7 @@ pub struct BucketRecord {
 }
 
 /// One rank's step, and what it was measured on. Times are seconds.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ProfileFile {
     /// `lockstep.profile/1`.
     pub schema: String,

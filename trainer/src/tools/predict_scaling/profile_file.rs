@@ -8,6 +8,9 @@ use anyhow::{Context, Result, bail, ensure};
 use records::{PROFILE_SCHEMA, ProfileFile};
 use simulate::{BucketProfile, ParameterProfile, StepProfile};
 
+/// More bytes of gradients no rank has.
+const MOST_BYTES: u128 = 1 << 40;
+
 /// Reads a file that `bench --profile-output` wrote.
 ///
 /// # Errors
@@ -20,9 +23,13 @@ pub fn read_profile(path: &Path) -> Result<ProfileFile> {
     ensure!(schema == PROFILE_SCHEMA, "{}, with schema {PROFILE_SCHEMA}, got {schema}", expected());
     let file: ProfileFile = serde_json::from_value(value).with_context(expected)?;
     ensure!(file.batch_size_per_rank > 0, "{}: expected a batch of at least 1 sample, got 0", path.display());
+    let of_shape = |shape: &[usize]| shape.iter().fold(4, |bytes: u128, side| bytes.saturating_mul(*side as u128));
+    let bytes = file.parameters.iter().fold(0, |sum: u128, one| sum.saturating_add(of_shape(&one.shape)));
+    ensure!(bytes > 0, "{}: expected parameters with at least one element, got none", path.display());
+    let bytes = bytes.max(file.buckets.iter().map(|bucket| u128::from(bucket.bytes)).sum());
     ensure!(
-        file.parameters.iter().any(|parameter| parameter.shape.iter().product::<usize>() > 0),
-        "{}: expected parameters with at least one element, got none",
+        bytes <= MOST_BYTES,
+        "{}: expected at most 1 TiB of gradients, got {bytes} bytes; measure again",
         path.display()
     );
     let times = [file.forward_s, file.backward_s, file.optimizer_s, file.input_s, file.other_s, file.step_spread_s];
@@ -66,7 +73,6 @@ pub fn step_of(file: &ProfileFile) -> StepProfile {
 pub(super) mod tests {
     use super::*;
     use records::{BucketRecord, ParameterRecord};
-    use std::collections::BTreeMap;
 
     /// 100 ms with 32 samples: a backward pass of 60 ms through two layers of 64 KiB and one of 4 KiB.
     pub(in crate::tools::predict_scaling) fn profile() -> ProfileFile {
@@ -77,33 +83,22 @@ pub(super) mod tests {
         };
         ProfileFile {
             schema: PROFILE_SCHEMA.to_owned(),
-            created: "2026-11-21T12:00:00Z".to_owned(),
-            commit: "unknown".to_owned(),
-            cpu_model: "unknown".to_owned(),
-            cpu_count: 2,
             model: "resnet20".to_owned(),
             dtype: "f32".to_owned(),
-            kernels: "fused".to_owned(),
-            device: "flex".to_owned(),
-            ranks: 1,
             threads: 1,
             batch_size_per_rank: 32,
-            steps: 20,
             step_s: 0.1,
-            step_spread_s: 0.0,
             forward_s: 0.03,
             backward_s: 0.06,
             optimizer_s: 0.005,
-            input_s: 0.0,
             other_s: 0.005,
-            bucket_cap_bytes: 1 << 19,
             buckets: vec![BucketRecord { ready_s: 0.05, bytes: 135_168 }],
             parameters: vec![
                 parameter("first.conv.weight", &[128, 128], 0.05),
                 parameter("second.conv.weight", &[128, 128], 0.03),
                 parameter("fc.weight", &[32, 32], 0.01),
             ],
-            kernel_seconds: BTreeMap::new(),
+            ..ProfileFile::default()
         }
     }
 
@@ -123,6 +118,9 @@ pub(super) mod tests {
             (&text.replace("\"forward_s\":0.03", "\"forward_s\":-1"), "expected times finite and not negative, got -1"),
             (&text.replace("\"batch_size_per_rank\":32", "\"batch_size_per_rank\":0"), "at least 1 sample"),
             (&text.replace("\"backward_s\":0.06", "\"backward_s\":\"long\""), "bench --profile-output"),
+            (&text.replace("[32,32]", "[4294967296,4294967296]"), "at most 1 TiB of gradients"),
+            (&text.replace("\"bytes\":135168", "\"bytes\":18446744073709551615"), "at most 1 TiB of gradients"),
+            (&text.replace("128,128", "0").replace("32,32", "0"), "at least one element, got none"),
         ] {
             let error = read(text).unwrap_err();
             assert!(error.contains(expected), "expected {expected} in {error}");
