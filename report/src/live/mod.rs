@@ -45,13 +45,14 @@ fn page(directory: &Path, area: Rect) -> Result<String> {
 /// # Errors
 /// As [`snapshot`].
 pub fn wait(directory: &Path, is_to_end: impl Fn() -> bool) -> Result<bool> {
-    loop {
-        let stage = Live::read(directory)?.stage;
-        if stage.has_ended() || is_to_end() {
-            return Ok(stage == Stage::Finished);
-        }
+    let (mut stage, mut looked) = (Live::read(directory)?.stage, Instant::now());
+    while !stage.has_ended() && !is_to_end() {
         thread::sleep(LOOK);
+        if looked.elapsed() >= PAUSE {
+            (stage, looked) = (Live::read(directory)?.stage, Instant::now());
+        }
     }
+    Ok(stage == Stage::Finished)
 }
 
 /// Shows the page on the terminal until `q` is pressed, the program `is_to_end`, or, if it is to be watched `until_end`, the run has ended;
