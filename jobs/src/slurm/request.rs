@@ -312,7 +312,7 @@ fn check_warning(warn_s: usize, time: Option<&str>) -> Outcome {
 /// A time limit in Slurm's notations: `M`, `M:S`, `H:M:S`, `D-H`, `D-H:M`, `D-H:M:S`.
 fn seconds(time: &str) -> Option<usize> {
     let numbers = |text: &str| text.split(':').map(|part| part.parse().ok()).collect::<Option<Vec<usize>>>();
-    let (days, units) = match time.split_once('-') {
+    let (days, [hours, minutes, seconds]) = match time.split_once('-') {
         Some((days, rest)) => (
             days.parse::<usize>().ok()?,
             match numbers(rest)?[..] {
@@ -332,7 +332,8 @@ fn seconds(time: &str) -> Option<usize> {
             },
         ),
     };
-    Some(((days * 24 + units[0]) * 60 + units[1]) * 60 + units[2])
+    let parts = [(24, hours), (60, minutes), (60, seconds)];
+    parts.into_iter().try_fold(days, |whole, (factor, part)| whole.checked_mul(factor)?.checked_add(part))
 }
 
 #[cfg(test)]

@@ -161,6 +161,7 @@ fn what_slurm_would_misunderstand_is_refused() {
         ("--ntasks-per-node 1 --env 1A=2 -- train", "got `1A=2`"),
         ("--ntasks-per-node 1 --time soon -- train", "got `soon`"),
         ("--ntasks-per-node 1 --time 00:02:00 -- train", "nothing would be trained"),
+        ("--ntasks-per-node 1 --time 999999999999999999-0 -- train", "got `999999999999999999-0`"),
         ("--ntasks-per-node 1 --warn-seconds 70000 -- train", "at most 65535"),
         ("--ntasks-per-node 1 --container /no/image.sif -- train", "does not exist"),
         ("--ntasks-per-node 1 -- train --seed {task}", "add --array"),
