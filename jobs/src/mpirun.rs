@@ -56,6 +56,12 @@ impl Mpirun {
         }
     }
 
+    /// One of this make, for tests.
+    #[cfg(test)]
+    pub(crate) fn of(make: Make) -> Self {
+        Mpirun { program: "mpirun".into(), make, version: "X".to_owned() }
+    }
+
     /// Asks the program whose it is.
     pub fn at(program: PathBuf) -> Option<Self> {
         let (make, version) = made_by(&process::answer(&program, &["--version"])?)?;
@@ -289,8 +295,7 @@ mod tests {
     use super::*;
 
     fn line_of(make: Make, placement: &Placement, is_root: bool) -> String {
-        let mpirun = Mpirun { program: "mpirun".into(), make, version: String::new() };
-        let command = mpirun.command_for(placement, Path::new("trainer"), &["train".to_owned()], is_root);
+        let command = Mpirun::of(make).command_for(placement, Path::new("trainer"), &["train".to_owned()], is_root);
         process::shown(&command.unwrap())
     }
 
@@ -350,9 +355,8 @@ mod tests {
     #[test]
     fn emulated_hosts_are_reached_by_their_agent_and_only_by_open_mpi() {
         let of = |make| {
-            let mpirun = Mpirun { program: "mpirun".into(), make, version: "X".into() };
             let hosts = ["h1".to_owned(), "h2".to_owned()];
-            mpirun.over_emulated_hosts(&hosts, 3, Path::new("/agent"), "10.0.0.0/24", Path::new("t"), &[])
+            Mpirun::of(make).over_emulated_hosts(&hosts, 3, Path::new("/agent"), "10.0.0.0/24", Path::new("t"), &[])
         };
         let line = process::shown(&of(Make::OpenMpi).unwrap());
         assert!(line.contains("/agent h1 --exec mpirun -n 3 --host h1:2,h2:2 --map-by node"), "{line}");

@@ -77,7 +77,7 @@ impl Program {
         let mut commands = match self.launcher(wanted) {
             Launcher::Plain => (0..self.ranks).map(|rank| self.plain(rank)).collect(),
             Launcher::Mpirun => vec![self.by_mpirun(mpirun)?],
-            Launcher::Srun => vec![self.by_srun()],
+            Launcher::Srun => vec![self.by_srun(mpirun)],
             Launcher::Hosts(_) => vec![self.on_hosts(mpirun, hosts)?],
         };
         for command in &mut commands {
@@ -133,10 +133,11 @@ impl Program {
         hosts.command(Mpirun::needed(mpirun)?, self.ranks, &self.file, &self.words)
     }
 
-    fn by_srun(&self) -> Command {
+    fn by_srun(&self, mpirun: Option<&Mpirun>) -> Command {
         let mut command = Command::new("srun");
+        command.arg(format!("--mpi={}", mpirun.map_or("pmix", Mpirun::srun_kind)));
         // All on one machine: the ranks of other frameworks meet at its own address.
-        command.args(["--mpi=pmix", "--input=none", "--kill-on-bad-exit=1", "--nodes=1"]);
+        command.args(["--input=none", "--kill-on-bad-exit=1", "--nodes=1"]);
         command.args([format!("--ntasks={}", self.ranks), format!("--cpus-per-task={}", self.threads)]);
         command.arg("--cpu-bind=cores").arg(&self.file).args(&self.words);
         command
@@ -163,6 +164,7 @@ fn free_ports(count: usize) -> Outcome<Vec<u16>> {
 mod tests {
     use super::*;
     use crate::hosts::Rate;
+    use crate::mpirun::Make;
     use crate::process::shown;
 
     fn program(ranks: usize, threads: usize, needs_mpi: bool) -> Program {
@@ -199,6 +201,9 @@ mod tests {
         let line = shown(&commands[0]);
         assert!(line.contains("srun --mpi=pmix") && line.contains("--ntasks=2 --cpus-per-task=3"), "{line}");
         assert!(line.ends_with("program word") && commands.len() == 1, "{line}");
+        let mpich = Mpirun::of(Make::Mpich);
+        let line = shown(&program(2, 3, true).commands(Launcher::Srun, Some(&mpich), None).unwrap()[0]);
+        assert!(line.contains("srun --mpi=pmi2"), "{line}");
     }
 
     #[test]
