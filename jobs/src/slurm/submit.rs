@@ -87,7 +87,7 @@ fn parsed(flags: &[String], words: &[String]) -> Outcome<SubmitArgs> {
 
 /// Refuses a second job in the same directory: both would write the same checkpoints.
 fn check_free(request: &Request) -> Outcome {
-    let Ok(Some(job)) = target::recorded_job(&request.job.directory) else { return Ok(()) };
+    let Some(job) = target::recorded_job(&request.job.directory)? else { return Ok(()) };
     if queue::of_job(&job)?.iter().any(queue::Row::is_in_queue) {
         return Err(Failure::Failed(format!(
             "{}: job {job} of this run is in the queue: wait for it, end it by `trainer slurm cancel {job}`, let the \
@@ -146,4 +146,21 @@ fn report(request: &Request, job: &str, file: &Path) -> String {
         request.job.name,
         file.display(),
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_second_job_comes_into_a_directory_whose_list_of_jobs_cannot_be_read() {
+        let directory = std::env::temp_dir().join(format!("lockstep-jobs-{}-torn-id", std::process::id()));
+        std::fs::create_dir_all(&directory).unwrap();
+        std::fs::write(directory.join(target::JOBS), "12\n\0\0").unwrap();
+        let line = format!("--ntasks-per-node 1 -- train --output-dir {}", directory.display());
+        let words: Vec<String> = line.split(' ').map(str::to_owned).collect();
+        let error = check_free(&super::super::request::tests::read(&words).unwrap()).unwrap_err().to_string();
+        std::fs::remove_dir_all(directory).unwrap();
+        assert!(error.contains("expected a job's id in its last line"), "{error}");
+    }
 }

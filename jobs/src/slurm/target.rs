@@ -3,7 +3,6 @@
 //! In: a word. Out: [`Target`].
 //! Invariant: of a run that was submitted several times the last job is meant.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::{queue, require};
@@ -67,12 +66,12 @@ pub(super) fn recorded_job(directory: &Path) -> Outcome<Option<String>> {
     if !file.exists() {
         return Ok(None);
     }
-    let text = fs::read_to_string(&file)
+    let text = records::file::read_to_string(&file)
         .map_err(|error| Failure::Failed(format!("cannot read {}: {error}", file.display())))?;
     match text.lines().map(str::trim).rfind(|line| !line.is_empty()) {
         Some(job) if is_job(job) => Ok(Some(job.to_owned())),
         other => Err(Failure::Failed(format!(
-            "{}: expected a job's id in its last line, got `{}`",
+            "{}: expected a job's id in its last line, got `{}`: remove that line if `squeue` shows no job of this run",
             file.display(),
             other.unwrap_or_default()
         ))),
@@ -90,6 +89,7 @@ fn is_job(word: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
 
     #[test]
     fn a_number_is_a_job_and_a_directory_has_its_last_one() {
@@ -103,6 +103,17 @@ mod tests {
         fs::write(directory.join(JOBS), "twelve\n").unwrap();
         assert!(Target::read(word).unwrap_err().to_string().contains("got `twelve`"));
         fs::remove_dir_all(directory).unwrap();
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_named_pipe_among_the_files_is_not_waited_for() {
+        let directory = std::env::temp_dir().join(format!("lockstep-jobs-{}-target-pipe", std::process::id()));
+        fs::create_dir_all(&directory).unwrap();
+        assert!(std::process::Command::new("mkfifo").arg(directory.join(JOBS)).status().unwrap().success());
+        let error = recorded_job(&directory).unwrap_err().to_string();
+        fs::remove_dir_all(directory).unwrap();
+        assert!(error.contains("expected a regular file"), "{error}");
     }
 
     #[test]
