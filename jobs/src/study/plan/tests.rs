@@ -188,6 +188,15 @@ fn an_id_is_a_files_name_and_stays_when_lists_grow() {
 }
 
 #[test]
+fn an_id_of_long_values_has_room_for_the_endings_of_its_files() {
+    let list = |paths: &[String]| format!("[[matrix]]\nbatch_size_per_rank = 8\ndata_dir = {paths:?}\n");
+    let long = ["a", "b"].map(|end| format!("/{}/{end}", "x".repeat(300)));
+    let all = ids(&list(&long));
+    assert!(all[0] != all[1] && all.iter().all(|id| id.len() == 230), "{all:?}");
+    assert_eq!(ids(&list(&long[1..])), all[1..], "it stays when lists grow");
+}
+
+#[test]
 fn cells_that_cannot_be_told_apart_are_refused() {
     let twice = "[[matrix]]\nbatch_size_per_rank = 8\n[[matrix]]\nbatch_size_per_rank = 8\n";
     assert!(refusal(twice).contains("two cells are `resnet20-f32-b8-r1-allreduce-machine`"));

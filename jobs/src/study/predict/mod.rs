@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use super::cell::{Cell, Place};
+use super::cell::{Cell, Place, folder_name};
 use super::file::{Profile, StudyFile};
 use super::journal::Records;
 use super::local::Local;
@@ -175,7 +175,7 @@ fn run_together(file: &StudyFile, cell: &Cell, trainer: &Path, outputs: &[PathBu
 
 fn read(profile: &Path) -> Outcome<Value> {
     let failed = |what: String| Failure::Failed(format!("the profile {}: {what}", profile.display()));
-    let text = fs::read_to_string(profile).map_err(|error| failed(error.to_string()))?;
+    let text = records::file::read_to_string(profile).map_err(|error| failed(error.to_string()))?;
     serde_json::from_str(&text).map_err(|error| failed(format!("expected JSON: {error}")))
 }
 
@@ -184,7 +184,7 @@ fn key(cell: &Cell) -> String {
     let words = of_one_rank(&cell.arguments);
     let plain = |c: char| if c.is_ascii_alphanumeric() || ".-_".contains(c) { c } else { '_' };
     let further = words.iter().skip(1).filter(|word| *word != "--json").map(|word| word.trim_start_matches("--"));
-    further.collect::<Vec<_>>().join("-").chars().map(plain).collect()
+    folder_name(further.collect::<Vec<_>>().join("-").chars().map(plain).collect())
 }
 
 /// The words without what concerns other ranks.
@@ -260,7 +260,7 @@ fn predict(
     if !output.status.success() {
         return Err(super::attempt::last_words(&String::from_utf8_lossy(&output.stderr)));
     }
-    let text = fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))?;
+    let text = records::file::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))?;
     let mut value: Value = serde_json::from_str(&text).map_err(|error| format!("{}: {error}", path.display()))?;
     assign(&mut value, cell, repetition);
     json::write(target, &value).map_err(|failure| failure.to_string())?;

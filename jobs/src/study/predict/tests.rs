@@ -89,6 +89,11 @@ fn cells_that_differ_in_what_concerns_other_ranks_share_a_profile() {
     assert!(cells.iter().all(|cell| key(cell) == key(&cells[0])));
     let words = of_one_rank(&cells[0].arguments).join(" ");
     assert_eq!(words, "bench --dtype f32 --model resnet20 --threads 1 --batch-size-per-rank 8 --json");
+    assert_eq!(
+        key(&self::cells(&format!("data_dir = \"/{}\"", "x".repeat(300)))[0]).len(),
+        230,
+        "it is a folder's name"
+    );
     assert_eq!(step_seconds(&serde_json::json!({ "profile": { "forward_s": 1.0, "backward_s": 2.0 } })), 3.0);
 }
 
