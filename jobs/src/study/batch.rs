@@ -4,7 +4,7 @@
 //! Invariant: a job is noted before it is waited for, so that a study that was stopped finds its jobs again and submits none twice;
 //! our jobs never run beside each other.
 
-use std::fs::{self, OpenOptions};
+use std::fs::OpenOptions;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::thread::sleep;
@@ -46,7 +46,8 @@ impl Jobs {
     pub(super) fn open(study: &Path) -> Outcome<Self> {
         let path = study.join(FILE);
         let text = if path.exists() {
-            fs::read_to_string(&path).map_err(|error| Failure::Failed(format!("{}: {error}", path.display())))?
+            records::file::read_to_string(&path)
+                .map_err(|error| Failure::Failed(format!("{}: {error}", path.display())))?
         } else {
             String::new()
         };
@@ -65,9 +66,9 @@ impl Jobs {
     fn note(&mut self, attempt: &Attempt<'_>, job: &str) -> Outcome {
         let directory = attempt.directory();
         let line = json!({ "directory": directory, "job": job });
-        // A line feed first: what a crash has torn stays a line of its own.
-        let text = if self.noted.is_empty() { format!("{line}\n") } else { format!("\n{line}\n") };
         let file = OpenOptions::new().create(true).append(true).open(&self.path);
+        // A line feed first: what a crash has torn stays a line of its own.
+        let text = format!("\n{line}\n");
         let written = file.and_then(|mut file| file.write_all(text.as_bytes()).and_then(|()| file.sync_data()));
         written.map_err(|error| {
             Failure::Failed(format!("job {job} is submitted, but {}: {error}", self.path.display()))
@@ -222,7 +223,7 @@ pub(super) fn wait(
     while !file.exists() && start.elapsed() < FILE_PATIENCE {
         sleep(LOOK_EVERY);
     }
-    let output = String::from_utf8_lossy(&fs::read(&file).unwrap_or_default()).into_owned();
+    let output = String::from_utf8_lossy(&records::file::read(&file).unwrap_or_default()).into_owned();
     let state = slurm::field(job, "JobState");
     let result = attempt.result(&directory, &output);
     let measured = result.as_ref().ok().and_then(measured_unix_s);
@@ -265,6 +266,7 @@ fn times(job: &str) -> (Option<String>, Option<f64>) {
 mod tests {
     use super::*;
     use crate::study::plan;
+    use std::fs;
 
     #[test]
     fn what_slurm_submit_would_refuse_is_refused_before_anything_runs() {
@@ -288,5 +290,18 @@ mod tests {
         }
         checked("partition = \"p\"\nexclusive = false", "slurm").unwrap();
         checked("partitoin = \"p\"", "machine").unwrap();
+    }
+
+    #[test]
+    fn a_job_that_is_noted_behind_a_torn_line_is_found_again() {
+        let folder = std::env::temp_dir().join(format!("lockstep-jobs-{}-noted", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let text = "name = \"a\"\ntitle = \"A\"\nabout = \"a\"\n[[matrix]]\nbatch_size_per_rank = 8\n";
+        let cell = &plan::cells(&StudyFile::read("s.toml", text, &toml::Table::new()).unwrap()).unwrap()[0];
+        let attempt = Attempt { cell, repetition: 1, number: 1 };
+        fs::write(folder.join(FILE), "{\"direc").unwrap();
+        Jobs::open(&folder).unwrap().note(&attempt, "12").unwrap();
+        assert_eq!(Jobs::open(&folder).unwrap().of(&attempt), Some("12"));
+        fs::remove_dir_all(folder).unwrap();
     }
 }
