@@ -31,6 +31,11 @@ pub fn bytes(count: u64) -> String {
     }
 }
 
+/// A number of things, whose plural has an s: `1 rank`, `2 ranks`.
+pub fn counted(count: usize, noun: &str) -> String {
+    format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
+}
+
 /// Images/s in three digits or more: an ImageNet network's on one core are few.
 pub fn rate(images_per_second: f64) -> String {
     let decimals = usize::from(images_per_second < 10.0) + usize::from(images_per_second < 100.0);

@@ -5,7 +5,6 @@
 //! flip, SGD from 0.1 along half a cosine. Order, crops and rounding of decoded pixels are each framework's own, so accuracies agree as
 //! those of two seeds do. All decode before the clock starts; images/s are the training images over the epoch without its evaluation.
 
-use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
@@ -84,7 +83,7 @@ impl Training<'_> {
             Contender::Peer(framework) => self.peer(framework, bench, setting, &job, &folder)?,
         };
         let ranks = program.commands(Launcher::Plain, None, None).map_err(|failure| failure.to_string())?;
-        let limit = EPOCH_LIMIT * self.wanted.epochs as u32;
+        let limit = EPOCH_LIMIT * u32::try_from(self.wanted.epochs).unwrap_or(u32::MAX);
         Processes { ranks, beside: Vec::new() }.run(&folder, limit, &format!("compare-{}", std::process::id()))?;
         match self.contender {
             Contender::Ours => {
@@ -148,7 +147,7 @@ impl Training<'_> {
 
 /// Our epochs in the form of the peers'.
 fn our_epochs(metrics: &Path) -> Result<Vec<CourseEpoch>, String> {
-    let text = fs::read_to_string(metrics).map_err(|error| format!("{}: {error}", metrics.display()))?;
+    let text = records::file::read_to_string(metrics).map_err(|error| format!("{}: {error}", metrics.display()))?;
     let (mut epochs, mut elapsed_s) = (Vec::new(), 0.0);
     for line in text.lines() {
         let told: Value = serde_json::from_str(line).map_err(|error| format!("{}: {error}", metrics.display()))?;
@@ -156,7 +155,7 @@ fn our_epochs(metrics: &Path) -> Result<Vec<CourseEpoch>, String> {
         elapsed_s += of(&told["seconds_total"]);
         let train_s = of(&told["seconds_total"]) - of(&told["seconds"]["evaluation"]);
         epochs.push(CourseEpoch {
-            epoch: told["epoch"].as_u64().map_or(0, |epoch| epoch + 1),
+            epoch: told["epoch"].as_u64().map_or(0, |epoch| epoch.saturating_add(1)),
             train_loss: told["train_loss"].as_f64(),
             test_top1: told["test_top1"].as_f64(),
             elapsed_s: Some(elapsed_s),
@@ -170,6 +169,7 @@ fn our_epochs(metrics: &Path) -> Result<Vec<CourseEpoch>, String> {
 mod tests {
     use super::super::framework::OURS;
     use super::*;
+    use std::fs;
 
     #[test]
     fn our_epochs_are_numbered_from_one_and_their_seconds_add_up() {

@@ -211,15 +211,15 @@ fn listed(cells: &[&Cell], comparisons: &[&Comparison]) -> String {
     }
     let runs: usize = cells.iter().map(|cell| cell.repetitions).sum();
     text.extend(comparisons.iter().map(|comparison| comparison.listed()));
-    text.push_str(&format!("{}, {runs} runs\n", counted(cells, comparisons)));
+    text.push_str(&format!("{}, {}\n", counted(cells, comparisons), records::counted(runs, "run")));
     text
 }
 
 fn counted(cells: &[&Cell], comparisons: &[&Comparison]) -> String {
+    let cells = records::counted(cells.len(), "cell");
     match comparisons.len() {
-        0 => format!("{} cells", cells.len()),
-        1 => format!("{} cells, 1 comparison", cells.len()),
-        num => format!("{} cells, {num} comparisons", cells.len()),
+        0 => cells,
+        num => format!("{cells}, {}", records::counted(num, "comparison")),
     }
 }
 
@@ -236,7 +236,7 @@ fn check_places(cells: &[&Cell]) -> Outcome {
 
 /// What an earlier start wrote, if it can be understood.
 fn earlier(directory: &Path) -> Option<Study> {
-    let text = fs::read_to_string(directory.join("study.json")).ok()?;
+    let text = records::file::read_to_string(&directory.join("study.json")).ok()?;
     records::from_value(serde_json::from_str(&text).ok()?).ok()
 }
 
@@ -278,6 +278,27 @@ fn report(trainer: &Path, directory: &Path) -> Outcome {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn one_cell_is_counted_as_one() {
+        let text = "name = \"a\"\ntitle = \"A\"\nabout = \"a\"\n[[matrix]]\nbatch_size_per_rank = 8\n";
+        let file = StudyFile::read("s.toml", text, &toml::Table::new()).unwrap();
+        let cells = plan::cells(&file).unwrap();
+        let listed = listed(&cells.iter().collect::<Vec<_>>(), &[]);
+        assert!(listed.ends_with("\n1 cell, 3 runs\n"), "{listed}");
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_named_pipe_in_place_of_the_document_is_not_waited_for() {
+        let folder = std::env::temp_dir().join(format!("lockstep-jobs-{}-study-pipe", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        assert!(std::process::Command::new("mkfifo").arg(folder.join("study.json")).status().unwrap().success());
+        assert!(earlier(&folder).is_none());
+        let refusal = run_directory::STUDY.check(&folder).unwrap_err().to_string();
+        fs::remove_dir_all(folder).unwrap();
+        assert!(refusal.contains("choose another --output"), "{refusal}");
+    }
 
     #[test]
     fn every_study_of_the_workspace_is_a_right_one() {
