@@ -168,7 +168,7 @@ impl Owner {
     /// Of any version: whether it can be gone on with is for its reader to say.
     fn has_document(&self, directory: &Path) -> bool {
         let kind = |schema: &str| schema.split_once('/').map(|(kind, _)| kind.to_owned());
-        let text = fs::read_to_string(directory.join(self.document)).unwrap_or_default();
+        let text = records::file::read_to_string(&directory.join(self.document)).unwrap_or_default();
         let document: Value = serde_json::from_str(&text).unwrap_or_default();
         document["schema"].as_str().and_then(kind) == kind(self.schema)
     }

@@ -3,7 +3,6 @@
 //! In: the line of `trainer bench --json`, or the files of a peer's ranks. Out: [`Block`].
 //! Invariant: images/s are the global samples over the slowest rank's time; a loss is the mean over all ranks.
 
-use std::fs;
 use std::path::Path;
 
 use records::{Block, PeerResult};
@@ -82,7 +81,7 @@ pub(super) fn about_peer(told: &PeerResult) -> About {
 
 /// A record from its file.
 pub(super) fn read<T: DeserializeOwned>(path: &Path) -> Result<T, String> {
-    let text = fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))?;
+    let text = records::file::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))?;
     let value = serde_json::from_str(&text).map_err(|error| format!("{}: {error}", path.display()))?;
     // A loss that is none is null in its list, which stays.
     records::from_value(value).map_err(|error| format!("{}: {error}", path.display()))
@@ -97,6 +96,7 @@ fn numbers(value: &Value) -> Option<Vec<f64>> {
 mod tests {
     use super::*;
     use serde_json::json;
+    use std::fs;
 
     #[test]
     fn our_line_is_found_behind_the_notes() {

@@ -150,7 +150,7 @@ fn summary_since(directory: &Path, time: SystemTime) -> Option<String> {
     let file = directory.join("summary.json");
     let written = fs::metadata(&file).and_then(|found| found.modified()).ok()?;
     // A file server's clock may be a little behind ours.
-    if written + Duration::from_secs(5) > time { fs::read_to_string(&file).ok() } else { None }
+    if written + Duration::from_secs(5) > time { records::file::read_to_string(&file).ok() } else { None }
 }
 
 #[cfg(test)]

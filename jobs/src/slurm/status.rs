@@ -3,7 +3,6 @@
 //! In: nothing, a job's id, or a run's directory. Out: a line from the queue and a line from `metrics.jsonl` for each.
 //! Invariant: read-only.
 
-use std::fs;
 use std::path::Path;
 
 use clap::Args;
@@ -64,7 +63,7 @@ fn show_progress(directory: &Path, goes_on: bool) -> Outcome {
             return Ok(None);
         }
         let failed = |error| Failure::Failed(format!("cannot read {}: {error}", file.display()));
-        fs::read_to_string(&file).map(Some).map_err(failed)
+        records::file::read_to_string(&file).map(Some).map_err(failed)
     };
     match read("metrics.jsonl")?.as_deref().and_then(last_epoch) {
         Some(line) => say!("    {line}"),

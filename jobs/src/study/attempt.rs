@@ -3,7 +3,6 @@
 //! In: a [`Cell`], numbers, files that the trainer wrote. Out: the line of `records.jsonl`.
 //! Invariant: a result is what the trainer wrote itself; nothing is computed from it here.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use records::{ATTEMPT_SCHEMA, AttemptRecord, Quiet, Status};
@@ -79,7 +78,8 @@ impl Attempt<'_> {
     /// What the trainer wrote at its end; `output` is what it printed; in a job of Slurm also on standard error.
     pub(super) fn result(&self, directory: &Path, output: &str) -> Result<Value, String> {
         let read = |name: &str| -> Result<Value, String> {
-            let text = fs::read_to_string(directory.join(name)).map_err(|error| format!("{name}: {error}"))?;
+            let text =
+                records::file::read_to_string(&directory.join(name)).map_err(|error| format!("{name}: {error}"))?;
             serde_json::from_str(&text).map_err(|error| format!("{name}: expected JSON: {error}"))
         };
         match self.cell.kind {
@@ -140,6 +140,7 @@ mod tests {
     use crate::study::file::StudyFile;
     use crate::study::plan;
     use serde_json::json;
+    use std::fs;
     use toml::Table;
 
     fn cell(kind: &str) -> Cell {

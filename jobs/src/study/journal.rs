@@ -3,7 +3,7 @@
 //! In: the study's directory. Out: [`Records`], and what is still to be done.
 //! Invariant: a line is whole on the disk before the next run starts; a line that a crash has torn is dropped, and that is said.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{File, OpenOptions};
 use std::io::{Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
@@ -34,7 +34,7 @@ impl Records {
         let failed = |error: std::io::Error| Failure::Failed(format!("{}: {error}", path.display()));
         let mut file =
             OpenOptions::new().create(true).read(true).write(true).truncate(false).open(&path).map_err(failed)?;
-        let bytes = fs::read(&path).map_err(failed)?;
+        let bytes = records::file::read(&path).map_err(failed)?;
         // A line that was written to its end ends with a line feed.
         let whole = bytes.iter().rposition(|byte| *byte == b'\n').map_or(0, |last| last + 1);
         let text = String::from_utf8_lossy(&bytes[..whole]).into_owned();
@@ -115,6 +115,7 @@ impl Records {
 mod tests {
     use super::*;
     use serde_json::json;
+    use std::fs;
 
     struct Folder(PathBuf);
 
