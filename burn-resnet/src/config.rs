@@ -21,6 +21,9 @@ pub enum Shortcut {
 /// Depths of table 1: the networks for ImageNet.
 const IMAGENET_DEPTHS: [usize; 5] = [18, 34, 50, 101, 152];
 
+/// Those of table 1 that small images have, too, beside 6n + 2.
+const WIDE_DEPTHS: [usize; 2] = [18, 34];
+
 /// Before the name of a network for small images whose depth is one for ImageNet, too.
 const SMALL: &str = "cifar-";
 
@@ -70,11 +73,17 @@ impl ResNetConfig {
     /// # Errors
     /// [`ModelError::Depth`] unless `depth` is `6n + 2` with `n` at least 1, 18 or 34.
     pub fn cifar(depth: usize) -> Result<Self, ModelError> {
-        let is_wide = [18, 34].contains(&depth);
+        Self::small(depth, "6n + 2 (20, 32, 44, 56, 110, 1202, ...), 18 or 34", &WIDE_DEPTHS)
+    }
+
+    /// `expected` and `others`, those that are not 6n + 2, are the depths that the error tells.
+    fn small(depth: usize, expected: &'static str, others: &[usize]) -> Result<Self, ModelError> {
+        let is_wide = WIDE_DEPTHS.contains(&depth);
         if !is_wide && (depth < 8 || !(depth - 2).is_multiple_of(6)) {
             let lower = (depth.saturating_sub(2) / 6 * 6 + 2).max(8);
-            let others = [18, 34, 101].into_iter();
+            let others = others.iter().copied();
             return Err(ModelError::Depth {
+                expected,
                 depth,
                 lower: others.clone().filter(|&other| other < depth).fold(lower, usize::max),
                 upper: others.filter(|&other| other > depth).fold(lower + 6, usize::min),
@@ -95,6 +104,7 @@ impl ResNetConfig {
         }
         let depths = IMAGENET_DEPTHS.into_iter();
         Err(ModelError::Depth {
+            expected: "18, 34, 50, 101 or 152",
             depth,
             lower: depths.clone().filter(|other| *other < depth).max().unwrap_or(18),
             upper: depths.filter(|other| *other > depth).min().unwrap_or(152),
@@ -117,9 +127,11 @@ impl ResNetConfig {
         let small = name.strip_prefix(SMALL);
         let depth = small.unwrap_or(name).strip_prefix("resnet").and_then(|digits| digits.parse().ok());
         let depth = depth.ok_or_else(|| ModelError::Name { name: name.to_owned() })?;
-        match small.is_none() && IMAGENET_DEPTHS.contains(&depth) {
-            true => Self::imagenet(depth),
-            false => Self::cifar(depth),
+        match small {
+            Some(_) => Self::cifar(depth),
+            None if IMAGENET_DEPTHS.contains(&depth) => Self::imagenet(depth),
+            // 50 and 152 are 6n + 2, too.
+            None => Self::small(depth, "6n + 2 (20, 32, 44, 56, 110, 1202, ...), 18, 34 or 101", &[18, 34, 101]),
         }
     }
 
@@ -286,7 +298,7 @@ mod tests {
         let name = |name: &str| ResNetConfig::from_name(name).unwrap().name();
         assert_eq!((name("cifar-resnet50"), name("cifar-resnet20")), ("cifar-resnet50".into(), "resnet20".into()));
         let text = ResNetConfig::imagenet(20).unwrap_err().to_string();
-        assert!(text.ends_with("got 20; the nearest are 18 and 34"), "{text}");
+        assert_eq!(text, "depth: expected 18, 34, 50, 101 or 152, got 20; the nearest are 18 and 34");
     }
 
     #[test]
@@ -294,8 +306,12 @@ mod tests {
         let text = ResNetConfig::cifar(52).unwrap_err().to_string();
         assert_eq!(
             text,
-            "depth: expected 6n + 2 (20, 32, 44, 56, 110, 1202, ...), 18, 34 or 101, got 52; the nearest are 50 and 56"
+            "depth: expected 6n + 2 (20, 32, 44, 56, 110, 1202, ...), 18 or 34, got 52; the nearest are 50 and 56"
         );
+        let told = |name: &str| ResNetConfig::from_name(name).unwrap_err().to_string();
+        let (own, any) = (told("cifar-resnet101"), told("resnet100"));
+        assert!(own.ends_with("18 or 34, got 101; the nearest are 98 and 104"), "{own}");
+        assert!(any.ends_with("18, 34 or 101, got 100; the nearest are 98 and 101"), "{any}");
         for depth in [0, 1, 2, 7] {
             let text = ResNetConfig::cifar(depth).unwrap_err().to_string();
             assert!(text.ends_with("the nearest are 8 and 14"), "{text}");

@@ -6,10 +6,10 @@ use std::path::PathBuf;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ModelError {
     /// There is no network of this depth.
-    #[error(
-        "depth: expected 6n + 2 (20, 32, 44, 56, 110, 1202, ...), 18, 34 or 101, got {depth}; the nearest are {lower} and {upper}"
-    )]
+    #[error("depth: expected {expected}, got {depth}; the nearest are {lower} and {upper}")]
     Depth {
+        /// The depths there are.
+        expected: &'static str,
         /// What was asked for.
         depth: usize,
         /// The valid depth below, or the smallest one.

@@ -35,10 +35,20 @@ impl BatchArgs {
             (Some(global_batch_size), None) => at_least("--global-batch-size", global_batch_size, 1)?,
         };
         if global_batch_size % parts != 0 {
+            let (among, remedy) = match method.virtual_shards() {
+                Some(shards) => (format!("{shards} virtual shards"), "another --virtual-shards"),
+                None => (
+                    format!(
+                        "{num_workers} rank(s) times {grad_accum_steps} accumulation step(s) \
+                         (global = per rank * accumulation * ranks)"
+                    ),
+                    "--batch-size-per-rank",
+                ),
+            };
             return Err(ConfigError::IndivisibleBatch {
                 global_batch_size,
-                world_size: num_workers,
-                grad_accum_steps,
+                among,
+                remedy,
                 nearest_below: Some(global_batch_size / parts * parts).filter(|below| *below > 0),
                 nearest_above: global_batch_size.div_ceil(parts).saturating_mul(parts),
             });

@@ -17,7 +17,7 @@ use std::ops::Deref;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// The most samples of a pass of `bench`.
+/// The most samples of a pass of `bench` and `eval`.
 const MOST_SAMPLES: usize = 1 << 20;
 
 /// The most bytes of test images that are drawn because a checkpoint says so: its numbers may be anybody's.
@@ -70,7 +70,7 @@ impl EvalConfig {
     /// If `--checkpoint` was given without `trained`.
     pub fn resolve(args: &EvalArgs, family: &Family, trained: Option<&TrainConfig>) -> Result<Self, ConfigError> {
         let mut flags = args.clone();
-        at_least("--batch-size-per-rank", *flags.batch_size_per_rank.get_or_insert(128), 1)?;
+        within("--batch-size-per-rank", *flags.batch_size_per_rank.get_or_insert(128), 1..=MOST_SAMPLES)?;
         flags.compute = flags.compute.decided(family)?;
         flags.timeout = Some(Self::timeout(args)?.as_secs());
         let weights = Self::weights(args)?;

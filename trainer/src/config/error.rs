@@ -74,18 +74,16 @@ pub enum ConfigError {
     },
     /// The global batch cannot be divided exactly.
     #[error(
-        "--global-batch-size {global_batch_size} does not divide among {world_size} rank(s) times {grad_accum_steps} \
-         accumulation step(s) (global = per rank * accumulation * ranks): take {}{} or --batch-size-per-rank",
+        "--global-batch-size {global_batch_size} does not divide among {among}: take {}{nearest_above} or {remedy}",
         nearest_below.map_or(String::new(), |below| format!("{below}, ")),
-        nearest_above
     )]
     IndivisibleBatch {
         /// Samples of one step.
         global_batch_size: usize,
-        /// Number of ranks.
-        world_size: usize,
-        /// Passes of one step.
-        grad_accum_steps: usize,
+        /// Those of which each takes as many samples.
+        among: String,
+        /// What to type instead of a nearest size.
+        remedy: &'static str,
         /// The nearest smaller size that divides, if there is one.
         nearest_below: Option<usize>,
         /// The nearest larger size that divides.

@@ -35,7 +35,7 @@ pub(super) fn parse(text: &str, origin: &str) -> Result<TrainArgs, ConfigError> 
     toml::from_str(text).map_err(|error| ConfigError::Syntax { origin: origin.to_owned(), problem: error.to_string() })
 }
 
-/// Refuses numbers that a file could not hold: those from 2^63 on, since integers of TOML are signed.
+/// Refuses what a file could not hold: numbers from 2^63 on, since integers of TOML are signed, and paths that are no text.
 pub(super) fn expect_writable(args: &TrainArgs) -> Result<(), ConfigError> {
     table(args).map(drop)
 }
@@ -43,7 +43,7 @@ pub(super) fn expect_writable(args: &TrainArgs) -> Result<(), ConfigError> {
 /// Flags by key.
 pub(super) fn table(flags: &impl Serialize) -> Result<Table, ConfigError> {
     Table::try_from(flags).map_err(|error| {
-        let problem = format!("expected numbers up to {}: {error}", i64::MAX);
+        let problem = format!("expected paths in UTF-8 and numbers up to {}: {error}", i64::MAX);
         ConfigError::Syntax { origin: "options".to_owned(), problem }
     })
 }

@@ -37,7 +37,8 @@ pub(super) fn fill(args: &mut TrainArgs, heeded: &[ModelOption], world_size: usi
     args.schedule.fill(dataset, args.data.resolution.as_ref().is_some_and(Resolution::depends_on_epochs))
 }
 
-/// Refuses what this program or this processor has not, and paths without a name, which only a file can say.
+/// Refuses what this program or this processor has not, paths without a name, which only a file can say, and those that the files of
+/// a run cannot name.
 pub(super) fn expect_offered(args: &TrainArgs) -> Result<(), ConfigError> {
     let TrainArgs { data, sync, run, .. } = args;
     for (option, path) in [
@@ -49,6 +50,16 @@ pub(super) fn expect_offered(args: &TrainArgs) -> Result<(), ConfigError> {
     ] {
         if path.as_ref().is_some_and(|path| path.as_os_str().is_empty()) {
             let (expected, got) = ("a path, `.` for the present folder".to_owned(), "an empty one".to_owned());
+            return Err(ConfigError::Invalid { option, expected, got });
+        }
+    }
+    // As the files of a run name them.
+    for (option, path) in
+        [("--data-dir", &data.data_dir), ("--weights", &run.weights), ("--tensorboard", &run.tensorboard)]
+    {
+        let whole = path.as_ref().and_then(|path| std::path::absolute(path).ok());
+        if let Some(path) = whole.filter(|path| path.to_str().is_none()) {
+            let (expected, got) = ("a path in UTF-8, also of the folders above".to_owned(), path.display().to_string());
             return Err(ConfigError::Invalid { option, expected, got });
         }
     }

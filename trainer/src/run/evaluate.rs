@@ -119,7 +119,8 @@ fn own_share(
     let world_size = communicator.world_size();
     ShardPlan::new(ShardConfig {
         num_samples,
-        global_batch_size: micro_batch_size * world_size,
+        // More than there are come at once, too.
+        global_batch_size: micro_batch_size.min(num_samples.max(1)) * world_size,
         seed: 0,
         epoch: 0,
         shuffle: false,

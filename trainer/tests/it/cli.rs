@@ -4,7 +4,9 @@
 
 use crate::fixture::program;
 use clap::{CommandFactory, Parser, ValueEnum};
+use std::ffi::OsStr;
 use std::fs;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Output;
@@ -311,6 +313,23 @@ fn a_number_that_toml_cannot_hold_is_refused() {
 }
 
 #[test]
+fn a_path_that_toml_cannot_hold_is_refused_as_one_and_nothing_is_written() {
+    let not_text = OsStr::from_bytes(b"\xff");
+    let folder = tempfile::tempdir().unwrap();
+    let below = folder.path().join(not_text);
+    fs::create_dir(&below).unwrap();
+    let mut args = train_args("");
+    args.run.output_dir = Some(not_text.into());
+    let error = TrainConfig::resolve(&args, 1).unwrap_err().to_string();
+    assert!(error.contains("paths in UTF-8"), "{error}");
+    let words = "train --tensorboard events --output-dir run --model resnet8 --shapes-train 64 --epochs 1 --threads 1";
+    let output = program().args(words.split_whitespace()).current_dir(&below).output().unwrap();
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(2) && error.contains("--tensorboard: expected a path in UTF-8"), "{error}");
+    assert!(fs::read_dir(&below).unwrap().next().is_none());
+}
+
+#[test]
 fn the_global_batch_is_the_exact_product_or_refused() {
     for world_size in 1..=5 {
         for accumulation in 1..=4 {
@@ -348,7 +367,7 @@ fn the_default_batch_divides_among_any_number_of_ranks() {
 }
 
 /// Flags, and what their refusal on two ranks must say.
-const REFUSED: [(&str, &[&str]); 108] = [
+const REFUSED: [(&str, &[&str]); 109] = [
     ("--dataset cifar10", &["--data-dir", "--download", "--dataset shapes"]),
     ("--dataset image-folder", &["--data-dir", "train/<class>"]),
     ("--dataset parquet", &["--data-dir", "as it was downloaded"]),
@@ -384,6 +403,10 @@ const REFUSED: [(&str, &[&str]); 108] = [
     ("--normalize-mean 0.5,0.5,0.5 --normalize-std 1,0,1", &["--normalize-std", "above 0"]),
     ("--global-batch-size 64 --batch-size-per-rank 32", &["contradicts --batch-size-per-rank", "one of them"]),
     ("--global-batch-size 255", &["254, 256", "2 rank(s)", "--batch-size-per-rank"]),
+    (
+        "--reduction exact --virtual-shards 8 --global-batch-size 12",
+        &["--global-batch-size 12 does not divide among 8 virtual shards: take 8, 16 or another --virtual-shards"],
+    ),
     ("--global-batch-size 0", &["--global-batch-size", "at least 1"]),
     ("--grad-accum-steps 0", &["--grad-accum-steps", "at least 1"]),
     ("--bucket-mib 0", &["--bucket-mib", "MiB"]),
@@ -496,7 +519,8 @@ fn contradictions_are_refused_with_the_remedy() {
 #[test]
 fn a_model_that_is_no_cifar_resnet_is_refused_with_the_nearest_depths() {
     assert!(refusal("--model resnet19").contains("18 and 20"));
-    assert!(refusal("--model resnet100").contains("98 and 101"));
+    assert!(refusal("--model resnet100").contains("18, 34 or 101, got 100; the nearest are 98 and 101"));
+    assert!(refusal("--model cifar-resnet101").contains("18 or 34, got 101; the nearest are 98 and 104"));
     assert!(refusal("--depth 35").contains("34 and 38"));
     assert_eq!(network(&resolved("--model resnet18").model), "resnet18");
     assert_eq!(network(&resolved("--model cifar-resnet50").model), "cifar-resnet50");
@@ -635,6 +659,9 @@ fn sizes_that_memory_is_asked_for_by_have_an_upper_end() {
     ] {
         assert!(refusal(flags).contains(range), "{}", refusal(flags));
     }
+    let eval = eval_args("--checkpoint c --batch-size-per-rank 9223372036854775807");
+    let error = EvalConfig::resolve(&eval, &Family::RESNET, Some(&resolved(""))).unwrap_err().to_string();
+    assert!(error.contains("--batch-size-per-rank: expected 1 to 1048576"), "{error}");
 }
 
 #[test]

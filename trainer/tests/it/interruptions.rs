@@ -149,6 +149,13 @@ fn checkpoints_behind_a_link_to_what_is_not_mounted_are_not_taken_for_none() {
 }
 
 #[test]
+fn a_folder_without_a_step_in_its_name_is_no_checkpoint() {
+    let directory = tempfile::tempdir().unwrap();
+    fs::create_dir(directory.path().join("step-")).unwrap();
+    assert!(!CheckpointStore::new(directory.path(), 1).has_any().unwrap());
+}
+
+#[test]
 fn a_stop_during_the_start_leaves_no_checkpoint_and_those_that_were_there() {
     let new = Run::in_new_directory().stopping_after(0).go(1, &tiny(""));
     assert!(!checkpoints(&new).exists());

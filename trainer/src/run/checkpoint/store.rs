@@ -235,8 +235,8 @@ impl CheckpointStore {
 
     /// Names of the finished checkpoints, oldest first; one that was being replaced counts where the other has not come to its place.
     fn names(&self) -> Result<Vec<String>> {
-        let is_step =
-            |name: &str| name.strip_prefix("step-").is_some_and(|step| step.bytes().all(|byte| byte.is_ascii_digit()));
+        let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+        let is_step = |name: &str| name.strip_prefix("step-").is_some_and(is_number);
         let entries = self.entries()?;
         let is_finished = |name: &&String| match name.strip_suffix(REPLACED) {
             Some(step) => is_step(step) && !entries.iter().any(|other| other == step),
