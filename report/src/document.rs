@@ -81,6 +81,23 @@ impl Table {
         Self { id: id.into(), title: title.into(), columns, rows: Vec::new() }
     }
 
+    /// A table of rows that name their columns, all the same ones.
+    pub(crate) fn of<'a>(
+        id: impl Into<String>,
+        title: impl Into<String>,
+        rows: impl IntoIterator<Item = Vec<(&'a str, Cell)>>,
+    ) -> Self {
+        let mut table = Self::new(id, title, &[]);
+        for row in rows {
+            let (columns, cells): (Vec<&str>, Vec<Cell>) = row.into_iter().unzip();
+            if table.rows.is_empty() {
+                table.columns = columns.into_iter().map(str::to_owned).collect();
+            }
+            table.push(cells);
+        }
+        table
+    }
+
     /// Adds a row.
     ///
     /// # Panics

@@ -97,60 +97,29 @@ fn missed_words(course: &Course<'_>, percent: f64) -> String {
 }
 
 fn table(courses: &[Course<'_>], percent: f64) -> Table {
-    let columns = [
-        "run",
-        "global batch",
-        "ranks",
-        "reached",
-        "seconds to it",
-        "epochs to it",
-        "steps to it",
-        "images to it",
-        "best accuracy, %",
-        "epochs in all",
-        "steps in all",
-        "seconds in all",
-    ];
-    let mut table = Table::new("time-to-accuracy", format!("Time to a test accuracy of {percent} %"), &columns);
-    for course in courses {
+    let row = |course: &Course<'_>| {
         let (at, ended) = (course.reached, course.ended);
-        table.push(vec![
-            Cell::text(course.run.label.clone()),
-            Cell::number(course.global_batch_size, 0),
-            Cell::count(course.run.ranks().map(|ranks| ranks as u64)),
-            Cell::text(if at.is_some() { "yes" } else { "no" }),
-            Cell::number(at.map(|at| at.seconds), 1),
-            Cell::count(at.map(|at| at.epochs)),
-            Cell::count(at.map(|at| at.steps)),
-            Cell::number(at.map(|at| at.images), 0),
-            Cell::number(100.0 * course.best, 2),
-            Cell::count(ended.epochs),
-            Cell::count(ended.steps),
-            Cell::number(ended.seconds, 1),
-        ]);
-    }
-    table
+        vec![
+            ("run", Cell::text(course.run.label.clone())),
+            ("global batch", Cell::number(course.global_batch_size, 0)),
+            ("ranks", Cell::count(course.run.ranks().map(|ranks| ranks as u64))),
+            ("reached", Cell::text(if at.is_some() { "yes" } else { "no" })),
+            ("seconds to it", Cell::number(at.map(|at| at.seconds), 1)),
+            ("epochs to it", Cell::count(at.map(|at| at.epochs))),
+            ("steps to it", Cell::count(at.map(|at| at.steps))),
+            ("images to it", Cell::number(at.map(|at| at.images), 0)),
+            ("best accuracy, %", Cell::number(100.0 * course.best, 2)),
+            ("epochs in all", Cell::count(ended.epochs)),
+            ("steps in all", Cell::count(ended.steps)),
+            ("seconds in all", Cell::number(ended.seconds, 1)),
+        ]
+    };
+    Table::of("time-to-accuracy", format!("Time to a test accuracy of {percent} %"), courses.iter().map(row))
 }
 
 /// Repetitions of a cell in one row, where there are several; accuracies have a deviation where each has a seed of its own.
 fn together(facts: &Facts<'_>, target: f64) -> Option<Table> {
-    let columns = [
-        "cell",
-        "runs",
-        "seeds",
-        "reached",
-        "seconds to it, median",
-        "least",
-        "most",
-        "epochs to it, median",
-        "last accuracy, %, mean",
-        "standard deviation",
-    ];
-    let percent = percent(target);
-    let caption =
-        format!("Repetitions together: time to {percent} % of those that reached it, accuracy at the last test");
-    let mut table = Table::new("time-to-accuracy-together", caption, &columns);
-    for runs in facts.run_groups() {
+    let row = |runs: Vec<&Run>| {
         let courses: Vec<Course<'_>> = runs.into_iter().filter_map(|run| course(run, target)).collect();
         let reached: Vec<Reached> = courses.iter().filter_map(|course| course.reached).collect();
         let seconds: Vec<f64> = reached.iter().map(|at| at.seconds).collect();
@@ -159,20 +128,24 @@ fn together(facts: &Facts<'_>, target: f64) -> Option<Table> {
         let epochs: Vec<f64> = reached.iter().map(|at| at.epochs as f64).collect();
         let last: Vec<f64> = courses.iter().map(|course| 100.0 * course.last).collect();
         let seeds: BTreeSet<&str> = courses.iter().filter_map(|course| course.run.setting("run.seed")).collect();
-        let Some((mean, Some(deviation))) = records::mean_and_deviation(&last) else { continue };
-        table.push(vec![
-            Cell::text(courses[0].run.group.as_ref().map(|group| group.cell.clone()).unwrap_or_default()),
-            Cell::count(courses.len() as u64),
-            Cell::count(seeds.len() as u64),
-            Cell::count(reached.len() as u64),
-            Cell::number(middle, 1),
-            Cell::number(ends.map(|ends| ends.0), 1),
-            Cell::number(ends.map(|ends| ends.1), 1),
-            Cell::number(median(&epochs), 1),
-            Cell::number(mean, 2),
-            Cell::number(Some(deviation).filter(|_| seeds.len() == courses.len()), 2),
-        ]);
-    }
+        let Some((mean, Some(deviation))) = records::mean_and_deviation(&last) else { return None };
+        Some(vec![
+            ("cell", Cell::text(courses[0].run.group.as_ref().map(|group| group.cell.clone()).unwrap_or_default())),
+            ("runs", Cell::count(courses.len() as u64)),
+            ("seeds", Cell::count(seeds.len() as u64)),
+            ("reached", Cell::count(reached.len() as u64)),
+            ("seconds to it, median", Cell::number(middle, 1)),
+            ("least", Cell::number(ends.map(|ends| ends.0), 1)),
+            ("most", Cell::number(ends.map(|ends| ends.1), 1)),
+            ("epochs to it, median", Cell::number(median(&epochs), 1)),
+            ("last accuracy, %, mean", Cell::number(mean, 2)),
+            ("standard deviation", Cell::number(Some(deviation).filter(|_| seeds.len() == courses.len()), 2)),
+        ])
+    };
+    let percent = percent(target);
+    let title =
+        format!("Repetitions together: time to {percent} % of those that reached it, accuracy at the last test");
+    let table = Table::of("time-to-accuracy-together", title, facts.run_groups().into_iter().filter_map(row));
     (!table.rows.is_empty()).then_some(table)
 }
 

@@ -65,9 +65,7 @@ fn one(comparison: &Comparison, prefix: &str, rows: &[(String, &ComparisonRow)])
     if !rows.is_empty() {
         blocks.push(Block::Table(table(prefix, rows)));
     }
-    if !comparison.sweep.is_empty() {
-        blocks.push(Block::Table(sweep(prefix, &comparison.sweep)));
-    }
+    blocks.extend(Some(sweep(prefix, &comparison.sweep)).filter(|table| !table.rows.is_empty()).map(Block::Table));
     let mut differing: Vec<String> =
         comparison.rows.iter().filter(|row| row.loss_agrees == Some(false)).map(row_name).collect();
     differing.sort();
@@ -148,62 +146,40 @@ fn bars(id: &str, title: &str, rows: &[&ComparisonRow], job: &[String]) -> Optio
 }
 
 fn table(id: &str, rows: &[(String, &ComparisonRow)]) -> Table {
-    let columns = [
-        "framework",
-        "model",
-        "format",
-        "comparison",
-        "launcher",
-        "communication",
-        "ranks",
-        "threads",
-        "images/s, median",
-        "least",
-        "most",
-        "ratio to Lockstep (95 %)",
-        "speedup (95 %)",
-        "efficiency, %",
-        "memory of a rank, MiB",
-        "of it after the import, MiB",
-        "loss after 2",
-        "loss after 5",
-        "losses agree",
-        "counts",
-        "disturbed rounds",
-        "what failed",
-    ];
-    let mut table = Table::new(id, "Frameworks on the same job", &columns);
-    for (comparison, row) in rows {
+    let row = |(comparison, row): &(String, &ComparisonRow)| {
         let range = range(&speeds(row));
         let text = |text: &str| if text.is_empty() { Cell::Missing } else { Cell::text(text) };
         let truth =
             |truth: Option<bool>| truth.map_or(Cell::Missing, |truth| Cell::text(if truth { "yes" } else { "no" }));
-        table.push(vec![
-            Cell::text(row_name(row)),
-            text(&row.model),
-            text(&row.dtype),
-            text(comparison),
-            text(&row.launcher),
-            text(&row.communication),
-            Cell::count(row.ranks),
-            Cell::count(row.threads),
-            Cell::number(speed(row), 1),
-            Cell::number(range.map(|range| range.0), 1),
-            Cell::number(range.map(|range| range.1), 1),
-            estimate(row.ratio()),
-            estimate(row.speedup()),
-            Cell::number(row.efficiency.map(|share| 100.0 * share), 1),
-            Cell::mebibytes(row.peak_memory_bytes_rank.map(|bytes| bytes as f64)),
-            Cell::mebibytes(row.import_memory_bytes_rank.filter(|bytes| *bytes > 0).map(|bytes| bytes as f64)),
-            Cell::number(row.loss_after_2, 4),
-            Cell::number(row.loss_after_5, 4),
-            truth(row.loss_agrees),
-            truth(row.counts),
-            Cell::count(row.disturbed_blocks),
-            row.gap.as_deref().map_or(Cell::Missing, Cell::text),
-        ]);
-    }
-    table
+        vec![
+            ("framework", Cell::text(row_name(row))),
+            ("model", text(&row.model)),
+            ("format", text(&row.dtype)),
+            ("comparison", text(comparison)),
+            ("launcher", text(&row.launcher)),
+            ("communication", text(&row.communication)),
+            ("ranks", Cell::count(row.ranks)),
+            ("threads", Cell::count(row.threads)),
+            ("images/s, median", Cell::number(speed(row), 1)),
+            ("least", Cell::number(range.map(|range| range.0), 1)),
+            ("most", Cell::number(range.map(|range| range.1), 1)),
+            ("ratio to Lockstep (95 %)", estimate(row.ratio())),
+            ("speedup (95 %)", estimate(row.speedup())),
+            ("efficiency, %", Cell::number(row.efficiency.map(|share| 100.0 * share), 1)),
+            ("memory of a rank, MiB", Cell::mebibytes(row.peak_memory_bytes_rank.map(|bytes| bytes as f64))),
+            (
+                "of it after the import, MiB",
+                Cell::mebibytes(row.import_memory_bytes_rank.filter(|bytes| *bytes > 0).map(|bytes| bytes as f64)),
+            ),
+            ("loss after 2", Cell::number(row.loss_after_2, 4)),
+            ("loss after 5", Cell::number(row.loss_after_5, 4)),
+            ("losses agree", truth(row.loss_agrees)),
+            ("counts", truth(row.counts)),
+            ("disturbed rounds", Cell::count(row.disturbed_blocks)),
+            ("what failed", row.gap.as_deref().map_or(Cell::Missing, Cell::text)),
+        ]
+    };
+    Table::of(id, "Frameworks on the same job", rows.iter().map(row))
 }
 
 fn estimate(estimate: Option<Estimate>) -> Cell {
@@ -212,24 +188,25 @@ fn estimate(estimate: Option<Estimate>) -> Cell {
 
 /// The settings among which each framework's was chosen.
 fn sweep(prefix: &str, rows: &[ComparisonRow]) -> Table {
-    let columns =
-        ["framework", "model", "format", "ranks", "tried", "setting", "images/s", "losses agree", "what failed"];
-    let mut table = Table::new(format!("{prefix}-settings"), "Settings that were tried, one run each", &columns);
-    for row in rows.iter().filter(|row| row.framework != "Lockstep") {
+    let row = |row: &ComparisonRow| {
         let setting = setting(row);
-        table.push(vec![
-            Cell::text(row.framework.as_str()),
-            Cell::text(row.model.as_str()),
-            Cell::text(row.dtype.as_str()),
-            Cell::count(row.ranks),
-            Cell::text(row.tried.as_str()),
-            Cell::text(if setting.is_empty() { "defaults" } else { &setting }),
-            Cell::number(speed(row), 1),
-            row.loss_agrees.map_or(Cell::Missing, |agrees| Cell::text(if agrees { "yes" } else { "no" })),
-            row.gap.as_deref().map_or(Cell::Missing, Cell::text),
-        ]);
-    }
-    table
+        vec![
+            ("framework", Cell::text(row.framework.as_str())),
+            ("model", Cell::text(row.model.as_str())),
+            ("format", Cell::text(row.dtype.as_str())),
+            ("ranks", Cell::count(row.ranks)),
+            ("tried", Cell::text(row.tried.as_str())),
+            ("setting", Cell::text(if setting.is_empty() { "defaults" } else { &setting })),
+            ("images/s", Cell::number(speed(row), 1)),
+            (
+                "losses agree",
+                row.loss_agrees.map_or(Cell::Missing, |agrees| Cell::text(if agrees { "yes" } else { "no" })),
+            ),
+            ("what failed", row.gap.as_deref().map_or(Cell::Missing, Cell::text)),
+        ]
+    };
+    let others = rows.iter().filter(|row| row.framework != "Lockstep");
+    Table::of(format!("{prefix}-settings"), "Settings that were tried, one run each", others.map(row))
 }
 
 /// Test accuracies by epoch and by time, in as many figures as they need, a line a seed; a framework without any is named with the reason.

@@ -14,20 +14,7 @@ const MOST_PAIRS: usize = 3;
 
 pub(super) fn blocks(facts: &Facts<'_>) -> Vec<Block> {
     let mut blocks = Vec::new();
-    let mut fits = Table::new(
-        "network-fits",
-        "Latency and bandwidth, fitted to all sizes",
-        &[
-            "measurement",
-            "pairs",
-            "latency, us",
-            "bandwidth, MB/s",
-            "burst, KiB",
-            "residual, %",
-            "worst residual, %",
-            "at bytes",
-        ],
-    );
+    let mut fits = Vec::new();
     for (index, (name, network)) in facts.sources.networks.iter().enumerate() {
         let figures = of_pairs(name, network, index + 1).into_iter().chain(of_collectives(name, network, index + 1));
         blocks.extend(figures.map(|figure| Block::Figure(Box::new(figure))));
@@ -36,19 +23,19 @@ pub(super) fn blocks(facts: &Facts<'_>) -> Vec<Block> {
         {
             let Some(fit) = fit else { continue };
             fits.push(vec![
-                Cell::text(name.clone()),
-                Cell::text(place),
-                Cell::number(fit.alpha_s * 1e6, 2),
-                Cell::number(fit.bandwidth_bytes_per_s / 1e6, 1),
-                Cell::number(fit.burst_bytes / 1024.0, 0),
-                Cell::number(100.0 * fit.residual, 0),
-                Cell::number(100.0 * fit.worst_residual, 0),
-                Cell::count(fit.worst_bytes),
+                ("measurement", Cell::text(name.clone())),
+                ("pairs", Cell::text(place)),
+                ("latency, us", Cell::number(fit.alpha_s * 1e6, 2)),
+                ("bandwidth, MB/s", Cell::number(fit.bandwidth_bytes_per_s / 1e6, 1)),
+                ("burst, KiB", Cell::number(fit.burst_bytes / 1024.0, 0)),
+                ("residual, %", Cell::number(100.0 * fit.residual, 0)),
+                ("worst residual, %", Cell::number(100.0 * fit.worst_residual, 0)),
+                ("at bytes", Cell::count(fit.worst_bytes)),
             ]);
         }
     }
-    if !fits.rows.is_empty() {
-        blocks.push(Block::Table(fits));
+    if !fits.is_empty() {
+        blocks.push(Block::Table(Table::of("network-fits", "Latency and bandwidth, fitted to all sizes", fits)));
     }
     blocks
 }

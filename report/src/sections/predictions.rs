@@ -9,7 +9,7 @@ use crate::chart::{Axis, Kind, LinePlot, Plot, Point, Series};
 use crate::document::{Block, Cell, Figure, Table};
 use crate::measurements::{Measurement, range};
 use crate::sources::Predictions;
-use records::PredictionRecord;
+use records::{PredictionRecord, PublishedFigure};
 use std::collections::BTreeSet;
 
 /// A prediction, its file, and the measurement it stands for, as far as that is known.
@@ -100,24 +100,7 @@ fn method(prediction: &PredictionRecord) -> String {
 
 // tidy: long function because a figure's points, words and table are made from the same predictions
 fn compared(facts: &Facts<'_>, pairs: &[(&Predictions, &PredictionRecord, &Measurement)]) -> Vec<Block> {
-    let mut table = Table::new(
-        "predicted-and-measured",
-        "Predicted and measured throughput",
-        &[
-            "measurement",
-            "prediction",
-            "ranks",
-            "predicted, images/s",
-            "measured, images/s",
-            "least",
-            "most",
-            "gap, %",
-            "gap without communication, %",
-            "waiting predicted, ms",
-            "measured, ms",
-            "gap of waiting, %",
-        ],
-    );
+    let mut rows = Vec::new();
     let mut groups: Vec<Series> = Vec::new();
     let group_of = grouping(pairs);
     let mut ends = (f64::INFINITY, 0.0_f64);
@@ -131,19 +114,19 @@ fn compared(facts: &Facts<'_>, pairs: &[(&Predictions, &PredictionRecord, &Measu
         let [gap, without_communication, waiting] = scores.add(&repetitions);
         ends = (ends.0.min(predicted).min(speed), ends.1.max(predicted).max(speed));
         let range = range(&measured.speeds);
-        table.push(vec![
-            Cell::text(measured.id.clone()),
-            Cell::text(file.label.clone()),
-            Cell::count(prediction.ranks as u64),
-            Cell::number(predicted, 1),
-            Cell::number(speed, 1),
-            Cell::number(range.map(|range| range.0), 1),
-            Cell::number(range.map(|range| range.1), 1),
-            Cell::number(gap, 1),
-            Cell::number(without_communication, 1),
-            Cell::number(middle(&repetitions, |pair| pair.prediction.waiting_ms), 1),
-            Cell::number(middle(&repetitions, |pair| pair.waiting_ms), 1),
-            Cell::number(waiting, 1),
+        rows.push(vec![
+            ("measurement", Cell::text(measured.id.clone())),
+            ("prediction", Cell::text(file.label.clone())),
+            ("ranks", Cell::count(prediction.ranks as u64)),
+            ("predicted, images/s", Cell::number(predicted, 1)),
+            ("measured, images/s", Cell::number(speed, 1)),
+            ("least", Cell::number(range.map(|range| range.0), 1)),
+            ("most", Cell::number(range.map(|range| range.1), 1)),
+            ("gap, %", Cell::number(gap, 1)),
+            ("gap without communication, %", Cell::number(without_communication, 1)),
+            ("waiting predicted, ms", Cell::number(middle(&repetitions, |pair| pair.prediction.waiting_ms), 1)),
+            ("measured, ms", Cell::number(middle(&repetitions, |pair| pair.waiting_ms), 1)),
+            ("gap of waiting, %", Cell::number(waiting, 1)),
         ]);
         let name = group_of(file, prediction);
         let point = Point { x: predicted, y: speed, range };
@@ -166,6 +149,7 @@ fn compared(facts: &Facts<'_>, pairs: &[(&Predictions, &PredictionRecord, &Measu
     };
     let plot =
         LinePlot { x: axis("predicted, images/s"), y: axis("measured, images/s"), series: groups, band: Some(BAND) };
+    let table = Table::of("predicted-and-measured", "Predicted and measured throughput", rows);
     let figure = Figure {
         id: "predicted-and-measured".to_owned(),
         title: "Predicted and measured throughput".to_owned(),
@@ -177,68 +161,51 @@ fn compared(facts: &Facts<'_>, pairs: &[(&Predictions, &PredictionRecord, &Measu
 }
 
 fn predicted_table(all: &[Matched<'_>]) -> Table {
-    let columns = [
-        "prediction",
-        "network",
-        "sync",
-        "compress",
-        "scaling",
-        "batch per rank",
-        "ranks",
-        "images/s",
-        "step, ms",
-        "speedup",
-        "efficiency, %",
-        "communication, ms",
-        "exposed, ms",
-        "bucket, MiB",
-        "best bucket, MiB",
-        "images/s with it",
-    ];
-    let mut table = Table::new("predictions", "Predictions (none of these figures is measured)", &columns);
-    for (file, one, _) in all {
-        table.push(vec![
-            Cell::text(file.label.clone()),
-            Cell::text(file.file.network.name.clone()),
-            Cell::text(
-                [Some(one.sync.clone()), one.reduction.clone()].into_iter().flatten().collect::<Vec<_>>().join(" "),
+    let row = |(file, one, _): &Matched<'_>| {
+        vec![
+            ("prediction", Cell::text(file.label.clone())),
+            ("network", Cell::text(file.file.network.name.clone())),
+            (
+                "sync",
+                Cell::text(
+                    [Some(one.sync.clone()), one.reduction.clone()].into_iter().flatten().collect::<Vec<_>>().join(" "),
+                ),
             ),
-            Cell::text(one.compress.clone().unwrap_or_default()),
-            Cell::text(one.scaling.clone()),
-            Cell::count(one.batch_size_per_rank as u64),
-            Cell::count(one.ranks as u64),
-            Cell::number(one.images_per_second, 1),
-            Cell::number(one.step_ms, 2),
-            Cell::number(one.speedup, 2),
-            Cell::number(one.efficiency.map(|share| 100.0 * share), 1),
-            Cell::number(one.communication_ms, 2),
-            Cell::number(one.exposed_ms, 2),
-            Cell::mebibytes(one.bucket_bytes.map(|bytes| bytes as f64)),
-            Cell::mebibytes(one.best_bucket_bytes.map(|bytes| bytes as f64)),
-            Cell::number(one.best_images_per_second, 1),
-        ]);
-    }
-    table
+            ("compress", Cell::text(one.compress.clone().unwrap_or_default())),
+            ("scaling", Cell::text(one.scaling.clone())),
+            ("batch per rank", Cell::count(one.batch_size_per_rank as u64)),
+            ("ranks", Cell::count(one.ranks as u64)),
+            ("images/s", Cell::number(one.images_per_second, 1)),
+            ("step, ms", Cell::number(one.step_ms, 2)),
+            ("speedup", Cell::number(one.speedup, 2)),
+            ("efficiency, %", Cell::number(one.efficiency.map(|share| 100.0 * share), 1)),
+            ("communication, ms", Cell::number(one.communication_ms, 2)),
+            ("exposed, ms", Cell::number(one.exposed_ms, 2)),
+            ("bucket, MiB", Cell::mebibytes(one.bucket_bytes.map(|bytes| bytes as f64))),
+            ("best bucket, MiB", Cell::mebibytes(one.best_bucket_bytes.map(|bytes| bytes as f64))),
+            ("images/s with it", Cell::number(one.best_images_per_second, 1)),
+        ]
+    };
+    Table::of("predictions", "Predictions (none of these figures is measured)", all.iter().map(row))
 }
 
 fn published(facts: &Facts<'_>) -> Option<Table> {
-    let columns = ["source", "what", "ranks", "published efficiency, %", "predicted efficiency, %", "assumed"];
-    let mut table = Table::new(
+    let percent = |share: Option<f64>| Cell::number(share.map(|share| 100.0 * share), 1);
+    let row = |one: &PublishedFigure| {
+        vec![
+            ("source", Cell::text(one.source.clone())),
+            ("what", Cell::text(one.what.clone())),
+            ("ranks", Cell::count(one.ranks)),
+            ("published efficiency, %", percent(one.published_efficiency)),
+            ("predicted efficiency, %", percent(one.predicted_efficiency)),
+            ("assumed", Cell::text(one.assumed.clone())),
+        ]
+    };
+    let table = Table::of(
         "published",
         "A check of plausibility: published efficiencies, and what the model makes of the assumptions beside them",
-        &columns,
+        facts.sources.predictions.iter().flat_map(|one| &one.file.published).map(row),
     );
-    let percent = |share: Option<f64>| Cell::number(share.map(|share| 100.0 * share), 1);
-    for one in facts.sources.predictions.iter().flat_map(|one| &one.file.published) {
-        table.push(vec![
-            Cell::text(one.source.clone()),
-            Cell::text(one.what.clone()),
-            Cell::count(one.ranks),
-            percent(one.published_efficiency),
-            percent(one.predicted_efficiency),
-            Cell::text(one.assumed.clone()),
-        ]);
-    }
     (!table.rows.is_empty()).then_some(table)
 }
 

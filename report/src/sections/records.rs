@@ -5,7 +5,7 @@
 use super::Facts;
 use crate::document::{Block, Cell, Table};
 use crate::sources::{StudyFolder, is_judged};
-use records::{AttemptRecord, OtherCores, Status};
+use records::{AttemptRecord, OtherCores, Status, StudyCell};
 
 /// Why nobody can say whether others disturbed an attempt.
 pub(super) const WHY_NOT_JUDGED: &str = "the quiet check was off (--no-quiet-check), or the attempt ran where nobody watched the machine, as on nodes of Slurm";
@@ -15,47 +15,23 @@ pub(super) fn blocks(facts: &Facts<'_>) -> Vec<Block> {
     studies.iter().enumerate().flat_map(|(index, study)| of_study(study, index, studies.len())).collect()
 }
 
-/// What is said of an attempt.
-const COLUMNS: [&str; 16] = [
-    "cell",
-    "repetition",
-    "attempt",
-    "status",
-    "counts",
-    "why",
-    "started",
-    "seconds",
-    "images/s",
-    "others' cores before",
-    "others' cores during",
-    "stolen cores",
-    "limit, cores",
-    "least MHz",
-    "most MHz",
-    "command",
-];
-
 fn of_study(study: &StudyFolder, index: usize, num_studies: usize) -> Vec<Block> {
     let suffix = if num_studies > 1 { format!("-{}", index + 1) } else { String::new() };
-    let mut table = Table::new(format!("records{suffix}"), format!("Every attempt of {}", study.plan.name), &COLUMNS);
     let counted = study.counted();
-    for record in &study.attempts {
-        let counts = counted.iter().any(|(_, other)| std::ptr::eq(*other, record));
-        table.push(row(record, counts));
-    }
-    let mut cells = Table::new(
-        format!("cells{suffix}"),
-        format!("Cells of {}", study.plan.name),
-        &["cell", "kind", "repetitions", "arguments"],
-    );
-    for cell in &study.plan.cells {
-        cells.push(vec![
-            Cell::text(cell.id.clone()),
-            Cell::text(cell.kind.clone()),
-            Cell::count(cell.repetitions),
-            Cell::text(cell.arguments.join(" ")),
-        ]);
-    }
+    let counts = |record| counted.iter().any(|(_, other)| std::ptr::eq(*other, record));
+    let attempts = study.attempts.iter().map(|record| row(record, counts(record)));
+    let attempts_of = format!("Every attempt of {}", study.plan.name);
+    let table = Table::of(format!("records{suffix}"), &attempts_of, attempts);
+    let cell = |cell: &StudyCell| {
+        vec![
+            ("cell", Cell::text(cell.id.clone())),
+            ("kind", Cell::text(cell.kind.clone())),
+            ("repetitions", Cell::count(cell.repetitions)),
+            ("arguments", Cell::text(cell.arguments.join(" "))),
+        ]
+    };
+    let cells_of = format!("Cells of {}", study.plan.name);
+    let cells = Table::of(format!("cells{suffix}"), &cells_of, study.plan.cells.iter().map(cell));
     let disturbed = study.attempts.iter().filter(|record| record.status == Status::Disturbed).count();
     let failed = study.attempts.iter().filter(|record| record.status == Status::Failed).count();
     let mut words = format!(
@@ -70,34 +46,36 @@ fn of_study(study: &StudyFolder, index: usize, num_studies: usize) -> Vec<Block>
     }
     let mut blocks = vec![Block::Paragraph(words)];
     if !table.rows.is_empty() {
-        blocks.push(Block::FoldedTable(format!("Every attempt of {}", study.plan.name), table));
+        blocks.push(Block::FoldedTable(attempts_of, table));
     }
-    blocks.push(Block::FoldedTable(format!("Cells of {}", study.plan.name), cells));
+    if !cells.rows.is_empty() {
+        blocks.push(Block::FoldedTable(cells_of, cells));
+    }
     if !study.plan.toml.is_empty() {
         blocks.push(Block::FoldedText(format!("Study file of {}", study.plan.name), study.plan.toml.clone()));
     }
     blocks
 }
 
-fn row(record: &AttemptRecord, counts: bool) -> Vec<Cell> {
+fn row(record: &AttemptRecord, counts: bool) -> Vec<(&'static str, Cell)> {
     let quiet = record.quiet.unwrap_or_default();
     let others = |cores: Option<OtherCores>| Cell::number(cores.and_then(|cores| cores.other_cores), 2);
     vec![
-        Cell::text(record.cell.clone()),
-        Cell::count(record.repetition),
-        Cell::count(record.attempt),
-        Cell::text(record.status.name()),
-        Cell::text(if counts { "yes" } else { "no" }),
-        record.why.as_deref().map_or(Cell::Missing, Cell::text),
-        Cell::text(record.started.clone().unwrap_or_default()),
-        Cell::number(record.seconds, 1),
-        Cell::number(record.images_per_second(), 1),
-        others(quiet.before),
-        others(quiet.during),
-        Cell::number(quiet.during.and_then(|cores| cores.steal_cores), 2),
-        Cell::number(quiet.limit_cores, 2),
-        Cell::number(quiet.mhz_min, 0),
-        Cell::number(quiet.mhz_max, 0),
-        Cell::text(record.command.clone()),
+        ("cell", Cell::text(record.cell.clone())),
+        ("repetition", Cell::count(record.repetition)),
+        ("attempt", Cell::count(record.attempt)),
+        ("status", Cell::text(record.status.name())),
+        ("counts", Cell::text(if counts { "yes" } else { "no" })),
+        ("why", record.why.as_deref().map_or(Cell::Missing, Cell::text)),
+        ("started", Cell::text(record.started.clone().unwrap_or_default())),
+        ("seconds", Cell::number(record.seconds, 1)),
+        ("images/s", Cell::number(record.images_per_second(), 1)),
+        ("others' cores before", others(quiet.before)),
+        ("others' cores during", others(quiet.during)),
+        ("stolen cores", Cell::number(quiet.during.and_then(|cores| cores.steal_cores), 2)),
+        ("limit, cores", Cell::number(quiet.limit_cores, 2)),
+        ("least MHz", Cell::number(quiet.mhz_min, 0)),
+        ("most MHz", Cell::number(quiet.mhz_max, 0)),
+        ("command", Cell::text(record.command.clone())),
     ]
 }

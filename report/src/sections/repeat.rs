@@ -89,53 +89,33 @@ fn differing(runs: &[(String, BTreeMap<String, String>)]) -> Vec<String> {
 }
 
 pub(super) fn blocks(facts: &Facts<'_>) -> Vec<Block> {
-    let columns = [
-        "run",
-        "session",
-        "started",
-        "version",
-        "commit",
-        "configuration",
-        "ranks",
-        "threads",
-        "nodes",
-        "processor",
-        "platform",
-        "communication",
-        "device",
-        "data",
-        "train checksum",
-        "test checksum",
-        "parameters",
-    ];
-    let mut table = Table::new("manifests", "Manifests", &columns);
+    let row = |run: &Run, age: usize| {
+        let manifest = &run.manifests[age];
+        let (launch, data) = (&manifest.launch, &manifest.dataset);
+        let hash = run.summary.as_ref().filter(|_| age == 0).map(|summary| summary.parameter_hash.clone());
+        vec![
+            ("run", Cell::text(run.label.clone())),
+            ("session", Cell::count((run.manifests.len() - age) as u64)),
+            ("started", Cell::text(manifest.started.clone())),
+            ("version", Cell::text(manifest.version.clone())),
+            ("commit", Cell::text(manifest.commit.clone())),
+            ("configuration", Cell::text(manifest.config_hash.clone())),
+            ("ranks", Cell::count(launch.ranks as u64)),
+            ("threads", Cell::count(launch.threads_per_rank as u64)),
+            ("nodes", Cell::text(launch.nodes.join(" "))),
+            ("processor", Cell::text(format!("{} ({} to use)", manifest.cpu_model, manifest.cpu_count))),
+            ("platform", Cell::text(manifest.platform.clone())),
+            ("communication", Cell::text(launch.mpi_library.clone())),
+            ("device", Cell::text(launch.device.clone())),
+            ("data", Cell::text(format!("{}, {} train, {} test", data.name, data.num_train, data.num_test))),
+            ("train checksum", Cell::text(data.train_checksum.clone())),
+            ("test checksum", Cell::text(data.test_checksum.clone())),
+            ("parameters", hash.map_or(Cell::Missing, Cell::Text)),
+        ]
+    };
+    let sessions = facts.sources.runs.iter().flat_map(|run| (0..run.manifests.len()).map(move |age| (run, age)));
+    let table = Table::of("manifests", "Manifests", sessions.map(|(run, age)| row(run, age)));
     let mut blocks = Vec::new();
-    for run in &facts.sources.runs {
-        let num_sessions = run.manifests.len();
-        for (age, manifest) in run.manifests.iter().enumerate() {
-            let (launch, data) = (&manifest.launch, &manifest.dataset);
-            let hash = run.summary.as_ref().filter(|_| age == 0).map(|summary| summary.parameter_hash.clone());
-            table.push(vec![
-                Cell::text(run.label.clone()),
-                Cell::count((num_sessions - age) as u64),
-                Cell::text(manifest.started.clone()),
-                Cell::text(manifest.version.clone()),
-                Cell::text(manifest.commit.clone()),
-                Cell::text(manifest.config_hash.clone()),
-                Cell::count(launch.ranks as u64),
-                Cell::count(launch.threads_per_rank as u64),
-                Cell::text(launch.nodes.join(" ")),
-                Cell::text(format!("{} ({} to use)", manifest.cpu_model, manifest.cpu_count)),
-                Cell::text(manifest.platform.clone()),
-                Cell::text(launch.mpi_library.clone()),
-                Cell::text(launch.device.clone()),
-                Cell::text(format!("{}, {} train, {} test", data.name, data.num_train, data.num_test)),
-                Cell::text(data.train_checksum.clone()),
-                Cell::text(data.test_checksum.clone()),
-                hash.map_or(Cell::Missing, Cell::Text),
-            ]);
-        }
-    }
     if !table.rows.is_empty() {
         blocks.push(Block::Paragraph(
             "With the commit checked out and the data of the same checksum, the command gives the run again; so does `trainer train --config run.toml --output-dir NEW` on as many ranks.".to_owned(),

@@ -304,52 +304,31 @@ fn record(table: &mut Table, series: &str, kind: &str, points: &[Point], repetit
 fn table(facts: &Facts<'_>) -> Table {
     let all = &facts.measurements;
     let has_disturbed = all.iter().any(|one| one.num_disturbed > 0);
-    let mut columns = vec![
-        "measurement",
-        "scaling",
-        "batch per rank",
-        "ranks",
-        "images/s, median",
-        "least",
-        "most",
-        "repetitions",
-        "speedup",
-        "with 95 % between",
-        "efficiency, %",
-        "compared with, ranks",
-    ];
-    if has_disturbed {
-        columns.push("of them disturbed");
-    }
-    if facts.has_several_studies() {
-        columns.push("study");
-    }
-    let mut table = Table::new("throughput", "Throughput of all measurements", &columns);
-    for one in all {
+    let row = |one: &Measurement| {
         let (low, high) = range(&one.speeds).map_or((None, None), |(low, high)| (Some(low), Some(high)));
         let speedup = one.speedup(all);
         let interval = speedup.and_then(|speedup| speedup.interval);
         let mut row = vec![
-            Cell::text(one.id.clone()),
-            Cell::text(one.scaling.clone()),
-            Cell::number(one.setting("batch_size_per_rank").parse::<f64>().ok(), 0),
-            Cell::count(one.ranks as u64),
-            Cell::number(one.speed(), 1),
-            Cell::number(low, 1),
-            Cell::number(high, 1),
-            Cell::count(one.speeds.len() as u64),
-            Cell::number(speedup.map(|speedup| speedup.median), 2),
-            interval.map_or(Cell::Missing, |[low, high]| Cell::text(format!("{low:.2} and {high:.2}"))),
-            Cell::number(speedup.map(|speedup| 100.0 * speedup.median / one.ranks as f64), 1),
-            Cell::count(one.reference(all).map(|base| base.ranks as u64)),
+            ("measurement", Cell::text(one.id.clone())),
+            ("scaling", Cell::text(one.scaling.clone())),
+            ("batch per rank", Cell::number(one.setting("batch_size_per_rank").parse::<f64>().ok(), 0)),
+            ("ranks", Cell::count(one.ranks as u64)),
+            ("images/s, median", Cell::number(one.speed(), 1)),
+            ("least", Cell::number(low, 1)),
+            ("most", Cell::number(high, 1)),
+            ("repetitions", Cell::count(one.speeds.len() as u64)),
+            ("speedup", Cell::number(speedup.map(|speedup| speedup.median), 2)),
+            (
+                "with 95 % between",
+                interval.map_or(Cell::Missing, |[low, high]| Cell::text(format!("{low:.2} and {high:.2}"))),
+            ),
+            ("efficiency, %", Cell::number(speedup.map(|speedup| 100.0 * speedup.median / one.ranks as f64), 1)),
+            ("compared with, ranks", Cell::count(one.reference(all).map(|base| base.ranks as u64))),
         ];
-        if has_disturbed {
-            row.push(Cell::count(one.num_disturbed as u64));
-        }
-        if facts.has_several_studies() {
-            row.push(Cell::count(one.setting("study").parse::<u64>().ok()));
-        }
-        table.push(row);
-    }
-    table
+        let study = || ("study", Cell::count(one.setting("study").parse::<u64>().ok()));
+        row.extend(has_disturbed.then(|| ("of them disturbed", Cell::count(one.num_disturbed as u64))));
+        row.extend(facts.has_several_studies().then(study));
+        row
+    };
+    Table::of("throughput", "Throughput of all measurements", all.iter().map(row))
 }

@@ -7,7 +7,7 @@ use super::Facts;
 use super::records::WHY_NOT_JUDGED;
 use crate::document::{Block, Cell, Table};
 use crate::sources::{Predictions, Run, StudyFolder, is_judged};
-use records::Status;
+use records::{Comparison, Status};
 
 pub(super) fn blocks(facts: &Facts<'_>) -> Vec<Block> {
     let sources = facts.sources;
@@ -73,148 +73,108 @@ fn disturbances(study: &StudyFolder) -> Vec<String> {
 }
 
 fn studies(facts: &Facts<'_>) -> Table {
-    let mut columns = vec![
-        "study",
-        "made",
-        "commit",
-        "processor",
-        "processors",
-        "memory, MiB",
-        "platform",
-        "MPI",
-        "cells",
-        "attempts",
-        "fastest, images/s",
-        "its cell",
-    ];
-    if facts.has_several_studies() {
-        columns.push("number");
-    }
-    let mut table = Table::new("studies", "Studies", &columns);
-    for (index, study) in facts.sources.studies.iter().enumerate() {
+    let row = |(index, study): (usize, &StudyFolder)| {
         let of_study = facts.measurements.iter().filter(|one| one.is_of_study(index + 1));
         let fastest = of_study.filter_map(|one| Some((one.speed()?, &one.id))).max_by(|a, b| a.0.total_cmp(&b.0));
         let mut row = vec![
-            Cell::text(study.plan.name.clone()),
-            Cell::text(study.plan.created.clone().unwrap_or_default()),
-            Cell::text(short(study.plan.commit.as_deref().unwrap_or_default())),
-            Cell::text(study.plan.machine.cpu_model.clone().unwrap_or_default()),
-            Cell::count(study.plan.machine.cpu_count),
-            Cell::mebibytes(study.plan.machine.memory_bytes.filter(|bytes| *bytes > 0).map(|bytes| bytes as f64)),
-            Cell::text(
-                format!("{} {}", study.plan.machine.platform, study.plan.machine.kernel.as_deref().unwrap_or_default())
+            ("study", Cell::text(study.plan.name.clone())),
+            ("made", Cell::text(study.plan.created.clone().unwrap_or_default())),
+            ("commit", Cell::text(short(study.plan.commit.as_deref().unwrap_or_default()))),
+            ("processor", Cell::text(study.plan.machine.cpu_model.clone().unwrap_or_default())),
+            ("processors", Cell::count(study.plan.machine.cpu_count)),
+            (
+                "memory, MiB",
+                Cell::mebibytes(study.plan.machine.memory_bytes.filter(|bytes| *bytes > 0).map(|bytes| bytes as f64)),
+            ),
+            (
+                "platform",
+                Cell::text(
+                    format!(
+                        "{} {}",
+                        study.plan.machine.platform,
+                        study.plan.machine.kernel.as_deref().unwrap_or_default()
+                    )
                     .trim()
                     .to_owned(),
+                ),
             ),
-            Cell::text(study.plan.machine.mpi.clone().unwrap_or_default()),
-            Cell::count(study.plan.cells.len() as u64),
-            Cell::count(study.attempts.len() as u64),
-            Cell::number(fastest.map(|fastest| fastest.0), 1),
-            fastest.map_or(Cell::Missing, |fastest| Cell::text(fastest.1.clone())),
+            ("MPI", Cell::text(study.plan.machine.mpi.clone().unwrap_or_default())),
+            ("cells", Cell::count(study.plan.cells.len() as u64)),
+            ("attempts", Cell::count(study.attempts.len() as u64)),
+            ("fastest, images/s", Cell::number(fastest.map(|fastest| fastest.0), 1)),
+            ("its cell", fastest.map_or(Cell::Missing, |fastest| Cell::text(fastest.1.clone()))),
         ];
-        if facts.has_several_studies() {
-            row.push(Cell::count(index as u64 + 1));
-        }
-        table.push(row);
-    }
-    table
+        row.extend(facts.has_several_studies().then(|| ("number", Cell::count(index as u64 + 1))));
+        row
+    };
+    Table::of("studies", "Studies", facts.sources.studies.iter().enumerate().map(row))
 }
 
 fn runs(facts: &Facts<'_>) -> Table {
-    let columns = [
-        "run",
-        "model",
-        "format",
-        "data",
-        "ranks",
-        "global batch",
-        "epochs",
-        "images/s",
-        "last test accuracy, %",
-        "best, %",
-        "last training loss",
-        "seconds",
-        "processor",
-        "commit",
-    ];
-    let mut table = Table::new("runs", "Training runs", &columns);
-    for run in &facts.sources.runs {
-        table.push(run_row(run));
-    }
-    table
-}
-
-fn run_row(run: &Run) -> Vec<Cell> {
-    let text = |text: Option<&str>| text.map_or(Cell::Missing, Cell::text);
-    let tested = || run.epochs.iter().filter_map(|epoch| epoch.test_top1);
-    let best = tested().fold(None, |best: Option<f64>, top1| Some(best.map_or(top1, |best| best.max(top1))));
-    let manifest = run.manifest();
-    vec![
-        Cell::text(run.label.clone()),
-        text(run.setting("model.model").or(run.setting("model.family"))),
-        text(run.setting("compute.dtype")),
-        text(manifest.map(|manifest| manifest.dataset.name.as_str())),
-        Cell::count(run.ranks().map(|ranks| ranks as u64)),
-        Cell::number(run.setting("batch.global-batch-size").and_then(|batch| batch.parse::<f64>().ok()), 0),
-        Cell::count(run.epochs.len() as u64),
-        Cell::number(run.images_per_second(), 1),
-        Cell::number(tested().next_back().map(|top1| 100.0 * top1), 2),
-        Cell::number(best.map(|top1| 100.0 * top1), 2),
-        Cell::number(run.epochs.last().and_then(|epoch| epoch.train_loss), 4),
-        Cell::number(run.progress().last().map(|progress| progress.1), 1),
-        text(manifest.map(|manifest| manifest.cpu_model.as_str())),
-        manifest.map_or(Cell::Missing, |manifest| Cell::text(short(&manifest.commit))),
-    ]
+    let row = |run: &Run| {
+        let text = |text: Option<&str>| text.map_or(Cell::Missing, Cell::text);
+        let tested = || run.epochs.iter().filter_map(|epoch| epoch.test_top1);
+        let best = tested().fold(None, |best: Option<f64>, top1| Some(best.map_or(top1, |best| best.max(top1))));
+        let manifest = run.manifest();
+        vec![
+            ("run", Cell::text(run.label.clone())),
+            ("model", text(run.setting("model.model").or(run.setting("model.family")))),
+            ("format", text(run.setting("compute.dtype"))),
+            ("data", text(manifest.map(|manifest| manifest.dataset.name.as_str()))),
+            ("ranks", Cell::count(run.ranks().map(|ranks| ranks as u64))),
+            (
+                "global batch",
+                Cell::number(run.setting("batch.global-batch-size").and_then(|batch| batch.parse::<f64>().ok()), 0),
+            ),
+            ("epochs", Cell::count(run.epochs.len() as u64)),
+            ("images/s", Cell::number(run.images_per_second(), 1)),
+            ("last test accuracy, %", Cell::number(tested().next_back().map(|top1| 100.0 * top1), 2)),
+            ("best, %", Cell::number(best.map(|top1| 100.0 * top1), 2)),
+            ("last training loss", Cell::number(run.epochs.last().and_then(|epoch| epoch.train_loss), 4)),
+            ("seconds", Cell::number(run.progress().last().map(|progress| progress.1), 1)),
+            ("processor", text(manifest.map(|manifest| manifest.cpu_model.as_str()))),
+            ("commit", manifest.map_or(Cell::Missing, |manifest| Cell::text(short(&manifest.commit)))),
+        ]
+    };
+    Table::of("runs", "Training runs", facts.sources.runs.iter().map(row))
 }
 
 fn comparisons(facts: &Facts<'_>) -> Table {
-    let columns = ["comparison made", "commit", "processor", "frameworks", "rows", "rows without a number"];
-    let mut table = Table::new("comparisons", "Comparisons", &columns);
-    for comparison in &facts.sources.comparisons {
+    let row = |comparison: &Comparison| {
         let mut frameworks: Vec<&str> = comparison.rows.iter().map(|row| row.framework.as_str()).collect();
         frameworks.sort_unstable();
         frameworks.dedup();
-        table.push(vec![
-            Cell::text(comparison.created.clone()),
-            Cell::text(short(&comparison.commit)),
-            Cell::text(comparison.machine.cpu_model.clone().unwrap_or_default()),
-            Cell::text(frameworks.join(", ")),
-            Cell::count(comparison.rows.len() as u64),
-            Cell::count(comparison.rows.iter().filter(|row| row.images_per_second_median.is_none()).count() as u64),
-        ]);
-    }
-    table
+        vec![
+            ("comparison made", Cell::text(comparison.created.clone())),
+            ("commit", Cell::text(short(&comparison.commit))),
+            ("processor", Cell::text(comparison.machine.cpu_model.clone().unwrap_or_default())),
+            ("frameworks", Cell::text(frameworks.join(", "))),
+            ("rows", Cell::count(comparison.rows.len() as u64)),
+            (
+                "rows without a number",
+                Cell::count(comparison.rows.iter().filter(|row| row.images_per_second_median.is_none()).count() as u64),
+            ),
+        ]
+    };
+    Table::of("comparisons", "Comparisons", facts.sources.comparisons.iter().map(row))
 }
 
 fn predictions(facts: &Facts<'_>) -> Table {
-    let columns = [
-        "prediction",
-        "made",
-        "commit",
-        "model",
-        "format",
-        "network",
-        "its source",
-        "latency, us",
-        "bandwidth, MB/s",
-        "predictions",
-    ];
-    let mut table = Table::new("prediction-files", "Predictions", &columns);
-    for Predictions { label, file, .. } in &facts.sources.predictions {
-        table.push(vec![
-            Cell::text(label.clone()),
-            Cell::text(file.created.clone()),
-            Cell::text(short(&file.commit)),
-            Cell::text(file.model.clone()),
-            Cell::text(file.dtype.clone()),
-            Cell::text(file.network.name.clone()),
-            Cell::text(file.network.source.clone()),
-            Cell::number(file.network.alpha_s * 1e6, 2),
-            Cell::number(file.network.bytes_per_second / 1e6, 1),
-            Cell::count(file.predictions.len() as u64),
-        ]);
-    }
-    table
+    let row = |Predictions { label, file, .. }: &Predictions| {
+        vec![
+            ("prediction", Cell::text(label.clone())),
+            ("made", Cell::text(file.created.clone())),
+            ("commit", Cell::text(short(&file.commit))),
+            ("model", Cell::text(file.model.clone())),
+            ("format", Cell::text(file.dtype.clone())),
+            ("network", Cell::text(file.network.name.clone())),
+            ("its source", Cell::text(file.network.source.clone())),
+            ("latency, us", Cell::number(file.network.alpha_s * 1e6, 2)),
+            ("bandwidth, MB/s", Cell::number(file.network.bytes_per_second / 1e6, 1)),
+            ("predictions", Cell::count(file.predictions.len() as u64)),
+        ]
+    };
+    Table::of("prediction-files", "Predictions", facts.sources.predictions.iter().map(row))
 }
 
 /// A commit as people quote it.
