@@ -22,23 +22,29 @@ pub(super) struct Ended {
     pub(super) text: String,
 }
 
-pub(super) fn run(name: &'static str, further: Option<&str>) -> Ended {
+pub(super) fn run(name: &'static str, further: &[&str]) -> Ended {
     let start = Instant::now();
     let (verdict, text) = match text(name, further) {
         Ok(text) => (verdict(name, &text), text),
-        Err(error) => (Verdict::Failed(error), String::new()),
+        Err(failure) => (Verdict::Failed(failure.to_string()), String::new()),
     };
     Ended { row: Row { name, verdict, seconds: start.elapsed().as_secs_f64() }, text }
 }
 
 /// What `cargo xtask test --only NAME` writes.
-fn text(name: &str, further: Option<&str>) -> Result<String, String> {
+fn text(name: &str, further: &[&str]) -> Outcome<String> {
     let folder = cargo::target_folder().join("stages");
-    fs::create_dir_all(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
-    let program = env::current_exe().map_err(|error| format!("this program: {error}"))?;
+    fs::create_dir_all(&folder).map_err(|error| Failure::Failed(format!("{}: {error}", folder.display())))?;
+    let command = again(&[&["test", "--only", name], further].concat())?;
+    written(&command, &folder.join(format!("{name}.txt")), LIMIT)
+}
+
+/// This program again, with other words.
+pub(super) fn again(words: &[&str]) -> Outcome<Command> {
+    let program = env::current_exe().map_err(|error| Failure::Failed(format!("this program: {error}")))?;
     let mut command = Command::new(program);
-    command.args(["test", "--only", name]).args(further);
-    written(&command, &folder.join(format!("{name}.txt")), LIMIT).map_err(|failure| failure.to_string())
+    command.args(words);
+    Ok(command)
 }
 
 fn written(command: &Command, log: &Path, limit: Duration) -> Outcome<String> {

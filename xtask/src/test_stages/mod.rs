@@ -66,7 +66,7 @@ pub(crate) struct TestArgs {
     /// Only these stages.
     #[arg(long, value_name = "STAGE,…")]
     only: Option<String>,
-    /// Of mpi, report and slurm only the checks that claim this.
+    /// Of mpi, features, report and slurm only the checks that claim this.
     #[arg(long, value_name = "TEXT")]
     claim: Option<String>,
     #[command(flatten)]
@@ -74,9 +74,6 @@ pub(crate) struct TestArgs {
     #[command(flatten)]
     installing: Installing,
 }
-
-/// As it is typed.
-const NO_INSTALL: &str = "--no-install";
 
 /// What a stage may need to know.
 struct Context<'a> {
@@ -152,6 +149,17 @@ impl TestArgs {
         println!("{num_passed} passed, {num_failed} failed");
         if num_failed == 0 { Ok(()) } else { Err(Failure::Failed(format!("{num_failed} stages failed, see above"))) }
     }
+
+    /// What a stage in a process of its own is told beside its name.
+    fn further(&self) -> Vec<&str> {
+        let all: &[&str] = if self.all { &["--all"] } else { &[] };
+        let claim = self.claim.as_deref().map(|text| ["--claim", text]);
+        [all, claim.as_ref().map_or(&[], |words| words), self.no_install()].concat()
+    }
+
+    fn no_install(&self) -> &[&str] {
+        if self.installing.no_install { &["--no-install"] } else { &[] }
+    }
 }
 
 /// Runs the stages, each in its turn; the rows stand in the order of the stages.
@@ -183,13 +191,13 @@ fn row(context: &Context<'_>, stage: &Stage) -> Row {
 /// The suites speak at once; the output of what ran beside them is shown whole between two of them.
 fn in_two_lanes(context: &Context<'_>, beside: Vec<&'static Stage>, suites: &[&'static Stage]) -> Vec<Row> {
     let (sender, ended) = channel();
-    let further = context.args.installing.no_install.then_some(NO_INSTALL);
+    let further = context.args.further();
     let shown = |ended: beside::Ended| {
         println!("\n== {} ==\n{}", ended.row.name, ended.text);
         ended.row
     };
     thread::scope(|scope| {
-        scope.spawn(move || beside.into_iter().try_for_each(|stage| sender.send(beside::run(stage.name, further))));
+        scope.spawn(move || beside.into_iter().try_for_each(|stage| sender.send(beside::run(stage.name, &further))));
         let mut rows = Vec::new();
         for stage in suites {
             rows.push(row(context, stage));
@@ -285,9 +293,8 @@ fn mpich(context: &Context<'_>) -> Verdict {
         return Verdict::Skipped(reason);
     }
     let mut words = vec!["test", "--only", "mpi", mpi_choice::FLAG, "mpich"];
-    words.extend(context.args.all.then_some("--all"));
-    words.extend(context.args.claim.as_deref().into_iter().flat_map(|text| ["--claim", text]));
-    again(context, &words).into()
+    words.extend(context.args.further());
+    beside::again(&words).and_then(process::run).into()
 }
 
 fn cargo_features(context: &Context<'_>) -> Verdict {
@@ -326,15 +333,7 @@ fn chaos(context: &Context<'_>) -> Verdict {
     if context.found.mpirun.is_none() || context.mpi == Mpi::Without {
         return Verdict::Skipped("no mpirun with an MPI to build with".to_owned());
     }
-    again(context, &["chaos"]).into()
-}
-
-/// This program again, with other words.
-fn again(context: &Context<'_>, words: &[&str]) -> Outcome {
-    let program = std::env::current_exe().map_err(|error| Failure::Failed(format!("this program: {error}")))?;
-    let mut command = std::process::Command::new(program);
-    command.args(words).args(context.args.installing.no_install.then_some(NO_INSTALL));
-    process::run(command)
+    beside::again(&[&["chaos"], context.args.no_install()].concat()).and_then(process::run).into()
 }
 
 impl Context<'_> {
@@ -369,6 +368,19 @@ mod tests {
             !DETAILS.lines().any(|line| line.starts_with("Only with --all") && line.contains(stage.name))
         });
         assert!(missing.is_none(), "{:?} is not told to be long", missing.map(|stage| stage.name));
+    }
+
+    #[test]
+    fn a_stage_beside_the_suites_is_told_the_claim_and_the_other_flags() {
+        #[derive(clap::Parser)]
+        struct Line {
+            #[command(flatten)]
+            args: TestArgs,
+        }
+        let words = ["--all", "--claim", "two words", "--no-install"];
+        let Line { args } = clap::Parser::parse_from([&["test", "--only", "mpi,features"], &words[..]].concat());
+        assert_eq!(args.further(), words);
+        assert!(TestArgs { claim: None, all: false, installing: Installing::default(), ..args }.further().is_empty());
     }
 
     #[test]
