@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use crate::cargo::{self, Mpi};
 use crate::mpi_suite::Suite;
 use crate::suite::launcher::Launcher;
-use crate::suite::{Check, Ended, conclude, empty_folder, run_all};
+use crate::suite::{Check, Ended, check, conclude, empty_folder, run_all};
 use jobs::failure::Outcome;
 use jobs::mpirun::Mpirun;
 use jobs::process;
@@ -21,16 +21,11 @@ const EXAMPLE: &str = "burn_loop";
 const OWN_LOOP: &str = "own_loop";
 
 const CHECKS: [Check<Suite>; 2] = [
-    Check {
-        claim: "burn's loop on two ranks trains what it trains on one, and root alone speaks and writes",
-        needs_mpirun: true,
-        run: two_ranks_are_one,
-    },
-    Check {
-        claim: "a loop of one's own learns on two ranks, which hold the same parameters, and root alone speaks",
-        needs_mpirun: true,
-        run: own_loop_learns,
-    },
+    check("burn's loop on two ranks trains what it trains on one, and root alone speaks and writes", two_ranks_are_one),
+    check(
+        "a loop of one's own learns on two ranks, which hold the same parameters, and root alone speaks",
+        own_loop_learns,
+    ),
 ];
 
 /// Its tests on threads, then the example under mpirun.

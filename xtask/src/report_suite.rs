@@ -10,7 +10,7 @@ use std::process::Command;
 
 use crate::packages::Need;
 use crate::setup;
-use crate::suite::{self, Check, Ended};
+use crate::suite::{self, Check, Ended, check};
 use crate::tensorboard;
 use jobs::failure::{Failure, Outcome};
 use jobs::options::Installing;
@@ -50,35 +50,27 @@ struct Suite {
 }
 
 const CHECKS: [Check<Suite>; 4] = [
-    Check {
-        claim: "a report opens at 1280 pixels without a word on the console and shows something",
-        needs_mpirun: false,
-        run: |suite| suite.is_seen("light", 1280, &[]),
-    },
-    Check {
-        claim: "a report opens on a dark screen without a word on the console and shows something",
-        needs_mpirun: false,
-        run: |suite| suite.is_seen("dark", 1280, &["--blink-settings=preferredColorScheme=0"]),
-    },
-    Check {
-        claim: "a report is no wider than windows of 1280 and 400 pixels",
-        needs_mpirun: false,
-        run: |suite| [1280, 400].into_iter().try_for_each(|width| suite.fits(width)),
-    },
-    Check { claim: "a report prints", needs_mpirun: false, run: Suite::prints },
+    check("a report opens at 1280 pixels without a word on the console and shows something", |suite| {
+        suite.is_seen("light", 1280, &[])
+    }),
+    check("a report opens on a dark screen without a word on the console and shows something", |suite| {
+        suite.is_seen("dark", 1280, &["--blink-settings=preferredColorScheme=0"])
+    }),
+    check("a report is no wider than windows of 1280 and 400 pixels", |suite| {
+        [1280, 400].into_iter().try_for_each(|width| suite.fits(width))
+    }),
+    check("a report prints", Suite::prints),
 ];
 
 const OF_EVENTS: [Check<Suite>; 2] = [
-    Check {
-        claim: "TensorBoard reads the curves, gradients and images of a run that lost its last epoch and went on",
-        needs_mpirun: false,
-        run: Suite::shows_events,
-    },
-    Check {
-        claim: "TensorBoard reads curves, gradients and images of every third step of a rank that its device updates",
-        needs_mpirun: false,
-        run: Suite::shows_every_third_step,
-    },
+    check(
+        "TensorBoard reads the curves, gradients and images of a run that lost its last epoch and went on",
+        Suite::shows_events,
+    ),
+    check(
+        "TensorBoard reads curves, gradients and images of every third step of a rank that its device updates",
+        Suite::shows_every_third_step,
+    ),
 ];
 
 /// A short run.

@@ -5,45 +5,21 @@
 use std::path::Path;
 
 use super::Suite;
-use crate::suite::Check;
 use crate::suite::launcher::Launcher;
+use crate::suite::{Check, check};
 
 pub(super) const CHECKS: [Check<Suite>; 7] = [
-    Check {
-        claim: "every collective is right on 1 to 4 ranks",
-        needs_mpirun: true,
-        run: |suite| (1..=4).try_for_each(|ranks| conforms(suite, ranks)),
-    },
-    Check {
-        claim: "a panic on one rank ends the job within 10 s",
-        needs_mpirun: true,
-        run: |suite| ends_soon(suite, "panic", 101),
-    },
-    Check {
-        claim: "a panic in a thread of one rank ends the job within 10 s",
-        needs_mpirun: true,
-        run: |suite| ends_soon(suite, "panic-thread", 101),
-    },
-    Check {
-        claim: "a panic on one rank ends the job within 10 s also while others wait in shared memory",
-        needs_mpirun: true,
-        run: |suite| ends_soon(suite, "panic-memory", 101),
-    },
-    Check {
-        claim: "an error on one rank ends the job within 10 s",
-        needs_mpirun: true,
-        run: |suite| ends_soon(suite, "error", 3),
-    },
-    Check {
-        claim: "an error that a rank returns from its work ends the job within 10 s",
-        needs_mpirun: true,
-        run: |suite| ends_soon(suite, "return", 1),
-    },
-    Check {
-        claim: "a rank that drops its communicator while others wait ends the job within 10 s",
-        needs_mpirun: true,
-        run: |suite| ends_soon(suite, "leave", 1),
-    },
+    check("every collective is right on 1 to 4 ranks", |suite| (1..=4).try_for_each(|ranks| conforms(suite, ranks))),
+    check("a panic on one rank ends the job within 10 s", |suite| ends_soon(suite, "panic", 101)),
+    check("a panic in a thread of one rank ends the job within 10 s", |suite| ends_soon(suite, "panic-thread", 101)),
+    check("a panic on one rank ends the job within 10 s also while others wait in shared memory", |suite| {
+        ends_soon(suite, "panic-memory", 101)
+    }),
+    check("an error on one rank ends the job within 10 s", |suite| ends_soon(suite, "error", 3)),
+    check("an error that a rank returns from its work ends the job within 10 s", |suite| ends_soon(suite, "return", 1)),
+    check("a rank that drops its communicator while others wait ends the job within 10 s", |suite| {
+        ends_soon(suite, "leave", 1)
+    }),
 ];
 
 fn conforms(suite: &Suite, ranks: usize) -> Result<(), String> {

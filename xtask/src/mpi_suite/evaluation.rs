@@ -8,31 +8,15 @@ use std::path::Path;
 use super::Suite;
 use crate::suite::launcher::Launcher;
 use crate::suite::run::{LIMIT_S, Run};
-use crate::suite::{Check, Ended};
+use crate::suite::{Check, Ended, check};
 use jobs::json;
 use jobs::mpirun::Make;
 
 pub(super) const CHECKS: [Check<Suite>; 4] = [
-    Check {
-        claim: "an evaluation on ranks with other disks than root's measures root's checkpoint",
-        needs_mpirun: true,
-        run: root_is_measured,
-    },
-    Check {
-        claim: "ranks told to evaluate or measure different things end all, named in one message",
-        needs_mpirun: true,
-        run: strangers_are_named,
-    },
-    Check {
-        claim: "a rank that is stopped (SIGSTOP) in an evaluation ends all within the timeout, named",
-        needs_mpirun: true,
-        run: lost_rank_is_named,
-    },
-    Check {
-        claim: "work for one process is refused on two ranks alike, in one message",
-        needs_mpirun: true,
-        run: one_process_is_expected,
-    },
+    check("an evaluation on ranks with other disks than root's measures root's checkpoint", root_is_measured),
+    check("ranks told to evaluate or measure different things end all, named in one message", strangers_are_named),
+    check("a rank that is stopped (SIGSTOP) in an evaluation ends all within the timeout, named", lost_rank_is_named),
+    check("work for one process is refused on two ranks alike, in one message", one_process_is_expected),
 ];
 
 /// Losses of different world sizes differ by the order of the sums alone.

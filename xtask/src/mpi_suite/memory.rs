@@ -9,11 +9,10 @@ use std::time::{Duration, Instant};
 use super::Suite;
 use crate::suite::launcher::Launcher;
 use crate::suite::run::{LIMIT_S, Run, arguments, instead};
-use crate::suite::{Check, Ended};
+use crate::suite::{Check, Ended, check};
 use jobs::process::{self, Running};
 
-pub(super) const CHECKS: [Check<Suite>; 1] =
-    [Check { claim: "the memory of each rank stays flat over 2,000 steps", needs_mpirun: true, run: stays_flat }];
+pub(super) const CHECKS: [Check<Suite>; 1] = [check("the memory of each rank stays flat over 2,000 steps", stays_flat)];
 
 const RANKS: usize = 2;
 const STEPS: usize = 2000;

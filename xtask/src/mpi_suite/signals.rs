@@ -11,58 +11,47 @@ use std::time::{Duration, SystemTime};
 use super::Suite;
 use crate::suite::launcher::Launcher;
 use crate::suite::run::{LIMIT_S, QUICK, Run, arguments, instead, wait_until};
-use crate::suite::{Check, Ended, checkpoints, same};
+use crate::suite::{Check, Ended, check, checkpoints, same};
 use jobs::json;
 use jobs::process::{self, Running};
 
 pub(super) const CHECKS: [Check<Suite>; 7] = [
-    Check {
-        claim: "a signal in the start-up neither hangs nor breaks the run, and starting again reaches the undisturbed parameters",
-        needs_mpirun: true,
-        run: in_the_start_up,
-    },
-    Check {
-        claim: "SIGTERM while a checkpoint is being written stops with a whole checkpoint, resumed to the undisturbed parameters",
-        needs_mpirun: true,
-        run: |suite| {
+    check(
+        "a signal in the start-up neither hangs nor breaks the run, and starting again reaches the undisturbed parameters",
+        in_the_start_up,
+    ),
+    check(
+        "SIGTERM while a checkpoint is being written stops with a whole checkpoint, resumed to the undisturbed parameters",
+        |suite| {
             let every_step = ["--checkpoint-every-steps", "1"];
             stops(suite, "writing", &every_step, checkpoint_is_being_written, &[("TERM", 0)])
         },
-    },
-    Check {
-        claim: "SIGTERM during an evaluation stops with a checkpoint, resumed to the undisturbed parameters",
-        needs_mpirun: true,
-        run: in_an_evaluation,
-    },
-    Check {
-        claim: "SIGTERM twice stops like once, resumed to the undisturbed parameters",
-        needs_mpirun: true,
-        run: |suite| stops(suite, "term-term", &[], Run::has_line, &[("TERM", 0), ("TERM", 0)]),
-    },
-    Check {
-        claim: "SIGUSR1 to one rank and SIGTERM to the other stop like one signal, resumed to the undisturbed parameters",
-        needs_mpirun: true,
-        run: |suite| stops(suite, "usr1-term", &[], Run::has_line, &[("USR1", 1), ("TERM", 0)]),
-    },
-    Check {
-        claim: "SIGTERM to mpirun itself reaches the ranks, resumed to the undisturbed parameters",
-        needs_mpirun: true,
-        run: |suite| {
-            let run = Run::new(suite, "to-mpirun");
-            let command = suite.on_ranks(RANKS, suite.trainer(), &words(&run, &[]))?;
-            to_the_launcher(suite, &run, command, "USR1")
-        },
-    },
-    Check {
-        claim: "`trainer launch` starts ranks by mpirun, and SIGTERM to it reaches them, resumed to the undisturbed parameters",
-        needs_mpirun: true,
-        run: |suite| {
+    ),
+    check(
+        "SIGTERM during an evaluation stops with a checkpoint, resumed to the undisturbed parameters",
+        in_an_evaluation,
+    ),
+    check("SIGTERM twice stops like once, resumed to the undisturbed parameters", |suite| {
+        stops(suite, "term-term", &[], Run::has_line, &[("TERM", 0), ("TERM", 0)])
+    }),
+    check(
+        "SIGUSR1 to one rank and SIGTERM to the other stop like one signal, resumed to the undisturbed parameters",
+        |suite| stops(suite, "usr1-term", &[], Run::has_line, &[("USR1", 1), ("TERM", 0)]),
+    ),
+    check("SIGTERM to mpirun itself reaches the ranks, resumed to the undisturbed parameters", |suite| {
+        let run = Run::new(suite, "to-mpirun");
+        let command = suite.on_ranks(RANKS, suite.trainer(), &words(&run, &[]))?;
+        to_the_launcher(suite, &run, command, "USR1")
+    }),
+    check(
+        "`trainer launch` starts ranks by mpirun, and SIGTERM to it reaches them, resumed to the undisturbed parameters",
+        |suite| {
             let run = Run::new(suite, "launched");
             let launch = ["launch", "-n", &RANKS.to_string(), "--"].map(str::to_owned);
             let command = suite.alone(suite.trainer(), &[&launch, &words(&run, &[])[..]].concat());
             to_the_launcher(suite, &run, command, "TERM")
         },
-    },
+    ),
 ];
 
 const RANKS: usize = 2;

@@ -8,23 +8,18 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use super::Suite;
-use crate::suite::Check;
 use crate::suite::launcher::Launcher;
 use crate::suite::run::{Run, arguments, instead};
+use crate::suite::{Check, check};
 use jobs::mpirun;
 use jobs::process;
 
 pub(super) const CHECKS: [Check<Suite>; 2] = [
-    Check {
-        claim: "a full disk ends all ranks with one message that names the file, and the checkpoints before it go on",
-        needs_mpirun: true,
-        run: full_disk,
-    },
-    Check {
-        claim: "a read-only output directory is refused before anything is trained",
-        needs_mpirun: true,
-        run: read_only_disk,
-    },
+    check(
+        "a full disk ends all ranks with one message that names the file, and the checkpoints before it go on",
+        full_disk,
+    ),
+    check("a read-only output directory is refused before anything is trained", read_only_disk),
 ];
 
 const LIMIT_S: u64 = 300;

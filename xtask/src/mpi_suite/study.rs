@@ -12,22 +12,20 @@ use super::Suite;
 use crate::suite::launcher::Launcher;
 use crate::suite::run::{LIMIT_S, wait_until};
 use crate::suite::study::Study;
-use crate::suite::{Check, Ended};
+use crate::suite::{Check, Ended, check};
 use jobs::hosts;
 use jobs::mpirun::Mpirun;
 use jobs::process::{self, Running};
 
 pub(super) const CHECKS: [Check<Suite>; 2] = [
-    Check {
-        claim: "study: killed in the middle it ends its ranks, and started again it runs every repetition once",
-        needs_mpirun: true,
-        run: killed_and_resumed,
-    },
-    Check {
-        claim: "study, compare: ranks on emulated hosts train, and no host is left, neither after the end nor after a kill",
-        needs_mpirun: true,
-        run: on_emulated_hosts,
-    },
+    check(
+        "study: killed in the middle it ends its ranks, and started again it runs every repetition once",
+        killed_and_resumed,
+    ),
+    check(
+        "study, compare: ranks on emulated hosts train, and no host is left, neither after the end nor after a kill",
+        on_emulated_hosts,
+    ),
 ];
 
 /// Ranks have 10 s to end before they are killed.

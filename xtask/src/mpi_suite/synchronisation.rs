@@ -9,54 +9,33 @@ use std::process::Command;
 use super::Suite;
 use crate::suite::launcher::Launcher;
 use crate::suite::run::{EXACT, LIMIT_S, Run, arguments, instead};
-use crate::suite::{Check, same};
+use crate::suite::{Check, check, same};
 use jobs::json;
 use jobs::mpirun::Mpirun;
 
 pub(super) const CHECKS: [Check<Suite>; 8] = [
-    Check {
-        claim: "exact reduction gives the same parameter hash on 1, 2, 3 and 4 ranks",
-        needs_mpirun: true,
-        run: exact_on_any_number_of_ranks,
-    },
-    Check {
-        claim: "overlap, reductions and parameter servers on ranks of their own give the bits they promise",
-        needs_mpirun: true,
-        run: methods_agree,
-    },
-    Check {
-        claim: "verify-run finds a run of two ranks equal on two, and tells another seed's step and tensor with exit code 3",
-        needs_mpirun: true,
-        run: repetition_is_equal,
-    },
-    Check {
-        claim: "a rank with another seed, model, way to synchronise or data ends all, named in one message",
-        needs_mpirun: true,
-        run: strangers_are_named,
-    },
-    Check {
-        claim: "a rank that is stopped (SIGSTOP) ends all within the timeout, named in one message",
-        needs_mpirun: true,
-        run: |suite| lost_rank_is_named(suite, "STOP", "rank 1 does not answer"),
-    },
-    Check {
-        claim: "servers beside workers are refused in one sentence where MPI lets one thread call at a time, on ranks of their own they train",
-        needs_mpirun: true,
-        run: servers_without_threads,
-    },
-    Check {
-        claim: "a rank that is slower by more than the timeout is waited for while it makes steps",
-        needs_mpirun: true,
-        run: slow_rank_is_waited_for,
-    },
-    Check {
-        claim: "a rank that is killed (SIGKILL) ends all, named",
-        needs_mpirun: true,
-        run: |suite| {
-            let words = suite.mpirun.as_ref().map_or("rank 1", Mpirun::words_of_a_kill);
-            lost_rank_is_named(suite, "KILL", words)
-        },
-    },
+    check("exact reduction gives the same parameter hash on 1, 2, 3 and 4 ranks", exact_on_any_number_of_ranks),
+    check("overlap, reductions and parameter servers on ranks of their own give the bits they promise", methods_agree),
+    check(
+        "verify-run finds a run of two ranks equal on two, and tells another seed's step and tensor with exit code 3",
+        repetition_is_equal,
+    ),
+    check(
+        "a rank with another seed, model, way to synchronise or data ends all, named in one message",
+        strangers_are_named,
+    ),
+    check("a rank that is stopped (SIGSTOP) ends all within the timeout, named in one message", |suite| {
+        lost_rank_is_named(suite, "STOP", "rank 1 does not answer")
+    }),
+    check(
+        "servers beside workers are refused in one sentence where MPI lets one thread call at a time, on ranks of their own they train",
+        servers_without_threads,
+    ),
+    check("a rank that is slower by more than the timeout is waited for while it makes steps", slow_rank_is_waited_for),
+    check("a rank that is killed (SIGKILL) ends all, named", |suite| {
+        let words = suite.mpirun.as_ref().map_or("rank 1", Mpirun::words_of_a_kill);
+        lost_rank_is_named(suite, "KILL", words)
+    }),
 ];
 
 /// Seconds that a rank of these runs may wait for another.

@@ -3,8 +3,8 @@
 //! In: the program, a tiny training run. Out: checks of equality, of a clean stop, of launchers that were misunderstood.
 
 use super::Suite;
-use crate::suite::Check;
 use crate::suite::run::{LIMIT_S, Run, arguments};
+use crate::suite::{Check, check};
 
 pub(super) const CHECKS: [Check<Suite>; 4] = [
     Check {
@@ -12,21 +12,13 @@ pub(super) const CHECKS: [Check<Suite>; 4] = [
         needs_mpirun: false,
         run: refuses_misunderstood_launchers,
     },
-    Check {
-        claim: "training on 2, 3 and 4 ranks has the loss of training on 1, and only root writes",
-        needs_mpirun: true,
-        run: losses_agree,
-    },
-    Check {
-        claim: "SIGTERM to one rank stops all, and the resumed run ends with the same parameters",
-        needs_mpirun: true,
-        run: |suite| stops_and_resumes(suite, "TERM", 1),
-    },
-    Check {
-        claim: "SIGUSR1 to root stops all, and the resumed run ends with the same parameters",
-        needs_mpirun: true,
-        run: |suite| stops_and_resumes(suite, "USR1", 0),
-    },
+    check("training on 2, 3 and 4 ranks has the loss of training on 1, and only root writes", losses_agree),
+    check("SIGTERM to one rank stops all, and the resumed run ends with the same parameters", |suite| {
+        stops_and_resumes(suite, "TERM", 1)
+    }),
+    check("SIGUSR1 to root stops all, and the resumed run ends with the same parameters", |suite| {
+        stops_and_resumes(suite, "USR1", 0)
+    }),
 ];
 
 /// Losses of different world sizes differ by the order of the sums alone.

@@ -4,19 +4,17 @@ use super::{EPOCHS, NODES, Suite};
 use crate::chaos::Storm;
 use crate::suite::launcher::Launcher;
 use crate::suite::run::{QUICK, Run, arguments, instead};
-use crate::suite::{Check, checkpoints, same};
+use crate::suite::{Check, check, checkpoints, same};
 
 pub(super) const CHECKS: [Check<Suite>; 2] = [
-    Check {
-        claim: "SIGKILL to one task of two nodes ends the step, and a restart ends with the undisturbed parameters",
-        needs_mpirun: true,
-        run: killed_task,
-    },
-    Check {
-        claim: "a run whose ranks are killed and stopped at random, under mpirun and under srun, ends with the undisturbed parameters",
-        needs_mpirun: true,
-        run: storms,
-    },
+    check(
+        "SIGKILL to one task of two nodes ends the step, and a restart ends with the undisturbed parameters",
+        killed_task,
+    ),
+    check(
+        "a run whose ranks are killed and stopped at random, under mpirun and under srun, ends with the undisturbed parameters",
+        storms,
+    ),
 ];
 
 /// As many as there is time for in a suite; `cargo xtask chaos` takes more.

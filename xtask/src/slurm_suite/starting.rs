@@ -6,30 +6,23 @@ use std::time::Duration;
 use super::{EPOCHS, NODES, Suite};
 use crate::suite::launcher::Launcher;
 use crate::suite::run::{LIMIT_S, QUICK, Run, arguments, instead, wait_until};
-use crate::suite::{Check, Ended, checkpoints, same};
+use crate::suite::{Check, Ended, check, checkpoints, same};
 use jobs::process::{self, Running};
 
 pub(super) const CHECKS: [Check<Suite>; 4] = [
-    Check {
-        claim: "srun trains on 2 nodes with 2 and 4 ranks to the parameters of mpirun",
-        needs_mpirun: true,
-        run: trains_like_mpirun,
-    },
-    Check {
-        claim: "tasks that srun starts as worlds of their own are refused with both numbers, and nothing is trained",
-        needs_mpirun: false,
-        run: separate_worlds_are_refused,
-    },
-    Check {
-        claim: "trainer doctor finds nothing red under srun on 2 nodes, and says what is when the tasks are worlds of their own",
-        needs_mpirun: false,
-        run: doctor_is_right,
-    },
-    Check {
-        claim: "a second job for an output directory in use is refused, and the first is not disturbed",
-        needs_mpirun: false,
-        run: second_job_is_refused,
-    },
+    check("srun trains on 2 nodes with 2 and 4 ranks to the parameters of mpirun", trains_like_mpirun),
+    check(
+        "tasks that srun starts as worlds of their own are refused with both numbers, and nothing is trained",
+        separate_worlds_are_refused,
+    ),
+    check(
+        "trainer doctor finds nothing red under srun on 2 nodes, and says what is when the tasks are worlds of their own",
+        doctor_is_right,
+    ),
+    check(
+        "a second job for an output directory in use is refused, and the first is not disturbed",
+        second_job_is_refused,
+    ),
 ];
 
 fn trains_like_mpirun(suite: &Suite) -> Result<(), String> {

@@ -12,35 +12,29 @@ use super::job::{Job, Request};
 use crate::chaos;
 use crate::suite::launcher::Launcher;
 use crate::suite::run::Run;
-use crate::suite::{Check, checkpoints, same};
+use crate::suite::{Check, check, checkpoints, same};
 use jobs::json;
 
 pub(super) const CHECKS: [Check<Suite>; 5] = [
-    Check {
-        claim: "scancel --signal=USR1 stops a job with a checkpoint; it queues itself again and ends with the undisturbed parameters",
-        needs_mpirun: true,
-        run: |suite| goes_on(suite, "usr1", |job| job.tell("scancel", &["--signal=USR1"])),
-    },
-    Check {
-        claim: "a job that is preempted stops with a checkpoint, and ends with the undisturbed parameters when its turn comes",
-        needs_mpirun: true,
-        run: preempted,
-    },
-    Check {
-        claim: "scontrol requeue stops a job with a checkpoint, and it ends with the undisturbed parameters",
-        needs_mpirun: true,
-        run: |suite| goes_on(suite, "requeue", |job| job.tell("scontrol", &["requeue"])),
-    },
-    Check {
-        claim: "scancel stops a job with a checkpoint; a new job on 4 ranks instead of 2 ends with the undisturbed parameters",
-        needs_mpirun: true,
-        run: cancelled,
-    },
-    Check {
-        claim: "#SBATCH --signal=USR1@… before the time limit stops a job with a checkpoint, and it goes on when requeued",
-        needs_mpirun: true,
-        run: out_of_time,
-    },
+    check(
+        "scancel --signal=USR1 stops a job with a checkpoint; it queues itself again and ends with the undisturbed parameters",
+        |suite| goes_on(suite, "usr1", |job| job.tell("scancel", &["--signal=USR1"])),
+    ),
+    check(
+        "a job that is preempted stops with a checkpoint, and ends with the undisturbed parameters when its turn comes",
+        preempted,
+    ),
+    check("scontrol requeue stops a job with a checkpoint, and it ends with the undisturbed parameters", |suite| {
+        goes_on(suite, "requeue", |job| job.tell("scontrol", &["requeue"]))
+    }),
+    check(
+        "scancel stops a job with a checkpoint; a new job on 4 ranks instead of 2 ends with the undisturbed parameters",
+        cancelled,
+    ),
+    check(
+        "#SBATCH --signal=USR1@… before the time limit stops a job with a checkpoint, and it goes on when requeued",
+        out_of_time,
+    ),
 ];
 
 /// Starts a job, disturbs it after its first epoch, and waits until it has ended by itself in a later life.

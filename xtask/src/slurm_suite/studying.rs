@@ -8,14 +8,13 @@ use super::Suite;
 use crate::suite::launcher::Launcher;
 use crate::suite::run::{LIMIT_S, wait_until};
 use crate::suite::study::Study;
-use crate::suite::{Check, Ended};
+use crate::suite::{Check, Ended, check};
 use jobs::process::{self, Running};
 
-pub(super) const CHECKS: [Check<Suite>; 1] = [Check {
-    claim: "study: its jobs run one after the other, and killed and started again it submits none twice",
-    needs_mpirun: true,
-    run: killed_and_resumed,
-}];
+pub(super) const CHECKS: [Check<Suite>; 1] = [check(
+    "study: its jobs run one after the other, and killed and started again it submits none twice",
+    killed_and_resumed,
+)];
 
 fn killed_and_resumed(suite: &Suite) -> Result<(), String> {
     let study = Study::write(suite.folder(), "study", "slurm", 1)?;

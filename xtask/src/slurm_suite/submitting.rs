@@ -8,19 +8,17 @@ use super::job::Job;
 use super::{EPOCHS, Suite};
 use crate::suite::launcher::Launcher;
 use crate::suite::run::{LIMIT_S, QUICK, Run, arguments, instead};
-use crate::suite::{Check, Ended, checkpoints, same};
+use crate::suite::{Check, Ended, check, checkpoints, same};
 
 pub(super) const CHECKS: [Check<Suite>; 2] = [
-    Check {
-        claim: "slurm submit, status, cancel and logs: a job that is cancelled keeps a checkpoint, and submitted again it goes on",
-        needs_mpirun: true,
-        run: submitted_and_cancelled,
-    },
-    Check {
-        claim: "watch of a running job, by its id, shows the ranks of both nodes, and with --until-end it ends when the job has finished",
-        needs_mpirun: true,
-        run: watched,
-    },
+    check(
+        "slurm submit, status, cancel and logs: a job that is cancelled keeps a checkpoint, and submitted again it goes on",
+        submitted_and_cancelled,
+    ),
+    check(
+        "watch of a running job, by its id, shows the ranks of both nodes, and with --until-end it ends when the job has finished",
+        watched,
+    ),
 ];
 
 /// A job of one rank on each node.

@@ -24,6 +24,11 @@ pub(crate) struct Check<S> {
     pub(crate) run: fn(&S) -> Result<(), String>,
 }
 
+/// One that needs a launcher, as most do.
+pub(crate) const fn check<S>(claim: &'static str, run: fn(&S) -> Result<(), String>) -> Check<S> {
+    Check { claim, needs_mpirun: true, run }
+}
+
 /// Runs the checks, those whose claim has the text of `only` if one is given, and returns the claims that do not hold. One that fails
 /// is checked once more: on a busy machine a deadline may pass for nobody's fault. That it failed first is said.
 pub(crate) fn run_all<'c, S: 'c>(
