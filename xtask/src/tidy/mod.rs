@@ -41,7 +41,7 @@ struct Finding {
 }
 
 /// The rules for one source file, each a function of the file alone.
-const RULES: [fn(&Source) -> Vec<Finding>; 10] = [
+const RULES: [fn(&Source) -> Vec<Finding>; 9] = [
     shape::starts_with_a_header,
     shape::is_short_or_says_why,
     shape::functions_are_short_or_say_why,
@@ -51,7 +51,6 @@ const RULES: [fn(&Source) -> Vec<Finding>; 10] = [
     places::unsafe_stays_where_it_belongs,
     places::ignores_no_test,
     places::names_a_crate_only_in_its_file,
-    imports::imports_follow_the_map,
 ];
 
 /// Checks the workspace.
@@ -123,9 +122,8 @@ fn files(root: &Path) -> Outcome<Files> {
     let mut files = Files::default();
     let mut folders = vec![root.to_owned()];
     while let Some(folder) = folders.pop() {
-        let failed = |error| Failure::Failed(format!("{}: {error}", folder.display()));
-        for entry in fs::read_dir(&folder).map_err(failed)? {
-            let path = entry.map_err(failed)?.path();
+        for entry in fs::read_dir(&folder).map_err(|error| Failure::Failed(format!("{}: {error}", folder.display())))? {
+            let path = entry.map_err(|error| Failure::Failed(format!("{}: {error}", folder.display())))?.path();
             let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
             if path.is_dir() {
                 // Build results, runs and hidden folders hold no sources of ours.

@@ -120,7 +120,7 @@ pub(super) fn names_a_crate_only_in_its_file(source: &Source) -> Vec<Finding> {
 }
 
 /// Whether the word between these begins a path, and so may name a crate.
-pub(super) fn is_path_start(before: &str, after: &str) -> bool {
+fn is_path_start(before: &str, after: &str) -> bool {
     let is_first = !before.ends_with("::") && !before.ends_with('.');
     let is_imported_whole = before.trim_end().ends_with("use") && (after.starts_with(';') || after.starts_with(" as "));
     is_first && (after.starts_with("::") || is_imported_whole)
