@@ -11,6 +11,7 @@ use std::process::{Command, Stdio};
 
 use serde_json::Value;
 
+use crate::at::at;
 use crate::probe::Found;
 use jobs::failure::{Failure, Outcome};
 use jobs::process;
@@ -89,7 +90,7 @@ pub(crate) fn trainer_without_paths(mpi: Mpi) -> Outcome<PathBuf> {
     // The variables would take the place of what configuration files say; this comes on top of it.
     build.arg("--config").arg(format!("build.rustflags={:?}", remaps.collect::<Vec<_>>()));
     let program = executable(build, "trainer", false)?;
-    let bytes = fs::read(&program).map_err(|error| Failure::Failed(format!("{}: {error}", program.display())))?;
+    let bytes = fs::read(&program).map_err(at(&program))?;
     match paths.iter().find(|(path, _)| contains(&bytes, path.as_os_str().as_encoded_bytes())) {
         None => Ok(program),
         Some((path, _)) => Err(Failure::Failed(format!(
@@ -118,7 +119,7 @@ pub(crate) fn kept_trainer(mpi: Mpi) -> Outcome<PathBuf> {
     let (kept, fresh) = (folder.join("trainer"), folder.join("trainer.new"));
     let copied =
         fs::create_dir_all(&folder).and_then(|()| fs::copy(&built, &fresh)).and_then(|_| fs::rename(&fresh, &kept));
-    copied.map_err(|error| Failure::Failed(format!("{}: {error}", kept.display())))?;
+    copied.map_err(at(&kept))?;
     Ok(kept)
 }
 
@@ -143,7 +144,7 @@ pub(crate) fn begin_folder(folder: &Path, adapt: impl FnOnce(&Path) -> Outcome) 
     copy.args(["-c", COPY, "sh"]).args([&compiled, &unfinished]);
     process::run(copy)?;
     adapt(&unfinished)?;
-    fs::rename(&unfinished, folder).map_err(|error| Failure::Failed(format!("{}: {error}", folder.display())))
+    fs::rename(&unfinished, folder).map_err(at(folder))
 }
 
 /// Runs a building command and finds the executable that it made for a target of this name.

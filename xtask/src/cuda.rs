@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
+use crate::at::at;
 use crate::cargo;
 use crate::setup;
 use jobs::failure::{Failure, Outcome};
@@ -99,8 +100,7 @@ fn stand_ins(program: &Path, folder: &Path) -> Outcome<PathBuf> {
     let symbols = open_symbols(&listing);
     let source = folder.join("llvm-absent.c");
     let library = folder.join("libllvm-absent.so");
-    fs::write(&source, stand_in_source(&symbols))
-        .map_err(|error| Failure::Failed(format!("{}: {error}", source.display())))?;
+    fs::write(&source, stand_in_source(&symbols)).map_err(at(&source))?;
     let mut compile = Command::new("cc");
     compile.args(["-shared", "-fPIC", "-w", "-O0", "-o"]).arg(&library).arg(&source);
     process::run(compile)?;

@@ -5,6 +5,7 @@
 //! starts within half a minute.
 #![allow(clippy::print_stdout, clippy::print_stderr)] // Talking to the developer is what this program is for.
 
+mod at;
 mod bench;
 mod book;
 mod cargo;

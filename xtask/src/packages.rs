@@ -4,7 +4,7 @@
 //! Invariant: only apt-get is ever run by us; for the others, which are not part of our tests, the command is advice.
 
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use jobs::failure::Outcome;
 use jobs::probe;
@@ -184,6 +184,11 @@ pub(crate) fn as_root(program: &str, privilege: Privilege) -> Command {
     let mut command = Command::new("sudo");
     command.args(["-n", program]);
     command
+}
+
+pub(crate) fn succeeds(command: &mut Command) -> bool {
+    let silent = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    silent.status().is_ok_and(|status| status.success())
 }
 
 fn has_candidate(package: &str) -> bool {

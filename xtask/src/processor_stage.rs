@@ -5,9 +5,10 @@
 use std::fs;
 use std::process::Command;
 
+use crate::at::at;
 use crate::cargo::{self, Mpi};
 use crate::kernel_stages::Reason;
-use jobs::failure::{Failure, Outcome};
+use jobs::failure::Outcome;
 use jobs::probe;
 use jobs::process;
 
@@ -58,9 +59,7 @@ fn run_test(mpi: Mpi, runner: &str) -> Outcome {
 fn inexact_math() -> Outcome<String> {
     let folder = cargo::target_folder().join("inexact-math");
     let (source, library) = (folder.join("math.c"), folder.join("libinexact.so"));
-    fs::create_dir_all(&folder)
-        .and_then(|()| fs::write(&source, INEXACT_MATH))
-        .map_err(|error| Failure::Failed(format!("{}: {error}", source.display())))?;
+    fs::create_dir_all(&folder).and_then(|()| fs::write(&source, INEXACT_MATH)).map_err(at(&source))?;
     let mut compile = Command::new("cc");
     compile.args(["-shared", "-fPIC", "-fno-builtin", "-o"]).args([&library, &source]).arg("-lm");
     process::run(compile)?;

@@ -6,7 +6,8 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use jobs::failure::{Failure, Outcome};
+use crate::at::at;
+use jobs::failure::Outcome;
 
 const HEAD: &str = "# Every key of every file
 
@@ -74,10 +75,9 @@ pub(super) fn page(root: &Path) -> Outcome<String> {
 /// The sources of `records` that [`FILES`] does not name, in order.
 fn others(root: &Path) -> Outcome<Vec<PathBuf>> {
     let folder = root.join("records/src");
-    let failed = |error| Failure::Failed(format!("{}: {error}", folder.display()));
     let mut paths = Vec::new();
-    for entry in fs::read_dir(&folder).map_err(failed)? {
-        let path = entry.map_err(failed)?.path();
+    for entry in fs::read_dir(&folder).map_err(at(&folder))? {
+        let path = entry.map_err(at(&folder))?.path();
         if !FILES.iter().flat_map(|(_, sources)| *sources).any(|source| root.join(source) == path) {
             paths.push(path);
         }
@@ -87,7 +87,7 @@ fn others(root: &Path) -> Outcome<Vec<PathBuf>> {
 }
 
 fn read(path: &Path) -> Outcome<String> {
-    fs::read_to_string(path).map_err(|error| Failure::Failed(format!("{}: {error}", path.display())))
+    fs::read_to_string(path).map_err(at(path))
 }
 
 fn section(told: &Type, names: &[String]) -> String {

@@ -9,6 +9,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
+use crate::at::at;
 use crate::cargo::{self, Mpi};
 use crate::probe::Found;
 use jobs::failure::{Failure, Outcome};
@@ -37,13 +38,12 @@ pub(crate) fn run() -> Outcome {
 
 /// mdbook takes every link to a `.md` file for one to a page of the book; those to pages beside it lead to the files again.
 fn link_pages_outside(book: &Path) -> Outcome {
-    let failed = |path: &Path, error| Failure::Failed(format!("{}: {error}", path.display()));
-    for entry in fs::read_dir(book).map_err(|error| failed(book, error))? {
-        let path = entry.map_err(|error| failed(book, error))?.path();
+    for entry in fs::read_dir(book).map_err(at(book))? {
+        let path = entry.map_err(at(book))?.path();
         if path.extension().is_some_and(|extension| extension == "html") {
-            let text = fs::read_to_string(&path).map_err(|error| failed(&path, error))?;
+            let text = fs::read_to_string(&path).map_err(at(&path))?;
             let linked = with_pages_outside(&text, |file| book.join(file).exists());
-            fs::write(&path, linked).map_err(|error| failed(&path, error))?;
+            fs::write(&path, linked).map_err(at(&path))?;
         }
     }
     Ok(())

@@ -8,9 +8,9 @@ use std::fs::{self, File};
 use std::io::{ErrorKind, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 
-use crate::packages::{self, Privilege};
+use crate::packages::{self, Privilege, succeeds};
 
 /// Several times what a run writes.
 const SIZE: &str = "size=24m";
@@ -122,11 +122,6 @@ fn is_mounted(place: &Path) -> bool {
 
 fn as_root(program: &str) -> Command {
     packages::as_root(program, Privilege::find())
-}
-
-fn succeeds(command: &mut Command) -> bool {
-    let silent = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-    silent.status().is_ok_and(|status| status.success())
 }
 
 #[cfg(test)]

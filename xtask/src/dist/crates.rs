@@ -4,6 +4,7 @@
 
 use serde_json::Value;
 
+use crate::at::at;
 use crate::cargo;
 use jobs::failure::{Failure, Outcome};
 use jobs::process;
@@ -39,7 +40,7 @@ pub(super) fn package(verify: bool) -> Outcome {
     process::run(command)?;
     for (name, version) in &crates {
         let path = cargo::target_folder().join(format!("package/{name}-{version}.crate"));
-        let bytes = std::fs::metadata(&path).map_err(|error| super::failed(&path, &error))?.len();
+        let bytes = std::fs::metadata(&path).map_err(at(&path))?.len();
         println!("{}: {:.2} MB", path.display(), bytes as f64 / 1e6);
         if bytes > LARGEST {
             return Err(Failure::Failed(format!(

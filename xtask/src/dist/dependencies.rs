@@ -10,7 +10,8 @@ use std::process::{Command, Stdio};
 
 use serde_json::Value;
 
-use super::{TARGET, failed};
+use super::TARGET;
+use crate::at::at;
 use crate::cargo::{self, Mpi};
 use jobs::failure::{Failure, Outcome};
 use jobs::process;
@@ -43,7 +44,7 @@ pub(super) fn of_trainer(mpi: Mpi) -> Outcome<Vec<Dependency>> {
     let metadata = serde_json::from_str(&answer(metadata)?)
         .map_err(|error| Failure::Failed(format!("cargo metadata: {error}")))?;
     let path = cargo::root().join("Cargo.lock");
-    let lock = fs::read_to_string(&path).map_err(|error| failed(&path, &error))?;
+    let lock = fs::read_to_string(&path).map_err(at(&path))?;
     let dependencies = joined(&inside, &metadata, &checksums(&lock)?);
     match dependencies.len() == inside.len() {
         true => Ok(dependencies),

@@ -8,7 +8,7 @@ use std::fs;
 use std::path::Path;
 
 use super::dependencies::Dependency;
-use super::failed;
+use crate::at::at;
 use jobs::failure::{Failure, Outcome};
 
 /// How the names of such files begin, in small letters.
@@ -56,7 +56,7 @@ pub(super) fn notices(dependencies: &[Dependency]) -> Outcome<String> {
 
 /// The texts in a crate's folder, in the order of their names.
 fn texts(folder: &Path) -> Outcome<Vec<String>> {
-    let entries = fs::read_dir(folder).map_err(|error| failed(folder, &error))?;
+    let entries = fs::read_dir(folder).map_err(at(folder))?;
     let mut files: Vec<_> = entries
         .filter_map(|entry| Some(entry.ok()?.path()))
         .filter(|path| {
@@ -67,7 +67,7 @@ fn texts(folder: &Path) -> Outcome<Vec<String>> {
     files.sort();
     // The same words with other ends of lines are one text.
     let read = |path: &Path| {
-        let bytes = fs::read(path).map_err(|error| failed(path, &error))?;
+        let bytes = fs::read(path).map_err(at(path))?;
         let lines = String::from_utf8_lossy(&bytes).lines().map(|line| line.trim_end().to_owned()).collect::<Vec<_>>();
         Ok(lines.join("\n").trim().to_owned())
     };

@@ -17,6 +17,7 @@ use std::process::Command;
 
 use clap::Args;
 
+use crate::at::at;
 use crate::cargo::{self, Mpi};
 use crate::setup;
 use jobs::failure::{Failure, Outcome};
@@ -71,7 +72,7 @@ impl DistArgs {
         }
         let folder = cargo::target_folder().join("dist");
         let _ = fs::remove_dir_all(&folder);
-        fs::create_dir_all(&folder).map_err(|error| failed(&folder, &error))?;
+        fs::create_dir_all(&folder).map_err(at(&folder))?;
         let mut tarballs = vec![tarball::make(&folder, Mpi::Without, &self.profile)?];
         if !self.without_mpi {
             tarballs.push(tarball::make(&folder, Mpi::With, &self.profile)?);
@@ -89,11 +90,7 @@ fn sum(folder: &Path, tarballs: &[String]) -> Outcome {
         return Err(Failure::Failed(format!("sha256sum: {}", output.status)));
     }
     let path = folder.join(CHECKSUMS);
-    fs::write(&path, &output.stdout).map_err(|error| failed(&path, &error))?;
+    fs::write(&path, &output.stdout).map_err(at(&path))?;
     print!("{}\n{}", path.display(), String::from_utf8_lossy(&output.stdout));
     Ok(())
-}
-
-fn failed(path: &Path, error: &std::io::Error) -> Failure {
-    Failure::Failed(format!("{}: {error}", path.display()))
 }

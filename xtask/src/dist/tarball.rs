@@ -8,7 +8,8 @@ use std::path::Path;
 use std::process::Command;
 
 use super::dependencies::{Dependency, PROGRAM, of_trainer};
-use super::{bill, failed, licences};
+use super::{bill, licences};
+use crate::at::at;
 use crate::cargo::{self, Mpi};
 use crate::needs;
 use jobs::failure::{Failure, Outcome};
@@ -37,22 +38,21 @@ pub(super) fn make(folder: &Path, mpi: Mpi, profile: &str) -> Outcome<String> {
         .arg(folder.join(format!("{name}.tar.gz")))
         .arg(&name);
     process::run(tar)?;
-    fs::remove_dir_all(&packed).map_err(|error| failed(&packed, &error))?;
+    fs::remove_dir_all(&packed).map_err(at(&packed))?;
     Ok(format!("{name}.tar.gz"))
 }
 
 /// Puts everything where it belongs.
 fn fill(folder: &Path, built: &Path, dependencies: &[Dependency]) -> Outcome {
     let completions = folder.join("completions");
-    fs::create_dir_all(&completions).map_err(|error| failed(&completions, &error))?;
+    fs::create_dir_all(&completions).map_err(at(&completions))?;
     let program = folder.join(PROGRAM);
-    fs::copy(built, &program).map_err(|error| failed(built, &error))?;
+    fs::copy(built, &program).map_err(at(built))?;
     for document in DOCUMENTS {
-        fs::copy(cargo::root().join(document), folder.join(document))
-            .map_err(|error| failed(document.as_ref(), &error))?;
+        fs::copy(cargo::root().join(document), folder.join(document)).map_err(at(document.as_ref()))?;
     }
     let needs = needs(&program)?;
-    let bytes = fs::metadata(&program).map_err(|error| failed(&program, &error))?.len();
+    let bytes = fs::metadata(&program).map_err(at(&program))?.len();
     println!("{PROGRAM}: {:.1} MB, {} crates; {}", bytes as f64 / 1e6, dependencies.len(), needs.trim());
     write(&folder.join("NEEDS"), &needs)?;
     write(&folder.join("LICENSES-THIRD-PARTY"), &licences::notices(dependencies)?)?;
@@ -76,5 +76,5 @@ fn needs(program: &Path) -> Outcome<String> {
 }
 
 fn write(path: &Path, text: &str) -> Outcome {
-    fs::write(path, text).map_err(|error| failed(path, &error))
+    fs::write(path, text).map_err(at(path))
 }

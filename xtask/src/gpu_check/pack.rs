@@ -6,6 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use crate::at::at;
 use crate::cargo;
 use crate::cuda::Built;
 use jobs::failure::{Failure, Outcome};
@@ -67,19 +68,19 @@ impl KnownAnswer {
 pub(super) fn pack(built: &Built, known_answer: Option<&KnownAnswer>) -> Outcome<PathBuf> {
     let folder = cargo::root().join("target/gpu-check");
     if folder.exists() {
-        fs::remove_dir_all(&folder).map_err(|error| failed(&folder, &error))?;
+        fs::remove_dir_all(&folder).map_err(at(&folder))?;
     }
     let data = folder.join("data");
-    fs::create_dir_all(&data).map_err(|error| failed(&data, &error))?;
+    fs::create_dir_all(&data).map_err(at(&data))?;
     for script in SCRIPTS {
         copy(&cargo::root().join("peers").join(script), &folder)?;
     }
     copy(&cargo::root().join(FIXTURE), &data)?;
     if let Some(KnownAnswer { weights, images }) = known_answer {
         copy(weights, &data)?;
-        let bytes = fs::read(images).map_err(|error| failed(images, &error))?;
+        let bytes = fs::read(images).map_err(at(images))?;
         let path = data.join(IMAGES);
-        fs::write(&path, &bytes[..bytes.len().min(IMAGES_BYTES)]).map_err(|error| failed(&path, &error))?;
+        fs::write(&path, &bytes[..bytes.len().min(IMAGES_BYTES)]).map_err(at(&path))?;
     }
     copy(&built.stand_ins, &folder)?;
     let program = folder.join("trainer");
@@ -96,11 +97,7 @@ pub(super) fn pack(built: &Built, known_answer: Option<&KnownAnswer>) -> Outcome
 
 fn copy(file: &Path, folder: &Path) -> Outcome {
     let name = file.file_name().expect("the paths of this file end in names");
-    fs::copy(file, folder.join(name)).map(drop).map_err(|error| failed(file, &error))
-}
-
-fn failed(path: &Path, error: &std::io::Error) -> Failure {
-    Failure::Failed(format!("{}: {error}", path.display()))
+    fs::copy(file, folder.join(name)).map(drop).map_err(at(file))
 }
 
 #[cfg(test)]

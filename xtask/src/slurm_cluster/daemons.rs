@@ -12,12 +12,12 @@ use std::process::{Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use crate::packages::{self, Privilege};
-use jobs::process;
+use crate::packages::{self, Privilege, succeeds};
+use jobs::{probe, process};
 
+use super::ASK_LIMIT_S;
 use super::configuration::{CONTROLLER, NODES, with_kill_wait};
 use super::short_name::short_name;
-use super::{ASK_LIMIT_S, program_of_the_system};
 
 /// How long daemons may take to end by themselves.
 const END_LIMIT: Duration = Duration::from_secs(10);
@@ -251,14 +251,10 @@ pub(super) fn can_unshare() -> bool {
     succeeds(command.args(["--mount", "--uts", "--propagation", "private", "true"]))
 }
 
-fn succeeds(command: &mut Command) -> bool {
-    let silent = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-    silent.status().is_ok_and(|status| status.success())
-}
-
-/// A daemon's program.
+/// A program of the system, also where the PATH lacks the folders of root's programs.
 pub(super) fn program(name: &str) -> Option<PathBuf> {
-    program_of_the_system(name)
+    let beside = ["/usr/sbin", "/sbin", "/usr/local/sbin"].map(|folder| Path::new(folder).join(name));
+    probe::program(name).or_else(|| beside.iter().find_map(probe::program))
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ mod daemons;
 mod short_name;
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command as Process;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -21,7 +21,6 @@ use crate::packages::{Need, Privilege};
 use crate::setup;
 use jobs::failure::{Failure, Outcome};
 use jobs::options::Installing;
-use jobs::probe;
 
 use configuration::Configuration;
 use daemons::Daemons;
@@ -187,10 +186,4 @@ fn are_nodes(daemons: &Daemons, states: &[&str]) -> bool {
     let answer = daemons.ask("sinfo", &["-h", "-N", "-p", "main", "-o", "%N %t"]).unwrap_or_default();
     let is_well = |node: &str| answer.lines().any(|line| states.iter().any(|state| line == format!("{node} {state}")));
     configuration::NODES.into_iter().all(is_well)
-}
-
-/// A program of the system, also where the PATH lacks the folders of root's programs.
-fn program_of_the_system(name: &str) -> Option<PathBuf> {
-    let beside = ["/usr/sbin", "/sbin", "/usr/local/sbin"].map(|folder| Path::new(folder).join(name));
-    probe::program(name).or_else(|| beside.iter().find_map(probe::program))
 }

@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use crate::at::at;
 use crate::cargo::{self, Mpi};
 use jobs::failure::{Failure, Outcome};
 use jobs::process::{self, Finished, Running};
@@ -68,14 +69,14 @@ fn holds<S>(suite: &S, check: &Check<S>) -> bool {
 pub(crate) fn empty_folder(name: &str) -> Outcome<PathBuf> {
     let folder = cargo::target_folder().join(name);
     let _ = fs::remove_dir_all(&folder);
-    fs::create_dir_all(&folder).map_err(|error| Failure::Failed(format!("{}: {error}", folder.display())))?;
+    fs::create_dir_all(&folder).map_err(at(&folder))?;
     Ok(folder)
 }
 
 /// Removes the folder if every claim held.
 pub(crate) fn conclude(folder: &Path, failed: &[&str]) -> Outcome {
     if failed.is_empty() {
-        return fs::remove_dir_all(folder).map_err(|error| Failure::Failed(format!("{}: {error}", folder.display())));
+        return fs::remove_dir_all(folder).map_err(at(folder));
     }
     Err(Failure::Failed(format!("{}; what they wrote is in {}", failed.join("; "), folder.display())))
 }

@@ -10,6 +10,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use super::verdict::{Row, Verdict};
+use crate::at::at;
 use crate::cargo;
 use jobs::failure::{Failure, Outcome};
 use jobs::guard::Guarded;
@@ -34,7 +35,7 @@ pub(super) fn run(name: &'static str, further: &[&str]) -> Ended {
 /// What `cargo xtask test --only NAME` writes.
 fn text(name: &str, further: &[&str]) -> Outcome<String> {
     let folder = cargo::target_folder().join("stages");
-    fs::create_dir_all(&folder).map_err(|error| Failure::Failed(format!("{}: {error}", folder.display())))?;
+    fs::create_dir_all(&folder).map_err(at(&folder))?;
     let command = again(&[&["test", "--only", name], further].concat())?;
     written(&command, &folder.join(format!("{name}.txt")), LIMIT)
 }
@@ -49,7 +50,7 @@ pub(super) fn again(words: &[&str]) -> Outcome<Command> {
 
 fn written(command: &Command, log: &Path, limit: Duration) -> Outcome<String> {
     Guarded::start(command, log)?.finish(limit)?;
-    let bytes = fs::read(log).map_err(|error| Failure::Failed(format!("{}: {error}", log.display())))?;
+    let bytes = fs::read(log).map_err(at(log))?;
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 

@@ -13,6 +13,7 @@ use std::fmt;
 use std::fs;
 use std::path::Path;
 
+use crate::at::at;
 use crate::cargo;
 use jobs::failure::{Failure, Outcome};
 use jobs::process;
@@ -122,8 +123,8 @@ fn files(root: &Path) -> Outcome<Files> {
     let mut files = Files::default();
     let mut folders = vec![root.to_owned()];
     while let Some(folder) = folders.pop() {
-        for entry in fs::read_dir(&folder).map_err(|error| Failure::Failed(format!("{}: {error}", folder.display())))? {
-            let path = entry.map_err(|error| Failure::Failed(format!("{}: {error}", folder.display())))?.path();
+        for entry in fs::read_dir(&folder).map_err(at(&folder))? {
+            let path = entry.map_err(at(&folder))?.path();
             let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
             if path.is_dir() {
                 // Build results, runs and hidden folders hold no sources of ours.
@@ -136,8 +137,7 @@ fn files(root: &Path) -> Outcome<Files> {
             }
             let (is_source, is_page) = (name.ends_with(".rs"), name.ends_with(".md"));
             if is_source || is_page || name == "Cargo.toml" {
-                let text = fs::read_to_string(&path)
-                    .map_err(|error| Failure::Failed(format!("{}: {error}", path.display())))?;
+                let text = fs::read_to_string(&path).map_err(at(&path))?;
                 let path = path.strip_prefix(root).unwrap_or(&path).display().to_string();
                 if is_source {
                     files.sources.push(Source::new(&path, &text));

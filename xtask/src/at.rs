@@ -1,0 +1,10 @@
+//! Errors of the file system, with the path at which they came.
+
+use std::io;
+use std::path::Path;
+
+use jobs::failure::Failure;
+
+pub(crate) fn at(path: &Path) -> impl Fn(io::Error) -> Failure {
+    move |error| Failure::Failed(format!("{}: {error}", path.display()))
+}
