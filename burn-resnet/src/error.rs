@@ -4,52 +4,42 @@ use std::path::PathBuf;
 
 /// A configuration that names no network.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the message of each variant says what its fields are")]
 pub enum ModelError {
     /// There is no network of this depth.
     #[error("depth: expected {expected}, got {depth}; the nearest are {lower} and {upper}")]
     Depth {
-        /// The depths there are.
         expected: &'static str,
-        /// What was asked for.
         depth: usize,
         /// The valid depth below, or the smallest one.
         lower: usize,
-        /// The valid depth above.
         upper: usize,
     },
     /// The name is not `resnet` and a depth.
     #[error("model `{name}`: expected `resnet` and a depth, such as resnet20 or resnet110")]
-    Name {
-        /// What was asked for.
-        name: String,
-    },
+    Name { name: String },
 }
 
 /// A weights file that cannot be read, does not fit the network, or cannot be written.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the message of each variant says what its fields are")]
 pub enum WeightsError {
     /// The file's name does not tell its format.
     #[error("{}: expected a name ending in .safetensors, .pth, .th or .pt", path.display())]
-    Extension {
-        /// The file.
-        path: PathBuf,
-    },
+    Extension { path: PathBuf },
     /// The file could not be opened or written.
     #[error("{}: {reason}", path.display())]
     Io {
-        /// The file.
         path: PathBuf,
-        /// What the system said; not a `source`, which a chain of causes would say again.
+        // Not a `source`, which a chain of causes would say again.
         reason: std::io::Error,
     },
     /// The file is not what its name says.
     #[error("{}: not readable as {format}: {reason}", path.display())]
     Format {
-        /// The file.
         path: PathBuf,
         /// "safetensors" or "a PyTorch checkpoint".
         format: &'static str,
-        /// What the reader said.
         reason: String,
     },
     /// The file's tensors are not those of the network.
@@ -59,23 +49,15 @@ pub enum WeightsError {
         path.display(), some(missing), some(unexpected), some(misshaped)
     )]
     Mismatch {
-        /// The file.
         path: PathBuf,
-        /// Names the network has and the file lacks.
         missing: Vec<String>,
-        /// Names the file has and the network lacks.
         unexpected: Vec<String>,
         /// Name, expected and found shape (or type) of each tensor that does not fit.
         misshaped: Vec<String>,
     },
     /// The weights could not be written.
     #[error("{}: writing the weights failed: {reason}", path.display())]
-    Write {
-        /// The file.
-        path: PathBuf,
-        /// What the writer said.
-        reason: String,
-    },
+    Write { path: PathBuf, reason: String },
 }
 
 /// The most names of one kind that an error tells.
