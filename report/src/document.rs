@@ -43,13 +43,10 @@ pub(crate) enum Block {
 /// A plot, what is said under it, and its numbers.
 #[derive(Clone, Debug)]
 pub(crate) struct Figure {
-    /// Name of its files.
-    pub(crate) id: String,
-    pub(crate) title: String,
     /// How to read it: what was measured, how, over what.
     pub(crate) caption: String,
     pub(crate) plot: Plot,
-    /// All numbers that are drawn.
+    /// All numbers that are drawn; its id and title are the figure's.
     pub(crate) data: Table,
 }
 

@@ -165,8 +165,8 @@ fn write_files(document: &Document, directory: &Path) -> Result<(usize, usize)> 
         match block {
             Block::Figure(figure) => {
                 num_figures += 1;
-                put(figures.join(format!("{}.svg", figure.id)), draw(figure, Sheet::Alone)?)?;
-                put(figures.join(format!("{}.csv", figure.id)), tables::csv(&figure.data))?;
+                put(figures.join(format!("{}.svg", figure.data.id)), draw(figure, Sheet::Alone)?)?;
+                put(figures.join(format!("{}.csv", figure.data.id)), tables::csv(&figure.data))?;
             }
             Block::Table(table) | Block::FoldedTable(_, table) => {
                 num_tables += 1;
@@ -198,9 +198,9 @@ fn index(document: &Document) -> Value {
             match block {
                 Block::Paragraph(text) | Block::Warning(text) => words.push(text.clone()),
                 Block::Figure(figure) => {
-                    let data = figure.data.to_json();
+                    let data = &figure.data;
                     figures.push(
-                        json!({ "id": figure.id, "title": figure.title, "caption": figure.caption, "data": data }),
+                        json!({ "id": data.id, "title": data.title, "caption": figure.caption, "data": data.to_json() }),
                     );
                 }
                 Block::Table(table) | Block::FoldedTable(_, table) => tables.push(table_json(table)),

@@ -96,10 +96,10 @@ fn grid(figures: &[Markup]) -> Markup {
 fn figure(figure: &Figure) -> Result<Markup> {
     let (wide, narrow) = (draw(figure, Sheet::Wide)?, draw(figure, Sheet::Narrow)?);
     Ok(html! {
-        figure id={ "figure-" (figure.id) } {
+        figure id={ "figure-" (figure.data.id) } {
             (PreEscaped(wide)) (PreEscaped(narrow))
             figcaption { (figure.caption) }
-            p.files { a href={ "figures/" (figure.id) ".svg" } { "SVG" } " · " a href={ "figures/" (figure.id) ".csv" } { "CSV" } }
+            p.files { a href={ "figures/" (figure.data.id) ".svg" } { "SVG" } " · " a href={ "figures/" (figure.data.id) ".csv" } { "CSV" } }
         }
     })
 }

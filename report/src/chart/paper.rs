@@ -72,7 +72,7 @@ const SAMPLE_WIDTH: i32 = 30;
 /// When plotters does not draw.
 pub(crate) fn draw(figure: &Figure, sheet: Sheet) -> Result<String> {
     let width = sheet.width();
-    let title = wrapped(&figure.title, HEADING * 1.16, width - 2 * SIDE);
+    let title = wrapped(&figure.data.title, HEADING * 1.16, width - 2 * SIDE);
     let legend = legend_rows(entries(&figure.plot), width);
     let caption = match sheet {
         Sheet::Alone => wrapped(&figure.caption, TEXT - 1.0, width - 2 * SIDE),
@@ -238,9 +238,9 @@ fn framed(drawing: &str, figure: &Figure, sheet: Sheet) -> Result<String> {
         Sheet::Alone => attributes.split(" viewBox").next().unwrap_or_default(),
         Sheet::Wide | Sheet::Narrow => "",
     };
-    let id = format!("{}-{}", figure.id, sheet.name());
+    let id = format!("{}-{}", figure.data.id, sheet.name());
     let named = maud::html! {
-        title id={ (id) "-title" } { (figure.title) }
+        title id={ (id) "-title" } { (figure.data.title) }
         desc id={ (id) "-desc" } { (figure.caption) }
     };
     Ok(format!(
@@ -261,15 +261,13 @@ mod tests {
     fn control_characters_of_a_label_are_replaced_since_no_svg_may_hold_them() {
         let label = "run\u{1b}[31m\u{0}\tend".to_owned();
         let figure = Figure {
-            id: "id".to_owned(),
-            title: label.clone(),
             caption: label.clone(),
+            data: Table::new("id", label.clone(), &[]),
             plot: Plot::Bars(BarPlot {
                 x: Axis::from_zero("s"),
                 parts: Vec::new(),
                 rows: vec![Bar { label, values: vec![1.0], ..Bar::default() }],
             }),
-            data: Table::new("id", "", &[]),
         };
         for sheet in [Sheet::Wide, Sheet::Narrow, Sheet::Alone] {
             let svg = draw(&figure, sheet).unwrap();

@@ -87,11 +87,10 @@ fn percent(share: f64) -> f64 {
 }
 
 fn missed_words(course: &Course<'_>, percent: f64) -> String {
-    let epochs = course.ended.epochs;
     format!(
-        "{} did not reach {percent} % in {epochs} {}; its best was {} %.",
+        "{} did not reach {percent} % in {}; its best was {} %.",
         course.run.label,
-        if epochs == 1 { "epoch" } else { "epochs" },
+        records::counted(course.ended.epochs as usize, "epoch"),
         self::percent(course.best)
     )
 }
@@ -174,7 +173,7 @@ fn figure(courses: &[Course<'_>], percent: f64, (id, what, axis, cost): Cost) ->
         return None;
     }
     let title = format!("{what} to a test accuracy of {percent} %");
-    let mut data = Table::new(id, title.clone(), &["series", "global batch", axis, "least", "most", "runs"]);
+    let mut data = Table::new(id, title, &["series", "global batch", axis, "least", "most", "runs"]);
     let mut names: Vec<&str> = lines.keys().map(|(name, _)| name.as_str()).collect();
     names.dedup();
     let mut series = Vec::new();
@@ -204,8 +203,6 @@ fn figure(courses: &[Course<'_>], percent: f64, (id, what, axis, cost): Cost) ->
     let has_missed = lines.keys().any(|(_, is_missed)| *is_missed);
     let crosses = if has_missed { " Crosses are runs that ended without it, where they ended." } else { "" };
     Some(Figure {
-        id: id.to_owned(),
-        title,
         caption: format!(
             "Until the end of the first epoch after which the accuracy was measured at or above the target, evaluation and checkpoints included, no warm-up left out. Points are medians of the runs of a batch size, bars their least and most.{crosses}"
         ),

@@ -58,7 +58,7 @@ fn one(comparison: &Comparison, prefix: &str, rows: &[(String, &ComparisonRow)])
         facets.entry((&row.model, &row.dtype, row.ranks)).or_default().push(row);
     }
     for (number, ((model, dtype, ranks), rows)) in facets.iter().enumerate() {
-        let title = format!("{model} {dtype}, {ranks} {}", if *ranks == 1 { "rank" } else { "ranks" });
+        let title = format!("{model} {dtype}, {}", records::counted(*ranks as usize, "rank"));
         let figure = bars(&format!("{prefix}-{}", number + 1), &title, rows, &job);
         blocks.extend(figure.map(|figure| Block::Figure(Box::new(figure))));
     }
@@ -134,8 +134,6 @@ fn bars(id: &str, title: &str, rows: &[&ComparisonRow], job: &[String]) -> Optio
         });
     }
     plotted.iter().any(|bar| bar.gap.is_none()).then(|| Figure {
-        id: id.to_owned(),
-        title: title.to_owned(),
         caption: format!(
             "Images/s of all ranks, global samples over the slowest rank's time; bars are medians of the rounds, whiskers their least and most. Lockstep in colour. The job, with its warm-up: {}.",
             job.join(", ")
@@ -264,8 +262,6 @@ fn course_figures(by_name: &[(String, Vec<&Course>)], prefix: &str, suffix: &str
         .into_iter()
         .filter(|(_, _, series)| series.iter().any(|series| series.lines.iter().any(|line| !line.is_empty())))
         .map(|(label, title, series)| Figure {
-            id: format!("{prefix}-accuracy-{label}{suffix}"),
-            title: title.to_owned(),
             caption: "Share of the test images whose likeliest class is right, after each epoch of every framework's own training; a line a seed. Everybody decodes the images before the clock starts.".to_owned(),
             plot: Plot::Lines(LinePlot { x: if label == "epoch" { Axis::whole(label) } else { Axis::from_zero(label) }, y: Axis::from_zero("top-1 accuracy").in_unit(Unit::Share), series, band: None }),
             data: Table { id: format!("{prefix}-accuracy-{label}{suffix}"), title: title.to_owned(), ..data.clone() },
@@ -338,7 +334,7 @@ mod tests {
         for block in &blocks {
             match block {
                 Block::Figure(figure) => {
-                    ids.push(figure.id.as_str());
+                    ids.push(figure.data.id.as_str());
                     names.extend(figure.data.rows.iter().map(|row| row[0].shown()));
                 }
                 Block::Warning(text) => warnings.push(text.as_str()),

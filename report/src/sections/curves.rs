@@ -71,7 +71,7 @@ fn figure(
     let (score_id, score_title, y) = SCORES[score];
     let id = format!("{score_id}-by-{course_id}{suffix}");
     let title = format!("{score_title} by {course_title}");
-    let mut data = Table::new(id.clone(), title.clone(), &["run", x, y]);
+    let mut data = Table::new(id, title, &["run", x, y]);
     let mut series = Vec::new();
     for (style, (name, runs)) in groups.iter().enumerate() {
         let lines: Vec<Vec<Point>> =
@@ -99,8 +99,6 @@ fn figure(
         if score_id == "accuracy" { Axis::from_zero(y).in_unit(Unit::Share) } else { Axis::linear(y) },
     );
     (!series.is_empty()).then(|| Figure {
-        id,
-        title,
         caption: format!("{what}{repetitions} No warm-up is left out."),
         plot: Plot::Lines(LinePlot { x, y, series, band: None }),
         data,

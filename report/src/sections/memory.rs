@@ -30,9 +30,8 @@ pub(super) fn blocks(facts: &Facts<'_>) -> Vec<Block> {
 }
 
 fn figure(rows: &[(String, Vec<f64>)], number: usize) -> Figure {
-    let id = format!("memory-{number}");
-    let title = "Largest memory of a rank".to_owned();
-    let mut data = Table::new(id.clone(), title.clone(), &["measurement", "MiB, median", "least", "most"]);
+    let columns = ["measurement", "MiB, median", "least", "most"];
+    let mut data = Table::new(format!("memory-{number}"), "Largest memory of a rank", &columns);
     let mut bars = Vec::new();
     for (label, bytes) in rows {
         let mebibytes: Vec<f64> = bytes.iter().map(|bytes| bytes / MIB).collect();
@@ -53,11 +52,5 @@ fn figure(rows: &[(String, Vec<f64>)], number: usize) -> Figure {
         });
     }
     let caption = "Peak resident memory of the rank that needed most, as the operating system tells it, program and data included; medians of the repetitions, whiskers their least and most.".to_owned();
-    Figure {
-        id,
-        title,
-        caption,
-        plot: Plot::Bars(BarPlot { x: Axis::from_zero("MiB"), parts: Vec::new(), rows: bars }),
-        data,
-    }
+    Figure { caption, plot: Plot::Bars(BarPlot { x: Axis::from_zero("MiB"), parts: Vec::new(), rows: bars }), data }
 }

@@ -53,8 +53,7 @@ fn circumstances(network: &NetbenchResult) -> String {
 }
 
 fn place(ranks: usize, nodes: usize) -> String {
-    let counted = |count: usize, what: &str| if count == 1 { format!("1 {what}") } else { format!("{count} {what}s") };
-    format!("{} on {}", counted(ranks, "rank"), counted(nodes, "node"))
+    format!("{} on {}", records::counted(ranks, "rank"), records::counted(nodes, "node"))
 }
 
 fn sizes() -> Axis {
@@ -139,13 +138,7 @@ fn of_pairs(name: &str, network: &NetbenchResult, number: usize) -> Vec<Figure> 
             circumstances(network)
         );
         let plot = LinePlot { x: sizes(), y: Axis::logarithmic(axis), series, band: None };
-        Figure {
-            data: Table { id: id.clone(), title: title.clone(), ..data.clone() },
-            id,
-            title,
-            caption,
-            plot: Plot::Lines(plot),
-        }
+        Figure { data: Table { id, title, ..data.clone() }, caption, plot: Plot::Lines(plot) }
     };
     vec![figure("Bandwidth", "bandwidth", "MB/s", bandwidths), figure("Time", "latency", "microseconds", times)]
 }
@@ -159,11 +152,9 @@ fn of_collectives(name: &str, network: &NetbenchResult, number: usize) -> Vec<Fi
     let figure = |((operation, ranks), all): (&(String, usize), &Vec<&CollectiveTimes>)| {
         let id = format!("{operation}-{ranks}-ranks-{number}");
         let title = format!("Time of {operation}, {ranks} ranks: {name}");
-        let mut data = Table::new(
-            id.clone(),
-            title.clone(),
-            &["algorithm", "bytes", "seconds, median", "10th percentile", "90th percentile", "simulated seconds"],
-        );
+        let columns =
+            ["algorithm", "bytes", "seconds, median", "10th percentile", "90th percentile", "simulated seconds"];
+        let mut data = Table::new(id, title, &columns);
         let mut series = Vec::new();
         for (style, times) in all.iter().take(MOST_SERIES).enumerate() {
             let points = || times.points.iter().filter(|point| point.bytes > 0);
@@ -205,7 +196,7 @@ fn of_collectives(name: &str, network: &NetbenchResult, number: usize) -> Vec<Fi
             circumstances(network)
         );
         let plot = LinePlot { x: sizes(), y: Axis::logarithmic("microseconds"), series, band: None };
-        Figure { id, title, caption, plot: Plot::Lines(plot), data }
+        Figure { caption, plot: Plot::Lines(plot), data }
     };
     groups.iter().map(figure).collect()
 }

@@ -150,13 +150,7 @@ fn compared(facts: &Facts<'_>, pairs: &[(&Predictions, &PredictionRecord, &Measu
     let plot =
         LinePlot { x: axis("predicted, images/s"), y: axis("measured, images/s"), series: groups, band: Some(BAND) };
     let table = Table::of("predicted-and-measured", "Predicted and measured throughput", rows);
-    let figure = Figure {
-        id: "predicted-and-measured".to_owned(),
-        title: "Predicted and measured throughput".to_owned(),
-        caption,
-        plot: Plot::Lines(plot),
-        data: table.clone(),
-    };
+    let figure = Figure { caption, plot: Plot::Lines(plot), data: table.clone() };
     vec![Block::Figure(Box::new(figure)), Block::Table(table)]
 }
 

@@ -166,8 +166,7 @@ fn figures(facts: &Facts<'_>, facet: &[&Measurement], number: usize) -> Vec<Figu
     let notes = notes(facts, facet, drawing.speeds.iter().any(|series| series.kind == Kind::Predicted));
     let figure = |id: &str, title: String, what: &str, plot: LinePlot, data: Table| {
         let id = format!("{id}-{number}");
-        let data = Table { id: id.clone(), title: title.clone(), ..data };
-        Figure { data, id, title, caption: format!("{what} {notes}"), plot: Plot::Lines(plot) }
+        Figure { data: Table { id, title, ..data }, caption: format!("{what} {notes}"), plot: Plot::Lines(plot) }
     };
     vec![
         figure(

@@ -89,13 +89,13 @@ fn figure(facts: &Facts<'_>, places: &[Place<'_>], number: usize) -> Figure {
     let ranks = members[0].ranks;
     let id = format!("side-by-side-{number}");
     let words = scaling::shared_words(&members);
-    let mut title = format!("Throughput of {ranks} {}: {words}", if ranks == 1 { "rank" } else { "ranks" });
+    let mut title = format!("Throughput of {}: {words}", records::counted(ranks, "rank"));
     if facts.has_several_studies() {
         title.push_str(&format!(", study {}", members[0].setting("study")));
     }
     let columns =
         ["group", "bar", "measurement", "images/s, median", "least", "most", "repetitions", "predicted, images/s"];
-    let mut data = Table::new(id.clone(), title.clone(), &columns);
+    let mut data = Table::new(id, title, &columns);
     let predictions = predictions::all(facts);
     let mut rows = Vec::new();
     for place in places {
@@ -128,8 +128,6 @@ fn figure(facts: &Facts<'_>, places: &[Place<'_>], number: usize) -> Figure {
     }
     let has_predicted = rows.iter().any(|row| row.predicted.is_some());
     Figure {
-        id,
-        title,
         caption: caption(facts, &members, has_predicted),
         plot: Plot::Bars(BarPlot { x: Axis::from_zero("images/s, all ranks"), parts: Vec::new(), rows }),
         data,

@@ -37,7 +37,7 @@ pub(super) fn blocks(facts: &Facts<'_>) -> Vec<Block> {
 fn figure(id: String, title: String, caption: String, bars: Vec<(String, [f64; PHASES.len()])>) -> Figure {
     let mut columns = vec!["bar"];
     columns.extend(PHASES);
-    let mut data = Table::new(id.clone(), title.clone(), &columns);
+    let mut data = Table::new(id, title, &columns);
     for (label, phases) in &bars {
         let mut row = vec![Cell::text(label.clone())];
         row.extend(phases.map(|phase| Cell::number(phase, 3)));
@@ -46,13 +46,7 @@ fn figure(id: String, title: String, caption: String, bars: Vec<(String, [f64; P
     let rows =
         bars.into_iter().map(|(label, phases)| Bar { label, values: phases.to_vec(), ..Bar::default() }).collect();
     let parts = PHASES.map(str::to_owned).to_vec();
-    Figure {
-        id,
-        title,
-        caption,
-        plot: Plot::Bars(BarPlot { x: Axis::from_zero("milliseconds a step"), parts, rows }),
-        data,
-    }
+    Figure { caption, plot: Plot::Bars(BarPlot { x: Axis::from_zero("milliseconds a step"), parts, rows }), data }
 }
 
 /// Of every rank, as the summary tells; else of root alone, from the epochs.
@@ -141,7 +135,7 @@ pub(super) fn staleness(facts: &Facts<'_>) -> Vec<Block> {
         let counts = run.summary.as_ref()?.staleness.as_ref().filter(|counts| counts.iter().any(|count| *count > 0))?;
         let id = format!("staleness-{}", number + 1);
         let title = format!("Staleness of {}", run.label);
-        let mut data = Table::new(id.clone(), title.clone(), &["staleness", "updates"]);
+        let mut data = Table::new(id, title, &["staleness", "updates"]);
         let points: Vec<Point> =
             counts.iter().enumerate().map(|(at, count)| Point::new(at as f64, *count as f64)).collect();
         for (at, count) in counts.iter().enumerate() {
@@ -157,7 +151,7 @@ pub(super) fn staleness(facts: &Facts<'_>) -> Vec<Block> {
         let x = Axis { ticks: Some(ticks), ..Axis::linear("updates in between") };
         let series = vec![Series { name: "updates".to_owned(), style: 0, kind: Kind::Columns, lines: vec![points] }];
         let plot = Plot::Lines(LinePlot { x, y: Axis::whole("updates"), series, band: None });
-        Some(Block::Figure(Box::new(Figure { id, title, caption, plot, data })))
+        Some(Block::Figure(Box::new(Figure { caption, plot, data })))
     };
     facts.sources.runs.iter().enumerate().filter_map(histogram).collect()
 }
