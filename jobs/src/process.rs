@@ -11,6 +11,8 @@ use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+pub use records::quoted;
+
 use crate::failure::{Failure, Outcome};
 use crate::output::say;
 
@@ -20,17 +22,6 @@ pub fn shown(command: &Command) -> String {
         command.get_envs().filter_map(|(name, value)| Some(format!("{}={}", name.display(), quoted(value?))));
     let words = std::iter::once(command.get_program()).chain(command.get_args()).map(quoted);
     variables.chain(words).collect::<Vec<_>>().join(" ")
-}
-
-/// A word as a shell would read it back.
-pub fn quoted(word: impl AsRef<OsStr>) -> String {
-    let word = word.as_ref().to_string_lossy();
-    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:,+@%".contains(c);
-    if !word.is_empty() && word.chars().all(is_plain) {
-        word.into_owned()
-    } else {
-        format!("'{}'", word.replace('\'', r"'\''"))
-    }
 }
 
 /// Prints the command, runs it and passes its output through.

@@ -5,6 +5,7 @@
 use crate::number::{nan_if_null, nans_of_names};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::ops::AddAssign;
 
 /// The data a run read.
@@ -60,6 +61,17 @@ pub struct Manifest {
     pub launch: LaunchFacts,
     /// The data.
     pub dataset: DatasetFacts,
+}
+
+/// A word of a command line as a shell would read it back.
+pub fn quoted(word: impl AsRef<OsStr>) -> String {
+    let word = word.as_ref().to_string_lossy();
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:,+@%".contains(c);
+    if !word.is_empty() && word.chars().all(is_plain) {
+        word.into_owned()
+    } else {
+        format!("'{}'", word.replace('\'', r"'\''"))
+    }
 }
 
 /// Seconds by phase.
@@ -205,5 +217,18 @@ impl EpochRecord {
     /// Share of root's steps that was waiting for the other ranks; none where it made no step.
     pub fn exposed_share(&self) -> Option<f64> {
         Some(self.exposed_communication_share).filter(|_| self.seconds.step_total() > 0.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_are_quoted_as_a_shell_needs_it() {
+        assert_eq!(
+            [quoted("--model"), quoted("a b"), quoted("it's"), quoted("")],
+            ["--model", "'a b'", "'it'\\''s'", "''"]
+        );
     }
 }

@@ -131,11 +131,10 @@ fn report(request: &Request, job: &str, file: &Path) -> String {
         Some(array) => format!("{job}_{}", array.tasks.first().copied().unwrap_or_default()),
         None => job.to_owned(),
     };
-    let counted = |count: usize, what: &str| format!("{count} {what}{}", if count == 1 { "" } else { "s" });
-    let mut size =
-        format!("{} on {}", counted(request.nodes * request.ntasks_per_node, "rank"), counted(request.nodes, "node"));
+    let ranks = records::counted(request.nodes * request.ntasks_per_node, "rank");
+    let mut size = format!("{ranks} on {}", records::counted(request.nodes, "node"));
     if let Some(array) = &request.array {
-        size.push_str(&format!(" for each of {}", counted(array.tasks.len(), "task")));
+        size.push_str(&format!(" for each of {}", records::counted(array.tasks.len(), "task")));
     }
     format!(
         "job {job} submitted: {}, {size}\n\

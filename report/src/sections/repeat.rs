@@ -132,12 +132,12 @@ fn recipe(run: &Run) -> Option<Block> {
     for manifest in run.manifests.iter().rev() {
         let ranks = manifest.launch.ranks;
         text.push_str(&format!(
-            "# commit {}, {ranks} {}, {}\n",
+            "# commit {}, {}, {}\n",
             manifest.commit,
-            if ranks == 1 { "rank" } else { "ranks" },
+            records::counted(ranks, "rank"),
             manifest.started
         ));
-        let words: Vec<String> = manifest.command_line.iter().map(|word| quoted(word)).collect();
+        let words: Vec<String> = manifest.command_line.iter().map(records::quoted).collect();
         let launcher = if ranks > 1 { format!("mpirun -n {ranks} ") } else { String::new() };
         text.push_str(&format!("{launcher}{}\n\n", words.join(" ")));
     }
@@ -145,16 +145,6 @@ fn recipe(run: &Run) -> Option<Block> {
         text.push_str(&format!("# run.toml\n{}", run.toml));
     }
     (!text.is_empty()).then(|| Block::FoldedText(format!("{}: command and options", run.label), text))
-}
-
-/// A word as a shell reads it.
-fn quoted(word: &str) -> String {
-    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./=,:@%+".contains(c);
-    if !word.is_empty() && word.chars().all(is_plain) {
-        word.to_owned()
-    } else {
-        format!("'{}'", word.replace('\'', "'\\''"))
-    }
 }
 
 #[cfg(test)]
@@ -171,13 +161,5 @@ mod tests {
             ("b".to_owned(), options(&[("x", "1"), ("y", "3"), ("z", "4")])),
         ];
         assert_eq!(differing(&runs), ["y", "z"]);
-    }
-
-    #[test]
-    fn words_are_quoted_as_a_shell_needs_it() {
-        assert_eq!(
-            [quoted("--model"), quoted("a b"), quoted("it's"), quoted("")],
-            ["--model", "'a b'", "'it'\\''s'", "''"]
-        );
     }
 }
