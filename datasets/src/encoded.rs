@@ -216,7 +216,11 @@ impl<S: Source> EncodedDataset<S> {
             let pixels = output.get_mut(position * len..(position + 1) * len).unwrap_or(&mut scratch);
             let result = self.source.read(*image as usize).and_then(|bytes| {
                 let digest = Sha256::digest(&bytes).into();
-                self.decode(&bytes, *image as usize, pixels)?;
+                match on_bad_image {
+                    // A random part of a training image may be any.
+                    OnBadImage::Skip => self.decode_whole(&bytes, *image as usize, pixels)?,
+                    OnBadImage::Fail => self.decode(&bytes, *image as usize, pixels)?,
+                }
                 Ok(digest)
             });
             let failed = result.is_err();
@@ -230,6 +234,15 @@ impl<S: Source> EncodedDataset<S> {
 
     fn decode(&self, bytes: &[u8], image: usize, pixels: &mut [u8]) -> Result<(), DatasetError> {
         decode_into(bytes, &|| self.source.path(image), self.shape, self.sizing, pixels)
+    }
+
+    /// As [`decode`](Self::decode), and refuses what is damaged anywhere; of images that keep their own size the pixels are other ones.
+    fn decode_whole(&self, bytes: &[u8], image: usize, pixels: &mut [u8]) -> Result<(), DatasetError> {
+        if self.sizing.shorter_side.is_none() {
+            return self.decode(bytes, image, pixels);
+        }
+        let whole = |[width, height]: [u32; 2]| CropBox { left: 0, top: 0, width, height };
+        decode_crop(bytes, &|| self.source.path(image), self.shape, &whole, pixels)
     }
 
     /// The digests of all samples, on all processors. An image that cannot be read counts as empty: reading it will tell.

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use datasets::{Sizing, load_image};
+use datasets::{ImageFolderConfig, OnBadImage, Sizing, image_folder, load_image};
 
 fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/images").join(name)
@@ -89,6 +89,31 @@ fn a_jpeg_damaged_in_any_scan_is_refused() {
             }
         }
     }
+}
+
+/// A random part of a training image may reach where the middle that is tested does not.
+#[test]
+fn an_image_damaged_below_its_middle_is_among_those_that_are_skipped() {
+    let root = tempfile::tempdir().unwrap();
+    for (class, number) in
+        ["train/cat", "train/dog", "test/cat", "test/dog"].iter().flat_map(|class| [(class, 0), (class, 1)])
+    {
+        let class = root.path().join(class);
+        fs::create_dir_all(&class).unwrap();
+        let drawn = |x: u32, y: u32| image::Rgb([(x * 7) as u8, (y * 5) as u8, (x * y) as u8]);
+        image::RgbImage::from_fn(40, 160, drawn).save(class.join(format!("{number}.jpg"))).unwrap();
+    }
+    let path = root.path().join("train/cat/1.jpg");
+    let mut bytes = fs::read(&path).unwrap();
+    let near_end = bytes.len() * 19 / 20;
+    bytes[near_end..near_end + 20].copy_from_slice(&b"\xFF\x00".repeat(10));
+    fs::write(&path, bytes).unwrap();
+    let sizing = Sizing { size: 16, shorter_side: Some(16) };
+    load_image(&path, sizing, 3).unwrap();
+    let how = ImageFolderConfig { on_bad_image: OnBadImage::Skip, ..ImageFolderConfig::new(sizing) };
+    let train = image_folder::open(root.path(), &how).unwrap().train;
+    assert_eq!(train.len(), 3);
+    assert!(train.notes().iter().any(|note| note.contains("1.jpg")), "{:?}", train.notes());
 }
 
 #[test]
