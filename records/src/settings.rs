@@ -9,20 +9,12 @@ pub const WORK: [&str; 7] = ["model", "dtype", "kernels", "device", "threads", "
 /// How and where it was measured, by which its speed differs as well.
 pub const ORIGIN: [&str; 2] = ["kind", "study"];
 
-/// Settings in which a single rank may differ from those whose reference it is: where and how ranks meet, how long and at which rate
-/// they train.
-pub const OF_SEVERAL: [&str; 26] = [
-    "network",
-    "launcher",
-    "communication",
-    "hosts",
+/// How ranks meet.
+pub const OF_SYNCHRONISATION: [&str; 13] = [
     "sync",
     "reduction",
     "virtual_shards",
     "overlap",
-    "bucket_mib",
-    "update",
-    "batch_norm",
     "compress",
     "compress_warmup_steps",
     "servers",
@@ -32,6 +24,18 @@ pub const OF_SEVERAL: [&str; 26] = [
     "from_step",
     "timeout",
     "trace",
+];
+
+/// Further settings in which a single rank may differ from those whose reference it is: where ranks meet, how long and at which rate
+/// they train.
+const OF_SEVERAL: [&str; 13] = [
+    "network",
+    "launcher",
+    "communication",
+    "hosts",
+    "bucket_mib",
+    "update",
+    "batch_norm",
     "steps",
     "warmup_steps",
     "epochs",
@@ -39,6 +43,11 @@ pub const OF_SEVERAL: [&str; 26] = [
     "learning_rate",
     "seed",
 ];
+
+/// Whether a single rank may differ in this setting from those whose reference it is.
+pub fn is_of_several(key: &str) -> bool {
+    OF_SYNCHRONISATION.contains(&key) || OF_SEVERAL.contains(&key)
+}
 
 /// The names of the settings that are not the same in both; one without a value is like one that is not there.
 pub fn differences<'a>(some: &'a BTreeMap<String, String>, others: &'a BTreeMap<String, String>) -> BTreeSet<&'a str> {
@@ -88,13 +97,23 @@ mod tests {
     #[test]
     fn flags_of_a_study_name_their_method() {
         let method = |pairs: &[(&str, &str)]| {
-            method(&pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()).unwrap()
+            method(&pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect())
         };
-        assert_eq!(method(&[]), "allreduce:hierarchical");
-        assert_eq!(method(&[("sync", "allreduce"), ("compress", "bf16")]), "allreduce+bf16");
-        assert_eq!(method(&[("reduction", "exact")]), "exact");
-        assert_eq!(method(&[("sync", "local-sgd"), ("every", "4")]), "local-sgd:4");
-        let servers = [("sync", "async-parameter-server"), ("staleness", "2"), ("server-placement", "own")];
-        assert_eq!(method(&servers), "async-parameter-server:1:2@own");
+        let servers = [("sync", "async-parameter-server"), ("staleness", "2"), ("server_placement", "own")];
+        for (pairs, expected) in [
+            (&[][..], "allreduce:hierarchical"),
+            (&[("reduction", "ring")], "allreduce:ring"),
+            (&[("sync", "allreduce"), ("compress", "bf16")], "allreduce+bf16"),
+            (&[("reduction", "exact"), ("compress", "none")], "exact"),
+            (&[("sync", "local-sgd")], "local-sgd:8"),
+            (&[("sync", "local-sgd"), ("every", "4")], "local-sgd:4"),
+            (&[("sync", "parameter-server"), ("servers", "2")], "parameter-server:2"),
+            (&servers[..1], "async-parameter-server:1"),
+            (&servers, "async-parameter-server:1:2@own"),
+            (&[servers[0], servers[1], ("server-placement", "own")], "async-parameter-server:1:2@own"),
+        ] {
+            assert_eq!(method(pairs).as_deref(), Some(expected));
+        }
+        assert_eq!(method(&[("sync", "post-local-sgd")]), None);
     }
 }

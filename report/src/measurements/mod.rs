@@ -7,7 +7,7 @@
 mod tests;
 
 use super::sources::{Run, Sources, StudyFolder};
-use records::{AttemptRecord, Estimate, OF_SEVERAL, Status, StudyCell};
+use records::{AttemptRecord, Estimate, Status, StudyCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -104,7 +104,7 @@ impl Measurement {
     fn is_reference_of(&self, other: &Self) -> bool {
         let kept = if other.scaling == "strong" { "global_batch_size" } else { "batch_size_per_rank" };
         let may_differ =
-            |key: &&str| *key != kept && [&SIZES[..], &BATCHES, &OF_SEVERAL].iter().any(|keys| keys.contains(key));
+            |key: &&str| *key != kept && (SIZES.contains(key) || BATCHES.contains(key) || records::is_of_several(key));
         self.ranks == 1 && self.work == other.work && self.differences(other).iter().all(may_differ)
     }
 

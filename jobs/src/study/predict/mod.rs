@@ -8,6 +8,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use records::OF_SYNCHRONISATION;
 use serde_json::Value;
 
 use super::cell::{Cell, Place, folder_name};
@@ -23,23 +24,6 @@ use crate::mpirun;
 use crate::output::say;
 use crate::process;
 use crate::quiet::Watch;
-
-/// Flags about other ranks, which a profile of one rank has not.
-const OF_SYNCHRONISATION: [&str; 13] = [
-    "--sync",
-    "--reduction",
-    "--virtual-shards",
-    "--overlap",
-    "--compress",
-    "--compress-warmup-steps",
-    "--servers",
-    "--server-placement",
-    "--staleness",
-    "--every",
-    "--from-step",
-    "--timeout",
-    "--trace",
-];
 
 /// Predicts one repetition of all cells of a study.
 pub(super) struct Predicting<'a> {
@@ -192,10 +176,12 @@ pub(super) fn of_one_rank(arguments: &[String]) -> Vec<String> {
     let mut words = Vec::new();
     let mut rest = arguments.iter();
     while let Some(word) = rest.next() {
-        if OF_SYNCHRONISATION.contains(&word.as_str()) {
-            rest.next();
-        } else if word.split_once('=').is_none_or(|(flag, _)| !OF_SYNCHRONISATION.contains(&flag)) {
+        let (flag, value) = word.split_once('=').map_or((word.as_str(), None), |(flag, value)| (flag, Some(value)));
+        let key = flag.strip_prefix("--").unwrap_or_default().replace('-', "_");
+        if !OF_SYNCHRONISATION.contains(&key.as_str()) {
             words.push(word.clone());
+        } else if value.is_none() {
+            rest.next();
         }
     }
     words
@@ -209,26 +195,9 @@ fn step_seconds(profile: &Value) -> f64 {
 
 /// The method as `predict-scaling` calls it.
 fn method(cell: &Cell) -> Result<String, String> {
-    let or = |name: &str, default: &str| match cell.setting(name) {
-        empty if empty.is_empty() => default.to_owned(),
-        value => value,
-    };
-    let place = if cell.setting("server_placement") == "own" { "@own" } else { "" };
-    let staleness = cell.setting("staleness");
-    let staleness = if staleness.is_empty() { staleness } else { format!(":{staleness}") };
-    let method = match cell.setting("sync").as_str() {
-        "allreduce" => match cell.setting("reduction").as_str() {
-            "" => "allreduce".to_owned(),
-            "exact" => "exact".to_owned(),
-            reduction => format!("allreduce:{reduction}"),
-        },
-        "parameter-server" => format!("parameter-server:{}{place}", or("servers", "1")),
-        "async-parameter-server" => format!("async-parameter-server:{}{staleness}{place}", or("servers", "1")),
-        "local-sgd" => format!("local-sgd:{}", or("every", "8")),
-        other => return Err(format!("no prediction is known for sync {other}")),
-    };
-    let compression = cell.setting("compress");
-    Ok(if compression == "none" { method } else { format!("{method}+{compression}") })
+    let settings = cell.settings.iter().filter_map(|(key, value)| Some((key.clone(), records::text(value)?)));
+    records::method(&settings.collect())
+        .ok_or_else(|| format!("no prediction is known for sync {}", cell.setting("sync")))
 }
 
 fn predict(

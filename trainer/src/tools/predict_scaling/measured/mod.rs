@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 use records::{
-    AttemptRecord, OF_SEVERAL, ORIGIN, PredictionFile, PredictionRecord, Status, Study, StudyCell, WORK, differences,
-    is_in_time, median, method,
+    AttemptRecord, ORIGIN, PredictionFile, PredictionRecord, Status, Study, StudyCell, WORK, differences, is_in_time,
+    median, method,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -251,7 +251,7 @@ fn run(cell: &Cell, group: &[&Cell], all: &[Cell], predictions: &[(Option<String
             && other.number("batch_size_per_rank") == cell.fixed_batch()
     };
     // One rank alone sends nothing, so that one of another network or method will do, but of no other variant.
-    let may_differ = |key: &&str| SIZES.contains(key) || OF_SEVERAL.contains(key);
+    let may_differ = |key: &&str| SIZES.contains(key) || records::is_of_several(key);
     let is_alike = |other: &&Cell| differences(&cell.settings, &other.settings).iter().all(may_differ);
     let alone = group.iter().copied().chain(all).filter(is_base).filter(is_alike);
     let base = alone.min_by_key(|other| differences(&cell.settings, &other.settings).len());
