@@ -256,35 +256,6 @@ pub trait NodeMemory: Send + Debug {
     fn sum_u64(&mut self, values: &mut [u64], between: Option<Between<'_, u64>>) -> Result<(), CollectiveError>;
 }
 
-/// A number that a [`NodeMemory`] can sum.
-pub(crate) trait NodeNumber: Sized {
-    fn reduce(
-        memory: &mut dyn NodeMemory,
-        values: &mut [Self],
-        between: Option<Between<'_, Self>>,
-    ) -> Result<(), CollectiveError>;
-}
-
-impl NodeNumber for f32 {
-    fn reduce(
-        memory: &mut dyn NodeMemory,
-        values: &mut [Self],
-        between: Option<Between<'_, Self>>,
-    ) -> Result<(), CollectiveError> {
-        memory.sum_f32(values, between)
-    }
-}
-
-impl NodeNumber for u64 {
-    fn reduce(
-        memory: &mut dyn NodeMemory,
-        values: &mut [Self],
-        between: Option<Between<'_, Self>>,
-    ) -> Result<(), CollectiveError> {
-        memory.sum_u64(values, between)
-    }
-}
-
 /// Refuses a peer that is no rank or this rank itself, for implementors of [`Communicator`]; `call` names the method.
 ///
 /// # Errors

@@ -5,7 +5,7 @@
 
 use bytemuck::Pod;
 
-use crate::{CollectiveError, Communicator};
+use crate::{Between, CollectiveError, Communicator, NodeMemory};
 
 /// Ranks that reduce together.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,17 +36,40 @@ impl Group {
 pub(crate) trait Number: Pod {
     /// The sum; of integers, modulo 2^64.
     fn plus(self, other: Self) -> Self;
+
+    /// As [`NodeMemory::sum_f32`] and [`NodeMemory::sum_u64`].
+    fn sum_on_node(
+        memory: &mut dyn NodeMemory,
+        values: &mut [Self],
+        between: Option<Between<'_, Self>>,
+    ) -> Result<(), CollectiveError>;
 }
 
 impl Number for f32 {
     fn plus(self, other: Self) -> Self {
         self + other
     }
+
+    fn sum_on_node(
+        memory: &mut dyn NodeMemory,
+        values: &mut [Self],
+        between: Option<Between<'_, Self>>,
+    ) -> Result<(), CollectiveError> {
+        memory.sum_f32(values, between)
+    }
 }
 
 impl Number for u64 {
     fn plus(self, other: Self) -> Self {
         self.wrapping_add(other)
+    }
+
+    fn sum_on_node(
+        memory: &mut dyn NodeMemory,
+        values: &mut [Self],
+        between: Option<Between<'_, Self>>,
+    ) -> Result<(), CollectiveError> {
+        memory.sum_u64(values, between)
     }
 }
 

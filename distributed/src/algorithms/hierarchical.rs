@@ -9,8 +9,7 @@ use std::sync::Arc;
 
 use super::group::{Group, Number, Scratch, add};
 use super::ring;
-use crate::communicator::{NodeMemory, NodeNumber};
-use crate::{CollectiveError, Communicator};
+use crate::{CollectiveError, Communicator, NodeMemory};
 
 /// Tag of messages inside a node.
 const NODE_TAG: u16 = u16::MAX - 1;
@@ -90,7 +89,7 @@ impl HierarchicalReducer {
         self.reduce(values)
     }
 
-    pub(super) fn reduce<T: Number + NodeNumber>(&mut self, values: &mut [T]) -> Result<(), CollectiveError> {
+    pub(super) fn reduce<T: Number>(&mut self, values: &mut [T]) -> Result<(), CollectiveError> {
         let Self { communicator, node, leaders, num_nodes, memory, scratch } = self;
         if communicator.world_size() == 1 {
             return Ok(());
@@ -100,8 +99,8 @@ impl HierarchicalReducer {
             None => Ok(()),
         };
         match memory {
-            Some(memory) if *num_nodes == 1 => T::reduce(&mut **memory, values, None),
-            Some(memory) => T::reduce(&mut **memory, values, Some(&mut between)),
+            Some(memory) if *num_nodes == 1 => T::sum_on_node(&mut **memory, values, None),
+            Some(memory) => T::sum_on_node(&mut **memory, values, Some(&mut between)),
             None if *num_nodes == 1 => ring::sum(&**communicator, node, scratch, values),
             None => by_messages(&**communicator, node, leaders.as_ref(), scratch, values),
         }

@@ -44,20 +44,9 @@ pub(super) fn sum<T: Number>(
         for number in 0..segments {
             // The slice that was complete last goes on.
             let (outgoing, incoming) = (range(step + size - 1, number), range(step + size, number));
-            let (outgoing, incoming) = two(values, outgoing, incoming);
+            let [outgoing, incoming] = values.get_disjoint_mut([outgoing, incoming]).expect("slices do not overlap");
             exchange(communicator, next, outgoing, previous, incoming)?;
         }
     }
     Ok(())
-}
-
-/// Two ranges without common elements.
-fn two<T>(values: &mut [T], read: Range<usize>, write: Range<usize>) -> (&[T], &mut [T]) {
-    if read.end <= write.start {
-        let (left, right) = values.split_at_mut(write.start);
-        (&left[read], &mut right[..write.len()])
-    } else {
-        let (left, right) = values.split_at_mut(read.start);
-        (&right[..read.len()], &mut left[write])
-    }
 }

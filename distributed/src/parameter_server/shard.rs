@@ -125,11 +125,6 @@ impl Shard {
         self.has_left.iter().enumerate().all(|(other, &left)| left || other == worker)
     }
 
-    /// The buckets of this shard.
-    pub fn buckets(&self) -> impl Iterator<Item = usize> {
-        self.buckets.keys().copied()
-    }
-
     /// A worker is sent a bucket's [`state`](Self::state) apart from any push: its next gradient is of these parameters.
     pub fn fetch(&mut self, worker: usize, bucket: usize) {
         let state = self.buckets.get_mut(&bucket).expect("a bucket is asked for at the server that holds it");

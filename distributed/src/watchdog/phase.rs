@@ -54,19 +54,7 @@ impl Phase {
 
 impl Display for Phase {
     fn fmt(&self, formatter: &mut Formatter<'_>) -> std::fmt::Result {
-        formatter.pad(match self {
-            Self::Starting => "starting",
-            Self::Opening => "opening",
-            Self::Data => "data",
-            Self::Forward => "forward",
-            Self::Backward => "backward",
-            Self::Waiting => "waiting",
-            Self::Optimizer => "optimizer",
-            Self::Evaluation => "evaluation",
-            Self::Checkpoint => "checkpoint",
-            Self::Serving => "serving",
-            Self::Ending => "ending",
-        })
+        formatter.pad(&format!("{self:?}").to_lowercase())
     }
 }
 
