@@ -30,66 +30,44 @@ struct Fault {
     messages: usize,
 }
 
+/// One that root tells, or a rank for it.
+const fn fault(kind: &'static str, texts: &'static [&'static str]) -> Fault {
+    Fault { kind, options: &[], texts, messages: 1 }
+}
+
 const FAULTS: [Fault; 10] = [
-    Fault {
-        kind: "stop",
-        options: &[],
-        texts: &[
-            "error (rank 0): no progress for ",
-            ": rank 2 does not answer",
-            "\n  rank 2: no answer within 3.0 s\n",
-        ],
-        messages: 1,
-    },
-    Fault { kind: "kill", options: &[], texts: &["rank 2 with PID ", "signal 9 (Killed)"], messages: 0 },
+    fault(
+        "stop",
+        &["error (rank 0): no progress for ", ": rank 2 does not answer", "\n  rank 2: no answer within 3.0 s\n"],
+    ),
+    Fault { messages: 0, ..fault("kill", &["rank 2 with PID ", "signal 9 (Killed)"]) },
     Fault {
         // As under launchers that do not end a job when one of its processes dies.
-        kind: "kill-unnoticed",
         options: &["--enable-recovery"],
-        texts: &["error (rank 0): no progress for ", ": rank 2 does not answer"],
-        messages: 1,
+        ..fault("kill-unnoticed", &["error (rank 0): no progress for ", ": rank 2 does not answer"])
     },
-    Fault { kind: "panic", options: &[], texts: &["error (rank 2): panicked at ", "fails on purpose"], messages: 1 },
-    Fault {
-        kind: "loop",
-        options: &[],
-        texts: &[
+    fault("panic", &["error (rank 2): panicked at ", "fails on purpose"]),
+    fault(
+        "loop",
+        &[
             "error (rank 0): no progress for ",
             ": rank 2 waits for nobody, busy in backward of epoch 1, step 7 for ",
             "\n  rank 1: epoch 1, step 7, waiting for ",
             "; waits in all_reduce_sum for ",
         ],
-        messages: 1,
-    },
-    Fault {
-        kind: "loop-memory",
-        options: &[],
-        texts: &[": rank 2 waits for nobody, busy in backward of ", "; waits in node_memory.sum_f32 for "],
-        messages: 1,
-    },
-    Fault {
-        kind: "loop-root",
-        options: &[],
-        texts: &[
-            "error (rank 1): no progress for ",
-            ": rank 0 waits for nobody, busy in checkpoint of epoch 1, step 7 for ",
-        ],
-        messages: 1,
-    },
-    Fault {
-        kind: "other-collective",
-        options: &[],
-        texts: &[": rank 2 waits in barrier of epoch 1, step 7, most in all_reduce_sum of epoch 1, step 7;"],
-        messages: 1,
-    },
-    Fault {
-        kind: "no-start",
-        options: &[],
-        texts: &["error (rank 0): no progress for 3.0 s: not all ranks have started their watchdogs"],
-        messages: 1,
-    },
+    ),
+    fault("loop-memory", &[": rank 2 waits for nobody, busy in backward of ", "; waits in node_memory.sum_f32 for "]),
+    fault(
+        "loop-root",
+        &["error (rank 1): no progress for ", ": rank 0 waits for nobody, busy in checkpoint of epoch 1, step 7 for "],
+    ),
+    fault(
+        "other-collective",
+        &[": rank 2 waits in barrier of epoch 1, step 7, most in all_reduce_sum of epoch 1, step 7;"],
+    ),
+    fault("no-start", &["error (rank 0): no progress for 3.0 s: not all ranks have started their watchdogs"]),
     // Suspended for longer than the timeout as a whole, and then let go on: nobody is at fault.
-    Fault { kind: "suspend", options: &[], texts: &[], messages: 0 },
+    Fault { messages: 0, ..fault("suspend", &[]) },
 ];
 
 fn main() -> ExitCode {
