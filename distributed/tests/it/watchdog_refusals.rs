@@ -14,58 +14,28 @@ pub(crate) struct Unthreaded {
 
 type Outcome<T> = Result<T, CollectiveError>;
 
+#[rustfmt::skip]
 impl Communicator for Unthreaded {
-    fn rank(&self) -> usize {
-        0
-    }
-
-    fn world_size(&self) -> usize {
-        2
-    }
-
-    fn first_ranks(&self, _count: usize) -> Result<Option<Arc<dyn Communicator>>, CollectiveError> {
-        unimplemented!()
-    }
-
-    fn supports_threads(&self) -> bool {
-        false
-    }
-
-    fn library(&self) -> String {
-        "MPI without threads".to_owned()
-    }
-
-    #[rustfmt::skip]
-    fn all_reduce_sum(&self, _: &mut [f32]) -> Outcome<()> { unreachable!() }
-    #[rustfmt::skip]
-    fn all_reduce_sum_f64(&self, _: &mut [f64]) -> Outcome<()> { unreachable!() }
-    #[rustfmt::skip]
-    fn all_reduce_sum_u64(&self, _: &mut [u64]) -> Outcome<()> { unreachable!() }
-    #[rustfmt::skip]
-    fn all_reduce_max_u64(&self, _: &mut [u64]) -> Outcome<()> { unreachable!() }
-    #[rustfmt::skip]
-    fn broadcast(&self, _: usize, _: &mut [u8]) -> Outcome<()> { unreachable!() }
-    #[rustfmt::skip]
-    fn all_gather(&self, _: &[u8]) -> Outcome<Vec<Vec<u8>>> { unreachable!() }
-    #[rustfmt::skip]
-    fn barrier(&self) -> Outcome<()> { unreachable!() }
-    #[rustfmt::skip]
-    fn send(&self, _: usize, _: u16, _: &[u8]) -> Outcome<()> { unreachable!() }
-    #[rustfmt::skip]
-    fn receive(&self, _: usize, _: u16, _: &mut [u8]) -> Outcome<()> { unreachable!() }
-    #[rustfmt::skip]
-    fn exchange(&self, _: usize, _: &[u8], _: usize, _: &mut [u8]) -> Outcome<()> { unreachable!() }
-    #[rustfmt::skip]
-    fn receive_any(&self, _: u16) -> Outcome<(usize, Vec<u8>)> { unreachable!() }
-    #[rustfmt::skip]
-    fn try_receive_any(&self, _: u16) -> Outcome<Option<(usize, Vec<u8>)>> { unreachable!() }
-    #[rustfmt::skip]
-    fn duplicate(&self) -> Outcome<Arc<dyn Communicator>> { unreachable!() }
-    #[rustfmt::skip]
+    fn rank(&self) -> usize { 0 }
+    fn world_size(&self) -> usize { 2 }
+    fn supports_threads(&self) -> bool { false }
+    fn library(&self) -> String { "MPI without threads".to_owned() }
     fn set_wait_policy(&self, policy: WaitPolicy) { self.wait_policies.lock().unwrap().push(policy) }
-    #[rustfmt::skip]
+    fn all_reduce_sum(&self, _: &mut [f32]) -> Outcome<()> { unreachable!() }
+    fn all_reduce_sum_f64(&self, _: &mut [f64]) -> Outcome<()> { unreachable!() }
+    fn all_reduce_sum_u64(&self, _: &mut [u64]) -> Outcome<()> { unreachable!() }
+    fn all_reduce_max_u64(&self, _: &mut [u64]) -> Outcome<()> { unreachable!() }
+    fn broadcast(&self, _: usize, _: &mut [u8]) -> Outcome<()> { unreachable!() }
+    fn all_gather(&self, _: &[u8]) -> Outcome<Vec<Vec<u8>>> { unreachable!() }
+    fn barrier(&self) -> Outcome<()> { unreachable!() }
+    fn send(&self, _: usize, _: u16, _: &[u8]) -> Outcome<()> { unreachable!() }
+    fn receive(&self, _: usize, _: u16, _: &mut [u8]) -> Outcome<()> { unreachable!() }
+    fn exchange(&self, _: usize, _: &[u8], _: usize, _: &mut [u8]) -> Outcome<()> { unreachable!() }
+    fn receive_any(&self, _: u16) -> Outcome<(usize, Vec<u8>)> { unreachable!() }
+    fn try_receive_any(&self, _: u16) -> Outcome<Option<(usize, Vec<u8>)>> { unreachable!() }
+    fn duplicate(&self) -> Outcome<Arc<dyn Communicator>> { unreachable!() }
+    fn first_ranks(&self, _: usize) -> Outcome<Option<Arc<dyn Communicator>>> { unreachable!() }
     fn abort(&self, _: &str, _: i32) { unreachable!() }
-    #[rustfmt::skip]
     fn topology(&self) -> &Topology { unreachable!() }
 }
 
