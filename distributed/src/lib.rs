@@ -71,7 +71,7 @@ pub use reducer::{
     SyncedBucket, SyncedGradients,
 };
 pub use reduction::{
-    BucketContext, BucketReduction, Carried, CompressedReduction, ExactReduction, SumReduction, Traffic, tensor_spans,
+    BucketContext, BucketReduction, Carried, CompressedReduction, ExactReduction, Traffic, tensor_spans,
 };
 pub use single::SingleCommunicator;
 pub use sync::{Fingerprint, average_norm_statistics, broadcast_module, check_fingerprint, fingerprint, tensor_hashes};

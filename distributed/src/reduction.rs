@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use crate::{
     AllReducer, BucketCompressor, BucketPlan, CollectiveError, Communicator, CompressionKind, CompressionReport,
-    ExactReducer, ParameterEntry, ParameterLayout, ReductionKind, TensorSpan,
+    ExactReducer, ParameterEntry, ParameterLayout, TensorSpan,
 };
 
 /// One way to sum buckets; it runs on the communication thread where there is one.
@@ -105,31 +105,11 @@ impl Traffic {
     }
 }
 
-/// The plain sum, by one of the algorithms.
-#[derive(Debug)]
-pub struct SumReduction {
-    reducer: AllReducer,
-    world_size: usize,
-}
-
-impl SumReduction {
-    /// Sums with `kind`.
-    ///
-    /// # Errors
-    /// When the job ends.
-    ///
-    /// # Collective
-    /// Must be called by all ranks.
-    pub fn new(kind: ReductionKind, communicator: Arc<dyn Communicator>) -> Result<Self, CollectiveError> {
-        let world_size = communicator.world_size();
-        Ok(Self { reducer: AllReducer::new(kind, communicator)?, world_size })
-    }
-}
-
-impl BucketReduction for SumReduction {
+/// The plain sum.
+impl BucketReduction for AllReducer {
     fn reduce(&mut self, _: BucketContext, _bucket: usize, values: &mut Vec<f32>) -> Result<Traffic, CollectiveError> {
-        self.reducer.sum(values)?;
-        Ok(Traffic::of_sum(values.len(), size_of::<f32>(), self.world_size))
+        self.sum(values)?;
+        Ok(Traffic::of_sum(values.len(), size_of::<f32>(), self.communicator.world_size()))
     }
 }
 

@@ -41,7 +41,7 @@ pub enum ReductionKind {
 /// Sums buffers over all ranks by one algorithm; keeps its second buffers.
 #[derive(Debug)]
 pub struct AllReducer {
-    communicator: Arc<dyn Communicator>,
+    pub(crate) communicator: Arc<dyn Communicator>,
     kind: ReductionKind,
     algorithm: Algorithm,
 }
@@ -101,31 +101,5 @@ impl AllReducer {
             Algorithm::Hierarchical(reducer) => reducer.sum(values),
             Algorithm::Exact(reducer) => reducer.sum(values),
         }
-    }
-
-    /// Fills `sums` with the sum of all `shards` of all ranks; a rank may bring any number of them, also none.
-    ///
-    /// All but [`ReductionKind::Exact`] first add the shards of this rank, in their order.
-    ///
-    /// # Errors
-    /// As for [`sum`](AllReducer::sum).
-    ///
-    /// # Panics
-    /// When a shard is not as long as `sums`.
-    ///
-    /// # Collective
-    /// Must be called by all ranks, with equal lengths.
-    pub fn sum_shards(&mut self, shards: &[&[f32]], sums: &mut [f32]) -> Result<(), CollectiveError> {
-        if let Algorithm::Exact(reducer) = &mut self.algorithm {
-            return reducer.sum_shards(shards, sums);
-        }
-        match shards {
-            [] => sums.fill(0.0),
-            [first, others @ ..] => {
-                sums.copy_from_slice(first);
-                others.iter().for_each(|shard| group::add(sums, shard));
-            }
-        }
-        self.sum(sums)
     }
 }

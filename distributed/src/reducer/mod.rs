@@ -24,8 +24,8 @@ use crate::communicator::expect_equal;
 use crate::header::{Largest, StepHeader, diagnose, global_status, parsed, wants_stop};
 use crate::layout::with_values;
 use crate::on_device::{ElementOrder, take_gradients, take_params};
-use crate::reduction::{BucketContext, BucketReduction, Carried, SumReduction, Traffic};
-use crate::{BucketPlan, CollectiveError, Communicator, GlobalStepStatus, ParameterLayout, ReductionKind};
+use crate::reduction::{BucketContext, BucketReduction, Carried, Traffic};
+use crate::{AllReducer, BucketPlan, CollectiveError, Communicator, GlobalStepStatus, ParameterLayout, ReductionKind};
 
 /// How gradients travel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,7 +94,7 @@ impl GradientReducer {
         config: &ReducerConfig,
     ) -> Result<Self, CollectiveError> {
         Self::with_reduction(module, communicator, config, |_, own| {
-            Ok(Box::new(SumReduction::new(ReductionKind::Library, own)?))
+            Ok(Box::new(AllReducer::new(ReductionKind::Library, own)?))
         })
     }
 

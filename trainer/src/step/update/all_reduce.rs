@@ -10,8 +10,8 @@ use anyhow::Result;
 use burn::module::Module;
 use burn::tensor::Tensor;
 use distributed::{
-    BucketPlan, BucketReduction, CollectiveError, Communicator, CompressedReduction, ParameterLayout, Phase,
-    ReductionKind, SumReduction,
+    AllReducer, BucketPlan, BucketReduction, CollectiveError, Communicator, CompressedReduction, ParameterLayout,
+    Phase, ReductionKind,
 };
 
 use super::super::{Clip, StepConfig};
@@ -159,10 +159,10 @@ fn reduction(
             Ok(Box::new(CompressedReduction::new(compression.0, compress_warmup_steps, plans, communicator)?))
         }
         SyncMethod::Allreduce { reduction, .. } => match reduction.kind() {
-            Some(kind) => Ok(Box::new(SumReduction::new(kind, communicator)?)),
+            Some(kind) => Ok(Box::new(AllReducer::new(kind, communicator)?)),
             None => by_nccl(&*communicator, config),
         },
-        _ => Ok(Box::new(SumReduction::new(ReductionKind::Library, communicator)?)),
+        _ => Ok(Box::new(AllReducer::new(ReductionKind::Library, communicator)?)),
     }
 }
 
