@@ -50,24 +50,9 @@ fn ranks_agree_with_their_topology(communicator: &dyn Communicator) {
     assert_eq!(places.len(), world_size, "two ranks at one place");
 }
 
-fn value(rank: usize, index: usize) -> f32 {
-    ((rank * 31 + index * 7) % 1009) as f32 / 64.0 - 5.3
-}
-
 fn sums_are_right_and_equal_on_all_ranks(communicator: &dyn Communicator, length: usize) {
-    let world_size = communicator.world_size();
-    let mut values: Vec<f32> = (0..length).map(|index| value(communicator.rank(), index)).collect();
-    communicator.all_reduce_sum(&mut values).unwrap();
-    for (index, &sum) in values.iter().enumerate() {
-        let expected: f64 = (0..world_size).map(|rank| f64::from(value(rank, index))).sum();
-        assert!(
-            (f64::from(sum) - expected).abs() < 1e-4,
-            "element {index} of {length}: expected {expected}, got {sum}"
-        );
-    }
-    let bits: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
-    let gathered = communicator.all_gather(&bits).unwrap();
-    assert!(gathered.iter().all(|others| *others == bits), "sums of {length} elements differ in bits between ranks");
+    let sum = |values: &mut [f32]| communicator.all_reduce_sum(values).unwrap();
+    reductions::sums_are_right_and_equal(communicator, length, &format!("all_reduce_sum of {length}"), sum);
 }
 
 fn integers_are_summed_exactly(communicator: &dyn Communicator, length: usize) {
