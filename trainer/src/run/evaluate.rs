@@ -46,15 +46,21 @@ pub struct Evaluation {
     pub stop: bool,
 }
 
+/// An image that a rank could not read: all ranks have agreed to end their evaluation with it, and with the same words.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("evaluation on rank {rank}: {reason}")]
+pub struct UnreadImage {
+    rank: usize,
+    reason: String,
+}
+
 /// The loss and the right answers of `model` over all of `dataset`, summed over all ranks. A rank whose `stop` is raised breaks off.
+/// Collective: all ranks.
 ///
 /// Norm statistics are averaged over the ranks for this; the model in training keeps its own.
 ///
 /// # Errors
-/// When an image cannot be read or a collective fails.
-///
-/// # Collective
-/// Must be called by all ranks.
+/// When an image cannot be read, an [`UnreadImage`] on all ranks, or a collective fails.
 pub fn evaluate<M: ImageClassifier>(
     model: &M,
     dataset: &Arc<dyn ImageDataset>,
@@ -74,13 +80,20 @@ pub fn evaluate<M: ImageClassifier>(
     let mut sums = Sums::new(&config.metrics);
     let metrics = config.metrics.clone();
     let mut readback = Readback::start(move |score: UnreadScore| score.read_with(&metrics));
-    let mut broken_off = false;
+    let (mut broken_off, mut unread) = (false, None);
     for loaded in Input::start(loader, config.input, device) {
         broken_off = stop.is_raised();
         if broken_off {
             break;
         }
-        for batch in loaded?.micro_batches.into_iter().filter(|batch| !batch.labels.is_empty()) {
+        let loaded = match loaded {
+            Ok(loaded) => loaded,
+            Err(error) => {
+                unread = Some(error);
+                break;
+            }
+        };
+        for batch in loaded.micro_batches.into_iter().filter(|batch| !batch.labels.is_empty()) {
             let known = batch.labels.clone();
             let ImageBatch { images, targets } = batch.into_images();
             let logits = expect_logits(model.forward(images), &known)?;
@@ -97,6 +110,7 @@ pub fn evaluate<M: ImageClassifier>(
     while let Some(scored) = readback.receive() {
         sums.add(scored?);
     }
+    agree_on(unread, communicator)?;
     let mut wishes = [u64::from(stop.is_raised()), u64::from(broken_off)];
     communicator.all_reduce_sum_u64(&mut wishes)?;
     let [num_stops, num_broken_off] = wishes;
@@ -108,6 +122,14 @@ pub fn evaluate<M: ImageClassifier>(
         metrics: if is_whole { figures(&config.metrics, &sums.of_metrics) } else { BTreeMap::new() },
         stop: num_stops > 0,
     })
+}
+
+/// Ends the evaluation on all ranks where one could not read an image.
+fn agree_on(unread: Option<DatasetError>, communicator: &dyn Communicator) -> Result<()> {
+    let reason = unread.map_or_else(String::new, |error| error.to_string());
+    let of_ranks = communicator.all_gather(reason.as_bytes())?;
+    let Some(rank) = of_ranks.iter().position(|reason| !reason.is_empty()) else { return Ok(()) };
+    Err(UnreadImage { rank, reason: String::from_utf8_lossy(&of_ranks[rank]).into_owned() }.into())
 }
 
 /// The samples of this rank, in their order.

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use crate::fixture::{Run, bitmap, flags, program, run};
+use crate::fixture::{Run, bitmap, flags, program, run, write_images};
 use crate::resuming::{metrics, newest, refusal, tiny, told};
 use distributed::ROOT;
 
@@ -98,12 +98,9 @@ fn options_that_may_change_and_move_the_parameters_are_told_of() {
 fn a_run_forgets_its_best_with_its_test_images_and_refuses_other_classes() {
     let data = tempfile::tempdir().unwrap();
     let folder = |split: &str, class: &str| data.path().join(split).join(class);
-    for (split, class, value) in ["train", "test"].iter().flat_map(|split| [(split, "dark", 10), (split, "light", 200)])
-    {
-        fs::create_dir_all(folder(split, class)).unwrap();
-        for image in 0..4 {
-            fs::write(folder(split, class).join(format!("{image}.bmp")), bitmap(value + image)).unwrap();
-        }
+    for split in ["train", "test"] {
+        write_images(data.path(), split, "dark", 10..14);
+        write_images(data.path(), split, "light", 200..204);
     }
     let words = "--dataset image-folder --model resnet8 --global-batch-size 4 --augment none --data-dir";
     let with = |further: &str| flags(&[&format!("{words} {} --schedule-epochs 2", data.path().display()), further]);
@@ -195,4 +192,52 @@ fn a_run_is_not_resumed_for_fewer_epochs_than_it_has_begun() {
     // Stopped in the first epoch: that one can still be the last.
     let stopped = Run::in_new_directory().stopping_after(2).go(1, &tiny(""));
     stopped.again().go(1, &tiny(&format!("--resume {shorter}")));
+}
+
+/// Two classes of four images to train on and four to test with, read when they are wanted: a folder and the flags of a run on it.
+fn folder_read_on_demand() -> (tempfile::TempDir, String) {
+    let data = tempfile::tempdir().unwrap();
+    for split in ["train", "test"] {
+        write_images(data.path(), split, "dark", 10..14);
+        write_images(data.path(), split, "light", 200..204);
+    }
+    let words = "--dataset image-folder --resolution 8 --model resnet8 --global-batch-size 4 --epochs 2 --data-dir";
+    let words = format!("{words} {}", data.path().display());
+    (data, words)
+}
+
+#[test]
+fn a_test_image_that_one_rank_cannot_read_ends_all_ranks_and_the_epoch_stays_trained() {
+    let (data, words) = folder_read_on_demand();
+    let whole = run(2, &flags(&[&words]));
+    let image = data.path().join("test/light/3.bmp");
+    fs::write(&image, &bitmap(203)[..60]).unwrap();
+    let run = Run::in_new_directory();
+    for further in ["", "--resume"] {
+        let text = format!("{:#}", run.again().try_go(2, &flags(&[&words, further])).unwrap_err());
+        assert!(text.contains("epoch 00 is trained and saved") && text.contains("3.bmp"), "{text}");
+        let progress = newest(&run).state.progress;
+        assert_eq!((progress.epoch, progress.step, progress.step_in_epoch), (0, 2, 2));
+        assert!(metrics(&run).is_empty());
+    }
+    fs::write(&image, bitmap(203)).unwrap();
+    let resumed = run.again().go(2, &flags(&[&words, "--resume --allow-changed-data"]));
+    assert_eq!(resumed.parameter_hash(), whole.parameter_hash());
+    let records =
+        |run: &Run| metrics(run).into_iter().map(|record| (record.epoch, record.test_loss)).collect::<Vec<_>>();
+    assert_eq!(records(&resumed), records(&whole));
+}
+
+#[test]
+fn a_run_may_skip_bad_images_from_a_resume_on_as_its_data_allow() {
+    let (data, words) = folder_read_on_demand();
+    let words = format!("{words} --schedule-epochs 2");
+    let run = run(1, &flags(&[&words]));
+    assert_eq!(told(&run, &flags(&[&words, "--resume --on-bad-image skip"])), "", "none is bad");
+    fs::write(data.path().join("train/dark/0.bmp"), "no image").unwrap();
+    let skipping = "--resume --epochs 3 --on-bad-image skip";
+    let refused = format!("{:#}", run.again().try_go(1, &flags(&[&words, skipping])).unwrap_err());
+    assert!(refused.contains("the train split has changed"), "{refused}");
+    let resumed = run.again().go(1, &flags(&[&words, skipping, "--allow-changed-data"]));
+    assert_eq!(resumed.outcomes()[ROOT].progress.epoch, 3);
 }

@@ -26,7 +26,7 @@ use crate::model::data;
 use crate::model::schedule::LearningRate;
 use crate::run::checkpoint::Progress;
 use crate::run::checkpointer::Checkpointer;
-use crate::run::evaluate::{EvaluateConfig, Evaluation, evaluate};
+use crate::run::evaluate::{EvaluateConfig, Evaluation, UnreadImage, evaluate};
 use crate::run::progress_file::ProgressFile;
 use crate::run::session::Session;
 use crate::run::step_hashes::OwnHashes;
@@ -157,7 +157,10 @@ impl<M: ImageClassifier> Training<'_, M> {
             return Ok(true);
         }
         check_fingerprint(self.stepper.model(), &*self.session.communicator, self.progress.epoch)?;
-        let evaluation = self.evaluate_if_due()?;
+        let evaluation = match self.evaluate_if_due() {
+            Err(error) if error.is::<UnreadImage>() => return Err(self.keep_unevaluated(error)?),
+            evaluation => evaluation?,
+        };
         if evaluation.as_ref().is_some_and(|evaluation| evaluation.scores.is_none()) {
             // The epoch is trained; a resumed run begins with its evaluation.
             self.save()?;
@@ -187,6 +190,17 @@ impl<M: ImageClassifier> Training<'_, M> {
             self.save()?;
         }
         Ok(stopped)
+    }
+
+    /// Saves an epoch whose evaluation ended on all ranks with this error, which is returned with what became of the epoch.
+    fn keep_unevaluated(&mut self, error: anyhow::Error) -> Result<anyhow::Error> {
+        self.save()?;
+        self.checkpointer.finish()?;
+        // A rank that leaves with the error ends the job, so none does before root has written.
+        self.session.communicator.barrier()?;
+        let epoch = self.progress.epoch;
+        Ok(error
+            .context(format!("epoch {epoch:02} is trained and saved, and a resumed run begins with its evaluation")))
     }
 
     fn save(&mut self) -> Result<()> {
