@@ -73,7 +73,8 @@ pub(crate) const OPTIONS: &[OptionFacts] = &[
     option("data.image-size").belongs_to(&["data.dataset", "data.resolution"]),
     option("data.resolution").belongs_to(&["data.dataset", "data.image-size"]),
     option("data.eval-resize").belongs_to(&["data.dataset", "data.image-size", "data.resolution"]),
-    option("data.on-bad-image").belongs_to(&["data.dataset"]),
+    // Which images that leaves is compared as other data are.
+    option("data.on-bad-image").free().belongs_to(&["data.dataset"]),
     option("data.normalize-mean").belongs_to(&["data.dataset"]),
     option("data.normalize-std").belongs_to(&["data.dataset"]),
     option("data.shapes-test").belongs_to(&["data.dataset"]),
