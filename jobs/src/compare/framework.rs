@@ -22,26 +22,35 @@ pub(super) const ALL: [Framework; 5] =
 pub(super) const OURS: &str = "Lockstep";
 
 impl Framework {
+    /// What [`word`](Self::word), [`title`](Self::title), [`module`](Self::module) and [`requirements`](Self::requirements) tell.
+    fn names(self) -> (&'static str, &'static str, &'static str, &'static [&'static str]) {
+        match self {
+            Framework::PyTorch => ("pytorch", "PyTorch DDP", "torch", &["pytorch"]),
+            Framework::Horovod => ("horovod", "Horovod", "horovod.torch", &["pytorch", "horovod"]),
+            Framework::TensorFlow => ("tensorflow", "TensorFlow", "tensorflow", &["tensorflow"]),
+            Framework::MxNet => ("mxnet", "MXNet", "mxnet", &["mxnet"]),
+            Framework::Jax => ("jax", "JAX", "jax", &["jax"]),
+        }
+    }
+
     /// The name that is typed.
     pub(super) fn word(self) -> &'static str {
-        match self {
-            Framework::PyTorch => "pytorch",
-            Framework::Horovod => "horovod",
-            Framework::TensorFlow => "tensorflow",
-            Framework::MxNet => "mxnet",
-            Framework::Jax => "jax",
-        }
+        self.names().0
     }
 
     /// The name in the table.
     pub(super) fn title(self) -> &'static str {
-        match self {
-            Framework::PyTorch => "PyTorch DDP",
-            Framework::Horovod => "Horovod",
-            Framework::TensorFlow => "TensorFlow",
-            Framework::MxNet => "MXNet",
-            Framework::Jax => "JAX",
-        }
+        self.names().1
+    }
+
+    /// What must be importable for an environment to count as installed.
+    pub(super) fn module(self) -> &'static str {
+        self.names().2
+    }
+
+    /// The files below `peers/requirements` that must be installed, in order.
+    pub(super) fn requirements(self) -> &'static [&'static str] {
+        self.names().3
     }
 
     /// The virtual environment: Horovod is built for the PyTorch that it meets, so they share one.
@@ -52,33 +61,11 @@ impl Framework {
         }
     }
 
-    /// The files below `peers/requirements` that must be installed, in order.
-    pub(super) fn requirements(self) -> &'static [&'static str] {
-        match self {
-            Framework::PyTorch => &["pytorch"],
-            Framework::Horovod => &["pytorch", "horovod"],
-            Framework::TensorFlow => &["tensorflow"],
-            Framework::MxNet => &["mxnet"],
-            Framework::Jax => &["jax"],
-        }
-    }
-
     /// The first and the last minor version of Python 3 for which the pinned packages have wheels.
     pub(super) fn python(self) -> (u32, u32) {
         match self {
             Framework::MxNet => (9, 9),
             _ => (11, 13),
-        }
-    }
-
-    /// What must be importable for an environment to count as installed.
-    pub(super) fn module(self) -> &'static str {
-        match self {
-            Framework::PyTorch => "torch",
-            Framework::Horovod => "horovod.torch",
-            Framework::TensorFlow => "tensorflow",
-            Framework::MxNet => "mxnet",
-            Framework::Jax => "jax",
         }
     }
 

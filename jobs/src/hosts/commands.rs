@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 
 use crate::failure::{Failure, Outcome};
 use crate::process;
+use crate::run_directory;
 
 const PREFIX: &str = "lockstep-";
 pub(super) const SWITCH: &str = "lockstep-switch";
@@ -73,7 +74,7 @@ pub(super) fn names_folder(space: &str) -> PathBuf {
 pub(super) fn write_names(host: usize, count: usize) -> Outcome {
     let lines = (1..=count).map(|other| format!("{} {}\n", address(other), name(other)));
     let text = format!("127.0.0.1 localhost\n{}", lines.collect::<String>());
-    write(&names_folder(&space(host)).join("hosts"), &text)
+    run_directory::write(&names_folder(&space(host)).join("hosts"), &text)
 }
 
 /// Where the agent lies while hosts are up.
@@ -114,13 +115,9 @@ exec $cores ip netns exec "{PREFIX}$host" unshare --uts --mount --propagation pr
 /// Writes the agent; `cores` has a list of processors for each host, or nothing.
 pub(super) fn write_agent(cores: &[String]) -> Outcome {
     let file = agent();
-    write(&file, &agent_text(cores))?;
+    run_directory::write(&file, &agent_text(cores))?;
     fs::set_permissions(&file, fs::Permissions::from_mode(0o755))
         .map_err(|error| Failure::Failed(format!("{}: {error}", file.display())))
-}
-
-fn write(file: &Path, text: &str) -> Outcome {
-    crate::run_directory::write(file, text)
 }
 
 #[cfg(test)]

@@ -220,19 +220,13 @@ fn matrix(place: String, table: Table) -> Outcome<Matrix> {
 
 /// Flags are written with dashes or underscores.
 pub(super) fn with_underscores(table: Table) -> Table {
-    let renamed = |value: Value| match value {
-        Value::Table(table) => Value::Table(with_underscores(table)),
-        Value::Array(values) => Value::Array(
-            values
-                .into_iter()
-                .map(|value| match value {
-                    Value::Table(table) => Value::Table(with_underscores(table)),
-                    value => value,
-                })
-                .collect(),
-        ),
-        value => value,
-    };
+    fn renamed(value: Value) -> Value {
+        match value {
+            Value::Table(table) => Value::Table(with_underscores(table)),
+            Value::Array(values) => Value::Array(values.into_iter().map(renamed).collect()),
+            value => value,
+        }
+    }
     table.into_iter().map(|(key, value)| (key.replace('-', "_"), renamed(value))).collect()
 }
 
