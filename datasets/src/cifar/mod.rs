@@ -104,10 +104,10 @@ impl Cifar {
         }
     }
 
-    fn official_names(self) -> &'static [&'static str] {
+    fn official_names(self) -> &'static str {
         match self {
-            Self::Ten => &names::CIFAR_10,
-            Self::Hundred => &names::CIFAR_100,
+            Self::Ten => names::CIFAR_10,
+            Self::Hundred => names::CIFAR_100,
         }
     }
 
@@ -180,7 +180,7 @@ fn find(dir: &Path, cifar: Cifar) -> Result<PathBuf, DatasetError> {
 fn read_class_names(folder: &Path, cifar: Cifar) -> Result<Vec<String>, DatasetError> {
     let path = folder.join(cifar.names_file());
     if !path.is_file() {
-        return Ok(cifar.official_names().iter().map(ToString::to_string).collect());
+        return Ok(cifar.official_names().split_whitespace().map(str::to_owned).collect());
     }
     let bytes = read_whole(&path, MAX_NAMES_FILE_BYTES)?;
     let text = String::from_utf8(bytes).map_err(|_| DatasetError::NotText { path: path.clone() })?;

@@ -97,8 +97,10 @@ fn the_fine_label_of_cifar_100_counts() {
 
 #[test]
 fn the_official_names_are_sorted_and_different() {
-    assert!(names::CIFAR_100.is_sorted_by(|a, b| a < b));
-    assert!(names::CIFAR_10.is_sorted_by(|a, b| a < b));
+    for cifar in [Cifar::Ten, Cifar::Hundred] {
+        assert!(cifar.official_names().split_whitespace().is_sorted_by(|a, b| a < b));
+        assert_eq!(cifar.official_names().split_whitespace().count(), cifar.num_classes());
+    }
 }
 
 #[test]
