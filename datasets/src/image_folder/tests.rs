@@ -169,14 +169,6 @@ fn a_class_whose_images_are_all_bad_is_an_error() {
 }
 
 #[test]
-fn an_empty_class_folder_is_an_error() {
-    let root = folder();
-    fs::create_dir(root.path().join("train/emu")).unwrap();
-    let text = message(&root, &config());
-    assert!(text.contains("emu: expected at least one image"), "{text}");
-}
-
-#[test]
 fn different_classes_in_train_and_test_are_an_error() {
     let root = folder();
     write_image(&root, "train/emu/a.png", 1);

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use datasets::image_folder::open;
-use datasets::{DatasetSplits, ImageFolderConfig, OnBadImage, Sizing};
+use datasets::{DatasetSplits, ImageFolderConfig, OnBadImage, Sizing, load_image};
 use image::{Rgb, RgbImage};
 use tempfile::TempDir;
 
@@ -106,6 +106,8 @@ fn an_image_size_out_of_range_is_refused() {
     for size in [0, 16_385, usize::MAX] {
         let text = open(root.path(), &ImageFolderConfig::new(Sizing::square(size))).unwrap_err().to_string();
         assert_eq!(text, format!("image size: expected 1 to 16384 pixels, got {size}"));
+        let of_file = load_image(root.path().join("train/cat/a.png"), Sizing::square(size), 3).unwrap_err();
+        assert_eq!(of_file.to_string(), text);
     }
 }
 
