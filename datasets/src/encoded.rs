@@ -187,20 +187,8 @@ impl<S: Source> EncodedDataset<S> {
         let len = self.shape.num_values();
         let per_thread = self.images.len().div_ceil(reading.num_threads).max(1);
         let mut outputs = pixels.chunks_mut(per_thread * len);
-        thread::scope(|scope| {
-            let parts: Vec<_> = self
-                .images
-                .chunks(per_thread)
-                .map(|images| {
-                    let output = outputs.next().unwrap_or_default();
-                    scope.spawn(move || self.decode_part(images, output, reading.on_bad_image))
-                })
-                .collect();
-            parts
-                .into_iter()
-                .flat_map(|part| part.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
-                .collect()
-        })
+        let parts = self.images.chunks(per_thread).map(|images| (images, outputs.next().unwrap_or_default()));
+        in_parts(parts, |(images, output)| self.decode_part(images, output, reading.on_bad_image))
     }
 
     fn decode_part(
@@ -252,18 +240,18 @@ impl<S: Source> EncodedDataset<S> {
         let digest = |image: &u32| -> ImageDigest {
             Sha256::digest(self.source.read(*image as usize).unwrap_or_default()).into()
         };
-        thread::scope(|scope| {
-            let parts: Vec<_> = self
-                .images
-                .chunks(per_thread)
-                .map(|images| scope.spawn(move || images.iter().map(digest).collect::<Vec<_>>()))
-                .collect();
-            parts
-                .into_iter()
-                .flat_map(|part| part.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
-                .collect()
-        })
+        in_parts(self.images.chunks(per_thread), |images| images.iter().map(digest).collect())
     }
+}
+
+/// The results of `work`, a thread a part, in the order of the parts.
+fn in_parts<P: Send, R: Send>(parts: impl Iterator<Item = P>, work: impl Fn(P) -> Vec<R> + Sync) -> Vec<R> {
+    let work = &work;
+    thread::scope(|scope| {
+        let threads: Vec<_> = parts.map(|part| scope.spawn(move || work(part))).collect();
+        let results = threads.into_iter().map(|thread| thread.join());
+        results.flat_map(|part| part.unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
+    })
 }
 
 impl<S: Source> ImageDataset for EncodedDataset<S> {

@@ -5,10 +5,10 @@ use std::net::{TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 
-use flate2::Compression;
-use flate2::write::GzEncoder;
+use tar::EntryType;
 use tempfile::TempDir;
 
+use super::unpack::tests::{entry, tar};
 use super::*;
 use crate::memory::to_hex;
 use sha2::{Digest, Sha256};
@@ -97,17 +97,8 @@ fn respond(mut stream: TcpStream, content: &[u8], answer: Answer) -> String {
 
 /// A gzipped archive of these paths and contents.
 fn archive(files: &[(&str, &[u8])]) -> Vec<u8> {
-    let mut builder = tar::Builder::new(GzEncoder::new(Vec::new(), Compression::fast()));
-    for (path, content) in files {
-        let mut header = tar::Header::new_gnu();
-        // The builder itself refuses paths that escape, so the name is written raw.
-        header.as_mut_bytes()[..path.len()].copy_from_slice(path.as_bytes());
-        header.set_size(content.len() as u64);
-        header.set_mode(0o644);
-        header.set_cksum();
-        builder.append(&header, *content).unwrap();
-    }
-    builder.into_inner().unwrap().finish().unwrap()
+    let entries = files.iter().map(|(path, content)| entry(path, EntryType::Regular, content));
+    tar(&entries.collect::<Vec<_>>())
 }
 
 /// A small CIFAR-100 of one record a file.

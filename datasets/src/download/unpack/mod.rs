@@ -126,4 +126,4 @@ impl<R: Read> Read for Bounded<R> {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

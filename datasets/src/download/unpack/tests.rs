@@ -24,7 +24,7 @@ fn header(path: &str, kind: EntryType, len: u64) -> Header {
 }
 
 /// An entry of this kind and content.
-fn entry(path: &str, kind: EntryType, content: &[u8]) -> Vec<u8> {
+pub(in crate::download) fn entry(path: &str, kind: EntryType, content: &[u8]) -> Vec<u8> {
     let mut bytes = header(path, kind, content.len() as u64).as_bytes().to_vec();
     bytes.extend(content);
     bytes.resize(bytes.len().next_multiple_of(512), 0);
@@ -69,7 +69,8 @@ fn refused(archive: &[u8]) -> String {
     text
 }
 
-fn tar(entries: &[Vec<u8>]) -> Vec<u8> {
+/// A gzipped archive.
+pub(in crate::download) fn tar(entries: &[Vec<u8>]) -> Vec<u8> {
     compressed(&[entries.concat(), vec![0; 1024]].concat())
 }
 
