@@ -5,20 +5,18 @@
 //! have the same classes; no file is dropped without a note that names it.
 
 mod scan;
-mod source;
 
 use std::fmt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
 
 use crate::dataset::{DatasetSplits, ImageDataset, Normalization};
-use crate::decode::Sizing;
-use crate::encoded::{Contents, EncodedDataset, OnBadImage, Reading};
+use crate::decode::{Sizing, read_image_file};
+use crate::encoded::{Contents, EncodedDataset, OnBadImage, Reading, Source};
 use crate::error::DatasetError;
 pub(crate) use scan::ScannedSplit;
 use scan::scan_split;
-use source::FolderSource;
 
 /// How a folder of images is read.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -112,6 +110,35 @@ fn check_classes(dir: &Path, train: &ScannedSplit, test: &ScannedSplit) -> Resul
     match &train.class_names[..] {
         [class_name] => Err(DatasetError::OneClass { path: dir.to_path_buf(), class_name: class_name.clone() }),
         _ => Ok(()),
+    }
+}
+
+/// A split of a folder of images.
+struct FolderSource {
+    /// The folder of the split.
+    dir: PathBuf,
+    files: Vec<PathBuf>,
+}
+
+impl Source for FolderSource {
+    fn read(&self, image: usize) -> Result<Vec<u8>, DatasetError> {
+        read_image_file(&self.files[image])
+    }
+
+    fn path(&self, image: usize) -> PathBuf {
+        self.files[image].clone()
+    }
+
+    /// The path below the split's folder with slashes, the same on every system.
+    fn key(&self, image: usize) -> String {
+        let path: &Path = &self.files[image];
+        let relative = path.strip_prefix(&self.dir).unwrap_or(path);
+        let names: Vec<_> = relative.iter().map(|name| name.to_string_lossy()).collect();
+        names.join("/")
+    }
+
+    fn class_path(&self, class_name: &str) -> PathBuf {
+        self.dir.join(class_name)
     }
 }
 
