@@ -249,22 +249,22 @@ mod tests {
 
     #[test]
     fn a_second_program_is_kept_out_of_a_directory() {
-        let directory = std::env::temp_dir().join(format!("lockstep-jobs-{}-lock", std::process::id()));
+        let folder = tempfile::tempdir().unwrap();
+        let directory = folder.path().join("study");
         let first = STUDY.lock(&directory).unwrap();
         assert!(STUDY.lock(&directory).unwrap_err().to_string().contains("another `trainer study`"));
         drop(first);
         drop(STUDY.lock(&directory).unwrap());
-        fs::remove_dir_all(directory).unwrap();
     }
 
     /// Locks a folder of these files, with their text; what was said, and whether they are as they were.
-    fn locked(name: &str, owner: &Owner, files: &[(&str, &str)]) -> (Outcome, bool) {
-        let directory = std::env::temp_dir().join(format!("lockstep-jobs-{}-{name}", std::process::id()));
-        files.iter().for_each(|(file, text)| write(&directory.join(file), text).unwrap());
-        let outcome = owner.lock(&directory).map(drop);
-        let is_kept = files.iter().all(|(file, text)| fs::read_to_string(directory.join(file)).unwrap() == *text);
-        let num_files = fs::read_dir(&directory).unwrap().count();
-        fs::remove_dir_all(directory).unwrap();
+    fn locked(owner: &Owner, files: &[(&str, &str)]) -> (Outcome, bool) {
+        let directory = tempfile::tempdir().unwrap();
+        files.iter().for_each(|(file, text)| write(&directory.path().join(file), text).unwrap());
+        let outcome = owner.lock(directory.path()).map(drop);
+        let is_kept =
+            files.iter().all(|(file, text)| fs::read_to_string(directory.path().join(file)).unwrap() == *text);
+        let num_files = fs::read_dir(directory.path()).unwrap().count();
         (outcome, is_kept && num_files == files.len())
     }
 
@@ -280,7 +280,7 @@ mod tests {
             (&COMPARISON, &[("jobs/mine.txt", "mine")]),
             (&COMPARISON, &[("comparison.json", study), ("study.json", study)]),
         ] {
-            let (outcome, is_kept) = locked("foreign", owner, files);
+            let (outcome, is_kept) = locked(owner, files);
             let failure = outcome.unwrap_err();
             assert!(failure.exit_code() == 2 && is_kept, "{files:?}: {failure}");
             assert!(failure.to_string().contains("choose another --output"), "{failure}");
@@ -298,7 +298,7 @@ mod tests {
             (&COMPARISON, &[("lock", ""), ("comparison.json.unfinished", "{")]),
             (&COMPARISON, &[("lock", "kept"), ("run.py", "1"), ("comparison.json", comparison)]),
         ] {
-            let (outcome, is_kept) = locked("own", owner, files);
+            let (outcome, is_kept) = locked(owner, files);
             assert!(outcome.is_ok() && is_kept, "{files:?}: {outcome:?}");
         }
     }
@@ -314,9 +314,9 @@ mod tests {
 
     #[test]
     fn the_directory_of_the_configuration_counts_where_the_command_line_names_none() {
-        let folder = std::env::temp_dir().join(format!("lockstep-jobs-{}-config", std::process::id()));
+        let folder = tempfile::tempdir().unwrap();
         let [named, plain, broken, nameless, pipe] =
-            ["named.toml", "plain.toml", "broken.toml", "nameless.toml", "pipe"].map(|name| folder.join(name));
+            ["named.toml", "plain.toml", "broken.toml", "nameless.toml", "pipe"].map(|name| folder.path().join(name));
         write(&named, "[run]\nseed = 1\noutput-dir = \"d/x\"\n").unwrap();
         write(&plain, "[run]\nseed = 1\n").unwrap();
         write(&broken, "[run\n").unwrap();
@@ -334,25 +334,23 @@ mod tests {
         assert_eq!(piped, here.join("runs/night"), "a pipe is for the trainer to read");
         assert_eq!(of("train --config c{task}.toml").unwrap(), here.join("runs/night"), "each task has its own");
         write(&nameless, "[run]\noutput-dir = \"\"\n").unwrap();
-        for file in [broken, nameless, folder.join("none.toml")] {
+        for file in [broken, nameless, folder.path().join("none.toml")] {
             let failure = of(&format!("train --config {}", file.display())).unwrap_err();
             assert!(failure.exit_code() == 2 && failure.to_string().contains("or name the directory"), "{failure}");
         }
-        fs::remove_dir_all(folder).unwrap();
     }
 
     #[test]
     fn who_reads_a_file_of_a_run_reads_the_old_one_to_its_end_when_it_is_written_anew() {
-        let folder = std::env::temp_dir().join(format!("lockstep-jobs-{}-anew", std::process::id()));
-        let file = folder.join("launch.sh");
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("launch.sh");
         write(&file, "old").unwrap();
         let mut reading = File::open(&file).unwrap();
         write(&file, "new one").unwrap();
         let mut text = String::new();
         std::io::Read::read_to_string(&mut reading, &mut text).unwrap();
         assert_eq!((text.as_str(), fs::read_to_string(&file).unwrap().as_str()), ("old", "new one"));
-        assert_eq!(fs::read_dir(&folder).unwrap().count(), 1);
-        fs::remove_dir_all(folder).unwrap();
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
     }
 
     #[test]

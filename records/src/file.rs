@@ -45,14 +45,12 @@ mod tests {
 
     #[test]
     fn a_file_is_read_and_what_is_none_is_refused_and_not_waited_for() {
-        let folder = std::env::temp_dir().join(format!("records-file-{}", std::process::id()));
-        let _ = fs::remove_dir_all(&folder);
-        fs::create_dir(&folder).unwrap();
-        let [file, pipe] = ["file", "pipe"].map(|name| folder.join(name));
+        let folder = tempfile::tempdir().unwrap();
+        let [file, pipe] = ["file", "pipe"].map(|name| folder.path().join(name));
         fs::write(&file, "text").unwrap();
         assert_eq!((read(&file).unwrap(), read_to_string(&file).unwrap()), (b"text".to_vec(), "text".to_owned()));
-        assert_eq!(read(&folder.join("none")).unwrap_err().kind(), ErrorKind::NotFound);
-        let mut others = vec![folder.clone()];
+        assert_eq!(read(&folder.path().join("none")).unwrap_err().kind(), ErrorKind::NotFound);
+        let mut others = vec![folder.path().to_owned()];
         if cfg!(unix) {
             assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
             others.extend([pipe, "/dev/zero".into()]);
@@ -61,6 +59,5 @@ mod tests {
             let error = read_to_string(&other).unwrap_err().to_string();
             assert!(error.starts_with("expected a regular file, got"), "{}: {error}", other.display());
         }
-        fs::remove_dir_all(&folder).unwrap();
     }
 }

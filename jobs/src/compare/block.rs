@@ -111,18 +111,16 @@ mod tests {
 
     #[test]
     fn the_slowest_rank_decides_and_losses_are_means_of_all() {
-        let folder = std::env::temp_dir().join(format!("lockstep-jobs-{}-ranks", std::process::id()));
-        fs::create_dir_all(&folder).unwrap();
+        let folder = tempfile::tempdir().unwrap();
         for (rank, seconds, loss) in [(0, 2.0, 3.0), (1, 4.0, 5.0)] {
             let measured = [10.0 + f64::from(rank), 20.0 + f64::from(rank)];
             let told = json!({ "seconds": seconds, "losses": [loss], "peak_memory_bytes": 100 + rank, "import_memory_bytes": 50 + rank,
                 "measured_unix_s": measured, "version": "1" });
-            fs::write(folder.join(format!("rank-{rank}.json")), told.to_string()).unwrap();
+            fs::write(folder.path().join(format!("rank-{rank}.json")), told.to_string()).unwrap();
         }
-        fs::write(folder.join("server.json"), "{\"peak_memory_bytes\": 7}").unwrap();
-        let (about, block) = of_peer(&folder, 2, 400).unwrap();
-        let missing = of_peer(&folder, 3, 400);
-        fs::remove_dir_all(folder).unwrap();
+        fs::write(folder.path().join("server.json"), "{\"peak_memory_bytes\": 7}").unwrap();
+        let (about, block) = of_peer(folder.path(), 2, 400).unwrap();
+        let missing = of_peer(folder.path(), 3, 400);
         assert_eq!((block.images_per_second, block.losses.as_slice()), (100.0, &[4.0][..]));
         assert_eq!((block.peak_memory_bytes_rank, block.peak_memory_bytes_total), (101, 208));
         assert_eq!((block.import_memory_bytes_rank, block.measured_unix_s), (51, Some([10.0, 21.0])));

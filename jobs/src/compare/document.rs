@@ -136,12 +136,6 @@ mod tests {
     use serde_json::json;
     use std::fs;
 
-    fn folder(name: &str) -> PathBuf {
-        let folder = std::env::temp_dir().join(format!("lockstep-jobs-{}-document-{name}", std::process::id()));
-        fs::create_dir_all(&folder).unwrap();
-        folder
-    }
-
     fn open(folder: &Path, job: Value, is_again: bool) -> Outcome<Document> {
         let machine = Machine { cpu_model: Some("x".to_owned()), ..Machine::default() };
         Document::open(folder, Program::default(), machine, job.as_object().unwrap().clone(), is_again)
@@ -149,8 +143,8 @@ mod tests {
 
     #[test]
     fn a_half_done_comparison_goes_on_and_its_gaps_are_tried_again() {
-        let folder = folder("resumed");
-        let mut document = open(&folder, json!({ "steps": 8 }), false).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let mut document = open(folder.path(), json!({ "steps": 8 }), false).unwrap();
         document.rows.push(row("Lockstep", 1, &[100.0], (2.5, 2.0)));
         document.rows.push(row("MXNet", 1, &[50.0], (2.5, 2.0)));
         document.rows.push(Row { gap: Some("not installed".into()), ..row("JAX", 1, &[], (0.0, 0.0)) });
@@ -159,10 +153,9 @@ mod tests {
         // Its second block failed.
         document.rows[1].gap = Some("did not end".into());
         document.save().unwrap();
-        let resumed = open(&folder, json!({ "steps": 8, "rounds": 9 }), false).unwrap();
-        let anew = open(&folder, json!({ "steps": 9 }), true).unwrap();
-        let other = open(&folder, json!({ "steps": 9 }), false);
-        fs::remove_dir_all(folder).unwrap();
+        let resumed = open(folder.path(), json!({ "steps": 8, "rounds": 9 }), false).unwrap();
+        let anew = open(folder.path(), json!({ "steps": 9 }), true).unwrap();
+        let other = open(folder.path(), json!({ "steps": 9 }), false);
         assert_eq!((resumed.rows, resumed.accuracy.len()), (measured, 1));
         assert!(anew.rows.is_empty());
         assert!(other.unwrap_err().to_string().contains("--again"));
@@ -170,11 +163,11 @@ mod tests {
 
     #[test]
     fn a_comparison_of_another_program_or_number_of_processors_is_not_gone_on_with() {
-        let folder = folder("commit");
+        let folder = tempfile::tempdir().unwrap();
         let open = |commit: &str, sum: &str, cpu_count: u64| {
             let machine = Machine { cpu_count, ..Machine::default() };
             let program = Program { commit: Some(commit.to_owned()), sha256: Some(sum.to_owned()) };
-            Document::open(&folder, program, machine, Map::new(), false)
+            Document::open(folder.path(), program, machine, Map::new(), false)
         };
         let mut measured = open("a", "1", 2).unwrap();
         measured.save().unwrap();
@@ -182,7 +175,6 @@ mod tests {
         measured.rows.push(row("Lockstep", 1, &[100.0], (2.5, 2.0)));
         measured.save().unwrap();
         let found = [open("a", "1", 2), open("b", "2", 2), open("a", "2", 2), open("a", "1", 4)];
-        fs::remove_dir_all(&folder).unwrap();
         let [same, commit, changed, processors] = found.map(|document| document.map_err(|no| no.to_string()));
         assert!(same.is_ok());
         let (commit, changed, processors) = (commit.unwrap_err(), changed.unwrap_err(), processors.unwrap_err());
@@ -193,10 +185,9 @@ mod tests {
 
     #[test]
     fn a_file_of_another_kind_is_refused() {
-        let folder = folder("other");
-        fs::write(folder.join("comparison.json"), "{\"schema\": \"x\"}").unwrap();
-        let refusal = open(&folder, json!({}), false).unwrap_err().to_string();
-        fs::remove_dir_all(folder).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("comparison.json"), "{\"schema\": \"x\"}").unwrap();
+        let refusal = open(folder.path(), json!({}), false).unwrap_err().to_string();
         assert!(refusal.contains(COMPARISON_SCHEMA), "{refusal}");
     }
 }

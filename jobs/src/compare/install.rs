@@ -165,14 +165,12 @@ mod tests {
 
     #[test]
     fn a_framework_without_a_python_for_it_is_a_reason() {
-        let folder = std::env::temp_dir().join(format!("lockstep-jobs-{}-old-peers", std::process::id()));
-        fs::create_dir_all(&folder).unwrap();
-        let scripts = Scripts::write(&folder.join("scripts")).unwrap();
-        let installer = Installer { folder: &folder, scripts: &scripts, may_install: true };
+        let folder = tempfile::tempdir().unwrap();
+        let scripts = Scripts::write(&folder.path().join("scripts")).unwrap();
+        let installer = Installer { folder: folder.path(), scripts: &scripts, may_install: true };
         // Where an environment cannot be made, as its place is taken by a file, the reason is that of the program that failed.
-        fs::write(folder.join("jax"), "").unwrap();
+        fs::write(folder.path().join("jax"), "").unwrap();
         let reason = installer.python(Framework::Jax).unwrap_err();
         assert!(!reason.is_empty() && reason.lines().count() == 1, "{reason}");
-        fs::remove_dir_all(folder).unwrap();
     }
 }

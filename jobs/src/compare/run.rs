@@ -155,24 +155,21 @@ mod tests {
         command
     }
 
-    fn run(name: &str, ranks: &[&str], beside: &[&str], limit: Duration) -> Result<(), String> {
-        let folder = std::env::temp_dir().join(format!("lockstep-jobs-{}-compare-{name}", std::process::id()));
+    fn run(ranks: &[&str], beside: &[&str], limit: Duration) -> Result<(), String> {
+        let folder = tempfile::tempdir().unwrap();
         let of = |scripts: &[&str]| scripts.iter().map(|script| shell(script)).collect();
-        let result = Processes { ranks: of(ranks), beside: of(beside) }.run(&folder, limit, "-");
-        fs::remove_dir_all(folder).unwrap();
-        result
+        Processes { ranks: of(ranks), beside: of(beside) }.run(folder.path(), limit, "-")
     }
 
     #[test]
     fn a_run_ends_with_its_last_rank_and_its_servers() {
-        assert_eq!(run("well", &["true", "sleep 0.1"], &["sleep 0.2"], Duration::from_secs(20)), Ok(()));
+        assert_eq!(run(&["true", "sleep 0.1"], &["sleep 0.2"], Duration::from_secs(20)), Ok(()));
     }
 
     #[test]
     fn a_failed_rank_ends_the_others_and_its_last_line_of_both_streams_is_the_reason() {
         let start = Instant::now();
         let reason = run(
-            "badly",
             &["exec sleep 60", "echo step 1; echo no such thing >&2; exit 3"],
             &["exec sleep 60"],
             Duration::from_secs(50),
@@ -185,15 +182,15 @@ mod tests {
     fn a_failed_server_ends_the_ranks_at_once_and_one_that_has_ended_well_does_not() {
         let start = Instant::now();
         let limit = Duration::from_secs(50);
-        let reason = run("server", &["exec sleep 60"], &["echo no port; exit 4"], limit);
+        let reason = run(&["exec sleep 60"], &["echo no port; exit 4"], limit);
         assert_eq!(reason, Err("a server ended with exit code 4: no port".to_owned()));
         assert!(start.elapsed() < Duration::from_secs(20));
-        assert_eq!(run("done", &["sleep 0.3"], &["true"], limit), Ok(()));
+        assert_eq!(run(&["sleep 0.3"], &["true"], limit), Ok(()));
     }
 
     #[test]
     fn a_run_past_its_deadline_is_ended() {
-        let reason = run("late", &["exec sleep 60"], &[], Duration::from_millis(100)).unwrap_err();
+        let reason = run(&["exec sleep 60"], &[], Duration::from_millis(100)).unwrap_err();
         assert!(reason.contains("did not end within"), "{reason}");
     }
 

@@ -104,14 +104,13 @@ mod tests {
 
     #[test]
     fn a_comparison_does_not_go_on_with_other_scripts_than_it_began_with() {
-        let folder = std::env::temp_dir().join(format!("lockstep-jobs-{}-kept-scripts", std::process::id()));
-        Scripts::of_comparison(&folder).unwrap();
-        let scripts = Scripts::of_comparison(&folder).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        Scripts::of_comparison(folder.path()).unwrap();
+        let scripts = Scripts::of_comparison(folder.path()).unwrap();
         fs::write(scripts.path("run.py"), "print('mine')\n").unwrap();
-        let text = Scripts::of_comparison(&folder).unwrap_err().to_string();
+        let text = Scripts::of_comparison(folder.path()).unwrap_err().to_string();
         assert!(text.contains("run.py is not the script of this program") && text.contains("--again"), "{text}");
         assert_eq!(fs::read_to_string(scripts.path("run.py")).unwrap(), "print('mine')\n");
-        fs::remove_dir_all(folder).unwrap();
     }
 
     #[test]
@@ -120,13 +119,12 @@ mod tests {
             println!("skipped: no python3");
             return;
         };
-        let folder = std::env::temp_dir().join(format!("lockstep-jobs-{}-scripts", std::process::id()));
-        let scripts = Scripts::write(&folder).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let scripts = Scripts::write(folder.path()).unwrap();
         let files = FILES.iter().filter(|(name, _)| name.ends_with(".py")).map(|(name, _)| scripts.path(name));
         // Parsed only: compiling would leave files behind.
         let script = "import ast, sys; [ast.parse(open(name).read(), name) for name in sys.argv[1:]]";
         let output = std::process::Command::new(python).args(["-c", script]).args(files).output().unwrap();
-        fs::remove_dir_all(folder).unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     }
 }

@@ -325,15 +325,14 @@ mod tests {
 
     #[test]
     fn images_of_another_number_of_classes_are_refused() {
-        let folder = std::env::temp_dir().join(format!("lockstep-jobs-{}-classes", std::process::id()));
+        let folder = tempfile::tempdir().unwrap();
         let of_classes = |num: usize| {
-            (0..num).for_each(|class| fs::create_dir_all(folder.join(format!("train/{class}"))).unwrap());
-            read(&format!("--epochs 1 --data-dir {}", folder.display()))
+            (0..num).for_each(|class| fs::create_dir_all(folder.path().join(format!("train/{class}"))).unwrap());
+            read(&format!("--epochs 1 --data-dir {}", folder.path().display()))
         };
-        fs::create_dir_all(folder.join("train/.hidden")).unwrap();
-        fs::create_dir_all(folder.join("test")).unwrap();
+        fs::create_dir_all(folder.path().join("train/.hidden")).unwrap();
+        fs::create_dir_all(folder.path().join("test")).unwrap();
         let [two, ten, eleven] = [2, 10, 11].map(of_classes);
-        fs::remove_dir_all(&folder).unwrap();
         for (refusal, got) in [(two, "got 2 in"), (eleven, "got 11 in")] {
             let refusal = refusal.unwrap_err();
             let text = refusal.to_string();

@@ -7,15 +7,16 @@ use super::*;
 
 #[test]
 fn the_files_of_somebody_else_stay_as_they_are() {
-    let folder = std::env::temp_dir().join(format!("lockstep-jobs-{}-somebody", std::process::id()));
-    let files = ["lock", "jobs/mine.txt", "peers/run.py"].map(|name| folder.join(name));
+    let folder = tempfile::tempdir().unwrap();
+    let files = ["lock", "jobs/mine.txt", "peers/run.py"].map(|name| folder.path().join(name));
     files.iter().for_each(|file| run_directory::write(file, "mine").unwrap());
-    let line =
-        format!("--again --with jax --no-install --peers-dir {0} --output {0} --trainer /bin/true", folder.display());
+    let line = format!(
+        "--again --with jax --no-install --peers-dir {0} --output {0} --trainer /bin/true",
+        folder.path().display()
+    );
     let args = CompareArgs::parsed(line.split_whitespace()).unwrap();
     let failures = [args.check(), args.run()].map(Result::unwrap_err);
     let kept = files.map(|file| fs::read_to_string(file).unwrap_or_default());
-    fs::remove_dir_all(&folder).unwrap();
     for failure in failures {
         assert!(failure.exit_code() == 2 && failure.to_string().contains("without `jobs`"), "{failure}");
     }
@@ -24,8 +25,8 @@ fn the_files_of_somebody_else_stay_as_they_are() {
 
 #[test]
 fn a_folder_is_known_as_a_comparisons_before_anything_is_measured() {
-    let folder = std::env::temp_dir().join(format!("lockstep-jobs-{}-begun", std::process::id()));
-    let [trainer, output, seen] = ["trainer", "out", "seen"].map(|name| folder.join(name).display().to_string());
+    let folder = tempfile::tempdir().unwrap();
+    let [trainer, output, seen] = ["trainer", "out", "seen"].map(|name| folder.path().join(name).display().to_string());
     // What its first measurement finds.
     let script = format!("#!/bin/sh\n[ \"$1\" = --version ] || [ -e {seen} ] || ls {output} > {seen}\n");
     run_directory::write(Path::new(&trainer), &script).unwrap();
@@ -36,20 +37,18 @@ fn a_folder_is_known_as_a_comparisons_before_anything_is_measured() {
         .run()
         .unwrap_err();
     let seen = fs::read_to_string(seen).unwrap();
-    fs::remove_dir_all(&folder).unwrap();
     assert!(seen.lines().any(|name| name == "comparison.json"), "{seen}");
 }
 
 #[test]
 fn what_cannot_be_had_is_a_named_gap_of_the_table() {
-    let folder = std::env::temp_dir().join(format!("lockstep-jobs-{}-gaps", std::process::id()));
+    let folder = tempfile::tempdir().unwrap();
     let line = format!(
         "--with jax,horovod --ranks 1 --no-install --peers-dir {0}/peers --output {0}/out --trainer /bin/true --quiet-cores 1e9 --rounds 1",
-        folder.display()
+        folder.path().display()
     );
     let failure = CompareArgs::parsed(line.split_whitespace()).unwrap().run().unwrap_err();
-    let found: serde_json::Value = block::read(&folder.join("out/comparison.json")).unwrap();
-    fs::remove_dir_all(&folder).unwrap();
+    let found: serde_json::Value = block::read(&folder.path().join("out/comparison.json")).unwrap();
     // This trainer measures nothing, which is no gap but a failure.
     assert!(failure.to_string().contains("our own measurement failed"), "{failure}");
     let gap = |framework: &str| {

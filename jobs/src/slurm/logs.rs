@@ -186,22 +186,21 @@ mod tests {
 
     #[test]
     fn an_arrays_directory_leads_to_the_files_of_its_tasks() {
-        let folder = std::env::temp_dir().join(format!("lockstep-jobs-{}-logs", std::process::id()));
-        let run = folder.join("night");
+        let folder = tempfile::tempdir().unwrap();
+        let run = folder.path().join("night");
         for name in ["night", "night-0", "night-10", "night-2", "night-x"] {
-            fs::create_dir_all(folder.join(name)).unwrap();
+            fs::create_dir_all(folder.path().join(name)).unwrap();
         }
         for (name, file) in
             [("night-10", "slurm-12_10.out"), ("night-2", "slurm-12_2.out"), ("night-0", "slurm-11_0.out")]
         {
-            fs::write(folder.join(name).join(file), "x").unwrap();
+            fs::write(folder.path().join(name).join(file), "x").unwrap();
         }
         let target = |job: &str| Target { job: job.to_owned(), directory: Some(run.clone()) };
         let jobs = |job| outputs(&target(job)).unwrap().into_iter().map(|output| output.job).collect::<Vec<_>>();
         assert_eq!(jobs("12"), ["12_2", "12_10"]);
         let single = outputs(&target("13")).unwrap();
         assert_eq!(single, [Output { job: "13".to_owned(), file: run.join("slurm-13.out") }]);
-        fs::remove_dir_all(folder).unwrap();
     }
 
     #[test]

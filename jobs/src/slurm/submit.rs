@@ -153,13 +153,11 @@ mod tests {
 
     #[test]
     fn no_second_job_comes_into_a_directory_whose_list_of_jobs_cannot_be_read() {
-        let directory = std::env::temp_dir().join(format!("lockstep-jobs-{}-torn-id", std::process::id()));
-        std::fs::create_dir_all(&directory).unwrap();
-        std::fs::write(directory.join(target::JOBS), "12\n\0\0").unwrap();
-        let line = format!("--ntasks-per-node 1 -- train --output-dir {}", directory.display());
+        let directory = tempfile::tempdir().unwrap();
+        std::fs::write(directory.path().join(target::JOBS), "12\n\0\0").unwrap();
+        let line = format!("--ntasks-per-node 1 -- train --output-dir {}", directory.path().display());
         let words: Vec<String> = line.split(' ').map(str::to_owned).collect();
         let error = check_free(&super::super::request::tests::read(&words).unwrap()).unwrap_err().to_string();
-        std::fs::remove_dir_all(directory).unwrap();
         assert!(error.contains("expected a job's id in its last line"), "{error}");
     }
 }

@@ -94,25 +94,24 @@ mod tests {
     #[test]
     fn a_number_is_a_job_and_a_directory_has_its_last_one() {
         assert_eq!(Target::read("12_3").unwrap().job, "12_3");
-        let directory = std::env::temp_dir().join(format!("lockstep-jobs-{}-target", std::process::id()));
-        fs::create_dir_all(&directory).unwrap();
-        let word = directory.to_str().unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let word = directory.path().to_str().unwrap();
         assert!(Target::read(word).unwrap_err().to_string().contains("no file `job-id`"));
-        fs::write(directory.join(JOBS), "7\n12\n").unwrap();
-        assert_eq!(Target::read(word).unwrap(), Target { job: "12".into(), directory: Some(directory.clone()) });
-        fs::write(directory.join(JOBS), "twelve\n").unwrap();
+        fs::write(directory.path().join(JOBS), "7\n12\n").unwrap();
+        assert_eq!(
+            Target::read(word).unwrap(),
+            Target { job: "12".into(), directory: Some(directory.path().to_owned()) }
+        );
+        fs::write(directory.path().join(JOBS), "twelve\n").unwrap();
         assert!(Target::read(word).unwrap_err().to_string().contains("got `twelve`"));
-        fs::remove_dir_all(directory).unwrap();
     }
 
     #[cfg(unix)]
     #[test]
     fn a_named_pipe_among_the_files_is_not_waited_for() {
-        let directory = std::env::temp_dir().join(format!("lockstep-jobs-{}-target-pipe", std::process::id()));
-        fs::create_dir_all(&directory).unwrap();
-        assert!(std::process::Command::new("mkfifo").arg(directory.join(JOBS)).status().unwrap().success());
-        let error = recorded_job(&directory).unwrap_err().to_string();
-        fs::remove_dir_all(directory).unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        assert!(std::process::Command::new("mkfifo").arg(directory.path().join(JOBS)).status().unwrap().success());
+        let error = recorded_job(directory.path()).unwrap_err().to_string();
         assert!(error.contains("expected a regular file"), "{error}");
     }
 

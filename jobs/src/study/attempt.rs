@@ -137,18 +137,13 @@ pub(super) fn last_words(output: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::study::file::StudyFile;
-    use crate::study::plan;
+    use crate::study::plan::tests::study;
     use serde_json::json;
     use std::fs;
-    use toml::Table;
 
     fn cell(kind: &str) -> Cell {
-        let text = format!(
-            "name = \"a\"\ntitle = \"A\"\nabout = \"a\"\n[[matrix]]\nkind = \"{kind}\"\nranks = 2\n{}",
-            if kind == "netbench" { "" } else { "batch_size_per_rank = 8\n" }
-        );
-        plan::cells(&StudyFile::read("s.toml", &text, &Table::new()).unwrap()).unwrap().remove(0)
+        let batch = if kind == "netbench" { "" } else { "batch_size_per_rank = 8\n" };
+        study(&format!("[[matrix]]\nkind = \"{kind}\"\nranks = 2\n{batch}")).unwrap().1.remove(0)
     }
 
     #[test]
@@ -183,15 +178,15 @@ mod tests {
     fn a_training_that_stopped_early_has_no_result() {
         let cell = cell("train");
         let attempt = Attempt { cell: &cell, repetition: 1, number: 1 };
-        let directory = std::env::temp_dir().join(format!("lockstep-jobs-{}-attempt", std::process::id()));
-        assert!(attempt.words(&directory).join(" ").ends_with("/run"));
-        fs::create_dir_all(directory.join("run")).unwrap();
-        assert!(attempt.result(&directory, "").unwrap_err().contains("run/summary.json"));
+        let directory = tempfile::tempdir().unwrap();
+        assert!(attempt.words(directory.path()).join(" ").ends_with("/run"));
+        fs::create_dir_all(directory.path().join("run")).unwrap();
+        assert!(attempt.result(directory.path(), "").unwrap_err().contains("run/summary.json"));
         for (stopped, is_result) in [(true, false), (false, true)] {
-            fs::write(directory.join("run/summary.json"), json!({ "stopped_early": stopped }).to_string()).unwrap();
-            assert_eq!(attempt.result(&directory, "").is_ok(), is_result);
+            fs::write(directory.path().join("run/summary.json"), json!({ "stopped_early": stopped }).to_string())
+                .unwrap();
+            assert_eq!(attempt.result(directory.path(), "").is_ok(), is_result);
         }
-        fs::remove_dir_all(directory).unwrap();
     }
 
     #[test]

@@ -265,18 +265,15 @@ fn times(job: &str) -> (Option<String>, Option<f64>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::study::plan;
+    use crate::study::plan::tests::study;
     use std::fs;
 
     #[test]
     fn what_slurm_submit_would_refuse_is_refused_before_anything_runs() {
         let checked = |slurm: &str, network: &str| {
-            let head = "name = \"a\"\ntitle = \"A\"\nabout = \"a\"\n";
-            let text = format!(
-                "{head}[slurm]\n{slurm}\n[[matrix]]\nbatch_size_per_rank = 8\nranks = 2\nnetwork = \"{network}\"\n"
-            );
-            let file = StudyFile::read("s.toml", &text, &toml::Table::new()).unwrap();
-            check(&file, &plan::cells(&file).unwrap()[0])
+            let matrix = format!("[[matrix]]\nbatch_size_per_rank = 8\nranks = 2\nnetwork = \"{network}\"\n");
+            let (file, cells) = study(&format!("[slurm]\n{slurm}\n{matrix}")).unwrap();
+            check(&file, &cells[0])
         };
         for (slurm, expected) in
             [("partitoin = \"p\"", "unexpected argument '--partitoin'"), ("nodes = 2", "nodes: the study decides it")]
@@ -294,14 +291,11 @@ mod tests {
 
     #[test]
     fn a_job_that_is_noted_behind_a_torn_line_is_found_again() {
-        let folder = std::env::temp_dir().join(format!("lockstep-jobs-{}-noted", std::process::id()));
-        fs::create_dir_all(&folder).unwrap();
-        let text = "name = \"a\"\ntitle = \"A\"\nabout = \"a\"\n[[matrix]]\nbatch_size_per_rank = 8\n";
-        let cell = &plan::cells(&StudyFile::read("s.toml", text, &toml::Table::new()).unwrap()).unwrap()[0];
+        let folder = tempfile::tempdir().unwrap();
+        let cell = &study("[[matrix]]\nbatch_size_per_rank = 8\n").unwrap().1[0];
         let attempt = Attempt { cell, repetition: 1, number: 1 };
-        fs::write(folder.join(FILE), "{\"direc").unwrap();
-        Jobs::open(&folder).unwrap().note(&attempt, "12").unwrap();
-        assert_eq!(Jobs::open(&folder).unwrap().of(&attempt), Some("12"));
-        fs::remove_dir_all(folder).unwrap();
+        fs::write(folder.path().join(FILE), "{\"direc").unwrap();
+        Jobs::open(folder.path()).unwrap().note(&attempt, "12").unwrap();
+        assert_eq!(Jobs::open(folder.path()).unwrap().of(&attempt), Some("12"));
     }
 }

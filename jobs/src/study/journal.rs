@@ -117,22 +117,6 @@ mod tests {
     use serde_json::json;
     use std::fs;
 
-    struct Folder(PathBuf);
-
-    impl Folder {
-        fn new(name: &str) -> Self {
-            let path = std::env::temp_dir().join(format!("lockstep-jobs-{}-records-{name}", std::process::id()));
-            fs::create_dir_all(&path).unwrap();
-            Folder(path)
-        }
-    }
-
-    impl Drop for Folder {
-        fn drop(&mut self) {
-            let _ = fs::remove_dir_all(&self.0);
-        }
-    }
-
     fn record(cell: &str, repetition: usize, attempt: usize, status: &str) -> AttemptRecord {
         let record =
             json!({ "cell": cell, "repetition": repetition, "attempt": attempt, "status": status, "seconds": 2.0 });
@@ -145,8 +129,8 @@ mod tests {
 
     #[test]
     fn done_repetitions_are_not_done_again_after_reading_the_file_anew() {
-        let folder = Folder::new("again");
-        let (mut records, is_torn) = Records::open(&folder.0).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let (mut records, is_torn) = Records::open(folder.path()).unwrap();
         assert!(!is_torn);
         for (repetition, statuses) in
             [(1, &["ok"][..]), (2, &["disturbed", "disturbed"]), (3, &["disturbed"]), (4, &["failed"])]
@@ -156,7 +140,7 @@ mod tests {
             }
         }
         drop(records);
-        let (records, _) = Records::open(&folder.0).unwrap();
+        let (records, _) = Records::open(folder.path()).unwrap();
         let needs = |again| (1..=5).map(|repetition| records.need("a", repetition, 2, again)).collect::<Vec<_>>();
         let (nothing, attempt) = (Need::Nothing, Need::Attempt);
         assert_eq!(needs(false), [nothing, nothing, attempt(2), attempt(2), attempt(1)]);
@@ -169,24 +153,24 @@ mod tests {
 
     #[test]
     fn a_torn_last_line_is_dropped_and_the_next_one_is_whole() {
-        let folder = Folder::new("torn");
+        let folder = tempfile::tempdir().unwrap();
         let whole = line(&record("a", 1, 1, "ok"));
         for torn in ["{", "{\"cell\":\"a\",\"repetition\":2,\"attempt\":1,\"status\":\"ok\"}", "\u{e9}"] {
-            fs::write(folder.0.join(FILE), format!("{whole}\n{torn}")).unwrap();
-            let (mut records, is_torn) = Records::open(&folder.0).unwrap();
+            fs::write(folder.path().join(FILE), format!("{whole}\n{torn}")).unwrap();
+            let (mut records, is_torn) = Records::open(folder.path()).unwrap();
             assert!(is_torn, "{torn}");
             assert_eq!(records.need("a", 2, 3, false), Need::Attempt(1));
             records.append(record("a", 2, 1, "ok")).unwrap();
-            let text = fs::read_to_string(folder.0.join(FILE)).unwrap();
+            let text = fs::read_to_string(folder.path().join(FILE)).unwrap();
             assert_eq!(text, format!("{whole}\n{}\n", line(&record("a", 2, 1, "ok"))));
         }
     }
 
     #[test]
     fn a_broken_line_in_the_middle_is_an_error_with_its_number() {
-        let folder = Folder::new("broken");
-        fs::write(folder.0.join(FILE), format!("{}\n{{}}\n", line(&record("a", 1, 1, "ok")))).unwrap();
-        let Err(failure) = Records::open(&folder.0) else { panic!("line 2 is no record") };
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join(FILE), format!("{}\n{{}}\n", line(&record("a", 1, 1, "ok")))).unwrap();
+        let Err(failure) = Records::open(folder.path()) else { panic!("line 2 is no record") };
         assert!(failure.to_string().contains("line 2"), "{failure}");
     }
 }

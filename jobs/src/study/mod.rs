@@ -281,9 +281,7 @@ mod tests {
 
     #[test]
     fn one_cell_is_counted_as_one() {
-        let text = "name = \"a\"\ntitle = \"A\"\nabout = \"a\"\n[[matrix]]\nbatch_size_per_rank = 8\n";
-        let file = StudyFile::read("s.toml", text, &toml::Table::new()).unwrap();
-        let cells = plan::cells(&file).unwrap();
+        let (_, cells) = plan::tests::study("[[matrix]]\nbatch_size_per_rank = 8\n").unwrap();
         let listed = listed(&cells.iter().collect::<Vec<_>>(), &[]);
         assert!(listed.ends_with("\n1 cell, 3 runs\n"), "{listed}");
     }
@@ -291,12 +289,10 @@ mod tests {
     #[cfg(unix)]
     #[test]
     fn a_named_pipe_in_place_of_the_document_is_not_waited_for() {
-        let folder = std::env::temp_dir().join(format!("lockstep-jobs-{}-study-pipe", std::process::id()));
-        fs::create_dir_all(&folder).unwrap();
-        assert!(std::process::Command::new("mkfifo").arg(folder.join("study.json")).status().unwrap().success());
-        assert!(earlier(&folder).is_none());
-        let refusal = run_directory::STUDY.check(&folder).unwrap_err().to_string();
-        fs::remove_dir_all(folder).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        assert!(std::process::Command::new("mkfifo").arg(folder.path().join("study.json")).status().unwrap().success());
+        assert!(earlier(folder.path()).is_none());
+        let refusal = run_directory::STUDY.check(folder.path()).unwrap_err().to_string();
         assert!(refusal.contains("choose another --output"), "{refusal}");
     }
 

@@ -274,8 +274,8 @@ fn check_same(study: &Study, cells: &[Cell], records: &Records, directory: &Path
 
 #[cfg(test)]
 mod tests {
+    use super::super::plan::tests::study;
     use super::*;
-    use std::fs;
 
     #[test]
     fn spans_of_time_are_told_in_their_unit() {
@@ -284,35 +284,26 @@ mod tests {
 
     #[test]
     fn records_of_other_arguments_are_not_gone_on_with() {
-        let directory = std::env::temp_dir().join(format!("lockstep-jobs-{}-session", std::process::id()));
-        fs::create_dir_all(&directory).unwrap();
-        let cells = |steps: usize| {
-            let text = format!(
-                "name = \"a\"\ntitle = \"A\"\nabout = \"a\"\n[base]\nsteps = {steps}\n[[matrix]]\nbatch_size_per_rank = 8\n"
-            );
-            super::super::plan::cells(&StudyFile::read("s.toml", &text, &toml::Table::new()).unwrap()).unwrap()
-        };
-        let study = Study { cells: cells(5).iter().map(Cell::record).collect(), ..Study::default() };
-        let (mut records, _) = Records::open(&directory).unwrap();
-        check_same(&study, &cells(6), &records, &directory).unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let cells =
+            |steps: usize| study(&format!("[base]\nsteps = {steps}\n[[matrix]]\nbatch_size_per_rank = 8\n")).unwrap().1;
+        let of_five = Study { cells: cells(5).iter().map(Cell::record).collect(), ..Study::default() };
+        let (mut records, _) = Records::open(directory.path()).unwrap();
+        check_same(&of_five, &cells(6), &records, directory.path()).unwrap();
         let record = serde_json::json!({ "cell": cells(5)[0].id, "repetition": 1, "attempt": 1, "status": "ok" });
         records.append(serde_json::from_value(record).unwrap()).unwrap();
-        check_same(&study, &cells(5), &records, &directory).unwrap();
-        let text = check_same(&study, &cells(6), &records, &directory).unwrap_err().to_string();
+        check_same(&of_five, &cells(5), &records, directory.path()).unwrap();
+        let text = check_same(&of_five, &cells(6), &records, directory.path()).unwrap_err().to_string();
         assert!(text.contains("--steps 5") && text.contains("--steps 6"), "{text}");
         // Without the arguments of a record nobody knows what it is of.
-        let text = check_same(&Study::default(), &cells(5), &records, &directory).unwrap_err().to_string();
+        let text = check_same(&Study::default(), &cells(5), &records, directory.path()).unwrap_err().to_string();
         assert!(text.contains("arguments that study.json does not tell"), "{text}");
-        fs::remove_dir_all(directory).unwrap();
     }
 
     /// A start of a study of these batches: what is not done gets a record.
     fn start(directory: &Path, batches: &str, steps: usize) -> Outcome {
-        let text = format!(
-            "name = \"a\"\ntitle = \"A\"\nabout = \"a\"\n[base]\nsteps = {steps}\n[[matrix]]\nbatch_size_per_rank = {batches}\n"
-        );
-        let file = StudyFile::read("s.toml", &text, &toml::Table::new())?;
-        let (cells, trainer) = (super::super::plan::cells(&file)?, Path::new("/bin/true"));
+        let text = format!("[base]\nsteps = {steps}\n[[matrix]]\nbatch_size_per_rank = {batches}\n");
+        let ((file, cells), trainer) = (study(&text)?, Path::new("/bin/true"));
         let options = Options { checks_quiet: false, again_disturbed: false };
         let mut session = Session::open(&file, &cells, directory, trainer, None, options)?;
         super::super::write_study(&file, &session, directory)?;
@@ -325,37 +316,33 @@ mod tests {
 
     #[test]
     fn what_the_command_line_sets_otherwise_stands_beside_the_file() {
-        let directory = std::env::temp_dir().join(format!("lockstep-jobs-{}-set", std::process::id()));
-        fs::create_dir_all(&directory).unwrap();
+        let directory = tempfile::tempdir().unwrap();
         let text = "name = \"a\"\ntitle = \"A\"\nabout = \"a\"\n[[matrix]]\nbatch_size_per_rank = 8\n";
         let mut told = Vec::new();
         for set in [None, Some("steps=5,cpu=portable")] {
             let file = StudyFile::read("s.toml", text, &super::super::changes::read(set).unwrap()).unwrap();
             let (cells, trainer) = (super::super::plan::cells(&file).unwrap(), Path::new("/bin/true"));
             let options = Options { checks_quiet: false, again_disturbed: false };
-            let session = Session::open(&file, &cells, &directory, trainer, None, options).unwrap();
-            super::super::write_study(&file, &session, &directory).unwrap();
-            let study = super::super::earlier(&directory).unwrap();
+            let session = Session::open(&file, &cells, directory.path(), trainer, None, options).unwrap();
+            super::super::write_study(&file, &session, directory.path()).unwrap();
+            let study = super::super::earlier(directory.path()).unwrap();
             assert_eq!(study.toml, text);
             told.push(study.set);
         }
-        fs::remove_dir_all(directory).unwrap();
         assert_eq!(told, ["", "cpu = \"portable\"\nsteps = 5\n"]);
     }
 
     #[test]
     fn a_cell_that_comes_back_with_other_arguments_is_refused_its_records() {
-        let directory = std::env::temp_dir().join(format!("lockstep-jobs-{}-come-back", std::process::id()));
-        fs::create_dir_all(&directory).unwrap();
-        start(&directory, "[4, 8]", 2).unwrap();
-        start(&directory, "8", 2).unwrap();
-        let without = super::super::earlier(&directory).unwrap();
-        start(&directory, "8", 2).unwrap();
-        let other = start(&directory, "[4, 8]", 50).unwrap_err().to_string();
-        let same = start(&directory, "[4, 8]", 2);
+        let directory = tempfile::tempdir().unwrap();
+        start(directory.path(), "[4, 8]", 2).unwrap();
+        start(directory.path(), "8", 2).unwrap();
+        let without = super::super::earlier(directory.path()).unwrap();
+        start(directory.path(), "8", 2).unwrap();
+        let other = start(directory.path(), "[4, 8]", 50).unwrap_err().to_string();
+        let same = start(directory.path(), "[4, 8]", 2);
         let ids: Vec<String> =
-            all_cells(&super::super::earlier(&directory).unwrap()).map(|cell| cell.id.clone()).collect();
-        fs::remove_dir_all(directory).unwrap();
+            all_cells(&super::super::earlier(directory.path()).unwrap()).map(|cell| cell.id.clone()).collect();
         assert!(other.contains("-b4-") && other.contains("--steps 2") && other.contains("--steps 50"), "{other}");
         same.unwrap();
         assert_eq!((without.cells.len(), without.earlier_cells.len()), (1, 1), "it counts in no report");

@@ -47,16 +47,15 @@ fn words(cell: &Cell, known: &[String]) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::study::plan;
+    use crate::study::plan::tests::study;
 
     #[test]
     fn the_warm_up_is_a_step_of_the_cell_with_all_that_bench_knows_of_it() {
         let words_of = |rest: &str| {
-            let text = format!("name = \"a\"\ntitle = \"A\"\nabout = \"a\"\n[[matrix]]\nranks = 2\n{rest}");
-            let file = StudyFile::read("s.toml", &text, &toml::Table::new()).unwrap();
+            let (_, cells) = study(&format!("[[matrix]]\nranks = 2\n{rest}")).unwrap();
             let known =
                 ["--model", "--depth", "--dtype", "--threads", "--batch-size-per-rank", "--steps", "--warmup-steps"];
-            words(&plan::cells(&file).unwrap()[0], &known.map(str::to_owned)).join(" ")
+            words(&cells[0], &known.map(str::to_owned)).join(" ")
         };
         let own = "model = \"resnet\"\ndepth = [8, 14]\nsteps = 20\nwarmup_steps = 3\nbatch_size_per_rank = 4\n";
         let of_one =

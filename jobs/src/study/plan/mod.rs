@@ -210,4 +210,4 @@ pub(super) fn flags_of(cell: &Cell) -> impl Iterator<Item = &str> {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

@@ -4,10 +4,16 @@ use std::collections::BTreeSet;
 
 use super::*;
 
-const HEAD: &str = "name = \"a\"\ntitle = \"A\"\nabout = \"a\"\n";
+/// A study's file of this text behind what each has, and its cells.
+pub(in crate::study) fn study(rest: &str) -> Outcome<(StudyFile, Vec<Cell>)> {
+    let head = "name = \"a\"\ntitle = \"A\"\nabout = \"a\"\n";
+    let file = StudyFile::read("s.toml", &format!("{head}{rest}"), &Table::new())?;
+    let cells = cells(&file)?;
+    Ok((file, cells))
+}
 
 fn planned(rest: &str) -> Outcome<Vec<Cell>> {
-    cells(&StudyFile::read("s.toml", &format!("{HEAD}{rest}"), &Table::new())?)
+    Ok(study(rest)?.1)
 }
 
 fn ids(rest: &str) -> Vec<String> {

@@ -1,12 +1,10 @@
 //! What is asked of the prediction, and what becomes of its answer.
 
 use super::*;
-use toml::Table;
+use crate::study::plan::tests::study;
 
 fn cells(lines: &str) -> Vec<Cell> {
-    let text =
-        format!("name = \"a\"\ntitle = \"A\"\nabout = \"a\"\n[[matrix]]\nbatch_size_per_rank = 8\nranks = 2\n{lines}");
-    plan::cells(&StudyFile::read("s.toml", &text, &Table::new()).unwrap()).unwrap()
+    study(&format!("[[matrix]]\nbatch_size_per_rank = 8\nranks = 2\n{lines}")).unwrap().1
 }
 
 #[test]
@@ -39,8 +37,7 @@ fn a_strong_cells_prediction_tells_no_speedup() {
         (&cell.id.as_str().into(), &1.9.into())
     );
     assert!(weak["predictions"][1]["cell"].is_null() && weak["predictions"][0]["repetition"] == 3);
-    let text = "name = \"a\"\ntitle = \"A\"\nabout = \"a\"\n[[matrix]]\nscaling = \"strong\"\nglobal_batch_size = 8\nranks = 2\n";
-    let strong = plan::cells(&StudyFile::read("s.toml", text, &Table::new()).unwrap()).unwrap();
+    let (_, strong) = study("[[matrix]]\nscaling = \"strong\"\nglobal_batch_size = 8\nranks = 2\n").unwrap();
     let mut value = predictions();
     assign(&mut value, &strong[0], 1);
     let prediction = &value["predictions"][0];
@@ -50,11 +47,10 @@ fn a_strong_cells_prediction_tells_no_speedup() {
 
 #[test]
 fn the_network_is_of_the_newest_quiet_attempt_else_of_the_newest_disturbed_one() {
-    let directory = std::env::temp_dir().join(format!("lockstep-jobs-{}-newest", std::process::id()));
-    fs::create_dir_all(&directory).unwrap();
+    let directory = tempfile::tempdir().unwrap();
     let cell = &cells("")[0];
-    let (mut records, _) = Records::open(&directory).unwrap();
-    assert_eq!(measured(cell, &records, &directory), None);
+    let (mut records, _) = Records::open(directory.path()).unwrap();
+    assert_eq!(measured(cell, &records, directory.path()), None);
     let mut found = Vec::new();
     for (repetition, attempt, status) in
         [(1, 1, "failed"), (1, 2, "disturbed"), (1, 10, "ok"), (2, 1, "disturbed"), (2, 9, "failed")]
@@ -62,10 +58,9 @@ fn the_network_is_of_the_newest_quiet_attempt_else_of_the_newest_disturbed_one()
         let record = serde_json::json!({ "cell": cell.id, "repetition": repetition, "attempt": attempt, "status": status,
             "directory": format!("r{repetition}a{attempt}") });
         records.append(serde_json::from_value(record).unwrap()).unwrap();
-        found.push(measured(cell, &records, &directory));
+        found.push(measured(cell, &records, directory.path()));
     }
-    fs::remove_dir_all(&directory).unwrap();
-    let file = |attempt: &str| Some(directory.join(attempt).join("network.json"));
+    let file = |attempt: &str| Some(directory.path().join(attempt).join("network.json"));
     assert_eq!(found, [None, file("r1a2"), file("r1a10"), file("r1a10"), file("r1a10")]);
 }
 
