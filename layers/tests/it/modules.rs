@@ -4,11 +4,8 @@ use burn::module::{Initializer, Module, ModuleVisitor, Param};
 use burn::nn;
 use burn::nn::PaddingConfig2d;
 use burn::nn::conv::Conv2dConfig;
-use burn::tensor::activation::{gelu, relu as relu_of_burn};
 use burn::tensor::{Device, FloatDType, Gradients, Tensor, TensorData};
-use layers::{
-    Activations, BatchNorm, Computation, Conv2d, Features, Kernels, MaxPool2dConfig, PassContext, relu, relu6,
-};
+use layers::{Activations, BatchNorm, Computation, Conv2d, Features, Kernels, MaxPool2dConfig, PassContext, relu};
 
 use crate::differences::{relative_difference, values};
 
@@ -77,6 +74,53 @@ struct Case {
     stock: Network<Stock, Tensor<4>>,
 }
 
+/// A case of one text, read once with our functions and once with burn's.
+macro_rules! case {
+    ($name:literal, $configs:expr, |$m:ident, $x:ident| $body:expr) => {
+        Case {
+            name: $name,
+            configs: $configs,
+            ours: {
+                #[allow(unused_imports)]
+                use of_ours::{gelu, mean_of_columns, relu, relu6};
+                |$m, $x| $body
+            },
+            stock: {
+                #[allow(unused_imports)]
+                use of_burn::{gelu, mean_of_columns, relu, relu6};
+                |$m, $x| $body
+            },
+        }
+    };
+}
+
+mod of_ours {
+    use super::{Features, Tensor};
+    pub(super) use layers::{relu, relu6};
+
+    /// Burn's own operation.
+    pub(super) fn gelu(x: Features) -> Features {
+        super::of_burn::gelu(Tensor::from(x)).into()
+    }
+
+    pub(super) fn mean_of_columns(x: Features) -> Features {
+        Tensor::from(x).mean_dim(2).into()
+    }
+}
+
+mod of_burn {
+    use super::Tensor;
+    pub(super) use burn::tensor::activation::{gelu, relu};
+
+    pub(super) fn relu6(x: Tensor<4>) -> Tensor<4> {
+        x.clamp(0.0, 6.0)
+    }
+
+    pub(super) fn mean_of_columns(x: Tensor<4>) -> Tensor<4> {
+        x.mean_dim(3)
+    }
+}
+
 fn same() -> Conv2dConfig {
     Conv2dConfig::new([8, 8], [3, 3]).with_padding(PaddingConfig2d::Explicit(1, 1, 1, 1)).with_bias(false)
 }
@@ -90,155 +134,83 @@ fn depthwise() -> Conv2dConfig {
 }
 
 const CASES: [Case; 9] = [
-    Case {
-        name: "two blocks, one with a projection",
-        configs: [same, same, pointwise],
-        ours: |m, x| {
-            let y = relu(m.norm[0].forward(m.conv[0].forward(x.clone())));
-            let x = relu(m.norm[1].forward(m.conv[1].forward(y)) + x);
-            let shortcut = m.norm[2].forward(m.conv[2].forward(x.clone()));
-            let y = relu(m.norm[0].forward(m.conv[0].forward(x)));
-            relu(shortcut + m.norm[1].forward(m.conv[1].forward(y)))
-        },
-        stock: |m, x| {
-            let y = relu_of_burn(m.norm[0].forward(m.conv[0].forward(x.clone())));
-            let x = relu_of_burn(m.norm[1].forward(m.conv[1].forward(y)) + x);
-            let shortcut = m.norm[2].forward(m.conv[2].forward(x.clone()));
-            let y = relu_of_burn(m.norm[0].forward(m.conv[0].forward(x)));
-            relu_of_burn(shortcut + m.norm[1].forward(m.conv[1].forward(y)))
-        },
-    },
-    Case {
-        name: "features that layers, a residual and burn's own operation read",
-        configs: [same, same, pointwise],
-        ours: |m, x| {
-            let x = relu(m.norm[0].forward(m.conv[0].forward(x)));
-            let a = m.norm[1].forward(m.conv[1].forward(x.clone()));
-            let b = m.norm[2].forward(m.conv[2].forward(x.clone()));
-            let c: Features = gelu(Tensor::from(x.clone())).into();
-            relu(a + x) + relu(b) + c
-        },
-        stock: |m, x| {
-            let x = relu_of_burn(m.norm[0].forward(m.conv[0].forward(x)));
-            let a = m.norm[1].forward(m.conv[1].forward(x.clone()));
-            let b = m.norm[2].forward(m.conv[2].forward(x.clone()));
-            let c = gelu(x.clone());
-            relu_of_burn(a + x) + relu_of_burn(b) + c
-        },
-    },
-    Case {
-        name: "no norm after a convolution, none before a ReLU, two of them, a ReLU twice",
-        configs: [same, same, pointwise],
-        ours: |m, x| {
+    case!("two blocks, one with a projection", [same, same, pointwise], |m, x| {
+        let y = relu(m.norm[0].forward(m.conv[0].forward(x.clone())));
+        let x = relu(m.norm[1].forward(m.conv[1].forward(y)) + x);
+        let shortcut = m.norm[2].forward(m.conv[2].forward(x.clone()));
+        let y = relu(m.norm[0].forward(m.conv[0].forward(x)));
+        relu(shortcut + m.norm[1].forward(m.conv[1].forward(y)))
+    }),
+    case!("features that layers, a residual and burn's own operation read", [same, same, pointwise], |m, x| {
+        let x = relu(m.norm[0].forward(m.conv[0].forward(x)));
+        let a = m.norm[1].forward(m.conv[1].forward(x.clone()));
+        let b = m.norm[2].forward(m.conv[2].forward(x.clone()));
+        let c = gelu(x.clone());
+        relu(a + x) + relu(b) + c
+    }),
+    case!(
+        "no norm after a convolution, none before a ReLU, two of them, a ReLU twice",
+        [same, same, pointwise],
+        |m, x| {
             let x = m.norm[0].forward(relu(m.conv[0].forward(x)));
             let x = relu(relu(m.norm[1].forward(m.norm[2].forward(m.conv[1].forward(x)))));
             m.conv[2].forward(x)
-        },
-        stock: |m, x| {
-            let x = m.norm[0].forward(relu_of_burn(m.conv[0].forward(x)));
-            let x = relu_of_burn(m.norm[1].forward(m.norm[2].forward(m.conv[1].forward(x))));
-            m.conv[2].forward(x)
-        },
-    },
-    Case {
-        name: "one convolution under two norms, one of which also reads a sum of two layers",
-        configs: [same, same, pointwise],
-        ours: |m, x| {
+        }
+    ),
+    case!(
+        "one convolution under two norms, one of which also reads a sum of two layers",
+        [same, same, pointwise],
+        |m, x| {
             let y = m.conv[0].forward(x.clone());
             let a = m.norm[0].forward(y.clone());
             let b = m.norm[1].forward(m.conv[1].forward(x)) + m.norm[2].forward(y);
             m.norm[1].forward(a + b)
-        },
-        stock: |m, x| {
-            let y = m.conv[0].forward(x.clone());
-            let a = m.norm[0].forward(y.clone());
-            let b = m.norm[1].forward(m.conv[1].forward(x)) + m.norm[2].forward(y);
-            m.norm[1].forward(a + b)
-        },
-    },
-    Case {
-        name: "a layer that adds its own input, which is read again",
-        configs: [same, same, pointwise],
-        ours: |m, x| {
-            let x = relu(m.norm[0].forward(m.conv[0].forward(x)));
-            let y = relu(m.norm[1].forward(m.conv[1].forward(x.clone())) + x.clone());
-            m.norm[2].forward(m.conv[2].forward(x)) + y
-        },
-        stock: |m, x| {
-            let x = relu_of_burn(m.norm[0].forward(m.conv[0].forward(x)));
-            let y = relu_of_burn(m.norm[1].forward(m.conv[1].forward(x.clone())) + x.clone());
-            m.norm[2].forward(m.conv[2].forward(x)) + y
-        },
-    },
-    Case {
-        name: "sums of features of other shapes, which broadcast",
-        configs: [same, same, pointwise],
-        ours: |m, x| {
-            let x = relu(m.norm[0].forward(m.conv[0].forward(x)));
-            let row: Features = Tensor::from(x.clone()).mean_dim(2).into();
-            let y = m.norm[1].forward(m.conv[1].forward(x)) + row.clone();
-            row + m.norm[2].forward(m.conv[2].forward(y))
-        },
-        stock: |m, x| {
-            let x = relu_of_burn(m.norm[0].forward(m.conv[0].forward(x)));
-            let row = x.clone().mean_dim(3);
-            let y = m.norm[1].forward(m.conv[1].forward(x)) + row.clone();
-            row + m.norm[2].forward(m.conv[2].forward(y))
-        },
-    },
-    Case {
-        name: "convolutions that our kernels lack: with a bias, in groups, dilated and with a large stride",
-        configs: [
+        }
+    ),
+    case!("a layer that adds its own input, which is read again", [same, same, pointwise], |m, x| {
+        let x = relu(m.norm[0].forward(m.conv[0].forward(x)));
+        let y = relu(m.norm[1].forward(m.conv[1].forward(x.clone())) + x.clone());
+        m.norm[2].forward(m.conv[2].forward(x)) + y
+    }),
+    case!("sums of features of other shapes, which broadcast", [same, same, pointwise], |m, x| {
+        let x = relu(m.norm[0].forward(m.conv[0].forward(x)));
+        let row = mean_of_columns(x.clone());
+        let y = m.norm[1].forward(m.conv[1].forward(x)) + row.clone();
+        row + m.norm[2].forward(m.conv[2].forward(y))
+    }),
+    case!(
+        "convolutions that our kernels lack: with a bias, in groups, dilated and with a large stride",
+        [
             || same().with_bias(true),
             || same().with_groups(4),
             || same().with_dilation([2, 2]).with_stride([3, 1]).with_padding(PaddingConfig2d::Explicit(2, 1, 2, 1)),
         ],
-        ours: |m, x| m.conv.iter().zip(&m.norm).fold(x, |x, (conv, norm)| relu(norm.forward(conv.forward(x)))),
-        stock: |m, x| m.conv.iter().zip(&m.norm).fold(x, |x, (conv, norm)| relu_of_burn(norm.forward(conv.forward(x)))),
-    },
-    Case {
-        name: "inverted residuals with ReLU6, and norms before a convolution without a ReLU",
-        configs: [pointwise, depthwise, pointwise],
-        ours: |m, x| {
+        |m, x| m.conv.iter().zip(&m.norm).fold(x, |x, (conv, norm)| relu(norm.forward(conv.forward(x))))
+    ),
+    case!(
+        "inverted residuals with ReLU6, and norms before a convolution without a ReLU",
+        [pointwise, depthwise, pointwise],
+        |m, x| {
             let y = relu6(m.norm[0].forward(m.conv[0].forward(x.clone())));
             let y = relu6(m.norm[1].forward(m.conv[1].forward(y)));
             let x = m.norm[2].forward(m.conv[2].forward(y)) + x;
             let y = m.norm[2].forward(m.conv[2].forward(x.clone()));
             let y = relu6(m.norm[0].forward(m.conv[0].forward(y)));
             relu6(m.norm[1].forward(m.conv[2].forward(y)) + x)
-        },
-        stock: |m, x| {
-            let y = relu6_of_burn(m.norm[0].forward(m.conv[0].forward(x.clone())));
-            let y = relu6_of_burn(m.norm[1].forward(m.conv[1].forward(y)));
-            let x = m.norm[2].forward(m.conv[2].forward(y)) + x;
-            let y = m.norm[2].forward(m.conv[2].forward(x.clone()));
-            let y = relu6_of_burn(m.norm[0].forward(m.conv[0].forward(y)));
-            relu6_of_burn(m.norm[1].forward(m.conv[2].forward(y)) + x)
-        },
-    },
-    Case {
-        name: "norms that stand alone: read twice, by another norm, by a convolution without a ReLU, with a residual",
-        configs: [same, || same().with_bias(true), pointwise],
-        ours: |m, x| {
+        }
+    ),
+    case!(
+        "norms that stand alone: read twice, by another norm, by a convolution without a ReLU, with a residual",
+        [same, || same().with_bias(true), pointwise],
+        |m, x| {
             let x = relu(m.norm[0].forward(m.conv[1].forward(x)));
             let a = m.norm[2].forward(m.conv[2].forward(x.clone()));
             let b = m.norm[1].forward(m.norm[0].forward(m.conv[1].forward(x.clone())));
             let b = m.norm[2].forward(m.conv[0].forward(b));
             relu(m.norm[1].forward(m.conv[1].forward(a)) + x) + b
-        },
-        stock: |m, x| {
-            let x = relu_of_burn(m.norm[0].forward(m.conv[1].forward(x)));
-            let a = m.norm[2].forward(m.conv[2].forward(x.clone()));
-            let b = m.norm[1].forward(m.norm[0].forward(m.conv[1].forward(x.clone())));
-            let b = m.norm[2].forward(m.conv[0].forward(b));
-            relu_of_burn(m.norm[1].forward(m.conv[1].forward(a)) + x) + b
-        },
-    },
+        }
+    ),
 ];
-
-fn relu6_of_burn(x: Tensor<4>) -> Tensor<4> {
-    x.clamp(0.0, 6.0)
-}
 
 /// With a scale that takes values above 6.
 fn norm(device: &Device) -> nn::BatchNorm {
