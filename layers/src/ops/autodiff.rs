@@ -4,7 +4,6 @@
 //! operation counts as compute-bound, so gradient checkpointing never runs its forward (and the
 //! reducer's sum in it) a second time.
 
-use burn::backend::autodiff::NodeId;
 use burn::backend::autodiff::checkpoint::base::Checkpointer;
 use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn::backend::autodiff::grads::Gradients;
@@ -21,33 +20,13 @@ use super::{
 #[derive(Debug)]
 struct BatchNormTrainBackward;
 
-/// The graph's own copies of input, gamma and beta, and the forward pass's statistics.
-#[derive(Debug, Clone)]
-struct State<T> {
-    input: NodeId,
-    gamma: NodeId,
-    beta: NodeId,
-    mean: T,
-    variance: T,
-    num_values: f64,
-    options: BatchNormOptions,
-}
-
 impl<B: LayerOps> Backward<B, 3> for BatchNormTrainBackward {
-    type State = State<FloatTensor<B>>;
+    type State = (BatchNormSaved<B>, BatchNormOptions);
 
-    fn backward(self, ops: Ops<Self::State, 3>, gradients: &mut Gradients, checkpointer: &mut Checkpointer) {
+    fn backward(self, ops: Ops<Self::State, 3>, gradients: &mut Gradients, _checkpointer: &mut Checkpointer) {
         let output_gradient = gradients.consume::<B>(&ops.node);
-        let state = ops.state;
-        let saved = BatchNormSaved {
-            input: checkpointer.retrieve_node_output(state.input),
-            gamma: checkpointer.retrieve_node_output(state.gamma),
-            beta: checkpointer.retrieve_node_output(state.beta),
-            mean: state.mean,
-            variance: state.variance,
-            num_values: state.num_values,
-        };
-        let computed = <B as LayerOps>::batch_norm_train_backward(saved, output_gradient, state.options);
+        let (saved, options) = ops.state;
+        let computed = <B as LayerOps>::batch_norm_train_backward(saved, output_gradient, options);
         let computed = [computed.input, computed.gamma, computed.beta];
         for (parent, gradient) in ops.parents.into_iter().zip(computed) {
             if let Some(node) = parent {
@@ -66,31 +45,17 @@ impl<B: LayerOps, C: CheckpointStrategy> LayerOps for Autodiff<B, C> {
     ) -> BatchNormOutput<Self> {
         let guards = [input.node(), gamma.node(), beta.node()];
         let prepared = BatchNormTrainBackward.prepare::<C>(guards).compute_bound().stateful();
-        let inner = |[input, gamma, beta]: [FloatTensor<Self>; 3], options| {
-            <B as LayerOps>::batch_norm_train(
-                input.into_primitive(),
-                gamma.into_primitive(),
-                beta.into_primitive(),
-                options,
-            )
-        };
+        let [input, gamma, beta] = [input, gamma, beta].map(|tensor| tensor.into_primitive());
         match prepared {
-            OpsKind::Tracked(mut prepared) => {
-                let nodes = [&input, &gamma, &beta].map(|tensor| prepared.checkpoint(tensor));
-                let batch = inner([input, gamma, beta], options.clone());
-                let state = State {
-                    input: nodes[0],
-                    gamma: nodes[1],
-                    beta: nodes[2],
-                    mean: batch.mean.clone(),
-                    variance: batch.variance.clone(),
-                    num_values: batch.num_values,
-                    options,
-                };
-                lift(batch, |output| prepared.finish(state, output))
+            OpsKind::Tracked(prepared) => {
+                let batch =
+                    <B as LayerOps>::batch_norm_train(input.clone(), gamma.clone(), beta.clone(), options.clone());
+                let (mean, variance) = (batch.mean.clone(), batch.variance.clone());
+                let saved = BatchNormSaved { input, gamma, beta, mean, variance, num_values: batch.num_values };
+                lift(batch, |output| prepared.finish((saved, options), output))
             }
             OpsKind::UnTracked(prepared) => {
-                lift(inner([input, gamma, beta], options), |output| prepared.finish(output))
+                lift(<B as LayerOps>::batch_norm_train(input, gamma, beta, options), |output| prepared.finish(output))
             }
         }
     }
