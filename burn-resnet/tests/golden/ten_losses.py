@@ -1,4 +1,4 @@
-"""Prints what wide.rs expects: parameters and ten losses of ResNet-18 and -34 in f64.
+"""Prints what imagenet.rs expects: parameters and ten losses of ResNet-18 and -34 in f64.
 
 In: nothing. Out: for each network the number of its parameters and the losses of ten steps of SGD. Weights and images are numbers without
 a pattern that the test makes too, so that no file of 45 MB is kept.
@@ -12,7 +12,7 @@ from published import ResNet
 
 
 def numbers(length, salt):
-    """In -1..1, as numbers() of wide.rs."""
+    """In -1..1, as numbers() of support/ten_losses.rs."""
     bits = (numpy.arange(1, length + 1, dtype=numpy.uint64) * 2654435761 + salt * 40503001) & 0xFFFFFFFF
     bits = ((bits ^ (bits >> 15)) * 2246822519) & 0xFFFFFFFF
     return (bits >> 8).astype(numpy.float32) / numpy.float32(1 << 23) - numpy.float32(1)

@@ -5,7 +5,7 @@ use burn::tensor::activation::log_softmax;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use burn_resnet::{Computation, Kernels, ResNet, ResNetConfig, Shortcut};
 
-use crate::support::{Named, assert_close, gradients, relative_difference, tensors, values};
+use crate::support::{Named, assert_close, gradients, images, relative_difference, tensors, values};
 
 /// docs/numerics.md: relative to the largest, for logits, gradients and running statistics of one step.
 const STEP_TOLERANCE: f64 = 1e-5;
@@ -17,13 +17,6 @@ const SIZES: [[usize; 4]; 3] = [[4, 16, 16, 3], [3, 9, 14, 3], [2, 7, 8, 1]];
 fn model(kernels: Kernels, shortcut: Shortcut, channels: usize, device: &Device) -> ResNet {
     let config = ResNetConfig::cifar(8).unwrap().with_shortcut(shortcut).with_in_channels(channels);
     config.with_computation(Computation { kernels, ..Computation::default() }).init(11, device)
-}
-
-/// Smooth and without symmetry, so that a mirrored or shifted result differs.
-fn images(shape: [usize; 4], device: &Device) -> Tensor<4> {
-    let len = shape.iter().product::<usize>();
-    let values: Vec<f32> = (0..len).map(|i| ((i * i % 89) as f32 * 0.37).sin() + (i % 7) as f32 * 0.1).collect();
-    Tensor::from_data(TensorData::new(values, shape), device)
 }
 
 fn loss(model: &ResNet, images: Tensor<4>) -> (Tensor<2>, Tensor<1>) {

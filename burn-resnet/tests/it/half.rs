@@ -1,10 +1,10 @@
 //! Activations of 16 bits against f32: the same network, weights and images, half the bits between the layers.
 
 use burn::tensor::activation::log_softmax;
-use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use burn::tensor::{DType, Device, Int, Tensor};
 use burn_resnet::{Activations, Computation, Isa, Kernels, ResNet, ResNetConfig, Shortcut};
 
-use crate::support::{Named, gradients, tensors, values};
+use crate::support::{Named, gradients, images, tensors, values};
 
 /// docs/numerics.md: relative L2 distance of bf16's logits, and of its running statistics after one step, from f32's.
 const FORWARD_TOLERANCE: f64 = 0.02;
@@ -29,13 +29,6 @@ fn config(activations: Activations) -> ResNetConfig {
     computed(Computation { activations, ..Computation::default() })
 }
 
-fn images(device: &Device) -> Tensor<4> {
-    let shape = [6, 16, 16, 3];
-    let len = shape.iter().product::<usize>();
-    let values: Vec<f32> = (0..len).map(|i| ((i * i % 89) as f32 * 0.37).sin() + (i % 7) as f32 * 0.1).collect();
-    Tensor::from_data(TensorData::new(values, shape), device)
-}
-
 struct Step {
     logits: Vec<f32>,
     gradients: Named,
@@ -45,7 +38,7 @@ struct Step {
 fn step(config: &ResNetConfig) -> Step {
     let device = Device::flex().autodiff();
     let model: ResNet = config.init(11, &device);
-    let logits = model.forward(images(&device));
+    let logits = model.forward(images([6, 16, 16, 3], &device));
     assert_eq!(logits.dtype(), DType::F32);
     let labels = Tensor::<1, Int>::from_ints([1, 4, 7, 0, 3, 6], &device);
     let loss = log_softmax(logits.clone(), 1).gather(1, labels.unsqueeze_dim(1)).mean().neg();

@@ -1,4 +1,5 @@
-//! The networks for ImageNet compute what PyTorch computes: golden/imagenet.py printed the numbers, in f64.
+//! The networks for ImageNet, and ResNet-18 and -34 for small images, compute what PyTorch computes: golden/imagenet.py and
+//! golden/ten_losses.py printed the numbers, in f64.
 
 use burn::tensor::{Device, FloatDType, Tensor};
 use burn_resnet::{ResNet, ResNetConfig, load_weights, save_safetensors};
@@ -6,35 +7,48 @@ use burn_resnet::{ResNet, ResNetConfig, load_weights, save_safetensors};
 use crate::support::ten_losses::ten_losses;
 use crate::support::{relative_difference, tensors, values};
 
-/// Each of ten steps of SGD starts from the rounding of the ones before.
-const TEN_LOSSES_TOLERANCE: f64 = 1e-3;
-
 const LOSSES_OF_18: [f32; 10] =
     [4.68018, 3.825113, 2.50971, 1.248238, 0.4771358, 0.1728046, 0.0729147, 0.03761868, 0.02230514, 0.0145483];
 const LOSSES_OF_50: [f32; 10] =
     [3.099716, 3.016805, 2.872753, 2.686528, 2.478568, 2.268484, 2.06617, 1.882815, 1.715163, 1.564017];
+const LOSSES_OF_SMALL_18: [f32; 10] =
+    [4.293534, 3.445392, 2.202212, 1.1129, 0.4590794, 0.1837258, 0.08268682, 0.04301867, 0.02541624, 0.01642179];
+const LOSSES_OF_SMALL_34: [f32; 10] =
+    [2.880631, 1.046585, 0.2973053, 0.08923869, 0.04313043, 0.02742853, 0.0201672, 0.01563837, 0.01261875, 0.01044724];
 
 #[test]
-fn all_five_have_torchvisions_parameters() {
-    for (depth, expected) in
-        [(18, 11_689_512), (34, 21_797_672), (50, 25_557_032), (101, 44_549_160), (152, 60_192_808)]
-    {
-        let config = ResNetConfig::imagenet(depth).unwrap();
+fn all_have_torchvisions_parameters() {
+    for (name, expected) in [
+        ("resnet18", 11_689_512),
+        ("resnet34", 21_797_672),
+        ("resnet50", 25_557_032),
+        ("resnet101", 44_549_160),
+        ("resnet152", 60_192_808),
+        ("cifar-resnet18", 11_173_962),
+        ("cifar-resnet34", 21_282_122),
+    ] {
+        let config = ResNetConfig::from_name(name).unwrap();
         let model = config.init(0, &Device::flex());
-        assert_eq!(model.num_trainable(), expected, "{depth}");
+        assert_eq!(model.num_trainable(), expected, "{name}");
         let num_values: usize = tensors(&model).values().map(Vec::len).sum();
-        assert_eq!(config.num_values(), num_values as u64, "{depth}: in its weights file");
+        assert_eq!(config.num_values(), num_values as u64, "{name}: in its weights file");
     }
 }
 
 #[test]
-fn resnet18_and_resnet50_have_pytorchs_ten_losses() {
+fn two_of_each_kind_have_pytorchs_ten_losses() {
     let device = Device::flex().autodiff();
-    for (depth, learning_rate, expected) in [(18, 2e-4, LOSSES_OF_18), (50, 2e-7, LOSSES_OF_50)] {
-        let model = ResNetConfig::imagenet(depth).unwrap().with_num_classes(10).init(0, &device);
-        let losses = ten_losses(model, 64, learning_rate, FloatDType::F32, &device, ResNet::forward);
+    // Each of ten steps of SGD starts from the rounding of the ones before.
+    for (name, side, learning_rate, tolerance, expected) in [
+        ("resnet18", 64, 2e-4, 1e-3, LOSSES_OF_18),
+        ("resnet50", 64, 2e-7, 1e-3, LOSSES_OF_50),
+        ("cifar-resnet18", 16, 2e-4, 1e-5, LOSSES_OF_SMALL_18),
+        ("cifar-resnet34", 16, 2e-4, 1e-5, LOSSES_OF_SMALL_34),
+    ] {
+        let model = ResNetConfig::from_name(name).unwrap().with_num_classes(10).init(0, &device);
+        let losses = ten_losses(model, side, learning_rate, FloatDType::F32, &device, ResNet::forward);
         let off = relative_difference(&losses, &expected);
-        assert!(off <= TEN_LOSSES_TOLERANCE, "{depth}: losses {losses:?}: {off:.2e}");
+        assert!(off <= tolerance, "{name}: losses {losses:?}: {off:.2e}");
     }
 }
 

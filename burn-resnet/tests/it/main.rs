@@ -12,4 +12,3 @@ mod network;
 mod support;
 mod sync_batch_norm;
 mod weights;
-mod wide;

@@ -1,14 +1,12 @@
 //! Number formats that meet: features of two of them, shortcuts and parameters of 16 bits.
 
-use std::sync::{Arc, Mutex};
-
 use burn::module::{Module, Param, RunningState};
 use burn::nn;
 use burn::nn::conv::{Conv2d as StockConv2d, Conv2dConfig};
 use burn::tensor::{DType, Device, Distribution, FloatDType, Tensor};
 use layers::{
     Activations, BatchNorm, BatchNormConfig, Computation, Conv2d, Features, LayerNorm, LayerNormConfig, Linear,
-    PassContext, gelu, gradient_hook, relu,
+    PassContext, gelu, relu,
 };
 
 use crate::differences::{relative_difference, values};
@@ -98,18 +96,4 @@ fn parameters_of_16_bits_count_as_their_values_in_f32_and_get_gradients_of_their
     assert!(off < 1e-2, "{off:.2e}");
     let evaluated = Tensor::<4>::from(narrow_norm.valid().forward(x.inner()));
     assert!(values(evaluated).iter().all(|value| value.is_finite()));
-}
-
-#[test]
-fn a_hook_gets_the_gradients_of_parameters_of_16_bits_in_f32() {
-    let device = Device::flex().autodiff();
-    let linear = nn::LinearConfig::new(8, 5).init(&device);
-    let weight = Param::from_tensor(linear.weight.val().cast(FloatDType::BF16).detach());
-    let linear: Linear = nn::Linear { weight, ..linear }.into();
-    let given: Arc<Mutex<Vec<DType>>> = Arc::default();
-    let taken = Arc::clone(&given);
-    let hook = gradient_hook(move |_, gradient| taken.lock().unwrap().push(gradient.dtype()));
-    let context = PassContext { hook: Some(hook), ..PassContext::default() };
-    context.during(|| linear.forward(random([3, 8], &device))).sum().backward();
-    assert_eq!(*given.lock().unwrap(), [DType::F32; 2]);
 }

@@ -176,13 +176,17 @@ fn a_hook_gets_gradients_in_f32_whatever_the_parameters_are() {
     for dtype in [FloatDType::F64, FloatDType::F32, FloatDType::BF16] {
         let weight = Tensor::<2>::ones([3, 2], &device).cast(dtype).detach();
         let linear = nn::Linear { weight: Param::from_tensor(weight).set_require_grad(true), bias: None };
-        let given: Arc<Mutex<Given>> = Arc::default();
-        let taken = Arc::clone(&given);
-        let hook = gradient_hook(move |id, gradient| taken.lock().unwrap().push((id, gradient.try_to_vec().unwrap())));
+        let ours = layers::Linear::from(linear.clone());
         let x = Tensor::<2>::ones([4, 3], &device).cast(dtype);
-        let context = PassContext { hook: Some(hook), ..PassContext::default() };
-        context.during(|| stream(&linear, &x).forward(x.clone())).sum().backward();
-        assert_eq!(*given.lock().unwrap(), [(linear.weight.id, vec![4.0; 6])], "{dtype:?}");
+        let streamed = || stream(&linear, &x).forward(x.clone());
+        for forward in [&streamed as &dyn Fn() -> Tensor<2>, &|| ours.forward(x.clone())] {
+            let given: Arc<Mutex<Given>> = Arc::default();
+            let taken = Arc::clone(&given);
+            let hook =
+                gradient_hook(move |id, gradient| taken.lock().unwrap().push((id, gradient.try_to_vec().unwrap())));
+            PassContext { hook: Some(hook), ..PassContext::default() }.during(forward).sum().backward();
+            assert_eq!(*given.lock().unwrap(), [(linear.weight.id, vec![4.0; 6])], "{dtype:?}");
+        }
     }
 }
 

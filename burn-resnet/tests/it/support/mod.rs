@@ -5,7 +5,7 @@ pub(crate) mod ten_losses;
 use std::collections::BTreeMap;
 
 use burn::module::{Module, ModuleVisitor, Param};
-use burn::tensor::{Gradients, Tensor};
+use burn::tensor::{Device, Gradients, Tensor, TensorData};
 use burn_resnet::ResNet;
 
 /// Values by PyTorch's name, row-major in burn's own shape.
@@ -14,6 +14,13 @@ pub(crate) type Named = BTreeMap<String, Vec<f32>>;
 /// A tensor's values in logical order.
 pub(crate) fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
     tensor.into_data().try_to_vec::<f32>().expect("f32 tensor")
+}
+
+/// Smooth and without symmetry, so that a mirrored or shifted result differs.
+pub(crate) fn images(shape: [usize; 4], device: &Device) -> Tensor<4> {
+    let len = shape.iter().product::<usize>();
+    let values: Vec<f32> = (0..len).map(|i| ((i * i % 89) as f32 * 0.37).sin() + (i % 7) as f32 * 0.1).collect();
+    Tensor::from_data(TensorData::new(values, shape), device)
 }
 
 /// What to take of each tensor.
