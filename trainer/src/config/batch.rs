@@ -2,7 +2,7 @@
 //!
 //! Invariant: global batch size = samples of a forward pass * parts, exactly.
 
-use super::checks::{Filled, at_least};
+use super::checks::{Filled, at_least, conflict, invalid};
 use super::error::ConfigError;
 use super::sync::SyncMethod;
 use crate::config::choices::{BatchNormKind, DatasetKind};
@@ -24,11 +24,11 @@ impl BatchArgs {
         let default = if matches!(dataset, DatasetKind::Shapes | DatasetKind::Synthetic) { 64 } else { 128 };
         let global_batch_size = match (self.global_batch_size, self.batch_size_per_rank.take()) {
             (Some(_), Some(_)) => {
-                return Err(ConfigError::Conflict {
-                    option: "--global-batch-size",
-                    other: "--batch-size-per-rank".to_owned(),
-                    remedy: "give one of them (global = per rank * accumulation * ranks)".to_owned(),
-                });
+                return Err(conflict(
+                    "--global-batch-size",
+                    "--batch-size-per-rank",
+                    "give one of them (global = per rank * accumulation * ranks)",
+                ));
             }
             (None, Some(per_rank)) => product(at_least("--batch-size-per-rank", per_rank, 1)?, parts)?,
             (None, None) => product(usize::div_ceil(default, parts), parts)?,
@@ -75,9 +75,7 @@ impl BatchArgs {
 }
 
 fn product(micro_batch_size: usize, parts: usize) -> Result<usize, ConfigError> {
-    micro_batch_size.checked_mul(parts).ok_or_else(|| ConfigError::Invalid {
-        option: "--batch-size-per-rank",
-        expected: "a batch that can be counted".to_owned(),
-        got: micro_batch_size.to_string(),
-    })
+    micro_batch_size
+        .checked_mul(parts)
+        .ok_or_else(|| invalid("--batch-size-per-rank", "a batch that can be counted", micro_batch_size))
 }

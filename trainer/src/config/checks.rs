@@ -30,7 +30,7 @@ impl<T: Clone> Filled for Option<T> {
 pub(super) fn at_least<T: PartialOrd + ToString>(option: &'static str, value: T, least: T) -> Result<T, ConfigError> {
     if value < least {
         let expected = format!("at least {}", least.to_string());
-        return Err(ConfigError::Invalid { option, expected, got: value.to_string() });
+        return Err(invalid(option, expected, value));
     }
     Ok(value)
 }
@@ -47,7 +47,7 @@ pub(super) fn at_least_one<T: PartialOrd + ToString + From<u8> + Copy>(
 pub(super) fn within(option: &'static str, value: usize, range: RangeInclusive<usize>) -> Result<usize, ConfigError> {
     if !range.contains(&value) {
         let expected = format!("{} to {}", range.start(), range.end());
-        return Err(ConfigError::Invalid { option, expected, got: value.to_string() });
+        return Err(invalid(option, expected, value));
     }
     Ok(value)
 }
@@ -64,12 +64,32 @@ pub(super) fn in_range(
         (true, false) => format!("a finite number {}", expected.into()),
         _ => expected.into(),
     };
-    Err(ConfigError::Invalid { option, expected, got: value.to_string() })
+    Err(invalid(option, expected, value))
 }
 
 /// Whether it is 0 up to but not 1.
 pub(super) fn is_share(value: f64) -> bool {
     (0.0..1.0).contains(&value)
+}
+
+/// Refuses the first of (option, whether it is given, whether it has an effect, what it needs for that) that is given in vain.
+pub(super) fn expect_needs<const N: usize>(rules: [(&'static str, bool, bool, &str); N]) -> Result<(), ConfigError> {
+    match rules.into_iter().find(|(_, is_given, has_effect, _)| *is_given && !has_effect) {
+        None => Ok(()),
+        Some((option, .., needs)) => Err(no_effect(option, format!("without {needs}"), "add that or leave this out")),
+    }
+}
+
+pub(super) fn conflict(option: &'static str, other: impl Into<String>, remedy: impl Into<String>) -> ConfigError {
+    ConfigError::Conflict { option, other: other.into(), remedy: remedy.into() }
+}
+
+pub(super) fn invalid(option: &'static str, expected: impl Into<String>, got: impl ToString) -> ConfigError {
+    ConfigError::Invalid { option, expected: expected.into(), got: got.to_string() }
+}
+
+pub(super) fn missing(option: &'static str, because: impl Into<String>, remedy: impl Into<String>) -> ConfigError {
+    ConfigError::Missing { option, because: because.into(), remedy: remedy.into() }
 }
 
 pub(super) fn no_effect(

@@ -3,7 +3,7 @@
 //! In: their flags, and for `eval` the configuration a checkpoint was trained with. Out: the flags with their gaps filled.
 //! Invariant: as in [`super`], an option without effect is refused.
 
-use super::checks::{Filled, at_least, no_effect, within};
+use super::checks::{Filled, at_least, conflict, invalid, missing, no_effect, within};
 use super::error::ConfigError;
 use super::family::Family;
 use super::sync::SyncConfig;
@@ -90,16 +90,12 @@ impl EvalConfig {
     /// When there is no source, or two.
     pub fn weights(args: &EvalArgs) -> Result<WeightSource, ConfigError> {
         match (&args.weights, &args.checkpoint) {
-            (Some(_), Some(_)) => Err(ConfigError::Conflict {
-                option: "--weights",
-                other: "--checkpoint".to_owned(),
-                remedy: "give one of them".to_owned(),
-            }),
-            (None, None) => Err(ConfigError::Missing {
-                option: "--checkpoint",
-                because: "there is nothing to measure".to_owned(),
-                remedy: "give a checkpoint directory, or --weights FILE with --model and --dataset".to_owned(),
-            }),
+            (Some(_), Some(_)) => Err(conflict("--weights", "--checkpoint", "give one of them")),
+            (None, None) => Err(missing(
+                "--checkpoint",
+                "there is nothing to measure",
+                "give a checkpoint directory, or --weights FILE with --model and --dataset",
+            )),
             (Some(path), None) => Ok(WeightSource::File(path.clone())),
             (None, Some(path)) => Ok(WeightSource::Checkpoint(path.clone())),
         }
@@ -134,19 +130,19 @@ fn fill_for_file(flags: &mut EvalArgs, family: &Family) -> Result<TrainSplitArgs
         return Err(no_effect("--allow-changed-classes", because, "leave it out"));
     }
     if family.is_resnet() && !flags.model.0.keys().any(|key| key == "model" || key == "depth") {
-        return Err(ConfigError::Missing {
-            option: "--model",
-            because: "a weights file does not tell its network".to_owned(),
-            remedy: "give for example --model resnet20".to_owned(),
-        });
+        return Err(missing(
+            "--model",
+            "a weights file does not tell its network",
+            "give for example --model resnet20",
+        ));
     }
     family.decide(&mut flags.model)?;
     if flags.data.dataset.is_none() {
-        return Err(ConfigError::Missing {
-            option: "--dataset",
-            because: "a weights file does not tell what it was trained on".to_owned(),
-            remedy: "give for example --dataset cifar10 --data-dir DIR".to_owned(),
-        });
+        return Err(missing(
+            "--dataset",
+            "a weights file does not tell what it was trained on",
+            "give for example --dataset cifar10 --data-dir DIR",
+        ));
     }
     let train_split;
     (flags.data, train_split) = flags.data.clone().decided(TrainSplitArgs::default())?;
@@ -184,11 +180,11 @@ fn expect_few_drawn(data: &DataArgs, typed: &DataArgs) -> Result<(), ConfigError
     };
     let (num_test, side) = (num_test.filled(), data.image_size() as u64);
     if typed.is_none() && (num_test as u64).saturating_mul(3 * side * side) > MOST_DRAWN_BYTES {
-        return Err(ConfigError::Invalid {
+        return Err(invalid(
             option,
-            expected: format!("at most {MOST_DRAWN_BYTES} bytes of images, or the number as a flag"),
-            got: format!("the checkpoint's {num_test} images"),
-        });
+            format!("at most {MOST_DRAWN_BYTES} bytes of images, or the number as a flag"),
+            format!("the checkpoint's {num_test} images"),
+        ));
     }
     Ok(())
 }
@@ -282,7 +278,7 @@ impl BenchConfig {
         let shards = flags.sync.method().virtual_shards().filter(|shards| !shards.is_multiple_of(world_size));
         if let Some(shards) = shards.filter(|_| flags.export_job.is_some()) {
             let expected = format!("a multiple of the {world_size} ranks with --export-job, whose batches are equal");
-            return Err(ConfigError::Invalid { option: "--virtual-shards", expected, got: shards.to_string() });
+            return Err(invalid("--virtual-shards", expected, shards));
         }
         at_least("--steps", *flags.steps.get_or_insert(20), 1)?;
         // A GPU's fourth step may be recorded, which takes longer than any other.
@@ -350,10 +346,8 @@ pub(super) fn network_model(option: &'static str, text: &str) -> Result<NetworkM
     if netbench::names_a_measurement(text) {
         return netbench::measured_network(option, Path::new(text.trim()));
     }
-    let refuse = |NetworkError { expected, got, .. }: NetworkError| ConfigError::Invalid {
-        option,
-        expected: expected.to_owned(),
-        got: if got == text { format!("\"{got}\"") } else { format!("\"{got}\" in \"{text}\"") },
+    let refuse = |NetworkError { expected, got, .. }: NetworkError| {
+        invalid(option, expected, if got == text { format!("\"{got}\"") } else { format!("\"{got}\" in \"{text}\"") })
     };
     text.parse().map_err(refuse)
 }
@@ -364,7 +358,7 @@ pub(super) fn simulated_ranks(option: &'static str, ranks: &[usize]) -> Result<(
         None => Ok(()),
         Some(ranks) => {
             let expected = format!("1 to {MOST_SIMULATED} ranks");
-            Err(ConfigError::Invalid { option, expected, got: ranks.to_string() })
+            Err(invalid(option, expected, ranks))
         }
     }
 }
@@ -373,7 +367,7 @@ pub(super) fn simulated_ranks(option: &'static str, ranks: &[usize]) -> Result<(
 fn directory_name(option: &'static str, path: PathBuf) -> Result<PathBuf, ConfigError> {
     if path.exists() && !path.is_dir() {
         let (expected, got) = ("the name of a directory".to_owned(), format!("the file {}", path.display()));
-        return Err(ConfigError::Invalid { option, expected, got });
+        return Err(invalid(option, expected, got));
     }
     Ok(path)
 }
@@ -382,7 +376,7 @@ fn directory_name(option: &'static str, path: PathBuf) -> Result<PathBuf, Config
 pub(super) fn file_name(option: &'static str, path: PathBuf) -> Result<PathBuf, ConfigError> {
     if path.file_name().is_none() || path.is_dir() {
         let (expected, got) = ("the name of a file".to_owned(), path.display().to_string());
-        return Err(ConfigError::Invalid { option, expected, got });
+        return Err(invalid(option, expected, got));
     }
     Ok(path)
 }

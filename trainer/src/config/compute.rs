@@ -1,6 +1,6 @@
 //! Defaults and checks of the flags of device, number format and threads.
 
-use super::checks::{Filled, within};
+use super::checks::{Filled, conflict, invalid, within};
 use super::data::MOST_THREADS;
 use super::error::ConfigError;
 use super::family::{Family, ModelOption};
@@ -55,11 +55,11 @@ impl ComputeArgs {
         };
         // burn's ndarray has no numbers of 16 bits.
         if kernels != KernelsKind::Fused || device == DeviceChoice::Ndarray {
-            return Err(ConfigError::Conflict {
+            return Err(conflict(
                 option,
-                other: format!("--device {device} --kernels {kernels}"),
-                remedy: "numbers of 16 bits need --device cuda or flex, and --kernels fused".to_owned(),
-            });
+                format!("--device {device} --kernels {kernels}"),
+                "numbers of 16 bits need --device cuda or flex, and --kernels fused",
+            ));
         }
         Ok(())
     }
@@ -71,13 +71,13 @@ impl ComputeArgs {
         if device == DeviceChoice::Flex && kernels == KernelsKind::Fused && dtype != Dtype::F16 {
             return Ok(());
         }
-        Err(ConfigError::Conflict {
+        Err(conflict(
             option,
-            other: format!("--device {device} --kernels {kernels} --dtype {dtype}"),
-            remedy: format!(
+            format!("--device {device} --kernels {kernels} --dtype {dtype}"),
+            format!(
                 "{happens} by our own kernels alone: --device flex, --kernels fused, --dtype f32 or bf16; or leave it out"
             ),
-        })
+        ))
     }
 
     /// Refuses what this program or processor has not; and a convolution without effect, which checkpoints of earlier runs may have.
@@ -119,9 +119,5 @@ pub(crate) fn instruction_set(cpu: Option<CpuKind>) -> Result<Isa, ConfigError> 
         return Ok(isa);
     }
     let offered: Vec<String> = Isa::available().map(|isa| format!("{isa:?}").to_lowercase()).collect();
-    Err(ConfigError::Invalid {
-        option: "--cpu",
-        expected: format!("an instruction set of this processor ({})", offered.join(", ")),
-        got: cpu.to_string(),
-    })
+    Err(invalid("--cpu", format!("an instruction set of this processor ({})", offered.join(", ")), cpu))
 }

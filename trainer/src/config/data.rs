@@ -2,7 +2,7 @@
 //!
 //! In: [`DataArgs`] and [`TrainSplitArgs`]. Out: the same with their gaps filled. Invariant: nothing is opened.
 
-use super::checks::{Filled, at_least_one, in_range, no_effect, within};
+use super::checks::{Filled, at_least_one, conflict, in_range, invalid, missing, no_effect, within};
 use super::error::ConfigError;
 use crate::config::choices::{AugmentKind, DatasetKind, InputKind, OnBadImageKind, Resolution};
 use crate::config::cli::{DataArgs, TrainSplitArgs};
@@ -81,11 +81,11 @@ impl DataArgs {
             return self.fill_image_size();
         };
         if self.image_size.is_some() {
-            return Err(ConfigError::Conflict {
-                option: "--resolution",
-                other: "--image-size".to_owned(),
-                remedy: "both say the height and width of images; give one of them".to_owned(),
-            });
+            return Err(conflict(
+                "--resolution",
+                "--image-size",
+                "both say the height and width of images; give one of them",
+            ));
         }
         resolution.sides().try_for_each(|side| within("--resolution", side, 8..=MAX_IMAGE_SIDE).map(drop))?;
         let side = resolution.in_evaluation();
@@ -129,11 +129,11 @@ impl TrainSplitArgs {
             None => AugmentKind::None,
         });
         if augment != AugmentKind::ResizedCrop && data.resolution.as_ref().is_some_and(Resolution::varies) {
-            return Err(ConfigError::Conflict {
-                option: "--augment",
-                other: "--resolution with several sizes".to_owned(),
-                remedy: "only --augment resized-crop, its default, makes images of any size".to_owned(),
-            });
+            return Err(conflict(
+                "--augment",
+                "--resolution with several sizes",
+                "only --augment resized-crop, its default, makes images of any size",
+            ));
         }
         if augment == AugmentKind::ResizedCrop {
             self.crop_scale.get_or_insert_default();
@@ -154,11 +154,11 @@ impl TrainSplitArgs {
         let given = self.mixes().into_iter().find(|(_, alpha)| alpha.is_some());
         match given.filter(|_| input == InputKind::Device) {
             None => Ok(()),
-            Some((option, _)) => Err(ConfigError::Conflict {
+            Some((option, _)) => Err(conflict(
                 option,
-                other: "--input device, the default of --device cuda".to_owned(),
-                remedy: "images are mixed in main memory; give --input host".to_owned(),
-            }),
+                "--input device, the default of --device cuda",
+                "images are mixed in main memory; give --input host",
+            )),
         }
     }
 
@@ -203,16 +203,12 @@ fn expect_folder(args: &DataArgs, kind: DatasetKind) -> Result<(), ConfigError> 
     if args.data_dir.is_some() {
         return Ok(());
     }
-    Err(ConfigError::Missing {
-        option: "--data-dir",
-        because: format!("--dataset {kind} is read from files"),
-        remedy: match kind {
+    Err(missing("--data-dir", format!("--dataset {kind} is read from files"), match kind {
             DatasetKind::Shards => "give the folder that holds train-*.tar and val-*.tar (`trainer shard` makes it of a folder of images), or --dataset shapes, which needs no files".to_owned(),
             DatasetKind::Parquet => "give the folder of the data set as it was downloaded, or --dataset shapes, which needs no files".to_owned(),
             _ if kind.is_cifar() => "give the folder of the binary release (with --download it is fetched into it), or --dataset shapes, which needs no files".to_owned(),
             _ => "give the folder that holds train/<class>/ and test/<class>/, or --dataset shapes, which needs no files".to_owned(),
-        },
-    })
+        }))
 }
 
 fn check_normalization(args: &DataArgs) -> Result<(), ConfigError> {
@@ -233,11 +229,7 @@ fn check_normalization(args: &DataArgs) -> Result<(), ConfigError> {
 }
 
 fn half_a_normalization(option: &'static str, given: &str) -> ConfigError {
-    ConfigError::Missing {
-        option,
-        because: format!("{given} was given alone"),
-        remedy: "give both or neither".to_owned(),
-    }
+    missing(option, format!("{given} was given alone"), "give both or neither")
 }
 
 fn channels(
@@ -249,9 +241,9 @@ fn channels(
     if values.len() == 3 && values.iter().all(|value| value.is_finite() && accepts(*value)) {
         return Ok(());
     }
-    Err(ConfigError::Invalid {
+    Err(invalid(
         option,
-        expected: format!("{expected}, one a channel, separated by commas"),
-        got: values.iter().map(f64::to_string).collect::<Vec<_>>().join(","),
-    })
+        format!("{expected}, one a channel, separated by commas"),
+        values.iter().map(f64::to_string).collect::<Vec<_>>().join(","),
+    ))
 }

@@ -4,7 +4,7 @@
 //! Invariant: an option that would change nothing about a model is refused; a section that was saved names its family, but for
 //! residual networks, which had none before there were families.
 
-use super::checks::no_effect;
+use super::checks::{invalid, no_effect};
 use super::error::ConfigError;
 use super::file;
 use super::options::{self, OPTIONS};
@@ -80,11 +80,11 @@ impl Family {
         let general: HashSet<String> = commands.into_iter().flat_map(names).collect();
         match names(A::augment_args).into_iter().find(|name| general.contains(name)) {
             None => Ok(()),
-            Some(name) => Err(ConfigError::Invalid {
-                option: "ModelFamily::Args",
-                expected: "flags that the program has not yet".to_owned(),
-                got: format!("{name}; give it another name"),
-            }),
+            Some(name) => Err(invalid(
+                "ModelFamily::Args",
+                "flags that the program has not yet",
+                format!("{name}; give it another name"),
+            )),
         }
     }
 
@@ -111,11 +111,11 @@ impl Family {
         if family == self.name {
             return Ok(());
         }
-        Err(ConfigError::Invalid {
-            option: source,
-            expected: format!("a run of the model family {}", self.name),
-            got: format!("one of the family {family}, which only a program of that family can build"),
-        })
+        Err(invalid(
+            source,
+            format!("a run of the model family {}", self.name),
+            format!("one of the family {family}, which only a program of that family can build"),
+        ))
     }
 
     /// Refuses general options among `args`, by section and key, that have no effect on this family.
@@ -156,11 +156,7 @@ pub(crate) fn decided<A: Serialize + DeserializeOwned>(
 fn expect_plain(name: &str) -> Result<(), ConfigError> {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
     if name.is_empty() || name.starts_with('.') || !name.bytes().all(is_plain) {
-        return Err(ConfigError::Invalid {
-            option: "name of the model",
-            expected: "letters, digits, `-`, `_` and `.`".to_owned(),
-            got: format!("`{name}`"),
-        });
+        return Err(invalid("name of the model", "letters, digits, `-`, `_` and `.`", format!("`{name}`")));
     }
     Ok(())
 }

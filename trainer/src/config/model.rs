@@ -1,6 +1,6 @@
 //! Defaults and checks of the flags that name a residual network.
 
-use super::checks::Filled;
+use super::checks::{Filled, conflict, invalid, missing};
 use super::error::ConfigError;
 use crate::config::choices::ShortcutKind;
 use crate::config::cli::ModelArgs;
@@ -26,20 +26,16 @@ impl ModelArgs {
             Some(name) => Some(ResNetConfig::from_name(name)?.depth()),
         };
         if self.model.as_deref() == Some("resnet") && depth.is_none() {
-            return Err(ConfigError::Missing {
-                option: "--depth",
-                because: "--model resnet does not tell the depth".to_owned(),
-                remedy: "add it, or give --model resnet20".to_owned(),
-            });
+            return Err(missing(
+                "--depth",
+                "--model resnet does not tell the depth",
+                "add it, or give --model resnet20",
+            ));
         }
         if let (Some(named), Some(depth)) = (named, depth)
             && named != depth
         {
-            return Err(ConfigError::Conflict {
-                option: "--depth",
-                other: format!("--model resnet{named}"),
-                remedy: "give one of them".to_owned(),
-            });
+            return Err(conflict("--depth", format!("--model resnet{named}"), "give one of them"));
         }
         let network = match (named, &self.model) {
             (Some(_), Some(name)) => ResNetConfig::from_name(name)?,
@@ -47,15 +43,15 @@ impl ModelArgs {
         };
         if network.depth() > MOST_LAYERS {
             let expected = format!("a network of at most {MOST_LAYERS} layers");
-            return Err(ConfigError::Invalid { option: "--model", expected, got: network.name() });
+            return Err(invalid("--model", expected, network.name()));
         }
         self.model = Some(network.name());
         if !network.is_small() && self.shortcut == Some(ShortcutKind::A) {
-            return Err(ConfigError::Conflict {
-                option: "--shortcut a",
-                other: format!("--model {}", network.name()),
-                remedy: format!("that is ImageNet's; the one for small images is cifar-{}", network.name()),
-            });
+            return Err(conflict(
+                "--shortcut a",
+                format!("--model {}", network.name()),
+                format!("that is ImageNet's; the one for small images is cifar-{}", network.name()),
+            ));
         }
         self.shortcut.get_or_insert(match network.shortcut() {
             Shortcut::A => ShortcutKind::A,

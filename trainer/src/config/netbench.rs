@@ -2,7 +2,7 @@
 //!
 //! In: its flags; a file of an earlier measurement. Out: plain values. Invariant: sizes ascend and differ.
 
-use super::checks::{at_least, in_range, no_effect};
+use super::checks::{at_least, in_range, invalid, no_effect};
 use super::commands::file_name;
 use super::error::ConfigError;
 use crate::config::choices::ReductionChoice;
@@ -54,21 +54,17 @@ impl NetbenchConfig {
             in_range("--seconds-per-point", seconds, expected, |seconds| seconds > 0.0 && seconds <= MOST_SECONDS)?;
         let timeout = at_least("--timeout", args.timeout.unwrap_or(120), 1)?;
         if timeout as f64 <= 2.0 * seconds {
-            return Err(ConfigError::Invalid {
-                option: "--timeout",
-                expected: format!("more than twice --seconds-per-point, {seconds} s, as other ranks wait for a pair"),
-                got: format!("{timeout} s"),
-            });
+            return Err(invalid(
+                "--timeout",
+                format!("more than twice --seconds-per-point, {seconds} s, as other ranks wait for a pair"),
+                format!("{timeout} s"),
+            ));
         }
         let all =
             || ReductionChoice::value_variants().iter().copied().filter(|choice| choice.kind().is_some()).collect();
         let mut reductions: Vec<ReductionChoice> = args.reductions.clone().unwrap_or_else(all);
         if let Some(other) = reductions.iter().find(|choice| choice.kind().is_none()) {
-            return Err(ConfigError::Invalid {
-                option: "--reductions",
-                expected: "algorithms over the ranks' network, as GPUs are not measured".to_owned(),
-                got: other.to_string(),
-            });
+            return Err(invalid("--reductions", "algorithms over the ranks' network, as GPUs are not measured", other));
         }
         let mut seen = Vec::new();
         reductions.retain(|choice| {
@@ -125,11 +121,9 @@ fn size(option: &'static str, text: &str) -> Result<usize, ConfigError> {
     let (digits, unit) =
         UNITS.iter().find_map(|&(unit, bytes)| Some((text.strip_suffix(unit)?, bytes))).unwrap_or((text, 1));
     let bytes = digits.trim().parse::<usize>().ok().and_then(|number| number.checked_mul(unit));
-    bytes.filter(|bytes| (1..=MOST_BYTES).contains(bytes)).ok_or_else(|| ConfigError::Invalid {
-        option,
-        expected: "1 to 1GiB, such as 4096, 64KiB or 16MiB".to_owned(),
-        got: format!("\"{text}\""),
-    })
+    bytes
+        .filter(|bytes| (1..=MOST_BYTES).contains(bytes))
+        .ok_or_else(|| invalid(option, "1 to 1GiB, such as 4096, 64KiB or 16MiB", format!("\"{text}\"")))
 }
 
 fn ranks(args: &NetbenchArgs, world_size: usize) -> Result<Vec<usize>, ConfigError> {
@@ -145,11 +139,9 @@ fn ranks(args: &NetbenchArgs, world_size: usize) -> Result<Vec<usize>, ConfigErr
             ranks.dedup();
             match ranks.iter().find(|&&ranks| !(2..=world_size).contains(&ranks)) {
                 None => Ok(ranks),
-                Some(&wrong) => Err(ConfigError::Invalid {
-                    option: "--ranks",
-                    expected: format!("numbers from 2 to {world_size}, the world size"),
-                    got: wrong.to_string(),
-                }),
+                Some(&wrong) => {
+                    Err(invalid("--ranks", format!("numbers from 2 to {world_size}, the world size"), wrong))
+                }
             }
         }
     }
@@ -162,10 +154,8 @@ pub(super) fn names_a_measurement(text: &str) -> bool {
 
 /// The network in a file that `trainer netbench --output` wrote.
 pub(super) fn measured_network(option: &'static str, path: &Path) -> Result<NetworkModel, ConfigError> {
-    let refuse = |got: String| ConfigError::Invalid {
-        option,
-        expected: "a file that `trainer netbench --output` wrote".to_owned(),
-        got: format!("{}: {got}", path.display()),
+    let refuse = |got: String| {
+        invalid(option, "a file that `trainer netbench --output` wrote", format!("{}: {got}", path.display()))
     };
     let text = records::file::read(path).map_err(|error| refuse(error.to_string()))?;
     let record: serde_json::Value = serde_json::from_slice(&text).map_err(|error| refuse(error.to_string()))?;

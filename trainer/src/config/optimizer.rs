@@ -1,6 +1,6 @@
 //! Defaults and checks of the flags of descent and loss.
 
-use super::checks::{Filled, at_least, in_range, is_share, no_effect};
+use super::checks::{Filled, at_least, conflict, expect_needs, in_range, is_share, no_effect};
 use super::error::ConfigError;
 use crate::config::choices::{Dtype, LossKind, LossScaling, OptimizerKind, RateFactor, SyncKind};
 use crate::config::cli::OptimizerArgs;
@@ -51,11 +51,7 @@ impl OptimizerArgs {
         if let Some(size) = self.clip_grad_value {
             in_range("--clip-grad-value", size, "above 0", |size| size > 0.0)?;
             if self.clip_grad_norm.is_some() {
-                return Err(ConfigError::Conflict {
-                    option: "--clip-grad-value",
-                    other: "--clip-grad-norm".to_owned(),
-                    remedy: "choose one of them".to_owned(),
-                });
+                return Err(conflict("--clip-grad-value", "--clip-grad-norm", "choose one of them"));
             }
         }
         for RateFactor { factor, .. } in self.learning_rate_factors.iter().flatten() {
@@ -74,7 +70,7 @@ impl OptimizerArgs {
         let (is_lars, has_momentum, has_two_moments) =
             (kind == OptimizerKind::Lars, kind.has_momentum(), kind.has_two_moments());
         let (is_built_in, built_in) = (kind != OptimizerKind::Own, "--optimizer sgd, adamw, lars or lamb");
-        let rules: [(&'static str, bool, bool, &str); 9] = [
+        let rules = [
             ("--weight-decay", self.weight_decay.is_some(), is_built_in, built_in),
             ("--decay-norm-and-bias", self.decay_norm_and_bias.is_some(), is_built_in, built_in),
             ("--learning-rate-factors", self.learning_rate_factors.is_some(), is_built_in, built_in),
@@ -85,23 +81,14 @@ impl OptimizerArgs {
             ("--epsilon", self.epsilon.is_some(), has_two_moments, adamw_or_lamb),
             ("--trust-coefficient", self.trust_coefficient.is_some(), is_lars, "--optimizer lars"),
         ];
-        for (option, is_given, has_effect, needs) in rules {
-            if is_given && !has_effect {
-                return Err(no_effect(option, format!("without {needs}"), "add that or leave this out"));
-            }
-        }
-        Ok(())
+        expect_needs(rules)
     }
 
     fn fill_momentum(&mut self, kind: OptimizerKind) -> Result<(), ConfigError> {
         let momentum = *self.momentum.get_or_insert(0.9);
         in_range("--momentum", momentum, "0 up to but not 1", is_share)?;
         if *self.nesterov.get_or_insert(false) && momentum == 0.0 {
-            return Err(ConfigError::Conflict {
-                option: "--nesterov",
-                other: "--momentum 0".to_owned(),
-                remedy: "give a momentum above 0, or --nesterov=false".to_owned(),
-            });
+            return Err(conflict("--nesterov", "--momentum 0", "give a momentum above 0, or --nesterov=false"));
         }
         if kind == OptimizerKind::Lars {
             let coefficient = *self.trust_coefficient.get_or_insert(0.001);
@@ -135,66 +122,52 @@ impl OptimizerArgs {
     /// Refuses what a rank cannot do that is updated on its device.
     pub(super) fn expect_update(&self, is_on_device: bool) -> Result<(), ConfigError> {
         let kind = self.optimizer.filled();
-        if is_on_device && !matches!(kind, OptimizerKind::Sgd | OptimizerKind::Adamw) {
-            return Err(ConfigError::Conflict {
-                option: kind.flag(),
-                other: "--update device, the default of --device cuda".to_owned(),
-                remedy: "devices update by sgd or adamw; give --update host".to_owned(),
-            });
+        let is_other = !matches!(kind, OptimizerKind::Sgd | OptimizerKind::Adamw);
+        let rules = [
+            (kind.flag(), is_other, "devices update by sgd or adamw; give --update host"),
+            (
+                "--learning-rate-factors",
+                self.learning_rate_factors.is_some(),
+                "devices update all parameters alike; give --update host",
+            ),
+            ("--ema-decay", self.ema_decay.is_some(), "the average is kept in main memory; give --update host"),
+        ];
+        match rules.into_iter().find(|(_, is_given, _)| is_on_device && *is_given) {
+            None => Ok(()),
+            Some((option, _, remedy)) => Err(conflict(option, "--update device, the default of --device cuda", remedy)),
         }
-        if is_on_device && self.learning_rate_factors.is_some() {
-            return Err(ConfigError::Conflict {
-                option: "--learning-rate-factors",
-                other: "--update device, the default of --device cuda".to_owned(),
-                remedy: "devices update all parameters alike; give --update host".to_owned(),
-            });
-        }
-        if is_on_device && self.ema_decay.is_some() {
-            return Err(ConfigError::Conflict {
-                option: "--ema-decay",
-                other: "--update device, the default of --device cuda".to_owned(),
-                remedy: "the average is kept in main memory; give --update host".to_owned(),
-            });
-        }
-        Ok(())
     }
 
     /// Refuses what ranks cannot do that synchronise in this way.
     pub(super) fn expect_sync(&self, sync: SyncKind) -> Result<(), ConfigError> {
         let kind = self.optimizer.filled();
-        if sync != SyncKind::Allreduce && kind != OptimizerKind::Sgd {
-            return Err(ConfigError::Conflict {
-                option: kind.flag(),
-                other: format!("--sync {sync}"),
-                remedy: "servers, and ranks that run apart, update by sgd alone; use --sync allreduce".to_owned(),
-            });
-        }
+        let sums = sync == SyncKind::Allreduce;
         let serves = matches!(sync, SyncKind::ParameterServer | SyncKind::AsyncParameterServer);
-        if serves && self.learning_rate_factors.is_some() {
-            return Err(ConfigError::Conflict {
-                option: "--learning-rate-factors",
-                other: format!("--sync {sync}"),
-                remedy: "servers update all parameters alike; use --sync allreduce or local-sgd".to_owned(),
-            });
-        }
         let drifts_apart = !matches!(sync, SyncKind::Allreduce | SyncKind::ParameterServer);
-        if drifts_apart && self.ema_decay.is_some() {
-            return Err(ConfigError::Conflict {
-                option: "--ema-decay",
-                other: format!("--sync {sync}"),
-                remedy: "its ranks have parameters of their own after a step; use --sync allreduce or parameter-server"
-                    .to_owned(),
-            });
+        let clipping = "only --sync allreduce has the whole mean gradient before the update";
+        let rules = [
+            (
+                kind.flag(),
+                !sums && kind != OptimizerKind::Sgd,
+                "servers, and ranks that run apart, update by sgd alone; use --sync allreduce",
+            ),
+            (
+                "--learning-rate-factors",
+                serves && self.learning_rate_factors.is_some(),
+                "servers update all parameters alike; use --sync allreduce or local-sgd",
+            ),
+            (
+                "--ema-decay",
+                drifts_apart && self.ema_decay.is_some(),
+                "its ranks have parameters of their own after a step; use --sync allreduce or parameter-server",
+            ),
+            ("--clip-grad-norm", !sums && self.clip_grad_norm.is_some(), clipping),
+            ("--clip-grad-value", !sums && self.clip_grad_value.is_some(), clipping),
+        ];
+        match rules.into_iter().find(|(_, is_refused, _)| *is_refused) {
+            None => Ok(()),
+            Some((option, _, remedy)) => Err(conflict(option, format!("--sync {sync}"), remedy)),
         }
-        let clips = [("--clip-grad-norm", self.clip_grad_norm), ("--clip-grad-value", self.clip_grad_value)];
-        if let Some((option, _)) = clips.into_iter().find(|(_, limit)| sync != SyncKind::Allreduce && limit.is_some()) {
-            return Err(ConfigError::Conflict {
-                option,
-                other: format!("--sync {sync}"),
-                remedy: "only --sync allreduce has the whole mean gradient before the update".to_owned(),
-            });
-        }
-        Ok(())
     }
 
     /// Learning rate after warmup: scaled by global batch size / reference batch size if asked for

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use simulate::{Link, NetworkModel};
 
-use super::checks::{at_least, no_effect};
+use super::checks::{at_least, invalid, no_effect};
 use super::commands::{BenchConfig, MOST_SIMULATED, file_name, network_model, simulated_ranks};
 use super::error::ConfigError;
 use super::family::Family;
@@ -100,11 +100,11 @@ impl PredictScalingConfig {
     /// A [`ConfigError`] naming the option and the remedy.
     pub fn resolve(args: &PredictScalingArgs, family: &Family, world_size: usize) -> Result<Self, ConfigError> {
         if world_size > 1 {
-            return Err(ConfigError::Invalid {
-                option: "predict-scaling",
-                expected: "one rank, which predicts the others; start it without mpirun or srun".to_owned(),
-                got: format!("{world_size} ranks"),
-            });
+            return Err(invalid(
+                "predict-scaling",
+                "one rank, which predicts the others; start it without mpirun or srun",
+                format!("{world_size} ranks"),
+            ));
         }
         let measured = args.measured.clone().unwrap_or_default();
         let predicts = args.profile.is_some() || (measured.is_empty() && !args.published);
@@ -191,11 +191,7 @@ fn profile(args: &PredictScalingArgs, family: &Family) -> Result<ProfileSource, 
         1 => Ok(ProfileSource::Files(files.clone())),
         2 if is_strong => Ok(ProfileSource::Files(files.clone())),
         2 => Err(no_effect("a second --profile", "without --scaling strong", "add that or leave it out")),
-        number => Err(ConfigError::Invalid {
-            option: "--profile",
-            expected: "one file, or two with --scaling strong".to_owned(),
-            got: format!("{number} files"),
-        }),
+        number => Err(invalid("--profile", "one file, or two with --scaling strong", format!("{number} files"))),
     }
 }
 
@@ -225,7 +221,7 @@ fn networks(args: &PredictScalingArgs) -> Result<Vec<NamedNetwork>, ConfigError>
                 false => networks.push(network),
                 true => {
                     let expected = "networks with names of their own".to_owned();
-                    return Err(ConfigError::Invalid { option: "--network", expected, got: format!("{text} twice") });
+                    return Err(invalid("--network", expected, format!("{text} twice")));
                 }
             }
         }

@@ -4,7 +4,7 @@
 //! Invariant: no file is opened here, and but for [`expect_offered`] nothing depends on the machine, so that all ranks decide alike
 //! and a saved configuration is read anywhere.
 
-use super::checks::Filled;
+use super::checks::{Filled, invalid};
 use super::error::ConfigError;
 use super::family::ModelOption;
 use super::sync::SyncConfig;
@@ -50,7 +50,7 @@ pub(super) fn expect_offered(args: &TrainArgs) -> Result<(), ConfigError> {
     ] {
         if path.as_ref().is_some_and(|path| path.as_os_str().is_empty()) {
             let (expected, got) = ("a path, `.` for the present folder".to_owned(), "an empty one".to_owned());
-            return Err(ConfigError::Invalid { option, expected, got });
+            return Err(invalid(option, expected, got));
         }
     }
     // As the files of a run name them.
@@ -60,7 +60,7 @@ pub(super) fn expect_offered(args: &TrainArgs) -> Result<(), ConfigError> {
         let whole = path.as_ref().and_then(|path| std::path::absolute(path).ok());
         if let Some(path) = whole.filter(|path| path.to_str().is_none()) {
             let (expected, got) = ("a path in UTF-8, also of the folders above".to_owned(), path.display().to_string());
-            return Err(ConfigError::Invalid { option, expected, got });
+            return Err(invalid(option, expected, got));
         }
     }
     args.data.expect_offered()?;

@@ -1,6 +1,6 @@
 //! Defaults and checks of the flags of a run's start, output and cadence.
 
-use super::checks::{at_least, at_least_one, no_effect};
+use super::checks::{at_least, at_least_one, conflict, no_effect};
 use super::error::ConfigError;
 use super::family::ModelOption;
 use super::sync::{SyncConfig, SyncMethod};
@@ -55,42 +55,42 @@ impl RunArgs {
         if self.gradient_noise.take_if(|measures| !*measures).is_some() || self.gradient_noise.is_none() {
             return Ok(());
         }
-        let conflict = |other: String, remedy: &str| {
-            Err(ConfigError::Conflict { option: "--gradient-noise", other, remedy: remedy.to_owned() })
-        };
-        match &sync.method {
-            _ if joins_norms => conflict(
+        let (other, remedy) = match &sync.method {
+            _ if joins_norms => (
                 "--batch-norm sync".to_owned(),
                 "a rank's part is no small batch's gradient there, but its term of the joined batch's; measure with --batch-norm local",
             ),
-            SyncMethod::Allreduce { compression, .. } if compression.is_some() => conflict(
+            SyncMethod::Allreduce { compression, .. } if compression.is_some() => (
                 format!("--compress {compression}"),
                 "a compressed sum is not that of the ranks' gradients; leave one of them out",
             ),
             SyncMethod::Allreduce { .. } if updates_on_device => {
-                conflict("--update device".to_owned(), "it adds gradients up unseen; give --update host")
+                ("--update device".to_owned(), "it adds gradients up unseen; give --update host")
             }
-            SyncMethod::Allreduce { .. } | SyncMethod::Exact { .. } if num_parts < 2 => Err(no_effect(
-                "--gradient-noise",
-                "with one pass a step, whose gradient is the sum",
-                "train on several ranks, or give --grad-accum-steps 2 or more",
-            )),
-            SyncMethod::Allreduce { .. } | SyncMethod::Exact { .. } => Ok(()),
-            method => conflict(
+            SyncMethod::Allreduce { .. } | SyncMethod::Exact { .. } if num_parts < 2 => {
+                return Err(no_effect(
+                    "--gradient-noise",
+                    "with one pass a step, whose gradient is the sum",
+                    "train on several ranks, or give --grad-accum-steps 2 or more",
+                ));
+            }
+            SyncMethod::Allreduce { .. } | SyncMethod::Exact { .. } => return Ok(()),
+            method => (
                 format!("--sync {}", method.kind()),
                 "there no rank has the sum of all gradients; use --sync allreduce",
             ),
-        }
+        };
+        Err(conflict("--gradient-noise", other, remedy))
     }
 
     /// Refuses to skip steps where ranks do not make them together.
     pub(super) fn expect_sync(&self, sync: SyncKind) -> Result<(), ConfigError> {
         if sync != SyncKind::Allreduce && self.on_non_finite == Some(OnNonFiniteKind::Skip) {
-            return Err(ConfigError::Conflict {
-                option: "--on-non-finite skip",
-                other: format!("--sync {sync}"),
-                remedy: "only with --sync allreduce do all ranks know of a step before it is made".to_owned(),
-            });
+            return Err(conflict(
+                "--on-non-finite skip",
+                format!("--sync {sync}"),
+                "only with --sync allreduce do all ranks know of a step before it is made",
+            ));
         }
         Ok(())
     }

@@ -5,6 +5,7 @@
 
 use clap::ValueEnum;
 
+use super::checks::invalid;
 use super::error::ConfigError;
 use super::sync::{SyncConfig, SyncMethod};
 use crate::config::choices::{DeviceChoice, PlacementKind, ReductionChoice, SyncKind};
@@ -16,11 +17,7 @@ const EXPECTED: &str = "allreduce[:mpi|:ring|:halving-doubling|:hierarchical][+b
 
 /// The method that `text` names, with the other options of `args`, for a world of at most `most_ranks`.
 pub(super) fn scaling_method(text: &str, args: &SyncArgs, most_ranks: usize) -> Result<SyncConfig, ConfigError> {
-    let refuse = |got: &str| ConfigError::Invalid {
-        option: "--methods",
-        expected: EXPECTED.to_owned(),
-        got: format!("\"{}\"{got}", text.trim()),
-    };
+    let refuse = |got: &str| invalid("--methods", EXPECTED, format!("\"{}\"{got}", text.trim()));
     let unread = || refuse("");
     let (word, compress) = match text.trim().split_once('+') {
         Some((word, compress)) => {

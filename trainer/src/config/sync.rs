@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use super::checks::{Filled, at_least, in_range, no_effect, within};
+use super::checks::{Filled, at_least, conflict, expect_needs, in_range, invalid, missing, within};
 use super::error::ConfigError;
 use crate::config::choices::LossScaling;
 use crate::config::choices::{
@@ -167,11 +167,11 @@ impl SyncArgs {
             None => _ = self.reduction.get_or_insert(ReductionChoice::Hierarchical),
             Some(compression) => {
                 if let Some(reduction) = self.reduction {
-                    return Err(ConfigError::Conflict {
-                        option: "--compress",
-                        other: format!("--reduction {reduction}"),
-                        remedy: "each compression has a sum of its own; give one of them".to_owned(),
-                    });
+                    return Err(conflict(
+                        "--compress",
+                        format!("--reduction {reduction}"),
+                        "each compression has a sum of its own; give one of them",
+                    ));
                 }
                 self.compress = Some(compression);
                 if compression.has_warmup() {
@@ -193,11 +193,11 @@ impl SyncArgs {
             PlacementKind::Own => world_size - 1,
         };
         if servers > most {
-            return Err(ConfigError::Invalid {
-                option: "--servers",
-                expected: format!("at most {most} of {world_size} ranks with --server-placement {placement}"),
-                got: servers.to_string(),
-            });
+            return Err(invalid(
+                "--servers",
+                format!("at most {most} of {world_size} ranks with --server-placement {placement}"),
+                servers,
+            ));
         }
         Ok(())
     }
@@ -207,10 +207,12 @@ impl SyncArgs {
         if kind == SyncKind::LocalSgd {
             return Ok(());
         }
-        let from_step = self.from_step.ok_or_else(|| ConfigError::Missing {
-            option: "--from-step",
-            because: "post-local-sgd begins with steps that sum all gradients".to_owned(),
-            remedy: "give their number, or --sync local-sgd".to_owned(),
+        let from_step = self.from_step.ok_or_else(|| {
+            missing(
+                "--from-step",
+                "post-local-sgd begins with steps that sum all gradients",
+                "give their number, or --sync local-sgd",
+            )
         })?;
         at_least("--from-step", from_step, 1)?;
         Ok(())
@@ -222,21 +224,20 @@ impl SyncArgs {
             return Ok(());
         }
         if !cfg!(feature = "nccl") {
-            return Err(ConfigError::Invalid {
-                option: "--reduction",
-                expected: "mpi, ring, halving-doubling, hierarchical or exact, as this program was built without nccl (rebuild with \
-                           --features cuda; without --reduction gradients are staged through host memory over MPI)"
-                    .to_owned(),
-                got: ReductionChoice::Nccl.to_string(),
-            });
+            return Err(invalid(
+                "--reduction",
+                "mpi, ring, halving-doubling, hierarchical or exact, as this program was built without nccl (rebuild with \
+                 --features cuda; without --reduction gradients are staged through host memory over MPI)",
+                ReductionChoice::Nccl,
+            ));
         }
         match device {
             DeviceChoice::Cuda(_) => Ok(()),
-            _ => Err(ConfigError::Conflict {
-                option: "--reduction nccl",
-                other: format!("--device {device}"),
-                remedy: "it sums on GPUs; give --device cuda, or another reduction".to_owned(),
-            }),
+            _ => Err(conflict(
+                "--reduction nccl",
+                format!("--device {device}"),
+                "it sums on GPUs; give --device cuda, or another reduction",
+            )),
         }
     }
 
@@ -274,32 +275,29 @@ impl SyncArgs {
 
     /// Refuses flags of a batch that the method cannot do, as they were typed.
     pub(super) fn expect_batch(&self, batch: &BatchArgs) -> Result<(), ConfigError> {
-        let conflict = |option, other: String, remedy: &str| {
-            Err(ConfigError::Conflict { option, other, remedy: remedy.to_owned() })
-        };
         let syncs_norm = batch.batch_norm == Some(BatchNormKind::Sync);
         match self.method() {
-            SyncMethod::Exact { .. } if batch.grad_accum_steps.is_some() => conflict(
+            SyncMethod::Exact { .. } if batch.grad_accum_steps.is_some() => Err(conflict(
                 "--grad-accum-steps",
-                "--reduction exact".to_owned(),
+                "--reduction exact",
                 "the virtual shards of a rank are its accumulation; give --virtual-shards",
-            ),
-            SyncMethod::Exact { .. } if batch.batch_size_per_rank.is_some() => conflict(
+            )),
+            SyncMethod::Exact { .. } if batch.batch_size_per_rank.is_some() => Err(conflict(
                 "--batch-size-per-rank",
-                "--reduction exact".to_owned(),
+                "--reduction exact",
                 "its batches must not depend on the number of ranks; give --global-batch-size",
-            ),
-            SyncMethod::Exact { .. } if syncs_norm => conflict(
+            )),
+            SyncMethod::Exact { .. } if syncs_norm => Err(conflict(
                 "--batch-norm sync",
-                "--reduction exact".to_owned(),
+                "--reduction exact",
                 "statistics over all ranks are sums in the ranks' order; use local ones, which are those of a virtual shard",
-            ),
+            )),
             SyncMethod::LocalSgd { .. } | SyncMethod::ParameterServer { asynchronous: Some(_), .. } if syncs_norm => {
-                conflict(
+                Err(conflict(
                     "--batch-norm sync",
                     format!("--sync {}", self.sync.filled()),
                     "ranks that run apart cannot sum their statistics; use --batch-norm local",
-                )
+                ))
             }
             _ => Ok(()),
         }
@@ -309,14 +307,12 @@ impl SyncArgs {
     pub(super) fn expect_loss_scale(&self, scaling: LossScaling) -> Result<(), ConfigError> {
         match (self.sync.filled(), scaling) {
             (SyncKind::Allreduce, _) | (_, LossScaling::None | LossScaling::Fixed(_)) => Ok(()),
-            (kind, LossScaling::Dynamic) => Err(ConfigError::Conflict {
-                option: "--loss-scale dynamic (the default of --dtype f16)",
-                other: format!("--sync {kind}"),
-                remedy:
-                    "only with --sync allreduce do all ranks leave out the same steps; use it, or a fixed --loss-scale \
-                         such as 1024, or --dtype bf16"
-                        .to_owned(),
-            }),
+            (kind, LossScaling::Dynamic) => Err(conflict(
+                "--loss-scale dynamic (the default of --dtype f16)",
+                format!("--sync {kind}"),
+                "only with --sync allreduce do all ranks leave out the same steps; use it, or a fixed --loss-scale \
+                 such as 1024, or --dtype bf16",
+            )),
         }
     }
 }
@@ -327,7 +323,7 @@ fn reject_inapplicable(args: &SyncArgs, kind: SyncKind) -> Result<(), ConfigErro
     let is_exact = args.reduction == Some(ReductionChoice::Exact);
     let compresses = args.compress.is_some_and(Compression::has_warmup);
     let servers = [ParameterServer, AsyncParameterServer].as_slice();
-    let rules: [(&'static str, bool, bool, &str); 9] = [
+    let rules = [
         ("--reduction", args.reduction.is_some(), kind == Allreduce, "--sync allreduce"),
         ("--compress", args.compress.is_some(), kind == Allreduce, "--sync allreduce"),
         ("--compress-warmup-steps", args.compress_warmup_steps.is_some(), compresses, "--compress powersgd or topk"),
@@ -338,10 +334,5 @@ fn reject_inapplicable(args: &SyncArgs, kind: SyncKind) -> Result<(), ConfigErro
         ("--every", args.every.is_some(), [LocalSgd, PostLocalSgd].contains(&kind), "--sync local-sgd"),
         ("--from-step", args.from_step.is_some(), kind == PostLocalSgd, "--sync post-local-sgd"),
     ];
-    for (option, is_given, has_effect, needs) in rules {
-        if is_given && !has_effect {
-            return Err(no_effect(option, format!("without {needs}"), "add that or leave this out"));
-        }
-    }
-    Ok(())
+    expect_needs(rules)
 }

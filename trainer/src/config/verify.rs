@@ -2,6 +2,7 @@
 //!
 //! In: its flags. Out: plain values. Invariant: a check that there is not is refused before any is made.
 
+use super::checks::invalid;
 use super::commands::file_name;
 use super::error::ConfigError;
 use super::family::Family;
@@ -32,11 +33,11 @@ impl VerifyConfig {
         let unknown = args.only.iter().flatten().find(|name| !names.contains(&name.as_str()));
         if let Some(unknown) = unknown {
             let expected = format!("some of {}", names.join(","));
-            return Err(ConfigError::Invalid { option: "--only", expected, got: unknown.clone() });
+            return Err(invalid("--only", expected, unknown.clone()));
         }
         if let Some(folder) = args.data_dir.as_ref().filter(|folder| !folder.is_dir()) {
             let (expected, got) = ("a folder".to_owned(), folder.display().to_string());
-            return Err(ConfigError::Invalid { option: "--data-dir", expected, got });
+            return Err(invalid("--data-dir", expected, got));
         }
         Ok(Self {
             quick: args.quick,
