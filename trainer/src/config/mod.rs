@@ -50,7 +50,6 @@ pub use netbench::NetbenchConfig;
 pub use predict_scaling::{NamedNetwork, NetworkSource, PredictScalingConfig, ProfileSource, ScalingConfig};
 pub use report::report_request;
 pub use scaling_method::scaling_method_name;
-pub use schedule::LrSchedule;
 pub use shard::images_per_shard;
 pub use sync::{Staleness, SyncConfig, SyncMethod};
 pub use verify::VerifyConfig;

@@ -1,27 +1,9 @@
 //! Defaults and checks of the flags of a run's length and of the course of its learning rate.
 
-use super::checks::{Filled, at_least, in_range, no_effect};
+use super::checks::{Filled, at_least, in_range, invalid, no_effect};
 use super::error::ConfigError;
 use crate::config::choices::{DatasetKind, ScheduleKind};
 use crate::config::cli::ScheduleArgs;
-
-/// LrSchedule of the learning rate after warmup.
-#[derive(Debug, Clone, PartialEq)]
-pub enum LrSchedule {
-    /// The same rate.
-    Constant,
-    /// Multiplied by `gamma` after each of the `milestones`, epochs.
-    Multistep {
-        /// Epochs, ascending, from 1.
-        milestones: Vec<u64>,
-        /// Factor.
-        gamma: f64,
-    },
-    /// Half a cosine to zero.
-    Cosine,
-    /// Cosine rise over the warmup, cosine fall after it.
-    OneCycle,
-}
 
 impl ScheduleArgs {
     /// Fills the gaps for a data set, whose images may have sizes that depend on the planned epochs, and refuses what contradicts itself.
@@ -87,11 +69,11 @@ impl ScheduleArgs {
         }
         // He et al. 2015, section 4.2: at 32k and 48k of 64k steps.
         if epochs < 2 {
-            return Err(ConfigError::Invalid {
-                option: "--epochs",
-                expected: "at least 2 with --schedule multistep, whose rate falls between epochs".to_owned(),
-                got: epochs.to_string(),
-            });
+            return Err(invalid(
+                "--epochs",
+                "at least 2 with --schedule multistep, whose rate falls between epochs",
+                epochs,
+            ));
         }
         let milestones = self.milestones.get_or_insert_with(|| {
             let mut milestones = vec![epochs / 2, epochs - epochs.div_ceil(4)];
@@ -101,11 +83,11 @@ impl ScheduleArgs {
         let ascend = milestones.windows(2).all(|pair| pair[0] < pair[1]);
         let inside = milestones.iter().all(|epoch| (1..epochs).contains(epoch));
         if !ascend || !inside || milestones.is_empty() {
-            return Err(ConfigError::Invalid {
-                option: "--milestones",
-                expected: format!("ascending epochs from 1 and below the {epochs} of the run"),
-                got: milestones.iter().map(u64::to_string).collect::<Vec<_>>().join(","),
-            });
+            return Err(invalid(
+                "--milestones",
+                format!("ascending epochs from 1 and below the {epochs} of the run"),
+                milestones.iter().map(u64::to_string).collect::<Vec<_>>().join(","),
+            ));
         }
         in_range("--gamma", *self.gamma.get_or_insert(0.1), "above 0", |gamma| gamma > 0.0)?;
         Ok(())
@@ -119,17 +101,5 @@ impl ScheduleArgs {
     /// Whether the rate of a step depends on how many epochs are planned.
     pub fn depends_on_epochs(&self) -> bool {
         matches!(self.schedule.filled(), ScheduleKind::Cosine | ScheduleKind::OneCycle)
-    }
-
-    /// The course of the rate after warmup.
-    pub fn course(&self) -> LrSchedule {
-        match self.schedule.filled() {
-            ScheduleKind::Constant => LrSchedule::Constant,
-            ScheduleKind::Cosine => LrSchedule::Cosine,
-            ScheduleKind::OneCycle => LrSchedule::OneCycle,
-            ScheduleKind::Multistep => {
-                LrSchedule::Multistep { milestones: self.milestones.filled(), gamma: self.gamma.filled() }
-            }
-        }
     }
 }

@@ -248,7 +248,9 @@ fn change_of_schedule(config: &TrainConfig, before: &TrainConfig, steps_per_epoc
     let rate = |config: &TrainConfig| LearningRate::new(config, steps_per_epoch).at(step);
     let (epochs, was) = (new.epochs.filled(), old.epochs.filled());
     let schedule = match (new.planned_epochs(), old.planned_epochs()) {
-        _ if new.course() != old.course() => "has other milestones".to_owned(),
+        _ if (new.schedule, &new.milestones, new.gamma) != (old.schedule, &old.milestones, old.gamma) => {
+            "has other milestones".to_owned()
+        }
         (now, then) if new.depends_on_epochs() && now != then => format!("is stretched from {then} to {now} epochs"),
         _ if epochs == was => return None,
         _ => "is kept".to_owned(),
