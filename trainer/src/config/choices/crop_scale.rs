@@ -41,17 +41,3 @@ impl FromStr for CropScale {
         }
     }
 }
-
-impl TryFrom<String> for CropScale {
-    type Error = String;
-
-    fn try_from(text: String) -> Result<Self, String> {
-        text.parse()
-    }
-}
-
-impl From<CropScale> for String {
-    fn from(scale: CropScale) -> Self {
-        scale.to_string()
-    }
-}

@@ -101,17 +101,3 @@ impl FromStr for DeviceChoice {
         }
     }
 }
-
-impl TryFrom<String> for DeviceChoice {
-    type Error = String;
-
-    fn try_from(text: String) -> Result<Self, String> {
-        text.parse()
-    }
-}
-
-impl From<DeviceChoice> for String {
-    fn from(device: DeviceChoice) -> Self {
-        device.to_string()
-    }
-}

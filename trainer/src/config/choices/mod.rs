@@ -278,19 +278,26 @@ impl FromStr for Compression {
     }
 }
 
-impl TryFrom<String> for Compression {
-    type Error = String;
+/// Writes how serde reads and writes a type by its `FromStr` and `Display`.
+macro_rules! text_in_files {
+    ($($kind:ty),+) => {$(
+        impl TryFrom<String> for $kind {
+            type Error = String;
 
-    fn try_from(text: String) -> Result<Self, String> {
-        text.parse()
-    }
+            fn try_from(text: String) -> Result<Self, String> {
+                text.parse()
+            }
+        }
+
+        impl From<$kind> for String {
+            fn from(value: $kind) -> Self {
+                value.to_string()
+            }
+        }
+    )+};
 }
 
-impl From<Compression> for String {
-    fn from(compression: Compression) -> Self {
-        compression.to_string()
-    }
-}
+text_in_files!(CropScale, DeviceChoice, RateFactor, Compression);
 
 /// Writes `Display` and `FromStr` of a [`ValueEnum`] in clap's spelling, which is also serde's.
 macro_rules! spelled_as_in_clap {

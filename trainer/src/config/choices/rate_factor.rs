@@ -32,17 +32,3 @@ impl FromStr for RateFactor {
         }
     }
 }
-
-impl TryFrom<String> for RateFactor {
-    type Error = String;
-
-    fn try_from(text: String) -> Result<Self, String> {
-        text.parse()
-    }
-}
-
-impl From<RateFactor> for String {
-    fn from(factor: RateFactor) -> Self {
-        factor.to_string()
-    }
-}
