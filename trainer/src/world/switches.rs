@@ -26,35 +26,20 @@ pub(crate) fn in_words() -> String {
 /// # Errors
 /// When it says something else than they know.
 pub(super) fn choose_layers() -> Result<()> {
-    layers::record(is_on(environment(GRAPH).as_deref())?);
-    layers::sum_in_one_stage(is_one_stage(environment(SUM_STAGES).as_deref())?);
-    layers::normalise_by_composition(is_not_ours(NORM, "composed", environment(NORM).as_deref())?);
-    layers::convolve_by_burn(is_not_ours(CONVOLUTION, "burn", environment(CONVOLUTION).as_deref())?);
+    let is_second = |name, ways, default| is_second(name, ways, environment(name).as_deref().unwrap_or(default));
+    layers::record(!is_second(GRAPH, ["on", "off"], "on")?);
+    layers::sum_in_one_stage(!is_second(SUM_STAGES, ["1", "2"], "2")?);
+    layers::normalise_by_composition(is_second(NORM, ["kernels", "composed"], "kernels")?);
+    layers::convolve_by_burn(is_second(CONVOLUTION, ["kernels", "burn"], "kernels")?);
     Ok(())
 }
 
-fn is_on(value: Option<&str>) -> Result<bool> {
+/// Whether a switch is at the second of its two ways.
+fn is_second(name: &str, [first, second]: [&str; 2], value: &str) -> Result<bool> {
     match value {
-        None | Some("on") => Ok(true),
-        Some("off") => Ok(false),
-        Some(other) => bail!("{GRAPH}: expected on or off, got {other}"),
-    }
-}
-
-/// Whether a switch between our kernels and another way is on the other.
-fn is_not_ours(name: &str, other_way: &str, value: Option<&str>) -> Result<bool> {
-    match value {
-        None | Some("kernels") => Ok(false),
-        Some(value) if value == other_way => Ok(true),
-        Some(other) => bail!("{name}: expected kernels or {other_way}, got {other}"),
-    }
-}
-
-fn is_one_stage(value: Option<&str>) -> Result<bool> {
-    match value {
-        None | Some("2") => Ok(false),
-        Some("1") => Ok(true),
-        Some(other) => bail!("{SUM_STAGES}: expected 1 or 2, got {other}"),
+        _ if value == first => Ok(false),
+        _ if value == second => Ok(true),
+        other => bail!("{name}: expected {first} or {second}, got {other}"),
     }
 }
 
@@ -109,21 +94,16 @@ mod tests {
     }
 
     #[test]
-    fn sums_have_one_stage_or_two() -> Result<()> {
-        assert!(is_one_stage(Some("1"))? && !is_one_stage(Some("2"))? && !is_one_stage(None)?);
-        assert!(is_on(Some("on"))? && is_on(None)? && !is_on(Some("off"))? && is_on(Some("yes")).is_err());
-        let error = is_one_stage(Some("3")).expect_err("no sum has three").to_string();
-        assert_eq!(error, "LOCKSTEP_SUM_STAGES: expected 1 or 2, got 3");
-        Ok(())
-    }
-
-    #[test]
-    fn kernels_are_ours_or_those_of_the_other_way() -> Result<()> {
-        let is_composed = |value| is_not_ours(NORM, "composed", value);
-        assert!(is_composed(Some("composed"))? && !is_composed(Some("kernels"))? && !is_composed(None)?);
-        let error = is_composed(Some("burn")).expect_err("there is no third way").to_string();
-        assert_eq!(error, "LOCKSTEP_NORM: expected kernels or composed, got burn");
-        assert!(is_not_ours(CONVOLUTION, "burn", Some("burn"))?);
+    fn a_switch_is_at_one_of_its_two_ways() -> Result<()> {
+        for (name, ways, wrong, expected) in [
+            (GRAPH, ["on", "off"], "yes", "LOCKSTEP_GRAPH: expected on or off, got yes"),
+            (SUM_STAGES, ["1", "2"], "3", "LOCKSTEP_SUM_STAGES: expected 1 or 2, got 3"),
+            (NORM, ["kernels", "composed"], "burn", "LOCKSTEP_NORM: expected kernels or composed, got burn"),
+        ] {
+            assert!(is_second(name, ways, ways[1])? && !is_second(name, ways, ways[0])?, "{name}");
+            let error = is_second(name, ways, wrong).expect_err("there is no third way").to_string();
+            assert_eq!(error, expected);
+        }
         Ok(())
     }
 }
