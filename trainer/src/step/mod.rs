@@ -17,7 +17,6 @@ mod bucket_hook;
 mod config;
 mod pass;
 mod replica;
-mod rollback;
 mod update;
 
 use std::borrow::Cow;
@@ -25,15 +24,16 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Result, ensure};
-use burn::tensor::Device;
+use burn::tensor::{Device, Tensor};
 use datasets::{DeviceBatch, LoadedStep};
-use distributed::{Carried, CollectiveError, Communicator, ParameterLayout, Phase, broadcast_module};
+use distributed::{
+    Carried, CollectiveError, Communicator, ElementOrder, ParameterLayout, Phase, broadcast_module, replace, tensors,
+};
 use layers::{PassContext, StatisticsReducer};
 
 pub use self::config::{Clip, StepConfig};
 use self::pass::{Pass, forward, placeholder};
 use self::replica::Replica;
-use self::rollback::{Rollback, Saved};
 use self::update::{Finished, MicroStep, Step, Update};
 pub use self::update::{check_threads, serve};
 use crate::measure::metrics::{ScoreSums, StepTraffic};
@@ -91,7 +91,8 @@ pub struct Stepper<M> {
     /// What makes parameters of gradients, by the way that `--sync` and `--update` choose.
     update: Box<dyn Update<M>>,
     loss_scale: LossScale,
-    rollback: Rollback,
+    /// Of the norm statistics.
+    statistics: ParameterLayout,
     /// Of the parameters.
     layout: ParameterLayout,
     traffic: StepTraffic,
@@ -105,21 +106,19 @@ pub struct Stepper<M> {
 
 impl<M: ImageClassifier> Stepper<M> {
     /// Takes root's parameters and norm statistics on every rank and plans the buckets.
+    /// Collective: all ranks.
     ///
     /// `device` is the plain device; the model trains on its autodiff form.
     ///
     /// # Errors
     /// When the ranks' models differ in structure, norms are to be synchronised and the model's are not, or the way to update has not
     /// that optimizer.
-    ///
-    /// # Collective
-    /// Must be called by all ranks.
     pub fn new(model: M, config: StepConfig, communicator: Arc<dyn Communicator>, device: &Device) -> Result<Self> {
         let model = broadcast_module(model, &*communicator, 0)?;
         let mut stepper = Self {
             update: update::start(&config, &model, &communicator, device)?,
             loss_scale: LossScale::new(config.loss_scale),
-            rollback: Rollback::new(&model),
+            statistics: ParameterLayout::statistics(&model),
             layout: ParameterLayout::new(&model),
             traffic: StepTraffic::default(),
             noise: NoiseSums::default(),
@@ -158,7 +157,8 @@ impl<M: ImageClassifier> Stepper<M> {
         if let Some(finished) = replayed.map_err(|error| self.add_loss_scale_hint(error))? {
             return self.settle(finished, None);
         }
-        let saved = step.can_skip.then(|| self.rollback.save(&self.model));
+        // A forward pass changes norm statistics, which a step that is skipped leaves as they were.
+        let saved = step.can_skip.then(|| tensors(&self.model, &self.statistics, ElementOrder::Module));
         let plan = self.update.begin(&self.model, &step);
         let num_micro_steps = loaded.micro_batches.len();
         for (index, batch) in loaded.micro_batches.into_iter().enumerate() {
@@ -210,7 +210,7 @@ impl<M: ImageClassifier> Stepper<M> {
     ///
     /// # Errors
     /// What was not finite, where the step cannot be skipped.
-    fn settle(&mut self, finished: Finished, saved: Option<Saved>) -> Result<StepEnd> {
+    fn settle(&mut self, finished: Finished, saved: Option<Vec<Tensor<1>>>) -> Result<StepEnd> {
         let Finished { stop, scores, traffic, fault, .. } = finished;
         self.traffic.num_steps += 1;
         self.traffic.total += traffic;
@@ -219,7 +219,9 @@ impl<M: ImageClassifier> Stepper<M> {
             return Ok(StepEnd { stop, outcome: StepOutcome::Updated, scores });
         };
         let outcome = self.skip_step(fault)?;
-        self.rollback.undo(&mut self.model, saved);
+        if let Some(saved) = saved {
+            self.model = replace(self.model.clone(), &self.statistics, ElementOrder::Module, saved);
+        }
         // Of an overflow the losses are as good as any: only its gradients were scaled too far.
         let counts = matches!(outcome, StepOutcome::Overflowed(_));
         Ok(StepEnd { stop, outcome, scores: scores.filter(|_| counts) })
@@ -264,12 +266,7 @@ impl<M: ImageClassifier> Stepper<M> {
     }
 
     /// The model, its training over, and how many updates asynchronous servers made, by their staleness.
-    ///
-    /// # Errors
-    /// When a collective fails.
-    ///
-    /// # Collective
-    /// Must be called by all ranks.
+    /// Collective: all ranks.
     pub fn finish(self) -> Result<(M, Option<Vec<u64>>)> {
         Ok((self.model, self.update.end()?))
     }
@@ -292,12 +289,10 @@ impl<M: ImageClassifier> Stepper<M> {
     }
 
     /// Continues from a saved model (parameters and norm statistics), a saved state of the optimizer and, if it was saved, the loss scale.
+    /// Collective: all ranks.
     ///
     /// # Errors
     /// As [`new`](Self::new).
-    ///
-    /// # Collective
-    /// Must be called by all ranks.
     pub fn restore(&mut self, model: M, state: &OptimizerState, loss_scale: Option<LossScale>) -> Result<()> {
         self.loss_scale = loss_scale.unwrap_or(self.loss_scale);
         self.update.restore(&model, state)?;
