@@ -45,26 +45,14 @@ pub trait TakesModel: Args {
     fn model_mut(&mut self) -> &mut ModelSection;
 }
 
-impl TakesModel for TrainArgs {
-    fn model_mut(&mut self) -> &mut ModelSection {
-        &mut self.model
-    }
+macro_rules! takes_model {
+    ($($args:ty),+) => {$(
+        impl TakesModel for $args {
+            fn model_mut(&mut self) -> &mut ModelSection {
+                &mut self.model
+            }
+        }
+    )+};
 }
 
-impl TakesModel for EvalArgs {
-    fn model_mut(&mut self) -> &mut ModelSection {
-        &mut self.model
-    }
-}
-
-impl TakesModel for BenchArgs {
-    fn model_mut(&mut self) -> &mut ModelSection {
-        &mut self.model
-    }
-}
-
-impl TakesModel for PredictScalingArgs {
-    fn model_mut(&mut self) -> &mut ModelSection {
-        &mut self.model
-    }
-}
+takes_model!(TrainArgs, EvalArgs, BenchArgs, PredictScalingArgs);

@@ -5,31 +5,21 @@
 
 #![allow(rustdoc::invalid_html_tags, rustdoc::broken_intra_doc_links, reason = "the comments here are texts of --help")]
 
-mod definitions;
-mod doctor;
 mod family;
-mod netbench;
 mod optimizer;
 mod predict_scaling;
-mod report;
 mod sections;
-mod shard;
 mod sync;
+mod tools;
 mod verify;
-mod watch;
 
-pub use definitions::{CompletionsArgs, ManArgs, Shell};
-pub use doctor::DoctorArgs;
 pub use family::{ModelSection, TakesModel, WithModel};
-pub use netbench::NetbenchArgs;
 pub use optimizer::OptimizerArgs;
 pub use predict_scaling::PredictScalingArgs;
-pub use report::ReportArgs;
 pub use sections::{BatchArgs, ComputeArgs, DataArgs, ModelArgs, RunArgs, ScheduleArgs, TrainArgs, TrainSplitArgs};
-pub use shard::ShardArgs;
 pub use sync::SyncArgs;
+pub use tools::{CompletionsArgs, DoctorArgs, ManArgs, NetbenchArgs, ReportArgs, ShardArgs, Shell, WatchArgs};
 pub use verify::{VerifyArgs, VerifyRunArgs};
-pub use watch::WatchArgs;
 
 use crate::config::choices::BatchNormKind;
 use clap::error::{ContextKind, ContextValue};
