@@ -25,10 +25,8 @@ fn command(line: &str) -> Command {
 }
 
 fn train_args(flags: &str) -> TrainArgs {
-    match command(&format!("trainer train {flags}")) {
-        Command::Train(args) => args.into_args().unwrap(),
-        other => panic!("expected train, got {other:?}"),
-    }
+    let Command::Train(args) = command(&format!("trainer train {flags}")) else { panic!("expected train") };
+    args.into_args().unwrap()
 }
 
 /// The network that a filled section names.
@@ -37,10 +35,13 @@ fn network(model: &ModelSection) -> String {
 }
 
 fn eval_args(flags: &str) -> EvalArgs {
-    match command(&format!("trainer eval {flags}")) {
-        Command::Eval(args) => args.into_args().unwrap(),
-        other => panic!("expected eval, got {other:?}"),
-    }
+    let Command::Eval(args) = command(&format!("trainer eval {flags}")) else { panic!("expected eval") };
+    args.into_args().unwrap()
+}
+
+fn bench_config(line: &str, world_size: usize) -> Result<BenchConfig, ConfigError> {
+    let Command::Bench(args) = command(line) else { panic!("expected bench") };
+    BenchConfig::resolve(&args.into_args().unwrap(), &Family::RESNET, world_size)
 }
 
 fn resolved_for(flags: &str, world_size: usize) -> Result<TrainConfig, ConfigError> {
@@ -131,20 +132,12 @@ fn every_specified_command_line_parses() {
     assert_eq!(eval.data.normalize_std, Some(vec![0.229, 0.224, 0.225]));
     let bench = "trainer bench --model resnet44 --batch-size-per-rank 128 --steps 10 --warmup-steps 3 --dtype f32 \
                  --threads 1 --device flex --json";
-    match command(bench) {
-        Command::Bench(args) => {
-            let config = BenchConfig::resolve(&args.into_args().unwrap(), &Family::RESNET, 1).unwrap();
-            assert_eq!((config.steps, config.model_name.as_str()), (Some(10), "resnet44"));
-        }
-        other => panic!("expected bench, got {other:?}"),
-    }
-    match command("trainer predict --checkpoint c a.png b.jpg --json") {
-        Command::Predict(args) => {
-            let config = PredictConfig::resolve(&args, &Family::RESNET).unwrap();
-            assert_eq!((config.images.len(), config.top, config.json), (2, Some(5), true));
-        }
-        other => panic!("expected predict, got {other:?}"),
-    }
+    let config = bench_config(bench, 1).unwrap();
+    assert_eq!((config.steps, config.model_name.as_str()), (Some(10), "resnet44"));
+    let predict = command("trainer predict --checkpoint c a.png b.jpg --json");
+    let Command::Predict(args) = predict else { panic!("expected predict") };
+    let config = PredictConfig::resolve(&args, &Family::RESNET).unwrap();
+    assert_eq!((config.images.len(), config.top, config.json), (2, Some(5), true));
 }
 
 #[test]
@@ -599,10 +592,7 @@ fn a_rank_is_updated_on_its_device_only_where_it_has_nobody_to_meet() {
 
 #[test]
 fn a_step_that_several_ranks_are_predicted_from_is_updated_where_they_meet() {
-    let bench = |flags: &str| match command(&format!("trainer bench --device flex {flags}")) {
-        Command::Bench(args) => BenchConfig::resolve(&args.into_args().unwrap(), &Family::RESNET, 1),
-        other => panic!("expected bench, got {other:?}"),
-    };
+    let bench = |flags: &str| bench_config(&format!("trainer bench --device flex {flags}"), 1);
     assert!(bench("--update device").unwrap().sync_config().updates_on_device(1));
     for flags in ["--profile-output p.json", "--simulate-network 10gbe"] {
         assert_eq!(bench(flags).unwrap().sync.update, Some(UpdateKind::Host));
@@ -616,8 +606,7 @@ fn a_job_is_exported_of_ranks_with_as_many_virtual_shards_each() {
     let bench = |shards: usize| {
         let flags =
             format!("trainer bench --batch-size-per-rank 3 --reduction exact --virtual-shards {shards} --export-job d");
-        let Command::Bench(args) = command(&flags) else { panic!("expected bench") };
-        BenchConfig::resolve(&args.into_args().unwrap(), &Family::RESNET, 2)
+        bench_config(&flags, 2)
     };
     bench(6).unwrap();
     let error = bench(3).unwrap_err().to_string();
@@ -626,10 +615,7 @@ fn a_job_is_exported_of_ranks_with_as_many_virtual_shards_each() {
 
 #[test]
 fn only_our_own_kernels_compute_anything_again() {
-    let bench = |flags: &str| match command(&format!("trainer bench --recompute norms {flags}")) {
-        Command::Bench(args) => BenchConfig::resolve(&args.into_args().unwrap(), &Family::RESNET, 1),
-        other => panic!("expected bench, got {other:?}"),
-    };
+    let bench = |flags: &str| bench_config(&format!("trainer bench --recompute norms {flags}"), 1);
     assert_eq!(bench("--device flex --dtype bf16").unwrap().compute.recompute, Some(RecomputeKind::Norms));
     for flags in ["--device flex --kernels stock", "--device ndarray", "--device flex --dtype f16", "--device cuda"] {
         let error = bench(flags).unwrap_err().to_string();

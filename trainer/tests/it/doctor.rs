@@ -1,21 +1,16 @@
 //! `trainer doctor` as a user starts it, and on thread-ranks.
 
-use crate::fixture::program;
+use crate::fixture::{parsed, program, silent};
 use std::fs;
 use std::path::Path;
 use std::process::{ExitCode, Output};
-use std::sync::Arc;
 
-use clap::Parser;
 use distributed::{Communicator, run_ranks};
 use serde_json::Value;
 use trainer::commands::doctor::doctor;
 use trainer::config::DoctorConfig;
-use trainer::config::cli::{Cli, Command, DoctorArgs};
-use trainer::measure::report::Reporter;
+use trainer::config::cli::{Command, DoctorArgs};
 use trainer::tools::doctor::{RankFacts, Verdict, diagnose, examine};
-use trainer::world::ranks::World;
-use trainer::world::stop::StopFlag;
 
 fn run(words: &[&str], output_dir: &Path, environment: &[(&str, &str)]) -> Output {
     let mut command = program();
@@ -64,17 +59,6 @@ fn a_missing_data_set_fails_with_code_1_and_the_other_rows_are_told() {
 }
 
 #[test]
-fn an_output_directory_below_a_file_fails_with_code_1() {
-    let directory = tempfile::tempdir().unwrap();
-    let file = directory.path().join("file");
-    fs::write(&file, "").unwrap();
-    let output = run(&[], &file.join("runs"), &[]);
-    let table = text(&output);
-    assert_eq!(output.status.code(), Some(1), "{table}");
-    assert_eq!(verdict(&table, "output"), "FAIL");
-}
-
-#[test]
 fn separate_worlds_fail_and_the_first_task_speaks_for_all() {
     let directory = tempfile::tempdir().unwrap();
     // As of srun --mpi=none, and of another MPI's mpiexec.
@@ -99,17 +83,9 @@ fn doctor_fetches_nothing() {
 }
 
 fn arguments(output_dir: &Path, more: &[&str]) -> DoctorArgs {
-    let mut words = vec!["trainer", "doctor", "--threads", "1", "--output-dir"];
-    words.push(output_dir.to_str().unwrap());
-    words.extend(more);
-    match Cli::try_parse_from(words).unwrap().into_command() {
-        Command::Doctor(args) => *args,
-        other => panic!("expected doctor, got {other:?}"),
-    }
-}
-
-fn world(communicator: impl Communicator + 'static) -> World {
-    World::reporting(Arc::new(communicator), StopFlag::new(), Reporter::new(false, None))
+    let words = format!("doctor --threads 1 --output-dir {} {}", output_dir.display(), more.join(" "));
+    let Command::Doctor(args) = parsed(&words) else { panic!("expected doctor") };
+    *args
 }
 
 #[test]
@@ -118,7 +94,7 @@ fn all_ranks_find_the_same_and_sum_exactly() {
     for world_size in [2, 3] {
         let config = DoctorConfig::resolve(&arguments(directory.path(), &[])).unwrap();
         let found: Vec<Vec<RankFacts>> =
-            run_ranks(world_size, |communicator| examine(&config, &world(communicator)).unwrap());
+            run_ranks(world_size, |communicator| examine(&config, &silent(communicator)).unwrap());
         assert!(found.windows(2).all(|pair| pair[0] == pair[1]), "{found:#?}");
         let diagnosis = diagnose(found[0].clone());
         assert_eq!((diagnosis.ranks, diagnosis.nodes), (world_size, 1));
@@ -137,7 +113,7 @@ fn data_that_one_rank_lacks_ends_all_ranks_alike_and_hangs_none() {
         let lacks = communicator.rank() == 1;
         let more: &[&str] =
             if lacks { &["--dataset", "cifar10", "--data-dir", "/absent"] } else { &["--shapes-test", "8"] };
-        doctor(&arguments(directory.path(), more), &world(communicator)).unwrap()
+        doctor(&arguments(directory.path(), more), &silent(communicator)).unwrap()
     });
     assert_eq!(codes, [ExitCode::FAILURE; 3]);
 }

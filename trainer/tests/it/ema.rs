@@ -1,20 +1,15 @@
 //! The average of the parameters: as computed by hand, evaluated, saved to be used, and in nobody's way.
 
 use std::fs;
-use std::sync::Arc;
 
+use crate::evaluation::alone;
 use crate::fixture::{Run, TINY, flags, run};
 use burn::tensor::Device;
 use burn_resnet::{ResNet, ResNetConfig, load_weights};
-use clap::Parser;
-use distributed::{ParameterLayout, SingleCommunicator, read};
-use trainer::commands::eval::{EvalResult, eval};
-use trainer::config::cli::{Cli, Command, TrainArgs};
-use trainer::measure::report::Reporter;
-use trainer::model::network::ResNetFamily;
+use distributed::{ParameterLayout, read};
+use trainer::commands::eval::EvalResult;
+use trainer::config::cli::TrainArgs;
 use trainer::run::checkpoint::Checkpoint;
-use trainer::world::ranks::World;
-use trainer::world::stop::StopFlag;
 
 /// As `TINY`, with an average to which every update adds a quarter.
 fn averaging(further: &str) -> TrainArgs {
@@ -38,14 +33,7 @@ fn saved(run: &Run, step: u64) -> (Vec<f32>, Vec<f32>) {
 
 /// What `eval` measures of the run's last checkpoint.
 fn evaluated(run: &Run) -> EvalResult {
-    let directory = run.directory().join("checkpoints/step-00000010").display().to_string();
-    let words = ["trainer", "eval", "--threads", "1", "--checkpoint", &directory];
-    let args = match Cli::try_parse_from(words).unwrap().into_command() {
-        Command::Eval(args) => args.into_args().unwrap(),
-        other => panic!("expected eval, got {other:?}"),
-    };
-    let alone = Arc::new(SingleCommunicator::new());
-    eval::<ResNetFamily>(&args, &World::reporting(alone, StopFlag::new(), Reporter::new(false, None))).unwrap()
+    alone(&run.directory().join("checkpoints/step-00000010"), &[]).unwrap()
 }
 
 #[test]

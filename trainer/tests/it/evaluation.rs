@@ -2,23 +2,18 @@
 
 use std::fs;
 use std::path::Path;
-use std::sync::Arc;
 
-use crate::fixture::{Run, TINY, flags, program, run};
+use crate::fixture::{Run, TINY, bitmap, flags, parsed, program, run, silent, write_images};
 use crate::shards::{photographs, sharded};
 use anyhow::Result;
-use clap::Parser;
-use distributed::{Communicator, run_ranks};
+use distributed::{Communicator, SingleCommunicator, run_ranks};
 use serde_json::Value;
 use tempfile::TempDir;
 use trainer::commands::eval::{EvalResult, eval};
 use trainer::commands::predict::predict;
-use trainer::config::cli::{Cli, Command, TrainArgs};
-use trainer::measure::report::Reporter;
+use trainer::config::cli::{Command, TrainArgs};
 use trainer::model::network::ResNetFamily;
 use trainer::run::checkpoint::{self, CheckpointStore};
-use trainer::world::ranks::World;
-use trainer::world::stop::StopFlag;
 
 fn tiny(further: &str) -> TrainArgs {
     flags(&[TINY, "--shapes-train 48 --shapes-test 30 --epochs 1 --warmup-epochs 0", further])
@@ -27,13 +22,9 @@ fn tiny(further: &str) -> TrainArgs {
 /// What `trainer eval` with each rank's flags returns there.
 fn evaluated(world_size: usize, flags_of: impl Fn(usize) -> Vec<String> + Sync) -> Vec<Result<EvalResult>> {
     run_ranks(world_size, |communicator| {
-        let communicator: Arc<dyn Communicator> = Arc::new(communicator);
-        let words = ["trainer", "eval", "--threads", "1"].map(str::to_owned).into_iter();
-        let args = match Cli::try_parse_from(words.chain(flags_of(communicator.rank()))).unwrap().into_command() {
-            Command::Eval(args) => args.into_args().unwrap(),
-            other => panic!("expected eval, got {other:?}"),
-        };
-        eval::<ResNetFamily>(&args, &World::reporting(communicator, StopFlag::new(), Reporter::new(false, None)))
+        let words = format!("eval --threads 1 {}", flags_of(communicator.rank()).join(" "));
+        let Command::Eval(args) = parsed(&words) else { panic!("expected eval") };
+        eval::<ResNetFamily>(&args.into_args()?, &silent(communicator))
     })
 }
 
@@ -43,7 +34,7 @@ fn of_checkpoint(directory: &Path, further: &[&str]) -> Vec<String> {
 }
 
 /// The evaluation of one rank, or why there is none.
-fn alone(directory: &Path, further: &[&str]) -> Result<EvalResult, String> {
+pub(crate) fn alone(directory: &Path, further: &[&str]) -> Result<EvalResult, String> {
     evaluated(1, |_| of_checkpoint(directory, further)).swap_remove(0).map_err(|error| format!("{error:#}"))
 }
 
@@ -54,24 +45,12 @@ fn refusal(results: Vec<Result<EvalResult>>) -> String {
     texts[0].clone()
 }
 
-/// A bitmap of 2 x 2 pixels of one grey, uncompressed.
-fn write_bitmap(path: &Path, grey: u8) {
-    let header: [u16; 27] = [0x4d42, 70, 0, 0, 0, 54, 0, 40, 0, 2, 0, 2, 0, 1, 24, 0, 0, 16, 0, 0, 0, 0, 0, 0, 0, 0, 0];
-    let mut bytes: Vec<u8> = header.iter().flat_map(|word| word.to_le_bytes()).collect();
-    bytes.extend([grey, grey, grey, grey, grey, grey, 0, 0].repeat(2));
-    fs::write(path, bytes).unwrap();
-}
-
 /// A folder of images of these classes, the first ones darker than the last, of `offset` more grey.
 fn image_folder(classes: &[&str], offset: u8) -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     for (split, count) in [("train", 4_u8), ("test", 2)] {
         for (label, class) in (0_u8..).zip(classes) {
-            let directory = folder.path().join(split).join(class);
-            fs::create_dir_all(&directory).unwrap();
-            for image in 0..count {
-                write_bitmap(&directory.join(format!("{image}.bmp")), offset + 60 * label + image);
-            }
+            write_images(folder.path(), split, class, (0..count).map(|image| offset + 60 * label + image));
         }
     }
     folder
@@ -184,21 +163,12 @@ fn with_config(run: &Run, change: impl FnOnce(&mut Value)) -> TempDir {
 fn what_a_checkpoint_claims_beyond_its_weights_is_refused_before_memory_is_asked_for() {
     let run = run(1, &tiny(""));
     let image = run.directory().join("grey.bmp");
-    write_bitmap(&image, 128);
+    fs::write(&image, bitmap(128)).unwrap();
     let predicted = |directory: &Path| {
-        let [directory, image] = [directory, &image].map(|path| path.display().to_string());
-        let words = ["trainer", "predict", "--threads", "1", "--checkpoint", &directory, &image];
-        let args = match Cli::try_parse_from(words).unwrap().into_command() {
-            Command::Predict(args) => args,
-            other => panic!("expected predict, got {other:?}"),
-        };
-        let result = run_ranks(1, |communicator| {
-            predict::<ResNetFamily>(
-                &args,
-                &World::reporting(Arc::new(communicator), StopFlag::new(), Reporter::new(false, None)),
-            )
-        });
-        result.into_iter().next().unwrap().map_err(|error| format!("{error:#}"))
+        let words = format!("predict --threads 1 --checkpoint {} {}", directory.display(), image.display());
+        let Command::Predict(args) = parsed(&words) else { panic!("expected predict") };
+        let world = silent(SingleCommunicator::new());
+        predict::<ResNetFamily>(&args, &world).map_err(|error| format!("{error:#}"))
     };
     assert_eq!(predicted(with_config(&run, |_| ()).path()).unwrap().images.len(), 1);
     let beyond_file = ["resnet9998 for 10 classes", "values, as many as the weights file has bytes"];

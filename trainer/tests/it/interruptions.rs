@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use crate::fixture::{Run, TINY, bitmap, flags, program, run};
+use crate::fixture::{Run, TINY, flags, program, run, write_images};
 use distributed::ROOT;
 use records::EpochRecord;
 use trainer::config::ConfigError;
@@ -345,17 +345,9 @@ fn a_second_run_in_a_directory_in_use_is_refused_and_the_first_is_left_alone() {
 #[test]
 fn data_that_changed_between_sessions_are_refused_unless_that_is_allowed() {
     let data = tempfile::tempdir().unwrap();
-    let write = |split: &str, class: &str, name: usize, value: u8| {
-        let folder = data.path().join(split).join(class);
-        fs::create_dir_all(&folder).unwrap();
-        fs::write(folder.join(format!("{name}.bmp")), bitmap(value)).unwrap();
-    };
-    for name in 0..4 {
-        for class in ["dark", "light"] {
-            let value = name as u8 + if class == "light" { 200 } else { 10 };
-            write("train", class, name, value);
-            write("test", class, name, value);
-        }
+    for split in ["train", "test"] {
+        write_images(data.path(), split, "dark", 10..14);
+        write_images(data.path(), split, "light", 200..204);
     }
     let options = format!(
         "--dataset image-folder --data-dir {} --model resnet8 --global-batch-size 4 --epochs 1 --augment none",
@@ -363,7 +355,7 @@ fn data_that_changed_between_sessions_are_refused_unless_that_is_allowed() {
     );
     let begun = Run::in_new_directory().stopping_after(1).go(1, &flags(&[&options]));
     for (changed, value) in [("test", 77), ("train", 78)] {
-        write(changed, "dark", 0, value);
+        write_images(data.path(), changed, "dark", [value]);
         let error = format!("{:#}", begun.again().try_go(1, &flags(&[&options, "--resume"])).unwrap_err());
         let expected = format!("resume: the {changed} split has changed: expected sha256 ");
         assert!(error.starts_with(&expected) && error.contains("--allow-changed-data"), "{error}");

@@ -9,7 +9,7 @@ use std::process::{Command, Output, Stdio};
 use clap::CommandFactory;
 use trainer::config::cli::Cli;
 
-use crate::fixture::program;
+use crate::fixture::{program, told};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_trainer");
 
@@ -18,10 +18,6 @@ fn run(words: &[&str], folder: &Path, variables: &[(&str, &str)]) -> Output {
     let mut command = program();
     command.args(words).current_dir(folder).envs(variables.iter().copied()).stdin(Stdio::null());
     command.output().unwrap()
-}
-
-fn told(output: &Output) -> String {
-    String::from_utf8_lossy(&output.stderr).into_owned() + &String::from_utf8_lossy(&output.stdout)
 }
 
 /// Writes a program that says this.

@@ -1,39 +1,21 @@
 //! `trainer netbench` on thread-ranks, and as a user starts it.
 
-use crate::fixture::program;
+use crate::fixture::{parsed, program, silent};
 use std::path::Path;
 use std::process::Output;
-use std::sync::Arc;
 
-use clap::Parser;
 use distributed::run_ranks;
 use records::{NetbenchResult, Operation};
 use serde_json::Value;
 use trainer::commands::netbench::netbench;
-use trainer::config::cli::{Cli, Command, NetbenchArgs};
+use trainer::config::cli::Command;
 use trainer::config::{BenchConfig, Family};
-use trainer::measure::report::Reporter;
-use trainer::world::ranks::World;
-use trainer::world::stop::StopFlag;
-
-fn parsed(words: &str) -> Command {
-    Cli::try_parse_from(words.split_whitespace()).unwrap().into_command()
-}
-
-fn arguments(words: &str) -> NetbenchArgs {
-    match parsed(&format!("trainer netbench {words}")) {
-        Command::Netbench(args) => args,
-        other => panic!("expected netbench, got {other:?}"),
-    }
-}
 
 /// What so many thread-ranks measure with these words and write.
 fn measured(world_size: usize, words: &str, path: &Path) -> NetbenchResult {
-    let args = arguments(&format!("{words} --output {}", path.display()));
-    run_ranks(world_size, |communicator| {
-        let world = World::reporting(Arc::new(communicator), StopFlag::new(), Reporter::new(false, None));
-        netbench(&args, &world).unwrap();
-    });
+    let words = format!("netbench {words} --output {}", path.display());
+    let Command::Netbench(args) = parsed(&words) else { panic!("expected netbench") };
+    run_ranks(world_size, |communicator| netbench(&args, &silent(communicator)).unwrap());
     serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
 }
 
@@ -76,7 +58,7 @@ fn bench_simulates_the_network_that_was_measured() {
     let links = result.links.inside_node.unwrap();
     assert!(links.alpha_s > 0.0 && links.bandwidth_bytes_per_s > 1e6, "{links:?}");
     assert!(result.collectives[0].points[2].simulated_seconds.is_some_and(|seconds| seconds > 0.0));
-    let Command::Bench(args) = parsed(&format!("trainer bench --simulate-network {}", path.display())) else {
+    let Command::Bench(args) = parsed(&format!("bench --simulate-network {}", path.display())) else {
         panic!("expected bench");
     };
     let simulated = BenchConfig::resolve(&args.into_args().unwrap(), &Family::RESNET, 1).unwrap().simulation.unwrap();

@@ -1,7 +1,6 @@
 //! A program's own model family, of burn's stock layers: its flags, runs, checkpoints, measurements, and what it refuses.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use anyhow::Result;
 use burn::module::Module;
@@ -11,23 +10,21 @@ use burn::tensor::activation::{relu, softmax};
 use burn::tensor::{Device, Tensor, TensorData};
 use clap::{Args, CommandFactory, Parser};
 use datasets::{ImageShape, ShapesConfig, shapes};
-use distributed::{Communicator, run_ranks};
+use distributed::run_ranks;
 use serde::{Deserialize, Serialize};
 use trainer::commands::eval::{EvalResult, eval};
 use trainer::commands::predict::predict;
 use trainer::commands::train::train;
 use trainer::config::cli::{CliOf, CommandOf, EvalArgs, PredictArgs, TrainArgs};
 use trainer::config::{BenchConfig, ConfigError, Family, ModelOption, TrainConfig};
-use trainer::measure::report::Reporter;
 use trainer::model::family::{ModelFamily, ModelRequest};
 use trainer::model::network::ResNetFamily;
 use trainer::model::{ImageClassifier, floats};
 use trainer::run::train::Outcome;
 use trainer::tools::bench::measure;
 use trainer::world::ranks::World;
-use trainer::world::stop::StopFlag;
 
-use crate::fixture::{bitmap, flags as flags_of_resnet};
+use crate::fixture::{bitmap, flags as flags_of_resnet, silent};
 
 const TINY: &str = "--shapes-train 48 --shapes-test 16 --global-batch-size 16 --schedule constant --threads 1";
 
@@ -137,40 +134,31 @@ fn parsed<F: ModelFamily>(words: &str) -> CommandOf<F::Args> {
 }
 
 fn flags<F: ModelFamily>(words: &str) -> TrainArgs {
-    match parsed::<F>(&format!("train {words}")) {
-        CommandOf::Train(args) => args.into_args().unwrap(),
-        other => panic!("expected train, got {other:?}"),
-    }
+    let CommandOf::Train(args) = parsed::<F>(&format!("train {words}")) else { panic!("expected train") };
+    args.into_args().unwrap()
 }
 
 fn eval_flags<F: ModelFamily>(words: &str) -> EvalArgs {
-    match parsed::<F>(&format!("eval --threads 1 {words}")) {
-        CommandOf::Eval(args) => args.into_args().unwrap(),
-        other => panic!("expected eval, got {other:?}"),
-    }
+    let CommandOf::Eval(args) = parsed::<F>(&format!("eval --threads 1 {words}")) else { panic!("expected eval") };
+    args.into_args().unwrap()
 }
 
 fn bench_config(words: &str) -> Result<BenchConfig, ConfigError> {
-    match parsed::<TinyFamily>(&format!("bench --threads 1 {words}")) {
-        CommandOf::Bench(args) => BenchConfig::resolve(&args.into_args()?, &Family::of::<TinyFamily>(), 1),
-        other => panic!("expected bench, got {other:?}"),
-    }
+    let words = format!("bench --threads 1 {words}");
+    let CommandOf::Bench(args) = parsed::<TinyFamily>(&words) else { panic!("expected bench") };
+    BenchConfig::resolve(&args.into_args()?, &Family::of::<TinyFamily>(), 1)
 }
 
 fn predict_flags(words: &str) -> PredictArgs {
-    match parsed::<TinyFamily>(&format!("predict --threads 1 {words}")) {
-        CommandOf::Predict(args) => args,
-        other => panic!("expected predict, got {other:?}"),
-    }
-}
-
-fn world(communicator: impl Communicator + 'static) -> World {
-    World::reporting(Arc::new(communicator), StopFlag::new(), Reporter::new(false, None))
+    let words = format!("predict --threads 1 {words}");
+    let CommandOf::Predict(args) = parsed::<TinyFamily>(&words) else { panic!("expected predict") };
+    args
 }
 
 /// What root returns, or why it failed.
 fn on_root<T: Send>(num_ranks: usize, work: impl Fn(&World) -> Result<T> + Sync) -> Result<T, String> {
-    let results = run_ranks(num_ranks, |communicator| work(&world(communicator)).map_err(|error| format!("{error:#}")));
+    let results =
+        run_ranks(num_ranks, |communicator| work(&silent(communicator)).map_err(|error| format!("{error:#}")));
     results.into_iter().next().unwrap()
 }
 
@@ -261,17 +249,6 @@ fn what_has_no_effect_or_cannot_be_is_refused_before_anything_is_written() {
         assert_eq!(text.matches("No such file").count(), usize::from(words.contains("absent")), "{text}");
         assert!(!run.exists(), "{words} left {}", run.display());
     }
-}
-
-#[test]
-fn absent_weights_of_a_residual_network_leave_no_directory() {
-    let folder = Folder::new();
-    let run = folder.run("run");
-    let words = [TINY, "--model resnet8 --weights /absent.pth --output-dir", run.to_str().unwrap()];
-    let args = flags_of_resnet(&words);
-    let text = on_root(1, |world| train::<ResNetFamily>(&args, world).map(drop)).unwrap_err();
-    assert!(text.starts_with("/absent.pth: No such file"), "{text}");
-    assert!(!run.exists());
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! The program itself, started as a user starts it: a short run's files, signals, evaluation, prediction, refusals.
 
-use crate::fixture::program;
+use crate::fixture::{bitmap, program};
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -145,36 +145,24 @@ fn a_checkpoint_evaluates_to_what_training_measured_and_predicts() {
     let (eval_loss, test_loss) = (eval["loss"].as_f64().unwrap(), metrics["test_loss"].as_f64().unwrap());
     assert!((eval_loss - test_loss).abs() < 1e-5 * test_loss, "{eval_loss} {test_loss}");
 
-    // A white square of 2 x 2 pixels, as an uncompressed bitmap.
-    let bitmap = directory.path().join("white.bmp");
-    let header: [u16; 27] = [0x4d42, 70, 0, 0, 0, 54, 0, 40, 0, 2, 0, 2, 0, 1, 24, 0, 0, 16, 0, 0, 0, 0, 0, 0, 0, 0, 0];
-    let mut bytes: Vec<u8> = header.iter().flat_map(|word| word.to_le_bytes()).collect();
-    bytes.extend([255, 255, 255, 255, 255, 255, 0, 0].repeat(2));
-    std::fs::write(&bitmap, bytes).unwrap();
-    let predicted = last_line_as_json(&succeed(trainer("predict --json --checkpoint", &[&run, &bitmap])));
+    let white = directory.path().join("white.bmp");
+    std::fs::write(&white, bitmap(255)).unwrap();
+    let predicted = last_line_as_json(&succeed(trainer("predict --json --checkpoint", &[&run, &white])));
     let classes = predicted["images"][0]["classes"].as_array().unwrap();
     assert_eq!(classes.len(), 5);
     assert!(classes.windows(2).all(|pair| pair[0]["probability"].as_f64() >= pair[1]["probability"].as_f64()));
 }
 
 #[test]
-fn bench_ends_with_one_line_of_json() {
-    let words =
-        "bench --model resnet8 --batch-size-per-rank 4 --steps 2 --warmup-steps 1 --threads 1 --device flex --json";
-    let result = last_line_as_json(&succeed(trainer(words, &[])));
-    assert!(result["images_per_second"].as_f64().unwrap() > 0.0);
-    assert!(result["step_milliseconds_median"].as_f64().unwrap() > 0.0);
-    assert!(result["peak_memory_bytes"].as_u64().unwrap() > 1 << 20);
-    assert_eq!((&result["ranks"], &result["threads"]), (&Value::from(1), &Value::from(1)));
-}
-
-#[cfg(unix)]
-#[test]
-fn bench_writes_its_job_for_other_programs() {
+fn bench_ends_with_one_line_of_json_and_writes_its_job_for_other_programs() {
     let directory = tempfile::tempdir().unwrap();
     let job = directory.path().join("job");
     let words = "bench --model resnet8 --batch-size-per-rank 4 --steps 2 --warmup-steps 1 --threads 1 --device flex --json --export-job";
     let result = last_line_as_json(&succeed(trainer(words, &[&job])));
+    assert!(result["images_per_second"].as_f64().unwrap() > 0.0);
+    assert!(result["step_milliseconds_median"].as_f64().unwrap() > 0.0);
+    assert!(result["peak_memory_bytes"].as_u64().unwrap() > 1 << 20);
+    assert_eq!((&result["ranks"], &result["threads"]), (&Value::from(1), &Value::from(1)));
     let losses: Vec<f64> = result["losses"].as_array().unwrap().iter().map(|loss| loss.as_f64().unwrap()).collect();
     assert_eq!((losses.len(), result["loss_mean"].as_f64()), (3, losses.last().copied()));
     let told = json_file(&job.join("job.json"));

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Output;
 
-use crate::fixture::{Run, TINY, flags, program, run};
+use crate::fixture::{Run, TINY, flags, program, run, told};
 use serde_json::{Value, json};
 use trainer::config::cli::TrainArgs;
 
@@ -18,14 +18,10 @@ fn report(inputs: &[&Path], output: &Path, more: &[&str]) -> Output {
     command.output().unwrap()
 }
 
-fn words(output: &Output) -> String {
-    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
-}
-
 /// Writes a report that must succeed; its page.
 fn page(inputs: &[&Path], output: &Path, more: &[&str]) -> String {
     let result = report(inputs, output, more);
-    assert!(result.status.success(), "{}", words(&result));
+    assert!(result.status.success(), "{}", told(&result));
     fs::read_to_string(output.join("index.html")).unwrap()
 }
 
@@ -163,11 +159,11 @@ fn what_is_no_input_and_what_is_no_place_is_refused_with_code_2_and_left_alone()
         ("text", "no JSON"),
     ] {
         let output = report(&[&path(input)], &path("report"), &[]);
-        assert_eq!(output.status.code(), Some(2), "{input}: {}", words(&output));
+        assert_eq!(output.status.code(), Some(2), "{input}: {}", told(&output));
         assert!(
-            words(&output).contains(said) && words(&output).contains("expected a run's"),
+            told(&output).contains(said) && told(&output).contains("expected a run's"),
             "{input}: {}",
-            words(&output)
+            told(&output)
         );
     }
     fs::write(path("p.json"), "{\"schema\": \"lockstep.prediction/9\", \"predictions\": []}").unwrap();
@@ -179,16 +175,16 @@ fn what_is_no_input_and_what_is_no_place_is_refused_with_code_2_and_left_alone()
         (PathBuf::from("."), "ends in no name"),
     ] {
         let output = report(&[&path("p.json")], &place, &[]);
-        assert_eq!(output.status.code(), Some(2), "{}", words(&output));
-        assert!(words(&output).contains("--output") && words(&output).contains(said), "{}", words(&output));
+        assert_eq!(output.status.code(), Some(2), "{}", told(&output));
+        assert!(told(&output).contains("--output") && told(&output).contains(said), "{}", told(&output));
     }
     for foreign in ["notes.txt", "figures/mine.csv", "run/config.json"] {
         let foreign = path("report").join(foreign);
         fs::create_dir_all(foreign.parent().unwrap()).unwrap();
         fs::write(&foreign, "mine").unwrap();
         let output = report(&[&path("p.json")], &path("report"), &[]);
-        assert_eq!(output.status.code(), Some(2), "{}", words(&output));
-        assert!(words(&output).contains("which that report has not"), "{}", words(&output));
+        assert_eq!(output.status.code(), Some(2), "{}", told(&output));
+        assert!(told(&output).contains("which that report has not"), "{}", told(&output));
         assert_eq!(fs::read_to_string(&foreign).unwrap(), "mine");
         fs::remove_file(&foreign).unwrap();
     }

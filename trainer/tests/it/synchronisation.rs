@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use crate::fixture::{Run, TINY, flags, run};
+use crate::fixture::{Run, TINY, flags, relative_l2, run};
 use distributed::{ParameterLayout, ROOT, fingerprint, read};
 use trainer::config::cli::TrainArgs;
 use trainer::run::checkpoint::{Checkpoint, CheckpointStore};
@@ -19,12 +19,6 @@ const EXACT: &str = "--reduction exact --virtual-shards 4 --model resnet20 --sha
 fn parameters(run: &Run) -> Vec<f32> {
     let model = &run.outcomes()[ROOT].model;
     read(model, &ParameterLayout::new(model))
-}
-
-fn relative_l2(got: &[f32], expected: &[f32]) -> f64 {
-    let square = |value: f32| f64::from(value) * f64::from(value);
-    let distance: f64 = got.iter().zip(expected).map(|(a, b)| square(a - b)).sum();
-    (distance / expected.iter().map(|a| square(*a)).sum::<f64>()).sqrt()
 }
 
 fn hash(world_size: usize, options: &str) -> String {
@@ -239,16 +233,6 @@ fn a_checkpoint_whose_ranks_residuals_are_damaged_is_not_whole() {
     fs::remove_file(folder.join("residual-00001.safetensors")).unwrap();
     let error = format!("{:#}", Checkpoint::open(&folder).unwrap_err());
     assert!(error.contains("residual-00001.safetensors"), "{error}");
-}
-
-#[test]
-fn a_trace_that_cannot_be_written_is_refused_before_anything_is() {
-    let folder = tempfile::tempdir().unwrap();
-    let run = Run::in_new_directory();
-    let directory = run.directory();
-    let error = run.try_go(2, &tiny(&format!("--trace {}", folder.path().display()))).unwrap_err();
-    assert!(format!("{error:#}").starts_with("trace: cannot write "), "{error:#}");
-    assert!(!directory.exists());
 }
 
 #[test]

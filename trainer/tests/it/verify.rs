@@ -1,6 +1,6 @@
 //! `trainer verify` as a user starts it, on a backend that is not the reference.
 
-use crate::fixture::program;
+use crate::fixture::{program, told};
 use std::path::Path;
 use std::process::Output;
 
@@ -14,10 +14,6 @@ fn verify(words: &str, output: &Path) -> Output {
     command.output().unwrap()
 }
 
-fn text(output: &Output) -> String {
-    String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
-}
-
 #[test]
 fn the_reference_learns_in_flat_memory_also_from_short_batches() {
     let directory = tempfile::tempdir().unwrap();
@@ -25,7 +21,7 @@ fn the_reference_learns_in_flat_memory_also_from_short_batches() {
         "--device flex --quick --threads 1 --only ten-steps,ranks,learning,memory",
         &directory.path().join("verify.json"),
     );
-    assert_eq!(output.status.code(), Some(0), "{}", text(&output));
+    assert_eq!(output.status.code(), Some(0), "{}", told(&output));
 }
 
 #[test]
@@ -39,10 +35,10 @@ fn wrong_numbers_fail_with_exit_code_1() {
     let file = directory.path().join("verify.json");
     let words = format!("--device flex --only golden --data-dir {}", directory.path().display());
     let output = verify(&words, &file);
-    assert_eq!(output.status.code(), Some(1), "{}", text(&output));
-    assert!(text(&output).contains("WRONG: "), "{}", text(&output));
+    assert_eq!(output.status.code(), Some(1), "{}", told(&output));
+    assert!(told(&output).contains("WRONG: "), "{}", told(&output));
     // Where to look: the changed weights are those of the middle.
-    assert!(text(&output).contains("linear.weight "), "{}", text(&output));
+    assert!(told(&output).contains("linear.weight "), "{}", told(&output));
     let json: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
     assert_eq!(json["verdict"], "failed");
 }
@@ -51,8 +47,8 @@ fn wrong_numbers_fail_with_exit_code_1() {
 fn unknown_checks_are_refused_with_the_known_ones() {
     let directory = tempfile::tempdir().unwrap();
     let output = verify("--device flex --only golden,speed", &directory.path().join("verify.json"));
-    assert_eq!(output.status.code(), Some(2), "{}", text(&output));
-    assert!(text(&output).contains("known-answer,golden,ten-steps") && text(&output).contains("got speed"));
+    assert_eq!(output.status.code(), Some(2), "{}", told(&output));
+    assert!(told(&output).contains("known-answer,golden,ten-steps") && told(&output).contains("got speed"));
     assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);
 }
 
@@ -72,7 +68,7 @@ mod second_opinion {
         let file = directory.path().join("verify.json");
         let only = "--only known-answer,golden,ten-steps,ranks,nccl,checkpoints";
         let output = verify(&format!("--device ndarray --quick {only} --data-dir {GOLDEN}"), &file);
-        assert_eq!(output.status.code(), Some(0), "{}", text(&output));
+        assert_eq!(output.status.code(), Some(0), "{}", told(&output));
         let json: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
         let expected = [
             ("known-answer", "skipped"),
@@ -82,7 +78,7 @@ mod second_opinion {
             ("nccl", "skipped"),
             ("checkpoints", "passed"),
         ];
-        assert_eq!(verdicts(&json), expected, "{}", text(&output));
+        assert_eq!(verdicts(&json), expected, "{}", told(&output));
         assert_eq!((&json["verdict"], &json["precision"]), (&"passed".into(), &"f32".into()));
         assert!(json["checks"][0]["reason"].as_str().unwrap().contains("resnet20-12fca82f.th"));
         for check in json["checks"].as_array().unwrap() {
@@ -91,6 +87,6 @@ mod second_opinion {
                 assert!(comparison["got"].is_string() && comparison["tolerance"].is_string(), "{comparison}");
             }
         }
-        assert!(text(&output).contains("verify: passed: 4 passed, 0 failed, 2 skipped; ndarray f32"));
+        assert!(told(&output).contains("verify: passed: 4 passed, 0 failed, 2 skipped; ndarray f32"));
     }
 }

@@ -3,17 +3,13 @@
 use std::fs;
 use std::path::Path;
 use std::process::ExitCode;
-use std::sync::Arc;
 
 use distributed::run_ranks;
 use trainer::commands::verify_run::verify_run;
 use trainer::config::cli::VerifyRunArgs;
-use trainer::measure::report::Reporter;
 use trainer::model::network::ResNetFamily;
-use trainer::world::ranks::World;
-use trainer::world::stop::StopFlag;
 
-use crate::fixture::{Run, TINY, bitmap, flags, program, run};
+use crate::fixture::{Run, TINY, bitmap, flags, program, run, silent, write_images};
 
 /// Exit code and words of a repetition on one rank.
 fn verified(directory: &Path, further: &[&str]) -> (Option<i32>, String) {
@@ -69,10 +65,8 @@ fn neither_event_files_nor_an_idle_resume_make_a_repetition_differ() {
 fn local_sgd_that_averages_before_checkpoints_is_repeated_with_them() {
     let run = run(2, &flags(&[TINY, "--epochs 1 --sync local-sgd --every 4 --checkpoint-every-steps 1"]));
     let args = VerifyRunArgs { run: run.directory(), ..VerifyRunArgs::default() };
-    let codes = run_ranks(2, |communicator| {
-        let world = World::reporting(Arc::new(communicator), StopFlag::new(), Reporter::new(false, None));
-        format!("{:?}", verify_run::<ResNetFamily>(&args, &world).unwrap())
-    });
+    let codes =
+        run_ranks(2, |communicator| format!("{:?}", verify_run::<ResNetFamily>(&args, &silent(communicator)).unwrap()));
     assert_eq!(codes, vec![format!("{:?}", ExitCode::SUCCESS); 2]);
 }
 
@@ -102,12 +96,8 @@ fn a_changed_byte_of_the_weights_is_told_though_the_manifest_knows_none() {
 fn a_changed_byte_of_an_image_is_told_with_the_checksum() {
     let images = tempfile::tempdir().unwrap();
     for (class, split, number) in [("a", "train", 4), ("b", "train", 4), ("a", "test", 1), ("b", "test", 1)] {
-        let folder = images.path().join(split).join(class);
-        fs::create_dir_all(&folder).unwrap();
-        for index in 0..number {
-            let grey = index * 20 + if class == "a" { 10 } else { 150 };
-            fs::write(folder.join(format!("{index}.bmp")), bitmap(grey)).unwrap();
-        }
+        let first = if class == "a" { 10 } else { 150 };
+        write_images(images.path(), split, class, (0..number).map(|index| first + index * 20));
     }
     let data = format!(
         "--model resnet8 --dataset image-folder --image-size 8 --augment none --epochs 1 --data-dir {}",
