@@ -1,0 +1,154 @@
+//! Flags of `report`, `shard`, `watch`, `netbench`, `doctor`, `completions` and `man`.
+
+#![allow(rustdoc::invalid_html_tags, rustdoc::broken_intra_doc_links, reason = "the comments here are texts of --help")]
+
+use super::{ComputeArgs, DataArgs};
+use crate::config::choices::ReductionChoice;
+use clap::{Args, ValueEnum};
+use std::path::PathBuf;
+
+/// Flags of `trainer report`.
+#[derive(Debug, Clone, Default, Args)]
+pub struct ReportArgs {
+    /// Directories of runs, studies and comparisons, files of predictions, of netbench --output and of --trace, in any mixture.
+    #[arg(required = true, value_name = "DIR")]
+    pub inputs: Vec<PathBuf>,
+
+    /// Directory for index.html, figures and tables; an earlier report there is replaced [default: report]
+    #[arg(long, value_name = "DIR")]
+    pub output: Option<PathBuf>,
+
+    /// Heading of the report [default: that of the study, else "Lockstep report"]
+    #[arg(long, value_name = "TEXT")]
+    pub title: Option<String>,
+
+    /// Tell how long runs took to reach this test accuracy, 0..1 [default: what a study names, else not told]
+    #[arg(long, value_name = "SHARE")]
+    pub target_accuracy: Option<f64>,
+}
+
+/// Flags of `trainer shard`.
+#[derive(Debug, Clone, Args)]
+pub struct ShardArgs {
+    /// Folder of images, as --data-dir of --dataset image-folder [required]
+    #[arg(long, value_name = "DIR")]
+    pub from: PathBuf,
+
+    /// New or empty folder for the shards [required]
+    #[arg(long, value_name = "DIR")]
+    pub to: PathBuf,
+
+    /// Images of one shard [default: 1000]
+    #[arg(long, value_name = "IMAGES")]
+    pub images_per_shard: Option<usize>,
+}
+
+/// Flags of `trainer watch`.
+#[derive(Debug, Clone, Args)]
+pub struct WatchArgs {
+    /// Directory of a run, or the id of a Slurm job that `slurm submit` made.
+    #[arg(value_name = "RUN")]
+    pub run: String,
+
+    /// Print the page once, as it is also where standard output is no terminal [default: off, until q is pressed]
+    #[arg(long)]
+    pub once: bool,
+
+    /// End when the run has ended, and print the page then, with exit code 3 if it has not finished; waits without a page where standard output is no terminal [default: off]
+    #[arg(long, conflicts_with = "once")]
+    pub until_end: bool,
+}
+
+/// Flags of `trainer netbench`.
+#[derive(Debug, Clone, Default, Args)]
+pub struct NetbenchArgs {
+    /// Sizes to measure, comma-separated, in bytes, KiB or MiB [default: powers of 4 from 1 to 64MiB]
+    #[arg(long, value_name = "SIZES", value_delimiter = ',')]
+    pub sizes: Option<Vec<String>>,
+
+    /// Leave out larger sizes of the default, in bytes, KiB or MiB [default: 64MiB]
+    #[arg(long, value_name = "SIZE")]
+    pub max_bytes: Option<String>,
+
+    /// Time of a point whose median is not known to 5 % before, seconds [default: 1]
+    #[arg(long, value_name = "SECONDS")]
+    pub seconds_per_point: Option<f64>,
+
+    /// Most pairs of nodes, or on one node of ranks, that send to each other; of more, a random choice [default: 28]
+    #[arg(long, value_name = "PAIRS")]
+    pub pairs: Option<usize>,
+
+    /// Numbers of ranks for the collectives, from rank 0, comma-separated [default: all ranks]
+    #[arg(long, value_name = "RANKS", value_delimiter = ',')]
+    pub ranks: Option<Vec<usize>>,
+
+    /// Algorithms of all-reduce to measure, comma-separated; mpi is the library's own [default: all but nccl, which sums on GPUs]
+    #[arg(long, value_enum, value_name = "KINDS", value_delimiter = ',')]
+    pub reductions: Option<Vec<ReductionChoice>>,
+
+    /// Write all points, the fit and the circumstances into this file, which bench --simulate-network takes if its name ends in .json [default: none]
+    #[arg(long, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+
+    /// Longest that a rank may wait for another before all stop, seconds [default: 120]
+    #[arg(long, value_name = "SECONDS")]
+    pub timeout: Option<u64>,
+
+    /// Print the same as one JSON object as the last line [default: off]
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Flags of `trainer doctor`.
+#[derive(Debug, Clone, Default, Args)]
+pub struct DoctorArgs {
+    /// Directory that runs would be written to; nothing is left in it [default: runs]
+    #[arg(long, value_name = "DIR")]
+    pub output_dir: Option<PathBuf>,
+
+    /// Longest that a rank may wait for others that make no progress before all stop, seconds [default: 30]
+    #[arg(long, value_name = "SECONDS")]
+    pub timeout: Option<u64>,
+
+    /// Print one JSON object as the last line: verdict, rows, and what every rank found [default: off]
+    #[arg(long)]
+    pub json: bool,
+
+    /// Which images.
+    #[command(flatten)]
+    pub data: DataArgs,
+    /// Device and threads.
+    #[command(flatten)]
+    pub compute: ComputeArgs,
+}
+
+/// Flags of `trainer completions`.
+#[derive(Debug, Clone, Args)]
+pub struct CompletionsArgs {
+    /// The shell.
+    #[arg(value_name = "SHELL")]
+    pub shell: Shell,
+}
+
+/// A shell that completes words.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Shell {
+    /// `trainer completions bash > ~/.local/share/bash-completion/completions/trainer`
+    Bash,
+    /// `trainer completions zsh > DIR/_trainer`, where DIR is in `$fpath`
+    Zsh,
+    /// `trainer completions fish > ~/.config/fish/completions/trainer.fish`
+    Fish,
+}
+
+/// Flags of `trainer man`.
+#[derive(Debug, Clone, Args)]
+pub struct ManArgs {
+    /// Directory for the pages, such as ~/.local/share/man/man1.
+    #[arg(value_name = "DIR")]
+    pub directory: PathBuf,
+
+    /// Write one page of Markdown, flags.md, instead [default: off]
+    #[arg(long)]
+    pub markdown: bool,
+}
